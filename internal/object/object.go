@@ -1,0 +1,127 @@
+// Package object holds what a source of configuration says: objects, changes and problems.
+//
+// A source (a directory of YAML, later the Kubernetes API) reduces what it sees to the
+// plain values here, so that nothing behind it knows where an object came from.
+// Kubernetes' own kinds become the small structs of this package; Istio's kinds carry
+// their istio.io/api message. Values are immutable once emitted: share them, never
+// change them.
+package object
+
+import (
+	"fmt"
+	"time"
+)
+
+// Kind is the kind of an object, as its YAML says it.
+type Kind string
+
+// The kinds that are read. The comment says what Object.Spec holds.
+const (
+	Namespace          Kind = "Namespace"          // nil
+	Service            Kind = "Service"            // *ServiceSpec
+	EndpointSlice      Kind = "EndpointSlice"      // *EndpointSliceSpec
+	Pod                Kind = "Pod"                // *PodSpec
+	ServiceAccount     Kind = "ServiceAccount"     // nil
+	Secret             Kind = "Secret"             // *SecretSpec
+	ConfigMap          Kind = "ConfigMap"          // *ConfigMapSpec
+	ServiceEntry       Kind = "ServiceEntry"       // *networking/v1alpha3.ServiceEntry
+	WorkloadEntry      Kind = "WorkloadEntry"      // *networking/v1alpha3.WorkloadEntry
+	VirtualService     Kind = "VirtualService"     // *networking/v1alpha3.VirtualService
+	DestinationRule    Kind = "DestinationRule"    // *networking/v1alpha3.DestinationRule
+	PeerAuthentication Kind = "PeerAuthentication" // *security/v1beta1.PeerAuthentication
+	Sidecar            Kind = "Sidecar"            // *networking/v1alpha3.Sidecar
+	Gateway            Kind = "Gateway"            // *networking/v1alpha3.Gateway
+)
+
+// Kinds lists every kind, in the order in which a listing shows them.
+func Kinds() []Kind {
+	return []Kind{
+		Namespace, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
+		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, Sidecar, Gateway,
+	}
+}
+
+// Key names one object. Namespace is empty for a Namespace itself.
+type Key struct {
+	Kind            Kind
+	Namespace, Name string
+}
+
+// String is "Kind namespace/name", the way errors name an object.
+func (k Key) String() string {
+	if k.Namespace == "" {
+		return fmt.Sprintf("%s %s", k.Kind, k.Name)
+	}
+	return fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name)
+}
+
+// Meta is what of an object's metadata configuration can depend on.
+type Meta struct {
+	Labels, Annotations map[string]string
+	// Created is zero where the source does not know; such objects are older than any other.
+	Created         time.Time
+	Generation      int64
+	ResourceVersion string
+}
+
+// Origin says where an object or a problem stands, for people. Line is 1-based; 0 means unknown.
+type Origin struct {
+	File string
+	Line int
+}
+
+// String is "file:line", "file", or "".
+func (o Origin) String() string {
+	if o.Line == 0 {
+		return o.File
+	}
+	return fmt.Sprintf("%s:%d", o.File, o.Line)
+}
+
+// Object is one whole object. See the Kind constants for what Spec holds.
+type Object struct {
+	Key
+	Meta   Meta
+	Spec   any
+	Origin Origin
+}
+
+// Change is a new whole value of one object, or (Object nil) its end.
+type Change struct {
+	Key    Key
+	Object *Object
+}
+
+// Problem is one thing wrong with what a source read. Key is zero where the document
+// could not be told; Field is a path such as "spec.http[0].route[1].weight", or empty.
+type Problem struct {
+	Origin Origin
+	Key    Key
+	Field  string
+	Text   string
+}
+
+// Error makes a Problem an error that names place, object, field and remedy.
+func (p Problem) Error() string {
+	s := ""
+	if o := p.Origin.String(); o != "" {
+		s = o + ": "
+	}
+	if p.Key != (Key{}) {
+		s += p.Key.String() + ": "
+	}
+	if p.Field != "" {
+		s += p.Field + ": "
+	}
+	return s + p.Text
+}
+
+// Batch is what a source emits: changes that belong together, in order; the complete
+// list of problems that stand now (Problems is nil where it did not change; empty, not
+// nil, where the last one went away); and, once, Synced, when everything that existed at
+// start has been emitted.
+type Batch struct {
+	Changes  []Change
+	Problems []Problem
+	Synced   bool
+}
