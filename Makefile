@@ -1,0 +1,76 @@
+# Pilothouse: `make help` lists what there is to make.
+
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS  = -s -w -X main.version=$(VERSION)
+
+GOLANGCI_VERSION = v2.15.0
+GOLANGCI         = .tools/golangci-lint-$(GOLANGCI_VERSION)
+
+# A path given by the user stays as it is; all programs and tests below see it.
+export ENVOY
+
+# Packages whose tests start real Envoys or need network namespaces: run one after
+# another, without the race detector, once everything else is known to be good.
+SLOW = ./test/...
+FAST = $(shell $(GO) list ./... | grep -v '/test/')
+
+.DEFAULT_GOAL := help
+.PHONY: help build tools demo test check lint fmt vet unit race e2e bench fuzz golden clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build pilot-agent, pilot-discovery and pilotctl (and the sample app) into bin/
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/... ./samples/app
+
+tools: ## fetch the pinned Envoy into .tools/ (ENVOY=/path overrides it)
+	@hack/tools.sh
+
+demo: ## a whole mesh on this machine, played through and checked (needs root)
+	@[ "$$(id -u)" = 0 ] || { echo "make demo: the demo makes network namespaces and needs root: run 'sudo make demo', or 'sudo env ENVOY=/path make demo'" >&2; exit 1; }
+	@$(MAKE) --no-print-directory build tools
+	bin/pilotctl demo $(DEMO_FLAGS)
+
+test: ## everything that CI runs: format, vet, house rules, all tests, the demo (needs root)
+	@[ "$$(id -u)" = 0 ] || { echo "make test: the end-to-end tests make network namespaces and need root: run 'sudo make test'; 'make unit' needs none" >&2; exit 1; }
+	@$(MAKE) --no-print-directory fmt vet tools build unit e2e
+	bin/pilotctl demo
+
+check: fmt vet lint ## format, vet and the linters
+
+fmt: ## fail if a Go file is not formatted
+	@files=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$files" ] || { echo "gofmt these files:"; echo "$$files"; exit 1; }
+
+vet: ## go vet
+	$(GO) vet ./...
+
+lint: $(GOLANGCI) ## golangci-lint, pinned, built on first use
+	$(GOLANGCI) run ./...
+
+$(GOLANGCI):
+	@mkdir -p .tools/bin
+	GOBIN=$(CURDIR)/.tools/bin $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	@mv .tools/bin/golangci-lint $@ && rmdir .tools/bin
+
+unit: ## all tests that need no real Envoy and no root
+	$(GO) test -count=1 -timeout 10m $(FAST)
+
+race: ## the same under the race detector
+	$(GO) test -race -count=1 -timeout 15m $(FAST)
+
+e2e: tools build ## end-to-end tests: real Envoys in network namespaces (needs root)
+	$(GO) test -count=1 -p 1 -timeout 15m $(SLOW)
+
+bench: ## the benchmarks of test/bench
+	$(GO) test -run '^$$' -bench . -benchmem ./test/bench/...
+
+fuzz: ## every fuzz test for FUZZTIME (default 15s) each
+	@hack/fuzz.sh $(or $(FUZZTIME),15s)
+
+golden: ## rewrite the golden files from what the code says now; look at the diff
+	$(GO) test -count=1 $(shell grep -rlE --include='*_test.go' 'flag\.Bool\("update"|golden"' internal 2>/dev/null | xargs -r -n1 dirname | sort -u | sed 's|^|./|') -update
+
+clean: ## remove what was built (not .tools)
+	rm -rf bin

@@ -1,0 +1,217 @@
+package pilothouse_test
+
+import (
+	"go/ast"
+	"go/token"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// The budgets, in lines, lines and fields.
+const (
+	maxFile   = 400
+	maxFunc   = 60
+	maxFields = 12
+)
+
+// oversize lists what may be bigger than its budget, and why. Keys are file paths,
+// "dir.Func" or "dir.Struct".
+var oversize = map[string]string{}
+
+// tooLong says whether something is over its budget without an exception.
+func tooLong(key string, have, budget int) bool {
+	return have > budget && oversize[key] == ""
+}
+
+func TestThingsStaySmall(t *testing.T) {
+	for _, s := range sources(t) {
+		if n := strings.Count(s.Text, "\n"); tooLong(s.Path, n, maxFile) {
+			t.Errorf("%s has %d lines, at most %d", s.Path, n, maxFile)
+		}
+		ast.Inspect(s.AST, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				lines := fileset.Position(n.End()).Line - fileset.Position(n.Pos()).Line + 1
+				if tooLong(s.Dir+"."+n.Name.Name, lines, maxFunc) {
+					t.Errorf("%s: %s has %d lines, at most %d", s.Path, n.Name.Name, lines, maxFunc)
+				}
+			case *ast.TypeSpec:
+				if st, ok := n.Type.(*ast.StructType); ok && tooLong(s.Dir+"."+n.Name.Name, st.Fields.NumFields(), maxFields) {
+					t.Errorf("%s: struct %s has %d fields, at most %d", s.Path, n.Name.Name, st.Fields.NumFields(), maxFields)
+				}
+			}
+			return true
+		})
+	}
+}
+
+func TestPackagesAreDocumentedOnce(t *testing.T) {
+	docs, onlyTests := map[string][]string{}, map[string]bool{}
+	for _, s := range sources(t) {
+		if _, seen := onlyTests[s.Dir]; !seen {
+			onlyTests[s.Dir] = true
+		}
+		onlyTests[s.Dir] = onlyTests[s.Dir] && s.Test
+		if s.AST.Doc != nil {
+			docs[s.Dir] = append(docs[s.Dir], s.Path)
+			checkPackageDoc(t, s)
+		}
+	}
+	for dir := range onlyTests {
+		if len(docs[dir]) != 1 {
+			t.Errorf("%s: %d package comments %v, want one", dir, len(docs[dir]), docs[dir])
+		}
+	}
+}
+
+// checkPackageDoc wants one sentence in the first line, then the contract.
+func checkPackageDoc(t *testing.T, s source) {
+	t.Helper()
+	first, _, _ := strings.Cut(s.AST.Doc.Text(), "\n")
+	name := s.AST.Name.Name
+	if name != "main" && !strings.HasPrefix(first, "Package "+name+" ") {
+		t.Errorf("%s: the package comment begins with %q, want \"Package %s …\"", s.Path, first, name)
+	}
+	if !strings.HasSuffix(first, ".") && !strings.HasSuffix(first, ":") {
+		t.Errorf("%s: the package comment's first line is not one whole sentence: %q", s.Path, first)
+	}
+}
+
+func TestExportedNamesAreDocumented(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.Test || s.Dir == "internal/depskeep" {
+			continue
+		}
+		for _, d := range s.AST.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				if d.Name.IsExported() && receiverExported(d) && d.Doc == nil {
+					t.Errorf("%s: %s has no comment", fileset.Position(d.Pos()), d.Name.Name)
+				}
+			case *ast.GenDecl:
+				undocumentedSpecs(t, d)
+			}
+		}
+	}
+}
+
+func receiverExported(d *ast.FuncDecl) bool {
+	if d.Recv == nil || len(d.Recv.List) == 0 {
+		return true
+	}
+	typ := d.Recv.List[0].Type
+	for {
+		switch x := typ.(type) {
+		case *ast.StarExpr:
+			typ = x.X
+		case *ast.IndexExpr:
+			typ = x.X
+		case *ast.IndexListExpr:
+			typ = x.X
+		case *ast.Ident:
+			return x.IsExported()
+		default:
+			return true
+		}
+	}
+}
+
+func undocumentedSpecs(t *testing.T, d *ast.GenDecl) {
+	t.Helper()
+	for _, spec := range d.Specs {
+		switch sp := spec.(type) {
+		case *ast.TypeSpec:
+			if sp.Name.IsExported() && d.Doc == nil && sp.Doc == nil {
+				t.Errorf("%s: type %s has no comment", fileset.Position(sp.Pos()), sp.Name.Name)
+			}
+		case *ast.ValueSpec:
+			if sp.Names[0].IsExported() && d.Doc == nil && sp.Doc == nil && sp.Comment == nil {
+				t.Errorf("%s: %s has no comment", fileset.Position(sp.Pos()), sp.Names[0].Name)
+			}
+		}
+	}
+}
+
+// call is one selector pkg.name found in a file.
+type call struct {
+	name string
+	pos  token.Position
+}
+
+// calls finds the uses of pkg's names in a file, taking pkg for the package's usual name.
+func calls(s source, pkg string) []call {
+	var out []call
+	ast.Inspect(s.AST, func(n ast.Node) bool {
+		if sel, ok := n.(*ast.SelectorExpr); ok {
+			if x, ok := sel.X.(*ast.Ident); ok && x.Name == pkg {
+				out = append(out, call{sel.Sel.Name, fileset.Position(sel.Pos())})
+			}
+		}
+		return true
+	})
+	return out
+}
+
+func TestOnlyCommandsReadTheEnvironment(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.Test || s.Dir == "." || within(s.Dir, "cmd") || within(s.Dir, "samples") || within(s.Dir, "test") {
+			continue
+		}
+		for _, c := range calls(s, "os") {
+			switch c.name {
+			case "Getenv", "LookupEnv", "Environ", "ExpandEnv":
+				t.Errorf("%s: os.%s: only cmd reads the environment", c.pos, c.name)
+			}
+		}
+	}
+}
+
+func TestNothingSleeps(t *testing.T) {
+	for _, s := range sources(t) {
+		for _, c := range calls(s, "time") {
+			if c.name == "Sleep" {
+				t.Errorf("%s: time.Sleep: wait for the condition itself", c.pos)
+			}
+		}
+	}
+}
+
+func TestErrorsSayWhatWasBeingDone(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.Dir == "." {
+			continue
+		}
+		ast.Inspect(s.AST, func(n ast.Node) bool {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && strings.Contains(strings.ToLower(lit.Value), "failed to") {
+				t.Errorf("%s: %s: say what was being done to what, without \"failed to\"", fileset.Position(lit.Pos()), lit.Value)
+			}
+			return true
+		})
+	}
+}
+
+// Words that mark unfinished work, and paths of the machine that wrote the tree; spelt
+// in two halves so that this file does not hold them.
+var unwanted = []string{"TO" + "DO", "FIX" + "ME", "/wo" + "rk/"}
+
+func TestNothingUnfinishedIsCommitted(t *testing.T) {
+	out, err := exec.Command("git", "ls-files").Output()
+	if err != nil {
+		t.Fatalf("list the committed files: %v", err)
+	}
+	for _, file := range strings.Fields(string(out)) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // deleted, not yet committed
+		}
+		for n, line := range strings.Split(string(text), "\n") {
+			for _, bad := range unwanted {
+				if strings.Contains(line, bad) {
+					t.Errorf("%s:%d holds %q", file, n+1, bad)
+				}
+			}
+		}
+	}
+}
