@@ -1,0 +1,142 @@
+package netmesh_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/test/netmesh"
+)
+
+// firstPID reads the process id that a role prints as its first line.
+func firstPID(t *testing.T, r io.Reader) int {
+	t.Helper()
+	line, err := bufio.NewReader(r).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Sscan(line, &pid); err != nil {
+		t.Fatalf("%q: %v", line, err)
+	}
+	return pid
+}
+
+func TestCloseKillsDescendantsAndEndsNamespaces(t *testing.T) {
+	if got := tasks(t); len(got) != 1 {
+		t.Fatalf("namespaces before: %v", got)
+	}
+	m := newMesh(t)
+	a := addPod(t, m, netmesh.PodOptions{Name: "a"})
+	b := addPod(t, m, netmesh.PodOptions{Name: "b"})
+	out, in := io.Pipe()
+	parent, err := a.Start(netmesh.Command{Path: self, Args: []string{"role=family"}, Stdout: in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := firstPID(t, out)
+	if !alive(child) || !alive(parent.PID()) {
+		t.Fatal("the processes never lived")
+	}
+	if got := tasks(t); len(got) != 4 {
+		t.Errorf("namespaces of this process with two Pods and a host: %v", got)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if alive(child) || alive(parent.PID()) {
+		t.Error("a process outlived its mesh")
+	}
+	select {
+	case <-parent.Done():
+	default:
+		t.Error("Close did not wait for the process")
+	}
+	if got := tasks(t); len(got) != 1 {
+		t.Errorf("namespaces of this process after Close: %v", got)
+	}
+	for name, err := range map[string]error{
+		"again":   m.Close(),
+		"AddPod":  second(m.AddPod(netmesh.PodOptions{Name: "c"})),
+		"Start":   second(a.Start(netmesh.Command{Path: self})),
+		"Dial":    second(a.Dial(context.Background(), "tcp", "10.99.0.1:80")),
+		"Listen":  second(a.Listen("tcp", ":80")),
+		"Pod":     a.Close(),
+		"Do":      a.Do(func() error { return nil }),
+		"of host": m.Host().Close(),
+	} {
+		if closes := name == "again" || name == "Pod"; closes != (err == nil) {
+			t.Errorf("%s after Close: %v", name, err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// A program that dies without a chance to clean up, as a test that panics does.
+func TestNothingOutlivesAKilledProgram(t *testing.T) {
+	cmd := exec.Command(self, "role=mesh")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := firstPID(t, out)
+	if !alive(pid) {
+		t.Fatal("the Pod's process never lived")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for alive(pid) {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("the Pod's process outlived the program")
+		}
+	}
+}
+
+func TestFunctionThatEndsItsThreadIsReported(t *testing.T) {
+	m := newMesh(t)
+	a := addPod(t, m, netmesh.PodOptions{Name: "a"})
+	err := a.Do(func() error { runtime.Goexit(); return nil })
+	if err == nil || !strings.Contains(err.Error(), "ended the thread") {
+		t.Errorf("got %v", err)
+	}
+	if err := a.Do(func() error { return nil }); err == nil {
+		t.Error("a Pod without a thread took a call")
+	}
+}
+
+func BenchmarkAddPod(b *testing.B) {
+	m, err := netmesh.New(netmesh.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer m.Close()
+	for i := range b.N {
+		p, err := m.AddPod(netmesh.PodOptions{Name: fmt.Sprint("p", i)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := p.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

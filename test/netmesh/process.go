@@ -1,0 +1,172 @@
+package netmesh
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Command says what to run in a Pod.
+type Command struct {
+	// Path is the program; without a slash it is searched in this program's PATH.
+	Path string
+	// Args are the arguments after the program's name.
+	Args []string
+	// Env is the whole environment, KEY=value.
+	Env []string
+	// Dir is the working directory. Default: this program's.
+	Dir string
+	// UID, GID and Groups are what it runs as; all zero: as this program does.
+	UID, GID uint32
+	Groups   []uint32
+	// Stdout and Stderr take its output. Default: nobody.
+	Stdout, Stderr io.Writer
+}
+
+// Process is a program that runs, or ran, in a Pod.
+type Process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error
+}
+
+// Start runs a program in the Pod, as the leader of a process group of its own. It is killed when
+// the Pod is closed or this program dies.
+func (p *Pod) Start(c Command) (*Process, error) {
+	cmd := exec.Command(c.Path, c.Args...)
+	cmd.Env = append([]string{}, c.Env...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Dir, c.Stdout, c.Stderr
+	// A grandchild may hold the output open after the program has ended.
+	cmd.WaitDelay = time.Second
+	// The kernel sends the signal when the thread ends that forked: the Pod's.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if c.UID != 0 || c.GID != 0 || len(c.Groups) > 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.UID, Gid: c.GID, Groups: c.Groups}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closing {
+		return nil, fmt.Errorf("start %s in Pod %s: %w", c.Path, p.name, errGone)
+	}
+	if err := p.thread.do(cmd.Start); err != nil {
+		return nil, fmt.Errorf("start %s in Pod %s: %w", c.Path, p.name, err)
+	}
+	proc := &Process{cmd: cmd, done: make(chan struct{})}
+	p.processes = append(slices.DeleteFunc(p.processes, (*Process).ended), proc)
+	log := p.mesh.opts.Log.With("pod", p.name, "program", filepath.Base(c.Path), "pid", proc.PID())
+	log.Debug("process started")
+	go func() {
+		defer close(proc.done)
+		if proc.err = cmd.Wait(); errors.Is(proc.err, exec.ErrWaitDelay) {
+			proc.err = nil
+		}
+		log.Debug("process ended", "error", proc.err)
+	}()
+	return proc, nil
+}
+
+// PID is the process's id, the same in every Pod and outside.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Wait waits for the end; the error is nil after exit code 0, and an [exec.ExitError] where it
+// was another or a signal.
+func (p *Process) Wait() error {
+	<-p.done
+	return p.err
+}
+
+// ExitCode is the code that it ended with, or -1 while it runs and after a signal.
+func (p *Process) ExitCode() int {
+	if !p.ended() {
+		return -1
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// Signal sends a signal to the process, not to its children; [os.ErrProcessDone] says that it
+// has ended.
+func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
+
+func (p *Process) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Close takes the Pod away: kills what runs in it, waits for that, and ends its namespaces. It may
+// be called more than once.
+func (p *Pod) Close() error {
+	if p == p.mesh.host {
+		return fmt.Errorf("close Pod %s: it is the mesh's own and closed with it", p.name)
+	}
+	p.mesh.mu.Lock()
+	p.mesh.pods = slices.DeleteFunc(p.mesh.pods, func(q *Pod) bool { return p == q })
+	p.mesh.mu.Unlock()
+	return p.close()
+}
+
+func (p *Pod) close() error {
+	p.mu.Lock()
+	first := !p.closing
+	p.closing = true
+	p.mu.Unlock()
+	if !first {
+		<-p.closed
+		return p.closeErr
+	}
+	defer close(p.closed)
+	p.client.CloseIdleConnections()
+	var left []int
+	// A process may fork while it is being looked for, so one look is not enough.
+	if !await(10*time.Second, func() bool {
+		left = inNamespace(p.thread.netns)
+		for _, pid := range left {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		return len(left) == 0
+	}) {
+		p.closeErr = fmt.Errorf("close Pod %s: processes %v do not end", p.name, left)
+	}
+	p.thread.close()
+	if p.closeErr == nil {
+		for _, proc := range p.processes {
+			<-proc.done
+		}
+	}
+	_ = p.hostsFile.Close()
+	p.mesh.opts.Log.Debug("pod closed", "pod", p.name)
+	return p.closeErr
+}
+
+// inNamespace lists the processes of a network namespace, whoever started them. A process that
+// is only waited for has no namespace any more.
+func inNamespace(netns uint64) []int {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	var pids []int
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		var st unix.Stat_t
+		if err != nil || pid == os.Getpid() || unix.Stat(dir+"/ns/net", &st) != nil {
+			continue
+		}
+		if st.Ino == netns {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
