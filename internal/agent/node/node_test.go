@@ -1,0 +1,257 @@
+package node
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// pod is the input of an ordinary Pod; the tests change what they are about.
+func pod(change func(*Input)) Input {
+	in := Input{
+		Role:     mesh.Sidecar,
+		Hostname: "host",
+		Env: map[string]string{
+			"POD_NAME": "reviews-1", "POD_NAMESPACE": "bookshop", "SERVICE_ACCOUNT": "reviews",
+			"INSTANCE_IP": "10.99.0.2", "ISTIO_META_CLUSTER_ID": "Kubernetes",
+		},
+		Interfaces: []Interface{
+			{Name: "lo", Addrs: addrs("127.0.0.1", "::1")},
+			{Name: "eth0", Addrs: addrs("10.99.0.2", "fe80::1", "fd00::2")},
+			{Name: "eth1", Addrs: addrs("192.168.7.7")},
+		},
+	}
+	if change != nil {
+		change(&in)
+	}
+	return in
+}
+
+func addrs(s ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range s {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	return out
+}
+
+func build(t *testing.T, change func(*Input)) *Facts {
+	t.Helper()
+	f, err := Build(pod(change))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestNodeID(t *testing.T) {
+	tests := []struct {
+		name, want string
+		change     func(*Input)
+	}{
+		{"pod", "sidecar~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local", nil},
+		{"domain flag", "sidecar~10.99.0.2~reviews-1.bookshop~x.y", func(in *Input) { in.Flags.Domain = "x.y" }},
+		{"router", "router~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local", func(in *Input) { in.Role = mesh.Router }},
+		{"nothing said", "sidecar~10.99.0.2~host.default~default.svc.cluster.local", func(in *Input) { in.Env = nil }},
+		{"from a list", "sidecar~fd00::9~reviews-1.bookshop~bookshop.svc.cluster.local", func(in *Input) { in.Env["INSTANCE_IP"] = "fd00::9,10.0.0.9" }},
+		{"name by proxyMetadata", "sidecar~10.99.0.2~x.bookshop~bookshop.svc.cluster.local", func(in *Input) {
+			delete(in.Env, "POD_NAME")
+			in.Env["PROXY_CONFIG"] = `{"proxyMetadata": {"POD_NAME": "x", "POD_NAMESPACE": "the environment wins"}}`
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := build(t, tt.change)
+			if got := f.ID.String(); got != tt.want {
+				t.Errorf("node id %q, want %q", got, tt.want)
+			}
+			back, err := mesh.DecodeNodeID(f.ID.String())
+			if err != nil || back != f.ID {
+				t.Errorf("decoded %v (%v), want %v", back, err, f.ID)
+			}
+		})
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	f := build(t, nil)
+	if got := f.Metadata["INSTANCE_IPS"]; got != "10.99.0.2,fd00::2,192.168.7.7" {
+		t.Errorf("INSTANCE_IPS %q: loopback and link-local must not be in it, INSTANCE_IP first and once", got)
+	}
+	f = build(t, func(in *Input) {
+		in.Annotations = []byte("traffic.sidecar.istio.io/excludeInterfaces=\"eth1,eth2\"\n")
+	})
+	if got := f.Metadata["INSTANCE_IPS"]; got != "10.99.0.2,fd00::2" {
+		t.Errorf("INSTANCE_IPS %q, want none of the excluded interface's", got)
+	}
+}
+
+func TestMetadata(t *testing.T) {
+	f := build(t, func(in *Input) {
+		in.Labels = []byte("app=\"reviews\"\nversion=\"v\\\"1\\\"\"\n\n")
+		in.Annotations = []byte(`a/b="c"` + "\n" + lastApplied + `="{}"`)
+		for k, v := range map[string]string{
+			"ISTIO_META_DNS_CAPTURE": "1", "ISTIO_META_FREE": "as it is", "ISTIO_META_POD_PORTS": `[{"containerPort":80}]`,
+			"ISTIO_METAJSON_LABELS": `{"version":"v2","n":3}`, "ISTIO_METAJSON_STUFF": `{"DEPTH":{"a":[1]}}`,
+			"ENVOY_STATUS_PORT": "16021", "ISTIO_META_MESH_ID": "m",
+		} {
+			in.Env[k] = v
+		}
+		in.Flags.OutlierLogPath = "/dev/stdout"
+		in.Flags.STSPort = 15463
+	})
+	config := f.Metadata["PROXY_CONFIG"].(map[string]any)
+	if config["drainDuration"] != "45s" || config["discoveryAddress"] != "istiod.istio-system.svc:15012" {
+		t.Errorf("PROXY_CONFIG %v, want the whole effective configuration", config)
+	}
+	delete(f.Metadata, "PROXY_CONFIG")
+	want := map[string]any{
+		"NAME": "reviews-1", "NAMESPACE": "bookshop", "SERVICE_ACCOUNT": "reviews", "CLUSTER_ID": "Kubernetes",
+		"INSTANCE_IPS": "10.99.0.2,fd00::2,192.168.7.7", "PILOT_SAN": []any{"istiod.istio-system.svc"},
+		"LABELS":        map[string]any{"app": "reviews", "version": "v2", "n": "3"},
+		"STATIC_LABELS": map[string]any{"version": "v2", "n": 3.0},
+		"ANNOTATIONS":   map[string]any{"a/b": "c"},
+		"DNS_CAPTURE":   "true", "FREE": "as it is", "POD_PORTS": `[{"containerPort":80}]`, "DEPTH": map[string]any{"a": []any{1.0}},
+		"ENVOY_STATUS_PORT": 16021.0, "ENVOY_PROMETHEUS_PORT": 15090.0, "MESH_ID": "m",
+		"OUTLIER_LOG_PATH": "/dev/stdout", "STS_PORT": "15463", "ISTIO_VERSION": ContractVersion,
+		"METADATA_DISCOVERY": "false", "ENVOY_SKIP_DEPRECATED_LOGS": "true", "WORKLOAD_IDENTITY_SOCKET_FILE": "socket",
+	}
+	if diff := cmp.Diff(want, f.Metadata); diff != "" {
+		t.Errorf("metadata (-want +got):\n%s", diff)
+	}
+	m, err := mesh.DecodeMetadata(f.Metadata)
+	if err != nil || !m.DNSCapture || m.Labels["version"] != "v2" || len(m.InstanceIPs) != 3 {
+		t.Errorf("the control plane reads %+v (%v)", m, err)
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	all := func(in *Input) {
+		in.MeshFile = []byte("trustDomain: x\ndefaultConfig:\n  discoveryAddress: mesh:1\n  concurrency: 1\n  proxyMetadata: {A: mesh, B: mesh}\n  futureField: {x: 1}\n  drainDuration: 7s\n")
+		in.Env["PROXY_CONFIG"] = "discoveryAddress: env:1\nproxy_metadata: {B: env, C: env}\nconcurrency: 0\nstatusPort: 0\n"
+		in.Annotations = []byte(`proxy.istio.io/config="discoveryAddress: note:1\nproxyMetadata: {C: note}\n"`)
+	}
+	f := build(t, all)
+	want := mesh.DefaultProxyConfig()
+	want.DiscoveryAddress = "note:1"
+	want.Concurrency = wrapperspb.Int32(0)
+	want.StatusPort = 0 // replaced although it is the zero value
+	want.DrainDuration.Seconds = 7
+	want.ProxyMetadata = map[string]string{"A": "mesh", "B": "env", "C": "note"}
+	same(t, f.Config, want)
+	if got := len(f.ConfigSource); got != 4 {
+		t.Errorf("sources %q, want the four that said something", f.ConfigSource)
+	}
+
+	f = build(t, func(in *Input) {
+		all(in)
+		in.Annotations = append(in.Annotations, "\nsidecar.istio.io/discoveryAddress=\"single:1\"\nstatus.sidecar.istio.io/port=\"15999\""...)
+		in.Flags.ServiceCluster, in.Flags.Concurrency, in.Flags.TemplateFile = "mine", 3, "/t.json"
+	})
+	want.DiscoveryAddress, want.StatusPort = "single:1", 15999
+	want.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: "mine"}
+	want.Concurrency = wrapperspb.Int32(3)
+	want.ProxyBootstrapTemplatePath = "/t.json"
+	same(t, f.Config, want)
+	if f.Cluster != "mine" {
+		t.Errorf("cluster %q, want the flag's", f.Cluster)
+	}
+}
+
+func same(t *testing.T, got, want *meshv1.ProxyConfig) {
+	t.Helper()
+	text := func(c *meshv1.ProxyConfig) string {
+		return strings.ReplaceAll(protojson.MarshalOptions{Multiline: true}.Format(c), ":  ", ": ")
+	}
+	if diff := cmp.Diff(text(want), text(got)); diff != "" {
+		t.Errorf("configuration (-want +got):\n%s", diff)
+	}
+}
+
+func TestConcurrency(t *testing.T) {
+	tests := []struct {
+		name, config, limit string
+		flag                int
+		want                string // "" means Envoy's own choice
+		warns               bool
+	}{
+		{"nothing", "", "", 0, "", false},
+		{"limit", "", "2", 0, "2", false},
+		{"part of a core", "", "1.5", 0, "2", false},
+		{"configuration beats the limit", "concurrency: 4", "2", 0, "4", false},
+		{"flag beats both", "concurrency: 4", "2", 5, "5", false},
+		{"0 is every CPU, and warned of", "concurrency: 0", "2", 0, "0", true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := build(t, func(in *Input) {
+				in.Env["PROXY_CONFIG"], in.Env["ISTIO_CPU_LIMIT"], in.Flags.Concurrency = tt.config, tt.limit, tt.flag
+			})
+			got := ""
+			if c := f.Config.GetConcurrency(); c != nil {
+				got = mesh.Text(float64(c.GetValue()))
+			}
+			if got != tt.want || (len(f.Warnings) > 0) != tt.warns {
+				t.Errorf("concurrency %q, warnings %q; want %q, %v", got, f.Warnings, tt.want, tt.warns)
+			}
+		})
+	}
+}
+
+func TestClusterAndLocality(t *testing.T) {
+	tests := []struct{ name, labels, config, cluster, locality string }{
+		{"nothing", "", "", "istio-proxy.bookshop", ""},
+		{"app", `app="a"`, "", "a.bookshop", ""},
+		{"configured", `app="a"`, "serviceCluster: mine", "mine", ""},
+		{"canonical", `service.istio.io/canonical-name="c"`, "tracingServiceName: CANONICAL_NAME_ONLY", "c", ""},
+		{"canonical and namespace", `app="a"`, "tracingServiceName: CANONICAL_NAME_AND_NAMESPACE", "a.bookshop", ""},
+		{"locality", `topology.istio.io/locality="r.z.s"`, "", "istio-proxy.bookshop", "r/z/s"},
+		{"older locality", `istio-locality="r.z"`, "", "istio-proxy.bookshop", "r/z"},
+		{"by parts", `topology.kubernetes.io/region="r"`, "", "istio-proxy.bookshop", "r"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := build(t, func(in *Input) { in.Labels, in.Env["PROXY_CONFIG"] = []byte(tt.labels), tt.config })
+			if f.Cluster != tt.cluster || f.Locality.String() != tt.locality {
+				t.Errorf("cluster %q, locality %q; want %q, %q", f.Cluster, f.Locality, tt.cluster, tt.locality)
+			}
+		})
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	tests := []struct {
+		name, want string
+		change     func(*Input)
+	}{
+		{"YAML", "read proxy configuration from environment PROXY_CONFIG: ", func(in *Input) { in.Env["PROXY_CONFIG"] = "{a: b: c" }},
+		{"a list", "want a map of fields", func(in *Input) { in.Env["PROXY_CONFIG"] = "[a]" }},
+		{"wrong type", "drainDuration", func(in *Input) { in.Env["PROXY_CONFIG"] = "drainDuration: soon" }},
+		{"mesh file", "read mesh configuration file: ", func(in *Input) { in.MeshFile = []byte("\t{") }},
+		{"annotation", "from annotation proxy.istio.io/config", func(in *Input) { in.Annotations = []byte(`proxy.istio.io/config="{"`) }},
+		{"label line", "read pod labels: line 2", func(in *Input) { in.Labels = []byte("a=\"b\"\nnonsense") }},
+		{"label quoting", "the value of a is not a quoted string", func(in *Input) { in.Labels = []byte(`a="b`) }},
+		{"status port", "status.sidecar.istio.io/port", func(in *Input) { in.Annotations = []byte(`status.sidecar.istio.io/port="70000"`) }},
+		{"instance IP", "INSTANCE_IP", func(in *Input) { in.Env["INSTANCE_IP"] = "here" }},
+		{"no address", "set INSTANCE_IP", func(in *Input) { in.Env, in.Interfaces = nil, in.Interfaces[:1] }},
+		{"JSON metadata", "ISTIO_METAJSON_LABELS", func(in *Input) { in.Env["ISTIO_METAJSON_LABELS"] = "x" }},
+		{"port", "ENVOY_STATUS_PORT", func(in *Input) { in.Env["ENVOY_STATUS_PORT"] = "0" }},
+		{"CPU limit", "ISTIO_CPU_LIMIT", func(in *Input) { in.Env["ISTIO_CPU_LIMIT"] = "many" }},
+		{"concurrency", "read concurrency", func(in *Input) { in.Flags.Concurrency = -1 }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := Build(pod(tt.change))
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want one with %q", err, tt.want)
+			}
+		})
+	}
+}
