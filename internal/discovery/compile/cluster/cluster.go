@@ -1,0 +1,254 @@
+// Package cluster translates one service port, or one subset of it, into one Envoy cluster.
+//
+// It is a function: everything it needs arrives in a value, and equal values give equal
+// messages (marshal them deterministically: metadata is a map). It never fails. A policy
+// that validation should have refused loses the invalid piece where that is harmless;
+// where the piece is about TLS the cluster gets no endpoints, so that nothing meant to be
+// encrypted leaves in plaintext. Names, shapes and defaults are those of control-plane
+// reference 1.8, 1.12 and its appendix C; what differs for stock Envoy is in envoy.md.
+package cluster
+
+import (
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	caresv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/network/dns_resolver/cares/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// Resolution says where a cluster's endpoints come from.
+type Resolution uint8
+
+// The resolutions.
+const (
+	// EDS endpoints come over the aggregated stream under the cluster's own name.
+	EDS Resolution = iota
+	// StrictDNS resolves every inline endpoint; all addresses take part.
+	StrictDNS
+	// LogicalDNS resolves the first inline endpoint and uses one of its addresses.
+	LogicalDNS
+	// OriginalDst goes where the client was going (headless, ServiceEntry NONE).
+	OriginalDst
+)
+
+// Service says whose cluster it is.
+type Service struct {
+	// Host is the fully qualified name, Name the short one (for a ServiceEntry both are the host).
+	Host, Name, Namespace string
+	// External is set for MESH_EXTERNAL ServiceEntries.
+	External bool
+}
+
+// Input is everything that decides one outbound cluster.
+type Input struct {
+	Service  Service
+	Port     uint32
+	Protocol mesh.Protocol
+	// Subset is empty for the whole service.
+	Subset     string
+	Resolution Resolution
+	// Endpoints are those of StrictDNS and LogicalDNS; ignored otherwise.
+	Endpoints []Endpoint
+	// Policy is the traffic policy in force for this port and subset (MergePolicy); nil for none.
+	Policy *networking.TrafficPolicy
+	// ConfigPath is the path of the DestinationRule behind Policy (ConfigPath function); empty for none.
+	ConfigPath string
+	// AutoMTLS asks for mutual TLS to the endpoints that can do it, where Policy says
+	// nothing of TLS. The caller has seen to enableAutoMtls, externality and a server
+	// whose mode is DISABLE.
+	AutoMTLS bool
+	// SANs are the identities (SPIFFE URIs) that may stand behind the service, sorted;
+	// none means that any identity of the mesh will do.
+	SANs []string
+	// Mesh gives connect timeout, keepalive, DNS refresh rate, H2 upgrade and minimum TLS version; never nil.
+	Mesh *meshv1.MeshConfig
+	// Caps leaves out what the proxy does not have.
+	Caps mesh.Capability
+}
+
+const (
+	// defaultConnectTimeout applies where mesh configuration has none. [control-plane 1.4.2]
+	defaultConnectTimeout = 10 * time.Second
+	// defaultDNSRefresh applies where mesh configuration has none. [control-plane 1.4.17]
+	defaultDNSRefresh = 60 * time.Second
+	dnsJitter         = 100 * time.Millisecond
+	dnsMaxQueries     = 100
+	// metadataKey is the filter metadata namespace of Istio's own facts.
+	metadataKey = "istio"
+)
+
+// Build makes the outbound cluster of in.
+func Build(in Input) *clusterv3.Cluster {
+	name := Name(Outbound, in.Port, in.Subset, in.Service.Host)
+	c := &clusterv3.Cluster{
+		Name:           name,
+		AltStatName:    statName(name),
+		ConnectTimeout: connectTimeout(in.Mesh),
+		// A mesh would rather send to ejected endpoints' survivors than to all: panic is off.
+		CommonLbConfig: &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{}},
+		Metadata:       metadata(in),
+	}
+	setDiscovery(c, in)
+	setBalancing(c, in)
+	setPool(c, in)
+	setOutlier(c, in.Policy.GetOutlierDetection())
+	opts := protocolOptions(in)
+	if !setTLS(c, in, opts) {
+		closeCluster(c)
+	}
+	opts.attach(c)
+	return c
+}
+
+// ConfigPath is how metadata names an object: /apis/networking.istio.io/v1/namespaces/NS/KIND/NAME,
+// with the kind in kebab case ("destination-rule").
+func ConfigPath(kind, namespace, name string) string {
+	return "/apis/networking.istio.io/v1/namespaces/" + namespace + "/" + kind + "/" + name
+}
+
+// metadata says what the cluster is for. Anything in it that changes without need would
+// make Envoy drop the cluster's connections, so it holds names only.
+func metadata(in Input) *corev3.Metadata {
+	f := map[string]*structpb.Value{"services": services([]Service{in.Service})}
+	if in.ConfigPath != "" {
+		f["config"] = structpb.NewStringValue(in.ConfigPath)
+	}
+	if in.Subset != "" {
+		f["subset"] = structpb.NewStringValue(in.Subset)
+	}
+	if in.Service.External {
+		f["external"] = structpb.NewBoolValue(true)
+	}
+	return istioMetadata(f)
+}
+
+func services(list []Service) *structpb.Value {
+	l := &structpb.ListValue{}
+	for _, s := range list {
+		l.Values = append(l.Values, structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+			"host":      structpb.NewStringValue(s.Host),
+			"name":      structpb.NewStringValue(s.Name),
+			"namespace": structpb.NewStringValue(s.Namespace),
+		}}))
+	}
+	return structpb.NewListValue(l)
+}
+
+func istioMetadata(fields map[string]*structpb.Value) *corev3.Metadata {
+	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{metadataKey: {Fields: fields}}}
+}
+
+func connectTimeout(m *meshv1.MeshConfig) *durationpb.Duration {
+	if t := m.GetConnectTimeout(); t.AsDuration() > 0 {
+		return t
+	}
+	return durationpb.New(defaultConnectTimeout)
+}
+
+// setDiscovery sets the type and where the endpoints are.
+func setDiscovery(c *clusterv3.Cluster, in Input) {
+	switch in.resolution() {
+	case OriginalDst:
+		setType(c, clusterv3.Cluster_ORIGINAL_DST)
+	case StrictDNS:
+		setType(c, clusterv3.Cluster_STRICT_DNS)
+		c.LoadAssignment = Assignment(c.Name, in.Endpoints)
+		setDNS(c, in)
+	case LogicalDNS:
+		setType(c, clusterv3.Cluster_LOGICAL_DNS)
+		// Envoy refuses a logical DNS cluster with more than one endpoint.
+		c.LoadAssignment = Assignment(c.Name, in.Endpoints[:1])
+		setDNS(c, in)
+	default:
+		setType(c, clusterv3.Cluster_EDS)
+		c.EdsClusterConfig = &clusterv3.Cluster_EdsClusterConfig{ServiceName: c.Name, EdsConfig: adsSource()}
+	}
+}
+
+// resolution is what the cluster really does: PASSTHROUGH balancing makes any cluster
+// original destination, and a logical DNS cluster without endpoints, which Envoy would
+// refuse, becomes one that is merely empty.
+func (in Input) resolution() Resolution {
+	if in.Policy.GetLoadBalancer().GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH {
+		return OriginalDst
+	}
+	if in.Resolution == LogicalDNS && len(in.Endpoints) == 0 {
+		return StrictDNS
+	}
+	return in.Resolution
+}
+
+func setType(c *clusterv3.Cluster, t clusterv3.Cluster_DiscoveryType) {
+	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: t}
+}
+
+// adsSource waits for the server without limit: the server sends the endpoints of every
+// cluster that it sends, right behind it, so a cluster that waits is one whose stream
+// broke; a limit would then make it serve empty instead of what it had.
+func adsSource() *corev3.ConfigSource {
+	return &corev3.ConfigSource{
+		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
+		InitialFetchTimeout:   &durationpb.Duration{},
+		ResourceApiVersion:    corev3.ApiVersion_V3,
+	}
+}
+
+func setDNS(c *clusterv3.Cluster, in Input) {
+	c.DnsRefreshRate = durationpb.New(defaultDNSRefresh)
+	if r := in.Mesh.GetDnsRefreshRate(); r.AsDuration() > 0 {
+		c.DnsRefreshRate = r
+	}
+	c.RespectDnsTtl = true
+	c.DnsJitter = durationpb.New(dnsJitter)
+	c.DnsLookupFamily = lookupFamily(in.Caps)
+	// A resolver that does not answer must not hold up a proxy's start. [envoy.md]
+	c.WaitForWarmOnInit = wrapperspb.Bool(false)
+	if in.Caps.Has(mesh.CaresDNS) {
+		c.TypedDnsResolverConfig = &corev3.TypedExtensionConfig{
+			Name:        "envoy.network.dns_resolver.cares",
+			TypedConfig: pack(&caresv3.CaresDnsResolverConfig{UdpMaxQueries: wrapperspb.UInt32(dnsMaxQueries)}),
+		}
+	}
+}
+
+// lookupFamily asks only for addresses the proxy can reach. A proxy with both families
+// prefers IPv4, which an outside host with both is reached by more surely.
+func lookupFamily(caps mesh.Capability) clusterv3.Cluster_DnsLookupFamily {
+	switch {
+	case caps.Has(mesh.IPv4 | mesh.IPv6):
+		return clusterv3.Cluster_V4_PREFERRED
+	case caps.Has(mesh.IPv6):
+		return clusterv3.Cluster_V6_ONLY
+	}
+	return clusterv3.Cluster_V4_ONLY
+}
+
+// closeCluster leaves the cluster's name in place without a way out: requests get 503.
+func closeCluster(c *clusterv3.Cluster) {
+	setType(c, clusterv3.Cluster_STATIC)
+	c.EdsClusterConfig = nil
+	c.LbPolicy = clusterv3.Cluster_ROUND_ROBIN
+	c.LbConfig = nil
+	c.LoadAssignment = Assignment(c.Name, nil)
+	c.TransportSocket, c.TransportSocketMatches = nil, nil
+	c.DnsRefreshRate, c.DnsJitter, c.TypedDnsResolverConfig = nil, nil, nil
+	c.RespectDnsTtl, c.WaitForWarmOnInit = false, nil
+	c.DnsLookupFamily = clusterv3.Cluster_AUTO
+}
+
+// pack marshals deterministically. Messages of these types have no way to fail.
+func pack(m proto.Message) *anypb.Any {
+	a := &anypb.Any{}
+	_ = anypb.MarshalFrom(a, m, proto.MarshalOptions{Deterministic: true})
+	return a
+}

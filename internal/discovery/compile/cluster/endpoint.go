@@ -1,0 +1,113 @@
+package cluster
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// Endpoint is one place a request can go.
+type Endpoint struct {
+	// Address is an IP address, a name to resolve (DNS clusters only), or unix://PATH.
+	Address string
+	// Port is ignored for unix addresses.
+	Port     uint32
+	Locality mesh.Locality
+	// Priority 0 is used first. The caller sees to it that priorities have no gaps.
+	Priority uint32
+	// Weight is relative to the other endpoints of the locality; 0 means 1.
+	Weight uint32
+	// LocalityWeight is the locality's own weight (the first non-zero one of its
+	// endpoints counts); 0 means the sum of its endpoints' weights.
+	LocalityWeight uint32
+	// Workload is "name;namespace;canonical name;canonical revision;cluster"; empty for none.
+	Workload string
+	// TLS is set where the endpoint takes the mesh's mutual TLS.
+	TLS bool
+}
+
+const (
+	matchKey  = "envoy.transport_socket_match"
+	tlsMode   = "tlsMode"
+	modeIstio = "istio"
+	unix      = "unix://"
+)
+
+// Assignment groups endpoints by priority and locality, in a stable order: by priority,
+// then locality, then as given. It serves inline and EDS clusters alike.
+func Assignment(name string, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
+	sorted := slices.Clone(endpoints)
+	slices.SortStableFunc(sorted, func(a, b Endpoint) int {
+		return cmp.Or(cmp.Compare(a.Priority, b.Priority), compareLocality(a.Locality, b.Locality))
+	})
+	la := &endpointv3.ClusterLoadAssignment{ClusterName: name}
+	for i, e := range sorted {
+		if i == 0 || e.Priority != sorted[i-1].Priority || e.Locality != sorted[i-1].Locality {
+			la.Endpoints = append(la.Endpoints, &endpointv3.LocalityLbEndpoints{
+				Locality: &corev3.Locality{Region: e.Locality.Region, Zone: e.Locality.Zone, SubZone: e.Locality.Subzone},
+				Priority: e.Priority,
+			})
+		}
+		g := la.Endpoints[len(la.Endpoints)-1]
+		g.LbEndpoints = append(g.LbEndpoints, lbEndpoint(e))
+		if g.LoadBalancingWeight == nil && e.LocalityWeight > 0 {
+			g.LoadBalancingWeight = wrapperspb.UInt32(e.LocalityWeight)
+		}
+	}
+	for _, g := range la.Endpoints {
+		if g.LoadBalancingWeight == nil {
+			g.LoadBalancingWeight = wrapperspb.UInt32(sum(g.LbEndpoints))
+		}
+	}
+	return la
+}
+
+func compareLocality(a, b mesh.Locality) int {
+	return cmp.Or(strings.Compare(a.Region, b.Region), strings.Compare(a.Zone, b.Zone), strings.Compare(a.Subzone, b.Subzone))
+}
+
+func sum(list []*endpointv3.LbEndpoint) uint32 {
+	var n uint32
+	for _, e := range list {
+		n += e.GetLoadBalancingWeight().GetValue()
+	}
+	return n
+}
+
+func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
+	meta := map[string]*structpb.Struct{}
+	if e.Workload != "" {
+		meta[metadataKey] = stringStruct("workload", e.Workload)
+	}
+	if e.TLS {
+		meta[matchKey] = stringStruct(tlsMode, modeIstio)
+	}
+	out := &endpointv3.LbEndpoint{
+		HostIdentifier:      &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: address(e.Address, e.Port)}},
+		LoadBalancingWeight: wrapperspb.UInt32(max(e.Weight, 1)),
+	}
+	if len(meta) > 0 {
+		out.Metadata = &corev3.Metadata{FilterMetadata: meta}
+	}
+	return out
+}
+
+func address(a string, port uint32) *corev3.Address {
+	if path, ok := strings.CutPrefix(a, unix); ok {
+		return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path}}}
+	}
+	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+		Address: a, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
+	}}}
+}
+
+func stringStruct(key, value string) *structpb.Struct {
+	return &structpb.Struct{Fields: map[string]*structpb.Value{key: structpb.NewStringValue(value)}}
+}

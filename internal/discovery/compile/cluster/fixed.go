@@ -1,0 +1,113 @@
+package cluster
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// passthroughIdle ends unused connections to destinations nobody declared.
+const passthroughIdle = 300 * time.Second
+
+// BlackHole has no endpoints: what is routed to it ends.
+func BlackHole(m *meshv1.MeshConfig) *clusterv3.Cluster {
+	c := &clusterv3.Cluster{Name: BlackHoleName, AltStatName: statName(BlackHoleName), ConnectTimeout: connectTimeout(m)}
+	setType(c, clusterv3.Cluster_STATIC)
+	return c
+}
+
+// Passthrough sends outbound connections where the application meant them to go.
+func Passthrough(m *meshv1.MeshConfig) *clusterv3.Cluster {
+	c := originalDst(PassthroughName, m)
+	idle(durationpb.New(passthroughIdle)).attach(c)
+	return c
+}
+
+// InboundPassthrough sends inbound connections to ports that no service declares on to the
+// application, from an address that capture knows not to take again. Its metrics carry
+// Passthrough's name, as dashboards expect.
+func InboundPassthrough(m *meshv1.MeshConfig, caps mesh.Capability) *clusterv3.Cluster {
+	c := Passthrough(m)
+	c.Name = InboundPassthroughName
+	c.UpstreamBindConfig = bind(caps)
+	return c
+}
+
+func originalDst(name string, m *meshv1.MeshConfig) *clusterv3.Cluster {
+	c := &clusterv3.Cluster{
+		Name: name, AltStatName: statName(name),
+		ConnectTimeout:  connectTimeout(m),
+		LbPolicy:        clusterv3.Cluster_CLUSTER_PROVIDED,
+		CircuitBreakers: breakers(0, 0, 0, 0),
+	}
+	setType(c, clusterv3.Cluster_ORIGINAL_DST)
+	return c
+}
+
+// bind makes connections to the application come from an address of each family that the
+// proxy has which capture lets pass.
+func bind(caps mesh.Capability) *corev3.BindConfig {
+	v4, v6 := sourceAddress(mesh.PassthroughSource), sourceAddress(mesh.PassthroughSourceV6)
+	switch {
+	case caps.Has(mesh.IPv4 | mesh.IPv6):
+		return &corev3.BindConfig{SourceAddress: v4, ExtraSourceAddresses: []*corev3.ExtraSourceAddress{{Address: v6}}}
+	case caps.Has(mesh.IPv6):
+		return &corev3.BindConfig{SourceAddress: v6}
+	}
+	return &corev3.BindConfig{SourceAddress: v4}
+}
+
+func sourceAddress(ip string) *corev3.SocketAddress {
+	return &corev3.SocketAddress{Address: ip, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 0}}
+}
+
+// InboundInput is everything that decides one inbound cluster.
+type InboundInput struct {
+	// Port is the port that the application listens on.
+	Port     uint32
+	Protocol mesh.Protocol
+	// Services are those that the workload stands behind at this port, in any order.
+	Services []Service
+	Mesh     *meshv1.MeshConfig
+	Caps     mesh.Capability
+}
+
+// BuildInbound leads to the application's own port: at the address that the client used,
+// or on loopback where inboundTrafficPolicy is LOCALHOST. [control-plane 1.4.7]
+func BuildInbound(in InboundInput) *clusterv3.Cluster {
+	name := Name(Inbound, in.Port, "", "")
+	c := originalDst(name, in.Mesh)
+	if in.Mesh.GetInboundTrafficPolicy().GetMode() == meshv1.MeshConfig_InboundTrafficPolicy_LOCALHOST {
+		c.LbPolicy = clusterv3.Cluster_ROUND_ROBIN
+		setType(c, clusterv3.Cluster_STATIC)
+		c.LoadAssignment = Assignment(name, []Endpoint{{Address: loopback(in.Caps), Port: in.Port}})
+	} else {
+		c.UpstreamBindConfig = bind(in.Caps)
+		// The one destination never goes away: as long as Envoy can count in nanoseconds.
+		c.CleanupInterval = &durationpb.Duration{Seconds: math.MaxInt64/int64(time.Second) - 1}
+	}
+	c.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{}
+	sorted := slices.Clone(in.Services)
+	slices.SortFunc(sorted, func(a, b Service) int { return strings.Compare(a.Host, b.Host) })
+	if len(sorted) > 0 {
+		c.Metadata = istioMetadata(map[string]*structpb.Value{"services": services(sorted)})
+	}
+	(&options{version: version(in.Protocol, nil, nil), h2: &corev3.Http2ProtocolOptions{}}).attach(c)
+	return c
+}
+
+func loopback(caps mesh.Capability) string {
+	if caps.Has(mesh.IPv6) && !caps.Has(mesh.IPv4) {
+		return "::1"
+	}
+	return "127.0.0.1"
+}

@@ -1,0 +1,246 @@
+package cluster
+
+import (
+	"math"
+	"slices"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// MergePolicy is the policy in force for one port of a service: each of the four groups
+// (load balancer, connection pool, outlier detection, TLS) of subset replaces that of top.
+// Settings for the port stand in place of all four groups of their own level, with
+// nothing inherited: a group that they leave out has its defaults. Either may be nil; the
+// result shares its groups with them, holds no port settings, and is nil where nothing is said.
+func MergePolicy(top, subset *networking.TrafficPolicy, port uint32) *networking.TrafficPolicy {
+	var out *networking.TrafficPolicy
+	for _, p := range []*networking.TrafficPolicy{top, subset} {
+		if p != nil {
+			out = overlay(out, p, port)
+		}
+	}
+	return out
+}
+
+func overlay(base, p *networking.TrafficPolicy, port uint32) *networking.TrafficPolicy {
+	out := &networking.TrafficPolicy{
+		LoadBalancer:     first(p.LoadBalancer, base.GetLoadBalancer()),
+		ConnectionPool:   first(p.ConnectionPool, base.GetConnectionPool()),
+		OutlierDetection: first(p.OutlierDetection, base.GetOutlierDetection()),
+		Tls:              first(p.Tls, base.GetTls()),
+		RetryBudget:      first(p.RetryBudget, base.GetRetryBudget()),
+	}
+	i := slices.IndexFunc(p.PortLevelSettings, func(s *networking.TrafficPolicy_PortTrafficPolicy) bool {
+		return s.GetPort().GetNumber() == port
+	})
+	if i >= 0 {
+		s := p.PortLevelSettings[i]
+		out.LoadBalancer, out.ConnectionPool = s.LoadBalancer, s.ConnectionPool
+		out.OutlierDetection, out.Tls = s.OutlierDetection, s.Tls
+	}
+	return out
+}
+
+func first[T any](a, b *T) *T {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+// Locality is the locality setting in force, the policy's own before the mesh's; nil
+// where there is none or it is switched off.
+func Locality(p *networking.TrafficPolicy, m *meshv1.MeshConfig) *networking.LocalityLoadBalancerSetting {
+	s := first(p.GetLoadBalancer().GetLocalityLbSetting(), m.GetLocalityLbSetting())
+	if s.GetEnabled() != nil && !s.GetEnabled().GetValue() {
+		return nil
+	}
+	return s
+}
+
+// Failover says whether endpoints get priorities by locality: only with outlier detection,
+// since nothing else would make Envoy leave a priority. [control-plane 1.8.5]
+func Failover(p *networking.TrafficPolicy, m *meshv1.MeshConfig) bool {
+	s := p.GetLoadBalancer().GetLocalityLbSetting()
+	off := first(s, m.GetLocalityLbSetting()).GetEnabled()
+	return p.GetOutlierDetection() != nil && (off == nil || off.GetValue())
+}
+
+const (
+	defaultRingSize = 1024
+	// maxRingSize and maxTableSize are Envoy's own limits; beyond them it refuses the cluster.
+	maxRingSize  = 8388608
+	maxTableSize = 5000011
+)
+
+func setBalancing(c *clusterv3.Cluster, in Input) {
+	if c.GetType() == clusterv3.Cluster_ORIGINAL_DST {
+		c.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
+		return
+	}
+	lb := in.Policy.GetLoadBalancer()
+	c.LbPolicy = simple(lb.GetSimple())
+	if h := lb.GetConsistentHash(); h != nil {
+		setHash(c, h)
+	}
+	if len(Locality(in.Policy, in.Mesh).GetDistribute()) > 0 {
+		c.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
+			LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{},
+		}
+	}
+}
+
+func simple(s networking.LoadBalancerSettings_SimpleLB) clusterv3.Cluster_LbPolicy {
+	switch s {
+	case networking.LoadBalancerSettings_ROUND_ROBIN:
+		return clusterv3.Cluster_ROUND_ROBIN
+	case networking.LoadBalancerSettings_RANDOM:
+		return clusterv3.Cluster_RANDOM
+	}
+	return clusterv3.Cluster_LEAST_REQUEST
+}
+
+func setHash(c *clusterv3.Cluster, h *networking.LoadBalancerSettings_ConsistentHashLB) {
+	if m := h.GetMaglev(); m != nil {
+		c.LbPolicy = clusterv3.Cluster_MAGLEV
+		if prime(m.GetTableSize()) {
+			c.LbConfig = &clusterv3.Cluster_MaglevLbConfig_{MaglevLbConfig: &clusterv3.Cluster_MaglevLbConfig{
+				TableSize: wrapperspb.UInt64(m.GetTableSize()),
+			}}
+		}
+		return
+	}
+	size := h.GetRingHash().GetMinimumRingSize()
+	if size == 0 {
+		size = h.GetMinimumRingSize() //nolint:staticcheck // still in use in rules of old
+	}
+	if size == 0 {
+		size = defaultRingSize
+	}
+	c.LbPolicy = clusterv3.Cluster_RING_HASH
+	c.LbConfig = &clusterv3.Cluster_RingHashLbConfig_{RingHashLbConfig: &clusterv3.Cluster_RingHashLbConfig{
+		MinimumRingSize: wrapperspb.UInt64(min(size, maxRingSize)),
+	}}
+}
+
+// prime says whether n can be a Maglev table's size: Envoy takes primes only.
+func prime(n uint64) bool {
+	if n < 2 || n > maxTableSize {
+		return false
+	}
+	for d := uint64(2); d*d <= n; d++ {
+		if n%d == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// setPool sets the circuit breakers, which are open (MaxUint32) where nothing is said, and
+// what connections are made with.
+func setPool(c *clusterv3.Cluster, in Input) {
+	tcp, http := in.Policy.GetConnectionPool().GetTcp(), in.Policy.GetConnectionPool().GetHttp()
+	if t := tcp.GetConnectTimeout(); t.AsDuration() > 0 {
+		c.ConnectTimeout = t
+	}
+	c.CircuitBreakers = breakers(tcp.GetMaxConnections(), http.GetHttp1MaxPendingRequests(), http.GetHttp2MaxRequests(), http.GetMaxRetries())
+	if b := in.Policy.GetRetryBudget(); b != nil {
+		c.CircuitBreakers.Thresholds[0].RetryBudget = retryBudget(b)
+	}
+	if k := tcp.GetTcpKeepalive(); k != nil {
+		setKeepalive(c, k.GetProbes(), k.GetTime().GetSeconds(), k.GetInterval().GetSeconds())
+	} else if k := in.Mesh.GetTcpKeepalive(); k != nil {
+		setKeepalive(c, k.GetProbes(), k.GetTime().GetSeconds(), k.GetInterval().GetSeconds())
+	}
+}
+
+// breakers takes 0 or less as "no limit".
+func breakers(connections, pending, requests, retries int32) *clusterv3.CircuitBreakers {
+	limit := func(n int32) *wrapperspb.UInt32Value {
+		if n > 0 {
+			return wrapperspb.UInt32(uint32(n))
+		}
+		return wrapperspb.UInt32(math.MaxUint32)
+	}
+	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
+		MaxConnections:     limit(connections),
+		MaxPendingRequests: limit(pending),
+		MaxRequests:        limit(requests),
+		MaxRetries:         limit(retries),
+	}}}
+}
+
+// retryBudget has Envoy's own defaults: a fifth of the active requests, at least three. [control-plane 1.8.14]
+func retryBudget(b *networking.TrafficPolicy_RetryBudget) *clusterv3.CircuitBreakers_Thresholds_RetryBudget {
+	out := &clusterv3.CircuitBreakers_Thresholds_RetryBudget{}
+	if p := b.GetPercent(); p != nil && p.GetValue() >= 0 && p.GetValue() <= 100 {
+		out.BudgetPercent = &typev3.Percent{Value: p.GetValue()}
+	}
+	if n := b.GetMinRetryConcurrency(); n > 0 {
+		out.MinRetryConcurrency = wrapperspb.UInt32(n)
+	}
+	return out
+}
+
+// setKeepalive turns TCP keepalive on; zeros leave the kernel's own values (seconds).
+func setKeepalive(c *clusterv3.Cluster, probes uint32, after, interval int64) {
+	k := &corev3.TcpKeepalive{}
+	if probes > 0 {
+		k.KeepaliveProbes = wrapperspb.UInt32(probes)
+	}
+	if after > 0 {
+		k.KeepaliveTime = wrapperspb.UInt32(uint32(min(after, math.MaxUint32)))
+	}
+	if interval > 0 {
+		k.KeepaliveInterval = wrapperspb.UInt32(uint32(min(interval, math.MaxUint32)))
+	}
+	c.UpstreamConnectionOptions = &clusterv3.UpstreamConnectionOptions{TcpKeepalive: k}
+}
+
+// setOutlier turns passive health checks on. What the user counts is enforced in full;
+// ejection by success rate, which Envoy would do of itself, is off. [control-plane 1.8.9]
+func setOutlier(c *clusterv3.Cluster, o *networking.OutlierDetection) {
+	if o == nil {
+		return
+	}
+	out := &clusterv3.OutlierDetection{EnforcingSuccessRate: wrapperspb.UInt32(0)}
+	if n := o.GetConsecutive_5XxErrors(); n != nil {
+		out.Consecutive_5Xx, out.EnforcingConsecutive_5Xx = enforced(n.GetValue())
+	}
+	if n := o.GetConsecutiveGatewayErrors(); n != nil {
+		out.ConsecutiveGatewayFailure, out.EnforcingConsecutiveGatewayFailure = enforced(n.GetValue())
+	}
+	if o.GetInterval().AsDuration() > 0 {
+		out.Interval = o.GetInterval()
+	}
+	if o.GetBaseEjectionTime().AsDuration() > 0 {
+		out.BaseEjectionTime = o.GetBaseEjectionTime()
+	}
+	if p := o.GetMaxEjectionPercent(); p > 0 {
+		out.MaxEjectionPercent = wrapperspb.UInt32(uint32(min(p, 100)))
+	}
+	if o.GetSplitExternalLocalOriginErrors() {
+		out.SplitExternalLocalOriginErrors = true
+		out.EnforcingLocalOriginSuccessRate = wrapperspb.UInt32(0)
+		if n := o.GetConsecutiveLocalOriginFailures().GetValue(); n > 0 {
+			out.ConsecutiveLocalOriginFailure, out.EnforcingConsecutiveLocalOriginFailure = enforced(n)
+		}
+	}
+	c.OutlierDetection = out
+	if p := o.GetMinHealthPercent(); p > 0 {
+		c.CommonLbConfig.HealthyPanicThreshold = &typev3.Percent{Value: float64(min(p, 100))}
+	}
+}
+
+// enforced is a threshold and how surely it ejects: always, or never where it is 0.
+func enforced(n uint32) (threshold, percent *wrapperspb.UInt32Value) {
+	if n == 0 {
+		return wrapperspb.UInt32(0), wrapperspb.UInt32(0)
+	}
+	return wrapperspb.UInt32(n), wrapperspb.UInt32(100)
+}

@@ -1,0 +1,119 @@
+package cluster
+
+import (
+	"math"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	upstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// optionsName is the key under which a cluster carries its HTTP options.
+const optionsName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+// upstream is the HTTP version spoken to endpoints.
+type upstream uint8
+
+const (
+	http1  upstream = iota // Envoy's own default
+	http2                  // always
+	client                 // as the client spoke
+)
+
+// options gathers the HTTP side of a cluster until it is known whether there is any.
+type options struct {
+	version upstream
+	h2      *corev3.Http2ProtocolOptions
+	common  *corev3.HttpProtocolOptions
+	auto    *corev3.UpstreamHttpProtocolOptions
+}
+
+func protocolOptions(in Input) *options {
+	http, tcp := in.Policy.GetConnectionPool().GetHttp(), in.Policy.GetConnectionPool().GetTcp()
+	o := &options{version: version(in.Protocol, http, in.Mesh), h2: &corev3.Http2ProtocolOptions{}}
+	if n := http.GetMaxConcurrentStreams(); n > 0 {
+		o.h2.MaxConcurrentStreams = wrapperspb.UInt32(uint32(min(n, math.MaxInt32)))
+	}
+	if k := http.GetHttp2KeepAlive(); k.GetInterval().AsDuration() > 0 && k.GetTimeout().AsDuration() > 0 {
+		o.h2.ConnectionKeepalive = &corev3.KeepaliveSettings{Interval: k.GetInterval(), Timeout: k.GetTimeout()}
+	}
+	common := &corev3.HttpProtocolOptions{}
+	used := false
+	if t := http.GetIdleTimeout(); t != nil {
+		common.IdleTimeout, used = t, true
+	}
+	if n := http.GetMaxRequestsPerConnection(); n > 0 {
+		common.MaxRequestsPerConnection, used = wrapperspb.UInt32(uint32(n)), true
+	}
+	if t := tcp.GetMaxConnectionDuration(); t != nil {
+		common.MaxConnectionDuration, used = t, true
+	}
+	if used {
+		o.common = common
+	}
+	return o
+}
+
+// version decides what is spoken upstream: HTTP/2 where declared or upgraded to, what the
+// client speaks where the port declares nothing or the rule asks for it. [control-plane 1.8.8]
+func version(p mesh.Protocol, http *networking.ConnectionPoolSettings_HTTPSettings, m *meshv1.MeshConfig) upstream {
+	switch {
+	case p.IsHTTP() && http.GetUseClientProtocol():
+		return client
+	case p.IsHTTP2():
+		return http2
+	case p == mesh.Auto:
+		return client
+	case p == mesh.HTTP && upgraded(http.GetH2UpgradePolicy(), m):
+		return http2
+	}
+	return http1
+}
+
+func upgraded(p networking.ConnectionPoolSettings_HTTPSettings_H2UpgradePolicy, m *meshv1.MeshConfig) bool {
+	if p == networking.ConnectionPoolSettings_HTTPSettings_DEFAULT {
+		return m.GetH2UpgradePolicy() == meshv1.MeshConfig_UPGRADE
+	}
+	return p == networking.ConnectionPoolSettings_HTTPSettings_UPGRADE
+}
+
+// attach writes the options into c, or nothing where they say nothing beyond Envoy's defaults.
+func (o *options) attach(c *clusterv3.Cluster) {
+	if o.version == http1 && o.common == nil && o.auto == nil {
+		return
+	}
+	m := &upstreamv3.HttpProtocolOptions{CommonHttpProtocolOptions: o.common, UpstreamHttpProtocolOptions: o.auto}
+	switch o.version {
+	case http2:
+		m.UpstreamProtocolOptions = &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig_{
+			ExplicitHttpConfig: &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig{
+				ProtocolConfig: &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{Http2ProtocolOptions: o.h2},
+			},
+		}
+	case client:
+		m.UpstreamProtocolOptions = &upstreamv3.HttpProtocolOptions_UseDownstreamProtocolConfig{
+			UseDownstreamProtocolConfig: &upstreamv3.HttpProtocolOptions_UseDownstreamHttpConfig{
+				HttpProtocolOptions: &corev3.Http1ProtocolOptions{}, Http2ProtocolOptions: o.h2,
+			},
+		}
+	default:
+		m.UpstreamProtocolOptions = &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig_{
+			ExplicitHttpConfig: &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig{
+				ProtocolConfig: &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{HttpProtocolOptions: &corev3.Http1ProtocolOptions{}},
+			},
+		}
+	}
+	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{optionsName: pack(m)}
+}
+
+// idle makes options that speak as the client does and close idle connections after d.
+func idle(d *durationpb.Duration) *options {
+	return &options{version: client, h2: &corev3.Http2ProtocolOptions{}, common: &corev3.HttpProtocolOptions{IdleTimeout: d}}
+}

@@ -1,0 +1,187 @@
+package cluster
+
+import (
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	rawv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// SDS names that the agent serves. [agent S2]
+const (
+	// SecretDefault is the workload's own certificate and key.
+	SecretDefault = "default"
+	// SecretRoot is the mesh's trust bundle.
+	SecretRoot = "ROOTCA"
+	// SDSCluster is the bootstrap's cluster that leads to the agent's SDS server.
+	SDSCluster = "sds-grpc"
+
+	fileCert   = "file-cert:"
+	fileRoot   = "file-root:"
+	systemRoot = fileRoot + "system"
+)
+
+const (
+	tlsSocket = "envoy.transport_sockets.tls"
+	rawSocket = "envoy.transport_sockets.raw_buffer"
+	// alpnMesh says "mutual TLS of the mesh, bytes follow". Istio's istio-peer-exchange is
+	// never offered: a server that picks it speaks a metadata preamble that stock Envoy
+	// would hand to the application.
+	alpnMesh = "istio"
+	alpnH2   = "h2"
+)
+
+// OrdinaryTLS says whether the policy makes the proxy originate TLS of the application's
+// own (SIMPLE or MUTUAL). Offering the mesh's ALPN there would mislead the server, so
+// routes to such a cluster switch the ALPN filter off.
+func OrdinaryTLS(p *networking.TrafficPolicy) bool {
+	m := p.GetTls().GetMode()
+	return m == networking.ClientTLSSettings_SIMPLE || m == networking.ClientTLSSettings_MUTUAL
+}
+
+// setTLS sets the transport sockets. It returns false where the policy asks for TLS that
+// cannot be given, so that the caller closes the cluster.
+func setTLS(c *clusterv3.Cluster, in Input, o *options) bool {
+	t := in.Policy.GetTls()
+	switch {
+	case t == nil:
+		// An original destination has no endpoint metadata to tell who takes mutual TLS.
+		if in.AutoMTLS && c.GetType() != clusterv3.Cluster_ORIGINAL_DST {
+			c.TransportSocketMatches = autoMatches(meshContext(in, &networking.ClientTLSSettings{}, o))
+		}
+	case t.Mode == networking.ClientTLSSettings_ISTIO_MUTUAL:
+		c.TransportSocket = socket(meshContext(in, t, o))
+	case OrdinaryTLS(in.Policy):
+		ctx, ok := ordinaryContext(in, t, o)
+		if !ok {
+			return false
+		}
+		c.TransportSocket = socket(ctx)
+		c.Metadata.FilterMetadata[metadataKey].Fields["alpn_override"] = structpb.NewStringValue("false")
+	}
+	return true
+}
+
+// autoMatches speaks mutual TLS to endpoints that say they take it, plaintext to the rest. [control-plane 1.12.13]
+func autoMatches(ctx *tlsv3.UpstreamTlsContext) []*clusterv3.Cluster_TransportSocketMatch {
+	return []*clusterv3.Cluster_TransportSocketMatch{
+		{Name: "tlsMode-istio", Match: stringStruct(tlsMode, modeIstio), TransportSocket: socket(ctx)},
+		{Name: "tlsMode-disabled", Match: &structpb.Struct{}, TransportSocket: &corev3.TransportSocket{
+			Name:       rawSocket,
+			ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: pack(&rawv3.RawBuffer{})},
+		}},
+	}
+}
+
+func socket(ctx *tlsv3.UpstreamTlsContext) *corev3.TransportSocket {
+	return &corev3.TransportSocket{Name: tlsSocket, ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: pack(ctx)}}
+}
+
+// meshContext is the mesh's mutual TLS: the workload's own certificate, the mesh's roots,
+// and the server's identity checked.
+func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.UpstreamTlsContext {
+	names := t.GetSubjectAltNames()
+	if len(names) == 0 {
+		names = in.SANs
+	}
+	sni := t.GetSni()
+	if sni == "" {
+		sni = SNI(in.Port, in.Subset, in.Service.Host)
+	}
+	alpn := []string{alpnMesh}
+	if o.version == http2 {
+		alpn = append(alpn, alpnH2)
+	}
+	return &tlsv3.UpstreamTlsContext{
+		Sni: sni,
+		CommonTlsContext: &tlsv3.CommonTlsContext{
+			TlsParams:                      tlsParams(in.Mesh.GetMeshMTLS()),
+			AlpnProtocols:                  alpn,
+			TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{Secret(SecretDefault)},
+			ValidationContextType:          combined(SecretRoot, names, ""),
+		},
+	}
+}
+
+// ordinaryContext is TLS towards a server outside the mesh. It is false where the policy
+// lacks a client certificate's half, or names a credential that only gateways are given.
+func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tlsv3.UpstreamTlsContext, bool) {
+	if t.CredentialName != "" {
+		return nil, false
+	}
+	common := &tlsv3.CommonTlsContext{TlsParams: tlsParams(in.Mesh.GetTlsDefaults())}
+	if o.version == http2 {
+		common.AlpnProtocols = []string{alpnH2}
+	}
+	if t.Mode == networking.ClientTLSSettings_MUTUAL {
+		if t.ClientCertificate == "" || t.PrivateKey == "" {
+			return nil, false
+		}
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{Secret(fileCert + t.ClientCertificate + "~" + t.PrivateKey)}
+	}
+	insecure := t.GetInsecureSkipVerify().GetValue()
+	if !insecure {
+		root := systemRoot
+		if t.CaCertificates != "" {
+			root = fileRoot + t.CaCertificates
+		}
+		common.ValidationContextType = combined(root, t.SubjectAltNames, t.CaCrl)
+	}
+	if t.Sni == "" && (in.Protocol.IsHTTP() || in.Protocol == mesh.Auto) {
+		o.auto = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: !insecure && len(t.SubjectAltNames) == 0}
+	}
+	return &tlsv3.UpstreamTlsContext{Sni: t.Sni, CommonTlsContext: common}, true
+}
+
+func tlsParams(c *meshv1.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
+	p := &tlsv3.TlsParameters{
+		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
+		TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3,
+		CipherSuites:              c.GetCipherSuites(),
+		EcdhCurves:                c.GetEcdhCurves(),
+	}
+	if c.GetMinProtocolVersion() == meshv1.MeshConfig_TLSConfig_TLSV1_3 {
+		p.TlsMinimumProtocolVersion = tlsv3.TlsParameters_TLSv1_3
+	}
+	return p
+}
+
+// combined checks the server's chain against a root from SDS, its names against sans where
+// there are any, and its revocation against the list in the file crl where one is named.
+func combined(root string, sans []string, crl string) *tlsv3.CommonTlsContext_CombinedValidationContext {
+	v := &tlsv3.CertificateValidationContext{}
+	for _, s := range sans {
+		//nolint:staticcheck // the typed form needs a matcher for each kind of name; this one takes any kind
+		v.MatchSubjectAltNames = append(v.MatchSubjectAltNames, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: s}})
+	}
+	if crl != "" {
+		v.Crl = &corev3.DataSource{Specifier: &corev3.DataSource_Filename{Filename: crl}}
+	}
+	return &tlsv3.CommonTlsContext_CombinedValidationContext{CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
+		DefaultValidationContext:         v,
+		ValidationContextSdsSecretConfig: Secret(root),
+	}}
+}
+
+// Secret refers to a secret that the agent serves over SDS. Listeners use it too.
+func Secret(name string) *tlsv3.SdsSecretConfig {
+	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
+		ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
+			ApiType:                   corev3.ApiConfigSource_GRPC,
+			TransportApiVersion:       corev3.ApiVersion_V3,
+			SetNodeOnFirstMessageOnly: true,
+			GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: SDSCluster},
+			}}},
+		}},
+		InitialFetchTimeout: &durationpb.Duration{},
+		ResourceApiVersion:  corev3.ApiVersion_V3,
+	}}
+}
