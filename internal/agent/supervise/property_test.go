@@ -20,9 +20,11 @@ type referee struct {
 	term     time.Duration // when SIGTERM went to what runs; below 0 for not yet
 	asked    int           // times that the end was asked for
 	crashes  int           // restarts used of the budget, by our own count
+	killed   bool          // SIGKILL went to it
 	wake     time.Duration
 	done     bool
 	notUntil time.Duration // the restart may not come before
+	atLatest time.Duration // with all the jitter, it may come as late as this
 }
 
 func newReferee(p supervise.Policy) *referee {
@@ -56,7 +58,7 @@ func (r *referee) see(ev supervise.Event) (code int) {
 		r.now = max(r.now, e.T)
 	case supervise.Desired:
 		if r.asked == 0 && e.Hash != r.desired {
-			r.desired, r.crashes, r.notUntil = e.Hash, 0, 0
+			r.desired, r.crashes, r.notUntil, r.atLatest = e.Hash, 0, 0, 0
 		}
 	case supervise.Live:
 		if r.running && e.Epoch == 0 && r.liveAt < 0 {
@@ -74,10 +76,11 @@ func (r *referee) see(ev supervise.Event) (code int) {
 		}
 		if crashed {
 			code = max(1, e.Status.ExitCode())
-			r.notUntil = r.now + r.policy.Backoff<<r.crashes
+			delay := r.policy.Backoff << r.crashes
+			r.notUntil, r.atLatest = r.now+delay, r.now+delay+time.Duration(float64(delay)*r.policy.Jitter)
 			r.crashes++
 		}
-		r.running, r.liveAt, r.term = false, -1, -1
+		r.running, r.liveAt, r.term, r.killed = false, -1, -1, false
 	}
 	return code
 }
@@ -110,6 +113,7 @@ func (r *referee) judge(e supervise.Effect, code int, last bool) error {
 		if e.Signal == supervise.SIGTERM {
 			r.term = r.now
 		}
+		r.killed = e.Signal == supervise.SIGKILL
 	case supervise.Drain:
 		if !r.running || r.liveAt < 0 {
 			return fmt.Errorf("drain of what is not live")
@@ -146,6 +150,12 @@ func (r *referee) rest(m *supervise.Machine, code int) error {
 		return fmt.Errorf("the budget is spent, and it is not done")
 	case !r.running && r.desired != "" && (r.wake <= r.now || r.wake < r.notUntil):
 		return fmt.Errorf("nothing runs at %v and it will not be woken in time (%v, delay until %v)", r.now, r.wake, r.notUntil)
+	case !r.running && r.desired != "" && r.now >= r.atLatest:
+		return fmt.Errorf("nothing runs at %v and nothing stands against a start (delay until %v)", r.now, r.atLatest)
+	case r.running && r.asked > 1 && r.term < 0:
+		return fmt.Errorf("asked %d times and still waiting", r.asked)
+	case r.running && r.term >= 0 && !r.killed && r.wake <= r.now:
+		return fmt.Errorf("SIGTERM was sent at %v, and it will not be woken to kill (%v)", r.term, r.wake)
 	case r.running && r.asked > 0 && !r.policy.ExitOnZero && r.term < 0 && r.wake <= r.now:
 		return fmt.Errorf("a drain is waited for at %v without a wake (%v)", r.now, r.wake)
 	}
