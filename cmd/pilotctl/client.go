@@ -1,0 +1,56 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// patience is how long pilot-discovery may take to answer.
+const patience = 10 * time.Second
+
+// fetch reads a page of pilot-discovery's debug port.
+func fetch(ctx context.Context, base, page string, query url.Values) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	u, err := url.Parse(base)
+	if err != nil || u.Host == "" {
+		return nil, misuse{fmt.Errorf("--discovery %q: want a URL such as http://127.0.0.1:8080", base)}
+	}
+	u = u.JoinPath(page)
+	u.RawQuery = query.Encode()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("ask pilot-discovery: %w", err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask pilot-discovery (is it running there? --discovery names another place): %w", err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", u, err)
+	}
+	if res.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s answered %s: %s", u, res.Status, strings.TrimSpace(string(text[:min(len(text), 400)])))
+	}
+	return text, nil
+}
+
+// fetchInto reads a page and decodes it; the text is returned too.
+func fetchInto(ctx context.Context, base, page string, query url.Values, into any) ([]byte, error) {
+	text, err := fetch(ctx, base, page, query)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return nil, fmt.Errorf("decode what %s/%s answered: %w", base, page, err)
+	}
+	return text, nil
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"sigs.k8s.io/yaml"
+)
+
+func checkOutput(o string) error {
+	switch o {
+	case "table", "json", "yaml":
+		return nil
+	}
+	return misuse{fmt.Errorf("output %q: want table, json or yaml", o)}
+}
+
+// printValue writes v as JSON or YAML.
+func printValue(w io.Writer, form string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode the result: %w", err)
+	}
+	return printJSON(w, form, text)
+}
+
+// printJSON writes JSON as it came, indented, or as YAML; no field is lost.
+func printJSON(w io.Writer, form string, text []byte) error {
+	var out bytes.Buffer
+	if form == "yaml" {
+		y, err := yaml.JSONToYAML(text)
+		if err != nil {
+			return fmt.Errorf("turn the result into YAML: %w", err)
+		}
+		out.Write(y)
+	} else {
+		if err := json.Indent(&out, text, "", "  "); err != nil {
+			return fmt.Errorf("indent the result: %w", err)
+		}
+		out.WriteByte('\n')
+	}
+	_, err := out.WriteTo(w)
+	return err
+}
+
+// printTable writes rows below a header, in columns. Empty cells become "-".
+func printTable(w io.Writer, header []string, rows [][]string) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, strings.Join(header, "\t"))
+	for _, row := range rows {
+		cells := make([]string, len(row))
+		for i, c := range row {
+			if cells[i] = c; c == "" {
+				cells[i] = "-"
+			}
+		}
+		fmt.Fprintln(t, strings.Join(cells, "\t"))
+	}
+	return t.Flush()
+}

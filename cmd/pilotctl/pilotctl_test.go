@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"pilotctl": func() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
+	})
+}
+
+// TestScripts runs testdata/*.txtar. Each has a discovery of its own at $DISCOVERY that
+// serves the script's files: syncz.json, objectz.json and dump-PROXY.json.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata",
+		RequireExplicitExec: true,
+		Setup: func(e *testscript.Env) error {
+			s := httptest.NewServer(pages(e.WorkDir))
+			e.Defer(s.Close)
+			e.Setenv("DISCOVERY", s.URL)
+			return nil
+		},
+	})
+}
+
+func pages(dir string) http.Handler {
+	mux := http.NewServeMux()
+	serve := func(w http.ResponseWriter, r *http.Request, name string) {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			http.Error(w, "no such proxy is connected", http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(text)
+	}
+	mux.HandleFunc("GET /debug/syncz", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "syncz.json") })
+	mux.HandleFunc("GET /debug/objectz", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "objectz.json") })
+	mux.HandleFunc("GET /debug/config_dump", func(w http.ResponseWriter, r *http.Request) {
+		serve(w, r, "dump-"+filepath.Base(r.FormValue("proxyID"))+".json")
+	})
+	return mux
+}

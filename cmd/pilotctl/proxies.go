@@ -1,0 +1,119 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+const syncPage = "debug/syncz"
+
+// proxy is one connected proxy, as /debug/syncz tells it; only what the table shows.
+type proxy struct {
+	Proxy       string              `json:"proxy"`
+	ProxyType   string              `json:"proxy_type"`
+	Identity    string              `json:"identity"`
+	ConnectedAt time.Time           `json:"connected_at"`
+	Generation  int64               `json:"generation"`
+	Applied     int64               `json:"applied"`
+	Types       map[string]progress `json:"types"`
+}
+
+// progress is how far one resource type has come on one proxy.
+type progress struct {
+	Resources int    `json:"resources"`
+	Sent      string `json:"sent"`
+	Acked     string `json:"acked"`
+	Nack      string `json:"nack"`
+}
+
+// String says it in a word a person understands.
+func (p progress) String() string {
+	switch {
+	case p.Nack != "":
+		return "REFUSED"
+	case p.Sent == "":
+		return ""
+	case p.Sent == p.Acked:
+		return strconv.Itoa(p.Resources) + " synced"
+	}
+	return strconv.Itoa(p.Resources) + " sent"
+}
+
+var proxyTypes = []string{"CDS", "EDS", "LDS", "RDS"}
+
+func newProxies(f *flags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "proxies",
+		Short: "List who is connected, what they have and acknowledged",
+		Long: `List who is connected, what they have and acknowledged.
+
+For each resource type: how many resources, and whether the proxy acknowledged the last
+response (synced), has not yet (sent), or refused it (REFUSED; the reason follows the
+table). GENERATION is applied/current: how far the proxy is behind the configuration.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			var all []proxy
+			text, err := fetchInto(c.Context(), f.discovery, syncPage, nil, &all)
+			if err != nil {
+				return err
+			}
+			if f.output != "table" {
+				return printJSON(c.OutOrStdout(), f.output, text)
+			}
+			slices.SortFunc(all, func(a, b proxy) int { return cmp.Compare(a.Proxy, b.Proxy) })
+			if err := printTable(c.OutOrStdout(), proxyHeader(), proxyRows(all)); err != nil {
+				return err
+			}
+			for _, p := range all {
+				for _, typ := range proxyTypes {
+					if nack := p.Types[typ].Nack; nack != "" {
+						fmt.Fprintf(c.OutOrStdout(), "\n%s refused %s: %s\n", p.Proxy, typ, nack)
+					}
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func proxyHeader() []string {
+	return append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "IDENTITY", "CONNECTED")
+}
+
+func proxyRows(all []proxy) [][]string {
+	var rows [][]string
+	for _, p := range all {
+		row := []string{p.Proxy, p.ProxyType}
+		for _, typ := range proxyTypes {
+			row = append(row, p.Types[typ].String())
+		}
+		since := ""
+		if !p.ConnectedAt.IsZero() {
+			since = p.ConnectedAt.UTC().Format(time.RFC3339)
+		}
+		rows = append(rows, append(row, fmt.Sprintf("%d/%d", p.Applied, p.Generation), p.Identity, since))
+	}
+	return rows
+}
+
+// completeProxies offers the names of the connected proxies to the shell.
+func completeProxies(ctx context.Context, f *flags, prefix string) ([]string, cobra.ShellCompDirective) {
+	var all []proxy
+	if _, err := fetchInto(ctx, f.discovery, syncPage, nil, &all); err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for _, p := range all {
+		if strings.HasPrefix(p.Proxy, prefix) {
+			names = append(names, p.Proxy)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
