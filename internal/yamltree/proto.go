@@ -1,0 +1,219 @@
+package yamltree
+
+import (
+	"fmt"
+	"sort"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// IntoMessage decodes the tree, which path names, into m (whose former content is
+// dropped) by protobuf's JSON mapping. Every fault of the tree is returned, at most 20.
+// Where all of them are unknown fields, m holds the rest; otherwise m is not to be used.
+func IntoMessage(t *Tree, path string, m proto.Message) []*Fault {
+	c := checker{}
+	plain := c.message(t, path, m.ProtoReflect().Descriptor())
+	for _, f := range c.faults {
+		if !f.Unknown {
+			return c.faults
+		}
+	}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(plain.JSON(), m); err != nil {
+		text := strings.Replace(err.Error(), "\u00a0", " ", 1)
+		c.faults = append(c.faults, &Fault{Line: t.Line, Path: path, Text: strings.TrimPrefix(text, "proto: ")})
+	}
+	return c.faults
+}
+
+// checker walks a tree beside a message's descriptor. What it returns is the tree in the
+// notation that protojson takes: the same tree, or a copy where a duration is written
+// "1m30s", as Istio's own parser allows.
+type checker struct{ faults []*Fault }
+
+func (c *checker) add(line int, path, format string, args ...any) {
+	if len(c.faults) < maxFaults {
+		c.faults = append(c.faults, &Fault{Line: line, Path: path, Text: fmt.Sprintf(format, args...)})
+	}
+}
+
+func (c *checker) message(t *Tree, path string, md protoreflect.MessageDescriptor) *Tree {
+	if md.FullName().Parent() == "google.protobuf" {
+		return c.wellKnown(t, path, md)
+	}
+	if t.Kind != Mapping {
+		c.add(t.Line, path, "want a mapping, not %s", t.Kind)
+		return t
+	}
+	out := t
+	seen := map[protoreflect.FieldNumber]string{}
+	oneofs := map[protoreflect.FullName]string{}
+	for i, e := range t.Entries {
+		if len(c.faults) == maxFaults {
+			break
+		}
+		at := JoinPath(path, e.Key)
+		fd := fieldOf(md, e.Key)
+		if fd == nil {
+			c.add(e.Line, at, "unknown field; %s", suggest(md, e.Key))
+			c.faults[len(c.faults)-1].Unknown = true
+			continue
+		}
+		if other, dup := seen[fd.Number()]; dup {
+			c.add(e.Line, at, "given twice, also as %q; remove one", other)
+		}
+		seen[fd.Number()] = e.Key
+		if e.Value.Kind == Null {
+			continue
+		}
+		if o := fd.ContainingOneof(); o != nil && !o.IsSynthetic() {
+			if other, set := oneofs[o.FullName()]; set {
+				c.add(e.Line, at, "%s is set too and only one of them can be; remove one", other)
+			}
+			oneofs[o.FullName()] = e.Key
+		}
+		out = out.with(t, i, c.field(e.Value, at, fd))
+	}
+	return out
+}
+
+// with is t with child i replaced, where the replacement is another tree than orig's; t
+// is copied on the first such change and changed in place after it.
+func (t *Tree) with(orig *Tree, i int, child *Tree) *Tree {
+	if orig.Kind == Mapping && child == orig.Entries[i].Value || orig.Kind == Sequence && child == orig.Items[i] {
+		return t
+	}
+	if t == orig {
+		fresh := *orig
+		fresh.Entries = append([]Entry(nil), orig.Entries...)
+		fresh.Items = append([]*Tree(nil), orig.Items...)
+		t = &fresh
+	}
+	if t.Kind == Mapping {
+		t.Entries[i].Value = child
+	} else {
+		t.Items[i] = child
+	}
+	return t
+}
+
+func (c *checker) field(t *Tree, path string, fd protoreflect.FieldDescriptor) *Tree {
+	out := t
+	switch {
+	case fd.IsMap():
+		if t.Kind != Mapping {
+			c.add(t.Line, path, "want a mapping, not %s", t.Kind)
+			return t
+		}
+		for i, e := range t.Entries {
+			at := JoinPath(path, e.Key)
+			c.singular(&Tree{Kind: String, Text: e.Key, Line: e.Line}, at, fd.MapKey())
+			out = out.with(t, i, c.singular(e.Value, at, fd.MapValue()))
+		}
+	case fd.IsList():
+		if t.Kind != Sequence {
+			c.add(t.Line, path, "want a list, not %s; write a \"- \" before each element", t.Kind)
+			return t
+		}
+		for i, v := range t.Items {
+			out = out.with(t, i, c.singular(v, path+"["+strconv.Itoa(i)+"]", fd))
+		}
+	default:
+		return c.singular(t, path, fd)
+	}
+	return out
+}
+
+// singular checks one value of a field: the field itself, an element, a map's key or value.
+func (c *checker) singular(t *Tree, path string, fd protoreflect.FieldDescriptor) *Tree {
+	if t.Kind == Null && (fd.Message() == nil || fd.Message().FullName() != "google.protobuf.Value") {
+		c.add(t.Line, path, "the value is missing; give it one or remove it")
+		return t
+	}
+	switch fd.Kind() {
+	case protoreflect.MessageKind, protoreflect.GroupKind:
+		return c.message(t, path, fd.Message())
+	case protoreflect.EnumKind:
+		c.enum(t, path, fd.Enum())
+	default:
+		c.scalar(t, path, fd.Kind())
+	}
+	return t
+}
+
+func (c *checker) enum(t *Tree, path string, ed protoreflect.EnumDescriptor) {
+	switch t.Kind {
+	case String:
+		if ed.Values().ByName(protoreflect.Name(t.Text)) != nil {
+			return
+		}
+	case Number:
+		if n, err := strconv.ParseInt(t.Text, 10, 32); err == nil && ed.Values().ByNumber(protoreflect.EnumNumber(n)) != nil {
+			return
+		}
+	}
+	var names []string
+	for i := 0; i < ed.Values().Len(); i++ {
+		names = append(names, string(ed.Values().Get(i).Name()))
+	}
+	c.add(t.Line, path, "%s is none of %s", t.show(), strings.Join(names, ", "))
+}
+
+func (t *Tree) show() string {
+	if t.Kind >= Sequence || t.Kind == Null {
+		return t.Kind.String()
+	}
+	return strconv.Quote(t.Text)
+}
+
+func fieldOf(md protoreflect.MessageDescriptor, key string) protoreflect.FieldDescriptor {
+	if fd := md.Fields().ByJSONName(key); fd != nil {
+		return fd
+	}
+	return md.Fields().ByTextName(key)
+}
+
+// suggest is the remedy for an unknown field: the nearest name, else all names.
+func suggest(md protoreflect.MessageDescriptor, key string) string {
+	var names []string
+	best, least := "", 3
+	for i := 0; i < md.Fields().Len(); i++ {
+		n := md.Fields().Get(i).JSONName()
+		names = append(names, n)
+		if d := distance(strings.ToLower(key), strings.ToLower(n)); d < least && d < len(key) {
+			best, least = n, d
+		}
+	}
+	if best != "" {
+		return fmt.Sprintf("did you mean %s?", best)
+	}
+	sort.Strings(names)
+	return "remove it; the fields here are " + strings.Join(names, ", ")
+}
+
+// distance is how many letters must be changed, added or removed between a and b;
+// lengths that differ by more than three are simply far.
+func distance(a, b string) int {
+	if len(a) > len(b)+3 || len(b) > len(a)+3 {
+		return 99
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		diagonal := row[0]
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			diagonal, row[j] = row[j], min(row[j]+1, row[j-1]+1, diagonal+cost)
+		}
+	}
+	return row[len(b)]
+}
