@@ -1,0 +1,214 @@
+package bootstrap
+
+import (
+	"bytes"
+	"flag"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+var update = flag.Bool("update", false, "rewrite the goldens")
+
+// input is that of an ordinary sidecar; cases change what they are about.
+func input(change func(*Input)) Input {
+	in := Input{
+		NodeID:   "sidecar~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local",
+		Cluster:  "reviews.bookshop",
+		Metadata: map[string]any{"NAME": "reviews-1", "NAMESPACE": "bookshop", "INSTANCE_IPS": "10.99.0.2"},
+		IPs:      []netip.Addr{netip.MustParseAddr("10.99.0.2")},
+		Config:   mesh.DefaultProxyConfig(),
+
+		XDSSocket: "./etc/istio/proxy/XDS", SDSSocket: "./var/run/secrets/workload-spiffe-uds/socket",
+		HealthPort: mesh.HealthPort, PrometheusPort: mesh.PrometheusPort,
+	}
+	if change != nil {
+		change(&in)
+	}
+	return in
+}
+
+var cases = []struct {
+	name   string
+	change func(*Input)
+}{
+	{"sidecar", nil},
+	{"ipv6", func(in *Input) { in.IPs = []netip.Addr{netip.MustParseAddr("fd00::2")} }},
+	{"dual-stack", func(in *Input) {
+		in.IPs = append(in.IPs, netip.MustParseAddr("fd00::2"))
+		in.Switches.DualStack = true
+	}},
+	{"switches", func(in *Input) {
+		in.Switches = Switches{
+			StateOfTheWorld: true, LogJSON: true, DeferredClusters: true, CountConnections: true, OutlierLog: "/dev/stdout",
+		}
+		in.Config.StatsCompression = wrapperspb.Bool(false)
+		in.Locality = mesh.Locality{Region: "r", Zone: "z", Subzone: "s"}
+		in.HealthPort, in.PrometheusPort = 16021, 16090
+		in.Config.ProxyAdminPort, in.Config.StatusPort = 16000, 16020
+	}},
+	{"stats", func(in *Input) {
+		in.Config.ExtraStatTags = []string{"request.id", "tag"}
+		in.Config.ProxyStatsMatcher = &meshv1.ProxyConfig_ProxyStatsMatcher{
+			InclusionPrefixes: []string{"server", "cluster.outbound"}, InclusionSuffixes: []string{"cx_total"}, InclusionRegexps: []string{`http\..*{pod_ip}.*`},
+		}
+		in.Annotations = map[string]string{
+			noteTags: "mine", notePrefixes: "listener.{pod_ip}, tcp", noteSuffixes: "upstream_rq", noteRegexps: "a.*b",
+			noteBuckets: `{"istio": [1, 5.5], "cluster.x": [10]}`, noteFlush: "10s", noteEviction: "30s",
+		}
+		in.IPs = append(in.IPs, netip.MustParseAddr("10.99.0.3"))
+	}},
+	{"runtime", func(in *Input) {
+		in.Config.RuntimeValues = map[string]string{
+			"re2.max_program_size.error_level": "", "envoy.reloadable_features.fixed_heap_use_allocated": "false", "a.b": "text",
+			connectionsKey: "9000",
+		}
+	}},
+}
+
+func built(t *testing.T, change func(*Input)) []byte {
+	t.Helper()
+	b, err := Build(input(change))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := Encode(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestGoldens(t *testing.T) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			file := filepath.Join("testdata", c.name+".json")
+			got := built(t, c.change)
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("%s (-want +got), -update rewrites it:\n%s", file, diff)
+			}
+		})
+	}
+}
+
+// Stock Envoy takes every golden, and warns of nothing in them.
+func TestEnvoyAccepts(t *testing.T) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			golden, err := os.ReadFile(filepath.Join("testdata", c.name+".json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(t.TempDir(), "envoy-rev.json")
+			if err := os.WriteFile(file, golden, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			out, err := exec.Command(envoyBinary(t), "--mode", "validate", "-c", file, "-l", "warning").CombinedOutput()
+			if err != nil {
+				t.Fatalf("envoy refused it: %v\n%s", err, out)
+			}
+			for _, line := range strings.Split(string(out), "\n") {
+				if strings.Contains(line, "deprecated") {
+					t.Errorf("envoy warns: %s", line)
+				}
+			}
+		})
+	}
+}
+
+func envoyBinary(t *testing.T) string {
+	t.Helper()
+	if p := os.Getenv("ENVOY"); p != "" {
+		return p
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; dir != "/"; dir = filepath.Dir(dir) {
+		if p := filepath.Join(dir, ".tools", "envoy"); exists(p) {
+			return p
+		}
+	}
+	t.Fatal("no Envoy: run make tools, or set ENVOY")
+	return ""
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func TestSameBytes(t *testing.T) {
+	first := built(t, cases[4].change)
+	for range 5 {
+		if !bytes.Equal(first, built(t, cases[4].change)) {
+			t.Fatal("equal input, different bytes")
+		}
+	}
+}
+
+func TestConnectionLimit(t *testing.T) {
+	settings := func(c *meshv1.ProxyConfig) {
+		c.ConnectionSettings = &meshv1.ProxyConfig_ConnectionSettings{GlobalDownstreamConnectionLimit: wrapperspb.Int32(1)}
+	}
+	runtime := func(c *meshv1.ProxyConfig) { c.RuntimeValues = map[string]string{connectionsKey: "3"} }
+	meta := func(in *Input) { in.Metadata["GLOBAL_DOWNSTREAM_MAX_CONNECTIONS"] = "2" }
+	tests := []struct {
+		name, want string
+		change     func(*Input)
+	}{
+		{"none", "2147483647", nil},
+		{"runtime", "3", func(in *Input) { runtime(in.Config) }},
+		{"metadata beats it", "2", func(in *Input) { runtime(in.Config); meta(in) }},
+		{"settings beat both", "1", func(in *Input) { runtime(in.Config); meta(in); settings(in.Config) }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := string(built(t, tt.change)); !strings.Contains(got, `"max_active_downstream_connections": "`+tt.want+`"`) {
+				t.Errorf("limit is not %s", tt.want)
+			}
+		})
+	}
+}
+
+func TestMistakesAndIgnored(t *testing.T) {
+	for note, value := range map[string]string{
+		noteBuckets: `{"a": [0]}`, noteFlush: "soon", noteEviction: "-1s",
+	} {
+		_, err := Build(input(func(in *Input) { in.Annotations = map[string]string{note: value} }))
+		if err == nil || !strings.Contains(err.Error(), note) {
+			t.Errorf("%s %q: error %v, want one that names the annotation", note, value, err)
+		}
+	}
+	in := input(func(in *Input) {
+		in.Annotations = map[string]string{noteEviction: "7s"}
+		in.Config.StatsdUdpAddress = "x:1"
+	})
+	b, err := Build(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := Ignored(in, b); len(got) != 2 || got[0] != "statsdUdpAddress" {
+		t.Errorf("ignored %q, want statsdUdpAddress and the eviction interval", got)
+	}
+}

@@ -1,0 +1,91 @@
+package bootstrap
+
+import (
+	"math"
+	"strconv"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
+	internalv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/bootstrap/internal_listener/v3"
+	downstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// manager is nil where nothing of the cluster manager is chosen.
+func manager(in Input) *bootstrapv3.ClusterManager {
+	if in.Switches.OutlierLog == "" && !in.Switches.DeferredClusters {
+		return nil
+	}
+	m := &bootstrapv3.ClusterManager{EnableDeferredClusterCreation: in.Switches.DeferredClusters}
+	if p := in.Switches.OutlierLog; p != "" {
+		m.OutlierDetection = &bootstrapv3.ClusterManager_OutlierDetection{EventLogPath: p}
+	}
+	return m
+}
+
+const connectionsKey = "overload.global_downstream_max_connections"
+
+// overload bounds the connections that a proxy accepts in all. [agent B20]
+func overload(in Input) *overloadv3.OverloadManager {
+	limit := int64(math.MaxInt32)
+	for _, text := range []string{
+		in.Config.GetRuntimeValues()[connectionsKey],
+		mesh.Text(in.Metadata["GLOBAL_DOWNSTREAM_MAX_CONNECTIONS"]),
+	} {
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil && n > 0 {
+			limit = n
+		}
+	}
+	if n := in.Config.GetConnectionSettings().GetGlobalDownstreamConnectionLimit().GetValue(); n > 0 {
+		limit = int64(n)
+	}
+	return &overloadv3.OverloadManager{ResourceMonitors: []*overloadv3.ResourceMonitor{{
+		Name: "envoy.resource_monitors.global_downstream_max_connections",
+		ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: pack(&downstreamv3.DownstreamConnectionsConfig{
+			MaxActiveDownstreamConnections: limit,
+		})},
+	}}}
+}
+
+// runtime makes Envoy's runtime layers: ours with the user's over them, where an empty
+// value removes a key, then the one that the admin interface writes. [agent B9]
+func runtime(user map[string]string) *bootstrapv3.LayeredRuntime {
+	fields := map[string]*structpb.Value{
+		"envoy.deprecated_features:envoy.config.listener.v3.Listener.hidden_envoy_deprecated_use_original_dst": structpb.NewBoolValue(true),
+		"envoy.reloadable_features.http_reject_path_with_fragment":                                             structpb.NewBoolValue(false),
+		"envoy.reloadable_features.fixed_heap_use_allocated":                                                   structpb.NewBoolValue(true),
+		"envoy.reloadable_features.coalesce_lb_rebuilds_on_batch_update":                                       structpb.NewBoolValue(false),
+		"re2.max_program_size.error_level":                                                                     structpb.NewStringValue("32768"),
+	}
+	for k, v := range user {
+		switch v {
+		case "":
+			delete(fields, k)
+		case "true", "false":
+			fields[k] = structpb.NewBoolValue(v == "true")
+		default:
+			fields[k] = structpb.NewStringValue(v)
+		}
+	}
+	// The overload manager owns this limit; a second copy could only disagree with it.
+	delete(fields, connectionsKey)
+	return &bootstrapv3.LayeredRuntime{Layers: []*bootstrapv3.RuntimeLayer{
+		{Name: "global config", LayerSpecifier: &bootstrapv3.RuntimeLayer_StaticLayer{StaticLayer: &structpb.Struct{Fields: fields}}},
+		{Name: "admin", LayerSpecifier: &bootstrapv3.RuntimeLayer_AdminLayer_{AdminLayer: &bootstrapv3.RuntimeLayer_AdminLayer{}}},
+	}}
+}
+
+// extensions are those that stand in the bootstrap: internal listeners, which control
+// planes may send.
+func extensions() []*corev3.TypedExtensionConfig {
+	return []*corev3.TypedExtensionConfig{{
+		Name:        "envoy.bootstrap.internal_listener",
+		TypedConfig: pack(&internalv3.InternalListener{BufferSizeKb: wrapperspb.UInt32(64)}),
+	}}
+}
+
+func digits(n uint32) string { return strconv.FormatUint(uint64(n), 10) }

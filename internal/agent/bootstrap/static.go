@@ -1,0 +1,203 @@
+package bootstrap
+
+import (
+	"time"
+
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	filelogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
+	brotliv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/compression/brotli/compressor/v3"
+	gzipv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/compression/gzip/compressor/v3"
+	zstdv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/compression/zstd/compressor/v3"
+	compressorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/compressor/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+type accessLog = accesslogv3.AccessLog
+
+// Names of the static clusters; control planes and people know them. [agent B13]
+const (
+	xdsCluster        = "xds-grpc"
+	sdsCluster        = "sds-grpc"
+	agentCluster      = "agent"
+	prometheusCluster = "prometheus_stats"
+)
+
+// xdsLimit keeps the one stream that matters from ever being refused by a circuit breaker.
+const xdsLimit = 100000
+
+// pack wraps a message of ours; marshalling one cannot fail, its strings being constants.
+func pack(m proto.Message) *anypb.Any {
+	a, err := anypb.New(m)
+	if err != nil {
+		panic("bootstrap: pack " + string(m.ProtoReflect().Descriptor().FullName()) + ": " + err.Error())
+	}
+	return a
+}
+
+func socket(address string, port uint32) *corev3.Address {
+	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+		Address:       address,
+		PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
+	}}}
+}
+
+func pipe(path string) *corev3.Address {
+	return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path}}}
+}
+
+func discardLog() *accessLog {
+	return &accessLog{
+		Name:       "envoy.access_loggers.file",
+		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: pack(&filelogv3.FileAccessLog{Path: "/dev/null"})},
+	}
+}
+
+// static makes the clusters and listeners that need no control plane.
+func static(in Input, fam family) *bootstrapv3.Bootstrap_StaticResources {
+	adminPort, statusPort := in.Config.GetProxyAdminPort(), in.Config.GetStatusPort()
+	if adminPort == 0 {
+		adminPort = mesh.AdminPort
+	}
+	if statusPort == 0 {
+		statusPort = mesh.StatusPort
+	}
+	const quick, patient = 250 * time.Millisecond, time.Second
+	sds := http2(cluster(sdsCluster, patient, pipe(in.SDSSocket)), nil)
+	xds := http2(cluster(xdsCluster, patient, pipe(in.XDSSocket)),
+		// Every new stream gets a connection of its own, so that it reaches the agent
+		// that listens now and not one that has ended.
+		&corev3.HttpProtocolOptions{MaxRequestsPerConnection: wrapperspb.UInt32(1)})
+	limit := func(p corev3.RoutingPriority) *clusterv3.CircuitBreakers_Thresholds {
+		n := wrapperspb.UInt32(xdsLimit)
+		return &clusterv3.CircuitBreakers_Thresholds{Priority: p, MaxConnections: n, MaxPendingRequests: n, MaxRequests: n}
+	}
+	xds.CircuitBreakers = &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{
+		limit(corev3.RoutingPriority_DEFAULT), limit(corev3.RoutingPriority_HIGH),
+	}}
+	xds.UpstreamConnectionOptions = &clusterv3.UpstreamConnectionOptions{
+		TcpKeepalive: &corev3.TcpKeepalive{KeepaliveTime: wrapperspb.UInt32(300)},
+	}
+	var compress []*hcmv3.HttpFilter
+	if c := in.Config.GetStatsCompression(); c == nil || c.GetValue() {
+		compress = compressors()
+	}
+	return &bootstrapv3.Bootstrap_StaticResources{
+		Clusters: []*clusterv3.Cluster{
+			cluster(prometheusCluster, quick, socket(fam.loopback, uint32(adminPort))),
+			cluster(agentCluster, quick, socket(fam.loopback, uint32(statusPort))),
+			sds, xds,
+		},
+		Listeners: []*listenerv3.Listener{
+			listener(fam, in.PrometheusPort, "stats", "/stats/prometheus", prometheusCluster, compress),
+			listener(fam, in.HealthPort, "agent", "/healthz/ready", agentCluster, nil),
+		},
+	}
+}
+
+// cluster is a static cluster of one endpoint. The name's ";" ends it for the rule that
+// takes the cluster's name out of a statistic's.
+func cluster(name string, connect time.Duration, to *corev3.Address) *clusterv3.Cluster {
+	return &clusterv3.Cluster{
+		Name:                 name,
+		AltStatName:          name + ";",
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		ConnectTimeout:       durationpb.New(connect),
+		LoadAssignment: &endpointv3.ClusterLoadAssignment{
+			ClusterName: name,
+			Endpoints: []*endpointv3.LocalityLbEndpoints{{LbEndpoints: []*endpointv3.LbEndpoint{{
+				HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: to}},
+			}}}},
+		},
+	}
+}
+
+// http2 has a cluster spoken to in HTTP/2, as gRPC needs.
+func http2(c *clusterv3.Cluster, common *corev3.HttpProtocolOptions) *clusterv3.Cluster {
+	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{
+		"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": pack(&httpv3.HttpProtocolOptions{
+			CommonHttpProtocolOptions: common,
+			UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{
+				ExplicitHttpConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
+					ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
+						Http2ProtocolOptions: &corev3.Http2ProtocolOptions{},
+					},
+				},
+			},
+		}),
+	}
+	return c
+}
+
+// listener forwards one path to one cluster. It has no direction, so that no drain ends
+// it, and is exempt from every limit: a full proxy must still answer for its health.
+func listener(fam family, port uint32, stat, path, to string, filters []*hcmv3.HttpFilter) *listenerv3.Listener {
+	filters = append(filters, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
+	manager := &hcmv3.HttpConnectionManager{
+		StatPrefix:  stat,
+		HttpFilters: filters,
+		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: &routev3.RouteConfiguration{
+			VirtualHosts: []*routev3.VirtualHost{{
+				Name:    "backend",
+				Domains: []string{"*"},
+				Routes: []*routev3.Route{{
+					Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: path}},
+					Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+						ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: to},
+					}},
+				}},
+			}},
+		}},
+	}
+	l := &listenerv3.Listener{
+		Name:                  fam.wildcard + "_" + digits(port),
+		Address:               socket(fam.wildcard, port),
+		IgnoreGlobalConnLimit: true,
+		BypassOverloadManager: true,
+		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
+			Name:       "envoy.filters.network.http_connection_manager",
+			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: pack(manager)},
+		}}}},
+	}
+	if fam.also != "" {
+		l.AdditionalAddresses = []*listenerv3.AdditionalAddress{{Address: socket(fam.also, port)}}
+	}
+	return l
+}
+
+func httpFilter(name string, config proto.Message) *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(config)}}
+}
+
+// compressors answer a scraper in the best of the encodings that it takes.
+func compressors() []*hcmv3.HttpFilter {
+	var out []*hcmv3.HttpFilter
+	for _, c := range []struct {
+		name    string
+		library proto.Message
+	}{{"brotli", &brotliv3.Brotli{}}, {"zstd", &zstdv3.Zstd{}}, {"gzip", &gzipv3.Gzip{}}} {
+		out = append(out, httpFilter("envoy.filters.http.compressor."+c.name, &compressorv3.Compressor{
+			CompressorLibrary: &corev3.TypedExtensionConfig{Name: "stats_" + c.name, TypedConfig: pack(c.library)},
+			ResponseDirectionConfig: &compressorv3.Compressor_ResponseDirectionConfig{
+				CommonConfig: &compressorv3.Compressor_CommonDirectionConfig{ContentTypeMatcher: []*matcherv3.StringMatcher{
+					prefix("text/plain"), prefix("application/vnd.google.protobuf"), prefix("application/openmetrics-"),
+				}},
+			},
+		}))
+	}
+	return out
+}
