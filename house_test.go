@@ -39,7 +39,7 @@ const (
 // layers places every package. A package that is not in it fails the test: place it.
 var layers = map[string]layer{
 	"internal/mesh": words, "internal/object": words, "internal/pki": words,
-	"api": words, "internal/yamltree": tools, "internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
+	"api": words, "internal/yamltree": tools, "internal/incr": tools, "internal/run": tools, "internal/filewatch": tools, "internal/statefile": tools,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure,
 	"internal/agent/node": edge, "internal/agent/envoy": edge, "internal/agent/secret": edge,

@@ -1,0 +1,228 @@
+package authn
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/internal/statefile"
+)
+
+// The shape of the tokens that pilot-discovery signs where no Kubernetes does.
+const (
+	// TokenIssuer is the iss claim.
+	TokenIssuer = "pilothouse"
+	// DefaultTokenTTL is how long a token lives where nobody says. [control-plane appendix B]
+	DefaultTokenTTL = 43200 * time.Second
+
+	maxToken  = 8 << 10          // bytes
+	clockSkew = 60 * time.Second // between the clocks of issuer and verifier
+	subject   = "system:serviceaccount:"
+
+	issuerFolder = "token-issuer"
+	issuerKey    = "key.pem"
+)
+
+// Reason is why a token was refused.
+type Reason string
+
+// The reasons, as they stand in messages.
+const (
+	Malformed     Reason = "malformed"
+	BadSignature  Reason = "signature"
+	WrongIssuer   Reason = "wrong issuer"
+	WrongAudience Reason = "wrong audience"
+	Expired       Reason = "expired"
+	NotYetValid   Reason = "not yet valid"
+	Contradiction Reason = "contradiction"
+)
+
+// TokenError is the refusal of a token. Text never holds the token.
+type TokenError struct {
+	Reason Reason
+	Text   string
+}
+
+// Error names reason and detail.
+func (e *TokenError) Error() string { return fmt.Sprintf("bearer token: %s: %s", e.Reason, e.Text) }
+
+// Subject is whom a token names.
+type Subject struct {
+	Namespace, ServiceAccount string
+}
+
+// claims is the payload; kubernetes.io has the shape of Kubernetes' own bound tokens.
+type claims struct {
+	jwt.Claims
+	Kubernetes *boundTo `json:"kubernetes.io,omitempty"`
+}
+
+type boundTo struct {
+	Namespace      string `json:"namespace"`
+	ServiceAccount struct {
+		Name string `json:"name"`
+	} `json:"serviceaccount"`
+}
+
+// Issuer signs and verifies tokens with one ECDSA P-256 key. It is immutable; any
+// goroutine may use it.
+type Issuer struct {
+	key    crypto.Signer
+	keyID  string
+	signer jose.Signer
+}
+
+// OpenIssuer loads the issuer's key from the state folder and makes it there first where
+// there is none (mode 0600). pilot-discovery and pilotctl open the same one. A key that
+// others may read is refused.
+func OpenIssuer(stateDir string) (*Issuer, error) {
+	path := filepath.Join(stateDir, issuerFolder, issuerKey)
+	text, err := statefile.ReadPrivate(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := createKey(stateDir); err != nil {
+			return nil, err
+		}
+		text, err = statefile.ReadPrivate(path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read token issuer key: %w", err)
+	}
+	key, err := pki.ParseKey(text)
+	if err != nil {
+		return nil, fmt.Errorf("read token issuer key %s: %w", path, err)
+	}
+	return newIssuer(key)
+}
+
+func createKey(stateDir string) error {
+	key, err := pki.GenerateKey(pki.ECDSAP256)
+	if err != nil {
+		return fmt.Errorf("make token issuer key: %w", err)
+	}
+	text, err := pki.EncodeKey(key, true)
+	if err != nil {
+		return fmt.Errorf("make token issuer key: %w", err)
+	}
+	return statefile.CreateOnce(stateDir, issuerFolder, map[string][]byte{issuerKey: text})
+}
+
+func newIssuer(key crypto.Signer) (*Issuer, error) {
+	ec, ok := key.(*ecdsa.PrivateKey)
+	if !ok || ec.Curve.Params().BitSize != 256 {
+		return nil, errors.New("token issuer key: want ECDSA P-256")
+	}
+	thumb, err := (&jose.JSONWebKey{Key: key.Public()}).Thumbprint(crypto.SHA256)
+	if err != nil {
+		return nil, fmt.Errorf("token issuer key: %w", err)
+	}
+	i := &Issuer{key: key, keyID: fmt.Sprintf("%x", thumb[:8])}
+	opts := (&jose.SignerOptions{}).WithType("JWT").WithHeader("kid", i.keyID)
+	if i.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key}, opts); err != nil {
+		return nil, fmt.Errorf("token issuer key: %w", err)
+	}
+	return i, nil
+}
+
+// Issue signs a token for a service account, valid from now for ttl (0:
+// DefaultTokenTTL), for one audience ("": mesh.TokenAudience).
+func (i *Issuer) Issue(namespace, serviceAccount, audience string, ttl time.Duration, now time.Time) (string, error) {
+	if err := errors.Join(pki.CheckName("namespace", namespace), pki.CheckName("service account", serviceAccount)); err != nil {
+		return "", fmt.Errorf("issue token: %w", err)
+	}
+	if ttl < 0 {
+		return "", fmt.Errorf("issue token: lifetime %s is below zero", ttl)
+	}
+	if ttl == 0 {
+		ttl = DefaultTokenTTL
+	}
+	if audience == "" {
+		audience = mesh.TokenAudience
+	}
+	bound := &boundTo{Namespace: namespace}
+	bound.ServiceAccount.Name = serviceAccount
+	token, err := jwt.Signed(i.signer).Claims(claims{
+		Claims: jwt.Claims{
+			Issuer:    TokenIssuer,
+			Subject:   subject + namespace + ":" + serviceAccount,
+			Audience:  jwt.Audience{audience},
+			IssuedAt:  jwt.NewNumericDate(now),
+			NotBefore: jwt.NewNumericDate(now),
+			Expiry:    jwt.NewNumericDate(now.Add(ttl)),
+		},
+		Kubernetes: bound,
+	}).Serialize()
+	if err != nil {
+		return "", fmt.Errorf("issue token: %w", err)
+	}
+	return token, nil
+}
+
+// Verify checks a token at the time now: at most 8 KiB, ES256 with this issuer's key and
+// nothing else, for the audience istio-ca, in its time give or take 60 s, and naming one
+// service account without contradiction. Every error is a *TokenError.
+func (i *Issuer) Verify(token string, now time.Time) (Subject, error) {
+	if len(token) > maxToken {
+		return Subject{}, refuse(Malformed, "%d bytes, at most %d are taken", len(token), maxToken)
+	}
+	parsed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{jose.ES256})
+	if err != nil {
+		return Subject{}, refuse(Malformed, "not a JWT signed with ES256")
+	}
+	var c claims
+	err = parsed.Claims(i.key.Public(), &c) // the payload is read only after its signature held
+	if errors.Is(err, jose.ErrCryptoFailure) {
+		return Subject{}, refuse(BadSignature, "not signed by this mesh (key %s)", i.keyID)
+	}
+	if err != nil {
+		return Subject{}, refuse(Malformed, "its claims do not have the types they should")
+	}
+	if err := c.check(now); err != nil {
+		return Subject{}, err
+	}
+	return c.subject()
+}
+
+func (c claims) check(now time.Time) error {
+	switch {
+	case c.Issuer != TokenIssuer:
+		return refuse(WrongIssuer, "%q, want %q", c.Issuer, TokenIssuer)
+	case !slices.Contains(c.Audience, mesh.TokenAudience):
+		return refuse(WrongAudience, "%q, want %q", []string(c.Audience), mesh.TokenAudience)
+	case c.Expiry == nil:
+		return refuse(Malformed, "it says not when it expires")
+	case !now.Before(c.Expiry.Time().Add(clockSkew)):
+		return refuse(Expired, "at %s, it is %s", stamp(c.Expiry.Time()), stamp(now))
+	case c.NotBefore != nil && now.Before(c.NotBefore.Time().Add(-clockSkew)):
+		return refuse(NotYetValid, "before %s, it is %s", stamp(c.NotBefore.Time()), stamp(now))
+	}
+	return nil
+}
+
+func (c claims) subject() (Subject, error) {
+	rest, ok := strings.CutPrefix(c.Subject, subject)
+	ns, sa, ok2 := strings.Cut(rest, ":")
+	if !ok || !ok2 || pki.CheckName("", ns) != nil || pki.CheckName("", sa) != nil {
+		return Subject{}, refuse(Malformed, "subject %.300q, want %s<namespace>:<name>", c.Subject, subject)
+	}
+	if k := c.Kubernetes; k != nil && (k.Namespace != ns || k.ServiceAccount.Name != sa) {
+		return Subject{}, refuse(Contradiction, "its subject is %s/%s, its kubernetes.io claim says %.300s/%.300s", ns, sa, k.Namespace, k.ServiceAccount.Name)
+	}
+	return Subject{Namespace: ns, ServiceAccount: sa}, nil
+}
+
+func refuse(r Reason, format string, args ...any) error {
+	return &TokenError{Reason: r, Text: fmt.Sprintf(format, args...)}
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
