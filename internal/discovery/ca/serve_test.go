@@ -1,0 +1,260 @@
+package ca_test
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"log/slog"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	securityv1 "istio.io/api/security/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/authn"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+var alice = mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", ServiceAccount: "alice"}
+
+// authority is the real thing in memory: TLS, gRPC, authentication, CA.
+type authority struct {
+	t      *testing.T
+	ln     *bufconn.Listener
+	root   *ca.Authority
+	server *ca.Server
+	issuer *authn.Issuer
+	logs   *bytes.Buffer
+}
+
+func start(t *testing.T, limits ca.Limits) *authority {
+	t.Helper()
+	dir := t.TempDir()
+	root := ok(t)(ca.OpenRoot(dir, "cluster.local", 0))
+	a := &authority{t: t, ln: bufconn.Listen(1 << 16), root: root, issuer: okIssuer(t, dir), logs: &bytes.Buffer{}}
+	serving, err := root.ServerCertificate(ca.ServingNames("istio-system"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(serving.TLSConfig())))
+	a.server = ca.New(root, authn.New("cluster.local", a.issuer), limits, slog.New(slog.NewTextHandler(a.logs, nil)))
+	a.server.Register(s)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(a.ln) }()
+	t.Cleanup(func() {
+		s.Stop()
+		<-done
+	})
+	return a
+}
+
+func ok(t *testing.T) func(*ca.Authority, error) *ca.Authority {
+	return func(a *ca.Authority, err error) *ca.Authority {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+}
+
+func okIssuer(t *testing.T, dir string) *authn.Issuer {
+	t.Helper()
+	i, err := authn.OpenIssuer(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+func (a *authority) token(ns, sa, audience string, at time.Time) string {
+	a.t.Helper()
+	token, err := a.issuer.Issue(ns, sa, audience, time.Hour, at)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return token
+}
+
+// call makes one call with a client certificate (or none) and a token (or none).
+func (a *authority) call(cert *tls.Certificate, token string, r *securityv1.IstioCertificateRequest) ([]string, error) {
+	a.t.Helper()
+	config := &tls.Config{RootCAs: pki.Pool([]*x509.Certificate{a.root.Root()}), ServerName: "istiod.istio-system.svc"}
+	if cert != nil {
+		// Offered regardless of what the server says it would take.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return cert, nil }
+	}
+	conn, err := grpc.NewClient("passthrough:///mem", grpc.WithTransportCredentials(credentials.NewTLS(config)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return a.ln.DialContext(ctx) }))
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
+	answer, err := securityv1.NewIstioCertificateServiceClient(conn).CreateCertificate(ctx, r)
+	return answer.GetCertChain(), err
+}
+
+func newCSR(t *testing.T, id mesh.Identity) (crypto.Signer, string) {
+	t.Helper()
+	key, err := pki.GenerateKey("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	csr, err := pki.MakeCSR(key, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key, string(csr)
+}
+
+func leafOf(t *testing.T, chain []string) *x509.Certificate {
+	t.Helper()
+	if len(chain) != 2 {
+		t.Fatalf("chain of %d, want leaf and root", len(chain))
+	}
+	certs, err := pki.ParseBundle([]byte(strings.Join(chain, "")))
+	if err != nil || len(certs) != 2 {
+		t.Fatalf("chain: %d certificates, %v", len(certs), err)
+	}
+	if err := pki.VerifyChain(certs[:1], certs[1:], x509.ExtKeyUsageClientAuth, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	return certs[0]
+}
+
+func TestACallerGetsItsOwnNameOnly(t *testing.T) {
+	a := start(t, ca.Limits{})
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin, _ := url.Parse("spiffe://cluster.local/ns/istio-system/sa/admin")
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "istiod.istio-system.svc"}, URIs: []*url.URL{admin}, DNSNames: []string{"istiod.istio-system.svc"}, IPAddresses: []net.IP{{10, 0, 0, 1}}, EmailAddresses: []string{"root@example"},
+	}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	csr := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	chain, err := a.call(nil, a.token("shop", "alice", "", time.Now()), &securityv1.IstioCertificateRequest{Csr: string(csr)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := leafOf(t, chain)
+	if id, err := pki.IdentityOf(leaf); err != nil || id != alice {
+		t.Errorf("identity %v, %v", id, err)
+	}
+	if leaf.Subject.String() != "" || leaf.DNSNames != nil || leaf.IPAddresses != nil || leaf.EmailAddresses != nil || leaf.IsCA {
+		t.Errorf("the request's names came through: %q %v %v %v", leaf.Subject, leaf.DNSNames, leaf.IPAddresses, leaf.EmailAddresses)
+	}
+	if !pki.KeyMatches(key, leaf) {
+		t.Error("the certificate is for another key")
+	}
+	if life := time.Until(leaf.NotAfter); life < 23*time.Hour || life > 24*time.Hour {
+		t.Errorf("it lives %s", life)
+	}
+}
+
+func TestACertificateRenewsItself(t *testing.T) {
+	a := start(t, ca.Limits{})
+	key, csr := newCSR(t, alice)
+	chain, err := a.call(nil, a.token("shop", "alice", "", time.Now()), &securityv1.IstioCertificateRequest{Csr: csr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := &tls.Certificate{Certificate: [][]byte{leafOf(t, chain).Raw}, PrivateKey: key}
+	bank := mesh.Identity{TrustDomain: "cluster.local", Namespace: "bank", ServiceAccount: "boss"}
+	_, csr = newCSR(t, bank)
+	chain, err = a.call(cert, "", &securityv1.IstioCertificateRequest{Csr: csr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id, _ := pki.IdentityOf(leafOf(t, chain)); id != alice {
+		t.Errorf("the caller %s got a certificate for %s", alice, id)
+	}
+	stranger, _ := pki.GenerateKey("")
+	tmpl, _ := pki.WorkloadTemplate(bank, pki.Term{NotAfter: time.Now().Add(time.Hour)})
+	forged, err := pki.Sign(tmpl, nil, stranger.Public(), stranger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.call(&tls.Certificate{Certificate: [][]byte{forged.Raw}, PrivateKey: stranger}, "", &securityv1.IstioCertificateRequest{Csr: csr}); err == nil || status.Code(err) != codes.Unavailable {
+		t.Errorf("a certificate of another root: %v", err)
+	}
+}
+
+func TestTTLIsCapped(t *testing.T) {
+	a := start(t, ca.Limits{MaxTTL: 2 * time.Hour})
+	_, csr := newCSR(t, alice)
+	for asked, want := range map[int64]time.Duration{60: time.Minute, 0: 2 * time.Hour, 1 << 62: 2 * time.Hour, -(1 << 62): 2 * time.Hour} {
+		chain, err := a.call(nil, a.token("shop", "alice", "", time.Now()), &securityv1.IstioCertificateRequest{Csr: csr, ValidityDuration: asked})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if life := time.Until(leafOf(t, chain).NotAfter); life > want || life < want-time.Minute {
+			t.Errorf("asked for %d s: lives %s, want %s", asked, life, want)
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	a := start(t, ca.Limits{})
+	_, csr := newCSR(t, alice)
+	good := a.token("shop", "alice", "", time.Now())
+	for _, tt := range []struct {
+		name, token, csr string
+		code             codes.Code
+		why              string
+	}{
+		{"no credentials", "", csr, codes.Unauthenticated, "no credentials"},
+		{"wrong audience", a.token("shop", "alice", "bank", time.Now()), csr, codes.Unauthenticated, "wrong audience"},
+		{"expired token", a.token("shop", "alice", "", time.Now().Add(-2*time.Hour)), csr, codes.Unauthenticated, "expired: at "},
+		{"future token", a.token("shop", "alice", "", time.Now().Add(time.Hour)), csr, codes.Unauthenticated, "not yet valid"},
+		{"no token", "abc", csr, codes.Unauthenticated, "malformed"},
+		{"no CSR", good, "", codes.InvalidArgument, "no PEM block"},
+		{"bad CSR", good, strings.Replace(csr, "A", "B", 1), codes.InvalidArgument, "certificate request"},
+		{"huge CSR", good, strings.Repeat("x", pki.MaxCSR+1), codes.InvalidArgument, "at most 16384"},
+	} {
+		_, err := a.call(nil, tt.token, &securityv1.IstioCertificateRequest{Csr: tt.csr})
+		if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.why) {
+			t.Errorf("%s: %v; want %s %q", tt.name, err, tt.code, tt.why)
+		}
+	}
+	got := map[string]float64{}
+	for _, m := range a.server.Metrics() {
+		got[m.Name] = m.Value
+	}
+	for name, want := range map[string]float64{
+		"citadel_server_csr_count": 8, "citadel_server_authentication_failure_count": 5, "citadel_server_csr_parsing_err_count": 3,
+		"citadel_server_success_cert_issuance_count": 0, "citadel_server_root_cert_expiry_timestamp": float64(a.root.Root().NotAfter.Unix()),
+	} {
+		if got[name] != want {
+			t.Errorf("%s = %v, want %v", name, got[name], want)
+		}
+	}
+	if strings.Contains(a.logs.String(), good) {
+		t.Error("a token is in the log")
+	}
+}
