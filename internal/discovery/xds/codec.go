@@ -1,0 +1,124 @@
+package xds
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strconv"
+
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // the codec for everything else
+	"google.golang.org/grpc/mem"
+)
+
+// response is a Send on its way to the wire.
+type response struct {
+	Send
+	delta bool
+}
+
+// codec writes responses from the shared bytes of their resources and leaves every other
+// message to the ordinary protobuf codec.
+type codec struct{ encoding.CodecV2 }
+
+// Codec is what a gRPC server must be given (grpc.ForceServerCodecV2) to serve xDS. The
+// server may serve other services too: only this package's responses are special.
+func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
+
+// Marshal implements encoding.CodecV2.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	r, ok := v.(*response)
+	if !ok {
+		return c.CodecV2.Marshal(v)
+	}
+	return r.encode(), nil
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if _, ok := v.(*response); ok {
+		return fmt.Errorf("decode %T: responses are only sent", v)
+	}
+	return c.CodecV2.Unmarshal(data, v)
+}
+
+// Field numbers of envoy.service.discovery.v3.
+const (
+	fieldVersion   = 1 // version_info, system_version_info
+	fieldResources = 2
+	fieldTypeURL   = 4
+	fieldNonce     = 5
+	fieldRemoved   = 6 // delta only
+
+	resourceName    = 3
+	resourceVersion = 1
+	resourceBody    = 2
+)
+
+// encode lays the response out as slices: what is the stream's own in one new buffer cut
+// into pieces, and between them the resources' shared bytes.
+func (r *response) encode() mem.BufferSlice {
+	out := make(mem.BufferSlice, 0, 2+2*len(r.Upserts))
+	head := make([]byte, 0, r.headSize())
+	start := 0
+	cut := func() {
+		out = append(out, mem.SliceBuffer(head[start:len(head):len(head)]))
+		start = len(head)
+	}
+	head = appendBytes(head, fieldVersion, strconv.FormatUint(r.Generation, 10))
+	head = appendBytes(head, fieldTypeURL, r.Type.URL())
+	head = appendBytes(head, fieldNonce, r.Nonce)
+	for _, n := range r.Removed {
+		head = appendBytes(head, fieldRemoved, n)
+	}
+	for _, u := range r.Upserts {
+		head = append(head, fieldResources<<3|2)
+		if r.delta {
+			head = binary.AppendUvarint(head, uint64(resourceSize(u)))
+			head = appendBytes(head, resourceName, u.Name)
+			head = appendBytes(head, resourceVersion, u.Version)
+			head = append(head, resourceBody<<3|2)
+		}
+		head = binary.AppendUvarint(head, uint64(len(u.Body)))
+		cut()
+		out = append(out, mem.SliceBuffer(u.Body))
+	}
+	if start < len(head) {
+		cut()
+	}
+	return out
+}
+
+// headSize is an upper bound of the bytes that are not shared.
+func (r *response) headSize() int {
+	const field = 1 + binary.MaxVarintLen32
+	n := 20 + len(r.Type.URL()) + len(r.Nonce) + 3*field
+	for _, name := range r.Removed {
+		n += field + len(name)
+	}
+	for _, u := range r.Upserts {
+		n += 4*field + len(u.Name) + len(u.Version)
+	}
+	return n
+}
+
+// size is the length of the encoded response in bytes.
+func (r *response) size() int {
+	n := 0
+	for _, u := range r.Upserts {
+		n += len(u.Body)
+	}
+	return n
+}
+
+func resourceSize(u *Resource) int {
+	return bytesSize(len(u.Name)) + bytesSize(len(u.Version)) + bytesSize(len(u.Body))
+}
+
+// bytesSize is the size of a length-delimited field with a number below 16.
+func bytesSize(n int) int {
+	size := 2 + n
+	for v := n; v >= 0x80; v >>= 7 {
+		size++
+	}
+	return size
+}

@@ -1,0 +1,57 @@
+package xds
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics has the names that dashboards of Istio's control plane use. [control-plane 1.13]
+type metrics struct {
+	connected   prometheus.Collector
+	pushes      *prometheus.CounterVec
+	rejects     [numTypes]prometheus.Counter
+	allRejects  *prometheus.CounterVec
+	stale       *prometheus.CounterVec
+	size        *prometheus.HistogramVec
+	sending     prometheus.Histogram
+	convergence prometheus.Histogram
+}
+
+func newMetrics(connected func() int) *metrics {
+	byType := []string{"type"}
+	m := &metrics{
+		connected: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilot_xds", Help: "Proxies connected over xDS."},
+			func() float64 { return float64(connected()) }),
+		pushes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilot_xds_pushes",
+			Help: "Responses sent, and those that could not be (type with _senderr)."}, byType),
+		allRejects: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilot_total_xds_rejects",
+			Help: "Responses that proxies refused."}, byType),
+		stale: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilot_xds_expired_nonce",
+			Help: "Requests that answered no outstanding response."}, byType),
+		size: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "pilot_xds_config_size_bytes",
+			Help: "Bytes of resources in a response.", Buckets: prometheus.ExponentialBuckets(1024, 8, 7)}, byType),
+		sending: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_xds_send_time",
+			Help: "Seconds until a response was handed to the transport.", Buckets: []float64{.001, .01, .1, 1, 3, 5, 10, 20, 30}}),
+		convergence: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_convergence_time",
+			Help:    "Seconds from a view's publication, or the proxy's connecting, until the proxy accepted all of it.",
+			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 3, 5, 10, 20, 30}}),
+	}
+	for t := range numTypes {
+		m.rejects[t] = prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_xds_" + t.label() + "_reject",
+			Help: t.String() + " responses that proxies refused."})
+		m.pushes.WithLabelValues(t.label())
+	}
+	return m
+}
+
+func (m *metrics) all() []prometheus.Collector {
+	out := []prometheus.Collector{m.connected, m.pushes, m.allRejects, m.stale, m.size, m.sending, m.convergence}
+	for _, r := range m.rejects {
+		out = append(out, r)
+	}
+	return out
+}
+
+// label is the type's name in metrics.
+func (t Type) label() string { return strings.ToLower(t.String()) }

@@ -1,0 +1,56 @@
+package xds
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// oneClass is a registry in which all proxies are alike.
+type oneClass struct {
+	cell *Cell
+	mu   sync.Mutex
+	seen []mesh.Node
+	gone int
+	err  error
+}
+
+func (r *oneClass) Join(_ context.Context, n mesh.Node, _ string) (*Cell, func(), error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err != nil {
+		return nil, nil, r.err
+	}
+	r.seen = append(r.seen, n)
+	return r.cell, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.gone++
+	}, nil
+}
+
+// serveOn runs a server of ours on a listener until the function is called or the test
+// ends.
+func serveOn(t testing.TB, l net.Listener, s *Server, auth Authenticate) (stop func()) {
+	g := grpc.NewServer(ServerOptions()...)
+	s.Register(g, auth)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = g.Serve(l)
+	}()
+	stop = sync.OnceFunc(func() { g.Stop(); <-done })
+	t.Cleanup(stop)
+	return stop
+}
+
+// quiet is a logger for tests: shown only when they fail.
+func quiet(t testing.TB) *slog.Logger {
+	return slog.New(slog.NewTextHandler(t.Output(), nil))
+}

@@ -1,0 +1,142 @@
+package xds
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/peer"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// Connection is the state of one stream, for people and for status writers.
+type Connection struct {
+	// ID is unique in the process: the node's pod.namespace and a number.
+	ID string
+	// Node is the proxy; its Extensions are left out.
+	Node mesh.Node
+	// Identity is who the caller proved to be, zero on a plaintext port.
+	Identity mesh.Identity
+	Peer     string // address
+	Since    time.Time
+	Delta    bool
+	// Sent is the newest generation of which something was sent, Applied the newest that
+	// the proxy has accepted whole.
+	Sent, Applied uint64
+	// Types has an entry for each type that was sent, by Type.
+	Types map[Type]TypeStatus
+}
+
+// TypeStatus is what a stream has of one type.
+type TypeStatus struct {
+	// SentNonce and AckedNonce are equal where the proxy is in sync.
+	SentNonce, AckedNonce           string
+	SentGeneration, AckedGeneration uint64
+	// Resources is how many the proxy is subscribed to.
+	Resources int
+	// Rejects counts NACKs; the others are of the last one.
+	Rejects      int
+	Rejected     time.Time
+	RejectedName []string
+	Message      string
+}
+
+// connection is a Connection that is still going on. The identifying fields never change
+// and are read without the lock.
+type connection struct {
+	mu     sync.Mutex
+	status Connection
+}
+
+func newConnection(ctx context.Context, id string, n mesh.Node, who mesh.Identity, delta bool) *connection {
+	// Hundreds of names per proxy, all alike.
+	n.Extensions = nil
+	c := &connection{status: Connection{ID: id, Node: n, Identity: who, Delta: delta, Since: time.Now(), Types: map[Type]TypeStatus{}}}
+	if p, ok := peer.FromContext(ctx); ok {
+		c.status.Peer = p.Addr.String()
+	}
+	return c
+}
+
+func (c *connection) change(t Type, f func(*TypeStatus)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.status.Types[t]
+	f(&s)
+	c.status.Types[t] = s
+}
+
+func (c *connection) sent(e Send, resources int) {
+	c.change(e.Type, func(s *TypeStatus) {
+		s.SentNonce, s.SentGeneration, s.Resources = e.Nonce, e.Generation, resources
+		c.status.Sent = max(c.status.Sent, e.Generation)
+	})
+}
+
+func (c *connection) acked(e Acked, resources int) {
+	c.change(e.Type, func(s *TypeStatus) {
+		s.AckedNonce, s.AckedGeneration, s.Resources = e.Nonce, e.Generation, resources
+	})
+}
+
+func (c *connection) nacked(e Nacked, at time.Time) {
+	c.change(e.Type, func(s *TypeStatus) {
+		s.Rejects++
+		s.Rejected, s.RejectedName, s.Message = at, e.Names, e.Message
+	})
+}
+
+func (c *connection) applied(generation uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status.Applied = generation
+}
+
+func (c *connection) snapshot() Connection {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := c.status
+	out.Types = make(map[Type]TypeStatus, len(c.status.Types))
+	for t, s := range c.status.Types {
+		out.Types[t] = s
+	}
+	return out
+}
+
+// Connections is the state of every stream, in order of the ids. Any goroutine may call
+// it; the result is the caller's.
+func (s *Server) Connections() []Connection {
+	s.mu.Lock()
+	open := make([]*connection, 0, len(s.conns))
+	for _, c := range s.conns {
+		open = append(open, c)
+	}
+	s.mu.Unlock()
+	out := make([]Connection, 0, len(open))
+	for _, c := range open {
+		out = append(out, c.snapshot())
+	}
+	slices.SortFunc(out, func(a, b Connection) int { return strings.Compare(a.ID, b.ID) })
+	return out
+}
+
+func (s *Server) add(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conns[c.status.ID] = c
+}
+
+func (s *Server) remove(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c.status.ID)
+}
+
+func (s *Server) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}

@@ -1,0 +1,208 @@
+package xds
+
+import (
+	"strconv"
+	"time"
+)
+
+// holdLimit bounds every wait for a client's acknowledgement that keeps other state back.
+const holdLimit = 5 * time.Second
+
+// maxNames bounds the names that a stream may subscribe to, of one type.
+const maxNames = 1 << 15
+
+// Event is something that a Sub is told: Now, Request or Moved.
+type Event interface{ event() }
+
+// Now tells the time. Tell it before each other event and at each Wake.
+type Now struct{ T time.Time }
+
+// Moved tells that the client shall have View from now on.
+type Moved struct{ View *View }
+
+// Request is a discovery request of either flavour.
+type Request struct {
+	Type Type
+	// Names are, for delta, what is newly subscribed; for SotW, all names.
+	Names       []string
+	Unsubscribe []string
+	// Nonce is that of the response that is answered, empty on other requests.
+	Nonce string
+	// Refused is set on a NACK, and Message then says why.
+	Refused bool
+	Message string
+	// Initial are the versions that a delta client has from an earlier stream.
+	Initial map[string]string
+}
+
+func (Now) event()     {}
+func (Moved) event()   {}
+func (Request) event() {}
+
+// Effect is what a Sub wants done: Send, Acked, Nacked, Applied, Stale, Wake or Refuse.
+type Effect interface{ effect() }
+
+// Send is a response to be written to the stream.
+type Send struct {
+	Type    Type
+	Upserts []*Resource
+	// Removed are names; always nil in SotW.
+	Removed []string
+	Nonce   string
+	// Generation is that of the view which the response comes from.
+	Generation uint64
+}
+
+// Acked tells that the response with that nonce was accepted.
+type Acked struct {
+	Type       Type
+	Nonce      string
+	Generation uint64
+}
+
+// Nacked tells that the response with that nonce was refused. Names are the resources
+// that the message names, or nil where it names none.
+type Nacked struct {
+	Type    Type
+	Nonce   string
+	Names   []string
+	Message string
+}
+
+// Applied tells that all of a view has been sent and accepted.
+type Applied struct{ Generation uint64 }
+
+// Stale tells of a request that answers no outstanding response.
+type Stale struct{ Type Type }
+
+// Wake asks for a Now at or after At; a later Wake replaces it.
+type Wake struct{ At time.Time }
+
+// Refuse asks for the stream to be ended: the client overstepped a bound.
+type Refuse struct{ Reason string }
+
+func (Send) effect()    {}
+func (Acked) effect()   {}
+func (Nacked) effect()  {}
+func (Applied) effect() {}
+func (Stale) effect()   {}
+func (Wake) effect()    {}
+func (Refuse) effect()  {}
+
+// flight is a response that waits for its answer.
+type flight struct {
+	nonce      string
+	generation uint64
+	upserts    []*Resource
+}
+
+// channel is the state of one type on one stream.
+type channel struct {
+	asked    bool
+	wildcard bool
+	// named: a SotW client that once gave names; from then on no names means nothing.
+	named bool
+	// due: an answer is owed even if it is empty.
+	due bool
+	// late: the flight took longer than holdLimit; nothing waits for it any more.
+	late  bool
+	names names
+	// have is what the client was sent. Of a type whose resources are named it may hold
+	// more than the client subscribed to; only the names count then.
+	have   *TypeView
+	forced map[string]bool // answered again whatever have says
+	flight *flight
+	nonce  string // the last one sent
+	// refused are the versions that were NACKed, by name. They are part of have, so
+	// they are not sent again until their content changes.
+	refused map[string]string
+	memo    step
+}
+
+// step is the difference last asked for.
+type step struct {
+	old, cur *TypeView
+	delta    *Delta
+}
+
+// Sub decides what one stream is sent, for all types together. It is a machine without a
+// clock, and not for concurrent use.
+type Sub struct {
+	delta   bool
+	diff    func(old, cur *TypeView) *Delta
+	now     time.Time
+	cur     *View
+	chans   [numTypes]channel
+	awaited map[string]bool // EDS names of new clusters that were not asked for yet
+	holds   [numHolds]hold
+	seq     uint64
+	applied uint64 // generation
+	woken   time.Time
+	out     []Effect
+}
+
+// NewSub starts a stream, of the delta protocol or of state-of-the-world. The function
+// diff stands in for Diff, so that streams can share its results; nil is Diff.
+func NewSub(delta bool, diff func(old, cur *TypeView) *Delta) *Sub {
+	if diff == nil {
+		diff = Diff
+	}
+	return &Sub{delta: delta, diff: diff}
+}
+
+// Step takes an event and returns what is to be done about it, in order. The slice is
+// valid until the next Step.
+func (s *Sub) Step(ev Event) []Effect {
+	s.out = s.out[:0]
+	switch ev := ev.(type) {
+	case Now:
+		s.now = ev.T
+	case Moved:
+		s.cur = ev.View
+	case Request:
+		s.request(ev)
+	}
+	if s.cur != nil {
+		s.settle()
+	}
+	return s.out
+}
+
+// Subscribed is how many resources of a type the client is subscribed to.
+func (s *Sub) Subscribed(t Type) int {
+	c := &s.chans[t]
+	if c.wildcard {
+		return c.have.Len()
+	}
+	return len(c.names)
+}
+
+// request takes a request in, whichever its flavour.
+func (s *Sub) request(r Request) {
+	c := &s.chans[r.Type]
+	if s.delta {
+		s.deltaRequest(c, r)
+	} else {
+		s.sotwRequest(c, r)
+	}
+	if len(c.names) > maxNames {
+		s.emit(Refuse{Reason: "more than " + strconv.Itoa(maxNames) + " " + r.Type.String() + " names subscribed"})
+	}
+	if r.Type == EDS {
+		for _, n := range r.Names {
+			delete(s.awaited, n)
+		}
+	}
+}
+
+func (s *Sub) emit(e Effect) { s.out = append(s.out, e) }
+
+// has says whether the client subscribes to a name.
+func (c *channel) has(name string) bool { return c.wildcard || c.names.has(name) }
+
+func (c *channel) force(name string) {
+	if c.forced == nil {
+		c.forced = map[string]bool{}
+	}
+	c.forced[name] = true
+}
