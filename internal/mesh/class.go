@@ -29,6 +29,8 @@ const (
 	RequestIDUUID
 	// CaresDNS: envoy.network.dns_resolver.cares.
 	CaresDNS
+	// PreviousPriorities: envoy.retry_priorities.previous_priorities.
+	PreviousPriorities
 )
 
 // Has says whether all bits of x are set.
@@ -43,6 +45,7 @@ var extensionBits = map[string]Capability{
 	"envoy.retry_host_predicates.previous_hosts": PreviousHosts,
 	"envoy.request_id.uuid":                      RequestIDUUID,
 	"envoy.network.dns_resolver.cares":           CaresDNS,
+	"envoy.retry_priorities.previous_priorities": PreviousPriorities,
 }
 
 // Capabilities reads a node's capability bits.
