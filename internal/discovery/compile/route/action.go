@@ -1,0 +1,216 @@
+package route
+
+import (
+	"math"
+	"slices"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// forward makes the route lead to its destinations; it leaves the action unset where the
+// rule names none that could be used.
+func (in Input) forward(r *routev3.Route, h *networking.HTTPRoute) {
+	a := &routev3.RouteAction{Timeout: h.GetTimeout()}
+	if a.Timeout == nil {
+		a.Timeout = &durationpb.Duration{} // no timeout, where Envoy's own default would be 15 s
+	}
+	a.MaxGrpcTimeout = a.Timeout //nolint:staticcheck // the shape that incumbents send
+	if !rewrite(a, h.GetRewrite()) {
+		return
+	}
+	if len(h.GetRoute()) == 1 {
+		in.single(r, a, h.Route[0])
+	} else if !in.weighted(a, h.GetRoute()) {
+		return
+	}
+	if a.ClusterSpecifier == nil {
+		return
+	}
+	policy := h.GetRetries()
+	if policy == nil {
+		policy = in.Mesh.GetDefaultHttpRetryPolicy()
+	}
+	a.RetryPolicy = retryPolicy(policy, len(a.HashPolicy) > 0, in.Caps)
+	a.RequestMirrorPolicies = in.mirrors(h)
+	r.Action = &routev3.Route_Route{Route: a}
+}
+
+// single leads all traffic to one cluster; its weight means nothing and its headers are the route's.
+func (in Input) single(r *routev3.Route, a *routev3.RouteAction, d *networking.HTTPRouteDestination) {
+	to, ok := in.resolve(d.GetDestination())
+	if !ok {
+		return
+	}
+	a.ClusterSpecifier = &routev3.RouteAction_Cluster{Cluster: to.Cluster}
+	a.HashPolicy = to.Hash
+	req, resp := operations(d.GetHeaders().GetRequest()), operations(d.GetHeaders().GetResponse())
+	r.RequestHeadersToAdd, r.RequestHeadersToRemove = req.add, req.remove
+	r.ResponseHeadersToAdd, r.ResponseHeadersToRemove = resp.add, resp.remove
+	if req.authority != "" {
+		a.HostRewriteSpecifier = &routev3.RouteAction_HostRewriteLiteral{HostRewriteLiteral: req.authority}
+	}
+	if to.OrdinaryTLS && in.Caps.Has(mesh.FilterState) {
+		r.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
+	}
+}
+
+// weighted shares traffic out by weight. It is false where the weights cannot be shared by.
+func (in Input) weighted(a *routev3.RouteAction, list []*networking.HTTPRouteDestination) bool {
+	w := &routev3.WeightedCluster{}
+	var total uint64
+	for _, d := range list {
+		to, ok := in.resolve(d.GetDestination())
+		if !ok || d.GetWeight() <= 0 {
+			continue
+		}
+		total += uint64(d.GetWeight())
+		w.Clusters = append(w.Clusters, in.clusterWeight(to, d))
+		a.HashPolicy = appendHash(a.HashPolicy, to.Hash)
+	}
+	if total == 0 || total > math.MaxUint32 {
+		return false
+	}
+	a.ClusterSpecifier = &routev3.RouteAction_WeightedClusters{WeightedClusters: w}
+	return true
+}
+
+func (in Input) clusterWeight(to Destination, d *networking.HTTPRouteDestination) *routev3.WeightedCluster_ClusterWeight {
+	c := &routev3.WeightedCluster_ClusterWeight{Name: to.Cluster, Weight: wrapperspb.UInt32(uint32(d.GetWeight()))}
+	req, resp := operations(d.GetHeaders().GetRequest()), operations(d.GetHeaders().GetResponse())
+	c.RequestHeadersToAdd, c.RequestHeadersToRemove = req.add, req.remove
+	c.ResponseHeadersToAdd, c.ResponseHeadersToRemove = resp.add, resp.remove
+	if req.authority != "" {
+		c.HostRewriteSpecifier = &routev3.WeightedCluster_ClusterWeight_HostRewriteLiteral{HostRewriteLiteral: req.authority}
+	}
+	if to.OrdinaryTLS && in.Caps.Has(mesh.FilterState) {
+		c.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
+	}
+	return c
+}
+
+// appendHash adds the policies that are not there yet: subsets often share one.
+func appendHash(list, more []*routev3.RouteAction_HashPolicy) []*routev3.RouteAction_HashPolicy {
+	out := slices.Clone(list)
+	for _, p := range more {
+		if !slices.ContainsFunc(out, func(q *routev3.RouteAction_HashPolicy) bool { return proto.Equal(p, q) }) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// resolve asks where a destination leads. A name that the caller does not know still gets
+// its cluster's name: Envoy answers 503 for it until it exists. [control-plane 1.7.14]
+func (in Input) resolve(d *networking.Destination) (Destination, bool) {
+	if d.GetHost() == "" {
+		return Destination{}, false
+	}
+	host := ResolveShortName(d.Host, in.Rule.Namespace, in.Domain)
+	port := d.GetPort().GetNumber()
+	to := in.Destination(host, port, d.Subset)
+	if to.Cluster == "" {
+		if port == 0 {
+			port = in.Port
+		}
+		to.Cluster = cluster.Name(cluster.Outbound, port, d.Subset, host)
+	}
+	return to, true
+}
+
+// rewrite is false where the pattern is none. With a prefix match the rewrite stands in
+// place of the prefix only, slashes included, as the interface says. [control-plane 1.7.20]
+func rewrite(a *routev3.RouteAction, w *networking.HTTPRewrite) bool {
+	if w == nil {
+		return true
+	}
+	if x := w.GetUriRegexRewrite(); x != nil {
+		re, ok := regex(x.GetMatch())
+		if !ok {
+			return false
+		}
+		a.RegexRewrite = &matcherv3.RegexMatchAndSubstitute{Pattern: re, Substitution: x.GetRewrite()}
+	} else {
+		a.PrefixRewrite = w.GetUri()
+	}
+	if w.GetAuthority() != "" {
+		a.HostRewriteSpecifier = &routev3.RouteAction_HostRewriteLiteral{HostRewriteLiteral: w.Authority}
+	}
+	return true
+}
+
+// mirrors are the shadows of a route; those of 0 % are left out.
+func (in Input) mirrors(h *networking.HTTPRoute) []*routev3.RouteAction_RequestMirrorPolicy {
+	var out []*routev3.RouteAction_RequestMirrorPolicy
+	add := func(d *networking.Destination, percent float64) {
+		to, ok := in.resolve(d)
+		if !ok || percent <= 0 {
+			return
+		}
+		out = append(out, &routev3.RouteAction_RequestMirrorPolicy{
+			Cluster:         to.Cluster,
+			RuntimeFraction: &corev3.RuntimeFractionalPercent{DefaultValue: fraction(percent)},
+			TraceSampled:    wrapperspb.Bool(false),
+		})
+	}
+	if h.GetMirror() != nil {
+		percent := 100.0
+		if p := h.GetMirrorPercentage(); p != nil {
+			percent = p.GetValue()
+		} else if p := h.GetMirrorPercent(); p != nil { //nolint:staticcheck // the older name of the same
+			percent = float64(p.GetValue())
+		}
+		add(h.Mirror, percent)
+	}
+	for _, m := range h.GetMirrors() {
+		percent := 100.0
+		if p := m.GetPercentage(); p != nil {
+			percent = p.GetValue()
+		}
+		add(m.GetDestination(), percent)
+	}
+	return out
+}
+
+// HashPolicies is what a consistent hash goes by, for the routes to its cluster; nil for
+// other load balancers. [control-plane 1.8.4]
+func HashPolicies(lb *networking.LoadBalancerSettings) []*routev3.RouteAction_HashPolicy {
+	p := &routev3.RouteAction_HashPolicy{}
+	switch k := lb.GetConsistentHash().GetHashKey().(type) {
+	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpHeaderName:
+		p.PolicySpecifier = &routev3.RouteAction_HashPolicy_Header_{Header: &routev3.RouteAction_HashPolicy_Header{HeaderName: k.HttpHeaderName}}
+	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpCookie:
+		p.PolicySpecifier = &routev3.RouteAction_HashPolicy_Cookie_{Cookie: cookie(k.HttpCookie)}
+	case *networking.LoadBalancerSettings_ConsistentHashLB_UseSourceIp:
+		if !k.UseSourceIp {
+			return nil
+		}
+		p.PolicySpecifier = &routev3.RouteAction_HashPolicy_ConnectionProperties_{
+			ConnectionProperties: &routev3.RouteAction_HashPolicy_ConnectionProperties{SourceIp: true},
+		}
+	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpQueryParameterName:
+		p.PolicySpecifier = &routev3.RouteAction_HashPolicy_QueryParameter_{
+			QueryParameter: &routev3.RouteAction_HashPolicy_QueryParameter{Name: k.HttpQueryParameterName},
+		}
+	default:
+		return nil
+	}
+	return []*routev3.RouteAction_HashPolicy{p}
+}
+
+func cookie(c *networking.LoadBalancerSettings_ConsistentHashLB_HTTPCookie) *routev3.RouteAction_HashPolicy_Cookie {
+	out := &routev3.RouteAction_HashPolicy_Cookie{Name: c.GetName(), Path: c.GetPath(), Ttl: c.GetTtl()}
+	for _, a := range c.GetAttributes() {
+		out.Attributes = append(out.Attributes, &routev3.RouteAction_HashPolicy_CookieAttribute{Name: a.GetName(), Value: a.GetValue()})
+	}
+	return out
+}

@@ -1,0 +1,60 @@
+package route
+
+import (
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+var redirectCodes = map[uint32]routev3.RedirectAction_RedirectResponseCode{
+	301: routev3.RedirectAction_MOVED_PERMANENTLY,
+	302: routev3.RedirectAction_FOUND,
+	303: routev3.RedirectAction_SEE_OTHER,
+	307: routev3.RedirectAction_TEMPORARY_REDIRECT,
+	308: routev3.RedirectAction_PERMANENT_REDIRECT,
+}
+
+// redirect answers with 301 unless told otherwise. port is the one the client called. [control-plane 1.7.18]
+func redirect(r *networking.HTTPRedirect, port uint32) *routev3.Route_Redirect {
+	a := &routev3.RedirectAction{HostRedirect: r.GetAuthority(), ResponseCode: redirectCodes[r.GetRedirectCode()]}
+	switch {
+	case r.GetPrefixRewrite() != "":
+		a.PathRewriteSpecifier = &routev3.RedirectAction_PrefixRewrite{PrefixRewrite: r.PrefixRewrite}
+	case r.GetUri() != "":
+		a.PathRewriteSpecifier = &routev3.RedirectAction_PathRedirect{PathRedirect: r.Uri}
+	}
+	if r.GetScheme() != "" {
+		a.SchemeRewriteSpecifier = &routev3.RedirectAction_SchemeRedirect{SchemeRedirect: r.Scheme}
+	}
+	switch p := r.GetRedirectPort().(type) {
+	case *networking.HTTPRedirect_Port:
+		a.PortRedirect = p.Port
+	case *networking.HTTPRedirect_DerivePort:
+		if p.DerivePort == networking.HTTPRedirect_FROM_REQUEST_PORT {
+			a.PortRedirect = port
+		} else {
+			a.PortRedirect = schemePort(r.GetScheme())
+		}
+	}
+	return &routev3.Route_Redirect{Redirect: a}
+}
+
+// schemePort is the port that a scheme implies; sidecars are called in plain HTTP.
+func schemePort(scheme string) uint32 {
+	if scheme == "https" {
+		return 443
+	}
+	return 80
+}
+
+// directResponse answers by itself. [control-plane 1.7.19]
+func directResponse(d *networking.HTTPDirectResponse) *routev3.Route_DirectResponse {
+	a := &routev3.DirectResponseAction{Status: d.GetStatus()}
+	switch b := d.GetBody().GetSpecifier().(type) {
+	case *networking.HTTPBody_String_:
+		a.Body = &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: b.String_}}
+	case *networking.HTTPBody_Bytes:
+		a.Body = &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: b.Bytes}}
+	}
+	return &routev3.Route_DirectResponse{DirectResponse: a}
+}

@@ -1,0 +1,152 @@
+package route
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+)
+
+const (
+	// maxDirectBody is the largest directResponse body, in bytes. [control-plane 1.7.19]
+	maxDirectBody = 1 << 20
+	// virtualHostsField is RouteConfiguration.virtual_hosts in the wire format.
+	virtualHostsField = 2
+	statusBadGateway  = 502
+)
+
+// Frame is an outbound RouteConfiguration without hosts. Hosts match whatever port the
+// client wrote behind them, so their domains need not repeat it. Clusters are not checked:
+// a route may stand before its cluster is there.
+func Frame(name string) *routev3.RouteConfiguration {
+	return &routev3.RouteConfiguration{
+		Name:                           name,
+		ValidateClusters:               wrapperspb.Bool(false),
+		MaxDirectResponseBodySizeBytes: wrapperspb.UInt32(maxDirectBody),
+		IgnorePortInHostMatching:       true,
+	}
+}
+
+// Join is the encoding of frame with hosts, each an encoded VirtualHost, in their order.
+// Equal arguments give equal bytes; the hosts are neither decoded nor encoded again.
+// frame must hold no hosts of its own.
+func Join(frame *routev3.RouteConfiguration, hosts [][]byte) []byte {
+	size := proto.Size(frame)
+	for _, h := range hosts {
+		size += protowire.SizeTag(virtualHostsField) + protowire.SizeBytes(len(h))
+	}
+	// A RouteConfiguration has no required field and its strings are valid UTF-8: no way to fail.
+	out, _ := proto.MarshalOptions{Deterministic: true}.MarshalAppend(make([]byte, 0, size), frame)
+	for _, h := range hosts {
+		out = protowire.AppendTag(out, virtualHostsField, protowire.BytesType)
+		out = protowire.AppendBytes(out, h)
+	}
+	return out
+}
+
+// HostName is host:port, the name of a virtual host. [control-plane 1.12.7]
+func HostName(host string, port uint32) string {
+	return host + ":" + strconv.FormatUint(uint64(port), 10)
+}
+
+// VirtualHost makes an outbound virtual host. Upstreams learn which attempt a request is.
+func VirtualHost(name string, domains []string, routes []*routev3.Route) *routev3.VirtualHost {
+	return &routev3.VirtualHost{Name: name, Domains: domains, Routes: routes, IncludeRequestAttemptCount: true}
+}
+
+// Names is everything that decides by which names a client may call a service.
+type Names struct {
+	// Host is fully qualified, or a wildcard.
+	Host string
+	// Namespace is the service's, ClientNamespace that of who calls.
+	Namespace, ClientNamespace string
+	// Domain is what hosts of the registry end in ("cluster.local").
+	Domain string
+	// Headless services are called by their members' names too.
+	Headless bool
+	VIPs     []netip.Addr
+}
+
+// Domains lists those names: the full one, with and without the final dot, the short
+// forms that the client's resolver would complete, and the virtual addresses.
+// [control-plane 1.7.1, 1.12.7]
+func Domains(n Names) []string {
+	out := []string{n.Host, n.Host + "."}
+	if n.Host == "*" {
+		out = out[:1]
+	}
+	if short, ok := strings.CutSuffix(n.Host, "."+n.Namespace+".svc."+n.Domain); ok && n.Domain != "" {
+		if n.Namespace == n.ClientNamespace {
+			out = append(out, short)
+		}
+		out = append(out, short+"."+n.Namespace+".svc", short+"."+n.Namespace)
+	}
+	if n.Headless && !strings.HasPrefix(n.Host, "*") {
+		for _, d := range out[:len(out):len(out)] {
+			out = append(out, "*."+d)
+		}
+	}
+	for _, ip := range n.VIPs {
+		if ip.Is6() {
+			out = append(out, "["+ip.String()+"]")
+		} else {
+			out = append(out, ip.String())
+		}
+	}
+	return out
+}
+
+// CatchAll is the host for names that no service has: allow_any sends them where the
+// client meant them to go, block_all (outboundTrafficPolicy REGISTRY_ONLY) answers 502.
+func CatchAll(m *meshv1.MeshConfig) *routev3.VirtualHost {
+	if m.GetOutboundTrafficPolicy().GetMode() == meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY {
+		return catchAllHost("block_all", &routev3.Route{Action: &routev3.Route_DirectResponse{
+			DirectResponse: &routev3.DirectResponseAction{Status: statusBadGateway},
+		}})
+	}
+	return catchAllHost("allow_any", &routev3.Route{Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster.PassthroughName},
+		Timeout:          &durationpb.Duration{},
+		MaxGrpcTimeout:   &durationpb.Duration{}, //nolint:staticcheck // the shape that incumbents send
+	}}})
+}
+
+func catchAllHost(name string, r *routev3.Route) *routev3.VirtualHost {
+	r.Name, r.Match = name, prefixMatch("/")
+	return VirtualHost(name, []string{"*"}, []*routev3.Route{r})
+}
+
+// Inbound is the route configuration that an inbound HTTP chain carries inline: everything
+// to the named cluster. port names the virtual host (the application's port; 0 for
+// passthrough); host and servicePort name the spans.
+func Inbound(clusterName string, port uint32, host string, servicePort uint32) *routev3.RouteConfiguration {
+	return &routev3.RouteConfiguration{
+		Name:             clusterName,
+		ValidateClusters: wrapperspb.Bool(false),
+		VirtualHosts: []*routev3.VirtualHost{{
+			Name:    "inbound|http|" + strconv.FormatUint(uint64(port), 10),
+			Domains: []string{"*"},
+			Routes: []*routev3.Route{{
+				Name:      "default",
+				Match:     prefixMatch("/"),
+				Decorator: &routev3.Decorator{Operation: HostName(host, servicePort) + "/*"},
+				Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+					ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: clusterName},
+					Timeout:          &durationpb.Duration{},
+					RetryPolicy:      inboundRetry(),
+					MaxStreamDuration: &routev3.RouteAction_MaxStreamDuration{
+						MaxStreamDuration: &durationpb.Duration{}, GrpcTimeoutHeaderMax: &durationpb.Duration{},
+					},
+				}},
+			}},
+		}},
+	}
+}

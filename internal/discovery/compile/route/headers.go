@@ -1,0 +1,62 @@
+package route
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// headerOps is what Envoy is told of one direction's headers.
+type headerOps struct {
+	add       []*corev3.HeaderValueOption
+	remove    []string
+	authority string
+}
+
+// operations puts set before add, each in the order of the names. Envoy refuses to touch
+// pseudo-headers and Host by these means: setting the authority becomes a rewrite of the
+// host, the others are left out. [control-plane 1.7.17]
+func operations(o *networking.Headers_HeaderOperations) headerOps {
+	var out headerOps
+	put := func(values map[string]string, action corev3.HeaderValueOption_HeaderAppendAction) {
+		for _, name := range slices.Sorted(maps.Keys(values)) {
+			if authority(name) {
+				out.authority = values[name]
+			} else if !reserved(name) {
+				out.add = append(out.add, &corev3.HeaderValueOption{
+					Header: &corev3.HeaderValue{Key: name, Value: values[name]}, AppendAction: action,
+				})
+			}
+		}
+	}
+	put(o.GetSet(), corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD)
+	put(o.GetAdd(), corev3.HeaderValueOption_APPEND_IF_EXISTS_OR_ADD)
+	for _, name := range o.GetRemove() {
+		if !authority(name) && !reserved(name) {
+			out.remove = append(out.remove, name)
+		}
+	}
+	return out
+}
+
+func authority(name string) bool {
+	return strings.EqualFold(name, "host") || strings.EqualFold(name, ":authority")
+}
+
+func reserved(name string) bool { return name == "" || name[0] == ':' }
+
+// applyHeaders lays the route's own operations over those of its one destination, if any.
+func applyHeaders(r *routev3.Route, h *networking.Headers) {
+	req, resp := operations(h.GetRequest()), operations(h.GetResponse())
+	r.RequestHeadersToAdd = append(req.add, r.RequestHeadersToAdd...)
+	r.RequestHeadersToRemove = append(req.remove, r.RequestHeadersToRemove...)
+	r.ResponseHeadersToAdd = append(resp.add, r.ResponseHeadersToAdd...)
+	r.ResponseHeadersToRemove = append(resp.remove, r.ResponseHeadersToRemove...)
+	if a := r.GetRoute(); a != nil && req.authority != "" {
+		a.HostRewriteSpecifier = &routev3.RouteAction_HostRewriteLiteral{HostRewriteLiteral: req.authority}
+	}
+}

@@ -1,0 +1,152 @@
+package route
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// claimPrefix starts header names that mean a claim of a verified token; only gateways know such.
+const claimPrefix = "@request.auth.claims"
+
+// translateMatch is a match without what was decided at generation time. It is false for
+// a match that cannot be expressed; leaving a part of it out would match too much.
+func translateMatch(m *networking.HTTPMatchRequest) (*routev3.RouteMatch, bool) {
+	out := prefixMatch("/")
+	if m == nil {
+		return out, true
+	}
+	if !setPath(out, m.Uri) {
+		return nil, false
+	}
+	out.CaseSensitive = wrapperspb.Bool(!m.IgnoreUriCase)
+	if !addHeaders(out, m.Headers, false) || !addHeaders(out, m.WithoutHeaders, true) {
+		return nil, false
+	}
+	for _, p := range []struct {
+		name  string
+		match *networking.StringMatch
+	}{{":method", m.Method}, {":authority", m.Authority}, {":scheme", m.Scheme}} {
+		if p.match == nil {
+			continue
+		}
+		h, ok := headerMatcher(p.name, p.match)
+		if !ok {
+			return nil, false
+		}
+		out.Headers = append(out.Headers, h)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.QueryParams)) {
+		q, ok := queryMatcher(name, m.QueryParams[name])
+		if !ok {
+			return nil, false
+		}
+		out.QueryParameters = append(out.QueryParameters, q)
+	}
+	return out, true
+}
+
+// setPath sets the path; no uri, and the regex "*", mean any path. [control-plane 1.7.5]
+func setPath(out *routev3.RouteMatch, uri *networking.StringMatch) bool {
+	switch t := uri.GetMatchType().(type) {
+	case *networking.StringMatch_Exact:
+		out.PathSpecifier = &routev3.RouteMatch_Path{Path: t.Exact}
+	case *networking.StringMatch_Prefix:
+		out.PathSpecifier = &routev3.RouteMatch_Prefix{Prefix: t.Prefix}
+	case *networking.StringMatch_Regex:
+		if t.Regex == "*" {
+			return true
+		}
+		re, ok := regex(t.Regex)
+		if !ok {
+			return false
+		}
+		out.PathSpecifier = &routev3.RouteMatch_SafeRegex{SafeRegex: re}
+	}
+	return true
+}
+
+// addHeaders adds matchers in the order of the headers' names. The names of pseudo-headers
+// without their colon are ignored, as the interface says; they have fields of their own.
+func addHeaders(out *routev3.RouteMatch, headers map[string]*networking.StringMatch, without bool) bool {
+	for _, name := range slices.Sorted(maps.Keys(headers)) {
+		switch {
+		case strings.HasPrefix(name, claimPrefix):
+			return false
+		case name == "uri" || name == "scheme" || name == "method" || name == "authority":
+			continue
+		}
+		h, ok := headerMatcher(name, headers[name])
+		if !ok {
+			return false
+		}
+		if without {
+			h.InvertMatch = true
+			// A header that is missing differs from every value.
+			_, present := h.HeaderMatchSpecifier.(*routev3.HeaderMatcher_PresentMatch)
+			h.TreatMissingHeaderAsEmpty = !present
+		}
+		out.Headers = append(out.Headers, h)
+	}
+	return true
+}
+
+func headerMatcher(name string, m *networking.StringMatch) (*routev3.HeaderMatcher, bool) {
+	if anyValue(m) {
+		return &routev3.HeaderMatcher{Name: name, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true}}, true
+	}
+	s, ok := stringMatcher(m)
+	return &routev3.HeaderMatcher{Name: name, HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: s}}, ok
+}
+
+func queryMatcher(name string, m *networking.StringMatch) (*routev3.QueryParameterMatcher, bool) {
+	q := &routev3.QueryParameterMatcher{Name: name}
+	if anyValue(m) {
+		q.QueryParameterMatchSpecifier = &routev3.QueryParameterMatcher_PresentMatch{PresentMatch: true}
+		return q, true
+	}
+	s, ok := stringMatcher(m)
+	q.QueryParameterMatchSpecifier = &routev3.QueryParameterMatcher_StringMatch{StringMatch: s}
+	return q, ok
+}
+
+// anyValue says whether the match asks only for presence: nothing, an empty prefix, or the regex "*". [control-plane 1.7.7]
+func anyValue(m *networking.StringMatch) bool {
+	switch t := m.GetMatchType().(type) {
+	case nil:
+		return true
+	case *networking.StringMatch_Prefix:
+		return t.Prefix == ""
+	case *networking.StringMatch_Regex:
+		return t.Regex == "*"
+	}
+	return false
+}
+
+func stringMatcher(m *networking.StringMatch) (*matcherv3.StringMatcher, bool) {
+	switch t := m.GetMatchType().(type) {
+	case *networking.StringMatch_Exact:
+		return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: t.Exact}}, true
+	case *networking.StringMatch_Prefix:
+		return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: t.Prefix}}, true
+	case *networking.StringMatch_Regex:
+		re, ok := regex(t.Regex)
+		return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: re}}, ok
+	}
+	return nil, false
+}
+
+// regex is false for what RE2, whose syntax Go shares, would refuse: Envoy would refuse
+// the whole route configuration with it.
+func regex(s string) (*matcherv3.RegexMatcher, bool) {
+	if _, err := regexp.Compile(s); err != nil || s == "" {
+		return nil, false
+	}
+	return &matcherv3.RegexMatcher{Regex: s}, true
+}

@@ -1,0 +1,247 @@
+// Package route translates the http part of a VirtualService, or its absence, into Envoy routes.
+//
+// It is a function: everything it needs arrives in a value, and equal values give equal
+// messages. What only the client decides (its namespace, its labels, the port) is decided
+// here, so that no route is sent that could not match. It never fails. A piece that
+// validation should have refused never widens what a route matches: a match that cannot be
+// expressed drops its route, and a route whose action makes no sense answers 503.
+// Names, order and defaults are those of control-plane reference 1.7, 1.12 and its appendix C.
+package route
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// Names of the HTTP filters that routes configure; listeners must use the same.
+const (
+	// FilterStateFilter offers the mesh's ALPN upstream; routes to ordinary TLS switch it off.
+	FilterStateFilter = "envoy.filters.http.set_filter_state"
+	// FaultFilter delays and aborts.
+	FaultFilter = "envoy.filters.http.fault"
+	// CORSFilter answers preflights.
+	CORSFilter = "envoy.filters.http.cors"
+)
+
+// statusUnavailable answers for a route whose action makes no sense.
+const statusUnavailable = 503
+
+// meshGateway is the reserved gateway name that means "every sidecar".
+const meshGateway = "mesh"
+
+// Destination is what the caller knows of where a route leads.
+type Destination struct {
+	// Cluster is the name of the cluster. Empty means that the caller knows of none: the
+	// route then names the cluster that would be it, and Envoy answers 503.
+	Cluster string
+	// OrdinaryTLS is set where the cluster originates TLS of the application's own (cluster.OrdinaryTLS).
+	OrdinaryTLS bool
+	// Hash is what the cluster's consistent hashing goes by (HashPolicies); empty for none.
+	Hash []*routev3.RouteAction_HashPolicy
+}
+
+// Resolver tells where host, port and subset lead. The host is fully qualified; port is 0
+// where the rule names none: the service's only port is then meant, or the listener's.
+type Resolver func(host string, port uint32, subset string) Destination
+
+// Rule is a VirtualService.
+type Rule struct {
+	Namespace, Name string
+	Spec            *networking.VirtualService
+}
+
+// Input is everything that decides the routes of one rule for one class of client and one port.
+type Input struct {
+	Rule Rule
+	// Port is the port of the service that the client called.
+	Port uint32
+	// Domain is what short host names end in ("cluster.local").
+	Domain string
+	// ClientNamespace is compared with sourceNamespace.
+	ClientNamespace string
+	// SourceMatch says whether the client's labels hold all of these; nil means that no labels match.
+	SourceMatch func(labels map[string]string) bool
+	// Destination resolves where routes lead; never nil.
+	Destination Resolver
+	// Mesh gives the default retry policy; may be nil.
+	Mesh *meshv1.MeshConfig
+	// Caps leaves out what the proxy does not have.
+	Caps mesh.Capability
+}
+
+// Build makes the routes of the rule, in order, up to the first that matches everything.
+// None at all means that the rule has nothing to say to this client at this port; the
+// caller then uses Default.
+func Build(in Input) []*routev3.Route {
+	var out []*routev3.Route
+	for _, h := range in.Rule.Spec.GetHttp() {
+		matches := h.GetMatch()
+		if len(matches) == 0 {
+			matches = []*networking.HTTPMatchRequest{nil}
+		}
+		for _, m := range matches {
+			r := in.route(h, m)
+			if r == nil {
+				continue
+			}
+			out = append(out, r)
+			if catchAll(r.GetMatch()) {
+				return out
+			}
+		}
+	}
+	return out
+}
+
+// route is one match of one http route; nil where it does not concern this client or port.
+func (in Input) route(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) *routev3.Route {
+	if !in.applies(m) || (h.GetDelegate() != nil && len(h.GetRoute()) == 0) {
+		return nil
+	}
+	match, ok := translateMatch(m)
+	if !ok {
+		return nil
+	}
+	r := &routev3.Route{
+		Name:     routeName(h, m),
+		Match:    match,
+		Metadata: istioMetadata(cluster.ConfigPath("virtual-service", in.Rule.Namespace, in.Rule.Name)),
+	}
+	if m != nil {
+		r.StatPrefix = m.StatPrefix
+	}
+	switch {
+	case h.GetRedirect() != nil:
+		r.Action = redirect(h.Redirect, in.Port)
+	case h.GetDirectResponse() != nil:
+		r.Action = directResponse(h.DirectResponse)
+	default:
+		in.forward(r, h)
+	}
+	applyHeaders(r, h.GetHeaders())
+	in.filters(r, h)
+	if r.Action == nil || r.Validate() != nil {
+		if match.Validate() != nil {
+			return nil
+		}
+		r = &routev3.Route{Name: r.Name, Match: match, Metadata: r.Metadata, Action: unavailable()}
+	}
+	r.Decorator = &routev3.Decorator{Operation: operation(r, in.Rule.Name, in.Port)}
+	return r
+}
+
+// applies decides at generation time what a client's requests can never change. [control-plane 1.7.11, 1.7.12]
+func (in Input) applies(m *networking.HTTPMatchRequest) bool {
+	if m == nil {
+		return true
+	}
+	if m.Port != 0 && m.Port != in.Port {
+		return false
+	}
+	if len(m.Gateways) > 0 && !slices.Contains(m.Gateways, meshGateway) {
+		return false
+	}
+	if m.SourceNamespace != "" && m.SourceNamespace != in.ClientNamespace {
+		return false
+	}
+	return len(m.SourceLabels) == 0 || (in.SourceMatch != nil && in.SourceMatch(m.SourceLabels))
+}
+
+func routeName(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) string {
+	if m.GetName() != "" {
+		return h.GetName() + "." + m.GetName()
+	}
+	return h.GetName()
+}
+
+// catchAll says whether no later route can be reached.
+func catchAll(m *routev3.RouteMatch) bool {
+	return m.GetPrefix() == "/" && len(m.GetHeaders()) == 0 && len(m.GetQueryParameters()) == 0
+}
+
+// operation names the route's spans: the one destination's host where there is one, else
+// the rule's name, then port and path.
+func operation(r *routev3.Route, rule string, port uint32) string {
+	path := "/*"
+	switch m := r.GetMatch(); p := m.GetPathSpecifier().(type) {
+	case *routev3.RouteMatch_Prefix:
+		path = p.Prefix + "*"
+	case *routev3.RouteMatch_Path:
+		path = p.Path
+	case *routev3.RouteMatch_SafeRegex:
+		path = p.SafeRegex.GetRegex()
+	}
+	if k, ok := cluster.ParseName(r.GetRoute().GetCluster()); ok {
+		rule, port = k.Host, k.Port
+	}
+	return rule + ":" + strconv.FormatUint(uint64(port), 10) + path
+}
+
+// Default is the route of a service that no rule speaks of. host is the service's name.
+func Default(host string, port uint32, d Destination, m *meshv1.MeshConfig, caps mesh.Capability) *routev3.Route {
+	if d.Cluster == "" {
+		d.Cluster = cluster.Name(cluster.Outbound, port, "", host)
+	}
+	r := &routev3.Route{
+		Name:  "default",
+		Match: prefixMatch("/"),
+		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: d.Cluster},
+			Timeout:          &durationpb.Duration{},
+			MaxGrpcTimeout:   &durationpb.Duration{}, //nolint:staticcheck // the shape that incumbents send
+			RetryPolicy:      retryPolicy(m.GetDefaultHttpRetryPolicy(), len(d.Hash) > 0, caps),
+			HashPolicy:       d.Hash,
+		}},
+		Decorator: &routev3.Decorator{Operation: host + ":" + strconv.FormatUint(uint64(port), 10) + "/*"},
+	}
+	if d.OrdinaryTLS && caps.Has(mesh.FilterState) {
+		r.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
+	}
+	return r
+}
+
+func prefixMatch(prefix string) *routev3.RouteMatch {
+	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: prefix}}
+}
+
+func istioMetadata(config string) *corev3.Metadata {
+	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
+		"istio": {Fields: map[string]*structpb.Value{"config": structpb.NewStringValue(config)}},
+	}}
+}
+
+func unavailable() *routev3.Route_DirectResponse {
+	return &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: statusUnavailable}}
+}
+
+// filterOff disables a filter for one route.
+func filterOff() *anypb.Any { return pack(&routev3.FilterConfig{Disabled: true}) }
+
+// pack marshals deterministically. Messages of these types have no way to fail.
+func pack(m proto.Message) *anypb.Any {
+	a := &anypb.Any{}
+	_ = anypb.MarshalFrom(a, m, proto.MarshalOptions{Deterministic: true})
+	return a
+}
+
+// ResolveShortName makes a host name of a rule fully qualified: a name without a dot is a
+// service of the rule's own namespace; any other, and "*", is taken as it is. [control-plane 1.7.1]
+func ResolveShortName(name, namespace, domain string) string {
+	if name == "" || name == "*" || strings.Contains(name, ".") {
+		return name
+	}
+	return name + "." + namespace + ".svc." + domain
+}
