@@ -1,0 +1,64 @@
+package meshup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// step is how long Await waits between two looks.
+const step = 10 * time.Millisecond
+
+// final is an error that waiting longer cannot mend.
+type final struct{ error }
+
+// Unwrap gives the error that is final.
+func (f final) Unwrap() error { return f.error }
+
+// Final marks an error that ends Await at once.
+func Final(err error) error { return final{err} }
+
+// Await looks again and again until cond returns nil. It gives up with cond's last error
+// when the time is up, when ctx ends, or when cond returns a Final error. What says what
+// is waited for, as a statement: "Pod x is ready".
+func Await(ctx context.Context, most time.Duration, what string, cond func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("not after %v", most))
+	defer cancel()
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	for {
+		err := cond(ctx)
+		if err == nil {
+			return nil
+		}
+		if errors.As(err, new(final)) {
+			return fmt.Errorf("wait until %s: %w", what, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait until %s: %w: %w", what, context.Cause(ctx), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// tailLines is how much of a log goes into an error.
+const tailLines = 15
+
+// withLog adds the end of a program's log to an error and closes the log.
+func withLog(err error, log *os.File) error {
+	defer func() { _ = log.Close() }()
+	if err == nil {
+		return nil
+	}
+	text, readErr := os.ReadFile(log.Name())
+	if readErr != nil || len(text) == 0 {
+		return fmt.Errorf("%w\n  (its log %s is empty)", err, log.Name())
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	lines = lines[max(0, len(lines)-tailLines):]
+	return fmt.Errorf("%w\n  the end of its log:\n  | %s", err, strings.Join(lines, "\n  | "))
+}

@@ -1,0 +1,156 @@
+package meshup
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// ports are those that the app is told to listen on by one of its flags, -http or -tcp.
+func (s PodSpec) ports(flag string) []string {
+	var out []string
+	for _, a := range s.Args {
+		list, ok := strings.CutPrefix(a, flag+"=")
+		if !ok {
+			continue
+		}
+		for addr := range strings.SplitSeq(list, ",") {
+			out = append(out, addr[strings.LastIndexByte(addr, ':')+1:])
+		}
+	}
+	return out
+}
+
+// Ready asks the Pod as the kubelet would; nil says that agent and Envoy are ready.
+func (p *Pod) Ready(ctx context.Context) error {
+	_, err := p.mesh.Get(ctx, p.mesh.Net.Host(), fmt.Sprintf("http://%s:%d/healthz/ready", p.Spec.IP, mesh.HealthPort))
+	return err
+}
+
+// Admin asks Envoy's admin interface inside the Pod; page begins with a slash.
+func (p *Pod) Admin(ctx context.Context, page string) ([]byte, error) {
+	return p.mesh.Get(ctx, p.Net, fmt.Sprintf("http://127.0.0.1:%d%s", mesh.AdminPort, page))
+}
+
+// Stats reads Envoy's counters and gauges whose name matches a regular expression.
+func (p *Pod) Stats(ctx context.Context, filter string) (map[string]int64, error) {
+	text, err := p.Admin(ctx, "/stats?format=json&filter="+filter)
+	if err != nil {
+		return nil, fmt.Errorf("read the statistics of %s: %w", p.Spec.Key(), err)
+	}
+	var page struct {
+		Stats []struct {
+			Name  string          `json:"name"`
+			Value json.RawMessage `json:"value"`
+		} `json:"stats"`
+	}
+	if err := json.Unmarshal(text, &page); err != nil {
+		return nil, fmt.Errorf("read the statistics of %s: %w", p.Spec.Key(), err)
+	}
+	out := map[string]int64{}
+	for _, s := range page.Stats {
+		// Histograms have no name and texts no number: neither is counted.
+		if n, err := strconv.ParseInt(string(s.Value), 10, 64); err == nil && s.Name != "" {
+			out[s.Name] = n
+		}
+	}
+	return out, nil
+}
+
+// Served asks the app how many HTTP requests it has answered. The question passes by the
+// proxy and is not counted.
+func (p *Pod) Served(ctx context.Context) (int64, error) {
+	ports := p.Spec.ports("-http")
+	if len(ports) == 0 {
+		return 0, fmt.Errorf("ask the app of %s what it served: it serves no HTTP", p.Spec.Key())
+	}
+	text, err := p.mesh.Get(ctx, p.Net, "http://127.0.0.1:"+ports[0]+"/stats")
+	if err != nil {
+		return 0, fmt.Errorf("ask the app of %s what it served: %w", p.Spec.Key(), err)
+	}
+	var n struct{ HTTP int64 }
+	if err := json.Unmarshal(text, &n); err != nil {
+		return 0, fmt.Errorf("ask the app of %s what it served: %w", p.Spec.Key(), err)
+	}
+	return n.HTTP, nil
+}
+
+// CertificateEnds is when the certificate that Envoy serves with ends.
+func (p *Pod) CertificateEnds(ctx context.Context) (time.Time, error) {
+	text, err := p.Admin(ctx, "/certs")
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read the certificates of %s: %w", p.Spec.Key(), err)
+	}
+	var page struct {
+		Certificates []struct {
+			Chain []struct {
+				Expiration time.Time `json:"expiration_time"`
+			} `json:"cert_chain"`
+		} `json:"certificates"`
+	}
+	if err := json.Unmarshal(text, &page); err != nil {
+		return time.Time{}, fmt.Errorf("read the certificates of %s: %w", p.Spec.Key(), err)
+	}
+	var first time.Time
+	for _, c := range page.Certificates {
+		if len(c.Chain) > 0 && (first.IsZero() || c.Chain[0].Expiration.Before(first)) {
+			first = c.Chain[0].Expiration
+		}
+	}
+	if first.IsZero() {
+		return first, fmt.Errorf("read the certificates of %s: Envoy has none", p.Spec.Key())
+	}
+	return first, nil
+}
+
+// EnvoyPID finds the youngest Envoy below the Pod's agent.
+func (p *Pod) EnvoyPID() (int, error) {
+	p.mu.Lock()
+	agent := p.agent.PID()
+	p.mu.Unlock()
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", agent))
+	if err != nil {
+		return 0, fmt.Errorf("find Envoy of %s: %w", p.Spec.Key(), err)
+	}
+	found := 0
+	for _, list := range lists {
+		text, err := os.ReadFile(list)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, fmt.Errorf("find Envoy of %s: %w", p.Spec.Key(), err)
+		}
+		for child := range strings.FieldsSeq(string(text)) {
+			pid, _ := strconv.Atoi(child)
+			exe, _ := os.Readlink("/proc/" + child + "/exe")
+			if filepath.Base(exe) == "envoy" && pid > found {
+				found = pid
+			}
+		}
+	}
+	if found == 0 {
+		return 0, fmt.Errorf("find Envoy of %s: its agent %d has none", p.Spec.Key(), agent)
+	}
+	return found, nil
+}
+
+// KillEnvoy ends the Pod's Envoy with SIGKILL and says which process it was.
+func (p *Pod) KillEnvoy() (int, error) {
+	pid, err := p.EnvoyPID()
+	if err != nil {
+		return 0, err
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		return pid, fmt.Errorf("kill Envoy %d of %s: %w", pid, p.Spec.Key(), err)
+	}
+	return pid, nil
+}

@@ -1,0 +1,227 @@
+// Package meshup starts a whole mesh on this machine from a directory of YAML.
+//
+// The directory is what pilot-discovery watches; its Pods become namespaces (test/netmesh),
+// each with its capture rules, its pilot-agent and Envoy as uid and gid 1337, and the
+// sample app; a Pod without the tlsMode label has the app only. Everything that the mesh
+// writes is below Options.WorkDir. [Start] returns when every Pod is ready; [Mesh.Close]
+// leaves no process and no namespace. A Mesh's methods may be called from several
+// goroutines; those that start and end processes wait for each other.
+package meshup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/run"
+	"github.com/pilothouse/pilothouse/test/netmesh"
+)
+
+// Domain is the DNS domain of the meshes made here.
+const Domain = "cluster.local"
+
+// discoveryHost is the name that agents know pilot-discovery by.
+const discoveryHost = "istiod.istio-system.svc"
+
+// IssueToken makes a bearer token for a service account with the key that
+// pilot-discovery keeps in stateDir.
+type IssueToken func(stateDir, namespace, serviceAccount string) (string, error)
+
+// Options say which mesh to start.
+type Options struct {
+	Programs Programs
+	// ConfigDir holds the YAML; pilot-discovery watches it.
+	ConfigDir string
+	// WorkDir takes state, logs and the Pods' folders. It exists and is the caller's to remove.
+	WorkDir string
+	// Token makes the Pods' tokens.
+	Token IssueToken
+	// ProxyConfig is YAML appended to every agent's PROXY_CONFIG.
+	ProxyConfig string
+	// AgentEnv is appended to every agent's environment, KEY=value.
+	AgentEnv []string
+	// DiscoveryArgs are appended to pilot-discovery's flags.
+	DiscoveryArgs []string
+	// Log hears what is started; nil: nobody.
+	Log *slog.Logger
+}
+
+// Mesh is a running mesh.
+type Mesh struct {
+	// Net is the network: bridge and namespaces.
+	Net  *netmesh.Mesh
+	o    Options
+	spec layout
+	pods map[string]*Pod
+
+	// mu guards discovery, which StartDiscovery replaces.
+	mu        sync.Mutex
+	discovery *netmesh.Process
+}
+
+// Start builds the mesh and returns once every Pod is ready. On an error, the tail of the
+// log of whatever was not ready is part of it and nothing is left running.
+func Start(ctx context.Context, o Options) (*Mesh, error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	spec, err := readLayout(o.ConfigDir)
+	if err != nil {
+		return nil, err
+	}
+	// The proxies' user must reach its folders through this one.
+	if err := os.Chmod(o.WorkDir, 0o755); err != nil {
+		return nil, fmt.Errorf("open the work folder to the proxies: %w", err)
+	}
+	if o.Programs, err = o.Programs.placed(filepath.Join(o.WorkDir, "bin")); err != nil {
+		return nil, err
+	}
+	net, err := netmesh.New(netmesh.Options{Log: o.Log})
+	if err != nil {
+		return nil, err
+	}
+	m := &Mesh{Net: net, o: o, spec: spec, pods: map[string]*Pod{}}
+	if err := m.start(ctx); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+func (m *Mesh) start(ctx context.Context) error {
+	if err := m.StartDiscovery(ctx); err != nil {
+		return err
+	}
+	var tasks []run.Task
+	for _, s := range m.spec.pods {
+		p, err := m.addPod(s)
+		if err != nil {
+			return err
+		}
+		m.pods[s.Key()] = p
+		tasks = append(tasks, run.Task{Name: "start Pod " + s.Key(), Run: p.start})
+	}
+	return errors.Join(run.Group(ctx, tasks...), ctx.Err())
+}
+
+// Close ends everything. It may be called more than once.
+func (m *Mesh) Close() error { return m.Net.Close() }
+
+// Pod is the Pod name.namespace; nil where there is none.
+func (m *Mesh) Pod(key string) *Pod { return m.pods[key] }
+
+// Pods are all Pods, in the order of the directory.
+func (m *Mesh) Pods() []*Pod {
+	var all []*Pod
+	for _, s := range m.spec.pods {
+		all = append(all, m.pods[s.Key()])
+	}
+	return all
+}
+
+// StateDir is pilot-discovery's.
+func (m *Mesh) StateDir() string { return filepath.Join(m.o.WorkDir, "state") }
+
+// DiscoveryURL is pilot-discovery's debug port, to be dialled from the mesh's host.
+func (m *Mesh) DiscoveryURL() string { return "http://" + m.host().String() + ":8080" }
+
+func (m *Mesh) host() netip.Addr { return m.Net.Host().IP() }
+
+// StartDiscovery starts pilot-discovery in the mesh's host and waits until it is ready.
+func (m *Mesh) StartDiscovery(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	log, err := m.logFile("pilot-discovery")
+	if err != nil {
+		return err
+	}
+	args := append([]string{
+		"discovery", "--configDir", m.o.ConfigDir, "--stateDir", m.StateDir(), "--domain", Domain,
+		"--httpAddr", ":8080", "--grpcAddr", ":15010", "--secureGRPCAddr", ":15012", "--monitoringAddr", ":15014",
+	}, m.o.DiscoveryArgs...)
+	p, err := m.Net.Host().Start(netmesh.Command{
+		Path: m.o.Programs.Discovery, Args: args, Dir: m.o.WorkDir, Env: []string{"PATH=/usr/bin:/bin"},
+		Stdout: log, Stderr: log,
+	})
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
+	m.discovery = p
+	err = Await(ctx, 30*time.Second, "pilot-discovery is ready", func(ctx context.Context) error {
+		if err := alive(p, "pilot-discovery"); err != nil {
+			return err
+		}
+		_, err := m.Get(ctx, m.Net.Host(), m.DiscoveryURL()+"/ready")
+		return err
+	})
+	return withLog(err, log)
+}
+
+// KillDiscovery ends pilot-discovery with SIGKILL and waits for its end.
+func (m *Mesh) KillDiscovery() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return kill(m.discovery)
+}
+
+func kill(p *netmesh.Process) error {
+	if err := p.Signal(os.Kill); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("kill process %d: %w", p.PID(), err)
+	}
+	<-p.Done()
+	return nil
+}
+
+// alive is a final error once a process has ended.
+func alive(p *netmesh.Process, name string) error {
+	select {
+	case <-p.Done():
+		return Final(fmt.Errorf("%s has ended with code %d", name, p.ExitCode()))
+	default:
+		return nil
+	}
+}
+
+// Get reads a page from a namespace of the mesh, over a connection of its own. A status
+// other than 200 is an error that holds the body's beginning.
+func (m *Mesh) Get(ctx context.Context, from *netmesh.Pod, url string) ([]byte, error) {
+	return request(ctx, from, http.MethodGet, url)
+}
+
+func request(ctx context.Context, from *netmesh.Pod, method, url string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	c := &http.Client{Transport: &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	res, err := c.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s %s: %s: %.300s", method, url, res.Status, text)
+	}
+	return text, err
+}
+
+// logFile opens the log of one program for appending.
+func (m *Mesh) logFile(name string) (*os.File, error) {
+	dir := filepath.Join(m.o.WorkDir, "log")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the log folder: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, name+".log"), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open a log: %w", err)
+	}
+	return f, nil
+}

@@ -1,0 +1,232 @@
+package meshup
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/test/netmesh"
+)
+
+// appUID is the user that apps run as: any but the proxy's.
+const appUID = 2000
+
+// Pod is one running Pod of the mesh.
+type Pod struct {
+	// Spec is what the directory says of it.
+	Spec PodSpec
+	// Net is its namespaces.
+	Net *netmesh.Pod
+	// Dir is its own folder, the agent's working directory.
+	Dir  string
+	mesh *Mesh
+
+	// mu guards agent, which RestartAgent replaces.
+	mu    sync.Mutex
+	agent *netmesh.Process
+}
+
+// addPod makes the namespaces and the folder.
+func (m *Mesh) addPod(s PodSpec) (*Pod, error) {
+	hosts := m.spec.hosts(s, Domain)
+	maps.Copy(hosts, map[string]netip.Addr{discoveryHost: m.host()})
+	n, err := m.Net.AddPod(netmesh.PodOptions{Name: s.Name, IP: s.IP, Hosts: hosts})
+	if err != nil {
+		return nil, err
+	}
+	p := &Pod{Spec: s, Net: n, Dir: filepath.Join(m.o.WorkDir, "pod", s.Key()), mesh: m}
+	if err := os.MkdirAll(p.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the Pod's folder: %w", err)
+	}
+	return p, os.Chown(p.Dir, mesh.ProxyUID, mesh.ProxyUID)
+}
+
+// start does what a node does for a Pod: the init container, the sidecar, the app.
+func (p *Pod) start(ctx context.Context) error {
+	if p.Spec.Sidecar() {
+		if err := p.capture(ctx); err != nil {
+			return err
+		}
+		if err := p.credentials(); err != nil {
+			return err
+		}
+		if err := p.StartAgent(ctx); err != nil {
+			return err
+		}
+	}
+	return p.startApp(ctx)
+}
+
+// capture runs the init container's command, as root.
+func (p *Pod) capture(ctx context.Context) error {
+	log, err := p.mesh.logFile(p.Spec.Key() + ".capture")
+	if err != nil {
+		return err
+	}
+	c, err := p.Net.Start(netmesh.Command{
+		Path: p.mesh.o.Programs.Agent, Dir: p.Dir, Stdout: log, Stderr: log,
+		Args: []string{
+			"istio-iptables", "-p", strconv.Itoa(mesh.OutboundPort), "-z", strconv.Itoa(mesh.InboundPort),
+			"-u", strconv.Itoa(mesh.ProxyUID), "-m", "REDIRECT", "-i", "*", "-x", "", "-b", "*", "-d", "15090,15021,15020",
+		},
+	})
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
+	select {
+	case <-c.Done():
+		err = c.Wait()
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		err = fmt.Errorf("capture the traffic: %w", err)
+	}
+	return withLog(err, log)
+}
+
+// credentials puts the token and the root certificate where an agent looks for them.
+func (p *Pod) credentials() error {
+	root, err := os.ReadFile(filepath.Join(p.mesh.StateDir(), "root-cert.pem"))
+	if err != nil {
+		return fmt.Errorf("read the mesh's root certificate: %w", err)
+	}
+	token, err := p.mesh.o.Token(p.mesh.StateDir(), p.Spec.Namespace, p.Spec.ServiceAccount)
+	if err != nil {
+		return fmt.Errorf("make the Pod's token: %w", err)
+	}
+	for path, text := range map[string][]byte{
+		"var/run/secrets/istio/root-cert.pem": root,
+		"var/run/secrets/tokens/istio-token":  []byte(token),
+	} {
+		if err := p.write(path, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write puts a file into the Pod's folder; the agent owns it and the folders on its way.
+func (p *Pod) write(path string, text []byte) error {
+	dir := p.Dir
+	for part := range strings.SplitSeq(filepath.Dir(path), "/") {
+		dir = filepath.Join(dir, part)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("make the Pod's folders: %w", err)
+		}
+		if err := os.Chown(dir, mesh.ProxyUID, mesh.ProxyUID); err != nil {
+			return fmt.Errorf("hand the Pod's folders to its agent: %w", err)
+		}
+	}
+	full := filepath.Join(p.Dir, path)
+	if err := os.WriteFile(full, text, 0o600); err != nil {
+		return fmt.Errorf("write for the agent: %w", err)
+	}
+	return os.Chown(full, mesh.ProxyUID, mesh.ProxyUID)
+}
+
+// agentEnv is what the injector would put into the sidecar's container.
+func (p *Pod) agentEnv() ([]string, error) {
+	labels, err := json.Marshal(p.Spec.Labels)
+	if err != nil {
+		return nil, fmt.Errorf("encode the Pod's labels: %w", err)
+	}
+	config := strings.Join([]string{
+		"discoveryAddress: " + discoveryHost + ":15012",
+		"binaryPath: " + p.mesh.o.Programs.Envoy,
+		"configPath: ./etc/istio/proxy",
+		"concurrency: 2",
+		p.mesh.o.ProxyConfig,
+	}, "\n")
+	return append([]string{
+		"PATH=/usr/bin:/bin", "HOME=" + p.Dir,
+		"POD_NAME=" + p.Spec.Name, "POD_NAMESPACE=" + p.Spec.Namespace, "INSTANCE_IP=" + p.Spec.IP.String(),
+		"SERVICE_ACCOUNT=" + p.Spec.ServiceAccount, "HOST_IP=" + p.mesh.host().String(),
+		"ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_INTERCEPTION_MODE=REDIRECT",
+		"ISTIO_META_WORKLOAD_NAME=" + p.Spec.app(), "ISTIO_METAJSON_LABELS=" + string(labels),
+		"PROXY_CONFIG=" + config,
+	}, p.mesh.o.AgentEnv...), nil
+}
+
+// StartAgent starts pilot-agent, and with it Envoy, and waits until both are ready.
+func (p *Pod) StartAgent(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	env, err := p.agentEnv()
+	if err != nil {
+		return err
+	}
+	log, err := p.mesh.logFile(p.Spec.Key() + ".agent")
+	if err != nil {
+		return err
+	}
+	p.agent, err = p.Net.Start(netmesh.Command{
+		Path: p.mesh.o.Programs.Agent, Args: []string{"proxy", "sidecar", "--domain", p.Spec.Namespace + ".svc." + Domain},
+		Dir: p.Dir, Env: env, UID: mesh.ProxyUID, GID: mesh.ProxyUID, Stdout: log, Stderr: log,
+	})
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
+	agent := p.agent
+	err = Await(ctx, 60*time.Second, "the proxy of "+p.Spec.Key()+" is ready", func(ctx context.Context) error {
+		if err := alive(agent, "pilot-agent"); err != nil {
+			return err
+		}
+		return p.Ready(ctx)
+	})
+	return withLog(err, log)
+}
+
+// StopAgent sends the agent a signal and waits for its end; the error is that of the
+// process, nil for exit code 0.
+func (p *Pod) StopAgent(s os.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.agent.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("stop the agent of %s: %w", p.Spec.Key(), err)
+	}
+	return p.agent.Wait()
+}
+
+// startApp starts the sample app and waits until it listens.
+func (p *Pod) startApp(ctx context.Context) error {
+	if len(p.Spec.Args) == 0 {
+		return nil
+	}
+	log, err := p.mesh.logFile(p.Spec.Key() + ".app")
+	if err != nil {
+		return err
+	}
+	args := append([]string{"-service=" + p.Spec.app(), "-version=" + p.Spec.Labels["version"], "-pod=" + p.Spec.Name}, p.Spec.Args...)
+	app, err := p.Net.Start(netmesh.Command{
+		Path: p.mesh.o.Programs.App, Args: args, Dir: p.Dir, UID: appUID, GID: appUID, Stdout: log, Stderr: log,
+	})
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
+	err = Await(ctx, 20*time.Second, "the app of "+p.Spec.Key()+" listens", func(ctx context.Context) error {
+		if err := alive(app, "the app"); err != nil {
+			return err
+		}
+		for _, port := range slices.Concat(p.Spec.ports("-http"), p.Spec.ports("-tcp")) {
+			c, err := p.Net.Dial(ctx, "tcp", "127.0.0.1:"+port)
+			if err != nil {
+				return err
+			}
+			_ = c.Close()
+		}
+		return nil
+	})
+	return withLog(err, log)
+}
