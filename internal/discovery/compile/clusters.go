@@ -1,0 +1,262 @@
+package compile
+
+import (
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+var fixedClusters = []string{cluster.BlackHoleName, cluster.PassthroughName}
+
+// clusterName is one cluster that a service has in a scope.
+type clusterName struct {
+	name        string
+	eds, inline bool
+}
+
+// serviceClusters lists a service's clusters: one for each port, and one more for each
+// subset of its DestinationRule.
+func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
+	s := c.model.Service(r, k.scope, k.host)
+	if s == nil {
+		return nil
+	}
+	subsets := []string{""}
+	d := c.model.DestinationRule(r, k.scope, k.host)
+	for _, sub := range d.GetSpec().GetSubsets() {
+		subsets = append(subsets, sub.Name)
+	}
+	var out []clusterName
+	for _, p := range s.Ports {
+		if p.Protocol == mesh.UDP {
+			continue
+		}
+		for _, sub := range subsets {
+			n := clusterName{name: cluster.Name(cluster.Outbound, p.Number, sub, k.host)}
+			switch resolution(s, policy(d, sub, p.Number)) {
+			case cluster.EDS:
+				n.eds = true
+			case cluster.StrictDNS, cluster.LogicalDNS:
+				n.inline = true
+			}
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// resolution is how a service's cluster finds endpoints; a policy may ask for the
+// client's own destination (load balancer PASSTHROUGH).
+func resolution(s *model.Service, p *networking.TrafficPolicy) cluster.Resolution {
+	if p.GetLoadBalancer().GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH {
+		return cluster.OriginalDst
+	}
+	switch s.Resolution {
+	case model.DNS:
+		return cluster.StrictDNS
+	case model.DNSRoundRobin:
+		return cluster.LogicalDNS
+	case model.Passthrough:
+		return cluster.OriginalDst
+	}
+	return cluster.EDS
+}
+
+// policy is the traffic policy in force for a port of a subset.
+func policy(d *model.DestinationRule, subset string, port uint32) *networking.TrafficPolicy {
+	if d == nil {
+		return nil
+	}
+	var sub *networking.TrafficPolicy
+	for _, s := range d.Spec.Subsets {
+		if s.Name == subset && subset != "" {
+			sub = s.TrafficPolicy
+		}
+	}
+	return cluster.MergePolicy(d.Spec.TrafficPolicy, sub, port)
+}
+
+// cluster makes one outbound cluster of a scope.
+func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
+	m := c.model.Mesh(r)
+	switch k.Name {
+	case cluster.BlackHoleName:
+		return encode(cluster.BlackHole(m))
+	case cluster.PassthroughName:
+		return encode(cluster.Passthrough(m))
+	}
+	n, _ := cluster.ParseName(k.Name)
+	s := c.model.Service(r, k.Scope, n.Host)
+	if s == nil {
+		return nil // its name went in the same Run, and this value with it
+	}
+	port, ok := s.PortOf(n.Port)
+	if !ok {
+		return nil
+	}
+	d := c.model.DestinationRule(r, k.Scope, n.Host)
+	p := policy(d, n.Subset, n.Port)
+	in := cluster.Input{
+		Service:    cluster.Service{Host: s.Host, Name: shortName(s), Namespace: s.Namespace, External: s.External},
+		Port:       n.Port,
+		Protocol:   port.Protocol,
+		Subset:     n.Subset,
+		Resolution: resolution(s, p),
+		Policy:     p,
+		AutoMTLS:   m.GetEnableAutoMtls().GetValue() && !s.External,
+		SANs:       c.model.Accounts(r, s.Key),
+		Mesh:       m,
+		Caps:       k.Scope.Caps,
+	}
+	if in.Resolution == cluster.OriginalDst && in.AutoMTLS && p.GetTls() == nil && c.inner.mutual.Of(r, servicePortKey{s.Key, n.Port}) {
+		in.Policy = mutualTLS(p)
+	}
+	if d != nil {
+		in.ConfigPath = cluster.ConfigPath("destination-rule", d.Namespace, d.Name)
+	}
+	if k.Kind == ClusterInline {
+		in.Endpoints = c.places(r, placesInput{service: s, port: n.Port, labels: subsetLabels(d, n.Subset), policy: p, view: k.View})
+	}
+	return encode(cluster.Build(in))
+}
+
+// servicePortKey names a port of a service's row.
+type servicePortKey struct {
+	service string
+	port    uint32
+}
+
+// allMutual says whether a service has endpoints and every one takes the mesh's mutual
+// TLS at a port. It decides for headless services, whose clusters go to the caller's own
+// destination and so have no endpoint metadata to decide by.
+func (c *Compiler) allMutual(r *incr.Reader, k servicePortKey) bool {
+	s, ok := c.model.ServiceRow(r, k.service)
+	if !ok || !s.Source.Headless {
+		return false
+	}
+	list := c.places(r, placesInput{service: s, port: k.port})
+	return len(list) > 0 && !slices.ContainsFunc(list, func(e cluster.Endpoint) bool { return !e.TLS })
+}
+
+func mutualTLS(p *networking.TrafficPolicy) *networking.TrafficPolicy {
+	if p == nil {
+		p = &networking.TrafficPolicy{}
+	}
+	p = proto.Clone(p).(*networking.TrafficPolicy)
+	p.Tls = &networking.ClientTLSSettings{Mode: networking.ClientTLSSettings_ISTIO_MUTUAL}
+	return p
+}
+
+func shortName(s *model.Service) string {
+	if s.Source.Kubernetes {
+		return s.Name
+	}
+	return s.Host
+}
+
+// subsetLabels are the labels that a subset's endpoints carry; nil for the whole service.
+func subsetLabels(d *model.DestinationRule, subset string) map[string]string {
+	if d == nil || subset == "" {
+		return nil
+	}
+	for _, s := range d.Spec.Subsets {
+		if s.Name == subset {
+			return s.Labels
+		}
+	}
+	return nil
+}
+
+// inboundNames lists what a class has because of its workload.
+func inboundNames(class mesh.Class) []Key {
+	if class.Scope.Role != mesh.Sidecar {
+		return nil
+	}
+	key := inboundKey(class)
+	key.Kind, key.Name = ClusterInbound, cluster.InboundPassthroughName
+	out := []Key{key}
+	last := uint32(0)
+	for _, p := range model.InboundPorts(class.Workload) {
+		if p.Target != last {
+			key.Name = cluster.Name(cluster.Inbound, p.Target, "", "")
+			out = append(out, key)
+		}
+		last = p.Target
+	}
+	key.Kind, key.Name = ListenerInbound, virtualInbound
+	return append(out, key)
+}
+
+// inboundKey is what decides a class's inbound resources: the workload, and of the scope
+// only what the proxy can do.
+func inboundKey(class mesh.Class) Key {
+	return Key{Workload: class.Workload, Scope: mesh.Scope{Role: class.Scope.Role, Caps: class.Scope.Caps}}
+}
+
+// inboundCluster makes the cluster that leads to one of the application's ports.
+func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
+	m := c.model.Mesh(r)
+	if k.Name == cluster.InboundPassthroughName {
+		return encode(cluster.InboundPassthrough(m, k.Scope.Caps))
+	}
+	n, _ := cluster.ParseName(k.Name)
+	in := cluster.InboundInput{Port: n.Port, Mesh: m, Caps: k.Scope.Caps}
+	for i, p := range c.portsAt(r, k.Workload, n.Port) {
+		if i == 0 {
+			in.Protocol = p.port.Protocol
+		}
+		in.Services = append(in.Services, cluster.Service{
+			Host: p.service.Host, Name: shortName(p.service), Namespace: p.service.Namespace, External: p.service.External,
+		})
+	}
+	return encode(cluster.BuildInbound(in))
+}
+
+// servicePort is one port of one service behind a workload's port.
+type servicePort struct {
+	service *model.Service
+	port    model.Port
+}
+
+// portsAt lists the service ports that a workload's port stands for, in order of keys.
+func (c *Compiler) portsAt(r *incr.Reader, w mesh.Workload, target uint32) []servicePort {
+	var out []servicePort
+	for _, in := range model.InboundPorts(w) {
+		if in.Target != target {
+			continue
+		}
+		s, ok := c.model.ServiceRow(r, in.Service)
+		if !ok {
+			continue
+		}
+		if p, ok := s.PortOf(in.Port); ok {
+			out = append(out, servicePort{s, p})
+		}
+	}
+	return out
+}
+
+// canonicalService is the workload's name and revision for telemetry.
+func canonicalService(i *model.Instance) (name, revision string) {
+	for _, l := range []string{"service.istio.io/canonical-name", "app.kubernetes.io/name", "app"} {
+		if name == "" {
+			name = i.Labels[l]
+		}
+	}
+	if name == "" {
+		name = strings.TrimSuffix(i.Workload, "-0")
+	}
+	for _, l := range []string{"service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"} {
+		if revision == "" {
+			revision = i.Labels[l]
+		}
+	}
+	return name, revision
+}

@@ -1,0 +1,217 @@
+// Package compile turns the model into Envoy's resources, one resource a rule run.
+//
+// A rule makes the bytes of one resource from a Key: the part of a proxy's class that
+// decides it, and its name. Which resources a class has is itself a rule (Names). What
+// several resources need stands in rules between: what a service adds to a scope's
+// listeners, the domains of a route configuration, an encoded virtual host. Each has its
+// own cut-off, so a change goes no further than it matters:
+//
+//	services ─▶ plan ─▶ index ─▶ listener            DestinationRule ─▶ cluster
+//	                      └────▶ routes ─▶ domains ─▶ virtual host ─▶ route (joins)
+//	instances ─▶ assignment ─▶ endpoints             PeerAuthentication ─▶ virtualInbound
+//
+// All of it is pure: rules read through their incr.Reader and know a proxy only as its
+// class. Bytes are deterministic. Translation itself, one mesh thing into one Envoy
+// message, is in the packages below this one.
+package compile
+
+import (
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// Kind says what a resource is and what of a class decides it.
+type Kind uint8
+
+// The kinds of resources, in the order in which a proxy takes them.
+const (
+	// Cluster is an outbound cluster: by scope.
+	Cluster Kind = iota
+	// ClusterInline is an outbound cluster that carries its endpoints: by scope and view.
+	ClusterInline
+	// ClusterInbound leads to the application: by workload.
+	ClusterInbound
+	// Endpoints is the load assignment of a Cluster: by scope and view.
+	Endpoints
+	// Listener is an outbound listener: by scope.
+	Listener
+	// ListenerInbound is virtualInbound: by workload.
+	ListenerInbound
+	// Route is a route configuration: by scope.
+	Route
+)
+
+// Key names one resource. What does not decide it is zero, so classes share keys.
+type Key struct {
+	Kind     Kind
+	Name     string
+	Scope    mesh.Scope
+	View     mesh.View
+	Workload mesh.Workload
+	// EDS is set on clusters that take their endpoints from EDS, under their own name.
+	EDS bool
+}
+
+// Levels of the rules in this package.
+const (
+	levelPlan = model.LevelCompile + iota
+	levelIndex
+	levelLookup
+	levelDomains
+	levelHostDomains
+	levelHost
+	levelResource
+	levelNames
+	levelClass
+)
+
+// Compiler is the rules. Make one with New; it belongs to its graph's goroutine.
+type Compiler struct {
+	model *model.Model
+	inner inner
+	// resources are the rules for each Kind; names lists a class's resources.
+	resources map[Kind]*incr.Rule[Key, []byte]
+	names     *incr.Rule[mesh.Class, []Key]
+	byRule    map[string]Kind
+}
+
+// inner are the rules between the model and the resources.
+type inner struct {
+	plan        *incr.Rule[scopeHost, []part]
+	index       *incr.Rule[mesh.Scope, []*merged]
+	outbound    *incr.Rule[scopeName, *merged]
+	routes      *incr.Rule[mesh.Scope, []routeHosts]
+	domains     *incr.Rule[scopeName, []hostDomains]
+	hostDomains *incr.Rule[scopeNameHost, []string]
+	host        *incr.Rule[scopeNameHost, []byte]
+	clusters    *incr.Rule[scopeHost, []clusterName]
+	assignment  *incr.Rule[assignmentKey, []byte]
+	mutual      *incr.Rule[servicePortKey, bool]
+	scopeNames  *incr.Rule[mesh.Scope, []Key]
+}
+
+type scopeHost struct {
+	scope mesh.Scope
+	host  string
+}
+
+type scopeName struct {
+	scope mesh.Scope
+	name  string
+}
+
+type scopeNameHost struct {
+	scope      mesh.Scope
+	name, host string
+}
+
+// New adds compile's rules to g, over m's.
+func New(g *incr.Graph, m *model.Model) *Compiler {
+	c := &Compiler{model: m, byRule: map[string]Kind{}}
+	c.inner = inner{
+		plan:        incr.Derive(g, levelPlan, "listener parts", c.plan),
+		clusters:    incr.Derive(g, levelPlan, "service clusters", c.serviceClusters),
+		assignment:  incr.Derive(g, levelPlan, "assignment", c.assignment),
+		mutual:      incr.Derive(g, levelPlan, "all mutual", c.allMutual),
+		index:       incr.Derive(g, levelIndex, "listener index", c.index),
+		scopeNames:  incr.Derive(g, levelNames, "scope names", c.scopeNames),
+		outbound:    incr.Derive(g, levelLookup, "listener plan", c.outbound),
+		routes:      incr.Derive(g, levelLookup, "route hosts", c.routeHosts),
+		domains:     incr.Derive(g, levelDomains, "route domains", c.domains),
+		hostDomains: incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
+		host:        incr.Derive(g, levelHost, "virtual host", c.virtualHost),
+	}
+	c.resources = map[Kind]*incr.Rule[Key, []byte]{}
+	for kind, rule := range map[Kind]struct {
+		name string
+		fn   func(*incr.Reader, Key) []byte
+	}{
+		Cluster:         {"cluster", c.cluster},
+		ClusterInline:   {"inline cluster", c.cluster},
+		ClusterInbound:  {"inbound cluster", c.inboundCluster},
+		Endpoints:       {"endpoints", c.endpoints},
+		Listener:        {"listener", c.listener},
+		ListenerInbound: {"inbound listener", c.inboundListener},
+		Route:           {"route", c.route},
+	} {
+		c.resources[kind] = incr.Derive(g, levelResource, rule.name, rule.fn)
+		c.byRule[rule.name] = kind
+	}
+	c.names = incr.Derive(g, levelClass, "names", c.classNames)
+	return c
+}
+
+// Names is the rule that lists a class's resources, sorted by kind and name.
+func (c *Compiler) Names() *incr.Rule[mesh.Class, []Key] { return c.names }
+
+// Resource is the rule that makes the bytes of resources of a kind.
+func (c *Compiler) Resource(k Kind) *incr.Rule[Key, []byte] { return c.resources[k] }
+
+// Moved says which resource a moved value is; false for values that are none.
+func (c *Compiler) Moved(m incr.Moved) (Key, bool) {
+	if _, ok := c.byRule[m.Rule]; !ok {
+		return Key{}, false
+	}
+	k, ok := m.Key.(Key)
+	return k, ok
+}
+
+// classNames joins what the scope has with what the view and the workload add.
+func (c *Compiler) classNames(r *incr.Reader, class mesh.Class) []Key {
+	scoped := c.inner.scopeNames.Of(r, class.Scope)
+	out := make([]Key, 0, len(scoped)*2)
+	for _, k := range scoped {
+		switch {
+		case k.Kind == ClusterInline || k.Kind == Endpoints:
+			k.View = class.View
+			out = append(out, k)
+		default:
+			out = append(out, k)
+		}
+	}
+	return append(out, inboundNames(class)...)
+}
+
+// scopeNames lists what a scope has, views left out.
+func (c *Compiler) scopeNames(r *incr.Reader, s mesh.Scope) []Key {
+	var clusters, endpoints, rest []Key
+	for _, fixed := range fixedClusters {
+		clusters = append(clusters, Key{Kind: Cluster, Scope: s, Name: fixed})
+	}
+	for _, ref := range c.model.Visible(r, s) {
+		for _, n := range c.inner.clusters.Of(r, scopeHost{s, ref.Host}) {
+			k := Key{Kind: Cluster, Scope: s, Name: n.name, EDS: n.eds}
+			if n.inline {
+				k.Kind = ClusterInline
+			}
+			clusters = append(clusters, k)
+			if n.eds {
+				endpoints = append(endpoints, Key{Kind: Endpoints, Scope: s, Name: n.name})
+			}
+		}
+	}
+	if s.Role == mesh.Sidecar {
+		for _, l := range c.inner.index.Of(r, s) {
+			rest = append(rest, Key{Kind: Listener, Scope: s, Name: l.Name})
+		}
+		rest = append(rest, Key{Kind: Listener, Scope: s, Name: virtualOutbound})
+		for _, t := range c.inner.routes.Of(r, s) {
+			rest = append(rest, Key{Kind: Route, Scope: s, Name: t.Name})
+		}
+	}
+	return slices.Concat(clusters, endpoints, rest)
+}
+
+// encode writes a message deterministically; messages of this program always encode.
+func encode(m proto.Message) []byte {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		panic("encode " + string(m.ProtoReflect().Descriptor().FullName()) + ": " + err.Error())
+	}
+	return b
+}

@@ -1,0 +1,72 @@
+package compile
+
+import (
+	"strings"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// inboundListener makes virtualInbound for a workload: the filter chain table for each
+// of its ports, and for what is no port of a service.
+func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
+	m := c.model.Mesh(r)
+	modes := c.model.ModesOf(r, k.Workload.Namespace, strings.Fields(k.Workload.Policies))
+	in := listener.Inbound{
+		TrustDomains: append([]string{m.TrustDomain}, m.TrustDomainAliases...),
+		Unknown: listener.InboundPort{
+			Protocol: mesh.Auto, Mode: mode(modes.Default), Cluster: cluster.InboundPassthroughName,
+			Routes: inboundRoutes(m, cluster.InboundPassthroughName, 0, "", 0),
+		},
+	}
+	last := uint32(0)
+	for _, p := range model.InboundPorts(k.Workload) {
+		if p.Target == last {
+			continue
+		}
+		last = p.Target
+		behind := c.portsAt(r, k.Workload, p.Target)
+		if len(behind) == 0 {
+			continue
+		}
+		first := behind[0]
+		name := cluster.Name(cluster.Inbound, p.Target, "", "")
+		in.Ports = append(in.Ports, listener.InboundPort{
+			Port: p.Target, Protocol: first.port.Protocol, Mode: mode(modes.Of(p.Target)), Cluster: name,
+			Routes: inboundRoutes(m, name, p.Target, first.service.Host, first.port.Number),
+		})
+	}
+	return encode(listener.VirtualInbound(in, listener.Env{Caps: k.Scope.Caps, Mesh: m}))
+}
+
+// inboundRoutes is route.Inbound, without its retry where the mesh's default policy asks
+// for no attempts at all: a mesh that must not repeat a request does not repeat it at
+// the server's side either.
+func inboundRoutes(m *meshv1.MeshConfig, name string, port uint32, host string, servicePort uint32) *routev3.RouteConfiguration {
+	rc := route.Inbound(name, port, host, servicePort)
+	if p := m.GetDefaultHttpRetryPolicy(); p != nil && p.Attempts == 0 {
+		for _, h := range rc.VirtualHosts {
+			for _, rt := range h.Routes {
+				rt.GetRoute().RetryPolicy = nil
+			}
+		}
+	}
+	return rc
+}
+
+func mode(m model.Mode) listener.Mode {
+	switch m {
+	case model.Strict:
+		return listener.Strict
+	case model.Disable:
+		return listener.Disable
+	}
+	return listener.Permissive
+}

@@ -1,0 +1,155 @@
+package listener
+
+import (
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	fileaccesslogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
+	filterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/set_filter_state/v3"
+	corsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/cors/v3"
+	faultv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/fault/v3"
+	grpcstatsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/grpc_stats/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	httpfilterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	uuidv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/request_id/uuid/v3"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+)
+
+// ALPNFilter is the name of the HTTP filter that tells an upstream of the mesh that HTTP
+// follows. Routes whose cluster originates ordinary TLS switch it off by this name.
+const ALPNFilter = "envoy.filters.http.set_filter_state"
+
+func httpFilter(name string, m proto.Message) *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: Any(m)}}
+}
+
+// offerALPN makes upstream mutual TLS offer the names by which the server's inbound
+// listener picks its HTTP chain. It offers, it does not negotiate: the server's TLS
+// context knows none of these names, so its codec reads the preface.
+func offerALPN() *hcmv3.HttpFilter {
+	return httpFilter(ALPNFilter, &httpfilterstatev3.Config{OnRequestHeaders: []*filterstatev3.FilterStateValue{{
+		Key: &filterstatev3.FilterStateValue_ObjectKey{ObjectKey: "envoy.network.application_protocols"},
+		Value: &filterstatev3.FilterStateValue_FormatString{FormatString: &corev3.SubstitutionFormatString{
+			Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
+				Specifier: &corev3.DataSource_InlineString{InlineString: "istio-http/1.1,istio-h2,istio"},
+			}},
+		}},
+		SharedWithUpstream: filterstatev3.FilterStateValue_ONCE,
+	}}})
+}
+
+// httpFilters lists the filters of a connection manager in their fixed order
+// (control-plane reference 1.12.15), those that the proxy does not have left out.
+func (e Env) httpFilters(outbound bool) []*hcmv3.HttpFilter {
+	var out []*hcmv3.HttpFilter
+	if e.Caps.Has(mesh.GRPCStats) {
+		out = append(out, httpFilter("envoy.filters.http.grpc_stats", &grpcstatsv3.FilterConfig{
+			EmitFilterState: true, PerMethodStatSpecifier: &grpcstatsv3.FilterConfig_StatsForAllMethods{StatsForAllMethods: wrapperspb.Bool(false)},
+		}))
+	}
+	if outbound && e.Caps.Has(mesh.FilterState) {
+		out = append(out, offerALPN())
+	}
+	if e.Caps.Has(mesh.Fault) {
+		out = append(out, httpFilter("envoy.filters.http.fault", &faultv3.HTTPFault{}))
+	}
+	if e.Caps.Has(mesh.CORS) {
+		out = append(out, httpFilter("envoy.filters.http.cors", &corsv3.Cors{}))
+	}
+	return append(out, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
+}
+
+func (e Env) manager(statPrefix string, outbound bool) *hcmv3.HttpConnectionManager {
+	h := &hcmv3.HttpConnectionManager{
+		StatPrefix:                   statPrefix,
+		HttpFilters:                  e.httpFilters(outbound),
+		AccessLog:                    e.accessLog(),
+		UseRemoteAddress:             wrapperspb.Bool(false),
+		Proxy_100Continue:            true,
+		UpgradeConfigs:               []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
+		StreamIdleTimeout:            durationpb.New(0),
+		NormalizePath:                wrapperspb.Bool(true),
+		PathWithEscapedSlashesAction: hcmv3.HttpConnectionManager_KEEP_UNCHANGED,
+	}
+	switch e.Mesh.GetPathNormalization().GetNormalization() {
+	case meshv1.MeshConfig_ProxyPathNormalization_NONE:
+		h.NormalizePath = wrapperspb.Bool(false)
+	case meshv1.MeshConfig_ProxyPathNormalization_MERGE_SLASHES:
+		h.MergeSlashes = true
+	case meshv1.MeshConfig_ProxyPathNormalization_DECODE_AND_MERGE_SLASHES:
+		h.MergeSlashes = true
+		h.PathWithEscapedSlashesAction = hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD
+	}
+	if e.Caps.Has(mesh.RequestIDUUID) {
+		h.RequestIdExtension = &hcmv3.RequestIDExtension{TypedConfig: Any(&uuidv3.UuidRequestIdConfig{
+			UseRequestIdForTraceSampling: wrapperspb.Bool(true),
+		})}
+	}
+	if e.Caps.Has(mesh.HTTP10) {
+		h.HttpProtocolOptions = &corev3.Http1ProtocolOptions{AcceptHttp_10: true}
+	}
+	return h
+}
+
+// outboundHTTP is a connection manager whose routes come by RDS under the given name.
+func (e Env) outboundHTTP(statPrefix, routes string) *listenerv3.Filter {
+	h := e.manager(statPrefix, true)
+	h.RouteSpecifier = &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
+		RouteConfigName: routes,
+		ConfigSource: &corev3.ConfigSource{
+			ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
+			InitialFetchTimeout:   durationpb.New(0),
+			ResourceApiVersion:    corev3.ApiVersion_V3,
+		},
+	}}
+	return networkFilter("envoy.filters.network.http_connection_manager", h)
+}
+
+// inboundHTTP is a connection manager with its routes inline. It tells the application
+// who called (x-forwarded-client-cert), which Envoy drops from callers without mutual TLS.
+func (e Env) inboundHTTP(statPrefix string, routes *routev3.RouteConfiguration) *listenerv3.Filter {
+	h := e.manager(statPrefix, false)
+	h.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: routes}
+	h.ServerName = "istio-envoy"
+	h.ForwardClientCertDetails = hcmv3.HttpConnectionManager_APPEND_FORWARD
+	h.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{
+		Subject: wrapperspb.Bool(true), Dns: true, Uri: true,
+	}
+	return networkFilter("envoy.filters.network.http_connection_manager", h)
+}
+
+// accessFormat is Istio's default text format, which log pipelines parse.
+const accessFormat = `[%START_TIME%] "%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%" %RESPONSE_CODE% %RESPONSE_FLAGS% ` +
+	`%RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% "%UPSTREAM_TRANSPORT_FAILURE_REASON%" %BYTES_RECEIVED% %BYTES_SENT% ` +
+	`%DURATION% %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% "%REQ(X-FORWARDED-FOR)%" "%REQ(USER-AGENT)%" "%REQ(X-REQUEST-ID)%" ` +
+	`"%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%" %UPSTREAM_CLUSTER_RAW% %UPSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS% ` +
+	`%DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%` + "\n"
+
+// accessLog is the mesh's file log, nil where the mesh asks for none.
+func (e Env) accessLog() []*accesslogv3.AccessLog {
+	path := e.Mesh.GetAccessLogFile()
+	if path == "" {
+		return nil
+	}
+	format := e.Mesh.GetAccessLogFormat()
+	if format == "" {
+		format = accessFormat
+	}
+	return []*accesslogv3.AccessLog{{
+		Name: "envoy.access_loggers.file",
+		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: Any(&fileaccesslogv3.FileAccessLog{
+			Path: path,
+			AccessLogFormat: &fileaccesslogv3.FileAccessLog_LogFormat{LogFormat: &corev3.SubstitutionFormatString{
+				Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
+					Specifier: &corev3.DataSource_InlineString{InlineString: format},
+				}},
+			}},
+		})},
+	}}
+}

@@ -1,0 +1,201 @@
+package listener
+
+import (
+	"fmt"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Mode is what an inbound port accepts, as PeerAuthentication says it.
+type Mode uint8
+
+// The modes.
+const (
+	Permissive Mode = iota
+	Strict
+	Disable
+)
+
+// InboundPort is one port of a workload, or (Port 0) everything that is no known port.
+type InboundPort struct {
+	Port     uint32
+	Protocol mesh.Protocol
+	Mode     Mode
+	Cluster  string
+	// Routes are the port's HTTP routes; not used where the protocol is TCP.
+	Routes *routev3.RouteConfiguration
+	TCP    TCP
+}
+
+// Inbound is the plan of virtualInbound.
+type Inbound struct {
+	Unknown InboundPort
+	Ports   []InboundPort // sorted by port, each once
+	// TrustDomains are those whose certificates are accepted, the mesh's own first.
+	TrustDomains []string
+}
+
+type handling uint8
+
+const (
+	asHTTP handling = iota
+	asTCP
+)
+
+// chain is a row of the inbound filter chain table (appendix C).
+type chain struct {
+	transport string
+	alpn      []string
+	as        handling
+	terminate bool
+}
+
+// table is appendix C's: the chains of a port in the order in which they stand there.
+func (e Env) table(mode Mode, p mesh.Protocol) []chain {
+	auto, kind := p == mesh.Auto && e.Caps.Has(mesh.HTTPInspector), asTCP
+	if p.IsHTTP() {
+		kind = asHTTP
+	}
+	switch {
+	case mode == Permissive && auto:
+		return []chain{
+			{"tls", meshHTTP, asHTTP, true},
+			{"raw_buffer", e.plainHTTP(), asHTTP, false},
+			{"tls", meshTCP, asTCP, true},
+			{"raw_buffer", nil, asTCP, false},
+			{"tls", nil, asTCP, false},
+		}
+	case mode == Permissive && kind == asHTTP:
+		return []chain{{"tls", meshAny, asHTTP, true}, {"raw_buffer", nil, asHTTP, false}}
+	case mode == Permissive:
+		return []chain{{"tls", meshAny, asTCP, true}, {"tls", nil, asTCP, false}, {"raw_buffer", nil, asTCP, false}}
+	case mode == Strict && auto:
+		return []chain{{"tls", meshHTTP, asHTTP, true}, {"tls", nil, asTCP, true}}
+	case mode == Strict:
+		return []chain{{"tls", nil, kind, true}}
+	case auto:
+		return []chain{{"raw_buffer", e.plainHTTP(), asHTTP, false}, {"raw_buffer", nil, asTCP, false}}
+	}
+	return []chain{{"raw_buffer", nil, kind, false}}
+}
+
+// VirtualInbound is the listener that receives all captured inbound connections.
+func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
+	port := e.inboundPort()
+	l := &listenerv3.Listener{
+		Name:                                 "virtualInbound",
+		Address:                              address(Wildcard(e.Caps), port),
+		ListenerFiltersTimeout:               e.detectionTimeout(),
+		ContinueOnListenerFiltersTimeout:     true,
+		TrafficDirection:                     corev3.TrafficDirection_INBOUND,
+		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
+		FilterChains:                         []*listenerv3.FilterChain{e.blackhole("virtualInbound-blackhole", port)},
+	}
+	noTLS, noHTTP := []uint32{port}, []uint32{port}
+	for _, p := range append([]InboundPort{in.Unknown}, in.Ports...) {
+		for _, c := range e.table(p.Mode, p.Protocol) {
+			l.FilterChains = append(l.FilterChains, e.inboundChain(in, p, c))
+		}
+		if p.Port == 0 {
+			continue
+		}
+		if p.Protocol != mesh.Auto || p.Mode == Strict {
+			noHTTP = append(noHTTP, p.Port) // nothing to tell apart by looking at plain bytes
+		}
+		if p.Mode == Disable && p.Protocol != mesh.Auto {
+			noTLS = append(noTLS, p.Port)
+		}
+	}
+	l.ListenerFilters = []*listenerv3.ListenerFilter{originalDst(), tlsInspector(noTLS...)}
+	if e.Caps.Has(mesh.HTTPInspector) {
+		l.ListenerFilters = append(l.ListenerFilters, httpInspector(noHTTP...))
+	}
+	return l
+}
+
+func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.FilterChain {
+	match := &listenerv3.FilterChainMatch{TransportProtocol: c.transport, ApplicationProtocols: c.alpn}
+	name, prefix := "virtualInbound", "InboundPassthroughCluster"
+	if c.as == asHTTP {
+		name, prefix = "virtualInbound-catchall-http", "InboundPassthroughCluster;"
+	}
+	if p.Port != 0 {
+		match.DestinationPort = wrapperspb.UInt32(p.Port)
+		name = fmt.Sprintf("%s_%d", Wildcard(e.Caps), p.Port)
+		prefix = p.Cluster
+		if c.as == asHTTP {
+			prefix = "inbound_" + name + ";"
+		}
+	}
+	out := &listenerv3.FilterChain{Name: name, FilterChainMatch: match}
+	if c.as == asHTTP {
+		out.Filters = []*listenerv3.Filter{e.inboundHTTP(prefix, p.Routes)}
+	} else {
+		t := p.TCP
+		t.Cluster = p.Cluster
+		out.Filters = []*listenerv3.Filter{e.tcpProxy(prefix, t)}
+	}
+	if c.terminate {
+		out.TransportSocket = e.terminate(in.TrustDomains)
+	}
+	return out
+}
+
+// ciphers are what inbound TLS 1.2 accepts.
+var ciphers = []string{
+	"ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-GCM-SHA256",
+	"ECDHE-RSA-AES128-GCM-SHA256", "AES256-GCM-SHA384", "AES128-GCM-SHA256",
+}
+
+// terminate is the server side of the mesh's mutual TLS: the workload's own certificate,
+// and a client certificate of the mesh demanded.
+func (e Env) terminate(trustDomains []string) *corev3.TransportSocket {
+	var sans []*matcherv3.StringMatcher
+	for _, td := range trustDomains {
+		sans = append(sans, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: "spiffe://" + td + "/"}})
+	}
+	return &corev3.TransportSocket{
+		Name: "envoy.transport_sockets.tls",
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: Any(&tlsv3.DownstreamTlsContext{
+			RequireClientCertificate: wrapperspb.Bool(true),
+			CommonTlsContext: &tlsv3.CommonTlsContext{
+				TlsParams: &tlsv3.TlsParameters{
+					TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
+					TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3,
+					CipherSuites:              ciphers,
+				},
+				AlpnProtocols:                  []string{"h2", "http/1.1"},
+				TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{{Name: "default", SdsConfig: agentSDS()}},
+				ValidationContextType: &tlsv3.CommonTlsContext_CombinedValidationContext{
+					CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
+						DefaultValidationContext:         &tlsv3.CertificateValidationContext{MatchSubjectAltNames: sans}, //nolint:staticcheck // the field that Istio's proxies and stock Envoy both read
+						ValidationContextSdsSecretConfig: &tlsv3.SdsSecretConfig{Name: "ROOTCA", SdsConfig: agentSDS()},
+					},
+				},
+			},
+		})},
+	}
+}
+
+// agentSDS is the agent's secret socket, by the cluster that the bootstrap defines.
+func agentSDS() *corev3.ConfigSource {
+	return &corev3.ConfigSource{
+		InitialFetchTimeout: durationpb.New(0),
+		ResourceApiVersion:  corev3.ApiVersion_V3,
+		ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
+			ApiType:                   corev3.ApiConfigSource_GRPC,
+			TransportApiVersion:       corev3.ApiVersion_V3,
+			SetNodeOnFirstMessageOnly: true,
+			GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: "sds-grpc"},
+			}}},
+		}},
+	}
+}

@@ -1,0 +1,149 @@
+// Package listener translates planned listeners into Envoy listeners.
+//
+// Build functions are pure: what a listener must hold comes in as plain values, and the
+// same values give the same message. Names, chain matches and their order are those of
+// an Istio sidecar (control-plane reference 1.12 and appendix C, and the observed
+// example), because meshes are mixed during a migration; what stock Envoy lacks is
+// replaced: ALPN is offered upstream by the filter set_filter_state.
+package listener
+
+import (
+	"slices"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	httpinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/http_inspector/v3"
+	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
+	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
+	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+)
+
+// Env is what every listener of a proxy depends on beside its own plan.
+type Env struct {
+	Caps mesh.Capability
+	Mesh *meshv1.MeshConfig
+}
+
+// The application protocols by which chains are told apart (appendix C). Matching uses
+// what the client offers, not what is negotiated.
+var (
+	plainHTTP   = []string{"http/1.1", "h2c"}
+	plainHTTP10 = []string{"http/1.0", "http/1.1", "h2c"}
+	meshHTTP    = []string{"istio-http/1.0", "istio-http/1.1", "istio-h2"}
+	meshTCP     = []string{"istio-peer-exchange", "istio"}
+	meshAny     = []string{"istio", "istio-peer-exchange", "istio-http/1.0", "istio-http/1.1", "istio-h2"}
+)
+
+func (e Env) plainHTTP() []string {
+	if e.Caps.Has(mesh.HTTP10) {
+		return plainHTTP10
+	}
+	return plainHTTP
+}
+
+// Wildcard is the address that means "any" in the proxy's family.
+func Wildcard(caps mesh.Capability) string {
+	if caps.Has(mesh.IPv4) {
+		return "0.0.0.0"
+	}
+	return "::"
+}
+
+// Any wraps a message deterministically; messages of this program always encode.
+func Any(m proto.Message) *anypb.Any {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		panic("encode " + string(m.ProtoReflect().Descriptor().FullName()) + ": " + err.Error())
+	}
+	return &anypb.Any{TypeUrl: "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName()), Value: b}
+}
+
+func address(ip string, port uint32) *corev3.Address {
+	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+		Address: ip, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
+	}}}
+}
+
+func networkFilter(name string, m proto.Message) *listenerv3.Filter {
+	return &listenerv3.Filter{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: Any(m)}}
+}
+
+func listenerFilter(name string, m proto.Message) *listenerv3.ListenerFilter {
+	return &listenerv3.ListenerFilter{Name: name, ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: Any(m)}}
+}
+
+func originalDst() *listenerv3.ListenerFilter {
+	return listenerFilter("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{})
+}
+
+func tlsInspector(except ...uint32) *listenerv3.ListenerFilter {
+	f := listenerFilter("envoy.filters.listener.tls_inspector", &tlsinspectorv3.TlsInspector{
+		InitialReadBufferSize: wrapperspb.UInt32(512),
+	})
+	f.FilterDisabled = onPorts(except)
+	return f
+}
+
+func httpInspector(except ...uint32) *listenerv3.ListenerFilter {
+	f := listenerFilter("envoy.filters.listener.http_inspector", &httpinspectorv3.HttpInspector{})
+	f.FilterDisabled = onPorts(except)
+	return f
+}
+
+// onPorts is a predicate over the original destination port; nil for no ports.
+func onPorts(ports []uint32) *listenerv3.ListenerFilterChainMatchPredicate {
+	var rules []*listenerv3.ListenerFilterChainMatchPredicate
+	ports = slices.Clone(ports)
+	slices.Sort(ports)
+	for _, p := range slices.Compact(ports) {
+		rules = append(rules, &listenerv3.ListenerFilterChainMatchPredicate{
+			Rule: &listenerv3.ListenerFilterChainMatchPredicate_DestinationPortRange{
+				DestinationPortRange: &typev3.Int32Range{Start: int32(p), End: int32(p) + 1},
+			},
+		})
+	}
+	switch len(rules) {
+	case 0:
+		return nil
+	case 1:
+		return rules[0]
+	}
+	return &listenerv3.ListenerFilterChainMatchPredicate{Rule: &listenerv3.ListenerFilterChainMatchPredicate_OrMatch{
+		OrMatch: &listenerv3.ListenerFilterChainMatchPredicate_MatchSet{Rules: rules},
+	}}
+}
+
+// TCP is where the bytes of a connection go.
+type TCP struct {
+	Cluster string
+	// IdleTimeout ends silent connections; nil keeps Envoy's hour.
+	IdleTimeout *durationpb.Duration
+	// MaxDuration ends connections by age; nil never does.
+	MaxDuration *durationpb.Duration
+}
+
+func (e Env) tcpProxy(statPrefix string, t TCP) *listenerv3.Filter {
+	return networkFilter("envoy.filters.network.tcp_proxy", &tcpproxyv3.TcpProxy{
+		StatPrefix:                      statPrefix,
+		ClusterSpecifier:                &tcpproxyv3.TcpProxy_Cluster{Cluster: t.Cluster},
+		AccessLog:                       e.accessLog(),
+		IdleTimeout:                     t.IdleTimeout,
+		MaxDownstreamConnectionDuration: t.MaxDuration,
+	})
+}
+
+func (e Env) blackhole(name string, port uint32) *listenerv3.FilterChain {
+	quiet := Env{Mesh: &meshv1.MeshConfig{}}
+	return &listenerv3.FilterChain{
+		Name:             name,
+		FilterChainMatch: &listenerv3.FilterChainMatch{DestinationPort: wrapperspb.UInt32(port)},
+		Filters:          []*listenerv3.Filter{quiet.tcpProxy("BlackHoleCluster", TCP{Cluster: "BlackHoleCluster"})},
+	}
+}

@@ -1,0 +1,214 @@
+package compile
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+const (
+	virtualOutbound = "virtualOutbound"
+	virtualInbound  = "virtualInbound"
+)
+
+// part is what one port of one service adds to a listener.
+type part struct {
+	name, address string
+	port          uint32
+	routes        string // RDS name, empty for none
+	host          string
+	cluster       string // where bytes that are no HTTP go, empty for nowhere of its own
+	sni           bool   // only by the host as TLS server name
+	cidrs         []netip.Prefix
+	// serverFirst ports must not wait for the client's bytes, so they share no listener with HTTP.
+	serverFirst bool
+	age         model.Row
+}
+
+// plan lists the parts of one service in a scope. [control-plane 1.12.5, 1.12.6]
+func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
+	s := c.model.Service(r, k.scope, k.host)
+	if s == nil {
+		return nil
+	}
+	var out []part
+	for _, p := range s.Ports {
+		if p.Protocol == mesh.UDP {
+			continue
+		}
+		base := part{
+			host: s.Host, port: p.Number, address: listener.Wildcard(k.scope.Caps), age: s.Row,
+			cluster: cluster.Name(cluster.Outbound, p.Number, "", s.Host), serverFirst: p.Protocol.ServerFirst(),
+		}
+		if p.Protocol.IsHTTP() {
+			base.cluster, base.routes = "", strconv.Itoa(int(p.Number))
+			out = append(out, base)
+			continue
+		}
+		base.sni = p.Protocol.IsTLS()
+		if addresses := c.ownAddresses(r, s); len(addresses) > 0 || len(s.Addresses.CIDRs) > 0 {
+			out = append(out, addressed(base, addresses, s.Addresses.CIDRs, p.Protocol)...)
+		} else if !s.Source.Headless {
+			if p.Protocol == mesh.Auto {
+				base.routes = strconv.Itoa(int(p.Number))
+			}
+			out = append(out, base)
+		}
+	}
+	for i := range out {
+		out[i].name = fmt.Sprintf("%s_%d", out[i].address, out[i].port)
+	}
+	return out
+}
+
+// ownAddresses are the addresses at which a service has listeners of its own: its
+// virtual addresses, or those of its Pods where it is headless.
+func (c *Compiler) ownAddresses(r *incr.Reader, s *model.Service) []string {
+	var out []string
+	for _, ip := range s.Addresses.VIPs {
+		out = append(out, ip.String())
+	}
+	if len(out) == 0 && s.Source.Headless {
+		for _, i := range c.model.Instances(r, s.Key) {
+			out = append(out, i.Address)
+		}
+	}
+	return slices.Compact(out)
+}
+
+func addressed(base part, addresses []string, cidrs []netip.Prefix, p mesh.Protocol) []part {
+	var out []part
+	base.sni = false // the address says whom the client means
+	for _, a := range addresses {
+		one := base
+		one.address = a
+		if p == mesh.Auto {
+			one.routes = fmt.Sprintf("%s:%d", base.host, base.port)
+		}
+		out = append(out, one)
+	}
+	if len(cidrs) > 0 {
+		base.cidrs = cidrs
+		out = append(out, base)
+	}
+	return out
+}
+
+// merged is the plan of one listener: what all its parts add up to. [appendix C]
+type merged struct {
+	Name, Address string
+	Port          uint32
+	Routes        string
+	SNI, CIDR     []part
+	TCP           string // cluster of the fall-through
+	// Refused are hosts whose port could not be had beside the others'.
+	Refused []string
+}
+
+// index joins the parts of all services of a scope into listeners, sorted by name. The
+// older service wins where two want the same.
+func (c *Compiler) index(r *incr.Reader, s mesh.Scope) []*merged {
+	var parts []part
+	for _, ref := range c.model.Visible(r, s) {
+		parts = append(parts, c.inner.plan.Of(r, scopeHost{s, ref.Host})...)
+	}
+	slices.SortStableFunc(parts, func(a, b part) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.age.Age, b.age.Age), cmp.Compare(a.host, b.host))
+	})
+	var out []*merged
+	for _, p := range parts {
+		if len(out) == 0 || out[len(out)-1].Name != p.name {
+			out = append(out, &merged{Name: p.name, Address: p.address, Port: p.port})
+		}
+		out[len(out)-1].add(p)
+	}
+	return out
+}
+
+func (m *merged) add(p part) {
+	taken := m.TCP != "" || m.Routes != "" || len(m.SNI)+len(m.CIDR) > 0
+	switch {
+	case p.serverFirst && taken && len(p.cidrs) == 0:
+		m.Refused = append(m.Refused, p.host)
+	case len(p.cidrs) > 0:
+		m.CIDR = append(m.CIDR, p)
+	case p.sni:
+		m.SNI = append(m.SNI, p)
+	default:
+		if p.routes != "" && m.Routes == "" {
+			m.Routes = p.routes
+		}
+		if p.cluster == "" {
+			return
+		}
+		if m.TCP == "" {
+			m.TCP = p.cluster
+		} else if p.routes == "" {
+			m.Refused = append(m.Refused, p.host)
+		}
+	}
+}
+
+func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
+	list := c.inner.index.Of(r, k.scope)
+	i, ok := slices.BinarySearchFunc(list, k.name, func(m *merged, n string) int { return cmp.Compare(m.Name, n) })
+	if !ok {
+		return nil
+	}
+	return list[i]
+}
+
+// listener makes one outbound listener of a scope.
+func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
+	env := listener.Env{Caps: k.Scope.Caps, Mesh: c.model.Mesh(r)}
+	allowAny := c.model.AllowAny(r, k.Scope)
+	if k.Name == virtualOutbound {
+		return encode(listener.VirtualOutbound(env, allowAny))
+	}
+	m := c.inner.outbound.Of(r, scopeName{k.Scope, k.Name})
+	if m == nil {
+		return nil
+	}
+	o := listener.Outbound{
+		Name: m.Name, Address: m.Address, Port: m.Port, Routes: m.Routes, AllowAny: allowAny,
+		TCP: c.tcp(r, k.Scope, m.TCP),
+	}
+	seen := map[string]bool{}
+	for _, p := range m.SNI {
+		if !seen[p.host] {
+			o.SNI = append(o.SNI, listener.SNIChain{Hosts: []string{p.host}, TCP: c.tcp(r, k.Scope, p.cluster)})
+		}
+		seen[p.host] = true
+	}
+	for _, p := range m.CIDR {
+		var free []netip.Prefix
+		for _, prefix := range p.cidrs {
+			if !seen[prefix.String()] {
+				free = append(free, prefix)
+			}
+			seen[prefix.String()] = true
+		}
+		if len(free) > 0 {
+			o.CIDR = append(o.CIDR, listener.CIDRChain{Prefixes: free, TCP: c.tcp(r, k.Scope, p.cluster)})
+		}
+	}
+	return encode(listener.BuildOutbound(o, env))
+}
+
+// tcp is where a cluster's bytes go, with the limits that its policy sets on connections.
+func (c *Compiler) tcp(r *incr.Reader, s mesh.Scope, name string) listener.TCP {
+	t := listener.TCP{Cluster: name}
+	if n, ok := cluster.ParseName(name); ok {
+		p := policy(c.model.DestinationRule(r, s, n.Host), n.Subset, n.Port).GetConnectionPool().GetTcp()
+		t.IdleTimeout, t.MaxDuration = p.GetIdleTimeout(), p.GetMaxConnectionDuration()
+	}
+	return t
+}

@@ -1,0 +1,194 @@
+package compile
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// routeHosts is one route configuration: its RDS name and the hosts in it, sorted.
+type routeHosts struct {
+	Name  string
+	Port  uint32
+	Hosts []string
+	// Own is set where the listener is one service's alone, so that its single host takes any name.
+	Own bool
+}
+
+// routeHosts lists the route configurations of a scope, sorted by name.
+func (c *Compiler) routeHosts(r *incr.Reader, s mesh.Scope) []routeHosts {
+	byName := map[string]*routeHosts{}
+	for _, ref := range c.model.Visible(r, s) {
+		for _, p := range c.inner.plan.Of(r, scopeHost{s, ref.Host}) {
+			if p.routes == "" {
+				continue
+			}
+			t := byName[p.routes]
+			if t == nil {
+				t = &routeHosts{Name: p.routes, Port: p.port, Own: strings.Contains(p.routes, ":")}
+				byName[p.routes] = t
+			}
+			t.Hosts = append(t.Hosts, p.host)
+		}
+	}
+	extra := c.model.ExtraHosts(r, s)
+	out := make([]routeHosts, 0, len(byName))
+	for _, t := range byName {
+		if !t.Own {
+			t.Hosts = append(t.Hosts, extra...)
+		}
+		slices.Sort(t.Hosts)
+		t.Hosts = slices.Compact(t.Hosts)
+		out = append(out, *t)
+	}
+	slices.SortFunc(out, func(a, b routeHosts) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+func (c *Compiler) hosts(r *incr.Reader, k scopeName) (routeHosts, bool) {
+	list := c.inner.routes.Of(r, k.scope)
+	i, ok := slices.BinarySearchFunc(list, k.name, func(t routeHosts, n string) int { return cmp.Compare(t.Name, n) })
+	if !ok {
+		return routeHosts{}, false
+	}
+	return list[i], true
+}
+
+// hostDomains is the domains under which one host of a route configuration is found.
+type hostDomains struct {
+	host    string
+	domains []string
+}
+
+// domains gives every host of a route configuration its domains, each domain to one host
+// only, since Envoy refuses the whole configuration otherwise. Full names go first, so
+// that no short form or address can take one away.
+func (c *Compiler) domains(r *incr.Reader, k scopeName) []hostDomains {
+	t, ok := c.hosts(r, k)
+	if !ok {
+		return nil
+	}
+	if t.Own {
+		return []hostDomains{{host: t.Hosts[0], domains: []string{"*"}}}
+	}
+	taken := map[string]bool{"*": true}
+	for _, h := range t.Hosts {
+		taken[h] = true
+	}
+	out := make([]hostDomains, 0, len(t.Hosts))
+	for _, h := range t.Hosts {
+		n := route.Names{Host: h, ClientNamespace: k.scope.Namespace, Domain: c.model.Domain()}
+		if s := c.model.Service(r, k.scope, h); s != nil {
+			n.Namespace, n.Headless, n.VIPs = s.Namespace, s.Source.Headless, s.Addresses.VIPs
+		}
+		d := hostDomains{host: h}
+		for _, name := range route.Domains(n) {
+			if name == h || !taken[name] {
+				d.domains = append(d.domains, name)
+			}
+			taken[name] = true
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+func (c *Compiler) hostDomains(r *incr.Reader, k scopeNameHost) []string {
+	for _, d := range c.inner.domains.Of(r, scopeName{k.scope, k.name}) {
+		if d.host == k.host {
+			return d.domains
+		}
+	}
+	return nil
+}
+
+// virtualHost makes one encoded virtual host of one route configuration.
+func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
+	domains := c.inner.hostDomains.Of(r, k)
+	if len(domains) == 0 {
+		return nil
+	}
+	port := portOf(k.name)
+	m := c.model.Mesh(r)
+	resolve := c.resolver(r, k.scope, port)
+	var routes []*routev3.Route
+	if v := c.model.VirtualService(r, k.scope, k.host); v != nil && len(v.Spec.Http) > 0 {
+		routes = route.Build(route.Input{
+			Rule: route.Rule{Namespace: v.Namespace, Name: v.Name, Spec: v.Spec},
+			Port: port, Domain: c.model.Domain(), ClientNamespace: k.scope.Namespace,
+			SourceMatch: func(labels map[string]string) bool { return model.Selects(k.scope, labels) },
+			Destination: resolve, Mesh: m, Caps: k.scope.Caps,
+		})
+	}
+	if len(routes) == 0 {
+		if c.model.Service(r, k.scope, k.host) == nil {
+			return nil // a host that only a rule names, and the rule has nothing to say here
+		}
+		routes = []*routev3.Route{route.Default(k.host, port, resolve(k.host, port, ""), m, k.scope.Caps)}
+	}
+	return encode(route.VirtualHost(route.HostName(k.host, port), domains, routes))
+}
+
+// portOf is the port of a route configuration's name, "PORT" or "host:PORT".
+func portOf(name string) uint32 {
+	if i := strings.LastIndexByte(name, ':'); i >= 0 {
+		name = name[i+1:]
+	}
+	n, _ := strconv.ParseUint(name, 10, 16)
+	return uint32(n)
+}
+
+// resolver says where a scope's routes lead. A host that the scope does not see has no
+// cluster; the route then answers 503, as it must rather than lead elsewhere.
+func (c *Compiler) resolver(r *incr.Reader, s mesh.Scope, listenerPort uint32) route.Resolver {
+	return func(host string, port uint32, subset string) route.Destination {
+		svc := c.model.Service(r, s, host)
+		if svc == nil {
+			return route.Destination{}
+		}
+		if port == 0 {
+			port = listenerPort
+			if len(svc.Ports) == 1 {
+				port = svc.Ports[0].Number
+			}
+		}
+		p := policy(c.model.DestinationRule(r, s, host), subset, port)
+		return route.Destination{
+			Cluster:     cluster.Name(cluster.Outbound, port, subset, host),
+			OrdinaryTLS: cluster.OrdinaryTLS(p),
+			Hash:        route.HashPolicies(p.GetLoadBalancer()),
+		}
+	}
+}
+
+// route makes a route configuration: it joins hosts that are already encoded.
+func (c *Compiler) route(r *incr.Reader, k Key) []byte {
+	t, ok := c.hosts(r, scopeName{k.Scope, k.Name})
+	if !ok {
+		return nil
+	}
+	var encoded [][]byte
+	for _, h := range t.Hosts {
+		if b := c.inner.host.Of(r, scopeNameHost{k.Scope, k.Name, h}); b != nil {
+			encoded = append(encoded, b)
+		}
+	}
+	if !t.Own {
+		policy := &meshv1.MeshConfig_OutboundTrafficPolicy{Mode: meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY}
+		if c.model.AllowAny(r, k.Scope) {
+			policy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY
+		}
+		encoded = append(encoded, encode(route.CatchAll(&meshv1.MeshConfig{OutboundTrafficPolicy: policy})))
+	}
+	return route.Join(route.Frame(k.Name), encoded)
+}

@@ -1,0 +1,229 @@
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// ProxyKey is what a proxy's class is decided from; it is a rule's key, so it is
+// comparable and says no more than it must.
+type ProxyKey struct {
+	Role      mesh.Role
+	Namespace string
+	// Labels is the canonical form of the labels that the node sent; where it sent none
+	// the Pod or WorkloadEntry with one of its addresses says them.
+	Labels string
+	IPs    string // comma-separated
+	Caps   mesh.Capability
+	View   mesh.View
+}
+
+// KeyOf reads a node.
+func KeyOf(n mesh.Node) ProxyKey {
+	var ips []string
+	for _, ip := range n.IPs() {
+		ips = append(ips, ip.String())
+	}
+	return ProxyKey{
+		Role: n.Role, Namespace: n.Namespace(), Labels: canonical(n.Metadata.Labels), IPs: strings.Join(ips, ","),
+		Caps: mesh.Capabilities(n),
+		View: mesh.View{Network: n.Metadata.Network, Cluster: n.Metadata.ClusterID, Locality: n.Locality},
+	}
+}
+
+// Classify is the rule that says which class a proxy is of; the loop wants it for every
+// connected proxy, so that a label or a policy moves a proxy like anything else moves.
+func (m *Model) Classify() *incr.Rule[ProxyKey, mesh.Class] { return m.rules.classify }
+
+func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
+	labels, pod := m.labelsOf(r, k)
+	ports := map[string]uint32{}
+	if pod != nil {
+		for _, p := range pod.Spec.Ports {
+			ports[p.Name] = p.Port
+		}
+	}
+	return mesh.Class{
+		Scope: mesh.Scope{
+			Role: k.Role, Namespace: k.Namespace, Caps: k.Caps,
+			Sidecar: m.sidecarFor(r, k.Namespace, labels), Selected: m.selected(r, k.Namespace, labels),
+		},
+		View: k.View,
+		Workload: mesh.Workload{
+			Namespace: k.Namespace, Services: m.standsFor(r, k, labels, ports), Policies: m.selecting(r, k.Namespace, labels),
+		},
+	}
+}
+
+// labelsOf finds the proxy's labels and, where it has one, its Pod.
+func (m *Model) labelsOf(r *incr.Reader, k ProxyKey) (map[string]string, *Pod) {
+	var pod *Pod
+	var labels map[string]string
+	for _, ip := range strings.Split(k.IPs, ",") {
+		for _, p := range incr.In(r, m.tables.pods, "ip:"+ip) {
+			if p.Namespace == k.Namespace && pod == nil {
+				pod, labels = p, p.Labels
+			}
+		}
+		if pod == nil && k.Labels == "" {
+			for _, e := range incr.In(r, m.tables.entries, "ip:"+ip) {
+				if e.Namespace == k.Namespace && labels == nil {
+					labels = e.labels()
+				}
+			}
+		}
+	}
+	if k.Labels != "" {
+		labels = map[string]string{}
+		for _, pair := range strings.Split(k.Labels, ",") {
+			name, value, _ := strings.Cut(pair, "=")
+			labels[name] = value
+		}
+	}
+	return labels, pod
+}
+
+// sidecarFor is the Sidecar in force: the oldest that selects the workload, else the
+// namespace's own, else the root namespace's; empty where there is none. [control-plane 1.9.20]
+func (m *Model) sidecarFor(r *incr.Reader, ns string, labels map[string]string) string {
+	root := m.Mesh(r).RootNamespace
+	for _, pass := range []struct {
+		ns       string
+		selected bool
+	}{{ns, true}, {ns, false}, {root, false}} {
+		var best *Sidecar
+		for _, s := range incr.In(r, m.tables.sidecars, "ns:"+pass.ns) {
+			l := s.Spec.GetWorkloadSelector().GetLabels()
+			if (len(l) > 0) != pass.selected || !subset(l, labels) {
+				continue
+			}
+			if best == nil || s.Older(best.Row) {
+				best = s
+			}
+		}
+		if best != nil {
+			return best.Key()
+		}
+	}
+	return ""
+}
+
+// selected is the canonical set of client-side selectors that match the labels.
+func (m *Model) selected(r *incr.Reader, ns string, labels map[string]string) string {
+	var out []string
+	take := func(l map[string]string) {
+		if len(l) > 0 && subset(l, labels) {
+			out = append(out, canonical(l))
+		}
+	}
+	for _, v := range incr.In(r, m.tables.virtuals, selectors) {
+		for _, h := range v.Spec.Http {
+			for _, match := range h.Match {
+				take(match.SourceLabels)
+			}
+		}
+	}
+	for _, d := range incr.In(r, m.tables.dests, selectors) {
+		if d.Namespace == ns {
+			take(d.Spec.WorkloadSelector.MatchLabels)
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(slices.Compact(out), ";")
+}
+
+// standsFor writes the services that the proxy is an endpoint of, with the ports where
+// it takes their connections: "row key@port>target,port>target" joined by spaces.
+func (m *Model) standsFor(r *incr.Reader, k ProxyKey, labels map[string]string, named map[string]uint32) string {
+	var out []string
+	for key, s := range incr.In(r, m.tables.services, "ns:"+k.Namespace) {
+		if k.Role != mesh.Sidecar || !m.endpointOf(r, s, k, labels) {
+			continue
+		}
+		var ports []string
+		for _, p := range s.Ports {
+			target := p.Target
+			if p.TargetName != "" {
+				target = named[p.TargetName]
+			}
+			if target != 0 && p.Protocol != mesh.UDP {
+				ports = append(ports, fmt.Sprintf("%d>%d", p.Number, target))
+			}
+		}
+		if len(ports) > 0 {
+			out = append(out, key+"@"+strings.Join(ports, ","))
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// endpointOf says whether a proxy stands for a service: by selector, by one of the
+// service's own endpoint addresses, or by a slice.
+func (m *Model) endpointOf(r *incr.Reader, s *Service, k ProxyKey, labels map[string]string) bool {
+	if len(s.Source.Selector) > 0 {
+		return subset(s.Source.Selector, labels)
+	}
+	for _, ip := range strings.Split(k.IPs, ",") {
+		for _, e := range s.Source.Inline {
+			if e.Address == ip {
+				return true
+			}
+		}
+	}
+	if !s.Source.Kubernetes {
+		return false
+	}
+	for _, sl := range incr.In(r, m.tables.slices, s.Row.Key()) {
+		for _, e := range sl.Spec.Endpoints {
+			for _, a := range e.Addresses {
+				if contains(strings.Split(k.IPs, ","), a.String()) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// selecting writes the keys of the PeerAuthentications that select the workload by label.
+func (m *Model) selecting(r *incr.Reader, ns string, labels map[string]string) string {
+	var out []string
+	for _, p := range m.rules.policies.Of(r, ns) {
+		if l := p.Spec.GetSelector().GetMatchLabels(); len(l) > 0 && subset(l, labels) {
+			out = append(out, p.Key())
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// Inbound is one port of a workload and the service that it is there for.
+type Inbound struct {
+	Service string // row key
+	Port    uint32
+	Target  uint32
+}
+
+// InboundPorts reads a workload's Services back, sorted by target; of several services
+// on one target the first in order of keys comes first.
+func InboundPorts(w mesh.Workload) []Inbound {
+	var out []Inbound
+	for _, s := range strings.Fields(w.Services) {
+		key, ports, _ := strings.Cut(s, "@")
+		for _, p := range strings.Split(ports, ",") {
+			number, target, _ := strings.Cut(p, ">")
+			n, _ := strconv.ParseUint(number, 10, 16)
+			t, _ := strconv.ParseUint(target, 10, 16)
+			out = append(out, Inbound{Service: key, Port: uint32(n), Target: uint32(t)})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Inbound) int { return cmp.Compare(a.Target, b.Target) })
+	return out
+}

@@ -1,0 +1,235 @@
+package model
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// Pod is a row.
+type Pod struct {
+	Row
+	Labels map[string]string
+	Spec   *object.PodSpec
+}
+
+// WorkloadEntry is a row; Labels are those of its metadata, under those of its spec.
+type WorkloadEntry struct {
+	Row
+	Labels map[string]string
+	Spec   *networking.WorkloadEntry
+}
+
+// Slice is a row.
+type Slice struct {
+	Row
+	Spec *object.EndpointSliceSpec
+}
+
+// Instance is one endpoint of a service.
+type Instance struct {
+	// Address is an IP, a DNS name (only in services that resolve by DNS) or a socket path.
+	Address string
+	// Ports maps the service's port number to the endpoint's.
+	Ports    map[uint32]uint32
+	Labels   map[string]string
+	Identity string // SPIFFE, empty where unknown
+	// TLS is set where the workload accepts the mesh's mutual TLS.
+	TLS                bool
+	Locality           mesh.Locality
+	Weight             uint32 // at least 1
+	Workload           string
+	Namespace          string
+	Network, ClusterID string
+}
+
+// Subset says whether the instance carries all the labels.
+func (i *Instance) Subset(labels map[string]string) bool { return subset(labels, i.Labels) }
+
+// subset says whether every pair of want stands in have.
+func subset(want, have map[string]string) bool {
+	for k, v := range want {
+		if have[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// Instances lists the ready endpoints of the service row, sorted by address.
+func (m *Model) Instances(r *incr.Reader, key string) []*Instance {
+	return m.rules.instances.Of(r, key)
+}
+
+// Accounts lists the SPIFFE identities behind the service row, sorted, each once.
+func (m *Model) Accounts(r *incr.Reader, key string) []string {
+	return m.rules.accounts.Of(r, key)
+}
+
+func (m *Model) instances(r *incr.Reader, key string) []*Instance {
+	s, ok := incr.Get(r, m.tables.services, key)
+	if !ok {
+		return nil
+	}
+	td := m.Mesh(r).TrustDomain
+	var out []*Instance
+	for _, e := range s.Source.Inline {
+		out = append(out, m.entryInstance(s, e, nil, s.Name, td))
+	}
+	if s.Source.DNSName != "" {
+		out = append(out, m.entryInstance(s, &networking.WorkloadEntry{Address: s.Source.DNSName}, nil, s.Name, td))
+	}
+	if s.Source.Kubernetes && len(incr.Keys(r, m.tables.slices, s.Row.Key())) > 0 {
+		out = append(out, m.sliceInstances(r, s, td)...)
+	} else if len(s.Source.Selector) > 0 {
+		for _, p := range incr.In(r, m.tables.pods, "ns:"+s.Namespace) {
+			if subset(s.Source.Selector, p.Labels) && !p.Spec.Done && (p.Spec.Ready || s.Source.PublishNotReady) {
+				out = append(out, podInstances(s, p, p.Spec.IPs, td)...)
+			}
+		}
+	}
+	if len(s.Source.Selector) > 0 {
+		for _, e := range incr.In(r, m.tables.entries, "ns:"+s.Namespace) {
+			if labels := e.labels(); subset(s.Source.Selector, labels) {
+				out = append(out, m.entryInstance(s, e.Spec, labels, e.Name, td))
+			}
+		}
+	}
+	slices.SortStableFunc(out, func(a, b *Instance) int {
+		return cmp.Or(cmp.Compare(a.Address, b.Address), cmp.Compare(a.Workload, b.Workload))
+	})
+	return out
+}
+
+func (e *WorkloadEntry) labels() map[string]string {
+	if len(e.Spec.Labels) == 0 {
+		return e.Labels
+	}
+	out := map[string]string{}
+	for k, v := range e.Labels {
+		out[k] = v
+	}
+	for k, v := range e.Spec.Labels {
+		out[k] = v
+	}
+	return out
+}
+
+func (m *Model) entryInstance(s *Service, e *networking.WorkloadEntry, labels map[string]string, name, td string) *Instance {
+	if labels == nil {
+		labels = e.Labels
+	}
+	i := &Instance{
+		Address: e.Address, Labels: labels, Weight: max(e.Weight, 1), Workload: name, Namespace: s.Namespace,
+		Locality: mesh.ParseLocality(e.Locality), Network: e.Network, Ports: map[uint32]uint32{},
+		TLS: !s.External && labels[mesh.TLSModeLabel] == "istio",
+	}
+	if e.ServiceAccount != "" {
+		i.Identity = mesh.Identity{TrustDomain: td, Namespace: s.Namespace, ServiceAccount: e.ServiceAccount}.SPIFFE()
+	}
+	for _, p := range s.Ports {
+		i.Ports[p.Number] = cmp.Or(e.Ports[p.Name], p.Target, p.Number)
+	}
+	return i
+}
+
+func podInstances(s *Service, p *Pod, ips []netip.Addr, td string) []*Instance {
+	if len(ips) == 0 {
+		return nil
+	}
+	ports := map[uint32]uint32{}
+	for _, port := range s.Ports {
+		if t, ok := p.target(port); ok {
+			ports[port.Number] = t
+		}
+	}
+	return []*Instance{p.instance(ips[0], ports, td)}
+}
+
+// target is the Pod's port behind a service's port; false where it names a container
+// port that the Pod does not have.
+func (p *Pod) target(port Port) (uint32, bool) {
+	if port.TargetName == "" {
+		return port.Target, true
+	}
+	for _, c := range p.Spec.Ports {
+		if c.Name == port.TargetName {
+			return c.Port, true
+		}
+	}
+	return 0, false
+}
+
+func (p *Pod) instance(ip netip.Addr, ports map[uint32]uint32, td string) *Instance {
+	return &Instance{
+		Address: ip.String(), Ports: ports, Labels: p.Labels, Weight: 1, Workload: p.Name, Namespace: p.Namespace,
+		Identity: mesh.Identity{TrustDomain: td, Namespace: p.Namespace, ServiceAccount: cmp.Or(p.Spec.ServiceAccount, "default")}.SPIFFE(),
+		TLS:      p.Labels[mesh.TLSModeLabel] == "istio",
+		Locality: mesh.ParseLocality(cmp.Or(p.Labels["topology.istio.io/locality"], p.Labels["istio-locality"])),
+		Network:  p.Labels["topology.istio.io/network"],
+	}
+}
+
+func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) []*Instance {
+	var out []*Instance
+	for _, sl := range incr.In(r, m.tables.slices, s.Row.Key()) {
+		ports := map[uint32]uint32{}
+		for _, sp := range sl.Spec.Ports {
+			for _, p := range s.Ports {
+				if sp.Name == p.Name {
+					ports[p.Number] = sp.Port
+				}
+			}
+		}
+		for _, e := range sl.Spec.Endpoints {
+			if len(e.Addresses) == 0 || e.Terminating || (!e.Ready && !s.Source.PublishNotReady) {
+				continue
+			}
+			i := &Instance{Address: e.Addresses[0].String(), Ports: ports, Weight: 1, Workload: e.Pod, Namespace: s.Namespace}
+			if p, ok := incr.Get(r, m.tables.pods, s.Namespace+"/"+e.Pod); ok && e.Pod != "" {
+				i = p.instance(e.Addresses[0], ports, td)
+			}
+			if e.Zone != "" && i.Locality == (mesh.Locality{}) {
+				i.Locality.Zone = e.Zone
+			}
+			if j := slices.IndexFunc(out, func(o *Instance) bool { return o.Address == i.Address }); j >= 0 {
+				maps.Copy(out[j].Ports, i.Ports) // one endpoint, its ports spread over several slices
+				continue
+			}
+			i.Ports = maps.Clone(i.Ports)
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+func (m *Model) accounts(r *incr.Reader, key string) []string {
+	var out []string
+	for _, i := range m.rules.instances.Of(r, key) {
+		if i.Identity != "" {
+			out = append(out, i.Identity)
+		}
+	}
+	if s, ok := incr.Get(r, m.tables.services, key); ok {
+		out = append(out, s.Source.SANs...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// canonical writes labels as "a=b,c=d", sorted.
+func canonical(labels map[string]string) string {
+	pairs := make([]string, 0, len(labels))
+	for k, v := range labels {
+		pairs = append(pairs, k+"="+v)
+	}
+	slices.Sort(pairs)
+	return strings.Join(pairs, ",")
+}

@@ -1,0 +1,244 @@
+// Package model holds what the mesh consists of, as tables that rules read, and the rules that give meaning to them.
+//
+// Apply, called by the one writer, takes validated objects and stores them as rows. All
+// reading goes through an *incr.Reader, so that every answer is recorded: which services
+// a scope sees, which VirtualService and DestinationRule hold for a host, which
+// instances a service has, which policies select a workload, and into which class a
+// proxy falls. The rules here use levels 1 to 9 of the graph; compile's stand above.
+//
+// Rows are immutable. A Model belongs to the goroutine that owns its graph.
+package model
+
+import (
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+)
+
+// Levels of the rules; a rule reads only rules of lower levels.
+const (
+	levelRow      = 1
+	levelIndex    = 2
+	levelScope    = 3
+	levelHost     = 4
+	levelClassify = 5
+	// LevelCompile is the lowest level that compile's rules may use.
+	LevelCompile = 10
+)
+
+// The name of the bucket that holds every row of a table.
+const all = "*"
+
+// Model is the tables and their rules. Make one with New.
+type Model struct {
+	domain string
+	tables tables
+	rules  rules
+}
+
+type tables struct {
+	services *incr.Table[*Service]
+	pods     *incr.Table[*Pod]
+	entries  *incr.Table[*WorkloadEntry]
+	slices   *incr.Table[*Slice]
+	virtuals *incr.Table[*VirtualService]
+	dests    *incr.Table[*DestinationRule]
+	peers    *incr.Table[*PeerAuthentication]
+	sidecars *incr.Table[*Sidecar]
+	mesh     *incr.Table[*meshv1.MeshConfig]
+	// owned lists the service rows that an object gave, so that they go with it.
+	owned map[object.Key][]string
+}
+
+// Row is what every configuration row carries of its object.
+type Row struct {
+	Namespace, Name string
+	// Age orders objects: the older wins where only one can. It is the creation time in
+	// nanoseconds since 1970, 0 where unknown.
+	Age int64
+}
+
+// Key is "namespace/name".
+func (r Row) Key() string { return r.Namespace + "/" + r.Name }
+
+// Older says whether r wins over other where only one can: the older, then the lesser name.
+func (r Row) Older(other Row) bool {
+	if r.Age != other.Age {
+		return r.Age < other.Age
+	}
+	return r.Key() < other.Key()
+}
+
+// VirtualService is a row; Hosts are spec.hosts as full names.
+type VirtualService struct {
+	Row
+	Hosts []string
+	Spec  *networking.VirtualService
+}
+
+// DestinationRule is a row; Host is spec.host as a full name.
+type DestinationRule struct {
+	Row
+	Host string
+	Spec *networking.DestinationRule
+}
+
+// PeerAuthentication is a row.
+type PeerAuthentication struct {
+	Row
+	Spec *security.PeerAuthentication
+}
+
+// Sidecar is a row.
+type Sidecar struct {
+	Row
+	Spec *networking.Sidecar
+}
+
+// New adds an empty model to g. domain is the cluster's DNS suffix, "cluster.local".
+func New(g *incr.Graph, domain string) *Model {
+	m := &Model{domain: domain, tables: tables{
+		services: incr.NewTable[*Service](g, "services"),
+		pods:     incr.NewTable[*Pod](g, "pods"),
+		entries:  incr.NewTable[*WorkloadEntry](g, "workload entries"),
+		slices:   incr.NewTable[*Slice](g, "endpoint slices"),
+		virtuals: incr.NewTable[*VirtualService](g, "virtual services"),
+		dests:    incr.NewTable[*DestinationRule](g, "destination rules"),
+		peers:    incr.NewTable[*PeerAuthentication](g, "peer authentications"),
+		sidecars: incr.NewTable[*Sidecar](g, "sidecars"),
+		mesh:     incr.NewTable[*meshv1.MeshConfig](g, "mesh"),
+		owned:    map[object.Key][]string{},
+	}}
+	m.tables.mesh.Put("mesh", mesh.DefaultMeshConfig())
+	m.derive(g)
+	return m
+}
+
+// SetMesh replaces the mesh configuration.
+func (m *Model) SetMesh(c *meshv1.MeshConfig) { m.tables.mesh.Put("mesh", c) }
+
+// Mesh reads the mesh configuration. Do not change it.
+func (m *Model) Mesh(r *incr.Reader) *meshv1.MeshConfig {
+	c, _ := incr.Get(r, m.tables.mesh, "mesh")
+	return c
+}
+
+// Domain is the cluster's DNS suffix.
+func (m *Model) Domain() string { return m.domain }
+
+// Counts says how many rows each table holds, for metrics.
+func (m *Model) Counts() map[string]int {
+	t := &m.tables
+	return map[string]int{
+		"services": t.services.Len(), "pods": t.pods.Len(), "workload_entries": t.entries.Len(),
+		"virtual_services": t.virtuals.Len(), "destination_rules": t.dests.Len(),
+		"peer_authentications": t.peers.Len(), "sidecars": t.sidecars.Len(), "endpoint_slices": t.slices.Len(),
+	}
+}
+
+// Apply stores changed objects, which must be valid. Kinds that configuration does not
+// use are ignored. Nothing is rerun until the graph runs.
+func (m *Model) Apply(changes []object.Change) {
+	for _, c := range changes {
+		m.apply(c)
+	}
+}
+
+func (m *Model) apply(c object.Change) {
+	key := c.Key.Namespace + "/" + c.Key.Name
+	if c.Object == nil {
+		m.remove(c.Key, key)
+		return
+	}
+	o := c.Object
+	row := Row{Namespace: o.Namespace, Name: o.Name}
+	if !o.Meta.Created.IsZero() {
+		row.Age = o.Meta.Created.UnixNano()
+	}
+	ns := "ns:" + o.Namespace
+	switch spec := o.Spec.(type) {
+	case *object.ServiceSpec:
+		m.putServices(o.Key, []*Service{serviceOf(o, spec, m.domain)})
+	case *networking.ServiceEntry:
+		m.putServices(o.Key, servicesOfEntry(o, spec))
+	case *object.PodSpec:
+		buckets := []string{ns}
+		for _, ip := range spec.IPs {
+			buckets = append(buckets, "ip:"+ip.String())
+		}
+		m.tables.pods.Put(key, &Pod{Row: row, Labels: o.Meta.Labels, Spec: spec}, buckets...)
+	case *networking.WorkloadEntry:
+		m.tables.entries.Put(key, &WorkloadEntry{Row: row, Labels: o.Meta.Labels, Spec: spec}, ns, "ip:"+spec.Address)
+	case *object.EndpointSliceSpec:
+		m.tables.slices.Put(key, &Slice{Row: row, Spec: spec}, o.Namespace+"/"+spec.Service)
+	case *networking.VirtualService:
+		m.putVirtual(key, row, spec)
+	case *networking.DestinationRule:
+		d := &DestinationRule{Row: row, Host: FullHost(spec.Host, o.Namespace, m.domain), Spec: spec}
+		m.tables.dests.Put(key, d, hostBucket(d.Host), selectorBucket(spec.GetWorkloadSelector().GetMatchLabels(), o.Namespace))
+	case *security.PeerAuthentication:
+		m.tables.peers.Put(key, &PeerAuthentication{Row: row, Spec: spec}, ns)
+	case *networking.Sidecar:
+		m.tables.sidecars.Put(key, &Sidecar{Row: row, Spec: spec}, ns)
+	}
+}
+
+func (m *Model) putVirtual(key string, row Row, spec *networking.VirtualService) {
+	v := &VirtualService{Row: row, Spec: spec}
+	buckets := []string{all}
+	for _, h := range spec.Hosts {
+		full := FullHost(h, row.Namespace, m.domain)
+		v.Hosts = append(v.Hosts, full)
+		buckets = append(buckets, hostBucket(full))
+	}
+	for _, http := range spec.Http {
+		for _, match := range http.Match {
+			if len(match.SourceLabels) > 0 {
+				buckets = append(buckets, selectors)
+			}
+		}
+	}
+	m.tables.virtuals.Put(key, v, buckets...)
+}
+
+func (m *Model) putServices(owner object.Key, services []*Service) {
+	var keys []string
+	for _, s := range services {
+		keys = append(keys, s.Key)
+		m.tables.services.Put(s.Key, s, all, "host:"+s.Host, "ns:"+s.Namespace)
+	}
+	for _, old := range m.tables.owned[owner] {
+		if !contains(keys, old) {
+			m.tables.services.Delete(old)
+		}
+	}
+	m.tables.owned[owner] = keys
+}
+
+func (m *Model) remove(k object.Key, key string) {
+	t := &m.tables
+	switch k.Kind {
+	case object.Service, object.ServiceEntry:
+		for _, old := range t.owned[k] {
+			t.services.Delete(old)
+		}
+		delete(t.owned, k)
+	case object.Pod:
+		t.pods.Delete(key)
+	case object.WorkloadEntry:
+		t.entries.Delete(key)
+	case object.EndpointSlice:
+		t.slices.Delete(key)
+	case object.VirtualService:
+		t.virtuals.Delete(key)
+	case object.DestinationRule:
+		t.dests.Delete(key)
+	case object.PeerAuthentication:
+		t.peers.Delete(key)
+	case object.Sidecar:
+		t.sidecars.Delete(key)
+	}
+}

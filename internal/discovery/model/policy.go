@@ -1,0 +1,118 @@
+package model
+
+import (
+	"slices"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	security "istio.io/api/security/v1beta1"
+)
+
+// Mode is what a workload's port accepts.
+type Mode uint8
+
+// The modes of PeerAuthentication. Permissive takes plaintext and mutual TLS alike.
+const (
+	Permissive Mode = iota
+	Strict
+	Disable
+)
+
+// String is the mode's name in PeerAuthentication.
+func (m Mode) String() string { return [...]string{"PERMISSIVE", "STRICT", "DISABLE"}[m] }
+
+// Modes is what one workload accepts: Default, and for some ports something else.
+type Modes struct {
+	Default Mode
+	Ports   map[uint32]Mode
+}
+
+// Of is the mode of a workload port.
+func (m Modes) Of(port uint32) Mode {
+	if x, ok := m.Ports[port]; ok {
+		return x
+	}
+	return m.Default
+}
+
+// policies lists a namespace's PeerAuthentications, the oldest first.
+func (m *Model) policies(r *incr.Reader, ns string) []*PeerAuthentication {
+	var out []*PeerAuthentication
+	for _, p := range incr.In(r, m.tables.peers, "ns:"+ns) {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b *PeerAuthentication) int {
+		if a.Older(b.Row) {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// ModesFor says what a workload of the namespace with these labels accepts: the root
+// namespace's policy, under the namespace's, under the oldest that selects the workload;
+// UNSET inherits; ports count only where the workload is selected. [control-plane 1.10.1, 1.10.2]
+func (m *Model) ModesFor(r *incr.Reader, ns string, labels map[string]string) Modes {
+	var selected *security.PeerAuthentication
+	for _, p := range m.rules.policies.Of(r, ns) {
+		if l := p.Spec.GetSelector().GetMatchLabels(); len(l) > 0 && subset(l, labels) {
+			selected = p.Spec
+			break
+		}
+	}
+	return m.modes(r, ns, selected)
+}
+
+// ModesOf says the same of a workload whose selecting policies are known by key, as a
+// mesh.Workload has them.
+func (m *Model) ModesOf(r *incr.Reader, ns string, keys []string) Modes {
+	var selected *security.PeerAuthentication
+	for _, p := range m.rules.policies.Of(r, ns) {
+		if contains(keys, p.Key()) {
+			selected = p.Spec
+			break
+		}
+	}
+	return m.modes(r, ns, selected)
+}
+
+func (m *Model) modes(r *incr.Reader, ns string, selected *security.PeerAuthentication) Modes {
+	out := Modes{}
+	root := m.Mesh(r).RootNamespace
+	levels := []*security.PeerAuthentication{m.unselective(r, root)}
+	if ns != root {
+		levels = append(levels, m.unselective(r, ns))
+	}
+	for _, p := range append(levels, selected) {
+		out.Default = inherit(p.GetMtls(), out.Default)
+	}
+	if selected != nil && len(selected.PortLevelMtls) > 0 {
+		out.Ports = map[uint32]Mode{}
+		for port, tls := range selected.PortLevelMtls {
+			out.Ports[port] = inherit(tls, out.Default)
+		}
+	}
+	return out
+}
+
+// unselective is the oldest policy of a namespace that is for the whole of it.
+func (m *Model) unselective(r *incr.Reader, ns string) *security.PeerAuthentication {
+	for _, p := range m.rules.policies.Of(r, ns) {
+		if len(p.Spec.GetSelector().GetMatchLabels()) == 0 {
+			return p.Spec
+		}
+	}
+	return nil
+}
+
+func inherit(tls *security.PeerAuthentication_MutualTLS, from Mode) Mode {
+	switch tls.GetMode() {
+	case security.PeerAuthentication_MutualTLS_STRICT:
+		return Strict
+	case security.PeerAuthentication_MutualTLS_PERMISSIVE:
+		return Permissive
+	case security.PeerAuthentication_MutualTLS_DISABLE:
+		return Disable
+	}
+	return from
+}

@@ -1,0 +1,179 @@
+package model
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"google.golang.org/protobuf/proto"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// hostBucket is the bucket of rules for a host; those for wildcards share one.
+func hostBucket(host string) string {
+	if strings.HasPrefix(host, "*") {
+		return "wildcard"
+	}
+	return "host:" + host
+}
+
+// selectors is the bucket of rules that choose among clients by label.
+const selectors = "selectors"
+
+func selectorBucket(labels map[string]string, _ string) string {
+	if len(labels) == 0 {
+		return all
+	}
+	return selectors
+}
+
+// servesMesh says whether a VirtualService speaks to sidecars of the scope at all.
+func (m *Model) servesMesh(r *incr.Reader, s mesh.Scope, v *VirtualService) bool {
+	if len(v.Spec.Gateways) > 0 && !contains(v.Spec.Gateways, "mesh") {
+		return false
+	}
+	if !exported(v.Spec.ExportTo, m.Mesh(r).DefaultVirtualServiceExportTo, v.Namespace, s.Namespace) {
+		return false
+	}
+	e := m.rules.egress.Of(r, s)
+	return e.everything || slices.ContainsFunc(v.Hosts, func(h string) bool { return e.sees(v.Namespace, h) })
+}
+
+// virtual finds the VirtualService for a host: an exact name before a wildcard, the
+// longer wildcard before the shorter, and of equals the oldest. [control-plane 1.7.29]
+func (m *Model) virtual(r *incr.Reader, k scopeHost) *VirtualService {
+	var best *VirtualService
+	length := -1
+	consider := func(v *VirtualService, host string) {
+		if !hostMatches(host, k.host) || !m.servesMesh(r, k.scope, v) {
+			return
+		}
+		n := len(host)
+		if host == k.host {
+			n = 1 << 20
+		}
+		if n > length || (n == length && v.Older(best.Row)) {
+			best, length = v, n
+		}
+	}
+	for _, v := range incr.In(r, m.tables.virtuals, hostBucket(k.host)) {
+		for _, h := range v.Hosts {
+			consider(v, h)
+		}
+	}
+	if best == nil {
+		for _, v := range incr.In(r, m.tables.virtuals, "wildcard") {
+			for _, h := range v.Hosts {
+				consider(v, h)
+			}
+		}
+	}
+	return best
+}
+
+// dest finds the DestinationRule for a host: in the client's namespace, the service's,
+// then the root namespace; among those of one namespace the best host wins, and rules of
+// the same host give their subsets to the oldest. [control-plane 1.8]
+func (m *Model) dest(r *incr.Reader, k scopeHost) *DestinationRule {
+	owner := ""
+	if svc := m.rules.service.Of(r, k); svc != nil {
+		owner = svc.Namespace
+	}
+	for _, ns := range []string{k.scope.Namespace, owner, m.Mesh(r).RootNamespace} {
+		if ns == "" {
+			continue
+		}
+		if d := m.destIn(r, k, ns); d != nil {
+			return d
+		}
+	}
+	return nil
+}
+
+func (m *Model) destIn(r *incr.Reader, k scopeHost, ns string) *DestinationRule {
+	var found []*DestinationRule
+	byDefault := m.Mesh(r).DefaultDestinationRuleExportTo
+	for _, bucket := range []string{hostBucket(k.host), "wildcard"} {
+		for _, d := range incr.In(r, m.tables.dests, bucket) {
+			if d.Namespace != ns || !hostMatches(d.Host, k.host) {
+				continue
+			}
+			if ns != k.scope.Namespace && !exported(d.Spec.ExportTo, byDefault, ns, k.scope.Namespace) {
+				continue
+			}
+			if l := d.Spec.GetWorkloadSelector().GetMatchLabels(); len(l) > 0 && (ns != k.scope.Namespace || !Selects(k.scope, l)) {
+				continue
+			}
+			found = append(found, d)
+		}
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(found, compareDests)
+	return mergeSubsets(found)
+}
+
+// compareDests puts the rule to take first: one with a selector, the longer host, the older.
+func compareDests(a, b *DestinationRule) int {
+	if x, y := a.Spec.WorkloadSelector != nil, b.Spec.WorkloadSelector != nil; x != y {
+		if x {
+			return -1
+		}
+		return 1
+	}
+	if x, y := strings.HasPrefix(a.Host, "*"), strings.HasPrefix(b.Host, "*"); x != y {
+		if y {
+			return -1
+		}
+		return 1
+	}
+	if len(a.Host) != len(b.Host) {
+		return len(b.Host) - len(a.Host)
+	}
+	if a.Older(b.Row) {
+		return -1
+	}
+	return 1
+}
+
+// mergeSubsets adds to the first rule the subsets of the others for the same host that
+// it does not have itself.
+func mergeSubsets(found []*DestinationRule) *DestinationRule {
+	first := found[0]
+	var extra []*networking.Subset
+	has := func(name string) bool {
+		same := func(s *networking.Subset) bool { return s.Name == name }
+		return slices.ContainsFunc(first.Spec.Subsets, same) || slices.ContainsFunc(extra, same)
+	}
+	for _, d := range found[1:] {
+		if d.Host != first.Host {
+			continue
+		}
+		for _, s := range d.Spec.Subsets {
+			if !has(s.Name) {
+				extra = append(extra, s)
+			}
+		}
+	}
+	if len(extra) == 0 {
+		return first
+	}
+	spec := proto.Clone(first.Spec).(*networking.DestinationRule)
+	spec.Subsets = append(spec.Subsets, extra...)
+	return &DestinationRule{Row: first.Row, Host: first.Host, Spec: spec}
+}
+
+// Selects says whether the labels are among the client-side selectors that match the scope's proxies.
+func Selects(s mesh.Scope, labels map[string]string) bool {
+	return len(labels) == 0 || contains(strings.Split(s.Selected, ";"), canonical(labels))
+}
+
+// GetSpec is the rule's spec, nil for no rule, so that what asks need not look twice.
+func (d *DestinationRule) GetSpec() *networking.DestinationRule {
+	if d == nil {
+		return nil
+	}
+	return d.Spec
+}

@@ -1,0 +1,228 @@
+package model
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// rules are the model's own rules; compile reads them through the Model's methods.
+type rules struct {
+	instances *incr.Rule[string, []*Instance]
+	accounts  *incr.Rule[string, []string]
+	visible   *incr.Rule[mesh.Scope, []Ref]
+	service   *incr.Rule[scopeHost, *Service]
+	dest      *incr.Rule[scopeHost, *DestinationRule]
+	virtual   *incr.Rule[scopeHost, *VirtualService]
+	extra     *incr.Rule[mesh.Scope, []string]
+	egress    *incr.Rule[mesh.Scope, *egress]
+	policies  *incr.Rule[string, []*PeerAuthentication]
+	classify  *incr.Rule[ProxyKey, mesh.Class]
+}
+
+type scopeHost struct {
+	scope mesh.Scope
+	host  string
+}
+
+func (m *Model) derive(g *incr.Graph) {
+	m.rules = rules{
+		instances: incr.Derive(g, levelRow, "instances", m.instances),
+		accounts:  incr.Derive(g, levelIndex, "accounts", m.accounts),
+		egress:    incr.Derive(g, levelRow, "egress", m.egress),
+		visible:   incr.Derive(g, levelIndex, "visible services", m.visible),
+		service:   incr.Derive(g, levelScope, "service", m.service),
+		dest:      incr.Derive(g, levelHost, "destination rule", m.dest),
+		virtual:   incr.Derive(g, levelHost, "virtual service", m.virtual),
+		extra:     incr.Derive(g, levelHost, "extra hosts", m.extraHosts),
+		policies:  incr.Derive(g, levelRow, "policies", m.policies),
+		classify:  incr.Derive(g, levelClassify, "class", m.class),
+	}
+}
+
+// Ref names a service that a scope sees: its host and its row.
+type Ref struct {
+	Host, Key string
+}
+
+// Visible lists what a scope sees, one row for each host, sorted by host: exported to
+// its namespace, and within its Sidecar's egress hosts. Where several rows have the same
+// host, that of the scope's own namespace wins, then a Kubernetes Service, then the older.
+func (m *Model) Visible(r *incr.Reader, s mesh.Scope) []Ref { return m.rules.visible.Of(r, s) }
+
+// Service is the row that host means in a scope, nil where it sees none.
+func (m *Model) Service(r *incr.Reader, s mesh.Scope, host string) *Service {
+	return m.rules.service.Of(r, scopeHost{s, host})
+}
+
+// DestinationRule is what holds for host in a scope, merged, nil where there is none.
+func (m *Model) DestinationRule(r *incr.Reader, s mesh.Scope, host string) *DestinationRule {
+	return m.rules.dest.Of(r, scopeHost{s, host})
+}
+
+// VirtualService is what holds for host in a scope, nil where there is none.
+func (m *Model) VirtualService(r *incr.Reader, s mesh.Scope, host string) *VirtualService {
+	return m.rules.virtual.Of(r, scopeHost{s, host})
+}
+
+// ExtraHosts lists the hosts of VirtualServices in a scope that are no services', sorted.
+func (m *Model) ExtraHosts(r *incr.Reader, s mesh.Scope) []string { return m.rules.extra.Of(r, s) }
+
+// ServiceRow reads a service's row by its key.
+func (m *Model) ServiceRow(r *incr.Reader, key string) (*Service, bool) {
+	return incr.Get(r, m.tables.services, key)
+}
+
+// exported says whether an object of namespace owner is visible in namespace client.
+func exported(to, byDefault []string, owner, client string) bool {
+	if len(to) == 0 {
+		to = byDefault
+	}
+	for _, e := range to {
+		if e == "*" || e == client || (e == "." && owner == client) {
+			return true
+		}
+	}
+	return len(to) == 0
+}
+
+// egress is what a Sidecar lets its workloads see.
+type egress struct {
+	everything               bool
+	hosts                    []egressHost
+	registryOnly, anyAllowed bool
+}
+
+type egressHost struct{ namespace, host string }
+
+func (m *Model) egress(r *incr.Reader, s mesh.Scope) *egress {
+	if s.Sidecar == "" {
+		return &egress{everything: true}
+	}
+	row, ok := incr.Get(r, m.tables.sidecars, s.Sidecar)
+	if !ok || row.Spec == nil {
+		return &egress{everything: true}
+	}
+	e := &egress{everything: len(row.Spec.Egress) == 0}
+	for _, l := range row.Spec.Egress {
+		for _, h := range l.Hosts {
+			ns, host, ok := strings.Cut(h, "/")
+			if !ok {
+				ns, host = "*", h
+			}
+			if ns == "." {
+				ns = s.Namespace
+			}
+			e.hosts = append(e.hosts, egressHost{ns, strings.ToLower(host)})
+		}
+	}
+	if p := row.Spec.OutboundTrafficPolicy; p != nil {
+		e.registryOnly = p.Mode == networking.OutboundTrafficPolicy_REGISTRY_ONLY
+		e.anyAllowed = !e.registryOnly
+	}
+	return e
+}
+
+func (e *egress) sees(namespace, host string) bool {
+	if e.everything {
+		return true
+	}
+	for _, h := range e.hosts {
+		if (h.namespace == "*" || h.namespace == namespace) && hostMatches(h.host, host) {
+			return true
+		}
+	}
+	return false
+}
+
+// hostMatches says whether a host, possibly a wildcard itself, falls under a pattern.
+func hostMatches(pattern, host string) bool {
+	if pattern == "*" || pattern == host {
+		return true
+	}
+	suffix, ok := strings.CutPrefix(pattern, "*")
+	return ok && strings.HasSuffix(host, suffix)
+}
+
+// AllowAny says whether a scope may reach hosts that the mesh does not know.
+func (m *Model) AllowAny(r *incr.Reader, s mesh.Scope) bool {
+	e := m.rules.egress.Of(r, s)
+	if e.registryOnly || e.anyAllowed {
+		return e.anyAllowed
+	}
+	return m.Mesh(r).GetOutboundTrafficPolicy().GetMode().String() != "REGISTRY_ONLY"
+}
+
+func (m *Model) visible(r *incr.Reader, s mesh.Scope) []Ref {
+	byDefault := m.Mesh(r).DefaultServiceExportTo
+	e := m.rules.egress.Of(r, s)
+	best := map[string]*Service{}
+	for _, svc := range incr.In(r, m.tables.services, all) {
+		if !exported(svc.ExportTo, byDefault, svc.Namespace, s.Namespace) || !e.sees(svc.Namespace, svc.Host) {
+			continue
+		}
+		if old := best[svc.Host]; old == nil || svc.before(old, s.Namespace) {
+			best[svc.Host] = svc
+		}
+	}
+	out := make([]Ref, 0, len(best))
+	for host, svc := range best {
+		out = append(out, Ref{Host: host, Key: svc.Key})
+	}
+	slices.SortFunc(out, func(a, b Ref) int { return cmp.Compare(a.Host, b.Host) })
+	return out
+}
+
+// before says whether s is taken rather than o, a row of the same host.
+func (s *Service) before(o *Service, client string) bool {
+	if a, b := s.Namespace == client, o.Namespace == client; a != b {
+		return a
+	}
+	if s.Source.Kubernetes != o.Source.Kubernetes {
+		return s.Source.Kubernetes
+	}
+	if s.Age != o.Age || s.Row.Key() != o.Row.Key() {
+		return s.Older(o.Row)
+	}
+	return s.Key < o.Key
+}
+
+func (m *Model) service(r *incr.Reader, k scopeHost) *Service {
+	refs := m.rules.visible.Of(r, k.scope)
+	i, ok := slices.BinarySearchFunc(refs, k.host, func(a Ref, h string) int { return cmp.Compare(a.Host, h) })
+	if !ok {
+		return nil
+	}
+	s, _ := incr.Get(r, m.tables.services, refs[i].Key)
+	return s
+}
+
+// extraHosts are hosts that only VirtualServices name.
+func (m *Model) extraHosts(r *incr.Reader, s mesh.Scope) []string {
+	var out []string
+	for _, v := range incr.In(r, m.tables.virtuals, all) {
+		if !m.servesMesh(r, s, v) {
+			continue
+		}
+		for _, h := range v.Hosts {
+			if m.rules.service.Of(r, scopeHost{s, h}) == nil && h != "*" {
+				out = append(out, h)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// FirstVIP is the address that names a service's own listeners, false where it has none.
+func (s *Service) FirstVIP() (netip.Addr, bool) {
+	if len(s.Addresses.VIPs) == 0 {
+		return netip.Addr{}, false
+	}
+	return s.Addresses.VIPs[0], true
+}

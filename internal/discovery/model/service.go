@@ -1,0 +1,185 @@
+package model
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// Resolution says how a proxy finds a service's endpoints.
+type Resolution uint8
+
+// The ways of resolution.
+const (
+	// Static: the control plane knows the endpoints (EDS).
+	Static Resolution = iota
+	// DNS: the proxy resolves the endpoints' names and uses all addresses.
+	DNS
+	// DNSRoundRobin: the proxy resolves the name and uses the first address.
+	DNSRoundRobin
+	// Passthrough: the caller's own destination address is used.
+	Passthrough
+)
+
+// Service is a row: one host with its ports, from a Kubernetes Service or a ServiceEntry.
+type Service struct {
+	Row
+	// Key is unique among rows: kind, namespace, name, and the host for a ServiceEntry.
+	Key        string
+	Host       string
+	Ports      []Port
+	Addresses  Addresses
+	Resolution Resolution
+	// External services are outside the mesh: no workload identity, no automatic mTLS.
+	External bool
+	// ExportTo is what the object says; nil means the mesh's default.
+	ExportTo []string
+	Source   Source
+}
+
+// Addresses are the virtual addresses of a service.
+type Addresses struct {
+	VIPs  []netip.Addr
+	CIDRs []netip.Prefix
+}
+
+// Source is where a service's endpoints come from.
+type Source struct {
+	// Kubernetes is set for a Service object, unset for a ServiceEntry.
+	Kubernetes bool
+	Headless   bool
+	// Selector picks Pods and WorkloadEntries of the service's namespace; nil picks none.
+	Selector map[string]string
+	// Inline are a ServiceEntry's own endpoints.
+	Inline []*networking.WorkloadEntry
+	// DNSName is what an ExternalName service, or a DNS ServiceEntry without endpoints, resolves.
+	DNSName         string
+	SANs            []string
+	PublishNotReady bool
+}
+
+// Port is one port of a service.
+type Port struct {
+	Name     string
+	Number   uint32
+	Protocol mesh.Protocol
+	// Target is the endpoint's port; 0 with a TargetName means that each Pod decides.
+	Target     uint32
+	TargetName string
+}
+
+// PortOf returns the service's port of that number.
+func (s *Service) PortOf(number uint32) (Port, bool) {
+	for _, p := range s.Ports {
+		if p.Number == number {
+			return p, true
+		}
+	}
+	return Port{}, false
+}
+
+// FullHost makes a short name of a rule in a namespace a full one: a name without dots
+// is a Service beside the rule. Wildcards and names with dots stay.
+func FullHost(host, namespace, domain string) string {
+	host = strings.ToLower(host)
+	if host == "" || strings.ContainsAny(host, ".*") {
+		return host
+	}
+	return host + "." + namespace + ".svc." + domain
+}
+
+func serviceOf(o *object.Object, spec *object.ServiceSpec, domain string) *Service {
+	s := &Service{
+		Row:  Row{Namespace: o.Namespace, Name: o.Name},
+		Key:  "Service/" + o.Namespace + "/" + o.Name,
+		Host: o.Name + "." + o.Namespace + ".svc." + domain,
+		Source: Source{
+			Kubernetes: true, Headless: spec.Headless, Selector: spec.Selector, PublishNotReady: spec.PublishNotReady,
+		},
+		Addresses: Addresses{VIPs: spec.ClusterIPs},
+	}
+	if !o.Meta.Created.IsZero() {
+		s.Age = o.Meta.Created.UnixNano()
+	}
+	if spec.Headless {
+		s.Resolution = Passthrough
+	}
+	if spec.Type == "ExternalName" {
+		s.Resolution, s.External = DNS, true
+		s.Source = Source{Kubernetes: true, DNSName: spec.ExternalName}
+	}
+	if e := o.Meta.Annotations["networking.istio.io/exportTo"]; e != "" {
+		s.ExportTo = mesh.List(e)
+	}
+	for _, p := range spec.Ports {
+		port := Port{
+			Name: p.Name, Number: p.Port, Protocol: mesh.ProtocolOf(p.Name, p.AppProtocol, p.Protocol),
+			Target: p.TargetPort, TargetName: p.TargetName,
+		}
+		if port.Target == 0 && port.TargetName == "" {
+			port.Target = p.Port
+		}
+		s.Ports = append(s.Ports, port)
+	}
+	return s
+}
+
+func servicesOfEntry(o *object.Object, spec *networking.ServiceEntry) []*Service {
+	var out []*Service
+	for _, host := range spec.Hosts {
+		host = strings.ToLower(host)
+		s := &Service{
+			Row:      Row{Namespace: o.Namespace, Name: o.Name},
+			Key:      "ServiceEntry/" + o.Namespace + "/" + o.Name + "/" + host,
+			Host:     host,
+			External: spec.Location == networking.ServiceEntry_MESH_EXTERNAL,
+			ExportTo: spec.ExportTo,
+			Source:   Source{Inline: spec.Endpoints, Selector: spec.GetWorkloadSelector().GetLabels(), SANs: spec.SubjectAltNames},
+		}
+		if !o.Meta.Created.IsZero() {
+			s.Age = o.Meta.Created.UnixNano()
+		}
+		switch spec.Resolution {
+		case networking.ServiceEntry_NONE:
+			s.Resolution = Passthrough
+		case networking.ServiceEntry_STATIC:
+			s.Resolution = Static
+		case networking.ServiceEntry_DNS:
+			s.Resolution = DNS
+		default: // DNS_ROUND_ROBIN, and kinds of DNS that a fixed name can stand for
+			s.Resolution = DNSRoundRobin
+		}
+		if s.Resolution == DNS || s.Resolution == DNSRoundRobin {
+			if len(spec.Endpoints) == 0 {
+				s.Source.DNSName = host
+			}
+		}
+		for _, a := range spec.Addresses {
+			if p, err := netip.ParsePrefix(a); err == nil && !p.IsSingleIP() {
+				s.Addresses.CIDRs = append(s.Addresses.CIDRs, p.Masked())
+			} else if err == nil {
+				s.Addresses.VIPs = append(s.Addresses.VIPs, p.Addr())
+			} else if ip, err := netip.ParseAddr(a); err == nil {
+				s.Addresses.VIPs = append(s.Addresses.VIPs, ip)
+			}
+		}
+		for _, p := range spec.Ports {
+			port := Port{Name: p.Name, Number: p.Number, Protocol: mesh.ParseProtocol(p.Protocol), Target: p.TargetPort}
+			if p.Protocol == "" {
+				port.Protocol = mesh.ProtocolOf(p.Name, "", "TCP")
+			}
+			if port.Target == 0 {
+				port.Target = p.Number
+			}
+			s.Ports = append(s.Ports, port)
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func contains(list []string, s string) bool { return slices.Contains(list, s) }
