@@ -91,4 +91,3 @@ func (s *Server) issue(r request) (string, error) {
 func seconds(n int64) time.Duration {
 	return time.Duration(max(0, min(n, math.MaxInt64/int64(time.Second)))) * time.Second
 }
-

@@ -1,0 +1,114 @@
+package secret
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// pollFiles is how often mounted files are looked at. Kubernetes takes a minute to bring
+// a new one, so there is nothing to win by being faster.
+const pollFiles = time.Second
+
+// FilePaths name the three files of a mounted identity.
+type FilePaths struct{ Chain, Key, Roots string }
+
+// FindFiles looks into the folders in order for a whole set of files, under the well-known
+// names or those of GKE. [agent P17, P18]
+func FindFiles(dirs ...string) (FilePaths, bool) {
+	for _, dir := range dirs {
+		for _, names := range [][3]string{
+			{"cert-chain.pem", "key.pem", "root-cert.pem"},
+			{"certificates.pem", "private_key.pem", "ca_certificates.pem"},
+		} {
+			p := FilePaths{Chain: filepath.Join(dir, names[0]), Key: filepath.Join(dir, names[1]), Roots: filepath.Join(dir, names[2])}
+			if p.exist() {
+				return p, true
+			}
+		}
+	}
+	return FilePaths{}, false
+}
+
+func (p FilePaths) exist() bool {
+	for _, f := range []string{p.Chain, p.Key, p.Roots} {
+		if st, err := os.Stat(f); err != nil || st.IsDir() {
+			return false
+		}
+	}
+	return true
+}
+
+// Files takes the secret from mounted files, which somebody else renews. [agent S16]
+type Files struct {
+	cell
+	paths FilePaths
+	log   *slog.Logger
+}
+
+// NewFiles makes a source; nothing is read before Run.
+func NewFiles(paths FilePaths, log *slog.Logger) *Files {
+	f := &Files{paths: paths, log: log}
+	f.init()
+	return f
+}
+
+// Run follows the files until ctx ends, then returns nil. Files that do not belong
+// together, as they are in the midst of being replaced, change nothing.
+func (f *Files) Run(ctx context.Context) error {
+	tick := time.NewTicker(pollFiles)
+	defer tick.Stop()
+	var seen, said string
+	for {
+		if stamp := f.stamp(); stamp == "" || stamp != seen {
+			s, err := f.read()
+			if err == nil {
+				seen, said = stamp, ""
+				f.publish(s)
+				f.log.Info("certificate read", "file", f.paths.Chain, "version", s.Version, "until", s.NotAfter)
+			} else if f.fail(err); err.Error() != said {
+				said = err.Error()
+				f.log.Warn("certificate not read", "reason", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// stamp changes when any of the files does; empty where one is missing.
+func (f *Files) stamp() string {
+	var s string
+	for _, path := range []string{f.paths.Chain, f.paths.Key, f.paths.Roots} {
+		st, err := os.Stat(path)
+		if err != nil {
+			return ""
+		}
+		s += fmt.Sprint(st.Size(), " ", st.ModTime().UnixNano(), " ")
+	}
+	return s
+}
+
+func (f *Files) read() (*pki.Secret, error) {
+	var texts [3][]byte
+	for i, path := range []string{f.paths.Key, f.paths.Chain, f.paths.Roots} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read certificate files: %w", err)
+		}
+		texts[i] = text
+	}
+	s, err := pki.NewSecret(texts[0], texts[1], texts[2], time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("read certificate files of %s: %w", filepath.Dir(f.paths.Chain), err)
+	}
+	return s, nil
+}

@@ -1,0 +1,191 @@
+// Package secret keeps a workload's identity fresh: its private key, its certificates and the roots it trusts.
+//
+// The contract: Current never blocks and gives one whole value, which serves until its
+// successor exists, whatever fails meanwhile; nothing half-renewed is ever seen. Keys are
+// made here and leave only towards the local Envoy. Run does all the waiting and
+// retrying, so that nothing else of the agent waits for the CA. Values come from the CA
+// (Keeper) or from files (Files); both have the same two methods.
+package secret
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// signTimeout bounds one call to the signer, connection included.
+const signTimeout = 15 * time.Second
+
+// Signer turns a certificate request (PEM) into a chain (PEM, leaf first; a root may be
+// in it) and the roots to trust (PEM).
+type Signer interface {
+	Sign(ctx context.Context, csr []byte, ttl time.Duration) (chain, roots []byte, err error)
+}
+
+// Options say what to ask for and when. Ratio and Jitter have no defaults here: 0 is a value.
+type Options struct {
+	// Identity is the name put into requests; the CA decides by its own lights.
+	Identity mesh.Identity
+	KeyKind  pki.KeyKind
+	// PKCS8 asks for the key in that form.
+	PKCS8 bool
+	// TTL is the life asked for; 0 means DefaultTTL.
+	TTL time.Duration
+	// Ratio is the share of life left at which to renew, Jitter how much it may vary.
+	Ratio, Jitter float64
+}
+
+// Keeper keeps a secret fresh by asking a Signer.
+type Keeper struct {
+	cell
+	options Options
+	signer  Signer
+	log     *slog.Logger
+}
+
+// NewKeeper makes a keeper. Nothing happens before Run.
+func NewKeeper(o Options, signer Signer, log *slog.Logger) *Keeper {
+	if o.TTL == 0 {
+		o.TTL = DefaultTTL
+	}
+	k := &Keeper{options: o, signer: signer, log: log}
+	k.init()
+	return k
+}
+
+// Run asks for the first certificate at once, then renews it in good time, until ctx
+// ends; it returns nil then. Failures are retried for ever and logged.
+func (k *Keeper) Run(ctx context.Context) error {
+	for failures := 0; ; {
+		var wait time.Duration
+		started := time.Now()
+		s, err := k.renew(ctx)
+		now := time.Now()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			failures++
+			wait = retry(failures, k.left(now), 2*rand.Float64()-1)
+			k.fail(err)
+			k.log.Warn("certificate not renewed", "reason", err, "attempt", failures, "next", wait.Round(time.Millisecond), "left", max(k.left(now), 0).Round(time.Second))
+		default:
+			failures = 0
+			k.publish(s)
+			wait = untilDue(k.due(s, started), now)
+			k.log.Info("certificate obtained", "version", s.Version, "until", s.NotAfter, "renewal", now.Add(wait))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// due counts from when the certificate was asked for, because the CA dates it back.
+func (k *Keeper) due(s *pki.Secret, asked time.Time) time.Time {
+	created := s.NotBefore
+	if asked.After(created) {
+		created = asked
+	}
+	return due(created, s.NotAfter, k.options.Ratio, k.options.Jitter*(2*rand.Float64()-1))
+}
+
+func (k *Keeper) renew(ctx context.Context) (*pki.Secret, error) {
+	key, err := pki.GenerateKey(k.options.KeyKind)
+	if err != nil {
+		return nil, fmt.Errorf("make key: %w", err)
+	}
+	csr, err := pki.MakeCSR(key, k.options.Identity)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, signTimeout)
+	defer cancel()
+	chain, roots, err := k.signer.Sign(ctx, csr, k.options.TTL)
+	if err != nil {
+		return nil, err
+	}
+	text, err := pki.EncodeKey(key, k.options.PKCS8)
+	if err != nil {
+		return nil, err
+	}
+	s, err := pki.NewSecret(text, chain, roots, time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("check what the CA sent: %w", err)
+	}
+	return s, nil
+}
+
+// cell holds the current value; one goroutine writes, any may read.
+type cell struct {
+	now     atomic.Pointer[held]
+	problem atomic.Pointer[error]
+}
+
+type held struct {
+	secret *pki.Secret
+	tls    *tls.Certificate
+	next   chan struct{} // closed when this is superseded
+}
+
+func (c *cell) init() { c.now.Store(&held{next: make(chan struct{})}) }
+
+// Current is the value that stands now, nil where none has been obtained yet, and a
+// channel that is closed when another one stands.
+func (c *cell) Current() (*pki.Secret, <-chan struct{}) {
+	h := c.now.Load()
+	return h.secret, h.next
+}
+
+// Problem is why the last attempt to obtain a value failed; nil after one that did not.
+func (c *cell) Problem() error {
+	if p := c.problem.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// ClientCertificate has the signature of tls.Config.GetClientCertificate. Where there is
+// no certificate, or it has ended, it offers none, and the token has the word. [agent S8]
+func (c *cell) ClientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	h := c.now.Load()
+	if h.tls == nil || !time.Now().Before(h.secret.NotAfter) {
+		return &tls.Certificate{}, nil
+	}
+	return h.tls, nil
+}
+
+// publish makes s the current value, unless its content already is.
+func (c *cell) publish(s *pki.Secret) {
+	c.problem.Store(nil)
+	old := c.now.Load()
+	if old.secret != nil && old.secret.Version == s.Version {
+		return
+	}
+	h := &held{secret: s, next: make(chan struct{})}
+	if pair, err := tls.X509KeyPair(s.Chain, s.Key); err == nil { // NewSecret checked what it checks
+		h.tls = &pair
+	}
+	c.now.Store(h)
+	close(old.next)
+}
+
+func (c *cell) fail(err error) { c.problem.Store(&err) }
+
+// left is the validity that remains at the time now; negative where it is over, 0 where
+// there is nothing.
+func (c *cell) left(now time.Time) time.Duration {
+	if s := c.now.Load().secret; s != nil {
+		return s.NotAfter.Sub(now)
+	}
+	return 0
+}
