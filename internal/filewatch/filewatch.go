@@ -1,0 +1,150 @@
+// Package filewatch turns a path into its whole contents: now, and again whenever they change.
+//
+// A change is whatever makes the path lead to other bytes: a write in place, an atomic
+// rename, the swap of a symbolic link anywhere on the way (how Kubernetes updates a
+// mounted ConfigMap or Secret). A file is read once it has kept still, never half
+// written, and an emptied or deleted file is believed only when a second look finds the
+// same. The kernel's notices make this quick; a poll finds what they miss. Run blocks
+// and waits for what it starts. The parts (Sig, Read, Resolve, Pace, Notifier) are
+// exported for those who watch more than one file.
+package filewatch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// Defaults of Options.
+const (
+	DefaultPoll     = 2 * time.Second
+	DefaultSettle   = 30 * time.Millisecond
+	DefaultConfirm  = 40 * time.Millisecond
+	DefaultMaxBytes = 16 << 20
+)
+
+// Options say what to watch, and how patiently. Zero values mean the defaults.
+type Options struct {
+	Path string
+	// Poll is how often to look where no notice came.
+	Poll time.Duration
+	// Settle is how long a file must keep still before it is read.
+	Settle time.Duration
+	// Confirm is how long after the first look the second one at an emptied or deleted
+	// file is taken.
+	Confirm time.Duration
+	// MaxBytes is the largest file that is read; a larger one is an error.
+	MaxBytes int64
+	// Log tells of notices that the kernel refuses; nil means nobody is told.
+	Log *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	if o.Poll <= 0 {
+		o.Poll = DefaultPoll
+	}
+	if o.Settle <= 0 {
+		o.Settle = DefaultSettle
+	}
+	if o.Confirm <= 0 {
+		o.Confirm = DefaultConfirm
+	}
+	if o.MaxBytes <= 0 {
+		o.MaxBytes = DefaultMaxBytes
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// Contents is what a path leads to. Err says why it could not be read (it wraps
+// fs.ErrNotExist where nothing is there); Data is nil then.
+type Contents struct {
+	Data []byte
+	Err  error
+}
+
+// Run calls changed with what the path leads to, at once (where the file was written
+// just now: once it is still), and then each time that differs from the last call, until
+// ctx ends; then it returns nil. Calls come from one goroutine. Data is not used again
+// after the call.
+func Run(ctx context.Context, o Options, changed func(Contents)) error {
+	o = o.withDefaults()
+	n := NewNotifier(o.Log)
+	defer n.Close()
+	w := watcher{o: o, pace: NewPace(o.Settle, o.Confirm), changed: changed}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		real, dirs := Resolve(o.Path)
+		grew := n.Watch(append(dirs, parent(real)))
+		wait := w.look(time.Now())
+		if grew {
+			wait = 0 // what changed before the watch was there made no notice
+		}
+		timer.Reset(wait)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-n.C:
+		case <-timer.C:
+		}
+	}
+}
+
+// watcher is the state of one Run.
+type watcher struct {
+	o       Options
+	pace    *Pace
+	changed func(Contents)
+	told    bool
+	last    Contents
+	doubt   bool // the last read found less than there was, and awaits a second one
+}
+
+// look reads the file if its time has come, and says how long to wait for the next look.
+func (w *watcher) look(now time.Time) time.Duration {
+	seen := map[string]Sig{}
+	sig, err := Stat(w.o.Path)
+	if err == nil {
+		seen[w.o.Path] = sig
+	}
+	if !w.told && err != nil {
+		w.tell(Contents{Err: err})
+	}
+	for range w.pace.Look(now, seen) {
+		w.read(now)
+	}
+	if next := w.pace.Next(now); !next.IsZero() {
+		return min(max(next.Sub(now), time.Millisecond), w.o.Poll)
+	}
+	return w.o.Poll
+}
+
+func (w *watcher) read(now time.Time) {
+	data, sig, err := Read(w.o.Path, w.o.MaxBytes)
+	if errors.Is(err, ErrMoving) {
+		return // still pending: the next look sees another signature
+	}
+	w.pace.Taken(w.o.Path, sig)
+	less := w.told && w.last.Err == nil && (err != nil || len(data) == 0 && len(w.last.Data) > 0)
+	if less && !w.doubt {
+		w.doubt = true
+		w.pace.Again(w.o.Path, now)
+		return
+	}
+	w.doubt = false
+	w.tell(Contents{Data: data, Err: err})
+}
+
+func (w *watcher) tell(c Contents) {
+	if w.told && bytes.Equal(c.Data, w.last.Data) && (c.Err == nil) == (w.last.Err == nil) && fmt.Sprint(c.Err) == fmt.Sprint(w.last.Err) {
+		return
+	}
+	w.told, w.last = true, c
+	w.changed(c)
+}

@@ -1,0 +1,218 @@
+package filewatch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/pilothouse/pilothouse/internal/filewatch"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bound is how long a test waits for what takes milliseconds on an idle machine.
+const bound = 20 * time.Second
+
+// watch runs a watch of path until the test ends and returns what it tells.
+func watch(t *testing.T, o filewatch.Options) <-chan string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	told := make(chan string, 100)
+	done := make(chan error, 1)
+	go func() {
+		done <- filewatch.Run(ctx, o, func(c filewatch.Contents) {
+			switch {
+			case errors.Is(c.Err, fs.ErrNotExist):
+				told <- "gone"
+			case c.Err != nil:
+				told <- "error: " + c.Err.Error()
+			default:
+				told <- string(c.Data)
+			}
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	return told
+}
+
+func want(t *testing.T, told <-chan string, text string) {
+	t.Helper()
+	select {
+	case got := <-told:
+		if got != text {
+			t.Fatalf("told %q, want %q", got, text)
+		}
+	case <-time.After(bound):
+		t.Fatalf("nothing told, want %q", text)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// quick polls too rarely to help: what is seen is seen by notice.
+var quick = filewatch.Options{Poll: time.Hour}
+
+func options(path string) filewatch.Options {
+	o := quick
+	o.Path = path
+	return o
+}
+
+func TestNotices(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	told := watch(t, options(path))
+	want(t, told, "gone")
+	write(t, path, "one")
+	want(t, told, "one")
+	write(t, path, "two, in place")
+	want(t, told, "two, in place")
+	write(t, filepath.Join(dir, "new"), "three, renamed")
+	must(t, os.Rename(filepath.Join(dir, "new"), path))
+	want(t, told, "three, renamed")
+	must(t, os.Remove(path))
+	want(t, told, "gone")
+	write(t, path, "back")
+	want(t, told, "back")
+}
+
+func TestMountedConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	for i, text := range []string{"old", "new"} {
+		version := filepath.Join(dir, fmt.Sprintf("..v%d", i))
+		must(t, os.Mkdir(version, 0o755))
+		write(t, filepath.Join(version, "f"), text)
+	}
+	must(t, os.Symlink("..v0", filepath.Join(dir, "..data")))
+	must(t, os.Symlink("..data/f", filepath.Join(dir, "f")))
+	outside := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(dir, outside))
+	told := watch(t, options(filepath.Join(outside, "f")))
+	want(t, told, "old")
+	must(t, os.Symlink("..v1", filepath.Join(dir, "..tmp")))
+	must(t, os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data")))
+	must(t, os.RemoveAll(filepath.Join(dir, "..v0")))
+	want(t, told, "new")
+}
+
+func TestDirectoryComesLater(t *testing.T) {
+	dir := t.TempDir()
+	told := watch(t, options(filepath.Join(dir, "a", "b", "f")))
+	want(t, told, "gone")
+	must(t, os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755))
+	write(t, filepath.Join(dir, "a", "b", "f"), "here")
+	want(t, told, "here")
+}
+
+// A writer that truncates, waits and writes must not make the file look empty.
+func TestTruncateThenWrite(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	write(t, path, "one")
+	o := options(path)
+	o.Confirm = time.Hour
+	told := watch(t, o)
+	want(t, told, "one")
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	must(t, err)
+	defer f.Close()
+	// Two settling times pass, long enough for the empty file to be read once.
+	<-time.After(3 * filewatch.DefaultSettle)
+	_, err = f.WriteString("two")
+	must(t, err)
+	want(t, told, "two")
+}
+
+func TestEmptiedForGood(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	write(t, path, "one")
+	told := watch(t, options(path))
+	want(t, told, "one")
+	must(t, os.Truncate(path, 0))
+	want(t, told, "")
+}
+
+// Notices do not cross every file system; the poll does. A change behind a hard link in
+// another directory makes no notice in this one.
+func TestPollFindsWhatNoticesMiss(t *testing.T) {
+	path, other := filepath.Join(t.TempDir(), "f"), filepath.Join(t.TempDir(), "g")
+	write(t, path, "one")
+	must(t, os.Link(path, other))
+	told := watch(t, filewatch.Options{Path: path, Poll: 20 * time.Millisecond})
+	want(t, told, "one")
+	write(t, other, "two")
+	want(t, told, "two")
+}
+
+func TestErrors(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	must(t, os.Mkdir(path, 0o755))
+	o := options(path)
+	o.MaxBytes = 10
+	told := watch(t, o)
+	want(t, told, "error: read "+path+": not a regular file")
+	must(t, os.Remove(path))
+	write(t, path, strings.Repeat("x", 11))
+	for got := range told {
+		if got == "error: read "+path+": more than 10 bytes" {
+			break
+		}
+		if got != "gone" {
+			t.Fatalf("told %q", got)
+		}
+	}
+	write(t, path, "short")
+	want(t, told, "short")
+}
+
+func TestResolve(t *testing.T) {
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	at := func(s string) string { return filepath.Join(root, s) }
+	must(t, os.MkdirAll(at("x/y"), 0o755))
+	must(t, os.MkdirAll(at("z"), 0o755))
+	write(t, at("x/y/f"), "")
+	must(t, os.Symlink("../x", at("z/link")))
+	must(t, os.Symlink(at("z/link/y"), at("top")))
+	must(t, os.Symlink("loop", at("loop")))
+	for _, tt := range []struct {
+		path, real string
+		dirs       []string
+	}{
+		{at("x/y/f"), at("x/y/f"), nil},
+		{at("top/f"), at("x/y/f"), []string{root, at("z")}},
+		{at("top/no/f"), at("x/y/no/f"), []string{root, at("z"), at("x/y")}},
+		{at("loop/f"), at("loop/f"), []string{root}},
+	} {
+		real, dirs := filewatch.Resolve(tt.path)
+		if real != tt.real || !slices.Equal(dirs, tt.dirs) {
+			t.Errorf("%s: %s by %v, want %s by %v", tt.path, real, dirs, tt.real, tt.dirs)
+		}
+	}
+}

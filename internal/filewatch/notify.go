@@ -1,0 +1,103 @@
+package filewatch
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"sync"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// Notifier tells that something happened in one of a set of directories, never what:
+// whoever listens looks for himself. Where the kernel gives no watches (its limits are
+// shared by a whole machine) it stays silent and says so once in the log; a poll must
+// stand behind it.
+type Notifier struct {
+	// C gets a value after something happened; many happenings may become one value.
+	C <-chan struct{}
+
+	log     *slog.Logger
+	watch   *fsnotify.Watcher // nil where the kernel refused
+	dirs    map[string]bool
+	refused bool
+	done    sync.WaitGroup
+}
+
+// NewNotifier makes a Notifier that watches nothing yet. Close it.
+func NewNotifier(log *slog.Logger) *Notifier {
+	c := make(chan struct{}, 1)
+	n := &Notifier{C: c, log: log, dirs: map[string]bool{}}
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		n.refuse(err)
+		return n
+	}
+	n.watch = w
+	n.done.Go(func() {
+		for {
+			select {
+			case _, ok := <-w.Events:
+				if !ok {
+					return
+				}
+			case _, ok := <-w.Errors: // an overflow: something happened, too
+				if !ok {
+					return
+				}
+			}
+			select {
+			case c <- struct{}{}:
+			default:
+			}
+		}
+	})
+	return n
+}
+
+func (n *Notifier) refuse(err error) {
+	if !n.refused {
+		n.log.Warn("files are polled only: the kernel gives no notices of changes", "error", err)
+	}
+	n.refused = true
+}
+
+// Watch makes dirs the set of directories. It returns true where one is new: what
+// happened in it before made no notice, so look again. A directory that is not there is
+// left out.
+func (n *Notifier) Watch(dirs []string) (grew bool) {
+	if n.watch == nil {
+		return false
+	}
+	want := make(map[string]bool, len(dirs))
+	for _, d := range dirs {
+		if want[d] {
+			continue
+		}
+		// Adding one that is watched costs little, and renews the watch where another
+		// directory has taken its place.
+		if err := n.watch.Add(d); err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				n.refuse(err)
+			}
+			continue
+		}
+		want[d] = true
+		grew = grew || !n.dirs[d]
+	}
+	for d := range n.dirs {
+		if !want[d] {
+			_ = n.watch.Remove(d) // gone already, or gone now
+		}
+	}
+	n.dirs = want
+	return grew
+}
+
+// Close ends all watches and waits for the goroutine that listens to them.
+func (n *Notifier) Close() {
+	if n.watch != nil {
+		_ = n.watch.Close() // it only ever says that it was closed before
+		n.done.Wait()
+	}
+}

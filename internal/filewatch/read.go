@@ -1,0 +1,122 @@
+package filewatch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Sig tells one state of a file from another: its identity, size and times. The zero Sig
+// is that of a file that is not there.
+type Sig struct {
+	dev, ino     uint64
+	size         int64
+	mtime, ctime int64 // nanoseconds since 1970
+}
+
+// SameFile says whether both are states of one file, by whatever paths it was reached.
+func (s Sig) SameFile(t Sig) bool { return s.dev == t.dev && s.ino == t.ino && s.ino != 0 }
+
+// Identity is the file's own, whatever its state.
+func (s Sig) Identity() [2]uint64 { return [2]uint64{s.dev, s.ino} }
+
+// Stat is the signature of what the path leads to.
+func Stat(path string) (Sig, error) {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return Sig{}, err
+	}
+	return SigOf(fi), nil
+}
+
+// ErrMoving is returned by Read where the file changed while it was read.
+var ErrMoving = errors.New("the file is being written")
+
+// Read returns a file's whole contents with the signature that they belong to, or
+// ErrMoving. With any other error the signature is that of the file as far as it is
+// known, so that the same failure is not met again before something changes. Only
+// regular files of at most most bytes are read.
+func Read(path string, most int64) ([]byte, Sig, error) {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return nil, Sig{}, err
+	}
+	before := SigOf(fi)
+	if !fi.Mode().IsRegular() {
+		return nil, before, fmt.Errorf("read %s: not a regular file", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, before, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err != nil {
+		return nil, before, err
+	}
+	after, err := f.Stat()
+	if err != nil {
+		return nil, before, err
+	}
+	if SigOf(after) != before {
+		return nil, before, ErrMoving
+	}
+	if int64(len(data)) > most {
+		return nil, before, fmt.Errorf("read %s: more than %d bytes", path, most)
+	}
+	return data, before, nil
+}
+
+// maxLinks is how many symbolic links one path may pass; more are a loop.
+const maxLinks = 40
+
+// Resolve follows every symbolic link on the way to path. real is where it ends (as far
+// as it exists); dirs are the directories that hold the links, or the first missing
+// component: a change in one of them can make the path lead elsewhere.
+func Resolve(path string) (real string, dirs []string) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return path, nil
+	}
+	rest := components(abs)
+	real = "/"
+	for links := 0; len(rest) > 0; {
+		next := filepath.Join(real, rest[0])
+		fi, err := os.Lstat(next)
+		if err != nil {
+			return filepath.Join(append([]string{real}, rest...)...), addDir(dirs, real)
+		}
+		rest = rest[1:]
+		if fi.Mode()&os.ModeSymlink == 0 {
+			real = next
+			continue
+		}
+		dirs = addDir(dirs, real)
+		target, err := os.Readlink(next)
+		if links++; err != nil || links > maxLinks {
+			return filepath.Join(append([]string{next}, rest...)...), dirs
+		}
+		if filepath.IsAbs(target) {
+			real = "/"
+		}
+		rest = append(components(target), rest...)
+	}
+	return real, dirs
+}
+
+func components(path string) []string {
+	return slices.DeleteFunc(strings.Split(filepath.Clean(path), "/"), func(s string) bool { return s == "" || s == "." })
+}
+
+func addDir(dirs []string, dir string) []string {
+	if slices.Contains(dirs, dir) {
+		return dirs
+	}
+	return append(dirs, dir)
+}
+
+func parent(path string) string { return filepath.Dir(path) }
