@@ -1,0 +1,238 @@
+// Package xdsproxy carries Envoy's configuration stream between its Unix socket and the
+// control plane.
+//
+// Each stream that an Envoy opens on the socket becomes one stream upstream; all share one
+// connection, which is dialled in the background, authenticated anew at each handshake and
+// kept alive. Frames pass as raw bytes in both directions, both flavours of the protocol
+// alike; requests are only glanced at, to count them and to remember what Envoy refused.
+// When the upstream stream ends, Envoy's ends with the same status, and Envoy reconnects.
+package xdsproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// Config is what a proxy needs to know.
+type Config struct {
+	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
+	Socket string
+	// Address is the control plane, host:port. Port 15010 is spoken to in plaintext.
+	Address string
+	// Credentials are for the TLS connection; unused in plaintext.
+	Credentials Credentials
+	// Headers are sent with each stream, beside ClusterID.
+	Headers map[string]string
+	// ClusterID is sent as the header of that name where it is not empty.
+	ClusterID string
+	Log       *slog.Logger
+}
+
+// Bounds and times of the two connections.
+const (
+	// maxRequest bounds what a client on the socket may send at once, in bytes: anybody
+	// in the Pod can connect.
+	maxRequest = 16 << 20
+	// openLimit is how long a stream waits for the control plane before it fails.
+	openLimit = 10 * time.Second
+	dialLimit = 5 * time.Second
+	// plainPort is where control planes serve without TLS.
+	plainPort = "15010"
+)
+
+// Proxy listens on the socket from New on, and serves it while Run runs.
+type Proxy struct {
+	config   Config
+	listener net.Listener
+	server   *grpc.Server
+	upstream *grpc.ClientConn
+	stats    stats
+	relays   sync.WaitGroup
+}
+
+// New makes the socket, replacing a stale one, and prepares the connection without
+// dialling it.
+func New(c Config) (*Proxy, error) {
+	_, port, err := net.SplitHostPort(c.Address)
+	if err != nil {
+		return nil, fmt.Errorf("discovery address %q: %w", c.Address, err)
+	}
+	l, err := listen(c.Socket)
+	if err != nil {
+		return nil, err
+	}
+	p := &Proxy{config: c, listener: l}
+	p.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.relay), grpc.MaxRecvMsgSize(maxRequest),
+		grpc.WaitForHandlers(true), grpc.SharedWriteBuffer(true))
+	opts := []grpc.DialOption{
+		grpc.WithContextDialer(p.dial),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.WaitForReady(true)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: dialLimit,
+			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: 3 * time.Second}}),
+		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0), grpc.WithSharedWriteBuffer(true),
+	}
+	if port == plainPort {
+		opts = append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	} else {
+		t := &transport{c: c.Credentials, failed: p.stats.fail}
+		opts = append(opts, grpc.WithTransportCredentials(t), grpc.WithPerRPCCredentials(token{c.Credentials.Token}))
+	}
+	// The name is looked up by the dialler, at each attempt.
+	if p.upstream, err = grpc.NewClient("passthrough:///"+c.Address, opts...); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("discovery address %q: %w", c.Address, err)
+	}
+	return p, nil
+}
+
+// listen makes a socket that every user of the Pod can connect to. [agent P15]
+func listen(path string) (net.Listener, error) {
+	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("remove stale socket: %w", err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return nil, fmt.Errorf("make the socket's directory: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("open socket to all users: %w", err)
+	}
+	return l, nil
+}
+
+// Run serves until ctx ends, then ends all streams, removes the socket and returns nil.
+func (p *Proxy) Run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, p.server.Stop)
+	defer stop()
+	p.upstream.Connect()
+	err := p.server.Serve(p.listener)
+	// Serve may fail by itself; then the streams that there are end here.
+	p.server.Stop()
+	closing := p.upstream.Close()
+	p.relays.Wait()
+	if ctx.Err() != nil {
+		return nil
+	}
+	return errors.Join(fmt.Errorf("serve %s: %w", p.config.Socket, err), closing)
+}
+
+func (p *Proxy) dial(ctx context.Context, address string) (net.Conn, error) {
+	d := net.Dialer{Timeout: dialLimit}
+	c, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		p.stats.fail(err)
+	}
+	return c, err
+}
+
+// relay is one stream of an Envoy.
+func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(down)
+	delta, ok := methods[method]
+	if !ok {
+		return status.Errorf(codes.Unimplemented, "%s is not served here, only aggregated discovery", method)
+	}
+	ctx, cancel := context.WithCancel(down.Context())
+	defer cancel()
+	up, err := p.open(ctx, cancel, method)
+	if err != nil {
+		return err
+	}
+	p.stats.opened()
+	defer p.stats.closed()
+	p.relays.Add(1)
+	go func() {
+		// Ends at the latest when down does, which is when relay returns.
+		defer p.relays.Done()
+		p.requests(down, up, delta)
+	}()
+	for {
+		f := &frame{}
+		if err := up.RecvMsg(f); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			if ctx.Err() == nil {
+				p.config.Log.Info("control plane ended the configuration stream", "status", status.Code(err).String(), "reason", status.Convert(err).Message())
+				p.stats.fail(err)
+			}
+			return err
+		}
+		p.stats.responses.Add(1)
+		if err := down.SendMsg(f); err != nil {
+			return err
+		}
+	}
+}
+
+// requests carries what Envoy says upstream until either stream ends.
+func (p *Proxy) requests(down grpc.ServerStream, up grpc.ClientStream, delta bool) {
+	for {
+		f := &frame{}
+		if err := down.RecvMsg(f); err != nil {
+			_ = up.CloseSend()
+			return
+		}
+		p.stats.requests.Add(1)
+		if n, ok := refusal(f.data, delta); ok {
+			n.At = time.Now()
+			p.stats.refused(n)
+			p.config.Log.Warn("Envoy refused configuration", "type", n.Type, "message", n.Message)
+		}
+		if up.SendMsg(f) != nil {
+			// The receiving side learns why.
+			return
+		}
+	}
+}
+
+// open starts the upstream stream. While there is no connection it waits: a control
+// plane that comes back is found sooner by this side's retries than by Envoy's.
+func (p *Proxy) open(ctx context.Context, cancel func(), method string) (grpc.ClientStream, error) {
+	for k, v := range p.config.Headers {
+		ctx = metadata.AppendToOutgoingContext(ctx, strings.ToLower(k), v)
+	}
+	if p.config.ClusterID != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "clusterid", p.config.ClusterID)
+	}
+	limit := time.AfterFunc(openLimit, cancel)
+	up, err := p.upstream.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if !limit.Stop() {
+		return nil, status.Errorf(codes.Unavailable, "no connection to control plane %s: %s", p.config.Address, p.stats.reason())
+	}
+	if err != nil && status.Code(err) != codes.Canceled {
+		p.stats.fail(err)
+	}
+	return up, err
+}
+
+// methods are what is served, and whether it is the delta flavour.
+var methods = map[string]bool{
+	"/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources": false,
+	"/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources":  true,
+}

@@ -1,0 +1,97 @@
+package xdsproxy
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// maxNacks is how many refusals are remembered.
+const maxNacks = 50
+
+// Nack is a response that Envoy refused.
+type Nack struct {
+	Type    string // type URL
+	Message string // Envoy's, possibly cut
+	At      time.Time
+}
+
+// State is how the proxy is doing.
+type State struct {
+	// Streams is how many streams are open end to end.
+	Streams int
+	// Since is when Streams last became positive or zero; the zero time at first.
+	Since time.Time
+	// Requests and Responses count messages since the start.
+	Requests, Responses uint64
+	// LastError is why a connection or stream last failed, empty if none ever did.
+	LastError string
+	Failed    time.Time
+	// Nacks are the last refusals, oldest first, at most 50; Refused counts all.
+	Nacks   []Nack
+	Refused uint64
+}
+
+// Connected says whether there is a stream to the control plane.
+func (s State) Connected() bool { return s.Streams > 0 }
+
+type stats struct {
+	requests, responses atomic.Uint64
+
+	mu    sync.Mutex
+	state State
+}
+
+// State is a snapshot. Any goroutine may call it.
+func (p *Proxy) State() State {
+	p.stats.mu.Lock()
+	defer p.stats.mu.Unlock()
+	out := p.stats.state
+	out.Nacks = slices.Clone(out.Nacks)
+	out.Requests, out.Responses = p.stats.requests.Load(), p.stats.responses.Load()
+	return out
+}
+
+func (s *stats) opened() { s.streams(1) }
+func (s *stats) closed() { s.streams(-1) }
+
+func (s *stats) streams(d int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.state.Connected()
+	s.state.Streams += d
+	if s.state.Connected() != was {
+		s.state.Since = time.Now()
+	}
+}
+
+// fail remembers an error; nil is a peer that ended the stream in order.
+func (s *stats) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.Failed = time.Now()
+	s.state.LastError = "control plane ended the stream"
+	if err != nil {
+		s.state.LastError = err.Error()
+	}
+}
+
+func (s *stats) reason() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state.LastError == "" {
+		return "connecting"
+	}
+	return s.state.LastError
+}
+
+func (s *stats) refused(n Nack) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.Refused++
+	if len(s.state.Nacks) == maxNacks {
+		s.state.Nacks = slices.Delete(s.state.Nacks, 0, 1)
+	}
+	s.state.Nacks = append(s.state.Nacks, n)
+}
