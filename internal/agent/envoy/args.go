@@ -1,0 +1,97 @@
+package envoy
+
+import (
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Arguments are the choices on Envoy's command line. The zero value is what an agent passes
+// when nobody chose anything, with only the bootstrap's path missing.
+type Arguments struct {
+	// Bootstrap is the path of the bootstrap file (-c).
+	Bootstrap string
+	// Drain is how long Envoy itself drains removed listeners; whole seconds, 45 where it is 0.
+	Drain time.Duration
+	// IPv6 says that the proxy's own addresses are IPv6 only.
+	IPv6 bool
+	// LogLevel is "level" or "level,component:level,…"; warning where no bare level is given.
+	LogLevel string
+	// ComponentLogLevel is more of the latter ("misc:error,upstream:debug").
+	ComponentLogLevel string
+	// FlushKB is the least size in kB at which access logs are written; 0 leaves it to Envoy.
+	FlushKB int
+	// CoreDump lets a crash leave a core file.
+	CoreDump bool
+	// BootstrapYAML is merged over the bootstrap (--config-yaml).
+	BootstrapYAML string
+	// Concurrency is the number of worker threads; 0 leaves it to Envoy (one per CPU).
+	Concurrency int
+	// HotRestart leaves Envoy's hot restart on; epochs and base ids are then added per start.
+	HotRestart bool
+	// Extra goes last, as it is.
+	Extra []string
+}
+
+// List is the command line without the program, in the order in which other agents of this
+// kind have it (agent reference, L1): people grep it.
+func (a Arguments) List() []string {
+	drain := int(a.Drain.Seconds())
+	if drain == 0 {
+		drain = 45
+	}
+	family := "v4"
+	if a.IPv6 {
+		family = "v6"
+	}
+	out := []string{
+		"-c", a.Bootstrap,
+		"--drain-time-s", strconv.Itoa(drain),
+		"--drain-strategy", "immediate",
+		"--local-address-ip-version", family,
+		"--file-flush-interval-msec", "1000",
+	}
+	if !a.HotRestart {
+		out = append(out, "--disable-hot-restart")
+	}
+	out = append(out, "--allow-unknown-static-fields")
+	if a.FlushKB > 0 {
+		out = append(out, "--file-flush-min-size-kb", strconv.Itoa(a.FlushKB))
+	}
+	level, components := SplitLogLevel(a.LogLevel, a.ComponentLogLevel)
+	out = append(out, "-l", level)
+	if components != "" {
+		out = append(out, "--component-log-level", components)
+	}
+	out = append(out, "--skip-deprecated-logs")
+	if a.CoreDump {
+		out = append(out, "--enable-core-dump")
+	}
+	if a.BootstrapYAML != "" {
+		out = append(out, "--config-yaml", a.BootstrapYAML)
+	}
+	if a.Concurrency > 0 {
+		out = append(out, "--concurrency", strconv.Itoa(a.Concurrency))
+	}
+	return append(out, a.Extra...)
+}
+
+// SplitLogLevel takes "level,component:level,…" and further components apart into what -l
+// and --component-log-level take (F6, F7). The first bare level wins; warning is the default.
+func SplitLogLevel(mixed, more string) (level, components string) {
+	var scoped []string
+	for part := range strings.SplitSeq(mixed+","+more, ",") {
+		part = strings.TrimSpace(part)
+		switch {
+		case part == "":
+		case strings.Contains(part, ":"):
+			scoped = append(scoped, part)
+		case level == "":
+			level = part
+		}
+	}
+	if level == "" {
+		level = "warning"
+	}
+	return level, strings.Join(scoped, ",")
+}

@@ -1,0 +1,116 @@
+// Package fakeenvoy is an Envoy for tests that does what a script says: live late, crash, hang, refuse, ignore signals.
+//
+// It is the test binary itself, run under another name: a package that wants it calls
+// Main first thing in its TestMain, gets the program's path from Install, and gives it a
+// script from Write in place of a bootstrap (-c). It has the admin interface as far as an
+// agent uses it, notes what happens to it in a record, and takes a few orders over its admin port
+// (/fake/exit, /fake/stats, /fake/hang). The tests of this package run
+// the same scenarios over it and over the real Envoy, so that it cannot drift from it.
+package fakeenvoy
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// program is the name under which the test binary is an Envoy.
+const program = "fake-envoy"
+
+// Script says how one fake Envoy behaves. The zero value, with an admin address, is a good Envoy
+// that is live at once and ends on SIGTERM.
+type Script struct {
+	// Admin is the address of its admin interface.
+	Admin string
+	// Listen is the address of a listener that answers every request with 200 and its process id; "" for none.
+	Listen string
+	// LiveAfter is how long it initialises.
+	LiveAfter time.Duration
+	// FailFirst makes the first so many starts end at once with ExitCode; below 0 all of them.
+	FailFirst int
+	// ExitCode is the code of those.
+	ExitCode int
+	// IgnoreTerm ignores SIGTERM.
+	IgnoreTerm bool
+	// NoAdmin never opens the admin interface.
+	NoAdmin bool
+	// Invalid is what validation refuses the bootstrap for; "" accepts it.
+	Invalid string
+	// Lines are printed to the standard output at the start.
+	Lines []string
+	// Stats are answered by /stats, beside those that every live Envoy has.
+	Stats map[string]uint64
+	// Child starts a child of its own that would outlive it.
+	Child bool
+}
+
+// Main is Envoy, and does not return, where the program was started under the name that
+// Install gave it. Otherwise it does nothing.
+func Main() {
+	if filepath.Base(os.Args[0]) == program {
+		os.Exit(serve(os.Args[1:]))
+	}
+}
+
+// Install returns the path of a program that is the fake Envoy.
+func Install(t testing.TB) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), program)
+	if err := os.Symlink(self, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Write writes a script into a new folder and returns its path.
+func Write(t testing.TB, s Script) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "script.json")
+	Rewrite(t, path, s)
+	return path
+}
+
+// Rewrite replaces a script; the next start has it.
+func Rewrite(t testing.TB, path string, s Script) {
+	t.Helper()
+	text, err := json.Marshal(s)
+	if err == nil {
+		err = os.WriteFile(path, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Record returns what has happened to the Envoys of a script so far, a line each: "start
+// ARGS…", "POST /path?query", "signal terminated", "exit CODE", "child PID".
+func Record(t testing.TB, script string) []string {
+	t.Helper()
+	text, err := os.ReadFile(script + ".record")
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+}
+
+// FreeAddress returns an address of the loopback interface that nobody listens on.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
