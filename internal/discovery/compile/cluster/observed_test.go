@@ -1,0 +1,123 @@
+package cluster_test
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+func read(t *testing.T, file string, into any) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(b, into); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestObserved compares with shapes written by hand after what an incumbent sends, field
+// by field: both must be able to serve the same mesh.
+func TestObserved(t *testing.T) {
+	var in struct{ Requests []request }
+	var want struct{ Clusters []json.RawMessage }
+	read(t, "testdata/observed/input.yaml", &in)
+	read(t, "testdata/observed/want.yaml", &want)
+	if len(in.Requests) != len(want.Clusters) || len(in.Requests) == 0 {
+		t.Fatalf("%d requests for %d clusters", len(in.Requests), len(want.Clusters))
+	}
+	for i, r := range in.Requests {
+		w := decode(t, want.Clusters[i], &clusterv3.Cluster{})
+		t.Run(w.Name, func(t *testing.T) {
+			if diff := cmp.Diff(w, r.build(t), protocmp.Transform()); diff != "" {
+				t.Errorf("want (-), got (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestNames(t *testing.T) {
+	for _, k := range []cluster.Key{
+		{Direction: cluster.Outbound, Port: 80, Subset: "v1", Host: "a.b.svc.cluster.local"},
+		{Direction: cluster.Outbound, Port: 443, Host: "*.example.com"},
+		{Direction: cluster.Inbound, Port: 9080},
+	} {
+		if got, ok := cluster.ParseName(k.String()); !ok || got != k {
+			t.Errorf("ParseName(%q) = %+v, %v", k.String(), got, ok)
+		}
+	}
+	for _, s := range []string{"", cluster.PassthroughName, "outbound|x||h", "outbound|1|h", "sideways|1||h", "outbound|4294967296||h"} {
+		if k, ok := cluster.ParseName(s); ok {
+			t.Errorf("ParseName(%q) = %+v", s, k)
+		}
+	}
+	if got, want := cluster.SNI(80, "", "a.b"), "outbound_.80_._.a.b"; got != want {
+		t.Errorf("SNI = %q, want %q", got, want)
+	}
+	if got, want := cluster.SNI(80, "v1", "a.b"), "outbound_.80_.v1_.a.b"; got != want {
+		t.Errorf("SNI = %q, want %q", got, want)
+	}
+}
+
+func TestLocality(t *testing.T) {
+	for _, c := range []struct {
+		name, policy, mesh string
+		set, failover      bool
+	}{
+		{"nothing said", `{}`, `{}`, false, false},
+		{"outlier detection brings failover", `{"outlierDetection":{}}`, `{}`, false, true},
+		{"the mesh's", `{"outlierDetection":{}}`, `{"localityLbSetting":{"failoverPriority":["a"]}}`, true, true},
+		{"the mesh's, off", `{"outlierDetection":{}}`, `{"localityLbSetting":{"enabled":false}}`, false, false},
+		{"the policy's before the mesh's", `{"outlierDetection":{},"loadBalancer":{"localityLbSetting":{"enabled":true}}}`, `{"localityLbSetting":{"enabled":false}}`, true, true},
+		{"the policy's, off", `{"outlierDetection":{},"loadBalancer":{"localityLbSetting":{"enabled":false}}}`, `{}`, false, false},
+	} {
+		r := request{Top: json.RawMessage(c.policy), Mesh: json.RawMessage(c.mesh)}
+		p, m := r.policies(t)
+		if got := cluster.Locality(p, m) != nil; got != c.set {
+			t.Errorf("%s: set %v, want %v", c.name, got, c.set)
+		}
+		if got := cluster.Failover(p, m); got != c.failover {
+			t.Errorf("%s: failover %v, want %v", c.name, got, c.failover)
+		}
+	}
+	if cluster.MergePolicy(nil, nil, 1) != nil {
+		t.Error("a policy out of nothing")
+	}
+}
+
+// TestAssignment: groups by priority and locality, and weights that add up.
+func TestAssignment(t *testing.T) {
+	a, b := mesh.Locality{Region: "a"}, mesh.Locality{Region: "b"}
+	la := cluster.Assignment("x", []cluster.Endpoint{
+		{Address: "10.0.0.3", Port: 1, Locality: b, Weight: 5, LocalityWeight: 70},
+		{Address: "10.0.0.1", Port: 1, Locality: a},
+		{Address: "10.0.0.4", Port: 1, Locality: a, Priority: 1},
+		{Address: "10.0.0.2", Port: 1, Locality: a, Weight: 2},
+	})
+	type group struct {
+		region           string
+		priority, weight uint32
+		addresses        string
+	}
+	var got []group
+	for _, g := range la.Endpoints {
+		s := ""
+		for _, e := range g.LbEndpoints {
+			s += e.GetEndpoint().GetAddress().GetSocketAddress().GetAddress() + " "
+		}
+		got = append(got, group{g.Locality.Region, g.Priority, g.LoadBalancingWeight.GetValue(), s})
+	}
+	want := []group{{"a", 0, 3, "10.0.0.1 10.0.0.2 "}, {"b", 0, 70, "10.0.0.3 "}, {"a", 1, 1, "10.0.0.4 "}}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(group{})); diff != "" {
+		t.Errorf("want (-), got (+):\n%s", diff)
+	}
+}

@@ -1,0 +1,111 @@
+// Package envoytest asks a real Envoy whether it would take a configuration.
+//
+// The binary is the one that ENVOY names, else .tools/envoy of the repository. A test
+// that cannot find it fails: it does not skip.
+package envoytest
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+const (
+	// XDSCluster is where Bootstrap's ADS leads; nothing listens there.
+	XDSCluster = "xds-grpc"
+	// SDSCluster is where secrets come from.
+	SDSCluster = "sds-grpc"
+	// bound is how long one validation may take on a busy machine.
+	bound = 60 * time.Second
+)
+
+// Binary is the path of the Envoy to test with.
+func Binary(t testing.TB) string {
+	t.Helper()
+	if p := os.Getenv("ENVOY"); p != "" {
+		return p
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			break
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatal("no go.mod above the test's directory")
+		}
+	}
+	p := filepath.Join(dir, ".tools", "envoy")
+	if _, err := os.Stat(p); err != nil {
+		t.Fatalf("Envoy: %v (run make tools, or set ENVOY)", err)
+	}
+	return p
+}
+
+// Bootstrap is a bootstrap with the clusters that resources of a mesh refer to: ADS and SDS.
+func Bootstrap() *bootstrapv3.Bootstrap {
+	return &bootstrapv3.Bootstrap{
+		Node: &corev3.Node{Id: "sidecar~10.0.0.1~a.b~b.svc.cluster.local", Cluster: "a.b"},
+		DynamicResources: &bootstrapv3.Bootstrap_DynamicResources{AdsConfig: &corev3.ApiConfigSource{
+			ApiType: corev3.ApiConfigSource_DELTA_GRPC, TransportApiVersion: corev3.ApiVersion_V3,
+			GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: XDSCluster},
+			}}},
+		}},
+		StaticResources: &bootstrapv3.Bootstrap_StaticResources{Clusters: []*clusterv3.Cluster{static(XDSCluster), static(SDSCluster)}},
+	}
+}
+
+func static(name string) *clusterv3.Cluster {
+	return &clusterv3.Cluster{
+		Name:                 name,
+		ConnectTimeout:       durationpb.New(time.Second),
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{}, //nolint:staticcheck // short, and only for a test
+		LoadAssignment: &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
+			LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
+				Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+					Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 1},
+				}}},
+			}}}},
+		}}},
+	}
+}
+
+// Check runs Envoy in its validating mode and returns what it said; err is nil where it
+// takes the bootstrap.
+func Check(t testing.TB, b *bootstrapv3.Bootstrap) (string, error) {
+	t.Helper()
+	config, err := protojson.Marshal(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "bootstrap.json")
+	if err := os.WriteFile(file, config, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), bound)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, Binary(t), "--mode", "validate", "-c", file, "-l", "warning").CombinedOutput()
+	return string(out), err
+}
+
+// Validate fails the test where Envoy refuses the bootstrap.
+func Validate(t testing.TB, b *bootstrapv3.Bootstrap) {
+	t.Helper()
+	if out, err := Check(t, b); err != nil {
+		t.Fatalf("envoy --mode validate: %v\n%s", err, out)
+	}
+}
