@@ -1,7 +1,7 @@
 // Package bootstrap builds the configuration that Envoy starts with.
 //
-// Build is a pure function from what the agent knows of its node to a typed bootstrap;
-// Encode writes it as the JSON that Envoy reads. Everything that an Envoy of the mesh does
+// Build is a pure function from what the agent knows of its node to a typed bootstrap,
+// which Encode writes as the JSON that Envoy reads. Everything that an Envoy of the mesh does
 // for traffic comes later, over xDS: here stand who it is, where the agent's sockets are,
 // which statistics it keeps, and the two listeners that work before and without any
 // control plane (health and metrics). Stock Envoy takes every bootstrap that Build makes.
@@ -9,14 +9,11 @@
 package bootstrap
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
@@ -63,12 +60,13 @@ const (
 )
 
 // Build makes the bootstrap. Its errors name the field or annotation that cannot be used.
-func Build(in Input) (*bootstrapv3.Bootstrap, error) {
+func Build(in Input) (*Bootstrap, error) {
 	metadata, err := structpb.NewStruct(in.Metadata)
 	if err != nil {
 		return nil, fmt.Errorf("build the node's metadata: %w", err)
 	}
 	fam := familyOf(in)
+	var p packer
 	b := &bootstrapv3.Bootstrap{
 		Node: &corev3.Node{
 			Id:       in.NodeID,
@@ -76,13 +74,13 @@ func Build(in Input) (*bootstrapv3.Bootstrap, error) {
 			Metadata: metadata,
 			Locality: &corev3.Locality{Region: in.Locality.Region, Zone: in.Locality.Zone, SubZone: in.Locality.Subzone},
 		},
-		Admin:               admin(in, fam),
+		Admin:               p.admin(in, fam),
 		DynamicResources:    dynamic(in),
-		StaticResources:     static(in, fam),
+		StaticResources:     p.static(in, fam),
 		ClusterManager:      manager(in),
-		OverloadManager:     overload(in),
+		OverloadManager:     p.overload(in),
 		LayeredRuntime:      runtime(in.Config.GetRuntimeValues()),
-		BootstrapExtensions: extensions(),
+		BootstrapExtensions: p.extensions(),
 		ApplicationLogConfig: &bootstrapv3.Bootstrap_ApplicationLogConfig{
 			LogFormat: logFormat(in.Switches.LogJSON),
 		},
@@ -93,22 +91,7 @@ func Build(in Input) (*bootstrapv3.Bootstrap, error) {
 	if err := stats(in, b); err != nil {
 		return nil, err
 	}
-	return b, nil
-}
-
-// Encode writes a bootstrap as JSON, equal bytes for equal bootstraps.
-func Encode(b *bootstrapv3.Bootstrap) ([]byte, error) {
-	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(b)
-	if err != nil {
-		return nil, fmt.Errorf("encode bootstrap: %w", err)
-	}
-	// protojson varies its white space on purpose; laying it out anew makes it constant.
-	var out bytes.Buffer
-	if err := json.Indent(&out, raw, "", " "); err != nil {
-		return nil, fmt.Errorf("encode bootstrap: %w", err)
-	}
-	out.WriteByte('\n')
-	return out.Bytes(), nil
+	return &Bootstrap{Message: b, packed: p}, nil
 }
 
 // family holds the addresses of a node's IP family.
@@ -136,13 +119,13 @@ func familyOf(in Input) family {
 }
 
 // admin is Envoy's administration interface, reachable from the machine alone.
-func admin(in Input, fam family) *bootstrapv3.Admin {
+func (p *packer) admin(in Input, fam family) *bootstrapv3.Admin {
 	port := in.Config.GetProxyAdminPort()
 	if port == 0 {
 		port = mesh.AdminPort
 	}
 	return &bootstrapv3.Admin{
-		AccessLog:   []*accessLog{discardLog()},
+		AccessLog:   []*accessLog{p.discardLog()},
 		ProfilePath: adminProfile,
 		Address:     socket(fam.loopback, uint32(port)),
 	}
@@ -194,7 +177,7 @@ func logFormat(asJSON bool) *bootstrapv3.Bootstrap_ApplicationLogConfig_LogForma
 
 // Ignored names the fields and annotations that an agent reads but does not act on, so that
 // their user can be told. b is what Build made of in.
-func Ignored(in Input, b *bootstrapv3.Bootstrap) []string {
+func Ignored(in Input, b *Bootstrap) []string {
 	var out []string
 	c := in.Config
 	for _, f := range []struct {
@@ -208,7 +191,7 @@ func Ignored(in Input, b *bootstrapv3.Bootstrap) []string {
 		{"privateKeyProvider", c.GetPrivateKeyProvider() != nil},
 		{"proxyBootstrapTemplatePath", c.GetProxyBootstrapTemplatePath() != ""},
 		{"readinessProbe", c.GetReadinessProbe() != nil},
-		{"annotation " + noteEviction + " (not a multiple of the flush interval)", in.Annotations[noteEviction] != "" && b.GetStatsEvictionInterval() == nil},
+		{"annotation " + noteEviction + " (not a multiple of the flush interval)", in.Annotations[noteEviction] != "" && b.Message.GetStatsEvictionInterval() == nil},
 	} {
 		if f.set {
 			out = append(out, f.name)

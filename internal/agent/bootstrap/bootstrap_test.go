@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"net/netip"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
@@ -81,11 +83,47 @@ func built(t *testing.T, change func(*Input)) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := Encode(b)
+	out, err := b.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// Our encoder says of every bootstrap what the library's says.
+func TestEncodeIsProtobufs(t *testing.T) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			b, err := Build(input(c.change))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ours, err := b.Encode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole, err := b.Complete()
+			if err != nil {
+				t.Fatal(err)
+			}
+			theirs, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(whole)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tree(t, theirs), tree(t, ours)); diff != "" {
+				t.Errorf("-library +ours:\n%s", diff)
+			}
+		})
+	}
+}
+
+func tree(t *testing.T, text []byte) any {
+	t.Helper()
+	var v any
+	if err := json.Unmarshal(text, &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
 }
 
 func TestGoldens(t *testing.T) {

@@ -30,7 +30,7 @@ func manager(in Input) *bootstrapv3.ClusterManager {
 const connectionsKey = "overload.global_downstream_max_connections"
 
 // overload bounds the connections that a proxy accepts in all. [agent B20]
-func overload(in Input) *overloadv3.OverloadManager {
+func (p *packer) overload(in Input) *overloadv3.OverloadManager {
 	limit := int64(math.MaxInt32)
 	for _, text := range []string{
 		in.Config.GetRuntimeValues()[connectionsKey],
@@ -45,7 +45,7 @@ func overload(in Input) *overloadv3.OverloadManager {
 	}
 	return &overloadv3.OverloadManager{ResourceMonitors: []*overloadv3.ResourceMonitor{{
 		Name: "envoy.resource_monitors.global_downstream_max_connections",
-		ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: pack(&downstreamv3.DownstreamConnectionsConfig{
+		ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: p.pack(&downstreamv3.DownstreamConnectionsConfig{
 			MaxActiveDownstreamConnections: limit,
 		})},
 	}}}
@@ -81,10 +81,10 @@ func runtime(user map[string]string) *bootstrapv3.LayeredRuntime {
 
 // extensions are those that stand in the bootstrap: internal listeners, which control
 // planes may send.
-func extensions() []*corev3.TypedExtensionConfig {
+func (p *packer) extensions() []*corev3.TypedExtensionConfig {
 	return []*corev3.TypedExtensionConfig{{
 		Name:        "envoy.bootstrap.internal_listener",
-		TypedConfig: pack(&internalv3.InternalListener{BufferSizeKb: wrapperspb.UInt32(64)}),
+		TypedConfig: p.pack(&internalv3.InternalListener{BufferSizeKb: wrapperspb.UInt32(64)}),
 	}}
 }
 

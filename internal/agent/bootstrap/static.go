@@ -40,15 +40,6 @@ const (
 // xdsLimit keeps the one stream that matters from ever being refused by a circuit breaker.
 const xdsLimit = 100000
 
-// pack wraps a message of ours; marshalling one cannot fail, its strings being constants.
-func pack(m proto.Message) *anypb.Any {
-	a, err := anypb.New(m)
-	if err != nil {
-		panic("bootstrap: pack " + string(m.ProtoReflect().Descriptor().FullName()) + ": " + err.Error())
-	}
-	return a
-}
-
 func socket(address string, port uint32) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address:       address,
@@ -60,15 +51,15 @@ func pipe(path string) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path}}}
 }
 
-func discardLog() *accessLog {
+func (p *packer) discardLog() *accessLog {
 	return &accessLog{
 		Name:       "envoy.access_loggers.file",
-		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: pack(&filelogv3.FileAccessLog{Path: "/dev/null"})},
+		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: p.pack(&filelogv3.FileAccessLog{Path: "/dev/null"})},
 	}
 }
 
 // static makes the clusters and listeners that need no control plane.
-func static(in Input, fam family) *bootstrapv3.Bootstrap_StaticResources {
+func (p *packer) static(in Input, fam family) *bootstrapv3.Bootstrap_StaticResources {
 	adminPort, statusPort := in.Config.GetProxyAdminPort(), in.Config.GetStatusPort()
 	if adminPort == 0 {
 		adminPort = mesh.AdminPort
@@ -77,8 +68,8 @@ func static(in Input, fam family) *bootstrapv3.Bootstrap_StaticResources {
 		statusPort = mesh.StatusPort
 	}
 	const quick, patient = 250 * time.Millisecond, time.Second
-	sds := http2(cluster(sdsCluster, patient, pipe(in.SDSSocket)), nil)
-	xds := http2(cluster(xdsCluster, patient, pipe(in.XDSSocket)),
+	sds := p.http2(cluster(sdsCluster, patient, pipe(in.SDSSocket)), nil)
+	xds := p.http2(cluster(xdsCluster, patient, pipe(in.XDSSocket)),
 		// Every new stream gets a connection of its own, so that it reaches the agent
 		// that listens now and not one that has ended.
 		&corev3.HttpProtocolOptions{MaxRequestsPerConnection: wrapperspb.UInt32(1)})
@@ -94,7 +85,7 @@ func static(in Input, fam family) *bootstrapv3.Bootstrap_StaticResources {
 	}
 	var compress []*hcmv3.HttpFilter
 	if c := in.Config.GetStatsCompression(); c == nil || c.GetValue() {
-		compress = compressors()
+		compress = p.compressors()
 	}
 	return &bootstrapv3.Bootstrap_StaticResources{
 		Clusters: []*clusterv3.Cluster{
@@ -103,8 +94,8 @@ func static(in Input, fam family) *bootstrapv3.Bootstrap_StaticResources {
 			sds, xds,
 		},
 		Listeners: []*listenerv3.Listener{
-			listener(fam, in.PrometheusPort, "stats", "/stats/prometheus", prometheusCluster, compress),
-			listener(fam, in.HealthPort, "agent", "/healthz/ready", agentCluster, nil),
+			p.listener(fam, in.PrometheusPort, "stats", "/stats/prometheus", prometheusCluster, compress),
+			p.listener(fam, in.HealthPort, "agent", "/healthz/ready", agentCluster, nil),
 		},
 	}
 }
@@ -127,9 +118,9 @@ func cluster(name string, connect time.Duration, to *corev3.Address) *clusterv3.
 }
 
 // http2 has a cluster spoken to in HTTP/2, as gRPC needs.
-func http2(c *clusterv3.Cluster, common *corev3.HttpProtocolOptions) *clusterv3.Cluster {
+func (p *packer) http2(c *clusterv3.Cluster, common *corev3.HttpProtocolOptions) *clusterv3.Cluster {
 	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{
-		"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": pack(&httpv3.HttpProtocolOptions{
+		"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": p.pack(&httpv3.HttpProtocolOptions{
 			CommonHttpProtocolOptions: common,
 			UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{
 				ExplicitHttpConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
@@ -145,8 +136,8 @@ func http2(c *clusterv3.Cluster, common *corev3.HttpProtocolOptions) *clusterv3.
 
 // listener forwards one path to one cluster. It has no direction, so that no drain ends
 // it, and is exempt from every limit: a full proxy must still answer for its health.
-func listener(fam family, port uint32, stat, path, to string, filters []*hcmv3.HttpFilter) *listenerv3.Listener {
-	filters = append(filters, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
+func (p *packer) listener(fam family, port uint32, stat, path, to string, filters []*hcmv3.HttpFilter) *listenerv3.Listener {
+	filters = append(filters, p.httpFilter("envoy.filters.http.router", &routerv3.Router{}))
 	manager := &hcmv3.HttpConnectionManager{
 		StatPrefix:  stat,
 		HttpFilters: filters,
@@ -170,7 +161,7 @@ func listener(fam family, port uint32, stat, path, to string, filters []*hcmv3.H
 		BypassOverloadManager: true,
 		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
 			Name:       "envoy.filters.network.http_connection_manager",
-			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: pack(manager)},
+			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: p.pack(manager)},
 		}}}},
 	}
 	if fam.also != "" {
@@ -179,19 +170,19 @@ func listener(fam family, port uint32, stat, path, to string, filters []*hcmv3.H
 	return l
 }
 
-func httpFilter(name string, config proto.Message) *hcmv3.HttpFilter {
-	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(config)}}
+func (p *packer) httpFilter(name string, config proto.Message) *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: p.pack(config)}}
 }
 
 // compressors answer a scraper in the best of the encodings that it takes.
-func compressors() []*hcmv3.HttpFilter {
+func (p *packer) compressors() []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	for _, c := range []struct {
 		name    string
 		library proto.Message
 	}{{"brotli", &brotliv3.Brotli{}}, {"zstd", &zstdv3.Zstd{}}, {"gzip", &gzipv3.Gzip{}}} {
-		out = append(out, httpFilter("envoy.filters.http.compressor."+c.name, &compressorv3.Compressor{
-			CompressorLibrary: &corev3.TypedExtensionConfig{Name: "stats_" + c.name, TypedConfig: pack(c.library)},
+		out = append(out, p.httpFilter("envoy.filters.http.compressor."+c.name, &compressorv3.Compressor{
+			CompressorLibrary: &corev3.TypedExtensionConfig{Name: "stats_" + c.name, TypedConfig: p.pack(c.library)},
 			ResponseDirectionConfig: &compressorv3.Compressor_ResponseDirectionConfig{
 				CommonConfig: &compressorv3.Compressor_CommonDirectionConfig{ContentTypeMatcher: []*matcherv3.StringMatcher{
 					prefix("text/plain"), prefix("application/vnd.google.protobuf"), prefix("application/openmetrics-"),
