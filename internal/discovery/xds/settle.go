@@ -35,8 +35,12 @@ func (s *Sub) settle() {
 	for i := range s.holds {
 		s.holds[i].used = false
 	}
-	for t := range numTypes {
-		s.push(t)
+	// What is sent may open or start other holds: go on until nothing is.
+	for before := -1; before != len(s.out); {
+		before = len(s.out)
+		for t := range numTypes {
+			s.push(t)
+		}
 	}
 	var next time.Time
 	for i := range s.holds {
@@ -246,10 +250,10 @@ func (s *Sub) open(which int) bool {
 	return true
 }
 
-// apply tells once when all of the view has been accepted. A client that has not asked
+// apply tells when all of the view has been accepted. A client that has not asked
 // for listeners yet is still starting.
 func (s *Sub) apply() {
-	if s.cur.Generation == s.applied || !s.chans[LDS].asked || len(s.awaited) > 0 {
+	if !s.chans[LDS].asked || len(s.awaited) > 0 {
 		return
 	}
 	for t := range numTypes {
@@ -260,8 +264,13 @@ func (s *Sub) apply() {
 			}
 		}
 		if c.flight != nil || len(c.refused) > 0 || s.pendingUpserts(t) || s.pendingRemovals(t) {
+			// Of a client that comes back, say, and now asks for one more type.
+			s.applied = 0
 			return
 		}
+	}
+	if s.cur.Generation == s.applied {
+		return
 	}
 	s.applied = s.cur.Generation
 	s.emit(Applied{Generation: s.applied})

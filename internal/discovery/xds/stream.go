@@ -132,8 +132,10 @@ func (s *stream) do(effects []Effect) error {
 			s.nacked(e)
 		case Applied:
 			s.conn.applied(e.Generation)
-			s.server.metrics.convergence.Observe(time.Since(s.behind).Seconds())
-			s.behind = time.Time{}
+			if !s.behind.IsZero() {
+				s.server.metrics.convergence.Observe(time.Since(s.behind).Seconds())
+				s.behind = time.Time{}
+			}
 		case Stale:
 			s.server.metrics.stale.WithLabelValues(e.Type.label()).Inc()
 		case Wake:
