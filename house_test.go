@@ -56,7 +56,7 @@ var layers = map[string]layer{
 	"internal/discovery": wiring,
 
 	"test/netmesh": edge, "test/fakeenvoy": command, "test/meshup": stage, "internal/demo": stage,
-	"test/e2e": command, "test/bench": command,
+	"test/e2e": command, "test/bench": command, "test/capture": command,
 	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command,
 	"proxy": wiring,
 }

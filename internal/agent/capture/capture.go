@@ -62,6 +62,7 @@ func Apply(r Ruleset) (Report, error) {
 	if err != nil {
 		return report, fmt.Errorf("apply the capture of traffic: %w", err)
 	}
+	defer c.CloseLasting()
 	replace(c)
 	for _, t := range r.Tables {
 		n, err := addTable(c, t)
@@ -70,7 +71,7 @@ func Apply(r Ruleset) (Report, error) {
 		}
 		report.Rules += n
 	}
-	if err := c.Flush(); err != nil {
+	if err := flush(c); err != nil {
 		return report, fmt.Errorf("apply the capture of traffic: replace nftables tables: %w", explain(err))
 	}
 	for _, s := range r.Sysctls {
@@ -89,8 +90,9 @@ func Clean() error {
 	if err != nil {
 		return fmt.Errorf("clean the capture of traffic: %w", err)
 	}
+	defer c.CloseLasting()
 	replace(c)
-	if err := c.Flush(); err != nil {
+	if err := flush(c); err != nil {
 		return fmt.Errorf("clean the capture of traffic: remove nftables tables: %w", explain(err))
 	}
 	if err := delLoopback(protocols[1].passthrough); err != nil {
@@ -103,13 +105,22 @@ func Clean() error {
 const socketBuffer = 8 << 20
 
 func connect() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.WithSockOptions(func(s *netlink.Conn) error {
+	c, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(s *netlink.Conn) error {
 		return errors.Join(s.SetReadBuffer(socketBuffer), s.SetWriteBuffer(socketBuffer))
 	}))
 	if err != nil {
 		return nil, fmt.Errorf("open a netfilter socket: %w", err)
 	}
 	return c, nil
+}
+
+// flush commits the transaction. The socket keeps the namespace that it was made in, so the many
+// answers are read on a goroutine of its own: on one that is locked to its thread, as callers in
+// another namespace are, each answer would cost two switches between threads.
+func flush(c *nftables.Conn) error {
+	done := make(chan error)
+	go func() { done <- c.Flush() }()
+	return <-done
 }
 
 // replace removes our tables; added first, those that are missing can be removed too.
