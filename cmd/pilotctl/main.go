@@ -77,7 +77,7 @@ func newRoot() *cobra.Command {
 	root.PersistentFlags().StringVar(&f.discovery, "discovery", "http://127.0.0.1:8080", "`URL` of pilot-discovery's debug port")
 	root.PersistentFlags().StringVarP(&f.output, "output", "o", "table", "`form` of the result: table, json or yaml")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(newProxies(f), newConfig(f), newObjects(f), newVersion(f))
+	root.AddCommand(newDemo(), newToken(), newProxies(f), newConfig(f), newObjects(f), newVersion(f))
 	return root
 }
 

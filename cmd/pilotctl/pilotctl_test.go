@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -23,6 +24,12 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		RequireExplicitExec: true,
+		Condition: func(name string) (bool, error) {
+			if name != "root" {
+				return false, fmt.Errorf("condition %q: want root", name)
+			}
+			return os.Geteuid() == 0, nil
+		},
 		Setup: func(e *testscript.Env) error {
 			s := httptest.NewServer(pages(e.WorkDir))
 			e.Defer(s.Close)

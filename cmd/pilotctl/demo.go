@@ -1,0 +1,79 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/pilothouse/pilothouse/internal/demo"
+	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/test/netmesh"
+)
+
+func newDemo() *cobra.Command {
+	var o demo.Options
+	var bin, envoy string
+	var verbose bool
+	root := installed()
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "Run a whole mesh on this machine, play its acts and check each",
+		Long: `Run a whole mesh on this machine, play its acts and check each.
+
+Every Pod of the sample becomes a network namespace with capture, pilot-agent, Envoy and an
+app. Needs root and Linux; touches nothing of the machine's own network and leaves nothing
+behind. The exit code is 0 only if every check held.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := netmesh.Supported(); err != nil {
+				return err
+			}
+			var err error
+			if o.Programs, err = meshup.In(bin, envoy); err != nil {
+				return err
+			}
+			o.Out, o.Token = c.OutOrStdout(), demoToken
+			f, isFile := o.Out.(*os.File)
+			o.Live = isFile && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb"
+			if verbose {
+				o.Log = slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+			}
+			err = demo.Run(c.Context(), o)
+			if errors.Is(err, demo.ErrNotHeld) {
+				return errSaid
+			}
+			if c.Context().Err() != nil && err != nil {
+				return fmt.Errorf("interrupted: %w", err)
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&bin, "bin", filepath.Join(root, "bin"), "`folder` with pilot-agent, pilot-discovery and app")
+	c.Flags().StringVar(&envoy, "envoy", envoyPath(root), "Envoy's `path` (default: $ENVOY, else what make tools fetched)")
+	c.Flags().StringVar(&o.ConfigDir, "configDir", filepath.Join(root, "samples", "bookshop"), "`folder` with the sample's YAML")
+	c.Flags().BoolVar(&o.Keep, "keep", false, "leave the mesh up after the acts, until Ctrl-C, and say how to reach it")
+	c.Flags().StringVar(&o.LogDir, "logs", "", "`folder` to keep the programs' logs in; it must not hold any yet")
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "say on standard error what is started and ended")
+	return c
+}
+
+// installed is the tree that this program was built in: the folder above bin.
+func installed() string {
+	self, err := os.Executable()
+	if err != nil || filepath.Base(filepath.Dir(self)) != "bin" {
+		return "."
+	}
+	return filepath.Dir(filepath.Dir(self))
+}
+
+func envoyPath(root string) string {
+	if path := os.Getenv("ENVOY"); path != "" {
+		return path
+	}
+	return filepath.Join(root, ".tools", "envoy")
+}

@@ -1,0 +1,291 @@
+package demo
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/pilothouse/pilothouse/test/meshup"
+)
+
+// act is one thing that the demo shows.
+type act struct {
+	name, title string
+	play        func(*demo, context.Context) error
+}
+
+var acts = []act{
+	{"calls", "Act 1. The shopper asks the productpage, which asks reviews, which ask ratings.", (*demo).calls},
+	{"canary", "Act 2. Requests with the header x-canary: true are for reviews v2 only.", (*demo).canary},
+	{"weights", "Act 3. While requests run, the YAML's weights go from 90/10 to 50/50.", (*demo).weights},
+	{"strict", "Act 4. PeerAuthentication becomes STRICT: who comes in plaintext is refused.", (*demo).strict},
+	{"discovery", "Act 5. pilot-discovery is killed, and comes back.", (*demo).discovery},
+	{"envoy", "Act 6. The Envoy of ratings is killed with -9.", (*demo).envoy},
+}
+
+const (
+	routing  = "40-routing.yaml"
+	security = "50-security.yaml"
+	// many requests make a share of 10 or 50 % certain to 5 or 8 points: five standard deviations.
+	many = 1000
+)
+
+var canaryHeader = http.Header{"X-Canary": {"true"}}
+
+func (d *demo) calls(ctx context.Context) error {
+	return d.counted(ctx, func() error {
+		d.load.drive(ctx, many, nil)
+		t := d.load.snapshot()
+		d.hold("no request failed", noFailure(t))
+		d.hold("the versions share the traffic 90/10", nearShare(t, 0.10, 0.05))
+		d.hold("each call was made with the caller's identity", identities(t))
+		d.hold("the database answers over TCP", d.askDatabase(ctx))
+		return nil
+	})
+}
+
+func (d *demo) canary(ctx context.Context) error {
+	return d.counted(ctx, func() error {
+		d.load.drive(ctx, 100, canaryHeader)
+		t := d.load.snapshot()
+		d.hold("no request failed", noFailure(t))
+		d.hold("every one was answered by v2", nearShare(t, 1, 0))
+		return nil
+	})
+}
+
+func (d *demo) weights(ctx context.Context) error {
+	return d.counted(ctx, func() error {
+		var took time.Duration
+		err := d.load.during(ctx, func() (err error) {
+			if err := d.awaitSent(ctx, 50); err != nil {
+				return err
+			}
+			took, err = d.reweight(ctx, 90, 10, 50, 50)
+			if err != nil {
+				return err
+			}
+			return d.awaitSent(ctx, 50)
+		})
+		if err != nil {
+			return err
+		}
+		t := d.load.snapshot()
+		d.hold(fmt.Sprintf("the edit was in productpage's Envoy after %d ms", took.Milliseconds()), nil)
+		d.hold(fmt.Sprintf("none of the %d requests meanwhile failed", t.Sent), noFailure(t))
+		d.load.reset()
+		d.load.drive(ctx, many, nil)
+		t = d.load.snapshot()
+		d.hold("no request after it failed", noFailure(t))
+		d.hold("the versions share the traffic 50/50", nearShare(t, 0.50, 0.08))
+		return nil
+	})
+}
+
+// reweight edits the weights and waits until productpage's Envoy has them.
+func (d *demo) reweight(ctx context.Context, v1, v2, newV1, newV2 int) (time.Duration, error) {
+	text := func(v1, v2 int) string {
+		return fmt.Sprintf("subset: v1\n          weight: %d\n        - destination:\n            host: reviews\n            subset: v2\n          weight: %d\n", v1, v2)
+	}
+	began := time.Now()
+	if err := edit(filepath.Join(d.config, routing), text(v1, v2), text(newV1, newV2)); err != nil {
+		return 0, err
+	}
+	caller := d.mesh.Pod("productpage-1.bookshop")
+	err := meshup.Await(ctx, 10*time.Second, "productpage's Envoy has the new weights", func(ctx context.Context) error {
+		dump, err := caller.Admin(ctx, "/config_dump?resource=dynamic_route_configs")
+		if err != nil {
+			return err
+		}
+		for _, w := range []int{newV1, newV2} {
+			if !strings.Contains(string(dump), fmt.Sprintf(`"weight": %d`, w)) {
+				return errors.New("it has the old ones")
+			}
+		}
+		return nil
+	})
+	return time.Since(began), err
+}
+
+func (d *demo) strict(ctx context.Context) error {
+	legacy := d.mesh.Pod("legacy-1.bookshop")
+	// Every attempt is a connection of its own, straight to a Pod of reviews.
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: legacy.Net.Dial, DisableKeepAlives: true}}
+	ask := func(ctx context.Context) (answer, error) { return post(ctx, client, "http://reviews:9080/", nil) }
+
+	a, err := ask(ctx)
+	if err == nil && (a.Status != http.StatusOK || a.Peer != "") {
+		err = fmt.Errorf("status %d, identity %q", a.Status, a.Peer)
+	}
+	d.hold("the legacy caller is answered while PERMISSIVE, as nobody", err)
+	file := filepath.Join(d.config, security)
+	served := func() (int64, error) { return d.mesh.Pod("reviews-v1-1.bookshop").Served(ctx) }
+	err = d.load.during(ctx, func() error {
+		if err := edit(file, "mode: PERMISSIVE", "mode: STRICT"); err != nil {
+			return err
+		}
+		began := time.Now()
+		err := meshup.Await(ctx, 10*time.Second, "the legacy caller is refused", func(ctx context.Context) error {
+			if _, err := ask(ctx); err == nil {
+				return errors.New("it is answered")
+			}
+			return nil
+		})
+		d.hold(fmt.Sprintf("the legacy caller is refused, %d ms after the edit", time.Since(began).Milliseconds()), err)
+		return d.awaitSent(ctx, 200)
+	})
+	if err != nil {
+		return err
+	}
+	d.hold("no request inside the mesh failed meanwhile", noFailure(d.load.snapshot()))
+	before, err := served()
+	if err != nil {
+		return err
+	}
+	_, askErr := ask(ctx)
+	after, err := served()
+	if err == nil && (askErr == nil || before != after) {
+		err = fmt.Errorf("answered (%v), app served %d more", askErr == nil, after-before)
+	}
+	d.hold("what is refused never reaches the app", err)
+	if err := edit(file, "mode: STRICT", "mode: PERMISSIVE"); err != nil {
+		return err
+	}
+	err = meshup.Await(ctx, 10*time.Second, "the legacy caller is answered again", func(ctx context.Context) error {
+		_, err := ask(ctx)
+		return err
+	})
+	d.hold("PERMISSIVE again, it is answered again", err)
+	return nil
+}
+
+func (d *demo) discovery(ctx context.Context) error {
+	return d.counted(ctx, func() error {
+		var took time.Duration
+		err := d.load.during(ctx, func() (err error) {
+			if err := d.mesh.KillDiscovery(); err != nil {
+				return err
+			}
+			if err := d.awaitSent(ctx, 300); err != nil {
+				return err
+			}
+			d.hold("traffic goes on without it", noFailure(d.load.snapshot()))
+			if err := d.mesh.StartDiscovery(ctx); err != nil {
+				return err
+			}
+			if err := d.awaitAllSettled(ctx); err != nil {
+				return err
+			}
+			if took, err = d.reweight(ctx, 50, 50, 90, 10); err != nil {
+				return err
+			}
+			return d.awaitSent(ctx, 100)
+		})
+		if err != nil {
+			return err
+		}
+		t := d.load.snapshot()
+		d.hold("it is back, every proxy is in sync, and no request failed", noFailure(t))
+		d.hold(fmt.Sprintf("it is in charge: an edit was applied after %d ms", took.Milliseconds()), nil)
+		return nil
+	})
+}
+
+func (d *demo) envoy(ctx context.Context) error {
+	ratings := d.mesh.Pod("ratings-1.bookshop")
+	began := time.Now()
+	old, err := ratings.KillEnvoy()
+	if err != nil {
+		return err
+	}
+	err = meshup.Await(ctx, 30*time.Second, "ratings is served by a new Envoy", func(ctx context.Context) error {
+		pid, err := ratings.EnvoyPID()
+		if err == nil && pid == old {
+			err = errors.New("the old one is still there")
+		}
+		if err != nil {
+			return err
+		}
+		a, err := post(ctx, d.load.client, d.load.url, nil)
+		if bad := a.firstFailure(); err == nil && bad != "" {
+			err = errors.New(bad)
+		}
+		return err
+	})
+	d.hold(fmt.Sprintf("a new one serves after %d ms", time.Since(began).Milliseconds()), err)
+	return d.counted(ctx, func() error {
+		d.load.drive(ctx, 200, nil)
+		d.hold("no request after that failed", noFailure(d.load.snapshot()))
+		return nil
+	})
+}
+
+// askDatabase sends a line through the shopper's Envoy to the database's.
+func (d *demo) askDatabase(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	c, err := d.mesh.Pod("shopper-1.bookshop").Net.Dial(ctx, "tcp", "db:5432")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	end, _ := ctx.Deadline()
+	_ = c.SetDeadline(end)
+	if _, err := fmt.Fprintln(c, "hello"); err != nil {
+		return err
+	}
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err == nil && line != "db-1 v1 hello\n" {
+		err = fmt.Errorf("it answers %q", line)
+	}
+	return err
+}
+
+// awaitSent waits until n more requests have been made.
+func (d *demo) awaitSent(ctx context.Context, n int) error {
+	goal := d.load.sent() + n
+	return meshup.Await(ctx, time.Minute, fmt.Sprintf("%d more requests are made", n), func(context.Context) error {
+		if have := d.load.sent(); have < goal {
+			return fmt.Errorf("%d are missing", goal-have)
+		}
+		return nil
+	})
+}
+
+// noFailure says which requests failed.
+func noFailure(t *tally) error {
+	switch {
+	case t.Sent == 0:
+		return errors.New("none was made")
+	case t.failed() > 0:
+		return fmt.Errorf("%d of %d failed: %s", t.failed(), t.Sent, t.worst())
+	}
+	return nil
+}
+
+// nearShare compares v2's share of reviews with what it should be.
+func nearShare(t *tally, want, within float64) error {
+	if have := t.share("reviews", "v2"); math.Abs(have-want) > within {
+		return fmt.Errorf("v2 has %.1f %%, want %.0f %% give or take %.0f", 100*have, 100*want, 100*within)
+	}
+	return nil
+}
+
+// identities checks that every callee saw its caller's service account.
+func identities(t *tally) error {
+	if len(t.Edges) == 0 {
+		return errors.New("nobody called anybody")
+	}
+	for e := range t.Edges {
+		if want := "spiffe://" + meshup.Domain + "/ns/bookshop/sa/" + e.From; e.As != want {
+			return fmt.Errorf("%s was called as %q, want %s", e.To, e.As, want)
+		}
+	}
+	return nil
+}

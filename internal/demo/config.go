@@ -1,0 +1,51 @@
+package demo
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// copyConfig copies the YAML of a directory, so that the demo edits its own.
+func copyConfig(from, to string) error {
+	files, err := filepath.Glob(filepath.Join(from, "*.yaml"))
+	if err != nil || len(files) == 0 {
+		return fmt.Errorf("copy the sample: no *.yaml files in %s", from)
+	}
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return fmt.Errorf("copy the sample: %w", err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, filepath.Base(f)), text, 0o644)
+		}
+		if err != nil {
+			return fmt.Errorf("copy the sample: %w", err)
+		}
+	}
+	return nil
+}
+
+// edit replaces text in a file of the mesh's directory as an editor does: a new file is
+// renamed over the old one. Every old text must be there.
+func edit(file string, oldNew ...string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("edit the mesh: %w", err)
+	}
+	for i := 0; i < len(oldNew); i += 2 {
+		if !strings.Contains(string(text), oldNew[i]) {
+			return fmt.Errorf("edit the mesh: %s does not hold %q", file, oldNew[i])
+		}
+	}
+	next := filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".new")
+	if err := os.WriteFile(next, []byte(strings.NewReplacer(oldNew...).Replace(string(text))), 0o644); err != nil {
+		return fmt.Errorf("edit the mesh: %w", err)
+	}
+	if err := os.Rename(next, file); err != nil {
+		return fmt.Errorf("edit the mesh: %w", err)
+	}
+	return nil
+}

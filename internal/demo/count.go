@@ -1,0 +1,60 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+)
+
+// hops are the Pods behind each step of a request's way; their apps' counts add up.
+var hops = []struct {
+	service string
+	pods    []string
+}{
+	{"productpage", []string{"productpage-1.bookshop"}},
+	{"reviews", []string{"reviews-v1-1.bookshop", "reviews-v2-1.bookshop"}},
+	{"ratings", []string{"ratings-1.bookshop"}},
+}
+
+// served asks the apps of every hop how much they have answered.
+func (d *demo) served(ctx context.Context) ([]int64, error) {
+	out := make([]int64, len(hops))
+	for i, h := range hops {
+		for _, pod := range h.pods {
+			n, err := d.mesh.Pod(pod).Served(ctx)
+			if err != nil {
+				return nil, err
+			}
+			out[i] += n
+		}
+	}
+	return out, nil
+}
+
+// counted plays fn, in which only the load may make requests, and checks that every
+// request that was sent was served once at every hop, no more and no less.
+func (d *demo) counted(ctx context.Context, fn func() error) error {
+	before, err := d.served(ctx)
+	if err != nil {
+		return err
+	}
+	sent := d.load.sent()
+	if err := fn(); err != nil {
+		return err
+	}
+	after, err := d.served(ctx)
+	if err != nil {
+		return err
+	}
+	sent = d.load.sent() - sent
+	d.hold(fmt.Sprintf("each of the %d requests was served once at every hop", sent), everyHop(int64(sent), before, after))
+	return nil
+}
+
+func everyHop(sent int64, before, after []int64) error {
+	for i, h := range hops {
+		if n := after[i] - before[i]; n != sent {
+			return fmt.Errorf("%s served %d of %d", h.service, n, sent)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,145 @@
+// Package demo runs a sample mesh on this machine, plays its acts and checks each of them.
+//
+// [Run] starts the mesh (test/meshup), drives requests through it, edits its YAML, kills
+// its programs, and prints what happens: lines that stay and, on a terminal, a live table.
+// It returns nil only if every check held. However it ends, it leaves no process,
+// namespace or file behind. No request is ever repeated, neither by the demo's clients nor
+// by the sample's routes, so every count is what really happened.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/pilothouse/pilothouse/test/meshup"
+)
+
+// Options say how to run the demo.
+type Options struct {
+	Programs meshup.Programs
+	// ConfigDir is the sample; the demo works on a copy.
+	ConfigDir string
+	Token     meshup.IssueToken
+	Out       io.Writer
+	// Live redraws a table below the lines; for terminals.
+	Live bool
+	// Keep leaves the mesh up after the acts until the context ends.
+	Keep bool
+	// LogDir keeps the programs' logs; empty: they go with everything else.
+	LogDir string
+	// Log hears what is started; nil: nobody.
+	Log *slog.Logger
+}
+
+// ErrNotHeld is returned when a check did not hold; the output has said which.
+var ErrNotHeld = errors.New("not every check held")
+
+// demo is a run of the demo.
+type demo struct {
+	o      Options
+	screen *screen
+	mesh   *meshup.Mesh
+	load   *load
+	config string
+	act    string
+	checks []check
+
+	// mu guards proxies, which the watcher replaces.
+	mu      sync.Mutex
+	proxies []proxyState
+}
+
+// Run runs the demo until its end, or the end of ctx.
+func Run(ctx context.Context, o Options) (err error) {
+	began := time.Now()
+	work, err := os.MkdirTemp("", "pilothouse-demo-")
+	if err != nil {
+		return fmt.Errorf("make a folder for the mesh: %w", err)
+	}
+	defer func() {
+		if o.LogDir != "" {
+			err = errors.Join(err, os.CopyFS(o.LogDir, os.DirFS(filepath.Join(work, "log"))))
+		}
+		err = errors.Join(err, os.RemoveAll(work))
+	}()
+	d := &demo{o: o, screen: &screen{live: o.Live, out: o.Out}, config: filepath.Join(work, "config")}
+	if err := copyConfig(o.ConfigDir, d.config); err != nil {
+		return err
+	}
+	d.screen.line("starting a mesh from %s: pilot-discovery, and for each Pod its namespaces, capture, agent, Envoy and app", o.ConfigDir)
+	d.mesh, err = meshup.Start(ctx, meshup.Options{
+		Programs: o.Programs, ConfigDir: d.config, WorkDir: work, Token: o.Token, Log: o.Log,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.mesh.Close()) }()
+	d.screen.line("every Pod is ready after %s", time.Since(began).Round(time.Millisecond))
+
+	if err := d.perform(ctx); err != nil {
+		return err
+	}
+	text, ok := summary(d.checks)
+	d.screen.keep("\n" + text)
+	if o.Keep {
+		if err := d.stay(ctx); err != nil {
+			return err
+		}
+	}
+	if !ok {
+		return ErrNotHeld
+	}
+	return nil
+}
+
+// perform plays the acts while the watcher looks at the proxies.
+func (d *demo) perform(ctx context.Context) error {
+	shopper := d.mesh.Pod("shopper-1.bookshop")
+	if shopper == nil {
+		return fmt.Errorf("play the acts: %s has no Pod shopper-1.bookshop", d.o.ConfigDir)
+	}
+	d.load = newLoad("shopper", "http://productpage:9080/", shopper.Net)
+	defer d.load.client.CloseIdleConnections()
+	watching, stop := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	group.Go(func() { d.watch(watching) })
+	defer group.Wait()
+	defer stop()
+	for _, a := range acts {
+		d.act = a.name
+		d.screen.line("\n%s", a.title)
+		if err := a.play(d, ctx); err != nil {
+			d.hold("it could be played", err)
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("play the acts: %w", context.Cause(ctx))
+		}
+		d.look(ctx)
+		d.screen.keep(d.tables())
+		d.load.reset()
+	}
+	return nil
+}
+
+// hold records a check and prints it.
+func (d *demo) hold(what string, err error) {
+	d.checks = append(d.checks, check{Act: d.act, What: what, Err: err})
+	if err != nil {
+		d.screen.line("  FAILED: %s: %v", what, err)
+		return
+	}
+	d.screen.line("  held: %s", what)
+}
+
+func (d *demo) tables() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return tables(d.load.snapshot(), d.proxies, time.Now())
+}

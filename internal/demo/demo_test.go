@@ -1,0 +1,193 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const sa = "spiffe://cluster.local/ns/bookshop/sa/"
+
+// shop is an answer of the sample: productpage, then reviews of a version, then ratings.
+func shop(version string) answer {
+	return answer{
+		Service: "productpage", Version: "v1", Status: 200, Peer: sa + "shopper",
+		Calls: []answer{{
+			Service: "reviews", Version: version, Status: 200, Peer: sa + "productpage",
+			Calls: []answer{{Service: "ratings", Version: "v1", Status: 200, Peer: sa + "reviews"}},
+		}},
+	}
+}
+
+func TestTallyAndTables(t *testing.T) {
+	c := newTally()
+	for i := range 10 {
+		c.add("shopper", shop(map[bool]string{true: "v2", false: "v1"}[i == 0]), nil)
+	}
+	broken := shop("v1")
+	broken.Status, broken.Calls[0].Status, broken.Calls[0].Calls[0].Status = 503, 503, 503
+	c.add("shopper", broken, nil)
+	c.add("shopper", answer{}, errors.New("connection reset"))
+	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+	got := tables(c, []proxyState{
+		{Name: "db-1.bookshop", Applied: 3, Generation: 3, Connected: true, Ends: now.Add(24 * time.Hour)},
+		{Name: "ratings-1.bookshop", Applied: 2, Generation: 3, Connected: true},
+		{Name: "reviews-v1-1.bookshop"},
+	}, now)
+	want := `  CALLER       CALLED       VERSION  REQUESTS  SHARE  AS
+  shopper      productpage  v1       10               spiffe://cluster.local/ns/bookshop/sa/shopper
+  productpage  reviews      v1       9         90 %   spiffe://cluster.local/ns/bookshop/sa/productpage
+  productpage  reviews      v2       1         10 %   spiffe://cluster.local/ns/bookshop/sa/productpage
+  reviews      ratings      v1       10               spiffe://cluster.local/ns/bookshop/sa/reviews
+  12 requests, 2 failed
+
+  PROXY                  GENERATION  STATE                   CERTIFICATE ENDS
+  db-1.bookshop          3 of 3      in sync                 2026-11-22 08:00:00 (in 24h0m0s)
+  ratings-1.bookshop     2 of 3      applying                -
+  reviews-v1-1.bookshop  -           serving, not connected  -
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("tables (-want +got):\n%s", diff)
+	}
+	if got := c.worst(); got != "1 × connection reset; 1 × ratings: status 503" {
+		t.Errorf("worst: %s", got)
+	}
+}
+
+func TestChecksFail(t *testing.T) {
+	good, bad := newTally(), newTally()
+	for range 9 {
+		good.add("shopper", shop("v1"), nil)
+	}
+	good.add("shopper", shop("v2"), nil)
+	bad.add("shopper", answer{}, errors.New("x"))
+	plain := newTally()
+	a := shop("v1")
+	a.Calls[0].Peer = ""
+	plain.add("shopper", a, nil)
+	for name, tc := range map[string]struct {
+		err  error
+		want string
+	}{
+		"no failure":         {noFailure(good), ""},
+		"a failure":          {noFailure(bad), "1 of 1 failed: 1 × x"},
+		"nothing sent":       {noFailure(newTally()), "none was made"},
+		"share":              {nearShare(good, 0.10, 0.05), ""},
+		"other share":        {nearShare(good, 0.50, 0.08), "v2 has 10.0 %, want 50 %"},
+		"identities":         {identities(good), ""},
+		"plaintext":          {identities(plain), `reviews was called as "", want ` + sa + "productpage"},
+		"nobody called":      {identities(newTally()), "nobody called anybody"},
+		"each hop":           {everyHop(5, []int64{1, 2, 3}, []int64{6, 7, 8}), ""},
+		"one served twice":   {everyHop(5, []int64{0, 0, 0}, []int64{5, 6, 5}), "reviews served 6 of 5"},
+		"one never got here": {everyHop(5, []int64{0, 0, 0}, []int64{5, 5, 4}), "ratings served 4 of 5"},
+	} {
+		if tc.want == "" && tc.err != nil || tc.want != "" && (tc.err == nil || !strings.Contains(tc.err.Error(), tc.want)) {
+			t.Errorf("%s: %v, want %q", name, tc.err, tc.want)
+		}
+	}
+}
+
+func TestSummary(t *testing.T) {
+	text, ok := summary([]check{{"calls", "no request failed", nil}, {"strict", "refused", errors.New("answered")}})
+	want := "  held    calls: no request failed\n  FAILED  strict: refused\n          answered\n1 of 2 checks held\n"
+	if ok || text != want {
+		t.Errorf("ok %v, summary:\n%s", ok, text)
+	}
+	if _, ok := summary(nil); ok {
+		t.Error("no checks at all count as success")
+	}
+}
+
+func TestScreen(t *testing.T) {
+	var out bytes.Buffer
+	s := &screen{out: &out, live: true}
+	s.draw("a\nb\n")
+	s.line("line %d", 1)
+	s.draw("c\n")
+	s.keep("d\n")
+	if want := "a\nb\n" + lineUp + lineUp + clearDown + "line 1\nc\n" + lineUp + clearDown + "d\n"; out.String() != want {
+		t.Errorf("live: %q, want %q", out.String(), want)
+	}
+	out.Reset()
+	s = &screen{out: &out}
+	s.draw("a\n")
+	s.line("line")
+	if out.String() != "line\n" {
+		t.Errorf("plain: %q", out.String())
+	}
+}
+
+func TestEditRenamesAndNeedsItsText(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "config")
+	if err := copyConfig("../../samples/bookshop", dir); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, security)
+	if err := edit(file, "mode: PERMISSIVE", "mode: STRICT"); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(text), "mode: STRICT") {
+		t.Errorf("after the edit: %s, %v", text, err)
+	}
+	if err := edit(file, "mode: PERMISSIVE", ""); err == nil {
+		t.Error("an edit of what is not there succeeds")
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+type direct struct{ net.Dialer }
+
+func (d direct) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	return d.DialContext(ctx, network, addr)
+}
+
+// TestLoadNeverRepeats has a server that ends every second connection in the middle of a
+// request on a connection that was in use before, which tempts net/http to try again.
+func TestLoadNeverRepeats(t *testing.T) {
+	var got atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if got.Add(1)%2 == 0 {
+			c, _, _ := http.NewResponseController(w).Hijack()
+			_ = c.Close()
+			return
+		}
+		_ = json.NewEncoder(w).Encode(shop("v1"))
+	}))
+	defer s.Close()
+	l := newLoad("shopper", s.URL, direct{})
+	defer l.client.CloseIdleConnections()
+	l.drive(t.Context(), 40, nil)
+	if n := got.Load(); n != 40 || l.sent() != 40 || l.snapshot().OK != 20 {
+		t.Errorf("40 requests: the server got %d, counted %d, OK %d", n, l.sent(), l.snapshot().OK)
+	}
+	before := got.Load()
+	if err := l.during(t.Context(), func() error {
+		for got.Load() < before+20 {
+			<-time.After(time.Millisecond)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if n := int(got.Load()); n != l.sent() {
+		t.Errorf("the server got %d, counted %d", n, l.sent())
+	}
+	if old := l.reset(); old.Sent == 0 || l.snapshot().Sent != 0 || l.sent() == 0 {
+		t.Error("reset ends one count and keeps the total")
+	}
+}

@@ -1,0 +1,167 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// The load while an act plays: enough to notice a gap of some milliseconds, little enough
+// for two processors, since every request passes six proxies.
+const (
+	workers = 8
+	pace    = 4 * time.Millisecond // between two requests
+)
+
+// dialer is where requests come from: a Pod.
+type dialer interface {
+	Dial(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// load makes requests and counts them.
+type load struct {
+	caller, url string
+	client      *http.Client
+
+	// mu guards now and total, which all workers add to.
+	mu    sync.Mutex
+	now   *tally // since the last reset, for the table and the checks of an act
+	total int    // since the beginning
+}
+
+func newLoad(caller, url string, from dialer) *load {
+	t := &http.Transport{DialContext: from.Dial, MaxIdleConnsPerHost: workers}
+	return &load{caller: caller, url: url, client: &http.Client{Transport: t, Timeout: 20 * time.Second}, now: newTally()}
+}
+
+// post makes one request and never repeats it: net/http may send a request again on a new
+// connection, but not one whose body it cannot have again.
+func post(ctx context.Context, c *http.Client, url string, header http.Header) (answer, error) {
+	var a answer
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader([]byte("hello")))
+	if err != nil {
+		return a, err
+	}
+	req.GetBody = nil
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return a, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		return a, fmt.Errorf("read the answer: %w", err)
+	}
+	if err := json.Unmarshal(text, &a); err != nil {
+		return a, fmt.Errorf("status %d: %.120s", res.StatusCode, text)
+	}
+	a.Status = res.StatusCode
+	return a, nil
+}
+
+// one makes and counts a request. One that the end of the demo interrupts still counts.
+func (l *load) one(ctx context.Context, header http.Header) {
+	a, err := post(ctx, l.client, l.url, header)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.total++
+	l.now.add(l.caller, a, err)
+}
+
+// drive makes n requests, several at a time, and returns when all are answered.
+func (l *load) drive(ctx context.Context, n int, header http.Header) {
+	turns := make(chan struct{}, n)
+	for range n {
+		turns <- struct{}{}
+	}
+	close(turns)
+	l.work(ctx, header, turns)
+}
+
+// work makes a request for each turn until there are no more.
+func (l *load) work(ctx context.Context, header http.Header, turns <-chan struct{}) {
+	var group sync.WaitGroup
+	for range workers {
+		group.Go(func() {
+			for range turns {
+				if ctx.Err() != nil {
+					return
+				}
+				l.one(ctx, header)
+			}
+		})
+	}
+	group.Wait()
+}
+
+// during keeps requests coming while fn runs, then waits for the last answer.
+func (l *load) during(ctx context.Context, fn func() error) error {
+	turns, stop := make(chan struct{}), make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		defer close(turns)
+		tick := time.NewTicker(pace)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			select {
+			case turns <- struct{}{}:
+			case <-stop:
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	group.Go(func() { l.work(ctx, nil, turns) })
+	err := fn()
+	close(stop)
+	group.Wait()
+	return err
+}
+
+// reset begins a new count and returns the old one.
+func (l *load) reset() *tally {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old := l.now
+	l.now = newTally()
+	return old
+}
+
+// snapshot is a copy of the current count.
+func (l *load) snapshot() *tally {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := newTally()
+	c.Sent, c.OK = l.now.Sent, l.now.OK
+	for k, v := range l.now.Edges {
+		c.Edges[k] = v
+	}
+	for k, v := range l.now.Errors {
+		c.Errors[k] = v
+	}
+	return c
+}
+
+// sent is how many requests were made since the beginning.
+func (l *load) sent() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.total
+}

@@ -1,0 +1,133 @@
+package demo
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// answer is what the sample app says, with the answers of those it called.
+type answer struct {
+	Service, Version, Pod, Protocol, Peer, Path, Error string
+	Status                                             int
+	Calls                                              []answer
+}
+
+// edge is one line of who called whom. As is the identity that the callee saw.
+type edge struct {
+	From, To, Version, As string
+}
+
+// tally counts requests and what became of them. It is a plain value: one goroutine at a
+// time.
+type tally struct {
+	Sent, OK int
+	Edges    map[edge]int
+	// Errors counts failed requests by what was wrong.
+	Errors map[string]int
+}
+
+func newTally() *tally { return &tally{Edges: map[edge]int{}, Errors: map[string]int{}} }
+
+// add counts one finished request made by caller: its answer, or what went wrong.
+func (t *tally) add(caller string, a answer, err error) {
+	t.Sent++
+	if err != nil {
+		t.Errors[err.Error()]++
+		return
+	}
+	if bad := a.firstFailure(); bad != "" {
+		t.Errors[bad]++
+		return
+	}
+	t.OK++
+	t.walk(caller, a)
+}
+
+func (t *tally) walk(caller string, a answer) {
+	t.Edges[edge{From: caller, To: a.Service, Version: a.Version, As: a.Peer}]++
+	for _, next := range a.Calls {
+		t.walk(a.Service, next)
+	}
+}
+
+// firstFailure says what failed in an answer or below it, "" if nothing did.
+func (a answer) firstFailure() string {
+	for _, next := range a.Calls {
+		if bad := next.firstFailure(); bad != "" {
+			return bad
+		}
+	}
+	if a.Status != 200 {
+		who := a.Service
+		if who == "" {
+			who = a.Path
+		}
+		return strings.TrimSpace(fmt.Sprintf("%s: status %d %s", who, a.Status, a.Error))
+	}
+	return ""
+}
+
+// Failed is how many requests were not answered well.
+func (t *tally) failed() int { return t.Sent - t.OK }
+
+// versions counts the answers of a service by version.
+func (t *tally) versions(service string) map[string]int {
+	out := map[string]int{}
+	for e, n := range t.Edges {
+		if e.To == service {
+			out[e.Version] += n
+		}
+	}
+	return out
+}
+
+// share is the part of a service's answers that one version gave, from 0 to 1.
+func (t *tally) share(service, version string) float64 {
+	all := 0
+	byVersion := t.versions(service)
+	for _, n := range byVersion {
+		all += n
+	}
+	if all == 0 {
+		return 0
+	}
+	return float64(byVersion[version]) / float64(all)
+}
+
+// sortedEdges lists the edges in the order of the road: by caller's first appearance.
+func (t *tally) sortedEdges() []edge {
+	edges := slices.Collect(maps.Keys(t.Edges))
+	slices.SortFunc(edges, func(a, b edge) int {
+		return cmp.Or(
+			cmp.Compare(t.depth(a.From, 0), t.depth(b.From, 0)), cmp.Compare(a.From, b.From),
+			cmp.Compare(a.To, b.To), cmp.Compare(a.Version, b.Version), cmp.Compare(a.As, b.As),
+		)
+	})
+	return edges
+}
+
+// depth is how many calls lead to a service at most.
+func (t *tally) depth(service string, seen int) int {
+	deepest := 0
+	for e := range t.Edges {
+		if e.To == service && seen < len(t.Edges) {
+			deepest = max(deepest, 1+t.depth(e.From, seen+1))
+		}
+	}
+	return deepest
+}
+
+// worst names up to three kinds of failure, most frequent first.
+func (t *tally) worst() string {
+	kinds := slices.SortedFunc(maps.Keys(t.Errors), func(a, b string) int {
+		return cmp.Or(-cmp.Compare(t.Errors[a], t.Errors[b]), cmp.Compare(a, b))
+	})
+	var parts []string
+	for _, k := range kinds[:min(3, len(kinds))] {
+		parts = append(parts, fmt.Sprintf("%d × %s", t.Errors[k], k))
+	}
+	return strings.Join(parts, "; ")
+}
