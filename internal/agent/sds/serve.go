@@ -1,0 +1,171 @@
+// Package sds hands the workload's secret to the local Envoys, over the secret discovery service on a Unix socket.
+//
+// The contract: every stream gets what it asked for as soon as it exists, and again each
+// time it changes; a stream that asks before there is a secret waits, it is not refused.
+// Any number of streams and Envoys are served at once. The names are "default" (leaf and
+// key) and "ROOTCA" (the roots). Only StreamSecrets is served. [agent D1]
+//
+// The socket is guarded by its folder: whoever can reach it gets the key.
+package sds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+const (
+	// maxPath is what a Unix socket's address has room for, in bytes.
+	maxPath = 107
+	// bufferSize is small because messages are, and the agent is in every Pod.
+	bufferSize = 4 << 10
+)
+
+// Source is what is served: the value that stands (nil for none yet) and a channel that
+// is closed when another one does.
+type Source interface {
+	Current() (*pki.Secret, <-chan struct{})
+}
+
+// Server serves one socket.
+type Server struct {
+	secretv3.UnimplementedSecretDiscoveryServiceServer
+	source   Source
+	log      *slog.Logger
+	listener net.Listener
+}
+
+// New takes the socket at once, so that what is wrong with its path is known before
+// anything starts: a stale socket is removed, its folder made (mode 0750), and the
+// socket opened to all who get through the folder (mode 0666). [agent P12, P15] Call
+// Run, or Close where it comes to nothing.
+func New(socket string, source Source, log *slog.Logger) (*Server, error) {
+	if len(socket) > maxPath {
+		return nil, fmt.Errorf("listen on %s: the path has %d bytes, a Unix socket's at most %d", socket, len(socket), maxPath)
+	}
+	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
+		return nil, fmt.Errorf("make socket folder: %w", err)
+	}
+	if err := removeStale(socket); err != nil {
+		return nil, err
+	}
+	ln, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("listen for Envoy's secrets: %w", err)
+	}
+	if err := os.Chmod(socket, 0o666); err != nil {
+		ln.Close()
+		return nil, fmt.Errorf("open socket to Envoy: %w", err)
+	}
+	return &Server{source: source, log: log, listener: ln}, nil
+}
+
+// removeStale removes what a previous agent left, and nothing but a socket.
+func removeStale(path string) error {
+	st, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at socket: %w", err)
+	}
+	if st.Mode()&fs.ModeSocket == 0 {
+		return fmt.Errorf("listen on %s: something that is no socket is there", path)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("remove stale socket: %w", err)
+	}
+	return nil
+}
+
+// Close gives the socket back; for a server that was never run.
+func (s *Server) Close() error { return s.listener.Close() }
+
+// Run serves until ctx ends, then ends every stream and returns nil. Call it once.
+func (s *Server) Run(ctx context.Context) error {
+	g := grpc.NewServer(grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize), grpc.SharedWriteBuffer(true), grpc.WaitForHandlers(true))
+	secretv3.RegisterSecretDiscoveryServiceServer(g, s)
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		g.Stop()
+		close(stopped)
+	})
+	err := g.Serve(s.listener)
+	if stop() { // Serve ended by itself
+		g.Stop()
+		return fmt.Errorf("serve secrets: %w", err)
+	}
+	<-stopped
+	return nil
+}
+
+// StreamSecrets serves one stream. [agent D6–D9]
+func (s *Server) StreamSecrets(st secretv3.SecretDiscoveryService_StreamSecretsServer) error {
+	requests, ended := s.receive(st)
+	var me stream
+	for {
+		secret, changed := s.source.Current()
+		r, err := me.response(secret)
+		if err != nil {
+			return status.Error(codes.Internal, err.Error())
+		}
+		if r != nil {
+			if err := st.Send(r); err != nil {
+				return err
+			}
+			s.log.Debug("secret sent", "names", me.names, "version", me.sent)
+		}
+		select {
+		case <-changed:
+		case req := <-requests:
+			rep, err := me.request(req)
+			if err != nil {
+				return status.Error(codes.InvalidArgument, err.Error())
+			}
+			if rep.text != "" {
+				s.log.Warn(rep.text, "detail", rep.detail, "names", me.names, "version", me.sent)
+			}
+		case err := <-ended:
+			return err
+		}
+	}
+}
+
+// receive reads requests into a channel, because a stream cannot be selected on. The
+// goroutine ends with the stream, which gRPC ends when its handler returns. The error is
+// nil where Envoy hung up.
+func (s *Server) receive(st secretv3.SecretDiscoveryService_StreamSecretsServer) (<-chan *discovery.DiscoveryRequest, <-chan error) {
+	requests, ended := make(chan *discovery.DiscoveryRequest), make(chan error, 1)
+	go func() {
+		for {
+			r, err := st.Recv()
+			if err != nil {
+				if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
+					err = nil
+				}
+				ended <- err
+				return
+			}
+			select {
+			case requests <- r:
+			case <-st.Context().Done():
+				return
+			}
+		}
+	}()
+	return requests, ended
+}

@@ -1,0 +1,304 @@
+package sds
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/pilothouse/pilothouse/internal/agent/secret"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const bound = 30 * time.Second
+
+// value is a Source that a test sets.
+type value struct {
+	mu   sync.Mutex
+	s    *pki.Secret
+	next chan struct{}
+}
+
+func (v *value) Current() (*pki.Secret, <-chan struct{}) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.next == nil {
+		v.next = make(chan struct{})
+	}
+	return v.s, v.next
+}
+
+func (v *value) set(s *pki.Secret) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.s = s
+	if v.next != nil {
+		close(v.next)
+	}
+	v.next = make(chan struct{})
+}
+
+// serve runs a server until the test ends and returns its socket.
+func serve(t *testing.T, source Source) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "a", "socket")
+	s, err := New(socket, source, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if _, err := os.Stat(socket); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the socket is left behind: %v", err)
+		}
+	})
+	return socket
+}
+
+// client is an Envoy's side of one stream.
+type client struct {
+	t  *testing.T
+	st secretv3.SecretDiscoveryService_StreamSecretsClient
+}
+
+func dial(t *testing.T, socket string) secretv3.SecretDiscoveryServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return secretv3.NewSecretDiscoveryServiceClient(conn)
+}
+
+func open(t *testing.T, socket string, names ...string) client {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	t.Cleanup(cancel)
+	st, err := dial(t, socket).StreamSecrets(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := client{t, st}
+	c.send(ask("", names...))
+	return c
+}
+
+func (c client) send(r *discovery.DiscoveryRequest) {
+	c.t.Helper()
+	if err := c.st.Send(r); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// next takes one response and acknowledges it.
+func (c client) next() (*discovery.DiscoveryResponse, []*tlsv3.Secret) {
+	c.t.Helper()
+	r, err := c.st.Recv()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.send(ask(r.GetNonce(), namesIn(c.t, r)...))
+	return r, secretsIn(c.t, r)
+}
+
+func secretsIn(t *testing.T, r *discovery.DiscoveryResponse) []*tlsv3.Secret {
+	t.Helper()
+	var out []*tlsv3.Secret
+	for _, a := range r.GetResources() {
+		var s tlsv3.Secret
+		if err := a.UnmarshalTo(&s); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, &s)
+	}
+	return out
+}
+
+func namesIn(t *testing.T, r *discovery.DiscoveryResponse) []string {
+	t.Helper()
+	var out []string
+	for _, s := range secretsIn(t, r) {
+		out = append(out, s.GetName())
+	}
+	return out
+}
+
+func TestEnvoysAreServedAndPushedTo(t *testing.T) {
+	source := &value{}
+	socket := serve(t, source)
+	leaf, roots, both := open(t, socket, LeafName), open(t, socket, RootsName), open(t, socket, LeafName, RootsName)
+	source.set(secretA) // whoever came before it has waited
+	r, got := leaf.next()
+	if c := got[0].GetTlsCertificate(); string(c.GetCertificateChain().GetInlineBytes()) != "ca" || string(c.GetPrivateKey().GetInlineBytes()) != "ka" || r.GetTypeUrl() != TypeURL {
+		t.Errorf("leaf: %v", r)
+	}
+	_, got = roots.next()
+	if c := got[0].GetValidationContext(); string(c.GetTrustedCa().GetInlineBytes()) != "r" {
+		t.Errorf("roots: %v", got)
+	}
+	if _, got = both.next(); len(got) != 2 {
+		t.Errorf("both: %v", got)
+	}
+	late := open(t, socket, LeafName)
+	first, _ := late.next()
+	if first.GetVersionInfo() != r.GetVersionInfo() {
+		t.Error("the same secret has two versions")
+	}
+	source.set(secretB)
+	for _, c := range []client{leaf, both, late} {
+		if r2, _ := c.next(); r2.GetVersionInfo() == r.GetVersionInfo() {
+			t.Error("another secret has the same version")
+		}
+	}
+	source.set(secretC) // the next thing that the stream of the roots sees is a root
+	if _, got = roots.next(); string(got[0].GetValidationContext().GetTrustedCa().GetInlineBytes()) != "r2" {
+		t.Errorf("roots: %v", got)
+	}
+}
+
+func TestOtherMethodsAndTypesAreRefused(t *testing.T) {
+	socket := serve(t, &value{s: secretA})
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	defer cancel()
+	if _, err := dial(t, socket).FetchSecrets(ctx, ask("", LeafName)); status.Code(err) != codes.Unimplemented {
+		t.Errorf("FetchSecrets: %v", err)
+	}
+	d, err := dial(t, socket).DeltaSecrets(ctx)
+	if err == nil {
+		_, err = d.Recv()
+	}
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("DeltaSecrets: %v", err)
+	}
+	c := open(t, socket)
+	c.send(&discovery.DiscoveryRequest{TypeUrl: "other"})
+	if _, err := c.st.Recv(); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("another type: %v", err)
+	}
+}
+
+func TestNewPreparesTheSocket(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "deep", "er", "socket")
+	stale := func() {
+		ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ln.SetUnlinkOnClose(false)
+		ln.Close()
+	}
+	for range 2 {
+		s, err := New(path, &value{}, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := os.Stat(path)
+		if err != nil || st.Mode().Perm() != 0o666 {
+			t.Errorf("socket's mode: %v, %v", st, err)
+		}
+		if st, err := os.Stat(filepath.Dir(path)); err != nil || st.Mode().Perm() != 0o750 {
+			t.Errorf("folder's mode: %v, %v", st.Mode(), err)
+		}
+		s.Close()
+		stale()
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for why, path := range map[string]string{"no socket is there": file, "at most 107": "/" + strings.Repeat("x", 120), "make socket folder": file + "/socket"} {
+		if _, err := New(path, &value{}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: %v", why, err)
+		}
+	}
+}
+
+// rootSigner is a CA of one root.
+type rootSigner struct {
+	root *x509.Certificate
+	sign func(pub any, ttl time.Duration) (*x509.Certificate, error)
+}
+
+func (r rootSigner) Sign(_ context.Context, text []byte, ttl time.Duration) (chain, roots []byte, err error) {
+	csr, err := pki.ParseCSR(text)
+	if err != nil {
+		return nil, nil, err
+	}
+	leaf, err := r.sign(csr.PublicKey, ttl)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pki.EncodeCerts(leaf, r.root), pki.EncodeCerts(r.root), nil
+}
+
+func newRootSigner(t *testing.T, id mesh.Identity) rootSigner {
+	t.Helper()
+	key, err := pki.GenerateKey("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now().Add(-time.Minute)
+	root, err := pki.Sign(pki.RootTemplate("td", pki.Term{NotBefore: begin, NotAfter: begin.Add(time.Hour)}), nil, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rootSigner{root, func(pub any, ttl time.Duration) (*x509.Certificate, error) {
+		tmpl, err := pki.WorkloadTemplate(id, pki.Term{NotBefore: begin, NotAfter: time.Now().Add(ttl)})
+		if err != nil {
+			return nil, err
+		}
+		return pki.Sign(tmpl, root, pub, key)
+	}}
+}
+
+// TestARenewalReachesEnvoy joins the real keeper and the real server.
+func TestARenewalReachesEnvoy(t *testing.T) {
+	id := mesh.Identity{TrustDomain: "td", Namespace: "shop", ServiceAccount: "alice"}
+	k := secret.NewKeeper(secret.Options{Identity: id, TTL: 4 * time.Second, Ratio: 0.75}, newRootSigner(t, id), slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	c := open(t, serve(t, k), LeafName)
+	go func() { done <- k.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	var last []byte
+	for range 3 {
+		_, got := c.next()
+		chain := got[0].GetTlsCertificate().GetCertificateChain().GetInlineBytes()
+		certs, err := pki.ParseBundle(chain)
+		if err != nil || bytes.Equal(chain, last) {
+			t.Fatalf("no new chain: %v", err)
+		}
+		if got, err := pki.IdentityOf(certs[0]); err != nil || got != id {
+			t.Errorf("identity %v, %v", got, err)
+		}
+		last = chain
+	}
+}

@@ -1,0 +1,142 @@
+package sds
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// TypeURL is the one type that is served. [agent D2]
+const TypeURL = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+
+// The names of secrets. [agent S2]
+const (
+	LeafName  = "default"
+	RootsName = "ROOTCA"
+)
+
+// maxNames bounds what one stream may ask for.
+const maxNames = 64
+
+// stream is what one stream of the protocol has asked for and been sent: a machine
+// without a socket. The zero value is a stream that has said nothing yet.
+type stream struct {
+	names   []string // sorted, each once; only those that are served
+	unknown []string // asked for, but not served
+	sent    string   // version of the last response
+	nonce   int      // of the last response
+	nacked  string   // version of which a refusal was reported
+}
+
+// report is something about a stream that a person should read, or nothing.
+type report struct {
+	text, detail string
+}
+
+// request takes what Envoy says. It returns an error that ends the stream where the
+// request makes no sense, and a report where there is something to say.
+func (s *stream) request(r *discovery.DiscoveryRequest) (report, error) {
+	if t := r.GetTypeUrl(); t != "" && t != TypeURL {
+		return report{}, fmt.Errorf("type %q is not served here, only %s", t, TypeURL)
+	}
+	if n := len(r.GetResourceNames()); n > maxNames {
+		return report{}, fmt.Errorf("%d names, at most %d are taken", n, maxNames)
+	}
+	// Whatever answers an older response than the last is out of date as a whole; Envoy
+	// repeats what still holds when it answers the last. [envoy xDS protocol, "ACK and NACK"]
+	if nonce := r.GetResponseNonce(); nonce != "" && s.nonce > 0 && nonce != strconv.Itoa(s.nonce) {
+		return report{}, nil
+	}
+	rep := s.subscribe(r.GetResourceNames())
+	if e := r.GetErrorDetail(); e != nil && s.nacked != s.sent {
+		s.nacked = s.sent
+		rep = report{"Envoy refused a secret and keeps the one it had", e.GetMessage()}
+	}
+	return rep, nil
+}
+
+// subscribe changes what the stream is about; new names bring a response of their own.
+func (s *stream) subscribe(asked []string) report {
+	var names, unknown []string
+	for _, n := range asked {
+		if n == LeafName || n == RootsName {
+			names = append(names, n)
+		} else {
+			unknown = append(unknown, n)
+		}
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if !slices.Equal(names, s.names) {
+		s.names, s.sent, s.nacked = names, "", ""
+	}
+	var rep report
+	if !slices.Equal(unknown, s.unknown) && len(unknown) > 0 {
+		rep = report{"Envoy asks for a secret that the agent does not have", fmt.Sprintf("%.100q", unknown)}
+	}
+	s.unknown = unknown
+	return rep
+}
+
+// response is what is to be sent now that this secret stands, nil for nothing: there is
+// no secret yet, nothing was asked for, or what was asked for has not changed.
+func (s *stream) response(secret *pki.Secret) (*discovery.DiscoveryResponse, error) {
+	if secret == nil || len(s.names) == 0 {
+		return nil, nil
+	}
+	version := versionOf(secret, s.names)
+	if version == s.sent {
+		return nil, nil
+	}
+	r := &discovery.DiscoveryResponse{VersionInfo: version, TypeUrl: TypeURL, Nonce: strconv.Itoa(s.nonce + 1)}
+	for _, n := range s.names {
+		text, err := proto.Marshal(resource(secret, n))
+		if err != nil {
+			return nil, fmt.Errorf("encode secret %s: %w", n, err)
+		}
+		r.Resources = append(r.Resources, &anypb.Any{TypeUrl: TypeURL, Value: text})
+	}
+	s.nonce++
+	s.sent = version
+	return r, nil
+}
+
+// versionOf differs exactly where what these names stand for differs, so that a renewed
+// leaf moves nobody who only looks at the roots.
+func versionOf(secret *pki.Secret, names []string) string {
+	var parts [][]byte
+	for _, n := range names {
+		if n == LeafName {
+			parts = append(parts, secret.Key, secret.Chain)
+		} else {
+			parts = append(parts, secret.Roots)
+		}
+	}
+	return pki.VersionOf(parts...)
+}
+
+// resource is the secret in Envoy's words. [agent D4, D5]
+func resource(secret *pki.Secret, name string) *tlsv3.Secret {
+	inline := func(text []byte) *core.DataSource {
+		return &core.DataSource{Specifier: &core.DataSource_InlineBytes{InlineBytes: text}}
+	}
+	s := &tlsv3.Secret{Name: name}
+	if name == LeafName {
+		s.Type = &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
+			CertificateChain: inline(secret.Chain), PrivateKey: inline(secret.Key),
+		}}
+	} else {
+		s.Type = &tlsv3.Secret_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
+			TrustedCa: inline(secret.Roots),
+		}}
+	}
+	return s
+}

@@ -1,0 +1,153 @@
+package secret
+
+import (
+	"context"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	securityv1 "istio.io/api/security/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// caServer is a CA as agents meet it: TLS over TCP.
+type caServer struct {
+	securityv1.UnimplementedIstioCertificateServiceServer
+	ca   *fakeCA
+	addr string
+
+	mu    sync.Mutex
+	short bool // answer with too short a chain
+	md    metadata.MD
+	asked *securityv1.IstioCertificateRequest
+	peers []*x509.Certificate
+}
+
+func (s *caServer) CreateCertificate(ctx context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.md, _ = metadata.FromIncomingContext(ctx)
+	s.asked = r
+	p, _ := peer.FromContext(ctx)
+	s.peers = p.AuthInfo.(credentials.TLSInfo).State.PeerCertificates
+	chain, roots, err := s.ca.Sign(ctx, []byte(r.GetCsr()), time.Duration(r.GetValidityDuration())*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	certs, _ := pki.ParseBundle(chain)
+	answer := []string{string(pki.EncodeCerts(certs[0])), string(roots)}
+	if s.short {
+		answer = answer[:1]
+	}
+	return &securityv1.IstioCertificateResponse{CertChain: answer}, nil
+}
+
+func serveCA(t *testing.T) *caServer {
+	t.Helper()
+	s := &caServer{ca: newFakeCA(t)}
+	key, err := pki.GenerateKey("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := pki.ServerTemplate([]string{"istiod.test"}, pki.Term{NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)})
+	leaf, err := pki.Sign(tmpl, s.ca.root, key.Public(), s.ca.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.addr = ln.Addr().String()
+	g := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: crypto.PrivateKey(key)}},
+		ClientAuth:   tls.VerifyClientCertIfGiven, ClientCAs: pki.Pool([]*x509.Certificate{s.ca.root}),
+	})))
+	securityv1.RegisterIstioCertificateServiceServer(g, s)
+	done := make(chan error, 1)
+	go func() { done <- g.Serve(ln) }()
+	t.Cleanup(func() {
+		g.Stop()
+		<-done
+	})
+	return s
+}
+
+// options are good ones for the server; files lie in dir.
+func (s *caServer) options(t *testing.T, dir string) CAOptions {
+	t.Helper()
+	put(t, dir, map[string][]byte{"root.pem": pki.EncodeCerts(s.ca.root), "token": []byte("first\n")})
+	return CAOptions{
+		Address: s.addr, RootFile: filepath.Join(dir, "root.pem"), ServerName: "istiod.test", TokenFile: filepath.Join(dir, "token"),
+		ClusterID: "east", Headers: map[string]string{"X-Team": "shop"}, CertSigner: "mine",
+	}
+}
+
+func TestTheCAIsAskedAsItExpects(t *testing.T) {
+	s, dir := serveCA(t), t.TempDir()
+	o := s.options(t, dir)
+	var k *Keeper
+	o.Certificate = func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) { return k.ClientCertificate(r) }
+	k = NewKeeper(Options{Identity: alice, TTL: time.Hour}, NewCA(o), quiet)
+	first, err := k.renew(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{"authorization": "Bearer first", "clusterid": "east", "x-team": "shop"} {
+		if got := strings.Join(s.md.Get(key), "|"); got != want {
+			t.Errorf("header %s = %q, want %q", key, got, want)
+		}
+	}
+	if s.asked.GetValidityDuration() != 3600 || s.asked.GetMetadata().AsMap()["CertSigner"] != "mine" || len(s.peers) != 0 {
+		t.Errorf("asked %v with %d certificates", s.asked, len(s.peers))
+	}
+	// With a certificate the token may be renewed, or gone.
+	k.publish(first)
+	put(t, dir, map[string][]byte{"token": []byte("second")})
+	if _, err := k.renew(t.Context()); err != nil || s.md.Get("authorization")[0] != "Bearer second" || len(s.peers) == 0 {
+		t.Errorf("second call: %v, %v, %d certificates", err, s.md, len(s.peers))
+	}
+	if err := os.Remove(o.TokenFile); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.renew(t.Context()); err != nil || len(s.md.Get("authorization")) != 0 || len(s.peers) == 0 {
+		t.Errorf("without a token: %v, %v", err, s.md)
+	}
+}
+
+func TestTheCAClientSaysWhatIsWrong(t *testing.T) {
+	s := serveCA(t)
+	for _, tt := range []struct {
+		name, why string
+		change    func(*CAOptions)
+		short     bool
+	}{
+		{"no root file", "read the CA's root certificate: open /nowhere", func(o *CAOptions) { o.RootFile = "/nowhere" }, false},
+		{"no token", "read token: open /nowhere", func(o *CAOptions) { o.TokenFile = "/nowhere" }, false},
+		{"no token named", "no file is named", func(o *CAOptions) { o.TokenFile = "" }, false},
+		{"another server", "not istiod.other", func(o *CAOptions) { o.ServerName = "istiod.other" }, false},
+		{"nobody there", "connection refused", func(o *CAOptions) { o.Address = "127.0.0.1:1" }, false},
+		{"system roots", "certificate signed by unknown authority", func(o *CAOptions) { o.RootFile = SystemRoots }, false},
+		{"a chain of one", "a chain of 1, want leaf and root", func(*CAOptions) {}, true},
+	} {
+		o := s.options(t, t.TempDir())
+		tt.change(&o)
+		s.short = tt.short
+		_, err := NewKeeper(Options{Identity: alice}, NewCA(o), quiet).renew(t.Context())
+		if err == nil || !strings.Contains(err.Error(), tt.why) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.why)
+		}
+	}
+}
