@@ -24,8 +24,9 @@ func copyLines(dst io.Writer, src io.Reader) error {
 	buf, have := make([]byte, lineBuffer), 0
 	for {
 		n, err := src.Read(buf[have:])
+		fresh := have // what was there before held no end of a line
 		have += n
-		if end := bytes.LastIndexByte(buf[:have], '\n') + 1; end > 0 {
+		if end := fresh + bytes.LastIndexByte(buf[fresh:have], '\n') + 1; end > fresh {
 			if _, werr := dst.Write(buf[:end]); werr != nil {
 				return werr
 			}

@@ -85,7 +85,12 @@ func spawn(l *launcher, what Launch, as *syscall.Credential, stdout, stderr io.W
 	p.pid = p.cmd.Process.Pid
 	p.copied = make([]error, len(p.pipes))
 	for i, dst := range []io.Writer{stdout, stderr} {
-		p.copies.Go(func() { p.copied[i] = copyLines(dst, p.pipes[i]) })
+		p.copies.Go(func() {
+			if p.copied[i] = copyLines(dst, p.pipes[i]); p.copied[i] != nil {
+				// Envoy must not come to stand still because nobody takes its output.
+				_, _ = io.Copy(io.Discard, p.pipes[i])
+			}
+		})
 	}
 	return p, nil
 }

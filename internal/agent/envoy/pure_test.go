@@ -1,0 +1,110 @@
+package envoy
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestArguments(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		args Arguments
+		want string
+	}{
+		{
+			"nothing chosen", Arguments{Bootstrap: "etc/istio/proxy/envoy-rev.json"},
+			"-c etc/istio/proxy/envoy-rev.json --drain-time-s 45 --drain-strategy immediate --local-address-ip-version v4 --file-flush-interval-msec 1000 " +
+				"--disable-hot-restart --allow-unknown-static-fields -l warning --skip-deprecated-logs",
+		},
+		{
+			"everything chosen", Arguments{
+				Bootstrap: "b", Drain: 90 * time.Second, IPv6: true, LogLevel: "misc:error,debug", ComponentLogLevel: "upstream:trace", FlushKB: 8,
+				CoreDump: true, BootstrapYAML: "{}", Concurrency: 2, HotRestart: true, Extra: []string{"--cpuset-threads"},
+			},
+			"-c b --drain-time-s 90 --drain-strategy immediate --local-address-ip-version v6 --file-flush-interval-msec 1000 " +
+				"--allow-unknown-static-fields --file-flush-min-size-kb 8 -l debug --component-log-level misc:error,upstream:trace --skip-deprecated-logs " +
+				"--enable-core-dump --config-yaml {} --concurrency 2 --cpuset-threads",
+		},
+	} {
+		if diff := cmp.Diff(strings.Fields(c.want), c.args.List()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, diff)
+		}
+	}
+}
+
+// writes keeps every Write apart.
+type writes []string
+
+func (w *writes) Write(p []byte) (int, error) {
+	*w = append(*w, string(p))
+	return len(p), nil
+}
+
+func TestOutputIsPassedOnInWholeLines(t *testing.T) {
+	long := strings.Repeat("x", 3*lineBuffer) + "\n"
+	for _, c := range []struct{ name, in, want string }{
+		{"lines", "one\ntwo\n", "one\ntwo\n"},
+		{"an unfinished last line gets its end", "one\ntwo", "one\ntwo\n"},
+		{"nothing", "", ""},
+		{"empty lines stay", "\n\n", "\n\n"},
+		{"a line longer than the buffer", "a\n" + long + "b\n" + long, "a\n" + long + "b\n" + long},
+		{"an endless line is cut", strings.Repeat("y", longestLine) + "y\n", strings.Repeat("y", longestLine) + "\ny\n"},
+	} {
+		for how, src := range map[string]io.Reader{
+			"at once": strings.NewReader(c.in), "in halves": iotest.HalfReader(strings.NewReader(c.in)),
+			"byte by byte": iotest.OneByteReader(io.LimitReader(strings.NewReader(c.in), longestLine+2)),
+		} {
+			var got writes
+			if err := copyLines(&got, src); err != nil {
+				t.Errorf("%s %s: %v", c.name, how, err)
+			}
+			if all := strings.Join(got, ""); all != c.want {
+				t.Errorf("%s %s: got %d bytes, want %d", c.name, how, len(all), len(c.want))
+			}
+			if i := slices.IndexFunc(got, func(w string) bool { return !strings.HasSuffix(w, "\n") }); i >= 0 {
+				t.Errorf("%s %s: write %d is not of whole lines", c.name, how, i)
+			}
+		}
+	}
+}
+
+func TestOutputThatBreaksIsAnError(t *testing.T) {
+	broken := errors.New("broken")
+	if err := copyLines(io.Discard, iotest.ErrReader(broken)); !errors.Is(err, broken) {
+		t.Errorf("source: got %v", err)
+	}
+	r, w := io.Pipe()
+	r.CloseWithError(broken)
+	if err := copyLines(w, bytes.NewReader([]byte("a\n"))); !errors.Is(err, broken) {
+		t.Errorf("destination: got %v", err)
+	}
+}
+
+func TestConnectionsThatCount(t *testing.T) {
+	stats := parseStats(`listener.0.0.0.0_15006.downstream_cx_active: 3
+listener.0.0.0.0_15006.worker_0.downstream_cx_active: 2
+listener.[__]_15001.downstream_cx_active: 4
+listener.10.1.2.3_8080.downstream_cx_active: 5
+listener.admin.downstream_cx_active: 100
+listener.admin.main_thread.downstream_cx_active: 100
+listener.envoy_internal_connect_originate.downstream_cx_active: 100
+listener.0.0.0.0_15021.downstream_cx_active: 100
+listener.0.0.0.0_15090.downstream_cx_active: 100
+http.inbound.downstream_cx_active: 100
+listener.0.0.0.0_15006.downstream_cx_length_ms: P0(1,1) P50(2,2)
+`)
+	if n := countConnections(stats, []int{15021, 15090}); n != 12 {
+		t.Errorf("got %d, want 3+4+5", n)
+	}
+	if n := countConnections(nil, nil); n != 0 {
+		t.Errorf("got %d of nothing", n)
+	}
+}
