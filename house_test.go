@@ -71,6 +71,8 @@ var sideways = map[string][]string{
 	"internal/discovery/model":             {"internal/discovery/config"},
 	"internal/discovery/compile":           {"internal/discovery/config", "internal/discovery/model", "internal/discovery/compile/..."},
 	"internal/discovery/simulate":          {"internal/discovery/config", "internal/discovery/model", "internal/discovery/compile"},
+	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"}, // routes name clusters
+	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster"}, // so do filter chains
 	"internal/discovery/source/dir":        {"internal/discovery/source"},
 	"internal/discovery/source/kube":       {"internal/discovery/source"},
 	"internal/discovery/source/sourcetest": {"internal/discovery/source"},
@@ -104,7 +106,7 @@ var owners = map[string][]string{
 	"github.com/fsnotify/fsnotify":        {"internal/filewatch"},
 	"github.com/prometheus/client_golang": {"internal/discovery", "internal/discovery/xds", "internal/discovery/ca"},
 	"github.com/rogpeppe/go-internal":     {},
-	"github.com/google/go-cmp":            {},
+	"github.com/google/go-cmp":            {"test/golden"},
 	"google.golang.org/grpc/test/bufconn": {"test"},
 }
 
@@ -113,7 +115,7 @@ var owners = map[string][]string{
 var agentModules = []string{
 	"cel.dev/expr", "github.com/cespare/xxhash/v2", "github.com/cncf/xds/go", "github.com/cpuguy83/go-md2man/v2",
 	"github.com/envoyproxy/go-control-plane/envoy", "github.com/envoyproxy/protoc-gen-validate",
-	"github.com/fsnotify/fsnotify", "github.com/google/nftables", "github.com/mdlayher/netlink", "github.com/mdlayher/socket",
+	"github.com/fsnotify/fsnotify", "github.com/golang/protobuf", "github.com/google/nftables", "github.com/mdlayher/netlink", "github.com/mdlayher/socket",
 	"github.com/planetscale/vtprotobuf", "github.com/prometheus/common", "github.com/russross/blackfriday/v2", "github.com/spf13/cobra", "github.com/spf13/pflag",
 	"github.com/vishvananda/netlink", "github.com/vishvananda/netns", "go.yaml.in/yaml/v2", "go.yaml.in/yaml/v3",
 	"golang.org/x/net", "golang.org/x/sync", "golang.org/x/sys", "golang.org/x/text", "google.golang.org/genproto/googleapis/api",
