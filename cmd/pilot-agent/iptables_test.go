@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// runIptables runs the command with an environment and returns what it printed.
+func runIptables(t *testing.T, env map[string]string, args ...string) (string, error) {
+	t.Helper()
+	c := newIptablesCommand(func(name string) string { return env[name] })
+	var out bytes.Buffer
+	c.SetOut(&out)
+	c.SetErr(&out)
+	c.SilenceErrors, c.SilenceUsage = true, true
+	c.SetArgs(args)
+	err := c.Execute()
+	return out.String(), err
+}
+
+func TestIptablesTakesTheInjectorsFlags(t *testing.T) {
+	out, err := runIptables(t, nil, "-p", "15001", "-z", "15006", "-u", "1337", "-m", "REDIRECT", "-i", "*", "-x", "",
+		"-b", "*", "-d", "15090,15021,15020", "--dry-run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"PROXY_PORT=15001\n", "OUTBOUND_IP_RANGES_INCLUDE=*\n", "INBOUND_PORTS_EXCLUDE=15090,15021,15020\n",
+		"table inet istio-proxy-nat {\n", "tcp dport 15021 counter return\n", "counter jump istio-in-redirect\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+func TestIptablesPrefersFlagsToTheEnvironmentToDefaults(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "rules")
+	env := map[string]string{
+		"ENVOY_PORT": "1", "INBOUND_CAPTURE_PORT": "2", "DRY_RUN": "true", "DRY_RUN_FILE_PATH": file,
+		"ISTIO_DUAL_STACK": "true", "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE": "7", "ENVOY_USER": "root",
+	}
+	out, err := runIptables(t, env, "--envoy-port=3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"PROXY_PORT=3\n", "PROXY_INBOUND_CAPTURE_PORT=2\n", "PROXY_TUNNEL_PORT=15008\n", "DUAL_STACK=true\n",
+		"OUTBOUND_OWNER_GROUPS_EXCLUDE=7\n", "PROXY_UID=0\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	written, err := os.ReadFile(file)
+	if err != nil || !strings.HasSuffix(out, string(written)) || !strings.HasPrefix(string(written), "# sysctl") {
+		t.Errorf("the file holds %q, %v", written, err)
+	}
+	if out, err = runIptables(t, map[string]string{"ENVOY_USER": "nobody-of-this-name"}, "-n"); err != nil || !strings.Contains(out, "PROXY_UID=1337\n") {
+		t.Errorf("without a user: %v, %s", err, out)
+	}
+}
+
+func TestIptablesRefusesWithExitCode1(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		env  map[string]string
+		want string
+	}{
+		{args: []string{"--envoy-port=x"}, want: `--envoy-port="x"`},
+		{args: []string{"--no-such-flag"}, want: "no-such-flag"},
+		{args: []string{"extra"}, want: "extra"},
+		{args: []string{"-m", "TPROXY"}, want: "only REDIRECT is supported"},
+		{args: []string{"--redirect-dns"}, want: `--redirect-dns="true": DNS cannot be captured yet; leave it false`},
+		{env: map[string]string{"ISTIO_META_DNS_CAPTURE": "1"}, want: `ISTIO_META_DNS_CAPTURE="true"`},
+		{args: []string{"-k", "tap0"}, want: `--kube-virt-interfaces="tap0"`},
+		{args: []string{"--force-iptables-binary=legacy"}, want: "there is only nft"},
+		{env: map[string]string{"ISTIO_DUAL_STACK": "maybe"}, want: `ISTIO_DUAL_STACK="maybe": give true or false`},
+		{args: []string{"--network-namespace=/no/such/ns"}, want: "open the network namespace: open /no/such/ns"},
+	} {
+		_, err := runIptables(t, c.env, append(c.args, "--dry-run")...)
+		var code coder
+		if err == nil || !strings.Contains(err.Error(), c.want) || !errors.As(err, &code) || code.ExitCode() != 1 {
+			t.Errorf("%v %v: %v, want exit code 1 and %q", c.args, c.env, err, c.want)
+		}
+	}
+}
+
+func TestIptablesTakesWhatItHasNoUseFor(t *testing.T) {
+	if _, err := runIptables(t, nil, "--native-nftables", "--reconcile", "--force-apply=false", "--cni-mode", "--iptables-trace-logging",
+		"-t", "1338", "-r", "134", "--iptables-probe-port=1", "--probe-timeout=1s", "--redirect-dns=false", "--skip-rule-apply"); err != nil {
+		t.Error(err)
+	}
+}
