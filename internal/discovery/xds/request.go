@@ -67,10 +67,11 @@ func (s *Sub) sotwRequest(c *channel, r Request) {
 		return
 	}
 	c.asked = true
-	if first {
-		c.flight, c.late = nil, false
-	} else {
+	if !first {
 		s.answered(c, r)
+	} else if c.flight != nil {
+		// It was sent before the response arrived, and only changes the names.
+		first = false
 	}
 	wild := types[r.Type].wildcard && len(r.Names) == 0 && !c.named
 	var list []string

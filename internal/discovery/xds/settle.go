@@ -81,11 +81,16 @@ func (s *Sub) push(t Type) {
 		}
 		target, gone = d.Union, false
 	}
+	if !up && !s.delta && !types[t].wildcard {
+		// Leaving out means nothing here: there is no way to tell.
+		c.have = target
+		return
+	}
 	send := Send{Type: t, Generation: s.cur.Generation}
 	if s.delta {
-		send.Upserts, send.Removed = s.increment(c, d, target, gone)
+		send.Upserts, send.Removed = s.increment(t, d, target, gone)
 	} else {
-		send.Upserts = s.state(c, t, d, target)
+		send.Upserts = s.state(t, d, target)
 	}
 	s.seq++
 	send.Nonce = strconv.FormatUint(s.seq, 10)
@@ -109,7 +114,8 @@ func (s *Sub) step(t Type) *Delta {
 }
 
 // increment is the content of a delta response.
-func (s *Sub) increment(c *channel, d *Delta, target *TypeView, gone bool) (up []*Resource, removed []string) {
+func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Resource, removed []string) {
+	c := &s.chans[t]
 	up = c.subscribed(d.Upserts)
 	if gone {
 		for _, r := range c.subscribed(d.Removed) {
@@ -121,7 +127,7 @@ func (s *Sub) increment(c *channel, d *Delta, target *TypeView, gone bool) (up [
 	}
 	up = slices.Clone(up)
 	for n := range c.forced {
-		if r := target.Get(n); r != nil && r.Body != nil {
+		if r := s.lookup(t, target, n); r != nil {
 			up = append(up, r)
 		} else {
 			removed = append(removed, n)
@@ -134,21 +140,36 @@ func (s *Sub) increment(c *channel, d *Delta, target *TypeView, gone bool) (up [
 
 // state is the content of a SotW response: everything for the types that are complete by
 // definition and for a request that has grown, else what has changed.
-func (s *Sub) state(c *channel, t Type, d *Delta, target *TypeView) []*Resource {
+func (s *Sub) state(t Type, d *Delta, target *TypeView) []*Resource {
+	c := &s.chans[t]
 	if types[t].wildcard || c.due {
 		if c.wildcard {
 			return slices.Collect(target.All())
 		}
 		var out []*Resource
 		for _, n := range c.names {
-			if r := target.Get(n); r != nil {
+			if r := s.lookup(t, target, n); r != nil {
 				out = append(out, r)
 			}
 		}
 		return out
 	}
-	up, _ := s.increment(c, d, target, false)
+	up, _ := s.increment(t, d, target, false)
 	return up
+}
+
+// lookup is the resource to answer a name with, or nil. A SotW response cannot say that
+// there are no endpoints, and the cluster would warm, and hold up all others, for ever;
+// so it says that there are none now.
+func (s *Sub) lookup(t Type, set *TypeView, name string) *Resource {
+	if r := set.Get(name); r != nil && r.Body != nil {
+		return r
+	}
+	if t == EDS && !s.delta {
+		const clusterName = 1 // of envoy.config.endpoint.v3.ClusterLoadAssignment
+		return NewResource(EDS, name, appendBytes(nil, clusterName, name))
+	}
+	return nil
 }
 
 // warm sees to the endpoints of clusters that have just been sent. Envoy takes a changed
@@ -203,11 +224,10 @@ func (s *Sub) pendingUpserts(t Type) bool {
 	return c.asked && (c.due || len(c.forced) > 0 || c.any(s.step(t).Upserts))
 }
 
-// pendingRemovals says whether the client has something that the view has not, and can
-// be told so: a SotW response cannot remove what it may leave out.
+// pendingRemovals says whether the client has something that the view has not.
 func (s *Sub) pendingRemovals(t Type) bool {
 	c := &s.chans[t]
-	return c.asked && (s.delta || types[t].wildcard) && c.any(s.step(t).Removed)
+	return c.asked && c.any(s.step(t).Removed)
 }
 
 // open says whether what a hold keeps back may go. A response that has been waited for
