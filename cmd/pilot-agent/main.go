@@ -1,0 +1,101 @@
+// Pilot-agent stands beside a workload: it keeps its Envoy running, identified and configured.
+//
+// Flags, environment, output and exit codes are those of Istio's agent where users or
+// charts touch them. It ends with 0 when it did what was asked, with 255 when it was
+// configured or asked wrongly, and `proxy` with Envoy's own status when Envoy could not be
+// kept running.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// failed is the exit code of everything that went wrong and has no code of its own.
+const failed = 255
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], surroundings{env: environment(os.Environ()), stdout: os.Stdout, stderr: os.Stderr})
+	stop()
+	os.Exit(code)
+}
+
+// surroundings are what a command has of the process that it runs in.
+type surroundings struct {
+	env            map[string]string
+	stdout, stderr io.Writer
+}
+
+func (s surroundings) getenv(name string) string { return s.env[name] }
+
+// environment makes a map of NAME=value strings; the first of equal names counts, as in C.
+func environment(list []string) map[string]string {
+	env := make(map[string]string, len(list))
+	for _, e := range list {
+		name, value, _ := strings.Cut(e, "=")
+		if _, dup := env[name]; !dup {
+			env[name] = value
+		}
+	}
+	return env
+}
+
+// coder is an error with an exit code of its own.
+type coder interface{ ExitCode() int }
+
+// run is main without the process: it returns the exit code.
+func run(ctx context.Context, args []string, s surroundings) int {
+	root := newRoot(s)
+	root.SetArgs(args)
+	root.SetOut(s.stdout)
+	root.SetErr(s.stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	var c coder
+	if errors.As(err, &c) {
+		if text := err.Error(); text != "" {
+			fmt.Fprintln(s.stderr, "Error:", text)
+		}
+		return c.ExitCode()
+	}
+	fmt.Fprintln(s.stderr, "Error:", err)
+	return failed
+}
+
+func newRoot(s surroundings) *cobra.Command {
+	log := &logFlags{}
+	root := &cobra.Command{
+		Use:           "pilot-agent",
+		Short:         "Keeps a workload's Envoy running, identified and configured",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		// Injection templates pass flags of many releases. [agent C2, F14]
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+		RunE:               func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	log.register(root.PersistentFlags())
+	root.AddCommand(newProxy(s, log), newRequest(), newWait(), newVersion(), newCollateral(root),
+		newIptablesCommand(s.getenv), newCleanIptables(s.getenv))
+	return root
+}
+
+// newCleanIptables is the name that scripts of older releases call. [agent C7]
+func newCleanIptables(getenv func(string) string) *cobra.Command {
+	c := newIptablesCommand(getenv)
+	c.Use, c.Hidden = "istio-clean-iptables", true
+	c.Short = "Remove the capture of the Pod's connections"
+	c.FParseErrWhitelist.UnknownFlags = true
+	c.PreRunE = func(c *cobra.Command, _ []string) error { return c.Flags().Set("cleanup-only", "true") }
+	return c
+}

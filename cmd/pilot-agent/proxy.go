@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pilothouse/pilothouse/internal/agent"
+	"github.com/pilothouse/pilothouse/internal/agent/node"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// proxyFlags are those of the main command. [agent F1–F11]
+type proxyFlags struct {
+	node       node.Flags
+	agent      agent.Flags
+	meshConfig string
+	plugin     string
+}
+
+func (p *proxyFlags) register(f *pflag.FlagSet) {
+	f.StringVar(&p.node.Domain, "domain", "", "DNS `suffix` of the node (default $POD_NAMESPACE.svc.cluster.local)")
+	f.StringVar(&p.meshConfig, "meshConfig", "./etc/istio/config/mesh", "`file` with the mesh's configuration; it may be missing")
+	f.IntVar(&p.node.STSPort, "stsPort", 0, "`port` of a token service, passed on in the node's metadata")
+	f.StringVar(&p.plugin, "tokenManagerPlugin", "", "accepted and not used")
+	f.StringVar(&p.node.ServiceCluster, "serviceCluster", "", "`name` of the service that this proxy stands for (default from its labels)")
+	f.StringVar(&p.agent.LogLevel, "proxyLogLevel", "warning", "Envoy's log `level`, possibly with component:level behind it")
+	f.StringVar(&p.agent.ComponentLogLevel, "proxyComponentLogLevel", "", "log `levels` of Envoy's components, component:level,…")
+	f.IntVar(&p.node.Concurrency, "concurrency", 0, "`number` of Envoy's workers; 0 leaves it to the configuration and the CPU limit")
+	f.StringVar(&p.node.TemplateFile, "templateFile", "", "accepted and not used: the bootstrap is built, not filled in")
+	f.StringVar(&p.node.OutlierLogPath, "outlierLogPath", "", "`file` for the endpoints that Envoy ejects")
+	f.BoolVar(&p.agent.Profiling, "profiling", true, "serve profiles on the status port, to this machine")
+}
+
+func newProxy(s surroundings, log *logFlags) *cobra.Command {
+	p := &proxyFlags{}
+	c := &cobra.Command{
+		Use:                "proxy [sidecar|router]",
+		Short:              "Run Envoy and everything that it needs beside it",
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+		RunE: func(c *cobra.Command, args []string) error {
+			role := mesh.Sidecar
+			if len(args) > 0 {
+				role = mesh.Role(args[0])
+			}
+			if role != mesh.Sidecar && role != mesh.Router {
+				return fmt.Errorf("proxy type %q: want sidecar or router", role)
+			}
+			logger, err := log.logger(s)
+			if err != nil {
+				return err
+			}
+			return runProxy(c.Context(), c.Flags(), role, p, log, s, logger)
+		},
+	}
+	p.register(c.Flags())
+	return c
+}
+
+// runProxy runs the agent until it is told to end.
+func runProxy(ctx context.Context, flags *pflag.FlagSet, role mesh.Role, p *proxyFlags, l *logFlags, s surroundings, log *slog.Logger) error {
+	flags.VisitAll(func(f *pflag.Flag) { log.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
+	log.Info("Version " + thisBuild().String())
+	in, err := agent.ReadNode(node.Input{Role: role, Flags: p.node, Env: s.env}, p.meshConfig)
+	if err != nil {
+		return err
+	}
+	facts, err := node.Build(in)
+	if err != nil {
+		return err
+	}
+	settings, err := node.ReadSettings(facts)
+	if err != nil {
+		return err
+	}
+	if err := logStart(log, facts, settings); err != nil {
+		return err
+	}
+	p.agent.LogJSON, p.agent.OutlierLog = l.json, p.node.OutlierLogPath
+	a, err := agent.New(agent.Options{
+		Node: facts, Settings: settings, Flags: p.agent, Log: log, Stdout: s.stdout, Stderr: s.stderr,
+	})
+	if err != nil {
+		return err
+	}
+	if err := a.Run(ctx); err != nil {
+		return ended{err}
+	}
+	return nil
+}
+
+// logStart tells what was decided before anything is done with it. [agent F13]
+func logStart(log *slog.Logger, f *node.Facts, s node.Settings) error {
+	log.Info("Proxy role", "type", f.ID.Role, "id", f.ID.ID, "domain", f.ID.Domain, "ips", f.Metadata["INSTANCE_IPS"], "cluster", f.Cluster)
+	log.Info("Proxy configuration from " + strings.Join(f.ConfigSource, ", "))
+	text, err := node.EffectiveYAML(f.Config)
+	if err != nil {
+		return err
+	}
+	log.Info("Effective config: " + strings.TrimSpace(text))
+	log.Info("JWT policy is third-party-jwt")
+	log.Info("CA Endpoint "+s.Upstream.CA, "identity", f.Identity)
+	for _, w := range f.Warnings {
+		log.Warn(w)
+	}
+	return nil
+}
+
+// ended gives an error of the agent's run its exit code.
+type ended struct{ error }
+
+// ExitCode implements coder.
+func (e ended) ExitCode() int { return agent.ExitCode(e.error) }
+func (e ended) Unwrap() error { return e.error }

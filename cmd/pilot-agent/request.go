@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+const (
+	requestTimeout = 60 * time.Second
+	debugPort      = 15004
+)
+
+// newRequest relays one request to a port of this Pod. Its standard output is parsed by
+// programs: the body and a line end, nothing else. [agent C3]
+func newRequest() *cobra.Command {
+	var port int32
+	c := &cobra.Command{
+		Use:   "request METHOD PATH [BODY]",
+		Short: "Make an HTTP request to Envoy's admin interface or to the agent",
+		Example: `  pilot-agent request GET /config_dump
+  pilot-agent request --debug-port 15020 POST drain`,
+		Args: cobra.RangeArgs(2, 3),
+		RunE: func(c *cobra.Command, args []string) error {
+			switch port {
+			case mesh.AdminPort, debugPort, mesh.StatusPort, mesh.HealthPort:
+			default:
+				return fmt.Errorf("request to port %d: only %d, %d, %d and %d are allowed",
+					port, mesh.AdminPort, debugPort, mesh.StatusPort, mesh.HealthPort)
+			}
+			body := ""
+			if len(args) == 3 {
+				body = args[2]
+			}
+			text, err := relay(c.Context(), localClient(requestTimeout), int(port), args[0], args[1], body)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(c.OutOrStdout(), text)
+			return err
+		},
+	}
+	c.Flags().Int32Var(&port, "debug-port", mesh.AdminPort, "`port` to ask: Envoy's admin, the agent's status or the health listener")
+	return c
+}
+
+// relay makes the request and returns the body. "Not found" is an answer like others:
+// callers ask for what may not be there.
+func relay(ctx context.Context, client *http.Client, port int, method, path, body string) (string, error) {
+	target := "http://" + net.JoinHostPort("localhost", strconv.Itoa(port)) + "/" + strings.TrimPrefix(path, "/")
+	req, err := http.NewRequestWithContext(ctx, method, target, strings.NewReader(body))
+	if err != nil {
+		return "", fmt.Errorf("request %s %s: %w", method, path, err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("request: %w", err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return "", fmt.Errorf("read the answer of %s: %w", target, err)
+	}
+	if resp.StatusCode >= http.StatusBadRequest && resp.StatusCode != http.StatusNotFound {
+		return "", fmt.Errorf("request %s %s: status %d, %s", method, target, resp.StatusCode, strings.TrimSpace(string(data)))
+	}
+	return string(data), nil
+}
+
+// localClient finds localhost without a resolver: on IPv4, and where nothing listens there on IPv6.
+func localClient(timeout time.Duration) *http.Client {
+	dial := net.Dialer{Timeout: timeout}
+	return &http.Client{Timeout: timeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			host, port, err := net.SplitHostPort(address)
+			if err != nil || host != "localhost" {
+				return dial.DialContext(ctx, network, address)
+			}
+			conn, err := dial.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", port))
+			if err == nil {
+				return conn, nil
+			}
+			conn, err6 := dial.DialContext(ctx, "tcp", net.JoinHostPort("::1", port))
+			if err6 != nil {
+				return nil, err
+			}
+			return conn, nil
+		},
+	}}
+}
+
+// newWait blocks until the proxy is ready; it is what holds an application's start. [agent C4]
+func newWait() *cobra.Command {
+	var (
+		timeoutSeconds                int
+		requestMillis, intervalMillis int
+		url                           string
+	)
+	c := &cobra.Command{
+		Use:   "wait",
+		Short: "Wait until the proxy is ready",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if timeoutSeconds <= 0 || requestMillis <= 0 || intervalMillis <= 0 {
+				return errors.New("wait: the times must be above 0")
+			}
+			ctx, cancel := context.WithTimeout(c.Context(), time.Duration(timeoutSeconds)*time.Second)
+			defer cancel()
+			client := localClient(time.Duration(requestMillis) * time.Millisecond)
+			if err := awaitReady(ctx, client, url, time.Duration(intervalMillis)*time.Millisecond); err != nil {
+				return fmt.Errorf("wait for %s: not ready in %d seconds: %w", url, timeoutSeconds, err)
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&timeoutSeconds, "timeoutSeconds", 60, "`seconds` to wait in all")
+	f.IntVar(&requestMillis, "requestTimeoutMillis", 500, "`milliseconds` to wait for one answer")
+	f.IntVar(&intervalMillis, "periodMillis", 500, "`milliseconds` between two requests")
+	f.StringVar(&url, "url", "http://localhost:15021/healthz/ready", "`URL` that answers 200 when the proxy is ready")
+	return c
+}
+
+// awaitReady asks until the answer is 200. When ctx ends it returns why the last try was none.
+func awaitReady(ctx context.Context, client *http.Client, url string, every time.Duration) error {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	var last error
+	for {
+		err := askReady(ctx, client, url)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return last
+		case <-tick.C:
+		}
+	}
+}
+
+func askReady(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %d %s", resp.StatusCode, strings.TrimSpace(string(text)))
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+// Package agent joins the parts of pilot-agent: it opens the sockets, runs Envoy, and serves it for as long as it lives.
+//
+// New does everything that can fail because something is configured wrongly, or is
+// already there: it builds the bootstrap, opens every listener and reads the root
+// certificates, so that a mistake ends the start at once. Run runs two groups, one inside the other:
+// Envoy within the servers, which answer until Envoy has ended. Nothing on the way to
+// Envoy's start waits for a network: neither for a certificate, nor for discovery, nor for
+// a name to resolve. Envoy itself waits for its configuration, and readiness says for what.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/node"
+	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
+	"github.com/pilothouse/pilothouse/internal/run"
+)
+
+// Options are what an agent is made from.
+type Options struct {
+	Node     *node.Facts
+	Settings node.Settings
+	Log      *slog.Logger
+	// Stdout and Stderr get Envoy's output.
+	Stdout, Stderr io.Writer
+	// Flags are those of the command line that decide neither node nor configuration.
+	Flags Flags
+}
+
+// Flags are the agent's own switches.
+type Flags struct {
+	// LogLevel and ComponentLogLevel are Envoy's. [F6, F7]
+	LogLevel, ComponentLogLevel string
+	// LogJSON has Envoy log JSON as the agent does.
+	LogJSON bool
+	// Profiling serves pprof on the status port, to this machine alone.
+	Profiling bool
+	// OutlierLog is Envoy's file for ejected endpoints.
+	OutlierLog string
+}
+
+// Agent is one agent, ready to run once.
+type Agent struct {
+	o   Options
+	log *slog.Logger
+	// undo is for an agent that comes to nothing, close for one that ends.
+	undo, close run.Cleanups
+	launch      envoy.Launch
+	envoy       *envoy.Runner
+	secret      keeper
+	xds         *xdsproxy.Proxy
+	servers     []run.Task
+}
+
+// New prepares an agent. Its errors are mistakes of configuration; whatever it had opened
+// by then is closed again.
+func New(o Options) (*Agent, error) {
+	a := &Agent{o: o, log: o.Log}
+	if err := a.prepare(); err != nil {
+		return nil, errors.Join(err, a.undo.Close(), a.close.Close())
+	}
+	return a, nil
+}
+
+func (a *Agent) prepare() error {
+	// The sockets last, and that of discovery at the very end: nothing after it can fail.
+	for _, step := range []func() error{a.bootstrap, a.runner, a.identity, a.discovery} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runner prepares Envoy's supervisor.
+func (a *Agent) runner() error {
+	a.envoy = envoy.New(envoy.Options{
+		Launch:      a.launch,
+		Admin:       a.adminAddress(),
+		Policy:      a.policy(),
+		InboundOnly: a.inboundOnly(),
+		IgnorePorts: []int{a.o.Settings.Envoy.HealthPort, a.o.Settings.Envoy.PrometheusPort},
+		Stdout:      a.o.Stdout,
+		Stderr:      a.o.Stderr,
+		Log:         a.log.With("scope", "envoy"),
+	})
+	return nil
+}
+
+// Run runs until ctx has ended and Envoy has drained, or until Envoy cannot be kept
+// running. Call it once. The error is nil after an end that was asked for.
+func (a *Agent) Run(ctx context.Context) error {
+	// The servers outlive Envoy: their context does not end with ctx, but with Envoy.
+	outer := context.WithoutCancel(ctx)
+	inner := run.Task{Name: "envoy", Run: func(servers context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		// A server that cannot go on ends Envoy, too: alone it would serve on unwatched.
+		defer context.AfterFunc(servers, cancel)()
+		if err := a.envoy.Run(ctx); err != nil {
+			return err
+		}
+		return run.Done
+	}}
+	err := run.Group(outer, append([]run.Task{inner}, a.servers...)...)
+	return errors.Join(err, a.close.Close())
+}
+
+// ExitCode is the exit code that an error of Run stands for: Envoy's own where Envoy could
+// not be kept running, otherwise 255, the code of whatever is configured wrongly.
+func ExitCode(err error) int {
+	var ended *envoy.ExitError
+	if errors.As(err, &ended) {
+		return ended.Code
+	}
+	return 255
+}
+
+// onClose removes a file when the agent ends.
+func (a *Agent) onClose(path string) {
+	a.close.Add("remove "+path, func() error {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("clean up: %w", err)
+		}
+		return nil
+	})
+}

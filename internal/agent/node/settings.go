@@ -1,0 +1,217 @@
+package node
+
+import (
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// Settings are the agent's own choices: what its environment says beyond the node.
+type Settings struct {
+	Upstream Upstream
+	Secrets  Secrets
+	Envoy    Envoy
+}
+
+// Upstream says how the agent reaches discovery and the CA. [agent E4, E11–E13, E18, E21, E32]
+type Upstream struct {
+	// Discovery and CA are addresses, host:port.
+	Discovery, CA string
+	// DiscoveryRoot and CARoot are files of root certificates, SYSTEM for the machine's
+	// own, or empty for the usual places.
+	DiscoveryRoot, CARoot string
+	// CertProvider is istiod, kubernetes, custom or none: where the root is when nobody says.
+	CertProvider string
+	// ServerName is what the control plane's certificate must be for; empty for the address's host.
+	ServerName string
+	ClusterID  string
+	// DiscoveryHeaders and CAHeaders go along with every call.
+	DiscoveryHeaders, CAHeaders map[string]string
+	Keepalive, KeepaliveTimeout time.Duration
+	// Plaintext says that the configuration asks for no TLS to discovery.
+	Plaintext bool
+}
+
+// Secrets say how the workload's certificate is made and renewed. [agent E8, E10, E14, E15, E17]
+type Secrets struct {
+	TTL time.Duration
+	// GraceRatio is the share of a certificate's life that is left when it is renewed, and
+	// Jitter the greatest change to it at random; both 0–1.
+	GraceRatio, Jitter float64
+	Key                pki.KeyKind
+	PKCS8              bool
+	// ProvisionedDir holds a certificate to begin with, OutputDir takes copies; both may be empty.
+	ProvisionedDir, OutputDir string
+	// FileMounted says that the certificate only comes from files.
+	FileMounted bool
+	// SocketName is the base name of the SDS socket.
+	SocketName string
+	Signer     string
+}
+
+// Envoy says how Envoy is run. [agent E20, E22, E23, E25–E27, E36]
+type Envoy struct {
+	HealthPort, PrometheusPort int
+	// Disabled runs the agent without an Envoy.
+	Disabled                             bool
+	StateOfTheWorld, DualStack, CoreDump bool
+	ExitOnZero                           bool
+	DeferredClusters                     bool
+	// MinDrain is the least time of a drain that waits for connections.
+	MinDrain time.Duration
+	// OverrideFile is merged over the bootstrap; HostIP stands in for $(HOST_IP) in it.
+	OverrideFile, HostIP string
+}
+
+// reader reads variables and keeps the first error, so that a list of settings reads as one.
+type reader struct {
+	env map[string]string
+	err error
+}
+
+func (r *reader) fail(name, want string) {
+	if r.err == nil {
+		r.err = fmt.Errorf("read environment %s: %q is no %s", name, r.env[name], want)
+	}
+}
+
+func (r *reader) text(name, otherwise string) string { return first(r.env[name], otherwise) }
+
+func (r *reader) truth(name string, otherwise bool) bool {
+	v := r.env[name]
+	if v == "" {
+		return otherwise
+	}
+	b, err := strconv.ParseBool(v)
+	if err != nil {
+		r.fail(name, "true or false")
+	}
+	return b
+}
+
+func (r *reader) duration(name string, otherwise time.Duration) time.Duration {
+	v := r.env[name]
+	if v == "" {
+		return otherwise
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil || d < 0 {
+		r.fail(name, "duration such as 24h")
+	}
+	return d
+}
+
+func (r *reader) ratio(name string, otherwise float64) float64 {
+	v := r.env[name]
+	if v == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseFloat(v, 64)
+	if err != nil || n < 0 || n > 1 {
+		r.fail(name, "number from 0 to 1")
+	}
+	return n
+}
+
+func (r *reader) port(name string, otherwise int) int {
+	n, err := Port(r.env, name, otherwise)
+	if err != nil && r.err == nil {
+		r.err = err
+	}
+	return n
+}
+
+// headers collects the variables of a prefix: PREFIX_NAME=value is the header name: value.
+func (r *reader) headers(prefix string) map[string]string {
+	out := map[string]string{}
+	for k, v := range r.env {
+		if name, ok := strings.CutPrefix(k, prefix); ok && name != "" {
+			out[strings.ToLower(name)] = v
+		}
+	}
+	return out
+}
+
+// ReadSettings reads the settings of a node. Its errors name the variable.
+func ReadSettings(f *Facts) (Settings, error) {
+	r := &reader{env: f.Env}
+	s := Settings{Upstream: r.upstream(f), Secrets: r.secrets(), Envoy: r.envoy()}
+	if r.err != nil {
+		return Settings{}, r.err
+	}
+	return s, nil
+}
+
+func (r *reader) upstream(f *Facts) Upstream {
+	u := Upstream{
+		Discovery:        f.Config.GetDiscoveryAddress(),
+		CA:               r.text("CA_ADDR", f.Config.GetDiscoveryAddress()),
+		DiscoveryRoot:    r.text("XDS_ROOT_CA", ""),
+		CARoot:           r.text("CA_ROOT_CA", ""),
+		CertProvider:     strings.ToLower(r.text("PILOT_CERT_PROVIDER", "istiod")),
+		ServerName:       r.text("ISTIOD_SAN", ""),
+		ClusterID:        r.text("ISTIO_META_CLUSTER_ID", ""),
+		DiscoveryHeaders: r.headers("XDS_HEADER_"),
+		CAHeaders:        r.headers("CA_HEADER_"),
+		Keepalive:        r.duration("GRPC_KEEPALIVE_INTERVAL", 30*time.Second),
+		KeepaliveTimeout: r.duration("GRPC_KEEPALIVE_TIMEOUT", 10*time.Second),
+		Plaintext:        f.Config.GetControlPlaneAuthPolicy() == 0,
+	}
+	switch u.CertProvider {
+	case "istiod", "kubernetes", "custom", "none":
+	default:
+		r.fail("PILOT_CERT_PROVIDER", "istiod, kubernetes, custom or none")
+	}
+	return u
+}
+
+func (r *reader) secrets() Secrets {
+	s := Secrets{
+		TTL:            r.duration("SECRET_TTL", 24*time.Hour),
+		GraceRatio:     r.ratio("SECRET_GRACE_PERIOD_RATIO", 0.5),
+		Jitter:         r.ratio("SECRET_GRACE_PERIOD_RATIO_JITTER", 0.01),
+		PKCS8:          r.truth("PKCS8_KEY", false),
+		ProvisionedDir: r.text("PROV_CERT", ""),
+		OutputDir:      r.text("OUTPUT_CERTS", ""),
+		FileMounted:    r.truth("FILE_MOUNTED_CERTS", false),
+		SocketName:     r.text("WORKLOAD_IDENTITY_SOCKET_FILE", "socket"),
+		Signer:         r.text("ISTIO_META_CERT_SIGNER", ""),
+	}
+	bits := 0
+	if v := r.env["WORKLOAD_RSA_KEY_SIZE"]; v != "" {
+		var err error
+		if bits, err = strconv.Atoi(v); err != nil || bits <= 0 {
+			r.fail("WORKLOAD_RSA_KEY_SIZE", "key size")
+		}
+	}
+	curve := strings.ToUpper(strings.ReplaceAll(r.env["ECC_CURVE"], "-", ""))
+	var err error
+	if s.Key, err = pki.ChooseKeyKind(strings.ToUpper(r.env["ECC_SIGNATURE_ALGORITHM"]), curve, bits); err != nil && r.err == nil {
+		r.err = fmt.Errorf("read environment ECC_SIGNATURE_ALGORITHM, ECC_CURVE, WORKLOAD_RSA_KEY_SIZE: %w", err)
+	}
+	if s.SocketName != path.Base(s.SocketName) || s.SocketName == ".." || s.SocketName == "." {
+		r.fail("WORKLOAD_IDENTITY_SOCKET_FILE", "bare file name")
+	}
+	return s
+}
+
+func (r *reader) envoy() Envoy {
+	return Envoy{
+		HealthPort:       r.port("ENVOY_STATUS_PORT", mesh.HealthPort),
+		PrometheusPort:   r.port("ENVOY_PROMETHEUS_PORT", mesh.PrometheusPort),
+		Disabled:         r.truth("DISABLE_ENVOY", false),
+		StateOfTheWorld:  !r.truth("ISTIO_DELTA_XDS", true),
+		DualStack:        r.truth("ISTIO_DUAL_STACK", false),
+		CoreDump:         r.truth("ISTIO_ENVOY_ENABLE_CORE_DUMP", false),
+		ExitOnZero:       r.truth("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", false),
+		DeferredClusters: r.truth("ENABLE_DEFERRED_CLUSTER_CREATION", false),
+		MinDrain:         r.duration("MINIMUM_DRAIN_DURATION", 5*time.Second),
+		OverrideFile:     r.text("ISTIO_BOOTSTRAP_OVERRIDE", ""),
+		HostIP:           r.text("HOST_IP", ""),
+	}
+}
