@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -152,6 +153,38 @@ func TestCrashesAtFirstThenLive(t *testing.T) {
 	}
 	if want := "Envoy command: [-c " + r.script + " --drain-time-s 45 "; !strings.Contains(r.log.String(), want) {
 		t.Errorf("the log does not hold %q:\n%s", want, r.log)
+	}
+}
+
+func TestLiveIsWhatEnvoySaysItIs(t *testing.T) {
+	r := run(t, fakeenvoy.Script{LiveAfter: 200 * time.Millisecond}, nil)
+	r.awaitLive()
+	if took := r.State().Since.Sub(r.State().Started); took < 200*time.Millisecond {
+		t.Errorf("live after %v, Envoy initialised for longer", took)
+	}
+}
+
+func TestThreadsThatEndDoNotTakeEnvoyAlong(t *testing.T) {
+	r := run(t, fakeenvoy.Script{}, nil)
+	r.awaitLive()
+	first := r.State().PID
+	all := make(chan struct{})
+	var locked, ended sync.WaitGroup
+	for range 100 {
+		locked.Add(1)
+		ended.Go(func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+			locked.Done()
+			<-all
+		})
+	}
+	locked.Wait() // every idle thread is among them
+	close(all)
+	ended.Wait()
+	for range 100 { // the threads take a moment
+		if _, err := r.Admin().ServerInfo(t.Context()); err != nil || r.State().PID != first {
+			t.Fatalf("error %v, state %+v", err, r.State())
+		}
 	}
 }
 
