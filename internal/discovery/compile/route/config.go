@@ -107,7 +107,8 @@ func Domains(n Names) []string {
 // CatchAll is the host for names that no service has: allow_any sends them where the
 // client meant them to go, block_all (outboundTrafficPolicy REGISTRY_ONLY) answers 502.
 func CatchAll(m *meshv1.MeshConfig) *routev3.VirtualHost {
-	if m.GetOutboundTrafficPolicy().GetMode() == meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY {
+	// REGISTRY_ONLY is the enumeration's zero: a policy that is there but says nothing means it.
+	if p := m.GetOutboundTrafficPolicy(); p != nil && p.GetMode() == meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY {
 		return catchAllHost("block_all", &routev3.Route{Action: &routev3.Route_DirectResponse{
 			DirectResponse: &routev3.DirectResponseAction{Status: statusBadGateway},
 		}})

@@ -2,6 +2,7 @@ package route
 
 import (
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -28,7 +29,7 @@ func operations(o *networking.Headers_HeaderOperations) headerOps {
 				out.authority = values[name]
 			} else if !reserved(name) {
 				out.add = append(out.add, &corev3.HeaderValueOption{
-					Header: &corev3.HeaderValue{Key: name, Value: values[name]}, AppendAction: action,
+					Header: &corev3.HeaderValue{Key: name, Value: formatted(values[name])}, AppendAction: action,
 				})
 			}
 		}
@@ -41,6 +42,18 @@ func operations(o *networking.Headers_HeaderOperations) headerOps {
 		}
 	}
 	return out
+}
+
+// format is a header value as Envoy's formatter reads it: text, %% and operators such as %REQ(:path)%.
+var format = regexp.MustCompile(`^([^%]|%%|%[A-Z0-9_]+(\([^)]*\))?(:[0-9]+)?%)*$`)
+
+// formatted takes a value that is no format by its letters: Envoy would refuse the whole
+// route configuration for a lone percent sign.
+func formatted(value string) string {
+	if format.MatchString(value) {
+		return value
+	}
+	return strings.ReplaceAll(value, "%", "%%")
 }
 
 func authority(name string) bool {
