@@ -209,6 +209,34 @@ func TestCleanLeavesNothing(t *testing.T) {
 	})
 }
 
+// The command can be run from outside of the Pod.
+func TestActsInANamedNamespace(t *testing.T) {
+	w := newWorld(t)
+	w.listen(t, 80)
+	plan, err := capture.Plan(injector(), capture.Facts{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sleeper, err := w.pod.Start(netmesh.Command{Path: "sleep", Args: []string{"600"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = capture.In(fmt.Sprintf("/proc/%d/ns/net", sleeper.PID()), func() error {
+		facts, err := capture.ReadFacts()
+		if err == nil && !slices.Contains(facts.Addrs, w.pod.IP()) {
+			err = fmt.Errorf("the facts are of another namespace: %v", facts)
+		}
+		if err == nil {
+			_, err = capture.Apply(plan)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.check(t, []leg{{w.other, app, "", "10.99.0.2:80", "inbound for 10.99.0.2:80"}})
+}
+
 // Rules of others in the same namespace are not ours to touch.
 func TestTablesOfOthersStay(t *testing.T) {
 	w := newWorld(t)

@@ -29,14 +29,19 @@ type Pod struct {
 	hosts     map[string]netip.Addr
 	hostsFile *os.File
 	processes []*Process
-	closing   bool
-	closed    chan struct{}
-	closeErr  error
+	end       ending
+}
+
+// ending is how far a Pod's Close has come.
+type ending struct {
+	begun bool
+	done  chan struct{}
+	err   error
 }
 
 // newPod starts the thread and its private file system; it adds no link yet.
 func (m *Mesh) newPod(o PodOptions) (*Pod, error) {
-	p := &Pod{name: o.Name, ip: o.IP, ip6: o.IP6, mesh: m, closed: make(chan struct{})}
+	p := &Pod{name: o.Name, ip: o.IP, ip6: o.IP6, mesh: m, end: ending{done: make(chan struct{})}}
 	p.client = &http.Client{Transport: &http.Transport{DialContext: p.Dial}}
 	t, err := startThread(func() error { return p.setup(o.Hosts) })
 	if err != nil {

@@ -54,7 +54,7 @@ func (p *Pod) Start(c Command) (*Process, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closing {
+	if p.end.begun {
 		return nil, fmt.Errorf("start %s in Pod %s: %w", c.Path, p.name, errGone)
 	}
 	if err := p.thread.do(cmd.Start); err != nil {
@@ -122,14 +122,14 @@ func (p *Pod) Close() error {
 
 func (p *Pod) close() error {
 	p.mu.Lock()
-	first := !p.closing
-	p.closing = true
+	first := !p.end.begun
+	p.end.begun = true
 	p.mu.Unlock()
 	if !first {
-		<-p.closed
-		return p.closeErr
+		<-p.end.done
+		return p.end.err
 	}
-	defer close(p.closed)
+	defer close(p.end.done)
 	p.client.CloseIdleConnections()
 	var left []int
 	// A process may fork while it is being looked for, so one look is not enough.
@@ -140,17 +140,17 @@ func (p *Pod) close() error {
 		}
 		return len(left) == 0
 	}) {
-		p.closeErr = fmt.Errorf("close Pod %s: processes %v do not end", p.name, left)
+		p.end.err = fmt.Errorf("close Pod %s: processes %v do not end", p.name, left)
 	}
 	p.thread.close()
-	if p.closeErr == nil {
+	if p.end.err == nil {
 		for _, proc := range p.processes {
 			<-proc.done
 		}
 	}
 	_ = p.hostsFile.Close()
 	p.mesh.opts.Log.Debug("pod closed", "pod", p.name)
-	return p.closeErr
+	return p.end.err
 }
 
 // inNamespace lists the processes of a network namespace, whoever started them. A process that

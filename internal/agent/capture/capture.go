@@ -83,8 +83,8 @@ func Apply(r Ruleset) (Report, error) {
 	return report, nil
 }
 
-// Clean takes back all that any Apply may have done but the sysctls, which harm nobody. Nothing to
-// take back is no error.
+// Clean takes back all that any Apply may have done but the sysctls, which harm nobody. Connections
+// that are captured at the time break. Nothing to take back is no error.
 func Clean() error {
 	c, err := connect()
 	if err != nil {
