@@ -126,19 +126,8 @@ func (d *demo) strict(ctx context.Context) error {
 	d.hold("the legacy caller is answered while PERMISSIVE, as nobody", err)
 	file := filepath.Join(d.config, security)
 	served := func() (int64, error) { return d.mesh.Pod("reviews-v1-1.bookshop").Served(ctx) }
-	err = d.load.during(ctx, func() error {
-		if err := edit(file, "mode: PERMISSIVE", "mode: STRICT"); err != nil {
-			return err
-		}
-		began := time.Now()
-		err := meshup.Await(ctx, 10*time.Second, "the legacy caller is refused", func(ctx context.Context) error {
-			if _, err := ask(ctx); err == nil {
-				return errors.New("it is answered")
-			}
-			return nil
-		})
-		d.hold(fmt.Sprintf("the legacy caller is refused, %d ms after the edit", time.Since(began).Milliseconds()), err)
-		return d.awaitSent(ctx, 200)
+	err = d.untroubled(ctx, func() error {
+		return d.load.during(ctx, func() error { return d.refuse(ctx, file, ask) })
 	})
 	if err != nil {
 		return err
@@ -163,6 +152,23 @@ func (d *demo) strict(ctx context.Context) error {
 	})
 	d.hold("PERMISSIVE again, it is answered again", err)
 	return nil
+}
+
+// refuse turns the policy to STRICT, waits until the legacy caller is refused, and lets
+// more requests run.
+func (d *demo) refuse(ctx context.Context, file string, ask func(context.Context) (answer, error)) error {
+	if err := edit(file, "mode: PERMISSIVE", "mode: STRICT"); err != nil {
+		return err
+	}
+	began := time.Now()
+	err := meshup.Await(ctx, 10*time.Second, "the legacy caller is refused", func(ctx context.Context) error {
+		if _, err := ask(ctx); err == nil {
+			return errors.New("it is answered")
+		}
+		return nil
+	})
+	d.hold(fmt.Sprintf("the legacy caller is refused, %d ms after the edit", time.Since(began).Milliseconds()), err)
+	return d.awaitSent(ctx, 200)
 }
 
 func (d *demo) discovery(ctx context.Context) error {

@@ -3,6 +3,8 @@ package demo
 import (
 	"context"
 	"fmt"
+
+	"github.com/pilothouse/pilothouse/test/meshup"
 )
 
 // hops are the Pods behind each step of a request's way; their apps' counts add up.
@@ -31,14 +33,15 @@ func (d *demo) served(ctx context.Context) ([]int64, error) {
 }
 
 // counted plays fn, in which only the load may make requests, and checks that every
-// request that was sent was served once at every hop, no more and no less.
+// request that was sent was served once at every hop, no more and no less, and that no
+// Envoy counted anything that it ought not to.
 func (d *demo) counted(ctx context.Context, fn func() error) error {
 	before, err := d.served(ctx)
 	if err != nil {
 		return err
 	}
 	sent := d.load.sent()
-	if err := fn(); err != nil {
+	if err := d.untroubled(ctx, fn); err != nil {
 		return err
 	}
 	after, err := d.served(ctx)
@@ -47,6 +50,23 @@ func (d *demo) counted(ctx context.Context, fn func() error) error {
 	}
 	sent = d.load.sent() - sent
 	d.hold(fmt.Sprintf("each of the %d requests was served once at every hop", sent), everyHop(int64(sent), before, after))
+	return nil
+}
+
+// untroubled plays fn and checks what the Envoys counted meanwhile.
+func (d *demo) untroubled(ctx context.Context, fn func() error) error {
+	before, err := d.mesh.Trouble(ctx)
+	if err != nil {
+		return err
+	}
+	if err := fn(); err != nil {
+		return err
+	}
+	after, err := d.mesh.Trouble(ctx)
+	if err != nil {
+		return err
+	}
+	d.hold("no Envoy refused an update, is still warming, or missed a connection", meshup.Worse(before, after))
 	return nil
 }
 

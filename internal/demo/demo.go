@@ -76,6 +76,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	d.screen.line("starting a mesh from %s: pilot-discovery, and for each Pod its namespaces, capture, agent, Envoy and app", o.ConfigDir)
 	d.mesh, err = meshup.Start(ctx, meshup.Options{
 		Programs: o.Programs, ConfigDir: d.config, WorkDir: work, Token: o.Token, Log: o.Log,
+		ProxyConfig: meshup.CountFailures,
 	})
 	if err != nil {
 		return err
