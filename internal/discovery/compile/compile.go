@@ -73,6 +73,7 @@ const (
 // Compiler is the rules. Make one with New; it belongs to its graph's goroutine.
 type Compiler struct {
 	model *model.Model
+	opts  Options
 	inner inner
 	// resources are the rules for each Kind; names lists a class's resources.
 	resources map[Kind]*incr.Rule[Key, []byte]
@@ -110,9 +111,16 @@ type scopeNameHost struct {
 	name, host string
 }
 
+// Options are switches for the whole control plane, fixed at start.
+type Options struct {
+	// NoSniffOutbound and NoSniffInbound treat undeclared ports as TCP in that direction
+	// (PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND and …_INBOUND).
+	NoSniffOutbound, NoSniffInbound bool
+}
+
 // New adds compile's rules to g, over m's.
-func New(g *incr.Graph, m *model.Model) *Compiler {
-	c := &Compiler{model: m, byRule: map[string]Kind{}}
+func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
+	c := &Compiler{model: m, opts: o, byRule: map[string]Kind{}}
 	c.inner = inner{
 		plan:        incr.Derive(g, levelPlan, "listener parts", c.plan),
 		clusters:    incr.Derive(g, levelPlan, "service clusters", c.serviceClusters),

@@ -43,7 +43,11 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 			Routes: inboundRoutes(m, name, p.Target, first.service.Host, first.port.Number),
 		})
 	}
-	return encode(listener.VirtualInbound(in, listener.Env{Caps: k.Scope.Caps, Mesh: m}))
+	env := listener.Env{Caps: k.Scope.Caps, Mesh: m}
+	if c.opts.NoSniffInbound {
+		env.Caps &^= mesh.HTTPInspector
+	}
+	return encode(listener.VirtualInbound(in, env))
 }
 
 // inboundRoutes is route.Inbound, without its retry where the mesh's default policy asks

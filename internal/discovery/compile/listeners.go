@@ -114,14 +114,15 @@ type merged struct {
 }
 
 // index joins the parts of all services of a scope into listeners, sorted by name. The
-// older service wins where two want the same.
+// older service wins where two want the same, and one whose server speaks first comes
+// after all others, since it cannot share.
 func (c *Compiler) index(r *incr.Reader, s mesh.Scope) []*merged {
 	var parts []part
 	for _, ref := range c.model.Visible(r, s) {
 		parts = append(parts, c.inner.plan.Of(r, scopeHost{s, ref.Host})...)
 	}
 	slices.SortStableFunc(parts, func(a, b part) int {
-		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.age.Age, b.age.Age), cmp.Compare(a.host, b.host))
+		return cmp.Or(cmp.Compare(a.name, b.name), compareBool(a.serverFirst, b.serverFirst), cmp.Compare(a.age.Age, b.age.Age), cmp.Compare(a.host, b.host))
 	})
 	var out []*merged
 	for _, p := range parts {
@@ -131,6 +132,16 @@ func (c *Compiler) index(r *incr.Reader, s mesh.Scope) []*merged {
 		out[len(out)-1].add(p)
 	}
 	return out
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }
 
 func (m *merged) add(p part) {
@@ -169,6 +180,9 @@ func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
 // listener makes one outbound listener of a scope.
 func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 	env := listener.Env{Caps: k.Scope.Caps, Mesh: c.model.Mesh(r)}
+	if c.opts.NoSniffOutbound {
+		env.Caps &^= mesh.HTTPInspector
+	}
 	allowAny := c.model.AllowAny(r, k.Scope)
 	if k.Name == virtualOutbound {
 		return encode(listener.VirtualOutbound(env, allowAny))

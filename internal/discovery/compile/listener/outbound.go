@@ -92,11 +92,11 @@ func (e Env) httpChain(o Outbound, match *listenerv3.FilterChainMatch) *listener
 	}
 }
 
-// fallThrough is the chain for what no other matched. A proxy that cannot sniff gets all
-// of a listener with routes as HTTP.
+// fallThrough is the chain for what no other matched. A proxy that cannot sniff takes all
+// that comes to a listener as HTTP where only HTTP is declared there, else as bytes.
 func (e Env) fallThrough(o Outbound) *listenerv3.FilterChain {
 	switch {
-	case o.Routes != "" && !e.Caps.Has(mesh.HTTPInspector):
+	case o.Routes != "" && o.TCP.Cluster == "" && !e.Caps.Has(mesh.HTTPInspector):
 		return e.httpChain(o, nil)
 	case o.TCP.Cluster != "":
 		return &listenerv3.FilterChain{

@@ -1,0 +1,159 @@
+package compile_test
+
+import (
+	"bufio"
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/test/envoytest"
+	"github.com/pilothouse/pilothouse/test/golden"
+)
+
+// TestGolden compiles whole meshes for one proxy each. The first lines of an input say
+// for whom ("# proxy: NODE-ID [labels]") and what of it is shown ("# show: LDS …").
+func TestGolden(t *testing.T) {
+	golden.Run(t, "testdata", func(t *testing.T, input []byte) []proto.Message {
+		b := envoytest.Bootstrap()
+		show := strings.Fields(header(input, "show"))
+		who := strings.Fields(header(input, "proxy"))
+		w := newWorld()
+		w.apply(t, string(input))
+		class := w.join(proxy(t, who[0], strings.Join(who[1:], "")))
+		all := w.bytes(class)
+		var out []proto.Message
+		for _, k := range sortedKeys(all) {
+			m := message(t, k.Kind, all[k])
+			add(b, m)
+			if slices.Contains(show, typeName(k.Kind)) || slices.Contains(show, k.Name) {
+				out = append(out, m)
+			}
+		}
+		if len(out) == 0 {
+			t.Fatalf("nothing to show for %q", show)
+		}
+		envoytest.Validate(t, b)
+		return out
+	})
+}
+
+func header(input []byte, name string) string {
+	for s := bufio.NewScanner(bytes.NewReader(input)); s.Scan(); {
+		if v, ok := strings.CutPrefix(s.Text(), "# "+name+": "); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+func typeName(k compile.Kind) string {
+	switch k {
+	case compile.Endpoints:
+		return "EDS"
+	case compile.Listener, compile.ListenerInbound:
+		return "LDS"
+	case compile.Route:
+		return "RDS"
+	}
+	return "CDS"
+}
+
+func message(t *testing.T, k compile.Kind, b []byte) proto.Message {
+	t.Helper()
+	var m proto.Message = &clusterv3.Cluster{}
+	switch typeName(k) {
+	case "EDS":
+		m = &endpointv3.ClusterLoadAssignment{}
+	case "LDS":
+		m = &listenerv3.Listener{}
+	case "RDS":
+		m = &routev3.RouteConfiguration{}
+	}
+	if err := proto.Unmarshal(b, m); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// add makes a resource static, so that Envoy can be asked whether it takes it.
+func add(b *bootstrapv3.Bootstrap, m proto.Message) {
+	switch m := m.(type) {
+	case *clusterv3.Cluster:
+		b.StaticResources.Clusters = append(b.StaticResources.Clusters, m)
+	case *listenerv3.Listener:
+		b.StaticResources.Listeners = append(b.StaticResources.Listeners, m)
+	case *endpointv3.ClusterLoadAssignment:
+		b.StaticResources.Clusters = append(b.StaticResources.Clusters, &clusterv3.Cluster{
+			Name:                 "static-" + m.ClusterName,
+			ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+			LoadAssignment:       rename(m),
+		})
+	case *routev3.RouteConfiguration:
+		b.StaticResources.Listeners = append(b.StaticResources.Listeners, withRoutes(m, uint32(20000+len(b.StaticResources.Listeners))))
+	}
+}
+
+func rename(m *endpointv3.ClusterLoadAssignment) *endpointv3.ClusterLoadAssignment {
+	c := proto.Clone(m).(*endpointv3.ClusterLoadAssignment)
+	c.ClusterName = "static-" + m.ClusterName
+	return c
+}
+
+// withRoutes is a listener whose only purpose is to hold a route configuration. Its
+// filters are those of an outbound listener, which routes may configure.
+func withRoutes(rc *routev3.RouteConfiguration, port uint32) *listenerv3.Listener {
+	l := &listenerv3.Listener{}
+	if err := proto.Unmarshal(outboundTemplate(), l); err != nil {
+		panic(err)
+	}
+	hcm := &hcmv3.HttpConnectionManager{}
+	if err := l.FilterChains[0].Filters[0].GetTypedConfig().UnmarshalTo(hcm); err != nil {
+		panic(err)
+	}
+	hcm.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: rc}
+	a, err := anypb.New(hcm)
+	if err != nil {
+		panic(err)
+	}
+	return &listenerv3.Listener{
+		Name: "routes " + rc.Name,
+		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+			Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
+		}}},
+		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
+			Name: "envoy.filters.network.http_connection_manager", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: a},
+		}}}},
+	}
+}
+
+// outboundTemplate is an outbound HTTP listener as the compiler makes it.
+func outboundTemplate() []byte {
+	w := newWorld()
+	res := "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: x}\nspec: {clusterIP: 10.0.0.1, ports: [{name: http, port: 80}]}\n"
+	w.model.Apply(objects(tbPanic{}, res))
+	class := w.join(proxy(tbPanic{}, "sidecar~10.1.1.1~p.x~x.svc.cluster.local", "a=b"))
+	for k, b := range w.bytes(class) {
+		if k.Name == "0.0.0.0_80" {
+			return b
+		}
+	}
+	panic("no listener 0.0.0.0_80")
+}
+
+// tbPanic lets helpers that take a testing.TB run where there is none.
+type tbPanic struct{ testing.TB }
+
+func (tbPanic) Helper()           {}
+func (tbPanic) Fatal(args ...any) { panic(args) }

@@ -1,0 +1,133 @@
+package compile_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// world is a model and its compiler, and the classes that are wanted of it.
+type world struct {
+	graph    *incr.Graph
+	model    *model.Model
+	compiler *compile.Compiler
+	classes  map[mesh.Class]bool
+	held     map[compile.Key]bool
+}
+
+func newWorld() *world {
+	g := incr.New()
+	m := model.New(g, "cluster.local")
+	return &world{
+		graph: g, model: m, compiler: compile.New(g, m, compile.Options{}),
+		classes: map[mesh.Class]bool{}, held: map[compile.Key]bool{},
+	}
+}
+
+// objects reads YAML, which must be good.
+func objects(t testing.TB, yaml string) []object.Change {
+	t.Helper()
+	res := decode.Documents("input.yaml", []byte(yaml))
+	for _, p := range res.Problems {
+		t.Fatal(p)
+	}
+	var out []object.Change
+	for _, o := range res.Objects {
+		out = append(out, object.Change{Key: o.Key, Object: &o})
+	}
+	return out
+}
+
+func (w *world) apply(t testing.TB, yaml string) {
+	t.Helper()
+	w.model.Apply(objects(t, yaml))
+}
+
+// proxy is a stock Envoy at an address; labels are "a=b,c=d", empty to take the Pod's.
+func proxy(t testing.TB, id, labels string) mesh.Node {
+	t.Helper()
+	n, err := mesh.DecodeNodeID(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := mesh.Node{NodeID: n}
+	if labels != "" {
+		node.Metadata.Labels = map[string]string{}
+		for _, p := range strings.Split(labels, ",") {
+			k, v, _ := strings.Cut(p, "=")
+			node.Metadata.Labels[k] = v
+		}
+	}
+	return node
+}
+
+func (w *world) join(n mesh.Node) mesh.Class {
+	class := w.model.Classify().Want(model.KeyOf(n))
+	w.classes[class] = true
+	w.sync()
+	return class
+}
+
+// sync wants exactly the resources of the classes.
+func (w *world) sync() {
+	want := map[compile.Key]bool{}
+	for c := range w.classes {
+		keys, ok := w.compiler.Names().Value(c)
+		if !ok {
+			keys = w.compiler.Names().Want(c)
+		}
+		for _, k := range keys {
+			want[k] = true
+			if !w.held[k] {
+				w.compiler.Resource(k.Kind).Want(k)
+			}
+		}
+	}
+	for k := range w.held {
+		if !want[k] {
+			w.compiler.Resource(k.Kind).Unwant(k)
+		}
+	}
+	w.held = want
+	w.graph.Run()
+}
+
+// run takes what was applied into the resources and returns the names of those that moved.
+func (w *world) run() []string {
+	var out []string
+	for _, m := range w.graph.Run() {
+		if k, ok := w.compiler.Moved(m); ok {
+			out = append(out, m.Rule+" "+k.Name)
+		}
+	}
+	w.sync()
+	slices.Sort(out)
+	return out
+}
+
+// bytes is every resource of a class by kind and name.
+func (w *world) bytes(c mesh.Class) map[compile.Key][]byte {
+	out := map[compile.Key][]byte{}
+	keys, _ := w.compiler.Names().Value(c)
+	for _, k := range keys {
+		out[k], _ = w.compiler.Resource(k.Kind).Value(k)
+	}
+	return out
+}
+
+func sortedKeys(m map[compile.Key][]byte) []compile.Key {
+	return slices.SortedFunc(maps.Keys(m), func(a, b compile.Key) int {
+		if a.Kind != b.Kind {
+			return int(a.Kind) - int(b.Kind)
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+}
