@@ -19,11 +19,13 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -74,10 +76,14 @@ func (s *Server) Register(g grpc.ServiceRegistrar, auth Authenticate) {
 // maxRequest bounds a request, in bytes.
 const maxRequest = 4 << 20
 
-// ServerOptions are what a gRPC server needs to serve xDS: the codec and the bound of a
-// request's size.
+// ServerOptions are what a gRPC server needs to serve xDS: the codec, the bound of a
+// request's size, a Stop that waits for the streams' ends, and leave for agents to ask
+// every 30 s whether the connection lives. Its age and other limits are the caller's.
 func ServerOptions() []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(maxRequest)}
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(maxRequest), grpc.WaitForHandlers(true),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+	}
 }
 
 // service is the server as one port sees it.
