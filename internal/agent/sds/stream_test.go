@@ -34,54 +34,56 @@ type step struct {
 	says   string // part of the report, "" for none
 }
 
+var scripts = map[string][]step{
+	"a stream waits for the first secret": {
+		{ask("", LeafName), nil, "", ""},
+		{nil, secretA, "default", ""},
+		{ask("1", LeafName), secretA, "", ""},
+	},
+	"a renewed leaf moves those who watch it": {
+		{ask("", LeafName), secretA, "default", ""},
+		{nil, secretB, "default", ""},
+		{nil, secretC, "", ""},
+	},
+	"a new root moves those who watch it": {
+		{ask("", RootsName), secretA, "ROOTCA", ""},
+		{nil, secretB, "", ""},
+		{nil, secretC, "ROOTCA", ""},
+	},
+	"both names, in any order, twice": {
+		{ask("", LeafName, RootsName, LeafName), secretA, "ROOTCA default", ""},
+		{ask("1", RootsName, LeafName), secretA, "", ""},
+		{nil, secretB, "ROOTCA default", ""},
+	},
+	"a refusal is said once and does not loop": {
+		{ask("", LeafName), secretA, "default", ""},
+		{refusal("1", LeafName), secretA, "", "refused"},
+		{refusal("1", LeafName), secretA, "", ""},
+		{nil, secretB, "default", ""},
+		{refusal("2", LeafName), secretB, "", "refused"},
+	},
+	"an answer to an older response changes nothing": {
+		{ask("", LeafName), secretA, "default", ""},
+		{nil, secretB, "default", ""},
+		{refusal("1", RootsName), secretB, "", ""},
+		{ask("2", LeafName), secretB, "", ""},
+	},
+	"another subscription is answered": {
+		{ask("", LeafName), secretA, "default", ""},
+		{ask("1", RootsName), secretA, "ROOTCA", ""},
+		{ask("2"), secretB, "", ""},
+	},
+	"a strange name is said once and holds up nothing": {
+		{ask("", "nosuch", LeafName), secretA, "default", "does not have"},
+		{ask("1", "nosuch", LeafName), secretA, "", ""},
+	},
+	"a nonce from an earlier stream": {
+		{ask("17", LeafName), secretA, "default", ""},
+	},
+}
+
 func TestStream(t *testing.T) {
-	for name, script := range map[string][]step{
-		"a stream waits for the first secret": {
-			{ask("", LeafName), nil, "", ""},
-			{nil, secretA, "default", ""},
-			{ask("1", LeafName), secretA, "", ""},
-		},
-		"a renewed leaf moves those who watch it": {
-			{ask("", LeafName), secretA, "default", ""},
-			{nil, secretB, "default", ""},
-			{nil, secretC, "", ""},
-		},
-		"a new root moves those who watch it": {
-			{ask("", RootsName), secretA, "ROOTCA", ""},
-			{nil, secretB, "", ""},
-			{nil, secretC, "ROOTCA", ""},
-		},
-		"both names, in any order, twice": {
-			{ask("", LeafName, RootsName, LeafName), secretA, "ROOTCA default", ""},
-			{ask("1", RootsName, LeafName), secretA, "", ""},
-			{nil, secretB, "ROOTCA default", ""},
-		},
-		"a refusal is said once and does not loop": {
-			{ask("", LeafName), secretA, "default", ""},
-			{refusal("1", LeafName), secretA, "", "refused"},
-			{refusal("1", LeafName), secretA, "", ""},
-			{nil, secretB, "default", ""},
-			{refusal("2", LeafName), secretB, "", "refused"},
-		},
-		"an answer to an older response changes nothing": {
-			{ask("", LeafName), secretA, "default", ""},
-			{nil, secretB, "default", ""},
-			{refusal("1", RootsName), secretB, "", ""},
-			{ask("2", LeafName), secretB, "", ""},
-		},
-		"another subscription is answered": {
-			{ask("", LeafName), secretA, "default", ""},
-			{ask("1", RootsName), secretA, "ROOTCA", ""},
-			{ask("2"), secretB, "", ""},
-		},
-		"a strange name is said once and holds up nothing": {
-			{ask("", "nosuch", LeafName), secretA, "default", "does not have"},
-			{ask("1", "nosuch", LeafName), secretA, "", ""},
-		},
-		"a nonce from an earlier stream": {
-			{ask("17", LeafName), secretA, "default", ""},
-		},
-	} {
+	for name, script := range scripts {
 		t.Run(name, func(t *testing.T) {
 			var s stream
 			for i, st := range script {

@@ -12,6 +12,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"log/slog"
+	"math"
 	"net"
 	"net/url"
 	"strings"
@@ -206,9 +207,10 @@ func TestACertificateRenewsItself(t *testing.T) {
 }
 
 func TestTTLIsCapped(t *testing.T) {
-	a := start(t, ca.Limits{MaxTTL: 2 * time.Hour})
+	a := start(t, ca.Limits{DefaultTTL: time.Hour, MaxTTL: 2 * time.Hour})
 	_, csr := newCSR(t, alice)
-	for asked, want := range map[int64]time.Duration{60: time.Minute, 0: 2 * time.Hour, 1 << 62: 2 * time.Hour, -(1 << 62): 2 * time.Hour} {
+	const tooLong = math.MaxInt64/int64(time.Second) + 1 // for a time.Duration
+	for asked, want := range map[int64]time.Duration{60: time.Minute, 0: time.Hour, tooLong: 2 * time.Hour, -tooLong: time.Hour} {
 		chain, err := a.call(nil, a.token("shop", "alice", "", time.Now()), &securityv1.IstioCertificateRequest{Csr: csr, ValidityDuration: asked})
 		if err != nil {
 			t.Fatal(err)
