@@ -32,7 +32,8 @@ func NewPace(settle, confirm time.Duration) *Pace {
 }
 
 // Look takes the present signatures of all files (one that is missing is gone) and
-// returns, in order, the paths to read now. They stay due until Taken.
+// returns, in order, the paths to read now. They stay due until Taken. A file that is
+// Unknown is left alone, and read once it is known again.
 func (p *Pace) Look(now time.Time, seen map[string]Sig) []string {
 	for path := range seen {
 		if p.files[path] == nil {
@@ -40,6 +41,10 @@ func (p *Pace) Look(now time.Time, seen map[string]Sig) []string {
 		}
 	}
 	for path, f := range p.files {
+		if seen[path] == Unknown {
+			f.taken, f.known, f.pending = Unknown, true, false
+			continue
+		}
 		f.look(now, seen[path], p.settle)
 		if _, there := seen[path]; !there && !f.pending {
 			delete(p.files, path)

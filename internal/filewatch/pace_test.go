@@ -9,7 +9,7 @@ import (
 
 // The script's commands, one a line, each preceded by the time in milliseconds:
 //
-//	look a1 b2   files a and b are there, with signatures 1 and 2
+//	look a1 bX   file a is there with signature 1, b is unknown
 //	take a1      a was read
 //	again a      a second look at a is wanted
 //
@@ -69,6 +69,19 @@ func TestPace(t *testing.T) {
 			40 again a
 			50 look a2 =
 			80 look a2 = a`,
+		"unknown for a while": `
+			0 look a1 = a
+			0 take a1
+			10 look aX =
+			99 look aX =
+			100 look a1 =
+			130 look a1 = a`,
+		"unknown, then gone": `
+			0 look a1 = a
+			0 take a1
+			10 look aX =
+			20 look =
+			50 look = a`,
 		"due until taken": `
 			0 look a1 = a
 			5 look a1 = a`,
@@ -77,8 +90,11 @@ func TestPace(t *testing.T) {
 			p := NewPace(30*time.Millisecond, 40*time.Millisecond)
 			start := time.Unix(1_000_000, 0)
 			sig := func(s string) Sig {
-				if s[1] == '0' {
+				switch s[1] {
+				case '0':
 					return Sig{}
+				case 'X':
+					return Unknown
 				}
 				m := start.Add(-time.Hour)
 				if s[1] == '9' {

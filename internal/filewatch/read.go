@@ -18,8 +18,8 @@ type Sig struct {
 	mtime, ctime int64 // nanoseconds since 1970
 }
 
-// SameFile says whether both are states of one file, by whatever paths it was reached.
-func (s Sig) SameFile(t Sig) bool { return s.dev == t.dev && s.ino == t.ino && s.ino != 0 }
+// Unknown stands for the signature of a file that cannot be looked at, there or not.
+var Unknown = Sig{size: -1}
 
 // Identity is the file's own, whatever its state.
 func (s Sig) Identity() [2]uint64 { return [2]uint64{s.dev, s.ino} }

@@ -1,0 +1,154 @@
+// Package dir is a source of configuration: a tree of YAML and JSON files, watched.
+//
+// Files named *.yaml, *.yml and *.json are read recursively; names that begin with a dot
+// are not. An edit, a rename, the swap of a link and a deletion are seen within 100 ms
+// where the kernel tells of them, else within the poll. A file is read once it has kept
+// still for 30 ms; an object counts as removed only when a second look misses it too; a
+// document that does not parse keeps its last good value; and a directory or file that
+// cannot be read keeps what it held. What is found together is emitted together. The
+// first batch holds everything that was there at start, and Synced.
+package dir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
+	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/yamltree"
+)
+
+// Options say what to read. Zero values mean the defaults.
+type Options struct {
+	// Dir is the top of the tree. Objects' origins are paths that begin with it.
+	Dir string
+	// Poll is how often to look where no notice came; 2 s by default.
+	Poll time.Duration
+	// Settle is how long a file must keep still before it is read; 30 ms by default.
+	Settle time.Duration
+	// Confirm is how long after the first look at a deleted object the second one is
+	// taken; 40 ms by default.
+	Confirm time.Duration
+	// Log tells of files that are left out and of notices that the kernel refuses.
+	Log *slog.Logger
+}
+
+// Source reads one tree. Run it once.
+type Source struct {
+	o       Options
+	pace    *filewatch.Pace
+	fold    *fold
+	synced  bool
+	initial []reading      // what was read before everything had been
+	skipped map[string]int // objects of other kinds that the log has told of, by file
+}
+
+// New makes a source of o.Dir, which must be a directory that can be listed.
+func New(o Options) (*Source, error) {
+	if _, err := os.ReadDir(o.Dir); err != nil {
+		return nil, fmt.Errorf("read configuration directory %s: %w", o.Dir, reason(err))
+	}
+	if o.Poll <= 0 {
+		o.Poll = filewatch.DefaultPoll
+	}
+	if o.Settle <= 0 {
+		o.Settle = filewatch.DefaultSettle
+	}
+	if o.Confirm <= 0 {
+		o.Confirm = filewatch.DefaultConfirm
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Source{
+		o: o, pace: filewatch.NewPace(o.Settle, o.Confirm), fold: newFold(), skipped: map[string]int{},
+	}, nil
+}
+
+// Run emits batches, from one goroutine, until ctx ends; then it returns nil. While emit
+// does not return nothing is read, and what happens meanwhile is found by the next look.
+func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
+	n := filewatch.NewNotifier(s.o.Log)
+	defer n.Close()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		l := list(s.o.Dir)
+		grew := n.Watch(l.watch)
+		now := time.Now()
+		s.look(l, now, emit)
+		wait := s.o.Poll
+		if next := s.pace.Next(now); !next.IsZero() {
+			wait = min(wait, max(next.Sub(now), time.Millisecond))
+		}
+		if grew {
+			wait = 0 // what changed before the watch was there made no notice
+		}
+		timer.Reset(wait)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-n.C:
+		case <-timer.C:
+		}
+	}
+}
+
+// look reads the files whose time has come and emits what follows from them.
+func (s *Source) look(l *listing, now time.Time, emit func(object.Batch)) {
+	for path := range s.fold.files {
+		if _, found := l.files[path]; !found && l.hides(path) {
+			l.files[path] = filewatch.Unknown
+		}
+	}
+	var readings []reading
+	for _, path := range s.pace.Look(now, l.files) {
+		if r, ok := s.read(path); ok {
+			readings = append(readings, r)
+		}
+	}
+	if !s.synced {
+		s.initial = append(s.initial, readings...)
+		if !s.pace.Settled() {
+			return // a file is still being written: what is in it must not seem absent
+		}
+		readings, s.initial = s.initial, nil
+	}
+	batch, again := s.fold.step(readings, l.problems)
+	for _, path := range again {
+		s.pace.Again(path, now)
+	}
+	batch.Synced, s.synced = !s.synced, true
+	if len(batch.Changes) > 0 || batch.Problems != nil || batch.Synced {
+		emit(batch)
+	}
+}
+
+// read reads and decodes one file; false where it is being written.
+func (s *Source) read(path string) (reading, bool) {
+	text, sig, err := filewatch.Read(path, yamltree.MaxBytes)
+	if errors.Is(err, filewatch.ErrMoving) {
+		return reading{}, false
+	}
+	s.pace.Taken(path, sig)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return reading{path: path, gone: true}, true
+	case err != nil:
+		return reading{path: path, unreadable: err.Error()}, true
+	}
+	r := reading{path: path, result: decode.Documents(path, text)}
+	if n := len(r.result.Skipped); n != s.skipped[path] {
+		s.skipped[path] = n
+		for _, k := range r.result.Skipped {
+			s.o.Log.Debug("object of a kind that configuration does not use is left out", "at", k.Origin, "apiVersion", k.APIVersion, "kind", k.Kind, "name", k.Name)
+		}
+	}
+	return r, true
+}

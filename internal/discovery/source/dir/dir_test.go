@@ -1,0 +1,263 @@
+package dir_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/sourcetest"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bound is how long a test waits for what takes milliseconds on an idle machine.
+const bound = 20 * time.Second
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+// service is one Service whose port tells its values apart.
+func service(name string, port int) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: n}\nspec: {ports: [{port: %d}]}\n---\n", name, port)
+}
+
+func TestConformance(t *testing.T) {
+	sourcetest.Run(t, func(t *testing.T) sourcetest.Harness {
+		top := t.TempDir()
+		file := func(k object.Key) string {
+			return filepath.Join(top, strings.ToLower(string(k.Kind)), k.Namespace+"_"+k.Name+".yaml")
+		}
+		return sourcetest.Harness{
+			Source: func(t *testing.T) sourcetest.Source {
+				s, err := dir.New(dir.Options{Dir: top})
+				must(t, err)
+				return s
+			},
+			Put:    func(t *testing.T, k object.Key, yaml string) { write(t, file(k), yaml) },
+			Delete: func(t *testing.T, k object.Key) { must(t, os.Remove(file(k))) },
+		}
+	})
+}
+
+// mesh is a running source, and what it has said so far.
+type mesh struct {
+	t        *testing.T
+	batches  chan object.Batch
+	ports    map[string]uint32 // by name of Service
+	problems []object.Problem
+	history  []string
+}
+
+// run starts a source that polls too rarely to help, and takes its first batch.
+func run(t *testing.T, o dir.Options) *mesh {
+	t.Helper()
+	if o.Poll == 0 {
+		o.Poll = time.Hour
+	}
+	s, err := dir.New(o)
+	must(t, err)
+	m := &mesh{t: t, batches: make(chan object.Batch, 100), ports: map[string]uint32{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx, func(b object.Batch) { m.batches <- b }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	if b := m.next(); !b.Synced {
+		t.Fatalf("first batch %+v", b)
+	}
+	return m
+}
+
+func (m *mesh) next() object.Batch {
+	m.t.Helper()
+	select {
+	case b := <-m.batches:
+		for _, c := range b.Changes {
+			if c.Object == nil {
+				delete(m.ports, c.Key.Name)
+				m.history = append(m.history, "-"+c.Key.Name)
+				continue
+			}
+			m.ports[c.Key.Name] = c.Object.Spec.(*object.ServiceSpec).Ports[0].Port
+			m.history = append(m.history, fmt.Sprintf("%s=%d", c.Key.Name, m.ports[c.Key.Name]))
+		}
+		if b.Problems != nil {
+			m.problems = b.Problems
+		}
+		return b
+	case <-time.After(bound):
+		m.t.Fatalf("nothing is emitted; so far %v, problems %v", m.history, m.problems)
+	}
+	panic("unreachable")
+}
+
+// want waits until the mesh's Services are those of want ("a=1 b=2").
+func (m *mesh) want(want string) {
+	m.t.Helper()
+	for {
+		text := strings.TrimSuffix(strings.TrimPrefix(fmt.Sprint(m.ports), "map["), "]")
+		if text == strings.ReplaceAll(want, "=", ":") {
+			return
+		}
+		m.next()
+	}
+}
+
+func TestTree(t *testing.T) {
+	top := t.TempDir()
+	write(t, filepath.Join(top, "a.yaml"), service("a", 1))
+	write(t, filepath.Join(top, "deep/er/b.yml"), service("b", 1))
+	write(t, filepath.Join(top, "c.json"), `{"apiVersion":"v1","kind":"Service","metadata":{"name":"c"},"spec":{"ports":[{"port":1}]}}`)
+	write(t, filepath.Join(top, ".hidden.yaml"), service("x", 1))
+	write(t, filepath.Join(top, ".git/y.yaml"), service("y", 1))
+	write(t, filepath.Join(top, "notes.txt"), service("z", 1))
+	must(t, os.Symlink("a.yaml", filepath.Join(top, "z-link.yaml")))
+	must(t, os.Symlink("..", filepath.Join(top, "deep/loop")))
+	m := run(t, dir.Options{Dir: top})
+	m.want("a=1 b=1 c=1")
+	if len(m.problems) > 0 {
+		t.Errorf("problems %v", m.problems)
+	}
+	write(t, filepath.Join(top, "new/dir/d.yaml"), service("d", 4))
+	m.want("a=1 b=1 c=1 d=4")
+	must(t, os.RemoveAll(filepath.Join(top, "new")))
+	m.want("a=1 b=1 c=1")
+	write(t, filepath.Join(top, "deep/.new"), service("b", 2))
+	must(t, os.Rename(filepath.Join(top, "deep/.new"), filepath.Join(top, "deep/er/b.yml")))
+	m.want("a=1 b=2 c=1")
+	must(t, os.Rename(filepath.Join(top, "deep"), filepath.Join(top, "moved")))
+	write(t, filepath.Join(top, "a.yaml"), service("a", 5))
+	m.want("a=5 b=2 c=1")
+	for _, h := range m.history {
+		if h == "-b" {
+			t.Errorf("a moved file took its objects away: %v", m.history)
+		}
+	}
+}
+
+// A mounted ConfigMap changes all of its files at once; so does the batch.
+func TestMountedConfigMap(t *testing.T) {
+	top := t.TempDir()
+	for v := 1; v <= 2; v++ {
+		write(t, filepath.Join(top, fmt.Sprintf("..v%d/a.yaml", v)), service("a", v))
+		write(t, filepath.Join(top, fmt.Sprintf("..v%d/b.yaml", v)), service("b", v))
+	}
+	must(t, os.Symlink("..v1", filepath.Join(top, "..data")))
+	must(t, os.Symlink("..data/a.yaml", filepath.Join(top, "a.yaml")))
+	must(t, os.Symlink("..data/b.yaml", filepath.Join(top, "b.yaml")))
+	m := run(t, dir.Options{Dir: top})
+	m.want("a=1 b=1")
+	must(t, os.Symlink("..v2", filepath.Join(top, "..tmp")))
+	must(t, os.Rename(filepath.Join(top, "..tmp"), filepath.Join(top, "..data")))
+	must(t, os.RemoveAll(filepath.Join(top, "..v1")))
+	if b := m.next(); len(b.Changes) != 2 {
+		t.Errorf("the swap came as %+v", b)
+	}
+	m.want("a=2 b=2")
+}
+
+// A writer that truncates, waits and writes must take nothing away.
+func TestTruncateThenWrite(t *testing.T) {
+	top := t.TempDir()
+	path := filepath.Join(top, "a.yaml")
+	write(t, path, service("a", 1)+service("b", 1))
+	m := run(t, dir.Options{Dir: top, Confirm: time.Hour})
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	must(t, err)
+	defer f.Close()
+	<-time.After(100 * time.Millisecond) // long enough for the empty file to be read once
+	_, err = f.WriteString(service("a", 2) + service("b", 1))
+	must(t, err)
+	m.want("a=2 b=1")
+	if fmt.Sprint(m.history) != "[a=1 b=1 a=2]" {
+		t.Errorf("history %v", m.history)
+	}
+}
+
+// A file that is written bit by bit is read when it is whole.
+func TestWrittenInPlace(t *testing.T) {
+	top := t.TempDir()
+	m := run(t, dir.Options{Dir: top, Settle: 300 * time.Millisecond})
+	f, err := os.Create(filepath.Join(top, "a.yaml"))
+	must(t, err)
+	defer f.Close()
+	for i := range 5 {
+		_, err := f.WriteString(service(string(rune('a'+i)), 1))
+		must(t, err)
+		<-time.After(10 * time.Millisecond)
+	}
+	if b := m.next(); len(b.Changes) != 5 {
+		t.Errorf("came as %+v", b)
+	}
+}
+
+func TestBrokenFileAndRepair(t *testing.T) {
+	top := t.TempDir()
+	path := filepath.Join(top, "a.yaml")
+	write(t, path, service("a", 1)+service("b", 1))
+	m := run(t, dir.Options{Dir: top})
+	write(t, path, "kind: [\n---\n"+service("a", 2))
+	m.want("a=2 b=1")
+	if len(m.problems) != 1 || m.problems[0].Origin != (object.Origin{File: path, Line: 1}) {
+		t.Errorf("problems %v", m.problems)
+	}
+	write(t, path, service("a", 2))
+	m.want("a=2")
+	if len(m.problems) != 0 {
+		t.Errorf("problems %v", m.problems)
+	}
+}
+
+// The whole tree going away is no proof that the mesh is empty.
+func TestUnreachable(t *testing.T) {
+	above := t.TempDir()
+	top := filepath.Join(above, "top")
+	write(t, filepath.Join(top, "a.yaml"), service("a", 1))
+	write(t, filepath.Join(top, "sub/b.yaml"), service("b", 1))
+	m := run(t, dir.Options{Dir: top, Poll: 20 * time.Millisecond})
+	must(t, os.Rename(top, filepath.Join(above, "away")))
+	for len(m.problems) == 0 {
+		m.next()
+	}
+	m.want("a=1 b=1")
+	must(t, os.Rename(filepath.Join(above, "away"), top))
+	must(t, os.Remove(filepath.Join(top, "sub/b.yaml")))
+	m.want("a=1")
+	if len(m.problems) != 0 {
+		t.Errorf("problems %v", m.problems)
+	}
+	if _, err := dir.New(dir.Options{Dir: filepath.Join(above, "none")}); err == nil || !strings.Contains(err.Error(), "read configuration directory "+above+"/none: no such file or directory") {
+		t.Errorf("a directory that is not there: %v", err)
+	}
+}
+
+func TestPollAlone(t *testing.T) {
+	top, elsewhere := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(top, "a.yaml"), service("a", 1))
+	must(t, os.Link(filepath.Join(top, "a.yaml"), filepath.Join(elsewhere, "hard")))
+	m := run(t, dir.Options{Dir: top, Poll: 20 * time.Millisecond})
+	write(t, filepath.Join(elsewhere, "hard"), service("a", 2)) // no notice crosses a hard link
+	m.want("a=2")
+}
