@@ -30,6 +30,10 @@ import (
 
 const patience = 30 * time.Second
 
+// The main thread never ends. Kept for the main goroutine, it starts no Envoy by accident,
+// and the test of threads that end tests what it says.
+func init() { runtime.LockOSThread() }
+
 func TestMain(m *testing.M) {
 	fakeenvoy.Main()
 	if filepath.Base(os.Args[0]) == reaperName {
