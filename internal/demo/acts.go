@@ -1,7 +1,6 @@
 package demo
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -116,8 +115,10 @@ func (d *demo) reweight(ctx context.Context, v1, v2, newV1, newV2 int) (time.Dur
 func (d *demo) strict(ctx context.Context) error {
 	legacy := d.mesh.Pod("legacy-1.bookshop")
 	// Every attempt is a connection of its own, straight to a Pod of reviews.
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DialContext: legacy.Net.Dial, DisableKeepAlives: true}}
-	ask := func(ctx context.Context) (answer, error) { return post(ctx, client, "http://reviews:9080/", nil) }
+	client := meshup.Client(legacy.Net, 0)
+	ask := func(ctx context.Context) (meshup.Answer, error) {
+		return meshup.Post(ctx, client, "http://reviews:9080/", nil)
+	}
 
 	a, err := ask(ctx)
 	if err == nil && (a.Status != http.StatusOK || a.Peer != "") {
@@ -156,7 +157,7 @@ func (d *demo) strict(ctx context.Context) error {
 
 // refuse turns the policy to STRICT, waits until the legacy caller is refused, and lets
 // more requests run.
-func (d *demo) refuse(ctx context.Context, file string, ask func(context.Context) (answer, error)) error {
+func (d *demo) refuse(ctx context.Context, file string, ask func(context.Context) (meshup.Answer, error)) error {
 	if err := edit(file, "mode: PERMISSIVE", "mode: STRICT"); err != nil {
 		return err
 	}
@@ -218,8 +219,8 @@ func (d *demo) envoy(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		a, err := post(ctx, d.load.client, d.load.url, nil)
-		if bad := a.firstFailure(); err == nil && bad != "" {
+		a, err := meshup.Post(ctx, d.load.client, d.load.url, nil)
+		if bad := a.FirstFailure(); err == nil && bad != "" {
 			err = errors.New(bad)
 		}
 		return err
@@ -234,20 +235,8 @@ func (d *demo) envoy(ctx context.Context) error {
 
 // askDatabase sends a line through the shopper's Envoy to the database's.
 func (d *demo) askDatabase(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	c, err := d.mesh.Pod("shopper-1.bookshop").Net.Dial(ctx, "tcp", "db:5432")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }()
-	end, _ := ctx.Deadline()
-	_ = c.SetDeadline(end)
-	if _, err := fmt.Fprintln(c, "hello"); err != nil {
-		return err
-	}
-	line, err := bufio.NewReader(c).ReadString('\n')
-	if err == nil && line != "db-1 v1 hello\n" {
+	line, err := meshup.Line(ctx, d.mesh.Pod("shopper-1.bookshop").Net, "db:5432", "hello")
+	if err == nil && line != "db-1 v1 hello" {
 		err = fmt.Errorf("it answers %q", line)
 	}
 	return err

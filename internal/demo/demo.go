@@ -106,7 +106,7 @@ func (d *demo) perform(ctx context.Context) error {
 	if shopper == nil {
 		return fmt.Errorf("play the acts: %s has no Pod shopper-1.bookshop", d.o.ConfigDir)
 	}
-	d.load = newLoad("shopper", "http://productpage:9080/", shopper.Net)
+	d.load = newLoad("shopper", "http://productpage:9080/", meshup.Client(shopper.Net, workers))
 	defer d.load.client.CloseIdleConnections()
 	watching, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup

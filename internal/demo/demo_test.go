@@ -2,10 +2,8 @@ package demo
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -16,17 +14,19 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/pilothouse/pilothouse/test/meshup"
 )
 
 const sa = "spiffe://cluster.local/ns/bookshop/sa/"
 
 // shop is an answer of the sample: productpage, then reviews of a version, then ratings.
-func shop(version string) answer {
-	return answer{
+func shop(version string) meshup.Answer {
+	return meshup.Answer{
 		Service: "productpage", Version: "v1", Status: 200, Peer: sa + "shopper",
-		Calls: []answer{{
+		Calls: []meshup.Answer{{
 			Service: "reviews", Version: version, Status: 200, Peer: sa + "productpage",
-			Calls: []answer{{Service: "ratings", Version: "v1", Status: 200, Peer: sa + "reviews"}},
+			Calls: []meshup.Answer{{Service: "ratings", Version: "v1", Status: 200, Peer: sa + "reviews"}},
 		}},
 	}
 }
@@ -39,7 +39,7 @@ func TestTallyAndTables(t *testing.T) {
 	broken := shop("v1")
 	broken.Status, broken.Calls[0].Status, broken.Calls[0].Calls[0].Status = 503, 503, 503
 	c.add("shopper", broken, nil)
-	c.add("shopper", answer{}, errors.New("connection reset"))
+	c.add("shopper", meshup.Answer{}, errors.New("connection reset"))
 	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 	got := tables(c, []proxyState{
 		{Name: "db-1.bookshop", Applied: 3, Generation: 3, Connected: true, Ends: now.Add(24 * time.Hour)},
@@ -72,7 +72,7 @@ func TestChecksFail(t *testing.T) {
 		good.add("shopper", shop("v1"), nil)
 	}
 	good.add("shopper", shop("v2"), nil)
-	bad.add("shopper", answer{}, errors.New("x"))
+	bad.add("shopper", meshup.Answer{}, errors.New("x"))
 	plain := newTally()
 	a := shop("v1")
 	a.Calls[0].Peer = ""
@@ -150,12 +150,6 @@ func TestEditRenamesAndNeedsItsText(t *testing.T) {
 	}
 }
 
-type direct struct{ net.Dialer }
-
-func (d direct) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	return d.DialContext(ctx, network, addr)
-}
-
 // TestLoadNeverRepeats has a server that ends every second connection in the middle of a
 // request on a connection that was in use before, which tempts net/http to try again.
 func TestLoadNeverRepeats(t *testing.T) {
@@ -169,7 +163,7 @@ func TestLoadNeverRepeats(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(shop("v1"))
 	}))
 	defer s.Close()
-	l := newLoad("shopper", s.URL, direct{})
+	l := newLoad("shopper", s.URL, s.Client())
 	defer l.client.CloseIdleConnections()
 	l.drive(t.Context(), 40, nil)
 	if n := got.Load(); n != 40 || l.sent() != 40 || l.snapshot().OK != 20 {

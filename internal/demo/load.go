@@ -1,15 +1,12 @@
 package demo
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/pilothouse/pilothouse/test/meshup"
 )
 
 // The load while an act plays: enough to notice a gap of some milliseconds, little enough
@@ -18,11 +15,6 @@ const (
 	workers = 8
 	pace    = 4 * time.Millisecond // between two requests
 )
-
-// dialer is where requests come from: a Pod.
-type dialer interface {
-	Dial(ctx context.Context, network, addr string) (net.Conn, error)
-}
 
 // load makes requests and counts them.
 type load struct {
@@ -35,42 +27,13 @@ type load struct {
 	total int    // since the beginning
 }
 
-func newLoad(caller, url string, from dialer) *load {
-	t := &http.Transport{DialContext: from.Dial, MaxIdleConnsPerHost: workers}
-	return &load{caller: caller, url: url, client: &http.Client{Transport: t, Timeout: 20 * time.Second}, now: newTally()}
-}
-
-// post makes one request and never repeats it: net/http may send a request again on a new
-// connection, but not one whose body it cannot have again.
-func post(ctx context.Context, c *http.Client, url string, header http.Header) (answer, error) {
-	var a answer
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader([]byte("hello")))
-	if err != nil {
-		return a, err
-	}
-	req.GetBody = nil
-	for k, v := range header {
-		req.Header[k] = v
-	}
-	res, err := c.Do(req)
-	if err != nil {
-		return a, err
-	}
-	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		return a, fmt.Errorf("read the answer: %w", err)
-	}
-	if err := json.Unmarshal(text, &a); err != nil {
-		return a, fmt.Errorf("status %d: %.120s", res.StatusCode, text)
-	}
-	a.Status = res.StatusCode
-	return a, nil
+func newLoad(caller, url string, client *http.Client) *load {
+	return &load{caller: caller, url: url, client: client, now: newTally()}
 }
 
 // one makes and counts a request. One that the end of the demo interrupts still counts.
 func (l *load) one(ctx context.Context, header http.Header) {
-	a, err := post(ctx, l.client, l.url, header)
+	a, err := meshup.Post(ctx, l.client, l.url, header)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.total++

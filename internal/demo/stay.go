@@ -10,6 +10,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
+// dialer is where connections are made from: a Pod.
+type dialer interface {
+	Dial(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
 // stay keeps the mesh up, says how to reach it, and serves the ways in until ctx ends.
 func (d *demo) stay(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)

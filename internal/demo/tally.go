@@ -6,14 +6,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
-)
 
-// answer is what the sample app says, with the answers of those it called.
-type answer struct {
-	Service, Version, Pod, Protocol, Peer, Path, Error string
-	Status                                             int
-	Calls                                              []answer
-}
+	"github.com/pilothouse/pilothouse/test/meshup"
+)
 
 // edge is one line of who called whom. As is the identity that the callee saw.
 type edge struct {
@@ -32,13 +27,13 @@ type tally struct {
 func newTally() *tally { return &tally{Edges: map[edge]int{}, Errors: map[string]int{}} }
 
 // add counts one finished request made by caller: its answer, or what went wrong.
-func (t *tally) add(caller string, a answer, err error) {
+func (t *tally) add(caller string, a meshup.Answer, err error) {
 	t.Sent++
 	if err != nil {
 		t.Errors[err.Error()]++
 		return
 	}
-	if bad := a.firstFailure(); bad != "" {
+	if bad := a.FirstFailure(); bad != "" {
 		t.Errors[bad]++
 		return
 	}
@@ -46,31 +41,14 @@ func (t *tally) add(caller string, a answer, err error) {
 	t.walk(caller, a)
 }
 
-func (t *tally) walk(caller string, a answer) {
+func (t *tally) walk(caller string, a meshup.Answer) {
 	t.Edges[edge{From: caller, To: a.Service, Version: a.Version, As: a.Peer}]++
 	for _, next := range a.Calls {
 		t.walk(a.Service, next)
 	}
 }
 
-// firstFailure says what failed in an answer or below it, "" if nothing did.
-func (a answer) firstFailure() string {
-	for _, next := range a.Calls {
-		if bad := next.firstFailure(); bad != "" {
-			return bad
-		}
-	}
-	if a.Status != 200 {
-		who := a.Service
-		if who == "" {
-			who = a.Path
-		}
-		return strings.TrimSpace(fmt.Sprintf("%s: status %d %s", who, a.Status, a.Error))
-	}
-	return ""
-}
-
-// Failed is how many requests were not answered well.
+// failed is how many requests were not answered well.
 func (t *tally) failed() int { return t.Sent - t.OK }
 
 // versions counts the answers of a service by version.

@@ -1,0 +1,97 @@
+package meshup
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/pilothouse/pilothouse/test/netmesh"
+)
+
+// Answer is what the sample app says, with the answers of those it called.
+type Answer struct {
+	Service, Version, Pod, Protocol, Peer, Path, Error string
+	Status                                             int
+	Calls                                              []Answer
+}
+
+// FirstFailure says what failed in an answer or below it, "" if nothing did.
+func (a Answer) FirstFailure() string {
+	for _, next := range a.Calls {
+		if bad := next.FirstFailure(); bad != "" {
+			return bad
+		}
+	}
+	if a.Status != http.StatusOK {
+		who := a.Service
+		if who == "" {
+			who = a.Path
+		}
+		return strings.TrimSpace(fmt.Sprintf("%s: status %d %s", who, a.Status, a.Error))
+	}
+	return ""
+}
+
+// Post makes one request and never repeats it: net/http may send a request again on a new
+// connection, but not one whose body it cannot have again. An answer that is not the
+// sample app's is an error.
+func Post(ctx context.Context, c *http.Client, url string, header http.Header) (Answer, error) {
+	var a Answer
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader([]byte("hello")))
+	if err != nil {
+		return a, err
+	}
+	req.GetBody = nil
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return a, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		return a, fmt.Errorf("read the answer: %w", err)
+	}
+	if err := json.Unmarshal(text, &a); err != nil {
+		return a, fmt.Errorf("status %d: %.120s", res.StatusCode, text)
+	}
+	a.Status = res.StatusCode
+	return a, nil
+}
+
+// Client makes requests from a Pod with at most idle idle connections; each request on a
+// connection of its own where idle is 0.
+func Client(from *netmesh.Pod, idle int) *http.Client {
+	return &http.Client{
+		Timeout:   30 * time.Second,
+		Transport: &http.Transport{DialContext: from.Dial, MaxIdleConnsPerHost: max(idle, 1), DisableKeepAlives: idle == 0},
+	}
+}
+
+// Line sends one line over TCP from a Pod and returns the line that comes back.
+func Line(ctx context.Context, from *netmesh.Pod, addr, text string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	c, err := from.Dial(ctx, "tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = c.Close() }()
+	end, _ := ctx.Deadline()
+	if err := c.SetDeadline(end); err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintln(c, text); err != nil {
+		return "", err
+	}
+	line, err := bufio.NewReader(c).ReadString('\n')
+	return strings.TrimSuffix(line, "\n"), err
+}
