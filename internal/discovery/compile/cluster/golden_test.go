@@ -27,12 +27,16 @@ type request struct {
 	Port                 uint32
 	Protocol, Resolution string
 	Endpoints            []cluster.Endpoint
-	Top, SubsetPolicy    json.RawMessage
 	AutoMTLS             bool
 	SANs                 []string
-	Mesh                 json.RawMessage
 	// Caps are words: v4 (also where none is given), v6, cares.
 	Caps []string
+	settings
+}
+
+// settings is what users wrote.
+type settings struct {
+	Top, SubsetPolicy, Mesh json.RawMessage
 }
 
 var resolutions = map[string]cluster.Resolution{

@@ -80,7 +80,7 @@ func TestLocality(t *testing.T) {
 		{"the policy's before the mesh's", `{"outlierDetection":{},"loadBalancer":{"localityLbSetting":{"enabled":true}}}`, `{"localityLbSetting":{"enabled":false}}`, true, true},
 		{"the policy's, off", `{"outlierDetection":{},"loadBalancer":{"localityLbSetting":{"enabled":false}}}`, `{}`, false, false},
 	} {
-		r := request{Top: json.RawMessage(c.policy), Mesh: json.RawMessage(c.mesh)}
+		r := request{settings: settings{Top: json.RawMessage(c.policy), Mesh: json.RawMessage(c.mesh)}}
 		p, m := r.policies(t)
 		if got := cluster.Locality(p, m) != nil; got != c.set {
 			t.Errorf("%s: set %v, want %v", c.name, got, c.set)

@@ -33,6 +33,11 @@ type request struct {
 	Name string
 	Rule json.RawMessage
 	Mesh json.RawMessage
+	clusters
+}
+
+// clusters is what is known of where routes lead.
+type clusters struct {
 	// TLS are hosts whose clusters originate ordinary TLS; Hash are subsets with the
 	// load balancer that they have; Unknown are hosts that nothing is known of.
 	TLS, Unknown []string
