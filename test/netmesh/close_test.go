@@ -5,11 +5,14 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
@@ -121,6 +124,35 @@ func TestFunctionThatEndsItsThreadIsReported(t *testing.T) {
 	}
 	if err := a.Do(func() error { return nil }); err == nil {
 		t.Error("a Pod without a thread took a call")
+	}
+}
+
+// A packet that is sent before the links are up is lost, and repeated a second later.
+func TestPodIsReachableAtOnce(t *testing.T) {
+	m := newMesh(t)
+	for i := range 100 {
+		p := addPod(t, m, netmesh.PodOptions{Name: fmt.Sprint("p", i)})
+		l, err := p.Listen("tcp", ":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		c, err := m.Host().Dial(t.Context(), "tcp", p.IP().String()+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var info *unix.TCPInfo
+		if controlErr := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }); controlErr != nil || err != nil {
+			t.Fatal(controlErr, err)
+		}
+		if info.Total_retrans > 0 {
+			t.Fatalf("Pod %d: %d packets had to be repeated", i, info.Total_retrans)
+		}
 	}
 }
 

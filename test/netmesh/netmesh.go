@@ -120,6 +120,9 @@ func (m *Mesh) AddPod(o PodOptions) (*Pod, error) {
 	if err == nil {
 		err = p.thread.do(func() error { return p.configureLink(m.host) })
 	}
+	if err == nil {
+		err = m.host.thread.do(func() error { return errors.Join(awaitUp(link), awaitUp(bridgeName)) })
+	}
 	if err != nil {
 		p.close()
 		return nil, fmt.Errorf("add Pod %q: %w", o.Name, err)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -132,11 +133,36 @@ func (p *Pod) configureLink(host *Pod) error {
 	if err := netlink.LinkSetUp(eth0); err != nil {
 		return fmt.Errorf("set eth0 up: %w", err)
 	}
+	if err := awaitUp("eth0"); err != nil {
+		return err
+	}
 	if err := p.address(eth0, netip.PrefixFrom(p.ip, p.mesh.opts.Subnet.Bits()), host.ip); err != nil {
 		return err
 	}
 	if p.ip6.IsValid() {
 		return p.address(eth0, netip.PrefixFrom(p.ip6, p.mesh.opts.Subnet6.Bits()), host.ip6)
+	}
+	return nil
+}
+
+// awaitUp waits until a link can send. The kernel finds out that the two ends of a pair are up in
+// its own time, and the bridge drops what comes before: a first packet sent too early is only
+// repeated after a second.
+func awaitUp(name string) error {
+	var state netlink.LinkOperState
+	var err error
+	if !await(5*time.Second, func() bool {
+		var link netlink.Link
+		if link, err = netlink.LinkByName(name); err != nil {
+			return true
+		}
+		state = link.Attrs().OperState
+		return state == netlink.OperUp
+	}) {
+		err = fmt.Errorf("its state is still %s", state)
+	}
+	if err != nil {
+		return fmt.Errorf("wait for %s to be up: %w", name, err)
 	}
 	return nil
 }
