@@ -66,6 +66,7 @@ type Proxy struct {
 	upstream *grpc.ClientConn
 	stats    stats
 	relays   sync.WaitGroup
+	patience time.Duration // how long a stream waits for a connection
 }
 
 // New makes the socket, replacing a stale one, and prepares the connection without
@@ -79,7 +80,7 @@ func New(c Config) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{config: c, listener: l}
+	p := &Proxy{config: c, listener: l, patience: openLimit}
 	p.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.relay), grpc.MaxRecvMsgSize(maxRequest),
 		grpc.WaitForHandlers(true), grpc.SharedWriteBuffer(true))
 	opts := []grpc.DialOption{
@@ -220,7 +221,7 @@ func (p *Proxy) open(ctx context.Context, cancel func(), method string) (grpc.Cl
 	if p.config.ClusterID != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "clusterid", p.config.ClusterID)
 	}
-	limit := time.AfterFunc(openLimit, cancel)
+	limit := time.AfterFunc(p.patience, cancel)
 	up, err := p.upstream.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 	if !limit.Stop() {
 		return nil, status.Errorf(codes.Unavailable, "no connection to control plane %s: %s", p.config.Address, p.stats.reason())
