@@ -1,0 +1,300 @@
+package status_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"go.uber.org/goleak"
+
+	"github.com/pilothouse/pilothouse/internal/agent/status"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// proxy is an Envoy that answers what it was told to.
+type proxy struct {
+	stats map[string]uint64
+	page  string
+	err   error
+	query string
+}
+
+func (p *proxy) Stats(context.Context, string) (map[string]uint64, error) { return p.stats, p.err }
+
+func (p *proxy) Scrape(_ context.Context, query string, w io.Writer) error {
+	p.query = query
+	_, _ = io.WriteString(w, p.page)
+	return p.err
+}
+
+type orders struct{ drains, quits atomic.Int32 }
+
+func (o *orders) Drain() { o.drains.Add(1) }
+func (o *orders) Quit()  { o.quits.Add(1) }
+
+// served is a running server.
+type served struct {
+	t      *testing.T
+	proxy  *proxy
+	orders *orders
+	facts  atomic.Pointer[status.Facts]
+	log    bytes.Buffer // read after the end only
+	addr   string
+	cancel func()
+	ended  chan error
+	client http.Client
+}
+
+func serve(t *testing.T, address string, adjust func(*status.Options)) *served {
+	t.Helper()
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &served{
+		t: t, orders: &orders{}, addr: l.Addr().String(), ended: make(chan error, 1),
+		proxy: &proxy{page: "envoy_server_live{} 1\n", stats: map[string]uint64{
+			"cluster_manager.cds.update_success": 1, "listener_manager.lds.update_success": 1, "server.state": 0, "listener_manager.workers_started": 1,
+		}},
+	}
+	s.client.Transport = &http.Transport{DisableKeepAlives: true}
+	s.facts.Store(&status.Facts{
+		Envoy: status.Envoy{Running: true, Live: true, Restarts: 3}, Upstream: status.Upstream{Wanted: true, Connected: true},
+		Certificate: status.Certificate{Wanted: true, Present: true, NotAfter: time.Now().Add(time.Hour)},
+	})
+	o := status.Options{
+		Listener: l, Proxy: s.proxy, Lifecycle: s.orders, Facts: func() status.Facts { return *s.facts.Load() },
+		Log: slog.New(slog.NewTextHandler(&s.log, nil)), Started: time.Now(),
+	}
+	if adjust != nil {
+		adjust(&o)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	server := status.New(o)
+	go func() { s.ended <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-s.ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func (s *served) ask(method, path string) (int, string) {
+	s.t.Helper()
+	req, err := http.NewRequest(method, "http://"+s.addr+path, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func (s *served) want(method, path string, code int, body string) {
+	s.t.Helper()
+	if c, b := s.ask(method, path); c != code || b != body {
+		s.t.Errorf("%s %s: got %d %q, want %d %q", method, path, c, b, code, body)
+	}
+}
+
+func TestReadinessSaysWhyNot(t *testing.T) {
+	s := serve(t, "127.0.0.1:0", nil)
+	s.want("GET", "/healthz/ready", 200, "")
+	s.proxy.stats["server.state"] = 1
+	s.want("GET", "/healthz/ready", 503, "Envoy is initialising\n")
+	s.proxy.err = errors.New("deadline exceeded")
+	s.want("GET", "/healthz/ready", 503, "Envoy does not answer: deadline exceeded\n")
+	s.facts.Store(&status.Facts{Envoy: status.Envoy{Running: true, Ending: true}})
+	s.want("GET", "/healthz/ready", 503, "the proxy is draining and about to end\n")
+	// An Envoy that does not run is not asked: whoever answered would be somebody else.
+	s.proxy.err = nil
+	s.facts.Store(&status.Facts{Envoy: status.Envoy{LastExit: "exited with code 1"}})
+	s.want("GET", "/healthz/ready", 503, "Envoy exited with code 1 and is about to be restarted (0 restarts so far, 0 left)\n")
+}
+
+func TestWhatIsNewIsLoggedOnce(t *testing.T) {
+	s := serve(t, "127.0.0.1:0", nil)
+	for range 3 {
+		s.ask("GET", "/healthz/ready")
+	}
+	s.facts.Store(&status.Facts{})
+	for range 3 {
+		s.ask("GET", "/healthz/ready")
+	}
+	s.cancel()
+	if err := <-s.ended; err != nil {
+		t.Error(err)
+	}
+	s.ended <- nil // for the cleanup
+	if got := s.log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, `NOT ready" reason="Envoy has not been started yet"`) {
+		t.Errorf("log:\n%s", got)
+	}
+}
+
+func TestOrdersOverIPv4AndIPv6(t *testing.T) {
+	// One listener on all addresses is what the agent has.
+	for _, host := range []string{"127.0.0.1", "::1", "localhost"} {
+		s := serve(t, ":0", nil)
+		_, port, _ := net.SplitHostPort(s.addr)
+		s.addr = net.JoinHostPort(host, port)
+		s.want("GET", "/drain", 405, "only POST is allowed\n")
+		s.want("GET", "/quitquitquit", 405, "only POST is allowed\n")
+		if s.orders.drains.Load() != 0 || s.orders.quits.Load() != 0 {
+			t.Error("a GET was an order")
+		}
+		s.want("POST", "/drain", 200, "OK")
+		s.want("POST", "/quitquitquit", 200, "OK")
+		if s.orders.drains.Load() != 1 || s.orders.quits.Load() != 1 {
+			t.Error("an order was not passed on")
+		}
+	}
+}
+
+func TestOthersMayNotGiveOrders(t *testing.T) {
+	var o orders
+	facts := func() status.Facts { return status.Facts{} }
+	server := status.New(status.Options{Lifecycle: &o, Facts: facts, Log: slog.New(slog.DiscardHandler), Profiling: true, LocalMetrics: true})
+	for from, allowed := range map[string]bool{
+		"127.0.0.1:1": true, "127.1.2.3:1": true, "[::1]:1": true, "[::ffff:127.0.0.1]:1": true,
+		"10.0.0.1:1": false, "[2001:db8::1]:1": false, "[::ffff:10.0.0.1]:1": false, "127.0.0.6:1": false, "[::6]:1": false, "[::ffff:127.0.0.6]:1": false, "": false,
+	} {
+		for _, path := range []string{"/drain", "/quitquitquit", "/debug/status", "/debug/pprof/cmdline", "/metrics"} {
+			req := httptest.NewRequest("POST", path, nil)
+			req.RemoteAddr = from
+			w := httptest.NewRecorder()
+			status.Handler(server).ServeHTTP(w, req)
+			if want := map[bool]int{true: 200, false: 403}[allowed]; w.Code != want {
+				t.Errorf("%s from %q: got %d, want %d", path, from, w.Code, want)
+			}
+		}
+	}
+	if o.quits.Load() != 4 || o.drains.Load() != 4 {
+		t.Errorf("%d quits, %d drains, want those from this machine", o.quits.Load(), o.drains.Load())
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	s := serve(t, "127.0.0.1:0", func(o *status.Options) {
+		o.Collect = []func(*status.Page){func(p *status.Page) {
+			p.Counter("istiod_connection_failures", "Connections that broke.", 2, "reason", "a \"b\"\\\n")
+			p.Counter("istiod_connection_failures", "Connections that broke.", 3, "reason", "c", "code", "1")
+		}}
+	})
+	s.ask("GET", "/healthz/ready")
+	code, body := s.ask("GET", "/stats/prometheus?usedonly")
+	if code != 200 || s.proxy.query != "usedonly" {
+		t.Errorf("got %d, query %q", code, s.proxy.query)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, body)
+	}
+	for name, want := range map[string]float64{
+		"istio_agent_envoy_restarts_total": 3, "istio_agent_envoy_live": 1, "istio_agent_scrapes_total": 1, "istio_agent_scrape_failures_total": 0,
+		"istio_agent_istiod_connected": 1, "istio_agent_istiod_connection_failures": 2,
+	} {
+		m := families[name]
+		if m == nil {
+			t.Errorf("no %s in\n%s", name, body)
+			continue
+		}
+		if got := m.Metric[0].GetCounter().GetValue() + m.Metric[0].GetGauge().GetValue(); got != want {
+			t.Errorf("%s is %v, want %v", name, got, want)
+		}
+	}
+	for _, name := range []string{"startup_duration_seconds", "cert_expiry_seconds", "process_resident_memory_bytes", "go_goroutines"} {
+		if m := families["istio_agent_"+name]; m == nil || m.Metric[0].GetGauge().GetValue() <= 0 {
+			t.Errorf("%s is %v", name, m)
+		}
+	}
+	if !strings.HasSuffix(body, "\nenvoy_server_live{} 1\n") {
+		t.Errorf("Envoy's metrics are not at the end of\n%s", body)
+	}
+	if l := families["istio_agent_istiod_connection_failures"].Metric[0].Label[0].GetValue(); l != "a \"b\"\\\n" {
+		t.Errorf("label %q", l)
+	}
+}
+
+func TestAnEnvoyThatCannotBeScrapedIsLeftOut(t *testing.T) {
+	s := serve(t, "127.0.0.1:0", nil)
+	s.proxy.page, s.proxy.err = "", errors.New("hung")
+	s.ask("GET", "/metrics")
+	if code, body := s.ask("GET", "/metrics"); code != 200 || !strings.Contains(body, `istio_agent_scrape_failures_total{type="envoy"} 1`) {
+		t.Errorf("got %d\n%s", code, body)
+	}
+}
+
+func TestDebugStatus(t *testing.T) {
+	s := serve(t, "127.0.0.1:0", func(o *status.Options) { o.Detail = func() any { return map[string]int{"nacks": 1} } })
+	s.facts.Store(&status.Facts{Envoy: status.Envoy{Running: true, Live: true, PID: 42}, Certificate: status.Certificate{Wanted: true}})
+	code, body := s.ask("GET", "/debug/status")
+	var got struct {
+		Ready  bool
+		Reason string
+		Facts  status.Facts
+		Detail map[string]int
+	}
+	if err := json.Unmarshal([]byte(body), &got); err != nil || code != 200 {
+		t.Fatalf("%d, %v in %s", code, err, body)
+	}
+	if got.Ready || got.Reason != "there is no workload certificate yet" || got.Facts.Envoy.PID != 42 || !got.Facts.Admin.Workers || got.Detail["nacks"] != 1 {
+		t.Errorf("got %s", body)
+	}
+}
+
+func TestProfilingIsAskedFor(t *testing.T) {
+	for on, want := range map[bool]int{true: 200, false: 404} {
+		s := serve(t, "127.0.0.1:0", func(o *status.Options) { o.Profiling = on })
+		if code, _ := s.ask("GET", "/debug/pprof/cmdline"); code != want {
+			t.Errorf("profiling %v: got %d", on, code)
+		}
+	}
+}
+
+// A request that is under way when the end comes is answered.
+func TestTheEndWaitsForRequests(t *testing.T) {
+	in, out := make(chan struct{}), make(chan struct{})
+	s := serve(t, "127.0.0.1:0", func(o *status.Options) {
+		o.Detail = func() any { close(in); <-out; return nil }
+	})
+	answer := make(chan string, 1)
+	go func() {
+		resp, err := s.client.Get("http://" + s.addr + "/debug/status")
+		if err == nil {
+			resp.Body.Close()
+			err = fmt.Errorf("%s", resp.Status)
+		}
+		answer <- err.Error()
+	}()
+	<-in
+	s.cancel()
+	close(out)
+	if got := <-answer; got != "200 OK" {
+		t.Errorf("got %s", got)
+	}
+}

@@ -1,0 +1,89 @@
+package status
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// scrapeTimeout bounds a scrape whose caller names no bound of its own.
+const scrapeTimeout = 10 * time.Second
+
+// metrics answers with the agent's metrics and then Envoy's (M1, M5, M8, M9). A source that fails is
+// left out and counted; the answer is 200 all the same.
+func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
+	s.scrapes.Add(1)
+	ctx, cancel := context.WithTimeout(r.Context(), timeout(r))
+	defer cancel()
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	f := s.o.Facts()
+	var page Page
+	s.own(&page, f)
+	for _, collect := range s.o.Collect {
+		collect(&page)
+	}
+	if _, err := w.Write(page.Bytes()); err != nil || !f.Envoy.Running {
+		return
+	}
+	if err := s.o.Proxy.Scrape(ctx, r.URL.RawQuery, w); err != nil {
+		s.failures.Add(1)
+		s.o.Log.Warn("scrape Envoy's metrics", "error", err)
+	}
+}
+
+// timeout is what a Prometheus server says it waits for.
+func timeout(r *http.Request) time.Duration {
+	said, err := strconv.ParseFloat(r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds"), 64)
+	if err != nil || said <= 0 || said > 3600 {
+		return scrapeTimeout
+	}
+	return time.Duration(said * float64(time.Second))
+}
+
+// own are the metrics that this package knows (M12 as far as it goes).
+func (s *Server) own(p *Page, f Facts) {
+	if d := s.startup.Load(); d > 0 {
+		p.Gauge("startup_duration_seconds", "The time from the agent's start until it was ready.", time.Duration(d).Seconds())
+	}
+	p.Counter("scrapes_total", "Requests for metrics.", float64(s.scrapes.Load()))
+	p.Counter("scrape_failures_total", "Sources that could not be scraped.", float64(s.failures.Load()), "type", "envoy")
+	p.Counter("envoy_restarts_total", "Restarts of Envoy after crashes.", float64(f.Envoy.Restarts))
+	p.Gauge("envoy_live", "Whether Envoy runs and has been found live.", truth(f.Envoy.Live))
+	p.Gauge("envoy_draining", "Whether Envoy has been told to drain.", truth(f.Envoy.Draining))
+	if f.Upstream.Wanted {
+		p.Gauge("istiod_connected", "Whether the stream to discovery is open.", truth(f.Upstream.Connected))
+	}
+	if f.Certificate.Present {
+		p.Gauge("cert_expiry_seconds", "The time until the workload's certificate ends; below 0 once it has.",
+			time.Until(f.Certificate.NotAfter).Seconds(), "resource_name", "default")
+	}
+	p.Gauge("go_goroutines", "Goroutines of the agent.", float64(runtime.NumGoroutine()))
+	if resident, ok := residentBytes(); ok {
+		p.Gauge("process_resident_memory_bytes", "Resident memory of the agent.", float64(resident))
+	}
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// residentBytes is this process's resident memory, as the kernel counts it.
+func residentBytes() (int64, bool) {
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0, false
+	}
+	fields := strings.Fields(string(text))
+	if len(fields) < 2 {
+		return 0, false
+	}
+	pages, err := strconv.ParseInt(fields[1], 10, 64)
+	return pages * int64(os.Getpagesize()), err == nil
+}
