@@ -5,14 +5,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
@@ -127,32 +124,30 @@ func TestFunctionThatEndsItsThreadIsReported(t *testing.T) {
 	}
 }
 
-// A packet that is sent before the links are up is lost, and repeated a second later.
+// What is sent before the links are up is lost and repeated a second later, be it the question
+// for the Pod's hardware address. A busy machine may stall a dial too, but not again and again.
 func TestPodIsReachableAtOnce(t *testing.T) {
 	m := newMesh(t)
-	for i := range 100 {
+	slow := 0
+	for i := range 200 {
 		p := addPod(t, m, netmesh.PodOptions{Name: fmt.Sprint("p", i)})
 		l, err := p.Listen("tcp", ":80")
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close()
+		begin := time.Now()
 		c, err := m.Host().Dial(t.Context(), "tcp", p.IP().String()+":80")
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
-		raw, err := c.(*net.TCPConn).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
+		if time.Since(begin) > 900*time.Millisecond {
+			slow++
 		}
-		var info *unix.TCPInfo
-		if controlErr := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }); controlErr != nil || err != nil {
-			t.Fatal(controlErr, err)
-		}
-		if info.Total_retrans > 0 {
-			t.Fatalf("Pod %d: %d packets had to be repeated", i, info.Total_retrans)
-		}
+		c.Close()
+		l.Close()
+	}
+	if slow > 2 {
+		t.Errorf("%d dials of 200 took a second", slow)
 	}
 }
 
