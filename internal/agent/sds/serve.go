@@ -19,10 +19,10 @@ import (
 	"os"
 	"path/filepath"
 
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/experimental"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -43,7 +43,6 @@ type Source interface {
 
 // Server serves one socket.
 type Server struct {
-	secretv3.UnimplementedSecretDiscoveryServiceServer
 	source   Source
 	log      *slog.Logger
 	listener net.Listener
@@ -97,8 +96,14 @@ func (s *Server) Close() error { return s.listener.Close() }
 
 // Run serves until ctx ends, then ends every stream and returns nil. Call it once.
 func (s *Server) Run(ctx context.Context) error {
-	g := grpc.NewServer(grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize), grpc.SharedWriteBuffer(true), grpc.WaitForHandlers(true))
-	secretv3.RegisterSecretDiscoveryServiceServer(g, s)
+	g := grpc.NewServer(
+		grpc.ForceServerCodecV2(codec{}), grpc.WaitForHandlers(true),
+		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize), grpc.SharedWriteBuffer(true),
+		// The usual pool would keep a megabyte for each stream's first request, whose
+		// node is too long for the pool's smaller buffers.
+		experimental.BufferPool(mem.NopBufferPool{}),
+	)
+	g.RegisterService(&service, s)
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		g.Stop()
@@ -113,18 +118,25 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// StreamSecrets serves one stream. [agent D6–D9]
-func (s *Server) StreamSecrets(st secretv3.SecretDiscoveryService_StreamSecretsServer) error {
-	requests, ended := s.receive(st)
+// service describes what is served of SecretDiscoveryService; gRPC answers its other
+// methods with Unimplemented.
+var service = grpc.ServiceDesc{
+	ServiceName: "envoy.service.secret.v3.SecretDiscoveryService",
+	HandlerType: (*any)(nil),
+	Streams: []grpc.StreamDesc{{
+		StreamName: "StreamSecrets", ServerStreams: true, ClientStreams: true,
+		Handler: func(s any, st grpc.ServerStream) error { return s.(*Server).stream(st) },
+	}},
+}
+
+// stream serves one stream. [agent D6–D9]
+func (s *Server) stream(st grpc.ServerStream) error {
+	requests, ended := receive(st)
 	var me stream
 	for {
 		secret, changed := s.source.Current()
-		r, err := me.response(secret)
-		if err != nil {
-			return status.Error(codes.Internal, err.Error())
-		}
-		if r != nil {
-			if err := st.Send(r); err != nil {
+		if r := me.response(secret); r != nil {
+			if err := st.SendMsg(r); err != nil {
 				return err
 			}
 			s.log.Debug("secret sent", "names", me.names, "version", me.sent)
@@ -148,12 +160,12 @@ func (s *Server) StreamSecrets(st secretv3.SecretDiscoveryService_StreamSecretsS
 // receive reads requests into a channel, because a stream cannot be selected on. The
 // goroutine ends with the stream, which gRPC ends when its handler returns. The error is
 // nil where Envoy hung up.
-func (s *Server) receive(st secretv3.SecretDiscoveryService_StreamSecretsServer) (<-chan *discovery.DiscoveryRequest, <-chan error) {
-	requests, ended := make(chan *discovery.DiscoveryRequest), make(chan error, 1)
+func receive(st grpc.ServerStream) (<-chan *request, <-chan error) {
+	requests, ended := make(chan *request), make(chan error, 1)
 	go func() {
 		for {
-			r, err := st.Recv()
-			if err != nil {
+			r := &request{}
+			if err := st.RecvMsg(r); err != nil {
 				if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
 					err = nil
 				}

@@ -150,6 +150,10 @@ func namesIn(t *testing.T, r *discovery.DiscoveryResponse) []string {
 	return out
 }
 
+func ask(nonce string, names ...string) *discovery.DiscoveryRequest {
+	return &discovery.DiscoveryRequest{TypeUrl: TypeURL, ResourceNames: names, ResponseNonce: nonce}
+}
+
 func TestEnvoysAreServedAndPushedTo(t *testing.T) {
 	source := &value{}
 	socket := serve(t, source)

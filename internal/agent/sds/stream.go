@@ -5,12 +5,6 @@ import (
 	"slices"
 	"strconv"
 
-	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
-
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -43,22 +37,22 @@ type report struct {
 
 // request takes what Envoy says. It returns an error that ends the stream where the
 // request makes no sense, and a report where there is something to say.
-func (s *stream) request(r *discovery.DiscoveryRequest) (report, error) {
-	if t := r.GetTypeUrl(); t != "" && t != TypeURL {
-		return report{}, fmt.Errorf("type %q is not served here, only %s", t, TypeURL)
+func (s *stream) request(r *request) (report, error) {
+	if r.typeURL != "" && r.typeURL != TypeURL {
+		return report{}, fmt.Errorf("type %.200q is not served here, only %s", r.typeURL, TypeURL)
 	}
-	if n := len(r.GetResourceNames()); n > maxNames {
-		return report{}, fmt.Errorf("%d names, at most %d are taken", n, maxNames)
+	if len(r.names) > maxNames {
+		return report{}, fmt.Errorf("too many names, at most %d are taken", maxNames)
 	}
 	// Whatever answers an older response than the last is out of date as a whole; Envoy
 	// repeats what still holds when it answers the last. [envoy xDS protocol, "ACK and NACK"]
-	if nonce := r.GetResponseNonce(); nonce != "" && s.nonce > 0 && nonce != strconv.Itoa(s.nonce) {
+	if r.nonce != "" && s.nonce > 0 && r.nonce != strconv.Itoa(s.nonce) {
 		return report{}, nil
 	}
-	rep := s.subscribe(r.GetResourceNames())
-	if e := r.GetErrorDetail(); e != nil && s.nacked != s.sent {
+	rep := s.subscribe(r.names)
+	if r.refused && s.nacked != s.sent {
 		s.nacked = s.sent
-		rep = report{"Envoy refused a secret and keeps the one it had", e.GetMessage()}
+		rep = report{"Envoy refused a secret and keeps the one it had", r.reason}
 	}
 	return rep, nil
 }
@@ -88,25 +82,21 @@ func (s *stream) subscribe(asked []string) report {
 
 // response is what is to be sent now that this secret stands, nil for nothing: there is
 // no secret yet, nothing was asked for, or what was asked for has not changed.
-func (s *stream) response(secret *pki.Secret) (*discovery.DiscoveryResponse, error) {
+func (s *stream) response(secret *pki.Secret) *response {
 	if secret == nil || len(s.names) == 0 {
-		return nil, nil
+		return nil
 	}
 	version := versionOf(secret, s.names)
 	if version == s.sent {
-		return nil, nil
-	}
-	r := &discovery.DiscoveryResponse{VersionInfo: version, TypeUrl: TypeURL, Nonce: strconv.Itoa(s.nonce + 1)}
-	for _, n := range s.names {
-		text, err := proto.Marshal(resource(secret, n))
-		if err != nil {
-			return nil, fmt.Errorf("encode secret %s: %w", n, err)
-		}
-		r.Resources = append(r.Resources, &anypb.Any{TypeUrl: TypeURL, Value: text})
+		return nil
 	}
 	s.nonce++
 	s.sent = version
-	return r, nil
+	r := &response{version: version, nonce: strconv.Itoa(s.nonce)}
+	for _, n := range s.names {
+		r.resources = append(r.resources, encodeSecret(secret, n))
+	}
+	return r
 }
 
 // versionOf differs exactly where what these names stand for differs, so that a renewed
@@ -121,22 +111,4 @@ func versionOf(secret *pki.Secret, names []string) string {
 		}
 	}
 	return pki.VersionOf(parts...)
-}
-
-// resource is the secret in Envoy's words. [agent D4, D5]
-func resource(secret *pki.Secret, name string) *tlsv3.Secret {
-	inline := func(text []byte) *core.DataSource {
-		return &core.DataSource{Specifier: &core.DataSource_InlineBytes{InlineBytes: text}}
-	}
-	s := &tlsv3.Secret{Name: name}
-	if name == LeafName {
-		s.Type = &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
-			CertificateChain: inline(secret.Chain), PrivateKey: inline(secret.Key),
-		}}
-	} else {
-		s.Type = &tlsv3.Secret_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
-			TrustedCa: inline(secret.Roots),
-		}}
-	}
-	return s
 }
