@@ -293,6 +293,13 @@ func TestTheEndWaitsForRequests(t *testing.T) {
 	}()
 	<-in
 	s.cancel()
+	for { // until it has begun to end
+		c, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			break
+		}
+		c.Close()
+	}
 	close(out)
 	if got := <-answer; got != "200 OK" {
 		t.Errorf("got %s", got)
