@@ -1,0 +1,241 @@
+package compile_test
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+	typev1 "istio.io/api/type/v1beta1"
+
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// dice turns bytes into choices; past the end everything is 0.
+type dice struct{ data []byte }
+
+func (d *dice) roll(n int) int {
+	if len(d.data) == 0 {
+		return 0
+	}
+	b := d.data[0]
+	d.data = d.data[1:]
+	return int(b) % n
+}
+
+func (d *dice) oneIn(n int) bool { return d.roll(n) == 0 }
+
+func pick[T any](d *dice, list ...T) T { return list[d.roll(len(list))] }
+
+// The pools from which everything takes its names, small so that objects meet.
+var (
+	spaces   = []string{"x", "y", "istio-system"}
+	names    = []string{"a", "b", "c", "d", "e"}
+	versions = []string{"v1", "v2"}
+	foreign  = []string{"out.example.com", "*.example.com", "a.x.svc.cluster.local"}
+)
+
+func (d *dice) ip() string { return fmt.Sprintf("10.9.0.%d", 1+d.roll(5)) }
+
+func (d *dice) host() string {
+	switch d.roll(6) {
+	case 0:
+		return pick(d, foreign...)
+	case 1:
+		return pick(d, names...) + "." + pick(d, spaces...) + ".svc.cluster.local"
+	case 2:
+		return "*." + pick(d, spaces...) + ".svc.cluster.local"
+	}
+	return pick(d, names...)
+}
+
+func (d *dice) labels() map[string]string {
+	l := map[string]string{"app": pick(d, names...)}
+	if d.oneIn(2) {
+		l["version"] = pick(d, versions...)
+	}
+	return l
+}
+
+func (d *dice) exportTo() []string {
+	return pick(d, nil, nil, []string{"*"}, []string{"."}, []string{"x"}, []string{"y", "."})
+}
+
+// change makes a random change to a random object: a new value three times of four.
+func (d *dice) change() object.Change {
+	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
+		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar)
+	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
+	if d.oneIn(4) {
+		return object.Change{Key: key}
+	}
+	o := &object.Object{Key: key, Meta: object.Meta{Created: time.Unix(int64(d.roll(3)), 0)}}
+	switch kind {
+	case object.Service:
+		o.Spec = d.service(o)
+	case object.Pod:
+		o.Meta.Labels = d.labels()
+		if d.oneIn(2) {
+			o.Meta.Labels["security.istio.io/tlsMode"] = "istio"
+		}
+		if d.oneIn(3) {
+			o.Meta.Labels["istio-locality"] = pick(d, "r1.z1", "r1.z2", "r2.z1")
+		}
+		o.Spec = &object.PodSpec{
+			IPs: []netip.Addr{netip.MustParseAddr(d.ip())}, Ready: !d.oneIn(4), ServiceAccount: pick(d, "", "one", "two"),
+			Ports: []object.ContainerPort{{Name: "named", Port: uint32(8000 + d.roll(3))}},
+		}
+	case object.EndpointSlice:
+		o.Spec = &object.EndpointSliceSpec{
+			Service:   pick(d, names...),
+			Ports:     []object.SlicePort{{Name: "http", Port: uint32(8080 + d.roll(2))}},
+			Endpoints: []object.SliceEndpoint{{Addresses: []netip.Addr{netip.MustParseAddr(d.ip())}, Ready: !d.oneIn(3), Pod: pick(d, names...)}},
+		}
+	case object.ServiceEntry:
+		o.Spec = d.serviceEntry()
+	case object.WorkloadEntry:
+		o.Spec = &networking.WorkloadEntry{Address: d.ip(), Labels: d.labels(), ServiceAccount: pick(d, "", "vm"), Weight: uint32(d.roll(3))}
+	case object.VirtualService:
+		o.Spec = d.virtualService()
+	case object.DestinationRule:
+		o.Spec = d.destinationRule()
+	case object.PeerAuthentication:
+		o.Spec = d.peerAuthentication()
+	case object.Sidecar:
+		o.Spec = d.sidecar()
+	}
+	return object.Change{Key: key, Object: o}
+}
+
+func (d *dice) service(o *object.Object) *object.ServiceSpec {
+	s := &object.ServiceSpec{Selector: map[string]string{"app": pick(d, names...)}}
+	switch d.roll(5) {
+	case 0:
+		s.Headless = true
+	case 1:
+		s.Type, s.ExternalName, s.Selector = "ExternalName", "out.example.com", nil
+	default:
+		s.ClusterIPs = []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", 1+d.roll(4)))}
+	}
+	if e := d.exportTo(); len(e) > 0 {
+		o.Meta.Annotations = map[string]string{"networking.istio.io/exportTo": e[0]}
+	}
+	for _, p := range []object.ServicePort{
+		{Name: "http", Port: 80, TargetPort: 8080}, {Name: "tcp", Port: 90}, {Name: "auto", Port: 80},
+		{Name: "grpc", Port: 81, TargetName: "named"}, {Name: "https", Port: 443}, {Name: "mysql", Port: 90}, {Name: "udp", Port: 53, Protocol: "UDP"},
+	} {
+		free := true
+		for _, q := range s.Ports {
+			free = free && q.Port != p.Port
+		}
+		if free && d.oneIn(2) {
+			s.Ports = append(s.Ports, p)
+		}
+	}
+	return s
+}
+
+func (d *dice) serviceEntry() *networking.ServiceEntry {
+	s := &networking.ServiceEntry{
+		Hosts:      []string{pick(d, foreign...)},
+		Location:   networking.ServiceEntry_Location(d.roll(2)),
+		Resolution: networking.ServiceEntry_Resolution(d.roll(4)),
+		ExportTo:   d.exportTo(),
+		Ports: []*networking.ServicePort{pick(d,
+			&networking.ServicePort{Number: 80, Name: "http", Protocol: "HTTP"}, &networking.ServicePort{Number: 443, Name: "tls", Protocol: "TLS"},
+			&networking.ServicePort{Number: 90, Name: "tcp", Protocol: "TCP"}, &networking.ServicePort{Number: 80, Name: "any"})},
+	}
+	if d.oneIn(2) {
+		s.Addresses = []string{pick(d, "10.97.0.1", "10.97.0.0/16", "10.96.0.1")}
+	}
+	switch {
+	case d.oneIn(3):
+		s.WorkloadSelector = &networking.WorkloadSelector{Labels: map[string]string{"app": pick(d, names...)}}
+	case d.oneIn(2):
+		s.Endpoints = []*networking.WorkloadEntry{{Address: d.ip(), Locality: pick(d, "", "r1/z1", "r2/z1"), Labels: d.labels()}}
+	}
+	return s
+}
+
+func (d *dice) virtualService() *networking.VirtualService {
+	v := &networking.VirtualService{Hosts: []string{d.host()}, ExportTo: d.exportTo(), Gateways: pick(d, nil, nil, []string{"mesh"}, []string{"gw"})}
+	for range 1 + d.roll(2) {
+		h := &networking.HTTPRoute{Name: pick(d, "", "one")}
+		if d.oneIn(2) {
+			m := &networking.HTTPMatchRequest{}
+			switch d.roll(4) {
+			case 0:
+				m.SourceLabels = map[string]string{"app": pick(d, names...)}
+			case 1:
+				m.SourceNamespace = pick(d, spaces...)
+			case 2:
+				m.Port = pick(d, uint32(80), 81)
+			default:
+				m.Headers = map[string]*networking.StringMatch{"x-h": {MatchType: &networking.StringMatch_Exact{Exact: pick(d, names...)}}}
+			}
+			h.Match = []*networking.HTTPMatchRequest{m}
+		}
+		weight := int32(d.roll(101))
+		h.Route = []*networking.HTTPRouteDestination{
+			{Destination: &networking.Destination{Host: d.host(), Subset: pick(d, "", "v1", "v2")}, Weight: weight},
+			{Destination: &networking.Destination{Host: d.host(), Port: &networking.PortSelector{Number: pick(d, uint32(80), 90)}}, Weight: 100 - weight},
+		}
+		v.Http = append(v.Http, h)
+	}
+	return v
+}
+
+func (d *dice) destinationRule() *networking.DestinationRule {
+	r := &networking.DestinationRule{Host: d.host(), ExportTo: d.exportTo()}
+	if d.oneIn(4) {
+		r.WorkloadSelector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
+	}
+	policy := func() *networking.TrafficPolicy {
+		switch d.roll(5) {
+		case 0:
+			return &networking.TrafficPolicy{OutlierDetection: &networking.OutlierDetection{}}
+		case 1:
+			return &networking.TrafficPolicy{LoadBalancer: &networking.LoadBalancerSettings{LbPolicy: &networking.LoadBalancerSettings_ConsistentHash{
+				ConsistentHash: &networking.LoadBalancerSettings_ConsistentHashLB{HashKey: &networking.LoadBalancerSettings_ConsistentHashLB_HttpHeaderName{HttpHeaderName: "x-user"}},
+			}}}
+		case 2:
+			return &networking.TrafficPolicy{Tls: &networking.ClientTLSSettings{Mode: networking.ClientTLSSettings_TLSmode(d.roll(4))}}
+		case 3:
+			return &networking.TrafficPolicy{LoadBalancer: &networking.LoadBalancerSettings{LbPolicy: &networking.LoadBalancerSettings_Simple{
+				Simple: networking.LoadBalancerSettings_SimpleLB(d.roll(6)),
+			}}}
+		}
+		return nil
+	}
+	r.TrafficPolicy = policy()
+	for _, v := range versions {
+		if d.oneIn(2) {
+			r.Subsets = append(r.Subsets, &networking.Subset{Name: v, Labels: map[string]string{"version": v}, TrafficPolicy: policy()})
+		}
+	}
+	return r
+}
+
+func (d *dice) peerAuthentication() *security.PeerAuthentication {
+	p := &security.PeerAuthentication{Mtls: &security.PeerAuthentication_MutualTLS{Mode: security.PeerAuthentication_MutualTLS_Mode(d.roll(4))}}
+	if d.oneIn(2) {
+		p.Selector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
+		p.PortLevelMtls = map[uint32]*security.PeerAuthentication_MutualTLS{8080: {Mode: security.PeerAuthentication_MutualTLS_Mode(d.roll(4))}}
+	}
+	return p
+}
+
+func (d *dice) sidecar() *networking.Sidecar {
+	s := &networking.Sidecar{}
+	if d.oneIn(2) {
+		s.WorkloadSelector = &networking.WorkloadSelector{Labels: map[string]string{"app": pick(d, names...)}}
+	}
+	if !d.oneIn(3) {
+		s.Egress = []*networking.IstioEgressListener{{Hosts: []string{pick(d, "./*", "*/*", "x/*", "*/a.x.svc.cluster.local", "~/*")}}}
+	}
+	if d.oneIn(3) {
+		s.OutboundTrafficPolicy = &networking.OutboundTrafficPolicy{Mode: networking.OutboundTrafficPolicy_Mode(d.roll(2))}
+	}
+	return s
+}

@@ -1,0 +1,251 @@
+package compile_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// history plays changes into a world and remembers what stands, so that another world
+// can be made from scratch.
+type history struct {
+	standing map[object.Key]*object.Object
+	order    []object.Key
+	mesh     *meshv1.MeshConfig
+	proxies  []mesh.Node
+}
+
+func newHistory(t testing.TB) *history {
+	return &history{standing: map[object.Key]*object.Object{}, proxies: []mesh.Node{
+		proxy(t, "sidecar~10.9.0.1~p1.x~x.svc.cluster.local", ""),
+		proxy(t, "sidecar~10.9.0.2~p2.x~x.svc.cluster.local", "app=a,version=v1"),
+		proxy(t, "sidecar~10.9.0.3~p3.y~y.svc.cluster.local", "app=b"),
+		proxy(t, "router~10.9.0.4~gw.istio-system~istio-system.svc.cluster.local", "app=c"),
+	}}
+}
+
+func (h *history) note(c object.Change) {
+	h.order = slices.DeleteFunc(h.order, func(k object.Key) bool { return k == c.Key })
+	delete(h.standing, c.Key)
+	if c.Object != nil {
+		h.standing[c.Key] = c.Object
+		h.order = append(h.order, c.Key)
+	}
+}
+
+// fresh is a world made from what stands, in another order than it came about.
+func (h *history) fresh() *world {
+	w := newWorld()
+	if h.mesh != nil {
+		w.model.SetMesh(h.mesh)
+	}
+	for _, k := range slices.Backward(h.order) {
+		w.model.Apply([]object.Change{{Key: k, Object: h.standing[k]}})
+	}
+	w.graph.Run()
+	return w
+}
+
+// same fails the test where any byte that any proxy would get differs from a fresh compile.
+func (h *history) same(t *testing.T, w *world, step int) {
+	t.Helper()
+	fresh := h.fresh()
+	for _, n := range h.proxies {
+		got, _ := w.model.Classify().Value(model.KeyOf(n))
+		want := fresh.join(n)
+		if got != want {
+			t.Fatalf("step %d: %s is of class\n%+v, from scratch\n%+v", step, n.ID, got, want)
+		}
+		a, b := w.bytes(got), fresh.bytes(want)
+		for k := range b {
+			if !bytes.Equal(a[k], b[k]) {
+				t.Fatalf("step %d: %s: resource %d %s differs from a fresh compile:\n%q\n%q", step, n.ID, k.Kind, k.Name, a[k], b[k])
+			}
+		}
+		if len(a) != len(b) {
+			t.Fatalf("step %d: %s has %d resources, from scratch %d", step, n.ID, len(a), len(b))
+		}
+	}
+}
+
+// reclass follows proxies whose class has moved.
+func (h *history) reclass(w *world) {
+	w.classes = map[mesh.Class]bool{}
+	for _, n := range h.proxies {
+		c, _ := w.model.Classify().Value(model.KeyOf(n))
+		w.classes[c] = true
+	}
+	w.sync()
+}
+
+func playHistory(t *testing.T, data []byte, every int) {
+	h, w, d := newHistory(t), newWorld(), &dice{data: data}
+	for _, n := range h.proxies {
+		w.join(n)
+	}
+	for step := 0; len(d.data) > 0 && step < 200; step++ {
+		if d.oneIn(20) {
+			h.mesh = mesh.DefaultMeshConfig()
+			h.mesh.OutboundTrafficPolicy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_Mode(d.roll(2))
+			h.mesh.RootNamespace = pick(d, "istio-system", "x")
+			w.model.SetMesh(h.mesh)
+		}
+		for range 1 + d.roll(2) {
+			c := d.change()
+			h.note(c)
+			w.model.Apply([]object.Change{c})
+		}
+		w.graph.Run()
+		h.reclass(w)
+		if step%every == 0 {
+			h.same(t, w, step)
+		}
+	}
+	h.same(t, w, -1)
+}
+
+// TestIncrementalIsFromScratch plays fixed random histories, so that every run of the
+// tests meets every kind of object many times.
+func TestIncrementalIsFromScratch(t *testing.T) {
+	for seed := range uint64(30) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(seed, 7))
+			data := make([]byte, 2500)
+			for i := range data {
+				data[i] = byte(r.Uint32())
+			}
+			playHistory(t, data, 7)
+		})
+	}
+}
+
+func FuzzIncrementalIsFromScratch(f *testing.F) {
+	f.Add([]byte("any bytes make a history of changes to a small mesh"))
+	r := rand.New(rand.NewPCG(1, 2))
+	data := make([]byte, 400)
+	for i := range data {
+		data[i] = byte(r.Uint32())
+	}
+	f.Add(data)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) > 1500 {
+			data = data[:1500]
+		}
+		playHistory(t, data, 3)
+	})
+}
+
+const bookshop = `
+apiVersion: v1
+kind: Service
+metadata: {name: reviews, namespace: shop}
+spec: {clusterIP: 10.96.0.1, selector: {app: reviews}, ports: [{name: http, port: 9080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec: {clusterIP: 10.96.0.2, selector: {app: db}, ports: [{name: tcp, port: 5432}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: reviews-1, namespace: shop, labels: {app: reviews, version: v1, security.istio.io/tlsMode: istio}}
+status: {phase: Running, podIP: 10.99.0.1}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: reviews, namespace: shop}
+spec: {host: reviews, subsets: [{name: v1, labels: {version: v1}}, {name: v2, labels: {version: v2}}]}
+---
+` + virtual90
+
+const virtual90 = `
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: reviews, namespace: shop}
+spec:
+  hosts: [reviews]
+  http: [{route: [{destination: {host: reviews, subset: v1}, weight: 90}, {destination: {host: reviews, subset: v2}, weight: 10}]}]
+`
+
+// TestOnlyWhatMustRuns says for one edit after another which rules run and what moves.
+// Two scopes are connected: one of the shop's namespace, one of another.
+func TestOnlyWhatMustRuns(t *testing.T) {
+	w := newWorld()
+	w.apply(t, bookshop)
+	w.join(proxy(t, "sidecar~10.99.0.9~client.shop~shop.svc.cluster.local", "app=client"))
+	w.join(proxy(t, "sidecar~10.99.0.8~client.other~other.svc.cluster.local", "app=client"))
+	w.run()
+	ran := map[string]int{}
+	w.graph.Trace(func(rule string, _ any, _ bool) { ran[rule]++ })
+	steps := []struct {
+		what, yaml string
+		// must are rules that run, with how often; never are those that may not.
+		must  map[string]int
+		never []string
+		moved []string
+	}{
+		{
+			what: "a Pod joins the service",
+			yaml: "apiVersion: v1\nkind: Pod\nmetadata: {name: reviews-2, namespace: shop, labels: {app: reviews, version: v2, security.istio.io/tlsMode: istio}}\nstatus: {phase: Running, podIP: 10.99.0.2}\n",
+			// Scopes share assignments: those of the service and of subset v2 move, that of v1 is looked at and found equal.
+			must:  map[string]int{"assignment": 3},
+			never: []string{"cluster", "inline cluster", "inbound cluster", "listener", "inbound listener", "route", "virtual host", "listener parts", "visible services"},
+			moved: []string{
+				"endpoints outbound|9080|v2|reviews.shop.svc.cluster.local", "endpoints outbound|9080|v2|reviews.shop.svc.cluster.local",
+				"endpoints outbound|9080||reviews.shop.svc.cluster.local", "endpoints outbound|9080||reviews.shop.svc.cluster.local",
+			},
+		},
+		{
+			what:  "a weight changes",
+			yaml:  strings.NewReplacer("90}", "50}", "10}", "50}").Replace(virtual90),
+			must:  map[string]int{"virtual host": 2, "route": 2},
+			never: []string{"cluster", "listener", "endpoints", "assignment", "inbound listener", "listener parts", "route domains"},
+			moved: []string{"route 9080", "route 9080"},
+		},
+		{
+			what:  "a field that nothing reads changes",
+			yaml:  strings.NewReplacer("90}", "50}", "10}", "50}", "name: reviews,", "name: reviews, annotations: {note: seen},").Replace(virtual90),
+			never: []string{"cluster", "listener", "endpoints", "route"},
+		},
+		{
+			what:  "a Pod that no service selects comes up",
+			yaml:  "apiVersion: v1\nkind: Pod\nmetadata: {name: lone, namespace: shop, labels: {app: lone}}\nstatus: {phase: Running, podIP: 10.99.0.7}\n",
+			never: []string{"cluster", "listener", "endpoints", "assignment", "route", "virtual host"},
+		},
+		{
+			what:  "the client's own namespace becomes strict",
+			yaml:  "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: other}\nspec: {mtls: {mode: STRICT}}\n",
+			must:  map[string]int{"inbound listener": 1},
+			never: []string{"cluster", "listener", "endpoints", "assignment", "route", "virtual host"},
+			moved: []string{"inbound listener virtualInbound"},
+		},
+	}
+	for _, s := range steps {
+		clear(ran)
+		w.apply(t, s.yaml)
+		moved := w.run()
+		if !slices.Equal(moved, s.moved) {
+			t.Errorf("%s: moved %q, want %q", s.what, moved, s.moved)
+		}
+		for rule, n := range s.must {
+			if ran[rule] != n {
+				t.Errorf("%s: rule %q ran %d times, want %d (all: %v)", s.what, rule, ran[rule], n, ran)
+			}
+		}
+		for _, rule := range s.never {
+			if ran[rule] != 0 {
+				t.Errorf("%s: rule %q ran %d times, and must not", s.what, rule, ran[rule])
+			}
+		}
+	}
+}
