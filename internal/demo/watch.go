@@ -18,20 +18,14 @@ type synced struct {
 	Generation int64  `json:"generation"`
 	Applied    int64  `json:"applied"`
 	Types      map[string]struct {
-		Sent  string `json:"sent"`
-		Acked string `json:"acked"`
-		Nack  string `json:"nack"`
+		Nack string `json:"nack"`
 	} `json:"types"`
 }
 
-// settled says whether everything sent was acknowledged, and something was.
+// settled says whether the proxy has applied what it is meant to have. A proxy that
+// reconnected with everything in place was sent nothing and is settled too.
 func (s synced) settled() bool {
-	for _, t := range s.Types {
-		if t.Sent != t.Acked || t.Nack != "" {
-			return false
-		}
-	}
-	return len(s.Types) > 0
+	return s.Generation > 0 && s.Applied >= s.Generation && s.refused() == ""
 }
 
 func (s synced) refused() string {

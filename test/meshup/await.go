@@ -29,17 +29,22 @@ func Await(ctx context.Context, most time.Duration, what string, cond func(conte
 	defer cancel()
 	tick := time.NewTicker(step)
 	defer tick.Stop()
+	var last error
 	for {
 		err := cond(ctx)
 		if err == nil {
 			return nil
+		}
+		// A look that the end of the time cut short tells less than the one before.
+		if last == nil || ctx.Err() == nil {
+			last = err
 		}
 		if errors.As(err, new(final)) {
 			return fmt.Errorf("wait until %s: %w", what, err)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait until %s: %w: %w", what, context.Cause(ctx), err)
+			return fmt.Errorf("wait until %s: %w: %w", what, context.Cause(ctx), last)
 		case <-tick.C:
 		}
 	}
