@@ -1,0 +1,194 @@
+package bench
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// world is a model, its compiler, and the resources that are wanted of it.
+type world struct {
+	graph    *incr.Graph
+	model    *model.Model
+	compiler *compile.Compiler
+	held     map[mesh.Class][]compile.Key
+}
+
+// load makes a world of objects, with nothing compiled yet.
+func load(objects []object.Change) *world {
+	g := incr.New()
+	m := model.New(g, "cluster.local")
+	m.Apply(objects)
+	g.Run()
+	return &world{graph: g, model: m, compiler: compile.New(g, m, compile.Options{}), held: map[mesh.Class][]compile.Key{}}
+}
+
+// join compiles everything for a proxy and keeps it wanted.
+func (w *world) join(n mesh.Node) mesh.Class {
+	class := w.model.Classify().Want(model.KeyOf(n))
+	if w.held[class] == nil {
+		w.hold(class, w.compiler.Names().Want(class))
+	}
+	return class
+}
+
+// hold wants exactly keys for a class.
+func (w *world) hold(class mesh.Class, keys []compile.Key) {
+	old := make(map[compile.Key]bool, len(w.held[class]))
+	for _, k := range w.held[class] {
+		old[k] = true
+	}
+	for _, k := range keys {
+		if old[k] {
+			delete(old, k)
+			continue
+		}
+		w.compiler.Resource(k.Kind).Want(k)
+	}
+	for k := range old {
+		w.compiler.Resource(k.Kind).Unwant(k)
+	}
+	w.held[class] = slices.Clone(keys)
+}
+
+// change takes changed objects into the resources and returns what moved.
+func (w *world) change(c []object.Change) []incr.Moved {
+	w.model.Apply(c)
+	moved := w.graph.Run()
+	for _, m := range moved {
+		if class, ok := m.Key.(mesh.Class); ok {
+			keys, _ := w.compiler.Names().Value(class)
+			w.hold(class, keys)
+		}
+	}
+	return moved
+}
+
+// size is how many bytes all resources have.
+func (w *world) size() (resources, bytes int) {
+	for _, keys := range w.held {
+		for _, k := range keys {
+			v, _ := w.compiler.Resource(k.Kind).Value(k)
+			bytes += len(v)
+			resources++
+		}
+	}
+	return resources, bytes
+}
+
+// full is how long compiling everything for one class takes, the median of several
+// times, measured once for each run of the benchmarks: what ratios refer to.
+var full = sync.OnceValue(func() time.Duration {
+	var t testing.B
+	objects := changes(&t, standard.yaml()...)
+	var took []time.Duration
+	for range 9 {
+		w := load(objects)
+		runtime.GC()
+		start := time.Now()
+		w.join(standard.proxy(&t, 0))
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	return took[len(took)/2]
+})
+
+// ratio reports what one operation took as a part of a full compile. Call it where the
+// timer has stopped.
+func ratio(b *testing.B) {
+	b.Helper()
+	per := float64(b.Elapsed()) / float64(b.N)
+	b.ReportMetric(per/float64(full()), "ofFull")
+}
+
+// BenchmarkParse reads the whole mesh from YAML.
+func BenchmarkParse(b *testing.B) {
+	texts := standard.yaml()
+	bytes := 0
+	for _, t := range texts {
+		bytes += len(t)
+	}
+	b.SetBytes(int64(bytes))
+	b.ReportAllocs()
+	for b.Loop() {
+		for _, t := range texts {
+			decode.Documents("mesh.yaml", []byte(t))
+		}
+	}
+	ratio(b)
+}
+
+// BenchmarkLoad stores the whole mesh in the model's tables.
+func BenchmarkLoad(b *testing.B) {
+	objects := changes(b, standard.yaml()...)
+	b.ReportAllocs()
+	for b.Loop() {
+		load(objects)
+	}
+	ratio(b)
+}
+
+// BenchmarkFullCompile compiles everything for proxies of as many namespaces, each a
+// scope of its own.
+func BenchmarkFullCompile(b *testing.B) {
+	objects := changes(b, standard.yaml()...)
+	for _, scopes := range []int{1, 20} {
+		b.Run(fmt.Sprintf("scopes=%d", scopes), func(b *testing.B) {
+			b.ReportAllocs()
+			var w *world
+			for b.Loop() {
+				b.StopTimer()
+				w = load(objects)
+				b.StartTimer()
+				for i := range scopes {
+					w.join(standard.proxy(b, i))
+				}
+			}
+			ratio(b)
+			resources, bytes := w.size()
+			b.ReportMetric(float64(resources), "resources")
+			b.ReportMetric(float64(bytes), "configBytes")
+		})
+	}
+}
+
+// BenchmarkChange takes one changed object into the configuration of one class, back and
+// forth between two values of it.
+func BenchmarkChange(b *testing.B) {
+	z := standard
+	objects := changes(b, z.yaml()...)
+	added := size{services: z.services + 1, namespaces: z.namespaces}
+	for _, c := range []struct {
+		name   string
+		values [2][]object.Change
+	}{
+		{"endpoint", [2][]object.Change{changes(b, z.pod(400, 1, 1)), changes(b, z.pod(400, 1, 0))}},
+		{"weight", [2][]object.Change{changes(b, z.virtualService(400, 50)), changes(b, z.virtualService(400, 90))}},
+		{"destinationRule", [2][]object.Change{changes(b, z.destinationRule(400, 200)), changes(b, z.destinationRule(400, 100))}},
+		{"service", [2][]object.Change{changes(b, added.service(z.services)), gone(b, added.service(z.services))}},
+		{"nothing", [2][]object.Change{changes(b, z.virtualService(400, 90)), changes(b, z.destinationRule(400, 100))}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			w := load(objects)
+			w.join(z.proxy(b, 0))
+			w.graph.Run()
+			moved := 0
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				moved += len(w.change(c.values[i%2]))
+			}
+			ratio(b)
+			b.ReportMetric(float64(moved)/float64(b.N), "moved")
+		})
+	}
+}
