@@ -1,10 +1,10 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -43,6 +43,8 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 		Short:              "Run Envoy and everything that it needs beside it",
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(c *cobra.Command, args []string) error {
+			started := time.Now()
+			defer spareMemory(s)()
 			role := mesh.Sidecar
 			if len(args) > 0 {
 				role = mesh.Role(args[0])
@@ -54,43 +56,40 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return runProxy(c.Context(), c.Flags(), role, p, log, s, logger)
+			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
+			logger.Info("Version " + thisBuild().String())
+			p.agent.LogJSON, p.agent.OutlierLog = log.json, p.node.OutlierLogPath
+			a, err := p.prepare(agent.Options{Started: started, Log: logger, Stdout: s.stdout, Stderr: s.stderr}, role, s.env)
+			if err != nil {
+				return err
+			}
+			if err := a.Run(c.Context()); err != nil {
+				return ended{err}
+			}
+			return nil
 		},
 	}
 	p.register(c.Flags())
 	return c
 }
 
-// runProxy runs the agent until it is told to end.
-func runProxy(ctx context.Context, flags *pflag.FlagSet, role mesh.Role, p *proxyFlags, l *logFlags, s surroundings, log *slog.Logger) error {
-	flags.VisitAll(func(f *pflag.Flag) { log.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
-	log.Info("Version " + thisBuild().String())
-	in, err := agent.ReadNode(node.Input{Role: role, Flags: p.node, Env: s.env}, p.meshConfig)
+// prepare finds out what there is to know and makes the agent.
+func (p *proxyFlags) prepare(o agent.Options, role mesh.Role, env map[string]string) (*agent.Agent, error) {
+	in, err := agent.ReadNode(node.Input{Role: role, Flags: p.node, Env: env}, p.meshConfig)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	facts, err := node.Build(in)
-	if err != nil {
-		return err
+	if o.Node, err = node.Build(in); err != nil {
+		return nil, err
 	}
-	settings, err := node.ReadSettings(facts)
-	if err != nil {
-		return err
+	if o.Settings, err = node.ReadSettings(o.Node); err != nil {
+		return nil, err
 	}
-	if err := logStart(log, facts, settings); err != nil {
-		return err
+	if err := logStart(o.Log, o.Node, o.Settings); err != nil {
+		return nil, err
 	}
-	p.agent.LogJSON, p.agent.OutlierLog = l.json, p.node.OutlierLogPath
-	a, err := agent.New(agent.Options{
-		Node: facts, Settings: settings, Flags: p.agent, Log: log, Stdout: s.stdout, Stderr: s.stderr,
-	})
-	if err != nil {
-		return err
-	}
-	if err := a.Run(ctx); err != nil {
-		return ended{err}
-	}
-	return nil
+	o.Flags = p.agent
+	return agent.New(o)
 }
 
 // logStart tells what was decided before anything is done with it. [agent F13]

@@ -15,6 +15,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/node"
@@ -29,6 +30,8 @@ type Options struct {
 	Log      *slog.Logger
 	// Stdout and Stderr get Envoy's output.
 	Stdout, Stderr io.Writer
+	// Started is when the program was, for the time that it took to be ready.
+	Started time.Time
 	// Flags are those of the command line that decide neither node nor configuration.
 	Flags Flags
 }
@@ -70,7 +73,7 @@ func New(o Options) (*Agent, error) {
 
 func (a *Agent) prepare() error {
 	// The sockets last, and that of discovery at the very end: nothing after it can fail.
-	for _, step := range []func() error{a.bootstrap, a.runner, a.identity, a.discovery} {
+	for _, step := range []func() error{a.bootstrap, a.runner, a.listenStatus, a.identity, a.discovery} {
 		if err := step(); err != nil {
 			return err
 		}

@@ -24,6 +24,8 @@ const (
 	defaultRoot = "./var/run/secrets/istio/root-cert.pem"
 	tokenFile   = "./var/run/secrets/tokens/istio-token"
 	maxToken    = 64 << 10
+	// ownSocket is the name of the socket that this agent serves.
+	ownSocket = "socket"
 )
 
 // keeper is a source of the workload's secret: secret.Keeper or secret.Files.
@@ -67,7 +69,7 @@ func (a *Agent) identity() error {
 // [agent E17, S19]
 func (a *Agent) secretSocket() error {
 	path := a.sdsSocket()
-	if a.o.Settings.Secrets.SocketName != "socket" {
+	if !a.ownsSecrets() {
 		if st, err := os.Stat(path); err != nil || st.Mode()&fs.ModeSocket == 0 {
 			return fmt.Errorf("WORKLOAD_IDENTITY_SOCKET_FILE names %s, and no socket is there: start its server first", path)
 		}
@@ -81,6 +83,9 @@ func (a *Agent) secretSocket() error {
 	a.serve("sds", server.Run)
 	return nil
 }
+
+// ownsSecrets says whether Envoy gets its certificate from this agent.
+func (a *Agent) ownsSecrets() bool { return a.o.Settings.Secrets.SocketName == ownSocket }
 
 // certificateFiles finds a mounted identity; the second result says whether there is one.
 func (a *Agent) certificateFiles() (secret.FilePaths, bool, error) {

@@ -62,6 +62,8 @@ type Envoy struct {
 	StateOfTheWorld, DualStack, CoreDump bool
 	ExitOnZero                           bool
 	DeferredClusters                     bool
+	// LocalMetrics refuses metrics to other machines.
+	LocalMetrics bool
 	// MinDrain is the least time of a drain that waits for connections.
 	MinDrain time.Duration
 	// OverrideFile is merged over the bootstrap; HostIP stands in for $(HOST_IP) in it.
@@ -210,6 +212,7 @@ func (r *reader) envoy() Envoy {
 		CoreDump:         r.truth("ISTIO_ENVOY_ENABLE_CORE_DUMP", false),
 		ExitOnZero:       r.truth("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", false),
 		DeferredClusters: r.truth("ENABLE_DEFERRED_CLUSTER_CREATION", false),
+		LocalMetrics:     r.truth("METRICS_LOCALHOST_ACCESS_ONLY", false),
 		MinDrain:         r.duration("MINIMUM_DRAIN_DURATION", 5*time.Second),
 		OverrideFile:     r.text("ISTIO_BOOTSTRAP_OVERRIDE", ""),
 		HostIP:           r.text("HOST_IP", ""),

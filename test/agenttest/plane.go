@@ -1,0 +1,198 @@
+// Package agenttest runs the built pilot-agent, with a real Envoy, against a control plane that does the least there is to do.
+//
+// Plane signs whatever it is asked to sign and answers every subscription with the
+// resources that it was given, over deltas. Process is an agent in a folder of its own,
+// on ports that are free. Both end with the test that started them.
+package agenttest
+
+import (
+	"context"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	securityv1 "istio.io/api/security/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// Type URLs of what a Plane may be given.
+const (
+	ListenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
+	ClusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+)
+
+// Plane is a control plane: CA and discovery on one TLS port.
+type Plane struct {
+	securityv1.UnimplementedIstioCertificateServiceServer
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+
+	// Addr is host:port. RootFile holds the certificate that its own leads to.
+	Addr, RootFile string
+
+	t        testing.TB
+	key      crypto.Signer
+	root     *x509.Certificate
+	server   *grpc.Server
+	serving  sync.WaitGroup
+	mu       sync.Mutex
+	given    map[string][]*discoveryv3.Resource
+	node     *corev3.Node
+	metadata metadata.MD
+	signed   int
+}
+
+// NewPlane makes a control plane that does not serve yet; its address is taken.
+func NewPlane(t testing.TB) *Plane {
+	t.Helper()
+	key, err := pki.GenerateKey(pki.ECDSAP256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := pki.Sign(pki.RootTemplate("cluster.local", term()), nil, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Plane{t: t, key: key, root: root, given: map[string][]*discoveryv3.Resource{}, Addr: net.JoinHostPort("127.0.0.1", Port(t))}
+	p.RootFile = filepath.Join(t.TempDir(), "root-cert.pem")
+	if err := os.WriteFile(p.RootFile, pki.EncodeCerts(root), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func term() pki.Term {
+	return pki.Term{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}
+}
+
+// Give sets the resources of a type, by name. Call it before Start.
+func (p *Plane) Give(typeURL string, resources map[string]proto.Message) {
+	p.t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, m := range resources {
+		a, err := anypb.New(m)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		p.given[typeURL] = append(p.given[typeURL], &discoveryv3.Resource{Name: name, Version: "1", Resource: a})
+	}
+}
+
+// Start serves until Stop or the test's end.
+func (p *Plane) Start() {
+	p.t.Helper()
+	key, err := pki.GenerateKey(pki.ECDSAP256)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	leaf, err := pki.Sign(pki.ServerTemplate([]string{"127.0.0.1"}, term()), p.root, key.Public(), p.key)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", p.Addr)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.server = grpc.NewServer(grpc.WaitForHandlers(true), grpc.Creds(credentials.NewTLS(&tls.Config{
+		MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}},
+	})))
+	securityv1.RegisterIstioCertificateServiceServer(p.server, p)
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(p.server, p)
+	p.serving.Go(func() {
+		if err := p.server.Serve(l); err != nil {
+			p.t.Errorf("serve the control plane: %v", err)
+		}
+	})
+	p.t.Cleanup(p.Stop)
+}
+
+// Stop ends every stream and frees the address; Start may follow.
+func (p *Plane) Stop() {
+	p.server.Stop()
+	p.serving.Wait()
+}
+
+// CreateCertificate signs the request as it stands.
+func (p *Plane) CreateCertificate(ctx context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
+	csr, err := pki.ParseCSR([]byte(r.GetCsr()))
+	if err != nil {
+		return nil, err
+	}
+	if len(csr.URIs) != 1 {
+		return nil, errors.New("want one URI")
+	}
+	id, err := pki.IdentityOf(&x509.Certificate{URIs: csr.URIs})
+	if err != nil {
+		return nil, err
+	}
+	template, err := pki.WorkloadTemplate(id, term())
+	if err != nil {
+		return nil, err
+	}
+	leaf, err := pki.Sign(template, p.root, csr.PublicKey, p.key)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.signed++
+	p.metadata, _ = metadata.FromIncomingContext(ctx)
+	return &securityv1.IstioCertificateResponse{CertChain: []string{string(pki.EncodeCerts(leaf)), string(pki.EncodeCerts(p.root))}}, nil
+}
+
+// DeltaAggregatedResources answers each type once, with all that was given of it.
+func (p *Plane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	answered := map[string]bool{}
+	for {
+		r, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		p.mu.Lock()
+		if r.GetNode() != nil {
+			p.node = r.GetNode()
+		}
+		given := p.given[r.GetTypeUrl()]
+		p.mu.Unlock()
+		if answered[r.GetTypeUrl()] {
+			continue
+		}
+		answered[r.GetTypeUrl()] = true
+		if err := s.Send(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "1", SystemVersionInfo: "1", Resources: given}); err != nil {
+			return err
+		}
+	}
+}
+
+// Node is what the last Envoy said of itself, nil before the first one.
+func (p *Plane) Node() *corev3.Node {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.node
+}
+
+// Signed is how many certificates were signed, and what came with the last request.
+func (p *Plane) Signed() (int, metadata.MD) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.signed, p.metadata
+}
+
+// Roots trusts what the plane signs.
+func (p *Plane) Roots() *x509.CertPool { return pki.Pool([]*x509.Certificate{p.root}) }
