@@ -82,6 +82,8 @@ const maxRequest = 4 << 20
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(maxRequest), grpc.WaitForHandlers(true),
+		// Hundreds of connections are idle nearly always, and requests are small.
+		grpc.SharedWriteBuffer(true), grpc.ReadBufferSize(8 << 10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	}
 }
@@ -142,7 +144,10 @@ func (v *service) serve(g grpc.ServerStream, delta bool, recv func() (incoming, 
 	st := newStream(s, g, newConnection(ctx, id, node, who, delta))
 	s.add(st.conn)
 	defer s.remove(st.conn)
-	return st.run(ctx, cell, first, recv)
+	s.log.Info("proxy connected", "connection", id, "proxy", node.NodeID.String(), "identity", who.String(), "agent", node.UserAgent, "delta", delta)
+	err = st.run(ctx, cell, first, recv)
+	s.log.Info("proxy disconnected", "connection", id, "status", status.Code(err).String())
+	return err
 }
 
 // coded makes a gRPC status of an error that is none yet.

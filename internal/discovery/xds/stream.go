@@ -120,6 +120,8 @@ func (s *stream) step(ev Event) error {
 }
 
 func (s *stream) do(effects []Effect) error {
+	// The machine keeps the slice, but nobody needs what was in it.
+	defer clear(effects)
 	for _, e := range effects {
 		switch e := e.(type) {
 		case Send:

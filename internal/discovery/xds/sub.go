@@ -192,6 +192,9 @@ func (s *Sub) request(r Request) {
 		for _, n := range r.Names {
 			delete(s.awaited, n)
 		}
+		if len(s.awaited) == 0 {
+			s.awaited = nil // a map keeps the room of what was in it
+		}
 	}
 }
 
