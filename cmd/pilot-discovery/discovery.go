@@ -1,0 +1,181 @@
+package main
+
+import (
+	"cmp"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pilothouse/pilothouse/internal/discovery"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// settings is what the flags say.
+type settings struct {
+	opts     discovery.Options
+	logLevel string
+	logJSON  bool
+	minTLS   string
+	names    []string
+}
+
+func newDiscovery(args []string, env map[string]string) *cobra.Command {
+	var s settings
+	c := &cobra.Command{
+		Use:   "discovery",
+		Short: "Serve configuration and identity to proxies",
+		Long: `Serve configuration and identity to proxies.
+
+Configuration is read from a directory of YAML (--configDir): Kubernetes' Namespace,
+Service, EndpointSlice, Pod, ServiceAccount, Secret and ConfigMap, and Istio's
+VirtualService, DestinationRule, ServiceEntry, WorkloadEntry, PeerAuthentication and
+Sidecar. The directory is watched; an edit takes effect when it is saved. The mesh's own
+configuration is the key "mesh" of a ConfigMap named istio.
+
+The state folder (--stateDir) keeps the root certificate and its key, and the key that
+signs workload tokens ("pilotctl token create"). Keep it safe: who has it is the mesh.
+
+Environment: POD_NAMESPACE, TRUST_DOMAIN, DEFAULT_WORKLOAD_CERT_TTL, MAX_WORKLOAD_CERT_TTL,
+CITADEL_SELF_SIGNED_CA_CERT_TTL, ISTIOD_CUSTOM_HOST,
+PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND, PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND.`,
+		Example: "  pilot-discovery discovery --configDir samples/bookshop --stateDir /var/lib/pilothouse",
+		Args:    cobra.ArbitraryArgs,
+		// Charts pass flags of other releases; they are named in a warning, not refused.
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+		RunE: func(c *cobra.Command, _ []string) error {
+			log, err := s.logger(c.ErrOrStderr())
+			if err != nil {
+				return misuse{err}
+			}
+			for _, name := range unknownFlags(args, c.Flags()) {
+				log.Warn("flag is not known and has no effect", "flag", name)
+			}
+			if err := s.complete(env); err != nil {
+				return misuse{err}
+			}
+			s.opts.Log, s.opts.Version = log, version
+			srv, err := discovery.New(s.opts)
+			if err != nil {
+				return err
+			}
+			return srv.Run(c.Context())
+		},
+	}
+	s.bind(c.Flags())
+	return c
+}
+
+func (s *settings) bind(f *pflag.FlagSet) {
+	o := &s.opts
+	f.StringVar(&o.ConfigDir, "configDir", "", "directory of YAML files to read configuration from, and to watch (required)")
+	f.StringVar(&o.StateDir, "stateDir", "./var/lib/pilothouse", "folder that keeps the root certificate and keys")
+	f.StringVar(&o.Domain, "domain", "cluster.local", "DNS suffix of services")
+	f.StringVar(&o.Namespace, "namespace", "", "namespace that the control plane runs in (default $POD_NAMESPACE, else istio-system)")
+	f.StringVar(&o.Ports.HTTP, "httpAddr", ":8080", "address for readiness and debugging")
+	f.StringVar(&o.Ports.GRPC, "grpcAddr", ":15010", "address for xDS in plaintext; empty serves none")
+	f.StringVar(&o.Ports.SecureGRPC, "secureGRPCAddr", ":15012", "address for xDS and certificates over TLS; empty serves none")
+	f.StringVar(&o.Ports.Monitoring, "monitoringAddr", ":15014", "address for metrics; empty serves none")
+	f.DurationVar(&o.Keepalive.Interval, "keepaliveInterval", 30*time.Second, "silence after which a gRPC connection is probed")
+	f.DurationVar(&o.Keepalive.Timeout, "keepaliveTimeout", 10*time.Second, "wait for the answer of a probe")
+	f.DurationVar(&o.Keepalive.MaxAge, "keepaliveMaxServerConnectionAge", 0, "age at which a gRPC connection is ended, give or take a tenth, so that load spreads; 0 is never")
+	f.DurationVar(&o.Shutdown, "shutdownDuration", 10*time.Second, "time for open requests to end")
+	f.StringSliceVar(&s.names, "servingName", nil, "further host name or IP address under which proxies reach the secure port")
+	f.StringVar(&s.minTLS, "tls-min-version", "1.2", "lowest TLS version of the secure port: 1.2 or 1.3")
+	f.StringVar(&s.logLevel, "log_output_level", "info", "level, or scope:level,… of which the most detailed counts: debug, info, warn, error, none")
+	f.BoolVar(&s.logJSON, "log_as_json", false, "write the log as JSON")
+}
+
+// complete checks the flags and takes in the environment.
+func (s *settings) complete(env map[string]string) error {
+	o := &s.opts
+	if o.ConfigDir == "" {
+		return fmt.Errorf("--configDir: name the directory of YAML files to read")
+	}
+	switch s.minTLS {
+	case "1.2":
+		o.CA.MinTLS = tls.VersionTLS12
+	case "1.3":
+		o.CA.MinTLS = tls.VersionTLS13
+	default:
+		return fmt.Errorf("--tls-min-version %q: want 1.2 or 1.3", s.minTLS)
+	}
+	o.Namespace = cmp.Or(o.Namespace, env["POD_NAMESPACE"], mesh.DefaultRootNamespace)
+	o.TrustDomain = cmp.Or(env["TRUST_DOMAIN"], mesh.DefaultTrustDomain)
+	o.CA.ServingNames = s.names
+	if h := env["ISTIOD_CUSTOM_HOST"]; h != "" {
+		o.CA.ServingNames = append(o.CA.ServingNames, strings.Split(h, ",")...)
+	}
+	o.CA.Limits = ca.Limits{}
+	for name, to := range map[string]*time.Duration{
+		"DEFAULT_WORKLOAD_CERT_TTL": &o.CA.Limits.DefaultTTL, "MAX_WORKLOAD_CERT_TTL": &o.CA.Limits.MaxTTL,
+		"CITADEL_SELF_SIGNED_CA_CERT_TTL": &o.CA.RootTTL,
+	} {
+		if env[name] == "" {
+			continue
+		}
+		d, err := time.ParseDuration(env[name])
+		if err != nil || d <= 0 {
+			return fmt.Errorf("environment %s=%q: want a positive duration such as 24h", name, env[name])
+		}
+		*to = d
+	}
+	for name, to := range map[string]*bool{
+		"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND": &o.Compile.NoSniffOutbound,
+		"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND":  &o.Compile.NoSniffInbound,
+	} {
+		if env[name] == "" {
+			continue
+		}
+		on, err := strconv.ParseBool(env[name])
+		if err != nil {
+			return fmt.Errorf("environment %s=%q: want true or false", name, env[name])
+		}
+		*to = !on
+	}
+	return nil
+}
+
+func (s *settings) logger(w io.Writer) (*slog.Logger, error) {
+	levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError, "fatal": slog.LevelError, "none": slog.LevelError + 4}
+	level := slog.LevelError + 8
+	for _, part := range strings.Split(s.logLevel, ",") {
+		name := part[strings.LastIndexByte(part, ':')+1:]
+		l, ok := levels[name]
+		if !ok {
+			return nil, fmt.Errorf("--log_output_level %q: %q is no level; want debug, info, warn, error or none", s.logLevel, name)
+		}
+		level = min(level, l)
+	}
+	o := &slog.HandlerOptions{Level: level}
+	if s.logJSON {
+		return slog.New(slog.NewJSONHandler(w, o)), nil
+	}
+	return slog.New(slog.NewTextHandler(w, o)), nil
+}
+
+// unknownFlags lists the flags among args that are not in f.
+func unknownFlags(args []string, f *pflag.FlagSet) []string {
+	var out []string
+	for _, a := range args {
+		if a == "--" {
+			break
+		}
+		name, ok := strings.CutPrefix(a, "--")
+		if !ok {
+			continue
+		}
+		name, _, _ = strings.Cut(name, "=")
+		if f.Lookup(name) == nil && name != "help" {
+			out = append(out, "--"+name)
+		}
+	}
+	return out
+}

@@ -1,0 +1,74 @@
+// Pilot-discovery is the control plane: it reads services and rules, compiles them for every proxy, serves them over xDS and signs certificates.
+//
+// It ends with 0 when it was asked to end, with 1 when something could not be done, and
+// with 2 when it was asked in a way that it does not understand.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], environment(os.Environ()), os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// environment makes a map of "name=value" lines.
+func environment(lines []string) map[string]string {
+	out := map[string]string{}
+	for _, l := range lines {
+		name, value, _ := strings.Cut(l, "=")
+		out[name] = value
+	}
+	return out
+}
+
+// run is main without the process: it returns the exit code.
+func run(ctx context.Context, args []string, env map[string]string, stdout, stderr io.Writer) int {
+	root := &cobra.Command{
+		Use:           "pilot-discovery",
+		Short:         "The control plane of a mesh: configuration and identity for every proxy",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.AddCommand(newDiscovery(args, env), newVersion(), newRequest(env))
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(stderr, "pilot-discovery:", err)
+	if errors.As(err, new(misuse)) {
+		return 2
+	}
+	return 1
+}
+
+// misuse is an error of the command line's or the environment's.
+type misuse struct{ error }
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(c.OutOrStdout(), version)
+			return err
+		},
+	}
+}

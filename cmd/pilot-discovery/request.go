@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+func newRequest(map[string]string) *cobra.Command {
+	var port int
+	c := &cobra.Command{
+		Use: "request METHOD PATH [BODY]", Short: "Ask the debug port of the pilot-discovery on this host",
+		Example: "  pilot-discovery request GET /debug/syncz",
+		Args:    cobra.RangeArgs(2, 3),
+		RunE: func(c *cobra.Command, args []string) error {
+			body := ""
+			if len(args) == 3 {
+				body = args[2]
+			}
+			url := fmt.Sprintf("http://localhost:%d/%s", port, strings.TrimPrefix(args[1], "/"))
+			req, err := http.NewRequestWithContext(c.Context(), args[0], url, strings.NewReader(body))
+			if err != nil {
+				return misuse{err}
+			}
+			resp, err := (&http.Client{Timeout: time.Minute}).Do(req)
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			if _, err := io.Copy(c.OutOrStdout(), resp.Body); err != nil {
+				return fmt.Errorf("read the answer of %s: %w", url, err)
+			}
+			if resp.StatusCode > 399 {
+				return fmt.Errorf("%s %s answered %s", args[0], url, resp.Status)
+			}
+			return nil
+		},
+	}
+	c.Flags().IntVar(&port, "debug-port", 8080, "the port of --httpAddr")
+	return c
+}

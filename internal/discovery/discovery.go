@@ -1,0 +1,262 @@
+// Package discovery wires the control plane: a source, the loop, and the servers for xDS, certificates, debugging and metrics.
+//
+// New opens everything that can fail (the root, the token issuer, every listener), so
+// that a Server that exists can run; Run serves until its context ends, drains, and
+// returns when every goroutine has. Streams are refused until the source has been read.
+package discovery
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/authn"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
+	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/run"
+)
+
+// Source says what exists until its context ends.
+type Source interface {
+	Run(ctx context.Context, emit func(object.Batch)) error
+}
+
+// Options is everything that pilot-discovery can be told.
+type Options struct {
+	// ConfigDir is the tree of YAML files that is the configuration.
+	ConfigDir string
+	// StateDir keeps the root, its key and the token issuer's key.
+	StateDir string
+	// Domain is the cluster's DNS suffix; TrustDomain that of identities.
+	Domain, TrustDomain string
+	// Namespace is where the control plane says that it runs; its serving names follow.
+	Namespace string
+	Ports     Ports
+	Keepalive Keepalive
+	CA        CAOptions
+	Compile   compile.Options
+	// Shutdown is how long open requests may take to end.
+	Shutdown time.Duration
+	Version  string
+	Log      *slog.Logger
+}
+
+// Ports are listen addresses; an empty one is not served.
+type Ports struct {
+	HTTP, GRPC, SecureGRPC, Monitoring string
+}
+
+// Keepalive is how gRPC connections are kept and, so that load spreads, ended.
+type Keepalive struct {
+	Interval, Timeout time.Duration
+	// MaxAge ends connections of that age, give or take a tenth; 0 never does.
+	MaxAge time.Duration
+}
+
+// CAOptions are the certificate authority's.
+type CAOptions struct {
+	Limits ca.Limits
+	// RootTTL is the life of a root that is made now.
+	RootTTL time.Duration
+	// ServingNames are further names or addresses in the certificate of the secure port.
+	ServingNames []string
+	// MinTLS is the lowest version of TLS that the secure port takes; 0 means 1.2.
+	MinTLS uint16
+}
+
+// Server is a control plane. Make one with New.
+type Server struct {
+	opts      Options
+	loop      *loop
+	source    Source
+	xds       *xds.Server
+	ca        *ca.Server
+	auth      *authn.Authenticator
+	serving   *ca.Serving
+	listeners listeners
+	metrics   *prometheus.Registry
+	started   time.Time
+	done      run.Cleanups
+}
+
+type listeners struct{ http, grpc, secure, monitoring net.Listener }
+
+// New makes a control plane and opens its ports. Close is not needed after Run.
+func New(o Options) (*Server, error) {
+	source, err := dir.New(dir.Options{Dir: o.ConfigDir, Log: o.Log})
+	if err != nil {
+		return nil, err
+	}
+	return newServer(o, source)
+}
+
+func newServer(o Options, source Source) (_ *Server, err error) {
+	s := &Server{opts: o, source: source, loop: newLoop(o.Domain, o.Compile, o.Log), metrics: prometheus.NewRegistry(), started: time.Now()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.done.Close())
+		}
+	}()
+	authority, err := ca.OpenRoot(o.StateDir, o.TrustDomain, o.CA.RootTTL)
+	if err != nil {
+		return nil, err
+	}
+	if err = publishRoot(o.StateDir, authority.RootPEM()); err != nil {
+		return nil, err
+	}
+	issuer, err := authn.OpenIssuer(o.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	s.auth = authn.New(o.TrustDomain, issuer)
+	s.ca = ca.New(authority, s.auth, o.CA.Limits, o.Log)
+	if s.serving, err = authority.ServerCertificate(ca.ServingNames(o.Namespace, o.CA.ServingNames...)); err != nil {
+		return nil, err
+	}
+	s.xds = xds.New(s.loop, o.Log, s.metrics)
+	s.register()
+	for _, l := range []struct {
+		name, addr string
+		to         *net.Listener
+	}{
+		{"HTTP", o.Ports.HTTP, &s.listeners.http}, {"plaintext gRPC", o.Ports.GRPC, &s.listeners.grpc},
+		{"secure gRPC", o.Ports.SecureGRPC, &s.listeners.secure}, {"monitoring", o.Ports.Monitoring, &s.listeners.monitoring},
+	} {
+		if l.addr == "" {
+			continue
+		}
+		if *l.to, err = net.Listen("tcp", l.addr); err != nil {
+			return nil, fmt.Errorf("open the %s port: %w", l.name, err)
+		}
+		s.done.Add("close the "+l.name+" port", closeOnce(*l.to))
+	}
+	return s, nil
+}
+
+// publishRoot writes the root certificate where people look for what to hand to
+// workloads; the authority keeps its own copy beside its key.
+func publishRoot(stateDir string, pem []byte) error {
+	path := filepath.Join(stateDir, "root-cert.pem")
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, pem) {
+		return nil
+	}
+	if err := os.WriteFile(path+".new", pem, 0o644); err != nil {
+		return fmt.Errorf("publish the root certificate: %w", err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("publish the root certificate: %w", err)
+	}
+	return nil
+}
+
+func closeOnce(l net.Listener) func() error {
+	return func() error {
+		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		return nil
+	}
+}
+
+// Addresses says where the ports really are, for ports given as 0.
+func (s *Server) Addresses() Ports {
+	at := func(l net.Listener) string {
+		if l == nil {
+			return ""
+		}
+		return l.Addr().String()
+	}
+	return Ports{HTTP: at(s.listeners.http), GRPC: at(s.listeners.grpc), SecureGRPC: at(s.listeners.secure), Monitoring: at(s.listeners.monitoring)}
+}
+
+// Run serves until ctx ends. The loop outlives the servers, so that streams that end can
+// still say so.
+func (s *Server) Run(ctx context.Context) error {
+	a := s.Addresses()
+	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secureGRPC", a.SecureGRPC, "monitoring", a.Monitoring, "version", s.opts.Version)
+	loopCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	servers := run.Nest("servers",
+		run.Task{Name: "read configuration", Run: func(ctx context.Context) error { return s.source.Run(ctx, s.loop.Emit) }},
+		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
+		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
+		run.Task{Name: "serve plaintext gRPC", Run: s.serveGRPC(s.listeners.grpc, nil)},
+		run.Task{Name: "serve secure gRPC", Run: s.serveGRPC(s.listeners.secure, s.serving.TLSConfig())},
+	)
+	err := run.Group(loopCtx,
+		run.Task{Name: "loop", Run: s.loop.Run},
+		run.Task{Name: "control plane", Run: func(context.Context) error {
+			defer stop()
+			return servers.Run(ctx)
+		}},
+	)
+	return errors.Join(err, s.done.Close())
+}
+
+func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if l == nil {
+			return nil
+		}
+		srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10}
+		stop := context.AfterFunc(ctx, func() {
+			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.Shutdown)
+			defer cancel()
+			if srv.Shutdown(bounded) != nil {
+				_ = srv.Close() // what would not end in time is cut off
+			}
+		})
+		defer stop()
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	}
+}
+
+func (s *Server) serveGRPC(l net.Listener, secure *tls.Config) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if l == nil {
+			return nil
+		}
+		k := s.opts.Keepalive
+		opts := append(xds.ServerOptions(),
+			grpc.MaxConcurrentStreams(100000),
+			grpc.KeepaliveParams(keepalive.ServerParameters{Time: k.Interval, Timeout: k.Timeout, MaxConnectionAge: k.MaxAge, MaxConnectionAgeGrace: 10 * time.Second}),
+			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		)
+		var auth xds.Authenticate
+		if secure != nil {
+			secure.MinVersion = max(secure.MinVersion, s.opts.CA.MinTLS)
+			opts = append(opts, grpc.Creds(credentials.NewTLS(secure)))
+			auth = s.auth.Authenticate
+		}
+		srv := grpc.NewServer(opts...)
+		s.xds.Register(srv, auth)
+		if secure != nil {
+			s.ca.Register(srv)
+		}
+		stop := context.AfterFunc(ctx, srv.Stop)
+		defer stop()
+		if err := srv.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) && ctx.Err() == nil {
+			return err
+		}
+		return nil
+	}
+}

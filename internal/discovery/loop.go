@@ -1,0 +1,173 @@
+package discovery
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// loop is the one writer: it alone changes the model and publishes views. Others send it
+// batches of changes, joins, leaves and questions, and it takes whatever has piled up
+// together, without a timer: an idle loop acts at once.
+type loop struct {
+	log       *slog.Logger
+	batches   chan object.Batch
+	joins     chan joinRequest
+	leaves    chan string
+	questions chan func()
+	synced    atomic.Bool
+	done      chan struct{}
+
+	graph  *incr.Graph
+	model  *model.Model
+	store  *config.Store
+	views  *publisher
+	source []object.Problem // what the source reports now
+	counts counts
+}
+
+// counts is what happened since start, for metrics; only the loop's goroutine writes it.
+type counts struct {
+	events  map[object.Kind]uint64
+	commits uint64
+	spent   time.Duration
+}
+
+type joinRequest struct {
+	id    string
+	key   model.ProxyKey
+	reply chan *xds.Cell
+}
+
+func newLoop(domain string, o compile.Options, log *slog.Logger) *loop {
+	g := incr.New()
+	m := model.New(g, domain)
+	return &loop{
+		log: log, graph: g, model: m, store: config.NewStore(),
+		views:   newPublisher(g, m, compile.New(g, m, o)),
+		batches: make(chan object.Batch, 16), joins: make(chan joinRequest), leaves: make(chan string),
+		questions: make(chan func()), done: make(chan struct{}),
+		counts: counts{events: map[object.Kind]uint64{}},
+	}
+}
+
+// Run is the loop. It returns nil when ctx ends; joins are refused from then on.
+func (l *loop) Run(ctx context.Context) error {
+	defer close(l.done)
+	for {
+		select {
+		case b := <-l.batches:
+			l.take(b)
+		case j := <-l.joins:
+			j.reply <- l.views.join(j.id, j.key)
+		case id := <-l.leaves:
+			l.views.leave(id)
+		case ask := <-l.questions:
+			ask()
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// take applies a batch, and those that wait behind it, as one commit.
+func (l *loop) take(b object.Batch) {
+	start := time.Now()
+	for {
+		l.absorb(b)
+		select {
+		case b = <-l.batches:
+			continue
+		default:
+		}
+		break
+	}
+	moved := l.graph.Run()
+	classes := l.views.update(moved)
+	l.counts.commits++
+	spent := time.Since(start)
+	l.counts.spent += spent
+	l.log.Debug("committed", "moved", len(moved), "classes", classes, "generation", l.views.generation, "took", spent)
+}
+
+// absorb validates a batch and stores what is good.
+func (l *loop) absorb(b object.Batch) {
+	accepted := l.store.Apply(b.Changes)
+	for _, c := range accepted {
+		l.counts.events[c.Key.Kind]++
+	}
+	l.model.Apply(accepted)
+	if m, changed := l.store.MeshConfig(); changed {
+		l.model.SetMesh(m)
+	}
+	if b.Problems != nil {
+		l.source = b.Problems
+	}
+	if b.Synced {
+		l.log.Info("configuration read", "objects", len(accepted))
+		l.synced.Store(true)
+	}
+}
+
+// Emit hands the loop a batch; it waits while the loop is far behind.
+func (l *loop) Emit(b object.Batch) {
+	select {
+	case l.batches <- b:
+	case <-l.done:
+	}
+}
+
+// Join makes the loop an xds.Registry.
+func (l *loop) Join(ctx context.Context, n mesh.Node, id string) (*xds.Cell, func(), error) {
+	if !l.synced.Load() {
+		return nil, nil, status.Error(codes.Unavailable, "configuration has not been read yet; try again")
+	}
+	j := joinRequest{id: id, key: model.KeyOf(n), reply: make(chan *xds.Cell, 1)}
+	select {
+	case l.joins <- j:
+	case <-l.done:
+		return nil, nil, status.Error(codes.Unavailable, "the control plane is ending")
+	case <-ctx.Done():
+		return nil, nil, status.FromContextError(ctx.Err()).Err()
+	}
+	leave := func() {
+		select {
+		case l.leaves <- id:
+		case <-l.done:
+		}
+	}
+	return <-j.reply, leave, nil
+}
+
+// ask runs f on the loop's goroutine and waits for it; false once the loop has ended.
+func (l *loop) ask(f func()) bool {
+	ran := make(chan struct{})
+	select {
+	case l.questions <- func() { f(); close(ran) }:
+		<-ran
+		return true
+	case <-l.done:
+		return false
+	}
+}
+
+// problems is everything wrong with the configuration now, for people. Call it through ask.
+func (l *loop) problems() []config.Verdict {
+	var out []config.Verdict
+	for _, p := range l.source {
+		out = append(out, config.Verdict{Problem: p, Severity: config.Error})
+	}
+	return append(out, l.store.Verdicts()...)
+}

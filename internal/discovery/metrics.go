@@ -1,0 +1,132 @@
+package discovery
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// className is a class for people: its parts without what is empty.
+func className(c mesh.Class) string {
+	parts := []string{string(c.Scope.Role), c.Scope.Namespace}
+	for _, p := range []struct{ name, value string }{
+		{"sidecar", c.Scope.Sidecar}, {"selected", c.Scope.Selected}, {"network", c.View.Network}, {"cluster", c.View.Cluster},
+		{"locality", c.View.Locality.String()}, {"services", c.Workload.Services}, {"policies", c.Workload.Policies},
+	} {
+		if p.value != "" {
+			parts = append(parts, p.name+"="+p.value)
+		}
+	}
+	return strings.Join(parts, " ") + fmt.Sprintf(" caps=%#x", uint32(c.Scope.Caps))
+}
+
+// register puts everything that is measured into the registry.
+func (s *Server) register() {
+	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), (*stats)(s))
+}
+
+// stats collects the loop's and the CA's numbers when they are asked for. [control-plane 1.13]
+type stats Server
+
+var (
+	descInfo     = prometheus.NewDesc("pilot_info", "The version that runs.", []string{"version"}, nil)
+	descUptime   = prometheus.NewDesc("istiod_uptime_seconds", "Seconds since start.", nil, nil)
+	descServices = prometheus.NewDesc("pilot_services", "Services, one for each host of an object.", nil, nil)
+	descVirtuals = prometheus.NewDesc("pilot_virt_services", "VirtualServices.", nil, nil)
+	descEvents   = prometheus.NewDesc("pilot_k8s_cfg_events", "Changes of configuration objects taken.", []string{"type"}, nil)
+	descProblems = prometheus.NewDesc("pilothouse_config_problems", "Problems with configuration objects that stand now.", []string{"severity"}, nil)
+	descClasses  = prometheus.NewDesc("pilothouse_classes", "Classes of proxies, and the scopes, views and workloads that make them.", []string{"part"}, nil)
+	descCommits  = prometheus.NewDesc("pilothouse_commits_total", "Commits of the loop.", nil, nil)
+	descSpent    = prometheus.NewDesc("pilothouse_commit_seconds_total", "Seconds that commits took.", nil, nil)
+	descGen      = prometheus.NewDesc("pilothouse_generation", "The newest generation of configuration.", nil, nil)
+	descUnique   = prometheus.NewDesc("pilothouse_resources", "Different resources in memory; classes share equal ones.", nil, nil)
+	descRuns     = prometheus.NewDesc("pilothouse_rule_runs_total", "Executions of a compile rule.", []string{"rule"}, nil)
+	descMoves    = prometheus.NewDesc("pilothouse_rule_moves_total", "Executions of a compile rule that gave a new value.", []string{"rule"}, nil)
+)
+
+// Describe describes nothing in advance: the CA's names are not known here.
+func (*stats) Describe(chan<- *prometheus.Desc) {}
+
+// Collect asks the loop; a loop that has ended gives no numbers.
+func (s *stats) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+	}
+	gauge(descInfo, 1, s.opts.Version)
+	gauge(descUptime, time.Since(s.started).Seconds())
+	for _, m := range s.ca.Metrics() {
+		d := prometheus.NewDesc(m.Name, m.Help, nil, nil)
+		if m.Counter {
+			counter(d, m.Value)
+		} else {
+			gauge(d, m.Value)
+		}
+	}
+	snap, ok := s.snapshot()
+	if !ok {
+		return
+	}
+	gauge(descServices, float64(snap.rows["services"]))
+	gauge(descVirtuals, float64(snap.rows["virtual_services"]))
+	for kind, n := range snap.events {
+		counter(descEvents, float64(n), string(kind))
+	}
+	for severity, n := range snap.problems {
+		gauge(descProblems, float64(n), severity)
+	}
+	for part, n := range snap.classes {
+		gauge(descClasses, float64(n), part)
+	}
+	counter(descCommits, float64(snap.commits))
+	counter(descSpent, snap.spent.Seconds())
+	gauge(descGen, float64(snap.generation))
+	gauge(descUnique, float64(snap.resources))
+	for rule, st := range snap.rules {
+		counter(descRuns, float64(st.Runs), rule)
+		counter(descMoves, float64(st.Moves), rule)
+	}
+}
+
+type snapshot struct {
+	rows       map[string]int
+	events     map[object.Kind]uint64
+	problems   map[string]int
+	classes    map[string]int
+	rules      map[string]incr.RuleStats
+	commits    uint64
+	spent      time.Duration
+	generation uint64
+	resources  int
+}
+
+func (s *stats) snapshot() (snapshot, bool) {
+	out := snapshot{events: map[object.Kind]uint64{}, problems: map[string]int{"error": 0, "warning": 0}}
+	ok := s.loop.ask(func() {
+		l := s.loop
+		out.rows, out.rules = l.model.Counts(), l.graph.Stats()
+		for k, n := range l.counts.events {
+			out.events[k] = n
+		}
+		for _, v := range l.problems() {
+			out.problems[v.Severity.String()]++
+		}
+		out.commits, out.spent = l.counts.commits, l.counts.spent
+		out.generation, out.resources = l.views.generation, l.views.pool.Len()
+		scopes, views, workloads := map[mesh.Scope]bool{}, map[mesh.View]bool{}, map[mesh.Workload]bool{}
+		for c := range l.views.classes {
+			scopes[c.Scope], views[c.View], workloads[c.Workload] = true, true, true
+		}
+		out.classes = map[string]int{"class": len(l.views.classes), "scope": len(scopes), "view": len(views), "workload": len(workloads)}
+	})
+	return out, ok
+}
