@@ -17,7 +17,7 @@ import (
 
 // Done is what a task returns to end its whole group in good order: the others are
 // cancelled and waited for, and nothing is reported for the task that said it.
-var Done = errors.New("done")
+var Done = errors.New("done") //nolint:staticcheck // no failure: like io.EOF it is named for what it says
 
 // Task is one piece of work. Run blocks until the work is over or ctx has ended, and
 // returns only after every goroutine that it started.

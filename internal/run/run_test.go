@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,16 +13,28 @@ import (
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
+// journal is what several tasks write down.
+type journal struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (j *journal) note(line string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.lines = append(j.lines, line)
+}
+
 // after returns a task that needs d to do its work and then returns err, and that
 // needs one more second to clear up when it is cancelled.
-func after(name string, d time.Duration, err error, log *[]string) run.Task {
+func after(name string, d time.Duration, err error, log *journal) run.Task {
 	return run.Task{Name: name, Run: func(ctx context.Context) error {
 		select {
 		case <-time.After(d):
 			return err
 		case <-ctx.Done():
 			<-time.After(time.Second)
-			*log = append(*log, name+" cleared up")
+			log.note(name + " cleared up")
 			return fmt.Errorf("wait: %w", ctx.Err())
 		}
 	}}
@@ -29,7 +42,7 @@ func after(name string, d time.Duration, err error, log *[]string) run.Task {
 
 func TestTheFirstErrorCancelsAndAllAreWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log []string
+		var log journal
 		start, broken := time.Now(), errors.New("broken")
 		err := run.Group(t.Context(),
 			after("short", time.Second, nil, &log),
@@ -41,8 +54,8 @@ func TestTheFirstErrorCancelsAndAllAreWaitedFor(t *testing.T) {
 		if took := time.Since(start); took != 3*time.Second {
 			t.Errorf("group took %v, want 3s: cancelled at 2s, and long needs 1s to clear up", took)
 		}
-		if !slices.Equal(log, []string{"long cleared up"}) {
-			t.Errorf("got %q", log)
+		if !slices.Equal(log.lines, []string{"long cleared up"}) {
+			t.Errorf("got %q", log.lines)
 		}
 	})
 }
@@ -62,7 +75,7 @@ func TestErrorsAreJoined(t *testing.T) {
 
 func TestTheEndOfTheContextIsNoError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log []string
+		var log journal
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := run.Group(ctx, after("a", time.Hour, nil, &log)); err != nil {
@@ -85,12 +98,12 @@ func TestACancellationOutOfTheBlueIsAnError(t *testing.T) {
 
 func TestDoneEndsTheGroupInGoodOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log []string
+		var log journal
 		err := run.Group(t.Context(),
 			after("main", time.Second, run.Done, &log),
 			run.Nest("servers", after("one", time.Hour, nil, &log), after("two", time.Hour, nil, &log)))
-		if err != nil || len(log) != 2 {
-			t.Errorf("got error %v and %q, want none and both servers cleared up", err, log)
+		if err != nil || len(log.lines) != 2 {
+			t.Errorf("got error %v and %q, want none and both servers cleared up", err, log.lines)
 		}
 	})
 }

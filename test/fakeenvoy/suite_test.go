@@ -122,12 +122,12 @@ type up struct {
 	admin, listen string
 	cancel        func()
 	ended         chan error
-	log           *bytes.Buffer
 }
 
 func options(t *testing.T, k kind, config, admin string, log io.Writer) envoy.Options {
 	policy := supervise.DefaultPolicy()
-	policy.Drain = 300 * time.Millisecond
+	// The race detector holds up a fake Envoy's exit by a second.
+	policy.Drain, policy.Grace = 300*time.Millisecond, patience
 	return envoy.Options{
 		Admin: admin, Policy: policy, InboundOnly: true, Stderr: io.Discard,
 		Launch: envoy.Launch{Binary: k.binary(t), Args: envoy.Arguments{Bootstrap: config, Concurrency: 1}.List()},
@@ -139,7 +139,7 @@ func options(t *testing.T, k kind, config, admin string, log io.Writer) envoy.Op
 func start(t *testing.T, k kind) *up {
 	t.Helper()
 	admin, listen := fakeenvoy.FreeAddress(t), fakeenvoy.FreeAddress(t)
-	u := run(t, options(t, k, k.config(t, admin, listen), admin, new(bytes.Buffer)))
+	u := run(t, options(t, k, k.config(t, admin, listen), admin, io.Discard))
 	u.admin, u.listen = admin, listen
 	await(t, "live", func() bool { return u.State().Live && u.serves() })
 	return u

@@ -90,6 +90,7 @@ type ExitError struct {
 	Last string
 }
 
+// Error says that it is over, and how the last one ended.
 func (e *ExitError) Error() string {
 	return fmt.Sprintf("Envoy %s, and has been restarted as often as it may be", e.Last)
 }

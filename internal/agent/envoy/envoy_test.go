@@ -245,7 +245,7 @@ func TestAnEnvoyThatIgnoresSIGTERMIsKilled(t *testing.T) {
 	r := run(t, fakeenvoy.Script{IgnoreTerm: true}, nil)
 	r.awaitLive()
 	r.cancel()
-	if err := r.end(); err != nil || r.State().Last.Signal != supervise.SIGKILL {
+	if err := r.end(); err != nil || r.State().Last.Signal != supervise.SIGKILL || !strings.Contains(r.State().LastExit, "by the agent") {
 		t.Errorf("error %v, state %+v", err, r.State())
 	}
 }
@@ -354,7 +354,7 @@ func reaper() {
 	go func() { ended <- envoy.Reap(ctx) }()
 	orphan, err := exec.CommandContext(ctx, "/bin/sh", "-c", "sleep 0.3 >/dev/null & echo $!").Output()
 	if err != nil {
-		fmt.Println("a child that is waited for:", err)
+		fmt.Fprintln(os.Stderr, "a child that is waited for:", err)
 		os.Exit(1)
 	}
 	proc := "/proc/" + strings.TrimSpace(string(orphan))
@@ -365,7 +365,7 @@ func reaper() {
 		}
 		<-tick.C
 	}
-	fmt.Println("the orphan was not buried")
+	fmt.Fprintln(os.Stderr, "the orphan was not buried")
 	os.Exit(1)
 }
 
@@ -375,7 +375,7 @@ func TestOrphansAreBuried(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	cmd := &exec.Cmd{Path: self, Args: []string{reaperName}, Stdout: &out}
+	cmd := &exec.Cmd{Path: self, Args: []string{reaperName}, Stderr: &out}
 	if err := cmd.Run(); err != nil {
 		t.Errorf("%v: %s", err, out.String())
 	}

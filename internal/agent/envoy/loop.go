@@ -35,6 +35,7 @@ type loop struct {
 type attempt struct {
 	epoch int
 	proc  *process        // nil if it could not be started, or has been reaped
+	shot  bool            // the agent has sent it SIGKILL
 	watch context.Context // of whatever watches it
 	stop  context.CancelFunc
 }
@@ -105,6 +106,7 @@ func (l *loop) kill(e supervise.Kill) {
 		return // it could not even be started, which is about to be told
 	}
 	l.o.Log.Info("sending a signal to Envoy", "epoch", e.Epoch, "pid", l.state.PID, "signal", int(e.Signal))
+	l.sole.shot = e.Signal == supervise.SIGKILL
 	if err := l.sole.proc.signal(e.Signal); err != nil {
 		l.o.Log.Error("signal Envoy", "epoch", e.Epoch, "error", err)
 	}
@@ -152,7 +154,7 @@ func (l *loop) note(ev supervise.Event) {
 		if l.machine.View().Ending {
 			level = l.o.Log.Info
 		}
-		l.state.LastExit, l.state.LastExitAt = describe(e.Status), time.Now()
+		l.state.LastExit, l.state.LastExitAt = describe(e.Status, l.sole.shot), time.Now()
 		level("Envoy ended", "epoch", e.Epoch, "pid", l.state.PID, "how", l.state.LastExit)
 		l.sole.proc, l.state.PID = nil, 0
 	case supervise.Terminate:

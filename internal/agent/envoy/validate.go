@@ -47,9 +47,11 @@ func lastWords(text string) error {
 	return nil
 }
 
-// describe says a status as a person reads it.
-func describe(s supervise.Status) string {
+// describe says a status as a person reads it; ours says that the agent sent the SIGKILL.
+func describe(s supervise.Status, ours bool) string {
 	switch {
+	case s.Signal == supervise.SIGKILL && ours:
+		return "killed by the agent, because it did not end on SIGTERM"
 	case s.Signal == supervise.SIGKILL:
 		return "killed by signal 9 (by the kernel for want of memory, or by somebody)"
 	case s.Signal != 0:
