@@ -1,0 +1,112 @@
+// Package e2e_test keeps the promises of the whole: real Envoys, our programs, captured traffic.
+//
+// Every test starts a mesh of its own from a directory under testdata (test/meshup) and
+// needs root. The programs are built before the first test, with the flags of make build,
+// so nothing stale is tested. Nothing is retried anywhere: where a test says that no
+// request failed, requests sent equal requests served, and no Envoy counted a connection
+// that could not be made or a TLS error.
+package e2e_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/authn"
+	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/test/netmesh"
+)
+
+const root = "../.."
+
+// programs is set once, before any test.
+var programs meshup.Programs
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		bin, err := os.MkdirTemp("", "pilothouse-e2e-")
+		if err == nil {
+			defer func() { _ = os.RemoveAll(bin) }()
+			err = build(bin)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "e2e:", err)
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+// build makes the programs and finds Envoy.
+func build(bin string) error {
+	if err := netmesh.Supported(); err != nil {
+		return err
+	}
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/", "./cmd/pilot-agent", "./cmd/pilot-discovery", "./samples/app")
+	cmd.Dir, cmd.Stderr, cmd.Env = root, os.Stderr, append(os.Environ(), "CGO_ENABLED=0")
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("build the programs: %w", err)
+	}
+	envoy := os.Getenv("ENVOY")
+	if envoy == "" {
+		envoy = filepath.Join(root, ".tools", "envoy")
+	}
+	var err error
+	programs, err = meshup.In(bin, envoy)
+	return err
+}
+
+func issue(stateDir, namespace, account string) (string, error) {
+	i, err := authn.OpenIssuer(stateDir)
+	if err != nil {
+		return "", err
+	}
+	return i.Issue(namespace, account, "", 0, time.Now())
+}
+
+// start brings up the mesh of a directory below testdata. It works on a copy, whose path
+// is returned too. The end of the test takes it down.
+func start(t *testing.T, dir string) (*meshup.Mesh, string) {
+	t.Helper()
+	// Not t.TempDir: the proxies' user must reach it.
+	work, err := os.MkdirTemp("", "pilothouse-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(work); err != nil {
+			t.Error(err)
+		}
+	})
+	config := filepath.Join(work, "config")
+	if err := os.CopyFS(config, os.DirFS(filepath.Join("testdata", dir))); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	m, err := meshup.Start(t.Context(), meshup.Options{
+		Programs: programs, ConfigDir: config, WorkDir: work, Token: issue, ProxyConfig: meshup.CountFailures,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the mesh of %s is up after %v", dir, time.Since(began).Round(time.Millisecond))
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m, config
+}
+
+// trouble reads what every Envoy ought not to have counted.
+func trouble(t *testing.T, m *meshup.Mesh) map[string]int64 {
+	t.Helper()
+	out, err := m.Trouble(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}

@@ -1,0 +1,135 @@
+package e2e_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/test/meshup"
+)
+
+// storm is how many requests are in flight when the weights change.
+const storm = 2000
+
+// outcomes counts what became of requests; the mutex guards the rest, which every
+// request's goroutine adds to.
+type outcomes struct {
+	mu       sync.Mutex
+	sent     int64
+	failures map[string]int
+	versions map[string]int
+}
+
+func (o *outcomes) add(a meshup.Answer, err error) {
+	bad := a.FirstFailure()
+	if err != nil {
+		bad = err.Error()
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.sent++
+	if bad != "" {
+		o.failures[bad]++
+		return
+	}
+	o.versions[a.Version]++
+}
+
+// TestAStormSeesNoWeightChange edits the weights while 2,000 requests are in flight and
+// more keep coming: none fails, each is served once.
+func TestAStormSeesNoWeightChange(t *testing.T) {
+	m, config := start(t, "storm")
+	client := meshup.Client(m.Pod("client-1.storm").Net, storm)
+	client.Timeout = 2 * time.Minute
+	defer client.CloseIdleConnections()
+	before, served := trouble(t, m), servedByEcho(t, m)
+	got := &outcomes{failures: map[string]int{}, versions: map[string]int{}}
+
+	// The flood is in flight until the app lets it go: it waits that long before it answers.
+	var flood sync.WaitGroup
+	for range storm {
+		flood.Go(func() { got.add(meshup.Post(t.Context(), client, "http://echo:9080/?delay=8s", nil)) })
+	}
+	if err := meshup.Await(t.Context(), time.Minute, "all are in flight", func(context.Context) error {
+		if n := servedByEcho(t, m) - served; n < storm {
+			return fmt.Errorf("%d are", n)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var stream sync.WaitGroup
+	for range 8 {
+		stream.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					got.add(meshup.Post(t.Context(), client, "http://echo:9080/", nil))
+				}
+			}
+		})
+	}
+	reweigh(t, m, config)
+	flood.Wait()
+	close(stop)
+	stream.Wait()
+
+	if len(got.failures) > 0 {
+		t.Errorf("of %d requests failed: %v", got.sent, got.failures)
+	}
+	if n := servedByEcho(t, m) - served; n != got.sent {
+		t.Errorf("%d requests sent, %d served", got.sent, n)
+	}
+	if err := meshup.Worse(before, trouble(t, m)); err != nil {
+		t.Error(err)
+	}
+	t.Logf("%d requests, %v", got.sent, got.versions)
+}
+
+// reweigh turns 90/10 into 50/50 and waits until the client's Envoy has it.
+func reweigh(t *testing.T, m *meshup.Mesh, config string) {
+	t.Helper()
+	file := filepath.Join(config, "mesh.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := strings.NewReplacer("weight: 90", "weight: 50", "weight: 10}", "weight: 50}").Replace(string(text))
+	next := filepath.Join(config, "next")
+	if err := errors.Join(os.WriteFile(next, []byte(edited), 0o644), os.Rename(next, file)); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := meshup.Await(t.Context(), 20*time.Second, "the client's Envoy has the new weights", func(ctx context.Context) error {
+		dump, err := m.Pod("client-1.storm").Admin(ctx, "/config_dump?resource=dynamic_route_configs")
+		if err == nil && (strings.Contains(string(dump), `"weight": 90`) || !strings.Contains(string(dump), `"weight": 50`)) {
+			err = errors.New("it has the old ones")
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the edit was in the client's Envoy after %v", time.Since(began).Round(time.Millisecond))
+}
+
+func servedByEcho(t *testing.T, m *meshup.Mesh) int64 {
+	t.Helper()
+	var all int64
+	for _, pod := range []string{"echo-v1-1.storm", "echo-v2-1.storm"} {
+		n, err := m.Pod(pod).Served(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all += n
+	}
+	return all
+}
