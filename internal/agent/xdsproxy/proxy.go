@@ -1,7 +1,6 @@
-// Package xdsproxy carries Envoy's configuration stream between its Unix socket and the
-// control plane.
+// Package xdsproxy carries Envoy's configuration stream to the control plane and back.
 //
-// Each stream that an Envoy opens on the socket becomes one stream upstream; all share one
+// Each stream that an Envoy opens on a Unix socket becomes one stream upstream; all share one
 // connection, which is dialled in the background, authenticated anew at each handshake and
 // kept alive. Frames pass as raw bytes in both directions, both flavours of the protocol
 // alike; requests are only glanced at, to count them and to remember what Envoy refused.

@@ -144,7 +144,11 @@ func (v *service) serve(g grpc.ServerStream, delta bool, recv func() (incoming, 
 	st := newStream(s, g, newConnection(ctx, id, node, who, delta))
 	s.add(st.conn)
 	defer s.remove(st.conn)
-	s.log.Info("proxy connected", "connection", id, "proxy", node.NodeID.String(), "identity", who.String(), "agent", node.UserAgent, "delta", delta)
+	caller := "unauthenticated"
+	if v.auth != nil {
+		caller = who.String()
+	}
+	s.log.Info("proxy connected", "connection", id, "proxy", node.NodeID.String(), "caller", caller, "agent", node.UserAgent, "delta", delta)
 	err = st.run(ctx, cell, first, recv)
 	s.log.Info("proxy disconnected", "connection", id, "status", status.Code(err).String())
 	return err
