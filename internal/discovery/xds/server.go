@@ -9,8 +9,8 @@
 // Promises: one response in flight per type and stream, newer state replacing older
 // meanwhile; clusters and their endpoints before the listeners and routes that use them,
 // removals last; nothing that a client has is sent again, except the endpoints of a changed
-// cluster; what a client refused is not sent again until it changes. view.go, names.go,
-// sub.go, request.go and settle.go are pure.
+// cluster; what a client refused is not sent again until it changes. view.go and sub*.go
+// are pure.
 package xds
 
 import (
