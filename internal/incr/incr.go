@@ -21,23 +21,45 @@ package incr
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 )
 
-// cell is anything that can be read: a row, a bucket, a rule's value.
+// cell is anything that can be read: a row, a bucket, a rule's value. A cell knows its
+// readers and a node what it has read; each side of that edge holds the place of the
+// other, so that edges come and go in constant time without hashing.
 type cell struct {
-	readers map[*node]struct{}
+	readers []reader
 	mark    uint64 // the run that last recorded this cell, to record it once
-	source  interface{ sourceName() string }
-	key     any
-	bucket  bool
+	slot    int    // scratch space of settle
+	thing   thing
 	owner   *node // the node whose value this is; nil for rows and buckets
+}
+
+// thing is the row, the bucket or the rule's value that a cell is the readable side of.
+type thing interface {
+	// label is the name of the table or rule, and the key in it.
+	label() (source string, key any)
+	// unread is told that nobody reads the cell any more.
+	unread()
+}
+
+// reader is a node that has read a cell, and where among its deps the cell stands.
+type reader struct {
+	node *node
+	at   int
+}
+
+// dep is a cell that a node has read, and where among its readers the node stands.
+type dep struct {
+	cell *cell
+	at   int
 }
 
 // Graph is a set of tables and rules that belong together. Make one with New.
 type Graph struct {
 	marks  uint64
+	serial uint64    // of the newest node
+	idle   []*Reader // to be used again
 	queue  [][]*node // dirty nodes by level
 	loose  []*node   // nodes that may have lost their last reader
 	moved  []Moved
@@ -75,19 +97,27 @@ func (g *Graph) Stats() map[string]RuleStats {
 	return out
 }
 
-// node is one value of one rule.
+// node is one value of one rule, as the graph sees it.
 type node struct {
 	cell
 	level  int
-	value  any
-	run    func(*Reader) any
-	same   func(a, b any) bool
-	forget func()
+	serial uint64 // the order in which nodes were made
+	made   bool   // there is a value
+	maker  maker
 	rule   *RuleStats
-	deps   []*cell
+	deps   []dep
 	wants  int
 	queued bool
 	gone   bool
+}
+
+// maker is the side of a node that knows types.
+type maker interface {
+	thing
+	// run makes the value anew and says whether it is another than before.
+	run(r *Reader) bool
+	// forget takes the value out of its rule.
+	forget()
 }
 
 // Reader is a running rule's only door to data. It is valid until the rule returns.
@@ -112,54 +142,82 @@ func (g *Graph) nextMark() uint64 {
 
 // execute runs n, replaces its recorded reads and says whether its value moved.
 func (g *Graph) execute(n *node) bool {
-	r := &Reader{g: g, node: n, mark: g.nextMark()}
-	v := n.run(r)
-	// A nested run may have overwritten marks, so mark what was read once more before
-	// telling old reads from new.
-	mark := g.nextMark()
-	for _, c := range r.deps {
-		c.mark = mark
-		if c.readers == nil {
-			c.readers = map[*node]struct{}{}
-		}
-		c.readers[n] = struct{}{}
+	var r *Reader
+	if last := len(g.idle) - 1; last >= 0 {
+		r, g.idle = g.idle[last], g.idle[:last]
+	} else {
+		r = &Reader{g: g}
 	}
-	for _, c := range n.deps {
-		if c.mark != mark {
-			g.unread(c, n)
-		}
-	}
-	n.deps = slices.Clip(r.deps)
-	moved := n.value == nil || !n.same(n.value, v)
-	if moved {
-		n.value = v
-	}
+	r.node, r.mark = n, g.nextMark()
+	moved := n.maker.run(r)
+	g.settle(n, r.deps)
+	clear(r.deps)
+	r.node, r.deps = nil, r.deps[:0]
+	g.idle = append(g.idle, r)
+	n.made = true
 	n.rule.Runs++
 	if moved {
 		n.rule.Moves++
 	}
 	if g.tracer != nil {
-		g.tracer(n.source.sourceName(), n.key, moved)
+		rule, key := n.maker.label()
+		g.tracer(rule, key, moved)
 	}
 	return moved
 }
 
-func (g *Graph) unread(c *cell, n *node) {
-	delete(c.readers, n)
-	if len(c.readers) > 0 {
+// settle replaces what n has read by cells, in which the same one may stand twice: a
+// nested run may have overwritten its mark.
+func (g *Graph) settle(n *node, cells []*cell) {
+	if slices.EqualFunc(n.deps, cells, func(d dep, c *cell) bool { return d.cell == c }) {
 		return
 	}
-	if c.owner != nil {
-		g.loose = append(g.loose, c.owner)
-	} else if t, ok := c.source.(interface{ unread(*cell) }); ok {
-		t.unread(c)
+	before, now := g.nextMark(), g.nextMark()
+	for _, d := range n.deps {
+		d.cell.mark, d.cell.slot = before, d.at
+	}
+	old := n.deps
+	n.deps = make([]dep, 0, len(cells))
+	for _, c := range cells {
+		switch c.mark {
+		case now:
+			continue
+		case before:
+			c.readers[c.slot].at = len(n.deps)
+		default:
+			c.slot = len(c.readers)
+			c.readers = append(c.readers, reader{n, len(n.deps)})
+		}
+		c.mark = now
+		n.deps = append(n.deps, dep{c, c.slot})
+	}
+	for _, d := range old {
+		if d.cell.mark == before {
+			d.drop()
+		}
+	}
+}
+
+// drop ends a read. The last of the cell's readers takes the place of the one that goes.
+func (d dep) drop() {
+	c, last := d.cell, len(d.cell.readers)-1
+	if d.at != last {
+		moved := c.readers[last]
+		c.readers[d.at] = moved
+		moved.node.deps[moved.at].at = d.at
+	}
+	c.readers[last] = reader{}
+	c.readers = c.readers[:last]
+	if last == 0 {
+		c.readers = nil
+		c.thing.unread()
 	}
 }
 
 // dirty queues the readers of c.
 func (g *Graph) dirty(c *cell) {
-	for n := range c.readers {
-		g.enqueue(n)
+	for _, r := range c.readers {
+		g.enqueue(r.node)
 	}
 }
 
@@ -175,14 +233,13 @@ func (g *Graph) enqueue(n *node) {
 }
 
 // Run reruns what the changes since the last Run made stale and returns the wanted
-// values that moved, each once, in a deterministic order.
+// values that moved, each once. Within a level the values made first come first, so the
+// order is that of the history and of nothing else.
 func (g *Graph) Run() []Moved {
 	for level := 0; level < len(g.queue); level++ {
 		batch := g.queue[level]
 		g.queue[level] = nil
-		slices.SortFunc(batch, func(a, b *node) int {
-			return cmp.Or(cmp.Compare(a.source.sourceName(), b.source.sourceName()), cmp.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key)))
-		})
+		slices.SortFunc(batch, func(a, b *node) int { return cmp.Compare(a.serial, b.serial) })
 		for _, n := range batch {
 			n.queued = false
 			if n.gone || (n.wants == 0 && len(n.readers) == 0) {
@@ -194,7 +251,8 @@ func (g *Graph) Run() []Moved {
 			if g.execute(n) {
 				g.dirty(&n.cell)
 				if n.wants > 0 {
-					g.moved = append(g.moved, Moved{Rule: n.source.sourceName(), Key: n.key})
+					rule, key := n.maker.label()
+					g.moved = append(g.moved, Moved{Rule: rule, Key: key})
 				}
 			}
 		}
@@ -214,10 +272,10 @@ func (g *Graph) sweep() {
 			continue
 		}
 		n.gone = true
-		n.forget()
+		n.maker.forget()
 		n.rule.Live--
-		for _, c := range n.deps {
-			g.unread(c, n)
+		for _, d := range n.deps {
+			d.drop()
 		}
 		n.deps = nil
 	}

@@ -171,6 +171,7 @@ func FuzzSameAsFromScratch(f *testing.F) {
 				continue // let changes pile up
 			}
 			w.g.Run()
+			w.checkEdges(t)
 			fresh := newWorld()
 			for k, v := range services {
 				fresh.services.Put(k, v, k[:1])

@@ -13,7 +13,7 @@ type Rule[K comparable, V any] struct {
 	name  string
 	level int
 	fn    func(*Reader, K) V
-	nodes map[K]*node
+	nodes map[K]*entry[K, V]
 	stats *RuleStats
 }
 
@@ -25,10 +25,31 @@ func Derive[K comparable, V any](g *Graph, level int, name string, fn func(*Read
 	}
 	s := &RuleStats{}
 	g.stats[name] = s
-	return &Rule[K, V]{g: g, name: name, level: level, fn: fn, nodes: map[K]*node{}, stats: s}
+	return &Rule[K, V]{g: g, name: name, level: level, fn: fn, nodes: map[K]*entry[K, V]{}, stats: s}
 }
 
-func (u *Rule[K, V]) sourceName() string { return u.name }
+// entry is one value of a rule.
+type entry[K comparable, V any] struct {
+	node
+	of    *Rule[K, V]
+	key   K
+	value V
+}
+
+func (e *entry[K, V]) label() (string, any) { return e.of.name, e.key }
+
+func (e *entry[K, V]) unread() { e.of.g.loose = append(e.of.g.loose, &e.node) }
+
+func (e *entry[K, V]) forget() { delete(e.of.nodes, e.key) }
+
+func (e *entry[K, V]) run(r *Reader) bool {
+	v := e.of.fn(r, e.key)
+	if e.made && same(e.value, v) {
+		return false
+	}
+	e.value = v
+	return true
+}
 
 // Name is the rule's name, as it shows in Moved and Stats.
 func (u *Rule[K, V]) Name() string { return u.name }
@@ -37,11 +58,12 @@ func (u *Rule[K, V]) Name() string { return u.name }
 // that it was read.
 func (u *Rule[K, V]) Of(r *Reader, key K) V {
 	if u.level >= r.node.level {
-		panic(fmt.Sprintf("incr: rule %s (level %d) reads rule %s (level %d)", r.node.source.sourceName(), r.node.level, u.name, u.level))
+		rule, _ := r.node.maker.label()
+		panic(fmt.Sprintf("incr: rule %s (level %d) reads rule %s (level %d)", rule, r.node.level, u.name, u.level))
 	}
 	n := u.node(key)
 	r.record(&n.cell)
-	return n.value.(box[V]).v
+	return n.value
 }
 
 // Want computes the rule's value for key and keeps it up to date until Unwant is called
@@ -49,7 +71,7 @@ func (u *Rule[K, V]) Of(r *Reader, key K) V {
 func (u *Rule[K, V]) Want(key K) V {
 	n := u.node(key)
 	n.wants++
-	return n.value.(box[V]).v
+	return n.value
 }
 
 // Unwant takes one Want back. The value is dropped at the next Run if nobody else has a use for it.
@@ -60,7 +82,7 @@ func (u *Rule[K, V]) Unwant(key K) {
 	}
 	n.wants--
 	if n.wants == 0 {
-		u.g.loose = append(u.g.loose, n)
+		u.g.loose = append(u.g.loose, &n.node)
 	}
 }
 
@@ -68,7 +90,7 @@ func (u *Rule[K, V]) Unwant(key K) {
 // of a table and the next Run.
 func (u *Rule[K, V]) Value(key K) (V, bool) {
 	if n, ok := u.nodes[key]; ok {
-		return n.value.(box[V]).v, true
+		return n.value, true
 	}
 	var zero V
 	return zero, false
@@ -85,42 +107,36 @@ func (u *Rule[K, V]) Reads(key K) []string {
 	var out []string
 	var walk func(n *node)
 	walk = func(n *node) {
-		for _, c := range n.deps {
-			if seen[c] {
+		for _, d := range n.deps {
+			if seen[d.cell] {
 				continue
 			}
-			seen[c] = true
-			switch {
-			case c.owner != nil:
-				walk(c.owner)
-			case c.bucket:
-				out = append(out, fmt.Sprintf("%s [%v]", c.source.sourceName(), c.key))
-			default:
-				out = append(out, fmt.Sprintf("%s %v", c.source.sourceName(), c.key))
+			seen[d.cell] = true
+			if d.cell.owner != nil {
+				walk(d.cell.owner)
+				continue
 			}
+			source, key := d.cell.thing.label()
+			out = append(out, fmt.Sprintf("%s %v", source, key))
 		}
 	}
-	walk(n)
+	walk(&n.node)
 	slices.Sort(out)
 	return out
 }
 
-// box makes every value, a nil slice included, distinguishable from "never computed".
-type box[V any] struct{ v V }
-
-func (u *Rule[K, V]) node(key K) *node {
+func (u *Rule[K, V]) node(key K) *entry[K, V] {
 	if n, ok := u.nodes[key]; ok {
 		return n
 	}
-	n := &node{level: u.level, rule: u.stats}
-	n.cell = cell{source: u, key: key, owner: n}
-	n.run = func(r *Reader) any { return box[V]{u.fn(r, key)} }
-	n.same = func(a, b any) bool { return same(a.(box[V]).v, b.(box[V]).v) }
-	n.forget = func() { delete(u.nodes, key) }
-	u.nodes[key] = n
+	u.g.serial++
+	e := &entry[K, V]{of: u, key: key}
+	e.node = node{level: u.level, serial: u.g.serial, rule: u.stats, maker: e}
+	e.cell = cell{thing: e, owner: &e.node}
+	u.nodes[key] = e
 	u.stats.Live++
-	u.g.execute(n)
-	return n
+	u.g.execute(&e.node)
+	return e
 }
 
 func same[V any](a, b V) bool {

@@ -13,27 +13,47 @@ type Table[T any] struct {
 	g       *Graph
 	name    string
 	rows    map[string]*row[T]
-	buckets map[string]*bucket
+	buckets map[string]*bucket[T]
 }
 
 type row[T any] struct {
 	cell
+	table   *Table[T]
+	key     string
 	value   T
 	present bool
 	buckets []string
 }
 
-type bucket struct {
+func (r *row[T]) label() (string, any) { return r.table.name, r.key }
+
+// unread frees the place of an absent row.
+func (r *row[T]) unread() {
+	if !r.present {
+		delete(r.table.rows, r.key)
+	}
+}
+
+type bucket[T any] struct {
 	cell
-	keys []string // sorted
+	table *Table[T]
+	name  string
+	keys  []string // sorted
+}
+
+func (b *bucket[T]) label() (string, any) { return b.table.name, "[" + b.name + "]" }
+
+// unread frees the place of an empty bucket.
+func (b *bucket[T]) unread() {
+	if len(b.keys) == 0 {
+		delete(b.table.buckets, b.name)
+	}
 }
 
 // NewTable adds an empty table to g. The name shows in explanations.
 func NewTable[T any](g *Graph, name string) *Table[T] {
-	return &Table[T]{g: g, name: name, rows: map[string]*row[T]{}, buckets: map[string]*bucket{}}
+	return &Table[T]{g: g, name: name, rows: map[string]*row[T]{}, buckets: map[string]*bucket[T]{}}
 }
-
-func (t *Table[T]) sourceName() string { return t.name }
 
 // Len is the number of rows, for metrics.
 func (t *Table[T]) Len() int {
@@ -70,22 +90,26 @@ func (t *Table[T]) Delete(key string) {
 	var zero T
 	r.value, r.present, r.buckets = zero, false, nil
 	t.g.dirty(&r.cell)
-	t.unread(&r.cell)
+	if len(r.readers) == 0 {
+		r.unread()
+	}
 }
 
 func (t *Table[T]) row(key string) *row[T] {
 	r, ok := t.rows[key]
 	if !ok {
-		r = &row[T]{cell: cell{source: t, key: key}}
+		r = &row[T]{table: t, key: key}
+		r.thing = r
 		t.rows[key] = r
 	}
 	return r
 }
 
-func (t *Table[T]) bucket(name string) *bucket {
+func (t *Table[T]) bucket(name string) *bucket[T] {
 	b, ok := t.buckets[name]
 	if !ok {
-		b = &bucket{cell: cell{source: t, key: name, bucket: true}}
+		b = &bucket[T]{table: t, name: name}
+		b.thing = b
 		t.buckets[name] = b
 	}
 	return b
@@ -100,7 +124,9 @@ func (t *Table[T]) move(key string, old, now []string) {
 			i := sort.SearchStrings(b.keys, key)
 			b.keys = slices.Delete(slices.Clone(b.keys), i, i+1)
 			t.g.dirty(&b.cell)
-			t.unread(&b.cell)
+			if len(b.readers) == 0 {
+				b.unread()
+			}
 		}
 	}
 	for _, name := range now {
@@ -110,21 +136,6 @@ func (t *Table[T]) move(key string, old, now []string) {
 			b.keys = slices.Insert(slices.Clone(b.keys), i, key)
 			t.g.dirty(&b.cell)
 		}
-	}
-}
-
-// unread frees the place of an absent row or empty bucket that nobody reads any more.
-func (t *Table[T]) unread(c *cell) {
-	key := c.key.(string)
-	if len(c.readers) > 0 {
-		return
-	}
-	if c.bucket {
-		if len(t.buckets[key].keys) == 0 {
-			delete(t.buckets, key)
-		}
-	} else if !t.rows[key].present {
-		delete(t.rows, key)
 	}
 }
 
