@@ -35,6 +35,7 @@ type loop struct {
 	store  *config.Store
 	views  *publisher
 	source []object.Problem // what the source reports now
+	told   map[string]bool  // the problems that the log has told and that still stand
 	counts counts
 }
 
@@ -94,6 +95,7 @@ func (l *loop) take(b object.Batch) {
 		}
 		break
 	}
+	l.tell()
 	moved := l.graph.Run()
 	classes := l.views.update(moved)
 	l.counts.commits++
@@ -119,6 +121,29 @@ func (l *loop) absorb(b object.Batch) {
 		l.log.Info("configuration read", "objects", len(accepted))
 		l.synced.Store(true)
 	}
+}
+
+// tell logs each problem once when it comes up, and when none is left of it.
+func (l *loop) tell() {
+	now := map[string]bool{}
+	for _, v := range l.problems() {
+		text := v.Error()
+		now[text] = true
+		if l.told[text] {
+			continue
+		}
+		if v.Severity == config.Error {
+			l.log.Error("configuration is not taken; its last good value stays", "problem", text)
+		} else {
+			l.log.Warn("configuration is taken, but", "problem", text)
+		}
+	}
+	for text := range l.told {
+		if !now[text] {
+			l.log.Info("configuration problem is gone", "problem", text)
+		}
+	}
+	l.told = now
 }
 
 // Emit hands the loop a batch; it waits while the loop is far behind.

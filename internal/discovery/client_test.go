@@ -1,0 +1,149 @@
+package discovery
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"strings"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+)
+
+// client is a proxy that speaks the delta protocol and accepts everything.
+type client struct {
+	t      *testing.T
+	stream grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]
+	have   map[string]string // name → body
+	seen   []string          // every body that came
+	got    chan *discoveryv3.DeltaDiscoveryResponse
+	err    chan error
+}
+
+// dial opens a stream as reviews-1.shop: in plaintext, or with a token on the secure port.
+func (p *plane) dial(token, rootPEM string) *client {
+	p.t.Helper()
+	addr, creds := p.addr.GRPC, insecure.NewCredentials()
+	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
+	p.t.Cleanup(cancel)
+	if token != "" {
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM([]byte(rootPEM))
+		addr, creds = p.addr.SecureGRPC, credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc"})
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = conn.Close() })
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	c := &client{t: p.t, stream: stream, have: map[string]string{}, got: make(chan *discoveryv3.DeltaDiscoveryResponse), err: make(chan error, 1)}
+	c.ask(xds.CDS, "*")
+	go func() {
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				c.err <- err
+				return
+			}
+			select {
+			case c.got <- r:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return c
+}
+
+func (c *client) ask(t xds.Type, names ...string) {
+	meta, err := structpb.NewStruct(map[string]any{"NAMESPACE": "shop", "LABELS": map[string]any{"app": "reviews"}, "SERVICE_ACCOUNT": "default"})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	r := &discoveryv3.DeltaDiscoveryRequest{
+		TypeUrl: t.URL(), ResourceNamesSubscribe: names,
+		Node: &corev3.Node{Id: "sidecar~10.99.0.1~reviews-1.shop~shop.svc.cluster.local", Metadata: meta},
+	}
+	_ = c.stream.Send(r) // a stream that has ended says why to its reader
+}
+
+// open subscribes to everything else, as Envoy comes to do.
+func (c *client) open() *client {
+	c.ask(xds.LDS, "*")
+	c.ask(xds.RDS, "9080")
+	c.ask(xds.EDS, "outbound|9080||reviews.shop.svc.cluster.local")
+	return c
+}
+
+// refusal is the error with which the stream ends.
+func (c *client) refusal() error {
+	c.t.Helper()
+	for {
+		select {
+		case err := <-c.err:
+			return err
+		case r := <-c.got:
+			c.take(r)
+		case <-time.After(20 * time.Second):
+			c.t.Fatal("the stream was not refused")
+		}
+	}
+}
+
+func (c *client) take(r *discoveryv3.DeltaDiscoveryResponse) {
+	for _, res := range r.Resources {
+		c.have[res.Name] = string(res.Resource.Value)
+		c.seen = append(c.seen, string(res.Resource.Value))
+	}
+	for _, name := range r.RemovedResources {
+		delete(c.have, name)
+	}
+	_ = c.stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce})
+}
+
+// wait takes responses until ok.
+func (c *client) wait(what string, ok func() bool) {
+	c.t.Helper()
+	deadline := time.After(20 * time.Second)
+	for !ok() {
+		select {
+		case r := <-c.got:
+			c.take(r)
+		case err := <-c.err:
+			c.t.Fatalf("while waiting for %s the stream ended: %v", what, err)
+		case <-deadline:
+			c.t.Fatalf("waited in vain for %s; have %d resources", what, len(c.have))
+		}
+	}
+}
+
+func (c *client) expect(typ, name string) {
+	c.t.Helper()
+	c.wait(typ+" "+name, func() bool { return c.have[name] != "" })
+}
+
+func (c *client) text(name string) string { return c.have[name] }
+
+func (c *client) until(name, part string) {
+	c.t.Helper()
+	c.wait(name+" with "+part, func() bool { return strings.Contains(c.have[name], part) })
+}
+
+func (c *client) untilGone(name, part string) {
+	c.t.Helper()
+	c.wait(name+" without "+part, func() bool { return c.have[name] != "" && !strings.Contains(c.have[name], part) })
+}

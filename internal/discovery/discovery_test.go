@@ -1,0 +1,228 @@
+package discovery
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// script is a source that emits what a test hands it.
+type script struct{ batches chan object.Batch }
+
+func (s *script) Run(ctx context.Context, emit func(object.Batch)) error {
+	for {
+		select {
+		case b := <-s.batches:
+			emit(b)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// plane is a control plane under test.
+type plane struct {
+	t      *testing.T
+	server *Server
+	source *script
+	addr   Ports
+}
+
+func start(t *testing.T) *plane {
+	t.Helper()
+	p := &plane{t: t, source: &script{batches: make(chan object.Batch)}}
+	any := "127.0.0.1:0"
+	srv, err := newServer(Options{
+		StateDir: t.TempDir(), Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system", Version: "test",
+		Ports: Ports{HTTP: any, GRPC: any, SecureGRPC: any, Monitoring: any}, Shutdown: time.Second, Log: slog.New(slog.DiscardHandler),
+	}, p.source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.server, p.addr = srv, srv.Addresses()
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	return p
+}
+
+// emit hands the plane a batch of YAML and waits until the loop has taken it.
+func (p *plane) emit(yaml string, synced bool) {
+	p.t.Helper()
+	res := decode.Documents("input.yaml", []byte(yaml))
+	b := object.Batch{Synced: synced, Problems: res.Problems}
+	for _, o := range res.Objects {
+		b.Changes = append(b.Changes, object.Change{Key: o.Key, Object: &o})
+	}
+	p.batch(b)
+}
+
+func (p *plane) batch(b object.Batch) {
+	p.t.Helper()
+	p.source.batches <- b
+	// A second, empty batch is taken only when the first was handed over; then the loop is asked.
+	p.source.batches <- object.Batch{}
+	p.server.loop.ask(func() {})
+	p.await("the loop to take the batch", func() bool { return len(p.server.loop.batches) == 0 })
+	p.server.loop.ask(func() {})
+}
+
+// await waits for a condition.
+func (p *plane) await(what string, ok func() bool) {
+	p.t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(20 * time.Second)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			p.t.Fatalf("waited 20 s in vain for %s", what)
+		}
+	}
+}
+
+// get is the body and status of one of the plane's pages.
+func (p *plane) get(addr, path string) (int, string) {
+	p.t.Helper()
+	resp, err := http.Get("http://" + addr + path)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func (p *plane) objects() []objectEntry {
+	p.t.Helper()
+	_, body := p.get(p.addr.HTTP, "/debug/objectz")
+	var out []objectEntry
+	if err := json.Unmarshal([]byte(body), &out); err != nil {
+		p.t.Fatal(err)
+	}
+	return out
+}
+
+const shop = `
+apiVersion: v1
+kind: Service
+metadata: {name: reviews, namespace: shop}
+spec: {clusterIP: 10.96.0.1, selector: {app: reviews}, ports: [{name: http, port: 9080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: reviews-1, namespace: shop, labels: {app: reviews}}
+status: {phase: Running, podIP: 10.99.0.1}
+`
+
+func route(body string) string {
+	return "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: reviews, namespace: shop}\nspec: {hosts: [reviews], http: [" + body + "]}\n"
+}
+
+func TestNothingIsServedBeforeTheSourceHasBeenRead(t *testing.T) {
+	p := start(t)
+	if code, body := p.get(p.addr.HTTP, "/ready"); code != http.StatusServiceUnavailable || !strings.Contains(body, "not been read") {
+		t.Errorf("/ready before the source has synced: %d %q", code, body)
+	}
+	p.emit(shop, false)
+	c := p.dial("", "")
+	if err := c.refusal(); !strings.Contains(err.Error(), "Unavailable") || !strings.Contains(err.Error(), "not been read") {
+		t.Errorf("stream before the source has synced: %v", err)
+	}
+	p.batch(object.Batch{Synced: true})
+	if code, _ := p.get(p.addr.HTTP, "/ready"); code != http.StatusOK {
+		t.Errorf("/ready after the source has synced: %d", code)
+	}
+	p.dial("", "").open().expect("CDS", "outbound|9080||reviews.shop.svc.cluster.local")
+}
+
+func TestABadEditKeepsTheLastGoodValue(t *testing.T) {
+	p := start(t)
+	p.emit(shop+"---"+"\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), true)
+	c := p.dial("", "").open()
+	c.expect("RDS", "9080")
+	if !strings.Contains(c.text("9080"), "first") {
+		t.Fatalf("the route is not there: %q", c.text("9080"))
+	}
+	p.emit(route("{name: second, route: [{destination: {host: reviews}, weight: -1}]}"), false)
+	got := p.objects()
+	if len(got) != 1 || got[0].Severity != "error" || got[0].Object != "VirtualService shop/reviews" || got[0].Origin == "" || !strings.Contains(got[0].Field, "http[0]") {
+		t.Errorf("problems %+v, want one error that names VirtualService shop/reviews, its place and its field", got)
+	}
+	p.emit(route("{name: third, route: [{destination: {host: reviews}}]}"), false)
+	c.until("9080", "third")
+	if strings.Contains(strings.Join(c.seen, " "), "second") {
+		t.Error("the bad value reached a proxy")
+	}
+	if got := p.objects(); len(got) != 0 {
+		t.Errorf("problems after the repair: %+v", got)
+	}
+}
+
+func TestAPolicyMovesAProxyToAnotherClass(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	c := p.dial("", "").open()
+	c.expect("LDS", "virtualInbound")
+	if !strings.Contains(c.text("virtualInbound"), "raw_buffer") {
+		t.Fatal("a permissive workload must take plaintext")
+	}
+	p.emit("apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: w, namespace: shop}\nspec: {selector: {matchLabels: {app: reviews}}, mtls: {mode: STRICT}}\n", false)
+	c.untilGone("virtualInbound", "raw_buffer")
+	_, body := p.get(p.addr.HTTP, "/debug/syncz")
+	if !strings.Contains(body, "policies=shop/w") {
+		t.Errorf("/debug/syncz does not tell the new class: %s", body)
+	}
+}
+
+func TestPagesTellWhoHasWhat(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	c := p.dial("", "").open()
+	c.expect("RDS", "9080")
+	p.await("the proxy to have applied its generation", func() bool {
+		_, body := p.get(p.addr.HTTP, "/debug/syncz")
+		var got []syncEntry
+		if err := json.Unmarshal([]byte(body), &got); err != nil {
+			t.Fatal(err)
+		}
+		return len(got) == 1 && got[0].Proxy == "reviews-1.shop" && got[0].Applied == got[0].Generation && got[0].Applied > 0 &&
+			got[0].ClusterSent == got[0].ClusterAcked && got[0].Types["CDS"].Resources > 0
+	})
+	code, body := p.get(p.addr.HTTP, "/debug/config_dump?proxyID=reviews-1.shop")
+	for _, want := range []string{"ClustersConfigDump", "ListenersConfigDump", "RoutesConfigDump", "EndpointsConfigDump", "10.99.0.1"} {
+		if code != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("config dump (%d) lacks %s", code, want)
+		}
+	}
+	if code, body := p.get(p.addr.HTTP, "/debug/config_dump?proxyID=nobody.shop"); code != http.StatusNotFound || !strings.Contains(body, "not connected") {
+		t.Errorf("config dump of nobody: %d %q", code, body)
+	}
+	_, metrics := p.get(p.addr.Monitoring, "/metrics")
+	for _, want := range []string{
+		`pilot_info{version="test"} 1`, "pilot_services 1", `pilothouse_classes{part="class"} 1`, `pilothouse_classes{part="scope"} 1`,
+		"istiod_uptime_seconds", "citadel_server_csr_count", `pilothouse_rule_runs_total{rule="cluster"}`, "pilot_xds_pushes",
+	} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("metrics lack %s", want)
+		}
+	}
+}
