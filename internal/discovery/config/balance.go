@@ -1,0 +1,134 @@
+package config
+
+import (
+	"math/big"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// Envoy's bounds on the tables of consistent hashing.
+const (
+	maxRing   = 8 << 20
+	maxMaglev = 5_000_011
+)
+
+func (c *check) loadBalancer(at string, lb *networking.LoadBalancerSettings) {
+	if h := lb.GetConsistentHash(); h != nil {
+		c.consistentHash(at+".consistentHash", h)
+	}
+	if l := lb.LocalityLbSetting; l != nil {
+		c.locality(at+".localityLbSetting", l)
+	}
+	if lb.ZoneAwareLbSetting != nil {
+		c.warn(at+".zoneAwareLbSetting", "not used yet; use localityLbSetting")
+	}
+	c.duration(at+".warmupDurationSecs", lb.WarmupDurationSecs) //nolint:staticcheck // Deprecated, and still written.
+	if w := lb.Warmup; w != nil {
+		if lb.WarmupDurationSecs != nil { //nolint:staticcheck // As above.
+			c.fail(at+".warmup", "warmupDurationSecs is given too; remove one of the two")
+		}
+		if w.Duration == nil {
+			c.fail(at+".warmup.duration", "is missing; say how long a new endpoint warms up")
+		}
+		c.duration(at+".warmup.duration", w.Duration)
+		if w.MinimumPercent != nil {
+			c.number(at+".warmup.minimumPercent", w.MinimumPercent.Value, 0, 100)
+		}
+		if w.Aggression != nil && !(w.Aggression.Value >= 1) {
+			c.fail(at+".warmup.aggression", "%v is less than 1; give 1 or more", w.Aggression.Value)
+		}
+	}
+}
+
+func (c *check) consistentHash(at string, h *networking.LoadBalancerSettings_ConsistentHashLB) {
+	switch k := h.HashKey.(type) {
+	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpHeaderName:
+		if !isToken(strings.TrimPrefix(k.HttpHeaderName, ":")) {
+			c.fail(at+".httpHeaderName", "%q is no header's name", k.HttpHeaderName)
+		}
+	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpQueryParameterName:
+		if k.HttpQueryParameterName == "" {
+			c.fail(at+".httpQueryParameterName", "is empty; name the parameter")
+		}
+	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpCookie:
+		if !isToken(k.HttpCookie.GetName()) {
+			c.fail(at+".httpCookie.name", "%q is no cookie's name", k.HttpCookie.GetName())
+		}
+		if d := k.HttpCookie.GetTtl(); d != nil && (!d.IsValid() || d.AsDuration() < 0) {
+			c.fail(at+".httpCookie.ttl", "%s is negative; give 0s (until the client ends) or more", d.AsDuration())
+		}
+	case *networking.LoadBalancerSettings_ConsistentHashLB_UseSourceIp:
+	default:
+		c.fail(at, "says nothing to hash; give httpHeaderName, httpCookie, httpQueryParameterName or useSourceIp")
+	}
+	ring := max(h.MinimumRingSize, h.GetRingHash().GetMinimumRingSize()) //nolint:staticcheck // The old place is still written to.
+	if ring > maxRing {
+		c.fail(at+".ringHash.minimumRingSize", "%d is too many; give at most %d", ring, maxRing)
+	}
+	if m := h.GetMaglev(); m.GetTableSize() != 0 {
+		n := m.GetTableSize()
+		if n > maxMaglev || !new(big.Int).SetUint64(n).ProbablyPrime(0) {
+			c.fail(at+".maglev.tableSize", "%d is not a prime of at most %d", n, maxMaglev)
+		}
+	}
+}
+
+func (c *check) locality(at string, l *networking.LocalityLoadBalancerSetting) {
+	given := 0
+	for _, n := range []int{len(l.Distribute), len(l.Failover)} {
+		if n > 0 {
+			given++
+		}
+	}
+	if given > 1 || len(l.Distribute) > 0 && len(l.FailoverPriority) > 0 {
+		c.fail(at, "distribute and failover exclude each other; remove one of the two")
+	}
+	var froms []string
+	for i, d := range l.Distribute {
+		one := item(at+".distribute", i)
+		froms = append(froms, d.GetFrom())
+		c.place(one+".from", d.GetFrom())
+		total := uint64(0)
+		for _, to := range sorted(d.GetTo()) {
+			c.place(entry(one+".to", to), to)
+			if d.To[to] == 0 {
+				c.fail(entry(one+".to", to), "is 0; give it a share or remove it")
+			}
+			total += uint64(d.To[to])
+		}
+		if total != 100 {
+			c.fail(one+".to", "the shares add up to %d; make it 100", total)
+		}
+	}
+	once(froms, func(i int, s string) { c.fail(item(at+".distribute", i)+".from", "%q is given twice; join them", s) })
+	for i, f := range l.Failover {
+		one := item(at+".failover", i)
+		if f.GetFrom() == f.GetTo() {
+			c.fail(one+".to", "is where it comes from; name another region")
+		}
+		for _, r := range []struct{ name, region string }{{"from", f.GetFrom()}, {"to", f.GetTo()}} {
+			if r.region == "" || strings.ContainsAny(r.region, "/*") {
+				c.fail(one+"."+r.name, "%q is no region; name one, without zone", r.region)
+			}
+		}
+	}
+	for i, p := range l.FailoverPriority {
+		key, value, _ := strings.Cut(p, "=")
+		c.labels(item(at+".failoverPriority", i), map[string]string{key: value})
+	}
+}
+
+// place checks a locality, region/zone/subzone, whose last part may be "*".
+func (c *check) place(field, s string) {
+	parts := strings.Split(s, "/")
+	for i, p := range parts {
+		if p == "" || strings.Contains(p, "*") && (p != "*" || i != len(parts)-1) {
+			c.fail(field, "%q is no locality; write region/zone/subzone, or \"*\" in place of its last parts", s)
+			return
+		}
+	}
+	if len(parts) > 3 {
+		c.fail(field, "%q has more parts than region/zone/subzone", s)
+	}
+}

@@ -1,0 +1,117 @@
+// Package config decides which objects are good enough to configure proxies, and keeps the last good ones.
+//
+// Validate holds every rule about what an object may say; the loop (through Store), the
+// admission webhook and pilotctl all use it, so that no two of them disagree. A Verdict
+// names object, field and remedy. An error keeps an object out; a warning lets it in and
+// says what will not do what its author may think. Rules follow Istio's public ones;
+// where those refuse what does no harm, this package warns. Functions, and one Store for
+// one goroutine.
+package config
+
+import (
+	"fmt"
+
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// Severity says what a Verdict does to its object.
+type Severity uint8
+
+// The severities.
+const (
+	// Error: the object's last good value stays in force.
+	Error Severity = iota
+	// Warning: the object is taken, but not all of it means something.
+	Warning
+)
+
+// String is "error" or "warning".
+func (s Severity) String() string {
+	if s == Warning {
+		return "warning"
+	}
+	return "error"
+}
+
+// Verdict is one finding about one object.
+type Verdict struct {
+	object.Problem
+	Severity Severity
+}
+
+// Rejected says whether the verdicts of an object keep it out.
+func Rejected(verdicts []Verdict) bool {
+	for _, v := range verdicts {
+		if v.Severity == Error {
+			return true
+		}
+	}
+	return false
+}
+
+// maxVerdicts bounds what is said about one object.
+const maxVerdicts = 50
+
+// Validate checks one object, whose Spec must be of its Kind's type. Verdicts come in
+// the order of the object's fields, at most 50.
+func Validate(o object.Object) []Verdict {
+	c := &check{key: o.Key, origin: o.Origin}
+	switch s := o.Spec.(type) {
+	case *object.ServiceSpec:
+		c.service(s, o.Meta)
+	case *object.EndpointSliceSpec:
+		c.endpointSlice(s)
+	case *object.PodSpec:
+		c.pod(s)
+	case *object.ConfigMapSpec:
+		c.configMap(s)
+	case *networking.ServiceEntry:
+		c.serviceEntry(s)
+	case *networking.WorkloadEntry:
+		c.workload("spec", s, nil)
+	case *networking.VirtualService:
+		c.virtualService(s)
+	case *networking.DestinationRule:
+		c.destinationRule(s)
+	case *security.PeerAuthentication:
+		c.peerAuthentication(s)
+	case *networking.Sidecar:
+		c.sidecar(s)
+	case *networking.Gateway:
+		c.gateway(s)
+	}
+	return c.out
+}
+
+// check collects the verdicts of one object.
+type check struct {
+	key    object.Key
+	origin object.Origin
+	out    []Verdict
+}
+
+func (c *check) say(s Severity, field, format string, args ...any) {
+	if len(c.out) < maxVerdicts {
+		c.out = append(c.out, Verdict{Severity: s, Problem: object.Problem{
+			Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...),
+		}})
+		return
+	}
+	// A full list must not hide that the object is refused.
+	if s == Error && !Rejected(c.out) {
+		c.out[maxVerdicts-1] = Verdict{Severity: s, Problem: object.Problem{Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...)}}
+	}
+}
+
+func (c *check) fail(field, format string, args ...any) { c.say(Error, field, format, args...) }
+
+func (c *check) warn(field, format string, args ...any) { c.say(Warning, field, format, args...) }
+
+// item names element i of a list.
+func item(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
+
+// entry names a key of a map.
+func entry(path, key string) string { return path + "[" + key + "]" }

@@ -1,0 +1,170 @@
+package config_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// groups are the API versions that the tests write kinds in.
+var groups = map[object.Kind]string{
+	object.Service: "v1", object.Pod: "v1", object.ConfigMap: "v1", object.EndpointSlice: "discovery.k8s.io/v1",
+	object.PeerAuthentication: "security.istio.io/v1",
+}
+
+// parse reads an object from what follows its metadata.
+func parse(t *testing.T, kind object.Kind, body string) object.Object {
+	t.Helper()
+	group := groups[kind]
+	if group == "" {
+		group = "networking.istio.io/v1"
+	}
+	r := decode.Documents("f.yaml", fmt.Appendf(nil, "apiVersion: %s\nkind: %s\nmetadata: {name: a, namespace: n}\n%s", group, kind, body))
+	if len(r.Objects) != 1 {
+		t.Fatalf("%s: %v", body, r.Problems)
+	}
+	return r.Objects[0]
+}
+
+// rule is one object, and the verdicts on it: "E field: text" or "W field: text", the
+// text up to where the test cares.
+type rule struct {
+	kind object.Kind
+	body string
+	want []string
+}
+
+func runRules(t *testing.T, rules []rule) {
+	t.Helper()
+	for _, r := range rules {
+		body := r.body
+		if !strings.Contains(body, "\n") && strings.HasPrefix(body, "{") {
+			body = "spec: " + body
+		}
+		var got []string
+		for _, v := range config.Validate(parse(t, r.kind, body)) {
+			if v.Key.Name != "a" || v.Origin.File != "f.yaml" || v.Origin.Line != 1 {
+				t.Errorf("%s: verdict without its object: %+v", r.body, v)
+			}
+			got = append(got, strings.ToUpper(v.Severity.String()[:1])+" "+v.Field+": "+v.Text)
+		}
+		ok := len(got) == len(r.want)
+		for i := 0; ok && i < len(got); i++ {
+			ok = strings.HasPrefix(got[i], r.want[i])
+		}
+		if !ok {
+			t.Errorf("%s %s\ngot  %s\nwant %s", r.kind, r.body, strings.Join(got, "\n     "), strings.Join(r.want, "\n     "))
+		}
+	}
+}
+
+// Everything in the sample is good; the gateway is not used yet, and says so.
+func TestSampleIsGood(t *testing.T) {
+	const sample = "../source/decode/testdata/mesh.yaml"
+	text, err := os.ReadFile(sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	warnings := 0
+	for _, o := range decode.Documents(sample, text).Objects {
+		for _, v := range config.Validate(o) {
+			if v.Severity == config.Error {
+				t.Errorf("%v", v)
+			}
+			warnings++
+		}
+	}
+	if warnings != 2 {
+		t.Errorf("%d warnings, want those on the Gateway and on failover without outlierDetection", warnings)
+	}
+}
+
+func TestCore(t *testing.T) {
+	runRules(t, []rule{
+		{object.Service, "{ports: [{port: 80}]}", nil},
+		{object.Service, "{ports: [{port: 0}, {port: 80, name: A_b, protocol: HTTP, targetPort: 70000}]}", []string{
+			"E spec.ports[0].port: 0 is no port", "E spec.ports[0].name: is missing; a Service with several",
+			"E spec.ports[1].targetPort: 70000 is no port", "E spec.ports[1].name: \"A_b\" is no port name", "E spec.ports[1].protocol: \"HTTP\" is none of TCP"}},
+		{object.Service, "{ports: [{port: 80, name: x}, {port: 80, name: x}]}", []string{"E spec.ports: two ports are named \"x\"", "E spec.ports[1].port: port 80 is given twice"}},
+		{object.Service, "{ports: [{port: 53, name: x}, {port: 53, name: y, protocol: UDP}]}", nil},
+		{object.Service, "{type: ExternalName}", []string{"E spec.externalName: \"\" is no DNS name"}},
+		{object.Service, "{type: Odd}", []string{"E spec.type: \"Odd\" is none of"}},
+		{object.EndpointSlice, "ports: [{port: 0}]", []string{"W metadata.labels: label kubernetes.io/service-name is missing", "E ports[0].port: 0 is no port"}},
+		{object.Pod, "{containers: [{name: c, ports: [{name: x, containerPort: 70000}]}]}", []string{"E spec.containers: port 70000 (\"x\", the 1th"}},
+		{object.ConfigMap, "data: {mesh: 'a: ['}", nil},
+	})
+	o := parse(t, object.Service, "spec: {ports: [{port: 80}]}")
+	o.Meta.Annotations = map[string]string{"networking.istio.io/exportTo": "., b c"}
+	if got := config.Validate(o); len(got) != 1 || got[0].Field != "metadata.annotations[networking.istio.io/exportTo][1]" {
+		t.Errorf("exportTo annotation: %v", got)
+	}
+}
+
+func TestEntries(t *testing.T) {
+	const port = "ports: [{number: 80, name: http, protocol: HTTP}]"
+	runRules(t, []rule{
+		{object.ServiceEntry, "{hosts: [a.com, '*.b.com'], " + port + "}", nil},
+		{object.ServiceEntry, "{hosts: ['*', a b, a.com, a.com]}", []string{
+			"E spec.hosts[0]: \"*\" is no host", "E spec.hosts[1]: \"a b\" is no host", "E spec.hosts[3]: \"a.com\" is given twice", "W spec.ports: is empty"}},
+		{object.ServiceEntry, "{}", []string{"E spec.hosts: is empty", "W spec.ports: is empty"}},
+		{object.ServiceEntry, "{hosts: [a.com], addresses: [10.0.0.1, 10.0.0.0/8, 10.0.0], " + port + "}", []string{"E spec.addresses[2]: \"10.0.0\" is neither"}},
+		{object.ServiceEntry, "{hosts: [a.com], ports: [{number: 80, name: x}, {number: 80, name: x, protocol: SPDY, targetPort: 99999}, {number: 0}]}", []string{
+			"E spec.ports[1].targetPort: 99999 is no port", "E spec.ports[1].protocol: \"SPDY\" is no protocol", "E spec.ports[2].number: 0 is no port", "E spec.ports[2].name: \"\" is no port name",
+			"E spec.ports[1].name: \"x\" is given twice", "E spec.ports[1].number: 80 is given twice"}},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: NONE, endpoints: [{address: 1.2.3.4}], " + port + "}", []string{"E spec.endpoints: resolution NONE goes where"}},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, " + port + "}", []string{"E spec.endpoints: resolution STATIC needs"}},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, endpoints: [{address: b.com}, {address: 1.2.3.4, ports: {http: 8080}}, {address: unix:///x}], " + port + "}", []string{"E spec.endpoints[0].address: \"b.com\" is no IP address, which"}},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, workloadSelector: {labels: {app: x}}, " + port + "}", nil},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, workloadSelector: {labels: {app: -x}}, endpoints: [{address: 1.2.3.4, ports: {grpc: 1}}], " + port + "}", []string{
+			"E spec.workloadSelector: endpoints are given too", "E spec.workloadSelector.labels[app]: \"-x\" is no label's value", "E spec.endpoints[0].ports[grpc]: the entry has no port of this name; use one of http"}},
+		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DNS, " + port + "}", []string{"E spec.hosts[0]: \"*.a.com\" cannot be resolved"}},
+		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DNS, endpoints: [{address: b.com}], " + port + "}", nil},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: DNS_ROUND_ROBIN, endpoints: [{address: b.com}, {address: c.com}], " + port + "}", []string{"E spec.endpoints: resolution DNS_ROUND_ROBIN takes one"}},
+		{object.ServiceEntry, "{hosts: [a.com], exportTo: ['*', x, x, 'A'], subjectAltNames: [''], " + port + "}", []string{
+			"E spec.exportTo[0]: \"*\" must stand alone", "E spec.exportTo[2]: \"x\" is given twice", "E spec.exportTo[3]: \"A\" is no namespace", "E spec.subjectAltNames[0]: is empty"}},
+		{object.ServiceEntry, "{hosts: [a.com], exportTo: ['~'], " + port + "}", nil},
+		{object.WorkloadEntry, "{address: 10.0.0.1, ports: {http: 80}, labels: {app.io/x: y}}", nil},
+		{object.WorkloadEntry, "{address: vm.example.com}", nil},
+		{object.WorkloadEntry, "{network: west}", nil},
+		{object.WorkloadEntry, "{}", []string{"E spec.address: is empty"}},
+		{object.WorkloadEntry, "{address: a/b, ports: {x_: 0}, labels: {'/x': y}}", []string{
+			"E spec.address: \"a/b\" is neither", "E spec.ports[x_]: is no port name", "E spec.ports[x_]: 0 is no port", "E spec.labels[/x]: is no label's name"}},
+		{object.WorkloadEntry, "{address: unix://x}", []string{"E spec.address: \"unix://x\" is no absolute path"}},
+		{object.WorkloadEntry, "{address: unix:///x, ports: {a: 1}}", []string{"E spec.ports: a Unix socket has no ports"}},
+	})
+}
+
+func TestPolicies(t *testing.T) {
+	runRules(t, []rule{
+		{object.PeerAuthentication, "{mtls: {mode: STRICT}}", nil},
+		{object.PeerAuthentication, "{portLevelMtls: {80: {mode: STRICT}}}", []string{"E spec.portLevelMtls: needs a selector"}},
+		{object.PeerAuthentication, "{selector: {matchLabels: {app: x}}, portLevelMtls: {80: {mode: STRICT}, 70000: {}}}", []string{"E spec.portLevelMtls[70000]: 70000 is no port"}},
+		{object.Sidecar, "{}", []string{"W spec: says nothing"}},
+		{object.Sidecar, "{egress: [{hosts: ['./*', '*/a.com', '~/*', 'istio-system/*.b.com']}]}", nil},
+		{object.Sidecar, "{egress: [{hosts: [a.com, 'A b/*', 'n/a b']}]}", []string{
+			"E spec.egress[0].hosts[0]: \"a.com\" has no namespace; write namespace/host, such as \"./a.com\"", "E spec.egress[0].hosts[1]: \"A b\" is no namespace", "E spec.egress[0].hosts[2]: \"a b\" is no host"}},
+		{object.Sidecar, "{egress: [{}, {port: {number: 0, protocol: X}, bind: 127.0.0.1, hosts: ['./*']}]}", []string{
+			"E spec.egress[0].port: is missing, which takes all", "E spec.egress[0].hosts: is empty", "E spec.egress[1].port.number: 0 is no port",
+			"E spec.egress[1].port.protocol: \"X\" is no protocol", "W spec.egress[1].port: not used yet", "W spec.egress[1].bind: not used yet"}},
+		{object.Sidecar, "{ingress: [{port: {number: 80}}], outboundTrafficPolicy: {egressProxy: {host: x}}}", []string{"W spec.ingress: not used yet", "W spec.outboundTrafficPolicy.egressProxy: not used yet"}},
+		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*', n/x.com]}]}", []string{"W spec: kept, not used yet"}},
+		{object.Gateway, "{}", []string{"W spec: kept, not used yet", "E spec.servers: is empty"}},
+	})
+}
+
+// A list of verdicts has an end, and an error is not lost beyond it.
+func TestManyVerdicts(t *testing.T) {
+	body := "{hosts: [a], gateways: [mesh], http: [{route: [{destination: {host: a}}], match: ["
+	for range 60 {
+		body += "{headers: {'@request.auth.claims.x': {}}},"
+	}
+	got := config.Validate(parse(t, object.VirtualService, "spec: "+body+"{port: 99999}]}]}"))
+	if len(got) != 50 || !config.Rejected(got) {
+		t.Errorf("%d verdicts, rejected %v", len(got), config.Rejected(got))
+	}
+}

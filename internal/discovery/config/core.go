@@ -1,0 +1,86 @@
+package config
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// exportToAnnotation says on a Service who may see it.
+const exportToAnnotation = "networking.istio.io/exportTo"
+
+func (c *check) service(s *object.ServiceSpec, m object.Meta) {
+	if !slices.Contains([]string{"", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}, s.Type) {
+		c.fail("spec.type", "%q is none of ClusterIP, NodePort, LoadBalancer, ExternalName", s.Type)
+	}
+	if s.Type == "ExternalName" && !isDomain(s.ExternalName) && !isIP(s.ExternalName) {
+		c.fail("spec.externalName", "%q is no DNS name; a Service of type ExternalName needs one", s.ExternalName)
+	}
+	type number struct {
+		protocol string
+		port     uint32
+	}
+	var names []string
+	var numbers []number
+	for i, p := range s.Ports {
+		at := item("spec.ports", i)
+		c.port(at+".port", p.Port, false)
+		c.port(at+".targetPort", p.TargetPort, true)
+		if p.Name == "" && len(s.Ports) > 1 {
+			c.fail(at+".name", "is missing; a Service with several ports needs a name for each")
+		}
+		if p.Name != "" && !isLabel(p.Name) {
+			c.fail(at+".name", "%q is no port name; use letters, digits and \"-\"", p.Name)
+		}
+		if !slices.Contains([]string{"", "TCP", "UDP", "SCTP"}, p.Protocol) {
+			c.fail(at+".protocol", "%q is none of TCP, UDP, SCTP; what the port speaks goes into appProtocol", p.Protocol)
+		}
+		if p.Name != "" {
+			names = append(names, p.Name)
+		}
+		numbers = append(numbers, number{p.Protocol, p.Port})
+	}
+	once(names, func(_ int, n string) { c.fail("spec.ports", "two ports are named %q; rename one", n) })
+	once(numbers, func(i int, n number) {
+		c.fail(item("spec.ports", i)+".port", "port %d is given twice; remove one", n.port)
+	})
+	if list := m.Annotations[exportToAnnotation]; list != "" {
+		var words []string
+		for w := range strings.SplitSeq(list, ",") {
+			words = append(words, strings.TrimSpace(w))
+		}
+		c.exportTo("metadata.annotations["+exportToAnnotation+"]", words, true)
+	}
+}
+
+func (c *check) endpointSlice(s *object.EndpointSliceSpec) {
+	if s.Service == "" {
+		c.warn("metadata.labels", "label kubernetes.io/service-name is missing: the slice belongs to no Service")
+	}
+	for i, p := range s.Ports {
+		c.port(item("ports", i)+".port", p.Port, false)
+	}
+}
+
+func (c *check) pod(s *object.PodSpec) {
+	for i, p := range s.Ports {
+		if p.Port == 0 || p.Port > 65535 {
+			c.fail("spec.containers", "port %d (%q, the %dth of the Pod) is no port; give a number from 1 to 65535", p.Port, p.Name, i+1)
+		}
+	}
+}
+
+// configMap checks the mesh configuration; what other ConfigMaps say is nobody's business.
+func (c *check) configMap(s *object.ConfigMapSpec) {
+	if text, ok := s.Data[MeshKey]; ok && IsMeshConfig(c.key) {
+		_, verdicts := MeshConfig(text)
+		for _, v := range verdicts {
+			field := "data." + MeshKey
+			if v.Field != "" {
+				field += "." + v.Field
+			}
+			c.say(v.Severity, field, "%s", v.Text)
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package config
+
+import (
+	"strings"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+func (c *check) destinationRule(s *networking.DestinationRule) {
+	if s.Host == "" {
+		c.fail("spec.host", "is missing; name the service that the rule is for")
+	} else {
+		c.host("spec.host", s.Host)
+	}
+	c.trafficPolicy("spec.trafficPolicy", s.TrafficPolicy)
+	var names []string
+	for i, sub := range s.Subsets {
+		at := item("spec.subsets", i)
+		if !isLabel(sub.GetName()) {
+			c.fail(at+".name", "%q is no subset's name; use letters, digits and \"-\"", sub.GetName())
+		}
+		names = append(names, sub.GetName())
+		c.labels(at+".labels", sub.GetLabels())
+		c.trafficPolicy(at+".trafficPolicy", sub.GetTrafficPolicy())
+	}
+	once(names, func(i int, n string) { c.fail(item("spec.subsets", i)+".name", "%q is given twice; rename one", n) })
+	c.exportTo("spec.exportTo", s.ExportTo, false)
+	c.labels("spec.workloadSelector.matchLabels", s.WorkloadSelector.GetMatchLabels())
+}
+
+func (c *check) trafficPolicy(at string, p *networking.TrafficPolicy) {
+	if p == nil {
+		return
+	}
+	c.portPolicy(at, p.LoadBalancer, p.ConnectionPool, p.OutlierDetection, p.Tls)
+	var ports []uint32
+	for i, l := range p.PortLevelSettings {
+		port := item(at+".portLevelSettings", i)
+		if l == nil {
+			c.fail(port, "is empty; give it a port, or remove it")
+			continue
+		}
+		c.port(port+".port.number", l.Port.GetNumber(), false)
+		ports = append(ports, l.Port.GetNumber())
+		c.portPolicy(port, l.LoadBalancer, l.ConnectionPool, l.OutlierDetection, l.Tls)
+	}
+	once(ports, func(i int, n uint32) {
+		c.fail(item(at+".portLevelSettings", i)+".port.number", "%d is given twice; remove one", n)
+	})
+	if b := p.RetryBudget; b != nil {
+		if b.Percent != nil {
+			c.number(at+".retryBudget.percent", b.Percent.Value, 0, 100)
+		}
+		c.duration(at+".retryBudget.budgetInterval", b.BudgetInterval)
+	}
+	if p.Tunnel != nil {
+		c.warn(at+".tunnel", "not used yet: connections are not tunnelled")
+	}
+	if p.ProxyProtocol != nil {
+		c.warn(at+".proxyProtocol", "not used yet: no PROXY protocol header is sent")
+	}
+}
+
+// portPolicy checks what a policy and its port-level settings have in common.
+func (c *check) portPolicy(at string, lb *networking.LoadBalancerSettings, pool *networking.ConnectionPoolSettings, o *networking.OutlierDetection, tls *networking.ClientTLSSettings) {
+	if lb != nil {
+		c.loadBalancer(at+".loadBalancer", lb)
+	}
+	if pool != nil {
+		c.pool(at+".connectionPool", pool)
+	}
+	if o != nil {
+		c.outliers(at+".outlierDetection", o)
+	}
+	if tls != nil {
+		c.clientTLS(at+".tls", tls)
+	}
+	if l := lb.GetLocalityLbSetting(); o == nil && (len(l.GetFailover()) > 0 || len(l.GetFailoverPriority()) > 0) {
+		c.warn(at+".loadBalancer.localityLbSetting", "failover needs outlierDetection beside it to see that a locality fails")
+	}
+}
+
+func (c *check) pool(at string, p *networking.ConnectionPoolSettings) {
+	if t := p.Tcp; t != nil {
+		c.notNegative(at+".tcp.maxConnections", t.MaxConnections)
+		c.durations(at+".tcp", map[string]*durationpb.Duration{
+			"connectTimeout": t.ConnectTimeout, "maxConnectionDuration": t.MaxConnectionDuration, "idleTimeout": t.IdleTimeout,
+			"tcpKeepalive.time": t.TcpKeepalive.GetTime(), "tcpKeepalive.interval": t.TcpKeepalive.GetInterval(),
+		})
+	}
+	h := p.Http
+	if h == nil {
+		return
+	}
+	for _, f := range []struct {
+		name string
+		n    int32
+	}{
+		{"http1MaxPendingRequests", h.Http1MaxPendingRequests}, {"http2MaxRequests", h.Http2MaxRequests},
+		{"maxRequestsPerConnection", h.MaxRequestsPerConnection}, {"maxRetries", h.MaxRetries}, {"maxConcurrentStreams", h.MaxConcurrentStreams},
+	} {
+		c.notNegative(at+".http."+f.name, f.n)
+	}
+	c.durations(at+".http", map[string]*durationpb.Duration{
+		"idleTimeout": h.IdleTimeout, "http2KeepAlive.interval": h.Http2KeepAlive.GetInterval(), "http2KeepAlive.timeout": h.Http2KeepAlive.GetTimeout(),
+	})
+	if h.UseClientProtocol && h.H2UpgradePolicy == networking.ConnectionPoolSettings_HTTPSettings_UPGRADE {
+		c.fail(at+".http.useClientProtocol", "contradicts h2UpgradePolicy UPGRADE; remove one of the two")
+	}
+}
+
+func (c *check) durations(at string, list map[string]*durationpb.Duration) {
+	for _, name := range sorted(list) {
+		c.duration(at+"."+name, list[name])
+	}
+}
+
+func (c *check) outliers(at string, o *networking.OutlierDetection) {
+	c.duration(at+".interval", o.Interval)
+	c.duration(at+".baseEjectionTime", o.BaseEjectionTime)
+	c.number(at+".maxEjectionPercent", float64(o.MaxEjectionPercent), 0, 100)
+	c.number(at+".minHealthPercent", float64(o.MinHealthPercent), 0, 100)
+	if o.ConsecutiveErrors != 0 { //nolint:staticcheck // The field is deprecated, which is what is said about it.
+		c.warn(at+".consecutiveErrors", "is not read any more; use consecutive5xxErrors or consecutiveGatewayErrors")
+	}
+	if o.ConsecutiveLocalOriginFailures.GetValue() > 0 && !o.SplitExternalLocalOriginErrors {
+		c.fail(at+".consecutiveLocalOriginFailures", "counts nothing without splitExternalLocalOriginErrors: true; set it")
+	}
+	for i, code := range o.OutlierDetectionHttpErrorCodes {
+		c.number(item(at+".outlierDetectionHttpErrorCodes", i), float64(code), 100, 599)
+	}
+}
+
+func (c *check) clientTLS(at string, t *networking.ClientTLSSettings) {
+	files := t.ClientCertificate != "" || t.PrivateKey != ""
+	switch t.Mode {
+	case networking.ClientTLSSettings_MUTUAL:
+		if t.CredentialName == "" && (t.ClientCertificate == "" || t.PrivateKey == "") {
+			c.fail(at, "mode MUTUAL needs clientCertificate and privateKey, or credentialName")
+		}
+	case networking.ClientTLSSettings_ISTIO_MUTUAL:
+		if files || t.CaCertificates != "" || t.CredentialName != "" {
+			c.fail(at, "mode ISTIO_MUTUAL uses the mesh's own certificates; remove the others, or use MUTUAL")
+		}
+	case networking.ClientTLSSettings_SIMPLE:
+		if files {
+			c.warn(at, "mode SIMPLE shows no client certificate; use MUTUAL for that")
+		}
+	}
+	if t.CredentialName != "" && (files || t.CaCertificates != "") {
+		c.fail(at+".credentialName", "files are given too; remove one of the two")
+	}
+	if t.InsecureSkipVerify.GetValue() && (t.CaCertificates != "" || len(t.SubjectAltNames) > 0) {
+		c.fail(at+".insecureSkipVerify", "contradicts caCertificates and subjectAltNames, which would be ignored; remove one of the two")
+	}
+	for i, san := range t.SubjectAltNames {
+		if strings.TrimSpace(san) == "" {
+			c.fail(item(at+".subjectAltNames", i), "is empty; remove it")
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package config
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+func (c *check) serviceEntry(s *networking.ServiceEntry) {
+	if len(s.Hosts) == 0 {
+		c.fail("spec.hosts", "is empty; name at least one host")
+	}
+	for i, h := range s.Hosts {
+		if h == "*" || !isHost(h) {
+			c.fail(item("spec.hosts", i), "%q is no host; write a DNS name or one that begins with \"*.\"", h)
+		}
+	}
+	once(s.Hosts, func(i int, h string) { c.fail(item("spec.hosts", i), "%q is given twice; remove one", h) })
+	for i, a := range s.Addresses {
+		if !isIP(a) && !isCIDR(a) {
+			c.fail(item("spec.addresses", i), "%q is neither an IP address nor a CIDR such as 10.1.0.0/16", a)
+		}
+	}
+	names := c.entryPorts(s)
+	c.resolution(s)
+	if s.WorkloadSelector != nil {
+		if len(s.Endpoints) > 0 {
+			c.fail("spec.workloadSelector", "endpoints are given too; remove one of the two")
+		}
+		c.labels("spec.workloadSelector.labels", s.WorkloadSelector.Labels)
+	}
+	for i, e := range s.Endpoints {
+		if e == nil {
+			continue
+		}
+		at := item("spec.endpoints", i)
+		c.workload(at, e, names)
+		if s.Resolution == networking.ServiceEntry_STATIC && e.Address != "" && !isIP(e.Address) && !strings.HasPrefix(e.Address, "unix://") {
+			c.fail(at+".address", "%q is no IP address, which resolution STATIC needs; write one, or use resolution DNS", e.Address)
+		}
+	}
+	c.exportTo("spec.exportTo", s.ExportTo, true)
+	for i, san := range s.SubjectAltNames {
+		if san == "" {
+			c.fail(item("spec.subjectAltNames", i), "is empty; remove it")
+		}
+	}
+}
+
+// entryPorts checks the ports and returns their names.
+func (c *check) entryPorts(s *networking.ServiceEntry) []string {
+	if len(s.Ports) == 0 {
+		c.warn("spec.ports", "is empty: the hosts have no port that could be called")
+	}
+	names, numbers := []string{}, []uint32{}
+	for i, p := range s.Ports {
+		at := item("spec.ports", i)
+		c.port(at+".number", p.GetNumber(), false)
+		c.port(at+".targetPort", p.GetTargetPort(), true)
+		if !isLabel(p.GetName()) {
+			c.fail(at+".name", "%q is no port name; use letters, digits and \"-\"", p.GetName())
+		}
+		c.protocol(at+".protocol", p.GetProtocol())
+		names, numbers = append(names, p.GetName()), append(numbers, p.GetNumber())
+	}
+	once(names, func(i int, n string) { c.fail(item("spec.ports", i)+".name", "%q is given twice; rename one", n) })
+	once(numbers, func(i int, n uint32) { c.fail(item("spec.ports", i)+".number", "%d is given twice; remove one", n) })
+	return names
+}
+
+func (c *check) protocol(field, s string) {
+	if s != "" && mesh.ParseProtocol(s) == mesh.Auto && !strings.EqualFold(s, "auto") {
+		c.fail(field, "%q is no protocol; use HTTP, HTTP2, GRPC, GRPC-WEB, HTTPS, TLS, TCP, UDP, MONGO, MYSQL or REDIS", s)
+	}
+}
+
+// resolution checks how endpoints are found against what is said about them.
+func (c *check) resolution(s *networking.ServiceEntry) {
+	switch s.Resolution {
+	case networking.ServiceEntry_NONE:
+		if len(s.Endpoints) > 0 {
+			c.fail("spec.endpoints", "resolution NONE goes where the caller went; remove the endpoints, or use STATIC or DNS")
+		}
+	case networking.ServiceEntry_STATIC:
+		if len(s.Endpoints) == 0 && s.WorkloadSelector == nil {
+			c.fail("spec.endpoints", "resolution STATIC needs endpoints or a workloadSelector")
+		}
+	case networking.ServiceEntry_DNS, networking.ServiceEntry_DNS_ROUND_ROBIN:
+		if len(s.Endpoints) == 0 && s.WorkloadSelector == nil {
+			for i, h := range s.Hosts {
+				if strings.HasPrefix(h, "*") {
+					c.fail(item("spec.hosts", i), "%q cannot be resolved; give endpoints, or use resolution NONE", h)
+				}
+			}
+		}
+		if s.Resolution == networking.ServiceEntry_DNS_ROUND_ROBIN && len(s.Endpoints) > 1 {
+			c.fail("spec.endpoints", "resolution DNS_ROUND_ROBIN takes one endpoint; remove the others, or use DNS")
+		}
+	default:
+		c.warn("spec.resolution", "%s is not used yet; the entry is taken as with NONE", s.Resolution)
+	}
+}
+
+// workload checks a WorkloadEntry, or an endpoint of a ServiceEntry (ports then holds
+// the entry's port names, else it is nil).
+func (c *check) workload(at string, w *networking.WorkloadEntry, ports []string) {
+	unix, isUnix := strings.CutPrefix(w.Address, "unix://")
+	switch {
+	case w.Address == "" && w.Network == "":
+		c.fail(at+".address", "is empty; give an IP address, a DNS name or unix:///path")
+	case w.Address == "":
+	case isUnix && !path.IsAbs(unix):
+		c.fail(at+".address", "%q is no absolute path; write unix:///path", w.Address)
+	case isUnix && len(w.Ports) > 0:
+		c.fail(at+".ports", "a Unix socket has no ports; remove them")
+	case !isUnix && !isIP(w.Address) && !isDomain(w.Address):
+		c.fail(at+".address", "%q is neither an IP address nor a DNS name", w.Address)
+	}
+	for _, name := range sorted(w.Ports) {
+		if ports != nil && !slices.Contains(ports, name) {
+			c.fail(entry(at+".ports", name), "the entry has no port of this name; use one of %s", strings.Join(ports, ", "))
+		} else if !isLabel(name) {
+			c.fail(entry(at+".ports", name), "is no port name; use letters, digits and \"-\"")
+		}
+		c.port(entry(at+".ports", name), w.Ports[name], false)
+	}
+	c.labels(at+".labels", w.Labels)
+}

@@ -1,0 +1,101 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+)
+
+func (c *check) peerAuthentication(s *security.PeerAuthentication) {
+	c.labels("spec.selector.matchLabels", s.Selector.GetMatchLabels())
+	if len(s.PortLevelMtls) > 0 && len(s.Selector.GetMatchLabels()) == 0 {
+		c.fail("spec.portLevelMtls", "needs a selector: ports are those of workloads; add selector.matchLabels")
+	}
+	for _, p := range slices.Sorted(maps.Keys(s.PortLevelMtls)) {
+		c.port(fmt.Sprintf("spec.portLevelMtls[%d]", p), p, false)
+	}
+}
+
+func (c *check) sidecar(s *networking.Sidecar) {
+	c.labels("spec.workloadSelector.labels", s.WorkloadSelector.GetLabels())
+	if len(s.Egress) == 0 && len(s.Ingress) == 0 && s.OutboundTrafficPolicy == nil && s.InboundConnectionPool == nil {
+		c.warn("spec", "says nothing: the default applies; give egress")
+	}
+	for i, e := range s.Egress {
+		at := item("spec.egress", i)
+		if e.GetPort() == nil && i < len(s.Egress)-1 {
+			c.fail(at+".port", "is missing, which takes all ports and must come last; move it to the end")
+		}
+		if len(e.GetHosts()) == 0 {
+			c.fail(at+".hosts", "is empty; give hosts such as \"./*\" or \"~/*\"")
+		}
+		for j, h := range e.GetHosts() {
+			c.scopedHost(item(at+".hosts", j), h)
+		}
+		if p := e.GetPort(); p != nil {
+			c.port(at+".port.number", p.Number, false)
+			c.protocol(at+".port.protocol", p.Protocol)
+			c.warn(at+".port", "not used yet: the hosts are visible on all of their ports")
+		}
+		if e.GetBind() != "" || e.GetCaptureMode() == networking.CaptureMode_NONE {
+			c.warn(at+".bind", "not used yet: only captured traffic is served")
+		}
+	}
+	for i, in := range s.Ingress {
+		at := item("spec.ingress", i)
+		c.port(at+".port.number", in.GetPort().GetNumber(), false)
+		c.protocol(at+".port.protocol", in.GetPort().GetProtocol())
+	}
+	if len(s.Ingress) > 0 {
+		c.warn("spec.ingress", "not used yet: inbound listeners follow the workload's services")
+	}
+	if s.InboundConnectionPool != nil {
+		c.pool("spec.inboundConnectionPool", s.InboundConnectionPool)
+		c.warn("spec.inboundConnectionPool", "not used yet")
+	}
+	if p := s.OutboundTrafficPolicy.GetEgressProxy(); p != nil {
+		c.destination("spec.outboundTrafficPolicy.egressProxy", p)
+		c.warn("spec.outboundTrafficPolicy.egressProxy", "not used yet: unknown hosts are sent on directly")
+	}
+}
+
+// scopedHost checks "namespace/host", where namespace may be "*" (all), "." (this one) or
+// "~" (none).
+func (c *check) scopedHost(field, s string) {
+	namespace, host, slash := strings.Cut(s, "/")
+	switch {
+	case !slash:
+		c.fail(field, "%q has no namespace; write namespace/host, such as \"./%s\" or \"*/%s\"", s, s, s)
+	case namespace != "*" && namespace != "." && namespace != "~" && !isLabel(namespace):
+		c.fail(field, "%q is no namespace; write one, \"*\" (all), \".\" (this one) or \"~\" (none)", namespace)
+	case !isHost(host):
+		c.fail(field, "%q is no host; write a DNS name or one that begins with \"*.\"", host)
+	}
+}
+
+func (c *check) gateway(s *networking.Gateway) {
+	c.warn("spec", "kept, not used yet: gateways are not served")
+	c.labels("spec.selector", s.Selector)
+	if len(s.Servers) == 0 {
+		c.fail("spec.servers", "is empty; give at least one server")
+	}
+	for i, v := range s.Servers {
+		at := item("spec.servers", i)
+		c.port(at+".port.number", v.GetPort().GetNumber(), false)
+		c.protocol(at+".port.protocol", v.GetPort().GetProtocol())
+		if len(v.GetHosts()) == 0 {
+			c.fail(at+".hosts", "is empty; name at least one host")
+		}
+		for j, h := range v.GetHosts() {
+			if strings.Contains(h, "/") {
+				c.scopedHost(item(at+".hosts", j), h)
+			} else {
+				c.host(item(at+".hosts", j), h)
+			}
+		}
+	}
+}

@@ -1,0 +1,253 @@
+package config
+
+import (
+	"math"
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// meshGateway stands for every sidecar in a route's list of gateways.
+const meshGateway = "mesh"
+
+func (c *check) virtualService(s *networking.VirtualService) {
+	inMesh := len(s.Gateways) == 0 || slices.Contains(s.Gateways, meshGateway)
+	for i, h := range s.Hosts {
+		c.host(item("spec.hosts", i), h)
+		if h == "*" && inMesh {
+			c.fail(item("spec.hosts", i), "\"*\" would take every request of the mesh; name hosts, or bind the route to a gateway alone")
+		}
+	}
+	once(s.Hosts, func(i int, h string) { c.fail(item("spec.hosts", i), "%q is given twice; remove one", h) })
+	c.gatewayNames("spec.gateways", s.Gateways)
+	switch {
+	case len(s.Hosts) == 0 && len(s.Gateways) > 0:
+		c.fail("spec.hosts", "is empty; name at least one host")
+	case len(s.Hosts) == 0:
+		c.warn("spec.hosts", "is empty: the object is for others to delegate to, and delegates are not served yet")
+	case !inMesh:
+		c.warn("spec.gateways", "not used yet: gateways are not served; add \"mesh\" for sidecars to use it")
+	}
+	if len(s.Http)+len(s.Tls)+len(s.Tcp) == 0 {
+		c.fail("spec", "has no routes; give http, tls or tcp")
+	}
+	for i, r := range s.Http {
+		c.httpRoute(item("spec.http", i), r)
+	}
+	for i, r := range s.Tls {
+		c.tlsRoute(item("spec.tls", i), r)
+	}
+	for i, r := range s.Tcp {
+		c.tcpRoute(item("spec.tcp", i), r)
+	}
+	c.exportTo("spec.exportTo", s.ExportTo, false)
+}
+
+// gatewayNames checks "mesh", "name" and "namespace/name".
+func (c *check) gatewayNames(field string, names []string) {
+	for i, g := range names {
+		namespace, name, slash := strings.Cut(g, "/")
+		if !slash {
+			namespace, name = "default", g
+		}
+		if !isLabel(namespace) || !isDomain(name) {
+			c.fail(item(field, i), "%q is no gateway; write mesh, a name, or namespace/name", g)
+		}
+	}
+}
+
+func (c *check) httpRoute(at string, r *networking.HTTPRoute) {
+	if r == nil {
+		c.fail(at, "is empty; give it a route, a redirect or a directResponse")
+		return
+	}
+	c.action(at, r)
+	for i, m := range r.Match {
+		c.httpMatch(item(at+".match", i), m)
+	}
+	c.httpDestinations(at+".route", r.Route)
+	c.duration(at+".timeout", r.Timeout)
+	if r.Retries != nil {
+		c.retries(at+".retries", r.Retries)
+	}
+	if r.Fault != nil {
+		c.faults(at+".fault", r.Fault)
+	}
+	if r.Rewrite != nil {
+		c.rewrite(at+".rewrite", r.Rewrite)
+	}
+	if r.Redirect != nil {
+		c.redirect(at+".redirect", r.Redirect)
+	}
+	if r.DirectResponse != nil {
+		c.directResponse(at+".directResponse", r.DirectResponse)
+	}
+	c.mirrors(at, r)
+	if r.CorsPolicy != nil {
+		c.cors(at+".corsPolicy", r.CorsPolicy)
+	}
+	c.headers(at+".headers", r.Headers)
+}
+
+// action checks that a route says one thing to do.
+func (c *check) action(at string, r *networking.HTTPRoute) {
+	var does []string
+	for _, a := range []struct {
+		name string
+		set  bool
+	}{{"route", len(r.Route) > 0}, {"redirect", r.Redirect != nil}, {"directResponse", r.DirectResponse != nil}, {"delegate", r.Delegate != nil}} {
+		if a.set {
+			does = append(does, a.name)
+		}
+	}
+	switch {
+	case len(does) == 0:
+		c.fail(at, "says nothing to do; give it a route, a redirect or a directResponse")
+	case len(does) > 1:
+		c.fail(at+"."+does[1], "%s is given too; remove one of the two", does[0])
+	case r.Delegate != nil:
+		c.warn(at+".delegate", "not used yet: delegates are not served")
+	case len(r.Route) > 0:
+	default:
+		if r.Fault != nil {
+			c.fail(at+".fault", "cannot go with a %s; remove one of the two", does[0])
+		}
+		if r.Rewrite != nil {
+			c.fail(at+".rewrite", "cannot go with a %s; remove one of the two", does[0])
+		}
+	}
+}
+
+func (c *check) httpMatch(at string, m *networking.HTTPMatchRequest) {
+	if m == nil {
+		c.fail(at, "is empty; give it a condition or remove it")
+		return
+	}
+	for _, f := range []struct {
+		name  string
+		match *networking.StringMatch
+	}{{"uri", m.Uri}, {"scheme", m.Scheme}, {"method", m.Method}, {"authority", m.Authority}} {
+		if f.match != nil {
+			c.match(at+"."+f.name, f.match, false)
+		}
+	}
+	for _, h := range sorted(m.Headers) {
+		c.headerMatch(entry(at+".headers", h), h, m.Headers[h])
+	}
+	for _, h := range sorted(m.WithoutHeaders) {
+		c.headerMatch(entry(at+".withoutHeaders", h), h, m.WithoutHeaders[h])
+	}
+	for _, q := range sorted(m.QueryParams) {
+		if q == "" {
+			c.fail(at+".queryParams", "a parameter has no name; give it one")
+		}
+		c.match(entry(at+".queryParams", q), m.QueryParams[q], true)
+	}
+	c.port(at+".port", m.Port, true)
+	c.labels(at+".sourceLabels", m.SourceLabels)
+	c.gatewayNames(at+".gateways", m.Gateways)
+	if m.SourceNamespace != "" && !isLabel(m.SourceNamespace) {
+		c.fail(at+".sourceNamespace", "%q is no namespace", m.SourceNamespace)
+	}
+}
+
+func (c *check) headerMatch(at, name string, m *networking.StringMatch) {
+	switch {
+	case strings.HasPrefix(name, "@request.auth.claims"):
+		c.warn(at, "not used yet: claims of tokens are not matched")
+	case !isToken(strings.TrimPrefix(name, ":")):
+		c.fail(at, "is no header's name")
+	}
+	c.match(at, m, true)
+}
+
+func (c *check) httpDestinations(at string, list []*networking.HTTPRouteDestination) {
+	var weights []int32
+	for i, d := range list {
+		if c.destination(item(at, i)+".destination", d.GetDestination()); d != nil {
+			c.headers(item(at, i)+".headers", d.Headers)
+		}
+		weights = append(weights, d.GetWeight())
+	}
+	c.weights(at, weights)
+}
+
+// weights checks shares: any numbers that are not negative, whose sum counts as all. A
+// single destination gets everything, whatever its weight.
+func (c *check) weights(at string, weights []int32) {
+	total := int64(0)
+	for i, w := range weights {
+		c.notNegative(item(at, i)+".weight", w)
+		total += int64(w)
+	}
+	if total > math.MaxUint32 {
+		c.fail(at, "the weights add up to %d; make them smaller", total)
+	}
+	if len(weights) > 1 && total == 0 {
+		c.fail(at, "the weights add up to 0; give at least one destination a weight")
+	}
+}
+
+func (c *check) destination(at string, d *networking.Destination) {
+	if d == nil || d.Host == "" {
+		c.fail(at+".host", "is missing; name the service to send to")
+		return
+	}
+	if strings.HasPrefix(d.Host, "*") || !isDomain(d.Host) && !isIP(d.Host) {
+		c.fail(at+".host", "%q is no host to send to; write the name of a service", d.Host)
+	}
+	if d.Subset != "" && !isDomain(d.Subset) {
+		c.fail(at+".subset", "%q is no subset's name; use letters, digits and \"-\"", d.Subset)
+	}
+	if d.Port != nil {
+		c.port(at+".port.number", d.Port.Number, false)
+	}
+}
+
+func (c *check) tlsRoute(at string, r *networking.TLSRoute) {
+	c.warn(at, "not used yet: tls routes are not served")
+	if len(r.GetMatch()) == 0 {
+		c.fail(at+".match", "is empty; give sniHosts")
+	}
+	for i, m := range r.GetMatch() {
+		if len(m.GetSniHosts()) == 0 {
+			c.fail(item(at+".match", i)+".sniHosts", "is empty; name at least one host")
+		}
+		for j, h := range m.GetSniHosts() {
+			c.host(item(item(at+".match", i)+".sniHosts", j), h)
+		}
+		c.port(item(at+".match", i)+".port", m.GetPort(), true)
+		c.subnets(item(at+".match", i)+".destinationSubnets", m.GetDestinationSubnets())
+	}
+	c.l4Destinations(at+".route", r.GetRoute())
+}
+
+func (c *check) tcpRoute(at string, r *networking.TCPRoute) {
+	c.warn(at, "not used yet: tcp routes are not served")
+	for i, m := range r.GetMatch() {
+		c.port(item(at+".match", i)+".port", m.GetPort(), true)
+		c.subnets(item(at+".match", i)+".destinationSubnets", m.GetDestinationSubnets())
+	}
+	c.l4Destinations(at+".route", r.GetRoute())
+}
+
+func (c *check) subnets(at string, list []string) {
+	for i, s := range list {
+		if !isIP(s) && !isCIDR(s) {
+			c.fail(item(at, i), "%q is neither an IP address nor a CIDR", s)
+		}
+	}
+}
+
+func (c *check) l4Destinations(at string, list []*networking.RouteDestination) {
+	if len(list) == 0 {
+		c.fail(at, "is empty; give it a destination")
+	}
+	var weights []int32
+	for i, d := range list {
+		c.destination(item(at, i)+".destination", d.GetDestination())
+		weights = append(weights, d.GetWeight())
+	}
+	c.weights(at, weights)
+}

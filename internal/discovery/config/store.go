@@ -1,0 +1,135 @@
+package config
+
+import (
+	"cmp"
+	"reflect"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// Store keeps the last good value of every object and the verdicts on every object's
+// latest value. Not for concurrent use.
+type Store struct {
+	good     map[object.Key]*object.Object
+	verdicts map[object.Key][]Verdict
+	moved    bool // a mesh configuration changed since MeshConfig was asked last
+	mesh     *meshv1.MeshConfig
+}
+
+// NewStore makes an empty store, whose mesh configuration is the default.
+func NewStore() *Store {
+	return &Store{
+		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{},
+		mesh: mesh.DefaultMeshConfig(), moved: true,
+	}
+}
+
+// Apply takes a source's changes and returns those to act on, in their order: good
+// values that say something new, and ends of objects that were good once. A bad value
+// returns nothing; the last good one stays until the object is good again or gone.
+func (s *Store) Apply(changes []object.Change) []object.Change {
+	var accepted []object.Change
+	for _, c := range changes {
+		before := s.good[c.Key]
+		if c.Object == nil {
+			delete(s.verdicts, c.Key)
+			if before == nil {
+				continue
+			}
+			delete(s.good, c.Key)
+		} else {
+			verdicts := Validate(*c.Object)
+			if len(verdicts) > 0 {
+				s.verdicts[c.Key] = verdicts
+			} else {
+				delete(s.verdicts, c.Key)
+			}
+			if Rejected(verdicts) {
+				continue
+			}
+			s.good[c.Key] = c.Object
+			if before != nil && says(before, c.Object) {
+				continue
+			}
+		}
+		s.moved = s.moved || IsMeshConfig(c.Key)
+		accepted = append(accepted, c)
+	}
+	return accepted
+}
+
+// says tells whether two values of one object say the same, wherever they are written
+// and however often they were stored.
+func says(a, b *object.Object) bool {
+	if a.Meta.Generation != b.Meta.Generation || !a.Meta.Created.Equal(b.Meta.Created) ||
+		!sameMap(a.Meta.Labels, b.Meta.Labels) || !sameMap(a.Meta.Annotations, b.Meta.Annotations) {
+		return false
+	}
+	x, isMessage := a.Spec.(proto.Message)
+	y, both := b.Spec.(proto.Message)
+	if isMessage && both {
+		return proto.Equal(x, y)
+	}
+	return reflect.DeepEqual(a.Spec, b.Spec)
+}
+
+func sameMap(a, b map[string]string) bool {
+	return len(a) == len(b) && (len(a) == 0 || reflect.DeepEqual(a, b))
+}
+
+// Get is the last good value of an object.
+func (s *Store) Get(k object.Key) (object.Object, bool) {
+	if o := s.good[k]; o != nil {
+		return *o, true
+	}
+	return object.Object{}, false
+}
+
+// Verdicts is every verdict that stands, by place, then by kind and name.
+func (s *Store) Verdicts() []Verdict {
+	var all []Verdict
+	for _, vs := range s.verdicts {
+		all = append(all, vs...)
+	}
+	slices.SortStableFunc(all, func(a, b Verdict) int {
+		return cmp.Or(
+			cmp.Compare(a.Origin.File, b.Origin.File), cmp.Compare(a.Origin.Line, b.Origin.Line),
+			cmp.Compare(a.Key.Kind, b.Key.Kind), cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
+	})
+	return all
+}
+
+// MeshConfig is the mesh configuration in force, and whether it changed since it was
+// asked for last; the first answer is a change. The message is shared: never change it.
+func (s *Store) MeshConfig() (*meshv1.MeshConfig, bool) {
+	if !s.moved {
+		return s.mesh, false
+	}
+	s.moved = false
+	var first *object.Object
+	for k, o := range s.good {
+		if !IsMeshConfig(k) || o.Spec.(*object.ConfigMapSpec).Data[MeshKey] == "" {
+			continue
+		}
+		rank := func(o *object.Object) string {
+			if o.Namespace == mesh.DefaultRootNamespace {
+				return ""
+			}
+			return o.Namespace
+		}
+		if first == nil || rank(o) < rank(first) {
+			first = o
+		}
+	}
+	s.mesh = mesh.DefaultMeshConfig()
+	if first != nil {
+		// It was good when it was stored, and is read the same way now.
+		s.mesh, _ = MeshConfig(first.Spec.(*object.ConfigMapSpec).Data[MeshKey])
+	}
+	return s.mesh, true
+}

@@ -1,0 +1,173 @@
+package config_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+func change(o object.Object) object.Change { return object.Change{Key: o.Key, Object: &o} }
+
+func TestStore(t *testing.T) {
+	s := config.NewStore()
+	good := parse(t, object.Service, "spec: {ports: [{port: 80}]}")
+	bad := parse(t, object.Service, "spec: {ports: [{port: 99999}]}")
+	better := parse(t, object.Service, "spec: {ports: [{port: 81}]}")
+	moved := good
+	moved.Origin.Line = 40
+	stored := good
+	stored.Meta.ResourceVersion = "2"
+	later := bad
+	later.Origin.Line = 41
+	gone := object.Change{Key: good.Key}
+	for _, step := range []struct {
+		name     string
+		change   object.Change
+		accepted int
+		verdicts string
+		port     uint32
+	}{
+		{"bad from the start", change(bad), 0, "f.yaml:1", 0},
+		{"gone without ever being good", gone, 0, "", 0},
+		{"good", change(good), 1, "", 80},
+		{"the same at another line", change(moved), 0, "", 80},
+		{"the same, stored again", change(stored), 0, "", 80},
+		{"bad keeps the last good value", change(bad), 0, "f.yaml:1", 80},
+		{"bad at another line", change(later), 0, "f.yaml:41", 80},
+		{"good again", change(good), 0, "", 80},
+		{"better", change(better), 1, "", 81},
+		{"bad once more", change(bad), 0, "f.yaml:1", 81},
+		{"gone while bad", gone, 1, "", 0},
+	} {
+		if got := s.Apply([]object.Change{step.change}); len(got) != step.accepted {
+			t.Errorf("%s: accepted %v, want %d", step.name, got, step.accepted)
+		}
+		places := ""
+		for _, v := range s.Verdicts() {
+			places += v.Origin.String()
+		}
+		port := uint32(0)
+		if o, ok := s.Get(good.Key); ok {
+			port = o.Spec.(*object.ServiceSpec).Ports[0].Port
+		}
+		if places != step.verdicts || port != step.port {
+			t.Errorf("%s: verdicts at %q, port %d; want %q, %d", step.name, places, port, step.verdicts, step.port)
+		}
+	}
+}
+
+func meshMap(namespace, text string) object.Object {
+	return object.Object{Key: object.Key{Kind: object.ConfigMap, Namespace: namespace, Name: "istio"}, Spec: &object.ConfigMapSpec{Data: map[string]string{"mesh": text}}}
+}
+
+func TestStoreMeshConfig(t *testing.T) {
+	s := config.NewStore()
+	ask := func(domain string, changed bool) {
+		t.Helper()
+		if m, moved := s.MeshConfig(); m.TrustDomain != domain || moved != changed {
+			t.Errorf("trust domain %s, changed %v; want %s, %v", m.TrustDomain, moved, domain, changed)
+		}
+	}
+	ask("cluster.local", true)
+	ask("cluster.local", false)
+	s.Apply([]object.Change{change(meshMap("other", "trustDomain: other"))})
+	ask("other", true)
+	s.Apply([]object.Change{change(meshMap("istio-system", "trustDomain: real"))})
+	ask("real", true)
+	s.Apply([]object.Change{change(meshMap("istio-system", "trustDomain: [broken"))})
+	ask("real", false)
+	if vs := s.Verdicts(); len(vs) != 1 || vs[0].Field != "data.mesh" || vs[0].Severity != config.Error {
+		t.Errorf("verdicts %v", vs)
+	}
+	s.Apply([]object.Change{{Key: meshMap("istio-system", "").Key}})
+	ask("other", true)
+	s.Apply([]object.Change{change(parse(t, object.Service, "spec: {ports: [{port: 80}]}"))})
+	ask("other", false)
+}
+
+func TestMeshConfig(t *testing.T) {
+	for _, tt := range []struct {
+		name, text string
+		change     func(*meshv1.MeshConfig) // nil: rejected
+		want       []string
+	}{
+		{"empty", "", func(*meshv1.MeshConfig) {}, nil},
+		{"usual", "accessLogFile: /dev/stdout\nenableAutoMtls: false\noutboundTrafficPolicy: {mode: REGISTRY_ONLY}\ndefaultConfig:\n  discoveryAddress: x:15012\n  proxyMetadata: {A: b}\n", func(m *meshv1.MeshConfig) {
+			m.AccessLogFile, m.EnableAutoMtls.Value = "/dev/stdout", false
+			m.OutboundTrafficPolicy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY
+			m.DefaultConfig.DiscoveryAddress, m.DefaultConfig.ProxyMetadata = "x:15012", map[string]string{"A": "b"}
+		}, nil},
+		{"zero is said, absence is not", "connectTimeout: null\ndefaultServiceExportTo: []\nenableTracing: false\naccessLogFile: ''", func(m *meshv1.MeshConfig) { m.DefaultServiceExportTo = nil }, nil},
+		{"unknown field", "trustDomian: x\ntrustDomain: y", func(m *meshv1.MeshConfig) { m.TrustDomain = "y" }, []string{"warning trustDomian: line 1: unknown field; did you mean trustDomain?"}},
+		{"no YAML", "a: [", nil, []string{"error : line 1: the YAML does not parse"}},
+		{"a list", "- a", nil, []string{"error : line 1: want a mapping, not a list"}},
+		{"two documents", "trustDomain: x\n---\ntrustDomain: y", nil, []string{"error : line 3: a second document"}},
+		{"wrong type", "trustDomain: x\nproxyListenPort: many", nil, []string{"error proxyListenPort: line 2: want a whole number"}},
+		{"bad values", "proxyListenPort: 70000\nconnectTimeout: 0s\ntrustDomain: ''\nrootNamespace: a/b\nprotocolDetectionTimeout: -1s\ndefaultHttpRetryPolicy: {attempts: -1}\ndefaultServiceExportTo: ['*', x]", nil, []string{
+			"error proxyListenPort: 70000 is no port", "error connectTimeout: 0s is too short", "error protocolDetectionTimeout: -1s is negative", "error trustDomain: \"\" is no trust domain",
+			"error rootNamespace: \"a/b\" is no namespace", "error defaultServiceExportTo[0]: \"*\" must stand alone", "error defaultHttpRetryPolicy.attempts: -1 is negative"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m, verdicts := config.MeshConfig(tt.text)
+			for i, v := range verdicts {
+				if got := fmt.Sprintf("%s %s: %s", v.Severity, v.Field, v.Text); i >= len(tt.want) || !strings.HasPrefix(got, tt.want[i]) {
+					t.Errorf("verdict %q, want %q", got, tt.want)
+				}
+			}
+			if len(verdicts) != len(tt.want) {
+				t.Errorf("%d verdicts, want %d", len(verdicts), len(tt.want))
+			}
+			if tt.change == nil {
+				if m != nil {
+					t.Errorf("not rejected: %v", m)
+				}
+				return
+			}
+			want := mesh.DefaultMeshConfig()
+			tt.change(want)
+			if d := cmp.Diff(want, m, protocmp.Transform()); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func FuzzMeshConfig(f *testing.F) {
+	f.Add("trustDomain: x\ndefaultConfig: {proxyMetadata: {A: b}, drainDuration: 1m}\n")
+	f.Add("localityLbSetting: {distribute: [{from: a, to: {b: 1}}]}\nextensionProviders: [{name: x, zipkin: {port: 1}}]")
+	f.Fuzz(func(t *testing.T, text string) {
+		m, verdicts := config.MeshConfig(text)
+		if (m == nil) != config.Rejected(verdicts) {
+			t.Errorf("message %v with verdicts %v", m, verdicts)
+		}
+	})
+}
+
+func FuzzValidate(f *testing.F) {
+	text, err := os.ReadFile("../source/decode/testdata/mesh.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for doc := range strings.SplitSeq(string(text), "\n---\n") {
+		f.Add(doc)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, o := range decode.Documents("f.yaml", []byte(text)).Objects {
+			for _, v := range config.Validate(o) {
+				if v.Key != o.Key || v.Field == "" || v.Text == "" {
+					t.Errorf("verdict %+v on %s", v, o.Key)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,206 @@
+package config
+
+import (
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// maxRegex bounds a regular expression; each one runs for every request.
+const maxRegex = 1024
+
+// isLabel says whether s is one label of a DNS name.
+func isLabel(s string) bool {
+	if s == "" || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+// isDomain says whether s is a DNS name, which may end in a dot. Underscores are taken:
+// they occur in names that resolve.
+func isDomain(s string) bool {
+	s = strings.TrimSuffix(s, ".")
+	if s == "" || len(s) > 253 {
+		return false
+	}
+	for label := range strings.SplitSeq(s, ".") {
+		if !isLabel(strings.ReplaceAll(label, "_", "x")) {
+			return false
+		}
+	}
+	return true
+}
+
+// isHost says whether s is a DNS name or a wildcard of one ("*", "*.example.com").
+func isHost(s string) bool {
+	if s == "*" {
+		return true
+	}
+	return isDomain(strings.TrimPrefix(s, "*."))
+}
+
+func isIP(s string) bool {
+	ip, err := netip.ParseAddr(s)
+	return err == nil && ip.Zone() == ""
+}
+
+func isCIDR(s string) bool {
+	_, err := netip.ParsePrefix(s)
+	return err == nil
+}
+
+// host checks a name that an object stands for or that its author routes by.
+func (c *check) host(field, s string) {
+	if !isHost(s) && !isIP(s) {
+		c.fail(field, "%q is no host; write a DNS name, one that begins with \"*.\", or an IP address", s)
+	}
+}
+
+// port checks a port number; 0 is fine where zero is set.
+func (c *check) port(field string, n uint32, zero bool) {
+	if n > 65535 || n == 0 && !zero {
+		c.fail(field, "%d is no port; give a number from 1 to 65535", n)
+	}
+}
+
+// duration checks one that is given: a millisecond at least, in whole milliseconds.
+func (c *check) duration(field string, d *durationpb.Duration) {
+	switch {
+	case d == nil:
+	case !d.IsValid() || d.AsDuration() < time.Millisecond:
+		c.fail(field, "%s is too short; give at least 1ms, or leave it out", d.AsDuration())
+	case d.AsDuration()%time.Millisecond != 0:
+		c.fail(field, "%s has parts of a millisecond; round it", d.AsDuration())
+	}
+}
+
+func (c *check) percent(field string, p *networking.Percent) {
+	if p != nil {
+		c.number(field+".value", p.Value, 0, 100)
+	}
+}
+
+func (c *check) number(field string, n, least, most float64) {
+	if !(n >= least && n <= most) { // so that NaN fails
+		c.fail(field, "%v is out of range; give a number from %v to %v", n, least, most)
+	}
+}
+
+// notNegative checks a count for which 0 means "not limited" or "not set".
+func (c *check) notNegative(field string, n int32) {
+	if n < 0 {
+		c.fail(field, "%d is negative; give 0 or more", n)
+	}
+}
+
+func (c *check) regex(field, s string) {
+	if len(s) > maxRegex {
+		c.fail(field, "the regular expression has %d characters; at most %d are taken", len(s), maxRegex)
+		return
+	}
+	if _, err := regexp.Compile(s); err != nil {
+		c.fail(field, "%v; use RE2's syntax", err)
+	}
+}
+
+// match checks a StringMatch. Where presence is set an empty one means "is there".
+func (c *check) match(field string, m *networking.StringMatch, presence bool) {
+	switch x := m.GetMatchType().(type) {
+	case nil:
+		if !presence {
+			c.fail(field, "nothing to match; give exact, prefix or regex")
+		}
+	case *networking.StringMatch_Prefix:
+		if x.Prefix == "" {
+			c.fail(field+".prefix", "is empty and matches everything; give it a value, or leave the match out")
+		}
+	case *networking.StringMatch_Regex:
+		if x.Regex == "" {
+			c.fail(field+".regex", "is empty; give it a value, or leave the match out")
+		}
+		c.regex(field+".regex", x.Regex)
+	}
+}
+
+// isToken says whether s is a token as HTTP uses for names (RFC 9110 5.6.2).
+func isToken(s string) bool {
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		word := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !word && strings.IndexByte("!#$%&'*+-.^_`|~", c) < 0 {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// labels checks the labels of a selector or of an endpoint.
+func (c *check) labels(field string, labels map[string]string) {
+	for _, k := range sorted(labels) {
+		v := labels[k]
+		prefix, name, slash := strings.Cut(k, "/")
+		if !slash {
+			prefix, name = "", k
+		}
+		if slash && !isDomain(prefix) || !isLabelText(name) || name == "" {
+			c.fail(entry(field, k), "is no label's name; use letters, digits, \"-\", \"_\" and \".\", with a letter or digit at both ends")
+		}
+		if !isLabelText(v) {
+			c.fail(entry(field, k), "%q is no label's value; use at most 63 letters, digits, \"-\", \"_\" and \".\", with a letter or digit at both ends", v)
+		}
+	}
+}
+
+func isLabelText(s string) bool {
+	word := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
+	for i := 0; i < len(s); i++ {
+		inside := i > 0 && i < len(s)-1
+		if !word(s[i]) && (!inside || strings.IndexByte("-_.", s[i]) < 0) {
+			return false
+		}
+	}
+	return len(s) <= 63
+}
+
+// exportTo checks who may see an object: ".", "*", or namespaces; "~" (nobody) where hidden is set.
+func (c *check) exportTo(field string, list []string, hidden bool) {
+	for i, s := range list {
+		at := item(field, i)
+		switch {
+		case s == "*" || s == "~" && hidden:
+			if len(list) > 1 {
+				c.fail(at, "%q must stand alone; remove the others", s)
+			}
+		case s != "." && (!isLabel(s) || strings.ToLower(s) != s):
+			c.fail(at, "%q is no namespace; write \".\" (this one), \"*\" (all) or a namespace's name", s)
+		case slices.Contains(list[:i], s):
+			c.fail(at, "%q is given twice; remove one", s)
+		}
+	}
+}
+
+// sorted are a map's keys in order, so that verdicts come in one order.
+func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// once reports what a list holds twice.
+func once[T comparable](list []T, report func(i int, v T)) {
+	seen := make(map[T]bool, len(list))
+	for i, v := range list {
+		if seen[v] {
+			report(i, v)
+		}
+		seen[v] = true
+	}
+}
