@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -38,8 +39,7 @@ behind. The exit code is 0 only if every check held.`,
 				return err
 			}
 			o.Out, o.Token = c.OutOrStdout(), demoToken
-			f, isFile := o.Out.(*os.File)
-			o.Live = isFile && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb"
+			o.Size = terminal(o.Out)
 			if verbose {
 				o.Log = slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 			}
@@ -60,6 +60,21 @@ behind. The exit code is 0 only if every check held.`,
 	c.Flags().StringVar(&o.LogDir, "logs", "", "`folder` to keep the programs' logs in; it must not hold any yet")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "say on standard error what is started and ended")
 	return c
+}
+
+// terminal gives the size of the terminal that w is, nil where it is none that can draw.
+func terminal(w io.Writer) func() (columns, rows int) {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
+		return nil
+	}
+	return func() (int, int) {
+		columns, rows, err := term.GetSize(int(f.Fd()))
+		if err != nil || columns == 0 || rows == 0 {
+			return 80, 24
+		}
+		return columns, rows
+	}
 }
 
 // installed is the tree that this program was built in: the folder above bin.

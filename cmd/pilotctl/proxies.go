@@ -56,7 +56,7 @@ func newProxies(f *flags) *cobra.Command {
 
 For each resource type: how many resources, and whether the proxy acknowledged the last
 response (synced), has not yet (sent), or refused it (REFUSED; the reason follows the
-table). GENERATION is applied/current: how far the proxy is behind the configuration.`,
+table); unchanged: since it connected nothing had to be sent. GENERATION is applied/current: how far the proxy is behind the configuration.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			var all []proxy
@@ -92,7 +92,11 @@ func proxyRows(all []proxy) [][]string {
 	for _, p := range all {
 		row := []string{p.Proxy, p.ProxyType}
 		for _, typ := range proxyTypes {
-			row = append(row, p.Types[typ].String())
+			cell := p.Types[typ].String()
+			if cell == "" && p.Generation > 0 && p.Applied >= p.Generation {
+				cell = "unchanged"
+			}
+			row = append(row, cell)
 		}
 		since := ""
 		if !p.ConnectedAt.IsZero() {

@@ -28,8 +28,9 @@ type Options struct {
 	ConfigDir string
 	Token     meshup.IssueToken
 	Out       io.Writer
-	// Live redraws a table below the lines; for terminals.
-	Live bool
+	// Size tells the terminal's columns and rows, and has a table drawn below the lines;
+	// nil where the output is no terminal.
+	Size func() (columns, rows int)
 	// Keep leaves the mesh up after the acts until the context ends.
 	Keep bool
 	// LogDir keeps the programs' logs; empty: they go with everything else.
@@ -50,6 +51,7 @@ type demo struct {
 	config string
 	act    string
 	checks []check
+	over   <-chan struct{} // closed when the run is to end early
 
 	// mu guards proxies, which the watcher replaces.
 	mu      sync.Mutex
@@ -69,7 +71,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		}
 		err = errors.Join(err, os.RemoveAll(work))
 	}()
-	d := &demo{o: o, screen: &screen{live: o.Live, out: o.Out}, config: filepath.Join(work, "config")}
+	d := &demo{o: o, screen: &screen{size: o.Size, out: o.Out}, config: filepath.Join(work, "config"), over: ctx.Done()}
 	if err := copyConfig(o.ConfigDir, d.config); err != nil {
 		return err
 	}
@@ -116,11 +118,12 @@ func (d *demo) perform(ctx context.Context) error {
 	for _, a := range acts {
 		d.act = a.name
 		d.screen.line("\n%s", a.title)
-		if err := a.play(d, ctx); err != nil {
-			d.hold("it could be played", err)
-		}
+		err := a.play(d, ctx)
 		if ctx.Err() != nil {
 			return fmt.Errorf("play the acts: %w", context.Cause(ctx))
+		}
+		if err != nil {
+			d.hold("it could be played", err)
 		}
 		d.look(ctx)
 		d.screen.keep(d.tables())
@@ -129,8 +132,13 @@ func (d *demo) perform(ctx context.Context) error {
 	return nil
 }
 
-// hold records a check and prints it.
+// hold records a check and prints it. What an interrupted run finds says nothing.
 func (d *demo) hold(what string, err error) {
+	select {
+	case <-d.over:
+		return
+	default:
+	}
 	d.checks = append(d.checks, check{Act: d.act, What: what, Err: err})
 	if err != nil {
 		d.screen.line("  FAILED: %s: %v", what, err)

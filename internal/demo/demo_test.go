@@ -112,7 +112,7 @@ func TestSummary(t *testing.T) {
 
 func TestScreen(t *testing.T) {
 	var out bytes.Buffer
-	s := &screen{out: &out, live: true}
+	s := &screen{out: &out, size: func() (int, int) { return 80, 25 }}
 	s.draw("a\nb\n")
 	s.line("line %d", 1)
 	s.draw("c\n")
@@ -126,6 +126,13 @@ func TestScreen(t *testing.T) {
 	s.line("line")
 	if out.String() != "line\n" {
 		t.Errorf("plain: %q", out.String())
+	}
+}
+
+func TestFit(t *testing.T) {
+	size := func() (int, int) { return 4, 3 }
+	if got := fit("12345\näöüß\n3\n4\n", size); got != "123\näöü\n" {
+		t.Errorf("%q", got)
 	}
 }
 

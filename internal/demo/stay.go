@@ -5,7 +5,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
 	"sync"
+	"time"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
@@ -40,10 +44,11 @@ func (d *demo) stay(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	front, err := open(d.mesh.Pod("shopper-1.bookshop").Net, "productpage:9080")
+	front, stop, err := d.front()
 	if err != nil {
 		return err
 	}
+	defer stop()
 	d.screen.line("\nThe mesh stays up until Ctrl-C. Edit %s, and look at it with", d.config)
 	d.screen.line("  curl -d hello http://%s/        a request, as the shopper", front)
 	d.screen.line("  pilotctl --discovery http://%s proxies", discovery)
@@ -60,6 +65,30 @@ func (d *demo) stay(ctx context.Context) error {
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// front answers on this machine's loopback as if the shopper had asked the productpage:
+// the mesh routes by host, so each request gets the one that it knows.
+func (d *demo) front() (addr string, stop func(), err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, fmt.Errorf("open a way into the mesh: %w", err)
+	}
+	to := &url.URL{Scheme: "http", Host: "productpage:9080"}
+	proxy := &httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(to) },
+		Transport: d.load.client.Transport,
+	}
+	srv := &http.Server{Handler: proxy, ReadHeaderTimeout: time.Minute}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(l) // it ends when stop closes it
+	}()
+	return l.Addr().String(), func() {
+		_ = srv.Close()
+		<-done
+	}, nil
 }
 
 // forward carries connections from a listener to an address inside a Pod until ctx ends

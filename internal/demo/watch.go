@@ -57,7 +57,7 @@ func (d *demo) syncz(ctx context.Context) (map[string]synced, error) {
 // watch keeps the table up to date until ctx ends. Where the output is no terminal it has
 // nothing to do.
 func (d *demo) watch(ctx context.Context) {
-	if !d.o.Live {
+	if d.o.Size == nil {
 		return
 	}
 	tick := time.NewTicker(refresh)
