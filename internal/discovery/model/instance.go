@@ -56,11 +56,35 @@ func (i *Instance) Subset(labels map[string]string) bool { return subset(labels,
 // subset says whether every pair of want stands in have.
 func subset(want, have map[string]string) bool {
 	for k, v := range want {
-		if have[k] != v {
+		if x, ok := have[k]; !ok || x != v {
 			return false
 		}
 	}
 	return true
+}
+
+// labelBuckets are the buckets of a workload with these labels: one for each pair.
+func labelBuckets(ns string, labels map[string]string) []string {
+	out := make([]string, 0, len(labels))
+	for k, v := range labels {
+		out = append(out, labelBucket(ns, k, v))
+	}
+	return out
+}
+
+func labelBucket(ns, name, value string) string { return "label:" + ns + "/" + name + "=" + value }
+
+// workloadBucket is a bucket in which every workload is that the selector picks, so that
+// a service looks at its own workloads and few others: that of the pair whose name sorts
+// first. The selector must not be empty to mean anything.
+func workloadBucket(ns string, selector map[string]string) string {
+	first := ""
+	for k := range selector {
+		if first == "" || k < first {
+			first = k
+		}
+	}
+	return labelBucket(ns, first, selector[first])
 }
 
 // Instances lists the ready endpoints of the service row, sorted by address.
@@ -79,6 +103,7 @@ func (m *Model) instances(r *incr.Reader, key string) []*Instance {
 		return nil
 	}
 	td := m.Mesh(r).TrustDomain
+	selected := workloadBucket(s.Namespace, s.Source.Selector)
 	var out []*Instance
 	for _, e := range s.Source.Inline {
 		out = append(out, m.entryInstance(s, e, nil, s.Name, td))
@@ -89,14 +114,14 @@ func (m *Model) instances(r *incr.Reader, key string) []*Instance {
 	if s.Source.Kubernetes && len(incr.Keys(r, m.tables.slices, s.Row.Key())) > 0 {
 		out = append(out, m.sliceInstances(r, s, td)...)
 	} else if len(s.Source.Selector) > 0 {
-		for _, p := range incr.In(r, m.tables.pods, "ns:"+s.Namespace) {
+		for _, p := range incr.In(r, m.tables.pods, selected) {
 			if subset(s.Source.Selector, p.Labels) && !p.Spec.Done && (p.Spec.Ready || s.Source.PublishNotReady) {
 				out = append(out, podInstances(s, p, p.Spec.IPs, td)...)
 			}
 		}
 	}
 	if len(s.Source.Selector) > 0 {
-		for _, e := range incr.In(r, m.tables.entries, "ns:"+s.Namespace) {
+		for _, e := range incr.In(r, m.tables.entries, selected) {
 			if labels := e.labels(); subset(s.Source.Selector, labels) {
 				out = append(out, m.entryInstance(s, e.Spec, labels, e.Name, td))
 			}

@@ -165,20 +165,21 @@ func (m *Model) apply(c object.Change) {
 	case *networking.ServiceEntry:
 		m.putServices(o.Key, servicesOfEntry(o, spec))
 	case *object.PodSpec:
-		buckets := []string{ns}
+		buckets := labelBuckets(o.Namespace, o.Meta.Labels)
 		for _, ip := range spec.IPs {
 			buckets = append(buckets, "ip:"+ip.String())
 		}
 		m.tables.pods.Put(key, &Pod{Row: row, Labels: o.Meta.Labels, Spec: spec}, buckets...)
 	case *networking.WorkloadEntry:
-		m.tables.entries.Put(key, &WorkloadEntry{Row: row, Labels: o.Meta.Labels, Spec: spec}, ns, "ip:"+spec.Address)
+		e := &WorkloadEntry{Row: row, Labels: o.Meta.Labels, Spec: spec}
+		m.tables.entries.Put(key, e, append(labelBuckets(o.Namespace, e.labels()), "ip:"+spec.Address)...)
 	case *object.EndpointSliceSpec:
 		m.tables.slices.Put(key, &Slice{Row: row, Spec: spec}, o.Namespace+"/"+spec.Service)
 	case *networking.VirtualService:
 		m.putVirtual(key, row, spec)
 	case *networking.DestinationRule:
 		d := &DestinationRule{Row: row, Host: FullHost(spec.Host, o.Namespace, m.domain), Spec: spec}
-		m.tables.dests.Put(key, d, hostBucket(d.Host), selectorBucket(spec.GetWorkloadSelector().GetMatchLabels(), o.Namespace))
+		m.tables.dests.Put(key, d, hostBucket(d.Host), selectorBucket(spec.GetWorkloadSelector().GetMatchLabels()))
 	case *security.PeerAuthentication:
 		m.tables.peers.Put(key, &PeerAuthentication{Row: row, Spec: spec}, ns)
 	case *networking.Sidecar:

@@ -21,7 +21,7 @@ func hostBucket(host string) string {
 // selectors is the bucket of rules that choose among clients by label.
 const selectors = "selectors"
 
-func selectorBucket(labels map[string]string, _ string) string {
+func selectorBucket(labels map[string]string) string {
 	if len(labels) == 0 {
 		return all
 	}
