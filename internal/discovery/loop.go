@@ -22,13 +22,10 @@ import (
 // batches of changes, joins, leaves and questions, and it takes whatever has piled up
 // together, without a timer: an idle loop acts at once.
 type loop struct {
-	log       *slog.Logger
-	batches   chan object.Batch
-	joins     chan joinRequest
-	leaves    chan string
-	questions chan func()
-	synced    atomic.Bool
-	done      chan struct{}
+	log *slog.Logger
+	inbox
+	synced atomic.Bool
+	done   chan struct{}
 
 	graph  *incr.Graph
 	model  *model.Model
@@ -37,6 +34,14 @@ type loop struct {
 	source []object.Problem // what the source reports now
 	told   map[string]bool  // the problems that the log has told and that still stand
 	counts counts
+}
+
+// inbox is how others reach the loop.
+type inbox struct {
+	batches   chan object.Batch
+	joins     chan joinRequest
+	leaves    chan string
+	questions chan func()
 }
 
 // counts is what happened since start, for metrics; only the loop's goroutine writes it.
@@ -57,9 +62,11 @@ func newLoop(domain string, o compile.Options, log *slog.Logger) *loop {
 	m := model.New(g, domain)
 	return &loop{
 		log: log, graph: g, model: m, store: config.NewStore(),
-		views:   newPublisher(g, m, compile.New(g, m, o)),
-		batches: make(chan object.Batch, 16), joins: make(chan joinRequest), leaves: make(chan string),
-		questions: make(chan func()), done: make(chan struct{}),
+		views: newPublisher(g, m, compile.New(g, m, o)),
+		inbox: inbox{
+			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), leaves: make(chan string), questions: make(chan func()),
+		},
+		done:   make(chan struct{}),
 		counts: counts{events: map[object.Kind]uint64{}},
 	}
 }
