@@ -18,9 +18,9 @@ import (
 )
 
 // ports are those that the app is told to listen on by one of its flags, -http or -tcp.
-func (s PodSpec) ports(flag string) []string {
+func (p PodSpec) ports(flag string) []string {
 	var out []string
-	for _, a := range s.Args {
+	for _, a := range p.Args {
 		list, ok := strings.CutPrefix(a, flag+"=")
 		if !ok {
 			continue
