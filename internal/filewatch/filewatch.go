@@ -77,8 +77,6 @@ func Run(ctx context.Context, o Options, changed func(Contents)) error {
 	n := NewNotifier(o.Log)
 	defer n.Close()
 	w := watcher{o: o, pace: NewPace(o.Settle, o.Confirm), changed: changed}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for {
 		real, dirs := Resolve(o.Path)
 		grew := n.Watch(append(dirs, parent(real)))
@@ -86,12 +84,8 @@ func Run(ctx context.Context, o Options, changed func(Contents)) error {
 		if grew {
 			wait = 0 // what changed before the watch was there made no notice
 		}
-		timer.Reset(wait)
-		select {
-		case <-ctx.Done():
+		if !n.Wait(ctx, wait) {
 			return nil
-		case <-n.C:
-		case <-timer.C:
 		}
 	}
 }

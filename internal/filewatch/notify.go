@@ -1,10 +1,12 @@
 package filewatch
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 )
@@ -14,9 +16,7 @@ import (
 // shared by a whole machine) it stays silent and says so once in the log; a poll must
 // stand behind it.
 type Notifier struct {
-	// C gets a value after something happened; many happenings may become one value.
-	C <-chan struct{}
-
+	c   chan struct{} // gets a value after something happened
 	log     *slog.Logger
 	watch   *fsnotify.Watcher // nil where the kernel refused
 	dirs    map[string]bool
@@ -27,7 +27,7 @@ type Notifier struct {
 // NewNotifier makes a Notifier that watches nothing yet. Close it.
 func NewNotifier(log *slog.Logger) *Notifier {
 	c := make(chan struct{}, 1)
-	n := &Notifier{C: c, log: log, dirs: map[string]bool{}}
+	n := &Notifier{c: c, log: log, dirs: map[string]bool{}}
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		n.refuse(err)
@@ -92,6 +92,30 @@ func (n *Notifier) Watch(dirs []string) (grew bool) {
 	}
 	n.dirs = want
 	return grew
+}
+
+// burst is how long Wait lets notices gather: a busy directory costs at most one look in
+// each such time, however much happens in it.
+const burst = 2 * time.Millisecond
+
+// Wait returns true after something happened, or after most, and false where ctx ended.
+func (n *Notifier) Wait(ctx context.Context, most time.Duration) bool {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	case <-n.c:
+		timer.Reset(burst)
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
 }
 
 // Close ends all watches and waits for the goroutine that listens to them.

@@ -76,8 +76,6 @@ func New(o Options) (*Source, error) {
 func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 	n := filewatch.NewNotifier(s.o.Log)
 	defer n.Close()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for {
 		l := list(s.o.Dir)
 		grew := n.Watch(l.watch)
@@ -90,12 +88,8 @@ func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 		if grew {
 			wait = 0 // what changed before the watch was there made no notice
 		}
-		timer.Reset(wait)
-		select {
-		case <-ctx.Done():
+		if !n.Wait(ctx, wait) {
 			return nil
-		case <-n.C:
-		case <-timer.C:
 		}
 	}
 }
