@@ -1,0 +1,195 @@
+package mesh
+
+import (
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestNodeIDsRoundTrip(t *testing.T) {
+	for _, s := range []string{
+		"sidecar~10.0.0.1~reviews-1.shop~shop.svc.cluster.local",
+		"router~fd00::1~gw.istio-system~istio-system.svc.cluster.local",
+		"sidecar~~vm.shop~shop.svc.cluster.local",
+	} {
+		n, err := DecodeNodeID(s)
+		if err != nil {
+			t.Errorf("%s: %v", s, err)
+			continue
+		}
+		if n.String() != s {
+			t.Errorf("%s came back as %s", s, n)
+		}
+	}
+}
+
+func TestNodeIDsThatAreRefused(t *testing.T) {
+	for s, why := range map[string]string{
+		"":                              "four parts",
+		"sidecar~10.0.0.1~x.y":          "four parts",
+		"sidecar~10.0.0.1~x.y~d~e":      "four parts",
+		"waypoint~10.0.0.1~x.y~d":       "want sidecar or router",
+		"sidecar~ten~x.y~d":             "no IP address",
+		"sidecar~fe80::1%eth0~x~d":      "no IP address",
+		strings.Repeat("sidecar", 9000): "at most",
+	} {
+		if _, err := DecodeNodeID(s); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("%.40q: error %v, want one that says %q", s, err, why)
+		}
+	}
+}
+
+func TestOldRolesAreRouters(t *testing.T) {
+	for _, s := range []string{"ingress", "egress", "router"} {
+		if r, err := ParseRole(s); err != nil || r != Router {
+			t.Errorf("%s: %v, %v", s, r, err)
+		}
+	}
+}
+
+func TestNamespaceOfANode(t *testing.T) {
+	id := func(id, domain string) NodeID { return NodeID{ID: id, Domain: domain} }
+	for _, c := range []struct {
+		node Node
+		want string
+	}{
+		{Node{NodeID: id("pod.shop", "other.svc.cluster.local")}, "shop"},
+		{Node{NodeID: id("pod-0.db.shop", "")}, "shop"},
+		{Node{NodeID: id("pod", "other.svc.cluster.local")}, "other"},
+		{Node{NodeID: id("pod.shop", ""), Metadata: Metadata{Namespace: "said"}}, "said"},
+	} {
+		if got := c.node.Namespace(); got != c.want {
+			t.Errorf("%+v: namespace %q, want %q", c.node.NodeID, got, c.want)
+		}
+	}
+}
+
+func TestMetadataInTheEncodingsThatAgentsUse(t *testing.T) {
+	m, err := DecodeMetadata(map[string]any{
+		"NAME": "p", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "a", "CLUSTER_ID": "c", "NETWORK": "n",
+		"LABELS":       map[string]any{"app": "x", "number": 7.0, "flag": true},
+		"INSTANCE_IPS": "10.0.0.1, ::ffff:10.0.0.2,", "DNS_CAPTURE": "true", "HTTP10": 1.0, "INTERCEPTION_MODE": "redirect",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]string{"app": "x", "number": "7", "flag": "true"}; !reflect.DeepEqual(m.Labels, want) {
+		t.Errorf("labels %v, want %v", m.Labels, want)
+	}
+	if want := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}; !reflect.DeepEqual(m.InstanceIPs, want) {
+		t.Errorf("addresses %v, want %v", m.InstanceIPs, want)
+	}
+	if !m.DNSCapture || !m.HTTP10 || m.Interception != "REDIRECT" {
+		t.Errorf("%+v", m)
+	}
+}
+
+func TestMetadataThatIsRefused(t *testing.T) {
+	many := map[string]any{}
+	for i := range 600 {
+		many[strings.Repeat("k", i+1)] = ""
+	}
+	for why, raw := range map[string]map[string]any{
+		"no IP address": {"INSTANCE_IPS": "10.0.0.1,pod"},
+		"at most 512":   many,
+		"at most 256":   {"LABELS": many},
+		"more than 64":  {"INSTANCE_IPS": strings.Repeat("10.0.0.1,", 65)},
+	} {
+		if _, err := DecodeMetadata(raw); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("error %v, want one that says %q", err, why)
+		}
+	}
+}
+
+func TestProtocolOfAPort(t *testing.T) {
+	for _, c := range []struct {
+		name, app, transport string
+		want                 Protocol
+	}{
+		{"http", "", "", HTTP}, {"http-web", "", "TCP", HTTP}, {"HTTP2-x", "", "", HTTP2}, {"grpc-web", "", "", GRPCWeb},
+		{"grpc-web-1", "", "", GRPCWeb}, {"grpc", "", "", GRPC}, {"web", "", "", Auto}, {"", "", "", Auto}, {"tcp-db", "", "", TCP},
+		{"mysql", "", "", MySQL}, {"https", "", "", HTTPS}, {"tls-x", "", "", TLS}, {"httpx", "", "", Auto},
+		{"http", "tcp", "", TCP}, {"x", "kubernetes.io/h2c", "", HTTP2}, {"x", "unheard-of", "", Auto}, {"http", "", "UDP", UDP}, {"udp-x", "", "TCP", Auto},
+	} {
+		if got := ProtocolOf(c.name, c.app, c.transport); got != c.want {
+			t.Errorf("name %q, appProtocol %q, %s: %v, want %v", c.name, c.app, c.transport, got, c.want)
+		}
+	}
+}
+
+func TestIdentitiesRoundTrip(t *testing.T) {
+	i := Identity{TrustDomain: "td", Namespace: "ns", ServiceAccount: "sa"}
+	if got, err := ParseSPIFFE(i.SPIFFE()); err != nil || got != i {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, bad := range []string{"", "spiffe://td", "https://td/ns/a/sa/b", "spiffe://td/ns//sa/b", "spiffe:///ns/a/sa/b", "spiffe://td/ns/a/sa/b/c"} {
+		if _, err := ParseSPIFFE(bad); err == nil {
+			t.Errorf("%q was taken", bad)
+		}
+	}
+}
+
+func TestLocalities(t *testing.T) {
+	for in, want := range map[string]Locality{
+		"":         {},
+		"eu":       {Region: "eu"},
+		"eu/a/1":   {Region: "eu", Zone: "a", Subzone: "1"},
+		"eu.a":     {Region: "eu", Zone: "a"},
+		"eu-1.2/a": {Region: "eu-1.2", Zone: "a"},
+	} {
+		if got := ParseLocality(in); got != want {
+			t.Errorf("%q: %+v, want %+v", in, got, want)
+		}
+	}
+	if s := (Locality{Region: "eu", Zone: "a"}).String(); s != "eu/a" {
+		t.Errorf("%q", s)
+	}
+}
+
+func TestCapabilitiesFollowTheExtensionList(t *testing.T) {
+	n := Node{NodeID: NodeID{IP: netip.MustParseAddr("fd00::1")}, Extensions: map[string]bool{"envoy.filters.http.fault": true}}
+	if c := Capabilities(n); !c.Has(IPv6|Fault) || c.Has(IPv4) || c.Has(CORS) || c.Has(FilterState) {
+		t.Errorf("capabilities %b", c)
+	}
+	n.Extensions = nil
+	if c := Capabilities(n); !c.Has(Fault | CORS | FilterState | HTTPInspector) {
+		t.Errorf("a proxy that sent no list is taken for a stock Envoy: %b", c)
+	}
+}
+
+func FuzzDecodeNodeID(f *testing.F) {
+	f.Add("sidecar~10.0.0.1~a.b~c")
+	f.Add("~~~")
+	f.Fuzz(func(t *testing.T, s string) {
+		n, err := DecodeNodeID(s)
+		if err != nil {
+			return
+		}
+		again, err := DecodeNodeID(n.String())
+		if err != nil || again != n {
+			t.Errorf("%q decodes to %+v, which encodes to %q: %+v, %v", s, n, n.String(), again, err)
+		}
+	})
+}
+
+// FuzzDecodeMetadata feeds values of every JSON type to every key.
+func FuzzDecodeMetadata(f *testing.F) {
+	f.Add("LABELS", "app", "x", 1.5, true)
+	f.Add("INSTANCE_IPS", "10.0.0.1", "::1", 0.0, false)
+	f.Fuzz(func(t *testing.T, key, a, b string, n float64, yes bool) {
+		for _, v := range []any{a, n, yes, nil, []any{a, n, yes, nil, b}, map[string]any{a: b, b: n, "": yes}, map[string]any{a: []any{b}}} {
+			m, err := DecodeMetadata(map[string]any{key: v, a: b})
+			if err != nil {
+				if !strings.Contains(err.Error(), "node metadata") {
+					t.Errorf("error %v does not say what it is about", err)
+				}
+				continue
+			}
+			if len(m.InstanceIPs) > maxInstanceIPs || len(m.Labels) > maxLabels {
+				t.Errorf("bounds are not kept: %+v", m)
+			}
+			Capabilities(Node{Metadata: m})
+		}
+	})
+}
