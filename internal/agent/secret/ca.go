@@ -22,6 +22,9 @@ import (
 // maxToken bounds the token file, in bytes.
 const maxToken = 64 << 10
 
+// bufferSize is that of the connection's buffers: what passes is a few kilobytes.
+const bufferSize = 4 << 10
+
 // SystemRoots, as a root file, stands for the operating system's roots. [agent E11]
 const SystemRoots = "SYSTEM"
 
@@ -59,7 +62,8 @@ func (c *CA) Sign(ctx context.Context, csr []byte, ttl time.Duration) (chain, ro
 		return nil, nil, err
 	}
 	// The address is dialled as it is and without a proxy: the CA is part of the mesh.
-	conn, err := grpc.NewClient("passthrough:///"+c.options.Address, grpc.WithTransportCredentials(creds), grpc.WithNoProxy(), grpc.WithDisableServiceConfig())
+	conn, err := grpc.NewClient("passthrough:///"+c.options.Address, grpc.WithTransportCredentials(creds), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize))
 	if err != nil {
 		return nil, nil, fmt.Errorf("ask CA %s: %w", c.options.Address, err)
 	}

@@ -25,7 +25,9 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
@@ -53,6 +55,9 @@ const (
 	// openLimit is how long a stream waits for the control plane before it fails.
 	openLimit = 10 * time.Second
 	dialLimit = 5 * time.Second
+	// bufferSize is that of each connection's buffers: messages are rare, and larger ones
+	// pass by them.
+	bufferSize = 4 << 10
 	// plainPort is where control planes serve without TLS.
 	plainPort = "15010"
 )
@@ -81,14 +86,20 @@ func New(c Config) (*Proxy, error) {
 	}
 	p := &Proxy{config: c, listener: l, patience: openLimit}
 	p.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.relay), grpc.MaxRecvMsgSize(maxRequest),
-		grpc.WaitForHandlers(true), grpc.SharedWriteBuffer(true))
+		grpc.WaitForHandlers(true), grpc.SharedWriteBuffer(true), grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
+		// The usual pools would keep a megabyte for whatever is larger than 32 KiB, such as
+		// an Envoy's first request or a route configuration: nothing is pooled here, on
+		// either side, since seconds to days lie between two messages.
+		experimental.BufferPool(mem.NopBufferPool{}))
 	opts := []grpc.DialOption{
 		grpc.WithContextDialer(p.dial),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.WaitForReady(true)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: dialLimit,
 			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: 3 * time.Second}}),
-		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0), grpc.WithSharedWriteBuffer(true),
+		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
+		grpc.WithSharedWriteBuffer(true), grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
+		experimental.WithBufferPool(mem.NopBufferPool{}),
 	}
 	if port == plainPort {
 		opts = append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))
