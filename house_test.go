@@ -59,7 +59,7 @@ var layers = map[string]layer{
 
 	"test/netmesh": edge, "test/envoytest": edge, "test/golden": edge, "test/agenttest": stage,
 	"test/meshup": stage, "internal/demo": stage,
-	"test/e2e": command, "test/bench": command, "test/capture": command, "test/fakeenvoy": command,
+	"test/e2e": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command,
 	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command,
 	"proxy": wiring,
 }

@@ -154,18 +154,23 @@ func (a *Process) Start() {
 		close(a.ended)
 	}()
 	a.t.Cleanup(func() {
-		_ = a.Cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-a.ended:
-		case <-time.After(Bound):
-			_ = a.Cmd.Process.Kill()
-			<-a.ended
-			a.t.Errorf("pilot-agent did not end by itself")
-		}
+		a.Stop()
 		if a.t.Failed() {
 			a.t.Logf("pilot-agent:\n%s", a.out.Text())
 		}
 	})
+}
+
+// Stop asks it to end and waits until it has.
+func (a *Process) Stop() {
+	_ = a.Cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	select {
+	case <-a.ended:
+	case <-time.After(Bound):
+		_ = a.Cmd.Process.Kill()
+		<-a.ended
+		a.t.Errorf("pilot-agent did not end by itself")
+	}
 }
 
 // Output is what agent and Envoy wrote so far.
@@ -227,12 +232,12 @@ func Until(t testing.TB, what string, condition func() error) {
 
 // Envoy is the pid of the agent's one child.
 func (a *Process) Envoy() (int, error) {
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", a.Cmd.Process.Pid))
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", a.Cmd.Process.Pid))
 	if err != nil {
 		return 0, err
 	}
-	for _, file := range tasks {
-		text, err := os.ReadFile(file)
+	for _, task := range tasks {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", a.Cmd.Process.Pid, task.Name()))
 		if err != nil {
 			continue // the thread has ended
 		}

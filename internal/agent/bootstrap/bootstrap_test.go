@@ -17,6 +17,7 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/test/envoytest"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens")
@@ -160,7 +161,7 @@ func TestEnvoyAccepts(t *testing.T) {
 			if err := os.WriteFile(file, golden, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			out, err := exec.Command(envoyBinary(t), "--mode", "validate", "-c", file, "-l", "warning").CombinedOutput()
+			out, err := exec.CommandContext(t.Context(), envoytest.Binary(t), "--mode", "validate", "-c", file, "-l", "warning").CombinedOutput()
 			if err != nil {
 				t.Fatalf("envoy refused it: %v\n%s", err, out)
 			}
@@ -171,29 +172,6 @@ func TestEnvoyAccepts(t *testing.T) {
 			}
 		})
 	}
-}
-
-func envoyBinary(t *testing.T) string {
-	t.Helper()
-	if p := os.Getenv("ENVOY"); p != "" {
-		return p
-	}
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for ; dir != "/"; dir = filepath.Dir(dir) {
-		if p := filepath.Join(dir, ".tools", "envoy"); exists(p) {
-			return p
-		}
-	}
-	t.Fatal("no Envoy: run make tools, or set ENVOY")
-	return ""
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 func TestSameBytes(t *testing.T) {

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// agentRun runs a command line in this process.
+func agentRun(t *testing.T, env map[string]string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, surroundings{env: env, stdout: &out, stderr: &errs})
+	return code, out.String(), errs.String()
+}
+
+func TestVersion(t *testing.T) {
+	old := version
+	version = "v9"
+	defer func() { version = old }()
+	if code, out, _ := agentRun(t, nil, "version", "-s"); code != 0 || out != "v9\n" {
+		t.Errorf("short: %d %q", code, out)
+	}
+	if code, out, _ := agentRun(t, nil, "version"); code != 0 || strings.Count(out, "-") != 2 || !strings.HasPrefix(out, "v9-") {
+		t.Errorf("long: %d %q, want version-revision-status", code, out)
+	}
+	var got struct{ ClientVersion build }
+	if code, out, _ := agentRun(t, nil, "version", "-o", "json"); code != 0 || json.Unmarshal([]byte(out), &got) != nil || got.ClientVersion.Version != "v9" {
+		t.Errorf("JSON: %d %q", code, out)
+	}
+	if code, out, _ := agentRun(t, nil, "version", "-o", "yaml"); code != 0 || !strings.Contains(out, "version: v9\n") {
+		t.Errorf("YAML: %d %q", code, out)
+	}
+	if code, _, errs := agentRun(t, nil, "version", "-o", "xml"); code != 255 || !strings.Contains(errs, "yaml or json") {
+		t.Errorf("XML: %d %q", code, errs)
+	}
+}
+
+func TestRelay(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var body bytes.Buffer
+		_, _ = body.ReadFrom(r.Body)
+		switch r.URL.Path {
+		case "/missing":
+			w.WriteHeader(http.StatusNotFound)
+		case "/broken":
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+		_, _ = w.Write([]byte(r.Method + " " + r.URL.RequestURI() + " " + body.String()))
+	}))
+	defer s.Close()
+	_, p, _ := net.SplitHostPort(s.Listener.Addr().String())
+	port, _ := strconv.Atoi(p)
+	for _, tt := range []struct{ method, path, body, want, err string }{
+		{"GET", "/a?b=c", "", "GET /a?b=c ", ""},
+		{"POST", "a", "x", "POST /a x", ""},
+		{"GET", "missing", "", "GET /missing ", ""},
+		{"GET", "broken", "", "", "status 500, GET /broken"},
+	} {
+		got, err := relay(t.Context(), localClient(requestTimeout), port, tt.method, tt.path, tt.body)
+		if got != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%s %s: %q, %v; want %q, %q", tt.method, tt.path, got, err, tt.want, tt.err)
+		}
+	}
+}
+
+func TestRequestRefusals(t *testing.T) {
+	// Nothing but the error may be written: programs parse what comes out.
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"request", "GET", "x", "--debug-port", "8080"}, "only 15000, 15004, 15020 and 15021 are allowed"},
+		{[]string{"request", "GET"}, "accepts between 2 and 3"},
+	} {
+		code, out, errs := agentRun(t, nil, tt.args...)
+		if code != 255 || out != "" || !strings.Contains(errs, tt.want) {
+			t.Errorf("%q: %d %q %q, want 255 and %q", tt.args, code, out, errs, tt.want)
+		}
+	}
+}
+
+func TestWait(t *testing.T) {
+	asked := 0
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked++; asked < 3 {
+			http.Error(w, "Envoy waits", http.StatusServiceUnavailable)
+		}
+	}))
+	defer s.Close()
+	if code, _, errs := agentRun(t, nil, "wait", "--url", s.URL, "--periodMillis", "1"); code != 0 || asked != 3 {
+		t.Errorf("exit code %d after %d requests: %s", code, asked, errs)
+	}
+	asked = -1 << 30
+	code, _, errs := agentRun(t, nil, "wait", "--url", s.URL, "--periodMillis", "1", "--timeoutSeconds", "1")
+	if code != 255 || !strings.Contains(errs, "not ready in 1 seconds: status 503 Envoy waits") {
+		t.Errorf("timeout: %d %q, want 255 and the reason", code, errs)
+	}
+}
+
+func TestProxyMistakes(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, tt := range []struct {
+		name string
+		args []string
+		env  map[string]string
+		want string
+	}{
+		{"type", []string{"proxy", "ingress"}, nil, `proxy type "ingress"`},
+		{"broken configuration", []string{"proxy", "--whatever=1"}, map[string]string{"PROXY_CONFIG": "{a"}, "environment PROXY_CONFIG"},
+		{"log level", []string{"proxy", "--log_output_level", "loud"}, nil, "log_output_level"},
+		{"no root certificate", []string{"proxy"}, map[string]string{"INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "statusPort: " + freePort(t)}, "root certificate of the CA"},
+		{"socket name", []string{"proxy"}, map[string]string{"WORKLOAD_IDENTITY_SOCKET_FILE": "a/b"}, "WORKLOAD_IDENTITY_SOCKET_FILE"},
+		{"foreign socket", []string{"proxy"}, map[string]string{
+			"WORKLOAD_IDENTITY_SOCKET_FILE": "other", "CA_ROOT_CA": "SYSTEM", "INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "statusPort: " + freePort(t),
+		}, "no socket is there"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			code, _, errs := agentRun(t, tt.env, tt.args...)
+			if code != 255 || !strings.Contains(errs, tt.want) {
+				t.Errorf("%d %q, want 255 and %q", code, errs, tt.want)
+			}
+		})
+	}
+	if left, _ := filepath.Glob("etc/istio/proxy/*"); len(left) > 0 {
+		t.Errorf("a start that failed leaves %q", left)
+	}
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+}
+
+func TestCollateral(t *testing.T) {
+	dir := t.TempDir()
+	if code, _, errs := agentRun(t, nil, "collateral", "--all", "-o", dir); code != 0 {
+		t.Fatalf("%d %s", code, errs)
+	}
+	for file, want := range map[string]string{
+		"pilot-agent_request.md": "--debug-port", "pilot-agent-proxy.1": "concurrency", "pilot-agent.bash": "complete",
+		"_pilot-agent": "#compdef", "pilot-agent.fish": "complete -c",
+	} {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s: %v, want %q in it", file, err, want)
+		}
+	}
+	if code, _, _ := agentRun(t, nil, "collateral"); code != 255 {
+		t.Errorf("nothing asked for: %d, want 255", code)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	got := environment([]string{"A=1", "B=x=y", "A=2", "C="})
+	if got["A"] != "1" || got["B"] != "x=y" || len(got) != 3 {
+		t.Errorf("got %v", got)
+	}
+}
