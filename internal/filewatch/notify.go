@@ -16,7 +16,7 @@ import (
 // shared by a whole machine) it stays silent and says so once in the log; a poll must
 // stand behind it.
 type Notifier struct {
-	c   chan struct{} // gets a value after something happened
+	c       chan struct{} // gets a value after something happened
 	log     *slog.Logger
 	watch   *fsnotify.Watcher // nil where the kernel refused
 	dirs    map[string]bool
