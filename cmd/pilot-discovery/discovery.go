@@ -76,6 +76,7 @@ PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND, PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_
 func (s *settings) bind(f *pflag.FlagSet) {
 	o := &s.opts
 	f.StringVar(&o.ConfigDir, "configDir", "", "directory of YAML files to read configuration from, and to watch (required)")
+	f.StringVar(&o.MeshFile, "meshConfig", "./etc/istio/config/mesh", "file with mesh configuration, for where no ConfigMap istio is; it need not exist")
 	f.StringVar(&o.StateDir, "stateDir", "./var/lib/pilothouse", "folder that keeps the root certificate and keys")
 	f.StringVar(&o.Domain, "domain", "cluster.local", "DNS suffix of services")
 	f.StringVar(&o.Namespace, "namespace", "", "namespace that the control plane runs in (default $POD_NAMESPACE, else istio-system)")

@@ -32,13 +32,19 @@ type client struct {
 // dial opens a stream as reviews-1.shop: in plaintext, or with a token on the secure port.
 func (p *plane) dial(token, rootPEM string) *client {
 	p.t.Helper()
-	addr, creds := p.addr.GRPC, insecure.NewCredentials()
+	if token == "" {
+		return p.connect(p.addr.GRPC, insecure.NewCredentials(), "")
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(rootPEM))
+	return p.connect(p.addr.SecureGRPC, credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc"}), token)
+}
+
+func (p *plane) connect(addr string, creds credentials.TransportCredentials, token string) *client {
+	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
 	p.t.Cleanup(cancel)
 	if token != "" {
-		pool := x509.NewCertPool()
-		pool.AppendCertsFromPEM([]byte(rootPEM))
-		addr, creds = p.addr.SecureGRPC, credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc"})
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 	}
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(creds))

@@ -41,6 +41,8 @@ type Source interface {
 type Options struct {
 	// ConfigDir is the tree of YAML files that is the configuration.
 	ConfigDir string
+	// MeshFile is a file with mesh configuration, watched; empty for none.
+	MeshFile string
 	// StateDir keeps the root, its key and the token issuer's key.
 	StateDir string
 	// Domain is the cluster's DNS suffix; TrustDomain that of identities.
@@ -194,6 +196,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer stop()
 	servers := run.Nest("servers",
 		run.Task{Name: "read configuration", Run: func(ctx context.Context) error { return s.source.Run(ctx, s.loop.Emit) }},
+		run.Task{Name: "read mesh configuration", Run: s.readMeshFile},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
 		run.Task{Name: "serve plaintext gRPC", Run: s.serveGRPC(s.listeners.grpc, nil)},
@@ -207,6 +210,13 @@ func (s *Server) Run(ctx context.Context) error {
 		}},
 	)
 	return errors.Join(err, s.done.Close())
+}
+
+func (s *Server) readMeshFile(ctx context.Context) error {
+	if s.opts.MeshFile == "" {
+		return nil
+	}
+	return meshFile{path: s.opts.MeshFile, log: s.opts.Log}.Run(ctx, s.loop.Emit)
 }
 
 func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context) error {

@@ -6,6 +6,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -36,14 +38,18 @@ type plane struct {
 	addr   Ports
 }
 
-func start(t *testing.T) *plane {
+func start(t *testing.T, change ...func(*Options)) *plane {
 	t.Helper()
 	p := &plane{t: t, source: &script{batches: make(chan object.Batch)}}
 	any := "127.0.0.1:0"
-	srv, err := newServer(Options{
+	o := Options{
 		StateDir: t.TempDir(), Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system", Version: "test",
 		Ports: Ports{HTTP: any, GRPC: any, SecureGRPC: any, Monitoring: any}, Shutdown: time.Second, Log: slog.New(slog.DiscardHandler),
-	}, p.source)
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	srv, err := newServer(o, p.source)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,6 +197,19 @@ func TestAPolicyMovesAProxyToAnotherClass(t *testing.T) {
 	if !strings.Contains(body, "policies=shop/w") {
 		t.Errorf("/debug/syncz does not tell the new class: %s", body)
 	}
+}
+
+func TestTheMeshFileCountsUntilAConfigMapDoes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "mesh")
+	if err := os.WriteFile(file, []byte("outboundTrafficPolicy: {mode: REGISTRY_ONLY}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, func(o *Options) { o.MeshFile = file })
+	p.emit(shop, true)
+	c := p.dial("", "").open()
+	c.until("9080", "block_all")
+	p.emit("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: istio-system}\ndata: {mesh: \"outboundTrafficPolicy: {mode: ALLOW_ANY}\"}\n", false)
+	c.until("9080", "allow_any")
 }
 
 func TestPagesTellWhoHasWhat(t *testing.T) {

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// output is a buffer that a test reads while the program writes.
+type output struct {
+	mu sync.Mutex // guards b: the program's log and the test's look at it
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+func TestWhatIsAskedWronglyIsSaidAndEndsWith2(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		args []string
+		env  map[string]string
+		want string
+	}{
+		{[]string{"discovery"}, nil, "--configDir"},
+		{[]string{"discovery", "--configDir", dir, "--tls-min-version", "1.1"}, nil, "want 1.2 or 1.3"},
+		{[]string{"discovery", "--configDir", dir, "--log_output_level", "loud"}, nil, "no level"},
+		{[]string{"discovery", "--configDir", dir}, map[string]string{"MAX_WORKLOAD_CERT_TTL": "-1h"}, "MAX_WORKLOAD_CERT_TTL"},
+		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "perhaps"}, "want true or false"},
+	} {
+		var out, errs output
+		if code := run(t.Context(), c.args, c.env, &out, &errs); code != 2 || !strings.Contains(errs.String(), c.want) {
+			t.Errorf("%v: code %d, said %q, want 2 and %q", c.args, code, errs.String(), c.want)
+		}
+	}
+}
+
+func TestADirectoryThatIsNotThereEndsWith1(t *testing.T) {
+	var out, errs output
+	missing := filepath.Join(t.TempDir(), "none")
+	code := run(t.Context(), []string{"discovery", "--configDir", missing, "--stateDir", t.TempDir()}, nil, &out, &errs)
+	if code != 1 || !strings.Contains(errs.String(), missing) {
+		t.Errorf("code %d, said %q", code, errs.String())
+	}
+}
+
+// TestDiscoveryServesUntilAskedToEnd runs the command on ports of its own, with a flag
+// of another release, an object that is wrong, and one that is right.
+func TestDiscoveryServesUntilAskedToEnd(t *testing.T) {
+	dir := t.TempDir()
+	yaml := "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {ports: [{name: http, port: 80}]}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: b}\nspec: {ports: [{name: http, port: 700000}]}\n"
+	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(yaml), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out, errs output
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan int, 1)
+	go func() {
+		any := "127.0.0.1:0"
+		ended <- run(ctx, []string{
+			"discovery", "--configDir", dir, "--stateDir", t.TempDir(), "--httpAddr", any, "--grpcAddr", any, "--secureGRPCAddr", any,
+			"--monitoringAddr", any, "--registries=Mock",
+		}, nil, &out, &errs)
+	}()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(30 * time.Second)
+	for !strings.Contains(errs.String(), "configuration read") {
+		select {
+		case <-tick.C:
+		case code := <-ended:
+			t.Fatalf("ended with %d: %s", code, errs.String())
+		case <-deadline:
+			t.Fatalf("did not read its configuration: %s", errs.String())
+		}
+	}
+	stop()
+	if code := <-ended; code != 0 {
+		t.Errorf("ended with %d: %s", code, errs.String())
+	}
+	for _, want := range []string{"--registries", "a.yaml:", "Service b/bad", "spec.ports[0]"} {
+		if !strings.Contains(errs.String(), want) {
+			t.Errorf("the log does not name %s:\n%s", want, errs.String())
+		}
+	}
+}
+
+func TestRequestRelaysToTheDebugPort(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/none" {
+			http.Error(w, "no such page", http.StatusNotFound)
+			return
+		}
+		_, _ = w.Write([]byte(r.Method + " " + r.URL.RequestURI()))
+	}))
+	defer srv.Close()
+	u, err := url.Parse(srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, errs output
+	if code := run(t.Context(), []string{"request", "--debug-port", u.Port(), "GET", "debug/syncz?x=1"}, nil, &out, &errs); code != 0 || out.String() != "GET /debug/syncz?x=1" {
+		t.Errorf("code %d, %q, %q", code, out.String(), errs.String())
+	}
+	if code := run(t.Context(), []string{"request", "--debug-port", u.Port(), "GET", "/none"}, nil, &out, &errs); code != 1 || !strings.Contains(errs.String(), "404") {
+		t.Errorf("code %d, %q", code, errs.String())
+	}
+}

@@ -1,0 +1,96 @@
+package discovery
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	securityv1 "istio.io/api/security/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/authn"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// token is one for a service account, signed with the plane's own issuer.
+func (p *plane) token(namespace, account string) string {
+	p.t.Helper()
+	issuer, err := authn.OpenIssuer(p.server.opts.StateDir)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	tok, err := issuer.Issue(namespace, account, "", time.Hour, time.Now())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return tok
+}
+
+func (p *plane) root() string {
+	p.t.Helper()
+	b, err := os.ReadFile(filepath.Join(p.server.opts.StateDir, "root-cert.pem"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestTheSecurePortServesWhoAProxyIs(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	p.dial(p.token("shop", "default"), p.root()).open().expect("RDS", "9080")
+	for name, tok := range map[string]string{
+		"another namespace":       p.token("other", "default"),
+		"another service account": p.token("shop", "else"),
+	} {
+		if err := p.dial(tok, p.root()).refusal(); !strings.Contains(err.Error(), "PermissionDenied") {
+			t.Errorf("%s: %v, want PermissionDenied", name, err)
+		}
+	}
+	if err := p.dial("no.such.token", p.root()).refusal(); !strings.Contains(err.Error(), "Unauthenticated") {
+		t.Errorf("a token of nobody's: %v, want Unauthenticated", err)
+	}
+}
+
+func TestACertificateThatTheCASignedOpensTheSecurePort(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(p.root()))
+	config := &tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc"}
+	conn, err := grpc.NewClient(p.addr.SecureGRPC, grpc.WithTransportCredentials(credentials.NewTLS(config)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	key, err := pki.GenerateKey(pki.ECDSAP256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	csr, err := pki.MakeCSR(key, mesh.Identity{TrustDomain: "cluster.local", Namespace: "stolen", ServiceAccount: "name"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+p.token("shop", "default"))
+	answer, err := securityv1.NewIstioCertificateServiceClient(conn).CreateCertificate(ctx, &securityv1.IstioCertificateRequest{Csr: string(csr)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	certs, err := pki.ParseBundle([]byte(answer.CertChain[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id, err := pki.IdentityOf(certs[0]); err != nil || id.SPIFFE() != "spiffe://cluster.local/ns/shop/sa/default" {
+		t.Fatalf("signed for %v (%v), want the caller and not what the request says", id, err)
+	}
+	leaf := tls.Certificate{Certificate: [][]byte{certs[0].Raw}, PrivateKey: key}
+	c := p.connect(p.addr.SecureGRPC, credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc", Certificates: []tls.Certificate{leaf}}), "")
+	c.open().expect("RDS", "9080")
+}
