@@ -3,6 +3,7 @@ package compile_test
 import (
 	"bufio"
 	"bytes"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -31,7 +32,11 @@ func TestGolden(t *testing.T) {
 		who := strings.Fields(header(input, "proxy"))
 		w := newWorld()
 		w.apply(t, string(input))
-		class := w.join(proxy(t, who[0], strings.Join(who[1:], "")))
+		node := proxy(t, who[0], strings.Join(who[1:], ""))
+		for _, ip := range strings.Fields(header(input, "ips")) {
+			node.Metadata.InstanceIPs = append(node.Metadata.InstanceIPs, netip.MustParseAddr(ip))
+		}
+		class := w.join(node)
 		all := w.bytes(class)
 		var out []proto.Message
 		for _, k := range sortedKeys(all) {

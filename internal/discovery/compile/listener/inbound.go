@@ -92,6 +92,7 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 	l := &listenerv3.Listener{
 		Name:                                 "virtualInbound",
 		Address:                              address(Wildcard(e.Caps), port),
+		AdditionalAddresses:                  e.additional(Wildcard(e.Caps), port),
 		ListenerFiltersTimeout:               e.detectionTimeout(),
 		ContinueOnListenerFiltersTimeout:     true,
 		TrafficDirection:                     corev3.TrafficDirection_INBOUND,

@@ -56,6 +56,15 @@ func Wildcard(caps mesh.Capability) string {
 	return "::"
 }
 
+// additional is the other family's wildcard at the same port, for a proxy with addresses
+// of both families; nil where the address is no wildcard.
+func (e Env) additional(ip string, port uint32) []*listenerv3.AdditionalAddress {
+	if ip != "0.0.0.0" || !e.Caps.Has(mesh.IPv4|mesh.IPv6) {
+		return nil
+	}
+	return []*listenerv3.AdditionalAddress{{Address: address("::", port)}}
+}
+
 // Any wraps a message deterministically; messages of this program always encode.
 func Any(m proto.Message) *anypb.Any {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)

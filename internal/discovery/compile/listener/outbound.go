@@ -47,6 +47,7 @@ func BuildOutbound(o Outbound, e Env) *listenerv3.Listener {
 	l := &listenerv3.Listener{
 		Name:                             o.Name,
 		Address:                          address(o.Address, o.Port),
+		AdditionalAddresses:              e.additional(o.Address, o.Port),
 		BindToPort:                       wrapperspb.Bool(false),
 		ListenerFiltersTimeout:           e.detectionTimeout(),
 		ContinueOnListenerFiltersTimeout: true,
@@ -135,10 +136,11 @@ func ranges(prefixes []netip.Prefix) []*corev3.CidrRange {
 func VirtualOutbound(e Env, allowAny bool) *listenerv3.Listener {
 	port := e.outboundPort()
 	return &listenerv3.Listener{
-		Name:             "virtualOutbound",
-		Address:          address(Wildcard(e.Caps), port),
-		UseOriginalDst:   wrapperspb.Bool(true),
-		TrafficDirection: corev3.TrafficDirection_OUTBOUND,
+		Name:                "virtualOutbound",
+		Address:             address(Wildcard(e.Caps), port),
+		AdditionalAddresses: e.additional(Wildcard(e.Caps), port),
+		UseOriginalDst:      wrapperspb.Bool(true),
+		TrafficDirection:    corev3.TrafficDirection_OUTBOUND,
 		FilterChains: []*listenerv3.FilterChain{
 			e.blackhole("virtualOutbound-blackhole", port),
 			{Name: "virtualOutbound-catchall-tcp", Filters: []*listenerv3.Filter{e.unknown(allowAny)}},
