@@ -111,7 +111,7 @@ func (m *Machine) onLive(number int) {
 	m.sole.live, m.sole.since = true, m.now
 	// The Envoy that was told to drain has crashed; its successor has not been told.
 	if m.drain.asked && m.sole.sent == 0 {
-		m.do(Drain{})
+		m.do(Drain{Epoch: m.sole.number})
 	}
 }
 
@@ -149,7 +149,7 @@ func (m *Machine) beginDrain() {
 	}
 	m.drain = drain{asked: true, since: m.now, conns: -1}
 	if m.sole != nil && m.sole.live && m.sole.sent == 0 {
-		m.do(Drain{})
+		m.do(Drain{Epoch: m.sole.number})
 	}
 }
 
