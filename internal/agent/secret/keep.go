@@ -4,7 +4,8 @@
 // successor exists, whatever fails meanwhile; nothing half-renewed is ever seen. Keys are
 // made here and leave only towards the local Envoy. Run does all the waiting and
 // retrying, so that nothing else of the agent waits for the CA. Values come from the CA
-// (Keeper) or from files (Files); both have the same two methods.
+// (Keeper) or from files (Files); both have the same two methods. Named keeps what other
+// secrets clusters name by their files.
 package secret
 
 import (

@@ -1,0 +1,170 @@
+package secret
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+const (
+	// maxFile bounds a file that a name points to, in bytes.
+	maxFile = 1 << 20
+	// maxCertificates bounds a bundle.
+	maxCertificates = 4096
+)
+
+// stat looks at files; what cannot be looked at is nil.
+func stat(files []string) []fs.FileInfo {
+	out := make([]fs.FileInfo, len(files))
+	for i, f := range files {
+		if st, err := os.Stat(f); err == nil {
+			out[i] = st
+		}
+	}
+	return out
+}
+
+func same(a, b fs.FileInfo) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
+	}
+	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+}
+
+// read reads and checks. Only what is a certificate, a list of revoked ones or a key goes
+// on to Envoy: a name is no way to have any other file read out.
+func (s source) read() (*pki.Secret, error) {
+	if s.key != "" {
+		return s.readPair()
+	}
+	for _, path := range s.bundles {
+		text, err := readFile(path)
+		if errors.Is(err, fs.ErrNotExist) && len(s.bundles) > 1 {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read trust bundle %s: %w", path, err)
+		}
+		roots, err := s.filter(text)
+		if err != nil {
+			return nil, fmt.Errorf("read trust bundle %s: %w", path, err)
+		}
+		return &pki.Secret{Roots: roots, Version: pki.VersionOf(roots)}, nil
+	}
+	return nil, fmt.Errorf("read the system's trust bundle: none of %v is there", s.bundles)
+}
+
+func (s source) readPair() (*pki.Secret, error) {
+	chain, err := readFile(s.chain)
+	if err != nil {
+		return nil, fmt.Errorf("read certificate %s: %w", s.chain, err)
+	}
+	certs, err := pki.ParseBundle(chain)
+	if err == nil {
+		err = whole(chain)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read certificate %s: %w", s.chain, err)
+	}
+	key, err := readFile(s.key)
+	if err != nil {
+		return nil, fmt.Errorf("read private key %s: %w", s.key, err)
+	}
+	signer, err := pki.ParseKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("read private key %s: %w", s.key, err)
+	}
+	if !pki.KeyMatches(signer, certs[0]) {
+		return nil, fmt.Errorf("read private key %s: certificate %s is for another key", s.key, s.chain)
+	}
+	chain = pki.EncodeCerts(certs...)
+	term := pki.TermOf(certs)
+	return &pki.Secret{Key: key, Chain: chain, Version: pki.VersionOf(key, chain), NotBefore: term.NotBefore, NotAfter: term.NotAfter}, nil
+}
+
+// filter keeps the certificates and revocation lists of a bundle.
+func (s source) filter(text []byte) ([]byte, error) {
+	var out bytes.Buffer
+	certs := 0
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type == "CERTIFICATE" {
+			if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+				if s.lenient {
+					continue
+				}
+				return nil, fmt.Errorf("certificate %d: %w", certs+1, err)
+			}
+			if certs++; certs > maxCertificates {
+				return nil, fmt.Errorf("more than %d certificates", maxCertificates)
+			}
+		} else if block.Type != "X509 CRL" {
+			continue
+		}
+		// Writing to a buffer fails for bad headers only, and there are none.
+		_ = pem.Encode(&out, &pem.Block{Type: block.Type, Bytes: block.Bytes})
+	}
+	if err := whole(text); err != nil && !s.lenient {
+		return nil, err
+	}
+	if certs == 0 {
+		return nil, errors.New("no PEM block of a certificate")
+	}
+	return out.Bytes(), nil
+}
+
+// whole finds a PEM text of which a part is missing, as when it is still being written:
+// the decoder passes over a block that breaks off.
+func whole(text []byte) error {
+	begun := bytes.Count(text, []byte("-----BEGIN "))
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		begun--
+	}
+	if begun != 0 {
+		return errors.New("a PEM block is not whole")
+	}
+	return nil
+}
+
+// readFile reads a regular file of bounded size. The error does not name it.
+func readFile(path string) ([]byte, error) {
+	// Not blocking: a name may point to a pipe that nobody writes to.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, cause(err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, cause(err)
+	case !st.Mode().IsRegular():
+		return nil, errors.New("it is no regular file")
+	case st.Size() > maxFile:
+		return nil, fmt.Errorf("it has %d bytes, at most %d are taken", st.Size(), maxFile)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, cause(err)
+	}
+	if len(text) > maxFile {
+		return nil, fmt.Errorf("it has more than %d bytes", maxFile)
+	}
+	return text, nil
+}
+
+// cause is an error without operation and path, which the caller knows better.
+func cause(err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err
+	}
+	return err
+}
