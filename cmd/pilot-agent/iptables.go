@@ -40,11 +40,7 @@ type unsupportedFlag struct {
 
 // The flags that are refused rather than ignored: traffic would go where nobody expects it.
 var unsupportedFlags = []unsupportedFlag{
-	{"redirect-dns", "ISTIO_META_DNS_CAPTURE", "false", "DNS cannot be captured yet"},
-	{"capture-all-dns", "CAPTURE_ALL_DNS", "false", "DNS cannot be captured yet"},
-	{"drop-invalid", "INVALID_DROP", "false", "packets that belong to no connection cannot be dropped yet"},
 	{"run-validation", "RUN_VALIDATION", "false", "rules cannot be validated by a connection yet"},
-	{"kube-virt-interfaces", "KUBE_VIRT_INTERFACES", "", "traffic of virtual machines cannot be captured yet"},
 }
 
 // newIptablesCommand makes the command that captures a Pod's traffic; its name is what injection
@@ -100,15 +96,7 @@ func (r *iptables) register(c *cobra.Command) {
 	f.StringVar(&r.namespace, "network-namespace", "", "act in the network namespace of this `path`")
 	f.StringVar(&r.binary, "force-iptables-binary", "", "`backend`: nft, the only one there is")
 	for _, u := range unsupportedFlags {
-		short := ""
-		if u.name == "kube-virt-interfaces" {
-			short = "k"
-		}
-		if u.def == "false" {
-			f.Bool(u.name, false, "refused: "+u.why)
-		} else {
-			f.StringP(u.name, short, u.def, "refused: "+u.why)
-		}
+		f.Bool(u.name, false, "refused: "+u.why)
 	}
 	// These have nothing left to decide: rules are always replaced whole, by netlink.
 	f.Bool("native-nftables", true, "taken for granted")
@@ -116,8 +104,6 @@ func (r *iptables) register(c *cobra.Command) {
 	f.Bool("force-apply", true, "taken for granted")
 	f.Bool("cni-mode", false, "accepted, without effect")
 	f.Bool("iptables-trace-logging", false, "accepted, without effect")
-	f.StringP("istio-inbound-tproxy-mark", "t", "1337", "accepted; REDIRECT marks nothing")
-	f.StringP("istio-inbound-tproxy-route-table", "r", "133", "accepted; REDIRECT routes nothing")
 	f.Uint16("iptables-probe-port", 15002, "accepted; for --run-validation")
 	f.Duration("probe-timeout", 5*time.Second, "accepted; for --run-validation")
 	_ = f.MarkHidden("iptables-trace-logging")
@@ -220,7 +206,7 @@ func (r *iptables) act(c *cobra.Command) error {
 	if err := r.refuse(c); err != nil {
 		return err
 	}
-	facts, err := capture.ReadFacts()
+	facts, err := capture.ReadFacts("/")
 	if err != nil {
 		return err
 	}

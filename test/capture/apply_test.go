@@ -222,7 +222,7 @@ func TestActsInANamedNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = capture.In(fmt.Sprintf("/proc/%d/ns/net", sleeper.PID()), func() error {
-		facts, err := capture.ReadFacts()
+		facts, err := capture.ReadFacts("/")
 		if err == nil && !slices.Contains(facts.Addrs, w.pod.IP()) {
 			err = fmt.Errorf("the facts are of another namespace: %v", facts)
 		}

@@ -64,7 +64,7 @@ func (w world) apply(t *testing.T, o capture.Options) capture.Report {
 	t.Helper()
 	var report capture.Report
 	if err := w.pod.Do(func() error {
-		f, err := capture.ReadFacts()
+		f, err := capture.ReadFacts("/")
 		if err != nil {
 			return err
 		}

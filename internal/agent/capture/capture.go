@@ -33,21 +33,6 @@ type Report struct {
 	Refused []error
 }
 
-// ReadFacts looks at the calling thread's network namespace.
-func ReadFacts() (Facts, error) {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return Facts{}, fmt.Errorf("list the addresses of network interfaces: %w", err)
-	}
-	var f Facts
-	for _, a := range addrs {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			f.Addrs = append(f.Addrs, p.Addr())
-		}
-	}
-	return f, nil
-}
-
 // Apply makes the kernel capture as r says, and nothing that an earlier Apply said. On an error,
 // the rules that were in force still are.
 func Apply(r Ruleset) (Report, error) {
@@ -95,7 +80,7 @@ func Clean() error {
 	if err := flush(c); err != nil {
 		return fmt.Errorf("clean the capture of traffic: remove nftables tables: %w", explain(err))
 	}
-	if err := delLoopback(protocols[1].passthrough); err != nil {
+	if err := delLoopback(ipv6.passthrough); err != nil {
 		return fmt.Errorf("clean the capture of traffic: %w", err)
 	}
 	return nil

@@ -41,13 +41,15 @@ func addTable(c *nftables.Conn, t Table) (rules int, err error) {
 		c.AddChain(chains[i])
 	}
 	for i, ch := range t.Chains {
-		for _, r := range ch.Rules {
-			exprs, err := encode(r)
-			if err != nil {
-				return 0, fmt.Errorf("encode rule %q of chain %s: %w", r, ch.Name, err)
+		for _, rule := range ch.Rules {
+			for _, r := range rule.native() {
+				exprs, err := encode(r)
+				if err != nil {
+					return 0, fmt.Errorf("encode rule %q of chain %s: %w", r, ch.Name, err)
+				}
+				c.AddRule(&nftables.Rule{Table: table, Chain: chains[i], Exprs: exprs})
+				rules++
 			}
-			c.AddRule(&nftables.Rule{Table: table, Chain: chains[i], Exprs: exprs})
-			rules++
 		}
 	}
 	return rules, nil
@@ -62,18 +64,50 @@ func encode(r Rule) ([]expr.Any, error) {
 		}
 		exprs = append(exprs, e...)
 	}
-	exprs = append(exprs, &expr.Counter{})
-	switch r.Action.Verb {
-	case Return:
-		return append(exprs, &expr.Verdict{Kind: expr.VerdictReturn}), nil
-	case Jump:
-		return append(exprs, &expr.Verdict{Kind: expr.VerdictJump, Chain: r.Action.Chain}), nil
-	case Redirect:
-		return append(exprs,
-			&expr.Immediate{Register: 1, Data: binary.BigEndian.AppendUint16(nil, r.Action.Port)},
-			&expr.Redir{RegisterProtoMin: 1}), nil
+	action, err := r.Action.encode()
+	return append(append(exprs, &expr.Counter{}), action...), err
+}
+
+// encode uses register 1 for what the action needs.
+func (a Action) encode() ([]expr.Any, error) {
+	verdict := func(k expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: k, Chain: a.Chain}} }
+	port := &expr.Immediate{Register: 1, Data: binary.BigEndian.AppendUint16(nil, a.Port)}
+	mark := &expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(a.Mark)}
+	packetMark := func(set bool) expr.Any {
+		return &expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: set}
 	}
-	return nil, fmt.Errorf("no verb %q is known", r.Action.Verb)
+	switch a.Verb {
+	case Return:
+		return verdict(expr.VerdictReturn), nil
+	case Accept:
+		return verdict(expr.VerdictAccept), nil
+	case Drop:
+		return verdict(expr.VerdictDrop), nil
+	case Jump:
+		return verdict(expr.VerdictJump), nil
+	case Redirect:
+		return []expr.Any{port, &expr.Redir{RegisterProtoMin: 1}}, nil
+	case TProxy:
+		// Unspecified: whichever of both families the packet is of.
+		return append([]expr.Any{port,
+			&expr.TProxy{Family: unix.NFPROTO_UNSPEC, TableFamily: unix.NFPROTO_INET, RegPort: 1},
+			mark, packetMark(true)}, verdict(expr.VerdictAccept)...), nil
+	case SetMark:
+		return []expr.Any{mark, packetMark(true)}, nil
+	case SaveMark:
+		return []expr.Any{packetMark(false), &expr.Ct{Key: expr.CtKeyMARK, Register: 1, SourceRegister: true}}, nil
+	case RestoreMark:
+		return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, packetMark(true)}, nil
+	case SetZone:
+		zone := &expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint16(uint16(a.Mark))}
+		return []expr.Any{zone, &expr.Ct{Key: expr.CtKeyZONE, Register: 1, SourceRegister: true}}, nil
+	}
+	return nil, fmt.Errorf("no verb %q is known", a.Verb)
+}
+
+var stateBits = map[string]uint32{
+	"invalid":             expr.CtStateBitINVALID,
+	"related,established": expr.CtStateBitRELATED | expr.CtStateBitESTABLISHED,
 }
 
 // encode loads the field into register 1 and compares it there.
@@ -82,8 +116,9 @@ func (m Match) encode() ([]expr.Any, error) {
 	if m.Not {
 		op = expr.CmpOpNeq
 	}
-	cmp := func(data []byte) expr.Any { return &expr.Cmp{Op: op, Register: 1, Data: data} }
-	meta := func(k expr.MetaKey) expr.Any { return &expr.Meta{Key: k, Register: 1} }
+	meta := func(k expr.MetaKey, data []byte) []expr.Any {
+		return []expr.Any{&expr.Meta{Key: k, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: data}}
+	}
 	switch m.Field {
 	case InInterface, OutInterface:
 		key := expr.MetaKeyIIFNAME
@@ -92,7 +127,7 @@ func (m Match) encode() ([]expr.Any, error) {
 		}
 		name := make([]byte, unix.IFNAMSIZ)
 		copy(name, m.Name)
-		return []expr.Any{meta(key), cmp(name)}, nil
+		return meta(key, name), nil
 	case Family, Protocol:
 		key := expr.MetaKeyNFPROTO
 		if m.Field == Protocol {
@@ -102,22 +137,55 @@ func (m Match) encode() ([]expr.Any, error) {
 		if !ok {
 			return nil, fmt.Errorf("no %s %q is known", m.Field, m.Name)
 		}
-		return []expr.Any{meta(key), cmp([]byte{n})}, nil
+		return meta(key, []byte{n}), nil
 	case Source, Destination:
 		return m.encodeAddress(op), nil
-	case TCPPort, UDPPort:
+	case TCPPort, UDPPort, UDPSource:
 		return m.encodePort(op), nil
-	case SocketUID, SocketGID:
+	case SocketUID, SocketGID, PacketMark, ConnMark:
 		if m.From != m.To {
 			return nil, fmt.Errorf("%s takes no range", m.Field)
 		}
-		key := expr.MetaKeySKUID
-		if m.Field == SocketGID {
-			key = expr.MetaKeySKGID
+		number := binaryutil.NativeEndian.PutUint32(m.From)
+		if m.Field == ConnMark {
+			return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: number}}, nil
 		}
-		return []expr.Any{meta(key), cmp(binaryutil.NativeEndian.PutUint32(m.From))}, nil
+		return meta(numberKeys[m.Field], number), nil
+	case SocketCgroup:
+		return m.encodeCgroup(op)
+	case ConnState:
+		return m.encodeState()
 	}
 	return nil, fmt.Errorf("no field %q is known", m.Field)
+}
+
+var numberKeys = map[Field]expr.MetaKey{
+	SocketUID: expr.MetaKeySKUID, SocketGID: expr.MetaKeySKGID, PacketMark: expr.MetaKeyMARK,
+}
+
+// encodeState asks whether any of the states' bits is set.
+func (m Match) encodeState() ([]expr.Any, error) {
+	bits, ok := stateBits[m.Name]
+	if !ok || m.Not {
+		return nil, fmt.Errorf("no %s %q is known", m.Field, m.value())
+	}
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+	}, nil
+}
+
+// encodeCgroup compares the number of the socket's ancestor cgroup at the path's level.
+func (m Match) encodeCgroup(op expr.CmpOp) ([]expr.Any, error) {
+	id, err := cgroupID(m.Name)
+	if err != nil {
+		return nil, err
+	}
+	return []expr.Any{
+		&expr.Socket{Key: expr.SocketKeyCgroupv2, Level: cgroupLevel(m.Name), Register: 1},
+		&expr.Cmp{Op: op, Register: 1, Data: binaryutil.NativeEndian.PutUint64(id)},
+	}, nil
 }
 
 // encodeAddress asks for the version of IP first: the tables see both.
@@ -149,16 +217,19 @@ func (m Match) encodeAddress(op expr.CmpOp) []expr.Any {
 }
 
 func (m Match) encodePort(op expr.CmpOp) []expr.Any {
-	proto := byte(unix.IPPROTO_TCP)
-	if m.Field == UDPPort {
-		proto = unix.IPPROTO_UDP
+	proto, offset := byte(unix.IPPROTO_UDP), uint32(2)
+	switch m.Field {
+	case TCPPort:
+		proto = unix.IPPROTO_TCP
+	case UDPSource:
+		offset = 0
 	}
 	from := binary.BigEndian.AppendUint16(nil, uint16(m.From))
 	to := binary.BigEndian.AppendUint16(nil, uint16(m.To))
 	exprs := []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
 	}
 	if m.From == m.To {
 		return append(exprs, &expr.Cmp{Op: op, Register: 1, Data: from})

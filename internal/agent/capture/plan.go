@@ -3,26 +3,52 @@ package capture
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 )
 
-// The names of our tables. REDIRECT needs the first alone; all are ours to replace and to clean.
-// [agent I45]
+// The names of our tables. All are ours to replace and to clean, whatever a plan uses. [agent I45]
 const (
 	tableNAT    = "istio-proxy-nat"
 	tableMangle = "istio-proxy-mangle"
 	tableRaw    = "istio-proxy-raw"
 )
 
-// The chains of the nat table beside the two that the kernel enters.
+// The chains beside those that the kernel enters.
 const (
 	chainInbound    = "istio-inbound"
 	chainOutput     = "istio-output"
 	chainRedirect   = "istio-redirect"
 	chainInRedirect = "istio-in-redirect"
+	chainOutputDNS  = "istio-output-dns"
+	chainDivert     = "istio-divert"
+	chainTProxy     = "istio-tproxy"
+	chainDrop       = "istio-drop"
 )
 
-// priorityNAT is where destinations are rewritten.
-const priorityNAT = -100
+// The hooks' chains are named after them.
+const (
+	hookPrerouting = "prerouting"
+	hookOutput     = "output"
+)
+
+// Where the tables come in: raw before connections are tracked (-200), mangle after it and before
+// destinations are rewritten, which nat does. [agent I45]
+const (
+	priorityRaw    = -300
+	priorityMangle = -150
+	priorityNAT    = -100
+)
+
+// Numbers that are reserved for capture. [agent §6 (12)]
+const (
+	// outboundMark is on the proxy's calls to its own Pod, which TPROXY must capture on loopback.
+	outboundMark = 1338
+	// The agent's questions to a resolver are tracked apart from the applications' to the agent,
+	// which may have the same addresses and ports. [N18]
+	zoneProxy, zoneApplication = 1, 2
+	// portDNS is where the agent answers DNS.
+	portDNS = 15053
+)
 
 // migrateRequests lets the kernel hand the connections that wait at a closing listener to another
 // one of the same port, so that an Envoy that ends, or has fewer workers than the last, resets none.
@@ -32,6 +58,14 @@ const migrateRequests = "net.ipv4.tcp_migrate_req"
 type Facts struct {
 	// Addrs are its addresses in the kernel's order; loopback and link-local ones don't count.
 	Addrs []netip.Addr
+	// NoIPv6 says that IPv6 is disabled, or not in the kernel.
+	NoIPv6 bool
+	// Resolvers are the servers that its resolv.conf names.
+	Resolvers []netip.Addr
+	// Users and Groups give names' numbers.
+	Users, Groups map[string]uint32
+	// Interfaces are its network interfaces; nil if unknown.
+	Interfaces []string
 }
 
 // ipv6First says whether the first address that counts is IPv6. [I40]
@@ -45,188 +79,118 @@ func (f Facts) ipv6First() bool {
 }
 
 // Plan says which rules capture what the options ask for: IPv4 always, and IPv6 where the first
-// address is IPv6 or both are asked for; otherwise IPv6 is not touched. The error names every
-// option that is not understood, with a remedy. The order of the rules is a contract.
-// [agent 1.15, "Rule order, REDIRECT"]
+// address is IPv6 or both are asked for; otherwise IPv6 is not touched, nor where it is disabled.
+// The error names every option that is not understood, with a remedy. The order of the rules is
+// a contract. [agent 1.15, "Rule order, REDIRECT", "TPROXY"]
 func Plan(o Options, f Facts) (Ruleset, error) {
-	s, err := o.parse()
+	s, err := o.parse(f)
 	if err != nil {
 		return Ruleset{}, fmt.Errorf("plan the capture of traffic: %w", err)
 	}
-	s.ipv6 = o.DualStack || f.ipv6First()
-	r := Ruleset{
-		Tables:  []Table{{Name: tableNAT, Chains: s.natChains()}},
-		Sysctls: []Sysctl{{Key: migrateRequests, Value: "1"}},
+	if o.Mode == "NONE" {
+		return Ruleset{Notes: []string{"the interception mode is NONE: nothing is captured"}}, nil
 	}
-	if s.ipv6 {
-		r.Loopback = []netip.Prefix{protocols[1].passthrough}
+	r := Ruleset{
+		Sysctls: []Sysctl{{Key: migrateRequests, Value: "1"}},
+		Notes:   s.notes(o, f),
+	}
+	for _, t := range []Table{{tableMangle, s.mangleChains()}, {tableNAT, s.natChains()}, {tableRaw, s.rawChains()}} {
+		if t.Chains != nil {
+			r.Tables = append(r.Tables, t)
+		}
+	}
+	for _, ip := range s.protocols {
+		if ip.is6 {
+			r.Loopback = []netip.Prefix{ip.passthrough}
+		}
+		if s.tproxies() {
+			r.Routes = append(r.Routes, MarkRoute{IPv6: ip.is6, Mark: s.tproxy.mark, Table: s.tproxy.table})
+		}
 	}
 	return r, nil
+}
+
+// notes say what the plan does otherwise than the words of the options promise.
+func (s settings) notes(o Options, f Facts) (notes []string) {
+	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
+	if f.NoIPv6 && (o.DualStack || f.ipv6First()) {
+		note("IPv6 is disabled here, so only IPv4 is captured")
+	}
+	if s.dns.on && !s.dns.all && len(s.dns.servers) == 0 {
+		note("resolv.conf names no resolver of a captured family, so no DNS is captured; --capture-all-dns captures it whatever the address")
+	}
+	if s.dns.all && !s.dns.on {
+		note("--capture-all-dns does nothing without --redirect-dns")
+	}
+	if f.Interfaces != nil {
+		present := "," + strings.Join(f.Interfaces, ",") + ","
+		for _, nic := range append(s.interfaces, s.virt...) {
+			if !strings.Contains(present, ","+nic+",") {
+				note("there is no interface %s now; its rules hold if it comes", nic)
+			}
+		}
+	}
+	return notes
 }
 
 // protocol is one version of IP. The proxy dials the application from passthrough, so that the
 // connection is known as one that was captured already. [I41]
 type protocol struct {
 	name                  string
+	is6                   bool
 	passthrough, loopback netip.Prefix
 }
 
-var protocols = [2]protocol{
-	{"ipv4", netip.MustParsePrefix("127.0.0.6/32"), netip.MustParsePrefix("127.0.0.1/32")},
-	{"ipv6", netip.MustParsePrefix("::6/128"), netip.MustParsePrefix("::1/128")},
+var (
+	ipv4 = protocol{"ipv4", false, netip.MustParsePrefix("127.0.0.6/32"), netip.MustParsePrefix("127.0.0.1/32")}
+	ipv6 = protocol{"ipv6", true, netip.MustParsePrefix("::6/128"), netip.MustParsePrefix("::1/128")}
+)
+
+// redirected is where REDIRECT sends what this host sends: the family's own loopback address,
+// whatever the options call loopback.
+func (p protocol) redirected() netip.Addr {
+	if p.is6 {
+		return ipv6.loopback.Addr()
+	}
+	return ipv4.loopback.Addr()
 }
 
-func (s settings) protocols() []protocol {
+// enter keeps packets of a protocol that is not captured out of a rule.
+func (s settings) enter(rules ...Rule) []Rule {
 	if s.ipv6 {
-		return protocols[:]
-	}
-	return protocols[:1]
-}
-
-func (s settings) natChains() []Chain {
-	base := func(hook string, rules []Rule) Chain {
-		return Chain{Name: hook, Base: Base{Type: "nat", Hook: hook, Priority: priorityNAT}, Rules: rules}
-	}
-	return []Chain{
-		{Name: chainInbound, Rules: s.inboundRules()},
-		{Name: chainRedirect, Rules: []Rule{{[]Match{tcp}, Action{Verb: Redirect, Port: s.envoyPort}}}},
-		{Name: chainInRedirect, Rules: []Rule{{[]Match{tcp}, Action{Verb: Redirect, Port: s.inboundPort}}}},
-		{Name: chainOutput, Rules: s.outputRules()},
-		base("prerouting", s.preroutingRules()),
-		base("output", []Rule{s.enter(jump(chainOutput))}),
-	}
-}
-
-// enter keeps packets of a protocol that is not captured out of the other chains.
-func (s settings) enter(r Rule) Rule {
-	if !s.ipv6 {
-		r.Matches = append([]Match{{Field: Family, Name: "ipv4"}}, r.Matches...)
-	}
-	return r
-}
-
-func (s settings) preroutingRules() []Rule {
-	var rules []Rule
-	for _, nic := range s.interfaces {
-		rules = append(rules, ret(Match{Field: InInterface, Name: nic}))
-	}
-	if s.inbound.all || len(s.inbound.ports) > 0 {
-		rules = append(rules, s.enter(jump(chainInbound, tcp)))
-	}
-	return rules
-}
-
-func (s settings) inboundRules() []Rule {
-	rules := []Rule{ret(number(TCPPort, s.tunnelPort))}
-	if !s.inbound.all {
-		for _, ports := range s.inbound.ports {
-			rules = append(rules, jump(chainInRedirect, number(TCPPort, ports)))
-		}
 		return rules
 	}
-	for _, ports := range s.inbound.excludePorts {
-		rules = append(rules, ret(number(TCPPort, ports)))
+	for i := range rules {
+		rules[i].Matches = append([]Match{{Field: Family, Name: "ipv4"}}, rules[i].Matches...)
 	}
-	return append(rules, jump(chainInRedirect))
+	return rules
 }
 
-// outputRules is the list (1) to (11) of the contract; (7), DNS, has no rules yet.
-func (s settings) outputRules() []Rule {
-	var rules []Rule
+// pass lets what the excluded interfaces carry go by. [I9]
+func (s settings) pass(direction Field) (rules []Rule) {
 	for _, nic := range s.interfaces {
-		rules = append(rules, ret(Match{Field: OutInterface, Name: nic}))
-	}
-	for _, field := range []Field{TCPPort, UDPPort} {
-		for _, ports := range s.outbound.excludePorts {
-			rules = append(rules, ret(number(field, ports)))
-		}
-	}
-	for _, ip := range s.protocols() {
-		rules = append(rules, ret(onLoopback, Match{Field: Source, Prefix: ip.passthrough}))
-	}
-	for _, uid := range s.uids {
-		rules = append(rules, s.ownerRules(number(SocketUID, uid))...)
-	}
-	for _, gid := range s.gids {
-		rules = append(rules, s.ownerRules(number(SocketGID, gid))...)
-	}
-	rules = append(rules, s.groupRules()...)
-	for _, ip := range s.protocols() {
-		if ip.name == "ipv4" {
-			ip.loopback = s.loopback
-		}
-		rules = append(rules, ret(Match{Field: Destination, Prefix: ip.loopback}))
-	}
-	return append(rules, s.destinationRules()...)
-}
-
-// ownerRules let the proxy's own connections pass. Over loopback to another address than
-// 127.0.0.1 it is calling its own Pod, which it must enter like any caller: the application
-// called a service that chose the application itself. Others may use loopback freely.
-func (s settings) ownerRules(owner Match) []Rule {
-	other := owner
-	other.Not = true
-	tunnel := number(TCPPort, s.tunnelPort)
-	tunnel.Not = true
-	var rules []Rule
-	for _, ip := range s.protocols() {
-		rules = append(rules, jump(chainInRedirect, onLoopback,
-			Match{Field: Destination, Not: true, Prefix: ip.loopback}, tunnel, owner))
-	}
-	return append(rules, ret(onLoopback, other), ret(owner))
-}
-
-func (s settings) groupRules() []Rule {
-	var rules []Rule
-	for _, gid := range s.ownersExclude {
-		rules = append(rules, ret(number(SocketGID, gid)))
-	}
-	if len(s.owners) > 0 {
-		var none []Match
-		for _, gid := range s.owners {
-			m := number(SocketGID, gid)
-			m.Not = true
-			none = append(none, m)
-		}
-		rules = append(rules, ret(none...))
+		rules = append(rules, ret(Match{Field: direction, Name: nic}))
 	}
 	return rules
 }
-
-// destinationRules choose among the applications' connections that have come this far.
-func (s settings) destinationRules() []Rule {
-	var rules []Rule
-	for _, prefix := range s.outbound.excludeCIDRs {
-		if s.captures(prefix) {
-			rules = append(rules, ret(Match{Field: Destination, Prefix: prefix}))
-		}
-	}
-	for _, ports := range s.outbound.ports {
-		rules = append(rules, jump(chainRedirect, number(TCPPort, ports)))
-	}
-	if s.outbound.all {
-		return append(rules, jump(chainRedirect))
-	}
-	for _, prefix := range s.outbound.cidrs {
-		if s.captures(prefix) {
-			rules = append(rules, jump(chainRedirect, Match{Field: Destination, Prefix: prefix}))
-		}
-	}
-	return rules
-}
-
-// captures says whether the prefix is of a protocol that is captured at all.
-func (s settings) captures(p netip.Prefix) bool { return p.Addr().Is4() || s.ipv6 }
 
 var (
-	tcp        = Match{Field: Protocol, Name: "tcp"}
-	onLoopback = Match{Field: OutInterface, Name: "lo"}
+	tcp         = Match{Field: Protocol, Name: "tcp"}
+	onLoopback  = Match{Field: OutInterface, Name: "lo"}
+	viaLoopback = Match{Field: InInterface, Name: "lo"}
 )
 
 func number(f Field, s span) Match { return Match{Field: f, From: s.from, To: s.to} }
 
-func ret(m ...Match) Rule { return Rule{Matches: m, Action: Action{Verb: Return}} }
+func exactly(f Field, n uint32) Match { return Match{Field: f, From: n, To: n} }
 
-func jump(chain string, m ...Match) Rule {
-	return Rule{Matches: m, Action: Action{Verb: Jump, Chain: chain}}
+func not(m Match) Match {
+	m.Not = !m.Not
+	return m
 }
+
+func do(a Action, m ...Match) Rule { return Rule{Matches: m, Action: a} }
+
+func ret(m ...Match) Rule { return do(Action{Verb: Return}, m...) }
+
+func jump(chain string, m ...Match) Rule { return do(Action{Verb: Jump, Chain: chain}, m...) }

@@ -1,29 +1,36 @@
 package capture
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
-	"strconv"
+	"slices"
 	"strings"
 )
 
 // maxOwnerGroups is the longest list of groups to capture. [I33]
 const maxOwnerGroups = 64
 
-// span is an inclusive range of ports or ids.
+// span is an inclusive range of ports.
 type span struct{ from, to uint32 }
 
-// settings are options that have been understood.
+// settings are options that have been understood, with the facts that matter.
 type settings struct {
-	envoyPort, inboundPort uint16
-	tunnelPort             span
-	uids, gids             []span
-	inbound, outbound      settingsDirection
-	interfaces             []string
-	loopback               netip.Prefix
-	owners, ownersExclude  []span
-	ipv6                   bool
+	ports             settingsPorts
+	proxy             []Match
+	inbound, outbound settingsDirection
+	tproxy            settingsTProxy
+	dns               settingsDNS
+	interfaces, virt  []string
+	groups, notGroups []Match
+	ipv6, dropInvalid bool
+	protocols         []protocol
+}
+
+type settingsPorts struct {
+	envoy, inbound uint16
+	tunnel         span
 }
 
 // settingsDirection: everything, or what is listed.
@@ -31,6 +38,19 @@ type settingsDirection struct {
 	all                 bool
 	ports, excludePorts []span
 	cidrs, excludeCIDRs []netip.Prefix
+}
+
+func (d settingsDirection) some() bool { return d.all || len(d.ports) > 0 }
+
+type settingsTProxy struct {
+	on          bool
+	mark, table uint32
+}
+
+// settingsDNS: servers are hosts, of captured families only; with all they don't count.
+type settingsDNS struct {
+	on, all bool
+	servers []netip.Prefix
 }
 
 // parser collects the errors of many values.
@@ -41,25 +61,32 @@ func (p *parser) bad(flag, value, remedy string) {
 }
 
 // parse understands all options, and complains of all that it does not understand at once.
-func (o Options) parse() (settings, error) {
+func (o Options) parse(f Facts) (settings, error) {
 	var p parser
 	s := settings{
-		envoyPort:   p.port("--envoy-port", o.EnvoyPort),
-		inboundPort: p.port("--inbound-capture-port", o.InboundPort),
-		uids:        p.ids("--proxy-uid", o.ProxyUID),
-		gids:        p.ids("--proxy-gid", o.ProxyGID),
+		ports:       settingsPorts{envoy: p.port("--envoy-port", o.EnvoyPort), inbound: p.port("--inbound-capture-port", o.InboundPort)},
+		proxy:       p.owner(o.Owner, f),
 		interfaces:  p.interfaces("--istio-exclude-interfaces", o.ExcludeInterfaces),
+		virt:        p.interfaces("--kube-virt-interfaces", o.VirtInterfaces),
+		ipv6:        !f.NoIPv6 && (o.DualStack || f.ipv6First()),
+		dropInvalid: o.DropInvalid,
 	}
 	tunnel := uint32(p.port("--inbound-tunnel-port", o.TunnelPort))
-	s.tunnelPort = span{tunnel, tunnel}
-	if len(list(o.ProxyUID)) == 0 {
-		p.bad("--proxy-uid", o.ProxyUID, "name at least one user by number, such as 1337, or the proxy would capture itself")
+	s.ports.tunnel = span{tunnel, tunnel}
+	switch o.Mode {
+	case "", "REDIRECT", "NONE":
+	case "TPROXY":
+		s.tproxy.on = true
+	default:
+		p.bad("--istio-inbound-interception-mode", o.Mode, "give REDIRECT, TPROXY or NONE")
 	}
-	if o.ProxyGID == "" {
-		s.gids = s.uids
+	s.tproxy.mark = p.mark("--istio-inbound-tproxy-mark", cmp.Or(o.Inbound.Mark, defaultMark))
+	if len(s.proxy) == 1 && s.proxy[0].Field == PacketMark && s.proxy[0].From == s.tproxy.mark {
+		p.bad("--proxy-mark", o.ProxyMark, "this marks inbound packets (--istio-inbound-tproxy-mark); give another number")
 	}
-	if o.Mode != "" && o.Mode != "REDIRECT" {
-		p.bad("--istio-inbound-interception-mode", o.Mode, "only REDIRECT is supported; use that, or leave it empty")
+	s.tproxy.table = p.number("--istio-inbound-tproxy-route-table", cmp.Or(o.Inbound.RouteTable, defaultRouteTable), "give the number of a routing table of your own, such as 133")
+	if slices.Contains([]uint32{253, 254, 255}, s.tproxy.table) {
+		p.bad("--istio-inbound-tproxy-route-table", o.Inbound.RouteTable, "253 to 255 are the kernel's own tables; give another, such as 133")
 	}
 	s.inbound.all, s.inbound.ports = p.ports("--istio-inbound-ports", o.Inbound.Ports, true)
 	_, s.inbound.excludePorts = p.ports("--istio-local-exclude-ports", o.Inbound.ExcludePorts, false)
@@ -67,116 +94,59 @@ func (o Options) parse() (settings, error) {
 	_, s.outbound.excludeCIDRs = p.prefixes("--istio-service-exclude-cidr", o.Outbound.ExcludeCIDRs, false)
 	_, s.outbound.ports = p.ports("--istio-outbound-ports", o.Outbound.Ports, false)
 	_, s.outbound.excludePorts = p.ports("--istio-local-outbound-ports-exclude", o.Outbound.ExcludePorts, false)
-	s.loopback = p.loopback("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", o.Outbound.LoopbackCIDR)
-	s.owners, s.ownersExclude = p.owners(o.Outbound)
+	s.protocols = []protocol{ipv4}
+	s.protocols[0].loopback = p.loopback("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", o.Outbound.LoopbackCIDR)
+	if s.ipv6 {
+		s.protocols = append(s.protocols, ipv6)
+	}
+	s.groups, s.notGroups = p.groups(o.Outbound, f.Groups)
+	s.dns = settingsDNS{on: o.DNS.Capture, all: o.DNS.All}
+	for _, a := range f.Resolvers {
+		if host := netip.PrefixFrom(a, a.BitLen()); s.captures(host) && !slices.Contains(s.dns.servers, host) {
+			s.dns.servers = append(s.dns.servers, host)
+		}
+	}
 	return s, errors.Join(p.errs...)
 }
 
-// list splits at commas and drops what is empty.
-func list(value string) []string {
-	var items []string
-	for item := range strings.SplitSeq(value, ",") {
-		if item = strings.TrimSpace(item); item != "" {
-			items = append(items, item)
+// owner is what the kernel knows the proxy's packets by: any of the matches.
+func (p *parser) owner(o Owner, f Facts) []Match {
+	switch {
+	case o.ProxyMark != "" && o.ProxyCgroup != "":
+		p.bad("--proxy-cgroup", o.ProxyCgroup, "give this or --proxy-mark, not both")
+		return nil
+	case o.ProxyMark != "":
+		n := p.mark("--proxy-mark", o.ProxyMark)
+		return []Match{{Field: PacketMark, From: n, To: n}}
+	case o.ProxyCgroup != "":
+		path := strings.Trim(o.ProxyCgroup, "/")
+		if path == "" || strings.Contains(path, "//") || strings.Contains(path, "..") || strings.ContainsAny(path, "\"\n\x00") {
+			p.bad("--proxy-cgroup", o.ProxyCgroup, "give the path of the proxy's own cgroup, such as system.slice/proxy.service")
 		}
+		return []Match{{Field: SocketCgroup, Name: path}}
 	}
-	return items
+	uids := p.ids("--proxy-uid", SocketUID, o.ProxyUID, f.Users)
+	if len(list(o.ProxyUID)) == 0 {
+		p.bad("--proxy-uid", o.ProxyUID, "name at least one user, such as 1337, or the proxy would capture itself")
+	}
+	if o.ProxyGID != "" {
+		return append(uids, p.ids("--proxy-gid", SocketGID, o.ProxyGID, f.Groups)...)
+	}
+	for _, m := range slices.Clone(uids) {
+		m.Field, m.Name = SocketGID, ""
+		uids = append(uids, m)
+	}
+	return uids
 }
 
-func (p *parser) port(flag, value string) uint16 {
-	n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 16)
-	if err != nil || n == 0 {
-		p.bad(flag, value, "give one port from 1 to 65535")
+// mark reads a mark that is not reserved.
+func (p *parser) mark(flag, value string) uint32 {
+	n := p.number(flag, value, "give a number from 1 to 4294967295, such as 1337")
+	if n == outboundMark {
+		p.bad(flag, value, fmt.Sprintf("%d marks the proxy's calls to its own Pod; give another number", outboundMark))
 	}
-	return uint16(n)
+	return n
 }
 
-// ports reads a list of ports and ranges, or, if star, "*".
-func (p *parser) ports(flag, value string, star bool) (all bool, spans []span) {
-	if star && strings.TrimSpace(value) == "*" {
-		return true, nil
-	}
-	for _, item := range list(value) {
-		from, to, isRange := strings.Cut(strings.ReplaceAll(item, ":", "-"), "-")
-		if !isRange {
-			to = from
-		}
-		lo, err1 := strconv.ParseUint(from, 10, 16)
-		hi, err2 := strconv.ParseUint(to, 10, 16)
-		if err1 != nil || err2 != nil || lo == 0 || hi < lo {
-			remedy := "give ports from 1 to 65535, or ranges such as 8000-8010, separated by commas"
-			if star {
-				remedy += ", or * alone"
-			}
-			p.bad(flag, item, remedy)
-			continue
-		}
-		spans = append(spans, span{uint32(lo), uint32(hi)})
-	}
-	return false, spans
-}
-
-func (p *parser) ids(flag, value string) (ids []span) {
-	for _, item := range list(value) {
-		n, err := strconv.ParseUint(item, 10, 32)
-		if err != nil {
-			p.bad(flag, item, "give numeric ids separated by commas, such as 1337 (the command id NAME tells a name's)")
-			continue
-		}
-		ids = append(ids, span{uint32(n), uint32(n)})
-	}
-	return ids
-}
-
-// prefixes reads a list of CIDRs or single addresses, or, if star, "*".
-func (p *parser) prefixes(flag, value string, star bool) (all bool, prefixes []netip.Prefix) {
-	if star && strings.TrimSpace(value) == "*" {
-		return true, nil
-	}
-	for _, item := range list(value) {
-		prefix, err := netip.ParsePrefix(item)
-		if addr, addrErr := netip.ParseAddr(item); addrErr == nil && addr.Zone() == "" {
-			prefix, err = netip.PrefixFrom(addr, addr.BitLen()), nil
-		}
-		if err != nil || prefix.Addr().Is4In6() {
-			remedy := "give CIDRs separated by commas, such as 10.0.0.0/8"
-			if star {
-				remedy += ", or * alone"
-			}
-			p.bad(flag, item, remedy)
-			continue
-		}
-		prefixes = append(prefixes, prefix.Masked())
-	}
-	return false, prefixes
-}
-
-func (p *parser) loopback(key, value string) netip.Prefix {
-	prefix, err := netip.ParsePrefix(strings.TrimSpace(value))
-	if err != nil || !prefix.Addr().Is4() || !prefix.Addr().IsLoopback() || prefix.Bits() < 8 {
-		p.bad(key, value, "give an IPv4 loopback CIDR with a mask from 8 to 32, such as 127.0.0.1/32")
-	}
-	return prefix.Masked()
-}
-
-// interfaces refuses names that no interface can have; the kernel's limit is 15 bytes.
-func (p *parser) interfaces(flag, value string) []string {
-	names := list(value)
-	for _, name := range names {
-		if len(name) > 15 || strings.ContainsAny(name, "/ \t\n\"") {
-			p.bad(flag, name, "give interface names of at most 15 characters, separated by commas, such as eth1")
-		}
-	}
-	return names
-}
-
-func (p *parser) owners(o Outbound) (include, exclude []span) {
-	if strings.TrimSpace(o.OwnerGroups) == "*" {
-		return nil, p.ids("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", o.OwnerGroupsExclude)
-	}
-	include = p.ids("ISTIO_OUTBOUND_OWNER_GROUPS", o.OwnerGroups)
-	if len(include) > maxOwnerGroups {
-		p.bad("ISTIO_OUTBOUND_OWNER_GROUPS", o.OwnerGroups, fmt.Sprintf("give at most %d groups, or * alone", maxOwnerGroups))
-	}
-	return include, nil
-}
+// captures says whether the prefix is of a protocol that is captured at all.
+func (s settings) captures(p netip.Prefix) bool { return p.Addr().Is4() || s.ipv6 }

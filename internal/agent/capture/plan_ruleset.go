@@ -9,12 +9,24 @@ import (
 // Ruleset is everything that capture asks of a network namespace. It is a plain value: two equal
 // plans have equal Rulesets and equal text.
 type Ruleset struct {
-	// Tables are those that have rules; a table of ours that is missing here must not exist.
+	// Tables are those that have rules, in the order mangle, nat, raw; a table of ours that is
+	// missing here must not exist.
 	Tables []Table
 	// Loopback are addresses that the loopback interface needs beyond its own.
 	Loopback []netip.Prefix
+	// Routes make the kernel deliver marked packets here, whatever their destination.
+	Routes []MarkRoute
 	// Sysctls are settings wished for; capture works without them.
 	Sysctls []Sysctl
+	// Notes are sentences for people about what was asked for and can't be, or is unusual.
+	Notes []string
+}
+
+// MarkRoute sends packets of one family that bear Mark to Table, which delivers all to this host:
+// "ip rule add fwmark Mark lookup Table" and "ip route add local default dev lo table Table".
+type MarkRoute struct {
+	IPv6        bool
+	Mark, Table uint32
 }
 
 // Table is one nftables table of family inet, which sees IPv4 and IPv6.
@@ -32,7 +44,8 @@ type Chain struct {
 
 // Base says where the kernel enters a chain. Such chains accept what no rule decides.
 type Base struct {
-	// Type is nat or filter; Hook is prerouting or output.
+	// Type is nat, filter or route (a filter that routes anew what it marked); Hook is prerouting
+	// or output.
 	Type, Hook string
 	Priority   int32
 }
@@ -56,13 +69,21 @@ const (
 	Destination  Field = "daddr"
 	TCPPort      Field = "tcp dport"
 	UDPPort      Field = "udp dport"
+	UDPSource    Field = "udp sport"
 	SocketUID    Field = "meta skuid"
 	SocketGID    Field = "meta skgid"
+	SocketCgroup Field = "socket cgroupv2"
+	PacketMark   Field = "meta mark"
+	ConnMark     Field = "ct mark"
+	ConnState    Field = "ct state"
 )
 
 // Match compares one field. Which of the values counts depends on the field: Name for
-// interfaces (whole names), families (ipv4, ipv6) and protocols (tcp, udp), Prefix for addresses,
-// From and To (inclusive) for ports and ids.
+// interfaces (whole names), families (ipv4, ipv6), protocols (tcp, udp), a cgroup's path below the
+// root of the hierarchy, and states (invalid, or related,established); Prefix for addresses; From
+// and To (inclusive) for ports, ids and marks. A user or group that was given by name has that in
+// Name too. A packet without a socket has no owner: such a match, negated or not, does not hold.
+// An address or port that the packet does not have matches neither, negated or not.
 type Match struct {
 	Field    Field
 	Not      bool
@@ -79,13 +100,27 @@ const (
 	Return   Verb = "return"
 	Jump     Verb = "jump"
 	Redirect Verb = "redirect"
+	Accept   Verb = "accept"
+	Drop     Verb = "drop"
+	// TProxy hands the packet, unchanged, to the transparent listener at Port and sets Mark. It
+	// ends the way through the table; where nobody listens the packet is dropped.
+	TProxy Verb = "tproxy"
+	// SetMark sets the packet's mark to Mark, SaveMark the connection's to the packet's, and
+	// RestoreMark the packet's to the connection's. The next rule follows, also after SetZone,
+	// which has the packet tracked in zone Mark; the first such rule that holds counts.
+	SetMark     Verb = "meta mark set"
+	SaveMark    Verb = "ct mark set meta mark"
+	RestoreMark Verb = "meta mark set ct mark"
+	SetZone     Verb = "ct zone set"
 )
 
-// Action is a verb with its object: the chain of a Jump, the local port of a Redirect.
+// Action is a verb with its object: the chain of a Jump, the local port of a Redirect or TProxy,
+// the mark or zone.
 type Action struct {
 	Verb  Verb
 	Chain string
 	Port  uint16
+	Mark  uint32
 }
 
 // Sysctl is a kernel setting of the network namespace, by its dotted name.
@@ -100,8 +135,14 @@ func (r Ruleset) String() string {
 	for _, s := range r.Sysctls {
 		fmt.Fprintf(&b, "# sysctl %s=%s\n", s.Key, s.Value)
 	}
+	for _, n := range r.Notes {
+		fmt.Fprintf(&b, "# note: %s\n", n)
+	}
 	for _, p := range r.Loopback {
 		fmt.Fprintf(&b, "# address %s on lo\n", p)
+	}
+	for _, m := range r.Routes {
+		fmt.Fprintf(&b, "# %s\n", m)
 	}
 	for _, t := range r.Tables {
 		fmt.Fprintf(&b, "add table inet %s\nflush table inet %s\n", t.Name, t.Name)
@@ -124,10 +165,30 @@ func (c Chain) write(b *strings.Builder) {
 	if c.Base.Hook != "" {
 		fmt.Fprintf(b, "\t\ttype %s hook %s priority %d; policy accept;\n", c.Base.Type, c.Base.Hook, c.Base.Priority)
 	}
-	for _, r := range c.Rules {
-		fmt.Fprintf(b, "\t\t%s\n", r)
+	for _, rule := range c.Rules {
+		for _, r := range rule.native() {
+			fmt.Fprintf(b, "\t\t%s\n", r)
+		}
 	}
 	b.WriteString("\t}\n")
+}
+
+// String is the route as the ip program spells it.
+func (m MarkRoute) String() string {
+	family := "-4"
+	if m.IPv6 {
+		family = "-6"
+	}
+	return fmt.Sprintf("ip %s rule fwmark %d lookup %d; ip %s route local default dev lo table %d", family, m.Mark, m.Table, family, m.Table)
+}
+
+// native is the rule as nftables needs it. Its tproxy goes on where nobody listens, so that packets
+// would pass the proxy by while it starts; they are dropped instead.
+func (r Rule) native() []Rule {
+	if r.Action.Verb != TProxy {
+		return []Rule{r}
+	}
+	return []Rule{r, {Matches: r.Matches, Action: Action{Verb: Drop}}}
 }
 
 // String is the rule as nft spells it.
@@ -142,6 +203,9 @@ func (r Rule) String() string {
 // String is the match as nft spells it.
 func (m Match) String() string {
 	field := string(m.Field)
+	if m.Field == SocketCgroup {
+		field += fmt.Sprintf(" level %d", cgroupLevel(m.Name))
+	}
 	if m.Field == Source || m.Field == Destination {
 		if field = "ip " + field; m.Prefix.Addr().Is6() {
 			field = "ip6 " + string(m.Field)
@@ -155,9 +219,9 @@ func (m Match) String() string {
 
 func (m Match) value() string {
 	switch m.Field {
-	case InInterface, OutInterface:
+	case InInterface, OutInterface, SocketCgroup:
 		return fmt.Sprintf("%q", m.Name)
-	case Family, Protocol:
+	case Family, Protocol, ConnState:
 		return m.Name
 	case Source, Destination:
 		if m.Prefix.IsSingleIP() {
@@ -178,6 +242,13 @@ func (a Action) String() string {
 		return "jump " + a.Chain
 	case Redirect:
 		return fmt.Sprintf("redirect to :%d", a.Port)
+	case TProxy:
+		return fmt.Sprintf("tproxy to :%d meta mark set %d accept", a.Port, a.Mark)
+	case SetMark, SetZone:
+		return fmt.Sprintf("%s %d", a.Verb, a.Mark)
 	}
 	return string(a.Verb)
 }
+
+// cgroupLevel is how deep a cgroup lies below the root of the hierarchy.
+func cgroupLevel(path string) uint32 { return uint32(strings.Count(path, "/")) + 1 }

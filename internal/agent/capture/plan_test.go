@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -55,13 +57,17 @@ func TestGoldenPlans(t *testing.T) {
 			for line := range strings.Lines(section(archive, "addresses")) {
 				f.Addrs = append(f.Addrs, netip.MustParseAddr(strings.TrimSpace(line)))
 			}
+			for line := range strings.Lines(section(archive, "facts")) {
+				setFact(t, &f, strings.TrimSpace(line))
+			}
 			r, err := Plan(o, f)
 			got := r.String()
 			if err != nil {
 				got = err.Error() + "\n"
 			}
 			if *update {
-				archive.Files = append(archive.Files[:2], txtar.File{Name: "plan", Data: []byte(got)})
+				archive.Files = slices.DeleteFunc(archive.Files, func(f txtar.File) bool { return f.Name == "plan" })
+				archive.Files = append(archive.Files, txtar.File{Name: "plan", Data: []byte(got)})
 				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
 					t.Fatal(err)
 				}
@@ -70,6 +76,33 @@ func TestGoldenPlans(t *testing.T) {
 				t.Errorf("the plan differs (-want +got); -update takes it:\n%s", diff)
 			}
 		})
+	}
+}
+
+// setFact reads a line such as "resolver 10.96.0.10", "group java 202", "no-ipv6".
+func setFact(t *testing.T, f *Facts, line string) {
+	t.Helper()
+	words := append(strings.Fields(line), "", "", "")
+	id := func() uint32 {
+		n, err := strconv.ParseUint(words[2], 10, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return uint32(n)
+	}
+	switch words[0] {
+	case "resolver":
+		f.Resolvers = append(f.Resolvers, netip.MustParseAddr(words[1]))
+	case "interface":
+		f.Interfaces = append(f.Interfaces, words[1])
+	case "no-ipv6":
+		f.NoIPv6 = true
+	case "user":
+		f.Users = map[string]uint32{words[1]: id()}
+	case "group":
+		f.Groups = map[string]uint32{words[1]: id()}
+	default:
+		t.Fatalf("what is the fact %q?", line)
 	}
 }
 
@@ -88,7 +121,11 @@ func randomOptions(r *rand.Rand) Options {
 	o := DefaultOptions()
 	o.ProxyUID = pick(r, "1337", "1337,1338", "0")
 	o.ProxyGID = pick(r, "", "1337", "7,8")
-	o.Mode = pick(r, "", "REDIRECT")
+	o.ProxyMark = pick(r, "", "", "42")
+	o.Mode = pick(r, "", "REDIRECT", "TPROXY")
+	o.VirtInterfaces = pick(r, "", "tap0", "tap0,tap1")
+	o.DNS = DNS{Capture: pick(r, true, false), All: pick(r, true, false)}
+	o.DropInvalid = pick(r, true, false)
 	o.Inbound.Ports = pick(r, "", "*", "80", "80,8000-8010")
 	o.Inbound.ExcludePorts = pick(r, "", "15090,15021,15020", "22", "9000:9010")
 	o.ExcludeInterfaces = pick(r, "", "eth1", "eth1,tun0")
@@ -107,7 +144,10 @@ func TestEveryPlanIsDeterministicAndWhole(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		o := randomOptions(r)
-		f := Facts{Addrs: []netip.Addr{netip.MustParseAddr(pick(r, "10.0.0.1", "fd00::1", "127.0.0.1"))}}
+		f := Facts{
+			Addrs:     []netip.Addr{netip.MustParseAddr(pick(r, "10.0.0.1", "fd00::1", "127.0.0.1"))},
+			Resolvers: []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::10")}[:r.IntN(3)],
+		}
 		plan, err := Plan(o, f)
 		if err != nil {
 			t.Fatalf("%+v: %v", o, err)
@@ -161,7 +201,7 @@ func TestOptionsAreRefusedByNameWithARemedy(t *testing.T) {
 		{"proxy-uid", "istio-proxy", `--proxy-uid="istio-proxy": give numeric ids`},
 		{"proxy-uid", " , ", "name at least one user"},
 		{"proxy-gid", "-1", "--proxy-gid"},
-		{"istio-inbound-interception-mode", "TPROXY", "only REDIRECT is supported"},
+		{"istio-inbound-interception-mode", "DIVERT", "give REDIRECT, TPROXY or NONE"},
 		{"istio-inbound-ports", "80,*", `--istio-inbound-ports="*": give ports from 1 to 65535, or ranges such as 8000-8010, separated by commas, or * alone`},
 		{"istio-local-exclude-ports", "90-80", `--istio-local-exclude-ports="90-80"`},
 		{"istio-exclude-interfaces", "a-name-that-is-too-long", "at most 15 characters"},
@@ -173,6 +213,13 @@ func TestOptionsAreRefusedByNameWithARemedy(t *testing.T) {
 		{"ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "::1/128", "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"},
 		{"ISTIO_OUTBOUND_OWNER_GROUPS", strings.Join(groups, ","), "at most 64 groups"},
 		{"ISTIO_OUTBOUND_OWNER_GROUPS", "java", "give numeric ids"},
+		{"istio-inbound-tproxy-mark", "1338", "1338 marks the proxy's calls to its own Pod"},
+		{"istio-inbound-tproxy-mark", "0", "give a number from 1"},
+		{"istio-inbound-tproxy-route-table", "254", "253 to 255 are the kernel's own tables"},
+		{"istio-inbound-tproxy-route-table", "main", "give the number of a routing table"},
+		{"proxy-mark", "1337", "this marks inbound packets"},
+		{"proxy-cgroup", "/", "give the path of the proxy's own cgroup"},
+		{"kube-virt-interfaces", "a/b", "--kube-virt-interfaces"},
 	} {
 		o := DefaultOptions()
 		set(t, &o, c.name, c.value)
