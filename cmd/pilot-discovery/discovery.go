@@ -45,7 +45,8 @@ signs workload tokens ("pilotctl token create"). Keep it safe: who has it is the
 
 Environment: POD_NAMESPACE, TRUST_DOMAIN, DEFAULT_WORKLOAD_CERT_TTL, MAX_WORKLOAD_CERT_TTL,
 CITADEL_SELF_SIGNED_CA_CERT_TTL, ISTIOD_CUSTOM_HOST,
-PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND, PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND.`,
+PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND, PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND,
+ENABLE_DEBUG_ENDPOINT_AUTH.`,
 		Example: "  pilot-discovery discovery --configDir samples/bookshop --stateDir /var/lib/pilothouse",
 		Args:    cobra.ArbitraryArgs,
 		// Charts pass flags of other releases; they are named in a warning, not refused.
@@ -87,7 +88,7 @@ func (s *settings) bind(f *pflag.FlagSet) {
 	f.DurationVar(&o.Keepalive.Interval, "keepaliveInterval", 30*time.Second, "silence after which a gRPC connection is probed")
 	f.DurationVar(&o.Keepalive.Timeout, "keepaliveTimeout", 10*time.Second, "wait for the answer of a probe")
 	f.DurationVar(&o.Keepalive.MaxAge, "keepaliveMaxServerConnectionAge", 0, "age at which a gRPC connection is ended, give or take a tenth, so that load spreads; 0 is never")
-	f.DurationVar(&o.Shutdown, "shutdownDuration", 10*time.Second, "time for open requests to end")
+	f.DurationVar(&o.HTTP.Shutdown, "shutdownDuration", 10*time.Second, "time for open requests to end")
 	f.StringSliceVar(&s.names, "servingName", nil, "further host name or IP address under which proxies reach the secure port")
 	f.StringVar(&s.minTLS, "tls-min-version", "1.2", "lowest TLS version of the secure port: 1.2 or 1.3")
 	f.StringVar(&s.logLevel, "log_output_level", "info", "level, or scope:level,… of which the most detailed counts: debug, info, warn, error, none")
@@ -115,23 +116,37 @@ func (s *settings) complete(env map[string]string) error {
 		o.CA.ServingNames = append(o.CA.ServingNames, strings.Split(h, ",")...)
 	}
 	o.CA.Limits = ca.Limits{}
-	for name, to := range map[string]*time.Duration{
+	if err := durations(env, map[string]*time.Duration{
 		"DEFAULT_WORKLOAD_CERT_TTL": &o.CA.Limits.DefaultTTL, "MAX_WORKLOAD_CERT_TTL": &o.CA.Limits.MaxTTL,
 		"CITADEL_SELF_SIGNED_CA_CERT_TTL": &o.CA.RootTTL,
-	} {
+	}); err != nil {
+		return err
+	}
+	return switches(env, map[string]*bool{
+		"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND": &o.Compile.NoSniffOutbound,
+		"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND":  &o.Compile.NoSniffInbound,
+		"ENABLE_DEBUG_ENDPOINT_AUTH":                  &o.HTTP.OpenDebug,
+	})
+}
+
+// durations reads what of the environment is set.
+func durations(env map[string]string, to map[string]*time.Duration) error {
+	for name, d := range to {
 		if env[name] == "" {
 			continue
 		}
-		d, err := time.ParseDuration(env[name])
-		if err != nil || d <= 0 {
+		v, err := time.ParseDuration(env[name])
+		if err != nil || v <= 0 {
 			return fmt.Errorf("environment %s=%q: want a positive duration such as 24h", name, env[name])
 		}
-		*to = d
+		*d = v
 	}
-	for name, to := range map[string]*bool{
-		"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND": &o.Compile.NoSniffOutbound,
-		"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND":  &o.Compile.NoSniffInbound,
-	} {
+	return nil
+}
+
+// switches reads what is on by default; each option says that it is off.
+func switches(env map[string]string, off map[string]*bool) error {
+	for name, b := range off {
 		if env[name] == "" {
 			continue
 		}
@@ -139,7 +154,7 @@ func (s *settings) complete(env map[string]string) error {
 		if err != nil {
 			return fmt.Errorf("environment %s=%q: want true or false", name, env[name])
 		}
-		*to = !on
+		*b = !on
 	}
 	return nil
 }

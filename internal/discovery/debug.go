@@ -3,13 +3,16 @@ package discovery
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
 	"sort"
 	"strings"
 	"time"
 
 	adminv3 "github.com/envoyproxy/go-control-plane/envoy/admin/v3"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -22,14 +25,54 @@ func (s *Server) debugMux() http.Handler {
 	m := http.NewServeMux()
 	m.HandleFunc("GET /ready", s.ready)
 	m.HandleFunc("GET /version", s.version)
-	m.HandleFunc("GET /debug/syncz", s.syncz)
-	m.HandleFunc("GET /debug/config_dump", s.configDump)
-	m.HandleFunc("GET /debug/objectz", s.objectz)
-	m.HandleFunc("GET /debug/classz", s.classz)
+	m.HandleFunc("GET /debug/syncz", s.guarded(s.syncz))
+	m.HandleFunc("GET /debug/config_dump", s.guarded(s.configDump))
+	m.HandleFunc("GET /debug/objectz", s.guarded(s.objectz))
+	m.HandleFunc("GET /debug/classz", s.guarded(s.classz))
 	m.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "pilot-discovery\n\n/ready\n/version\n/debug/syncz\n/debug/config_dump?proxyID=POD.NAMESPACE\n/debug/objectz\n/debug/classz\n")
 	})
 	return m
+}
+
+// guarded lets callers on this host through, and others only with the bearer token of a
+// service account of the control plane's namespace: what the mesh is made of is not for
+// every workload to read. [control-plane 1.16.4]
+func (s *Server) guarded(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if s.opts.HTTP.OpenDebug || sameHost(r) {
+			h(w, r)
+			return
+		}
+		ctx := metadata.NewIncomingContext(r.Context(), metadata.Pairs("authorization", r.Header.Get("Authorization")))
+		id, err := s.auth.Authenticate(ctx)
+		switch {
+		case err != nil:
+			http.Error(w, "ask from the host that runs pilot-discovery, or send a bearer token of namespace "+s.opts.Namespace+": "+err.Error(), http.StatusUnauthorized)
+		case id.Namespace != s.opts.Namespace:
+			http.Error(w, fmt.Sprintf("%s may not read this; identities of namespace %s may", id, s.opts.Namespace), http.StatusForbidden)
+		default:
+			h(w, r)
+		}
+	}
+}
+
+// sameHost says whether a request comes from this host: from loopback, or from the very
+// address that it came to.
+func sameHost(r *http.Request) bool {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return false
+	}
+	if from.Addr().Unmap().IsLoopback() {
+		return true
+	}
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if !ok {
+		return false
+	}
+	to, err := netip.ParseAddrPort(local.String())
+	return err == nil && to.Addr().Unmap() == from.Addr().Unmap()
 }
 
 func (s *Server) monitoringMux() http.Handler {

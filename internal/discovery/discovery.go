@@ -53,15 +53,22 @@ type Options struct {
 	Keepalive Keepalive
 	CA        CAOptions
 	Compile   compile.Options
-	// Shutdown is how long open requests may take to end.
-	Shutdown time.Duration
-	Version  string
-	Log      *slog.Logger
+	HTTP      HTTPOptions
+	Version   string
+	Log       *slog.Logger
 }
 
 // Ports are listen addresses; an empty one is not served.
 type Ports struct {
 	HTTP, GRPC, SecureGRPC, Monitoring string
+}
+
+// HTTPOptions are those of the HTTP ports.
+type HTTPOptions struct {
+	// OpenDebug answers debug requests of anybody, not only of this host and of the control plane's namespace.
+	OpenDebug bool
+	// Shutdown is how long open requests may take to end.
+	Shutdown time.Duration
 }
 
 // Keepalive is how gRPC connections are kept and, so that load spreads, ended.
@@ -226,7 +233,7 @@ func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context)
 		}
 		srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10}
 		stop := context.AfterFunc(ctx, func() {
-			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.Shutdown)
+			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.HTTP.Shutdown)
 			defer cancel()
 			if srv.Shutdown(bounded) != nil {
 				_ = srv.Close() // what would not end in time is cut off

@@ -44,7 +44,7 @@ func start(t *testing.T, change ...func(*Options)) *plane {
 	any := "127.0.0.1:0"
 	o := Options{
 		StateDir: t.TempDir(), Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system", Version: "test",
-		Ports: Ports{HTTP: any, GRPC: any, SecureGRPC: any, Monitoring: any}, Shutdown: time.Second, Log: slog.New(slog.DiscardHandler),
+		Ports: Ports{HTTP: any, GRPC: any, SecureGRPC: any, Monitoring: any}, HTTP: HTTPOptions{Shutdown: time.Second}, Log: slog.New(slog.DiscardHandler),
 	}
 	for _, f := range change {
 		f(&o)

@@ -1,8 +1,12 @@
 package discovery
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -93,4 +97,37 @@ func TestACertificateThatTheCASignedOpensTheSecurePort(t *testing.T) {
 	leaf := tls.Certificate{Certificate: [][]byte{certs[0].Raw}, PrivateKey: key}
 	c := p.connect(p.addr.SecureGRPC, credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc", Certificates: []tls.Certificate{leaf}}), "")
 	c.open().expect("RDS", "9080")
+}
+
+// TestDebugPagesAreForThisHostAndTheControlPlanesNamespace asks as if from elsewhere.
+func TestDebugPagesAreForThisHostAndTheControlPlanesNamespace(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	ask := func(path, from, token string) int {
+		r := httptest.NewRequest(http.MethodGet, path, nil)
+		r.RemoteAddr = from
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(&net.TCPAddr{IP: net.IPv4(10, 9, 9, 9), Port: 8080})))
+		w := httptest.NewRecorder()
+		p.server.debugMux().ServeHTTP(w, r)
+		return w.Code
+	}
+	for _, c := range []struct {
+		name, path, from, token string
+		want                    int
+	}{
+		{"loopback", "/debug/syncz", "127.0.0.1:1", "", 200},
+		{"this host by its own address", "/debug/objectz", "10.9.9.9:1", "", 200},
+		{"another host", "/debug/syncz", "10.9.9.8:1", "", 401},
+		{"another host, dump", "/debug/config_dump?proxyID=x", "10.9.9.8:1", "", 401},
+		{"a workload", "/debug/classz", "10.9.9.8:1", p.token("shop", "default"), 403},
+		{"the control plane's namespace", "/debug/classz", "10.9.9.8:1", p.token("istio-system", "istiod"), 200},
+		{"readiness is for all", "/ready", "10.9.9.8:1", "", 200},
+	} {
+		if got := ask(c.path, c.from, c.token); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
 }
