@@ -76,17 +76,12 @@ func (o Options) parse(f Facts) (settings, error) {
 	switch o.Mode {
 	case "", "REDIRECT", "NONE":
 	case "TPROXY":
-		s.tproxy.on = true
+		s.tproxy = p.tproxy(o.Inbound)
 	default:
 		p.bad("--istio-inbound-interception-mode", o.Mode, "give REDIRECT, TPROXY or NONE")
 	}
-	s.tproxy.mark = p.mark("--istio-inbound-tproxy-mark", cmp.Or(o.Inbound.Mark, defaultMark))
-	if len(s.proxy) == 1 && s.proxy[0].Field == PacketMark && s.proxy[0].From == s.tproxy.mark {
+	if s.tproxy.on && len(s.proxy) == 1 && s.proxy[0].Field == PacketMark && s.proxy[0].From == s.tproxy.mark {
 		p.bad("--proxy-mark", o.ProxyMark, "this marks inbound packets (--istio-inbound-tproxy-mark); give another number")
-	}
-	s.tproxy.table = p.number("--istio-inbound-tproxy-route-table", cmp.Or(o.Inbound.RouteTable, defaultRouteTable), "give the number of a routing table of your own, such as 133")
-	if slices.Contains([]uint32{253, 254, 255}, s.tproxy.table) {
-		p.bad("--istio-inbound-tproxy-route-table", o.Inbound.RouteTable, "253 to 255 are the kernel's own tables; give another, such as 133")
 	}
 	s.inbound.all, s.inbound.ports = p.ports("--istio-inbound-ports", o.Inbound.Ports, true)
 	_, s.inbound.excludePorts = p.ports("--istio-local-exclude-ports", o.Inbound.ExcludePorts, false)
@@ -107,6 +102,20 @@ func (o Options) parse(f Facts) (settings, error) {
 		}
 	}
 	return s, errors.Join(p.errs...)
+}
+
+// tproxy reads the numbers that only matter in its mode.
+func (p *parser) tproxy(in Inbound) settingsTProxy {
+	t := settingsTProxy{
+		on:   true,
+		mark: p.mark("--istio-inbound-tproxy-mark", cmp.Or(in.Mark, defaultMark)),
+		table: p.number("--istio-inbound-tproxy-route-table", cmp.Or(in.RouteTable, defaultRouteTable),
+			"give the number of a routing table of your own, such as 133"),
+	}
+	if slices.Contains([]uint32{253, 254, 255}, t.table) {
+		p.bad("--istio-inbound-tproxy-route-table", in.RouteTable, "253 to 255 are the kernel's own tables; give another, such as 133")
+	}
+	return t
 }
 
 // owner is what the kernel knows the proxy's packets by: any of the matches.

@@ -222,6 +222,9 @@ func TestOptionsAreRefusedByNameWithARemedy(t *testing.T) {
 		{"kube-virt-interfaces", "a/b", "--kube-virt-interfaces"},
 	} {
 		o := DefaultOptions()
+		if strings.Contains(c.name, "tproxy") || c.name == "proxy-mark" {
+			o.Mode = "TPROXY"
+		}
 		set(t, &o, c.name, c.value)
 		if _, err := Plan(o, Facts{}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s=%q: %v, want %q", c.name, c.value, err, c.want)
