@@ -129,8 +129,9 @@ func (m *Mesh) Pods() []*Pod {
 // StateDir is pilot-discovery's.
 func (m *Mesh) StateDir() string { return filepath.Join(m.o.WorkDir, "state") }
 
-// DiscoveryURL is pilot-discovery's debug port, to be dialled from the mesh's host.
-func (m *Mesh) DiscoveryURL() string { return "http://" + m.host().String() + ":8080" }
+// DiscoveryURL is pilot-discovery's debug port, to be dialled from the mesh's host: it
+// answers its own machine only.
+func (m *Mesh) DiscoveryURL() string { return "http://127.0.0.1:8080" }
 
 func (m *Mesh) host() netip.Addr { return m.Net.Host().IP() }
 
