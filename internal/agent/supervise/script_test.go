@@ -17,8 +17,9 @@ import (
 
 var update = flag.Bool("update", false, "write the effects that the machine gives into testdata")
 
-// A script's lines are comments (#), blank, one "policy key=value …", events ("> …"),
-// and below each event the effects that it has. -update rewrites the effects.
+// A script's lines are comments (#), blank, one "policy [name] key=value …", events ("> …"), and
+// below each event the effects that it has; a "?" asks for the view, which follows as "= …". -update
+// rewrites what follows.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -70,9 +71,16 @@ func play(t *testing.T, text string) string {
 			for _, e := range machine.Step(parseEvent(t, word[1:])) {
 				fmt.Fprintln(&out, printEffect(e))
 			}
+		case word[0] == "?":
+			fmt.Fprintf(&out, "?\n= %s\n", printView(machine.View()))
 		}
 	}
 	return out.String()
+}
+
+var policies = map[string]func() supervise.Policy{
+	"hot": supervise.HotPolicy, "2017": supervise.Policy2017, "2019": supervise.Policy2019,
+	"2020": supervise.Policy2020, "2021": supervise.Policy2021,
 }
 
 func setPolicy(t *testing.T, p *supervise.Policy, settings []string) {
@@ -98,8 +106,17 @@ func setPolicy(t *testing.T, p *supervise.Policy, settings []string) {
 			p.MinDrain = d
 		case "max-drain":
 			p.MaxDrain = d
+		case "max":
+			p.Epochs.Max = n
+		case "clean-ends":
+			p.Old.CleanEnds = value == "true"
 		default:
-			t.Fatalf("policy %q is unknown", key)
+			named := policies[key]
+			if named == nil {
+				t.Fatalf("policy %q is unknown", key)
+			}
+			*p = named()
+			p.Jitter = 0
 		}
 	}
 }
@@ -114,36 +131,50 @@ func parseEvent(t *testing.T, w []string) supervise.Event {
 	}
 	number := func(i int) int {
 		n, err := strconv.Atoi(word(i))
-		if err != nil {
+		if err != nil && word(i) != "" {
 			t.Fatalf("event %q: %v", w, err)
 		}
 		return n
 	}
-	switch w[0] {
+	switch word(0) {
 	case "now":
 		d, err := time.ParseDuration(word(1))
 		if err != nil {
-			t.Fatalf("event %q: %v", w, err)
+			t.Fatal(err)
 		}
 		jitter, _ := strconv.ParseFloat(word(2), 64)
 		return supervise.Now{T: d, Jitter: jitter}
 	case "desired":
 		return supervise.Desired{Hash: word(1)}
+	case "upstream":
+		return supervise.Upstream{OK: word(1) == "ok"}
 	case "live":
 		return supervise.Live{Epoch: number(1)}
 	case "exited":
-		if word(2) == "signal" {
-			return supervise.Exited{Epoch: number(1), Status: supervise.Status{Signal: supervise.Signal(number(3))}}
+		e := supervise.Exited{Epoch: number(1), TookAdmin: word(4) == "took-admin"}
+		switch word(2) {
+		case "signal":
+			e.Status.Signal = supervise.Signal(number(3))
+		case "code":
+			e.Status.Code = number(3)
+		case "refused":
+			e.Why, e.Status.Code = supervise.Refused, 1
+		case "incompatible":
+			e.Why, e.Status.Code = supervise.Incompatible, 1
+		default:
+			t.Fatalf("event %q: how?", w)
 		}
-		return supervise.Exited{Epoch: number(1), Status: supervise.Status{Code: number(3)}}
+		return e
+	case "unlocked":
+		return supervise.Unlocked{OK: word(1) == "ok"}
 	case "retire":
 		return supervise.Retire{}
 	case "terminate":
 		return supervise.Terminate{Quick: word(1) == "quick"}
 	case "drained":
-		return supervise.Drained{}
+		return supervise.Drained{Epoch: number(1)}
 	case "connections":
-		return supervise.Connections{N: number(1)}
+		return supervise.Connections{N: number(1), Epoch: number(2)}
 	}
 	t.Fatalf("event %q is unknown", w)
 	return nil
@@ -153,14 +184,50 @@ func printEffect(e supervise.Effect) string {
 	switch e := e.(type) {
 	case supervise.Start:
 		return fmt.Sprintf("start %d %s", e.Epoch, e.Hash)
+	case supervise.Unlock:
+		return fmt.Sprintf("unlock %d", e.Epoch)
 	case supervise.Drain:
-		return "drain"
+		if e.Blind {
+			return fmt.Sprintf("drain %d blind", e.Epoch)
+		}
+		return fmt.Sprintf("drain %d", e.Epoch)
 	case supervise.Kill:
 		return fmt.Sprintf("kill %d %s", e.Epoch, map[supervise.Signal]string{supervise.SIGTERM: "SIGTERM", supervise.SIGKILL: "SIGKILL"}[e.Signal])
+	case supervise.Panic:
+		return "panic " + e.Hash
+	case supervise.Remove:
+		return "remove"
 	case supervise.Wake:
 		return fmt.Sprintf("wake %v", e.At)
 	case supervise.Done:
 		return fmt.Sprintf("done %d", e.Code)
 	}
 	return fmt.Sprintf("?%T", e)
+}
+
+func printView(v supervise.View) string {
+	var b strings.Builder
+	for _, e := range v.Epochs {
+		fmt.Fprintf(&b, "%d %s %s", e.Number, e.Hash, e.Phase)
+		if e.Adminless {
+			b.WriteString(" without admin")
+		}
+		b.WriteString("; ")
+	}
+	fmt.Fprintf(&b, "serving %d live=%v; desired %s", v.Epoch, v.Live, v.Goal.Desired)
+	for _, says := range []struct {
+		holds bool
+		text  string
+	}{
+		{v.Goal.GivenUp, "given up"},
+		{v.Goal.Plain, "plain"},
+		{v.Goal.Waiting != "", "waiting: " + string(v.Goal.Waiting)},
+		{v.Draining, "draining"},
+		{v.Ending, "ending"},
+	} {
+		if says.holds {
+			b.WriteString(", " + says.text)
+		}
+	}
+	return b.String()
 }
