@@ -1,0 +1,99 @@
+package capture
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Backend is one way to put rules into the kernel. Its methods act on the network namespace of the
+// calling thread, and must not be called by two at once for one namespace.
+type Backend interface {
+	// Apply makes the kernel capture as r says, and nothing that any backend was told before.
+	// What is in force already is not touched.
+	Apply(r Ruleset) (Report, error)
+	// Drift lists how the kernel differs from r; nothing if it doesn't.
+	Drift(r Ruleset) ([]string, error)
+	// Clean takes back what any backend may have done, as far as its programs are there.
+	Clean() error
+}
+
+// BackendOptions say which backend is wanted and how it goes about it.
+type BackendOptions struct {
+	// Native asks for nftables over netlink. [agent I31]
+	Native bool
+	// Force asks for one variant of iptables, legacy or nft. [I32]
+	Force string
+	// Reconcile has rules of ours that differ replaced, where iptables otherwise refuses to;
+	// Reapply has them replaced even if they don't differ. [I28, I30]
+	Reconcile, Reapply bool
+	// PodLock takes a lock of the network namespace's own instead of the file system's. [I27]
+	PodLock bool
+	// Path is where programs are looked for, directories with colons between. Empty: none.
+	Path string
+}
+
+// DefaultPath is where programs for administration are.
+const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Choice is a backend, with words for people on which one it is and why.
+type Choice struct {
+	Backend
+	Name, Why string
+	// Text is what a dry run shows: what is asked of the kernel, in the backend's own language.
+	Text func(Ruleset) string
+}
+
+// Choose takes iptables where its programs are there and work for what r captures, else nftables,
+// if the options don't say. The error is that of an iptables that was asked for. [agent I42]
+func Choose(o BackendOptions, r Ruleset) (Choice, error) {
+	if o.Force != "" && o.Force != "legacy" && o.Force != "nft" {
+		return Choice{}, fmt.Errorf("--force-iptables-binary=%q: give legacy or nft, or leave it empty", o.Force)
+	}
+	native := Choice{Backend: Nftables{o}, Name: "nftables", Text: Ruleset.String}
+	if o.Native {
+		native.Why = "--native-nftables"
+		return native, nil
+	}
+	b, why, err := newIptables(o, r)
+	if err != nil {
+		if o.Force != "" {
+			return Choice{}, fmt.Errorf("choose an iptables program: %w", err)
+		}
+		native.Why = "no iptables program works: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+		return native, nil
+	}
+	return Choice{Backend: b, Name: b.String(), Why: why, Text: Ruleset.RestoreAll}, nil
+}
+
+// Text is what a dry run shows of a backend that is chosen without a look at the programs.
+func Text(o BackendOptions, r Ruleset) string {
+	if o.Native {
+		return r.String()
+	}
+	return r.RestoreAll()
+}
+
+// RestoreAll is Restore for both versions of IP.
+func (r Ruleset) RestoreAll() string { return r.Restore(false) + r.Restore(true) }
+
+// Nftables is the backend that needs no program.
+type Nftables struct{ Options BackendOptions }
+
+// Apply is as [Backend] says; rules of iptables that are ours go once the new ones are in force.
+func (n Nftables) Apply(r Ruleset) (Report, error) {
+	report, err := Apply(r)
+	if err != nil {
+		return report, err
+	}
+	if err := sweep(n.Options, nil); err != nil {
+		return report, fmt.Errorf("apply the capture of traffic: remove former rules: %w", err)
+	}
+	return report, nil
+}
+
+// Drift is as [Backend] says.
+func (Nftables) Drift(Ruleset) ([]string, error) { return nil, nil }
+
+// Clean is as [Backend] says.
+func (n Nftables) Clean() error { return errors.Join(sweep(n.Options, nil), Clean()) }

@@ -1,0 +1,234 @@
+package capture
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// program is one iptables of one version of IP.
+type program struct {
+	// name is what its files begin with, such as ip6tables-nft; dir is where they are.
+	name, dir string
+	// variant is legacy or nft; version as it says itself.
+	variant, version string
+	// lock is the file that changes are made under; empty for its own choice.
+	lock string
+}
+
+// String is the program for people.
+func (p program) String() string { return fmt.Sprintf("%s %s (%s)", p.name, p.version, p.variant) }
+
+// lockWait is how long a change waits for another program's. [agent I48]
+const lockWait = 30 * time.Second
+
+// lockFile is where all iptables of a file system take turns. lockOfNamespace is a file of the
+// program's own network namespace, which is all that it acts on: a lock for one Pod.
+const (
+	lockFile        = "/run/xtables.lock"
+	lockOfNamespace = "/proc/self/ns/net"
+)
+
+// find looks for a program in a list of directories and asks it for its version.
+func find(path, name string) (program, error) {
+	for _, dir := range strings.Split(path, ":") {
+		if dir == "" {
+			continue
+		}
+		p := program{name: name, dir: dir}
+		missing := false
+		for _, file := range []string{name, name + "-save", name + "-restore"} {
+			info, err := os.Stat(filepath.Join(dir, file))
+			missing = missing || err != nil || info.IsDir() || info.Mode()&0o111 == 0
+		}
+		if missing {
+			continue
+		}
+		out, err := p.run("", "", "--version")
+		if err != nil {
+			return program{}, err
+		}
+		p.version, p.variant = parseVersion(out)
+		return p, nil
+	}
+	return program{}, fmt.Errorf("there is no program %s with its -save and -restore", name)
+}
+
+var versionForm = regexp.MustCompile(`v([0-9][0-9.]*)\s*(?:\(([a-z_ ]+)\))?`)
+
+// parseVersion reads "iptables v1.8.9 (nf_tables)"; those before 1.8 are legacy without a word.
+func parseVersion(out string) (version, variant string) {
+	m := versionForm.FindStringSubmatch(out)
+	if m == nil {
+		return "of an unknown version", "legacy"
+	}
+	if m[2] == "nf_tables" {
+		return m[1], "nft"
+	}
+	return m[1], "legacy"
+}
+
+// waits says whether its restore takes --wait: legacy ones from 1.6.2. The other variant has no lock.
+func (p program) waits() bool {
+	var n [3]int
+	for i, part := range strings.SplitN(p.version, ".", 3) {
+		n[i], _ = strconv.Atoi(part)
+	}
+	return p.variant == "legacy" && (n[0] > 1 || n[0] == 1 && (n[1] > 6 || n[1] == 6 && n[2] >= 2))
+}
+
+// save reads all tables.
+func (p program) save() (saved, error) {
+	out, err := p.run("-save", "")
+	if err != nil {
+		return nil, err
+	}
+	s, err := parseSaved(out)
+	if err != nil {
+		return nil, fmt.Errorf("read the output of %s-save: %w", p.name, err)
+	}
+	return s, nil
+}
+
+// restore applies a text, each of its tables at once, and changes nothing that it doesn't name.
+func (p program) restore(text string) error {
+	if text == "" {
+		return nil
+	}
+	args := []string{"--noflush"}
+	if p.waits() {
+		args = append(args, fmt.Sprintf("--wait=%d", int(lockWait.Seconds())))
+	}
+	_, err := p.run("-restore", text, args...)
+	return err
+}
+
+// works says whether the kernel has what the program needs.
+func (p program) works() error {
+	args := []string{"-t", "nat", "-S"}
+	if p.waits() {
+		args = append(args, "-w", strconv.Itoa(int(lockWait.Seconds())))
+	}
+	_, err := p.run("", "", args...)
+	return err
+}
+
+// run runs one of the program's files in the calling thread's network namespace.
+func (p program) run(suffix, stdin string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), lockWait+30*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(p.dir, p.name+suffix), args...)
+	cmd.Env = []string{"PATH=" + p.dir, "LC_ALL=C"}
+	if p.lock != "" {
+		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+p.lock)
+	}
+	var out, complaint bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &complaint
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("run %s: %w", strings.Join(append([]string{p.name + suffix}, args...), " "),
+			p.explain(err, strings.Join(strings.Fields(complaint.String()), " ")))
+	}
+	return out.String(), nil
+}
+
+// explain adds to what the program said what a person can do about it.
+func (p program) explain(err error, said string) error {
+	if said != "" {
+		err = fmt.Errorf("%w: %s", err, said)
+	}
+	remedies := []struct{ sign, remedy string }{
+		{"Another app is currently holding the xtables lock", "another program has held " + lockFile + " for " + lockWait.String() + ": wait until it has ended, or find it with fuser " + lockFile},
+		{"can't open lock file", "mount a writable /run, or use --cni-mode, whose lock is the Pod's own, or --native-nftables, which needs none"},
+		{"Permission denied", "run as root, or with the capabilities CAP_NET_ADMIN and CAP_NET_RAW"},
+		{"Table does not exist", "the kernel lacks the module of that table: load ip_tables and iptable_nat (ip6_tables and ip6table_nat for IPv6) on the host, or use --native-nftables"},
+		{"No chain/target/match by that name", "the kernel lacks a module that the rule needs, such as xt_owner, xt_REDIRECT or xt_TPROXY: load it on the host, or use --native-nftables"},
+		{"Failed to initialize nft", "the kernel lacks nf_tables: load it on the host, or use --force-iptables-binary=legacy"},
+		{"Protocol not supported", "the kernel lacks this version of IP, or nf_tables for it"},
+	}
+	for _, r := range remedies {
+		if strings.Contains(said, r.sign) {
+			return fmt.Errorf("%w (%s)", err, r.remedy)
+		}
+	}
+	return err
+}
+
+// withLock chooses the lock: the Pod's own where it is asked for, or where the common one can't be
+// made, as on a file system that is read-only.
+func (p program) withLock(own bool) program {
+	if p.variant != "legacy" {
+		return p
+	}
+	f, err := os.OpenFile(lockFile, os.O_RDONLY|os.O_CREATE, 0o600)
+	if err == nil {
+		f.Close()
+	}
+	if own || err != nil {
+		p.lock = lockOfNamespace
+	}
+	return p
+}
+
+// family is the version of IP's prefix of programs.
+func family(ipv6 bool) string {
+	if ipv6 {
+		return "ip6tables"
+	}
+	return "iptables"
+}
+
+// detect chooses the program of one version of IP, and says why: the one that was asked for, or
+// legacy where that has rules here, or the nft variant, or the one without a variant in its name,
+// whichever works first. [agent I42]
+func detect(o BackendOptions, ipv6 bool) (program, string, error) {
+	name := family(ipv6)
+	if o.Force != "" {
+		p, err := forced(o, name)
+		return p.withLock(o.PodLock), "--force-iptables-binary=" + o.Force, err
+	}
+	var errs []error
+	legacy, err := find(o.Path, name+"-legacy")
+	if err == nil {
+		if s, saveErr := legacy.save(); saveErr == nil && !s.empty() {
+			return legacy.withLock(o.PodLock), "legacy has rules here", nil
+		}
+	} else {
+		errs = append(errs, err)
+	}
+	for _, c := range []struct{ name, why string }{{name + "-nft", "legacy has no rules here"}, {name, "it is the only one"}, {name + "-legacy", "no other works"}} {
+		p, err := find(o.Path, c.name)
+		p = p.withLock(o.PodLock)
+		if err == nil {
+			err = p.works()
+		}
+		if err == nil {
+			return p, c.why, nil
+		}
+		errs = append(errs, err)
+	}
+	return program{}, "", errors.Join(errs...)
+}
+
+// forced finds the variant under its own name, or under the one that may be either.
+func forced(o BackendOptions, name string) (program, error) {
+	p, err := find(o.Path, name+"-"+o.Force)
+	if err == nil {
+		return p, nil
+	}
+	plain, plainErr := find(o.Path, name)
+	if plainErr == nil && plain.variant == o.Force {
+		return plain, nil
+	}
+	if plainErr == nil {
+		plainErr = fmt.Errorf("%s is the other variant", plain)
+	}
+	return program{}, errors.Join(err, plainErr)
+}
