@@ -26,7 +26,7 @@ help: ## show this list
 
 build: ## build pilot-agent, pilot-discovery and pilotctl (and the sample app) into bin/
 	@mkdir -p bin
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/... ./samples/app
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ ./cmd/... ./samples/app
 
 tools: ## fetch the pinned Envoy into .tools/ (ENVOY=/path overrides it)
 	@hack/tools.sh

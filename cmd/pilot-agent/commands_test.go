@@ -150,7 +150,7 @@ func TestCollateral(t *testing.T) {
 		t.Fatalf("%d %s", code, errs)
 	}
 	for file, want := range map[string]string{
-		"pilot-agent_request.md": "--debug-port", "pilot-agent-proxy.1": "concurrency", "pilot-agent.bash": "complete",
+		"pilot-agent_request.md": "- `--debug-port port`: port to ask", "pilot-agent-proxy.1": `.B \-\-concurrency number`, "pilot-agent.bash": "complete",
 		"_pilot-agent": "#compdef", "pilot-agent.fish": "complete -c",
 	} {
 		text, err := os.ReadFile(filepath.Join(dir, file))

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"math"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -20,19 +22,25 @@ const (
 )
 
 // spareMemory keeps the collector out of the start, where every millisecond holds up a
-// Pod and the heap is small, and gives back afterwards what only the start needed. What
-// the user says with GOGC or GOMEMLIMIT stands. The function that it returns ends it.
+// Pod and the heap is small, and gives back afterwards what only the start needed. An
+// agent stands beside an application: one CPU at a time is its share, and each more that
+// the runtime may use holds memory of its own. What the user says with GOGC, GOMEMLIMIT or
+// GOMAXPROCS stands. The function that it returns ends it.
 func spareMemory(s surroundings) (stop func()) {
-	if s.getenv("GOGC") != "" {
-		return func() {}
+	if s.getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1)
 	}
-	if s.getenv("GOMEMLIMIT") == "" {
+	collects := s.getenv("GOGC") == "" && s.getenv("GOMEMLIMIT") == ""
+	if collects {
 		debug.SetMemoryLimit(startLimit)
+		debug.SetGCPercent(-1)
 	}
-	debug.SetGCPercent(-1)
 	t := time.AfterFunc(settleAfter, func() {
-		debug.SetGCPercent(settledGC)
-		debug.FreeOSMemory()
+		if collects {
+			debug.SetGCPercent(settledGC)
+			debug.SetMemoryLimit(math.MaxInt64)
+		}
+		debug.FreeOSMemory() // twice: what pools hold survives one collection
 		debug.FreeOSMemory()
 		unmapProgram()
 	})
