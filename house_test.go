@@ -42,8 +42,8 @@ var layers = map[string]layer{
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
 	"internal/yamltree": tools, "internal/statefile": tools,
 
-	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure,
-	"internal/agent/node": edge, "internal/agent/envoy": edge, "internal/agent/secret": edge,
+	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/node": pure,
+	"internal/agent/envoy": edge, "internal/agent/secret": edge,
 	"internal/agent/sds": edge, "internal/agent/xdsproxy": edge, "internal/agent/dns": edge,
 	"internal/agent/sts": edge, "internal/agent/status": edge, "internal/agent/capture": edge,
 	"internal/agent": wiring,
@@ -113,10 +113,10 @@ var owners = map[string][]string{
 // agentModules is everything that pilot-agent is built from. It runs in every Pod: a new
 // line here costs every Pod memory and every reader trust.
 var agentModules = []string{
-	"cel.dev/expr", "github.com/cespare/xxhash/v2", "github.com/cncf/xds/go", "github.com/cpuguy83/go-md2man/v2",
+	"cel.dev/expr", "github.com/cespare/xxhash/v2", "github.com/cncf/xds/go",
 	"github.com/envoyproxy/go-control-plane/envoy", "github.com/envoyproxy/protoc-gen-validate",
 	"github.com/fsnotify/fsnotify", "github.com/golang/protobuf", "github.com/google/nftables", "github.com/mdlayher/netlink", "github.com/mdlayher/socket",
-	"github.com/planetscale/vtprotobuf", "github.com/prometheus/common", "github.com/russross/blackfriday/v2", "github.com/spf13/cobra", "github.com/spf13/pflag",
+	"github.com/planetscale/vtprotobuf", "github.com/prometheus/common", "github.com/spf13/cobra", "github.com/spf13/pflag",
 	"github.com/vishvananda/netlink", "github.com/vishvananda/netns", "go.yaml.in/yaml/v2", "go.yaml.in/yaml/v3",
 	"golang.org/x/net", "golang.org/x/sync", "golang.org/x/sys", "golang.org/x/text", "google.golang.org/genproto/googleapis/api",
 	"google.golang.org/genproto/googleapis/rpc", "google.golang.org/grpc", "google.golang.org/protobuf", "istio.io/api",

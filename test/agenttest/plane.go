@@ -44,13 +44,19 @@ type Plane struct {
 	// Addr is host:port. RootFile holds the certificate that its own leads to.
 	Addr, RootFile string
 
-	t        testing.TB
-	key      crypto.Signer
-	root     *x509.Certificate
-	server   *grpc.Server
-	serving  sync.WaitGroup
-	mu       sync.Mutex
-	given    map[string][]*discoveryv3.Resource
+	t       testing.TB
+	key     crypto.Signer
+	root    *x509.Certificate
+	server  *grpc.Server
+	serving sync.WaitGroup
+	given   map[string][]*discoveryv3.Resource
+
+	mu   sync.Mutex
+	seen seen
+}
+
+// seen is what came from agents and Envoys.
+type seen struct {
 	node     *corev3.Node
 	metadata metadata.MD
 	signed   int
@@ -82,8 +88,6 @@ func term() pki.Term {
 // Give sets the resources of a type, by name. Call it before Start.
 func (p *Plane) Give(typeURL string, resources map[string]proto.Message) {
 	p.t.Helper()
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for name, m := range resources {
 		a, err := anypb.New(m)
 		if err != nil {
@@ -151,8 +155,8 @@ func (p *Plane) CreateCertificate(ctx context.Context, r *securityv1.IstioCertif
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.signed++
-	p.metadata, _ = metadata.FromIncomingContext(ctx)
+	p.seen.signed++
+	p.seen.metadata, _ = metadata.FromIncomingContext(ctx)
 	return &securityv1.IstioCertificateResponse{CertChain: []string{string(pki.EncodeCerts(leaf)), string(pki.EncodeCerts(p.root))}}, nil
 }
 
@@ -166,15 +170,14 @@ func (p *Plane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryServic
 		}
 		p.mu.Lock()
 		if r.GetNode() != nil {
-			p.node = r.GetNode()
+			p.seen.node = r.GetNode()
 		}
-		given := p.given[r.GetTypeUrl()]
 		p.mu.Unlock()
 		if answered[r.GetTypeUrl()] {
 			continue
 		}
 		answered[r.GetTypeUrl()] = true
-		if err := s.Send(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "1", SystemVersionInfo: "1", Resources: given}); err != nil {
+		if err := s.Send(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "1", SystemVersionInfo: "1", Resources: p.given[r.GetTypeUrl()]}); err != nil {
 			return err
 		}
 	}
@@ -184,14 +187,14 @@ func (p *Plane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryServic
 func (p *Plane) Node() *corev3.Node {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.node
+	return p.seen.node
 }
 
 // Signed is how many certificates were signed, and what came with the last request.
 func (p *Plane) Signed() (int, metadata.MD) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.signed, p.metadata
+	return p.seen.signed, p.seen.metadata
 }
 
 // Roots trusts what the plane signs.
