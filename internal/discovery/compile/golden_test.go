@@ -36,6 +36,12 @@ func TestGolden(t *testing.T) {
 		for _, ip := range strings.Fields(header(input, "ips")) {
 			node.Metadata.InstanceIPs = append(node.Metadata.InstanceIPs, netip.MustParseAddr(ip))
 		}
+		if list := header(input, "extensions"); list != "" {
+			node.Extensions = map[string]bool{}
+			for _, e := range strings.Fields(list) {
+				node.Extensions[e] = true
+			}
+		}
 		class := w.join(node)
 		all := w.bytes(class)
 		var out []proto.Message
