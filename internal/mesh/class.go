@@ -1,5 +1,7 @@
 package mesh
 
+import "unique"
+
 // Capability is a set of bits: what matters to configuration of what a proxy can do.
 type Capability uint32
 
@@ -87,11 +89,24 @@ type Scope struct {
 	Selected string
 }
 
+// ScopeID stands for a Scope: one word, equal where the scopes are, and so a good key.
+// Its Value is the Scope; the zero ScopeID has none.
+type ScopeID = unique.Handle[Scope]
+
+// ID is the scope's one ScopeID.
+func (s Scope) ID() ScopeID { return unique.Make(s) }
+
 // View is where a proxy stands in the network; only endpoint rules read it.
 type View struct {
 	Network, Cluster string
 	Locality         Locality
 }
+
+// ViewID stands for a View as ScopeID does for a Scope.
+type ViewID = unique.Handle[View]
+
+// ID is the view's one ViewID.
+func (v View) ID() ViewID { return unique.Make(v) }
 
 // Workload decides everything inbound: which services the proxy stands in for and which
 // policies select it, each in a canonical form that model defines.
@@ -100,6 +115,12 @@ type Workload struct {
 	Services  string
 	Policies  string
 }
+
+// WorkloadID stands for a Workload as ScopeID does for a Scope.
+type WorkloadID = unique.Handle[Workload]
+
+// ID is the workload's one WorkloadID.
+func (w Workload) ID() WorkloadID { return unique.Make(w) }
 
 // Class is what rules know of a proxy. Proxies of one class share every byte.
 type Class struct {

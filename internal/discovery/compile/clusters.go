@@ -113,7 +113,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		AutoMTLS:   m.GetEnableAutoMtls().GetValue() && !s.External,
 		SANs:       c.model.Accounts(r, s.Key),
 		Mesh:       m,
-		Caps:       k.Scope.Caps,
+		Caps:       k.Scope.Value().Caps,
 	}
 	if in.Resolution == cluster.OriginalDst && in.AutoMTLS && p.GetTls() == nil && c.inner.mutual.Of(r, servicePortKey{s.Key, n.Port}) {
 		in.Policy = mutualTLS(p)
@@ -122,7 +122,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		in.ConfigPath = cluster.ConfigPath("destination-rule", d.Namespace, d.Name)
 	}
 	if k.Kind == ClusterInline {
-		in.Endpoints = c.places(r, placesInput{service: s, port: n.Port, labels: subsetLabels(d, n.Subset), policy: p, view: k.View})
+		in.Endpoints = c.places(r, placesInput{service: s, port: n.Port, labels: subsetLabels(d, n.Subset), policy: p, view: k.View.Value()})
 	}
 	return encode(cluster.Build(in))
 }
@@ -197,18 +197,18 @@ func inboundNames(class mesh.Class) []Key {
 // inboundKey is what decides a class's inbound resources: the workload, and of the scope
 // only what the proxy can do.
 func inboundKey(class mesh.Class) Key {
-	return Key{Workload: class.Workload, Scope: mesh.Scope{Role: class.Scope.Role, Caps: class.Scope.Caps}}
+	return Key{Workload: class.Workload.ID(), Scope: mesh.Scope{Role: class.Scope.Role, Caps: class.Scope.Caps}.ID()}
 }
 
 // inboundCluster makes the cluster that leads to one of the application's ports.
 func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
 	m := c.model.Mesh(r)
 	if k.Name == cluster.InboundPassthroughName {
-		return encode(cluster.InboundPassthrough(m, k.Scope.Caps))
+		return encode(cluster.InboundPassthrough(m, k.Scope.Value().Caps))
 	}
 	n, _ := cluster.ParseName(k.Name)
-	in := cluster.InboundInput{Port: n.Port, Mesh: m, Caps: k.Scope.Caps}
-	for i, p := range c.portsAt(r, k.Workload, n.Port) {
+	in := cluster.InboundInput{Port: n.Port, Mesh: m, Caps: k.Scope.Value().Caps}
+	for i, p := range c.portsAt(r, k.Workload.Value(), n.Port) {
 		if i == 0 {
 			in.Protocol = p.port.Protocol
 		}

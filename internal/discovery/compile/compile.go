@@ -48,13 +48,13 @@ const (
 
 // Key names one resource. What does not decide it is zero, so classes share keys.
 type Key struct {
-	Kind     Kind
-	Name     string
-	Scope    mesh.Scope
-	View     mesh.View
-	Workload mesh.Workload
+	Kind Kind
 	// EDS is set on clusters that take their endpoints from EDS, under their own name.
-	EDS bool
+	EDS      bool
+	Name     string
+	Scope    mesh.ScopeID
+	View     mesh.ViewID
+	Workload mesh.WorkloadID
 }
 
 // Levels of the rules in this package.
@@ -84,30 +84,30 @@ type Compiler struct {
 // inner are the rules between the model and the resources.
 type inner struct {
 	plan        *incr.Rule[scopeHost, []part]
-	index       *incr.Rule[mesh.Scope, []*merged]
+	index       *incr.Rule[mesh.ScopeID, []*merged]
 	outbound    *incr.Rule[scopeName, *merged]
-	routes      *incr.Rule[mesh.Scope, []routeHosts]
+	routes      *incr.Rule[mesh.ScopeID, []routeHosts]
 	domains     *incr.Rule[scopeName, []hostDomains]
 	hostDomains *incr.Rule[scopeNameHost, []string]
 	host        *incr.Rule[scopeNameHost, []byte]
 	clusters    *incr.Rule[scopeHost, []clusterName]
 	assignment  *incr.Rule[assignmentKey, []byte]
 	mutual      *incr.Rule[servicePortKey, bool]
-	scopeNames  *incr.Rule[mesh.Scope, []Key]
+	scopeNames  *incr.Rule[mesh.ScopeID, []Key]
 }
 
 type scopeHost struct {
-	scope mesh.Scope
+	scope mesh.ScopeID
 	host  string
 }
 
 type scopeName struct {
-	scope mesh.Scope
+	scope mesh.ScopeID
 	name  string
 }
 
 type scopeNameHost struct {
-	scope      mesh.Scope
+	scope      mesh.ScopeID
 	name, host string
 }
 
@@ -171,22 +171,20 @@ func (c *Compiler) Moved(m incr.Moved) (Key, bool) {
 
 // classNames joins what the scope has with what the view and the workload add.
 func (c *Compiler) classNames(r *incr.Reader, class mesh.Class) []Key {
-	scoped := c.inner.scopeNames.Of(r, class.Scope)
-	out := make([]Key, 0, len(scoped)*2)
+	scoped := c.inner.scopeNames.Of(r, class.Scope.ID())
+	inbound, view := inboundNames(class), class.View.ID()
+	out := make([]Key, 0, len(scoped)+len(inbound))
 	for _, k := range scoped {
-		switch {
-		case k.Kind == ClusterInline || k.Kind == Endpoints:
-			k.View = class.View
-			out = append(out, k)
-		default:
-			out = append(out, k)
+		if k.Kind == ClusterInline || k.Kind == Endpoints {
+			k.View = view
 		}
+		out = append(out, k)
 	}
-	return append(out, inboundNames(class)...)
+	return append(out, inbound...)
 }
 
 // scopeNames lists what a scope has, views left out.
-func (c *Compiler) scopeNames(r *incr.Reader, s mesh.Scope) []Key {
+func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 	var clusters, endpoints, rest []Key
 	for _, fixed := range fixedClusters {
 		clusters = append(clusters, Key{Kind: Cluster, Scope: s, Name: fixed})
@@ -203,7 +201,7 @@ func (c *Compiler) scopeNames(r *incr.Reader, s mesh.Scope) []Key {
 			}
 		}
 	}
-	if s.Role == mesh.Sidecar {
+	if s.Value().Role == mesh.Sidecar {
 		for _, l := range c.inner.index.Of(r, s) {
 			rest = append(rest, Key{Kind: Listener, Scope: s, Name: l.Name})
 		}

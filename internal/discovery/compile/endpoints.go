@@ -34,9 +34,9 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 	p := policy(d, n.Subset, n.Port)
 	key := assignmentKey{name: k.Name, service: s.Key, port: n.Port, labels: pairs(subsetLabels(d, n.Subset))}
 	if m := c.model.Mesh(r); cluster.Failover(p, m) {
-		key.view, key.failover = k.View, failoverText(cluster.Locality(p, m))
+		key.view, key.failover = k.View.Value(), failoverText(cluster.Locality(p, m))
 	}
-	key.view.Network = k.View.Network
+	key.view.Network = k.View.Value().Network
 	return c.inner.assignment.Of(r, key)
 }
 

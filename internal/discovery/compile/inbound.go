@@ -17,8 +17,8 @@ import (
 // inboundListener makes virtualInbound for a workload: the filter chain table for each
 // of its ports, and for what is no port of a service.
 func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
-	m := c.model.Mesh(r)
-	modes := c.model.ModesOf(r, k.Workload.Namespace, strings.Fields(k.Workload.Policies))
+	m, w := c.model.Mesh(r), k.Workload.Value()
+	modes := c.model.ModesOf(r, w.Namespace, strings.Fields(w.Policies))
 	in := listener.Inbound{
 		TrustDomains: append([]string{m.TrustDomain}, m.TrustDomainAliases...),
 		Unknown: listener.InboundPort{
@@ -27,12 +27,12 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 		},
 	}
 	last := uint32(0)
-	for _, p := range model.InboundPorts(k.Workload) {
+	for _, p := range model.InboundPorts(w) {
 		if p.Target == last {
 			continue
 		}
 		last = p.Target
-		behind := c.portsAt(r, k.Workload, p.Target)
+		behind := c.portsAt(r, w, p.Target)
 		if len(behind) == 0 {
 			continue
 		}
@@ -43,7 +43,7 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 			Routes: inboundRoutes(m, name, p.Target, first.service.Host, first.port.Number),
 		})
 	}
-	env := listener.Env{Caps: k.Scope.Caps, Mesh: m}
+	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: m}
 	if c.opts.NoSniffInbound {
 		env.Caps &^= mesh.HTTPInspector
 	}

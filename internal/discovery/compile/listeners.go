@@ -45,7 +45,7 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 			continue
 		}
 		base := part{
-			host: s.Host, port: p.Number, address: listener.Wildcard(k.scope.Caps), age: s.Row,
+			host: s.Host, port: p.Number, address: listener.Wildcard(k.scope.Value().Caps), age: s.Row,
 			cluster: cluster.Name(cluster.Outbound, p.Number, "", s.Host), serverFirst: p.Protocol.ServerFirst(),
 		}
 		if p.Protocol.IsHTTP() {
@@ -116,7 +116,7 @@ type merged struct {
 // index joins the parts of all services of a scope into listeners, sorted by name. The
 // older service wins where two want the same, and one whose server speaks first comes
 // after all others, since it cannot share.
-func (c *Compiler) index(r *incr.Reader, s mesh.Scope) []*merged {
+func (c *Compiler) index(r *incr.Reader, s mesh.ScopeID) []*merged {
 	var parts []part
 	for _, ref := range c.model.Visible(r, s) {
 		parts = append(parts, c.inner.plan.Of(r, scopeHost{s, ref.Host})...)
@@ -179,7 +179,7 @@ func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
 
 // listener makes one outbound listener of a scope.
 func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
-	env := listener.Env{Caps: k.Scope.Caps, Mesh: c.model.Mesh(r)}
+	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r)}
 	if c.opts.NoSniffOutbound {
 		env.Caps &^= mesh.HTTPInspector
 	}
@@ -218,7 +218,7 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 }
 
 // tcp is where a cluster's bytes go, with the limits that its policy sets on connections.
-func (c *Compiler) tcp(r *incr.Reader, s mesh.Scope, name string) listener.TCP {
+func (c *Compiler) tcp(r *incr.Reader, s mesh.ScopeID, name string) listener.TCP {
 	t := listener.TCP{Cluster: name}
 	if n, ok := cluster.ParseName(name); ok {
 		p := policy(c.model.DestinationRule(r, s, n.Host), n.Subset, n.Port).GetConnectionPool().GetTcp()

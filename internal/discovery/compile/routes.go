@@ -26,7 +26,7 @@ type routeHosts struct {
 }
 
 // routeHosts lists the route configurations of a scope, sorted by name.
-func (c *Compiler) routeHosts(r *incr.Reader, s mesh.Scope) []routeHosts {
+func (c *Compiler) routeHosts(r *incr.Reader, s mesh.ScopeID) []routeHosts {
 	byName := map[string]*routeHosts{}
 	for _, ref := range c.model.Visible(r, s) {
 		for _, p := range c.inner.plan.Of(r, scopeHost{s, ref.Host}) {
@@ -87,7 +87,7 @@ func (c *Compiler) domains(r *incr.Reader, k scopeName) []hostDomains {
 	}
 	out := make([]hostDomains, 0, len(t.Hosts))
 	for _, h := range t.Hosts {
-		n := route.Names{Host: h, ClientNamespace: k.scope.Namespace, Domain: c.model.Domain()}
+		n := route.Names{Host: h, ClientNamespace: k.scope.Value().Namespace, Domain: c.model.Domain()}
 		if s := c.model.Service(r, k.scope, h); s != nil {
 			n.Namespace, n.Headless, n.VIPs = s.Namespace, s.Source.Headless, s.Addresses.VIPs
 		}
@@ -125,16 +125,16 @@ func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 	if v := c.model.VirtualService(r, k.scope, k.host); v != nil && len(v.Spec.Http) > 0 {
 		routes = route.Build(route.Input{
 			Rule: route.Rule{Namespace: v.Namespace, Name: v.Name, Spec: v.Spec},
-			Port: port, Domain: c.model.Domain(), ClientNamespace: k.scope.Namespace,
-			SourceMatch: func(labels map[string]string) bool { return model.Selects(k.scope, labels) },
-			Destination: resolve, Mesh: m, Caps: k.scope.Caps,
+			Port: port, Domain: c.model.Domain(), ClientNamespace: k.scope.Value().Namespace,
+			SourceMatch: func(labels map[string]string) bool { return model.Selects(k.scope.Value(), labels) },
+			Destination: resolve, Mesh: m, Caps: k.scope.Value().Caps,
 		})
 	}
 	if len(routes) == 0 {
 		if c.model.Service(r, k.scope, k.host) == nil {
 			return nil // a host that only a rule names, and the rule has nothing to say here
 		}
-		routes = []*routev3.Route{route.Default(k.host, port, resolve(k.host, port, ""), m, k.scope.Caps)}
+		routes = []*routev3.Route{route.Default(k.host, port, resolve(k.host, port, ""), m, k.scope.Value().Caps)}
 	}
 	return encode(route.VirtualHost(route.HostName(k.host, port), domains, routes))
 }
@@ -150,7 +150,7 @@ func portOf(name string) uint32 {
 
 // resolver says where a scope's routes lead. A host that the scope does not see has no
 // cluster; the route then answers 503, as it must rather than lead elsewhere.
-func (c *Compiler) resolver(r *incr.Reader, s mesh.Scope, listenerPort uint32) route.Resolver {
+func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32) route.Resolver {
 	return func(host string, port uint32, subset string) route.Destination {
 		svc := c.model.Service(r, s, host)
 		if svc == nil {

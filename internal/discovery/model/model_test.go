@@ -28,8 +28,8 @@ func ask[V any](t *testing.T, yaml string, question func(*incr.Reader, *model.Mo
 	return incr.Derive(g, model.LevelCompile, "question", func(r *incr.Reader, _ int) V { return question(r, m) }).Want(0)
 }
 
-func scope(ns string) mesh.Scope {
-	return mesh.Scope{Role: mesh.Sidecar, Namespace: ns, Caps: mesh.IPv4}
+func scope(ns string) mesh.ScopeID {
+	return mesh.Scope{Role: mesh.Sidecar, Namespace: ns, Caps: mesh.IPv4}.ID()
 }
 
 func service(ns, name, extra string) string {

@@ -29,11 +29,11 @@ func selectorBucket(labels map[string]string) string {
 }
 
 // servesMesh says whether a VirtualService speaks to sidecars of the scope at all.
-func (m *Model) servesMesh(r *incr.Reader, s mesh.Scope, v *VirtualService) bool {
+func (m *Model) servesMesh(r *incr.Reader, s mesh.ScopeID, v *VirtualService) bool {
 	if len(v.Spec.Gateways) > 0 && !contains(v.Spec.Gateways, "mesh") {
 		return false
 	}
-	if !exported(v.Spec.ExportTo, m.Mesh(r).DefaultVirtualServiceExportTo, v.Namespace, s.Namespace) {
+	if !exported(v.Spec.ExportTo, m.Mesh(r).DefaultVirtualServiceExportTo, v.Namespace, s.Value().Namespace) {
 		return false
 	}
 	e := m.rules.egress.Of(r, s)
@@ -80,7 +80,7 @@ func (m *Model) dest(r *incr.Reader, k scopeHost) *DestinationRule {
 	if svc := m.rules.service.Of(r, k); svc != nil {
 		owner = svc.Namespace
 	}
-	for _, ns := range []string{k.scope.Namespace, owner, m.Mesh(r).RootNamespace} {
+	for _, ns := range []string{k.scope.Value().Namespace, owner, m.Mesh(r).RootNamespace} {
 		if ns == "" {
 			continue
 		}
@@ -93,16 +93,17 @@ func (m *Model) dest(r *incr.Reader, k scopeHost) *DestinationRule {
 
 func (m *Model) destIn(r *incr.Reader, k scopeHost, ns string) *DestinationRule {
 	var found []*DestinationRule
+	client := k.scope.Value()
 	byDefault := m.Mesh(r).DefaultDestinationRuleExportTo
 	for _, bucket := range []string{hostBucket(k.host), "wildcard"} {
 		for _, d := range incr.In(r, m.tables.dests, bucket) {
 			if d.Namespace != ns || !hostMatches(d.Host, k.host) {
 				continue
 			}
-			if ns != k.scope.Namespace && !exported(d.Spec.ExportTo, byDefault, ns, k.scope.Namespace) {
+			if ns != client.Namespace && !exported(d.Spec.ExportTo, byDefault, ns, client.Namespace) {
 				continue
 			}
-			if l := d.Spec.GetWorkloadSelector().GetMatchLabels(); len(l) > 0 && (ns != k.scope.Namespace || !Selects(k.scope, l)) {
+			if l := d.Spec.GetWorkloadSelector().GetMatchLabels(); len(l) > 0 && (ns != client.Namespace || !Selects(client, l)) {
 				continue
 			}
 			found = append(found, d)

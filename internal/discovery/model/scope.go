@@ -15,18 +15,18 @@ import (
 type rules struct {
 	instances *incr.Rule[string, []*Instance]
 	accounts  *incr.Rule[string, []string]
-	visible   *incr.Rule[mesh.Scope, []Ref]
+	visible   *incr.Rule[mesh.ScopeID, []Ref]
 	service   *incr.Rule[scopeHost, *Service]
 	dest      *incr.Rule[scopeHost, *DestinationRule]
 	virtual   *incr.Rule[scopeHost, *VirtualService]
-	extra     *incr.Rule[mesh.Scope, []string]
-	egress    *incr.Rule[mesh.Scope, *egress]
+	extra     *incr.Rule[mesh.ScopeID, []string]
+	egress    *incr.Rule[mesh.ScopeID, *egress]
 	policies  *incr.Rule[string, []*PeerAuthentication]
 	classify  *incr.Rule[ProxyKey, mesh.Class]
 }
 
 type scopeHost struct {
-	scope mesh.Scope
+	scope mesh.ScopeID
 	host  string
 }
 
@@ -53,25 +53,25 @@ type Ref struct {
 // Visible lists what a scope sees, one row for each host, sorted by host: exported to
 // its namespace, and within its Sidecar's egress hosts. Where several rows have the same
 // host, that of the scope's own namespace wins, then a Kubernetes Service, then the older.
-func (m *Model) Visible(r *incr.Reader, s mesh.Scope) []Ref { return m.rules.visible.Of(r, s) }
+func (m *Model) Visible(r *incr.Reader, s mesh.ScopeID) []Ref { return m.rules.visible.Of(r, s) }
 
 // Service is the row that host means in a scope, nil where it sees none.
-func (m *Model) Service(r *incr.Reader, s mesh.Scope, host string) *Service {
+func (m *Model) Service(r *incr.Reader, s mesh.ScopeID, host string) *Service {
 	return m.rules.service.Of(r, scopeHost{s, host})
 }
 
 // DestinationRule is what holds for host in a scope, merged, nil where there is none.
-func (m *Model) DestinationRule(r *incr.Reader, s mesh.Scope, host string) *DestinationRule {
+func (m *Model) DestinationRule(r *incr.Reader, s mesh.ScopeID, host string) *DestinationRule {
 	return m.rules.dest.Of(r, scopeHost{s, host})
 }
 
 // VirtualService is what holds for host in a scope, nil where there is none.
-func (m *Model) VirtualService(r *incr.Reader, s mesh.Scope, host string) *VirtualService {
+func (m *Model) VirtualService(r *incr.Reader, s mesh.ScopeID, host string) *VirtualService {
 	return m.rules.virtual.Of(r, scopeHost{s, host})
 }
 
 // ExtraHosts lists the hosts of VirtualServices in a scope that are no services', sorted.
-func (m *Model) ExtraHosts(r *incr.Reader, s mesh.Scope) []string { return m.rules.extra.Of(r, s) }
+func (m *Model) ExtraHosts(r *incr.Reader, s mesh.ScopeID) []string { return m.rules.extra.Of(r, s) }
 
 // ServiceRow reads a service's row by its key.
 func (m *Model) ServiceRow(r *incr.Reader, key string) (*Service, bool) {
@@ -100,11 +100,11 @@ type egress struct {
 
 type egressHost struct{ namespace, host string }
 
-func (m *Model) egress(r *incr.Reader, s mesh.Scope) *egress {
-	if s.Sidecar == "" {
+func (m *Model) egress(r *incr.Reader, s mesh.ScopeID) *egress {
+	if s.Value().Sidecar == "" {
 		return &egress{everything: true}
 	}
-	row, ok := incr.Get(r, m.tables.sidecars, s.Sidecar)
+	row, ok := incr.Get(r, m.tables.sidecars, s.Value().Sidecar)
 	if !ok || row.Spec == nil {
 		return &egress{everything: true}
 	}
@@ -116,7 +116,7 @@ func (m *Model) egress(r *incr.Reader, s mesh.Scope) *egress {
 				ns, host = "*", h
 			}
 			if ns == "." {
-				ns = s.Namespace
+				ns = s.Value().Namespace
 			}
 			e.hosts = append(e.hosts, egressHost{ns, strings.ToLower(host)})
 		}
@@ -150,7 +150,7 @@ func hostMatches(pattern, host string) bool {
 }
 
 // AllowAny says whether a scope may reach hosts that the mesh does not know.
-func (m *Model) AllowAny(r *incr.Reader, s mesh.Scope) bool {
+func (m *Model) AllowAny(r *incr.Reader, s mesh.ScopeID) bool {
 	e := m.rules.egress.Of(r, s)
 	if e.registryOnly || e.anyAllowed {
 		return e.anyAllowed
@@ -158,15 +158,15 @@ func (m *Model) AllowAny(r *incr.Reader, s mesh.Scope) bool {
 	return m.Mesh(r).GetOutboundTrafficPolicy().GetMode().String() != "REGISTRY_ONLY"
 }
 
-func (m *Model) visible(r *incr.Reader, s mesh.Scope) []Ref {
+func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {
 	byDefault := m.Mesh(r).DefaultServiceExportTo
-	e := m.rules.egress.Of(r, s)
+	e, client := m.rules.egress.Of(r, s), s.Value().Namespace
 	best := map[string]*Service{}
 	for _, svc := range incr.In(r, m.tables.services, all) {
-		if !exported(svc.ExportTo, byDefault, svc.Namespace, s.Namespace) || !e.sees(svc.Namespace, svc.Host) {
+		if !exported(svc.ExportTo, byDefault, svc.Namespace, client) || !e.sees(svc.Namespace, svc.Host) {
 			continue
 		}
-		if old := best[svc.Host]; old == nil || svc.before(old, s.Namespace) {
+		if old := best[svc.Host]; old == nil || svc.before(old, client) {
 			best[svc.Host] = svc
 		}
 	}
@@ -203,7 +203,7 @@ func (m *Model) service(r *incr.Reader, k scopeHost) *Service {
 }
 
 // extraHosts are hosts that only VirtualServices name.
-func (m *Model) extraHosts(r *incr.Reader, s mesh.Scope) []string {
+func (m *Model) extraHosts(r *incr.Reader, s mesh.ScopeID) []string {
 	var out []string
 	for _, v := range incr.In(r, m.tables.virtuals, all) {
 		if !m.servesMesh(r, s, v) {
