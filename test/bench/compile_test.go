@@ -86,7 +86,7 @@ func (w *world) size() (resources, bytes int) {
 	return resources, bytes
 }
 
-// full is how long compiling everything for one class takes, the median of several
+// full is the processor time of compiling everything for one class, the median of several
 // times, measured once for each run of the benchmarks: what ratios refer to.
 var full = sync.OnceValue(func() time.Duration {
 	var t testing.B
@@ -95,19 +95,46 @@ var full = sync.OnceValue(func() time.Duration {
 	for range 9 {
 		w := load(objects)
 		runtime.GC()
-		start := time.Now()
+		start := cpu()
 		w.join(standard.proxy(&t, 0))
-		took = append(took, time.Since(start))
+		took = append(took, cpu()-start)
 	}
 	slices.Sort(took)
 	return took[len(took)/2]
 })
 
-// ratio reports what one operation took as a part of a full compile. Call it where the
-// timer has stopped.
-func ratio(b *testing.B) {
+// measure runs step as often as the benchmark wants, each time after prepare (out of the
+// benchmark's time, and nil for nothing), and reports the processor time of a step, which
+// a busy machine disturbs less than the time on the clock, as it is and as a part of a
+// full compile.
+func measure(b *testing.B, prepare func(), step func(i int)) {
 	b.Helper()
-	per := float64(b.Elapsed()) / float64(b.N)
+	full()
+	runtime.GC()
+	b.ReportAllocs()
+	var spent time.Duration
+	steps := 0
+	if prepare != nil {
+		for b.Loop() {
+			b.StopTimer()
+			prepare()
+			runtime.GC()
+			began := cpu()
+			b.StartTimer()
+			step(steps)
+			steps++
+			spent += cpu() - began
+		}
+	} else {
+		began := cpu()
+		for b.Loop() {
+			step(steps)
+			steps++
+		}
+		spent = cpu() - began
+	}
+	per := float64(spent) / float64(steps)
+	b.ReportMetric(per, "cpu-ns/op")
 	b.ReportMetric(per/float64(full()), "ofFull")
 }
 
@@ -119,23 +146,17 @@ func BenchmarkParse(b *testing.B) {
 		bytes += len(t)
 	}
 	b.SetBytes(int64(bytes))
-	b.ReportAllocs()
-	for b.Loop() {
+	measure(b, nil, func(int) {
 		for _, t := range texts {
 			decode.Documents("mesh.yaml", []byte(t))
 		}
-	}
-	ratio(b)
+	})
 }
 
 // BenchmarkLoad stores the whole mesh in the model's tables.
 func BenchmarkLoad(b *testing.B) {
 	objects := changes(b, standard.yaml()...)
-	b.ReportAllocs()
-	for b.Loop() {
-		load(objects)
-	}
-	ratio(b)
+	measure(b, nil, func(int) { load(objects) })
 }
 
 // BenchmarkFullCompile compiles everything for proxies of as many namespaces, each a
@@ -144,17 +165,12 @@ func BenchmarkFullCompile(b *testing.B) {
 	objects := changes(b, standard.yaml()...)
 	for _, scopes := range []int{1, 20} {
 		b.Run(fmt.Sprintf("scopes=%d", scopes), func(b *testing.B) {
-			b.ReportAllocs()
 			var w *world
-			for b.Loop() {
-				b.StopTimer()
-				w = load(objects)
-				b.StartTimer()
+			measure(b, func() { w = load(objects) }, func(int) {
 				for i := range scopes {
 					w.join(standard.proxy(b, i))
 				}
-			}
-			ratio(b)
+			})
 			resources, bytes := w.size()
 			b.ReportMetric(float64(resources), "resources")
 			b.ReportMetric(float64(bytes), "configBytes")
@@ -183,11 +199,7 @@ func BenchmarkChange(b *testing.B) {
 			w.join(z.proxy(b, 0))
 			w.graph.Run()
 			moved := 0
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				moved += len(w.change(c.values[i%2]))
-			}
-			ratio(b)
+			measure(b, nil, func(i int) { moved += len(w.change(c.values[i%2])) })
 			b.ReportMetric(float64(moved)/float64(b.N), "moved")
 		})
 	}

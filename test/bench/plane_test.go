@@ -60,7 +60,7 @@ func newPlane(b *testing.B, z size) *plane {
 		Ports:     discovery.Ports{HTTP: any, GRPC: any, Monitoring: any},
 		Keepalive: discovery.Keepalive{Interval: 30 * time.Second, Timeout: 10 * time.Second},
 		CA:        discovery.CAOptions{Limits: ca.Limits{DefaultTTL: time.Hour, MaxTTL: time.Hour}, RootTTL: 24 * time.Hour},
-		Version: "bench", Log: slog.New(slog.DiscardHandler),
+		Version:   "bench", Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		b.Fatal(err)

@@ -88,6 +88,7 @@ func (p *plane) measure(b *testing.B, n int, step func(i int) answer, prepare fu
 	}
 	per := func(x float64, unit string) { b.ReportMetric(x/float64(steps), unit) }
 	per(total.cpu.Seconds(), "cpu-s/op")
+	per(float64(total.cpu)/float64(full()), "ofFull")
 	per(float64(total.bytes)/1e6, "sentMB/op")
 	per(float64(total.responses), "responses/op")
 }
