@@ -19,7 +19,7 @@ FAST = $(shell $(GO) list ./... | grep -v '/test/')
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools demo test check lint fmt vet unit race e2e bench fuzz golden clean
+.PHONY: help build tools deps demo test check lint fmt vet unit race e2e bench fuzz golden clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ build: ## build pilot-agent, pilot-discovery and pilotctl (and the sample app) i
 
 tools: ## fetch the pinned Envoy into .tools/ (ENVOY=/path overrides it)
 	@hack/tools.sh
+
+deps: ## install the programs that end-to-end tests compare against (iptables, nft), where apt-get can
+	@hack/test-deps.sh
 
 demo: ## a whole mesh on this machine, played through and checked (needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make demo: the demo makes network namespaces and needs root: run 'sudo make demo', or 'sudo env ENVOY=/path make demo'" >&2; exit 1; }
@@ -63,7 +66,7 @@ unit: tools ## all tests of single packages and features; house rules
 race: tools ## the same under the race detector (needs a C compiler)
 	@$(GO) test -race -count=1 -timeout 15m $(FAST)
 
-e2e: tools build ## end-to-end tests: real Envoys in network namespaces (needs root)
+e2e: tools build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
 	$(GO) test -count=1 -p 1 -timeout 15m $(SLOW)
 
 bench: ## the benchmarks of test/bench
