@@ -28,44 +28,78 @@ type Report struct {
 	// Took is the whole time, Rules the number of rules in force.
 	Took  time.Duration
 	Rules int
+	// Changed says that the kernel had other rules, or none; else nothing was done to them.
+	Changed bool
 	// Refused are the settings that could not be made, each with the reason: capture works
 	// without them.
 	Refused []error
 }
 
-// Apply makes the kernel capture as r says, and nothing that an earlier Apply said. On an error,
-// the rules that were in force still are.
+// Apply makes the kernel capture as r says, and nothing that an earlier Apply said. What is so
+// already is not touched. On an error, the rules that were in force still are.
 func Apply(r Ruleset) (Report, error) {
 	begin := time.Now()
 	var report Report
-	for _, p := range r.Loopback {
-		if err := addLoopback(p); err != nil {
-			return report, fmt.Errorf("apply the capture of traffic: %w", err)
-		}
-	}
-	c, err := connect()
+	err := apply(r, &report)
 	if err != nil {
 		return report, fmt.Errorf("apply the capture of traffic: %w", err)
 	}
+	report.Took = time.Since(begin)
+	return report, nil
+}
+
+func apply(r Ruleset, report *Report) error {
+	if err := setHost(r, report); err != nil {
+		return err
+	}
+	c, err := connect()
+	if err != nil {
+		return err
+	}
 	defer c.CloseLasting()
+	for _, t := range r.Tables {
+		report.Rules += t.rules()
+	}
+	differences, err := driftOfTables(c, r)
+	if err != nil {
+		return err
+	}
+	if report.Changed = len(differences) > 0; !report.Changed {
+		return nil
+	}
 	replace(c)
 	for _, t := range r.Tables {
-		n, err := addTable(c, t)
-		if err != nil {
-			return report, fmt.Errorf("apply the capture of traffic: %w", err)
+		if err := addTable(c, t); err != nil {
+			return err
 		}
-		report.Rules += n
 	}
 	if err := flush(c); err != nil {
-		return report, fmt.Errorf("apply the capture of traffic: replace nftables tables: %w", explain(err))
+		return fmt.Errorf("replace nftables tables: %w", explain(err))
+	}
+	return nil
+}
+
+// setHost does what the rules build on beyond themselves.
+func setHost(r Ruleset, report *Report) error {
+	for _, p := range r.Loopback {
+		if err := addLoopback(p); err != nil {
+			return err
+		}
+	}
+	if len(r.Loopback) == 0 {
+		if err := delLoopback(ipv6.passthrough); err != nil {
+			return err
+		}
+	}
+	if err := setRoutes(r.Routes); err != nil {
+		return err
 	}
 	for _, s := range r.Sysctls {
 		if err := setSysctl(s); err != nil {
 			report.Refused = append(report.Refused, err)
 		}
 	}
-	report.Took = time.Since(begin)
-	return report, nil
+	return nil
 }
 
 // Clean takes back all that any Apply may have done but the sysctls, which harm nobody. Connections
@@ -80,7 +114,7 @@ func Clean() error {
 	if err := flush(c); err != nil {
 		return fmt.Errorf("clean the capture of traffic: remove nftables tables: %w", explain(err))
 	}
-	if err := delLoopback(ipv6.passthrough); err != nil {
+	if err := errors.Join(delLoopback(ipv6.passthrough), setRoutes(nil)); err != nil {
 		return fmt.Errorf("clean the capture of traffic: %w", err)
 	}
 	return nil
@@ -108,9 +142,11 @@ func flush(c *nftables.Conn) error {
 	return <-done
 }
 
+var ourTables = []string{tableNAT, tableMangle, tableRaw}
+
 // replace removes our tables; added first, those that are missing can be removed too.
 func replace(c *nftables.Conn) {
-	for _, name := range []string{tableNAT, tableMangle, tableRaw} {
+	for _, name := range ourTables {
 		t := c.AddTable(&nftables.Table{Name: name, Family: nftables.TableFamilyINet})
 		c.DelTable(t)
 	}
@@ -143,7 +179,11 @@ func delLoopback(p netip.Prefix) error {
 	if err != nil {
 		return err
 	}
-	if err := rtnetlink.AddrDel(lo, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+	err = rtnetlink.AddrDel(lo, addr)
+	if errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("remove %s from lo: %w", p, err)
 	}
 	return nil

@@ -21,22 +21,14 @@ var names = map[string]byte{
 	"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP,
 }
 
-// addTable puts a table's commands into the transaction and counts its rules. Chains come before
-// all rules, because rules jump to them.
-func addTable(c *nftables.Conn, t Table) (rules int, err error) {
+// addTable puts a table's commands into the transaction. Chains come before all rules, because
+// rules jump to them.
+func addTable(c *nftables.Conn, t Table) (err error) {
 	table := c.AddTable(&nftables.Table{Name: t.Name, Family: nftables.TableFamilyINet})
 	chains := make([]*nftables.Chain, len(t.Chains))
 	for i, ch := range t.Chains {
-		chains[i] = &nftables.Chain{Name: ch.Name, Table: table}
-		if ch.Base.Hook != "" {
-			if hooks[ch.Base.Hook] == nil {
-				return 0, fmt.Errorf("encode chain %s: no hook %q is known", ch.Name, ch.Base.Hook)
-			}
-			accept := nftables.ChainPolicyAccept
-			chains[i].Type = nftables.ChainType(ch.Base.Type)
-			chains[i].Hooknum = hooks[ch.Base.Hook]
-			chains[i].Priority = nftables.ChainPriorityRef(nftables.ChainPriority(ch.Base.Priority))
-			chains[i].Policy = &accept
+		if chains[i], err = nativeChain(ch, table); err != nil {
+			return err
 		}
 		c.AddChain(chains[i])
 	}
@@ -45,14 +37,37 @@ func addTable(c *nftables.Conn, t Table) (rules int, err error) {
 			for _, r := range rule.native() {
 				exprs, err := encode(r)
 				if err != nil {
-					return 0, fmt.Errorf("encode rule %q of chain %s: %w", r, ch.Name, err)
+					return fmt.Errorf("encode rule %q of chain %s: %w", r, ch.Name, err)
 				}
 				c.AddRule(&nftables.Rule{Table: table, Chain: chains[i], Exprs: exprs})
-				rules++
 			}
 		}
 	}
-	return rules, nil
+	return nil
+}
+
+// rules is how many rules the kernel will have.
+func (t Table) rules() (n int) {
+	for _, ch := range t.Chains {
+		for _, r := range ch.Rules {
+			n += len(r.native())
+		}
+	}
+	return n
+}
+
+func nativeChain(ch Chain, table *nftables.Table) (*nftables.Chain, error) {
+	chain := &nftables.Chain{Name: ch.Name, Table: table}
+	if ch.Base.Hook == "" {
+		return chain, nil
+	}
+	if hooks[ch.Base.Hook] == nil {
+		return nil, fmt.Errorf("encode chain %s: no hook %q is known", ch.Name, ch.Base.Hook)
+	}
+	accept := nftables.ChainPolicyAccept
+	chain.Type, chain.Hooknum, chain.Policy = nftables.ChainType(ch.Base.Type), hooks[ch.Base.Hook], &accept
+	chain.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(ch.Base.Priority))
+	return chain, nil
 }
 
 func encode(r Rule) ([]expr.Any, error) {
