@@ -104,12 +104,12 @@ func (c *Compiler) domains(r *incr.Reader, k scopeName) []hostDomains {
 }
 
 func (c *Compiler) hostDomains(r *incr.Reader, k scopeNameHost) []string {
-	for _, d := range c.inner.domains.Of(r, scopeName{k.scope, k.name}) {
-		if d.host == k.host {
-			return d.domains
-		}
+	list := c.inner.domains.Of(r, scopeName{k.scope, k.name}) // in order of hosts
+	i, ok := slices.BinarySearchFunc(list, k.host, func(d hostDomains, h string) int { return cmp.Compare(d.host, h) })
+	if !ok {
+		return nil
 	}
-	return nil
+	return list[i].domains
 }
 
 // virtualHost makes one encoded virtual host of one route configuration.
