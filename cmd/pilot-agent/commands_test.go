@@ -116,10 +116,10 @@ func TestProxyMistakes(t *testing.T) {
 		{"type", []string{"proxy", "ingress"}, nil, `proxy type "ingress"`},
 		{"broken configuration", []string{"proxy", "--whatever=1"}, map[string]string{"PROXY_CONFIG": "{a"}, "environment PROXY_CONFIG"},
 		{"log level", []string{"proxy", "--log_output_level", "loud"}, nil, "log_output_level"},
-		{"no root certificate", []string{"proxy"}, map[string]string{"INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "statusPort: " + freePort(t)}, "root certificate of the CA"},
+		{"no root certificate", []string{"proxy"}, map[string]string{"INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + freePort(t) + "}"}, "root certificate of the CA"},
 		{"socket name", []string{"proxy"}, map[string]string{"WORKLOAD_IDENTITY_SOCKET_FILE": "a/b"}, "WORKLOAD_IDENTITY_SOCKET_FILE"},
 		{"foreign socket", []string{"proxy"}, map[string]string{
-			"WORKLOAD_IDENTITY_SOCKET_FILE": "other", "CA_ROOT_CA": "SYSTEM", "INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "statusPort: " + freePort(t),
+			"WORKLOAD_IDENTITY_SOCKET_FILE": "other", "CA_ROOT_CA": "SYSTEM", "INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + freePort(t) + "}",
 		}, "no socket is there"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

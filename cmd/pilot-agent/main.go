@@ -49,9 +49,6 @@ func environment(list []string) map[string]string {
 	return env
 }
 
-// coder is an error with an exit code of its own.
-type coder interface{ ExitCode() int }
-
 // run is main without the process: it returns the exit code.
 func run(ctx context.Context, args []string, s surroundings) int {
 	root := newRoot(s)
@@ -62,15 +59,31 @@ func run(ctx context.Context, args []string, s surroundings) int {
 	if err == nil {
 		return 0
 	}
-	var c coder
-	if errors.As(err, &c) {
-		if text := err.Error(); text != "" {
-			fmt.Fprintln(s.stderr, "Error:", text)
-		}
-		return c.ExitCode()
-	}
 	fmt.Fprintln(s.stderr, "Error:", err)
-	return failed
+	return exitCode(err)
+}
+
+// coder is an error with an exit code of its own.
+type coder interface {
+	error
+	ExitCode() int
+}
+
+// exitCode is that of an error. Not every error with such a method counts: those of child
+// processes have one, too.
+func exitCode(err error) int {
+	var own coder
+	var capture captureError
+	var run ended
+	switch {
+	case errors.As(err, &capture):
+		own = capture
+	case errors.As(err, &run):
+		own = run
+	default:
+		return failed
+	}
+	return own.ExitCode()
 }
 
 func newRoot(s surroundings) *cobra.Command {

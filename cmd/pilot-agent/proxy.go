@@ -112,6 +112,6 @@ func logStart(log *slog.Logger, f *node.Facts, s node.Settings) error {
 // ended gives an error of the agent's run its exit code.
 type ended struct{ error }
 
-// ExitCode implements coder.
+// ExitCode is the exit code that the end stands for.
 func (e ended) ExitCode() int { return agent.ExitCode(e.error) }
 func (e ended) Unwrap() error { return e.error }

@@ -1,11 +1,23 @@
 package main
 
 import (
+	"crypto/tls"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	tcpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilothouse/pilothouse/test/agenttest"
 )
@@ -71,5 +83,115 @@ func TestProxyFromStartToEnd(t *testing.T) {
 		if _, err := os.Lstat(a.Dir + "/" + left); err == nil {
 			t.Errorf("%s stays behind", left)
 		}
+	}
+}
+
+// A listener that discovery sends serves with the certificate that the CA signed, and
+// reaches the agent through the cluster of the bootstrap.
+func TestIdentityReachesEnvoy(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	port := agenttest.Port(t)
+	plane.Give(agenttest.ListenerType, map[string]proto.Message{"tls": tlsListener(t, port)})
+	plane.Start()
+	a := agenttest.New(t, plane, "")
+	a.Start()
+	agenttest.Until(t, "the proxy is ready", a.Ready)
+
+	var peer string
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
+		MinVersion: tls.VersionTLS12, RootCAs: plane.Roots(),
+		InsecureSkipVerify: true, // there is no name to verify but the one below
+		VerifyConnection: func(s tls.ConnectionState) error {
+			peer = s.PeerCertificates[0].URIs[0].String()
+			return nil
+		},
+	}}}
+	resp, err := client.Get("https://" + net.JoinHostPort("127.0.0.1", port) + "/healthz/ready")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if want := "spiffe://cluster.local/ns/b/sa/c"; resp.StatusCode != http.StatusOK || peer != want {
+		t.Errorf("status %d from %q, want 200 from %q", resp.StatusCode, peer, want)
+	}
+}
+
+func packed(t *testing.T, m proto.Message) *anypb.Any {
+	t.Helper()
+	a, err := anypb.New(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func tlsListener(t *testing.T, port string) *listenerv3.Listener {
+	t.Helper()
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	context := &tlsv3.DownstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
+		TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{{Name: "default", SdsConfig: &corev3.ConfigSource{
+			ResourceApiVersion: corev3.ApiVersion_V3,
+			ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
+				ApiType: corev3.ApiConfigSource_GRPC, TransportApiVersion: corev3.ApiVersion_V3,
+				GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+					EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: "sds-grpc"},
+				}}},
+			}},
+		}}},
+	}}
+	proxy := &tcpv3.TcpProxy{StatPrefix: "x", ClusterSpecifier: &tcpv3.TcpProxy_Cluster{Cluster: "agent"}}
+	return &listenerv3.Listener{
+		Name: "tls",
+		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+			Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(n)},
+		}}},
+		FilterChains: []*listenerv3.FilterChain{{
+			TransportSocket: &corev3.TransportSocket{
+				Name: "envoy.transport_sockets.tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packed(t, context)},
+			},
+			Filters: []*listenerv3.Filter{{
+				Name: "envoy.filters.network.tcp_proxy", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(t, proxy)},
+			}},
+		}},
+	}
+}
+
+func TestUsersBootstrap(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	port := agenttest.Port(t)
+	good := `{"admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": ` + port + `}}}}`
+
+	a := agenttest.New(t, plane, "customConfigFile: custom.json\nproxyAdminPort: "+port)
+	a.Write("custom.json", []byte(good))
+	a.Start()
+	agenttest.Until(t, "Envoy runs what the user wrote", func() error {
+		_, _, err := a.Get(port, "/server_info")
+		return err
+	})
+	a.Stop()
+	if _, err := os.Stat(filepath.Join(a.Dir, "custom.json")); err != nil {
+		t.Errorf("the user's file: %v", err)
+	}
+
+	a = agenttest.New(t, plane, "customConfigFile: custom.json")
+	a.Write("custom.json", []byte(`{"admin": {"nonsense": 1}, "static_resources": 7}`))
+	a.Start()
+	if code := a.Wait(); code != 255 || !strings.Contains(a.Output(), "validate Envoy's bootstrap") || strings.Contains(a.Output(), "Envoy command") {
+		t.Errorf("exit code %d, want 255, the reason, and no start", code)
+	}
+}
+
+func TestOverrideIsMerged(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	plane.Start()
+	a := agenttest.New(t, plane, "", "ISTIO_BOOTSTRAP_OVERRIDE=o.yaml", "HOST_IP=10.0.0.9")
+	a.Write("o.yaml", []byte("node: {metadata: {HOST: $(HOST_IP)}}"))
+	a.Start()
+	agenttest.Until(t, "the proxy is ready", a.Ready)
+	if got := plane.Node().GetMetadata().GetFields()["HOST"].GetStringValue(); got != "10.0.0.9" {
+		t.Errorf("the override's metadata is %q", got)
 	}
 }

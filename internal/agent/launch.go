@@ -2,10 +2,12 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -48,6 +50,13 @@ func relative(path string) string {
 // bootstrap writes Envoy's configuration and decides its command line. One that a person
 // wrote is tried first, since nothing else would say what is wrong with it.
 func (a *Agent) bootstrap() error {
+	if a.o.Settings.Envoy.Disabled {
+		return errors.New("DISABLE_ENVOY: an agent without Envoy is not supported yet")
+	}
+	binary := a.o.Node.Config.GetBinaryPath()
+	if _, err := exec.LookPath(binary); err != nil {
+		return fmt.Errorf("find Envoy (binaryPath): %w", err)
+	}
 	dir := a.o.Node.Config.GetConfigPath()
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return fmt.Errorf("make the configuration folder: %w", err)
@@ -65,7 +74,7 @@ func (a *Agent) bootstrap() error {
 		return err
 	}
 	a.launch = envoy.Launch{
-		Binary: a.o.Node.Config.GetBinaryPath(),
+		Binary: binary,
 		Args:   a.arguments(path, override).List(),
 		Env:    a.environment(),
 	}

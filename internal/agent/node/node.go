@@ -94,6 +94,7 @@ func Build(in Input) (*Facts, error) {
 	if err := f.describe(in); err != nil {
 		return nil, err
 	}
+	f.warn()
 	f.Cluster = serviceCluster(f)
 	f.Locality = locality(f)
 	return f, nil
@@ -172,6 +173,17 @@ func first(s ...string) string {
 		}
 	}
 	return ""
+}
+
+// warn tells of what is asked for and will not happen.
+func (f *Facts) warn() {
+	if mesh.Truth(f.Metadata["DNS_CAPTURE"]) {
+		f.Warnings = append(f.Warnings, "ISTIO_META_DNS_CAPTURE: this agent does not answer DNS yet; the application's queries go where they went")
+	}
+	const plain = ":15010"
+	if f.Config.GetControlPlaneAuthPolicy() == meshv1.AuthenticationPolicy_NONE && !strings.HasSuffix(f.Config.GetDiscoveryAddress(), plain) {
+		f.Warnings = append(f.Warnings, "controlPlaneAuthPolicy NONE: discovery is spoken to in plaintext at port 15010 only, and over TLS at "+f.Config.GetDiscoveryAddress())
+	}
 }
 
 // serviceCluster names the proxy's own service: what the user said, else what its labels

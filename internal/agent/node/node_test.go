@@ -226,6 +226,21 @@ func TestClusterAndLocality(t *testing.T) {
 	}
 }
 
+func TestWarnings(t *testing.T) {
+	f := build(t, func(in *Input) {
+		in.Env["ISTIO_META_DNS_CAPTURE"] = "true"
+		in.Env["PROXY_CONFIG"] = "controlPlaneAuthPolicy: NONE"
+	})
+	if len(f.Warnings) != 2 {
+		t.Errorf("%q, want a warning of each", f.Warnings)
+	}
+	if f = build(t, func(in *Input) {
+		in.Env["PROXY_CONFIG"] = "{controlPlaneAuthPolicy: NONE, discoveryAddress: 'd:15010'}"
+	}); len(f.Warnings) != 0 {
+		t.Errorf("%q, want none", f.Warnings)
+	}
+}
+
 func TestMistakes(t *testing.T) {
 	tests := []struct {
 		name, want string

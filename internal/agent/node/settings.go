@@ -33,8 +33,6 @@ type Upstream struct {
 	// DiscoveryHeaders and CAHeaders go along with every call.
 	DiscoveryHeaders, CAHeaders map[string]string
 	Keepalive, KeepaliveTimeout time.Duration
-	// Plaintext says that the configuration asks for no TLS to discovery.
-	Plaintext bool
 }
 
 // Secrets say how the workload's certificate is made and renewed. [agent E8, E10, E14, E15, E17]
@@ -162,7 +160,6 @@ func (r *reader) upstream(f *Facts) Upstream {
 		CAHeaders:        r.headers("CA_HEADER_"),
 		Keepalive:        r.duration("GRPC_KEEPALIVE_INTERVAL", 30*time.Second),
 		KeepaliveTimeout: r.duration("GRPC_KEEPALIVE_TIMEOUT", 10*time.Second),
-		Plaintext:        f.Config.GetControlPlaneAuthPolicy() == 0,
 	}
 	switch u.CertProvider {
 	case "istiod", "kubernetes", "custom", "none":

@@ -30,7 +30,7 @@ func TestSettingsDefaults(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	got, err := ReadSettings(build(t, func(in *Input) {
-		in.Env["PROXY_CONFIG"] = "proxyMetadata: {ISTIO_DELTA_XDS: 'false', SECRET_TTL: 1h}\ndiscoveryAddress: d:1\ncontrolPlaneAuthPolicy: NONE\n"
+		in.Env["PROXY_CONFIG"] = "proxyMetadata: {ISTIO_DELTA_XDS: 'false', SECRET_TTL: 1h}\ndiscoveryAddress: d:1\n"
 		for k, v := range map[string]string{
 			"CA_ADDR": "ca:2", "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "/ca.pem", "PROV_CERT": "/prov", "OUTPUT_CERTS": "/out",
 			"XDS_HEADER_A": "1", "CA_HEADER_B": "2", "ECC_SIGNATURE_ALGORITHM": "ECDSA", "ECC_CURVE": "P-384", "PKCS8_KEY": "true",
@@ -44,7 +44,7 @@ func TestSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	u, s, e := got.Upstream, got.Secrets, got.Envoy
-	if u.Discovery != "d:1" || u.CA != "ca:2" || u.DiscoveryRoot != "SYSTEM" || u.CARoot != "/ca.pem" || !u.Plaintext ||
+	if u.Discovery != "d:1" || u.CA != "ca:2" || u.DiscoveryRoot != "SYSTEM" || u.CARoot != "/ca.pem" ||
 		u.DiscoveryHeaders["a"] != "1" || u.CAHeaders["b"] != "2" {
 		t.Errorf("upstream %+v", u)
 	}

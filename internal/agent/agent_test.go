@@ -1,0 +1,200 @@
+package agent
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/node"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// options are those of an ordinary sidecar in an empty folder, on a free status port.
+func options(t *testing.T, env map[string]string) Options {
+	t.Helper()
+	all := map[string]string{"PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + strconv.Itoa(freePort(t)) + "}"}
+	for k, v := range env {
+		all[k] = v
+	}
+	facts, err := node.Build(node.Input{
+		Role: mesh.Sidecar, Env: all, Interfaces: []node.Interface{{Name: "eth0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings, err := node.ReadSettings(facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Options{Node: facts, Settings: settings, Log: slog.New(slog.DiscardHandler)}
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func write(t *testing.T, paths ...string) {
+	t.Helper()
+	for _, p := range paths {
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestWhereTheRootsAre(t *testing.T) {
+	tests := []struct {
+		name          string
+		env           map[string]string
+		files         []string
+		discovery, ca string
+	}{
+		{"default", nil, nil, defaultRoot, defaultRoot},
+		{"named", map[string]string{"XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "/ca"}, []string{"etc/certs/root-cert.pem"}, "SYSTEM", "/ca"},
+		{"legacy mount", nil, []string{"etc/certs/root-cert.pem"}, "etc/certs/root-cert.pem", defaultRoot},
+		{"not what is written there", map[string]string{"OUTPUT_CERTS": "etc/certs/"}, []string{"etc/certs/root-cert.pem"}, defaultRoot, defaultRoot},
+		{"provisioned", map[string]string{"PROV_CERT": "/p"}, nil, "/p/root-cert.pem", "/p/root-cert.pem"},
+		{"file-mounted", map[string]string{"FILE_MOUNTED_CERTS": "true", "ISTIO_META_TLS_CLIENT_ROOT_CERT": "/m"}, nil, "/m", defaultRoot},
+		{"custom", map[string]string{"PILOT_CERT_PROVIDER": "custom"}, nil, defaultRoot, "etc/certs/root-cert.pem"},
+		{"none", map[string]string{"PILOT_CERT_PROVIDER": "none"}, nil, "", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			write(t, tt.files...)
+			a := &Agent{o: options(t, tt.env)}
+			for _, x := range []struct {
+				find func() (string, error)
+				want string
+			}{{a.discoveryRoot, tt.discovery}, {a.caRoot, tt.ca}} {
+				got, err := x.find()
+				if got != x.want || (err != nil) != (x.want == "") {
+					t.Errorf("root %q (%v), want %q", got, err, x.want)
+				}
+			}
+		})
+	}
+}
+
+func TestWhereTheCertificateComesFrom(t *testing.T) {
+	mounted := []string{mountedDir + "/cert-chain.pem", mountedDir + "/key.pem", mountedDir + "/root-cert.pem"}
+	legacy := []string{"etc/certs/cert-chain.pem", "etc/certs/key.pem", "etc/certs/root-cert.pem"}
+	named := map[string]string{
+		"FILE_MOUNTED_CERTS": "true", "ISTIO_META_TLS_CLIENT_CERT_CHAIN": "/c", "ISTIO_META_TLS_CLIENT_KEY": "/k", "ISTIO_META_TLS_CLIENT_ROOT_CERT": "/r",
+	}
+	tests := []struct {
+		name  string
+		env   map[string]string
+		files []string
+		want  string // the chain's file; empty means the CA
+	}{
+		{"the CA", nil, nil, ""},
+		{"mounted", nil, mounted, filepath.Clean(mountedDir) + "/cert-chain.pem"},
+		{"half mounted", nil, mounted[:2], ""},
+		{"legacy", nil, legacy, "etc/certs/cert-chain.pem"},
+		{"not what is written there", map[string]string{"OUTPUT_CERTS": "./etc/certs"}, legacy, ""},
+		{"named", named, mounted, "/c"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			write(t, tt.files...)
+			a := &Agent{o: options(t, tt.env)}
+			got, ok, err := a.certificateFiles()
+			if err != nil || got.Chain != tt.want || ok != (tt.want != "") {
+				t.Errorf("%+v, %v, %v; want %q", got, ok, err, tt.want)
+			}
+		})
+	}
+	a := &Agent{o: options(t, map[string]string{"FILE_MOUNTED_CERTS": "true"})}
+	if _, _, err := a.certificateFiles(); err == nil {
+		t.Error("FILE_MOUNTED_CERTS without files is taken")
+	}
+}
+
+// What is wrong is known before anything runs, and nothing is left open or behind.
+func TestNewFailsAtOnce(t *testing.T) {
+	busy, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	taken := strconv.Itoa(busy.Addr().(*net.TCPAddr).Port)
+	tests := []struct {
+		name, want string
+		env        map[string]string
+	}{
+		{"status port", "take the status port", map[string]string{"PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + taken + "}"}},
+		{"no Envoy", "binaryPath", map[string]string{"PROXY_CONFIG": "{binaryPath: /no/envoy}"}},
+		{"no root", "root certificate of the CA", nil},
+		{"no address", "discovery address", map[string]string{"CA_ADDR": "ca:15010", "PROXY_CONFIG": "{binaryPath: /bin/sh, discoveryAddress: here, statusPort: " + strconv.Itoa(freePort(t)) + "}", "XDS_ROOT_CA": "SYSTEM"}},
+		{"no Envoy wanted", "DISABLE_ENVOY", map[string]string{"DISABLE_ENVOY": "true"}},
+		{"no override", "bootstrap override", map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE": "/no/file"}},
+		{"statistics", "statsFlushInterval", map[string]string{"ISTIO_METAJSON_ANNOTATIONS": `{"sidecar.istio.io/statsFlushInterval": "x"}`}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			o := options(t, tt.env)
+			a, err := New(o)
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("%v, %v; want an error with %q", a, err, tt.want)
+			}
+			if ExitCode(err) != 255 {
+				t.Errorf("exit code %d, want 255", ExitCode(err))
+			}
+			err = filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+				if err == nil && !d.IsDir() {
+					t.Errorf("%s stays behind", path)
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			if port := int(o.Node.Config.GetStatusPort()); strconv.Itoa(port) != taken {
+				l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
+				if err != nil {
+					t.Fatalf("the status port stays open: %v", err)
+				}
+				l.Close()
+			}
+		})
+	}
+}
+
+func TestOverride(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("o.yaml", []byte("a: \"$(HOST_IP):1\""), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for host, want := range map[string]string{"10.0.0.9": `{"a":"10.0.0.9:1"}`, "fd00::9": `{"a":"[fd00::9]:1"}`} {
+		a := &Agent{o: options(t, map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE": "o.yaml", "HOST_IP": host})}
+		if got, err := a.override(); err != nil || got != want {
+			t.Errorf("%s: %s (%v), want %s", host, got, err, want)
+		}
+	}
+}
+
+func TestExitCode(t *testing.T) {
+	if got := ExitCode(errors.Join(errors.New("x"), &envoy.ExitError{Code: 139})); got != 139 {
+		t.Errorf("exit code %d, want Envoy's own", got)
+	}
+}
