@@ -3,7 +3,8 @@
 // The contract: every stream gets what it asked for as soon as it exists, and again each
 // time it changes; a stream that asks before there is a secret waits, it is not refused.
 // Any number of streams and Envoys are served at once. The names are "default" (leaf and
-// key) and "ROOTCA" (the roots). Only StreamSecrets is served. [agent D1]
+// key) and "ROOTCA" (the roots), and those of files that clusters name, where there is a
+// source of them. Only StreamSecrets is served. [agent D1]
 //
 // The socket is guarded by its folder: whoever can reach it gets the key.
 package sds
@@ -41,9 +42,21 @@ type Source interface {
 	Current() (*pki.Secret, <-chan struct{})
 }
 
+// Files is where secrets come from that clusters name by their files. [agent S2]
+type Files interface {
+	// Follow has the named secret kept until release is called. The error says why nothing
+	// could ever be served under that name.
+	Follow(name string) (release func(), err error)
+	// Get is what a followed name stands for, nil while there is nothing.
+	Get(name string) *pki.Secret
+	// Changed is closed when Get changes.
+	Changed() <-chan struct{}
+}
+
 // Server serves one socket.
 type Server struct {
 	source   Source
+	files    Files
 	log      *slog.Logger
 	listener net.Listener
 }
@@ -72,6 +85,9 @@ func New(socket string, source Source, log *slog.Logger) (*Server, error) {
 	}
 	return &Server{source: source, log: log, listener: ln}, nil
 }
+
+// ServeFiles has the server serve secrets of files, too. Call it before Run.
+func (s *Server) ServeFiles(f Files) { s.files = f }
 
 // removeStale removes what a previous agent left, and nothing but a socket.
 func removeStale(path string) error {
@@ -132,10 +148,19 @@ var service = grpc.ServiceDesc{
 // stream serves one stream. [agent D6–D9]
 func (s *Server) stream(st grpc.ServerStream) error {
 	requests, ended := receive(st)
-	var me stream
+	me := stream{files: s.files != nil}
+	followed := follower{files: s.files, release: map[string]func(){}}
+	defer func() { _ = followed.set(nil) }() // nothing is followed, so nothing fails
 	for {
 		secret, changed := s.source.Current()
-		if r := me.response(secret); r != nil {
+		filesChanged := followed.changed()
+		have := func(name string) *pki.Secret {
+			if isFile(name) {
+				return s.files.Get(name)
+			}
+			return secret
+		}
+		if r := me.response(have); r != nil {
 			if err := st.SendMsg(r); err != nil {
 				return err
 			}
@@ -143,6 +168,7 @@ func (s *Server) stream(st grpc.ServerStream) error {
 		}
 		select {
 		case <-changed:
+		case <-filesChanged:
 		case req := <-requests:
 			rep, err := me.request(req)
 			if err != nil {
@@ -150,6 +176,9 @@ func (s *Server) stream(st grpc.ServerStream) error {
 			}
 			if rep.text != "" {
 				s.log.Warn(rep.text, "detail", rep.detail, "names", me.names, "version", me.sent)
+			}
+			if err := followed.set(me.names); err != nil {
+				s.log.Warn("Envoy asks for a secret that cannot be served", "reason", err)
 			}
 		case err := <-ended:
 			return err

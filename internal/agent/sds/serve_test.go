@@ -59,13 +59,16 @@ func (v *value) set(s *pki.Secret) {
 }
 
 // serve runs a server until the test ends and returns its socket.
-func serve(t *testing.T, source Source) string {
+func serve(t *testing.T, source Source) string { return serveFiles(t, source, nil) }
+
+func serveFiles(t *testing.T, source Source, files Files) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "a", "socket")
 	s, err := New(socket, source, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.ServeFiles(files)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
@@ -11,11 +12,21 @@ import (
 // TypeURL is the one type that is served. [agent D2]
 const TypeURL = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
-// The names of secrets. [agent S2]
+// The names of secrets; those of files begin with a prefix. [agent S2]
 const (
-	LeafName  = "default"
-	RootsName = "ROOTCA"
+	LeafName   = "default"
+	RootsName  = "ROOTCA"
+	certPrefix = "file-cert:"
+	rootPrefix = "file-root:"
 )
+
+// isFile says whether the name is that of files.
+func isFile(name string) bool {
+	return strings.HasPrefix(name, certPrefix) || strings.HasPrefix(name, rootPrefix)
+}
+
+// isPair says whether the name stands for certificate and key, rather than for roots.
+func isPair(name string) bool { return name == LeafName || strings.HasPrefix(name, certPrefix) }
 
 // maxNames bounds what one stream may ask for.
 const maxNames = 64
@@ -23,6 +34,7 @@ const maxNames = 64
 // stream is what one stream of the protocol has asked for and been sent: a machine
 // without a socket. The zero value is a stream that has said nothing yet.
 type stream struct {
+	files   bool     // names of files are served, too
 	names   []string // sorted, each once; only those that are served
 	unknown []string // asked for, but not served
 	sent    string   // version of the last response
@@ -61,7 +73,7 @@ func (s *stream) request(r *request) (report, error) {
 func (s *stream) subscribe(asked []string) report {
 	var names, unknown []string
 	for _, n := range asked {
-		if n == LeafName || n == RootsName {
+		if n == LeafName || n == RootsName || s.files && isFile(n) {
 			names = append(names, n)
 		} else {
 			unknown = append(unknown, n)
@@ -80,35 +92,37 @@ func (s *stream) subscribe(asked []string) report {
 	return rep
 }
 
-// response is what is to be sent now that this secret stands, nil for nothing: there is
-// no secret yet, nothing was asked for, or what was asked for has not changed.
-func (s *stream) response(secret *pki.Secret) *response {
-	if secret == nil || len(s.names) == 0 {
-		return nil
-	}
-	version := versionOf(secret, s.names)
-	if version == s.sent {
-		return nil
-	}
-	s.nonce++
-	s.sent = version
-	r := &response{version: version, nonce: strconv.Itoa(s.nonce)}
-	for _, n := range s.names {
-		r.resources = append(r.resources, encodeSecret(secret, n))
-	}
-	return r
-}
-
-// versionOf differs exactly where what these names stand for differs, so that a renewed
-// leaf moves nobody who only looks at the roots.
-func versionOf(secret *pki.Secret, names []string) string {
+// response is what is to be sent now that have tells what each name stands for, nil where
+// there is nothing yet. It is nil itself for nothing: nothing was asked for, nothing of
+// that is there, or nothing has changed. A name that waits holds up no other.
+func (s *stream) response(have func(name string) *pki.Secret) *response {
+	var there []string
+	var secrets []*pki.Secret
 	var parts [][]byte
-	for _, n := range names {
-		if n == LeafName {
+	for _, n := range s.names {
+		secret := have(n)
+		if secret == nil {
+			continue
+		}
+		there, secrets = append(there, n), append(secrets, secret)
+		// The version differs exactly where what was asked for differs, so that a renewed
+		// leaf moves nobody who only looks at the roots.
+		parts = append(parts, []byte(n))
+		if isPair(n) {
 			parts = append(parts, secret.Key, secret.Chain)
 		} else {
 			parts = append(parts, secret.Roots)
 		}
 	}
-	return pki.VersionOf(parts...)
+	version := pki.VersionOf(parts...)
+	if len(there) == 0 || version == s.sent {
+		return nil
+	}
+	s.nonce++
+	s.sent = version
+	r := &response{version: version, nonce: strconv.Itoa(s.nonce)}
+	for i, n := range there {
+		r.resources = append(r.resources, encodeSecret(secrets[i], n))
+	}
+	return r
 }

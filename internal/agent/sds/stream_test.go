@@ -37,6 +37,9 @@ var (
 	secretC = &pki.Secret{Key: []byte("kb"), Chain: []byte("cb"), Roots: []byte("r2")}
 )
 
+// fileSecrets are those of files that are there.
+var fileSecrets = map[string]*pki.Secret{"file-root:/r": {Roots: []byte("fr")}, "file-cert:/c~/k": {Chain: []byte("fc"), Key: []byte("fk")}}
+
 // step is one thing that happens to a stream, and what must come of it.
 type step struct {
 	req    *request // nil: only the secret changed
@@ -88,6 +91,15 @@ var scripts = map[string][]step{
 		{says("", "nosuch", LeafName), secretA, "default", "does not have"},
 		{says("1", "nosuch", LeafName), secretA, "", ""},
 	},
+	"a name that waits holds up no other": {
+		{says("", "file-root:/none", "file-root:/r", LeafName), nil, "file-root:/r", ""},
+		{says("1", "file-root:/none", "file-root:/r", LeafName), nil, "", ""},
+		{nil, secretA, "default file-root:/r", ""},
+		{says("2", "file-cert:/c~/k"), secretA, "file-cert:/c~/k", ""},
+	},
+	"without files, their names are strange": {
+		{says("", "file-root:/r", LeafName), secretA, "default", "does not have"},
+	},
 	"a nonce from an earlier stream": {
 		{says("17", LeafName), secretA, "default", ""},
 	},
@@ -96,7 +108,7 @@ var scripts = map[string][]step{
 func TestStream(t *testing.T) {
 	for name, script := range scripts {
 		t.Run(name, func(t *testing.T) {
-			var s stream
+			s := stream{files: !strings.Contains(name, "without files")}
 			for i, st := range script {
 				if st.req != nil {
 					rep, err := s.request(st.req)
@@ -107,7 +119,13 @@ func TestStream(t *testing.T) {
 						t.Errorf("step %d: says %q, want %q", i, rep.text, st.says)
 					}
 				}
-				if got := namesOf(t, s.response(st.secret)); got != st.sends {
+				have := func(name string) *pki.Secret {
+					if isFile(name) {
+						return fileSecrets[name]
+					}
+					return st.secret
+				}
+				if got := namesOf(t, s.response(have)); got != st.sends {
 					t.Errorf("step %d: sends %q, want %q", i, got, st.sends)
 				}
 			}

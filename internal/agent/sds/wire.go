@@ -103,7 +103,7 @@ func (r *response) encode() []byte {
 // validation_context = 4 (trusted_ca = 1). [agent D4, D5]
 func encodeSecret(secret *pki.Secret, name string) []byte {
 	b := field(nil, 1, []byte(name))
-	if name == LeafName {
+	if isPair(name) {
 		return field(b, 2, field(field(nil, 1, inline(secret.Chain)), 2, inline(secret.Key)))
 	}
 	return field(b, 4, field(nil, 1, inline(secret.Roots)))

@@ -41,7 +41,10 @@ func TestResponsesAreWrittenAsEnvoyReadsThem(t *testing.T) {
 		return &core.DataSource{Specifier: &core.DataSource_InlineBytes{InlineBytes: []byte(s)}}
 	}
 	want := &discovery.DiscoveryResponse{VersionInfo: "v", TypeUrl: TypeURL, Nonce: "1"}
+	const pair, roots = "file-cert:/c~/k", "file-root:/r"
 	for _, s := range []*tlsv3.Secret{
+		{Name: pair, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline("fc"), PrivateKey: inline("fk")}}},
+		{Name: roots, Type: &tlsv3.Secret_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inline("fr")}}},
 		{Name: LeafName, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline("ca"), PrivateKey: inline("ka")}}},
 		{Name: RootsName, Type: &tlsv3.Secret_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inline("r")}}},
 	} {
@@ -51,7 +54,9 @@ func TestResponsesAreWrittenAsEnvoyReadsThem(t *testing.T) {
 		}
 		want.Resources = append(want.Resources, a)
 	}
-	r := &response{version: "v", nonce: "1", resources: [][]byte{encodeSecret(secretA, LeafName), encodeSecret(secretA, RootsName)}}
+	r := &response{version: "v", nonce: "1", resources: [][]byte{
+		encodeSecret(fileSecrets[pair], pair), encodeSecret(fileSecrets[roots], roots), encodeSecret(secretA, LeafName), encodeSecret(secretA, RootsName),
+	}}
 	got := &discovery.DiscoveryResponse{}
 	if err := proto.Unmarshal(r.encode(), got); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,100 @@
+package sds
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/agent/secret"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// TestFilesReachTheStreamsThatNameThem joins the real keeper of files and the real server.
+func TestFilesReachTheStreamsThatNameThem(t *testing.T) {
+	dir := t.TempDir()
+	id := mesh.Identity{TrustDomain: "td", Namespace: "shop", ServiceAccount: "alice"}
+	write := func(name string) []byte {
+		text := pki.EncodeCerts(newRootSigner(t, id).root)
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	n := secret.NewNamed(nil, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	socket := serveFiles(t, &value{}, n) // the workload's own secret does not come
+
+	a, b := "file-root:"+dir+"/a", "file-root:"+dir+"/b"
+	want := write("a")
+	both, late := open(t, socket, a, b, "file-root:../x"), open(t, socket, b)
+	expect := func(c client, names ...string) (last []byte) {
+		t.Helper()
+		_, got := c.next()
+		if len(got) != len(names) {
+			t.Fatalf("got %v, want %v", got, names)
+		}
+		for i, s := range got {
+			if s.GetName() != names[i] {
+				t.Errorf("got %s, want %s", s.GetName(), names[i])
+			}
+			last = s.GetValidationContext().GetTrustedCa().GetInlineBytes()
+		}
+		return last
+	}
+	if got := expect(both, a); string(got) != string(want) {
+		t.Errorf("the root is %s", got)
+	}
+	want = write("b") // comes later, and only then is there something for the other
+	if got := expect(late, b); string(got) != string(want) {
+		t.Errorf("the root is %s", got)
+	}
+	open(t, socket, b).next() // a second stream with the same name
+	want = write("b")
+	if got := expect(late, b); string(got) != string(want) {
+		t.Errorf("the root is %s", got)
+	}
+}
+
+// counted is a source of files that counts who follows what.
+type counted map[string]int
+
+func (c counted) Follow(name string) (func(), error) {
+	if name == "file-root:bad" {
+		return nil, errors.New("bad name")
+	}
+	c[name]++
+	return func() { c[name]-- }, nil
+}
+func (counted) Get(string) *pki.Secret   { return nil }
+func (counted) Changed() <-chan struct{} { return make(chan struct{}) }
+
+func TestAStreamFollowsWhatItNamesAndNoMore(t *testing.T) {
+	c := counted{}
+	f := follower{files: c, release: map[string]func(){}}
+	for _, s := range []struct {
+		names []string
+		fails bool
+		want  counted
+	}{
+		{[]string{LeafName}, false, counted{}},
+		{[]string{LeafName, "file-root:a", "file-root:bad"}, true, counted{"file-root:a": 1}},
+		{[]string{"file-root:a", "file-root:b", "file-root:bad"}, false, counted{"file-root:a": 1, "file-root:b": 1}},
+		{[]string{"file-root:b"}, false, counted{"file-root:a": 0, "file-root:b": 1}},
+		{nil, false, counted{"file-root:a": 0, "file-root:b": 0}},
+	} {
+		if err := f.set(s.names); (err != nil) != s.fails || !maps.Equal(c, s.want) {
+			t.Errorf("%v: %v, following %v, want %v", s.names, err, c, s.want)
+		}
+		if (f.changed() == nil) != (len(f.release) == 0) {
+			t.Errorf("%v: woken for nothing, or not at all", s.names)
+		}
+	}
+}
