@@ -29,7 +29,8 @@ const clientsEnv = "PILOTHOUSE_BENCH_CLIENTS"
 
 // command is what the clients are told.
 type command struct {
-	// Op is connect, await (a resource on every stream) or disconnect.
+	// Op is connect, await (a resource on every stream), disconnect or renew (each stream
+	// in turn, the others going on).
 	Op     string   `json:"op"`
 	Addr   string   `json:"addr,omitempty"`
 	IDs    []string `json:"ids,omitempty"`    // node ids, one stream each
@@ -112,6 +113,17 @@ func (c *clients) obey(cmd command) error {
 		clear(c.kept)
 	case "await":
 		c.wait(func(s *client) bool { return s.news[cmd.Type+cmd.Name] })
+	case "renew":
+		for i, s := range c.streams {
+			s.close()
+			c.kept[s.id] = s.had()
+			next, err := c.connect(cmd.Addr, s.id)
+			if err != nil {
+				return err
+			}
+			c.streams[i] = next
+		}
+		clear(c.kept)
 	case "disconnect":
 		for _, s := range c.streams {
 			s.close()

@@ -19,7 +19,9 @@ type usage struct {
 // BenchmarkStreams holds delta streams to a whole control plane, each for a proxy of
 // another service, and measures what they cost it: processor time with its kernel side,
 // and bytes of responses. The clients run in a process of their own. Wall time includes
-// them, and ends when the last proxy has acknowledged.
+// them, and ends when the last proxy has acknowledged. In "reconnect" each stream ends and
+// comes back while the others go on; in "allGoneAndBack" all have ended first, so that the
+// control plane has let go of what it had compiled.
 func BenchmarkStreams(b *testing.B) {
 	z := standard
 	p := newPlane(b, z)
@@ -58,6 +60,9 @@ func BenchmarkStreams(b *testing.B) {
 		})
 	}
 	b.Run("reconnect", func(b *testing.B) {
+		p.measure(b, len(ids), func(int) answer { return p.tell(b, command{Op: "renew", Addr: p.addr.GRPC}) }, nil)
+	})
+	b.Run("allGoneAndBack", func(b *testing.B) {
 		p.measure(b, len(ids), func(int) answer { return p.tell(b, connect) }, func() { leave(b, false) })
 	})
 }
