@@ -38,7 +38,7 @@ const (
 	Refused
 	// Incompatible says that no process was started, because it could not take over from the
 	// one that runs (another version of hot restart, no shared memory): only a
-	// plain restart is left. It is no failure.
+	// plain restart is left for this configuration. It is no failure.
 	Incompatible
 )
 

@@ -32,6 +32,9 @@ func (m *Machine) onExited(ev Exited) {
 		m.leaveFailed(e, ev)
 	default:
 		m.answer(e, ev, highest)
+		if hash, _ := m.pick(); hash == "" && len(m.running) == 0 && m.goal.desired != "" && !m.goal.idle {
+			m.close(m.tally.failed)
+		}
 	}
 	m.learnGood()
 }
@@ -73,7 +76,7 @@ func (m *Machine) answer(e *epoch, ev Exited, highest bool) {
 	case !highest && (m.serving() != nil || !m.hot()):
 		return // a parent that has done its part
 	case ev.Why == Incompatible && len(m.running) > 0:
-		m.memory.plain = true
+		m.incompatible(e.hash)
 		return
 	case e.sent != 0 && !e.failed:
 		return // replaced, not crashed
@@ -81,9 +84,17 @@ func (m *Machine) answer(e *epoch, ev Exited, highest bool) {
 		m.goal.idle = m.goal.idle || e.hash == m.goal.desired
 		return
 	}
+	m.tally.failed = ev.Status
 	m.fail(e)
-	if hash, _ := m.pick(); hash == "" && len(m.running) == 0 && m.goal.desired != "" {
-		m.close(ev.Status)
+}
+
+// incompatible notes that a child could not take over from what runs.
+func (m *Machine) incompatible(hash string) {
+	switch top := m.top(); {
+	case hash == top.hash:
+		m.memory.plain = true // not even with its own configuration: the program is another one by now
+	case hash == m.goal.desired:
+		m.goal.plain = true
 	}
 }
 

@@ -42,6 +42,7 @@ type goal struct {
 	want, back    retry  // the budget of desired, and of good where that is another one
 	away          bool   // the upstream is
 	idle          bool   // desired has had its run, and is left alone until another one is desired
+	plain         bool   // desired cannot take over from what runs
 }
 
 type retry struct {
@@ -54,14 +55,15 @@ type retry struct {
 type memory struct {
 	locked bool   // a failed child holds it, Unlock is not answered
 	by     string // the configuration of that child
-	plain  bool   // it cannot be taken over by a child
+	plain  bool   // no child can take it over
 }
 
 // tally counts.
 type tally struct {
 	restarts, ends int
 	last           Status
-	next           int // the number after the highest that was ever used
+	failed         Status // of the last failure
+	next           int    // the number after the highest that was ever used
 }
 
 // New makes a machine at time zero that knows no configuration yet.
@@ -226,7 +228,7 @@ func (m *Machine) View() View {
 		Draining: m.drain.asked, Ending: m.end.begun,
 		Restarts: m.tally.restarts, Left: m.policy.Budget - m.goal.want.used,
 		Last: m.tally.last, Ends: m.tally.ends,
-		Goal: Goal{Desired: m.goal.desired, Good: m.goal.good, GivenUp: m.goal.want.spent, Plain: m.memory.plain},
+		Goal: Goal{Desired: m.goal.desired, Good: m.goal.good, GivenUp: m.goal.want.spent, Plain: m.memory.plain || m.goal.plain},
 	}
 	serving, top := m.serving(), m.top()
 	for _, e := range m.running {

@@ -5,7 +5,7 @@ func (m *Machine) onDesired(hash string) {
 		return
 	}
 	g := &m.goal
-	g.desired, g.want, g.back, g.idle = hash, retry{}, retry{}, false
+	g.desired, g.want, g.back, g.idle, g.plain = hash, retry{}, retry{}, false, false
 }
 
 func (m *Machine) onLive(number int) {
@@ -85,7 +85,7 @@ func (m *Machine) next(top *epoch) (hash string, wait Waiting) {
 		return hash, WaitLive
 	case m.memory.locked:
 		return hash, WaitUnlock
-	case m.memory.plain:
+	case m.memory.plain, g.plain && !rescue:
 		return hash, WaitEnd
 	case p.Epochs.Max > 0 && len(m.running) >= p.Epochs.Max:
 		return hash, WaitExit
@@ -124,7 +124,7 @@ func (m *Machine) start(hash string) {
 	}
 	m.tally.next = max(m.tally.next, number+1)
 	if len(m.running) == 0 {
-		m.memory = memory{}
+		m.memory, m.goal.plain = memory{}, false
 	}
 	m.running = append(m.running, &epoch{number: number, hash: hash, started: m.clock.now})
 	m.do(Start{number, hash})
