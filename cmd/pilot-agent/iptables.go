@@ -30,7 +30,7 @@ type iptables struct {
 
 	dryRun, skip, clean bool
 	namespace           string
-	binary              string
+	backend             capture.BackendOptions
 }
 
 // unsupportedFlag is one that is known but can't be obeyed: only its default is taken.
@@ -50,12 +50,13 @@ func newIptablesCommand(getenv func(string) string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "istio-iptables",
 		Short: "Capture the Pod's connections for its proxy, by rules in the kernel",
-		Long: `Capture the Pod's connections for its proxy, by nftables rules in the kernel.
+		Long: `Capture the Pod's connections for its proxy, by rules in the kernel.
 
-No iptables, nft or ip program is needed, but the capability CAP_NET_ADMIN is. The rules are
-replaced as a whole: applying them again changes nothing. Each flag has a twin in the
-environment, such as ENVOY_PORT for --envoy-port. The exit code is 0 if the rules are in
-force and 1 if they are not.`,
+The rules are those of iptables where its programs are there and work, legacy or nft, whichever
+is in use, and else of nftables, which needs no program; what was taken is said on standard
+error. The capability CAP_NET_ADMIN is needed. Applying the same rules again changes nothing.
+Each flag has a twin in the environment, such as ENVOY_PORT for --envoy-port. The exit code is 0
+if the rules are in force and 1 if they are not.`,
 		Example: `  pilot-agent istio-iptables -p 15001 -z 15006 -u 1337 -m REDIRECT -i '*' -b '*' -d 15090,15021,15020
   pilot-agent istio-iptables -i '*' -b '*' --dry-run
   pilot-agent istio-iptables --cleanup-only`,
@@ -90,19 +91,10 @@ func (r *iptables) register(c *cobra.Command) {
 			f.StringVarP(o.Text, o.Name, o.Short, *o.Text, o.Usage)
 		}
 	}
-	f.BoolVarP(&r.dryRun, "dry-run", "n", false, "print the rules and apply nothing; also into the file $DRY_RUN_FILE_PATH")
-	f.BoolVar(&r.skip, "skip-rule-apply", false, "check the options and apply nothing")
-	f.BoolVar(&r.clean, "cleanup-only", false, "take all rules back and apply nothing")
-	f.StringVar(&r.namespace, "network-namespace", "", "act in the network namespace of this `path`")
-	f.StringVar(&r.binary, "force-iptables-binary", "", "`backend`: nft, the only one there is")
+	r.registerOwn(f)
 	for _, u := range unsupportedFlags {
 		f.Bool(u.name, false, "refused: "+u.why)
 	}
-	// These have nothing left to decide: rules are always replaced whole, by netlink.
-	f.Bool("native-nftables", true, "taken for granted")
-	f.Bool("reconcile", true, "taken for granted")
-	f.Bool("force-apply", true, "taken for granted")
-	f.Bool("cni-mode", false, "accepted, without effect")
 	f.Bool("iptables-trace-logging", false, "accepted, without effect")
 	f.Uint16("iptables-probe-port", 15002, "accepted; for --run-validation")
 	f.Duration("probe-timeout", 5*time.Second, "accepted; for --run-validation")
@@ -126,21 +118,14 @@ func (r *iptables) fill(c *cobra.Command) error {
 		}
 		*o.Bool = b
 	}
-	for _, own := range []struct {
-		flag string
-		to   *bool
-	}{{"dry-run", &r.dryRun}, {"skip-rule-apply", &r.skip}, {"cleanup-only", &r.clean}} {
-		env := strings.ToUpper(strings.ReplaceAll(own.flag, "-", "_"))
-		if value := r.getenv(env); value != "" && !c.Flags().Changed(own.flag) {
-			b, err := strconv.ParseBool(value)
-			if err != nil {
-				return fmt.Errorf("%s=%q: give true or false", env, value)
-			}
-			*own.to = b
-		}
+	if err := r.fillOwn(c); err != nil {
+		return err
 	}
 	if r.options.ProxyUID == "" {
 		r.options.ProxyUID = proxyUser(r.getenv("ENVOY_USER"))
+	}
+	if r.options.ProxyGID == "" {
+		r.options.ProxyGID = r.options.ProxyUID // said here so that it is dumped
 	}
 	return nil
 }
@@ -172,10 +157,7 @@ func (r *iptables) refuse(c *cobra.Command) error {
 			errs = append(errs, fmt.Errorf("%s=%q: %s; leave it %s", by, value, u.why, orEmpty(u.def)))
 		}
 	}
-	if r.binary != "" && r.binary != "nft" {
-		errs = append(errs, fmt.Errorf("--force-iptables-binary=%q: there is only nft; leave it empty", r.binary))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, r.backend.Check())...)
 }
 
 func orEmpty(s string) string {
@@ -201,7 +183,7 @@ func (r *iptables) act(c *cobra.Command) error {
 		if r.dryRun || r.skip {
 			return nil
 		}
-		return capture.Clean()
+		return capture.Nftables{Options: r.backend}.Clean()
 	}
 	if err := r.refuse(c); err != nil {
 		return err
@@ -214,22 +196,14 @@ func (r *iptables) act(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(c.OutOrStdout(), strings.Join(r.options.Dump(), "\n"))
+	fmt.Fprintln(c.OutOrStdout(), strings.Join(append(r.options.Dump(), r.dumpOwn()...), "\n"))
 	if r.dryRun {
-		return r.show(c.OutOrStdout(), plan.String())
+		return r.show(c.OutOrStdout(), capture.Text(r.backend, plan))
 	}
 	if r.skip {
 		return nil
 	}
-	report, err := capture.Apply(plan)
-	if err != nil {
-		return err
-	}
-	for _, refused := range report.Refused {
-		fmt.Fprintln(c.ErrOrStderr(), "Warning:", refused)
-	}
-	fmt.Fprintf(c.ErrOrStderr(), "%d rules are in force, after %s\n", report.Rules, report.Took.Round(10*time.Microsecond))
-	return nil
+	return r.apply(c.ErrOrStderr(), plan)
 }
 
 // show is the dry run.

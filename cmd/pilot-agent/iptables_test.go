@@ -30,10 +30,23 @@ func TestIptablesTakesTheInjectorsFlags(t *testing.T) {
 	}
 	for _, want := range []string{
 		"PROXY_PORT=15001\n", "OUTBOUND_IP_RANGES_INCLUDE=*\n", "INBOUND_PORTS_EXCLUDE=15090,15021,15020\n",
-		"table inet istio-proxy-nat {\n", "tcp dport 15021 counter return\n", "counter jump istio-in-redirect\n",
+		"PROXY_GID=1337\n", "NATIVE_NFTABLES=false\n", "\n* nat\n-N ISTIO_INBOUND\n",
+		"-A ISTIO_INBOUND -p tcp --dport 15021 -j RETURN\n", "-A ISTIO_INBOUND -p tcp -j ISTIO_IN_REDIRECT\n",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+func TestIptablesShowsNftablesWhereAskedTo(t *testing.T) {
+	for _, c := range []struct {
+		env  map[string]string
+		args []string
+	}{{args: []string{"--native-nftables"}}, {env: map[string]string{"NATIVE_NFTABLES": "true"}}} {
+		out, err := runIptables(t, c.env, append(c.args, "-i", "*", "--dry-run")...)
+		if err != nil || !strings.Contains(out, "NATIVE_NFTABLES=true\n") || !strings.Contains(out, "table inet istio-proxy-nat {\n") {
+			t.Errorf("%v: %s", err, out)
 		}
 	}
 }
@@ -57,7 +70,7 @@ func TestIptablesPrefersFlagsToTheEnvironmentToDefaults(t *testing.T) {
 		}
 	}
 	written, err := os.ReadFile(file)
-	if err != nil || !strings.HasSuffix(out, string(written)) || !strings.HasPrefix(string(written), "# sysctl") {
+	if err != nil || !strings.HasSuffix(out, string(written)) || !strings.HasPrefix(string(written), "* nat\n") {
 		t.Errorf("the file holds %q, %v", written, err)
 	}
 	if out, err = runIptables(t, map[string]string{"ENVOY_USER": "nobody-of-this-name"}, "-n"); err != nil || !strings.Contains(out, "PROXY_UID=1337\n") {
@@ -77,7 +90,7 @@ func TestIptablesRefusesWithExitCode1(t *testing.T) {
 		{args: []string{"-m", "DIVERT"}, want: "give REDIRECT, TPROXY or NONE"},
 		{env: map[string]string{"ISTIO_META_DNS_CAPTURE": "so"}, want: `ISTIO_META_DNS_CAPTURE="so"`},
 		{args: []string{"-k", "tap/0"}, want: `--kube-virt-interfaces="tap/0"`},
-		{args: []string{"--force-iptables-binary=legacy"}, want: "there is only nft"},
+		{args: []string{"--force-iptables-binary=bpf"}, want: `--force-iptables-binary="bpf": give legacy or nft`},
 		{env: map[string]string{"ISTIO_DUAL_STACK": "maybe"}, want: `ISTIO_DUAL_STACK="maybe": give true or false`},
 		{args: []string{"--network-namespace=/no/such/ns"}, want: "open the network namespace: open /no/such/ns"},
 	} {

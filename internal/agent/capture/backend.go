@@ -40,17 +40,15 @@ const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 type Choice struct {
 	Backend
 	Name, Why string
-	// Text is what a dry run shows: what is asked of the kernel, in the backend's own language.
-	Text func(Ruleset) string
 }
 
 // Choose takes iptables where its programs are there and work for what r captures, else nftables,
 // if the options don't say. The error is that of an iptables that was asked for. [agent I42]
 func Choose(o BackendOptions, r Ruleset) (Choice, error) {
-	if o.Force != "" && o.Force != "legacy" && o.Force != "nft" {
-		return Choice{}, fmt.Errorf("--force-iptables-binary=%q: give legacy or nft, or leave it empty", o.Force)
+	if err := o.Check(); err != nil {
+		return Choice{}, err
 	}
-	native := Choice{Backend: Nftables{o}, Name: "nftables", Text: Ruleset.String}
+	native := Choice{Backend: Nftables{o}, Name: "nftables"}
 	if o.Native {
 		native.Why = "--native-nftables"
 		return native, nil
@@ -63,10 +61,19 @@ func Choose(o BackendOptions, r Ruleset) (Choice, error) {
 		native.Why = "no iptables program works: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 		return native, nil
 	}
-	return Choice{Backend: b, Name: b.String(), Why: why, Text: Ruleset.RestoreAll}, nil
+	return Choice{Backend: b, Name: b.String(), Why: why}, nil
 }
 
-// Text is what a dry run shows of a backend that is chosen without a look at the programs.
+// Check says what is wrong with the options, whatever the machine has.
+func (o BackendOptions) Check() error {
+	if o.Force != "" && o.Force != "legacy" && o.Force != "nft" {
+		return fmt.Errorf("--force-iptables-binary=%q: give legacy or nft, or leave it empty", o.Force)
+	}
+	return nil
+}
+
+// Text is what a dry run shows: what would be asked of the kernel, in the language that scripts
+// read, without a look at the programs.
 func Text(o BackendOptions, r Ruleset) string {
 	if o.Native {
 		return r.String()
@@ -86,14 +93,14 @@ func (n Nftables) Apply(r Ruleset) (Report, error) {
 	if err != nil {
 		return report, err
 	}
-	if err := sweep(n.Options, nil); err != nil {
+	if err := newShelf(n.Options).sweep(nil); err != nil {
 		return report, fmt.Errorf("apply the capture of traffic: remove former rules: %w", err)
 	}
 	return report, nil
 }
 
 // Drift is as [Backend] says.
-func (Nftables) Drift(Ruleset) ([]string, error) { return nil, nil }
+func (Nftables) Drift(r Ruleset) ([]string, error) { return Drift(r) }
 
 // Clean is as [Backend] says.
-func (n Nftables) Clean() error { return errors.Join(sweep(n.Options, nil), Clean()) }
+func (n Nftables) Clean() error { return errors.Join(newShelf(n.Options).sweep(nil), Clean()) }

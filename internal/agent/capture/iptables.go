@@ -37,29 +37,53 @@ const (
 	lockOfNamespace = "/proc/self/ns/net"
 )
 
-// find looks for a program in a list of directories and asks it for its version.
-func find(path, name string) (program, error) {
-	for _, dir := range strings.Split(path, ":") {
-		if dir == "" {
+// shelf is where the programs are; it asks each for its version once.
+type shelf struct {
+	o    BackendOptions
+	seen map[string]found
+}
+
+type found struct {
+	program
+	err error
+}
+
+func newShelf(o BackendOptions) *shelf { return &shelf{o, map[string]found{}} }
+
+// find looks for a program in the list of directories.
+func (s *shelf) find(name string) (program, error) {
+	f, ok := s.seen[name]
+	if !ok {
+		f.program, f.err = s.look(name)
+		s.seen[name] = f
+	}
+	return f.program, f.err
+}
+
+func (s *shelf) look(name string) (program, error) {
+	for dir := range strings.SplitSeq(s.o.Path, ":") {
+		if dir == "" || !complete(dir, name) {
 			continue
 		}
 		p := program{name: name, dir: dir}
-		missing := false
-		for _, file := range []string{name, name + "-save", name + "-restore"} {
-			info, err := os.Stat(filepath.Join(dir, file))
-			missing = missing || err != nil || info.IsDir() || info.Mode()&0o111 == 0
-		}
-		if missing {
-			continue
-		}
 		out, err := p.run("", "", "--version")
 		if err != nil {
 			return program{}, err
 		}
 		p.version, p.variant = parseVersion(out)
-		return p, nil
+		return p.withLock(s.o.PodLock), nil
 	}
 	return program{}, fmt.Errorf("there is no program %s with its -save and -restore", name)
+}
+
+func complete(dir, name string) bool {
+	for _, file := range []string{name, name + "-save", name + "-restore"} {
+		info, err := os.Stat(filepath.Join(dir, file))
+		if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 var versionForm = regexp.MustCompile(`v([0-9][0-9.]*)\s*(?:\(([a-z_ ]+)\))?`)
@@ -111,14 +135,26 @@ func (p program) restore(text string) error {
 	return err
 }
 
-// works says whether the kernel has what the program needs.
+// works says whether the kernel has what the program needs. The nft variant needs no table for it.
 func (p program) works() error {
+	if p.variant == "nft" {
+		_, err := p.run("-save", "", "-t", "nat")
+		return err
+	}
 	args := []string{"-t", "nat", "-S"}
 	if p.waits() {
 		args = append(args, "-w", strconv.Itoa(int(lockWait.Seconds())))
 	}
 	_, err := p.run("", "", args...)
 	return err
+}
+
+// hasLegacy says whether the calling thread's network namespace has any legacy table. The program
+// would make one by asking.
+func hasLegacy(ipv6 bool) bool {
+	name := map[bool]string{false: "ip_tables_names", true: "ip6_tables_names"}[ipv6]
+	names, err := os.ReadFile("/proc/thread-self/net/" + name)
+	return err == nil && len(names) > 0
 }
 
 // run runs one of the program's files in the calling thread's network namespace.
@@ -188,24 +224,24 @@ func family(ipv6 bool) string {
 // detect chooses the program of one version of IP, and says why: the one that was asked for, or
 // legacy where that has rules here, or the nft variant, or the one without a variant in its name,
 // whichever works first. [agent I42]
-func detect(o BackendOptions, ipv6 bool) (program, string, error) {
+func (s *shelf) detect(ipv6 bool) (program, string, error) {
 	name := family(ipv6)
-	if o.Force != "" {
-		p, err := forced(o, name)
-		return p.withLock(o.PodLock), "--force-iptables-binary=" + o.Force, err
+	if s.o.Force != "" {
+		p, err := s.forced(name)
+		return p, "--force-iptables-binary=" + s.o.Force, err
+	}
+	if hasLegacy(ipv6) {
+		if legacy, err := s.find(name + "-legacy"); err == nil {
+			if rules, saveErr := legacy.save(); saveErr == nil && !rules.empty() {
+				return legacy, "legacy has rules here", nil
+			}
+		}
 	}
 	var errs []error
-	legacy, err := find(o.Path, name+"-legacy")
-	if err == nil {
-		if s, saveErr := legacy.save(); saveErr == nil && !s.empty() {
-			return legacy.withLock(o.PodLock), "legacy has rules here", nil
-		}
-	} else {
-		errs = append(errs, err)
-	}
-	for _, c := range []struct{ name, why string }{{name + "-nft", "legacy has no rules here"}, {name, "it is the only one"}, {name + "-legacy", "no other works"}} {
-		p, err := find(o.Path, c.name)
-		p = p.withLock(o.PodLock)
+	for _, c := range []struct{ name, why string }{
+		{name + "-nft", "it works and legacy has no rules here"}, {name, "it is the one that works"}, {name + "-legacy", "no other works"},
+	} {
+		p, err := s.find(c.name)
 		if err == nil {
 			err = p.works()
 		}
@@ -218,17 +254,31 @@ func detect(o BackendOptions, ipv6 bool) (program, string, error) {
 }
 
 // forced finds the variant under its own name, or under the one that may be either.
-func forced(o BackendOptions, name string) (program, error) {
-	p, err := find(o.Path, name+"-"+o.Force)
+func (s *shelf) forced(name string) (program, error) {
+	p, err := s.find(name + "-" + s.o.Force)
 	if err == nil {
 		return p, nil
 	}
-	plain, plainErr := find(o.Path, name)
-	if plainErr == nil && plain.variant == o.Force {
+	plain, plainErr := s.find(name)
+	if plainErr == nil && plain.variant == s.o.Force {
 		return plain, nil
 	}
 	if plainErr == nil {
 		plainErr = fmt.Errorf("%s is the other variant", plain)
 	}
 	return program{}, errors.Join(err, plainErr)
+}
+
+// variants are the programs of one version of IP, one for each kind of rules that there can be.
+func (s *shelf) variants(ipv6 bool) (programs []program) {
+	for _, suffix := range []string{"-legacy", "-nft", ""} {
+		if len(programs) == 2 {
+			break
+		}
+		p, err := s.find(family(ipv6) + suffix)
+		if err == nil && (len(programs) == 0 || programs[0].variant != p.variant) {
+			programs = append(programs, p)
+		}
+	}
+	return programs
 }

@@ -6,13 +6,11 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // iptables is the backend that runs the iptables programs.
 type iptables struct {
-	o BackendOptions
+	*shelf
 	// families are the programs: of IPv4 always, of IPv6 too where it is captured or there is one.
 	families []iptablesFamily
 }
@@ -24,12 +22,13 @@ type iptablesFamily struct {
 
 // newIptables detects the programs that r needs.
 func newIptables(o BackendOptions, r Ruleset) (*iptables, string, error) {
-	p4, why, err := detect(o, false)
+	s := newShelf(o)
+	p4, why, err := s.detect(false)
 	if err != nil {
 		return nil, "", err
 	}
-	b := &iptables{o: o, families: []iptablesFamily{{false, p4}}}
-	p6, why6, err := detect(o, true)
+	b := &iptables{shelf: s, families: []iptablesFamily{{false, p4}}}
+	p6, why6, err := s.detect(true)
 	switch {
 	case err == nil:
 		b.families = append(b.families, iptablesFamily{true, p6})
@@ -61,7 +60,7 @@ type work struct {
 	residue     bool
 }
 
-func (b *iptables) look(r Ruleset) (all []work, err error) {
+func (b *iptables) compare(r Ruleset) (all []work, err error) {
 	for _, f := range b.families {
 		w := work{iptablesFamily: f, want: r.xtables(f.ipv6)}
 		if w.saved, err = f.save(); err != nil {
@@ -75,7 +74,7 @@ func (b *iptables) look(r Ruleset) (all []work, err error) {
 
 // Drift is as [Backend] says.
 func (b *iptables) Drift(r Ruleset) (differences []string, err error) {
-	all, err := b.look(r)
+	all, err := b.compare(r)
 	if err != nil {
 		return nil, fmt.Errorf("compare the rules in force: %w", err)
 	}
@@ -84,7 +83,11 @@ func (b *iptables) Drift(r Ruleset) (differences []string, err error) {
 			differences = append(differences, w.name+": "+d)
 		}
 	}
-	return differences, nil
+	routes, err := driftOfRoutes(r)
+	if err != nil {
+		return nil, fmt.Errorf("compare the rules in force: %w", err)
+	}
+	return append(differences, routes...), nil
 }
 
 // Apply is as [Backend] says. Where nothing of ours is in force, the programs get the text of the
@@ -95,7 +98,7 @@ func (b *iptables) Apply(r Ruleset) (Report, error) {
 	var report Report
 	err := b.apply(r, &report)
 	if err == nil {
-		err = sweep(b.o, b.families)
+		err = b.sweep(b.families)
 	}
 	if err == nil {
 		err = cleanNative()
@@ -108,7 +111,7 @@ func (b *iptables) Apply(r Ruleset) (Report, error) {
 }
 
 func (b *iptables) apply(r Ruleset, report *Report) error {
-	all, err := b.look(r)
+	all, err := b.compare(r)
 	if err != nil {
 		return err
 	}
@@ -121,13 +124,14 @@ func (b *iptables) apply(r Ruleset, report *Report) error {
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	if err := prepare(r, report); err != nil {
+	if err := setHost(r, report); err != nil {
 		return err
 	}
 	for _, w := range all {
 		for _, t := range w.want {
 			report.Rules += len(t.rules)
 		}
+		report.Changed = report.Changed || len(w.differences) > 0 || b.o.Reapply
 		if err := w.do(b.o.Reapply, r.Restore(w.ipv6)); err != nil {
 			return err
 		}
@@ -205,23 +209,17 @@ func (p program) unguard() error {
 }
 
 // Clean is as [Backend] says.
-func (b *iptables) Clean() error { return errors.Join(sweep(b.o, nil), Clean()) }
+func (b *iptables) Clean() error { return errors.Join(b.sweep(nil), Clean()) }
 
 // sweep takes our rules out of every iptables but those in use.
-func sweep(o BackendOptions, keep []iptablesFamily) error {
+func (s *shelf) sweep(keep []iptablesFamily) error {
 	var errs []error
 	for _, ipv6 := range []bool{false, true} {
-		seen := map[string]bool{}
-		for _, f := range keep {
-			seen[f.variant] = seen[f.variant] || f.ipv6 == ipv6
-		}
-		for _, suffix := range []string{"-legacy", "-nft", ""} {
-			p, err := find(o.Path, family(ipv6)+suffix)
-			if err != nil || seen[p.variant] {
-				continue // what is not there has nothing to say
+		for _, p := range s.variants(ipv6) {
+			used := slices.ContainsFunc(keep, func(f iptablesFamily) bool { return f.ipv6 == ipv6 && f.variant == p.variant })
+			if !used && (p.variant != "legacy" || hasLegacy(ipv6)) {
+				errs = append(errs, p.clean())
 			}
-			seen[p.variant] = true
-			errs = append(errs, p.withLock(o.PodLock).clean())
 		}
 	}
 	return errors.Join(errs...)
@@ -243,31 +241,20 @@ func (p program) clean() error {
 	return err
 }
 
-// prepare does what the rules build on beyond themselves.
-func prepare(r Ruleset, report *Report) error {
-	for _, p := range r.Loopback {
-		if err := addLoopback(p); err != nil {
-			return err
-		}
-	}
-	for _, s := range r.Sysctls {
-		if err := setSysctl(s); err != nil {
-			report.Refused = append(report.Refused, err)
-		}
-	}
-	return nil
-}
-
-// cleanNative takes the tables of the other backend away.
+// cleanNative takes the tables of the other backend away, if there are any.
 func cleanNative() error {
 	c, err := connect()
 	if err != nil {
 		return err
 	}
 	defer c.CloseLasting()
+	differences, err := driftOfTables(c, Ruleset{})
+	if err != nil || len(differences) == 0 {
+		return nil // a kernel that can't have them has none
+	}
 	replace(c)
-	if err := flush(c); err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EPROTONOSUPPORT) {
-		return fmt.Errorf("remove nftables tables: %w", err)
+	if err := flush(c); err != nil {
+		return fmt.Errorf("remove nftables tables: %w", explain(err))
 	}
 	return nil
 }
