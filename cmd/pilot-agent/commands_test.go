@@ -3,14 +3,19 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 )
 
 // agentRun runs a command line in this process.
@@ -160,6 +165,18 @@ func TestCollateral(t *testing.T) {
 	}
 	if code, _, _ := agentRun(t, nil, "collateral"); code != 255 {
 		t.Errorf("nothing asked for: %d, want 255", code)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for want, err := range map[int]error{
+		139: ended{errors.Join(errors.New("sds"), &envoy.ExitError{Code: 139})},
+		1:   captureError{errors.New("x")},
+		255: fmt.Errorf("validate: %w", exec.CommandContext(t.Context(), "false").Run()),
+	} {
+		if got := exitCode(err); got != want {
+			t.Errorf("%v: exit code %d, want %d", err, got, want)
+		}
 	}
 }
 

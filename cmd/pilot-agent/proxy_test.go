@@ -86,6 +86,56 @@ func TestProxyFromStartToEnd(t *testing.T) {
 	}
 }
 
+// Probes are answered, and told why, for as long as Envoy drains.
+func TestStatusOutlivesEnvoy(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	plane.Start()
+	a := agenttest.New(t, plane, "")
+	for i, e := range a.Cmd.Env {
+		a.Cmd.Env[i] = strings.Replace(e, "terminationDrainDuration: 0.1s", "terminationDrainDuration: 2s", 1)
+	}
+	a.Start()
+	agenttest.Until(t, "the proxy is ready", a.Ready)
+	if err := a.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	agenttest.Until(t, "the status port says that the proxy drains", func() error {
+		code, body, err := a.Get(a.Status, "/healthz/ready")
+		if err != nil {
+			t.Fatalf("the status port is gone before Envoy: %v", err)
+		}
+		if code != http.StatusServiceUnavailable || !strings.Contains(body, "draining") {
+			return fmt.Errorf("%d %s", code, body)
+		}
+		_, err = a.Envoy()
+		return err
+	})
+	if code := a.Wait(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+}
+
+// A control plane whose name does not resolve holds up nothing.
+func TestStartNeedsNoName(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	a := agenttest.New(t, plane, "")
+	for i, e := range a.Cmd.Env {
+		a.Cmd.Env[i] = strings.Replace(e, plane.Addr, "no-such-host.invalid:15012", 1)
+	}
+	a.Start()
+	agenttest.Until(t, "Envoy runs", func() error {
+		_, _, err := a.Get(a.Admin, "/server_info")
+		return err
+	})
+	agenttest.Until(t, "readiness names the host", func() error {
+		code, body, err := a.Get(a.Status, "/healthz/ready")
+		if err == nil && (code != http.StatusServiceUnavailable || !strings.Contains(body, "no-such-host.invalid")) {
+			err = fmt.Errorf("%d %s", code, body)
+		}
+		return err
+	})
+}
+
 // A listener that discovery sends serves with the certificate that the CA signed, and
 // reaches the agent through the cluster of the bootstrap.
 func TestIdentityReachesEnvoy(t *testing.T) {
