@@ -64,6 +64,25 @@ func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 	return info, nil
 }
 
+// HotRestartVersion asks the Envoy that runs, see the function of that name.
+func (a *Admin) HotRestartVersion(ctx context.Context) (string, error) {
+	body, err := a.ask(ctx, http.MethodGet, "/hot_restart_version")
+	return strings.TrimSpace(string(body)), err
+}
+
+// SetLogLevel changes the levels of all loggers to level, then of single ones by
+// components ("misc:error,upstream:debug", may be empty).
+func (a *Admin) SetLogLevel(ctx context.Context, level, components string) error {
+	if _, err := a.ask(ctx, http.MethodPost, "/logging?level="+url.QueryEscape(level)); err != nil {
+		return err
+	}
+	if components == "" {
+		return nil
+	}
+	_, err := a.ask(ctx, http.MethodPost, "/logging?paths="+url.QueryEscape(components))
+	return err
+}
+
 // Ready returns nil when Envoy says that it is live.
 func (a *Admin) Ready(ctx context.Context) error {
 	_, err := a.ask(ctx, http.MethodGet, "/ready")

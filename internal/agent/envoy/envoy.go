@@ -2,6 +2,9 @@
 //
 // It is the edge that performs the machine's effects: it starts one process per epoch in
 // a process group of its own, passes its output on, asks its admin interface, sends signals and reaps.
+// For hot restarts it also owns the shared memory: a base id that nobody else has, the flag
+// that a failed child leaves behind, and its removal; and it looks before a child is started
+// whether that could take over at all (the bootstrap is good, the binaries understand each other).
 // Run blocks until the machine is done; the end of its context is the request to
 // terminate, and Run then still drains. When it returns, no process that it started is
 // left; should the agent itself be killed, the kernel kills Envoy with it.
@@ -30,8 +33,11 @@ type Launch struct {
 	Hash string
 	// Binary is the program's path.
 	Binary string
-	// Args is its command line without the program (Arguments.List).
+	// Args is its command line without the program (Arguments.List). With hot restarts, it
+	// has neither --disable-hot-restart nor --concurrency; both are added at the start.
 	Args []string
+	// Workers is the number of worker threads where Args does not say it; 0 leaves it to Envoy.
+	Workers int
 	// Env is its environment; nil hands on the agent's own.
 	Env []string
 }
@@ -39,7 +45,7 @@ type Launch struct {
 // hashed fills in a missing Hash.
 func (l Launch) hashed() Launch {
 	if l.Hash == "" {
-		sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", l.Binary, l.Args, l.Env))
+		sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %d", l.Binary, l.Args, l.Env, l.Workers))
 		l.Hash = hex.EncodeToString(sum[:8])
 	}
 	return l
@@ -53,6 +59,8 @@ type Options struct {
 	Admin string
 	// Policy is how patient to be; the zero value stands for supervise.DefaultPolicy.
 	Policy supervise.Policy
+	// Hot is for a Policy with hot restarts.
+	Hot Hot
 	// InboundOnly drains the listeners marked as inbound only (sidecars); else all (gateways).
 	InboundOnly bool
 	// IgnorePorts are ports of listeners whose connections do not count in a drain until
@@ -67,10 +75,38 @@ type Options struct {
 	Log *slog.Logger
 }
 
+// Hot says how hot restarts are made.
+type Hot struct {
+	// ParentShutdown is how long after a child is live its parent is ended; whole seconds, 60 where
+	// it is 0. It should be longer than the drain of Arguments.
+	ParentShutdown time.Duration
+	// Upstream reports whether a new Envoy could get its configuration now; nil stands for always.
+	// It is called often and must not block.
+	Upstream func() bool
+	// InboundPorts are the ports whose connections count where Envoy has no admin interface to ask; none for all.
+	InboundPorts []int
+	// SharedMemory is the folder of POSIX shared memory; "" for /dev/shm.
+	SharedMemory string
+}
+
+// Process is one Envoy that runs.
+type Process struct {
+	Epoch int
+	PID   int
+	// Workers is the number of worker threads, once it is live.
+	Workers int
+	// Started is when it was started; Since is when it was found live, zero if it has not been.
+	Started, Since time.Time
+}
+
 // State is what is known of Envoy at a moment.
 type State struct {
 	// View is the machine's own: running, epoch, live, draining, restarts, last status.
 	supervise.View
+	// Processes are all that run, lowest epoch first.
+	Processes []Process
+	// Notes say what is not as it was asked for, and why, in sentences by subject.
+	Notes map[string]string
 	// PID is that of the running process; 0 where none runs.
 	PID int
 	// Started is when it was started; Since is when it was found live.
@@ -80,6 +116,8 @@ type State struct {
 	LastExitAt time.Time
 	// Over says that Run is done: nothing runs and nothing will.
 	Over bool
+
+	version string // of hot restart, of the Envoy that was live last
 }
 
 // ExitError is what Run returns when Envoy ended for good without having been asked to.
@@ -138,7 +176,9 @@ func (r *Runner) Drain() { r.tell(supervise.Retire{}, nil) }
 // Quit ends Envoy without a drain, or cuts one short that is under way. Run then returns nil.
 func (r *Runner) Quit() { r.tell(supervise.Terminate{Quick: true}, nil) }
 
-// Desire makes l what should run. The same hash as before is a no-op; another one replaces what runs.
+// Desire makes l what should run. The same hash as before restarts nothing: its
+// arguments hold from the next start on. Another hash replaces what runs, by a hot restart where the policy
+// has them.
 func (r *Runner) Desire(l Launch) {
 	select {
 	case r.desires <- l.hashed():
@@ -147,9 +187,11 @@ func (r *Runner) Desire(l Launch) {
 }
 
 // tell reports an event to the loop, unless that is over.
-func (r *Runner) tell(e supervise.Event, about *attempt) {
+func (r *Runner) tell(e supervise.Event, about *attempt) { r.report(report{event: e, about: about}) }
+
+func (r *Runner) report(what report) {
 	select {
-	case r.events <- report{e, about}:
+	case r.events <- what:
 	case <-r.over:
 	}
 }
@@ -159,9 +201,10 @@ func (r *Runner) Run(ctx context.Context) error {
 	// The end of ctx begins the drain; what is needed for it must go on.
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l := &loop{
-		Runner: r, work: work, launcher: newLauncher(), machine: supervise.New(r.o.Policy),
+		Runner: r, work: work, launcher: newLauncher(), attempts: map[int]*attempt{},
 		zero: time.Now(), timer: time.NewTimer(time.Hour), launches: map[string]Launch{r.o.Launch.Hash: r.o.Launch},
 	}
+	l.machine = supervise.New(l.policy())
 	var threads sync.WaitGroup
 	threads.Go(l.launcher.run)
 	l.step(supervise.Desired{Hash: r.o.Launch.Hash})

@@ -2,8 +2,8 @@ package envoy
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,41 +14,57 @@ const (
 	firstLook = 5 * time.Millisecond   // between two looks at whether Envoy is live, at first
 	slowLook  = 250 * time.Millisecond // and in the end
 	countPace = time.Second            // between two counts of connections in a drain
+	// upstreamPace is between two looks at whether a new Envoy could be configured.
+	upstreamPace = 100 * time.Millisecond
 )
 
-// loop is the one goroutine that owns the machine and the process.
+// loop is the one goroutine that owns the machine and the processes.
 type loop struct {
 	*Runner
 	work     context.Context // of all helpers; ends when the machine is done
 	launcher *launcher
 	machine  *supervise.Machine
+	memory   *shared // nil where there are no hot restarts
 	zero     time.Time
 	timer    *time.Timer
-	launches map[string]Launch // the desired one and the one that runs, by hash
-	sole     *attempt          // the one that was started last; nil before the first
+	launches map[string]Launch // those that may be started, by hash
+	attempts map[int]*attempt  // those that run or are about to, by epoch
 	state    State
 	code     int
 	helpers  sync.WaitGroup
 }
 
-// attempt is one start of an epoch. Epoch numbers come again, attempts do not.
-type attempt struct {
-	epoch int
-	proc  *process        // nil if it could not be started, or has been reaped
-	shot  bool            // the agent has sent it SIGKILL
-	watch context.Context // of whatever watches it
-	stop  context.CancelFunc
+// report is an event and the attempt that it is about, nil for one from outside; learn is done first.
+type report struct {
+	event supervise.Event // nil for none
+	about *attempt
+	learn func()
 }
 
-// report is an event and the attempt that it is about; nil for one from outside.
-type report struct {
-	event supervise.Event
-	about *attempt
+// policy is the one asked for, as far as this machine allows it.
+func (l *loop) policy() supervise.Policy {
+	p := l.o.Policy
+	l.state.Notes = map[string]string{}
+	if !p.Epochs.HotRestart {
+		return p
+	}
+	var err error
+	if l.memory, err = reserve(l.o.Hot.SharedMemory); err != nil {
+		l.note(noteRestart, "hot restarts are off: "+err.Error())
+		p.Epochs = supervise.Epochs{}
+	}
+	return p
 }
 
 // serve takes events until the machine is done and returns its exit code.
 func (l *loop) serve(ctx context.Context) int {
 	asked := ctx.Done()
+	look := time.NewTicker(upstreamPace)
+	defer look.Stop()
+	if l.o.Hot.Upstream == nil {
+		look.Stop()
+	}
+	reachable := true
 	for {
 		var ev supervise.Event = supervise.Now{}
 		select {
@@ -58,11 +74,23 @@ func (l *loop) serve(ctx context.Context) int {
 			l.launches[what.Hash] = what
 			ev = supervise.Desired{Hash: what.Hash}
 		case r := <-l.events:
-			if r.about != nil && r.about != l.sole {
+			if r.about != nil && l.attempts[r.about.epoch] != r.about {
 				continue // late word of one that is gone
 			}
-			ev = r.event
+			if r.learn != nil {
+				r.learn()
+			}
+			if ev = r.event; ev == nil {
+				ev = supervise.Now{}
+			}
+		case <-look.C:
 		case <-l.timer.C:
+		}
+		if l.o.Hot.Upstream != nil && l.o.Hot.Upstream() != reachable {
+			reachable = !reachable
+			if l.step(supervise.Upstream{OK: reachable}) {
+				return l.code
+			}
 		}
 		if l.step(ev) {
 			return l.code
@@ -74,7 +102,7 @@ func (l *loop) serve(ctx context.Context) int {
 func (l *loop) step(ev supervise.Event) (done bool) {
 	now := supervise.Now{T: time.Since(l.zero), Jitter: rand.Float64()}
 	done = l.perform(l.machine.Step(now))
-	l.note(ev)
+	l.log(ev)
 	if _, isNow := ev.(supervise.Now); !isNow {
 		done = l.perform(l.machine.Step(ev)) || done
 	}
@@ -87,11 +115,16 @@ func (l *loop) perform(effects []supervise.Effect) (done bool) {
 		switch e := e.(type) {
 		case supervise.Start:
 			l.start(e)
+		case supervise.Unlock:
+			l.unlock()
 		case supervise.Drain:
-			about := l.sole
-			l.helpers.Go(func() { l.drain(about) })
+			l.drains(e)
 		case supervise.Kill:
 			l.kill(e)
+		case supervise.Panic:
+			l.o.Log.Error("this configuration of Envoy is given up: it has failed as often as it may", "hash", e.Hash)
+		case supervise.Remove:
+			l.remove()
 		case supervise.Wake:
 			l.timer.Reset(e.At - time.Since(l.zero))
 		case supervise.Done:
@@ -102,106 +135,150 @@ func (l *loop) perform(effects []supervise.Effect) (done bool) {
 }
 
 func (l *loop) kill(e supervise.Kill) {
-	if l.sole.proc == nil {
-		return // it could not even be started, which is about to be told
+	a := l.attempts[e.Epoch]
+	if a == nil {
+		return
 	}
-	l.o.Log.Info("sending a signal to Envoy", "epoch", e.Epoch, "pid", l.state.PID, "signal", int(e.Signal))
-	l.sole.shot = e.Signal == supervise.SIGKILL
-	if err := l.sole.proc.signal(e.Signal); err != nil {
+	a.shot = e.Signal == supervise.SIGKILL
+	if a.proc == nil {
+		a.stop() // it is still being looked at
+		return
+	}
+	l.o.Log.Info("sending a signal to Envoy", "epoch", e.Epoch, "pid", a.proc.pid, "signal", int(e.Signal))
+	if err := a.proc.signal(e.Signal); err != nil {
 		l.o.Log.Error("signal Envoy", "epoch", e.Epoch, "error", err)
 	}
 }
 
-func (l *loop) start(e supervise.Start) {
-	what := l.launches[e.Hash]
-	for hash := range l.launches {
-		if hash != e.Hash {
-			delete(l.launches, hash) // what is started is the newest
-		}
-	}
-	//nolint:sloglint // people and tools grep this line for the arguments
-	l.o.Log.Info(fmt.Sprintf("Envoy command: %v", what.Args), "binary", what.Binary, "epoch", e.Epoch)
-	a := &attempt{epoch: e.Epoch}
-	a.watch, a.stop = context.WithCancel(l.work)
-	l.sole, l.state.Started, l.state.Since = a, time.Now(), time.Time{}
-	proc, err := spawn(l.launcher, what, l.o.As, l.o.Stdout, l.o.Stderr)
-	if err != nil {
-		l.o.Log.Error("Envoy does not start", "epoch", e.Epoch, "error", err)
-		// Not from this goroutine: it is the one that takes reports.
-		l.helpers.Go(func() { l.tell(supervise.Exited{Epoch: e.Epoch, Status: notStarted(err)}, a) })
+// drains begins a drain; it takes the place of an earlier one of the same Envoy.
+func (l *loop) drains(e supervise.Drain) {
+	a := l.attempts[e.Epoch]
+	if a == nil {
 		return
 	}
-	a.proc, l.state.PID = proc, proc.pid
-	l.helpers.Go(func() { l.awaitLive(a) })
-	l.helpers.Go(func() {
-		status, err := proc.wait()
-		if err != nil {
-			l.o.Log.Warn("pass on Envoy's output", "error", err)
-		}
-		l.tell(supervise.Exited{Epoch: e.Epoch, Status: status}, a)
-	})
+	if a.undrain != nil {
+		a.undrain()
+	}
+	ctx, cancel := context.WithCancel(a.watch)
+	a.undrain = cancel
+	l.helpers.Go(func() { l.drain(ctx, a, e.Blind) })
 }
 
-// note keeps what the state says beside the machine's view.
-func (l *loop) note(ev supervise.Event) {
+// unlock makes the shared memory takeable after a child has died that was not live.
+func (l *loop) unlock() {
+	err := l.memory.clearFlag(l.state.version)
+	if err != nil {
+		l.o.Log.Warn("the next restart of Envoy is not a hot one", "error", err)
+		l.note(noteRestart, "the next restart is not a hot one: "+err.Error())
+	}
+	l.helpers.Go(func() { l.tell(supervise.Unlocked{OK: err == nil}, nil) })
+}
+
+func (l *loop) remove() {
+	if l.memory == nil {
+		return
+	}
+	if err := l.memory.remove(); err != nil {
+		l.o.Log.Warn("clean up after Envoy", "error", err)
+	}
+}
+
+// log tells what is about to be told to the machine.
+func (l *loop) log(ev supervise.Event) {
 	switch e := ev.(type) {
 	case supervise.Live:
-		l.state.Since = time.Now()
-		l.o.Log.Info("Envoy is live", "epoch", e.Epoch, "pid", l.state.PID, "after", time.Since(l.state.Started).Round(time.Millisecond))
-	case supervise.Exited:
-		l.sole.stop()
-		level := l.o.Log.Error
-		if l.machine.View().Ending {
-			level = l.o.Log.Info
+		if a := l.attempts[e.Epoch]; a != nil {
+			l.o.Log.Info("Envoy is live", "epoch", e.Epoch, "pid", a.proc.pid, "workers", a.process.Workers,
+				"after", time.Since(a.process.Started).Round(time.Millisecond))
 		}
-		l.state.LastExit, l.state.LastExitAt = describe(e.Status, l.sole.shot), time.Now()
-		level("Envoy ended", "epoch", e.Epoch, "pid", l.state.PID, "how", l.state.LastExit)
-		l.sole.proc, l.state.PID = nil, 0
+	case supervise.Upstream:
+		if !e.OK {
+			l.o.Log.Info("restarts of Envoy wait: the control plane is away")
+		}
 	case supervise.Terminate:
 		l.o.Log.Info("asked to end", "drain", !e.Quick, "pid", l.state.PID)
 	}
 }
 
+// note keeps, or with an empty text drops, what the state says about a subject.
+func (l *loop) note(subject, text string) {
+	next := make(map[string]string, len(l.state.Notes)+1) // the published one is never changed
+	for k, v := range l.state.Notes {
+		next[k] = v
+	}
+	if next[subject] = text; text == "" {
+		delete(next, subject)
+	}
+	l.state.Notes = next
+}
+
 func (l *loop) publish(done bool) {
 	s := l.state
-	s.View, s.Over = l.machine.View(), done
+	s.View, s.Over, s.Processes = l.machine.View(), done, nil
+	s.PID, s.Started, s.Since = 0, time.Time{}, time.Time{}
+	for _, e := range s.View.Epochs {
+		a := l.attempts[e.Number]
+		if a == nil {
+			continue
+		}
+		s.Processes = append(s.Processes, a.process)
+		if e.Number == s.Epoch {
+			s.PID, s.Started, s.Since = a.process.PID, a.process.Started, a.process.Since
+		}
+	}
+	l.state.PID = s.PID
 	if was := l.Runner.state.Swap(&s); s.Restarts > was.Restarts {
 		l.o.Log.Warn("restarting Envoy in place", "restarts", s.Restarts, "left", s.Left)
 	}
 }
 
-// awaitLive looks until the epoch is live.
-func (l *loop) awaitLive(a *attempt) {
-	pause := firstLook
-	for {
-		info, err := l.admin.ServerInfo(a.watch)
-		if err == nil && info.State == "LIVE" && info.Options.RestartEpoch == a.epoch {
-			l.tell(supervise.Live{Epoch: a.epoch}, a)
-			return
+// forget drops the configurations that will not be started again.
+func (l *loop) forget() {
+	v := l.machine.View()
+	keep := []string{v.Goal.Desired, v.Goal.Good}
+	for _, e := range v.Epochs {
+		keep = append(keep, e.Hash)
+	}
+	for hash := range l.launches {
+		if !slices.Contains(keep, hash) {
+			delete(l.launches, hash)
 		}
-		if !wait(a.watch, pause) {
-			return
-		}
-		pause = min(pause*5/4, slowLook)
 	}
 }
 
 // drain tells Envoy to drain and, where the drain ends with the last connection, counts
-// the connections from then on.
-func (l *loop) drain(a *attempt) {
-	if err := l.admin.DrainListeners(a.watch, l.o.InboundOnly); err != nil {
-		l.o.Log.Warn("drain Envoy's listeners", "error", err)
+// the connections from then on. A blind one cannot be told, and is only counted.
+func (l *loop) drain(ctx context.Context, a *attempt, blind bool) {
+	if blind {
+		l.o.Log.Warn("Envoy cannot be told to drain: its admin interface went with a child that failed", "epoch", a.epoch)
 	} else {
-		l.o.Log.Info("Envoy drains its listeners", "inbound_only", l.o.InboundOnly)
-	}
-	l.tell(supervise.Drained{}, a)
-	for l.o.Policy.ExitOnZero && wait(a.watch, countPace) {
-		n := -1
-		if stats, err := l.admin.Stats(a.watch, activeConnections); err == nil {
-			n = countConnections(stats, l.o.IgnorePorts)
+		if err := l.admin.DrainListeners(ctx, l.o.InboundOnly); err != nil {
+			l.o.Log.Warn("drain Envoy's listeners", "error", err)
+		} else {
+			l.o.Log.Info("Envoy drains its listeners", "inbound_only", l.o.InboundOnly)
 		}
-		l.tell(supervise.Connections{N: n}, a)
+		l.tell(supervise.Drained{Epoch: a.epoch}, a)
 	}
+	for (l.o.Policy.ExitOnZero || blind) && wait(ctx, countPace) {
+		l.tell(supervise.Connections{N: l.connections(ctx, a, blind), Epoch: a.epoch}, a)
+	}
+}
+
+// connections counts what keeps a draining Envoy from ending; below 0 it is not known.
+func (l *loop) connections(ctx context.Context, a *attempt, blind bool) int {
+	if blind {
+		n, err := countSockets(a.process.PID, l.o.Hot.InboundPorts, l.o.IgnorePorts)
+		if err != nil {
+			l.o.Log.Warn("count Envoy's connections", "error", err)
+			return -1
+		}
+		return n
+	}
+	stats, err := l.admin.Stats(ctx, activeConnections)
+	if err != nil {
+		return -1
+	}
+	return countConnections(stats, l.o.IgnorePorts)
 }
 
 // wait reports false if ctx ended first.

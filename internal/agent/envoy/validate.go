@@ -15,26 +15,44 @@ import (
 // start would, opens no listener, and ends. The error holds what Envoy said. Use it for what a
 // person wrote; it takes about as long as a start does.
 func Validate(ctx context.Context, what Launch) error {
+	if _, err := short(ctx, what, "--mode", "validate"); err != nil {
+		return fmt.Errorf("validate Envoy's bootstrap: %w", err)
+	}
+	return nil
+}
+
+// HotRestartVersion asks a binary for what must be equal in two Envoys of which one takes over from the other.
+func HotRestartVersion(ctx context.Context, what Launch) (string, error) {
+	what.Args = nil
+	said, err := short(ctx, what, "--hot-restart-version")
+	if err != nil {
+		return "", fmt.Errorf("ask %s for its hot restart version: %w", what.Binary, err)
+	}
+	return strings.TrimSpace(said), nil
+}
+
+// short runs Envoy for something that ends by itself, and returns what it said.
+func short(ctx context.Context, what Launch, more ...string) (string, error) {
 	// The parent-death signal follows the thread, see launcher.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	what.Args = append(what.Args[:len(what.Args):len(what.Args)], "--mode", "validate")
+	what.Args = append(what.Args[:len(what.Args):len(what.Args)], more...)
 	var said bytes.Buffer
 	cmd := command(what, nil)
 	cmd.Stdout, cmd.Stderr = &said, &said
 	cmd.WaitDelay = stragglers
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("validate Envoy's bootstrap: %w", err)
+		return "", err
 	}
 	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
 	err := cmd.Wait()
 	if err == nil {
-		return nil
+		return said.String(), nil
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("validate Envoy's bootstrap: %w", ctx.Err())
+		return "", ctx.Err()
 	}
-	return fmt.Errorf("validate Envoy's bootstrap: %w", errors.Join(err, lastWords(said.String())))
+	return "", errors.Join(err, lastWords(said.String()))
 }
 
 // lastWords are the last lines of an output, where Envoy says what is wrong.
@@ -47,19 +65,33 @@ func lastWords(text string) error {
 	return nil
 }
 
-// describe says a status as a person reads it; ours says that the agent sent the SIGKILL.
-func describe(s supervise.Status, ours bool) string {
+// ending is what is known of how a process ended.
+type ending struct {
+	supervise.Status
+	shot bool // by the agent, with SIGKILL
+	oom  bool // the kernel killed something of this control group for want of memory meanwhile
+	why  supervise.Why
+}
+
+// String says it as a person reads it.
+func (e ending) String() string {
 	switch {
-	case s.Signal == supervise.SIGKILL && ours:
-		return "killed by the agent, because it did not end on SIGTERM"
-	case s.Signal == supervise.SIGKILL:
-		return "killed by signal 9 (by the kernel for want of memory, or by somebody)"
-	case s.Signal != 0:
-		return fmt.Sprintf("killed by signal %d", s.Signal)
-	case s.Code == 127:
+	case e.why == supervise.Refused:
+		return "was not started: its configuration was refused"
+	case e.why == supervise.Incompatible:
+		return "was not started: it could not take over"
+	case e.Signal == supervise.SIGKILL && e.shot:
+		return "killed by the agent, because it did not end on SIGTERM or was not live in time"
+	case e.Signal == supervise.SIGKILL && e.oom:
+		return "killed by the kernel for want of memory"
+	case e.Signal == supervise.SIGKILL:
+		return "killed by signal 9 (by somebody; the control group counts no kill for want of memory)"
+	case e.Signal != 0:
+		return fmt.Sprintf("killed by signal %d", e.Signal)
+	case e.Code == 127:
 		return "not found"
-	case s.Code == 126:
+	case e.Code == 126:
 		return "could not be started"
 	}
-	return fmt.Sprintf("exited with code %d", s.Code)
+	return fmt.Sprintf("exited with code %d", e.Code)
 }

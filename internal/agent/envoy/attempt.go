@@ -1,0 +1,232 @@
+package envoy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/agent/supervise"
+)
+
+// Subjects of State.Notes.
+const (
+	noteRestart = "restart"
+	noteWorkers = "workers"
+	noteConfig  = "configuration"
+)
+
+// checkTime bounds what is looked at before a child is started.
+const checkTime = 15 * time.Second
+
+var errStopped = errors.New("stopped before it was started")
+
+// attempt is one start of an epoch. Epoch numbers come again, attempts do not. The loop's goroutine
+// owns it; process.PID is set before any helper knows it.
+type attempt struct {
+	epoch   int
+	what    Launch
+	proc    *process        // nil before it is started
+	shot    bool            // the agent has sent it SIGKILL
+	oom     int64           // kills for want of memory before it was started
+	watch   context.Context // of whatever watches it
+	stop    context.CancelFunc
+	undrain context.CancelFunc // ends the counting of a drain; nil before one
+	process Process
+}
+
+// start begins an attempt. A child is looked at before: what is found costs nobody a connection.
+func (l *loop) start(e supervise.Start) {
+	a := &attempt{epoch: e.Epoch, what: l.launches[e.Hash], process: Process{Epoch: e.Epoch, Started: time.Now()}}
+	l.forget()
+	a.watch, a.stop = context.WithCancel(l.work)
+	parent := l.attempts[e.Epoch-1]
+	l.attempts[e.Epoch] = a
+	if parent == nil {
+		l.spawn(a)
+		return
+	}
+	a.keepWorkers(l, parent.process.Workers)
+	l.helpers.Go(func() {
+		why, err := l.check(a)
+		if err == nil {
+			l.report(report{about: a, learn: func() { l.spawn(a) }})
+			return
+		}
+		status := supervise.Status{Code: 1}
+		if a.watch.Err() != nil {
+			status = supervise.Status{Signal: supervise.SIGKILL}
+		}
+		l.report(report{event: supervise.Exited{Epoch: a.epoch, Status: status, Why: why}, about: a, learn: func() {
+			l.gone(a, ending{Status: status, shot: a.shot, why: why}, err)
+		}})
+	})
+}
+
+// check looks whether a child could take over: its configuration is good, and it and the
+// Envoy that runs share their memory in the same way.
+func (l *loop) check(a *attempt) (supervise.Why, error) {
+	ctx, cancel := context.WithTimeout(a.watch, checkTime)
+	defer cancel()
+	if err := Validate(ctx, a.what); err != nil {
+		return supervise.Refused, err
+	}
+	runs := l.State().version
+	child, err := HotRestartVersion(ctx, a.what)
+	switch {
+	case ctx.Err() != nil:
+		return supervise.Refused, ctx.Err()
+	case err != nil:
+		return supervise.Incompatible, err
+	case child != runs:
+		return supervise.Incompatible, fmt.Errorf("the new Envoy has hot restart version %q, the one that runs has %q", child, runs)
+	}
+	return supervise.Ended, nil
+}
+
+// keepWorkers sees that a child has no fewer workers than its parent where that would
+// lose the connections that wait for the ones that are gone.
+func (a *attempt) keepWorkers(l *loop, running int) {
+	want := a.what.Workers
+	if want == 0 {
+		want = runtime.NumCPU()
+	}
+	if want >= running || migrates() {
+		l.note(noteWorkers, "")
+		return
+	}
+	a.what.Workers = running
+	text := fmt.Sprintf("the number of workers stays %d instead of %d: net.ipv4.tcp_migrate_req is not 1 here, and without it "+
+		"fewer workers lose connections; set it, or restart the Pod", running, want)
+	l.o.Log.Warn(text)
+	l.note(noteWorkers, text)
+}
+
+// migrates says whether the kernel hands the connections that wait on a closed socket to
+// another one of the same port, in this network namespace.
+func migrates() bool {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_migrate_req")
+	return err == nil && strings.TrimSpace(string(text)) == "1"
+}
+
+// complete is the launch with what only the start knows.
+func (l *loop) complete(a *attempt) Launch {
+	what := a.what
+	args := what.Args[:len(what.Args):len(what.Args)]
+	if what.Workers > 0 {
+		args = append(args, "--concurrency", strconv.Itoa(what.Workers))
+	}
+	switch {
+	case l.memory != nil:
+		shutdown := int(l.o.Hot.ParentShutdown.Seconds())
+		if shutdown == 0 {
+			shutdown = 60
+		}
+		args = append(args, "--restart-epoch", strconv.Itoa(a.epoch), "--base-id", strconv.Itoa(l.memory.id),
+			"--parent-shutdown-time-s", strconv.Itoa(shutdown))
+	case l.o.Policy.Epochs.HotRestart:
+		args = append(args, "--disable-hot-restart")
+	}
+	what.Args = args
+	return what
+}
+
+// spawn starts the process.
+func (l *loop) spawn(a *attempt) {
+	what := l.complete(a)
+	//nolint:sloglint // people and tools grep this line for the arguments
+	l.o.Log.Info(fmt.Sprintf("Envoy command: %v", what.Args), "binary", what.Binary, "epoch", a.epoch)
+	a.oom, _ = OOMKills()
+	a.process.Started = time.Now()
+	var err error
+	if a.watch.Err() != nil {
+		err = errStopped
+	} else {
+		a.proc, err = spawn(l.launcher, what, l.o.As, l.o.Stdout, l.o.Stderr)
+	}
+	if err != nil {
+		status := notStarted(err)
+		// Not from this goroutine: it is the one that takes reports.
+		l.helpers.Go(func() {
+			l.report(report{event: supervise.Exited{Epoch: a.epoch, Status: status, Why: supervise.Refused}, about: a, learn: func() {
+				l.gone(a, ending{Status: status}, err)
+			}})
+		})
+		return
+	}
+	a.process.PID = a.proc.pid
+	proc := a.proc
+	l.helpers.Go(func() { l.awaitLive(a) })
+	l.helpers.Go(func() { l.awaitEnd(a, proc) })
+}
+
+// awaitEnd reports the end of a process.
+func (l *loop) awaitEnd(a *attempt, proc *process) {
+	status, err := proc.wait()
+	if err != nil {
+		l.o.Log.Warn("pass on Envoy's output", "error", err)
+	}
+	exited := supervise.Exited{Epoch: a.epoch, Status: status, TookAdmin: a.epoch > 0 && !l.State().Ending && !l.adminIsWith(a.epoch-1)}
+	kills, ok := OOMKills()
+	l.report(report{event: exited, about: a, learn: func() {
+		l.gone(a, ending{Status: status, shot: a.shot, oom: ok && kills > a.oom}, nil)
+	}})
+}
+
+// adminIsWith says whether the admin interface answers for an epoch.
+func (l *loop) adminIsWith(epoch int) bool {
+	info, err := l.admin.ServerInfo(l.work)
+	return err == nil && info.Options.RestartEpoch == epoch
+}
+
+// gone keeps what is to be known of an attempt that has ended.
+func (l *loop) gone(a *attempt, how ending, err error) {
+	a.stop()
+	delete(l.attempts, a.epoch)
+	l.state.LastExit, l.state.LastExitAt = how.String(), time.Now()
+	level := l.o.Log.Error
+	if v := l.machine.View(); v.Ending || v.Live && v.Epoch > a.epoch {
+		level = l.o.Log.Info // as it should
+	}
+	args := []any{"epoch", a.epoch, "pid", a.process.PID, "how", l.state.LastExit}
+	if err != nil {
+		args = append(args, "error", err)
+	}
+	level("Envoy ended", args...)
+	switch {
+	case err == nil || errors.Is(err, context.Canceled):
+	case how.why == supervise.Refused:
+		l.note(noteConfig, err.Error())
+	case how.why == supervise.Incompatible:
+		l.note(noteRestart, "a plain restart was needed: "+err.Error())
+	}
+}
+
+// awaitLive looks until the epoch is live.
+func (l *loop) awaitLive(a *attempt) {
+	pause := firstLook
+	for {
+		info, err := l.admin.ServerInfo(a.watch)
+		if err == nil && info.State == "LIVE" && info.Options.RestartEpoch == a.epoch {
+			version := ""
+			if l.memory != nil {
+				version, _ = l.admin.HotRestartVersion(a.watch) // without it, restarts are plain
+			}
+			l.report(report{event: supervise.Live{Epoch: a.epoch}, about: a, learn: func() {
+				l.state.version, a.process.Workers, a.process.Since = version, info.Options.Concurrency, time.Now()
+				if l.note(noteConfig, ""); a.epoch > 0 {
+					l.note(noteRestart, "")
+				}
+			}})
+			return
+		}
+		if !wait(a.watch, pause) {
+			return
+		}
+		pause = min(pause*5/4, slowLook)
+	}
+}

@@ -1,0 +1,89 @@
+package envoy
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// States of /proc/net/tcp.
+const (
+	tcpEstablished = "01"
+	tcpListen      = "0A"
+)
+
+// tcpSocket is one row of the kernel's table.
+type tcpSocket struct {
+	port  int
+	state string
+	inode string
+}
+
+// countSockets counts a process's connections to its own listening ports, those of the
+// ports to ignore apart; only names the ports that count where it is not empty. It is what is left to
+// ask when an Envoy has no admin interface.
+func countSockets(pid int, only, ignore []int) (int, error) {
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil || len(links) == 0 {
+		return 0, fmt.Errorf("list the sockets of process %d: it has none that may be seen", pid)
+	}
+	mine := map[string]bool{}
+	for _, link := range links {
+		target, _ := os.Readlink(link) // it may be closed by now
+		if inode, ok := strings.CutPrefix(target, "socket:["); ok {
+			mine[strings.TrimSuffix(inode, "]")] = true
+		}
+	}
+	var all []tcpSocket
+	for _, name := range []string{"tcp", "tcp6"} {
+		rows, err := tcpTable(fmt.Sprintf("/proc/%d/net/%s", pid, name))
+		if err != nil && name == "tcp" {
+			return 0, fmt.Errorf("read the socket table: %w", err)
+		}
+		all = append(all, rows...)
+	}
+	return countRows(all, mine, only, ignore), nil
+}
+
+func countRows(all []tcpSocket, mine map[string]bool, only, ignore []int) int {
+	listening := map[int]bool{}
+	for _, s := range all {
+		if mine[s.inode] && s.state == tcpListen && !slices.Contains(ignore, s.port) && (len(only) == 0 || slices.Contains(only, s.port)) {
+			listening[s.port] = true
+		}
+	}
+	n := 0
+	for _, s := range all {
+		if mine[s.inode] && s.state == tcpEstablished && listening[s.port] {
+			n++
+		}
+	}
+	return n
+}
+
+// tcpTable reads a table: "0: 0100007F:3A98 00000000:0000 0A … inode".
+func tcpTable(path string) ([]tcpSocket, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var out []tcpSocket
+	for rows := bufio.NewScanner(f); rows.Scan(); {
+		fields := strings.Fields(rows.Text())
+		if len(fields) < 10 {
+			continue
+		}
+		_, hex, _ := strings.Cut(fields[1], ":")
+		port, err := strconv.ParseUint(hex, 16, 16)
+		if err != nil {
+			continue // the heading
+		}
+		out = append(out, tcpSocket{int(port), fields[3], fields[9]})
+	}
+	return out, nil
+}
