@@ -68,10 +68,11 @@ type Facts struct {
 	Interfaces []string
 }
 
-// ipv6First says whether the first address that counts is IPv6. [I40]
+// ipv6First says whether the first address that counts is IPv6. What capture itself added to
+// loopback does not. [I40]
 func (f Facts) ipv6First() bool {
 	for _, a := range f.Addrs {
-		if a = a.Unmap(); !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+		if a = a.Unmap(); !a.IsLoopback() && !a.IsLinkLocalUnicast() && a != ipv6.passthrough.Addr() {
 			return a.Is6()
 		}
 	}

@@ -141,6 +141,7 @@ func passes(r savedRule) (nic string, ok bool) {
 
 // passing says whether such a rule is ours: others for its interface jump to us; or it belongs to a
 // run of them that a jump to us follows, or that ends the chain where no such jump is before it.
+// Nobody else's rules are taken for ours by that unless they look the same and stand among ours.
 func (k signs) passing(t savedTable, i int) bool {
 	nic, ok := passes(t.rules[i])
 	if !ok || !k.present {
@@ -163,8 +164,9 @@ func (k signs) passing(t savedTable, i int) bool {
 	if slices.ContainsFunc(chain, func(r savedRule) bool { return virtual(r) && strings.Contains(r.canon+" ", "-i "+nic+" ") }) {
 		return true
 	}
-	if strings.Contains(t.rules[i].canon, "-d ") {
-		return false
+	if strings.Contains(t.rules[i].canon, "-d ") { // what virtual machines may reach is excluded for us too
+		excluded := strings.Replace(t.rules[i].canon, " -i "+nic, "", 1)
+		return slices.ContainsFunc(t.rules, func(r savedRule) bool { return r.chain == "ISTIO_OUTPUT" && r.canon == excluded })
 	}
 	for _, r := range chain[at:] {
 		if _, ok := passes(r); !ok {
