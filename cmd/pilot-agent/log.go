@@ -16,19 +16,18 @@ import (
 
 // logFlags are the logging flags that every command takes. [agent F12]
 type logFlags struct {
-	json, caller, vklogSet bool
-	levels, stack, vklog   string
-	targets                []string
+	json    bool
+	levels  string
+	targets []string
 }
 
 func (l *logFlags) register(f *pflag.FlagSet) {
 	f.BoolVar(&l.json, "log_as_json", false, "log JSON, Envoy included")
 	f.StringVar(&l.levels, "log_output_level", "default:info", "least `level` a scope, scope:level,…, of debug, info, warn, error, none")
 	f.StringSliceVar(&l.targets, "log_target", []string{"stdout"}, "`files` to log to, or stdout or stderr")
-	var ignored string
-	f.StringVar(&ignored, "log_caller", "", "accepted and not used")
-	f.StringVar(&l.stack, "log_stacktrace_level", "default:none", "accepted and not used")
-	f.StringVar(&l.vklog, "vklog", "", "accepted and not used")
+	for name, value := range map[string]string{"log_caller": "", "log_stacktrace_level": "default:none", "vklog": ""} {
+		f.String(name, value, "accepted and not used")
+	}
 }
 
 // logger makes the logger that the flags ask for. Files are opened for the rest of the

@@ -4,26 +4,27 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 )
 
-func logged(t *testing.T, l logFlags, write func(s surroundings)) string {
+// logged returns what write logs with the flags.
+func logged(t *testing.T, l logFlags, write func(log *slog.Logger)) string {
 	t.Helper()
 	var out bytes.Buffer
 	l.targets = []string{"stdout"}
-	write(surroundings{stdout: &out})
+	log, err := l.logger(surroundings{stdout: &out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(log)
 	return out.String()
 }
 
 func TestLogLines(t *testing.T) {
 	l := logFlags{levels: "default:info,xds:debug,sds:none"}
-	got := logged(t, l, func(s surroundings) {
-		l.targets = []string{"stdout"}
-		log, err := l.logger(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+	got := logged(t, l, func(log *slog.Logger) {
 		log.Info(`FLAG: --x="v"`)
 		log.Debug("dropped")
 		log.With("scope", "xds").Debug("kept", "n", 1, "why", errors.New("two words"), "none", "")
@@ -47,12 +48,7 @@ func TestLogLines(t *testing.T) {
 
 func TestLogJSON(t *testing.T) {
 	l := logFlags{json: true}
-	got := logged(t, l, func(s surroundings) {
-		l.targets = []string{"stdout"}
-		log, err := l.logger(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+	got := logged(t, l, func(log *slog.Logger) {
 		log.With("scope", "sds").Warn("m", "k", "v")
 	})
 	var line map[string]string

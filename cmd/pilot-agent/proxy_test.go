@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -67,8 +68,12 @@ func TestProxyFromStartToEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	agenttest.Until(t, "another Envoy is ready", func() error {
-		if pid, err := a.Envoy(); err != nil || pid == first {
-			return fmt.Errorf("envoy is %d (%v)", pid, err)
+		pid, err := a.Envoy()
+		if err == nil && pid == first {
+			err = errors.New("the old one is still there")
+		}
+		if err != nil {
+			return err
 		}
 		return a.Ready()
 	})
