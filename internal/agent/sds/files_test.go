@@ -8,6 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+
+	"google.golang.org/grpc"
 
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -97,4 +100,29 @@ func TestAStreamFollowsWhatItNamesAndNoMore(t *testing.T) {
 			t.Errorf("%v: woken for nothing, or not at all", s.names)
 		}
 	}
+}
+
+// talking is a stream whose client never stops asking.
+type talking struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (t talking) Context() context.Context { return t.ctx }
+func (talking) RecvMsg(any) error          { return nil }
+
+// TestABusyHandlerLearnsOfTheEnd ends a stream while a request waits for its handler.
+func TestABusyHandlerLearnsOfTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		_, ended := receive(talking{ctx: ctx})
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		select {
+		case <-ended:
+		default:
+			t.Error("the handler would wait for ever")
+		}
+	})
 }

@@ -204,6 +204,7 @@ func receive(st grpc.ServerStream) (<-chan *request, <-chan error) {
 			select {
 			case requests <- r:
 			case <-st.Context().Done():
+				ended <- nil // the handler may have been busy, and looks here next
 				return
 			}
 		}
