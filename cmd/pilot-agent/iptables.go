@@ -19,7 +19,12 @@ import (
 // programs look at it. [agent I47]
 type captureError struct{ error }
 
-func (captureError) ExitCode() int { return 1 }
+func (e captureError) ExitCode() int {
+	if invalid := (validationError{}); errors.As(e.error, &invalid) {
+		return 126
+	}
+	return 1
+}
 
 func (e captureError) Unwrap() error { return e.error }
 
@@ -31,16 +36,10 @@ type iptables struct {
 	dryRun, skip, clean bool
 	namespace           string
 	backend             capture.BackendOptions
-}
 
-// unsupportedFlag is one that is known but can't be obeyed: only its default is taken.
-type unsupportedFlag struct {
-	name, env, def, why string
-}
-
-// The flags that are refused rather than ignored: traffic would go where nobody expects it.
-var unsupportedFlags = []unsupportedFlag{
-	{"run-validation", "RUN_VALIDATION", "false", "rules cannot be validated by a connection yet"},
+	runValidation bool
+	probePort     uint16
+	probeTimeout  time.Duration
 }
 
 // newIptablesCommand makes the command that captures a Pod's traffic; its name is what injection
@@ -56,7 +55,7 @@ The rules are those of iptables where its programs are there and work, legacy or
 is in use, and else of nftables, which needs no program; what was taken is said on standard
 error. The capability CAP_NET_ADMIN is needed. Applying the same rules again changes nothing.
 Each flag has a twin in the environment, such as ENVOY_PORT for --envoy-port. The exit code is 0
-if the rules are in force and 1 if they are not.`,
+if the rules are in force, 1 if they are not, and 126 if they don't do what they should.`,
 		Example: `  pilot-agent istio-iptables -p 15001 -z 15006 -u 1337 -m REDIRECT -i '*' -b '*' -d 15090,15021,15020
   pilot-agent istio-iptables -i '*' -b '*' --dry-run
   pilot-agent istio-iptables --cleanup-only`,
@@ -75,6 +74,7 @@ if the rules are in force and 1 if they are not.`,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return captureError{err} })
 	r.register(c)
+	c.AddCommand(newExplain(getenv))
 	return c
 }
 
@@ -92,12 +92,9 @@ func (r *iptables) register(c *cobra.Command) {
 		}
 	}
 	r.registerOwn(f)
-	for _, u := range unsupportedFlags {
-		f.Bool(u.name, false, "refused: "+u.why)
-	}
 	f.Bool("iptables-trace-logging", false, "accepted, without effect")
-	f.Uint16("iptables-probe-port", 15002, "accepted; for --run-validation")
-	f.Duration("probe-timeout", 5*time.Second, "accepted; for --run-validation")
+	f.Uint16Var(&r.probePort, "iptables-probe-port", 15002, "`port` that validation connects to")
+	f.DurationVar(&r.probeTimeout, "probe-timeout", 5*time.Second, "how long each connection of validation may take")
 	_ = f.MarkHidden("iptables-trace-logging")
 }
 
@@ -141,40 +138,28 @@ func proxyUser(name string) string {
 	return capture.DefaultOptions().ProxyUID
 }
 
-// refuse names what was asked for and can't be had.
-func (r *iptables) refuse(c *cobra.Command) error {
-	var errs []error
-	for _, u := range unsupportedFlags {
-		f := c.Flags().Lookup(u.name)
-		value, by := f.Value.String(), "--"+u.name
-		if env := r.getenv(u.env); env != "" && !f.Changed {
-			value, by = env, u.env
-		}
-		if b, err := strconv.ParseBool(value); err == nil && u.def == "false" {
-			value = strconv.FormatBool(b)
-		}
-		if value != u.def {
-			errs = append(errs, fmt.Errorf("%s=%q: %s; leave it %s", by, value, u.why, orEmpty(u.def)))
-		}
-	}
-	return errors.Join(append(errs, r.backend.Check())...)
-}
-
-func orEmpty(s string) string {
-	if s == "" {
-		return "empty"
-	}
-	return s
-}
-
 func (r *iptables) run(c *cobra.Command) error {
 	if err := r.fill(c); err != nil {
 		return err
 	}
+	return r.inNamespace(func() error { return r.act(c) })
+}
+
+// inNamespace runs fn in the network namespace that is meant.
+func (r *iptables) inNamespace(fn func() error) error {
 	if r.namespace != "" {
-		return capture.In(r.namespace, func() error { return r.act(c) })
+		return capture.In(r.namespace, fn)
 	}
-	return r.act(c)
+	return fn()
+}
+
+// root is where the files of the namespace's processes are: resolv.conf, and the names of users
+// and groups. A namespace that is named by anything but a process has those of this one.
+func (r *iptables) root() string {
+	if process, ok := strings.CutSuffix(r.namespace, "/ns/net"); ok && strings.HasPrefix(process, "/proc/") {
+		return process + "/root"
+	}
+	return "/"
 }
 
 // act runs in the network namespace that is meant.
@@ -185,10 +170,10 @@ func (r *iptables) act(c *cobra.Command) error {
 		}
 		return capture.Nftables{Options: r.backend}.Clean()
 	}
-	if err := r.refuse(c); err != nil {
+	if err := r.backend.Check(); err != nil {
 		return err
 	}
-	facts, err := capture.ReadFacts("/")
+	facts, err := capture.ReadFacts(r.root())
 	if err != nil {
 		return err
 	}
@@ -200,10 +185,27 @@ func (r *iptables) act(c *cobra.Command) error {
 	if r.dryRun {
 		return r.show(c.OutOrStdout(), capture.Text(r.backend, plan))
 	}
-	if r.skip {
-		return nil
+	out := c.ErrOrStderr()
+	for _, note := range r.notes(plan) {
+		fmt.Fprintln(out, "Note:", note)
 	}
-	return r.apply(c.ErrOrStderr(), plan)
+	if !r.skip {
+		if err := r.apply(out, plan); err != nil {
+			return err
+		}
+	}
+	if r.runValidation {
+		return r.validate(c.Context(), out, facts)
+	}
+	return nil
+}
+
+// notes are the plan's, and one that only the command knows.
+func (r *iptables) notes(plan capture.Ruleset) []string {
+	if dns := r.options.DNS; r.namespace != "" && r.root() == "/" && dns.Capture && !dns.All {
+		return append(plan.Notes, "the resolvers are those of this host's resolv.conf, not the Pod's; --capture-all-dns captures DNS to any address")
+	}
+	return plan.Notes
 }
 
 // show is the dry run.

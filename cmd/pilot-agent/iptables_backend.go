@@ -26,7 +26,8 @@ func (r *iptables) ownFlags() []ownFlag {
 	b := &r.backend
 	return []ownFlag{
 		{"dry-run", "n", "", "print the rules and apply nothing; also into the file $DRY_RUN_FILE_PATH", &r.dryRun, nil},
-		{"skip-rule-apply", "", "", "check the options and apply nothing", &r.skip, nil},
+		{"skip-rule-apply", "", "", "apply nothing: check the options and, with --run-validation, the rules that are there", &r.skip, nil},
+		{"run-validation", "", "", "then send connections through the rules; if they don't arrive, the exit code is 126", &r.runValidation, nil},
 		{"cleanup-only", "", "CLEANUP_ONLY", "take all rules back, whatever applied them, and apply nothing", &r.clean, nil},
 		{"network-namespace", "", "NETWORK_NAMESPACE", "act in the network namespace of this `path`", nil, &r.namespace},
 		{"cni-mode", "", "CNI_MODE", "take a lock of the network namespace's own, as there are many in one file system", &b.PodLock, nil},

@@ -106,6 +106,7 @@ func newRoot(s surroundings) *cobra.Command {
 // newCleanIptables is the name that scripts of older releases call. [agent C7]
 func newCleanIptables(getenv func(string) string) *cobra.Command {
 	c := newIptablesCommand(getenv)
+	c.ResetCommands()
 	c.Use, c.Hidden = "istio-clean-iptables", true
 	c.Short = "Remove the capture of the Pod's connections"
 	c.FParseErrWhitelist.UnknownFlags = true

@@ -21,6 +21,9 @@ func (s settings) mangleChains() []Chain {
 		return append(chains, hook("filter", hookPrerouting, pre))
 	}
 	marked := exactly(PacketMark, s.tproxy.mark)
+	for _, nic := range s.virt {
+		pre = append(pre, ret(Match{Field: InInterface, Name: nic})) // outbound, which nat captures
+	}
 	pre = append(pre, s.enter(
 		jump(chainInbound, tcp),
 		// What gets here with the mark is the proxy's own call in its caller's name: the

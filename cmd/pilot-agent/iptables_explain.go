@@ -1,0 +1,179 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/agent/capture"
+)
+
+// explanation is a question about one packet, as the command line has it.
+type explanation struct {
+	from, to, direction, in, out, output string
+	inbound, outbound                    bool
+	packet                               capture.Packet
+}
+
+// newExplain makes the command that says what the rules do with a packet. Nothing is applied or
+// read but the facts of the network namespace.
+func newExplain(getenv func(string) string) *cobra.Command {
+	r := &iptables{options: capture.DefaultOptions(), getenv: getenv}
+	e := &explanation{}
+	c := &cobra.Command{
+		Use:   "explain --from ADDRESS:PORT --to ADDRESS:PORT",
+		Short: "Say what the rules do with a packet, rule by rule",
+		Long: `Say what the rules of these options do with the first packet of a connection, rule by rule.
+
+The options are those of istio-iptables, by flags or environment. A direction that is not given is
+inbound if --in-interface is given or the destination is an address of this network namespace and
+the source is none, and outbound else. The plan is asked, not the kernel.`,
+		Example: `  pilot-agent istio-iptables explain -i '*' -b '*' --to 10.96.0.10:80 --uid 1000
+  pilot-agent istio-iptables explain -i '*' -b '*' --from 10.0.0.9:40000 --to 10.0.0.7:8080 --inbound --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			err := r.fill(c)
+			if err == nil {
+				err = r.inNamespace(func() error { return e.run(c, r) })
+			}
+			if err != nil {
+				return captureError{err}
+			}
+			return nil
+		},
+	}
+	r.register(c)
+	f := c.Flags()
+	f.StringVar(&e.from, "from", "", "source `address`, with or without a port")
+	f.StringVar(&e.to, "to", "", "destination `address` and port")
+	f.StringVar(&e.packet.Protocol, "proto", "tcp", "`protocol`: tcp or udp")
+	f.Uint32Var(&e.packet.UID, "uid", 0, "`user` that sends, by number")
+	f.Uint32Var(&e.packet.GID, "gid", 0, "`group` that sends, by number")
+	f.StringVar(&e.packet.Cgroup, "cgroup", "", "`path` of the cgroup that sends")
+	f.Uint32Var(&e.packet.Mark, "mark", 0, "`mark` of the packet")
+	f.Uint32Var(&e.packet.ConnMark, "connection-mark", 0, "`mark` of the connection")
+	f.StringVar(&e.packet.State, "state", "new", "`state` of the connection: new, established, related or invalid")
+	f.StringVar(&e.in, "in-interface", "", "network `interface` where it arrives")
+	f.StringVar(&e.out, "out-interface", "", "network `interface` where it would leave (default lo if the destination is here, else the first other)")
+	f.StringVar(&e.direction, "direction", "", "`direction`: inbound or outbound")
+	f.BoolVar(&e.inbound, "inbound", false, "as --direction=inbound")
+	f.BoolVar(&e.outbound, "outbound", false, "as --direction=outbound")
+	f.StringVar(&e.output, "output", "text", "`form` of the answer: text or json")
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return captureError{err} })
+	return c
+}
+
+func (e *explanation) run(c *cobra.Command, r *iptables) error {
+	facts, err := capture.ReadFacts(r.root())
+	if err != nil {
+		return err
+	}
+	plan, err := capture.Plan(r.options, facts)
+	if err != nil {
+		return err
+	}
+	if err := e.complete(facts); err != nil {
+		return err
+	}
+	v := capture.Explain(plan, e.packet)
+	switch e.output {
+	case "text":
+		fmt.Fprint(c.OutOrStdout(), v)
+		return nil
+	case "json":
+		out := json.NewEncoder(c.OutOrStdout())
+		out.SetIndent("", "  ")
+		return out.Encode(struct {
+			Packet capture.Packet `json:"packet"`
+			capture.Verdict
+			Sentence string   `json:"sentence"`
+			Notes    []string `json:"notes,omitempty"`
+		}{e.packet, v, v.Sentence(), plan.Notes})
+	}
+	return fmt.Errorf("--output=%q: give text or json", e.output)
+}
+
+// complete makes the packet of the flags and of what goes without saying here.
+func (e *explanation) complete(f capture.Facts) (err error) {
+	if e.packet.To, err = endpoint("--to", e.to); err != nil {
+		return err
+	}
+	here := slices.Contains(f.Addrs, e.packet.To.Addr()) || e.packet.To.Addr().IsLoopback()
+	if e.from != "" {
+		if e.packet.From, err = endpoint("--from", e.from); err != nil {
+			return err
+		}
+	}
+	if err := e.direct(f, here); err != nil {
+		return err
+	}
+	if !e.packet.From.IsValid() {
+		e.packet.From = source(f, e.packet, here)
+	}
+	if e.packet.From.Addr().Is6() != e.packet.To.Addr().Is6() {
+		return fmt.Errorf("--from=%q and --to=%q are of different families; give two of one", e.from, e.to)
+	}
+	for _, given := range []struct {
+		flag, value string
+		known       []string
+	}{{"--proto", e.packet.Protocol, []string{"tcp", "udp"}}, {"--state", e.packet.State, []string{"new", "established", "related", "invalid"}}} {
+		if !slices.Contains(given.known, given.value) {
+			return fmt.Errorf("%s=%q: give one of %v", given.flag, given.value, given.known)
+		}
+	}
+	return nil
+}
+
+// direct decides the direction and the interface.
+func (e *explanation) direct(f capture.Facts, here bool) error {
+	switch {
+	case e.inbound && e.outbound, e.in != "" && e.out != "":
+		return fmt.Errorf("it is inbound or outbound; give one direction")
+	case e.direction == "inbound", e.inbound, e.direction == "" && e.in != "":
+	case e.direction == "outbound", e.outbound, e.direction == "" && e.out != "":
+		e.packet.Outbound = true
+	case e.direction == "":
+		local := !e.packet.From.IsValid() || slices.Contains(f.Addrs, e.packet.From.Addr()) || e.packet.From.Addr().IsLoopback()
+		e.packet.Outbound = local || !here
+	default:
+		return fmt.Errorf("--direction=%q: give inbound or outbound", e.direction)
+	}
+	e.packet.Interface = e.in + e.out
+	if e.packet.Interface == "" {
+		e.packet.Interface = "lo"
+		other := slices.IndexFunc(f.Interfaces, func(name string) bool { return name != "lo" })
+		if other >= 0 && !(e.packet.Outbound && here) {
+			e.packet.Interface = f.Interfaces[other]
+		}
+	}
+	return nil
+}
+
+// source is where the packet comes from where nobody says.
+func source(f capture.Facts, p capture.Packet, here bool) netip.AddrPort {
+	if p.Outbound && here || !p.Outbound {
+		return netip.AddrPortFrom(p.To.Addr(), 40000)
+	}
+	for _, a := range f.Addrs {
+		if a.Is6() == p.To.Addr().Is6() && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+			return netip.AddrPortFrom(a, 40000)
+		}
+	}
+	return netip.AddrPortFrom(p.To.Addr(), 40000)
+}
+
+func endpoint(flag, value string) (netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(value)
+	if err != nil {
+		host, port = value, "40000"
+	}
+	to, err := netip.ParseAddrPort(net.JoinHostPort(host, port))
+	if err != nil || flag == "--to" && port == "40000" && host == value {
+		return to, fmt.Errorf("%s=%q: give an address and a port, such as 10.96.0.10:80 or [fd00::10]:80", flag, value)
+	}
+	return netip.AddrPortFrom(to.Addr().Unmap().WithZone(""), to.Port()), nil
+}
