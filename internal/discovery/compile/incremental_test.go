@@ -209,7 +209,7 @@ func TestOnlyWhatMustRuns(t *testing.T) {
 			what:  "a weight changes",
 			yaml:  strings.NewReplacer("90}", "50}", "10}", "50}").Replace(virtual90),
 			must:  map[string]int{"virtual host": 2, "route": 2},
-			never: []string{"cluster", "listener", "endpoints", "assignment", "inbound listener", "listener parts", "route domains"},
+			never: []string{"cluster", "listener", "endpoints", "assignment", "inbound listener", "listener parts", "route domains", "extra hosts"},
 			moved: []string{"route 9080", "route 9080"},
 		},
 		{

@@ -28,16 +28,37 @@ func selectorBucket(labels map[string]string) string {
 	return selectors
 }
 
-// servesMesh says whether a VirtualService speaks to sidecars of the scope at all.
-func (m *Model) servesMesh(r *incr.Reader, s mesh.ScopeID, v *VirtualService) bool {
-	if len(v.Spec.Gateways) > 0 && !contains(v.Spec.Gateways, "mesh") {
-		return false
+// reach is what of a VirtualService says where it counts, so that who only asks that is
+// not disturbed by every edit of its routes.
+type reach struct {
+	namespace       string
+	mesh            bool // for sidecars at all
+	hosts, exportTo []string
+}
+
+func (v *VirtualService) reach() reach {
+	return reach{
+		namespace: v.Namespace, mesh: len(v.Spec.Gateways) == 0 || contains(v.Spec.Gateways, "mesh"),
+		hosts: v.Hosts, exportTo: v.Spec.ExportTo,
 	}
-	if !exported(v.Spec.ExportTo, m.Mesh(r).DefaultVirtualServiceExportTo, v.Namespace, s.Value().Namespace) {
+}
+
+// reachOf is the reach of the VirtualService of that key, none where there is no such thing.
+func (m *Model) reachOf(r *incr.Reader, key string) reach {
+	v, ok := incr.Get(r, m.tables.virtuals, key)
+	if !ok {
+		return reach{}
+	}
+	return v.reach()
+}
+
+// servesMesh says whether a VirtualService speaks to sidecars of the scope at all.
+func (m *Model) servesMesh(r *incr.Reader, s mesh.ScopeID, v reach) bool {
+	if !v.mesh || !exported(v.exportTo, m.Mesh(r).DefaultVirtualServiceExportTo, v.namespace, s.Value().Namespace) {
 		return false
 	}
 	e := m.rules.egress.Of(r, s)
-	return e.everything || slices.ContainsFunc(v.Hosts, func(h string) bool { return e.sees(v.Namespace, h) })
+	return e.everything || slices.ContainsFunc(v.hosts, func(h string) bool { return e.sees(v.namespace, h) })
 }
 
 // virtual finds the VirtualService for a host: an exact name before a wildcard, the
@@ -46,7 +67,7 @@ func (m *Model) virtual(r *incr.Reader, k scopeHost) *VirtualService {
 	var best *VirtualService
 	length := -1
 	consider := func(v *VirtualService, host string) {
-		if !hostMatches(host, k.host) || !m.servesMesh(r, k.scope, v) {
+		if !hostMatches(host, k.host) || !m.servesMesh(r, k.scope, v.reach()) {
 			return
 		}
 		n := len(host)

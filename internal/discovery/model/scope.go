@@ -19,6 +19,7 @@ type rules struct {
 	service   *incr.Rule[scopeHost, *Service]
 	dest      *incr.Rule[scopeHost, *DestinationRule]
 	virtual   *incr.Rule[scopeHost, *VirtualService]
+	reach     *incr.Rule[string, reach]
 	extra     *incr.Rule[mesh.ScopeID, []string]
 	egress    *incr.Rule[mesh.ScopeID, *egress]
 	policies  *incr.Rule[string, []*PeerAuthentication]
@@ -39,6 +40,7 @@ func (m *Model) derive(g *incr.Graph) {
 		service:   incr.Derive(g, levelScope, "service", m.service),
 		dest:      incr.Derive(g, levelHost, "destination rule", m.dest),
 		virtual:   incr.Derive(g, levelHost, "virtual service", m.virtual),
+		reach:     incr.Derive(g, levelRow, "virtual service reach", m.reachOf),
 		extra:     incr.Derive(g, levelHost, "extra hosts", m.extraHosts),
 		policies:  incr.Derive(g, levelRow, "policies", m.policies),
 		classify:  incr.Derive(g, levelClassify, "class", m.class),
@@ -205,11 +207,12 @@ func (m *Model) service(r *incr.Reader, k scopeHost) *Service {
 // extraHosts are hosts that only VirtualServices name.
 func (m *Model) extraHosts(r *incr.Reader, s mesh.ScopeID) []string {
 	var out []string
-	for _, v := range incr.In(r, m.tables.virtuals, all) {
+	for _, key := range incr.Keys(r, m.tables.virtuals, all) {
+		v := m.rules.reach.Of(r, key)
 		if !m.servesMesh(r, s, v) {
 			continue
 		}
-		for _, h := range v.Hosts {
+		for _, h := range v.hosts {
 			if m.rules.service.Of(r, scopeHost{s, h}) == nil && h != "*" {
 				out = append(out, h)
 			}
