@@ -72,7 +72,10 @@ func (w world) apply(t *testing.T, o capture.Options) capture.Report {
 		if err != nil {
 			return err
 		}
-		report, err = capture.Apply(plan)
+		c, err := capture.Choose(under, plan)
+		if err == nil {
+			report, err = c.Apply(plan)
+		}
 		return err
 	}); err != nil {
 		t.Fatal(err)
