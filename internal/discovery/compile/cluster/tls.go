@@ -1,6 +1,9 @@
 package cluster
 
 import (
+	"strings"
+	"time"
+
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	rawv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
@@ -23,6 +26,7 @@ const (
 	// SDSCluster is the bootstrap's cluster that leads to the agent's SDS server.
 	SDSCluster = "sds-grpc"
 
+	filePrefix = "file-"
 	fileCert   = "file-cert:"
 	fileRoot   = "file-root:"
 	systemRoot = fileRoot + "system"
@@ -170,8 +174,18 @@ func combined(root string, sans []string, crl string) *tlsv3.CommonTlsContext_Co
 	}}
 }
 
-// Secret refers to a secret that the agent serves over SDS. Listeners use it too.
+// fileWait is how long a cluster waits for a secret of files. Envoy takes no change of any
+// cluster while one waits, and a file that a user named may never come: without it, the
+// cluster refuses connections until the file is there, and nothing else suffers.
+const fileWait = 2 * time.Second
+
+// Secret refers to a secret that the agent serves over SDS. Listeners use it too. For the
+// mesh's own secrets Envoy waits without limit: they come, and nothing works without them.
 func Secret(name string) *tlsv3.SdsSecretConfig {
+	wait := &durationpb.Duration{}
+	if strings.HasPrefix(name, filePrefix) {
+		wait = durationpb.New(fileWait)
+	}
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
 		ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
 			ApiType:                   corev3.ApiConfigSource_GRPC,
@@ -181,7 +195,7 @@ func Secret(name string) *tlsv3.SdsSecretConfig {
 				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: SDSCluster},
 			}}},
 		}},
-		InitialFetchTimeout: &durationpb.Duration{},
+		InitialFetchTimeout: wait,
 		ResourceApiVersion:  corev3.ApiVersion_V3,
 	}}
 }
