@@ -100,6 +100,9 @@ func (r *iptables) apply(out io.Writer, plan capture.Ruleset) error {
 	for _, refused := range report.Refused {
 		fmt.Fprintln(out, "Warning:", refused)
 	}
+	for _, foreign := range capture.Foreign(r.backend) {
+		fmt.Fprintln(out, "Warning:", foreign)
+	}
 	done := "are in force"
 	if !report.Changed {
 		done = "were in force already"

@@ -61,7 +61,42 @@ func Choose(o BackendOptions, r Ruleset) (Choice, error) {
 		native.Why = "no iptables program works: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 		return native, nil
 	}
-	return Choice{Backend: b, Name: b.String(), Why: why}, nil
+	choice := Choice{Backend: b, Name: b.String(), Why: why}
+	if o.Force == "" {
+		choice.Backend = fallback{b, Nftables{o}}
+	}
+	return choice, nil
+}
+
+// fallback is iptables until the kernel turns out to lack what its rules need.
+type fallback struct {
+	*iptables
+	native Nftables
+}
+
+// Apply is as [Backend] says.
+func (f fallback) Apply(r Ruleset) (Report, error) {
+	report, err := f.iptables.Apply(r)
+	if !errors.Is(err, errKernelLacks) {
+		return report, err
+	}
+	report, nativeErr := f.native.Apply(r)
+	if nativeErr != nil {
+		return report, errors.Join(err, nativeErr)
+	}
+	report.Refused = append(report.Refused, fmt.Errorf("the rules are those of nftables: %w", err))
+	return report, nil
+}
+
+// Drift is as [Backend] says: no difference from either will do.
+func (f fallback) Drift(r Ruleset) ([]string, error) {
+	differences, err := f.iptables.Drift(r)
+	if err != nil || len(differences) > 0 {
+		if other, nativeErr := f.native.Drift(r); nativeErr == nil && len(other) == 0 {
+			return nil, nil
+		}
+	}
+	return differences, err
 }
 
 // Check says what is wrong with the options, whatever the machine has.

@@ -175,28 +175,6 @@ func (p program) run(suffix, stdin string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// explain adds to what the program said what a person can do about it.
-func (p program) explain(err error, said string) error {
-	if said != "" {
-		err = fmt.Errorf("%w: %s", err, said)
-	}
-	remedies := []struct{ sign, remedy string }{
-		{"Another app is currently holding the xtables lock", "another program has held " + lockFile + " for " + lockWait.String() + ": wait until it has ended, or find it with fuser " + lockFile},
-		{"can't open lock file", "mount a writable /run, or use --cni-mode, whose lock is the Pod's own, or --native-nftables, which needs none"},
-		{"Permission denied", "run as root, or with the capabilities CAP_NET_ADMIN and CAP_NET_RAW"},
-		{"Table does not exist", "the kernel lacks the module of that table: load ip_tables and iptable_nat (ip6_tables and ip6table_nat for IPv6) on the host, or use --native-nftables"},
-		{"No chain/target/match by that name", "the kernel lacks a module that the rule needs, such as xt_owner, xt_REDIRECT or xt_TPROXY: load it on the host, or use --native-nftables"},
-		{"Failed to initialize nft", "the kernel lacks nf_tables: load it on the host, or use --force-iptables-binary=legacy"},
-		{"Protocol not supported", "the kernel lacks this version of IP, or nf_tables for it"},
-	}
-	for _, r := range remedies {
-		if strings.Contains(said, r.sign) {
-			return fmt.Errorf("%w (%s)", err, r.remedy)
-		}
-	}
-	return err
-}
-
 // withLock chooses the lock: the Pod's own where it is asked for, or where the common one can't be
 // made, as on a file system that is read-only.
 func (p program) withLock(own bool) program {

@@ -298,3 +298,19 @@ func (s saved) change(wanted []xtable) string {
 	}
 	return b.String()
 }
+
+// foreign names firewalls among saved rules.
+func (s saved) foreign(program string) (warnings []string) {
+	for _, t := range s {
+		for _, chain := range t.chains {
+			switch {
+			case strings.HasPrefix(chain, "ufw-") && !slices.Contains(warnings, ufwAdvice):
+				warnings = append(warnings, ufwAdvice)
+			case t.policies[chain] == "DROP" && chain != "FORWARD":
+				what := map[string]string{"INPUT": "is meant for this host", xOutput: "leaves", xPrerouting: "arrives"}[chain]
+				warnings = append(warnings, dropAdvice(fmt.Sprintf("chain %s of the table %s of %s", chain, t.name, program), what))
+			}
+		}
+	}
+	return warnings
+}
