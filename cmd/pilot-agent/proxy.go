@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -20,6 +21,7 @@ type proxyFlags struct {
 	agent      agent.Flags
 	meshConfig string
 	plugin     string
+	watch      string
 }
 
 func (p *proxyFlags) register(f *pflag.FlagSet) {
@@ -33,6 +35,7 @@ func (p *proxyFlags) register(f *pflag.FlagSet) {
 	f.IntVar(&p.node.Concurrency, "concurrency", 0, "`number` of Envoy's workers; 0 leaves it to the configuration and the CPU limit")
 	f.StringVar(&p.node.TemplateFile, "templateFile", "", "accepted and not used: the bootstrap is built, not filled in")
 	f.StringVar(&p.node.OutlierLogPath, "outlierLogPath", "", "`file` for the endpoints that Envoy ejects")
+	f.StringVar(&p.watch, "watchCapture", "", "`arguments` of istio-iptables whose rules to keep in force, restoring them when others flush them; needs CAP_NET_ADMIN (default $CAPTURE_WATCH; empty: don't watch)")
 	f.BoolVar(&p.agent.Profiling, "profiling", true, "serve profiles on the status port, to this machine")
 }
 
@@ -87,6 +90,13 @@ func (p *proxyFlags) prepare(o agent.Options, role mesh.Role, env map[string]str
 	}
 	if err := logStart(o.Log, o.Node, o.Settings); err != nil {
 		return nil, err
+	}
+	if args := cmp.Or(p.watch, env["CAPTURE_WATCH"]); args != "" {
+		watch, err := watchCapture(args, func(name string) string { return env[name] }, o.Log.With("scope", "capture"))
+		if err != nil {
+			return nil, err
+		}
+		o.Beside = append(o.Beside, watch)
 	}
 	o.Flags = p.agent
 	return agent.New(o)

@@ -15,6 +15,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
@@ -34,6 +35,8 @@ type Options struct {
 	Started time.Time
 	// Flags are those of the command line that decide neither node nor configuration.
 	Flags Flags
+	// Beside are tasks that run as long as Envoy does.
+	Beside []run.Task
 }
 
 // Flags are the agent's own switches.
@@ -111,7 +114,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return run.Done
 	}}
-	err := run.Group(outer, append([]run.Task{inner}, a.servers...)...)
+	err := run.Group(outer, slices.Concat([]run.Task{inner}, a.servers, a.o.Beside)...)
 	return errors.Join(err, a.close.Close())
 }
 
