@@ -211,3 +211,62 @@ func TestForeignFirewallsAreNamed(t *testing.T) {
 		}
 	}
 }
+
+// What iptables applied can be taken back where there is no iptables, as far as it is not legacy's;
+// legacy's is named.
+func TestCleanWithoutThePrograms(t *testing.T) {
+	for _, v := range variants() {
+		w := newWorld(t)
+		shell(t, w.pod, theirs, "iptables-"+v+"-restore", "--noflush")
+		before := state(t, w.pod)
+		r := plan(t, w.pod, injector())
+		if err := applyOn(w.pod, on(v), r); err != nil {
+			t.Fatal(err)
+		}
+		none := capture.BackendOptions{Path: t.TempDir()}
+		if err := w.pod.Do(capture.Nftables{Options: none}.Clean); err != nil {
+			t.Error(err)
+		}
+		var warnings []string
+		_ = w.pod.Do(func() error { warnings = capture.Foreign(none); return nil })
+		named := strings.Contains(fmt.Sprint(warnings), "there is no iptables-legacy to read them")
+		if gone := state(t, w.pod) == before; gone != (v == "nft") || named != (v == "legacy") {
+			t.Errorf("%s: gone %t, named in %q:\n%s", v, gone, warnings, state(t, w.pod))
+		}
+	}
+}
+
+// One backend takes over from the other, and leaves nothing of it; any of them cleans all.
+func TestBackendsTakeOver(t *testing.T) {
+	w := newWorld(t)
+	w.listen(t, 80)
+	backends := map[string]capture.BackendOptions{"native": {Native: true, Path: capture.DefaultPath}}
+	for _, v := range variants() {
+		backends[v] = on(v)
+	}
+	r := plan(t, w.pod, injector())
+	before := state(t, w.pod)
+	for from, first := range backends {
+		for to, second := range backends {
+			for _, o := range []capture.BackendOptions{first, second} {
+				if err := applyOn(w.pod, o, r); err != nil {
+					t.Fatalf("%s then %s: %v", from, to, err)
+				}
+			}
+			w.check(t, []leg{{w.other, app, "", "10.99.0.2:80", "inbound for 10.99.0.2:80"}})
+			for name, o := range backends {
+				if d := drift(t, w.pod, o, r); (len(d) == 0) != (name == to) {
+					t.Errorf("%s then %s: %s differs by %q", from, to, name, d)
+				}
+			}
+			// The first cleans what the second applied.
+			if err := use(w.pod, first, r, func(c capture.Choice) error { return c.Clean() }); err != nil {
+				t.Fatal(err)
+			}
+			if s := state(t, w.pod); s != before {
+				t.Errorf("%s cleans after %s: left\n%s", from, to, s)
+			}
+			w.check(t, []leg{{w.other, app, "", "10.99.0.2:80", "pod"}})
+		}
+	}
+}

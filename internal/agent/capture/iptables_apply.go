@@ -215,7 +215,11 @@ func (b *iptables) Clean() error { return errors.Join(b.sweep(nil), Clean()) }
 func (s *shelf) sweep(keep []iptablesFamily) error {
 	var errs []error
 	for _, ipv6 := range []bool{false, true} {
-		for _, p := range s.variants(ipv6) {
+		programs := s.variants(ipv6)
+		if !slices.ContainsFunc(programs, func(p program) bool { return p.variant == "nft" }) {
+			errs = append(errs, cleanOrphans(ipv6))
+		}
+		for _, p := range programs {
 			used := slices.ContainsFunc(keep, func(f iptablesFamily) bool { return f.ipv6 == ipv6 && f.variant == p.variant })
 			if !used && (p.variant != "legacy" || hasLegacy(ipv6)) {
 				errs = append(errs, p.clean())
