@@ -7,18 +7,43 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 )
 
 // ErrResolveNoAddress says that a name has no address at all.
 var ErrResolveNoAddress = errors.New("no address found")
 
 // GetPrivateIPs lists the addresses of this host's interfaces that are up, in the order of the interfaces and
-// IPv4 before IPv6 on each; without loopback and link-local ones. It fails where there are none,
-// or when ctx has ended.
+// IPv4 before IPv6 on each; without loopback and link-local ones. While there are none, as in the
+// first moments of a Pod, it waits: until ctx ends, but at most 5 s. Its error then wraps ErrResolveNoAddress.
 func GetPrivateIPs(ctx context.Context) ([]netip.Addr, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("list this host's addresses: %w", err)
+	return privateIPs(ctx, hostAddrs)
+}
+
+const (
+	addressWait = 5 * time.Second
+	addressPace = 200 * time.Millisecond
+)
+
+func privateIPs(ctx context.Context, list func() ([]netip.Addr, error)) ([]netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(ctx, addressWait)
+	defer cancel()
+	again := time.NewTicker(addressPace)
+	defer again.Stop()
+	for {
+		ips, err := list()
+		if err != nil || len(ips) > 0 {
+			return ips, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for an address of this host: %w (%w)", ErrResolveNoAddress, ctx.Err())
+		case <-again.C:
+		}
 	}
+}
+
+func hostAddrs() ([]netip.Addr, error) {
 	nics, err := net.Interfaces()
 	if err != nil {
 		return nil, fmt.Errorf("list this host's interfaces: %w", err)
@@ -33,9 +58,6 @@ func GetPrivateIPs(ctx context.Context) ([]netip.Addr, error) {
 			continue // it has gone since it was listed
 		}
 		out = append(out, usable(addrs)...)
-	}
-	if len(out) == 0 {
-		return nil, fmt.Errorf("list this host's addresses: %w", ErrResolveNoAddress)
 	}
 	return out, nil
 }

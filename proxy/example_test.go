@@ -1,0 +1,108 @@
+package proxy_test
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strconv"
+
+	"github.com/pilothouse/pilothouse/proxy"
+)
+
+// An agent takes configurations one after another; each runs in the next epoch. The older one is not
+// ended by the agent: here it sees by itself that it has a successor.
+func ExampleAgent() {
+	ctx, cancel := context.WithCancel(context.Background())
+	started := make(chan string)
+	successor := []chan struct{}{make(chan struct{}), make(chan struct{})}
+	agent := proxy.NewAgent(proxy.ProxyFuncs{
+		RunFunc: func(config any, epoch int, abort <-chan error) error {
+			if epoch > 0 {
+				close(successor[epoch-1])
+			}
+			started <- fmt.Sprintf("epoch %d runs with %v", epoch, config)
+			select {
+			case <-successor[epoch]:
+				return nil
+			case err := <-abort:
+				return err
+			}
+		},
+	}, proxy.DefaultRetry)
+
+	over := make(chan error)
+	go func() { over <- agent.Run(ctx) }()
+	agent.ScheduleConfigUpdate("blue")
+	fmt.Println(<-started)
+	agent.ScheduleConfigUpdate("blue") // nothing new
+	agent.ScheduleConfigUpdate("green")
+	fmt.Println(<-started)
+	cancel()
+	fmt.Println("ended with", <-over)
+	// Output:
+	// epoch 0 runs with blue
+	// epoch 1 runs with green
+	// ended with <nil>
+}
+
+// A Proxy for a program: the command line carries the epoch, an abort kills it.
+func ExampleProxyFuncs() {
+	run := func(config any, epoch int, abort <-chan error) error {
+		cmd := exec.Command("envoy", "-c", config.(string), "--restart-epoch", strconv.Itoa(epoch))
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		select {
+		case err := <-ended:
+			return err
+		case err := <-abort:
+			_ = cmd.Process.Kill()
+			<-ended
+			return err
+		}
+	}
+	agent := proxy.NewAgent(proxy.ProxyFuncs{
+		RunFunc:   run,
+		PanicFunc: func(config any) { fmt.Println("cannot be run:", config) },
+	}, proxy.Retry{MaxRetries: 0})
+	go agent.ScheduleConfigUpdate("/no/such/envoy.yaml")
+	if err := agent.Run(context.Background()); err != nil {
+		fmt.Println("nothing runs any more")
+	}
+	// Output:
+	// cannot be run: /no/such/envoy.yaml
+	// nothing runs any more
+}
+
+// Restart waits until an epoch was started with the configuration, or none will be.
+func ExampleAgent_Restart() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	agent := proxy.NewAgent(proxy.ProxyFuncs{
+		RunFunc: func(_ any, _ int, abort <-chan error) error { return <-abort },
+	}, proxy.DefaultRetry)
+	go agent.Run(ctx)
+	agent.Restart("blue")
+	agent.Restart("green")
+	fmt.Println("both were started")
+	// Output: both were started
+}
+
+// A role is a value; its node id tells a control plane who asks.
+func ExampleDecodeServiceNode() {
+	sidecar := proxy.Sidecar{IPAddress: "10.1.1.4", ID: "reviews-1.bookshop", Domain: "bookshop.svc.cluster.local"}
+	fmt.Println(sidecar.ServiceNode())
+	role, err := proxy.DecodeServiceNode("10.1.1.4~reviews-1.bookshop~bookshop.svc.cluster.local") // of 2017
+	fmt.Println(role == sidecar, err)
+	// Output:
+	// sidecar~10.1.1.4~reviews-1.bookshop~bookshop.svc.cluster.local
+	// true <nil>
+}
+
+func ExampleResolveAddr() {
+	addr, err := proxy.ResolveAddr("[::1]:15010")
+	fmt.Println(addr, err)
+	// Output: [::1]:15010 <nil>
+}
