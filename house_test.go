@@ -59,7 +59,8 @@ var layers = map[string]layer{
 
 	"test/netmesh": edge, "test/load": edge, "test/envoytest": edge, "test/golden": edge, "test/agenttest": stage,
 	"test/meshup": stage, "internal/demo": stage,
-	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command, "test/filesecret": command,
+	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command,
+	"test/environment": command, "test/filesecret": command,
 	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command,
 	"proxy": wiring,
 }

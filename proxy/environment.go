@@ -31,9 +31,9 @@ type ServiceDiscovery interface {
 
 // ServiceAccounts tells who answers for a service.
 type ServiceAccounts interface {
-	// ServiceAccounts lists the accounts that a service's endpoints run as, sorted, each as
+	// Accounts lists the accounts that a service's endpoints run as, sorted, each as
 	// "namespace/name".
-	ServiceAccounts(ctx context.Context, host string) ([]string, error)
+	Accounts(ctx context.Context, host string) ([]string, error)
 }
 
 // ConfigStore tells what the mesh is told to do.
@@ -65,8 +65,8 @@ type Service struct {
 	Ports     []Port
 }
 
-// Port is one port of a service. Protocol is the one that is spoken on it ("HTTP", "GRPC",
-// "TCP" …), as far as its declaration tells.
+// Port is one port of a service. Protocol is the one that is spoken on it ("http", "grpc",
+// "tcp" …), as far as its declaration tells.
 type Port struct {
 	Name     string
 	Number   uint32
