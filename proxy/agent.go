@@ -123,19 +123,22 @@ func (e *GivenUpError) Error() string {
 func (e *GivenUpError) Unwrap() error { return e.Err }
 
 // Run is the control loop. It blocks until ctx ends, and then aborts all epochs that run,
-// waits for them (see WithGrace) and returns nil; or until the retries are spent and nothing runs, and then it returns a
+// waits for them (see WithGrace) and for calls of Live, and returns nil; or until the retries are spent and nothing runs, and then it returns a
 // *GivenUpError.
 func (a *Agent) Run(ctx context.Context) error {
 	l := &loop{
 		Agent: a, machine: supervise.New(a.policy), zero: time.Now(), timer: time.NewTimer(time.Hour),
 		epochs: map[int]*epoch{}, events: make(chan report), configs: map[string]any{},
 	}
-	defer close(a.over)
-	defer l.timer.Stop()
 	// What watches an epoch outlives ctx as long as the epoch does.
-	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	defer l.cancel()
-	return l.serve(ctx)
+	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	l.ctx = watch
+	err := l.serve(ctx)
+	close(a.over)
+	cancel()
+	l.timer.Stop()
+	l.watchers.Wait()
+	return err
 }
 
 // status is an epoch's end as the machine knows it.

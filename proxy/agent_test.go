@@ -159,18 +159,24 @@ func TestCancellationWithEpochsRunning(t *testing.T) {
 }
 
 func TestCancellationDoesNotWaitForEver(t *testing.T) {
-	play(t, plain, proxy.DefaultRetry, []proxy.Option{proxy.WithGrace(3 * time.Second)}, func(s *stage) {
-		s.stuck[0] = true
-		s.agent.ScheduleConfigUpdate("a")
-		s.wants("run 0 a")
-		began := time.Now()
-		s.cancel()
-		if err := s.done(); err != nil || time.Since(began) != 3*time.Second {
-			t.Errorf("got %v after %v", err, time.Since(began))
-		}
-		s.end(0, nil)
-		s.wants("ignored 0")
-	})
+	for grace, options := range map[time.Duration][]proxy.Option{
+		time.Second:     nil,
+		3 * time.Second: {proxy.WithGrace(3 * time.Second)},
+		0:               {proxy.WithGrace(0)},
+	} {
+		play(t, plain, proxy.DefaultRetry, options, func(s *stage) {
+			s.stuck[0] = true
+			s.agent.ScheduleConfigUpdate("a")
+			s.wants("run 0 a")
+			began := time.Now()
+			s.cancel()
+			if err := s.done(); err != nil || time.Since(began) != grace {
+				t.Errorf("got %v after %v, want %v", err, time.Since(began), grace)
+			}
+			s.wants("ignored 0")
+			s.end(0, nil)
+		})
+	}
 }
 
 func TestApplyTwice(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
@@ -14,8 +15,7 @@ import (
 // loop is the one goroutine that owns the machine.
 type loop struct {
 	*Agent
-	ctx     context.Context
-	cancel  context.CancelFunc
+	ctx     context.Context // of all that watches epochs
 	machine *supervise.Machine
 	zero    time.Time
 	timer   *time.Timer
@@ -25,6 +25,8 @@ type loop struct {
 	names   int
 	orders  []order // that are waited for, each with its name in place of its configuration
 	failed  GivenUpError
+
+	watchers sync.WaitGroup // calls of Live
 }
 
 // epoch is one call of Proxy.Run. Numbers come again, epochs do not.
@@ -108,10 +110,7 @@ func (l *loop) perform(e supervise.Effect) {
 		l.start(e)
 	case supervise.Kill:
 		l.log.Info("aborting an epoch", "epoch", e.Epoch)
-		select {
-		case l.epochs[e.Epoch].abort <- ErrAbort:
-		default: // it has enough of them to read
-		}
+		l.epochs[e.Epoch].abort <- ErrAbort // there is room: an epoch is aborted once
 	case supervise.Panic:
 		l.failed.Config = l.configs[e.Hash]
 		l.log.Error("configuration given up: its retries are spent", "error", l.failed.Err)
@@ -141,13 +140,13 @@ func (l *loop) start(s supervise.Start) {
 	if !tells {
 		return
 	}
-	go func() {
+	l.watchers.Go(func() {
 		if err := live.Live(ctx, e.number); err == nil {
 			l.report(report{about: e})
 		} else if ctx.Err() == nil {
 			l.log.Warn("cannot tell whether the epoch is live", "epoch", e.number, "error", err)
 		}
-	}()
+	})
 }
 
 // report hands word to the loop, unless that has ended.

@@ -32,8 +32,8 @@ import (
 	"time"
 )
 
-// MaxAborts is how many aborts an epoch's channel holds: an upper bound of the epochs that
-// could fail beside it before it looks.
+// MaxAborts is how many aborts an epoch's channel has room for, so that none ever waits for its
+// reader.
 const MaxAborts = 10
 
 // ErrAbort is what an epoch's abort channel brings. Run should return it (or an error that wraps it).
@@ -71,7 +71,7 @@ type Proxy interface {
 // Liver is a Proxy that can tell when an epoch is live.
 type Liver interface {
 	// Live waits until the epoch serves and returns nil, or an error when that cannot be told; ctx
-	// ends with the epoch. It is called once for every epoch, in a goroutine of its own.
+	// ends with the epoch, and Live must return soon after it. It is called once for every epoch, in a goroutine of its own.
 	Live(ctx context.Context, epoch int) error
 }
 
