@@ -52,7 +52,8 @@
 //
 // Start: Epoch 0 makes new shared memory; a higher one takes over from Epoch-1. Checks that need
 // a process (validation, version of the hot restart) belong to it: an epoch that did not
-// pass them is answered by Exited with Why Refused or Incompatible. Unlock: clear the initialising
+// pass them is answered by Exited with Why Refused or Incompatible, and a Kill that comes
+// meanwhile ends them. Unlock: clear the initialising
 // flag, then answer Unlocked. Kill of a starting child is always SIGKILL. Remove: remove the
 // shared memory; nothing runs any more. Keep the configuration of every hash that View
 // lists (Goal.Desired, Epochs, Good): each of them may be started again.
