@@ -165,10 +165,7 @@ func (r *iptables) root() string {
 // act runs in the network namespace that is meant.
 func (r *iptables) act(c *cobra.Command) error {
 	if r.clean {
-		if r.dryRun || r.skip {
-			return nil
-		}
-		return capture.Nftables{Options: r.backend}.Clean()
+		return r.cleanup(c.OutOrStdout(), c.ErrOrStderr())
 	}
 	if err := r.backend.Check(); err != nil {
 		return err

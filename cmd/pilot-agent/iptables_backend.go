@@ -110,3 +110,20 @@ func (r *iptables) apply(out io.Writer, plan capture.Ruleset) error {
 	fmt.Fprintf(out, "%d rules %s, after %s\n", report.Rules, done, report.Took.Round(10*time.Microsecond))
 	return nil
 }
+
+// cleanup takes back what any backend applied.
+func (r *iptables) cleanup(out, complaints io.Writer) error {
+	if err := r.backend.Check(); err != nil {
+		return err
+	}
+	if r.dryRun {
+		return r.show(out, capture.CleanText(r.backend))
+	}
+	if r.skip {
+		return nil
+	}
+	for _, unreadable := range capture.Unreadable(r.backend) {
+		fmt.Fprintln(complaints, "Warning:", unreadable)
+	}
+	return capture.Nftables{Options: r.backend}.Clean()
+}

@@ -91,3 +91,48 @@ func TestChangeOfBackendsLeavesNoGap(t *testing.T) {
 		t.Errorf("the guard is still there:\n%s", s)
 	}
 }
+
+// Between the modes, inbound connections are captured by one table or by another. While they
+// change, a connection may wait, but none escapes.
+func TestChangeOfModesIsGuarded(t *testing.T) {
+	for _, v := range variants() {
+		t.Run(v, func(t *testing.T) {
+			w := newWorld(t)
+			w.listenTransparent(t, 80)
+			modes := []capture.Ruleset{plan(t, w.pod, tproxy()), plan(t, w.pod, injector())}
+			if err := applyOn(w.pod, on(v), modes[1]); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() {
+				for i := range 30 {
+					if err := applyOn(w.pod, on(v, reconcile), modes[i%2]); err != nil {
+						ended <- fmt.Errorf("change %d: %w", i, err)
+						return
+					}
+				}
+				ended <- nil
+			}()
+			for dials := 0; ; dials++ {
+				select {
+				case err := <-ended:
+					if err != nil || dials < 10 {
+						t.Errorf("%d connections: %v", dials, err)
+					}
+					return
+				default:
+				}
+				c, err := w.other.Dial(t.Context(), "tcp", "10.99.0.2:80")
+				if err != nil {
+					t.Error(err)
+					continue
+				}
+				told, err := io.ReadAll(c)
+				c.Close()
+				if !strings.HasPrefix(string(told), "inbound ") {
+					t.Errorf("connection %d arrived at %q, %v", dials, told, err)
+				}
+			}
+		})
+	}
+}

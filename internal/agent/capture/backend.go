@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // Backend is one way to put rules into the kernel. Its methods act on the network namespace of the
@@ -124,13 +125,16 @@ type Nftables struct{ Options BackendOptions }
 
 // Apply is as [Backend] says; rules of iptables that are ours go once the new ones are in force.
 func (n Nftables) Apply(r Ruleset) (Report, error) {
-	report, err := Apply(r)
+	begin := time.Now()
+	var report Report
+	err := apply(r, n.Options.Reapply, &report)
+	if err == nil {
+		err = newShelf(n.Options).sweep(nil)
+	}
 	if err != nil {
-		return report, err
+		return report, fmt.Errorf("apply the capture of traffic: %w", err)
 	}
-	if err := newShelf(n.Options).sweep(nil); err != nil {
-		return report, fmt.Errorf("apply the capture of traffic: remove former rules: %w", err)
-	}
+	report.Took = time.Since(begin)
 	return report, nil
 }
 

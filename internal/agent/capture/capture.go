@@ -40,7 +40,7 @@ type Report struct {
 func Apply(r Ruleset) (Report, error) {
 	begin := time.Now()
 	var report Report
-	err := apply(r, &report)
+	err := apply(r, false, &report)
 	if err != nil {
 		return report, fmt.Errorf("apply the capture of traffic: %w", err)
 	}
@@ -48,7 +48,8 @@ func Apply(r Ruleset) (Report, error) {
 	return report, nil
 }
 
-func apply(r Ruleset, report *Report) error {
+// apply replaces the tables if they differ, or again.
+func apply(r Ruleset, again bool, report *Report) error {
 	if err := setHost(r, report); err != nil {
 		return err
 	}
@@ -64,7 +65,7 @@ func apply(r Ruleset, report *Report) error {
 	if err != nil {
 		return err
 	}
-	if report.Changed = len(differences) > 0; !report.Changed {
+	if report.Changed = again || len(differences) > 0; !report.Changed {
 		return nil
 	}
 	replace(c)

@@ -9,24 +9,32 @@ import (
 )
 
 // Foreign names what others have in this network namespace that may keep captured connections from
-// the proxy, or take our rules away: firewalls that drop what they don't allow, and tables that no
-// program at hand can read. Each is a sentence with a remedy; capture itself is not hindered.
+// the proxy, or capture too: firewalls that drop what they don't allow, and tables that no program
+// at hand can read. Each is a sentence with a remedy; capture itself is not hindered.
 func Foreign(o BackendOptions) []string {
-	warnings := foreignTables()
+	warnings := append(foreignTables(), Unreadable(o)...)
 	s := newShelf(o)
 	for _, ipv6 := range []bool{false, true} {
-		if !hasLegacy(ipv6) {
-			continue
+		for _, p := range s.variants(ipv6) {
+			if p.variant != "legacy" || !hasLegacy(ipv6) {
+				continue
+			}
+			if rules, err := p.save(); err == nil {
+				warnings = append(warnings, rules.foreign(p.name)...)
+			}
 		}
-		programs := s.variants(ipv6)
-		at := slices.IndexFunc(programs, func(p program) bool { return p.variant == "legacy" })
-		if at < 0 {
+	}
+	return warnings
+}
+
+// Unreadable names tables in this network namespace that no program at hand can read, so that rules
+// of capture in them can be neither found nor taken back.
+func Unreadable(o BackendOptions) (warnings []string) {
+	s := newShelf(o)
+	for _, ipv6 := range []bool{false, true} {
+		if hasLegacy(ipv6) && !slices.ContainsFunc(s.variants(ipv6), func(p program) bool { return p.variant == "legacy" }) {
 			warnings = append(warnings, fmt.Sprintf("legacy tables of %s are in use here, and there is no %s-legacy to read them: "+
 				"if they capture too, clean them where it is, by istio-iptables --cleanup-only", family(ipv6), family(ipv6)))
-			continue
-		}
-		if rules, err := programs[at].save(); err == nil {
-			warnings = append(warnings, rules.foreign(programs[at].name)...)
 		}
 	}
 	return warnings

@@ -229,6 +229,24 @@ func (s *shelf) sweep(keep []iptablesFamily) error {
 	return errors.Join(errs...)
 }
 
+// CleanText is what a cleaning would have the iptables programs do: for each that has rules of ours,
+// its name and its text.
+func CleanText(o BackendOptions) string {
+	var b strings.Builder
+	s := newShelf(o)
+	for _, ipv6 := range []bool{false, true} {
+		for _, p := range s.variants(ipv6) {
+			if p.variant == "legacy" && !hasLegacy(ipv6) {
+				continue
+			}
+			if rules, err := p.save(); err == nil && rules.change(nil) != "" {
+				fmt.Fprintf(&b, "# %s\n%s", p.name, rules.change(nil))
+			}
+		}
+	}
+	return b.String()
+}
+
 // clean takes our rules out. A kernel that can't have any has none.
 func (p program) clean() error {
 	s, err := p.save()
