@@ -12,7 +12,9 @@ func (m *Machine) onExited(ev Exited) {
 			left = append(left, r)
 		}
 	}
-	m.running = left
+	if m.running = left; len(left) == 0 {
+		m.memory, m.goal.plain = memory{}, false // the next one makes its own
+	}
 	m.tally.last = ev.Status
 	m.tally.ends++
 	if e.told && m.drain.epoch == e.number {
@@ -65,7 +67,7 @@ func (m *Machine) onUnlocked(ok bool) {
 	by := m.memory.by
 	m.memory = memory{plain: !ok || m.memory.plain}
 	// To try the failed configuration again would cost the parent that serves.
-	if r := m.budget(by); !ok && r != nil && (m.serving() == nil || m.serving().hash != by) {
+	if r := m.budget(by); !ok && r != nil && m.serving() != nil && m.serving().hash != by {
 		m.spend(by, r)
 	}
 }

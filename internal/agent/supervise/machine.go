@@ -109,15 +109,15 @@ func (m *Machine) do(e Effect) { m.out = append(m.out, e) }
 // advance does what is due at this time, and asks to be woken for what is due later.
 func (m *Machine) advance() {
 	if m.end.begun {
-		m.endDue()
+		m.drainDue()
+		if m.endDue(); m.end.done {
+			return
+		}
 	} else {
 		m.giveUpDue()
 		m.startDue()
+		m.drainDue()
 	}
-	if m.end.done {
-		return
-	}
-	m.drainDue()
 	for _, e := range m.running {
 		if e.sent == SIGTERM && m.clock.now >= e.killAt {
 			m.kill(e, SIGKILL)

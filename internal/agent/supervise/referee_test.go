@@ -147,7 +147,7 @@ func (r *referee) see(ev supervise.Event) (unlock int) {
 			if n := r.serving(); !e.OK {
 				r.plain = true
 				if r.locker == r.desired || r.locker == r.good {
-					r.charge(r.locker).condemned = n < 0 || r.running[n].hash != r.locker
+					r.charge(r.locker).condemned = n >= 0 && r.running[n].hash != r.locker
 				}
 			}
 		}
@@ -187,6 +187,9 @@ func (r *referee) exited(e supervise.Exited) (unlock int) {
 	}
 	highest := e.Epoch == r.top()
 	delete(r.running, e.Epoch)
+	if len(r.running) == 0 {
+		r.locked, r.plain, r.alien = false, false, false
+	}
 	defer r.learn()
 	if r.hot() && highest && len(r.running) > 0 {
 		if s.liveAt < 0 && e.Why == supervise.Ended && r.asked == 0 {
@@ -285,13 +288,10 @@ func (r *referee) judgeStart(e supervise.Start) error {
 	case c.panicked || c.failures > r.policy.Budget:
 		return fmt.Errorf("%#v after %d failures, panic %v", e, c.failures, c.panicked)
 	case e.Hash == r.desired:
-	case top < 0 && e.Hash == r.good && r.charge(r.desired).failures > 0 && !r.one():
+	case top < 0 && e.Hash == r.good && (r.charge(r.desired).failures > 0 || r.charge(r.desired).panicked) && !r.one():
 	case top >= 0 && e.Hash == r.running[top].hash && r.running[top].adminless && r.charge(r.desired).panicked:
 	default:
 		return fmt.Errorf("%#v, desired is %q, good was %q", e, r.desired, r.good)
-	}
-	if top < 0 {
-		r.locked, r.plain, r.alien = false, false, false
 	}
 	r.running[e.Epoch] = &seen{hash: e.Hash, started: r.now, liveAt: -1, term: -1}
 	return nil

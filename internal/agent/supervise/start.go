@@ -123,9 +123,6 @@ func (m *Machine) start(hash string) {
 		number = m.tally.next
 	}
 	m.tally.next = max(m.tally.next, number+1)
-	if len(m.running) == 0 {
-		m.memory, m.goal.plain = memory{}, false
-	}
 	m.running = append(m.running, &epoch{number: number, hash: hash, started: m.clock.now})
 	m.do(Start{number, hash})
 }
