@@ -27,6 +27,7 @@ const proxyID = 1337
 // world is a captured Pod and another one beside it.
 type world struct {
 	pod, other *netmesh.Pod
+	mesh       *netmesh.Mesh
 }
 
 func newWorld(t *testing.T) world {
@@ -47,7 +48,7 @@ func newWorld(t *testing.T) world {
 		}
 		return p
 	}
-	return world{add("pod", "fd99:99::a"), add("other", "fd99:99::b")}
+	return world{add("pod", "fd99:99::a"), add("other", "fd99:99::b"), m}
 }
 
 // injector is what the injector passes, in both families.
