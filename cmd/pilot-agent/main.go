@@ -98,7 +98,7 @@ func newRoot(s surroundings) *cobra.Command {
 		RunE:               func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	log.register(root.PersistentFlags())
-	root.AddCommand(newProxy(s, log), newRequest(), newWait(), newVersion(), newCollateral(root),
+	root.AddCommand(newProxy(s, log), newRequest(), newRestart(), newWait(), newVersion(), newCollateral(root),
 		newIptablesCommand(s.getenv), newCleanIptables(s.getenv))
 	return root
 }

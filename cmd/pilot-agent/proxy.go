@@ -21,6 +21,7 @@ type proxyFlags struct {
 	agent      agent.Flags
 	meshConfig string
 	plugin     string
+	compat     string
 	watch      string
 }
 
@@ -36,6 +37,7 @@ func (p *proxyFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&p.node.TemplateFile, "templateFile", "", "accepted and not used: the bootstrap is built, not filled in")
 	f.StringVar(&p.node.OutlierLogPath, "outlierLogPath", "", "`file` for the endpoints that Envoy ejects")
 	f.StringVar(&p.watch, "watchCapture", "", "`arguments` of istio-iptables whose rules to keep in force, restoring them when others flush them; needs CAP_NET_ADMIN (default $CAPTURE_WATCH; empty: don't watch)")
+	f.StringVar(&p.compat, "compat", "", "`istio` gives up second tries, hot restarts and truthful exit codes: one Envoy, exit code 0")
 	f.BoolVar(&p.agent.Profiling, "profiling", true, "serve profiles on the status port, to this machine")
 }
 
@@ -54,6 +56,12 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 			}
 			if role != mesh.Sidecar && role != mesh.Router {
 				return fmt.Errorf("proxy type %q: want sidecar or router", role)
+			}
+			switch p.compat {
+			case "", "istio":
+				p.agent.AsIstio = p.compat != ""
+			default:
+				return fmt.Errorf("flag --compat %q: want istio, or leave it out", p.compat)
 			}
 			logger, err := log.logger(s)
 			if err != nil {
@@ -98,7 +106,7 @@ func (p *proxyFlags) prepare(o agent.Options, role mesh.Role, env map[string]str
 		}
 		o.Beside = append(o.Beside, watch)
 	}
-	o.Flags = p.agent
+	o.Flags, o.Inputs = p.agent, agent.Inputs{Node: in, MeshFile: p.meshConfig}
 	return agent.New(o)
 }
 

@@ -169,3 +169,26 @@ func askReady(ctx context.Context, client *http.Client, url string) error {
 	}
 	return nil
 }
+
+// newRestart asks for a new Envoy by hand: its bootstrap, binary and options are read again.
+func newRestart() *cobra.Command {
+	var port int
+	c := &cobra.Command{
+		Use:   "restart",
+		Short: "Have a new Envoy take over from the one that runs",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			text, err := relay(c.Context(), localClient(requestTimeout), port, http.MethodPost, "/restart", "")
+			if err != nil {
+				return err
+			}
+			if text != "OK" {
+				return fmt.Errorf("ask for a restart: the agent answers %.100q", text)
+			}
+			_, err = fmt.Fprintln(c.OutOrStdout(), text)
+			return err
+		},
+	}
+	c.Flags().IntVar(&port, "statusPort", mesh.StatusPort, "the agent's status `port`")
+	return c
+}

@@ -11,10 +11,8 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"slices"
 	"time"
 
@@ -26,7 +24,9 @@ import (
 
 // Options are what an agent is made from.
 type Options struct {
-	Node     *node.Facts
+	Node *node.Facts
+	// Inputs are what Node was made of; their files may change.
+	Inputs   Inputs
 	Settings node.Settings
 	Log      *slog.Logger
 	// Stdout and Stderr get Envoy's output.
@@ -39,6 +39,13 @@ type Options struct {
 	Beside []run.Task
 }
 
+// Inputs are what a node is made of.
+type Inputs struct {
+	Node node.Input
+	// MeshFile is the path of the mesh's configuration file.
+	MeshFile string
+}
+
 // Flags are the agent's own switches.
 type Flags struct {
 	// LogLevel and ComponentLogLevel are Envoy's. [F6, F7]
@@ -49,6 +56,9 @@ type Flags struct {
 	Profiling bool
 	// OutlierLog is Envoy's file for ejected endpoints.
 	OutlierLog string
+	// AsIstio gives up what other agents of this kind do not do: one Envoy and no second try,
+	// SIGKILL after the drain, exit code 0 whatever happened.
+	AsIstio bool
 }
 
 // Agent is one agent, ready to run once.
@@ -58,6 +68,7 @@ type Agent struct {
 	// undo is for an agent that comes to nothing, close for one that ends.
 	undo, close run.Cleanups
 	launch      envoy.Launch
+	restarts    *restarts
 	envoy       *envoy.Runner
 	secret      keeper
 	xds         *xdsproxy.Proxy
@@ -76,7 +87,7 @@ func New(o Options) (*Agent, error) {
 
 func (a *Agent) prepare() error {
 	// The sockets last, and that of discovery at the very end: nothing after it can fail.
-	for _, step := range []func() error{a.bootstrap, a.runner, a.listenStatus, a.identity, a.discovery} {
+	for _, step := range []func() error{a.watchInputs, a.bootstrap, a.runner, a.listenStatus, a.identity, a.discovery} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -90,6 +101,7 @@ func (a *Agent) runner() error {
 		Launch:      a.launch,
 		Admin:       a.adminAddress(),
 		Policy:      a.policy(),
+		Hot:         a.hot(),
 		InboundOnly: a.inboundOnly(),
 		IgnorePorts: []int{a.o.Settings.Envoy.HealthPort, a.o.Settings.Envoy.PrometheusPort},
 		Stdout:      a.o.Stdout,
@@ -126,14 +138,4 @@ func ExitCode(err error) int {
 		return ended.Code
 	}
 	return 255
-}
-
-// onClose removes a file when the agent ends.
-func (a *Agent) onClose(path string) {
-	a.close.Add("remove "+path, func() error {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("clean up: %w", err)
-		}
-		return nil
-	})
 }

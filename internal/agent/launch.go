@@ -18,6 +18,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/bootstrap"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/node"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
@@ -57,28 +58,18 @@ func (a *Agent) bootstrap() error {
 	if _, err := exec.LookPath(binary); err != nil {
 		return fmt.Errorf("find Envoy (binaryPath): %w", err)
 	}
-	dir := a.o.Node.Config.GetConfigPath()
-	if err := os.MkdirAll(dir, 0o750); err != nil {
+	if err := os.MkdirAll(a.o.Node.Config.GetConfigPath(), 0o750); err != nil {
 		return fmt.Errorf("make the configuration folder: %w", err)
-	}
-	custom := a.o.Node.Config.GetCustomConfigFile()
-	path := custom
-	if custom == "" {
-		path = relative(filepath.Join(dir, bootstrapName))
-		if err := a.generate(path); err != nil {
-			return err
-		}
 	}
 	override, err := a.override()
 	if err != nil {
 		return err
 	}
-	a.launch = envoy.Launch{
-		Binary: binary,
-		Args:   a.arguments(path, override).List(),
-		Env:    a.environment(),
+	if a.launch, err = a.compose(a.o.Node, bootstrapName, override); err != nil {
+		return err
 	}
-	if custom == "" && override == "" {
+	a.launch.Hash = firstLaunch
+	if a.o.Node.Config.GetCustomConfigFile() == "" && override == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), validation)
@@ -86,9 +77,32 @@ func (a *Agent) bootstrap() error {
 	return envoy.Validate(ctx, a.launch)
 }
 
+// compose writes the bootstrap of a node under a name, unless the user has written one, and says how
+// Envoy is started with it.
+func (a *Agent) compose(n *node.Facts, name, override string) (envoy.Launch, error) {
+	path := n.Config.GetCustomConfigFile()
+	if path == "" {
+		path = a.bootstrapPath(name)
+		if err := a.generate(n, path); err != nil {
+			return envoy.Launch{}, err
+		}
+	}
+	args := a.arguments(n, path, override)
+	l := envoy.Launch{Binary: n.Config.GetBinaryPath(), Env: a.environment()}
+	if args.HotRestart {
+		l.Workers, args.Concurrency = args.Concurrency, 0
+	}
+	l.Args = args.List()
+	return l, nil
+}
+
+func (a *Agent) bootstrapPath(name string) string {
+	return relative(filepath.Join(a.o.Node.Config.GetConfigPath(), name))
+}
+
 // generate builds the bootstrap and writes it to path.
-func (a *Agent) generate(path string) error {
-	in := a.bootstrapInput()
+func (a *Agent) generate(n *node.Facts, path string) error {
+	in := a.bootstrapInput(n)
 	b, err := bootstrap.Build(in)
 	if err != nil {
 		return err
@@ -104,12 +118,11 @@ func (a *Agent) generate(path string) error {
 	if err := os.WriteFile(path, text, 0o644); err != nil {
 		return fmt.Errorf("write Envoy's bootstrap: %w", err)
 	}
-	a.onClose(path)
 	return nil
 }
 
-func (a *Agent) bootstrapInput() bootstrap.Input {
-	n, s := a.o.Node, a.o.Settings.Envoy
+func (a *Agent) bootstrapInput(n *node.Facts) bootstrap.Input {
+	s := a.o.Settings.Envoy
 	return bootstrap.Input{
 		NodeID: n.ID.String(), Cluster: n.Cluster, Metadata: n.Metadata, Locality: n.Locality, IPs: n.IPs,
 		Config: n.Config, Annotations: n.Annotations,
@@ -144,8 +157,8 @@ func (a *Agent) override() (string, error) {
 	return string(asJSON), nil
 }
 
-func (a *Agent) arguments(path, override string) envoy.Arguments {
-	c := a.o.Node.Config
+func (a *Agent) arguments(n *node.Facts, path, override string) envoy.Arguments {
+	c := n.Config
 	return envoy.Arguments{
 		Bootstrap:         path,
 		Drain:             c.GetDrainDuration().AsDuration(),
@@ -156,6 +169,7 @@ func (a *Agent) arguments(path, override string) envoy.Arguments {
 		CoreDump:          a.o.Settings.Envoy.CoreDump,
 		BootstrapYAML:     override,
 		Concurrency:       int(c.GetConcurrency().GetValue()),
+		HotRestart:        a.hotRestarts(),
 	}
 }
 
@@ -194,10 +208,31 @@ func (a *Agent) inboundOnly() bool { return a.o.Node.ID.Role == mesh.Sidecar }
 
 func (a *Agent) policy() supervise.Policy {
 	p := supervise.DefaultPolicy()
+	switch {
+	case a.o.Flags.AsIstio:
+		p = supervise.Policy2021()
+	case a.hotRestarts():
+		p = supervise.HotPolicy()
+	}
 	if d := a.o.Node.Config.GetTerminationDrainDuration(); d != nil {
 		p.Drain = d.AsDuration()
 	}
 	p.ExitOnZero = a.o.Settings.Envoy.ExitOnZero
 	p.MinDrain = a.o.Settings.Envoy.MinDrain
+	p.MaxDrain = max(p.MinDrain, a.o.Settings.Life.MaxDrain)
 	return p
+}
+
+func (a *Agent) hotRestarts() bool { return a.o.Settings.Life.HotRestart && !a.o.Flags.AsIstio }
+
+// hot says how Envoys take over from one another.
+func (a *Agent) hot() envoy.Hot {
+	h := envoy.Hot{ParentShutdown: a.o.Settings.Life.ParentShutdown}
+	if a.o.Node.Config.GetCustomConfigFile() == "" {
+		h.Upstream = func() bool { return a.xds.State().Connected() }
+	}
+	if a.inboundOnly() {
+		h.InboundPorts = []int{mesh.InboundPort}
+	}
+	return h
 }

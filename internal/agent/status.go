@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/pilothouse/pilothouse/internal/agent/status"
+	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
@@ -24,7 +25,7 @@ func (a *Agent) listenStatus() error {
 	server := status.New(status.Options{
 		Listener: l, Proxy: a.envoy.Admin(), Lifecycle: a.envoy, Facts: a.facts, Log: a.log.With("scope", "status"),
 		Started: a.o.Started, Collect: []func(*status.Page){a.collect}, Detail: a.detail,
-		Profiling: a.o.Flags.Profiling, LocalMetrics: a.o.Settings.Envoy.LocalMetrics,
+		Restart: a.restarts.ask, Profiling: a.o.Flags.Profiling, LocalMetrics: a.o.Settings.Envoy.LocalMetrics,
 	})
 	a.serve("status", server.Run)
 	return nil
@@ -36,7 +37,7 @@ func (a *Agent) facts() status.Facts {
 	f := status.Facts{
 		Envoy: status.Envoy{
 			Running: e.Running, Live: e.Live, Draining: e.Draining, Ending: e.Ending, Restarts: e.Restarts, Left: e.Left,
-			LastExit: e.LastExit, PID: e.PID, Epoch: e.Epoch,
+			LastExit: e.LastExit, PID: e.PID, Epoch: e.Epoch, Handover: handover(e.View),
 		},
 		Upstream:    status.Upstream{Wanted: a.o.Node.Config.GetCustomConfigFile() == "", Connected: x.Connected()},
 		Certificate: status.Certificate{Wanted: a.ownsSecrets()},
@@ -51,6 +52,19 @@ func (a *Agent) facts() status.Facts {
 		f.Certificate.Problem = err.Error()
 	}
 	return f
+}
+
+// handover says that the admin interface does not, or may not, speak for the Envoy that serves.
+func handover(v supervise.View) bool {
+	if !v.Live {
+		return false
+	}
+	for _, e := range v.Epochs {
+		if e.Phase == supervise.Starting || e.Number > v.Epoch || e.Number == v.Epoch && e.Adminless {
+			return true
+		}
+	}
+	return false
 }
 
 // collect adds the metrics of the configuration's way.
@@ -72,6 +86,11 @@ func (a *Agent) detail() any {
 		"node": a.o.Node.ID.String(), "cluster": a.o.Node.Cluster, "identity": a.o.Node.Identity.SPIFFE(),
 		"discovery": a.o.Settings.Upstream.Discovery, "connected": x.Connected(), "since": x.Since,
 		"requests": x.Requests, "responses": x.Responses, "refused": x.Refused, "refusals": nacks,
+	}
+	e := a.envoy.State()
+	d["restarts"] = map[string]any{
+		"epochs": e.Epochs, "processes": e.Processes, "goal": e.Goal, "notes": e.Notes, "cold_changes": *a.restarts.cold.Load(),
+		"waiting": e.Goal.Waiting,
 	}
 	if s, _ := a.secret.Current(); s != nil {
 		d["certificate"] = map[string]any{"version": s.Version, "not_before": s.NotBefore, "not_after": s.NotAfter}

@@ -15,6 +15,9 @@ import (
 	"github.com/pilothouse/pilothouse/test/envoytest"
 )
 
+// quick has parents end soon: for tests without load.
+func quick(o *envoy.Options) { o.Hot.ParentShutdown = time.Second }
+
 // never is a configuration that validates and is never live: it waits for clusters that nobody sends.
 func (p *proxy) never(mark string) envoy.Launch {
 	text, err := os.ReadFile(p.bootstrap(mark))
@@ -118,7 +121,7 @@ func TestOneThatIsNeverLiveIsGivenUp(t *testing.T) {
 
 // TestKillsAtRandomMoments ends children at any moment of their lives.
 func TestKillsAtRandomMoments(t *testing.T) {
-	p := up(t, nil)
+	p := up(t, quick)
 	for i := range 8 {
 		mark := fmt.Sprint("killed-", i)
 		p.Desire(p.launch(mark, 2))
@@ -137,7 +140,7 @@ func TestKillsAtRandomMoments(t *testing.T) {
 }
 
 func TestTheSoleEnvoyCrashes(t *testing.T) {
-	p := up(t, nil)
+	p := up(t, quick)
 	p.restart(p.launch("second", 2))
 	pid := p.State().PID
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -205,8 +208,8 @@ func TestTheEndWhileAChildStarts(t *testing.T) {
 func dead(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
 
 func TestTheEndRemovesTheSharedMemory(t *testing.T) {
-	p := up(t, nil)
-	q := up(t, nil) // a second agent in one namespace, with one /dev/shm
+	p := up(t, quick)
+	q := up(t, quick) // a second agent in one namespace, with one /dev/shm
 	base := func(p *proxy) string {
 		_, after, _ := strings.Cut(p.log.String(), "--base-id ")
 		id, _, _ := strings.Cut(after, " ")

@@ -42,6 +42,7 @@ func (f *Facts) configure(in Input) error {
 	}{
 		{"mesh configuration file", fromMesh},
 		{"environment PROXY_CONFIG", []byte(in.Env["PROXY_CONFIG"])},
+		{"file PROXY_CONFIG_FILE", in.ConfigFile},
 		{"annotation " + annotationConfig, []byte(f.Annotations[annotationConfig])},
 	} {
 		if strings.TrimSpace(string(src.text)) == "" {
@@ -84,7 +85,7 @@ func (f *Facts) flags(in Input) error {
 	if in.Flags.TemplateFile != "" {
 		f.Config.ProxyBootstrapTemplatePath = in.Flags.TemplateFile
 	}
-	limit := 0
+	limit := in.CPULimit
 	if v := in.Env["ISTIO_CPU_LIMIT"]; v != "" {
 		cores, err := strconv.ParseFloat(v, 64)
 		if err != nil || cores < 0 || cores > math.MaxInt16 {

@@ -32,6 +32,10 @@ type Input struct {
 	// MeshFile, Labels and Annotations are whole files; nil where a file does not exist.
 	// Labels and Annotations have the downward API's form: key="value", one a line.
 	MeshFile, Labels, Annotations []byte
+	// ConfigFile is a file of proxy configuration, which counts as PROXY_CONFIG does and goes over it.
+	ConfigFile []byte
+	// CPULimit is how many CPUs this process may use, rounded up, where ISTIO_CPU_LIMIT does not say it; 0 for no limit.
+	CPULimit int
 	// Interfaces are the machine's network interfaces in their order.
 	Interfaces []Interface
 }

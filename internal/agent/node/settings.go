@@ -16,6 +16,7 @@ type Settings struct {
 	Upstream Upstream
 	Secrets  Secrets
 	Envoy    Envoy
+	Life     Life
 }
 
 // Upstream says how the agent reaches discovery and the CA. [agent E4, E11–E13, E18, E21, E32]
@@ -67,6 +68,21 @@ type Envoy struct {
 	// OverrideFile is merged over the bootstrap; HostIP stands in for $(HOST_IP) in it.
 	OverrideFile, HostIP string
 }
+
+// Life says how Envoys follow one another, and when the agent ends.
+type Life struct {
+	// HotRestart lets a new Envoy take over from the one that runs; otherwise it is replaced.
+	HotRestart bool
+	// ParentShutdown is how long an Envoy that was taken over from lives on.
+	ParentShutdown time.Duration
+	// MaxDrain bounds a drain that waits for connections.
+	MaxDrain time.Duration
+	// ExitWithApp ends the agent when the application has ended.
+	ExitWithApp bool
+}
+
+// afterDrain is how much longer than its drain an Envoy that was taken over from lives by default.
+const afterDrain = 15 * time.Second
 
 // reader reads variables and keeps the first error, so that a list of settings reads as one.
 type reader struct {
@@ -140,7 +156,7 @@ func (r *reader) headers(prefix string) map[string]string {
 // ReadSettings reads the settings of a node. Its errors name the variable.
 func ReadSettings(f *Facts) (Settings, error) {
 	r := &reader{env: f.Env}
-	s := Settings{Upstream: r.upstream(f), Secrets: r.secrets(), Envoy: r.envoy()}
+	s := Settings{Upstream: r.upstream(f), Secrets: r.secrets(), Envoy: r.envoy(), Life: r.life(f)}
 	if r.err != nil {
 		return Settings{}, r.err
 	}
@@ -197,6 +213,15 @@ func (r *reader) secrets() Secrets {
 		r.fail("WORKLOAD_IDENTITY_SOCKET_FILE", "bare file name")
 	}
 	return s
+}
+
+func (r *reader) life(f *Facts) Life {
+	return Life{
+		HotRestart:     r.truth("ENABLE_HOT_RESTART", false),
+		ParentShutdown: r.duration("PARENT_SHUTDOWN_DURATION", f.Config.GetDrainDuration().AsDuration()+afterDrain),
+		MaxDrain:       r.duration("MAXIMUM_DRAIN_DURATION", 15*time.Minute),
+		ExitWithApp:    r.truth("EXIT_WITH_APP", f.ofJob()),
+	}
 }
 
 func (r *reader) envoy() Envoy {

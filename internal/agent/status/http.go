@@ -5,7 +5,7 @@
 // drains included, so that a probe is answered and never refused: run it until the supervisor has returned.
 //
 //	GET  /healthz/ready                 200 with no body, or 503 and a sentence that says why
-//	POST /drain, /quitquitquit          from this machine only (403); other methods 405
+//	POST /drain, /quitquitquit, /restart  from this machine only (403); other methods 405
 //	GET  /metrics, /stats/prometheus    the agent's metrics, then Envoy's
 //	GET  /debug/status, /debug/pprof/   from this machine only
 //
@@ -46,7 +46,7 @@ type Lifecycle interface {
 	Quit()
 }
 
-// Options are what a Server is made from. All but the last four are needed.
+// Options are what a Server is made from. All but the last five are needed.
 type Options struct {
 	Listener  net.Listener
 	Proxy     Proxy
@@ -61,6 +61,8 @@ type Options struct {
 	Collect []func(*Page)
 	// Detail is whatever /debug/status shows besides; it must encode as JSON.
 	Detail func() any
+	// Restart has Envoy replaced by a new one, by a hot restart where that can be; nil: nobody may ask.
+	Restart func()
 	// Profiling serves /debug/pprof/.
 	Profiling bool
 	// LocalMetrics refuses metrics to other machines (METRICS_LOCALHOST_ACCESS_ONLY).
@@ -111,6 +113,9 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("/healthz/ready", s.ready)
 	mux.HandleFunc("/drain", s.order("drain", s.o.Lifecycle.Drain))
 	mux.HandleFunc("/quitquitquit", s.order("quitquitquit", s.o.Lifecycle.Quit))
+	if s.o.Restart != nil {
+		mux.HandleFunc("/restart", s.order("restart", s.o.Restart))
+	}
 	mux.HandleFunc("/debug/status", local(s.debug))
 	metrics := s.metrics
 	if s.o.LocalMetrics {
@@ -167,13 +172,27 @@ func (s *Server) order(name string, do func()) http.HandlerFunc {
 // whatReadinessAsks are the stats that Ready is decided from.
 const whatReadinessAsks = `^(cluster_manager\.cds|listener_manager\.lds)\.update_(success|rejected)$|^server\.state$|^listener_manager\.workers_started$`
 
+// livedBefore stands for what an Envoy would say that was live and cannot be asked.
+var livedBefore = Admin{Live: true, Workers: true, Known: true}
+
 // facts are the facts with what Envoy says.
 func (s *Server) facts(ctx context.Context) Facts {
 	f := s.o.Facts()
-	if !f.Envoy.Running {
+	switch {
+	case !f.Envoy.Running:
 		return f // whoever answers at its address now is somebody else
+	case f.Envoy.Handover:
+		f.Admin = livedBefore
+		return f
 	}
 	stats, err := s.o.Proxy.Stats(ctx, whatReadinessAsks)
+	// The interface may have changed hands meanwhile.
+	if state, known := stats["server.state"]; err != nil || !known || state != 0 {
+		if later := s.o.Facts(); later.Envoy.Handover {
+			later.Admin = livedBefore
+			return later
+		}
+	}
 	if err != nil {
 		f.Admin = Admin{Problem: err.Error()}
 		return f
@@ -184,6 +203,7 @@ func (s *Server) facts(ctx context.Context) Facts {
 		LDS:     Updates{stats["listener_manager.lds.update_success"], stats["listener_manager.lds.update_rejected"]},
 		Live:    known && state == 0,
 		Workers: stats["listener_manager.workers_started"] == 1,
+		Known:   f.Envoy.Epoch > 0 && f.Envoy.Live && state == 0,
 	}
 	return f
 }

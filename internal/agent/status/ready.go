@@ -28,6 +28,9 @@ type Envoy struct {
 	LastExit string `json:"last_exit,omitempty"`
 	PID      int    `json:"pid,omitempty"`
 	Epoch    int    `json:"epoch"`
+	// Handover says that a live Envoy runs whose admin interface is, or may be, with another one
+	// that is not live: what that says is not about the one that serves.
+	Handover bool `json:"handover,omitempty"`
 }
 
 // Admin is what Envoy says of itself. The zero value says that it is not live.
@@ -40,6 +43,8 @@ type Admin struct {
 	// Live is server.state 0; Workers says that its threads take connections.
 	Live    bool `json:"live"`
 	Workers bool `json:"workers"`
+	// Known says that the counters do not matter: it was live before, or took over from one that was, whose counters it has.
+	Known bool `json:"known,omitempty"`
 }
 
 // Updates counts updates of one type that Envoy took and refused.
@@ -131,8 +136,8 @@ func initialising(f Facts) string {
 
 // configuration says what of the configuration is missing or was refused.
 func configuration(f Facts) string {
-	if !f.Upstream.Wanted {
-		return "" // it is all in the bootstrap
+	if !f.Upstream.Wanted || f.Admin.Known {
+		return "" // it is all in the bootstrap, or was there before
 	}
 	cds, lds := f.Admin.CDS, f.Admin.LDS
 	switch {

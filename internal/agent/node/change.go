@@ -1,0 +1,103 @@
+package node
+
+import (
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+)
+
+// Class says what a change of a proxy configuration's field costs at run time.
+type Class string
+
+// The classes.
+const (
+	// Warm takes a new Envoy, which takes over from the one that runs.
+	Warm Class = "warm"
+	// Cold takes a new agent: until then the old value holds.
+	Cold Class = "cold"
+	// Nothing is read from the field while an agent runs.
+	Nothing Class = "nothing"
+)
+
+// cold are the fields that the agent itself is built from: its sockets, clients and
+// deadlines, its environment, and what capture was set up with.
+var cold = []protoreflect.Name{
+	"config_path", "proxy_admin_port", "status_port", "discovery_address", "control_plane_auth_policy", "custom_config_file",
+	"interception_mode", "proxy_metadata", "termination_drain_duration", "ca_certificates_pem", "service_cluster", "tracing_service_name",
+}
+
+// nothing are the fields that only an injector reads, or nobody any more.
+var nothing = []protoreflect.Name{
+	"hold_application_until_proxy_starts", "image", "proxy_bootstrap_template_path", "discovery_refresh_delay", "availability_zone",
+	"sds", "zipkin_address", "envoy_metrics_service_address",
+}
+
+// ClassOf is the class of a field of ProxyConfig by its name in the protobuf definition. A field that is not known is warm: a new
+// Envoy says its whole configuration to the control plane.
+func ClassOf(field protoreflect.Name) Class {
+	switch {
+	case slices.Contains(cold, field):
+		return Cold
+	case slices.Contains(nothing, field):
+		return Nothing
+	}
+	return Warm
+}
+
+// Changed lists the fields of a class that differ, by their JSON names, sorted.
+func Changed(old, next *meshv1.ProxyConfig, c Class) []string {
+	var out []string
+	each(old, next, func(fd protoreflect.FieldDescriptor) {
+		if ClassOf(fd.Name()) == c {
+			out = append(out, fd.JSONName())
+		}
+	})
+	slices.SortFunc(out, strings.Compare)
+	return out
+}
+
+// Warmed is next with the fields of old that are not warm: what a new Envoy under the agent that runs may have.
+func Warmed(old, next *meshv1.ProxyConfig) *meshv1.ProxyConfig {
+	out := proto.CloneOf(next)
+	to, from := out.ProtoReflect(), old.ProtoReflect()
+	each(old, next, func(fd protoreflect.FieldDescriptor) {
+		if ClassOf(fd.Name()) == Warm {
+			return
+		}
+		if to.Clear(fd); from.Has(fd) {
+			to.Set(fd, from.Get(fd))
+		}
+	})
+	return proto.CloneOf(out) // shares nothing with old
+}
+
+// each calls f for the fields that differ.
+func each(old, next *meshv1.ProxyConfig, f func(protoreflect.FieldDescriptor)) {
+	x, y := old.ProtoReflect(), next.ProtoReflect()
+	fields := x.Descriptor().Fields()
+	for i := range fields.Len() {
+		fd := fields.Get(i)
+		if x.Has(fd) != y.Has(fd) || !x.Get(fd).Equal(y.Get(fd)) {
+			f(fd)
+		}
+	}
+}
+
+// Reconfigure makes f's configuration, and what its metadata says of it, c.
+func (f *Facts) Reconfigure(c *meshv1.ProxyConfig) error {
+	m, err := configMap(c)
+	if err != nil {
+		return err
+	}
+	f.Config, f.Metadata["PROXY_CONFIG"] = c, m
+	return nil
+}
+
+// ofJob says whether the Pod's owner is a Job: kubernetes://apis/batch/v1/namespaces/NS/jobs/NAME.
+func (f *Facts) ofJob() bool {
+	owner := f.Env["ISTIO_META_OWNER"]
+	return strings.Contains(owner, "/apis/batch/") && strings.Contains(owner, "/jobs/")
+}
