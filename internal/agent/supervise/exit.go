@@ -13,7 +13,10 @@ func (m *Machine) onExited(ev Exited) {
 		}
 	}
 	if m.running = left; len(left) == 0 {
-		m.memory, m.goal.plain = memory{}, false // the next one makes its own
+		m.memory = memory{} // the next one makes its own
+	}
+	if highest {
+		m.goal.plain = false // that was about this one
 	}
 	m.tally.last = ev.Status
 	m.tally.ends++

@@ -188,8 +188,9 @@ func (r *referee) exited(e supervise.Exited) (unlock int) {
 	highest := e.Epoch == r.top()
 	delete(r.running, e.Epoch)
 	if len(r.running) == 0 {
-		r.locked, r.plain, r.alien = false, false, false
+		r.locked, r.plain = false, false
 	}
+	r.alien = r.alien && !highest
 	defer r.learn()
 	if r.hot() && highest && len(r.running) > 0 {
 		if s.liveAt < 0 && e.Why == supervise.Ended && r.asked == 0 {
