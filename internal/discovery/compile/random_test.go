@@ -1,0 +1,41 @@
+package compile_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/test/envoytest"
+)
+
+// TestRandomMeshesAreTakenByEnvoy compiles meshes of random objects, those that
+// validation lets through, and asks a real Envoy about everything that each proxy would
+// be sent. It finds what no golden thought of: two chains that match the same, a domain
+// given twice, two listeners at one address.
+func TestRandomMeshesAreTakenByEnvoy(t *testing.T) {
+	for seed := range uint64(24) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(seed, 11))
+			data := make([]byte, 4000)
+			for i := range data {
+				data[i] = byte(r.Uint32())
+			}
+			w, d, store := newWorld(), &dice{data: data}, config.NewStore()
+			for range 80 {
+				w.model.Apply(store.Apply([]object.Change{d.change()}))
+			}
+			w.graph.Run()
+			for _, n := range newHistory(t).proxies {
+				b := envoytest.Bootstrap()
+				all := w.bytes(w.join(n))
+				for _, k := range sortedKeys(all) {
+					add(b, message(t, k.Kind, all[k]))
+				}
+				envoytest.Validate(t, b)
+			}
+		})
+	}
+}
