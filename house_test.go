@@ -86,7 +86,8 @@ var sideways = map[string][]string{
 var pureFiles = []string{
 	"internal/agent/secret/due*.go", "internal/agent/dns/table*.go", "internal/agent/status/ready*.go",
 	"internal/agent/capture/plan*.go", "internal/agent/capture/render*.go", "internal/agent/capture/saved*.go",
-	"internal/discovery/xds/sub*.go", "internal/discovery/ca/policy*.go",
+	"internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/ca/policy*.go",
+	"internal/discovery/source/dir/fold*.go", "internal/filewatch/pace*.go",
 }
 
 // impure are the imports, each with all below it, that decide nothing but act.

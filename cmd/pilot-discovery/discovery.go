@@ -79,8 +79,8 @@ func (s *settings) bind(f *pflag.FlagSet) {
 	f.StringVar(&o.ConfigDir, "configDir", "", "directory of YAML files to read configuration from, and to watch (required)")
 	f.StringVar(&o.MeshFile, "meshConfig", "./etc/istio/config/mesh", "file with mesh configuration, for where no ConfigMap istio is; it need not exist")
 	f.StringVar(&o.StateDir, "stateDir", "./var/lib/pilothouse", "folder that keeps the root certificate and keys")
-	f.StringVar(&o.Domain, "domain", "cluster.local", "DNS suffix of services")
-	f.StringVar(&o.Namespace, "namespace", "", "namespace that the control plane runs in (default $POD_NAMESPACE, else istio-system)")
+	f.StringVar(&o.Names.Domain, "domain", "cluster.local", "DNS suffix of services")
+	f.StringVar(&o.Names.Namespace, "namespace", "", "namespace that the control plane runs in (default $POD_NAMESPACE, else istio-system)")
 	f.StringVar(&o.Ports.HTTP, "httpAddr", ":8080", "address for readiness and debugging")
 	f.StringVar(&o.Ports.GRPC, "grpcAddr", ":15010", "address for xDS in plaintext; empty serves none")
 	f.StringVar(&o.Ports.SecureGRPC, "secureGRPCAddr", ":15012", "address for xDS and certificates over TLS; empty serves none")
@@ -109,8 +109,8 @@ func (s *settings) complete(env map[string]string) error {
 	default:
 		return fmt.Errorf("--tls-min-version %q: want 1.2 or 1.3", s.minTLS)
 	}
-	o.Namespace = cmp.Or(o.Namespace, env["POD_NAMESPACE"], mesh.DefaultRootNamespace)
-	o.TrustDomain = cmp.Or(env["TRUST_DOMAIN"], mesh.DefaultTrustDomain)
+	o.Names.Namespace = cmp.Or(o.Names.Namespace, env["POD_NAMESPACE"], mesh.DefaultRootNamespace)
+	o.Names.TrustDomain = cmp.Or(env["TRUST_DOMAIN"], mesh.DefaultTrustDomain)
 	o.CA.ServingNames = s.names
 	if h := env["ISTIOD_CUSTOM_HOST"]; h != "" {
 		o.CA.ServingNames = append(o.CA.ServingNames, strings.Split(h, ",")...)

@@ -48,9 +48,9 @@ func (s *Server) guarded(h http.HandlerFunc) http.HandlerFunc {
 		id, err := s.auth.Authenticate(ctx)
 		switch {
 		case err != nil:
-			http.Error(w, "ask from the host that runs pilot-discovery, or send a bearer token of namespace "+s.opts.Namespace+": "+err.Error(), http.StatusUnauthorized)
-		case id.Namespace != s.opts.Namespace:
-			http.Error(w, fmt.Sprintf("%s may not read this; identities of namespace %s may", id, s.opts.Namespace), http.StatusForbidden)
+			http.Error(w, "ask from the host that runs pilot-discovery, or send a bearer token of namespace "+s.opts.Names.Namespace+": "+err.Error(), http.StatusUnauthorized)
+		case id.Namespace != s.opts.Names.Namespace:
+			http.Error(w, fmt.Sprintf("%s may not read this; identities of namespace %s may", id, s.opts.Names.Namespace), http.StatusForbidden)
 		default:
 			h(w, r)
 		}

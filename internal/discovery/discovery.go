@@ -44,11 +44,8 @@ type Options struct {
 	// MeshFile is a file with mesh configuration, watched; empty for none.
 	MeshFile string
 	// StateDir keeps the root, its key and the token issuer's key.
-	StateDir string
-	// Domain is the cluster's DNS suffix; TrustDomain that of identities.
-	Domain, TrustDomain string
-	// Namespace is where the control plane says that it runs; its serving names follow.
-	Namespace string
+	StateDir  string
+	Names     Names
 	Ports     Ports
 	Keepalive Keepalive
 	CA        CAOptions
@@ -56,6 +53,14 @@ type Options struct {
 	HTTP      HTTPOptions
 	Version   string
 	Log       *slog.Logger
+}
+
+// Names are what this mesh and its control plane go by. All must be given.
+type Names struct {
+	// Domain is the cluster's DNS suffix; TrustDomain that of identities.
+	Domain, TrustDomain string
+	// Namespace is where the control plane says that it runs; its serving names follow.
+	Namespace string
 }
 
 // Ports are listen addresses; an empty one is not served.
@@ -116,13 +121,13 @@ func New(o Options) (*Server, error) {
 }
 
 func newServer(o Options, source Source) (_ *Server, err error) {
-	s := &Server{opts: o, source: source, loop: newLoop(o.Domain, o.Compile, o.Log), metrics: prometheus.NewRegistry(), started: time.Now()}
+	s := &Server{opts: o, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Log), metrics: prometheus.NewRegistry(), started: time.Now()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.done.Close())
 		}
 	}()
-	authority, err := ca.OpenRoot(o.StateDir, o.TrustDomain, o.CA.RootTTL)
+	authority, err := ca.OpenRoot(o.StateDir, o.Names.TrustDomain, o.CA.RootTTL)
 	if err != nil {
 		return nil, err
 	}
@@ -133,9 +138,9 @@ func newServer(o Options, source Source) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.auth = authn.New(o.TrustDomain, issuer)
+	s.auth = authn.New(o.Names.TrustDomain, issuer)
 	s.ca = ca.New(authority, s.auth, o.CA.Limits, o.Log)
-	if s.serving, err = authority.ServerCertificate(ca.ServingNames(o.Namespace, o.CA.ServingNames...)); err != nil {
+	if s.serving, err = authority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)); err != nil {
 		return nil, err
 	}
 	s.xds = xds.New(s.loop, o.Log, s.metrics)
@@ -198,7 +203,7 @@ func (s *Server) Addresses() Ports {
 // still say so.
 func (s *Server) Run(ctx context.Context) error {
 	a := s.Addresses()
-	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secureGRPC", a.SecureGRPC, "monitoring", a.Monitoring, "version", s.opts.Version)
+	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secure_grpc", a.SecureGRPC, "monitoring", a.Monitoring, "version", s.opts.Version)
 	loopCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	servers := run.Nest("servers",

@@ -27,7 +27,7 @@ func parseJSON(text []byte) []Document {
 			return append(docs, Document{Line: f.Line, Fault: f})
 		}
 		tok, err := r.dec.Token()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return docs
 		}
 		doc := Document{Line: r.here()}

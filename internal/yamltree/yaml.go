@@ -18,11 +18,11 @@ func parseYAML(c chunk) Document {
 	dec := yaml.NewDecoder(bytes.NewReader(c.text))
 	var node, more yaml.Node
 	err := dec.Decode(&node)
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return doc
 	}
 	if err == nil {
-		if err = dec.Decode(&more); err == io.EOF {
+		if err = dec.Decode(&more); errors.Is(err, io.EOF) {
 			err = nil
 		} else if err == nil {
 			err = errors.New("a second value follows the first; separate documents with ---")
@@ -98,7 +98,7 @@ func (b *builder) build(n *yaml.Node, depth int) (*Tree, *Fault) {
 	case yaml.SequenceNode:
 		fault = b.sequence(n, t, depth)
 	default:
-		fault = b.scalar(n, t)
+		scalar(n, t)
 	}
 	if fault != nil {
 		return nil, fault
@@ -206,7 +206,7 @@ func (b *builder) merge(n *yaml.Node, t *Tree, seen map[string]int, depth int) *
 	return nil
 }
 
-func (b *builder) scalar(n *yaml.Node, t *Tree) *Fault {
+func scalar(n *yaml.Node, t *Tree) {
 	t.Kind, t.Text = String, n.Value
 	switch n.ShortTag() {
 	case "!!null":
@@ -222,7 +222,6 @@ func (b *builder) scalar(n *yaml.Node, t *Tree) *Fault {
 		}
 	}
 	t.cost += int64(len(t.Text))
-	return nil
 }
 
 // number is a numeric scalar in JSON's notation; what JSON has no notation for is none.

@@ -56,7 +56,7 @@ func newPlane(b *testing.B, z size) *plane {
 
 	const any = "127.0.0.1:0"
 	s, err := discovery.New(discovery.Options{
-		ConfigDir: p.dir, StateDir: b.TempDir(), Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system",
+		ConfigDir: p.dir, StateDir: b.TempDir(), Names: discovery.Names{Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system"},
 		Ports:     discovery.Ports{HTTP: any, GRPC: any, Monitoring: any},
 		Keepalive: discovery.Keepalive{Interval: 30 * time.Second, Timeout: 10 * time.Second},
 		CA:        discovery.CAOptions{Limits: ca.Limits{DefaultTTL: time.Hour, MaxTTL: time.Hour}, RootTTL: 24 * time.Hour},

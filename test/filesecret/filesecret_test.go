@@ -134,10 +134,13 @@ func ask(addr string) error {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 	got, err := io.ReadAll(conn)
-	if string(got) != "hello" {
-		return fmt.Errorf("got %q, %v", got, err)
+	if string(got) == "hello" {
+		return nil // how the connection then ended is not what was asked
 	}
-	return nil
+	if err != nil {
+		return fmt.Errorf("got %q: %w", got, err)
+	}
+	return fmt.Errorf("got %q", got)
 }
 
 // until asks again and again until the condition holds.

@@ -3,7 +3,6 @@ package load
 import (
 	"bufio"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -11,8 +10,6 @@ import (
 	"net/http"
 	"strings"
 	"time"
-
-	"golang.org/x/net/http2"
 )
 
 // answerTime bounds one request: far more than any takes.
@@ -106,9 +103,10 @@ func exchange(c *client, addr string) (goOn bool, err error) {
 // connection of its own. A body that cannot be had again keeps the library from a second try.
 func (l *Load) HTTP2(addr string, n int, every time.Duration) {
 	l.workers(n, every, func(turn func() bool) {
-		t := &http2.Transport{AllowHTTP: true, DialTLSContext: func(_ context.Context, _, a string, _ *tls.Config) (net.Conn, error) {
+		t := &http.Transport{Protocols: new(http.Protocols), DialContext: func(_ context.Context, _, a string) (net.Conn, error) {
 			return l.connect(a)
 		}}
+		t.Protocols.SetUnencryptedHTTP2(true)
 		defer t.CloseIdleConnections()
 		for turn() {
 			l.sent.Add(1)
@@ -121,7 +119,7 @@ func (l *Load) HTTP2(addr string, n int, every time.Duration) {
 	})
 }
 
-func post(t *http2.Transport, addr string) error {
+func post(t *http.Transport, addr string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/load", strings.NewReader("hello"))

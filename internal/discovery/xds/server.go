@@ -83,7 +83,7 @@ func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(maxRequest), grpc.WaitForHandlers(true),
 		// Hundreds of connections are idle nearly always, and requests are small.
-		grpc.SharedWriteBuffer(true), grpc.ReadBufferSize(8 << 10),
+		grpc.ReadBufferSize(8 << 10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	}
 }

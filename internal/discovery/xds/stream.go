@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"time"
 
 	"google.golang.org/grpc"
@@ -172,7 +171,7 @@ func (s *stream) nacked(e Nacked) {
 	m.rejects[e.Type].Inc()
 	m.allRejects.WithLabelValues(e.Type.label()).Inc()
 	s.server.log.Warn("proxy refused configuration", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
-		"type", e.Type.String(), slog.Any("resources", e.Names), "message", e.Message)
+		"type", e.Type.String(), "resources", e.Names, "message", e.Message)
 }
 
 // maxMessage bounds what is kept and logged of a client's error message, in bytes.

@@ -121,7 +121,7 @@ func CatchAll(m *meshv1.MeshConfig) *routev3.VirtualHost {
 }
 
 func catchAllHost(name string, r *routev3.Route) *routev3.VirtualHost {
-	r.Name, r.Match = name, prefixMatch("/")
+	r.Name, r.Match = name, anyPath()
 	return VirtualHost(name, []string{"*"}, []*routev3.Route{r})
 }
 
@@ -137,7 +137,7 @@ func Inbound(clusterName string, port uint32, host string, servicePort uint32) *
 			Domains: []string{"*"},
 			Routes: []*routev3.Route{{
 				Name:      "default",
-				Match:     prefixMatch("/"),
+				Match:     anyPath(),
 				Decorator: &routev3.Decorator{Operation: HostName(host, servicePort) + "/*"},
 				Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 					ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: clusterName},

@@ -18,7 +18,7 @@ const claimPrefix = "@request.auth.claims"
 // translateMatch is a match without what was decided at generation time. It is false for
 // a match that cannot be expressed; leaving a part of it out would match too much.
 func translateMatch(m *networking.HTTPMatchRequest) (*routev3.RouteMatch, bool) {
-	out := prefixMatch("/")
+	out := anyPath()
 	if m == nil {
 		return out, true
 	}

@@ -197,7 +197,7 @@ func Default(host string, port uint32, d Destination, m *meshv1.MeshConfig, caps
 	}
 	r := &routev3.Route{
 		Name:  "default",
-		Match: prefixMatch("/"),
+		Match: anyPath(),
 		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: d.Cluster},
 			Timeout:          &durationpb.Duration{},
@@ -213,8 +213,8 @@ func Default(host string, port uint32, d Destination, m *meshv1.MeshConfig, caps
 	return r
 }
 
-func prefixMatch(prefix string) *routev3.RouteMatch {
-	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: prefix}}
+func anyPath() *routev3.RouteMatch {
+	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}}
 }
 
 func istioMetadata(config string) *corev3.Metadata {

@@ -141,7 +141,7 @@ func (s *Source) read(path string) (reading, bool) {
 	if n := len(r.result.Skipped); n != s.skipped[path] {
 		s.skipped[path] = n
 		for _, k := range r.result.Skipped {
-			s.o.Log.Debug("object of a kind that configuration does not use is left out", "at", k.Origin, "apiVersion", k.APIVersion, "kind", k.Kind, "name", k.Name)
+			s.o.Log.Debug("object of a kind that configuration does not use is left out", "at", k.Origin, "api_version", k.APIVersion, "kind", k.Kind, "name", k.Name)
 		}
 	}
 	return r, true
