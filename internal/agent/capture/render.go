@@ -94,6 +94,9 @@ func (r Ruleset) xtables(ipv6 bool) []xtable {
 			}
 			x.left[name] = append(x.left[name], slices.DeleteFunc(slices.Clone(c.Rules), func(r Rule) bool { return !r.sees(ipv6) })...)
 		}
+		if _, dns := x.left[xOutputDNS]; dns && x.table == "nat" {
+			x.left[xOutputDNS] = r.withOwners(x.left[xOutputDNS])
+		}
 		x.prune()
 		x.virtual(t.machines())
 		if xt := x.write(); len(xt.rules) > 0 {
@@ -101,6 +104,23 @@ func (r Ruleset) xtables(ipv6 bool) []xtable {
 		}
 	}
 	return all
+}
+
+// withOwners adds to the rules for DNS what the drop-in has before those for UDP: the proxy's own
+// questions return, again. Rules before the chain have let them pass already.
+func (r Ruleset) withOwners(dns []Rule) []Rule {
+	var own []Rule
+	for _, t := range r.Tables {
+		for _, c := range t.Chains {
+			for _, rule := range c.Rules {
+				if t.Name == tableRaw && c.Name == chainOutputDNS && rule.Action == (Action{Verb: SetZone, Mark: zoneProxy}) {
+					own = append(own, Rule{Matches: rule.Matches, Action: Action{Verb: Return}})
+				}
+			}
+		}
+	}
+	udp := leading(dns, func(r Rule) bool { return r.protocol() != "udp" })
+	return slices.Insert(slices.Clone(dns), udp, own...)
 }
 
 // xname is a chain's name there: the kernel's own where it enters, in capitals where we jump.
@@ -138,6 +158,7 @@ type step struct {
 const (
 	xPrerouting = "PREROUTING"
 	xOutput     = "OUTPUT"
+	xOutputDNS  = "ISTIO_OUTPUT_DNS"
 )
 
 // order is how rules of several chains follow each other: where the text of a dry run is compared,
@@ -146,14 +167,14 @@ var order = map[string][]step{
 	"nat": {
 		{xPrerouting, interfaces}, {xOutput, interfaces}, {"ISTIO_INBOUND", one},
 		{"ISTIO_REDIRECT", every}, {"ISTIO_IN_REDIRECT", every}, {xPrerouting, every}, {"ISTIO_INBOUND", every},
-		{xOutput, every}, {"ISTIO_OUTPUT", until("istio-output-dns")}, {"ISTIO_OUTPUT_DNS", every}, {"ISTIO_OUTPUT", every},
+		{xOutput, every}, {"ISTIO_OUTPUT", until("istio-output-dns")}, {xOutputDNS, every}, {"ISTIO_OUTPUT", every},
 	},
 	"mangle": {
 		{xPrerouting, interfaces}, {xOutput, interfaces}, {xPrerouting, until("istio-drop")}, {"ISTIO_DROP", every},
 		{"ISTIO_DIVERT", every}, {"ISTIO_TPROXY", every}, {xPrerouting, until("istio-inbound")}, {"ISTIO_INBOUND", every},
 		{xPrerouting, every}, {xOutput, every},
 	},
-	"raw": {{xOutput, every}, {"ISTIO_OUTPUT_DNS", owners}, {xPrerouting, every}},
+	"raw": {{xOutput, every}, {xOutputDNS, owners}, {xPrerouting, every}},
 }
 
 func (w *writer) write() xtable {
