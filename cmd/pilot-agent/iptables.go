@@ -190,6 +190,7 @@ func (r *iptables) act(c *cobra.Command) error {
 		if err := r.apply(out, plan); err != nil {
 			return err
 		}
+		keepWaiting(out)
 	}
 	if r.runValidation {
 		return r.validate(c.Context(), out, facts)

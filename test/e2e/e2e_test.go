@@ -71,6 +71,12 @@ func issue(stateDir, namespace, account string) (string, error) {
 // is returned too. The end of the test takes it down.
 func start(t *testing.T, dir string) (*meshup.Mesh, string) {
 	t.Helper()
+	return startWith(t, dir, func(*meshup.Options) {})
+}
+
+// startWith is start with other options.
+func startWith(t testing.TB, dir string, adjust func(*meshup.Options)) (*meshup.Mesh, string) {
+	t.Helper()
 	// Not t.TempDir: the proxies' user must reach it.
 	work, err := os.MkdirTemp("", "pilothouse-e2e-")
 	if err != nil {
@@ -86,9 +92,9 @@ func start(t *testing.T, dir string) (*meshup.Mesh, string) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	m, err := meshup.Start(t.Context(), meshup.Options{
-		Programs: programs, ConfigDir: config, WorkDir: work, Token: issue, ProxyConfig: meshup.CountFailures,
-	})
+	o := meshup.Options{Programs: programs, ConfigDir: config, WorkDir: work, Token: issue, ProxyConfig: meshup.CountFailures}
+	adjust(&o)
+	m, err := meshup.Start(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}

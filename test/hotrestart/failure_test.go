@@ -65,7 +65,9 @@ func TestARefusedBootstrapTouchesNothing(t *testing.T) {
 	bad := p.launch("bad", 2)
 	bad.Args = envoy.Arguments{Drain: drain, HotRestart: true, Bootstrap: write(t, "static_resources: {listeners: [{name: x, filter_chains: 7}]}")}.List()
 	p.Desire(bad)
-	p.await("the refusal", func(s *envoy.State) bool { return strings.Contains(s.Notes["configuration"], "validate Envoy's bootstrap") })
+	p.await("the refusal", func(s *envoy.State) bool {
+		return strings.Contains(s.Notes["configuration"], "validate Envoy's bootstrap")
+	})
 	if s := p.State(); s.PID != pid || !s.Live || s.Hash != "first" {
 		t.Errorf("after a refusal: %+v", s)
 	}

@@ -117,6 +117,17 @@ func (p *Pod) credentials() error {
 	return nil
 }
 
+// Write puts a file into the Pod's folder, as a whole and at once; path is relative to it.
+func (p *Pod) Write(path string, text []byte) error {
+	if err := p.write(path+".new", text); err != nil {
+		return err
+	}
+	return os.Rename(filepath.Join(p.Dir, path+".new"), filepath.Join(p.Dir, path))
+}
+
+// EnvoyPath is the binary that the Pod's agent starts with.
+func (p *Pod) EnvoyPath() string { return p.mesh.o.Programs.Envoy }
+
 // write puts a file into the Pod's folder; the agent owns it and the folders on its way.
 func (p *Pod) write(path string, text []byte) error {
 	dir := p.Dir
