@@ -66,7 +66,7 @@ func (d *demo) weights(ctx context.Context) error {
 			if err := d.awaitSent(ctx, 50); err != nil {
 				return err
 			}
-			took, err = d.reweight(ctx, 90, 10, 50, 50)
+			took, err = d.reweight(ctx, split{50, 50})
 			if err != nil {
 				return err
 			}
@@ -87,22 +87,36 @@ func (d *demo) weights(ctx context.Context) error {
 	})
 }
 
-// reweight edits the weights and waits until productpage's Envoy has them.
-func (d *demo) reweight(ctx context.Context, v1, v2, newV1, newV2 int) (time.Duration, error) {
-	text := func(v1, v2 int) string {
-		return fmt.Sprintf("subset: v1\n          weight: %d\n        - destination:\n            host: reviews\n            subset: v2\n          weight: %d\n", v1, v2)
+// split is the weights of the versions of reviews.
+type split struct{ v1, v2 int }
+
+// other is the split that the demo turns this one into.
+func (s split) other() split {
+	if s.v1 == s.v2 {
+		return split{90, 10}
 	}
+	return split{50, 50}
+}
+
+// yaml is how the sample writes it.
+func (s split) yaml() string {
+	return fmt.Sprintf("subset: v1\n          weight: %d\n        - destination:\n            host: reviews\n            subset: v2\n          weight: %d\n", s.v1, s.v2)
+}
+
+// reweight edits the weights and waits until productpage's Envoy has them.
+func (d *demo) reweight(ctx context.Context, to split) (time.Duration, error) {
 	began := time.Now()
-	if err := edit(filepath.Join(d.config, routing), text(v1, v2), text(newV1, newV2)); err != nil {
+	if err := edit(filepath.Join(d.config, routing), d.split.yaml(), to.yaml()); err != nil {
 		return 0, err
 	}
+	d.split = to
 	caller := d.mesh.Pod("productpage-1.bookshop")
 	err := meshup.Await(ctx, 10*time.Second, "productpage's Envoy has the new weights", func(ctx context.Context) error {
 		dump, err := caller.Admin(ctx, "/config_dump?resource=dynamic_route_configs")
 		if err != nil {
 			return err
 		}
-		for _, w := range []int{newV1, newV2} {
+		for _, w := range []int{to.v1, to.v2} {
 			if !strings.Contains(string(dump), fmt.Sprintf(`"weight": %d`, w)) {
 				return errors.New("it has the old ones")
 			}
@@ -189,7 +203,7 @@ func (d *demo) discovery(ctx context.Context) error {
 			if err := d.awaitAllSettled(ctx); err != nil {
 				return err
 			}
-			if took, err = d.reweight(ctx, 50, 50, 90, 10); err != nil {
+			if took, err = d.reweight(ctx, d.split.other()); err != nil {
 				return err
 			}
 			return d.awaitSent(ctx, 100)

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,6 +32,8 @@ type Options struct {
 	// Size tells the terminal's columns and rows, and has a table drawn below the lines;
 	// nil where the output is no terminal.
 	Size func() (columns, rows int)
+	// Acts names those to play, in the demo's order; nil: all. None needs another before it.
+	Acts []string
 	// Keep leaves the mesh up after the acts until the context ends.
 	Keep bool
 	// LogDir keeps the programs' logs; empty: they go with everything else.
@@ -49,6 +52,7 @@ type demo struct {
 	mesh   *meshup.Mesh
 	load   *load
 	config string
+	split  split // the weights that the YAML has now
 	act    string
 	checks []check
 	over   <-chan struct{} // closed when the run is to end early
@@ -71,7 +75,9 @@ func Run(ctx context.Context, o Options) (err error) {
 		}
 		err = errors.Join(err, os.RemoveAll(work))
 	}()
-	d := &demo{o: o, screen: &screen{size: o.Size, out: o.Out}, config: filepath.Join(work, "config"), over: ctx.Done()}
+	d := &demo{
+		o: o, screen: &screen{size: o.Size, out: o.Out}, config: filepath.Join(work, "config"), split: split{90, 10}, over: ctx.Done(),
+	}
 	if err := copyConfig(o.ConfigDir, d.config); err != nil {
 		return err
 	}
@@ -104,6 +110,11 @@ func Run(ctx context.Context, o Options) (err error) {
 
 // perform plays the acts while the watcher looks at the proxies.
 func (d *demo) perform(ctx context.Context) error {
+	for _, name := range d.o.Acts {
+		if !slices.ContainsFunc(acts, func(a act) bool { return a.name == name }) {
+			return fmt.Errorf("play the acts: there is no act %q", name)
+		}
+	}
 	shopper := d.mesh.Pod("shopper-1.bookshop")
 	if shopper == nil {
 		return fmt.Errorf("play the acts: %s has no Pod shopper-1.bookshop", d.o.ConfigDir)
@@ -116,6 +127,9 @@ func (d *demo) perform(ctx context.Context) error {
 	defer group.Wait()
 	defer stop()
 	for _, a := range acts {
+		if len(d.o.Acts) > 0 && !slices.Contains(d.o.Acts, a.name) {
+			continue
+		}
 		d.act = a.name
 		d.screen.line("\n%s", a.title)
 		err := a.play(d, ctx)
