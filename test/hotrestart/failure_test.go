@@ -207,6 +207,24 @@ func TestTheEndWhileAChildStarts(t *testing.T) {
 	}
 }
 
+// TestFewerWorkers: they are fewer only where the kernel keeps the connections that wait for those that are gone.
+func TestFewerWorkers(t *testing.T) {
+	p := up(t, quick)
+	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_migrate_req")
+	want := 2
+	if err == nil && strings.TrimSpace(string(text)) == "1" {
+		want = 1
+	}
+	s := p.restart(p.launch("fewer", 1))
+	if s.Processes[0].Workers != want || (s.Notes["workers"] != "") != (want == 2) {
+		t.Errorf("want %d workers: %+v", want, s)
+	}
+	s = p.restart(p.launch("more", 3))
+	if s.Processes[0].Workers != 3 || s.Notes["workers"] != "" {
+		t.Errorf("more are always possible: %+v", s)
+	}
+}
+
 func dead(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
 
 func TestTheEndRemovesTheSharedMemory(t *testing.T) {

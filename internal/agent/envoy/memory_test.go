@@ -1,0 +1,159 @@
+package envoy
+
+import (
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func reserved(t *testing.T, dir string) *shared {
+	t.Helper()
+	s, err := reserve(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// segment writes what Envoy would; flags is the word with the flag.
+func segment(t *testing.T, s *shared, size int, flags uint64) {
+	t.Helper()
+	text := make([]byte, size)
+	if size >= flagsAt+8 {
+		binary.NativeEndian.PutUint64(text[flagsAt:], flags)
+	}
+	if err := os.WriteFile(s.segment(), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestABaseIDIsTakenOnce(t *testing.T) {
+	dir := t.TempDir()
+	s := reserved(t, dir)
+	again := &shared{dir: dir, id: s.id}
+	if err := again.take(); err == nil {
+		t.Error("taken twice in one folder")
+	}
+	// Another folder in the same network namespace: Envoy's sockets would meet.
+	elsewhere := &shared{dir: t.TempDir(), id: s.id}
+	if err := elsewhere.take(); err == nil {
+		t.Error("taken twice in one network namespace")
+	}
+	if _, err := os.Stat(elsewhere.lockPath()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a failed try left its lock: %v", err)
+	}
+}
+
+func TestSomebodyElsesSegmentIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	s := &shared{dir: dir, id: 4711}
+	segment(t, s, knownSize, 0)
+	if err := s.take(); err == nil {
+		t.Error("took a base id whose segment is there")
+	}
+	if _, err := os.Stat(s.segment()); err != nil {
+		t.Error(err)
+	}
+	reserved(t, dir)
+	if _, err := os.Stat(s.segment()); err != nil {
+		t.Errorf("a sweep took it: %v", err)
+	}
+}
+
+func TestWhatADeadAgentLeavesIsSweptAway(t *testing.T) {
+	dir := t.TempDir()
+	alive := reserved(t, dir)
+	segment(t, alive, knownSize, 0)
+	dead := &shared{dir: dir, id: 4712}
+	segment(t, dead, knownSize, 0)
+	if err := os.WriteFile(dead.lockPath(), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reserved(t, dir)
+	left, _ := filepath.Glob(filepath.Join(dir, "*4712*"))
+	if len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+	if _, err := os.Stat(alive.segment()); err != nil {
+		t.Errorf("the segment of one that lives: %v", err)
+	}
+}
+
+func TestTheFlagIsClearedAlone(t *testing.T) {
+	s := reserved(t, t.TempDir())
+	segment(t, s, knownSize, 7)
+	if err := s.clearFlag(knownLayout); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(s.segment())
+	if err != nil || binary.NativeEndian.Uint64(text[flagsAt:]) != 6 {
+		t.Errorf("got % x, error %v", text, err)
+	}
+}
+
+func TestUnknownSharedMemoryIsNotTouched(t *testing.T) {
+	s := reserved(t, t.TempDir())
+	segment(t, s, knownSize, 1)
+	if err := s.clearFlag("11.105"); err == nil || !strings.Contains(err.Error(), "11.105") {
+		t.Errorf("another version: %v", err)
+	}
+	segment(t, s, 112, 1)
+	if err := s.clearFlag(knownLayout); err == nil || !strings.Contains(err.Error(), "104 bytes") {
+		t.Errorf("another size: %v", err)
+	}
+	if text, err := os.ReadFile(s.segment()); err != nil || text[flagsAt] != 1 {
+		t.Errorf("it was written to: %v", err)
+	}
+}
+
+func TestCgroups(t *testing.T) {
+	groups := parseCgroups("9:cpu,cpuacct:/pod\n4:memory:/pod\n0::/pod2\n")
+	for _, c := range []struct {
+		name, file, text string
+		cpus             int
+		kills            int64
+		known            bool
+	}{
+		{"unified", "pod2/memory.events", "low 0\noom 3\noom_kill 2\noom_group_kill 0\n", 0, 2, true},
+		{"a container's own, unified", "memory.events", "oom_kill 4\n", 0, 4, true},
+		{"version 1", "memory/pod/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n", 0, 5, true},
+		{"half a CPU more than one", "pod2/cpu.max", "150000 100000\n", 2, 0, false},
+		{"no limit", "pod2/cpu.max", "max 100000\n", 0, 0, false},
+		{"nothing is known", "other", "", 0, 0, false},
+	} {
+		root := t.TempDir()
+		path := filepath.Join(root, c.file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(c.text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if n := cpuLimit(root, groups); n != c.cpus {
+			t.Errorf("%s: %d CPUs, want %d", c.name, n, c.cpus)
+		}
+		if n, ok := oomKills(root, groups); n != c.kills || ok != c.known {
+			t.Errorf("%s: %d kills, known %v; want %d, %v", c.name, n, ok, c.kills, c.known)
+		}
+	}
+}
+
+func TestConnectionsWithoutAdmin(t *testing.T) {
+	rows := []tcpSocket{
+		{15006, tcpListen, "1"}, {15001, tcpListen, "2"}, {15006, tcpEstablished, "3"}, {15006, tcpEstablished, "4"},
+		{15001, tcpEstablished, "5"}, {40000, tcpEstablished, "6"}, {15006, tcpEstablished, "somebody's"}, {8080, tcpListen, "somebody's too"},
+	}
+	mine := map[string]bool{"1": true, "2": true, "3": true, "4": true, "5": true, "6": true}
+	if n := countRows(rows, mine, []int{15006}, nil); n != 2 {
+		t.Errorf("inbound: %d", n)
+	}
+	if n := countRows(rows, mine, nil, []int{15006}); n != 1 {
+		t.Errorf("all but those: %d", n)
+	}
+}
