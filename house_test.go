@@ -43,7 +43,7 @@ var layers = map[string]layer{
 	"internal/yamltree": tools, "internal/statefile": tools,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/node": pure,
-	"internal/agent/envoy": edge, "internal/agent/secret": edge,
+	"internal/agent/envoy": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
 	"internal/agent/sds": edge, "internal/agent/xdsproxy": edge, "internal/agent/dns": edge,
 	"internal/agent/sts": edge, "internal/agent/status": edge, "internal/agent/capture": edge,
 	"internal/agent": wiring,
@@ -84,7 +84,7 @@ var sideways = map[string][]string{
 // pureFiles are the decisions that share a directory with an edge; the rules for pure
 // code hold for them file by file. Patterns that match nothing yet are fine.
 var pureFiles = []string{
-	"internal/agent/secret/due*.go", "internal/agent/dns/table*.go", "internal/agent/status/ready*.go",
+	"internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/table*.go", "internal/agent/status/ready*.go",
 	"internal/agent/capture/plan*.go", "internal/agent/capture/render*.go", "internal/agent/capture/saved*.go",
 	"internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/ca/policy*.go",
 	"internal/discovery/source/dir/fold*.go", "internal/filewatch/pace*.go",

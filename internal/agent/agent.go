@@ -16,6 +16,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/agent/app"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/node"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
@@ -87,7 +88,7 @@ func New(o Options) (*Agent, error) {
 
 func (a *Agent) prepare() error {
 	// The sockets last, and that of discovery at the very end: nothing after it can fail.
-	for _, step := range []func() error{a.watchInputs, a.bootstrap, a.runner, a.listenStatus, a.identity, a.discovery} {
+	for _, step := range []func() error{a.watchInputs, a.bootstrap, a.runner, a.watchApp, a.listenStatus, a.identity, a.discovery} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -108,6 +109,23 @@ func (a *Agent) runner() error {
 		Stderr:      a.o.Stderr,
 		Log:         a.log.With("scope", "envoy"),
 	})
+	return nil
+}
+
+// watchApp has a Job's agent end with the application.
+func (a *Agent) watchApp() error {
+	life := a.o.Settings.Life
+	if !life.ExitWithApp || a.o.Flags.AsIstio {
+		return nil
+	}
+	o := app.Options{Grace: life.AppGrace, Ended: a.envoy.Quit, Log: a.log.With("scope", "app"), Own: func() []int {
+		var pids []int
+		for _, p := range a.envoy.State().Processes {
+			pids = append(pids, p.PID)
+		}
+		return pids
+	}}
+	a.serve("app", func(ctx context.Context) error { return app.Run(ctx, o) })
 	return nil
 }
 

@@ -77,8 +77,9 @@ type Life struct {
 	ParentShutdown time.Duration
 	// MaxDrain bounds a drain that waits for connections.
 	MaxDrain time.Duration
-	// ExitWithApp ends the agent when the application has ended.
+	// ExitWithApp ends the agent when the application has been gone for AppGrace.
 	ExitWithApp bool
+	AppGrace    time.Duration
 }
 
 // afterDrain is how much longer than its drain an Envoy that was taken over from lives by default.
@@ -221,6 +222,7 @@ func (r *reader) life(f *Facts) Life {
 		ParentShutdown: r.duration("PARENT_SHUTDOWN_DURATION", f.Config.GetDrainDuration().AsDuration()+afterDrain),
 		MaxDrain:       r.duration("MAXIMUM_DRAIN_DURATION", 15*time.Minute),
 		ExitWithApp:    r.truth("EXIT_WITH_APP", f.ofJob()),
+		AppGrace:       r.duration("EXIT_WITH_APP_GRACE", 30*time.Second),
 	}
 }
 
