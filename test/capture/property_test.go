@@ -93,6 +93,8 @@ func explainIsTrue(t *testing.T) {
 			l.checkPackets(t, d)
 			if under.Native {
 				l.checkHits(t, plan, c.never)
+			} else {
+				l.checkIptablesHits(t, under.Force, c.never)
 			}
 		})
 	}
