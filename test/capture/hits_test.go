@@ -52,3 +52,13 @@ func (l *lab) checkIptablesHits(t *testing.T, v string, never []string) {
 		t.Errorf("there are %d rules", len(hits))
 	}
 }
+
+// TestExplainIsWhatIptablesDoes is the same for each variant of iptables that is here.
+func TestExplainIsWhatIptablesDoes(t *testing.T) {
+	for _, v := range variants() {
+		t.Run(v, func(t *testing.T) {
+			using(t, on(v, reconcile))
+			explainIsTrue(t)
+		})
+	}
+}

@@ -394,13 +394,3 @@ func mayBeUnmet(text string, never []string) bool {
 	}
 	return false
 }
-
-// TestExplainIsWhatIptablesDoes is the same for each variant of iptables that is here.
-func TestExplainIsWhatIptablesDoes(t *testing.T) {
-	for _, v := range variants() {
-		t.Run(v, func(t *testing.T) {
-			using(t, on(v, reconcile))
-			explainIsTrue(t)
-		})
-	}
-}
