@@ -201,8 +201,13 @@ func loopback(p netip.Prefix) (rtnetlink.Link, *rtnetlink.Addr, error) {
 	}, Flags: unix.IFA_F_NODAD}, nil
 }
 
+func sysctlPath(key string) string { return "/proc/sys/" + strings.ReplaceAll(key, ".", "/") }
+
 func setSysctl(s Sysctl) error {
-	path := "/proc/sys/" + strings.ReplaceAll(s.Key, ".", "/")
+	path := sysctlPath(s.Key)
+	if value, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(value)) == s.Value {
+		return nil
+	}
 	err := os.WriteFile(path, []byte(s.Value), 0o644)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("set %s=%s: the kernel has no such setting", s.Key, s.Value)

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // ReadFacts looks at the calling thread's network namespace. The resolvers and the names of users
@@ -22,7 +24,7 @@ func ReadFacts(root string) (Facts, error) {
 	if err != nil {
 		return Facts{}, fmt.Errorf("list the network interfaces: %w", err)
 	}
-	f := Facts{Interfaces: []string{}, NoIPv6: ipv6Disabled()}
+	f := Facts{Interfaces: []string{}, NoIPv6: ipv6Disabled(), NoMigration: noMigration()}
 	for _, nic := range nics {
 		f.Interfaces = append(f.Interfaces, nic.Name)
 		addrs, err := nic.Addrs()
@@ -57,6 +59,21 @@ func ipv6Disabled() bool {
 		}
 	}
 	return false
+}
+
+// noMigration: a setting that is on already need not be set.
+func noMigration() string {
+	path := sysctlPath(migrateRequests)
+	value, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "the kernel has no such setting: it came with Linux 5.14"
+	case err == nil && strings.TrimSpace(string(value)) != "0":
+		return ""
+	case unix.Access(path, unix.W_OK) != nil:
+		return "it is read-only"
+	}
+	return ""
 }
 
 // resolver reads a line of resolv.conf. Zones don't count in rules.

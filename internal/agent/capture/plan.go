@@ -66,6 +66,9 @@ type Facts struct {
 	Users, Groups map[string]uint32
 	// Interfaces are its network interfaces; nil if unknown.
 	Interfaces []string
+	// NoMigration says why listeners' queues can't be handed over, by the setting
+	// net.ipv4.tcp_migrate_req; empty if they can be.
+	NoMigration string
 }
 
 // ipv6First says whether the first address that counts is IPv6. What capture itself added to
@@ -116,6 +119,9 @@ func (s settings) notes(o Options, f Facts) (notes []string) {
 	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
 	if f.NoIPv6 && (o.DualStack || f.ipv6First()) {
 		note("IPv6 is disabled here, so only IPv4 is captured")
+	}
+	if f.NoMigration != "" {
+		note("%s can't be set here (%s): connections that wait at a proxy that restarts may be reset", migrateRequests, f.NoMigration)
 	}
 	if s.dns.on && !s.dns.all && len(s.dns.servers) == 0 {
 		note("resolv.conf names no resolver of a captured family, so no DNS is captured; --capture-all-dns captures it whatever the address")

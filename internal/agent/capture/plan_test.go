@@ -95,6 +95,8 @@ func setFact(t *testing.T, f *Facts, line string) {
 		f.Resolvers = append(f.Resolvers, netip.MustParseAddr(words[1]))
 	case "interface":
 		f.Interfaces = append(f.Interfaces, words[1])
+	case "no-migration":
+		f.NoMigration = strings.TrimPrefix(line, "no-migration ")
 	case "no-ipv6":
 		f.NoIPv6 = true
 	case "user":
