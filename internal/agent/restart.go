@@ -2,12 +2,7 @@ package agent
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
-	"fmt"
-	"hash"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -19,10 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-	"sigs.k8s.io/yaml"
-
-	"github.com/pilothouse/pilothouse/internal/agent/bootstrap"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/node"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
@@ -48,14 +39,19 @@ type restarts struct {
 	cold  atomic.Pointer[[]string]
 
 	// The rest belongs to the goroutine that watches.
-	print    string                   // of the inputs that the newest launch was made of
-	hand     int                      // restarts asked for by hand
-	levels   [2]string                // of the annotations
-	cpus     int                      // the limit that was seen last
-	written  map[string]string        // bootstraps by the hash of their launch
-	files    map[string]filewatch.Sig // as they were when they were last acted on
-	binary   string                   // the digest of a binary that took the place of the first, "" before
-	inputs   []string                 // files that the configuration names
+	made    made
+	hand    int                      // restarts asked for by hand
+	levels  [2]string                // of the annotations
+	cpus    int                      // the limit that was seen last
+	written map[string]string        // bootstraps by the hash of their launch
+	files   map[string]filewatch.Sig // as they were when they were last acted on
+}
+
+// made is what the newest launch was made of.
+type made struct {
+	print    string   // of all of it
+	binary   string   // the digest of a binary that took the place of the first, "" before
+	inputs   []string // files that the configuration names
 	override string
 }
 
@@ -85,8 +81,8 @@ func (r *restarts) run(ctx context.Context) error {
 	in := r.o.Inputs.Node
 	r.levels, r.cpus = levels(r.o.Node), in.CPULimit
 	var err error
-	if r.override, err = r.Agent.override(); err == nil {
-		r.print, err = r.fingerprint(r.o.Node)
+	if r.made.override, err = r.Agent.override(); err == nil {
+		r.made.print, err = r.fingerprint(r.o.Node)
 	}
 	if err != nil {
 		r.log.Warn("look at Envoy's inputs", "error", err)
@@ -154,7 +150,7 @@ func (r *restarts) look() map[string]filewatch.Sig {
 	paths := append([]string{
 		r.o.Inputs.MeshFile, annotationsFile, r.o.Node.Env[configFileVariable], c.GetCustomConfigFile(),
 		r.o.Settings.Envoy.OverrideFile, r.launch.Binary,
-	}, r.inputs...)
+	}, r.made.inputs...)
 	for _, path := range paths {
 		if path != "" {
 			out[path], _ = filewatch.Stat(path) // one that is not there has the zero signature
@@ -198,7 +194,7 @@ func (r *restarts) reload(byHand bool) error {
 	if err := next.Reconfigure(node.Warmed(r.o.Node.Config, next.Config)); err != nil {
 		return err
 	}
-	if r.override, err = r.Agent.override(); err != nil {
+	if r.made.override, err = r.Agent.override(); err != nil {
 		return err
 	}
 	print, err := r.fingerprint(next)
@@ -207,10 +203,10 @@ func (r *restarts) reload(byHand bool) error {
 	}
 	quiet := levels(next) == r.levels
 	r.level(levels(next))
-	if print == r.print && !byHand && quiet {
+	if print == r.made.print && !byHand && quiet {
 		return nil
 	}
-	return r.desire(next, print, print != r.print || byHand)
+	return r.desire(next, print, print != r.made.print || byHand)
 }
 
 // desire makes a launch of a node. Where it is not another one, its arguments only hold from the next start on.
@@ -222,12 +218,12 @@ func (r *restarts) desire(next *node.Facts, print string, another bool) error {
 	if hash != firstLaunch {
 		name = "envoy-rev-" + hash + ".json"
 	}
-	l, err := r.compose(next, name, r.override)
+	l, err := r.compose(next, name, r.made.override)
 	if err != nil {
 		return err
 	}
 	l.Hash = hash
-	r.launch, r.print = l, print
+	r.launch, r.made.print = l, print
 	if r.o.Node.Config.GetCustomConfigFile() == "" {
 		r.written[hash] = r.bootstrapPath(name)
 	}
@@ -267,32 +263,6 @@ func (r *restarts) close() error {
 	return errors.Join(errs...)
 }
 
-// compareBinary notes another binary. The one that runs can still be read, whatever has become of its path.
-func (r *restarts) compareBinary() {
-	next, err := digest(r.launch.Binary)
-	if err != nil {
-		r.log.Warn("look at Envoy's binary", "error", err)
-		return
-	}
-	runs, err := digest(fmt.Sprintf("/proc/%d/exe", r.envoy.State().PID))
-	if err != nil || runs != next {
-		r.binary = next
-	}
-}
-
-func digest(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", fmt.Errorf("read %s: %w", path, err)
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
-}
-
 // levels are the log levels that the annotations ask for.
 func levels(n *node.Facts) [2]string {
 	return [2]string{n.Annotations[annotationLogLevel], n.Annotations[annotationComponent]}
@@ -316,80 +286,4 @@ func (r *restarts) level(want [2]string) {
 		return
 	}
 	r.log.Info("Envoy's log level is changed", "level", level, "components", components)
-}
-
-// fingerprint is of all that a new Envoy would be started with. What the metadata repeats is left out: a
-// label or an annotation that nothing reads costs no restart.
-func (r *restarts) fingerprint(n *node.Facts) (string, error) {
-	h := sha256.New()
-	in := r.bootstrapInput(n)
-	in.Metadata = maps.Clone(n.Metadata)
-	for _, key := range []string{"LABELS", "ANNOTATIONS", "PROXY_CONFIG"} {
-		delete(in.Metadata, key)
-	}
-	b, err := bootstrap.Build(in)
-	if err != nil {
-		return "", err
-	}
-	text, err := b.Encode()
-	if err != nil {
-		return "", err
-	}
-	warm, err := proto.MarshalOptions{Deterministic: true}.Marshal(node.Warmed(r.o.Node.Config, n.Config))
-	if err != nil {
-		return "", fmt.Errorf("encode proxy configuration: %w", err)
-	}
-	custom := []byte(nil)
-	if path := n.Config.GetCustomConfigFile(); path != "" {
-		if custom, err = os.ReadFile(path); err != nil {
-			return "", err
-		}
-	}
-	parts := [][]byte{text, warm, custom, []byte(r.override), []byte(r.binary)}
-	for _, part := range parts {
-		fmt.Fprintf(h, "%d:", len(part))
-		_, _ = h.Write(part) // a hash takes everything
-	}
-	r.inputs = named(text, custom, []byte(r.override))
-	hashFiles(h, r.inputs)
-	return hex.EncodeToString(h.Sum(nil)), nil
-}
-
-func hashFiles(h hash.Hash, paths []string) {
-	for _, path := range paths {
-		sum, err := digest(path)
-		if err != nil {
-			sum = "none"
-		}
-		fmt.Fprintf(h, "%s %s\n", path, sum)
-	}
-}
-
-// named are the files that bootstraps take data from: the strings called filename, sorted.
-func named(texts ...[]byte) []string {
-	var out []string
-	var walk func(v any)
-	walk = func(v any) {
-		switch v := v.(type) {
-		case map[string]any:
-			for key, value := range v {
-				if path, ok := value.(string); ok && key == "filename" {
-					out = append(out, path)
-				}
-				walk(value)
-			}
-		case []any:
-			for _, value := range v {
-				walk(value)
-			}
-		}
-	}
-	for _, text := range texts {
-		var v any
-		if yaml.Unmarshal(text, &v) == nil {
-			walk(v)
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
 }

@@ -26,7 +26,7 @@ func startForRestarts(t testing.TB) *meshup.Mesh {
 	t.Helper()
 	m, _ := startWith(t, "restart", func(o *meshup.Options) {
 		o.ProxyConfig = meshup.CountFailures + "\ndrainDuration: " + restartDrain.String()
-		o.AgentEnv = []string{"ENABLE_HOT_RESTART=true", "PARENT_SHUTDOWN_DURATION=" + restartShutdown.String()}
+		o.AgentEnv = []string{"PARENT_SHUTDOWN_DURATION=" + restartShutdown.String()}
 	})
 	return m
 }
@@ -88,7 +88,7 @@ func restarts(t testing.TB, m *meshup.Mesh, times int) load.Result {
 		t.Fatal(err)
 	}
 	l := load.New(t.Context(), client.Net.Dial)
-	l.KeepAlive("echo:9080", 12, 10*time.Millisecond)
+	l.KeepAlive("echo:9080", 18, 10*time.Millisecond)
 	l.Churn("echo:9080", 6, 10*time.Millisecond)
 	l.HTTP2("echo:9081", 6, 10*time.Millisecond)
 	l.Streams("echo:9000", 8, 50*time.Millisecond)
@@ -149,7 +149,7 @@ func TestHotRestartsUnderLoad(t *testing.T) {
 func BenchmarkHotRestarts(b *testing.B) {
 	m := startForRestarts(b)
 	for b.Loop() {
-		r := restarts(b, m, 25)
+		r := restarts(b, m, 50)
 		b.ReportMetric(r.Rate(), "requests/s")
 		b.ReportMetric(float64(len(r.Failures)), "failures")
 	}

@@ -47,6 +47,7 @@ func (l *loop) start(e supervise.Start) {
 	parent := l.attempts[e.Epoch-1]
 	l.attempts[e.Epoch] = a
 	if parent == nil {
+		l.state.version = ""
 		l.spawn(a)
 		return
 	}
@@ -76,6 +77,9 @@ func (l *loop) check(a *attempt) (supervise.Why, error) {
 		return supervise.Refused, err
 	}
 	runs := l.State().version
+	if runs == "" {
+		runs, _ = l.admin.HotRestartVersion(ctx) // it has been live for a moment only
+	}
 	child, err := HotRestartVersion(ctx, a.what)
 	switch {
 	case ctx.Err() != nil:
@@ -208,25 +212,51 @@ func (l *loop) gone(a *attempt, how ending, err error) {
 
 // awaitLive looks until the epoch is live.
 func (l *loop) awaitLive(a *attempt) {
-	pause := firstLook
-	for {
-		info, err := l.admin.ServerInfo(a.watch)
-		if err == nil && info.State == "LIVE" && info.Options.RestartEpoch == a.epoch {
-			version := ""
-			if l.memory != nil {
-				version, _ = l.admin.HotRestartVersion(a.watch) // without it, restarts are plain
-			}
-			l.report(report{event: supervise.Live{Epoch: a.epoch}, about: a, learn: func() {
-				l.state.version, a.process.Workers, a.process.Since = version, info.Options.Concurrency, time.Now()
-				if l.note(noteConfig, ""); a.epoch > 0 {
-					l.note(noteRestart, "")
-				}
-			}})
-			return
-		}
+	for pause := firstLook; !l.lookLive(a.watch, a); pause = min(pause*5/4, slowLook) {
 		if !wait(a.watch, pause) {
 			return
 		}
-		pause = min(pause*5/4, slowLook)
 	}
+}
+
+// lookLive asks once whether the epoch is live, and reports it if it is.
+func (l *loop) lookLive(ctx context.Context, a *attempt) bool {
+	info, err := l.admin.ServerInfo(ctx)
+	if err != nil || info.State != "LIVE" || info.Options.RestartEpoch != a.epoch {
+		return false
+	}
+	// The version follows: nothing but a restart needs it.
+	l.report(report{event: supervise.Live{Epoch: a.epoch}, about: a, learn: func() {
+		if !a.process.Since.IsZero() {
+			return // told twice
+		}
+		a.process.Workers, a.process.Since = info.Options.Concurrency, time.Now()
+		if l.note(noteConfig, ""); a.epoch > 0 {
+			l.note(noteRestart, "")
+		}
+		if l.memory != nil {
+			l.helpers.Go(func() { l.learnVersion(a) })
+		}
+	}})
+	return true
+}
+
+// learnVersion asks a live Envoy what its successor must have in common with it.
+func (l *loop) learnVersion(a *attempt) {
+	version, err := l.admin.HotRestartVersion(a.watch)
+	if err != nil {
+		return // the next restart is a plain one
+	}
+	l.report(report{about: a, learn: func() { l.state.version = version }})
+}
+
+// lastLook gives an epoch that starts a chance to be live before it is asked to end: one
+// that serves must not be taken for one that does not.
+func (l *loop) lastLook(a *attempt) {
+	ctx, cancel := context.WithTimeout(l.work, time.Second/4)
+	defer cancel()
+	if a != nil {
+		l.lookLive(ctx, a)
+	}
+	l.tell(supervise.Terminate{}, nil)
 }

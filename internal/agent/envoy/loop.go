@@ -69,7 +69,9 @@ func (l *loop) serve(ctx context.Context) int {
 		var ev supervise.Event = supervise.Now{}
 		select {
 		case <-asked:
-			asked, ev = nil, supervise.Terminate{}
+			asked = nil
+			starting := l.starting()
+			l.helpers.Go(func() { l.lastLook(starting) })
 		case what := <-l.desires:
 			l.launches[what.Hash] = what
 			ev = supervise.Desired{Hash: what.Hash}
@@ -96,6 +98,20 @@ func (l *loop) serve(ctx context.Context) int {
 			return l.code
 		}
 	}
+}
+
+// starting is the highest attempt if it is not live; nil otherwise.
+func (l *loop) starting() *attempt {
+	var top *attempt
+	for _, a := range l.attempts {
+		if top == nil || a.epoch > top.epoch {
+			top = a
+		}
+	}
+	if top == nil || !top.process.Since.IsZero() {
+		return nil
+	}
+	return top
 }
 
 // step tells the machine the time and the event, and performs what it says.
@@ -187,12 +203,12 @@ func (l *loop) remove() {
 func (l *loop) log(ev supervise.Event) {
 	switch e := ev.(type) {
 	case supervise.Live:
-		if a := l.attempts[e.Epoch]; a != nil {
+		if a := l.attempts[e.Epoch]; a != nil && a.proc != nil {
 			l.o.Log.Info("Envoy is live", "epoch", e.Epoch, "pid", a.proc.pid, "workers", a.process.Workers,
 				"after", time.Since(a.process.Started).Round(time.Millisecond))
 		}
 	case supervise.Upstream:
-		if !e.OK {
+		if !e.OK && !l.machine.View().Ending {
 			l.o.Log.Info("restarts of Envoy wait: the control plane is away")
 		}
 	case supervise.Terminate:

@@ -218,7 +218,7 @@ func (r *reader) secrets() Secrets {
 
 func (r *reader) life(f *Facts) Life {
 	return Life{
-		HotRestart:     r.truth("ENABLE_HOT_RESTART", false),
+		HotRestart:     r.truth("ENABLE_HOT_RESTART", true),
 		ParentShutdown: r.duration("PARENT_SHUTDOWN_DURATION", f.Config.GetDrainDuration().AsDuration()+afterDrain),
 		MaxDrain:       r.duration("MAXIMUM_DRAIN_DURATION", 15*time.Minute),
 		ExitWithApp:    r.truth("EXIT_WITH_APP", f.ofJob()),

@@ -22,7 +22,7 @@ func TestSettingsDefaults(t *testing.T) {
 		},
 		Secrets: Secrets{TTL: 24 * time.Hour, GraceRatio: 0.5, Jitter: 0.01, Key: pki.ECDSAP256, SocketName: "socket"},
 		Envoy:   Envoy{HealthPort: 15021, PrometheusPort: 15090, MinDrain: 5 * time.Second},
-		Life:    Life{ParentShutdown: time.Minute, MaxDrain: 15 * time.Minute, AppGrace: 30 * time.Second},
+		Life:    Life{HotRestart: true, ParentShutdown: time.Minute, MaxDrain: 15 * time.Minute, AppGrace: 30 * time.Second},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
