@@ -36,7 +36,6 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 	if m := c.model.Mesh(r); cluster.Failover(p, m) {
 		key.view, key.failover = k.View.Value(), failoverText(cluster.Locality(p, m))
 	}
-	key.view.Network = k.View.Value().Network
 	return c.inner.assignment.Of(r, key)
 }
 

@@ -19,30 +19,33 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/envoytest"
 	"github.com/pilothouse/pilothouse/test/golden"
 )
 
 // TestGolden compiles whole meshes for one proxy each. The first lines of an input say
-// for whom ("# proxy: NODE-ID [labels]") and what of it is shown ("# show: LDS …").
+// for whom ("# proxy: NODE-ID [labels]"; "# ips: …", "# locality: …", "# extensions: …")
+// and what of it is shown ("# show: LDS …"); "# mesh: …" is mesh configuration, and
+// "# options: …" are the control plane's.
 func TestGolden(t *testing.T) {
 	golden.Run(t, "testdata", func(t *testing.T, input []byte) []proto.Message {
 		b := envoytest.Bootstrap()
 		show := strings.Fields(header(input, "show"))
-		who := strings.Fields(header(input, "proxy"))
-		w := newWorld()
-		w.apply(t, string(input))
-		node := proxy(t, who[0], strings.Join(who[1:], ""))
-		for _, ip := range strings.Fields(header(input, "ips")) {
-			node.Metadata.InstanceIPs = append(node.Metadata.InstanceIPs, netip.MustParseAddr(ip))
-		}
-		if list := header(input, "extensions"); list != "" {
-			node.Extensions = map[string]bool{}
-			for _, e := range strings.Fields(list) {
-				node.Extensions[e] = true
+		options := strings.Fields(header(input, "options"))
+		w := newWorldWith(compile.Options{
+			NoSniffOutbound: slices.Contains(options, "no-sniff-outbound"), NoSniffInbound: slices.Contains(options, "no-sniff-inbound"),
+		})
+		if text := header(input, "mesh"); text != "" {
+			m, verdicts := config.MeshConfig(text)
+			if len(verdicts) > 0 {
+				t.Fatal(verdicts)
 			}
+			w.model.SetMesh(m)
 		}
-		class := w.join(node)
+		w.apply(t, string(input))
+		class := w.join(subject(t, input))
 		all := w.bytes(class)
 		var out []proto.Message
 		for _, k := range sortedKeys(all) {
@@ -58,6 +61,24 @@ func TestGolden(t *testing.T) {
 		envoytest.Validate(t, b)
 		return out
 	})
+}
+
+// subject is the proxy that an input is compiled for.
+func subject(t *testing.T, input []byte) mesh.Node {
+	t.Helper()
+	who := strings.Fields(header(input, "proxy"))
+	node := proxy(t, who[0], strings.Join(who[1:], ""))
+	node.Locality = mesh.ParseLocality(header(input, "locality"))
+	for _, ip := range strings.Fields(header(input, "ips")) {
+		node.Metadata.InstanceIPs = append(node.Metadata.InstanceIPs, netip.MustParseAddr(ip))
+	}
+	if list := header(input, "extensions"); list != "" {
+		node.Extensions = map[string]bool{}
+		for _, e := range strings.Fields(list) {
+			node.Extensions[e] = true
+		}
+	}
+	return node
 }
 
 func header(input []byte, name string) string {

@@ -23,11 +23,13 @@ type world struct {
 	held     map[compile.Key]bool
 }
 
-func newWorld() *world {
+func newWorld() *world { return newWorldWith(compile.Options{}) }
+
+func newWorldWith(o compile.Options) *world {
 	g := incr.New()
 	m := model.New(g, "cluster.local")
 	return &world{
-		graph: g, model: m, compiler: compile.New(g, m, compile.Options{}),
+		graph: g, model: m, compiler: compile.New(g, m, o),
 		classes: map[mesh.Class]bool{}, held: map[compile.Key]bool{},
 	}
 }
