@@ -157,7 +157,17 @@ func (d *draw) random() labPacket {
 	port := uint16(labPorts[r.IntN(len(labPorts))])
 	// The source port tells TCP connections apart.
 	from := uint16(20000 + d.sent)
-	far := func(prefix string) netip.Addr { return farAddress(r, prefix) }
+	source, target := d.addresses(&p, v6, port, &from)
+	if d.o.DropInvalid && p.by == "other" && r.IntN(4) == 0 {
+		p.Protocol, p.State, from, port = "icmp", "invalid", 0, 0
+	}
+	p.From, p.To = netip.AddrPortFrom(source, from), netip.AddrPortFrom(target, port)
+	return p
+}
+
+// addresses choose which way the packet goes, and the source port where that matters.
+func (d *draw) addresses(p *labPacket, v6 bool, port uint16, from *uint16) (source, target netip.Addr) {
+	r := d.r
 	one := func(v4, v6text string) netip.Addr {
 		if v6 {
 			return netip.MustParseAddr(v6text)
@@ -169,22 +179,18 @@ func (d *draw) random() labPacket {
 		case 0:
 			return one("10.20.0.53", "fd20::53")
 		case 1:
-			return far(pickFamily(v6, "10.1.0.0/16", "fd01::/32"))
+			return farAddress(r, pickFamily(v6, "10.1.0.0/16", "fd01::/32"))
 		}
-		return far(pickFamily(v6, "10.20.0.0/16", "fd20::/32"))
+		return farAddress(r, pickFamily(v6, "10.20.0.0/16", "fd20::/32"))
 	}
-	var source, target netip.Addr
 	switch r.IntN(8) {
 	case 0: // arrives
 		p.by, p.Interface = "other", "eth0"
 		source, target = one("10.99.0.3", "fd99:99::b"), one("10.99.0.2", "fd99:99::a")
 		if r.IntN(3) == 0 {
-			source = labResolvers[len(labResolvers)-1]
-			if !v6 {
-				source = labResolvers[0]
-			}
+			source = one("10.20.0.53", "fd20::53")
 			if p.Protocol == "udp" {
-				from = 53
+				*from = 53
 			}
 		}
 	case 1:
@@ -197,31 +203,27 @@ func (d *draw) random() labPacket {
 			target = remote()
 		}
 	case 3, 4: // is sent
-		d.owner(&p)
+		d.owner(p)
 		p.Interface, source, target = "eth0", one("10.99.0.2", "fd99:99::a"), remote()
 		if p.Mark == d.inboundMark() {
 			p.Mark = 0 // it would be delivered here
 		}
 		if p.Protocol == "udp" && port != 53 && r.IntN(3) == 0 {
-			from = 15053
+			*from = 15053
 		}
 	case 5:
-		d.owner(&p)
+		d.owner(p)
 		p.Interface, source, target = "eth1", one("10.98.0.2", "fd98::2"), one("10.98.0.3", "fd98::3")
 		if p.Mark == d.inboundMark() {
 			p.Mark = 0
 		}
 	default:
-		d.owner(&p)
+		d.owner(p)
 		p.Interface = "lo"
 		target = pickOne(r, one("127.0.0.1", "::1"), one("10.99.0.2", "fd99:99::a"), one("10.99.0.2", "fd99:99::a"), one("127.0.0.2", "fd98::2"))
 		source = pickOne(r, one("127.0.0.6", "::6"), one("10.99.0.2", "fd99:99::a"), one("10.99.0.2", "fd99:99::a"))
 	}
-	if d.o.DropInvalid && p.by == "other" && r.IntN(4) == 0 {
-		p.Protocol, p.State, from, port = "icmp", "invalid", 0, 0
-	}
-	p.From, p.To = netip.AddrPortFrom(source, from), netip.AddrPortFrom(target, port)
-	return p
+	return source, target
 }
 
 // owner makes the packet one that this host sends.

@@ -164,7 +164,7 @@ func (p protocol) redirected() netip.Addr {
 
 // enter keeps packets of a protocol that is not captured out of a rule.
 func (s settings) enter(rules ...Rule) []Rule {
-	if s.ipv6 {
+	if s.ipv6() {
 		return rules
 	}
 	for i := range rules {

@@ -24,7 +24,7 @@ type settings struct {
 	dns               settingsDNS
 	interfaces, virt  []string
 	groups, notGroups []Match
-	ipv6, dropInvalid bool
+	dropInvalid       bool
 	protocols         []protocol
 }
 
@@ -68,7 +68,6 @@ func (o Options) parse(f Facts) (settings, error) {
 		proxy:       p.owner(o.Owner, f),
 		interfaces:  p.interfaces("--istio-exclude-interfaces", o.ExcludeInterfaces),
 		virt:        p.interfaces("--kube-virt-interfaces", o.VirtInterfaces),
-		ipv6:        !f.NoIPv6 && (o.DualStack || f.ipv6First()),
 		dropInvalid: o.DropInvalid,
 	}
 	tunnel := uint32(p.port("--inbound-tunnel-port", o.TunnelPort))
@@ -91,7 +90,7 @@ func (o Options) parse(f Facts) (settings, error) {
 	_, s.outbound.excludePorts = p.ports("--istio-local-outbound-ports-exclude", o.Outbound.ExcludePorts, false)
 	s.protocols = []protocol{ipv4}
 	s.protocols[0].loopback = p.loopback("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", o.Outbound.LoopbackCIDR)
-	if s.ipv6 {
+	if !f.NoIPv6 && (o.DualStack || f.ipv6First()) {
 		s.protocols = append(s.protocols, ipv6)
 	}
 	s.groups, s.notGroups = p.groups(o.Outbound, f.Groups)
@@ -158,4 +157,7 @@ func (p *parser) mark(flag, value string) uint32 {
 }
 
 // captures says whether the prefix is of a protocol that is captured at all.
-func (s settings) captures(p netip.Prefix) bool { return p.Addr().Is4() || s.ipv6 }
+func (s settings) captures(p netip.Prefix) bool { return p.Addr().Is4() || s.ipv6() }
+
+// ipv6 says whether IPv6 is captured beside IPv4.
+func (s settings) ipv6() bool { return len(s.protocols) > 1 }
