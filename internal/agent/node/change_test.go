@@ -1,7 +1,9 @@
 package node
 
 import (
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,6 +55,21 @@ func TestOwners(t *testing.T) {
 		f := &Facts{Env: map[string]string{"ISTIO_META_OWNER": owner}}
 		if f.ofJob() != want {
 			t.Errorf("%q: %v", owner, !want)
+		}
+	}
+}
+
+// TestTheTableOfTheDocs holds the documentation to the classes.
+func TestTheTableOfTheDocs(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/agent-restarts.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := (&meshv1.ProxyConfig{}).ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		row := "| `" + fields.Get(i).JSONName() + "` | " + string(ClassOf(fields.Get(i).Name())) + " |\n"
+		if !strings.Contains(string(text), row) {
+			t.Errorf("docs/agent-restarts.md lacks the row %s", row)
 		}
 	}
 }
