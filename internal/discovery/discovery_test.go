@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // script is a source that emits what a test hands it.
@@ -83,23 +85,8 @@ func (p *plane) batch(b object.Batch) {
 	// A second, empty batch is taken only when the first was handed over; then the loop is asked.
 	p.source.batches <- object.Batch{}
 	p.server.loop.ask(func() {})
-	p.await("the loop to take the batch", func() bool { return len(p.server.loop.batches) == 0 })
+	wait.Until(p.t, "the loop takes the batch", func() bool { return len(p.server.loop.batches) == 0 })
 	p.server.loop.ask(func() {})
-}
-
-// await waits for a condition.
-func (p *plane) await(what string, ok func() bool) {
-	p.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			p.t.Fatalf("waited 20 s in vain for %s", what)
-		}
-	}
 }
 
 // get is the body and status of one of the plane's pages.
@@ -160,8 +147,29 @@ func TestNothingIsServedBeforeTheSourceHasBeenRead(t *testing.T) {
 	p.dial("", "").open().expect("CDS", "outbound|9080||reviews.shop.svc.cluster.local")
 }
 
+// syncBuffer is a log that any goroutine may write.
+type syncBuffer struct {
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+// Write implements io.Writer.
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+// String is what was written so far.
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
 func TestABadEditKeepsTheLastGoodValue(t *testing.T) {
-	p := start(t)
+	var log syncBuffer
+	p := start(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	p.emit(shop+"---"+"\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), true)
 	c := p.dial("", "").open()
 	c.expect("RDS", "9080")
@@ -173,6 +181,10 @@ func TestABadEditKeepsTheLastGoodValue(t *testing.T) {
 	if len(got) != 1 || got[0].Severity != "error" || got[0].Object != "VirtualService shop/reviews" || got[0].Origin == "" || !strings.Contains(got[0].Field, "http[0]") {
 		t.Errorf("problems %+v, want one error that names VirtualService shop/reviews, its place and its field", got)
 	}
+	p.emit("apiVersion: v1\nkind: Namespace\nmetadata: {name: other}\n", false)
+	if n := strings.Count(log.String(), "its last good value stays"); n != 1 {
+		t.Errorf("the log tells of it %d times, want once:\n%s", n, log.String())
+	}
 	p.emit(route("{name: third, route: [{destination: {host: reviews}}]}"), false)
 	c.until("9080", "third")
 	if strings.Contains(strings.Join(c.seen, " "), "second") {
@@ -180,6 +192,9 @@ func TestABadEditKeepsTheLastGoodValue(t *testing.T) {
 	}
 	if got := p.objects(); len(got) != 0 {
 		t.Errorf("problems after the repair: %+v", got)
+	}
+	if !strings.Contains(log.String(), "configuration problem is gone") {
+		t.Errorf("the log does not tell of the repair:\n%s", log.String())
 	}
 }
 
@@ -217,7 +232,7 @@ func TestPagesTellWhoHasWhat(t *testing.T) {
 	p.emit(shop, true)
 	c := p.dial("", "").open()
 	c.expect("RDS", "9080")
-	p.await("the proxy to have applied its generation", func() bool {
+	wait.Until(t, "the proxy has applied its generation", func() bool {
 		_, body := p.get(p.addr.HTTP, "/debug/syncz")
 		var got []syncEntry
 		if err := json.Unmarshal([]byte(body), &got); err != nil {

@@ -13,14 +13,18 @@ import (
 	"testing"
 	"time"
 
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	securityv1 "istio.io/api/security/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // token is one for a service account, signed with the plane's own issuer.
@@ -97,6 +101,51 @@ func TestACertificateThatTheCASignedOpensTheSecurePort(t *testing.T) {
 	leaf := tls.Certificate{Certificate: [][]byte{certs[0].Raw}, PrivateKey: key}
 	c := p.connect(p.addr.SecureGRPC, credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc", Certificates: []tls.Certificate{leaf}}), "")
 	c.open().expect("RDS", "9080")
+}
+
+func TestTheSecurePortTakesTheLowestTLSVersionThatItIsTold(t *testing.T) {
+	for least, taken := range map[uint16]map[uint16]bool{
+		0:                {tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true},
+		tls.VersionTLS13: {tls.VersionTLS12: false, tls.VersionTLS13: true},
+	} {
+		p := start(t, func(o *Options) { o.CA.MinTLS = least })
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM([]byte(p.root()))
+		for version, want := range taken {
+			conn, err := tls.Dial("tcp", p.addr.SecureGRPC, &tls.Config{
+				RootCAs: pool, ServerName: "istiod.istio-system.svc", MinVersion: tls.VersionTLS10, MaxVersion: version, NextProtos: []string{"h2"},
+			})
+			if err == nil {
+				_ = conn.Close()
+			}
+			if (err == nil) != want {
+				t.Errorf("at least %#x: a client of %#x is taken: %v, want %v (%v)", least, version, err == nil, want, err)
+			}
+		}
+	}
+}
+
+// TestOldConnectionsAreToldToComeAgain: that is how the proxies of a mesh spread over
+// replicas that have been added.
+func TestOldConnectionsAreToldToComeAgain(t *testing.T) {
+	p := start(t, func(o *Options) { o.Keepalive.MaxAge = 50 * time.Millisecond })
+	p.emit(shop, true)
+	conn, err := grpc.NewClient(p.addr.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Bound)
+	defer cancel()
+	// A stream keeps the connection in use: it is its age that ends it.
+	if _, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for s := conn.GetState(); s != connectivity.Idle; s = conn.GetState() {
+		if !conn.WaitForStateChange(ctx, s) {
+			t.Fatalf("the connection is still %v", s)
+		}
+	}
 }
 
 // TestDebugPagesAreForThisHostAndTheControlPlanesNamespace asks as if from elsewhere.

@@ -11,11 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // Start runs an Envoy with the bootstrap until the test ends and returns, once it is
@@ -53,7 +54,7 @@ func Start(t testing.TB, b *bootstrapv3.Bootstrap) map[string]string {
 		}
 	})
 	admin := ""
-	await(t, "Envoy is live", func() bool {
+	wait.Until(t, "Envoy is live", func() bool {
 		if a, err := os.ReadFile(adminFile); err == nil {
 			admin = strings.TrimSpace(string(a))
 		}
@@ -94,19 +95,4 @@ func get(url string) string {
 	defer resp.Body.Close()
 	b, _ := io.ReadAll(resp.Body)
 	return string(b)
-}
-
-// await polls until the condition holds; it ends the test after bound.
-func await(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	end := time.After(bound)
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-end:
-			t.Fatalf("%s: not within %v", what, bound)
-		}
-	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // bound is how long anything may take on a busy machine.
@@ -143,25 +144,6 @@ func ask(addr string) error {
 	return fmt.Errorf("got %q", got)
 }
 
-// until asks again and again until the condition holds.
-func until(t *testing.T, what string, condition func() error) {
-	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	end := time.After(bound)
-	for {
-		err := condition()
-		if err == nil {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-end:
-			t.Fatalf("%s: not within %v: %v", what, bound, err)
-		}
-	}
-}
-
 // TestClustersGetTheSecretsOfFiles: a missing file closes its own cluster, and no other.
 func TestClustersGetTheSecretsOfFiles(t *testing.T) {
 	dir := t.TempDir()
@@ -195,11 +177,11 @@ func TestClustersGetTheSecretsOfFiles(t *testing.T) {
 	e.send("system", open.port, simple(""))
 	e.send("mutual", closed.port, mutual)
 	for _, name := range []string{"file", "system", "mutual"} {
-		until(t, "a connection by cluster "+name, func() error { return ask(e.at[name]) })
+		wait.NoError(t, "a connection by cluster "+name, func() error { return ask(e.at[name]) })
 	}
 	e.send("missing", open.port, simple(file("none.pem")))
 	e.send("after", open.port, simple(file("ca.pem")))
-	until(t, "the cluster after one whose file is missing", func() error { return ask(e.at["after"]) })
+	wait.NoError(t, "the cluster after one whose file is missing", func() error { return ask(e.at["after"]) })
 	if ask(e.at["missing"]) == nil {
 		t.Error("a connection was made to a server that nobody vouches for")
 	}
@@ -207,7 +189,7 @@ func TestClustersGetTheSecretsOfFiles(t *testing.T) {
 		t.Errorf("problems: %v", p)
 	}
 	one.write(file("none.pem"))
-	until(t, "the cluster whose file came", func() error { return ask(e.at["missing"]) })
+	wait.NoError(t, "the cluster whose file came", func() error { return ask(e.at["missing"]) })
 
 	two := newAuthority(t) // the server's authority is replaced
 	open.cert.Store(two.server())
@@ -215,7 +197,7 @@ func TestClustersGetTheSecretsOfFiles(t *testing.T) {
 		t.Error("a server of another authority is trusted")
 	}
 	two.write(file("ca.pem"))
-	until(t, "a connection after the file changed", func() error { return ask(e.at["file"]) })
+	wait.NoError(t, "a connection after the file changed", func() error { return ask(e.at["file"]) })
 	if ask(e.at["system"]) == nil {
 		t.Error("a file that did not change trusts the other authority")
 	}

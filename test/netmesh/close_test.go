@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // firstPID reads the process id that a role prints as its first line.
@@ -100,16 +101,7 @@ func TestNothingOutlivesAKilledProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	deadline := time.After(20 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for alive(pid) {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("the Pod's process outlived the program")
-		}
-	}
+	wait.Until(t, "the end of the Pod's process", func() bool { return !alive(pid) })
 }
 
 func TestFunctionThatEndsItsThreadIsReported(t *testing.T) {

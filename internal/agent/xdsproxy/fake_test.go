@@ -25,23 +25,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
-)
 
-// within polls until what holds, for as long as a loaded machine may need.
-func within(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	limit := time.NewTimer(30 * time.Second)
-	defer limit.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-limit.C:
-			t.Fatalf("waited in vain: %s", what)
-		case <-tick.C:
-		}
-	}
-}
+	"github.com/pilothouse/pilothouse/test/wait"
+)
 
 // authority is a certificate authority for one test.
 type authority struct {
@@ -164,7 +150,7 @@ func (u *upstream) StreamAggregatedResources(g discoveryv3.AggregatedDiscoverySe
 // serve runs u until the function is called or the test ends; a nil cert is plaintext.
 func (u *upstream) serve(t testing.TB, address string, cert *tls.Certificate) (at string, stop func()) {
 	var l net.Listener
-	within(t, "the port", func() bool {
+	wait.Until(t, "the port", func() bool {
 		var err error
 		l, err = net.Listen("tcp", address)
 		return err == nil

@@ -23,6 +23,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // secured is an upstream with a certificate for localhost and the credentials to reach it.
@@ -79,7 +81,7 @@ func TestEndUpstreamEndsTheStreamWithItsStatus(t *testing.T) {
 	if _, _, err := exchange(t, p, request("over")); !errors.Is(err, io.EOF) {
 		t.Errorf("ended with %v, want an ordinary end", err)
 	}
-	within(t, "no stream", func() bool { return !p.State().Connected() })
+	wait.Until(t, "no stream", func() bool { return !p.State().Connected() })
 }
 
 func TestTokenIsReadForEachStreamAndNotSentWithACertificate(t *testing.T) {
@@ -103,7 +105,7 @@ func TestTokenIsReadForEachStreamAndNotSentWithACertificate(t *testing.T) {
 	own.Store(a.leaf("me", time.Time{}))
 	stop()
 	u.serve(t, "127.0.0.1"+c.Address[strings.LastIndex(c.Address, ":"):], a.leaf("localhost", time.Time{}))
-	within(t, "a stream with the certificate", func() bool {
+	wait.Until(t, "a stream with the certificate", func() bool {
 		_, _, err := exchange(t, p, request("a"))
 		return err == nil && u.last().certified
 	})
@@ -123,7 +125,7 @@ func TestControlPlaneMustBeWhoItShouldBe(t *testing.T) {
 	noRoot.Credentials.RootFile = filepath.Join(t.TempDir(), "none.pem")
 	for says, c := range map[string]Config{"istiod.istio-system.svc": wrongName, "unknown authority": wrongRoot, "none.pem": noRoot} {
 		p, _ := start(t, c)
-		within(t, "the reason "+says, func() bool { return strings.Contains(p.State().LastError, says) })
+		wait.Until(t, "the reason "+says, func() bool { return strings.Contains(p.State().LastError, says) })
 		p.patience = 10 * time.Millisecond
 		if _, _, err := exchange(t, p, request("a")); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), says) {
 			t.Errorf("ended with %v, want Unavailable and %q", err, says)
@@ -147,7 +149,7 @@ func TestStreamWaitsForAControlPlaneThatComes(t *testing.T) {
 	// The port of plaintext control planes, at a loopback address of this test's own.
 	address := fmt.Sprintf("127.%d.%d.1:15010", 100+os.Getpid()%100, os.Getpid()/100%256)
 	p, _ := start(t, Config{Address: address, Credentials: Credentials{Token: func() (string, error) { return "", errors.New("read in plaintext") }}})
-	within(t, "an attempt", func() bool { return p.State().LastError != "" })
+	wait.Until(t, "an attempt", func() bool { return p.State().LastError != "" })
 	answered := make(chan error, 1)
 	g, err := envoy(t, p).DeltaAggregatedResources(t.Context())
 	if err != nil {
@@ -179,7 +181,7 @@ func TestRefusalsAreRemembered(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	within(t, "60 refusals", func() bool { return p.State().Refused == 60 })
+	wait.Until(t, "60 refusals", func() bool { return p.State().Refused == 60 })
 	s := p.State()
 	if len(s.Nacks) != 50 || s.Nacks[0].Message != "bad 10" || s.Nacks[49].Message != "bad 59" || s.Nacks[0].Type != "lds" || s.Nacks[0].At.IsZero() {
 		t.Errorf("remembered %d refusals: %+v", len(s.Nacks), s.Nacks)

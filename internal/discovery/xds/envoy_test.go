@@ -15,24 +15,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
-)
 
-// within polls until what holds, for as long as a loaded machine may need.
-func within(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	limit := time.NewTimer(30 * time.Second)
-	defer limit.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-limit.C:
-			t.Fatalf("waited in vain: %s", what)
-		case <-tick.C:
-		}
-	}
-}
+	"github.com/pilothouse/pilothouse/test/wait"
+)
 
 // realEnvoy is a stock Envoy that takes everything from a server of ours.
 type realEnvoy struct {
@@ -94,7 +79,7 @@ func startEnvoy(t testing.TB, xds string, api string) *realEnvoy {
 			t.Logf("Envoy said:\n%s", b)
 		}
 	})
-	within(t, "Envoy's admin address", func() bool {
+	wait.Until(t, "Envoy's admin address", func() bool {
 		b, err := os.ReadFile(adminFile)
 		e.admin = strings.TrimSpace(string(b))
 		return err == nil && e.admin != ""

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 const nodeID = "sidecar~10.1.2.3~web-1.shop~shop.svc.cluster.local"
@@ -155,7 +156,7 @@ func TestRegistryLearnsTheNodeAndItsEnd(t *testing.T) {
 	if _, err := g.Recv(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the client's end got %v, want the end", err)
 	}
-	within(t, "the connection forgotten", func() bool {
+	wait.Until(t, "the connection forgotten", func() bool {
 		reg.mu.Lock()
 		defer reg.mu.Unlock()
 		return reg.gone == 1 && len(s.Connections()) == 0
@@ -183,7 +184,7 @@ func TestRefusalsAndPushesAreCounted(t *testing.T) {
 	}
 	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL(), ResponseNonce: "stale"})
 	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL(), ResponseNonce: m.GetNonce(), ErrorDetail: &rpcstatus.Status{Message: strings.Repeat("x", 5000)}})
-	within(t, "the refusal", func() bool { return s.Connections()[0].Types[CDS].Rejects == 1 })
+	wait.Until(t, "the refusal", func() bool { return s.Connections()[0].Types[CDS].Rejects == 1 })
 	if n := len(s.Connections()[0].Types[CDS].Message); n != maxMessage {
 		t.Errorf("kept %d bytes of a message, want %d", n, maxMessage)
 	}

@@ -9,6 +9,8 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // rig is a server, what it publishes, and a real Envoy that takes it.
@@ -51,7 +53,7 @@ func newRig(t *testing.T, api string, v *View) *rig {
 // serve starts a new server, at the old address if there is one.
 func (r *rig) serve(t *testing.T) {
 	var l net.Listener
-	within(t, "the server's port", func() (ok bool) {
+	wait.Until(t, "the server's port", func() (ok bool) {
 		var err error
 		l, err = net.Listen("tcp", r.addr)
 		return err == nil
@@ -71,14 +73,14 @@ func (r *rig) publish(what string, v *View) {
 
 func (r *rig) inSync(what string) {
 	r.t.Helper()
-	within(r.t, what+" applied", func() bool {
+	wait.Until(r.t, what+" applied", func() bool {
 		c := r.server.Connections()
 		return len(c) == 1 && c[0].Applied == r.view.Generation
 	})
 }
 
 func (r *rig) url(name string) string {
-	within(r.t, "listener "+name, func() bool { return r.listening(name) != "" })
+	wait.Until(r.t, "listener "+name, func() bool { return r.listening(name) != "" })
 	return "http://" + r.listening(name) + "/"
 }
 
@@ -97,18 +99,18 @@ func TestRealEnvoyLosesNoRequestOverChanges(t *testing.T) {
 		a, b := backend(t, "a"), backend(t, "b")
 		r := newRig(t, api, firstView(t, a))
 		url := r.url("in")
-		within(t, "an answer of a", func() bool { return fetch(url) == "a" })
+		wait.Until(t, "an answer of a", func() bool { return fetch(url) == "a" })
 		stop := storm(url, "a", "b")
 
 		r.publish("other endpoints", r.view.put(endpoints(t, "web", b)))
-		within(t, "an answer of b", func() bool { return fetch(url) == "b" })
+		wait.Until(t, "an answer of b", func() bool { return fetch(url) == "b" })
 		r.publish("a changed cluster", r.view.put(edsCluster(t, "web", 2)))
-		within(t, "the changed cluster", func() bool { return strings.Contains(r.get("/config_dump?resource=dynamic_active_clusters"), `"2s"`) })
+		wait.Until(t, "the changed cluster", func() bool { return strings.Contains(r.get("/config_dump?resource=dynamic_active_clusters"), `"2s"`) })
 		// The next cluster instead of the one in use, all in one view.
 		next := r.view.put(edsCluster(t, "next", 1), endpoints(t, "next", a), routes(t, "r", "/", "next")).drop(CDS, "web").drop(EDS, "web")
 		r.publish("the next cluster", next)
-		within(t, "an answer of a", func() bool { return fetch(url) == "a" })
-		within(t, "the end of the first cluster", func() bool { return !strings.Contains(r.get("/clusters"), "web::") })
+		wait.Until(t, "an answer of a", func() bool { return fetch(url) == "a" })
+		wait.Until(t, "the end of the first cluster", func() bool { return !strings.Contains(r.get("/clusters"), "web::") })
 		for i := range 20 {
 			name, port := "web", a
 			if i%2 == 1 {
@@ -139,14 +141,14 @@ func TestRealEnvoysRefusalIsReportedAndDoesNotLoop(t *testing.T) {
 		r.view = r.view.put(aliens(t, "bad"))
 		r.reg.cell.Publish(r.view)
 		nacked := func() TypeStatus { return r.server.Connections()[0].Types[LDS] }
-		within(t, "the refusal", func() bool { return nacked().Rejects == 1 })
+		wait.Until(t, "the refusal", func() bool { return nacked().Rejects == 1 })
 		if s := nacked(); len(s.RejectedName) != 1 || s.RejectedName[0] != "bad" || !strings.Contains(s.Message, "no.such.filter") {
 			t.Errorf("refused %q because of %q, want bad because of no.such.filter", s.RejectedName, s.Message)
 		}
 		// Other types go on.
 		b := backend(t, "b")
 		r.reg.cell.Publish(r.view.put(endpoints(t, "web", b)))
-		within(t, "an answer of b", func() bool { return fetch(url) == "b" })
+		wait.Until(t, "an answer of b", func() bool { return fetch(url) == "b" })
 		if n := r.stat("listener_manager.lds.update_rejected"); n != 1 {
 			t.Errorf("Envoy refused %d listener updates, want 1", n)
 		}
@@ -154,22 +156,22 @@ func TestRealEnvoysRefusalIsReportedAndDoesNotLoop(t *testing.T) {
 			t.Errorf("logged %d refusals, want 1:\n%s", n, r.said)
 		}
 		r.publish("the listener mended", r.view.put(endpoints(t, "web", b), listener(t, "bad", "r")))
-		within(t, "the mended listener", func() bool { return fetch(r.url("bad")) == "b" })
+		wait.Until(t, "the mended listener", func() bool { return fetch(r.url("bad")) == "b" })
 	})
 }
 
 func TestRealEnvoyIsSentNothingAgainByANewServer(t *testing.T) {
 	r := newRig(t, "DELTA_GRPC", firstView(t, backend(t, "a")))
 	url := r.url("in")
-	within(t, "an answer", func() bool { return fetch(url) == "a" })
+	wait.Until(t, "an answer", func() bool { return fetch(url) == "a" })
 	finish := storm(url, "a")
 	r.stop()
 	if n := len(r.server.Connections()); n != 0 {
 		t.Errorf("%d connections after the end, want 0", n)
 	}
 	r.serve(t)
-	within(t, "the proxy back", func() bool { c := r.server.Connections(); return len(c) == 1 && c[0].Applied == r.view.Generation })
-	within(t, "all subscriptions back", func() bool { return r.stat("control_plane.connected_state") == 1 })
+	wait.Until(t, "the proxy back", func() bool { c := r.server.Connections(); return len(c) == 1 && c[0].Applied == r.view.Generation })
+	wait.Until(t, "all subscriptions back", func() bool { return r.stat("control_plane.connected_state") == 1 })
 	if c := r.server.Connections()[0]; len(c.Types) != 0 {
 		t.Errorf("sent to a proxy that has everything: %+v", c.Types)
 	}
@@ -191,10 +193,10 @@ func TestRealEnvoyIsNotStuckOnAClusterWithoutEndpoints(t *testing.T) {
 		r.publish("a cluster whose endpoints do not exist", r.view.put(edsCluster(t, "empty", 1)))
 		r.publish("another cluster", r.view.put(edsCluster(t, "more", 1), endpoints(t, "more", a), routes(t, "r", "/", "more")))
 		url := r.url("in")
-		within(t, "an answer", func() bool { return fetch(url) == "a" })
+		wait.Until(t, "an answer", func() bool { return fetch(url) == "a" })
 		r.publish("the endpoints", r.view.put(endpoints(t, "empty", a)))
 		r.publish("a route to them", r.view.put(routes(t, "r", "/", "empty")))
-		within(t, "an answer", func() bool { return fetch(url) == "a" })
+		wait.Until(t, "an answer", func() bool { return fetch(url) == "a" })
 		r.settled()
 	})
 }

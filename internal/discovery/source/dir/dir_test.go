@@ -28,10 +28,14 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// write puts a file in place whole, as editors do: a test that stood still between two
+// writes would otherwise tell of another file than it means to.
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	must(t, os.WriteFile(path, []byte(text), 0o644))
+	next := filepath.Join(filepath.Dir(path), ".next")
+	must(t, os.WriteFile(next, []byte(text), 0o644))
+	must(t, os.Rename(next, path))
 }
 
 // service is one Service whose port tells its values apart.
@@ -199,7 +203,7 @@ func TestTruncateThenWrite(t *testing.T) {
 // A file that is written bit by bit is read when it is whole.
 func TestWrittenInPlace(t *testing.T) {
 	top := t.TempDir()
-	m := run(t, dir.Options{Dir: top, Settle: 300 * time.Millisecond})
+	m := run(t, dir.Options{Dir: top, Settle: time.Second})
 	f, err := os.Create(filepath.Join(top, "a.yaml"))
 	must(t, err)
 	defer f.Close()
@@ -253,11 +257,30 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
+// What is below a directory that cannot be read stays, however often the rest is read.
+func TestUnreachableBelow(t *testing.T) {
+	top := t.TempDir()
+	write(t, filepath.Join(top, "a.yaml"), service("a", 1))
+	write(t, filepath.Join(top, "sub/b.yaml"), service("b", 1))
+	m := run(t, dir.Options{Dir: top})
+	must(t, os.Rename(filepath.Join(top, "sub"), filepath.Join(top, ".away")))
+	must(t, os.Symlink("sub", filepath.Join(top, "sub"))) // a loop: not even root gets through
+	for port := 2; port <= 5; port++ {
+		write(t, filepath.Join(top, "a.yaml"), service("a", port))
+		m.want(fmt.Sprintf("a=%d b=1", port))
+	}
+	if len(m.problems) != 1 || m.problems[0].Origin.File != filepath.Join(top, "sub") {
+		t.Errorf("problems %v", m.problems)
+	}
+	must(t, os.Remove(filepath.Join(top, "sub")))
+	m.want("a=5")
+}
+
 func TestPollAlone(t *testing.T) {
 	top, elsewhere := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(top, "a.yaml"), service("a", 1))
 	must(t, os.Link(filepath.Join(top, "a.yaml"), filepath.Join(elsewhere, "hard")))
 	m := run(t, dir.Options{Dir: top, Poll: 20 * time.Millisecond})
-	write(t, filepath.Join(elsewhere, "hard"), service("a", 2)) // no notice crosses a hard link
+	must(t, os.WriteFile(filepath.Join(elsewhere, "hard"), []byte(service("a", 2)), 0o644)) // no notice crosses a hard link
 	m.want("a=2")
 }
