@@ -177,8 +177,12 @@ func (d *demo) refuse(ctx context.Context, file string, ask func(context.Context
 	}
 	began := time.Now()
 	err := meshup.Await(ctx, 10*time.Second, "the legacy caller is refused", func(ctx context.Context) error {
-		if _, err := ask(ctx); err == nil {
+		_, err := ask(ctx)
+		switch {
+		case err == nil:
 			return errors.New("it is answered")
+		case ctx.Err() != nil:
+			return ctx.Err() // it is the wait that ended, not the caller that was refused
 		}
 		return nil
 	})

@@ -107,3 +107,34 @@ func Proto[M proto.Message](t *testing.T, data []byte, into M) M {
 	}
 	return into
 }
+
+// ReadYAML reads a file of YAML into a value.
+func ReadYAML(t *testing.T, file string, into any) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(text, into); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+}
+
+// Deterministic fails the test where build, given the same, does not make the same bytes
+// every time, whatever the order of maps.
+func Deterministic(t *testing.T, build func() proto.Message) {
+	t.Helper()
+	var want []byte
+	for i := range 20 {
+		got, err := proto.MarshalOptions{Deterministic: true}.Marshal(build())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			want = got
+		}
+		if !bytes.Equal(got, want) {
+			t.Fatal("the same input gave other bytes")
+		}
+	}
+}

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
@@ -56,27 +55,17 @@ func (r request) caps() mesh.Capability {
 	return c
 }
 
-func decode[M proto.Message](t *testing.T, raw json.RawMessage, into M) M {
-	t.Helper()
-	if len(raw) > 0 {
-		if err := protojson.Unmarshal(raw, into); err != nil {
-			t.Fatalf("%v in %s", err, raw)
-		}
-	}
-	return into
-}
-
 // policies is the policy in force and the mesh's configuration.
 func (r request) policies(t *testing.T) (*networking.TrafficPolicy, *meshv1.MeshConfig) {
 	t.Helper()
 	m := mesh.DefaultMeshConfig()
-	proto.Merge(m, decode(t, r.Mesh, &meshv1.MeshConfig{}))
+	proto.Merge(m, golden.Proto(t, r.Mesh, &meshv1.MeshConfig{}))
 	var top, subset *networking.TrafficPolicy
 	if r.Top != nil {
-		top = decode(t, r.Top, &networking.TrafficPolicy{})
+		top = golden.Proto(t, r.Top, &networking.TrafficPolicy{})
 	}
 	if r.SubsetPolicy != nil {
-		subset = decode(t, r.SubsetPolicy, &networking.TrafficPolicy{})
+		subset = golden.Proto(t, r.SubsetPolicy, &networking.TrafficPolicy{})
 	}
 	return cluster.MergePolicy(top, subset, r.Port), m
 }
@@ -151,17 +140,5 @@ func TestEnvoyRefuses(t *testing.T) {
 // TestDeterministic: equal input, equal bytes.
 func TestDeterministic(t *testing.T) {
 	in := []byte(`[{services: [{host: a.b.svc.cluster.local, name: a, namespace: b}], port: 80, protocol: auto, autoMTLS: true, config: /x, subset: v1, sans: [spiffe://x/ns/b/sa/c]}]`)
-	var want []byte
-	for range 20 {
-		got, err := proto.MarshalOptions{Deterministic: true}.Marshal(parse(t, in)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if want == nil {
-			want = got
-		}
-		if string(got) != string(want) {
-			t.Fatal("the same input gave other bytes")
-		}
-	}
+	golden.Deterministic(t, func() proto.Message { return parse(t, in)[0] })
 }

@@ -2,41 +2,29 @@ package cluster_test
 
 import (
 	"encoding/json"
-	"os"
 	"testing"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
-	"sigs.k8s.io/yaml"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/test/golden"
 )
-
-func read(t *testing.T, file string, into any) {
-	t.Helper()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(b, into); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // TestObserved compares with shapes written by hand after what an incumbent sends, field
 // by field: both must be able to serve the same mesh.
 func TestObserved(t *testing.T) {
 	var in struct{ Requests []request }
 	var want struct{ Clusters []json.RawMessage }
-	read(t, "testdata/observed/input.yaml", &in)
-	read(t, "testdata/observed/want.yaml", &want)
+	golden.ReadYAML(t, "testdata/observed/input.yaml", &in)
+	golden.ReadYAML(t, "testdata/observed/want.yaml", &want)
 	if len(in.Requests) != len(want.Clusters) || len(in.Requests) == 0 {
 		t.Fatalf("%d requests for %d clusters", len(in.Requests), len(want.Clusters))
 	}
 	for i, r := range in.Requests {
-		w := decode(t, want.Clusters[i], &clusterv3.Cluster{})
+		w := golden.Proto(t, want.Clusters[i], &clusterv3.Cluster{})
 		t.Run(w.Name, func(t *testing.T) {
 			if diff := cmp.Diff(w, r.build(t), protocmp.Transform()); diff != "" {
 				t.Errorf("want (-), got (+):\n%s", diff)

@@ -3,41 +3,29 @@ package route_test
 import (
 	"encoding/json"
 	"net/netip"
-	"os"
 	"testing"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
-	"sigs.k8s.io/yaml"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
+	"github.com/pilothouse/pilothouse/test/golden"
 )
-
-func read(t *testing.T, file string, into any) {
-	t.Helper()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(b, into); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // TestObserved compares with shapes written by hand after what an incumbent sends, field by field.
 func TestObserved(t *testing.T) {
 	var in struct{ Requests []request }
 	var want struct{ Hosts []json.RawMessage }
-	read(t, "testdata/observed/input.yaml", &in)
-	read(t, "testdata/observed/want.yaml", &want)
+	golden.ReadYAML(t, "testdata/observed/input.yaml", &in)
+	golden.ReadYAML(t, "testdata/observed/want.yaml", &want)
 	if len(in.Requests) != len(want.Hosts) || len(in.Requests) == 0 {
 		t.Fatalf("%d requests for %d hosts", len(in.Requests), len(want.Hosts))
 	}
 	for i, r := range in.Requests {
-		w := decode(t, want.Hosts[i], &routev3.VirtualHost{})
+		w := golden.Proto(t, want.Hosts[i], &routev3.VirtualHost{})
 		t.Run(w.Name, func(t *testing.T) {
 			if diff := cmp.Diff(w, r.host(t), protocmp.Transform()); diff != "" {
 				t.Errorf("want (-), got (+):\n%s", diff)
@@ -47,7 +35,7 @@ func TestObserved(t *testing.T) {
 }
 
 func TestFrame(t *testing.T) {
-	want := decode(t, []byte(`{"name":"9080","validate_clusters":false,"max_direct_response_body_size_bytes":1048576,"ignore_port_in_host_matching":true}`), &routev3.RouteConfiguration{})
+	want := golden.Proto(t, []byte(`{"name":"9080","validate_clusters":false,"max_direct_response_body_size_bytes":1048576,"ignore_port_in_host_matching":true}`), &routev3.RouteConfiguration{})
 	if diff := cmp.Diff(want, route.Frame("9080"), protocmp.Transform()); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}
@@ -55,7 +43,7 @@ func TestFrame(t *testing.T) {
 
 // TestInboundPassthrough: the chain for undeclared ports, by hand.
 func TestInboundPassthrough(t *testing.T) {
-	want := decode(t, []byte(`{"name":"InboundPassthroughCluster","validate_clusters":false,"virtual_hosts":[{"name":"inbound|http|0","domains":["*"],"routes":[
+	want := golden.Proto(t, []byte(`{"name":"InboundPassthroughCluster","validate_clusters":false,"virtual_hosts":[{"name":"inbound|http|0","domains":["*"],"routes":[
 	  {"match":{"prefix":"/"},"name":"default","decorator":{"operation":":0/*"},"route":{"cluster":"InboundPassthroughCluster","timeout":"0s",
 	   "retry_policy":{"retry_on":"reset-before-request","num_retries":2},"max_stream_duration":{"max_stream_duration":"0s","grpc_timeout_header_max":"0s"}}}]}]}`),
 		&routev3.RouteConfiguration{})

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
@@ -46,16 +45,6 @@ type clusters struct {
 
 const optional = mesh.FilterState | mesh.Fault | mesh.CORS | mesh.PreviousHosts | mesh.PreviousPriorities
 
-func decode[M proto.Message](t *testing.T, raw json.RawMessage, into M) M {
-	t.Helper()
-	if len(raw) > 0 {
-		if err := protojson.Unmarshal(raw, into); err != nil {
-			t.Fatalf("%v in %s", err, raw)
-		}
-	}
-	return into
-}
-
 func (r request) caps() mesh.Capability {
 	if r.Bare {
 		return mesh.IPv4
@@ -74,7 +63,7 @@ func (r request) resolver(t *testing.T) route.Resolver {
 		}
 		d := route.Destination{Cluster: cluster.Name(cluster.Outbound, port, subset, host), OrdinaryTLS: slices.Contains(r.TLS, host)}
 		if raw, ok := r.Hash[subset]; ok {
-			d.Hash = route.HashPolicies(decode(t, raw, &networking.LoadBalancerSettings{}))
+			d.Hash = route.HashPolicies(golden.Proto(t, raw, &networking.LoadBalancerSettings{}))
 		}
 		return d
 	}
@@ -82,7 +71,7 @@ func (r request) resolver(t *testing.T) route.Resolver {
 
 func (r request) input(t *testing.T) route.Input {
 	return route.Input{
-		Rule:            route.Rule{Namespace: r.Namespace, Name: r.Name, Spec: decode(t, r.Rule, &networking.VirtualService{})},
+		Rule:            route.Rule{Namespace: r.Namespace, Name: r.Name, Spec: golden.Proto(t, r.Rule, &networking.VirtualService{})},
 		Port:            r.Port,
 		Domain:          "cluster.local",
 		ClientNamespace: r.Client,
@@ -95,13 +84,13 @@ func (r request) input(t *testing.T) route.Input {
 			return true
 		},
 		Destination: r.resolver(t),
-		Mesh:        decode(t, r.Mesh, &meshv1.MeshConfig{}),
+		Mesh:        golden.Proto(t, r.Mesh, &meshv1.MeshConfig{}),
 		Caps:        r.caps(),
 	}
 }
 
 func (r request) host(t *testing.T) *routev3.VirtualHost {
-	m := decode(t, r.Mesh, &meshv1.MeshConfig{})
+	m := golden.Proto(t, r.Mesh, &meshv1.MeshConfig{})
 	if r.Kind == "catchall" {
 		return route.CatchAll(m)
 	}
@@ -152,17 +141,5 @@ func TestDeterministic(t *testing.T) {
 	  match: [{headers: {a: {exact: x}, b: {exact: x}, c: {exact: x}}, withoutHeaders: {d: {}, e: {}}, queryParams: {q: {exact: x}, r: {exact: x}}}],
 	  headers: {request: {set: {a: x, b: x, c: x}, add: {d: x, e: x}}}, fault: {abort: {httpStatus: 500}}, corsPolicy: {},
 	  route: [{destination: {host: a}}]}]}}]`)
-	var want []byte
-	for range 20 {
-		got, err := proto.MarshalOptions{Deterministic: true}.Marshal(parse(t, in)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if want == nil {
-			want = got
-		}
-		if string(got) != string(want) {
-			t.Fatal("the same input gave other bytes")
-		}
-	}
+	golden.Deterministic(t, func() proto.Message { return parse(t, in)[0] })
 }
