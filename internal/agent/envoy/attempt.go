@@ -142,7 +142,7 @@ func (l *loop) complete(a *attempt) Launch {
 // spawn starts the process.
 func (l *loop) spawn(a *attempt) {
 	what := l.complete(a)
-	//nolint:sloglint // people and tools grep this line for the arguments
+	// People and tools grep this line for the arguments.
 	l.o.Log.Info(fmt.Sprintf("Envoy command: %v", what.Args), "binary", what.Binary, "epoch", a.epoch)
 	a.oom, _ = OOMKills()
 	a.process.Started = time.Now()
