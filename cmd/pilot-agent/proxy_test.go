@@ -60,6 +60,24 @@ func TestProxyFromStartToEnd(t *testing.T) {
 		}
 	}
 
+	replaceKilledEnvoy(t, a)
+
+	if err := a.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := a.Wait(); code != 0 {
+		t.Errorf("exit code %d after SIGTERM, want 0", code)
+	}
+	for _, left := range []string{"etc/istio/proxy/envoy-rev.json", "etc/istio/proxy/XDS"} {
+		if _, err := os.Lstat(a.Dir + "/" + left); err == nil {
+			t.Errorf("%s stays behind", left)
+		}
+	}
+}
+
+// replaceKilledEnvoy kills Envoy and waits until another one is ready.
+func replaceKilledEnvoy(t *testing.T, a *agenttest.Process) {
+	t.Helper()
 	first, err := a.Envoy()
 	if err != nil {
 		t.Fatal(err)
@@ -77,18 +95,6 @@ func TestProxyFromStartToEnd(t *testing.T) {
 		}
 		return a.Ready()
 	})
-
-	if err := a.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if code := a.Wait(); code != 0 {
-		t.Errorf("exit code %d after SIGTERM, want 0", code)
-	}
-	for _, left := range []string{"etc/istio/proxy/envoy-rev.json", "etc/istio/proxy/XDS"} {
-		if _, err := os.Lstat(a.Dir + "/" + left); err == nil {
-			t.Errorf("%s stays behind", left)
-		}
-	}
 }
 
 // Probes are answered, and told why, for as long as Envoy drains.
