@@ -193,7 +193,12 @@ func (d *demo) refuse(ctx context.Context, file string, ask func(context.Context
 func (d *demo) discovery(ctx context.Context) error {
 	return d.counted(ctx, func() error {
 		var took time.Duration
+		var again error
 		err := d.load.during(ctx, func() (err error) {
+			had, err := d.updates(ctx)
+			if err != nil {
+				return err
+			}
 			if err := d.mesh.KillDiscovery(); err != nil {
 				return err
 			}
@@ -207,6 +212,13 @@ func (d *demo) discovery(ctx context.Context) error {
 			if err := d.awaitAllSettled(ctx); err != nil {
 				return err
 			}
+			have, err := d.updates(ctx)
+			if err != nil {
+				return err
+			}
+			if have != had {
+				again = fmt.Errorf("the Envoys took %d updates", have-had)
+			}
 			if took, err = d.reweight(ctx, d.split.other()); err != nil {
 				return err
 			}
@@ -217,6 +229,7 @@ func (d *demo) discovery(ctx context.Context) error {
 		}
 		t := d.load.snapshot()
 		d.hold("it is back, every proxy is in sync, and no request failed", noFailure(t))
+		d.hold("it sent nothing again that the Envoys had", again)
 		d.hold(fmt.Sprintf("it is in charge: an edit was applied after %d ms", took.Milliseconds()), nil)
 		return nil
 	})

@@ -3,6 +3,7 @@ package demo
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"time"
 
 	"github.com/pilothouse/pilothouse/test/meshup"
@@ -77,6 +78,27 @@ func (d *demo) untroubled(ctx context.Context, fn func() error) error {
 	})
 	d.hold("no Envoy refused an update, is still warming, or missed a connection", err)
 	return nil
+}
+
+// updates counts how often the Envoys took clusters or listeners.
+func (d *demo) updates(ctx context.Context) (int64, error) {
+	var all int64
+	for _, p := range d.mesh.Pods() {
+		if !p.Spec.Sidecar() {
+			continue
+		}
+		stats, err := p.Stats(ctx, url.QueryEscape(`^(cluster_manager\.cds|listener_manager\.lds)\.update_success$`))
+		if err != nil {
+			return 0, err
+		}
+		if len(stats) == 0 {
+			return 0, fmt.Errorf("count the updates of %s: its Envoy counts none", p.Spec.Key())
+		}
+		for _, n := range stats {
+			all += n
+		}
+	}
+	return all, nil
 }
 
 func everyHop(sent int64, before, after []int64) error {

@@ -36,7 +36,7 @@ type Options struct {
 	Acts []string
 	// Keep leaves the mesh up after the acts until the context ends.
 	Keep bool
-	// LogDir keeps the programs' logs; empty: they go with everything else.
+	// LogDir, empty or new, keeps the programs' logs; "": they go with everything else.
 	LogDir string
 	// Log hears what is started; nil: nobody.
 	Log *slog.Logger
@@ -65,6 +65,11 @@ type demo struct {
 // Run runs the demo until its end, or the end of ctx.
 func Run(ctx context.Context, o Options) (err error) {
 	began := time.Now()
+	if o.LogDir != "" {
+		if old, _ := os.ReadDir(o.LogDir); len(old) > 0 {
+			return fmt.Errorf("keep the logs in %s: there are files in it; name an empty or a new folder", o.LogDir)
+		}
+	}
 	work, err := os.MkdirTemp("", "pilothouse-demo-")
 	if err != nil {
 		return fmt.Errorf("make a folder for the mesh: %w", err)

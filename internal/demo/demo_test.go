@@ -129,6 +129,16 @@ func TestScreen(t *testing.T) {
 	}
 }
 
+func TestLogsOfAnotherRunAreNotWrittenOver(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "old.log"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), Options{LogDir: dir}); err == nil || !strings.Contains(err.Error(), "name an empty or a new folder") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestFit(t *testing.T) {
 	size := func() (int, int) { return 4, 3 }
 	if got := fit("12345\näöüß\n3\n4\n", size); got != "123\näöü\n" {
