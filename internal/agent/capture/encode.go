@@ -167,7 +167,7 @@ func (m Match) encode() ([]expr.Any, error) {
 		}
 		return meta(numberKeys[m.Field], number), nil
 	case SocketCgroup:
-		return m.encodeCgroup(op)
+		return m.encodeCgroup()
 	case ConnState:
 		return m.encodeState()
 	}
@@ -191,15 +191,19 @@ func (m Match) encodeState() ([]expr.Any, error) {
 	}, nil
 }
 
-// encodeCgroup compares the number of the socket's ancestor cgroup at the path's level.
-func (m Match) encodeCgroup(op expr.CmpOp) ([]expr.Any, error) {
+// encodeCgroup compares the number of the socket's ancestor cgroup at the path's level. Where there
+// is none so deep, the kernel leaves the rule, so that what is negated would not hold either.
+func (m Match) encodeCgroup() ([]expr.Any, error) {
+	if m.Not {
+		return nil, fmt.Errorf("%s cannot be negated", m.Field)
+	}
 	id, err := cgroupID(m.Name)
 	if err != nil {
 		return nil, err
 	}
 	return []expr.Any{
 		&expr.Socket{Key: expr.SocketKeyCgroupv2, Level: cgroupLevel(m.Name), Register: 1},
-		&expr.Cmp{Op: op, Register: 1, Data: binaryutil.NativeEndian.PutUint64(id)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint64(id)},
 	}, nil
 }
 

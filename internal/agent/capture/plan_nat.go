@@ -109,7 +109,13 @@ func (s settings) ownerRules(owner Match) []Rule {
 	if s.dns.on {
 		others = append(others, tcp, not(dns))
 	}
-	return append(rules, ret(append(others, not(owner))...), ret(owner))
+	if owner.Field != SocketCgroup {
+		// The rules of the proxy's other users and groups follow. A cgroup is alone, and passes
+		// with the others: nftables can't tell that a process is not in it, if that one's own is
+		// less deep in the hierarchy.
+		others = append(others, not(owner))
+	}
+	return append(rules, ret(others...), ret(owner))
 }
 
 func (s settings) groupRules() []Rule {

@@ -83,6 +83,7 @@ const (
 // root of the hierarchy, and states (invalid, or related,established); Prefix for addresses; From
 // and To (inclusive) for ports, ids and marks. A user or group that was given by name has that in
 // Name too. A packet without a socket has no owner: such a match, negated or not, does not hold.
+// A cgroup is never negated.
 // An address or port that the packet does not have matches neither, negated or not.
 type Match struct {
 	Field    Field
