@@ -93,7 +93,7 @@ func (t *transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, e
 
 // Info implements credentials.TransportCredentials.
 func (t *transport) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls", ServerName: t.c.ServerName}
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
 // Clone implements credentials.TransportCredentials.

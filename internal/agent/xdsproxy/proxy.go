@@ -86,7 +86,7 @@ func New(c Config) (*Proxy, error) {
 	}
 	p := &Proxy{config: c, listener: l, patience: openLimit}
 	p.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.relay), grpc.MaxRecvMsgSize(maxRequest),
-		grpc.WaitForHandlers(true), grpc.SharedWriteBuffer(true), grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
+		grpc.WaitForHandlers(true), grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
 		// The usual pools would keep a megabyte for whatever is larger than 32 KiB, such as
 		// an Envoy's first request or a route configuration: nothing is pooled here, on
 		// either side, since seconds to days lie between two messages.
@@ -98,7 +98,7 @@ func New(c Config) (*Proxy, error) {
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: dialLimit,
 			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: 3 * time.Second}}),
 		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
-		grpc.WithSharedWriteBuffer(true), grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
+		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
 		experimental.WithBufferPool(mem.NopBufferPool{}),
 	}
 	if port == plainPort {
@@ -106,6 +106,9 @@ func New(c Config) (*Proxy, error) {
 	} else {
 		t := &transport{c: c.Credentials, failed: p.stats.fail}
 		opts = append(opts, grpc.WithTransportCredentials(t), grpc.WithPerRPCCredentials(token{c.Credentials.Token}))
+		if name := c.Credentials.ServerName; name != "" {
+			opts = append(opts, grpc.WithAuthority(name))
+		}
 	}
 	// The name is looked up by the dialler, at each attempt.
 	if p.upstream, err = grpc.NewClient("passthrough:///"+c.Address, opts...); err != nil {

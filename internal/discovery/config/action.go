@@ -50,7 +50,7 @@ func (c *check) faults(at string, f *networking.HTTPFaultInjection) {
 	}
 	if d := f.Delay; d != nil {
 		c.percent(at+".delay.percentage", d.Percentage)
-		c.number(at+".delay.percent", float64(d.Percent), 0, 100)
+		c.number(at+".delay.percent", float64(d.Percent), 0, 100) //nolint:staticcheck // the older name of the same
 		switch t := d.HttpDelayType.(type) {
 		case *networking.HTTPFaultInjection_Delay_FixedDelay:
 			c.duration(at+".delay.fixedDelay", t.FixedDelay)
@@ -148,8 +148,8 @@ func (c *check) mirrors(at string, r *networking.HTTPRoute) {
 			c.fail(at+".mirrors", "mirror is given too; remove one of the two")
 		}
 	}
-	if r.MirrorPercent != nil {
-		c.number(at+".mirrorPercent", float64(r.MirrorPercent.Value), 0, 100)
+	if p := r.MirrorPercent; p != nil { //nolint:staticcheck // the older name of the same
+		c.number(at+".mirrorPercent", float64(p.Value), 0, 100)
 	}
 	c.percent(at+".mirrorPercentage", r.MirrorPercentage)
 	for i, m := range r.Mirrors {

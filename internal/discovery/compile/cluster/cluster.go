@@ -203,6 +203,7 @@ func adsSource() *corev3.ConfigSource {
 	}
 }
 
+//nolint:staticcheck // the fields that Istio's proxies and stock Envoy both read
 func setDNS(c *clusterv3.Cluster, in Input) {
 	c.DnsRefreshRate = durationpb.New(defaultDNSRefresh)
 	if r := in.Mesh.GetDnsRefreshRate(); r.AsDuration() > 0 {
@@ -234,6 +235,8 @@ func lookupFamily(caps mesh.Capability) clusterv3.Cluster_DnsLookupFamily {
 }
 
 // closeCluster leaves the cluster's name in place without a way out: requests get 503.
+//
+//nolint:staticcheck // the fields that setDNS sets
 func closeCluster(c *clusterv3.Cluster) {
 	setType(c, clusterv3.Cluster_STATIC)
 	c.EdsClusterConfig = nil
