@@ -17,6 +17,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
+	"github.com/pilothouse/pilothouse/test/agenttest"
 )
 
 // agentName is the name under which the test binary is an agent: it runs a real Envoy with the admin address and
@@ -27,7 +28,9 @@ func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == agentName {
 		restless(os.Args[1], os.Args[2], os.Args[3])
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	agenttest.Cleanup()
+	os.Exit(code)
 }
 
 func restless(admin, binary, bootstrap string) {

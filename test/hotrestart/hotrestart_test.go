@@ -1,7 +1,7 @@
 // Package hotrestart_test restarts real Envoys under load and lets nobody notice.
 //
 // Here the Runner of internal/agent/envoy runs Envoys with static bootstraps on this machine's
-// loopback; the whole agent in a mesh is in test/e2e. Requests sent equal requests served:
+// loopback, and the built agent runs some whose listeners come from a control plane; the whole agent in a mesh is in test/e2e. Requests sent equal requests served:
 // nothing on the way may send one twice.
 package hotrestart_test
 
@@ -213,8 +213,10 @@ func (p *proxy) restart(l envoy.Launch) *envoy.State {
 }
 
 // traffic begins a load on both listeners.
-func (p *proxy) traffic() *load.Load {
-	l := load.New(p.t.Context(), (&net.Dialer{}).DialContext)
+func (p *proxy) traffic() *load.Load { return p.trafficBy((&net.Dialer{}).DialContext) }
+
+func (p *proxy) trafficBy(dial load.Dial) *load.Load {
+	l := load.New(p.t.Context(), dial)
 	l.KeepAlive(p.http, 8, 10*time.Millisecond)
 	l.Churn(p.http, 4, 10*time.Millisecond)
 	l.HTTP2(p.http, 4, 10*time.Millisecond)
