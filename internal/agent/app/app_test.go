@@ -36,17 +36,42 @@ func TestEnded(t *testing.T) {
 	}
 }
 
+func nobody() []int { return nil }
+
+// TestAnEnvoyThatComesMeanwhile: its sockets are there before it is known to be ours.
+func TestAnEnvoyThatComesMeanwhile(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	all, err := Look("/proc", nobody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	s, err := Look("/proc", func() []int {
+		if asked++; asked == 1 {
+			return nil
+		}
+		return []int{os.Getpid()}
+	})
+	if err != nil || s.Listeners >= all.Listeners {
+		t.Errorf("%d of %d listeners are the application's, error %v", s.Listeners, all.Listeners, err)
+	}
+}
+
 func TestOwnSocketsAreNotTheApplications(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	with, err := Look("/proc", nil)
+	with, err := Look("/proc", nobody)
 	if err != nil {
 		t.Fatal(err)
 	}
-	without, err := Look("/proc", []int{os.Getpid()})
+	without, err := Look("/proc", func() []int { return []int{os.Getpid()} })
 	if err != nil || with.Listeners == 0 || without.Listeners >= with.Listeners {
 		t.Errorf("%d listeners, %d that are not ours, error %v", with.Listeners, without.Listeners, err)
 	}
@@ -71,11 +96,11 @@ func TestProcessesOfASharedNamespace(t *testing.T) {
 	process(7, "S", "0::/sidecar\n")
 	process(8, "S", "0::/app\n")
 	process(9, "Z", "0::/app\n")
-	if s, err := Look(proc, nil); err != nil || !s.Shared || s.Processes != 1 {
+	if s, err := Look(proc, nobody); err != nil || !s.Shared || s.Processes != 1 {
 		t.Errorf("got %+v, error %v", s, err)
 	}
 	write("1/comm", "systemd\n")
-	if s, err := Look(proc, nil); err != nil || s.Shared {
+	if s, err := Look(proc, nobody); err != nil || s.Shared {
 		t.Errorf("got %+v, error %v", s, err)
 	}
 }

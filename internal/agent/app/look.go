@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -38,7 +39,7 @@ func Run(ctx context.Context, o Options) error {
 			return nil
 		case <-tick.C:
 		}
-		s, err := Look("/proc", append(o.Own(), os.Getpid()))
+		s, err := Look("/proc", func() []int { return append(o.Own(), os.Getpid()) })
 		if err != nil {
 			if !warned {
 				o.Log.Warn("look whether the application runs", "error", err)
@@ -54,34 +55,49 @@ func Run(ctx context.Context, o Options) error {
 	}
 }
 
-// Look sees what the application has; proc is where the kernel tells, own are the processes that are not the application's.
-func Look(proc string, own []int) (Sighting, error) {
+// Look sees what the application has; proc is where the kernel tells, own says which processes are not the application's.
+func Look(proc string, own func() []int) (Sighting, error) {
 	var s Sighting
-	ours := map[string]bool{}
-	for _, pid := range own {
-		links, _ := filepath.Glob(filepath.Join(proc, strconv.Itoa(pid), "fd", "*"))
-		for _, link := range links {
-			target, _ := os.Readlink(link) // it may be closed by now
-			ours[strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")] = true
-		}
+	others, err := foreign(proc, own)
+	if err == nil && len(others) > 0 {
+		// An Envoy may have opened one, or have come or gone, between two of the files that were read: such a socket is
+		// not strange twice.
+		var again map[string]bool
+		again, err = foreign(proc, own)
+		maps.DeleteFunc(others, func(inode string, _ bool) bool { return !again[inode] })
 	}
-	for _, table := range []string{"tcp", "tcp6"} {
-		inodes, err := listeners(filepath.Join(proc, "self/net", table))
-		if err != nil && table == "tcp" {
-			return s, fmt.Errorf("read the socket table: %w", err)
-		}
-		for _, inode := range inodes {
-			if !ours[inode] {
-				s.Listeners++
-			}
-		}
+	if err != nil {
+		return s, err
 	}
+	s.Listeners = len(others)
 	// In a shared process namespace the first process is the one that holds the Pod together.
 	first, _ := os.ReadFile(filepath.Join(proc, "1/comm"))
 	if s.Shared = strings.TrimSpace(string(first)) == "pause"; s.Shared {
-		s.Processes = others(proc)
+		s.Processes = neighbours(proc)
 	}
 	return s, nil
+}
+
+// foreign are the inodes of the sockets that listen and belong to none of own.
+func foreign(proc string, own func() []int) (map[string]bool, error) {
+	out := map[string]bool{}
+	for _, table := range []string{"tcp", "tcp6"} {
+		inodes, err := listeners(filepath.Join(proc, "self/net", table))
+		if err != nil && table == "tcp" {
+			return nil, fmt.Errorf("read the socket table: %w", err)
+		}
+		for _, inode := range inodes {
+			out[inode] = true
+		}
+	}
+	for _, pid := range own() {
+		links, _ := filepath.Glob(filepath.Join(proc, strconv.Itoa(pid), "fd", "*"))
+		for _, link := range links {
+			target, _ := os.Readlink(link) // it may be closed by now
+			delete(out, strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]"))
+		}
+	}
+	return out, nil
 }
 
 // listeners are the inodes of the sockets that listen.
@@ -101,9 +117,9 @@ func listeners(table string) ([]string, error) {
 	return out, nil
 }
 
-// others counts the processes of other containers: those in another control group, but for the
+// neighbours counts the processes of other containers: those in another control group, but for the
 // first. Zombies do not run.
-func others(proc string) int {
+func neighbours(proc string) int {
 	mine := container(proc, "self")
 	dirs, _ := filepath.Glob(filepath.Join(proc, "[0-9]*"))
 	n := 0
