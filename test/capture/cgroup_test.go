@@ -2,6 +2,7 @@ package capture_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -94,7 +95,7 @@ func newCgroups(t *testing.T, p *netmesh.Pod, names ...string) (top string) {
 func TestProxyKnownByItsCgroup(t *testing.T) {
 	backends := map[string]capture.BackendOptions{"native": {Native: true}}
 	for _, v := range variants() {
-		backends[v] = on(v, reconcile)
+		backends[v] = on(v, reconcile, reapply)
 	}
 	for name, backend := range backends {
 		t.Run(name, func(t *testing.T) {
@@ -105,6 +106,12 @@ func TestProxyKnownByItsCgroup(t *testing.T) {
 				top := newCgroups(t, w.pod, "proxy", "proxy/worker", "proxy2")
 				o := injector()
 				o.ProxyCgroup = "/" + top + "/proxy"
+				w.apply(t, o)
+				// A cgroup that is made anew is another one, to which the rules are applied again.
+				path := cgroupMount + o.ProxyCgroup
+				do(t, w.pod, func() error {
+					return errors.Join(os.Remove(path+"/worker"), os.Remove(path), os.MkdirAll(path+"/worker", 0o755))
+				})
 				w.apply(t, o)
 				for _, c := range []struct {
 					cgroup   string

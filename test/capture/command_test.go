@@ -3,32 +3,15 @@ package capture_test
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
+	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/test/agenttest"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
-
-// agentDir holds the program that agentProgram builds; empty until then.
-var agentDir string
-
-// agentProgram builds pilot-agent once for all tests.
-var agentProgram = sync.OnceValues(func() (string, error) {
-	var err error
-	if agentDir, err = os.MkdirTemp("", "pilot-agent-*"); err != nil {
-		return "", err
-	}
-	path := filepath.Join(agentDir, "pilot-agent")
-	out, err := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace", "-o", path, "../../cmd/pilot-agent").CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("build pilot-agent: %w: %s", err, out)
-	}
-	return path, err
-})
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 5 && os.Args[1] == "dial" {
@@ -39,21 +22,15 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	code := m.Run()
-	if agentDir != "" {
-		os.RemoveAll(agentDir)
-	}
+	agenttest.Cleanup()
 	os.Exit(code)
 }
 
 // command runs pilot-agent in a Pod and returns its exit code and what it said.
 func command(t *testing.T, p *netmesh.Pod, env []string, args ...string) (code int, out, complaints string) {
 	t.Helper()
-	path, err := agentProgram()
-	if err != nil {
-		t.Fatal(err)
-	}
 	var stdout, stderr bytes.Buffer
-	proc, err := p.Start(netmesh.Command{Path: path, Args: args, Env: env, Stdout: &stdout, Stderr: &stderr})
+	proc, err := p.Start(netmesh.Command{Path: agenttest.Binary(t), Args: args, Env: env, Stdout: &stdout, Stderr: &stderr})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,5 +98,56 @@ func TestCommandRefusesWhatDiffers(t *testing.T) {
 	}
 	if code, out, _ := command(t, w.pod, nil, "istio-iptables", "--cleanup-only", "-n"); code != 0 || !strings.Contains(out, "-D OUTPUT -j ISTIO_OUTPUT\n") {
 		t.Errorf("exit code %d, shows %q", code, out)
+	}
+}
+
+// Called from outside of a Pod, as a CNI plugin does, the command acts on that Pod alone, whose
+// resolvers are those of the Pod's own file.
+func TestCommandActsInAnotherNamespace(t *testing.T) {
+	backends := map[string]string{"native": "--native-nftables"}
+	for _, v := range variants() {
+		backends[v] = "--force-iptables-binary=" + v
+	}
+	for name, backend := range backends {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.listen(t, 80)
+			do(t, w.pod, func() error { return os.WriteFile("/etc/resolv.conf", []byte("nameserver 10.96.0.53\n"), 0) })
+			all := func() (states [2]string) {
+				for i, p := range []*netmesh.Pod{w.pod, w.other} {
+					_, rules := kernelRules(t, p) // but legacy's
+					states[i] = state(t, p) + loopbackAddrs(t, p) + fmt.Sprint(" rules: ", rules)
+				}
+				return states
+			}
+			before := all()
+			sleeper, err := w.pod.Start(netmesh.Command{Path: "sleep", Args: []string{"600"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			run := func(args ...string) {
+				t.Helper()
+				args = append(args, backend, "--network-namespace", fmt.Sprintf("/proc/%d/ns/net", sleeper.PID()))
+				if code, _, complaints := command(t, w.other, []string{"PATH=" + capture.DefaultPath}, args...); code != 0 {
+					t.Fatalf("%v: exit code %d: %s", args, code, complaints)
+				}
+			}
+			run("istio-iptables", "-i", "*", "-b", "*", "--redirect-dns", "--dual-stack", "--run-validation=false", "--cni-mode")
+			if now := all(); now[0] == before[0] || now[1] != before[1] {
+				t.Errorf("in the Pod\n%s\nand outside\n%s", now[0], now[1])
+			}
+			answer(t, w.pod, ":15053", func(*net.TCPConn) string { return "agent" })
+			w.check(t, []leg{
+				{w.other, app, "", "10.99.0.2:80", "inbound for 10.99.0.2:80"},
+				{w.pod, app, "", "[fd99:99::b]:80", "outbound for [fd99:99::b]:80"},
+				{w.pod, app, "", "10.96.0.53:53", "agent"},
+				{w.pod, app, "", "10.99.0.1:53", "outbound for 10.99.0.1:53"},
+			})
+			run("istio-iptables", "--cleanup-only")
+			if now := all(); now != before {
+				t.Errorf("cleaned, there is still\n%s\nof\n%s", now, before)
+			}
+			w.check(t, []leg{{w.other, app, "", "10.99.0.2:80", "pod"}, {w.pod, app, "", "[fd99:99::b]:80", "other"}})
+		})
 	}
 }

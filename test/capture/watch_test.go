@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/test/agenttest"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
@@ -81,6 +83,75 @@ func TestWatchRestoresWithinTwoSeconds(t *testing.T) {
 	if n := strings.Count(log.String(), "\n"); n != 3 {
 		t.Errorf("%d lines for three flushes:\n%s", n, log.String())
 	}
+}
+
+// The built agent, with Envoy, keeps the rules of its Pod where it is asked to, by the flag or by
+// the environment, and tells each restoration once.
+func TestAgentKeepsTheRules(t *testing.T) {
+	const args = "-i '*' -b '*' -d 15090,15021,15020 -m REDIRECT --dual-stack"
+	backends := map[string]capture.BackendOptions{" --native-nftables": {Native: true}}
+	for _, v := range variants() {
+		backends[" --force-iptables-binary="+v] = on(v)
+	}
+	for backend, o := range backends {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.listen(t, 80)
+			rules := plan(t, w.pod, injector())
+			call := strings.Fields(strings.ReplaceAll("istio-iptables "+args+backend, "'", ""))
+			if code, _, complaints := command(t, w.pod, []string{"PATH=" + o.Path}, call...); code != 0 {
+				t.Fatal(complaints)
+			}
+			a := startWatching(t, w.pod, args+backend, o.Native)
+			for flush := 1; flush <= 2; flush++ {
+				do(t, w.pod, flushAll)
+				if o.Force == "legacy" {
+					// One family: the agent may look between two commands, and then has two things to tell.
+					shell(t, w.pod, "", "iptables-legacy", "-t", "nat", "-F")
+				}
+				eventually(t, "the agent tells that the rules are restored", func() bool { return restorations(a) >= flush })
+				if d := drift(t, w.pod, o, rules); d != nil {
+					t.Errorf("restored, they differ: %q", d)
+				}
+				w.check(t, []leg{
+					{w.other, app, "", "10.99.0.2:80", "inbound for 10.99.0.2:80"},
+					{w.pod, app, "", "10.99.0.3:80", "outbound for 10.99.0.3:80"},
+				})
+			}
+			a.Stop()
+			if n := restorations(a); n != 2 {
+				t.Errorf("two restorations were told %d times", n)
+			}
+		})
+	}
+}
+
+func restorations(a *agenttest.Process) int {
+	return strings.Count(a.Output(), "the rules of capture were changed by somebody else and have been restored")
+}
+
+// startWatching starts an agent in a Pod, with a control plane there, and waits until it is ready.
+func startWatching(t *testing.T, p *netmesh.Pod, args string, byFlag bool) *agenttest.Process {
+	t.Helper()
+	plane := agenttest.NewPlane(t)
+	do(t, p, func() error { plane.Start(); return nil })
+	a := agenttest.New(t, plane, "")
+	if byFlag {
+		a.Cmd.Args = append(a.Cmd.Args, "--watchCapture", args)
+	} else {
+		a.Cmd.Env = append(a.Cmd.Env, "CAPTURE_WATCH="+args)
+	}
+	do(t, p, func() error { a.Start(); return nil })
+	eventually(t, "the proxy is ready", func() bool {
+		resp, err := p.HTTPClient().Get("http://127.0.0.1:" + a.Health + "/healthz/ready")
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+	return a
 }
 
 func flushAll() error {
