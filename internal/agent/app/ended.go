@@ -24,6 +24,9 @@ type Watch struct {
 	since time.Time // without it; zero while it is there
 }
 
+// there says whether it was there when it was looked for last.
+func (w *Watch) there() bool { return w.seen && w.since.IsZero() }
+
 // Ended takes a sighting and says whether the application has ended: it has been there, and not for the grace.
 func (w *Watch) Ended(now time.Time, s Sighting, grace time.Duration) bool {
 	there := s.Listeners > 0

@@ -32,7 +32,7 @@ func Run(ctx context.Context, o Options) error {
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
 	var w Watch
-	warned := false
+	warned, there := false, false
 	for {
 		select {
 		case <-ctx.Done():
@@ -47,7 +47,12 @@ func Run(ctx context.Context, o Options) error {
 			warned = true
 			continue
 		}
-		if w.Ended(time.Now(), s, o.Grace) {
+		ended := w.Ended(time.Now(), s, o.Grace)
+		if there != w.there() {
+			there = w.there()
+			o.Log.Info(map[bool]string{true: "the application is there", false: "the application is gone"}[there], "grace", o.Grace)
+		}
+		if ended {
 			o.Log.Info("the application has ended, and so does the agent", "grace", o.Grace)
 			o.Ended()
 			return nil

@@ -1,0 +1,137 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/test/netmesh"
+)
+
+// app starts the sample app in a Pod and waits until it listens.
+func app(t *testing.T, p *meshup.Pod) *netmesh.Process {
+	t.Helper()
+	c, err := p.Net.Start(netmesh.Command{Path: filepath.Join(filepath.Dir(p.EnvoyPath()), "app"), Args: []string{"-http=:9080"}, UID: 2000, GID: 2000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := meshup.Await(t.Context(), 20*time.Second, "the app listens", func(ctx context.Context) error {
+		conn, err := p.Net.Dial(ctx, "tcp", "127.0.0.1:9080")
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// crash kills an app and returns the moment before.
+func crash(t *testing.T, c *netmesh.Process) time.Time {
+	t.Helper()
+	at := time.Now()
+	if err := c.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-c.Done()
+	return at
+}
+
+// leaves waits until an agent has ended by itself, and returns when it had.
+func leaves(t *testing.T, p *meshup.Pod) time.Time {
+	t.Helper()
+	ended := make(chan error, 1)
+	go func() { ended <- p.StopAgent(syscall.Signal(0)) }() // asks nothing of it
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("the agent ended with %v, want exit code 0", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the agent does not end with its app")
+	}
+	return time.Now()
+}
+
+// says waits until an agent has logged a line so many times: it saw the app come or go.
+func says(t *testing.T, p *meshup.Pod, line string, times int) {
+	t.Helper()
+	if err := meshup.Await(t.Context(), 20*time.Second, "the agent says that "+line, func(context.Context) error {
+		text, err := os.ReadFile(filepath.Join(p.Dir, "../../log", p.Spec.Key()+".agent.log"))
+		if n := strings.Count(string(text), line); err == nil && n < times {
+			err = fmt.Errorf("%d times", n)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stays has an agent answer for so long.
+func stays(t *testing.T, p *meshup.Pod, until time.Time) {
+	t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for ; time.Now().Before(until); <-tick.C {
+		if err := p.Ready(t.Context()); err != nil {
+			t.Fatalf("the sidecar is lost: %v", err)
+		}
+	}
+}
+
+// look is more than the time between two of the agent's looks.
+const look = time.Second
+
+func startJob(t *testing.T, env ...string) *meshup.Pod {
+	t.Helper()
+	m, _ := startWith(t, "job", func(o *meshup.Options) { o.AgentEnv = env })
+	return m.Pod("once-1.job")
+}
+
+// TestACrashKeepsTheSidecar: what comes back within the grace is not lost; the end is the agent's, too.
+func TestACrashKeepsTheSidecar(t *testing.T) {
+	t.Parallel() // they wait most of the time
+	const grace = 4 * time.Second
+	p := startJob(t, "EXIT_WITH_APP=true", "EXIT_WITH_APP_GRACE="+grace.String())
+	first := app(t, p)
+	says(t, p, "the application is there", 1)
+	crash(t, first)
+	says(t, p, "the application is gone", 1)
+	seen := time.Now()
+	second := app(t, p)
+	says(t, p, "the application is there", 2)
+	stays(t, p, seen.Add(grace+look))
+	at := crash(t, second)
+	if took := leaves(t, p).Sub(at); took < grace {
+		t.Errorf("the agent left after %v, within the grace", took)
+	}
+}
+
+// TestAJobsSidecarLeavesWithItsApp: by default, where the owner says that it is one.
+func TestAJobsSidecarLeavesWithItsApp(t *testing.T) {
+	t.Parallel() // they wait most of the time
+	const grace = time.Second
+	p := startJob(t, "ISTIO_META_OWNER=kubernetes://apis/batch/v1/namespaces/job/jobs/once", "EXIT_WITH_APP_GRACE="+grace.String())
+	stays(t, p, time.Now().Add(grace+look)) // an app that is not there yet has not ended
+	c := app(t, p)
+	says(t, p, "the application is there", 1)
+	at := crash(t, c)
+	if took := leaves(t, p).Sub(at); took < grace {
+		t.Errorf("the agent left after %v, within the grace", took)
+	}
+}
+
+func TestAServicesSidecarStays(t *testing.T) {
+	t.Parallel() // they wait most of the time
+	p := startJob(t, "ISTIO_META_OWNER=kubernetes://apis/apps/v1/namespaces/job/deployments/once", "EXIT_WITH_APP_GRACE=500ms")
+	c := app(t, p)
+	stays(t, p, time.Now().Add(look))
+	stays(t, p, crash(t, c).Add(500*time.Millisecond+2*look))
+}
