@@ -19,6 +19,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/app"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/node"
+	"github.com/pilothouse/pilothouse/internal/agent/secret"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
@@ -72,6 +73,7 @@ type Agent struct {
 	restarts    *restarts
 	envoy       *envoy.Runner
 	secret      keeper
+	files       *secret.Named // nil where somebody else serves the secrets
 	xds         *xdsproxy.Proxy
 	servers     []run.Task
 }

@@ -80,6 +80,9 @@ func (a *Agent) secretSocket() error {
 		return err
 	}
 	a.undo.Add("close "+path, server.Close)
+	a.files = secret.NewNamed(secret.SystemBundles, a.log.With("scope", "secret"))
+	server.ServeFiles(a.files)
+	a.serve("file secrets", a.files.Run)
 	a.serve("sds", server.Run)
 	return nil
 }

@@ -51,6 +51,9 @@ func (a *Agent) facts() status.Facts {
 	if err := a.secret.Problem(); err != nil {
 		f.Certificate.Problem = err.Error()
 	}
+	if a.files != nil {
+		f.Files = a.files.Problems()
+	}
 	return f
 }
 

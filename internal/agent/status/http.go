@@ -4,7 +4,8 @@
 // asks for the facts at every request. It must be kept running for as long as Envoy runs,
 // drains included, so that a probe is answered and never refused: run it until the supervisor has returned.
 //
-//	GET  /healthz/ready                 200 with no body, or 503 and a sentence that says why
+//	GET  /healthz/ready                 200, or 503 and a sentence that says why; then, in either case, a
+//	                                    line for each problem that does not matter to readiness
 //	POST /drain, /quitquitquit, /restart  from this machine only (403); other methods 405
 //	GET  /metrics, /stats/prometheus    the agent's metrics, then Envoy's
 //	GET  /debug/status, /debug/pprof/   from this machine only
@@ -225,8 +226,12 @@ func (s *Server) verdict(f Facts) Verdict {
 }
 
 func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
-	if v := s.verdict(s.facts(r.Context())); !v.Ready {
+	f := s.facts(r.Context())
+	if v := s.verdict(f); !v.Ready {
 		http.Error(w, v.Reason, http.StatusServiceUnavailable)
+	}
+	for _, problem := range f.Files {
+		_, _ = fmt.Fprintln(w, "note:", problem) // the prober may have gone
 	}
 }
 

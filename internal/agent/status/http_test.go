@@ -124,6 +124,11 @@ func (s *served) want(method, path string, code int, body string) {
 func TestReadinessSaysWhyNot(t *testing.T) {
 	s := serve(t, "127.0.0.1:0", nil)
 	s.want("GET", "/healthz/ready", 200, "")
+	noted := *s.facts.Load()
+	plain := s.facts.Swap(&noted)
+	noted.Files = []string{"read /x: no such file"}
+	s.want("GET", "/healthz/ready", 200, "note: read /x: no such file\n")
+	s.facts.Store(plain)
 	s.proxy.stats["server.state"] = 1
 	s.want("GET", "/healthz/ready", 503, "Envoy is initialising\n")
 	s.proxy.err = errors.New("deadline exceeded")

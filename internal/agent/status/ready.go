@@ -11,6 +11,9 @@ type Facts struct {
 	Admin       Admin       `json:"admin"`
 	Certificate Certificate `json:"certificate"`
 	Upstream    Upstream    `json:"upstream"`
+	// Files are the problems with files of keys and certificates that clusters name, a sentence each.
+	// They are told and decide nothing: one wrong cluster must not take the whole workload out.
+	Files []string `json:"files,omitempty"`
 }
 
 // Envoy is what its supervisor knows.
