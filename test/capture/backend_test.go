@@ -212,8 +212,10 @@ func plan(t *testing.T, p *netmesh.Pod, o capture.Options) (r capture.Ruleset) {
 // TestIptablesHasWhatWasPlanned lives through the life of a rule set, for each option alone and for
 // random ones together: applied, again, damaged, reconciled, forced, cleaned.
 func TestIptablesHasWhatWasPlanned(t *testing.T) {
+	t.Parallel()
 	for _, v := range variants() {
 		t.Run(v, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			shell(t, w.pod, theirs, "iptables-"+v+"-restore", "--noflush")
 			shell(t, w.pod, theirs, "ip6tables-"+v+"-restore", "--noflush")

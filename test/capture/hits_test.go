@@ -55,10 +55,11 @@ func (l *lab) checkIptablesHits(t *testing.T, v string, never []string) {
 
 // TestExplainIsWhatIptablesDoes is the same for each variant of iptables that is here.
 func TestExplainIsWhatIptablesDoes(t *testing.T) {
+	t.Parallel()
 	for _, v := range variants() {
 		t.Run(v, func(t *testing.T) {
-			using(t, on(v, reconcile))
-			explainIsTrue(t)
+			t.Parallel()
+			explainIsTrue(t, on(v, reconcile))
 		})
 	}
 }

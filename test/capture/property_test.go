@@ -65,10 +65,11 @@ const packetsOfFirst, packetsOfOthers = 2_998, 1_167
 // TestExplainIsWhatTheKernelDoes sends 10,000 random packets through the plans' rules, all kinds of
 // them, and wants each where Explain says that it arrives.
 func TestExplainIsWhatTheKernelDoes(t *testing.T) {
-	explainIsTrue(t)
+	t.Parallel()
+	explainIsTrue(t, capture.BackendOptions{Native: true})
 }
 
-func explainIsTrue(t *testing.T) {
+func explainIsTrue(t *testing.T, backend capture.BackendOptions) {
 	for i, c := range labPlans {
 		t.Run(c.name, func(t *testing.T) {
 			o := injector()
@@ -80,7 +81,7 @@ func explainIsTrue(t *testing.T) {
 				t.Fatal(err)
 			}
 			do(t, l.pod, func() error {
-				choice, err := capture.Choose(under, plan)
+				choice, err := capture.Choose(backend, plan)
 				if err == nil {
 					_, err = choice.Apply(plan)
 				}
@@ -91,10 +92,10 @@ func explainIsTrue(t *testing.T) {
 				d.packets = packetsOfFirst
 			}
 			l.checkPackets(t, d)
-			if under.Native {
+			if backend.Native {
 				l.checkHits(t, plan, c.never)
 			} else {
-				l.checkIptablesHits(t, under.Force, c.never)
+				l.checkIptablesHits(t, backend.Force, c.never)
 			}
 		})
 	}

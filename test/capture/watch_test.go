@@ -88,6 +88,7 @@ func TestWatchRestoresWithinTwoSeconds(t *testing.T) {
 // The built agent, with Envoy, keeps the rules of its Pod where it is asked to, by the flag or by
 // the environment, and tells each restoration once.
 func TestAgentKeepsTheRules(t *testing.T) {
+	t.Parallel()
 	const args = "-i '*' -b '*' -d 15090,15021,15020 -m REDIRECT --dual-stack"
 	backends := map[string]capture.BackendOptions{" --native-nftables": {Native: true}}
 	for _, v := range variants() {
