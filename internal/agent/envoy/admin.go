@@ -16,6 +16,9 @@ import (
 // adminTimeout bounds every call but a scrape (agent reference, H4).
 const adminTimeout = 3 * time.Second
 
+// maxAnswer is how much of an answer is read, in bytes.
+const maxAnswer = 8 << 20
+
 // Admin talks to Envoy's admin interface. It may be used by many goroutines.
 type Admin struct {
 	base   string
@@ -35,6 +38,8 @@ func NewAdmin(address string) *Admin {
 			return dial.DialContext(ctx, network, address)
 		},
 		DisableKeepAlives: true,
+		// Questions are short, and each has a connection of its own.
+		ReadBufferSize: 1 << 10, WriteBufferSize: 512,
 	}}}
 }
 
@@ -54,11 +59,14 @@ type ServerInfo struct {
 // ServerInfo asks who serves the interface and how far it is.
 func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 	var info ServerInfo
-	body, err := a.ask(ctx, http.MethodGet, "/server_info")
+	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	defer cancel()
+	resp, err := a.send(ctx, http.MethodGet, "/server_info")
 	if err != nil {
 		return info, err
 	}
-	if err := json.Unmarshal(body, &info); err != nil {
+	defer resp.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&info); err != nil {
 		return info, fmt.Errorf("read Envoy's /server_info: %w", err)
 	}
 	return info, nil
@@ -132,7 +140,7 @@ func (a *Admin) Scrape(ctx context.Context, query string, w io.Writer) error {
 	return nil
 }
 
-// ask sends a request and reads the whole answer, at most 8 MiB of it, within the admin timeout.
+// ask sends a request and reads the whole answer, at most maxAnswer of it, within the admin timeout.
 func (a *Admin) ask(ctx context.Context, method, path string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
@@ -141,7 +149,7 @@ func (a *Admin) ask(ctx context.Context, method, path string) ([]byte, error) {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 8<<20))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return nil, fmt.Errorf("read Envoy's %s: %w", path, err)
 	}

@@ -221,6 +221,10 @@ func (l *loop) awaitLive(a *attempt) {
 
 // lookLive asks once whether the epoch is live, and reports it if it is.
 func (l *loop) lookLive(ctx context.Context, a *attempt) bool {
+	// /server_info is long: it is asked for only where the answer can be yes.
+	if l.admin.Ready(ctx) != nil {
+		return false
+	}
 	info, err := l.admin.ServerInfo(ctx)
 	if err != nil || info.State != "LIVE" || info.Options.RestartEpoch != a.epoch {
 		return false

@@ -86,6 +86,9 @@ func (l *loop) serve(ctx context.Context) int {
 				ev = supervise.Now{}
 			}
 		case <-look.C:
+			if l.o.Hot.Upstream() == reachable {
+				continue // the usual case costs nothing: no step, no new state
+			}
 		case <-l.timer.C:
 		}
 		if l.o.Hot.Upstream != nil && l.o.Hot.Upstream() != reachable {
