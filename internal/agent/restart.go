@@ -26,6 +26,9 @@ const (
 	// CPUs never does), and settle is how long they must keep still.
 	lookEvery = time.Second
 	settle    = 50 * time.Millisecond
+	// limitEvery is how many looks at files there are to one at the limit of CPUs, which takes
+	// several files of the kernel.
+	limitEvery = 5
 
 	annotationLogLevel  = "sidecar.istio.io/logLevel"
 	annotationComponent = "sidecar.istio.io/componentLogLevel"
@@ -45,6 +48,7 @@ type restarts struct {
 	cpus    int                      // the limit that was seen last
 	written map[string]string        // bootstraps by the hash of their launch
 	files   map[string]filewatch.Sig // as they were when they were last acted on
+	looks   int
 }
 
 // made is what the newest launch was made of.
@@ -100,13 +104,7 @@ func (r *restarts) run(ctx context.Context) error {
 			}
 		}
 	}()
-	for {
-		var dirs []string
-		for path := range r.files {
-			real, on := filewatch.Resolve(path)
-			dirs = append(append(dirs, on...), filepath.Dir(real))
-		}
-		n.Watch(dirs)
+	for r.watch(n); ; {
 		byHand := false
 		select {
 		case <-r.asked:
@@ -119,16 +117,39 @@ func (r *restarts) run(ctx context.Context) error {
 		}
 		if byHand || r.changed(ctx) {
 			r.act(byHand)
+			r.watch(n)
 		}
 	}
 }
 
+// watch has the kernel give notice where the files lie now. A folder that another one takes the
+// place of gives no more; the looks find that, as the files in it are others then.
+func (r *restarts) watch(n *filewatch.Notifier) {
+	var dirs []string
+	for path := range r.files {
+		real, on := filewatch.Resolve(path)
+		dirs = append(append(dirs, on...), filepath.Dir(real))
+	}
+	n.Watch(dirs)
+}
+
+// still says, for next to no memory, that nothing differs from what was acted on.
+func (r *restarts) still() bool {
+	for path, sig := range r.files {
+		if now, _ := filewatch.Stat(path); now != sig {
+			return false
+		}
+	}
+	r.looks++
+	return r.looks%limitEvery != 0 || r.cpus == envoy.CPULimit()
+}
+
 // changed says whether anything differs from what was acted on, and has kept still.
 func (r *restarts) changed(ctx context.Context) bool {
-	now := r.look()
-	if maps.Equal(now, r.files) && r.cpus == envoy.CPULimit() {
+	if r.still() {
 		return false
 	}
+	now := r.look()
 	for {
 		select {
 		case <-ctx.Done():
