@@ -70,7 +70,7 @@ Anonymous:             0 kB
 7ff000000000-7ff000001000 r--p 00000000 00:00 0
 Anonymous:             0 kB
 `
-	got := untouched(smaps, "/bin/agent")
+	got := untouched(strings.NewReader(smaps), "/bin/agent")
 	if len(got) != 1 || got[0] != (mapping{0x400000, 0x600000}) {
 		t.Errorf("got %x, want only the one that is the file's, read-only and without pages of its own", got)
 	}

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
+	"io"
 	"math"
 	"os"
 	"runtime"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +17,8 @@ import (
 const (
 	// startLimit bounds the heap, in bytes, while the collector is off.
 	startLimit = 64 << 20
-	// settleAfter is when a start is over: connected, certified, configured.
+	// settleAfter is when a start is over: connected, certified, configured. It counts from
+	// the start, and again from when the proxy was first ready.
 	settleAfter = 2 * time.Second
 	// settledGC trades a little of a CPU that idles for memory in every Pod.
 	settledGC = 25
@@ -25,8 +28,9 @@ const (
 // Pod and the heap is small, and gives back afterwards what only the start needed. An
 // agent stands beside an application: one CPU at a time is its share, and each more that
 // the runtime may use holds memory of its own. What the user says with GOGC, GOMEMLIMIT or
-// GOMAXPROCS stands. The function that it returns ends it.
-func spareMemory(s surroundings) (stop func()) {
+// GOMAXPROCS stands. A call of ready, which does not block, has it give back once more; stop
+// ends it.
+func spareMemory(s surroundings) (ready, stop func()) {
 	if s.getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}
@@ -44,7 +48,7 @@ func spareMemory(s surroundings) (stop func()) {
 		debug.FreeOSMemory()
 		unmapProgram()
 	})
-	return func() { t.Stop() }
+	return func() { t.Reset(settleAfter) }, func() { t.Stop() }
 }
 
 // unmapProgram drops the pages of the program's own file from this process: starting
@@ -56,11 +60,12 @@ func unmapProgram() {
 	if err != nil {
 		return
 	}
-	text, err := os.ReadFile("/proc/self/smaps")
+	smaps, err := os.Open("/proc/self/smaps")
 	if err != nil {
 		return
 	}
-	for _, m := range untouched(string(text), exe) {
+	defer smaps.Close()
+	for _, m := range untouched(smaps, exe) {
 		// A refusal costs nothing: the pages stay.
 		_, _, _ = unix.Syscall(unix.SYS_MADVISE, m.start, m.size, unix.MADV_DONTNEED)
 	}
@@ -69,25 +74,45 @@ func unmapProgram() {
 // mapping is a range of addresses.
 type mapping struct{ start, size uintptr }
 
-// untouched finds the mappings of file in /proc/self/smaps that are read-only and hold
-// no page of the process's own.
-func untouched(smaps, file string) []mapping {
+// untouched finds the mappings of file, in what reads like /proc/self/smaps, that are
+// read-only and hold no page of the process's own. It works in one small buffer: this is
+// no place to make garbage. A line that does not fit ends it.
+func untouched(smaps io.Reader, file string) []mapping {
 	var out []mapping
 	var last mapping
-	for line := range strings.Lines(smaps) {
-		f := strings.Fields(line)
-		switch {
-		case len(f) >= 6 && strings.Contains(f[0], "-"):
-			last = mapping{}
-			from, to, _ := strings.Cut(f[0], "-")
-			start, err1 := strconv.ParseUint(from, 16, 64)
-			end, err2 := strconv.ParseUint(to, 16, 64)
-			if f[len(f)-1] == file && (f[1] == "r-xp" || f[1] == "r--p") && err1 == nil && err2 == nil {
-				last = mapping{uintptr(start), uintptr(end - start)}
+	lines := bufio.NewReaderSize(smaps, 4<<10)
+	for {
+		line, err := lines.ReadSlice('\n')
+		if err != nil {
+			return out
+		}
+		line = bytes.TrimRight(line, " \n")
+		if value, ok := bytes.CutPrefix(line, []byte("Anonymous:")); ok {
+			if last.size > 0 && string(bytes.TrimSpace(value)) == "0 kB" {
+				out = append(out, last)
 			}
-		case len(f) == 3 && f[0] == "Anonymous:" && f[1] == "0" && last.size > 0:
-			out = append(out, last)
+			continue
+		}
+		name, _, _ := bytes.Cut(line, []byte(" "))
+		if from, to, ok := bytes.Cut(name, []byte("-")); ok {
+			last = mapping{}
+			if of, ok := bytes.CutSuffix(line, []byte(file)); ok && bytes.HasSuffix(of, []byte(" ")) {
+				last = readOnly(from, to, of[len(name):])
+			}
 		}
 	}
-	return out
+}
+
+// readOnly is the mapping between two addresses in hexadecimal, empty where rights do not
+// begin with those of one that is only read.
+func readOnly(from, to, rights []byte) mapping {
+	if !bytes.HasPrefix(rights, []byte(" r-xp ")) && !bytes.HasPrefix(rights, []byte(" r--p ")) {
+		return mapping{}
+	}
+	start, err1 := strconv.ParseUint(string(from), 16, 64)
+	end, err2 := strconv.ParseUint(string(to), 16, 64)
+	if err1 != nil || err2 != nil {
+		return mapping{}
+	}
+	return mapping{uintptr(start), uintptr(end - start)}
 }

@@ -49,7 +49,8 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(c *cobra.Command, args []string) error {
 			started := time.Now()
-			defer spareMemory(s)()
+			ready, settled := spareMemory(s)
+			defer settled()
 			role := mesh.Sidecar
 			if len(args) > 0 {
 				role = mesh.Role(args[0])
@@ -70,7 +71,7 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
 			logger.Info("Version " + thisBuild().String())
 			p.agent.LogJSON, p.agent.OutlierLog = log.json, p.node.OutlierLogPath
-			a, err := p.prepare(agent.Options{Started: started, Log: logger, Stdout: s.stdout, Stderr: s.stderr}, role, s.env)
+			a, err := p.prepare(agent.Options{Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}, role, s.env)
 			if err != nil {
 				return err
 			}

@@ -35,6 +35,8 @@ type Options struct {
 	Stdout, Stderr io.Writer
 	// Started is when the program was, for the time that it took to be ready.
 	Started time.Time
+	// Ready, unless nil, is called when readiness is first found. It does not block.
+	Ready func()
 	// Flags are those of the command line that decide neither node nor configuration.
 	Flags Flags
 	// Beside are tasks that run as long as Envoy does.

@@ -24,7 +24,7 @@ func (a *Agent) listenStatus() error {
 	a.undo.Add("close the status port", l.Close)
 	server := status.New(status.Options{
 		Listener: l, Proxy: a.envoy.Admin(), Lifecycle: a.envoy, Facts: a.facts, Log: a.log.With("scope", "status"),
-		Started: a.o.Started, Collect: []func(*status.Page){a.collect}, Detail: a.detail,
+		Started: a.o.Started, FirstReady: a.o.Ready, Collect: []func(*status.Page){a.collect}, Detail: a.detail,
 		Restart: a.restarts.ask, Profiling: a.o.Flags.Profiling, LocalMetrics: a.o.Settings.Envoy.LocalMetrics,
 	})
 	a.serve("status", server.Run)

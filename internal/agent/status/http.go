@@ -47,7 +47,7 @@ type Lifecycle interface {
 	Quit()
 }
 
-// Options are what a Server is made from. All but the last five are needed.
+// Options are what a Server is made from. All but the last six are needed.
 type Options struct {
 	Listener  net.Listener
 	Proxy     Proxy
@@ -58,6 +58,8 @@ type Options struct {
 	Log   *slog.Logger
 	// Started is when the agent was started, for the metric of how long it took to be ready.
 	Started time.Time
+	// FirstReady, unless nil, is called once, when readiness is first found. It does not block.
+	FirstReady func()
 	// Collect adds the metrics of the agent's other parts.
 	Collect []func(*Page)
 	// Detail is whatever /debug/status shows besides; it must encode as JSON.
@@ -213,7 +215,10 @@ func (s *Server) facts(ctx context.Context) Facts {
 func (s *Server) verdict(f Facts) Verdict {
 	v := Ready(f, time.Now())
 	if v.Ready && !s.o.Started.IsZero() {
-		s.startup.CompareAndSwap(0, int64(max(1, time.Since(s.o.Started))))
+		first := s.startup.CompareAndSwap(0, int64(max(1, time.Since(s.o.Started))))
+		if first && s.o.FirstReady != nil {
+			s.o.FirstReady()
+		}
 	}
 	if was := s.told.Swap(&v.Reason); was == nil || *was != v.Reason {
 		if v.Ready {
