@@ -3,6 +3,7 @@ package envoy
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -66,10 +67,39 @@ func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 		return info, err
 	}
 	defer resp.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&info); err != nil {
+	if err := info.read(json.NewDecoder(io.LimitReader(resp.Body, maxAnswer))); err != nil {
 		return info, fmt.Errorf("read Envoy's /server_info: %w", err)
 	}
 	return info, nil
+}
+
+// read takes what it needs and leaves the rest unread: what follows is the node with all
+// extensions of Envoy, a hundred kilobytes that each look would leave behind.
+func (i *ServerInfo) read(d *json.Decoder) error {
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return errors.Join(errors.New("no JSON object"), err)
+	}
+	fields := map[string]any{"state": &i.State, "version": &i.Version, "command_line_options": &i.Options}
+	for len(fields) > 0 && d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return err
+		}
+		key, _ := name.(string)
+		into := fields[key]
+		delete(fields, key)
+		if into == nil {
+			into = new(json.RawMessage)
+		}
+		if err := d.Decode(into); err != nil {
+			return err
+		}
+	}
+	if len(fields) == 0 {
+		return nil
+	}
+	_, err := d.Token() // the end of the object, if this is a whole one
+	return err
 }
 
 // HotRestartVersion asks the Envoy that runs, see the function of that name.

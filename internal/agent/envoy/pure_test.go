@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"slices"
@@ -106,5 +107,22 @@ listener.0.0.0.0_15006.downstream_cx_length_ms: P0(1,1) P50(2,2)
 	}
 	if n := countConnections(nil, nil); n != 0 {
 		t.Errorf("got %d of nothing", n)
+	}
+}
+
+// What is asked for is found, and what comes after it is not read.
+func TestServerInfoIsReadNoFurtherThanNeeded(t *testing.T) {
+	const needed = `{"version":"a/1/b","state":"LIVE","uptime":"1s","command_line_options":{"x":[{}],"restart_epoch":2,"concurrency":3},`
+	var info ServerInfo
+	if err := info.read(json.NewDecoder(strings.NewReader(needed + `"node": no JSON`))); err != nil {
+		t.Fatal(err)
+	}
+	if info.Version != "a/1/b" || info.State != "LIVE" || info.Options.RestartEpoch != 2 || info.Options.Concurrency != 3 {
+		t.Errorf("read %+v", info)
+	}
+	for _, text := range []string{"", "[]", `{"state"`, `{"state": 1}`, `{"state": "LIVE"`} {
+		if err := new(ServerInfo).read(json.NewDecoder(strings.NewReader(text))); err == nil {
+			t.Errorf("%q is read", text)
+		}
 	}
 }
