@@ -199,6 +199,10 @@ func TestTheEndWhileAChildStarts(t *testing.T) {
 	if took := time.Since(asked); took > 1500*time.Millisecond || dead(parent) {
 		t.Errorf("the child's end took %v, its parent's end %v", took, dead(parent))
 	}
+	sent := fmt.Sprintf("epoch=1 pid=%d signal=", child)
+	if log := p.log.String(); !strings.Contains(log, sent+"9\n") || strings.Contains(log, sent+"15\n") {
+		t.Error("a child that is not live is ended by SIGKILL and nothing else")
+	}
 	if err := <-p.ended; err != nil {
 		t.Error(err)
 	}
