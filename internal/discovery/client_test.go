@@ -22,6 +22,7 @@ import (
 // client is a proxy that speaks the delta protocol and accepts everything.
 type client struct {
 	t      *testing.T
+	app    string // the label by which services select it
 	stream grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]
 	have   map[string]string // name → body
 	seen   []string          // every body that came
@@ -42,6 +43,12 @@ func (p *plane) dial(token, rootPEM string) *client {
 
 func (p *plane) connect(addr string, creds credentials.TransportCredentials, token string) *client {
 	p.t.Helper()
+	return p.connectAs("reviews", addr, creds, token)
+}
+
+// connectAs is connect for a proxy with another label.
+func (p *plane) connectAs(app, addr string, creds credentials.TransportCredentials, token string) *client {
+	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
 	p.t.Cleanup(cancel)
 	if token != "" {
@@ -56,7 +63,7 @@ func (p *plane) connect(addr string, creds credentials.TransportCredentials, tok
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	c := &client{t: p.t, stream: stream, have: map[string]string{}, got: make(chan *discoveryv3.DeltaDiscoveryResponse), err: make(chan error, 1)}
+	c := &client{t: p.t, app: app, stream: stream, have: map[string]string{}, got: make(chan *discoveryv3.DeltaDiscoveryResponse), err: make(chan error, 1)}
 	c.ask(xds.CDS, "*")
 	go func() {
 		for {
@@ -76,7 +83,7 @@ func (p *plane) connect(addr string, creds credentials.TransportCredentials, tok
 }
 
 func (c *client) ask(t xds.Type, names ...string) {
-	meta, err := structpb.NewStruct(map[string]any{"NAMESPACE": "shop", "LABELS": map[string]any{"app": "reviews"}, "SERVICE_ACCOUNT": "default"})
+	meta, err := structpb.NewStruct(map[string]any{"NAMESPACE": "shop", "LABELS": map[string]any{"app": c.app}, "SERVICE_ACCOUNT": "default"})
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/test/wait"
@@ -196,6 +198,45 @@ func TestABadEditKeepsTheLastGoodValue(t *testing.T) {
 	if !strings.Contains(log.String(), "configuration problem is gone") {
 		t.Errorf("the log does not tell of the repair:\n%s", log.String())
 	}
+}
+
+// TestWhatProxiesShareStaysWhenOneLeaves: two proxies of one namespace and of different
+// services share what is outbound.
+func TestWhatProxiesShareStaysWhenOneLeaves(t *testing.T) {
+	p := start(t)
+	p.emit(shop+"---\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), true)
+	stays := p.dial("", "").open()
+	stays.until("9080", "first")
+	leaves := p.connectAs("other", p.addr.GRPC, insecure.NewCredentials(), "").open()
+	leaves.until("9080", "first")
+	connected := func() int {
+		var list []any
+		_, body := p.get(p.addr.HTTP, "/debug/syncz")
+		if err := json.Unmarshal([]byte(body), &list); err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	if n := connected(); n != 2 {
+		t.Fatalf("%d proxies are connected", n)
+	}
+	if err := leaves.stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "one proxy has left", func() bool { return connected() == 1 })
+	p.emit(route("{name: second, route: [{destination: {host: reviews}}]}"), false)
+	stays.until("9080", "second")
+	if err := stays.stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "nobody is connected", func() bool { return connected() == 0 })
+	wait.Until(t, "nothing is kept for nobody", func() (nothing bool) {
+		p.server.loop.ask(func() {
+			v := p.server.loop.views
+			nothing = len(v.classes)+len(v.held)+len(v.members)+len(v.byKey) == 0
+		})
+		return nothing
+	})
 }
 
 func TestAPolicyMovesAProxyToAnotherClass(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/sourcetest"
@@ -255,6 +256,19 @@ func TestUnreachable(t *testing.T) {
 	if _, err := dir.New(dir.Options{Dir: filepath.Join(above, "none")}); err == nil || !strings.Contains(err.Error(), "read configuration directory "+above+"/none: no such file or directory") {
 		t.Errorf("a directory that is not there: %v", err)
 	}
+}
+
+// A directory that takes another's place is watched in its stead.
+func TestDirectoryTakesAnothersPlace(t *testing.T) {
+	top := t.TempDir()
+	sub, next := filepath.Join(top, "sub"), filepath.Join(top, ".next-sub")
+	write(t, filepath.Join(sub, "a.yaml"), service("a", 1))
+	write(t, filepath.Join(next, "a.yaml"), service("a", 2))
+	m := run(t, dir.Options{Dir: top})
+	must(t, unix.Renameat2(unix.AT_FDCWD, sub, unix.AT_FDCWD, next, unix.RENAME_EXCHANGE))
+	m.want("a=2")
+	write(t, filepath.Join(sub, "a.yaml"), service("a", 3))
+	m.want("a=3")
 }
 
 // What is below a directory that cannot be read stays, however often the rest is read.
