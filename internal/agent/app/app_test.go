@@ -39,52 +39,48 @@ func TestEnded(t *testing.T) {
 
 func nobody() []int { return nil }
 
-// TestAnEnvoyThatComesMeanwhile: its sockets are there before it is known to be ours.
-func TestAnEnvoyThatComesMeanwhile(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	all, err := Look("/proc", nobody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	asked := 0
-	s, err := Look("/proc", func() []int {
-		if asked++; asked == 1 {
-			return nil
-		}
-		return []int{os.Getpid()}
-	})
-	if err != nil || s.Listeners >= all.Listeners {
-		t.Errorf("%d of %d listeners are the application's, error %v", s.Listeners, all.Listeners, err)
-	}
-}
-
-func TestOwnSocketsAreNotTheApplications(t *testing.T) {
+// socket makes a socket that listens, and says which it is: other programs of this machine
+// open and close theirs, so a test looks for its own only.
+func socket(t *testing.T) string {
+	t.Helper()
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	// Other programs of this machine open and close sockets, so this looks for one only.
+	t.Cleanup(func() { _ = l.Close() })
 	raw, err := l.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var link string
-	if err := raw.Control(func(fd uintptr) { link, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(int(fd))) }); err != nil {
-		t.Fatal(err)
+	if e := raw.Control(func(fd uintptr) { link, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(int(fd))) }); e != nil || err != nil {
+		t.Fatal(e, err)
 	}
-	inode := strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]")
-	with, err := foreign("/proc", nobody)
-	if err != nil || !with[inode] {
-		t.Errorf("socket %s is not among those that listen (%d, error %v)", inode, len(with), err)
+	return strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]")
+}
+
+// TestAnEnvoyThatComesMeanwhile: its sockets are there before it is known to be ours.
+func TestAnEnvoyThatComesMeanwhile(t *testing.T) {
+	inode := socket(t)
+	asked := 0
+	got, err := strangers("/proc", func() []int {
+		if asked++; asked == 1 {
+			return nil
+		}
+		return []int{os.Getpid()}
+	})
+	if err != nil || got[inode] || asked != 2 {
+		t.Errorf("asked %d times, the socket counts as the application's: %v, error %v", asked, got[inode], err)
 	}
-	without, err := foreign("/proc", func() []int { return []int{os.Getpid()} })
-	if err != nil || without[inode] {
-		t.Errorf("socket %s of this process counts as the application's (error %v)", inode, err)
+}
+
+func TestOwnSocketsAreNotTheApplications(t *testing.T) {
+	inode := socket(t)
+	if got, err := strangers("/proc", nobody); err != nil || !got[inode] {
+		t.Errorf("a socket that listens is not seen (error %v)", err)
+	}
+	if got, err := strangers("/proc", func() []int { return []int{os.Getpid()} }); err != nil || got[inode] {
+		t.Errorf("a socket of this process counts as the application's (error %v)", err)
 	}
 }
 

@@ -63,14 +63,7 @@ func Run(ctx context.Context, o Options) error {
 // Look sees what the application has; proc is where the kernel tells, own says which processes are not the application's.
 func Look(proc string, own func() []int) (Sighting, error) {
 	var s Sighting
-	others, err := foreign(proc, own)
-	if err == nil && len(others) > 0 {
-		// An Envoy may have opened one, or have come or gone, between two of the files that were read: such a socket is
-		// not strange twice.
-		var again map[string]bool
-		again, err = foreign(proc, own)
-		maps.DeleteFunc(others, func(inode string, _ bool) bool { return !again[inode] })
-	}
+	others, err := strangers(proc, own)
 	if err != nil {
 		return s, err
 	}
@@ -81,6 +74,18 @@ func Look(proc string, own func() []int) (Sighting, error) {
 		s.Processes = neighbours(proc)
 	}
 	return s, nil
+}
+
+// strangers are the sockets that look foreign twice: an Envoy may have opened one, or have
+// come or gone, between two of the files that were read.
+func strangers(proc string, own func() []int) (map[string]bool, error) {
+	others, err := foreign(proc, own)
+	if err != nil || len(others) == 0 {
+		return others, err
+	}
+	again, err := foreign(proc, own)
+	maps.DeleteFunc(others, func(inode string, _ bool) bool { return !again[inode] })
+	return others, err
 }
 
 // foreign are the inodes of the sockets that listen and belong to none of own.
