@@ -145,7 +145,7 @@ func TestTheDemoTakesEverythingWithIt(t *testing.T) {
 	if code := d.end(t); code != -1 {
 		t.Errorf("exit code %d", code)
 	}
-	if err := meshup.Await(t.Context(), 20*time.Second, "its processes have ended", func(context.Context) error {
+	if err := meshup.Await(t.Context(), time.Minute, "its processes have ended", func(context.Context) error {
 		if p := d.processes(); len(p) > 0 {
 			return fmt.Errorf("left behind: %v", p)
 		}

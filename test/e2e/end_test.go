@@ -14,11 +14,14 @@ import (
 	"github.com/pilothouse/pilothouse/test/meshup"
 )
 
+// late is how much later than its time anything may be on a busy machine.
+const late = 15 * time.Second
+
 // probes asks port 15020 until stop is called, and counts what it says about readiness.
 func probes(t *testing.T, p *meshup.Pod) (stop func() map[string]int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	client := &http.Client{Transport: &http.Transport{DialContext: p.Net.Dial, DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	client := &http.Client{Transport: &http.Transport{DialContext: p.Net.Dial, DisableKeepAlives: true}, Timeout: time.Minute}
 	said := map[string]int{}
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -39,6 +42,9 @@ func probes(t *testing.T, p *meshup.Pod) (stop func() map[string]int) {
 			said[res.Status[:3]]++
 			if said["silent"] > 0 {
 				said["silent and then not"]++
+			}
+			if said["503"] > 0 && res.StatusCode == http.StatusOK {
+				said["503 and then 200"]++
 			}
 		}
 	})
@@ -72,7 +78,7 @@ func inFlight(t *testing.T, m *meshup.Mesh, hold string) <-chan error {
 		}
 		answered <- err
 	}()
-	if err := meshup.Await(t.Context(), 20*time.Second, "the app has the request", func(ctx context.Context) error {
+	if err := meshup.Await(t.Context(), time.Minute, "the app has the request", func(ctx context.Context) error {
 		if n, err := echo.Served(ctx); err != nil || n == before {
 			return fmt.Errorf("%d served, error %w", n, err)
 		}
@@ -85,7 +91,7 @@ func inFlight(t *testing.T, m *meshup.Mesh, hold string) <-chan error {
 
 // TestTheEndLetsRequestsFinish ends the agent in front of an app that is answering, and then the one of the caller.
 func TestTheEndLetsRequestsFinish(t *testing.T) {
-	const drain = 2 * time.Second
+	const drain = 5 * time.Second // far more than the app holds a request
 	m, _ := startWith(t, "restart", func(o *meshup.Options) {
 		o.ProxyConfig = meshup.CountFailures + "\nterminationDrainDuration: " + drain.String()
 	})
@@ -95,14 +101,14 @@ func TestTheEndLetsRequestsFinish(t *testing.T) {
 		stop := probes(t, p)
 		took, err := end(p)
 		said := stop()
-		if err != nil || took < drain || took > drain+1500*time.Millisecond {
+		if err != nil || took < drain || took > drain+late {
 			t.Errorf("%s: the end took %v, error %v", key, took, err)
 		}
 		if err := <-answer; err != nil {
 			t.Errorf("%s: a request under way failed: %v", key, err)
 		}
 		// The last probes may meet the end itself, when nothing answers any more.
-		if said["503"] < 100 || said["silent and then not"] > 0 {
+		if said["503"] < 5 || said["silent and then not"] > 0 || said["503 and then 200"] > 0 {
 			t.Errorf("%s: port 15020 said %v during the drain", key, said)
 		}
 		if key == "client-1.restart" {
@@ -115,7 +121,7 @@ func TestTheEndLetsRequestsFinish(t *testing.T) {
 
 // TestTheEndWaitsForConnections: not at all where there are none, and not for ever for one that stays.
 func TestTheEndWaitsForConnections(t *testing.T) {
-	const most = 3 * time.Second
+	const most = 12 * time.Second // far more than an end takes that waits for nobody
 	m, _ := startWith(t, "restart", func(o *meshup.Options) {
 		o.AgentEnv = []string{"EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true", "MINIMUM_DRAIN_DURATION=500ms", "MAXIMUM_DRAIN_DURATION=" + most.String()}
 	})
@@ -131,11 +137,11 @@ func TestTheEndWaitsForConnections(t *testing.T) {
 	if _, err := conn.Read(make([]byte, 100)); err != nil {
 		t.Fatal(err)
 	}
-	if took, err := end(echo); err != nil || took < most || took > most+1500*time.Millisecond {
+	if took, err := end(echo); err != nil || took < most || took > most+late {
 		t.Errorf("with a client that stays: %v, error %v", took, err)
 	}
 	_ = conn.Close()
-	if took, err := end(client); err != nil || took > 2500*time.Millisecond {
+	if took, err := end(client); err != nil || took >= most {
 		t.Errorf("with nobody there: %v, error %v", took, err)
 	}
 }

@@ -21,7 +21,7 @@ func app(t *testing.T, p *meshup.Pod) *netmesh.Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := meshup.Await(t.Context(), 20*time.Second, "the app listens", func(ctx context.Context) error {
+	if err := meshup.Await(t.Context(), time.Minute, "the app listens", func(ctx context.Context) error {
 		conn, err := p.Net.Dial(ctx, "tcp", "127.0.0.1:9080")
 		if err == nil {
 			err = conn.Close()
@@ -54,7 +54,7 @@ func leaves(t *testing.T, p *meshup.Pod) time.Time {
 		if err != nil {
 			t.Errorf("the agent ended with %v, want exit code 0", err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the agent does not end with its app")
 	}
 	return time.Now()
@@ -63,7 +63,7 @@ func leaves(t *testing.T, p *meshup.Pod) time.Time {
 // says waits until an agent has logged a line so many times: it saw the app come or go.
 func says(t *testing.T, p *meshup.Pod, line string, times int) {
 	t.Helper()
-	if err := meshup.Await(t.Context(), 20*time.Second, "the agent says that "+line, func(context.Context) error {
+	if err := meshup.Await(t.Context(), time.Minute, "the agent says that "+line, func(context.Context) error {
 		text, err := os.ReadFile(filepath.Join(p.Dir, "../../log", p.Spec.Key()+".agent.log"))
 		if n := strings.Count(string(text), line); err == nil && n < times {
 			err = fmt.Errorf("%d times", n)
@@ -97,8 +97,8 @@ func startJob(t *testing.T, env ...string) *meshup.Pod {
 
 // TestACrashKeepsTheSidecar: what comes back within the grace is not lost; the end is the agent's, too.
 func TestACrashKeepsTheSidecar(t *testing.T) {
-	t.Parallel() // they wait most of the time
-	const grace = 4 * time.Second
+	t.Parallel()                   // they wait most of the time
+	const grace = 10 * time.Second // far more than the app takes to come back
 	p := startJob(t, "EXIT_WITH_APP=true", "EXIT_WITH_APP_GRACE="+grace.String())
 	first := app(t, p)
 	says(t, p, "the application is there", 1)

@@ -59,7 +59,7 @@ func restart(ctx context.Context, p *meshup.Pod, config string) (time.Time, erro
 		return time.Time{}, err
 	}
 	var live time.Time
-	err = meshup.Await(ctx, 60*time.Second, "the next epoch of "+p.Spec.Key()+" serves alone", func(ctx context.Context) error {
+	err = meshup.Await(ctx, 2*time.Minute, "the next epoch of "+p.Spec.Key()+" serves alone", func(ctx context.Context) error {
 		if err := p.Ready(ctx); err != nil {
 			return meshup.Final(fmt.Errorf("it is not ready: %w", err))
 		}

@@ -56,7 +56,7 @@ func TestAStormSeesNoWeightChange(t *testing.T) {
 	for range storm {
 		flood.Go(func() { got.add(meshup.Post(t.Context(), client, "http://echo:9080/?delay=8s", nil)) })
 	}
-	if err := meshup.Await(t.Context(), time.Minute, "all are in flight", func(context.Context) error {
+	if err := meshup.Await(t.Context(), 2*time.Minute, "all are in flight", func(context.Context) error {
 		if n := servedByEcho(t, m) - served; n < storm {
 			return fmt.Errorf("%d are", n)
 		}
@@ -109,7 +109,7 @@ func reweigh(t *testing.T, m *meshup.Mesh, config string) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if err := meshup.Await(t.Context(), 20*time.Second, "the client's Envoy has the new weights", func(ctx context.Context) error {
+	if err := meshup.Await(t.Context(), time.Minute, "the client's Envoy has the new weights", func(ctx context.Context) error {
 		dump, err := m.Pod("client-1.storm").Admin(ctx, "/config_dump?resource=dynamic_route_configs")
 		if err == nil && (strings.Contains(string(dump), `"weight": 90`) || !strings.Contains(string(dump), `"weight": 50`)) {
 			err = errors.New("it has the old ones")

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/status"
 )
 
@@ -89,7 +90,8 @@ func TestAProbeIsAnsweredFromTheFirstToTheLast(t *testing.T) {
 
 func TestReadinessFollowsACrash(t *testing.T) {
 	over(t, func(t *testing.T, k kind) {
-		w := watch(t, start(t, k))
+		// Time to look before another one serves, on a busy machine too.
+		w := watch(t, start(t, k, func(o *envoy.Options) { o.Policy.Backoff = 2 * time.Second }))
 		first := w.State().PID
 		if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 			t.Fatal(err)

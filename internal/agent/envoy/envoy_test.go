@@ -28,7 +28,7 @@ import (
 
 // The scenarios that the real Envoy plays as well are in test/fakeenvoy.
 
-const patience = 30 * time.Second
+const patience = 60 * time.Second
 
 // The main thread never ends. Kept for the main goroutine, it starts no Envoy by accident,
 // and the test of threads that end tests what it says.
@@ -229,7 +229,10 @@ func TestTheEndDrainsInboundAndKeepsTheExit(t *testing.T) {
 	for inboundOnly, want := range map[bool]string{
 		true: "POST /drain_listeners?inboundonly&graceful&skip_exit", false: "POST /drain_listeners?graceful&skip_exit",
 	} {
-		r := run(t, fakeenvoy.Script{}, func(o *envoy.Options) { o.InboundOnly, o.Policy.Drain = inboundOnly, 500*time.Millisecond })
+		r := run(t, fakeenvoy.Script{}, func(o *envoy.Options) {
+			// Time to write down what came first, on a busy machine too.
+			o.InboundOnly, o.Policy.Drain, o.Policy.Grace = inboundOnly, 2*time.Second, patience
+		})
 		r.awaitLive()
 		r.cancel()
 		if err := r.end(); err != nil {
