@@ -103,7 +103,7 @@ func TestStatusOutlivesEnvoy(t *testing.T) {
 	plane.Start()
 	a := agenttest.New(t, plane, "")
 	for i, e := range a.Cmd.Env {
-		a.Cmd.Env[i] = strings.Replace(e, "terminationDrainDuration: 0.1s", "terminationDrainDuration: 2s", 1)
+		a.Cmd.Env[i] = strings.Replace(e, "terminationDrainDuration: 0.1s", "terminationDrainDuration: 6s", 1)
 	}
 	a.Start()
 	agenttest.Until(t, "the proxy is ready", a.Ready)
