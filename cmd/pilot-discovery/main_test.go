@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"net/http"
 	"net/http/httptest"
@@ -9,28 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
+
+	"github.com/pilothouse/pilothouse/test/wait"
 )
-
-// output is a buffer that a test reads while the program writes.
-type output struct {
-	mu sync.Mutex // guards b: the program's log and the test's look at it
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
-}
 
 func TestWhatIsAskedWronglyIsSaidAndEndsWith2(t *testing.T) {
 	dir := t.TempDir()
@@ -45,7 +27,7 @@ func TestWhatIsAskedWronglyIsSaidAndEndsWith2(t *testing.T) {
 		{[]string{"discovery", "--configDir", dir}, map[string]string{"MAX_WORKLOAD_CERT_TTL": "-1h"}, "MAX_WORKLOAD_CERT_TTL"},
 		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "perhaps"}, "want true or false"},
 	} {
-		var out, errs output
+		var out, errs wait.Output
 		if code := run(t.Context(), c.args, c.env, &out, &errs); code != 2 || !strings.Contains(errs.String(), c.want) {
 			t.Errorf("%v: code %d, said %q, want 2 and %q", c.args, code, errs.String(), c.want)
 		}
@@ -53,7 +35,7 @@ func TestWhatIsAskedWronglyIsSaidAndEndsWith2(t *testing.T) {
 }
 
 func TestADirectoryThatIsNotThereEndsWith1(t *testing.T) {
-	var out, errs output
+	var out, errs wait.Output
 	missing := filepath.Join(t.TempDir(), "none")
 	code := run(t.Context(), []string{"discovery", "--configDir", missing, "--stateDir", t.TempDir()}, nil, &out, &errs)
 	if code != 1 || !strings.Contains(errs.String(), missing) {
@@ -69,7 +51,7 @@ func TestDiscoveryServesUntilAskedToEnd(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(yaml), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var out, errs output
+	var out, errs wait.Output
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan int, 1)
 	go func() {
@@ -115,7 +97,7 @@ func TestRequestRelaysToTheDebugPort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out, errs output
+	var out, errs wait.Output
 	if code := run(t.Context(), []string{"request", "--debug-port", u.Port(), "GET", "debug/syncz?x=1"}, nil, &out, &errs); code != 0 || out.String() != "GET /debug/syncz?x=1" {
 		t.Errorf("code %d, %q, %q", code, out.String(), errs.String())
 	}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -149,28 +148,8 @@ func TestNothingIsServedBeforeTheSourceHasBeenRead(t *testing.T) {
 	p.dial("", "").open().expect("CDS", "outbound|9080||reviews.shop.svc.cluster.local")
 }
 
-// syncBuffer is a log that any goroutine may write.
-type syncBuffer struct {
-	mu   sync.Mutex // guards text
-	text strings.Builder
-}
-
-// Write implements io.Writer.
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-// String is what was written so far.
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
-}
-
 func TestABadEditKeepsTheLastGoodValue(t *testing.T) {
-	var log syncBuffer
+	var log wait.Output
 	p := start(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	p.emit(shop+"---"+"\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), true)
 	c := p.dial("", "").open()

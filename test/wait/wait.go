@@ -1,8 +1,9 @@
 // Package wait has tests wait for conditions rather than for times.
 //
-// Both functions look again and again, every few milliseconds, and end the test when
+// Its functions look again and again, every few milliseconds, and end the test when
 // [Bound] is over: far more than anything takes on a busy machine, so that a test that
-// fails here fails for good. Call them from the test's own goroutine.
+// fails here fails for good. Call them from the test's own goroutine. [Output] is what is
+// often looked at.
 package wait
 
 import (
