@@ -34,12 +34,11 @@ func load(objects []object.Change) *world {
 }
 
 // join compiles everything for a proxy and keeps it wanted.
-func (w *world) join(n mesh.Node) mesh.Class {
+func (w *world) join(n mesh.Node) {
 	class := w.model.Classify().Want(model.KeyOf(n))
 	if w.held[class] == nil {
 		w.hold(class, w.compiler.Names().Want(class))
 	}
-	return class
 }
 
 // hold wants exactly keys for a class.

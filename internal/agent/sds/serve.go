@@ -114,7 +114,7 @@ func (s *Server) Close() error { return s.listener.Close() }
 func (s *Server) Run(ctx context.Context) error {
 	g := grpc.NewServer(
 		grpc.ForceServerCodecV2(codec{}), grpc.WaitForHandlers(true),
-		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize), grpc.SharedWriteBuffer(true),
+		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
 		// The usual pool would keep a megabyte for each stream's first request, whose
 		// node is too long for the pool's smaller buffers.
 		experimental.BufferPool(mem.NopBufferPool{}),

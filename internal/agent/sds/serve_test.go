@@ -15,7 +15,7 @@ import (
 	"time"
 
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -113,7 +113,7 @@ func open(t *testing.T, socket string, names ...string) client {
 	return c
 }
 
-func (c client) send(r *discovery.DiscoveryRequest) {
+func (c client) send(r *discoveryv3.DiscoveryRequest) {
 	c.t.Helper()
 	if err := c.st.Send(r); err != nil {
 		c.t.Fatal(err)
@@ -121,7 +121,7 @@ func (c client) send(r *discovery.DiscoveryRequest) {
 }
 
 // next takes one response and acknowledges it.
-func (c client) next() (*discovery.DiscoveryResponse, []*tlsv3.Secret) {
+func (c client) next() (*discoveryv3.DiscoveryResponse, []*tlsv3.Secret) {
 	c.t.Helper()
 	r, err := c.st.Recv()
 	if err != nil {
@@ -131,7 +131,7 @@ func (c client) next() (*discovery.DiscoveryResponse, []*tlsv3.Secret) {
 	return r, secretsIn(c.t, r)
 }
 
-func secretsIn(t *testing.T, r *discovery.DiscoveryResponse) []*tlsv3.Secret {
+func secretsIn(t *testing.T, r *discoveryv3.DiscoveryResponse) []*tlsv3.Secret {
 	t.Helper()
 	var out []*tlsv3.Secret
 	for _, a := range r.GetResources() {
@@ -144,7 +144,7 @@ func secretsIn(t *testing.T, r *discovery.DiscoveryResponse) []*tlsv3.Secret {
 	return out
 }
 
-func namesIn(t *testing.T, r *discovery.DiscoveryResponse) []string {
+func namesIn(t *testing.T, r *discoveryv3.DiscoveryResponse) []string {
 	t.Helper()
 	var out []string
 	for _, s := range secretsIn(t, r) {
@@ -153,8 +153,8 @@ func namesIn(t *testing.T, r *discovery.DiscoveryResponse) []string {
 	return out
 }
 
-func ask(nonce string, names ...string) *discovery.DiscoveryRequest {
-	return &discovery.DiscoveryRequest{TypeUrl: TypeURL, ResourceNames: names, ResponseNonce: nonce}
+func ask(nonce string, names ...string) *discoveryv3.DiscoveryRequest {
+	return &discoveryv3.DiscoveryRequest{TypeUrl: TypeURL, ResourceNames: names, ResponseNonce: nonce}
 }
 
 func TestEnvoysAreServedAndPushedTo(t *testing.T) {
@@ -205,7 +205,7 @@ func TestOtherMethodsAndTypesAreRefused(t *testing.T) {
 		t.Errorf("DeltaSecrets: %v", err)
 	}
 	c := open(t, socket)
-	c.send(&discovery.DiscoveryRequest{TypeUrl: "other"})
+	c.send(&discoveryv3.DiscoveryRequest{TypeUrl: "other"})
 	if _, err := c.st.Recv(); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("another type: %v", err)
 	}

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -16,7 +16,7 @@ func namesOf(t *testing.T, r *response) string {
 	if r == nil {
 		return ""
 	}
-	var d discovery.DiscoveryResponse
+	var d discoveryv3.DiscoveryResponse
 	if err := proto.Unmarshal(r.encode(), &d); err != nil {
 		t.Fatal(err)
 	}

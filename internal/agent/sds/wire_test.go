@@ -3,9 +3,9 @@ package sds
 import (
 	"testing"
 
-	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/google/go-cmp/cmp"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/proto"
@@ -15,8 +15,8 @@ import (
 )
 
 func TestRequestsAreReadAsEnvoyWritesThem(t *testing.T) {
-	text, err := proto.Marshal(&discovery.DiscoveryRequest{
-		VersionInfo: "v", Node: &core.Node{Id: "n", Metadata: &structpb.Struct{}, Extensions: []*core.Extension{{Name: "x"}}},
+	text, err := proto.Marshal(&discoveryv3.DiscoveryRequest{
+		VersionInfo: "v", Node: &corev3.Node{Id: "n", Metadata: &structpb.Struct{}, Extensions: []*corev3.Extension{{Name: "x"}}},
 		ResourceNames: []string{"default", "ROOTCA"}, TypeUrl: TypeURL, ResponseNonce: "7",
 		ErrorDetail: &statuspb.Status{Code: 13, Message: "bad key", Details: []*anypb.Any{{TypeUrl: "t"}}},
 	})
@@ -37,10 +37,10 @@ func TestRequestsAreReadAsEnvoyWritesThem(t *testing.T) {
 }
 
 func TestResponsesAreWrittenAsEnvoyReadsThem(t *testing.T) {
-	inline := func(s string) *core.DataSource {
-		return &core.DataSource{Specifier: &core.DataSource_InlineBytes{InlineBytes: []byte(s)}}
+	inline := func(s string) *corev3.DataSource {
+		return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: []byte(s)}}
 	}
-	want := &discovery.DiscoveryResponse{VersionInfo: "v", TypeUrl: TypeURL, Nonce: "1"}
+	want := &discoveryv3.DiscoveryResponse{VersionInfo: "v", TypeUrl: TypeURL, Nonce: "1"}
 	const pair, roots = "file-cert:/c~/k", "file-root:/r"
 	for _, s := range []*tlsv3.Secret{
 		{Name: pair, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline("fc"), PrivateKey: inline("fk")}}},
@@ -57,7 +57,7 @@ func TestResponsesAreWrittenAsEnvoyReadsThem(t *testing.T) {
 	r := &response{version: "v", nonce: "1", resources: [][]byte{
 		encodeSecret(fileSecrets[pair], pair), encodeSecret(fileSecrets[roots], roots), encodeSecret(secretA, LeafName), encodeSecret(secretA, RootsName),
 	}}
-	got := &discovery.DiscoveryResponse{}
+	got := &discoveryv3.DiscoveryResponse{}
 	if err := proto.Unmarshal(r.encode(), got); err != nil {
 		t.Fatal(err)
 	}
@@ -67,14 +67,14 @@ func TestResponsesAreWrittenAsEnvoyReadsThem(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	text, err := proto.Marshal(&discovery.DiscoveryRequest{ResourceNames: []string{"default"}, TypeUrl: TypeURL, ErrorDetail: &statuspb.Status{Message: "m"}})
+	text, err := proto.Marshal(&discoveryv3.DiscoveryRequest{ResourceNames: []string{"default"}, TypeUrl: TypeURL, ErrorDetail: &statuspb.Status{Message: "m"}})
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(text)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		ours, err := decode(text)
-		var theirs discovery.DiscoveryRequest
+		var theirs discoveryv3.DiscoveryRequest
 		if proto.Unmarshal(text, &theirs) != nil || err != nil || len(theirs.GetResourceNames()) > maxNames {
 			return
 		}

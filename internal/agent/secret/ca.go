@@ -25,7 +25,7 @@ const maxToken = 64 << 10
 // bufferSize is that of the connection's buffers: what passes is a few kilobytes.
 const bufferSize = 4 << 10
 
-// SystemRoots, as a root file, stands for the operating system's roots. [agent E11]
+// SystemRoots as a root file stands for the operating system's roots. [agent E11]
 const SystemRoots = "SYSTEM"
 
 // CAOptions say where the CA is and what to show it. Files are read at each call, so
