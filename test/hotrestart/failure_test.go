@@ -196,7 +196,7 @@ func TestNoSharedMemoryIsAPlainRestart(t *testing.T) {
 // TestTheEndWhileAChildStarts: the child is killed after a quarter of the drain and never asked, its parent drains as
 // well as it can.
 func TestTheEndWhileAChildStarts(t *testing.T) {
-	const most = 10 * time.Second
+	const most = 20 * time.Second
 	p := up(t, func(o *envoy.Options) { o.Policy.Drain = most })
 	parent := p.State().PID
 	p.Desire(p.never("never"))
@@ -214,8 +214,10 @@ func TestTheEndWhileAChildStarts(t *testing.T) {
 	if err := <-p.ended; err != nil {
 		t.Error(err)
 	}
-	if took := time.Since(asked); took > most+late || !dead(parent) {
-		t.Errorf("the end took %v; the parent is dead: %v", took, dead(parent))
+	// A quarter for the child to be live; then the parent, which has no admin interface
+	// any more, goes as soon as the kernel's socket table shows no connection.
+	if took := time.Since(asked); took >= most || !dead(parent) {
+		t.Errorf("the end took %v of at most %v; the parent is dead: %v", took, most, dead(parent))
 	}
 	// The child is told before the parent is, which goes on draining.
 	before, after, _ := strings.Cut(p.log.String(), sent+"9\n")

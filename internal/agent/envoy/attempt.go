@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -174,11 +175,17 @@ func (l *loop) awaitEnd(a *attempt, proc *process) {
 	if err != nil {
 		l.o.Log.Warn("pass on Envoy's output", "error", err)
 	}
-	exited := supervise.Exited{Epoch: a.epoch, Status: status, TookAdmin: a.epoch > 0 && !l.State().Ending && !l.adminIsWith(a.epoch-1)}
+	exited := supervise.Exited{Epoch: a.epoch, Status: status, TookAdmin: l.parentRuns(a.epoch) && !l.adminIsWith(a.epoch-1)}
 	kills, ok := OOMKills()
 	l.report(report{event: exited, about: a, learn: func() {
 		l.gone(a, ending{Status: status, shot: a.shot, oom: ok && kills > a.oom}, nil)
 	}})
+}
+
+// parentRuns says whether there is an epoch that an ended one could have taken the admin
+// interface from. Otherwise nobody is asked: at the end of all nobody would answer.
+func (l *loop) parentRuns(epoch int) bool {
+	return epoch > 0 && slices.ContainsFunc(l.State().Processes, func(p Process) bool { return p.Epoch == epoch-1 })
 }
 
 // adminIsWith says whether the admin interface answers for an epoch.
