@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // agentRun runs a command line in this process.
@@ -141,12 +142,7 @@ func TestProxyMistakes(t *testing.T) {
 
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	return strconv.Itoa(wait.FreePort(t))
 }
 
 func TestCollateral(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/node"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // options are those of an ordinary sidecar in an empty folder, on a free status port.
@@ -39,12 +40,7 @@ func options(t *testing.T, env map[string]string) Options {
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	return wait.FreePort(t)
 }
 
 func write(t *testing.T, paths ...string) {

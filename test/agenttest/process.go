@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/test/envoytest"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // Bound is how long anything may take on a busy machine.
@@ -60,12 +61,7 @@ func Cleanup() {
 // Port is a TCP port that is free on all addresses, as decimals.
 func Port(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	return strconv.Itoa(wait.FreePort(t))
 }
 
 // Process is an agent that was started.

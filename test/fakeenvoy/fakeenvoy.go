@@ -13,9 +13,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // program is the name under which the test binary is an Envoy.
@@ -107,10 +110,5 @@ func Record(t testing.TB, script string) []string {
 // FreeAddress returns an address of the loopback interface that nobody listens on.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(wait.FreePort(t)))
 }
