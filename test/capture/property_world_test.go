@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -339,13 +340,37 @@ func send(p capture.Packet, id uint32, owner bool) error {
 		return err
 	}
 	// The listeners reset what they have seen, maybe before this returns.
-	if err := unix.Connect(fd, sockaddr(p.To)); err != nil && !errors.Is(err, unix.ECONNRESET) {
+	err = unix.Connect(fd, sockaddr(p.To))
+	if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EINPROGRESS) {
+		err = connected(fd) // a signal of Go's scheduler came between; the connection is on its way
+	}
+	if err != nil && !errors.Is(err, unix.ECONNRESET) {
 		return err
 	}
+	err = nil
 	if p.Protocol == "udp" {
 		_, err = unix.Write(fd, binary.BigEndian.AppendUint32(nil, id))
 	}
 	return err
+}
+
+// connected waits for the end of a connect that goes on by itself.
+func connected(fd int) error {
+	for end := time.Now().Add(30 * time.Second); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 1000)
+		switch {
+		case n > 0:
+			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if err != nil || code == 0 {
+				return err
+			}
+			return unix.Errno(code)
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return err
+		case time.Now().After(end):
+			return unix.ETIMEDOUT
+		}
+	}
 }
 
 // freebind lets a socket use addresses that only a route says are this host's.
