@@ -42,8 +42,8 @@ var layers = map[string]layer{
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
 	"internal/yamltree": tools, "internal/statefile": tools, "test/wait": tools,
 
-	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/node": pure,
-	"internal/agent/envoy": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
+	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/node": pure, "internal/agent/identity": pure,
+	"internal/agent/envoy": edge, "internal/agent/upstream": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
 	"internal/agent/sds": edge, "internal/agent/xdsproxy": edge, "internal/agent/dns": edge,
 	"internal/agent/sts": edge, "internal/agent/status": edge, "internal/agent/capture": edge,
 	"internal/agent": wiring,
@@ -67,6 +67,7 @@ var layers = map[string]layer{
 
 // sideways lists the imports inside one layer that are meant.
 var sideways = map[string][]string{
+	"internal/agent/identity":              {"internal/agent/node"}, // it decides by the node's settings
 	"internal/pki":                         {"internal/mesh"},
 	"internal/object":                      {"internal/mesh"},
 	"internal/discovery/model":             {"internal/discovery/config"},

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/app"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/identity"
 	"github.com/pilothouse/pilothouse/internal/agent/node"
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
@@ -74,7 +75,8 @@ type Agent struct {
 	launch      envoy.Launch
 	restarts    *restarts
 	envoy       *envoy.Runner
-	secret      keeper
+	credentials identity.Plan
+	secret      *secret.Value
 	files       *secret.Named // nil where somebody else serves the secrets
 	xds         *xdsproxy.Proxy
 	servers     []run.Task

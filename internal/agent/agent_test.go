@@ -43,88 +43,6 @@ func freePort(t *testing.T) int {
 	return wait.FreePort(t)
 }
 
-func write(t *testing.T, paths ...string) {
-	t.Helper()
-	for _, p := range paths {
-		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(p, []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func TestWhereTheRootsAre(t *testing.T) {
-	tests := []struct {
-		name          string
-		env           map[string]string
-		files         []string
-		discovery, ca string
-	}{
-		{"default", nil, nil, defaultRoot, defaultRoot},
-		{"named", map[string]string{"XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "/ca"}, []string{"etc/certs/root-cert.pem"}, "SYSTEM", "/ca"},
-		{"legacy mount", nil, []string{"etc/certs/root-cert.pem"}, "etc/certs/root-cert.pem", defaultRoot},
-		{"not what is written there", map[string]string{"OUTPUT_CERTS": "etc/certs/"}, []string{"etc/certs/root-cert.pem"}, defaultRoot, defaultRoot},
-		{"provisioned", map[string]string{"PROV_CERT": "/p"}, nil, "/p/root-cert.pem", "/p/root-cert.pem"},
-		{"file-mounted", map[string]string{"FILE_MOUNTED_CERTS": "true", "ISTIO_META_TLS_CLIENT_ROOT_CERT": "/m"}, nil, "/m", defaultRoot},
-		{"custom", map[string]string{"PILOT_CERT_PROVIDER": "custom"}, nil, defaultRoot, "etc/certs/root-cert.pem"},
-		{"none", map[string]string{"PILOT_CERT_PROVIDER": "none"}, nil, "", ""},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Chdir(t.TempDir())
-			write(t, tt.files...)
-			a := &Agent{o: options(t, tt.env)}
-			for _, x := range []struct {
-				find func() (string, error)
-				want string
-			}{{a.discoveryRoot, tt.discovery}, {a.caRoot, tt.ca}} {
-				got, err := x.find()
-				if got != x.want || (err != nil) != (x.want == "") {
-					t.Errorf("root %q (%v), want %q", got, err, x.want)
-				}
-			}
-		})
-	}
-}
-
-func TestWhereTheCertificateComesFrom(t *testing.T) {
-	mounted := []string{mountedDir + "/cert-chain.pem", mountedDir + "/key.pem", mountedDir + "/root-cert.pem"}
-	legacy := []string{"etc/certs/cert-chain.pem", "etc/certs/key.pem", "etc/certs/root-cert.pem"}
-	named := map[string]string{
-		"FILE_MOUNTED_CERTS": "true", "ISTIO_META_TLS_CLIENT_CERT_CHAIN": "/c", "ISTIO_META_TLS_CLIENT_KEY": "/k", "ISTIO_META_TLS_CLIENT_ROOT_CERT": "/r",
-	}
-	tests := []struct {
-		name  string
-		env   map[string]string
-		files []string
-		want  string // the chain's file; empty means the CA
-	}{
-		{"the CA", nil, nil, ""},
-		{"mounted", nil, mounted, filepath.Clean(mountedDir) + "/cert-chain.pem"},
-		{"half mounted", nil, mounted[:2], ""},
-		{"legacy", nil, legacy, "etc/certs/cert-chain.pem"},
-		{"not what is written there", map[string]string{"OUTPUT_CERTS": "./etc/certs"}, legacy, ""},
-		{"named", named, mounted, "/c"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Chdir(t.TempDir())
-			write(t, tt.files...)
-			a := &Agent{o: options(t, tt.env)}
-			got, ok, err := a.certificateFiles()
-			if err != nil || got.Chain != tt.want || ok != (tt.want != "") {
-				t.Errorf("%+v, %v, %v; want %q", got, ok, err, tt.want)
-			}
-		})
-	}
-	a := &Agent{o: options(t, map[string]string{"FILE_MOUNTED_CERTS": "true"})}
-	if _, _, err := a.certificateFiles(); err == nil {
-		t.Error("FILE_MOUNTED_CERTS without files is taken")
-	}
-}
-
 // What is wrong is known before anything runs, and nothing is left open or behind.
 func TestNewFailsAtOnce(t *testing.T) {
 	busy, err := net.Listen("tcp", ":0")
@@ -140,7 +58,7 @@ func TestNewFailsAtOnce(t *testing.T) {
 		{"status port", "take the status port", map[string]string{"PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + taken + "}"}},
 		{"no Envoy", "binaryPath", map[string]string{"PROXY_CONFIG": "{binaryPath: /no/envoy}"}},
 		{"no root", "root certificate of the CA", nil},
-		{"no address", "discovery address", map[string]string{"CA_ADDR": "ca:15010", "PROXY_CONFIG": "{binaryPath: /bin/sh, discoveryAddress: here, statusPort: " + strconv.Itoa(freePort(t)) + "}", "XDS_ROOT_CA": "SYSTEM"}},
+		{"no address", "address of the control plane", map[string]string{"CA_ADDR": "ca:15010", "PROXY_CONFIG": "{binaryPath: /bin/sh, discoveryAddress: here, statusPort: " + strconv.Itoa(freePort(t)) + "}", "XDS_ROOT_CA": "SYSTEM"}},
 		{"no Envoy wanted", "DISABLE_ENVOY", map[string]string{"DISABLE_ENVOY": "true"}},
 		{"no override", "bootstrap override", map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE": "/no/file"}},
 		{"statistics", "statsFlushInterval", map[string]string{"ISTIO_METAJSON_ANNOTATIONS": `{"sidecar.istio.io/statsFlushInterval": "x"}`}},

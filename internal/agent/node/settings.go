@@ -33,6 +33,8 @@ type Upstream struct {
 	ClusterID  string
 	// DiscoveryHeaders and CAHeaders go along with every call.
 	DiscoveryHeaders, CAHeaders map[string]string
+	// Keepalive is how long a connection is quiet before it is probed (0: never), KeepaliveTimeout
+	// how long the answer may take.
 	Keepalive, KeepaliveTimeout time.Duration
 }
 
@@ -84,6 +86,9 @@ type Life struct {
 
 // afterDrain is how much longer than its drain an Envoy that was taken over from lives by default.
 const afterDrain = 15 * time.Second
+
+// minKeepalive is the shortest time after which gRPC probes a quiet connection.
+const minKeepalive = 10 * time.Second
 
 // reader reads variables and keeps the first error, so that a list of settings reads as one.
 type reader struct {
@@ -154,7 +159,7 @@ func (r *reader) headers(prefix string) map[string]string {
 	return out
 }
 
-// ReadSettings reads the settings of a node. Its errors name the variable.
+// ReadSettings reads the settings of a node, and adds to the node's warnings. Its errors name the variable.
 func ReadSettings(f *Facts) (Settings, error) {
 	r := &reader{env: f.Env}
 	s := Settings{Upstream: r.upstream(f), Secrets: r.secrets(), Envoy: r.envoy(), Life: r.life(f)}
@@ -177,6 +182,9 @@ func (r *reader) upstream(f *Facts) Upstream {
 		CAHeaders:        r.headers("CA_HEADER_"),
 		Keepalive:        r.duration("GRPC_KEEPALIVE_INTERVAL", 30*time.Second),
 		KeepaliveTimeout: r.duration("GRPC_KEEPALIVE_TIMEOUT", 10*time.Second),
+	}
+	if u.Keepalive > 0 && u.Keepalive < minKeepalive {
+		f.Warnings = append(f.Warnings, fmt.Sprintf("GRPC_KEEPALIVE_INTERVAL %s counts as %s, the least that gRPC allows", u.Keepalive, minKeepalive))
 	}
 	switch u.CertProvider {
 	case "istiod", "kubernetes", "custom", "none":

@@ -57,6 +57,18 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+func TestKeepaliveBelowWhatCanBeIsTold(t *testing.T) {
+	for v, want := range map[string]bool{"5s": true, "10s": false, "0": false, "": false} {
+		f := build(t, func(in *Input) { in.Env["GRPC_KEEPALIVE_INTERVAL"] = v })
+		if _, err := ReadSettings(f); err != nil {
+			t.Fatal(err)
+		}
+		if told := strings.Contains(strings.Join(f.Warnings, "\n"), "GRPC_KEEPALIVE_INTERVAL"); told != want {
+			t.Errorf("%q: warnings %v", v, f.Warnings)
+		}
+	}
+}
+
 func TestSettingsMistakes(t *testing.T) {
 	for name, value := range map[string]string{
 		"SECRET_TTL": "a day", "SECRET_GRACE_PERIOD_RATIO": "2", "PKCS8_KEY": "maybe", "DISABLE_ENVOY": "x",

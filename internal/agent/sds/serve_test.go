@@ -289,7 +289,7 @@ func newRootSigner(t *testing.T, id mesh.Identity) rootSigner {
 // TestARenewalReachesEnvoy joins the real keeper and the real server.
 func TestARenewalReachesEnvoy(t *testing.T) {
 	id := mesh.Identity{TrustDomain: "td", Namespace: "shop", ServiceAccount: "alice"}
-	k := secret.NewKeeper(secret.Options{Identity: id, TTL: 4 * time.Second, Ratio: 0.75}, newRootSigner(t, id), slog.New(slog.DiscardHandler))
+	k := secret.NewKeeper(secret.NewValue(), secret.Options{Identity: id, TTL: 4 * time.Second, Ratio: 0.75}, newRootSigner(t, id), slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	c := open(t, serve(t, k), LeafName)

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/peer"
 	securityv1 "istio.io/api/security/v1alpha1"
 
+	"github.com/pilothouse/pilothouse/internal/agent/upstream"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -85,22 +86,36 @@ func serveCA(t *testing.T) *caServer {
 	return s
 }
 
-// options are good ones for the server; files lie in dir.
-func (s *caServer) options(t *testing.T, dir string) CAOptions {
+// dialer makes upstream servers of one set of options.
+type dialer struct{ options upstream.Options }
+
+func (d dialer) with(t *testing.T, change func(*upstream.Options)) *upstream.Server {
+	t.Helper()
+	if change != nil {
+		change(&d.options)
+	}
+	u, err := upstream.New(d.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+// dialer has good options for the server; files lie in dir.
+func (s *caServer) dialer(t *testing.T, dir string) dialer {
 	t.Helper()
 	put(t, dir, map[string][]byte{"root.pem": pki.EncodeCerts(s.ca.root), "token": []byte("first\n")})
-	return CAOptions{
-		Address: s.addr, RootFile: filepath.Join(dir, "root.pem"), ServerName: "istiod.test", TokenFile: filepath.Join(dir, "token"),
-		ClusterID: "east", Headers: map[string]string{"X-Team": "shop"}, CertSigner: "mine",
-	}
+	return dialer{upstream.Options{
+		Name: "CA", Address: s.addr, RootFile: filepath.Join(dir, "root.pem"), ServerName: "istiod.test", TokenFile: filepath.Join(dir, "token"),
+		ClusterID: "east", Headers: map[string]string{"X-Team": "shop"},
+	}}
 }
 
 func TestTheCAIsAskedAsItExpects(t *testing.T) {
 	s, dir := serveCA(t), t.TempDir()
-	o := s.options(t, dir)
-	var k *Keeper
-	o.Certificate = func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) { return k.ClientCertificate(r) }
-	k = NewKeeper(Options{Identity: alice, TTL: time.Hour}, NewCA(o), quiet)
+	v := NewValue()
+	u := s.dialer(t, dir).with(t, func(o *upstream.Options) { o.Certificate = v.ClientCertificate })
+	k := NewKeeper(v, Options{Identity: alice, TTL: time.Hour}, NewCA(u, "mine"), quiet)
 	first, err := k.renew(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -113,17 +128,13 @@ func TestTheCAIsAskedAsItExpects(t *testing.T) {
 	if s.asked.GetValidityDuration() != 3600 || s.asked.GetMetadata().AsMap()["CertSigner"] != "mine" || len(s.peers) != 0 {
 		t.Errorf("asked %v with %d certificates", s.asked, len(s.peers))
 	}
-	// With a certificate the token may be renewed, or gone.
+	// The certificate that was signed is presented from then on, and the token is not needed.
 	k.publish(first)
-	put(t, dir, map[string][]byte{"token": []byte("second")})
-	if _, err := k.renew(t.Context()); err != nil || s.md.Get("authorization")[0] != "Bearer second" || len(s.peers) == 0 {
-		t.Errorf("second call: %v, %v, %d certificates", err, s.md, len(s.peers))
-	}
-	if err := os.Remove(o.TokenFile); err != nil {
+	if err := os.Remove(filepath.Join(dir, "token")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := k.renew(t.Context()); err != nil || len(s.md.Get("authorization")) != 0 || len(s.peers) == 0 {
-		t.Errorf("without a token: %v, %v", err, s.md)
+		t.Errorf("with a certificate: %v, %v, %d certificates", err, s.md, len(s.peers))
 	}
 }
 
@@ -131,21 +142,18 @@ func TestTheCAClientSaysWhatIsWrong(t *testing.T) {
 	s := serveCA(t)
 	for _, tt := range []struct {
 		name, why string
-		change    func(*CAOptions)
+		change    func(*upstream.Options)
 		short     bool
 	}{
-		{"no root file", "read the CA's root certificate: open /nowhere", func(o *CAOptions) { o.RootFile = "/nowhere" }, false},
-		{"no token", "read token: open /nowhere", func(o *CAOptions) { o.TokenFile = "/nowhere" }, false},
-		{"no token named", "no file is named", func(o *CAOptions) { o.TokenFile = "" }, false},
-		{"another server", "not istiod.other", func(o *CAOptions) { o.ServerName = "istiod.other" }, false},
-		{"nobody there", "connection refused", func(o *CAOptions) { o.Address = "127.0.0.1:1" }, false},
-		{"system roots", "certificate signed by unknown authority", func(o *CAOptions) { o.RootFile = SystemRoots }, false},
-		{"a chain of one", "a chain of 1, want leaf and root", func(*CAOptions) {}, true},
+		{"no root file", "read the root certificate of the CA: open /nowhere", func(o *upstream.Options) { o.RootFile = "/nowhere" }, false},
+		{"no token", "read token: open /nowhere", func(o *upstream.Options) { o.TokenFile = "/nowhere" }, false},
+		{"another server", "not istiod.other", func(o *upstream.Options) { o.ServerName = "istiod.other" }, false},
+		{"nobody there", "connection refused", func(o *upstream.Options) { o.Address = "127.0.0.1:1" }, false},
+		{"a chain of one", "a chain of 1, want leaf and root", nil, true},
 	} {
-		o := s.options(t, t.TempDir())
-		tt.change(&o)
+		u := s.dialer(t, t.TempDir()).with(t, tt.change)
 		s.short = tt.short
-		_, err := NewKeeper(Options{Identity: alice}, NewCA(o), quiet).renew(t.Context())
+		_, err := NewKeeper(NewValue(), Options{Identity: alice}, NewCA(u, ""), quiet).renew(t.Context())
 		if err == nil || !strings.Contains(err.Error(), tt.why) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.why)
 		}

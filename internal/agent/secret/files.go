@@ -18,44 +18,16 @@ const pollFiles = time.Second
 // FilePaths name the three files of a mounted identity.
 type FilePaths struct{ Chain, Key, Roots string }
 
-// FindFiles looks into the folders in order for a whole set of files, under the well-known
-// names or those of GKE. [agent P17, P18]
-func FindFiles(dirs ...string) (FilePaths, bool) {
-	for _, dir := range dirs {
-		for _, names := range [][3]string{
-			{"cert-chain.pem", "key.pem", "root-cert.pem"},
-			{"certificates.pem", "private_key.pem", "ca_certificates.pem"},
-		} {
-			p := FilePaths{Chain: filepath.Join(dir, names[0]), Key: filepath.Join(dir, names[1]), Roots: filepath.Join(dir, names[2])}
-			if p.exist() {
-				return p, true
-			}
-		}
-	}
-	return FilePaths{}, false
-}
-
-func (p FilePaths) exist() bool {
-	for _, f := range []string{p.Chain, p.Key, p.Roots} {
-		if st, err := os.Stat(f); err != nil || st.IsDir() {
-			return false
-		}
-	}
-	return true
-}
-
 // Files takes the secret from mounted files, which somebody else renews. [agent S16]
 type Files struct {
-	cell
+	*Value
 	paths FilePaths
 	log   *slog.Logger
 }
 
-// NewFiles makes a source; nothing is read before Run.
-func NewFiles(paths FilePaths, log *slog.Logger) *Files {
-	f := &Files{paths: paths, log: log}
-	f.init()
-	return f
+// NewFiles makes a source that publishes into v; nothing is read before Run.
+func NewFiles(v *Value, paths FilePaths, log *slog.Logger) *Files {
+	return &Files{Value: v, paths: paths, log: log}
 }
 
 // Run follows the files until ctx ends, then returns nil. Files that do not belong

@@ -15,7 +15,7 @@ import (
 // identity makes a new whole secret of the CA.
 func identity(t *testing.T, ca *fakeCA) *pki.Secret {
 	t.Helper()
-	s, err := NewKeeper(Options{Identity: alice}, ca, quiet).renew(t.Context())
+	s, err := NewKeeper(NewValue(), Options{Identity: alice}, ca, quiet).renew(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,15 +36,9 @@ func TestFilesAreFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := newFakeCA(t)
 		one, two := identity(t, ca), identity(t, ca)
-		if _, ok := FindFiles("/nowhere", dir); ok {
-			t.Fatal("files were found in an empty folder")
-		}
 		put(t, dir, map[string][]byte{"certificates.pem": one.Chain, "private_key.pem": one.Key, "ca_certificates.pem": one.Roots})
-		paths, ok := FindFiles("/nowhere", dir)
-		if !ok || filepath.Base(paths.Key) != "private_key.pem" {
-			t.Fatalf("found %v", paths)
-		}
-		f := NewFiles(paths, quiet)
+		paths := FilePaths{Chain: filepath.Join(dir, "certificates.pem"), Key: filepath.Join(dir, "private_key.pem"), Roots: filepath.Join(dir, "ca_certificates.pem")}
+		f := NewFiles(NewValue(), paths, quiet)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- f.Run(ctx) }()

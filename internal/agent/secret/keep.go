@@ -4,17 +4,15 @@
 // successor exists, whatever fails meanwhile; nothing half-renewed is ever seen. Keys are
 // made here and leave only towards the local Envoy. Run does all the waiting and
 // retrying, so that nothing else of the agent waits for the CA. Values come from the CA
-// (Keeper) or from files (Files); both have the same two methods. Named keeps what other
+// (Keeper) or from files (Files), and both publish them into a Value. Named keeps what other
 // secrets clusters name by their files.
 package secret
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -32,7 +30,7 @@ type Signer interface {
 
 // Options say what to ask for and when. Ratio and Jitter have no defaults here: 0 is a value.
 type Options struct {
-	// Identity is the name put into requests; the CA decides by its own lights.
+	// Identity is the name put into requests; the CA decides which one it signs.
 	Identity mesh.Identity
 	KeyKind  pki.KeyKind
 	// PKCS8 asks for the key in that form.
@@ -45,20 +43,18 @@ type Options struct {
 
 // Keeper keeps a secret fresh by asking a Signer.
 type Keeper struct {
-	cell
+	*Value
 	options Options
 	signer  Signer
 	log     *slog.Logger
 }
 
-// NewKeeper makes a keeper. Nothing happens before Run.
-func NewKeeper(o Options, signer Signer, log *slog.Logger) *Keeper {
+// NewKeeper makes a keeper that publishes into v. Nothing happens before Run.
+func NewKeeper(v *Value, o Options, signer Signer, log *slog.Logger) *Keeper {
 	if o.TTL == 0 {
 		o.TTL = DefaultTTL
 	}
-	k := &Keeper{options: o, signer: signer, log: log}
-	k.init()
-	return k
+	return &Keeper{Value: v, options: o, signer: signer, log: log}
 }
 
 // Run asks for the first certificate at once, then renews it in good time, until ctx
@@ -124,69 +120,4 @@ func (k *Keeper) renew(ctx context.Context) (*pki.Secret, error) {
 		return nil, fmt.Errorf("check what the CA sent: %w", err)
 	}
 	return s, nil
-}
-
-// cell holds the current value; one goroutine writes, any may read.
-type cell struct {
-	now     atomic.Pointer[held]
-	problem atomic.Pointer[error]
-}
-
-type held struct {
-	secret *pki.Secret
-	tls    *tls.Certificate
-	next   chan struct{} // closed when this is superseded
-}
-
-func (c *cell) init() { c.now.Store(&held{next: make(chan struct{})}) }
-
-// Current is the value that stands now, nil where none has been obtained yet, and a
-// channel that is closed when another one stands.
-func (c *cell) Current() (*pki.Secret, <-chan struct{}) {
-	h := c.now.Load()
-	return h.secret, h.next
-}
-
-// Problem is why the last attempt to obtain a value failed; nil after one that did not.
-func (c *cell) Problem() error {
-	if p := c.problem.Load(); p != nil {
-		return *p
-	}
-	return nil
-}
-
-// ClientCertificate has the signature of tls.Config.GetClientCertificate. Where there is
-// no certificate, or it has ended, it offers none, and the token has the word. [agent S8]
-func (c *cell) ClientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	h := c.now.Load()
-	if h.tls == nil || !time.Now().Before(h.secret.NotAfter) {
-		return &tls.Certificate{}, nil
-	}
-	return h.tls, nil
-}
-
-// publish makes s the current value, unless its content already is.
-func (c *cell) publish(s *pki.Secret) {
-	c.problem.Store(nil)
-	old := c.now.Load()
-	if old.secret != nil && old.secret.Version == s.Version {
-		return
-	}
-	h := &held{secret: s, next: make(chan struct{})}
-	if pair, err := tls.X509KeyPair(s.Chain, s.Key); err == nil { // NewSecret checked what it checks
-		h.tls = &pair
-	}
-	c.now.Store(h)
-	close(old.next)
-}
-
-func (c *cell) fail(err error) { c.problem.Store(&err) }
-
-// left is the validity that remains at the time now; negative where it is over, 0 where
-// there is nothing.
-func (c *cell) left(now time.Time) time.Duration {
-	if s := c.now.Load().secret; s != nil {
-		return s.NotAfter.Sub(now)
-	}
-	return 0
 }

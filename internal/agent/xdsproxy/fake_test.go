@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
+	"github.com/pilothouse/pilothouse/internal/agent/upstream"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -83,9 +84,9 @@ func (a *authority) writeTo(path string) {
 	}
 }
 
-// upstream is a control plane that answers each request with its nonce and remembers how
+// plane is a control plane that answers each request with its nonce and remembers how
 // it was called.
-type upstream struct {
+type plane struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	mu    sync.Mutex
 	calls []call
@@ -99,7 +100,7 @@ type call struct {
 	certified bool
 }
 
-func (u *upstream) note(ctx context.Context) {
+func (u *plane) note(ctx context.Context) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	md, _ := metadata.FromIncomingContext(ctx)
@@ -112,13 +113,13 @@ func (u *upstream) note(ctx context.Context) {
 	u.calls = append(u.calls, c)
 }
 
-func (u *upstream) last() call {
+func (u *plane) last() call {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.calls[len(u.calls)-1]
 }
 
-func (u *upstream) DeltaAggregatedResources(g discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+func (u *plane) DeltaAggregatedResources(g discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 	u.note(g.Context())
 	for {
 		m, err := g.Recv()
@@ -134,7 +135,7 @@ func (u *upstream) DeltaAggregatedResources(g discoveryv3.AggregatedDiscoverySer
 	}
 }
 
-func (u *upstream) StreamAggregatedResources(g discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+func (u *plane) StreamAggregatedResources(g discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 	u.note(g.Context())
 	for {
 		m, err := g.Recv()
@@ -148,7 +149,7 @@ func (u *upstream) StreamAggregatedResources(g discoveryv3.AggregatedDiscoverySe
 }
 
 // serve runs u until the function is called or the test ends; a nil cert is plaintext.
-func (u *upstream) serve(t testing.TB, address string, cert *tls.Certificate) (at string, stop func()) {
+func (u *plane) serve(t testing.TB, address string, cert *tls.Certificate) (at string, stop func()) {
 	var l net.Listener
 	wait.Until(t, "the port", func() bool {
 		var err error
@@ -168,12 +169,18 @@ func (u *upstream) serve(t testing.TB, address string, cert *tls.Certificate) (a
 	return l.Addr().String(), stop
 }
 
-// start runs a proxy until the function is called or the test ends.
-func start(t testing.TB, c Config) (p *Proxy, stop func()) {
+// start runs a proxy to a control plane until the function is called or the test ends.
+func start(t testing.TB, o upstream.Options) (p *Proxy, stop func()) {
 	t.Helper()
-	if c.Socket == "" {
-		c.Socket = filepath.Join(t.TempDir(), "XDS")
+	server, err := upstream.New(o)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return run(t, Config{Socket: filepath.Join(t.TempDir(), "XDS"), Upstream: server})
+}
+
+func run(t testing.TB, c Config) (p *Proxy, stop func()) {
+	t.Helper()
 	c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	p, err := New(c)
 	if err != nil {

@@ -17,18 +17,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/experimental"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -36,15 +32,15 @@ import (
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
-	// Address is the control plane, host:port. Port 15010 is spoken to in plaintext.
-	Address string
-	// Credentials are for the TLS connection; unused in plaintext.
-	Credentials Credentials
-	// Headers are sent with each stream, beside ClusterID.
-	Headers map[string]string
-	// ClusterID is sent as the header of that name where it is not empty.
-	ClusterID string
-	Log       *slog.Logger
+	// Upstream is the control plane.
+	Upstream Upstream
+	Log      *slog.Logger
+}
+
+// Upstream makes connections to the control plane; upstream.Server does. [agent S6, S8]
+type Upstream interface {
+	Address() string
+	Connect(failed func(error), opts ...grpc.DialOption) (*grpc.ClientConn, error)
 }
 
 // Bounds and times of the two connections.
@@ -54,12 +50,11 @@ const (
 	maxRequest = 16 << 20
 	// openLimit is how long a stream waits for the control plane before it fails.
 	openLimit = 10 * time.Second
-	dialLimit = 5 * time.Second
+	// connectLimit is how long an attempt to connect may take before another may begin.
+	connectLimit = 5 * time.Second
 	// bufferSize is that of each connection's buffers: messages are rare, and larger ones
 	// pass by them.
 	bufferSize = 4 << 10
-	// plainPort is where control planes serve without TLS.
-	plainPort = "15010"
 )
 
 // Proxy listens on the socket from New on, and serves it while Run runs.
@@ -76,10 +71,6 @@ type Proxy struct {
 // New makes the socket, replacing a stale one, and prepares the connection without
 // dialling it.
 func New(c Config) (*Proxy, error) {
-	_, port, err := net.SplitHostPort(c.Address)
-	if err != nil {
-		return nil, fmt.Errorf("discovery address %q: %w", c.Address, err)
-	}
 	l, err := listen(c.Socket)
 	if err != nil {
 		return nil, err
@@ -91,29 +82,16 @@ func New(c Config) (*Proxy, error) {
 		// an Envoy's first request or a route configuration: nothing is pooled here, on
 		// either side, since seconds to days lie between two messages.
 		experimental.BufferPool(mem.NopBufferPool{}))
-	opts := []grpc.DialOption{
-		grpc.WithContextDialer(p.dial),
+	p.upstream, err = c.Upstream.Connect(p.stats.fail,
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.WaitForReady(true)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: dialLimit,
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectLimit,
 			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: 3 * time.Second}}),
-		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
+		grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
 		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
-		experimental.WithBufferPool(mem.NopBufferPool{}),
-	}
-	if port == plainPort {
-		opts = append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	} else {
-		t := &transport{c: c.Credentials, failed: p.stats.fail}
-		opts = append(opts, grpc.WithTransportCredentials(t), grpc.WithPerRPCCredentials(token{c.Credentials.Token}))
-		if name := c.Credentials.ServerName; name != "" {
-			opts = append(opts, grpc.WithAuthority(name))
-		}
-	}
-	// The name is looked up by the dialler, at each attempt.
-	if p.upstream, err = grpc.NewClient("passthrough:///"+c.Address, opts...); err != nil {
+		experimental.WithBufferPool(mem.NopBufferPool{}))
+	if err != nil {
 		_ = l.Close()
-		return nil, fmt.Errorf("discovery address %q: %w", c.Address, err)
+		return nil, err
 	}
 	return p, nil
 }
@@ -153,15 +131,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 		return nil
 	}
 	return errors.Join(fmt.Errorf("serve %s: %w", p.config.Socket, err), closing)
-}
-
-func (p *Proxy) dial(ctx context.Context, address string) (net.Conn, error) {
-	d := net.Dialer{Timeout: dialLimit}
-	c, err := d.DialContext(ctx, "tcp", address)
-	if err != nil {
-		p.stats.fail(err)
-	}
-	return c, err
 }
 
 // relay is one stream of an Envoy.
@@ -228,16 +197,10 @@ func (p *Proxy) requests(down grpc.ServerStream, up grpc.ClientStream, delta boo
 // open starts the upstream stream. While there is no connection it waits: a control
 // plane that comes back is found sooner by this side's retries than by Envoy's.
 func (p *Proxy) open(ctx context.Context, cancel func(), method string) (grpc.ClientStream, error) {
-	for k, v := range p.config.Headers {
-		ctx = metadata.AppendToOutgoingContext(ctx, strings.ToLower(k), v)
-	}
-	if p.config.ClusterID != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "clusterid", p.config.ClusterID)
-	}
 	limit := time.AfterFunc(p.patience, cancel)
 	up, err := p.upstream.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 	if !limit.Stop() {
-		return nil, status.Errorf(codes.Unavailable, "no connection to control plane %s: %s", p.config.Address, p.stats.reason())
+		return nil, status.Errorf(codes.Unavailable, "no connection to control plane %s: %s", p.config.Upstream.Address(), p.stats.reason())
 	}
 	if err != nil && status.Code(err) != codes.Canceled {
 		p.stats.fail(err)

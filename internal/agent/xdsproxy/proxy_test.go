@@ -2,7 +2,6 @@ package xdsproxy
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,17 +22,22 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pilothouse/pilothouse/internal/agent/upstream"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// secured is an upstream with a certificate for localhost and the credentials to reach it.
-func secured(t *testing.T, u *upstream) (*authority, Config, func()) {
+// secured is a control plane with a certificate for localhost and the options to reach it.
+func secured(t *testing.T, u *plane) (*authority, upstream.Options, func()) {
 	a := newAuthority(t)
 	root := filepath.Join(t.TempDir(), "root.pem")
 	a.writeTo(root)
 	at, stop := u.serve(t, "127.0.0.1:0", a.leaf("localhost", time.Time{}))
 	_, port, _ := net.SplitHostPort(at)
-	return a, Config{Address: "localhost:" + port, ClusterID: "Kubernetes", Credentials: Credentials{RootFile: root}}, stop
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("t"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return a, upstream.Options{Name: "control plane", Address: "localhost:" + port, ClusterID: "Kubernetes", RootFile: root, TokenFile: token}, stop
 }
 
 func request(typ string) *discoveryv3.DeltaDiscoveryRequest {
@@ -44,7 +47,7 @@ func request(typ string) *discoveryv3.DeltaDiscoveryRequest {
 func TestFramesPassBothWaysInBothFlavours(t *testing.T) {
 	others := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, others) })
-	u := &upstream{payload: strings.Repeat("x", 9<<20)}
+	u := &plane{payload: strings.Repeat("x", 9<<20)}
 	_, c, _ := secured(t, u)
 	p, _ := start(t, c)
 	for range 3 { // at once
@@ -72,7 +75,7 @@ func TestFramesPassBothWaysInBothFlavours(t *testing.T) {
 }
 
 func TestEndUpstreamEndsTheStreamWithItsStatus(t *testing.T) {
-	u := &upstream{end: map[string]error{"denied": status.Error(codes.PermissionDenied, "not you"), "over": nil}}
+	u := &plane{end: map[string]error{"denied": status.Error(codes.PermissionDenied, "not you"), "over": nil}}
 	_, c, _ := secured(t, u)
 	p, _ := start(t, c)
 	if _, _, err := exchange(t, p, request("denied")); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "not you") {
@@ -84,60 +87,23 @@ func TestEndUpstreamEndsTheStreamWithItsStatus(t *testing.T) {
 	wait.Until(t, "no stream", func() bool { return !p.State().Connected() })
 }
 
-func TestTokenIsReadForEachStreamAndNotSentWithACertificate(t *testing.T) {
-	u := &upstream{}
-	a, c, stop := secured(t, u)
-	var n atomic.Int32
-	var own atomic.Pointer[tls.Certificate]
-	own.Store(a.leaf("old", time.Now().Add(-time.Minute))) // expired: as good as none
-	c.Credentials.Token = func() (string, error) { return fmt.Sprint("t", n.Add(1)), nil }
-	c.Credentials.Certificate = own.Load
-	p, _ := start(t, c)
-	for _, want := range []string{"Bearer t1", "Bearer t2"} {
-		if _, _, err := exchange(t, p, request("a")); err != nil {
-			t.Fatal(err)
-		}
-		if l := u.last(); l.certified || len(l.headers["authorization"]) != 1 || l.headers["authorization"][0] != want {
-			t.Errorf("called with %v, certificate %v, want %s", l.headers["authorization"], l.certified, want)
-		}
-	}
-	// A new connection shows the certificate that there is by then.
-	own.Store(a.leaf("me", time.Time{}))
-	stop()
-	u.serve(t, "127.0.0.1"+c.Address[strings.LastIndex(c.Address, ":"):], a.leaf("localhost", time.Time{}))
-	wait.Until(t, "a stream with the certificate", func() bool {
-		_, _, err := exchange(t, p, request("a"))
-		return err == nil && u.last().certified
-	})
-	if h := u.last().headers["authorization"]; len(h) != 0 {
-		t.Errorf("sent %v beside a certificate", h)
-	}
-}
-
-func TestControlPlaneMustBeWhoItShouldBe(t *testing.T) {
-	u := &upstream{}
-	_, c, _ := secured(t, u)
-	other := newAuthority(t)
-	wrongName, wrongRoot, noRoot := c, c, c
-	wrongName.Credentials.ServerName = "istiod.istio-system.svc"
-	wrongRoot.Credentials.RootFile = filepath.Join(t.TempDir(), "other.pem")
-	other.writeTo(wrongRoot.Credentials.RootFile)
-	noRoot.Credentials.RootFile = filepath.Join(t.TempDir(), "none.pem")
-	for says, c := range map[string]Config{"istiod.istio-system.svc": wrongName, "unknown authority": wrongRoot, "none.pem": noRoot} {
-		p, _ := start(t, c)
-		wait.Until(t, "the reason "+says, func() bool { return strings.Contains(p.State().LastError, says) })
-		p.patience = 10 * time.Millisecond
-		if _, _, err := exchange(t, p, request("a")); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), says) {
-			t.Errorf("ended with %v, want Unavailable and %q", err, says)
-		}
+func TestTheReasonOfAFailedConnectionIsTold(t *testing.T) {
+	_, o, _ := secured(t, &plane{})
+	root := o.RootFile
+	o.RootFile = filepath.Join(t.TempDir(), "none.pem")
+	p, _ := start(t, o)
+	wait.Until(t, "the reason", func() bool { return strings.Contains(p.State().LastError, "none.pem") })
+	p.patience = 10 * time.Millisecond
+	if _, _, err := exchange(t, p, request("a")); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "none.pem") {
+		t.Errorf("ended with %v, want Unavailable and none.pem", err)
 	}
 	// A root that arrives later is taken without a restart.
-	p, _ := start(t, noRoot)
-	b, err := os.ReadFile(c.Credentials.RootFile)
+	p, _ = start(t, o)
+	b, err := os.ReadFile(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(noRoot.Credentials.RootFile, b, 0o600); err != nil {
+	if err := os.WriteFile(o.RootFile, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := exchange(t, p, request("a")); err != nil {
@@ -148,7 +114,7 @@ func TestControlPlaneMustBeWhoItShouldBe(t *testing.T) {
 func TestStreamWaitsForAControlPlaneThatComes(t *testing.T) {
 	// The port of plaintext control planes, at a loopback address of this test's own.
 	address := fmt.Sprintf("127.%d.%d.1:15010", 100+os.Getpid()%100, os.Getpid()/100%256)
-	p, _ := start(t, Config{Address: address, Credentials: Credentials{Token: func() (string, error) { return "", errors.New("read in plaintext") }}})
+	p, _ := start(t, upstream.Options{Name: "control plane", Address: address})
 	wait.Until(t, "an attempt", func() bool { return p.State().LastError != "" })
 	answered := make(chan error, 1)
 	g, err := envoy(t, p).DeltaAggregatedResources(t.Context())
@@ -159,7 +125,7 @@ func TestStreamWaitsForAControlPlaneThatComes(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() { _, err := g.Recv(); answered <- err }()
-	u := &upstream{}
+	u := &plane{}
 	u.serve(t, address, nil)
 	if err := <-answered; err != nil {
 		t.Error(err)
@@ -170,7 +136,7 @@ func TestStreamWaitsForAControlPlaneThatComes(t *testing.T) {
 }
 
 func TestRefusalsAreRemembered(t *testing.T) {
-	_, c, _ := secured(t, &upstream{})
+	_, c, _ := secured(t, &plane{})
 	p, _ := start(t, c)
 	g, _, err := exchange(t, p, request("a"))
 	if err != nil {
@@ -199,7 +165,11 @@ func TestSocketIsMadeOpenAndTakenAway(t *testing.T) {
 	}
 	stale.SetUnlinkOnClose(false)
 	_ = stale.Close()
-	_, stop := start(t, Config{Socket: path, Address: "127.0.0.1:1"})
+	server, err := upstream.New(upstream.Options{Name: "control plane", Address: "127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stop := run(t, Config{Socket: path, Upstream: server})
 	st, err := os.Stat(path)
 	if err != nil || st.Mode().Perm() != 0o666 {
 		t.Errorf("socket %v, %v, want mode 0666", st, err)
@@ -208,15 +178,13 @@ func TestSocketIsMadeOpenAndTakenAway(t *testing.T) {
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("socket after the end: %v", err)
 	}
-	for _, bad := range []Config{{Socket: path, Address: "no port"}, {Socket: "/proc/no/XDS", Address: "a:1"}} {
-		if _, err := New(bad); err == nil {
-			t.Errorf("%+v is taken", bad)
-		}
+	if _, err := New(Config{Socket: "/proc/no/XDS", Upstream: server}); err == nil {
+		t.Error("a socket where none can be is taken")
 	}
 }
 
 func TestOtherServicesAreNotReached(t *testing.T) {
-	_, c, _ := secured(t, &upstream{})
+	_, c, _ := secured(t, &plane{})
 	p, _ := start(t, c)
 	conn, err := grpc.NewClient("unix:"+p.config.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

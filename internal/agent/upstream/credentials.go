@@ -1,0 +1,210 @@
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// Bounds of files, in bytes.
+const (
+	maxToken  = 64 << 10
+	maxBundle = 1 << 20
+)
+
+// transport performs TLS handshakes.
+type transport struct {
+	o      *Options
+	failed func(error)
+}
+
+// authInfo tells the calls of a connection how its handshake went.
+type authInfo struct {
+	credentials.TLSInfo
+	// presented: the server asked for a client certificate and got one.
+	presented bool
+	// available: there was one to present.
+	available bool
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (t *transport) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := t.handshake(ctx, authority, c)
+	if err != nil {
+		t.failed(err)
+	}
+	return conn, info, err
+}
+
+func (t *transport) handshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.o.ServerName}
+	var err error
+	if config.RootCAs, err = t.o.roots(); err != nil {
+		return nil, nil, err
+	}
+	own, presented := t.o.certificate(time.Now()), false
+	if own != nil {
+		// A server that does not ask for a certificate has not been shown one.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			presented = true
+			return own, nil
+		}
+	}
+	conn, info, err := credentials.NewTLS(config).ClientHandshake(ctx, authority, c)
+	if err != nil {
+		return nil, nil, fmt.Errorf("TLS with the %s: %w", t.o.Name, err)
+	}
+	return conn, authInfo{TLSInfo: info.(credentials.TLSInfo), presented: presented, available: own != nil}, nil
+}
+
+// ServerHandshake implements credentials.TransportCredentials; these credentials are a client's.
+func (t *transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("server handshake with client credentials")
+}
+
+// Info implements credentials.TransportCredentials.
+func (t *transport) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+// Clone implements credentials.TransportCredentials.
+func (t *transport) Clone() credentials.TransportCredentials { c := *t; return &c }
+
+// OverrideServerName implements credentials.TransportCredentials, which deprecates it: Options.ServerName is the name.
+func (t *transport) OverrideServerName(string) error { return nil }
+
+// roots are nil for the operating system's.
+func (o *Options) roots() (*x509.CertPool, error) {
+	if o.RootFile == SystemRoots {
+		return nil, nil
+	}
+	text, err := readFile(o.RootFile, maxBundle)
+	if err != nil {
+		return nil, fmt.Errorf("read the root certificate of the %s: %w", o.Name, err)
+	}
+	roots, err := pki.ParseBundle(text)
+	if err != nil {
+		return nil, fmt.Errorf("read the root certificate of the %s %s: %w", o.Name, o.RootFile, err)
+	}
+	return pki.Pool(roots), nil
+}
+
+// certificate is what to present at a time: the workload's own, else the provisioned one, else nil.
+// One that has expired would only get the connection refused. [agent S8]
+func (o *Options) certificate(now time.Time) *tls.Certificate {
+	if o.Certificate != nil {
+		if c := o.Certificate(); valid(c, now) {
+			return c
+		}
+	}
+	if o.ProvisionedDir != "" {
+		c, err := tls.LoadX509KeyPair(filepath.Join(o.ProvisionedDir, "cert-chain.pem"), filepath.Join(o.ProvisionedDir, "key.pem"))
+		if err == nil && valid(&c, now) {
+			return &c
+		}
+	}
+	return nil
+}
+
+func valid(c *tls.Certificate, now time.Time) bool {
+	if c == nil || len(c.Certificate) == 0 {
+		return false
+	}
+	leaf := c.Leaf
+	if leaf == nil {
+		leaf, _ = x509.ParseCertificate(c.Certificate[0])
+	}
+	return leaf != nil && now.Before(leaf.NotAfter)
+}
+
+// callCredentials add the headers to calls, and the token where it is due.
+type callCredentials struct {
+	o         *Options
+	plaintext bool
+}
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (c *callCredentials) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	md := make(map[string]string, len(c.o.Headers)+2)
+	for k, v := range c.o.Headers {
+		md[strings.ToLower(k)] = v
+	}
+	if c.o.ClusterID != "" {
+		md["clusterid"] = c.o.ClusterID
+	}
+	token, err := c.token(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if token != "" {
+		md["authorization"] = "Bearer " + token
+	}
+	return md, nil
+}
+
+// token is empty where none is sent. A server that did not ask for the certificate there is may
+// not ask for a token either, so it is an error that there is none only where there is neither.
+func (c *callCredentials) token(ctx context.Context) (string, error) {
+	info, _ := credentials.RequestInfoFromContext(ctx)
+	shake, _ := info.AuthInfo.(authInfo)
+	if shake.presented || c.plaintext && !c.o.PlaintextToken {
+		return "", nil
+	}
+	token, err := readToken(c.o.TokenFile)
+	if errors.Is(err, fs.ErrNotExist) && shake.available {
+		return "", nil
+	}
+	return token, err
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials. Headers go with plaintext calls too.
+func (c *callCredentials) RequireTransportSecurity() bool { return !c.plaintext }
+
+// readToken reads the token anew: the kubelet replaces it. [agent S6]
+func readToken(path string) (string, error) {
+	if path == "" {
+		return "", errors.New("read token: no file is named")
+	}
+	text, err := readFile(path, maxToken)
+	if err != nil {
+		return "", fmt.Errorf("read token: %w", err)
+	}
+	token := strings.TrimSpace(string(text))
+	switch {
+	case token == "":
+		return "", fmt.Errorf("read token %s: the file is empty", path)
+	case strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "", fmt.Errorf("read token %s: invalid character: want one line of printable ASCII", path)
+	}
+	return token, nil
+}
+
+// readFile reads at most limit bytes, and refuses a longer file.
+func readFile(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case int64(len(text)) > limit:
+		return nil, fmt.Errorf("%s: more than %d bytes", path, limit)
+	}
+	return text, nil
+}
