@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // stage is a Proxy whose epochs do what the test says, and a record of what happened.
 type stage struct {
 	t       *testing.T
-	agent   *proxy.Agent
+	agent   proxy.Agent
 	cancel  func()
 	ended   chan error
 	mu      sync.Mutex
@@ -114,7 +114,10 @@ func play(t *testing.T, of func(*stage) proxy.Proxy, retry proxy.Retry, options 
 		defer cancel()
 		s := &stage{t: t, cancel: cancel, ended: make(chan error, 1), running: map[int]chan error{}, stuck: map[int]bool{}}
 		s.agent = proxy.NewAgent(of(s), retry, options...)
-		go func() { s.ended <- s.agent.Run(ctx) }()
+		go func() {
+			s.agent.Run(ctx)
+			s.ended <- s.agent.Err()
+		}()
 		scene(s)
 		cancel()
 	})
@@ -206,8 +209,39 @@ func TestApplyThrice(t *testing.T) {
 	})
 }
 
+var abortAll = []proxy.Option{proxy.WithAbortAll()}
+
+// The epoch that serves goes on, and the number of the failed one is used again.
+func TestAFailedStartLeavesTheOthersAlone(t *testing.T) {
+	play(t, plain, proxy.Retry{MaxRetries: 2, InitialInterval: time.Second}, nil, func(s *stage) {
+		s.agent.Restart("a")
+		synctest.Wait()
+		s.agent.Restart("b")
+		s.wants("run 0 a", "run 1 b")
+		s.end(1, errFailed)
+		s.wants("cleanup 1")
+		s.later(time.Second)
+		s.wants("run 1 b")
+		s.end(1, errFailed)
+		s.later(2 * time.Second)
+		s.wants("cleanup 1", "run 1 b")
+		s.end(1, errFailed)
+		s.wants("cleanup 1", "panic b")
+		s.later(time.Hour)
+		s.wants() // 0 serves on
+		s.agent.Restart("c")
+		s.wants("run 1 c")
+		s.end(0, errFailed) // an older epoch that fails in the end had nothing left to do
+		s.later(time.Hour)
+		s.wants("cleanup 0")
+		if err := s.agent.Err(); err != nil {
+			t.Errorf("Err is %v while the agent runs", err)
+		}
+	})
+}
+
 func TestAbort(t *testing.T) {
-	play(t, plain, proxy.DefaultRetry, nil, func(s *stage) {
+	play(t, plain, proxy.DefaultRetry, abortAll, func(s *stage) {
 		for _, config := range []string{"a", "b", "c"} {
 			s.agent.Restart(config)
 			synctest.Wait()
@@ -223,7 +257,7 @@ func TestAbort(t *testing.T) {
 }
 
 func TestAnIgnoredAbortHoldsNothingUp(t *testing.T) {
-	play(t, plain, proxy.DefaultRetry, nil, func(s *stage) {
+	play(t, plain, proxy.DefaultRetry, abortAll, func(s *stage) {
 		s.stuck[0] = true
 		s.agent.Restart("a")
 		synctest.Wait()
@@ -292,7 +326,7 @@ func TestRecovery(t *testing.T) {
 }
 
 func TestCascadingAbort(t *testing.T) {
-	play(t, plain, proxy.DefaultRetry, nil, func(s *stage) {
+	play(t, plain, proxy.DefaultRetry, abortAll, func(s *stage) {
 		for _, config := range []string{"a", "b", "c"} {
 			s.agent.Restart(config)
 			synctest.Wait()
@@ -306,7 +340,7 @@ func TestCascadingAbort(t *testing.T) {
 }
 
 func TestNoLockUpAfterACascadingAbort(t *testing.T) {
-	play(t, plain, proxy.DefaultRetry, nil, func(s *stage) {
+	play(t, plain, proxy.DefaultRetry, abortAll, func(s *stage) {
 		s.agent.Restart("a")
 		synctest.Wait()
 		s.agent.Restart("b")

@@ -30,15 +30,19 @@ func ExampleAgent() {
 		},
 	}, proxy.DefaultRetry)
 
-	over := make(chan error)
-	go func() { over <- agent.Run(ctx) }()
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		agent.Run(ctx)
+	}()
 	agent.ScheduleConfigUpdate("blue")
 	fmt.Println(<-started)
 	agent.ScheduleConfigUpdate("blue") // nothing new
 	agent.ScheduleConfigUpdate("green")
 	fmt.Println(<-started)
 	cancel()
-	fmt.Println("ended with", <-over)
+	<-over
+	fmt.Println("ended with", agent.Err())
 	// Output:
 	// epoch 0 runs with blue
 	// epoch 1 runs with green
@@ -68,7 +72,8 @@ func ExampleProxyFuncs() {
 		PanicFunc: func(config any) { fmt.Println("cannot be run:", config) },
 	}, proxy.Retry{MaxRetries: 0})
 	go agent.ScheduleConfigUpdate("/no/such/envoy.yaml")
-	if err := agent.Run(context.Background()); err != nil {
+	agent.Run(context.Background())
+	if agent.Err() != nil {
 		fmt.Println("nothing runs any more")
 	}
 	// Output:
@@ -94,7 +99,7 @@ func ExampleAgent_Restart() {
 func ExampleDecodeServiceNode() {
 	sidecar := proxy.Sidecar{IPAddress: "10.1.1.4", ID: "reviews-1.bookshop", Domain: "bookshop.svc.cluster.local"}
 	fmt.Println(sidecar.ServiceNode())
-	role, err := proxy.DecodeServiceNode("10.1.1.4~reviews-1.bookshop~bookshop.svc.cluster.local") // of 2017
+	role, err := proxy.DecodeServiceNode("10.1.1.4|reviews-1.bookshop|bookshop.svc.cluster.local") // of 2017
 	fmt.Println(role == sidecar, err)
 	// Output:
 	// sidecar~10.1.1.4~reviews-1.bookshop~bookshop.svc.cluster.local

@@ -14,7 +14,7 @@ import (
 
 // loop is the one goroutine that owns the machine.
 type loop struct {
-	*Agent
+	*agent
 	ctx     context.Context // of all that watches epochs
 	machine *supervise.Machine
 	zero    time.Time
@@ -50,9 +50,9 @@ func (l *loop) serve(ctx context.Context) error {
 		select {
 		case <-asked:
 			asked, ev = nil, supervise.Terminate{}
-		case config := <-l.Agent.configs:
+		case config := <-l.agent.configs:
 			ev = supervise.Desired{Hash: l.name(config)}
-		case o := <-l.Agent.orders:
+		case o := <-l.agent.orders:
 			name := l.name(o.config)
 			l.orders = append(l.orders, order{name, o.done})
 			ev = supervise.Desired{Hash: name}

@@ -16,11 +16,11 @@
 //     goroutine of its own for every epoch; Cleanup and Panic are called from the
 //     control loop.
 //
-// What the failure of one epoch means for the others depends on whether the agent can tell
-// a live epoch. Where the Proxy has no Live method it cannot: then a failed epoch leaves an inconsistent pair,
-// and all others are aborted and the newest configuration is started from 0; any number of epochs may
-// run. Where it has one (see Liver), two epochs run at most, the next one waits until the one before is live, an epoch
-// that is not live in time is given up, and whatever fails before it is live leaves the one that serves alone.
+// A failed epoch leaves the others alone, and its number is used again: one that serves goes on serving,
+// whatever becomes of its successor (see WithAbortAll for the agents that did otherwise). Where the Proxy has
+// no Live method an epoch counts as live once it is started, and any number of epochs may run. Where it has one (see
+// Liver), two epochs run at most, the next one waits until the one before is live, and an epoch that is not live in
+// time is given up.
 //
 // The package also holds what an agent says about itself (Role), an Environment of the
 // sources that configuration is made from, and helpers to find addresses.

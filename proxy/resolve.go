@@ -10,12 +10,17 @@ import (
 	"time"
 )
 
-// ErrResolveNoAddress says that a name has no address at all.
-var ErrResolveNoAddress = errors.New("no address found")
+// Errors of the helpers that find addresses.
+var (
+	// ErrResolveNoAddress says that there was nothing to resolve.
+	ErrResolveNoAddress = errors.New("no address specified")
+	// ErrNoAddress says that a name or this host has no address at all.
+	ErrNoAddress = errors.New("no address found")
+)
 
 // GetPrivateIPs lists the addresses of this host's interfaces that are up, in the order of the interfaces and
 // IPv4 before IPv6 on each; without loopback and link-local ones. While there are none, as in the
-// first moments of a Pod, it waits: until ctx ends, but at most 5 s. Its error then wraps ErrResolveNoAddress.
+// first moments of a Pod, it waits: until ctx ends, but at most 5 s. Its error then wraps ErrNoAddress.
 func GetPrivateIPs(ctx context.Context) ([]netip.Addr, error) {
 	return privateIPs(ctx, hostAddrs)
 }
@@ -37,7 +42,7 @@ func privateIPs(ctx context.Context, list func() ([]netip.Addr, error)) ([]netip
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for an address of this host: %w (%w)", ErrResolveNoAddress, ctx.Err())
+			return nil, fmt.Errorf("wait for an address of this host: %w (%w)", ErrNoAddress, ctx.Err())
 		case <-again.C:
 		}
 	}
@@ -88,8 +93,8 @@ func ipv4First(ips []netip.Addr) {
 }
 
 // ResolveAddr replaces the host of "host:port" by its address: the first IPv4 one that the resolver gives, else
-// the first IPv6 one, in brackets. An address stays as it is. The error is, or wraps, ErrResolveNoAddress where the
-// name has none.
+// the first IPv6 one, in brackets. An address stays as it is. The error is ErrResolveNoAddress for an empty addr,
+// and wraps ErrNoAddress where the name has none.
 func ResolveAddr(addr string) (string, error) {
 	return resolve(context.Background(), addr, net.DefaultResolver.LookupNetIP)
 }
@@ -97,6 +102,9 @@ func ResolveAddr(addr string) (string, error) {
 type lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
 func resolve(ctx context.Context, addr string, look lookup) (string, error) {
+	if addr == "" {
+		return "", ErrResolveNoAddress
+	}
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return "", fmt.Errorf("resolve %q: want host:port: %w", addr, err)
@@ -111,11 +119,11 @@ func resolve(ctx context.Context, addr string, look lookup) (string, error) {
 	var gone *net.DNSError
 	switch {
 	case errors.As(err, &gone) && gone.IsNotFound:
-		return "", fmt.Errorf("resolve %s: %w: %w", host, ErrResolveNoAddress, err)
+		return "", fmt.Errorf("resolve %s: %w: %w", host, ErrNoAddress, err)
 	case err != nil:
 		return "", fmt.Errorf("resolve %s: %w", host, err)
 	case len(ips) == 0:
-		return "", fmt.Errorf("resolve %s: %w", host, ErrResolveNoAddress)
+		return "", fmt.Errorf("resolve %s: %w", host, ErrNoAddress)
 	}
 	for i, ip := range ips {
 		ips[i] = ip.Unmap()

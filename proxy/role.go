@@ -1,10 +1,15 @@
 package proxy
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// The node ids of the two proxies at the mesh's edge in 2017, which said nothing more of themselves.
+const (
+	IngressNode = "ingress"
+	EgressNode  = "egress"
 )
 
 // IngressCertsPath is where the ingress proxy of 2017 finds its certificate and key (tls.crt, tls.key).
@@ -14,7 +19,7 @@ const IngressCertsPath = "/etc/istio/ingress-certs/"
 // that can be compared.
 type Role interface {
 	// ServiceNode encodes the role as the proxy's node id, type~ip~id~domain. None of the
-	// parts may hold a "~".
+	// parts may hold a "~" or a "|".
 	ServiceNode() string
 }
 
@@ -31,13 +36,13 @@ type Sidecar struct {
 // Router is a gateway's proxy. Its fields are those of a Sidecar.
 type Router struct{ IPAddress, ID, Domain string }
 
-// IngressNode is the proxy that lets traffic into the mesh; a router by its name of 2017. Its
+// Ingress is the proxy that lets traffic into the mesh; a router by its name of 2017. Its
 // fields are those of a Sidecar, and were empty then.
-type IngressNode struct{ IPAddress, ID, Domain string }
+type Ingress struct{ IPAddress, ID, Domain string }
 
-// EgressNode is the proxy that lets traffic out of the mesh; a router by its name of 2017. Its
+// Egress is the proxy that lets traffic out of the mesh; a router by its name of 2017. Its
 // fields are those of a Sidecar, and were empty then.
-type EgressNode struct{ IPAddress, ID, Domain string }
+type Egress struct{ IPAddress, ID, Domain string }
 
 const separator = "~"
 
@@ -50,37 +55,35 @@ func (r Sidecar) ServiceNode() string { return encode("sidecar", r.IPAddress, r.
 func (r Router) ServiceNode() string { return encode("router", r.IPAddress, r.ID, r.Domain) }
 
 // ServiceNode is ingress~ip~id~domain.
-func (r IngressNode) ServiceNode() string { return encode("ingress", r.IPAddress, r.ID, r.Domain) }
+func (r Ingress) ServiceNode() string { return encode("ingress", r.IPAddress, r.ID, r.Domain) }
 
 // ServiceNode is egress~ip~id~domain.
-func (r EgressNode) ServiceNode() string { return encode("egress", r.IPAddress, r.ID, r.Domain) }
+func (r Egress) ServiceNode() string { return encode("egress", r.IPAddress, r.ID, r.Domain) }
 
 // DecodeServiceNode is the role of a node id: four parts as ServiceNode encodes them, or
-// one of the forms of 2017, which are ip~id~domain for a sidecar and the words "ingress"
-// and "egress". The address must be empty or an IP address. DecodeServiceNode(r.ServiceNode()) is r for every role of this
-// package whose fields it takes.
+// one of the forms of 2017, which are ip|id|domain (or with "~") for a sidecar, IngressNode and EgressNode.
+// The address must be empty or an IP address. DecodeServiceNode(r.ServiceNode()) is r for every role of this
+// package whose fields it takes. Control planes of this project take the same forms.
 func DecodeServiceNode(s string) (Role, error) {
-	whole := s
-	switch parts := strings.Count(s, separator) + 1; {
-	case parts == 3:
-		whole = encode("sidecar", s)
-	case parts == 1 && (s == "ingress" || s == "egress"):
-		whole = encode(s, "", "", "")
-	case parts != 4:
-		return nil, fmt.Errorf("node id %.200q: want type~ip~id~domain, or ip~id~domain, or ingress or egress; got %d parts", s, parts)
-	}
-	if _, err := mesh.DecodeNodeID(whole); err != nil {
+	n, err := mesh.DecodeNodeID(s)
+	if err != nil {
 		return nil, err
 	}
-	p := strings.Split(whole, separator)
-	fields := Sidecar{IPAddress: p[1], ID: p[2], Domain: p[3]}
-	switch p[0] {
-	case "router":
-		return Router(fields), nil
-	case "ingress":
-		return IngressNode(fields), nil
-	case "egress":
-		return EgressNode(fields), nil
+	fields := Sidecar{ID: n.ID, Domain: n.Domain}
+	if n.IP.IsValid() {
+		parts := strings.Split(s, separator)
+		if len(parts) == 1 {
+			parts = strings.Split(s, "|")
+		}
+		fields.IPAddress = parts[len(parts)-3] // as it is written, so that a role comes back as it went
 	}
-	return fields, nil
+	switch {
+	case n.Role == mesh.Sidecar:
+		return fields, nil
+	case strings.HasPrefix(s, IngressNode):
+		return Ingress(fields), nil
+	case strings.HasPrefix(s, EgressNode):
+		return Egress(fields), nil
+	}
+	return Router(fields), nil
 }

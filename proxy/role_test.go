@@ -11,10 +11,11 @@ func TestRolesKeepTheirNodeID(t *testing.T) {
 	for node, role := range map[string]proxy.Role{
 		"sidecar~10.0.0.1~a.n~n.svc.cluster.local":  proxy.Sidecar{IPAddress: "10.0.0.1", ID: "a.n", Domain: "n.svc.cluster.local"},
 		"sidecar~2001:db8::1~a.n~n.svc":             proxy.Sidecar{IPAddress: "2001:db8::1", ID: "a.n", Domain: "n.svc"},
+		"sidecar~2001:DB8::1~a.n~n.svc":             proxy.Sidecar{IPAddress: "2001:DB8::1", ID: "a.n", Domain: "n.svc"},
 		"sidecar~~~":                                proxy.Sidecar{},
 		"router~10.0.0.2~g.n~n.svc.cluster.local":   proxy.Router{IPAddress: "10.0.0.2", ID: "g.n", Domain: "n.svc.cluster.local"},
-		"ingress~10.0.0.3~in.n~n.svc.cluster.local": proxy.IngressNode{IPAddress: "10.0.0.3", ID: "in.n", Domain: "n.svc.cluster.local"},
-		"egress~~out.n~":                            proxy.EgressNode{ID: "out.n"},
+		"ingress~10.0.0.3~in.n~n.svc.cluster.local": proxy.Ingress{IPAddress: "10.0.0.3", ID: "in.n", Domain: "n.svc.cluster.local"},
+		"egress~~out.n~":                            proxy.Egress{ID: "out.n"},
 	} {
 		if got := role.ServiceNode(); got != node {
 			t.Errorf("%#v is %q, want %q", role, got, node)
@@ -28,8 +29,11 @@ func TestRolesKeepTheirNodeID(t *testing.T) {
 func TestNodeIDsOf2017(t *testing.T) {
 	for node, role := range map[string]proxy.Role{
 		"10.0.0.1~a.n~n.svc.cluster.local": proxy.Sidecar{IPAddress: "10.0.0.1", ID: "a.n", Domain: "n.svc.cluster.local"},
-		"ingress":                          proxy.IngressNode{},
-		"egress":                           proxy.EgressNode{},
+		"10.0.0.1|a.n|n.svc.cluster.local": proxy.Sidecar{IPAddress: "10.0.0.1", ID: "a.n", Domain: "n.svc.cluster.local"},
+		"fd00::1|a.n|d":                    proxy.Sidecar{IPAddress: "fd00::1", ID: "a.n", Domain: "d"},
+		"|a.n|d":                           proxy.Sidecar{ID: "a.n", Domain: "d"},
+		proxy.IngressNode:                  proxy.Ingress{},
+		proxy.EgressNode:                   proxy.Egress{},
 	} {
 		if got, err := proxy.DecodeServiceNode(node); got != role || err != nil {
 			t.Errorf("%q is %#v, %v; want %#v", node, got, err, role)
@@ -39,7 +43,7 @@ func TestNodeIDsOf2017(t *testing.T) {
 
 func TestNodeIDsThatAreNone(t *testing.T) {
 	for _, node := range []string{
-		"", "sidecar", "a~b", "sidecar~10.0.0.1~a.n~d~e", "waypoint~10.0.0.1~a.n~d", "sidecar~10.0.0~a.n~d", "10.0.0~a.n~d",
+		"", "sidecar", "a~b", "a|b", "sidecar|10.0.0.1|a.n|d", "10.0.0.1|a~b|d", "sidecar~10.0.0.1~a.n~d~e", "waypoint~10.0.0.1~a.n~d", "sidecar~10.0.0~a.n~d", "10.0.0~a.n~d",
 		strings.Repeat("x", 5000), "sidecar~~" + strings.Repeat("x", 5000) + "~d",
 	} {
 		if role, err := proxy.DecodeServiceNode(node); err == nil || len(err.Error()) > 500 {
@@ -52,6 +56,7 @@ func FuzzDecodeServiceNode(f *testing.F) {
 	f.Add("sidecar~10.0.0.1~a.n~n.svc.cluster.local")
 	f.Add("10.0.0.1~a.n~d")
 	f.Add("ingress")
+	f.Add("10.0.0.1|a.n|d")
 	f.Fuzz(func(t *testing.T, node string) {
 		role, err := proxy.DecodeServiceNode(node)
 		if err != nil {

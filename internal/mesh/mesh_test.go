@@ -24,14 +24,28 @@ func TestNodeIDsRoundTrip(t *testing.T) {
 	}
 }
 
+// xDS takes what package proxy decodes.
+func TestNodeIDsOf2017(t *testing.T) {
+	for s, want := range map[string]string{
+		"10.0.0.1|x.y|d": "sidecar~10.0.0.1~x.y~d", "10.0.0.1~x.y~d": "sidecar~10.0.0.1~x.y~d", "|x.y|d": "sidecar~~x.y~d",
+		"ingress": "router~~~", "egress": "router~~~",
+	} {
+		if n, err := DecodeNodeID(s); err != nil || n.String() != want {
+			t.Errorf("%q is %s, %v; want %s", s, n, err, want)
+		}
+	}
+}
+
 func TestNodeIDsThatAreRefused(t *testing.T) {
 	for s, why := range map[string]string{
 		"":                              "four parts",
-		"sidecar~10.0.0.1~x.y":          "four parts",
+		"sidecar~10.0.0.1~x.y":          `invalid IP address "sidecar"`,
+		"10.0.0.1|x.y":                  "want ip|id|domain",
+		"sidecar|10.0.0.1|x.y|d":        "want ip|id|domain",
 		"sidecar~10.0.0.1~x.y~d~e":      "four parts",
 		"waypoint~10.0.0.1~x.y~d":       "want sidecar or router",
-		"sidecar~ten~x.y~d":             "no IP address",
-		"sidecar~fe80::1%eth0~x~d":      "no IP address",
+		"sidecar~ten~x.y~d":             "invalid IP address",
+		"sidecar~fe80::1%eth0~x~d":      "invalid IP address",
 		strings.Repeat("sidecar", 9000): "at most",
 	} {
 		if _, err := DecodeNodeID(s); err == nil || !strings.Contains(err.Error(), why) {

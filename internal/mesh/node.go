@@ -47,24 +47,35 @@ func (n NodeID) String() string {
 	return strings.Join([]string{string(n.Role), ip, n.ID, n.Domain}, "~")
 }
 
-// DecodeNodeID reads type~ip~id~domain; exactly four parts, a known type, and an IP that
-// is empty or parses.
+// DecodeNodeID reads type~ip~id~domain: exactly four parts, a known type, and an IP that
+// is empty or parses. It also reads the forms of 2017: ip|id|domain (or with "~") for a sidecar, and
+// the words "ingress" and "egress" alone.
 func DecodeNodeID(s string) (NodeID, error) {
 	if len(s) > maxNodeID {
 		return NodeID{}, fmt.Errorf("node id of %d bytes: at most %d are taken", len(s), maxNodeID)
 	}
 	p := strings.Split(s, "~")
-	if len(p) != 4 {
-		return NodeID{}, fmt.Errorf("node id %q: want type~ip~id~domain, four parts, got %d", s, len(p))
+	if len(p) == 1 && strings.Contains(s, "|") {
+		if p = strings.Split(s, "|"); len(p) != 3 {
+			return NodeID{}, fmt.Errorf("invalid node id %q: want ip|id|domain, got %d parts", s, len(p))
+		}
+	}
+	switch {
+	case len(p) == 3:
+		p = append([]string{string(Sidecar)}, p...)
+	case s == "ingress" || s == "egress":
+		p = []string{s, "", "", ""}
+	case len(p) != 4:
+		return NodeID{}, fmt.Errorf("invalid node id %q: want type~ip~id~domain, four parts, got %d", s, len(p))
 	}
 	role, err := ParseRole(p[0])
 	if err != nil {
-		return NodeID{}, fmt.Errorf("node id %q: %w", s, err)
+		return NodeID{}, fmt.Errorf("invalid node id %q: %w", s, err)
 	}
 	n := NodeID{Role: role, ID: p[2], Domain: p[3]}
 	if p[1] != "" {
 		if n.IP, err = netip.ParseAddr(p[1]); err != nil || n.IP.Zone() != "" {
-			return NodeID{}, fmt.Errorf("node id %q: second part %q is no IP address", s, p[1])
+			return NodeID{}, fmt.Errorf("invalid node id %q: invalid IP address %q: want an address without a zone, or nothing", s, p[1])
 		}
 	}
 	return n, nil

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/test/agenttest"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // agentName is the name under which the test binary is an agent: it runs a real Envoy with the admin address and
@@ -73,8 +73,8 @@ func kill9(t testing.TB, p *proxy, bootstrap string, started bool) string {
 	if started {
 		p.until("an agent starts an Envoy", func() bool { return baseID.MatchString(out.String()) })
 	}
-	wait := time.NewTimer(20*time.Millisecond + rand.N(300*time.Millisecond))
-	<-wait.C
+	moment := time.NewTimer(20*time.Millisecond + time.Duration(wait.Random(t).Int64N(int64(300*time.Millisecond))))
+	<-moment.C
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	p.until("nothing of a killed agent runs", func() bool { return !runs(bootstrap) })

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/test/envoytest"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // quick has parents end soon: for tests without load.
@@ -129,13 +129,13 @@ func TestOneThatIsNeverLiveIsGivenUp(t *testing.T) {
 
 // TestKillsAtRandomMoments ends children at any moment of their lives.
 func TestKillsAtRandomMoments(t *testing.T) {
-	p := up(t, quick)
+	p, random := up(t, quick), wait.Random(t)
 	for i := range 8 {
 		mark := fmt.Sprint("killed-", i)
 		p.Desire(p.launch(mark, 2))
-		wait := time.NewTimer(rand.N(250 * time.Millisecond))
+		moment := time.NewTimer(time.Duration(random.Int64N(int64(250 * time.Millisecond))))
 		select {
-		case <-wait.C:
+		case <-moment.C:
 		case <-t.Context().Done():
 		}
 		s := p.State()
