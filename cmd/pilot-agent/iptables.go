@@ -1,22 +1,25 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/user"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
 // captureError is an error of istio-iptables. Its exit code is not that of other commands:
-// programs look at it. [agent I47]
+// programs test it. [agent I47]
 type captureError struct{ error }
 
 func (e captureError) ExitCode() int {
@@ -28,24 +31,29 @@ func (e captureError) ExitCode() int {
 
 func (e captureError) Unwrap() error { return e.error }
 
-// iptables is what the command line asks of istio-iptables beyond the options of the rules.
-type iptables struct {
-	options capture.Options
+// captureCommand is what the command line and the environment ask of istio-iptables. Its settings method
+// says which flag and variable sets each field.
+type captureCommand struct {
+	options plan.Options
 	getenv  func(string) string
 
-	dryRun, skip, clean bool
-	namespace           string
-	backend             capture.BackendOptions
+	dryRun, skip, clean   bool
+	dryRunFile, namespace string
+	backend               capture.BackendOptions
+	envoyUser             string
 
 	runValidation bool
 	probePort     uint16
 	probeTimeout  time.Duration
+
+	// notes name settings that were given and have no effect.
+	notes []string
 }
 
-// newIptablesCommand makes the command that captures a Pod's traffic; its name is what injection
-// templates call. A flag that was not given takes its value from the environment.
+// newIptablesCommand makes the command that captures a Pod's traffic; injection templates call it by
+// that name.
 func newIptablesCommand(getenv func(string) string) *cobra.Command {
-	r := &iptables{options: capture.DefaultOptions(), getenv: getenv}
+	r := &captureCommand{getenv: getenv}
 	c := &cobra.Command{
 		Use:   "istio-iptables",
 		Short: "Capture the Pod's connections for its proxy, by rules in the kernel",
@@ -54,8 +62,8 @@ func newIptablesCommand(getenv func(string) string) *cobra.Command {
 The rules are those of iptables where its programs are there and work, legacy or nft, whichever
 is in use, and else of nftables, which needs no program; what was taken is said on standard
 error. The capability CAP_NET_ADMIN is needed. Applying the same rules again changes nothing.
-Each flag has a twin in the environment, such as ENVOY_PORT for --envoy-port. The exit code is 0
-if the rules are in force, 1 if they are not, and 126 if they don't do what they should.`,
+A flag that is not given is read from the environment, such as --envoy-port from ENVOY_PORT. The exit
+code is 0 if the rules are in force, 1 if they are not, and 126 if they don't do what they should.`,
 		Example: `  pilot-agent istio-iptables -p 15001 -z 15006 -u 1337 -m REDIRECT -i '*' -b '*' -d 15090,15021,15020
   pilot-agent istio-iptables -i '*' -b '*' --dry-run
   pilot-agent istio-iptables --cleanup-only`,
@@ -73,124 +81,95 @@ if the rules are in force, 1 if they are not, and 126 if they don't do what they
 		},
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return captureError{err} })
-	r.register(c)
+	register(c.Flags(), r.settings())
 	c.AddCommand(newExplain(getenv))
 	return c
 }
 
-func (r *iptables) register(c *cobra.Command) {
-	f := c.Flags()
-	f.SortFlags = false
-	r.options.ProxyUID = "" // known only when asked for: see fill
-	for _, o := range r.options.Flags() {
-		switch {
-		case o.Name == "":
-		case o.Bool != nil:
-			f.BoolVar(o.Bool, o.Name, *o.Bool, o.Usage)
-		default:
-			f.StringVarP(o.Text, o.Name, o.Short, *o.Text, o.Usage)
-		}
-	}
-	r.registerOwn(f)
-	f.Bool("iptables-trace-logging", false, "accepted, without effect")
-	f.Uint16Var(&r.probePort, "iptables-probe-port", 15002, "`port` that validation connects to")
-	f.DurationVar(&r.probeTimeout, "probe-timeout", 5*time.Second, "how long each connection of validation may take")
-	_ = f.MarkHidden("iptables-trace-logging")
-}
-
-// fill gives what no flag did its value from the environment, then the proxy's user.
-func (r *iptables) fill(c *cobra.Command) error {
-	for _, o := range r.options.Flags() {
-		value := r.getenv(o.Env)
-		if value == "" || o.Name != "" && c.Flags().Changed(o.Name) {
-			continue
-		}
-		if o.Bool == nil {
-			*o.Text = value
-			continue
-		}
-		b, err := strconv.ParseBool(value)
-		if err != nil {
-			return fmt.Errorf("%s=%q: give true or false", o.Env, value)
-		}
-		*o.Bool = b
-	}
-	if err := r.fillOwn(c); err != nil {
+// fill gives what no flag set its value from the environment, then the proxy's user and group.
+func (r *captureCommand) fill(f *pflag.FlagSet) (err error) {
+	if r.notes, err = readEnvironment(f, r.settings(), r.getenv); err != nil {
 		return err
 	}
+	if r.probePort == 0 {
+		return fmt.Errorf("--iptables-probe-port=%d: give a port from 1 to 65535", r.probePort)
+	}
+	if r.probeTimeout <= 0 {
+		return fmt.Errorf("--probe-timeout=%s: give a duration above 0, such as 5s", r.probeTimeout)
+	}
 	if r.options.ProxyUID == "" {
-		r.options.ProxyUID = proxyUser(r.getenv("ENVOY_USER"))
+		r.options.ProxyUID = proxyUser(r.envoyUser)
 	}
 	if r.options.ProxyGID == "" {
-		r.options.ProxyGID = r.options.ProxyUID // said here so that it is dumped
+		r.options.ProxyGID = r.options.ProxyUID // set here so that it is in the printed configuration
 	}
 	return nil
 }
 
-// proxyUser is the number of the user that runs the proxy where nobody says. [agent I4]
+// proxyUser is the number of the user that runs the proxy, or 1337 if there is no such user. [agent I4]
 func proxyUser(name string) string {
-	if name == "" {
-		name = "istio-proxy"
-	}
 	if u, err := user.Lookup(name); err == nil {
 		return u.Uid
 	}
-	return capture.DefaultOptions().ProxyUID
+	return "1337"
 }
 
-func (r *iptables) run(c *cobra.Command) error {
-	if err := r.fill(c); err != nil {
+func (r *captureCommand) run(c *cobra.Command) error {
+	if err := r.fill(c.Flags()); err != nil {
 		return err
 	}
 	return r.inNamespace(func() error { return r.act(c) })
 }
 
-// inNamespace runs fn in the network namespace that is meant.
-func (r *iptables) inNamespace(fn func() error) error {
+// inNamespace runs fn in the network namespace of the options.
+func (r *captureCommand) inNamespace(fn func() error) error {
 	if r.namespace != "" {
-		return capture.In(r.namespace, fn)
+		return netns.Run(r.namespace, fn)
 	}
 	return fn()
 }
 
-// root is where the files of the namespace's processes are: resolv.conf, and the names of users
-// and groups. A namespace that is named by anything but a process has those of this one.
-func (r *iptables) root() string {
+// root is the root directory of the namespace's processes, with their resolv.conf and the names of
+// users and groups. For a namespace that is not given as that of a process, it is this process's.
+func (r *captureCommand) root() string {
 	if process, ok := strings.CutSuffix(r.namespace, "/ns/net"); ok && strings.HasPrefix(process, "/proc/") {
 		return process + "/root"
 	}
 	return "/"
 }
 
-// act runs in the network namespace that is meant.
-func (r *iptables) act(c *cobra.Command) error {
+// act runs in the network namespace of the options.
+func (r *captureCommand) act(c *cobra.Command) error {
+	for _, note := range r.notes {
+		fmt.Fprintln(c.ErrOrStderr(), "Note:", note)
+	}
 	if r.clean {
 		return r.cleanup(c.OutOrStdout(), c.ErrOrStderr())
 	}
 	if err := r.backend.Check(); err != nil {
 		return err
 	}
-	facts, err := capture.ReadFacts(r.root())
+	facts, err := netns.ReadFacts(r.root())
 	if err != nil {
 		return err
 	}
-	plan, err := capture.Plan(r.options, facts)
+	rules, err := plan.Build(r.options, facts)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(c.OutOrStdout(), strings.Join(append(r.options.Dump(), r.dumpOwn()...), "\n"))
+	fmt.Fprint(c.OutOrStdout(), dump(r.settings()))
 	if r.dryRun {
-		return r.show(c.OutOrStdout(), capture.Text(r.backend, plan))
+		return r.show(c.OutOrStdout(), capture.DryRun(r.backend, rules))
 	}
 	out := c.ErrOrStderr()
-	for _, note := range r.notes(plan) {
+	for _, note := range r.planNotes(rules) {
 		fmt.Fprintln(out, "Note:", note)
 	}
 	if !r.skip {
-		if err := r.apply(out, plan); err != nil {
+		if err := r.apply(out, rules); err != nil {
 			return err
 		}
-		keepWaiting(out)
+		enableMigration(out)
 	}
 	if r.runValidation {
 		return r.validate(c.Context(), out, facts)
@@ -198,23 +177,107 @@ func (r *iptables) act(c *cobra.Command) error {
 	return nil
 }
 
-// notes are the plan's, and one that only the command knows.
-func (r *iptables) notes(plan capture.Ruleset) []string {
+// planNotes are the plan's notes, and one about the namespace.
+func (r *captureCommand) planNotes(rules plan.Ruleset) []string {
 	if dns := r.options.DNS; r.namespace != "" && r.root() == "/" && dns.Capture && !dns.All {
-		return append(plan.Notes, "the resolvers are those of this host's resolv.conf, not the Pod's; --capture-all-dns captures DNS to any address")
+		return append(rules.Notes, "the resolvers are those of this host's resolv.conf, not the Pod's; --capture-all-dns captures DNS to any address")
 	}
-	return plan.Notes
+	return rules.Notes
 }
 
-// show is the dry run.
-func (r *iptables) show(out io.Writer, plan string) error {
-	fmt.Fprint(out, plan)
-	path := r.getenv("DRY_RUN_FILE_PATH")
-	if path == "" {
+// show prints the text of a dry run, and writes it to a file if one is given.
+func (r *captureCommand) show(out io.Writer, rules string) error {
+	fmt.Fprint(out, rules)
+	if r.dryRunFile == "" {
 		return nil
 	}
-	if err := os.WriteFile(path, []byte(plan), 0o644); err != nil {
+	if err := os.WriteFile(r.dryRunFile, []byte(rules), 0o644); err != nil {
 		return fmt.Errorf("write the rules: %w", err)
 	}
+	return nil
+}
+
+// apply puts the rules into force and prints how.
+func (r *captureCommand) apply(out io.Writer, rules plan.Ruleset) error {
+	choice, err := capture.Choose(r.backend, rules)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "The rules are applied by %s: %s\n", choice.Name, choice.Why)
+	report, err := choice.Apply(rules)
+	if err != nil {
+		return err
+	}
+	for _, refused := range report.Refused {
+		fmt.Fprintln(out, "Warning:", refused)
+	}
+	for _, warning := range capture.Warnings(r.backend) {
+		fmt.Fprintln(out, "Warning:", warning)
+	}
+	done := "are in force"
+	if !report.Changed {
+		done = "were in force already"
+	}
+	fmt.Fprintf(out, "%d rules %s, after %s\n", report.Rules, done, report.Took.Round(10*time.Microsecond))
+	return nil
+}
+
+// enableMigration has the kernel keep the connections that wait for an Envoy with fewer workers than
+// the one it takes over from (Linux 5.14). That is not part of the capture, but capture has the
+// privilege: where it is not set, the agent keeps the number of workers.
+func enableMigration(out io.Writer) {
+	path := "/proc/sys/" + strings.ReplaceAll(plan.MigrateRequests, ".", "/")
+	if err := os.WriteFile(path, []byte("1"), 0o644); err != nil {
+		fmt.Fprintln(out, "Note: the number of Envoy's workers cannot be lowered by a hot restart here:", err)
+	}
+}
+
+// cleanup removes what any backend applied.
+func (r *captureCommand) cleanup(out, warnings io.Writer) error {
+	if err := r.backend.Check(); err != nil {
+		return err
+	}
+	if r.dryRun {
+		return r.show(out, capture.CleanText(r.backend))
+	}
+	if r.skip {
+		return nil
+	}
+	for _, unreadable := range capture.Unreadable(r.backend) {
+		fmt.Fprintln(warnings, "Warning:", unreadable)
+	}
+	return capture.Nftables{Options: r.backend}.Clean()
+}
+
+// validationError says that rules are not in force as planned. A controller that repairs Pods
+// tests for its exit code. [agent I46, I47]
+type validationError struct{ error }
+
+func (e validationError) Unwrap() error { return e.error }
+
+// validate sends connections through the rules.
+func (r *captureCommand) validate(ctx context.Context, out io.Writer, facts plan.Facts) error {
+	probes, err := plan.Probes(r.options, facts, r.probePort)
+	if err != nil {
+		return err
+	}
+	arrived, skipped, err := capture.Validation{Probes: probes, Timeout: r.probeTimeout}.Run(ctx)
+	for _, reason := range skipped {
+		fmt.Fprintln(out, "Not validated:", reason)
+	}
+	if err == nil && arrived == 0 && len(probes) > 0 {
+		err = errors.New("none of the connections could be made")
+	}
+	if err != nil {
+		return validationError{fmt.Errorf(`validate the capture of traffic: %w
+The rules in this network namespace do not do what the options say. If a CNI plugin was to apply
+them, it did not, or did it before another plugin replaced them: delete the Pod, or let the
+plugin's repair controller do so, which looks for exit code 126`, err)}
+	}
+	if len(probes) == 0 {
+		fmt.Fprintln(out, "There is nothing to validate: the options capture no connection that can be tried")
+		return nil
+	}
+	fmt.Fprintf(out, "%d of %d connections arrived where they should\n", arrived, len(probes))
 	return nil
 }

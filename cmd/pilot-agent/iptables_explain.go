@@ -9,20 +9,21 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
 // explanation is a question about one packet, as the command line has it.
 type explanation struct {
 	from, to, direction, in, out, output string
 	inbound, outbound                    bool
-	packet                               capture.Packet
+	packet                               plan.Packet
 }
 
 // newExplain makes the command that says what the rules do with a packet. Nothing is applied or
 // read but the facts of the network namespace.
 func newExplain(getenv func(string) string) *cobra.Command {
-	r := &iptables{options: capture.DefaultOptions(), getenv: getenv}
+	r := &captureCommand{getenv: getenv}
 	e := &explanation{}
 	c := &cobra.Command{
 		Use:   "explain --from ADDRESS:PORT --to ADDRESS:PORT",
@@ -36,7 +37,7 @@ the source is none, and outbound else. The plan is asked, not the kernel.`,
   pilot-agent istio-iptables explain -i '*' -b '*' --from 10.0.0.9:40000 --to 10.0.0.7:8080 --inbound --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			err := r.fill(c)
+			err := r.fill(c.Flags())
 			if err == nil {
 				err = r.inNamespace(func() error { return e.run(c, r) })
 			}
@@ -46,40 +47,28 @@ the source is none, and outbound else. The plan is asked, not the kernel.`,
 			return nil
 		},
 	}
-	r.register(c)
-	f := c.Flags()
-	f.StringVar(&e.from, "from", "", "source `address`, with or without a port")
-	f.StringVar(&e.to, "to", "", "destination `address` and port")
-	f.StringVar(&e.packet.Protocol, "proto", "tcp", "`protocol`: tcp or udp")
-	f.Uint32Var(&e.packet.UID, "uid", 0, "`user` that sends, by number")
-	f.Uint32Var(&e.packet.GID, "gid", 0, "`group` that sends, by number")
-	f.StringVar(&e.packet.Cgroup, "cgroup", "", "`path` of the cgroup that sends")
-	f.Uint32Var(&e.packet.Mark, "mark", 0, "`mark` of the packet")
-	f.Uint32Var(&e.packet.ConnMark, "connection-mark", 0, "`mark` of the connection")
-	f.StringVar(&e.packet.State, "state", "new", "`state` of the connection: new, established, related or invalid")
-	f.StringVar(&e.in, "in-interface", "", "network `interface` where it arrives")
-	f.StringVar(&e.out, "out-interface", "", "network `interface` where it would leave (default lo if the destination is here, else the first other)")
-	f.StringVar(&e.direction, "direction", "", "`direction`: inbound or outbound")
-	f.BoolVar(&e.inbound, "inbound", false, "as --direction=inbound")
-	f.BoolVar(&e.outbound, "outbound", false, "as --direction=outbound")
-	f.StringVar(&e.output, "output", "text", "`form` of the answer: text or json")
+	register(c.Flags(), r.settings())
+	register(c.Flags(), e.settings())
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return captureError{err} })
 	return c
 }
 
-func (e *explanation) run(c *cobra.Command, r *iptables) error {
-	facts, err := capture.ReadFacts(r.root())
+func (e *explanation) run(c *cobra.Command, r *captureCommand) error {
+	for _, note := range r.notes {
+		fmt.Fprintln(c.ErrOrStderr(), "Note:", note)
+	}
+	facts, err := netns.ReadFacts(r.root())
 	if err != nil {
 		return err
 	}
-	plan, err := capture.Plan(r.options, facts)
+	rules, err := plan.Build(r.options, facts)
 	if err != nil {
 		return err
 	}
 	if err := e.complete(facts); err != nil {
 		return err
 	}
-	v := capture.Explain(plan, e.packet)
+	v := plan.Explain(rules, e.packet)
 	switch e.output {
 	case "text":
 		fmt.Fprint(c.OutOrStdout(), v)
@@ -88,17 +77,17 @@ func (e *explanation) run(c *cobra.Command, r *iptables) error {
 		out := json.NewEncoder(c.OutOrStdout())
 		out.SetIndent("", "  ")
 		return out.Encode(struct {
-			Packet capture.Packet `json:"packet"`
-			capture.Verdict
+			Packet plan.Packet `json:"packet"`
+			plan.Verdict
 			Sentence string   `json:"sentence"`
 			Notes    []string `json:"notes,omitempty"`
-		}{e.packet, v, v.Sentence(), plan.Notes})
+		}{e.packet, v, v.Sentence(), rules.Notes})
 	}
 	return fmt.Errorf("--output=%q: give text or json", e.output)
 }
 
 // complete makes the packet of the flags and of what goes without saying here.
-func (e *explanation) complete(f capture.Facts) (err error) {
+func (e *explanation) complete(f plan.Facts) (err error) {
 	if e.packet.To, err = endpoint("--to", e.to); err != nil {
 		return err
 	}
@@ -129,7 +118,7 @@ func (e *explanation) complete(f capture.Facts) (err error) {
 }
 
 // direct decides the direction and the interface.
-func (e *explanation) direct(f capture.Facts, here bool) error {
+func (e *explanation) direct(f plan.Facts, here bool) error {
 	switch {
 	case e.inbound && e.outbound, e.in != "" && e.out != "":
 		return fmt.Errorf("it is inbound or outbound; give one direction")
@@ -154,7 +143,7 @@ func (e *explanation) direct(f capture.Facts, here bool) error {
 }
 
 // source is where the packet comes from where nobody says.
-func source(f capture.Facts, p capture.Packet, here bool) netip.AddrPort {
+func source(f plan.Facts, p plan.Packet, here bool) netip.AddrPort {
 	if p.Outbound && here || !p.Outbound {
 		return netip.AddrPortFrom(p.To.Addr(), 40000)
 	}

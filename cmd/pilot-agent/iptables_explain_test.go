@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
 func TestExplainSaysWhichRuleDecides(t *testing.T) {
@@ -47,14 +47,14 @@ func TestExplainInJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	var v struct {
-		capture.Verdict
-		Packet   capture.Packet
+		plan.Verdict
+		Packet   plan.Packet
 		Sentence string
 	}
 	if err := json.Unmarshal([]byte(out), &v); err != nil {
 		t.Fatal(err)
 	}
-	if v.Outcome != capture.Redirected || v.Port != 15001 || !v.Packet.Outbound || v.Packet.Interface != "eth0" || len(v.Steps) < 5 || v.Sentence == "" {
+	if v.Outcome != plan.Redirected || v.Port != 15001 || !v.Packet.Outbound || v.Packet.Interface != "eth0" || len(v.Steps) < 5 || v.Sentence == "" {
 		t.Errorf("%+v", v)
 	}
 }

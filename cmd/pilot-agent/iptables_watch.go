@@ -7,45 +7,59 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	tasks "github.com/pilothouse/pilothouse/internal/run"
 )
 
-// watchEvery lets rules be back within two seconds.
+// watchEvery is the time between two checks: rules are restored within two seconds.
 const watchEvery = time.Second
 
 // watchCapture makes the task that keeps rules in force. The arguments are those that istio-iptables
-// was called with; what they don't say is in the environment, as there.
+// was called with; other settings are read from the environment, as there.
 func watchCapture(args string, getenv func(string) string, log *slog.Logger) (tasks.Task, error) {
-	r := &iptables{options: capture.DefaultOptions(), getenv: getenv}
-	c := newIptablesCommand(getenv)
-	c.ResetFlags()
-	r.register(c)
 	fail := func(err error) (tasks.Task, error) {
 		return tasks.Task{}, fmt.Errorf("watch the capture of traffic by --watchCapture=%q: %w", args, err)
 	}
-	c.SetOut(io.Discard)
-	if err := c.ParseFlags(strings.Fields(strings.NewReplacer(`'`, "", `"`, "").Replace(args))); err != nil {
+	r := &captureCommand{getenv: getenv}
+	f := pflag.NewFlagSet("istio-iptables", pflag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	register(f, r.settings())
+	if err := f.Parse(strings.Fields(strings.NewReplacer(`'`, "", `"`, "").Replace(args))); err != nil {
 		return fail(err)
 	}
-	if err := r.fill(c); err != nil {
+	if err := r.fill(f); err != nil {
 		return fail(err)
 	}
-	// Rules that others left in place of ours are what the watch is for.
+	for _, s := range r.settings() {
+		if s.once && f.Changed(s.flag) {
+			r.notes = append(r.notes, s.name()+" has no effect on the watch")
+		}
+	}
+	for _, arg := range f.Args() {
+		r.notes = append(r.notes, fmt.Sprintf("the argument %q has no effect: it belongs to no flag", arg))
+	}
+	for _, note := range r.notes {
+		log.Warn("a setting of capture is ignored", "note", note)
+	}
+	// The watch is there to replace rules that others put in place of ours.
 	r.backend.Reconcile = true
-	facts, err := capture.ReadFacts("/")
+	facts, err := netns.ReadFacts("/")
 	if err != nil {
 		return fail(err)
 	}
-	plan, err := capture.Plan(r.options, facts)
+	rules, err := plan.Build(r.options, facts)
 	if err != nil {
 		return fail(err)
 	}
-	choice, err := capture.Choose(r.backend, plan)
+	choice, err := capture.Choose(r.backend, rules)
 	if err != nil {
 		return fail(err)
 	}
 	log.Info("the rules of capture are watched", "by", choice.Name, "because", choice.Why)
-	w := capture.Watch{Backend: choice, Plan: plan, Every: watchEvery, Log: log}
+	w := capture.Watch{Backend: choice, Plan: rules, Every: watchEvery, Log: log}
 	return tasks.Task{Name: "capture", Run: w.Run}, nil
 }

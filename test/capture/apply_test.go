@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
@@ -62,7 +64,7 @@ func TestReplacingLeavesNoGap(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)
 	w.apply(t, injector())
-	plan, err := capture.Plan(injector(), capture.Facts{})
+	rules, err := plan.Build(injector(), plan.Facts{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +74,7 @@ func TestReplacingLeavesNoGap(t *testing.T) {
 	go func() {
 		defer cancel()
 		for range 50 {
-			if err := w.pod.Do(func() error { _, err := capture.Apply(plan); return err }); err != nil {
+			if err := w.pod.Do(func() error { _, err := capture.Nftables{}.Apply(rules); return err }); err != nil {
 				ended <- err
 				return
 			}
@@ -186,7 +188,7 @@ func TestCleanLeavesNothing(t *testing.T) {
 	w.listen(t, 80)
 	clean := func() {
 		t.Helper()
-		if err := w.pod.Do(capture.Clean); err != nil {
+		if err := w.pod.Do(capture.Nftables{}.Clean); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -213,7 +215,7 @@ func TestCleanLeavesNothing(t *testing.T) {
 func TestActsInANamedNamespace(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)
-	plan, err := capture.Plan(injector(), capture.Facts{})
+	rules, err := plan.Build(injector(), plan.Facts{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,13 +223,13 @@ func TestActsInANamedNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = capture.In(fmt.Sprintf("/proc/%d/ns/net", sleeper.PID()), func() error {
-		facts, err := capture.ReadFacts("/")
+	err = netns.Run(fmt.Sprintf("/proc/%d/ns/net", sleeper.PID()), func() error {
+		facts, err := netns.ReadFacts("/")
 		if err == nil && !slices.Contains(facts.Addrs, w.pod.IP()) {
 			err = fmt.Errorf("the facts are of another namespace: %v", facts)
 		}
 		if err == nil {
-			_, err = capture.Apply(plan)
+			_, err = capture.Nftables{}.Apply(rules)
 		}
 		return err
 	})
@@ -251,7 +253,7 @@ func TestTablesOfOthersStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.apply(t, injector())
-	if err := w.pod.Do(capture.Clean); err != nil {
+	if err := w.pod.Do(capture.Nftables{}.Clean); err != nil {
 		t.Fatal(err)
 	}
 	if chains, _ := kernelRules(t, w.pod); chains != 1 {
@@ -277,13 +279,13 @@ func TestListenersHandOverTheirQueues(t *testing.T) {
 // A setting that the kernel refuses is reported and stops nothing.
 func TestRefusedSettingIsReported(t *testing.T) {
 	w := newWorld(t)
-	plan, err := capture.Plan(injector(), capture.Facts{})
+	rules, err := plan.Build(injector(), plan.Facts{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan.Sysctls = append(plan.Sysctls, capture.Sysctl{Key: "net.ipv4.no_such_setting", Value: "1"})
+	rules.Sysctls = append(rules.Sysctls, plan.Sysctl{Key: "net.ipv4.no_such_setting", Value: "1"})
 	if err := w.pod.Do(func() error {
-		report, err := capture.Apply(plan)
+		report, err := capture.Nftables{}.Apply(rules)
 		if len(report.Refused) != 1 || !strings.Contains(report.Refused[0].Error(), "no_such_setting") {
 			return fmt.Errorf("refused: %v", report.Refused)
 		}
@@ -307,13 +309,13 @@ func TestBigPlanAndAtomicFailure(t *testing.T) {
 		t.Errorf("%d rules", report.Rules)
 	}
 	w.apply(t, injector())
-	bad, err := capture.Plan(injector(), capture.Facts{})
+	bad, err := plan.Build(injector(), plan.Facts{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	last := &bad.Tables[0].Chains[len(bad.Tables[0].Chains)-1]
-	last.Rules = append(last.Rules, capture.Rule{Action: capture.Action{Verb: capture.Jump, Chain: "nowhere"}})
-	if err := w.pod.Do(func() error { _, err := capture.Apply(bad); return err }); err == nil {
+	last.Rules = append(last.Rules, plan.Rule{Action: plan.Action{Verb: plan.Jump, Chain: "nowhere"}})
+	if err := w.pod.Do(func() error { _, err := capture.Nftables{}.Apply(bad); return err }); err == nil {
 		t.Error("a jump to nowhere was accepted")
 	}
 	w.check(t, []leg{{w.other, app, "", "10.99.0.2:80", "inbound for 10.99.0.2:80"}})
@@ -321,7 +323,7 @@ func TestBigPlanAndAtomicFailure(t *testing.T) {
 
 // BenchmarkApply applies to a Pod without rules, as every Pod's start does, and to one with them.
 func BenchmarkApply(b *testing.B) {
-	plan, err := capture.Plan(injector(), capture.Facts{})
+	rules, err := plan.Build(injector(), plan.Facts{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -332,7 +334,7 @@ func BenchmarkApply(b *testing.B) {
 	defer m.Close()
 	apply := func(b *testing.B, p *netmesh.Pod) (took time.Duration) {
 		if err := p.Do(func() error {
-			report, err := capture.Apply(plan)
+			report, err := capture.Nftables{}.Apply(rules)
 			took = report.Took
 			return err
 		}); err != nil {

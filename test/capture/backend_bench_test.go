@@ -4,14 +4,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
 // BenchmarkBackends applies as the command does, choice of the program included, to a Pod without
 // rules and to one that has them.
 func BenchmarkBackends(b *testing.B) {
-	r, err := capture.Plan(injector(), capture.Facts{})
+	r, err := plan.Build(injector(), plan.Facts{})
 	if err != nil {
 		b.Fatal(err)
 	}

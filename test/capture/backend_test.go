@@ -12,6 +12,9 @@ import (
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan/plantest"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
@@ -49,7 +52,7 @@ func reconcile(o *capture.BackendOptions) { o.Reconcile = true }
 func reapply(o *capture.BackendOptions) { o.Reapply = true }
 
 // use runs one method of a backend in a Pod.
-func use(p *netmesh.Pod, o capture.BackendOptions, r capture.Ruleset, method func(capture.Choice) error) error {
+func use(p *netmesh.Pod, o capture.BackendOptions, r plan.Ruleset, method func(capture.Choice) error) error {
 	return p.Do(func() error {
 		c, err := capture.Choose(o, r)
 		if err != nil {
@@ -59,12 +62,12 @@ func use(p *netmesh.Pod, o capture.BackendOptions, r capture.Ruleset, method fun
 	})
 }
 
-func applyOn(p *netmesh.Pod, o capture.BackendOptions, r capture.Ruleset) error {
+func applyOn(p *netmesh.Pod, o capture.BackendOptions, r plan.Ruleset) error {
 	return use(p, o, r, func(c capture.Choice) error { _, err := c.Apply(r); return err })
 }
 
 // drift is how a Pod's rules differ from r.
-func drift(t *testing.T, p *netmesh.Pod, o capture.BackendOptions, r capture.Ruleset) (differences []string) {
+func drift(t *testing.T, p *netmesh.Pod, o capture.BackendOptions, r plan.Ruleset) (differences []string) {
 	t.Helper()
 	if err := use(p, o, r, func(c capture.Choice) (err error) { differences, err = c.Drift(r); return err }); err != nil {
 		t.Fatal(err)
@@ -138,8 +141,8 @@ COMMIT
 `
 
 // aloneOptions is every option alone, with a value that makes rules.
-func aloneOptions() map[string]capture.Options {
-	all := map[string]capture.Options{"none": capture.DefaultOptions()}
+func aloneOptions() map[string]plan.Options {
+	all := map[string]plan.Options{"none": plantest.Defaults()}
 	values := map[string]string{
 		"envoy-port": "1501", "inbound-capture-port": "1506", "inbound-tunnel-port": "1508", "proxy-uid": "7,8", "proxy-gid": "9",
 		"istio-inbound-interception-mode": "REDIRECT", "istio-inbound-ports": "*", "istio-local-exclude-ports": "22,1000:2000",
@@ -148,24 +151,21 @@ func aloneOptions() map[string]capture.Options {
 		"istio-inbound-tproxy-mark": "55", "istio-inbound-tproxy-route-table": "166", "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR": "127.0.0.0/8",
 		"ISTIO_OUTBOUND_OWNER_GROUPS": "5,6", "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE": "7",
 	}
-	probe := capture.DefaultOptions()
-	for i, f := range probe.Flags() {
-		name := f.Name
-		if name == "" {
-			name = f.Env
+	base := plantest.Defaults()
+	for name, field := range plantest.Fields(&base) {
+		value := values[name]
+		if _, isSwitch := field.(*bool); isSwitch {
+			value = "true"
 		}
-		o := capture.DefaultOptions()
-		to := o.Flags()[i]
-		switch {
-		case to.Bool != nil:
-			*to.Bool = true
-		case values[name] == "":
+		if value == "" {
 			continue
-		default:
-			*to.Text = values[name]
+		}
+		o := plantest.Defaults()
+		if err := plantest.Set(&o, name, value); err != nil {
+			panic(err)
 		}
 		all[name] = o
-		// Many say something only where all is captured.
+		// Many options have an effect only where all is captured.
 		o.Inbound.Ports, o.Outbound.CIDRs = "*", "*"
 		all[name+" with all"] = o
 	}
@@ -173,19 +173,22 @@ func aloneOptions() map[string]capture.Options {
 }
 
 // randomOptions are some of all options.
-func randomOptions(r *rand.Rand) capture.Options {
-	o := capture.DefaultOptions()
+func randomOptions(r *rand.Rand) plan.Options {
+	o := plantest.Defaults()
 	alone := aloneOptions()
 	names := slices.Sorted(maps.Keys(alone))
 	for range 1 + r.IntN(10) {
 		from := alone[names[r.IntN(len(names))]]
-		to, base := o.Flags(), capture.DefaultOptions()
-		for i, f := range from.Flags() {
-			switch {
-			case f.Bool != nil && *f.Bool:
-				*to[i].Bool = true
-			case f.Text != nil && *f.Text != *base.Flags()[i].Text:
-				*to[i].Text = *f.Text
+		base := plantest.Defaults()
+		to, defaults := plantest.Fields(&o), plantest.Fields(&base)
+		for name, field := range plantest.Fields(&from) {
+			switch f := field.(type) {
+			case *bool:
+				*to[name].(*bool) = *to[name].(*bool) || *f
+			case *string:
+				if *f != *defaults[name].(*string) {
+					*to[name].(*string) = *f
+				}
 			}
 		}
 	}
@@ -195,12 +198,12 @@ func randomOptions(r *rand.Rand) capture.Options {
 	return o
 }
 
-func plan(t *testing.T, p *netmesh.Pod, o capture.Options) (r capture.Ruleset) {
+func planIn(t *testing.T, p *netmesh.Pod, o plan.Options) (r plan.Ruleset) {
 	t.Helper()
 	if err := p.Do(func() error {
-		f, err := capture.ReadFacts("/")
+		f, err := netns.ReadFacts("/")
 		if err == nil {
-			r, err = capture.Plan(o, f)
+			r, err = plan.Build(o, f)
 		}
 		return err
 	}); err != nil {
@@ -225,7 +228,7 @@ func TestIptablesHasWhatWasPlanned(t *testing.T) {
 				all[fmt.Sprint("random ", i)] = randomOptions(r)
 			}
 			for _, name := range slices.Sorted(maps.Keys(all)) {
-				if !t.Run(name, func(t *testing.T) { live(t, w.pod, v, plan(t, w.pod, all[name]), r) }) {
+				if !t.Run(name, func(t *testing.T) { live(t, w.pod, v, planIn(t, w.pod, all[name]), r) }) {
 					return // its rules may still be there
 				}
 			}
@@ -233,7 +236,7 @@ func TestIptablesHasWhatWasPlanned(t *testing.T) {
 	}
 }
 
-func live(t *testing.T, p *netmesh.Pod, v string, r capture.Ruleset, random *rand.Rand) {
+func live(t *testing.T, p *netmesh.Pod, v string, r plan.Ruleset, random *rand.Rand) {
 	t.Helper()
 	before := state(t, p, v)
 	must := func(doing string, err error) {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
@@ -12,8 +13,8 @@ import (
 // without rules each time. It may take 100 ms.
 func BenchmarkApplyEverything(b *testing.B) {
 	o := tproxy()
-	o.DNS, o.DropInvalid, o.ExcludeInterfaces = capture.DNS{Capture: true, All: true}, true, "eth1"
-	plan, err := capture.Plan(o, capture.Facts{})
+	o.DNS, o.DropInvalid, o.ExcludeInterfaces = plan.DNS{Capture: true, All: true}, true, "eth1"
+	rules, err := plan.Build(o, plan.Facts{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -29,12 +30,12 @@ func BenchmarkApplyEverything(b *testing.B) {
 	var sum, worst time.Duration
 	for range b.N {
 		if err := p.Do(func() error {
-			report, err := capture.Apply(plan)
+			report, err := capture.Nftables{}.Apply(rules)
 			sum, worst = sum+report.Took, max(worst, report.Took)
 			if err != nil {
 				return err
 			}
-			return capture.Clean()
+			return capture.Nftables{}.Clean()
 		}); err != nil {
 			b.Fatal(err)
 		}
@@ -47,12 +48,12 @@ func BenchmarkApplyEverything(b *testing.B) {
 }
 
 func BenchmarkExplain(b *testing.B) {
-	plan, err := capture.Plan(injector(), capture.Facts{})
+	rules, err := plan.Build(injector(), plan.Facts{})
 	if err != nil {
 		b.Fatal(err)
 	}
-	p := capture.Packet{Outbound: true, Protocol: "tcp", Interface: "eth0"}
+	p := plan.Packet{Outbound: true, Protocol: "tcp", Interface: "eth0"}
 	for b.Loop() {
-		capture.Explain(plan, p)
+		plan.Explain(rules, p)
 	}
 }

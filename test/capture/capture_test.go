@@ -19,6 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan/plantest"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
@@ -52,30 +55,30 @@ func newWorld(t *testing.T) world {
 }
 
 // injector is what the injector passes, in both families.
-func injector() capture.Options {
-	o := capture.DefaultOptions()
+func injector() plan.Options {
+	o := plantest.Defaults()
 	o.Mode = "REDIRECT"
-	o.Inbound = capture.Inbound{Ports: "*", ExcludePorts: "15090,15021,15020"}
+	o.Inbound = plan.Inbound{Ports: "*", ExcludePorts: "15090,15021,15020"}
 	o.Outbound.CIDRs = "*"
 	o.DualStack = true
 	return o
 }
 
-func (w world) apply(t *testing.T, o capture.Options) capture.Report {
+func (w world) apply(t *testing.T, o plan.Options) capture.Report {
 	t.Helper()
 	var report capture.Report
 	if err := w.pod.Do(func() error {
-		f, err := capture.ReadFacts("/")
+		f, err := netns.ReadFacts("/")
 		if err != nil {
 			return err
 		}
-		plan, err := capture.Plan(o, f)
+		rules, err := plan.Build(o, f)
 		if err != nil {
 			return err
 		}
-		c, err := capture.Choose(under, plan)
+		c, err := capture.Choose(under, rules)
 		if err == nil {
-			report, err = c.Apply(plan)
+			report, err = c.Apply(rules)
 		}
 		return err
 	}); err != nil {
@@ -304,7 +307,7 @@ func TestExclusionsAndLists(t *testing.T) {
 			})
 		})
 		t.Run("nothing", func(t *testing.T) {
-			w.apply(t, capture.DefaultOptions())
+			w.apply(t, plantest.Defaults())
 			w.check(t, []leg{
 				{w.other, app, "", pod + ":80", "pod"},
 				{w.pod, app, "", other + ":80", "other"},

@@ -137,7 +137,7 @@ func TestCgroupMustExistFirst(t *testing.T) {
 	newCgroups(t, w.pod)
 	o := injector()
 	o.ProxyCgroup = "no/such.service"
-	err := applyOn(w.pod, capture.BackendOptions{Native: true}, plan(t, w.pod, o))
+	err := applyOn(w.pod, capture.BackendOptions{Native: true}, planIn(t, w.pod, o))
 	if err == nil || !strings.Contains(err.Error(), "no/such.service") || !strings.Contains(err.Error(), "must exist before") {
 		t.Errorf("got %v", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
@@ -44,7 +45,7 @@ func replace(t *testing.T, dir, name, says string, code int) {
 	}
 }
 
-func choose(t *testing.T, p *netmesh.Pod, o capture.BackendOptions, r capture.Ruleset) (c capture.Choice, err error) {
+func choose(t *testing.T, p *netmesh.Pod, o capture.BackendOptions, r plan.Ruleset) (c capture.Choice, err error) {
 	t.Helper()
 	_ = p.Do(func() error {
 		c, err = capture.Choose(o, r)
@@ -95,7 +96,7 @@ func TestProgramIsDetected(t *testing.T) {
 			}
 			options := one
 			options.DualStack = c.both
-			got, err := choose(t, w.pod, o, plan(t, w.pod, options))
+			got, err := choose(t, w.pod, o, planIn(t, w.pod, options))
 			if want, refused := strings.CutPrefix(c.want, "!"); refused {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("got %s, %v, want an error with %q", got.Name, err, want)
@@ -131,7 +132,7 @@ func TestFallsBackWhereTheKernelLacksSomething(t *testing.T) {
 	if s := state(t, w.pod); strings.Contains(s, "ISTIO_") {
 		t.Errorf("half of iptables' rules are left:\n%s", s)
 	}
-	r := plan(t, w.pod, injector())
+	r := planIn(t, w.pod, injector())
 	if d := drift(t, w.pod, under, r); d != nil {
 		t.Errorf("it differs: %q", d)
 	}
@@ -150,7 +151,7 @@ func TestLocks(t *testing.T) {
 		return
 	}
 	w := newWorld(t)
-	r := plan(t, w.pod, injector())
+	r := planIn(t, w.pod, injector())
 	lock, err := os.OpenFile("/run/xtables.lock", os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +186,7 @@ func TestLockOfAReadOnlyFileSystem(t *testing.T) {
 	if err := w.pod.Do(func() error { return unix.Mount("none", "/run", "tmpfs", unix.MS_RDONLY, "") }); err != nil {
 		t.Fatal(err)
 	}
-	if err := applyOn(w.pod, on("legacy"), plan(t, w.pod, injector())); err != nil {
+	if err := applyOn(w.pod, on("legacy"), planIn(t, w.pod, injector())); err != nil {
 		t.Error(err)
 	}
 }
@@ -195,11 +196,11 @@ func TestForeignFirewallsAreNamed(t *testing.T) {
 	for _, v := range variants() {
 		w := newWorld(t)
 		foreign := func() (warnings []string) {
-			_ = w.pod.Do(func() error { warnings = capture.Foreign(on(v)); return nil })
+			_ = w.pod.Do(func() error { warnings = capture.Warnings(on(v)); return nil })
 			return warnings
 		}
 		shell(t, w.pod, theirs, "iptables-"+v+"-restore", "--noflush")
-		if err := applyOn(w.pod, on(v), plan(t, w.pod, injector())); err != nil {
+		if err := applyOn(w.pod, on(v), planIn(t, w.pod, injector())); err != nil {
 			t.Fatal(err)
 		}
 		if got := foreign(); got != nil {
@@ -219,7 +220,7 @@ func TestCleanWithoutThePrograms(t *testing.T) {
 		w := newWorld(t)
 		shell(t, w.pod, theirs, "iptables-"+v+"-restore", "--noflush")
 		before := state(t, w.pod)
-		r := plan(t, w.pod, injector())
+		r := planIn(t, w.pod, injector())
 		if err := applyOn(w.pod, on(v), r); err != nil {
 			t.Fatal(err)
 		}
@@ -228,7 +229,7 @@ func TestCleanWithoutThePrograms(t *testing.T) {
 			t.Error(err)
 		}
 		var warnings []string
-		_ = w.pod.Do(func() error { warnings = capture.Foreign(none); return nil })
+		_ = w.pod.Do(func() error { warnings = capture.Warnings(none); return nil })
 		named := strings.Contains(fmt.Sprint(warnings), "there is no iptables-legacy to read them")
 		if gone := state(t, w.pod) == before; gone != (v == "nft") || named != (v == "legacy") {
 			t.Errorf("%s: gone %t, named in %q:\n%s", v, gone, warnings, state(t, w.pod))
@@ -244,7 +245,7 @@ func TestBackendsTakeOver(t *testing.T) {
 	for _, v := range variants() {
 		backends[v] = on(v)
 	}
-	r := plan(t, w.pod, injector())
+	r := planIn(t, w.pod, injector())
 	before := state(t, w.pod)
 	for from, first := range backends {
 		for to, second := range backends {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
@@ -65,9 +66,9 @@ func askUDP(p *netmesh.Pod, u user, to, question string) string {
 	return string(b[:n])
 }
 
-func withDNS(all bool) capture.Options {
+func withDNS(all bool) plan.Options {
 	o := injector()
-	o.DNS = capture.DNS{Capture: true, All: all}
+	o.DNS = plan.DNS{Capture: true, All: all}
 	return o
 }
 
@@ -76,11 +77,11 @@ func TestDNSIsAnsweredByTheAgent(t *testing.T) {
 	both(t, func(t *testing.T, _, other, vip, loopback, _ string) {
 		for _, c := range []struct {
 			name    string
-			options capture.Options
-			facts   capture.Facts
+			options plan.Options
+			facts   plan.Facts
 		}{
-			{"resolvers", withDNS(false), capture.Facts{Resolvers: addresses("10.99.0.3", "fd99:99::b")}},
-			{"all", withDNS(true), capture.Facts{}},
+			{"resolvers", withDNS(false), plan.Facts{Resolvers: addresses("10.99.0.3", "fd99:99::b")}},
+			{"all", withDNS(true), plan.Facts{}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				w := newWorld(t)
@@ -90,14 +91,14 @@ func TestDNSIsAnsweredByTheAgent(t *testing.T) {
 				})
 				answer(t, w.pod, ":15053", func(*net.TCPConn) string { return "agent" })
 				answer(t, w.other, ":53", func(*net.TCPConn) string { return "resolver" })
-				plan, err := capture.Plan(c.options, c.facts)
+				rules, err := plan.Build(c.options, c.facts)
 				if err != nil {
 					t.Fatal(err)
 				}
 				do(t, w.pod, func() error {
-					choice, err := capture.Choose(under, plan)
+					choice, err := capture.Choose(under, rules)
 					if err == nil {
-						_, err = choice.Apply(plan)
+						_, err = choice.Apply(rules)
 					}
 					return err
 				})

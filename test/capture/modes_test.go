@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
@@ -62,7 +64,7 @@ func answerTransparent(t *testing.T, p *netmesh.Pod, addr string, line func(*net
 	}()
 }
 
-func tproxy() capture.Options {
+func tproxy() plan.Options {
 	o := injector()
 	o.Mode = "TPROXY"
 	return o
@@ -164,46 +166,48 @@ func TestTPROXYDropsWhileNobodyListens(t *testing.T) {
 }
 
 // everything lists plans that use every flag, alone and together.
-func everything() map[string]capture.Options {
-	plans := map[string]capture.Options{}
-	add := func(name string, change func(*capture.Options)) {
+func everything() map[string]plan.Options {
+	plans := map[string]plan.Options{}
+	add := func(name string, change func(*plan.Options)) {
 		o := injector()
 		change(&o)
 		plans[name] = o
 	}
-	add("injector", func(o *capture.Options) {})
-	add("ports", func(o *capture.Options) { o.EnvoyPort, o.InboundPort, o.TunnelPort = "1", "2", "3" })
-	add("owners", func(o *capture.Options) { o.ProxyUID, o.ProxyGID = "3,4,root", "5,6" })
-	add("mark", func(o *capture.Options) { o.ProxyMark = "42" })
-	add("tproxy", func(o *capture.Options) { o.Mode = "TPROXY" })
-	add("tproxy numbers", func(o *capture.Options) { o.Mode, o.Inbound.Mark, o.Inbound.RouteTable = "TPROXY", "77", "300" })
-	add("none", func(o *capture.Options) { o.Mode = "NONE" })
-	add("inbound list", func(o *capture.Options) { o.Inbound.Ports = "80,8000-8010" })
-	add("outbound lists", func(o *capture.Options) {
+	add("injector", func(o *plan.Options) {})
+	add("ports", func(o *plan.Options) { o.EnvoyPort, o.InboundPort, o.TunnelPort = "1", "2", "3" })
+	add("owners", func(o *plan.Options) { o.ProxyUID, o.ProxyGID = "3,4,root", "5,6" })
+	add("mark", func(o *plan.Options) { o.ProxyMark = "42" })
+	add("tproxy", func(o *plan.Options) { o.Mode = "TPROXY" })
+	add("tproxy numbers", func(o *plan.Options) { o.Mode, o.Inbound.Mark, o.Inbound.RouteTable = "TPROXY", "77", "300" })
+	add("none", func(o *plan.Options) { o.Mode = "NONE" })
+	add("inbound list", func(o *plan.Options) { o.Inbound.Ports = "80,8000-8010" })
+	add("outbound lists", func(o *plan.Options) {
 		o.Outbound.CIDRs, o.Outbound.ExcludeCIDRs = "10.0.0.0/8,fd00::/8", "10.1.0.0/16,fd01::/16"
 		o.Outbound.Ports, o.Outbound.ExcludePorts = "443,6000-7000", "22,53-54"
 	})
-	add("interfaces", func(o *capture.Options) { o.ExcludeInterfaces, o.VirtInterfaces = "eth1,tun0", "tap0,tap1" })
-	add("loopback", func(o *capture.Options) { o.Outbound.LoopbackCIDR = "127.0.0.0/8" })
-	add("groups", func(o *capture.Options) { o.Outbound.OwnerGroups = "7,root" })
-	add("other groups", func(o *capture.Options) { o.Outbound.OwnerGroupsExclude = "7,root" })
-	add("one family", func(o *capture.Options) { o.DualStack = false })
-	add("drop", func(o *capture.Options) { o.DropInvalid = true })
-	add("dns", func(o *capture.Options) { o.DNS.Capture = true })
-	add("all dns", func(o *capture.Options) { o.DNS = capture.DNS{Capture: true, All: true} })
+	add("interfaces", func(o *plan.Options) { o.ExcludeInterfaces, o.VirtInterfaces = "eth1,tun0", "tap0,tap1" })
+	add("loopback", func(o *plan.Options) { o.Outbound.LoopbackCIDR = "127.0.0.0/8" })
+	add("groups", func(o *plan.Options) { o.Outbound.OwnerGroups = "7,root" })
+	add("other groups", func(o *plan.Options) { o.Outbound.OwnerGroupsExclude = "7,root" })
+	add("one family", func(o *plan.Options) { o.DualStack = false })
+	add("drop", func(o *plan.Options) { o.DropInvalid = true })
+	add("dns", func(o *plan.Options) { o.DNS.Capture = true })
+	add("all dns", func(o *plan.Options) { o.DNS = plan.DNS{Capture: true, All: true} })
 	return plans
 }
 
-func randomPlan(r *rand.Rand) capture.Options {
+func randomPlan(r *rand.Rand) plan.Options {
 	all := everything()
 	names := make([]string, 0, len(all))
 	for name := range all {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	pick := func() capture.Options { return all[names[r.IntN(len(names))]] }
+	pick := func() plan.Options { return all[names[r.IntN(len(names))]] }
 	o := injector()
-	o.Mode, o.Owner, o.Inbound, o.Outbound = pick().Mode, pick().Owner, pick().Inbound, pick().Outbound
+	o.Mode, o.Inbound, o.Outbound = pick().Mode, pick().Inbound, pick().Outbound
+	proxy := pick()
+	o.ProxyUID, o.ProxyGID, o.ProxyMark, o.ProxyCgroup = proxy.ProxyUID, proxy.ProxyGID, proxy.ProxyMark, proxy.ProxyCgroup
 	o.ExcludeInterfaces, o.VirtInterfaces = pick().ExcludeInterfaces, pick().VirtInterfaces
 	o.DNS, o.DropInvalid, o.DualStack = pick().DNS, pick().DropInvalid, pick().DualStack
 	return o
@@ -215,11 +219,11 @@ func TestKernelHoldsThePlan(t *testing.T) {
 	w := newWorld(t)
 	before := traces(t, w.pod)
 	r := rand.New(rand.NewPCG(3, 4))
-	check := func(name string, o capture.Options) {
+	check := func(name string, o plan.Options) {
 		t.Helper()
-		plan, _ := w.plan(t, o)
+		rules, _ := w.plan(t, o)
 		w.apply(t, o)
-		if drift := w.drift(t, plan); len(drift) > 0 {
+		if drift := w.drift(t, rules); len(drift) > 0 {
 			t.Fatalf("%s: %v", name, drift)
 		}
 		first := handles(t, w.pod)
@@ -227,7 +231,7 @@ func TestKernelHoldsThePlan(t *testing.T) {
 			t.Fatalf("%s: a second application changed the kernel", name)
 		}
 		if r.IntN(2) == 0 {
-			if err := w.pod.Do(capture.Clean); err != nil {
+			if err := w.pod.Do(capture.Nftables{}.Clean); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if after := traces(t, w.pod); after != before {
@@ -246,7 +250,7 @@ func TestKernelHoldsThePlan(t *testing.T) {
 // Somebody else's hand is seen, whatever it touched.
 func TestDriftIsSeen(t *testing.T) {
 	w := newWorld(t)
-	plan, _ := w.plan(t, tproxy())
+	rules, _ := w.plan(t, tproxy())
 	for name, harm := range map[string]func(c *nftables.Conn) error{
 		"table nat removed": func(c *nftables.Conn) error {
 			c.DelTable(&nftables.Table{Name: "istio-proxy-nat", Family: nftables.TableFamilyINet})
@@ -292,34 +296,34 @@ func TestDriftIsSeen(t *testing.T) {
 		}); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if drift := w.drift(t, plan); len(drift) == 0 {
+		if drift := w.drift(t, rules); len(drift) == 0 {
 			t.Errorf("%s: not seen", name)
 		}
 		w.apply(t, tproxy())
-		if drift := w.drift(t, plan); len(drift) > 0 {
+		if drift := w.drift(t, rules); len(drift) > 0 {
 			t.Errorf("%s: not mended: %v", name, drift)
 		}
 	}
 }
 
-func (w world) plan(t *testing.T, o capture.Options) (plan capture.Ruleset, f capture.Facts) {
+func (w world) plan(t *testing.T, o plan.Options) (rules plan.Ruleset, f plan.Facts) {
 	t.Helper()
 	if err := w.pod.Do(func() (err error) {
-		if f, err = capture.ReadFacts("/"); err != nil {
+		if f, err = netns.ReadFacts("/"); err != nil {
 			return err
 		}
-		plan, err = capture.Plan(o, f)
+		rules, err = plan.Build(o, f)
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
-	return plan, f
+	return rules, f
 }
 
-func (w world) drift(t *testing.T, plan capture.Ruleset) (drift []string) {
+func (w world) drift(t *testing.T, rules plan.Ruleset) (drift []string) {
 	t.Helper()
 	if err := w.pod.Do(func() (err error) {
-		drift, err = capture.Drift(plan)
+		drift, err = capture.Nftables{}.Drift(rules)
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -11,38 +11,39 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
 // labPlans use every kind of rule. Never are the rules that no packet of this lab can reach, by
 // their text's parts, each for a reason.
 var labPlans = []struct {
 	name   string
-	change func(*capture.Options)
+	change func(*plan.Options)
 	never  []string
 }{
-	{"all but", func(o *capture.Options) {
+	{"all but", func(o *plan.Options) {
 		o.Inbound.ExcludePorts = "15020,9000"
 		o.Outbound.ExcludePorts, o.Outbound.ExcludeCIDRs = "22,8000-8010", "10.1.0.0/16,fd01::/32"
 		o.ExcludeInterfaces, o.VirtInterfaces, o.DNS.Capture = "eth1", "tap0", true
 		o.DropInvalid = true
 	}, []string{shadowed}},
-	{"lists", func(o *capture.Options) {
+	{"lists", func(o *plan.Options) {
 		o.Inbound.Ports, o.ProxyUID, o.ProxyGID = "80,8000-8010", "1337,7", "1337"
 		o.Outbound.CIDRs, o.Outbound.ExcludeCIDRs, o.Outbound.Ports = "10.20.0.0/16,fd20::/32", "10.20.128.0/17", "443"
 		o.Outbound.OwnerGroups, o.VirtInterfaces, o.Outbound.LoopbackCIDR = "0,1000", "tap0", "127.0.0.0/8"
 	}, append(noDNS, shadowed, "skuid 7 counter jump", "skuid != 7")},
-	{"other groups, one family", func(o *capture.Options) {
-		o.Outbound.OwnerGroupsExclude, o.DualStack, o.DNS = "1000,1001", false, capture.DNS{Capture: true, All: true}
+	{"other groups, one family", func(o *plan.Options) {
+		o.Outbound.OwnerGroupsExclude, o.DualStack, o.DNS = "1000,1001", false, plan.DNS{Capture: true, All: true}
 	}, []string{shadowed}},
-	{"TPROXY", func(o *capture.Options) {
-		o.Mode, o.Inbound.ExcludePorts, o.DNS, o.ExcludeInterfaces = "TPROXY", "15020,9000", capture.DNS{Capture: true, All: true}, "eth1"
+	{"TPROXY", func(o *plan.Options) {
+		o.Mode, o.Inbound.ExcludePorts, o.DNS, o.ExcludeInterfaces = "TPROXY", "15020,9000", plan.DNS{Capture: true, All: true}, "eth1"
 	}, []string{shadowed, unused, nobody}},
-	{"TPROXY lists", func(o *capture.Options) {
+	{"TPROXY lists", func(o *plan.Options) {
 		o.Mode, o.Inbound.Ports, o.Inbound.Mark, o.Inbound.RouteTable = "TPROXY", "80,8000-8010", "77", "300"
 		o.VirtInterfaces, o.DropInvalid = "tap0", true
 	}, append(noDNS, shadowed, unused, nobody)},
-	{"proxy's mark", func(o *capture.Options) { o.ProxyMark, o.DNS.Capture = "42", true }, nil},
-	{"proxy's mark, TPROXY", func(o *capture.Options) { o.ProxyMark, o.Mode = "42", "TPROXY" }, append(noDNS, unused, nobody)},
+	{"proxy's mark", func(o *plan.Options) { o.ProxyMark, o.DNS.Capture = "42", true }, nil},
+	{"proxy's mark, TPROXY", func(o *plan.Options) { o.ProxyMark, o.Mode = "42", "TPROXY" }, append(noDNS, unused, nobody)},
 }
 
 const (
@@ -76,24 +77,24 @@ func explainIsTrue(t *testing.T, backend capture.BackendOptions) {
 			o.Inbound.ExcludePorts = "15020"
 			c.change(&o)
 			l := newLab(t, o.Mode == "TPROXY")
-			plan, err := capture.Plan(o, capture.Facts{Resolvers: labResolvers})
+			rules, err := plan.Build(o, plan.Facts{Resolvers: labResolvers})
 			if err != nil {
 				t.Fatal(err)
 			}
 			do(t, l.pod, func() error {
-				choice, err := capture.Choose(backend, plan)
+				choice, err := capture.Choose(backend, rules)
 				if err == nil {
-					_, err = choice.Apply(plan)
+					_, err = choice.Apply(rules)
 				}
 				return err
 			})
-			d := &draw{r: rand.New(rand.NewPCG(uint64(i), 9)), o: o, plan: plan, hits: map[string]int{}, packets: packetsOfOthers}
+			d := &draw{r: rand.New(rand.NewPCG(uint64(i), 9)), o: o, rules: rules, hits: map[string]int{}, packets: packetsOfOthers}
 			if i == 0 {
 				d.packets = packetsOfFirst
 			}
 			l.checkPackets(t, d)
 			if backend.Native {
-				l.checkHits(t, plan, c.never)
+				l.checkHits(t, rules, c.never)
 			} else {
 				l.checkIptablesHits(t, backend.Force, c.never)
 			}
@@ -103,17 +104,17 @@ func explainIsTrue(t *testing.T, backend capture.BackendOptions) {
 
 // labPacket is a packet with who sends it and where it must arrive.
 type labPacket struct {
-	capture.Packet
+	plan.Packet
 	by      string
-	verdict capture.Verdict
+	verdict plan.Verdict
 }
 
 // draw draws packets so that every rule is met.
 type draw struct {
-	r    *rand.Rand
-	o    capture.Options
-	plan capture.Ruleset
-	hits map[string]int
+	r     *rand.Rand
+	o     plan.Options
+	rules plan.Ruleset
+	hits  map[string]int
 	// packets is how many there will be, sent how many there were.
 	packets, sent int
 }
@@ -128,7 +129,7 @@ func (d *draw) next() labPacket {
 	least := enough
 	for tries := range 400 {
 		p := d.random()
-		p.verdict = capture.Explain(d.plan, p.Packet)
+		p.verdict = plan.Explain(d.rules, p.Packet)
 		met := enough
 		for _, s := range p.verdict.Steps {
 			if s.Holds {
@@ -153,7 +154,7 @@ func (d *draw) next() labPacket {
 
 func (d *draw) random() labPacket {
 	r := d.r
-	p := labPacket{Packet: capture.Packet{Protocol: pickOne(r, "tcp", "tcp", "tcp", "udp"), State: "new"}}
+	p := labPacket{Packet: plan.Packet{Protocol: pickOne(r, "tcp", "tcp", "tcp", "udp"), State: "new"}}
 	v6 := d.o.DualStack && r.IntN(2) == 0
 	port := uint16(labPorts[r.IntN(len(labPorts))])
 	// The source port tells TCP connections apart.
@@ -265,12 +266,12 @@ func farAddress(r *rand.Rand, prefix string) netip.Addr {
 func (p labPacket) want() arrival {
 	a := arrival{pod: "pod", port: int(p.verdict.Port)}
 	switch p.verdict.Outcome {
-	case capture.Passes:
+	case plan.Passes:
 		a.port = int(p.To.Port())
 		if to := p.To.Addr(); farOff(to) || p.by == "pod" && p.Interface != "lo" {
 			a.pod = "other"
 		}
-	case capture.Redirected, capture.Intercepted:
+	case plan.Redirected, plan.Intercepted:
 		if p.Protocol == "tcp" {
 			a.to = p.To
 		}
@@ -324,7 +325,7 @@ func (l *lab) checkPackets(t *testing.T, d *draw) {
 			var got arrival
 			if p.Protocol == "icmp" {
 				eventually(t, "the packet after the invalid one arrives", func() bool { _, ok := l.arrived(id | valid); return ok })
-				if _, ok := l.arrived(id); ok == (p.verdict.Outcome == capture.Dropped) {
+				if _, ok := l.arrived(id); ok == (p.verdict.Outcome == plan.Dropped) {
 					t.Fatalf("%+v arrived: %t\n%s", p.Packet, ok, p.verdict)
 				}
 				continue
@@ -341,7 +342,7 @@ func (l *lab) checkPackets(t *testing.T, d *draw) {
 }
 
 // checkHits wants each rule in the kernel hit 50 times at least.
-func (l *lab) checkHits(t *testing.T, plan capture.Ruleset, never []string) {
+func (l *lab) checkHits(t *testing.T, planned plan.Ruleset, never []string) {
 	do(t, l.pod, func() error {
 		c, err := nftables.New()
 		if err != nil {
@@ -356,7 +357,7 @@ func (l *lab) checkHits(t *testing.T, plan capture.Ruleset, never []string) {
 			if err != nil {
 				return err
 			}
-			texts := texts(plan, chain)
+			texts := texts(planned, chain)
 			for i, r := range rules {
 				for _, e := range r.Exprs {
 					count, ok := e.(*expr.Counter)
@@ -372,15 +373,15 @@ func (l *lab) checkHits(t *testing.T, plan capture.Ruleset, never []string) {
 }
 
 // texts are the rules of a chain as its plan has them.
-func texts(plan capture.Ruleset, chain *nftables.Chain) (lines []string) {
-	for _, table := range plan.Tables {
+func texts(rules plan.Ruleset, chain *nftables.Chain) (lines []string) {
+	for _, table := range rules.Tables {
 		for _, c := range table.Chains {
 			if table.Name != chain.Table.Name || c.Name != chain.Name {
 				continue
 			}
 			for _, r := range c.Rules {
 				lines = append(lines, r.String())
-				if r.Action.Verb == capture.TProxy {
+				if r.Action.Verb == plan.TProxy {
 					lines = append(lines, "counter drop")
 				}
 			}

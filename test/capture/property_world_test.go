@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
@@ -117,7 +117,7 @@ func (l *lab) listenICMP(t *testing.T, family int) {
 
 // sendInvalid sends an answer to no question, and a question that shows when the answer would have
 // arrived.
-func sendInvalid(p capture.Packet, id uint32) error {
+func sendInvalid(p plan.Packet, id uint32) error {
 	family := unix.AF_INET
 	if p.To.Addr().Is6() {
 		family = unix.AF_INET6
@@ -306,7 +306,7 @@ func (l *lab) listenUDP(t *testing.T, p *netmesh.Pod, port int) {
 }
 
 // send sends a packet from the calling thread's Pod; a TCP one is a whole connection.
-func send(p capture.Packet, id uint32, owner bool) error {
+func send(p plan.Packet, id uint32, owner bool) error {
 	family, kind := unix.AF_INET, unix.SOCK_STREAM
 	if p.To.Addr().Is6() {
 		family = unix.AF_INET6

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
 // under is the backend that world.apply uses.
@@ -50,10 +51,10 @@ func TestChangeOfBackendsLeavesNoGap(t *testing.T) {
 	for _, v := range variants() {
 		backends = append(backends, on(v, reconcile, reapply))
 	}
-	plans := []capture.Ruleset{plan(t, w.pod, injector()), plan(t, w.pod, injector())}
+	plans := []plan.Ruleset{planIn(t, w.pod, injector()), planIn(t, w.pod, injector())}
 	other := injector()
 	other.DNS.Capture, other.DropInvalid = true, true // several tables: traffic is guarded
-	plans[1] = plan(t, w.pod, other)
+	plans[1] = planIn(t, w.pod, other)
 	if err := applyOn(w.pod, backends[0], plans[0]); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +100,7 @@ func TestChangeOfModesIsGuarded(t *testing.T) {
 		t.Run(v, func(t *testing.T) {
 			w := newWorld(t)
 			w.listenTransparent(t, 80)
-			modes := []capture.Ruleset{plan(t, w.pod, tproxy()), plan(t, w.pod, injector())}
+			modes := []plan.Ruleset{planIn(t, w.pod, tproxy()), planIn(t, w.pod, injector())}
 			if err := applyOn(w.pod, on(v), modes[1]); err != nil {
 				t.Fatal(err)
 			}

@@ -8,12 +8,13 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
-func (w world) validate(t *testing.T, o capture.Options, timeout time.Duration) (good int, skipped []string, err error) {
+func (w world) validate(t *testing.T, o plan.Options, timeout time.Duration) (good int, skipped []string, err error) {
 	t.Helper()
 	_, facts := w.plan(t, o)
-	probes, err := capture.Probes(o, facts, 15002)
+	probes, err := plan.Probes(o, facts, 15002)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,7 @@ func TestValidationSendsThroughTheRules(t *testing.T) {
 		if err != nil || good != want {
 			t.Errorf("%s: %d of %d probes, skipped %v: %v", name, good, want, skipped, err)
 		}
-		if err := w.pod.Do(capture.Clean); err != nil {
+		if err := w.pod.Do(capture.Nftables{}.Clean); err != nil {
 			t.Fatal(err)
 		}
 		good, _, err = w.validate(t, o, 100*time.Millisecond)
@@ -69,7 +70,7 @@ func TestValidationNoticesOneMissingChain(t *testing.T) {
 		if good != 2 || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %d probes arrived, %v", chain, good, err)
 		}
-		if err := w.pod.Do(capture.Clean); err != nil {
+		if err := w.pod.Do(capture.Nftables{}.Clean); err != nil {
 			t.Fatal(err)
 		}
 	}

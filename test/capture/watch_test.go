@@ -13,6 +13,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/test/agenttest"
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
@@ -23,12 +24,12 @@ type inPod struct {
 	pod *netmesh.Pod
 }
 
-func (b inPod) Apply(r capture.Ruleset) (report capture.Report, err error) {
+func (b inPod) Apply(r plan.Ruleset) (report capture.Report, err error) {
 	err = b.pod.Do(func() (err error) { report, err = b.Nftables.Apply(r); return err })
 	return report, err
 }
 
-func (b inPod) Drift(r capture.Ruleset) (drift []string, err error) {
+func (b inPod) Drift(r plan.Ruleset) (drift []string, err error) {
 	err = b.pod.Do(func() (err error) { drift, err = b.Nftables.Drift(r); return err })
 	return drift, err
 }
@@ -55,11 +56,11 @@ func TestWatchRestoresWithinTwoSeconds(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)
 	w.apply(t, injector())
-	plan, _ := w.plan(t, injector())
+	rules, _ := w.plan(t, injector())
 	var log lockedBuffer
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	watch := capture.Watch{Backend: inPod{pod: w.pod}, Plan: plan, Every: time.Second, Log: slog.New(slog.NewTextHandler(&log, nil))}
+	watch := capture.Watch{Backend: inPod{pod: w.pod}, Plan: rules, Every: time.Second, Log: slog.New(slog.NewTextHandler(&log, nil))}
 	go func() { ended <- watch.Run(ctx) }()
 	defer func() {
 		cancel()
@@ -72,7 +73,7 @@ func TestWatchRestoresWithinTwoSeconds(t *testing.T) {
 			t.Fatal(err)
 		}
 		flushed := time.Now()
-		eventually(t, "the rules are back", func() bool { return len(w.drift(t, plan)) == 0 })
+		eventually(t, "the rules are back", func() bool { return len(w.drift(t, rules)) == 0 })
 		if took := time.Since(flushed); took > 2*time.Second {
 			t.Errorf("restored after %s", took)
 		}
@@ -99,7 +100,7 @@ func TestAgentKeepsTheRules(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.listen(t, 80)
-			rules := plan(t, w.pod, injector())
+			rules := planIn(t, w.pod, injector())
 			call := strings.Fields(strings.ReplaceAll("istio-iptables "+args+backend, "'", ""))
 			if code, _, complaints := command(t, w.pod, []string{"PATH=" + o.Path}, call...); code != 0 {
 				t.Fatal(complaints)

@@ -12,44 +12,41 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
 // Validation sends probes through the rules that are in force.
 type Validation struct {
-	Probes []Probe
+	Probes []plan.Probe
 	// Timeout bounds each of the probes.
 	Timeout time.Duration
 }
 
 // Run makes each probe's connection in the calling thread's network namespace and waits for it at
-// the proxy's port, which nobody else may listen at. It returns how many probes arrived as they
-// should and an error for each of the others. A probe that this process has not the right to make,
+// the proxy's port, where nobody else may listen. It returns the number of probes that arrived as
+// planned and an error for each of the others. A probe that this process is not permitted to make,
 // or that has no route, counts as neither; skipped says why.
-func (v Validation) Run(ctx context.Context) (good int, skipped []string, err error) {
+func (v Validation) Run(ctx context.Context) (arrived int, skipped []string, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var errs []error
 	for _, p := range v.Probes {
-		if reason := p.impossible(); reason != "" {
+		if reason := skipReason(p); reason != "" {
 			skipped = append(skipped, reason)
 			continue
 		}
-		if err := p.run(ctx, v.Timeout); err != nil {
+		if err := runProbe(ctx, p, v.Timeout); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", p, err))
 			continue
 		}
-		good++
+		arrived++
 	}
-	return good, skipped, errors.Join(errs...)
+	return arrived, skipped, errors.Join(errs...)
 }
 
-// String names the probe for people.
-func (p Probe) String() string {
-	return fmt.Sprintf("connect to %s as user %d and group %d", p.Packet.To, p.Packet.UID, p.Packet.GID)
-}
-
-// impossible says why the connection can't be made as the plan's owner, or at all.
-func (p Probe) impossible() string {
+// skipReason is why the connection can't be made as the probe's user, or at all; empty if it can.
+func skipReason(p plan.Probe) string {
 	if p.Packet.Cgroup != "" {
 		return fmt.Sprintf("%s: this process is not in the cgroup %s", p, p.Packet.Cgroup)
 	}
@@ -60,8 +57,8 @@ func (p Probe) impossible() string {
 	if p.Packet.Interface == "lo" {
 		return ""
 	}
-	// To connect a datagram socket sends nothing; that there is no route is known here, while an
-	// answer from elsewhere that there is none shows that the rules did not hold.
+	// To connect a datagram socket sends nothing. If this host has no route, the error is here; an
+	// ICMP error from elsewhere would show that the rules did not capture the probe.
 	c, err := net.Dial("udp", p.Packet.To.String())
 	if err != nil {
 		return fmt.Sprintf("%s: there is no route: %v", p, err)
@@ -70,24 +67,20 @@ func (p Probe) impossible() string {
 	return ""
 }
 
-func (p Probe) run(ctx context.Context, timeout time.Duration) error {
+func runProbe(ctx context.Context, p plan.Probe, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	host := ipv4.loopback.Addr()
-	if p.Packet.To.Addr().Is6() {
-		host = ipv6.loopback.Addr()
-	}
 	// Go's listeners have SO_REUSEADDR. A multipath one would hide the original destination.
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
-	l, err := lc.Listen(ctx, "tcp", netip.AddrPortFrom(host, p.Port).String())
+	l, err := lc.Listen(ctx, "tcp", p.Listen().String())
 	if err != nil {
 		return fmt.Errorf("listen in the proxy's place (it must not run yet): %w", err)
 	}
 	defer l.Close()
 	arrived := make(chan error, 1)
-	go func() { arrived <- p.accept(l) }()
-	c, err := p.dial(ctx)
+	go func() { arrived <- accept(l, p) }()
+	c, err := dial(ctx, p)
 	if err != nil {
 		l.Close()
 		<-arrived
@@ -105,7 +98,8 @@ func (p Probe) run(ctx context.Context, timeout time.Duration) error {
 	return err
 }
 
-func (p Probe) accept(l net.Listener) error {
+// accept checks that the connection that arrives is the probe.
+func accept(l net.Listener, p plan.Probe) error {
 	c, err := l.Accept()
 	if err != nil {
 		return err
@@ -116,14 +110,14 @@ func (p Probe) accept(l net.Listener) error {
 		return fmt.Errorf("read the original destination: %w", err)
 	}
 	if to != p.Packet.To {
-		return fmt.Errorf("it arrived as one to %s", to)
+		return fmt.Errorf("its original destination is %s", to)
 	}
 	return nil
 }
 
-// dial connects as the probe's owner: the kernel knows a socket by the file-system ids of the
+// dial connects as the probe's user: the owner of a socket is given by the file-system ids of the
 // thread that made it.
-func (p Probe) dial(ctx context.Context) (net.Conn, error) {
+func dial(ctx context.Context, p plan.Probe) (net.Conn, error) {
 	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
 		if p.Packet.Mark == 0 {
 			return nil
@@ -148,14 +142,14 @@ func (p Probe) dial(ctx context.Context) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", p.Packet.To.String())
 }
 
-// setfs sets a file-system id of the calling thread and returns the former one; it has no errors,
-// and an id that nobody can have changes nothing.
+// setfs sets a file-system id of the calling thread and returns the previous one. It has no errors; an
+// invalid id changes nothing.
 func setfs(call, id uintptr) uintptr {
 	before, _, _ := unix.RawSyscall(call, id, 0, 0)
 	return before
 }
 
-// originalDestination is where a redirected connection was to go.
+// originalDestination is the destination of a redirected connection before the rules rewrote it.
 func originalDestination(c *net.TCPConn) (to netip.AddrPort, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -166,7 +160,7 @@ func originalDestination(c *net.TCPConn) (to netip.AddrPort, err error) {
 	if c.LocalAddr().(*net.TCPAddr).IP.To4() == nil {
 		level = unix.SOL_IPV6
 	}
-	var sa unix.RawSockaddrInet6 // holds the other too
+	var sa unix.RawSockaddrInet6 // large enough for IPv4 too
 	size := uint32(unsafe.Sizeof(sa))
 	var errno unix.Errno
 	if err := raw.Control(func(fd uintptr) {

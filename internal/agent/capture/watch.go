@@ -5,26 +5,28 @@ import (
 	"log/slog"
 	"strings"
 	"time"
+
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
-// Watch keeps a plan in force: what somebody else flushes or changes in our rules (a firewall
-// manager that reloads, another plugin) is put back, and told.
+// Watch keeps a plan in force: it restores what somebody else flushes or changes in the rules of
+// capture, such as a firewall manager that reloads or another plugin, and logs it.
 type Watch struct {
 	Backend Backend
-	Plan    Ruleset
-	// Every is how long one look comes after the other. A second means that rules are back
-	// within two.
+	Plan    plan.Ruleset
+	// Every is the time between two checks. With one second, rules are restored within two.
 	Every time.Duration
 	Log   *slog.Logger
 }
 
-// Run looks until ctx has ended, in the network namespace of the process. Nothing that goes wrong
-// is its error: the proxy works on as long as rules are in force, and each trouble is told once.
+// Run checks the network namespace of the process until ctx has ended, and returns nil. A check that
+// fails is not its error, because the proxy works as long as rules are in force; the same failure is
+// logged once.
 func (w Watch) Run(ctx context.Context) error {
 	tick := time.NewTicker(w.Every)
 	defer tick.Stop()
-	for trouble := ""; ; {
-		trouble = w.look(trouble)
+	for failure := ""; ; {
+		failure = w.check(failure)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -33,11 +35,12 @@ func (w Watch) Run(ctx context.Context) error {
 	}
 }
 
-// look mends what it finds, and returns what troubled it, which it tells if it is not what it was.
-func (w Watch) look(before string) (trouble string) {
+// check restores the rules if they differ. It returns its failure, which it logs unless it is the
+// previous one.
+func (w Watch) check(previous string) (failure string) {
 	defer func() {
-		if trouble != "" && trouble != before {
-			w.Log.Error("the capture of traffic cannot be watched", "error", trouble)
+		if failure != "" && failure != previous {
+			w.Log.Error("the capture of traffic cannot be watched", "error", failure)
 		}
 	}()
 	differences, err := w.Backend.Drift(w.Plan)

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan/plantest"
+)
+
+var updateDocs = flag.Bool("update", false, "write the table of settings in docs/capture.md anew")
+
+// effects says, for each setting, a value and where its effect shows.
+var effects = map[string]struct {
+	// value is not the default; with are other flags that it takes for an effect.
+	value string
+	with  []string
+	// in is where the effect shows: in the plan (empty), in what the command prints, or in a Pod,
+	// by test/capture/settings_test.go.
+	in string
+}{
+	"--envoy-port": {value: "1501"}, "--inbound-capture-port": {value: "1506"}, "--inbound-tunnel-port": {value: "1508"},
+	"--proxy-uid": {value: "7"}, "--proxy-gid": {value: "8"}, "--proxy-mark": {value: "9"}, "--proxy-cgroup": {value: "a/b"},
+	"--istio-inbound-interception-mode":    {value: "TPROXY"},
+	"--istio-inbound-tproxy-mark":          {value: "55", with: []string{"-m", "TPROXY"}},
+	"--istio-inbound-tproxy-route-table":   {value: "66", with: []string{"-m", "TPROXY"}},
+	"--istio-inbound-ports":                {value: "80"},
+	"--istio-local-exclude-ports":          {value: "22"},
+	"--istio-exclude-interfaces":           {value: "eth1"},
+	"ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR":    {value: "127.0.0.0/8"},
+	"ISTIO_OUTBOUND_OWNER_GROUPS":          {value: "5"},
+	"ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE":  {value: "6"},
+	"--istio-service-cidr":                 {value: "10.0.0.0/8"},
+	"--istio-service-exclude-cidr":         {value: "10.9.0.0/16"},
+	"--istio-outbound-ports":               {value: "443"},
+	"--istio-local-outbound-ports-exclude": {value: "444"},
+	"--kube-virt-interfaces":               {value: "tap0"},
+	"--dual-stack":                         {value: "true"},
+	"--redirect-dns":                       {value: "true"},
+	"--capture-all-dns":                    {value: "true", with: []string{"--redirect-dns"}},
+	"--drop-invalid":                       {value: "true"},
+	"--iptables-trace-logging":             {value: "true"},
+	"ENVOY_USER":                           {value: "root"},
+
+	"--dry-run":               {value: "true", in: "output", with: []string{"--skip-rule-apply", "--native-nftables"}},
+	"--cleanup-only":          {value: "true", in: "output", with: []string{"--dry-run"}},
+	"--network-namespace":     {value: "/no/such/namespace", in: "output", with: []string{"--dry-run"}},
+	"--native-nftables":       {value: "true", in: "output", with: []string{"--dry-run"}},
+	"--force-iptables-binary": {value: "other", in: "output", with: []string{"--dry-run"}},
+	"DRY_RUN_FILE_PATH":       {value: "/no/such/directory/file", in: "output", with: []string{"--dry-run"}},
+
+	"--skip-rule-apply": {in: "pod"}, "--run-validation": {in: "pod"}, "--iptables-probe-port": {in: "pod"}, "--probe-timeout": {in: "pod"},
+	"--cni-mode": {in: "pod"}, "--reconcile": {in: "pod"}, "--force-apply": {in: "pod"}, "PATH": {in: "pod"},
+}
+
+// Every flag and every variable changes the plan, or what the command prints or does; that of a flag
+// is also that of its variables.
+func TestEverySettingIsRead(t *testing.T) {
+	pod, err := os.ReadFile("../../test/capture/settings_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range new(captureCommand).settings() {
+		e, ok := effects[s.name()]
+		if !ok {
+			t.Errorf("%s: no effect is known", s.name())
+			continue
+		}
+		if e.in == "pod" {
+			for _, name := range append([]string{s.flag}, s.env...) {
+				if !strings.Contains(string(pod), name) {
+					t.Errorf("test/capture/settings_test.go does not try %s", name)
+				}
+			}
+			continue
+		}
+		result := planned
+		if e.in == "output" {
+			result = printed
+		}
+		without := result(t, nil, e.with...)
+		with := without
+		if s.flag != "" {
+			if with = result(t, nil, append([]string{"--" + s.flag + "=" + e.value}, e.with...)...); with == without {
+				t.Errorf("--%s=%s has no effect", s.flag, e.value)
+			}
+		}
+		for _, variable := range s.env {
+			switch got := result(t, map[string]string{variable: e.value}, e.with...); {
+			case got == without:
+				t.Errorf("the variable %s=%s has no effect", variable, e.value)
+			case s.flag != "" && !s.ignored && strings.ReplaceAll(got, variable, "--"+s.flag) != strings.ReplaceAll(with, variable, "--"+s.flag):
+				t.Errorf("the variable %s=%s and the flag --%s differ:\n%s", variable, e.value, s.flag, cmp.Diff(got, with))
+			}
+		}
+	}
+}
+
+// planned is the plan of a command line that captures all, and the notes; or the error.
+func planned(t *testing.T, env map[string]string, args ...string) string {
+	t.Helper()
+	r := &captureCommand{getenv: func(name string) string { return env[name] }}
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	register(f, r.settings())
+	for _, s := range r.settings() { // but for what the setting itself says
+		if (s.flag == "istio-inbound-ports" || s.flag == "istio-service-cidr") && env[s.env[0]] == "" {
+			args = append([]string{"--" + s.flag + "=*"}, args...)
+		}
+	}
+	if err := f.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.fill(f); err != nil {
+		return err.Error()
+	}
+	rules, err := plan.Build(r.options, plan.Facts{
+		Addrs:     []netip.Addr{netip.MustParseAddr("10.0.0.7")},
+		Resolvers: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+	})
+	return fmt.Sprint(rules, r.notes, err)
+}
+
+// printed is what the command prints, and its error.
+func printed(t *testing.T, env map[string]string, args ...string) string {
+	t.Helper()
+	out, err := runIptables(t, env, args...)
+	var lines []string
+	for line := range strings.Lines(out) {
+		if key, _, isKey := strings.Cut(line, "="); !isKey || strings.ToUpper(key) != key { // but for the printed configuration
+			lines = append(lines, line)
+		}
+	}
+	return fmt.Sprint(lines, err)
+}
+
+// The names in the table are those of the contract: each flag has a variable of its own name. [agent 1.15]
+func TestSettingsHaveUniqueNames(t *testing.T) {
+	seen := map[string]bool{}
+	for _, s := range new(captureCommand).settings() {
+		names := append([]string{s.flag, s.short}, s.env...)
+		for _, name := range names {
+			if name != "" && seen[name] {
+				t.Errorf("%s is there twice", name)
+			}
+			seen[name] = true
+		}
+		if twin := strings.ToUpper(strings.ReplaceAll(s.flag, "-", "_")); s.flag != "" && !slices.Contains(s.env, twin) {
+			t.Errorf("--%s has no variable %s", s.flag, twin)
+		}
+		if s.unit == "" || s.usage == "" || s.value == nil {
+			t.Errorf("%s: its row is not whole: %+v", s.name(), s)
+		}
+	}
+}
+
+// The default of each option of the plan is what the tests of the plan take for it.
+func TestDefaultsAreThoseOfTheTestsOfThePlan(t *testing.T) {
+	r := &captureCommand{}
+	register(pflag.NewFlagSet("", pflag.ContinueOnError), r.settings())
+	want := plantest.Defaults()
+	want.ProxyUID = "" // known only once ENVOY_USER is looked up
+	want.Inbound.Mark, want.Inbound.RouteTable = plan.DefaultTProxyMark, plan.DefaultRouteTable
+	if diff := cmp.Diff(want, r.options); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A flag that is given counts, even if it is empty; a variable that is empty does not.
+func TestAnEmptyFlagOverridesTheEnvironment(t *testing.T) {
+	env := map[string]string{"ISTIO_SERVICE_EXCLUDE_CIDR": "10.9.0.0/16"}
+	if got := planned(t, env); !strings.Contains(got, "10.9.0.0/16") {
+		t.Errorf("the variable does not count:\n%s", got)
+	}
+	if got := planned(t, env, "-x", ""); strings.Contains(got, "10.9.0.0/16") {
+		t.Errorf("the variable counts though the flag is given:\n%s", got)
+	}
+	if got, want := planned(t, map[string]string{"ENVOY_PORT": ""}), planned(t, nil); got != want {
+		t.Errorf("an empty variable counts:\n%s", cmp.Diff(want, got))
+	}
+}
+
+// The names of Istio's own variables win over those that are made of the flags.
+func TestTheFirstVariableCounts(t *testing.T) {
+	env := map[string]string{"ISTIO_DUAL_STACK": "false", "DUAL_STACK": "true"}
+	if got := planned(t, env); strings.Contains(got, "ip6 ") {
+		t.Errorf("DUAL_STACK wins:\n%s", got)
+	}
+}
+
+// Keys of the printed configuration look like variables; who sets them is told.
+func TestKeysOfTheDumpAreNoVariables(t *testing.T) {
+	for key, instead := range map[string]string{
+		"OUTBOUND_IP_RANGES_EXCLUDE": "ISTIO_SERVICE_EXCLUDE_CIDR",
+		"INBOUND_INTERCEPTION_MODE":  "ISTIO_INBOUND_INTERCEPTION_MODE",
+		"INBOUND_TPROXY_MARK":        "ISTIO_INBOUND_TPROXY_MARK",
+		"DNS_CAPTURE":                "ISTIO_META_DNS_CAPTURE or REDIRECT_DNS",
+	} {
+		out, err := runIptables(t, map[string]string{key: "1"}, "-n")
+		if err != nil || !strings.Contains(out, "Note: the variable "+key+" has no effect: it is only a name in the printed configuration; set "+instead+"\n") {
+			t.Errorf("%s: %v\n%s", key, err, out)
+		}
+	}
+	if out, err := runIptables(t, nil, "-n", "--iptables-trace-logging"); err != nil || !strings.Contains(out, "Note: --iptables-trace-logging has no effect\n") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestSettingsAreRefusedByName(t *testing.T) {
+	for _, c := range []struct{ variable, value, want string }{
+		{"REDIRECT_DNS", "so", `REDIRECT_DNS="so": give true or false`},
+		{"IPTABLES_PROBE_PORT", "70000", `IPTABLES_PROBE_PORT="70000": give a number from 0 to 65535`},
+		{"IPTABLES_PROBE_PORT", "0", "--iptables-probe-port=0: give a port from 1 to 65535"},
+		{"PROBE_TIMEOUT", "5", `PROBE_TIMEOUT="5": give a duration, such as 5s`},
+		{"PROBE_TIMEOUT", "-1s", "--probe-timeout=-1s: give a duration above 0"},
+	} {
+		if got := planned(t, map[string]string{c.variable: c.value}); !strings.Contains(got, c.want) {
+			t.Errorf("%s=%s: %s, want %s", c.variable, c.value, got, c.want)
+		}
+	}
+}
+
+// docs/capture.md lists the settings as they are.
+func TestDocumentedSettingsAreCurrent(t *testing.T) {
+	const path, begin, end = "../../docs/capture.md", "<!-- settings: written by go test ./cmd/pilot-agent -run DocumentedSettings -update -->\n", "<!-- end of settings -->\n"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(text), begin)
+	have, after, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no place for the settings", path)
+	}
+	var b strings.Builder
+	b.WriteString("| flag | variables | printed as | default | unit | what it does |\n|---|---|---|---|---|---|\n")
+	code := func(names ...string) string {
+		names = slices.DeleteFunc(names, func(n string) bool { return n == "" || n == "-" || n == "--" })
+		if len(names) == 0 {
+			return ""
+		}
+		return "`" + strings.Join(names, "` `") + "`"
+	}
+	for _, s := range new(captureCommand).settings() {
+		usage := strings.NewReplacer("`", "", "|", `\|`).Replace(s.usage)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", code("--"+s.flag, "-"+s.short), code(s.env...), code(s.key), code(s.def), s.unit, usage)
+	}
+	if *updateDocs {
+		if err := os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(b.String(), have); diff != "" {
+		t.Errorf("the table differs (-want +got); -update writes it:\n%s", diff)
+	}
+}

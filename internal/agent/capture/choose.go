@@ -1,0 +1,88 @@
+package capture
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/agent/capture/iptables"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
+	"github.com/pilothouse/pilothouse/internal/agent/capture/xtables"
+)
+
+// BackendOptions say which backend is wanted and how it works.
+type BackendOptions struct {
+	// Native asks for nftables over netlink. [agent I31]
+	Native bool
+	// Force asks for one variant of iptables, legacy or nft. [I32]
+	Force string
+	// Reconcile has other rules of capture replaced, where iptables otherwise refuses to; Reapply
+	// has rules replaced even if they don't differ. [I28, I30]
+	Reconcile, Reapply bool
+	// PodLock locks the network namespace instead of the lock file of the file system. [I27]
+	PodLock bool
+	// Path is where programs are looked for, directories with colons in between. Empty: none.
+	Path string
+}
+
+// DefaultPath is where programs for administration usually are.
+const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Check returns an error if the options are invalid, whatever the machine has.
+func (o BackendOptions) Check() error {
+	if o.Force != "" && o.Force != "legacy" && o.Force != "nft" {
+		return fmt.Errorf("--force-iptables-binary=%q: give legacy or nft, or leave it empty", o.Force)
+	}
+	return nil
+}
+
+func (o BackendOptions) programs() *iptables.Programs {
+	return iptables.NewPrograms(iptables.Options{Path: o.Path, Variant: o.Force, NamespaceLock: o.PodLock})
+}
+
+// Choice is a backend, with its name and the reason for it, for people.
+type Choice struct {
+	Backend
+	Name, Why string
+}
+
+// Choose chooses iptables where its programs exist and work for r, else nftables, unless the options
+// decide. The error is that of invalid options, or of an iptables variant that was asked for and
+// does not work. [agent I42]
+func Choose(o BackendOptions, r plan.Ruleset) (Choice, error) {
+	if err := o.Check(); err != nil {
+		return Choice{}, err
+	}
+	native := Choice{Backend: Nftables{o}, Name: "nftables"}
+	if o.Native {
+		native.Why = "--native-nftables"
+		return native, nil
+	}
+	programs := o.programs()
+	pair, why, err := programs.Choose(r)
+	if err != nil {
+		if o.Force != "" {
+			return Choice{}, fmt.Errorf("choose an iptables program: %w", err)
+		}
+		native.Why = "no iptables program works: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+		return native, nil
+	}
+	b := iptablesBackend{options: o, programs: programs, pair: pair}
+	choice := Choice{Backend: b, Name: pair.String(), Why: why}
+	if o.Force == "" {
+		choice.Backend = fallback{b, Nftables{o}}
+	}
+	return choice, nil
+}
+
+// DryRun returns the rules as the input of the program that scripts expect, nft or iptables-restore.
+// Nothing is read or run.
+func DryRun(o BackendOptions, r plan.Ruleset) string {
+	if o.Native {
+		return r.String()
+	}
+	return xtables.RestoreBoth(r)
+}
+
+// CleanText returns, for each iptables program that has rules of capture in force, its name and the
+// input that would remove them. Nothing is changed.
+func CleanText(o BackendOptions) string { return o.programs().CleanText() }
