@@ -59,11 +59,14 @@ func newIptablesCommand(getenv func(string) string) *cobra.Command {
 		Short: "Capture the Pod's connections for its proxy, by rules in the kernel",
 		Long: `Capture the Pod's connections for its proxy, by rules in the kernel.
 
-The rules are those of iptables where its programs are there and work, legacy or nft, whichever
-is in use, and else of nftables, which needs no program; what was taken is said on standard
-error. The capability CAP_NET_ADMIN is needed. Applying the same rules again changes nothing.
-A flag that is not given is read from the environment, such as --envoy-port from ENVOY_PORT. The exit
-code is 0 if the rules are in force, 1 if they are not, and 126 if they don't do what they should.`,
+The rules are applied by iptables where its programs exist and work, by the variant (legacy or nft)
+that is in use, and else by nftables, which needs no program; standard error says which. The
+capability CAP_NET_ADMIN is needed. Applying the same rules again changes nothing. A flag that is
+not given is read from the environment, from the first of the variables in brackets that is set.
+The exit code is 0 if the rules are in force, 1 if they are not, and 126 if they are and don't
+capture as planned.
+
+` + variablesHelp(r.settings()),
 		Example: `  pilot-agent istio-iptables -p 15001 -z 15006 -u 1337 -m REDIRECT -i '*' -b '*' -d 15090,15021,15020
   pilot-agent istio-iptables -i '*' -b '*' --dry-run
   pilot-agent istio-iptables --cleanup-only`,

@@ -13,26 +13,26 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
-// explanation is a question about one packet, as the command line has it.
+// explanation is the packet of the command line.
 type explanation struct {
 	from, to, direction, in, out, output string
 	inbound, outbound                    bool
 	packet                               plan.Packet
 }
 
-// newExplain makes the command that says what the rules do with a packet. Nothing is applied or
-// read but the facts of the network namespace.
+// newExplain makes the command that evaluates the rules for a packet. Nothing is applied, and nothing
+// is read but the facts of the network namespace.
 func newExplain(getenv func(string) string) *cobra.Command {
 	r := &captureCommand{getenv: getenv}
 	e := &explanation{}
 	c := &cobra.Command{
 		Use:   "explain --from ADDRESS:PORT --to ADDRESS:PORT",
 		Short: "Say what the rules do with a packet, rule by rule",
-		Long: `Say what the rules of these options do with the first packet of a connection, rule by rule.
+		Long: `Evaluate the rules of these options for the first packet of a connection, rule by rule.
 
 The options are those of istio-iptables, by flags or environment. A direction that is not given is
-inbound if --in-interface is given or the destination is an address of this network namespace and
-the source is none, and outbound else. The plan is asked, not the kernel.`,
+inbound if --in-interface is given, or if the destination is an address of this network namespace
+and the source is not, and else outbound. The rules are those planned, not those in the kernel.`,
 		Example: `  pilot-agent istio-iptables explain -i '*' -b '*' --to 10.96.0.10:80 --uid 1000
   pilot-agent istio-iptables explain -i '*' -b '*' --from 10.0.0.9:40000 --to 10.0.0.7:8080 --inbound --output json`,
 		Args: cobra.NoArgs,
@@ -86,7 +86,7 @@ func (e *explanation) run(c *cobra.Command, r *captureCommand) error {
 	return fmt.Errorf("--output=%q: give text or json", e.output)
 }
 
-// complete makes the packet of the flags and of what goes without saying here.
+// complete makes the packet from the flags, and from the facts what the flags don't say.
 func (e *explanation) complete(f plan.Facts) (err error) {
 	if e.packet.To, err = endpoint("--to", e.to); err != nil {
 		return err
@@ -121,7 +121,7 @@ func (e *explanation) complete(f plan.Facts) (err error) {
 func (e *explanation) direct(f plan.Facts, here bool) error {
 	switch {
 	case e.inbound && e.outbound, e.in != "" && e.out != "":
-		return fmt.Errorf("it is inbound or outbound; give one direction")
+		return fmt.Errorf("--inbound, --in-interface, --outbound and --out-interface contradict each other: give one direction")
 	case e.direction == "inbound", e.inbound, e.direction == "" && e.in != "":
 	case e.direction == "outbound", e.outbound, e.direction == "" && e.out != "":
 		e.packet.Outbound = true
@@ -142,7 +142,7 @@ func (e *explanation) direct(f plan.Facts, here bool) error {
 	return nil
 }
 
-// source is where the packet comes from where nobody says.
+// source is the source of a packet for which no flag gives one.
 func source(f plan.Facts, p plan.Packet, here bool) netip.AddrPort {
 	if p.Outbound && here || !p.Outbound {
 		return netip.AddrPortFrom(p.To.Addr(), 40000)

@@ -164,22 +164,41 @@ func register(f *pflag.FlagSet, settings []setting) {
 		if s.flag == "" {
 			continue
 		}
+		usage := s.usage
+		if len(s.env) > 0 {
+			usage += " [$" + strings.Join(s.env, ", $") + "]"
+		}
 		switch v := s.value.(type) {
 		case *string:
-			f.StringVarP(v, s.flag, s.short, *v, s.usage)
+			f.StringVarP(v, s.flag, s.short, *v, usage)
 		case *bool:
-			f.BoolVarP(v, s.flag, s.short, *v, s.usage)
+			f.BoolVarP(v, s.flag, s.short, *v, usage)
 		case *uint16:
-			f.Uint16VarP(v, s.flag, s.short, *v, s.usage)
+			f.Uint16VarP(v, s.flag, s.short, *v, usage)
 		case *uint32:
-			f.Uint32VarP(v, s.flag, s.short, *v, s.usage)
+			f.Uint32VarP(v, s.flag, s.short, *v, usage)
 		case *time.Duration:
-			f.DurationVarP(v, s.flag, s.short, *v, s.usage)
+			f.DurationVarP(v, s.flag, s.short, *v, usage)
 		}
 		if s.ignored {
 			_ = f.MarkHidden(s.flag)
 		}
 	}
+}
+
+// variablesHelp describes the settings that only the environment sets.
+func variablesHelp(settings []setting) string {
+	var b strings.Builder
+	b.WriteString("Variables without a flag:")
+	for _, s := range settings {
+		if s.flag == "" {
+			fmt.Fprintf(&b, "\n  %s: %s", strings.Join(s.env, ", "), s.usage)
+			if s.def != "" {
+				fmt.Fprintf(&b, " (default %s)", s.def)
+			}
+		}
+	}
+	return b.String()
 }
 
 // name is the flag, or the variable of a setting without one.
@@ -190,7 +209,7 @@ func (s setting) name() string {
 	return "--" + s.flag
 }
 
-// set parses a value; the error is what to give instead.
+// set parses a value; the error says what to give instead.
 func (s setting) set(text string) (err error) {
 	switch v := s.value.(type) {
 	case *string:
