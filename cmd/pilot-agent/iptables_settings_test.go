@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -260,5 +262,20 @@ func TestDocumentedSettingsAreCurrent(t *testing.T) {
 	}
 	if diff := cmp.Diff(b.String(), have); diff != "" {
 		t.Errorf("the table differs (-want +got); -update writes it:\n%s", diff)
+	}
+}
+
+// What the arguments of --watchCapture say that a watch has no use for is told.
+func TestWatchTellsWhatHasNoEffect(t *testing.T) {
+	var out bytes.Buffer
+	env := map[string]string{"PATH": t.TempDir()}
+	_, err := watchCapture("-m NONE --dry-run --network-namespace=/x stray", func(name string) string { return env[name] }, slog.New(slog.NewTextHandler(&out, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"--dry-run has no effect on the watch", "--network-namespace has no effect on the watch", `argument \"stray\" has no effect`} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
 	}
 }
