@@ -163,6 +163,21 @@ func TestSettingsHaveUniqueNames(t *testing.T) {
 	}
 }
 
+// The printed configuration has every option of the plan. [agent 1.15]
+func TestDumpNamesEveryOption(t *testing.T) {
+	r := &captureCommand{}
+	register(pflag.NewFlagSet("", pflag.ContinueOnError), r.settings())
+	text := dump(r.settings())
+	for _, want := range []string{"PROXY_PORT=15001", "OUTBOUND_OWNER_GROUPS_INCLUDE=*", "DUAL_STACK=false", "INBOUND_PORTS_INCLUDE=", "NETWORK_NAMESPACE="} {
+		if !strings.Contains("\n"+text, "\n"+want+"\n") {
+			t.Errorf("no line %q in\n%s", want, text)
+		}
+	}
+	if lines, options := strings.Count(text, "\n"), len(plantest.Fields(&r.options)); lines < options {
+		t.Errorf("%d lines for %d options of the plan", lines, options)
+	}
+}
+
 // The default of each option of the plan is what the tests of the plan take for it.
 func TestDefaultsAreThoseOfTheTestsOfThePlan(t *testing.T) {
 	r := &captureCommand{}

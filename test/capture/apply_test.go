@@ -20,8 +20,8 @@ import (
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
-// An application calls a service that chooses the application itself: the proxy's outbound half
-// dials the Pod's own address, and must arrive at its inbound half, which dials the application.
+// An application calls a service that selects the application itself: the proxy's outbound listener
+// connects to the Pod's own address, and must reach the inbound listener, which calls the application.
 func TestSelfCallThroughAService(t *testing.T) {
 	w := newWorld(t)
 	w.apply(t, injector())
@@ -59,7 +59,7 @@ func TestApplyTwiceIsAsOnce(t *testing.T) {
 	w.check(t, []leg{{w.pod, app, "", "10.99.0.3:80", "outbound for 10.99.0.3:80"}})
 }
 
-// While the rules are replaced again and again, no connection escapes them.
+// While the rules are replaced repeatedly, no connection bypasses them.
 func TestReplacingLeavesNoGap(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)
@@ -211,7 +211,7 @@ func TestCleanLeavesNothing(t *testing.T) {
 	})
 }
 
-// The command can be run from outside of the Pod.
+// The command can act on the Pod from outside.
 func TestActsInANamedNamespace(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)
@@ -239,7 +239,7 @@ func TestActsInANamedNamespace(t *testing.T) {
 	w.check(t, []leg{{w.other, app, "", "10.99.0.2:80", "inbound for 10.99.0.2:80"}})
 }
 
-// Rules of others in the same namespace are not ours to touch.
+// Rules of others in the same namespace are not changed.
 func TestTablesOfOthersStay(t *testing.T) {
 	w := newWorld(t)
 	if err := w.pod.Do(func() error {
@@ -276,7 +276,7 @@ func TestListenersHandOverTheirQueues(t *testing.T) {
 	}
 }
 
-// A setting that the kernel refuses is reported and stops nothing.
+// A setting that the kernel refuses is reported and is no error.
 func TestRefusedSettingIsReported(t *testing.T) {
 	w := newWorld(t)
 	rules, err := plan.Build(injector(), plan.Facts{})
@@ -295,7 +295,7 @@ func TestRefusedSettingIsReported(t *testing.T) {
 	}
 }
 
-// A transaction holds as many rules as anyone may list, and one bad rule changes nothing.
+// A transaction may have thousands of rules; with one invalid rule, nothing changes.
 func TestBigPlanAndAtomicFailure(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)

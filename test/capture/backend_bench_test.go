@@ -8,7 +8,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
-// BenchmarkBackends applies as the command does, choice of the program included, to a Pod without
+// BenchmarkBackends applies as the command does, including the choice of the program, to a Pod without
 // rules and to one that has them.
 func BenchmarkBackends(b *testing.B) {
 	r, err := plan.Build(injector(), plan.Facts{})

@@ -18,8 +18,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
-// variants are the kinds of iptables on this machine. There may be none, and then nftables is all
-// that there is to test.
+// variants are the variants of iptables on this machine. If there is none, only nftables is tested.
 func variants() (found []string) {
 	for _, v := range []string{"nft", "legacy"} {
 		if findProgram("iptables-"+v+"-restore") != "" && findProgram("ip6tables-"+v+"-restore") != "" {
@@ -92,8 +91,8 @@ func shell(t *testing.T, p *netmesh.Pod, input, program string, args ...string) 
 	return string(out)
 }
 
-// state is all that both families' iptables have in a Pod, of the given variants or of all. The
-// kernel's own chains are left out: legacy has them from the first look at a table.
+// state is the rules of both families' iptables in a Pod, of the given variants or of all. The kernel's
+// own chains are left out: reading a legacy table creates them.
 func state(t *testing.T, p *netmesh.Pod, of ...string) string {
 	t.Helper()
 	if of == nil {
@@ -121,7 +120,7 @@ func state(t *testing.T, p *netmesh.Pod, of ...string) string {
 	return b.String()
 }
 
-// theirs are rules of others, some of which look much like ours.
+// theirs are rules of others, some of which are similar to ours.
 const theirs = `* nat
 :KUBE-THEIRS - [0:0]
 -A PREROUTING -p tcp --dport 99 -m comment --comment "theirs \"-j ISTIO_INBOUND\"" -j ACCEPT
@@ -212,8 +211,8 @@ func planIn(t *testing.T, p *netmesh.Pod, o plan.Options) (r plan.Ruleset) {
 	return r
 }
 
-// TestIptablesHasWhatWasPlanned lives through the life of a rule set, for each option alone and for
-// random ones together: applied, again, damaged, reconciled, forced, cleaned.
+// TestIptablesHasWhatWasPlanned applies a rule set, applies it again, damages, reconciles, forces and
+// cleans it, for each option alone and for random combinations.
 func TestIptablesHasWhatWasPlanned(t *testing.T) {
 	t.Parallel()
 	for _, v := range variants() {
@@ -276,7 +275,7 @@ func live(t *testing.T, p *netmesh.Pod, v string, r plan.Ruleset, random *rand.R
 	same("clean", before)
 }
 
-// damage changes our rules in some way and says in which.
+// damage changes our rules in a random way and describes it.
 func damage(t *testing.T, p *netmesh.Pod, v string, random *rand.Rand) string {
 	t.Helper()
 	family := []string{"iptables-", "ip6tables-"}[random.IntN(2)] + v

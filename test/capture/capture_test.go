@@ -1,7 +1,7 @@
-// Package capture_test proves the rules of capture in the kernel: real connections of real users in Pods.
+// Package capture_test tests the rules of capture in the kernel: with connections of several users in Pods.
 //
-// A Pod has two listeners in the proxy's place, which say by which port and for which original
-// destination a connection came, and one in the application's; who ends up where is the test.
+// A Pod has two listeners in the proxy's place, which answer with their port and the connection's
+// original destination, and one in the application's place; the tests compare the answers.
 package capture_test
 
 import (
@@ -27,7 +27,7 @@ import (
 
 const proxyID = 1337
 
-// world is a captured Pod and another one beside it.
+// world is a captured Pod and another one.
 type world struct {
 	pod, other *netmesh.Pod
 	mesh       *netmesh.Mesh
@@ -54,7 +54,7 @@ func newWorld(t *testing.T) world {
 	return world{add("pod", "fd99:99::a"), add("other", "fd99:99::b"), m}
 }
 
-// injector is what the injector passes, in both families.
+// injector is the options that the injector sets, for both families.
 func injector() plan.Options {
 	o := plantest.Defaults()
 	o.Mode = "REDIRECT"
@@ -87,7 +87,7 @@ func (w world) apply(t *testing.T, o plan.Options) capture.Report {
 	return report
 }
 
-// answer accepts connections and says one line to each.
+// answer accepts connections and sends one line to each.
 func answer(t *testing.T, p *netmesh.Pod, addr string, line func(*net.TCPConn) string) {
 	t.Helper()
 	l, err := p.Listen("tcp", addr)
@@ -107,8 +107,8 @@ func answer(t *testing.T, p *netmesh.Pod, addr string, line func(*net.TCPConn) s
 	}()
 }
 
-// listen sets up the proxy's and the applications' places. The applications' name their Pod and
-// who called.
+// listen listens in the proxy's and the applications' place. The applications answer with their Pod
+// and the caller's address.
 func (w world) listen(t *testing.T, appPorts ...int) {
 	t.Helper()
 	for place, port := range map[string]int{"outbound": 15001, "inbound": 15006} {
@@ -123,7 +123,7 @@ func (w world) listen(t *testing.T, appPorts ...int) {
 	}
 }
 
-// originalDestination asks the kernel where the client wanted to go.
+// originalDestination asks the kernel for the destination before the rules rewrote it.
 func originalDestination(c *net.TCPConn) string {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -159,7 +159,7 @@ func getOriginal(fd, level int) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(netip.AddrFrom16(v6.Addr), v6.Port<<8|v6.Port>>8), nil
 }
 
-// user is who makes a connection.
+// user is the owner of a connection.
 type user struct{ uid, gid int }
 
 var (
@@ -168,8 +168,8 @@ var (
 	agent = user{0, proxyID} // an agent that must stay root
 )
 
-// ask connects from p as u, from a source address if one is given, and returns what it was told.
-// The kernel knows a socket's owner by the file-system ids of the thread that made it.
+// ask connects from p as u, from a source address if one is given, and returns the answer. The owner
+// of a socket is given by the file-system ids of the thread that made it.
 func ask(p *netmesh.Pod, u user, from, to string) string {
 	var c net.Conn
 	err := p.Do(func() error {
@@ -201,11 +201,11 @@ func ask(p *netmesh.Pod, u user, from, to string) string {
 }
 
 func setID(trap uintptr, id int) {
-	// Without an error by design: it returns the former id.
+	// The call has no error: it returns the previous id.
 	unix.RawSyscall(trap, uintptr(id), 0, 0)
 }
 
-// leg is one connection and where it must arrive.
+// leg is one connection and the answer that it must get.
 type leg struct {
 	by       *netmesh.Pod
 	as       user
@@ -335,7 +335,7 @@ func TestOwnerGroups(t *testing.T) {
 	})
 }
 
-// Without IPv6 in the plan, IPv6 goes its own way.
+// Without IPv6 in the plan, IPv6 is not captured.
 func TestIPv6IsNotTouchedUnlessAskedFor(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)

@@ -23,8 +23,8 @@ import (
 const cgroupMount = "/sys/fs/cgroup/"
 
 // dialer is what this binary is when its first argument is "dial": a process that enters a cgroup,
-// if one is given, becomes a user and prints what it is told at an address. A socket belongs to the
-// cgroup that its process is in when it is made.
+// if one is given, becomes a user, connects to an address and prints the answer. A socket belongs to
+// the cgroup that its process is in when it is made.
 func dialer(cgroup, id, to string) error {
 	if cgroup != "" {
 		if err := os.WriteFile(cgroupMount+cgroup+"/cgroup.procs", []byte("0"), 0); err != nil {
@@ -53,7 +53,7 @@ func dialer(cgroup, id, to string) error {
 	return err
 }
 
-// askFrom connects as a process of its own and returns what it was told.
+// askFrom connects as a process of its own and returns the answer.
 func askFrom(t *testing.T, p *netmesh.Pod, cgroup string, id int, to string) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -65,8 +65,8 @@ func askFrom(t *testing.T, p *netmesh.Pod, cgroup string, id int, to string) str
 	return out.String()
 }
 
-// newCgroups mounts the unified hierarchy in a Pod and makes cgroups, parents first, in one of
-// their own. The test's end takes them back with whoever is left in them.
+// newCgroups mounts the unified hierarchy in a Pod and makes cgroups, parents first, below one of
+// their own. The end of the test ends the processes in them and removes them.
 func newCgroups(t *testing.T, p *netmesh.Pod, names ...string) (top string) {
 	t.Helper()
 	top = fmt.Sprintf("pilothouse-test-%d-%d", os.Getpid(), time.Now().UnixNano())
@@ -90,8 +90,8 @@ func newCgroups(t *testing.T, p *netmesh.Pod, names ...string) (top string) {
 	return top
 }
 
-// Where the proxy is known by its cgroup, who is in it passes whatever its user, and without any
-// privilege; an application that runs as the proxy's usual user is captured like any other.
+// Where the proxy is recognized by its cgroup, connections from the cgroup are not captured, whatever
+// their user and without any privilege; an application that runs as user 1337 is captured.
 func TestProxyKnownByItsCgroup(t *testing.T) {
 	backends := map[string]capture.BackendOptions{"native": {Native: true}}
 	for _, v := range variants() {
@@ -107,7 +107,7 @@ func TestProxyKnownByItsCgroup(t *testing.T) {
 				o := injector()
 				o.ProxyCgroup = "/" + top + "/proxy"
 				w.apply(t, o)
-				// A cgroup that is made anew is another one, to which the rules are applied again.
+				// A cgroup that was removed and made again is another one: the rules are applied again.
 				path := cgroupMount + o.ProxyCgroup
 				do(t, w.pod, func() error {
 					return errors.Join(os.Remove(path+"/worker"), os.Remove(path), os.MkdirAll(path+"/worker", 0o755))
@@ -131,7 +131,7 @@ func TestProxyKnownByItsCgroup(t *testing.T) {
 	}
 }
 
-// A cgroup that is not there yet is named, with what to do.
+// A cgroup that does not exist yet is an error with a remedy.
 func TestCgroupMustExistFirst(t *testing.T) {
 	w := newWorld(t)
 	newCgroups(t, w.pod)

@@ -26,19 +26,19 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// command runs pilot-agent in a Pod and returns its exit code and what it said.
-func command(t *testing.T, p *netmesh.Pod, env []string, args ...string) (code int, out, complaints string) {
+// command runs pilot-agent in a Pod and returns its exit code and output.
+func command(t *testing.T, p *netmesh.Pod, env []string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	var stdout, stderr bytes.Buffer
-	proc, err := p.Start(netmesh.Command{Path: agenttest.Binary(t), Args: args, Env: env, Stdout: &stdout, Stderr: &stderr})
+	var out, diagnostics bytes.Buffer
+	proc, err := p.Start(netmesh.Command{Path: agenttest.Binary(t), Args: args, Env: env, Stdout: &out, Stderr: &diagnostics})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = proc.Wait()
-	return proc.ExitCode(), stdout.String(), stderr.String()
+	return proc.ExitCode(), out.String(), diagnostics.String()
 }
 
-// TestCommand lives through what a person does, with and without an iptables program.
+// TestCommand applies, repeats, changes and cleans as a person would, with and without iptables programs.
 func TestCommand(t *testing.T) {
 	all := []string{"istio-iptables", "-u", "1337", "-i", "*", "-b", "*", "-d", "15090,15021,15020", "--dual-stack"}
 	for name, env := range map[string][]string{"whatever is here": nil, "no program": {"PATH=" + t.TempDir()}, "told": {"NATIVE_NFTABLES=true"}} {
@@ -48,9 +48,9 @@ func TestCommand(t *testing.T) {
 			before := state(t, w.pod)
 			expect := func(want int, says string, args ...string) {
 				t.Helper()
-				code, out, complaints := command(t, w.pod, env, args...)
-				if code != want || !strings.Contains(out+complaints, says) {
-					t.Errorf("%v: exit code %d, want %d and %q, with\n%s%s", args, code, want, says, out, complaints)
+				code, out, stderr := command(t, w.pod, env, args...)
+				if code != want || !strings.Contains(out+stderr, says) {
+					t.Errorf("%v: exit code %d, want %d and %q, with\n%s%s", args, code, want, says, out, stderr)
 				}
 			}
 			captured := []leg{
@@ -80,21 +80,21 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// Other rules of ours that are in force are not replaced unasked by iptables, whose exit code says so.
+// Other rules of capture that are in force are not replaced without --reconcile by iptables.
 func TestCommandRefusesWhatDiffers(t *testing.T) {
 	if len(variants()) == 0 {
 		return
 	}
 	w := newWorld(t)
-	if code, _, complaints := command(t, w.pod, nil, "istio-iptables", "-i", "*"); code != 0 {
-		t.Fatal(complaints)
+	if code, _, stderr := command(t, w.pod, nil, "istio-iptables", "-i", "*"); code != 0 {
+		t.Fatal(stderr)
 	}
-	code, _, complaints := command(t, w.pod, nil, "istio-iptables", "-i", "10.0.0.0/8")
-	if code != 1 || !strings.Contains(complaints, "--reconcile") {
-		t.Errorf("exit code %d: %s", code, complaints)
+	code, _, stderr := command(t, w.pod, nil, "istio-iptables", "-i", "10.0.0.0/8")
+	if code != 1 || !strings.Contains(stderr, "--reconcile") {
+		t.Errorf("exit code %d: %s", code, stderr)
 	}
-	if code, _, complaints := command(t, w.pod, nil, "istio-iptables", "-i", "10.0.0.0/8", "--reconcile"); code != 0 {
-		t.Errorf("exit code %d: %s", code, complaints)
+	if code, _, stderr := command(t, w.pod, nil, "istio-iptables", "-i", "10.0.0.0/8", "--reconcile"); code != 0 {
+		t.Errorf("exit code %d: %s", code, stderr)
 	}
 	if code, out, _ := command(t, w.pod, nil, "istio-iptables", "--cleanup-only", "-n"); code != 0 || !strings.Contains(out, "-D OUTPUT -j ISTIO_OUTPUT\n") {
 		t.Errorf("exit code %d, shows %q", code, out)
@@ -128,8 +128,8 @@ func TestCommandActsInAnotherNamespace(t *testing.T) {
 			run := func(args ...string) {
 				t.Helper()
 				args = append(args, backend, "--network-namespace", fmt.Sprintf("/proc/%d/ns/net", sleeper.PID()))
-				if code, _, complaints := command(t, w.other, []string{"PATH=" + capture.DefaultPath}, args...); code != 0 {
-					t.Fatalf("%v: exit code %d: %s", args, code, complaints)
+				if code, _, stderr := command(t, w.other, []string{"PATH=" + capture.DefaultPath}, args...); code != 0 {
+					t.Fatalf("%v: exit code %d: %s", args, code, stderr)
 				}
 			}
 			run("istio-iptables", "-i", "*", "-b", "*", "--redirect-dns", "--dual-stack", "--run-validation=false", "--cni-mode")

@@ -15,8 +15,8 @@ import (
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
-// programs makes a directory with some iptables of this machine, by their names without what
-// follows -save and -restore, and returns it. "a=b" is b under the name of a.
+// programs makes a directory with some iptables programs of this machine, each with its -save and
+// -restore, and returns it. "a=b" is b under the name of a.
 func programs(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -26,7 +26,7 @@ func programs(t *testing.T, names ...string) string {
 			real = name
 		}
 		for _, suffix := range []string{"", "-save", "-restore"} {
-			// They know what they are by their own name.
+			// A program's variant depends on the name that it is called by.
 			script := fmt.Sprintf("#!/bin/sh\nexec %s \"$@\"\n", findProgram(real+suffix))
 			if err := os.WriteFile(filepath.Join(dir, name+suffix), []byte(script), 0o755); err != nil {
 				t.Fatal(err)
@@ -36,7 +36,7 @@ func programs(t *testing.T, names ...string) string {
 	return dir
 }
 
-// replace has a program of such a directory say something and fail.
+// replace has a program of such a directory print a text and fail.
 func replace(t *testing.T, dir, name, says string, code int) {
 	t.Helper()
 	script := fmt.Sprintf("#!/bin/sh\necho '%s' >&2\nexit %d\n", says, code)
@@ -54,7 +54,7 @@ func choose(t *testing.T, p *netmesh.Pod, o capture.BackendOptions, r plan.Rules
 	return c, err
 }
 
-// The program that is taken is the one in use, of those that are there and work.
+// Of the programs that exist and work, the one in use is chosen.
 func TestProgramIsDetected(t *testing.T) {
 	if len(variants()) < 2 {
 		return // there is nothing to choose from
@@ -110,7 +110,7 @@ func TestProgramIsDetected(t *testing.T) {
 	}
 }
 
-// Where the kernel turns out to lack something for iptables, traffic is captured by nftables.
+// Where the kernel lacks something that iptables needs, traffic is captured by nftables.
 func TestFallsBackWhereTheKernelLacksSomething(t *testing.T) {
 	if len(variants()) == 0 {
 		return
@@ -136,7 +136,7 @@ func TestFallsBackWhereTheKernelLacksSomething(t *testing.T) {
 	if d := drift(t, w.pod, under, r); d != nil {
 		t.Errorf("it differs: %q", d)
 	}
-	// Asked for by name, it is an error and leaves nothing.
+	// With --force-iptables-binary, it is an error, and no rules are left.
 	if err := use(w.pod, on(v), r, func(c capture.Choice) error { return c.Clean() }); err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestFallsBackWhereTheKernelLacksSomething(t *testing.T) {
 	}
 }
 
-// A lock that another program holds is waited for, and then named; the lock of one Pod is free.
+// If another program holds the lock for too long, the error names it; the lock of one Pod is free.
 func TestLocks(t *testing.T) {
 	if findProgram("iptables-legacy-restore") == "" {
 		return
@@ -177,7 +177,7 @@ func TestLocks(t *testing.T) {
 	}
 }
 
-// A file system that can't be written has no common lock, as in containers.
+// On a read-only file system, as in containers, there is no common lock.
 func TestLockOfAReadOnlyFileSystem(t *testing.T) {
 	if findProgram("iptables-legacy-restore") == "" {
 		return
@@ -191,7 +191,7 @@ func TestLockOfAReadOnlyFileSystem(t *testing.T) {
 	}
 }
 
-// A firewall of others that drops is named; one that doesn't is not.
+// There is a warning about a firewall that drops by default, and none about one that doesn't.
 func TestForeignFirewallsAreNamed(t *testing.T) {
 	for _, v := range variants() {
 		w := newWorld(t)
@@ -213,8 +213,8 @@ func TestForeignFirewallsAreNamed(t *testing.T) {
 	}
 }
 
-// What iptables applied can be taken back where there is no iptables, as far as it is not legacy's;
-// legacy's is named.
+// Rules of the nft variant can be removed where there is no iptables; about those of legacy there is a
+// warning.
 func TestCleanWithoutThePrograms(t *testing.T) {
 	for _, v := range variants() {
 		w := newWorld(t)
@@ -237,7 +237,7 @@ func TestCleanWithoutThePrograms(t *testing.T) {
 	}
 }
 
-// One backend takes over from the other, and leaves nothing of it; any of them cleans all.
+// Each backend removes the rules of the others when it applies its own; each cleans all.
 func TestBackendsTakeOver(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)
@@ -260,7 +260,7 @@ func TestBackendsTakeOver(t *testing.T) {
 					t.Errorf("%s then %s: %s differs by %q", from, to, name, d)
 				}
 			}
-			// The first cleans what the second applied.
+			// The first removes what the second applied.
 			if err := use(w.pod, first, r, func(c capture.Choice) error { return c.Clean() }); err != nil {
 				t.Fatal(err)
 			}

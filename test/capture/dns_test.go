@@ -40,7 +40,7 @@ func answerUDP(t *testing.T, p *netmesh.Pod, u user, addr string, line func(ques
 	}()
 }
 
-// askUDP asks as a user and waits for an answer from whom was asked.
+// askUDP sends a datagram as a user and waits for an answer from its destination.
 func askUDP(p *netmesh.Pod, u user, to, question string) string {
 	var c net.Conn
 	err := p.Do(func() error {
@@ -72,7 +72,7 @@ func withDNS(all bool) plan.Options {
 	return o
 }
 
-// The agent answers in the resolver's name, and asks the resolver itself.
+// The agent answers from the resolver's address, and its own queries reach the resolver.
 func TestDNSIsAnsweredByTheAgent(t *testing.T) {
 	both(t, func(t *testing.T, _, other, vip, loopback, _ string) {
 		for _, c := range []struct {
@@ -112,7 +112,7 @@ func TestDNSIsAnsweredByTheAgent(t *testing.T) {
 				}
 				legs := []leg{{w.pod, app, "", other + ":53", "agent"}, {w.pod, proxy, "", other + ":53", "resolver"}}
 				w.check(t, legs)
-				// By TCP, as nobody would answer a datagram.
+				// By TCP, as nothing would answer a datagram.
 				if got := ask(w.pod, app, "", vip+":53"); (got == "agent") != c.options.DNS.All {
 					t.Errorf("a question to another address: %q", got)
 				}

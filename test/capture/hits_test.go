@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// asIptables says in the words of iptables-save what labPlans say in those of nft.
+// asIptables maps texts of labPlans, in the syntax of nft, to that of iptables-save.
 var asIptables = strings.NewReplacer(
 	"meta skgid != 1337 counter return", "! --gid-owner 1337 -j RETURN", "meta skgid 1337 counter jump", "--gid-owner 1337 -j ISTIO_IN_REDIRECT",
 	"tcp dport 15008 counter return", "--dport 15008 -j RETURN", "ip daddr 127.0.0.1 counter return", "-d 127.0.0.1/32 -j RETURN",
@@ -39,7 +39,7 @@ func (l *lab) checkIptablesHits(t *testing.T, v string, never []string) {
 		}
 	}
 	for rule, n := range hits {
-		// The drop-in has rules for the proxy's own questions that others come before.
+		// Istio has rules for the proxy's own queries that earlier rules make unreachable.
 		again := strings.HasPrefix(rule, "nat ISTIO_OUTPUT_DNS -p udp") && strings.HasSuffix(rule, "-j RETURN")
 		for _, part := range never {
 			again = again || strings.Contains(rule, asIptables.Replace(part))
@@ -53,7 +53,7 @@ func (l *lab) checkIptablesHits(t *testing.T, v string, never []string) {
 	}
 }
 
-// TestExplainIsWhatIptablesDoes is the same for each variant of iptables that is here.
+// TestExplainIsWhatIptablesDoes is the same for each variant of iptables on this machine.
 func TestExplainIsWhatIptablesDoes(t *testing.T) {
 	t.Parallel()
 	for _, v := range variants() {

@@ -23,7 +23,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
-// transparent lets a socket take and use addresses that are not this host's.
+// transparent lets a socket accept and use addresses that are not this host's.
 func transparent(family string, c syscall.RawConn) error {
 	var err error
 	if controlErr := c.Control(func(fd uintptr) {
@@ -38,8 +38,8 @@ func transparent(family string, c syscall.RawConn) error {
 	return err
 }
 
-// answerTransparent is answer for a listener that TPROXY hands connections to: their local address
-// is where the client wanted to go.
+// answerTransparent is answer for a transparent listener: the local address of a connection is its
+// original destination.
 func answerTransparent(t *testing.T, p *netmesh.Pod, addr string, line func(*net.TCPConn) string) {
 	t.Helper()
 	lc := net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error { return transparent(network, c) }}
@@ -70,7 +70,8 @@ func tproxy() plan.Options {
 	return o
 }
 
-// listenTransparent is listen for the mode TPROXY: the inbound place says who called and for whom.
+// listenTransparent is listen for the mode TPROXY: the inbound listener answers with the source and the
+// destination.
 func (w world) listenTransparent(t *testing.T, appPorts ...int) {
 	t.Helper()
 	answerTransparent(t, w.pod, ":15006", func(c *net.TCPConn) string {
@@ -111,7 +112,7 @@ func TestTPROXYKeepsAddresses(t *testing.T) {
 	})
 }
 
-// The proxy calls the application in its caller's name; the answers must find back to it.
+// The proxy calls the application from its client's address; the answers must come back to the proxy.
 func TestTPROXYAnswersFindTheProxy(t *testing.T) {
 	both(t, func(t *testing.T, pod, other, _, _, _ string) {
 		w := newWorld(t)
@@ -152,7 +153,7 @@ func TestTPROXYAnswersFindTheProxy(t *testing.T) {
 	})
 }
 
-// While no proxy listens yet, what it should see must not pass it by.
+// While no proxy listens yet, connections must not bypass it.
 func TestTPROXYDropsWhileNobodyListens(t *testing.T) {
 	w := newWorld(t)
 	answer(t, w.pod, ":80", func(*net.TCPConn) string { return "pod" })
@@ -213,8 +214,8 @@ func randomPlan(r *rand.Rand) plan.Options {
 	return o
 }
 
-// In the kernel is what the plan says, a second application finds nothing to do, each plan
-// follows any other, and cleaning leaves nothing.
+// The kernel has the planned rules, a second application changes nothing, each plan can replace any
+// other, and nothing is left after cleaning.
 func TestKernelHoldsThePlan(t *testing.T) {
 	w := newWorld(t)
 	before := traces(t, w.pod)
@@ -247,7 +248,7 @@ func TestKernelHoldsThePlan(t *testing.T) {
 	}
 }
 
-// Somebody else's hand is seen, whatever it touched.
+// Any change by somebody else is found.
 func TestDriftIsSeen(t *testing.T) {
 	w := newWorld(t)
 	rules, _ := w.plan(t, tproxy())
@@ -331,7 +332,7 @@ func (w world) drift(t *testing.T, rules plan.Ruleset) (drift []string) {
 	return drift
 }
 
-// handles are the kernel's numbers of our rules: new ones are new rules.
+// handles are the kernel's numbers of our rules: replaced rules have new ones.
 func handles(t *testing.T, p *netmesh.Pod) (all string) {
 	t.Helper()
 	if err := p.Do(func() error {

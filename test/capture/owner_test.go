@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An application may run as the proxy's user where the proxy is known by its mark.
+// An application may run as the proxy's user where the proxy is recognized by its mark.
 func TestProxyKnownByItsMark(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)

@@ -14,8 +14,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
-// labPlans use every kind of rule. Never are the rules that no packet of this lab can reach, by
-// their text's parts, each for a reason.
+// labPlans use every kind of rule. Never are the rules that no packet of this lab can reach, by parts
+// of their text, each with a reason.
 var labPlans = []struct {
 	name   string
 	change func(*plan.Options)
@@ -47,7 +47,7 @@ var labPlans = []struct {
 }
 
 const (
-	// shadowed rules of groups are about loopback, which those of users have decided.
+	// shadowed rules of groups are about loopback, which the rules of users decide.
 	shadowed = "meta skgid != 1337 counter return"
 	// unused is in a chain that TPROXY does not enter.
 	unused = "tcp dport 15008 counter return"
@@ -64,7 +64,7 @@ var labResolvers = []netip.Addr{netip.MustParseAddr("10.20.0.53"), netip.MustPar
 const packetsOfFirst, packetsOfOthers = 2_998, 1_167
 
 // TestExplainIsWhatTheKernelDoes sends 10,000 random packets through the plans' rules, all kinds of
-// them, and wants each where Explain says that it arrives.
+// them, and checks that each arrives where Explain says.
 func TestExplainIsWhatTheKernelDoes(t *testing.T) {
 	t.Parallel()
 	explainIsTrue(t, capture.BackendOptions{Native: true})
@@ -102,14 +102,14 @@ func explainIsTrue(t *testing.T, backend capture.BackendOptions) {
 	}
 }
 
-// labPacket is a packet with who sends it and where it must arrive.
+// labPacket is a packet with its sender and the expected verdict.
 type labPacket struct {
 	plan.Packet
 	by      string
 	verdict plan.Verdict
 }
 
-// draw draws packets so that every rule is met.
+// draw draws packets until every rule has matched.
 type draw struct {
 	r     *rand.Rand
 	o     plan.Options
@@ -119,10 +119,10 @@ type draw struct {
 	packets, sent int
 }
 
-// enough is how many packets are to meet each rule; by the kernel's count it must be 50.
+// enough is the number of packets that are drawn for each rule; by the kernel's counter it must be 50.
 const enough = 60
 
-// next draws until a packet meets a rule that few have met.
+// next draws until a packet matches a rule that few have matched.
 func (d *draw) next() labPacket {
 	d.sent++
 	var best labPacket
@@ -139,7 +139,7 @@ func (d *draw) next() labPacket {
 		if tries == 0 || met < least {
 			best, least = p, met
 		}
-		// Looking on is worth it as long as rules are young.
+		// To draw on is worth it only while rules have few packets.
 		if least < enough/2 || tries > 20 && d.sent > d.packets/2 && least == enough {
 			break
 		}
@@ -157,7 +157,7 @@ func (d *draw) random() labPacket {
 	p := labPacket{Packet: plan.Packet{Protocol: pickOne(r, "tcp", "tcp", "tcp", "udp"), State: "new"}}
 	v6 := d.o.DualStack && r.IntN(2) == 0
 	port := uint16(labPorts[r.IntN(len(labPorts))])
-	// The source port tells TCP connections apart.
+	// The source port identifies a TCP connection.
 	from := uint16(20000 + d.sent)
 	source, target := d.addresses(&p, v6, port, &from)
 	if d.o.DropInvalid && p.by == "other" && r.IntN(4) == 0 {
@@ -167,7 +167,7 @@ func (d *draw) random() labPacket {
 	return p
 }
 
-// addresses choose which way the packet goes, and the source port where that matters.
+// addresses chooses the direction of the packet, and the source port where that matters.
 func (d *draw) addresses(p *labPacket, v6 bool, port uint16, from *uint16) (source, target netip.Addr) {
 	r := d.r
 	one := func(v4, v6text string) netip.Addr {
@@ -341,7 +341,7 @@ func (l *lab) checkPackets(t *testing.T, d *draw) {
 	}
 }
 
-// checkHits wants each rule in the kernel hit 50 times at least.
+// checkHits checks that each rule in the kernel matched 50 packets at least.
 func (l *lab) checkHits(t *testing.T, planned plan.Ruleset, never []string) {
 	do(t, l.pod, func() error {
 		c, err := nftables.New()
@@ -372,7 +372,7 @@ func (l *lab) checkHits(t *testing.T, planned plan.Ruleset, never []string) {
 	})
 }
 
-// texts are the rules of a chain as its plan has them.
+// texts are the planned rules of a chain.
 func texts(rules plan.Ruleset, chain *nftables.Chain) (lines []string) {
 	for _, table := range rules.Tables {
 		for _, c := range table.Chains {

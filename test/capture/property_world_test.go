@@ -19,8 +19,8 @@ import (
 	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
-// labPorts are listened at in the captured Pod and in the other one, TCP and UDP, beside those of
-// the proxy and the agent.
+// labPorts are the ports of listeners in both Pods, TCP and UDP, beside those of the proxy and the
+// agent.
 var labPorts = []int{22, 53, 80, 443, 8005, 9000, 15008, 15020}
 
 // lab is a captured Pod with more links than one: eth0 and eth1 to another Pod, which has every
@@ -34,7 +34,7 @@ type lab struct {
 	arrivals map[uint32]arrival
 }
 
-// arrival is where a packet came to, and where it had been sent, where the place can know.
+// arrival is where a packet arrived, and its original destination where that is known.
 type arrival struct {
 	pod  string
 	port int
@@ -115,8 +115,8 @@ func (l *lab) listenICMP(t *testing.T, family int) {
 	}()
 }
 
-// sendInvalid sends an answer to no question, and a question that shows when the answer would have
-// arrived.
+// sendInvalid sends an ICMP echo reply without a request, then a request that shows when the reply
+// would have arrived.
 func sendInvalid(p plan.Packet, id uint32) error {
 	family := unix.AF_INET
 	if p.To.Addr().Is6() {
@@ -242,7 +242,7 @@ func (l *lab) arrived(id uint32) (arrival, bool) {
 	return a, ok
 }
 
-// listenTCP knows connections by their source ports, which no two have.
+// listenTCP identifies connections by their source ports, which are unique.
 func (l *lab) listenTCP(t *testing.T, p *netmesh.Pod, port int, tproxy bool) {
 	t.Helper()
 	lc := net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error {
@@ -279,7 +279,7 @@ func (l *lab) listenTCP(t *testing.T, p *netmesh.Pod, port int, tproxy bool) {
 	}()
 }
 
-// listenUDP knows datagrams by the number that they hold.
+// listenUDP identifies datagrams by the number in them.
 func (l *lab) listenUDP(t *testing.T, p *netmesh.Pod, port int) {
 	t.Helper()
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -339,7 +339,7 @@ func send(p plan.Packet, id uint32, owner bool) error {
 	if err != nil {
 		return err
 	}
-	// The listeners reset what they have seen, maybe before this returns.
+	// The listeners reset the connections that they record, perhaps before this returns.
 	err = unix.Connect(fd, sockaddr(p.To))
 	if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EINPROGRESS) {
 		err = connected(fd) // a signal of Go's scheduler came between; the connection is on its way
@@ -373,7 +373,7 @@ func connected(fd int) error {
 	}
 }
 
-// freebind lets a socket use addresses that only a route says are this host's.
+// freebind lets a socket use addresses that are this host's only by a route.
 func freebind(fd, family int) error {
 	if family == unix.AF_INET6 {
 		return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_FREEBIND, 1)

@@ -15,15 +15,15 @@ import (
 // under is the backend that world.apply uses.
 var under = capture.BackendOptions{Native: true}
 
-// using has what follows run on another backend.
+// using sets the backend for the rest of the test.
 func using(t *testing.T, o capture.BackendOptions) {
 	former := under
 	under = o
 	t.Cleanup(func() { under = former })
 }
 
-// TestSameConnectionsOnIptables repeats on each variant of iptables what the other tests show of
-// nftables: every connection arrives at the same place.
+// TestSameConnectionsOnIptables repeats on each variant of iptables what other tests check with
+// nftables: every connection arrives at the same listener.
 func TestSameConnectionsOnIptables(t *testing.T) {
 	for _, v := range variants() {
 		t.Run(v, func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestSameConnectionsOnIptables(t *testing.T) {
 	}
 }
 
-// While rules are replaced and the backend changes, again and again, no connection escapes them.
+// While rules are replaced and the backend changes repeatedly, no connection bypasses them.
 func TestChangeOfBackendsLeavesNoGap(t *testing.T) {
 	if len(variants()) == 0 {
 		return // there is nothing to change to
@@ -93,8 +93,8 @@ func TestChangeOfBackendsLeavesNoGap(t *testing.T) {
 	}
 }
 
-// Between the modes, inbound connections are captured by one table or by another. While they
-// change, a connection may wait, but none escapes.
+// The modes capture inbound connections in different tables. While the mode changes, a connection may
+// wait, but none bypasses the rules.
 func TestChangeOfModesIsGuarded(t *testing.T) {
 	for _, v := range variants() {
 		t.Run(v, func(t *testing.T) {

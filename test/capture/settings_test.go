@@ -28,17 +28,18 @@ func fakePrograms(t *testing.T, saved string) (dir, locks string) {
 	return dir, locks
 }
 
-// Each setting whose effect is not in the plan has it by its flag and by its variable, and not
-// without. (The others: TestEverySettingIsRead of cmd/pilot-agent.)
+// Each setting whose effect is not in the plan has an effect by its flag and by its variable. (For the
+// others, see TestEverySettingIsRead in cmd/pilot-agent.)
 func TestSettingsOfTheCommandAreRead(t *testing.T) {
 	const present = "*nat\n:ISTIO_OUTPUT - [0:0]\nCOMMIT"
 	native := []string{"--native-nftables", "-i", "*", "-b", "*"}
 	for _, c := range []struct {
 		flag, variable, value string
-		// applied has the rules in force before; args and env are those of both calls.
+		// applied says that the rules are in force before; args and env are those of both calls.
 		applied   bool
 		args, env []string
-		// without and with are the exit codes, and what is said, without the setting and with it.
+		// without and with are the exit codes, saysWithout and saysWith parts of the output, without
+		// the setting and with it.
 		without, with         int
 		saysWithout, saysWith string
 	}{
@@ -64,7 +65,7 @@ func TestSettingsOfTheCommandAreRead(t *testing.T) {
 					expectCommand(t, w.pod, 0, "", c.env, append([]string{"istio-iptables"}, native...)...)
 				}
 				args := append([]string{"istio-iptables"}, c.args...)
-				if how == "flag" { // once is enough
+				if how == "flag" { // without the setting, once is enough
 					expectCommand(t, w.pod, c.without, c.saysWithout, c.env, args...)
 					w = newWorld(t)
 					if c.applied {
@@ -94,13 +95,13 @@ func TestTheLockIsThatOfTheSettings(t *testing.T) {
 	}
 }
 
-// expectCommand wants an exit code and a text that is said, or with ! before it is not.
+// expectCommand checks the exit code and that the output has a text, or has it not if ! precedes it.
 func expectCommand(t *testing.T, p *netmesh.Pod, want int, says string, env []string, args ...string) {
 	t.Helper()
-	code, out, complaints := command(t, p, env, args...)
+	code, out, stderr := command(t, p, env, args...)
 	not, unwanted := strings.CutPrefix(says, "!")
-	if code != want || unwanted && strings.Contains(out+complaints, not) || !unwanted && !strings.Contains(out+complaints, says) {
-		t.Errorf("%v with %v: exit code %d, want %d and %q, with\n%s%s", args, env, code, want, says, out, complaints)
+	if code != want || unwanted && strings.Contains(out+stderr, not) || !unwanted && !strings.Contains(out+stderr, says) {
+		t.Errorf("%v with %v: exit code %d, want %d and %q, with\n%s%s", args, env, code, want, says, out, stderr)
 	}
 }
 

@@ -26,7 +26,7 @@ func (w world) validate(t *testing.T, o plan.Options, timeout time.Duration) (go
 }
 
 // Every plan that captures anything is validated by connections, in each family and both
-// directions; without its rules it is not.
+// directions; without its rules, validation fails.
 func TestValidationSendsThroughTheRules(t *testing.T) {
 	w := newWorld(t)
 	for name, o := range everything() {
@@ -52,7 +52,7 @@ func TestValidationSendsThroughTheRules(t *testing.T) {
 	}
 }
 
-// One rule that is gone is noticed, in the direction that it is for.
+// If one chain is missing, validation fails in its direction.
 func TestValidationNoticesOneMissingChain(t *testing.T) {
 	w := newWorld(t)
 	for chain, want := range map[string]string{"istio-redirect": "192.0.2.1:15002", "istio-in-redirect": "127.0.0.6:15002"} {

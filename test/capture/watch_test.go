@@ -51,7 +51,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// A foreign flush takes the rules away; within two seconds they are back, and it is told.
+// Rules that somebody else flushed are restored within two seconds, which is logged.
 func TestWatchRestoresWithinTwoSeconds(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)
@@ -78,7 +78,7 @@ func TestWatchRestoresWithinTwoSeconds(t *testing.T) {
 			t.Errorf("restored after %s", took)
 		}
 		w.check(t, []leg{{w.other, app, "", "10.99.0.2:80", "inbound for 10.99.0.2:80"}})
-		// One line for each: the next flush comes after the watch has looked at this one.
+		// One line for each: the next flush comes after the watch has restored this one.
 		eventually(t, "it is told", func() bool { return strings.Count(log.String(), "have been restored") == flush })
 	}
 	if n := strings.Count(log.String(), "\n"); n != 3 {
@@ -86,8 +86,8 @@ func TestWatchRestoresWithinTwoSeconds(t *testing.T) {
 	}
 }
 
-// The built agent, with Envoy, keeps the rules of its Pod where it is asked to, by the flag or by
-// the environment, and tells each restoration once.
+// The built agent, with Envoy, keeps the rules of its Pod in force if the flag or the variable says so,
+// and logs each restoration once.
 func TestAgentKeepsTheRules(t *testing.T) {
 	t.Parallel()
 	const args = "-i '*' -b '*' -d 15090,15021,15020 -m REDIRECT --dual-stack"
@@ -109,7 +109,7 @@ func TestAgentKeepsTheRules(t *testing.T) {
 			for flush := 1; flush <= 2; flush++ {
 				do(t, w.pod, flushAll)
 				if o.Force == "legacy" {
-					// One family: the agent may look between two commands, and then has two things to tell.
+					// One family: the agent may check between two commands, and would then log two lines.
 					shell(t, w.pod, "", "iptables-legacy", "-t", "nat", "-F")
 				}
 				eventually(t, "the agent tells that the rules are restored", func() bool { return restorations(a) >= flush })
