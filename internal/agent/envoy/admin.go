@@ -199,9 +199,16 @@ func (a *Admin) send(ctx context.Context, method, path string) (*http.Response, 
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200))
 		resp.Body.Close()
-		return nil, fmt.Errorf("ask Envoy for %s: %s %s", path, resp.Status, strings.TrimSpace(string(text)))
+		return nil, &statusError{path, resp.Status, strings.TrimSpace(string(text))}
 	}
 	return resp, nil
+}
+
+// statusError is an answer that is not 200.
+type statusError struct{ path, status, text string }
+
+func (e *statusError) Error() string {
+	return "ask Envoy for " + e.path + ": " + e.status + " " + e.text
 }
 
 // parseStats reads lines of "name: number"; others (histograms, text) are left out.

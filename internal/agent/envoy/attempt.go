@@ -37,6 +37,7 @@ type attempt struct {
 	watch   context.Context // of whatever watches it
 	stop    context.CancelFunc
 	undrain context.CancelFunc // ends the counting of a drain; nil before one
+	parent  parent             // of a child
 	process Process
 }
 
@@ -53,6 +54,7 @@ func (l *loop) start(e supervise.Start) {
 		return
 	}
 	a.keepWorkers(l, parent.process.Workers)
+	a.parent = l.parentOf(parent.process)
 	l.helpers.Go(func() {
 		why, err := l.check(a)
 		if err == nil {
@@ -77,7 +79,7 @@ func (l *loop) check(a *attempt) (supervise.Why, error) {
 	if err := Validate(ctx, a.what); err != nil {
 		return supervise.Refused, err
 	}
-	runs := l.State().version
+	runs := l.versionThatRuns(l.State().version)
 	if runs == "" {
 		runs, _ = l.admin.HotRestartVersion(ctx) // it has been live for a moment only
 	}
@@ -219,29 +221,38 @@ func (l *loop) gone(a *attempt, how ending, err error) {
 
 // awaitLive looks until the epoch is live.
 func (l *loop) awaitLive(a *attempt) {
-	for pause := firstLook; !l.lookLive(a.watch, a); pause = min(pause*5/4, slowLook) {
-		if !wait(a.watch, pause) {
+	for pause := firstLook; ; pause = min(pause*5/4, slowLook) {
+		live, answered := l.lookLive(a.watch, a)
+		if live || !answered && l.memory != nil && time.Since(a.process.Started) > unseenAfter && l.lookServes(a) || !wait(a.watch, pause) {
 			return
 		}
 	}
 }
 
-// lookLive asks once whether the epoch is live, and reports it if it is.
-func (l *loop) lookLive(ctx context.Context, a *attempt) bool {
+// lookLive asks once whether the epoch is live, and reports it if it is; the second result says
+// whether anybody answered.
+func (l *loop) lookLive(ctx context.Context, a *attempt) (live, answered bool) {
 	// /server_info is long: it is asked for only where the answer can be yes.
-	if l.admin.Ready(ctx) != nil {
-		return false
+	if err := l.admin.Ready(ctx); err != nil {
+		var status *statusError
+		return false, errors.As(err, &status)
 	}
 	info, err := l.admin.ServerInfo(ctx)
 	if err != nil || info.State != "LIVE" || info.Options.RestartEpoch != a.epoch {
-		return false
+		return false, true
 	}
+	l.reportLive(a, info.Options.Concurrency)
+	return true, true
+}
+
+// reportLive reports that an attempt is live, with so many workers.
+func (l *loop) reportLive(a *attempt, workers int) {
 	// The version follows: nothing but a restart needs it.
 	l.report(report{event: supervise.Live{Epoch: a.epoch}, about: a, learn: func() {
 		if !a.process.Since.IsZero() {
 			return // told twice
 		}
-		a.process.Workers, a.process.Since = info.Options.Concurrency, time.Now()
+		a.process.Workers, a.process.Since = workers, time.Now()
 		if l.note(noteConfig, ""); a.epoch > 0 {
 			l.note(noteRestart, "")
 		}
@@ -249,25 +260,26 @@ func (l *loop) lookLive(ctx context.Context, a *attempt) bool {
 			l.helpers.Go(func() { l.learnVersion(a) })
 		}
 	}})
-	return true
 }
 
 // learnVersion asks a live Envoy what its successor must have in common with it.
 func (l *loop) learnVersion(a *attempt) {
 	version, err := l.admin.HotRestartVersion(a.watch)
 	if err != nil {
-		return // the next restart is a plain one
+		return // the shared memory says it, too
 	}
 	l.report(report{about: a, learn: func() { l.state.version = version }})
 }
 
 // lastLook gives an epoch that starts a chance to be live before it is asked to end: one
 // that serves must not be taken for one that does not.
-func (l *loop) lastLook(a *attempt) {
+func (l *loop) lastLook(a *attempt, runs bool) {
 	ctx, cancel := context.WithTimeout(l.work, time.Second/4)
 	defer cancel()
 	if a != nil {
-		l.lookLive(ctx, a)
+		if live, answered := l.lookLive(ctx, a); !live && !answered && runs && l.memory != nil {
+			l.lookServes(a)
+		}
 	}
 	l.tell(supervise.Terminate{}, nil)
 }

@@ -71,7 +71,8 @@ func (l *loop) serve(ctx context.Context) int {
 		case <-asked:
 			asked = nil
 			starting := l.starting()
-			l.helpers.Go(func() { l.lastLook(starting) })
+			runs := starting != nil && starting.proc != nil
+			l.helpers.Go(func() { l.lastLook(starting, runs) })
 		case what := <-l.desires:
 			l.launches[what.Hash] = what
 			ev = supervise.Desired{Hash: what.Hash}
@@ -140,6 +141,8 @@ func (l *loop) perform(effects []supervise.Effect) (done bool) {
 			l.drains(e)
 		case supervise.Kill:
 			l.kill(e)
+		case supervise.GiveUp:
+			l.giveUp(e)
 		case supervise.Panic:
 			l.o.Log.Error("this configuration of Envoy is given up: it has failed as often as it may", "hash", e.Hash)
 		case supervise.Remove:
@@ -185,7 +188,7 @@ func (l *loop) drains(e supervise.Drain) {
 
 // unlock makes the shared memory takeable after a child has died that was not live.
 func (l *loop) unlock() {
-	err := l.memory.clearFlag(l.state.version)
+	err := l.memory.clearFlag(l.versionThatRuns(l.state.version))
 	if err != nil {
 		l.o.Log.Warn("the next restart of Envoy is not a hot one", "error", err)
 		l.note(noteRestart, "the next restart is not a hot one: "+err.Error())

@@ -27,26 +27,49 @@ type tcpSocket struct {
 // ports to ignore apart; only names the ports that count where it is not empty. It is what is left to
 // ask when an Envoy has no admin interface.
 func countSockets(pid int, only, ignore []int) (int, error) {
+	all, mine, err := socketsOf(pid)
+	if err != nil {
+		return 0, err
+	}
+	return countRows(all, mine, only, ignore), nil
+}
+
+// listensOn returns the TCP ports that a process listens on.
+func listensOn(pid int) (map[int]bool, error) {
+	all, mine, err := socketsOf(pid)
+	if err != nil {
+		return nil, err
+	}
+	out := map[int]bool{}
+	for _, s := range all {
+		if mine[s.inode] && s.state == tcpListen {
+			out[s.port] = true
+		}
+	}
+	return out, nil
+}
+
+// socketsOf returns the TCP sockets of a process's network namespace, and the inodes of all sockets that the process has.
+func socketsOf(pid int) (all []tcpSocket, mine map[string]bool, err error) {
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil || len(links) == 0 {
-		return 0, fmt.Errorf("list the sockets of process %d: it has none that may be seen", pid)
+		return nil, nil, fmt.Errorf("list the sockets of process %d: it has none that may be seen", pid)
 	}
-	mine := map[string]bool{}
+	mine = map[string]bool{}
 	for _, link := range links {
 		target, _ := os.Readlink(link) // it may be closed by now
 		if inode, ok := strings.CutPrefix(target, "socket:["); ok {
 			mine[strings.TrimSuffix(inode, "]")] = true
 		}
 	}
-	var all []tcpSocket
 	for _, name := range []string{"tcp", "tcp6"} {
 		rows, err := tcpTable(fmt.Sprintf("/proc/%d/net/%s", pid, name))
 		if err != nil && name == "tcp" {
-			return 0, fmt.Errorf("read the socket table: %w", err)
+			return nil, nil, fmt.Errorf("read the socket table: %w", err)
 		}
 		all = append(all, rows...)
 	}
-	return countRows(all, mine, only, ignore), nil
+	return all, mine, nil
 }
 
 func countRows(all []tcpSocket, mine map[string]bool, only, ignore []int) int {

@@ -17,7 +17,9 @@
 //     cancels a waiting restart, nor renews the budget.
 //  3. The next epoch is started when the previous one is live or has ended, and when the
 //     one before that has exited (Epochs.Max of them at most). The wait is bounded by Epochs.LiveWithin:
-//     past it the epoch that starts is given up, never its parent. While the configuration of a
+//     past it the epoch that starts is given up, never its parent, and only if it does not serve (GiveUp): an
+//     Envoy that took over is the only one that accepts connections, whether its admin interface can be
+//     reached or not. While the configuration of a
 //     new epoch is not to be had (Upstream), nothing that serves is replaced; the
 //     newest wish waits and View says so.
 //  4. A child that fails does no harm. Before it is live it is ended by SIGKILL and nothing else
@@ -54,7 +56,8 @@
 // a process (validation, version of the hot restart) belong to it: an epoch that did not
 // pass them is answered by Exited with Why Refused or Incompatible, and a Kill that comes
 // meanwhile ends them. Unlock: clear the initialising
-// flag, then answer Unlocked. Kill of a starting child is always SIGKILL. Remove: remove the
+// flag, then answer Unlocked. Kill of a starting child is always SIGKILL. GiveUp: look once more whether the
+// epoch serves, in another way than by its admin interface; answer Live or end it by SIGKILL. Remove: remove the
 // shared memory; nothing runs any more. Keep the configuration of every hash that View
 // lists (Goal.Desired, Epochs, Good): each of them may be started again.
 package supervise

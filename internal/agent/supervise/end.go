@@ -100,8 +100,8 @@ func (m *Machine) endDue() {
 	case m.allSignalled():
 	case m.drain.asked && m.drainOver():
 		m.stopAll()
-	case m.hot() && !top.live && top.sent == 0 && m.clock.now >= m.childBound():
-		m.kill(top, SIGKILL)
+	case m.hot() && !top.live && !top.dying() && m.clock.now >= m.childBound():
+		m.giveUp(top)
 	}
 	if m.policy.Old.Leave && m.allSignalled() && m.clock.now >= m.end.signalled+m.policy.Grace {
 		m.finish()
@@ -134,7 +134,7 @@ func (m *Machine) endTimes(consider func(time.Duration)) {
 	if m.allSignalled() || !m.drain.asked {
 		return
 	}
-	if top := m.top(); m.hot() && !top.live && top.sent == 0 {
+	if top := m.top(); m.hot() && !top.live && !top.dying() {
 		consider(m.childBound())
 	}
 	if p.ExitOnZero {

@@ -59,7 +59,8 @@ type (
 	// Upstream says whether a new epoch could get its configuration now: the control plane is connected, or
 	// something is kept. It is taken for true until said otherwise.
 	Upstream struct{ OK bool }
-	// Live says that the epoch serves: its admin interface says LIVE with its own number.
+	// Live says that the epoch serves: its admin interface says LIVE with its own number, or where that
+	// cannot be asked, it has taken over from its parent. It is also the one answer to GiveUp beside Exited.
 	Live struct{ Epoch int }
 	// Exited says that the epoch has ended and is reaped, or never became a process (Why).
 	Exited struct {
@@ -122,6 +123,10 @@ type (
 		Epoch  int
 		Signal Signal
 	}
+	// GiveUp ends, by SIGKILL, an epoch that is not known to be live in time, unless it serves after all: an
+	// Envoy that has told its parent to stop listening is the only one that accepts connections, also where nobody
+	// can reach its admin interface. Live answers where it serves, else Exited.
+	GiveUp struct{ Epoch int }
 	// Panic says that the configuration is given up: its budget is spent.
 	Panic struct{ Hash string }
 	// Remove removes the shared memory: nothing runs any more, and Done follows.
@@ -136,6 +141,7 @@ func (Start) effect()  {}
 func (Unlock) effect() {}
 func (Drain) effect()  {}
 func (Kill) effect()   {}
+func (GiveUp) effect() {}
 func (Panic) effect()  {}
 func (Remove) effect() {}
 func (Wake) effect()   {}
@@ -152,7 +158,7 @@ const (
 	Serving Phase = "live"
 	// Leaving is a parent whose child is live: it drains and ends by itself.
 	Leaving Phase = "parent"
-	// Dying has been sent a signal.
+	// Dying has been sent a signal, or is given up.
 	Dying Phase = "dying"
 )
 

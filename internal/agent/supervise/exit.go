@@ -57,9 +57,10 @@ func (m *Machine) untie(e *epoch, ev Exited, highest bool) {
 		if e.live || ev.TookAdmin {
 			top.noAdmin, top.told = true, false
 		}
-	case m.serving() == nil && top.sent == 0:
-		// Its parent is gone while it was taking over: it would go on trying to reach it.
-		m.kill(top, SIGKILL)
+	case m.serving() == nil && !top.dying():
+		// Its parent is gone while it was taking over: it would go on trying to reach it, unless it has
+		// ended its parent itself and is all there is.
+		m.giveUp(top)
 	}
 }
 
@@ -83,7 +84,7 @@ func (m *Machine) answer(e *epoch, ev Exited, highest bool) {
 	case ev.Why == Incompatible && len(m.running) > 0:
 		m.incompatible(e.hash)
 		return
-	case e.sent != 0 && !e.failed:
+	case e.dying() && !e.failed:
 		return // replaced, not crashed
 	case m.policy.Old.CleanEnds && ev.Why == Ended && ev.Status == (Status{}):
 		m.goal.idle = m.goal.idle || e.hash == m.goal.desired

@@ -30,8 +30,9 @@ type epoch struct {
 	since   time.Duration // live since
 	late    bool          // not live in time, and not waited for any longer
 	sent    Signal        // the strongest signal sent so far; 0 for none
+	given   bool          // GiveUp is not answered
 	killAt  time.Duration // when SIGKILL follows, once SIGTERM is sent
-	failed  bool          // it was signalled because it failed, not because it has to go
+	failed  bool          // it was signalled or given up because it failed, not because it has to go
 	told    bool          // to drain
 	noAdmin bool          // its admin interface was lost to a child
 }
@@ -201,6 +202,19 @@ func (m *Machine) kill(e *epoch, s Signal) {
 	}
 }
 
+// giveUp ends an epoch that is not live, unless it turns out to be. Only Envoys can be looked at so.
+func (m *Machine) giveUp(e *epoch) {
+	if !m.hot() {
+		m.kill(e, SIGKILL)
+	} else if e.sent == 0 && !e.given {
+		e.given = true
+		m.do(GiveUp{e.number})
+	}
+}
+
+// dying says that the epoch has been sent a signal or is given up.
+func (e *epoch) dying() bool { return e.sent != 0 || e.given }
+
 // stop ends an epoch, kindly first where that does no harm: a child that is not live would
 // take its parent along.
 func (m *Machine) stop(e *epoch) {
@@ -252,7 +266,7 @@ func (m *Machine) View() View {
 
 func (e *epoch) phase(serving *epoch) Phase {
 	switch {
-	case e.sent != 0:
+	case e.dying():
 		return Dying
 	case !e.live:
 		return Starting

@@ -31,7 +31,7 @@ func (r *referee) rest(m *supervise.Machine) error {
 		if s.term >= 0 && !s.killed && r.wake <= r.now {
 			return fmt.Errorf("SIGTERM was sent to %d at %v, and it will not be woken to kill (%v)", n, s.term, r.wake)
 		}
-		if s.orphan && r.hot() && s.liveAt < 0 && !s.killed {
+		if s.orphan && r.hot() && s.liveAt < 0 && !s.killed && !s.asked {
 			return fmt.Errorf("%d has no parent and goes on looking for it", n)
 		}
 	}
@@ -74,7 +74,7 @@ func (r *referee) restEmpty() error {
 
 func (r *referee) restRunning(s *seen) error {
 	within := r.policy.Epochs.LiveWithin
-	if s.liveAt < 0 && len(r.running) > 1 && within > 0 && !s.killed && (r.wake <= r.now || r.now >= s.started+within) {
+	if s.liveAt < 0 && len(r.running) > 1 && within > 0 && !s.killed && !s.asked && (r.wake <= r.now || r.now >= s.started+within) {
 		return fmt.Errorf("a child that is starting since %v is not given up at %v (wake %v)", s.started, r.now, r.wake)
 	}
 	if s.liveAt < 0 || r.signalled() > 0 || r.away || r.locked {

@@ -39,7 +39,8 @@ type seen struct {
 	term      time.Duration // when SIGTERM went to it; below 0 for not yet
 	killed    bool
 	adminless bool
-	givenUp   bool
+	asked     bool // GiveUp is not answered
+	givenUp   bool // because it failed
 	orphan    bool
 }
 
@@ -138,7 +139,8 @@ func (r *referee) see(ev supervise.Event) (unlock int) {
 		r.away = !e.OK
 	case supervise.Live:
 		if s := r.running[e.Epoch]; s != nil && s.liveAt < 0 {
-			s.liveAt = r.now
+			s.liveAt, s.givenUp = r.now, s.givenUp && !s.asked
+			s.asked = false
 			r.learn()
 		}
 	case supervise.Unlocked:
@@ -209,7 +211,7 @@ func (r *referee) exited(e supervise.Exited) (unlock int) {
 		same := s.hash == r.running[r.top()].hash
 		r.plain = r.plain || same
 		r.alien = r.alien || !same && s.hash == r.desired
-	case (s.term >= 0 || s.killed) && !s.givenUp:
+	case (s.term >= 0 || s.killed || s.asked) && !s.givenUp:
 	default:
 		if r.code = max(1, e.Status.ExitCode()); s.hash != r.desired && s.hash != r.good {
 			break
@@ -232,6 +234,8 @@ func (r *referee) judge(e supervise.Effect, last bool) error {
 		return r.judgeStart(e)
 	case supervise.Kill:
 		return r.judgeKill(e)
+	case supervise.GiveUp:
+		return r.judgeGiveUp(e)
 	case supervise.Drain:
 		s := r.running[e.Epoch]
 		if s == nil || s.liveAt < 0 || e.Epoch != r.top() || !r.drained || e.Blind != s.adminless {
@@ -276,7 +280,7 @@ func (r *referee) judgeStart(e supervise.Start) error {
 		return fmt.Errorf("%#v, the end was asked for %d times", e, r.asked)
 	case top >= 0 && r.running[top].liveAt < 0:
 		return fmt.Errorf("%#v while %d is starting", e, top)
-	case r.signalled() > 0:
+	case r.signalled() > 0 || top >= 0 && r.running[top].asked:
 		return fmt.Errorf("%#v while another one is dying", e)
 	case len(r.running) >= max(1, r.policy.Epochs.Max):
 		return fmt.Errorf("%#v while %d run", e, len(r.running))
@@ -304,23 +308,23 @@ func (r *referee) judgeKill(e supervise.Kill) error {
 		return fmt.Errorf("%#v: it does not run, or is killed already", e)
 	}
 	starting := s.liveAt < 0
-	overdue := starting && r.policy.Epochs.LiveWithin > 0 && r.now >= s.started+r.policy.Epochs.LiveWithin
 	child := r.hot() && starting && e.Epoch > 0
 	switch {
 	case child && e.Signal != supervise.SIGKILL:
 		return fmt.Errorf("%#v would end its parent, too", e)
-	case child && r.asked == 0 && !overdue && !s.orphan:
-		return fmt.Errorf("%#v: it still has time", e)
-	case child && r.asked == 1 && r.now < r.askedAt+r.policy.Drain/4 && !overdue && !s.orphan && !r.drainMayBeOver():
+	case child && r.asked == 0:
+		return fmt.Errorf("%#v: it may serve, and then nothing else does", e)
+	case child && r.asked == 1 && !s.asked && !r.drainMayBeOver():
 		return fmt.Errorf("%#v: the end waits for a child", e)
 	case child:
-		s.givenUp = r.asked == 0 && !s.orphan
 	case s.term >= 0 && (e.Signal != supervise.SIGKILL || r.asked < 2 && r.now < s.term+r.policy.Grace):
 		return fmt.Errorf("%#v at %v, SIGTERM was at %v", e, r.now, s.term)
 	case s.term >= 0:
 	case e.Signal != supervise.SIGTERM:
 		return fmt.Errorf("%#v without SIGTERM before", e)
-	case r.asked == 0 && !r.one() && !r.plain && !r.alien && (!overdue || len(r.running) > 1):
+	case r.asked == 0 && starting && r.hot():
+		return fmt.Errorf("%#v: it may serve", e)
+	case r.asked == 0 && !r.one() && !r.plain && !r.alien:
 		return fmt.Errorf("%#v: nobody asked for that", e)
 	case r.asked == 0 && s.hash == r.desired && e.Epoch == r.top():
 		return fmt.Errorf("%#v: it is what is desired", e)
@@ -331,5 +335,23 @@ func (r *referee) judgeKill(e supervise.Kill) error {
 		s.term = r.now
 	}
 	s.killed = e.Signal == supervise.SIGKILL
+	return nil
+}
+
+// judgeGiveUp checks that an epoch is doubted only when it is late or has lost its parent.
+func (r *referee) judgeGiveUp(e supervise.GiveUp) error {
+	s := r.running[e.Epoch]
+	if s == nil || s.killed || s.term >= 0 || s.asked || s.liveAt >= 0 || !r.hot() {
+		return fmt.Errorf("%#v of %+v", e, s)
+	}
+	overdue := r.now >= s.started+r.policy.Epochs.LiveWithin && r.policy.Epochs.LiveWithin > 0
+	switch {
+	case s.orphan:
+	case r.asked > 0 && r.now < r.askedAt+r.policy.Drain/4 && !r.policy.ExitOnZero:
+		return fmt.Errorf("%#v: the end waits for a child", e)
+	case r.asked == 0 && (!overdue || len(r.running) == 1 && s.hash == r.desired):
+		return fmt.Errorf("%#v: it still has time", e)
+	}
+	s.asked, s.givenUp = true, r.asked == 0 && !s.orphan && len(r.running) > 1
 	return nil
 }

@@ -193,6 +193,8 @@ func printEffect(e supervise.Effect) string {
 		return fmt.Sprintf("drain %d", e.Epoch)
 	case supervise.Kill:
 		return fmt.Sprintf("kill %d %s", e.Epoch, map[supervise.Signal]string{supervise.SIGTERM: "SIGTERM", supervise.SIGKILL: "SIGKILL"}[e.Signal])
+	case supervise.GiveUp:
+		return fmt.Sprintf("give up %d", e.Epoch)
 	case supervise.Panic:
 		return "panic " + e.Hash
 	case supervise.Remove:

@@ -13,7 +13,8 @@ func (m *Machine) onLive(number int) {
 	if e == nil || e.live {
 		return
 	}
-	e.live, e.since = true, m.clock.now
+	// One that was given up, and serves after all, did not fail.
+	e.live, e.since, e.given, e.failed = true, m.clock.now, false, e.failed && !e.given
 	m.learnGood()
 }
 
@@ -64,7 +65,7 @@ func (m *Machine) next(top *epoch) (hash string, wait Waiting) {
 	switch {
 	case g.idle:
 		return "", WaitNothing
-	case g.want.spent || top.hash == g.desired && (top.sent == 0 || p.Old.AbortAll):
+	case g.want.spent || top.hash == g.desired && (!top.dying() || p.Old.AbortAll):
 		// What should run does, as far as it can: but it must be possible to watch and to drain it.
 		if rescue = top.noAdmin && !m.memory.plain; !rescue {
 			return "", WaitNothing
@@ -75,7 +76,7 @@ func (m *Machine) next(top *epoch) (hash string, wait Waiting) {
 	switch {
 	case r == nil || r.spent:
 		return "", WaitNothing
-	case top.sent != 0 && !p.Old.AbortAll:
+	case top.dying() && !p.Old.AbortAll:
 		return hash, WaitExit
 	case g.away && m.serving() != nil:
 		return hash, WaitUpstream
@@ -129,7 +130,7 @@ func (m *Machine) start(hash string) {
 
 // bounded says that something waits for the epoch, which is not live yet, and not for ever.
 func (m *Machine) bounded(e *epoch) bool {
-	if e.live || e.late || e.sent != 0 || m.policy.Epochs.LiveWithin <= 0 {
+	if e.live || e.late || e.dying() || m.policy.Epochs.LiveWithin <= 0 {
 		return false
 	}
 	return len(m.running) > 1 || e.hash != m.goal.desired && !m.goal.idle
@@ -146,8 +147,10 @@ func (m *Machine) giveUpDue() {
 		top.late = true
 	case len(m.running) > 1:
 		top.failed = true
-		m.kill(top, SIGKILL)
+		m.giveUp(top)
+	case m.hot():
+		m.giveUp(top) // nobody wants it any more; but if it serves, it can be taken over
 	default:
-		m.stop(top) // nobody wants it any more
+		m.stop(top)
 	}
 }

@@ -1,0 +1,132 @@
+package hotrestart_test
+
+import (
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/test/fakeenvoy"
+)
+
+// door is a way to an admin interface that can be shut: then it takes connections and answers nothing, as behind a firewall.
+type door struct {
+	address, behind string
+
+	mu   sync.Mutex
+	shut bool
+	held []net.Conn
+}
+
+// newDoor opens a way to the address behind it, for as long as the test lasts.
+func newDoor(t *testing.T, behind string) *door {
+	t.Helper()
+	d := &door{address: fakeenvoy.FreeAddress(t), behind: behind}
+	l, err := net.Listen("tcp", d.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var carrying sync.WaitGroup
+	carrying.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			carrying.Go(func() { d.carry(c) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		d.set(false)
+		carrying.Wait()
+	})
+	return d
+}
+
+// set shuts or opens the door; what was held behind a shut one is closed.
+func (d *door) set(shut bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.shut = shut
+	for _, c := range d.held {
+		c.Close()
+	}
+	d.held = nil
+}
+
+func (d *door) carry(c net.Conn) {
+	d.mu.Lock()
+	if d.shut {
+		d.held = append(d.held, c)
+		d.mu.Unlock()
+		return
+	}
+	d.mu.Unlock()
+	defer c.Close()
+	to, err := net.Dial("tcp", d.behind)
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	go func() { _, _ = io.Copy(to, c) }() // ends when c is closed
+	_, _ = io.Copy(c, to)
+}
+
+// TestAChildWhoseAdminNeverAnswers has taken over all the same: its parent listens no longer. Whether the parent ends before
+// the time that a child has to be live, after it, or nobody has looked at the child until then: it is not given up.
+func TestAChildWhoseAdminNeverAnswers(t *testing.T) {
+	for _, tt := range []struct {
+		name             string
+		within, shutdown time.Duration
+		hurried          bool // it may not be live in time on a busy machine, and is tried again then
+	}{
+		{"the parent ends first", 20 * time.Second, 3 * time.Second, false},
+		{"its time is over first", 10 * time.Second, 14 * time.Second, false},
+		{"its time is over before the first look", 2500 * time.Millisecond, 4 * time.Second, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var d *door
+			p := up(t, func(o *envoy.Options) {
+				d = newDoor(t, o.Admin)
+				o.Admin = d.address
+				o.Policy.Epochs.LiveWithin, o.Hot.ParentShutdown = tt.within, tt.shutdown
+			})
+			l := p.traffic()
+			parent := p.State().PID
+			d.set(true)
+			p.Desire(p.launch("next", 2))
+			p.await("the parent's end", func(*envoy.State) bool { return dead(parent) })
+			d.set(false)
+			p.await("an Envoy with the next configuration", func(s *envoy.State) bool {
+				return s.Live && s.Hash == "next" && len(s.Epochs) == 1
+			})
+			s := p.State()
+			if s.Epoch != 1 || s.Restarts != 0 && !tt.hurried {
+				t.Errorf("epoch %d serves after %d restarts, want the child, 1, and none", s.Epoch, s.Restarts)
+			}
+			p.adminAnswersFor(1)
+			p.unharmed(l, []time.Time{s.Started})
+			if s := p.restart(p.launch("another", 2)); s.Epoch != 2 {
+				t.Errorf("the next restart: %+v", s)
+			}
+		})
+	}
+}
+
+// TestAnEnvoyThatNobodyHasEverReached is known to serve, and taken over.
+func TestAnEnvoyThatNobodyHasEverReached(t *testing.T) {
+	p := up(t, func(o *envoy.Options) {
+		d := newDoor(t, o.Admin)
+		d.set(true)
+		o.Admin, o.Hot.ParentShutdown = d.address, 3*time.Second
+	})
+	l := p.traffic()
+	s := p.restart(p.launch("next", 2))
+	if s.Epoch != 1 || s.Restarts != 0 || s.Goal.Plain {
+		t.Errorf("after the restart: %+v", s)
+	}
+	p.unharmed(l, []time.Time{s.Started})
+}
