@@ -26,6 +26,9 @@ type Agent interface {
 	// them (see WithGrace) and for calls of Live; or until the retries are spent and nothing runs. Err says
 	// which of the two it was.
 	Run(ctx context.Context)
+	// Quit has Run abort all epochs and return, also where a drain is under way (WithDrain): for a program that is asked
+	// to end a second time. It does not wait for that. After Run has returned it does nothing.
+	Quit()
 	// Err is nil until Run has returned, and after a Run whose context has ended. It is a *GivenUpError where
 	// the retries were spent and nothing ran any more.
 	Err() error
@@ -38,6 +41,7 @@ type agent struct {
 	log     *slog.Logger
 	configs chan any
 	orders  chan order
+	quits   chan struct{}
 	over    chan struct{} // closed when Run returns
 	err     error         // written before over is closed
 }
@@ -52,7 +56,7 @@ type order struct {
 type Option func(*agent)
 
 // WithDrain makes the agent start one more epoch, with DrainConfig, when Run's context ends, and
-// wait for d before it aborts all of them.
+// wait for d before it aborts all of them. Agent.Quit cuts that short.
 func WithDrain(d time.Duration) Option {
 	return func(a *agent) {
 		a.policy.Drain, a.policy.Old.NoDrain, a.policy.Old.DrainEpoch = d, false, true
@@ -98,7 +102,7 @@ func NewAgent(p Proxy, r Retry, options ...Option) Agent {
 	}
 	a := &agent{
 		proxy: p, policy: policy, log: slog.New(slog.DiscardHandler),
-		configs: make(chan any), orders: make(chan order), over: make(chan struct{}),
+		configs: make(chan any), orders: make(chan order), quits: make(chan struct{}), over: make(chan struct{}),
 	}
 	for _, o := range options {
 		o(a)
@@ -127,6 +131,14 @@ func (a *agent) Restart(config any) {
 	}
 	select {
 	case <-o.done:
+	case <-a.over:
+	}
+}
+
+// Quit implements Agent.
+func (a *agent) Quit() {
+	select {
+	case a.quits <- struct{}{}:
 	case <-a.over:
 	}
 }

@@ -384,3 +384,18 @@ func TestDrainByOneMoreEpoch(t *testing.T) {
 		}
 	})
 }
+
+func TestQuitCutsADrainShort(t *testing.T) {
+	play(t, plain, proxy.DefaultRetry, []proxy.Option{proxy.WithDrain(time.Hour)}, func(s *stage) {
+		s.agent.Restart("a")
+		s.wants("run 0 a")
+		began := time.Now()
+		s.cancel()
+		s.wants("run 1 {}")
+		s.agent.Quit()
+		if err := s.done(); err != nil || time.Since(began) != 0 {
+			t.Errorf("got %v after %v", err, time.Since(began))
+		}
+		s.agent.Quit() // does nothing, and waits for nobody
+	})
+}

@@ -50,6 +50,8 @@ func (l *loop) serve(ctx context.Context) error {
 		select {
 		case <-asked:
 			asked, ev = nil, supervise.Terminate{}
+		case <-l.quits:
+			ev = supervise.Terminate{Quick: true}
 		case config := <-l.agent.configs:
 			ev = supervise.Desired{Hash: l.name(config)}
 		case o := <-l.agent.orders:

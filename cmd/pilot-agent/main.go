@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -23,16 +24,52 @@ import (
 const failed = 255
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], surroundings{env: environment(os.Environ()), stdout: os.Stdout, stderr: os.Stderr})
-	stop()
-	os.Exit(code)
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	ctx, cancel := context.WithCancel(context.Background())
+	asked := &requests{}
+	go asked.take(signals, cancel)
+	os.Exit(run(ctx, os.Args[1:], surroundings{env: environment(os.Environ()), stdout: os.Stdout, stderr: os.Stderr, asked: asked}))
+}
+
+// requests are the signals that ask this process to end. The first one ends the context of the command. What more
+// of them mean the command may say; otherwise the next one kills, as it would any program.
+type requests struct {
+	mu    sync.Mutex
+	again func()
+}
+
+// onAgain says what the second and the third signal do. The fourth kills in any case.
+func (r *requests) onAgain(do func()) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.again = do
+}
+
+func (r *requests) take(signals chan os.Signal, first func()) {
+	<-signals
+	first()
+	for range 2 {
+		r.mu.Lock()
+		again := r.again
+		r.mu.Unlock()
+		if again == nil {
+			break
+		}
+		<-signals
+		again()
+	}
+	signal.Stop(signals)
 }
 
 // surroundings are what a command has of the process that it runs in.
 type surroundings struct {
 	env            map[string]string
 	stdout, stderr io.Writer
+	asked          *requests // nil where nobody sends signals
 }
 
 func (s surroundings) getenv(name string) string { return s.env[name] }

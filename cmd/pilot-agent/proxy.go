@@ -2,6 +2,8 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -71,10 +73,15 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
 			logger.Info("Version " + thisBuild().String())
 			p.agent.LogJSON, p.agent.OutlierLog = log.json, p.node.OutlierLogPath
-			a, err := p.prepare(agent.Options{Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}, role, s.env)
+			a, err := p.prepare(c.Context(), agent.Options{Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}, role, s.env)
+			if errors.Is(err, context.Canceled) {
+				logger.Info("asked to end before Envoy was started")
+				return nil
+			}
 			if err != nil {
 				return err
 			}
+			s.asked.onAgain(a.Again)
 			if err := a.Run(c.Context()); err != nil {
 				return ended{err}
 			}
@@ -86,7 +93,7 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 }
 
 // prepare finds out what there is to know and makes the agent.
-func (p *proxyFlags) prepare(o agent.Options, role mesh.Role, env map[string]string) (*agent.Agent, error) {
+func (p *proxyFlags) prepare(ctx context.Context, o agent.Options, role mesh.Role, env map[string]string) (*agent.Agent, error) {
 	in, err := agent.ReadNode(node.Input{Role: role, Flags: p.node, Env: env}, p.meshConfig)
 	if err != nil {
 		return nil, err
@@ -108,7 +115,7 @@ func (p *proxyFlags) prepare(o agent.Options, role mesh.Role, env map[string]str
 		o.Beside = append(o.Beside, watch)
 	}
 	o.Flags, o.Inputs = p.agent, agent.Inputs{Node: in, MeshFile: p.meshConfig}
-	return agent.New(o)
+	return agent.New(ctx, o)
 }
 
 // logStart tells what was decided before anything is done with it. [agent F13]

@@ -119,6 +119,9 @@ func newWait() *cobra.Command {
 			defer cancel()
 			client := localClient(time.Duration(requestMillis) * time.Millisecond)
 			if err := awaitReady(ctx, client, url, time.Duration(intervalMillis)*time.Millisecond); err != nil {
+				if c.Context().Err() != nil {
+					return fmt.Errorf("wait for %s: asked to end before it was ready: %w", url, err)
+				}
 				return fmt.Errorf("wait for %s: not ready in %d seconds: %w", url, timeoutSeconds, err)
 			}
 			return nil

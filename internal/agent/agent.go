@@ -82,19 +82,20 @@ type Agent struct {
 	servers     []run.Task
 }
 
-// New prepares an agent. Its errors are mistakes of configuration; whatever it had opened
-// by then is closed again.
-func New(o Options) (*Agent, error) {
+// New prepares an agent. Its errors are mistakes of configuration, or that of ctx if that ended meanwhile; whatever it
+// had opened by then is closed again.
+func New(ctx context.Context, o Options) (*Agent, error) {
 	a := &Agent{o: o, log: o.Log}
-	if err := a.prepare(); err != nil {
+	if err := a.prepare(ctx); err != nil {
 		return nil, errors.Join(err, a.undo.Close(), a.close.Close())
 	}
 	return a, nil
 }
 
-func (a *Agent) prepare() error {
+func (a *Agent) prepare(ctx context.Context) error {
+	boot := func() error { return a.bootstrap(ctx) }
 	// The sockets last, and that of discovery at the very end: nothing after it can fail.
-	for _, step := range []func() error{a.watchInputs, a.bootstrap, a.runner, a.watchApp, a.listenStatus, a.identity, a.discovery} {
+	for _, step := range []func() error{a.watchInputs, boot, a.runner, a.watchApp, a.listenStatus, a.identity, a.discovery} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -153,6 +154,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	err := run.Group(outer, slices.Concat([]run.Task{inner}, a.servers, a.o.Beside)...)
 	return errors.Join(err, a.close.Close())
 }
+
+// Again asks once more for the end that the end of Run's context asked for: the first time it skips the rest of the drain, after that it kills
+// Envoy. Any goroutine may call it, at any time.
+func (a *Agent) Again() { a.envoy.Again() }
 
 // ExitCode is the exit code that an error of Run stands for: Envoy's own where Envoy could
 // not be kept running, otherwise 255, the code of whatever is configured wrongly.

@@ -67,7 +67,7 @@ func TestNewFailsAtOnce(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Chdir(t.TempDir())
 			o := options(t, tt.env)
-			a, err := New(o)
+			a, err := New(t.Context(), o)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("%v, %v; want an error with %q", a, err, tt.want)
 			}

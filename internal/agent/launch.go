@@ -50,7 +50,7 @@ func relative(path string) string {
 
 // bootstrap writes Envoy's configuration and decides its command line. One that a person
 // wrote is tried first, since nothing else would say what is wrong with it.
-func (a *Agent) bootstrap() error {
+func (a *Agent) bootstrap(ctx context.Context) error {
 	if a.o.Settings.Envoy.Disabled {
 		return errors.New("DISABLE_ENVOY: an agent without Envoy is not supported yet")
 	}
@@ -72,7 +72,7 @@ func (a *Agent) bootstrap() error {
 	if a.o.Node.Config.GetCustomConfigFile() == "" && override == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), validation)
+	ctx, cancel := context.WithTimeout(ctx, validation)
 	defer cancel()
 	return envoy.Validate(ctx, a.launch)
 }

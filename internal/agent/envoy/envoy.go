@@ -8,7 +8,7 @@
 // Run blocks until the machine is done; the end of its context is the request to
 // terminate, and Run then still drains. When it returns, no process that it started is
 // left; should the agent itself be killed, the kernel kills Envoy with it.
-// State, Drain, Quit, Desire and Admin may be used by any goroutine.
+// State, Drain, Quit, Again, Desire and Admin may be used by any goroutine.
 package envoy
 
 import (
@@ -176,6 +176,10 @@ func (r *Runner) Drain() { r.tell(supervise.Retire{}, nil) }
 // Quit ends Envoy without a drain, or cuts one short that is under way. Run then returns nil.
 func (r *Runner) Quit() { r.tell(supervise.Terminate{Quick: true}, nil) }
 
+// Again asks once more for the end that the end of Run's context asked for: the first time it skips the rest of the
+// drain, after that it kills. Policies with Old.OneSignal pass it over.
+func (r *Runner) Again() { r.tell(supervise.Terminate{}, nil) }
+
 // Desire makes l what should run. The same hash as before restarts nothing: its
 // arguments hold from the next start on. Another hash replaces what runs, by a hot restart where the policy
 // has them.
@@ -196,8 +200,14 @@ func (r *Runner) report(what report) {
 	}
 }
 
-// Run runs Envoy until it is done: nil after an end that was asked for, an *ExitError otherwise.
+// Run runs Envoy until it is done: nil after an end that was asked for, an *ExitError otherwise. Where ctx has
+// ended already, it starts nothing.
 func (r *Runner) Run(ctx context.Context) error {
+	if ctx.Err() != nil {
+		r.state.Store(&State{Over: true})
+		close(r.over)
+		return nil
+	}
 	// The end of ctx begins the drain; what is needed for it must go on.
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l := &loop{

@@ -218,7 +218,11 @@ func (l *loop) log(ev supervise.Event) {
 			l.o.Log.Info("restarts of Envoy wait: the control plane is away")
 		}
 	case supervise.Terminate:
-		l.o.Log.Info("asked to end", "drain", !e.Quick, "pid", l.state.PID)
+		what := "asked to end"
+		if l.machine.View().Ending {
+			what = "asked to end again"
+		}
+		l.o.Log.Info(what, "drain", !e.Quick, "pid", l.state.PID)
 	}
 }
 
