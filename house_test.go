@@ -40,7 +40,7 @@ const (
 var layers = map[string]layer{
 	"internal/mesh": words, "internal/object": words, "internal/pki": words, "api": words,
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
-	"internal/yamltree": tools, "internal/statefile": tools, "test/wait": tools,
+	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "test/wait": tools,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/node": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,

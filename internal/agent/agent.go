@@ -1,8 +1,9 @@
 // Package agent joins the parts of pilot-agent: it opens the sockets, runs Envoy, and serves it for as long as it lives.
 //
 // New does everything that can fail because something is configured wrongly, or is
-// already there: it builds the bootstrap, opens every listener and reads the root
-// certificates, so that a mistake ends the start at once. Run runs two groups, one inside the other:
+// already there: it takes its folders, its ports and its sockets, reads the root certificates and then
+// builds the bootstrap, so that a mistake ends the start at once and an agent that already
+// has these things goes on with them. Run runs two groups, one inside the other:
 // Envoy within the servers, which answer until Envoy has ended. Nothing on the way to
 // Envoy's start waits for a network: neither for a certificate, nor for discovery, nor for
 // a name to resolve. Envoy itself waits for its configuration, and readiness says for what.
@@ -13,6 +14,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"slices"
 	"time"
 
@@ -72,6 +74,7 @@ type Agent struct {
 	log *slog.Logger
 	// undo is for an agent that comes to nothing, close for one that ends.
 	undo, close run.Cleanups
+	statusPort  net.Listener
 	launch      envoy.Launch
 	restarts    *restarts
 	envoy       *envoy.Runner
@@ -94,10 +97,17 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 
 func (a *Agent) prepare(ctx context.Context) error {
 	boot := func() error { return a.bootstrap(ctx) }
-	// The sockets last, and that of discovery at the very end: nothing after it can fail.
-	for _, step := range []func() error{a.watchInputs, boot, a.runner, a.watchApp, a.listenStatus, a.identity, a.discovery} {
+	folders := func() error { return a.folders(ctx) }
+	ports := func() error { return a.ports(ctx) }
+	// First whatever only one agent can have, then what is written: an agent that cannot start has touched nothing.
+	for _, step := range []func() error{
+		a.findEnvoy, folders, ports, a.identity, a.discovery, a.clearUp, a.watchInputs, boot, a.runner, a.watchApp, a.serveStatus,
+	} {
 		if err := step(); err != nil {
 			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 	}
 	return nil

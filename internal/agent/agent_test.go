@@ -14,6 +14,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/node"
+	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -60,8 +61,8 @@ func TestNewFailsAtOnce(t *testing.T) {
 		{"no root", "root certificate of the CA", nil},
 		{"no address", "address of the control plane", map[string]string{"CA_ADDR": "ca:15010", "PROXY_CONFIG": "{binaryPath: /bin/sh, discoveryAddress: here, statusPort: " + strconv.Itoa(freePort(t)) + "}", "XDS_ROOT_CA": "SYSTEM"}},
 		{"no Envoy wanted", "DISABLE_ENVOY", map[string]string{"DISABLE_ENVOY": "true"}},
-		{"no override", "bootstrap override", map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE": "/no/file"}},
-		{"statistics", "statsFlushInterval", map[string]string{"ISTIO_METAJSON_ANNOTATIONS": `{"sidecar.istio.io/statsFlushInterval": "x"}`}},
+		{"no override", "bootstrap override", map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE": "/no/file", "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "SYSTEM"}},
+		{"statistics", "statsFlushInterval", map[string]string{"ISTIO_METAJSON_ANNOTATIONS": `{"sidecar.istio.io/statsFlushInterval": "x"}`, "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "SYSTEM"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -82,6 +83,18 @@ func TestNewFailsAtOnce(t *testing.T) {
 			})
 			if err != nil {
 				t.Error(err)
+			}
+			for _, dir := range []string{o.Node.Config.GetConfigPath(), sdsDir} {
+				held, err := claim.Folder(t.Context(), dir, 0, nil)
+				switch {
+				case err == nil:
+					err = held.Release()
+				case errors.Is(err, fs.ErrNotExist):
+					err = nil // it did not get so far
+				}
+				if err != nil {
+					t.Errorf("%s is not given back: %v", dir, err)
+				}
 			}
 			if port := int(o.Node.Config.GetStatusPort()); strconv.Itoa(port) != taken {
 				l, err := net.Listen("tcp", ":"+strconv.Itoa(port))

@@ -75,6 +75,7 @@ func (a *Agent) upstream(o upstream.Options) (*upstream.Server, error) {
 	return upstream.New(o)
 }
 
+// isFile says whether there is something at path that is not a directory.
 func isFile(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && !st.IsDir()
@@ -118,6 +119,7 @@ func (a *Agent) discovery() error {
 	if err != nil {
 		return err
 	}
+	a.undo.Add("close "+a.xdsSocket(), a.xds.Close)
 	a.serve("xds", a.xds.Run)
 	return nil
 }

@@ -48,9 +48,8 @@ func relative(path string) string {
 	return "./" + path
 }
 
-// bootstrap writes Envoy's configuration and decides its command line. One that a person
-// wrote is tried first, since nothing else would say what is wrong with it.
-func (a *Agent) bootstrap(ctx context.Context) error {
+// findEnvoy looks whether there is an Envoy to run.
+func (a *Agent) findEnvoy() error {
 	if a.o.Settings.Envoy.Disabled {
 		return errors.New("DISABLE_ENVOY: an agent without Envoy is not supported yet")
 	}
@@ -58,9 +57,12 @@ func (a *Agent) bootstrap(ctx context.Context) error {
 	if _, err := exec.LookPath(binary); err != nil {
 		return fmt.Errorf("find Envoy (binaryPath): %w", err)
 	}
-	if err := os.MkdirAll(a.o.Node.Config.GetConfigPath(), 0o750); err != nil {
-		return fmt.Errorf("make the configuration folder: %w", err)
-	}
+	return nil
+}
+
+// bootstrap writes Envoy's configuration and decides its command line. One that a person
+// wrote is tried first, since nothing else would say what is wrong with it.
+func (a *Agent) bootstrap(ctx context.Context) error {
 	override, err := a.override()
 	if err != nil {
 		return err

@@ -59,7 +59,7 @@ type made struct {
 	override string
 }
 
-// watchInputs prepares the watch. It begins when Envoy runs, and costs the start nothing.
+// watchInputs prepares the watch, and the removal of what is written from here on. It begins when Envoy runs, and costs the start nothing.
 func (a *Agent) watchInputs() error {
 	a.restarts = &restarts{Agent: a, log: a.log.With("scope", "restart"), asked: make(chan struct{}, 1)}
 	a.restarts.cold.Store(&[]string{})

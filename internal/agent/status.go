@@ -1,29 +1,15 @@
 package agent
 
 import (
-	"fmt"
-	"net"
-	"strconv"
-
 	"github.com/pilothouse/pilothouse/internal/agent/status"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
-	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// listenStatus takes the status port: an agent that nobody can ask is no use. [agent L12]
-func (a *Agent) listenStatus() error {
-	port := int(a.o.Node.Config.GetStatusPort())
-	if port == 0 {
-		port = mesh.StatusPort
-	}
-	l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
-	if err != nil {
-		return fmt.Errorf("take the status port: %w", err)
-	}
-	a.undo.Add("close the status port", l.Close)
+// serveStatus serves the status port: an agent that nobody can ask is no use. [agent L12]
+func (a *Agent) serveStatus() error {
 	server := status.New(status.Options{
-		Listener: l, Proxy: a.envoy.Admin(), Lifecycle: a.envoy, Facts: a.facts, Log: a.log.With("scope", "status"),
+		Listener: a.statusPort, Proxy: a.envoy.Admin(), Lifecycle: a.envoy, Facts: a.facts, Log: a.log.With("scope", "status"),
 		Started: a.o.Started, FirstReady: a.o.Ready, Collect: []func(*status.Page){a.collect}, Detail: a.detail,
 		Restart: a.restarts.ask, Profiling: a.o.Flags.Profiling, LocalMetrics: a.o.Settings.Envoy.LocalMetrics,
 	})

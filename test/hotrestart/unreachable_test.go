@@ -2,12 +2,15 @@ package hotrestart_test
 
 import (
 	"io"
+	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/test/fakeenvoy"
 )
 
@@ -129,4 +132,24 @@ func TestAnEnvoyThatNobodyHasEverReached(t *testing.T) {
 		t.Errorf("after the restart: %+v", s)
 	}
 	p.unharmed(l, []time.Time{s.Started})
+}
+
+// TestTheAdminInterfaceOfAnother: who answers there need not be one's own Envoy, and somebody else's is neither live for
+// this agent nor drained by it.
+func TestTheAdminInterfaceOfAnother(t *testing.T) {
+	p := up(t, nil)
+	q := &proxy{
+		t: t, admin: p.admin, http: fakeenvoy.FreeAddress(t), tcp: fakeenvoy.FreeAddress(t), served: &atomic.Int64{},
+		upstreamHTTP: p.upstreamHTTP, upstreamTCP: p.upstreamTCP,
+	}
+	policy := supervise.HotPolicy()
+	policy.Budget, policy.Backoff = 1, 50*time.Millisecond
+	q.Runner = envoy.New(envoy.Options{Admin: p.admin, Policy: policy, Launch: q.launch("other", 1), Log: slog.New(slog.DiscardHandler)})
+	if err := q.Run(t.Context()); err == nil {
+		t.Error("an Envoy that cannot have its admin interface runs")
+	}
+	if s := q.State(); s.Goal.Good != "" {
+		t.Errorf("it was taken for live: %+v", s)
+	}
+	p.adminAnswersFor(0)
 }

@@ -54,6 +54,8 @@ type ServerInfo struct {
 	Options struct {
 		RestartEpoch int `json:"restart_epoch"`
 		Concurrency  int `json:"concurrency"`
+		// BaseID is that of its shared memory, which no two agents have in common.
+		BaseID int `json:"base_id,string"`
 	} `json:"command_line_options"`
 }
 

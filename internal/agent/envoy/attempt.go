@@ -193,7 +193,12 @@ func (l *loop) parentRuns(epoch int) bool {
 // adminIsWith says whether the admin interface answers for an epoch.
 func (l *loop) adminIsWith(epoch int) bool {
 	info, err := l.admin.ServerInfo(l.work)
-	return err == nil && info.Options.RestartEpoch == epoch
+	return err == nil && l.isOwn(info, epoch)
+}
+
+// isOwn says whether an Envoy that answers is this agent's, and of that epoch: another agent's may have the same port.
+func (l *loop) isOwn(info ServerInfo, epoch int) bool {
+	return info.Options.RestartEpoch == epoch && (l.memory == nil || info.Options.BaseID == l.memory.id)
 }
 
 // gone keeps what is to be known of an attempt that has ended.
@@ -238,7 +243,7 @@ func (l *loop) lookLive(ctx context.Context, a *attempt) (live, answered bool) {
 		return false, errors.As(err, &status)
 	}
 	info, err := l.admin.ServerInfo(ctx)
-	if err != nil || info.State != "LIVE" || info.Options.RestartEpoch != a.epoch {
+	if err != nil || info.State != "LIVE" || !l.isOwn(info, a.epoch) {
 		return false, true
 	}
 	l.reportLive(a, info.Options.Concurrency)

@@ -14,11 +14,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -26,12 +23,11 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
+	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 const (
-	// maxPath is what a Unix socket's address has room for, in bytes.
-	maxPath = 107
 	// bufferSize is small because messages are, and the agent is in every Pod.
 	bufferSize = 4 << 10
 )
@@ -62,50 +58,19 @@ type Server struct {
 }
 
 // New takes the socket at once, so that what is wrong with its path is known before
-// anything starts: a stale socket is removed, its folder made (mode 0750), and the
+// anything starts: a stale socket is removed, one that somebody serves is not, its folder made (mode 0750), and the
 // socket opened to all who get through the folder (mode 0666). [agent P12, P15] Call
 // Run, or Close where it comes to nothing.
 func New(socket string, source Source, log *slog.Logger) (*Server, error) {
-	if len(socket) > maxPath {
-		return nil, fmt.Errorf("listen on %s: the path has %d bytes, a Unix socket's at most %d", socket, len(socket), maxPath)
-	}
-	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
-		return nil, fmt.Errorf("make socket folder: %w", err)
-	}
-	if err := removeStale(socket); err != nil {
-		return nil, err
-	}
-	ln, err := net.Listen("unix", socket)
+	ln, err := claim.Socket(socket)
 	if err != nil {
 		return nil, fmt.Errorf("listen for Envoy's secrets: %w", err)
-	}
-	if err := os.Chmod(socket, 0o666); err != nil {
-		ln.Close()
-		return nil, fmt.Errorf("open socket to Envoy: %w", err)
 	}
 	return &Server{source: source, log: log, listener: ln}, nil
 }
 
 // ServeFiles has the server serve secrets of files, too. Call it before Run.
 func (s *Server) ServeFiles(f Files) { s.files = f }
-
-// removeStale removes what a previous agent left, and nothing but a socket.
-func removeStale(path string) error {
-	st, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("look at socket: %w", err)
-	}
-	if st.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("listen on %s: something that is no socket is there", path)
-	}
-	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("remove stale socket: %w", err)
-	}
-	return nil
-}
 
 // Close gives the socket back; for a server that was never run.
 func (s *Server) Close() error { return s.listener.Close() }

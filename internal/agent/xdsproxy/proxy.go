@@ -15,8 +15,6 @@ import (
 	"log/slog"
 	"math"
 	"net"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -26,6 +24,8 @@ import (
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+
+	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
 // Config is what a proxy needs to know.
@@ -69,11 +69,11 @@ type Proxy struct {
 }
 
 // New makes the socket, replacing a stale one, and prepares the connection without
-// dialling it.
+// dialling it. Call Run, or Close where it comes to nothing.
 func New(c Config) (*Proxy, error) {
-	l, err := listen(c.Socket)
+	l, err := claim.Socket(c.Socket) // every user of the Pod can connect [agent P15]
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("listen for Envoy's configuration: %w", err)
 	}
 	p := &Proxy{config: c, listener: l, patience: openLimit}
 	p.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.relay), grpc.MaxRecvMsgSize(maxRequest),
@@ -96,26 +96,8 @@ func New(c Config) (*Proxy, error) {
 	return p, nil
 }
 
-// listen makes a socket that every user of the Pod can connect to. [agent P15]
-func listen(path string) (net.Listener, error) {
-	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("remove stale socket: %w", err)
-		}
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		return nil, fmt.Errorf("make the socket's directory: %w", err)
-	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o666); err != nil {
-		_ = l.Close()
-		return nil, fmt.Errorf("open socket to all users: %w", err)
-	}
-	return l, nil
-}
+// Close gives the socket back; for a proxy that was never run.
+func (p *Proxy) Close() error { return errors.Join(p.listener.Close(), p.upstream.Close()) }
 
 // Run serves until ctx ends, then ends all streams, removes the socket and returns nil.
 func (p *Proxy) Run(ctx context.Context) error {

@@ -1,0 +1,136 @@
+package claim_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/claim"
+)
+
+func hold(t *testing.T, path string) *claim.Held {
+	t.Helper()
+	h, err := claim.Folder(t.Context(), path, 0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func TestAFolderHasOneHolder(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o500); err != nil { // nothing is written
+		t.Fatal(err)
+	}
+	h := hold(t, dir)
+	if !h.Is(link) || h.Is(filepath.Dir(dir)) {
+		t.Error("a folder is not known by its names")
+	}
+	told := 0
+	_, err := claim.Folder(t.Context(), link, time.Millisecond, func(error) { told++ })
+	var taken *claim.TakenError
+	if !errors.As(err, &taken) || taken.PID != os.Getpid() || taken.Path != link || told != 1 {
+		t.Errorf("got %v, told %d times; want that this process has it", err, told)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err = claim.Folder(ctx, dir, time.Hour, func(error) { cancel() })
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end of the context: %v", err)
+	}
+	// Whoever waits gets it as soon as it is given back.
+	next, err := claim.Folder(t.Context(), dir, time.Hour, func(error) {
+		if err := h.Release(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Release(); err != nil {
+		t.Error(err)
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
+		t.Errorf("left behind: %v, error %v", files, err)
+	}
+}
+
+func TestWhatIsNoFolder(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, file + "-that-is-missing"} {
+		if _, err := claim.Folder(t.Context(), path, time.Hour, nil); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+func TestASocketIsReplacedOnlyWhereNobodyListens(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "sub", "socket")
+	first, err := claim.Socket(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := claim.Socket(path); err == nil || !strings.Contains(err.Error(), path+": another process does") {
+		t.Errorf("a live socket: %v", err)
+	}
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("the live socket: %v", err)
+	}
+	c.Close()
+	first.(*net.UnixListener).SetUnlinkOnClose(false) // as if its process were killed
+	first.Close()
+	second, err := claim.Socket(path)
+	if err != nil {
+		t.Fatalf("a stale socket: %v", err)
+	}
+	defer second.Close()
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o666 {
+		t.Errorf("mode %v, error %v", st.Mode(), err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := claim.Socket(file); err == nil || !strings.Contains(err.Error(), "no socket") {
+		t.Errorf("a file: %v", err)
+	}
+	if _, err := claim.Socket("/" + strings.Repeat("x", 107)); err == nil || !strings.Contains(err.Error(), "108 bytes") {
+		t.Errorf("a long path: %v", err)
+	}
+}
+
+func TestAPortIsWaitedFor(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := busy.Addr().String()
+	if _, err := claim.Port(t.Context(), address, 0); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("a busy port: %v", err)
+	}
+	got := make(chan error)
+	go func() {
+		l, err := claim.Port(t.Context(), address, time.Minute)
+		if err == nil {
+			err = l.Close()
+		}
+		got <- err
+	}()
+	busy.Close()
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+}
