@@ -5,8 +5,12 @@ import (
 	"time"
 )
 
-// holdLimit bounds every wait for a client's acknowledgement that keeps other state back.
-const holdLimit = 5 * time.Second
+const (
+	// holdLimit bounds every wait for the client that keeps other state back.
+	holdLimit = 5 * time.Second
+	// stuckAfter is how long a response may go unanswered before that is told.
+	stuckAfter = 10 * time.Second
+)
 
 // maxNames bounds the names that a stream may subscribe to, of one type.
 const maxNames = 1 << 15
@@ -39,7 +43,8 @@ func (Now) event()     {}
 func (Moved) event()   {}
 func (Request) event() {}
 
-// Effect is what a Sub wants done: Send, Acked, Nacked, Applied, Stale, Wake or Refuse.
+// Effect is what a Sub wants done: Send, Acked, Nacked, Applied, Stuck, Stale, Wake or
+// Refuse.
 type Effect interface{ effect() }
 
 // Send is a response to be written to the stream.
@@ -58,6 +63,9 @@ type Acked struct {
 	Type       Type
 	Nonce      string
 	Generation uint64
+	// Refused is how many resources of the type the client still refuses in the version
+	// that it was sent, from this or earlier responses.
+	Refused int
 }
 
 // Nacked tells that the response with that nonce was refused. Names are the resources
@@ -67,15 +75,27 @@ type Nacked struct {
 	Nonce   string
 	Names   []string
 	Message string
+	// Again is set if each of Names was refused before in the same version.
+	Again bool
 }
 
-// Applied tells that all of a view has been sent and accepted.
+// Applied tells that the client has asked for every type that the view has resources of,
+// and has accepted all that it asked for. A client that subscribes to listeners by name
+// (gRPC does) takes only what it needs: of it, no type is expected that it did not ask for.
 type Applied struct{ Generation uint64 }
+
+// Stuck tells that the response with that nonce, sent at Since, has been unanswered for
+// stuckAfter. It is told once for each response; Acked or Nacked ends it.
+type Stuck struct {
+	Type  Type
+	Nonce string
+	Since time.Time
+}
 
 // Stale tells of a request that answers no outstanding response.
 type Stale struct{ Type Type }
 
-// Wake asks for a Now at or after At; a later Wake replaces it.
+// Wake asks for a Now at or after At. It replaces an earlier Wake, and is always sooner.
 type Wake struct{ At time.Time }
 
 // Refuse asks for the stream to be ended: the client overstepped a bound.
@@ -85,6 +105,7 @@ func (Send) effect()    {}
 func (Acked) effect()   {}
 func (Nacked) effect()  {}
 func (Applied) effect() {}
+func (Stuck) effect()   {}
 func (Stale) effect()   {}
 func (Wake) effect()    {}
 func (Refuse) effect()  {}
@@ -94,6 +115,10 @@ type flight struct {
 	nonce      string
 	generation uint64
 	upserts    []*Resource
+	since      time.Time
+	// late: it took longer than holdLimit; nothing waits for it any more.
+	late  bool
+	stuck bool // that was told
 }
 
 // channel is the state of one type on one stream.
@@ -103,9 +128,7 @@ type channel struct {
 	// named: a SotW client that once gave names; from then on no names means nothing.
 	named bool
 	// due: an answer is owed even if it is empty.
-	due bool
-	// late: the flight took longer than holdLimit; nothing waits for it any more.
-	late  bool
+	due   bool
 	names names
 	// have is what the client was sent. Of a type whose resources are named it may hold
 	// more than the client subscribed to; only the names count then.
@@ -113,9 +136,9 @@ type channel struct {
 	forced map[string]bool // answered again whatever have says
 	flight *flight
 	nonce  string // the last one sent
-	// refused are the versions that were NACKed, by name. They are part of have, so
-	// they are not sent again until their content changes.
-	refused map[string]string
+	// refused are the resources that were NACKed, by name. They are part of have, so they
+	// are not sent again until their content changes, or it is time to try again.
+	refused map[string]refusal
 	memo    step
 }
 
@@ -128,17 +151,20 @@ type step struct {
 // Sub decides what one stream is sent, for all types together. It is a machine without a
 // clock, and not for concurrent use.
 type Sub struct {
-	delta   bool
-	diff    func(old, cur *TypeView) *Delta
-	now     time.Time
-	cur     *View
-	chans   [numTypes]channel
-	awaited map[string]bool // EDS names of new clusters that were not asked for yet
-	holds   [numHolds]hold
-	seq     uint64
-	applied uint64 // generation
-	woken   time.Time
-	out     []Effect
+	delta bool
+	diff  func(old, cur *TypeView) *Delta
+	now   time.Time
+	cur   *View
+	chans [numTypes]channel
+	owed  []debt
+	// expected is until when a client that comes from an earlier stream is expected to ask
+	// for the types that it has not asked for yet; zero of a client that starts.
+	expected time.Time
+	holds    [numHolds]hold
+	seq      uint64
+	applied  uint64 // generation
+	woken    time.Time
+	out      []Effect
 }
 
 // NewSub starts a stream, of the delta protocol or of state-of-the-world. The function
@@ -187,14 +213,6 @@ func (s *Sub) request(r Request) {
 	}
 	if len(c.names) > maxNames {
 		s.emit(Refuse{Reason: "more than " + strconv.Itoa(maxNames) + " " + r.Type.String() + " names subscribed"})
-	}
-	if r.Type == EDS {
-		for _, n := range r.Names {
-			delete(s.awaited, n)
-		}
-		if len(s.awaited) == 0 {
-			s.awaited = nil // a map keeps the room of what was in it
-		}
 	}
 }
 

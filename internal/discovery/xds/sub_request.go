@@ -1,17 +1,18 @@
 package xds
 
-import "strings"
-
 // deltaRequest takes an incremental request: an answer and changes of the subscription
 // may come in one. [control-plane 5.2.8]
 func (s *Sub) deltaRequest(c *channel, r Request) {
 	first := !c.asked
 	if first {
 		c.asked = true
-		c.have = claimed(r.Initial)
+		c.have = claimed(r.Initial, r.Type != EDS || !s.early(EDS))
 		if types[r.Type].wildcard && len(r.Names) == 0 {
 			c.wildcard = true
 			c.due = len(r.Initial) == 0
+		}
+		if s.expected.IsZero() && (len(r.Initial) > 0 || s.early(r.Type)) {
+			s.expected = s.now.Add(holdLimit)
 		}
 	} else if r.Nonce != "" {
 		s.answered(c, r)
@@ -39,8 +40,17 @@ func (s *Sub) deltaRequest(c *channel, r Request) {
 			c.force(n)
 		default:
 			delete(c.forced, n)
+			delete(c.refused, n)
 		}
 	}
+}
+
+// early says whether a type is asked for before the one whose resources lead to it, and so
+// by a client that has such resources from an earlier stream. One that asks for assignments
+// then may be waiting for those that it has: an Envoy whose clusters warm does not ask for
+// clusters on a new stream until they have warmed.
+func (s *Sub) early(t Type) bool {
+	return t == EDS && !s.chans[CDS].asked || t == RDS && !s.chans[LDS].asked
 }
 
 // widen makes a subscription a wildcard.
@@ -86,8 +96,21 @@ func (s *Sub) sotwRequest(c *channel, r Request) {
 	if (wild || len(list) > 0) && (first || wild && !c.wildcard || !c.names.holdsAll(list)) {
 		c.due = true
 	}
+	if r.Type == CDS {
+		// What is subscribed to anew is sent, and is new to the client then.
+		for _, n := range list {
+			if !c.has(n) {
+				c.force(n)
+			}
+		}
+	}
 	c.wildcard = wild
 	c.names = names(nil).with(list, nil)
+	for n := range c.refused {
+		if !c.has(n) {
+			delete(c.refused, n)
+		}
+	}
 }
 
 // answered takes the acknowledging part of a request.
@@ -100,41 +123,27 @@ func (s *Sub) answered(c *channel, r Request) {
 		}
 		return
 	}
-	c.flight, c.late = nil, false
-	if !r.Refused {
-		for _, u := range f.upserts {
-			if len(c.refused) > 0 {
-				delete(c.refused, u.Name)
-			}
-		}
-		s.emit(Acked{Type: r.Type, Nonce: f.nonce, Generation: f.generation})
+	c.flight = nil
+	if r.Refused {
+		s.nacked(c, r, f)
 		return
 	}
-	blamed := blame(f.upserts, r.Message)
-	var list []string
-	for _, u := range blamed {
-		list = append(list, u.Name)
-	}
-	if len(blamed) == 0 {
-		blamed = f.upserts
-	}
-	for _, u := range blamed {
-		if c.refused == nil {
-			c.refused = map[string]string{}
-		}
-		c.refused[u.Name] = u.Version
-		if u.Needs != "" {
-			delete(s.awaited, u.Needs)
+	for _, u := range f.upserts {
+		if len(c.refused) > 0 {
+			delete(c.refused, u.Name)
 		}
 	}
-	s.emit(Nacked{Type: r.Type, Nonce: f.nonce, Names: list, Message: r.Message})
+	s.emit(Acked{Type: r.Type, Nonce: f.nonce, Generation: f.generation, Refused: len(c.refused)})
 }
 
 // claimed is what a client says it has from an earlier stream: names and versions, no
-// bodies.
-func claimed(initial map[string]string) *TypeView {
+// bodies. What it needs once more, whatever it has, gets no version.
+func claimed(initial map[string]string, trusted bool) *TypeView {
 	list := make([]*Resource, 0, len(initial))
 	for n, v := range initial {
+		if !trusted {
+			v = ""
+		}
 		list = append(list, &Resource{Name: n, Version: v})
 	}
 	return (*TypeView)(nil).With(list, nil)
@@ -148,49 +157,4 @@ func (s *Sub) known(t Type, name string) string {
 		}
 	}
 	return name
-}
-
-// blame finds the resources that an error message names. Names may contain each other,
-// so a name counts only where it does not go on to either side.
-func blame(sent []*Resource, message string) []*Resource {
-	var out []*Resource
-	for _, r := range sent {
-		for at, rest := 0, message; r.Name != ""; {
-			i := strings.Index(rest, r.Name)
-			if i < 0 {
-				break
-			}
-			from, to := at+i, at+i+len(r.Name)
-			if !goesOn(reversed(message[max(0, from-2):from])) && !goesOn(message[to:]) {
-				out = append(out, r)
-				break
-			}
-			at, rest = from+1, message[from+1:]
-		}
-	}
-	return out
-}
-
-// goesOn says whether a name would go on with s: a character of names, or a separator
-// that such a character follows.
-func goesOn(s string) bool {
-	if s == "" {
-		return false
-	}
-	if word(s[0]) {
-		return true
-	}
-	return (s[0] == '.' || s[0] == ':') && len(s) > 1 && word(s[1])
-}
-
-func word(b byte) bool {
-	return b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || strings.IndexByte("-_|~/*", b) >= 0
-}
-
-func reversed(s string) string {
-	b := []byte(s)
-	for i, j := 0, len(b)-1; i < j; i, j = i+1, j-1 {
-		b[i], b[j] = b[j], b[i]
-	}
-	return string(b)
 }

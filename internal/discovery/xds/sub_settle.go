@@ -9,6 +9,7 @@ import (
 // hold is a reason to keep state back until something else was acknowledged.
 type hold struct {
 	since time.Time // zero while nothing is held
+	until time.Time // when it ends by itself; zero while that is for others to bring about
 	used  bool      // in this pass
 }
 
@@ -32,6 +33,7 @@ var removalHold = [numTypes]int{CDS: holdClusters, EDS: holdEndpoints, RDS: hold
 
 // settle sends what may be sent now, in the order of the types.
 func (s *Sub) settle() {
+	next := s.retry()
 	for i := range s.holds {
 		s.holds[i].used = false
 	}
@@ -42,20 +44,53 @@ func (s *Sub) settle() {
 			s.push(t)
 		}
 	}
-	var next time.Time
 	for i := range s.holds {
 		h := &s.holds[i]
 		if !h.used {
-			h.since = time.Time{}
-		} else if at := h.since.Add(holdLimit); !h.since.IsZero() && (next.IsZero() || at.Before(next)) {
-			next = at
+			*h = hold{}
 		}
+		next = sooner(next, h.until)
 	}
-	if !next.IsZero() && !next.Equal(s.woken) {
+	s.wake(sooner(next, s.watch()))
+	s.apply()
+}
+
+// sooner is the earlier of two times, where zero is never.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// wake asks to be told when it is next, unless that happens earlier anyway: hundreds of
+// acknowledgements do not move the timer each.
+func (s *Sub) wake(next time.Time) {
+	if !s.now.Before(s.woken) {
+		s.woken = time.Time{}
+	}
+	if !next.IsZero() && (s.woken.IsZero() || next.Before(s.woken)) {
+		s.woken = next
 		s.emit(Wake{At: next})
 	}
-	s.woken = next
-	s.apply()
+}
+
+// watch tells of responses that have been unanswered for too long, and returns when the
+// next one will have been.
+func (s *Sub) watch() (next time.Time) {
+	for t := range numTypes {
+		f := s.chans[t].flight
+		if f == nil || f.stuck {
+			continue
+		}
+		if at := f.since.Add(stuckAfter); s.now.Before(at) {
+			next = sooner(next, at)
+			continue
+		}
+		f.stuck = true
+		s.emit(Stuck{Type: t, Nonce: f.nonce, Since: f.since})
+	}
+	return next
 }
 
 // push sends what is due of one type, unless a response is in flight or it is held.
@@ -68,7 +103,7 @@ func (s *Sub) push(t Type) {
 	d := s.step(t)
 	up, gone := s.pendingUpserts(t), s.pendingRemovals(t)
 	if !up && !gone {
-		c.have = cur
+		c.become(cur)
 		return
 	}
 	if (t == LDS || t == RDS) && !s.open(holdUpdates) {
@@ -83,7 +118,7 @@ func (s *Sub) push(t Type) {
 	}
 	if !up && !s.delta && !types[t].wildcard {
 		// Leaving out means nothing here: there is no way to tell.
-		c.have = target
+		c.become(target)
 		return
 	}
 	send := Send{Type: t, Generation: s.cur.Generation}
@@ -94,13 +129,17 @@ func (s *Sub) push(t Type) {
 	}
 	s.seq++
 	send.Nonce = strconv.FormatUint(s.seq, 10)
-	c.have, c.forced, c.due = target, nil, false
-	c.nonce = send.Nonce
-	c.flight = &flight{nonce: send.Nonce, generation: send.Generation, upserts: send.Upserts}
-	s.emit(send)
-	if t == CDS {
-		s.warm(c, d)
+	switch t {
+	case CDS:
+		s.owe(send, d, gone)
+	case EDS:
+		s.pay(send)
 	}
+	c.become(target)
+	c.forced, c.due = nil, false
+	c.nonce = send.Nonce
+	c.flight = &flight{nonce: send.Nonce, generation: send.Generation, upserts: send.Upserts, since: s.now}
+	s.emit(send)
 }
 
 // step is what leads from what the client has to the view.
@@ -122,20 +161,31 @@ func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Re
 			removed = append(removed, r.Name)
 		}
 	}
-	if len(c.forced) == 0 {
-		return up, removed
-	}
-	up = slices.Clone(up)
-	for n := range c.forced {
-		if r := s.lookup(t, target, n); r != nil {
-			up = append(up, r)
+	var more []*Resource
+	tell := func(name string) {
+		if r := s.lookup(t, target, name); r != nil {
+			more = append(more, r)
 		} else {
-			removed = append(removed, n)
+			removed = append(removed, name)
 		}
 	}
-	slices.SortFunc(up, order)
+	for n := range c.forced {
+		tell(n)
+	}
+	if t == EDS {
+		for _, o := range s.owed {
+			if c.has(o.cluster.Needs) {
+				tell(o.cluster.Needs)
+			}
+		}
+	}
+	if len(more) > 0 {
+		up = slices.Concat(up, more)
+		slices.SortFunc(up, order)
+		up = slices.CompactFunc(up, func(a, b *Resource) bool { return a.Name == b.Name })
+	}
 	slices.Sort(removed)
-	return slices.Compact(up), slices.Compact(removed)
+	return up, slices.Compact(removed)
 }
 
 // state is the content of a SotW response: everything for the types that are complete by
@@ -172,34 +222,6 @@ func (s *Sub) lookup(t Type, set *TypeView, name string) *Resource {
 	return nil
 }
 
-// warm sees to the endpoints of clusters that have just been sent. Envoy takes a changed
-// cluster into use only after EDS for it, and does not ask again for a name that it
-// subscribes to already. [control-plane 5.2.1]
-func (s *Sub) warm(clusters *channel, d *Delta) {
-	eds := &s.chans[EDS]
-	for _, r := range clusters.flight.upserts {
-		if r.Needs == "" {
-			continue
-		}
-		if !s.delta && !changed(d, r.Name) {
-			continue
-		}
-		if eds.asked && eds.has(r.Needs) {
-			eds.force(r.Needs)
-			continue
-		}
-		if s.awaited == nil {
-			s.awaited = map[string]bool{}
-		}
-		s.awaited[r.Needs] = true
-	}
-}
-
-func changed(d *Delta, name string) bool {
-	_, ok := slices.BinarySearchFunc(d.Upserts, name, byName)
-	return ok
-}
-
 // subscribed are those of list that the client subscribes to.
 func (c *channel) subscribed(list []*Resource) []*Resource {
 	if c.wildcard {
@@ -221,7 +243,7 @@ func (c *channel) any(list []*Resource) bool {
 
 func (s *Sub) pendingUpserts(t Type) bool {
 	c := &s.chans[t]
-	return c.asked && (c.due || len(c.forced) > 0 || c.any(s.step(t).Upserts))
+	return c.asked && (c.due || len(c.forced) > 0 || t == EDS && s.payable() || c.any(s.step(t).Upserts))
 }
 
 // pendingRemovals says whether the client has something that the view has not.
@@ -231,19 +253,24 @@ func (s *Sub) pendingRemovals(t Type) bool {
 }
 
 // open says whether what a hold keeps back may go. A response that has been waited for
-// longer than holdLimit holds nothing any more; a removal never overtakes state that
-// has not even been sent.
+// longer than holdLimit holds nothing any more, nor does a type that a returning client
+// has not asked for by then; a removal never overtakes state that has not even been sent.
 func (s *Sub) open(which int) bool {
 	h := &s.holds[which]
-	h.used = true
-	blocked, unsent := which == holdUpdates && len(s.awaited) > 0, false
+	h.used, h.until = true, time.Time{}
+	blocked, unsent, unasked := which == holdUpdates && s.expects(), false, false
 	for _, t := range waitsFor[which] {
 		c := &s.chans[t]
+		if !c.asked {
+			unasked = unasked || s.toBeAsked(t, which)
+			continue
+		}
 		pending := s.pendingUpserts(t) || which != holdUpdates && s.pendingRemovals(t)
 		if which != holdUpdates && pending {
 			unsent = true
 		}
-		if !c.late && (pending || c.flight != nil) {
+		late := c.flight != nil && c.flight.late
+		if !late && (pending || c.flight != nil) {
 			blocked = true
 		}
 	}
@@ -251,40 +278,48 @@ func (s *Sub) open(which int) bool {
 	case unsent:
 		h.since = time.Time{}
 		return false
+	case unasked:
+		*h = hold{until: s.expected, used: true}
+		return false
 	case !blocked:
 		h.since = time.Time{}
 		return true
 	case h.since.IsZero():
 		h.since = s.now
 	}
-	if s.now.Before(h.since.Add(holdLimit)) {
+	h.until = h.since.Add(holdLimit)
+	if s.now.Before(h.until) {
 		return false
 	}
 	for _, t := range waitsFor[which] {
-		s.chans[t].late = s.chans[t].flight != nil
+		if f := s.chans[t].flight; f != nil {
+			f.late = true
+		}
 	}
 	if which == holdUpdates {
-		s.awaited = nil
+		for i := range s.owed {
+			s.owed[i].late = true
+		}
 	}
-	h.since = time.Time{}
+	*h = hold{used: true}
 	return true
 }
 
-// apply tells when all of the view has been accepted. A client that has not asked
-// for listeners yet is still starting.
+// toBeAsked says whether a hold waits for a client to ask for a type. One that comes from
+// an earlier stream may have listeners and routes whose clusters must not go before them.
+func (s *Sub) toBeAsked(t Type, which int) bool {
+	return s.now.Before(s.expected) && (which != holdUpdates || s.cur.Of(t).Len() > 0)
+}
+
+// apply tells when the client has asked for all of the view and accepted it.
 func (s *Sub) apply() {
-	if !s.chans[LDS].asked || len(s.awaited) > 0 {
+	if s.starting() || len(s.owed) > 0 {
 		return
 	}
 	for t := range numTypes {
 		c := &s.chans[t]
-		for n, v := range c.refused {
-			if r := s.cur.Of(t).Get(n); r == nil || r.Version != v {
-				delete(c.refused, n)
-			}
-		}
 		if c.flight != nil || len(c.refused) > 0 || s.pendingUpserts(t) || s.pendingRemovals(t) {
-			// Of a client that comes back, say, and now asks for one more type.
+			// Of a client that now asks for more, say.
 			s.applied = 0
 			return
 		}
@@ -294,4 +329,15 @@ func (s *Sub) apply() {
 	}
 	s.applied = s.cur.Generation
 	s.emit(Applied{Generation: s.applied})
+}
+
+// starting says whether the client is still to ask for listeners or, taking all of them,
+// for another type that the view has resources of.
+func (s *Sub) starting() bool {
+	for t := range numTypes {
+		if !s.chans[t].asked && (t == LDS || s.chans[LDS].wildcard && s.cur.Of(t).Len() > 0) {
+			return true
+		}
+	}
+	return false
 }

@@ -164,9 +164,15 @@ func (s *script) describe(e Effect) string {
 		}
 		return out
 	case Acked:
+		if e.Refused > 0 {
+			return fmt.Sprintf("acked %s %s, %d refused", e.Type, e.Nonce, e.Refused)
+		}
 		return fmt.Sprintf("acked %s %s", e.Type, e.Nonce)
 	case Nacked:
-		return fmt.Sprintf("nacked %s %s %q: %s", e.Type, e.Nonce, e.Names, e.Message)
+		again := map[bool]string{true: " again"}[e.Again]
+		return fmt.Sprintf("nacked%s %s %s %q: %s", again, e.Type, e.Nonce, e.Names, e.Message)
+	case Stuck:
+		return fmt.Sprintf("stuck %s %s since %s", e.Type, e.Nonce, e.Since.Sub(s.start))
 	case Applied:
 		return fmt.Sprintf("applied %d", e.Generation)
 	case Stale:

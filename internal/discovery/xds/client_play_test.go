@@ -1,0 +1,204 @@
+package xds
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// wires joins a client and a Sub by two queues that are emptied in a random order.
+type wires struct {
+	rand    *rand.Rand
+	delta   bool
+	now     time.Time
+	since   time.Time // of the stream
+	sub     *Sub
+	referee *referee
+	client  *modelClient
+	view    *View
+	down    []Send
+	up      []Request
+	wake    time.Time
+	sent    int
+	applied uint64
+	wrong   []string
+}
+
+func newWires(r *rand.Rand, delta bool) *wires {
+	w := &wires{rand: r, delta: delta, client: newModelClient(delta), now: time.Unix(1e9, 0)}
+	w.connect()
+	return w
+}
+
+// connect starts a stream, with the view there already or not.
+func (w *wires) connect() {
+	w.down, w.up, w.wake, w.applied, w.since = nil, nil, time.Time{}, 0, w.now
+	w.sub, w.referee = NewSub(w.delta, nil), newReferee(w.delta)
+	w.step(Now{T: w.now})
+	if w.view != nil && w.rand.IntN(2) == 0 {
+		w.step(Moved{View: w.view})
+	}
+}
+
+func (w *wires) reconnect() {
+	w.client.reconnect(w.rand)
+	w.connect()
+}
+
+func (w *wires) step(ev Event) {
+	effects, wrong := w.referee.step(w.sub, ev)
+	w.wrong = append(w.wrong, wrong...)
+	for _, e := range effects {
+		switch e := e.(type) {
+		case Send:
+			w.down = append(w.down, e)
+			w.sent++
+		case Applied:
+			w.applied = e.Generation
+		case Wake:
+			w.wake = e.At
+		}
+	}
+}
+
+// pass lets time pass, or waits for the next wake.
+func (w *wires) pass(d time.Duration) {
+	w.now = w.now.Add(d)
+	if !w.wake.IsZero() && w.wake.Before(w.now) {
+		w.now = w.wake
+	}
+	if !w.now.Before(w.wake) {
+		w.wake = time.Time{}
+	}
+	w.step(Now{T: w.now})
+	if w.referee.bounded() || !w.now.Before(w.since.Add(holdLimit)) {
+		w.client.blind = true
+	}
+}
+
+// deliver moves one message; false if there is none.
+func (w *wires) deliver() bool {
+	w.up = append(w.up, w.client.out...)
+	w.client.out = nil
+	switch {
+	case len(w.down) == 0 && len(w.up) == 0:
+		return false
+	case len(w.up) == 0 || len(w.down) > 0 && w.rand.IntN(2) == 0:
+		s := w.down[0]
+		w.down = w.down[1:]
+		w.client.take(s)
+	default:
+		r := w.up[0]
+		w.up = w.up[1:]
+		w.step(r)
+	}
+	return true
+}
+
+// finish delivers everything and waits for whatever there is to wait for.
+func (w *wires) finish() {
+	if w.referee.view != w.view {
+		w.step(Moved{View: w.view})
+	}
+	for most := w.sent + 1000; w.sent < most; {
+		switch {
+		case w.deliver():
+		case !w.wake.IsZero():
+			w.pass(time.Hour)
+		default:
+			return
+		}
+	}
+	w.wrong = append(w.wrong, "no end of it")
+}
+
+func (w *wires) play(views int) {
+	for g := range views {
+		w.view = randomView(w.rand, uint64(g)+1)
+		w.step(Moved{View: w.view})
+		for range w.rand.IntN(12) {
+			switch w.rand.IntN(24) {
+			case 0:
+				w.reconnect()
+			case 1:
+				w.pass(time.Duration(w.rand.IntN(3000)) * time.Millisecond)
+			default:
+				w.deliver()
+			}
+		}
+		if w.rand.IntN(6) == 0 {
+			w.reconnect() // and miss the next view
+		}
+	}
+	w.finish()
+}
+
+func check(t *testing.T, seed uint64, delta bool) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 1))
+	w := newWires(r, delta)
+	w.play(1 + r.IntN(8))
+	w.verify(t, fmt.Sprintf("seed %d, delta %v", seed, delta))
+}
+
+// verify checks that nothing went wrong and that the client has all of the view.
+func (w *wires) verify(t *testing.T, what string) {
+	t.Helper()
+	for _, m := range append(w.wrong, w.client.wrong...) {
+		t.Errorf("%s: %s", what, m)
+	}
+	if w.applied != w.view.Generation {
+		t.Errorf("%s: generation %d applied at the end, want %d", what, w.applied, w.view.Generation)
+	}
+	if n := len(w.client.warming); n > 0 {
+		t.Errorf("%s: %d clusters warm for ever", what, n)
+	}
+	for typ := range numTypes {
+		for res := range w.view.Of(typ).All() {
+			if got := w.client.have[typ][res.Name]; got == nil || !same(got, res) {
+				t.Errorf("%s: client lacks %s %s", what, typ, res.Name)
+			}
+		}
+		for n := range w.client.have[typ] {
+			if w.view.Of(typ).Get(n) == nil && n != "empty" {
+				t.Errorf("%s: client has %s %s still", what, typ, n)
+			}
+		}
+	}
+}
+
+// FuzzModelClient plays random histories, with connections that break, against a client
+// that is like Envoy.
+func FuzzModelClient(f *testing.F) {
+	for seed := range uint64(300) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		check(t, seed, true)
+		check(t, seed, false)
+	})
+}
+
+// FuzzRefusals plays random histories against a client that refuses at random, for good or
+// because it cannot bind. Sending must come to an end, and nothing that is refused for good
+// may be sent twice in a row.
+func FuzzRefusals(f *testing.F) {
+	for seed := range uint64(100) {
+		f.Add(seed, seed%2 == 0)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, delta bool) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		w := newWires(r, delta)
+		w.client.refuses = func(s Send) string {
+			if r.IntN(3) > 0 || len(s.Upserts) == 0 {
+				return ""
+			}
+			return s.Upserts[r.IntN(len(s.Upserts))].Name + []string{": cannot bind '0.0.0.0:80': taken", ": bad"}[r.IntN(2)]
+		}
+		w.play(1 + r.IntN(8))
+		for _, m := range w.wrong {
+			t.Errorf("seed %d: %s", seed, m)
+		}
+	})
+}

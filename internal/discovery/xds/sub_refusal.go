@@ -1,0 +1,165 @@
+package xds
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// A listener that could not be bound is sent again, after firstRetry, twice that and so on,
+// but at least every lastRetry.
+const (
+	firstRetry = time.Second
+	lastRetry  = 30 * time.Second
+)
+
+// refusal is what is known of a resource that was NACKed.
+type refusal struct {
+	version string
+	// tries counts how often the version was refused because it could not be bound.
+	tries int
+	// next is when it is sent again; zero while it is on its way, and for what is not sent
+	// again.
+	next time.Time
+}
+
+// cannotBind is what Envoy says of a listener whose address it could not bind, as in
+// "virtualOutbound: cannot bind '0.0.0.0:15001': Address already in use". Nothing is wrong
+// with such a listener: the address may be free, local or permitted later.
+const cannotBind = "cannot bind"
+
+// nacked takes the refusal of a response in.
+func (s *Sub) nacked(c *channel, r Request, f *flight) {
+	named := blame(f.upserts, r.Message)
+	e := Nacked{Type: r.Type, Nonce: f.nonce, Message: r.Message, Again: len(named) > 0}
+	for _, b := range named {
+		e.Names = append(e.Names, b.resource.Name)
+		bind := r.Type == LDS && strings.Contains(b.text, cannotBind)
+		e.Again = s.refuse(c, b.resource, bind) && e.Again
+	}
+	for _, u := range f.upserts {
+		switch {
+		case len(named) == 0:
+			s.refuse(c, u, false)
+		case len(c.refused) > len(named) && !slices.Contains(e.Names, u.Name):
+			delete(c.refused, u.Name) // of several, Envoy names all that it refuses
+		}
+	}
+	if r.Type == CDS {
+		s.despair(c.refused)
+	}
+	s.emit(e)
+}
+
+// refuse notes that the client refused a resource, and says whether it had done so before.
+func (s *Sub) refuse(c *channel, r *Resource, bind bool) (again bool) {
+	old, again := c.refused[r.Name]
+	again = again && old.version == r.Version
+	now := refusal{version: r.Version}
+	if bind {
+		if again {
+			now.tries = old.tries
+		}
+		now.next = s.now.Add(min(firstRetry<<min(now.tries, 10), lastRetry))
+		now.tries++
+	}
+	if c.refused == nil {
+		c.refused = map[string]refusal{}
+	}
+	c.refused[r.Name] = now
+	return again
+}
+
+// retry has the listeners sent again whose time has come, and returns when the next one's
+// comes, zero if there is none.
+func (s *Sub) retry() (next time.Time) {
+	c := &s.chans[LDS]
+	for n, f := range c.refused {
+		switch {
+		case f.next.IsZero():
+		case s.now.Before(f.next):
+			next = sooner(next, f.next)
+		default:
+			c.force(n)
+			f.next = time.Time{}
+			c.refused[n] = f
+		}
+	}
+	return next
+}
+
+// become notes what the client has now. What it refused counts only while that is what it
+// was sent last.
+func (c *channel) become(have *TypeView) {
+	c.have = have
+	for n, f := range c.refused {
+		if r := have.Get(n); r == nil || r.Version != f.version {
+			delete(c.refused, n)
+		}
+	}
+}
+
+// blamed is a resource that an error message names, and what the message says of it.
+type blamed struct {
+	resource *Resource
+	at       int
+	text     string
+}
+
+// blame finds the resources that an error message names. Names may contain each other,
+// so a name counts only where it does not go on to either side. What is said of a resource
+// goes on to the end of the line or to the next resource's name.
+func blame(sent []*Resource, message string) []blamed {
+	var out []blamed
+	for _, r := range sent {
+		for at, rest := 0, message; r.Name != ""; {
+			i := strings.Index(rest, r.Name)
+			if i < 0 {
+				break
+			}
+			from, to := at+i, at+i+len(r.Name)
+			if !goesOn(reversed(message[max(0, from-2):from])) && !goesOn(message[to:]) {
+				out = append(out, blamed{resource: r, at: from})
+				break
+			}
+			at, rest = from+1, message[from+1:]
+		}
+	}
+	places := make([]int, len(out))
+	for i, b := range out {
+		places[i] = b.at
+	}
+	slices.Sort(places)
+	for i, b := range out {
+		text, _, _ := strings.Cut(message[b.at:], "\n")
+		if k, _ := slices.BinarySearch(places, b.at+1); k < len(places) {
+			text = text[:min(len(text), places[k]-b.at)]
+		}
+		out[i].text = text
+	}
+	return out
+}
+
+// goesOn says whether a name would go on with s: a character of names, or a separator
+// that such a character follows.
+func goesOn(s string) bool {
+	if s == "" {
+		return false
+	}
+	if word(s[0]) {
+		return true
+	}
+	return (s[0] == '.' || s[0] == ':') && len(s) > 1 && word(s[1])
+}
+
+func word(b byte) bool {
+	return b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || strings.IndexByte("-_|~/*", b) >= 0
+}
+
+func reversed(s string) string {
+	b := []byte(s)
+	for i, j := 0, len(b)-1; i < j; i, j = i+1, j-1 {
+		b[i], b[j] = b[j], b[i]
+	}
+	return string(b)
+}
