@@ -28,16 +28,22 @@ type proxy struct {
 // progress is how far one resource type has come on one proxy.
 type progress struct {
 	Resources int    `json:"resources"`
+	Asked     bool   `json:"asked"`
 	Sent      string `json:"sent"`
 	Acked     string `json:"acked"`
+	Stuck     string `json:"stuck"`
 	Nack      string `json:"nack"`
 }
 
-// String says it in a word a person understands.
+// String says it in a word a person understands; it is empty where there is nothing to say.
 func (p progress) String() string {
 	switch {
 	case p.Nack != "":
 		return "REFUSED"
+	case p.Stuck != "":
+		return strconv.Itoa(p.Resources) + " STUCK"
+	case !p.Asked:
+		return "not asked"
 	case p.Sent == "":
 		return ""
 	case p.Sent == p.Acked:
@@ -55,8 +61,12 @@ func newProxies(f *flags) *cobra.Command {
 		Long: `List who is connected, what they have and acknowledged.
 
 For each resource type: how many resources, and whether the proxy acknowledged the last
-response (synced), has not yet (sent), or refused it (REFUSED; the reason follows the
-table); unchanged: since it connected nothing had to be sent. GENERATION is applied/current: how far the proxy is behind the configuration.`,
+response (synced), has not yet (sent), has not for 10 seconds or more (STUCK), or refuses
+something that it was sent (REFUSED; what has gone wrong follows the table); unchanged: since
+it connected nothing had to be sent; not asked: there are resources of the type, and the
+proxy has not asked for them. GENERATION is applied/current: how far the proxy is behind the
+configuration. Applied is a generation when the proxy has asked for every type of which there
+is something and has acknowledged it all.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			var all []proxy
@@ -76,6 +86,9 @@ table); unchanged: since it connected nothing had to be sent. GENERATION is appl
 					if nack := p.Types[typ].Nack; nack != "" {
 						fmt.Fprintf(c.OutOrStdout(), "\n%s refused %s: %s\n", p.Proxy, typ, nack)
 					}
+					if since := p.Types[typ].Stuck; since != "" {
+						fmt.Fprintf(c.OutOrStdout(), "\n%s has not acknowledged %s, sent at %s\n", p.Proxy, typ, since)
+					}
 				}
 			}
 			return nil
@@ -92,9 +105,12 @@ func proxyRows(all []proxy) [][]string {
 	for _, p := range all {
 		row := []string{p.Proxy, p.ProxyType}
 		for _, typ := range proxyTypes {
-			cell := p.Types[typ].String()
-			if cell == "" && p.Generation > 0 && p.Applied >= p.Generation {
-				cell = "unchanged"
+			cell := ""
+			if state, ok := p.Types[typ]; ok {
+				cell = state.String()
+				if cell == "" && p.Generation > 0 && p.Applied >= p.Generation {
+					cell = "unchanged"
+				}
 			}
 			row = append(row, cell)
 		}

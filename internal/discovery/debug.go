@@ -118,19 +118,25 @@ type acknowledged struct {
 	EndpointAcked string `json:"endpoint_acked,omitempty"`
 }
 
+// syncType is one type of resources on one proxy. There is an entry for each type that the
+// proxy has asked for or of which its view has resources.
 type syncType struct {
 	Resources int    `json:"resources"`
+	Asked     bool   `json:"asked"`
 	Sent      string `json:"sent"`
 	Acked     string `json:"acked"`
-	Nack      string `json:"nack,omitempty"`
+	// Stuck is when the response was sent that has gone unanswered for 10 s or more.
+	Stuck string `json:"stuck,omitempty"`
+	// Nack is why the proxy refuses something that it was sent.
+	Nack string `json:"nack,omitempty"`
 }
 
 func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
-	views, classes := map[string]uint64{}, map[string]string{}
+	views, classes := map[string]*xds.View{}, map[string]string{}
 	s.loop.ask(func() {
 		for id, m := range s.loop.views.members {
 			if v, _ := m.cell.Load(); v != nil {
-				views[id] = v.Generation
+				views[id] = v
 			}
 			classes[id] = className(m.class)
 		}
@@ -140,13 +146,25 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 		e := syncEntry{
 			Proxy: c.Node.ID, ProxyType: string(c.Node.Role), ProxyVersion: strings.TrimPrefix(c.Node.UserAgent, "envoy/"),
 			ClusterID: c.Node.Metadata.ClusterID, ConnectedAt: c.Since.UTC().Format(time.RFC3339),
-			Generation: views[c.ID], Applied: c.Applied, Class: classes[c.ID], Types: map[string]syncType{},
+			Applied: c.Applied, Class: classes[c.ID], Types: map[string]syncType{},
+		}
+		if v := views[c.ID]; v != nil {
+			e.Generation = v.Generation
+			for _, t := range xds.Types() {
+				if v.Of(t).Len() > 0 {
+					e.Types[t.String()] = syncType{}
+				}
+			}
 		}
 		if c.Identity.Namespace != "" {
 			e.Identity = c.Identity.SPIFFE()
 		}
 		for t, st := range c.Types {
-			e.Types[t.String()] = syncType{Resources: st.Resources, Sent: st.SentNonce, Acked: st.AckedNonce, Nack: st.Message}
+			row := syncType{Resources: st.Resources, Asked: true, Sent: st.SentNonce, Acked: st.AckedNonce, Nack: st.Message}
+			if !st.Stuck.IsZero() {
+				row.Stuck = st.Stuck.UTC().Format(time.RFC3339)
+			}
+			e.Types[t.String()] = row
 			switch t {
 			case xds.CDS:
 				e.ClusterSent, e.ClusterAcked = st.SentNonce, st.AckedNonce

@@ -63,7 +63,10 @@ func endpoints(t testing.TB, name string, ports ...int) *Resource {
 	return NewResource(EDS, name, encode(t, &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{&l}}))
 }
 
-func listener(t testing.TB, name, routes string) *Resource {
+func listener(t testing.TB, name, routes string) *Resource { return listenerAt(t, name, routes, 0) }
+
+// listenerAt is a listener on a port; 0 is any.
+func listenerAt(t testing.TB, name, routes string, port int) *Resource {
 	h := &hcmv3.HttpConnectionManager{
 		StatPrefix: name,
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
@@ -71,7 +74,7 @@ func listener(t testing.TB, name, routes string) *Resource {
 		HttpFilters: []*hcmv3.HttpFilter{{Name: "envoy.filters.http.router",
 			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(t, &routerv3.Router{})}}},
 	}
-	return NewResource(LDS, name, encode(t, &listenerv3.Listener{Name: name, Address: address(0),
+	return NewResource(LDS, name, encode(t, &listenerv3.Listener{Name: name, Address: address(port),
 		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{Name: "envoy.filters.network.http_connection_manager",
 			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: pack(t, h)}}}}}}))
 }

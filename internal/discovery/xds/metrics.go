@@ -9,6 +9,7 @@ import (
 // metrics has the names that dashboards of Istio's control plane use. [control-plane 1.13]
 type metrics struct {
 	connected   prometheus.Collector
+	stuck       prometheus.Collector
 	pushes      *prometheus.CounterVec
 	rejects     [numTypes]prometheus.Counter
 	allRejects  *prometheus.CounterVec
@@ -18,11 +19,13 @@ type metrics struct {
 	convergence prometheus.Histogram
 }
 
-func newMetrics(connected func() int) *metrics {
+func newMetrics(connected, stuck func() int) *metrics {
 	byType := []string{"type"}
 	m := &metrics{
 		connected: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilot_xds", Help: "Proxies connected over xDS."},
 			func() float64 { return float64(connected()) }),
+		stuck: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilothouse_xds_stuck", Help: "Proxies that have not acknowledged a response for 10 s or more."},
+			func() float64 { return float64(stuck()) }),
 		pushes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilot_xds_pushes",
 			Help: "Responses sent, and those that could not be (type with _senderr)."}, byType),
 		allRejects: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilot_total_xds_rejects",
@@ -46,7 +49,7 @@ func newMetrics(connected func() int) *metrics {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	out := []prometheus.Collector{m.connected, m.pushes, m.allRejects, m.stale, m.size, m.sending, m.convergence}
+	out := []prometheus.Collector{m.connected, m.stuck, m.pushes, m.allRejects, m.stale, m.size, m.sending, m.convergence}
 	for _, r := range m.rejects {
 		out = append(out, r)
 	}

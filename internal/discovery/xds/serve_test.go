@@ -37,8 +37,8 @@ func (r *oneClass) Join(_ context.Context, n mesh.Node, _ string) (*Cell, func()
 
 // serveOn runs a server of ours on a listener until the function is called or the test
 // ends.
-func serveOn(t testing.TB, l net.Listener, s *Server, auth Authenticate) (stop func()) {
-	g := grpc.NewServer(ServerOptions()...)
+func serveOn(t testing.TB, l net.Listener, s *Server, auth Authenticate, more ...grpc.ServerOption) (stop func()) {
+	g := grpc.NewServer(append(ServerOptions(), more...)...)
 	s.Register(g, auth)
 	done := make(chan struct{})
 	go func() {

@@ -8,9 +8,11 @@
 //
 // Promises: one response in flight per type and stream, newer state replacing older
 // meanwhile; clusters and their endpoints before the listeners and routes that use them,
-// removals last; nothing that a client has is sent again, except the endpoints of a changed
-// cluster; what a client refused is not sent again until it changes. view.go and sub*.go
-// are pure.
+// removals last, also when a client comes back from an earlier stream, but nothing waits for
+// a client for ever; an assignment follows every cluster that is sent, whatever the client
+// claims to have; nothing else that a client has is sent again; what a client refused is not
+// sent again until it changes, but for listeners that could not be bound; what is told as
+// applied was asked for and accepted. view.go and sub*.go are pure.
 package xds
 
 import (
@@ -60,7 +62,7 @@ type Server struct {
 // New makes a server and registers its metrics; a nil reg registers none.
 func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server {
 	s := &Server{registry: registry, log: log, conns: map[string]*connection{}}
-	s.metrics = newMetrics(s.count)
+	s.metrics = newMetrics(s.count, s.countStuck)
 	if reg != nil {
 		reg.MustRegister(s.metrics.all()...)
 	}

@@ -26,8 +26,18 @@ type Connection struct {
 	// Sent is the newest generation of which something was sent, Applied the newest that
 	// the proxy has accepted whole.
 	Sent, Applied uint64
-	// Types has an entry for each type that was sent, by Type.
+	// Types has an entry for each type that was asked for.
 	Types map[Type]TypeStatus
+}
+
+// Stuck says whether a response of some type has gone unanswered for 10 s or more.
+func (c *Connection) Stuck() bool {
+	for _, s := range c.Types {
+		if !s.Stuck.IsZero() {
+			return true
+		}
+	}
+	return false
 }
 
 // TypeStatus is what a stream has of one type.
@@ -37,7 +47,11 @@ type TypeStatus struct {
 	SentGeneration, AckedGeneration uint64
 	// Resources is how many the proxy is subscribed to.
 	Resources int
-	// Rejects counts NACKs; the others are of the last one.
+	// Stuck is when the response was sent that has gone unanswered for 10 s or more; zero
+	// if there is none.
+	Stuck time.Time
+	// Rejects counts NACKs; the others are of the last one, and empty once nothing that was
+	// refused is left.
 	Rejects      int
 	Rejected     time.Time
 	RejectedName []string
@@ -64,10 +78,17 @@ func newConnection(ctx context.Context, id string, n mesh.Node, who mesh.Identit
 func (c *connection) change(t Type, f func(*TypeStatus)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.set(t, f)
+}
+
+func (c *connection) set(t Type, f func(*TypeStatus)) {
 	s := c.status.Types[t]
 	f(&s)
 	c.status.Types[t] = s
 }
+
+// asked notes that a type was asked for.
+func (c *connection) asked(t Type) { c.change(t, func(*TypeStatus) {}) }
 
 func (c *connection) sent(e Send, resources int) {
 	c.change(e.Type, func(s *TypeStatus) {
@@ -76,14 +97,38 @@ func (c *connection) sent(e Send, resources int) {
 	})
 }
 
-func (c *connection) acked(e Acked, resources int) {
-	c.change(e.Type, func(s *TypeStatus) {
+// stuck says whether the connection was not stuck before.
+func (c *connection) stuck(e Stuck) (news bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	news = !c.status.Stuck()
+	c.set(e.Type, func(s *TypeStatus) { s.Stuck = e.Since })
+	return news
+}
+
+// answered notes an answer, and says whether the connection is not stuck any more by it.
+func (c *connection) answered(t Type, f func(*TypeStatus)) (news bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.status.Stuck()
+	c.set(t, func(s *TypeStatus) {
+		s.Stuck = time.Time{}
+		f(s)
+	})
+	return before && !c.status.Stuck()
+}
+
+func (c *connection) acked(e Acked, resources int) (news bool) {
+	return c.answered(e.Type, func(s *TypeStatus) {
 		s.AckedNonce, s.AckedGeneration, s.Resources = e.Nonce, e.Generation, resources
+		if e.Refused == 0 {
+			s.Rejected, s.RejectedName, s.Message = time.Time{}, nil, ""
+		}
 	})
 }
 
-func (c *connection) nacked(e Nacked, at time.Time) {
-	c.change(e.Type, func(s *TypeStatus) {
+func (c *connection) nacked(e Nacked, at time.Time) (news bool) {
+	return c.answered(e.Type, func(s *TypeStatus) {
 		s.Rejects++
 		s.Rejected, s.RejectedName, s.Message = at, e.Names, e.Message
 	})
@@ -139,4 +184,15 @@ func (s *Server) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.conns)
+}
+
+// countStuck is how many connections have a response unanswered for 10 s or more.
+func (s *Server) countStuck() int {
+	n := 0
+	for _, c := range s.Connections() {
+		if c.Stuck() {
+			n++
+		}
+	}
+	return n
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"time"
 
 	"google.golang.org/grpc"
@@ -104,6 +105,7 @@ func (s *stream) take(m incoming) error {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	m.req.Type = t
+	s.conn.asked(t)
 	return s.step(m.req)
 }
 
@@ -128,9 +130,14 @@ func (s *stream) do(effects []Effect) error {
 				return err
 			}
 		case Acked:
-			s.conn.acked(e, s.sub.Subscribed(e.Type))
+			s.moving(e.Type, s.conn.acked(e, s.sub.Subscribed(e.Type)))
 		case Nacked:
 			s.nacked(e)
+		case Stuck:
+			if s.conn.stuck(e) {
+				s.server.log.Warn("proxy does not acknowledge", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
+					"type", e.Type.String(), "sent", e.Since.UTC().Format(time.RFC3339))
+			}
 		case Applied:
 			s.conn.applied(e.Generation)
 			if !s.behind.IsZero() {
@@ -166,12 +173,23 @@ func (s *stream) nacked(e Nacked) {
 	if len(e.Message) > maxMessage {
 		e.Message = e.Message[:maxMessage]
 	}
-	s.conn.nacked(e, time.Now())
+	s.moving(e.Type, s.conn.nacked(e, time.Now()))
 	m := s.server.metrics
 	m.rejects[e.Type].Inc()
 	m.allRejects.WithLabelValues(e.Type.label()).Inc()
-	s.server.log.Warn("proxy refused configuration", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
+	level := slog.LevelWarn
+	if e.Again {
+		level = slog.LevelDebug // a listener that could not be bound is tried again and again
+	}
+	s.server.log.Log(s.wire.Context(), level, "proxy refused configuration", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
 		"type", e.Type.String(), "resources", e.Names, "message", e.Message)
+}
+
+// moving logs that a proxy that was stuck is not any more.
+func (s *stream) moving(t Type, again bool) {
+	if again {
+		s.server.log.Info("proxy acknowledges again", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID, "type", t.String())
+	}
 }
 
 // maxMessage bounds what is kept and logged of a client's error message, in bytes.

@@ -106,24 +106,20 @@ type blamed struct {
 	text     string
 }
 
-// blame finds the resources that an error message names. Names may contain each other,
-// so a name counts only where it does not go on to either side. What is said of a resource
-// goes on to the end of the line or to the next resource's name.
+// blame finds the resources that an error message names. Envoy's has a line for each, its
+// name and a colon first; where no name has a colon, any mention counts. What is said of a
+// resource goes on to the end of the line or to the next resource's name.
 func blame(sent []*Resource, message string) []blamed {
-	var out []blamed
+	var out, mentioned []blamed
 	for _, r := range sent {
-		for at, rest := 0, message; r.Name != ""; {
-			i := strings.Index(rest, r.Name)
-			if i < 0 {
-				break
-			}
-			from, to := at+i, at+i+len(r.Name)
-			if !goesOn(reversed(message[max(0, from-2):from])) && !goesOn(message[to:]) {
-				out = append(out, blamed{resource: r, at: from})
-				break
-			}
-			at, rest = from+1, message[from+1:]
+		if at := mention(r.Name, ":", message); at >= 0 {
+			out = append(out, blamed{resource: r, at: at})
+		} else if at := mention(r.Name, "", message); at >= 0 {
+			mentioned = append(mentioned, blamed{resource: r, at: at})
 		}
+	}
+	if len(out) == 0 {
+		out = mentioned
 	}
 	places := make([]int, len(out))
 	for i, b := range out {
@@ -138,6 +134,23 @@ func blame(sent []*Resource, message string) []blamed {
 		out[i].text = text
 	}
 	return out
+}
+
+// mention is where a message has a name with what is to follow it, or -1. Names may contain
+// each other, so a name counts only where it does not go on to either side.
+func mention(name, then, message string) int {
+	for at, rest := 0, message; name != ""; {
+		i := strings.Index(rest, name)
+		if i < 0 {
+			break
+		}
+		from, to := at+i, at+i+len(name)
+		if !goesOn(reversed(message[max(0, from-2):from])) && !goesOn(message[to:]) && strings.HasPrefix(message[to:], then) {
+			return from
+		}
+		at, rest = from+1, message[from+1:]
+	}
+	return -1
 }
 
 // goesOn says whether a name would go on with s: a character of names, or a separator

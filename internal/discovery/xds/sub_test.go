@@ -125,7 +125,7 @@ func (s *script) request(line string) Request {
 	line, message, _ := strings.Cut(line, `"`)
 	if message != "" {
 		quoted, rest, _ := strings.Cut(message, `"`)
-		message, line = quoted, line+rest
+		message, line = strings.ReplaceAll(quoted, `\n`, "\n"), line+rest
 	}
 	words := strings.Fields(line)[1:]
 	r := Request{Message: message}
@@ -170,7 +170,7 @@ func (s *script) describe(e Effect) string {
 		return fmt.Sprintf("acked %s %s", e.Type, e.Nonce)
 	case Nacked:
 		again := map[bool]string{true: " again"}[e.Again]
-		return fmt.Sprintf("nacked%s %s %s %q: %s", again, e.Type, e.Nonce, e.Names, e.Message)
+		return fmt.Sprintf("nacked%s %s %s %q: %s", again, e.Type, e.Nonce, e.Names, strings.ReplaceAll(e.Message, "\n", `\n`))
 	case Stuck:
 		return fmt.Sprintf("stuck %s %s since %s", e.Type, e.Nonce, e.Since.Sub(s.start))
 	case Applied:

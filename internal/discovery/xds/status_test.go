@@ -1,0 +1,120 @@
+package xds
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+)
+
+// gauge is the value of a metric without labels.
+func gauge(t *testing.T, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	all, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range all {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
+
+// Responses that are not acknowledged for 10 s are shown, counted, and logged once.
+func TestAProxyThatDoesNotAcknowledgeIsStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		said, reg := &record{}, prometheus.NewRegistry()
+		s := New(&oneClass{cell: NewCell((&View{}).put(NewResource(CDS, "a", nil), NewResource(LDS, "l", nil)))}, slog.New(slog.NewTextHandler(said, nil)), reg)
+		g := open(t, dial(t, s, nil))
+		receive := func() string {
+			m, err := g.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return m.GetNonce()
+		}
+		lines := func(what string) int { return strings.Count(said.String(), what) }
+		expect := func(when string, gone, back int, stuck float64, types ...Type) {
+			t.Helper()
+			synctest.Wait()
+			if n, m := lines("proxy does not acknowledge"), lines("proxy acknowledges again"); n != gone || m != back {
+				t.Errorf("%s: %d lines about a stuck proxy and %d about the end of that, want %d and %d:\n%s", when, n, m, gone, back, said)
+			}
+			if v := gauge(t, reg, "pilothouse_xds_stuck"); v != stuck {
+				t.Errorf("%s: pilothouse_xds_stuck is %v, want %v", when, v, stuck)
+			}
+			got := s.Connections()[0]
+			for _, typ := range Types() {
+				want := false
+				for _, t := range types {
+					want = want || t == typ
+				}
+				if got.Types[typ].Stuck.IsZero() == want {
+					t.Errorf("%s: %s is stuck since %v, want stuck: %v", when, typ, got.Types[typ].Stuck, want)
+				}
+			}
+		}
+		ask(t, g, first(node(nil)))
+		clusters := receive()
+		ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: LDS.URL()})
+		listeners := receive() // after 5 s
+		<-time.After(stuckAfter - holdLimit - time.Millisecond)
+		expect("just before", 0, 0, 0)
+		<-time.After(2 * time.Millisecond)
+		expect("after 10 s", 1, 0, 1, CDS)
+		<-time.After(time.Minute)
+		expect("after another minute", 1, 0, 1, CDS, LDS)
+		ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: LDS.URL(), ResponseNonce: listeners})
+		expect("with one of two", 1, 0, 1, CDS)
+		ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL(), ResponseNonce: clusters, ErrorDetail: &rpcstatus.Status{Message: "a: no"}})
+		expect("with both", 1, 1, 0)
+		if c := s.Connections()[0]; c.Applied != 0 {
+			t.Errorf("generation %d applied of what was refused", c.Applied)
+		}
+	})
+}
+
+// A refusal is shown until nothing that was refused is left.
+func TestARefusalIsShownWhileItStands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := (&View{}).put(NewResource(LDS, "l", []byte("1")))
+		class := &oneClass{cell: NewCell(v)}
+		s := New(class, quiet(t), nil)
+		g := open(t, dial(t, s, nil))
+		answer := func(r *discoveryv3.DeltaDiscoveryRequest) {
+			m, err := g.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.TypeUrl, r.ResponseNonce = m.GetTypeUrl(), m.GetNonce()
+			ask(t, g, r)
+			synctest.Wait()
+		}
+		refused := func() string { return s.Connections()[0].Types[LDS].Message }
+		ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: LDS.URL()})
+		answer(&discoveryv3.DeltaDiscoveryRequest{ErrorDetail: &rpcstatus.Status{Message: "l: bad"}})
+		if refused() != "l: bad" {
+			t.Errorf("refused because of %q", refused())
+		}
+		v = v.put(NewResource(LDS, "m", []byte("1")))
+		class.cell.Publish(v)
+		answer(&discoveryv3.DeltaDiscoveryRequest{})
+		if refused() != "l: bad" {
+			t.Errorf("with another listener accepted, refused because of %q", refused())
+		}
+		v = v.put(NewResource(LDS, "l", []byte("2")))
+		class.cell.Publish(v)
+		answer(&discoveryv3.DeltaDiscoveryRequest{})
+		if c := s.Connections()[0]; refused() != "" || c.Types[LDS].Rejects != 1 || c.Applied != v.Generation {
+			t.Errorf("with everything accepted: %+v", c)
+		}
+	})
+}
