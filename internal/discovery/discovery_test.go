@@ -250,14 +250,31 @@ func TestTheMeshFileCountsUntilAConfigMapDoes(t *testing.T) {
 func TestPagesTellWhoHasWhat(t *testing.T) {
 	p := start(t)
 	p.emit(shop, true)
-	c := p.dial("", "").open()
-	c.expect("RDS", "9080")
-	wait.Until(t, "the proxy has applied its generation", func() bool {
+	syncz := func() (got []syncEntry) {
 		_, body := p.get(p.addr.HTTP, "/debug/syncz")
-		var got []syncEntry
 		if err := json.Unmarshal([]byte(body), &got); err != nil {
 			t.Fatal(err)
 		}
+		return got
+	}
+	c := p.dial("", "")
+	c.expect("CDS", "outbound|9080||reviews.shop.svc.cluster.local")
+	wait.Until(t, "the proxy has acknowledged clusters and asked for nothing else", func() bool {
+		got := syncz()
+		if len(got) != 1 || got[0].ClusterAcked == "" {
+			return false
+		}
+		for _, typ := range []string{"CDS", "EDS", "LDS", "RDS"} {
+			if st, ok := got[0].Types[typ]; !ok || st.Asked != (typ == "CDS") {
+				t.Errorf("%s is %+v, listed: %v", typ, st, ok)
+			}
+		}
+		return got[0].Applied == 0
+	})
+	c.open()
+	c.expect("RDS", "9080")
+	wait.Until(t, "the proxy has applied its generation", func() bool {
+		got := syncz()
 		return len(got) == 1 && got[0].Proxy == "reviews-1.shop" && got[0].Applied == got[0].Generation && got[0].Applied > 0 &&
 			got[0].ClusterSent == got[0].ClusterAcked && got[0].Types["CDS"].Resources > 0
 	})
@@ -273,7 +290,7 @@ func TestPagesTellWhoHasWhat(t *testing.T) {
 	_, metrics := p.get(p.addr.Monitoring, "/metrics")
 	for _, want := range []string{
 		`pilot_info{version="test"} 1`, "pilot_services 1", `pilothouse_classes{part="class"} 1`, `pilothouse_classes{part="scope"} 1`,
-		"istiod_uptime_seconds", "citadel_server_csr_count", `pilothouse_rule_runs_total{rule="cluster"}`, "pilot_xds_pushes",
+		"istiod_uptime_seconds", "citadel_server_csr_count", `pilothouse_rule_runs_total{rule="cluster"}`, "pilot_xds_pushes", "pilothouse_xds_stuck 0",
 	} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("metrics lack %s", want)
