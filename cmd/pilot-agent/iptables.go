@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/user"
+	"strconv"
 	"strings"
 	"time"
 
@@ -180,12 +181,17 @@ func (r *captureCommand) act(c *cobra.Command) error {
 	return nil
 }
 
-// planNotes are the plan's notes, and one about the namespace.
+// planNotes are the plan's notes, and those that only the command knows.
 func (r *captureCommand) planNotes(rules plan.Ruleset) []string {
-	if dns := r.options.DNS; r.namespace != "" && r.root() == "/" && dns.Capture && !dns.All {
-		return append(rules.Notes, "the resolvers are those of this host's resolv.conf, not the Pod's; --capture-all-dns captures DNS to any address")
+	notes, dns := rules.Notes, r.options.DNS
+	if r.namespace != "" && r.root() == "/" && dns.Capture && !dns.All {
+		notes = append(notes, "the resolvers are those of this host's resolv.conf, not the Pod's; --capture-all-dns captures DNS to any address")
 	}
-	return rules.Notes
+	if told, _ := strconv.ParseBool(r.getenv("ISTIO_META_DNS_CAPTURE")); dns.Capture && !told {
+		// Often the agent is another container, whose environment can't be seen from here.
+		notes = append(notes, "DNS is captured for pilot-agent proxy, which answers only where its own environment or proxyMetadata says ISTIO_META_DNS_CAPTURE=true; without that the Pod finds no names")
+	}
+	return notes
 }
 
 // show prints the text of a dry run, and writes it to a file if one is given.

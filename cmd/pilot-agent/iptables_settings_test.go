@@ -284,7 +284,7 @@ func TestDocumentedSettingsAreCurrent(t *testing.T) {
 func TestWatchTellsWhatHasNoEffect(t *testing.T) {
 	var out bytes.Buffer
 	env := map[string]string{"PATH": t.TempDir()}
-	_, err := watchCapture("-m NONE --dry-run --network-namespace=/x stray", func(name string) string { return env[name] }, slog.New(slog.NewTextHandler(&out, nil)))
+	_, _, err := watchCapture("-m NONE --dry-run --network-namespace=/x stray", func(name string) string { return env[name] }, slog.New(slog.NewTextHandler(&out, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

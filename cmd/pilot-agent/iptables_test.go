@@ -3,10 +3,13 @@ package main
 import (
 	"bytes"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
 // runIptables runs the command with an environment and returns what it printed.
@@ -106,5 +109,36 @@ func TestIptablesTakesWhatItHasNoUseFor(t *testing.T) {
 	if _, err := runIptables(t, nil, "--native-nftables", "--reconcile", "--force-apply=false", "--cni-mode", "--iptables-trace-logging",
 		"-t", "1338", "-r", "134", "--iptables-probe-port=1", "--probe-timeout=1s", "--redirect-dns=false", "--skip-rule-apply"); err != nil {
 		t.Error(err)
+	}
+}
+
+// Who captures DNS without telling the agent hears what to do; who has told it does not.
+func TestIptablesSaysThatTheAgentMustBeTold(t *testing.T) {
+	const told = "ISTIO_META_DNS_CAPTURE=true"
+	for _, tt := range []struct {
+		env     map[string]string
+		capture bool
+		want    bool
+	}{
+		{nil, true, true},
+		{nil, false, false},
+		{map[string]string{"ISTIO_META_DNS_CAPTURE": "true"}, true, false},
+		{map[string]string{"ISTIO_META_DNS_CAPTURE": "false"}, true, true},
+	} {
+		r := &captureCommand{getenv: func(name string) string { return tt.env[name] }}
+		r.options.DNS.Capture = tt.capture
+		if got := strings.Contains(strings.Join(r.planNotes(plan.Ruleset{}), "\n"), told); got != tt.want {
+			t.Errorf("%v, capture %v: noted %v, want %v", tt.env, tt.capture, got, tt.want)
+		}
+	}
+}
+
+// The rules that the agent itself watches tell it, too.
+func TestWatchedRulesSayThatDNSIsCaptured(t *testing.T) {
+	for args, want := range map[string]bool{"-b '*' --native-nftables": false, "-b '*' --native-nftables --redirect-dns": true} {
+		_, dns, err := watchCapture(args, func(string) string { return "" }, slog.New(slog.DiscardHandler))
+		if err != nil || dns != want {
+			t.Errorf("%s: %v (%v), want %v", args, dns, err, want)
+		}
 	}
 }

@@ -19,10 +19,11 @@ import (
 const watchEvery = time.Second
 
 // watchCapture makes the task that keeps rules in force. The arguments are those that istio-iptables
-// was called with; other settings are read from the environment, as there.
-func watchCapture(args string, getenv func(string) string, log *slog.Logger) (tasks.Task, error) {
-	fail := func(err error) (tasks.Task, error) {
-		return tasks.Task{}, fmt.Errorf("watch the capture of traffic by --watchCapture=%q: %w", args, err)
+// was called with; other settings are read from the environment, as there. The second result says
+// whether these rules capture DNS.
+func watchCapture(args string, getenv func(string) string, log *slog.Logger) (tasks.Task, bool, error) {
+	fail := func(err error) (tasks.Task, bool, error) {
+		return tasks.Task{}, false, fmt.Errorf("watch the capture of traffic by --watchCapture=%q: %w", args, err)
 	}
 	r := &captureCommand{getenv: getenv}
 	f := pflag.NewFlagSet("istio-iptables", pflag.ContinueOnError)
@@ -61,5 +62,5 @@ func watchCapture(args string, getenv func(string) string, log *slog.Logger) (ta
 	}
 	log.Info("the rules of capture are watched", "by", choice.Name, "because", choice.Why)
 	w := capture.Watch{Backend: choice, Plan: rules, Every: watchEvery, Log: log}
-	return tasks.Task{Name: "capture", Run: w.Run}, nil
+	return tasks.Task{Name: "capture", Run: w.Run}, r.options.DNS.Capture, nil
 }

@@ -108,11 +108,12 @@ func (p *proxyFlags) prepare(ctx context.Context, o agent.Options, role mesh.Rol
 		return nil, err
 	}
 	if args := cmp.Or(p.watch, env["CAPTURE_WATCH"]); args != "" {
-		watch, err := watchCapture(args, func(name string) string { return env[name] }, o.Log.With("scope", "capture"))
+		watch, dns, err := watchCapture(args, func(name string) string { return env[name] }, o.Log.With("scope", "capture"))
 		if err != nil {
 			return nil, err
 		}
 		o.Beside = append(o.Beside, watch)
+		o.Settings.DNS.Serve = o.Settings.DNS.Serve || dns
 	}
 	o.Flags, o.Inputs = p.agent, agent.Inputs{Node: in, MeshFile: p.meshConfig}
 	return agent.New(ctx, o)

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/app"
+	"github.com/pilothouse/pilothouse/internal/agent/dns"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/identity"
 	"github.com/pilothouse/pilothouse/internal/agent/node"
@@ -82,6 +83,7 @@ type Agent struct {
 	secret      *secret.Value
 	files       *secret.Named // nil where somebody else serves the secrets
 	xds         *xdsproxy.Proxy
+	dns         *dns.Server // nil where nobody's DNS is captured
 	servers     []run.Task
 }
 
@@ -101,7 +103,7 @@ func (a *Agent) prepare(ctx context.Context) error {
 	ports := func() error { return a.ports(ctx) }
 	// First whatever only one agent can have, then what is written: an agent that cannot start has touched nothing.
 	for _, step := range []func() error{
-		a.findEnvoy, folders, ports, a.identity, a.discovery, a.clearUp, a.watchInputs, boot, a.runner, a.watchApp, a.serveStatus,
+		a.findEnvoy, folders, ports, a.listenDNS, a.identity, a.discovery, a.clearUp, a.watchInputs, boot, a.runner, a.watchApp, a.serveStatus,
 	} {
 		if err := step(); err != nil {
 			return err

@@ -57,6 +57,10 @@ func TestNewFailsAtOnce(t *testing.T) {
 		env        map[string]string
 	}{
 		{"status port", "take the status port", map[string]string{"PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + taken + "}"}},
+		{"DNS port", "take the address for DNS", map[string]string{
+			"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": "localhost:" + taken,
+			"PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + strconv.Itoa(freePort(t)) + "}",
+		}},
 		{"no Envoy", "binaryPath", map[string]string{"PROXY_CONFIG": "{binaryPath: /no/envoy}"}},
 		{"no root", "root certificate of the CA", nil},
 		{"no address", "address of the control plane", map[string]string{"CA_ADDR": "ca:15010", "PROXY_CONFIG": "{binaryPath: /bin/sh, discoveryAddress: here, statusPort: " + strconv.Itoa(freePort(t)) + "}", "XDS_ROOT_CA": "SYSTEM"}},

@@ -10,7 +10,7 @@ import (
 func (a *Agent) serveStatus() error {
 	server := status.New(status.Options{
 		Listener: a.statusPort, Proxy: a.envoy.Admin(), Lifecycle: a.envoy, Facts: a.facts, Log: a.log.With("scope", "status"),
-		Started: a.o.Started, FirstReady: a.o.Ready, Collect: []func(*status.Page){a.collect}, Detail: a.detail,
+		Started: a.o.Started, FirstReady: a.o.Ready, Collect: []func(*status.Page){a.collect, a.collectDNS}, Detail: a.detail,
 		Restart: a.restarts.ask, Profiling: a.o.Flags.Profiling, LocalMetrics: a.o.Settings.Envoy.LocalMetrics,
 	})
 	a.serve("status", server.Run)

@@ -23,6 +23,8 @@ const (
 	StatusPort = 15020
 	// HealthPort is Envoy's listener that forwards /healthz/ready to the agent.
 	HealthPort = 15021
+	// DNSPort is where capture sends DNS, on loopback.
+	DNSPort = 15053
 	// PrometheusPort is Envoy's listener for its own metrics.
 	PrometheusPort = 15090
 	// ProxyUID is the user and group id that capture lets pass.

@@ -48,6 +48,8 @@ type Options struct {
 	ProxyConfig string
 	// AgentEnv is appended to every agent's environment, KEY=value.
 	AgentEnv []string
+	// CaptureArgs are appended to the flags of every Pod's istio-iptables.
+	CaptureArgs []string
 	// DiscoveryArgs are appended to pilot-discovery's flags.
 	DiscoveryArgs []string
 	// Log hears what is started; nil: nobody.

@@ -76,10 +76,10 @@ func (p *Pod) capture(ctx context.Context) error {
 	}
 	c, err := p.Net.Start(netmesh.Command{
 		Path: p.mesh.o.Programs.Agent, Dir: p.Dir, Stdout: log, Stderr: log,
-		Args: []string{
+		Args: append([]string{
 			"istio-iptables", "-p", strconv.Itoa(mesh.OutboundPort), "-z", strconv.Itoa(mesh.InboundPort),
 			"-u", strconv.Itoa(mesh.ProxyUID), "-m", "REDIRECT", "-i", "*", "-x", "", "-b", "*", "-d", "15090,15021,15020",
-		},
+		}, p.mesh.o.CaptureArgs...),
 	})
 	if err != nil {
 		return errors.Join(err, log.Close())

@@ -181,9 +181,6 @@ func first(s ...string) string {
 
 // warn tells of what is asked for and will not happen.
 func (f *Facts) warn() {
-	if mesh.Truth(f.Metadata["DNS_CAPTURE"]) {
-		f.Warnings = append(f.Warnings, "ISTIO_META_DNS_CAPTURE: this agent does not answer DNS yet; the application's queries go where they went")
-	}
 	const plain = ":15010"
 	if f.Config.GetControlPlaneAuthPolicy() == meshv1.AuthenticationPolicy_NONE && !strings.HasSuffix(f.Config.GetDiscoveryAddress(), plain) {
 		f.Warnings = append(f.Warnings, "controlPlaneAuthPolicy NONE: discovery is spoken to in plaintext at port 15010 only, and over TLS at "+f.Config.GetDiscoveryAddress())

@@ -17,6 +17,7 @@ type Settings struct {
 	Secrets  Secrets
 	Envoy    Envoy
 	Life     Life
+	DNS      DNS
 }
 
 // Upstream says how the agent reaches discovery and the CA. [agent E4, E11–E13, E18, E21, E32]
@@ -82,6 +83,18 @@ type Life struct {
 	// ExitWithApp ends the agent when the application has been gone for AppGrace.
 	ExitWithApp bool
 	AppGrace    time.Duration
+}
+
+// DNS says whether the agent answers the application's questions that capture sends to it, and how. [agent E5, E6]
+type DNS struct {
+	// Serve: somebody says that they are captured.
+	Serve bool
+	// Address is host:port to answer at.
+	Address string
+	// Timeout bounds a question; 0 leaves it to resolv.conf.
+	Timeout time.Duration
+	// Parallel asks all servers at once.
+	Parallel bool
 }
 
 // afterDrain is how much longer than its drain an Envoy that was taken over from lives by default.
@@ -162,7 +175,7 @@ func (r *reader) headers(prefix string) map[string]string {
 // ReadSettings reads the settings of a node, and adds to the node's warnings. Its errors name the variable.
 func ReadSettings(f *Facts) (Settings, error) {
 	r := &reader{env: f.Env}
-	s := Settings{Upstream: r.upstream(f), Secrets: r.secrets(), Envoy: r.envoy(), Life: r.life(f)}
+	s := Settings{Upstream: r.upstream(f), Secrets: r.secrets(), Envoy: r.envoy(), Life: r.life(f), DNS: r.dns(f)}
 	if r.err != nil {
 		return Settings{}, r.err
 	}
@@ -248,5 +261,17 @@ func (r *reader) envoy() Envoy {
 		MinDrain:         r.duration("MINIMUM_DRAIN_DURATION", 5*time.Second),
 		OverrideFile:     r.text("ISTIO_BOOTSTRAP_OVERRIDE", ""),
 		HostIP:           r.text("HOST_IP", ""),
+	}
+}
+
+// dns: a router's own traffic is never captured, so that ISTIO_META_DNS_CAPTURE, which it may share
+// with the sidecars' configuration, means nothing to it.
+func (r *reader) dns(f *Facts) DNS {
+	captured, asked := r.truth("ISTIO_META_DNS_CAPTURE", false), r.truth("ISTIO_META_ENABLE_DNS_SERVER", false)
+	return DNS{
+		Serve:    captured && f.ID.Role == mesh.Sidecar || asked,
+		Address:  r.text("DNS_PROXY_ADDR", "localhost:"+strconv.Itoa(mesh.DNSPort)),
+		Timeout:  r.duration("DNS_FORWARD_TIMEOUT", 0),
+		Parallel: r.truth("DNS_FORWARD_PARALLEL", false),
 	}
 }

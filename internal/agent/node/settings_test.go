@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -23,6 +24,7 @@ func TestSettingsDefaults(t *testing.T) {
 		Secrets: Secrets{TTL: 24 * time.Hour, GraceRatio: 0.5, Jitter: 0.01, Key: pki.ECDSAP256, SocketName: "socket"},
 		Envoy:   Envoy{HealthPort: 15021, PrometheusPort: 15090, MinDrain: 5 * time.Second},
 		Life:    Life{HotRestart: true, ParentShutdown: time.Minute, MaxDrain: 15 * time.Minute, AppGrace: 30 * time.Second},
+		DNS:     DNS{Address: "localhost:15053"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -73,11 +75,39 @@ func TestSettingsMistakes(t *testing.T) {
 	for name, value := range map[string]string{
 		"SECRET_TTL": "a day", "SECRET_GRACE_PERIOD_RATIO": "2", "PKCS8_KEY": "maybe", "DISABLE_ENVOY": "x",
 		"PILOT_CERT_PROVIDER": "nobody", "WORKLOAD_RSA_KEY_SIZE": "12", "ECC_SIGNATURE_ALGORITHM": "DSA",
-		"WORKLOAD_IDENTITY_SOCKET_FILE": "a/b", "ISTIO_DELTA_XDS": "2",
+		"WORKLOAD_IDENTITY_SOCKET_FILE": "a/b", "ISTIO_DELTA_XDS": "2", "ISTIO_META_DNS_CAPTURE": "maybe", "DNS_FORWARD_TIMEOUT": "-1s",
 	} {
 		_, err := ReadSettings(build(t, func(in *Input) { in.Env[name] = value }))
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s=%s: error %v, want one that names the variable", name, value, err)
 		}
+	}
+}
+
+// Whether the agent answers captured DNS: as strconv.ParseBool reads it, from the environment or
+// proxyMetadata, for sidecars.
+func TestWhoServesDNS(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		in   func(*Input)
+		want bool
+	}{
+		{"nobody asks", func(*Input) {}, false},
+		{"captured", func(in *Input) { in.Env["ISTIO_META_DNS_CAPTURE"] = "True" }, true},
+		{"by a number", func(in *Input) { in.Env["ISTIO_META_DNS_CAPTURE"] = "1" }, true},
+		{"not captured", func(in *Input) { in.Env["ISTIO_META_DNS_CAPTURE"] = "0" }, false},
+		{"by proxyMetadata", func(in *Input) { in.Env["PROXY_CONFIG"] = "proxyMetadata: {ISTIO_META_DNS_CAPTURE: 'true'}" }, true},
+		{"the environment wins", func(in *Input) {
+			in.Env["PROXY_CONFIG"], in.Env["ISTIO_META_DNS_CAPTURE"] = "proxyMetadata: {ISTIO_META_DNS_CAPTURE: 'true'}", "false"
+		}, false},
+		{"a router", func(in *Input) { in.Role, in.Env["ISTIO_META_DNS_CAPTURE"] = mesh.Router, "true" }, false},
+		{"a router that is asked", func(in *Input) { in.Role, in.Env["ISTIO_META_ENABLE_DNS_SERVER"] = mesh.Router, "true" }, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := ReadSettings(build(t, tt.in))
+			if err != nil || got.DNS.Serve != tt.want {
+				t.Errorf("serves %v (%v), want %v", got.DNS.Serve, err, tt.want)
+			}
+		})
 	}
 }
