@@ -166,7 +166,7 @@ func TestRegistryLearnsTheNodeAndItsEnd(t *testing.T) {
 func TestTypesThatAreNotServedDoNoHarm(t *testing.T) {
 	s := New(&oneClass{cell: NewCell(&View{})}, quiet(t), nil)
 	g := open(t, dial(t, s, nil))
-	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: "type.googleapis.com/istio.networking.nds.v1.NameTable"})
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig"})
 	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: LDS.URL()})
 	if m, err := g.Recv(); err != nil || m.GetTypeUrl() != LDS.URL() {
 		t.Errorf("got %v, %v, want listeners", m, err)

@@ -22,6 +22,7 @@ type stream struct {
 	// behind is when the oldest view that is not applied yet was published; zero if none.
 	behind time.Time
 	alien  map[string]bool // type URLs asked for that are not served
+	tables uint64          // tables of names that were sent
 }
 
 func newStream(s *Server, wire grpc.ServerStream, c *connection) *stream {
@@ -89,6 +90,9 @@ func (s *stream) move(cell *Cell) (<-chan struct{}, error) {
 
 // take takes a request.
 func (s *stream) take(m incoming) error {
+	if m.url == nameTableURL {
+		return s.nameTable(m.req)
+	}
 	t, ok := ParseType(m.url)
 	if !ok {
 		// Clients ask for what other control planes serve, too.
