@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -43,11 +46,14 @@ behind. The exit code is 0 only if every check held.`,
 			if verbose {
 				o.Log = slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 			}
-			err = demo.Run(c.Context(), o)
+			ctx, resized, stop := signals(c.Context())
+			defer stop()
+			o.Resized = resized
+			err = demo.Run(ctx, o)
 			if errors.Is(err, demo.ErrNotHeld) {
 				return errSaid
 			}
-			if c.Context().Err() != nil && err != nil {
+			if ctx.Err() != nil && err != nil {
 				return fmt.Errorf("interrupted: %w", err)
 			}
 			return err
@@ -60,6 +66,25 @@ behind. The exit code is 0 only if every check held.`,
 	c.Flags().StringVar(&o.LogDir, "logs", "", "`folder` to keep the programs' logs in; it must not hold any yet")
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "say on standard error what is started and ended")
 	return c
+}
+
+// signals has the demo end in good order, and leave nothing behind, when its terminal is closed; and
+// when nobody reads its output any more, which writing says then instead of killing the program. It
+// tells when the terminal's size has changed.
+func signals(ctx context.Context) (_ context.Context, resized <-chan os.Signal, stop func()) {
+	end := func() {}
+	if !signal.Ignored(syscall.SIGHUP) { // not under nohup
+		ctx, end = signal.NotifyContext(ctx, syscall.SIGHUP)
+	}
+	// Not Ignore, which the programs of the mesh would inherit. Not stopped either: the last error
+	// is printed after this.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	sizes := make(chan os.Signal, 1)
+	signal.Notify(sizes, syscall.SIGWINCH)
+	return ctx, sizes, func() {
+		signal.Stop(sizes)
+		end()
+	}
 }
 
 // terminal gives the size of the terminal that w is, nil where it is none that can draw.

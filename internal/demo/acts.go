@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -61,22 +62,18 @@ func (d *demo) canary(ctx context.Context) error {
 
 func (d *demo) weights(ctx context.Context) error {
 	return d.counted(ctx, func() error {
-		var took time.Duration
-		err := d.load.during(ctx, func() (err error) {
+		err := d.load.during(ctx, func() error {
 			if err := d.awaitSent(ctx, 50); err != nil {
 				return err
 			}
-			took, err = d.reweight(ctx, split{50, 50})
-			if err != nil {
-				return err
-			}
+			took, err := d.reweight(ctx, split{50, 50})
+			d.hold(fmt.Sprintf("the edit was in productpage's Envoy after %d ms", took.Milliseconds()), err)
 			return d.awaitSent(ctx, 50)
 		})
 		if err != nil {
 			return err
 		}
 		t := d.load.snapshot()
-		d.hold(fmt.Sprintf("the edit was in productpage's Envoy after %d ms", took.Milliseconds()), nil)
 		d.hold(fmt.Sprintf("none of the %d requests meanwhile failed", t.Sent), noFailure(t))
 		d.load.reset()
 		d.load.drive(ctx, many, nil)
@@ -116,14 +113,51 @@ func (d *demo) reweight(ctx context.Context, to split) (time.Duration, error) {
 		if err != nil {
 			return err
 		}
-		for _, w := range []int{to.v1, to.v2} {
-			if !strings.Contains(string(dump), fmt.Sprintf(`"weight": %d`, w)) {
-				return errors.New("it has the old ones")
-			}
+		have, err := weights(dump)
+		if err == nil && have != to {
+			err = fmt.Errorf("it has %d/%d, not %d/%d", have.v1, have.v2, to.v1, to.v2)
 		}
-		return nil
+		return err
 	})
 	return time.Since(began), err
+}
+
+// weights are those that an Envoy's routes give the versions of reviews.
+func weights(dump []byte) (split, error) {
+	var all any
+	if err := json.Unmarshal(dump, &all); err != nil {
+		return split{}, fmt.Errorf("read Envoy's routes: %w", err)
+	}
+	var s split
+	var walk func(v any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case []any:
+			for _, e := range v {
+				walk(e)
+			}
+		case map[string]any:
+			name, _ := v["name"].(string)
+			// outbound|PORT|SUBSET|HOST
+			parts := strings.Split(name, "|")
+			if n, ok := v["weight"].(float64); ok && len(parts) == 4 && parts[3] == "reviews.bookshop.svc."+meshup.Domain {
+				switch parts[2] {
+				case "v1":
+					s.v1 = int(n)
+				case "v2":
+					s.v2 = int(n)
+				}
+			}
+			for _, e := range v {
+				walk(e)
+			}
+		}
+	}
+	walk(all)
+	if s == (split{}) {
+		return s, errors.New("Envoy's routes give the versions of reviews no weights")
+	}
+	return s, nil
 }
 
 func (d *demo) strict(ctx context.Context) error {
@@ -193,7 +227,7 @@ func (d *demo) refuse(ctx context.Context, file string, ask func(context.Context
 func (d *demo) discovery(ctx context.Context) error {
 	return d.counted(ctx, func() error {
 		var took time.Duration
-		var again error
+		var again, edited error
 		err := d.load.during(ctx, func() (err error) {
 			had, err := d.updates(ctx)
 			if err != nil {
@@ -219,9 +253,7 @@ func (d *demo) discovery(ctx context.Context) error {
 			if have != had {
 				again = fmt.Errorf("the Envoys took %d updates", have-had)
 			}
-			if took, err = d.reweight(ctx, d.split.other()); err != nil {
-				return err
-			}
+			took, edited = d.reweight(ctx, d.split.other())
 			return d.awaitSent(ctx, 100)
 		})
 		if err != nil {
@@ -230,7 +262,7 @@ func (d *demo) discovery(ctx context.Context) error {
 		t := d.load.snapshot()
 		d.hold("it is back, every proxy is in sync, and no request failed", noFailure(t))
 		d.hold("it sent nothing again that the Envoys had", again)
-		d.hold(fmt.Sprintf("it is in charge: an edit was applied after %d ms", took.Milliseconds()), nil)
+		d.hold(fmt.Sprintf("it is in charge: an edit was applied after %d ms", took.Milliseconds()), edited)
 		return nil
 	})
 }

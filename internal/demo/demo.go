@@ -2,8 +2,9 @@
 //
 // [Run] starts the mesh (test/meshup), drives requests through it, edits its YAML, kills
 // its programs, and prints what happens: lines that stay and, on a terminal, a live table.
-// It returns nil only if every check held. However it ends, it leaves no process,
-// namespace or file behind. No request is ever repeated, neither by the demo's clients nor
+// It returns nil only if every check held. However it ends, be it that nobody reads its output any
+// more, it leaves no process, namespace or file behind; killed with -9 it leaves its folder, which
+// the next one removes. No request is ever repeated, neither by the demo's clients nor
 // by the sample's routes, so every count is what really happened.
 package demo
 
@@ -32,6 +33,8 @@ type Options struct {
 	// Size tells the terminal's columns and rows, and has a table drawn below the lines;
 	// nil where the output is no terminal.
 	Size func() (columns, rows int)
+	// Resized is sent something when that size has changed; nil: nobody says.
+	Resized <-chan os.Signal
 	// Acts names those to play, in the demo's order; nil: all. None needs another before it.
 	Acts []string
 	// Keep leaves the mesh up after the acts until the context ends.
@@ -70,18 +73,23 @@ func Run(ctx context.Context, o Options) (err error) {
 			return fmt.Errorf("keep the logs in %s: there are files in it; name an empty or a new folder", o.LogDir)
 		}
 	}
-	work, err := os.MkdirTemp("", "pilothouse-demo-")
+	// Who reads what is printed may go away: then there is nobody to play for.
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	work, left, remove, err := makeFolder()
 	if err != nil {
-		return fmt.Errorf("make a folder for the mesh: %w", err)
+		return err
 	}
 	defer func() {
 		if o.LogDir != "" {
 			err = errors.Join(err, os.CopyFS(o.LogDir, os.DirFS(filepath.Join(work, "log"))))
 		}
-		err = errors.Join(err, os.RemoveAll(work))
+		err = errors.Join(err, remove())
 	}()
-	d := &demo{
-		o: o, screen: &screen{size: o.Size, out: o.Out}, config: filepath.Join(work, "config"), split: split{90, 10}, over: ctx.Done(),
+	d := &demo{o: o, config: filepath.Join(work, "config"), split: split{90, 10}, over: ctx.Done()}
+	d.screen = &screen{size: o.Size, out: o.Out, broken: func(err error) { stop(fmt.Errorf("print: %w", err)) }}
+	for _, dir := range left {
+		d.screen.line("removed %s, which a demo left that was killed", dir)
 	}
 	if err := copyConfig(o.ConfigDir, d.config); err != nil {
 		return err
@@ -92,7 +100,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		ProxyConfig: meshup.CountFailures,
 	})
 	if err != nil {
-		return err
+		return errors.Join(err, interruption(ctx))
 	}
 	defer func() { err = errors.Join(err, d.mesh.Close()) }()
 	d.screen.line("every Pod is ready after %s", time.Since(began).Round(time.Millisecond))
@@ -107,8 +115,19 @@ func Run(ctx context.Context, o Options) (err error) {
 			return err
 		}
 	}
+	if err := interruption(ctx); err != nil && !o.Keep {
+		return err
+	}
 	if !ok {
 		return ErrNotHeld
+	}
+	return nil
+}
+
+// interruption is why a run ended early, where it was not asked to.
+func interruption(ctx context.Context) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
 	}
 	return nil
 }
@@ -129,6 +148,7 @@ func (d *demo) perform(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	group.Go(func() { d.watch(watching) })
+	group.Go(func() { d.followSize(watching) })
 	defer group.Wait()
 	defer stop()
 	for _, a := range acts {

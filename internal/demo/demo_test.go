@@ -1,7 +1,6 @@
 package demo
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -110,25 +109,6 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-func TestScreen(t *testing.T) {
-	var out bytes.Buffer
-	s := &screen{out: &out, size: func() (int, int) { return 80, 25 }}
-	s.draw("a\nb\n")
-	s.line("line %d", 1)
-	s.draw("c\n")
-	s.keep("d\n")
-	if want := "a\nb\n" + lineUp + lineUp + clearDown + "line 1\nc\n" + lineUp + clearDown + "d\n"; out.String() != want {
-		t.Errorf("live: %q, want %q", out.String(), want)
-	}
-	out.Reset()
-	s = &screen{out: &out}
-	s.draw("a\n")
-	s.line("line")
-	if out.String() != "line\n" {
-		t.Errorf("plain: %q", out.String())
-	}
-}
-
 func TestLogsOfAnotherRunAreNotWrittenOver(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "old.log"), nil, 0o600); err != nil {
@@ -136,13 +116,6 @@ func TestLogsOfAnotherRunAreNotWrittenOver(t *testing.T) {
 	}
 	if err := Run(t.Context(), Options{LogDir: dir}); err == nil || !strings.Contains(err.Error(), "name an empty or a new folder") {
 		t.Errorf("got %v", err)
-	}
-}
-
-func TestFit(t *testing.T) {
-	size := func() (int, int) { return 4, 3 }
-	if got := fit("12345\näöüß\n3\n4\n", size); got != "123\näöü\n" {
-		t.Errorf("%q", got)
 	}
 }
 

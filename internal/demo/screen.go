@@ -12,68 +12,48 @@ import (
 type screen struct {
 	// size is the terminal's columns and rows; nil where the output is none.
 	size func() (columns, rows int)
+	// broken, unless nil, is called with each error of out.
+	broken func(error)
 
-	// mu guards out and drawn: lines come from the acts, tables from the clock.
-	mu    sync.Mutex
-	out   io.Writer
-	drawn int
+	// mu guards out and painter: lines come from the acts, tables from the clock.
+	mu      sync.Mutex
+	out     io.Writer
+	painter painter
 }
-
-// Control sequences: up a line, and clear to the end of the screen.
-const (
-	lineUp    = "\x1b[1A"
-	clearDown = "\r\x1b[J"
-)
 
 // line prints one line that stays.
 func (s *screen) line(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.wipe()
-	fmt.Fprintf(s.out, format+"\n", args...)
+	s.stay(fmt.Sprintf(format+"\n", args...), false)
 }
 
-// keep prints a table that stays.
-func (s *screen) keep(text string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.wipe()
-	fmt.Fprint(s.out, text)
+// keep prints a table that stays; the live table goes until it is drawn again.
+func (s *screen) keep(text string) { s.stay(text, true) }
+
+func (s *screen) stay(text string, drop bool) {
+	s.write(func(now size) string { return s.painter.stay(text, drop, now) }, text)
 }
 
 // draw replaces the live table; without a terminal it does nothing.
 func (s *screen) draw(text string) {
-	if s.size == nil {
-		return
-	}
+	s.write(func(now size) string { return s.painter.draw(text, now) }, "")
+}
+
+// redraw fits the live table to the terminal's new size.
+func (s *screen) redraw() { s.write(s.painter.redraw, "") }
+
+// write prints what a painter says, or, without a terminal, the text.
+func (s *screen) write(paint func(size) string, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.wipe()
-	text = fit(text, s.size)
-	fmt.Fprint(s.out, text)
-	s.drawn = strings.Count(text, "\n")
-}
-
-// fit cuts text to a terminal: a line that wraps, or one that scrolls away, could not be
-// taken back.
-func fit(text string, size func() (columns, rows int)) string {
-	columns, rows := size()
-	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	lines = lines[:max(0, min(len(lines), rows-1))]
-	var b strings.Builder
-	for _, l := range lines {
-		if r := []rune(l); len(r) >= columns {
-			l = string(r[:max(0, columns-1)])
-		}
-		b.WriteString(l + "\n")
+	if s.size != nil {
+		var now size
+		now.columns, now.rows = s.size()
+		text = paint(now)
 	}
-	return b.String()
-}
-
-// wipe takes the live table away.
-func (s *screen) wipe() {
-	if s.drawn > 0 {
-		fmt.Fprint(s.out, strings.Repeat(lineUp, s.drawn)+clearDown)
-		s.drawn = 0
+	if text == "" {
+		return
+	}
+	if _, err := io.Copy(s.out, strings.NewReader(text)); err != nil && s.broken != nil {
+		s.broken(err)
 	}
 }

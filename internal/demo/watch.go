@@ -73,6 +73,18 @@ func (d *demo) watch(ctx context.Context) {
 	}
 }
 
+// followSize fits the table to the terminal as soon as that has another size, until ctx ends.
+func (d *demo) followSize(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.o.Resized:
+			d.screen.redraw()
+		}
+	}
+}
+
 // look asks how the proxies are. What cannot be asked just now (pilot-discovery or an
 // Envoy is down: some acts mean it to be) shows as unknown.
 func (d *demo) look(ctx context.Context) {

@@ -1,0 +1,128 @@
+package e2e_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/demo"
+	"github.com/pilothouse/pilothouse/test/wait"
+)
+
+// ended waits for the demo's end and returns its exit code, -1 after a signal.
+func (d *demoRun) ended(t *testing.T) int {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- d.cmd.Wait() }()
+	select {
+	case <-done:
+	case <-time.After(wait.Bound):
+		_ = d.cmd.Process.Kill()
+		<-done
+		t.Fatal("the demo does not end")
+	}
+	return d.cmd.ProcessState.ExitCode()
+}
+
+// TestTheDemoLeavesNothingWhenNobodyReads is demo | head: its output is closed after some lines.
+func TestTheDemoLeavesNothingWhenNobodyReads(t *testing.T) {
+	for _, line := range []string{"starting a mesh", "every Pod is ready", "Act 2."} {
+		t.Run(line, func(t *testing.T) {
+			d := startDemo(t)
+			d.until(t, line)
+			if err := d.out.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if code := d.ended(t); code != 1 {
+				t.Errorf("exit code %d, want 1", code)
+			}
+			d.left(t)
+		})
+	}
+}
+
+// TestTheDemoLeavesNothingWhateverEndsIt: its terminal, a supervisor, or somebody who can't wait.
+func TestTheDemoLeavesNothingWhateverEndsIt(t *testing.T) {
+	for name, signals := range map[string][]os.Signal{
+		"hangup": {syscall.SIGHUP}, "terminated": {syscall.SIGTERM}, "interrupted twice": {os.Interrupt, os.Interrupt},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := startDemo(t)
+			d.until(t, "Act 1.")
+			for _, s := range signals {
+				if err := d.cmd.Process.Signal(s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if code := d.end(t); code != 1 {
+				t.Errorf("exit code %d, want 1", code)
+			}
+			d.left(t)
+		})
+	}
+}
+
+// TestTheDemoLeavesNothingWhenItCannotBegin fails at each step before the acts.
+func TestTheDemoLeavesNothingWhenItCannotBegin(t *testing.T) {
+	config := t.TempDir()
+	if err := os.WriteFile(filepath.Join(config, "a.yaml"), []byte("kind: Pod\nmetadata: {name: a, namespace: b}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// It stands in for discovery, and ends at once.
+	bin := t.TempDir()
+	for _, name := range []string{"pilot-agent", "pilot-discovery", "app"} {
+		if err := os.Symlink("/bin/false", filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, args := range map[string][]string{
+		"no configuration":    {"--configDir", t.TempDir()},
+		"a Pod of no address": {"--configDir", config},
+		"no discovery":        {"--bin", bin},
+		"logs that are there": {"--logs", config},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := startDemo(t, args...)
+			if code := d.end(t); code != 1 {
+				t.Errorf("exit code %d, want 1", code)
+			}
+			d.left(t)
+		})
+	}
+}
+
+// TestChecksOfEditsCanFail has a discovery that serves a copy of the mesh's directory, so that no
+// edit of the demo's reaches anybody.
+func TestChecksOfEditsCanFail(t *testing.T) {
+	deaf := filepath.Join(t.TempDir(), "pilot-discovery")
+	script := strings.Join([]string{
+		"#!/bin/sh",
+		"set -e",
+		// discovery --configDir DIR …: the copy lies beside DIR.
+		`mkdir -p "$3-copy"`, `cp -n "$3"/*.yaml "$3-copy"`, `dir="$3-copy"`, "shift 3",
+		`exec ` + programs.Discovery + ` discovery --configDir "$dir" "$@"`,
+	}, "\n")
+	if err := os.WriteFile(deaf, []byte(script+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := programs
+	p.Discovery = deaf
+	for act, want := range map[string]string{
+		"weights":   "FAILED: the edit was in productpage's Envoy after ",
+		"discovery": "FAILED: it is in charge: an edit was applied after ",
+	} {
+		t.Run(act, func(t *testing.T) {
+			var out bytes.Buffer
+			err := demo.Run(t.Context(), demo.Options{
+				Programs: p, ConfigDir: filepath.Join(root, "samples", "bookshop"), Token: issue, Out: &out, Acts: []string{act},
+			})
+			if err == nil || !strings.Contains(out.String(), want) || !strings.Contains(out.String(), "it has 90/10, not 50/50") {
+				t.Errorf("%v; want %q in\n%s", err, want, out.String())
+			}
+		})
+	}
+}
