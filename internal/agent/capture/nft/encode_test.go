@@ -16,7 +16,7 @@ func TestEveryRuleIsEncoded(t *testing.T) {
 		Addrs:     []netip.Addr{netip.MustParseAddr("10.0.0.1")},
 		Resolvers: []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::10")},
 	}
-	for range 1000 {
+	for range 300 {
 		o := plantest.Random(r)
 		rules, err := plan.Build(o, facts)
 		if err != nil {
