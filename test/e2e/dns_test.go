@@ -176,7 +176,7 @@ func asked(t *testing.T, m *meshup.Mesh, p *meshup.Pod) (n int) {
 
 // TestNamesAreFoundWhereDNSIsCaptured has an application look up names by UDP and TCP while its
 // questions are captured: those to the servers of resolv.conf, and those to any address. They pass
-// the agent, whose own pass capture; and they are answered until Envoy has ended.
+// the agent, whose own pass capture.
 func TestNamesAreFoundWhereDNSIsCaptured(t *testing.T) {
 	for _, args := range [][]string{{"--redirect-dns"}, {"--redirect-dns", "--capture-all-dns"}} {
 		t.Run(strings.Join(args, ""), func(t *testing.T) {
@@ -187,14 +187,42 @@ func TestNamesAreFoundWhereDNSIsCaptured(t *testing.T) {
 			if err := names(t.Context(), p, server); err != nil {
 				t.Fatal(err)
 			}
-			before := asked(t, m, p)
-			if before < 6 {
-				t.Errorf("the agent had %d questions, want those of six lookups at least", before)
-			}
-			if err := p.StopAgent(os.Interrupt); err != nil {
-				t.Errorf("the agent's end: %v", err)
+			if n := asked(t, m, p); n < 6 {
+				t.Errorf("the agent had %d questions, want those of six lookups at least", n)
 			}
 		})
+	}
+}
+
+// TestNamesAreFoundUntilEnvoyHasEnded: in a drain the application still makes calls, and looks names
+// up for them.
+func TestNamesAreFoundUntilEnvoyHasEnded(t *testing.T) {
+	m, _ := startWith(t, "job", func(o *meshup.Options) {
+		o.CaptureArgs, o.AgentEnv = []string{"--redirect-dns"}, []string{"ISTIO_META_DNS_CAPTURE=true"}
+		o.ProxyConfig += "\nterminationDrainDuration: 600s\n"
+	})
+	server, p := nameServer(t, m), m.Pod("once-1.job")
+	ended := make(chan struct{})
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil { // it does not wait for the drain
+			t.Error(err)
+		}
+		<-ended
+	})
+	go func() {
+		defer close(ended)
+		_ = p.StopAgent(syscall.SIGTERM) // killed in the end
+	}()
+	if err := meshup.Await(t.Context(), time.Minute, "the proxy drains", func(ctx context.Context) error {
+		if err := p.Ready(ctx); err == nil || !strings.Contains(err.Error(), "draining") {
+			return fmt.Errorf("readiness: %w", err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := names(t.Context(), p, server); err != nil {
+		t.Errorf("in the drain: %v", err)
 	}
 }
 
