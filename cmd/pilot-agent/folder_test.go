@@ -148,6 +148,12 @@ func TestTheNextAgentClearsUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.Wait()
+	agenttest.Until(t, "its Envoy is gone", func() error {
+		if _, _, err := a.Get(a.Admin, "/ready"); err == nil {
+			return errors.New("it answers")
+		}
+		return nil
+	})
 	mine := []string{"envoy-rev-mine.json", "envoy-rev-0123456789abcdef-1.yaml", "envoy-rev-0123456789abcdef-1.json.bak", "other.json"}
 	for _, name := range mine {
 		a.Write("etc/istio/proxy/"+name, []byte("{}"))

@@ -24,7 +24,7 @@ var oldBootstrap = regexp.MustCompile(`^envoy-rev-[0-9a-f]{16}-[0-9]+\.json$`)
 
 // folders takes the folders that the agent writes into, before it touches anything in them.
 func (a *Agent) folders(ctx context.Context) error {
-	config := relative(a.o.Node.Config.GetConfigPath())
+	config := relative(filepath.Clean(a.o.Node.Config.GetConfigPath()))
 	if err := os.MkdirAll(config, 0o750); err != nil {
 		return fmt.Errorf("make the configuration folder: %w", err)
 	}
@@ -104,7 +104,7 @@ func (a *Agent) ports(ctx context.Context) error {
 
 // clearUp removes the bootstraps of restarts that an agent which was killed left behind. The folder is this agent's by now.
 func (a *Agent) clearUp() error {
-	dir := relative(a.o.Node.Config.GetConfigPath())
+	dir := relative(filepath.Clean(a.o.Node.Config.GetConfigPath()))
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("look for old bootstraps: %w", err)

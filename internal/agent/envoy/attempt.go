@@ -246,18 +246,23 @@ func (l *loop) lookLive(ctx context.Context, a *attempt) (live, answered bool) {
 	if err != nil || info.State != "LIVE" || !l.isOwn(info, a.epoch) {
 		return false, true
 	}
-	l.reportLive(a, info.Options.Concurrency)
+	l.reportLive(a, info.Options.Concurrency, true)
 	return true, true
 }
 
-// reportLive reports that an attempt is live, with so many workers.
-func (l *loop) reportLive(a *attempt, workers int) {
+// reportLive reports that an attempt is live, with so many workers; reached says that its admin interface said so.
+func (l *loop) reportLive(a *attempt, workers int, reached bool) {
 	// The version follows: nothing but a restart needs it.
 	l.report(report{event: supervise.Live{Epoch: a.epoch}, about: a, learn: func() {
 		if !a.process.Since.IsZero() {
 			return // told twice
 		}
 		a.process.Workers, a.process.Since = workers, time.Now()
+		log := l.o.Log.With("epoch", a.epoch, "pid", a.process.PID)
+		if !reached {
+			log.Warn("Envoy serves, and its admin interface cannot be reached")
+		}
+		log.Info("Envoy is live", "workers", workers, "after", time.Since(a.process.Started).Round(time.Millisecond))
 		if l.note(noteConfig, ""); a.epoch > 0 {
 			l.note(noteRestart, "")
 		}

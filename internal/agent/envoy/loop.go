@@ -208,11 +208,6 @@ func (l *loop) remove() {
 // log tells what is about to be told to the machine.
 func (l *loop) log(ev supervise.Event) {
 	switch e := ev.(type) {
-	case supervise.Live:
-		if a := l.attempts[e.Epoch]; a != nil && a.proc != nil {
-			l.o.Log.Info("Envoy is live", "epoch", e.Epoch, "pid", a.proc.pid, "workers", a.process.Workers,
-				"after", time.Since(a.process.Started).Round(time.Millisecond))
-		}
 	case supervise.Upstream:
 		if !e.OK && !l.machine.View().Ending {
 			l.o.Log.Info("restarts of Envoy wait: the control plane is away")

@@ -60,8 +60,7 @@ func (l *loop) lookServes(a *attempt) bool {
 	if !l.serves(a) {
 		return false
 	}
-	l.o.Log.Warn("Envoy serves, and its admin interface cannot be reached", "epoch", a.epoch, "pid", a.process.PID)
-	l.reportLive(a, cmp.Or(a.what.Workers, runtime.NumCPU()))
+	l.reportLive(a, cmp.Or(a.what.Workers, runtime.NumCPU()), false)
 	return true
 }
 

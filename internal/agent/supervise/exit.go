@@ -78,9 +78,18 @@ func (m *Machine) onUnlocked(ok bool) {
 
 // answer decides what follows from an end that was not part of the machine's own.
 func (m *Machine) answer(e *epoch, ev Exited, highest bool) {
+	if e.doubt.owed != nil {
+		e.doubt.owed()
+	}
 	switch {
 	case !highest && (m.serving() != nil || !m.hot()):
 		return // a parent that has done its part
+	case !highest && m.top().doubt.open:
+		m.top().doubt.owed = func() {
+			m.tally.failed = ev.Status
+			m.fail(e)
+		}
+		return // whether it has done its part depends on its child
 	case ev.Why == Incompatible && len(m.running) > 0:
 		m.incompatible(e.hash)
 		return

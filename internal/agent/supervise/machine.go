@@ -30,11 +30,17 @@ type epoch struct {
 	since   time.Duration // live since
 	late    bool          // not live in time, and not waited for any longer
 	sent    Signal        // the strongest signal sent so far; 0 for none
-	given   bool          // GiveUp is not answered
+	doubt   doubt         // whether it serves
 	killAt  time.Duration // when SIGKILL follows, once SIGTERM is sent
 	failed  bool          // it was signalled or given up because it failed, not because it has to go
 	told    bool          // to drain
 	noAdmin bool          // its admin interface was lost to a child
+}
+
+// doubt is about an epoch that should be live by now.
+type doubt struct {
+	open bool   // GiveUp is not answered
+	owed func() // the failure of its parent, which ended meanwhile; it was none if the child serves
 }
 
 // goal is what should run.
@@ -206,14 +212,14 @@ func (m *Machine) kill(e *epoch, s Signal) {
 func (m *Machine) giveUp(e *epoch) {
 	if !m.hot() {
 		m.kill(e, SIGKILL)
-	} else if e.sent == 0 && !e.given {
-		e.given = true
+	} else if e.sent == 0 && !e.doubt.open {
+		e.doubt.open = true
 		m.do(GiveUp{e.number})
 	}
 }
 
 // dying says that the epoch has been sent a signal or is given up.
-func (e *epoch) dying() bool { return e.sent != 0 || e.given }
+func (e *epoch) dying() bool { return e.sent != 0 || e.doubt.open }
 
 // stop ends an epoch, kindly first where that does no harm: a child that is not live would
 // take its parent along.

@@ -39,8 +39,9 @@ type seen struct {
 	term      time.Duration // when SIGTERM went to it; below 0 for not yet
 	killed    bool
 	adminless bool
-	asked     bool // GiveUp is not answered
-	givenUp   bool // because it failed
+	asked     bool   // GiveUp is not answered
+	givenUp   bool   // because it failed
+	owed      func() // what its parent's end counts for, if it does not serve
 	orphan    bool
 }
 
@@ -140,7 +141,7 @@ func (r *referee) see(ev supervise.Event) (unlock int) {
 	case supervise.Live:
 		if s := r.running[e.Epoch]; s != nil && s.liveAt < 0 {
 			s.liveAt, s.givenUp = r.now, s.givenUp && !s.asked
-			s.asked = false
+			s.asked, s.owed = false, nil
 			r.learn()
 		}
 	case supervise.Unlocked:
@@ -205,26 +206,36 @@ func (r *referee) exited(e supervise.Exited) (unlock int) {
 	if !highest && r.serving() < 0 {
 		r.running[r.top()].orphan = true
 	}
+	if s.owed != nil && r.asked == 0 {
+		s.owed()
+	}
 	switch {
 	case r.asked > 0, !highest && r.serving() >= 0:
+	case r.hot() && !highest && !r.running[r.top()].killed && r.running[r.top()].term < 0:
+		r.running[r.top()].owed = func() { r.failed(s, e.Status) }
 	case e.Why == supervise.Incompatible && len(r.running) > 0:
 		same := s.hash == r.running[r.top()].hash
 		r.plain = r.plain || same
 		r.alien = r.alien || !same && s.hash == r.desired
 	case (s.term >= 0 || s.killed || s.asked) && !s.givenUp:
 	default:
-		if r.code = max(1, e.Status.ExitCode()); s.hash != r.desired && s.hash != r.good {
-			break
-		}
-		c := r.charge(s.hash)
-		if h := r.policy.HealthyFor; s.liveAt >= 0 && h > 0 && r.now-s.liveAt >= h {
-			*c = due{}
-		}
-		delay := r.policy.Backoff << min(c.failures, 20)
-		c.notUntil, c.atLatest = r.now+delay, r.now+delay+time.Duration(float64(delay)*r.policy.Jitter)
-		c.failures++
+		r.failed(s, e.Status)
 	}
 	return unlock
+}
+
+// failed counts the end of an epoch as a failure.
+func (r *referee) failed(s *seen, status supervise.Status) {
+	if r.code = max(1, status.ExitCode()); s.hash != r.desired && s.hash != r.good {
+		return
+	}
+	c := r.charge(s.hash)
+	if h := r.policy.HealthyFor; s.liveAt >= 0 && h > 0 && r.now-s.liveAt >= h {
+		*c = due{}
+	}
+	delay := r.policy.Backoff << min(c.failures, 20)
+	c.notUntil, c.atLatest = r.now+delay, r.now+delay+time.Duration(float64(delay)*r.policy.Jitter)
+	c.failures++
 }
 
 // judge checks one effect.

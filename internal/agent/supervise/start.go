@@ -14,7 +14,7 @@ func (m *Machine) onLive(number int) {
 		return
 	}
 	// One that was given up, and serves after all, did not fail.
-	e.live, e.since, e.given, e.failed = true, m.clock.now, false, e.failed && !e.given
+	e.live, e.since, e.failed, e.doubt = true, m.clock.now, e.failed && !e.doubt.open, doubt{}
 	m.learnGood()
 }
 
