@@ -44,7 +44,11 @@ type parent struct {
 	listened bool // on more than its admin interface
 }
 
+// parentOf looks at an Envoy that is about to be taken over, where the shared memory will not tell.
 func (l *loop) parentOf(p Process) parent {
+	if _, err := l.memory.initialises(); err == nil {
+		return parent{pid: p.PID}
+	}
 	ports, _ := listensOn(p.PID) // what cannot be looked at says nothing
 	_, admin, _ := net.SplitHostPort(l.o.Admin)
 	for port := range ports {

@@ -65,7 +65,7 @@ func TestWhoServes(t *testing.T) {
 	}
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	for admin, want := range map[string]bool{"127.0.0.1:1": true, "127.0.0.1:" + port: false} {
-		r := &loop{Runner: &Runner{o: Options{Admin: admin}}}
+		r := &loop{Runner: &Runner{o: Options{Admin: admin}}, memory: segmentOf(t, 120, 0)}
 		if got := r.parentOf(Process{PID: own}); got != (parent{own, want}) {
 			t.Errorf("admin %s: %+v, want listened %v", admin, got, want)
 		}
