@@ -2,11 +2,13 @@
 //
 // A change is whatever makes the path lead to other bytes: a write in place, an atomic
 // rename, the swap of a symbolic link anywhere on the way (how Kubernetes updates a
-// mounted ConfigMap or Secret). A file is read once it has kept still, never half
-// written, and an emptied or deleted file is believed only when a second look finds the
-// same. The kernel's notices make this quick; a poll finds what they miss. Run blocks
-// and waits for what it starts. The parts (Sig, Read, Resolve, Pace, Notifier) are
-// exported for those who watch more than one file.
+// mounted ConfigMap or Secret). A file is read once it has kept still for a moment, and a
+// deleted or replaced file is believed only when a second look finds the same. A file
+// that lost lines in place, as it does while somebody truncates it and writes it anew, is
+// taken for whole only once it has been still for 1.5 s. The kernel's notices make this
+// quick; a poll finds what they miss. Run blocks and waits for what it starts. The parts
+// (Sig, Read, Resolve, Pace, Shrunk, Notifier) are exported for those who watch more than
+// one file.
 package filewatch
 
 import (
@@ -23,8 +25,12 @@ const (
 	DefaultPoll     = 2 * time.Second
 	DefaultSettle   = 30 * time.Millisecond
 	DefaultConfirm  = 40 * time.Millisecond
+	DefaultStill    = 1500 * time.Millisecond
 	DefaultMaxBytes = 16 << 20
 )
+
+// MostWait is how long the first contents of a file that never keeps still are waited for.
+const MostWait = 10 * time.Second
 
 // Options say what to watch, and how patiently. Zero values mean the defaults.
 type Options struct {
@@ -36,6 +42,9 @@ type Options struct {
 	// Confirm is how long after the first look the second one at an emptied or deleted
 	// file is taken.
 	Confirm time.Duration
+	// Still is how long a file that lost lines in place must keep still before its
+	// contents are taken for all of it.
+	Still time.Duration
 	// MaxBytes is the largest file that is read; a larger one is an error.
 	MaxBytes int64
 	// Log tells of notices that the kernel refuses; nil means nobody is told.
@@ -51,6 +60,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Confirm <= 0 {
 		o.Confirm = DefaultConfirm
+	}
+	if o.Still <= 0 {
+		o.Still = DefaultStill
 	}
 	if o.MaxBytes <= 0 {
 		o.MaxBytes = DefaultMaxBytes
@@ -68,15 +80,15 @@ type Contents struct {
 	Err  error
 }
 
-// Run calls changed with what the path leads to, at once (where the file was written
-// just now: once it is still), and then each time that differs from the last call, until
+// Run calls changed with what the path leads to, at once (where the file is being written
+// to: once it has been still), and then each time that differs from the last call, until
 // ctx ends; then it returns nil. Calls come from one goroutine. Data is not used again
 // after the call.
 func Run(ctx context.Context, o Options, changed func(Contents)) error {
 	o = o.withDefaults()
 	n := NewNotifier(o.Log)
 	defer n.Close()
-	w := watcher{o: o, pace: NewPace(o.Settle, o.Confirm), changed: changed}
+	w := watcher{o: o, pace: NewPace(o.Settle, o.Confirm, o.Still), changed: changed, began: time.Now()}
 	for {
 		real, dirs := Resolve(o.Path)
 		grew := n.Watch(append(dirs, parent(real)))
@@ -95,9 +107,14 @@ type watcher struct {
 	o       Options
 	pace    *Pace
 	changed func(Contents)
+	began   time.Time
 	told    bool
 	last    Contents
 	doubt   bool // the last read found less than there was, and awaits a second one
+	// held is what the last read found in a file that may be half written, nil where it
+	// is not, and since when.
+	held  []byte
+	since time.Time
 }
 
 // look reads the file if its time has come, and says how long to wait for the next look.
@@ -124,15 +141,33 @@ func (w *watcher) read(now time.Time) {
 	if errors.Is(err, ErrMoving) {
 		return // still pending: the next look sees another signature
 	}
-	w.pace.Taken(w.o.Path, sig)
+	rewritten, still := w.pace.Taken(w.o.Path, sig, now)
+	if !w.told {
+		rewritten = now.Before(w.began.Add(MostWait)) && WrittenTo(w.o.Path, w.o.Settle)
+	}
+	if err == nil && rewritten && !still && (w.held != nil || !w.told || Cut(w.last.Data, data)) && !w.same(data, now) {
+		w.pace.Hold(w.o.Path, now)
+		return
+	}
+	w.held = nil
 	less := w.told && w.last.Err == nil && (err != nil || len(data) == 0 && len(w.last.Data) > 0)
-	if less && !w.doubt {
+	if less && !w.doubt && !rewritten {
 		w.doubt = true
 		w.pace.Again(w.o.Path, now)
 		return
 	}
 	w.doubt = false
 	w.tell(Contents{Data: data, Err: err})
+}
+
+// same says whether nothing else has been read for as long as the file would have to be
+// still: one that is written anew every second, always the same, is finished too.
+func (w *watcher) same(data []byte, now time.Time) bool {
+	if w.held == nil || !bytes.Equal(w.held, data) {
+		w.held, w.since = append([]byte{}, data...), now
+		return false
+	}
+	return now.Sub(w.since) >= w.o.Still
 }
 
 func (w *watcher) tell(c Contents) {

@@ -134,17 +134,62 @@ func TestDirectoryComesLater(t *testing.T) {
 func TestTruncateThenWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	write(t, path, "one")
-	o := options(path)
-	o.Confirm = time.Hour
-	told := watch(t, o)
+	told := watch(t, filewatch.Options{Path: path})
 	want(t, told, "one")
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
 	must(t, err)
 	defer f.Close()
-	// Two settling times pass, long enough for the empty file to be read once.
-	<-time.After(3 * filewatch.DefaultSettle)
+	// Long enough for the empty file to be read, and read again.
+	<-time.After(400 * time.Millisecond)
 	_, err = f.WriteString("two")
 	must(t, err)
+	want(t, told, "two")
+}
+
+// Neither does one that writes line by line, nor is a part of what it writes told.
+func TestWrittenLineByLine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	write(t, path, "a: 1\nb: 1\nc: 1\n")
+	told := watch(t, filewatch.Options{Path: path})
+	want(t, told, "a: 1\nb: 1\nc: 1\n")
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	must(t, err)
+	defer f.Close()
+	for _, line := range []string{"a: 2\n", "b: 2\n", "c: 2\n", "d: 2\n"} {
+		<-time.After(70 * time.Millisecond)
+		_, err = f.WriteString(line)
+		must(t, err)
+	}
+	want(t, told, "a: 2\nb: 2\nc: 2\nd: 2\n")
+}
+
+// A file with fewer lines is told at once where it took another's place, and one with as
+// many where it was written in place.
+func TestWhatIsToldAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	write(t, path, "a: 100\nb: 1\n")
+	told := watch(t, filewatch.Options{Path: path, Still: time.Hour})
+	want(t, told, "a: 100\nb: 1\n")
+	write(t, path, "a: 5\nb: 1\n")
+	want(t, told, "a: 5\nb: 1\n")
+	write(t, path, "a: 5\nb: 1\nc: 1\n")
+	want(t, told, "a: 5\nb: 1\nc: 1\n")
+	write(t, path+".new", "a: 5\n")
+	must(t, os.Rename(path+".new", path))
+	want(t, told, "a: 5\n")
+	must(t, os.Remove(path))
+	want(t, told, "gone")
+}
+
+// A file that is being rewritten when the watch begins is waited for.
+func TestRewrittenAtStart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	write(t, path, "one")
+	<-time.After(100 * time.Millisecond) // the file is not a new one
+	must(t, os.Truncate(path, 0))
+	told := watch(t, filewatch.Options{Path: path})
+	<-time.After(300 * time.Millisecond)
+	write(t, path, "two")
 	want(t, told, "two")
 }
 

@@ -12,8 +12,10 @@ import (
 //	look a1 bX   file a is there with signature 1, b is unknown
 //	take a1      a was read
 //	again a      a second look at a is wanted
+//	hold a       what was read of a is not used before it has been still
 //
-// and after "look … =" stands what is due, after "next" when to look again.
+// and after "look … =" stands what is due, after "take … =" what that says. aR is another
+// file in the place of a.
 func TestPace(t *testing.T) {
 	for name, script := range map[string]string{
 		"an old file is due at once": `
@@ -82,12 +84,86 @@ func TestPace(t *testing.T) {
 			10 look aX =
 			20 look =
 			50 look = a`,
+		"rewritten in place": `
+			0 look a1 = a
+			0 take a1 = still
+			10 look a2 =
+			40 look a2 = a
+			40 take a2 = rewritten
+			50 look a3 =
+			80 look a3 = a
+			80 take a3 = rewritten
+			2000 look aR =
+			2030 look aR = a
+			2030 take aR =
+			2040 look =
+			2070 look = a
+			2070 take a0 =
+			2080 look a1 =
+			2110 look a1 = a
+			2110 take a1 =`,
+		"held until it has been still": `
+			0 look a1 = a
+			0 take a1
+			10 look a2 =
+			40 look a2 = a
+			40 take a2 = rewritten
+			40 hold a
+			1509 look a2 =
+			1510 look a2 = a
+			1510 take a2 = rewritten still
+			1511 look a2 =`,
+		"held, and changed meanwhile": `
+			0 look a1 b1 = a b
+			0 take a1
+			0 take b1
+			10 look a2 b1 =
+			40 look a2 b1 = a
+			40 take a2 = rewritten
+			40 hold a
+			100 look a3 b1 =
+			130 look a3 b1 = a
+			130 take a3 = rewritten
+			130 hold a
+			200 look a3 b2 =
+			230 look a3 b2 = b
+			230 take b2 = rewritten
+			1599 look a3 b2 =
+			1600 look a3 b2 = a
+			1600 take a3 = rewritten still`,
+		"held, and replaced": `
+			0 look a1 = a
+			0 take a1
+			10 look a2 =
+			40 look a2 = a
+			40 take a2 = rewritten
+			40 hold a
+			50 look aR =
+			80 look aR = a
+			80 take aR =
+			80 again a
+			119 look aR =
+			120 look aR = a
+			120 take aR =`,
+		"changed between the look and the reading": `
+			0 look a1 = a
+			0 take a1
+			10 look a2 =
+			40 look a2 = a
+			40 take a2
+			40 hold a
+			1510 look a2 = a
+			1510 take a3 = rewritten
+			1510 hold a
+			3009 look a3 =
+			3010 look a3 = a
+			3010 take a3 = rewritten still`,
 		"due until taken": `
 			0 look a1 = a
 			5 look a1 = a`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := NewPace(30*time.Millisecond, 40*time.Millisecond)
+			p := NewPace(30*time.Millisecond, 40*time.Millisecond, 1500*time.Millisecond)
 			start := time.Unix(1_000_000, 0)
 			sig := func(s string) Sig {
 				switch s[1] {
@@ -95,6 +171,8 @@ func TestPace(t *testing.T) {
 					return Sig{}
 				case 'X':
 					return Unknown
+				case 'R':
+					return Sig{ino: 99, size: 1, mtime: start.Add(-time.Hour).UnixNano()}
 				}
 				m := start.Add(-time.Hour)
 				if s[1] == '9' {
@@ -104,16 +182,21 @@ func TestPace(t *testing.T) {
 			}
 			for line := range strings.Lines(strings.TrimSpace(script)) {
 				line = strings.TrimSpace(line)
-				step, want, _ := strings.Cut(line, " =")
+				step, want, asks := strings.Cut(line, " =")
 				f := strings.Fields(step)
 				ms := 0
 				fmt.Sscan(f[0], &ms)
 				now := start.Add(time.Duration(ms) * time.Millisecond)
 				switch f[1] {
 				case "take":
-					p.Taken(f[2][:1], sig(f[2]))
+					rewritten, still := p.Taken(f[2][:1], sig(f[2]), now)
+					if got := word(rewritten, "rewritten ") + word(still, "still"); asks && strings.TrimSpace(got) != strings.TrimSpace(want) {
+						t.Fatalf("%s: got %q", line, got)
+					}
 				case "again":
 					p.Again(f[2], now)
+				case "hold":
+					p.Hold(f[2], now)
 				case "look":
 					seen := map[string]Sig{}
 					for _, s := range f[2:] {
@@ -128,8 +211,15 @@ func TestPace(t *testing.T) {
 	}
 }
 
+func word(say bool, s string) string {
+	if say {
+		return s
+	}
+	return ""
+}
+
 func TestPaceNext(t *testing.T) {
-	p := NewPace(30*time.Millisecond, 40*time.Millisecond)
+	p := NewPace(30*time.Millisecond, 40*time.Millisecond, 1500*time.Millisecond)
 	start := time.Unix(1_000_000, 0)
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	if n := p.Next(start); !n.IsZero() {
@@ -140,7 +230,7 @@ func TestPaceNext(t *testing.T) {
 	if n := p.Next(at(0)); n != at(30) || p.Settled() {
 		t.Errorf("settling: next %v, settled %v", n.Sub(start), p.Settled())
 	}
-	p.Taken("a", fresh)
+	p.Taken("a", fresh, at(30))
 	p.Again("a", at(30))
 	if n := p.Next(at(30)); n != at(70) || !p.Settled() {
 		t.Errorf("second look: next %v, settled %v", n.Sub(start), p.Settled())

@@ -1,6 +1,7 @@
 package filewatch
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -69,6 +70,13 @@ func Read(path string, most int64) ([]byte, Sig, error) {
 		return nil, before, fmt.Errorf("read %s: more than %d bytes", path, most)
 	}
 	return data, before, nil
+}
+
+// Cut says whether text may be only the first part of what is to take old's place: it has
+// fewer whole lines, or is shorter and breaks off within a line.
+func Cut(old, text []byte) bool {
+	newline := []byte("\n")
+	return bytes.Count(text, newline) < bytes.Count(old, newline) || len(text) < len(old) && !bytes.HasSuffix(text, newline)
 }
 
 // maxLinks is how many symbolic links one path may pass; more are a loop.

@@ -2,9 +2,15 @@
 
 package filewatch
 
-import "io/fs"
+import (
+	"io/fs"
+	"time"
+)
 
 // SigOf is the signature that a stat gave.
 func SigOf(fi fs.FileInfo) Sig {
 	return Sig{size: fi.Size(), mtime: fi.ModTime().UnixNano()}
 }
+
+// WrittenTo says whether the file was written to after it was made; nobody knows here.
+func WrittenTo(string, time.Duration) bool { return true }

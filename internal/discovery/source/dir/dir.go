@@ -5,14 +5,19 @@
 // where the kernel tells of them, else within the poll. A file is read once it has kept
 // still for 30 ms; an object counts as removed only when a second look misses it too; a
 // document that does not parse keeps its last good value; and a directory or file that
-// cannot be read keeps what it held. What is found together is emitted together. The
-// first batch holds everything that was there at start, and Synced.
+// cannot be read keeps what it held. A file that somebody truncates and writes anew may
+// be half written at any moment: where one that is written to in place lost objects, or
+// its last document came out shorter, it is used once it has been still for 1.5 s (fold
+// says in which cases). What is found together is emitted together. The first batch holds
+// everything that was there at start, and Synced; it waits for files that are being
+// written to in place then, 10 s at most.
 package dir
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -35,6 +40,8 @@ type Options struct {
 	// Confirm is how long after the first look at a deleted object the second one is
 	// taken; 40 ms by default.
 	Confirm time.Duration
+	// Still is how long a file that may be half written must keep still; 1.5 s by default.
+	Still time.Duration
 	// Log tells of files that are left out and of notices that the kernel refuses.
 	Log *slog.Logger
 }
@@ -44,10 +51,20 @@ type Source struct {
 	o       Options
 	pace    *filewatch.Pace
 	fold    *fold
+	began   time.Time
 	synced  bool
 	initial []reading      // what was read before everything had been
 	skipped map[string]int // objects of other kinds that the log has told of, by file
+	seen    map[string]content
 }
+
+// content is what was last read of a file that is being written to, and since when.
+type content struct {
+	sum   uint64
+	since time.Time
+}
+
+var seed = maphash.MakeSeed()
 
 // New makes a source of o.Dir, which must be a directory that can be listed.
 func New(o Options) (*Source, error) {
@@ -63,11 +80,14 @@ func New(o Options) (*Source, error) {
 	if o.Confirm <= 0 {
 		o.Confirm = filewatch.DefaultConfirm
 	}
+	if o.Still <= 0 {
+		o.Still = filewatch.DefaultStill
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Source{
-		o: o, pace: filewatch.NewPace(o.Settle, o.Confirm), fold: newFold(), skipped: map[string]int{},
+		o: o, pace: filewatch.NewPace(o.Settle, o.Confirm, o.Still), fold: newFold(), skipped: map[string]int{}, seen: map[string]content{},
 	}, nil
 }
 
@@ -76,6 +96,7 @@ func New(o Options) (*Source, error) {
 func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 	n := filewatch.NewNotifier(s.o.Log)
 	defer n.Close()
+	s.began = time.Now()
 	for {
 		l := list(s.o.Dir)
 		grew := n.Watch(l.watch)
@@ -103,7 +124,7 @@ func (s *Source) look(l *listing, now time.Time, emit func(object.Batch)) {
 	}
 	var readings []reading
 	for _, path := range s.pace.Look(now, l.files) {
-		if r, ok := s.read(path); ok {
+		if r, ok := s.read(path, now); ok {
 			readings = append(readings, r)
 		}
 	}
@@ -114,9 +135,12 @@ func (s *Source) look(l *listing, now time.Time, emit func(object.Batch)) {
 		}
 		readings, s.initial = s.initial, nil
 	}
-	batch, again := s.fold.step(readings, l.problems)
+	batch, again, hold := s.fold.step(readings, l.problems)
 	for _, path := range again {
 		s.pace.Again(path, now)
+	}
+	for _, path := range hold {
+		s.pace.Hold(path, now)
 	}
 	batch.Synced, s.synced = !s.synced, true
 	if len(batch.Changes) > 0 || batch.Problems != nil || batch.Synced {
@@ -125,19 +149,25 @@ func (s *Source) look(l *listing, now time.Time, emit func(object.Batch)) {
 }
 
 // read reads and decodes one file; false where it is being written.
-func (s *Source) read(path string) (reading, bool) {
+func (s *Source) read(path string, now time.Time) (reading, bool) {
 	text, sig, err := filewatch.Read(path, yamltree.MaxBytes)
 	if errors.Is(err, filewatch.ErrMoving) {
 		return reading{}, false
 	}
-	s.pace.Taken(path, sig)
+	rewritten, still := s.pace.Taken(path, sig, now)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return reading{path: path, gone: true}, true
 	case err != nil:
 		return reading{path: path, unreadable: err.Error()}, true
+	case !s.synced && !still && now.Before(s.began.Add(filewatch.MostWait)) && filewatch.WrittenTo(path, s.o.Settle):
+		s.pace.Hold(path, now) // nothing says what the file held before
+		return reading{}, false
 	}
-	r := reading{path: path, result: decode.Documents(path, text)}
+	r := reading{path: path, result: decode.Documents(path, text), text: extentOf(text), unfinished: rewritten && !still && !s.same(path, text, now)}
+	if !r.unfinished {
+		delete(s.seen, path)
+	}
 	if n := len(r.result.Skipped); n != s.skipped[path] {
 		s.skipped[path] = n
 		for _, k := range r.result.Skipped {
@@ -145,4 +175,15 @@ func (s *Source) read(path string) (reading, bool) {
 		}
 	}
 	return r, true
+}
+
+// same says whether nothing else has been read of a file for as long as it would have to
+// be still: one that is written anew every second, always the same, is finished too.
+func (s *Source) same(path string, text []byte, now time.Time) bool {
+	c, sum := s.seen[path], maphash.Bytes(seed, text)
+	if c.sum != sum || c.since.IsZero() {
+		s.seen[path] = content{sum: sum, since: now}
+		return false
+	}
+	return now.Sub(c.since) >= s.o.Still
 }

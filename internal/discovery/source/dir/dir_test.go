@@ -183,24 +183,6 @@ func TestMountedConfigMap(t *testing.T) {
 	m.want("a=2 b=2")
 }
 
-// A writer that truncates, waits and writes must take nothing away.
-func TestTruncateThenWrite(t *testing.T) {
-	top := t.TempDir()
-	path := filepath.Join(top, "a.yaml")
-	write(t, path, service("a", 1)+service("b", 1))
-	m := run(t, dir.Options{Dir: top, Confirm: time.Hour})
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
-	must(t, err)
-	defer f.Close()
-	<-time.After(100 * time.Millisecond) // long enough for the empty file to be read once
-	_, err = f.WriteString(service("a", 2) + service("b", 1))
-	must(t, err)
-	m.want("a=2 b=1")
-	if fmt.Sprint(m.history) != "[a=1 b=1 a=2]" {
-		t.Errorf("history %v", m.history)
-	}
-}
-
 // A file that is written bit by bit is read when it is whole.
 func TestWrittenInPlace(t *testing.T) {
 	top := t.TempDir()

@@ -22,12 +22,17 @@ type reading struct {
 	gone bool
 	// unreadable says why the file could not be read; it then holds what it held.
 	unreadable string
+	// unfinished is set where the file was written to in place and has not been still for
+	// so long that its writer must have finished.
+	unfinished bool
+	text       extent
 }
 
 // fold turns readings of files into changes of objects. It is a machine: what it
 // returns depends on the order of readings alone. A file's object is dropped only by two
 // readings in a row that miss it, both of which could tell every document; of two
-// objects with one key the first by path, then position, counts.
+// objects with one key the first by path, then position, counts. A reading that may be
+// only the first part of what is being written (fold_cut.go) is not used at all.
 type fold struct {
 	files    map[string]*fileState
 	owners   map[object.Key]map[string]bool // the files that hold a key
@@ -39,6 +44,8 @@ type fold struct {
 type fileState struct {
 	claims   map[object.Key]*claim
 	problems []object.Problem
+	text     extent // of the last reading that was used
+	held     bool   // the last reading was not
 }
 
 // claim is one file's word on one object.
@@ -53,12 +60,22 @@ func newFold() *fold {
 }
 
 // step takes what one look found, and the problems of the directories themselves. It
-// returns the batch to emit (empty where nothing changed) and the files that must be
-// read once more before what they miss is dropped.
-func (f *fold) step(readings []reading, dirs []object.Problem) (batch object.Batch, again []string) {
+// returns the batch to emit (empty where nothing changed), the files that must be read
+// once more before what they miss is dropped (again), and those that must be read once
+// they have been still (hold).
+func (f *fold) step(readings []reading, dirs []object.Problem) (batch object.Batch, again, hold []string) {
 	touched := map[object.Key]bool{}
-	for _, r := range readings {
-		if f.file(r, touched) {
+	// Files that may be half written come last: what they lost may have moved to another.
+	for _, r := range slices.SortedStableFunc(slices.Values(readings), func(a, b reading) int { return cmp.Compare(order(a), order(b)) }) {
+		state := f.state(r.path)
+		if state.held = f.cut(state, r); state.held {
+			hold = append(hold, r.path)
+			continue
+		}
+		switch more := f.file(state, r, touched); {
+		case more && r.unfinished:
+			hold = append(hold, r.path)
+		case more:
 			again = append(again, r.path)
 		}
 	}
@@ -67,32 +84,37 @@ func (f *fold) step(readings []reading, dirs []object.Problem) (batch object.Bat
 			batch.Changes = append(batch.Changes, c)
 		}
 	}
-	order := map[object.Kind]int{}
+	rank := map[object.Kind]int{}
 	for i, k := range object.Kinds() {
-		order[k] = i
+		rank[k] = i
 	}
 	slices.SortFunc(batch.Changes, func(a, b object.Change) int {
-		return cmp.Or(cmp.Compare(order[a.Key.Kind], order[b.Key.Kind]), cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
+		return cmp.Or(cmp.Compare(rank[a.Key.Kind], rank[b.Key.Kind]), cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
 	})
 	if now := f.allProblems(dirs); !slices.Equal(now, f.problems) {
 		f.problems = now
 		batch.Problems = append([]object.Problem{}, now...)
 	}
-	return batch, again
+	return batch, again, hold
+}
+
+func (f *fold) state(path string) *fileState {
+	state := f.files[path]
+	if state == nil {
+		state = &fileState{claims: map[object.Key]*claim{}}
+		f.files[path] = state
+	}
+	return state
 }
 
 // file takes one reading and marks the keys that it touches. It returns true where the
 // file must be read again.
-func (f *fold) file(r reading, touched map[object.Key]bool) (again bool) {
-	state := f.files[r.path]
-	if state == nil {
-		state = &fileState{claims: map[object.Key]*claim{}}
-		f.files[r.path] = state
-	}
+func (f *fold) file(state *fileState, r reading, touched map[object.Key]bool) (again bool) {
 	if r.unreadable != "" {
 		state.problems = []object.Problem{{Origin: object.Origin{File: r.path}, Text: r.unreadable + "; what was read from it before still counts"}}
 		return false
 	}
+	state.text = r.text
 	present := f.present(state, r, touched)
 	whole := r.gone || r.result.Whole()
 	for k, c := range state.claims {
@@ -100,7 +122,7 @@ func (f *fold) file(r reading, touched map[object.Key]bool) (again bool) {
 		case present[k]:
 			c.doubted = false
 		case !whole:
-		case c.doubted:
+		case c.doubted && !r.unfinished:
 			delete(state.claims, k)
 			delete(f.owners[k], r.path)
 			touched[k] = true
@@ -231,7 +253,12 @@ func duplicate(k object.Key, at, first object.Origin) object.Problem {
 
 // same says whether two values of one object are equal, their places included.
 func same(a, b *object.Object) bool {
-	if a.Origin != b.Origin || !reflect.DeepEqual(a.Meta, b.Meta) {
+	return a.Origin == b.Origin && equal(a, b)
+}
+
+// equal says whether two values of one object say the same.
+func equal(a, b *object.Object) bool {
+	if !reflect.DeepEqual(a.Meta, b.Meta) {
 		return false
 	}
 	x, isMessage := a.Spec.(proto.Message)

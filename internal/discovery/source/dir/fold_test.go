@@ -11,9 +11,11 @@ import (
 
 // Each line of a script is one look: files and what they hold, then "->" and what
 // follows. A file holds "k=v" for a Service k whose value is v, "k!" for one that is bad,
-// "?" for a document that cannot be told; "gone" and "noread" are what they say. What
-// follows is "k=v" or "-k" for changes, "n problems" where their list is emitted, and
-// "again f" where a second look is asked for.
+// "?" for a document that cannot be told; "gone" and "noread" are what they say. Each is
+// a line; "~" says that the file was written to in place and is not still, and "#" is a
+// line of comment. What follows is "k=v" or "-k" for changes, "n problems" where their
+// list is emitted, "again f" where a second look is asked for, and "hold f" where one is
+// once the file has been still.
 func TestFold(t *testing.T) {
 	for name, script := range map[string]string{
 		"add, change, nothing": `
@@ -83,17 +85,68 @@ func TestFold(t *testing.T) {
 			g: a=1 -> a=1
 			g: gone; f: a=1 -> a=1 again g
 			g: gone ->`,
+		"rewritten in place, at once": `
+			f: # a=1 b=1 -> a=1 b=1
+			f: ~ a=2 b=2 -> a=2 b=2`,
+		"a document lost in place goes when the file has been still": `
+			f: # # a=1 b=1 -> a=1 b=1
+			f: ~ # a=1 -> hold f
+			f: a=1 -> again f
+			f: a=1 -> -b`,
+		"truncated, then written line by line": `
+			f: # # a=1 b=1 c=1 -> a=1 b=1 c=1
+			f: ~ -> hold f
+			f: ~ # -> hold f
+			f: ~ # a=2 -> hold f
+			f: ~ # a=2 b=2 -> hold f
+			f: ~ # a=2 b=2 c=1 -> a=2 b=2`,
+		"the last document may break off": `
+			f: # # a=1 b=1 -> a=1 b=1
+			f: ~ a=2 b=2 -> hold f
+			f: # a=2 b=2 -> a=2 b=2`,
+		"documents before the last do not": `
+			f: # # a=1 b=1 -> a=1 b=1
+			f: ~ a=2 b=1 -> a=2`,
+		"broken off so that it does not parse": `
+			f: # # a=1 b=1 -> a=1 b=1
+			f: ~ a=2 ? -> hold f
+			f: a=2 ? -> a=2 1 problems`,
+		"no longer shorter than before, but not whole": `
+			f: # a=1 b=1 -> a=1 b=1
+			f: ~ -> hold f
+			f: ~ a=2 c=1 d=1 -> hold f
+			f: ~ a=2 c=1 d=1 b=1 -> a=2 c=1 d=1`,
+		"shorter than before, then gone": `
+			f: # # a=1 b=1 -> a=1 b=1
+			f: ~ # a=1 -> hold f
+			f: gone -> again f
+			f: gone -> -a -b`,
+		"grown in place, with an object less": `
+			f: a=1 b=1 -> a=1 b=1
+			f: ~ a=2 c=1 # -> a=2 c=1 hold f
+			f: ~ a=2 c=1 # -> hold f
+			f: a=2 c=1 # -> -b`,
+		"grown in place": `
+			f: # a=1 b=1 -> a=1 b=1
+			f: ~ # a=1 b=1 c=1 -> c=1`,
+		"in place, moved to another file": `
+			f: # # a=1 b=1 -> a=1 b=1
+			f: ~ # # a=1; g: b=2 -> b=2 hold f
+			f: # # a=1 ->`,
+		"a file that held nothing": `
+			f: # # ->
+			f: ~ ->`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFold()
+			f, said := newFold(), map[string]string{}
 			for line := range strings.Lines(strings.TrimSpace(script)) {
 				look, want, _ := strings.Cut(strings.TrimSpace(line), "->")
 				var readings []reading
 				for file := range strings.SplitSeq(look, ";") {
 					readings = append(readings, parseReading(t, file))
 				}
-				batch, again := f.step(readings, nil)
-				if got := written(batch, again); !sameWords(got, want) {
+				batch, again, hold := f.step(readings, nil)
+				if got := written(batch, again, hold, said); !sameWords(got, want) {
 					t.Fatalf("%s\ngot %s\nproblems %v", line, got, batch.Problems)
 				}
 			}
@@ -111,6 +164,9 @@ func parseReading(t *testing.T, text string) reading {
 		at := object.Origin{File: name, Line: i + 1}
 		key := object.Key{Kind: object.Service, Namespace: "n", Name: w[:1]}
 		switch {
+		case w == "~":
+			r.unfinished = true
+		case w == "#":
 		case w == "gone":
 			r.gone = true
 		case w == "noread":
@@ -120,28 +176,35 @@ func parseReading(t *testing.T, text string) reading {
 		case w[1] == '!':
 			r.result.Problems = append(r.result.Problems, object.Problem{Origin: at, Key: key, Text: "bad"})
 		default:
-			// The place of an object must not stand in for its value here.
-			o := object.Object{Key: key, Spec: &object.ServiceSpec{Type: w[2:]}, Origin: object.Origin{File: name}}
+			o := object.Object{Key: key, Spec: &object.ServiceSpec{Type: w[2:]}, Origin: at}
 			r.result.Objects = append(r.result.Objects, o)
 		}
 	}
+	r.text = extent{bytes: 10 * len(strings.Fields(holds)), lines: len(strings.Fields(holds))}
 	return r
 }
 
-func written(b object.Batch, again []string) string {
+// written leaves out changes that say the same as before on another line.
+func written(b object.Batch, again, hold []string, said map[string]string) string {
 	var out []string
 	for _, c := range b.Changes {
-		if c.Object == nil {
-			out = append(out, "-"+c.Key.Name)
-		} else {
-			out = append(out, c.Key.Name+"="+c.Object.Spec.(*object.ServiceSpec).Type)
+		word, at := "-"+c.Key.Name, ""
+		if c.Object != nil {
+			word, at = c.Key.Name+"="+c.Object.Spec.(*object.ServiceSpec).Type, c.Object.Origin.File
 		}
+		if said[c.Key.Name] != word+at {
+			out = append(out, word)
+		}
+		said[c.Key.Name] = word + at
 	}
 	if b.Problems != nil {
 		out = append(out, fmt.Sprintf("%d problems", len(b.Problems)))
 	}
 	for _, path := range again {
 		out = append(out, "again "+path)
+	}
+	for _, path := range hold {
+		out = append(out, "hold "+path)
 	}
 	return strings.Join(out, " ")
 }
@@ -167,7 +230,7 @@ func sameWords(a, b string) bool {
 func TestDuplicateNamesBothPlaces(t *testing.T) {
 	const text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"
 	f := newFold()
-	batch, _ := f.step([]reading{
+	batch, _, _ := f.step([]reading{
 		{path: "x.yaml", result: decode.Documents("x.yaml", []byte(text))},
 		{path: "y.yaml", result: decode.Documents("y.yaml", []byte("---\n"+text))},
 	}, nil)
@@ -178,7 +241,7 @@ func TestDuplicateNamesBothPlaces(t *testing.T) {
 
 func TestOrderOfChanges(t *testing.T) {
 	f := newFold()
-	batch, _ := f.step([]reading{{path: "f", result: decode.Result{Objects: []object.Object{
+	batch, _, _ := f.step([]reading{{path: "f", result: decode.Result{Objects: []object.Object{
 		{Key: object.Key{Kind: object.Gateway, Namespace: "a", Name: "a"}},
 		{Key: object.Key{Kind: object.Pod, Namespace: "b", Name: "a"}},
 		{Key: object.Key{Kind: object.Pod, Namespace: "a", Name: "z"}},

@@ -1,0 +1,182 @@
+package dir_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
+)
+
+// rewrite truncates a file and writes the parts into it, one after each pause. It returns
+// false where the machine made one of the pauses so long that it proves nothing.
+func rewrite(t *testing.T, path string, pause time.Duration, parts ...string) (steady bool) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	must(t, err)
+	steady = true
+	for _, p := range parts {
+		began := time.Now()
+		<-time.After(pause)
+		_, err := f.WriteString(p)
+		must(t, err)
+		steady = steady && time.Since(began) < filewatch.DefaultStill*3/4
+	}
+	must(t, f.Close())
+	return steady
+}
+
+// A writer that truncates, waits and writes must take nothing away. The times are those
+// of writers that were seen to, not bounds; none comes near the 1.5 s of the default.
+func TestTruncateThenWrite(t *testing.T) {
+	three := service("a", 1) + service("b", 1) + service("c", 1)
+	for _, tt := range []struct {
+		name    string
+		pause   time.Duration
+		parts   []string
+		want    string
+		history []string
+	}{
+		{"80 ms", 80 * time.Millisecond, []string{service("a", 2) + service("b", 1)}, "a=2 b=1", []string{"a=2", "-c"}},
+		{"400 ms, the same", 400 * time.Millisecond, []string{three}, "", nil},
+		{"400 ms, changed", 400 * time.Millisecond, []string{service("a", 2) + service("b", 2) + service("c", 1)}, "a=2 b=2 c=1", []string{"a=2", "b=2"}},
+		{"document by document", 100 * time.Millisecond, []string{service("a", 2), service("b", 2), service("c", 2)}, "a=2 b=2 c=2", []string{"a=2", "b=2", "c=2"}},
+		{"line by line", 60 * time.Millisecond, slices.Collect(strings.Lines(service("a", 2) + service("b", 1) + service("c", 2))), "a=2 b=1 c=2", []string{"a=2", "c=2"}},
+		{"longer than before", 100 * time.Millisecond, []string{"# now with more in it\n", service("a", 2) + service("d", 1) + service("e", 1), service("f", 1), service("b", 1), service("c", 1)},
+			"a=2 b=1 c=1 d=1 e=1 f=1", []string{"a=2", "b=1", "c=1", "d=1", "e=1", "f=1"}},
+		{"for good", 0, nil, "", []string{"-a", "-b", "-c"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			top := t.TempDir()
+			path := filepath.Join(top, "a.yaml")
+			write(t, path, three)
+			m := run(t, dir.Options{Dir: top})
+			m.history = nil
+			if !rewrite(t, path, tt.pause, tt.parts...) {
+				t.Log("the machine stood still meanwhile")
+				return
+			}
+			if tt.want != "" || tt.history != nil {
+				m.want(tt.want)
+			}
+			// What is emitted after this follows whatever the rewriting led to.
+			write(t, filepath.Join(top, "z.yaml"), service("z", 1))
+			for m.ports["z"] == 0 {
+				m.next()
+			}
+			if want := append(tt.history, "z=1"); !slices.Equal(m.history, want) {
+				t.Errorf("history %v, want %v", m.history, want)
+			}
+		})
+	}
+}
+
+// A Service cut off within its ports is still a Service.
+func TestCutWithinADocument(t *testing.T) {
+	top := t.TempDir()
+	path := filepath.Join(top, "a.yaml")
+	const head = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: n}\nspec:\n  ports:\n"
+	ports := func(first int) string {
+		return fmt.Sprintf("  - {name: one, port: %d}\n  - {name: two, port: 2}\n  - {name: three, port: 3}\n", first)
+	}
+	write(t, path, head+ports(1))
+	m := run(t, dir.Options{Dir: top})
+	m.history = nil
+	steady := rewrite(t, path, 60*time.Millisecond, slices.Collect(strings.Lines(head+ports(7)))...)
+	m.want("a=7")
+	if steady && fmt.Sprint(m.history) != "[a=7]" {
+		t.Errorf("history %v", m.history)
+	}
+}
+
+// Two files are rewritten at once; each is used when it is whole.
+func TestTwoFilesRewritten(t *testing.T) {
+	top := t.TempDir()
+	one, two := filepath.Join(top, "1.yaml"), filepath.Join(top, "2.yaml")
+	write(t, one, service("a", 1)+service("b", 1))
+	write(t, two, service("c", 1)+service("d", 1))
+	m := run(t, dir.Options{Dir: top})
+	m.history = nil
+	other := make(chan bool, 1)
+	go func() { other <- rewrite(t, two, 100*time.Millisecond, service("c", 2), service("d", 2)) }()
+	steady := rewrite(t, one, 70*time.Millisecond, service("a", 2), service("b", 2))
+	steady = <-other && steady
+	m.want("a=2 b=2 c=2 d=2")
+	for _, h := range m.history {
+		if steady && strings.HasPrefix(h, "-") {
+			t.Errorf("history %v", m.history)
+		}
+	}
+}
+
+// What is quick stays quick: none of these waits until the file has been still. The test
+// tells by the order: a file that must be still takes longer than all of them together.
+func TestOtherEditsDoNotWait(t *testing.T) {
+	top := t.TempDir()
+	path, slow := filepath.Join(top, "a.yaml"), filepath.Join(top, "slow.yaml")
+	write(t, path, service("a", 1)+service("b", 1))
+	write(t, slow, service("x", 1)+service("y", 1))
+	m := run(t, dir.Options{Dir: top, Still: time.Hour})
+	inPlace := func(text string) { must(t, os.WriteFile(path, []byte(text), 0o644)) }
+	must(t, os.WriteFile(slow, []byte(service("x", 1)), 0o644))
+	inPlace(service("a", 2) + service("b", 1)) // as long as before
+	m.want("a=2 b=1 x=1 y=1")
+	inPlace(service("a", 2) + service("b", 1000)) // longer
+	m.want("a=2 b=1000 x=1 y=1")
+	inPlace(service("a", 2) + service("b", 3)) // shorter, with as many lines
+	m.want("a=2 b=3 x=1 y=1")
+	inPlace(service("a", 2) + service("b", 3) + service("c", 1)) // appended to
+	m.want("a=2 b=3 c=1 x=1 y=1")
+	write(t, path, service("a", 3)) // another file in its place
+	m.want("a=3 x=1 y=1")
+	must(t, os.Remove(path))
+	m.want("x=1 y=1")
+	inPlace(service("a", 4))
+	m.want("a=4 x=1 y=1")
+}
+
+// A file that is being rewritten when the source starts is waited for.
+func TestRewrittenAtStart(t *testing.T) {
+	top := t.TempDir()
+	path := filepath.Join(top, "a.yaml")
+	write(t, path, service("a", 1)+service("b", 1))
+	<-time.After(100 * time.Millisecond) // the file is not a new one
+	must(t, os.Truncate(path, 0))
+	wrote := make(chan bool, 1)
+	go func() { wrote <- rewrite(t, path, 300*time.Millisecond, service("a", 2), service("b", 2)) }()
+	m := run(t, dir.Options{Dir: top})
+	steady := <-wrote
+	m.want("a=2 b=2")
+	if steady && fmt.Sprint(m.history) != "[a=2 b=2]" {
+		t.Errorf("history %v", m.history)
+	}
+}
+
+// A file that is written anew every so often, always the same, is used as it is.
+func TestAlwaysRewritten(t *testing.T) {
+	top := t.TempDir()
+	path := filepath.Join(top, "a.yaml")
+	write(t, path, service("a", 1)+service("b", 1))
+	m := run(t, dir.Options{Dir: top, Still: 300 * time.Millisecond})
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(200 * time.Millisecond):
+				_ = os.WriteFile(path, []byte(service("a", 1)), 0o644)
+			}
+		}
+	}()
+	m.want("a=1")
+	close(stop)
+	<-stopped
+}
