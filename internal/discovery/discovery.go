@@ -206,9 +206,18 @@ func (s *Server) Run(ctx context.Context) error {
 	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secure_grpc", a.SecureGRPC, "monitoring", a.Monitoring, "version", s.opts.Version)
 	loopCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	mesh := newMeshFile(s.opts.MeshFile, s.opts.Log)
 	servers := run.Nest("servers",
-		run.Task{Name: "read configuration", Run: func(ctx context.Context) error { return s.source.Run(ctx, s.loop.Emit) }},
-		run.Task{Name: "read mesh configuration", Run: s.readMeshFile},
+		run.Task{Name: "read configuration", Run: func(ctx context.Context) error {
+			// Whoever is served by what the source says must find the mesh configuration.
+			select {
+			case <-mesh.read:
+				return s.source.Run(ctx, s.loop.Emit)
+			case <-ctx.Done():
+				return nil
+			}
+		}},
+		run.Task{Name: "read mesh configuration", Run: func(ctx context.Context) error { return mesh.Run(ctx, s.loop.Emit) }},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
 		run.Task{Name: "serve plaintext gRPC", Run: s.serveGRPC(s.listeners.grpc, nil)},
@@ -222,13 +231,6 @@ func (s *Server) Run(ctx context.Context) error {
 		}},
 	)
 	return errors.Join(err, s.done.Close())
-}
-
-func (s *Server) readMeshFile(ctx context.Context) error {
-	if s.opts.MeshFile == "" {
-		return nil
-	}
-	return meshFile{path: s.opts.MeshFile, log: s.opts.Log}.Run(ctx, s.loop.Emit)
 }
 
 func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context) error {

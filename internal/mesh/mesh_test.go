@@ -207,3 +207,15 @@ func FuzzDecodeMetadata(f *testing.F) {
 		}
 	})
 }
+
+func TestFullHost(t *testing.T) {
+	for name, want := range map[string]string{
+		"ratings": "ratings.bookshop.svc.cluster.local", "Ratings": "ratings.bookshop.svc.cluster.local",
+		"ratings.bookshop": "ratings.bookshop", "api.example.com": "api.example.com", "API.Example.com": "api.example.com",
+		"api.example.com.": "api.example.com", "localhost.": "localhost", "*": "*", "*.Example.com": "*.example.com", "": "",
+	} {
+		if got := FullHost(name, "bookshop", "Cluster.local"); got != want {
+			t.Errorf("FullHost(%q) = %q, want %q", name, got, want)
+		}
+	}
+}

@@ -19,7 +19,7 @@ func (c *check) serviceEntry(s *networking.ServiceEntry) {
 			c.fail(item("spec.hosts", i), "%q is no host; write a DNS name or one that begins with \"*.\"", h)
 		}
 	}
-	once(s.Hosts, func(i int, h string) { c.fail(item("spec.hosts", i), "%q is given twice; remove one", h) })
+	c.hostsOnce(s.Hosts)
 	for i, a := range s.Addresses {
 		if !isIP(a) && !isCIDR(a) {
 			c.fail(item("spec.addresses", i), "%q is neither an IP address nor a CIDR such as 10.1.0.0/16", a)

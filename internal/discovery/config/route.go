@@ -19,7 +19,7 @@ func (c *check) virtualService(s *networking.VirtualService) {
 			c.fail(item("spec.hosts", i), "\"*\" would take every request of the mesh; name hosts, or bind the route to a gateway alone")
 		}
 	}
-	once(s.Hosts, func(i int, h string) { c.fail(item("spec.hosts", i), "%q is given twice; remove one", h) })
+	c.hostsOnce(s.Hosts)
 	c.gatewayNames("spec.gateways", s.Gateways)
 	switch {
 	case len(s.Hosts) == 0 && len(s.Gateways) > 0:

@@ -10,6 +10,8 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // maxRegex bounds a regular expression; each one runs for every request.
@@ -66,6 +68,15 @@ func (c *check) host(field, s string) {
 	if !isHost(s) && !isIP(s) {
 		c.fail(field, "%q is no host; write a DNS name, one that begins with \"*.\", or an IP address", s)
 	}
+}
+
+// hostsOnce checks that no host of spec.hosts is given twice, in whatever spelling.
+func (c *check) hostsOnce(hosts []string) {
+	names := make([]string, len(hosts))
+	for i, h := range hosts {
+		names[i] = mesh.HostName(h)
+	}
+	once(names, func(i int, _ string) { c.fail(item("spec.hosts", i), "%q is given twice; remove one", hosts[i]) })
 }
 
 // port checks a port number; 0 is fine where zero is set.

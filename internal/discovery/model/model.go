@@ -100,7 +100,7 @@ type Sidecar struct {
 
 // New adds an empty model to g. domain is the cluster's DNS suffix, "cluster.local".
 func New(g *incr.Graph, domain string) *Model {
-	m := &Model{domain: domain, tables: tables{
+	m := &Model{domain: mesh.HostName(domain), tables: tables{
 		services: incr.NewTable[*Service](g, "services"),
 		pods:     incr.NewTable[*Pod](g, "pods"),
 		entries:  incr.NewTable[*WorkloadEntry](g, "workload entries"),
@@ -178,7 +178,7 @@ func (m *Model) apply(c object.Change) {
 	case *networking.VirtualService:
 		m.putVirtual(key, row, spec)
 	case *networking.DestinationRule:
-		d := &DestinationRule{Row: row, Host: FullHost(spec.Host, o.Namespace, m.domain), Spec: spec}
+		d := &DestinationRule{Row: row, Host: mesh.FullHost(spec.Host, o.Namespace, m.domain), Spec: spec}
 		m.tables.dests.Put(key, d, hostBucket(d.Host), selectorBucket(spec.GetWorkloadSelector().GetMatchLabels()))
 	case *security.PeerAuthentication:
 		m.tables.peers.Put(key, &PeerAuthentication{Row: row, Spec: spec}, ns)
@@ -191,7 +191,7 @@ func (m *Model) putVirtual(key string, row Row, spec *networking.VirtualService)
 	v := &VirtualService{Row: row, Spec: spec}
 	buckets := []string{all}
 	for _, h := range spec.Hosts {
-		full := FullHost(h, row.Namespace, m.domain)
+		full := mesh.FullHost(h, row.Namespace, m.domain)
 		v.Hosts = append(v.Hosts, full)
 		buckets = append(buckets, hostBucket(full))
 	}

@@ -120,7 +120,7 @@ func (m *Model) egress(r *incr.Reader, s mesh.ScopeID) *egress {
 			if ns == "." {
 				ns = s.Value().Namespace
 			}
-			e.hosts = append(e.hosts, egressHost{ns, strings.ToLower(host)})
+			e.hosts = append(e.hosts, egressHost{ns, mesh.HostName(host)})
 		}
 	}
 	if p := row.Spec.OutboundTrafficPolicy; p != nil {

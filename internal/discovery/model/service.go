@@ -3,7 +3,6 @@ package model
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -82,21 +81,11 @@ func (s *Service) PortOf(number uint32) (Port, bool) {
 	return Port{}, false
 }
 
-// FullHost makes a short name of a rule in a namespace a full one: a name without dots
-// is a Service beside the rule. Wildcards and names with dots stay.
-func FullHost(host, namespace, domain string) string {
-	host = strings.ToLower(host)
-	if host == "" || strings.ContainsAny(host, ".*") {
-		return host
-	}
-	return host + "." + namespace + ".svc." + domain
-}
-
 func serviceOf(o *object.Object, spec *object.ServiceSpec, domain string) *Service {
 	s := &Service{
 		Row:  Row{Namespace: o.Namespace, Name: o.Name},
 		Key:  "Service/" + o.Namespace + "/" + o.Name,
-		Host: o.Name + "." + o.Namespace + ".svc." + domain,
+		Host: mesh.FullHost(o.Name, o.Namespace, domain),
 		Source: Source{
 			Kubernetes: true, Headless: spec.Headless, Selector: spec.Selector, PublishNotReady: spec.PublishNotReady,
 		},
@@ -131,7 +120,7 @@ func serviceOf(o *object.Object, spec *object.ServiceSpec, domain string) *Servi
 func servicesOfEntry(o *object.Object, spec *networking.ServiceEntry) []*Service {
 	var out []*Service
 	for _, host := range spec.Hosts {
-		host = strings.ToLower(host)
+		host = mesh.HostName(host)
 		s := &Service{
 			Row:      Row{Namespace: o.Namespace, Name: o.Name},
 			Key:      "ServiceEntry/" + o.Namespace + "/" + o.Name + "/" + host,

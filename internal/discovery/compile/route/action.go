@@ -115,7 +115,7 @@ func (in Input) resolve(d *networking.Destination) (Destination, bool) {
 	if d.GetHost() == "" {
 		return Destination{}, false
 	}
-	host := ResolveShortName(d.Host, in.Rule.Namespace, in.Domain)
+	host := mesh.FullHost(d.Host, in.Rule.Namespace, in.Domain)
 	port := d.GetPort().GetNumber()
 	to := in.Destination(host, port, d.Subset)
 	if to.Cluster == "" {

@@ -109,13 +109,3 @@ func TestDomains(t *testing.T) {
 		}
 	}
 }
-
-func TestResolveShortName(t *testing.T) {
-	for name, want := range map[string]string{
-		"ratings": "ratings.bookshop.svc.cluster.local", "ratings.bookshop": "ratings.bookshop", "api.example.com": "api.example.com", "*": "*", "": "",
-	} {
-		if got := route.ResolveShortName(name, "bookshop", "cluster.local"); got != want {
-			t.Errorf("ResolveShortName(%q) = %q, want %q", name, got, want)
-		}
-	}
-}

@@ -11,7 +11,6 @@ package route
 import (
 	"slices"
 	"strconv"
-	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -235,13 +234,4 @@ func pack(m proto.Message) *anypb.Any {
 	a := &anypb.Any{}
 	_ = anypb.MarshalFrom(a, m, proto.MarshalOptions{Deterministic: true})
 	return a
-}
-
-// ResolveShortName makes a host name of a rule fully qualified: a name without a dot is a
-// service of the rule's own namespace; any other, and "*", is taken as it is. [control-plane 1.7.1]
-func ResolveShortName(name, namespace, domain string) string {
-	if name == "" || name == "*" || strings.Contains(name, ".") {
-		return name
-	}
-	return name + "." + namespace + ".svc." + domain
 }
