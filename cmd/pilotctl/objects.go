@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 )
@@ -18,8 +19,13 @@ type remark struct {
 func newObjects(f *flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "objects",
-		Short: "List the objects that are refused, or kept but not used, and why",
-		Args:  usage(cobra.NoArgs),
+		Short: "List the objects that are refused, not enforced, or without effect, and why",
+		Long: `List the objects that are refused, not enforced, or without effect, and why.
+
+An error is an object that is refused (its last good value stays in force, if there was one)
+or whose rules are NOT enforced. A warning is one that does not do all that it says. What a
+file holds that belongs to others, such as Deployments, is counted in a line below.`,
+		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			var all []remark
 			text, err := fetchInto(c.Context(), f.discovery, "debug/objectz", nil, &all)
@@ -29,15 +35,33 @@ func newObjects(f *flags) *cobra.Command {
 			if f.output != "table" {
 				return printJSON(c.OutOrStdout(), f.output, text)
 			}
-			if len(all) == 0 {
-				_, err := fmt.Fprintln(c.OutOrStdout(), "every object is in use as it is written")
-				return err
-			}
-			var rows [][]string
-			for _, r := range all {
-				rows = append(rows, []string{r.Severity, r.Object, r.Field, r.Origin, r.Text})
-			}
-			return printTable(c.OutOrStdout(), []string{"SEVERITY", "OBJECT", "FIELD", "WHERE", "WHAT"}, rows)
+			return printRemarks(c.OutOrStdout(), all)
 		},
 	}
+}
+
+// printRemarks shows what is wrong as a table, and what is only left out in lines below.
+func printRemarks(w io.Writer, all []remark) error {
+	var rows [][]string
+	var left []string
+	for _, r := range all {
+		if r.Severity == "info" {
+			left = append(left, r.Origin+": "+r.Text)
+			continue
+		}
+		rows = append(rows, []string{r.Severity, r.Object, r.Field, r.Origin, r.Text})
+	}
+	if len(rows) > 0 {
+		if err := printTable(w, []string{"SEVERITY", "OBJECT", "FIELD", "WHERE", "WHAT"}, rows); err != nil {
+			return err
+		}
+	} else if _, err := fmt.Fprintln(w, "every object is in use as it is written"); err != nil {
+		return err
+	}
+	for _, line := range left {
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
 }

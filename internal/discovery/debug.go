@@ -253,7 +253,8 @@ type objectEntry struct {
 	Text     string `json:"text"`
 }
 
-// objectz lists what is wrong or worth a warning with the configuration, object by object.
+// objectz lists what is wrong or worth a warning with the configuration, object by object,
+// and how much of each file is left out because it belongs to others.
 func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 	var verdicts []config.Verdict
 	s.loop.ask(func() { verdicts = s.loop.problems() })

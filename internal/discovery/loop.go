@@ -3,6 +3,7 @@ package discovery
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -31,8 +32,8 @@ type loop struct {
 	model  *model.Model
 	store  *config.Store
 	views  *publisher
-	source []object.Problem // what the source reports now
-	told   map[string]bool  // the problems that the log has told and that still stand
+	source []object.Problem           // what the source reports now
+	told   map[string]object.Severity // the problems that the log has told and that still stand
 	counts counts
 }
 
@@ -132,21 +133,24 @@ func (l *loop) absorb(b object.Batch) {
 
 // tell logs each problem once when it comes up, and when none is left of it.
 func (l *loop) tell() {
-	now := map[string]bool{}
+	now := map[string]object.Severity{}
 	for _, v := range l.problems() {
 		text := v.Error()
-		now[text] = true
-		if l.told[text] {
+		now[text] = v.Severity
+		if _, told := l.told[text]; told {
 			continue
 		}
-		if v.Severity == config.Error {
-			l.log.Error("configuration is not taken; its last good value stays", "problem", text)
-		} else {
-			l.log.Warn("configuration is taken, but", "problem", text)
+		switch v.Severity {
+		case object.Error:
+			l.log.Error("configuration is not taken; its last good value stays, if there was one", "problem", text)
+		case object.Warning:
+			l.log.Warn("configuration has no effect, or not all of it", "problem", text)
+		default:
+			l.log.Debug("configuration is left out", "reason", text)
 		}
 	}
-	for text := range l.told {
-		if !now[text] {
+	for text, severity := range l.told {
+		if _, stands := now[text]; !stands && severity != object.Info {
 			l.log.Info("configuration problem is gone", "problem", text)
 		}
 	}
@@ -197,9 +201,5 @@ func (l *loop) ask(f func()) bool {
 
 // problems is everything wrong with the configuration now, for people. Call it through ask.
 func (l *loop) problems() []config.Verdict {
-	var out []config.Verdict
-	for _, p := range l.source {
-		out = append(out, config.Verdict{Problem: p, Severity: config.Error})
-	}
-	return append(out, l.store.Verdicts()...)
+	return append(slices.Clone(l.source), l.store.Verdicts()...)
 }

@@ -41,7 +41,7 @@ var (
 	descServices = prometheus.NewDesc("pilot_services", "Services, one for each host of an object.", nil, nil)
 	descVirtuals = prometheus.NewDesc("pilot_virt_services", "VirtualServices.", nil, nil)
 	descEvents   = prometheus.NewDesc("pilot_k8s_cfg_events", "Changes of configuration objects taken.", []string{"type"}, nil)
-	descProblems = prometheus.NewDesc("pilothouse_config_problems", "Problems with configuration objects that stand now.", []string{"severity"}, nil)
+	descProblems = prometheus.NewDesc("pilothouse_config_problems", "Errors and warnings about configuration objects that stand now, by kind (empty where it cannot be told).", []string{"severity", "kind"}, nil)
 	descClasses  = prometheus.NewDesc("pilothouse_classes", "Classes of proxies, and the scopes, views and workloads that make them.", []string{"part"}, nil)
 	descCommits  = prometheus.NewDesc("pilothouse_commits_total", "Commits of the loop.", nil, nil)
 	descSpent    = prometheus.NewDesc("pilothouse_commit_seconds_total", "Seconds that commits took.", nil, nil)
@@ -81,8 +81,8 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	for kind, n := range snap.events {
 		counter(descEvents, float64(n), string(kind))
 	}
-	for severity, n := range snap.problems {
-		gauge(descProblems, float64(n), severity)
+	for p, n := range snap.problems {
+		gauge(descProblems, float64(n), p.severity.String(), string(p.kind))
 	}
 	for part, n := range snap.classes {
 		gauge(descClasses, float64(n), part)
@@ -100,7 +100,7 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 type snapshot struct {
 	rows       map[string]int
 	events     map[object.Kind]uint64
-	problems   map[string]int
+	problems   map[problemKind]int
 	classes    map[string]int
 	rules      map[string]incr.RuleStats
 	commits    uint64
@@ -109,8 +109,15 @@ type snapshot struct {
 	resources  int
 }
 
+// problemKind is what problems are counted by.
+type problemKind struct {
+	severity object.Severity
+	kind     object.Kind
+}
+
 func (s *stats) snapshot() (snapshot, bool) {
-	out := snapshot{events: map[object.Kind]uint64{}, problems: map[string]int{"error": 0, "warning": 0}}
+	// The two that are always there let an alert tell "none" from "not asked".
+	out := snapshot{events: map[object.Kind]uint64{}, problems: map[problemKind]int{{object.Error, ""}: 0, {object.Warning, ""}: 0}}
 	ok := s.loop.ask(func() {
 		l := s.loop
 		out.rows, out.rules = l.model.Counts(), l.graph.Stats()
@@ -118,7 +125,9 @@ func (s *stats) snapshot() (snapshot, bool) {
 			out.events[k] = n
 		}
 		for _, v := range l.problems() {
-			out.problems[v.Severity.String()]++
+			if v.Severity != object.Info {
+				out.problems[problemKind{v.Severity, v.Key.Kind}]++
+			}
 		}
 		out.commits, out.spent = l.counts.commits, l.counts.spent
 		out.generation, out.resources = l.views.generation, l.views.pool.Len()

@@ -92,13 +92,39 @@ type Change struct {
 	Object *Object
 }
 
-// Problem is one thing wrong with what a source read. Key is zero where the document
+// Severity says what a Problem does to its object.
+type Severity uint8
+
+// The severities.
+const (
+	// Error: the object is not taken as it is written, or what it is to enforce is not
+	// enforced; its last good value, if there was one, stays in force.
+	Error Severity = iota
+	// Warning: the object, or a part of it, does not do what its author may think.
+	Warning
+	// Info: nothing is wrong.
+	Info
+)
+
+// String is "error", "warning" or "info".
+func (s Severity) String() string {
+	switch s {
+	case Error:
+		return "error"
+	case Warning:
+		return "warning"
+	}
+	return "info"
+}
+
+// Problem is one thing to say about what a source read. Key is zero where the document
 // could not be told; Field is a path such as "spec.http[0].route[1].weight", or empty.
 type Problem struct {
-	Origin Origin
-	Key    Key
-	Field  string
-	Text   string
+	Origin   Origin
+	Key      Key
+	Field    string
+	Text     string
+	Severity Severity
 }
 
 // Error makes a Problem an error that names place, object, field and remedy.

@@ -183,7 +183,7 @@ func suggest(md protoreflect.MessageDescriptor, key string) string {
 	for i := 0; i < md.Fields().Len(); i++ {
 		n := md.Fields().Get(i).JSONName()
 		names = append(names, n)
-		if d := distance(strings.ToLower(key), strings.ToLower(n)); d < least && d < len(key) {
+		if d := Distance(strings.ToLower(key), strings.ToLower(n)); d < least && d < len(key) {
 			best, least = n, d
 		}
 	}
@@ -194,9 +194,9 @@ func suggest(md protoreflect.MessageDescriptor, key string) string {
 	return "remove it; the fields here are " + strings.Join(names, ", ")
 }
 
-// distance is how many letters must be changed, added or removed between a and b;
-// lengths that differ by more than three are simply far.
-func distance(a, b string) int {
+// Distance is how many bytes must be changed, added or removed between a and b; lengths
+// that differ by more than three are simply far (99).
+func Distance(a, b string) int {
 	if len(a) > len(b)+3 || len(b) > len(a)+3 {
 		return 99
 	}

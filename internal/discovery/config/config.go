@@ -17,35 +17,13 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// Severity says what a Verdict does to its object.
-type Severity uint8
-
-// The severities.
-const (
-	// Error: the object's last good value stays in force.
-	Error Severity = iota
-	// Warning: the object is taken, but not all of it means something.
-	Warning
-)
-
-// String is "error" or "warning".
-func (s Severity) String() string {
-	if s == Warning {
-		return "warning"
-	}
-	return "error"
-}
-
-// Verdict is one finding about one object.
-type Verdict struct {
-	object.Problem
-	Severity Severity
-}
+// Verdict is one finding about one object. An Error keeps it out, a Warning does not.
+type Verdict = object.Problem
 
 // Rejected says whether the verdicts of an object keep it out.
 func Rejected(verdicts []Verdict) bool {
 	for _, v := range verdicts {
-		if v.Severity == Error {
+		if v.Severity == object.Error {
 			return true
 		}
 	}
@@ -93,22 +71,22 @@ type check struct {
 	out    []Verdict
 }
 
-func (c *check) say(s Severity, field, format string, args ...any) {
+func (c *check) say(s object.Severity, field, format string, args ...any) {
 	if len(c.out) < maxVerdicts {
-		c.out = append(c.out, Verdict{Severity: s, Problem: object.Problem{
-			Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...),
-		}})
+		c.out = append(c.out, Verdict{Severity: s, Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...)})
 		return
 	}
 	// A full list must not hide that the object is refused.
-	if s == Error && !Rejected(c.out) {
-		c.out[maxVerdicts-1] = Verdict{Severity: s, Problem: object.Problem{Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...)}}
+	if s == object.Error && !Rejected(c.out) {
+		c.out[maxVerdicts-1] = Verdict{Severity: s, Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...)}
 	}
 }
 
-func (c *check) fail(field, format string, args ...any) { c.say(Error, field, format, args...) }
+func (c *check) fail(field, format string, args ...any) { c.say(object.Error, field, format, args...) }
 
-func (c *check) warn(field, format string, args ...any) { c.say(Warning, field, format, args...) }
+func (c *check) warn(field, format string, args ...any) {
+	c.say(object.Warning, field, format, args...)
+}
 
 // item names element i of a list.
 func item(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

@@ -73,7 +73,7 @@ func TestSampleIsGood(t *testing.T) {
 	warnings := 0
 	for _, o := range decode.Documents(sample, text).Objects {
 		for _, v := range config.Validate(o) {
-			if v.Severity == config.Error {
+			if v.Severity == object.Error {
 				t.Errorf("%v", v)
 			}
 			warnings++

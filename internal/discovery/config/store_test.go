@@ -86,7 +86,7 @@ func TestStoreMeshConfig(t *testing.T) {
 	ask("real", true)
 	s.Apply([]object.Change{change(meshMap("istio-system", "trustDomain: [broken"))})
 	ask("real", false)
-	if vs := s.Verdicts(); len(vs) != 1 || vs[0].Field != "data.mesh" || vs[0].Severity != config.Error {
+	if vs := s.Verdicts(); len(vs) != 1 || vs[0].Field != "data.mesh" || vs[0].Severity != object.Error {
 		t.Errorf("verdicts %v", vs)
 	}
 	s.Apply([]object.Change{{Key: meshMap("istio-system", "").Key}})

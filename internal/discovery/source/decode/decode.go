@@ -25,9 +25,10 @@ type Result struct {
 	// may have the same key: who reads several texts says which one counts.
 	Objects []object.Object
 	// Problems are those of the other documents; Key is zero where a document is too
-	// broken to say what it is.
+	// broken to say what it is, and names the object that is meant where its kind is
+	// misspelt. One, of severity Info, tells of the objects that were left out.
 	Problems []object.Problem
-	// Skipped are objects of kinds that configuration does not use.
+	// Skipped are objects that belong to others.
 	Skipped []Skipped
 }
 
@@ -42,7 +43,7 @@ type Skipped struct {
 // not in the result is not in the text either.
 func (r Result) Whole() bool {
 	for _, p := range r.Problems {
-		if p.Key == (object.Key{}) {
+		if p.Key == (object.Key{}) && p.Severity != object.Info {
 			return false
 		}
 	}
@@ -61,6 +62,9 @@ func Documents(file string, text []byte) Result {
 		case doc.Root != nil:
 			d.document(doc.Root, "")
 		}
+	}
+	if p, some := leftOut(file, d.Skipped); some {
+		d.Problems = append(d.Problems, p)
 	}
 	return d.Result
 }
@@ -91,7 +95,7 @@ func (d *decoder) document(t *yamltree.Tree, at string) {
 	case t.Kind != yamltree.Mapping:
 		d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: "want an object with apiVersion, kind and metadata, not " + t.Kind.String()})
 	case kind == "" || version == "":
-		d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: "an object needs apiVersion and kind, both as strings"})
+		d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: "an object needs apiVersion and kind, both as strings" + versionFor(version, object.Kind(kind))})
 	case kind == "List" && version == "v1":
 		d.list(t, at)
 	default:
@@ -116,10 +120,7 @@ func (d *decoder) list(t *yamltree.Tree, at string) {
 func (d *decoder) object(t *yamltree.Tree, version string, kind object.Kind) {
 	versions, known := versionsOf(kind, version)
 	if !known {
-		d.Skipped = append(d.Skipped, Skipped{
-			Origin: object.Origin{File: d.file, Line: t.Line}, APIVersion: version, Kind: string(kind),
-			Name: t.Get("metadata").Get("name").Str(),
-		})
+		d.notRead(t, version, kind)
 		return
 	}
 	meta, key, fault := header(t, kind)
@@ -148,6 +149,19 @@ func (d *decoder) object(t *yamltree.Tree, version string, kind object.Kind) {
 		o.Origin = object.Origin{File: d.file, Line: t.Line}
 		d.Objects = append(d.Objects, o)
 	}
+}
+
+// notRead takes an object of a kind that is not read.
+func (d *decoder) notRead(t *yamltree.Tree, version string, kind object.Kind) {
+	at, m := object.Origin{File: d.file, Line: t.Line}, t.Get("metadata")
+	name, namespace := m.Get("name").Str(), m.Get("namespace").Str()
+	meant, p, told := notRead(version, kind)
+	if !told {
+		d.Skipped = append(d.Skipped, Skipped{Origin: at, APIVersion: version, Kind: string(kind), Name: name})
+		return
+	}
+	p.Origin, p.Key = at, keyOf(meant, namespace, name)
+	d.Problems = append(d.Problems, p)
 }
 
 // header reads metadata. The key is returned as far as it can be told, also with a fault;

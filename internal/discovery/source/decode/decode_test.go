@@ -133,6 +133,7 @@ func TestProblems(t *testing.T) {
 		{"outside of spec", vs + "hosts: [a]", `f.yaml:4: VirtualService n/a: hosts: unknown field; what the object says goes under spec`},
 		{"syntax", "a: [", `f.yaml:1: the YAML does not parse: did not find expected node content`},
 		{"no kind", "apiVersion: v1\nmetadata: {name: a}", `f.yaml:1: an object needs apiVersion and kind, both as strings`},
+		{"no version", "kind: VirtualService\nmetadata: {name: a}", `f.yaml:1: an object needs apiVersion and kind, both as strings; did you mean apiVersion: networking.istio.io/v1?`},
 		{"no object", "just text", `f.yaml:1: want an object with apiVersion, kind and metadata, not a string`},
 		{"no name", "apiVersion: v1\nkind: Service\nmetadata: {namespace: n}", `f.yaml:3: metadata.name: the Service has no name; give it one`},
 		{"name is a number", "apiVersion: v1\nkind: Service\nmetadata: {name: 5}", `f.yaml:3: metadata.name: want a string, not a number; put it in quotes: "5"`},
@@ -169,8 +170,11 @@ items:
 - {apiVersion: serving.knative.dev/v1, kind: Service, metadata: {name: k}}
 - {apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Namespace, metadata: {name: b}}]}
 `))
-	if len(r.Objects) != 2 || r.Objects[1].Name != "b" || r.Objects[0].Origin.Line != 4 || len(r.Skipped) != 2 || len(r.Problems) != 0 {
+	if len(r.Objects) != 2 || r.Objects[1].Name != "b" || r.Objects[0].Origin.Line != 4 || len(r.Skipped) != 2 || len(r.Problems) != 1 || !r.Whole() {
 		t.Errorf("%+v", r)
+	}
+	if p := r.Problems[0]; p.Severity != object.Info || p.Error() != "f.yaml: 2 objects that are none of the mesh's are left out: Deployment, Service" {
+		t.Errorf("problem %v", p)
 	}
 	if s := r.Skipped[1]; s.Name != "k" || s.Origin.String() != "f.yaml:6" || s.Kind != "Service" {
 		t.Errorf("skipped %+v", s)

@@ -217,6 +217,33 @@ func TestBrokenFileAndRepair(t *testing.T) {
 	}
 }
 
+// A misspelt kind takes no object away, and says what was meant.
+func TestMisspeltKindKeepsTheLastGoodValue(t *testing.T) {
+	top := t.TempDir()
+	path := filepath.Join(top, "a.yaml")
+	write(t, path, service("a", 1)+service("b", 1))
+	m := run(t, dir.Options{Dir: top})
+	for i, misspelt := range []string{"kind: Services", "kind: service", "kind: Servise"} {
+		write(t, path, strings.Replace(service("a", 7), "kind: Service", misspelt, 1)+service("b", 2+i))
+		m.want(fmt.Sprintf("a=1 b=%d", 2+i))
+		if len(m.problems) != 1 || m.problems[0].Severity != object.Warning || !strings.Contains(m.problems[0].Error(), "did you mean Service?") {
+			t.Errorf("%s: problems %v", misspelt, m.problems)
+		}
+	}
+	write(t, path, service("a", 7)+service("b", 9))
+	m.want("a=7 b=9")
+	write(t, path, "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: n}\n---\n"+service("b", 9))
+	m.want("b=9") // another kind of the same name is another object
+	if len(m.problems) != 1 || m.problems[0].Severity != object.Error || !strings.Contains(m.problems[0].Text, "NOT enforced") {
+		t.Errorf("problems %v", m.problems)
+	}
+	must(t, os.Remove(path))
+	m.want("")
+	if len(m.problems) != 0 {
+		t.Errorf("problems %v", m.problems)
+	}
+}
+
 // The whole tree going away is no proof that the mesh is empty.
 func TestUnreachable(t *testing.T) {
 	above := t.TempDir()

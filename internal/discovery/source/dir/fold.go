@@ -156,8 +156,8 @@ func (f *fold) present(state *fileState, r reading, touched map[object.Key]bool)
 		touched[o.Key] = true
 	}
 	for _, p := range r.result.Problems {
-		if p.Key == (object.Key{}) || present[p.Key] {
-			continue
+		if !slices.Contains(object.Kinds(), p.Key.Kind) || present[p.Key] {
+			continue // it cannot be told, or is none that could have had a good value
 		}
 		present[p.Key] = true
 		if c := f.claim(state, r.path, p.Key); c.good == nil {

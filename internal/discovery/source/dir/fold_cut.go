@@ -83,7 +83,7 @@ func (f *fold) ragged(state *fileState, r reading) bool {
 		last = max(last, s.Origin.Line)
 	}
 	for _, p := range r.result.Problems {
-		if p.Origin.Line >= last {
+		if p.Origin.Line >= last && p.Severity != object.Info {
 			return true
 		}
 	}
