@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -31,16 +33,20 @@ func NewFiles(v *Value, paths FilePaths, log *slog.Logger) *Files {
 }
 
 // Run follows the files until ctx ends, then returns nil. Files that do not belong
-// together, as they are in the midst of being replaced, change nothing.
+// together, as they are in the midst of being replaced, change nothing. One that shrank in
+// place is read once it has been still: a part of a bundle of roots is a bundle too.
 func (f *Files) Run(ctx context.Context) error {
 	tick := time.NewTicker(pollFiles)
 	defer tick.Stop()
-	var seen, said string
+	var seen map[string]filewatch.Sig
+	var shrunk filewatch.Shrunk
+	said := ""
 	for {
-		if stamp := f.stamp(); stamp == "" || stamp != seen {
+		now := look([]string{f.paths.Chain, f.paths.Key, f.paths.Roots})
+		if !maps.Equal(now, seen) && shrunk.Wait(time.Now(), seen, now) == 0 {
 			s, err := f.read()
 			if err == nil {
-				seen, said = stamp, ""
+				seen, said = now, ""
 				f.publish(s)
 				f.log.Info("certificate read", "file", f.paths.Chain, "version", s.Version, "until", s.NotAfter)
 			} else if f.fail(err); err.Error() != said {
@@ -54,19 +60,6 @@ func (f *Files) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
-}
-
-// stamp changes when any of the files does; empty where one is missing.
-func (f *Files) stamp() string {
-	var s string
-	for _, path := range []string{f.paths.Chain, f.paths.Key, f.paths.Roots} {
-		st, err := os.Stat(path)
-		if err != nil {
-			return ""
-		}
-		s += fmt.Sprint(st.Size(), " ", st.ModTime().UnixNano(), " ")
-	}
-	return s
 }
 
 func (f *Files) read() (*pki.Secret, error) {

@@ -3,12 +3,13 @@ package secret
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -27,7 +28,7 @@ var SystemBundles = []string{
 
 // Named keeps the secrets of files that clusters name, each for as long as somebody
 // follows it. A file is looked at once a second; what was read last stands until its
-// successor is whole. Any goroutine may call anything but Run. [agent S17]
+// successor is whole, for which one that shrank in place must have been still. Any goroutine may call anything but Run. [agent S17]
 type Named struct {
 	system []string
 	log    *slog.Logger
@@ -45,8 +46,10 @@ type named struct {
 	value  *pki.Secret
 	// Why the last attempt failed; empty after one that did not.
 	problem string
-	// seen is what the files were like when they were last read whole; Run's alone.
-	seen []fs.FileInfo
+	// The rest is Run's alone. seen is what the files were like when they were last read,
+	// nil where they are to be read again; used, when the value was.
+	seen, used map[string]filewatch.Sig
+	shrunk     filewatch.Shrunk
 }
 
 // NewNamed makes a keeper of named secrets; system says where the operating system's
@@ -146,18 +149,24 @@ func (n *Named) look() bool {
 	}
 	n.mu.Unlock()
 	for name, e := range all {
-		now := stat(e.source.files())
-		if e.seen != nil && slices.EqualFunc(e.seen, now, same) {
+		now := look(e.source.files())
+		if e.seen != nil && maps.Equal(e.seen, now) {
+			continue
+		}
+		// A file that shrank in place may be half written, and a part of a bundle is a bundle.
+		if e.shrunk.Wait(time.Now(), e.used, now) > 0 {
 			continue
 		}
 		value, err := e.source.read()
-		if err == nil && !slices.EqualFunc(now, stat(e.source.files()), same) {
+		if err == nil && !maps.Equal(now, look(e.source.files())) {
 			e.seen = nil // it is being written: what was read may be a half
 			continue
 		}
 		n.take(name, e, value, err)
 		if e.seen = now; err != nil {
 			e.seen = nil // a right or a link may change where no file does
+		} else {
+			e.used = now
 		}
 	}
 	return len(all) > 0

@@ -11,6 +11,7 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -21,22 +22,13 @@ const (
 	maxCertificates = 4096
 )
 
-// stat looks at files; what cannot be looked at is nil.
-func stat(files []string) []fs.FileInfo {
-	out := make([]fs.FileInfo, len(files))
-	for i, f := range files {
-		if st, err := os.Stat(f); err == nil {
-			out[i] = st
-		}
+// look gives the signatures of files; one that cannot be looked at has the zero one.
+func look(files []string) map[string]filewatch.Sig {
+	out := make(map[string]filewatch.Sig, len(files))
+	for _, f := range files {
+		out[f], _ = filewatch.Stat(f)
 	}
 	return out
-}
-
-func same(a, b fs.FileInfo) bool {
-	if a == nil || b == nil {
-		return a == nil && b == nil
-	}
-	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
 // read reads and checks. Only what is a certificate, a list of revoked ones or a key goes
