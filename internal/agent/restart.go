@@ -48,6 +48,7 @@ type restarts struct {
 	cpus    int                      // the limit that was seen last
 	written map[string]string        // bootstraps by the hash of their launch
 	files   map[string]filewatch.Sig // as they were when they were last acted on
+	shrunk  filewatch.Shrunk
 	looks   int
 }
 
@@ -104,8 +105,8 @@ func (r *restarts) run(ctx context.Context) error {
 			}
 		}
 	}()
+	byHand := false
 	for r.watch(n); ; {
-		byHand := false
 		select {
 		case <-r.asked:
 			r.hand++
@@ -115,8 +116,13 @@ func (r *restarts) run(ctx context.Context) error {
 				return nil
 			}
 		}
-		if byHand || r.changed(ctx) {
+		if !byHand && !r.changed(ctx) {
+			continue
+		}
+		// A file that shrank in place may be half written; the next looks come back to it.
+		if r.shrunk.Wait(time.Now(), r.files, r.look()) == 0 {
 			r.act(byHand)
+			byHand = false
 			r.watch(n)
 		}
 	}
