@@ -212,7 +212,7 @@ func TestFullHost(t *testing.T) {
 	for name, want := range map[string]string{
 		"ratings": "ratings.bookshop.svc.cluster.local", "Ratings": "ratings.bookshop.svc.cluster.local",
 		"ratings.bookshop": "ratings.bookshop", "api.example.com": "api.example.com", "API.Example.com": "api.example.com",
-		"api.example.com.": "api.example.com", "localhost.": "localhost", "*": "*", "*.Example.com": "*.example.com", "": "",
+		"api.example.com.": "api.example.com", "localhost.": "localhost", "*": "*", "10.0.0.1": "10.0.0.1", "FD00::1": "fd00::1", "*.Example.com": "*.example.com", "": "",
 	} {
 		if got := FullHost(name, "bookshop", "Cluster.local"); got != want {
 			t.Errorf("FullHost(%q) = %q, want %q", name, got, want)

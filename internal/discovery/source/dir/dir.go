@@ -21,6 +21,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
@@ -56,6 +57,7 @@ type Source struct {
 	initial []reading      // what was read before everything had been
 	skipped map[string]int // objects of other kinds that the log has told of, by file
 	seen    map[string]content
+	held    map[string]bool // files that the log has told are waited for
 }
 
 // content is what was last read of a file that is being written to, and since when.
@@ -87,7 +89,7 @@ func New(o Options) (*Source, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Source{
-		o: o, pace: filewatch.NewPace(o.Settle, o.Confirm, o.Still), fold: newFold(), skipped: map[string]int{}, seen: map[string]content{},
+		o: o, pace: filewatch.NewPace(o.Settle, o.Confirm, o.Still), fold: newFold(), skipped: map[string]int{}, seen: map[string]content{}, held: map[string]bool{},
 	}, nil
 }
 
@@ -139,6 +141,11 @@ func (s *Source) look(l *listing, now time.Time, emit func(object.Batch)) {
 	for _, path := range again {
 		s.pace.Again(path, now)
 	}
+	for _, r := range readings {
+		if held := slices.Contains(hold, r.path); held != s.held[r.path] {
+			s.tellHeld(r.path, held)
+		}
+	}
 	for _, path := range hold {
 		s.pace.Hold(path, now)
 	}
@@ -146,6 +153,18 @@ func (s *Source) look(l *listing, now time.Time, emit func(object.Batch)) {
 	if len(batch.Changes) > 0 || batch.Problems != nil || batch.Synced {
 		emit(batch)
 	}
+}
+
+// tellHeld says that a file is waited for, which a reader of a file that never keeps still
+// would not find out otherwise, and that it is no longer.
+func (s *Source) tellHeld(path string, held bool) {
+	if held {
+		s.held[path] = true
+		s.o.Log.Info("a file lost objects or lines in place and may be half written; what it held counts until it has been still", "file", path, "still", s.o.Still)
+		return
+	}
+	delete(s.held, path)
+	s.o.Log.Info("the file is used as it is now", "file", path)
 }
 
 // read reads and decodes one file; false where it is being written.

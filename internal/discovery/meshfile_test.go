@@ -1,0 +1,38 @@
+package discovery
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestAMeshFileThatIsBeingRewrittenIsWaitedFor: no proxy is served before the file has been
+// read whole.
+func TestAMeshFileThatIsBeingRewrittenIsWaitedFor(t *testing.T) {
+	const text = "outboundTrafficPolicy: {mode: REGISTRY_ONLY}\n"
+	file := filepath.Join(t.TempDir(), "mesh")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(100 * time.Millisecond) // it is not a new file
+	if err := os.Truncate(file, 0); err != nil {
+		t.Fatal(err)
+	}
+	wrote := make(chan error, 1)
+	go func() {
+		<-time.After(200 * time.Millisecond)
+		wrote <- os.WriteFile(file, []byte(text), 0o600)
+	}()
+	p := start(t, func(o *Options) { o.MeshFile = file })
+	p.emit(shop, true)
+	if err := <-wrote; err != nil {
+		t.Fatal(err)
+	}
+	c := p.dial("", "").open()
+	c.until("9080", "block_all")
+	if strings.Contains(strings.Join(c.seen, " "), "allow_any") {
+		t.Error("a proxy was served by a file that was not whole")
+	}
+}
