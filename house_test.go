@@ -50,7 +50,7 @@ var layers = map[string]layer{
 	"internal/agent/capture/nft": edge, "internal/agent/capture/iptables": edge, "internal/agent/capture/netns": edge, "internal/agent/capture/plan/plantest": edge,
 	"internal/agent": wiring,
 
-	"internal/discovery/source/decode": pure, "internal/discovery/config": pure,
+	"internal/discovery/source/decode": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure, "internal/discovery/simulate": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
 	"internal/discovery/compile/route": pure, "internal/discovery/inject": pure,
@@ -75,6 +75,7 @@ var sideways = map[string][]string{
 	"internal/agent/capture":               {"internal/agent/capture/..."},  // it chooses between iptables and nft
 	"internal/agent/capture/xtables":       {"internal/agent/capture/plan"}, // it translates plans
 	"internal/discovery/model":             {"internal/discovery/config"},
+	"internal/discovery/saved":             {"internal/discovery/source/decode"}, // which message an Istio kind carries
 	"internal/discovery/compile":           {"internal/discovery/config", "internal/discovery/model", "internal/discovery/compile/..."},
 	"internal/discovery/simulate":          {"internal/discovery/config", "internal/discovery/model", "internal/discovery/compile"},
 	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"}, // routes name clusters

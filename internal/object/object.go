@@ -84,6 +84,10 @@ type Object struct {
 	Meta   Meta
 	Spec   any
 	Origin Origin
+	// Saved is zero for a value that its source has read since the control plane started.
+	// Else the value comes from the state folder, because its source cannot say it now,
+	// and this is when it was saved.
+	Saved time.Time
 }
 
 // Change is a new whole value of one object, or (Object nil) its end.
@@ -125,6 +129,8 @@ type Problem struct {
 	Field    string
 	Text     string
 	Severity Severity
+	// Policy is set where what cannot be used is, or may be, a security policy.
+	Policy Policy
 }
 
 // Error makes a Problem an error that names place, object, field and remedy.

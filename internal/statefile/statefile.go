@@ -1,9 +1,10 @@
-// Package statefile keeps small secrets in a state folder: made once, whole, by the first of several processes, and read only while nobody else can read them.
+// Package statefile keeps files in a state folder: secrets made once, whole, by the first of several processes, and files that are replaced whole.
 //
 // The contract: a folder of files appears at once with all of them in it or not at all,
 // also when the machine stops half-way; of several processes that make the same folder
 // one wins and the others leave its files as they are. Folders have mode 0700, files
-// 0600. What a broken attempt leaves behind is a hidden folder that nothing reads.
+// 0600. Secrets are read only while nobody else can read them. What a broken attempt
+// leaves behind is a hidden folder or file that nothing reads.
 package statefile
 
 import (

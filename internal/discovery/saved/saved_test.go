@@ -1,0 +1,344 @@
+package saved_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"net/netip"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/saved"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+var written = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// everything is an object of every kind that is saved, with every field of the core specs
+// set, so that a field that is renamed or left out is found.
+func everything(t testing.TB) []object.Object {
+	t.Helper()
+	meta := object.Meta{
+		Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"x/y": "z"}, Created: written.Add(-time.Hour),
+		Generation: 7, ResourceVersion: "12",
+	}
+	var all []object.Object
+	for i, k := range object.Kinds() {
+		o := object.Object{
+			Key: object.Key{Kind: k, Namespace: "shop", Name: "n"}, Meta: meta, Origin: object.Origin{File: "dir/a b.yaml", Line: i},
+		}
+		switch k {
+		case object.Namespace:
+			o.Namespace = ""
+		case object.Secret:
+			continue
+		case object.Service:
+			o.Spec = &object.ServiceSpec{}
+		case object.EndpointSlice:
+			o.Spec = &object.EndpointSliceSpec{}
+		case object.Pod:
+			o.Spec, o.Saved = &object.PodSpec{}, written.Add(-time.Minute)
+		case object.ConfigMap:
+			o.Spec = &object.ConfigMapSpec{}
+		}
+		if o.Spec != nil {
+			fill(t, reflect.ValueOf(o.Spec).Elem())
+		}
+		all = append(all, o)
+	}
+	res := decode.Documents("istio.yaml", []byte(istio))
+	if len(res.Problems) > 0 {
+		t.Fatal(res.Problems)
+	}
+	for i := range all {
+		for _, o := range res.Objects {
+			if all[i].Kind == o.Kind {
+				all[i].Spec = o.Spec
+			}
+		}
+	}
+	return all
+}
+
+const istio = `
+{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: n}, spec: {hosts: [a.example.com], ports: [{number: 443, name: tls, protocol: TLS}], resolution: DNS}}
+---
+{apiVersion: networking.istio.io/v1, kind: WorkloadEntry, metadata: {name: n}, spec: {address: 10.0.0.1, labels: {a: b}}}
+---
+{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: n}, spec: {hosts: [a], http: [{timeout: 5s, route: [{destination: {host: a}, weight: 100}]}]}}
+---
+{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: n}, spec: {host: a, trafficPolicy: {loadBalancer: {simple: RANDOM}}}}
+---
+{apiVersion: security.istio.io/v1, kind: PeerAuthentication, metadata: {name: n}, spec: {selector: {matchLabels: {a: b}}, mtls: {mode: STRICT}, portLevelMtls: {80: {mode: DISABLE}}}}
+---
+{apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: n}, spec: {egress: [{hosts: ["./*"]}]}}
+---
+{apiVersion: networking.istio.io/v1, kind: Gateway, metadata: {name: n}, spec: {selector: {a: b}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}}
+`
+
+// fill sets every field below v.
+func fill(t testing.TB, v reflect.Value) {
+	t.Helper()
+	if v.Type() == reflect.TypeFor[netip.Addr]() {
+		v.Set(reflect.ValueOf(netip.MustParseAddr("fd00::1")))
+		return
+	}
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString("text")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Uint32:
+		v.SetUint(4242)
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(t, v.Field(i))
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		for i := range v.Len() {
+			fill(t, v.Index(i))
+		}
+	case reflect.Map:
+		v.Set(reflect.ValueOf(map[string]string{"key": "value"}))
+	default:
+		t.Fatalf("fill does not know %s", v.Type())
+	}
+}
+
+func pointers(objects []object.Object) []*object.Object {
+	var out []*object.Object
+	for i := range objects {
+		out = append(out, &objects[i])
+	}
+	return out
+}
+
+func text(t testing.TB, objects ...object.Object) []byte {
+	t.Helper()
+	b, err := new(saved.Encoder).Encode(written, "dir", pointers(objects))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func equal(a, b object.Object) bool {
+	x, xm := a.Spec.(proto.Message)
+	y, ym := b.Spec.(proto.Message)
+	if xm && ym {
+		if !proto.Equal(x, y) {
+			return false
+		}
+		a.Spec, b.Spec = nil, nil
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+func TestWhatIsSavedComesBack(t *testing.T) {
+	want := everything(t)
+	b := text(t, want...)
+	set, err := saved.Decode(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !set.Written.Equal(written) || set.Place != "dir" || len(set.Objects) != len(want) {
+		t.Errorf("%v %q, %d objects, want %d", set.Written, set.Place, len(set.Objects), len(want))
+	}
+	got := map[object.Key]object.Object{}
+	for _, o := range set.Objects {
+		got[o.Key] = o
+	}
+	for _, o := range want {
+		if !equal(got[o.Key], o) {
+			t.Errorf("%s came back as\n%+v, want\n%+v", o.Key, got[o.Key], o)
+		}
+	}
+}
+
+// TestVersion1IsReadForGood holds the format: what version 1 wrote once is read, byte for
+// byte the same as what is written now. A change of the format needs another version.
+func TestVersion1IsReadForGood(t *testing.T) {
+	const file = "testdata/version1.saved"
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := text(t, everything(t)...); !bytes.Equal(got, want) {
+		t.Errorf("%s is not what is written now: raise Version, or take the change back. Now:\n%s", file, got)
+	}
+	if _, err := saved.Decode(want); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSecretsAreNeitherWrittenNorRead(t *testing.T) {
+	secret := object.Object{Key: object.Key{Kind: object.Secret, Namespace: "shop", Name: "s"}, Spec: &object.SecretSpec{Data: map[string][]byte{"k": []byte("hunter2")}}}
+	service := object.Object{Key: object.Key{Kind: object.Service, Namespace: "shop", Name: "s"}, Spec: &object.ServiceSpec{}}
+	b := text(t, secret, service)
+	if bytes.Contains(b, []byte("aHVudGVyMg")) || bytes.Contains(b, []byte("Secret")) {
+		t.Errorf("the text holds the secret:\n%s", b)
+	}
+	if set, err := saved.Decode(b); err != nil || len(set.Objects) != 1 {
+		t.Errorf("%+v, %v", set, err)
+	}
+	forged := sealed(strings.ReplaceAll(string(body(b)), `"kind":"Service"`, `"kind":"Secret"`))
+	if _, err := saved.Decode(forged); err == nil || !strings.Contains(err.Error(), "no object that is saved") {
+		t.Errorf("a text with a Secret: %v", err)
+	}
+}
+
+func body(text []byte) []byte {
+	_, b, _ := bytes.Cut(text, []byte("\n"))
+	return b
+}
+
+// sealed puts the right first line before a body.
+func sealed(body string) []byte {
+	return fmt.Appendf(nil, "pilothouse-saved-configuration 1 sha256:%x\n%s", sha256.Sum256([]byte(body)), body)
+}
+
+func TestWhatCannotBeUsedIsToldAsSuch(t *testing.T) {
+	good := string(text(t, everything(t)...))
+	other := string(text(t, everything(t)[0]))
+	for name, c := range map[string]struct{ text, want string }{
+		"nothing":           {"", "no saved configuration"},
+		"another file":      {"hello world\n", "no saved configuration"},
+		"a newer version":   {strings.Replace(good, "configuration 1 ", "configuration 2 ", 1), `version "2"`},
+		"an older version":  {strings.Replace(good, "configuration 1 ", "configuration 0 ", 1), `version "0"`},
+		"cut":               {good[:len(good)-1], "checksum"},
+		"cut after line 1":  {good[:strings.Index(good, "\n")+1], "checksum"},
+		"another's body":    {good[:strings.Index(good, "\n")+1] + string(body([]byte(other))), "checksum"},
+		"an unknown field":  {string(sealed(strings.Replace(string(body([]byte(good))), `"Headless"`, `"Headless2"`, 1))), "Headless2"},
+		"an unknown kind":   {string(sealed(strings.Replace(string(body([]byte(good))), `"kind":"Pod"`, `"kind":"Pot"`, 1))), "no object that is saved"},
+		"one object less":   {string(sealed(`{"written":"2026-11-21T12:00:00Z","place":"dir","objects":2}` + "\n" + `{"kind":"Namespace","name":"a"}` + "\n")), "1 objects, want 2"},
+		"one object twice":  {string(sealed(`{"written":"2026-11-21T12:00:00Z","place":"dir","objects":2}` + "\n" + strings.Repeat(`{"kind":"Namespace","name":"a"}`+"\n", 2))), "given twice"},
+		"a message of junk": {string(sealed(`{"written":"2026-11-21T12:00:00Z","place":"dir","objects":1}` + "\n" + `{"kind":"Sidecar","name":"a","message":"////"}` + "\n")), "Sidecar a"},
+	} {
+		set, err := saved.Decode([]byte(c.text))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want one with %q", name, err, c.want)
+		}
+		if len(set.Objects) > 0 {
+			t.Errorf("%s: %d objects are used", name, len(set.Objects))
+		}
+	}
+	for i := range good {
+		b := []byte(good)
+		b[i] ^= 0x20
+		if _, err := saved.Decode(b); err == nil {
+			t.Fatalf("byte %d was changed and nobody noticed", i)
+		}
+	}
+}
+
+func TestOnlyWhatChangedIsEncodedAgain(t *testing.T) {
+	objects := many(1000)
+	var e saved.Encoder
+	first, err := e.Encode(written, "dir", objects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := *objects[0]
+	changed.Meta.ResourceVersion = "another"
+	objects[0] = &changed
+	again := testing.AllocsPerRun(1, func() {
+		if _, err := e.Encode(written, "dir", objects); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if all := testing.AllocsPerRun(1, func() {
+		if _, err := new(saved.Encoder).Encode(written, "dir", objects); err != nil {
+			t.Fatal(err)
+		}
+	}); again*10 > all {
+		t.Errorf("encoding one changed object of %d makes %v allocations, all of them %v", len(objects), again, all)
+	}
+	t.Logf("%d objects of 1,000 services take %d bytes", len(objects), len(first))
+}
+
+func TestWhatIsTooBigIsAnError(t *testing.T) {
+	big := object.Object{
+		Key:  object.Key{Kind: object.ConfigMap, Namespace: "shop", Name: "big"},
+		Spec: &object.ConfigMapSpec{Data: map[string]string{"k": strings.Repeat("x", 5<<20)}},
+	}
+	if _, err := new(saved.Encoder).Encode(written, "dir", []*object.Object{&big}); err == nil || !strings.Contains(err.Error(), "ConfigMap shop/big") {
+		t.Errorf("an object of 5 MiB: %v", err)
+	}
+	var all []*object.Object
+	for i := range 12 {
+		o := big
+		o.Name, o.Spec = fmt.Sprint("n", i), &object.ConfigMapSpec{Data: map[string]string{"k": strings.Repeat("x", 3<<20)}}
+		all = append(all, &o)
+	}
+	if _, err := new(saved.Encoder).Encode(written, "dir", all); err == nil || !strings.Contains(err.Error(), "at most") {
+		t.Errorf("a set of 36 MiB: %v", err)
+	}
+	if _, err := saved.Decode(make([]byte, saved.MaxBytes+1)); err == nil {
+		t.Error("a text of more than MaxBytes is read")
+	}
+}
+
+// many makes the objects of n services: each with two Pods, every fourth with a route.
+func many(n int) []*object.Object {
+	var text strings.Builder
+	for i := range n {
+		fmt.Fprintf(&text, "---\n{apiVersion: v1, kind: Service, metadata: {name: s%[1]d, namespace: n%[2]d}, spec: {clusterIP: 10.1.%[3]d.%[4]d, selector: {app: s%[1]d}, ports: [{name: http, port: 80}]}}\n", i, i%20, i/250, i%250)
+		for p := range 2 {
+			fmt.Fprintf(&text, "---\n{apiVersion: v1, kind: Pod, metadata: {name: s%[1]d-%[5]d, namespace: n%[2]d, labels: {app: s%[1]d, security.istio.io/tlsMode: istio}}, status: {phase: Running, podIP: 10.%[6]d.%[3]d.%[4]d}}\n", i, i%20, i/250, i%250, p, p+2)
+		}
+		if i%4 == 0 {
+			fmt.Fprintf(&text, "---\n{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: s%[1]d, namespace: n%[2]d}, spec: {hosts: [s%[1]d], http: [{route: [{destination: {host: s%[1]d}}]}]}}\n", i, i%20)
+		}
+	}
+	var out []*object.Object
+	for _, o := range decode.Documents("many.yaml", []byte(text.String())).Objects {
+		out = append(out, &o)
+	}
+	return out
+}
+
+func BenchmarkEncodeOneOfThousands(b *testing.B) {
+	objects, e := many(1000), saved.Encoder{}
+	for b.Loop() {
+		changed := *objects[0]
+		objects[0] = &changed
+		if _, err := e.Encode(written, "dir", objects); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// FuzzDecode feeds any body under a right seal, and any text: nothing but an error may
+// come of it, and what is read is written and read again as the same.
+func FuzzDecode(f *testing.F) {
+	good := text(f, everything(f)...)
+	f.Add(good, false)
+	f.Add(body(good), true)
+	f.Add([]byte(`{"written":"2026-11-21T12:00:00Z","place":"","objects":1}`+"\n"+`{"kind":"Pod","name":"a","spec":{"IPs":[""]}}`+"\n"), true)
+	f.Fuzz(func(t *testing.T, b []byte, seal bool) {
+		if seal {
+			b = sealed(string(b))
+		}
+		set, err := saved.Decode(b)
+		if err != nil {
+			if len(set.Objects) > 0 {
+				t.Errorf("an error, and %d objects", len(set.Objects))
+			}
+			return
+		}
+		again, err := new(saved.Encoder).Encode(set.Written, set.Place, pointers(set.Objects))
+		if err != nil {
+			return // too long, or a time that JSON cannot write
+		}
+		if _, err := saved.Decode(again); err != nil {
+			t.Errorf("what was read cannot be read again: %v\n%s", err, again)
+		}
+	})
+}

@@ -1,0 +1,40 @@
+package object
+
+import "fmt"
+
+// Policy is what can be told of a document that is, or may be, a security policy and
+// cannot be used: enough to say what must be denied because of it. The zero value is
+// that of a document that is none. Values are comparable.
+type Policy struct {
+	// Broken is set where there is such a document.
+	Broken bool
+	// Key is its key as far as it can be told: Kind, Namespace and Name are empty where
+	// they cannot. An empty Namespace means that the policy may be for the whole mesh.
+	Key Key
+	// Labels are those of the workloads that it selects, "a=b,c=d" in order of their
+	// names; empty where it is for the whole namespace, or that cannot be told.
+	Labels string
+}
+
+// OnlyPlaintext says whether denying plaintext is as much as the policy could have asked
+// for. It is for a PeerAuthentication, which cannot refuse mutual TLS; and it is all that
+// is denied where the namespace cannot be told, so that one stray bracket does not end
+// all traffic of a mesh.
+func (p Policy) OnlyPlaintext() bool {
+	return p.Key.Kind == PeerAuthentication || p.Key.Namespace == ""
+}
+
+// Denies says in words what is denied because of the policy.
+func (p Policy) Denies() string {
+	what, to := "every connection", "every workload of the mesh"
+	if p.OnlyPlaintext() {
+		what = "plaintext"
+	}
+	switch ns := p.Key.Namespace; {
+	case ns != "" && p.Labels != "":
+		to = fmt.Sprintf("workloads %s of namespace %s", p.Labels, ns)
+	case ns != "":
+		to = fmt.Sprintf("every workload of namespace %s (of the mesh, where that is the root namespace)", ns)
+	}
+	return what + " to " + to
+}
