@@ -1,6 +1,11 @@
 package object
 
-import "fmt"
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
 
 // Policy is what can be told of a document that is, or may be, a security policy and
 // cannot be used: enough to say what must be denied because of it. The zero value is
@@ -37,4 +42,28 @@ func (p Policy) Denies() string {
 		to = fmt.Sprintf("every workload of namespace %s (of the mesh, where that is the root namespace)", ns)
 	}
 	return what + " to " + to
+}
+
+// LabelText writes labels as Policy has them. It is empty where one of them is none that
+// Kubernetes takes: what was meant to be selected cannot be told then.
+func LabelText(labels map[string]string) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		if !isLabel(k, "-_./", 317) || labels[k] != "" && !isLabel(labels[k], "-_.", 63) {
+			return ""
+		}
+		out = append(out, k+"="+labels[k])
+	}
+	return strings.Join(out, ",")
+}
+
+// isLabel says whether s consists of letters, digits and, inside, some of between.
+func isLabel(s, between string, most int) bool {
+	word := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
+	for i := 0; i < len(s); i++ {
+		if !word(s[i]) && (i == 0 || i == len(s)-1 || strings.IndexByte(between, s[i]) < 0) {
+			return false
+		}
+	}
+	return s != "" && len(s) <= most
 }

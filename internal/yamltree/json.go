@@ -22,9 +22,10 @@ func parseJSON(text []byte) []Document {
 	r.dec.UseNumber()
 	var docs []Document
 	for {
+		rest := r.text[min(r.dec.InputOffset(), int64(len(r.text))):]
 		if len(docs) == MaxDocuments {
 			f := &Fault{Line: r.here(), Text: fmt.Sprintf("more than %d documents: the rest is not read; split the file", MaxDocuments)}
-			return append(docs, Document{Line: f.Line, Fault: f})
+			return append(docs, Document{Line: f.Line, Fault: f, Text: rest})
 		}
 		tok, err := r.dec.Token()
 		if errors.Is(err, io.EOF) {
@@ -39,7 +40,7 @@ func parseJSON(text []byte) []Document {
 			if !errors.As(err, &f) {
 				f = &Fault{Line: r.here(), Text: "the JSON does not parse: " + err.Error()}
 			}
-			doc.Root, doc.Fault = nil, f
+			doc.Root, doc.Fault, doc.Text = nil, f, rest
 			return append(docs, doc)
 		}
 		if doc.Root.Kind == Null {

@@ -11,21 +11,30 @@ import (
 // from being read. Empty documents are returned with neither tree nor fault.
 func Parse(text []byte, json bool) []Document {
 	if len(text) > MaxBytes {
-		return []Document{{Line: 1, Fault: &Fault{Text: fmt.Sprintf("%d bytes: at most %d are read; split the file", len(text), MaxBytes)}}}
+		return []Document{{Line: 1, Text: text, Fault: &Fault{Text: fmt.Sprintf("%d bytes: at most %d are read; split the file", len(text), MaxBytes)}}}
 	}
 	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))
 	if json {
 		return parseJSON(text)
 	}
 	var docs []Document
-	for _, c := range split(text) {
+	chunks := split(text)
+	for i, c := range chunks {
 		if len(docs) == MaxDocuments {
 			f := &Fault{Line: c.line, Text: fmt.Sprintf("more than %d documents: the rest is not read; split the file", MaxDocuments)}
-			return append(docs, Document{Line: c.line, Fault: f})
+			return append(docs, Document{Line: c.line, Fault: f, Text: joined(chunks[i:])})
 		}
 		docs = append(docs, parseYAML(c))
 	}
 	return docs
+}
+
+func joined(chunks []chunk) []byte {
+	var out []byte
+	for _, c := range chunks {
+		out = append(out, c.text...)
+	}
+	return out
 }
 
 // chunk is the text of one document; line is that of its first line in the whole text.

@@ -113,6 +113,9 @@ type Document struct {
 	Line  int // of its first value, or of its first line where it has none
 	Root  *Tree
 	Fault *Fault
+	// Text is what was not read because of the Fault: the document, and the rest of the
+	// text where that was not read either. Do not change it.
+	Text []byte
 }
 
 // JoinPath adds a key to a field path: ".key" where it is a plain word, else "[key]".

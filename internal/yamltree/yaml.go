@@ -29,13 +29,13 @@ func parseYAML(c chunk) Document {
 		}
 	}
 	if err != nil {
-		doc.Fault = syntaxFault(err, c.line)
+		doc.Fault, doc.Text = syntaxFault(err, c.line), c.text
 		return doc
 	}
 	b := builder{shift: c.line - 1, anchors: map[*yaml.Node]*Tree{}}
 	root, fault := b.build(&node, 0)
 	if fault != nil {
-		doc.Fault = fault
+		doc.Fault, doc.Text = fault, c.text
 		return doc
 	}
 	if root.Kind != Null {

@@ -55,6 +55,7 @@ func Validate(o object.Object) []Verdict {
 	case *networking.DestinationRule:
 		c.destinationRule(s)
 	case *security.PeerAuthentication:
+		c.policy = object.Policy{Broken: true, Key: o.Key, Labels: object.LabelText(s.GetSelector().GetMatchLabels())}
 		c.peerAuthentication(s)
 	case *networking.Sidecar:
 		c.sidecar(s)
@@ -68,17 +69,20 @@ func Validate(o object.Object) []Verdict {
 type check struct {
 	key    object.Key
 	origin object.Origin
+	policy object.Policy // what an error keeps from being enforced
 	out    []Verdict
 }
 
 func (c *check) say(s object.Severity, field, format string, args ...any) {
-	if len(c.out) < maxVerdicts {
-		c.out = append(c.out, Verdict{Severity: s, Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...)})
-		return
+	v := Verdict{Severity: s, Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...)}
+	if s == object.Error {
+		v.Policy = c.policy
 	}
-	// A full list must not hide that the object is refused.
-	if s == object.Error && !Rejected(c.out) {
-		c.out[maxVerdicts-1] = Verdict{Severity: s, Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...)}
+	switch {
+	case len(c.out) < maxVerdicts:
+		c.out = append(c.out, v)
+	case s == object.Error && !Rejected(c.out): // a full list must not hide that the object is refused
+		c.out[maxVerdicts-1] = v
 	}
 }
 

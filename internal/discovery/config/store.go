@@ -19,13 +19,14 @@ type Store struct {
 	verdicts map[object.Key][]Verdict
 	moved    bool // a mesh configuration changed since MeshConfig was asked last
 	mesh     *meshv1.MeshConfig
+	memory   memory
 }
 
 // NewStore makes an empty store, whose mesh configuration is the default.
 func NewStore() *Store {
 	return &Store{
 		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{},
-		mesh: mesh.DefaultMeshConfig(), moved: true,
+		mesh: mesh.DefaultMeshConfig(), moved: true, memory: newMemory(),
 	}
 }
 
@@ -38,10 +39,11 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 		before := s.good[c.Key]
 		if c.Object == nil {
 			delete(s.verdicts, c.Key)
+			delete(s.memory.remembered, c.Key)
 			if before == nil {
 				continue
 			}
-			delete(s.good, c.Key)
+			s.put(c.Key, nil)
 		} else {
 			verdicts := Validate(*c.Object)
 			if len(verdicts) > 0 {
@@ -50,9 +52,11 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 				delete(s.verdicts, c.Key)
 			}
 			if Rejected(verdicts) {
-				continue
+				if c.Object = s.instead(c.Object, before); c.Object == nil {
+					continue
+				}
 			}
-			s.good[c.Key] = c.Object
+			s.put(c.Key, c.Object)
 			if before != nil && says(before, c.Object) {
 				continue
 			}

@@ -58,6 +58,7 @@ func Documents(file string, text []byte) Result {
 	for _, doc := range yamltree.Parse(text, path.Ext(file) == ".json") {
 		switch {
 		case doc.Fault != nil:
+			d.policy = policyIn(doc.Text)
 			d.problem(object.Key{}, doc.Fault)
 		case doc.Root != nil:
 			d.document(doc.Root, "")
@@ -71,21 +72,23 @@ func Documents(file string, text []byte) Result {
 
 // decoder collects the result of one file.
 type decoder struct {
-	file  string
-	count int
+	file   string
+	count  int
+	policy object.Policy // what the document at hand would be, were it broken
 	Result
 }
 
 func (d *decoder) problem(k object.Key, f *yamltree.Fault) {
 	d.Problems = append(d.Problems, object.Problem{
-		Origin: object.Origin{File: d.file, Line: f.Line}, Key: k, Field: f.Path, Text: f.Text,
+		Origin: object.Origin{File: d.file, Line: f.Line}, Key: k, Field: f.Path, Text: f.Text, Policy: d.policy,
 	})
 }
 
 // document takes one object or list of objects; at is its path in the document.
 func (d *decoder) document(t *yamltree.Tree, at string) {
+	d.policy = policyOf(t)
 	if d.count++; d.count > yamltree.MaxDocuments {
-		if d.count == yamltree.MaxDocuments+1 {
+		if d.count == yamltree.MaxDocuments+1 || d.policy.Broken {
 			d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: fmt.Sprintf("more than %d objects: the rest is not read; split the file", yamltree.MaxDocuments)})
 		}
 		return

@@ -10,7 +10,9 @@
 // its last document came out shorter, it is used once it has been still for 1.5 s (fold
 // says in which cases). What is found together is emitted together. The first batch holds
 // everything that was there at start, and Synced; it waits for files that are being
-// written to in place then, 10 s at most.
+// written to in place then, 10 s at most. A source that is told what another had emitted
+// of the same tree goes on from there: files that cannot be read hold what they held then,
+// and what is gone meanwhile is missing from the first batch.
 package dir
 
 import (
@@ -21,6 +23,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -43,6 +46,10 @@ type Options struct {
 	Confirm time.Duration
 	// Still is how long a file that may be half written must keep still; 1.5 s by default.
 	Still time.Duration
+	// Remembered is what a source of the same tree had emitted when it ended: the new one
+	// begins where that one was, with each object as the last good value that its file
+	// (Origin) gave. With it the tree need not be there at start.
+	Remembered []object.Object
 	// Log tells of files that are left out and of notices that the kernel refuses.
 	Log *slog.Logger
 }
@@ -53,6 +60,7 @@ type Source struct {
 	pace    *filewatch.Pace
 	fold    *fold
 	began   time.Time
+	looked  bool // at the tree, once
 	synced  bool
 	initial []reading      // what was read before everything had been
 	skipped map[string]int // objects of other kinds that the log has told of, by file
@@ -68,9 +76,11 @@ type content struct {
 
 var seed = maphash.MakeSeed()
 
-// New makes a source of o.Dir, which must be a directory that can be listed.
+// New makes a source of o.Dir, which must be a directory that can be listed, unless
+// something is remembered.
 func New(o Options) (*Source, error) {
-	if _, err := os.ReadDir(o.Dir); err != nil {
+	o.Dir = filepath.Clean(o.Dir) // paths below it are clean, and are compared with it
+	if _, err := os.ReadDir(o.Dir); err != nil && len(o.Remembered) == 0 {
 		return nil, fmt.Errorf("read configuration directory %s: %w", o.Dir, reason(err))
 	}
 	if o.Poll <= 0 {
@@ -88,8 +98,10 @@ func New(o Options) (*Source, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	f := newFold()
+	f.remember(o.Remembered)
 	return &Source{
-		o: o, pace: filewatch.NewPace(o.Settle, o.Confirm, o.Still), fold: newFold(), skipped: map[string]int{}, seen: map[string]content{}, held: map[string]bool{},
+		o: o, pace: filewatch.NewPace(o.Settle, o.Confirm, o.Still), fold: f, skipped: map[string]int{}, seen: map[string]content{}, held: map[string]bool{},
 	}, nil
 }
 
@@ -124,6 +136,10 @@ func (s *Source) look(l *listing, now time.Time, emit func(object.Batch)) {
 			l.files[path] = filewatch.Unknown
 		}
 	}
+	if !s.looked {
+		s.looked = true
+		s.miss(l, now)
+	}
 	var readings []reading
 	for _, path := range s.pace.Look(now, l.files) {
 		if r, ok := s.read(path, now); ok {
@@ -149,7 +165,12 @@ func (s *Source) look(l *listing, now time.Time, emit func(object.Batch)) {
 	for _, path := range hold {
 		s.pace.Hold(path, now)
 	}
-	batch.Synced, s.synced = !s.synced, true
+	if !s.synced {
+		if !s.pace.Next(now).IsZero() {
+			return // a second look decides what of the remembered objects is gone
+		}
+		batch, s.synced = s.fold.everything(), true
+	}
 	if len(batch.Changes) > 0 || batch.Problems != nil || batch.Synced {
 		emit(batch)
 	}
@@ -165,6 +186,18 @@ func (s *Source) tellHeld(path string, held bool) {
 	}
 	delete(s.held, path)
 	s.o.Log.Info("the file is used as it is now", "file", path)
+}
+
+// miss has the files that are remembered and are not there any more taken for files that
+// have just gone: they are looked at twice before what they held is dropped.
+func (s *Source) miss(l *listing, now time.Time) {
+	gone := map[string]filewatch.Sig{}
+	for path := range s.fold.files {
+		if _, found := l.files[path]; !found {
+			gone[path] = filewatch.Unknown
+		}
+	}
+	s.pace.Look(now, gone)
 }
 
 // read reads and decodes one file; false where it is being written.

@@ -84,13 +84,7 @@ func (f *fold) step(readings []reading, dirs []object.Problem) (batch object.Bat
 			batch.Changes = append(batch.Changes, c)
 		}
 	}
-	rank := map[object.Kind]int{}
-	for i, k := range object.Kinds() {
-		rank[k] = i
-	}
-	slices.SortFunc(batch.Changes, func(a, b object.Change) int {
-		return cmp.Or(cmp.Compare(rank[a.Key.Kind], rank[b.Key.Kind]), cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
-	})
+	inOrder(batch.Changes)
 	if now := f.allProblems(dirs); !slices.Equal(now, f.problems) {
 		f.problems = now
 		batch.Problems = append([]object.Problem{}, now...)
@@ -111,11 +105,12 @@ func (f *fold) state(path string) *fileState {
 // file must be read again.
 func (f *fold) file(state *fileState, r reading, touched map[object.Key]bool) (again bool) {
 	if r.unreadable != "" {
-		state.problems = []object.Problem{{Origin: object.Origin{File: r.path}, Text: r.unreadable + "; what was read from it before still counts"}}
+		state.problems = []object.Problem{{Origin: object.Origin{File: r.path}, Text: r.unreadable + "; " + state.holds()}}
 		return false
 	}
 	state.text = r.text
 	present := f.present(state, r, touched)
+	assign(state, present)
 	whole := r.gone || r.result.Whole()
 	for k, c := range state.claims {
 		switch {
@@ -253,7 +248,7 @@ func duplicate(k object.Key, at, first object.Origin) object.Problem {
 
 // same says whether two values of one object are equal, their places included.
 func same(a, b *object.Object) bool {
-	return a.Origin == b.Origin && equal(a, b)
+	return a.Origin == b.Origin && a.Saved.Equal(b.Saved) && equal(a, b)
 }
 
 // equal says whether two values of one object say the same.

@@ -1,0 +1,143 @@
+package decode
+
+import (
+	"bytes"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/yamltree"
+)
+
+// The API group of security policies, and its kinds.
+const policyGroup = "security.istio.io"
+
+var policyKinds = []object.Kind{object.PeerAuthentication, "AuthorizationPolicy", "RequestAuthentication"}
+
+// policyOf says what policy a document is; the zero value where it is none. It is asked
+// before anybody knows whether the document is good.
+func policyOf(t *yamltree.Tree) object.Policy {
+	kind, version := t.Get("kind").Str(), t.Get("apiVersion").Str()
+	if t.Kind != yamltree.Mapping || kind == "" || version == "" {
+		return policyIn(t.JSON())
+	}
+	group, _, _ := strings.Cut(version, "/")
+	if group != policyGroup {
+		return object.Policy{}
+	}
+	p := object.Policy{Broken: true, Key: object.Key{Kind: object.Kind(kind)}}
+	m := t.Get("metadata")
+	switch ns := m.Get("namespace"); {
+	case ns.IsNull() && (m.IsNull() || m.Kind == yamltree.Mapping):
+		p.Key.Namespace = "default"
+	case badName(ns.Str(), false) == "":
+		p.Key.Namespace = ns.Str()
+	}
+	if name := m.Get("name").Str(); badName(name, true) == "" {
+		p.Key.Name = name
+	}
+	p.Labels = selected(t.Get("spec").Get("selector"))
+	return p
+}
+
+// selected reads a selector's labels; empty where any part of it cannot be told, which
+// makes the policy one for the whole namespace.
+func selected(t *yamltree.Tree) string {
+	if t == nil || t.Kind != yamltree.Mapping {
+		return ""
+	}
+	labels := map[string]string{}
+	for _, e := range t.Entries {
+		if e.Key != "matchLabels" || e.Value.Kind != yamltree.Mapping {
+			return ""
+		}
+		for _, l := range e.Value.Entries {
+			if l.Value.Kind != yamltree.String {
+				return ""
+			}
+			labels[l.Key] = l.Value.Text
+		}
+	}
+	return object.LabelText(labels)
+}
+
+// What can be found in a text that does not parse, in YAML's block and flow styles and in JSON.
+var (
+	kindField      = regexp.MustCompile(`(?m)(?:^|[\s{,"'-])(kind["']?[ \t]*:[ \t]*["']?([A-Za-z]+))`)
+	versionField   = regexp.MustCompile(`(?m)(?:^|[\s{,"'-])apiVersion["']?[ \t]*:[ \t]*["']?` + regexp.QuoteMeta(policyGroup) + `\b`)
+	namespaceField = regexp.MustCompile(`(?m)(?:^|[\s{,"'])namespace["']?[ \t]*:[ \t]*["']?([^\s"',{}]*)`)
+	nameField      = regexp.MustCompile(`(?m)(?:^|[\s{,"'])name["']?[ \t]*:[ \t]*["']?([^\s"',{}]*)`)
+)
+
+// policyIn says what policy a text that cannot be read may hold. What can be found is
+// believed as far as nothing in the text says otherwise; a namespace that is not found,
+// or of which there are several, cannot be told.
+func policyIn(text []byte) object.Policy {
+	kinds := topKinds(text)
+	p := object.Policy{Broken: versionField.Match(text)}
+	for _, k := range policyKinds {
+		switch {
+		case slices.Contains(kinds, k):
+			p.Broken = true
+			if p.Key.Kind = k; len(kinds) > 1 {
+				p.Key.Kind = "" // several documents in one: any of them
+			}
+		case len(kinds) == 0 && bytes.Contains(text, []byte(k)):
+			p.Broken = true
+		}
+	}
+	if !p.Broken && (len(kinds) > 0 || !bytes.Contains(text, []byte(policyGroup+"/v"))) {
+		return object.Policy{}
+	}
+	p.Broken = true
+	p.Key.Namespace = only(namespaceField, text, false)
+	if len(kinds) == 1 {
+		if i := bytes.Index(text, []byte("metadata")); i >= 0 {
+			if m := nameField.FindSubmatch(text[i:]); m != nil && badName(string(m[1]), true) == "" {
+				p.Key.Name = string(m[1])
+			}
+		}
+	}
+	return p
+}
+
+// topKinds lists the kinds that a text names furthest to the left: those of the documents
+// themselves and not of what is written inside them. Of a List it names all.
+func topKinds(text []byte) []object.Kind {
+	least := -1
+	var out, all []object.Kind
+	list := false
+	for _, m := range kindField.FindAllSubmatchIndex(text, -1) {
+		kind := object.Kind(text[m[4]:m[5]])
+		if kind == "List" {
+			list = true
+			continue
+		}
+		all = append(all, kind)
+		column := m[2] - (bytes.LastIndexByte(text[:m[2]], '\n') + 1)
+		if least < 0 || column < least {
+			least, out = column, nil
+		}
+		if column == least {
+			out = append(out, kind)
+		}
+	}
+	if list {
+		return all
+	}
+	return out
+}
+
+// only is what a field says, where it says one valid name everywhere in the text.
+func only(field *regexp.Regexp, text []byte, dots bool) string {
+	value := ""
+	for _, m := range field.FindAllSubmatch(text, -1) {
+		v := string(m[1])
+		if v == "" || badName(v, dots) != "" || value != "" && v != value {
+			return ""
+		}
+		value = v
+	}
+	return value
+}

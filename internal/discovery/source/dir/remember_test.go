@@ -1,0 +1,100 @@
+package dir_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// remembered is what a source of top would have emitted of these files when it ended.
+func remembered(t *testing.T, top string, files map[string]string) []object.Object {
+	t.Helper()
+	var out []object.Object
+	for name, text := range files {
+		for _, o := range decode.Documents(filepath.Join(top, name), []byte(text)).Objects {
+			o.Saved = time.Unix(1000, 0)
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+const noSyntax = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: n\n---\n"
+
+// TestASourceGoesOnWhereAnotherEnded: one file is broken, one gone, one changed, one new,
+// while nobody looked. The first batch is right already.
+func TestASourceGoesOnWhereAnotherEnded(t *testing.T) {
+	top := t.TempDir()
+	was := remembered(t, top, map[string]string{
+		"broken.yaml": service("a", 1), "gone.yaml": service("b", 1), "sub/gone.yaml": service("c", 1), "changed.yaml": service("d", 1) + service("e", 1),
+	})
+	write(t, filepath.Join(top, "broken.yaml"), noSyntax)
+	write(t, filepath.Join(top, "changed.yaml"), service("d", 2))
+	write(t, filepath.Join(top, "new.yaml"), service("f", 1))
+	m := run(t, dir.Options{Dir: top, Remembered: was})
+	if len(m.history) != 3 {
+		t.Errorf("the first batch says %v", m.history)
+	}
+	m.want("a=1 d=2 f=1")
+	if len(m.problems) != 1 || m.problems[0].Origin.File != filepath.Join(top, "broken.yaml") {
+		t.Errorf("problems %v", m.problems)
+	}
+	write(t, filepath.Join(top, "broken.yaml"), service("a", 2))
+	m.want("a=2 d=2 f=1")
+	must(t, os.Remove(filepath.Join(top, "broken.yaml")))
+	m.want("d=2 f=1")
+}
+
+func TestADirectoryThatIsNotThereHoldsWhatIsRemembered(t *testing.T) {
+	for name, top := range map[string]string{"plain": "mesh", "not clean": "./x/../mesh/"} {
+		t.Run(name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			m := run(t, dir.Options{Dir: top, Remembered: remembered(t, "mesh", map[string]string{"f.yaml": service("a", 1)}), Poll: 20 * time.Millisecond})
+			m.want("a=1")
+			if len(m.problems) != 1 || !strings.Contains(m.problems[0].Text, "no such file or directory") {
+				t.Errorf("problems %v", m.problems)
+			}
+			must(t, os.Mkdir("next", 0o755))
+			write(t, "next/f.yaml", service("a", 2))
+			write(t, "next/g.yaml", service("b", 2))
+			must(t, os.Rename("next", "mesh"))
+			m.want("a=2 b=2")
+			if len(m.problems) != 0 {
+				t.Errorf("problems %v", m.problems)
+			}
+		})
+	}
+}
+
+func TestAnEmptyDirectoryIsEmpty(t *testing.T) {
+	top := t.TempDir()
+	m := run(t, dir.Options{Dir: top, Remembered: remembered(t, top, map[string]string{"f.yaml": service("a", 1)})})
+	if len(m.history) != 0 {
+		t.Errorf("the first batch says %v", m.history)
+	}
+}
+
+// TestARelativeDirectoryThatGoesAway: the paths of files below "./mesh" do not begin with that.
+func TestARelativeDirectoryThatGoesAway(t *testing.T) {
+	t.Chdir(t.TempDir())
+	write(t, "mesh/f.yaml", service("a", 1))
+	m := run(t, dir.Options{Dir: "./mesh", Poll: 20 * time.Millisecond})
+	must(t, os.Rename("mesh", "away"))
+	for len(m.problems) == 0 {
+		m.next()
+	}
+	write(t, "away/f.yaml", service("a", 2))
+	must(t, os.Rename("away", "mesh"))
+	m.want("a=2")
+	for _, h := range m.history {
+		if h == "-a" {
+			t.Errorf("what cannot be looked at was taken for gone: %v", m.history)
+		}
+	}
+}
