@@ -9,6 +9,7 @@ import (
 	security "istio.io/api/security/v1beta1"
 	typev1 "istio.io/api/type/v1beta1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -106,6 +107,17 @@ func (d *dice) change() object.Change {
 		o.Spec = d.sidecar()
 	}
 	return object.Change{Key: key, Object: o}
+}
+
+// denials are up to two, in place of policies that are broken.
+func (d *dice) denials() []model.Denial {
+	var out []model.Denial
+	for i := range d.roll(3) {
+		out = append(out, model.Denial{
+			Name: names[i], Namespace: pick(d, "", "x", "y", "istio-system"), Labels: pick(d, "", "app=a", "app=b"), Everything: d.oneIn(2),
+		})
+	}
+	return out
 }
 
 func (d *dice) service(o *object.Object) *object.ServiceSpec {

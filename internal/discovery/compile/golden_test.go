@@ -20,6 +20,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/envoytest"
 	"github.com/pilothouse/pilothouse/test/golden"
@@ -45,6 +46,9 @@ func TestGolden(t *testing.T) {
 			w.model.SetMesh(m)
 		}
 		w.apply(t, string(input))
+		if ns := header(input, "deny"); ns != "" {
+			w.model.Deny([]model.Denial{{Name: "broken", Namespace: ns, Everything: true}})
+		}
 		class := w.join(subject(t, input))
 		all := w.bytes(class)
 		var out []proto.Message

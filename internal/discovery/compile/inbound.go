@@ -20,6 +20,7 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 	m, w := c.model.Mesh(r), k.Workload.Value()
 	modes := c.model.ModesOf(r, w.Namespace, strings.Fields(w.Policies))
 	in := listener.Inbound{
+		Closed:       modes.Closed,
 		TrustDomains: append([]string{m.TrustDomain}, m.TrustDomainAliases...),
 		Unknown: listener.InboundPort{
 			Protocol: mesh.Auto, Mode: mode(modes.Default), Cluster: cluster.InboundPassthroughName,

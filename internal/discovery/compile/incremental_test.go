@@ -21,6 +21,7 @@ type history struct {
 	standing map[object.Key]*object.Object
 	order    []object.Key
 	mesh     *meshv1.MeshConfig
+	denials  []model.Denial
 	proxies  []mesh.Node
 }
 
@@ -51,6 +52,7 @@ func (h *history) fresh() *world {
 	for _, k := range slices.Backward(h.order) {
 		w.model.Apply([]object.Change{{Key: k, Object: h.standing[k]}})
 	}
+	w.model.Deny(h.denials)
 	w.graph.Run()
 	return w
 }
@@ -98,6 +100,10 @@ func playHistory(t *testing.T, data []byte, every int) {
 			h.mesh.OutboundTrafficPolicy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_Mode(d.roll(2))
 			h.mesh.RootNamespace = pick(d, "istio-system", "x")
 			w.model.SetMesh(h.mesh)
+		}
+		if d.oneIn(20) {
+			h.denials = d.denials()
+			w.model.Deny(h.denials)
 		}
 		for range 1 + d.roll(2) {
 			c := d.change()

@@ -34,9 +34,10 @@ const all = "*"
 
 // Model is the tables and their rules. Make one with New.
 type Model struct {
-	domain string
-	tables tables
-	rules  rules
+	domain  string
+	tables  tables
+	rules   rules
+	denials map[Denial]bool // rows of tables.peers too
 }
 
 type tables struct {
@@ -86,10 +87,11 @@ type DestinationRule struct {
 	Spec *networking.DestinationRule
 }
 
-// PeerAuthentication is a row.
+// PeerAuthentication is a row, or a denial that stands in the place of one.
 type PeerAuthentication struct {
 	Row
 	Spec *security.PeerAuthentication
+	deny deny
 }
 
 // Sidecar is a row.
@@ -135,7 +137,7 @@ func (m *Model) Counts() map[string]int {
 	return map[string]int{
 		"services": t.services.Len(), "pods": t.pods.Len(), "workload_entries": t.entries.Len(),
 		"virtual_services": t.virtuals.Len(), "destination_rules": t.dests.Len(),
-		"peer_authentications": t.peers.Len(), "sidecars": t.sidecars.Len(), "endpoint_slices": t.slices.Len(),
+		"peer_authentications": t.peers.Len() - len(m.denials), "sidecars": t.sidecars.Len(), "endpoint_slices": t.slices.Len(),
 	}
 }
 

@@ -24,6 +24,8 @@ func (m Mode) String() string { return [...]string{"PERMISSIVE", "STRICT", "DISA
 type Modes struct {
 	Default Mode
 	Ports   map[uint32]Mode
+	// Closed is set where it accepts no connection at all.
+	Closed bool
 }
 
 // Of is the mode of a workload port.
@@ -53,32 +55,37 @@ func (m *Model) policies(r *incr.Reader, ns string) []*PeerAuthentication {
 // namespace's policy, under the namespace's, under the oldest that selects the workload;
 // UNSET inherits; ports count only where the workload is selected. [control-plane 1.10.1, 1.10.2]
 func (m *Model) ModesFor(r *incr.Reader, ns string, labels map[string]string) Modes {
-	var selected *security.PeerAuthentication
-	for _, p := range m.rules.policies.Of(r, ns) {
-		if l := p.Spec.GetSelector().GetMatchLabels(); len(l) > 0 && subset(l, labels) {
-			selected = p.Spec
-			break
-		}
-	}
-	return m.modes(r, ns, selected)
+	return m.modes(r, ns, func(p *PeerAuthentication) bool {
+		l := p.Spec.GetSelector().GetMatchLabels()
+		return len(l) > 0 && subset(l, labels)
+	})
 }
 
 // ModesOf says the same of a workload whose selecting policies are known by key, as a
 // mesh.Workload has them.
 func (m *Model) ModesOf(r *incr.Reader, ns string, keys []string) Modes {
-	var selected *security.PeerAuthentication
-	for _, p := range m.rules.policies.Of(r, ns) {
-		if contains(keys, p.Key()) {
-			selected = p.Spec
-			break
-		}
-	}
-	return m.modes(r, ns, selected)
+	return m.modes(r, ns, func(p *PeerAuthentication) bool { return contains(keys, p.Key()) })
 }
 
-func (m *Model) modes(r *incr.Reader, ns string, selected *security.PeerAuthentication) Modes {
+// modes is what a workload accepts that the policies with selects(p) select by label. A
+// denial counts before all policies.
+func (m *Model) modes(r *incr.Reader, ns string, selects func(*PeerAuthentication) bool) Modes {
 	out := Modes{}
 	root := m.Mesh(r).RootNamespace
+	denied := max(m.denied(r, everywhere), m.denied(r, root), m.denied(r, ns))
+	var selected *security.PeerAuthentication
+	for _, p := range m.rules.policies.Of(r, ns) {
+		switch {
+		case !selects(p):
+		case p.deny != denyNothing:
+			denied = max(denied, p.deny)
+		case selected == nil:
+			selected = p.Spec
+		}
+	}
+	if denied != denyNothing {
+		return Modes{Default: Strict, Closed: denied == denyEverything}
+	}
 	levels := []*security.PeerAuthentication{m.unselective(r, root)}
 	if ns != root {
 		levels = append(levels, m.unselective(r, ns))
@@ -98,7 +105,7 @@ func (m *Model) modes(r *incr.Reader, ns string, selected *security.PeerAuthenti
 // unselective is the oldest policy of a namespace that is for the whole of it.
 func (m *Model) unselective(r *incr.Reader, ns string) *security.PeerAuthentication {
 	for _, p := range m.rules.policies.Of(r, ns) {
-		if len(p.Spec.GetSelector().GetMatchLabels()) == 0 {
+		if p.deny == denyNothing && len(p.Spec.GetSelector().GetMatchLabels()) == 0 {
 			return p.Spec
 		}
 	}

@@ -40,6 +40,8 @@ type Inbound struct {
 	Ports   []InboundPort // sorted by port, each once
 	// TrustDomains are those whose certificates are accepted, the mesh's own first.
 	TrustDomains []string
+	// Closed leaves out every filter chain: no captured connection is accepted.
+	Closed bool
 }
 
 type handling uint8
@@ -100,7 +102,11 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 		FilterChains:                         []*listenerv3.FilterChain{e.blackhole("virtualInbound-blackhole", port)},
 	}
 	noTLS, noHTTP := []uint32{port}, []uint32{port}
-	for _, p := range append([]InboundPort{in.Unknown}, in.Ports...) {
+	ports := append([]InboundPort{in.Unknown}, in.Ports...)
+	if in.Closed {
+		ports = nil // Envoy closes a connection for which it has no filter chain
+	}
+	for _, p := range ports {
 		for _, c := range e.table(p.Mode, p.Protocol) {
 			l.FilterChains = append(l.FilterChains, e.inboundChain(in, p, c))
 		}

@@ -1,0 +1,92 @@
+package model
+
+import (
+	"strings"
+
+	security "istio.io/api/security/v1beta1"
+	typev1 "istio.io/api/type/v1beta1"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+)
+
+// Denial takes the place of a security policy that is broken: what the policy might have
+// selected takes no plaintext, or nothing at all, whatever other policies say. Values
+// are comparable.
+type Denial struct {
+	// Name tells the denials of one namespace apart. It has no spaces.
+	Name string
+	// Namespace is empty where the denial is for the whole mesh; so is that of the root namespace.
+	Namespace string
+	// Labels select workloads of the namespace, "a=b,c=d"; empty for all of them.
+	Labels string
+	// Everything refuses every connection; else only plaintext is refused.
+	Everything bool
+}
+
+// everywhere is the namespace of denials for the whole mesh; no other has that name.
+const everywhere = "*"
+
+// deny is how much a row denies.
+type deny uint8
+
+const (
+	denyNothing deny = iota
+	denyPlaintext
+	denyEverything
+)
+
+// Deny replaces the denials that are in force.
+func (m *Model) Deny(denials []Denial) {
+	now := map[Denial]bool{}
+	for _, d := range denials {
+		now[d] = true
+		if !m.denials[d] {
+			row := &PeerAuthentication{Row: d.row(), Spec: &security.PeerAuthentication{}, deny: denyPlaintext}
+			if d.Everything {
+				row.deny = denyEverything
+			}
+			if d.Labels != "" {
+				row.Spec.Selector = &typev1.WorkloadSelector{MatchLabels: map[string]string{}}
+				for _, pair := range strings.Split(d.Labels, ",") {
+					k, v, _ := strings.Cut(pair, "=")
+					row.Spec.Selector.MatchLabels[k] = v
+				}
+			}
+			m.tables.peers.Put(d.key(), row, "ns:"+row.Namespace)
+		}
+	}
+	for d := range m.denials {
+		if !now[d] {
+			m.tables.peers.Delete(d.key())
+		}
+	}
+	m.denials = now
+}
+
+func (d Denial) row() Row {
+	if d.Namespace == "" {
+		return Row{Namespace: everywhere, Name: d.Name}
+	}
+	return Row{Namespace: d.Namespace, Name: d.Name}
+}
+
+// key is that of the denial's row. No object's name begins so, and two denials that
+// differ have two rows.
+func (d Denial) key() string {
+	key := "denial " + d.row().Key() + " " + d.Labels
+	if d.Everything {
+		key += " everything"
+	}
+	return key
+}
+
+// denied is the most that any of the denials for all of a namespace denies.
+func (m *Model) denied(r *incr.Reader, ns string) deny {
+	most := denyNothing
+	for _, p := range m.rules.policies.Of(r, ns) {
+		if len(p.Spec.GetSelector().GetMatchLabels()) == 0 {
+			most = max(most, p.deny)
+		}
+	}
+	return most
+}
