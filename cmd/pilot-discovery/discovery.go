@@ -24,6 +24,7 @@ type settings struct {
 	logLevel string
 	logJSON  bool
 	minTLS   string
+	broken   string
 	names    []string
 }
 
@@ -42,11 +43,15 @@ configuration is the key "mesh" of a ConfigMap named istio.
 
 The state folder (--stateDir) keeps the root certificate and its key, and the key that
 signs workload tokens ("pilotctl token create"). Keep it safe: who has it is the mesh.
+It also keeps the last good configuration, without Secrets: after a restart, what cannot
+be read has the value that it had before. Where the directory can be read and is empty,
+or a security policy is broken that never was good, proxies are not served until that is
+mended or confirmed (--accept-empty-config, --broken-policies).
 
 Environment: POD_NAMESPACE, TRUST_DOMAIN, DEFAULT_WORKLOAD_CERT_TTL, MAX_WORKLOAD_CERT_TTL,
 CITADEL_SELF_SIGNED_CA_CERT_TTL, ISTIOD_CUSTOM_HOST,
 PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND, PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND,
-ENABLE_DEBUG_ENDPOINT_AUTH.`,
+ENABLE_DEBUG_ENDPOINT_AUTH, PILOTHOUSE_ACCEPT_EMPTY_CONFIG, PILOTHOUSE_BROKEN_POLICIES.`,
 		Example: "  pilot-discovery discovery --configDir samples/bookshop --stateDir /var/lib/pilothouse",
 		Args:    cobra.ArbitraryArgs,
 		// Charts pass flags of other releases; they are named in a warning, not refused.
@@ -78,7 +83,9 @@ func (s *settings) bind(f *pflag.FlagSet) {
 	o := &s.opts
 	f.StringVar(&o.ConfigDir, "configDir", "", "directory of YAML files to read configuration from, and to watch (required)")
 	f.StringVar(&o.MeshFile, "meshConfig", "./etc/istio/config/mesh", "file with mesh configuration, for where no ConfigMap istio is; it need not exist")
-	f.StringVar(&o.StateDir, "stateDir", "./var/lib/pilothouse", "folder that keeps the root certificate and keys")
+	f.StringVar(&o.StateDir, "stateDir", "./var/lib/pilothouse", "folder that keeps the root certificate, keys and the last good configuration")
+	f.BoolVar(&o.Lenience.EmptyConfig, "accept-empty-config", false, "serve a configuration that is empty although objects are remembered (default $PILOTHOUSE_ACCEPT_EMPTY_CONFIG)")
+	f.StringVar(&s.broken, "broken-policies", "", "what to do about a security policy that is broken and never was good: deny what it might select, or ignore it (default $PILOTHOUSE_BROKEN_POLICIES, else deny)")
 	f.StringVar(&o.Names.Domain, "domain", "cluster.local", "DNS suffix of services")
 	f.StringVar(&o.Names.Namespace, "namespace", "", "namespace that the control plane runs in (default $POD_NAMESPACE, else istio-system)")
 	f.StringVar(&o.Ports.HTTP, "httpAddr", ":8080", "address for readiness and debugging")
@@ -108,6 +115,19 @@ func (s *settings) complete(env map[string]string) error {
 		o.CA.MinTLS = tls.VersionTLS13
 	default:
 		return fmt.Errorf("--tls-min-version %q: want 1.2 or 1.3", s.minTLS)
+	}
+	switch s.broken = cmp.Or(s.broken, env["PILOTHOUSE_BROKEN_POLICIES"], "deny"); s.broken {
+	case "deny", "ignore":
+		o.Lenience.BrokenPolicies = s.broken == "ignore"
+	default:
+		return fmt.Errorf("--broken-policies %q: want deny or ignore", s.broken)
+	}
+	if v := env["PILOTHOUSE_ACCEPT_EMPTY_CONFIG"]; v != "" && !o.Lenience.EmptyConfig {
+		on, err := strconv.ParseBool(v)
+		if err != nil {
+			return fmt.Errorf("environment PILOTHOUSE_ACCEPT_EMPTY_CONFIG=%q: want true or false", v)
+		}
+		o.Lenience.EmptyConfig = on
 	}
 	o.Names.Namespace = cmp.Or(o.Names.Namespace, env["POD_NAMESPACE"], mesh.DefaultRootNamespace)
 	o.Names.TrustDomain = cmp.Or(env["TRUST_DOMAIN"], mesh.DefaultTrustDomain)

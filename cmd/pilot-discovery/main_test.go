@@ -24,6 +24,9 @@ func TestWhatIsAskedWronglyIsSaidAndEndsWith2(t *testing.T) {
 		{[]string{"discovery"}, nil, "--configDir"},
 		{[]string{"discovery", "--configDir", dir, "--tls-min-version", "1.1"}, nil, "want 1.2 or 1.3"},
 		{[]string{"discovery", "--configDir", dir, "--log_output_level", "loud"}, nil, "no level"},
+		{[]string{"discovery", "--configDir", dir, "--broken-policies", "allow"}, nil, "want deny or ignore"},
+		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOTHOUSE_BROKEN_POLICIES": "allow"}, "want deny or ignore"},
+		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOTHOUSE_ACCEPT_EMPTY_CONFIG": "perhaps"}, "want true or false"},
 		{[]string{"discovery", "--configDir", dir}, map[string]string{"MAX_WORKLOAD_CERT_TTL": "-1h"}, "MAX_WORKLOAD_CERT_TTL"},
 		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "perhaps"}, "want true or false"},
 	} {

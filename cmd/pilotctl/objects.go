@@ -14,6 +14,8 @@ type remark struct {
 	Severity string `json:"severity"`
 	Field    string `json:"field"`
 	Text     string `json:"text"`
+	// Meanwhile says what is in force instead, where the object is refused.
+	Meanwhile string `json:"meanwhile"`
 }
 
 func newObjects(f *flags) *cobra.Command {
@@ -49,10 +51,10 @@ func printRemarks(w io.Writer, all []remark) error {
 			left = append(left, r.Origin+": "+r.Text)
 			continue
 		}
-		rows = append(rows, []string{r.Severity, r.Object, r.Field, r.Origin, r.Text})
+		rows = append(rows, []string{r.Severity, r.Object, r.Field, r.Origin, r.Text, r.Meanwhile})
 	}
 	if len(rows) > 0 {
-		if err := printTable(w, []string{"SEVERITY", "OBJECT", "FIELD", "WHERE", "WHAT"}, rows); err != nil {
+		if err := printTable(w, []string{"SEVERITY", "OBJECT", "FIELD", "WHERE", "WHAT", "MEANWHILE"}, rows); err != nil {
 			return err
 		}
 	} else if _, err := fmt.Fprintln(w, "every object is in use as it is written"); err != nil {

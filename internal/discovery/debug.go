@@ -17,8 +17,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 func (s *Server) debugMux() http.Handler {
@@ -83,11 +83,29 @@ func (s *Server) monitoringMux() http.Handler {
 }
 
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
-	if !s.loop.synced.Load() {
-		http.Error(w, "not ready: configuration has not been read yet", http.StatusServiceUnavailable)
+	if !s.loop.gate.open.Load() {
+		http.Error(w, "not ready: "+*s.loop.gate.why.Load(), http.StatusServiceUnavailable)
 		return
 	}
 	fmt.Fprintln(w, "ready")
+	for _, line := range s.remarks() {
+		fmt.Fprintln(w, line)
+	}
+}
+
+// remarks are what somebody who asks for readiness ought to know besides.
+func (s *Server) remarks() []string {
+	var out []string
+	n := s.loop.gate.notes.Load()
+	for _, text := range []string{n.restoredText(time.Now()), n.brokenText()} {
+		if text != "" {
+			out = append(out, text)
+		}
+	}
+	if s.loop.kept.stats.failing.Load() {
+		out = append(out, "configuration cannot be saved; a restart would not remember what changed since")
+	}
+	return out
 }
 
 func (s *Server) version(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, s.opts.Version) }
@@ -251,21 +269,30 @@ type objectEntry struct {
 	Severity string `json:"severity"`
 	Field    string `json:"field,omitempty"`
 	Text     string `json:"text"`
+	// Meanwhile says what is in force instead; empty where the object is taken.
+	Meanwhile string `json:"meanwhile,omitempty"`
 }
 
 // objectz lists what is wrong or worth a warning with the configuration, object by object,
 // and how much of each file is left out because it belongs to others.
 func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
-	var verdicts []config.Verdict
-	s.loop.ask(func() { verdicts = s.loop.problems() })
 	out := []objectEntry{}
-	for _, v := range verdicts {
-		e := objectEntry{Origin: v.Origin.String(), Severity: v.Severity.String(), Field: v.Field, Text: v.Text}
-		if v.Key.Kind != "" {
-			e.Object = v.Key.String()
+	s.loop.ask(func() {
+		held := s.loop.held()
+		if text := s.loop.gate.notes.Load().restoredText(time.Now()); text != "" {
+			out = append(out, objectEntry{Origin: s.loop.kept.path, Severity: object.Warning.String(), Text: text})
 		}
-		out = append(out, e)
-	}
+		for _, v := range s.loop.problems() {
+			e := objectEntry{Origin: v.Origin.String(), Severity: v.Severity.String(), Field: v.Field, Text: v.Text}
+			if v.Key.Kind != "" {
+				e.Object = v.Key.String()
+			}
+			if v.Severity == object.Error {
+				e.Meanwhile = s.loop.meanwhile(v, held)
+			}
+			out = append(out, e)
+		}
+	})
 	writeJSON(w, out)
 }
 

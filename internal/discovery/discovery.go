@@ -2,7 +2,8 @@
 //
 // New opens everything that can fail (the root, the token issuer, every listener), so
 // that a Server that exists can run; Run serves until its context ends, drains, and
-// returns when every goroutine has. Streams are refused until the source has been read.
+// returns when every goroutine has. Streams are refused until the source has been read,
+// and while what it says is less than what can be trusted (gate).
 package discovery
 
 import (
@@ -43,7 +44,7 @@ type Options struct {
 	ConfigDir string
 	// MeshFile is a file with mesh configuration, watched; empty for none.
 	MeshFile string
-	// StateDir keeps the root, its key and the token issuer's key.
+	// StateDir keeps the root, its key, the token issuer's key and the last good configuration.
 	StateDir  string
 	Names     Names
 	Ports     Ports
@@ -51,6 +52,7 @@ type Options struct {
 	CA        CAOptions
 	Compile   compile.Options
 	HTTP      HTTPOptions
+	Lenience  Lenience
 	Version   string
 	Log       *slog.Logger
 }
@@ -99,6 +101,7 @@ type Server struct {
 	opts      Options
 	loop      *loop
 	source    Source
+	meshFile  meshFile
 	xds       *xds.Server
 	ca        *ca.Server
 	auth      *authn.Authenticator
@@ -113,15 +116,19 @@ type listeners struct{ http, grpc, secure, monitoring net.Listener }
 
 // New makes a control plane and opens its ports. Close is not needed after Run.
 func New(o Options) (*Server, error) {
-	source, err := dir.New(dir.Options{Dir: o.ConfigDir, Log: o.Log})
+	kept := openKeeper(o.StateDir, o.ConfigDir, o.Log)
+	source, err := dir.New(dir.Options{Dir: o.ConfigDir, Remembered: kept.remembered(false), Log: o.Log})
 	if err != nil {
 		return nil, err
 	}
-	return newServer(o, source)
+	return newServer(o, source, kept)
 }
 
-func newServer(o Options, source Source) (_ *Server, err error) {
-	s := &Server{opts: o, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Log), metrics: prometheus.NewRegistry(), started: time.Now()}
+// newServer makes a control plane of a source that knows what kept remembers of it.
+func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
+	s := &Server{opts: o, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now()}
+	s.meshFile = newMeshFile(o.MeshFile, kept.remembered(true), o.Log)
+	kept.before.Objects = nil // whoever needs them has them
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.done.Close())
@@ -206,18 +213,18 @@ func (s *Server) Run(ctx context.Context) error {
 	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secure_grpc", a.SecureGRPC, "monitoring", a.Monitoring, "version", s.opts.Version)
 	loopCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	mesh := newMeshFile(s.opts.MeshFile, s.opts.Log)
 	servers := run.Nest("servers",
 		run.Task{Name: "read configuration", Run: func(ctx context.Context) error {
 			// Whoever is served by what the source says must find the mesh configuration.
 			select {
-			case <-mesh.read:
+			case <-s.meshFile.read:
 				return s.source.Run(ctx, s.loop.Emit)
 			case <-ctx.Done():
 				return nil
 			}
 		}},
-		run.Task{Name: "read mesh configuration", Run: func(ctx context.Context) error { return mesh.Run(ctx, s.loop.Emit) }},
+		run.Task{Name: "read mesh configuration", Run: func(ctx context.Context) error { return s.meshFile.Run(ctx, s.loop.Emit) }},
+		run.Task{Name: "save configuration", Run: func(ctx context.Context) error { return s.loop.kept.run(ctx, s.loop.snapshot) }},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
 		run.Task{Name: "serve plaintext gRPC", Run: s.serveGRPC(s.listeners.grpc, nil)},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -25,8 +24,9 @@ import (
 type loop struct {
 	log *slog.Logger
 	inbox
-	synced atomic.Bool
-	done   chan struct{}
+	gate gate
+	kept *keeper
+	done chan struct{}
 
 	graph  *incr.Graph
 	model  *model.Model
@@ -58,11 +58,12 @@ type joinRequest struct {
 	reply chan *xds.Cell
 }
 
-func newLoop(domain string, o compile.Options, log *slog.Logger) *loop {
+func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, log *slog.Logger) *loop {
 	g := incr.New()
 	m := model.New(g, domain)
-	return &loop{
-		log: log, graph: g, model: m, store: config.NewStore(),
+	l := &loop{
+		log: log, graph: g, model: m, store: config.NewStore(), kept: kept,
+		gate:  gate{lenience: lenience, remembered: len(kept.remembered(false)), since: kept.before.Written},
 		views: newPublisher(g, m, compile.New(g, m, o)),
 		inbox: inbox{
 			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), leaves: make(chan string), questions: make(chan func()),
@@ -70,6 +71,10 @@ func newLoop(domain string, o compile.Options, log *slog.Logger) *loop {
 		done:   make(chan struct{}),
 		counts: counts{events: map[object.Kind]uint64{}},
 	}
+	l.gate.shut(l.gate.against(false, nil))
+	l.gate.notes.Store(&notes{})
+	l.store.Remember(kept.before.Objects)
+	return l
 }
 
 // Run is the loop. It returns nil when ctx ends; joins are refused from then on.
@@ -103,10 +108,14 @@ func (l *loop) take(b object.Batch) {
 		}
 		break
 	}
-	l.tell()
+	found := l.found()
+	l.deny(found)
+	l.decide(found)
+	l.tell(found)
 	moved := l.graph.Run()
 	classes := l.views.update(moved)
 	l.counts.commits++
+	l.kept.changed()
 	spent := time.Since(start)
 	l.counts.spent += spent
 	l.log.Debug("committed", "moved", len(moved), "classes", classes, "generation", l.views.generation, "took", spent)
@@ -127,14 +136,15 @@ func (l *loop) absorb(b object.Batch) {
 	}
 	if b.Synced {
 		l.log.Info("configuration read", "objects", len(accepted))
-		l.synced.Store(true)
+		l.gate.synced = true
+		l.store.Forget(func(k object.Key) bool { return k != meshFileKey })
 	}
 }
 
 // tell logs each problem once when it comes up, and when none is left of it.
-func (l *loop) tell() {
-	now := map[string]object.Severity{}
-	for _, v := range l.problems() {
+func (l *loop) tell(found []config.Verdict) {
+	now, held := map[string]object.Severity{}, l.held()
+	for _, v := range l.explained(found) {
 		text := v.Error()
 		now[text] = v.Severity
 		if _, told := l.told[text]; told {
@@ -142,7 +152,7 @@ func (l *loop) tell() {
 		}
 		switch v.Severity {
 		case object.Error:
-			l.log.Error("configuration is not taken; its last good value stays, if there was one", "problem", text)
+			l.log.Error("configuration is not taken; "+l.meanwhile(v, held), "problem", text)
 		case object.Warning:
 			l.log.Warn("configuration has no effect, or not all of it", "problem", text)
 		default:
@@ -155,6 +165,7 @@ func (l *loop) tell() {
 		}
 	}
 	l.told = now
+	l.tellRestored()
 }
 
 // Emit hands the loop a batch; it waits while the loop is far behind.
@@ -167,8 +178,8 @@ func (l *loop) Emit(b object.Batch) {
 
 // Join makes the loop an xds.Registry.
 func (l *loop) Join(ctx context.Context, n mesh.Node, id string) (*xds.Cell, func(), error) {
-	if !l.synced.Load() {
-		return nil, nil, status.Error(codes.Unavailable, "configuration has not been read yet; try again")
+	if !l.gate.open.Load() {
+		return nil, nil, status.Error(codes.Unavailable, *l.gate.why.Load()+"; try again")
 	}
 	j := joinRequest{id: id, key: model.KeyOf(n), reply: make(chan *xds.Cell, 1)}
 	select {
@@ -199,7 +210,35 @@ func (l *loop) ask(f func()) bool {
 	}
 }
 
-// problems is everything wrong with the configuration now, for people. Call it through ask.
-func (l *loop) problems() []config.Verdict {
+// problems is everything wrong with the configuration now, for people, with what is
+// denied because of it. Call it through ask.
+func (l *loop) problems() []config.Verdict { return l.explained(l.found()) }
+
+// explained says of each broken policy, once, what it brings about.
+func (l *loop) explained(found []config.Verdict) []config.Verdict {
+	told := map[object.Policy]bool{}
+	for i, v := range found {
+		if v.Severity == object.Error && v.Policy.Broken && !told[v.Policy] && !l.knows(v.Policy.Key) {
+			told[v.Policy] = true
+			found[i].Text += l.effect(v)
+		}
+	}
+	return found
+}
+
+// found is everything that the source and the rules have found wrong.
+func (l *loop) found() []config.Verdict {
 	return append(slices.Clone(l.source), l.store.Verdicts()...)
+}
+
+// snapshot is what is in force, for the keeper; nothing while proxies are not served: it
+// may be that less is known than was saved.
+func (l *loop) snapshot() snapshot {
+	var s snapshot
+	l.ask(func() {
+		if l.gate.open.Load() {
+			s = snapshot{objects: l.store.Good(), version: l.store.Version() + 1, ok: true}
+		}
+	})
+	return s
 }

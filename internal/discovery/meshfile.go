@@ -17,12 +17,17 @@ import (
 // that is not there says nothing.
 type meshFile struct {
 	path string // "" for none
-	log  *slog.Logger
-	read chan struct{} // closed once what it says at first has been emitted
+	// remembered is what the file said when another control plane ended, if anything.
+	remembered []object.Object
+	log        *slog.Logger
+	read       chan struct{} // closed once what it says at first has been emitted
 }
 
-func newMeshFile(path string, log *slog.Logger) meshFile {
-	f := meshFile{path: path, log: log, read: make(chan struct{})}
+// meshFileKey is the key of what the mesh file says. No source has such a namespace.
+var meshFileKey = object.Key{Kind: object.ConfigMap, Namespace: "(file)", Name: config.MeshConfigMap}
+
+func newMeshFile(path string, remembered []object.Object, log *slog.Logger) meshFile {
+	f := meshFile{path: path, remembered: remembered, log: log, read: make(chan struct{})}
 	if path == "" {
 		close(f.read)
 	}
@@ -34,18 +39,25 @@ func (f meshFile) Run(ctx context.Context, emit func(object.Batch)) error {
 	if f.path == "" {
 		return nil
 	}
-	key := object.Key{Kind: object.ConfigMap, Namespace: "(file)", Name: config.MeshConfigMap}
+	key, known := meshFileKey, false
 	first := sync.OnceFunc(func() { close(f.read) })
 	return filewatch.Run(ctx, filewatch.Options{Path: f.path, Log: f.log}, func(c filewatch.Contents) {
 		defer first()
 		switch {
 		case c.Err == nil:
+			known = true
 			emit(object.Batch{Changes: []object.Change{{Key: key, Object: &object.Object{
 				Key: key, Origin: object.Origin{File: f.path},
 				Spec: &object.ConfigMapSpec{Data: map[string]string{config.MeshKey: string(c.Data)}},
 			}}}})
 		case errors.Is(c.Err, fs.ErrNotExist):
 			emit(object.Batch{Changes: []object.Change{{Key: key}}})
+		case !known && len(f.remembered) > 0:
+			known = true
+			emit(object.Batch{Changes: []object.Change{{Key: key, Object: &f.remembered[0]}}})
+			f.log.Error("mesh configuration file cannot be read; what it said last stays", "file", f.path, "error", c.Err, "saved", f.remembered[0].Saved)
+		case !known:
+			f.log.Error("mesh configuration file cannot be read, and what it said before is not known", "file", f.path, "error", c.Err)
 		default:
 			f.log.Error("mesh configuration file cannot be read; what it said last stays", "file", f.path, "error", c.Err)
 		}

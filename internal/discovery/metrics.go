@@ -72,7 +72,8 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 			gauge(d, m.Value)
 		}
 	}
-	snap, ok := s.snapshot()
+	s.collectKept(gauge, counter)
+	snap, ok := s.numbers()
 	if !ok {
 		return
 	}
@@ -97,7 +98,7 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-type snapshot struct {
+type numbers struct {
 	rows       map[string]int
 	events     map[object.Kind]uint64
 	problems   map[problemKind]int
@@ -115,9 +116,9 @@ type problemKind struct {
 	kind     object.Kind
 }
 
-func (s *stats) snapshot() (snapshot, bool) {
+func (s *stats) numbers() (numbers, bool) {
 	// The two that are always there let an alert tell "none" from "not asked".
-	out := snapshot{events: map[object.Kind]uint64{}, problems: map[problemKind]int{{object.Error, ""}: 0, {object.Warning, ""}: 0}}
+	out := numbers{events: map[object.Kind]uint64{}, problems: map[problemKind]int{{object.Error, ""}: 0, {object.Warning, ""}: 0}}
 	ok := s.loop.ask(func() {
 		l := s.loop
 		out.rows, out.rules = l.model.Counts(), l.graph.Stats()

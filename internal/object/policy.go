@@ -44,6 +44,25 @@ func (p Policy) Denies() string {
 	return what + " to " + to
 }
 
+// String is the key as far as it can be told: "PeerAuthentication shop/a", "a security
+// policy of namespace shop", "a PeerAuthentication".
+func (p Policy) String() string {
+	if p.Key.Kind != "" && p.Key.Name != "" && p.Key.Namespace != "" {
+		return p.Key.String()
+	}
+	s := "a security policy"
+	if p.Key.Kind != "" {
+		s = "a " + string(p.Key.Kind)
+	}
+	if p.Key.Name != "" {
+		s += " named " + p.Key.Name
+	}
+	if p.Key.Namespace != "" {
+		s += " of namespace " + p.Key.Namespace
+	}
+	return s
+}
+
 // LabelText writes labels as Policy has them. It is empty where one of them is none that
 // Kubernetes takes: what was meant to be selected cannot be told then.
 func LabelText(labels map[string]string) string {

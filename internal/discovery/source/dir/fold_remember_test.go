@@ -69,17 +69,18 @@ func TestFoldGoesOnFromWhatIsRemembered(t *testing.T) {
 				held = append(held, parseReading(t, file).result.Objects...)
 			}
 			f.remember(held)
+			said := map[string]string{}
 			for i, line := range lines[1:] {
 				look, want, _ := strings.Cut(strings.TrimSpace(line), "->")
 				var readings []reading
 				for file := range strings.SplitSeq(look, ";") {
 					readings = append(readings, parseReading(t, file))
 				}
-				batch, again := f.step(readings, nil)
+				batch, again, hold := f.step(readings, nil)
 				if i == 0 {
 					batch = f.everything()
 				}
-				if got := written(batch, again); !sameWords(got, want) {
+				if got := written(batch, again, hold, said); !sameWords(got, want) {
 					t.Fatalf("%s\ngot %s\nproblems %v", line, got, batch.Problems)
 				}
 			}

@@ -92,7 +92,7 @@ func (l *listing) unknown(path string, err error) {
 	l.blind = append(l.blind, path)
 	l.problems = append(l.problems, object.Problem{
 		Origin: object.Origin{File: path},
-		Text:   fmt.Sprintf("read configuration: %v; what was read from here before still counts", reason(err)),
+		Text:   fmt.Sprintf("read configuration: %v", reason(err)),
 	})
 }
 

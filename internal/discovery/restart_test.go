@@ -1,0 +1,351 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/saved"
+	"github.com/pilothouse/pilothouse/test/wait"
+)
+
+// life is a directory of configuration and a state folder, in which one control plane
+// after the other lives.
+type life struct {
+	t             *testing.T
+	config, state string
+	log           wait.Output
+	adjust        func(*Options)
+	plane         *plane
+	end           func()
+}
+
+func newLife(t *testing.T, files map[string]string) *life {
+	t.Helper()
+	l := &life{t: t, config: t.TempDir(), state: t.TempDir(), adjust: func(*Options) {}}
+	for name, text := range files {
+		l.write(name, text)
+	}
+	t.Cleanup(func() { l.stop() })
+	return l
+}
+
+func (l *life) write(name, text string) {
+	l.t.Helper()
+	path := filepath.Join(l.config, name)
+	if err := errors.Join(os.WriteFile(path+".next", []byte(text), 0o600), os.Rename(path+".next", path)); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func (l *life) remove(name string) {
+	l.t.Helper()
+	if err := os.Remove(filepath.Join(l.config, name)); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// new makes a control plane, as New does.
+func (l *life) new() (*Server, error) {
+	any := "127.0.0.1:0"
+	o := Options{
+		ConfigDir: l.config, StateDir: l.state, Names: Names{Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system"},
+		Ports: Ports{HTTP: any, GRPC: any, Monitoring: any}, HTTP: HTTPOptions{Shutdown: time.Second},
+		Log: slog.New(slog.NewTextHandler(&l.log, nil)), Version: "test",
+	}
+	l.adjust(&o)
+	return New(o)
+}
+
+// start starts the next control plane and waits until it has read its configuration.
+func (l *life) start() *plane {
+	l.t.Helper()
+	srv, err := l.new()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Run(ctx) }()
+	l.plane = &plane{t: l.t, server: srv, addr: srv.Addresses()}
+	l.end = func() {
+		stop()
+		if err := <-ended; err != nil {
+			l.t.Errorf("run: %v", err)
+		}
+	}
+	wait.Until(l.t, "the configuration is read", func() (read bool) {
+		srv.loop.ask(func() { read = srv.loop.gate.synced })
+		return read
+	})
+	return l.plane
+}
+
+// stop ends the control plane, which saves what it has not saved yet.
+func (l *life) stop() {
+	if l.end != nil {
+		l.end()
+	}
+	l.end = nil
+}
+
+// restart is stop and start; meanwhile happens between them.
+func (l *life) restart(meanwhile func()) *plane {
+	l.t.Helper()
+	l.stop()
+	meanwhile()
+	return l.start()
+}
+
+// ready waits for what /ready says.
+func (l *life) ready(code int, parts ...string) {
+	l.t.Helper()
+	wait.NoError(l.t, "/ready says it", func() error {
+		got, body := l.plane.get(l.plane.addr.HTTP, "/ready")
+		for _, p := range parts {
+			if !strings.Contains(body, p) {
+				return fmt.Errorf("%d %q, want %q", got, body, p)
+			}
+		}
+		if got != code {
+			return fmt.Errorf("%d %q, want %d", got, body, code)
+		}
+		return nil
+	})
+}
+
+// listener opens a stream and returns the proxy with its inbound listener.
+func (l *life) listener() *client {
+	l.t.Helper()
+	c := l.plane.dial("", "").open()
+	c.expect("LDS", "virtualInbound")
+	return c
+}
+
+// strict says whether a listener takes no plaintext and closed whether it takes nothing.
+func strict(c *client) bool { return !strings.Contains(c.text("virtualInbound"), "raw_buffer") }
+func closed(c *client) bool {
+	return !strings.Contains(c.text("virtualInbound"), "0.0.0.0_") && !strings.Contains(c.text("virtualInbound"), "InboundPassthroughCluster")
+}
+
+const (
+	strictShop = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: shop}\nspec: {mtls: {mode: STRICT}}\n"
+	// A bracket is missing; nobody can tell what the document is.
+	brokenShop = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: shop}\nspec: {mtls: {mode: STRICT}\n"
+)
+
+func TestAfterARestartWhatCannotBeReadHasItsLastGoodValue(t *testing.T) {
+	for name, text := range map[string]string{
+		"a syntax error":           brokenShop,
+		"a field that is unknown":  strings.Replace(strictShop, "mtls:", "mtsl:", 1),
+		"a value that is refused":  strings.Replace(strictShop, "spec: {", "spec: {portLevelMtls: {80: {mode: STRICT}}, ", 1),
+		"a document without names": "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop})
+			l.start()
+			l.ready(http.StatusOK, "ready")
+			if c := l.listener(); !strict(c) {
+				t.Fatal("STRICT is not enforced at all")
+			}
+			for range 2 { // what is restored is remembered too
+				l.restart(func() { l.write("policy.yaml", text) })
+				l.ready(http.StatusOK, "ready", "1 of 3 objects in force are those of the saved configuration")
+				if c := l.listener(); !strict(c) {
+					t.Fatal("after a restart plaintext is accepted")
+				}
+			}
+			if got := l.plane.objects(); len(got) < 2 || got[1].Meanwhile == "" || strings.Contains(got[1].Meanwhile, "no good value") || !strings.Contains(got[0].Text, "ago") {
+				t.Errorf("objects say %+v", got)
+			}
+			_, metrics := l.plane.get(l.plane.addr.Monitoring, "/metrics")
+			if !strings.Contains(metrics, "pilothouse_restored_objects 1") || !strings.Contains(metrics, "pilothouse_broken_policies 0") {
+				t.Error("the metrics do not tell of it")
+			}
+			c := l.listener()
+			l.write("policy.yaml", strings.Replace(strictShop, "STRICT", "PERMISSIVE", 1))
+			c.until("virtualInbound", "raw_buffer")
+			l.restart(func() { l.remove("policy.yaml") })
+			if c := l.listener(); strict(c) {
+				t.Error("what was deleted is enforced")
+			}
+		})
+	}
+}
+
+func TestAfterARestartABrokenFileOfServicesHoldsItsServices(t *testing.T) {
+	l := newLife(t, map[string]string{"shop.yaml": shop})
+	l.start()
+	l.ready(http.StatusOK, "ready")
+	l.restart(func() { l.write("shop.yaml", strings.ReplaceAll(shop, "spec: {", "spec: [")) })
+	l.ready(http.StatusOK, "ready")
+	c := l.plane.dial("", "").open()
+	c.expect("CDS", "outbound|9080||reviews.shop.svc.cluster.local")
+	l.write("shop.yaml", strings.ReplaceAll(shop, "9080", "9081"))
+	c.expect("CDS", "outbound|9081||reviews.shop.svc.cluster.local")
+	if got := l.plane.objects(); len(got) != 0 {
+		t.Errorf("after the repair: %+v", got)
+	}
+	if !strings.Contains(l.log.String(), "every object in force has been read from its source") {
+		t.Errorf("the log does not say that the saved values are gone:\n%s", l.log.String())
+	}
+}
+
+func TestADirectoryThatIsMissingIsServedFromTheSavedState(t *testing.T) {
+	l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop})
+	aside := l.config + ".aside"
+	l.adjust = func(o *Options) { o.MeshFile = filepath.Join(l.state, "mesh") }
+	l.start()
+	l.ready(http.StatusOK, "ready")
+	l.restart(func() {
+		if err := os.Rename(l.config, aside); err != nil {
+			t.Fatal(err)
+		}
+	})
+	l.ready(http.StatusOK, "3 of 3 objects in force are those of the saved configuration", "ago")
+	if c := l.listener(); !strict(c) {
+		t.Error("STRICT is not enforced")
+	}
+	if got := l.plane.objects(); len(got) != 2 || !strings.Contains(got[1].Text, "no such file") || got[1].Meanwhile != "what was read from there before stays" {
+		t.Errorf("objects say %+v", got)
+	}
+	if err := os.Rename(aside, l.config); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the directory is read again", func() bool {
+		_, body := l.plane.get(l.plane.addr.HTTP, "/ready")
+		return body == "ready\n"
+	})
+}
+
+func TestADirectoryThatIsMissingWithoutSavedStateIsAnError(t *testing.T) {
+	l := newLife(t, nil)
+	l.config = filepath.Join(l.config, "none")
+	if _, err := l.new(); err == nil || !strings.Contains(err.Error(), l.config) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestAnEmptyDirectoryWhereObjectsAreRememberedIsNotServed(t *testing.T) {
+	l := newLife(t, map[string]string{"shop.yaml": shop})
+	l.start()
+	l.ready(http.StatusOK, "ready")
+	for range 2 { // nothing is forgotten by not serving it
+		l.restart(func() { _ = os.Remove(filepath.Join(l.config, "shop.yaml")) })
+		l.ready(http.StatusServiceUnavailable, "not ready", "2 objects", "--accept-empty-config")
+		if err := l.plane.dial("", "").refusal(); !strings.Contains(err.Error(), "--accept-empty-config") {
+			t.Errorf("the stream ends with %v", err)
+		}
+	}
+	l.write("other.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: other}\n")
+	l.ready(http.StatusOK, "ready")
+
+	l.adjust = func(o *Options) { o.Lenience.EmptyConfig = true }
+	l.restart(func() { l.remove("other.yaml") })
+	l.ready(http.StatusOK, "ready")
+	l.adjust = func(*Options) {}
+	l.restart(func() {})
+	l.ready(http.StatusOK, "ready") // it was confirmed once
+}
+
+func TestASavedFileThatCannotBeUsedIsLeftAside(t *testing.T) {
+	good, err := new(saved.Encoder).Encode(time.Now(), "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"cut": string(good[:20]), "newer": strings.Replace(string(good), "configuration 1", "configuration 2", 1), "nothing": "", "flipped": strings.Replace(string(good), "objects", "objectz", 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLife(t, map[string]string{"shop.yaml": shop})
+			path := filepath.Join(l.state, savedFile)
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			l.start()
+			l.ready(http.StatusOK, "ready")
+			if aside, err := os.ReadFile(path + ".unusable"); err != nil || string(aside) != text {
+				t.Errorf("left aside is %q, %v", aside, err)
+			}
+			if n := strings.Count(l.log.String(), "cannot be used and is left aside"); n != 1 {
+				t.Errorf("it is told %d times:\n%s", n, l.log.String())
+			}
+			l.stop()
+			if text, err := os.ReadFile(path); err != nil {
+				t.Error(err)
+			} else if set, err := saved.Decode(text); err != nil || len(set.Objects) != 2 {
+				t.Errorf("saved is %+v, %v", set, err)
+			}
+		})
+	}
+}
+
+// TestAStateFolderThatTakesNothingHarmsNothing: the file's place is taken by a folder, so
+// that every write fails, also root's.
+func TestAStateFolderThatTakesNothingHarmsNothing(t *testing.T) {
+	l := newLife(t, map[string]string{"shop.yaml": shop})
+	path := filepath.Join(l.state, savedFile)
+	l.start()
+	l.ready(http.StatusOK, "ready")
+	k := l.plane.server.loop.kept
+	wait.Until(t, "the first state is saved", func() bool { return k.stats.written.Load() > 0 })
+	if err := errors.Join(os.Remove(path), os.MkdirAll(filepath.Join(path, "x"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	c := l.listener()
+	l.write("policy.yaml", strictShop)
+	c.untilGone("virtualInbound", "raw_buffer")
+	l.ready(http.StatusOK, "ready", "cannot be saved")
+	l.write("policy.yaml", strings.Replace(strictShop, "STRICT", "PERMISSIVE", 1))
+	c.until("virtualInbound", "raw_buffer")
+	_, metrics := l.plane.get(l.plane.addr.Monitoring, "/metrics")
+	if !strings.Contains(metrics, "pilothouse_save_failing 1") || strings.Contains(metrics, "pilothouse_save_failures_total 0") {
+		t.Error("the metrics do not tell of it")
+	}
+	if n := strings.Count(l.log.String(), "configuration cannot be saved"); n != 1 {
+		t.Errorf("it is told %d times:\n%s", n, l.log.String())
+	}
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+	l.stop() // the end saves what was not
+	if n := strings.Count(l.log.String(), "configuration is saved again"); n != 1 {
+		t.Errorf("the end of it is told %d times:\n%s", n, l.log.String())
+	}
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		t.Error("nothing was saved at the end")
+	}
+}
+
+func TestTheMeshFileIsRememberedToo(t *testing.T) {
+	l := newLife(t, map[string]string{"shop.yaml": shop})
+	file := filepath.Join(l.state, "mesh")
+	l.adjust = func(o *Options) { o.MeshFile = file }
+	if err := os.WriteFile(file, []byte("outboundTrafficPolicy: {mode: REGISTRY_ONLY}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.start()
+	l.plane.dial("", "").open().until("9080", "block_all")
+	for _, text := range []string{"outboundTrafficPolicy: {mode: ALWAYS}\n", "outboundTrafficPolicy: [\n"} {
+		l.restart(func() {
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		})
+		l.plane.dial("", "").open().until("9080", "block_all")
+	}
+	l.restart(func() { // a folder cannot be read as a file
+		if err := errors.Join(os.Remove(file), os.Mkdir(file, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	l.plane.dial("", "").open().until("9080", "block_all")
+}
