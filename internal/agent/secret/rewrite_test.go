@@ -43,8 +43,8 @@ func TestAMountedIdentityRewrittenInPlaceKeepsItsRoots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, more := identity(t, newFakeCA(t)), identity(t, newFakeCA(t)).Roots
 		put(t, dir, map[string][]byte{"cert-chain.pem": s.Chain, "key.pem": s.Key, "root-cert.pem": append(bytes.Clone(s.Roots), more...)})
-		paths, _ := FindFiles(dir)
-		f := NewFiles(paths, quiet)
+		paths := FilePaths{Chain: filepath.Join(dir, "cert-chain.pem"), Key: filepath.Join(dir, "key.pem"), Roots: filepath.Join(dir, "root-cert.pem")}
+		f := NewFiles(NewValue(), paths, quiet)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- f.Run(ctx) }()
