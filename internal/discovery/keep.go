@@ -65,7 +65,10 @@ func openKeeper(stateDir, place string, log *slog.Logger) *keeper {
 	}
 	if err != nil {
 		aside, failed := statefile.SetAside(k.path)
-		log.Error("the saved configuration cannot be used and is left aside: what cannot be read now is not known", "file", k.path, "error", err, "now", aside, "rename", failed)
+		if failed != nil {
+			err, aside = errors.Join(err, failed), k.path
+		}
+		log.Error("the saved configuration cannot be used and is left aside, so nothing is known of what cannot be read now", "file", aside, "error", err)
 		return k
 	}
 	for i := range k.before.Objects {

@@ -153,7 +153,7 @@ func (b *brokenMesh) traffic() (stop func()) {
 		if len(r.Failures) > 0 || r.Sent == 0 {
 			b.t.Errorf("of %d requests failed: %v", r.Sent, r.Failures)
 		}
-		b.t.Logf("%d requests in %v, none failed", r.Sent, r.Took.Round(time.Millisecond))
+		b.t.Logf("%d requests in %v", r.Sent, r.Took.Round(time.Millisecond))
 	}
 }
 
