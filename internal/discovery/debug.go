@@ -279,6 +279,9 @@ func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 	out := []objectEntry{}
 	s.loop.ask(func() {
 		held := s.loop.held()
+		if !s.loop.gate.open.Load() {
+			out = append(out, objectEntry{Severity: object.Error.String(), Text: "no proxy is served: " + *s.loop.gate.why.Load()})
+		}
 		if text := s.loop.gate.notes.Load().restoredText(time.Now()); text != "" {
 			out = append(out, objectEntry{Origin: s.loop.kept.path, Severity: object.Warning.String(), Text: text})
 		}

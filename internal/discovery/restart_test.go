@@ -244,6 +244,9 @@ func TestAnEmptyDirectoryWhereObjectsAreRememberedIsNotServed(t *testing.T) {
 		if err := l.plane.dial("", "").refusal(); !strings.Contains(err.Error(), "--accept-empty-config") {
 			t.Errorf("the stream ends with %v", err)
 		}
+		if got := l.plane.objects(); len(got) != 1 || !strings.Contains(got[0].Text, "no proxy is served") {
+			t.Errorf("objects say %+v", got)
+		}
 	}
 	l.write("other.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: other}\n")
 	l.ready(http.StatusOK, "ready")

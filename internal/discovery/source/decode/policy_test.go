@@ -63,3 +63,29 @@ func TestAPolicyBehindTheLastDocumentThatIsReadIsTold(t *testing.T) {
 		t.Errorf("%+v", last)
 	}
 }
+
+// FuzzBrokenPolicy: whatever a text says, what is told of a policy can be used as the
+// name of a row and as a selector.
+func FuzzBrokenPolicy(f *testing.F) {
+	f.Add([]byte("apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: a, namespace: shop}\nspec: {selector: {matchLabels: {a: b}}, mtls: 1}\n"), false)
+	f.Add([]byte("kind: List\nitems: [{kind: PeerAuthentication, metadata: {name: \"a b\", namespace: a,b}}\n"), false)
+	f.Add([]byte(`{"apiVersion":"security.istio.io/v1","kind":"X","metadata":{"name":"a","namespace":"shop"},`), true)
+	f.Fuzz(func(t *testing.T, text []byte, json bool) {
+		name := "f.yaml"
+		if json {
+			name = "f.json"
+		}
+		for _, p := range decode.Documents(name, text).Problems {
+			policy := p.Policy
+			if !policy.Broken && policy != (object.Policy{}) {
+				t.Errorf("no policy, and yet %+v", policy)
+			}
+			if strings.ContainsAny(policy.Key.Namespace+policy.Key.Name, " ,=*\n") || strings.ContainsAny(policy.Labels, " \n") {
+				t.Errorf("%+v", policy)
+			}
+			if policy.Broken && policy.Denies() == "" {
+				t.Errorf("%+v denies nothing", policy)
+			}
+		}
+	})
+}
