@@ -112,6 +112,7 @@ func (d *decoder) list(t *yamltree.Tree, at string) {
 		return
 	}
 	if items.Kind != yamltree.Sequence {
+		d.policy = policyIn(t.JSON())
 		d.problem(object.Key{}, &yamltree.Fault{Line: items.Line, Path: yamltree.JoinPath(at, "items"), Text: "want a list, not " + items.Kind.String()})
 		return
 	}

@@ -34,6 +34,7 @@ func TestABrokenPolicyIsToldFromOtherBrokenDocuments(t *testing.T) {
 		"two documents without a mark":     {"apiVersion: v1\nkind: Service\nmetadata: {name: s, namespace: shop}\n" + pa + "metadata: {name: a, namespace: shop}\n", " shop/ "},
 		"in a list":                        {"apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Pod\n- apiVersion: security.istio.io/v1\n  kind: PeerAuthentication\n  metadata: {name: a, namespace: shop\n", " shop/ "},
 		"in a list that can be read":       {"apiVersion: v1\nkind: List\nitems:\n- apiVersion: security.istio.io/v1\n  kind: PeerAuthentication\n  metadata: {name: a, namespace: shop}\n  spec: 1\n", "PeerAuthentication shop/a "},
+		"in a list that is none":           {"apiVersion: v1\nkind: List\nitems: {apiVersion: security.istio.io/v1, kind: PeerAuthentication, metadata: {name: a, namespace: shop}}\n", "PeerAuthentication shop/a "},
 		"JSON":                             {`{"apiVersion":"security.istio.io/v1","kind":"PeerAuthentication","metadata":{"name":"a","namespace":"shop"},`, "PeerAuthentication shop/a "},
 		"a Pod with the label of a policy": {"apiVersion: v1\nkind: Pod\nmetadata: {name: p, labels: {security.istio.io/tlsMode: istio}\n", ""},
 		"a Pod whose spec is broken":       {"apiVersion: v1\nkind: Pod\nmetadata: {name: p, labels: {security.istio.io/tlsMode: istio}}\nspec: 7\n", ""},
