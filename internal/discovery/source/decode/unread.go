@@ -117,6 +117,9 @@ func versionFor(version string, kind object.Kind) string {
 // nearest is the kind of the mesh that is most likely meant, if any is.
 func nearest(group string, kind object.Kind) (aKind, bool) {
 	best, least := aKind{}, far
+	if len(kind) > maxWord || len(group) > maxWord {
+		return best, false
+	}
 	for _, o := range ours {
 		k := kindDistance(string(kind), string(o.kind))
 		g := groupDistance(group, o.group)
@@ -126,6 +129,10 @@ func nearest(group string, kind object.Kind) (aKind, bool) {
 	}
 	return best, least < far
 }
+
+// maxWord is longer than every kind and group of the mesh's with some slips in it; what a
+// file holds may be of any length.
+const maxWord = 64
 
 // far is a distance at which nobody means the one by the other.
 const far = 50
