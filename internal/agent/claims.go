@@ -8,8 +8,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/claim"
@@ -19,8 +19,14 @@ import (
 // handOver is how long an agent waits for what another one, which is about to end or was just killed, still has.
 const handOver = 3 * time.Second
 
-// oldBootstrap is the name of a bootstrap that an agent writes for a restart, see desire.
-var oldBootstrap = regexp.MustCompile(`^envoy-rev-[0-9a-f]{16}-[0-9]+\.json$`)
+// ofRestart says whether a name is that of a bootstrap that an agent writes for a restart, see desire: envoy-rev-HASH-N.json.
+func ofRestart(name string) bool {
+	name, began := strings.CutPrefix(name, "envoy-rev-")
+	name, ended := strings.CutSuffix(name, ".json")
+	hash, n, _ := strings.Cut(name, "-")
+	return began && ended && len(hash) == 16 && strings.Trim(hash, "0123456789abcdef") == "" &&
+		n != "" && strings.Trim(n, "0123456789") == ""
+}
 
 // folders takes the folders that the agent writes into, before it touches anything in them.
 func (a *Agent) folders(ctx context.Context) error {
@@ -112,7 +118,7 @@ func (a *Agent) clearUp() error {
 	own, _ := os.Stat(a.o.Node.Config.GetCustomConfigFile()) // nil where the user has none
 	for _, e := range entries {
 		info, err := e.Info()
-		if err != nil || !info.Mode().IsRegular() || !oldBootstrap.MatchString(e.Name()) || own != nil && os.SameFile(own, info) {
+		if err != nil || !info.Mode().IsRegular() || !ofRestart(e.Name()) || own != nil && os.SameFile(own, info) {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
