@@ -155,7 +155,7 @@ func weights(dump []byte) (split, error) {
 	}
 	walk(all)
 	if s == (split{}) {
-		return s, errors.New("Envoy's routes give the versions of reviews no weights")
+		return s, errors.New("the routes give the versions of reviews no weights")
 	}
 	return s, nil
 }

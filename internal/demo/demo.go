@@ -88,8 +88,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	}()
 	d := &demo{o: o, config: filepath.Join(work, "config"), split: split{90, 10}, over: ctx.Done()}
 	d.screen = &screen{size: o.Size, out: o.Out, broken: func(err error) { stop(fmt.Errorf("print: %w", err)) }}
-	for _, dir := range left {
-		d.screen.line("removed %s, which a demo left that was killed", dir)
+	for _, l := range left {
+		d.screen.line("%s", l)
 	}
 	if err := copyConfig(o.ConfigDir, d.config); err != nil {
 		return err

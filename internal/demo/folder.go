@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
@@ -16,47 +17,64 @@ const (
 )
 
 // makeFolder makes a folder for the mesh, which holds the key of its CA. The returned function
-// removes it. Who is killed with -9 can't do that: the next demo of the same user does, and gets
-// those folders told.
+// removes it. Who is killed with -9 can't do that: the next demo of the same user does, and left are
+// sentences about it.
 func makeFolder() (dir string, left []string, remove func() error, err error) {
-	left, err = removeLeft(os.TempDir())
-	if err != nil {
-		return "", nil, nil, fmt.Errorf("remove what a demo left that was killed: %w", err)
+	gone, errs := removeLeft(os.TempDir())
+	for _, d := range gone {
+		left = append(left, "removed "+d+", which a demo left that was killed")
+	}
+	for _, err := range errs {
+		left = append(left, fmt.Sprintf("what a demo left that was killed can't be removed: %v", err))
 	}
 	dir, err = os.MkdirTemp("", folderPrefix)
 	if err != nil {
 		return "", nil, nil, fmt.Errorf("make a folder for the mesh: %w", err)
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
-	if err == nil {
-		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	}
+	lock, err := lockFolder(dir)
 	if err != nil {
 		return "", nil, nil, errors.Join(fmt.Errorf("lock the mesh's folder: %w", err), os.RemoveAll(dir))
 	}
 	return dir, left, func() error { return errors.Join(os.RemoveAll(dir), lock.Close()) }, nil
 }
 
-// removeLeft removes the folders of this user's demos that run no more. The kernel gives up the
-// locks of those that were killed.
-func removeLeft(temp string) (removed []string, err error) {
-	dirs, err := filepath.Glob(filepath.Join(temp, folderPrefix+"*"))
+// lockFolder gives the lock its name only when it is held: a demo that begins just now never finds
+// one that is free.
+func lockFolder(dir string) (*os.File, error) {
+	lock, err := os.OpenFile(filepath.Join(dir, lockName+".new"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	var errs []error
-	for _, dir := range dirs {
-		info, err := os.Lstat(dir)
-		if err != nil || !info.IsDir() || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
-			continue // gone meanwhile, or somebody else's
+	if err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
+		err = os.Rename(lock.Name(), filepath.Join(dir, lockName))
+	}
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
+}
+
+// removeLeft removes the folders of this user's demos that run no more. The kernel gives up the
+// locks of those that were killed.
+func removeLeft(temp string) (removed []string, errs []error) {
+	entries, err := os.ReadDir(temp)
+	if err != nil {
+		return nil, []error{err}
+	}
+	for _, e := range entries {
+		dir := filepath.Join(temp, e.Name())
+		info, err := e.Info()
+		if !strings.HasPrefix(e.Name(), folderPrefix) || err != nil || !info.IsDir() || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
+			continue // another program's, gone meanwhile, or somebody else's
 		}
-		gone, err := removeUnlocked(dir)
-		if gone {
+		switch gone, err := removeUnlocked(dir); {
+		case err != nil:
+			errs = append(errs, err)
+		case gone:
 			removed = append(removed, dir)
 		}
-		errs = append(errs, err)
 	}
-	return removed, errors.Join(errs...)
+	return removed, errs
 }
 
 func removeUnlocked(dir string) (bool, error) {
