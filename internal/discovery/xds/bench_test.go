@@ -85,3 +85,50 @@ func heap() uint64 {
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
+
+// BenchmarkStart brings one stream up from nothing on a view of 7,000 clusters with their
+// endpoints, and then has it come back with all it has.
+func BenchmarkStart(b *testing.B) {
+	var cds, eds []*Resource
+	for i := range 7000 {
+		n := fmt.Sprintf("outbound|8080||service-%d.namespace-%d.svc.cluster.local", i, i%20)
+		cds = append(cds, NewCluster(n, make([]byte, 600), n))
+		eds = append(eds, NewResource(EDS, n, make([]byte, 200)))
+	}
+	v := (&View{Generation: 1}).With(CDS, cds, nil).With(EDS, eds, nil).With(LDS, []*Resource{NewResource(LDS, "l", nil)}, nil)
+	var shared steps
+	var names []string
+	versions := [numTypes]map[string]string{}
+	for _, t := range Types() {
+		versions[t] = map[string]string{}
+		for r := range v.Of(t).All() {
+			versions[t][r.Name] = r.Version
+		}
+	}
+	for n := range versions[EDS] {
+		names = append(names, n)
+	}
+	start := func(versions [numTypes]map[string]string) (sent int) {
+		s := NewSub(true, shared.diff)
+		s.Step(Now{T: time.Unix(1e9, 0)})
+		s.Step(Moved{View: v})
+		for _, q := range []Request{{Type: CDS}, {Type: EDS, Names: names}, {Type: LDS}} {
+			q.Initial = versions[q.Type]
+			sent += answer(s, s.Step(q))
+		}
+		return sent
+	}
+	for _, c := range []struct {
+		name     string
+		versions [numTypes]map[string]string
+	}{{"fromNothing", [numTypes]map[string]string{}}, {"reconnect", versions}} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if (start(c.versions) == 0) != (c.name == "reconnect") {
+					b.Fatal("sent something to a stream that has everything, or nothing to one that has not")
+				}
+			}
+		})
+	}
+}

@@ -163,6 +163,9 @@ func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Re
 	}
 	var more []*Resource
 	tell := func(name string) {
+		if holds(up, name) {
+			return // at a start that is all of them
+		}
 		if r := s.lookup(t, target, name); r != nil {
 			more = append(more, r)
 		} else {
