@@ -199,3 +199,49 @@ func TestClustersChangeWhileAConnectionIsDown(t *testing.T) {
 		awaitClusters(t, m, "8s")
 	})
 }
+
+// TestAProxyThatStopsIsShownAsStuck stops an Envoy before a change and lets it go on after.
+func TestAProxyThatStopsIsShownAsStuck(t *testing.T) {
+	m, config := start(t, "storm")
+	client := m.Pod("client-1.storm")
+	pid, err := client.EnvoyPID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	logged := func(what string) int {
+		text, err := os.ReadFile(filepath.Join(filepath.Dir(config), "log", "pilot-discovery.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(text), what)
+	}
+	await := func(what string, is func(proxyStatus) bool) {
+		t.Helper()
+		if err := meshup.Await(t.Context(), time.Minute, what, func(ctx context.Context) error {
+			known, err := statuses(ctx, m)
+			if s := known[client.Spec.Key()]; err == nil && !is(s) {
+				err = fmt.Errorf("it is %+v", s)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Kill(pid, unix.SIGCONT) }()
+	connectTimeout(t, config, "9s")
+	await("clusters are stuck", func(s proxyStatus) bool { return s.Types["CDS"].Stuck != "" && s.Applied < s.Generation })
+	if n := logged("proxy does not acknowledge"); n != 1 {
+		t.Errorf("logged %d times", n)
+	}
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	await("all is applied", func(s proxyStatus) bool { return s.Types["CDS"].Stuck == "" && s.Applied == s.Generation })
+	awaitClusters(t, m, "9s")
+	if n, back := logged("proxy does not acknowledge"), logged("proxy acknowledges again"); n != 1 || back != 1 {
+		t.Errorf("logged %d times that it is stuck and %d times that it is not", n, back)
+	}
+}
