@@ -15,6 +15,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -95,6 +96,7 @@ func (s *settings) bind(f *pflag.FlagSet) {
 	f.DurationVar(&o.Keepalive.Interval, "keepaliveInterval", 30*time.Second, "silence after which a gRPC connection is probed")
 	f.DurationVar(&o.Keepalive.Timeout, "keepaliveTimeout", 10*time.Second, "wait for the answer of a probe")
 	f.DurationVar(&o.Keepalive.MaxAge, "keepaliveMaxServerConnectionAge", 0, "age at which a gRPC connection is ended, give or take a tenth, so that load spreads; 0 is never")
+	f.IntVar(&o.Limits.Streams, "maxStreams", xds.DefaultStreams, "xDS streams served at a time: one for each proxy, and some more while many restart")
 	f.DurationVar(&o.HTTP.Shutdown, "shutdownDuration", 10*time.Second, "time for open requests to end")
 	f.StringSliceVar(&s.names, "servingName", nil, "further host name or IP address under which proxies reach the secure port")
 	f.StringVar(&s.minTLS, "tls-min-version", "1.2", "lowest TLS version of the secure port: 1.2 or 1.3")
@@ -107,6 +109,9 @@ func (s *settings) complete(env map[string]string) error {
 	o := &s.opts
 	if o.ConfigDir == "" {
 		return fmt.Errorf("--configDir: name the directory of YAML files to read")
+	}
+	if o.Limits.Streams < 1 {
+		return fmt.Errorf("--maxStreams %d: want 1 or more", o.Limits.Streams)
 	}
 	switch s.minTLS {
 	case "1.2":

@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
@@ -53,8 +54,10 @@ type Options struct {
 	Compile   compile.Options
 	HTTP      HTTPOptions
 	Lenience  Lenience
-	Version   string
-	Log       *slog.Logger
+	// Limits bound what all xDS clients together may make the server hold.
+	Limits  xds.Limits
+	Version string
+	Log     *slog.Logger
 }
 
 // Names are what this mesh and its control plane go by. All must be given.
@@ -84,6 +87,9 @@ type Keepalive struct {
 	// MaxAge ends connections of that age, give or take a tenth; 0 never does.
 	MaxAge time.Duration
 }
+
+// maxIdle is how long a gRPC connection may be without a call.
+const maxIdle = 5 * time.Minute
 
 // CAOptions are the certificate authority's.
 type CAOptions struct {
@@ -151,6 +157,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 		return nil, err
 	}
 	s.xds = xds.New(s.loop, o.Log, s.metrics)
+	s.xds.Limit(o.Limits)
 	s.register()
 	for _, l := range []struct {
 		name, addr string
@@ -267,18 +274,18 @@ func (s *Server) serveGRPC(l net.Listener, secure *tls.Config) func(context.Cont
 			return nil
 		}
 		k := s.opts.Keepalive
-		opts := append(xds.ServerOptions(),
-			grpc.MaxConcurrentStreams(100000),
-			grpc.KeepaliveParams(keepalive.ServerParameters{Time: k.Interval, Timeout: k.Timeout, MaxConnectionAge: k.MaxAge, MaxConnectionAgeGrace: 10 * time.Second}),
-			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		)
+		creds := insecure.NewCredentials()
 		var auth xds.Authenticate
 		if secure != nil {
 			secure.MinVersion = max(secure.MinVersion, s.opts.CA.MinTLS)
-			opts = append(opts, grpc.Creds(credentials.NewTLS(secure)))
+			creds = credentials.NewTLS(secure)
 			auth = s.auth.Authenticate
 		}
-		srv := grpc.NewServer(opts...)
+		srv := grpc.NewServer(append(s.xds.ServerOptions(creds), grpc.KeepaliveParams(keepalive.ServerParameters{
+			Time: k.Interval, Timeout: k.Timeout, MaxConnectionAge: k.MaxAge, MaxConnectionAgeGrace: 10 * time.Second,
+			// Connections without a call serve nobody; an agent that wants one again makes it.
+			MaxConnectionIdle: maxIdle,
+		}))...)
 		s.xds.Register(srv, auth)
 		if secure != nil {
 			s.ca.Register(srv)

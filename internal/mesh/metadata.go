@@ -19,22 +19,35 @@ type Metadata struct {
 	Generator  string
 	DNSCapture bool
 	HTTP10     bool
-	// Raw is everything, as it came; treat it as read-only.
-	Raw map[string]any
 }
 
 // Bounds on what a peer may send as metadata.
 const (
 	maxMetadataKeys = 512
 	maxLabels       = 256
-	maxInstanceIPs  = 64
+	// maxLabelBytes bounds all labels together, names and values. Kubernetes allows 317
+	// for a name and 63 for a value; few are that long.
+	maxLabelBytes  = 32 << 10
+	maxInstanceIPs = 64
+	// maxText bounds each of the other values, in bytes; Kubernetes' names have at most 253.
+	maxText = 256
 )
+
+// metadataKeys are the keys that DecodeMetadata reads.
+var metadataKeys = map[string]bool{
+	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
+	"GENERATOR": true, "DNS_CAPTURE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
+}
+
+// ReadsMetadata says whether DecodeMetadata looks at a key: what is under others need not
+// be decoded or kept.
+func ReadsMetadata(key string) bool { return metadataKeys[key] }
 
 // DecodeMetadata reads node metadata in the encodings that agents really use: booleans
 // and numbers may be strings, lists comma-separated strings, and LABELS a map whose
-// values need not be strings. Unknown keys stay in Raw. It fails only on what would make
-// the proxy's place in the mesh ambiguous (unreadable INSTANCE_IPS) or on sizes past its
-// bounds; the error names the key.
+// values need not be strings. Other keys are left aside (ReadsMetadata). It fails only on
+// what would make the proxy's place in the mesh ambiguous (unreadable INSTANCE_IPS) or on
+// sizes past its bounds; the error names the key.
 func DecodeMetadata(raw map[string]any) (Metadata, error) {
 	if len(raw) > maxMetadataKeys {
 		return Metadata{}, fmt.Errorf("node metadata: %d keys, at most %d are taken", len(raw), maxMetadataKeys)
@@ -49,21 +62,33 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		Generator:      Text(raw["GENERATOR"]),
 		DNSCapture:     Truth(raw["DNS_CAPTURE"]),
 		HTTP10:         Truth(raw["HTTP10"]),
-		Raw:            raw,
+	}
+	for key, v := range map[string]string{
+		"NAME": m.Name, "NAMESPACE": m.Namespace, "SERVICE_ACCOUNT": m.ServiceAccount, "CLUSTER_ID": m.ClusterID,
+		"NETWORK": m.Network, "INTERCEPTION_MODE": m.Interception, "GENERATOR": m.Generator,
+	} {
+		if len(v) > maxText {
+			return Metadata{}, fmt.Errorf("node metadata %s: %d bytes, at most %d are taken", key, len(v), maxText)
+		}
 	}
 	if l, ok := raw["LABELS"].(map[string]any); ok {
 		if len(l) > maxLabels {
 			return Metadata{}, fmt.Errorf("node metadata LABELS: %d labels, at most %d are taken", len(l), maxLabels)
 		}
 		m.Labels = make(map[string]string, len(l))
+		size := 0
 		for k, v := range l {
 			m.Labels[k] = Text(v)
+			size += len(k) + len(m.Labels[k])
+		}
+		if size > maxLabelBytes {
+			return Metadata{}, fmt.Errorf("node metadata LABELS: %d bytes of names and values, at most %d are taken", size, maxLabelBytes)
 		}
 	}
 	for _, s := range List(raw["INSTANCE_IPS"]) {
 		ip, err := netip.ParseAddr(s)
-		if err != nil {
-			return Metadata{}, fmt.Errorf("node metadata INSTANCE_IPS: %q is no IP address", s)
+		if err != nil || ip.Zone() != "" {
+			return Metadata{}, fmt.Errorf("node metadata INSTANCE_IPS: %.100q is no IP address", s)
 		}
 		if len(m.InstanceIPs) == maxInstanceIPs {
 			return Metadata{}, fmt.Errorf("node metadata INSTANCE_IPS: more than %d addresses", maxInstanceIPs)

@@ -16,12 +16,12 @@ type response struct {
 	delta bool
 }
 
-// codec writes responses from the shared bytes of their resources and leaves every other
-// message to the ordinary protobuf codec.
+// codec writes responses from the shared bytes of their resources, reads requests with an
+// eye on what they would take, and leaves every other message to the ordinary protobuf codec.
 type codec struct{ encoding.CodecV2 }
 
 // Codec is what a gRPC server must be given (grpc.ForceServerCodecV2) to serve xDS. The
-// server may serve other services too: only this package's responses are special.
+// server may serve other services too: only this package's messages are special.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 // Marshal implements encoding.CodecV2.
@@ -35,8 +35,12 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 
 // Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if _, ok := v.(*response); ok {
+	switch v := v.(type) {
+	case *response:
 		return fmt.Errorf("decode %T: responses are only sent", v)
+	case *inbound:
+		v.unmarshal(data)
+		return nil
 	}
 	return c.CodecV2.Unmarshal(data, v)
 }

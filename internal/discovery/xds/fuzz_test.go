@@ -31,8 +31,8 @@ func FuzzRequest(f *testing.F) {
 		sub.Step(Now{T: time.Unix(1e9, 0)})
 		sub.Step(Moved{View: (&View{}).put(NewResource(CDS, "a", nil), NewResource(LDS, "b", nil), NewResource(EDS, "a", nil))})
 		for _, raw := range [][]byte{a, b, a} {
-			in, ok := decodeAny(raw, delta)
-			if !ok || in.check() != nil {
+			in := inbound{delta: delta, wantNode: true}
+			if in.decode(raw) != nil {
 				continue
 			}
 			if n, err := decodeNode(in.node); err == nil {
@@ -50,15 +50,4 @@ func FuzzRequest(f *testing.F) {
 			}
 		}
 	})
-}
-
-func decodeAny(raw []byte, delta bool) (incoming, bool) {
-	if delta {
-		var m discoveryv3.DeltaDiscoveryRequest
-		err := proto.Unmarshal(raw, &m)
-		return fromDelta(&m), err == nil
-	}
-	var m discoveryv3.DiscoveryRequest
-	err := proto.Unmarshal(raw, &m)
-	return fromSotW(&m), err == nil
 }

@@ -17,6 +17,7 @@ type metrics struct {
 	size        *prometheus.HistogramVec
 	sending     prometheus.Histogram
 	convergence prometheus.Histogram
+	refused     *prometheus.CounterVec // by reason
 }
 
 func newMetrics(connected, stuck func() int) *metrics {
@@ -39,6 +40,11 @@ func newMetrics(connected, stuck func() int) *metrics {
 		convergence: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_convergence_time",
 			Help:    "Seconds from a view's publication, or the proxy's connecting, until the proxy accepted all of it.",
 			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 3, 5, 10, 20, 30}}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilothouse_xds_refused_total",
+			Help: "Connections and streams refused because a client overstepped a bound (docs/limits.md)."}, []string{"reason"}),
+	}
+	for _, reason := range reasons {
+		m.refused.WithLabelValues(reason)
 	}
 	for t := range numTypes {
 		m.rejects[t] = prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_xds_" + t.label() + "_reject",
@@ -49,7 +55,7 @@ func newMetrics(connected, stuck func() int) *metrics {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	out := []prometheus.Collector{m.connected, m.stuck, m.pushes, m.allRejects, m.stale, m.size, m.sending, m.convergence}
+	out := []prometheus.Collector{m.connected, m.stuck, m.pushes, m.allRejects, m.stale, m.size, m.sending, m.convergence, m.refused}
 	for _, r := range m.rejects {
 		out = append(out, r)
 	}

@@ -1,93 +1,179 @@
 package xds
 
 import (
+	"errors"
 	"fmt"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Bounds on what a client may send in one request.
+// Bounds on a node, beside maxNode for all of it. Metadata has its own in package mesh.
 const (
-	maxExtensions   = 4096
-	maxRequestNames = maxNames
+	maxExtensions    = 4096
+	maxMetadataKeys  = 512
+	maxMetadataValue = 128 << 10 // bytes, encoded, of a value that is read
+	maxNodeText      = 256       // bytes, of a name or version in a node
+	maxBuildVersion  = 4096      // bytes, encoded
 )
 
-// decodeNode reads the node of a stream's first request. The error says what is wrong
-// with it, for the client.
-func decodeNode(n *corev3.Node) (mesh.Node, error) {
-	if n == nil {
-		return mesh.Node{}, fmt.Errorf("first request without a node")
-	}
-	id, err := mesh.DecodeNodeID(n.GetId())
-	if err != nil {
-		return mesh.Node{}, err
-	}
-	md, err := mesh.DecodeMetadata(n.GetMetadata().AsMap())
-	if err != nil {
-		return mesh.Node{}, fmt.Errorf("node %s: %w", n.GetId(), err)
-	}
-	out := mesh.Node{NodeID: id, Metadata: md, UserAgent: userAgent(n)}
-	if l := n.GetLocality(); l != nil {
-		out.Locality = mesh.Locality{Region: l.GetRegion(), Zone: l.GetZone(), Subzone: l.GetSubZone()}
-	}
-	if ext := n.GetExtensions(); len(ext) > maxExtensions {
-		return mesh.Node{}, fmt.Errorf("node %s: %d extensions, at most %d are taken", n.GetId(), len(ext), maxExtensions)
-	} else if len(ext) > 0 {
-		out.Extensions = make(map[string]bool, len(ext))
-		for _, e := range ext {
-			out.Extensions[e.GetName()] = true
+// decodeNode reads the encoded node of a stream's first request; of its metadata, which
+// may hold all annotations of a Pod, only what is used is decoded. The error is a refusal
+// that says what is wrong with it.
+func decodeNode(b []byte) (mesh.Node, error) {
+	d := nodeDecoder{metadata: map[string]any{}}
+	err := eachField(b, d.field)
+	if err == nil {
+		if d.out.NodeID, err = mesh.DecodeNodeID(d.id); err == nil {
+			d.out.Metadata, err = mesh.DecodeMetadata(d.metadata)
 		}
 	}
-	return out, nil
+	if err == nil {
+		d.out.UserAgent = d.userAgent()
+		return d.out, nil
+	}
+	text := err.Error()
+	if d.out.ID != "" {
+		text = fmt.Sprintf("node %s: %s", d.id, text)
+	}
+	return mesh.Node{}, &refusal{codes.InvalidArgument, reasonNode, text}
 }
 
-func userAgent(n *corev3.Node) string {
-	version := n.GetUserAgentVersion()
-	if b := n.GetUserAgentBuildVersion().GetVersion(); b != nil {
+// errNoNode is a first request that does not say who sends it.
+var errNoNode error = &refusal{codes.InvalidArgument, reasonNode, "first request without a node"}
+
+// nodeDecoder reads an envoy.config.core.v3.Node.
+type nodeDecoder struct {
+	out           mesh.Node
+	id            string
+	metadata      map[string]any
+	keys          int
+	name, version string
+	build         corev3.BuildVersion
+}
+
+func (d *nodeDecoder) field(n protowire.Number, v []byte) (err error) {
+	switch n {
+	case 1:
+		d.id, err = text("node id", v, 1024)
+	case 3:
+		err = eachField(v, func(n protowire.Number, v []byte) error {
+			if n != 1 {
+				return nil
+			}
+			return d.entry(v)
+		})
+	case 4:
+		err = eachField(v, d.locality)
+	case 6:
+		d.name, err = text("user agent", v, maxNodeText)
+	case 7:
+		d.version, err = text("user agent's version", v, maxNodeText)
+	case 8:
+		if len(v) > maxBuildVersion {
+			return fmt.Errorf("user agent's build version of %d bytes, at most %d are taken", len(v), maxBuildVersion)
+		}
+		err = proto.Unmarshal(v, &d.build)
+	case 9:
+		err = d.extension(v)
+	}
+	return err
+}
+
+// entry reads one key and value of the metadata.
+func (d *nodeDecoder) entry(v []byte) error {
+	if d.keys++; d.keys > maxMetadataKeys {
+		return fmt.Errorf("node metadata: more than %d keys, at most that many are taken", maxMetadataKeys)
+	}
+	var key string
+	var value []byte
+	err := eachField(v, func(n protowire.Number, v []byte) error {
+		switch n {
+		case 1:
+			if len(v) <= maxNodeText {
+				key = string(v)
+			}
+		case 2:
+			value = v
+		}
+		return nil
+	})
+	if err != nil || !mesh.ReadsMetadata(key) {
+		return err
+	}
+	if len(value) > maxMetadataValue {
+		return fmt.Errorf("node metadata %s of %d bytes, at most %d are taken", key, len(value), maxMetadataValue)
+	}
+	var decoded structpb.Value
+	if err := proto.Unmarshal(value, &decoded); err != nil {
+		return fmt.Errorf("node metadata %s: %w", key, err)
+	}
+	d.metadata[key] = decoded.AsInterface()
+	return nil
+}
+
+func (d *nodeDecoder) locality(n protowire.Number, v []byte) (err error) {
+	l := &d.out.Locality
+	switch n {
+	case 1:
+		l.Region, err = text("region", v, maxNodeText)
+	case 2:
+		l.Zone, err = text("zone", v, maxNodeText)
+	case 3:
+		l.Subzone, err = text("sub-zone", v, maxNodeText)
+	}
+	return err
+}
+
+func (d *nodeDecoder) extension(v []byte) error {
+	if d.out.Extensions == nil {
+		d.out.Extensions = map[string]bool{}
+	}
+	if len(d.out.Extensions) == maxExtensions {
+		return fmt.Errorf("more than %d extensions, at most that many are taken", maxExtensions)
+	}
+	return eachField(v, func(n protowire.Number, v []byte) error {
+		if n != 1 {
+			return nil
+		}
+		name, err := text("extension", v, maxNodeText)
+		d.out.Extensions[name] = true
+		return err
+	})
+}
+
+func (d *nodeDecoder) userAgent() string {
+	version := d.version
+	if b := d.build.GetVersion(); b != nil {
 		version = fmt.Sprintf("%d.%d.%d", b.GetMajorNumber(), b.GetMinorNumber(), b.GetPatch())
 	}
 	if version == "" {
-		return n.GetUserAgentName()
+		return d.name
 	}
-	return n.GetUserAgentName() + "/" + version
+	return d.name + "/" + version
 }
 
-// incoming is a request of either flavour, as far as the stream cares.
-type incoming struct {
-	node *corev3.Node
-	url  string
-	req  Request
-}
-
-func fromDelta(m *discoveryv3.DeltaDiscoveryRequest) incoming {
-	return incoming{node: m.GetNode(), url: m.GetTypeUrl(), req: Request{
-		Names:       m.GetResourceNamesSubscribe(),
-		Unsubscribe: m.GetResourceNamesUnsubscribe(),
-		Nonce:       m.GetResponseNonce(),
-		Refused:     m.GetErrorDetail() != nil,
-		Message:     m.GetErrorDetail().GetMessage(),
-		Initial:     m.GetInitialResourceVersions(),
-	}}
-}
-
-func fromSotW(m *discoveryv3.DiscoveryRequest) incoming {
-	return incoming{node: m.GetNode(), url: m.GetTypeUrl(), req: Request{
-		Names:   m.GetResourceNames(),
-		Nonce:   m.GetResponseNonce(),
-		Refused: m.GetErrorDetail() != nil,
-		Message: m.GetErrorDetail().GetMessage(),
-	}}
-}
-
-// check enforces the bounds of one request.
-func (in incoming) check() error {
-	for _, n := range []int{len(in.req.Names), len(in.req.Unsubscribe), len(in.req.Initial)} {
-		if n > maxRequestNames {
-			return fmt.Errorf("%d resource names in one request, at most %d are taken", n, maxRequestNames)
-		}
+// nodeCost is about what a node takes while its stream lives: as it is, as the key by
+// which the registry finds its class, and as the names under which it is counted.
+func nodeCost(n mesh.Node) int {
+	m := n.Metadata
+	size := len(n.ID) + len(n.Domain) + len(m.Name) + len(m.Namespace) + len(m.ServiceAccount) + len(m.ClusterID) + len(m.Network) +
+		len(n.UserAgent) + len(n.Locality.Region) + len(n.Locality.Zone) + len(n.Locality.Subzone) + 64*len(m.InstanceIPs)
+	for k, v := range m.Labels {
+		size += costOf(k) + costOf(v)
 	}
-	return nil
+	return 3 * size
+}
+
+// refused makes a refusal of an error that may be one already.
+func refused(err error, code codes.Code, reason string) error {
+	if r := (*refusal)(nil); errors.As(err, &r) {
+		return err
+	}
+	return &refusal{code, reason, err.Error()}
 }

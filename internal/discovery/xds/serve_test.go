@@ -2,12 +2,14 @@ package xds
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
@@ -38,7 +40,7 @@ func (r *oneClass) Join(_ context.Context, n mesh.Node, _ string) (*Cell, func()
 // serveOn runs a server of ours on a listener until the function is called or the test
 // ends.
 func serveOn(t testing.TB, l net.Listener, s *Server, auth Authenticate, more ...grpc.ServerOption) (stop func()) {
-	g := grpc.NewServer(append(ServerOptions(), more...)...)
+	g := grpc.NewServer(append(serverOptions(s), more...)...)
 	s.Register(g, auth)
 	done := make(chan struct{})
 	go func() {
@@ -54,3 +56,9 @@ func serveOn(t testing.TB, l net.Listener, s *Server, auth Authenticate, more ..
 func quiet(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), nil))
 }
+
+// serverOptions are those of a gRPC server for s in plaintext.
+func serverOptions(s *Server) []grpc.ServerOption { return s.ServerOptions(insecure.NewCredentials()) }
+
+// textLog is a logger that writes to w.
+func textLog(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }

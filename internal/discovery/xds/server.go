@@ -16,6 +16,7 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -27,7 +28,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -54,6 +57,8 @@ type Server struct {
 	metrics  *metrics
 	steps    steps
 	serial   atomic.Uint64
+	ledger   *ledger
+	refusals refusals
 
 	mu    sync.Mutex
 	conns map[string]*connection
@@ -61,12 +66,17 @@ type Server struct {
 
 // New makes a server and registers its metrics; a nil reg registers none.
 func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server {
-	s := &Server{registry: registry, log: log, conns: map[string]*connection{}}
+	s := &Server{registry: registry, log: log, ledger: newLedger(), conns: map[string]*connection{}}
 	s.metrics = newMetrics(s.count, s.countStuck)
 	if reg != nil {
 		reg.MustRegister(s.metrics.all()...)
 	}
 	return s
+}
+
+// Limit sets what all clients together may make the server hold. Call it before serving.
+func (s *Server) Limit(l Limits) {
+	s.ledger.limits.Streams = cmp.Or(l.Streams, DefaultStreams)
 }
 
 // Register adds the discovery service to a gRPC server, which must have been made with
@@ -75,15 +85,33 @@ func (s *Server) Register(g grpc.ServiceRegistrar, auth Authenticate) {
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, &service{server: s, auth: auth})
 }
 
-// maxRequest bounds a request, in bytes.
-const maxRequest = 4 << 20
+// How gRPC connections are served.
+const (
+	// maxConcurrent is how many calls a client may have open on a connection. It is above
+	// maxStreamsPerConn, so that one stream too many is told so and does not wait.
+	maxConcurrent = 2 * maxStreamsPerConn
+	// window is how much of a stream is received before somebody reads it, in bytes: the
+	// least that there is. gRPC would otherwise let it grow up to 16 MiB for fast clients.
+	window     = 64 << 10
+	connWindow = 1 << 20
+	// maxHeaders bounds a call's headers, in bytes; tokens have a few thousand.
+	maxHeaders = 32 << 10
+	// handshakeLimit is how long a connection may take until it speaks gRPC.
+	handshakeLimit = 20 * time.Second
+	// silenceLimit is how long a stream may take until its first request.
+	silenceLimit = 30 * time.Second
+)
 
-// ServerOptions are what a gRPC server needs to serve xDS: the codec, the bound of a
-// request's size, a Stop that waits for the streams' ends, and leave for agents to ask
-// every 30 s whether the connection lives. Its age and other limits are the caller's.
-func ServerOptions() []grpc.ServerOption {
+// ServerOptions are what a gRPC server needs to serve xDS, with these credentials: the
+// codec, the bounds on what clients may send and make it hold, a Stop that waits for the
+// streams' ends, and leave for agents to ask every 30 s whether the connection lives. The
+// connections' age and idleness are the caller's.
+func (s *Server) ServerOptions(creds credentials.TransportCredentials) []grpc.ServerOption {
 	return []grpc.ServerOption{
+		grpc.Creds(guards{creds, s}),
 		grpc.ForceServerCodecV2(Codec()), grpc.MaxRecvMsgSize(maxRequest), grpc.WaitForHandlers(true),
+		grpc.MaxConcurrentStreams(maxConcurrent), grpc.MaxHeaderListSize(maxHeaders), grpc.ConnectionTimeout(handshakeLimit),
+		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(connWindow),
 		// Hundreds of connections are idle nearly always, and requests are small.
 		grpc.ReadBufferSize(8 << 10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
@@ -99,43 +127,71 @@ type service struct {
 
 // StreamAggregatedResources implements the state-of-the-world flavour.
 func (v *service) StreamAggregatedResources(g discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-	return v.serve(g, false, func() (incoming, error) {
-		m, err := g.Recv()
-		return fromSotW(m), err
-	})
+	return v.serve(g, false)
 }
 
 // DeltaAggregatedResources implements the incremental flavour.
 func (v *service) DeltaAggregatedResources(g discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	return v.serve(g, true, func() (incoming, error) {
-		m, err := g.Recv()
-		return fromDelta(m), err
-	})
+	return v.serve(g, true)
 }
 
-// serve admits a stream and runs it to its end.
-func (v *service) serve(g grpc.ServerStream, delta bool, recv func() (incoming, error)) error {
+// serve runs a stream to its end, and counts it if it is refused.
+func (v *service) serve(g grpc.ServerStream, delta bool) error {
+	who, err := v.admit(g, delta)
+	v.server.refusals.note(v.server, err, who)
+	return err
+}
+
+// admit enters a stream in the ledger and finds out who it is of; caller says so, as far
+// as it is known.
+func (v *service) admit(g grpc.ServerStream, delta bool) (caller string, err error) {
 	ctx := g.Context()
+	conn, err := guardOf(ctx)
+	if err != nil {
+		return "", err
+	}
+	caller = "address " + conn.link.address
+	account, err := v.server.ledger.open(conn.link)
+	if err != nil {
+		return caller, err
+	}
+	defer account.close()
 	var who mesh.Identity
 	if v.auth != nil {
-		var err error
 		if who, err = v.auth(ctx); err != nil {
-			return coded(err, codes.Unauthenticated)
+			return caller, coded(err, codes.Unauthenticated)
 		}
+		caller = who.String()
 	}
-	first, err := recv()
+	st := newStream(v.server, g, account, conn.overrun())
+	first, err := st.first(ctx, delta)
 	if err != nil {
-		return err
+		return caller, err
+	}
+	if first.node == nil {
+		return caller, errNoNode
 	}
 	node, err := decodeNode(first.node)
 	if err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
+		return caller, err
 	}
+	first.node = nil
 	if v.auth != nil {
 		if err := agree(node, who); err != nil {
-			return status.Error(codes.PermissionDenied, err.Error())
+			return caller, status.Error(codes.PermissionDenied, err.Error())
 		}
 	}
+	if err := account.name(node.NodeID.String(), caller); err != nil {
+		return caller, err
+	}
+	if err := account.add(nodeCost(node)); err != nil {
+		return caller, err
+	}
+	return caller, v.join(ctx, st, node, who, first)
+}
+
+// join finds the views of a stream that has been admitted, and runs it.
+func (v *service) join(ctx context.Context, st *stream, node mesh.Node, who mesh.Identity, first incoming) error {
 	s := v.server
 	id := fmt.Sprintf("%s-%d", node.ID, s.serial.Add(1))
 	cell, leave, err := s.registry.Join(ctx, node, id)
@@ -143,17 +199,27 @@ func (v *service) serve(g grpc.ServerStream, delta bool, recv func() (incoming, 
 		return coded(err, codes.Unavailable)
 	}
 	defer leave()
-	st := newStream(s, g, newConnection(ctx, id, node, who, delta))
+	st.begin(newConnection(ctx, id, node, who, st.delta))
 	s.add(st.conn)
 	defer s.remove(st.conn)
 	caller := "unauthenticated"
 	if v.auth != nil {
 		caller = who.String()
 	}
-	s.log.Info("proxy connected", "connection", id, "proxy", node.NodeID.String(), "caller", caller, "agent", node.UserAgent, "delta", delta)
-	err = st.run(ctx, cell, first, recv)
+	s.log.Info("proxy connected", "connection", id, "proxy", node.NodeID.String(), "caller", caller, "agent", node.UserAgent, "delta", st.delta)
+	err = st.run(ctx, cell, first)
 	s.log.Info("proxy disconnected", "connection", id, "status", status.Code(err).String())
 	return err
+}
+
+// guardOf finds the connection of a call.
+func guardOf(ctx context.Context) (*guard, error) {
+	if p, ok := peer.FromContext(ctx); ok {
+		if a, ok := p.Addr.(guardedAddr); ok {
+			return a.guard, nil
+		}
+	}
+	return nil, status.Error(codes.Internal, "the gRPC server was made without this server's options")
 }
 
 // coded makes a gRPC status of an error that is none yet.

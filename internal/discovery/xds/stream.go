@@ -3,6 +3,7 @@ package xds
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"time"
@@ -14,39 +15,82 @@ import (
 
 // stream is one proxy's connection: what its Sub says, done.
 type stream struct {
-	server *Server
-	wire   grpc.ServerStream
-	conn   *connection
-	sub    *Sub
-	timer  *time.Timer
+	receiver
+	server  *Server
+	overrun <-chan struct{} // closed when the connection has sent too much at once
+	conn    *connection
+	sub     *Sub
+	timer   *time.Timer
 	// behind is when the oldest view that is not applied yet was published; zero if none.
 	behind time.Time
 	alien  map[string]bool // type URLs asked for that are not served
 	tables uint64          // tables of names that were sent
+	// held is what the account says that sub holds, in bytes.
+	held int
+	pace pace // of the log's lines about refused configuration
 }
 
-func newStream(s *Server, wire grpc.ServerStream, c *connection) *stream {
-	return &stream{server: s, wire: wire, conn: c, sub: NewSub(c.status.Delta, s.steps.diff)}
+func newStream(s *Server, wire grpc.ServerStream, a *account, overrun <-chan struct{}) *stream {
+	return &stream{server: s, overrun: overrun, receiver: receiver{wire: wire, account: a, in: make(chan incoming), broken: make(chan error, 1)}}
+}
+
+// receiver takes a stream's requests from the wire.
+type receiver struct {
+	wire    grpc.ServerStream
+	account *account
+	delta   bool
+	in      chan incoming
+	broken  chan error
+}
+
+// first begins to receive, and waits for the first request.
+func (s *stream) first(ctx context.Context, delta bool) (incoming, error) {
+	s.delta = delta
+	go s.receive(ctx)
+	limit := time.NewTimer(silenceLimit)
+	defer limit.Stop()
+	select {
+	case m := <-s.in:
+		return m, nil
+	case err := <-s.broken:
+		return incoming{}, err
+	case <-s.overrun:
+		return incoming{}, unfinished()
+	case <-limit.C:
+		return incoming{}, &refusal{codes.DeadlineExceeded, reasonSilence, fmt.Sprintf("no request within %s of the stream's beginning", silenceLimit)}
+	case <-ctx.Done():
+		return incoming{}, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// receive hands over requests, and charges the client for each until it has been dealt
+// with. The transport ends it with the stream's context, which ends with its handler.
+func (s *receiver) receive(ctx context.Context) {
+	for first := true; ; first = false {
+		q := &inbound{delta: s.delta, wantNode: first, charge: s.account.add, done: ctx.Done()}
+		err := s.wire.RecvMsg(q)
+		if err == nil {
+			err = q.err
+		}
+		if err != nil {
+			s.broken <- err
+			return
+		}
+		select {
+		case s.in <- q.incoming:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// begin makes the machine of a stream whose proxy is known.
+func (s *stream) begin(c *connection) {
+	s.conn, s.sub = c, NewSub(s.delta, s.server.steps.diff)
 }
 
 // run serves the stream until either side ends it.
-func (s *stream) run(ctx context.Context, cell *Cell, first incoming, recv func() (incoming, error)) error {
-	in, broken := make(chan incoming), make(chan error, 1)
-	go func() {
-		// The transport ends this with the stream's context, which ends with run.
-		for {
-			m, err := recv()
-			if err != nil {
-				broken <- err
-				return
-			}
-			select {
-			case in <- m:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+func (s *stream) run(ctx context.Context, cell *Cell, first incoming) error {
 	s.timer = time.NewTimer(time.Hour)
 	s.timer.Stop()
 	defer s.timer.Stop()
@@ -56,16 +100,18 @@ func (s *stream) run(ctx context.Context, cell *Cell, first incoming, recv func(
 	}
 	for err == nil {
 		select {
-		case m := <-in:
+		case m := <-s.in:
 			err = s.take(m)
 		case <-moved:
 			moved, err = s.move(cell)
 		case <-s.timer.C:
 			err = s.step(nil)
-		case err = <-broken:
+		case err = <-s.broken:
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
+		case <-s.overrun:
+			err = unfinished()
 		case <-ctx.Done():
 			err = status.FromContextError(ctx.Err()).Err()
 		}
@@ -91,7 +137,10 @@ func (s *stream) move(cell *Cell) (<-chan struct{}, error) {
 // take takes a request.
 func (s *stream) take(m incoming) error {
 	if m.url == nameTableURL {
-		return s.nameTable(m.req)
+		if err := s.nameTable(m.req); err != nil {
+			return err
+		}
+		return s.account.add(-m.cost)
 	}
 	t, ok := ParseType(m.url)
 	if !ok {
@@ -103,14 +152,26 @@ func (s *stream) take(m incoming) error {
 			s.alien[m.url] = true
 			s.server.log.Debug("type is not served", "proxy", s.conn.status.ID, "type", m.url)
 		}
-		return nil
-	}
-	if err := m.check(); err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
+		return s.account.add(-m.cost)
 	}
 	m.req.Type = t
 	s.conn.asked(t)
-	return s.step(m.req)
+	if err := s.step(m.req); err != nil {
+		return err
+	}
+	return s.settleAccount(m)
+}
+
+// settleAccount charges for what the machine has kept of a request. What it holds grows
+// only with names.
+func (s *stream) settleAccount(m incoming) error {
+	if m.cost == 0 {
+		return nil
+	}
+	held := s.sub.Held()
+	change := held - s.held - m.cost
+	s.held = held
+	return s.account.add(change)
 }
 
 // maxAlien bounds the unknown type URLs that are remembered to be logged once.
@@ -153,7 +214,7 @@ func (s *stream) do(effects []Effect) error {
 		case Wake:
 			s.timer.Reset(time.Until(e.At))
 		case Refuse:
-			return status.Error(codes.InvalidArgument, e.Reason)
+			return &refusal{codes.ResourceExhausted, reasonNames, e.Reason}
 		}
 	}
 	return nil
@@ -174,9 +235,7 @@ func (s *stream) send(e Send) error {
 }
 
 func (s *stream) nacked(e Nacked) {
-	if len(e.Message) > maxMessage {
-		e.Message = e.Message[:maxMessage]
-	}
+	e.Message = cut([]byte(e.Message), maxMessage)
 	s.moving(e.Type, s.conn.nacked(e, time.Now()))
 	m := s.server.metrics
 	m.rejects[e.Type].Inc()
@@ -185,8 +244,10 @@ func (s *stream) nacked(e Nacked) {
 	if e.Again {
 		level = slog.LevelDebug // a listener that could not be bound is tried again and again
 	}
-	s.server.log.Log(s.wire.Context(), level, "proxy refused configuration", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
-		"type", e.Type.String(), "resources", e.Names, "message", e.Message)
+	if unsaid, ok := s.pace.take(time.Now()); ok {
+		s.server.log.Log(s.wire.Context(), level, "proxy refused configuration", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
+			"type", e.Type.String(), "resources", e.Names[:min(len(e.Names), maxLogged)], "message", e.Message, "unsaid", unsaid)
+	}
 }
 
 // moving logs that a proxy that was stuck is not any more.
@@ -195,6 +256,9 @@ func (s *stream) moving(t Type, again bool) {
 		s.server.log.Info("proxy acknowledges again", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID, "type", t.String())
 	}
 }
+
+// maxLogged bounds the names in a line of the log.
+const maxLogged = 20
 
 // maxMessage bounds what is kept and logged of a client's error message, in bytes.
 const maxMessage = 4096

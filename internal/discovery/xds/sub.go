@@ -119,6 +119,7 @@ type flight struct {
 	// late: it took longer than holdLimit; nothing waits for it any more.
 	late  bool
 	stuck bool // that was told
+	own   int  // bytes of it that nobody shares
 }
 
 // channel is the state of one type on one stream.
@@ -132,13 +133,17 @@ type channel struct {
 	names names
 	// have is what the client was sent. Of a type whose resources are named it may hold
 	// more than the client subscribed to; only the names count then.
-	have   *TypeView
-	forced map[string]bool // answered again whatever have says
-	flight *flight
-	nonce  string // the last one sent
+	have *TypeView
+	// own says that have holds what the client said it had, and ownSize how many bytes
+	// that takes: nobody shares it, until responses have replaced it.
+	own     bool
+	ownSize int
+	forced  map[string]bool // answered again whatever have says
+	flight  *flight
+	nonce   string // the last one sent
 	// refused are the resources that were NACKed, by name. They are part of have, so they
 	// are not sent again until their content changes, or it is time to try again.
-	refused map[string]refusal
+	refused map[string]rejection
 	memo    step
 }
 
@@ -211,8 +216,8 @@ func (s *Sub) request(r Request) {
 	} else {
 		s.sotwRequest(c, r)
 	}
-	if len(c.names) > maxNames {
-		s.emit(Refuse{Reason: "more than " + strconv.Itoa(maxNames) + " " + r.Type.String() + " names subscribed"})
+	if len(c.names) > maxNames || len(c.forced) > 2*maxNames {
+		s.emit(Refuse{Reason: "more than " + strconv.Itoa(maxNames) + " " + r.Type.String() + " names subscribed, at most that many are served"})
 	}
 }
 

@@ -54,7 +54,7 @@ func (s *Sub) payable() bool {
 // despair ends the waiting for the assignments of clusters that were refused: the client
 // may not ask for them. They stay owed, for a client may use some clusters of a response
 // that it refuses.
-func (s *Sub) despair(refused map[string]refusal) {
+func (s *Sub) despair(refused map[string]rejection) {
 	for i, o := range s.owed {
 		if f, ok := refused[o.cluster.Name]; ok && f.version == o.cluster.Version {
 			s.owed[i].late = true

@@ -33,7 +33,7 @@ type book struct {
 	names           map[string]bool
 	has             map[string]string // versions that the client was sent or claims, by name
 	flight          *flown
-	refused         map[string]refused
+	refused         map[string]refusedVersion
 }
 
 type flown struct {
@@ -42,8 +42,8 @@ type flown struct {
 	told bool // that it is stuck
 }
 
-// refused is a version that the client does not want.
-type refused struct {
+// refusedVersion is a version that the client does not want.
+type refusedVersion struct {
 	version string
 	at      time.Time
 	bind    bool
@@ -52,7 +52,7 @@ type refused struct {
 func newReferee(delta bool) *referee {
 	r := &referee{delta: delta, unpaid: map[string]string{}, nonces: map[string]bool{}, given: map[string]bool{}}
 	for t := range numTypes {
-		r.books[t] = book{names: map[string]bool{}, has: map[string]string{}, refused: map[string]refused{}}
+		r.books[t] = book{names: map[string]bool{}, has: map[string]string{}, refused: map[string]refusedVersion{}}
 	}
 	return r
 }
@@ -117,7 +117,7 @@ func (r *referee) request(q Request) (effect *string) {
 		for _, u := range f.Upserts {
 			delete(b.refused, u.Name)
 			if q.Refused && strings.HasPrefix(q.Message, u.Name+":") {
-				b.refused[u.Name] = refused{u.Version, r.now, strings.Contains(q.Message, u.Name+": cannot bind")}
+				b.refused[u.Name] = refusedVersion{u.Version, r.now, strings.Contains(q.Message, u.Name+": cannot bind")}
 			}
 		}
 		for n := range b.refused {

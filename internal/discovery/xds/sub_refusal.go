@@ -13,8 +13,8 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
-// refusal is what is known of a resource that was NACKed.
-type refusal struct {
+// rejection is what is known of a resource that was NACKed.
+type rejection struct {
 	version string
 	// tries counts how often the version was refused because it could not be bound.
 	tries int
@@ -55,7 +55,7 @@ func (s *Sub) nacked(c *channel, r Request, f *flight) {
 func (s *Sub) refuse(c *channel, r *Resource, bind bool) (again bool) {
 	old, again := c.refused[r.Name]
 	again = again && old.version == r.Version
-	now := refusal{version: r.Version}
+	now := rejection{version: r.Version}
 	if bind {
 		if again {
 			now.tries = old.tries
@@ -64,7 +64,7 @@ func (s *Sub) refuse(c *channel, r *Resource, bind bool) (again bool) {
 		now.tries++
 	}
 	if c.refused == nil {
-		c.refused = map[string]refusal{}
+		c.refused = map[string]rejection{}
 	}
 	c.refused[r.Name] = now
 	return again
@@ -88,10 +88,11 @@ func (s *Sub) retry() (next time.Time) {
 	return next
 }
 
-// become notes what the client has now. What it refused counts only while that is what it
-// was sent last.
-func (c *channel) become(have *TypeView) {
+// become notes what the client has now: the view's, or more. What it refused counts only
+// while that is what it was sent last.
+func (c *channel) become(have, cur *TypeView) {
 	c.have = have
+	c.own = c.own && have != cur
 	for n, f := range c.refused {
 		if r := have.Get(n); r == nil || r.Version != f.version {
 			delete(c.refused, n)

@@ -6,7 +6,8 @@ func (s *Sub) deltaRequest(c *channel, r Request) {
 	first := !c.asked
 	if first {
 		c.asked = true
-		c.have = claimed(r.Initial, r.Type != EDS || !s.early(EDS))
+		c.have, c.ownSize = claimed(r.Initial, s.view(r.Type), r.Type != EDS || !s.early(EDS))
+		c.own = c.have != nil
 		if types[r.Type].wildcard && len(r.Names) == 0 {
 			c.wildcard = true
 			c.due = len(r.Initial) == 0
@@ -30,14 +31,17 @@ func (s *Sub) deltaRequest(c *channel, r Request) {
 			delete(c.refused, n)
 		}
 	}
+	before := c.names
 	c.names = c.names.with(add, r.Unsubscribe)
 	for _, n := range r.Unsubscribe {
 		switch {
 		case n == "*":
 			c.wildcard, c.due = false, false
 		case c.wildcard:
-			// The client cannot know whether the wildcard covers it: tell.
-			c.force(n)
+			// The client cannot know whether the wildcard covers it: tell, if it had it.
+			if before.has(n) || c.have.Get(n) != nil {
+				c.force(n)
+			}
 		default:
 			delete(c.forced, n)
 			delete(c.refused, n)
@@ -63,7 +67,7 @@ func (s *Sub) widen(c *channel, kept bool) {
 				own = append(own, r)
 			}
 		}
-		c.have = (*TypeView)(nil).With(own, nil)
+		c.have, c.own = (*TypeView)(nil).With(own, nil), true
 	}
 	c.wildcard = true
 	c.due = !kept
@@ -136,25 +140,41 @@ func (s *Sub) answered(c *channel, r Request) {
 	s.emit(Acked{Type: r.Type, Nonce: f.nonce, Generation: f.generation, Refused: len(c.refused)})
 }
 
-// claimed is what a client says it has from an earlier stream: names and versions, no
-// bodies. What it needs once more, whatever it has, gets no version.
-func claimed(initial map[string]string, trusted bool) *TypeView {
+// claimed is what a client says it has from an earlier stream: names and versions, with
+// bodies only where the view has the very same. What it needs once more, whatever it has,
+// gets no version. It also returns how many bytes the stream does not share with the view.
+func claimed(initial map[string]string, view *TypeView, trusted bool) (have *TypeView, size int) {
 	list := make([]*Resource, 0, len(initial))
 	for n, v := range initial {
 		if !trusted {
 			v = ""
 		}
-		list = append(list, &Resource{Name: n, Version: v})
+		r := view.Get(n)
+		switch {
+		case r == nil:
+			r = &Resource{Name: n, Version: v}
+			size += resourcePlace + costOf(n) + costOf(v)
+		case r.Version != v:
+			r = &Resource{Name: r.Name, Version: v}
+			size += resourcePlace + costOf(v)
+		}
+		list = append(list, r)
 	}
-	return (*TypeView)(nil).With(list, nil)
+	return (*TypeView)(nil).With(list, nil), size
+}
+
+// view is what the client shall have of a type, nil while that is not known.
+func (s *Sub) view(t Type) *TypeView {
+	if s.cur == nil {
+		return nil
+	}
+	return s.cur.Of(t)
 }
 
 // known is the name as the view spells it, so that streams share one copy.
 func (s *Sub) known(t Type, name string) string {
-	if s.cur != nil {
-		if r := s.cur.Of(t).Get(name); r != nil {
-			return r.Name
-		}
+	if r := s.view(t).Get(name); r != nil {
+		return r.Name
 	}
 	return name
 }

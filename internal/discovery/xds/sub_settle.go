@@ -103,7 +103,7 @@ func (s *Sub) push(t Type) {
 	d := s.step(t)
 	up, gone := s.pendingUpserts(t), s.pendingRemovals(t)
 	if !up && !gone {
-		c.become(cur)
+		c.become(cur, cur)
 		return
 	}
 	if (t == LDS || t == RDS) && !s.open(holdUpdates) {
@@ -118,7 +118,7 @@ func (s *Sub) push(t Type) {
 	}
 	if !up && !s.delta && !types[t].wildcard {
 		// Leaving out means nothing here: there is no way to tell.
-		c.become(target)
+		c.become(target, cur)
 		return
 	}
 	send := Send{Type: t, Generation: s.cur.Generation}
@@ -135,10 +135,10 @@ func (s *Sub) push(t Type) {
 	case EDS:
 		s.pay(send)
 	}
-	c.become(target)
+	c.become(target, cur)
 	c.forced, c.due = nil, false
 	c.nonce = send.Nonce
-	c.flight = &flight{nonce: send.Nonce, generation: send.Generation, upserts: send.Upserts, since: s.now}
+	c.flight = &flight{nonce: send.Nonce, generation: send.Generation, upserts: send.Upserts, since: s.now, own: s.ownOf(send)}
 	s.emit(send)
 }
 
@@ -147,7 +147,12 @@ func (s *Sub) step(t Type) *Delta {
 	c := &s.chans[t]
 	cur := s.cur.Of(t)
 	if c.memo.delta == nil || c.memo.old != c.have || c.memo.cur != cur {
-		c.memo = step{old: c.have, cur: cur, delta: s.diff(c.have, cur)}
+		diff := s.diff
+		if c.own {
+			// Nobody else makes this step, and who remembers it would keep what the client said.
+			diff = Diff
+		}
+		c.memo = step{old: c.have, cur: cur, delta: diff(c.have, cur)}
 	}
 	return c.memo.delta
 }

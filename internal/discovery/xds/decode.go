@@ -1,0 +1,231 @@
+package xds
+
+import (
+	"fmt"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Bounds on what a client may send in one request, in bytes unless they say otherwise.
+const (
+	// maxRequest is the whole of it: 7,000 names with versions take one, a node another.
+	maxRequest = 4 << 20
+	// maxNode bounds a node as it is sent. Kubernetes allows 256 KiB of annotations alone.
+	maxNode         = 1 << 20
+	maxRequestNames = maxNames // names, of each list
+	maxName         = 4096
+	maxVersion      = 256
+	maxTypeURL      = 256
+	maxNonce        = 256
+	// maxBlame is how much of an error message is searched for names; what is kept and
+	// logged of it is maxMessage.
+	maxBlame = 64 << 10
+)
+
+// inbound is a request of either flavour as it comes from the wire. What is not read is
+// not decoded, and what is read is counted before it is copied, so that a request never
+// takes much more memory than its bytes on the wire.
+type inbound struct {
+	delta bool
+	// wantNode says that the node is wanted: of a stream's first request.
+	wantNode bool
+	// charge is called with the bytes that the request takes as it is, and then with how
+	// many more or less it takes decoded; done is closed when nobody wants it any more.
+	charge func(bytes int) error
+	done   <-chan struct{}
+	incoming
+	// err is what is wrong with it, for the client; gRPC would hide it behind codes of
+	// its own.
+	err error
+}
+
+// incoming is a request as far as the stream cares.
+type incoming struct {
+	// node is the encoded node of a stream's first request, nil where there is none.
+	node []byte
+	url  string
+	req  Request
+	// cost is how many bytes req takes.
+	cost int
+}
+
+// decoding lets few large requests be decoded at a time: the copies that this takes would
+// otherwise be as many as there are streams.
+var decoding = make(chan struct{}, 2)
+
+// large is the size from which a request waits for its turn.
+const large = 64 << 10
+
+// unmarshal decodes a request. An error of the request's is left in q.err.
+func (q *inbound) unmarshal(data mem.BufferSlice) {
+	size := data.Len()
+	if size > large {
+		// It is charged for while it waits: there may be one for each stream.
+		if q.err = q.charge(size); q.err != nil {
+			return
+		}
+		select {
+		case decoding <- struct{}{}:
+			defer func() { <-decoding }()
+		case <-q.done:
+			q.err = errGone
+			return
+		}
+	} else {
+		size = 0
+	}
+	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer buf.Free()
+	if q.err = q.decode(buf.ReadOnlyData()); q.err == nil {
+		q.err = q.charge(q.cost - size)
+	}
+}
+
+// errGone is a request of a stream that has ended meanwhile.
+var errGone = status.Error(codes.Canceled, "the stream has ended")
+
+// fields are the numbers of the fields of a request, by what they say; 0 where the flavour has none.
+type fields struct {
+	node, url, names, unsubscribe, initial, nonce, detail protowire.Number
+}
+
+var (
+	sotwFields  = fields{node: 2, url: 4, names: 3, nonce: 5, detail: 6}
+	deltaFields = fields{node: 1, url: 2, names: 3, unsubscribe: 4, initial: 5, nonce: 6, detail: 7}
+)
+
+func (q *inbound) decode(b []byte) error {
+	f := sotwFields
+	if q.delta {
+		f = deltaFields
+	}
+	return eachField(b, func(n protowire.Number, v []byte) error {
+		var err error
+		switch n {
+		case f.node:
+			err = q.takeNode(v)
+		case f.url:
+			q.url, err = text("type URL", v, maxTypeURL)
+		case f.names:
+			err = q.takeName(&q.req.Names, v)
+		case f.unsubscribe:
+			err = q.takeName(&q.req.Unsubscribe, v)
+		case f.initial:
+			err = q.takeInitial(v)
+		case f.nonce:
+			q.req.Nonce, err = text("response nonce", v, maxNonce)
+		case f.detail:
+			err = q.takeDetail(v)
+		}
+		return err
+	})
+}
+
+func (q *inbound) takeNode(v []byte) error {
+	if len(v) > maxNode {
+		return &refusal{codes.InvalidArgument, reasonNode, fmt.Sprintf("node of %d bytes, at most %d are taken", len(v), maxNode)}
+	}
+	if q.wantNode {
+		q.node = append(make([]byte, 0, len(v)), v...)
+	}
+	return nil
+}
+
+func (q *inbound) takeName(to *[]string, v []byte) error {
+	if len(*to) == maxRequestNames {
+		return malformed("more than %d resource names in one request, at most that many are taken", maxRequestNames)
+	}
+	name, err := text("resource name", v, maxName)
+	*to = append(*to, name)
+	q.cost += costOf(name)
+	return err
+}
+
+func (q *inbound) takeInitial(v []byte) error {
+	if len(q.req.Initial) == maxRequestNames {
+		return malformed("more than %d initial resource versions in one request, at most that many are taken", maxRequestNames)
+	}
+	var name, version string
+	err := eachField(v, func(n protowire.Number, v []byte) (err error) {
+		switch n {
+		case 1:
+			name, err = text("resource name", v, maxName)
+		case 2:
+			version, err = text("resource version", v, maxVersion)
+		}
+		return err
+	})
+	if q.req.Initial == nil {
+		q.req.Initial = map[string]string{}
+	}
+	q.req.Initial[name] = version
+	q.cost += costOf(name) + costOf(version)
+	return err
+}
+
+// takeDetail reads a google.rpc.Status.
+func (q *inbound) takeDetail(v []byte) error {
+	q.req.Refused = true
+	return eachField(v, func(n protowire.Number, v []byte) error {
+		if n == 2 {
+			q.req.Message = cut(v, maxBlame)
+		}
+		return nil
+	})
+}
+
+// costOf is about what a string takes in a list or a map.
+func costOf(s string) int { return len(s) + 16 }
+
+// cut is the beginning of a text, whole characters only.
+func cut(v []byte, most int) string {
+	if len(v) <= most {
+		return string(v)
+	}
+	for most > 0 && !utf8.RuneStart(v[most]) {
+		most--
+	}
+	return string(v[:most])
+}
+
+// text is a string field that must not be longer than most bytes.
+func text(what string, v []byte, most int) (string, error) {
+	if len(v) > most {
+		return "", malformed("%s of %d bytes, at most %d are taken", what, len(v), most)
+	}
+	if !utf8.Valid(v) {
+		return "", malformed("%s %.100q: not UTF-8", what, v)
+	}
+	return string(v), nil
+}
+
+// eachField calls f with every length-delimited field of an encoded message; v is only
+// good during the call.
+func eachField(b []byte, f func(n protowire.Number, v []byte) error) error {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return malformed("decode request: %v", protowire.ParseError(n))
+		}
+		b = b[n:]
+		if n = protowire.ConsumeFieldValue(num, typ, b); n < 0 {
+			return malformed("decode request: field %d: %v", num, protowire.ParseError(n))
+		}
+		if typ == protowire.BytesType {
+			v, _ := protowire.ConsumeBytes(b)
+			if err := f(num, v); err != nil {
+				return err
+			}
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+func malformed(format string, args ...any) *refusal {
+	return &refusal{codes.InvalidArgument, reasonRequest, fmt.Sprintf(format, args...)}
+}

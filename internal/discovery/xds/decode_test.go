@@ -1,0 +1,178 @@
+package xds
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+func marshal(t testing.TB, m proto.Message) []byte {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestRequestsAreReadAsProtobufWould(t *testing.T) {
+	delta := inbound{delta: true, wantNode: true}
+	if err := delta.decode(marshal(t, &discoveryv3.DeltaDiscoveryRequest{
+		Node: node(nil), TypeUrl: EDS.URL(), ResourceNamesSubscribe: []string{"a", "", "b"}, ResourceNamesUnsubscribe: []string{"c"},
+		InitialResourceVersions: map[string]string{"a": "1", "": "", "d": ""}, ResponseNonce: "7",
+		ErrorDetail: &rpcstatus.Status{Code: 3, Message: "no"}, ResourceLocatorsSubscribe: []*discoveryv3.ResourceLocator{{Name: "x"}},
+	})); err != nil {
+		t.Fatal(err)
+	}
+	want := Request{Names: []string{"a", "", "b"}, Unsubscribe: []string{"c"}, Initial: map[string]string{"a": "1", "": "", "d": ""},
+		Nonce: "7", Refused: true, Message: "no"}
+	if delta.url != EDS.URL() || delta.node == nil || !reflect.DeepEqual(delta.req, want) {
+		t.Errorf("delta: %+v, want %+v", delta.incoming, want)
+	}
+	sotw := inbound{}
+	if err := sotw.decode(marshal(t, &discoveryv3.DiscoveryRequest{
+		VersionInfo: "9", Node: node(nil), TypeUrl: LDS.URL(), ResourceNames: []string{"a", "b"}, ResponseNonce: "7", ErrorDetail: &rpcstatus.Status{},
+	})); err != nil {
+		t.Fatal(err)
+	}
+	if want := (Request{Names: []string{"a", "b"}, Nonce: "7", Refused: true}); sotw.url != LDS.URL() || sotw.node != nil || !reflect.DeepEqual(sotw.req, want) {
+		t.Errorf("SotW: %+v, want %+v; and a node that is not wanted is left aside", sotw.incoming, want)
+	}
+}
+
+// Every field of a node that is used is read; a new one in mesh.Node fails this test.
+func TestNodesAreReadWhole(t *testing.T) {
+	n := node(map[string]any{
+		"NAME": "web-1", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "web", "CLUSTER_ID": "east", "NETWORK": "net", "INTERCEPTION_MODE": "tproxy",
+		"GENERATOR": "grpc", "DNS_CAPTURE": "true", "HTTP10": 1, "LABELS": map[string]any{"app": "web"}, "INSTANCE_IPS": "10.0.0.1,10.0.0.2",
+		"ANNOTATIONS": map[string]any{"a": strings.Repeat("x", 256<<10)},
+	})
+	n.Locality.SubZone = "s"
+	got, err := decodeNode(marshal(t, n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var empty func(v reflect.Value, path string)
+	empty = func(v reflect.Value, path string) {
+		if v.IsZero() {
+			t.Errorf("%s is not read", path)
+		}
+		for i := range v.NumField() {
+			if f := v.Field(i); f.Kind() == reflect.Struct && f.Type().PkgPath() == reflect.TypeFor[mesh.Node]().PkgPath() {
+				empty(f, path+"."+v.Type().Field(i).Name)
+			} else if f.IsZero() {
+				t.Errorf("%s.%s is not read", path, v.Type().Field(i).Name)
+			}
+		}
+	}
+	empty(reflect.ValueOf(got), "node")
+	md, err := mesh.DecodeMetadata(n.Metadata.AsMap())
+	if err != nil || !reflect.DeepEqual(got.Metadata, md) {
+		t.Errorf("metadata %+v, want %+v (%v)", got.Metadata, md, err)
+	}
+	n.UserAgentVersionType = &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: &corev3.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40, Patch: 2}}}
+	if got, err := decodeNode(marshal(t, n)); err != nil || got.UserAgent != "envoy/1.40.2" {
+		t.Errorf("user agent %q (%v)", got.UserAgent, err)
+	}
+}
+
+func TestRequestsPastTheirBounds(t *testing.T) {
+	long := func(n int) string { return strings.Repeat("x", n) }
+	many := slices.Repeat([]string{"x"}, maxRequestNames+1)
+	initial := map[string]string{}
+	for i := range maxRequestNames + 1 {
+		initial[fmt.Sprint(i)] = ""
+	}
+	for want, r := range map[string]*discoveryv3.DeltaDiscoveryRequest{
+		"type URL of 257 bytes, at most 256":         {TypeUrl: long(257)},
+		"resource name of 4097 bytes, at most 4096":  {ResourceNamesSubscribe: []string{long(4097)}},
+		"resource name of 4098 bytes, at most 4096":  {ResourceNamesUnsubscribe: []string{long(4098)}},
+		"resource name of 4099 bytes, at most 4096":  {InitialResourceVersions: map[string]string{long(4099): "1"}},
+		"resource version of 257 bytes, at most 256": {InitialResourceVersions: map[string]string{"a": long(257)}},
+		"response nonce of 257 bytes, at most 256":   {ResponseNonce: long(257)},
+		"more than 32768 resource names":             {ResourceNamesSubscribe: many},
+		"more than 32768 initial":                    {InitialResourceVersions: initial},
+		"node of 1048577 bytes, at most 1048576":     {Node: &corev3.Node{Id: long(1<<20 + 1 - 4)}},
+	} {
+		q := inbound{delta: true}
+		if err := q.decode(marshal(t, r)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %s", err, want)
+		}
+	}
+	q := inbound{delta: true}
+	if err := q.decode([]byte{3<<3 | 2, 2, 0xff, 0xfe}); err == nil || !strings.Contains(err.Error(), "not UTF-8") {
+		t.Errorf("a name that is no text: %v", err)
+	}
+	if got := cut([]byte("aä"), 2); got != "a" {
+		t.Errorf("cut to %q", got)
+	}
+}
+
+// FuzzDecode compares with the protobuf library whatever both can read.
+func FuzzDecode(f *testing.F) {
+	f.Add(marshal(f, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: "t", ResourceNamesSubscribe: []string{"a"}, ResourceNamesUnsubscribe: []string{"b"},
+		InitialResourceVersions: map[string]string{"a": "1"}, ResponseNonce: "1", ErrorDetail: &rpcstatus.Status{Message: "m"}}))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		q := inbound{delta: true, wantNode: true}
+		var m discoveryv3.DeltaDiscoveryRequest
+		if q.decode(raw) != nil || proto.Unmarshal(raw, &m) != nil {
+			return
+		}
+		if q.url != m.TypeUrl || !slices.Equal(q.req.Names, m.ResourceNamesSubscribe) || !slices.Equal(q.req.Unsubscribe, m.ResourceNamesUnsubscribe) ||
+			!maps.Equal(q.req.Initial, m.InitialResourceVersions) || q.req.Nonce != m.ResponseNonce || q.req.Refused != (m.ErrorDetail != nil) ||
+			q.req.Message != cut([]byte(m.GetErrorDetail().GetMessage()), maxBlame) {
+			t.Errorf("%+v, want %v", q.incoming, &m)
+		}
+	})
+}
+
+// The meter is given the same bytes in pieces of every size.
+func TestMeterFollowsMessages(t *testing.T) {
+	var wire []byte
+	frame := func(kind, flags byte, id uint32, payload []byte) {
+		wire = append(wire, byte(len(payload)>>16), byte(len(payload)>>8), byte(len(payload)), kind, flags)
+		wire = binary.BigEndian.AppendUint32(wire, id)
+		wire = append(wire, payload...)
+	}
+	body := func(size, sent int) []byte {
+		return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(size)), make([]byte, sent)...)
+	}
+	wire = append(wire, make([]byte, clientPreface)...)
+	frame(4, 0, 0, nil) // settings
+	for id := uint32(1); id <= 7; id += 2 {
+		frame(frameHeaders, 4, id, []byte("headers"))
+	}
+	frame(frameData, 0, 1, slices.Concat(body(10, 10), body(100, 40))) // one whole, 40 of another
+	frame(frameData, flagPadded, 3, slices.Concat([]byte{20}, body(50, 30), make([]byte, 20)))
+	frame(frameData, 0, 5, body(1000, 999)[:3]) // a head in two pieces
+	frame(frameData, 0, 5, body(1000, 999)[3:])
+	frame(frameReset, 0, 5, make([]byte, 4))
+	frame(frameData, 0, 5, make([]byte, 100)) // late
+	frame(frameData, 0, 7, slices.Concat(body(0, 0), body(5, 5)))
+	frame(frameData, 0, 3, make([]byte, 20)) // the rest
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		g := &guard{in: meter{skip: clientPreface}, streams: map[uint32]*message{}, full: make(chan struct{})}
+		for rest := wire; len(rest) > 0; {
+			n := min(len(rest), 1+r.IntN(60))
+			g.received(rest[:n])
+			rest = rest[n:]
+		}
+		if g.waiting != 40 || len(g.streams) != 3 {
+			t.Fatalf("seed %d: %d bytes of unfinished messages on %d streams, want 40 on 3", seed, g.waiting, len(g.streams))
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package xds
+
+import (
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// maxUnfinished bounds what a connection's streams together have sent of requests that
+// are not whole yet, in bytes: one of the largest, and then some. Past it the streams are
+// ended, and nothing more is read meanwhile; a connection on which they have not ended
+// after endingLimit is closed.
+const (
+	maxUnfinished = maxRequest + 1<<20
+	endingLimit   = 2 * time.Second
+)
+
+// guards wraps a gRPC server's credentials, so that each connection is counted, known to
+// its streams and watched.
+type guards struct {
+	credentials.TransportCredentials
+	server *Server
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (g guards) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	address := hostOf(raw.RemoteAddr())
+	link, err := g.server.ledger.connect(address)
+	if err != nil {
+		g.server.refusals.note(g.server, err, "address "+address)
+		return nil, nil, err
+	}
+	conn, info, err := g.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		g.server.ledger.disconnect(link)
+		return nil, nil, err
+	}
+	return &guard{
+		Conn: conn, server: g.server, link: link, in: meter{skip: clientPreface},
+		streams: map[uint32]*message{}, full: make(chan struct{}),
+	}, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (g guards) Clone() credentials.TransportCredentials {
+	return guards{g.TransportCredentials.Clone(), g.server}
+}
+
+func hostOf(a net.Addr) string {
+	host, _, err := net.SplitHostPort(a.String())
+	if err != nil {
+		return a.String()
+	}
+	return host
+}
+
+// guard is one connection. Its streams find it through the address of their peer.
+type guard struct {
+	net.Conn
+	server *Server
+	link   *link
+
+	mu      sync.Mutex
+	in, out meter
+	streams map[uint32]*message
+	waiting int           // bytes of unfinished requests
+	full    chan struct{} // closed while they are too many
+	eased   chan struct{} // closed when they no longer are; nil while they are not
+}
+
+// guardedAddr is a peer's address that leads to its connection.
+type guardedAddr struct {
+	net.Addr
+	guard *guard
+}
+
+// RemoteAddr implements net.Conn.
+func (g *guard) RemoteAddr() net.Addr { return guardedAddr{g.Conn.RemoteAddr(), g} }
+
+// Close implements net.Conn.
+func (g *guard) Close() error {
+	g.server.ledger.disconnect(g.link)
+	return g.Conn.Close()
+}
+
+// Read implements net.Conn.
+func (g *guard) Read(b []byte) (int, error) {
+	n, err := g.Conn.Read(b)
+	eased := g.received(b[:n])
+	if eased == nil || err != nil {
+		return n, err
+	}
+	limit := time.NewTimer(endingLimit)
+	defer limit.Stop()
+	select {
+	case <-eased:
+		return n, nil
+	case <-limit.C:
+		err = unfinished()
+		g.server.refusals.note(g.server, err, "address "+g.link.address)
+		return 0, err
+	}
+}
+
+// Write implements net.Conn.
+func (g *guard) Write(b []byte) (int, error) {
+	g.mu.Lock()
+	g.out.read(b, func() {
+		// The server ends a stream by resetting it or with its trailers.
+		if k := g.out.kind(); k == frameReset || k == frameHeaders && g.out.ends() {
+			g.drop(g.out.stream())
+		}
+	}, func([]byte) {})
+	g.mu.Unlock()
+	return g.Conn.Write(b)
+}
+
+// received follows what came. Where there is too much of unfinished requests it returns
+// what is closed when there is less.
+func (g *guard) received(b []byte) (eased <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.in.read(b, func() {
+		switch g.in.kind() {
+		case frameHeaders:
+			if id := g.in.stream(); g.streams[id] == nil {
+				g.streams[id] = &message{}
+			}
+		case frameReset:
+			g.drop(g.in.stream())
+		}
+	}, func(data []byte) {
+		if m := g.streams[g.in.stream()]; m != nil {
+			g.waiting += m.take(data)
+		}
+	})
+	if g.waiting <= maxUnfinished {
+		return nil
+	}
+	if g.eased == nil {
+		close(g.full)
+		g.eased = make(chan struct{})
+	}
+	return g.eased
+}
+
+// drop forgets a stream that has ended.
+func (g *guard) drop(id uint32) {
+	m := g.streams[id]
+	if m == nil {
+		return
+	}
+	delete(g.streams, id)
+	g.waiting -= m.waiting()
+	if g.eased != nil && g.waiting <= maxUnfinished {
+		close(g.eased)
+		g.eased, g.full = nil, make(chan struct{})
+	}
+}
+
+// overrun is closed when the connection has too much of unfinished requests.
+func (g *guard) overrun() <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.full
+}
+
+func unfinished() error {
+	return exhausted(reasonMemory, "unfinished requests on this connection: at most %d bytes of them are held", maxUnfinished)
+}

@@ -1,0 +1,233 @@
+package xds
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func (l *ledger) stream(t *testing.T, node, owner string) (*account, error) {
+	t.Helper()
+	conn, err := l.connect(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := l.open(conn)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.name(node, owner); err != nil {
+		a.close()
+		return nil, err
+	}
+	return a, nil
+}
+
+// All replicas of a Deployment are one identity: it may fill three quarters of a server
+// by itself, and from then on others still find room.
+func TestAnIdentityIsLimitedOnlyWhenItGetsTight(t *testing.T) {
+	l := newLedger()
+	l.limits.Streams = 100
+	var big []*account
+	for i := 0; ; i++ {
+		a, err := l.stream(t, fmt.Sprint("big-", i), "big")
+		if err != nil {
+			if !strings.Contains(err.Error(), "at most 100") || status.Code(err) != codes.ResourceExhausted {
+				t.Errorf("refused with %v", err)
+			}
+			break
+		}
+		big = append(big, a)
+	}
+	if n := len(big); n != 75 {
+		t.Errorf("%d streams of one identity, want 75", n)
+	}
+	for i := range 25 {
+		if _, err := l.stream(t, fmt.Sprint("small-", i), "small"); err != nil {
+			t.Fatalf("stream %d of another identity: %v", i, err)
+		}
+	}
+	if _, err := l.stream(t, "small", "small"); err == nil {
+		t.Error("another identity gets more than a quarter, too")
+	}
+	for _, a := range big {
+		a.close()
+	}
+	if _, err := l.stream(t, "small", "small"); err != nil {
+		t.Errorf("room again: %v", err)
+	}
+}
+
+func TestBytesAreChargedToConnectionNodeAndIdentity(t *testing.T) {
+	l := newLedger()
+	a, _ := l.stream(t, "n", "o")
+	b, _ := l.stream(t, "n", "o") // another connection
+	if err := a.add(maxHeld - 10); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.add(11); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), fmt.Sprint(maxHeld)) {
+		t.Errorf("beyond the node's share: %v", err)
+	}
+	if err := b.add(10); err != nil {
+		t.Errorf("within the node's share: %v", err)
+	}
+	a.close()
+	if err := a.add(1); err == nil {
+		t.Error("a stream that has ended is charged")
+	}
+	b.close()
+	if l.all != (share{}) || len(l.nodes)+len(l.owners) != 0 {
+		t.Errorf("left behind: %+v, %d nodes, %d owners", l.all, len(l.nodes), len(l.owners))
+	}
+}
+
+func TestNobodyHasMoreThanAQuarterOfTheBytesWhenItGetsTight(t *testing.T) {
+	l := newLedger()
+	l.limits.Streams = 128 // 32 MiB
+	for i := range 2 {
+		a, err := l.stream(t, fmt.Sprint(i), "big")
+		if err != nil || a.add(maxHeld) != nil {
+			t.Fatal(err)
+		}
+	}
+	a, _ := l.stream(t, "other", "other")
+	if err := a.add(7 << 20); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := l.stream(t, "more", "big")
+	if err := b.add(2 << 20); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "of big") {
+		t.Errorf("more for who has half: %v", err)
+	}
+	if err := a.add(1 << 19); err != nil {
+		t.Errorf("more for who has less than a quarter: %v", err)
+	}
+}
+
+func TestConnectionsWithoutAStreamAreLimitedForEachAddress(t *testing.T) {
+	l := newLedger()
+	var open []*link
+	for range maxIdlePerHost {
+		c, err := l.connect("10.0.0.1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, c)
+	}
+	if _, err := l.connect("10.0.0.1"); err == nil || !strings.Contains(err.Error(), "at most 512") {
+		t.Errorf("one more: %v", err)
+	}
+	if _, err := l.connect("10.0.0.2"); err != nil {
+		t.Errorf("another address: %v", err)
+	}
+	a, err := l.open(open[0])
+	if err != nil || a.name("n", "o") != nil {
+		t.Fatal(err)
+	}
+	c, err := l.connect("10.0.0.1")
+	if err != nil {
+		t.Errorf("after one has its stream: %v", err)
+	}
+	l.disconnect(open[0])
+	l.disconnect(open[0])
+	a.close()
+	for _, c := range append(open, c) {
+		l.disconnect(c)
+	}
+	if h := l.hosts["10.0.0.1"]; h != nil || l.conns != 1 {
+		t.Errorf("left behind: %+v, %d connections", h, l.conns)
+	}
+}
+
+func TestConnectionsOfOneAddressAreLimitedOnlyWhenItGetsTight(t *testing.T) {
+	l := newLedger()
+	l.limits.Streams = 50 // 100 connections
+	n := 0
+	for ; ; n++ {
+		if _, err := l.connect("10.0.0.1"); err != nil {
+			break
+		}
+	}
+	if n != 75 {
+		t.Errorf("%d connections from one address, want 75", n)
+	}
+	if _, err := l.connect("10.0.0.2"); err != nil {
+		t.Errorf("another address: %v", err)
+	}
+}
+
+// A stream that never says who it is ends, and says why.
+func TestSilentStreamsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(&oneClass{cell: NewCell(&View{})}, quiet(t), nil)
+		began := time.Now()
+		g := open(t, dial(t, s, nil))
+		_, err := g.Recv()
+		if status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "within 30s") {
+			t.Errorf("ended with %v", err)
+		}
+		if d := time.Since(began); d < silenceLimit || d > silenceLimit+time.Second {
+			t.Errorf("after %s, want %s", d, silenceLimit)
+		}
+	})
+}
+
+// One that has said it may be silent for ever.
+func TestStreamsMayBeSilentAfterTheirFirstRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cell := NewCell(&View{})
+		g := open(t, dial(t, New(&oneClass{cell: cell}, quiet(t), nil), nil))
+		ask(t, g, first(node(nil)))
+		if _, err := g.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL(), ResponseNonce: "1"})
+		time.AfterFunc(10*silenceLimit, func() { cell.Publish((&View{}).put(NewCluster("late", nil, ""))) })
+		if _, err := g.Recv(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRefusalsAreLoggedOnceInAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out strings.Builder
+		s := New(&oneClass{}, textLog(&out), nil)
+		for range 3 {
+			for range 100 {
+				s.refusals.note(s, exhausted(reasonStreams, "too many"), "spiffe://td/ns/a/sa/b")
+			}
+			s.refusals.note(s, exhausted(reasonMemory, "too much"), "address 10.0.0.1")
+			<-time.After(refusalPause)
+		}
+		if n := strings.Count(out.String(), "\n"); n != 6 {
+			t.Errorf("%d lines, want 6:\n%s", n, out.String())
+		}
+		for _, want := range []string{"spiffe://td/ns/a/sa/b", "reason=streams", "ResourceExhausted", "too many", "more_since_last_time=99"} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("the log does not say %q:\n%s", want, out.String())
+			}
+		}
+	})
+}
+
+func TestRefusedConfigurationIsLoggedAtAPace(t *testing.T) {
+	var p pace
+	now, lines := time.Unix(1e9, 0), 0
+	for range 100 {
+		if _, ok := p.take(now); ok {
+			lines++
+		}
+	}
+	if lines != paceLines {
+		t.Errorf("%d lines, want %d", lines, paceLines)
+	}
+	if unsaid, ok := p.take(now.Add(pacePause)); !ok || unsaid != 100-paceLines {
+		t.Errorf("later: %v, %d unsaid", ok, unsaid)
+	}
+}

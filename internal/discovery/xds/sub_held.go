@@ -1,0 +1,67 @@
+package xds
+
+// What things take in memory, in bytes, beside the characters of names.
+const (
+	namePlace     = 16  // in a list of names
+	resourcePlace = 104 // a Resource, its place in a list and the ends of its strings
+	forcedPlace   = 64
+)
+
+// Held is about how many bytes the client has made the machine hold: what only this
+// stream has, and a place for each name that it shares with the view.
+func (s *Sub) Held() int {
+	size := 0
+	for t := range s.chans {
+		c := &s.chans[t]
+		view := s.view(Type(t))
+		size += namePlace*len(c.names) + unshared(c.names, view)
+		for n := range c.forced {
+			size += forcedPlace
+			if view.Get(n) == nil {
+				size += costOf(n)
+			}
+		}
+		if c.own {
+			size += c.ownSize
+		}
+		if c.flight != nil {
+			size += c.flight.own
+		}
+	}
+	return size
+}
+
+// ownOf is what a response takes that is made for this stream: names that the view has
+// not, and for SotW resources without content under them.
+func (s *Sub) ownOf(e Send) (size int) {
+	for _, n := range e.Removed {
+		size += costOf(n)
+	}
+	if s.delta || e.Type != EDS {
+		return size
+	}
+	view := s.view(EDS)
+	for _, u := range e.Upserts {
+		if view.Get(u.Name) == nil {
+			size += resourcePlace + len(u.Body) + costOf(u.Version)
+		}
+	}
+	return size
+}
+
+// unshared is what the names take that are not in the view.
+func unshared(list names, view *TypeView) (size int) {
+	var known []*Resource
+	if view != nil {
+		known = view.list
+	}
+	for _, n := range list {
+		for len(known) > 0 && known[0].Name < n {
+			known = known[1:]
+		}
+		if len(known) == 0 || known[0].Name != n {
+			size += costOf(n)
+		}
+	}
+	return size
+}
