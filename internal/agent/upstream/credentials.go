@@ -34,8 +34,9 @@ type transport struct {
 // authInfo tells the calls of a connection how its handshake went.
 type authInfo struct {
 	credentials.TLSInfo
-	// presented: the server asked for a client certificate and got one.
-	presented bool
+	// presentedUntil is the end of the client certificate that the server asked for and got,
+	// zero where it got none.
+	presentedUntil time.Time
 	// available: there was one to present.
 	available bool
 }
@@ -55,19 +56,21 @@ func (t *transport) handshake(ctx context.Context, authority string, c net.Conn)
 	if config.RootCAs, err = t.o.roots(); err != nil {
 		return nil, nil, err
 	}
-	own, presented := t.o.certificate(time.Now()), false
-	if own != nil {
-		// A server that does not ask for a certificate has not been shown one.
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			presented = true
-			return own, nil
+	own := t.o.certificate(time.Now())
+	var presentedUntil time.Time
+	config.GetClientCertificate = func(asked *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		// A certificate of an authority that is not asked for would only get the connection refused.
+		if own == nil || asked.SupportsCertificate(own) != nil {
+			return &tls.Certificate{}, nil
 		}
+		presentedUntil = leafOf(own).NotAfter
+		return own, nil
 	}
 	conn, info, err := credentials.NewTLS(config).ClientHandshake(ctx, authority, c)
 	if err != nil {
 		return nil, nil, fmt.Errorf("TLS with the %s: %w", t.o.Name, err)
 	}
-	return conn, authInfo{TLSInfo: info.(credentials.TLSInfo), presented: presented, available: own != nil}, nil
+	return conn, authInfo{TLSInfo: info.(credentials.TLSInfo), presentedUntil: presentedUntil, available: own != nil}, nil
 }
 
 // ServerHandshake implements credentials.TransportCredentials; these credentials are a client's.
@@ -120,14 +123,20 @@ func (o *Options) certificate(now time.Time) *tls.Certificate {
 }
 
 func valid(c *tls.Certificate, now time.Time) bool {
-	if c == nil || len(c.Certificate) == 0 {
-		return false
-	}
-	leaf := c.Leaf
-	if leaf == nil {
-		leaf, _ = x509.ParseCertificate(c.Certificate[0])
-	}
+	leaf := leafOf(c)
 	return leaf != nil && now.Before(leaf.NotAfter)
+}
+
+// leafOf is nil where there is no certificate.
+func leafOf(c *tls.Certificate) *x509.Certificate {
+	switch {
+	case c == nil || len(c.Certificate) == 0:
+		return nil
+	case c.Leaf != nil:
+		return c.Leaf
+	}
+	leaf, _ := x509.ParseCertificate(c.Certificate[0])
+	return leaf
 }
 
 // callCredentials add the headers to calls, and the token where it is due.
@@ -155,12 +164,13 @@ func (c *callCredentials) GetRequestMetadata(ctx context.Context, _ ...string) (
 	return md, nil
 }
 
-// token is empty where none is sent. A server that did not ask for the certificate there is may
+// token is empty where none is sent. A connection may outlive the certificate that it was made with; then
+// the token speaks for the caller again. A server that did not ask for the certificate there is may
 // not ask for a token either, so it is an error that there is none only where there is neither.
 func (c *callCredentials) token(ctx context.Context) (string, error) {
 	info, _ := credentials.RequestInfoFromContext(ctx)
 	shake, _ := info.AuthInfo.(authInfo)
-	if shake.presented || c.plaintext && !c.o.PlaintextToken {
+	if time.Now().Before(shake.presentedUntil) || c.plaintext && !c.o.PlaintextToken {
 		return "", nil
 	}
 	token, err := readToken(c.o.TokenFile)

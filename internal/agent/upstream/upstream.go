@@ -5,7 +5,7 @@
 // contract: the roots and the client certificate are read at each handshake and the token at each
 // call, so that a rotated file counts without a restart, and a missing one is an error of that
 // handshake or call which names the file. The token goes with every call of a connection on which no
-// client certificate was presented. Names are resolved at each attempt to connect, and no proxy of
+// client certificate was presented, or one that has expired since. Names are resolved at each attempt to connect, and no proxy of
 // the environment is used: these servers are part of the mesh.
 package upstream
 

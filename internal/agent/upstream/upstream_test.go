@@ -33,13 +33,16 @@ type authority struct {
 	key  crypto.Signer
 }
 
-func newAuthority(t *testing.T) *authority {
+func newAuthority(t *testing.T) *authority { return authorityFor(t, "cluster.local") }
+
+// authorityFor is one for a trust domain, which its root is named after.
+func authorityFor(t *testing.T, domain string) *authority {
 	t.Helper()
 	key, err := pki.GenerateKey("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	root, err := pki.Sign(pki.RootTemplate("cluster.local", pki.Term{NotBefore: time.Now().Add(-3 * time.Hour), NotAfter: time.Now().Add(time.Hour)}), nil, key.Public(), key)
+	root, err := pki.Sign(pki.RootTemplate(domain, pki.Term{NotBefore: time.Now().Add(-3 * time.Hour), NotAfter: time.Now().Add(time.Hour)}), nil, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,6 +154,9 @@ func TestTokenGoesWhereNoCertificateWasPresented(t *testing.T) {
 		return &tls.Config{Certificates: []tls.Certificate{*a.leaf("localhost", time.Hour)}, ClientAuth: auth, MaxVersion: version}
 	}
 	asking, older, silent := serve(t, "127.0.0.1:0", config(tls.RequestClientCert, 0)), serve(t, "127.0.0.1:0", config(tls.RequestClientCert, tls.VersionTLS12)), serve(t, "127.0.0.1:0", config(tls.NoClientCert, 0))
+	others := config(tls.VerifyClientCertIfGiven, 0)
+	others.ClientCAs = pki.Pool([]*x509.Certificate{authorityFor(t, "other.example").root})
+	elsewhere := serve(t, "127.0.0.1:0", others)
 	none := filepath.Join(dir, "none")
 	for _, tt := range []struct {
 		name      string
@@ -166,6 +172,8 @@ func TestTokenGoesWhereNoCertificateWasPresented(t *testing.T) {
 		{name: "presented in TLS 1.2", server: older, own: valid, token: token, presented: 1},
 		{name: "expired", server: asking, own: expired, token: token, want: "Bearer one"},
 		{name: "not asked for", server: silent, own: valid, token: token, want: "Bearer one"},
+		{name: "of an authority that is not asked for", server: elsewhere, own: valid, token: token, want: "Bearer one"},
+		{name: "an empty certificate", server: asking, own: &tls.Certificate{}, token: token, want: "Bearer one"},
 		{name: "not asked for, no token", server: silent, own: valid, token: none},
 		{name: "presented, no token", server: asking, own: valid, token: none, presented: 1},
 		{name: "neither", server: asking, token: none, fails: "read token: open " + none},
@@ -184,6 +192,21 @@ func TestTokenGoesWhereNoCertificateWasPresented(t *testing.T) {
 				t.Errorf("called with %q and %d certificates, %v; want %q and %d", got, presented, err, tt.want, tt.presented)
 			}
 		})
+	}
+}
+
+// A connection may outlive the certificate that it was made with: control planes then want the token.
+func TestTokenFollowsAnExpiredCertificate(t *testing.T) {
+	o := &Options{TokenFile: write(t, filepath.Join(t.TempDir(), "token"), []byte("one"))}
+	for name, tt := range map[string]struct {
+		until time.Time
+		want  string
+	}{"none presented": {time.Time{}, "Bearer one"}, "valid": {time.Now().Add(time.Hour), ""}, "expired": {time.Now().Add(-time.Minute), "Bearer one"}} {
+		ctx := credentials.NewContextWithRequestInfo(t.Context(), credentials.RequestInfo{AuthInfo: authInfo{presentedUntil: tt.until}})
+		md, err := (&callCredentials{o: o}).GetRequestMetadata(ctx)
+		if err != nil || md["authorization"] != tt.want {
+			t.Errorf("%s: %v, %v, want %q", name, md, err, tt.want)
+		}
 	}
 }
 
