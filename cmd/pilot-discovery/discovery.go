@@ -135,7 +135,7 @@ func (s *settings) complete(env map[string]string) error {
 		o.Lenience.EmptyConfig = on
 	}
 	o.Names.Namespace = cmp.Or(o.Names.Namespace, env["POD_NAMESPACE"], mesh.DefaultRootNamespace)
-	o.Names.TrustDomain = cmp.Or(env["TRUST_DOMAIN"], mesh.DefaultTrustDomain)
+	o.Names.TrustDomain = env["TRUST_DOMAIN"]
 	o.CA.ServingNames = s.names
 	if h := env["ISTIOD_CUSTOM_HOST"]; h != "" {
 		o.CA.ServingNames = append(o.CA.ServingNames, strings.Split(h, ",")...)

@@ -23,6 +23,7 @@ func TestWhatIsAskedWronglyIsSaidAndEndsWith2(t *testing.T) {
 	}{
 		{[]string{"discovery"}, nil, "--configDir"},
 		{[]string{"discovery", "--configDir", dir, "--tls-min-version", "1.1"}, nil, "want 1.2 or 1.3"},
+		{[]string{"discovery", "--configDir", dir, "--maxStreams", "0"}, nil, "want 1 or more"},
 		{[]string{"discovery", "--configDir", dir, "--log_output_level", "loud"}, nil, "no level"},
 		{[]string{"discovery", "--configDir", dir, "--broken-policies", "allow"}, nil, "want deny or ignore"},
 		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOTHOUSE_BROKEN_POLICIES": "allow"}, "want deny or ignore"},
@@ -43,6 +44,24 @@ func TestADirectoryThatIsNotThereEndsWith1(t *testing.T) {
 	code := run(t.Context(), []string{"discovery", "--configDir", missing, "--stateDir", t.TempDir()}, nil, &out, &errs)
 	if code != 1 || !strings.Contains(errs.String(), missing) {
 		t.Errorf("code %d, said %q", code, errs.String())
+	}
+}
+
+func TestTwoTrustDomainsEndWith1(t *testing.T) {
+	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "mesh")
+	if err := os.WriteFile(file, []byte("trustDomain: b.example\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out, errs wait.Output
+	code := run(t.Context(), []string{"discovery", "--configDir", dir, "--stateDir", t.TempDir(), "--meshConfig", file},
+		map[string]string{"TRUST_DOMAIN": "a.example"}, &out, &errs)
+	if code != 1 {
+		t.Errorf("code %d, want 1", code)
+	}
+	for _, want := range []string{`"a.example"`, `"b.example"`, "TRUST_DOMAIN", file, "one place"} {
+		if !strings.Contains(errs.String(), want) {
+			t.Errorf("%q does not say %s", errs.String(), want)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,6 +29,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -60,10 +62,13 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Names are what this mesh and its control plane go by. All must be given.
+// Names are what this mesh and its control plane go by. All but TrustDomain must be given.
 type Names struct {
-	// Domain is the cluster's DNS suffix; TrustDomain that of identities.
-	Domain, TrustDomain string
+	// Domain is the cluster's DNS suffix.
+	Domain string
+	// TrustDomain is that of identities, where an option gives it; where it is empty, the
+	// mesh configuration's counts, else the default.
+	TrustDomain string
 	// Namespace is where the control plane says that it runs; its serving names follow.
 	Namespace string
 }
@@ -130,17 +135,48 @@ func New(o Options) (*Server, error) {
 	return newServer(o, source, kept)
 }
 
+// settleTrustDomain finds the one trust domain of the mesh from the option and from what
+// configuration says now. The root, which identities chain to, carries it: so it is found
+// before the root is opened, and the source is looked at once before it is watched. Where
+// mesh configuration is broken, what is remembered of it counts.
+func settleTrustDomain(o Options, source Source, file meshFile, remembered []object.Object) (string, error) {
+	var objects []object.Object
+	if s, ok := source.(interface{ ConfigMaps() []object.Object }); ok {
+		objects = s.ConfigMaps()
+	}
+	said, err := file.look()
+	if err != nil && o.Names.TrustDomain == "" {
+		return "", err
+	}
+	if said != nil {
+		objects = append(objects, *said)
+	}
+	for i, now := range objects {
+		before := slices.IndexFunc(remembered, func(r object.Object) bool { return r.Key == now.Key })
+		if before >= 0 && config.IsMeshConfig(now.Key) && config.Rejected(config.Validate(now)) {
+			objects[i] = remembered[before]
+		}
+	}
+	return config.TrustDomain(o.Names.TrustDomain, objects)
+}
+
 // newServer makes a control plane of a source that knows what kept remembers of it.
 func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	s := &Server{opts: o, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now()}
 	s.meshFile = newMeshFile(o.MeshFile, kept.remembered(true), o.Log)
+	remembered := kept.before.Objects
 	kept.before.Objects = nil // whoever needs them has them
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.done.Close())
 		}
 	}()
-	authority, err := ca.OpenRoot(o.StateDir, o.Names.TrustDomain, o.CA.RootTTL)
+	domain, err := settleTrustDomain(o, source, s.meshFile, remembered)
+	if err != nil {
+		return nil, err
+	}
+	s.loop.store.FixTrustDomain(domain, o.Names.TrustDomain != "")
+	authority, err := ca.OpenRoot(o.StateDir, domain, o.CA.RootTTL)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +187,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.auth = authn.New(o.Names.TrustDomain, issuer)
+	s.auth = authn.New(domain, issuer)
 	s.ca = ca.New(authority, s.auth, o.CA.Limits, o.Log)
 	if s.serving, err = authority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)); err != nil {
 		return nil, err

@@ -3,8 +3,10 @@ package discovery
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"sync"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
@@ -23,7 +25,7 @@ type meshFile struct {
 	read       chan struct{} // closed once what it says at first has been emitted
 }
 
-// meshFileKey is the key of what the mesh file says. No source has such a namespace.
+// meshFileKey is the key of the object that a mesh file stands for. No source has such a namespace.
 var meshFileKey = object.Key{Kind: object.ConfigMap, Namespace: "(file)", Name: config.MeshConfigMap}
 
 func newMeshFile(path string, remembered []object.Object, log *slog.Logger) meshFile {
@@ -32,6 +34,32 @@ func newMeshFile(path string, remembered []object.Object, log *slog.Logger) mesh
 		close(f.read)
 	}
 	return f
+}
+
+// object is what the file says as an object.
+func (f meshFile) object(text []byte) *object.Object {
+	return &object.Object{
+		Key: meshFileKey, Origin: object.Origin{File: f.path},
+		Spec: &object.ConfigMapSpec{Data: map[string]string{config.MeshKey: string(text)}},
+	}
+}
+
+// look reads the file once; nil where there is none. For a file that cannot be read what is
+// remembered of it counts.
+func (f meshFile) look() (*object.Object, error) {
+	if f.path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(f.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil && len(f.remembered) > 0:
+		return &f.remembered[0], nil
+	case err != nil:
+		return nil, fmt.Errorf("read mesh configuration: %w", err)
+	}
+	return f.object(text), nil
 }
 
 // Run emits what the file says until ctx ends; without a file it returns at once.
@@ -46,10 +74,7 @@ func (f meshFile) Run(ctx context.Context, emit func(object.Batch)) error {
 		switch {
 		case c.Err == nil:
 			known = true
-			emit(object.Batch{Changes: []object.Change{{Key: key, Object: &object.Object{
-				Key: key, Origin: object.Origin{File: f.path},
-				Spec: &object.ConfigMapSpec{Data: map[string]string{config.MeshKey: string(c.Data)}},
-			}}}})
+			emit(object.Batch{Changes: []object.Change{{Key: key, Object: f.object(c.Data)}}})
 		case errors.Is(c.Err, fs.ErrNotExist):
 			emit(object.Batch{Changes: []object.Change{{Key: key}}})
 		case !known && len(f.remembered) > 0:

@@ -26,7 +26,21 @@ func IsMeshConfig(k object.Key) bool { return k.Kind == object.ConfigMap && k.Na
 // path in the text, and its Text names the text's line; Key and Origin are for the
 // caller to fill.
 func MeshConfig(text string) (*meshv1.MeshConfig, []Verdict) {
+	m, _, verdicts := meshConfig(text)
+	return m, verdicts
+}
+
+// givenDomain is the trust domain that mesh configuration gives.
+type givenDomain struct {
+	name string // good or not; empty where none is given
+	told bool   // false where the text cannot be parsed
+}
+
+// meshConfig is MeshConfig, and also returns the trust domain that the text gives.
+func meshConfig(text string) (m *meshv1.MeshConfig, given givenDomain, verdicts []Verdict) {
 	out := mesh.DefaultMeshConfig()
+	const absent = "\x00"
+	out.TrustDomain = absent
 	c := &check{}
 	var root *yamltree.Tree
 	for _, doc := range yamltree.Parse([]byte(text), false) {
@@ -40,18 +54,24 @@ func MeshConfig(text string) (*meshv1.MeshConfig, []Verdict) {
 			root = doc.Root
 		}
 	}
-	if root != nil && !Rejected(c.out) {
+	given.told = !Rejected(c.out)
+	if root != nil && given.told {
 		for _, f := range yamltree.Merge(root, "", out) {
 			c.parseFault(f)
 		}
+	}
+	if out.TrustDomain == absent {
+		out.TrustDomain = mesh.DefaultTrustDomain
+	} else {
+		given.name = out.TrustDomain
 	}
 	if !Rejected(c.out) {
 		c.meshConfig(out)
 	}
 	if Rejected(c.out) {
-		return nil, c.out
+		return nil, given, c.out
 	}
-	return out, c.out
+	return out, given, c.out
 }
 
 func (c *check) parseFault(f *yamltree.Fault) {

@@ -20,6 +20,7 @@ type Store struct {
 	moved    bool // a mesh configuration changed since MeshConfig was asked last
 	mesh     *meshv1.MeshConfig
 	memory   memory
+	trust    trust
 }
 
 // NewStore makes an empty store, whose mesh configuration is the default.
@@ -45,7 +46,7 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 			}
 			s.put(c.Key, nil)
 		} else {
-			verdicts := Validate(*c.Object)
+			verdicts := append(Validate(*c.Object), s.trust.check(before, c.Object)...)
 			if len(verdicts) > 0 {
 				s.verdicts[c.Key] = verdicts
 			} else {
@@ -115,9 +116,22 @@ func (s *Store) MeshConfig() (*meshv1.MeshConfig, bool) {
 		return s.mesh, false
 	}
 	s.moved = false
-	var first *object.Object
+	first := s.firstMesh()
+	s.mesh = mesh.DefaultMeshConfig()
+	if first != nil {
+		// It was good when it was stored, and is read the same way now.
+		s.mesh, _ = MeshConfig(meshText(first))
+	}
+	if s.trust.domain != "" {
+		s.mesh.TrustDomain = s.trust.domain
+	}
+	return s.mesh, true
+}
+
+// firstMesh is the object whose mesh configuration counts, nil where there is none.
+func (s *Store) firstMesh() (first *object.Object) {
 	for k, o := range s.good {
-		if !IsMeshConfig(k) || o.Spec.(*object.ConfigMapSpec).Data[MeshKey] == "" {
+		if !IsMeshConfig(k) || meshText(o) == "" {
 			continue
 		}
 		rank := func(o *object.Object) string {
@@ -130,10 +144,13 @@ func (s *Store) MeshConfig() (*meshv1.MeshConfig, bool) {
 			first = o
 		}
 	}
-	s.mesh = mesh.DefaultMeshConfig()
-	if first != nil {
-		// It was good when it was stored, and is read the same way now.
-		s.mesh, _ = MeshConfig(first.Spec.(*object.ConfigMapSpec).Data[MeshKey])
+	return first
+}
+
+// meshText is an object's mesh configuration, empty where it has none.
+func meshText(o *object.Object) string {
+	if s, ok := o.Spec.(*object.ConfigMapSpec); ok && IsMeshConfig(o.Key) {
+		return s.Data[MeshKey]
 	}
-	return s.mesh, true
+	return ""
 }

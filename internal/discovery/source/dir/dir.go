@@ -16,6 +16,7 @@
 package dir
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -127,6 +128,36 @@ func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 			return nil
 		}
 	}
+}
+
+// ConfigMaps reads the tree once, whatever moves in it, and returns the ConfigMaps that
+// count, those remembered of files that cannot be read included. Call it before Run.
+func (s *Source) ConfigMaps() []object.Object {
+	l, f := list(s.o.Dir), newFold()
+	f.remember(slices.DeleteFunc(slices.Clone(s.o.Remembered), func(o object.Object) bool { return o.Key.Kind != object.ConfigMap }))
+	var readings []reading
+	for path := range f.files {
+		if _, found := l.files[path]; !found && !l.hides(path) {
+			readings = append(readings, reading{path: path, gone: true})
+		}
+	}
+	for path := range l.files {
+		text, _, err := filewatch.Read(path, yamltree.MaxBytes)
+		// Decoding is what takes time: of thousands of files few hold one.
+		if err == nil && (f.files[path] != nil || bytes.Contains(text, []byte(object.ConfigMap))) {
+			readings = append(readings, reading{path: path, result: decode.Documents(path, text)})
+		}
+	}
+	for range 2 { // the second look is what an object is missed by
+		f.step(readings, nil)
+	}
+	var out []object.Object
+	for k, o := range f.out {
+		if k.Kind == object.ConfigMap {
+			out = append(out, *o)
+		}
+	}
+	return out
 }
 
 // look reads the files whose time has come and emits what follows from them.
