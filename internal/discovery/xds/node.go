@@ -1,7 +1,6 @@
 package xds
 
 import (
-	"errors"
 	"fmt"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -168,12 +167,4 @@ func nodeCost(n mesh.Node) int {
 		size += costOf(k) + costOf(v)
 	}
 	return 3 * size
-}
-
-// refused makes a refusal of an error that may be one already.
-func refused(err error, code codes.Code, reason string) error {
-	if r := (*refusal)(nil); errors.As(err, &r) {
-		return err
-	}
-	return &refusal{code, reason, err.Error()}
 }
