@@ -97,7 +97,7 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 func (s *Server) remarks() []string {
 	var out []string
 	n := s.loop.gate.notes.Load()
-	for _, text := range []string{n.restoredText(time.Now()), n.brokenText()} {
+	for _, text := range []string{n.restoredText(time.Now()), n.endsText(), n.brokenText()} {
 		if text != "" {
 			out = append(out, text)
 		}
@@ -282,8 +282,11 @@ func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 		if !s.loop.gate.open.Load() {
 			out = append(out, objectEntry{Severity: object.Error.String(), Text: "no proxy is served: " + *s.loop.gate.why.Load()})
 		}
-		if text := s.loop.gate.notes.Load().restoredText(time.Now()); text != "" {
-			out = append(out, objectEntry{Origin: s.loop.kept.path, Severity: object.Warning.String(), Text: text})
+		n := s.loop.gate.notes.Load()
+		for _, text := range []string{n.restoredText(time.Now()), n.endsText()} {
+			if text != "" {
+				out = append(out, objectEntry{Origin: s.loop.kept.path, Severity: object.Warning.String(), Text: text})
+			}
 		}
 		for _, v := range s.loop.problems() {
 			e := objectEntry{Origin: v.Origin.String(), Severity: v.Severity.String(), Field: v.Field, Text: v.Text}

@@ -31,7 +31,9 @@ type gate struct {
 	remembered int // objects that were known when the control plane started
 	since      time.Time
 	synced     bool
-	restored   bool // some value in force was saved, as far as the log has told
+	restored   bool            // some value in force was saved, as far as the log has told
+	shown      bool            // the source has shown an object that it read
+	ends       []object.Change // that are put off
 	open       atomic.Bool
 	why        atomic.Pointer[string] // why it is not open
 	notes      atomic.Pointer[notes]
@@ -43,6 +45,7 @@ type notes struct {
 	restored, objects int // in force as they were saved, of all that are in force
 	oldest            time.Time
 	broken            int // policies that are broken and of which no good value is known
+	ends              int // objects that the source says have ended, and that stay
 	ignored           bool
 }
 
@@ -52,8 +55,11 @@ func (g *gate) shut(why string) { g.why.Store(&why) }
 // everything that is wrong.
 func (l *loop) decide(found []config.Verdict) {
 	broken := l.broken(found)
-	n := notes{objects: l.store.Len(), broken: len(broken), ignored: l.gate.lenience.BrokenPolicies}
+	n := notes{objects: l.store.Len(), broken: len(broken), ends: len(l.gate.ends), ignored: l.gate.lenience.BrokenPolicies}
 	n.restored, n.oldest = l.store.Restored()
+	if text := n.endsText(); text != "" && l.gate.notes.Load().ends == 0 {
+		l.log.Error(text)
+	}
 	l.gate.notes.Store(&n)
 	if l.gate.open.Load() {
 		return
@@ -90,6 +96,29 @@ func (g *gate) against(holds bool, broken []object.Problem) string {
 		return why + "; repair or remove it, or start with --broken-policies=ignore to serve without it"
 	}
 	return ""
+}
+
+// admit returns the changes to act on. A source that has shown nothing since start but
+// says that objects have ended may be a volume that was mounted and not filled: the ends
+// are put off until it shows an object, unless an empty configuration is accepted.
+func (g *gate) admit(changes []object.Change) []object.Change {
+	for _, c := range changes {
+		g.shown = g.shown || c.Object != nil && c.Object.Saved.IsZero() && c.Key != meshFileKey
+	}
+	if g.shown || g.lenience.EmptyConfig {
+		all := append(g.ends, changes...)
+		g.ends = nil
+		return all
+	}
+	var now []object.Change
+	for _, c := range changes {
+		if c.Object == nil && c.Key != meshFileKey {
+			g.ends = append(g.ends, c)
+		} else {
+			now = append(now, c)
+		}
+	}
+	return now
 }
 
 // holdsAnything says whether any object of the source is in force.
@@ -212,6 +241,14 @@ func (n notes) restoredText(now time.Time) string {
 	}
 	return fmt.Sprintf("%d of %d objects in force are those of the saved configuration, the oldest saved at %s, %s ago: their source cannot say them now",
 		n.restored, n.objects, n.oldest.UTC().Format(time.RFC3339), now.Sub(n.oldest).Round(time.Second))
+}
+
+// endsText says that objects stay although their source says that they have ended.
+func (n notes) endsText() string {
+	if n.ends == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the source can be read and is empty: %d objects of the saved configuration stay until it shows one that can be used (--accept-empty-config takes it for empty)", n.ends)
 }
 
 // brokenText says what becomes of broken policies; empty where there is none.

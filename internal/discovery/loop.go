@@ -123,7 +123,7 @@ func (l *loop) take(b object.Batch) {
 
 // absorb validates a batch and stores what is good.
 func (l *loop) absorb(b object.Batch) {
-	accepted := l.store.Apply(b.Changes)
+	accepted := l.store.Apply(l.gate.admit(b.Changes))
 	for _, c := range accepted {
 		l.counts.events[c.Key.Kind]++
 	}

@@ -226,6 +226,35 @@ func TestADirectoryThatIsMissingIsServedFromTheSavedState(t *testing.T) {
 	})
 }
 
+// TestADirectoryThatComesBackEmptyTakesNothingAway: it is missing at start, then there
+// and empty, as a volume is before it is filled.
+func TestADirectoryThatComesBackEmptyTakesNothingAway(t *testing.T) {
+	l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop})
+	l.start()
+	l.ready(http.StatusOK, "ready")
+	l.restart(func() {
+		if err := os.RemoveAll(l.config); err != nil {
+			t.Fatal(err)
+		}
+	})
+	l.ready(http.StatusOK, "3 of 3 objects")
+	if err := os.Mkdir(l.config, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l.ready(http.StatusOK, "3 of 3 objects", "can be read and is empty: 3 objects", "--accept-empty-config")
+	if c := l.listener(); !strict(c) {
+		t.Error("STRICT is not enforced")
+	}
+	l.write("shop.yaml", shop)
+	wait.Until(t, "the directory counts", func() bool {
+		_, body := l.plane.get(l.plane.addr.HTTP, "/ready")
+		return body == "ready\n"
+	})
+	if c := l.listener(); strict(c) {
+		t.Error("what is gone is enforced")
+	}
+}
+
 func TestADirectoryThatIsMissingWithoutSavedStateIsAnError(t *testing.T) {
 	l := newLife(t, nil)
 	l.config = filepath.Join(l.config, "none")
