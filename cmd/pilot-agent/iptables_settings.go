@@ -282,7 +282,7 @@ func readEnvironment(f *pflag.FlagSet, settings []setting, getenv func(string) s
 	return notes, nil
 }
 
-// dump lists the settings as KEY=value. [agent 1.15, "the whole configuration is dumped"]
+// dump lists the settings as KEY=value. [agent I55]
 func dump(settings []setting) string {
 	var b strings.Builder
 	for _, s := range settings {

@@ -56,7 +56,7 @@ type Inputs struct {
 
 // Flags are the agent's own switches.
 type Flags struct {
-	// LogLevel and ComponentLogLevel are Envoy's. [F6, F7]
+	// LogLevel and ComponentLogLevel are Envoy's. [agent F6, F7]
 	LogLevel, ComponentLogLevel string
 	// LogJSON has Envoy log JSON as the agent does.
 	LogJSON bool

@@ -50,7 +50,7 @@ func (a *Agent) identity() error {
 	if s.OutputDir != "" {
 		mode := fs.FileMode(0o600)
 		if a.o.Node.Env["KUBERNETES_SERVICE_HOST"] != "" {
-			mode = 0o644 // other containers of the Pod run as other users [E39]
+			mode = 0o644 // other containers of the Pod run as other users [agent E39]
 		}
 		a.serve("certificate output", secret.Output{Dir: s.OutputDir, Mode: mode, Source: a.secret, Log: log}.Run)
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Well-known numbers and names of the sidecar contract (control-plane reference, appendix B).
+// Well-known numbers and names of the sidecar contract [control-plane B1–B7].
 const (
 	// OutboundPort receives captured outbound TCP.
 	OutboundPort = 15001

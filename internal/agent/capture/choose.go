@@ -13,12 +13,12 @@ import (
 type BackendOptions struct {
 	// Native asks for nftables over netlink. [agent I31]
 	Native bool
-	// Force asks for one variant of iptables, legacy or nft. [I32]
+	// Force asks for one variant of iptables, legacy or nft. [agent I32]
 	Force string
 	// Reconcile has other rules of capture replaced, where iptables otherwise refuses to; Reapply
-	// has rules replaced even if they don't differ. [I28, I30]
+	// has rules replaced even if they don't differ. [agent I28, I30]
 	Reconcile, Reapply bool
-	// PodLock locks the network namespace instead of the lock file of the file system. [I27]
+	// PodLock locks the network namespace instead of the lock file of the file system. [agent I27]
 	PodLock bool
 	// Path is where programs are looked for, directories with colons in between. Empty: none.
 	Path string

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// adminTimeout bounds every call but a scrape (agent reference, H4).
+// adminTimeout bounds every call but a scrape [agent H4].
 const adminTimeout = 3 * time.Second
 
 // maxAnswer is how much of an answer is read, in bytes.
@@ -231,7 +231,7 @@ func parseStats(text string) map[string]uint64 {
 // activeConnections is the filter of the stats that countConnections reads.
 const activeConnections = `downstream_cx_active$`
 
-// countConnections adds up the connections of the workload's listeners (agent reference, L8):
+// countConnections adds up the connections of the workload's listeners [agent L8]:
 // not those of single workers (counted in their listener), of internal listeners, of admin,
 // nor of the listeners on the ports to ignore (probes and metrics).
 func countConnections(stats map[string]uint64, ignore []int) int {

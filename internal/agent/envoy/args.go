@@ -34,7 +34,7 @@ type Arguments struct {
 }
 
 // List is the command line without the program, in the order in which other agents of this
-// kind have it (agent reference, L1): people grep it.
+// kind have it [agent L1]: people grep it.
 func (a Arguments) List() []string {
 	drain := int(a.Drain.Seconds())
 	if drain == 0 {
@@ -77,7 +77,7 @@ func (a Arguments) List() []string {
 }
 
 // SplitLogLevel takes "level,component:level,…" and further components apart into what -l
-// and --component-log-level take (F6, F7). The first bare level wins; warning is the default.
+// and --component-log-level take [agent F6, F7]. The first bare level wins; warning is the default.
 func SplitLogLevel(mixed, more string) (level, components string) {
 	var scoped []string
 	for part := range strings.SplitSeq(mixed+","+more, ",") {

@@ -26,7 +26,7 @@ const (
 	// socketPrefix, parent_ or child_, and ten times the base id plus 0 to 2 are those of its sockets.
 	socketPrefix = "@envoy_domain_socket_"
 	// knownLayout is the hot restart version whose segment is known by its bytes, knownSize is its
-	// size, and at flagsAt lie the flags, whose lowest bit says that an Envoy initialises. [envoy, the initialising flag]
+	// size, and at flagsAt lie the flags, whose lowest bit says that an Envoy initialises. [envoy R5]
 	knownLayout  = "11.104"
 	knownSize    = 104
 	flagsAt      = 96

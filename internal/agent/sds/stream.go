@@ -57,7 +57,7 @@ func (s *stream) request(r *request) (report, error) {
 		return report{}, fmt.Errorf("too many names, at most %d are taken", maxNames)
 	}
 	// Whatever answers an older response than the last is out of date as a whole; Envoy
-	// repeats what still holds when it answers the last. [envoy xDS protocol, "ACK and NACK"]
+	// repeats what still holds when it answers the last. (xDS protocol, "ACK and NACK")
 	if r.nonce != "" && s.nonce > 0 && r.nonce != strconv.Itoa(s.nonce) {
 		return report{}, nil
 	}

@@ -13,7 +13,7 @@ import (
 // scrapeTimeout bounds a scrape whose caller names no bound of its own.
 const scrapeTimeout = 10 * time.Second
 
-// metrics answers with the agent's metrics and then Envoy's (M1, M5, M8, M9). A source that fails is
+// metrics answers with the agent's metrics and then Envoy's [agent M1, M5, M8, M9]. A source that fails is
 // left out and counted; the answer is 200 all the same.
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	s.scrapes.Add(1)
@@ -44,7 +44,7 @@ func timeout(r *http.Request) time.Duration {
 	return time.Duration(said * float64(time.Second))
 }
 
-// own are the metrics that this package knows (M12 as far as it goes).
+// own are the metrics that this package knows [agent M12].
 func (s *Server) own(p *Page, f Facts) {
 	if d := s.startup.Load(); d > 0 {
 		p.Gauge("startup_duration_seconds", "The time from the agent's start until it was ready.", time.Duration(d).Seconds())

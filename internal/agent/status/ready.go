@@ -85,7 +85,7 @@ type Verdict struct {
 // that was restarted is not ready before it has its configuration again. What is lost after
 // that (the connection to discovery, or a renewal that is late) leaves it
 // ready, because it serves on with what it has; an ended certificate does not, because
-// peers refuse it. An announced drain leaves it ready, the agent's own end does not (H2, H5).
+// peers refuse it. An announced drain leaves it ready, the agent's own end does not [agent H2, H5].
 func Ready(f Facts, now time.Time) Verdict {
 	for _, reason := range []string{
 		process(f.Envoy), f.Certificate.reason(now), initialising(f), configuration(f), workers(f.Admin),

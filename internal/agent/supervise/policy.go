@@ -137,7 +137,7 @@ func Policy2020() Policy {
 	}
 }
 
-// Policy2021 is that of the article on 1.11, and of Istio today: one epoch, a drain, SIGKILL, exit code 0. [agent 1.7, L3 to L7]
+// Policy2021 is that of the article on 1.11, and of Istio today: one epoch, a drain, SIGKILL, exit code 0. [agent L3–L7]
 func Policy2021() Policy {
 	p := DefaultPolicy()
 	p.Budget, p.Jitter, p.Grace = 0, 0, 0

@@ -23,7 +23,7 @@ import (
 const (
 	// TokenIssuer is the iss claim.
 	TokenIssuer = "pilothouse"
-	// DefaultTokenTTL is how long a token lives where nobody says. [control-plane appendix B]
+	// DefaultTokenTTL is how long a token lives where nobody says. [control-plane B2]
 	DefaultTokenTTL = 43200 * time.Second
 
 	maxToken  = 8 << 10          // bytes

@@ -76,7 +76,7 @@ func (s *Serving) make(now time.Time) (*tls.Certificate, error) {
 }
 
 // TLSConfig is for the secure gRPC port: this certificate, and client certificates that
-// the authority signed are verified where given. [control-plane 1.1, port 15012]
+// the authority signed are verified where given. [control-plane 1.1.4]
 func (s *Serving) TLSConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion:     tls.VersionTLS12,

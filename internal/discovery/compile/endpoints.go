@@ -96,7 +96,7 @@ func failoverText(l *networking.LocalityLoadBalancerSetting) string {
 }
 
 // priority compares localities: 0 the same subzone, 1 the same zone, 2 the same region,
-// 3 another region, 4 another region than the one that a failover rule names. [appendix C]
+// 3 another region, 4 another region than the one that a failover rule names. [control-plane C3]
 func priority(client, endpoint mesh.Locality, failover string) uint32 {
 	switch {
 	case client == endpoint:

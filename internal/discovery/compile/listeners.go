@@ -102,7 +102,7 @@ func addressed(base part, addresses []string, cidrs []netip.Prefix, p mesh.Proto
 	return out
 }
 
-// merged is the plan of one listener: what all its parts add up to. [appendix C]
+// merged is the plan of one listener: what all its parts add up to. [control-plane C2]
 type merged struct {
 	Name, Address string
 	Port          uint32

@@ -10,7 +10,7 @@ import (
 const (
 	// nameTableURL is the type of the table from which an agent answers captured DNS. Agents of
 	// Istio ask for it on the proxy's stream, answer SERVFAIL to every question until it has come,
-	// and pass on what is not in it. [control-plane 1.6.6; agent N2, N3]
+	// and pass on what is not in it. [control-plane 1.6.6] [agent N2, N3]
 	nameTableURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 	// nameTableVersion is that of the only table there is, which is empty: all names are the
 	// cluster's own name servers' to know.

@@ -3,7 +3,7 @@ package plan
 import "slices"
 
 // mangleChains drop invalid packets and, in the mode TPROXY, capture inbound packets without
-// rewriting them, so that the proxy sees their source and destination. [agent 1.15, "TPROXY"]
+// rewriting them, so that the proxy sees their source and destination. [agent I53]
 func (s settings) mangleChains() []Chain {
 	if !s.usesTProxy() && !s.dropInvalid {
 		return nil

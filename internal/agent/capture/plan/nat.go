@@ -30,7 +30,7 @@ func (s settings) preroutingRules() []Rule {
 	return rules
 }
 
-// virtRules capture what virtual machines send as if this host sent it. [I14]
+// virtRules capture what virtual machines send as if this host sent it. [agent I14]
 func (s settings) virtRules() (rules []Rule) {
 	for _, nic := range s.virtNICs {
 		from := Match{Field: InInterface, Name: nic}

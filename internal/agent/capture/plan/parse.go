@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// maxOwnerGroups is the longest list of groups to capture. [I33]
+// maxOwnerGroups is the longest list of groups to capture. [agent I33]
 const maxOwnerGroups = 64
 
 // portRange is an inclusive range of ports.

@@ -50,7 +50,7 @@ const (
 	priorityNAT    = -100
 )
 
-// Numbers that are reserved for capture. [agent §6 (12)]
+// Numbers that are reserved for capture. [agent I51]
 const (
 	// DefaultTProxyMark and DefaultRouteTable are the mark and the routing table of TPROXY where
 	// the options name no others.
@@ -58,7 +58,7 @@ const (
 	// OutboundMark is on the proxy's calls to its own Pod, which TPROXY must capture on loopback.
 	OutboundMark = 1338
 	// ZoneProxy is the conntrack zone of the agent's own DNS queries, zoneApplication that of the
-	// applications' queries to the agent: both may have the same addresses and ports. [N18]
+	// applications' queries to the agent: both may have the same addresses and ports. [agent N18]
 	ZoneProxy, zoneApplication = 1, 2
 	// portDNS is the port where the agent answers DNS.
 	portDNS = 15053
@@ -86,7 +86,7 @@ type Facts struct {
 }
 
 // ipv6First reports whether the first address that counts is IPv6. The address that capture itself
-// adds to loopback does not count. [I40]
+// adds to loopback does not count. [agent I40]
 func (f Facts) ipv6First() bool {
 	for _, a := range f.Addrs {
 		if a = a.Unmap(); !a.IsLoopback() && !a.IsLinkLocalUnicast() && a != ipv6.passthrough.Addr() {
@@ -99,7 +99,7 @@ func (f Facts) ipv6First() bool {
 // Build returns the rules that capture what the options ask for: IPv4 always, and IPv6 where the
 // first address is IPv6 or both are asked for. Otherwise IPv6 is not touched, nor where it is
 // disabled. The error names every invalid option, with a remedy. The order of the rules is a
-// contract. [agent 1.15, "Rule order, REDIRECT", "TPROXY"]
+// contract. [agent I52, I53]
 func Build(o Options, f Facts) (Ruleset, error) {
 	s, err := o.parse(f)
 	if err != nil {
@@ -155,7 +155,7 @@ func (s settings) notes(o Options, f Facts) (notes []string) {
 }
 
 // family is a version of IP. The proxy connects to the application from the address passthrough, so
-// that the connection is known as one that was captured already. [I41]
+// that the connection is known as one that was captured already. [agent I41]
 type family struct {
 	name                  string
 	is6                   bool
@@ -191,7 +191,7 @@ func (s settings) limitFamilies(rules ...Rule) []Rule {
 	return rules
 }
 
-// skipInterfaces returns the rules that exclude interfaces from capture in one direction. [I9]
+// skipInterfaces returns the rules that exclude interfaces from capture in one direction. [agent I9]
 func (s settings) skipInterfaces(direction Field) (rules []Rule) {
 	for _, nic := range s.excludedNICs {
 		rules = append(rules, returnIf(Match{Field: direction, Name: nic}))

@@ -1,7 +1,7 @@
 package plan
 
 // rawChains put the agent's own DNS queries and those that it answers into different conntrack
-// zones. [agent 1.15; N18]
+// zones. [agent I52, N18]
 func (s settings) rawChains() []Chain {
 	if !s.dns.on {
 		return nil

@@ -4,8 +4,8 @@
 // messages (marshal them deterministically: metadata is a map). It never fails. A policy
 // that validation should have refused loses the invalid piece where that is harmless;
 // where the piece is about TLS the cluster gets no endpoints, so that nothing meant to be
-// encrypted leaves in plaintext. Names, shapes and defaults are those of control-plane
-// reference 1.8, 1.12 and its appendix C; what differs for stock Envoy is in envoy.md.
+// encrypted leaves in plaintext. Names, shapes and defaults are those of
+// [control-plane 1.8, 1.12]; what differs for stock Envoy is that of [envoy A1–A3, C1–C4].
 package cluster
 
 import (
@@ -212,7 +212,7 @@ func setDNS(c *clusterv3.Cluster, in Input) {
 	c.RespectDnsTtl = true
 	c.DnsJitter = durationpb.New(dnsJitter)
 	c.DnsLookupFamily = lookupFamily(in.Caps)
-	// A resolver that does not answer must not hold up a proxy's start. [envoy.md]
+	// A resolver that does not answer must not hold up a proxy's start. [envoy C2]
 	c.WaitForWarmOnInit = wrapperspb.Bool(false)
 	if in.Caps.Has(mesh.CaresDNS) {
 		c.TypedDnsResolverConfig = &corev3.TypedExtensionConfig{

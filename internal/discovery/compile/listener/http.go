@@ -45,7 +45,7 @@ func offerALPN() *hcmv3.HttpFilter {
 }
 
 // httpFilters lists the filters of a connection manager in their fixed order
-// (control-plane reference 1.12.15), those that the proxy does not have left out.
+// [control-plane 1.12.15], those that the proxy does not have left out.
 func (e Env) httpFilters(outbound bool) []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	if e.Caps.Has(mesh.GRPCStats) {

@@ -51,7 +51,7 @@ const (
 	asTCP
 )
 
-// chain is a row of the inbound filter chain table (appendix C).
+// chain is a row of the inbound filter chain table [control-plane C1].
 type chain struct {
 	transport string
 	alpn      []string
@@ -59,7 +59,7 @@ type chain struct {
 	terminate bool
 }
 
-// table is appendix C's: the chains of a port in the order in which they stand there.
+// table is that of [control-plane C1]: the chains of a port in the order in which they stand there.
 func (e Env) table(mode Mode, p mesh.Protocol) []chain {
 	auto, kind := p == mesh.Auto && e.Caps.Has(mesh.HTTPInspector), asTCP
 	if p.IsHTTP() {

@@ -2,7 +2,7 @@
 //
 // Build functions are pure: what a listener must hold comes in as plain values, and the
 // same values give the same message. Names, chain matches and their order are those of
-// an Istio sidecar (control-plane reference 1.12 and appendix C, and the observed
+// an Istio sidecar ([control-plane 1.12, C1, C5], and the observed
 // example), because meshes are mixed during a migration; what stock Envoy lacks is
 // replaced: ALPN is offered upstream by the filter set_filter_state.
 package listener
@@ -31,7 +31,7 @@ type Env struct {
 	Mesh *meshv1.MeshConfig
 }
 
-// The application protocols by which chains are told apart (appendix C). Matching uses
+// The application protocols by which chains are told apart [control-plane C5]. Matching uses
 // what the client offers, not what is negotiated.
 var (
 	plainHTTP   = []string{"http/1.1", "h2c"}

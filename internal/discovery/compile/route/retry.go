@@ -13,7 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// The default retry policy. [control-plane appendix C]
+// The default retry policy. [control-plane C4]
 const (
 	defaultRetryOn       = "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes"
 	retriableStatusCodes = "retriable-status-codes"

@@ -5,7 +5,7 @@
 // here, so that no route is sent that could not match. It never fails. A piece that
 // validation should have refused never widens what a route matches: a match that cannot be
 // expressed drops its route, and a route whose action makes no sense answers 503.
-// Names, order and defaults are those of control-plane reference 1.7, 1.12 and its appendix C.
+// Names, order and defaults are those of [control-plane 1.7, 1.12, C4].
 package route
 
 import (
