@@ -173,7 +173,7 @@ items:
 	if len(r.Objects) != 2 || r.Objects[1].Name != "b" || r.Objects[0].Origin.Line != 4 || len(r.Skipped) != 2 || len(r.Problems) != 1 || !r.Whole() {
 		t.Errorf("%+v", r)
 	}
-	if p := r.Problems[0]; p.Severity != object.Info || p.Error() != "f.yaml: 2 objects that are none of the mesh's are left out: Deployment, Service" {
+	if p := r.Problems[0]; p.Severity != object.Info || p.Error() != "f.yaml: 2 objects of kinds that the mesh does not use are left out: Deployment, Service" {
 		t.Errorf("problem %v", p)
 	}
 	if s := r.Skipped[1]; s.Name != "k" || s.Origin.String() != "f.yaml:6" || s.Kind != "Service" {

@@ -72,13 +72,13 @@ func notRead(version string, kind object.Kind) (meant object.Kind, p object.Prob
 		if _, mesh := unread[group]; !mesh {
 			return "", p, false
 		}
-		return kind, object.Problem{Severity: object.Warning, Field: "kind", Text: fmt.Sprintf("%.100q is no kind of %s that is known: it has no effect; remove it", kind, group)}, true
+		return kind, object.Problem{Severity: object.Warning, Field: "kind", Text: fmt.Sprintf("unknown kind %.100q of %s: it has no effect; remove it", kind, group)}, true
 	}
-	p.Field, p.Text, p.Severity = "kind", fmt.Sprintf("%.100q is no kind; did you mean %s?", kind, near.kind), object.Warning
+	p.Field, p.Text, p.Severity = "kind", fmt.Sprintf("unknown kind %.100q; did you mean %s?", kind, near.kind), object.Warning
 	if kind == near.kind {
-		p.Field, p.Text = "apiVersion", fmt.Sprintf("%s is no kind of %.100q; did you mean %s?", kind, version, firstVersion(near.group))
+		p.Field, p.Text = "apiVersion", fmt.Sprintf("%.100q has no kind %s; did you mean %s?", version, kind, firstVersion(near.group))
 	} else if group != near.group {
-		p.Text = fmt.Sprintf("%.100q is no kind of %.100q; did you mean %s of %s?", kind, version, near.kind, firstVersion(near.group))
+		p.Text = fmt.Sprintf("%.100q has no kind %.100q; did you mean %s of %s?", version, kind, near.kind, firstVersion(near.group))
 	}
 	p.Text += " What this document says has no effect; the object's last good value, if there was one, stays"
 	if enforces(near.kind) {
@@ -199,9 +199,9 @@ func leftOut(file string, skipped []Skipped) (object.Problem, bool) {
 	if len(kinds) > most {
 		kinds = append(kinds[:most], "…")
 	}
-	objects := "objects that are none of the mesh's are"
+	objects := "objects of kinds that the mesh does not use are"
 	if len(skipped) == 1 {
-		objects = "object that is none of the mesh's is"
+		objects = "object of a kind that the mesh does not use is"
 	}
 	return object.Problem{
 		Origin: object.Origin{File: file}, Severity: object.Info,

@@ -19,29 +19,29 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		{"install.istio.io/v1alpha1", "IstioOperator", "warning IstioOperator n/a: objects of this kind"},
 		{"gateway.networking.k8s.io/v1", "Gateway", "warning Gateway n/a: objects of this kind"},
 		{"gateway.networking.k8s.io/v1", "HTTPRoute", "warning HTTPRoute n/a: objects of this kind"},
-		{"networking.istio.io/v1", "Teapot", `warning Teapot n/a: kind: "Teapot" is no kind of networking.istio.io that is known`},
-		{"networking.istio.io/v1", "VirtualServices", `warning VirtualService n/a: kind: "VirtualServices" is no kind; did you mean VirtualService?`},
-		{"networking.istio.io/v1", "Virtualservice", `warning VirtualService n/a: kind: "Virtualservice" is no kind; did you mean VirtualService?`},
-		{"networking.istio.io/v1", "VirtualSevice", `warning VirtualService n/a: kind: "VirtualSevice" is no kind; did you mean VirtualService?`},
-		{"networking.istio.io/v1", "DestinationRules", `warning DestinationRule n/a: kind: "DestinationRules" is no kind; did you mean DestinationRule?`},
-		{"networking.istio.io/v1", "ServiceEntries", `warning ServiceEntry n/a: kind: "ServiceEntries" is no kind; did you mean ServiceEntry?`},
-		{"security.istio.io/v1", "Peerauthentication", `error PeerAuthentication n/a: kind: "Peerauthentication" is no kind; did you mean PeerAuthentication? What this document says is NOT enforced`},
-		{"security.istio.io/v1", "PeerAuthentications", `error PeerAuthentication n/a: kind: "PeerAuthentications" is no kind; did you mean PeerAuthentication?`},
-		{"security.istio.io/v1", "AuthorizationPolicies", `error AuthorizationPolicy n/a: kind: "AuthorizationPolicies" is no kind; did you mean AuthorizationPolicy? What this document says is NOT enforced`},
-		{"network.istio.io/v1", "VirtualService", `warning VirtualService n/a: apiVersion: VirtualService is no kind of "network.istio.io/v1"; did you mean networking.istio.io/v1?`},
-		{"istio.io/v1", "VirtualService", `warning VirtualService n/a: apiVersion: VirtualService is no kind of "istio.io/v1"; did you mean networking.istio.io/v1?`},
-		{"networking.istio.io", "DestinationRule", `warning DestinationRule n/a: apiVersion: DestinationRule is no kind of "networking.istio.io"; did you mean networking.istio.io/v1?`},
-		{"v1", "VirtualService", `warning VirtualService n/a: apiVersion: VirtualService is no kind of "v1"; did you mean networking.istio.io/v1?`},
-		{"networking.k8s.io/v1", "VirtualService", `warning VirtualService n/a: apiVersion: VirtualService is no kind of "networking.k8s.io/v1"; did you mean`},
-		{"security.istio.io/v1", "DestinationRule", `warning DestinationRule n/a: apiVersion: DestinationRule is no kind of "security.istio.io/v1"; did you mean networking.istio.io/v1?`},
-		{"networking.istio.io/v1", "PeerAuthentication", `error PeerAuthentication n/a: apiVersion: PeerAuthentication is no kind of "networking.istio.io/v1"; did you mean security.istio.io/v1?`},
-		{"securty.istio.io/v1", "PeerAuthentication", `error PeerAuthentication n/a: apiVersion: PeerAuthentication is no kind of "securty.istio.io/v1"; did you mean security.istio.io/v1?`},
-		{"securty.istio.io/v1", "PeerAuthentications", `error PeerAuthentication n/a: kind: "PeerAuthentications" is no kind of "securty.istio.io/v1"; did you mean PeerAuthentication of security.istio.io/v1?`},
-		{"networking.istio.io/v1", "Service", `warning Service n/a: apiVersion: Service is no kind of "networking.istio.io/v1"; did you mean v1?`},
-		{"core/v1", "Service", `warning Service n/a: apiVersion: Service is no kind of "core/v1"; did you mean v1?`},
-		{"v1", "Services", `warning Service n/a: kind: "Services" is no kind; did you mean Service?`},
-		{"v1", "EndpointSlice", `warning EndpointSlice n/a: apiVersion: EndpointSlice is no kind of "v1"; did you mean discovery.k8s.io/v1?`},
-		{"discovery.k8s.io/v1", "Endpointslices", `warning EndpointSlice n/a: kind: "Endpointslices" is no kind; did you mean EndpointSlice?`},
+		{"networking.istio.io/v1", "Teapot", `warning Teapot n/a: kind: unknown kind "Teapot" of networking.istio.io`},
+		{"networking.istio.io/v1", "VirtualServices", `warning VirtualService n/a: kind: unknown kind "VirtualServices"; did you mean VirtualService?`},
+		{"networking.istio.io/v1", "Virtualservice", `warning VirtualService n/a: kind: unknown kind "Virtualservice"; did you mean VirtualService?`},
+		{"networking.istio.io/v1", "VirtualSevice", `warning VirtualService n/a: kind: unknown kind "VirtualSevice"; did you mean VirtualService?`},
+		{"networking.istio.io/v1", "DestinationRules", `warning DestinationRule n/a: kind: unknown kind "DestinationRules"; did you mean DestinationRule?`},
+		{"networking.istio.io/v1", "ServiceEntries", `warning ServiceEntry n/a: kind: unknown kind "ServiceEntries"; did you mean ServiceEntry?`},
+		{"security.istio.io/v1", "Peerauthentication", `error PeerAuthentication n/a: kind: unknown kind "Peerauthentication"; did you mean PeerAuthentication? What this document says is NOT enforced`},
+		{"security.istio.io/v1", "PeerAuthentications", `error PeerAuthentication n/a: kind: unknown kind "PeerAuthentications"; did you mean PeerAuthentication?`},
+		{"security.istio.io/v1", "AuthorizationPolicies", `error AuthorizationPolicy n/a: kind: unknown kind "AuthorizationPolicies"; did you mean AuthorizationPolicy? What this document says is NOT enforced`},
+		{"network.istio.io/v1", "VirtualService", `warning VirtualService n/a: apiVersion: "network.istio.io/v1" has no kind VirtualService; did you mean networking.istio.io/v1?`},
+		{"istio.io/v1", "VirtualService", `warning VirtualService n/a: apiVersion: "istio.io/v1" has no kind VirtualService; did you mean networking.istio.io/v1?`},
+		{"networking.istio.io", "DestinationRule", `warning DestinationRule n/a: apiVersion: "networking.istio.io" has no kind DestinationRule; did you mean networking.istio.io/v1?`},
+		{"v1", "VirtualService", `warning VirtualService n/a: apiVersion: "v1" has no kind VirtualService; did you mean networking.istio.io/v1?`},
+		{"networking.k8s.io/v1", "VirtualService", `warning VirtualService n/a: apiVersion: "networking.k8s.io/v1" has no kind VirtualService; did you mean`},
+		{"security.istio.io/v1", "DestinationRule", `warning DestinationRule n/a: apiVersion: "security.istio.io/v1" has no kind DestinationRule; did you mean networking.istio.io/v1?`},
+		{"networking.istio.io/v1", "PeerAuthentication", `error PeerAuthentication n/a: apiVersion: "networking.istio.io/v1" has no kind PeerAuthentication; did you mean security.istio.io/v1?`},
+		{"securty.istio.io/v1", "PeerAuthentication", `error PeerAuthentication n/a: apiVersion: "securty.istio.io/v1" has no kind PeerAuthentication; did you mean security.istio.io/v1?`},
+		{"securty.istio.io/v1", "PeerAuthentications", `error PeerAuthentication n/a: kind: "securty.istio.io/v1" has no kind "PeerAuthentications"; did you mean PeerAuthentication of security.istio.io/v1?`},
+		{"networking.istio.io/v1", "Service", `warning Service n/a: apiVersion: "networking.istio.io/v1" has no kind Service; did you mean v1?`},
+		{"core/v1", "Service", `warning Service n/a: apiVersion: "core/v1" has no kind Service; did you mean v1?`},
+		{"v1", "Services", `warning Service n/a: kind: unknown kind "Services"; did you mean Service?`},
+		{"v1", "EndpointSlice", `warning EndpointSlice n/a: apiVersion: "v1" has no kind EndpointSlice; did you mean discovery.k8s.io/v1?`},
+		{"discovery.k8s.io/v1", "Endpointslices", `warning EndpointSlice n/a: kind: unknown kind "Endpointslices"; did you mean EndpointSlice?`},
 		{"apps/v1", "Deployment", ""},
 		{"rbac.authorization.k8s.io/v1", "Role", ""},
 		{"v1", "Node", ""},
@@ -64,7 +64,7 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		p := r.Problems[0]
 		got, want := strings.Replace(p.Severity.String()+" "+p.Error(), "f.yaml:1: ", "", 1), tt.want
 		if want == "" {
-			want = "info f.yaml: 1 object that is none of the mesh's is left out: " + tt.kind
+			want = "info f.yaml: 1 object of a kind that the mesh does not use is left out: " + tt.kind
 		}
 		if !strings.HasPrefix(got, want) {
 			t.Errorf("%s %s:\ngot  %s\nwant %s", tt.version, tt.kind, got, want)
@@ -81,7 +81,7 @@ func TestHowManyBelongToOthers(t *testing.T) {
 		fmt.Fprintf(&text, "---\napiVersion: apps/v1\nkind: Kind%d\nmetadata: {name: a}\n", i%20)
 	}
 	r := decode.Documents("f.yaml", []byte(text.String()))
-	if len(r.Problems) != 1 || r.Problems[0].Text != "40 objects that are none of the mesh's are left out: Kind0, Kind1, Kind2, Kind3, Kind4, …" || r.Problems[0].Severity != object.Info {
+	if len(r.Problems) != 1 || r.Problems[0].Text != "40 objects of kinds that the mesh does not use are left out: Kind0, Kind1, Kind2, Kind3, Kind4, …" || r.Problems[0].Severity != object.Info {
 		t.Errorf("%+v", r.Problems)
 	}
 }
