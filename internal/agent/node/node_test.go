@@ -51,6 +51,26 @@ func build(t *testing.T, change func(*Input)) *Facts {
 	return f
 }
 
+func TestIdentity(t *testing.T) {
+	for _, c := range []struct {
+		env  map[string]string
+		want string
+	}{
+		{nil, "spiffe://cluster.local/ns/bookshop/sa/reviews"},
+		{map[string]string{"TRUST_DOMAIN": "a.example"}, "spiffe://a.example/ns/bookshop/sa/reviews"},
+		{map[string]string{"SERVICE_ACCOUNT": ""}, "spiffe://cluster.local/ns/bookshop/sa/default"},
+	} {
+		f := build(t, func(in *Input) {
+			for k, v := range c.env {
+				in.Env[k] = v
+			}
+		})
+		if got := f.Identity.SPIFFE(); got != c.want {
+			t.Errorf("%v: %s, want %s", c.env, got, c.want)
+		}
+	}
+}
+
 func TestNodeID(t *testing.T) {
 	tests := []struct {
 		name, want string
