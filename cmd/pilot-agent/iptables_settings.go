@@ -40,8 +40,8 @@ type setting struct {
 
 // settings is the table of all flags and environment variables of istio-iptables, in the order of
 // --help and of the printed configuration. [agent I1–I34]
-func (c *captureCommand) settings() []setting {
-	o, b := &c.options, &c.backend
+func (r *captureCommand) settings() []setting {
+	o, b := &r.options, &r.backend
 	in, out := &o.Inbound, &o.Outbound
 	return []setting{
 		{flag: "envoy-port", short: "p", env: []string{"ENVOY_PORT"}, key: "PROXY_PORT", def: "15001", unit: "port", value: &o.EnvoyPort,
@@ -95,15 +95,15 @@ func (c *captureCommand) settings() []setting {
 		{flag: "drop-invalid", env: []string{"INVALID_DROP", "DROP_INVALID"}, key: "DROP_INVALID", unit: "switch", value: &o.DropInvalid,
 			usage: "drop arriving packets that belong to no connection"},
 
-		{flag: "dry-run", short: "n", env: []string{"DRY_RUN"}, unit: "switch", value: &c.dryRun, once: true,
+		{flag: "dry-run", short: "n", env: []string{"DRY_RUN"}, unit: "switch", value: &r.dryRun, once: true,
 			usage: "print the rules and apply nothing; also into the file $DRY_RUN_FILE_PATH"},
-		{flag: "skip-rule-apply", env: []string{"SKIP_RULE_APPLY"}, unit: "switch", value: &c.skip, once: true,
+		{flag: "skip-rule-apply", env: []string{"SKIP_RULE_APPLY"}, unit: "switch", value: &r.skip, once: true,
 			usage: "apply nothing: check the options and, with --run-validation, the rules in force"},
-		{flag: "run-validation", env: []string{"RUN_VALIDATION"}, unit: "switch", value: &c.runValidation, once: true,
+		{flag: "run-validation", env: []string{"RUN_VALIDATION"}, unit: "switch", value: &r.runValidation, once: true,
 			usage: "send connections through the rules; if they don't arrive as planned, the exit code is 126"},
-		{flag: "cleanup-only", env: []string{"CLEANUP_ONLY"}, key: "CLEANUP_ONLY", unit: "switch", value: &c.clean, once: true,
+		{flag: "cleanup-only", env: []string{"CLEANUP_ONLY"}, key: "CLEANUP_ONLY", unit: "switch", value: &r.clean, once: true,
 			usage: "remove all rules of capture, whatever applied them, and apply nothing"},
-		{flag: "network-namespace", env: []string{"NETWORK_NAMESPACE"}, key: "NETWORK_NAMESPACE", unit: "path", value: &c.namespace, once: true,
+		{flag: "network-namespace", env: []string{"NETWORK_NAMESPACE"}, key: "NETWORK_NAMESPACE", unit: "path", value: &r.namespace, once: true,
 			usage: "act in the network namespace of this `path`"},
 		{flag: "cni-mode", env: []string{"CNI_MODE"}, key: "CNI_MODE", unit: "switch", value: &b.PodLock,
 			usage: "lock the network namespace instead of /run/xtables.lock, which other namespaces share"},
@@ -115,16 +115,16 @@ func (c *captureCommand) settings() []setting {
 			usage: "use nftables, without any program, even where iptables works"},
 		{flag: "force-iptables-binary", env: []string{"FORCE_IPTABLES_BINARY"}, key: "FORCE_IPTABLES_BINARY", unit: "variant", value: &b.Force,
 			usage: "use this `variant` of iptables: legacy or nft"},
-		{flag: "iptables-probe-port", env: []string{"IPTABLES_PROBE_PORT"}, def: "15002", unit: "port", value: &c.probePort, once: true,
+		{flag: "iptables-probe-port", env: []string{"IPTABLES_PROBE_PORT"}, def: "15002", unit: "port", value: &r.probePort, once: true,
 			usage: "`port` that validation connects to"},
-		{flag: "probe-timeout", env: []string{"PROBE_TIMEOUT"}, def: "5s", unit: "duration", value: &c.probeTimeout, once: true,
+		{flag: "probe-timeout", env: []string{"PROBE_TIMEOUT"}, def: "5s", unit: "duration", value: &r.probeTimeout, once: true,
 			usage: "how long each connection of validation may take"},
 		{flag: "iptables-trace-logging", env: []string{"IPTABLES_TRACE_LOGGING"}, unit: "switch", value: new(bool), ignored: true,
 			usage: "accepted, without effect"},
 
-		{env: []string{"DRY_RUN_FILE_PATH"}, unit: "path", value: &c.dryRunFile, once: true,
+		{env: []string{"DRY_RUN_FILE_PATH"}, unit: "path", value: &r.dryRunFile, once: true,
 			usage: "file that --dry-run writes the rules to"},
-		{env: []string{"ENVOY_USER"}, def: "istio-proxy", unit: "user", value: &c.envoyUser,
+		{env: []string{"ENVOY_USER"}, def: "istio-proxy", unit: "user", value: &r.envoyUser,
 			usage: "user that runs the proxy, for --proxy-uid; 1337 if there is no such user"},
 		{env: []string{"PATH"}, def: capture.DefaultPath, unit: "list of directories", value: &b.Path,
 			usage: "where the programs of iptables are, with colons in between"},

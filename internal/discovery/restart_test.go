@@ -66,7 +66,7 @@ func (l *life) new() (*Server, error) {
 }
 
 // start starts the next control plane and waits until it has read its configuration.
-func (l *life) start() *plane {
+func (l *life) start() {
 	l.t.Helper()
 	srv, err := l.new()
 	if err != nil {
@@ -86,7 +86,6 @@ func (l *life) start() *plane {
 		srv.loop.ask(func() { read = srv.loop.gate.synced })
 		return read
 	})
-	return l.plane
 }
 
 // stop ends the control plane, which saves what it has not saved yet.
@@ -98,11 +97,11 @@ func (l *life) stop() {
 }
 
 // restart is stop and start; meanwhile happens between them.
-func (l *life) restart(meanwhile func()) *plane {
+func (l *life) restart(meanwhile func()) {
 	l.t.Helper()
 	l.stop()
 	meanwhile()
-	return l.start()
+	l.start()
 }
 
 // ready waits for what /ready says.

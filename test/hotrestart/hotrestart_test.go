@@ -33,8 +33,6 @@ const (
 	patience = 60 * time.Second
 	drain    = 2 * time.Second
 	shutdown = 4 * time.Second
-	// late is how much later than its time anything may be on a busy machine.
-	late = 15 * time.Second
 )
 
 // buffer is a writer that several may use.

@@ -57,7 +57,7 @@ type Plan struct {
 	DiscoveryRoot, CARoot string
 }
 
-// ErrNoRoot: PILOT_CERT_PROVIDER is none, and no variable names a root.
+// ErrNoRoot says that PILOT_CERT_PROVIDER is none and that no variable names a root.
 var ErrNoRoot = errors.New("PILOT_CERT_PROVIDER is none: name the root certificates in XDS_ROOT_CA and CA_ROOT_CA")
 
 // Decide plans. A root that nothing names is empty in the plan: ErrNoRoot, if it is needed.

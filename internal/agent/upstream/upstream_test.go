@@ -119,7 +119,7 @@ func serve(t *testing.T, address string, config *tls.Config) *server {
 }
 
 // call makes a connection and one call on it, and returns what the server saw.
-func call(t *testing.T, s *server, o Options) (token string, presented int, headers metadata.MD, err error) {
+func call(t *testing.T, s *server, o Options) (token string, presented int, err error) {
 	t.Helper()
 	o.Name = "server"
 	if o.Address == "" {
@@ -140,7 +140,7 @@ func call(t *testing.T, s *server, o Options) (token string, presented int, head
 	_, err = healthv1.NewHealthClient(c).Check(t.Context(), &healthv1.HealthCheckRequest{})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return strings.Join(s.headers.Get("authorization"), "|"), s.presented, s.headers, err
+	return strings.Join(s.headers.Get("authorization"), "|"), s.presented, err
 }
 
 // The token speaks for a caller of whom the handshake has shown no certificate: also where there is
@@ -181,7 +181,7 @@ func TestTokenGoesWhereNoCertificateWasPresented(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			o := Options{RootFile: root, TokenFile: tt.token, Certificate: func() *tls.Certificate { return tt.own }}
-			got, presented, _, err := call(t, tt.server, o)
+			got, presented, err := call(t, tt.server, o)
 			if tt.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.fails) {
 					t.Fatalf("called with %q, error %v, want %q", got, err, tt.fails)
@@ -250,7 +250,7 @@ func TestProvisionedCertificateServesUntilThereIsAnother(t *testing.T) {
 	write(t, filepath.Join(dir, "cert-chain.pem"), pki.EncodeCerts(provisioned.Leaf))
 	write(t, filepath.Join(dir, "key.pem"), key)
 	o := Options{RootFile: write(t, filepath.Join(dir, "root"), pki.EncodeCerts(a.root)), ProvisionedDir: dir}
-	if _, presented, _, err := call(t, s, o); err != nil || presented != 1 {
+	if _, presented, err := call(t, s, o); err != nil || presented != 1 {
 		t.Errorf("without a certificate of its own: %d presented, %v", presented, err)
 	}
 	own := a.leaf("own", time.Hour)
@@ -276,7 +276,7 @@ func TestServerMustBeWhoItShouldBe(t *testing.T) {
 		{"read the root certificate of the server " + dir + "/empty", Options{RootFile: write(t, filepath.Join(dir, "empty"), nil)}},
 		{"connection refused", Options{RootFile: root, Address: "127.0.0.1:1"}},
 	} {
-		if _, _, _, err := call(t, s, tt.o); err == nil || !strings.Contains(err.Error(), tt.why) {
+		if _, _, err := call(t, s, tt.o); err == nil || !strings.Contains(err.Error(), tt.why) {
 			t.Errorf("%+v: %v, want %q", tt.o, err, tt.why)
 		}
 	}
@@ -298,7 +298,7 @@ func TestPlaintextGetsHeadersAndTheTokenOnlyWhereItMustBe(t *testing.T) {
 		}
 	}
 	// TLS is not given up because a server speaks plaintext.
-	if _, _, _, err := call(t, s, Options{RootFile: SystemRoots, TokenFile: token}); err == nil {
+	if _, _, err := call(t, s, Options{RootFile: SystemRoots, TokenFile: token}); err == nil {
 		t.Error("a plaintext server on an ordinary port was called")
 	}
 	for address, want := range map[string]bool{"istiod:15010": true, "istiod:15012": false, "[::1]:15010": true, "istiod": false, "x15010:1": false} {

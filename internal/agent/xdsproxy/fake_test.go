@@ -148,8 +148,8 @@ func (u *plane) StreamAggregatedResources(g discoveryv3.AggregatedDiscoveryServi
 	}
 }
 
-// serve runs u until the function is called or the test ends; a nil cert is plaintext.
-func (u *plane) serve(t testing.TB, address string, cert *tls.Certificate) (at string, stop func()) {
+// serve runs u until the test ends; a nil cert is plaintext.
+func (u *plane) serve(t testing.TB, address string, cert *tls.Certificate) (at string) {
 	var l net.Listener
 	wait.Until(t, "the port", func() bool {
 		var err error
@@ -164,9 +164,8 @@ func (u *plane) serve(t testing.TB, address string, cert *tls.Certificate) (at s
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, u)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = g.Serve(l) }()
-	stop = sync.OnceFunc(func() { g.Stop(); <-done })
-	t.Cleanup(stop)
-	return l.Addr().String(), stop
+	t.Cleanup(func() { g.Stop(); <-done })
+	return l.Addr().String()
 }
 
 // start runs a proxy to a control plane until the function is called or the test ends.

@@ -27,17 +27,17 @@ import (
 )
 
 // secured is a control plane with a certificate for localhost and the options to reach it.
-func secured(t *testing.T, u *plane) (*authority, upstream.Options, func()) {
+func secured(t *testing.T, u *plane) upstream.Options {
 	a := newAuthority(t)
 	root := filepath.Join(t.TempDir(), "root.pem")
 	a.writeTo(root)
-	at, stop := u.serve(t, "127.0.0.1:0", a.leaf("localhost", time.Time{}))
+	at := u.serve(t, "127.0.0.1:0", a.leaf("localhost", time.Time{}))
 	_, port, _ := net.SplitHostPort(at)
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte("t"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return a, upstream.Options{Name: "control plane", Address: "localhost:" + port, ClusterID: "Kubernetes", RootFile: root, TokenFile: token}, stop
+	return upstream.Options{Name: "control plane", Address: "localhost:" + port, ClusterID: "Kubernetes", RootFile: root, TokenFile: token}
 }
 
 func request(typ string) *discoveryv3.DeltaDiscoveryRequest {
@@ -48,7 +48,7 @@ func TestFramesPassBothWaysInBothFlavours(t *testing.T) {
 	others := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, others) })
 	u := &plane{payload: strings.Repeat("x", 9<<20)}
-	_, c, _ := secured(t, u)
+	c := secured(t, u)
 	p, _ := start(t, c)
 	for range 3 { // at once
 		_, r, err := exchange(t, p, request("a"))
@@ -76,7 +76,7 @@ func TestFramesPassBothWaysInBothFlavours(t *testing.T) {
 
 func TestEndUpstreamEndsTheStreamWithItsStatus(t *testing.T) {
 	u := &plane{end: map[string]error{"denied": status.Error(codes.PermissionDenied, "not you"), "over": nil}}
-	_, c, _ := secured(t, u)
+	c := secured(t, u)
 	p, _ := start(t, c)
 	if _, _, err := exchange(t, p, request("denied")); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "not you") {
 		t.Errorf("ended with %v, want PermissionDenied: not you", err)
@@ -88,7 +88,7 @@ func TestEndUpstreamEndsTheStreamWithItsStatus(t *testing.T) {
 }
 
 func TestTheReasonOfAFailedConnectionIsTold(t *testing.T) {
-	_, o, _ := secured(t, &plane{})
+	o := secured(t, &plane{})
 	root := o.RootFile
 	o.RootFile = filepath.Join(t.TempDir(), "none.pem")
 	p, _ := start(t, o)
@@ -136,7 +136,7 @@ func TestStreamWaitsForAControlPlaneThatComes(t *testing.T) {
 }
 
 func TestRefusalsAreRemembered(t *testing.T) {
-	_, c, _ := secured(t, &plane{})
+	c := secured(t, &plane{})
 	p, _ := start(t, c)
 	g, _, err := exchange(t, p, request("a"))
 	if err != nil {
@@ -184,7 +184,7 @@ func TestSocketIsMadeOpenAndTakenAway(t *testing.T) {
 }
 
 func TestOtherServicesAreNotReached(t *testing.T) {
-	_, c, _ := secured(t, &plane{})
+	c := secured(t, &plane{})
 	p, _ := start(t, c)
 	conn, err := grpc.NewClient("unix:"+p.config.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

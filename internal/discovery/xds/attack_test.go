@@ -68,7 +68,7 @@ func attackedView(generation uint64) *View {
 func serveAlone() {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		fmt.Println("error", err)
+		fmt.Fprintln(os.Stdout, "error", err)
 		return
 	}
 	cell, logged, reg := NewCell(attackedView(1)), &counter{}, prometheus.NewRegistry()
@@ -76,20 +76,20 @@ func serveAlone() {
 	g := grpc.NewServer(serverOptions(s)...)
 	s.Register(g, nil)
 	go func() { _ = g.Serve(l) }()
-	fmt.Println(l.Addr())
+	fmt.Fprintln(os.Stdout, l.Addr())
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		switch in.Text() {
 		case "live":
-			fmt.Println(live())
+			fmt.Fprintln(os.Stdout, live())
 		case "logged":
-			fmt.Println(logged.n.Load())
+			fmt.Fprintln(os.Stdout, logged.n.Load())
 		case "streams":
-			fmt.Println(s.count())
+			fmt.Fprintln(os.Stdout, s.count())
 		case "refused":
-			fmt.Println(total(reg, "pilothouse_xds_refused_total"))
+			fmt.Fprintln(os.Stdout, total(reg, "pilothouse_xds_refused_total"))
 		case "publish":
 			cell.Publish(attackedView(2))
-			fmt.Println("ok")
+			fmt.Fprintln(os.Stdout, "ok")
 		}
 	}
 	g.Stop()
@@ -340,10 +340,4 @@ func checkRefusal(t *testing.T, err error) {
 	if len(text) > 2048 {
 		t.Errorf("the refusal has %d bytes", len(text))
 	}
-}
-
-// waitStreams waits until the server has so many streams.
-func (v *victim) waitStreams(n int) {
-	v.t.Helper()
-	wait.Until(v.t, fmt.Sprintf("%d streams", n), func() bool { return v.number("streams") == n })
 }

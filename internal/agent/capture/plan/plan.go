@@ -52,9 +52,10 @@ const (
 
 // Numbers that are reserved for capture. [agent I51]
 const (
-	// DefaultTProxyMark and DefaultRouteTable are the mark and the routing table of TPROXY where
-	// the options name no others.
-	DefaultTProxyMark, DefaultRouteTable = "1337", "133"
+	// DefaultTProxyMark is the mark of TPROXY where the options name no other.
+	DefaultTProxyMark = "1337"
+	// DefaultRouteTable is the routing table of TPROXY where the options name no other.
+	DefaultRouteTable = "133"
 	// OutboundMark is on the proxy's calls to its own Pod, which TPROXY must capture on loopback.
 	OutboundMark = 1338
 	// ZoneProxy is the conntrack zone of the agent's own DNS queries, zoneApplication that of the
