@@ -328,7 +328,7 @@ func (s *Server) serveGRPC(l net.Listener, secure *tls.Config) func(context.Cont
 		}
 		stop := context.AfterFunc(ctx, srv.Stop)
 		defer stop()
-		if err := srv.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) && ctx.Err() == nil {
+		if err := srv.Serve(s.xds.Listen(l)); err != nil && !errors.Is(err, grpc.ErrServerStopped) && ctx.Err() == nil {
 			return err
 		}
 		return nil

@@ -326,3 +326,28 @@ func TestUnfinishedRequests(t *testing.T) {
 	v.tell("publish")
 	v.receive(honest, CDS, "second")
 }
+
+// Connections that are made and on which nothing is ever said, as many as one address gets.
+func TestManySilentConnections(t *testing.T) {
+	v := newVictim(t)
+	honest := v.honest()
+	before := v.number("live")
+	conns := make([]net.Conn, maxIdlePerHost+maxWaitingPerHost) // the honest one has a stream
+	for i := range conns {
+		c, err := net.Dial("tcp", v.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.(*net.TCPConn).SetLinger(0) // so that its port is free again at once
+		defer c.Close()
+		conns[i] = c
+	}
+	wait.Until(t, "all are counted", func() bool { return v.number("connections") > len(conns) })
+	cost := v.number("live") - before
+	t.Logf("cost %.1f MB", float64(cost)/1e6)
+	if cost > maxDamage {
+		t.Errorf("the server holds %.1f MB more than before, at most %.1f are allowed", float64(cost)/1e6, maxDamage/1e6)
+	}
+	v.tell("publish")
+	v.receive(honest, CDS, "second")
+}

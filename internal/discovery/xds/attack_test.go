@@ -75,7 +75,7 @@ func serveAlone() {
 	s := New(everybody{cell}, slog.New(slog.NewTextHandler(logged, nil)), reg)
 	g := grpc.NewServer(serverOptions(s)...)
 	s.Register(g, nil)
-	go func() { _ = g.Serve(l) }()
+	go func() { _ = g.Serve(s.Listen(l)) }()
 	fmt.Fprintln(os.Stdout, l.Addr())
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		switch in.Text() {
@@ -85,6 +85,8 @@ func serveAlone() {
 			fmt.Fprintln(os.Stdout, logged.n.Load())
 		case "streams":
 			fmt.Fprintln(os.Stdout, s.count())
+		case "connections":
+			fmt.Fprintln(os.Stdout, s.connections())
 		case "refused":
 			fmt.Fprintln(os.Stdout, total(reg, "pilothouse_xds_refused_total"))
 		case "publish":
@@ -340,4 +342,11 @@ func checkRefusal(t *testing.T, err error) {
 	if len(text) > 2048 {
 		t.Errorf("the refusal has %d bytes", len(text))
 	}
+}
+
+// connections is how many the ledger counts.
+func (s *Server) connections() int {
+	s.ledger.mu.Lock()
+	defer s.ledger.mu.Unlock()
+	return s.ledger.conns
 }

@@ -26,10 +26,8 @@ type guards struct {
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (g guards) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	address := hostOf(raw.RemoteAddr())
-	link, err := g.server.ledger.connect(address)
+	link, err := g.server.linkOf(raw)
 	if err != nil {
-		g.server.refusals.note(g.server, err, "address "+address)
 		return nil, nil, err
 	}
 	conn, info, err := g.TransportCredentials.ServerHandshake(raw)
@@ -46,6 +44,25 @@ func (g guards) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, e
 // Clone implements credentials.TransportCredentials.
 func (g guards) Clone() credentials.TransportCredentials {
 	return guards{g.TransportCredentials.Clone(), g.server}
+}
+
+// linkOf is a connection's entry in the ledger. One that did not come through Listen cannot
+// wait for its turn.
+func (s *Server) linkOf(raw net.Conn) (*link, error) {
+	if w, ok := raw.(*waiting); ok {
+		return w.link, nil
+	}
+	address := hostOf(raw.RemoteAddr())
+	c := &link{address: address}
+	c.end = func() {
+		s.ledger.disconnect(c)
+		_ = raw.Close() // there is nobody to tell
+	}
+	if err := s.ledger.enter(c); err != nil {
+		s.refusals.note(s, err, "address "+address)
+		return nil, err
+	}
+	return c, nil
 }
 
 func hostOf(a net.Addr) string {

@@ -2,7 +2,9 @@ package xds
 
 import (
 	"fmt"
+	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -32,15 +34,37 @@ const (
 	// bytesPerStream times the limit of streams is what all streams together may hold.
 	bytesPerStream = 256 << 10
 	// maxIdlePerHost bounds the connections from one address that have no stream. Many
-	// proxies may stand behind one address, and each is idle for a moment when it comes.
-	maxIdlePerHost = 512
+	// proxies may stand behind one address, and each is idle for a moment when it comes: so
+	// further ones wait for their turn before gRPC takes them, which costs a twentieth, at
+	// most maxWaitingPerHost of them, for at most handshakeLimit.
+	maxIdlePerHost    = 512
+	maxWaitingPerHost = 8192
+	// idlePatience is how long a connection may be idle while others wait for its place: long
+	// enough for a client that comes to a busy server among thousands.
+	idlePatience = 10 * time.Second
 )
 
 // share is what somebody has of a server.
 type share struct{ streams, bytes int }
 
 // host is what comes from one address.
-type host struct{ conns, idle int }
+type host struct {
+	conns int
+	// idle are its connections without a stream, and since when.
+	idle map[*link]time.Time
+	// queue are those that wait for a place among the idle ones, the first come first.
+	queue []*link
+}
+
+// admit gives places that are free to those that wait.
+func (h *host) admit(now time.Time) {
+	for len(h.queue) > 0 && len(h.idle) < maxIdlePerHost {
+		c := h.queue[0]
+		h.queue[0], h.queue = nil, h.queue[1:]
+		h.idle[c] = now
+		c.turn()
+	}
+}
 
 // ledger knows what each client has of a server. Any goroutine may use it.
 type ledger struct {
@@ -216,42 +240,83 @@ func (a *account) close() {
 type link struct {
 	share
 	address string
-	host    *host
+	// end closes the connection and disconnects it. turn says that it has a place; it must
+	// not call the ledger.
+	end, turn func()
+	host      *host // nil until it is entered
+	came      time.Time
 	// named is how many of its streams have said whose they are; while it is zero the
 	// connection counts as idle.
-	named        int
-	idle, closed bool
+	named  int
+	closed bool
 }
 
-// connect enters a connection from an address; disconnect ends it.
-func (l *ledger) connect(address string) (*link, error) {
+// enter counts a connection; disconnect ends that. Where too many from its address have no
+// stream it waits until its turn comes, at once or later; one without turn cannot wait.
+func (l *ledger) enter(c *link) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.hosts[address]
+	h := l.hosts[c.address]
 	if h == nil {
-		h = &host{}
+		h = &host{idle: map[*link]time.Time{}}
 	}
-	if h.idle >= maxIdlePerHost {
-		return nil, exhausted(reasonConnections, "%d connections without a stream from %s, at most %d are taken", h.idle, address, maxIdlePerHost)
+	place := len(h.idle) < maxIdlePerHost && len(h.queue) == 0
+	if !place && (c.turn == nil || len(h.queue) >= maxWaitingPerHost) {
+		return exhausted(reasonConnections, "%d connections without a stream from %s, and %d that wait: at most %d and %d are taken at a time",
+			len(h.idle), c.address, len(h.queue), maxIdlePerHost, maxWaitingPerHost)
 	}
 	if limit := 2 * l.limits.Streams; crowded(l.conns, limit, h.conns) {
-		return nil, exhausted(reasonConnections, "%d connections to this server, %d of them from %s; when three quarters of at most %d are in use (twice --maxStreams), no address is given more than a quarter",
-			l.conns, h.conns, address, limit)
+		return exhausted(reasonConnections, "%d connections to this server, %d of them from %s; when three quarters of at most %d are in use (twice --maxStreams), no address is given more than a quarter",
+			l.conns, h.conns, c.address, limit)
 	}
-	l.hosts[address] = h
+	l.hosts[c.address] = h
 	h.conns++
-	h.idle++
 	l.conns++
-	return &link{address: address, host: h, idle: true}, nil
+	c.host, c.came = h, time.Now()
+	if !place {
+		h.queue = append(h.queue, c)
+		return nil
+	}
+	h.idle[c] = c.came
+	if c.turn != nil {
+		c.turn()
+	}
+	return nil
+}
+
+// overdue lists how to end the connections that have been idle for idlePatience while
+// others wait for their places, as many as wait, and those that have waited too long.
+func (l *ledger) overdue(now time.Time) (end []func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range l.hosts {
+		wanted := len(h.queue)
+		for c, since := range h.idle {
+			if wanted > 0 && now.Sub(since) >= idlePatience {
+				wanted--
+				end = append(end, c.end)
+			}
+		}
+		for _, c := range h.queue {
+			if now.Sub(c.came) < handshakeLimit {
+				break // the others came later
+			}
+			end = append(end, c.end)
+		}
+	}
+	return end
 }
 
 func (l *ledger) disconnect(c *link) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if c.closed {
+	if c.closed || c.host == nil {
 		return
 	}
 	c.closed = true
+	if i := slices.Index(c.host.queue, c); i >= 0 {
+		c.host.queue = slices.Delete(c.host.queue, i, i+1)
+	}
 	c.use(0)
 	c.host.conns--
 	l.conns--
@@ -264,9 +329,11 @@ func (l *ledger) disconnect(c *link) {
 // connection counts as idle; one that is closed does not.
 func (c *link) use(by int) {
 	c.named += by
-	idle := c.named == 0 && !c.closed
-	if idle != c.idle {
-		c.idle = idle
-		c.host.idle += map[bool]int{true: 1, false: -1}[idle]
+	now := time.Now()
+	if c.named > 0 || c.closed {
+		delete(c.host.idle, c)
+		c.host.admit(now)
+	} else if _, idle := c.host.idle[c]; !idle {
+		c.host.idle[c] = now
 	}
 }

@@ -2,6 +2,7 @@ package xds
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
+
+// connect enters a connection that cannot wait.
+func (l *ledger) connect(address string) (*link, error) {
+	c := &link{address: address}
+	return c, l.enter(c)
+}
 
 func (l *ledger) stream(t *testing.T, node, owner string) (*account, error) {
 	t.Helper()
@@ -109,38 +116,104 @@ func TestNobodyHasMoreThanAQuarterOfTheBytesWhenItGetsTight(t *testing.T) {
 	}
 }
 
-func TestConnectionsWithoutAStreamAreLimitedForEachAddress(t *testing.T) {
+// Many proxies behind one address may come at once: those that find no place wait for one.
+func TestConnectionsWithoutAStreamWaitForAPlace(t *testing.T) {
 	l := newLedger()
-	var open []*link
-	for range maxIdlePerHost {
-		c, err := l.connect("10.0.0.1")
-		if err != nil {
+	var turns, open []*link
+	enter := func(address string) *link {
+		t.Helper()
+		c := &link{address: address}
+		c.turn = func() { turns = append(turns, c) }
+		if err := l.enter(c); err != nil {
 			t.Fatal(err)
 		}
 		open = append(open, c)
+		return c
 	}
-	if _, err := l.connect("10.0.0.1"); err == nil || !strings.Contains(err.Error(), "at most 512") {
-		t.Errorf("one more: %v", err)
+	for range maxIdlePerHost {
+		enter("10.0.0.1")
 	}
-	if _, err := l.connect("10.0.0.2"); err != nil {
-		t.Errorf("another address: %v", err)
+	turns = nil
+	second, third := enter("10.0.0.1"), enter("10.0.0.1")
+	if len(turns) != 0 {
+		t.Fatal("more than the limit have a place")
+	}
+	if _, err := l.connect("10.0.0.1"); err == nil || !strings.Contains(err.Error(), "at most 512 and 8192") {
+		t.Errorf("one that cannot wait: %v", err)
+	}
+	if other := enter("10.0.0.2"); !slices.Equal(turns, []*link{other}) {
+		t.Error("another address waits, too")
 	}
 	a, err := l.open(open[0])
 	if err != nil || a.name("n", "o") != nil {
 		t.Fatal(err)
 	}
-	c, err := l.connect("10.0.0.1")
-	if err != nil {
-		t.Errorf("after one has its stream: %v", err)
+	if len(turns) != 2 || turns[1] != second {
+		t.Errorf("%d have got a place when one has its stream", len(turns)-1)
 	}
-	l.disconnect(open[0])
-	l.disconnect(open[0])
+	l.disconnect(open[1])
+	if len(turns) != 3 || turns[2] != third {
+		t.Errorf("%d have got a place when another is gone", len(turns)-1)
+	}
 	a.close()
-	for _, c := range append(open, c) {
-		l.disconnect(c)
+	for range 2 {
+		for _, c := range open {
+			l.disconnect(c)
+		}
 	}
-	if h := l.hosts["10.0.0.1"]; h != nil || l.conns != 1 {
-		t.Errorf("left behind: %+v, %d connections", h, l.conns)
+	if len(l.hosts) != 0 || l.conns != 0 {
+		t.Errorf("left behind: %+v, %d connections", l.hosts, l.conns)
+	}
+}
+
+// A connection that stays idle gives its place to one that waits, and nobody waits for ever.
+func TestWhoIsIdleOrWaitsForLongGivesWay(t *testing.T) {
+	l := newLedger()
+	ended := 0
+	enter := func() error {
+		c := &link{address: "10.0.0.1", turn: func() {}}
+		c.end = func() {
+			ended++
+			l.disconnect(c)
+		}
+		return l.enter(c)
+	}
+	at := func(after time.Duration) int {
+		ended = 0
+		for _, end := range l.overdue(time.Now().Add(after)) {
+			end()
+		}
+		return ended
+	}
+	for range maxIdlePerHost {
+		if err := enter(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := at(time.Hour); n != 0 {
+		t.Errorf("%d are ended though nobody waits", n)
+	}
+	for range 3 {
+		if err := enter(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := at(0); n != 0 {
+		t.Errorf("%d are ended at once", n)
+	}
+	if n := at(idlePatience); n != 3 || len(l.hosts["10.0.0.1"].queue) != 0 {
+		t.Errorf("%d are ended for 3 that wait", n)
+	}
+	for range maxWaitingPerHost {
+		if err := enter(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := enter(); err == nil || !strings.Contains(err.Error(), "8192 that wait") {
+		t.Errorf("one more than may wait: %v", err)
+	}
+	if n := at(handshakeLimit); n != maxIdlePerHost+maxWaitingPerHost {
+		t.Errorf("%d are ended after the limit, want all", n)
 	}
 }
 

@@ -105,6 +105,31 @@ func TestApplicationsWithManyTargets(t *testing.T) {
 	}
 }
 
+// Proxies behind a load balancer that come at once, as after a restart, are all served.
+func TestManyProxiesBehindOneAddressComeAtOnce(t *testing.T) {
+	v := newVictim(t)
+	const proxies = 3 * maxIdlePerHost
+	errs := make(chan error, proxies)
+	for i := range proxies {
+		c := v.connect()
+		go func() {
+			g, err := discoveryv3.NewAggregatedDiscoveryServiceClient(c).DeltaAggregatedResources(t.Context())
+			if err == nil {
+				err = g.Send(first(hostileNode(i, 0)))
+			}
+			if err == nil {
+				_, err = g.Recv()
+			}
+			errs <- err
+		}()
+	}
+	for range proxies {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A state-of-the-world client names everything each time.
 func TestASotWEnvoyAtTheLimits(t *testing.T) {
 	view, names := big()

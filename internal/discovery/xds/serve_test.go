@@ -45,7 +45,7 @@ func serveOn(t testing.TB, l net.Listener, s *Server, auth Authenticate, more ..
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = g.Serve(l)
+		_ = g.Serve(s.Listen(l))
 	}()
 	stop = sync.OnceFunc(func() { g.Stop(); <-done })
 	t.Cleanup(stop)
