@@ -12,8 +12,8 @@ export ENVOY
 
 # Packages whose tests start real Envoys or need network namespaces: run one after
 # another, without the race detector, once everything else is known to be good.
-SLOW = ./test/...
-FAST = $(shell $(GO) list ./... | grep -v '/test/')
+SLOW = ./test/... ./internal/lab/...
+FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 
 # The race detector needs a C compiler; where there is none the tests run without it.
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)

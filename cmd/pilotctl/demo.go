@@ -15,8 +15,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/pilothouse/pilothouse/internal/demo"
-	"github.com/pilothouse/pilothouse/test/meshup"
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 func newDemo() *cobra.Command {

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // act is one thing that the demo shows.

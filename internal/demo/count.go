@@ -6,7 +6,7 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // hops are the Pods behind each step of a request's way; their apps' counts add up.

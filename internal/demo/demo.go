@@ -20,7 +20,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // Options say how to run the demo.

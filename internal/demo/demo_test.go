@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 const sa = "spiffe://cluster.local/ns/bookshop/sa/"

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // The load while an act plays: enough to notice a gap of some milliseconds, little enough

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // edge is one line of who called whom. As is the identity that the callee saw.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // refresh is how often the live table is drawn.

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 // BenchmarkBackends applies as the command does, including the choice of the program, to a Pod without

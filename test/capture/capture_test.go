@@ -22,7 +22,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan/plantest"
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 const proxyID = 1337

@@ -10,7 +10,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
 	"github.com/pilothouse/pilothouse/test/agenttest"
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 func TestMain(m *testing.M) {

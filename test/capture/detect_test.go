@@ -12,7 +12,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 // programs makes a directory with some iptables programs of this machine, each with its -save and

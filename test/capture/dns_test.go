@@ -11,7 +11,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 // answerUDP answers each datagram as a user.

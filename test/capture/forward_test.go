@@ -19,7 +19,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/internal/agent/dns"
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 // fakePrograms makes a directory with a legacy iptables that records its lock file, finds the given

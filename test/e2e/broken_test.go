@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/test/load"
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 const (

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // demoRun is pilotctl demo as a process, with a folder for temporary files of its own.

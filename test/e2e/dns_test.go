@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // The zone of the name server that plays the cluster's: one name has an address of each family, one

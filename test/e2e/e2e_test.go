@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
-	"github.com/pilothouse/pilothouse/test/meshup"
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 const root = "../.."

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // late is how much later than its time anything may be on a busy machine.

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 // app starts the sample app in a Pod and waits until it listens.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/run"
 	"github.com/pilothouse/pilothouse/test/load"
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // How the restarts of these tests are timed; parents live longer than they drain.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/filewatch"
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // TestFilesAreRewrittenInPlace truncates the file with the service and its rules and

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/meshup"
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // storm is how many requests are in flight when the weights change.

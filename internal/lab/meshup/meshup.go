@@ -21,8 +21,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 	"github.com/pilothouse/pilothouse/internal/run"
-	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
 // Domain is the DNS domain of the meshes made here.

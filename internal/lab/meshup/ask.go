@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 // Answer is what the sample app says, with the answers of those it called.

@@ -1,4 +1,4 @@
-// Package pilothouse_test checks the rules of the house: what may import what, how big things may grow, what must be documented.
+// Package pilothouse_test checks the rules of the architecture: what may import what, what must be pure, what must be documented.
 //
 // It reads source text only, so it takes a moment and holds for every package from the
 // day it appears. Each rule is one test; each exception stands in a table with its
@@ -27,18 +27,18 @@ type layer int
 
 // The layers, bottom up.
 const (
-	words   layer = iota + 1 // values both halves share
-	tools                    // mechanisms that know nothing of meshes
-	pure                     // decisions
-	edge                     // sockets, files, processes, clocks
-	wiring                   // joins the edges of one half
-	stage                    // builds whole meshes: tests and the demo
-	command                  // flags, environment, signals, exit codes
+	vocabulary layer = iota + 1 // values both halves share
+	tools                       // mechanisms that know nothing of meshes
+	pure                        // decisions
+	edge                        // sockets, files, processes, clocks
+	wiring                      // joins the edges of one half
+	lab                         // builds whole meshes: tests and the demo
+	command                     // flags, environment, signals, exit codes
 )
 
 // layers places every package. A package that is not in it fails the test: place it.
 var layers = map[string]layer{
-	"internal/mesh": words, "internal/object": words, "internal/pki": words, "api": words,
+	"internal/mesh": vocabulary, "internal/object": vocabulary, "internal/pki": vocabulary,
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
 	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "test/wait": tools,
 
@@ -46,21 +46,21 @@ var layers = map[string]layer{
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
 	"internal/agent/envoy": edge, "internal/agent/upstream": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
 	"internal/agent/sds": edge, "internal/agent/xdsproxy": edge, "internal/agent/dns": edge,
-	"internal/agent/sts": edge, "internal/agent/status": edge, "internal/agent/capture": edge,
+	"internal/agent/status": edge, "internal/agent/capture": edge,
 	"internal/agent/capture/nft": edge, "internal/agent/capture/iptables": edge, "internal/agent/capture/netns": edge, "internal/agent/capture/plan/plantest": edge,
 	"internal/agent": wiring,
 
 	"internal/discovery/source/decode": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure,
-	"internal/discovery/model": pure, "internal/discovery/compile": pure, "internal/discovery/simulate": pure,
+	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
-	"internal/discovery/compile/route": pure, "internal/discovery/inject": pure,
-	"internal/discovery/source": edge, "internal/discovery/source/kube": edge, "internal/discovery/source/dir": edge,
+	"internal/discovery/compile/route":     pure,
+	"internal/discovery/source/dir":        edge,
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge,
-	"internal/discovery/authn": edge, "internal/discovery/admit": edge, "internal/discovery/report": edge,
-	"internal/discovery": wiring,
+	"internal/discovery/authn": edge,
+	"internal/discovery":       wiring,
 
-	"test/netmesh": edge, "test/load": edge, "test/envoytest": edge, "test/golden": edge, "test/agenttest": stage,
-	"test/meshup": stage, "internal/demo": stage,
+	"internal/lab/netmesh": edge, "test/load": edge, "test/envoytest": edge, "test/golden": edge, "test/agenttest": lab,
+	"internal/lab/meshup": lab, "internal/demo": lab,
 	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command,
 	"test/environment": command, "test/filesecret": command,
 	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command,
@@ -77,13 +77,11 @@ var sideways = map[string][]string{
 	"internal/discovery/model":             {"internal/discovery/config"},
 	"internal/discovery/saved":             {"internal/discovery/source/decode"}, // which message an Istio kind carries
 	"internal/discovery/compile":           {"internal/discovery/config", "internal/discovery/model", "internal/discovery/compile/..."},
-	"internal/discovery/simulate":          {"internal/discovery/config", "internal/discovery/model", "internal/discovery/compile"},
 	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"}, // routes name clusters
 	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster"}, // so do filter chains
 	"internal/discovery/source/dir":        {"internal/discovery/source"},
-	"internal/discovery/source/kube":       {"internal/discovery/source"},
 	"internal/discovery/source/sourcetest": {"internal/discovery/source"},
-	"internal/demo":                        {"test/meshup"},
+	"internal/demo":                        {"internal/lab/meshup"},
 	"test/e2e":                             {"test/fakeenvoy"},
 }
 
@@ -105,15 +103,14 @@ var impure = []string{
 var owners = map[string][]string{
 	"k8s.io": {"internal/discovery/source"},
 	"github.com/envoyproxy/go-control-plane": {
-		"internal/discovery/compile", "internal/discovery/simulate", "internal/discovery/xds", "internal/discovery",
+		"internal/discovery/compile", "internal/discovery/xds", "internal/discovery",
 		"internal/agent/bootstrap", "internal/agent/sds", "internal/agent/xdsproxy", "test",
 	},
 	"github.com/spf13/cobra":              {"cmd"},
 	"github.com/google/nftables":          {"internal/agent/capture/nft"},
-	"github.com/vishvananda":              {"internal/agent/capture/netns", "test/netmesh"},
+	"github.com/vishvananda":              {"internal/agent/capture/netns", "internal/lab/netmesh"},
 	"github.com/fsnotify/fsnotify":        {"internal/filewatch"},
 	"github.com/prometheus/client_golang": {"internal/discovery", "internal/discovery/xds", "internal/discovery/ca"},
-	"github.com/rogpeppe/go-internal":     {},
 	"github.com/google/go-cmp":            {"test/golden"},
 	"google.golang.org/grpc/test/bufconn": {"test"},
 }
@@ -193,7 +190,7 @@ func isPure(s source) bool {
 	if s.Test {
 		return false
 	}
-	if l := layers[s.Dir]; l == words || l == pure {
+	if l := layers[s.Dir]; l == vocabulary || l == pure {
 		return true
 	}
 	return slices.ContainsFunc(pureFiles, func(glob string) bool {
@@ -213,12 +210,12 @@ func meant(from, to string) bool {
 
 func TestArrowsOnlyGoDown(t *testing.T) {
 	for _, s := range sources(t) {
-		if s.Dir == "." || s.Dir == "internal/depskeep" {
+		if s.Dir == "." {
 			continue
 		}
 		from, placed := layers[s.Dir]
 		if !placed {
-			t.Errorf("%s: package %s has no place in the layers table of house_test.go", s.Path, s.Dir)
+			t.Errorf("%s: package %s has no place in the layers table of architecture_test.go", s.Path, s.Dir)
 			continue
 		}
 		for _, i := range s.imports() {
@@ -234,6 +231,20 @@ func TestArrowsOnlyGoDown(t *testing.T) {
 			}
 			if s.Dir == "cmd/pilot-agent" && within(to, "internal/discovery") || s.Dir == "cmd/pilot-discovery" && within(to, "internal/agent") {
 				t.Errorf("%s imports %s: that is the other program", s.Path, to)
+			}
+		}
+	}
+}
+
+// What users run is not built from what only tests need.
+func TestProductImportsNoTests(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.Test || within(s.Dir, "test") {
+			continue
+		}
+		for _, i := range s.imports() {
+			if within(i, module+"/test") {
+				t.Errorf("%s imports %s: move what the product needs out of test/", s.Path, i)
 			}
 		}
 	}
@@ -262,7 +273,7 @@ func TestPureCodeOnlyDecides(t *testing.T) {
 
 func TestLibrariesHaveOwners(t *testing.T) {
 	for _, s := range sources(t) {
-		if s.Test || s.Dir == "internal/depskeep" {
+		if s.Test {
 			continue
 		}
 		for _, i := range s.imports() {

@@ -21,7 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 // TestMain lets the tests run this binary in Pods: a first argument that starts with "role=" says

@@ -15,8 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 	"github.com/pilothouse/pilothouse/internal/mesh"
-	"github.com/pilothouse/pilothouse/test/netmesh"
 )
 
 // appUID is the user that apps run as: any but the proxy's.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
