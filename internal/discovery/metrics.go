@@ -17,8 +17,8 @@ import (
 func className(c mesh.Class) string {
 	parts := []string{string(c.Scope.Role), c.Scope.Namespace}
 	for _, p := range []struct{ name, value string }{
-		{"sidecar", c.Scope.Sidecar}, {"selected", c.Scope.Selected}, {"network", c.View.Network}, {"cluster", c.View.Cluster},
-		{"locality", c.View.Locality.String()}, {"services", c.Workload.Services}, {"policies", c.Workload.Policies},
+		{"sidecar", c.Scope.Sidecar}, {"selected", c.Scope.Selected}, {"network", c.Location.Network}, {"cluster", c.Location.Cluster},
+		{"locality", c.Location.Locality.String()}, {"services", c.Workload.Services}, {"policies", c.Workload.Policies},
 	} {
 		if p.value != "" {
 			parts = append(parts, p.name+"="+p.value)
@@ -42,7 +42,7 @@ var (
 	descVirtuals = prometheus.NewDesc("pilot_virt_services", "VirtualServices.", nil, nil)
 	descEvents   = prometheus.NewDesc("pilot_k8s_cfg_events", "Changes of configuration objects taken.", []string{"type"}, nil)
 	descProblems = prometheus.NewDesc("pilothouse_config_problems", "Errors and warnings about configuration objects that stand now, by kind (empty where it cannot be told).", []string{"severity", "kind"}, nil)
-	descClasses  = prometheus.NewDesc("pilothouse_classes", "Classes of proxies, and the scopes, views and workloads that make them.", []string{"part"}, nil)
+	descClasses  = prometheus.NewDesc("pilothouse_classes", "Classes of proxies, and the scopes, locations and workloads that make them.", []string{"part"}, nil)
 	descCommits  = prometheus.NewDesc("pilothouse_commits_total", "Commits of the loop.", nil, nil)
 	descSpent    = prometheus.NewDesc("pilothouse_commit_seconds_total", "Seconds that commits took.", nil, nil)
 	descGen      = prometheus.NewDesc("pilothouse_generation", "The newest generation of configuration.", nil, nil)
@@ -132,11 +132,11 @@ func (s *stats) numbers() (numbers, bool) {
 		}
 		out.commits, out.spent = l.counts.commits, l.counts.spent
 		out.generation, out.resources = l.views.generation, l.views.pool.Len()
-		scopes, views, workloads := map[mesh.Scope]bool{}, map[mesh.View]bool{}, map[mesh.Workload]bool{}
+		scopes, locations, workloads := map[mesh.Scope]bool{}, map[mesh.Location]bool{}, map[mesh.Workload]bool{}
 		for c := range l.views.classes {
-			scopes[c.Scope], views[c.View], workloads[c.Workload] = true, true, true
+			scopes[c.Scope], locations[c.Location], workloads[c.Workload] = true, true, true
 		}
-		out.classes = map[string]int{"class": len(l.views.classes), "scope": len(scopes), "view": len(views), "workload": len(workloads)}
+		out.classes = map[string]int{"class": len(l.views.classes), "scope": len(scopes), "location": len(locations), "workload": len(workloads)}
 	})
 	return out, ok
 }

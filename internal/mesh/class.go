@@ -96,17 +96,17 @@ type ScopeID = unique.Handle[Scope]
 // ID is the scope's one ScopeID.
 func (s Scope) ID() ScopeID { return unique.Make(s) }
 
-// View is where a proxy stands in the network; only endpoint rules read it.
-type View struct {
+// Location is where a proxy is in the network; only endpoint rules read it.
+type Location struct {
 	Network, Cluster string
 	Locality         Locality
 }
 
-// ViewID stands for a View as ScopeID does for a Scope.
-type ViewID = unique.Handle[View]
+// LocationID stands for a Location as ScopeID does for a Scope.
+type LocationID = unique.Handle[Location]
 
-// ID is the view's one ViewID.
-func (v View) ID() ViewID { return unique.Make(v) }
+// ID is the location's one LocationID.
+func (l Location) ID() LocationID { return unique.Make(l) }
 
 // Workload decides everything inbound: which services the proxy stands in for and which
 // policies select it, each in a canonical form that model defines.
@@ -125,6 +125,6 @@ func (w Workload) ID() WorkloadID { return unique.Make(w) }
 // Class is what rules know of a proxy. Proxies of one class share every byte.
 type Class struct {
 	Scope    Scope
-	View     View
+	Location Location
 	Workload Workload
 }

@@ -122,7 +122,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		in.ConfigPath = cluster.ConfigPath("destination-rule", d.Namespace, d.Name)
 	}
 	if k.Kind == ClusterInline {
-		in.Endpoints = c.places(r, placesInput{service: s, port: n.Port, labels: subsetLabels(d, n.Subset), policy: p, view: k.View.Value()})
+		in.Endpoints = c.places(r, placesInput{service: s, port: n.Port, labels: subsetLabels(d, n.Subset), policy: p, location: k.Location.Value()})
 	}
 	return encode(cluster.Build(in))
 }

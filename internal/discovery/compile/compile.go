@@ -32,11 +32,11 @@ type Kind uint8
 const (
 	// Cluster is an outbound cluster: by scope.
 	Cluster Kind = iota
-	// ClusterInline is an outbound cluster that carries its endpoints: by scope and view.
+	// ClusterInline is an outbound cluster that carries its endpoints: by scope and location.
 	ClusterInline
 	// ClusterInbound leads to the application: by workload.
 	ClusterInbound
-	// Endpoints is the load assignment of a Cluster: by scope and view.
+	// Endpoints is the load assignment of a Cluster: by scope and location.
 	Endpoints
 	// Listener is an outbound listener: by scope.
 	Listener
@@ -53,7 +53,7 @@ type Key struct {
 	EDS      bool
 	Name     string
 	Scope    mesh.ScopeID
-	View     mesh.ViewID
+	Location mesh.LocationID
 	Workload mesh.WorkloadID
 }
 
@@ -169,21 +169,21 @@ func (c *Compiler) Moved(m incr.Moved) (Key, bool) {
 	return k, ok
 }
 
-// classNames joins what the scope has with what the view and the workload add.
+// classNames joins what the scope has with what the location and the workload add.
 func (c *Compiler) classNames(r *incr.Reader, class mesh.Class) []Key {
 	scoped := c.inner.scopeNames.Of(r, class.Scope.ID())
-	inbound, view := inboundNames(class), class.View.ID()
+	inbound, location := inboundNames(class), class.Location.ID()
 	out := make([]Key, 0, len(scoped)+len(inbound))
 	for _, k := range scoped {
 		if k.Kind == ClusterInline || k.Kind == Endpoints {
-			k.View = view
+			k.Location = location
 		}
 		out = append(out, k)
 	}
 	return append(out, inbound...)
 }
 
-// scopeNames lists what a scope has, views left out.
+// scopeNames lists what a scope has, locations left out.
 func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 	var clusters, endpoints, rest []Key
 	for _, fixed := range fixedClusters {

@@ -20,10 +20,10 @@ type assignmentKey struct {
 	port          uint32
 	labels        string // canonical "a=b,c=d"
 	failover      string // canonical form of the locality setting; empty for none
-	view          mesh.View
+	location      mesh.Location
 }
 
-// endpoints makes the load assignment of a cluster as a scope and a view see it.
+// endpoints makes the load assignment of a cluster as a scope and a location see it.
 func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 	n, _ := cluster.ParseName(k.Name)
 	s := c.model.Service(r, k.Scope, n.Host)
@@ -34,7 +34,7 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 	p := policy(d, n.Subset, n.Port)
 	key := assignmentKey{name: k.Name, service: s.Key, port: n.Port, labels: pairs(subsetLabels(d, n.Subset))}
 	if m := c.model.Mesh(r); cluster.Failover(p, m) {
-		key.view, key.failover = k.View.Value(), failoverText(cluster.Locality(p, m))
+		key.location, key.failover = k.Location.Value(), failoverText(cluster.Locality(p, m))
 	}
 	return c.inner.assignment.Of(r, key)
 }
@@ -44,7 +44,7 @@ func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
 	if !ok {
 		return nil
 	}
-	list := c.places(r, placesInput{service: s, port: k.port, labels: unpairs(k.labels), view: k.view, failover: k.failover})
+	list := c.places(r, placesInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, failover: k.failover})
 	return encode(cluster.Assignment(k.name, list))
 }
 
@@ -53,11 +53,11 @@ type placesInput struct {
 	port     uint32
 	labels   map[string]string
 	policy   *networking.TrafficPolicy
-	view     mesh.View
+	location mesh.Location
 	failover string
 }
 
-// places lists the endpoints of a service's port, with the priorities that the view's
+// places lists the endpoints of a service's port, with the priorities that the location's
 // locality gives them where failover is on.
 func (c *Compiler) places(r *incr.Reader, in placesInput) []cluster.Endpoint {
 	m := c.model.Mesh(r)
@@ -78,7 +78,7 @@ func (c *Compiler) places(r *incr.Reader, in placesInput) []cluster.Endpoint {
 		name, revision := canonicalService(i)
 		e.Workload = strings.Join([]string{i.Workload, i.Namespace, name, revision, i.ClusterID}, ";")
 		if failover != "" {
-			e.Priority = priority(in.view.Locality, i.Locality, failover)
+			e.Priority = priority(in.location.Locality, i.Locality, failover)
 		}
 		out = append(out, e)
 	}

@@ -18,10 +18,10 @@ type ProxyKey struct {
 	Namespace string
 	// Labels is the canonical form of the labels that the node sent; where it sent none
 	// the Pod or WorkloadEntry with one of its addresses says them.
-	Labels string
-	IPs    string // comma-separated
-	Caps   mesh.Capability
-	View   mesh.View
+	Labels   string
+	IPs      string // comma-separated
+	Caps     mesh.Capability
+	Location mesh.Location
 }
 
 // KeyOf reads a node.
@@ -32,8 +32,8 @@ func KeyOf(n mesh.Node) ProxyKey {
 	}
 	return ProxyKey{
 		Role: n.Role, Namespace: n.Namespace(), Labels: canonical(n.Metadata.Labels), IPs: strings.Join(ips, ","),
-		Caps: mesh.Capabilities(n),
-		View: mesh.View{Network: n.Metadata.Network, Cluster: n.Metadata.ClusterID, Locality: n.Locality},
+		Caps:     mesh.Capabilities(n),
+		Location: mesh.Location{Network: n.Metadata.Network, Cluster: n.Metadata.ClusterID, Locality: n.Locality},
 	}
 }
 
@@ -54,7 +54,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 			Role: k.Role, Namespace: k.Namespace, Caps: k.Caps,
 			Sidecar: m.sidecarFor(r, k.Namespace, labels), Selected: m.selected(r, k.Namespace, labels),
 		},
-		View: k.View,
+		Location: k.Location,
 		Workload: mesh.Workload{
 			Namespace: k.Namespace, Services: m.standsFor(r, k, labels, ports), Policies: m.selecting(r, k.Namespace, labels),
 		},
