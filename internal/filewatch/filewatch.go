@@ -6,9 +6,11 @@
 // deleted or replaced file is believed only when a second look finds the same. A file
 // that lost lines in place, as it does while somebody truncates it and writes it anew, is
 // taken for whole only once it has been still for 1.5 s. The kernel's notices make this
-// quick; a poll finds what they miss. Run blocks and waits for what it starts. The parts
-// (Sig, Read, Resolve, Pace, Shrunk, Notifier) are exported for those who watch more than
-// one file.
+// quick; a poll finds what they miss. Run blocks and waits for what it starts.
+//
+// A program that follows several groups of files has one Follower, which tells each group's
+// user when to read it. The parts (Sig, Read, Resolve, Pace, Shrunk, Notifier) are exported
+// for a source that watches whole directories.
 package filewatch
 
 import (

@@ -99,13 +99,18 @@ func (n *Notifier) Watch(dirs []string) (grew bool) {
 const burst = 2 * time.Millisecond
 
 // Wait returns true after something happened, or after most, and false where ctx ended.
-func (n *Notifier) Wait(ctx context.Context, most time.Duration) bool {
+func (n *Notifier) Wait(ctx context.Context, most time.Duration) bool { return n.wait(ctx, most, nil) }
+
+// wait also returns true, at once, when it receives from also.
+func (n *Notifier) wait(ctx context.Context, most time.Duration, also <-chan struct{}) bool {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
 	case <-timer.C:
+		return true
+	case <-also:
 		return true
 	case <-n.c:
 		timer.Reset(burst)

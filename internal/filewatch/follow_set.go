@@ -1,0 +1,105 @@
+package filewatch
+
+import (
+	"slices"
+	"time"
+)
+
+// stillFor is how long files that changed must keep still before they are read.
+const stillFor = 50 * time.Millisecond
+
+// setState decides when a Set is due. It is a machine without a clock and without I/O.
+type setState struct {
+	paths []string // sorted, never changed in place
+	due   bool
+	asked bool
+
+	used   map[string]Sig // as the files were when they were last read without an error
+	tried  []Sig          // as they were when reading was last tried, parallel to paths; nil to read them anyway
+	seen   []Sig          // as they looked last
+	since  time.Time      // since when they have looked so
+	retry  time.Time      // when to read again after an error; zero for never
+	shrunk Shrunk
+
+	reading bool
+}
+
+// setPaths replaces the paths and says whether one is new.
+func (s *setState) setPaths(paths []string) (fresh bool) {
+	next := slices.Clone(paths)
+	slices.Sort(next)
+	next = slices.DeleteFunc(slices.Compact(next), func(p string) bool { return p == "" })
+	if slices.Equal(next, s.paths) {
+		return false
+	}
+	var tried []Sig
+	for _, path := range next {
+		i, known := slices.BinarySearch(s.paths, path)
+		fresh = fresh || !known
+		if known && s.tried != nil {
+			tried = append(tried, s.tried[i])
+		}
+	}
+	if s.paths, s.seen, s.tried = next, nil, tried; fresh || len(tried) < len(next) {
+		s.tried, s.due = nil, true
+	}
+	return fresh
+}
+
+// begin notes that the files are about to be read.
+func (s *setState) begin() { s.due, s.asked, s.reading = false, false, true }
+
+// end notes how it went; sigs are of the files at paths before they were read.
+func (s *setState) end(now time.Time, paths []string, sigs []Sig, err error, poll time.Duration) {
+	s.reading, s.retry = false, time.Time{}
+	if err == nil {
+		s.used = make(map[string]Sig, len(paths))
+		for i, path := range paths {
+			s.used[path] = sigs[i]
+		}
+	} else {
+		s.retry = now.Add(poll)
+	}
+	if slices.Equal(paths, s.paths) {
+		s.tried = sigs
+	}
+}
+
+// look takes the present signatures of the files at paths. It says whether a file looks
+// other than at the last look, whether the group has become due, and when to look again
+// where that is sooner than the next poll (0 where it is not).
+func (s *setState) look(now time.Time, paths []string, sigs []Sig) (changed, due bool, next time.Duration) {
+	if !slices.Equal(paths, s.paths) {
+		return false, false, time.Millisecond // replaced meanwhile
+	}
+	if changed = !slices.Equal(sigs, s.seen); changed {
+		s.seen, s.since = sigs, now
+	}
+	if s.due || s.reading {
+		return changed, false, 0
+	}
+	fresh, differs := s.tried == nil, !slices.Equal(sigs, s.tried)
+	again := !s.retry.IsZero() && !now.Before(s.retry)
+	if !s.asked && !fresh && !differs && !again {
+		if !s.retry.IsZero() {
+			next = s.retry.Sub(now)
+		}
+		return changed, false, next
+	}
+	if quiet := now.Sub(s.since); differs && !fresh && !s.asked && quiet < stillFor {
+		return changed, false, stillFor - quiet
+	}
+	if wait := s.shrunk.Wait(now, s.used, byPath(paths, sigs)); wait > 0 {
+		return changed, false, wait
+	}
+	s.due = true
+	return changed, true, 0
+}
+
+func byPath(paths []string, sigs []Sig) map[string]Sig {
+	out := make(map[string]Sig, len(paths))
+	for i, path := range paths {
+		out[path] = sigs[i]
+	}
+	return out
+}
