@@ -25,6 +25,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/node"
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
@@ -81,6 +82,7 @@ type Agent struct {
 	envoy       *envoy.Runner
 	credentials identity.Plan
 	secret      *secret.Value
+	follower    *filewatch.Follower
 	files       *secret.Named // nil where somebody else serves the secrets
 	xds         *xdsproxy.Proxy
 	dns         *dns.Server // nil where nobody's DNS is captured

@@ -11,6 +11,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
 	"github.com/pilothouse/pilothouse/internal/agent/upstream"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
@@ -32,8 +33,10 @@ func (a *Agent) identity() error {
 	}
 	s, log := a.o.Settings.Secrets, a.log.With("scope", "secret")
 	a.secret = secret.NewValue()
+	a.follower = filewatch.NewFollower(filewatch.FollowerOptions{Log: log})
+	a.serve("files", a.follower.Run)
 	if files := a.credentials.Mounted; files != nil {
-		a.serve("certificate", secret.NewFiles(a.secret, secret.FilePaths(*files), log).Run)
+		a.serve("certificate", secret.NewFiles(a.secret, secret.FilePaths(*files), a.follower, log).Run)
 		a.log.Info("the certificate comes from files", "chain", files.Chain)
 	} else {
 		u := a.o.Settings.Upstream
@@ -91,13 +94,12 @@ func (a *Agent) secretSocket() error {
 		}
 		return nil
 	}
-	server, err := sds.New(path, a.secret, a.log.With("scope", "sds"))
+	a.files = secret.NewNamed(secret.SystemBundles, a.follower, a.log.With("scope", "secret"))
+	server, err := sds.New(path, a.secret, a.files, a.log.With("scope", "sds"))
 	if err != nil {
 		return err
 	}
 	a.undo.Add("close "+path, server.Close)
-	a.files = secret.NewNamed(secret.SystemBundles, a.log.With("scope", "secret"))
-	server.ServeFiles(a.files)
 	a.serve("file secrets", a.files.Run)
 	a.serve("sds", server.Run)
 	return nil

@@ -25,6 +25,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/sds"
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/test/envoytest"
@@ -110,13 +111,14 @@ func run(t *testing.T, f func(context.Context) error) {
 func start(t *testing.T, system string, clusters ...string) *envoy {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	e := &envoy{files: secret.NewNamed([]string{system}, log), plane: &plane{changes: make(chan *clusterv3.Cluster), t: t}}
+	follower := filewatch.NewFollower(filewatch.FollowerOptions{Log: log})
+	run(t, follower.Run)
+	e := &envoy{files: secret.NewNamed([]string{system}, follower, log), plane: &plane{changes: make(chan *clusterv3.Cluster), t: t}}
 	socket := filepath.Join(t.TempDir(), "socket")
-	secrets, err := sds.New(socket, none{}, log)
+	secrets, err := sds.New(socket, none{}, e.files, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets.ServeFiles(e.files)
 	run(t, e.files.Run)
 	run(t, secrets.Run)
 

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
@@ -28,11 +29,13 @@ func TestFilesReachTheStreamsThatNameThem(t *testing.T) {
 		}
 		return text
 	}
-	n := secret.NewNamed(nil, slog.New(slog.DiscardHandler))
+	follower := filewatch.NewFollower(filewatch.FollowerOptions{})
+	n := secret.NewNamed(nil, follower, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
+	done := make(chan error, 2)
 	go func() { done <- n.Run(ctx) }()
-	defer func() { cancel(); <-done }()
+	go func() { done <- follower.Run(ctx) }()
+	defer func() { cancel(); <-done; <-done }()
 	socket := serveFiles(t, &value{}, n) // the workload's own secret does not come
 
 	a, b := "file-root:"+dir+"/a", "file-root:"+dir+"/b"

@@ -60,17 +60,15 @@ type Server struct {
 // New takes the socket at once, so that what is wrong with its path is known before
 // anything starts: a stale socket is removed, one that somebody serves is not, its folder made (mode 0750), and the
 // socket opened to all who get through the folder (mode 0666). [agent P12, P15] Call
-// Run, or Close where it comes to nothing.
-func New(socket string, source Source, log *slog.Logger) (*Server, error) {
+// Run, or Close where it comes to nothing. files may be nil: then no secrets of files are
+// served.
+func New(socket string, source Source, files Files, log *slog.Logger) (*Server, error) {
 	ln, err := claim.Socket(socket)
 	if err != nil {
 		return nil, fmt.Errorf("listen for Envoy's secrets: %w", err)
 	}
-	return &Server{source: source, log: log, listener: ln}, nil
+	return &Server{source: source, files: files, log: log, listener: ln}, nil
 }
-
-// ServeFiles has the server serve secrets of files, too. Call it before Run.
-func (s *Server) ServeFiles(f Files) { s.files = f }
 
 // Close gives the socket back; for a server that was never run.
 func (s *Server) Close() error { return s.listener.Close() }

@@ -64,11 +64,10 @@ func serve(t *testing.T, source Source) string { return serveFiles(t, source, ni
 func serveFiles(t *testing.T, source Source, files Files) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "a", "socket")
-	s, err := New(socket, source, slog.New(slog.DiscardHandler))
+	s, err := New(socket, source, files, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.ServeFiles(files)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -223,7 +222,7 @@ func TestNewPreparesTheSocket(t *testing.T) {
 		ln.Close()
 	}
 	for range 2 {
-		s, err := New(path, &value{}, slog.New(slog.DiscardHandler))
+		s, err := New(path, &value{}, nil, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -242,7 +241,7 @@ func TestNewPreparesTheSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	for why, path := range map[string]string{"no socket is there": file, "at most 107": "/" + strings.Repeat("x", 120), "make socket folder": file + "/socket"} {
-		if _, err := New(path, &value{}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), why) {
+		if _, err := New(path, &value{}, nil, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%s: %v", why, err)
 		}
 	}

@@ -2,9 +2,9 @@ package secret
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,53 +13,64 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// pollFiles is how often mounted files are looked at. Kubernetes takes a minute to bring
-// a new one, so there is nothing to win by being faster.
-const pollFiles = time.Second
-
 // FilePaths name the three files of a mounted identity.
 type FilePaths struct{ Chain, Key, Roots string }
 
 // Files takes the secret from mounted files, which somebody else renews. [agent S16]
 type Files struct {
 	*Value
-	paths FilePaths
-	log   *slog.Logger
+	paths    FilePaths
+	follower *filewatch.Follower
+	log      *slog.Logger
 }
 
-// NewFiles makes a source that publishes into v; nothing is read before Run.
-func NewFiles(v *Value, paths FilePaths, log *slog.Logger) *Files {
-	return &Files{Value: v, paths: paths, log: log}
+// NewFiles makes a source that publishes into v; nothing is read before Run. Later
+// contents are read while the follower runs.
+func NewFiles(v *Value, paths FilePaths, follower *filewatch.Follower, log *slog.Logger) *Files {
+	return &Files{Value: v, paths: paths, follower: follower, log: log}
 }
 
 // Run follows the files until ctx ends, then returns nil. Files that do not belong
-// together, as they are in the midst of being replaced, change nothing. One that shrank in
-// place is read once it has been still: a part of a bundle of roots is a bundle too.
+// together, because they are being replaced, change nothing. One that shrank in place is
+// read once it has been still: a part of a bundle of roots is a bundle too.
 func (f *Files) Run(ctx context.Context) error {
-	tick := time.NewTicker(pollFiles)
-	defer tick.Stop()
-	var seen map[string]filewatch.Sig
-	var shrunk filewatch.Shrunk
-	said := ""
+	wake := make(chan struct{}, 1)
+	set := f.follower.Follow(wake, f.paths.Chain, f.paths.Key, f.paths.Roots)
+	defer set.Close()
+	logged := ""
 	for {
-		now := look([]string{f.paths.Chain, f.paths.Key, f.paths.Roots})
-		if !maps.Equal(now, seen) && shrunk.Wait(time.Now(), seen, now) == 0 {
-			s, err := f.read()
-			if err == nil {
-				seen, said = now, ""
-				f.publish(s)
-				f.log.Info("certificate read", "file", f.paths.Chain, "version", s.Version, "until", s.NotAfter)
-			} else if f.fail(err); err.Error() != said {
-				said = err.Error()
-				f.log.Warn("certificate not read", "reason", err)
-			}
+		if set.Due() {
+			logged = f.update(set, logged)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-wake:
 		}
 	}
+}
+
+// update reads the files and publishes them. It logs a problem that is not logged already
+// and returns it, empty for none.
+func (f *Files) update(set *filewatch.Set, logged string) string {
+	var s *pki.Secret
+	err := set.Read(func() (err error) {
+		s, err = f.read()
+		return err
+	})
+	switch {
+	case errors.Is(err, filewatch.ErrMoving):
+		return logged
+	case err != nil:
+		f.fail(err)
+		if err.Error() != logged {
+			f.log.Warn("certificate not read", "reason", err)
+		}
+		return err.Error()
+	}
+	f.publish(s)
+	f.log.Info("certificate read", "file", f.paths.Chain, "version", s.Version, "until", s.NotAfter)
+	return ""
 }
 
 func (f *Files) read() (*pki.Secret, error) {

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -31,6 +32,23 @@ func put(t *testing.T, dir string, files map[string][]byte) {
 	}
 }
 
+// watcher runs a follower that polls, so that it lives in a test's bubble.
+func watcher(t *testing.T) *filewatch.Follower {
+	t.Helper()
+	f := filewatch.NewFollower(filewatch.FollowerOptions{PollOnly: true, Poll: pollFiles})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return f
+}
+
+// pollFiles is how often the tests' follower looks.
+const pollFiles = time.Second
+
 func TestFilesAreFollowed(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -38,7 +56,7 @@ func TestFilesAreFollowed(t *testing.T) {
 		one, two := identity(t, ca), identity(t, ca)
 		put(t, dir, map[string][]byte{"certificates.pem": one.Chain, "private_key.pem": one.Key, "ca_certificates.pem": one.Roots})
 		paths := FilePaths{Chain: filepath.Join(dir, "certificates.pem"), Key: filepath.Join(dir, "private_key.pem"), Roots: filepath.Join(dir, "ca_certificates.pem")}
-		f := NewFiles(NewValue(), paths, quiet)
+		f := NewFiles(NewValue(), paths, watcher(t), quiet)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- f.Run(ctx) }()

@@ -2,12 +2,12 @@ package secret
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -26,37 +26,38 @@ var SystemBundles = []string{
 	"/etc/ssl/cert.pem",                                 // Alpine, macOS
 }
 
-// Named keeps the secrets of files that clusters name, each for as long as somebody
-// follows it. A file is looked at once a second; what was read last stands until its
-// successor is whole, for which one that shrank in place must have been still. Any goroutine may call anything but Run. [agent S17]
+// Named holds the secrets of files that clusters name, each for as long as a stream
+// follows it. What was read last stands until its successor is whole. Any goroutine may
+// call anything but Run. [agent S17]
 type Named struct {
-	system []string
-	log    *slog.Logger
-	wake   chan struct{} // a name came
+	system   []string
+	follower *filewatch.Follower
+	log      *slog.Logger
+	wake     chan struct{} // a name is due
 
 	mu      sync.Mutex
-	held    map[string]*named
+	names   map[string]*named
 	changed chan struct{} // closed when a value changes
 }
 
 // named is one followed name.
 type named struct {
 	source source
+	set    *filewatch.Set
 	users  int
 	value  *pki.Secret
 	// Why the last attempt failed; empty after one that did not.
 	problem string
-	// The rest is Run's alone. seen is what the files were like when they were last read,
-	// nil where they are to be read again; used, when the value was.
-	seen, used map[string]filewatch.Sig
-	shrunk     filewatch.Shrunk
 }
 
-// NewNamed makes a keeper of named secrets; system says where the operating system's
-// roots may lie (SystemBundles). Nothing is read before Run, and nothing but what is
-// followed.
-func NewNamed(system []string, log *slog.Logger) *Named {
-	return &Named{system: system, log: log, wake: make(chan struct{}, 1), held: map[string]*named{}, changed: make(chan struct{})}
+// NewNamed makes a holder of named secrets; system says where the operating system's
+// roots may lie (SystemBundles). Nothing is read before Run, and only what is followed.
+// Later contents are read while the follower runs.
+func NewNamed(system []string, follower *filewatch.Follower, log *slog.Logger) *Named {
+	return &Named{
+		system: system, follower: follower, log: log,
+		wake: make(chan struct{}, 1), names: map[string]*named{}, changed: make(chan struct{}),
+	}
 }
 
 // Follow has the named secret read and kept until release is called. The error says why
@@ -68,24 +69,21 @@ func (n *Named) Follow(name string) (release func(), err error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	e := n.held[name]
+	e := n.names[name]
 	if e == nil {
-		if len(n.held) == maxNamed {
+		if len(n.names) == maxNamed {
 			return nil, fmt.Errorf("secret %.200q: %d secrets of files are followed, no more are", name, maxNamed)
 		}
-		e = &named{source: src}
-		n.held[name] = e
-		select {
-		case n.wake <- struct{}{}:
-		default:
-		}
+		e = &named{source: src, set: n.follower.Follow(n.wake, src.files()...)}
+		n.names[name] = e
 	}
 	e.users++
 	return sync.OnceFunc(func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		if e.users--; e.users == 0 {
-			delete(n.held, name)
+			e.set.Close()
+			delete(n.names, name)
 		}
 	}), nil
 }
@@ -95,7 +93,7 @@ func (n *Named) Follow(name string) (release func(), err error) {
 func (n *Named) Get(name string) *pki.Secret {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if e := n.held[name]; e != nil {
+	if e := n.names[name]; e != nil {
 		return e.value
 	}
 	return nil
@@ -113,7 +111,7 @@ func (n *Named) Problems() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var out []string
-	for _, e := range n.held {
+	for _, e := range n.names {
 		if e.problem != "" {
 			out = append(out, e.problem)
 		}
@@ -122,58 +120,40 @@ func (n *Named) Problems() []string {
 	return slices.Compact(out)
 }
 
-// Run follows the files until ctx ends, then returns nil. It sleeps while nothing is
-// followed.
+// Run reads what is due until ctx ends, then returns nil.
 func (n *Named) Run(ctx context.Context) error {
 	for {
-		var next <-chan time.Time
-		if n.look() {
-			next = time.After(pollFiles)
-		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-n.wake:
-		case <-next:
+			n.update()
 		}
 	}
 }
 
-// look reads what has changed and says whether anything is followed. Files are read
-// without the lock, so that a slow disk holds up no stream.
-func (n *Named) look() bool {
+// update reads what is due, without the lock, so that a slow disk holds up no stream.
+func (n *Named) update() {
 	n.mu.Lock()
-	all := make(map[string]*named, len(n.held))
-	for name, e := range n.held {
-		all[name] = e
-	}
+	all := maps.Clone(n.names)
 	n.mu.Unlock()
 	for name, e := range all {
-		now := look(e.source.files())
-		if e.seen != nil && maps.Equal(e.seen, now) {
+		if !e.set.Due() {
 			continue
 		}
-		// A file that shrank in place may be half written, and a part of a bundle is a bundle.
-		if e.shrunk.Wait(time.Now(), e.used, now) > 0 {
-			continue
-		}
-		value, err := e.source.read()
-		if err == nil && !maps.Equal(now, look(e.source.files())) {
-			e.seen = nil // it is being written: what was read may be a half
-			continue
-		}
-		n.take(name, e, value, err)
-		if e.seen = now; err != nil {
-			e.seen = nil // a right or a link may change where no file does
-		} else {
-			e.used = now
+		var value *pki.Secret
+		err := e.set.Read(func() (err error) {
+			value, err = e.source.read()
+			return err
+		})
+		if !errors.Is(err, filewatch.ErrMoving) { // what was read may be a half
+			n.publish(name, e, value, err)
 		}
 	}
-	return len(all) > 0
 }
 
-// take notes the outcome of reading e, and says so where it is news.
-func (n *Named) take(name string, e *named, value *pki.Secret, err error) {
+// publish stores the outcome of reading e, and logs it where it differs from the last one.
+func (n *Named) publish(name string, e *named, value *pki.Secret, err error) {
 	n.mu.Lock()
 	before := e.problem
 	e.problem = ""

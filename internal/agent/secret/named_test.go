@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 )
 
 func TestNamesOfFiles(t *testing.T) {
@@ -40,7 +42,7 @@ func TestNamesOfFiles(t *testing.T) {
 func follow(t *testing.T, log *slog.Logger, system []string, names []string, f func(t *testing.T, n *Named)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		n := NewNamed(system, log)
+		n := NewNamed(system, watcher(t), log)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- n.Run(ctx) }()
@@ -198,7 +200,7 @@ func TestOnlyCertificatesOfABundleAreServed(t *testing.T) {
 }
 
 func TestNothingIsKeptThatNobodyFollows(t *testing.T) {
-	n := NewNamed(nil, quiet)
+	n := NewNamed(nil, filewatch.NewFollower(filewatch.FollowerOptions{}), quiet)
 	one, err := n.Follow("file-root:/a")
 	if err != nil {
 		t.Fatal(err)
@@ -206,11 +208,11 @@ func TestNothingIsKeptThatNobodyFollows(t *testing.T) {
 	two, _ := n.Follow("file-root:/a")
 	one()
 	one() // twice is once
-	if len(n.held) != 1 {
+	if len(n.names) != 1 {
 		t.Error("forgotten while it is followed")
 	}
 	two()
-	if len(n.held) != 0 || n.look() {
+	if len(n.names) != 0 {
 		t.Error("kept though nobody follows")
 	}
 	if _, err := n.Follow("file-root:../x"); err == nil {

@@ -11,7 +11,6 @@ import (
 	"os"
 	"syscall"
 
-	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -21,15 +20,6 @@ const (
 	// maxCertificates bounds a bundle.
 	maxCertificates = 4096
 )
-
-// look gives the signatures of files; one that cannot be looked at has the zero one.
-func look(files []string) map[string]filewatch.Sig {
-	out := make(map[string]filewatch.Sig, len(files))
-	for _, f := range files {
-		out[f], _ = filewatch.Stat(f)
-	}
-	return out
-}
 
 // read reads and checks. Only what is a certificate, a list of revoked ones or a key goes
 // on to Envoy: a name is no way to have any other file read out.

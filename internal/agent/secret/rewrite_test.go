@@ -44,7 +44,7 @@ func TestAMountedIdentityRewrittenInPlaceKeepsItsRoots(t *testing.T) {
 		s, more := identity(t, newFakeCA(t)), identity(t, newFakeCA(t)).Roots
 		put(t, dir, map[string][]byte{"cert-chain.pem": s.Chain, "key.pem": s.Key, "root-cert.pem": append(bytes.Clone(s.Roots), more...)})
 		paths := FilePaths{Chain: filepath.Join(dir, "cert-chain.pem"), Key: filepath.Join(dir, "key.pem"), Roots: filepath.Join(dir, "root-cert.pem")}
-		f := NewFiles(NewValue(), paths, quiet)
+		f := NewFiles(NewValue(), paths, watcher(t), quiet)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- f.Run(ctx) }()
@@ -63,7 +63,7 @@ func TestAMountedIdentityRewrittenInPlaceKeepsItsRoots(t *testing.T) {
 		if err := os.Rename(filepath.Join(dir, "next"), filepath.Join(dir, "root-cert.pem")); err != nil {
 			t.Fatal(err)
 		}
-		pass(pollFiles + time.Millisecond)
+		pass(pollFiles + 100*time.Millisecond)
 		if now, _ := f.Current(); now == both || bytes.Contains(now.Roots, more) {
 			t.Errorf("the new file was not taken: %v", f.Problem())
 		}
