@@ -231,7 +231,7 @@ func (a *Agent) hotRestarts() bool { return a.o.Settings.Life.HotRestart && !a.o
 func (a *Agent) hot() envoy.Hot {
 	h := envoy.Hot{ParentShutdown: a.o.Settings.Life.ParentShutdown}
 	if a.o.Node.Config.GetCustomConfigFile() == "" {
-		h.Upstream = func() bool { return a.xds.State().Connected() }
+		h.Upstream = a.xds.Connected()
 	}
 	if a.inboundOnly() {
 		h.InboundPorts = []int{mesh.InboundPort}

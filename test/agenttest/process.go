@@ -246,3 +246,27 @@ func (a *Process) Envoy() (int, error) {
 	}
 	return 0, errors.New("no Envoy")
 }
+
+// Wakes is how often the agent's threads have gone to sleep so far and been woken again:
+// their voluntary context switches.
+func (a *Process) Wakes() (int, error) {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", a.Cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	sum := 0
+	for _, task := range tasks {
+		text, err := os.ReadFile(task)
+		if err != nil {
+			return 0, err
+		}
+		_, after, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
+		line, _, _ := strings.Cut(after, "\n")
+		n, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil {
+			return 0, fmt.Errorf("read %s: %w", task, err)
+		}
+		sum += n
+	}
+	return sum, nil
+}

@@ -80,9 +80,9 @@ type Hot struct {
 	// ParentShutdown is how long after a child is live its parent is ended; whole seconds, 60 where
 	// it is 0. It should be longer than the drain of Arguments.
 	ParentShutdown time.Duration
-	// Upstream reports whether a new Envoy could get its configuration now; nil stands for always.
-	// It is called often and must not block.
-	Upstream func() bool
+	// Upstream tells, at each change, whether a new Envoy could get its configuration now. Until
+	// something is received, and where it is nil, it could.
+	Upstream <-chan bool
 	// InboundPorts are the ports whose connections count where Envoy has no admin interface to ask; none for all.
 	InboundPorts []int
 	// SharedMemory is the folder of POSIX shared memory; "" for /dev/shm.

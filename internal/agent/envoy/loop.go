@@ -14,8 +14,6 @@ const (
 	firstLook = 5 * time.Millisecond   // between two looks at whether Envoy is live, at first
 	slowLook  = 250 * time.Millisecond // and in the end
 	countPace = time.Second            // between two counts of connections in a drain
-	// upstreamPace is between two looks at whether a new Envoy could be configured.
-	upstreamPace = 100 * time.Millisecond
 )
 
 // loop is the one goroutine that owns the machine and the processes.
@@ -59,12 +57,6 @@ func (l *loop) policy() supervise.Policy {
 // serve takes events until the machine is done and returns its exit code.
 func (l *loop) serve(ctx context.Context) int {
 	asked := ctx.Done()
-	look := time.NewTicker(upstreamPace)
-	defer look.Stop()
-	if l.o.Hot.Upstream == nil {
-		look.Stop()
-	}
-	reachable := true
 	for {
 		var ev supervise.Event = supervise.Now{}
 		select {
@@ -86,17 +78,20 @@ func (l *loop) serve(ctx context.Context) int {
 			if ev = r.event; ev == nil {
 				ev = supervise.Now{}
 			}
-		case <-look.C:
-			if l.o.Hot.Upstream() == reachable {
-				continue // the usual case costs nothing: no step, no new state
-			}
+		case ok := <-l.o.Hot.Upstream:
+			ev = supervise.Upstream{OK: ok}
 		case <-l.timer.C:
 		}
-		if l.o.Hot.Upstream != nil && l.o.Hot.Upstream() != reachable {
-			reachable = !reachable
-			if l.step(supervise.Upstream{OK: reachable}) {
+		// Whatever else happened is decided with the newest state of the upstream.
+		select {
+		case ok := <-l.o.Hot.Upstream:
+			if l.step(supervise.Upstream{OK: ok}) {
 				return l.code
 			}
+			if _, older := ev.(supervise.Upstream); older {
+				continue
+			}
+		default:
 		}
 		if l.step(ev) {
 			return l.code

@@ -75,7 +75,8 @@ func New(c Config) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for Envoy's configuration: %w", err)
 	}
-	p := &Proxy{config: c, listener: l, patience: openLimit}
+	p := &Proxy{config: c, listener: l, patience: openLimit, stats: stats{connected: make(chan bool, 1)}}
+	p.stats.connected <- false
 	p.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.relay), grpc.MaxRecvMsgSize(maxRequest),
 		grpc.WaitForHandlers(true), grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
 		// The usual pools would keep a megabyte for whatever is larger than 32 KiB, such as

@@ -36,8 +36,14 @@ type State struct {
 // Connected says whether there is a stream to the control plane.
 func (s State) Connected() bool { return s.Streams > 0 }
 
+// Connected carries whether there is a stream to the control plane: what holds now, unless
+// it was received already, and then each change. Where nobody receives, a newer value takes
+// the place of an older one. It is for one receiver.
+func (p *Proxy) Connected() <-chan bool { return p.stats.connected }
+
 type stats struct {
 	requests, responses atomic.Uint64
+	connected           chan bool // holds the newest value until it is received
 
 	mu    sync.Mutex
 	state State
@@ -63,7 +69,17 @@ func (s *stats) streams(d int) {
 	s.state.Streams += d
 	if s.state.Connected() != was {
 		s.state.Since = time.Now()
+		s.announce(s.state.Connected())
 	}
+}
+
+// announce replaces a value that nobody has received. Callers hold mu, so that there is room.
+func (s *stats) announce(connected bool) {
+	select {
+	case <-s.connected:
+	default:
+	}
+	s.connected <- connected
 }
 
 // fail remembers an error; nil is a peer that ended the stream in order.

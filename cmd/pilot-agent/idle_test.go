@@ -1,0 +1,43 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/test/agenttest"
+)
+
+// An agent beside which nothing happens wakes about once a second, for the one look at its
+// files. Each wake costs the Go runtime some switches between its threads; a timer of
+// 100 ms alone made more than 40 a second.
+func TestAnIdleAgentHardlyWakes(t *testing.T) {
+	const seconds, most = 10, 10 // most is per second
+	plane := agenttest.NewPlane(t)
+	plane.Start()
+	a := agenttest.New(t, plane, "")
+	a.Start()
+	agenttest.Until(t, "the proxy is ready", a.Ready)
+	// It gives memory back some seconds after its start, and a machine may be busy: one
+	// quiet stretch is enough to show that no timer runs more often.
+	agenttest.Until(t, "an idle agent", func() error {
+		return idle(a, seconds*time.Second, seconds*most)
+	})
+}
+
+// idle fails where an agent wakes more often than most in a time.
+func idle(a *agenttest.Process, length time.Duration, most int) error {
+	before, err := a.Wakes()
+	if err != nil {
+		return err
+	}
+	<-time.After(length)
+	after, err := a.Wakes()
+	if err != nil {
+		return err
+	}
+	if after-before > most {
+		return fmt.Errorf("%d wakes in %v, want at most %d", after-before, length, most)
+	}
+	return nil
+}
