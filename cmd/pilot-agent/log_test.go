@@ -56,22 +56,3 @@ func TestLogJSON(t *testing.T) {
 		t.Errorf("%q (%v)", got, err)
 	}
 }
-
-func TestUntouchedMappings(t *testing.T) {
-	const smaps = `00400000-00a00000 r-xp 00000000 fe:00 99   /bin/agent
-Rss:                6224 kB
-Anonymous:             0 kB
-00a00000-01300000 r--p 00600000 fe:00 99   /bin/agent
-Anonymous:             8 kB
-01300000-01400000 rw-p 00f00000 fe:00 99   /bin/agent
-Anonymous:             0 kB
-01400000-01500000 r--p 00f00000 fe:00 98   /lib/other
-Anonymous:             0 kB
-7ff000000000-7ff000001000 r--p 00000000 00:00 0
-Anonymous:             0 kB
-`
-	got := untouched(strings.NewReader(smaps), "/bin/agent")
-	if len(got) != 1 || got[0] != (mapping{0x400000, 0x600000}) {
-		t.Errorf("got %x, want only the one that is the file's, read-only and without pages of its own", got)
-	}
-}

@@ -51,8 +51,8 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(c *cobra.Command, args []string) error {
 			started := time.Now()
-			ready, settled := spareMemory(s)
-			defer settled()
+			ready, stop := limitMemory(s)
+			defer stop()
 			role := mesh.Sidecar
 			if len(args) > 0 {
 				role = mesh.Role(args[0])
