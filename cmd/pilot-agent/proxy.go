@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"time"
 
@@ -13,8 +14,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pilothouse/pilothouse/internal/agent"
+	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/node"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	tasks "github.com/pilothouse/pilothouse/internal/run"
 )
 
 // proxyFlags are those of the main command. [agent F1–F11]
@@ -114,6 +117,9 @@ func (p *proxyFlags) prepare(ctx context.Context, o agent.Options, role mesh.Rol
 		}
 		o.Beside = append(o.Beside, watch)
 		o.Settings.DNS.Serve = o.Settings.DNS.Serve || dns
+	}
+	if os.Getpid() == 1 {
+		o.Beside = append(o.Beside, tasks.Task{Name: "reap", Run: envoy.Reap})
 	}
 	o.Flags, o.Inputs = p.agent, agent.Inputs{Node: in, MeshFile: p.meshConfig}
 	return agent.New(ctx, o)

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
@@ -346,13 +347,17 @@ func TestAdminOverAUnixSocketSaysWhatItAsked(t *testing.T) {
 	}
 }
 
-// reaperName is the name under which the test binary makes an orphan and buries it.
+// reaperName is the name under which the test binary inherits an orphan and reaps it.
 const reaperName = "test-reaper"
 
-// reaper exits 0 once the orphan that a shell left to it is buried.
+// reaper exits 0 once the orphan that a shell left to it is reaped.
 func reaper() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		fmt.Fprintln(os.Stderr, "become the parent of orphans:", err)
+		os.Exit(1)
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- envoy.Reap(ctx) }()
 	orphan, err := exec.CommandContext(ctx, "/bin/sh", "-c", "sleep 0.3 >/dev/null & echo $!").Output()
@@ -368,11 +373,11 @@ func reaper() {
 		}
 		<-tick.C
 	}
-	fmt.Fprintln(os.Stderr, "the orphan was not buried")
+	fmt.Fprintln(os.Stderr, "the orphan was not reaped")
 	os.Exit(1)
 }
 
-func TestOrphansAreBuried(t *testing.T) {
+func TestOrphansAreReaped(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -83,6 +83,7 @@ func spawn(l *launcher, what Launch, as *syscall.Credential, stdout, stderr io.W
 		return nil, fmt.Errorf("start Envoy: %w", err)
 	}
 	p.pid = p.cmd.Process.Pid
+	awaited.Store(p.pid, nil)
 	p.copied = make([]error, len(p.pipes))
 	for i, dst := range []io.Writer{stdout, stderr} {
 		p.copies.Go(func() {
@@ -137,6 +138,7 @@ func (p *process) wait() (supervise.Status, error) {
 	// No error matters here: as a rule there is nothing left.
 	_ = unix.Kill(-p.pid, unix.SIGKILL)
 	err := p.cmd.Wait()
+	awaited.Delete(p.pid)
 	for _, f := range p.pipes {
 		_ = f.SetReadDeadline(time.Now().Add(stragglers))
 	}

@@ -3,32 +3,30 @@ package envoy
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// reapDelay is how long a zombie must have lain before it counts as nobody's. Whoever started
-// a process and waits for it takes it at once.
+// reapDelay is how long a process must have been a zombie before it is taken for an orphan
+// that nobody waits for. Whoever starts a process and waits for it reaps it at once.
 const reapDelay = time.Second
 
-// Reap makes this process the one that inherits orphaned descendants, and buries those that
-// nobody here waits for, until ctx ends. As the first process of a container the agent
-// has that duty anyway: whatever loses its parent in there becomes its child.
+// Reap reaps the orphans that this process inherits, until ctx ends; the error is nil. It is
+// for the first process of a container, whose child every process becomes that loses its
+// parent: without it their zombies stay until the container ends. The Envoys of this package are left to
+// those who wait for their status.
 func Reap(ctx context.Context) error {
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("become the reaper of orphaned processes: %w", err)
-	}
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, unix.SIGCHLD)
 	defer signal.Stop(ended)
-	look := time.NewTimer(reapDelay) // also for those that ended before us
+	look := time.NewTimer(reapDelay) // also for those that ended before
 	defer look.Stop()
 	seen := map[int]bool{}
 	for {
@@ -40,40 +38,50 @@ func Reap(ctx context.Context) error {
 				look.Reset(reapDelay)
 			}
 		case <-look.C:
-			if seen = bury(seen); len(seen) > 0 {
+			if seen = reap(seen); len(seen) > 0 {
 				look.Reset(reapDelay)
 			}
 		}
 	}
 }
 
-// bury reaps the zombies that had been seen before and returns those seen now for the first time.
-func bury(seen map[int]bool) map[int]bool {
-	fresh := map[int]bool{}
+// reap reaps the zombies that were seen before and returns those seen for the first time.
+func reap(before map[int]bool) map[int]bool {
+	first := map[int]bool{}
 	for _, pid := range zombies() {
-		if seen[pid] {
+		if _, ours := awaited.Load(pid); ours {
+			continue
+		}
+		if before[pid] {
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 		} else {
-			fresh[pid] = true
+			first[pid] = true
 		}
 	}
-	return fresh
+	return first
 }
 
-// zombies lists the children of this process that have ended and are not reaped. The kernel
-// keeps children by thread.
+// awaited holds the process ids of the Envoys that a goroutine waits for. It belongs to the
+// whole process, as its children do.
+var awaited sync.Map
+
+// zombies lists the children of this process that have ended and are not reaped.
 func zombies() []int {
 	var out []int
-	files, _ := filepath.Glob("/proc/self/task/*/children")
+	parent := strconv.Itoa(os.Getpid())
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range files {
-		text, _ := os.ReadFile(file) // the thread may be gone
-		for _, word := range strings.Fields(string(text)) {
-			stat, _ := os.ReadFile("/proc/" + word + "/stat")
-			// pid (name) state …; the name may hold anything.
-			_, after, ok := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " ")
-			if pid, err := strconv.Atoi(word); ok && err == nil && strings.HasPrefix(after, "Z") {
-				out = append(out, pid)
-			}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // the process is gone
+		}
+		// pid (name) state parent …; the name may hold any character.
+		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+		if len(fields) < 2 || fields[0] != "Z" || fields[1] != parent {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+			out = append(out, pid)
 		}
 	}
 	return out

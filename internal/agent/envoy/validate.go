@@ -44,6 +44,8 @@ func short(ctx context.Context, what Launch, more ...string) (string, error) {
 	if err := cmd.Start(); err != nil {
 		return "", err
 	}
+	awaited.Store(cmd.Process.Pid, nil)
+	defer awaited.Delete(cmd.Process.Pid)
 	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
 	err := cmd.Wait()
 	if err == nil {
