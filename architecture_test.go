@@ -40,10 +40,11 @@ const (
 var layers = map[string]layer{
 	"internal/mesh": vocabulary, "internal/object": vocabulary, "internal/pki": vocabulary,
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
-	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "test/wait": tools,
+	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "internal/cgroup": tools, "test/wait": tools,
 
-	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/node": pure, "internal/agent/identity": pure,
+	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
+	"internal/agent/host": edge, "internal/agent/launch": edge, "internal/agent/reload": edge, "internal/agent/startup": edge,
 	"internal/agent/envoy": edge, "internal/agent/upstream": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
 	"internal/agent/sds": edge, "internal/agent/xdsproxy": edge, "internal/agent/dns": edge,
 	"internal/agent/status": edge, "internal/agent/capture": edge,
@@ -69,7 +70,9 @@ var layers = map[string]layer{
 
 // sideways lists the imports inside one layer that are meant.
 var sideways = map[string][]string{
-	"internal/agent/identity":              {"internal/agent/node"}, // it decides by the node's settings
+	"internal/agent/identity":              {"internal/agent/spec"}, // every part of the agent reads the Spec
+	"internal/agent/bootstrap":             {"internal/agent/spec"},
+	"internal/agent/launch":                {"internal/agent/envoy"}, // it makes an envoy.Launch
 	"internal/pki":                         {"internal/mesh"},
 	"internal/object":                      {"internal/mesh"},
 	"internal/agent/capture":               {"internal/agent/capture/..."},  // it chooses between iptables and nft
@@ -88,7 +91,7 @@ var sideways = map[string][]string{
 // pureFiles are the decisions that share a directory with an edge; the rules for pure
 // code hold for them file by file. Patterns that match nothing yet are fine.
 var pureFiles = []string{
-	"internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/table*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
+	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/table*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
 	"internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/ca/policy*.go",
 	"internal/discovery/source/dir/fold*.go", "internal/filewatch/pace*.go",
 }

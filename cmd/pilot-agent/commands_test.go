@@ -126,7 +126,7 @@ func TestProxyMistakes(t *testing.T) {
 		{"socket name", []string{"proxy"}, map[string]string{"WORKLOAD_IDENTITY_SOCKET_FILE": "a/b"}, "WORKLOAD_IDENTITY_SOCKET_FILE"},
 		{"foreign socket", []string{"proxy"}, map[string]string{
 			"WORKLOAD_IDENTITY_SOCKET_FILE": "other", "CA_ROOT_CA": "SYSTEM", "INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + freePort(t) + "}",
-		}, "no socket is there"},
+		}, "find the socket"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			code, _, errs := agentRun(t, tt.env, tt.args...)

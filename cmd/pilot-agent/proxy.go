@@ -15,35 +15,35 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
-	"github.com/pilothouse/pilothouse/internal/agent/node"
+	"github.com/pilothouse/pilothouse/internal/agent/host"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
+	"github.com/pilothouse/pilothouse/internal/cgroup"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	tasks "github.com/pilothouse/pilothouse/internal/run"
 )
 
 // proxyFlags are those of the main command. [agent F1–F11]
 type proxyFlags struct {
-	node       node.Flags
-	agent      agent.Flags
-	meshConfig string
-	plugin     string
-	compat     string
-	watch      string
+	spec.Flags
+	plugin string
+	compat string
+	watch  string
 }
 
 func (p *proxyFlags) register(f *pflag.FlagSet) {
-	f.StringVar(&p.node.Domain, "domain", "", "DNS `suffix` of the node (default $POD_NAMESPACE.svc.cluster.local)")
-	f.StringVar(&p.meshConfig, "meshConfig", "./etc/istio/config/mesh", "`file` with the mesh's configuration; it may be missing")
-	f.IntVar(&p.node.STSPort, "stsPort", 0, "`port` of a token service, passed on in the node's metadata")
+	f.StringVar(&p.Domain, "domain", "", "DNS `suffix` of the node (default $POD_NAMESPACE.svc.cluster.local)")
+	f.StringVar(&p.MeshConfig, "meshConfig", "./etc/istio/config/mesh", "`file` with the mesh's configuration; it may be missing")
+	f.IntVar(&p.STSPort, "stsPort", 0, "`port` of a token service, passed on in the node's metadata")
 	f.StringVar(&p.plugin, "tokenManagerPlugin", "", "accepted and not used")
-	f.StringVar(&p.node.ServiceCluster, "serviceCluster", "", "`name` of the service that this proxy stands for (default from its labels)")
-	f.StringVar(&p.agent.LogLevel, "proxyLogLevel", "warning", "Envoy's log `level`, possibly with component:level behind it")
-	f.StringVar(&p.agent.ComponentLogLevel, "proxyComponentLogLevel", "", "log `levels` of Envoy's components, component:level,…")
-	f.IntVar(&p.node.Concurrency, "concurrency", 0, "`number` of Envoy's workers; 0 leaves it to the configuration and the CPU limit")
-	f.StringVar(&p.node.TemplateFile, "templateFile", "", "accepted and not used: the bootstrap is built, not filled in")
-	f.StringVar(&p.node.OutlierLogPath, "outlierLogPath", "", "`file` for the endpoints that Envoy ejects")
+	f.StringVar(&p.ServiceCluster, "serviceCluster", "", "`name` of the service that this proxy stands for (default from its labels)")
+	f.StringVar(&p.LogLevel, "proxyLogLevel", "warning", "Envoy's log `level`, possibly with component:level behind it")
+	f.StringVar(&p.ComponentLogLevel, "proxyComponentLogLevel", "", "log `levels` of Envoy's components, component:level,…")
+	f.IntVar(&p.Concurrency, "concurrency", 0, "`number` of Envoy's workers; 0 leaves it to the configuration and the CPU limit")
+	f.StringVar(&p.TemplateFile, "templateFile", "", "accepted and not used: the bootstrap is built, not filled in")
+	f.StringVar(&p.OutlierLogPath, "outlierLogPath", "", "`file` for the endpoints that Envoy ejects")
 	f.StringVar(&p.watch, "watchCapture", "", "`arguments` of istio-iptables whose rules to keep in force, restoring them when others flush them; needs CAP_NET_ADMIN (default $CAPTURE_WATCH; empty: don't watch)")
 	f.StringVar(&p.compat, "compat", "", "`istio` gives up second tries, hot restarts and truthful exit codes: one Envoy, exit code 0")
-	f.BoolVar(&p.agent.Profiling, "profiling", true, "serve profiles on the status port, to this machine")
+	f.BoolVar(&p.Profiling, "profiling", true, "serve profiles on the status port, to this machine")
 }
 
 func newProxy(s surroundings, log *logFlags) *cobra.Command {
@@ -65,7 +65,7 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 			}
 			switch p.compat {
 			case "", "istio":
-				p.agent.AsIstio = p.compat != ""
+				p.AsIstio = p.compat != ""
 			default:
 				return fmt.Errorf("flag --compat %q: want istio, or leave it out", p.compat)
 			}
@@ -75,7 +75,7 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 			}
 			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
 			logger.Info("Version " + thisBuild().String())
-			p.agent.LogJSON, p.agent.OutlierLog = log.json, p.node.OutlierLogPath
+			p.LogJSON = log.json
 			a, err := p.prepare(c.Context(), agent.Options{Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}, role, s.env)
 			if errors.Is(err, context.Canceled) {
 				logger.Info("asked to end before Envoy was started")
@@ -95,48 +95,51 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 	return c
 }
 
-// prepare finds out what there is to know and makes the agent.
+// prepare makes the Spec and the agent.
 func (p *proxyFlags) prepare(ctx context.Context, o agent.Options, role mesh.Role, env map[string]string) (*agent.Agent, error) {
-	in, err := agent.ReadNode(node.Input{Role: role, Flags: p.node, Env: env}, p.meshConfig)
-	if err != nil {
-		return nil, err
-	}
-	if o.Node, err = node.Build(in); err != nil {
-		return nil, err
-	}
-	if o.Settings, err = node.ReadSettings(o.Node); err != nil {
-		return nil, err
-	}
-	if err := logStart(o.Log, o.Node, o.Settings); err != nil {
-		return nil, err
-	}
+	in := spec.Input{Role: role, Flags: p.Flags, Env: env, ReadFile: os.ReadFile}
 	if args := cmp.Or(p.watch, env["CAPTURE_WATCH"]); args != "" {
 		watch, dns, err := watchCapture(args, func(name string) string { return env[name] }, o.Log.With("scope", "capture"))
 		if err != nil {
 			return nil, err
 		}
-		o.Beside = append(o.Beside, watch)
-		o.Settings.DNS.Serve = o.Settings.DNS.Serve || dns
+		o.Tasks = append(o.Tasks, watch)
+		in.CaptureDNS = dns
+	}
+	var err error
+	if in.Host, err = host.Read(); err != nil {
+		return nil, err
+	}
+	if o.Spec, err = spec.Build(in); err != nil {
+		return nil, err
+	}
+	o.Reread = func(running *spec.Spec) (*spec.Spec, error) {
+		next := in
+		next.Running, next.Host.CPULimit = running, cgroup.CPULimit()
+		return spec.Build(next)
+	}
+	if err := logStart(o.Log, o.Spec); err != nil {
+		return nil, err
 	}
 	if os.Getpid() == 1 {
-		o.Beside = append(o.Beside, tasks.Task{Name: "reap", Run: envoy.Reap})
+		o.Tasks = append(o.Tasks, tasks.Task{Name: "reap", Run: envoy.Reap})
 	}
-	o.Flags, o.Inputs = p.agent, agent.Inputs{Node: in, MeshFile: p.meshConfig}
 	return agent.New(ctx, o)
 }
 
 // logStart tells what was decided before anything is done with it. [agent F13]
-func logStart(log *slog.Logger, f *node.Facts, s node.Settings) error {
-	log.Info("Proxy role", "type", f.ID.Role, "id", f.ID.ID, "domain", f.ID.Domain, "ips", f.Metadata["INSTANCE_IPS"], "cluster", f.Cluster)
-	log.Info("Proxy configuration from " + strings.Join(f.ConfigSource, ", "))
-	text, err := node.EffectiveYAML(f.Config)
+func logStart(log *slog.Logger, s *spec.Spec) error {
+	n := s.Node
+	log.Info("Proxy role", "type", n.ID.Role, "id", n.ID.ID, "domain", n.ID.Domain, "ips", n.Metadata["INSTANCE_IPS"], "cluster", n.Cluster)
+	log.Info("Proxy configuration from " + strings.Join(s.ConfigSources, ", "))
+	text, err := spec.EffectiveYAML(s.Config)
 	if err != nil {
 		return err
 	}
 	log.Info("Effective config: " + strings.TrimSpace(text))
 	log.Info("JWT policy is third-party-jwt")
-	log.Info("CA Endpoint "+s.Upstream.CA, "identity", f.Identity)
-	for _, w := range f.Warnings {
+	log.Info("CA Endpoint "+s.Upstream.CA, "identity", n.Identity)
+	for _, w := range s.Warnings {
 		log.Warn(w)
 	}
 	return nil

@@ -142,7 +142,7 @@ func TestWhatAChangeCosts(t *testing.T) {
 	began := time.Now()
 	annotate(t, a, `sidecar.istio.io/logLevel="debug"`, `nobody/reads="this"`)
 	agenttest.Until(t, "Envoy logs more", func() error {
-		if !strings.Contains(a.Output(), "Envoy's log level is changed") {
+		if !strings.Contains(a.Output(), "changed Envoy's log level") {
 			return errors.New("it does not")
 		}
 		return nil

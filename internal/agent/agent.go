@@ -1,12 +1,14 @@
-// Package agent joins the parts of pilot-agent: it opens the sockets, runs Envoy, and serves it for as long as it lives.
+// Package agent constructs the parts of pilot-agent and joins them: it opens the sockets, runs Envoy, and serves it for as long as it lives.
 //
-// New does everything that can fail because something is configured wrongly, or is
-// already there: it takes its folders, its ports and its sockets, reads the root certificates and then
-// builds the bootstrap, so that a mistake ends the start at once and an agent that already
-// has these things goes on with them. Run runs two groups, one inside the other:
-// Envoy within the servers, which answer until Envoy has ended. Nothing on the way to
+// New does everything that can fail because something is configured wrongly or already in use:
+// it takes its folders, ports and sockets, checks the root certificates and
+// writes the bootstrap, so that a mistake ends the start at once and another agent that
+// has these things is not disturbed. Run runs two groups, one inside the other:
+// Envoy within the servers, which answer until Envoy has ended. Nothing before
 // Envoy's start waits for a network: neither for a certificate, nor for discovery, nor for
 // a name to resolve. Envoy itself waits for its configuration, and readiness says for what.
+//
+// Each part gets what it needs from its constructor. The Spec says everything about this agent.
 package agent
 
 import (
@@ -14,140 +16,140 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"net"
 	"slices"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/app"
-	"github.com/pilothouse/pilothouse/internal/agent/dns"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
-	"github.com/pilothouse/pilothouse/internal/agent/identity"
-	"github.com/pilothouse/pilothouse/internal/agent/node"
-	"github.com/pilothouse/pilothouse/internal/agent/secret"
-	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
+	"github.com/pilothouse/pilothouse/internal/agent/launch"
+	"github.com/pilothouse/pilothouse/internal/agent/reload"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
+	"github.com/pilothouse/pilothouse/internal/agent/startup"
+	"github.com/pilothouse/pilothouse/internal/agent/status"
+	"github.com/pilothouse/pilothouse/internal/cgroup"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
-// Options are what an agent is made from.
+// Options are what an agent is made from. All but Ready and Tasks are needed.
 type Options struct {
-	Node *node.Facts
-	// Inputs are what Node was made of; their files may change.
-	Inputs   Inputs
-	Settings node.Settings
-	Log      *slog.Logger
+	Spec *spec.Spec
+	// Reread makes the next Spec of the running one and what the inputs say now.
+	Reread func(running *spec.Spec) (*spec.Spec, error)
+	Log    *slog.Logger
 	// Stdout and Stderr get Envoy's output.
 	Stdout, Stderr io.Writer
-	// Started is when the program was, for the time that it took to be ready.
+	// Started is when the program was started, for the time that it took to be ready.
 	Started time.Time
-	// Ready, unless nil, is called when readiness is first found. It does not block.
+	// Ready is called once, when readiness is first found. It does not block.
 	Ready func()
-	// Flags are those of the command line that decide neither node nor configuration.
-	Flags Flags
-	// Beside are tasks that run as long as Envoy does.
-	Beside []run.Task
-}
-
-// Inputs are what a node is made of.
-type Inputs struct {
-	Node node.Input
-	// MeshFile is the path of the mesh's configuration file.
-	MeshFile string
-}
-
-// Flags are the agent's own switches.
-type Flags struct {
-	// LogLevel and ComponentLogLevel are Envoy's. [agent F6, F7]
-	LogLevel, ComponentLogLevel string
-	// LogJSON has Envoy log JSON as the agent does.
-	LogJSON bool
-	// Profiling serves pprof on the status port, to this machine alone.
-	Profiling bool
-	// OutlierLog is Envoy's file for ejected endpoints.
-	OutlierLog string
-	// AsIstio gives up what other agents of this kind do not do: one Envoy and no second try,
-	// SIGKILL after the drain, exit code 0 whatever happened.
-	AsIstio bool
+	// Tasks run as long as Envoy does.
+	Tasks []run.Task
 }
 
 // Agent is one agent, ready to run once.
 type Agent struct {
-	o   Options
-	log *slog.Logger
-	// undo is for an agent that comes to nothing, close for one that ends.
-	undo, close run.Cleanups
-	statusPort  net.Listener
-	launch      envoy.Launch
-	restarts    *restarts
-	envoy       *envoy.Runner
-	credentials identity.Plan
-	secret      *secret.Value
-	follower    *filewatch.Follower
-	files       *secret.Named // nil where somebody else serves the secrets
-	xds         *xdsproxy.Proxy
-	dns         *dns.Server // nil where nobody's DNS is captured
-	servers     []run.Task
+	envoy   *envoy.Runner
+	servers []run.Task
+	close   func() error
 }
 
 // New prepares an agent. Its errors are mistakes of configuration, or that of ctx if that ended meanwhile; whatever it
-// had opened by then is closed again.
-func New(ctx context.Context, o Options) (*Agent, error) {
-	a := &Agent{o: o, log: o.Log}
-	if err := a.prepare(ctx); err != nil {
-		return nil, errors.Join(err, a.undo.Close(), a.close.Close())
-	}
-	return a, nil
-}
-
-func (a *Agent) prepare(ctx context.Context) error {
-	boot := func() error { return a.bootstrap(ctx) }
-	folders := func() error { return a.folders(ctx) }
-	ports := func() error { return a.ports(ctx) }
-	// First whatever only one agent can have, then what is written: an agent that cannot start has touched nothing.
-	for _, step := range []func() error{
-		a.findEnvoy, folders, ports, a.listenDNS, a.identity, a.discovery, a.clearUp, a.watchInputs, boot, a.runner, a.watchApp, a.serveStatus,
-	} {
-		if err := step(); err != nil {
-			return err
+// has opened by then is closed again.
+func New(ctx context.Context, o Options) (_ *Agent, err error) {
+	var undo run.Cleanups // for an agent that is not going to run
+	var atEnd run.Cleanups
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, undo.Close(), atEnd.Close())
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
+	}()
+	s, log := o.Spec, o.Log
+	if err := launch.FindEnvoy(s); err != nil {
+		return nil, err
 	}
-	return nil
-}
-
-// runner prepares Envoy's supervisor.
-func (a *Agent) runner() error {
-	a.envoy = envoy.New(envoy.Options{
-		Launch:      a.launch,
-		Admin:       a.adminAddress(),
-		Policy:      a.policy(),
-		Hot:         a.hot(),
-		InboundOnly: a.inboundOnly(),
-		IgnorePorts: []int{a.o.Settings.Envoy.HealthPort, a.o.Settings.Envoy.PrometheusPort},
-		Stdout:      a.o.Stdout,
-		Stderr:      a.o.Stderr,
-		Log:         a.log.With("scope", "envoy"),
+	// First what only one agent can have, then what is written: an agent that cannot start has changed nothing.
+	taken, err := startup.Take(ctx, s, log)
+	if err != nil {
+		return nil, err
+	}
+	atEnd.Add("unlock the folders", taken.Release)
+	undo.Add("close the status port", taken.Status.Close)
+	dns, err := newDNS(s, log)
+	if err != nil {
+		return nil, err
+	}
+	undo.Add("close the sockets of DNS", dns.close)
+	follower := filewatch.NewFollower(filewatch.FollowerOptions{Log: log.With("scope", "files")})
+	certificates, err := newCertificates(s, follower, log)
+	if err != nil {
+		return nil, err
+	}
+	undo.Add("close the SDS socket", certificates.close)
+	xds, err := newXDS(s, certificates, log)
+	if err != nil {
+		return nil, err
+	}
+	undo.Add("close the XDS socket", xds.Close)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	bootstraps, err := launch.Open(s, log)
+	if err != nil {
+		return nil, err
+	}
+	atEnd.Add("remove Envoy's bootstraps", bootstraps.Close)
+	first, err := bootstraps.First(ctx, s)
+	if err != nil {
+		return nil, errors.Join(ctx.Err(), err)
+	}
+	runner := envoy.New(envoyOptions(o, first, xds.Connected()))
+	reloader := reload.New(reload.Options{
+		Running: s, First: launch.First, Read: o.Reread, Follower: follower, CPULimit: cgroup.CPULimit,
+		SetLogLevel: runner.Admin().SetLogLevel, Log: log.With("scope", "restart"),
+		Start: func(next *spec.Spec, hash string) error { return start(runner, bootstraps, next, hash) },
 	})
+	atEnd.Add("stop following files", reloader.Close)
+	parts := parts{spec: s, envoy: runner, xds: xds, certificates: certificates, dns: dns, reloader: reloader}
+	server := status.New(status.Options{
+		Listener: taken.Status, Proxy: runner.Admin(), Lifecycle: runner, Facts: parts.facts, Log: log.With("scope", "status"),
+		Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail,
+		Restart: reloader.Restart, Profiling: s.Status.Profiling, LocalMetrics: s.Status.LocalMetrics,
+	})
+	servers := slices.Concat(
+		[]run.Task{{Name: "files", Run: follower.Run}}, dns.tasks, certificates.tasks,
+		[]run.Task{{Name: "xds", Run: xds.Run}, {Name: "restart", Run: reloader.Run}, {Name: "status", Run: server.Run}}, o.Tasks)
+	if s.Lifecycle.ExitWithApp {
+		servers = append(servers, run.Task{Name: "app", Run: func(ctx context.Context) error { return app.Run(ctx, appOptions(s, runner, log)) }})
+	}
+	return &Agent{envoy: runner, servers: servers, close: atEnd.Close}, nil
+}
+
+// start makes a Spec what Envoy should run with, and removes the bootstraps that are not needed any more.
+func start(runner *envoy.Runner, bootstraps *launch.Folder, next *spec.Spec, hash string) error {
+	l, err := bootstraps.Launch(next, hash)
+	if err != nil {
+		return err
+	}
+	v := runner.State()
+	keep := []string{hash, v.Goal.Desired, v.Goal.Good}
+	for _, e := range v.Epochs {
+		keep = append(keep, e.Hash)
+	}
+	bootstraps.Keep(keep...)
+	runner.Desire(l)
 	return nil
 }
 
-// watchApp has a Job's agent end with the application.
-func (a *Agent) watchApp() error {
-	life := a.o.Settings.Life
-	if !life.ExitWithApp || a.o.Flags.AsIstio {
-		return nil
-	}
-	o := app.Options{Grace: life.AppGrace, Ended: a.envoy.Quit, Log: a.log.With("scope", "app"), Own: func() []int {
+// appOptions are for a Job's agent, which ends with the application.
+func appOptions(s *spec.Spec, runner *envoy.Runner, log *slog.Logger) app.Options {
+	return app.Options{Grace: s.Lifecycle.AppGrace, Ended: runner.Quit, Log: log.With("scope", "app"), Own: func() []int {
 		var pids []int
-		for _, p := range a.envoy.State().Processes {
+		for _, p := range runner.State().Processes {
 			pids = append(pids, p.PID)
 		}
 		return pids
 	}}
-	a.serve("app", func(ctx context.Context) error { return app.Run(ctx, o) })
-	return nil
 }
 
 // Run runs until ctx has ended and Envoy has drained, or until Envoy cannot be kept
@@ -158,23 +160,23 @@ func (a *Agent) Run(ctx context.Context) error {
 	inner := run.Task{Name: "envoy", Run: func(servers context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		// A server that cannot go on ends Envoy, too: alone it would serve on unwatched.
+		// A server that fails ends Envoy, too, which would otherwise run unwatched.
 		defer context.AfterFunc(servers, cancel)()
 		if err := a.envoy.Run(ctx); err != nil {
 			return err
 		}
 		return run.Done
 	}}
-	err := run.Group(outer, slices.Concat([]run.Task{inner}, a.servers, a.o.Beside)...)
-	return errors.Join(err, a.close.Close())
+	err := run.Group(outer, append([]run.Task{inner}, a.servers...)...)
+	return errors.Join(err, a.close())
 }
 
-// Again asks once more for the end that the end of Run's context asked for: the first time it skips the rest of the drain, after that it kills
+// Again repeats the request to end that the end of Run's context was: the first time it skips the rest of the drain, then it kills
 // Envoy. Any goroutine may call it, at any time.
 func (a *Agent) Again() { a.envoy.Again() }
 
 // ExitCode is the exit code that an error of Run stands for: Envoy's own where Envoy could
-// not be kept running, otherwise 255, the code of whatever is configured wrongly.
+// not be kept running, otherwise 255, the code of a configuration mistake.
 func ExitCode(err error) int {
 	var ended *envoy.ExitError
 	if errors.As(err, &ended) {

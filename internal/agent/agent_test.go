@@ -13,30 +13,24 @@ import (
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
-	"github.com/pilothouse/pilothouse/internal/agent/node"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // options are those of an ordinary sidecar in an empty folder, on a free status port.
-func options(t *testing.T, env map[string]string) Options {
+func options(t *testing.T, env map[string]string) (Options, error) {
 	t.Helper()
 	all := map[string]string{"PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + strconv.Itoa(freePort(t)) + "}"}
 	for k, v := range env {
 		all[k] = v
 	}
-	facts, err := node.Build(node.Input{
-		Role: mesh.Sidecar, Env: all, Interfaces: []node.Interface{{Name: "eth0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}},
+	s, err := spec.Build(spec.Input{
+		Role: mesh.Sidecar, Env: all, ReadFile: os.ReadFile,
+		Host: spec.Host{Interfaces: []spec.Interface{{Name: "eth0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	settings, err := node.ReadSettings(facts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return Options{Node: facts, Settings: settings, Log: slog.New(slog.DiscardHandler)}
+	return Options{Spec: s, Log: slog.New(slog.DiscardHandler)}, err
 }
 
 func freePort(t *testing.T) int {
@@ -65,13 +59,15 @@ func TestNewFailsAtOnce(t *testing.T) {
 		{"no root", "root certificate of the CA", nil},
 		{"no address", "address of the control plane", map[string]string{"CA_ADDR": "ca:15010", "PROXY_CONFIG": "{binaryPath: /bin/sh, discoveryAddress: here, statusPort: " + strconv.Itoa(freePort(t)) + "}", "XDS_ROOT_CA": "SYSTEM"}},
 		{"no Envoy wanted", "DISABLE_ENVOY", map[string]string{"DISABLE_ENVOY": "true"}},
-		{"no override", "bootstrap override", map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE": "/no/file", "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "SYSTEM"}},
 		{"statistics", "statsFlushInterval", map[string]string{"ISTIO_METAJSON_ANNOTATIONS": `{"sidecar.istio.io/statsFlushInterval": "x"}`, "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "SYSTEM"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Chdir(t.TempDir())
-			o := options(t, tt.env)
+			o, err := options(t, tt.env)
+			if err != nil {
+				t.Fatal(err)
+			}
 			a, err := New(t.Context(), o)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("%v, %v; want an error with %q", a, err, tt.want)
@@ -88,7 +84,7 @@ func TestNewFailsAtOnce(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			for _, dir := range []string{o.Node.Config.GetConfigPath(), sdsDir} {
+			for _, dir := range []string{o.Spec.Paths.ConfigDir, o.Spec.Paths.SDSDir} {
 				held, err := claim.Folder(t.Context(), dir, 0, nil)
 				switch {
 				case err == nil:
@@ -100,7 +96,7 @@ func TestNewFailsAtOnce(t *testing.T) {
 					t.Errorf("%s is not given back: %v", dir, err)
 				}
 			}
-			if port := int(o.Node.Config.GetStatusPort()); strconv.Itoa(port) != taken {
+			if port := o.Spec.Status.Port; strconv.Itoa(port) != taken {
 				l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
 				if err != nil {
 					t.Fatalf("the status port stays open: %v", err)
@@ -111,16 +107,9 @@ func TestNewFailsAtOnce(t *testing.T) {
 	}
 }
 
-func TestOverride(t *testing.T) {
-	t.Chdir(t.TempDir())
-	if err := os.WriteFile("o.yaml", []byte("a: \"$(HOST_IP):1\""), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for host, want := range map[string]string{"10.0.0.9": `{"a":"10.0.0.9:1"}`, "fd00::9": `{"a":"[fd00::9]:1"}`} {
-		a := &Agent{o: options(t, map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE": "o.yaml", "HOST_IP": host})}
-		if got, err := a.override(); err != nil || got != want {
-			t.Errorf("%s: %s (%v), want %s", host, got, err, want)
-		}
+func TestNoOverride(t *testing.T) {
+	if _, err := options(t, map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE": "/no/file"}); err == nil || !strings.Contains(err.Error(), "bootstrap override") {
+		t.Errorf("error %v, want one that names the override", err)
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
-	"github.com/pilothouse/pilothouse/test/agenttest"
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+	"github.com/pilothouse/pilothouse/test/agenttest"
 )
 
 func TestMain(m *testing.M) {

@@ -15,9 +15,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/load"
-	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // edit replaces text in the mesh's file, at once.

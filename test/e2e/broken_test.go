@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pilothouse/pilothouse/test/load"
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
+	"github.com/pilothouse/pilothouse/test/load"
 )
 
 const (

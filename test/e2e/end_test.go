@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // late is how much later than its time anything may be on a busy machine.

@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pilothouse/pilothouse/internal/run"
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
+	"github.com/pilothouse/pilothouse/internal/run"
 )
 
 // baseID is the one on the command line of a Pod's Envoy.

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/internal/run"
 	"github.com/pilothouse/pilothouse/test/load"
-	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
 // How the restarts of these tests are timed; parents live longer than they drain.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/test/fakeenvoy"
 )
@@ -133,7 +134,7 @@ func options(t *testing.T, k kind, config, admin string, log io.Writer) envoy.Op
 	policy.Drain, policy.Grace = drain, patience
 	return envoy.Options{
 		Admin: admin, Policy: policy, InboundOnly: true, Stderr: io.Discard,
-		Launch: envoy.Launch{Binary: k.binary(t), Args: envoy.Arguments{Bootstrap: config, Concurrency: 1}.List()},
+		Launch: envoy.Launch{Binary: k.binary(t), Args: spec.Arguments{Bootstrap: config, Concurrency: 1}.List()},
 		Log:    slog.New(slog.NewTextHandler(log, nil)),
 	}
 }
@@ -279,7 +280,7 @@ func TestAKilledAgentLeavesNoEnvoy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		args := append([]string{admin, k.binary(t)}, envoy.Arguments{Bootstrap: k.config(t, admin, listen), Concurrency: 1}.List()...)
+		args := append([]string{admin, k.binary(t)}, spec.Arguments{Bootstrap: k.config(t, admin, listen), Concurrency: 1}.List()...)
 		agent := &exec.Cmd{Path: self, Args: append([]string{agentName}, args...)}
 		if err := agent.Start(); err != nil {
 			t.Fatal(err)
@@ -315,7 +316,7 @@ func child(t *testing.T, parent int) int {
 func TestValidation(t *testing.T) {
 	over(t, func(t *testing.T, k kind) {
 		launch := func(config string) envoy.Launch {
-			return envoy.Launch{Binary: k.binary(t), Args: envoy.Arguments{Bootstrap: config}.List()}
+			return envoy.Launch{Binary: k.binary(t), Args: spec.Arguments{Bootstrap: config}.List()}
 		}
 		good := launch(k.config(t, fakeenvoy.FreeAddress(t), fakeenvoy.FreeAddress(t)))
 		if err := envoy.Validate(t.Context(), good); err != nil {

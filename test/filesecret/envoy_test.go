@@ -25,8 +25,8 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/sds"
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
-	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/test/envoytest"
 )

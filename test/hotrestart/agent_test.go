@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/test/agenttest"
 	"github.com/pilothouse/pilothouse/test/wait"
@@ -37,7 +38,7 @@ func restless(admin, binary, bootstrap string) {
 	launch := func(n int) envoy.Launch {
 		return envoy.Launch{
 			Hash: fmt.Sprint(n), Binary: binary, Workers: 1,
-			Args: envoy.Arguments{Bootstrap: bootstrap, Drain: time.Second, HotRestart: true}.List(),
+			Args: spec.Arguments{Bootstrap: bootstrap, Drain: time.Second, HotRestart: true}.List(),
 		}
 	}
 	r := envoy.New(envoy.Options{

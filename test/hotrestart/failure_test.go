@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/test/envoytest"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -26,7 +27,7 @@ func (p *proxy) never(mark string) envoy.Launch {
 		p.t.Fatal(err)
 	}
 	l := p.launch(mark, 2)
-	l.Args = envoy.Arguments{Drain: drain, HotRestart: true, Bootstrap: write(p.t, string(text)+`
+	l.Args = spec.Arguments{Drain: drain, HotRestart: true, Bootstrap: write(p.t, string(text)+`
 dynamic_resources:
   cds_config:
     initial_fetch_timeout: 0s
@@ -68,7 +69,7 @@ func TestARefusedBootstrapTouchesNothing(t *testing.T) {
 	l := p.traffic()
 	pid := p.State().PID
 	bad := p.launch("bad", 2)
-	bad.Args = envoy.Arguments{Drain: drain, HotRestart: true, Bootstrap: write(t, "static_resources: {listeners: [{name: x, filter_chains: 7}]}")}.List()
+	bad.Args = spec.Arguments{Drain: drain, HotRestart: true, Bootstrap: write(t, "static_resources: {listeners: [{name: x, filter_chains: 7}]}")}.List()
 	p.Desire(bad)
 	p.await("the refusal", func(s *envoy.State) bool {
 		return strings.Contains(s.Notes["configuration"], "validate Envoy's bootstrap")

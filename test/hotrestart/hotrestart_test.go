@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/test/envoytest"
 	"github.com/pilothouse/pilothouse/test/fakeenvoy"
@@ -186,7 +187,7 @@ func write(t testing.TB, text string) string {
 func (p *proxy) launch(mark string, workers int) envoy.Launch {
 	return envoy.Launch{
 		Hash: mark, Binary: envoytest.Binary(p.t), Workers: workers,
-		Args: envoy.Arguments{Bootstrap: p.bootstrap(mark), Drain: drain, HotRestart: true}.List(),
+		Args: spec.Arguments{Bootstrap: p.bootstrap(mark), Drain: drain, HotRestart: true}.List(),
 	}
 }
 

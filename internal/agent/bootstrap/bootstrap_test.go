@@ -16,71 +16,74 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/envoytest"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens")
 
-// input is that of an ordinary sidecar; cases change what they are about.
-func input(change func(*Input)) Input {
-	in := Input{
-		NodeID:   "sidecar~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local",
-		Cluster:  "reviews.bookshop",
-		Metadata: map[string]any{"NAME": "reviews-1", "NAMESPACE": "bookshop", "INSTANCE_IPS": "10.99.0.2"},
-		IPs:      []netip.Addr{netip.MustParseAddr("10.99.0.2")},
-		Config:   mesh.DefaultProxyConfig(),
-
-		XDSSocket: "./etc/istio/proxy/XDS", SDSSocket: "./var/run/secrets/workload-spiffe-uds/socket",
-		HealthPort: mesh.HealthPort, PrometheusPort: mesh.PrometheusPort,
+// sidecar is the Spec of an ordinary sidecar; cases change what they are about.
+func sidecar(change func(*spec.Spec)) *spec.Spec {
+	ip := netip.MustParseAddr("10.99.0.2")
+	s := &spec.Spec{
+		Node: spec.Node{
+			ID:       mesh.NodeID{Role: mesh.Sidecar, IP: ip, ID: "reviews-1.bookshop", Domain: "bookshop.svc.cluster.local"},
+			Cluster:  "reviews.bookshop",
+			Metadata: map[string]any{"NAME": "reviews-1", "NAMESPACE": "bookshop", "INSTANCE_IPS": "10.99.0.2"},
+			IPs:      []netip.Addr{ip},
+		},
+		Config: mesh.DefaultProxyConfig(),
+		Paths:  spec.Paths{XDSSocket: "./etc/istio/proxy/XDS", SDSSocket: "./var/run/secrets/workload-spiffe-uds/socket"},
+		Envoy:  spec.Envoy{AdminPort: mesh.AdminPort, HealthPort: mesh.HealthPort, PrometheusPort: mesh.PrometheusPort},
+		Status: spec.Status{Port: mesh.StatusPort},
 	}
 	if change != nil {
-		change(&in)
+		change(s)
 	}
-	return in
+	return s
 }
 
 var cases = []struct {
 	name   string
-	change func(*Input)
+	change func(*spec.Spec)
 }{
 	{"sidecar", nil},
-	{"ipv6", func(in *Input) { in.IPs = []netip.Addr{netip.MustParseAddr("fd00::2")} }},
-	{"dual-stack", func(in *Input) {
-		in.IPs = append(in.IPs, netip.MustParseAddr("fd00::2"))
-		in.Switches.DualStack = true
+	{"ipv6", func(s *spec.Spec) { s.Node.IPs = []netip.Addr{netip.MustParseAddr("fd00::2")} }},
+	{"dual-stack", func(s *spec.Spec) {
+		s.Node.IPs = append(s.Node.IPs, netip.MustParseAddr("fd00::2"))
+		s.Envoy.DualStack = true
 	}},
-	{"switches", func(in *Input) {
-		in.Switches = Switches{
-			StateOfTheWorld: true, LogJSON: true, DeferredClusters: true, CountConnections: true, OutlierLog: "/dev/stdout",
-		}
-		in.Config.StatsCompression = wrapperspb.Bool(false)
-		in.Locality = mesh.Locality{Region: "r", Zone: "z", Subzone: "s"}
-		in.HealthPort, in.PrometheusPort = 16021, 16090
-		in.Config.ProxyAdminPort, in.Config.StatusPort = 16000, 16020
+	{"switches", func(s *spec.Spec) {
+		s.Envoy.StateOfTheWorld, s.Envoy.LogJSON, s.Envoy.DeferredClusters, s.Envoy.OutlierLog = true, true, true, "/dev/stdout"
+		s.Lifecycle.ExitOnZero = true
+		s.Config.StatsCompression = wrapperspb.Bool(false)
+		s.Node.Locality = mesh.Locality{Region: "r", Zone: "z", Subzone: "s"}
+		s.Envoy.HealthPort, s.Envoy.PrometheusPort = 16021, 16090
+		s.Envoy.AdminPort, s.Status.Port = 16000, 16020
 	}},
-	{"stats", func(in *Input) {
-		in.Config.ExtraStatTags = []string{"request.id", "tag"}
-		in.Config.ProxyStatsMatcher = &meshv1.ProxyConfig_ProxyStatsMatcher{
+	{"stats", func(s *spec.Spec) {
+		s.Config.ExtraStatTags = []string{"request.id", "tag"}
+		s.Config.ProxyStatsMatcher = &meshv1.ProxyConfig_ProxyStatsMatcher{
 			InclusionPrefixes: []string{"server", "cluster.outbound"}, InclusionSuffixes: []string{"cx_total"}, InclusionRegexps: []string{`http\..*{pod_ip}.*`},
 		}
-		in.Annotations = map[string]string{
+		s.Node.Annotations = map[string]string{
 			noteTags: "mine", notePrefixes: "listener.{pod_ip}, tcp", noteSuffixes: "upstream_rq", noteRegexps: "a.*b",
 			noteBuckets: `{"istio": [1, 5.5], "cluster.x": [10]}`, noteFlush: "10s", noteEviction: "30s",
 		}
-		in.IPs = append(in.IPs, netip.MustParseAddr("10.99.0.3"))
+		s.Node.IPs = append(s.Node.IPs, netip.MustParseAddr("10.99.0.3"))
 	}},
-	{"runtime", func(in *Input) {
-		in.Config.RuntimeValues = map[string]string{
+	{"runtime", func(s *spec.Spec) {
+		s.Config.RuntimeValues = map[string]string{
 			"re2.max_program_size.error_level": "", "envoy.reloadable_features.fixed_heap_use_allocated": "false", "a.b": "text",
 			connectionsKey: "9000",
 		}
 	}},
 }
 
-func built(t *testing.T, change func(*Input)) []byte {
+func built(t *testing.T, change func(*spec.Spec)) []byte {
 	t.Helper()
-	b, err := Build(input(change))
+	b, err := Build(sidecar(change))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +98,7 @@ func built(t *testing.T, change func(*Input)) []byte {
 func TestEncodeIsProtobufs(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			b, err := Build(input(c.change))
+			b, err := Build(sidecar(c.change))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -188,15 +191,15 @@ func TestConnectionLimit(t *testing.T) {
 		c.ConnectionSettings = &meshv1.ProxyConfig_ConnectionSettings{GlobalDownstreamConnectionLimit: wrapperspb.Int32(1)}
 	}
 	runtime := func(c *meshv1.ProxyConfig) { c.RuntimeValues = map[string]string{connectionsKey: "3"} }
-	meta := func(in *Input) { in.Metadata["GLOBAL_DOWNSTREAM_MAX_CONNECTIONS"] = "2" }
+	meta := func(s *spec.Spec) { s.Node.Metadata["GLOBAL_DOWNSTREAM_MAX_CONNECTIONS"] = "2" }
 	tests := []struct {
 		name, want string
-		change     func(*Input)
+		change     func(*spec.Spec)
 	}{
 		{"none", "2147483647", nil},
-		{"runtime", "3", func(in *Input) { runtime(in.Config) }},
-		{"metadata beats it", "2", func(in *Input) { runtime(in.Config); meta(in) }},
-		{"settings beat both", "1", func(in *Input) { runtime(in.Config); meta(in); settings(in.Config) }},
+		{"runtime", "3", func(s *spec.Spec) { runtime(s.Config) }},
+		{"metadata beats it", "2", func(s *spec.Spec) { runtime(s.Config); meta(s) }},
+		{"settings beat both", "1", func(s *spec.Spec) { runtime(s.Config); meta(s); settings(s.Config) }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -211,20 +214,13 @@ func TestMistakesAndIgnored(t *testing.T) {
 	for note, value := range map[string]string{
 		noteBuckets: `{"a": [0]}`, noteFlush: "soon", noteEviction: "-1s",
 	} {
-		_, err := Build(input(func(in *Input) { in.Annotations = map[string]string{note: value} }))
+		_, err := Build(sidecar(func(s *spec.Spec) { s.Node.Annotations = map[string]string{note: value} }))
 		if err == nil || !strings.Contains(err.Error(), note) {
 			t.Errorf("%s %q: error %v, want one that names the annotation", note, value, err)
 		}
 	}
-	in := input(func(in *Input) {
-		in.Annotations = map[string]string{noteEviction: "7s"}
-		in.Config.StatsdUdpAddress = "x:1"
-	})
-	b, err := Build(in)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := Ignored(in, b); len(got) != 2 || got[0] != "statsdUdpAddress" {
-		t.Errorf("ignored %q, want statsdUdpAddress and the eviction interval", got)
+	b, err := Build(sidecar(func(s *spec.Spec) { s.Node.Annotations = map[string]string{noteEviction: "7s"} }))
+	if err != nil || len(b.Warnings) != 1 || !strings.Contains(b.Warnings[0], noteEviction) {
+		t.Errorf("warnings %q (%v), want one of the eviction interval", b.Warnings, err)
 	}
 }

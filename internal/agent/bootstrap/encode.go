@@ -29,6 +29,8 @@ import (
 type Bootstrap struct {
 	// Message is the bootstrap. Its Any fields have types but no values before Complete.
 	Message *bootstrapv3.Bootstrap
+	// Warnings are one line each, for the log: what was asked for and has no effect.
+	Warnings []string
 	// packed are the messages behind the Any fields, inner ones before outer ones.
 	packed packer
 }

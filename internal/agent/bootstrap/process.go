@@ -12,16 +12,17 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // manager is nil where nothing of the cluster manager is chosen.
-func manager(in Input) *bootstrapv3.ClusterManager {
-	if in.Switches.OutlierLog == "" && !in.Switches.DeferredClusters {
+func manager(s *spec.Spec) *bootstrapv3.ClusterManager {
+	if s.Envoy.OutlierLog == "" && !s.Envoy.DeferredClusters {
 		return nil
 	}
-	m := &bootstrapv3.ClusterManager{EnableDeferredClusterCreation: in.Switches.DeferredClusters}
-	if p := in.Switches.OutlierLog; p != "" {
+	m := &bootstrapv3.ClusterManager{EnableDeferredClusterCreation: s.Envoy.DeferredClusters}
+	if p := s.Envoy.OutlierLog; p != "" {
 		m.OutlierDetection = &bootstrapv3.ClusterManager_OutlierDetection{EventLogPath: p}
 	}
 	return m
@@ -30,17 +31,17 @@ func manager(in Input) *bootstrapv3.ClusterManager {
 const connectionsKey = "overload.global_downstream_max_connections"
 
 // overload bounds the connections that a proxy accepts in all. [agent B20]
-func (p *packer) overload(in Input) *overloadv3.OverloadManager {
+func (p *packer) overload(s *spec.Spec) *overloadv3.OverloadManager {
 	limit := int64(math.MaxInt32)
 	for _, text := range []string{
-		in.Config.GetRuntimeValues()[connectionsKey],
-		mesh.Text(in.Metadata["GLOBAL_DOWNSTREAM_MAX_CONNECTIONS"]),
+		s.Config.GetRuntimeValues()[connectionsKey],
+		mesh.Text(s.Node.Metadata["GLOBAL_DOWNSTREAM_MAX_CONNECTIONS"]),
 	} {
 		if n, err := strconv.ParseInt(text, 10, 64); err == nil && n > 0 {
 			limit = n
 		}
 	}
-	if n := in.Config.GetConnectionSettings().GetGlobalDownstreamConnectionLimit().GetValue(); n > 0 {
+	if n := s.Config.GetConnectionSettings().GetGlobalDownstreamConnectionLimit().GetValue(); n > 0 {
 		limit = int64(n)
 	}
 	return &overloadv3.OverloadManager{ResourceMonitors: []*overloadv3.ResourceMonitor{{

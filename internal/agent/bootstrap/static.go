@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 )
 
 type accessLog = accesslogv3.AccessLog
@@ -59,17 +59,10 @@ func (p *packer) discardLog() *accessLog {
 }
 
 // static makes the clusters and listeners that need no control plane.
-func (p *packer) static(in Input, fam family) *bootstrapv3.Bootstrap_StaticResources {
-	adminPort, statusPort := in.Config.GetProxyAdminPort(), in.Config.GetStatusPort()
-	if adminPort == 0 {
-		adminPort = mesh.AdminPort
-	}
-	if statusPort == 0 {
-		statusPort = mesh.StatusPort
-	}
+func (p *packer) static(s *spec.Spec, fam family) *bootstrapv3.Bootstrap_StaticResources {
 	const quick, patient = 250 * time.Millisecond, time.Second
-	sds := p.http2(cluster(sdsCluster, patient, pipe(in.SDSSocket)), nil)
-	xds := p.http2(cluster(xdsCluster, patient, pipe(in.XDSSocket)),
+	sds := p.http2(cluster(sdsCluster, patient, pipe(s.Paths.SDSSocket)), nil)
+	xds := p.http2(cluster(xdsCluster, patient, pipe(s.Paths.XDSSocket)),
 		// Every new stream gets a connection of its own, so that it reaches the agent
 		// that listens now and not one that has ended.
 		&corev3.HttpProtocolOptions{MaxRequestsPerConnection: wrapperspb.UInt32(1)})
@@ -84,18 +77,18 @@ func (p *packer) static(in Input, fam family) *bootstrapv3.Bootstrap_StaticResou
 		TcpKeepalive: &corev3.TcpKeepalive{KeepaliveTime: wrapperspb.UInt32(300)},
 	}
 	var compress []*hcmv3.HttpFilter
-	if c := in.Config.GetStatsCompression(); c == nil || c.GetValue() {
+	if c := s.Config.GetStatsCompression(); c == nil || c.GetValue() {
 		compress = p.compressors()
 	}
 	return &bootstrapv3.Bootstrap_StaticResources{
 		Clusters: []*clusterv3.Cluster{
-			cluster(prometheusCluster, quick, socket(fam.loopback, uint32(adminPort))),
-			cluster(agentCluster, quick, socket(fam.loopback, uint32(statusPort))),
+			cluster(prometheusCluster, quick, socket(fam.loopback, uint32(s.Envoy.AdminPort))),
+			cluster(agentCluster, quick, socket(fam.loopback, uint32(s.Status.Port))),
 			sds, xds,
 		},
 		Listeners: []*listenerv3.Listener{
-			p.listener(fam, in.PrometheusPort, "stats", "/stats/prometheus", prometheusCluster, compress),
-			p.listener(fam, in.HealthPort, "agent", "/healthz/ready", agentCluster, nil),
+			p.listener(fam, uint32(s.Envoy.PrometheusPort), "stats", "/stats/prometheus", prometheusCluster, compress),
+			p.listener(fam, uint32(s.Envoy.HealthPort), "agent", "/healthz/ready", agentCluster, nil),
 		},
 	}
 }

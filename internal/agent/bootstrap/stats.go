@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -59,10 +60,10 @@ var (
 )
 
 // stats fills in which statistics are kept, under which labels, and how often they go out.
-func stats(in Input, b *bootstrapv3.Bootstrap) error {
+func stats(s *spec.Spec, b *bootstrapv3.Bootstrap) error {
 	b.StatsConfig = &metricsv3.StatsConfig{
 		UseAllDefaultTags: wrapperspb.Bool(false),
-		StatsMatcher:      matcher(in),
+		StatsMatcher:      matcher(s),
 	}
 	add := func(name, regex string) {
 		b.StatsConfig.StatsTags = append(b.StatsConfig.StatsTags, &metricsv3.TagSpecifier{
@@ -74,7 +75,7 @@ func stats(in Input, b *bootstrapv3.Bootstrap) error {
 		known[t[0]] = true
 		add(t[0], t[1])
 	}
-	extra := append(append([]string(nil), in.Config.GetExtraStatTags()...), mesh.List(in.Annotations[noteTags])...)
+	extra := append(append([]string(nil), s.Config.GetExtraStatTags()...), mesh.List(s.Node.Annotations[noteTags])...)
 	for _, t := range extra {
 		if !known[t] {
 			known[t] = true
@@ -82,24 +83,24 @@ func stats(in Input, b *bootstrapv3.Bootstrap) error {
 		}
 	}
 	var err error
-	if b.StatsConfig.HistogramBucketSettings, err = buckets(in.Annotations[noteBuckets]); err != nil {
+	if b.StatsConfig.HistogramBucketSettings, err = buckets(s.Node.Annotations[noteBuckets]); err != nil {
 		return err
 	}
-	return intervals(in.Annotations, b)
+	return intervals(s.Node.Annotations, b)
 }
 
 // matcher joins what every proxy keeps with what this one's user asked for.
-func matcher(in Input) *metricsv3.StatsMatcher {
-	own := in.Config.GetProxyStatsMatcher()
+func matcher(s *spec.Spec) *metricsv3.StatsMatcher {
+	own := s.Config.GetProxyStatsMatcher()
 	suffixes := keptSuffixes
-	if in.Switches.CountConnections {
+	if s.Lifecycle.ExitOnZero {
 		suffixes = append(suffixes[:len(suffixes):len(suffixes)], "downstream_cx_active")
 	}
 	list := &matcherv3.ListStringMatcher{}
 	seen := map[string]bool{}
 	add := func(kind string, m func(string) *matcherv3.StringMatcher, groups ...[]string) {
 		for _, group := range groups {
-			for _, text := range expand(group, in) {
+			for _, text := range expand(group, s) {
 				if text = strings.TrimSpace(text); text != "" && !seen[kind+text] {
 					seen[kind+text] = true
 					list.Patterns = append(list.Patterns, m(text))
@@ -107,7 +108,7 @@ func matcher(in Input) *metricsv3.StatsMatcher {
 			}
 		}
 	}
-	split := func(note string) []string { return strings.Split(in.Annotations[note], ",") }
+	split := func(note string) []string { return strings.Split(s.Node.Annotations[note], ",") }
 	add("prefix", prefix, keptPrefixes, own.GetInclusionPrefixes(), split(notePrefixes))
 	add("suffix", suffix, suffixes, own.GetInclusionSuffixes(), split(noteSuffixes))
 	add("regex", regex, keptRegexps, own.GetInclusionRegexps(), split(noteRegexps))
@@ -115,7 +116,7 @@ func matcher(in Input) *metricsv3.StatsMatcher {
 }
 
 // expand repeats a pattern that names the Pod's address once for each address.
-func expand(patterns []string, in Input) []string {
+func expand(patterns []string, s *spec.Spec) []string {
 	const token = "{pod_ip}"
 	var out []string
 	for _, p := range patterns {
@@ -123,7 +124,7 @@ func expand(patterns []string, in Input) []string {
 			out = append(out, p)
 			continue
 		}
-		for _, ip := range in.IPs {
+		for _, ip := range s.Node.IPs {
 			out = append(out, strings.ReplaceAll(p, token, ip.String()))
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
+	"github.com/pilothouse/pilothouse/internal/cgroup"
 )
 
 // Subjects of State.Notes.
@@ -147,7 +148,7 @@ func (l *loop) spawn(a *attempt) {
 	what := l.complete(a)
 	// People and tools grep this line for the arguments.
 	l.o.Log.Info(fmt.Sprintf("Envoy command: %v", what.Args), "binary", what.Binary, "epoch", a.epoch)
-	a.oom, _ = OOMKills()
+	a.oom, _ = cgroup.OOMKills()
 	a.process.Started = time.Now()
 	var err error
 	if a.watch.Err() != nil {
@@ -178,7 +179,7 @@ func (l *loop) awaitEnd(a *attempt, proc *process) {
 		l.o.Log.Warn("pass on Envoy's output", "error", err)
 	}
 	exited := supervise.Exited{Epoch: a.epoch, Status: status, TookAdmin: l.parentRuns(a.epoch) && !l.adminIsWith(a.epoch-1)}
-	kills, ok := OOMKills()
+	kills, ok := cgroup.OOMKills()
 	l.report(report{event: exited, about: a, learn: func() {
 		l.gone(a, ending{Status: status, shot: a.shot, oom: ok && kills > a.oom}, nil)
 	}})

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/test/fakeenvoy"
 )
@@ -34,7 +35,7 @@ func TestASecondAndAThirdRequest(t *testing.T) {
 func TestNothingIsStartedAfterTheEnd(t *testing.T) {
 	script := fakeenvoy.Write(t, fakeenvoy.Script{Admin: fakeenvoy.FreeAddress(t)})
 	r := envoy.New(envoy.Options{Admin: fakeenvoy.FreeAddress(t), Log: slog.New(slog.DiscardHandler), Launch: envoy.Launch{
-		Binary: fakeenvoy.Install(t), Args: envoy.Arguments{Bootstrap: script}.List(),
+		Binary: fakeenvoy.Install(t), Args: spec.Arguments{Bootstrap: script}.List(),
 	}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/test/fakeenvoy"
 )
@@ -80,7 +81,7 @@ func run(t *testing.T, s fakeenvoy.Script, adjust func(*envoy.Options)) *running
 	policy.Backoff, policy.Drain, policy.Grace = 10*time.Millisecond, 10*time.Millisecond, 10*time.Millisecond
 	r.o = envoy.Options{
 		Admin: s.Admin, Policy: policy, InboundOnly: true, Log: slog.New(slog.NewTextHandler(r.log, nil)),
-		Launch: envoy.Launch{Binary: fakeenvoy.Install(t), Args: envoy.Arguments{Bootstrap: r.script}.List()},
+		Launch: envoy.Launch{Binary: fakeenvoy.Install(t), Args: spec.Arguments{Bootstrap: r.script}.List()},
 	}
 	if adjust != nil {
 		adjust(&r.o)

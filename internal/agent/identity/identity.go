@@ -1,14 +1,14 @@
 // Package identity decides where a workload's certificate comes from and which roots its control plane must prove itself with.
 //
-// Decide is a pure function of the agent's settings and of which files exist. It reads no file:
-// what a file holds is found out by its users, at each use. Names and order are Istio's. [agent P17–P20, S9]
+// Decide is a pure function of the agent's Spec and of which files exist. It reads no file:
+// their users do, at each use. Names and order are Istio's. [agent P17–P20, S9]
 package identity
 
 import (
 	"errors"
 	"path"
 
-	"github.com/pilothouse/pilothouse/internal/agent/node"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 )
 
 // Where credentials lie, relative to the agent's working directory. [agent P17–P20]
@@ -32,26 +32,19 @@ var mountedNames = [][3]string{
 	{"certificates.pem", "private_key.pem", "ca_certificates.pem"},
 }
 
-// Input is what decides.
-type Input struct {
-	Upstream node.Upstream
-	Secrets  node.Secrets
-	// Env is the environment, proxyMetadata included.
-	Env map[string]string
+// Host is what Decide asks of the machine.
+type Host struct {
 	// WorkingDir is absolute.
 	WorkingDir string
-	// IsFile says whether there is something at a path that is not a directory.
+	// IsFile says whether a path exists and is not a directory.
 	IsFile func(path string) bool
 }
-
-// Files are those of a mounted certificate.
-type Files struct{ Chain, Key, Roots string }
 
 // Plan says where everything comes from.
 type Plan struct {
 	// Mounted are the files of a certificate that somebody else renews; nil where this agent
 	// asks the certificate authority.
-	Mounted *Files
+	Mounted *spec.CertificateFiles
 	// DiscoveryRoot and CARoot are the files of roots that the servers' certificates must lead
 	// to, or upstream.SystemRoots. Use a root only for a connection with TLS.
 	DiscoveryRoot, CARoot string
@@ -60,8 +53,9 @@ type Plan struct {
 // ErrNoRoot says that PILOT_CERT_PROVIDER is none and that no variable names a root.
 var ErrNoRoot = errors.New("PILOT_CERT_PROVIDER is none: name the root certificates in XDS_ROOT_CA and CA_ROOT_CA")
 
-// Decide plans. A root that nothing names is empty in the plan: ErrNoRoot, if it is needed.
-func Decide(in Input) (Plan, error) {
+// Decide makes the plan. A root that nothing names is empty in it: ErrNoRoot, if it is needed.
+func Decide(s *spec.Spec, h Host) (Plan, error) {
+	in := &input{Upstream: s.Upstream, Certificates: s.Certificates, Host: h}
 	mounted, err := in.mounted()
 	if err != nil {
 		return Plan{}, err
@@ -69,16 +63,21 @@ func Decide(in Input) (Plan, error) {
 	return Plan{Mounted: mounted, DiscoveryRoot: in.discoveryRoot(), CARoot: in.caRoot()}, nil
 }
 
+// input is what decides.
+type input struct {
+	spec.Upstream
+	spec.Certificates
+	Host
+}
+
 // mounted finds a mounted certificate, nil where there is none.
-func (in *Input) mounted() (*Files, error) {
-	if in.Secrets.FileMounted {
-		f := &Files{
-			Chain: in.Env["ISTIO_META_TLS_CLIENT_CERT_CHAIN"], Key: in.Env["ISTIO_META_TLS_CLIENT_KEY"], Roots: in.Env["ISTIO_META_TLS_CLIENT_ROOT_CERT"],
-		}
+func (in *input) mounted() (*spec.CertificateFiles, error) {
+	if in.FileMounted {
+		f := in.Mounted
 		if f.Chain == "" || f.Key == "" || f.Roots == "" {
 			return nil, errors.New("FILE_MOUNTED_CERTS needs ISTIO_META_TLS_CLIENT_CERT_CHAIN, _KEY and _ROOT_CERT")
 		}
-		return f, nil
+		return &f, nil
 	}
 	dirs := []string{MountedDir}
 	if !in.writesToLegacy() {
@@ -86,7 +85,7 @@ func (in *Input) mounted() (*Files, error) {
 	}
 	for _, dir := range dirs {
 		for _, names := range mountedNames {
-			f := &Files{Chain: path.Join(dir, names[0]), Key: path.Join(dir, names[1]), Roots: path.Join(dir, names[2])}
+			f := &spec.CertificateFiles{Chain: path.Join(dir, names[0]), Key: path.Join(dir, names[1]), Roots: path.Join(dir, names[2])}
 			if in.IsFile(f.Chain) && in.IsFile(f.Key) && in.IsFile(f.Roots) {
 				return f, nil
 			}
@@ -96,12 +95,12 @@ func (in *Input) mounted() (*Files, error) {
 }
 
 // writesToLegacy says whether certificates are written to LegacyDir, and so must not be read from it. [agent S15]
-func (in *Input) writesToLegacy() bool {
-	out := in.Secrets.OutputDir
+func (in *input) writesToLegacy() bool {
+	out := in.OutputDir
 	return out != "" && in.absolute(out) == in.absolute(LegacyDir)
 }
 
-func (in *Input) absolute(p string) string {
+func (in *input) absolute(p string) string {
 	if path.IsAbs(p) {
 		return path.Clean(p)
 	}
@@ -109,33 +108,33 @@ func (in *Input) absolute(p string) string {
 }
 
 // discoveryRoot is empty where nothing names one. [agent S9]
-func (in *Input) discoveryRoot() string {
+func (in *input) discoveryRoot() string {
 	legacy := path.Join(LegacyDir, rootName)
 	switch {
-	case in.Upstream.DiscoveryRoot != "":
-		return in.Upstream.DiscoveryRoot
+	case in.DiscoveryRoot != "":
+		return in.DiscoveryRoot
 	case !in.writesToLegacy() && in.IsFile(legacy):
 		return legacy
-	case in.Secrets.ProvisionedDir != "":
-		return path.Join(in.Secrets.ProvisionedDir, rootName)
-	case in.Secrets.FileMounted:
-		return in.Env["ISTIO_META_TLS_CLIENT_ROOT_CERT"]
-	case in.Upstream.CertProvider == "none":
+	case in.ProvisionedDir != "":
+		return path.Join(in.ProvisionedDir, rootName)
+	case in.FileMounted:
+		return in.Mounted.Roots
+	case in.CertProvider == "none":
 		return ""
 	}
 	return DefaultRoot
 }
 
 // caRoot is empty where nothing names one. [agent S9]
-func (in *Input) caRoot() string {
+func (in *input) caRoot() string {
 	switch {
-	case in.Upstream.CARoot != "":
-		return in.Upstream.CARoot
-	case in.Upstream.CertProvider == "custom":
+	case in.CARoot != "":
+		return in.CARoot
+	case in.CertProvider == "custom":
 		return path.Join(LegacyDir, rootName)
-	case in.Secrets.ProvisionedDir != "":
-		return path.Join(in.Secrets.ProvisionedDir, rootName)
-	case in.Upstream.CertProvider == "none":
+	case in.ProvisionedDir != "":
+		return path.Join(in.ProvisionedDir, rootName)
+	case in.CertProvider == "none":
 		return ""
 	}
 	return DefaultRoot

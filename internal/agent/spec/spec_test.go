@@ -1,6 +1,8 @@
-package node
+package spec
 
 import (
+	"fmt"
+	"io/fs"
 	"net/netip"
 	"strings"
 	"testing"
@@ -13,25 +15,48 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
+// testInput is an Input with the contents of its files.
+type testInput struct {
+	Input
+	MeshFile, Labels, Annotations, ConfigFile, Override []byte
+}
+
+// files makes ReadFile of the contents.
+func (in *testInput) files() Input {
+	in.Flags.MeshConfig = "./etc/istio/config/mesh"
+	if in.ConfigFile != nil {
+		in.Env["PROXY_CONFIG_FILE"] = "proxy.yaml"
+	}
+	files := map[string][]byte{
+		in.Flags.MeshConfig: in.MeshFile, labelsFile: in.Labels, annotationsFile: in.Annotations, "proxy.yaml": in.ConfigFile, "override.yaml": in.Override,
+	}
+	in.ReadFile = func(path string) ([]byte, error) {
+		if files[path] == nil {
+			return nil, fmt.Errorf("open %s: %w", path, fs.ErrNotExist)
+		}
+		return files[path], nil
+	}
+	return in.Input
+}
+
 // pod is the input of an ordinary Pod; the tests change what they are about.
-func pod(change func(*Input)) Input {
-	in := Input{
-		Role:     mesh.Sidecar,
-		Hostname: "host",
+func pod(change func(*testInput)) Input {
+	in := testInput{Input: Input{
+		Role: mesh.Sidecar,
+		Host: Host{Hostname: "host", Interfaces: []Interface{
+			{Name: "lo", Addrs: addrs("127.0.0.1", "::1")},
+			{Name: "eth0", Addrs: addrs("10.99.0.2", "fe80::1", "fd00::2")},
+			{Name: "eth1", Addrs: addrs("192.168.7.7")},
+		}},
 		Env: map[string]string{
 			"POD_NAME": "reviews-1", "POD_NAMESPACE": "bookshop", "SERVICE_ACCOUNT": "reviews",
 			"INSTANCE_IP": "10.99.0.2", "ISTIO_META_CLUSTER_ID": "Kubernetes",
 		},
-		Interfaces: []Interface{
-			{Name: "lo", Addrs: addrs("127.0.0.1", "::1")},
-			{Name: "eth0", Addrs: addrs("10.99.0.2", "fe80::1", "fd00::2")},
-			{Name: "eth1", Addrs: addrs("192.168.7.7")},
-		},
-	}
+	}}
 	if change != nil {
 		change(&in)
 	}
-	return in
+	return in.files()
 }
 
 func addrs(s ...string) []netip.Addr {
@@ -42,13 +67,13 @@ func addrs(s ...string) []netip.Addr {
 	return out
 }
 
-func build(t *testing.T, change func(*Input)) *Facts {
+func build(t *testing.T, change func(*testInput)) *Spec {
 	t.Helper()
-	f, err := Build(pod(change))
+	s, err := Build(pod(change))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return f
+	return s
 }
 
 func TestIdentity(t *testing.T) {
@@ -60,12 +85,12 @@ func TestIdentity(t *testing.T) {
 		{map[string]string{"TRUST_DOMAIN": "a.example"}, "spiffe://a.example/ns/bookshop/sa/reviews"},
 		{map[string]string{"SERVICE_ACCOUNT": ""}, "spiffe://cluster.local/ns/bookshop/sa/default"},
 	} {
-		f := build(t, func(in *Input) {
+		s := build(t, func(in *testInput) {
 			for k, v := range c.env {
 				in.Env[k] = v
 			}
 		})
-		if got := f.Identity.SPIFFE(); got != c.want {
+		if got := s.Node.Identity.SPIFFE(); got != c.want {
 			t.Errorf("%v: %s, want %s", c.env, got, c.want)
 		}
 	}
@@ -74,47 +99,47 @@ func TestIdentity(t *testing.T) {
 func TestNodeID(t *testing.T) {
 	tests := []struct {
 		name, want string
-		change     func(*Input)
+		change     func(*testInput)
 	}{
 		{"pod", "sidecar~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local", nil},
-		{"domain flag", "sidecar~10.99.0.2~reviews-1.bookshop~x.y", func(in *Input) { in.Flags.Domain = "x.y" }},
-		{"router", "router~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local", func(in *Input) { in.Role = mesh.Router }},
-		{"nothing said", "sidecar~10.99.0.2~host.default~default.svc.cluster.local", func(in *Input) { in.Env = nil }},
-		{"from a list", "sidecar~fd00::9~reviews-1.bookshop~bookshop.svc.cluster.local", func(in *Input) { in.Env["INSTANCE_IP"] = "fd00::9,10.0.0.9" }},
-		{"name by proxyMetadata", "sidecar~10.99.0.2~x.bookshop~bookshop.svc.cluster.local", func(in *Input) {
+		{"domain flag", "sidecar~10.99.0.2~reviews-1.bookshop~x.y", func(in *testInput) { in.Flags.Domain = "x.y" }},
+		{"router", "router~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local", func(in *testInput) { in.Role = mesh.Router }},
+		{"nothing said", "sidecar~10.99.0.2~host.default~default.svc.cluster.local", func(in *testInput) { in.Env = nil }},
+		{"from a list", "sidecar~fd00::9~reviews-1.bookshop~bookshop.svc.cluster.local", func(in *testInput) { in.Env["INSTANCE_IP"] = "fd00::9,10.0.0.9" }},
+		{"name by proxyMetadata", "sidecar~10.99.0.2~x.bookshop~bookshop.svc.cluster.local", func(in *testInput) {
 			delete(in.Env, "POD_NAME")
 			in.Env["PROXY_CONFIG"] = `{"proxyMetadata": {"POD_NAME": "x", "POD_NAMESPACE": "the environment wins"}}`
 		}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			f := build(t, tt.change)
-			if got := f.ID.String(); got != tt.want {
+			s := build(t, tt.change)
+			if got := s.Node.ID.String(); got != tt.want {
 				t.Errorf("node id %q, want %q", got, tt.want)
 			}
-			back, err := mesh.DecodeNodeID(f.ID.String())
-			if err != nil || back != f.ID {
-				t.Errorf("decoded %v (%v), want %v", back, err, f.ID)
+			back, err := mesh.DecodeNodeID(s.Node.ID.String())
+			if err != nil || back != s.Node.ID {
+				t.Errorf("decoded %v (%v), want %v", back, err, s.Node.ID)
 			}
 		})
 	}
 }
 
 func TestAddresses(t *testing.T) {
-	f := build(t, nil)
-	if got := f.Metadata["INSTANCE_IPS"]; got != "10.99.0.2,fd00::2,192.168.7.7" {
+	s := build(t, nil)
+	if got := s.Node.Metadata["INSTANCE_IPS"]; got != "10.99.0.2,fd00::2,192.168.7.7" {
 		t.Errorf("INSTANCE_IPS %q: loopback and link-local must not be in it, INSTANCE_IP first and once", got)
 	}
-	f = build(t, func(in *Input) {
+	s = build(t, func(in *testInput) {
 		in.Annotations = []byte("traffic.sidecar.istio.io/excludeInterfaces=\"eth1,eth2\"\n")
 	})
-	if got := f.Metadata["INSTANCE_IPS"]; got != "10.99.0.2,fd00::2" {
+	if got := s.Node.Metadata["INSTANCE_IPS"]; got != "10.99.0.2,fd00::2" {
 		t.Errorf("INSTANCE_IPS %q, want none of the excluded interface's", got)
 	}
 }
 
 func TestMetadata(t *testing.T) {
-	f := build(t, func(in *Input) {
+	s := build(t, func(in *testInput) {
 		in.Labels = []byte("app=\"reviews\"\nversion=\"v\\\"1\\\"\"\n\n")
 		in.Annotations = []byte(`a/b="c"` + "\n" + lastApplied + `="{}"`)
 		for k, v := range map[string]string{
@@ -127,11 +152,11 @@ func TestMetadata(t *testing.T) {
 		in.Flags.OutlierLogPath = "/dev/stdout"
 		in.Flags.STSPort = 15463
 	})
-	config := f.Metadata["PROXY_CONFIG"].(map[string]any)
+	config := s.Node.Metadata["PROXY_CONFIG"].(map[string]any)
 	if config["drainDuration"] != "45s" || config["discoveryAddress"] != "istiod.istio-system.svc:15012" {
 		t.Errorf("PROXY_CONFIG %v, want the whole effective configuration", config)
 	}
-	delete(f.Metadata, "PROXY_CONFIG")
+	delete(s.Node.Metadata, "PROXY_CONFIG")
 	want := map[string]any{
 		"NAME": "reviews-1", "NAMESPACE": "bookshop", "SERVICE_ACCOUNT": "reviews", "CLUSTER_ID": "Kubernetes",
 		"INSTANCE_IPS": "10.99.0.2,fd00::2,192.168.7.7", "PILOT_SAN": []any{"istiod.istio-system.svc"},
@@ -143,34 +168,34 @@ func TestMetadata(t *testing.T) {
 		"OUTLIER_LOG_PATH": "/dev/stdout", "STS_PORT": "15463", "ISTIO_VERSION": ContractVersion,
 		"METADATA_DISCOVERY": "false", "ENVOY_SKIP_DEPRECATED_LOGS": "true", "WORKLOAD_IDENTITY_SOCKET_FILE": "socket",
 	}
-	if diff := cmp.Diff(want, f.Metadata); diff != "" {
+	if diff := cmp.Diff(want, s.Node.Metadata); diff != "" {
 		t.Errorf("metadata (-want +got):\n%s", diff)
 	}
-	m, err := mesh.DecodeMetadata(f.Metadata)
+	m, err := mesh.DecodeMetadata(s.Node.Metadata)
 	if err != nil || !m.DNSCapture || m.Labels["version"] != "v2" || len(m.InstanceIPs) != 3 {
 		t.Errorf("the control plane reads %+v (%v)", m, err)
 	}
 }
 
 func TestPrecedence(t *testing.T) {
-	all := func(in *Input) {
+	all := func(in *testInput) {
 		in.MeshFile = []byte("trustDomain: x\ndefaultConfig:\n  discoveryAddress: mesh:1\n  concurrency: 1\n  proxyMetadata: {A: mesh, B: mesh}\n  futureField: {x: 1}\n  drainDuration: 7s\n")
 		in.Env["PROXY_CONFIG"] = "discoveryAddress: env:1\nproxy_metadata: {B: env, C: env}\nconcurrency: 0\nstatusPort: 0\n"
 		in.Annotations = []byte(`proxy.istio.io/config="discoveryAddress: note:1\nproxyMetadata: {C: note}\n"`)
 	}
-	f := build(t, all)
+	s := build(t, all)
 	want := mesh.DefaultProxyConfig()
 	want.DiscoveryAddress = "note:1"
 	want.Concurrency = wrapperspb.Int32(0)
 	want.StatusPort = 0 // replaced although it is the zero value
 	want.DrainDuration.Seconds = 7
 	want.ProxyMetadata = map[string]string{"A": "mesh", "B": "env", "C": "note"}
-	same(t, f.Config, want)
-	if got := len(f.ConfigSource); got != 4 {
-		t.Errorf("sources %q, want the four that said something", f.ConfigSource)
+	same(t, s.Config, want)
+	if got := len(s.ConfigSources); got != 4 {
+		t.Errorf("sources %q, want the four that said something", s.ConfigSources)
 	}
 
-	f = build(t, func(in *Input) {
+	s = build(t, func(in *testInput) {
 		all(in)
 		in.Annotations = append(in.Annotations, "\nsidecar.istio.io/discoveryAddress=\"single:1\"\nstatus.sidecar.istio.io/port=\"15999\""...)
 		in.Flags.ServiceCluster, in.Flags.Concurrency, in.Flags.TemplateFile = "mine", 3, "/t.json"
@@ -179,9 +204,9 @@ func TestPrecedence(t *testing.T) {
 	want.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: "mine"}
 	want.Concurrency = wrapperspb.Int32(3)
 	want.ProxyBootstrapTemplatePath = "/t.json"
-	same(t, f.Config, want)
-	if f.Cluster != "mine" {
-		t.Errorf("cluster %q, want the flag's", f.Cluster)
+	same(t, s.Config, want)
+	if s.Node.Cluster != "mine" {
+		t.Errorf("cluster %q, want the flag's", s.Node.Cluster)
 	}
 }
 
@@ -211,15 +236,15 @@ func TestConcurrency(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			f := build(t, func(in *Input) {
+			s := build(t, func(in *testInput) {
 				in.Env["PROXY_CONFIG"], in.Env["ISTIO_CPU_LIMIT"], in.Flags.Concurrency = tt.config, tt.limit, tt.flag
 			})
 			got := ""
-			if c := f.Config.GetConcurrency(); c != nil {
+			if c := s.Config.GetConcurrency(); c != nil {
 				got = mesh.Text(float64(c.GetValue()))
 			}
-			if got != tt.want || (len(f.Warnings) > 0) != tt.warns {
-				t.Errorf("concurrency %q, warnings %q; want %q, %v", got, f.Warnings, tt.want, tt.warns)
+			if got != tt.want || (len(s.Warnings) > 0) != tt.warns {
+				t.Errorf("concurrency %q, warnings %q; want %q, %v", got, s.Warnings, tt.want, tt.warns)
 			}
 		})
 	}
@@ -238,48 +263,58 @@ func TestClusterAndLocality(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			f := build(t, func(in *Input) { in.Labels, in.Env["PROXY_CONFIG"] = []byte(tt.labels), tt.config })
-			if f.Cluster != tt.cluster || f.Locality.String() != tt.locality {
-				t.Errorf("cluster %q, locality %q; want %q, %q", f.Cluster, f.Locality, tt.cluster, tt.locality)
+			s := build(t, func(in *testInput) { in.Labels, in.Env["PROXY_CONFIG"] = []byte(tt.labels), tt.config })
+			if s.Node.Cluster != tt.cluster || s.Node.Locality.String() != tt.locality {
+				t.Errorf("cluster %q, locality %q; want %q, %q", s.Node.Cluster, s.Node.Locality, tt.cluster, tt.locality)
 			}
 		})
 	}
 }
 
+// The default's name counts where a flag gives it.
+func TestServiceClusterByFlag(t *testing.T) {
+	s := build(t, func(in *testInput) {
+		in.Labels, in.Flags.ServiceCluster = []byte(`app="a"`), "istio-proxy"
+	})
+	if s.Node.Cluster != "istio-proxy" {
+		t.Errorf("cluster %q, want the flag's", s.Node.Cluster)
+	}
+}
+
 func TestWarnings(t *testing.T) {
-	f := build(t, func(in *Input) {
+	s := build(t, func(in *testInput) {
 		in.Env["ISTIO_META_DNS_CAPTURE"] = "true" // that is done, not warned of
 		in.Env["PROXY_CONFIG"] = "controlPlaneAuthPolicy: NONE"
 	})
-	if len(f.Warnings) != 1 {
-		t.Errorf("%q, want one warning", f.Warnings)
+	if len(s.Warnings) != 1 {
+		t.Errorf("%q, want one warning", s.Warnings)
 	}
-	if f = build(t, func(in *Input) {
+	if s = build(t, func(in *testInput) {
 		in.Env["PROXY_CONFIG"] = "{controlPlaneAuthPolicy: NONE, discoveryAddress: 'd:15010'}"
-	}); len(f.Warnings) != 0 {
-		t.Errorf("%q, want none", f.Warnings)
+	}); len(s.Warnings) != 0 {
+		t.Errorf("%q, want none", s.Warnings)
 	}
 }
 
 func TestMistakes(t *testing.T) {
 	tests := []struct {
 		name, want string
-		change     func(*Input)
+		change     func(*testInput)
 	}{
-		{"YAML", "read proxy configuration from environment PROXY_CONFIG: ", func(in *Input) { in.Env["PROXY_CONFIG"] = "{a: b: c" }},
-		{"a list", "want a map of fields", func(in *Input) { in.Env["PROXY_CONFIG"] = "[a]" }},
-		{"wrong type", "drainDuration", func(in *Input) { in.Env["PROXY_CONFIG"] = "drainDuration: soon" }},
-		{"mesh file", "read mesh configuration file: ", func(in *Input) { in.MeshFile = []byte("\t{") }},
-		{"annotation", "from annotation proxy.istio.io/config", func(in *Input) { in.Annotations = []byte(`proxy.istio.io/config="{"`) }},
-		{"label line", "read pod labels: line 2", func(in *Input) { in.Labels = []byte("a=\"b\"\nnonsense") }},
-		{"label quoting", "the value of a is not a quoted string", func(in *Input) { in.Labels = []byte(`a="b`) }},
-		{"status port", "status.sidecar.istio.io/port", func(in *Input) { in.Annotations = []byte(`status.sidecar.istio.io/port="70000"`) }},
-		{"instance IP", "INSTANCE_IP", func(in *Input) { in.Env["INSTANCE_IP"] = "here" }},
-		{"no address", "set INSTANCE_IP", func(in *Input) { in.Env, in.Interfaces = nil, in.Interfaces[:1] }},
-		{"JSON metadata", "ISTIO_METAJSON_LABELS", func(in *Input) { in.Env["ISTIO_METAJSON_LABELS"] = "x" }},
-		{"port", "ENVOY_STATUS_PORT", func(in *Input) { in.Env["ENVOY_STATUS_PORT"] = "0" }},
-		{"CPU limit", "ISTIO_CPU_LIMIT", func(in *Input) { in.Env["ISTIO_CPU_LIMIT"] = "many" }},
-		{"concurrency", "read concurrency", func(in *Input) { in.Flags.Concurrency = -1 }},
+		{"YAML", "read proxy configuration from environment PROXY_CONFIG: ", func(in *testInput) { in.Env["PROXY_CONFIG"] = "{a: b: c" }},
+		{"a list", "want a map of fields", func(in *testInput) { in.Env["PROXY_CONFIG"] = "[a]" }},
+		{"wrong type", "drainDuration", func(in *testInput) { in.Env["PROXY_CONFIG"] = "drainDuration: soon" }},
+		{"mesh file", "read mesh configuration file ./etc/istio/config/mesh: ", func(in *testInput) { in.MeshFile = []byte("\t{") }},
+		{"annotation", "from annotation proxy.istio.io/config", func(in *testInput) { in.Annotations = []byte(`proxy.istio.io/config="{"`) }},
+		{"label line", "read pod labels ./etc/istio/pod/labels: line 2", func(in *testInput) { in.Labels = []byte("a=\"b\"\nnonsense") }},
+		{"label quoting", "invalid value of a: want a quoted string", func(in *testInput) { in.Labels = []byte(`a="b`) }},
+		{"status port", "status.sidecar.istio.io/port", func(in *testInput) { in.Annotations = []byte(`status.sidecar.istio.io/port="70000"`) }},
+		{"instance IP", "INSTANCE_IP", func(in *testInput) { in.Env["INSTANCE_IP"] = "here" }},
+		{"no address", "set INSTANCE_IP", func(in *testInput) { in.Env, in.Host.Interfaces = nil, in.Host.Interfaces[:1] }},
+		{"JSON metadata", "ISTIO_METAJSON_LABELS", func(in *testInput) { in.Env["ISTIO_METAJSON_LABELS"] = "x" }},
+		{"port", "ENVOY_STATUS_PORT", func(in *testInput) { in.Env["ENVOY_STATUS_PORT"] = "0" }},
+		{"CPU limit", "ISTIO_CPU_LIMIT", func(in *testInput) { in.Env["ISTIO_CPU_LIMIT"] = "many" }},
+		{"concurrency", "flag --concurrency", func(in *testInput) { in.Flags.Concurrency = -1 }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -288,5 +323,21 @@ func TestMistakes(t *testing.T) {
 				t.Errorf("error %v, want one with %q", err, tt.want)
 			}
 		})
+	}
+}
+func TestMeshID(t *testing.T) {
+	for _, tt := range []struct{ config, env, want string }{
+		{"meshId: m1", "", "m1"},
+		{"meshId: m1", "m2", "m2"},
+	} {
+		s := build(t, func(in *testInput) {
+			in.Env["PROXY_CONFIG"] = tt.config
+			if tt.env != "" {
+				in.Env["ISTIO_META_MESH_ID"] = tt.env
+			}
+		})
+		if got := s.Node.Metadata["MESH_ID"]; got != tt.want {
+			t.Errorf("%s, ISTIO_META_MESH_ID=%q: MESH_ID %v, want %s", tt.config, tt.env, got, tt.want)
+		}
 	}
 }

@@ -1,19 +1,21 @@
-package agent
+package launch
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 )
 
-// What is cleared up is what an agent writes, and nothing that only looks like it.
-func TestClearUp(t *testing.T) {
+// Only what an agent writes is removed, and nothing that looks like it.
+func TestOpenRemovesOldBootstraps(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const used = "envoy-rev-0123456789abcdef-7.json"
-	o := options(t, map[string]string{"PROXY_CONFIG": "{binaryPath: /bin/sh, customConfigFile: etc/istio/proxy/" + used + "}"})
-	a := &Agent{o: o, log: o.Log}
-	dir := o.Node.Config.GetConfigPath()
+	dir := "etc/istio/proxy"
+	s := &spec.Spec{Paths: spec.Paths{ConfigDir: dir}, Envoy: spec.Envoy{CustomBootstrap: filepath.Join(dir, used)}}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -35,19 +37,23 @@ func TestClearUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	stay = append(stay, folder, link)
-	if err := a.clearUp(); err != nil {
+	if _, err := Open(s, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
+	if got := names(t, dir); !slices.Equal(got, slices.Sorted(slices.Values(stay))) {
+		t.Errorf("left are %q, want %q", got, stay)
+	}
+}
+
+func names(t *testing.T, dir string) []string {
+	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var left []string
+	var out []string
 	for _, e := range entries {
-		left = append(left, e.Name())
+		out = append(out, e.Name())
 	}
-	slices.Sort(stay)
-	if !slices.Equal(left, stay) {
-		t.Errorf("left are %q, want %q", left, stay)
-	}
+	return out
 }

@@ -1,4 +1,4 @@
-package node
+package spec
 
 import (
 	"slices"
@@ -9,16 +9,16 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 )
 
-// Class says what a change of a proxy configuration's field costs at run time.
+// Class says what a change of a field of ProxyConfig costs at run time.
 type Class string
 
 // The classes.
 const (
-	// Warm takes a new Envoy, which takes over from the one that runs.
+	// Warm starts a new Envoy, which takes over from the running one.
 	Warm Class = "warm"
-	// Cold takes a new agent: until then the old value holds.
+	// Cold takes effect with the next agent; until then the old value stays.
 	Cold Class = "cold"
-	// Nothing is read from the field while an agent runs.
+	// Nothing reads the field while an agent runs.
 	Nothing Class = "nothing"
 )
 
@@ -29,14 +29,14 @@ var cold = []protoreflect.Name{
 	"interception_mode", "proxy_metadata", "termination_drain_duration", "ca_certificates_pem", "service_cluster", "tracing_service_name",
 }
 
-// nothing are the fields that only an injector reads, or nobody any more.
+// nothing are the fields that only an injector reads, and deprecated ones.
 var nothing = []protoreflect.Name{
 	"hold_application_until_proxy_starts", "image", "proxy_bootstrap_template_path", "discovery_refresh_delay", "availability_zone",
 	"sds", "zipkin_address", "envoy_metrics_service_address",
 }
 
-// ClassOf is the class of a field of ProxyConfig by its name in the protobuf definition. A field that is not known is warm: a new
-// Envoy says its whole configuration to the control plane.
+// ClassOf is the class of a field of ProxyConfig by its name in the protobuf definition. Unknown fields are warm: a new
+// Envoy reports its whole configuration to the control plane.
 func ClassOf(field protoreflect.Name) Class {
 	switch {
 	case slices.Contains(cold, field):
@@ -47,22 +47,22 @@ func ClassOf(field protoreflect.Name) Class {
 	return Warm
 }
 
-// Changed lists the fields of a class that differ, by their JSON names, sorted.
-func Changed(old, next *meshv1.ProxyConfig, c Class) []string {
+// changedFields lists the fields of a class that differ, by their JSON names, sorted.
+func changedFields(old, next *meshv1.ProxyConfig, c Class) []string {
 	var out []string
 	each(old, next, func(fd protoreflect.FieldDescriptor) {
 		if ClassOf(fd.Name()) == c {
 			out = append(out, fd.JSONName())
 		}
 	})
-	slices.SortFunc(out, strings.Compare)
+	slices.Sort(out)
 	return out
 }
 
-// Warmed is next with the fields of old that are not warm: what a new Envoy under the agent that runs may have.
-func Warmed(old, next *meshv1.ProxyConfig) *meshv1.ProxyConfig {
+// keepFixed is next with old's values of the fields that are not warm. It shares nothing with old.
+func keepFixed(old, next *meshv1.ProxyConfig) *meshv1.ProxyConfig {
 	out := proto.CloneOf(next)
-	to, from := out.ProtoReflect(), old.ProtoReflect()
+	to, from := out.ProtoReflect(), proto.CloneOf(old).ProtoReflect()
 	each(old, next, func(fd protoreflect.FieldDescriptor) {
 		if ClassOf(fd.Name()) == Warm {
 			return
@@ -71,7 +71,7 @@ func Warmed(old, next *meshv1.ProxyConfig) *meshv1.ProxyConfig {
 			to.Set(fd, from.Get(fd))
 		}
 	})
-	return proto.CloneOf(out) // shares nothing with old
+	return out
 }
 
 // each calls f for the fields that differ.
@@ -86,18 +86,7 @@ func each(old, next *meshv1.ProxyConfig, f func(protoreflect.FieldDescriptor)) {
 	}
 }
 
-// Reconfigure makes f's configuration, and what its metadata says of it, c.
-func (f *Facts) Reconfigure(c *meshv1.ProxyConfig) error {
-	m, err := configMap(c)
-	if err != nil {
-		return err
-	}
-	f.Config, f.Metadata["PROXY_CONFIG"] = c, m
-	return nil
-}
-
 // ofJob says whether the Pod's owner is a Job: kubernetes://apis/batch/v1/namespaces/NS/jobs/NAME.
-func (f *Facts) ofJob() bool {
-	owner := f.Env["ISTIO_META_OWNER"]
+func ofJob(owner string) bool {
 	return strings.Contains(owner, "/apis/batch/") && strings.Contains(owner, "/jobs/")
 }

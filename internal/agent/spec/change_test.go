@@ -1,4 +1,4 @@
-package node
+package spec
 
 import (
 	"os"
@@ -22,17 +22,17 @@ func TestChanges(t *testing.T) {
 	next.DrainDuration = durationpb.New(time.Second)
 	next.DiscoveryAddress = "elsewhere:15012"
 	next.ProxyMetadata = map[string]string{"A": "b"}
-	if got := Changed(old, next, Warm); !slices.Equal(got, []string{"concurrency", "drainDuration"}) {
+	if got := changedFields(old, next, Warm); !slices.Equal(got, []string{"concurrency", "drainDuration"}) {
 		t.Errorf("warm: %v", got)
 	}
-	if got := Changed(old, next, Cold); !slices.Equal(got, []string{"discoveryAddress", "proxyMetadata"}) {
+	if got := changedFields(old, next, Cold); !slices.Equal(got, []string{"discoveryAddress", "proxyMetadata"}) {
 		t.Errorf("cold: %v", got)
 	}
-	w := Warmed(old, next)
+	w := keepFixed(old, next)
 	if w.GetDiscoveryAddress() != old.GetDiscoveryAddress() || len(w.GetProxyMetadata()) != 0 || w.GetConcurrency().GetValue() != 4 {
 		t.Errorf("got %v", w)
 	}
-	if len(Changed(next, next, Warm)) != 0 || !proto.Equal(Warmed(old, old), old) {
+	if len(changedFields(next, next, Warm)) != 0 || !proto.Equal(keepFixed(old, old), old) {
 		t.Error("no change is none")
 	}
 }
@@ -52,8 +52,7 @@ func TestOwners(t *testing.T) {
 		"kubernetes://apis/apps/v1/namespaces/n/deployments/jobs": false,
 		"": false,
 	} {
-		f := &Facts{Env: map[string]string{"ISTIO_META_OWNER": owner}}
-		if f.ofJob() != want {
+		if ofJob(owner) != want {
 			t.Errorf("%q: %v", owner, !want)
 		}
 	}

@@ -1,4 +1,7 @@
-package envoy
+// Package cgroup reads what the kernel says of this process's control group, in version 1 and 2.
+//
+// Every call reads the files anew. Where they cannot be read, nothing is known, which is no error.
+package cgroup
 
 import (
 	"math"
@@ -11,11 +14,11 @@ import (
 // cgroupRoot is where control groups are mounted.
 const cgroupRoot = "/sys/fs/cgroup"
 
-// OOMKills is how many processes of this process's control group the kernel has killed for want of
-// memory; ok is false where it does not tell.
+// OOMKills is the number of processes of this control group that the kernel has killed because memory
+// ran out; ok is false where it is not known.
 func OOMKills() (n int64, ok bool) { return oomKills(cgroupRoot, ownCgroups()) }
 
-// CPULimit is how many CPUs the control group may use, rounded up; 0 for no limit.
+// CPULimit is the number of CPUs that the control group may use, rounded up; 0 for no limit.
 func CPULimit() int { return cpuLimit(cgroupRoot, ownCgroups()) }
 
 // ownCgroups are this process's groups by controller; "" is the unified hierarchy's.

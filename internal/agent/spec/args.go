@@ -1,4 +1,4 @@
-package envoy
+package spec
 
 import (
 	"strconv"
@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Arguments are the choices on Envoy's command line. The zero value is what an agent passes
-// when nobody chose anything, with only the bootstrap's path missing.
+// Arguments are the choices on Envoy's command line. The zero value has the defaults, with
+// only the bootstrap's path missing.
 type Arguments struct {
 	// Bootstrap is the path of the bootstrap file (-c).
 	Bootstrap string
@@ -19,10 +19,14 @@ type Arguments struct {
 	LogLevel string
 	// ComponentLogLevel is more of the latter ("misc:error,upstream:debug").
 	ComponentLogLevel string
+	// FlushInterval is the time after which buffered access logs are written; one second where it is 0.
+	FlushInterval time.Duration
 	// FlushKB is the least size in kB at which access logs are written; 0 leaves it to Envoy.
 	FlushKB int
 	// CoreDump lets a crash leave a core file.
 	CoreDump bool
+	// ShowDeprecatedLogs leaves out --skip-deprecated-logs.
+	ShowDeprecatedLogs bool
 	// BootstrapYAML is merged over the bootstrap (--config-yaml).
 	BootstrapYAML string
 	// Concurrency is the number of worker threads; 0 leaves it to Envoy (one per CPU).
@@ -33,12 +37,15 @@ type Arguments struct {
 	Extra []string
 }
 
-// List is the command line without the program, in the order in which other agents of this
-// kind have it [agent L1]: people grep it.
+// List is the command line without the program, in the order of Istio's agent [agent L1]: users grep it.
 func (a Arguments) List() []string {
 	drain := int(a.Drain.Seconds())
 	if drain == 0 {
 		drain = 45
+	}
+	flush := a.FlushInterval
+	if flush <= 0 {
+		flush = time.Second
 	}
 	family := "v4"
 	if a.IPv6 {
@@ -49,7 +56,7 @@ func (a Arguments) List() []string {
 		"--drain-time-s", strconv.Itoa(drain),
 		"--drain-strategy", "immediate",
 		"--local-address-ip-version", family,
-		"--file-flush-interval-msec", "1000",
+		"--file-flush-interval-msec", strconv.FormatInt(max(1, flush.Milliseconds()), 10),
 	}
 	if !a.HotRestart {
 		out = append(out, "--disable-hot-restart")
@@ -63,7 +70,9 @@ func (a Arguments) List() []string {
 	if components != "" {
 		out = append(out, "--component-log-level", components)
 	}
-	out = append(out, "--skip-deprecated-logs")
+	if !a.ShowDeprecatedLogs {
+		out = append(out, "--skip-deprecated-logs")
+	}
 	if a.CoreDump {
 		out = append(out, "--enable-core-dump")
 	}
@@ -76,8 +85,8 @@ func (a Arguments) List() []string {
 	return append(out, a.Extra...)
 }
 
-// SplitLogLevel takes "level,component:level,…" and further components apart into what -l
-// and --component-log-level take [agent F6, F7]. The first bare level wins; warning is the default.
+// SplitLogLevel splits "level,component:level,…" and further components into the values of -l
+// and --component-log-level [agent F6, F7]. The first bare level wins; warning is the default.
 func SplitLogLevel(mixed, more string) (level, components string) {
 	var scoped []string
 	for part := range strings.SplitSeq(mixed+","+more, ",") {

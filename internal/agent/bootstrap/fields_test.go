@@ -1,0 +1,213 @@
+package bootstrap
+
+import (
+	"encoding/json"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// forOthers are the fields that the agent does not act on and does not warn of, and why.
+var forOthers = map[string]string{
+	"gatewayTopology":                 "the control plane reads it in the node's metadata",
+	"proxyHeaders":                    "the control plane reads it in the node's metadata",
+	"interceptionMode":                "the injector makes ISTIO_META_INTERCEPTION_MODE and the flags of istio-iptables of it",
+	"holdApplicationUntilProxyStarts": "the injector makes the Pod's start order of it",
+	"image":                           "the injector chooses the container's image by it",
+	"connectionSettings":              "the control plane reads it in the node's metadata, all but globalDownstreamConnectionLimit",
+}
+
+// examples are valid values for the fields to which a generic one is no valid value or makes no difference.
+var examples = map[string]string{
+	"controlPlaneAuthPolicy": `{"controlPlaneAuthPolicy": "NONE"}`,
+	"runtimeValues":          `{"runtimeValues": {"a.b": "c"}}`,
+	"statsCompression":       `{"statsCompression": false}`,
+	"fileFlushInterval":      `{"fileFlushInterval": "3s"}`,
+	"tracingServiceName":     `{"tracingServiceName": "CANONICAL_NAME_ONLY"}`,
+	"proxyStatsMatcher":      `{"proxyStatsMatcher": {"inclusionPrefixes": ["x"]}}`,
+	"connectionSettings":     `{"connectionSettings": {"globalDownstreamConnectionLimit": 7}}`,
+}
+
+// Every field of ProxyConfig changes what the agent or Envoy does, or a warning names it.
+func TestEveryFieldOfProxyConfigWorksOrIsNamed(t *testing.T) {
+	before, warnings := outcome(t, "{}")
+	if len(warnings) > 0 {
+		t.Fatalf("the defaults give the warnings %q", warnings)
+	}
+	for _, fd := range leaves((&meshv1.ProxyConfig{}).ProtoReflect().Descriptor()) {
+		name := fd[0].JSONName()
+		text := examples[name]
+		if text == "" || len(fd) > 1 && !strings.Contains(text, fd[len(fd)-1].JSONName()) {
+			c := &meshv1.ProxyConfig{}
+			set(c.ProtoReflect(), fd)
+			b, err := protojson.Marshal(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = string(b)
+		}
+		after, warnings := outcome(t, text)
+		moved, named := after != before, strings.Contains(strings.Join(warnings, "\n"), name)
+		reason := forOthers[name]
+		if fd[len(fd)-1].JSONName() == "globalDownstreamConnectionLimit" {
+			reason = ""
+		}
+		switch {
+		case reason == "" && !moved && !named:
+			t.Errorf("%s (%s) changes nothing and no warning names it", path(fd), text)
+		case reason != "" && (moved || named):
+			t.Errorf("%s (%s) works or is named: take it out of the exceptions", path(fd), text)
+		}
+	}
+}
+
+// outcome is everything that comes of a proxy configuration, but the copy of itself that goes to the
+// control plane.
+func outcome(t *testing.T, config string) (all string, warnings []string) {
+	t.Helper()
+	s, err := spec.Build(spec.Input{
+		Role: mesh.Sidecar, Env: map[string]string{"PROXY_CONFIG": config},
+		Host: spec.Host{Interfaces: []spec.Interface{{Name: "eth0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}},
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", config, err)
+	}
+	s.Node.Metadata = maps.Clone(s.Node.Metadata)
+	delete(s.Node.Metadata, "PROXY_CONFIG")
+	b, err := Build(s)
+	if err != nil {
+		t.Fatalf("%s: %v", config, err)
+	}
+	text, err := b.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	warnings = append(s.Warnings, b.Warnings...)
+	s.Config, s.ConfigSources, s.Warnings = nil, nil, nil
+	s.Envoy.Env = slices.DeleteFunc(s.Envoy.Env, func(v string) bool { return strings.HasPrefix(v, "PROXY_CONFIG=") })
+	rest, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(rest) + string(text), warnings
+}
+
+// leaves are the paths of all fields that are no messages, and of those that are well-known types.
+func leaves(d protoreflect.MessageDescriptor) [][]protoreflect.FieldDescriptor {
+	var out [][]protoreflect.FieldDescriptor
+	fields := d.Fields()
+	for i := range fields.Len() {
+		fd := fields.Get(i)
+		m := fd.Message()
+		if m == nil || fd.IsMap() || strings.HasPrefix(string(m.FullName()), "google.protobuf.") {
+			out = append(out, []protoreflect.FieldDescriptor{fd})
+			continue
+		}
+		inner := leaves(m)
+		if len(inner) == 0 {
+			inner = [][]protoreflect.FieldDescriptor{nil}
+		}
+		for _, below := range inner {
+			out = append(out, append([]protoreflect.FieldDescriptor{fd}, below...))
+		}
+	}
+	return out
+}
+
+func path(fds []protoreflect.FieldDescriptor) string {
+	var out []string
+	for _, fd := range fds {
+		out = append(out, fd.JSONName())
+	}
+	return strings.Join(out, ".")
+}
+
+// set gives the field at a path a value other than its default.
+func set(m protoreflect.Message, fds []protoreflect.FieldDescriptor) {
+	fd := fds[0]
+	switch {
+	case fd.IsMap():
+		entries := m.Mutable(fd).Map()
+		v := entries.NewValue()
+		if fd.MapValue().Message() == nil {
+			v = value(fd.MapValue())
+		}
+		entries.Set(protoreflect.ValueOfString("k").MapKey(), v)
+	case fd.IsList() && fd.Message() != nil:
+		list := m.Mutable(fd).List()
+		e := list.NewElement()
+		if len(fds) > 1 {
+			set(e.Message(), fds[1:])
+		}
+		list.Append(e)
+	case fd.IsList():
+		m.Mutable(fd).List().Append(value(fd))
+	case len(fds) > 1:
+		set(m.Mutable(fd).Message(), fds[1:])
+	case fd.Message() != nil && !strings.HasPrefix(string(fd.Message().FullName()), "google.protobuf."):
+		m.Mutable(fd) // a message without fields
+	case fd.Message() != nil:
+		m.Set(fd, protoreflect.ValueOfMessage(wellKnown(fd).ProtoReflect()))
+	default:
+		m.Set(fd, value(fd))
+	}
+}
+
+func wellKnown(fd protoreflect.FieldDescriptor) proto.Message {
+	switch fd.Message().FullName() {
+	case "google.protobuf.Duration":
+		return durationpb.New(7e9)
+	case "google.protobuf.BoolValue":
+		return wrapperspb.Bool(true)
+	case "google.protobuf.Int32Value":
+		return wrapperspb.Int32(7)
+	case "google.protobuf.UInt32Value":
+		return wrapperspb.UInt32(7)
+	case "google.protobuf.Int64Value":
+		return wrapperspb.Int64(7)
+	case "google.protobuf.UInt64Value":
+		return wrapperspb.UInt64(7)
+	case "google.protobuf.StringValue":
+		return wrapperspb.String("x")
+	case "google.protobuf.DoubleValue":
+		return wrapperspb.Double(7)
+	}
+	m := fd.Message()
+	panic("no example of a " + string(m.FullName()))
+}
+
+func value(fd protoreflect.FieldDescriptor) protoreflect.Value {
+	switch fd.Kind() {
+	case protoreflect.BoolKind:
+		return protoreflect.ValueOfBool(true)
+	case protoreflect.EnumKind:
+		return protoreflect.ValueOfEnum(1)
+	case protoreflect.Int32Kind:
+		return protoreflect.ValueOfInt32(7)
+	case protoreflect.Int64Kind:
+		return protoreflect.ValueOfInt64(7)
+	case protoreflect.Uint32Kind:
+		return protoreflect.ValueOfUint32(7)
+	case protoreflect.Uint64Kind:
+		return protoreflect.ValueOfUint64(7)
+	case protoreflect.DoubleKind:
+		return protoreflect.ValueOfFloat64(7)
+	case protoreflect.FloatKind:
+		return protoreflect.ValueOfFloat32(7)
+	case protoreflect.StringKind:
+		return protoreflect.ValueOfString("x")
+	}
+	panic("no example of a " + fd.Kind().String())
+}

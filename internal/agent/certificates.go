@@ -1,0 +1,120 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+
+	"github.com/pilothouse/pilothouse/internal/agent/identity"
+	"github.com/pilothouse/pilothouse/internal/agent/sds"
+	"github.com/pilothouse/pilothouse/internal/agent/secret"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
+	"github.com/pilothouse/pilothouse/internal/agent/upstream"
+	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
+	"github.com/pilothouse/pilothouse/internal/run"
+)
+
+// certificates are the parts that get, renew and serve the workload's certificate.
+type certificates struct {
+	plan  identity.Plan
+	value *secret.Value
+	files *secret.Named // nil where another server serves the secrets
+	tasks []run.Task
+	close func() error
+}
+
+// newCertificates takes the SDS socket. It asks nobody for a certificate yet: Envoy starts meanwhile and waits
+// itself.
+func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logger) (*certificates, error) {
+	wd, err := os.Getwd()
+	if err != nil {
+		return nil, fmt.Errorf("find the working directory: %w", err)
+	}
+	plan, err := identity.Decide(s, identity.Host{WorkingDir: wd, IsFile: isFile})
+	if err != nil {
+		return nil, err
+	}
+	log = log.With("scope", "secret")
+	c := &certificates{plan: plan, value: secret.NewValue(), close: func() error { return nil }}
+	if files := plan.Mounted; files != nil {
+		c.serve("certificate", secret.NewFiles(c.value, secret.FilePaths(*files), follower, log).Run)
+		log.Info("the certificate comes from files", "chain", files.Chain)
+	} else {
+		ca, err := connectTo(s, c.value, upstream.Options{
+			Name: "CA", Address: s.Upstream.CA, RootFile: plan.CARoot, Headers: s.Upstream.CAHeaders, PlaintextToken: true,
+		})
+		if err != nil {
+			return nil, err
+		}
+		o := s.Certificates
+		c.serve("certificate", secret.NewKeeper(c.value, secret.Options{
+			Identity: s.Node.Identity, KeyKind: o.Key, PKCS8: o.PKCS8, TTL: o.TTL, Ratio: o.RenewalRatio, Jitter: o.Jitter,
+		}, secret.NewCA(ca, o.Signer), log).Run)
+	}
+	if dir := s.Certificates.OutputDir; dir != "" {
+		c.serve("certificate output", secret.Output{Dir: dir, Mode: s.Certificates.OutputMode, Source: c.value, Log: log}.Run)
+	}
+	return c, c.listen(s, follower, log)
+}
+
+func (c *certificates) serve(name string, task func(ctx context.Context) error) {
+	c.tasks = append(c.tasks, run.Task{Name: name, Run: task})
+}
+
+// listen serves the secrets to Envoy, unless the environment names the socket of another server. [agent E17, S19]
+func (c *certificates) listen(s *spec.Spec, follower *filewatch.Follower, log *slog.Logger) error {
+	path := s.Paths.SDSSocket
+	if !s.Certificates.Own {
+		if st, err := os.Stat(path); err != nil || st.Mode()&fs.ModeSocket == 0 {
+			return fmt.Errorf("WORKLOAD_IDENTITY_SOCKET_FILE: find the socket %s: start its server first", path)
+		}
+		return nil
+	}
+	files := secret.NewNamed(secret.SystemBundles, follower, log)
+	server, err := sds.New(path, c.value, files, log.With("scope", "sds"))
+	if err != nil {
+		return err
+	}
+	c.files, c.close = files, server.Close
+	c.serve("file secrets", files.Run)
+	c.serve("sds", server.Run)
+	return nil
+}
+
+// connectTo adds what is the same for all servers of the control plane. A missing root is an error
+// at the start, where the user looks. [agent L14]
+func connectTo(s *spec.Spec, certificate *secret.Value, o upstream.Options) (*upstream.Server, error) {
+	u := s.Upstream
+	o.ServerName, o.ClusterID, o.Keepalive, o.KeepaliveTimeout = u.ServerName, u.ClusterID, u.Keepalive, u.KeepaliveTimeout
+	o.TokenFile, o.Certificate, o.ProvisionedDir = identity.TokenFile, certificate.ClientCertificate, s.Certificates.ProvisionedDir
+	switch {
+	case upstream.Plaintext(o.Address), o.RootFile == upstream.SystemRoots:
+	case o.RootFile == "":
+		return nil, identity.ErrNoRoot
+	default:
+		if _, err := os.Stat(o.RootFile); err != nil {
+			return nil, fmt.Errorf("find the root certificate of the %s %s: %w", o.Name, o.Address, err)
+		}
+	}
+	return upstream.New(o)
+}
+
+// isFile says whether a path exists and is not a directory.
+func isFile(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && !st.IsDir()
+}
+
+// newXDS takes the XDS socket.
+func newXDS(s *spec.Spec, c *certificates, log *slog.Logger) (*xdsproxy.Proxy, error) {
+	server, err := connectTo(s, c.value, upstream.Options{
+		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, Headers: s.Upstream.DiscoveryHeaders,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return xdsproxy.New(xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Log: log.With("scope", "xdsproxy")})
+}

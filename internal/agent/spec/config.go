@@ -1,0 +1,250 @@
+package spec
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// Annotations that decide configuration. [agent 1.3]
+const (
+	annotationConfig    = "proxy.istio.io/config"
+	annotationDiscovery = "sidecar.istio.io/discoveryAddress"
+	annotationStatus    = "status.sidecar.istio.io/port"
+
+	defaultServiceCluster = "istio-proxy"
+)
+
+// configure makes the effective proxy configuration; later inputs win field by field:
+// defaults, mesh file, environment, PROXY_CONFIG_FILE, the configuration annotation, annotations of one
+// field, flags.
+func (b *builder) configure() error {
+	s := b.s
+	s.Config, s.ConfigSources = mesh.DefaultProxyConfig(), []string{"defaults"}
+	meshFile, err := b.file(b.in.Flags.MeshConfig)
+	if err != nil {
+		return err
+	}
+	fromMesh, err := defaultConfig(meshFile)
+	if err != nil {
+		return fmt.Errorf("read mesh configuration file %s: %w", b.in.Flags.MeshConfig, err)
+	}
+	fromFile, err := b.file(b.in.Env["PROXY_CONFIG_FILE"])
+	if err != nil {
+		return err
+	}
+	for _, src := range []struct {
+		name string
+		text []byte
+	}{
+		{"mesh configuration file", fromMesh},
+		{"environment PROXY_CONFIG", []byte(b.in.Env["PROXY_CONFIG"])},
+		{"file PROXY_CONFIG_FILE", fromFile},
+		{"annotation " + annotationConfig, []byte(s.Node.Annotations[annotationConfig])},
+	} {
+		if strings.TrimSpace(string(src.text)) == "" {
+			continue
+		}
+		if err := apply(s.Config, src.text); err != nil {
+			return fmt.Errorf("read proxy configuration from %s: %w", src.name, err)
+		}
+		s.ConfigSources = append(s.ConfigSources, src.name)
+	}
+	if err := b.configAnnotations(); err != nil {
+		return err
+	}
+	return b.configFlags()
+}
+
+// configAnnotations applies the annotations that set one field each.
+func (b *builder) configAnnotations() error {
+	s := b.s
+	if v := s.Node.Annotations[annotationDiscovery]; v != "" {
+		s.Config.DiscoveryAddress = v
+		s.ConfigSources = append(s.ConfigSources, "annotation "+annotationDiscovery)
+	}
+	if v := s.Node.Annotations[annotationStatus]; v != "" {
+		port, err := strconv.ParseUint(v, 10, 16)
+		if err != nil {
+			return fmt.Errorf("annotation %s: invalid port %q: want 0–65535", annotationStatus, v)
+		}
+		s.Config.StatusPort = int32(port)
+		s.ConfigSources = append(s.ConfigSources, "annotation "+annotationStatus)
+	}
+	return nil
+}
+
+// configFlags applies the flags that are fields of the configuration, and the CPU limit where neither
+// a flag nor the configuration sets the number of workers. [agent F5, F8, F9]
+func (b *builder) configFlags() error {
+	flags, config := b.in.Flags, b.s.Config
+	if flags.ServiceCluster != "" {
+		config.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: flags.ServiceCluster}
+	}
+	if flags.TemplateFile != "" {
+		config.ProxyBootstrapTemplatePath = flags.TemplateFile
+	}
+	limit, err := b.cpuLimit()
+	if err != nil {
+		return err
+	}
+	set := config.GetConcurrency()
+	switch {
+	case flags.Concurrency < 0 || flags.Concurrency > math.MaxInt16:
+		return fmt.Errorf("flag --concurrency: invalid number %d: want 0–%d", flags.Concurrency, math.MaxInt16)
+	case set.GetValue() < 0 || set.GetValue() > math.MaxInt16:
+		return fmt.Errorf("proxy configuration concurrency: invalid number %d: want 0–%d", set.GetValue(), math.MaxInt16)
+	case flags.Concurrency > 0:
+		config.Concurrency = wrapperspb.Int32(int32(flags.Concurrency))
+	case set == nil && limit > 0:
+		config.Concurrency = wrapperspb.Int32(int32(limit))
+	case set != nil && set.GetValue() == 0 && limit > 0:
+		b.warn("concurrency 0 runs one worker per CPU of the machine, but the CPU limit is %d: set concurrency, or leave it out", limit)
+	}
+	return nil
+}
+
+// cpuLimit is the number of CPUs that Envoy may use, 0 for no limit. ISTIO_CPU_LIMIT is from the time when
+// the container was started, so that a limit that changes later replaces it.
+func (b *builder) cpuLimit() (int, error) {
+	v := b.in.Env["ISTIO_CPU_LIMIT"]
+	if v == "" || b.in.Host.CPULimit != b.s.cpuLimit {
+		return b.in.Host.CPULimit, nil
+	}
+	cores, err := strconv.ParseFloat(v, 64)
+	if err != nil || !(cores >= 0 && cores <= math.MaxInt16) {
+		return 0, fmt.Errorf("environment ISTIO_CPU_LIMIT: invalid number of CPUs %q: want 0–%d", v, math.MaxInt16)
+	}
+	return int(math.Ceil(cores)), nil
+}
+
+// merge keeps the running agent's values of the fields that only another agent can change, and puts the
+// environment over proxyMetadata.
+func (b *builder) merge() error {
+	s := b.s
+	if r := b.in.Running; r != nil {
+		s.Cold = changedFields(r.Config, s.Config, Cold)
+		s.Config = keepFixed(r.Config, s.Config)
+	}
+	b.env = overlay(s.Config.GetProxyMetadata(), b.in.Env)
+	b.warnIgnored()
+	return nil
+}
+
+// plaintext says whether discovery is reached without TLS. [agent S8]
+func plaintext(address string) bool { return strings.HasSuffix(address, ":15010") }
+
+// overlay returns a map of both, top's values winning.
+func overlay(bottom, top map[string]string) map[string]string {
+	out := make(map[string]string, len(bottom)+len(top))
+	maps.Copy(out, bottom)
+	maps.Copy(out, top)
+	return out
+}
+
+// defaultConfig finds the proxy configuration in a mesh configuration file.
+func defaultConfig(file []byte) ([]byte, error) {
+	if len(file) == 0 {
+		return nil, nil
+	}
+	var whole struct {
+		DefaultConfig      json.RawMessage `json:"defaultConfig"`
+		DefaultConfigSnake json.RawMessage `json:"default_config"`
+	}
+	if err := yaml.Unmarshal(file, &whole); err != nil {
+		return nil, err
+	}
+	if whole.DefaultConfig == nil {
+		return whole.DefaultConfigSnake, nil
+	}
+	return whole.DefaultConfig, nil
+}
+
+// apply lays a YAML or JSON proxy configuration over dst: every field that the text names
+// is replaced, the zero value included, but proxyMetadata is merged key by key. Unknown fields
+// are skipped, since charts can be newer than agents.
+func apply(dst *meshv1.ProxyConfig, text []byte) error {
+	asJSON, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		return err
+	}
+	var named map[string]json.RawMessage
+	if err := json.Unmarshal(asJSON, &named); err != nil {
+		return fmt.Errorf("want a map of fields: %w", err)
+	}
+	src := &meshv1.ProxyConfig{}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(asJSON, src); err != nil {
+		return fieldError(named, err)
+	}
+	metadata := overlay(dst.GetProxyMetadata(), src.GetProxyMetadata())
+	to, from := dst.ProtoReflect(), src.ProtoReflect()
+	for key := range named {
+		if fd := fieldNamed(to.Descriptor().Fields(), key); fd != nil {
+			to.Clear(fd)
+			if from.Has(fd) {
+				to.Set(fd, from.Get(fd))
+			}
+		}
+	}
+	if len(metadata) > 0 {
+		dst.ProxyMetadata = metadata
+	}
+	return nil
+}
+
+// fieldError names the field that does not parse, since the parser's own error does not.
+func fieldError(named map[string]json.RawMessage, whole error) error {
+	for key, value := range named {
+		alone, err := json.Marshal(map[string]json.RawMessage{key: value})
+		if err != nil {
+			return whole
+		}
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(alone, &meshv1.ProxyConfig{}); err != nil {
+			return fmt.Errorf("field %s: invalid value %s: %w", key, value, err)
+		}
+	}
+	return whole
+}
+
+// fieldNamed finds a field by either of the names that protojson takes.
+func fieldNamed(fields protoreflect.FieldDescriptors, key string) protoreflect.FieldDescriptor {
+	if fd := fields.ByJSONName(key); fd != nil {
+		return fd
+	}
+	return fields.ByName(protoreflect.Name(key))
+}
+
+// EffectiveYAML is the configuration as the start log shows it. [agent F13]
+func EffectiveYAML(c *meshv1.ProxyConfig) (string, error) {
+	b, err := protojson.Marshal(c)
+	if err != nil {
+		return "", fmt.Errorf("encode proxy configuration: %w", err)
+	}
+	b, err = yaml.JSONToYAML(b)
+	return string(b), err
+}
+
+// configMap is the configuration as plain JSON values.
+func configMap(c proto.Message) (map[string]any, error) {
+	b, err := protojson.Marshal(c)
+	if err != nil {
+		return nil, fmt.Errorf("encode proxy configuration: %w", err)
+	}
+	var m map[string]any
+	if err := json.Unmarshal(b, &m); err != nil {
+		return nil, fmt.Errorf("encode proxy configuration: %w", err)
+	}
+	return m, nil
+}

@@ -1,0 +1,39 @@
+package spec
+
+import (
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// warnIgnored names the fields of the proxy configuration that are set and have no effect on this agent. Fields that
+// the control plane or an injector reads are not among them.
+func (b *builder) warnIgnored() {
+	c := b.s.Config
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"availabilityZone", c.GetAvailabilityZone() != ""},
+		{"caCertificatesPem", len(c.GetCaCertificatesPem()) > 0},
+		{"discoveryRefreshDelay", c.GetDiscoveryRefreshDelay() != nil},
+		{"envoyAccessLogService", c.GetEnvoyAccessLogService() != nil},
+		{"envoyMetricsService", c.GetEnvoyMetricsService() != nil},
+		{"envoyMetricsServiceAddress", c.GetEnvoyMetricsServiceAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
+		{"privateKeyProvider", c.GetPrivateKeyProvider() != nil},
+		{"proxyBootstrapTemplatePath", c.GetProxyBootstrapTemplatePath() != ""},
+		{"readinessProbe", c.GetReadinessProbe() != nil},
+		{"sds", c.GetSds() != nil},
+		{"statNameLength", c.GetStatNameLength() != mesh.DefaultProxyConfig().GetStatNameLength()},
+		{"statsdUdpAddress", c.GetStatsdUdpAddress() != ""},
+		{"tracing", c.GetTracing() != nil},
+		{"zipkinAddress", c.GetZipkinAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
+	} {
+		if f.set {
+			b.warn("proxy configuration: %s has no effect", f.name)
+		}
+	}
+	if c.GetControlPlaneAuthPolicy() == meshv1.AuthenticationPolicy_NONE && !plaintext(c.GetDiscoveryAddress()) {
+		b.warn("proxy configuration: controlPlaneAuthPolicy NONE has no effect: discovery is reached in plaintext at port 15010 only, and over TLS at %s", c.GetDiscoveryAddress())
+	}
+}

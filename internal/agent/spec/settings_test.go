@@ -1,0 +1,150 @@
+package spec
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+func TestDefaults(t *testing.T) {
+	got := build(t, nil)
+	config := got.Config.String()
+	got.Node.Metadata, got.Config, got.Envoy.Env = nil, nil, nil // see TestMetadata, TestPrecedence
+	want := &Spec{
+		Node: Node{
+			ID:      mesh.NodeID{Role: mesh.Sidecar, IP: addrs("10.99.0.2")[0], ID: "reviews-1.bookshop", Domain: "bookshop.svc.cluster.local"},
+			Cluster: "istio-proxy.bookshop", IPs: addrs("10.99.0.2", "fd00::2", "192.168.7.7"),
+			Identity: mesh.Identity{TrustDomain: "cluster.local", Namespace: "bookshop", ServiceAccount: "reviews"},
+			Labels:   map[string]string{}, Annotations: map[string]string{},
+		},
+		ConfigSources: []string{"defaults"},
+		Paths: Paths{
+			ConfigDir: "./etc/istio/proxy", Bootstrap: "./etc/istio/proxy/envoy-rev.json", XDSSocket: "./etc/istio/proxy/XDS",
+			SDSDir: "./var/run/secrets/workload-spiffe-uds", SDSSocket: "./var/run/secrets/workload-spiffe-uds/socket",
+		},
+		Upstream: Upstream{
+			Discovery: "istiod.istio-system.svc:15012", CA: "istiod.istio-system.svc:15012", CertProvider: "istiod", ClusterID: "Kubernetes",
+			DiscoveryHeaders: map[string]string{}, CAHeaders: map[string]string{}, Keepalive: 30 * time.Second, KeepaliveTimeout: 10 * time.Second,
+		},
+		Certificates: Certificates{TTL: 24 * time.Hour, RenewalRatio: 0.5, Jitter: 0.01, Key: pki.ECDSAP256, OutputMode: 0o600, Own: true},
+		Envoy: Envoy{
+			Binary: "/usr/local/bin/envoy", AdminPort: 15000, HealthPort: 15021, PrometheusPort: 15090,
+			Arguments: Arguments{Drain: 45 * time.Second, LogLevel: "warning", HotRestart: true},
+		},
+		Lifecycle: Lifecycle{
+			HotRestart: true, ParentShutdown: time.Minute, Drain: 5 * time.Second, MinDrain: 5 * time.Second, MaxDrain: 15 * time.Minute, AppGrace: 30 * time.Second,
+		},
+		DNS:    DNS{Address: "localhost:15053"},
+		Status: Status{Port: 15020},
+		Files:  []string{labelsFile, annotationsFile, "./etc/istio/config/mesh"},
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(Spec{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if config != mesh.DefaultProxyConfig().String() {
+		t.Errorf("configuration %s, want the defaults", config)
+	}
+}
+
+func TestSettings(t *testing.T) {
+	got := build(t, func(in *testInput) {
+		in.Env["PROXY_CONFIG"] = "proxyMetadata: {ISTIO_DELTA_XDS: 'false', SECRET_TTL: 1h}\ndiscoveryAddress: d:1\n"
+		for k, v := range map[string]string{
+			"CA_ADDR": "ca:2", "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "/ca.pem", "PROV_CERT": "/prov", "OUTPUT_CERTS": "/out",
+			"XDS_HEADER_A": "1", "CA_HEADER_B": "2", "ECC_SIGNATURE_ALGORITHM": "ECDSA", "ECC_CURVE": "P-384", "PKCS8_KEY": "true",
+			"SECRET_GRACE_PERIOD_RATIO": "0.25", "MINIMUM_DRAIN_DURATION": "1s", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true",
+			"HOST_IP": "10.0.0.1", "SECRET_TTL": "2h",
+		} {
+			in.Env[k] = v
+		}
+		in.Override, in.Env["ISTIO_BOOTSTRAP_OVERRIDE"] = []byte("a: $(HOST_IP)"), "override.yaml"
+	})
+	u, s, e := got.Upstream, got.Certificates, got.Envoy
+	if u.Discovery != "d:1" || u.CA != "ca:2" || u.DiscoveryRoot != "SYSTEM" || u.CARoot != "/ca.pem" ||
+		u.DiscoveryHeaders["a"] != "1" || u.CAHeaders["b"] != "2" {
+		t.Errorf("upstream %+v", u)
+	}
+	if s.TTL != 2*time.Hour || s.RenewalRatio != 0.25 || s.Key != pki.ECDSAP384 || !s.PKCS8 || s.ProvisionedDir != "/prov" || s.OutputDir != "/out" {
+		t.Errorf("secrets %+v: the environment must win over proxyMetadata", s)
+	}
+	if !e.StateOfTheWorld || !got.Lifecycle.ExitOnZero || got.Lifecycle.MinDrain != time.Second || e.Arguments.BootstrapYAML != `{"a":"10.0.0.1"}` {
+		t.Errorf("envoy %+v", e)
+	}
+}
+
+func TestKeepaliveBelowWhatCanBeIsTold(t *testing.T) {
+	for v, want := range map[string]bool{"5s": true, "10s": false, "0": false, "": false} {
+		s := build(t, func(in *testInput) { in.Env["GRPC_KEEPALIVE_INTERVAL"] = v })
+		if told := strings.Contains(strings.Join(s.Warnings, "\n"), "GRPC_KEEPALIVE_INTERVAL"); told != want {
+			t.Errorf("%q: warnings %v", v, s.Warnings)
+		}
+	}
+}
+
+func TestSettingsMistakes(t *testing.T) {
+	for name, value := range map[string]string{
+		"SECRET_TTL": "a day", "SECRET_GRACE_PERIOD_RATIO": "2", "PKCS8_KEY": "maybe", "DISABLE_ENVOY": "x",
+		"PILOT_CERT_PROVIDER": "nobody", "WORKLOAD_RSA_KEY_SIZE": "12", "ECC_SIGNATURE_ALGORITHM": "DSA",
+		"WORKLOAD_IDENTITY_SOCKET_FILE": "a/b", "ISTIO_DELTA_XDS": "2", "ISTIO_META_DNS_CAPTURE": "maybe", "DNS_FORWARD_TIMEOUT": "-1s",
+	} {
+		_, err := Build(pod(func(in *testInput) { in.Env[name] = value }))
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s=%s: error %v, want one that names the variable", name, value, err)
+		}
+	}
+}
+
+// Whether the agent answers captured DNS: as strconv.ParseBool reads it, from the environment or
+// proxyMetadata, for sidecars.
+func TestWhoServesDNS(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		in   func(*testInput)
+		want bool
+	}{
+		{"nobody asks", func(*testInput) {}, false},
+		{"captured", func(in *testInput) { in.Env["ISTIO_META_DNS_CAPTURE"] = "True" }, true},
+		{"by a number", func(in *testInput) { in.Env["ISTIO_META_DNS_CAPTURE"] = "1" }, true},
+		{"not captured", func(in *testInput) { in.Env["ISTIO_META_DNS_CAPTURE"] = "0" }, false},
+		{"by proxyMetadata", func(in *testInput) { in.Env["PROXY_CONFIG"] = "proxyMetadata: {ISTIO_META_DNS_CAPTURE: 'true'}" }, true},
+		{"the environment wins", func(in *testInput) {
+			in.Env["PROXY_CONFIG"], in.Env["ISTIO_META_DNS_CAPTURE"] = "proxyMetadata: {ISTIO_META_DNS_CAPTURE: 'true'}", "false"
+		}, false},
+		{"by the rules that the agent keeps", func(in *testInput) { in.CaptureDNS = true }, true},
+		{"a router", func(in *testInput) { in.Role, in.Env["ISTIO_META_DNS_CAPTURE"] = mesh.Router, "true" }, false},
+		{"a router that is asked", func(in *testInput) { in.Role, in.Env["ISTIO_META_ENABLE_DNS_SERVER"] = mesh.Router, "true" }, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := build(t, tt.in); got.DNS.Serve != tt.want {
+				t.Errorf("serves %v, want %v", got.DNS.Serve, tt.want)
+			}
+		})
+	}
+}
+
+func TestOverride(t *testing.T) {
+	for host, want := range map[string]string{"10.0.0.9": `{"a":"10.0.0.9:1"}`, "fd00::9": `{"a":"[fd00::9]:1"}`} {
+		s := build(t, func(in *testInput) {
+			in.Override = []byte("a: \"$(HOST_IP):1\"")
+			in.Env["ISTIO_BOOTSTRAP_OVERRIDE"], in.Env["HOST_IP"] = "override.yaml", host
+		})
+		if got := s.Envoy.Arguments.BootstrapYAML; got != want {
+			t.Errorf("%s: %s, want %s", host, got, want)
+		}
+	}
+}
+
+func TestJWTPolicy(t *testing.T) {
+	for v, want := range map[string]int{"": 0, "third-party-jwt": 0, "first-party-jwt": 1, "none": 1} {
+		s := build(t, func(in *testInput) { in.Env["JWT_POLICY"] = v })
+		if len(s.Warnings) != want {
+			t.Errorf("%q: warnings %q, want %d", v, s.Warnings, want)
+		}
+	}
+}

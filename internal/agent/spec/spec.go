@@ -1,0 +1,314 @@
+// Package spec says everything about one agent in one value, made from its flags, its environment and its files.
+//
+// Build is a pure function from an Input to a Spec: who the node is, how Envoy is started,
+// where the control plane is, how certificates are renewed, which ports and paths are used.
+// Everything else in the agent reads the Spec and nothing else; the same Input gives an equal
+// Spec. It asks no cloud for metadata and resolves no name, so nothing outside
+// the machine can delay a start. When an input changes, the next Spec is built from the
+// running one: what only another agent can change keeps its value and is listed in Cold.
+// Names, defaults and precedence are Istio's [agent 1.3, 1.4, 1.5, B5–B7].
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// ContractVersion is the ISTIO_VERSION of a node that sets no other: the
+// Istio release whose node contract this agent implements. Control planes gate features on it.
+const ContractVersion = "1.31.1"
+
+// Input is everything that a Spec is made from. The zero value of a field means "absent".
+type Input struct {
+	Role  mesh.Role
+	Flags Flags
+	// Env is the process environment.
+	Env  map[string]string
+	Host Host
+	// ReadFile reads a whole file. The error for a missing file is fs.ErrNotExist, also wrapped. It is called
+	// only by Build, for the paths that Spec.Files then lists. Nil stands for no files.
+	ReadFile func(path string) ([]byte, error)
+	// CaptureDNS says that the rules which this agent keeps in force send DNS to it.
+	CaptureDNS bool
+	// Running is the Spec in use, nil at the start.
+	Running *Spec
+}
+
+// Flags are the values of the command line. Empty and 0 mean that the flag was not given.
+type Flags struct {
+	// Domain is the DNS suffix of the node. [agent F1]
+	Domain string
+	// MeshConfig is the path of the file with the mesh's configuration. [agent F2]
+	MeshConfig string
+	// ServiceCluster is the name of the service that the proxy belongs to. [agent F5]
+	ServiceCluster string
+	// Concurrency is the number of Envoy's worker threads. [agent F8]
+	Concurrency int
+	// LogLevel and ComponentLogLevel are Envoy's. [agent F6, F7]
+	LogLevel, ComponentLogLevel string
+	// LogJSON has Envoy log JSON, as the agent does. [agent F12]
+	LogJSON bool
+	// OutlierLogPath is the file to which Envoy logs ejected endpoints. [agent F10]
+	OutlierLogPath string
+	// TemplateFile is accepted without effect. [agent F9]
+	TemplateFile string
+	// STSPort goes into the node's metadata. [agent F3]
+	STSPort int
+	// Profiling serves pprof on the status port, to this machine only.
+	Profiling bool
+	// AsIstio turns off what Istio's agent does not do: restarts of Envoy, SIGTERM before SIGKILL,
+	// truthful exit codes.
+	AsIstio bool
+}
+
+// Host is what the machine says.
+type Host struct {
+	Hostname string
+	// Interfaces are the network interfaces in their order.
+	Interfaces []Interface
+	// CPULimit is the number of CPUs that this process may use, rounded up; 0 for no limit.
+	CPULimit int
+}
+
+// Interface is a network interface and its addresses.
+type Interface struct {
+	Name  string
+	Addrs []netip.Addr
+}
+
+// Spec is everything about one agent. Nobody changes one after Build.
+type Spec struct {
+	Node Node
+	// Config is the effective proxy configuration.
+	Config *meshv1.ProxyConfig
+	// ConfigSources are the inputs that Config came from, least specific first.
+	ConfigSources []string
+	Paths         Paths
+	Upstream      Upstream
+	Certificates  Certificates
+	Envoy         Envoy
+	Lifecycle     Lifecycle
+	DNS           DNS
+	Status        Status
+	// Files are the paths of the files that were read or looked for. A change of one can change the next Spec.
+	Files []string
+	// Cold are the fields of ProxyConfig whose new values take effect with the next agent, by their JSON names, sorted.
+	Cold []string
+	// Warnings are one line each, for the log: what was asked for and has no effect.
+	Warnings []string
+
+	// cpuLimit is Host.CPULimit of the first Spec.
+	cpuLimit int
+}
+
+// Node says who the proxy is. [agent B5]
+type Node struct {
+	ID       mesh.NodeID
+	Cluster  string
+	Locality mesh.Locality
+	// Metadata is ready for the bootstrap: string, float64, bool, []any and map[string]any.
+	Metadata map[string]any
+	// IPs are the node's addresses, the primary one first; at least one.
+	IPs []netip.Addr
+	// Identity is the one that the node claims; the CA decides from the token.
+	Identity            mesh.Identity
+	Labels, Annotations map[string]string
+}
+
+// Paths are the agent's own files, relative to its working directory unless absolute. [agent P12, P13, P16]
+type Paths struct {
+	// ConfigDir holds the bootstrap and the XDS socket.
+	ConfigDir string
+	// Bootstrap is the bootstrap that the agent writes at its start.
+	Bootstrap string
+	XDSSocket string
+	// SDSDir holds SDSSocket.
+	SDSDir, SDSSocket string
+}
+
+// Upstream says how the agent reaches discovery and the CA. [agent E4, E11–E13, E18, E21, E32]
+type Upstream struct {
+	// Discovery and CA are addresses, host:port.
+	Discovery, CA string
+	// DiscoveryRoot and CARoot are files of root certificates, SYSTEM for the operating
+	// system's, or empty for the default places.
+	DiscoveryRoot, CARoot string
+	// CertProvider is istiod, kubernetes, custom or none: where the root is by default.
+	CertProvider string
+	// ServerName is the name in the control plane's certificate; empty for the address's host.
+	ServerName string
+	ClusterID  string
+	// DiscoveryHeaders and CAHeaders go along with every call.
+	DiscoveryHeaders, CAHeaders map[string]string
+	// Keepalive is how long a connection is quiet before it is probed (0: never), KeepaliveTimeout
+	// how long the answer may take.
+	Keepalive, KeepaliveTimeout time.Duration
+}
+
+// Certificates say how the workload's certificate is made and renewed. [agent E8, E10, E14, E15, E17]
+type Certificates struct {
+	// TTL is the lifetime that is asked for.
+	TTL time.Duration
+	// RenewalRatio is the share of a certificate's lifetime that is left when it is renewed, and
+	// Jitter the greatest random change to it; both 0–1.
+	RenewalRatio, Jitter float64
+	Key                  pki.KeyKind
+	PKCS8                bool
+	// ProvisionedDir holds a certificate to begin with, OutputDir takes copies; both may be empty.
+	ProvisionedDir, OutputDir string
+	// OutputMode is the mode of the files in OutputDir.
+	OutputMode fs.FileMode
+	// FileMounted says that the certificate only comes from the three files of Mounted.
+	FileMounted bool
+	Mounted     CertificateFiles
+	// Own says that this agent serves the certificate to Envoy.
+	Own bool
+	// Signer is the name of the signer that the CA is asked to use; empty for its default.
+	Signer string
+}
+
+// CertificateFiles are the paths of a certificate's files.
+type CertificateFiles struct{ Chain, Key, Roots string }
+
+// Envoy says how Envoy is started. [agent E20, E22, E23, E25–E27, E36]
+type Envoy struct {
+	// Disabled runs the agent without an Envoy.
+	Disabled bool
+	// Binary is the program, a path or a name to look up in PATH.
+	Binary string
+	// CustomBootstrap is the path of a bootstrap that the user wrote; empty where the agent writes one.
+	CustomBootstrap string
+	Arguments       Arguments
+	// Env is its environment, sorted.
+	Env []string
+	// AdminPort, HealthPort and PrometheusPort are 1–65535.
+	AdminPort, HealthPort, PrometheusPort int
+	// StateOfTheWorld asks for xDS without deltas.
+	StateOfTheWorld bool
+	// DualStack has the static listeners accept both IP families.
+	DualStack bool
+	// DeferredClusters has Envoy initialize a cluster on its first request.
+	DeferredClusters bool
+	LogJSON          bool
+	// OutlierLog is the file for ejected endpoints; empty for none.
+	OutlierLog string
+}
+
+// Lifecycle says how Envoys follow one another, and when the agent ends.
+type Lifecycle struct {
+	// AsIstio is Flags.AsIstio.
+	AsIstio bool
+	// HotRestart lets a new Envoy take over from the one that runs; otherwise it is replaced.
+	HotRestart bool
+	// ParentShutdown is how long an Envoy that was taken over from lives on.
+	ParentShutdown time.Duration
+	// Drain is the time from SIGTERM until Envoy is ended.
+	Drain time.Duration
+	// ExitOnZero ends a drain with the last connection, not before MinDrain and not after MaxDrain.
+	ExitOnZero         bool
+	MinDrain, MaxDrain time.Duration
+	// ExitWithApp ends the agent when the application has been gone for AppGrace.
+	ExitWithApp bool
+	AppGrace    time.Duration
+}
+
+// DNS says whether and how the agent answers captured DNS requests. [agent E5, E6]
+type DNS struct {
+	Serve bool
+	// Address is the host:port to serve.
+	Address string
+	// Timeout bounds a request; 0 leaves it to resolv.conf.
+	Timeout time.Duration
+	// Parallel asks all name servers at once.
+	Parallel bool
+}
+
+// Status says how the status port is served. [agent L12]
+type Status struct {
+	// Port is 1–65535.
+	Port      int
+	Profiling bool
+	// LocalMetrics refuses metrics to other machines.
+	LocalMetrics bool
+}
+
+// Build makes a Spec. Its errors name the input and say what is wanted; all are mistakes of configuration.
+func Build(in Input) (*Spec, error) {
+	b := &builder{in: in, s: &Spec{cpuLimit: in.Host.CPULimit}}
+	if in.Running != nil {
+		b.s.cpuLimit = in.Running.cpuLimit
+	}
+	for _, step := range []func() error{
+		b.pod, b.configure, b.merge, b.address, b.metadata, b.settings,
+	} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	return b.s, nil
+}
+
+// builder makes one Spec.
+type builder struct {
+	in Input
+	s  *Spec
+	// env is the environment over the configuration's proxyMetadata.
+	env map[string]string
+}
+
+// file reads a file that may be missing.
+func (b *builder) file(path string) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := b.mustFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return text, err
+}
+
+// mustFile reads a file that must exist.
+func (b *builder) mustFile(path string) ([]byte, error) {
+	if !slices.Contains(b.s.Files, path) {
+		b.s.Files = append(b.s.Files, path)
+	}
+	if b.in.ReadFile == nil {
+		return nil, fmt.Errorf("read %s: %w", path, fs.ErrNotExist)
+	}
+	return b.in.ReadFile(path)
+}
+
+func (b *builder) warn(format string, args ...any) {
+	b.s.Warnings = append(b.s.Warnings, fmt.Sprintf(format, args...))
+}
+
+// IPv6Only says whether all addresses of the node are IPv6. [agent B24]
+func (s *Spec) IPv6Only() bool { return !slices.ContainsFunc(s.Node.IPs, netip.Addr.Is4) }
+
+// Loopback is the address at which Envoy and the agent reach each other.
+func (s *Spec) Loopback() string {
+	if s.IPv6Only() {
+		return "::1"
+	}
+	return "127.0.0.1"
+}
+
+// AdminAddress is the host:port of Envoy's admin interface.
+func (s *Spec) AdminAddress() string {
+	port := strconv.Itoa(s.Envoy.AdminPort)
+	if s.IPv6Only() {
+		return "[::1]:" + port
+	}
+	return "127.0.0.1:" + port
+}

@@ -1,0 +1,127 @@
+// Package startup takes what only one agent can have: its folders and its ports.
+//
+// Take comes before anything is written or started, so that an agent which cannot have them fails without
+// having touched what another one uses. Folders are locked until Release; the lock ends with the process,
+// however it ends.
+package startup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
+	"github.com/pilothouse/pilothouse/internal/claim"
+	"github.com/pilothouse/pilothouse/internal/run"
+)
+
+// wait bounds the wait for what an agent has that is about to end, or an Envoy whose agent was killed.
+const wait = 3 * time.Second
+
+// Taken is what Take took.
+type Taken struct {
+	// Status listens at the status port. Whoever serves it closes it.
+	Status  net.Listener
+	folders run.Cleanups
+}
+
+// Release unlocks the folders.
+func (t *Taken) Release() error { return t.folders.Close() }
+
+// Take locks the agent's folders, listens at the status port, and checks that Envoy's own ports are free. Its errors
+// name what another process has and the setting to change.
+func Take(ctx context.Context, s *spec.Spec, log *slog.Logger) (*Taken, error) {
+	t := &Taken{}
+	err := t.lockAll(ctx, s, log)
+	if err == nil {
+		t.Status, err = ports(ctx, s)
+	}
+	if err != nil {
+		return nil, errors.Join(err, t.Release())
+	}
+	return t, nil
+}
+
+func (t *Taken) lockAll(ctx context.Context, s *spec.Spec, log *slog.Logger) error {
+	if err := os.MkdirAll(s.Paths.ConfigDir, 0o750); err != nil {
+		return fmt.Errorf("make the configuration folder: %w", err)
+	}
+	config, err := t.lock(ctx, s.Paths.ConfigDir, "configuration folder", "give this one a folder of its own (configPath)", log)
+	if err != nil || !s.Certificates.Own {
+		return err
+	}
+	if err := os.MkdirAll(s.Paths.SDSDir, 0o750); err != nil {
+		return fmt.Errorf("make the folder of the SDS socket: %w", err)
+	}
+	if config != nil && config.Is(s.Paths.SDSDir) {
+		return nil
+	}
+	_, err = t.lock(ctx, s.Paths.SDSDir, "folder of the SDS socket", "start this one in another working directory", log)
+	return err
+}
+
+// lock locks a folder. The result is nil where the file system has no locks.
+func (t *Taken) lock(ctx context.Context, path, what, remedy string, log *slog.Logger) (*claim.Held, error) {
+	held, err := claim.Folder(ctx, path, wait, func(err error) {
+		log.Warn("another agent has the "+what, "reason", err, "waiting_at_most", wait)
+	})
+	var taken *claim.TakenError
+	switch {
+	case errors.As(err, &taken):
+		return nil, fmt.Errorf("take the %s: %w, a running agent: end that one first, or %s", what, err, remedy)
+	case errors.Is(err, claim.ErrUnsupported):
+		log.Warn("other agents are not kept out of the "+what, "reason", err)
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("take the %s: %w", what, err)
+	}
+	t.folders.Add("unlock "+path, held.Release)
+	return held, nil
+}
+
+// ports takes the status port and checks that those of Envoy are free: Envoys of one user can share the ports of
+// their listeners, and requests to an admin port that another Envoy has would go to that one.
+func ports(ctx context.Context, s *spec.Spec) (net.Listener, error) {
+	within := time.Duration(0)
+	if exists(s.Paths.XDSSocket) || exists(s.Paths.Bootstrap) {
+		within = wait // an agent was killed here: its Envoy may still be ending
+	}
+	wildcard := "0.0.0.0"
+	if s.IPv6Only() {
+		wildcard = "::"
+	}
+	status, err := claim.Port(ctx, ":"+strconv.Itoa(s.Status.Port), within)
+	if err != nil {
+		return nil, fmt.Errorf("take the status port (statusPort): %w", err)
+	}
+	for _, port := range []struct {
+		what, address string
+		generated     bool // only in the generated bootstrap
+	}{
+		{"admin port (proxyAdminPort)", s.AdminAddress(), false},
+		{"health port (ENVOY_STATUS_PORT)", net.JoinHostPort(wildcard, strconv.Itoa(s.Envoy.HealthPort)), true},
+		{"metrics port (ENVOY_PROMETHEUS_PORT)", net.JoinHostPort(wildcard, strconv.Itoa(s.Envoy.PrometheusPort)), true},
+	} {
+		if port.generated && s.Envoy.CustomBootstrap != "" {
+			continue
+		}
+		l, err := claim.Port(ctx, port.address, within)
+		if err == nil {
+			err = l.Close()
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("check that Envoy's %s is free: %w", port.what, err), status.Close())
+		}
+	}
+	return status, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
