@@ -19,7 +19,7 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools deps demo test check lint fmt vet unit race e2e bench fuzz golden clean
+.PHONY: help build tools deps demo test check lint fmt vet unit race e2e bench fuzz docs golden clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench: ## the benchmarks of test/bench
 
 fuzz: ## every fuzz test for FUZZTIME (default 15s) each
 	@hack/fuzz.sh $(or $(FUZZTIME),15s)
+
+docs: ## rewrite docs/settings.md from the tables in internal/settings
+	$(GO) test -count=1 ./internal/settings -run PageIsCurrent -update
 
 golden: ## rewrite the golden files from what the code says now; look at the diff
 	$(GO) test -count=1 $(shell grep -rlE --include='*_test.go' 'flag\.Bool\("update"|golden"' internal 2>/dev/null | xargs -r -n1 dirname | sort -u | sed 's|^|./|') -update

@@ -41,6 +41,7 @@ var layers = map[string]layer{
 	"internal/mesh": vocabulary, "internal/object": vocabulary, "internal/pki": vocabulary,
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
 	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "internal/cgroup": tools, "test/wait": tools,
+	"internal/settings": tools, "internal/settings/cli": edge,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
@@ -64,7 +65,7 @@ var layers = map[string]layer{
 	"internal/lab/meshup": lab, "internal/demo": lab,
 	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command,
 	"test/environment": command, "test/filesecret": command,
-	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command,
+	"hack/man": command, "cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command,
 	"proxy": wiring,
 }
 
@@ -93,7 +94,7 @@ var sideways = map[string][]string{
 var pureFiles = []string{
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/table*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
 	"internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/ca/policy*.go",
-	"internal/discovery/source/dir/fold*.go", "internal/filewatch/pace*.go",
+	"internal/discovery/source/dir/fold*.go", "internal/filewatch/pace*.go", "internal/settings/*.go",
 }
 
 // impure are the imports, each with all below it, that decide nothing but act.
@@ -109,7 +110,7 @@ var owners = map[string][]string{
 		"internal/discovery/compile", "internal/discovery/xds", "internal/discovery",
 		"internal/agent/bootstrap", "internal/agent/sds", "internal/agent/xdsproxy", "test",
 	},
-	"github.com/spf13/cobra":              {"cmd"},
+	"github.com/spf13/cobra":              {"cmd", "internal/settings/cli"},
 	"github.com/google/nftables":          {"internal/agent/capture/nft"},
 	"github.com/vishvananda":              {"internal/agent/capture/netns", "internal/lab/netmesh"},
 	"github.com/fsnotify/fsnotify":        {"internal/filewatch"},

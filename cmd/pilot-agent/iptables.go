@@ -12,11 +12,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // captureError is an error of istio-iptables. Its exit code is not that of other commands:
@@ -32,29 +33,10 @@ func (e captureError) ExitCode() int {
 
 func (e captureError) Unwrap() error { return e.error }
 
-// captureCommand is what the command line and the environment ask of istio-iptables. Its settings method
-// says which flag and variable sets each field.
-type captureCommand struct {
-	options plan.Options
-	getenv  func(string) string
-
-	dryRun, skip, clean   bool
-	dryRunFile, namespace string
-	backend               capture.BackendOptions
-	envoyUser             string
-
-	runValidation bool
-	probePort     uint16
-	probeTimeout  time.Duration
-
-	// notes name settings that were given and have no effect.
-	notes []string
-}
-
 // newIptablesCommand makes the command that captures a Pod's traffic; injection templates call it by
 // that name.
-func newIptablesCommand(getenv func(string) string) *cobra.Command {
-	r := &captureCommand{getenv: getenv}
+func newIptablesCommand(env map[string]string) *cobra.Command {
+	r := &captureCommand{env: env}
 	c := &cobra.Command{
 		Use:   "istio-iptables",
 		Short: "Capture the Pod's connections for its proxy, by rules in the kernel",
@@ -65,9 +47,7 @@ that is in use, and else by nftables, which needs no program; standard error say
 capability CAP_NET_ADMIN is needed. Applying the same rules again changes nothing. A flag that is
 not given is read from the environment, from the first of the variables in brackets that is set.
 The exit code is 0 if the rules are in force, 1 if they are not, and 126 if they are and don't
-capture as planned.
-
-` + variablesHelp(r.settings()),
+capture as planned.`,
 		Example: `  pilot-agent istio-iptables -p 15001 -z 15006 -u 1337 -m REDIRECT -i '*' -b '*' -d 15090,15021,15020
   pilot-agent istio-iptables -i '*' -b '*' --dry-run
   pilot-agent istio-iptables --cleanup-only`,
@@ -84,30 +64,10 @@ capture as planned.
 			return nil
 		},
 	}
-	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return captureError{err} })
-	register(c.Flags(), r.settings())
-	c.AddCommand(newExplain(getenv))
+	cli.Setup(c, func(_ *cobra.Command, err error) error { return captureError{err} })
+	cli.Add(c, settings.AgentIptables)
+	c.AddCommand(newExplain(env))
 	return c
-}
-
-// fill gives what no flag set its value from the environment, then the proxy's user and group.
-func (r *captureCommand) fill(f *pflag.FlagSet) (err error) {
-	if r.notes, err = readEnvironment(f, r.settings(), r.getenv); err != nil {
-		return err
-	}
-	if r.probePort == 0 {
-		return fmt.Errorf("--iptables-probe-port=%d: give a port from 1 to 65535", r.probePort)
-	}
-	if r.probeTimeout <= 0 {
-		return fmt.Errorf("--probe-timeout=%s: give a duration above 0, such as 5s", r.probeTimeout)
-	}
-	if r.options.ProxyUID == "" {
-		r.options.ProxyUID = proxyUser(r.envoyUser)
-	}
-	if r.options.ProxyGID == "" {
-		r.options.ProxyGID = r.options.ProxyUID // set here so that it is in the printed configuration
-	}
-	return nil
 }
 
 // proxyUser is the number of the user that runs the proxy, or 1337 if there is no such user. [agent I4]
@@ -161,7 +121,7 @@ func (r *captureCommand) act(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(c.OutOrStdout(), dump(r.settings()))
+	fmt.Fprint(c.OutOrStdout(), r.printed())
 	if r.dryRun {
 		return r.show(c.OutOrStdout(), capture.DryRun(r.backend, rules))
 	}
@@ -187,7 +147,7 @@ func (r *captureCommand) planNotes(rules plan.Ruleset) []string {
 	if r.namespace != "" && r.root() == "/" && dns.Capture && !dns.All {
 		notes = append(notes, "the resolvers are those of this host's resolv.conf, not the Pod's; --capture-all-dns captures DNS to any address")
 	}
-	if told, _ := strconv.ParseBool(r.getenv("ISTIO_META_DNS_CAPTURE")); dns.Capture && !told {
+	if told, _ := strconv.ParseBool(r.env["ISTIO_META_DNS_CAPTURE"]); dns.Capture && !told {
 		// Often the agent is another container, whose environment can't be seen from here.
 		notes = append(notes, "DNS is captured for pilot-agent proxy, which answers only where its own environment or proxyMetadata says ISTIO_META_DNS_CAPTURE=true; without that the Pod finds no names")
 	}

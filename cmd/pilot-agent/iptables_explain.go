@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // explanation is the packet of the command line.
@@ -22,9 +25,8 @@ type explanation struct {
 
 // newExplain makes the command that evaluates the rules for a packet. Nothing is applied, and nothing
 // is read but the facts of the network namespace.
-func newExplain(getenv func(string) string) *cobra.Command {
-	r := &captureCommand{getenv: getenv}
-	e := &explanation{}
+func newExplain(env map[string]string) *cobra.Command {
+	r := &captureCommand{env: env}
 	c := &cobra.Command{
 		Use:   "explain --from ADDRESS:PORT --to ADDRESS:PORT",
 		Short: "Say what the rules do with a packet, rule by rule",
@@ -37,7 +39,9 @@ and the source is not, and else outbound. The rules are those planned, not those
   pilot-agent istio-iptables explain -i '*' -b '*' --from 10.0.0.9:40000 --to 10.0.0.7:8080 --inbound --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			err := r.fill(c.Flags())
+			v := cli.Read(c.Flags(), env, settings.AgentExplain)
+			e := readExplanation(v)
+			err := errors.Join(r.fill(c.Flags()), v.Err())
 			if err == nil {
 				err = r.inNamespace(func() error { return e.run(c, r) })
 			}
@@ -47,9 +51,7 @@ and the source is not, and else outbound. The rules are those planned, not those
 			return nil
 		},
 	}
-	register(c.Flags(), r.settings())
-	register(c.Flags(), e.settings())
-	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return captureError{err} })
+	cli.Add(c, settings.AgentIptables, settings.AgentExplain)
 	return c
 }
 
@@ -69,21 +71,18 @@ func (e *explanation) run(c *cobra.Command, r *captureCommand) error {
 		return err
 	}
 	v := plan.Explain(rules, e.packet)
-	switch e.output {
-	case "text":
+	if e.output == "text" {
 		fmt.Fprint(c.OutOrStdout(), v)
 		return nil
-	case "json":
-		out := json.NewEncoder(c.OutOrStdout())
-		out.SetIndent("", "  ")
-		return out.Encode(struct {
-			Packet plan.Packet `json:"packet"`
-			plan.Verdict
-			Sentence string   `json:"sentence"`
-			Notes    []string `json:"notes,omitempty"`
-		}{e.packet, v, v.Sentence(), rules.Notes})
 	}
-	return fmt.Errorf("--output=%q: give text or json", e.output)
+	out := json.NewEncoder(c.OutOrStdout())
+	out.SetIndent("", "  ")
+	return out.Encode(struct {
+		Packet plan.Packet `json:"packet"`
+		plan.Verdict
+		Sentence string   `json:"sentence"`
+		Notes    []string `json:"notes,omitempty"`
+	}{e.packet, v, v.Sentence(), rules.Notes})
 }
 
 // complete makes the packet from the flags, and from the facts what the flags don't say.
@@ -106,14 +105,6 @@ func (e *explanation) complete(f plan.Facts) (err error) {
 	if e.packet.From.Addr().Is6() != e.packet.To.Addr().Is6() {
 		return fmt.Errorf("--from=%q and --to=%q are of different families; give two of one", e.from, e.to)
 	}
-	for _, given := range []struct {
-		flag, value string
-		known       []string
-	}{{"--proto", e.packet.Protocol, []string{"tcp", "udp"}}, {"--state", e.packet.State, []string{"new", "established", "related", "invalid"}}} {
-		if !slices.Contains(given.known, given.value) {
-			return fmt.Errorf("%s=%q: give one of %v", given.flag, given.value, given.known)
-		}
-	}
 	return nil
 }
 
@@ -125,11 +116,9 @@ func (e *explanation) direct(f plan.Facts, here bool) error {
 	case e.direction == "inbound", e.inbound, e.direction == "" && e.in != "":
 	case e.direction == "outbound", e.outbound, e.direction == "" && e.out != "":
 		e.packet.Outbound = true
-	case e.direction == "":
+	default:
 		local := !e.packet.From.IsValid() || slices.Contains(f.Addrs, e.packet.From.Addr()) || e.packet.From.Addr().IsLoopback()
 		e.packet.Outbound = local || !here
-	default:
-		return fmt.Errorf("--direction=%q: give inbound or outbound", e.direction)
 	}
 	e.packet.Interface = e.in + e.out
 	if e.packet.Interface == "" {

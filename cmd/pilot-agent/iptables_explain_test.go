@@ -61,7 +61,7 @@ func TestExplainInJSON(t *testing.T) {
 
 func TestExplainRefusesWithExitCode1(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
-		{"", `--to=""`},
+		{"", "flag --to: required"},
 		{"--to 10.0.0.1", "give an address and a port"},
 		{"--to 10.0.0.1:80 --from [::1]:5", "different families"},
 		{"--to 10.0.0.1:80 --proto icmp", "--proto"},

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -16,9 +15,9 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan/plantest"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
-
-var updateDocs = flag.Bool("update", false, "write the table of settings in docs/capture.md anew")
 
 // effects says, for each setting, a value and where its effect shows.
 var effects = map[string]struct {
@@ -70,14 +69,18 @@ func TestEverySettingIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range new(captureCommand).settings() {
-		e, ok := effects[s.name()]
+	for _, s := range settings.AgentIptables {
+		name := s.Name()
+		if s.Flag != "" {
+			name = "--" + name
+		}
+		e, ok := effects[name]
 		if !ok {
-			t.Errorf("%s: no effect is known", s.name())
+			t.Errorf("%s: no effect is known", name)
 			continue
 		}
 		if e.in == "pod" {
-			for _, name := range append([]string{s.flag}, s.env...) {
+			for _, name := range append([]string{s.Flag}, s.Env...) {
 				if !strings.Contains(string(pod), name) {
 					t.Errorf("test/capture/settings_test.go does not try %s", name)
 				}
@@ -90,17 +93,17 @@ func TestEverySettingIsRead(t *testing.T) {
 		}
 		without := result(t, nil, e.with...)
 		with := without
-		if s.flag != "" {
-			if with = result(t, nil, append([]string{"--" + s.flag + "=" + e.value}, e.with...)...); with == without {
-				t.Errorf("--%s=%s has no effect", s.flag, e.value)
+		if s.Flag != "" {
+			if with = result(t, nil, append([]string{"--" + s.Flag + "=" + e.value}, e.with...)...); with == without {
+				t.Errorf("--%s=%s has no effect", s.Flag, e.value)
 			}
 		}
-		for _, variable := range s.env {
+		for _, variable := range s.Env {
 			switch got := result(t, map[string]string{variable: e.value}, e.with...); {
 			case got == without:
 				t.Errorf("the variable %s=%s has no effect", variable, e.value)
-			case s.flag != "" && !s.ignored && strings.ReplaceAll(got, variable, "--"+s.flag) != strings.ReplaceAll(with, variable, "--"+s.flag):
-				t.Errorf("the variable %s=%s and the flag --%s differ:\n%s", variable, e.value, s.flag, cmp.Diff(got, with))
+			case s.Flag != "" && s.NoEffect == "" && strings.ReplaceAll(got, "environment "+variable, "flag --"+s.Flag) != with:
+				t.Errorf("the variable %s=%s and the flag --%s differ:\n%s", variable, e.value, s.Flag, cmp.Diff(got, with))
 			}
 		}
 	}
@@ -109,12 +112,12 @@ func TestEverySettingIsRead(t *testing.T) {
 // planned is the plan of a command line that captures all, and the notes; or the error.
 func planned(t *testing.T, env map[string]string, args ...string) string {
 	t.Helper()
-	r := &captureCommand{getenv: func(name string) string { return env[name] }}
+	r := &captureCommand{env: env}
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
-	register(f, r.settings())
-	for _, s := range r.settings() { // but for what the setting itself says
-		if (s.flag == "istio-inbound-ports" || s.flag == "istio-service-cidr") && env[s.env[0]] == "" {
-			args = append([]string{"--" + s.flag + "=*"}, args...)
+	cli.Flags(f, settings.AgentIptables)
+	for _, s := range settings.AgentIptables { // but for what the setting itself says
+		if (s.Flag == "istio-inbound-ports" || s.Flag == "istio-service-cidr") && env[s.Env[0]] == "" {
+			args = append([]string{"--" + s.Flag + "=*"}, args...)
 		}
 	}
 	if err := f.Parse(args); err != nil {
@@ -144,30 +147,18 @@ func printed(t *testing.T, env map[string]string, args ...string) string {
 }
 
 // The names in the table are those of the contract: each flag has a variable of its own name. [agent 1.15]
-func TestSettingsHaveUniqueNames(t *testing.T) {
-	seen := map[string]bool{}
-	for _, s := range new(captureCommand).settings() {
-		names := append([]string{s.flag, s.short}, s.env...)
-		for _, name := range names {
-			if name != "" && seen[name] {
-				t.Errorf("%s is there twice", name)
-			}
-			seen[name] = true
-		}
-		if twin := strings.ToUpper(strings.ReplaceAll(s.flag, "-", "_")); s.flag != "" && !slices.Contains(s.env, twin) {
-			t.Errorf("--%s has no variable %s", s.flag, twin)
-		}
-		if s.unit == "" || s.usage == "" || s.value == nil {
-			t.Errorf("%s: its row is not whole: %+v", s.name(), s)
+func TestCaptureFlagsHaveVariables(t *testing.T) {
+	for _, s := range settings.AgentIptables {
+		if twin := strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_")); s.Flag != "" && !slices.Contains(s.Env, twin) {
+			t.Errorf("--%s has no variable %s", s.Flag, twin)
 		}
 	}
 }
 
 // The printed configuration has every option of the plan. [agent 1.15]
 func TestDumpNamesEveryOption(t *testing.T) {
-	r := &captureCommand{}
-	register(pflag.NewFlagSet("", pflag.ContinueOnError), r.settings())
-	text := dump(r.settings())
+	r := defaultCapture(t)
+	text := r.printed()
 	for _, want := range []string{"PROXY_PORT=15001", "OUTBOUND_OWNER_GROUPS_INCLUDE=*", "DUAL_STACK=false", "INBOUND_PORTS_INCLUDE=", "NETWORK_NAMESPACE="} {
 		if !strings.Contains("\n"+text, "\n"+want+"\n") {
 			t.Errorf("no line %q in\n%s", want, text)
@@ -180,10 +171,9 @@ func TestDumpNamesEveryOption(t *testing.T) {
 
 // The default of each option of the plan is what the tests of the plan take for it.
 func TestDefaultsAreThoseOfTheTestsOfThePlan(t *testing.T) {
-	r := &captureCommand{}
-	register(pflag.NewFlagSet("", pflag.ContinueOnError), r.settings())
+	r := defaultCapture(t)
 	want := plantest.Defaults()
-	want.ProxyUID = "" // known only once ENVOY_USER is looked up
+	want.ProxyUID, want.ProxyGID = proxyUser("istio-proxy"), proxyUser("istio-proxy")
 	want.Inbound.Mark, want.Inbound.RouteTable = plan.DefaultTProxyMark, plan.DefaultRouteTable
 	if diff := cmp.Diff(want, r.options); diff != "" {
 		t.Error(diff)
@@ -221,22 +211,22 @@ func TestKeysOfTheDumpAreNoVariables(t *testing.T) {
 		"DNS_CAPTURE":                "ISTIO_META_DNS_CAPTURE or REDIRECT_DNS",
 	} {
 		out, err := runIptables(t, map[string]string{key: "1"}, "-n")
-		if err != nil || !strings.Contains(out, "Note: the variable "+key+" has no effect: it is only a name in the printed configuration; set "+instead+"\n") {
+		if err != nil || !strings.Contains(out, "Note: environment "+key+" has no effect: it is only a name in the printed configuration; set "+instead+"\n") {
 			t.Errorf("%s: %v\n%s", key, err, out)
 		}
 	}
-	if out, err := runIptables(t, nil, "-n", "--iptables-trace-logging"); err != nil || !strings.Contains(out, "Note: --iptables-trace-logging has no effect\n") {
+	if out, err := runIptables(t, nil, "-n", "--iptables-trace-logging"); err != nil || !strings.Contains(out, "Note: flag --iptables-trace-logging has no effect: ") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
 func TestSettingsAreRefusedByName(t *testing.T) {
 	for _, c := range []struct{ variable, value, want string }{
-		{"REDIRECT_DNS", "so", `REDIRECT_DNS="so": give true or false`},
-		{"IPTABLES_PROBE_PORT", "70000", `IPTABLES_PROBE_PORT="70000": give a number from 0 to 65535`},
-		{"IPTABLES_PROBE_PORT", "0", "--iptables-probe-port=0: give a port from 1 to 65535"},
-		{"PROBE_TIMEOUT", "5", `PROBE_TIMEOUT="5": give a duration, such as 5s`},
-		{"PROBE_TIMEOUT", "-1s", "--probe-timeout=-1s: give a duration above 0"},
+		{"REDIRECT_DNS", "so", `environment REDIRECT_DNS: invalid value "so": want true or false`},
+		{"IPTABLES_PROBE_PORT", "70000", `environment IPTABLES_PROBE_PORT: invalid port "70000": want 1–65535`},
+		{"IPTABLES_PROBE_PORT", "0", `environment IPTABLES_PROBE_PORT: invalid port "0": want 1–65535`},
+		{"PROBE_TIMEOUT", "5", `environment PROBE_TIMEOUT: invalid duration "5": want a duration above 0`},
+		{"PROBE_TIMEOUT", "-1s", `environment PROBE_TIMEOUT: invalid duration "-1s": want a duration above 0`},
 	} {
 		if got := planned(t, map[string]string{c.variable: c.value}); !strings.Contains(got, c.want) {
 			t.Errorf("%s=%s: %s, want %s", c.variable, c.value, got, c.want)
@@ -244,51 +234,25 @@ func TestSettingsAreRefusedByName(t *testing.T) {
 	}
 }
 
-// docs/capture.md lists the settings as they are.
-func TestDocumentedSettingsAreCurrent(t *testing.T) {
-	const path, begin, end = "../../docs/capture.md", "<!-- settings: written by go test ./cmd/pilot-agent -run DocumentedSettings -update -->\n", "<!-- end of settings -->\n"
-	text, err := os.ReadFile(path)
-	if err != nil {
+// defaultCapture is the command without flags and variables.
+func defaultCapture(t *testing.T) *captureCommand {
+	t.Helper()
+	r := &captureCommand{}
+	if err := r.fill(pflag.NewFlagSet("", pflag.ContinueOnError)); err != nil {
 		t.Fatal(err)
 	}
-	before, rest, ok := strings.Cut(string(text), begin)
-	have, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the settings", path)
-	}
-	var b strings.Builder
-	b.WriteString("| flag | variables | printed as | default | unit | what it does |\n|---|---|---|---|---|---|\n")
-	code := func(names ...string) string {
-		names = slices.DeleteFunc(names, func(n string) bool { return n == "" || n == "-" || n == "--" })
-		if len(names) == 0 {
-			return ""
-		}
-		return "`" + strings.Join(names, "` `") + "`"
-	}
-	for _, s := range new(captureCommand).settings() {
-		usage := strings.NewReplacer("`", "", "|", `\|`).Replace(s.usage)
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", code("--"+s.flag, "-"+s.short), code(s.env...), code(s.key), code(s.def), s.unit, usage)
-	}
-	if *updateDocs {
-		if err := os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := cmp.Diff(b.String(), have); diff != "" {
-		t.Errorf("the table differs (-want +got); -update writes it:\n%s", diff)
-	}
+	return r
 }
 
 // What the arguments of --watchCapture say that a watch has no use for is told.
 func TestWatchTellsWhatHasNoEffect(t *testing.T) {
 	var out bytes.Buffer
 	env := map[string]string{"PATH": t.TempDir()}
-	_, _, err := watchCapture("-m NONE --dry-run --network-namespace=/x stray", func(name string) string { return env[name] }, slog.New(slog.NewTextHandler(&out, nil)))
+	_, _, err := watchCapture("-m NONE --dry-run --network-namespace=/x stray", env, slog.New(slog.NewTextHandler(&out, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"--dry-run has no effect on the watch", "--network-namespace has no effect on the watch", `argument \"stray\" has no effect`} {
+	for _, want := range []string{"flag --dry-run has no effect on the watch", "flag --network-namespace has no effect on the watch", `argument \"stray\" has no effect`} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}

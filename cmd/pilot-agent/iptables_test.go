@@ -15,7 +15,7 @@ import (
 // runIptables runs the command with an environment and returns what it printed.
 func runIptables(t *testing.T, env map[string]string, args ...string) (string, error) {
 	t.Helper()
-	c := newIptablesCommand(func(name string) string { return env[name] })
+	c := newIptablesCommand(env)
 	var out bytes.Buffer
 	c.SetOut(&out)
 	c.SetErr(&out)
@@ -87,14 +87,14 @@ func TestIptablesRefusesWithExitCode1(t *testing.T) {
 		env  map[string]string
 		want string
 	}{
-		{args: []string{"--envoy-port=x"}, want: `--envoy-port="x"`},
+		{args: []string{"--envoy-port=x"}, want: `flag --envoy-port: invalid port "x": want 1–65535`},
 		{args: []string{"--no-such-flag"}, want: "no-such-flag"},
 		{args: []string{"extra"}, want: "extra"},
-		{args: []string{"-m", "DIVERT"}, want: "give REDIRECT, TPROXY or NONE"},
-		{env: map[string]string{"ISTIO_META_DNS_CAPTURE": "so"}, want: `ISTIO_META_DNS_CAPTURE="so"`},
+		{args: []string{"-m", "DIVERT"}, want: `flag --istio-inbound-interception-mode: invalid value "DIVERT": want REDIRECT, TPROXY or NONE`},
+		{env: map[string]string{"ISTIO_META_DNS_CAPTURE": "so"}, want: `environment ISTIO_META_DNS_CAPTURE: invalid value "so"`},
 		{args: []string{"-k", "tap/0"}, want: `--kube-virt-interfaces="tap/0"`},
-		{args: []string{"--force-iptables-binary=bpf"}, want: `--force-iptables-binary="bpf": give legacy or nft`},
-		{env: map[string]string{"ISTIO_DUAL_STACK": "maybe"}, want: `ISTIO_DUAL_STACK="maybe": give true or false`},
+		{args: []string{"--force-iptables-binary=bpf"}, want: `flag --force-iptables-binary: invalid value "bpf": want legacy or nft`},
+		{env: map[string]string{"ISTIO_DUAL_STACK": "maybe"}, want: `environment ISTIO_DUAL_STACK: invalid value "maybe": want true or false`},
 		{args: []string{"--network-namespace=/no/such/ns"}, want: "open the network namespace: open /no/such/ns"},
 	} {
 		_, err := runIptables(t, c.env, append(c.args, "--dry-run")...)
@@ -125,7 +125,7 @@ func TestIptablesSaysThatTheAgentMustBeTold(t *testing.T) {
 		{map[string]string{"ISTIO_META_DNS_CAPTURE": "true"}, true, false},
 		{map[string]string{"ISTIO_META_DNS_CAPTURE": "false"}, true, true},
 	} {
-		r := &captureCommand{getenv: func(name string) string { return tt.env[name] }}
+		r := &captureCommand{env: tt.env}
 		r.options.DNS.Capture = tt.capture
 		if got := strings.Contains(strings.Join(r.planNotes(plan.Ruleset{}), "\n"), told); got != tt.want {
 			t.Errorf("%v, capture %v: noted %v, want %v", tt.env, tt.capture, got, tt.want)
@@ -136,7 +136,7 @@ func TestIptablesSaysThatTheAgentMustBeTold(t *testing.T) {
 // The rules that the agent itself watches tell it, too.
 func TestWatchedRulesSayThatDNSIsCaptured(t *testing.T) {
 	for args, want := range map[string]bool{"-b '*' --native-nftables": false, "-b '*' --native-nftables --redirect-dns": true} {
-		_, dns, err := watchCapture(args, func(string) string { return "" }, slog.New(slog.DiscardHandler))
+		_, dns, err := watchCapture(args, nil, slog.New(slog.DiscardHandler))
 		if err != nil || dns != want {
 			t.Errorf("%s: %v (%v), want %v", args, dns, err, want)
 		}

@@ -13,6 +13,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	tasks "github.com/pilothouse/pilothouse/internal/run"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // watchEvery is the time between two checks: rules are restored within two seconds.
@@ -21,23 +23,23 @@ const watchEvery = time.Second
 // watchCapture makes the task that keeps rules in force. The arguments are those that istio-iptables
 // was called with; other settings are read from the environment, as there. The second result says
 // whether these rules capture DNS.
-func watchCapture(args string, getenv func(string) string, log *slog.Logger) (tasks.Task, bool, error) {
+func watchCapture(args string, env map[string]string, log *slog.Logger) (tasks.Task, bool, error) {
 	fail := func(err error) (tasks.Task, bool, error) {
 		return tasks.Task{}, false, fmt.Errorf("watch the capture of traffic by --watchCapture=%q: %w", args, err)
 	}
-	r := &captureCommand{getenv: getenv}
+	r := &captureCommand{env: env}
 	f := pflag.NewFlagSet("istio-iptables", pflag.ContinueOnError)
 	f.SetOutput(io.Discard)
-	register(f, r.settings())
+	cli.Flags(f, settings.AgentIptables)
 	if err := f.Parse(strings.Fields(strings.NewReplacer(`'`, "", `"`, "").Replace(args))); err != nil {
 		return fail(err)
 	}
 	if err := r.fill(f); err != nil {
 		return fail(err)
 	}
-	for _, s := range r.settings() {
-		if s.once && f.Changed(s.flag) {
-			r.notes = append(r.notes, s.name()+" has no effect on the watch")
+	for _, s := range settings.AgentIptables {
+		if s.Once && s.Flag != "" && f.Changed(s.Flag) {
+			r.notes = append(r.notes, "flag --"+s.Flag+" has no effect on the watch")
 		}
 	}
 	for _, arg := range f.Args() {

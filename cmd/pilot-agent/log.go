@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/spf13/pflag"
+	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
 // logFlags are the logging flags that every command takes. [agent F12]
@@ -21,13 +21,9 @@ type logFlags struct {
 	targets []string
 }
 
-func (l *logFlags) register(f *pflag.FlagSet) {
-	f.BoolVar(&l.json, "log_as_json", false, "log JSON, Envoy included")
-	f.StringVar(&l.levels, "log_output_level", "default:info", "least `level` a scope, scope:level,…, of debug, info, warn, error, none")
-	f.StringSliceVar(&l.targets, "log_target", []string{"stdout"}, "`files` to log to, or stdout or stderr")
-	for name, value := range map[string]string{"log_caller": "", "log_stacktrace_level": "default:none", "vklog": ""} {
-		f.String(name, value, "accepted and not used")
-	}
+// readLog reads settings.AgentLog.
+func readLog(v *settings.Values) *logFlags {
+	return &logFlags{json: v.Bool("log_as_json"), levels: v.Text("log_output_level"), targets: v.List("log_target")}
 }
 
 // logger makes the logger that the flags ask for. Files are opened for the rest of the
@@ -52,8 +48,12 @@ func (l *logFlags) logger(s surroundings) (*slog.Logger, error) {
 			outs = append(outs, f)
 		}
 	}
-	out := outs[0]
-	if len(outs) > 1 {
+	out := io.Discard
+	switch len(outs) {
+	case 0:
+	case 1:
+		out = outs[0]
+	default:
 		out = io.MultiWriter(outs...)
 	}
 	var h slog.Handler = &lineHandler{out: out, mu: &sync.Mutex{}}

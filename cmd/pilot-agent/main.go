@@ -18,6 +18,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // failed is the exit code of everything that went wrong and has no code of its own.
@@ -124,7 +127,6 @@ func exitCode(err error) int {
 }
 
 func newRoot(s surroundings) *cobra.Command {
-	log := &logFlags{}
 	root := &cobra.Command{
 		Use:           "pilot-agent",
 		Short:         "Keeps a workload's Envoy running, identified and configured",
@@ -134,15 +136,16 @@ func newRoot(s surroundings) *cobra.Command {
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE:               func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	log.register(root.PersistentFlags())
-	root.AddCommand(newProxy(s, log), newRequest(), newRestart(), newWait(), newVersion(), newCollateral(root),
-		newIptablesCommand(s.getenv), newCleanIptables(s.getenv))
+	cli.Setup(root, nil)
+	cli.AddToAll(root, settings.AgentLog)
+	root.AddCommand(newProxy(s), newRequest(), newRestart(), newWait(), newVersion(), cli.Collateral(root),
+		newIptablesCommand(s.env), newCleanIptables(s.env))
 	return root
 }
 
 // newCleanIptables is the name that scripts of older releases call. [agent C7]
-func newCleanIptables(getenv func(string) string) *cobra.Command {
-	c := newIptablesCommand(getenv)
+func newCleanIptables(env map[string]string) *cobra.Command {
+	c := newIptablesCommand(env)
 	c.ResetCommands()
 	c.Use, c.Hidden = "istio-clean-iptables", true
 	c.Short = "Remove the capture of the Pod's connections"

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,34 +19,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/cgroup"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	tasks "github.com/pilothouse/pilothouse/internal/run"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
-// proxyFlags are those of the main command. [agent F1–F11]
-type proxyFlags struct {
-	spec.Flags
-	plugin string
-	compat string
-	watch  string
-}
-
-func (p *proxyFlags) register(f *pflag.FlagSet) {
-	f.StringVar(&p.Domain, "domain", "", "DNS `suffix` of the node (default $POD_NAMESPACE.svc.cluster.local)")
-	f.StringVar(&p.MeshConfig, "meshConfig", "./etc/istio/config/mesh", "`file` with the mesh's configuration; it may be missing")
-	f.IntVar(&p.STSPort, "stsPort", 0, "`port` of a token service, passed on in the node's metadata")
-	f.StringVar(&p.plugin, "tokenManagerPlugin", "", "accepted and not used")
-	f.StringVar(&p.ServiceCluster, "serviceCluster", "", "`name` of the service that this proxy stands for (default from its labels)")
-	f.StringVar(&p.LogLevel, "proxyLogLevel", "warning", "Envoy's log `level`, possibly with component:level behind it")
-	f.StringVar(&p.ComponentLogLevel, "proxyComponentLogLevel", "", "log `levels` of Envoy's components, component:level,…")
-	f.IntVar(&p.Concurrency, "concurrency", 0, "`number` of Envoy's workers; 0 leaves it to the configuration and the CPU limit")
-	f.StringVar(&p.TemplateFile, "templateFile", "", "accepted and not used: the bootstrap is built, not filled in")
-	f.StringVar(&p.OutlierLogPath, "outlierLogPath", "", "`file` for the endpoints that Envoy ejects")
-	f.StringVar(&p.watch, "watchCapture", "", "`arguments` of istio-iptables whose rules to keep in force, restoring them when others flush them; needs CAP_NET_ADMIN (default $CAPTURE_WATCH; empty: don't watch)")
-	f.StringVar(&p.compat, "compat", "", "`istio` gives up second tries, hot restarts and truthful exit codes: one Envoy, exit code 0")
-	f.BoolVar(&p.Profiling, "profiling", true, "serve profiles on the status port, to this machine")
-}
-
-func newProxy(s surroundings, log *logFlags) *cobra.Command {
-	p := &proxyFlags{}
+func newProxy(s surroundings) *cobra.Command {
 	c := &cobra.Command{
 		Use:                "proxy [sidecar|router]",
 		Short:              "Run Envoy and everything that it needs beside it",
@@ -63,11 +39,11 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 			if role != mesh.Sidecar && role != mesh.Router {
 				return fmt.Errorf("proxy type %q: want sidecar or router", role)
 			}
-			switch p.compat {
-			case "", "istio":
-				p.AsIstio = p.compat != ""
-			default:
-				return fmt.Errorf("flag --compat %q: want istio, or leave it out", p.compat)
+			given := cli.Given(c.Flags())
+			v := settings.Read(given, s.env, settings.AgentProxy, settings.AgentLog)
+			log, watch := readLog(v), v.Text("watchCapture")
+			if err := v.Err(); err != nil {
+				return err
 			}
 			logger, err := log.logger(s)
 			if err != nil {
@@ -75,8 +51,9 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 			}
 			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
 			logger.Info("Version " + thisBuild().String())
-			p.LogJSON = log.json
-			a, err := p.prepare(c.Context(), agent.Options{Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}, role, s.env)
+			in := spec.Input{Role: role, Flags: given, Env: s.env, ReadFile: os.ReadFile}
+			o := agent.Options{Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}
+			a, err := prepare(c.Context(), in, watch, o)
 			if errors.Is(err, context.Canceled) {
 				logger.Info("asked to end before Envoy was started")
 				return nil
@@ -91,20 +68,22 @@ func newProxy(s surroundings, log *logFlags) *cobra.Command {
 			return nil
 		},
 	}
-	p.register(c.Flags())
+	cli.Add(c, settings.AgentProxy)
 	return c
 }
 
-// prepare makes the Spec and the agent.
-func (p *proxyFlags) prepare(ctx context.Context, o agent.Options, role mesh.Role, env map[string]string) (*agent.Agent, error) {
-	in := spec.Input{Role: role, Flags: p.Flags, Env: env, ReadFile: os.ReadFile}
-	if args := cmp.Or(p.watch, env["CAPTURE_WATCH"]); args != "" {
-		watch, dns, err := watchCapture(args, func(name string) string { return env[name] }, o.Log.With("scope", "capture"))
+// prepare makes the Spec and the agent. watch are the arguments of istio-iptables whose rules to keep in force.
+func prepare(ctx context.Context, in spec.Input, watch string, o agent.Options) (*agent.Agent, error) {
+	if watch != "" {
+		task, dns, err := watchCapture(watch, in.Env, o.Log.With("scope", "capture"))
 		if err != nil {
 			return nil, err
 		}
-		o.Tasks = append(o.Tasks, watch)
+		o.Tasks = append(o.Tasks, task)
 		in.CaptureDNS = dns
+	}
+	if os.Getpid() == 1 {
+		o.Tasks = append(o.Tasks, tasks.Task{Name: "reap", Run: envoy.Reap})
 	}
 	var err error
 	if in.Host, err = host.Read(); err != nil {
@@ -120,9 +99,6 @@ func (p *proxyFlags) prepare(ctx context.Context, o agent.Options, role mesh.Rol
 	}
 	if err := logStart(o.Log, o.Spec); err != nil {
 		return nil, err
-	}
-	if os.Getpid() == 1 {
-		o.Tasks = append(o.Tasks, tasks.Task{Name: "reap", Run: envoy.Reap})
 	}
 	return agent.New(ctx, o)
 }

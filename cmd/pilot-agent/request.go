@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 const (
@@ -24,7 +25,6 @@ const (
 // newRequest relays one request to a port of this Pod. Its standard output is parsed by
 // programs: the body and a line end, nothing else. [agent C3]
 func newRequest() *cobra.Command {
-	var port int32
 	c := &cobra.Command{
 		Use:   "request METHOD PATH [BODY]",
 		Short: "Make an HTTP request to Envoy's admin interface or to the agent",
@@ -32,6 +32,11 @@ func newRequest() *cobra.Command {
   pilot-agent request --debug-port 15020 POST drain`,
 		Args: cobra.RangeArgs(2, 3),
 		RunE: func(c *cobra.Command, args []string) error {
+			v := cli.Read(c.Flags(), nil, settings.AgentRequest)
+			port := v.Int("debug-port")
+			if err := v.Err(); err != nil {
+				return err
+			}
 			switch port {
 			case mesh.AdminPort, debugPort, mesh.StatusPort, mesh.HealthPort:
 			default:
@@ -42,7 +47,7 @@ func newRequest() *cobra.Command {
 			if len(args) == 3 {
 				body = args[2]
 			}
-			text, err := relay(c.Context(), localClient(requestTimeout), int(port), args[0], args[1], body)
+			text, err := relay(c.Context(), localClient(requestTimeout), port, args[0], args[1], body)
 			if err != nil {
 				return err
 			}
@@ -50,7 +55,7 @@ func newRequest() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().Int32Var(&port, "debug-port", mesh.AdminPort, "`port` to ask: Envoy's admin, the agent's status or the health listener")
+	cli.Add(c, settings.AgentRequest)
 	return c
 }
 
@@ -100,38 +105,45 @@ func localClient(timeout time.Duration) *http.Client {
 	}}
 }
 
+// waitOptions are those of the command wait.
+type waitOptions struct {
+	timeoutSeconds           int
+	requestTimeout, interval time.Duration
+	url                      string
+}
+
+func readWait(v *settings.Values) waitOptions {
+	return waitOptions{
+		timeoutSeconds: v.Int("timeoutSeconds"), url: v.Text("url"),
+		requestTimeout: time.Duration(v.Int("requestTimeoutMillis")) * time.Millisecond,
+		interval:       time.Duration(v.Int("periodMillis")) * time.Millisecond,
+	}
+}
+
 // newWait blocks until the proxy is ready; it is what holds an application's start. [agent C4]
 func newWait() *cobra.Command {
-	var (
-		timeoutSeconds                int
-		requestMillis, intervalMillis int
-		url                           string
-	)
 	c := &cobra.Command{
 		Use:   "wait",
 		Short: "Wait until the proxy is ready",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if timeoutSeconds <= 0 || requestMillis <= 0 || intervalMillis <= 0 {
-				return errors.New("wait: the times must be above 0")
+			v := cli.Read(c.Flags(), nil, settings.AgentWait)
+			o := readWait(v)
+			if err := v.Err(); err != nil {
+				return err
 			}
-			ctx, cancel := context.WithTimeout(c.Context(), time.Duration(timeoutSeconds)*time.Second)
+			ctx, cancel := context.WithTimeout(c.Context(), time.Duration(o.timeoutSeconds)*time.Second)
 			defer cancel()
-			client := localClient(time.Duration(requestMillis) * time.Millisecond)
-			if err := awaitReady(ctx, client, url, time.Duration(intervalMillis)*time.Millisecond); err != nil {
+			if err := awaitReady(ctx, localClient(o.requestTimeout), o.url, o.interval); err != nil {
 				if c.Context().Err() != nil {
-					return fmt.Errorf("wait for %s: asked to end before it was ready: %w", url, err)
+					return fmt.Errorf("wait for %s: asked to end before it was ready: %w", o.url, err)
 				}
-				return fmt.Errorf("wait for %s: not ready in %d seconds: %w", url, timeoutSeconds, err)
+				return fmt.Errorf("wait for %s: not ready in %d seconds: %w", o.url, o.timeoutSeconds, err)
 			}
 			return nil
 		},
 	}
-	f := c.Flags()
-	f.IntVar(&timeoutSeconds, "timeoutSeconds", 60, "`seconds` to wait in all")
-	f.IntVar(&requestMillis, "requestTimeoutMillis", 500, "`milliseconds` to wait for one answer")
-	f.IntVar(&intervalMillis, "periodMillis", 500, "`milliseconds` between two requests")
-	f.StringVar(&url, "url", "http://localhost:15021/healthz/ready", "`URL` that answers 200 when the proxy is ready")
+	cli.Add(c, settings.AgentWait)
 	return c
 }
 
@@ -175,12 +187,16 @@ func askReady(ctx context.Context, client *http.Client, url string) error {
 
 // newRestart asks for a new Envoy by hand: its bootstrap, binary and options are read again.
 func newRestart() *cobra.Command {
-	var port int
 	c := &cobra.Command{
 		Use:   "restart",
 		Short: "Have a new Envoy take over from the one that runs",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			v := cli.Read(c.Flags(), nil, settings.AgentRestart)
+			port := v.Int("statusPort")
+			if err := v.Err(); err != nil {
+				return err
+			}
 			text, err := relay(c.Context(), localClient(requestTimeout), port, http.MethodPost, "/restart", "")
 			if err != nil {
 				return err
@@ -192,6 +208,6 @@ func newRestart() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().IntVar(&port, "statusPort", mesh.StatusPort, "the agent's status `port`")
+	cli.Add(c, settings.AgentRestart)
 	return c
 }

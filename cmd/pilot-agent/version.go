@@ -8,6 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
+
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // version is set by the linker.
@@ -45,29 +48,25 @@ func thisBuild() build {
 func (b build) String() string { return b.Version + "-" + b.Revision + "-" + b.Status }
 
 func newVersion() *cobra.Command {
-	var (
-		short  bool
-		output string
-	)
 	c := &cobra.Command{
 		Use:   "version",
 		Short: "Print the agent's version",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			v := cli.Read(c.Flags(), nil, settings.AgentVersion)
+			short, output := v.Bool("short"), v.Enum("output")
+			if err := v.Err(); err != nil {
+				return err
+			}
 			b := thisBuild()
-			var text []byte
-			var err error
+			text, err := []byte(b.String()), error(nil)
 			switch {
 			case output == "json":
 				text, err = json.MarshalIndent(map[string]build{"clientVersion": b}, "", "  ")
 			case output == "yaml":
 				text, err = yaml.Marshal(map[string]build{"clientVersion": b})
-			case output != "":
-				return fmt.Errorf("version --output %q: want yaml or json", output)
 			case short:
 				text = []byte(b.Version)
-			default:
-				text = []byte(b.String())
 			}
 			if err != nil {
 				return fmt.Errorf("print the version: %w", err)
@@ -79,7 +78,6 @@ func newVersion() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().BoolVarP(&short, "short", "s", false, "print the bare version")
-	c.Flags().StringVarP(&output, "output", "o", "", "`form`: yaml or json")
+	cli.Add(c, settings.AgentVersion)
 	return c
 }

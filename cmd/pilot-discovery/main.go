@@ -15,6 +15,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // version is set by the linker.
@@ -45,7 +47,8 @@ func run(ctx context.Context, args []string, env map[string]string, stdout, stde
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newDiscovery(args, env), newVersion(), newRequest(env))
+	cli.Setup(root, func(_ *cobra.Command, err error) error { return misuse{err} })
+	root.AddCommand(newDiscovery(args, env), newVersion(), newRequest(), cli.Collateral(root))
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

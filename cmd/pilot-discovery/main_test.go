@@ -24,7 +24,7 @@ func TestWhatIsAskedWronglyIsSaidAndEndsWith2(t *testing.T) {
 		{[]string{"discovery"}, nil, "--configDir"},
 		{[]string{"discovery", "--configDir", dir, "--tls-min-version", "1.1"}, nil, "want 1.2 or 1.3"},
 		{[]string{"discovery", "--configDir", dir, "--maxStreams", "0"}, nil, "want 1 or more"},
-		{[]string{"discovery", "--configDir", dir, "--log_output_level", "loud"}, nil, "no level"},
+		{[]string{"discovery", "--configDir", dir, "--log_output_level", "loud"}, nil, `flag --log_output_level: invalid level "loud": want debug`},
 		{[]string{"discovery", "--configDir", dir, "--broken-policies", "allow"}, nil, "want deny or ignore"},
 		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOTHOUSE_BROKEN_POLICIES": "allow"}, "want deny or ignore"},
 		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOTHOUSE_ACCEPT_EMPTY_CONFIG": "perhaps"}, "want true or false"},

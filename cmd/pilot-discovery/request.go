@@ -8,10 +8,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
-func newRequest(map[string]string) *cobra.Command {
-	var port int
+func newRequest() *cobra.Command {
 	c := &cobra.Command{
 		Use: "request METHOD PATH [BODY]", Short: "Ask the debug port of the pilot-discovery on this host",
 		Example: "  pilot-discovery request GET /debug/syncz",
@@ -20,6 +22,11 @@ func newRequest(map[string]string) *cobra.Command {
 			body := ""
 			if len(args) == 3 {
 				body = args[2]
+			}
+			v := cli.Read(c.Flags(), nil, settings.DiscoveryRequest)
+			port := v.Int("debug-port")
+			if err := v.Err(); err != nil {
+				return misuse{err}
 			}
 			url := fmt.Sprintf("http://localhost:%d/%s", port, strings.TrimPrefix(args[1], "/"))
 			req, err := http.NewRequestWithContext(c.Context(), args[0], url, strings.NewReader(body))
@@ -40,6 +47,6 @@ func newRequest(map[string]string) *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().IntVar(&port, "debug-port", 8080, "the port of --httpAddr")
+	cli.Add(c, settings.DiscoveryRequest)
 	return c
 }

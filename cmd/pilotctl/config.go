@@ -49,7 +49,7 @@ With -o json or yaml the whole resources are printed.`,
 		ValidArgsFunction: func(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			switch len(args) {
 			case 0:
-				return completeProxies(c.Context(), f, prefix)
+				return completeProxies(c, f, prefix)
 			case 1:
 				return sectionNames(), cobra.ShellCompDirectiveNoFileComp
 			}

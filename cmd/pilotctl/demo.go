@@ -17,13 +17,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/demo"
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
-func newDemo() *cobra.Command {
-	var o demo.Options
-	var bin, envoy string
-	var verbose bool
-	root := installed()
+func newDemo(env map[string]string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Run a whole mesh on this machine, play its acts and check each",
@@ -34,16 +32,24 @@ app. Needs root and Linux; touches nothing of the machine's own network and leav
 behind. The exit code is 0 only if every check held.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
+			v := cli.Read(c.Flags(), env, settings.PilotctlDemo)
+			f := readDemo(v, installed())
+			if err := v.Err(); err != nil {
+				return misuse{err}
+			}
 			if err := netmesh.Supported(); err != nil {
 				return err
 			}
-			var err error
-			if o.Programs, err = meshup.In(bin, envoy); err != nil {
+			programs, err := meshup.In(f.bin, f.envoy)
+			if err != nil {
 				return err
 			}
-			o.Out, o.Token = c.OutOrStdout(), demoToken
-			o.Size = terminal(o.Out)
-			if verbose {
+			o := demo.Options{
+				Programs: programs, ConfigDir: f.configDir, Keep: f.keep, LogDir: f.logs,
+				Out: c.OutOrStdout(), Token: demoToken,
+			}
+			o.Size = terminal(o.Out, f.term)
+			if f.verbose {
 				o.Log = slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 			}
 			ctx, resized, stop := signals(c.Context())
@@ -59,13 +65,24 @@ behind. The exit code is 0 only if every check held.`,
 			return err
 		},
 	}
-	c.Flags().StringVar(&bin, "bin", filepath.Join(root, "bin"), "`folder` with pilot-agent, pilot-discovery and app")
-	c.Flags().StringVar(&envoy, "envoy", envoyPath(root), "Envoy's `path` (default: $ENVOY, else what make tools fetched)")
-	c.Flags().StringVar(&o.ConfigDir, "configDir", filepath.Join(root, "samples", "bookshop"), "`folder` with the sample's YAML")
-	c.Flags().BoolVar(&o.Keep, "keep", false, "leave the mesh up after the acts, until Ctrl-C, and say how to reach it")
-	c.Flags().StringVar(&o.LogDir, "logs", "", "`folder` to keep the programs' logs in; it must not hold any yet")
-	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "say on standard error what is started and ended")
+	cli.Add(c, settings.PilotctlDemo)
 	return c
+}
+
+// demoFlags are the settings of settings.PilotctlDemo.
+type demoFlags struct {
+	bin, envoy, configDir, logs, term string
+	keep, verbose                     bool
+}
+
+// readDemo reads the settings; tree is the folder that the defaults are in.
+func readDemo(v *settings.Values, tree string) demoFlags {
+	return demoFlags{
+		bin:       v.TextOr("bin", filepath.Join(tree, "bin")),
+		envoy:     v.TextOr("envoy", filepath.Join(tree, ".tools", "envoy")),
+		configDir: v.TextOr("configDir", filepath.Join(tree, "samples", "bookshop")),
+		logs:      v.Text("logs"), term: v.Text("TERM"), keep: v.Bool("keep"), verbose: v.Bool("verbose"),
+	}
 }
 
 // signals has the demo end in good order, and leave nothing behind, when its terminal is closed; and
@@ -87,10 +104,10 @@ func signals(ctx context.Context) (_ context.Context, resized <-chan os.Signal, 
 	}
 }
 
-// terminal gives the size of the terminal that w is, nil where it is none that can draw.
-func terminal(w io.Writer) func() (columns, rows int) {
+// terminal gives the size of the terminal that w is, nil if it is not one, or of a type that cannot draw.
+func terminal(w io.Writer, kind string) func() (columns, rows int) {
 	f, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
+	if !ok || !term.IsTerminal(int(f.Fd())) || kind == "dumb" {
 		return nil
 	}
 	return func() (int, int) {
@@ -109,11 +126,4 @@ func installed() string {
 		return "."
 	}
 	return filepath.Dir(filepath.Dir(self))
-}
-
-func envoyPath(root string) string {
-	if path := os.Getenv("ENVOY"); path != "" {
-		return path
-	}
-	return filepath.Join(root, ".tools", "envoy")
 }

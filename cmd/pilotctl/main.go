@@ -12,9 +12,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // version is set by the linker.
@@ -22,14 +26,24 @@ var version = "unknown"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	code := run(ctx, os.Args[1:], environment(os.Environ()), os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }
 
+// environment makes a map of "name=value" lines.
+func environment(lines []string) map[string]string {
+	out := map[string]string{}
+	for _, l := range lines {
+		name, value, _ := strings.Cut(l, "=")
+		out[name] = value
+	}
+	return out
+}
+
 // run is main without the process: it returns the exit code.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := newRoot()
+func run(ctx context.Context, args []string, env map[string]string, stdout, stderr io.Writer) int {
+	root := newRoot(env)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -52,32 +66,44 @@ var errSaid = errors.New("see above")
 // misuse is an error of the command line's.
 type misuse struct{ error }
 
-// flags are those that several commands share.
+// flags are those that all commands share: settings.Pilotctl.
 type flags struct {
 	discovery string
 	output    string
 }
 
-func newRoot() *cobra.Command {
+// read reads the flags that c was given.
+func (f *flags) read(c *cobra.Command) error {
+	v := cli.Read(c.Flags(), nil, settings.Pilotctl)
+	f.discovery, f.output = v.Text("discovery"), v.Enum("output")
+	return misused(v.Err())
+}
+
+// misused marks an error of settings as misuse.
+func misused(err error) error {
+	if err == nil {
+		return nil
+	}
+	return misuse{err}
+}
+
+func newRoot(env map[string]string) *cobra.Command {
 	f := &flags{}
 	root := &cobra.Command{
-		Use:           "pilotctl",
-		Short:         "Look into a mesh, or run one on this machine",
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		Args:          usage(cobra.NoArgs),
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
-		PersistentPreRunE: func(*cobra.Command, []string) error {
-			return checkOutput(f.output)
-		},
+		Use:               "pilotctl",
+		Short:             "Look into a mesh, or run one on this machine",
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		Args:              usage(cobra.NoArgs),
+		RunE:              func(c *cobra.Command, _ []string) error { return c.Help() },
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return f.read(c) },
 	}
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+	cli.Setup(root, func(c *cobra.Command, err error) error {
 		return misuse{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
 	})
-	root.PersistentFlags().StringVar(&f.discovery, "discovery", "http://127.0.0.1:8080", "`URL` of pilot-discovery's debug port")
-	root.PersistentFlags().StringVarP(&f.output, "output", "o", "table", "`form` of the result: table, json or yaml")
-	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(newDemo(), newToken(), newProxies(f), newConfig(f), newObjects(f), newVersion(f))
+	cli.AddToAll(root, settings.Pilotctl)
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(settings.Pilotctl.Values("output"), cobra.ShellCompDirectiveNoFileComp))
+	root.AddCommand(newDemo(env), newToken(), newProxies(f), newConfig(f), newObjects(f), newVersion(f), cli.Collateral(root))
 	return root
 }
 

@@ -11,14 +11,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func checkOutput(o string) error {
-	switch o {
-	case "table", "json", "yaml":
-		return nil
-	}
-	return misuse{fmt.Errorf("output %q: want table, json or yaml", o)}
-}
-
 // printValue writes v as JSON or YAML.
 func printValue(w io.Writer, form string, v any) error {
 	text, err := json.Marshal(v)

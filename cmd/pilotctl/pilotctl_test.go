@@ -14,7 +14,9 @@ import (
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
-		"pilotctl": func() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
+		"pilotctl": func() {
+			os.Exit(run(context.Background(), os.Args[1:], environment(os.Environ()), os.Stdout, os.Stderr))
+		},
 	})
 }
 

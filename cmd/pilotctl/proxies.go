@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -124,9 +123,12 @@ func proxyRows(all []proxy) [][]string {
 }
 
 // completeProxies offers the names of the connected proxies to the shell.
-func completeProxies(ctx context.Context, f *flags, prefix string) ([]string, cobra.ShellCompDirective) {
+func completeProxies(c *cobra.Command, f *flags, prefix string) ([]string, cobra.ShellCompDirective) {
 	var all []proxy
-	if _, err := fetchInto(ctx, f.discovery, syncPage, nil, &all); err != nil {
+	if err := f.read(c); err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	if _, err := fetchInto(c.Context(), f.discovery, syncPage, nil, &all); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
 	var names []string

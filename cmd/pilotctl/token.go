@@ -8,6 +8,8 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 func newToken() *cobra.Command {
@@ -22,8 +24,6 @@ func newToken() *cobra.Command {
 }
 
 func newTokenCreate() *cobra.Command {
-	var stateDir, namespace, account, audience string
-	var ttl time.Duration
 	c := &cobra.Command{
 		Use:   "create",
 		Short: "Print a token that lets an agent act as a service account",
@@ -35,10 +35,12 @@ Whoever has the token can get certificates for that service account until it end
 		Example: "  pilotctl token create --stateDir /var/lib/pilothouse -n bookshop --serviceAccount reviews > istio-token",
 		Args:    usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			if ttl <= 0 {
-				return misuse{fmt.Errorf("--ttl %v: want more than 0", ttl)}
+			v := cli.Read(c.Flags(), nil, settings.PilotctlTokenCreate)
+			o := readToken(v)
+			if err := v.Err(); err != nil {
+				return misuse{err}
 			}
-			token, err := issue(stateDir, namespace, account, audience, ttl)
+			token, err := o.issue()
 			if err != nil {
 				return err
 			}
@@ -46,26 +48,34 @@ Whoever has the token can get certificates for that service account until it end
 			return err
 		},
 	}
-	c.Flags().StringVar(&stateDir, "stateDir", "", "pilot-discovery's state `folder`")
-	c.Flags().StringVarP(&namespace, "namespace", "n", "", "`namespace` of the service account")
-	c.Flags().StringVar(&account, "serviceAccount", "default", "`name` of the service account")
-	c.Flags().StringVar(&audience, "audience", mesh.TokenAudience, "whom the token is for")
-	c.Flags().DurationVar(&ttl, "ttl", authn.DefaultTokenTTL, "how long the token is good")
-	for _, name := range []string{"stateDir", "namespace"} {
-		_ = c.MarkFlagRequired(name) // an error here means that there is no such flag
-	}
+	cli.Add(c, settings.PilotctlTokenCreate)
 	return c
 }
 
-func issue(stateDir, namespace, account, audience string, ttl time.Duration) (string, error) {
-	issuer, err := authn.OpenIssuer(stateDir)
+// tokenOptions say which token is wanted.
+type tokenOptions struct {
+	stateDir, namespace, account, audience string
+	ttl                                    time.Duration
+}
+
+// readToken reads settings.PilotctlTokenCreate.
+func readToken(v *settings.Values) tokenOptions {
+	return tokenOptions{
+		stateDir: v.Text("stateDir"), namespace: v.Text("namespace"), account: v.Text("serviceAccount"),
+		audience: v.Text("audience"), ttl: v.Duration("ttl"),
+	}
+}
+
+func (o tokenOptions) issue() (string, error) {
+	issuer, err := authn.OpenIssuer(o.stateDir)
 	if err != nil {
 		return "", err
 	}
-	return issuer.Issue(namespace, account, audience, ttl, time.Now())
+	return issuer.Issue(o.namespace, o.account, o.audience, o.ttl, time.Now())
 }
 
 // demoToken is what the demo's Pods get.
 func demoToken(stateDir, namespace, account string) (string, error) {
-	return issue(stateDir, namespace, account, mesh.TokenAudience, authn.DefaultTokenTTL)
+	o := tokenOptions{stateDir: stateDir, namespace: namespace, account: account, audience: mesh.TokenAudience, ttl: authn.DefaultTokenTTL}
+	return o.issue()
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/iptables"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/xtables"
+	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
 // BackendOptions say which backend is wanted and how it works.
@@ -25,7 +26,7 @@ type BackendOptions struct {
 }
 
 // DefaultPath is where programs for administration usually are.
-const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+const DefaultPath = settings.DefaultPath
 
 // Check returns an error if the options are invalid, whatever the machine has.
 func (o BackendOptions) Check() error {

@@ -33,15 +33,15 @@ const (
 func (b *builder) configure() error {
 	s := b.s
 	s.Config, s.ConfigSources = mesh.DefaultProxyConfig(), []string{"defaults"}
-	meshFile, err := b.file(b.in.Flags.MeshConfig)
+	meshFile, err := b.file(b.set.Text("meshConfig"))
 	if err != nil {
 		return err
 	}
 	fromMesh, err := defaultConfig(meshFile)
 	if err != nil {
-		return fmt.Errorf("read mesh configuration file %s: %w", b.in.Flags.MeshConfig, err)
+		return fmt.Errorf("read mesh configuration file %s: %w", b.set.Text("meshConfig"), err)
 	}
-	fromFile, err := b.file(b.in.Env["PROXY_CONFIG_FILE"])
+	fromFile, err := b.file(b.set.Text("PROXY_CONFIG_FILE"))
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (b *builder) configure() error {
 		text []byte
 	}{
 		{"mesh configuration file", fromMesh},
-		{"environment PROXY_CONFIG", []byte(b.in.Env["PROXY_CONFIG"])},
+		{"environment PROXY_CONFIG", []byte(b.set.Text("PROXY_CONFIG"))},
 		{"file PROXY_CONFIG_FILE", fromFile},
 		{"annotation " + annotationConfig, []byte(s.Node.Annotations[annotationConfig])},
 	} {
@@ -89,25 +89,17 @@ func (b *builder) configAnnotations() error {
 // configFlags applies the flags that are fields of the configuration, and the CPU limit where neither
 // a flag nor the configuration sets the number of workers. [agent F5, F8, F9]
 func (b *builder) configFlags() error {
-	flags, config := b.in.Flags, b.s.Config
-	if flags.ServiceCluster != "" {
-		config.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: flags.ServiceCluster}
+	config := b.s.Config
+	if name := b.set.TextOr("serviceCluster", ""); name != "" {
+		config.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: name}
 	}
-	if flags.TemplateFile != "" {
-		config.ProxyBootstrapTemplatePath = flags.TemplateFile
-	}
-	limit, err := b.cpuLimit()
-	if err != nil {
-		return err
-	}
+	limit, workers := b.cpuLimit(), b.set.Int("concurrency")
 	set := config.GetConcurrency()
 	switch {
-	case flags.Concurrency < 0 || flags.Concurrency > math.MaxInt16:
-		return fmt.Errorf("flag --concurrency: invalid number %d: want 0–%d", flags.Concurrency, math.MaxInt16)
 	case set.GetValue() < 0 || set.GetValue() > math.MaxInt16:
 		return fmt.Errorf("proxy configuration concurrency: invalid number %d: want 0–%d", set.GetValue(), math.MaxInt16)
-	case flags.Concurrency > 0:
-		config.Concurrency = wrapperspb.Int32(int32(flags.Concurrency))
+	case workers > 0:
+		config.Concurrency = wrapperspb.Int32(int32(workers))
 	case set == nil && limit > 0:
 		config.Concurrency = wrapperspb.Int32(int32(limit))
 	case set != nil && set.GetValue() == 0 && limit > 0:
@@ -118,16 +110,11 @@ func (b *builder) configFlags() error {
 
 // cpuLimit is the number of CPUs that Envoy may use, 0 for no limit. ISTIO_CPU_LIMIT is from the time when
 // the container was started, so that a limit that changes later replaces it.
-func (b *builder) cpuLimit() (int, error) {
-	v := b.in.Env["ISTIO_CPU_LIMIT"]
-	if v == "" || b.in.Host.CPULimit != b.s.cpuLimit {
-		return b.in.Host.CPULimit, nil
+func (b *builder) cpuLimit() int {
+	if _, given := b.set.Given("ISTIO_CPU_LIMIT"); !given || b.in.Host.CPULimit != b.s.cpuLimit {
+		return b.in.Host.CPULimit
 	}
-	cores, err := strconv.ParseFloat(v, 64)
-	if err != nil || !(cores >= 0 && cores <= math.MaxInt16) {
-		return 0, fmt.Errorf("environment ISTIO_CPU_LIMIT: invalid number of CPUs %q: want 0–%d", v, math.MaxInt16)
-	}
-	return int(math.Ceil(cores)), nil
+	return int(math.Ceil(b.set.Float("ISTIO_CPU_LIMIT")))
 }
 
 // merge keeps the running agent's values of the fields that only another agent can change, and puts the
@@ -139,6 +126,7 @@ func (b *builder) merge() error {
 		s.Config = keepFixed(r.Config, s.Config)
 	}
 	b.env = overlay(s.Config.GetProxyMetadata(), b.in.Env)
+	b.set = b.set.WithEnvBeneath(s.Config.GetProxyMetadata())
 	b.warnIgnored()
 	return nil
 }

@@ -11,13 +11,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-const (
-	metaPrefix     = "ISTIO_META_"
-	metaJSONPrefix = "ISTIO_METAJSON_"
-	// lastApplied repeats the whole object. Nothing uses it in a node, and it would be sent on
-	// every stream.
-	lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
-)
+// lastApplied repeats the whole object. Nothing uses it in a node, and it would be sent on every stream.
+const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
 // booleanKeys are the metadata keys that control planes read as the strings "true" and
 // "false", however the user spelled them. [agent B7]
@@ -35,8 +30,8 @@ func (b *builder) metadata() error {
 	m := map[string]any{
 		"ISTIO_VERSION":                 ContractVersion,
 		"METADATA_DISCOVERY":            "false",
-		"ENVOY_SKIP_DEPRECATED_LOGS":    b.boolText("ENVOY_SKIP_DEPRECATED_LOGS", "true"),
-		"WORKLOAD_IDENTITY_SOCKET_FILE": first(b.env["WORKLOAD_IDENTITY_SOCKET_FILE"], ownSocket),
+		"ENVOY_SKIP_DEPRECATED_LOGS":    strconv.FormatBool(b.set.Bool("ENVOY_SKIP_DEPRECATED_LOGS")),
+		"WORKLOAD_IDENTITY_SOCKET_FILE": b.set.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
 	}
 	if err := b.freeMetadata(m); err != nil {
 		return err
@@ -55,23 +50,23 @@ func (b *builder) metadata() error {
 	if len(n.Annotations) > 0 {
 		m["ANNOTATIONS"] = texts(n.Annotations)
 	}
-	if san := first(b.env["ISTIOD_SAN"], host(config.GetDiscoveryAddress())); san != "" {
+	if san := b.set.TextOr("ISTIOD_SAN", host(config.GetDiscoveryAddress())); san != "" {
 		m["PILOT_SAN"] = []any{san}
 	}
 	if id := config.GetMeshId(); id != "" && m["MESH_ID"] == nil {
 		m["MESH_ID"] = id
 	}
-	if p := b.in.Flags.OutlierLogPath; p != "" {
+	if p := b.set.Text("outlierLogPath"); p != "" {
 		m["OUTLIER_LOG_PATH"] = p
 	}
-	if p := b.in.Flags.STSPort; p != 0 {
+	if p := b.set.Int("stsPort"); p != 0 {
 		m["STS_PORT"] = strconv.Itoa(p)
 	}
-	if b.env["EXIT_ON_ZERO_ACTIVE_CONNECTIONS"] != "" {
-		m["EXIT_ON_ZERO_ACTIVE_CONNECTIONS"] = b.boolText("EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "false")
+	if _, given := b.set.Given("EXIT_ON_ZERO_ACTIVE_CONNECTIONS"); given {
+		m["EXIT_ON_ZERO_ACTIVE_CONNECTIONS"] = strconv.FormatBool(b.set.Bool("EXIT_ON_ZERO_ACTIVE_CONNECTIONS"))
 	}
-	if err := b.ports(m); err != nil {
-		return err
+	for _, port := range []string{"ENVOY_STATUS_PORT", "ENVOY_PROMETHEUS_PORT"} {
+		m[port] = float64(b.set.Int(port))
 	}
 	var err error
 	if m["PROXY_CONFIG"], err = configMap(config); err != nil {
@@ -86,22 +81,21 @@ func (b *builder) metadata() error {
 // hold the workload's own labels and annotations go over the files'.
 func (b *builder) freeMetadata(m map[string]any) error {
 	n := &b.s.Node
-	// Sorted, so that the last of two that collide is always the same.
-	for _, name := range slices.Sorted(maps.Keys(b.env)) {
-		if key, ok := strings.CutPrefix(name, metaPrefix); ok && key != "" {
-			m[key] = b.env[name]
-			if booleanKeys[key] {
-				m[key] = b.boolText(name, "false")
-			}
-			continue
+	for key, value := range b.set.Prefixed("ISTIO_META_*") {
+		m[key] = value
+		if booleanKeys[key] {
+			m[key] = strconv.FormatBool(mesh.Truth(strings.ToLower(first(value, "false"))))
 		}
-		key, ok := strings.CutPrefix(name, metaJSONPrefix)
-		if !ok || b.env[name] == "" {
+	}
+	objects := b.set.Prefixed("ISTIO_METAJSON_*")
+	// Sorted, so that the last of two that collide is always the same. Objects go over texts.
+	for _, key := range slices.Sorted(maps.Keys(objects)) {
+		if objects[key] == "" {
 			continue
 		}
 		var object map[string]any
-		if err := json.Unmarshal([]byte(b.env[name]), &object); err != nil {
-			return fmt.Errorf("environment %s: want a JSON object: %w", name, err)
+		if err := json.Unmarshal([]byte(objects[key]), &object); err != nil {
+			return fmt.Errorf("environment ISTIO_METAJSON_%s: want a JSON object: %w", key, err)
 		}
 		switch key {
 		case "LABELS":
@@ -116,34 +110,6 @@ func (b *builder) freeMetadata(m map[string]any) error {
 	return nil
 }
 
-// ports adds the ports of the static listeners, as numbers.
-func (b *builder) ports(m map[string]any) error {
-	for _, p := range []struct {
-		name string
-		port int
-	}{{"ENVOY_STATUS_PORT", mesh.HealthPort}, {"ENVOY_PROMETHEUS_PORT", mesh.PrometheusPort}} {
-		n, err := port(b.env, p.name, p.port)
-		if err != nil {
-			return err
-		}
-		m[p.name] = float64(n)
-	}
-	return nil
-}
-
-// port reads a TCP port (1–65535) from the environment.
-func port(env map[string]string, name string, byDefault int) (int, error) {
-	v := env[name]
-	if v == "" {
-		return byDefault, nil
-	}
-	n, err := strconv.ParseUint(v, 10, 16)
-	if err != nil || n == 0 {
-		return 0, fmt.Errorf("environment %s: invalid port %q: want 1–65535", name, v)
-	}
-	return int(n), nil
-}
-
 // host is an address without its port and brackets; empty where it has no port.
 func host(address string) string {
 	i := strings.LastIndexByte(address, ':')
@@ -151,12 +117,6 @@ func host(address string) string {
 		return ""
 	}
 	return strings.Trim(address[:i], "[]")
-}
-
-// boolText reads a boolean variable and returns it as control planes want it.
-func (b *builder) boolText(name, byDefault string) string {
-	v := first(b.env[name], byDefault)
-	return strconv.FormatBool(mesh.Truth(strings.ToLower(v)))
 }
 
 // texts is m as metadata.

@@ -48,10 +48,11 @@ func (b *builder) address() error {
 			n.IPs = append(n.IPs, ip)
 		}
 	}
-	for _, s := range mesh.List(b.env["INSTANCE_IP"]) {
+	for _, s := range b.set.List("INSTANCE_IP") {
 		ip, err := netip.ParseAddr(s)
 		if err != nil {
-			return fmt.Errorf("environment INSTANCE_IP: invalid address %q: want an IP address", s)
+			b.set.Fail("INSTANCE_IP", "invalid address %q: want an IP address", s)
+			return nil
 		}
 		add(ip)
 	}
@@ -77,18 +78,18 @@ func (b *builder) address() error {
 // identify fills in the node id and the identity.
 func (b *builder) identify() {
 	n := &b.s.Node
-	name := first(b.env["POD_NAME"], b.in.Host.Hostname, "unnamed")
-	ns := first(b.env["POD_NAMESPACE"], "default")
+	name := b.set.TextOr("POD_NAME", first(b.in.Host.Hostname, "unnamed"))
+	ns := b.set.Text("POD_NAMESPACE")
 	n.ID = mesh.NodeID{
 		Role:   b.in.Role,
 		IP:     n.IPs[0],
 		ID:     name + "." + ns,
-		Domain: first(b.in.Flags.Domain, ns+".svc.cluster.local"),
+		Domain: b.set.TextOr("domain", ns+".svc.cluster.local"),
 	}
 	n.Identity = mesh.Identity{
-		TrustDomain:    first(b.env["TRUST_DOMAIN"], mesh.DefaultTrustDomain),
+		TrustDomain:    b.set.Text("TRUST_DOMAIN"),
 		Namespace:      ns,
-		ServiceAccount: first(b.env["SERVICE_ACCOUNT"], "default"),
+		ServiceAccount: b.set.Text("SERVICE_ACCOUNT"),
 	}
 }
 
@@ -107,7 +108,7 @@ func first(s ...string) string {
 func (b *builder) serviceCluster() string {
 	n, config := &b.s.Node, b.s.Config
 	name, ns := config.GetServiceCluster(), n.Identity.Namespace
-	if b.in.Flags.ServiceCluster != "" || name != "" && name != defaultServiceCluster {
+	if b.set.TextOr("serviceCluster", "") != "" || name != "" && name != defaultServiceCluster {
 		return name
 	}
 	workload := mesh.Text(n.Metadata["WORKLOAD_NAME"])

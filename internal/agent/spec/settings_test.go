@@ -2,6 +2,7 @@ package spec
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +42,7 @@ func TestDefaults(t *testing.T) {
 			HotRestart: true, ParentShutdown: time.Minute, Drain: 5 * time.Second, MinDrain: 5 * time.Second, MaxDrain: 15 * time.Minute, AppGrace: 30 * time.Second,
 		},
 		DNS:    DNS{Address: "localhost:15053"},
-		Status: Status{Port: 15020},
+		Status: Status{Port: 15020, Profiling: true},
 		Files:  []string{labelsFile, annotationsFile, "./etc/istio/config/mesh"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(Spec{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
@@ -145,6 +146,24 @@ func TestJWTPolicy(t *testing.T) {
 		s := build(t, func(in *testInput) { in.Env["JWT_POLICY"] = v })
 		if len(s.Warnings) != want {
 			t.Errorf("%q: warnings %q, want %d", v, s.Warnings, want)
+		}
+	}
+}
+
+// Every setting of the agent is read, those apart that the command itself reads.
+func TestEverySettingIsRead(t *testing.T) {
+	byCommand := []string{"watchCapture", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "log_output_level", "log_target"}
+	_, set, err := decide(pod(func(in *testInput) {
+		// What is read only beside another setting.
+		in.Override, in.Env["ISTIO_BOOTSTRAP_OVERRIDE"], in.Env["ISTIO_CPU_LIMIT"] = []byte("{}"), "override.yaml", "1"
+		in.Env["EXIT_ON_ZERO_ACTIVE_CONNECTIONS"] = "true"
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range set.Unread() {
+		if !slices.Contains(byCommand, name) {
+			t.Errorf("%s is declared and never read", name)
 		}
 	}
 }

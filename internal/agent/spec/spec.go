@@ -22,6 +22,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
 // ContractVersion is the ISTIO_VERSION of a node that sets no other: the
@@ -30,11 +31,11 @@ const ContractVersion = "1.31.1"
 
 // Input is everything that a Spec is made from. The zero value of a field means "absent".
 type Input struct {
-	Role  mesh.Role
-	Flags Flags
-	// Env is the process environment.
-	Env  map[string]string
-	Host Host
+	Role mesh.Role
+	// Flags are the flags that were given, by name, and Env is the process environment. Their settings are declared in
+	// settings.AgentProxy and settings.AgentLog.
+	Flags, Env map[string]string
+	Host       Host
 	// ReadFile reads a whole file. The error for a missing file is fs.ErrNotExist, also wrapped. It is called
 	// only by Build, for the paths that Spec.Files then lists. Nil stands for no files.
 	ReadFile func(path string) ([]byte, error)
@@ -42,33 +43,6 @@ type Input struct {
 	CaptureDNS bool
 	// Running is the Spec in use, nil at the start.
 	Running *Spec
-}
-
-// Flags are the values of the command line. Empty and 0 mean that the flag was not given.
-type Flags struct {
-	// Domain is the DNS suffix of the node. [agent F1]
-	Domain string
-	// MeshConfig is the path of the file with the mesh's configuration. [agent F2]
-	MeshConfig string
-	// ServiceCluster is the name of the service that the proxy belongs to. [agent F5]
-	ServiceCluster string
-	// Concurrency is the number of Envoy's worker threads. [agent F8]
-	Concurrency int
-	// LogLevel and ComponentLogLevel are Envoy's. [agent F6, F7]
-	LogLevel, ComponentLogLevel string
-	// LogJSON has Envoy log JSON, as the agent does. [agent F12]
-	LogJSON bool
-	// OutlierLogPath is the file to which Envoy logs ejected endpoints. [agent F10]
-	OutlierLogPath string
-	// TemplateFile is accepted without effect. [agent F9]
-	TemplateFile string
-	// STSPort goes into the node's metadata. [agent F3]
-	STSPort int
-	// Profiling serves pprof on the status port, to this machine only.
-	Profiling bool
-	// AsIstio turns off what Istio's agent does not do: restarts of Envoy, SIGTERM before SIGKILL,
-	// truthful exit codes.
-	AsIstio bool
 }
 
 // Host is what the machine says.
@@ -206,7 +180,8 @@ type Envoy struct {
 
 // Lifecycle says how Envoys follow one another, and when the agent ends.
 type Lifecycle struct {
-	// AsIstio is Flags.AsIstio.
+	// AsIstio turns off what Istio's agent does not do: second attempts, SIGTERM before SIGKILL,
+	// truthful exit codes.
 	AsIstio bool
 	// HotRestart lets a new Envoy take over from the one that runs; otherwise it is replaced.
 	HotRestart bool
@@ -244,24 +219,39 @@ type Status struct {
 
 // Build makes a Spec. Its errors name the input and say what is wanted; all are mistakes of configuration.
 func Build(in Input) (*Spec, error) {
-	b := &builder{in: in, s: &Spec{cpuLimit: in.Host.CPULimit}}
+	s, _, err := decide(in)
+	return s, err
+}
+
+// decide also returns the settings that were read.
+func decide(in Input) (*Spec, *settings.Values, error) {
+	b := &builder{
+		in: in, s: &Spec{cpuLimit: in.Host.CPULimit},
+		set: settings.Read(in.Flags, in.Env, settings.AgentProxy, settings.AgentLog),
+	}
 	if in.Running != nil {
 		b.s.cpuLimit = in.Running.cpuLimit
 	}
 	for _, step := range []func() error{
 		b.pod, b.configure, b.merge, b.address, b.metadata, b.settings,
 	} {
-		if err := step(); err != nil {
-			return nil, err
+		err := step()
+		if err == nil {
+			err = b.set.Err()
+		}
+		if err != nil {
+			return nil, nil, err
 		}
 	}
-	return b.s, nil
+	return b.s, b.set, nil
 }
 
 // builder makes one Spec.
 type builder struct {
 	in Input
 	s  *Spec
+	// set are the settings; from merge on also those of the configuration's proxyMetadata.
+	set *settings.Values
 	// env is the environment over the configuration's proxyMetadata.
 	env map[string]string
 }

@@ -23,12 +23,11 @@ type testInput struct {
 
 // files makes ReadFile of the contents.
 func (in *testInput) files() Input {
-	in.Flags.MeshConfig = "./etc/istio/config/mesh"
 	if in.ConfigFile != nil {
 		in.Env["PROXY_CONFIG_FILE"] = "proxy.yaml"
 	}
 	files := map[string][]byte{
-		in.Flags.MeshConfig: in.MeshFile, labelsFile: in.Labels, annotationsFile: in.Annotations, "proxy.yaml": in.ConfigFile, "override.yaml": in.Override,
+		"./etc/istio/config/mesh": in.MeshFile, labelsFile: in.Labels, annotationsFile: in.Annotations, "proxy.yaml": in.ConfigFile, "override.yaml": in.Override,
 	}
 	in.ReadFile = func(path string) ([]byte, error) {
 		if files[path] == nil {
@@ -102,7 +101,7 @@ func TestNodeID(t *testing.T) {
 		change     func(*testInput)
 	}{
 		{"pod", "sidecar~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local", nil},
-		{"domain flag", "sidecar~10.99.0.2~reviews-1.bookshop~x.y", func(in *testInput) { in.Flags.Domain = "x.y" }},
+		{"domain flag", "sidecar~10.99.0.2~reviews-1.bookshop~x.y", func(in *testInput) { in.Flags = map[string]string{"domain": "x.y"} }},
 		{"router", "router~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local", func(in *testInput) { in.Role = mesh.Router }},
 		{"nothing said", "sidecar~10.99.0.2~host.default~default.svc.cluster.local", func(in *testInput) { in.Env = nil }},
 		{"from a list", "sidecar~fd00::9~reviews-1.bookshop~bookshop.svc.cluster.local", func(in *testInput) { in.Env["INSTANCE_IP"] = "fd00::9,10.0.0.9" }},
@@ -149,8 +148,7 @@ func TestMetadata(t *testing.T) {
 		} {
 			in.Env[k] = v
 		}
-		in.Flags.OutlierLogPath = "/dev/stdout"
-		in.Flags.STSPort = 15463
+		in.Flags = map[string]string{"outlierLogPath": "/dev/stdout", "stsPort": "15463"}
 	})
 	config := s.Node.Metadata["PROXY_CONFIG"].(map[string]any)
 	if config["drainDuration"] != "45s" || config["discoveryAddress"] != "istiod.istio-system.svc:15012" {
@@ -198,14 +196,13 @@ func TestPrecedence(t *testing.T) {
 	s = build(t, func(in *testInput) {
 		all(in)
 		in.Annotations = append(in.Annotations, "\nsidecar.istio.io/discoveryAddress=\"single:1\"\nstatus.sidecar.istio.io/port=\"15999\""...)
-		in.Flags.ServiceCluster, in.Flags.Concurrency, in.Flags.TemplateFile = "mine", 3, "/t.json"
+		in.Flags = map[string]string{"serviceCluster": "other", "concurrency": "3"}
 	})
 	want.DiscoveryAddress, want.StatusPort = "single:1", 15999
-	want.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: "mine"}
+	want.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: "other"}
 	want.Concurrency = wrapperspb.Int32(3)
-	want.ProxyBootstrapTemplatePath = "/t.json"
 	same(t, s.Config, want)
-	if s.Node.Cluster != "mine" {
+	if s.Node.Cluster != "other" {
 		t.Errorf("cluster %q, want the flag's", s.Node.Cluster)
 	}
 }
@@ -223,21 +220,24 @@ func same(t *testing.T, got, want *meshv1.ProxyConfig) {
 func TestConcurrency(t *testing.T) {
 	tests := []struct {
 		name, config, limit string
-		flag                int
+		flag                string
 		want                string // "" means Envoy's own choice
 		warns               bool
 	}{
-		{"nothing", "", "", 0, "", false},
-		{"limit", "", "2", 0, "2", false},
-		{"part of a core", "", "1.5", 0, "2", false},
-		{"configuration beats the limit", "concurrency: 4", "2", 0, "4", false},
-		{"flag beats both", "concurrency: 4", "2", 5, "5", false},
-		{"0 is every CPU, and warned of", "concurrency: 0", "2", 0, "0", true},
+		{"nothing", "", "", "", "", false},
+		{"limit", "", "2", "", "2", false},
+		{"part of a core", "", "1.5", "", "2", false},
+		{"configuration beats the limit", "concurrency: 4", "2", "", "4", false},
+		{"flag beats both", "concurrency: 4", "2", "5", "5", false},
+		{"0 is every CPU, and warned of", "concurrency: 0", "2", "", "0", true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s := build(t, func(in *testInput) {
-				in.Env["PROXY_CONFIG"], in.Env["ISTIO_CPU_LIMIT"], in.Flags.Concurrency = tt.config, tt.limit, tt.flag
+				in.Env["PROXY_CONFIG"], in.Env["ISTIO_CPU_LIMIT"] = tt.config, tt.limit
+				if tt.flag != "" {
+					in.Flags = map[string]string{"concurrency": tt.flag}
+				}
 			})
 			got := ""
 			if c := s.Config.GetConcurrency(); c != nil {
@@ -274,7 +274,7 @@ func TestClusterAndLocality(t *testing.T) {
 // The default's name counts where a flag gives it.
 func TestServiceClusterByFlag(t *testing.T) {
 	s := build(t, func(in *testInput) {
-		in.Labels, in.Flags.ServiceCluster = []byte(`app="a"`), "istio-proxy"
+		in.Labels, in.Flags = []byte(`app="a"`), map[string]string{"serviceCluster": "istio-proxy"}
 	})
 	if s.Node.Cluster != "istio-proxy" {
 		t.Errorf("cluster %q, want the flag's", s.Node.Cluster)
@@ -310,11 +310,11 @@ func TestMistakes(t *testing.T) {
 		{"label quoting", "invalid value of a: want a quoted string", func(in *testInput) { in.Labels = []byte(`a="b`) }},
 		{"status port", "status.sidecar.istio.io/port", func(in *testInput) { in.Annotations = []byte(`status.sidecar.istio.io/port="70000"`) }},
 		{"instance IP", "INSTANCE_IP", func(in *testInput) { in.Env["INSTANCE_IP"] = "here" }},
-		{"no address", "set INSTANCE_IP", func(in *testInput) { in.Env, in.Host.Interfaces = nil, in.Host.Interfaces[:1] }},
+		{"no address", "set INSTANCE_IP", func(in *testInput) { in.Env, in.Host.Interfaces = map[string]string{}, in.Host.Interfaces[:1] }},
 		{"JSON metadata", "ISTIO_METAJSON_LABELS", func(in *testInput) { in.Env["ISTIO_METAJSON_LABELS"] = "x" }},
 		{"port", "ENVOY_STATUS_PORT", func(in *testInput) { in.Env["ENVOY_STATUS_PORT"] = "0" }},
 		{"CPU limit", "ISTIO_CPU_LIMIT", func(in *testInput) { in.Env["ISTIO_CPU_LIMIT"] = "many" }},
-		{"concurrency", "flag --concurrency", func(in *testInput) { in.Flags.Concurrency = -1 }},
+		{"concurrency", "flag --concurrency", func(in *testInput) { in.Flags = map[string]string{"concurrency": "-1"} }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

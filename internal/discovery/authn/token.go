@@ -16,6 +16,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/statefile"
 )
 
@@ -24,7 +25,7 @@ const (
 	// TokenIssuer is the iss claim.
 	TokenIssuer = "pilothouse"
 	// DefaultTokenTTL is how long a token lives where nobody says. [control-plane B2]
-	DefaultTokenTTL = 43200 * time.Second
+	DefaultTokenTTL = settings.DefaultTokenTTL
 
 	maxToken  = 8 << 10          // bytes
 	clockSkew = 60 * time.Second // between the clocks of issuer and verifier

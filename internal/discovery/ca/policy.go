@@ -9,6 +9,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
 // Backdate is how long before its making a certificate begins to be valid, because the
@@ -17,8 +18,8 @@ const Backdate = 2 * time.Minute
 
 // Defaults of Limits. [control-plane 1.14.6]
 const (
-	DefaultWorkloadTTL = 24 * time.Hour
-	DefaultMaxTTL      = 2160 * time.Hour
+	DefaultWorkloadTTL = settings.DefaultWorkloadTTL
+	DefaultMaxTTL      = settings.DefaultMaxTTL
 )
 
 // Limits bound how long certificates live. Zero fields stand for the defaults above.

@@ -9,11 +9,12 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/statefile"
 )
 
 // DefaultRootTTL is the life of a self-signed root (CITADEL_SELF_SIGNED_CA_CERT_TTL).
-const DefaultRootTTL = 87600 * time.Hour
+const DefaultRootTTL = settings.DefaultRootTTL
 
 // The names in a state folder.
 const (

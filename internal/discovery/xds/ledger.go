@@ -8,6 +8,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
 // Limits bound what all clients together may make a server hold.
@@ -19,7 +21,7 @@ type Limits struct {
 }
 
 // DefaultStreams is how many streams a server serves at a time unless it is told otherwise.
-const DefaultStreams = 10_000
+const DefaultStreams = settings.DefaultStreams
 
 // What one client may make a server hold. An agent has one connection for all its streams:
 // one for each Envoy, two during a restart, and one for each target of a gRPC application

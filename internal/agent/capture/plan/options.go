@@ -3,7 +3,7 @@ package plan
 // Options say what to capture, as the user wrote it on the command line. Lists are separated by
 // commas; an empty string is an empty list. Ports may be ranges, such as 8000-8010. The flag or
 // variable that sets each option, and its default, are in the table of istio-iptables
-// (cmd/pilot-agent/iptables_settings.go).
+// (internal/settings/iptables.go).
 type Options struct {
 	// EnvoyPort receives the captured outbound connections, InboundPort the inbound ones;
 	// TunnelPort is never captured. Each is one port, 1–65535. [agent I1–I3]

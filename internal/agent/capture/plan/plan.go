@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	defaults "github.com/pilothouse/pilothouse/internal/settings"
 )
 
 // The names of our nftables tables; iptables has them without the prefix. [agent I45]
@@ -53,9 +55,9 @@ const (
 // Numbers that are reserved for capture. [agent I51]
 const (
 	// DefaultTProxyMark is the mark of TPROXY where the options name no other.
-	DefaultTProxyMark = "1337"
+	DefaultTProxyMark = defaults.DefaultTProxyMark
 	// DefaultRouteTable is the routing table of TPROXY where the options name no other.
-	DefaultRouteTable = "133"
+	DefaultRouteTable = defaults.DefaultRouteTable
 	// OutboundMark is on the proxy's calls to its own Pod, which TPROXY must capture on loopback.
 	OutboundMark = 1338
 	// ZoneProxy is the conntrack zone of the agent's own DNS queries, zoneApplication that of the

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -6,68 +6,82 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
-// The command library's own writers of documentation bring parsers of Markdown and YAML
-// along, 0.3 MB and 0.3 ms in every Pod; the pages below need a few lines.
+// The command library's own writers of documentation bring parsers of Markdown and YAML along,
+// 0.3 MB and 0.3 ms in every Pod; the pages below need a few lines.
 
-// newCollateral writes the documentation and shell completion that the command tree
-// itself implies. [agent C8, C9]
-func newCollateral(root *cobra.Command) *cobra.Command {
-	var (
-		dir  string
-		all  bool
-		want = map[string]*bool{}
-	)
-	kinds := []struct {
-		name, help string
-		write      func(dir string) error
-	}{
-		{"markdown", "Markdown pages", func(dir string) error { return writePages(root, dir, "_", ".md", markdown) }},
-		{"man", "manual pages", func(dir string) error { return writePages(root, dir, "-", ".1", man) }},
-		{"bash", "completion for bash", func(dir string) error {
-			return root.GenBashCompletionFileV2(filepath.Join(dir, "pilot-agent.bash"), true)
-		}},
-		{"zsh", "completion for zsh", func(dir string) error { return root.GenZshCompletionFile(filepath.Join(dir, "_pilot-agent")) }},
-		{"fish", "completion for fish", func(dir string) error {
-			return root.GenFishCompletionFile(filepath.Join(dir, "pilot-agent.fish"), true)
-		}},
+// Collateral makes the command that writes the documentation and shell completion of a program: what
+// the command tree and the tables of settings imply. [agent C8, C9]
+func Collateral(root *cobra.Command) *cobra.Command {
+	table := slices.Clone(settings.Collateral)
+	if root.PersistentFlags().ShorthandLookup(table[0].Short) != nil {
+		table[0].Short = "" // another flag of the program has it
 	}
 	c := &cobra.Command{
 		Use:    "collateral",
 		Short:  "Write documentation and shell completion",
 		Hidden: true,
 		Args:   cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				return fmt.Errorf("write collateral: %w", err)
+		RunE: func(c *cobra.Command, _ []string) error {
+			v := Read(c.Flags(), nil, table)
+			kinds, dir := chosen(v), v.Text("output_dir")
+			if err := v.Err(); err != nil {
+				return err
 			}
-			any := false
-			for _, k := range kinds {
-				if !all && !*want[k.name] {
-					continue
-				}
-				any = true
-				if err := k.write(dir); err != nil {
-					return fmt.Errorf("write %s: %w", k.help, err)
-				}
-			}
-			if !any {
-				return errors.New("collateral: say what to write, for instance --all")
-			}
-			return nil
+			return write(root, dir, kinds)
 		},
 	}
-	c.Flags().StringVarP(&dir, "output_dir", "o", ".", "`directory` to write to")
-	c.Flags().BoolVar(&all, "all", false, "write everything")
-	for _, k := range kinds {
-		want[k.name] = c.Flags().Bool(k.name, false, "write "+k.help)
-	}
+	Add(c, table)
 	return c
+}
+
+// collateral is one kind of what Collateral writes; its name is its flag.
+type collateral struct {
+	name, help string
+	write      func(root *cobra.Command, dir string) error
+}
+
+var collaterals = []collateral{
+	{"markdown", "Markdown pages", func(root *cobra.Command, dir string) error { return writePages(root, dir, "_", ".md", markdown) }},
+	{"man", "manual pages", func(root *cobra.Command, dir string) error { return writePages(root, dir, "-", ".1", man) }},
+	{"bash", "completion for bash", func(root *cobra.Command, dir string) error {
+		return root.GenBashCompletionFileV2(filepath.Join(dir, root.Name()+".bash"), true)
+	}},
+	{"zsh", "completion for zsh", func(root *cobra.Command, dir string) error {
+		return root.GenZshCompletionFile(filepath.Join(dir, "_"+root.Name()))
+	}},
+	{"fish", "completion for fish", func(root *cobra.Command, dir string) error {
+		return root.GenFishCompletionFile(filepath.Join(dir, root.Name()+".fish"), true)
+	}},
+}
+
+// chosen are the kinds that the flags ask for.
+func chosen(v *settings.Values) []collateral {
+	all := v.Bool("all")
+	return slices.DeleteFunc(slices.Clone(collaterals), func(k collateral) bool { return !v.Bool(k.name) && !all })
+}
+
+func write(root *cobra.Command, dir string, kinds []collateral) error {
+	if len(kinds) == 0 {
+		return errors.New("collateral: nothing to write: want --all, or one of the other flags")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("write collateral: %w", err)
+	}
+	for _, k := range kinds {
+		if err := k.write(root, dir); err != nil {
+			return fmt.Errorf("write %s: %w", k.help, err)
+		}
+	}
+	return nil
 }
 
 // writePages writes a page for each command that a person is meant to find.
@@ -116,18 +130,15 @@ func flagLine(f *pflag.Flag) (name, usage string) {
 	if value != "" {
 		name += " " + value
 	}
-	if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "0" && f.DefValue != "[]" {
-		usage += " (default " + f.DefValue + ")"
-	}
-	return name, usage
+	return name, withDefault(usage, f.DefValue)
 }
 
 // eachFlag goes through a command's own flags and those that it has from above.
-func eachFlag(c *cobra.Command, do func(name, usage string)) {
+func eachFlag(c *cobra.Command, visit func(name, usage string)) {
 	for _, set := range []*pflag.FlagSet{c.NonInheritedFlags(), c.InheritedFlags()} {
 		set.VisitAll(func(f *pflag.Flag) {
 			if !f.Hidden {
-				do(flagLine(f))
+				visit(flagLine(f))
 			}
 		})
 	}
@@ -141,6 +152,12 @@ func markdown(w io.Writer, c *cobra.Command) error {
 	}
 	b.WriteString("\n## Options\n\n")
 	eachFlag(c, func(name, usage string) { fmt.Fprintf(&b, "- `%s`: %s\n", name, usage) })
+	for i, l := range variables(c) {
+		if i == 0 {
+			b.WriteString("\n## Environment\n\n")
+		}
+		fmt.Fprintf(&b, "- `%s`: %s\n", l[0], l[1])
+	}
 	for i, sub := range documented(c) {
 		if i == 0 {
 			b.WriteString("\n## Commands\n\n")
@@ -162,6 +179,12 @@ func man(w io.Writer, c *cobra.Command) error {
 	}
 	b.WriteString(".SH OPTIONS\n")
 	eachFlag(c, func(name, usage string) { fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(name), roff(usage)) })
+	for i, l := range variables(c) {
+		if i == 0 {
+			b.WriteString(".SH ENVIRONMENT\n")
+		}
+		fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(l[0]), roff(l[1]))
+	}
 	for i, sub := range documented(c) {
 		if i == 0 {
 			b.WriteString(".SH SEE ALSO\n")

@@ -1,0 +1,184 @@
+// Package cli makes the flags, the help and the manual pages of a command from its tables of settings.
+//
+// A command calls [Add] with its tables and, when it runs, [Read]. Nothing else registers flags.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pilothouse/pilothouse/internal/settings"
+)
+
+// variablesKey is the annotation of a command that lists its variables without a flag, one a line:
+// the name, a tab, what it does.
+const variablesKey = "variables"
+
+// Setup has a program's commands print their variables with their help, and name the flag in errors
+// of the command line as [settings.Values] does; wrap, which may be nil, makes the final error.
+func Setup(root *cobra.Command, wrap func(c *cobra.Command, err error) error) {
+	plain := root.UsageFunc()
+	root.SetUsageFunc(func(c *cobra.Command) error {
+		if err := plain(c); err != nil {
+			return err
+		}
+		lines := variables(c)
+		if len(lines) == 0 {
+			return nil
+		}
+		var b strings.Builder
+		b.WriteString("\nEnvironment:\n")
+		for _, l := range lines {
+			fmt.Fprintf(&b, "  %s\n        %s\n", l[0], l[1])
+		}
+		_, err := fmt.Fprint(c.OutOrStderr(), b.String())
+		return err
+	})
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		err = flagError(err)
+		if wrap != nil {
+			err = wrap(c, err)
+		}
+		return err
+	})
+}
+
+// flagError gives an invalid value of a flag the form of other errors of settings.
+func flagError(err error) error {
+	if invalid := (*pflag.InvalidValueError)(nil); errors.As(err, &invalid) {
+		return fmt.Errorf("flag --%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
+	}
+	return err
+}
+
+// Add gives a command the settings of tables.
+func Add(c *cobra.Command, tables ...settings.Table) {
+	add(c, c.Flags(), tables)
+}
+
+// AddToAll gives a command and all below it the settings of a table.
+func AddToAll(c *cobra.Command, table settings.Table) {
+	add(c, c.PersistentFlags(), []settings.Table{table})
+}
+
+func add(c *cobra.Command, f *pflag.FlagSet, tables []settings.Table) {
+	var lines []string
+	for _, t := range tables {
+		Flags(f, t)
+		for i := range t {
+			if s := &t[i]; s.Flag == "" {
+				for _, name := range s.Env {
+					lines = append(lines, name+"\t"+withDefault(s.Usage(), s.DefaultText()))
+				}
+			}
+		}
+	}
+	if len(lines) > 0 {
+		if c.Annotations == nil {
+			c.Annotations = map[string]string{}
+		}
+		c.Annotations[variablesKey] = strings.Join(lines, "\n")
+	}
+}
+
+// variables lists name and usage of the variables without a flag of a command.
+func variables(c *cobra.Command) [][2]string {
+	var out [][2]string
+	for line := range strings.Lines(c.Annotations[variablesKey]) {
+		name, usage, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		out = append(out, [2]string{name, usage})
+	}
+	return out
+}
+
+// withDefault adds a default that a person must be told.
+func withDefault(usage, def string) string {
+	switch def {
+	case "", "false", "0", "0s":
+		return usage
+	}
+	return usage + " (default " + def + ")"
+}
+
+// Flags adds the flags of a table to f.
+func Flags(f *pflag.FlagSet, t settings.Table) {
+	f.SortFlags = false
+	for i := range t {
+		s := &t[i]
+		if s.Flag == "" {
+			continue
+		}
+		flag := f.VarPF(&flagValue{setting: s, text: s.DefaultText()}, s.Flag, s.Short, s.Usage())
+		if s.Kind == settings.Bool {
+			flag.NoOptDefVal = "true"
+		}
+		if flag.DefValue = s.DefaultText(); flag.DefValue == "0s" {
+			flag.DefValue = "0" // which the help leaves out
+		}
+	}
+}
+
+// Read returns the values of tables whose flags were parsed by f.
+func Read(f *pflag.FlagSet, env map[string]string, tables ...settings.Table) *settings.Values {
+	return settings.Read(Given(f), env, tables...)
+}
+
+// Given are the flags that the command line gave, by name and in their usual spelling.
+func Given(f *pflag.FlagSet) map[string]string {
+	given := map[string]string{}
+	f.Visit(func(flag *pflag.Flag) {
+		if v, ok := flag.Value.(*flagValue); ok {
+			given[flag.Name] = v.text
+		}
+	})
+	return given
+}
+
+// flagValue is the value of a flag of a table.
+type flagValue struct {
+	setting *settings.Setting
+	text    string
+	given   bool
+}
+
+// Set implements pflag.Value. A list grows with each flag that is given.
+func (v *flagValue) Set(text string) error {
+	text, err := v.setting.Canonical(text)
+	if err != nil {
+		return err
+	}
+	if v.setting.Kind == settings.List && v.given {
+		text = v.text + "," + text
+	}
+	v.text, v.given = text, true
+	return nil
+}
+
+// Type implements pflag.Value; it names the value in the help if no backquotes do.
+func (v *flagValue) Type() string {
+	switch v.setting.Kind {
+	case settings.Bool:
+		return "bool"
+	case settings.Int, settings.Port:
+		return "int"
+	case settings.Duration:
+		return "duration"
+	case settings.Ratio, settings.Float:
+		return "float"
+	case settings.List:
+		return "strings"
+	}
+	return "string"
+}
+
+// String implements pflag.Value; the start log prints it.
+func (v *flagValue) String() string {
+	if v.setting != nil && v.setting.Kind == settings.List {
+		return "[" + v.text + "]"
+	}
+	return v.text
+}

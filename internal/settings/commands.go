@@ -1,0 +1,34 @@
+package settings
+
+// Command is a command of one of the programs and its tables.
+type Command struct {
+	// Path is what a person types: pilot-agent proxy.
+	Path string
+	// Tables are the settings that it alone has, Shared those that other commands have too.
+	Tables, Shared []Table
+}
+
+// Commands lists every command that has settings, for documentation and tests. It links all tables:
+// the programs name their own instead.
+func Commands() []Command {
+	agent, ctl := []Table{AgentLog}, []Table{Pilotctl}
+	return []Command{
+		{Path: "pilot-agent", Tables: []Table{AgentLog}},
+		{Path: "pilot-agent proxy", Tables: []Table{AgentProxy}, Shared: agent},
+		{Path: "pilot-agent request", Tables: []Table{AgentRequest}, Shared: agent},
+		{Path: "pilot-agent wait", Tables: []Table{AgentWait}, Shared: agent},
+		{Path: "pilot-agent restart", Tables: []Table{AgentRestart}, Shared: agent},
+		{Path: "pilot-agent version", Tables: []Table{AgentVersion}, Shared: agent},
+		{Path: "pilot-agent istio-iptables", Tables: []Table{AgentIptables}, Shared: agent},
+		{Path: "pilot-agent istio-iptables explain", Tables: []Table{AgentExplain}, Shared: []Table{AgentIptables, AgentLog}},
+		{Path: "pilot-agent istio-clean-iptables", Shared: []Table{AgentIptables, AgentLog}},
+		{Path: "pilot-agent collateral", Tables: []Table{Collateral}, Shared: agent},
+		{Path: "pilot-discovery discovery", Tables: []Table{Discovery}},
+		{Path: "pilot-discovery request", Tables: []Table{DiscoveryRequest}},
+		{Path: "pilot-discovery collateral", Shared: []Table{Collateral}},
+		{Path: "pilotctl", Tables: []Table{Pilotctl}},
+		{Path: "pilotctl demo", Tables: []Table{PilotctlDemo}, Shared: ctl},
+		{Path: "pilotctl token create", Tables: []Table{PilotctlTokenCreate}, Shared: ctl},
+		{Path: "pilotctl collateral", Shared: []Table{Collateral, Pilotctl}},
+	}
+}

@@ -1,0 +1,88 @@
+package settings
+
+import (
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// Defaults that the packages of the control plane need too, where nothing sets an option.
+const (
+	// DefaultStreams is how many xDS streams are served at a time.
+	DefaultStreams = 10_000
+	// DefaultWorkloadTTL is the life of a workload's certificate.
+	DefaultWorkloadTTL = 24 * time.Hour
+	// DefaultMaxTTL is the greatest life of a workload's certificate.
+	DefaultMaxTTL = 2160 * time.Hour
+	// DefaultRootTTL is the life of a root certificate that is made.
+	DefaultRootTTL = 87600 * time.Hour
+	// DefaultTokenTTL is the life of a token.
+	DefaultTokenTTL = 12 * time.Hour
+)
+
+// Discovery is the table of pilot-discovery discovery. [control-plane 1.1, 1.2]
+var Discovery = Table{
+	{Flag: "configDir", Kind: Text, Required: true, Unit: "folder", Used: "internal/discovery/source/dir",
+		Help: "`directory` of YAML files to read configuration from, and to watch"},
+	{Flag: "meshConfig", Kind: Text, Default: "./etc/istio/config/mesh", Unit: "file", Used: "internal/discovery",
+		Help: "`file` with mesh configuration, which counts if there is no ConfigMap istio; it need not exist"},
+	{Flag: "stateDir", Kind: Text, Default: "./var/lib/pilothouse", Unit: "folder", Used: "internal/discovery",
+		Help: "`directory` that keeps the root certificate, keys and the last good configuration"},
+	{Flag: "accept-empty-config", Env: []string{"PILOTHOUSE_ACCEPT_EMPTY_CONFIG"}, Kind: Bool, Unit: "switch", Used: "internal/discovery",
+		Help: "serve a configuration that is empty although objects are remembered"},
+	{Flag: "broken-policies", Env: []string{"PILOTHOUSE_BROKEN_POLICIES"}, Kind: Enum, Default: "deny", Values: []string{"deny", "ignore"}, Unit: "mode", Used: "internal/discovery",
+		Help: "`treatment` of a security policy that is broken and never was good, to deny what it might select or to ignore it"},
+	{Flag: "domain", Kind: Text, Default: "cluster.local", Unit: "DNS suffix", Used: "internal/discovery/model",
+		Help: "DNS `suffix` of services"},
+	{Flag: "namespace", Env: []string{"POD_NAMESPACE"}, Kind: Text, Default: mesh.DefaultRootNamespace, Unit: "namespace", Used: "internal/discovery",
+		Help: "`namespace` that the control plane runs in"},
+	{Flag: "httpAddr", Kind: Text, Default: ":8080", Unit: "host:port", Used: "internal/discovery",
+		Help: "`address` for readiness and debugging"},
+	{Flag: "grpcAddr", Kind: Text, Default: ":15010", Unit: "host:port", Used: "internal/discovery",
+		Help: "`address` for xDS in plaintext; empty serves none"},
+	{Flag: "secureGRPCAddr", Kind: Text, Default: ":15012", Unit: "host:port", Used: "internal/discovery",
+		Help: "`address` for xDS and certificates over TLS; empty serves none"},
+	{Flag: "monitoringAddr", Kind: Text, Default: ":15014", Unit: "host:port", Used: "internal/discovery",
+		Help: "`address` for metrics; empty serves none"},
+	{Flag: "keepaliveInterval", Kind: Duration, Default: "30s", Unit: "duration", Used: "internal/discovery",
+		Help: "`silence` after which a gRPC connection is probed"},
+	{Flag: "keepaliveTimeout", Kind: Duration, Default: "10s", Unit: "duration", Used: "internal/discovery",
+		Help: "how `long` the answer to a probe may take"},
+	{Flag: "keepaliveMaxServerConnectionAge", Kind: Duration, Unit: "duration", Used: "internal/discovery",
+		Help: "`age` at which a gRPC connection is ended, give or take a tenth, so that load spreads; 0 is never"},
+	{Flag: "maxStreams", Kind: Int, Number: DefaultStreams, Min: 1, Unit: "streams", Used: "internal/discovery/xds",
+		Help: "`number` of xDS streams served at a time: one for each proxy, and some more while many restart"},
+	{Flag: "shutdownDuration", Kind: Duration, Default: "10s", Unit: "duration", Used: "internal/discovery",
+		Help: "`time` for open requests to end"},
+	{Flag: "servingName", Kind: List, Unit: "list of names", Used: "internal/discovery/ca",
+		Help: "further host `name` or IP address under which proxies reach the secure port"},
+	{Flag: "tls-min-version", Kind: Enum, Default: "1.2", Values: []string{"1.2", "1.3"}, Unit: "version", Used: "internal/discovery",
+		Help: "lowest TLS `version` of the secure port"},
+	{Flag: "log_output_level", Kind: Text, Default: "info", Unit: "levels", Used: "cmd/pilot-discovery",
+		Help: "`level`, or scope:level,… of which the most detailed counts: debug, info, warn, error, none"},
+	{Flag: "log_as_json", Kind: Bool, Unit: "switch", Used: "cmd/pilot-discovery",
+		Help: "write the log as JSON"},
+
+	{Env: []string{"TRUST_DOMAIN"}, Kind: Text, Otherwise: "that of the mesh configuration, else cluster.local", Unit: "trust domain", Used: "internal/discovery",
+		Help: "trust domain of identities (docs/trust-domain.md)"},
+	{Env: []string{"ISTIOD_CUSTOM_HOST"}, Kind: List, Unit: "list of names", Used: "internal/discovery/ca",
+		Help: "further names of the secure port, as --servingName"},
+	{Env: []string{"DEFAULT_WORKLOAD_CERT_TTL"}, Kind: Duration, Number: int64(DefaultWorkloadTTL), Positive: true, Unit: "duration", Used: "internal/discovery/ca",
+		Help: "life of a workload's certificate if its request names none"},
+	{Env: []string{"MAX_WORKLOAD_CERT_TTL"}, Kind: Duration, Number: int64(DefaultMaxTTL), Positive: true, Unit: "duration", Used: "internal/discovery/ca",
+		Help: "greatest life of a workload's certificate"},
+	{Env: []string{"CITADEL_SELF_SIGNED_CA_CERT_TTL"}, Kind: Duration, Number: int64(DefaultRootTTL), Positive: true, Unit: "duration", Used: "internal/discovery/ca",
+		Help: "life of a root certificate that is made"},
+	{Env: []string{"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/compile",
+		Help: "detect the protocol of outbound ports that declare none; false: TCP"},
+	{Env: []string{"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/compile",
+		Help: "detect the protocol of inbound ports that declare none; false: TCP"},
+	{Env: []string{"ENABLE_DEBUG_ENDPOINT_AUTH"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery",
+		Help: "answer debug requests only of this host and of the control plane's namespace"},
+}
+
+// DiscoveryRequest is the table of pilot-discovery request.
+var DiscoveryRequest = Table{
+	{Flag: "debug-port", Kind: Port, Default: "8080", Unit: "port", Used: "cmd/pilot-discovery/request.go",
+		Help: "the `port` of --httpAddr"},
+}

@@ -1,0 +1,43 @@
+package settings
+
+import "github.com/pilothouse/pilothouse/internal/mesh"
+
+// Pilotctl are the flags that every command of pilotctl takes.
+var Pilotctl = Table{
+	{Flag: "discovery", Kind: Text, Default: "http://127.0.0.1:8080", Unit: "URL", Used: "cmd/pilotctl/client.go",
+		Help: "`URL` of pilot-discovery's debug port"},
+	{Flag: "output", Short: "o", Kind: Enum, Default: "table", Values: []string{"table", "json", "yaml"}, Unit: "form", Used: "cmd/pilotctl/output.go",
+		Help: "`form` of the result"},
+}
+
+// PilotctlDemo is the table of pilotctl demo.
+var PilotctlDemo = Table{
+	{Flag: "bin", Kind: Text, Otherwise: "bin, in the tree that pilotctl was built in", Unit: "folder", Used: "internal/lab/meshup",
+		Help: "`folder` with pilot-agent, pilot-discovery and app"},
+	{Flag: "envoy", Env: []string{"ENVOY"}, Kind: Text, Otherwise: "what make tools fetched", Unit: "file", Used: "internal/lab/meshup",
+		Help: "Envoy's `path`"},
+	{Flag: "configDir", Kind: Text, Otherwise: "samples/bookshop, in that tree", Unit: "folder", Used: "internal/demo",
+		Help: "`folder` with the sample's YAML"},
+	{Flag: "keep", Kind: Bool, Unit: "switch", Used: "internal/demo",
+		Help: "leave the mesh up after the acts, until Ctrl-C, and say how to reach it"},
+	{Flag: "logs", Kind: Text, Unit: "folder", Used: "internal/demo",
+		Help: "`folder` to keep the programs' logs in; it must not hold any yet"},
+	{Flag: "verbose", Short: "v", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/demo.go",
+		Help: "say on standard error what is started and ended"},
+	{Env: []string{"TERM"}, Kind: Text, Unit: "name", Used: "cmd/pilotctl/demo.go",
+		Help: "type of the terminal; with dumb, no table is drawn"},
+}
+
+// PilotctlTokenCreate is the table of pilotctl token create.
+var PilotctlTokenCreate = Table{
+	{Flag: "stateDir", Kind: Text, Required: true, Unit: "folder", Used: "internal/discovery/authn",
+		Help: "pilot-discovery's state `folder`"},
+	{Flag: "namespace", Short: "n", Kind: Text, Required: true, Unit: "namespace", Used: "internal/discovery/authn",
+		Help: "`namespace` of the service account"},
+	{Flag: "serviceAccount", Kind: Text, Default: "default", Unit: "name", Used: "internal/discovery/authn",
+		Help: "`name` of the service account"},
+	{Flag: "audience", Kind: Text, Default: mesh.TokenAudience, Unit: "text", Used: "internal/discovery/authn",
+		Help: "`name` of whom the token is for"},
+	{Flag: "ttl", Kind: Duration, Number: int64(DefaultTokenTTL), Positive: true, Unit: "duration", Used: "internal/discovery/authn",
+		Help: "how `long` the token is good"},
+}
