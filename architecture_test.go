@@ -63,7 +63,7 @@ var layers = map[string]layer{
 
 	"internal/lab/netmesh": edge, "test/load": edge, "test/envoytest": edge, "test/golden": edge, "test/agenttest": lab,
 	"internal/lab/meshup": lab, "internal/demo": lab,
-	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command,
+	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command, "test/clitest": edge,
 	"test/environment": command, "test/filesecret": command,
 	"hack/man": command, "cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command,
 	"proxy": wiring,
@@ -110,7 +110,7 @@ var owners = map[string][]string{
 		"internal/discovery/compile", "internal/discovery/xds", "internal/discovery",
 		"internal/agent/bootstrap", "internal/agent/sds", "internal/agent/xdsproxy", "test",
 	},
-	"github.com/spf13/cobra":              {"cmd", "internal/settings/cli"},
+	"github.com/spf13/cobra":              {"cmd", "internal/settings/cli", "test/clitest"},
 	"github.com/google/nftables":          {"internal/agent/capture/nft"},
 	"github.com/vishvananda":              {"internal/agent/capture/netns", "internal/lab/netmesh"},
 	"github.com/fsnotify/fsnotify":        {"internal/filewatch"},

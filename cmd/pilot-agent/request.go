@@ -33,7 +33,7 @@ func newRequest() *cobra.Command {
 		Args: cobra.RangeArgs(2, 3),
 		RunE: func(c *cobra.Command, args []string) error {
 			v := cli.Read(c.Flags(), nil, settings.AgentRequest)
-			port := v.Int("debug-port")
+			port := readRequest(v)
 			if err := v.Err(); err != nil {
 				return err
 			}
@@ -58,6 +58,8 @@ func newRequest() *cobra.Command {
 	cli.Add(c, settings.AgentRequest)
 	return c
 }
+
+func readRequest(v *settings.Values) (port int) { return v.Int("debug-port") }
 
 // relay makes the request and returns the body. "Not found" is an answer like others:
 // callers ask for what may not be there.
@@ -185,6 +187,8 @@ func askReady(ctx context.Context, client *http.Client, url string) error {
 	return nil
 }
 
+func readRestart(v *settings.Values) (statusPort int) { return v.Int("statusPort") }
+
 // newRestart asks for a new Envoy by hand: its bootstrap, binary and options are read again.
 func newRestart() *cobra.Command {
 	c := &cobra.Command{
@@ -193,7 +197,7 @@ func newRestart() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := cli.Read(c.Flags(), nil, settings.AgentRestart)
-			port := v.Int("statusPort")
+			port := readRestart(v)
 			if err := v.Err(); err != nil {
 				return err
 			}

@@ -47,6 +47,10 @@ func thisBuild() build {
 // String is the long form of one line. [agent C5]
 func (b build) String() string { return b.Version + "-" + b.Revision + "-" + b.Status }
 
+func readVersion(v *settings.Values) (short bool, output string) {
+	return v.Bool("short"), v.Enum("output")
+}
+
 func newVersion() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "version",
@@ -54,7 +58,7 @@ func newVersion() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := cli.Read(c.Flags(), nil, settings.AgentVersion)
-			short, output := v.Bool("short"), v.Enum("output")
+			short, output := readVersion(v)
 			if err := v.Err(); err != nil {
 				return err
 			}

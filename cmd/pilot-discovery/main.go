@@ -41,14 +41,7 @@ func environment(lines []string) map[string]string {
 
 // run is main without the process: it returns the exit code.
 func run(ctx context.Context, args []string, env map[string]string, stdout, stderr io.Writer) int {
-	root := &cobra.Command{
-		Use:           "pilot-discovery",
-		Short:         "The control plane of a mesh: configuration and identity for every proxy",
-		SilenceErrors: true,
-		SilenceUsage:  true,
-	}
-	cli.Setup(root, func(_ *cobra.Command, err error) error { return misuse{err} })
-	root.AddCommand(newDiscovery(args, env), newVersion(), newRequest(), cli.Collateral(root))
+	root := newRoot(args, env)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -61,6 +54,20 @@ func run(ctx context.Context, args []string, env map[string]string, stdout, stde
 		return 2
 	}
 	return 1
+}
+
+// newRoot makes the commands. The arguments are those of the command line, which discovery looks through
+// for unknown flags.
+func newRoot(args []string, env map[string]string) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "pilot-discovery",
+		Short:         "The control plane of a mesh: configuration and identity for every proxy",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	cli.Setup(root, func(_ *cobra.Command, err error) error { return misuse{err} })
+	root.AddCommand(newDiscovery(args, env), newVersion(), newRequest(), cli.Collateral(root))
+	return root
 }
 
 // misuse is an error of the command line's or the environment's.

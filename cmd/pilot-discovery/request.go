@@ -13,6 +13,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
+func readRequest(v *settings.Values) (port int) { return v.Int("debug-port") }
+
 func newRequest() *cobra.Command {
 	c := &cobra.Command{
 		Use: "request METHOD PATH [BODY]", Short: "Ask the debug port of the pilot-discovery on this host",
@@ -24,7 +26,7 @@ func newRequest() *cobra.Command {
 				body = args[2]
 			}
 			v := cli.Read(c.Flags(), nil, settings.DiscoveryRequest)
-			port := v.Int("debug-port")
+			port := readRequest(v)
 			if err := v.Err(); err != nil {
 				return misuse{err}
 			}

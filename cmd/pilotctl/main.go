@@ -75,8 +75,12 @@ type flags struct {
 // read reads the flags that c was given.
 func (f *flags) read(c *cobra.Command) error {
 	v := cli.Read(c.Flags(), nil, settings.Pilotctl)
-	f.discovery, f.output = v.Text("discovery"), v.Enum("output")
+	f.set(v)
 	return misused(v.Err())
+}
+
+func (f *flags) set(v *settings.Values) {
+	f.discovery, f.output = v.Text("discovery"), v.Enum("output")
 }
 
 // misused marks an error of settings as misuse.

@@ -106,7 +106,7 @@ func markdownTable(t Table) string {
 
 func pageDefault(s *Setting) string {
 	switch {
-	case s.Required:
+	case s.Required && s.Default == "":
 		return "required"
 	case s.Otherwise != "":
 		return "*" + cell(s.Otherwise) + "*"

@@ -75,7 +75,7 @@ type Setting struct {
 	Used string
 	// NoEffect says why a setting that is accepted does nothing; empty for all others.
 	NoEffect string
-	// Required refuses a command line without the flag.
+	// Required refuses an empty value: the flag must be given if there is no default.
 	Required bool
 	// PrintedAs is the name in the configuration that istio-iptables prints; empty where it is not printed.
 	PrintedAs string
@@ -129,7 +129,7 @@ func (s *Setting) Usage() string {
 	if values := s.choices(); values != "" {
 		usage += ": " + values
 	}
-	if s.Required {
+	if s.Required && s.Default == "" {
 		usage += " (required)"
 	}
 	if s.Otherwise != "" {

@@ -138,7 +138,7 @@ func (v *Values) get(name string, kinds ...Kind) value {
 // current parses what counts for a setting.
 func (v *Values) current(s *Setting) value {
 	text, ok, source := v.given(s)
-	if s.Required && text == "" {
+	if s.Required && text == "" && (ok || s.Default == "") {
 		v.fail("flag --"+s.Flag, fmt.Errorf("required: %s", strings.ReplaceAll(s.Help, "`", "")))
 		return value{}
 	}

@@ -147,6 +147,11 @@ func TestErrorsNameTheSourceAndWhatItWants(t *testing.T) {
 	if err := v.Err(); err == nil || err.Error() != "flag --must: required: a name" {
 		t.Errorf("required: %v", err)
 	}
+	v = Read(map[string]string{"some": ""}, nil, Table{{Flag: "some", Kind: Text, Default: "a", Required: true, Help: "a `name`"}})
+	v.Text("some")
+	if err := v.Err(); err == nil || err.Error() != "flag --some: required: a name" {
+		t.Errorf("empty: %v", err)
+	}
 	v = Read(nil, map[string]string{"TEXT": "x"}, sample)
 	v.Fail("text", "invalid host %q: want a name", "x")
 	if err := v.Err(); err == nil || err.Error() != `environment TEXT: invalid host "x": want a name` {

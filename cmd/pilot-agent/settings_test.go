@@ -1,0 +1,38 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/test/clitest"
+)
+
+func TestCommandsHaveTheFlagsOfTheirTables(t *testing.T) {
+	clitest.Commands(t, newRoot(surroundings{}))
+}
+
+func TestEverySettingOfACommandIsRead(t *testing.T) {
+	clitest.AllRead(t, "log", settings.AgentLog, func(v *settings.Values) { readLog(v) })
+	clitest.AllRead(t, "request", settings.AgentRequest, func(v *settings.Values) { readRequest(v) })
+	clitest.AllRead(t, "wait", settings.AgentWait, func(v *settings.Values) { readWait(v) })
+	clitest.AllRead(t, "restart", settings.AgentRestart, func(v *settings.Values) { readRestart(v) })
+	clitest.AllRead(t, "version", settings.AgentVersion, func(v *settings.Values) { readVersion(v) })
+	clitest.AllRead(t, "istio-iptables", settings.AgentIptables, func(v *settings.Values) { new(captureCommand).read(v) })
+	clitest.AllRead(t, "explain", settings.AgentExplain, func(v *settings.Values) { readExplanation(v) })
+	// The variables of proxy are read by internal/agent; these are its flags.
+	var flags settings.Table
+	for _, s := range settings.AgentProxy {
+		if s.Flag != "" {
+			flags = append(flags, s)
+		}
+	}
+	clitest.AllRead(t, "proxy", flags, func(v *settings.Values) { readProxy(v) })
+}
+
+// Each flag that is given as empty silences its variable, on the command line as well as in a table.
+func TestAnEmptyWatchCaptureSilencesTheVariable(t *testing.T) {
+	v := settings.Read(map[string]string{"watchCapture": ""}, map[string]string{"CAPTURE_WATCH": "-b *"}, settings.AgentProxy)
+	if p := readProxy(v); p.watch != "" || v.Err() != nil {
+		t.Errorf("%q is watched (%v)", p.watch, v.Err())
+	}
+}

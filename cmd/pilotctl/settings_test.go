@@ -1,0 +1,31 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/test/clitest"
+)
+
+func TestCommandsHaveTheFlagsOfTheirTables(t *testing.T) {
+	clitest.Commands(t, newRoot(nil))
+}
+
+func TestEverySettingIsRead(t *testing.T) {
+	clitest.AllRead(t, "pilotctl", settings.Pilotctl, func(v *settings.Values) { new(flags).set(v) })
+	clitest.AllRead(t, "demo", settings.PilotctlDemo, func(v *settings.Values) { readDemo(v, "tree") })
+	clitest.AllRead(t, "token create", settings.PilotctlTokenCreate, func(v *settings.Values) { readToken(v) })
+}
+
+func TestOutputsAreCompleted(t *testing.T) {
+	root := newRoot(nil)
+	complete, ok := root.GetFlagCompletionFunc("output")
+	if !ok {
+		t.Fatal("nothing completes --output")
+	}
+	if got, _ := complete(&cobra.Command{}, nil, ""); len(got) != 3 {
+		t.Errorf("%q", got)
+	}
+}
