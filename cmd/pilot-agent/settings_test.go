@@ -19,20 +19,13 @@ func TestEverySettingOfACommandIsRead(t *testing.T) {
 	clitest.AllRead(t, "version", settings.AgentVersion, func(v *settings.Values) { readVersion(v) })
 	clitest.AllRead(t, "istio-iptables", settings.AgentIptables, func(v *settings.Values) { new(captureCommand).read(v) })
 	clitest.AllRead(t, "explain", settings.AgentExplain, func(v *settings.Values) { readExplanation(v) })
-	// The variables of proxy are read by internal/agent; these are its flags.
-	var flags settings.Table
-	for _, s := range settings.AgentProxy {
-		if s.Flag != "" {
-			flags = append(flags, s)
-		}
-	}
-	clitest.AllRead(t, "proxy", flags, func(v *settings.Values) { readProxy(v) })
+	// Those of proxy are read by internal/agent/spec and memory.go.
 }
 
 // Each flag that is given as empty silences its variable, on the command line as well as in a table.
 func TestAnEmptyWatchCaptureSilencesTheVariable(t *testing.T) {
 	v := settings.Read(map[string]string{"watchCapture": ""}, map[string]string{"CAPTURE_WATCH": "-b *"}, settings.AgentProxy)
-	if p := readProxy(v); p.watch != "" || v.Err() != nil {
-		t.Errorf("%q is watched (%v)", p.watch, v.Err())
+	if watch := v.Text("watchCapture"); watch != "" || v.Err() != nil {
+		t.Errorf("%q is watched (%v)", watch, v.Err())
 	}
 }

@@ -1,6 +1,13 @@
 package settings
 
-import "github.com/pilothouse/pilothouse/internal/mesh"
+import (
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// DefaultSecretTTL is the life that is asked for of a workload's certificate.
+const DefaultSecretTTL = 24 * time.Hour
 
 // AgentProxy is the table of pilot-agent proxy. Its variables are read from the environment and
 // from proxyMetadata beneath it, but PROXY_CONFIG and PROXY_CONFIG_FILE from the environment only,
@@ -84,8 +91,8 @@ var AgentProxy = Table{
 		Help: "signer that requests to the CA name"},
 
 	// The workload's certificate. [agent E10, E14, E15, E17, E39]
-	{Env: []string{"SECRET_TTL"}, Kind: Duration, Default: "24h", Unit: "duration", Used: "internal/agent/secret",
-		Help: "life that is asked for"},
+	{Env: []string{"SECRET_TTL"}, Kind: Duration, Number: int64(DefaultSecretTTL), Unit: "duration", Used: "internal/agent/secret",
+		Help: "life that is asked for; 0 is the default too"},
 	{Env: []string{"SECRET_GRACE_PERIOD_RATIO"}, Kind: Ratio, Default: "0.5", Unit: "share, 0–1", Used: "internal/agent/secret",
 		Help: "share of a certificate's life that is left when it is renewed"},
 	{Env: []string{"SECRET_GRACE_PERIOD_RATIO_JITTER"}, Kind: Ratio, Default: "0.01", Unit: "share, 0–1", Used: "internal/agent/secret",

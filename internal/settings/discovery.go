@@ -47,7 +47,7 @@ var Discovery = Table{
 	{Flag: "keepaliveInterval", Kind: Duration, Default: "30s", Unit: "duration", Used: "internal/discovery",
 		Help: "`silence` after which a gRPC connection is probed"},
 	{Flag: "keepaliveTimeout", Kind: Duration, Default: "10s", Unit: "duration", Used: "internal/discovery",
-		Help: "how `long` the answer to a probe may take"},
+		Help: "how long the answer to a probe may take"},
 	{Flag: "keepaliveMaxServerConnectionAge", Kind: Duration, Unit: "duration", Used: "internal/discovery",
 		Help: "`age` at which a gRPC connection is ended, give or take a tenth, so that load spreads; 0 is never"},
 	{Flag: "maxStreams", Kind: Int, Number: DefaultStreams, Min: 1, Unit: "streams", Used: "internal/discovery/xds",

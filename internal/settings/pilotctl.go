@@ -39,5 +39,5 @@ var PilotctlTokenCreate = Table{
 	{Flag: "audience", Kind: Text, Default: mesh.TokenAudience, Required: true, Unit: "text", Used: "internal/discovery/authn",
 		Help: "`name` of whom the token is for"},
 	{Flag: "ttl", Kind: Duration, Number: int64(DefaultTokenTTL), Positive: true, Unit: "duration", Used: "internal/discovery/authn",
-		Help: "how `long` the token is good"},
+		Help: "how long the token is good"},
 }

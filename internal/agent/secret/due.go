@@ -2,13 +2,6 @@ package secret
 
 import "time"
 
-// The agent's defaults for when to renew. [agent E14]
-const (
-	DefaultTTL    = 24 * time.Hour
-	DefaultRatio  = 0.5
-	DefaultJitter = 0.01
-)
-
 // Bounds of the waits between attempts.
 const (
 	firstRetry = 100 * time.Millisecond

@@ -17,6 +17,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
 // signTimeout bounds one call to the signer, connection included.
@@ -35,7 +36,7 @@ type Options struct {
 	KeyKind  pki.KeyKind
 	// PKCS8 asks for the key in that form.
 	PKCS8 bool
-	// TTL is the life asked for; 0 means DefaultTTL.
+	// TTL is the life asked for; 0 means settings.DefaultSecretTTL. [agent E14]
 	TTL time.Duration
 	// Ratio is the share of life left at which to renew, Jitter how much it may vary.
 	Ratio, Jitter float64
@@ -52,7 +53,7 @@ type Keeper struct {
 // NewKeeper makes a keeper that publishes into v. Nothing happens before Run.
 func NewKeeper(v *Value, o Options, signer Signer, log *slog.Logger) *Keeper {
 	if o.TTL == 0 {
-		o.TTL = DefaultTTL
+		o.TTL = settings.DefaultSecretTTL
 	}
 	return &Keeper{Value: v, options: o, signer: signer, log: log}
 }
