@@ -59,7 +59,7 @@ type Option func(*agent)
 // wait for d before it aborts all of them. Agent.Quit cuts that short.
 func WithDrain(d time.Duration) Option {
 	return func(a *agent) {
-		a.policy.Drain, a.policy.Old.NoDrain, a.policy.Old.DrainEpoch = d, false, true
+		a.policy.Drain, a.policy.Compat.NoDrain, a.policy.Compat.DrainEpoch = d, false, true
 	}
 }
 
@@ -67,7 +67,7 @@ func WithDrain(d time.Duration) Option {
 // from epoch 0, as the agents of 2017 and 2019 did: a pair of which one has failed counts as inconsistent. No epoch serves
 // meanwhile. By default a failed epoch leaves the others alone, and its number is used again.
 func WithAbortAll() Option {
-	return func(a *agent) { a.policy.Old.AbortAll = true }
+	return func(a *agent) { a.policy.Compat.AbortAll = true }
 }
 
 // WithGrace sets how long, at the end, Run waits for aborted epochs before it returns without
@@ -96,7 +96,7 @@ func WithLogger(l *slog.Logger) Option {
 func NewAgent(p Proxy, r Retry, options ...Option) Agent {
 	policy := supervise.Policy2017()
 	policy.Budget, policy.Backoff, policy.Grace = r.MaxRetries, r.InitialInterval, time.Second
-	policy.Old.AbortAll = false
+	policy.Compat.AbortAll = false
 	if _, tells := p.(Liver); tells {
 		policy.Epochs = supervise.Epochs{Max: 2, LiveWithin: 20 * time.Second}
 	}

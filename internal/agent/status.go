@@ -51,7 +51,7 @@ func handover(v supervise.View) bool {
 		return false
 	}
 	for _, e := range v.Epochs {
-		if e.Phase == supervise.Starting || e.Number > v.Epoch || e.Number == v.Epoch && e.Adminless {
+		if e.Phase == supervise.Starting || e.Number > v.Epoch || e.Number == v.Epoch && e.NoAdmin {
 			return true
 		}
 	}

@@ -97,7 +97,7 @@ func TestAChildKilledBeforeItIsLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.await("its end", func(s *envoy.State) bool { return s.Ends == 1 })
-	if s := p.State(); s.PID != parent || !s.Live || !s.Epochs[0].Adminless {
+	if s := p.State(); s.PID != parent || !s.Live || !s.Epochs[0].NoAdmin {
 		t.Errorf("after the child's end: %+v", s)
 	}
 	s := p.restart(p.launch("good", 2))

@@ -66,7 +66,7 @@ func (l *loop) start(e supervise.Start) {
 		if a.watch.Err() != nil {
 			status = supervise.Status{Signal: supervise.SIGKILL}
 		}
-		l.report(report{event: supervise.Exited{Epoch: a.epoch, Status: status, Why: why}, about: a, learn: func() {
+		l.report(report{event: supervise.Exited{Epoch: a.epoch, Status: status, Reason: why}, about: a, learn: func() {
 			l.gone(a, ending{Status: status, shot: a.shot, why: why}, err)
 		}})
 	})
@@ -74,7 +74,7 @@ func (l *loop) start(e supervise.Start) {
 
 // check looks whether a child could take over: its configuration is good, and it and the
 // Envoy that runs share their memory in the same way.
-func (l *loop) check(a *attempt) (supervise.Why, error) {
+func (l *loop) check(a *attempt) (supervise.Reason, error) {
 	ctx, cancel := context.WithTimeout(a.watch, checkTime)
 	defer cancel()
 	if err := Validate(ctx, a.what); err != nil {
@@ -160,7 +160,7 @@ func (l *loop) spawn(a *attempt) {
 		status := notStarted(err)
 		// Not from this goroutine: it is the one that takes reports.
 		l.helpers.Go(func() {
-			l.report(report{event: supervise.Exited{Epoch: a.epoch, Status: status, Why: supervise.Refused}, about: a, learn: func() {
+			l.report(report{event: supervise.Exited{Epoch: a.epoch, Status: status, Reason: supervise.Refused}, about: a, learn: func() {
 				l.gone(a, ending{Status: status}, err)
 			}})
 		})

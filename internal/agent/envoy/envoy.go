@@ -171,7 +171,7 @@ func (r *Runner) State() *State { return r.state.Load() }
 
 // Drain announces the end: Envoy is told to drain and goes on running until Run's context ends.
 // The time that it has drained by then counts.
-func (r *Runner) Drain() { r.tell(supervise.Retire{}, nil) }
+func (r *Runner) Drain() { r.tell(supervise.DrainRequested{}, nil) }
 
 // Quit ends Envoy without a drain, or cuts one short that is under way. Run then returns nil.
 func (r *Runner) Quit() { r.tell(supervise.Terminate{Quick: true}, nil) }

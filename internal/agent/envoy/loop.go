@@ -136,7 +136,7 @@ func (l *loop) perform(effects []supervise.Effect) (done bool) {
 			l.drains(e)
 		case supervise.Kill:
 			l.kill(e)
-		case supervise.GiveUp:
+		case supervise.KillUnlessLive:
 			l.giveUp(e)
 		case supervise.Panic:
 			l.o.Log.Error("this configuration of Envoy is given up: it has failed as often as it may", "hash", e.Hash)
@@ -178,7 +178,7 @@ func (l *loop) drains(e supervise.Drain) {
 	}
 	ctx, cancel := context.WithCancel(a.watch)
 	a.undrain = cancel
-	l.helpers.Go(func() { l.drain(ctx, a, e.Blind) })
+	l.helpers.Go(func() { l.drain(ctx, a, e.NoAdmin) })
 }
 
 // unlock makes the shared memory takeable after a child has died that was not live.

@@ -69,7 +69,7 @@ func (l *loop) lookServes(a *attempt) bool {
 }
 
 // giveUp ends an Envoy that is not known to be live, unless it serves.
-func (l *loop) giveUp(e supervise.GiveUp) {
+func (l *loop) giveUp(e supervise.KillUnlessLive) {
 	a := l.attempts[e.Epoch]
 	switch {
 	case a == nil:

@@ -72,7 +72,7 @@ type ending struct {
 	supervise.Status
 	shot bool // by the agent, with SIGKILL
 	oom  bool // the kernel killed something of this control group for want of memory meanwhile
-	why  supervise.Why
+	why  supervise.Reason
 }
 
 // String says it as a person reads it.

@@ -11,14 +11,14 @@ const (
 	SIGKILL Signal = 9
 )
 
-// Status is how a process ended: by Signal if that is not 0, else by exit with Code. A
-// program that could not be started has code 127 (not found) or 126, as in a shell.
+// Status is the exit status of a process: Signal if that is not 0, else Code, 0–255. A program
+// that could not be started has code 127 (not found) or 126, as in a shell.
 type Status struct {
 	Code   int
 	Signal Signal
 }
 
-// ExitCode is the status as a shell shows it: the code, or 128 + the signal.
+// ExitCode returns the status as a shell shows it: the code, or 128 + the signal.
 func (s Status) ExitCode() int {
 	if s.Signal != 0 {
 		return 128 + int(s.Signal)
@@ -26,19 +26,19 @@ func (s Status) ExitCode() int {
 	return s.Code
 }
 
-// Why says what kind of end an epoch had.
-type Why int
+// Reason says why an epoch is not running any more.
+type Reason int
 
-// The kinds of ends.
+// The reasons.
 const (
-	// Ended is the end of a process that had been started.
-	Ended Why = iota
-	// Refused says that no process was started, because a check before it failed (validation):
-	// nothing was touched. It counts as a failure of the configuration.
+	// Ended: its process has exited.
+	Ended Reason = iota
+	// Refused: no process was started, because a check before it failed (validation), and
+	// nothing was changed. It counts as a failure of the configuration.
 	Refused
-	// Incompatible says that no process was started, because it could not take over from the
-	// one that runs (another version of hot restart, no shared memory): only a
-	// plain restart is left for this configuration. It is no failure.
+	// Incompatible: no process was started, because it could not take over from the running
+	// epoch (another hot restart version, no shared memory): this configuration needs a plain
+	// restart. It does not count as a failure.
 	Incompatible
 )
 
@@ -47,181 +47,185 @@ type Event interface{ event() }
 
 // The events.
 type (
-	// Now says what time it is. A time before the last one is taken for the last one.
-	// Jitter in [0,1) is fresh randomness for a delay that this step or the next ones may choose.
+	// Now tells the time. A time before the last one counts as the last one. Jitter in [0,1) is
+	// the random part of a delay that this step or the next ones may choose.
 	Now struct {
 		T      time.Duration
 		Jitter float64
 	}
-	// Desired says which configuration (command line, bootstrap, binary) should run. Hash is
+	// Desired tells which configuration (command line, bootstrap, binary) should run. Hash is
 	// not empty and not DrainHash.
 	Desired struct{ Hash string }
-	// Upstream says whether a new epoch could get its configuration now: the control plane is connected, or
-	// something is kept. It is taken for true until said otherwise.
+	// Upstream tells whether a new epoch could get its configuration now: the control plane is
+	// connected, or its responses are cached. It counts as true before the first such event.
 	Upstream struct{ OK bool }
-	// Live says that the epoch serves: its admin interface says LIVE with its own number, or where that
-	// cannot be asked, it has taken over from its parent. It is also the one answer to GiveUp beside Exited.
+	// Live tells that the epoch serves: its admin interface reports LIVE with the epoch's own
+	// number, or, if that cannot be asked, it has taken over from its parent. Live and Exited are
+	// the answers to KillUnlessLive.
 	Live struct{ Epoch int }
-	// Exited says that the epoch has ended and is reaped, or never became a process (Why).
+	// Exited tells that the epoch was reaped, or never became a process: see Reason.
 	Exited struct {
 		Epoch  int
 		Status Status
-		Why    Why
-		// TookAdmin says of an epoch that ended before it was live that it had, or may have,
-		// taken the admin interface from its parent, which is without it now.
+		Reason Reason
+		// TookAdmin says that an epoch that exited before it was live has, or may have, taken
+		// the admin interface from its parent, which is without one now.
 		TookAdmin bool
 	}
-	// Unlocked answers Unlock. Where OK is false the shared memory cannot be taken by another epoch.
+	// Unlocked answers Unlock. If OK is false, no other epoch can attach to the shared memory.
 	Unlocked struct{ OK bool }
-	// Retire asks for a drain without an end: the end has been announced, and comes by Terminate.
-	// Time spent in it counts for the drain that Terminate would begin.
-	Retire struct{}
-	// Terminate asks for the end. Quick skips the drain; so does a second Terminate, and a third kills.
+	// DrainRequested asks for a drain without shutdown, which follows by Terminate. The time
+	// that has passed counts for the drain of Terminate.
+	DrainRequested struct{}
+	// Terminate requests shutdown. Quick skips the drain; so does a second Terminate, and a third kills.
 	Terminate struct{ Quick bool }
-	// Drained says that the drain which was asked of the epoch has been answered, well or not.
+	// Drained tells that the epoch's Drain has been answered, successfully or not.
 	Drained struct{ Epoch int }
-	// Connections says how many connections the listeners of the draining epoch have; below 0 that it could
-	// not be asked.
+	// Connections tells how many connections the listeners of the draining epoch have; N < 0 if
+	// they could not be counted.
 	Connections struct{ N, Epoch int }
 )
 
-func (Now) event()         {}
-func (Desired) event()     {}
-func (Upstream) event()    {}
-func (Live) event()        {}
-func (Exited) event()      {}
-func (Unlocked) event()    {}
-func (Retire) event()      {}
-func (Terminate) event()   {}
-func (Drained) event()     {}
-func (Connections) event() {}
+func (Now) event()            {}
+func (Desired) event()        {}
+func (Upstream) event()       {}
+func (Live) event()           {}
+func (Exited) event()         {}
+func (Unlocked) event()       {}
+func (DrainRequested) event() {}
+func (Terminate) event()      {}
+func (Drained) event()        {}
+func (Connections) event()    {}
 
-// Effect is something to do; one of the types below.
+// Effect is something to perform; one of the types below.
 type Effect interface{ effect() }
 
 // The effects.
 type (
-	// Start starts the epoch with the configuration; Live or Exited answer, Exited also when it cannot be
-	// started. Epoch 0 begins anew; a higher one takes over from the epoch one below, which runs.
+	// Start starts the epoch with the configuration. Live or Exited answers, Exited also if it
+	// cannot be started. A higher epoch than 0 takes over from the one below, which is running.
 	Start struct {
 		Epoch int
 		Hash  string
 	}
-	// Unlock makes the shared memory takeable again after the epoch, which was not live, was
-	// reaped; Unlocked answers.
+	// Unlock releases the shared memory after the epoch, which was not live, was reaped;
+	// Unlocked answers.
 	Unlock struct{ Epoch int }
-	// Drain tells the epoch to drain its listeners; Drained answers, and Connections from
-	// then on. Blind says that the epoch has no admin interface: it cannot be told, and its inbound connections are
-	// to be counted in the kernel's socket table, from now on and without a Drained. A second Drain of an epoch
-	// takes the place of the first.
+	// Drain drains the listeners of the epoch. Drained answers, and Connections follow. With
+	// NoAdmin the epoch has no admin interface, so that it cannot be drained: its inbound
+	// connections are to be counted in the kernel's socket table, without a Drained. A second
+	// Drain of an epoch replaces the first.
 	Drain struct {
-		Epoch int
-		Blind bool
+		Epoch   int
+		NoAdmin bool
 	}
-	// Kill sends a signal to the epoch; Exited follows some time.
+	// Kill sends a signal to the epoch; Exited follows.
 	Kill struct {
 		Epoch  int
 		Signal Signal
 	}
-	// GiveUp ends, by SIGKILL, an epoch that is not known to be live in time, unless it serves after all: an
-	// Envoy that has told its parent to stop listening is the only one that accepts connections, also where nobody
-	// can reach its admin interface. Live answers where it serves, else Exited.
-	GiveUp struct{ Epoch int }
-	// Panic says that the configuration is given up: its budget is spent.
+	// KillUnlessLive ends by SIGKILL an epoch that was not reported live in time, unless it
+	// serves: an Envoy that has told its parent to stop listening is the only one that accepts
+	// connections, even if its admin interface cannot be reached. Live answers if it serves,
+	// else Exited.
+	KillUnlessLive struct{ Epoch int }
+	// Panic tells that the budget of the configuration is exhausted.
 	Panic struct{ Hash string }
-	// Remove removes the shared memory: nothing runs any more, and Done follows.
+	// Remove removes the shared memory: nothing is running any more, and Done follows.
 	Remove struct{}
-	// Wake asks for Now at the time At. A newer Wake takes the place of an older one.
+	// Wake asks for a Now at the time At. It replaces an earlier Wake.
 	Wake struct{ At time.Duration }
-	// Done says that the program ends, with the exit code.
+	// Done ends the program with the exit code.
 	Done struct{ Code int }
 )
 
-func (Start) effect()  {}
-func (Unlock) effect() {}
-func (Drain) effect()  {}
-func (Kill) effect()   {}
-func (GiveUp) effect() {}
-func (Panic) effect()  {}
-func (Remove) effect() {}
-func (Wake) effect()   {}
-func (Done) effect()   {}
+func (Start) effect()          {}
+func (Unlock) effect()         {}
+func (Drain) effect()          {}
+func (Kill) effect()           {}
+func (KillUnlessLive) effect() {}
+func (Panic) effect()          {}
+func (Remove) effect()         {}
+func (Wake) effect()           {}
+func (Done) effect()           {}
 
-// Phase is how far an epoch has come.
+// Phase is the state of a running epoch.
 type Phase string
 
 // The phases.
 const (
-	// Starting runs and is not live yet.
+	// Starting: not live yet.
 	Starting Phase = "starting"
-	// Serving is live, and none above it is.
+	// Serving: live, and no higher epoch is.
 	Serving Phase = "live"
-	// Leaving is a parent whose child is live: it drains and ends by itself.
-	Leaving Phase = "parent"
-	// Dying has been sent a signal, or is given up.
-	Dying Phase = "dying"
+	// Parent: its child is live; it drains and exits by itself.
+	Parent Phase = "parent"
+	// Terminating: a signal was sent, or KillUnlessLive is not answered.
+	Terminating Phase = "terminating"
 )
 
-// EpochState is one epoch that runs.
+// EpochState is one running epoch.
 type EpochState struct {
 	Number int
 	Hash   string
 	Phase  Phase
-	// Adminless says that its admin interface was lost to a child that failed.
-	Adminless bool
+	// NoAdmin says that it lost its admin interface to a child that failed.
+	NoAdmin bool
 }
 
-// Waiting says what keeps the desired configuration from being started.
+// Waiting says why the desired configuration is not started.
 type Waiting string
 
-// What may be waited for.
+// The reasons for waiting.
 const (
-	// WaitNothing: it runs, or is starting, or nothing is desired, or it was given up.
+	// WaitNothing: it is running or starting, or nothing is desired, or it is given up.
 	WaitNothing Waiting = ""
-	// WaitLive: an epoch is starting.
+	// WaitLive: another epoch is starting.
 	WaitLive Waiting = "an epoch is starting"
-	// WaitExit: as many epochs run as may.
-	WaitExit Waiting = "an older epoch has not ended yet"
+	// WaitExit: Epochs.Max epochs are running, or the highest is terminating.
+	WaitExit Waiting = "an older epoch has not exited yet"
 	// WaitUpstream: see Upstream.
-	WaitUpstream Waiting = "the control plane is away and no configuration is kept"
-	// WaitRetry: it failed and is tried again later.
-	WaitRetry Waiting = "a restart after a failure is due later"
-	// WaitUnlock: the shared memory is made takeable.
+	WaitUpstream Waiting = "the control plane is not connected and no configuration is cached"
+	// WaitRetry: it failed and its backoff has not passed.
+	WaitRetry Waiting = "the backoff after a failure has not passed yet"
+	// WaitUnlock: Unlock is not answered.
 	WaitUnlock Waiting = "the shared memory of a failed epoch is being released"
-	// WaitEnd: what runs is being ended first, because it cannot be taken over.
-	WaitEnd Waiting = "what runs is ended first, without a hot restart"
+	// WaitEnd: the running epoch is ended first, because nothing can take over from it.
+	WaitEnd Waiting = "the running epoch is ended first, without a hot restart"
 )
 
-// Goal is what should run, and what stands against it.
+// Goal is the configuration that should run.
 type Goal struct {
 	// Desired is the newest desired configuration; Good is the one that was live last.
 	Desired, Good string
-	// Waiting says what the desired one waits for.
+	// Waiting says why the desired one is not started.
 	Waiting Waiting
-	// GivenUp says that its budget is spent; what runs, if anything does, is the last good one.
+	// GivenUp says that the desired one's budget is exhausted; if anything is running, it is the last good one.
 	GivenUp bool
-	// Plain says that what runs cannot be taken over: the next configuration costs a plain restart.
+	// Plain says that nothing can take over from the running epoch: the next configuration needs a plain restart.
 	Plain bool
 }
 
-// View is what others may know of the machine between two steps.
+// View is the state of a machine between two steps.
 type View struct {
-	// Running says that epoch Epoch has been started and not yet reaped; Hash is its configuration. Of
-	// several epochs it is the one that serves: the highest that is live, else the highest.
+	// Running says that epoch Epoch has been started and not yet reaped; Hash is its
+	// configuration. Of several epochs it is the one that serves: the highest that is live, else
+	// the highest.
 	Running bool
 	Epoch   int
 	Hash    string
-	// Live says that it has said so.
+	// Live says that epoch Epoch was reported live.
 	Live bool
-	// Draining says that a drain was asked for; Ending that the end was, or has come.
+	// Draining says that a drain was requested, Ending that shutdown was, or has begun.
 	Draining, Ending bool
 	// Restarts counts restarts after failures since the beginning; Left is what remains of
 	// the desired configuration's budget.
 	Restarts, Left int
-	// Last is how the last epoch ended; it means something only where Ends is above 0.
+	// Last is the status of the epoch that exited last; it is meaningless if Ends, the number of
+	// exits, is 0.
 	Last Status
 	Ends int
-	// Epochs are all that run, lowest first.
+	// Epochs are all that are running, lowest first.
 	Epochs []EpochState
 	// Goal is what should run.
 	Goal Goal

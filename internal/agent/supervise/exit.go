@@ -1,125 +1,128 @@
 package supervise
 
+import (
+	"fmt"
+	"slices"
+)
+
 func (m *Machine) onExited(ev Exited) {
-	e := m.byNumber(ev.Epoch)
+	e := m.find(ev.Epoch)
 	if e == nil {
 		return
 	}
-	highest := e == m.top()
-	left := make([]*epoch, 0, len(m.running))
-	for _, r := range m.running {
-		if r != e {
-			left = append(left, r)
-		}
+	if ev.Reason < Ended || ev.Reason > Incompatible {
+		panic(fmt.Sprintf("supervise: unexpected Exited.Reason %d", ev.Reason))
 	}
-	if m.running = left; len(left) == 0 {
-		m.memory = memory{} // the next one makes its own
+	highest := e == m.top()
+	m.running = slices.DeleteFunc(slices.Clone(m.running), func(r *epoch) bool { return r == e })
+	if len(m.running) == 0 {
+		m.shared = shared{} // the next epoch creates its own
 	}
 	if highest {
-		m.goal.plain = false // that was about this one
+		m.goal.plain = false // it could not be taken over, the next one may be
 	}
-	m.tally.last = ev.Status
-	m.tally.ends++
-	if e.told && m.drain.epoch == e.number {
+	m.counters.last = ev.Status
+	m.counters.exits++
+	if e.drainSent && m.drain.epoch == e.number {
 		m.drain.reset()
 	}
 	if m.hot() {
-		m.untie(e, ev, highest)
+		m.releaseShared(e, ev, highest)
 	}
 	switch {
-	case m.end.begun:
+	case m.shutdown.requested:
 		if len(m.running) == 0 {
 			m.finish()
 		}
-	case m.policy.Old.AbortAll:
+	case m.policy.Compat.AbortAll:
 		m.abortOthers(e, ev)
-	case m.policy.Old.NoRetry:
-		m.leaveFailed(e, ev)
+	case m.policy.Compat.NoRetry:
+		m.leaveExited(e, ev)
 	default:
-		m.answer(e, ev, highest)
-		if hash, _ := m.pick(); hash == "" && len(m.running) == 0 && m.goal.desired != "" && !m.goal.idle {
-			m.close(m.tally.failed)
+		m.handleExit(e, ev, highest)
+		if hash, _ := m.firstHash(); hash == "" && len(m.running) == 0 && m.goal.desired != "" && !m.goal.finished {
+			m.terminateAfter(m.counters.lastFailure)
 		}
 	}
-	m.learnGood()
+	m.recordGood()
 }
 
-// untie sees to what an Envoy that has ended shared with its parent or child.
-func (m *Machine) untie(e *epoch, ev Exited, highest bool) {
+// releaseShared handles what an exited Envoy shared with its parent or child.
+func (m *Machine) releaseShared(e *epoch, ev Exited, highest bool) {
 	top := m.top()
 	switch {
 	case top == nil:
 	case highest:
-		if !e.live && ev.Why == Ended && !m.end.begun {
-			m.memory.locked, m.memory.by = true, e.hash
-			m.do(Unlock{e.number})
+		if !e.live && ev.Reason == Ended && !m.shutdown.requested {
+			m.shared.locked, m.shared.lockedBy = true, e.hash
+			m.emit(Unlock{e.number})
 		}
 		if e.live || ev.TookAdmin {
-			top.noAdmin, top.told = true, false
+			top.noAdmin, top.drainSent = true, false
 		}
-	case m.serving() == nil && !top.dying():
-		// Its parent is gone while it was taking over: it would go on trying to reach it, unless it has
-		// ended its parent itself and is all there is.
-		m.giveUp(top)
+	case m.serving() == nil && !top.terminating():
+		// A child keeps trying to reach its parent, which is gone, unless it has taken over
+		// already: then nothing else serves.
+		m.killUnlessLive(top)
 	}
 }
 
 func (m *Machine) onUnlocked(ok bool) {
-	if !m.memory.locked {
+	if !m.shared.locked {
 		return
 	}
-	by := m.memory.by
-	m.memory = memory{plain: !ok || m.memory.plain}
-	// To try the failed configuration again would cost the parent that serves.
-	if r := m.budget(by); !ok && r != nil && m.serving() != nil && m.serving().hash != by {
-		m.spend(by, r)
+	hash := m.shared.lockedBy
+	m.shared = shared{plain: !ok || m.shared.plain}
+	// Another attempt with the failed configuration would need the end of the parent that serves.
+	if r := m.retryOf(hash); !ok && r != nil && m.serving() != nil && m.serving().hash != hash {
+		m.exhaust(hash, r)
 	}
 }
 
-// answer decides what follows from an end that was not part of the machine's own.
-func (m *Machine) answer(e *epoch, ev Exited, highest bool) {
-	if e.doubt.owed != nil {
-		e.doubt.owed()
+// handleExit decides what follows from an exit before shutdown.
+func (m *Machine) handleExit(e *epoch, ev Exited, highest bool) {
+	if e.probe.parentFailed != nil {
+		e.probe.parentFailed()
 	}
 	switch {
 	case !highest && (m.serving() != nil || !m.hot()):
-		return // a parent that has done its part
-	case !highest && m.top().doubt.open:
-		m.top().doubt.owed = func() {
-			m.tally.failed = ev.Status
-			m.fail(e)
+		return // a parent whose child has taken over
+	case !highest && m.top().probe.pending:
+		m.top().probe.parentFailed = func() {
+			m.counters.lastFailure = ev.Status
+			m.recordFailure(e)
 		}
-		return // whether it has done its part depends on its child
-	case ev.Why == Incompatible && len(m.running) > 0:
-		m.incompatible(e.hash)
 		return
-	case e.dying() && !e.failed:
-		return // replaced, not crashed
-	case m.policy.Old.CleanEnds && ev.Why == Ended && ev.Status == (Status{}):
-		m.goal.idle = m.goal.idle || e.hash == m.goal.desired
+	case ev.Reason == Incompatible && len(m.running) > 0:
+		m.recordIncompatible(e.hash)
+		return
+	case e.terminating() && !e.failed:
+		return // replaced
+	case m.policy.Compat.ZeroIsFinal && ev.Reason == Ended && ev.Status == (Status{}):
+		m.goal.finished = m.goal.finished || e.hash == m.goal.desired
 		return
 	}
-	m.tally.failed = ev.Status
-	m.fail(e)
+	m.counters.lastFailure = ev.Status
+	m.recordFailure(e)
 }
 
-// incompatible notes that a child could not take over from what runs.
-func (m *Machine) incompatible(hash string) {
+// recordIncompatible notes that a child could not take over from what is running.
+func (m *Machine) recordIncompatible(hash string) {
 	switch top := m.top(); {
 	case hash == top.hash:
-		m.memory.plain = true // not even with its own configuration: the program is another one by now
+		m.shared.plain = true // not even with the same configuration: the binary was replaced
 	case hash == m.goal.desired:
 		m.goal.plain = true
 	}
 }
 
-// fail charges a failure to the budget of the epoch's configuration.
-func (m *Machine) fail(e *epoch) {
-	r := m.budget(e.hash)
+// recordFailure charges a failure to the budget of the epoch's configuration.
+func (m *Machine) recordFailure(e *epoch) {
+	r := m.retryOf(e.hash)
 	if r == nil {
-		return // nobody wants it any more
+		return // neither desired nor good any more
 	}
-	if p := m.policy; e.live && p.HealthyFor > 0 && m.clock.now-e.since >= p.HealthyFor {
+	if p := m.policy; e.live && p.HealthyFor > 0 && m.clock.now-e.liveSince >= p.HealthyFor {
 		*r = retry{}
 	}
 	m.charge(e.hash, r)
@@ -127,53 +130,50 @@ func (m *Machine) fail(e *epoch) {
 
 func (m *Machine) charge(hash string, r *retry) {
 	if r.used >= m.policy.Budget {
-		m.spend(hash, r)
+		m.exhaust(hash, r)
 		return
 	}
-	r.at = m.clock.now + m.policy.delay(r.used, m.clock.jitter)
+	r.notBefore = m.clock.now + m.policy.delay(r.used, m.clock.jitter)
 	r.used++
-	m.tally.restarts++
+	m.counters.restarts++
 }
 
-func (m *Machine) spend(hash string, r *retry) {
-	if !r.spent {
-		r.spent = true
-		m.do(Panic{hash})
+func (m *Machine) exhaust(hash string, r *retry) {
+	if !r.exhausted {
+		r.exhausted = true
+		m.emit(Panic{hash})
 	}
 }
 
-// abortOthers is the habit of 2017: a failed epoch leaves an inconsistent pair, so all others are ended
-// too; and whoever ends with an error starts the clock of a restart where none is
-// running and the desired configuration is not what remains (an aborted epoch as well:
-// without that, the last of a cascade left nothing behind).
+// abortOthers is the behavior of 2017: after a failure all other epochs are ended too. Any exit with
+// an error, also of an aborted epoch, schedules a restart, unless one is scheduled or the desired
+// configuration is the highest that is left: otherwise nothing would be started after the last exit.
 func (m *Machine) abortOthers(e *epoch, ev Exited) {
 	g := &m.goal
-	pending := !g.idle && m.clock.now < g.want.at
-	if ev.Status == (Status{}) && ev.Why == Ended {
-		g.idle = !pending
+	pending := !g.finished && m.clock.now < g.desiredRetry.notBefore
+	if ev.Status == (Status{}) && ev.Reason == Ended {
+		g.finished = !pending
 		return
 	}
-	if e.sent == 0 {
-		for i := len(m.running) - 1; i >= 0; i-- {
-			m.kill(m.running[i], SIGKILL)
-		}
+	if e.signal == 0 {
+		m.killAll()
 	}
 	if top := m.top(); pending || g.desired == "" || top != nil && top.hash == g.desired {
 		return
 	}
-	g.idle = false
-	m.charge(g.desired, &g.want)
-	if g.want.spent {
-		m.close(ev.Status)
+	g.finished = false
+	m.charge(g.desired, &g.desiredRetry)
+	if g.desiredRetry.exhausted {
+		m.terminateAfter(ev.Status)
 	}
 }
 
-// leaveFailed is the habit since 2020: whatever ended is left alone.
-func (m *Machine) leaveFailed(e *epoch, ev Exited) {
+// leaveExited is the behavior since 2020: what has exited is not restarted.
+func (m *Machine) leaveExited(e *epoch, ev Exited) {
 	if e.hash == m.goal.desired {
-		m.goal.idle = true
+		m.goal.finished = true
 	}
-	if m.policy.Old.EndWhenEmpty && m.goal.idle && len(m.running) == 0 {
-		m.close(ev.Status)
+	if m.policy.Compat.DoneWhenEmpty && m.goal.finished && len(m.running) == 0 {
+		m.terminateAfter(ev.Status)
 	}
 }

@@ -1,175 +1,183 @@
 package supervise
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
-// Machine supervises the epochs of one Envoy. Make it with New.
+// Machine supervises the epochs of one Envoy. Make it with New. It must not be used by several
+// goroutines at once.
 type Machine struct {
-	policy  Policy
-	clock   clock
-	goal    goal
-	running []*epoch // lowest number first
-	memory  memory
-	drain   drain
-	end     end
-	tally   tally
-	out     []Effect
+	policy   Policy
+	clock    clock
+	goal     goal
+	running  []*epoch // lowest number first
+	shared   shared
+	drain    drain
+	shutdown shutdown
+	counters counters
+	effects  []Effect
 }
 
 type clock struct {
 	now    time.Duration
 	jitter float64
-	woken  time.Duration // the Wake that is in force; below 0 for none
+	wake   time.Duration // the last Wake; below 0 for none
 }
 
 // epoch is one that was started and is not reaped.
 type epoch struct {
-	number  int
-	hash    string
-	started time.Duration
-	live    bool
-	since   time.Duration // live since
-	late    bool          // not live in time, and not waited for any longer
-	sent    Signal        // the strongest signal sent so far; 0 for none
-	doubt   doubt         // whether it serves
-	killAt  time.Duration // when SIGKILL follows, once SIGTERM is sent
-	failed  bool          // it was signalled or given up because it failed, not because it has to go
-	told    bool          // to drain
-	noAdmin bool          // its admin interface was lost to a child
+	number    int
+	hash      string
+	started   time.Duration
+	live      bool
+	liveSince time.Duration
+	late      bool          // not live in time, and not waited for any longer
+	signal    Signal        // the strongest signal sent so far; 0 for none
+	probe     probe         // whether it serves although it was not reported live
+	killAt    time.Duration // when SIGKILL follows SIGTERM
+	failed    bool          // it was ended because it failed, not because it was replaced
+	drainSent bool
+	noAdmin   bool // its admin interface was lost to a child
 }
 
-// doubt is about an epoch that should be live by now.
-type doubt struct {
-	open bool   // GiveUp is not answered
-	owed func() // the failure of its parent, which ended meanwhile; it was none if the child serves
+// probe is the state of a KillUnlessLive.
+type probe struct {
+	pending bool
+	// parentFailed charges the failure of the parent, which exited meanwhile, unless the probe
+	// finds that the epoch serves. It is nil if the parent did not exit.
+	parentFailed func()
 }
 
 // goal is what should run.
 type goal struct {
 	desired, good string // good was live last
-	want, back    retry  // the budget of desired, and of good where that is another one
-	away          bool   // the upstream is
-	idle          bool   // desired has had its run, and is left alone until another one is desired
-	plain         bool   // desired cannot take over from what runs
+	desiredRetry  retry
+	goodRetry     retry // of good, if it differs from desired
+	disconnected  bool  // see Upstream
+	finished      bool  // desired has exited and is not restarted until another one is desired
+	plain         bool  // desired cannot take over from what is running
 }
 
 type retry struct {
-	used  int           // of the budget
-	at    time.Duration // not to start before
-	spent bool
+	used      int           // of the budget
+	notBefore time.Duration // of the next start
+	exhausted bool
 }
 
-// memory is what the epochs of a hot restart share.
-type memory struct {
-	locked bool   // a failed child holds it, Unlock is not answered
-	by     string // the configuration of that child
-	plain  bool   // no child can take it over
+// shared is the state of the memory that the epochs of a hot restart share.
+type shared struct {
+	locked   bool   // Unlock is not answered
+	lockedBy string // the configuration of the failed child that needed it
+	plain    bool   // no child can attach to it
 }
 
-// tally counts.
-type tally struct {
-	restarts, ends int
-	last           Status
-	failed         Status // of the last failure
-	next           int    // the number after the highest that was ever used
+type counters struct {
+	restarts, exits int
+	last            Status
+	lastFailure     Status
+	nextNumber      int // the number after the highest that was ever used
 }
 
-// New makes a machine at time zero that knows no configuration yet.
-func New(p Policy) *Machine { return &Machine{policy: p, clock: clock{woken: -1}} }
+// New makes a machine at time zero without a desired configuration.
+func New(p Policy) *Machine { return &Machine{policy: p, clock: clock{wake: -1}} }
 
-// Step takes one event and returns what to do about it, in order. The slice is the
-// caller's. After Done it returns nothing.
+// Step takes one event and returns the effects to perform, in order. The caller owns the slice. After
+// Done it returns nil.
 func (m *Machine) Step(ev Event) []Effect {
-	if m.end.done {
+	if m.shutdown.done {
 		return nil
 	}
-	m.out = nil
+	m.effects = nil
 	switch e := ev.(type) {
 	case Now:
 		m.clock.now, m.clock.jitter = max(m.clock.now, e.T), e.Jitter
 	case Desired:
 		m.onDesired(e.Hash)
 	case Upstream:
-		m.goal.away = !e.OK
+		m.goal.disconnected = !e.OK
 	case Live:
 		m.onLive(e.Epoch)
 	case Exited:
 		m.onExited(e)
 	case Unlocked:
 		m.onUnlocked(e.OK)
-	case Retire:
-		m.beginDrain()
+	case DrainRequested:
+		m.startDrain()
 	case Terminate:
 		m.onTerminate(e.Quick)
 	case Drained:
 		m.onDrained(e.Epoch)
 	case Connections:
 		m.onConnections(e)
+	default:
+		panic(fmt.Sprintf("supervise: unexpected event %T", ev))
 	}
-	if !m.end.done {
+	if !m.shutdown.done {
 		m.advance()
 	}
-	return m.out
+	return m.effects
 }
 
-func (m *Machine) do(e Effect) { m.out = append(m.out, e) }
+func (m *Machine) emit(e Effect) { m.effects = append(m.effects, e) }
 
-// advance does what is due at this time, and asks to be woken for what is due later.
+// advance performs what is due at this time, and asks for a Now when something else is due.
 func (m *Machine) advance() {
-	if m.end.begun {
-		m.drainDue()
-		if m.endDue(); m.end.done {
+	if m.shutdown.requested {
+		m.sendDrain()
+		if m.advanceShutdown(); m.shutdown.done {
 			return
 		}
 	} else {
-		m.giveUpDue()
-		m.startDue()
-		m.drainDue()
+		m.endLateStart()
+		m.startIfPossible()
+		m.sendDrain()
 	}
 	for _, e := range m.running {
-		if e.sent == SIGTERM && m.clock.now >= e.killAt {
+		if e.signal == SIGTERM && m.clock.now >= e.killAt {
 			m.kill(e, SIGKILL)
 		}
 	}
-	if at, waiting := m.due(); waiting && at != m.clock.woken {
-		m.clock.woken = at
-		m.do(Wake{at})
+	if at, waiting := m.nextWake(); waiting && at != m.clock.wake {
+		m.clock.wake = at
+		m.emit(Wake{at})
 	} else if !waiting {
-		m.clock.woken = -1
+		m.clock.wake = -1
 	}
 }
 
-// due is the earliest time at which something becomes due by itself, if there is any.
-func (m *Machine) due() (at time.Duration, waiting bool) {
+// nextWake returns the earliest time at which something is due without another event, if there is one.
+func (m *Machine) nextWake() (at time.Duration, waiting bool) {
 	consider := func(t time.Duration) {
 		if t > m.clock.now && (!waiting || t < at) {
 			at, waiting = t, true
 		}
 	}
 	for _, e := range m.running {
-		if e.sent == SIGTERM {
+		if e.signal == SIGTERM {
 			consider(e.killAt)
 		}
 	}
 	top := m.top()
 	switch {
-	case m.end.begun:
-		m.endTimes(consider)
+	case m.shutdown.requested:
+		m.shutdownTimes(consider)
 	case top == nil:
-		if hash, r := m.pick(); hash != "" {
-			consider(r.at)
+		if hash, r := m.firstHash(); hash != "" {
+			consider(r.notBefore)
 		}
 	default:
-		if hash, wait := m.next(top); hash != "" && wait == WaitRetry {
-			consider(m.budget(hash).at)
+		if hash, wait := m.nextHash(top); hash != "" && wait == WaitRetry {
+			consider(m.retryOf(hash).notBefore)
 		}
-		if m.bounded(top) {
+		if m.hasLiveDeadline(top) {
 			consider(top.started + m.policy.Epochs.LiveWithin)
 		}
 	}
 	return at, waiting
 }
 
-// top is the highest epoch that runs; nil if none does.
+// top returns the highest running epoch, or nil.
 func (m *Machine) top() *epoch {
 	if len(m.running) == 0 {
 		return nil
@@ -177,7 +185,7 @@ func (m *Machine) top() *epoch {
 	return m.running[len(m.running)-1]
 }
 
-// serving is the highest live epoch; nil if none is.
+// serving returns the highest live epoch, or nil.
 func (m *Machine) serving() *epoch {
 	for i := len(m.running) - 1; i >= 0; i-- {
 		if m.running[i].live {
@@ -187,9 +195,9 @@ func (m *Machine) serving() *epoch {
 	return nil
 }
 
-func (m *Machine) byNumber(n int) *epoch {
+func (m *Machine) find(number int) *epoch {
 	for _, e := range m.running {
-		if e.number == n {
+		if e.number == number {
 			return e
 		}
 	}
@@ -198,35 +206,33 @@ func (m *Machine) byNumber(n int) *epoch {
 
 func (m *Machine) hot() bool { return m.policy.Epochs.HotRestart }
 
-// one says that epochs replace one another in place.
-func (m *Machine) one() bool { return m.policy.Epochs.Max == 0 || m.policy.Epochs.Max == 1 }
+// single reports whether an epoch exits before the next one starts.
+func (m *Machine) single() bool { return m.policy.Epochs.Max == 0 || m.policy.Epochs.Max == 1 }
 
 func (m *Machine) kill(e *epoch, s Signal) {
-	if e.sent != SIGKILL {
-		e.sent, m.end.signalled = s, m.clock.now
-		m.do(Kill{e.number, s})
+	if e.signal != SIGKILL {
+		e.signal, m.shutdown.lastSignal = s, m.clock.now
+		m.emit(Kill{e.number, s})
 	}
 }
 
-// giveUp ends an epoch that is not live, unless it turns out to be. Only Envoys can be looked at so.
-func (m *Machine) giveUp(e *epoch) {
+// killUnlessLive ends an epoch that was not reported live. Only an Envoy can be probed.
+func (m *Machine) killUnlessLive(e *epoch) {
 	if !m.hot() {
 		m.kill(e, SIGKILL)
-	} else if e.sent == 0 && !e.doubt.open {
-		e.doubt.open = true
-		m.do(GiveUp{e.number})
+	} else if e.signal == 0 && !e.probe.pending {
+		e.probe.pending = true
+		m.emit(KillUnlessLive{e.number})
 	}
 }
 
-// dying says that the epoch has been sent a signal or is given up.
-func (e *epoch) dying() bool { return e.sent != 0 || e.doubt.open }
+func (e *epoch) terminating() bool { return e.signal != 0 || e.probe.pending }
 
-// stop ends an epoch, kindly first where that does no harm: a child that is not live would
-// take its parent along.
+// stop ends an epoch by SIGTERM, except a child that is not live, whose parent would exit too.
 func (m *Machine) stop(e *epoch) {
 	switch {
-	case e.sent != 0:
-	case m.policy.Old.Abort, m.hot() && e.number > 0 && !e.live:
+	case e.signal != 0:
+	case m.policy.Compat.KillOnly, m.hot() && e.number > 0 && !e.live:
 		m.kill(e, SIGKILL)
 	default:
 		m.kill(e, SIGTERM)
@@ -234,25 +240,31 @@ func (m *Machine) stop(e *epoch) {
 	}
 }
 
-// stopAll ends all that runs, the highest first: a child that dies later than its parent is a
-// child without one for a moment.
+// stopAll ends all epochs, the highest first: a child must not outlive its parent.
 func (m *Machine) stopAll() {
 	for i := len(m.running) - 1; i >= 0; i-- {
 		m.stop(m.running[i])
 	}
 }
 
-// View tells the state.
+func (m *Machine) killAll() {
+	for i := len(m.running) - 1; i >= 0; i-- {
+		m.kill(m.running[i], SIGKILL)
+	}
+}
+
+// View returns the state.
 func (m *Machine) View() View {
+	g := &m.goal
 	v := View{
-		Draining: m.drain.asked, Ending: m.end.begun,
-		Restarts: m.tally.restarts, Left: m.policy.Budget - m.goal.want.used,
-		Last: m.tally.last, Ends: m.tally.ends,
-		Goal: Goal{Desired: m.goal.desired, Good: m.goal.good, GivenUp: m.goal.want.spent, Plain: m.memory.plain || m.goal.plain},
+		Draining: m.drain.requested, Ending: m.shutdown.requested,
+		Restarts: m.counters.restarts, Left: m.policy.Budget - g.desiredRetry.used,
+		Last: m.counters.last, Ends: m.counters.exits,
+		Goal: Goal{Desired: g.desired, Good: g.good, GivenUp: g.desiredRetry.exhausted, Plain: m.shared.plain || g.plain},
 	}
 	serving, top := m.serving(), m.top()
 	for _, e := range m.running {
-		v.Epochs = append(v.Epochs, EpochState{Number: e.number, Hash: e.hash, Phase: e.phase(serving), Adminless: e.noAdmin})
+		v.Epochs = append(v.Epochs, EpochState{Number: e.number, Hash: e.hash, Phase: e.phase(serving), NoAdmin: e.noAdmin})
 	}
 	if serving == nil {
 		serving = top
@@ -261,10 +273,10 @@ func (m *Machine) View() View {
 		v.Running, v.Epoch, v.Hash, v.Live = true, serving.number, serving.hash, serving.live
 	}
 	switch {
-	case m.end.begun:
+	case m.shutdown.requested:
 	case top != nil:
-		_, v.Goal.Waiting = m.next(top)
-	case m.goal.desired != "" && !m.goal.idle:
+		_, v.Goal.Waiting = m.nextHash(top)
+	case g.desired != "" && !g.finished:
 		v.Goal.Waiting = WaitRetry
 	}
 	return v
@@ -272,12 +284,12 @@ func (m *Machine) View() View {
 
 func (e *epoch) phase(serving *epoch) Phase {
 	switch {
-	case e.dying():
-		return Dying
+	case e.terminating():
+		return Terminating
 	case !e.live:
 		return Starting
 	case e == serving:
 		return Serving
 	}
-	return Leaving
+	return Parent
 }

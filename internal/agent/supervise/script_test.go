@@ -15,11 +15,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 )
 
-var update = flag.Bool("update", false, "write the effects that the machine gives into testdata")
+var update = flag.Bool("update", false, "write the effects that the machine returns into testdata")
 
-// A script's lines are comments (#), blank, one "policy [name] key=value …", events ("> …"), and
-// below each event the effects that it has; a "?" asks for the view, which follows as "= …". -update
-// rewrites what follows.
+// TestScripts runs testdata/*.txt. A script has comments (#), blank lines, one "policy [name]
+// key=value …", events ("> …"), each followed by its effects, and "?", followed by the view as
+// "= …". -update rewrites effects and views.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -45,7 +45,7 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// play runs a script and returns it with the effects that came.
+// play runs a script and returns it with the actual effects and views.
 func play(t *testing.T, text string) string {
 	t.Helper()
 	var (
@@ -108,12 +108,12 @@ func setPolicy(t *testing.T, p *supervise.Policy, settings []string) {
 			p.MaxDrain = d
 		case "max":
 			p.Epochs.Max = n
-		case "clean-ends":
-			p.Old.CleanEnds = value == "true"
+		case "zero-is-final":
+			p.Compat.ZeroIsFinal = value == "true"
 		default:
 			named := policies[key]
 			if named == nil {
-				t.Fatalf("policy %q is unknown", key)
+				t.Fatalf("invalid policy %q", key)
 			}
 			*p = named()
 			p.Jitter = 0
@@ -158,17 +158,17 @@ func parseEvent(t *testing.T, w []string) supervise.Event {
 		case "code":
 			e.Status.Code = number(3)
 		case "refused":
-			e.Why, e.Status.Code = supervise.Refused, 1
+			e.Reason, e.Status.Code = supervise.Refused, 1
 		case "incompatible":
-			e.Why, e.Status.Code = supervise.Incompatible, 1
+			e.Reason, e.Status.Code = supervise.Incompatible, 1
 		default:
-			t.Fatalf("event %q: how?", w)
+			t.Fatalf("invalid event %q: want code, signal, refused or incompatible", w)
 		}
 		return e
 	case "unlocked":
 		return supervise.Unlocked{OK: word(1) == "ok"}
-	case "retire":
-		return supervise.Retire{}
+	case "drain-requested":
+		return supervise.DrainRequested{}
 	case "terminate":
 		return supervise.Terminate{Quick: word(1) == "quick"}
 	case "drained":
@@ -176,7 +176,7 @@ func parseEvent(t *testing.T, w []string) supervise.Event {
 	case "connections":
 		return supervise.Connections{N: number(1), Epoch: number(2)}
 	}
-	t.Fatalf("event %q is unknown", w)
+	t.Fatalf("invalid event %q", w)
 	return nil
 }
 
@@ -187,14 +187,14 @@ func printEffect(e supervise.Effect) string {
 	case supervise.Unlock:
 		return fmt.Sprintf("unlock %d", e.Epoch)
 	case supervise.Drain:
-		if e.Blind {
-			return fmt.Sprintf("drain %d blind", e.Epoch)
+		if e.NoAdmin {
+			return fmt.Sprintf("drain %d without admin", e.Epoch)
 		}
 		return fmt.Sprintf("drain %d", e.Epoch)
 	case supervise.Kill:
 		return fmt.Sprintf("kill %d %s", e.Epoch, map[supervise.Signal]string{supervise.SIGTERM: "SIGTERM", supervise.SIGKILL: "SIGKILL"}[e.Signal])
-	case supervise.GiveUp:
-		return fmt.Sprintf("give up %d", e.Epoch)
+	case supervise.KillUnlessLive:
+		return fmt.Sprintf("kill %d unless live", e.Epoch)
 	case supervise.Panic:
 		return "panic " + e.Hash
 	case supervise.Remove:
@@ -204,22 +204,22 @@ func printEffect(e supervise.Effect) string {
 	case supervise.Done:
 		return fmt.Sprintf("done %d", e.Code)
 	}
-	return fmt.Sprintf("?%T", e)
+	panic(fmt.Sprintf("unexpected effect %T", e))
 }
 
 func printView(v supervise.View) string {
 	var b strings.Builder
 	for _, e := range v.Epochs {
 		fmt.Fprintf(&b, "%d %s %s", e.Number, e.Hash, e.Phase)
-		if e.Adminless {
+		if e.NoAdmin {
 			b.WriteString(" without admin")
 		}
 		b.WriteString("; ")
 	}
 	fmt.Fprintf(&b, "serving %d live=%v; desired %s", v.Epoch, v.Live, v.Goal.Desired)
-	for _, says := range []struct {
-		holds bool
-		text  string
+	for _, flag := range []struct {
+		set  bool
+		text string
 	}{
 		{v.Goal.GivenUp, "given up"},
 		{v.Goal.Plain, "plain"},
@@ -227,8 +227,8 @@ func printView(v supervise.View) string {
 		{v.Draining, "draining"},
 		{v.Ending, "ending"},
 	} {
-		if says.holds {
-			b.WriteString(", " + says.text)
+		if flag.set {
+			b.WriteString(", " + flag.text)
 		}
 	}
 	return b.String()

@@ -1,111 +1,111 @@
 package supervise
 
 func (m *Machine) onDesired(hash string) {
-	if m.end.begun || hash == "" || hash == m.goal.desired {
+	if m.shutdown.requested || hash == "" || hash == m.goal.desired {
 		return
 	}
 	g := &m.goal
-	g.desired, g.want, g.back, g.idle, g.plain = hash, retry{}, retry{}, false, false
+	g.desired, g.desiredRetry, g.goodRetry, g.finished, g.plain = hash, retry{}, retry{}, false, false
 }
 
 func (m *Machine) onLive(number int) {
-	e := m.byNumber(number)
+	e := m.find(number)
 	if e == nil || e.live {
 		return
 	}
-	// One that was given up, and serves after all, did not fail.
-	e.live, e.since, e.failed, e.doubt = true, m.clock.now, e.failed && !e.doubt.open, doubt{}
-	m.learnGood()
+	// One that serves, as a probe found, did not fail.
+	e.live, e.liveSince, e.failed, e.probe = true, m.clock.now, e.failed && !e.probe.pending, probe{}
+	m.recordGood()
 }
 
-// learnGood keeps what serves as the last good configuration.
-func (m *Machine) learnGood() {
+// recordGood makes what serves the last good configuration.
+func (m *Machine) recordGood() {
 	if e := m.serving(); e != nil && e.hash != m.goal.good {
-		m.goal.good, m.goal.back = e.hash, retry{}
+		m.goal.good, m.goal.goodRetry = e.hash, retry{}
 	}
 }
 
-// budget is that of a configuration; nil if it is neither desired nor good.
-func (m *Machine) budget(hash string) *retry {
+// retryOf returns the budget of a configuration; nil if it is neither desired nor good.
+func (m *Machine) retryOf(hash string) *retry {
 	switch hash {
 	case m.goal.desired:
-		return &m.goal.want
+		return &m.goal.desiredRetry
 	case m.goal.good:
-		return &m.goal.back
+		return &m.goal.goodRetry
 	}
 	return nil
 }
 
-// pick chooses what to start where nothing runs; "" for nothing.
-func (m *Machine) pick() (string, *retry) {
+// firstHash returns what to start while nothing is running; "" for nothing.
+func (m *Machine) firstHash() (string, *retry) {
 	g := &m.goal
-	if g.desired == "" || g.idle {
+	if g.desired == "" || g.finished {
 		return "", nil
 	}
-	if m.fallsBack() && !g.back.spent && (g.want.spent || g.back.used < g.want.used) {
-		return g.good, &g.back
+	if m.hasFallback() && !g.goodRetry.exhausted && (g.desiredRetry.exhausted || g.goodRetry.used < g.desiredRetry.used) {
+		return g.good, &g.goodRetry
 	}
-	if g.want.spent {
+	if g.desiredRetry.exhausted {
 		return "", nil
 	}
-	return g.desired, &g.want
+	return g.desired, &g.desiredRetry
 }
 
-// fallsBack says that there is a last good configuration to go back to.
-func (m *Machine) fallsBack() bool {
-	o := m.policy.Old
-	return m.goal.good != "" && m.goal.good != m.goal.desired && !m.one() && !o.AbortAll && !o.NoRetry
+// hasFallback reports whether there is a last good configuration to return to.
+func (m *Machine) hasFallback() bool {
+	c := m.policy.Compat
+	return m.goal.good != "" && m.goal.good != m.goal.desired && !m.single() && !c.AbortAll && !c.NoRetry
 }
 
-// next is what should take over from top, "" for nothing, and what it waits for.
-func (m *Machine) next(top *epoch) (hash string, wait Waiting) {
+// nextHash returns what should take over from top, "" for nothing, and what it waits for.
+func (m *Machine) nextHash(top *epoch) (hash string, wait Waiting) {
 	g, p := &m.goal, m.policy
 	hash = g.desired
-	rescue := false
+	replacesNoAdmin := false
 	switch {
-	case g.idle:
+	case g.finished:
 		return "", WaitNothing
-	case g.want.spent || top.hash == g.desired && (!top.dying() || p.Old.AbortAll):
-		// What should run does, as far as it can: but it must be possible to watch and to drain it.
-		if rescue = top.noAdmin && !m.memory.plain; !rescue {
+	case g.desiredRetry.exhausted || top.hash == g.desired && (!top.terminating() || p.Compat.AbortAll):
+		// The right configuration is running, but it must have an admin interface.
+		if replacesNoAdmin = top.noAdmin && !m.shared.plain; !replacesNoAdmin {
 			return "", WaitNothing
 		}
 		hash = top.hash
 	}
-	r := m.budget(hash)
+	r := m.retryOf(hash)
 	switch {
-	case r == nil || r.spent:
+	case r == nil || r.exhausted:
 		return "", WaitNothing
-	case top.dying() && !p.Old.AbortAll:
+	case top.terminating() && !p.Compat.AbortAll:
 		return hash, WaitExit
-	case g.away && m.serving() != nil:
+	case g.disconnected && m.serving() != nil:
 		return hash, WaitUpstream
-	case m.one():
+	case m.single():
 		return hash, WaitEnd
-	case !top.live && !top.late && top.sent == 0:
+	case !top.live && !top.late && top.signal == 0:
 		return hash, WaitLive
-	case m.memory.locked:
+	case m.shared.locked:
 		return hash, WaitUnlock
-	case m.memory.plain, g.plain && !rescue:
+	case m.shared.plain, g.plain && !replacesNoAdmin:
 		return hash, WaitEnd
 	case p.Epochs.Max > 0 && len(m.running) >= p.Epochs.Max:
 		return hash, WaitExit
-	case m.clock.now < r.at:
+	case m.clock.now < r.notBefore:
 		return hash, WaitRetry
 	}
 	return hash, WaitNothing
 }
 
-// startDue starts what should run and can.
-func (m *Machine) startDue() {
+// startIfPossible starts the configuration that should run, or ends what must exit before it.
+func (m *Machine) startIfPossible() {
 	top := m.top()
 	if top == nil {
-		if hash, r := m.pick(); hash != "" && m.clock.now >= r.at {
+		if hash, r := m.firstHash(); hash != "" && m.clock.now >= r.notBefore {
 			m.start(hash)
 		}
 		return
 	}
-	hash, wait := m.next(top)
+	hash, wait := m.nextHash(top)
 	switch {
 	case hash == "":
 	case wait == WaitNothing:
@@ -120,36 +120,36 @@ func (m *Machine) start(hash string) {
 	if top := m.top(); top != nil {
 		number = top.number + 1
 	}
-	if m.policy.Old.Ascending {
-		number = m.tally.next
+	if m.policy.Compat.UniqueNumbers {
+		number = m.counters.nextNumber
 	}
-	m.tally.next = max(m.tally.next, number+1)
+	m.counters.nextNumber = max(m.counters.nextNumber, number+1)
 	m.running = append(m.running, &epoch{number: number, hash: hash, started: m.clock.now})
-	m.do(Start{number, hash})
+	m.emit(Start{number, hash})
 }
 
-// bounded says that something waits for the epoch, which is not live yet, and not for ever.
-func (m *Machine) bounded(e *epoch) bool {
-	if e.live || e.late || e.dying() || m.policy.Epochs.LiveWithin <= 0 {
+// hasLiveDeadline reports whether LiveWithin bounds the start of an epoch: only if something waits for it.
+func (m *Machine) hasLiveDeadline(e *epoch) bool {
+	if e.live || e.late || e.terminating() || m.policy.Epochs.LiveWithin <= 0 {
 		return false
 	}
-	return len(m.running) > 1 || e.hash != m.goal.desired && !m.goal.idle
+	return len(m.running) > 1 || e.hash != m.goal.desired && !m.goal.finished
 }
 
-// giveUpDue gives up an epoch that was not live in time.
-func (m *Machine) giveUpDue() {
+// endLateStart ends an epoch that was not live in time.
+func (m *Machine) endLateStart() {
 	top := m.top()
-	if top == nil || !m.bounded(top) || m.clock.now < top.started+m.policy.Epochs.LiveWithin {
+	if top == nil || !m.hasLiveDeadline(top) || m.clock.now < top.started+m.policy.Epochs.LiveWithin {
 		return
 	}
 	switch {
-	case m.policy.Old.StartLate:
+	case m.policy.Compat.StartWhenLate:
 		top.late = true
 	case len(m.running) > 1:
 		top.failed = true
-		m.giveUp(top)
+		m.killUnlessLive(top)
 	case m.hot():
-		m.giveUp(top) // nobody wants it any more; but if it serves, it can be taken over
+		m.killUnlessLive(top) // another one is desired, but if this one serves, it can be taken over
 	default:
 		m.stop(top)
 	}
