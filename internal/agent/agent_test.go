@@ -51,7 +51,7 @@ func TestNewFailsAtOnce(t *testing.T) {
 		env        map[string]string
 	}{
 		{"status port", "take the status port", map[string]string{"PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + taken + "}"}},
-		{"DNS port", "take the address for DNS", map[string]string{
+		{"DNS port", "listen for DNS", map[string]string{
 			"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": "localhost:" + taken,
 			"PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + strconv.Itoa(freePort(t)) + "}",
 		}},

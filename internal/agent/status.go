@@ -68,7 +68,7 @@ func (p parts) metrics(page *status.Page) {
 		return
 	}
 	n := p.dns.server.Stats()
-	page.Counter("dns_requests_total", "DNS requests of the application that were captured.", float64(n.Questions))
+	page.Counter("dns_requests_total", "DNS requests of the application that were captured.", float64(n.Queries))
 	page.Counter("dns_upstream_requests_total", "DNS requests to name servers.", float64(n.Upstream))
 	page.Counter("dns_upstream_failures_total", "DNS requests to name servers without a response.", float64(n.Failures))
 }

@@ -128,7 +128,7 @@ func TestCapturedDNSIsPassedOn(t *testing.T) {
 						}
 					}
 				}
-				if strings.Contains(log.String(), "own questions") {
+				if strings.Contains(log.String(), "own queries") {
 					t.Error(log.String())
 				}
 			})

@@ -248,7 +248,7 @@ func TestTheAgentDoesNotAskItself(t *testing.T) {
 		t.Errorf("the agent had %d questions of two lookups: it asks itself", n)
 	}
 	log, err := os.ReadFile(filepath.Join(p.Dir, "..", "..", "log", p.Spec.Key()+".agent.log"))
-	if err != nil || strings.Count(string(log), "own questions are captured") != 1 {
+	if err != nil || strings.Count(string(log), "own queries are captured") != 1 {
 		t.Errorf("its log (%v) does not tell, or tells more than once: %s", err, log)
 	}
 }

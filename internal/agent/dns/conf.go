@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// What resolv.conf means where it says nothing, and the bounds of what it may say: those of the C library.
+// The defaults and bounds of resolv.conf, as in the C library.
 const (
 	maxServers      = 3
 	defaultTimeout  = 5 * time.Second
@@ -17,8 +17,8 @@ const (
 	maxAttempts     = 5
 )
 
-// conf is what a resolv.conf asks for, as far as it concerns who answers: names are completed by
-// the application's own resolver.
+// conf holds the settings of a resolv.conf that matter to a forwarder. Search domains don't:
+// the application's resolver applies them.
 type conf struct {
 	servers  []netip.Addr
 	timeout  time.Duration
@@ -26,30 +26,30 @@ type conf struct {
 	rotate   bool
 }
 
-// parseConf reads the text of a resolv.conf as the C library does: what it does not know says nothing.
+// parseConf parses the text of a resolv.conf as the C library does: it ignores what it does not know.
 func parseConf(text string) conf {
 	c := conf{timeout: defaultTimeout, attempts: defaultAttempts}
 	for line := range strings.Lines(text) {
-		words := strings.Fields(line)
-		if len(words) < 2 {
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
 			continue
 		}
-		switch words[0] {
+		switch fields[0] {
 		case "nameserver":
-			a, err := netip.ParseAddr(words[1])
+			a, err := netip.ParseAddr(fields[1])
 			if a = a.Unmap(); err == nil && len(c.servers) < maxServers && !slices.Contains(c.servers, a) {
 				c.servers = append(c.servers, a)
 			}
 		case "options":
-			for _, o := range words[1:] {
-				c.option(o)
+			for _, o := range fields[1:] {
+				c.setOption(o)
 			}
 		}
 	}
 	return c
 }
 
-func (c *conf) option(o string) {
+func (c *conf) setOption(o string) {
 	name, value, _ := strings.Cut(o, ":")
 	n, err := strconv.Atoi(value)
 	switch {
@@ -63,27 +63,27 @@ func (c *conf) option(o string) {
 	}
 }
 
-// try is one question to one server, begun that long after the first.
-type try struct {
+// attempt is one query to one server, sent that long after the first.
+type attempt struct {
 	server netip.Addr
 	after  time.Duration
 }
 
-// budget is how long a question may take in all: a little less than its asker waits, who has the
-// same resolv.conf, so that the answer, be it that there is none, comes in time.
+// budget is how long a query may take in all: a little less than the client's timeout, which comes
+// from the same resolv.conf, so that a failure also reaches the client in time.
 func (c conf) budget() time.Duration { return c.timeout * 9 / 10 }
 
-// tries plans who is asked, and when if nobody has answered by then: every server in its turn, as
-// often as there are attempts, spread over the budget. A server that kept silent a moment ago comes
-// last. With rotate, turn moves the beginning; with parallel, all are asked at once.
-func (c conf) tries(turn int, parallel bool, silent func(netip.Addr) bool) []try {
+// schedule plans which server is queried when: each server in turn, c.attempts times, spread over
+// the budget. Unresponsive servers come last. With rotate, offset selects the first server; with
+// parallel, all servers are queried at once.
+func (c conf) schedule(offset int, parallel bool, unresponsive func(netip.Addr) bool) []attempt {
 	order := slices.Clone(c.servers)
 	if c.rotate && len(order) > 0 {
-		turn %= len(order)
-		order = slices.Concat(order[turn:], order[:turn])
+		offset %= len(order)
+		order = slices.Concat(order[offset:], order[:offset])
 	}
 	slices.SortStableFunc(order, func(a, b netip.Addr) int {
-		switch x, y := silent(a), silent(b); {
+		switch x, y := unresponsive(a), unresponsive(b); {
 		case x == y:
 			return 0
 		case x:
@@ -91,14 +91,14 @@ func (c conf) tries(turn int, parallel bool, silent func(netip.Addr) bool) []try
 		}
 		return -1
 	})
-	var out []try
+	var out []attempt
 	n := len(order) * c.attempts
 	for i := range n {
 		after := c.budget() / time.Duration(n) * time.Duration(i)
 		if parallel {
 			after = c.budget() / time.Duration(c.attempts) * time.Duration(i/len(order))
 		}
-		out = append(out, try{server: order[i%len(order)], after: after})
+		out = append(out, attempt{server: order[i%len(order)], after: after})
 	}
 	return out
 }

@@ -1,13 +1,13 @@
-// Package dns passes the questions that capture sends to the agent on to the name servers of resolv.conf.
+// Package dns forwards captured DNS queries to the name servers of resolv.conf.
 //
-// It answers nothing of its own: what comes back is what a server said, or SERVFAIL before the
-// asker gives up, never silence. Each question goes out under a random id from a port of its own,
-// and only a message from the server that was asked, with that id and that question, is an answer
-// to it; a truncated one is passed back so that the asker comes again by TCP. Servers are asked in
-// their order, and as often, as resolv.conf says; a change of that file holds from the next
-// question on. Questions at a time, connections, their idle time and the length of messages are
-// bounded. Not passed on are transfers of zones (REFUSED) and operations other than QUERY, NOTIFY
-// and UPDATE (NOTIMP). conf.go and message.go are pure.
+// It resolves no name itself: the client gets the response of a server, or SERVFAIL before its own
+// timeout, never silence. Each query is sent with a random ID from a new port, and only a message
+// from that server with that ID and question counts as its response. A truncated response is
+// forwarded, so that the client retries over TCP. Servers are queried in the order and as often as
+// resolv.conf says; a change of that file applies from the next query on. Concurrent queries,
+// connections, their idle time and the size of messages are bounded. Zone transfers are answered
+// with REFUSED, operations other than QUERY, NOTIFY and UPDATE with NOTIMP. conf.go and message.go
+// are pure.
 package dns
 
 import (
@@ -25,64 +25,64 @@ import (
 	"time"
 )
 
-// Options say where questions come from and where they go.
+// Options configure a Server. Address, Conf and Log are required.
 type Options struct {
-	// Address is host:port to listen on by UDP and TCP. The host is an address, or localhost, which
-	// stands for 127.0.0.1 and ::1, whichever this machine has.
+	// Address is the host:port to listen on over UDP and TCP, with a port of 1–65535. The host is
+	// an IP address, or localhost for those of 127.0.0.1 and ::1 that this machine has.
 	Address string
 	// Conf is the path of the resolv.conf that names the servers.
 	Conf string
-	// Timeout goes over the one of resolv.conf, unless it is 0.
+	// Timeout overrides the timeout of resolv.conf, unless it is 0.
 	Timeout time.Duration
-	// Parallel asks all servers at once and takes the first answer.
+	// Parallel queries all servers at once and uses the first response.
 	Parallel bool
 	Log      *slog.Logger
 }
 
-// Stats count since the start. Questions are the application's, Upstream those to servers, and
-// Failures those of the latter that brought no answer.
-type Stats struct{ Questions, Upstream, Failures uint64 }
+// Stats are counters since the start: Queries of clients, Upstream queries to servers, and Failures,
+// the upstream queries without a response.
+type Stats struct{ Queries, Upstream, Failures uint64 }
 
-// Server passes questions on.
+// Server forwards queries. Make it with New; call Run once, or Close.
 type Server struct {
-	log       *slog.Logger
-	addrs     []netip.AddrPort
-	packets   []*net.UDPConn
-	listeners []net.Listener
-	up        *upstream
-	questions atomic.Uint64
-	looped    atomic.Bool
+	log        *slog.Logger
+	addrs      []netip.AddrPort
+	udpConns   []*net.UDPConn
+	listeners  []net.Listener
+	up         *upstream
+	queries    atomic.Uint64
+	loopLogged atomic.Bool
 }
 
-// New opens the sockets and reads resolv.conf. It fails where an address is taken or is none.
+// New opens the sockets and reads resolv.conf. It returns an error if the address is invalid or in use.
 func New(o Options) (*Server, error) {
 	s := &Server{log: o.Log}
-	addrs, either, err := addresses(o.Address)
+	addrs, optional, err := parseAddress(o.Address)
 	if err != nil {
 		return nil, err
 	}
 	var missing error
 	for _, a := range addrs {
-		err := s.open(a)
-		if either && (errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)) {
+		err := s.listen(a)
+		if optional && (errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)) {
 			missing = err
 			continue
 		}
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("take the address for DNS: %w (another program answers there: end it, or unset ISTIO_META_DNS_CAPTURE)", err), s.Close())
+			return nil, errors.Join(fmt.Errorf("listen for DNS: %w (stop the program that uses the address, or unset ISTIO_META_DNS_CAPTURE)", err), s.Close())
 		}
 	}
 	if len(s.addrs) == 0 {
-		return nil, fmt.Errorf("take the address for DNS: %w", missing)
+		return nil, fmt.Errorf("listen for DNS: %w", missing)
 	}
 	s.up = newUpstream(o, s.addrs)
-	s.log.Info("captured DNS is passed on to the servers of "+o.Conf+"; the mesh's own names are not answered here",
+	s.log.Info("captured DNS queries are forwarded to the servers of "+o.Conf+"; the names of the mesh are not resolved here",
 		"listening", s.addrs, "servers", s.up.conf.current().servers)
 	return s, nil
 }
 
-// addresses reads host:port. The second result says that one of those listed will do.
-func addresses(address string) ([]netip.AddrPort, bool, error) {
+// parseAddress parses host:port. If the addresses are optional, one that is available is enough.
+func parseAddress(address string) (addrs []netip.AddrPort, optional bool, err error) {
 	host, port, err := net.SplitHostPort(address)
 	n, portErr := strconv.ParseUint(port, 10, 16)
 	if err == nil && (portErr != nil || n == 0) {
@@ -98,13 +98,13 @@ func addresses(address string) ([]netip.AddrPort, bool, error) {
 	}
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
-		return nil, false, fmt.Errorf("parse DNS_PROXY_ADDR %q: host %q is neither localhost nor an IP address", address, host)
+		return nil, false, fmt.Errorf("parse DNS_PROXY_ADDR %q: invalid host %q: want localhost or an IP address", address, host)
 	}
 	return []netip.AddrPort{netip.AddrPortFrom(ip, uint16(n))}, false, nil
 }
 
-// open takes both sockets of an address, or none.
-func (s *Server) open(a netip.AddrPort) error {
+// listen opens both sockets of an address, or none.
+func (s *Server) listen(a netip.AddrPort) error {
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(a))
 	if err != nil {
 		return err
@@ -113,69 +113,69 @@ func (s *Server) open(a netip.AddrPort) error {
 	if err != nil {
 		return errors.Join(err, c.Close())
 	}
-	s.addrs, s.packets, s.listeners = append(s.addrs, a), append(s.packets, c), append(s.listeners, l)
+	s.addrs, s.udpConns, s.listeners = append(s.addrs, a), append(s.udpConns, c), append(s.listeners, l)
 	return nil
 }
 
-// Close gives the sockets back of a server that never ran.
+// Close closes the sockets. Only a server that does not run needs it.
 func (s *Server) Close() error {
 	var errs []error
-	for i := range s.packets {
-		errs = append(errs, s.packets[i].Close(), s.listeners[i].Close())
+	for i := range s.udpConns {
+		errs = append(errs, s.udpConns[i].Close(), s.listeners[i].Close())
 	}
 	return errors.Join(errs...)
 }
 
-// Run answers until ctx ends, then returns nil. Call it once; it closes the sockets.
+// Run serves until ctx ends, closes the sockets, and returns nil. Call it once.
 func (s *Server) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
 	defer stop()
-	packets, streams := newGate(maxPackets), newGate(maxStreamed)
+	udp, tcp := newLimiter(maxUDPQueries), newLimiter(maxTCPQueries)
 	connections := make(chan struct{}, maxConnections)
 	var group sync.WaitGroup
 	for i := range s.addrs {
-		group.Go(func() { s.servePackets(ctx, s.packets[i], packets) })
-		group.Go(func() { s.serveStreams(ctx, s.listeners[i], connections, streams) })
+		group.Go(func() { s.serveUDP(ctx, s.udpConns[i], udp) })
+		group.Go(func() { s.serveTCP(ctx, s.listeners[i], connections, tcp) })
 	}
 	group.Wait()
 	return nil
 }
 
-// Stats is how much was asked and answered so far. Any goroutine may call it.
+// Stats returns the counters. Any goroutine may call it.
 func (s *Server) Stats() Stats {
-	return Stats{Questions: s.questions.Load(), Upstream: s.up.sent.Load(), Failures: s.up.failed.Load()}
+	return Stats{Queries: s.queries.Load(), Upstream: s.up.sent.Load(), Failures: s.up.failed.Load()}
 }
 
-// answer is what an asker is to be told; nil where what came was no question.
-func (s *Server) answer(ctx context.Context, msg []byte, from netip.AddrPort, t transport) []byte {
-	q, c, ok := readQuery(msg)
+// respond returns the response to a client's message; nil if that is not a query.
+func (s *Server) respond(ctx context.Context, msg []byte, from netip.AddrPort, t transport) []byte {
+	q, code, ok := parseQuery(msg)
 	if !ok {
 		return nil
 	}
-	s.questions.Add(1)
-	if c != good {
-		return q.failure(c)
+	s.queries.Add(1)
+	if code != noError {
+		return q.failure(code)
 	}
-	if s.up.asks(t, from) {
-		if s.looped.CompareAndSwap(false, true) {
-			s.log.Error("the agent's own questions are captured too, and refused: run the agent as the user, group or cgroup that istio-iptables was told (" +
-				strconv.Itoa(os.Getuid()) + " is this one's user)")
+	if s.up.isOwnSocket(t, from) {
+		if s.loopLogged.CompareAndSwap(false, true) {
+			s.log.Error("the agent's own queries are captured too, and refused: run the agent as the user, group or cgroup that istio-iptables was given (its user is " +
+				strconv.Itoa(os.Getuid()) + ")")
 		}
 		return q.failure(refused)
 	}
-	got := s.up.ask(ctx, q, t)
-	if got == nil {
+	resp := s.up.resolve(ctx, q, t)
+	if resp == nil {
 		return q.failure(serverFailure)
 	}
-	return q.back(got, t == overTCP)
+	return q.response(resp, t == overTCP)
 }
 
-// busy is what an asker is told who can't be served now; nil where what came was no question.
-func (s *Server) busy(msg []byte) []byte {
-	q, _, ok := readQuery(msg)
+// overloaded returns the response to a query beyond the limits; nil if the message is not a query.
+func (s *Server) overloaded(msg []byte) []byte {
+	q, _, ok := parseQuery(msg)
 	if !ok {
 		return nil
 	}
-	s.questions.Add(1)
+	s.queries.Add(1)
 	return q.failure(serverFailure)
 }

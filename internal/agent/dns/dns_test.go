@@ -19,104 +19,104 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-func TestQuestionsArePassedOn(t *testing.T) {
+func TestQueriesAreForwarded(t *testing.T) {
 	for _, by := range []transport{overUDP, overTCP} {
-		w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:30\n")
+		w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:30\n")
 		n := w.nameServer(2, answering(t, 3))
 		ids, ports := map[uint16]bool{}, map[string]bool{}
 		for i := range 20 {
-			if m := w.get(by, ask(t, fmt.Sprintf("n%d.example.", i), dnsmessage.TypeA, 1232)); len(m.Answers) != 3 {
-				t.Errorf("by %s: %+v", by, m)
+			if m := w.get(by, newQuery(t, fmt.Sprintf("n%d.example.", i), dnsmessage.TypeA, 1232)); len(m.Answers) != 3 {
+				t.Errorf("over %s: %+v", by, m)
 			}
 		}
 		for _, h := range n.all() {
 			ids[binary.BigEndian.Uint16(h.msg)], ports[h.from] = true, true
 			if h.by != by {
-				t.Errorf("a question by %s goes on by %s", by, h.by)
+				t.Errorf("a query over %s is forwarded over %s", by, h.by)
 			}
 		}
-		// All ask under id 7. Of twenty random numbers few are alike.
+		// All queries have the ID 7. Few of twenty random numbers are equal.
 		if len(ids) < 15 || len(ports) < 15 {
-			t.Errorf("by %s: %d ids and %d ports for 20 questions: they can be guessed", by, len(ids), len(ports))
+			t.Errorf("over %s: %d IDs and %d ports for 20 queries, which can be guessed", by, len(ids), len(ports))
 		}
-		if s := w.s.Stats(); s.Questions != 20 || s.Upstream != 20 || s.Failures != 0 {
+		if s := w.s.Stats(); s.Queries != 20 || s.Upstream != 20 || s.Failures != 0 {
 			t.Errorf("counted %+v", s)
 		}
 	}
 }
 
-// What guesses at the id, at the question, or says nothing of the kind, is no answer.
-func TestOnlyTheAnswerCounts(t *testing.T) {
-	w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:30\n")
-	w.nameServer(2, func(h heard) [][]byte {
-		forged := reply(t, ask(t, "forged.example.", dnsmessage.TypeA, 0), 0, 9)
+// Messages with another ID or another question, and what is not a response at all, are ignored.
+func TestOnlyTheMatchingResponseCounts(t *testing.T) {
+	w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:30\n")
+	w.nameServer(2, func(h received) [][]byte {
+		forged := newResponse(t, newQuery(t, "forged.example.", dnsmessage.TypeA, 0), 0, 9)
 		id := binary.BigEndian.Uint16(h.msg)
 		return [][]byte{
-			withID(reply(t, h.msg, 0, 9), id+1), withID(forged, id), h.msg, {1, 2, 3}, reply(t, h.msg, 0, 1),
+			withID(newResponse(t, h.msg, 0, 9), id+1), withID(forged, id), h.msg, {1, 2, 3}, newResponse(t, h.msg, 0, 1),
 		}
 	})
-	if m := w.get(overUDP, ask(t, "example.", dnsmessage.TypeA, 0)); len(m.Answers) != 1 {
+	if m := w.get(overUDP, newQuery(t, "example.", dnsmessage.TypeA, 0)); len(m.Answers) != 1 {
 		t.Errorf("%+v", m)
 	}
 }
 
-// Strays without end are not read without end, and their sender is a server that does not answer.
-func TestStraysAreBounded(t *testing.T) {
-	w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:30 attempts:1\n")
-	w.nameServer(2, func(h heard) (out [][]byte) {
-		for range 2 * maxStrays {
-			out = append(out, withID(reply(t, h.msg, 0, 9), binary.BigEndian.Uint16(h.msg)+1))
+// A server that sends only mismatched responses counts as one that does not respond.
+func TestMismatchedResponsesAreBounded(t *testing.T) {
+	w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:30 attempts:1\n")
+	w.nameServer(2, func(h received) (out [][]byte) {
+		for range 2 * maxMismatches {
+			out = append(out, withID(newResponse(t, h.msg, 0, 9), binary.BigEndian.Uint16(h.msg)+1))
 		}
 		return out
 	})
-	if m := w.get(overUDP, ask(t, "example.", dnsmessage.TypeA, 0)); m.RCode != dnsmessage.RCodeServerFailure {
+	if m := w.get(overUDP, newQuery(t, "example.", dnsmessage.TypeA, 0)); m.RCode != dnsmessage.RCodeServerFailure {
 		t.Errorf("%+v", m)
 	}
 }
 
-func TestLongAnswers(t *testing.T) {
-	w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:30\n")
-	w.nameServer(2, answering(t, 200)) // over 3 kB, whatever was offered
+func TestLongResponses(t *testing.T) {
+	w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:30\n")
+	w.nameServer(2, answering(t, 200)) // over 3 kB
 	for _, tt := range []struct {
 		by        transport
-		offers    int
+		size      int
 		truncated bool
 	}{{overUDP, 0, true}, {overUDP, 1232, true}, {overUDP, 8192, false}, {overTCP, 0, false}} {
-		m := w.get(tt.by, ask(t, "example.", dnsmessage.TypeA, tt.offers))
+		m := w.get(tt.by, newQuery(t, "example.", dnsmessage.TypeA, tt.size))
 		if m.Truncated != tt.truncated || (len(m.Answers) == 200) == tt.truncated {
-			t.Errorf("by %s, offering %d: truncated %v, %d answers", tt.by, tt.offers, m.Truncated, len(m.Answers))
+			t.Errorf("over %s, size %d: truncated %v, %d answers", tt.by, tt.size, m.Truncated, len(m.Answers))
 		}
 	}
 }
 
-func TestWhoElseIsAsked(t *testing.T) {
+func TestFallbackToTheNextServer(t *testing.T) {
 	const two = "nameserver 127.0.0.2\nnameserver 127.0.0.3\noptions timeout:30\n"
 	for _, tt := range []struct {
 		name          string
-		first, second func(heard) [][]byte // nil: nobody is there
+		first, second func(received) [][]byte // nil: nothing listens
 		code          dnsmessage.RCode
 		answers       int
 		asked         [2]int
 	}{
-		{"the first answers", answering(t, 1), answering(t, 2), 0, 1, [2]int{1, 0}},
-		{"there is no such name", saying(t, dnsmessage.RCodeNameError), answering(t, 2), dnsmessage.RCodeNameError, 0, [2]int{1, 0}},
-		{"the first is not there", nil, answering(t, 2), 0, 2, [2]int{0, 1}},
-		{"the first fails", saying(t, dnsmessage.RCodeServerFailure), answering(t, 2), 0, 2, [2]int{1, 1}},
-		{"both fail", saying(t, dnsmessage.RCodeServerFailure), saying(t, dnsmessage.RCodeRefused), dnsmessage.RCodeRefused, 0, [2]int{1, 1}},
-		{"neither is there", nil, nil, dnsmessage.RCodeServerFailure, 0, [2]int{0, 0}},
-		{"one fails and one is not there", saying(t, dnsmessage.RCodeRefused), nil, dnsmessage.RCodeRefused, 0, [2]int{1, 0}},
+		{"the first responds", answering(t, 1), answering(t, 2), 0, 1, [2]int{1, 0}},
+		{"no such name", failing(t, dnsmessage.RCodeNameError), answering(t, 2), dnsmessage.RCodeNameError, 0, [2]int{1, 0}},
+		{"the first does not listen", nil, answering(t, 2), 0, 2, [2]int{0, 1}},
+		{"the first fails", failing(t, dnsmessage.RCodeServerFailure), answering(t, 2), 0, 2, [2]int{1, 1}},
+		{"both fail", failing(t, dnsmessage.RCodeServerFailure), failing(t, dnsmessage.RCodeRefused), dnsmessage.RCodeRefused, 0, [2]int{1, 1}},
+		{"neither listens", nil, nil, dnsmessage.RCodeServerFailure, 0, [2]int{0, 0}},
+		{"one fails and one does not listen", failing(t, dnsmessage.RCodeRefused), nil, dnsmessage.RCodeRefused, 0, [2]int{1, 0}},
 	} {
 		for _, by := range []transport{overUDP, overTCP} {
-			t.Run(tt.name+" by "+string(by), func(t *testing.T) {
-				w := newWorld(t, two)
+			t.Run(tt.name+" over "+string(by), func(t *testing.T) {
+				w := newHarness(t, two)
 				var asked [2]int
 				var ns [2]*nameServer
-				for i, f := range []func(heard) [][]byte{tt.first, tt.second} {
+				for i, f := range []func(received) [][]byte{tt.first, tt.second} {
 					if f != nil {
 						ns[i] = w.nameServer(byte(2+i), f)
 					}
 				}
-				m := w.get(by, ask(t, "example.", dnsmessage.TypeA, 0))
+				m := w.get(by, newQuery(t, "example.", dnsmessage.TypeA, 0))
 				for i, n := range ns {
 					if n != nil {
 						asked[i] = n.count()
@@ -130,126 +130,125 @@ func TestWhoElseIsAsked(t *testing.T) {
 	}
 }
 
-// A server that keeps silent costs the first question time, and is asked last by the next.
-func TestASilentServerComesLast(t *testing.T) {
+// An unresponsive server delays the first query only.
+func TestUnresponsiveServersAreQueriedLast(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "nameserver 127.0.0.2\nnameserver 127.0.0.3\noptions timeout:10 attempts:1\n")
-	first := w.nameServer(2, silent)
+	w := newHarness(t, "nameserver 127.0.0.2\nnameserver 127.0.0.3\noptions timeout:10 attempts:1\n")
+	first := w.nameServer(2, neverRespond)
 	w.nameServer(3, answering(t, 1))
 	for _, name := range []string{"a.example.", "b.example.", "c.example."} {
-		if m := w.get(overUDP, ask(t, name, dnsmessage.TypeA, 0)); len(m.Answers) != 1 {
+		if m := w.get(overUDP, newQuery(t, name, dnsmessage.TypeA, 0)); len(m.Answers) != 1 {
 			t.Errorf("%s: %+v", name, m)
 		}
 	}
 	if n := first.count(); n != 1 {
-		t.Errorf("the silent one was asked %d times, want once", n)
+		t.Errorf("the unresponsive server got %d queries, want 1", n)
 	}
 }
 
-// Where nobody answers the asker hears so, before it gives up by the same resolv.conf.
-func TestNoServerAnswers(t *testing.T) {
+// If no server responds, the client gets SERVFAIL before its own timeout.
+func TestNoServerResponds(t *testing.T) {
 	for _, by := range []transport{overUDP, overTCP} {
-		w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:1\n")
-		n := w.nameServer(2, silent)
-		if m := w.get(by, ask(t, "example.", dnsmessage.TypeA, 0)); m.RCode != dnsmessage.RCodeServerFailure || len(m.Questions) != 1 {
-			t.Errorf("by %s: %+v", by, m)
+		w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:1\n")
+		n := w.nameServer(2, neverRespond)
+		if m := w.get(by, newQuery(t, "example.", dnsmessage.TypeA, 0)); m.RCode != dnsmessage.RCodeServerFailure || len(m.Questions) != 1 {
+			t.Errorf("over %s: %+v", by, m)
 		}
 		if c := n.count(); c < 1 || c > 2 {
 			t.Errorf("%d attempts, want those of resolv.conf", c)
 		}
-		if text := w.log.String(); strings.Count(text, "no name server answers") != 1 {
-			t.Errorf("the log says %s", text)
+		if text := w.log.String(); strings.Count(text, "no name server responds") != 1 {
+			t.Errorf("log:\n%s", text)
 		}
 	}
 }
 
-// A change of resolv.conf holds soon; one that leaves no server, not at all.
-func TestResolvConfIsFollowed(t *testing.T) {
-	w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:30\n")
+// A change of resolv.conf is applied, unless it leaves no server.
+func TestResolvConfChanges(t *testing.T) {
+	w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:30\n")
 	w.nameServer(2, answering(t, 2))
 	w.nameServer(3, answering(t, 3))
-	answers := func() int { return len(w.get(overUDP, ask(t, "example.", dnsmessage.TypeA, 0)).Answers) }
+	answers := func() int { return len(w.get(overUDP, newQuery(t, "example.", dnsmessage.TypeA, 0)).Answers) }
 	if n := answers(); n != 2 {
 		t.Fatalf("%d answers", n)
 	}
 	w.write("nameserver 127.0.0.3\n")
-	wait.Until(t, "the other server is asked", func() bool { return answers() == 3 })
+	wait.Until(t, "the other server is queried", func() bool { return answers() == 3 })
 	w.write("")
-	wait.Until(t, "the log tells of the empty file", func() bool {
-		return answers() == 3 && strings.Contains(w.log.String(), "names no server any more")
+	wait.Until(t, "the empty file is logged", func() bool {
+		return answers() == 3 && strings.Contains(w.log.String(), "has no servers any more")
 	})
 	if err := os.Remove(w.conf); err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, "the log tells of the missing file", func() bool {
-		return answers() == 3 && strings.Contains(w.log.String(), "read the name servers anew")
+	wait.Until(t, "the missing file is logged", func() bool {
+		return answers() == 3 && strings.Contains(w.log.String(), "read resolv.conf")
 	})
 }
 
-// The agent does not ask itself: neither where resolv.conf names it, nor where its questions are
-// captured and come back.
+// The agent does not query itself, neither if resolv.conf names it nor if its queries are captured.
 func TestNoLoop(t *testing.T) {
-	w := newWorld(t, "nameserver 127.0.0.1\n", func(s *Server) {
-		// It listens where servers do, as with DNS_PROXY_ADDR=localhost:53.
-		s.up.port, s.up.conf.looked = s.addrs[0].Port(), time.Time{}
+	w := newHarness(t, "nameserver 127.0.0.1\n", func(s *Server) {
+		// It listens on the port of servers, as with DNS_PROXY_ADDR=localhost:53.
+		s.up.port, s.up.conf.checked = s.addrs[0].Port(), time.Time{}
 	})
-	if c := w.s.up.conf.current(); len(c.servers) != 0 || !strings.Contains(w.log.String(), "names this agent itself") {
+	if c := w.s.up.conf.current(); len(c.servers) != 0 || !strings.Contains(w.log.String(), "names this agent") {
 		t.Errorf("servers %v", c.servers)
 	}
-	if m := w.get(overUDP, ask(t, "example.", dnsmessage.TypeA, 0)); m.RCode != dnsmessage.RCodeServerFailure {
+	if m := w.get(overUDP, newQuery(t, "example.", dnsmessage.TypeA, 0)); m.RCode != dnsmessage.RCodeServerFailure {
 		t.Errorf("without a server: %+v", m)
 	}
 	c := w.dial(overUDP)
-	forget := w.s.up.register(overUDP, c.LocalAddr())
-	if _, err := c.Write(ask(t, "example.", dnsmessage.TypeA, 0)); err != nil {
+	unregister := w.s.up.register(overUDP, c.LocalAddr())
+	if _, err := c.Write(newQuery(t, "example.", dnsmessage.TypeA, 0)); err != nil {
 		t.Fatal(err)
 	}
-	if m := w.read(c); m.RCode != dnsmessage.RCodeRefused || !strings.Contains(w.log.String(), "own questions are captured") {
-		t.Errorf("its own question: %+v", m)
+	if m := w.read(c); m.RCode != dnsmessage.RCodeRefused || !strings.Contains(w.log.String(), "own queries are captured") {
+		t.Errorf("its own query: %+v", m)
 	}
-	forget()
-	if w.s.up.asks(overUDP, netip.MustParseAddrPort(c.LocalAddr().String())) {
-		t.Error("a socket is remembered that is closed")
+	unregister()
+	if w.s.up.isOwnSocket(overUDP, netip.MustParseAddrPort(c.LocalAddr().String())) {
+		t.Error("a closed socket is still registered")
 	}
 }
 
-// Equal questions wait for one answer: nobody has more guesses for asking more often.
-func TestEqualQuestionsAreOne(t *testing.T) {
-	w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:30 attempts:1\n")
+// Equal queries share one response, so that sending more of them gives no more chances to guess an ID.
+func TestEqualQueriesShareOneResponse(t *testing.T) {
+	w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:30 attempts:1\n")
 	release := make(chan struct{})
-	n := w.nameServer(2, func(h heard) [][]byte {
+	n := w.nameServer(2, func(h received) [][]byte {
 		<-release
-		return [][]byte{reply(t, h.msg, 0, 1)}
+		return [][]byte{newResponse(t, h.msg, 0, 1)}
 	})
 	var conns []net.Conn
 	for i := range 5 {
 		c := w.dial(overUDP)
 		conns = append(conns, c)
-		if _, err := c.Write(withID(ask(t, "example.", dnsmessage.TypeA, 0), uint16(i))); err != nil {
+		if _, err := c.Write(withID(newQuery(t, "example.", dnsmessage.TypeA, 0), uint16(i))); err != nil {
 			t.Fatal(err)
 		}
-		wait.Until(t, "the question has come", func() bool { return w.s.Stats().Questions == uint64(i+1) })
+		wait.Until(t, "the query has arrived", func() bool { return w.s.Stats().Queries == uint64(i+1) })
 	}
-	wait.Until(t, "it was passed on", func() bool { return n.count() == 1 })
+	wait.Until(t, "it was forwarded", func() bool { return n.count() == 1 })
 	close(release)
 	for i, c := range conns {
 		if m := w.read(c); m.ID != uint16(i) || len(m.Answers) != 1 {
-			t.Errorf("asker %d: %+v", i, m)
+			t.Errorf("client %d: %+v", i, m)
 		}
 	}
-	if n.count() == len(conns) { // a late one may have come after the answer
-		t.Errorf("%d questions went on", n.count())
+	if n.count() == len(conns) { // one may have arrived after the response
+		t.Errorf("%d queries were forwarded", n.count())
 	}
 }
 
-// Of more questions at a time than there is room for, each is answered.
+// Queries beyond the limit get a response too.
 func TestABurstIsAnswered(t *testing.T) {
-	w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:1 attempts:1\n")
-	w.nameServer(2, silent)
+	w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:1 attempts:1\n")
+	w.nameServer(2, neverRespond)
 	c := w.dial(overUDP)
-	const burst = maxPackets + 100
+	const burst = maxUDPQueries + 100
 	for i := range burst {
-		if _, err := c.Write(withID(ask(t, fmt.Sprintf("n%d.example.", i), dnsmessage.TypeA, 0), uint16(i))); err != nil {
+		if _, err := c.Write(withID(newQuery(t, fmt.Sprintf("n%d.example.", i), dnsmessage.TypeA, 0), uint16(i))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -262,54 +261,54 @@ func TestABurstIsAnswered(t *testing.T) {
 	}
 }
 
-func TestGate(t *testing.T) {
+func TestLimiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, start := newGate(1), time.Now()
-		enter := func(want bool, after time.Duration) {
+		l, start := newLimiter(1), time.Now()
+		acquire := func(want bool, after time.Duration) {
 			t.Helper()
-			if got := g.enter(t.Context()); got != want || time.Since(start) != after {
+			if got := l.acquire(t.Context()); got != want || time.Since(start) != after {
 				t.Errorf("%v after %v, want %v after %v", got, time.Since(start), want, after)
 			}
 			start = time.Now()
 		}
-		enter(true, 0)
-		enter(false, patience) // waited for in vain
-		enter(false, 0)        // nobody waits now
-		g.leave()
-		enter(true, 0)
-		time.AfterFunc(patience/2, g.leave)
-		enter(true, patience/2) // there was room: waiting is worth it again
+		acquire(true, 0)
+		acquire(false, queueTimeout) // timed out
+		acquire(false, 0)            // refused at once
+		l.release()
+		acquire(true, 0)
+		time.AfterFunc(queueTimeout/2, l.release)
+		acquire(true, queueTimeout/2) // there was room, so queries wait again
 	})
 }
 
-// Several questions may come on one connection, and be answered in any order.
+// Queries of one connection are answered in any order.
 func TestPipeline(t *testing.T) {
-	w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:30\n")
+	w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:30\n")
 	second := make(chan struct{})
-	w.nameServer(2, func(h heard) [][]byte {
+	w.nameServer(2, func(h received) [][]byte {
 		if bytes.Contains(h.msg, []byte("slow")) {
 			<-second
 		}
-		return [][]byte{reply(t, h.msg, 0, 1)}
+		return [][]byte{newResponse(t, h.msg, 0, 1)}
 	})
 	c := w.dial(overTCP)
 	for i, name := range []string{"slow.example.", "quick.example."} {
-		if err := writeMessage(c, withID(ask(t, name, dnsmessage.TypeA, 0), uint16(i))); err != nil {
+		if err := writeMessage(c, withID(newQuery(t, name, dnsmessage.TypeA, 0), uint16(i))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if m := w.read(c); m.ID != 1 {
-		t.Errorf("%+v comes first", m.Header)
+		t.Errorf("%+v is first", m.Header)
 	}
 	close(second)
 	if m := w.read(c); m.ID != 0 || len(m.Answers) != 1 {
-		t.Errorf("%+v comes next", m.Header)
+		t.Errorf("%+v is second", m.Header)
 	}
 }
 
-// What is no question ends its connection, and no other one's.
-func TestBrokenStreams(t *testing.T) {
-	w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:30\n")
+// An invalid message closes its connection only.
+func TestInvalidMessagesCloseTheConnection(t *testing.T) {
+	w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:30\n")
 	w.nameServer(2, answering(t, 1))
 	for name, text := range map[string]string{
 		"too short": "\x00\x05hello", "too long": "\xff\xff", "an answer": "\x00\x0c\x00\x07\x80\x00\x00\x00\x00\x00\x00\x00\x00\x00",
@@ -322,17 +321,17 @@ func TestBrokenStreams(t *testing.T) {
 			t.Errorf("%s: read %d, %v; want the connection closed", name, n, err)
 		}
 	}
-	if m := w.get(overTCP, ask(t, "example.", dnsmessage.TypeA, 0)); len(m.Answers) != 1 {
+	if m := w.get(overTCP, newQuery(t, "example.", dnsmessage.TypeA, 0)); len(m.Answers) != 1 {
 		t.Errorf("%+v", m)
 	}
 }
 
-// One more connection than there is room for is closed at once; when one has gone the next is taken.
+// A connection beyond the limit is closed at once, until another one is closed.
 func TestConnectionsAreBounded(t *testing.T) {
-	w := newWorld(t, "nameserver 127.0.0.2\noptions timeout:30\n")
+	w := newHarness(t, "nameserver 127.0.0.2\noptions timeout:30\n")
 	w.nameServer(2, answering(t, 1))
 	works := func(c net.Conn) bool {
-		err := writeMessage(c, ask(t, "example.", dnsmessage.TypeA, 0))
+		err := writeMessage(c, newQuery(t, "example.", dnsmessage.TypeA, 0))
 		if err == nil {
 			_, err = readMessage(c, maxMessage)
 		}
@@ -342,18 +341,18 @@ func TestConnectionsAreBounded(t *testing.T) {
 	for range maxConnections {
 		c := w.dial(overTCP)
 		if !works(c) {
-			t.Fatal("a connection within the bound is closed")
+			t.Fatal("a connection within the limit was closed")
 		}
 		open = append(open, c)
 	}
 	if works(w.dial(overTCP)) {
-		t.Error("a connection beyond the bound is served")
+		t.Error("a connection beyond the limit was served")
 	}
 	_ = open[0].Close()
 	wait.Until(t, "there is room again", func() bool { return works(w.dial(overTCP)) })
 }
 
-func TestSocketsThatCannotBeHad(t *testing.T) {
+func TestUnavailableAddresses(t *testing.T) {
 	port := wait.FreePort(t)
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {
@@ -361,18 +360,18 @@ func TestSocketsThatCannotBeHad(t *testing.T) {
 	}
 	defer l.Close()
 	for address, want := range map[string]string{
-		fmt.Sprintf("localhost:%d", port): "address already in use (another program answers there",
+		fmt.Sprintf("localhost:%d", port): "address already in use (stop the program that uses the address",
 		"192.0.2.1:15053":                 "cannot assign requested address",
 		"localhost":                       `parse DNS_PROXY_ADDR "localhost"`,
 		"localhost:x":                     `invalid port "x": want 1–65535`,
 		"localhost:0":                     `invalid port "0": want 1–65535`,
-		"here:53":                         `host "here" is neither localhost nor an IP address`,
+		"here:53":                         `invalid host "here": want localhost or an IP address`,
 	} {
 		if _, err := New(Options{Address: address, Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", address, err, want)
 		}
 	}
-	// The packets' socket of the same address was given back.
+	// The UDP socket of the same address was closed.
 	c, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {
 		t.Fatal(err)

@@ -9,33 +9,33 @@ import (
 const (
 	headerSize = 12
 
-	flagResponse  = 0x80 // in the third byte
-	flagTruncated = 0x02
-	maskOpcode    = 0x78
-	flagDesired   = 0x01 // recursion
-	flagAvailable = 0x80 // recursion; in the fourth byte
-	maskCode      = 0x0f
+	flagResponse           = 0x80 // in the third byte
+	flagTruncated          = 0x02
+	maskOpcode             = 0x78
+	flagRecursionDesired   = 0x01
+	flagRecursionAvailable = 0x80 // in the fourth byte
+	maskRcode              = 0x0f
 )
 
-// The operations that are passed on.
+// The operations that are forwarded.
 const (
 	opQuery  = 0 << 3
 	opNotify = 4 << 3
 	opUpdate = 5 << 3
 )
 
-// code is how an answer ends.
-type code byte
+// rcode is a response code.
+type rcode byte
 
 const (
-	good           code = 0
-	formatError    code = 1
-	serverFailure  code = 2
-	notImplemented code = 4
-	refused        code = 5
+	noError        rcode = 0
+	formatError    rcode = 1
+	serverFailure  rcode = 2
+	notImplemented rcode = 4
+	refused        rcode = 5
 )
 
-// Types of records that matter to who passes messages on.
+// The record types that matter to a forwarder.
 const (
 	typeOPT  = 41
 	typeIXFR = 251
@@ -43,31 +43,30 @@ const (
 )
 
 const (
-	// plainSize is what an asker takes in a datagram who says nothing of it.
-	plainSize = 512
-	// maxQuery bounds a question: beyond what one holds there is room for an update's records and
-	// signatures.
+	// defaultUDPSize is the largest response over UDP without an OPT record. [RFC 1035, 4.2.1]
+	defaultUDPSize = 512
+	// maxQuery bounds a query. It has room for the records and signatures of an update.
 	maxQuery = 16 << 10
-	// maxMessage is what a message over TCP can hold.
+	// maxMessage is the largest message over TCP.
 	maxMessage = 1<<16 - 1
 )
 
-// query is a message that may be passed on. It keeps the message that it was made from.
+// query is a message that may be forwarded. It shares the bytes of the client's message.
 type query struct {
 	msg []byte
-	// end is where the question ends in msg.
+	// end is the offset after the question.
 	end int
-	// size is how long an answer in a datagram may be.
+	// size is the largest response over UDP.
 	size int
 }
 
-// readQuery checks a message of an asker. Where its code is not good, it is to be answered with
-// that; where even this cannot be (it is none, or an answer), ok is false.
-func readQuery(msg []byte) (q query, c code, ok bool) {
+// parseQuery checks a client's message. If the code is not noError, the query is to be answered with
+// it; if ok is false, the message is not a query and gets no response.
+func parseQuery(msg []byte) (q query, code rcode, ok bool) {
 	if len(msg) < headerSize || msg[2]&flagResponse != 0 {
 		return q, 0, false
 	}
-	q = query{msg: msg, end: headerSize, size: plainSize}
+	q = query{msg: msg, end: headerSize, size: defaultUDPSize}
 	switch msg[2] & maskOpcode {
 	case opQuery, opNotify, opUpdate:
 	default:
@@ -82,22 +81,22 @@ func readQuery(msg []byte) (q query, c code, ok bool) {
 	}
 	q.end = end
 	if t := binary.BigEndian.Uint16(msg[end-4:]); msg[2]&maskOpcode == opQuery && (t == typeAXFR || t == typeIXFR) {
-		// A zone comes as many messages; one is all that is passed back.
+		// A zone transfer has many responses, and only one is forwarded.
 		return q, refused, true
 	}
-	if q.size, ok = datagram(msg, end); !ok {
+	if q.size, ok = udpSize(msg, end); !ok {
 		return q, formatError, true
 	}
-	return q, good, true
+	return q, noError, true
 }
 
-// count is the number of entries of a section, 0–3.
+// count returns the number of entries of a section, 0–3.
 func count(msg []byte, section int) int {
 	return int(binary.BigEndian.Uint16(msg[4+2*section:]))
 }
 
-// skipQuestion is where the first question ends. Its name comes first in a message, so there is
-// nothing that a pointer in it could lead to.
+// skipQuestion returns the offset after the first question. Its name cannot have a pointer, because
+// no name precedes it.
 func skipQuestion(msg []byte) (int, bool) {
 	at := headerSize
 	for at < len(msg) && at-headerSize < 255 {
@@ -114,7 +113,7 @@ func skipQuestion(msg []byte) (int, bool) {
 	return 0, false
 }
 
-// skipName is where a name ends that may end with a pointer.
+// skipName returns the offset after a name, which may end with a pointer.
 func skipName(msg []byte, at int) (int, bool) {
 	for at < len(msg) {
 		n := int(msg[at])
@@ -131,10 +130,10 @@ func skipName(msg []byte, at int) (int, bool) {
 	return 0, false
 }
 
-// datagram is the size that the asker's OPT record offers. It is not ok where records are announced
-// that are not there.
-func datagram(msg []byte, at int) (int, bool) {
-	size := plainSize
+// udpSize returns the size of the client's OPT record. ok is false if the message is shorter than its
+// records.
+func udpSize(msg []byte, at int) (size int, ok bool) {
+	size = defaultUDPSize
 	for range count(msg, 1) + count(msg, 2) + count(msg, 3) {
 		root := at < len(msg) && msg[at] == 0
 		end, ok := skipName(msg, at)
@@ -152,27 +151,25 @@ func datagram(msg []byte, at int) (int, bool) {
 	return size, true
 }
 
-// under is the message with another id.
-func (q query) under(id uint16) []byte { return withID(q.msg, id) }
-
 func (q query) id() uint16 { return binary.BigEndian.Uint16(q.msg) }
 
+// withID returns a copy of a message with another ID.
 func withID(msg []byte, id uint16) []byte {
 	out := bytes.Clone(msg)
 	binary.BigEndian.PutUint16(out, id)
 	return out
 }
 
-// answers says whether a message answers the question as it was asked under that id. Case does not
-// count in names. Who did not understand a question may leave it out of the answer.
-func (q query) answers(msg []byte, id uint16) bool {
+// answeredBy reports whether a message is the response to the query with that ID. Names are compared
+// without case. A response with an error may have no question.
+func (q query) answeredBy(msg []byte, id uint16) bool {
 	if len(msg) < headerSize || binary.BigEndian.Uint16(msg) != id || msg[2]&flagResponse == 0 ||
 		msg[2]&maskOpcode != q.msg[2]&maskOpcode {
 		return false
 	}
 	switch count(msg, 0) {
 	case 0:
-		return q.msg[2]&maskOpcode != opQuery || codeOf(msg) == formatError || elsewhere(msg)
+		return q.msg[2]&maskOpcode != opQuery || rcodeOf(msg) == formatError || isServerError(msg)
 	case 1:
 		end, ok := skipQuestion(msg)
 		return ok && end == q.end && equalFold(msg[headerSize:end-4], q.msg[headerSize:end-4]) && bytes.Equal(msg[end-4:end], q.msg[end-4:end])
@@ -180,7 +177,7 @@ func (q query) answers(msg []byte, id uint16) bool {
 	return false
 }
 
-// equalFold compares names. The bytes that say how long labels are lie below the letters.
+// equalFold compares names of equal length. The length bytes of labels are below the letters.
 func equalFold(a, b []byte) bool {
 	lower := func(c byte) byte {
 		if 'A' <= c && c <= 'Z' {
@@ -196,22 +193,22 @@ func equalFold(a, b []byte) bool {
 	return true
 }
 
-func codeOf(msg []byte) code { return code(msg[3] & maskCode) }
+func rcodeOf(msg []byte) rcode { return rcode(msg[3] & maskRcode) }
 
-// elsewhere says whether another server may know better: the C library asks on then, too.
-func elsewhere(msg []byte) bool {
-	switch codeOf(msg) {
+// isServerError reports whether another server may give a better response, as in the C library.
+func isServerError(msg []byte) bool {
+	switch rcodeOf(msg) {
 	case serverFailure, notImplemented, refused:
 		return true
 	}
 	return false
 }
 
-// failure is the answer that there is none, and why.
-func (q query) failure(c code) []byte {
+// failure returns a response with the code and without records.
+func (q query) failure(code rcode) []byte {
 	msg := bytes.Clone(q.msg[:q.end])
-	msg[2] = msg[2]&(maskOpcode|flagDesired) | flagResponse
-	msg[3] = flagAvailable | byte(c)
+	msg[2] = msg[2]&(maskOpcode|flagRecursionDesired) | flagResponse
+	msg[3] = flagRecursionAvailable | byte(code)
 	clear(msg[4:headerSize])
 	if q.end > headerSize {
 		msg[5] = 1
@@ -219,14 +216,14 @@ func (q query) failure(c code) []byte {
 	return msg
 }
 
-// back is an answer under the asker's id. One that is too long for the asker's datagrams is cut down
-// to the question, which has the asker come again by TCP.
-func (q query) back(msg []byte, overTCP bool) []byte {
+// response returns a server's response with the client's ID. One that is too long for the client's
+// UDP size is truncated to the question, so that the client retries over TCP.
+func (q query) response(msg []byte, overTCP bool) []byte {
 	out := withID(msg, q.id())
 	if overTCP || len(msg) <= q.size {
 		return out
 	}
-	cut := q.failure(codeOf(out))
-	cut[2] |= flagTruncated
-	return cut
+	truncated := q.failure(rcodeOf(out))
+	truncated[2] |= flagTruncated
+	return truncated
 }

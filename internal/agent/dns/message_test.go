@@ -7,9 +7,8 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// ask packs a question as an application's resolver does; size is what its OPT record offers, 0 for
-// none.
-func ask(t testing.TB, name string, typ dnsmessage.Type, size int) []byte {
+// newQuery packs a query; size is that of its OPT record, 0 for none.
+func newQuery(t testing.TB, name string, typ dnsmessage.Type, size int) []byte {
 	t.Helper()
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 7, RecursionDesired: true})
 	err := b.StartQuestions()
@@ -31,11 +30,11 @@ func ask(t testing.TB, name string, typ dnsmessage.Type, size int) []byte {
 	return msg
 }
 
-// reply packs an answer to a question with so many addresses.
-func reply(t testing.TB, question []byte, code dnsmessage.RCode, addresses int) []byte {
+// newResponse packs a response to a query with a number of addresses.
+func newResponse(t testing.TB, query []byte, code dnsmessage.RCode, addresses int) []byte {
 	t.Helper()
 	var m dnsmessage.Message
-	if err := m.Unpack(question); err != nil {
+	if err := m.Unpack(query); err != nil {
 		t.Fatal(err)
 	}
 	m.Response, m.RecursionAvailable, m.RCode, m.Additionals = true, true, code, nil
@@ -52,50 +51,50 @@ func reply(t testing.TB, question []byte, code dnsmessage.RCode, addresses int) 
 	return msg
 }
 
-// changed is a message with bytes put in the place of others.
-func changed(msg []byte, at int, with ...byte) []byte {
+// patch returns a message with some bytes replaced.
+func patch(msg []byte, at int, with ...byte) []byte {
 	out := bytes.Clone(msg)
 	copy(out[at:], with)
 	return out
 }
 
-func TestReadQuery(t *testing.T) {
-	plain := ask(t, "Example.com.", dnsmessage.TypeA, 0)
-	sized := ask(t, "example.com.", dnsmessage.TypeA, 4096)
+func TestParseQuery(t *testing.T) {
+	plain := newQuery(t, "Example.com.", dnsmessage.TypeA, 0)
+	sized := newQuery(t, "example.com.", dnsmessage.TypeA, 4096)
 	for _, tt := range []struct {
 		name string
 		msg  []byte
 		ok   bool
-		code code
+		code rcode
 		size int
 	}{
-		{"plain", plain, true, good, 512},
-		{"with an OPT record", sized, true, good, 4096},
-		{"a small OPT record", ask(t, "example.com.", dnsmessage.TypeA, 100), true, good, 512},
-		{"the root", ask(t, ".", dnsmessage.TypeNS, 0), true, good, 512},
-		{"update", changed(plain, 2, opUpdate), true, good, 512},
-		{"notify", changed(plain, 2, opNotify), true, good, 512},
+		{"plain", plain, true, noError, 512},
+		{"with an OPT record", sized, true, noError, 4096},
+		{"a small OPT record", newQuery(t, "example.com.", dnsmessage.TypeA, 100), true, noError, 512},
+		{"the root", newQuery(t, ".", dnsmessage.TypeNS, 0), true, noError, 512},
+		{"update", patch(plain, 2, opUpdate), true, noError, 512},
+		{"notify", patch(plain, 2, opNotify), true, noError, 512},
 		{"nothing", nil, false, 0, 0},
 		{"half a header", plain[:11], false, 0, 0},
-		{"an answer", changed(plain, 2, 0x81), false, 0, 0},
-		{"status", changed(plain, 2, 2<<3), true, notImplemented, 0},
-		{"no question", changed(plain, 5, 0), true, formatError, 0},
-		{"two questions", changed(plain, 5, 2), true, formatError, 0},
-		{"65535 questions", changed(plain, 4, 255, 255), true, formatError, 0},
+		{"a response", patch(plain, 2, 0x81), false, 0, 0},
+		{"status", patch(plain, 2, 2<<3), true, notImplemented, 0},
+		{"no question", patch(plain, 5, 0), true, formatError, 0},
+		{"two questions", patch(plain, 5, 2), true, formatError, 0},
+		{"65535 questions", patch(plain, 4, 255, 255), true, formatError, 0},
 		{"a header alone", plain[:12], true, formatError, 0},
 		{"half a name", plain[:15], true, formatError, 0},
 		{"no type", plain[:len(plain)-3], true, formatError, 0},
-		{"a pointer", changed(plain, 12, 0xc0, 12), true, formatError, 0},
-		{"a label of 64", changed(plain, 12, 64), true, formatError, 0},
-		{"a record that is not there", changed(plain, 11, 1), true, formatError, 0},
-		{"65535 records", changed(sized, 10, 255, 255), true, formatError, 0},
+		{"a pointer", patch(plain, 12, 0xc0, 12), true, formatError, 0},
+		{"a label of 64", patch(plain, 12, 64), true, formatError, 0},
+		{"a missing record", patch(plain, 11, 1), true, formatError, 0},
+		{"65535 records", patch(sized, 10, 255, 255), true, formatError, 0},
 		{"half a record", sized[:len(sized)-3], true, formatError, 0},
-		{"a zone transfer", ask(t, "example.com.", dnsmessage.TypeAXFR, 0), true, refused, 0},
+		{"a zone transfer", newQuery(t, "example.com.", dnsmessage.TypeAXFR, 0), true, refused, 0},
 		{"too long", append(bytes.Clone(plain), make([]byte, maxQuery)...), true, formatError, 0},
-		{"a long name", ask(t, "a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p.", dnsmessage.TypeAAAA, 1232), true, good, 1232},
+		{"a long name", newQuery(t, "a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p.", dnsmessage.TypeAAAA, 1232), true, noError, 1232},
 	} {
-		q, c, ok := readQuery(tt.msg)
-		if ok != tt.ok || c != tt.code || ok && c == good && q.size != tt.size {
+		q, c, ok := parseQuery(tt.msg)
+		if ok != tt.ok || c != tt.code || ok && c == noError && q.size != tt.size {
 			t.Errorf("%s: %v, code %d, size %d; want %v, %d, %d", tt.name, ok, c, q.size, tt.ok, tt.code, tt.size)
 		}
 		if !ok {
@@ -109,53 +108,53 @@ func TestReadQuery(t *testing.T) {
 	}
 }
 
-func TestAnswers(t *testing.T) {
-	msg := ask(t, "Example.com.", dnsmessage.TypeA, 0)
-	q, _, _ := readQuery(msg)
-	answer := reply(t, msg, dnsmessage.RCodeSuccess, 1)
+func TestAnsweredBy(t *testing.T) {
+	msg := newQuery(t, "Example.com.", dnsmessage.TypeA, 0)
+	q, _, _ := parseQuery(msg)
+	answer := newResponse(t, msg, dnsmessage.RCodeSuccess, 1)
 	bare := func(code dnsmessage.RCode) []byte {
-		out := bytes.Clone(reply(t, msg, code, 0)[:headerSize])
+		out := bytes.Clone(newResponse(t, msg, code, 0)[:headerSize])
 		clear(out[4:])
 		return out
 	}
-	update, _, _ := readQuery(changed(msg, 2, opUpdate))
+	update, _, _ := parseQuery(patch(msg, 2, opUpdate))
 	for _, tt := range []struct {
 		name string
 		q    query
 		msg  []byte
 		want bool
 	}{
-		{"the answer", q, answer, true},
-		{"no such name", q, reply(t, msg, dnsmessage.RCodeNameError, 0), true},
-		{"in other letters", q, changed(answer, 13, 'e', 'X'), true},
-		{"another id", q, changed(answer, 0, 0, 8), false},
-		{"a question", q, msg, false},
-		{"another operation", q, changed(answer, 2, 0x81|opNotify), false},
-		{"another name", q, changed(answer, 13, 'f'), false},
-		{"a name with more labels", q, changed(answer, 12, 3), false},
-		{"another type", q, changed(answer, 26, 28), false},
-		{"another class", q, changed(answer, 28, 3), false},
-		{"a longer name", q, reply(t, ask(t, "a.example.com.", dnsmessage.TypeA, 0), 0, 1), false},
-		{"a shorter name", q, reply(t, ask(t, "example.co.", dnsmessage.TypeA, 0), 0, 1), false},
-		{"two questions", q, changed(answer, 5, 2), false},
+		{"the response", q, answer, true},
+		{"no such name", q, newResponse(t, msg, dnsmessage.RCodeNameError, 0), true},
+		{"in another case", q, patch(answer, 13, 'e', 'X'), true},
+		{"another id", q, patch(answer, 0, 0, 8), false},
+		{"a query", q, msg, false},
+		{"another operation", q, patch(answer, 2, 0x81|opNotify), false},
+		{"another name", q, patch(answer, 13, 'f'), false},
+		{"a name with more labels", q, patch(answer, 12, 3), false},
+		{"another type", q, patch(answer, 26, 28), false},
+		{"another class", q, patch(answer, 28, 3), false},
+		{"a longer name", q, newResponse(t, newQuery(t, "a.example.com.", dnsmessage.TypeA, 0), 0, 1), false},
+		{"a shorter name", q, newResponse(t, newQuery(t, "example.co.", dnsmessage.TypeA, 0), 0, 1), false},
+		{"two questions", q, patch(answer, 5, 2), false},
 		{"nothing", q, nil, false},
 		{"half a question", q, answer[:20], false},
-		{"not understood", q, bare(dnsmessage.RCodeFormatError), true},
-		{"not wanted", q, bare(dnsmessage.RCodeRefused), true},
-		{"no such name, but which", q, bare(dnsmessage.RCodeNameError), false},
-		{"good, but what", q, bare(dnsmessage.RCodeSuccess), false},
-		{"an update is done", update, changed(bare(dnsmessage.RCodeSuccess), 2, flagResponse|opUpdate), true},
+		{"format error without a question", q, bare(dnsmessage.RCodeFormatError), true},
+		{"refused without a question", q, bare(dnsmessage.RCodeRefused), true},
+		{"no such name without a question", q, bare(dnsmessage.RCodeNameError), false},
+		{"no error without a question", q, bare(dnsmessage.RCodeSuccess), false},
+		{"an update without a question", update, patch(bare(dnsmessage.RCodeSuccess), 2, flagResponse|opUpdate), true},
 	} {
-		if got := tt.q.answers(tt.msg, 7); got != tt.want {
+		if got := tt.q.answeredBy(tt.msg, 7); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}
 }
 
-func TestBack(t *testing.T) {
-	msg := ask(t, "example.com.", dnsmessage.TypeA, 0)
-	q, _, _ := readQuery(msg)
-	long := changed(reply(t, msg, dnsmessage.RCodeSuccess, 100), 0, 9, 9)
+func TestResponse(t *testing.T) {
+	msg := newQuery(t, "example.com.", dnsmessage.TypeA, 0)
+	q, _, _ := parseQuery(msg)
+	long := patch(newResponse(t, msg, dnsmessage.RCodeSuccess, 100), 0, 9, 9)
 	for _, tt := range []struct {
 		name      string
 		answer    []byte
@@ -163,13 +162,13 @@ func TestBack(t *testing.T) {
 		truncated bool
 		answers   int
 	}{
-		{"short", reply(t, msg, dnsmessage.RCodeSuccess, 3), false, false, 3},
+		{"short", newResponse(t, msg, dnsmessage.RCodeSuccess, 3), false, false, 3},
 		{"long for a datagram", long, false, true, 0},
 		{"long", long, true, false, 100},
-		{"truncated by the server", changed(reply(t, msg, 0, 0), 2, 0x83), false, true, 0},
+		{"truncated by the server", patch(newResponse(t, msg, 0, 0), 2, 0x83), false, true, 0},
 	} {
 		var got dnsmessage.Message
-		if err := got.Unpack(q.back(tt.answer, tt.overTCP)); err != nil {
+		if err := got.Unpack(q.response(tt.answer, tt.overTCP)); err != nil {
 			t.Fatal(tt.name, err)
 		}
 		if got.ID != 7 || got.Truncated != tt.truncated || len(got.Answers) != tt.answers || len(got.Questions) != 1 {
@@ -178,36 +177,36 @@ func TestBack(t *testing.T) {
 	}
 }
 
-// FuzzMessage: no bytes of an asker or of a server do harm, what is passed on is what a library
-// takes for one question, and its own answer is an answer to it.
+// FuzzMessage: messages of clients and servers cause no panic, a forwarded query has one question
+// according to a DNS library, and the package's own responses match their query.
 func FuzzMessage(f *testing.F) {
-	msg := ask(f, "Example.com.", dnsmessage.TypeA, 4096)
-	f.Add(msg, reply(f, msg, dnsmessage.RCodeSuccess, 2))
+	msg := newQuery(f, "Example.com.", dnsmessage.TypeA, 4096)
+	f.Add(msg, newResponse(f, msg, dnsmessage.RCodeSuccess, 2))
 	f.Add(msg[:12], msg)
-	f.Add(changed(msg, 12, 0xc0, 12), changed(msg, 4, 255, 255, 255, 255, 255, 255, 255, 255))
+	f.Add(patch(msg, 12, 0xc0, 12), patch(msg, 4, 255, 255, 255, 255, 255, 255, 255, 255))
 	f.Fuzz(func(t *testing.T, msg, answer []byte) {
 		before := bytes.Clone(msg)
-		q, c, ok := readQuery(msg)
+		q, c, ok := parseQuery(msg)
 		if !ok {
 			return
 		}
 		failed := q.failure(c)
-		if c != good {
+		if c != noError {
 			return
 		}
 		var p dnsmessage.Parser
 		if _, err := p.Start(msg); err != nil {
-			t.Fatalf("%x is passed on: %v", msg, err)
+			t.Fatalf("%x is forwarded: %v", msg, err)
 		}
 		if all, err := p.AllQuestions(); err == nil && len(all) != 1 {
-			t.Fatalf("%x is passed on with %d questions", msg, len(all))
+			t.Fatalf("%x is forwarded with %d questions", msg, len(all))
 		}
-		if !q.answers(failed, q.id()) {
-			t.Fatalf("%x does not answer %x", failed, msg)
+		if !q.answeredBy(failed, q.id()) {
+			t.Fatalf("%x is not a response to %x", failed, msg)
 		}
-		if q.answers(answer, q.id()) {
-			if back := q.back(answer, false); len(back) > max(q.size, len(failed)) || !q.answers(back, q.id()) {
-				t.Fatalf("%x is passed back as %x", answer, back)
+		if q.answeredBy(answer, q.id()) {
+			if resp := q.response(answer, false); len(resp) > max(q.size, len(failed)) || !q.answeredBy(resp, q.id()) {
+				t.Fatalf("the response %x becomes %x", answer, resp)
 			}
 		}
 		if !bytes.Equal(msg, before) {

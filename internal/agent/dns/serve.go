@@ -13,104 +13,104 @@ import (
 	"time"
 )
 
-// The bounds of what askers can occupy. All of them together cost at most some 20 MB, and that only
-// while they ask at that rate with the longest messages there are.
+// The limits of what clients can occupy: about 20 MB in all, while they send the longest queries at
+// the highest rate.
 const (
-	// maxPackets and maxStreamed are questions at a time, by UDP and by TCP.
-	maxPackets, maxStreamed = 128, 64
-	maxConnections          = 64
-	// pipelined are questions at a time of one connection.
-	pipelined = 8
-	// idle is how long a connection may take to bring its next question, or to take an answer.
-	idle = 10 * time.Second
-	// patience is how long a question waits for another one's end before it is turned down.
-	patience = time.Second
-	// pause follows an error of a socket that may go away by itself: no memory, no descriptors.
-	pause = 100 * time.Millisecond
+	// maxUDPQueries and maxTCPQueries are concurrent queries.
+	maxUDPQueries, maxTCPQueries = 128, 64
+	maxConnections               = 64
+	// maxPipelined are concurrent queries of one connection.
+	maxPipelined = 8
+	// idleTimeout bounds the wait for the next query of a connection, and for writing a response.
+	idleTimeout = 10 * time.Second
+	// queueTimeout is how long a query waits for another one to finish before it is refused.
+	queueTimeout = time.Second
+	// retryDelay follows a temporary socket error: no memory, no file descriptors.
+	retryDelay = 100 * time.Millisecond
 )
 
-// gate lets so many in at a time. Once somebody has waited in vain nobody waits until there is room
-// again: everyone has an answer at once then, even if it is that there is none.
-type gate struct {
-	room chan struct{}
-	full atomic.Bool
+// limiter admits a number of queries at a time. After a query has timed out in the queue, others are
+// refused at once until there is room again, so that every client gets a response soon.
+type limiter struct {
+	slots chan struct{}
+	full  atomic.Bool
 }
 
-func newGate(n int) *gate { return &gate{room: make(chan struct{}, n)} }
+func newLimiter(n int) *limiter { return &limiter{slots: make(chan struct{}, n)} }
 
-func (g *gate) enter(ctx context.Context) bool {
+func (l *limiter) acquire(ctx context.Context) bool {
 	select {
-	case g.room <- struct{}{}:
-		g.full.Store(false)
+	case l.slots <- struct{}{}:
+		l.full.Store(false)
 		return true
 	default:
 	}
-	if g.full.Load() {
+	if l.full.Load() {
 		return false
 	}
-	wait := time.NewTimer(patience)
-	defer wait.Stop()
+	timeout := time.NewTimer(queueTimeout)
+	defer timeout.Stop()
 	select {
-	case g.room <- struct{}{}:
+	case l.slots <- struct{}{}:
 		return true
-	case <-wait.C:
-		g.full.Store(true)
+	case <-timeout.C:
+		l.full.Store(true)
 	case <-ctx.Done():
 	}
 	return false
 }
 
-func (g *gate) leave() { <-g.room }
+func (l *limiter) release() { <-l.slots }
 
-// recovers waits a moment after a socket's error, and says whether to go on: not when the server ends.
-func recovers(ctx context.Context, err error) bool {
+// waitToRetry waits after a socket error, and returns false if the socket was closed or ctx ended.
+func waitToRetry(ctx context.Context, err error) bool {
 	if errors.Is(err, net.ErrClosed) {
 		return false
 	}
-	wait := time.NewTimer(pause)
-	defer wait.Stop()
+	delay := time.NewTimer(retryDelay)
+	defer delay.Stop()
 	select {
-	case <-wait.C:
+	case <-delay.C:
 		return true
 	case <-ctx.Done():
 		return false
 	}
 }
 
-func (s *Server) servePackets(ctx context.Context, c *net.UDPConn, g *gate) {
+func (s *Server) serveUDP(ctx context.Context, c *net.UDPConn, l *limiter) {
 	var group sync.WaitGroup
 	defer group.Wait()
 	buf := make([]byte, maxQuery+1)
 	for {
 		n, from, err := c.ReadFromUDPAddrPort(buf)
 		if err != nil {
-			if !recovers(ctx, err) {
+			if !waitToRetry(ctx, err) {
 				return
 			}
 			continue
 		}
 		msg := bytes.Clone(buf[:n])
-		// An answer that can't be sent is one whose asker is gone: he asks again if he lives.
-		if !g.enter(ctx) {
-			_, _ = c.WriteToUDPAddrPort(s.busy(msg), from)
+		// Errors of writes are ignored: the client has gone, or it retries.
+		if !l.acquire(ctx) {
+			_, _ = c.WriteToUDPAddrPort(s.overloaded(msg), from)
 			continue
 		}
 		group.Go(func() {
-			defer g.leave()
-			if answer := s.answer(ctx, msg, from, overUDP); answer != nil {
-				_, _ = c.WriteToUDPAddrPort(answer, from)
+			defer l.release()
+			if resp := s.respond(ctx, msg, from, overUDP); resp != nil {
+				_, _ = c.WriteToUDPAddrPort(resp, from)
 			}
 		})
 	}
 }
 
-func (s *Server) serveStreams(ctx context.Context, l net.Listener, connections chan struct{}, g *gate) {
+func (s *Server) serveTCP(ctx context.Context, listener net.Listener, connections chan struct{}, l *limiter) {
 	var group sync.WaitGroup
 	defer group.Wait()
 	for {
-		c, err := l.Accept()
+		c, err := listener.Accept()
 		if err != nil {
-			if !recovers(ctx, err) {
+			if !waitToRetry(ctx, err) {
 				return
 			}
 			continue
@@ -119,7 +119,7 @@ func (s *Server) serveStreams(ctx context.Context, l net.Listener, connections c
 		case connections <- struct{}{}:
 			group.Go(func() {
 				defer func() { <-connections }()
-				s.serveStream(ctx, c, g)
+				s.serveConn(ctx, c, l)
 			})
 		default:
 			_ = c.Close()
@@ -127,56 +127,56 @@ func (s *Server) serveStreams(ctx context.Context, l net.Listener, connections c
 	}
 }
 
-// serveStream answers the questions of one connection as the answers come, until it is closed,
-// idle, or sends what is none.
-func (s *Server) serveStream(ctx context.Context, c net.Conn, g *gate) {
+// serveConn answers the queries of one connection, in the order of the responses, until it is closed
+// or idle, or the client sends something else.
+func (s *Server) serveConn(ctx context.Context, c net.Conn, l *limiter) {
 	defer func() { _ = c.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
 	var group sync.WaitGroup
 	defer group.Wait()
 	from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
-	turns := make(chan struct{}, pipelined)
+	pipeline := make(chan struct{}, maxPipelined)
 	var writing sync.Mutex
-	tell := func(answer []byte) {
+	write := func(resp []byte) {
 		writing.Lock()
 		defer writing.Unlock()
-		if answer == nil || c.SetWriteDeadline(time.Now().Add(idle)) != nil || writeMessage(c, answer) != nil {
-			_ = c.Close() // nothing more can be told
+		if resp == nil || c.SetWriteDeadline(time.Now().Add(idleTimeout)) != nil || writeMessage(c, resp) != nil {
+			_ = c.Close()
 		}
 	}
 	for {
-		turns <- struct{}{}
-		if c.SetReadDeadline(time.Now().Add(idle)) != nil {
+		pipeline <- struct{}{}
+		if c.SetReadDeadline(time.Now().Add(idleTimeout)) != nil {
 			return
 		}
 		msg, err := readMessage(c, maxQuery)
 		if err != nil {
 			return
 		}
-		if !g.enter(ctx) {
-			tell(s.busy(msg))
-			<-turns
+		if !l.acquire(ctx) {
+			write(s.overloaded(msg))
+			<-pipeline
 			continue
 		}
 		group.Go(func() {
-			defer func() { <-turns }()
-			defer g.leave()
-			tell(s.answer(ctx, msg, from, overTCP))
+			defer func() { <-pipeline }()
+			defer l.release()
+			write(s.respond(ctx, msg, from, overTCP))
 		})
 	}
 }
 
-var errLength = errors.New("the length that was announced is out of bounds")
+var errLength = errors.New("invalid length of a message")
 
-// readMessage reads one message with its length before it. [RFC 1035, 4.2.2]
-func readMessage(r io.Reader, most int) ([]byte, error) {
-	var head [2]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
+// readMessage reads one message of at most limit bytes after its length. [RFC 1035, 4.2.2]
+func readMessage(r io.Reader, limit int) ([]byte, error) {
+	var length [2]byte
+	if _, err := io.ReadFull(r, length[:]); err != nil {
 		return nil, err
 	}
-	n := int(binary.BigEndian.Uint16(head[:]))
-	if n < headerSize || n > most {
+	n := int(binary.BigEndian.Uint16(length[:]))
+	if n < headerSize || n > limit {
 		return nil, errLength
 	}
 	msg := make([]byte, n)
@@ -184,7 +184,7 @@ func readMessage(r io.Reader, most int) ([]byte, error) {
 	return msg, err
 }
 
-// writeMessage writes length and message at once: some take one segment for one message.
+// writeMessage writes length and message at once: some servers expect both in one segment.
 func writeMessage(w io.Writer, msg []byte) error {
 	out := binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(msg)), uint16(len(msg)))
 	_, err := w.Write(append(out, msg...))

@@ -21,21 +21,20 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// world is a server under test, and the name servers that its resolv.conf names.
-type world struct {
-	t    *testing.T
-	s    *Server
-	log  wait.Output
-	conf string
-	port int // of the name servers, which differ by their addresses, 127.0.0.2 and up
-	// dialled counts connections.
-	dialled int
+// harness is a Server and the name servers of its resolv.conf.
+type harness struct {
+	t      *testing.T
+	s      *Server
+	log    wait.Output
+	conf   string
+	port   int // of the name servers, whose addresses are 127.0.0.2 and higher
+	dialed int // connections
 }
 
-// newWorld starts a server. Its options are those of a resolv.conf; adjust it before it runs.
-func newWorld(t *testing.T, conf string, adjust ...func(*Server)) *world {
+// newHarness starts a server with the text of a resolv.conf. The adjust functions are called before it runs.
+func newHarness(t *testing.T, conf string, adjust ...func(*Server)) *harness {
 	t.Helper()
-	w := &world{t: t, conf: filepath.Join(t.TempDir(), "resolv.conf"), port: wait.FreePort(t)}
+	w := &harness{t: t, conf: filepath.Join(t.TempDir(), "resolv.conf"), port: wait.FreePort(t)}
 	w.write(conf)
 	s, err := New(Options{
 		Address: fmt.Sprintf("localhost:%d", wait.FreePort(t)), Conf: w.conf,
@@ -60,7 +59,7 @@ func newWorld(t *testing.T, conf string, adjust ...func(*Server)) *world {
 	return w
 }
 
-func (w *world) write(conf string) {
+func (w *harness) write(conf string) {
 	w.t.Helper()
 	if err := os.WriteFile(w.conf+".new", []byte(conf), 0o600); err != nil {
 		w.t.Fatal(err)
@@ -70,38 +69,39 @@ func (w *world) write(conf string) {
 	}
 }
 
-// heard is a question that reached a name server.
-type heard struct {
+// received is a query that reached a name server.
+type received struct {
 	msg  []byte
 	from string
 	by   transport
 }
 
-// nameServer is one of 127.0.0.N. What answers returns is sent in order.
+// nameServer is a server on 127.0.0.N, over UDP and TCP.
 type nameServer struct {
-	mu    sync.Mutex
-	heard []heard
+	mu       sync.Mutex
+	received []received
 }
 
 func (n *nameServer) count() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.heard)
+	return len(n.received)
 }
 
-func (n *nameServer) all() []heard {
+func (n *nameServer) all() []received {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return slices.Clone(n.heard)
+	return slices.Clone(n.received)
 }
 
-func (n *nameServer) take(h heard) {
+func (n *nameServer) add(h received) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.heard = append(n.heard, h)
+	n.received = append(n.received, h)
 }
 
-func (w *world) nameServer(last byte, answers func(h heard) [][]byte) *nameServer {
+// nameServer starts a server that sends what answers returns, in order.
+func (w *harness) nameServer(last byte, answers func(h received) [][]byte) *nameServer {
 	w.t.Helper()
 	addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, last}), uint16(w.port))
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
@@ -127,8 +127,8 @@ func (w *world) nameServer(last byte, answers func(h heard) [][]byte) *nameServe
 			if err != nil {
 				return
 			}
-			h := heard{bytes.Clone(buf[:size]), from.String(), overUDP}
-			n.take(h)
+			h := received{bytes.Clone(buf[:size]), from.String(), overUDP}
+			n.add(h)
 			group.Go(func() {
 				for _, a := range answers(h) {
 					_, _ = c.WriteToUDPAddrPort(a, from)
@@ -149,8 +149,8 @@ func (w *world) nameServer(last byte, answers func(h heard) [][]byte) *nameServe
 				if err != nil {
 					return
 				}
-				h := heard{msg, c.RemoteAddr().String(), overTCP}
-				n.take(h)
+				h := received{msg, c.RemoteAddr().String(), overTCP}
+				n.add(h)
 				for _, a := range answers(h) {
 					_ = writeMessage(c, a)
 				}
@@ -160,11 +160,11 @@ func (w *world) nameServer(last byte, answers func(h heard) [][]byte) *nameServe
 	return n
 }
 
-// dial connects to the server under test, at its addresses of either family in turn.
-func (w *world) dial(t transport) net.Conn {
+// dial connects to the server, alternating between its addresses.
+func (w *harness) dial(t transport) net.Conn {
 	w.t.Helper()
-	w.dialled++
-	c, err := net.Dial(string(t), w.s.addrs[w.dialled%len(w.s.addrs)].String())
+	w.dialed++
+	c, err := net.Dial(string(t), w.s.addrs[w.dialed%len(w.s.addrs)].String())
 	if err == nil {
 		err = c.SetDeadline(time.Now().Add(wait.Bound))
 	}
@@ -175,8 +175,8 @@ func (w *world) dial(t transport) net.Conn {
 	return c
 }
 
-// read takes one message from a connection to the server under test.
-func (w *world) read(c net.Conn) (m dnsmessage.Message) {
+// read reads one message from a connection to the server.
+func (w *harness) read(c net.Conn) (m dnsmessage.Message) {
 	w.t.Helper()
 	msg, err := []byte(nil), error(nil)
 	if c.LocalAddr().Network() == "tcp" {
@@ -196,8 +196,8 @@ func (w *world) read(c net.Conn) (m dnsmessage.Message) {
 	return m
 }
 
-// get asks the server under test.
-func (w *world) get(t transport, msg []byte) dnsmessage.Message {
+// get sends a query to the server and returns the response.
+func (w *harness) get(t transport, msg []byte) dnsmessage.Message {
 	w.t.Helper()
 	c := w.dial(t)
 	send := func() error { _, err := c.Write(msg); return err }
@@ -209,18 +209,18 @@ func (w *world) get(t transport, msg []byte) dnsmessage.Message {
 	}
 	m := w.read(c)
 	if m.ID != binary.BigEndian.Uint16(msg) || !m.Response {
-		w.t.Fatalf("answered with %+v", m.Header)
+		w.t.Fatalf("the response is %+v", m.Header)
 	}
 	return m
 }
 
-// answering gives so many addresses.
-func answering(t *testing.T, addresses int) func(heard) [][]byte {
-	return func(h heard) [][]byte { return [][]byte{reply(t, h.msg, 0, addresses)} }
+// answering responds with a number of addresses.
+func answering(t *testing.T, addresses int) func(received) [][]byte {
+	return func(h received) [][]byte { return [][]byte{newResponse(t, h.msg, 0, addresses)} }
 }
 
-func saying(t *testing.T, code dnsmessage.RCode) func(heard) [][]byte {
-	return func(h heard) [][]byte { return [][]byte{reply(t, h.msg, code, 0)} }
+func failing(t *testing.T, code dnsmessage.RCode) func(received) [][]byte {
+	return func(h received) [][]byte { return [][]byte{newResponse(t, h.msg, code, 0)} }
 }
 
-func silent(heard) [][]byte { return nil }
+func neverRespond(received) [][]byte { return nil }
