@@ -9,8 +9,8 @@ import (
 	"github.com/pilothouse/pilothouse/proxy"
 )
 
-// An agent takes configurations one after another; each runs in the next epoch. The older one is not
-// ended by the agent: here it sees by itself that it has a successor.
+// Each configuration runs in the next epoch. The agent does not end the older one: here it exits when
+// its successor starts.
 func ExampleAgent() {
 	ctx, cancel := context.WithCancel(context.Background())
 	started := make(chan string)
@@ -30,18 +30,18 @@ func ExampleAgent() {
 		},
 	}, proxy.DefaultRetry)
 
-	over := make(chan struct{})
+	done := make(chan struct{})
 	go func() {
-		defer close(over)
+		defer close(done)
 		agent.Run(ctx)
 	}()
 	agent.ScheduleConfigUpdate("blue")
 	fmt.Println(<-started)
-	agent.ScheduleConfigUpdate("blue") // nothing new
+	agent.ScheduleConfigUpdate("blue") // no change
 	agent.ScheduleConfigUpdate("green")
 	fmt.Println(<-started)
 	cancel()
-	<-over
+	<-done
 	fmt.Println("ended with", agent.Err())
 	// Output:
 	// epoch 0 runs with blue
@@ -49,7 +49,7 @@ func ExampleAgent() {
 	// ended with <nil>
 }
 
-// A Proxy for a program: the command line carries the epoch, an abort kills it.
+// A Proxy that runs a program: the epoch is in the command line, an abort kills the process.
 func ExampleProxyFuncs() {
 	run := func(config any, epoch int, abort <-chan error) error {
 		cmd := exec.Command("envoy", "-c", config.(string), "--restart-epoch", strconv.Itoa(epoch))
@@ -69,19 +69,19 @@ func ExampleProxyFuncs() {
 	}
 	agent := proxy.NewAgent(proxy.ProxyFuncs{
 		RunFunc:   run,
-		PanicFunc: func(config any) { fmt.Println("cannot be run:", config) },
+		PanicFunc: func(config any) { fmt.Println("given up:", config) },
 	}, proxy.Retry{MaxRetries: 0})
 	go agent.ScheduleConfigUpdate("/no/such/envoy.yaml")
 	agent.Run(context.Background())
 	if agent.Err() != nil {
-		fmt.Println("nothing runs any more")
+		fmt.Println("no epoch is running")
 	}
 	// Output:
-	// cannot be run: /no/such/envoy.yaml
-	// nothing runs any more
+	// given up: /no/such/envoy.yaml
+	// no epoch is running
 }
 
-// Restart waits until an epoch was started with the configuration, or none will be.
+// Restart waits until an epoch is started with the configuration, or none will be.
 func ExampleAgent_Restart() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -95,7 +95,7 @@ func ExampleAgent_Restart() {
 	// Output: both were started
 }
 
-// A role is a value; its node id tells a control plane who asks.
+// The node ID of a role identifies the proxy to the control plane.
 func ExampleDecodeServiceNode() {
 	sidecar := proxy.Sidecar{IPAddress: "10.1.1.4", ID: "reviews-1.bookshop", Domain: "bookshop.svc.cluster.local"}
 	fmt.Println(sidecar.ServiceNode())

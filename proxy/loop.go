@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -12,79 +13,86 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 )
 
-// loop is the one goroutine that owns the machine.
+// loop is the control loop. Only its goroutine uses it, except for report.
 type loop struct {
 	*agent
-	ctx     context.Context // of all that watches epochs
+	ctx     context.Context // of all calls of Live
 	machine *supervise.Machine
-	zero    time.Time
+	zero    time.Time // of the machine
 	timer   *time.Timer
 	epochs  map[int]*epoch
-	events  chan report
-	configs map[string]any // those that may be started again, by the machine's name of them
-	names   int
-	orders  []order // that are waited for, each with its name in place of its configuration
+	reports chan report
+	known   map[string]any // configurations that may be started again, by their hash
+	hashes  int            // that were used
+	waiting []waiter
 	failed  GivenUpError
 
-	watchers sync.WaitGroup // calls of Live
+	liveCalls sync.WaitGroup
 }
 
-// epoch is one call of Proxy.Run. Numbers come again, epochs do not.
+// epoch is one call of Proxy.Run. A number may be used again, an epoch is not.
 type epoch struct {
 	number int
 	abort  chan error
-	stop   context.CancelFunc // of what watches it
+	stop   context.CancelFunc // of its call of Live
 }
 
-// report is word of an epoch: it is live, or it has ended with err.
+// report says that an epoch is live, or that it has exited with err.
 type report struct {
-	about *epoch
-	ended bool
-	err   error
+	epoch  *epoch
+	exited bool
+	err    error
+}
+
+// waiter is a call of Restart that has not returned.
+type waiter struct {
+	hash string
+	done chan struct{}
 }
 
 func (l *loop) serve(ctx context.Context) error {
-	asked := ctx.Done()
+	ended := ctx.Done()
 	for {
 		var ev supervise.Event = supervise.Now{}
 		select {
-		case <-asked:
-			asked, ev = nil, supervise.Terminate{}
+		case <-ended:
+			ended, ev = nil, supervise.Terminate{}
 		case <-l.quits:
 			ev = supervise.Terminate{Quick: true}
-		case config := <-l.agent.configs:
-			ev = supervise.Desired{Hash: l.name(config)}
-		case o := <-l.agent.orders:
-			name := l.name(o.config)
-			l.orders = append(l.orders, order{name, o.done})
-			ev = supervise.Desired{Hash: name}
-		case r := <-l.events:
-			if l.epochs[r.about.number] != r.about {
-				continue // late word of one that is gone
+		case config := <-l.configs:
+			ev = supervise.Desired{Hash: l.hash(config)}
+		case r := <-l.restarts:
+			hash := l.hash(r.config)
+			l.waiting = append(l.waiting, waiter{hash, r.done})
+			ev = supervise.Desired{Hash: hash}
+		case r := <-l.reports:
+			if l.epochs[r.epoch.number] != r.epoch {
+				continue // its number is in use again
 			}
-			ev = l.take(r)
+			ev = l.handle(r)
 		case <-l.timer.C:
 		}
-		if code, done := l.step(ev); done {
+		if code, done := l.advance(ev); done {
 			if code == 0 {
 				return nil
 			}
 			return &l.failed
 		}
-		l.tidy()
+		l.cleanUp()
 	}
 }
 
-// take sees to an epoch's end before the machine may use its number again.
-func (l *loop) take(r report) supervise.Event {
-	e := r.about
-	if !r.ended {
+// handle returns the event of a report. After an exit it first calls Cleanup, because the machine may
+// use the number again.
+func (l *loop) handle(r report) supervise.Event {
+	e := r.epoch
+	if !r.exited {
 		l.log.Info("epoch is live", "epoch", e.number)
 		return supervise.Live{Epoch: e.number}
 	}
 	e.stop()
 	delete(l.epochs, e.number)
-	l.log.Info("epoch has ended", "epoch", e.number, "error", r.err)
+	l.log.Info("epoch has exited", "epoch", e.number, "error", r.err)
 	if r.err != nil && (l.failed.Err == nil || status(r.err).Signal == 0) {
 		l.failed.Err = r.err
 	}
@@ -92,12 +100,12 @@ func (l *loop) take(r report) supervise.Event {
 	return supervise.Exited{Epoch: e.number, Status: status(r.err)}
 }
 
-// step tells the machine the time and the event, and performs what it says.
-func (l *loop) step(ev supervise.Event) (code int, done bool) {
+// advance sends the time and an event to the machine, and performs the effects.
+func (l *loop) advance(ev supervise.Event) (code int, done bool) {
 	now := supervise.Now{T: time.Since(l.zero), Jitter: rand.Float64()}
 	for _, ev := range []supervise.Event{now, ev} {
 		for _, e := range l.machine.Step(ev) {
-			if d, is := e.(supervise.Done); is {
+			if d, ok := e.(supervise.Done); ok {
 				return d.Code, true
 			}
 			l.perform(e)
@@ -111,19 +119,21 @@ func (l *loop) perform(e supervise.Effect) {
 	case supervise.Start:
 		l.start(e)
 	case supervise.Kill:
-		l.log.Info("aborting an epoch", "epoch", e.Epoch)
-		l.epochs[e.Epoch].abort <- ErrAbort // there is room: an epoch is aborted once
+		l.log.Info("aborting epoch", "epoch", e.Epoch)
+		l.epochs[e.Epoch].abort <- ErrAbort // does not block: an epoch is aborted once
 	case supervise.Panic:
-		l.failed.Config = l.configs[e.Hash]
-		l.log.Error("configuration given up: its retries are spent", "error", l.failed.Err)
+		l.failed.Config = l.known[e.Hash]
+		l.log.Error("configuration given up: its retries are exhausted", "error", l.failed.Err)
 		l.proxy.Panic(l.failed.Config)
 	case supervise.Wake:
 		l.timer.Reset(e.At - time.Since(l.zero))
+	default:
+		panic(fmt.Sprintf("proxy: unexpected effect %T", e)) // others are for hot restarts of Envoy
 	}
 }
 
 func (l *loop) start(s supervise.Start) {
-	config := l.configs[s.Hash]
+	config := l.known[s.Hash]
 	if s.Hash == supervise.DrainHash {
 		config = DrainConfig{}
 	}
@@ -131,65 +141,64 @@ func (l *loop) start(s supervise.Start) {
 	ctx, stop := context.WithCancel(l.ctx)
 	e.stop = stop
 	l.epochs[s.Epoch] = e
-	l.log.Info("starting an epoch", "epoch", s.Epoch)
-	live, tells := l.proxy.(Liver)
+	l.log.Info("starting epoch", "epoch", s.Epoch)
+	liver, ok := l.proxy.(Liver)
 	go func() {
-		if !tells {
-			l.report(report{about: e})
+		if !ok {
+			l.report(report{epoch: e})
 		}
-		l.report(report{about: e, ended: true, err: l.proxy.Run(config, e.number, e.abort)})
+		l.report(report{epoch: e, exited: true, err: l.proxy.Run(config, e.number, e.abort)})
 	}()
-	if !tells {
+	if !ok {
 		return
 	}
-	l.watchers.Go(func() {
-		if err := live.Live(ctx, e.number); err == nil {
-			l.report(report{about: e})
+	l.liveCalls.Go(func() {
+		if err := liver.Live(ctx, e.number); err == nil {
+			l.report(report{epoch: e})
 		} else if ctx.Err() == nil {
-			l.log.Warn("cannot tell whether the epoch is live", "epoch", e.number, "error", err)
+			l.log.Warn("wait until the epoch is live", "epoch", e.number, "error", err)
 		}
 	})
 }
 
-// report hands word to the loop, unless that has ended.
+// report sends a report to the loop, unless that has ended.
 func (l *loop) report(r report) {
 	select {
-	case l.events <- r:
-	case <-l.over:
+	case l.reports <- r:
+	case <-l.done:
 	}
 }
 
-// name is the machine's name of a configuration: one name for all that are equal.
-func (l *loop) name(config any) string {
-	for name, known := range l.configs {
+// hash returns the machine's name of a configuration, which is the same for equal configurations.
+func (l *loop) hash(config any) string {
+	for hash, known := range l.known {
 		if reflect.DeepEqual(known, config) {
-			return name
+			return hash
 		}
 	}
-	l.names++
-	name := strconv.Itoa(l.names)
-	l.configs[name] = config
-	return name
+	l.hashes++
+	hash := strconv.Itoa(l.hashes)
+	l.known[hash] = config
+	return hash
 }
 
-// tidy answers orders that have nothing to wait for and forgets configurations that will not be started again.
-func (l *loop) tidy() {
+// cleanUp lets calls of Restart return, and forgets configurations that will not be started again.
+func (l *loop) cleanUp() {
 	v := l.machine.View()
-	runs := func(name string) bool {
-		return slices.ContainsFunc(v.Epochs, func(e supervise.EpochState) bool { return e.Hash == name })
+	running := func(hash string) bool {
+		return slices.ContainsFunc(v.Epochs, func(e supervise.EpochState) bool { return e.Hash == hash })
 	}
-	l.orders = slices.DeleteFunc(l.orders, func(o order) bool {
-		name := o.config.(string)
-		started := len(v.Epochs) > 0 && v.Epochs[len(v.Epochs)-1].Hash == name
-		over := name != v.Goal.Desired || v.Goal.GivenUp || v.Ending || started
-		if over {
-			close(o.done)
+	l.waiting = slices.DeleteFunc(l.waiting, func(w waiter) bool {
+		started := len(v.Epochs) > 0 && v.Epochs[len(v.Epochs)-1].Hash == w.hash
+		done := w.hash != v.Goal.Desired || v.Goal.GivenUp || v.Ending || started
+		if done {
+			close(w.done)
 		}
-		return over
+		return done
 	})
-	for name := range l.configs {
-		if name != v.Goal.Desired && name != v.Goal.Good && !runs(name) {
-			delete(l.configs, name)
+	for hash := range l.known {
+		if hash != v.Goal.Desired && hash != v.Goal.Good && !running(hash) {
+			delete(l.known, hash)
 		}
 	}
 }

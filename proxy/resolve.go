@@ -12,29 +12,29 @@ import (
 
 // Errors of the helpers that find addresses.
 var (
-	// ErrResolveNoAddress says that there was nothing to resolve.
+	// ErrResolveNoAddress is returned if the address or its host is empty.
 	ErrResolveNoAddress = errors.New("no address specified")
-	// ErrNoAddress says that a name or this host has no address at all.
+	// ErrNoAddress is returned if a name or this host has no address.
 	ErrNoAddress = errors.New("no address found")
 )
 
-// GetPrivateIPs lists the addresses of this host's interfaces that are up, in the order of the interfaces and
-// IPv4 before IPv6 on each; without loopback and link-local ones. While there are none, as in the
-// first moments of a Pod, it waits: until ctx ends, but at most 5 s. Its error then wraps ErrNoAddress.
+// GetPrivateIPs returns the addresses of this host's interfaces that are up, in the order of the interfaces,
+// IPv4 before IPv6 on each, without loopback and link-local ones. If there are none, as while a Pod
+// starts, it waits until ctx ends, at most 5 s; its error then wraps ErrNoAddress.
 func GetPrivateIPs(ctx context.Context) ([]netip.Addr, error) {
 	return privateIPs(ctx, hostAddrs)
 }
 
 const (
 	addressWait = 5 * time.Second
-	addressPace = 200 * time.Millisecond
+	addressPoll = 200 * time.Millisecond
 )
 
 func privateIPs(ctx context.Context, list func() ([]netip.Addr, error)) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, addressWait)
 	defer cancel()
-	again := time.NewTicker(addressPace)
-	defer again.Stop()
+	tick := time.NewTicker(addressPoll)
+	defer tick.Stop()
 	for {
 		ips, err := list()
 		if err != nil || len(ips) > 0 {
@@ -43,7 +43,7 @@ func privateIPs(ctx context.Context, list func() ([]netip.Addr, error)) ([]netip
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("wait for an address of this host: %w (%w)", ErrNoAddress, ctx.Err())
-		case <-again.C:
+		case <-tick.C:
 		}
 	}
 }
@@ -60,15 +60,15 @@ func hostAddrs() ([]netip.Addr, error) {
 		}
 		addrs, err := nic.Addrs()
 		if err != nil {
-			continue // it has gone since it was listed
+			continue // it was removed since it was listed
 		}
-		out = append(out, usable(addrs)...)
+		out = append(out, reachable(addrs)...)
 	}
 	return out, nil
 }
 
-// usable are the addresses by which others may reach an interface, IPv4 first.
-func usable(addrs []net.Addr) []netip.Addr {
+// reachable returns the addresses that other hosts can reach, IPv4 first.
+func reachable(addrs []net.Addr) []netip.Addr {
 	var out []netip.Addr
 	for _, a := range addrs {
 		prefix, err := netip.ParsePrefix(a.String())
@@ -92,16 +92,16 @@ func ipv4First(ips []netip.Addr) {
 	})
 }
 
-// ResolveAddr replaces the host of "host:port" by its address: the first IPv4 one that the resolver gives, else
-// the first IPv6 one, in brackets. An address stays as it is. The error is ErrResolveNoAddress for an empty addr,
-// and wraps ErrNoAddress where the name has none.
+// ResolveAddr replaces the host of "host:port" by its first IPv4 address, else its first IPv6 address in
+// brackets. A host that is an address is kept. The error is ErrResolveNoAddress for an empty addr, and wraps
+// ErrResolveNoAddress for an empty host and ErrNoAddress for a name without addresses.
 func ResolveAddr(addr string) (string, error) {
 	return resolve(context.Background(), addr, net.DefaultResolver.LookupNetIP)
 }
 
 type lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
-func resolve(ctx context.Context, addr string, look lookup) (string, error) {
+func resolve(ctx context.Context, addr string, lookUp lookup) (string, error) {
 	if addr == "" {
 		return "", ErrResolveNoAddress
 	}
@@ -113,12 +113,12 @@ func resolve(ctx context.Context, addr string, look lookup) (string, error) {
 		return net.JoinHostPort(ip.String(), port), nil
 	}
 	if host == "" {
-		return "", fmt.Errorf("resolve %q: want a host before the port: %w", addr, ErrResolveNoAddress)
+		return "", fmt.Errorf("resolve %q: want host:port: %w", addr, ErrResolveNoAddress)
 	}
-	ips, err := look(ctx, "ip", host)
-	var gone *net.DNSError
+	ips, err := lookUp(ctx, "ip", host)
+	var dnsErr *net.DNSError
 	switch {
-	case errors.As(err, &gone) && gone.IsNotFound:
+	case errors.As(err, &dnsErr) && dnsErr.IsNotFound:
 		return "", fmt.Errorf("resolve %s: %w: %w", host, ErrNoAddress, err)
 	case err != nil:
 		return "", fmt.Errorf("resolve %s: %w", host, err)

@@ -33,7 +33,7 @@ func TestResolveAddr(t *testing.T) {
 	}
 	for _, c := range []struct {
 		addr, want string
-		fails      error
+		err        error
 	}{
 		{"both:80", "192.0.2.7:80", nil},
 		{"six:80", "[2001:db8::1]:80", nil},
@@ -50,16 +50,16 @@ func TestResolveAddr(t *testing.T) {
 		{"2001:db8::5:80", "", nil},
 	} {
 		got, err := resolve(t.Context(), c.addr, look)
-		if got != c.want || (err == nil) != (c.want != "") || c.fails != nil && !errors.Is(err, c.fails) {
-			t.Errorf("resolve %q: got %q, %v; want %q, error %v", c.addr, got, err, c.want, c.fails)
+		if got != c.want || (err == nil) != (c.want != "") || c.err != nil && !errors.Is(err, c.err) {
+			t.Errorf("resolve %q: got %q, %v; want %q, error %v", c.addr, got, err, c.want, c.err)
 		}
 	}
 	if got, err := ResolveAddr("127.0.0.1:15010"); got != "127.0.0.1:15010" || err != nil {
-		t.Errorf("an address that is one already: %q, %v", got, err)
+		t.Errorf("IP address: %q, %v", got, err)
 	}
 }
 
-func TestAddressesOthersMayReach(t *testing.T) {
+func TestReachableAddresses(t *testing.T) {
 	var addrs []net.Addr
 	for _, text := range []string{"fe80::1/64", "2001:db8::1/64", "10.1.2.3/24", "169.254.1.1/16", "127.0.0.1/8", "fd00::7/64"} {
 		ip, ipnet, err := net.ParseCIDR(text)
@@ -68,7 +68,7 @@ func TestAddressesOthersMayReach(t *testing.T) {
 		}
 		addrs = append(addrs, &net.IPNet{IP: ip, Mask: ipnet.Mask})
 	}
-	got := usable(addrs)
+	got := reachable(addrs)
 	want := []string{"10.1.2.3", "2001:db8::1", "fd00::7"}
 	if len(got) != len(want) {
 		t.Fatalf("got %v, want %v", got, want)
@@ -102,7 +102,7 @@ func TestGetPrivateIPsWaitsForAnAddress(t *testing.T) {
 
 func TestGetPrivateIPsOfThisHost(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // a host without a network is asked once
+	cancel() // so that a host without a network is not waited for
 	ips, err := GetPrivateIPs(ctx)
 	if err != nil && !errors.Is(err, ErrNoAddress) {
 		t.Error(err)

@@ -7,7 +7,7 @@ import (
 	"github.com/pilothouse/pilothouse/proxy"
 )
 
-func TestRolesKeepTheirNodeID(t *testing.T) {
+func TestNodeIDs(t *testing.T) {
 	for node, role := range map[string]proxy.Role{
 		"sidecar~10.0.0.1~a.n~n.svc.cluster.local":  proxy.Sidecar{IPAddress: "10.0.0.1", ID: "a.n", Domain: "n.svc.cluster.local"},
 		"sidecar~2001:db8::1~a.n~n.svc":             proxy.Sidecar{IPAddress: "2001:db8::1", ID: "a.n", Domain: "n.svc"},
@@ -41,7 +41,7 @@ func TestNodeIDsOf2017(t *testing.T) {
 	}
 }
 
-func TestNodeIDsThatAreNone(t *testing.T) {
+func TestInvalidNodeIDs(t *testing.T) {
 	for _, node := range []string{
 		"", "sidecar", "a~b", "a|b", "sidecar|10.0.0.1|a.n|d", "10.0.0.1|a~b|d", "sidecar~10.0.0.1~a.n~d~e", "waypoint~10.0.0.1~a.n~d", "sidecar~10.0.0~a.n~d", "10.0.0~a.n~d",
 		strings.Repeat("x", 5000), "sidecar~~" + strings.Repeat("x", 5000) + "~d",
