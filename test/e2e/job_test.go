@@ -101,12 +101,12 @@ func TestACrashKeepsTheSidecar(t *testing.T) {
 	const grace = 10 * time.Second // far more than the app takes to come back
 	p := startJob(t, "EXIT_WITH_APP=true", "EXIT_WITH_APP_GRACE="+grace.String())
 	first := app(t, p)
-	says(t, p, "the application is there", 1)
+	says(t, p, "the application is running", 1)
 	crash(t, first)
-	says(t, p, "the application is gone", 1)
+	says(t, p, "the application is not running any more", 1)
 	seen := time.Now()
 	second := app(t, p)
-	says(t, p, "the application is there", 2)
+	says(t, p, "the application is running", 2)
 	stays(t, p, seen.Add(grace+look))
 	at := crash(t, second)
 	if took := leaves(t, p).Sub(at); took < grace {
@@ -121,7 +121,7 @@ func TestAJobsSidecarLeavesWithItsApp(t *testing.T) {
 	p := startJob(t, "ISTIO_META_OWNER=kubernetes://apis/batch/v1/namespaces/job/jobs/once", "EXIT_WITH_APP_GRACE="+grace.String())
 	stays(t, p, time.Now().Add(grace+look)) // an app that is not there yet has not ended
 	c := app(t, p)
-	says(t, p, "the application is there", 1)
+	says(t, p, "the application is running", 1)
 	at := crash(t, c)
 	if took := leaves(t, p).Sub(at); took < grace {
 		t.Errorf("the agent left after %v, within the grace", took)

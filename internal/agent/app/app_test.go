@@ -13,34 +13,34 @@ import (
 
 func TestEnded(t *testing.T) {
 	const grace = 10 * time.Second
-	listens, gone := Sighting{Listeners: 1}, Sighting{}
+	listens, gone := snapshot{listeners: 1}, snapshot{}
 	type step struct {
 		at    int // seconds
-		seen  Sighting
+		state snapshot
 		ended bool
 	}
 	for name, steps := range map[string][]step{
-		"never there":               {{0, gone, false}, {100, gone, false}},
-		"ends":                      {{0, listens, false}, {1, gone, false}, {10, gone, false}, {11, gone, true}},
-		"crashes and comes back":    {{0, listens, false}, {1, gone, false}, {9, listens, false}, {12, gone, false}, {21, gone, false}, {22, gone, true}},
-		"comes late":                {{0, gone, false}, {50, listens, false}, {51, gone, false}, {61, gone, true}},
-		"processes count if seen":   {{0, Sighting{Shared: true, Processes: 2}, false}, {1, Sighting{Shared: true, Listeners: 1}, false}, {11, Sighting{Shared: true, Listeners: 1}, true}},
-		"it runs and listens to no": {{0, listens, false}, {1, Sighting{Shared: true, Processes: 1}, false}, {60, Sighting{Shared: true, Processes: 1}, false}},
+		"never running":                      {{0, gone, false}, {100, gone, false}},
+		"ends":                               {{0, listens, false}, {1, gone, false}, {10, gone, false}, {11, gone, true}},
+		"crashes and restarts":               {{0, listens, false}, {1, gone, false}, {9, listens, false}, {12, gone, false}, {21, gone, false}, {22, gone, true}},
+		"starts late":                        {{0, gone, false}, {50, listens, false}, {51, gone, false}, {61, gone, true}},
+		"processes count if they are shared": {{0, snapshot{sharedPID: true, processes: 2}, false}, {1, snapshot{sharedPID: true, listeners: 1}, false}, {11, snapshot{sharedPID: true, listeners: 1}, true}},
+		"it runs without listeners":          {{0, listens, false}, {1, snapshot{sharedPID: true, processes: 1}, false}, {60, snapshot{sharedPID: true, processes: 1}, false}},
 	} {
-		var w Watch
+		var d detector
 		zero := time.Unix(1e9, 0)
 		for _, s := range steps {
-			if got := w.Ended(zero.Add(time.Duration(s.at)*time.Second), s.seen, grace); got != s.ended {
+			if got := d.ended(zero.Add(time.Duration(s.at)*time.Second), s.state, grace); got != s.ended {
 				t.Errorf("%s: at %d s ended %v", name, s.at, got)
 			}
 		}
 	}
 }
 
-func nobody() []int { return nil }
+func noProcesses() []int { return nil }
 
-// socket makes a socket that listens, and says which it is: other programs of this machine
-// open and close theirs, so a test looks for its own only.
+// socket opens a listening socket and returns its inode: a test checks only its own socket, because
+// other programs of this machine have some too.
 func socket(t *testing.T) string {
 	t.Helper()
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -59,27 +59,27 @@ func socket(t *testing.T) string {
 	return strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]")
 }
 
-// TestAnEnvoyThatComesMeanwhile: its sockets are there before it is known to be ours.
-func TestAnEnvoyThatComesMeanwhile(t *testing.T) {
+// TestAnEnvoyThatStartsMeanwhile: its sockets exist before it is among the own processes.
+func TestAnEnvoyThatStartsMeanwhile(t *testing.T) {
 	inode := socket(t)
-	asked := 0
-	got, err := strangers("/proc", func() []int {
-		if asked++; asked == 1 {
+	calls := 0
+	got, err := applicationSockets("/proc", func() []int {
+		if calls++; calls == 1 {
 			return nil
 		}
 		return []int{os.Getpid()}
 	})
-	if err != nil || got[inode] || asked != 2 {
-		t.Errorf("asked %d times, the socket counts as the application's: %v, error %v", asked, got[inode], err)
+	if err != nil || got[inode] || calls != 2 {
+		t.Errorf("own was called %d times, the socket counts as the application's: %v, error %v", calls, got[inode], err)
 	}
 }
 
 func TestOwnSocketsAreNotTheApplications(t *testing.T) {
 	inode := socket(t)
-	if got, err := strangers("/proc", nobody); err != nil || !got[inode] {
-		t.Errorf("a socket that listens is not seen (error %v)", err)
+	if got, err := applicationSockets("/proc", noProcesses); err != nil || !got[inode] {
+		t.Errorf("a listening socket is not found (error %v)", err)
 	}
-	if got, err := strangers("/proc", func() []int { return []int{os.Getpid()} }); err != nil || got[inode] {
+	if got, err := applicationSockets("/proc", func() []int { return []int{os.Getpid()} }); err != nil || got[inode] {
 		t.Errorf("a socket of this process counts as the application's (error %v)", err)
 	}
 }
@@ -103,11 +103,11 @@ func TestProcessesOfASharedNamespace(t *testing.T) {
 	process(7, "S", "0::/sidecar\n")
 	process(8, "S", "0::/app\n")
 	process(9, "Z", "0::/app\n")
-	if s, err := Look(proc, nobody); err != nil || !s.Shared || s.Processes != 1 {
+	if s, err := readSnapshot(proc, noProcesses); err != nil || !s.sharedPID || s.processes != 1 {
 		t.Errorf("got %+v, error %v", s, err)
 	}
 	write("1/comm", "systemd\n")
-	if s, err := Look(proc, nobody); err != nil || s.Shared {
+	if s, err := readSnapshot(proc, noProcesses); err != nil || s.sharedPID {
 		t.Errorf("got %+v, error %v", s, err)
 	}
 }

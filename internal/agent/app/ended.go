@@ -1,43 +1,35 @@
-// Package app tells when the application that the agent stands beside has ended for good.
-//
-// An application that runs to its end, a Job's, leaves a sidecar behind that keeps the Pod from
-// completing. What is watched is its listening sockets in the Pod's network namespace, and, where the Pod
-// shares a process namespace, its processes. It has ended when there were some, and none has come back
-// for a grace: an application that crashes is started again, and must find its sidecar. One
-// that never listens, in a namespace of its own, cannot be seen, and is taken to run.
-// ended.go decides; the rest is the edge.
 package app
 
 import "time"
 
-// Sighting is what was seen of the application at a moment.
-type Sighting struct {
-	// Processes and Listeners are how many it has.
-	Processes, Listeners int
-	// Shared says that its processes could be seen.
-	Shared bool
+// snapshot is what is known of the application at one moment.
+type snapshot struct {
+	processes, listeners int
+	// sharedPID says that the Pod shares a process namespace, so that processes are counted.
+	sharedPID bool
 }
 
-// Watch keeps what was seen. The zero value has seen nothing.
-type Watch struct {
-	seen  bool
-	since time.Time // without it; zero while it is there
+// detector decides whether the application has ended. The zero value has seen no snapshot.
+type detector struct {
+	wasRunning bool
+	goneSince  time.Time // zero while it is running
 }
 
-// there says whether it was there when it was looked for last.
-func (w *Watch) there() bool { return w.seen && w.since.IsZero() }
+// running reports whether the application was running at the last snapshot.
+func (d *detector) running() bool { return d.wasRunning && d.goneSince.IsZero() }
 
-// Ended takes a sighting and says whether the application has ended: it has been there, and not for the grace.
-func (w *Watch) Ended(now time.Time, s Sighting, grace time.Duration) bool {
-	there := s.Listeners > 0
-	if s.Shared {
-		there = s.Processes > 0
+// ended takes a snapshot and reports whether the application was running before, and has not been
+// since at least the grace period.
+func (d *detector) ended(now time.Time, s snapshot, grace time.Duration) bool {
+	running := s.listeners > 0
+	if s.sharedPID {
+		running = s.processes > 0
 	}
 	switch {
-	case there:
-		w.seen, w.since = true, time.Time{}
-	case w.since.IsZero():
-		w.since = now
+	case running:
+		d.wasRunning, d.goneSince = true, time.Time{}
+	case d.goneSince.IsZero():
+		d.goneSince = now
 	}
-	return w.seen && !there && now.Sub(w.since) >= grace
+	return d.wasRunning && !running && now.Sub(d.goneSince) >= grace
 }

@@ -2,5 +2,5 @@ package status
 
 import "net/http"
 
-// Handler lets tests choose where a request comes from.
+// Handler lets tests choose the source of a request.
 func Handler(s *Server) http.Handler { return s.handler() }

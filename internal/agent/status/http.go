@@ -1,17 +1,16 @@
-// Package status is the agent's own HTTP server: readiness that says why not, the orders to drain and to quit, and metrics.
+// Package status is the agent's HTTP server: readiness with its reason, requests to drain, quit and restart, and metrics.
 //
-// ready.go decides, from facts alone; the rest is the edge. The server holds no state of the proxy: it
-// asks for the facts at every request. It must be kept running for as long as Envoy runs,
-// drains included, so that a probe is answered and never refused: run it until the supervisor has returned.
+// ready.go is pure and decides from facts. The server keeps no state of the proxy: it collects the
+// facts for every request. Run it until Envoy has exited, so that probes are answered during a drain.
 //
-//	GET  /healthz/ready                 200, or 503 and a sentence that says why; then, in either case, a
-//	                                    line for each problem that does not matter to readiness
-//	POST /drain, /quitquitquit, /restart  from this machine only (403); other methods 405
+//	GET  /healthz/ready                 200, or 503 and the reason; then a line for each problem that
+//	                                    does not affect readiness
+//	POST /drain, /quitquitquit, /restart  from this machine only (else 403); other methods 405
 //	GET  /metrics, /stats/prometheus    the agent's metrics, then Envoy's
 //	GET  /debug/status, /debug/pprof/   from this machine only
 //
-// All addresses of the loopback interface are "this machine", of IPv6 too, except the
-// ones under which Envoy passes on connections from elsewhere.
+// Requests from this machine are those from loopback addresses, IPv4 and IPv6, except the source
+// addresses that Envoy uses for forwarded connections.
 package status
 
 import (
@@ -31,63 +30,67 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Proxy is Envoy's admin interface as far as it is asked here.
+// Proxy is the part of Envoy's admin interface that the server needs. Its methods must allow concurrent calls.
 type Proxy interface {
 	// Stats returns the counters and gauges whose names match a regular expression.
 	Stats(ctx context.Context, filter string) (map[string]uint64, error)
-	// Scrape writes Envoy's metrics as Prometheus text; query is Envoy's own.
+	// Scrape writes Envoy's metrics in the Prometheus text format. The query is passed to Envoy's
+	// /stats/prometheus.
 	Scrape(ctx context.Context, query string, w io.Writer) error
 }
 
-// Lifecycle takes orders about Envoy's end. Both return at once.
+// Lifecycle drains and stops Envoy. Its methods must not block, and must allow concurrent calls.
 type Lifecycle interface {
-	// Drain announces the end: Envoy drains and goes on.
+	// Drain drains Envoy without stopping it.
 	Drain()
-	// Quit ends Envoy, and the agent, without a drain.
+	// Quit stops Envoy and the agent without a drain.
 	Quit()
 }
 
-// Options are what a Server is made from. All but the last six are needed.
+// Options configure a Server. The fields up to Log are required.
 type Options struct {
 	Listener  net.Listener
 	Proxy     Proxy
 	Lifecycle Lifecycle
-	// Facts gathers what is known without asking Envoy; the Admin part is filled in here. It
-	// is called by many goroutines and does not block.
+	// Facts returns all facts except Admin, which the server adds. It must not block, and must allow
+	// concurrent calls.
 	Facts func() Facts
 	Log   *slog.Logger
-	// Started is when the agent was started, for the metric of how long it took to be ready.
+	// Started is when the agent was started, for the metric startup_duration_seconds.
 	Started time.Time
-	// FirstReady, unless nil, is called once, when readiness is first found. It does not block.
+	// FirstReady, unless nil, is called once, when the proxy is ready for the first time. It must not
+	// block.
 	FirstReady func()
-	// Collect adds the metrics of the agent's other parts.
+	// Collect are functions that add the metrics of the agent's other parts.
 	Collect []func(*Page)
-	// Detail is whatever /debug/status shows besides; it must encode as JSON.
+	// Detail, unless nil, returns more data for /debug/status, which must encode as JSON.
 	Detail func() any
-	// Restart has Envoy replaced by a new one, by a hot restart where that can be; nil: nobody may ask.
+	// Restart restarts Envoy, by a hot restart if possible. It must not block. If it is nil, there is
+	// no /restart.
 	Restart func()
-	// Profiling serves /debug/pprof/.
+	// Profiling enables /debug/pprof/.
 	Profiling bool
-	// LocalMetrics refuses metrics to other machines (METRICS_LOCALHOST_ACCESS_ONLY).
+	// LocalMetrics restricts metrics to this machine (METRICS_LOCALHOST_ACCESS_ONLY).
 	LocalMetrics bool
 }
 
-// Server answers. Make it with New and call Run once.
+// Server is the HTTP server. Make it with New and call Run once.
 type Server struct {
-	o        Options
-	startup  atomic.Int64           // nanoseconds from the start until the first ready answer; 0 before
-	told     atomic.Pointer[string] // the reason that was logged last
-	scrapes  atomic.Int64
-	failures atomic.Int64
+	o          Options
+	startup    atomic.Int64           // nanoseconds from the start until the proxy was ready; 0 before
+	lastReason atomic.Pointer[string] // that was logged
+	scrapes    atomic.Int64
+	failures   atomic.Int64
 }
 
-// New makes a server that answers once it runs.
+// New returns a server. It serves nothing before Run.
 func New(o Options) *Server { return &Server{o: o} }
 
-// goodbye bounds what a request in flight may hold up the end.
-const goodbye = time.Second
+// shutdownTimeout bounds the wait for requests in flight.
+const shutdownTimeout = time.Second
 
-// Run answers requests until ctx ends, lets those in flight finish, and closes the listener.
+// Run serves until ctx ends, waits at most a second for requests in flight, closes the listener and
+// returns nil. It returns an error if serving fails.
 func (s *Server) Run(ctx context.Context) error {
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
@@ -100,10 +103,10 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("serve status on %s: %w", s.o.Listener.Addr(), err)
 	case <-ctx.Done():
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	if server.Shutdown(last) != nil {
-		_ = server.Close() // somebody takes too long; there is nobody to tell
+	if server.Shutdown(shutdown) != nil {
+		_ = server.Close()
 	}
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve status on %s: %w", s.o.Listener.Addr(), err)
@@ -114,10 +117,10 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz/ready", s.ready)
-	mux.HandleFunc("/drain", s.order("drain", s.o.Lifecycle.Drain))
-	mux.HandleFunc("/quitquitquit", s.order("quitquitquit", s.o.Lifecycle.Quit))
+	mux.HandleFunc("/drain", s.post("drain", s.o.Lifecycle.Drain))
+	mux.HandleFunc("/quitquitquit", s.post("quitquitquit", s.o.Lifecycle.Quit))
 	if s.o.Restart != nil {
-		mux.HandleFunc("/restart", s.order("restart", s.o.Restart))
+		mux.HandleFunc("/restart", s.post("restart", s.o.Restart))
 	}
 	mux.HandleFunc("/debug/status", local(s.debug))
 	metrics := s.metrics
@@ -136,8 +139,8 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// isLocal says whether a request comes from this machine. Envoy passes on what comes from
-// elsewhere under addresses of its own, one of which is a loopback address.
+// isLocal reports whether a request comes from this machine. Envoy forwards requests of other machines
+// with a source address of its own, one of which is a loopback address.
 func isLocal(remote string) bool {
 	from, err := netip.ParseAddrPort(remote)
 	if err != nil {
@@ -147,7 +150,7 @@ func isLocal(remote string) bool {
 	return addr.IsLoopback() && addr.String() != mesh.PassthroughSource
 }
 
-// local refuses requests from other machines.
+// local refuses requests of other machines.
 func local(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !isLocal(r.RemoteAddr) {
@@ -158,41 +161,41 @@ func local(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// order is a POST from this machine that has something done.
-func (s *Server) order(name string, do func()) http.HandlerFunc {
+// post returns a handler that calls action for a POST from this machine.
+func (s *Server) post(name string, action func()) http.HandlerFunc {
 	return local(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
 			http.Error(w, "only POST is allowed", http.StatusMethodNotAllowed)
 			return
 		}
-		s.o.Log.Info("asked over HTTP", "order", name, "from", r.RemoteAddr)
-		do()
+		s.o.Log.Info("requested over HTTP", "action", name, "from", r.RemoteAddr)
+		action()
 		_, _ = io.WriteString(w, "OK")
 	})
 }
 
-// whatReadinessAsks are the stats that Ready is decided from.
-const whatReadinessAsks = `^(cluster_manager\.cds|listener_manager\.lds)\.update_(success|rejected)$|^server\.state$|^listener_manager\.workers_started$`
+// readinessStats matches the stats that Ready needs.
+const readinessStats = `^(cluster_manager\.cds|listener_manager\.lds)\.update_(success|rejected)$|^server\.state$|^listener_manager\.workers_started$`
 
-// livedBefore stands for what an Envoy would say that was live and cannot be asked.
-var livedBefore = Admin{Live: true, Workers: true, Known: true}
+// wasLive is the Admin of an Envoy that was live and whose admin interface cannot be reached.
+var wasLive = Admin{Live: true, Workers: true, Known: true}
 
-// facts are the facts with what Envoy says.
+// facts returns the facts with Admin.
 func (s *Server) facts(ctx context.Context) Facts {
 	f := s.o.Facts()
 	switch {
 	case !f.Envoy.Running:
-		return f // whoever answers at its address now is somebody else
+		return f // another process may have the address of its admin interface
 	case f.Envoy.Handover:
-		f.Admin = livedBefore
+		f.Admin = wasLive
 		return f
 	}
-	stats, err := s.o.Proxy.Stats(ctx, whatReadinessAsks)
-	// The interface may have changed hands meanwhile.
+	stats, err := s.o.Proxy.Stats(ctx, readinessStats)
+	// The admin interface may belong to another epoch by now.
 	if state, known := stats["server.state"]; err != nil || !known || state != 0 {
 		if later := s.o.Facts(); later.Envoy.Handover {
-			later.Admin = livedBefore
+			later.Admin = wasLive
 			return later
 		}
 	}
@@ -211,7 +214,7 @@ func (s *Server) facts(ctx context.Context) Facts {
 	return f
 }
 
-// verdict decides, keeps the time of the first readiness and logs what is new.
+// verdict calls Ready, records when the proxy is ready for the first time, and logs changes.
 func (s *Server) verdict(f Facts) Verdict {
 	v := Ready(f, time.Now())
 	if v.Ready && !s.o.Started.IsZero() {
@@ -220,7 +223,7 @@ func (s *Server) verdict(f Facts) Verdict {
 			s.o.FirstReady()
 		}
 	}
-	if was := s.told.Swap(&v.Reason); was == nil || *was != v.Reason {
+	if last := s.lastReason.Swap(&v.Reason); last == nil || *last != v.Reason {
 		if v.Ready {
 			s.o.Log.Info("Envoy proxy is ready")
 		} else {
@@ -236,7 +239,7 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, v.Reason, http.StatusServiceUnavailable)
 	}
 	for _, problem := range f.Files {
-		_, _ = fmt.Fprintln(w, "note:", problem) // the prober may have gone
+		_, _ = fmt.Fprintln(w, "note:", problem)
 	}
 }
 
@@ -253,5 +256,5 @@ func (s *Server) debug(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	_ = enc.Encode(page) // the caller may have gone
+	_ = enc.Encode(page)
 }

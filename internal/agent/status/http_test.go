@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// proxy is an Envoy that answers what it was told to.
+// proxy is an admin interface with fixed responses.
 type proxy struct {
 	stats map[string]uint64
 	page  string
@@ -41,32 +41,32 @@ func (p *proxy) Scrape(_ context.Context, query string, w io.Writer) error {
 	return p.err
 }
 
-type orders struct{ drains, quits atomic.Int32 }
+type lifecycle struct{ drains, quits atomic.Int32 }
 
-func (o *orders) Drain() { o.drains.Add(1) }
-func (o *orders) Quit()  { o.quits.Add(1) }
+func (o *lifecycle) Drain() { o.drains.Add(1) }
+func (o *lifecycle) Quit()  { o.quits.Add(1) }
 
-// served is a running server.
-type served struct {
-	t      *testing.T
-	proxy  *proxy
-	orders *orders
-	facts  atomic.Pointer[status.Facts]
-	log    bytes.Buffer // read after the end only
-	addr   string
-	cancel func()
-	ended  chan error
-	client http.Client
+// harness is a running Server with its dependencies.
+type harness struct {
+	t         *testing.T
+	proxy     *proxy
+	lifecycle *lifecycle
+	facts     atomic.Pointer[status.Facts]
+	log       bytes.Buffer // read only after Run has returned
+	addr      string
+	cancel    func()
+	ended     chan error
+	client    http.Client
 }
 
-func serve(t *testing.T, address string, adjust func(*status.Options)) *served {
+func serve(t *testing.T, address string, adjust func(*status.Options)) *harness {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &served{
-		t: t, orders: &orders{}, addr: l.Addr().String(), ended: make(chan error, 1),
+	s := &harness{
+		t: t, lifecycle: &lifecycle{}, addr: l.Addr().String(), ended: make(chan error, 1),
 		proxy: &proxy{page: "envoy_server_live{} 1\n", stats: map[string]uint64{
 			"cluster_manager.cds.update_success": 1, "listener_manager.lds.update_success": 1, "server.state": 0, "listener_manager.workers_started": 1,
 		}},
@@ -77,7 +77,7 @@ func serve(t *testing.T, address string, adjust func(*status.Options)) *served {
 		Certificate: status.Certificate{Wanted: true, Present: true, NotAfter: time.Now().Add(time.Hour)},
 	})
 	o := status.Options{
-		Listener: l, Proxy: s.proxy, Lifecycle: s.orders, Facts: func() status.Facts { return *s.facts.Load() },
+		Listener: l, Proxy: s.proxy, Lifecycle: s.lifecycle, Facts: func() status.Facts { return *s.facts.Load() },
 		Log: slog.New(slog.NewTextHandler(&s.log, nil)), Started: time.Now(),
 	}
 	if adjust != nil {
@@ -96,7 +96,7 @@ func serve(t *testing.T, address string, adjust func(*status.Options)) *served {
 	return s
 }
 
-func (s *served) ask(method, path string) (int, string) {
+func (s *harness) request(method, path string) (int, string) {
 	s.t.Helper()
 	req, err := http.NewRequest(method, "http://"+s.addr+path, nil)
 	if err != nil {
@@ -114,14 +114,14 @@ func (s *served) ask(method, path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-func (s *served) want(method, path string, code int, body string) {
+func (s *harness) want(method, path string, code int, body string) {
 	s.t.Helper()
-	if c, b := s.ask(method, path); c != code || b != body {
+	if c, b := s.request(method, path); c != code || b != body {
 		s.t.Errorf("%s %s: got %d %q, want %d %q", method, path, c, b, code, body)
 	}
 }
 
-func TestReadinessSaysWhyNot(t *testing.T) {
+func TestReadinessHasAReason(t *testing.T) {
 	s := serve(t, "127.0.0.1:0", nil)
 	s.want("GET", "/healthz/ready", 200, "")
 	noted := *s.facts.Load()
@@ -135,20 +135,20 @@ func TestReadinessSaysWhyNot(t *testing.T) {
 	s.want("GET", "/healthz/ready", 503, "Envoy does not answer: deadline exceeded\n")
 	s.facts.Store(&status.Facts{Envoy: status.Envoy{Running: true, Ending: true}})
 	s.want("GET", "/healthz/ready", 503, "the proxy is draining and about to end\n")
-	// An Envoy that does not run is not asked: whoever answered would be somebody else.
+	// The admin interface of an Envoy that is not running is not used: it would be another process.
 	s.proxy.err = nil
 	s.facts.Store(&status.Facts{Envoy: status.Envoy{LastExit: "exited with code 1"}})
 	s.want("GET", "/healthz/ready", 503, "Envoy exited with code 1 and is about to be restarted (0 restarts so far, 0 left)\n")
 }
 
-func TestWhatIsNewIsLoggedOnce(t *testing.T) {
+func TestChangesAreLoggedOnce(t *testing.T) {
 	s := serve(t, "127.0.0.1:0", nil)
 	for range 3 {
-		s.ask("GET", "/healthz/ready")
+		s.request("GET", "/healthz/ready")
 	}
 	s.facts.Store(&status.Facts{})
 	for range 3 {
-		s.ask("GET", "/healthz/ready")
+		s.request("GET", "/healthz/ready")
 	}
 	s.cancel()
 	if err := <-s.ended; err != nil {
@@ -160,27 +160,27 @@ func TestWhatIsNewIsLoggedOnce(t *testing.T) {
 	}
 }
 
-func TestOrdersOverIPv4AndIPv6(t *testing.T) {
-	// One listener on all addresses is what the agent has.
+func TestPostsOverIPv4AndIPv6(t *testing.T) {
+	// The agent has one listener for all addresses.
 	for _, host := range []string{"127.0.0.1", "::1", "localhost"} {
 		s := serve(t, ":0", nil)
 		_, port, _ := net.SplitHostPort(s.addr)
 		s.addr = net.JoinHostPort(host, port)
 		s.want("GET", "/drain", 405, "only POST is allowed\n")
 		s.want("GET", "/quitquitquit", 405, "only POST is allowed\n")
-		if s.orders.drains.Load() != 0 || s.orders.quits.Load() != 0 {
-			t.Error("a GET was an order")
+		if s.lifecycle.drains.Load() != 0 || s.lifecycle.quits.Load() != 0 {
+			t.Error("a GET had an effect")
 		}
 		s.want("POST", "/drain", 200, "OK")
 		s.want("POST", "/quitquitquit", 200, "OK")
-		if s.orders.drains.Load() != 1 || s.orders.quits.Load() != 1 {
-			t.Error("an order was not passed on")
+		if s.lifecycle.drains.Load() != 1 || s.lifecycle.quits.Load() != 1 {
+			t.Error("a POST had no effect")
 		}
 	}
 }
 
-func TestOthersMayNotGiveOrders(t *testing.T) {
-	var o orders
+func TestOtherMachinesAreRefused(t *testing.T) {
+	var o lifecycle
 	facts := func() status.Facts { return status.Facts{} }
 	server := status.New(status.Options{Lifecycle: &o, Facts: facts, Log: slog.New(slog.DiscardHandler), Profiling: true, LocalMetrics: true})
 	for from, allowed := range map[string]bool{
@@ -198,19 +198,19 @@ func TestOthersMayNotGiveOrders(t *testing.T) {
 		}
 	}
 	if o.quits.Load() != 4 || o.drains.Load() != 4 {
-		t.Errorf("%d quits, %d drains, want those from this machine", o.quits.Load(), o.drains.Load())
+		t.Errorf("%d quits, %d drains, want 4 each, those of this machine", o.quits.Load(), o.drains.Load())
 	}
 }
 
 func TestMetrics(t *testing.T) {
 	s := serve(t, "127.0.0.1:0", func(o *status.Options) {
 		o.Collect = []func(*status.Page){func(p *status.Page) {
-			p.Counter("istiod_connection_failures", "Connections that broke.", 2, "reason", "a \"b\"\\\n")
-			p.Counter("istiod_connection_failures", "Connections that broke.", 3, "reason", "c", "code", "1")
+			p.Counter("istiod_connection_failures", "Failed connections.", 2, "reason", "a \"b\"\\\n")
+			p.Counter("istiod_connection_failures", "Failed connections.", 3, "reason", "c", "code", "1")
 		}}
 	})
-	s.ask("GET", "/healthz/ready")
-	code, body := s.ask("GET", "/stats/prometheus?usedonly")
+	s.request("GET", "/healthz/ready")
+	code, body := s.request("GET", "/stats/prometheus?usedonly")
 	if code != 200 || s.proxy.query != "usedonly" {
 		t.Errorf("got %d, query %q", code, s.proxy.query)
 	}
@@ -248,8 +248,8 @@ func TestMetrics(t *testing.T) {
 func TestAnEnvoyThatCannotBeScrapedIsLeftOut(t *testing.T) {
 	s := serve(t, "127.0.0.1:0", nil)
 	s.proxy.page, s.proxy.err = "", errors.New("hung")
-	s.ask("GET", "/metrics")
-	if code, body := s.ask("GET", "/metrics"); code != 200 || !strings.Contains(body, `istio_agent_scrape_failures_total{type="envoy"} 1`) {
+	s.request("GET", "/metrics")
+	if code, body := s.request("GET", "/metrics"); code != 200 || !strings.Contains(body, `istio_agent_scrape_failures_total{type="envoy"} 1`) {
 		t.Errorf("got %d\n%s", code, body)
 	}
 }
@@ -257,7 +257,7 @@ func TestAnEnvoyThatCannotBeScrapedIsLeftOut(t *testing.T) {
 func TestDebugStatus(t *testing.T) {
 	s := serve(t, "127.0.0.1:0", func(o *status.Options) { o.Detail = func() any { return map[string]int{"nacks": 1} } })
 	s.facts.Store(&status.Facts{Envoy: status.Envoy{Running: true, Live: true, PID: 42}, Certificate: status.Certificate{Wanted: true}})
-	code, body := s.ask("GET", "/debug/status")
+	code, body := s.request("GET", "/debug/status")
 	var got struct {
 		Ready  bool
 		Reason string
@@ -272,17 +272,17 @@ func TestDebugStatus(t *testing.T) {
 	}
 }
 
-func TestProfilingIsAskedFor(t *testing.T) {
+func TestProfilingIsOptional(t *testing.T) {
 	for on, want := range map[bool]int{true: 200, false: 404} {
 		s := serve(t, "127.0.0.1:0", func(o *status.Options) { o.Profiling = on })
-		if code, _ := s.ask("GET", "/debug/pprof/cmdline"); code != want {
+		if code, _ := s.request("GET", "/debug/pprof/cmdline"); code != want {
 			t.Errorf("profiling %v: got %d", on, code)
 		}
 	}
 }
 
-// A request that is under way when the end comes is answered.
-func TestTheEndWaitsForRequests(t *testing.T) {
+// A request that is in flight during shutdown gets a response.
+func TestShutdownWaitsForRequests(t *testing.T) {
 	in, out := make(chan struct{}), make(chan struct{})
 	s := serve(t, "127.0.0.1:0", func(o *status.Options) {
 		o.Detail = func() any { close(in); <-out; return nil }
@@ -298,7 +298,7 @@ func TestTheEndWaitsForRequests(t *testing.T) {
 	}()
 	<-in
 	s.cancel()
-	for { // until it has begun to end
+	for { // until shutdown has begun
 		c, err := net.Dial("tcp", s.addr)
 		if err != nil {
 			break
@@ -308,5 +308,45 @@ func TestTheEndWaitsForRequests(t *testing.T) {
 	close(out)
 	if got := <-answer; got != "200 OK" {
 		t.Errorf("got %s", got)
+	}
+}
+
+// While a child that is not live has the admin interface, readiness is that of its parent.
+func TestReadinessInAHandover(t *testing.T) {
+	starts := map[string]uint64{"server.state": 2, "listener_manager.workers_started": 0}
+	for name, c := range map[string]struct {
+		envoy status.Envoy
+		stats map[string]uint64
+		err   error
+		want  int
+	}{
+		"a child responds":              {status.Envoy{Running: true, Live: true, Handover: true}, starts, nil, 200},
+		"no response":                   {status.Envoy{Running: true, Live: true, Handover: true}, nil, errors.New("connection refused"), 200},
+		"the first epoch starts":        {status.Envoy{Running: true}, starts, nil, 503},
+		"the agent shuts down":          {status.Envoy{Running: true, Live: true, Handover: true, Ending: true}, starts, nil, 503},
+		"a child is live":               {status.Envoy{Running: true, Live: true, Epoch: 1}, map[string]uint64{"server.state": 0, "listener_manager.workers_started": 1}, nil, 200},
+		"a live one without a handover": {status.Envoy{Running: true, Live: true}, nil, errors.New("connection refused"), 503},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, "127.0.0.1:0", nil)
+			f := *s.facts.Load()
+			f.Envoy = c.envoy
+			s.facts.Store(&f)
+			s.proxy.stats, s.proxy.err = c.stats, c.err
+			if code, body := s.request(http.MethodGet, "/healthz/ready"); code != c.want {
+				t.Errorf("%d %s, want %d", code, body, c.want)
+			}
+		})
+	}
+}
+
+func TestRestart(t *testing.T) {
+	restarts := 0
+	s := serve(t, "127.0.0.1:0", func(o *status.Options) { o.Restart = func() { restarts++ } })
+	if code, _ := s.request(http.MethodGet, "/restart"); code != http.StatusMethodNotAllowed {
+		t.Errorf("GET: %d", code)
+	}
+	if code, body := s.request(http.MethodPost, "/restart"); code != http.StatusOK || body != "OK" || restarts != 1 {
+		t.Errorf("POST: %d %q, %d restarts", code, body, restarts)
 	}
 }

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// scrapeTimeout bounds a scrape whose caller names no bound of its own.
+// scrapeTimeout bounds a scrape whose request has no timeout header.
 const scrapeTimeout = 10 * time.Second
 
-// metrics answers with the agent's metrics and then Envoy's [agent M1, M5, M8, M9]. A source that fails is
-// left out and counted; the answer is 200 all the same.
+// metrics serves the agent's metrics and then Envoy's [agent M1, M5, M8, M9]. If Envoy's cannot be
+// scraped, that is counted, and the status is still 200.
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	s.scrapes.Add(1)
 	ctx, cancel := context.WithTimeout(r.Context(), timeout(r))
@@ -22,7 +22,7 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	f := s.o.Facts()
 	var page Page
-	s.own(&page, f)
+	s.collect(&page, f)
 	for _, collect := range s.o.Collect {
 		collect(&page)
 	}
@@ -35,27 +35,27 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// timeout is what a Prometheus server says it waits for.
+// timeout returns the timeout that a Prometheus server sends.
 func timeout(r *http.Request) time.Duration {
-	said, err := strconv.ParseFloat(r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds"), 64)
-	if err != nil || said <= 0 || said > 3600 {
+	seconds, err := strconv.ParseFloat(r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds"), 64)
+	if err != nil || seconds <= 0 || seconds > 3600 {
 		return scrapeTimeout
 	}
-	return time.Duration(said * float64(time.Second))
+	return time.Duration(seconds * float64(time.Second))
 }
 
-// own are the metrics that this package knows [agent M12].
-func (s *Server) own(p *Page, f Facts) {
+// collect adds the metrics of this package [agent M12].
+func (s *Server) collect(p *Page, f Facts) {
 	if d := s.startup.Load(); d > 0 {
 		p.Gauge("startup_duration_seconds", "The time from the agent's start until it was ready.", time.Duration(d).Seconds())
 	}
 	p.Counter("scrapes_total", "Requests for metrics.", float64(s.scrapes.Load()))
 	p.Counter("scrape_failures_total", "Sources that could not be scraped.", float64(s.failures.Load()), "type", "envoy")
 	p.Counter("envoy_restarts_total", "Restarts of Envoy after crashes.", float64(f.Envoy.Restarts))
-	p.Gauge("envoy_live", "Whether Envoy runs and has been found live.", truth(f.Envoy.Live))
-	p.Gauge("envoy_draining", "Whether Envoy has been told to drain.", truth(f.Envoy.Draining))
+	p.Gauge("envoy_live", "Whether Envoy runs and has been found live.", boolValue(f.Envoy.Live))
+	p.Gauge("envoy_draining", "Whether Envoy has been told to drain.", boolValue(f.Envoy.Draining))
 	if f.Upstream.Wanted {
-		p.Gauge("istiod_connected", "Whether the stream to discovery is open.", truth(f.Upstream.Connected))
+		p.Gauge("istiod_connected", "Whether the stream to discovery is open.", boolValue(f.Upstream.Connected))
 	}
 	if f.Certificate.Present {
 		p.Gauge("cert_expiry_seconds", "The time until the workload's certificate ends; below 0 once it has.",
@@ -67,14 +67,14 @@ func (s *Server) own(p *Page, f Facts) {
 	}
 }
 
-func truth(b bool) float64 {
+func boolValue(b bool) float64 {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// residentBytes is this process's resident memory, as the kernel counts it.
+// residentBytes returns this process's resident memory.
 func residentBytes() (int64, bool) {
 	text, err := os.ReadFile("/proc/self/statm")
 	if err != nil {

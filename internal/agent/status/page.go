@@ -8,28 +8,28 @@ import (
 	"strings"
 )
 
-// prefix stands before the name of every metric of the agent.
+// prefix is the prefix of the agent's metrics.
 const prefix = "istio_agent_"
 
-// Page is a page of metrics in Prometheus' text format 0.0.4 under way. A Page belongs to
-// the goroutine that fills it.
+// Page builds metrics in the Prometheus text format 0.0.4. It must not be used by several goroutines
+// at once.
 type Page struct {
 	b    bytes.Buffer
-	last string // the family that the last sample belongs to
+	last string // the name of the last sample
 }
 
-// Counter adds a sample of a counter. Name is without the agent's prefix; all samples of one
-// name follow one another and have the same help. Labels are names and values in turn.
+// Counter adds a sample of a counter. The name is without the prefix istio_agent_; all samples of one
+// name must be consecutive and have the same help. Labels are alternating names and values.
 func (p *Page) Counter(name, help string, value float64, labels ...string) {
 	p.sample("counter", name, help, value, labels)
 }
 
-// Gauge adds a sample of a gauge, with the same rules as Counter.
+// Gauge adds a sample of a gauge; see Counter.
 func (p *Page) Gauge(name, help string, value float64, labels ...string) {
 	p.sample("gauge", name, help, value, labels)
 }
 
-// Bytes is the page.
+// Bytes returns the text.
 func (p *Page) Bytes() []byte { return p.b.Bytes() }
 
 var (
@@ -50,10 +50,10 @@ func (p *Page) sample(kind, name, help string, value float64, labels []string) {
 	if len(labels) > 1 {
 		p.b.WriteByte('}')
 	}
-	fmt.Fprintf(&p.b, " %s\n", number(value))
+	fmt.Fprintf(&p.b, " %s\n", formatValue(value))
 }
 
-func number(v float64) string {
+func formatValue(v float64) string {
 	switch {
 	case math.IsNaN(v):
 		return "NaN"

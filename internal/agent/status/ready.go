@@ -5,90 +5,90 @@ import (
 	"time"
 )
 
-// Facts are what readiness is decided from, all of one moment.
+// Facts are the input of Ready, all of one moment.
 type Facts struct {
 	Envoy       Envoy       `json:"envoy"`
 	Admin       Admin       `json:"admin"`
 	Certificate Certificate `json:"certificate"`
 	Upstream    Upstream    `json:"upstream"`
-	// Files are the problems with files of keys and certificates that clusters name, a sentence each.
-	// They are told and decide nothing: one wrong cluster must not take the whole workload out.
+	// Files are problems with the key and certificate files of clusters, a sentence each. They are
+	// reported without affecting readiness: one wrong cluster must not stop all of the workload's traffic.
 	Files []string `json:"files,omitempty"`
 }
 
-// Envoy is what its supervisor knows.
+// Envoy is the state of Envoy in its supervisor.
 type Envoy struct {
 	Running bool `json:"running"`
-	// Live says that it has been found live since it was started.
+	// Live says that it was reported live since it was started.
 	Live bool `json:"live"`
-	// Draining says that it has been told to drain; Ending that the agent ends, too.
+	// Draining says that it is draining, Ending that the agent is shutting down.
 	Draining bool `json:"draining"`
 	Ending   bool `json:"ending"`
-	// Restarts counts those after crashes; Left is how many may follow.
+	// Restarts counts restarts after crashes; Left is how many more are allowed.
 	Restarts int `json:"restarts"`
 	Left     int `json:"left"`
-	// LastExit says in words how the last one ended ("exited with code 1"); "" if none has.
+	// LastExit describes the last exit ("exited with code 1"); "" if there was none.
 	LastExit string `json:"last_exit,omitempty"`
 	PID      int    `json:"pid,omitempty"`
 	Epoch    int    `json:"epoch"`
-	// Handover says that a live Envoy runs whose admin interface is, or may be, with another one
-	// that is not live: what that says is not about the one that serves.
+	// Handover says that an Envoy serves whose admin interface was, or may have been, taken by another
+	// one that is not live, so that Admin is not about the one that serves.
 	Handover bool `json:"handover,omitempty"`
 }
 
-// Admin is what Envoy says of itself. The zero value says that it is not live.
+// Admin is the response of Envoy's admin interface. In the zero value it is not live.
 type Admin struct {
-	// Problem is why it could not be asked; "" if it could.
+	// Problem is why there is no response; "" if there is one.
 	Problem string `json:"problem,omitempty"`
-	// CDS and LDS count the updates of clusters and listeners.
+	// CDS and LDS count updates of clusters and listeners.
 	CDS Updates `json:"cds"`
 	LDS Updates `json:"lds"`
-	// Live is server.state 0; Workers says that its threads take connections.
+	// Live says that server.state is 0; Workers that the worker threads accept connections.
 	Live    bool `json:"live"`
 	Workers bool `json:"workers"`
-	// Known says that the counters do not matter: it was live before, or took over from one that was, whose counters it has.
+	// Known says that CDS and LDS do not matter: it was live before, or took over from an epoch that was.
 	Known bool `json:"known,omitempty"`
 }
 
-// Updates counts updates of one type that Envoy took and refused.
+// Updates counts updates of one type that Envoy accepted and rejected.
 type Updates struct {
 	Success  uint64 `json:"success"`
 	Rejected uint64 `json:"rejected"`
 }
 
-// Certificate is the workload's own.
+// Certificate is the workload's certificate.
 type Certificate struct {
-	// Wanted says that the agent provides one.
+	// Wanted says that the agent provides the certificate.
 	Wanted  bool `json:"wanted"`
 	Present bool `json:"present"`
-	// NotAfter is when the present one ends.
+	// NotAfter is when it expires, if it is present.
 	NotAfter time.Time `json:"not_after,omitzero"`
-	// Problem is why there is none, or no newer one.
+	// Problem is why it could not be issued or renewed.
 	Problem string `json:"problem,omitempty"`
 }
 
 // Upstream is the connection to discovery.
 type Upstream struct {
-	// Wanted says that Envoy gets its configuration from there.
+	// Wanted says that Envoy gets its configuration from discovery.
 	Wanted    bool   `json:"wanted"`
 	Connected bool   `json:"connected"`
 	Problem   string `json:"problem,omitempty"`
 }
 
-// Verdict is the answer to a readiness probe. Reason is a short sentence without a full stop; it is empty when ready.
+// Verdict is the result of a readiness probe. Reason is a line without a full stop; it is empty if Ready.
 type Verdict struct {
 	Ready  bool   `json:"ready"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// Ready decides whether the proxy takes traffic at the time now. Nothing is remembered: an Envoy
-// that was restarted is not ready before it has its configuration again. What is lost after
-// that (the connection to discovery, or a renewal that is late) leaves it
-// ready, because it serves on with what it has; an ended certificate does not, because
-// peers refuse it. An announced drain leaves it ready, the agent's own end does not [agent H2, H5].
+// Ready decides whether the proxy can serve traffic at the time now. It has no memory: an Envoy that was
+// restarted is not ready before it has its configuration again. After that, a lost connection to
+// discovery or a late renewal does not matter, because Envoy keeps its configuration; an expired
+// certificate does, because peers refuse it. A requested drain does not matter, the agent's shutdown
+// does [agent H2, H5].
 func Ready(f Facts, now time.Time) Verdict {
 	for _, reason := range []string{
-		process(f.Envoy), f.Certificate.reason(now), initialising(f), configuration(f), workers(f.Admin),
+		processReason(f.Envoy), f.Certificate.reason(now), initReason(f), configReason(f), workersReason(f.Admin),
 	} {
 		if reason != "" {
 			return Verdict{Reason: reason}
@@ -97,7 +97,7 @@ func Ready(f Facts, now time.Time) Verdict {
 	return Verdict{Ready: true}
 }
 
-func process(e Envoy) string {
+func processReason(e Envoy) string {
 	switch {
 	case e.Ending:
 		return "the proxy is draining and about to end"
@@ -114,61 +114,61 @@ func (c Certificate) reason(now time.Time) string {
 	case !c.Wanted:
 		return ""
 	case !c.Present:
-		return "there is no workload certificate yet" + because(c.Problem)
+		return "there is no workload certificate yet" + withProblem(c.Problem)
 	case !now.Before(c.NotAfter):
-		return "the workload certificate ended at " + c.NotAfter.UTC().Format(time.RFC3339) + because(c.Problem)
+		return "the workload certificate expired at " + c.NotAfter.UTC().Format(time.RFC3339) + withProblem(c.Problem)
 	}
 	return ""
 }
 
-// initialising names what a starting Envoy waits for.
-func initialising(f Facts) string {
+// initReason returns what a starting Envoy waits for.
+func initReason(f Facts) string {
 	switch {
 	case f.Admin.Live:
 		return ""
 	case f.Envoy.Live && f.Admin.Problem != "":
 		return "Envoy does not answer: " + f.Admin.Problem
 	case f.Upstream.Wanted && !f.Upstream.Connected:
-		return "Envoy waits for its configuration: discovery is not connected" + because(f.Upstream.Problem)
+		return "Envoy waits for its configuration: discovery is not connected" + withProblem(f.Upstream.Problem)
 	}
-	if reason := configuration(f); reason != "" && f.Admin.Problem == "" {
+	if reason := configReason(f); reason != "" && f.Admin.Problem == "" {
 		return "Envoy is initialising: " + reason
 	}
 	return "Envoy is initialising"
 }
 
-// configuration says what of the configuration is missing or was refused.
-func configuration(f Facts) string {
+// configReason returns what is missing from Envoy's configuration, or was rejected.
+func configReason(f Facts) string {
 	if !f.Upstream.Wanted || f.Admin.Known {
-		return "" // it is all in the bootstrap, or was there before
+		return ""
 	}
 	cds, lds := f.Admin.CDS, f.Admin.LDS
 	switch {
 	case cds.Success > 0 && lds.Success > 0:
 		return ""
 	case cds.Rejected > 0 && cds.Success == 0:
-		return fmt.Sprintf("Envoy refused the clusters that discovery sent (%d times)", cds.Rejected)
+		return fmt.Sprintf("Envoy rejected the clusters that discovery sent (%d times)", cds.Rejected)
 	case lds.Rejected > 0 && lds.Success == 0:
-		return fmt.Sprintf("Envoy refused the listeners that discovery sent (%d times)", lds.Rejected)
+		return fmt.Sprintf("Envoy rejected the listeners that discovery sent (%d times)", lds.Rejected)
 	case cds.Success > 0:
 		return "Envoy has clusters from discovery, but no listeners yet"
 	case lds.Success > 0:
 		return "Envoy has listeners from discovery, but no clusters yet"
 	case !f.Upstream.Connected:
-		return "no configuration has come from discovery, which is not connected" + because(f.Upstream.Problem)
+		return "no configuration has come from discovery, which is not connected" + withProblem(f.Upstream.Problem)
 	}
 	return "no configuration has come from discovery yet"
 }
 
-func workers(a Admin) string {
+func workersReason(a Admin) string {
 	if !a.Workers {
 		return "Envoy has not started its workers yet"
 	}
 	return ""
 }
 
-// because appends a problem, if there is one.
-func because(problem string) string {
+// withProblem returns a problem as a suffix, if there is one.
+func withProblem(problem string) string {
 	if problem == "" {
 		return ""
 	}

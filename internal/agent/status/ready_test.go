@@ -8,8 +8,8 @@ import (
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-// well is a proxy with nothing wrong.
-func well() Facts {
+// healthy returns the facts of a proxy that is ready.
+func healthy() Facts {
 	return Facts{
 		Envoy:       Envoy{Running: true, Live: true, Left: 10},
 		Admin:       Admin{CDS: Updates{Success: 1}, LDS: Updates{Success: 1}, Live: true, Workers: true},
@@ -24,16 +24,16 @@ func TestReady(t *testing.T) {
 		edit func(*Facts)
 		want string // the reason; "" is ready
 	}{
-		{"all well", func(*Facts) {}, ""},
+		{"healthy", func(*Facts) {}, ""},
 		{"not started", func(f *Facts) { f.Envoy, f.Admin = Envoy{}, Admin{} }, "Envoy has not been started yet"},
 		{"crashed", func(f *Facts) {
 			f.Envoy, f.Admin = Envoy{LastExit: "exited with code 1", Restarts: 2, Left: 8}, Admin{}
 		}, "Envoy exited with code 1 and is about to be restarted (2 restarts so far, 8 left)"},
-		{"the agent ends", func(f *Facts) { f.Envoy.Draining, f.Envoy.Ending = true, true }, "the proxy is draining and about to end"},
-		{"the end is announced", func(f *Facts) { f.Envoy.Draining = true }, ""},
+		{"shutting down", func(f *Facts) { f.Envoy.Draining, f.Envoy.Ending = true, true }, "the proxy is draining and about to end"},
+		{"draining", func(f *Facts) { f.Envoy.Draining = true }, ""},
 		{"no certificate", func(f *Facts) { f.Certificate = Certificate{Wanted: true, Problem: "sign: permission denied"} }, "there is no workload certificate yet: sign: permission denied"},
 		{"no certificate wanted", func(f *Facts) { f.Certificate = Certificate{} }, ""},
-		{"ended certificate", func(f *Facts) { f.Certificate.NotAfter = noon }, "the workload certificate ended at 2026-11-21T12:00:00Z"},
+		{"expired certificate", func(f *Facts) { f.Certificate.NotAfter = noon }, "the workload certificate expired at 2026-11-21T12:00:00Z"},
 		{"late renewal", func(f *Facts) { f.Certificate.Problem = "CA unreachable" }, ""},
 		{"starting, not connected", func(f *Facts) {
 			f.Envoy.Live, f.Admin, f.Upstream = false, Admin{}, Upstream{Wanted: true, Problem: "lookup istiod: no such host"}
@@ -41,20 +41,20 @@ func TestReady(t *testing.T) {
 		{"starting, admin not yet open", func(f *Facts) { f.Envoy.Live, f.Admin = false, Admin{Problem: "connection refused"} }, "Envoy is initialising"},
 		{"starting, no listeners", func(f *Facts) { f.Envoy.Live, f.Admin = false, Admin{CDS: Updates{Success: 1}} }, "Envoy is initialising: Envoy has clusters from discovery, but no listeners yet"},
 		{"starting from a file", func(f *Facts) { f.Envoy.Live, f.Admin, f.Upstream = false, Admin{}, Upstream{} }, "Envoy is initialising"},
-		{"live before it was looked at", func(f *Facts) { f.Envoy.Live = false }, ""},
-		{"hung", func(f *Facts) { f.Admin = Admin{Problem: "deadline exceeded"} }, "Envoy does not answer: deadline exceeded"},
+		{"live, not reported yet", func(f *Facts) { f.Envoy.Live = false }, ""},
+		{"no response", func(f *Facts) { f.Admin = Admin{Problem: "deadline exceeded"} }, "Envoy does not answer: deadline exceeded"},
 		{"not connected, but configured", func(f *Facts) { f.Upstream.Connected = false }, ""},
-		{"refused once, has some", func(f *Facts) { f.Admin.LDS.Rejected = 1 }, ""},
-		{"live, nothing came", func(f *Facts) { f.Admin.CDS, f.Admin.LDS = Updates{}, Updates{} }, "no configuration has come from discovery yet"},
-		{"live, nothing came, cut off", func(f *Facts) { f.Admin.CDS, f.Admin.LDS, f.Upstream.Connected = Updates{}, Updates{}, false }, "no configuration has come from discovery, which is not connected"},
-		{"clusters refused", func(f *Facts) { f.Admin.CDS = Updates{Rejected: 3} }, "Envoy refused the clusters that discovery sent (3 times)"},
-		{"listeners refused", func(f *Facts) { f.Admin.LDS = Updates{Rejected: 1} }, "Envoy refused the listeners that discovery sent (1 times)"},
+		{"one update rejected", func(f *Facts) { f.Admin.LDS.Rejected = 1 }, ""},
+		{"live, no updates", func(f *Facts) { f.Admin.CDS, f.Admin.LDS = Updates{}, Updates{} }, "no configuration has come from discovery yet"},
+		{"live, no updates, not connected", func(f *Facts) { f.Admin.CDS, f.Admin.LDS, f.Upstream.Connected = Updates{}, Updates{}, false }, "no configuration has come from discovery, which is not connected"},
+		{"clusters rejected", func(f *Facts) { f.Admin.CDS = Updates{Rejected: 3} }, "Envoy rejected the clusters that discovery sent (3 times)"},
+		{"listeners rejected", func(f *Facts) { f.Admin.LDS = Updates{Rejected: 1} }, "Envoy rejected the listeners that discovery sent (1 times)"},
 		{"no clusters", func(f *Facts) { f.Admin.CDS = Updates{} }, "Envoy has listeners from discovery, but no clusters yet"},
 		{"no workers", func(f *Facts) { f.Admin.Workers = false }, "Envoy has not started its workers yet"},
 		{"draining by itself", func(f *Facts) { f.Admin.Live = false }, "Envoy is initialising"},
 		{"from a file", func(f *Facts) { f.Upstream, f.Admin.CDS, f.Admin.LDS = Upstream{}, Updates{}, Updates{} }, ""},
 	} {
-		f := well()
+		f := healthy()
 		c.edit(&f)
 		if got := Ready(f, noon); got.Reason != c.want || got.Ready != (c.want == "") {
 			t.Errorf("%s: got %+v, want %q", c.name, got, c.want)
@@ -62,8 +62,8 @@ func TestReady(t *testing.T) {
 	}
 }
 
-func TestReasonsFitInALine(t *testing.T) {
-	f := well()
+func TestReasonsAreOneLine(t *testing.T) {
+	f := healthy()
 	f.Envoy, f.Admin = Envoy{}, Admin{}
 	if r := Ready(f, noon).Reason; strings.HasSuffix(r, ".") || strings.Contains(r, "\n") {
 		t.Errorf("got %q", r)
