@@ -31,13 +31,12 @@ type transport struct {
 	failed func(error)
 }
 
-// authInfo tells the calls of a connection how its handshake went.
+// authInfo passes the result of a handshake to the calls of its connection.
 type authInfo struct {
 	credentials.TLSInfo
-	// presentedUntil is the end of the client certificate that the server asked for and got,
-	// zero where it got none.
+	// presentedUntil is when the presented client certificate expires; zero if none was presented.
 	presentedUntil time.Time
-	// available: there was one to present.
+	// available says that there was a client certificate, presented or not.
 	available bool
 }
 
@@ -58,9 +57,9 @@ func (t *transport) handshake(ctx context.Context, authority string, c net.Conn)
 	}
 	own := t.o.certificate(time.Now())
 	var presentedUntil time.Time
-	config.GetClientCertificate = func(asked *tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		// A certificate of an authority that is not asked for would only get the connection refused.
-		if own == nil || asked.SupportsCertificate(own) != nil {
+	config.GetClientCertificate = func(request *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		// The server would close the connection if the certificate were not of an authority that it accepts.
+		if own == nil || request.SupportsCertificate(own) != nil {
 			return &tls.Certificate{}, nil
 		}
 		presentedUntil = leafOf(own).NotAfter
@@ -68,12 +67,12 @@ func (t *transport) handshake(ctx context.Context, authority string, c net.Conn)
 	}
 	conn, info, err := credentials.NewTLS(config).ClientHandshake(ctx, authority, c)
 	if err != nil {
-		return nil, nil, fmt.Errorf("TLS with the %s: %w", t.o.Name, err)
+		return nil, nil, fmt.Errorf("TLS handshake with the %s: %w", t.o.Name, err)
 	}
 	return conn, authInfo{TLSInfo: info.(credentials.TLSInfo), presentedUntil: presentedUntil, available: own != nil}, nil
 }
 
-// ServerHandshake implements credentials.TransportCredentials; these credentials are a client's.
+// ServerHandshake implements credentials.TransportCredentials. It always fails.
 func (t *transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("server handshake with client credentials")
 }
@@ -86,10 +85,10 @@ func (t *transport) Info() credentials.ProtocolInfo {
 // Clone implements credentials.TransportCredentials.
 func (t *transport) Clone() credentials.TransportCredentials { c := *t; return &c }
 
-// OverrideServerName implements credentials.TransportCredentials, which deprecates it: Options.ServerName is the name.
+// OverrideServerName implements credentials.TransportCredentials. It does nothing: the name is Options.ServerName.
 func (t *transport) OverrideServerName(string) error { return nil }
 
-// roots are nil for the operating system's.
+// roots returns the root certificates; nil means the operating system's.
 func (o *Options) roots() (*x509.CertPool, error) {
 	if o.RootFile == SystemRoots {
 		return nil, nil
@@ -105,8 +104,8 @@ func (o *Options) roots() (*x509.CertPool, error) {
 	return pki.Pool(roots), nil
 }
 
-// certificate is what to present at a time: the workload's own, else the provisioned one, else nil.
-// One that has expired would only get the connection refused. [agent S8]
+// certificate returns the client certificate: the workload's, else the provisioned one, else nil. With
+// an expired one the server would close the connection. [agent S8]
 func (o *Options) certificate(now time.Time) *tls.Certificate {
 	if o.Certificate != nil {
 		if c := o.Certificate(); valid(c, now) {
@@ -127,7 +126,7 @@ func valid(c *tls.Certificate, now time.Time) bool {
 	return leaf != nil && now.Before(leaf.NotAfter)
 }
 
-// leafOf is nil where there is no certificate.
+// leafOf returns the leaf certificate, or nil.
 func leafOf(c *tls.Certificate) *x509.Certificate {
 	switch {
 	case c == nil || len(c.Certificate) == 0:
@@ -139,7 +138,7 @@ func leafOf(c *tls.Certificate) *x509.Certificate {
 	return leaf
 }
 
-// callCredentials add the headers to calls, and the token where it is due.
+// callCredentials add the headers and, if needed, the token to calls.
 type callCredentials struct {
 	o         *Options
 	plaintext bool
@@ -164,29 +163,29 @@ func (c *callCredentials) GetRequestMetadata(ctx context.Context, _ ...string) (
 	return md, nil
 }
 
-// token is empty where none is sent. A connection may outlive the certificate that it was made with; then
-// the token speaks for the caller again. A server that did not ask for the certificate there is may
-// not ask for a token either, so it is an error that there is none only where there is neither.
+// token returns the token to send, or "". It is sent if no client certificate was presented, or the
+// presented one has expired since. A missing token is an error only without a client certificate: a
+// server that did not request the certificate may not need a token either.
 func (c *callCredentials) token(ctx context.Context) (string, error) {
 	info, _ := credentials.RequestInfoFromContext(ctx)
-	shake, _ := info.AuthInfo.(authInfo)
-	if time.Now().Before(shake.presentedUntil) || c.plaintext && !c.o.PlaintextToken {
+	auth, _ := info.AuthInfo.(authInfo)
+	if time.Now().Before(auth.presentedUntil) || c.plaintext && !c.o.PlaintextToken {
 		return "", nil
 	}
 	token, err := readToken(c.o.TokenFile)
-	if errors.Is(err, fs.ErrNotExist) && shake.available {
+	if errors.Is(err, fs.ErrNotExist) && auth.available {
 		return "", nil
 	}
 	return token, err
 }
 
-// RequireTransportSecurity implements credentials.PerRPCCredentials. Headers go with plaintext calls too.
+// RequireTransportSecurity implements credentials.PerRPCCredentials. Headers are sent with plaintext calls too.
 func (c *callCredentials) RequireTransportSecurity() bool { return !c.plaintext }
 
-// readToken reads the token anew: the kubelet replaces it. [agent S6]
+// readToken reads the token, which the kubelet replaces regularly. [agent S6]
 func readToken(path string) (string, error) {
 	if path == "" {
-		return "", errors.New("read token: no file is named")
+		return "", errors.New("read token: the file name is empty")
 	}
 	text, err := readFile(path, maxToken)
 	if err != nil {
@@ -202,7 +201,7 @@ func readToken(path string) (string, error) {
 	return token, nil
 }
 
-// readFile reads at most limit bytes, and refuses a longer file.
+// readFile reads a file of at most limit bytes.
 func readFile(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

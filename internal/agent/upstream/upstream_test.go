@@ -35,7 +35,7 @@ type authority struct {
 
 func newAuthority(t *testing.T) *authority { return authorityFor(t, "cluster.local") }
 
-// authorityFor is one for a trust domain, which its root is named after.
+// authorityFor returns a certificate authority of a trust domain.
 func authorityFor(t *testing.T, domain string) *authority {
 	t.Helper()
 	key, err := pki.GenerateKey("")
@@ -49,7 +49,7 @@ func authorityFor(t *testing.T, domain string) *authority {
 	return &authority{t: t, root: root, key: key}
 }
 
-// leaf is a certificate for a name that ends after a time, which may be negative.
+// leaf returns a certificate for a name that expires after a time, which may be negative.
 func (a *authority) leaf(name string, left time.Duration) *tls.Certificate {
 	a.t.Helper()
 	key, err := pki.GenerateKey("")
@@ -71,7 +71,7 @@ func write(t *testing.T, path string, text []byte) string {
 	return path
 }
 
-// server is a gRPC server that remembers how it was called last.
+// server is a gRPC server that records its last call.
 type server struct {
 	healthv1.UnimplementedHealthServer
 	addr string
@@ -143,9 +143,9 @@ func call(t *testing.T, s *server, o Options) (token string, presented int, err 
 	return strings.Join(s.headers.Get("authorization"), "|"), s.presented, err
 }
 
-// The token speaks for a caller of whom the handshake has shown no certificate: also where there is
-// one that the server did not ask for, as behind a load balancer that ends TLS.
-func TestTokenGoesWhereNoCertificateWasPresented(t *testing.T) {
+// The token is sent if no certificate was presented, also if the server did not request it, such as a
+// load balancer that terminates TLS.
+func TestTokenIsSentWithoutAPresentedCertificate(t *testing.T) {
 	a, dir := newAuthority(t), t.TempDir()
 	root := write(t, filepath.Join(dir, "root"), pki.EncodeCerts(a.root))
 	token := write(t, filepath.Join(dir, "token"), []byte("one\n"))
@@ -153,7 +153,7 @@ func TestTokenGoesWhereNoCertificateWasPresented(t *testing.T) {
 	config := func(auth tls.ClientAuthType, version uint16) *tls.Config {
 		return &tls.Config{Certificates: []tls.Certificate{*a.leaf("localhost", time.Hour)}, ClientAuth: auth, MaxVersion: version}
 	}
-	asking, older, silent := serve(t, "127.0.0.1:0", config(tls.RequestClientCert, 0)), serve(t, "127.0.0.1:0", config(tls.RequestClientCert, tls.VersionTLS12)), serve(t, "127.0.0.1:0", config(tls.NoClientCert, 0))
+	requesting, tls12, notRequesting := serve(t, "127.0.0.1:0", config(tls.RequestClientCert, 0)), serve(t, "127.0.0.1:0", config(tls.RequestClientCert, tls.VersionTLS12)), serve(t, "127.0.0.1:0", config(tls.NoClientCert, 0))
 	others := config(tls.VerifyClientCertIfGiven, 0)
 	others.ClientCAs = pki.Pool([]*x509.Certificate{authorityFor(t, "other.example").root})
 	elsewhere := serve(t, "127.0.0.1:0", others)
@@ -167,17 +167,17 @@ func TestTokenGoesWhereNoCertificateWasPresented(t *testing.T) {
 		presented int
 		fails     string
 	}{
-		{name: "no certificate", server: asking, token: token, want: "Bearer one"},
-		{name: "presented", server: asking, own: valid, token: token, presented: 1},
-		{name: "presented in TLS 1.2", server: older, own: valid, token: token, presented: 1},
-		{name: "expired", server: asking, own: expired, token: token, want: "Bearer one"},
-		{name: "not asked for", server: silent, own: valid, token: token, want: "Bearer one"},
-		{name: "of an authority that is not asked for", server: elsewhere, own: valid, token: token, want: "Bearer one"},
-		{name: "an empty certificate", server: asking, own: &tls.Certificate{}, token: token, want: "Bearer one"},
-		{name: "not asked for, no token", server: silent, own: valid, token: none},
-		{name: "presented, no token", server: asking, own: valid, token: none, presented: 1},
-		{name: "neither", server: asking, token: none, fails: "read token: open " + none},
-		{name: "no file named", server: asking, fails: "no file is named"},
+		{name: "no certificate", server: requesting, token: token, want: "Bearer one"},
+		{name: "presented", server: requesting, own: valid, token: token, presented: 1},
+		{name: "presented in TLS 1.2", server: tls12, own: valid, token: token, presented: 1},
+		{name: "expired", server: requesting, own: expired, token: token, want: "Bearer one"},
+		{name: "not requested", server: notRequesting, own: valid, token: token, want: "Bearer one"},
+		{name: "of another authority", server: elsewhere, own: valid, token: token, want: "Bearer one"},
+		{name: "an empty certificate", server: requesting, own: &tls.Certificate{}, token: token, want: "Bearer one"},
+		{name: "not requested, no token", server: notRequesting, own: valid, token: none},
+		{name: "presented, no token", server: requesting, own: valid, token: none, presented: 1},
+		{name: "neither", server: requesting, token: none, fails: "read token: open " + none},
+		{name: "no file name", server: requesting, fails: "the file name is empty"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			o := Options{RootFile: root, TokenFile: tt.token, Certificate: func() *tls.Certificate { return tt.own }}
@@ -195,8 +195,8 @@ func TestTokenGoesWhereNoCertificateWasPresented(t *testing.T) {
 	}
 }
 
-// A connection may outlive the certificate that it was made with: control planes then want the token.
-func TestTokenFollowsAnExpiredCertificate(t *testing.T) {
+// A connection may outlive its client certificate.
+func TestTokenIsSentAfterTheCertificateHasExpired(t *testing.T) {
 	o := &Options{TokenFile: write(t, filepath.Join(t.TempDir(), "token"), []byte("one"))}
 	for name, tt := range map[string]struct {
 		until time.Time
@@ -239,7 +239,7 @@ func TestTokenIsReadForEachCall(t *testing.T) {
 	}
 }
 
-func TestProvisionedCertificateServesUntilThereIsAnother(t *testing.T) {
+func TestProvisionedCertificateIsPresentedFirst(t *testing.T) {
 	a, dir := newAuthority(t), t.TempDir()
 	s := serve(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*a.leaf("localhost", time.Hour)}, ClientAuth: tls.RequireAnyClientCert})
 	provisioned := a.leaf("provisioned", time.Hour)
@@ -251,16 +251,16 @@ func TestProvisionedCertificateServesUntilThereIsAnother(t *testing.T) {
 	write(t, filepath.Join(dir, "key.pem"), key)
 	o := Options{RootFile: write(t, filepath.Join(dir, "root"), pki.EncodeCerts(a.root)), ProvisionedDir: dir}
 	if _, presented, err := call(t, s, o); err != nil || presented != 1 {
-		t.Errorf("without a certificate of its own: %d presented, %v", presented, err)
+		t.Errorf("without a workload certificate: %d presented, %v", presented, err)
 	}
 	own := a.leaf("own", time.Hour)
 	o.Certificate = func() *tls.Certificate { return own }
 	if got := (&o).certificate(time.Now()); got != own {
-		t.Error("the provisioned certificate goes before the workload's own")
+		t.Error("the provisioned certificate has precedence over the workload's")
 	}
 }
 
-func TestServerMustBeWhoItShouldBe(t *testing.T) {
+func TestServerIsVerified(t *testing.T) {
 	a, dir := newAuthority(t), t.TempDir()
 	s := serve(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*a.leaf("localhost", time.Hour)}})
 	root := write(t, filepath.Join(dir, "root"), pki.EncodeCerts(a.root))
@@ -282,24 +282,24 @@ func TestServerMustBeWhoItShouldBe(t *testing.T) {
 	}
 }
 
-func TestPlaintextGetsHeadersAndTheTokenOnlyWhereItMustBe(t *testing.T) {
+func TestPlaintextHeadersAndToken(t *testing.T) {
 	token := write(t, filepath.Join(t.TempDir(), "token"), []byte("one"))
 	s := serve(t, "127.0.0.1:0", nil)
 	o := Options{TokenFile: token, ClusterID: "east", Headers: map[string]string{"X-Team": "shop"}}
 	for _, tt := range []struct {
-		sends bool
-		want  string
+		send bool
+		want string
 	}{{false, ""}, {true, "Bearer one"}} {
-		o.PlaintextToken = tt.sends
+		o.PlaintextToken = tt.send
 		c := &callCredentials{o: &o, plaintext: true}
 		md, err := c.GetRequestMetadata(t.Context())
 		if err != nil || md["authorization"] != tt.want || md["clusterid"] != "east" || md["x-team"] != "shop" || c.RequireTransportSecurity() {
-			t.Errorf("PlaintextToken %v: %v, %v", tt.sends, md, err)
+			t.Errorf("PlaintextToken %v: %v, %v", tt.send, md, err)
 		}
 	}
-	// TLS is not given up because a server speaks plaintext.
+	// There is no fallback from TLS to plaintext.
 	if _, _, err := call(t, s, Options{RootFile: SystemRoots, TokenFile: token}); err == nil {
-		t.Error("a plaintext server on an ordinary port was called")
+		t.Error("a plaintext server on another port was called")
 	}
 	for address, want := range map[string]bool{"istiod:15010": true, "istiod:15012": false, "[::1]:15010": true, "istiod": false, "x15010:1": false} {
 		if Plaintext(address) != want {
@@ -316,8 +316,8 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// A server from which nothing comes any more, not even the answer to a probe, is given up after the
-// two times of the settings. The shortest that gRPC allows for the first is 10 s.
+// A connection is closed if the server does not respond to a keepalive probe. The shortest time that
+// gRPC allows before a probe is 10 s.
 func TestKeepalive(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
@@ -361,6 +361,6 @@ func TestKeepalive(t *testing.T) {
 	defer c.Close()
 	_, err = healthv1.NewHealthClient(c).Check(ctx, &healthv1.HealthCheckRequest{})
 	if err == nil || !strings.Contains(err.Error(), "keepalive") {
-		t.Errorf("the call ended with %v, want a keepalive probe without an answer to end it", err)
+		t.Errorf("the call returned %v, want a keepalive timeout", err)
 	}
 }
