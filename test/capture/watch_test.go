@@ -130,7 +130,7 @@ func TestAgentKeepsTheRules(t *testing.T) {
 }
 
 func restorations(a *agenttest.Process) int {
-	return strings.Count(a.Output(), "the rules of capture were changed by somebody else and have been restored")
+	return strings.Count(a.Output(), "the rules of capture were changed by another program and have been restored")
 }
 
 // startWatching starts an agent in a Pod, with a control plane there, and waits until it is ready.

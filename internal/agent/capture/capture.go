@@ -2,8 +2,8 @@
 //
 // [Choose] chooses a [Backend], iptables or nftables, for a plan of package plan. A backend replaces
 // whatever any backend applied before, changes nothing where the plan is in force already, and on
-// an error before its first change leaves the former rules in force. [Watch] restores rules that
-// somebody else changed; [Validation] sends connections through them. All but Watch act on the
+// an error before its first change leaves the previous rules in force. [Watch] restores rules that
+// another program changed; [Validation] sends connections through them. All but Watch act on the
 // network namespace of the calling thread; they need the capability CAP_NET_ADMIN.
 package capture
 
@@ -25,8 +25,8 @@ type Backend interface {
 	// Apply puts r into force, and nothing that any backend applied before. What is in force
 	// already is not touched.
 	Apply(r plan.Ruleset) (Report, error)
-	// Drift lists how the kernel differs from r, each as a sentence for people; nothing if it
-	// doesn't. Rules of others are ignored.
+	// Drift lists how the kernel differs from r, each as a sentence; none if it does
+	// not. Other rules are ignored.
 	Drift(r plan.Ruleset) ([]string, error)
 	// Clean removes what any backend applied, except where a program that it takes is missing:
 	// see [Unreadable]. It is no error if there is nothing to remove.
@@ -35,13 +35,12 @@ type Backend interface {
 
 // Report is the result of an Apply, whether it succeeded or not.
 type Report struct {
-	// Took is the time that it took, Rules the number of rules in force.
+	// Took is the duration of the Apply, Rules the number of rules in force.
 	Took  time.Duration
 	Rules int
-	// Changed says that rules were replaced, because others or none were in force.
+	// Changed says that rules were replaced, because different ones or none were in force.
 	Changed bool
-	// Refused are the settings that could not be made, each with the reason: capture works
-	// without them.
+	// Refused are errors of settings that could not be changed; capture works without them.
 	Refused []error
 }
 
@@ -49,7 +48,7 @@ type Report struct {
 // iptables as far as that is possible without programs.
 type Nftables struct{ Options BackendOptions }
 
-// Apply is as [Backend] says. Rules of iptables are removed once the new ones are in force.
+// Apply implements [Backend]. Rules of iptables are removed once the new ones are in force.
 func (n Nftables) Apply(r plan.Ruleset) (Report, error) {
 	begin := time.Now()
 	report := Report{Rules: nft.Rules(r)}
@@ -64,13 +63,13 @@ func (n Nftables) Apply(r plan.Ruleset) (Report, error) {
 	return report, applyError(err)
 }
 
-// Drift is as [Backend] says.
+// Drift implements [Backend].
 func (Nftables) Drift(r plan.Ruleset) ([]string, error) {
 	differences, err := nft.Differences(r)
 	return withRoutes(r, differences, err)
 }
 
-// Clean is as [Backend] says.
+// Clean implements [Backend].
 func (n Nftables) Clean() error {
 	return cleanAll(n.Options.programs())
 }
@@ -82,8 +81,8 @@ type iptablesBackend struct {
 	pair     iptables.Pair
 }
 
-// Apply is as [Backend] says. Where other rules of capture are in force, it is an error unless the
-// options have them replaced: somebody wanted them.
+// Apply implements [Backend]. If other rules of capture are in force, it returns an error unless
+// Options.Reconcile is set, because another program needs them.
 func (b iptablesBackend) Apply(r plan.Ruleset) (Report, error) {
 	begin := time.Now()
 	report, err := b.apply(r)
@@ -115,13 +114,13 @@ func (b iptablesBackend) apply(r plan.Ruleset) (report Report, err error) {
 	return report, err
 }
 
-// Drift is as [Backend] says.
+// Drift implements [Backend].
 func (b iptablesBackend) Drift(r plan.Ruleset) ([]string, error) {
 	change, err := b.pair.Compare(r)
 	return withRoutes(r, change.Differences(), err)
 }
 
-// Clean is as [Backend] says.
+// Clean implements [Backend].
 func (b iptablesBackend) Clean() error {
 	return cleanAll(b.programs)
 }
@@ -132,7 +131,7 @@ type fallback struct {
 	native Nftables
 }
 
-// Apply is as [Backend] says.
+// Apply implements [Backend].
 func (f fallback) Apply(r plan.Ruleset) (Report, error) {
 	report, err := f.iptablesBackend.Apply(r)
 	if !errors.Is(err, iptables.ErrKernelLacks) {
@@ -146,7 +145,7 @@ func (f fallback) Apply(r plan.Ruleset) (Report, error) {
 	return report, nil
 }
 
-// Drift is as [Backend] says: it is enough if one of the two does not differ.
+// Drift implements [Backend]: it is enough if one of the two does not differ.
 func (f fallback) Drift(r plan.Ruleset) ([]string, error) {
 	differences, err := f.iptablesBackend.Drift(r)
 	if err != nil || len(differences) > 0 {

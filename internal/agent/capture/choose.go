@@ -10,18 +10,18 @@ import (
 	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
-// BackendOptions say which backend is wanted and how it works.
+// BackendOptions select and configure a backend.
 type BackendOptions struct {
-	// Native asks for nftables over netlink. [agent I31]
+	// Native selects nftables over netlink. [agent I31]
 	Native bool
-	// Force asks for one variant of iptables, legacy or nft. [agent I32]
+	// Force selects a variant of iptables, legacy or nft; empty for any. [agent I32]
 	Force string
-	// Reconcile has other rules of capture replaced, where iptables otherwise refuses to; Reapply
-	// has rules replaced even if they don't differ. [agent I28, I30]
+	// Reconcile replaces other rules of capture, which otherwise are an error with iptables; Reapply
+	// replaces rules even if they are equal. [agent I28, I30]
 	Reconcile, Reapply bool
 	// PodLock locks the network namespace instead of the lock file of the file system. [agent I27]
 	PodLock bool
-	// Path is where programs are looked for, directories with colons in between. Empty: none.
+	// Path lists the directories of programs, separated by colons; empty for none.
 	Path string
 }
 
@@ -31,7 +31,7 @@ const DefaultPath = settings.DefaultPath
 // Check returns an error if the options are invalid, whatever the machine has.
 func (o BackendOptions) Check() error {
 	if o.Force != "" && o.Force != "legacy" && o.Force != "nft" {
-		return fmt.Errorf("--force-iptables-binary=%q: give legacy or nft, or leave it empty", o.Force)
+		return fmt.Errorf("--force-iptables-binary=%q: want legacy, nft or nothing", o.Force)
 	}
 	return nil
 }
@@ -40,7 +40,7 @@ func (o BackendOptions) programs() *iptables.Programs {
 	return iptables.NewPrograms(iptables.Options{Path: o.Path, Variant: o.Force, NamespaceLock: o.PodLock})
 }
 
-// Choice is a backend, with its name and the reason for it, for people.
+// Choice is a backend with its name and the reason for the choice.
 type Choice struct {
 	Backend
 	Name, Why string

@@ -24,7 +24,7 @@ type Validation struct {
 }
 
 // Run makes each probe's connection in the calling thread's network namespace and waits for it at
-// the proxy's port, where nobody else may listen. It returns the number of probes that arrived as
+// the proxy's port, which must be free. It returns the number of probes that arrived as
 // planned and an error for each of the others. A probe that this process is not permitted to make,
 // or that has no route, counts as neither; skipped says why.
 func (v Validation) Run(ctx context.Context) (arrived int, skipped []string, err error) {

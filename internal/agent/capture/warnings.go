@@ -8,9 +8,9 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/nft"
 )
 
-// Warnings names what others have in this network namespace that may keep captured connections from
-// the proxy, or capture too: firewalls that drop by default, and tables that no program in the path
-// can read. Each is a sentence with a remedy; none is an error of capture.
+// Warnings names rules of other programs that may drop captured connections or capture them too: firewalls
+// that drop by default, and tables that no program in the path can read. Each is a sentence with a
+// remedy.
 func Warnings(o BackendOptions) (warnings []string) {
 	add := func(w string) {
 		if w != "" && !slices.Contains(warnings, w) {
@@ -38,7 +38,7 @@ func Warnings(o BackendOptions) (warnings []string) {
 func Unreadable(o BackendOptions) (warnings []string) {
 	for _, name := range o.programs().Unreadable() {
 		warnings = append(warnings, fmt.Sprintf("legacy tables of %s are in use here, and there is no %s-legacy to read them: "+
-			"if they capture too, clean them where it is, by istio-iptables --cleanup-only", name, name))
+			"if they have rules of capture, run istio-iptables --cleanup-only where that program is installed", name, name))
 	}
 	return warnings
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
-// Watch keeps a plan in force: it restores what somebody else flushes or changes in the rules of
-// capture, such as a firewall manager that reloads or another plugin, and logs it.
+// Watch keeps a plan in force: it restores rules of capture that another program, such as a firewall
+// manager, removes or changes, and logs that.
 type Watch struct {
 	Backend Backend
 	Plan    plan.Ruleset
@@ -54,7 +54,7 @@ func (w Watch) check(previous string) (failure string) {
 	if err != nil {
 		return err.Error()
 	}
-	w.Log.Warn("the rules of capture were changed by somebody else and have been restored",
+	w.Log.Warn("the rules of capture were changed by another program and have been restored",
 		"found", strings.Join(differences, "; "), "rules", report.Rules, "took", report.Took)
 	return ""
 }

@@ -78,8 +78,8 @@ func (p Pair) Compare(r plan.Ruleset) (Change, error) {
 	return change, nil
 }
 
-// Differences lists how the rules in force differ from the plan, each as a sentence for people;
-// nothing if they don't.
+// Differences lists how the rules in force differ from the plan, each as a sentence;
+// none if they are equal.
 func (c Change) Differences() (differences []string) {
 	for _, f := range c.families {
 		for _, d := range f.differences {
@@ -89,7 +89,7 @@ func (c Change) Differences() (differences []string) {
 	return differences
 }
 
-// Conflict is an error if other rules of capture are in force, which somebody else wanted.
+// Conflict returns an error if other rules of capture are in force, which another program applied.
 func (c Change) Conflict() error {
 	var errs []error
 	for _, f := range c.families {

@@ -10,7 +10,7 @@ import (
 // rules need, so that no program of the same variant can apply them here.
 var ErrKernelLacks = errors.New("the kernel lacks what iptables needs")
 
-// knownError is an error of a program, recognized by part of its text, and what a person can do about it.
+// knownError is a part of a program's error output and its remedy.
 type knownError struct {
 	text, remedy string
 	kernelLacks  bool
@@ -31,7 +31,7 @@ var knownErrors = []knownError{
 	{"Protocol not supported", "this version of IP, or nf_tables, is not in it", true},
 }
 
-// diagnose adds to a program's error its output and what a person can do about it.
+// diagnose adds a program's error output and its remedy, if known, to the error.
 func diagnose(err error, stderr string) error {
 	if stderr == "" {
 		return err

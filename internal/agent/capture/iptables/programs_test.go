@@ -27,7 +27,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-func TestComplaintsAreExplained(t *testing.T) {
+func TestErrorsHaveRemedies(t *testing.T) {
 	failed := errors.New("exit status 4")
 	for said, want := range map[string]string{
 		"":                       "exit status 4",
@@ -44,7 +44,7 @@ func TestComplaintsAreExplained(t *testing.T) {
 			t.Errorf("%q: %v, want %q", said, err, want)
 		}
 		if lacks := strings.Contains(said, "No chain") || strings.Contains(said, "Table does"); errors.Is(err, ErrKernelLacks) != lacks {
-			t.Errorf("%q: a lack of the kernel: %t", said, !lacks)
+			t.Errorf("%q: ErrKernelLacks is %t", said, !lacks)
 		}
 	}
 }

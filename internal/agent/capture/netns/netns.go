@@ -1,6 +1,6 @@
-// Package netns reads a network namespace, and sets what the rules of capture need in it beside themselves.
+// Package netns reads a network namespace, and configures what the rules of capture need in it.
 //
-// [ReadFacts] reads what a plan must know. [Prepare] adds the loopback addresses, routes and sysctls of a
+// [ReadFacts] reads the facts of a plan. [Prepare] adds the loopback addresses, routes and sysctls of a
 // plan, and [Clean] removes the addresses and routes. All functions but [Run] act on the network
 // namespace of the calling thread; Prepare and Clean need the capability CAP_NET_ADMIN.
 package netns
@@ -42,8 +42,8 @@ func Run(path string, fn func() error) error {
 	return <-done
 }
 
-// Prepare sets what the rules of r need beside themselves and removes what an earlier Prepare set and
-// r does not need. Sysctls that could not be set are in refused, each with the reason: capture works
+// Prepare adds the loopback addresses, routes and sysctls of r, and removes addresses and routes that an
+// earlier Prepare added and r does not need. Sysctls that could not be set are in refused, each with the reason: capture works
 // without them.
 func Prepare(r plan.Ruleset) (refused []error, err error) {
 	for _, p := range r.Loopback {
@@ -67,7 +67,7 @@ func Prepare(r plan.Ruleset) (refused []error, err error) {
 	return refused, nil
 }
 
-// Clean removes what any Prepare set but the sysctls, which do no harm. It is no error if there is
+// Clean removes what any Prepare added, except the sysctls, which do no harm. It is no error if there is
 // nothing to remove.
 func Clean() error { return errors.Join(removeLoopback(plan.PassthroughIPv6()), setRoutes(nil)) }
 

@@ -69,8 +69,8 @@ func size(n *net.IPNet) (ones, bits int) {
 	return n.Mask.Size()
 }
 
-// Differences lists how the routes of capture differ from those of r, each as a sentence for people;
-// nothing if they don't.
+// Differences lists how the routes of capture differ from those of r, each as a sentence;
+// none if they are equal.
 func Differences(r plan.Ruleset) (differences []string, err error) {
 	have, err := readRoutes()
 	if err != nil {
@@ -151,7 +151,7 @@ func removeRoute(m plan.MarkRoute) error {
 	if err != nil {
 		return err
 	}
-	rule.Protocol, route.Protocol = 0, 0 // whoever made them
+	rule.Protocol, route.Protocol = 0, 0 // of any protocol
 	if err := netlink.RuleDel(rule); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove the routing rule of the mark %d: %w", m.Mark, err)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
-// Differences lists how the kernel's tables of capture differ from those of r, each as a sentence for
-// people; nothing if they don't. Tables of others are ignored.
+// Differences lists how the kernel's tables of capture differ from those of r, each as a sentence;
+// none if they are equal. Other tables are ignored.
 func Differences(r plan.Ruleset) (differences []string, err error) {
 	err = withConn(func(c *nftables.Conn) error {
 		differences, err = compare(c, r)

@@ -114,10 +114,9 @@ func OtherChains() (chains []Chain, err error) {
 // socketBuffer holds the kernel's answers to all commands of a transaction, about 1 kB each.
 const socketBuffer = 8 << 20
 
-// withConn calls fn with a connection to the netfilter of the calling thread's network namespace. The
-// socket keeps that namespace, so fn runs on another goroutine: on one that is locked to its
-// thread, as callers in another namespace are, each of the many answers would cost two switches
-// between threads.
+// withConn calls fn with a netlink connection to the calling thread's network namespace. fn runs on
+// another goroutine, because callers in another namespace are locked to their thread, and each of the
+// many responses would cost two thread switches there.
 func withConn(fn func(*nftables.Conn) error) error {
 	c, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(s *netlink.Conn) error {
 		return errors.Join(s.SetReadBuffer(socketBuffer), s.SetWriteBuffer(socketBuffer))
@@ -131,7 +130,7 @@ func withConn(fn func(*nftables.Conn) error) error {
 	return <-done
 }
 
-// withRemedy adds what a person can do about the kernel's usual errors.
+// withRemedy adds remedies to the kernel's usual errors.
 func withRemedy(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM):

@@ -8,24 +8,24 @@ import (
 	"strings"
 )
 
-// Packet is the first packet of a connection, or one of another State, before our rules.
+// Packet is a packet before it reaches the rules of capture.
 type Packet struct {
-	// Outbound packets are sent by this network namespace; the others arrive.
+	// Outbound says that this network namespace sends the packet; otherwise it receives it.
 	Outbound bool `json:"outbound"`
-	// Protocol is tcp, udp or another, which no rule captures.
+	// Protocol is tcp or udp; no rule captures another one.
 	Protocol string         `json:"protocol"`
 	From     netip.AddrPort `json:"from"`
 	To       netip.AddrPort `json:"to"`
-	// Interface is where it arrives, or where it would leave.
+	// Interface is the one that receives it, or that would send it.
 	Interface string `json:"interface"`
-	// UID, GID, Cgroup (a path) and Mark are the sending socket's; for a packet that arrives,
-	// only Mark counts.
+	// UID, GID, Cgroup (a path) and Mark are those of the sending socket; for a received packet,
+	// only Mark matters.
 	UID    uint32 `json:"uid"`
 	GID    uint32 `json:"gid"`
 	Cgroup string `json:"cgroup,omitempty"`
 	Mark   uint32 `json:"mark,omitempty"`
-	// State is the connection's in conntrack: new (also if empty), established, related or
-	// invalid; ConnMark is the connection's mark.
+	// State is the conntrack state of the connection: new (also if empty), established, related or
+	// invalid; ConnMark is its mark.
 	State    string `json:"state,omitempty"`
 	ConnMark uint32 `json:"connMark,omitempty"`
 }
@@ -42,7 +42,7 @@ const (
 	Redirected Outcome = "redirected"
 	// Intercepted: it is delivered unchanged to the transparent listener of a port.
 	Intercepted Outcome = "intercepted"
-	// Dropped: nobody receives it.
+	// Dropped: no socket receives it.
 	Dropped Outcome = "dropped"
 )
 
@@ -62,17 +62,17 @@ type Verdict struct {
 type Evaluation struct {
 	Table string `json:"table"`
 	Chain string `json:"chain"`
-	// Number is the rule's place in its chain, from 1.
+	// Number is the rule's position in its chain, from 1.
 	Number int    `json:"number"`
 	Rule   string `json:"rule"`
 	Holds  bool   `json:"holds"`
-	// Holds says whether all matches hold; Because is the first that does not.
+	// Holds says that all matches hold; otherwise Because is the first that does not.
 	Because string `json:"because,omitempty"`
 }
 
 // Explain evaluates the rules for a packet as the kernel does: raw, mangle and nat, of which nat sees
-// new connections only. What is sent on loopback also arrives there, so that the rules for arriving
-// packets of raw and mangle see it too.
+// new connections only. A packet sent on loopback is also received there, so the prerouting rules of raw
+// and mangle see it too.
 func Explain(r Ruleset, p Packet) Verdict {
 	p.State = cmp.Or(p.State, "new")
 	e := evaluator{rules: r, p: p, verdict: Verdict{Outcome: Passes}}
@@ -132,12 +132,12 @@ func (e *evaluator) routedHere() bool {
 // chain evaluates a chain and reports whether its table is done with the packet.
 func (e *evaluator) chain(table Table, c Chain) bool {
 	for i, r := range c.Rules {
-		step := Evaluation{Table: table.Name, Chain: c.Name, Number: i + 1, Rule: r.String(), Holds: true}
+		evaluation := Evaluation{Table: table.Name, Chain: c.Name, Number: i + 1, Rule: r.String(), Holds: true}
 		if at := slices.IndexFunc(r.Matches, func(m Match) bool { return !m.holds(e.p) }); at >= 0 {
-			step.Holds, step.Because = false, r.Matches[at].String()
+			evaluation.Holds, evaluation.Because = false, r.Matches[at].String()
 		}
-		e.verdict.Steps = append(e.verdict.Steps, step)
-		if !step.Holds {
+		e.verdict.Steps = append(e.verdict.Steps, evaluation)
+		if !evaluation.Holds {
 			continue
 		}
 		switch r.Action.Verb {
@@ -183,6 +183,8 @@ func (e *evaluator) act(a Action) (done bool) {
 		e.p.Mark = e.p.ConnMark
 	case SetZone:
 		e.verdict.Zone = cmp.Or(e.verdict.Zone, a.Mark)
+	default:
+		panic(fmt.Sprintf("plan: unexpected verb %q", a.Verb))
 	}
 	return false
 }
@@ -229,7 +231,7 @@ func (m Match) compare(p Packet) (has, equal bool) {
 	case ConnState:
 		return true, slices.Contains(strings.Split(m.Name, ","), p.State)
 	}
-	return false, false
+	panic(fmt.Sprintf("plan: unexpected field %q", m.Field))
 }
 
 // cgroupWithin reports whether a cgroup is ancestor or one of its descendants.
@@ -237,7 +239,7 @@ func cgroupWithin(path, ancestor string) bool {
 	return strings.HasPrefix(strings.Trim(path, "/")+"/", ancestor+"/")
 }
 
-// String is the verdict and the evaluated rules, for people.
+// String returns the verdict and the evaluated rules as text.
 func (v Verdict) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", v.Sentence())
@@ -256,16 +258,20 @@ func (v Verdict) String() string {
 	return b.String()
 }
 
-// Sentence is the verdict without the rules.
+// Sentence returns the verdict as a sentence, without the rules.
 func (v Verdict) Sentence() string {
-	text := "It passes: no rule captures it."
+	var text string
 	switch v.Outcome {
+	case Passes:
+		text = "It passes: no rule captures it."
 	case Redirected:
 		text = fmt.Sprintf("It is captured: redirected to port %d.", v.Port)
 	case Intercepted:
 		text = fmt.Sprintf("It is captured: given, unchanged, to the transparent listener at port %d.", v.Port)
 	case Dropped:
 		text = "It is dropped."
+	default:
+		panic(fmt.Sprintf("plan: unexpected outcome %q", v.Outcome))
 	}
 	if len(v.Steps) == 0 {
 		text += " There are no rules for it."

@@ -54,7 +54,7 @@ type dnsCapture struct {
 // parser collects the errors of many values.
 type parser struct{ errs []error }
 
-func (p *parser) refuse(flag, value, remedy string) {
+func (p *parser) fail(flag, value, remedy string) {
 	p.errs = append(p.errs, fmt.Errorf("%s=%q: %s", flag, value, remedy))
 }
 
@@ -76,10 +76,10 @@ func (o Options) parse(f Facts) (settings, error) {
 	case "TPROXY":
 		s.tproxy = p.tproxy(o.Inbound)
 	default:
-		p.refuse("--istio-inbound-interception-mode", o.Mode, "give REDIRECT, TPROXY or NONE")
+		p.fail("--istio-inbound-interception-mode", o.Mode, "want REDIRECT, TPROXY or NONE")
 	}
 	if s.tproxy.on && len(s.proxy) == 1 && s.proxy[0].Field == PacketMark && s.proxy[0].From == s.tproxy.mark {
-		p.refuse("--proxy-mark", o.ProxyMark, "this marks inbound packets (--istio-inbound-tproxy-mark); give another number")
+		p.fail("--proxy-mark", o.ProxyMark, "this marks inbound packets (--istio-inbound-tproxy-mark); want another number")
 	}
 	s.inbound.all, s.inbound.ports = p.ports("--istio-inbound-ports", o.Inbound.Ports, true)
 	_, s.inbound.excludePorts = p.ports("--istio-local-exclude-ports", o.Inbound.ExcludePorts, false)
@@ -108,10 +108,10 @@ func (p *parser) tproxy(in Inbound) tproxy {
 		on:   true,
 		mark: p.mark("--istio-inbound-tproxy-mark", cmp.Or(in.Mark, DefaultTProxyMark)),
 		table: p.number("--istio-inbound-tproxy-route-table", cmp.Or(in.RouteTable, DefaultRouteTable),
-			"give the number of a routing table of your own, such as 133"),
+			"want the number of an unused routing table, such as 133"),
 	}
 	if slices.Contains([]uint32{253, 254, 255}, t.table) {
-		p.refuse("--istio-inbound-tproxy-route-table", in.RouteTable, "253 to 255 are the kernel's own tables; give another, such as 133")
+		p.fail("--istio-inbound-tproxy-route-table", in.RouteTable, "253 to 255 are the kernel's own tables; want another, such as 133")
 	}
 	return t
 }
@@ -120,7 +120,7 @@ func (p *parser) tproxy(in Inbound) tproxy {
 func (p *parser) proxy(o Options, f Facts) []Match {
 	switch {
 	case o.ProxyMark != "" && o.ProxyCgroup != "":
-		p.refuse("--proxy-cgroup", o.ProxyCgroup, "give this or --proxy-mark, not both")
+		p.fail("--proxy-cgroup", o.ProxyCgroup, "want this or --proxy-mark, not both")
 		return nil
 	case o.ProxyMark != "":
 		n := p.mark("--proxy-mark", o.ProxyMark)
@@ -128,13 +128,13 @@ func (p *parser) proxy(o Options, f Facts) []Match {
 	case o.ProxyCgroup != "":
 		path := strings.Trim(o.ProxyCgroup, "/")
 		if path == "" || strings.Contains(path, "//") || strings.Contains(path, "..") || strings.ContainsAny(path, "\"\n\x00") {
-			p.refuse("--proxy-cgroup", o.ProxyCgroup, "give the path of the proxy's own cgroup, such as system.slice/proxy.service")
+			p.fail("--proxy-cgroup", o.ProxyCgroup, "want the path of the proxy's own cgroup, such as system.slice/proxy.service")
 		}
 		return []Match{{Field: SocketCgroup, Name: path}}
 	}
 	uids := p.ids("--proxy-uid", SocketUID, o.ProxyUID, f.Users)
 	if len(list(o.ProxyUID)) == 0 {
-		p.refuse("--proxy-uid", o.ProxyUID, "name at least one user, such as 1337, or the proxy would capture itself")
+		p.fail("--proxy-uid", o.ProxyUID, "name at least one user, such as 1337, or the proxy would capture itself")
 	}
 	if o.ProxyGID != "" {
 		return append(uids, p.ids("--proxy-gid", SocketGID, o.ProxyGID, f.Groups)...)
@@ -148,9 +148,9 @@ func (p *parser) proxy(o Options, f Facts) []Match {
 
 // mark parses a mark that is not reserved.
 func (p *parser) mark(flag, value string) uint32 {
-	n := p.number(flag, value, "give a number from 1 to 4294967295, such as 1337")
+	n := p.number(flag, value, "want a number from 1 to 4294967295, such as 1337")
 	if n == OutboundMark {
-		p.refuse(flag, value, fmt.Sprintf("%d marks the proxy's calls to its own Pod; give another number", OutboundMark))
+		p.fail(flag, value, fmt.Sprintf("%d marks the proxy's calls to its own Pod; want another number", OutboundMark))
 	}
 	return n
 }
@@ -175,7 +175,7 @@ func list(value string) []string {
 func (p *parser) port(flag, value string) uint16 {
 	n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 16)
 	if err != nil || n == 0 {
-		p.refuse(flag, value, "give one port from 1 to 65535")
+		p.fail(flag, value, "want one port from 1 to 65535")
 	}
 	return uint16(n)
 }
@@ -184,7 +184,7 @@ func (p *parser) port(flag, value string) uint16 {
 func (p *parser) number(flag, value, remedy string) uint32 {
 	n, err := strconv.ParseUint(strings.TrimSpace(value), 0, 32)
 	if err != nil || n == 0 {
-		p.refuse(flag, value, remedy)
+		p.fail(flag, value, remedy)
 	}
 	return uint32(n)
 }
@@ -202,11 +202,11 @@ func (p *parser) ports(flag, value string, star bool) (all bool, ranges []portRa
 		lo, err1 := strconv.ParseUint(from, 10, 16)
 		hi, err2 := strconv.ParseUint(to, 10, 16)
 		if err1 != nil || err2 != nil || lo == 0 || hi < lo {
-			remedy := "give ports from 1 to 65535, or ranges such as 8000-8010, separated by commas"
+			remedy := "want ports from 1 to 65535, or ranges such as 8000-8010, separated by commas"
 			if star {
 				remedy += ", or * alone"
 			}
-			p.refuse(flag, item, remedy)
+			p.fail(flag, item, remedy)
 			continue
 		}
 		ranges = append(ranges, portRange{uint32(lo), uint32(hi)})
@@ -224,7 +224,7 @@ func (p *parser) ids(flag string, field Field, value string, known map[string]ui
 		}
 		id, ok := known[item]
 		if !ok {
-			p.refuse(flag, item, "give numeric ids, such as 1337, or names that exist here, separated by commas (the command id NAME tells a name's)")
+			p.fail(flag, item, "want numeric ids, such as 1337, or names that exist here, separated by commas (the command id NAME prints the number of a name)")
 			continue
 		}
 		ids = append(ids, Match{Field: field, Name: item, From: id, To: id})
@@ -243,11 +243,11 @@ func (p *parser) prefixes(flag, value string, star bool) (all bool, prefixes []n
 			prefix, err = netip.PrefixFrom(addr, addr.BitLen()), nil
 		}
 		if err != nil || prefix.Addr().Is4In6() {
-			remedy := "give CIDRs separated by commas, such as 10.0.0.0/8"
+			remedy := "want CIDRs separated by commas, such as 10.0.0.0/8"
 			if star {
 				remedy += ", or * alone"
 			}
-			p.refuse(flag, item, remedy)
+			p.fail(flag, item, remedy)
 			continue
 		}
 		prefixes = append(prefixes, prefix.Masked())
@@ -258,7 +258,7 @@ func (p *parser) prefixes(flag, value string, star bool) (all bool, prefixes []n
 func (p *parser) loopback(key, value string) netip.Prefix {
 	prefix, err := netip.ParsePrefix(strings.TrimSpace(value))
 	if err != nil || !prefix.Addr().Is4() || !prefix.Addr().IsLoopback() || prefix.Bits() < 8 {
-		p.refuse(key, value, "give an IPv4 loopback CIDR with a mask from 8 to 32, such as 127.0.0.1/32")
+		p.fail(key, value, "want an IPv4 loopback CIDR with a mask from 8 to 32, such as 127.0.0.1/32")
 	}
 	return prefix.Masked()
 }
@@ -268,7 +268,7 @@ func (p *parser) interfaces(flag, value string) []string {
 	names := list(value)
 	for _, name := range names {
 		if len(name) > 15 || strings.ContainsAny(name, "/ \t\n\"") {
-			p.refuse(flag, name, "give interface names of at most 15 characters, separated by commas, such as eth1")
+			p.fail(flag, name, "want interface names of at most 15 characters, separated by commas, such as eth1")
 		}
 	}
 	return names
@@ -280,7 +280,7 @@ func (p *parser) groups(o Outbound, known map[string]uint32) (include, exclude [
 	}
 	include = p.ids("ISTIO_OUTBOUND_OWNER_GROUPS", SocketGID, o.OwnerGroups, known)
 	if len(include) > maxOwnerGroups {
-		p.refuse("ISTIO_OUTBOUND_OWNER_GROUPS", o.OwnerGroups, fmt.Sprintf("give at most %d groups, or * alone", maxOwnerGroups))
+		p.fail("ISTIO_OUTBOUND_OWNER_GROUPS", o.OwnerGroups, fmt.Sprintf("want at most %d groups, or * alone", maxOwnerGroups))
 	}
 	return include, nil
 }

@@ -21,8 +21,8 @@ const (
 	TableRaw    = "istio-proxy-raw"
 )
 
-// TableNames lists our nftables tables. All of them are ours to replace and to remove, whichever of
-// them a Ruleset uses.
+// TableNames lists the nftables tables of capture. All of them are replaced and removed, whichever of them
+// a Ruleset uses.
 func TableNames() []string { return []string{TableNAT, TableMangle, TableRaw} }
 
 // The chains that rules jump to; the other chains are entered by the kernel at a hook.
@@ -72,9 +72,9 @@ const (
 // workers than its predecessor, resets none (Linux 5.14).
 const MigrateRequests = "net.ipv4.tcp_migrate_req"
 
-// Facts are what a plan must know of the network namespace.
+// Facts describe the network namespace.
 type Facts struct {
-	// Addrs are its addresses in the kernel's order; loopback and link-local ones don't count.
+	// Addrs are its addresses in the kernel's order; loopback and link-local ones are ignored.
 	Addrs []netip.Addr
 	// NoIPv6 says that IPv6 is disabled, or not in the kernel.
 	NoIPv6 bool
@@ -131,7 +131,7 @@ func Build(o Options, f Facts) (Ruleset, error) {
 	return r, nil
 }
 
-// notes tell people where the plan does less than the options seem to promise.
+// notes are about options that the plan cannot apply or that have no effect.
 func (s settings) notes(o Options, f Facts) (notes []string) {
 	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
 	if f.NoIPv6 && (o.DualStack || f.ipv6First()) {
@@ -144,13 +144,28 @@ func (s settings) notes(o Options, f Facts) (notes []string) {
 		note("resolv.conf names no resolver of a captured family, so no DNS is captured; --capture-all-dns captures it whatever the address")
 	}
 	if s.dns.all && !s.dns.on {
-		note("--capture-all-dns does nothing without --redirect-dns")
+		note("--capture-all-dns has no effect without --redirect-dns")
+	}
+	if !s.inbound.all && len(s.inbound.excludePorts) > 0 {
+		note("--istio-local-exclude-ports has no effect unless --istio-inbound-ports is *")
+	}
+	if len(s.groups) > 0 && o.Outbound.OwnerGroupsExclude != "" {
+		note("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE has no effect unless ISTIO_OUTBOUND_OWNER_GROUPS is *")
+	}
+	if !s.tproxy.on && o.Inbound.Mark != "" && o.Inbound.Mark != DefaultTProxyMark {
+		note("--istio-inbound-tproxy-mark has no effect without --istio-inbound-interception-mode=TPROXY")
+	}
+	if !s.tproxy.on && o.Inbound.RouteTable != "" && o.Inbound.RouteTable != DefaultRouteTable {
+		note("--istio-inbound-tproxy-route-table has no effect without --istio-inbound-interception-mode=TPROXY")
+	}
+	if o.ProxyGID != "" && (o.ProxyMark != "" || o.ProxyCgroup != "") {
+		note("--proxy-gid has no effect with --proxy-mark or --proxy-cgroup")
 	}
 	if f.Interfaces != nil {
 		present := "," + strings.Join(f.Interfaces, ",") + ","
 		for _, nic := range append(s.excludedNICs, s.virtNICs...) {
 			if !strings.Contains(present, ","+nic+",") {
-				note("there is no interface %s now; its rules hold if it comes", nic)
+				note("there is no interface %s now; its rules apply once it exists", nic)
 			}
 		}
 	}

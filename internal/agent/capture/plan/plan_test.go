@@ -21,7 +21,7 @@ import (
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // TestGoldenPlans plans each testdata/*.txtar: its options (name=value, the rest default) and its
-// addresses give its plan, or its error.
+// addresses want its plan, or its error.
 func TestGoldenPlans(t *testing.T) {
 	for _, g := range plantest.Goldens(t, "testdata") {
 		t.Run(g.Name, func(t *testing.T) {
@@ -73,8 +73,7 @@ func leaves(s reflect.Type) (n int) {
 	return n
 }
 
-// What holds for every plan, whatever the options.
-func TestEveryPlanIsDeterministicAndWhole(t *testing.T) {
+func TestEveryPlanIsDeterministicAndComplete(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		o := plantest.Random(r)
@@ -94,12 +93,12 @@ func TestEveryPlanIsDeterministicAndWhole(t *testing.T) {
 		if ipv6 != (len(rules.Loopback) == 1) || ipv6 != strings.Contains(rules.String(), "ip6 ") {
 			t.Fatalf("%+v %v: IPv6 rules in a plan without IPv6, or the reverse:\n%s", o, f, rules)
 		}
-		checkWhole(t, rules)
+		checkJumps(t, rules)
 	}
 }
 
-// checkWhole checks that every jump has a chain of its own table as its target.
-func checkWhole(t *testing.T, rules plan.Ruleset) {
+// checkJumps checks that every jump has a chain of its own table as its target.
+func checkJumps(t *testing.T, rules plan.Ruleset) {
 	t.Helper()
 	for _, table := range rules.Tables {
 		chains := map[string]bool{}
@@ -119,36 +118,36 @@ func checkWhole(t *testing.T, rules plan.Ruleset) {
 	}
 }
 
-func TestOptionsAreRefusedByNameWithARemedy(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	groups := make([]string, 65)
 	for i := range groups {
 		groups[i] = fmt.Sprint(i)
 	}
 	for _, c := range []struct{ name, value, want string }{
-		{"envoy-port", "", `--envoy-port="": give one port`},
-		{"inbound-capture-port", "65536", `--inbound-capture-port="65536": give one port from 1 to 65535`},
+		{"envoy-port", "", `--envoy-port="": want one port`},
+		{"inbound-capture-port", "65536", `--inbound-capture-port="65536": want one port from 1 to 65535`},
 		{"inbound-tunnel-port", "0", "--inbound-tunnel-port"},
-		{"proxy-uid", "istio-proxy", `--proxy-uid="istio-proxy": give numeric ids`},
+		{"proxy-uid", "istio-proxy", `--proxy-uid="istio-proxy": want numeric ids`},
 		{"proxy-uid", " , ", "name at least one user"},
 		{"proxy-gid", "-1", "--proxy-gid"},
-		{"istio-inbound-interception-mode", "DIVERT", "give REDIRECT, TPROXY or NONE"},
-		{"istio-inbound-ports", "80,*", `--istio-inbound-ports="*": give ports from 1 to 65535, or ranges such as 8000-8010, separated by commas, or * alone`},
+		{"istio-inbound-interception-mode", "DIVERT", "want REDIRECT, TPROXY or NONE"},
+		{"istio-inbound-ports", "80,*", `--istio-inbound-ports="*": want ports from 1 to 65535, or ranges such as 8000-8010, separated by commas, or * alone`},
 		{"istio-local-exclude-ports", "90-80", `--istio-local-exclude-ports="90-80"`},
 		{"istio-exclude-interfaces", "a-name-that-is-too-long", "at most 15 characters"},
-		{"istio-service-cidr", "10.0.0.0/33", `--istio-service-cidr="10.0.0.0/33": give CIDRs`},
+		{"istio-service-cidr", "10.0.0.0/33", `--istio-service-cidr="10.0.0.0/33": want CIDRs`},
 		{"istio-service-exclude-cidr", "*", `--istio-service-exclude-cidr="*"`},
 		{"istio-outbound-ports", "http", "--istio-outbound-ports"},
 		{"istio-local-outbound-ports-exclude", "-1", "--istio-local-outbound-ports-exclude"},
 		{"ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "127.0.0.0/7", "mask from 8 to 32"},
 		{"ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "::1/128", "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"},
 		{"ISTIO_OUTBOUND_OWNER_GROUPS", strings.Join(groups, ","), "at most 64 groups"},
-		{"ISTIO_OUTBOUND_OWNER_GROUPS", "java", "give numeric ids"},
+		{"ISTIO_OUTBOUND_OWNER_GROUPS", "java", "want numeric ids"},
 		{"istio-inbound-tproxy-mark", "1338", "1338 marks the proxy's calls to its own Pod"},
-		{"istio-inbound-tproxy-mark", "0", "give a number from 1"},
+		{"istio-inbound-tproxy-mark", "0", "want a number from 1"},
 		{"istio-inbound-tproxy-route-table", "254", "253 to 255 are the kernel's own tables"},
-		{"istio-inbound-tproxy-route-table", "main", "give the number of a routing table"},
+		{"istio-inbound-tproxy-route-table", "main", "want the number of an unused routing table"},
 		{"proxy-mark", "1337", "this marks inbound packets"},
-		{"proxy-cgroup", "/", "give the path of the proxy's own cgroup"},
+		{"proxy-cgroup", "/", "want the path of the proxy's own cgroup"},
 		{"kube-virt-interfaces", "a/b", "--kube-virt-interfaces"},
 	} {
 		o := plantest.Defaults()
@@ -179,11 +178,45 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-// An earlier capture of IPv6 leaves its own address on loopback, which must not keep it captured.
-func TestOwnAddressIsNotTheFirst(t *testing.T) {
+// An earlier capture of IPv6 leaves its own address on loopback, which must not enable IPv6 again.
+func TestPassthroughAddressIsIgnored(t *testing.T) {
 	f := plan.Facts{Addrs: []netip.Addr{netip.MustParseAddr("::1"), netip.MustParseAddr("::6"), netip.MustParseAddr("10.0.0.7")}}
 	r, err := plan.Build(plantest.Defaults(), f)
 	if err != nil || r.Captures(true) {
 		t.Errorf("IPv6 is captured, %v", err)
+	}
+}
+
+// Options without effect are accepted, because Istio accepts them, and noted.
+func TestOptionsWithoutEffectAreNoted(t *testing.T) {
+	for _, c := range []struct {
+		set  map[string]string
+		want string
+	}{
+		{map[string]string{"istio-inbound-ports": "80", "istio-local-exclude-ports": "22"}, "--istio-local-exclude-ports has no effect unless --istio-inbound-ports is *"},
+		{map[string]string{"istio-inbound-ports": "*", "istio-local-exclude-ports": "22"}, ""},
+		{map[string]string{"ISTIO_OUTBOUND_OWNER_GROUPS": "7", "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE": "8"}, "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE has no effect unless ISTIO_OUTBOUND_OWNER_GROUPS is *"},
+		{map[string]string{"ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE": "8"}, ""},
+		{map[string]string{"istio-inbound-tproxy-mark": "7"}, "--istio-inbound-tproxy-mark has no effect without --istio-inbound-interception-mode=TPROXY"},
+		{map[string]string{"istio-inbound-tproxy-mark": plan.DefaultTProxyMark, "istio-inbound-tproxy-route-table": plan.DefaultRouteTable}, ""},
+		{map[string]string{"istio-inbound-tproxy-route-table": "7"}, "--istio-inbound-tproxy-route-table has no effect without --istio-inbound-interception-mode=TPROXY"},
+		{map[string]string{"istio-inbound-interception-mode": "TPROXY", "istio-inbound-tproxy-mark": "7", "istio-inbound-tproxy-route-table": "7"}, ""},
+		{map[string]string{"proxy-mark": "42", "proxy-gid": "7"}, "--proxy-gid has no effect with --proxy-mark or --proxy-cgroup"},
+		{map[string]string{"proxy-gid": "7"}, ""},
+		{map[string]string{"capture-all-dns": "true"}, "--capture-all-dns has no effect without --redirect-dns"},
+	} {
+		o := plantest.Defaults()
+		for name, value := range c.set {
+			if err := plantest.Set(&o, name, value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r, err := plan.Build(o, plan.Facts{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(r.Notes, "\n"); got != c.want {
+			t.Errorf("%v: notes %q, want %q", c.set, got, c.want)
+		}
 	}
 }

@@ -7,23 +7,23 @@ import (
 	"strings"
 )
 
-// Ruleset is everything that capture needs in a network namespace. It is a plain value: equal options
-// and facts give equal Rulesets and equal text.
+// Ruleset is everything that capture needs in a network namespace. Equal options and facts give equal
+// Rulesets and equal text. A Ruleset must not be modified; it may be used by several goroutines at once.
 type Ruleset struct {
 	// Tables are those that have rules, in the order mangle, nat, raw; a table of [TableNames]
 	// that is not among them must not exist.
 	Tables []Table
-	// Loopback are addresses that the loopback interface needs beyond its own.
+	// Loopback are addresses to add to the loopback interface.
 	Loopback []netip.Prefix
-	// Routes make the kernel deliver marked packets here, whatever their destination.
+	// Routes make the kernel deliver marked packets to this host, whatever their destination.
 	Routes []MarkRoute
-	// Sysctls are settings that help; capture works without them.
+	// Sysctls are useful kernel settings; capture works without them.
 	Sysctls []Sysctl
-	// Notes are sentences for people about what was asked for and is impossible or unusual.
+	// Notes are sentences about options that have no effect or cannot be applied.
 	Notes []string
 }
 
-// MarkRoute routes packets of one family that have the mark Mark by Table, which delivers all to this host:
+// MarkRoute routes packets of one family with the mark Mark by the routing table Table, which delivers all to this host:
 // "ip rule add fwmark Mark lookup Table" and "ip route add local default dev lo table Table".
 type MarkRoute struct {
 	IPv6        bool
@@ -43,10 +43,10 @@ type Chain struct {
 	Rules []Rule
 }
 
-// Base says where the kernel enters a chain. Such chains accept what no rule decides.
+// Base makes a chain a base chain, which the kernel enters at a hook. Its policy is accept.
 type Base struct {
-	// Type is nat, filter or route (a filter that routes anew what it marked); Hook is prerouting
-	// or output.
+	// Type is nat, filter or route (a filter after which marked packets are rerouted); Hook is
+	// prerouting or output.
 	Type, Hook string
 	Priority   int32
 }
@@ -103,8 +103,8 @@ const (
 	Redirect Verb = "redirect"
 	Accept   Verb = "accept"
 	Drop     Verb = "drop"
-	// TProxy delivers the packet unchanged to the transparent listener at Port and sets Mark. The
-	// table is done with it; where nobody listens the packet is dropped.
+	// TProxy delivers the packet unchanged to the transparent listener at Port and sets Mark. No
+	// further rule of the table is evaluated; without a listener the packet is dropped.
 	TProxy Verb = "tproxy"
 	// SetMark sets the packet's mark to Mark, SaveMark the connection's mark to the packet's, and
 	// RestoreMark the packet's to the connection's. SetZone has the packet tracked in the
@@ -130,8 +130,8 @@ type Sysctl struct {
 	Key, Value string
 }
 
-// String is the rule set as a script for the nft program; what nft cannot do is in comments. Applied
-// a second time it changes nothing.
+// String returns a script for the nft program, which may be applied repeatedly; what nft cannot do is in
+// comments.
 func (r Ruleset) String() string {
 	var b strings.Builder
 	for _, s := range r.Sysctls {
@@ -175,7 +175,7 @@ func (c Chain) write(b *strings.Builder) {
 	b.WriteString("\t}\n")
 }
 
-// String is the route in the syntax of the ip program.
+// String returns the route in the syntax of the ip program.
 func (m MarkRoute) String() string {
 	family := "-4"
 	if m.IPv6 {
@@ -184,8 +184,8 @@ func (m MarkRoute) String() string {
 	return fmt.Sprintf("ip %s rule fwmark %d lookup %d; ip %s route local default dev lo table %d", family, m.Mark, m.Table, family, m.Table)
 }
 
-// Nftables returns the rule as nftables needs it. Its tproxy continues with the next rule where nobody
-// listens, so that packets would not be captured while the proxy starts; a second rule drops them.
+// Nftables returns the rules for nftables. Without a listener its tproxy continues with the next rule, so
+// that packets would not be captured while the proxy starts; a second rule drops them.
 func (r Rule) Nftables() []Rule {
 	if r.Action.Verb != TProxy {
 		return []Rule{r}
@@ -193,7 +193,7 @@ func (r Rule) Nftables() []Rule {
 	return []Rule{r, {Matches: r.Matches, Action: Action{Verb: Drop}}}
 }
 
-// String is the rule in the syntax of nft.
+// String returns the rule in the syntax of nft.
 func (r Rule) String() string {
 	var parts []string
 	for _, m := range r.Matches {
@@ -202,7 +202,7 @@ func (r Rule) String() string {
 	return strings.Join(append(parts, "counter", r.Action.String()), " ")
 }
 
-// String is the match in the syntax of nft.
+// String returns the match in the syntax of nft.
 func (m Match) String() string {
 	field := string(m.Field)
 	if m.Field == SocketCgroup {
@@ -230,14 +230,16 @@ func (m Match) value() string {
 			return m.Prefix.Addr().String()
 		}
 		return m.Prefix.String()
+	case TCPPort, UDPPort, UDPSource, SocketUID, SocketGID, PacketMark, ConnMark:
+		if m.From == m.To {
+			return fmt.Sprint(m.From)
+		}
+		return fmt.Sprintf("%d-%d", m.From, m.To)
 	}
-	if m.From == m.To {
-		return fmt.Sprint(m.From)
-	}
-	return fmt.Sprintf("%d-%d", m.From, m.To)
+	panic(fmt.Sprintf("plan: unexpected field %q", string(m.Field)))
 }
 
-// String is the action in the syntax of nft.
+// String returns the action in the syntax of nft.
 func (a Action) String() string {
 	switch a.Verb {
 	case Jump:
@@ -248,11 +250,13 @@ func (a Action) String() string {
 		return fmt.Sprintf("tproxy to :%d meta mark set %d accept", a.Port, a.Mark)
 	case SetMark, SetZone:
 		return fmt.Sprintf("%s %d", a.Verb, a.Mark)
+	case Return, Accept, Drop, SaveMark, RestoreMark:
+		return string(a.Verb)
 	}
-	return string(a.Verb)
+	panic(fmt.Sprintf("plan: unexpected verb %q", string(a.Verb)))
 }
 
-// CgroupLevel is the depth of a SocketCgroup match's cgroup below the root of the hierarchy, from 1.
+// CgroupLevel returns the depth of a SocketCgroup match's cgroup below the root of the hierarchy, from 1.
 func (m Match) CgroupLevel() uint32 { return uint32(strings.Count(m.Name, "/")) + 1 }
 
 // Captures reports whether any connection of one version of IP reaches a chain of ours.

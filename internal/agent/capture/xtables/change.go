@@ -54,10 +54,10 @@ func (t savedTable) ourChains() (chains []string) {
 	return chains
 }
 
-// injectedRules are the rules of capture in chains that are not ours. Some are recognized by a jump
-// to a chain of ours, the others by what our chains contain: which interfaces are excluded, which
-// marks are set. An equal rule that somebody else added while ours were there can't be told apart.
-// all are all tables, wanted are rules that are to be in force now.
+// injectedRules returns the rules of capture in chains that are not ours. Some are recognized by a jump to
+// one of our chains, the others by what our chains contain: which interfaces are excluded, which marks
+// are set. An equal rule of another program cannot be distinguished. all are all tables, wanted are the
+// planned rules.
 func (t savedTable) injectedRules(all Saved, wanted []tableRule) (rules []savedRule) {
 	var known []string
 	for _, w := range wanted {
@@ -93,7 +93,7 @@ func target(canonical string) string {
 
 // installation is what our own chains say about an installed capture.
 type installation struct {
-	// present says that there is a chain of ours beside the guard.
+	// present says that there is a chain of ours other than the guard.
 	present bool
 	// tproxyMark is the mark that TPROXY sets, in decimals; empty without TPROXY.
 	tproxyMark string
@@ -201,8 +201,8 @@ func (t tableRule) canonical() string {
 	return canonical(ruleArgs(t.table, t.chain, rule))
 }
 
-// Differences lists how the rules of capture in s differ from those wanted, each as a sentence for
-// people, and reports whether there are any rules of capture at all. Rules of others are ignored.
+// Differences lists how the rules of capture in s differ from those wanted, each as a sentence, and
+// reports whether there are any rules of capture at all. Other rules are ignored.
 func (s Saved) Differences(wanted []Table) (differences []string, present bool) {
 	for _, name := range tableNames {
 		have, want := s.table(name), find(wanted, name)
@@ -313,9 +313,8 @@ func (s Saved) Change(wanted []Table) string {
 	return b.String()
 }
 
-// Guard is input for iptables-restore --noflush that has new connections and DNS queries dropped,
-// which their senders repeat, until the guard is removed. Packets of known connections are not
-// affected.
+// Guard is input for iptables-restore --noflush that drops new connections and DNS queries, which clients
+// retry, until the guard is removed. Packets of existing connections are not affected.
 const Guard = "* filter\n:" + guardChain + " - [0:0]\n" +
 	"-A " + guardChain + " -p tcp -m conntrack --ctstate NEW -j DROP\n" +
 	"-A " + guardChain + " -p udp --dport 53 -j DROP\n" +

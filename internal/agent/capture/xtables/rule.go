@@ -67,6 +67,10 @@ func ruleArgs(table, chain string, r plan.Rule) []string {
 			fragments = append(fragments, fragment{rank.module, append([]string{"-m", "connmark"}, negate(m, "--mark", numbers(m, ":"))...)})
 		case plan.ConnState:
 			fragments = append(fragments, fragment{rank.module, append([]string{"-m", "conntrack"}, negate(m, "--ctstate", strings.ToUpper(m.Name))...)})
+		case plan.Family: // there is a program for each
+		case plan.Protocol, plan.TCPPort, plan.UDPPort, plan.UDPSource: // see protocolArgs
+		default:
+			panic(fmt.Sprintf("xtables: unexpected field %q", string(m.Field)))
 		}
 	}
 	slices.SortStableFunc(fragments, func(a, b fragment) int { return cmp.Compare(a.rank, b.rank) })
@@ -81,7 +85,7 @@ func ruleArgs(table, chain string, r plan.Rule) []string {
 func protocolArgs(table, chain string, r plan.Rule) []string {
 	name := protocol(r)
 	if name == "" && chain == "ISTIO_INBOUND" && table != "raw" {
-		name = "tcp" // nothing else reaches this chain; Istio writes it all the same
+		name = "tcp" // redundant, but Istio writes it
 	}
 	if name == "" {
 		return nil
@@ -132,7 +136,7 @@ func negate(m plan.Match, args ...string) []string {
 	return args
 }
 
-// owner is a user or group, by the name that it was given by.
+// owner returns a user or group, by name if it was configured by name.
 func owner(m plan.Match) string {
 	if m.Name != "" {
 		return m.Name
@@ -170,6 +174,8 @@ func actionArgs(r plan.Rule) []string {
 		return []string{"-j", "CONNMARK", "--restore-mark"}
 	case plan.SetZone:
 		return []string{"-j", "CT", "--zone", mark}
+	case plan.Return, plan.Accept, plan.Drop:
+		return []string{"-j", strings.ToUpper(string(a.Verb))}
 	}
-	return []string{"-j", strings.ToUpper(string(a.Verb))}
+	panic(fmt.Sprintf("xtables: unexpected verb %q", string(a.Verb)))
 }

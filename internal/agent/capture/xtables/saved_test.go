@@ -36,7 +36,7 @@ COMMIT
 	}
 	for _, bad := range []string{"-A X -j Y", "*nat\nwhat", "*nat\n-A X --comment \"open", "*nat\n: -", "*nat\n[1:2]", "*nat\n-A "} {
 		if _, err := ParseSaved(bad); err == nil {
-			t.Errorf("%q was understood", bad)
+			t.Errorf("%q was parsed", bad)
 		}
 	}
 }
@@ -73,7 +73,7 @@ func TestCanonicalSpellings(t *testing.T) {
 	}
 }
 
-// asSaved is what iptables-save would print after a restore: every table with its kernel's chains.
+// asSaved returns what iptables-save prints after a restore.
 func asSaved(t *testing.T, tables []Table) Saved {
 	t.Helper()
 	var b strings.Builder
@@ -104,8 +104,8 @@ func asSaved(t *testing.T, tables []Table) Saved {
 	return s
 }
 
-// For any options: what was planned does not differ from itself, another plan is told apart, all of
-// it is known as ours without the plan, and nothing is left of it but what others have.
+// For random options: a plan does not differ from itself, it differs from no plan, and all of its rules
+// are recognized as ours without the plan.
 func TestDriftAndChangeOfAnyPlan(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	facts := plan.Facts{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.7")}, Resolvers: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}
@@ -123,16 +123,16 @@ func TestDriftAndChangeOfAnyPlan(t *testing.T) {
 			}
 			for _, table := range s {
 				if g := table.injectedRules(s, nil); len(g) != len(table.injectedRules(s, find(want, table.name).rules)) {
-					t.Fatalf("%+v: of table %s only %v are known as ours", o, table.name, g)
+					t.Fatalf("%+v: of table %s only %v are recognized as ours", o, table.name, g)
 				}
 				for _, rule := range table.rules {
 					if !isOurChain(rule.chain) && !slices.Contains(table.injectedRules(s, nil), rule) {
-						t.Fatalf("%+v: rule %q of %s is not known as ours", o, rule.text, rule.chain)
+						t.Fatalf("%+v: rule %q of %s is not recognized as ours", o, rule.text, rule.chain)
 					}
 				}
 			}
 			if d, _ := s.Differences(nil); len(d) == 0 && len(want) > 0 {
-				t.Fatalf("%+v is not told from nothing", o)
+				t.Fatalf("%+v does not differ from no rules", o)
 			}
 		}
 	}
@@ -156,13 +156,13 @@ func FuzzParseSaved(f *testing.F) {
 		_, present := s.Differences(want)
 		change := s.Change(nil)
 		if !present && change != "" {
-			t.Errorf("there is nothing of ours, but to remove:\n%s", change)
+			t.Errorf("there are no rules of ours, but the change is:\n%s", change)
 		}
 		for _, table := range s {
 			for _, rule := range table.rules {
 				tokens, ok := tokenize(rule.text)
 				if !ok || canonical(tokens) != rule.canonical {
-					t.Errorf("%q is not understood twice alike", rule.text)
+					t.Errorf("%q is parsed differently the second time", rule.text)
 				}
 			}
 		}
