@@ -19,17 +19,17 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/xtables"
 )
 
-// Backend is one way to put rules into the kernel. Two of its methods must not run at once for one
-// network namespace.
+// Backend applies rules to the kernel. Its methods must not be called concurrently for one network
+// namespace.
 type Backend interface {
-	// Apply puts r into force, and nothing that any backend applied before. What is in force
-	// already is not touched.
+	// Apply puts r into force and removes all else that any backend applied. Rules that are in force
+	// already are not changed.
 	Apply(r plan.Ruleset) (Report, error)
 	// Drift lists how the kernel differs from r, each as a sentence; none if it does
 	// not. Other rules are ignored.
 	Drift(r plan.Ruleset) ([]string, error)
-	// Clean removes what any backend applied, except where a program that it takes is missing:
-	// see [Unreadable]. It is no error if there is nothing to remove.
+	// Clean removes what any backend applied, except rules whose program is missing: see
+	// [Unreadable]. It returns no error if there is nothing to remove.
 	Clean() error
 }
 
@@ -44,8 +44,8 @@ type Report struct {
 	Refused []error
 }
 
-// Nftables is the backend that needs no program. Where Options.Path is empty it removes rules of
-// iptables as far as that is possible without programs.
+// Nftables is the backend that runs no program. If Options.Path is empty it removes rules of iptables as
+// far as possible without programs.
 type Nftables struct{ Options BackendOptions }
 
 // Apply implements [Backend]. Rules of iptables are removed once the new ones are in force.
@@ -125,7 +125,7 @@ func (b iptablesBackend) Clean() error {
 	return cleanAll(b.programs)
 }
 
-// fallback is iptables until the kernel turns out to lack what its rules need, then nftables.
+// fallback uses iptables, or nftables if the kernel lacks what the iptables rules need.
 type fallback struct {
 	iptablesBackend
 	native Nftables
@@ -145,7 +145,7 @@ func (f fallback) Apply(r plan.Ruleset) (Report, error) {
 	return report, nil
 }
 
-// Drift implements [Backend]: it is enough if one of the two does not differ.
+// Drift implements [Backend]: one of the two without differences is enough.
 func (f fallback) Drift(r plan.Ruleset) ([]string, error) {
 	differences, err := f.iptablesBackend.Drift(r)
 	if err != nil || len(differences) > 0 {
@@ -175,8 +175,7 @@ func applyError(err error) error {
 	return nil
 }
 
-// cleanAll removes what any backend applied, but the sysctls. Connections that are captured at the
-// time break.
+// cleanAll removes what any backend applied, except the sysctls. Captured connections are broken.
 func cleanAll(programs *iptables.Programs) error {
 	err := cleanIptables(programs, iptables.Pair{})
 	if nativeErr := nft.Clean(); nativeErr != nil {
@@ -188,8 +187,8 @@ func cleanAll(programs *iptables.Programs) error {
 	return err
 }
 
-// cleanIptables removes the rules of all iptables programs but those of keep. What the nft variant
-// applied is removed without it where it is missing.
+// cleanIptables removes the rules of all iptables programs except those of keep. If the nft variant is
+// missing, its rules are removed over netlink.
 func cleanIptables(programs *iptables.Programs, keep iptables.Pair) error {
 	var errs []error
 	for _, ipv6 := range []bool{false, true} {

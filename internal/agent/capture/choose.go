@@ -25,10 +25,10 @@ type BackendOptions struct {
 	Path string
 }
 
-// DefaultPath is where programs for administration usually are.
+// DefaultPath is the usual PATH of root.
 const DefaultPath = settings.DefaultPath
 
-// Check returns an error if the options are invalid, whatever the machine has.
+// Check returns an error if the options are invalid.
 func (o BackendOptions) Check() error {
 	if o.Force != "" && o.Force != "legacy" && o.Force != "nft" {
 		return fmt.Errorf("--force-iptables-binary=%q: want legacy, nft or nothing", o.Force)
@@ -46,9 +46,9 @@ type Choice struct {
 	Name, Why string
 }
 
-// Choose chooses iptables where its programs exist and work for r, else nftables, unless the options
-// decide. The error is that of invalid options, or of an iptables variant that was asked for and
-// does not work. [agent I42]
+// Choose chooses iptables if its programs exist and work for r, else nftables, unless the options
+// select one. It returns an error if the options are invalid, or the selected iptables variant does not
+// work. [agent I42]
 func Choose(o BackendOptions, r plan.Ruleset) (Choice, error) {
 	if err := o.Check(); err != nil {
 		return Choice{}, err
@@ -75,8 +75,7 @@ func Choose(o BackendOptions, r plan.Ruleset) (Choice, error) {
 	return choice, nil
 }
 
-// DryRun returns the rules as the input of the program that scripts expect, nft or iptables-restore.
-// Nothing is read or run.
+// DryRun returns the rules as input for nft or iptables-restore. It reads and runs nothing.
 func DryRun(o BackendOptions, r plan.Ruleset) string {
 	if o.Native {
 		return r.String()
@@ -84,6 +83,6 @@ func DryRun(o BackendOptions, r plan.Ruleset) string {
 	return xtables.RestoreBoth(r)
 }
 
-// CleanText returns, for each iptables program that has rules of capture in force, its name and the
-// input that would remove them. Nothing is changed.
+// CleanText returns, for each iptables program with rules of capture in force, its name and the input that
+// removes them. It changes nothing.
 func CleanText(o BackendOptions) string { return o.programs().CleanText() }

@@ -45,7 +45,7 @@ func (v Validation) Run(ctx context.Context) (arrived int, skipped []string, err
 	return arrived, skipped, errors.Join(errs...)
 }
 
-// skipReason is why the connection can't be made as the probe's user, or at all; empty if it can.
+// skipReason returns why the probe cannot be sent; empty if it can.
 func skipReason(p plan.Probe) string {
 	if p.Packet.Cgroup != "" {
 		return fmt.Sprintf("%s: this process is not in the cgroup %s", p, p.Packet.Cgroup)
@@ -57,8 +57,8 @@ func skipReason(p plan.Probe) string {
 	if p.Packet.Interface == "lo" {
 		return ""
 	}
-	// To connect a datagram socket sends nothing. If this host has no route, the error is here; an
-	// ICMP error from elsewhere would show that the rules did not capture the probe.
+	// Connecting a UDP socket sends nothing, but fails without a route. An ICMP error of the probe itself
+	// would mean that the rules did not capture it.
 	c, err := net.Dial("udp", p.Packet.To.String())
 	if err != nil {
 		return fmt.Sprintf("%s: there is no route: %v", p, err)
@@ -75,7 +75,7 @@ func runProbe(ctx context.Context, p plan.Probe, timeout time.Duration) error {
 	lc.SetMultipathTCP(false)
 	l, err := lc.Listen(ctx, "tcp", p.Listen().String())
 	if err != nil {
-		return fmt.Errorf("listen in the proxy's place (it must not run yet): %w", err)
+		return fmt.Errorf("listen on the proxy's port (the proxy must not run yet): %w", err)
 	}
 	defer l.Close()
 	arrived := make(chan error, 1)
@@ -142,14 +142,14 @@ func dial(ctx context.Context, p plan.Probe) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", p.Packet.To.String())
 }
 
-// setfs sets a file-system id of the calling thread and returns the previous one. It has no errors; an
-// invalid id changes nothing.
+// setfs sets a file-system ID of the calling thread and returns the previous one. The system call
+// reports no errors.
 func setfs(call, id uintptr) uintptr {
 	before, _, _ := unix.RawSyscall(call, id, 0, 0)
 	return before
 }
 
-// originalDestination is the destination of a redirected connection before the rules rewrote it.
+// originalDestination returns the destination of a redirected connection before the redirect.
 func originalDestination(c *net.TCPConn) (to netip.AddrPort, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

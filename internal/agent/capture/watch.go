@@ -35,12 +35,12 @@ func (w Watch) Run(ctx context.Context) error {
 	}
 }
 
-// check restores the rules if they differ. It returns its failure, which it logs unless it is the
+// check restores the rules if they differ. It returns its error, if any, which it logs unless it is the
 // previous one.
 func (w Watch) check(previous string) (failure string) {
 	defer func() {
 		if failure != "" && failure != previous {
-			w.Log.Error("the capture of traffic cannot be watched", "error", failure)
+			w.Log.Error("check the rules of capture", "error", failure)
 		}
 	}()
 	differences, err := w.Backend.Drift(w.Plan)

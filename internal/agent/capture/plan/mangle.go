@@ -34,7 +34,7 @@ func (s settings) mangleChains() []Chain {
 		Chain{Name: chainTProxy, Rules: s.tproxyRules()},
 		Chain{Name: chainInbound, Rules: s.divertRules()},
 		hook("filter", hookPrerouting, pre),
-		// Of type route: an answer whose mark is restored is routed anew.
+		// The type route reroutes a response whose mark was restored.
 		hook("route", hookOutput, slices.Concat(s.skipInterfaces(OutInterface), s.markRules())),
 	)
 }

@@ -29,14 +29,14 @@ type Options struct {
 	DNS         DNS
 }
 
-// DNS says which queries the agent answers in place of the resolvers.
+// DNS selects the DNS queries that are redirected to the agent.
 type DNS struct {
 	// Capture captures what goes to port 53, UDP and TCP, of the namespace's resolvers; with All,
 	// of any address. [agent I22, I23]
 	Capture, All bool
 }
 
-// Inbound says which arriving connections are captured.
+// Inbound selects the inbound connections that are captured.
 type Inbound struct {
 	// Ports is "*", a list, or empty for none. [agent I7]
 	Ports string
@@ -48,7 +48,7 @@ type Inbound struct {
 	Mark, RouteTable string
 }
 
-// Outbound says which of the applications' connections are captured.
+// Outbound selects the connections of applications that are captured.
 type Outbound struct {
 	// CIDRs is "*", a list, or empty for none; ExcludeCIDRs takes precedence. [agent I10, I11]
 	CIDRs, ExcludeCIDRs string

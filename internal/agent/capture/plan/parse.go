@@ -31,7 +31,7 @@ type settings struct {
 	families               []family
 }
 
-// selection says what is captured in one direction: everything, or what is listed.
+// selection is what is captured in one direction: everything, or lists.
 type selection struct {
 	all                 bool
 	ports, excludePorts []portRange

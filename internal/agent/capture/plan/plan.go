@@ -54,16 +54,16 @@ const (
 
 // Numbers that are reserved for capture. [agent I51]
 const (
-	// DefaultTProxyMark is the mark of TPROXY where the options name no other.
+	// DefaultTProxyMark is the default mark of TPROXY.
 	DefaultTProxyMark = defaults.DefaultTProxyMark
-	// DefaultRouteTable is the routing table of TPROXY where the options name no other.
+	// DefaultRouteTable is the default routing table of TPROXY.
 	DefaultRouteTable = defaults.DefaultRouteTable
 	// OutboundMark is on the proxy's calls to its own Pod, which TPROXY must capture on loopback.
 	OutboundMark = 1338
 	// ZoneProxy is the conntrack zone of the agent's own DNS queries, zoneApplication that of the
 	// applications' queries to the agent: both may have the same addresses and ports. [agent N18]
 	ZoneProxy, zoneApplication = 1, 2
-	// portDNS is the port where the agent answers DNS.
+	// portDNS is the port on which the agent answers DNS.
 	portDNS = 15053
 )
 
@@ -76,7 +76,7 @@ const MigrateRequests = "net.ipv4.tcp_migrate_req"
 type Facts struct {
 	// Addrs are its addresses in the kernel's order; loopback and link-local ones are ignored.
 	Addrs []netip.Addr
-	// NoIPv6 says that IPv6 is disabled, or not in the kernel.
+	// NoIPv6 says that IPv6 is disabled or not supported by the kernel.
 	NoIPv6 bool
 	// Resolvers are the name servers in its resolv.conf.
 	Resolvers []netip.Addr
@@ -99,10 +99,9 @@ func (f Facts) ipv6First() bool {
 	return false
 }
 
-// Build returns the rules that capture what the options ask for: IPv4 always, and IPv6 where the
-// first address is IPv6 or both are asked for. Otherwise IPv6 is not touched, nor where it is
-// disabled. The error names every invalid option, with a remedy. The order of the rules is a
-// contract. [agent I52, I53]
+// Build returns the rules for the options: for IPv4, and for IPv6 if the first address is IPv6 or
+// DualStack is set, unless IPv6 is disabled. The error names every invalid option, with a remedy. The
+// order of the rules is part of the contract. [agent I52, I53]
 func Build(o Options, f Facts) (Ruleset, error) {
 	s, err := o.parse(f)
 	if err != nil {
@@ -189,8 +188,8 @@ var (
 // loopback interface has it only while IPv6 is captured.
 func PassthroughIPv6() netip.Prefix { return ipv6.passthrough }
 
-// redirectAddr is where REDIRECT sends what this host sends: the family's own loopback address,
-// whatever the options call loopback.
+// redirectAddr returns the address to which REDIRECT redirects packets of this host: the loopback address
+// of the family, whatever LoopbackCIDR is.
 func redirectAddr(is6 bool) netip.Addr {
 	if is6 {
 		return ipv6.loopback.Addr()
@@ -198,7 +197,7 @@ func redirectAddr(is6 bool) netip.Addr {
 	return ipv4.loopback.Addr()
 }
 
-// limitFamilies keeps packets of a family that is not captured out of the rules.
+// limitFamilies restricts the rules to the captured families.
 func (s settings) limitFamilies(rules ...Rule) []Rule {
 	if s.capturesIPv6() {
 		return rules

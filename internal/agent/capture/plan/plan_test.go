@@ -18,7 +18,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan/plantest"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "update the golden files")
 
 // TestGoldenPlans plans each testdata/*.txtar: its options (name=value, the rest default) and its
 // addresses want its plan, or its error.

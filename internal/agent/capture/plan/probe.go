@@ -5,20 +5,20 @@ import (
 	"net/netip"
 )
 
-// Probe is a connection that shows whether a plan is in force.
+// Probe is a connection that tests whether a plan is in force.
 type Probe struct {
 	// Packet is its first packet. From is the address to connect from, or invalid for any.
 	Packet Packet
-	// Port is where the connection must arrive instead of at Packet.To: see Listen.
+	// Port is the local port that must receive the connection: see Listen.
 	Port uint16
 }
 
-// Listen is the address where the probe must arrive: Port on the loopback address of its family.
+// Listen returns the address that must receive the probe: Port on the loopback address of its family.
 func (p Probe) Listen() netip.AddrPort {
 	return netip.AddrPortFrom(redirectAddr(p.Packet.To.Addr().Is6()), p.Port)
 }
 
-// String names the probe for people.
+// String describes the probe.
 func (p Probe) String() string {
 	return fmt.Sprintf("connect to %s as user %d and group %d", p.Packet.To, p.Packet.UID, p.Packet.GID)
 }
@@ -74,7 +74,7 @@ func (s settings) proxyCalls(ip family, f Facts) (calls []Packet) {
 	return calls
 }
 
-// documentationAddrs belong to nobody. [RFC 5737, RFC 3849]
+// documentationAddrs are not assigned to any host. [RFC 5737, RFC 3849]
 var documentationAddrs = map[bool]netip.Addr{false: netip.MustParseAddr("192.0.2.1"), true: netip.MustParseAddr("2001:db8::1")}
 
 // applicationCalls are candidates for a captured call of an application.

@@ -150,9 +150,9 @@ func excludedInterface(r savedRule) (nic string, ok bool) {
 }
 
 // isInterfaceRule reports whether rule number at of a table excludes an interface and is ours: other
-// rules for its interface jump to our chains; or it is in a run of such rules that a jump to us
-// follows, or that ends the chain where no such jump precedes it. Rules of others are mistaken for
-// ours only if they look the same and stand among ours.
+// rules for its interface jump to our chains; or it is in a run of such rules that is followed by a
+// jump to our chains, or that ends a chain without such a jump. Other rules are mistaken for ours only
+// if they are equal and between ours.
 func (i installation) isInterfaceRule(t savedTable, at int) bool {
 	r := t.rules[at]
 	nic, ok := excludedInterface(r)

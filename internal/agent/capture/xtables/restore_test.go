@@ -12,7 +12,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan/plantest"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "update the golden files")
 
 // TestGoldenRestores compares what iptables-restore gets for every golden plan.
 func TestGoldenRestores(t *testing.T) {
@@ -20,7 +20,7 @@ func TestGoldenRestores(t *testing.T) {
 		t.Run(g.Name, func(t *testing.T) {
 			r, err := plan.Build(g.Options, g.Facts)
 			if err != nil {
-				return // there is nothing to restore, as TestGoldenPlans shows
+				return // an invalid plan; see TestGoldenPlans
 			}
 			got, path := RestoreBoth(r), filepath.Join("testdata", g.Name+".rules")
 			if *update {
