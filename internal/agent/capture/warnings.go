@@ -43,7 +43,7 @@ func Unreadable(o BackendOptions) (warnings []string) {
 	return warnings
 }
 
-// firewallWarning is the warning about a chain of a firewall; empty if there is none.
+// firewallWarning returns the warning about a chain of a firewall; empty if there is none.
 func firewallWarning(table, chain, hook string, drops bool, where string) string {
 	dropped := map[string]string{"prerouting": "arrives", "input": "is meant for this host", "output": "leaves"}[hook]
 	switch {

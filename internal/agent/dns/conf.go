@@ -69,7 +69,7 @@ type attempt struct {
 	after  time.Duration
 }
 
-// budget is how long a query may take in all: a little less than the client's timeout, which comes
+// budget returns how long a query may take in all: a little less than the client's timeout, which comes
 // from the same resolv.conf, so that a failure also reaches the client in time.
 func (c conf) budget() time.Duration { return c.timeout * 9 / 10 }
 

@@ -145,7 +145,7 @@ func (m *Machine) exhaust(hash string, r *retry) {
 	}
 }
 
-// abortOthers is the behavior of 2017: after a failure all other epochs are ended too. Any exit with
+// abortOthers implements Compat.AbortAll: after a failure all other epochs are ended too. Any exit with
 // an error, also of an aborted epoch, schedules a restart, unless one is scheduled or the desired
 // configuration is the highest that is left: otherwise nothing would be started after the last exit.
 func (m *Machine) abortOthers(e *epoch, ev Exited) {
@@ -168,7 +168,7 @@ func (m *Machine) abortOthers(e *epoch, ev Exited) {
 	}
 }
 
-// leaveExited is the behavior since 2020: what has exited is not restarted.
+// leaveExited implements Compat.NoRetry: what has exited is not restarted.
 func (m *Machine) leaveExited(e *epoch, ev Exited) {
 	if e.hash == m.goal.desired {
 		m.goal.finished = true

@@ -108,7 +108,7 @@ func (m *Machine) advanceShutdown() {
 	}
 }
 
-// childDeadline is how long shutdown waits for a child that is starting.
+// childDeadline returns until when shutdown waits for a child that is starting.
 func (m *Machine) childDeadline() time.Duration { return m.shutdown.since + m.policy.deadline()/4 }
 
 func (m *Machine) drainOver() bool {

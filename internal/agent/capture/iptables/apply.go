@@ -39,7 +39,7 @@ func (s *Programs) Choose(r plan.Ruleset) (pair Pair, why string, err error) {
 	return pair, why, nil
 }
 
-// String is the programs' names, versions and variants.
+// String returns the programs' names, versions and variants.
 func (p Pair) String() string {
 	var names []string
 	for _, f := range p.families {
@@ -100,7 +100,7 @@ func (c Change) Conflict() error {
 	return errors.Join(errs...)
 }
 
-// Rules is the number of rules that the change puts into force.
+// Rules returns the number of rules that the change puts into force.
 func (c Change) Rules() (n int) {
 	for _, f := range c.families {
 		for _, t := range f.wanted {
@@ -202,7 +202,7 @@ func (p program) clean() error {
 	return err
 }
 
-// CleanText is what Clean would have the programs do: for each that has rules of capture, its name
+// CleanText returns what Clean would do: for each program with rules of capture, its name
 // and its input.
 func (s *Programs) CleanText() string {
 	var b strings.Builder

@@ -33,7 +33,7 @@ type program struct {
 	lock string
 }
 
-// String is the name, version and variant.
+// String returns the name, version and variant.
 func (p program) String() string { return fmt.Sprintf("%s %s (%s)", p.name, p.version, p.variant) }
 
 // lockWait is how long a change waits for another program's. [agent I48]
@@ -214,7 +214,7 @@ func (p program) withLock(ofNamespace bool) program {
 	return p
 }
 
-// baseName is the program's name for a version of IP, without a variant.
+// baseName returns the program's name for a version of IP, without a variant.
 func baseName(ipv6 bool) string {
 	if ipv6 {
 		return "ip6tables"
@@ -275,7 +275,7 @@ func (s *Programs) HasVariant(variant string, ipv6 bool) bool {
 	return slices.ContainsFunc(s.variants(ipv6), func(p program) bool { return p.variant == variant })
 }
 
-// variants are the programs for one version of IP, at most one of each variant.
+// variants returns the programs for one version of IP, at most one of each variant.
 func (s *Programs) variants(ipv6 bool) (programs []program) {
 	for _, suffix := range []string{"-legacy", "-nft", ""} {
 		if len(programs) == 2 {

@@ -62,7 +62,7 @@ func ipv6Disabled() bool {
 	return false
 }
 
-// noMigration is the reason why the sysctl can't be set; empty if it can be, or is set already.
+// noMigration returns the reason why the sysctl can't be set; empty if it can be, or is set already.
 func noMigration() string {
 	path := sysctlPath(plan.MigrateRequests)
 	value, err := os.ReadFile(path)

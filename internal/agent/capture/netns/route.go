@@ -61,7 +61,7 @@ func delivers(family, table int) (bool, error) {
 	return false, nil
 }
 
-// size is the length of a prefix; the default route has none.
+// size returns the length of a prefix; the default route has none.
 func size(n *net.IPNet) (ones, bits int) {
 	if n == nil {
 		return 0, 0
@@ -113,7 +113,7 @@ func setRoutes(want []plan.MarkRoute) error {
 	return nil
 }
 
-// kernelRoute is the routing rule and the route of a mark.
+// kernelRoute returns the routing rule and the route of a mark.
 func kernelRoute(m plan.MarkRoute) (*netlink.Rule, *netlink.Route, error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

@@ -255,7 +255,7 @@ func encodePort(m plan.Match, op expr.CmpOp) []expr.Any {
 // cgroupRoots are where the unified hierarchy may be mounted, alone or together with the older ones.
 var cgroupRoots = []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}
 
-// cgroupID is the kernel's number of a cgroup of the unified hierarchy.
+// cgroupID returns the kernel's number of a cgroup of the unified hierarchy.
 func cgroupID(path string) (uint64, error) {
 	for _, root := range cgroupRoots {
 		if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err != nil {

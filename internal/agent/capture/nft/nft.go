@@ -64,7 +64,7 @@ func replace(c *nftables.Conn, r plan.Ruleset) error {
 	return nil
 }
 
-// Rules is the number of rules that the kernel has when r is in force.
+// Rules returns the number of rules that the kernel has when r is in force.
 func Rules(r plan.Ruleset) (n int) {
 	for _, t := range r.Tables {
 		for _, c := range t.Chains {

@@ -73,7 +73,7 @@ func (s settings) divertRules() []Rule {
 	return append(rules, jump(chainDivert, tcp, tracked), jump(chainTProxy, tcp))
 }
 
-// ownCallMark is the mark on the proxy's calls to its own Pod: the proxy's own mark, if it has one.
+// ownCallMark returns the mark on the proxy's calls to its own Pod: the proxy's own mark, if it has one.
 func (s settings) ownCallMark() uint32 {
 	if s.proxy[0].Field == PacketMark {
 		return s.proxy[0].From

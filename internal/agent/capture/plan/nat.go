@@ -69,7 +69,7 @@ func (s settings) inboundRules() []Rule {
 	return rules
 }
 
-// outputRules are (2) to (11) in the order of the contract; (1) is in the hook's chain.
+// outputRules returns rules (2) to (11) in the order of the contract; (1) is in the hook's chain.
 func (s settings) outputRules() []Rule {
 	var rules []Rule
 	for _, field := range []Field{TCPPort, UDPPort} {

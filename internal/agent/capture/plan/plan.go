@@ -130,7 +130,7 @@ func Build(o Options, f Facts) (Ruleset, error) {
 	return r, nil
 }
 
-// notes are about options that the plan cannot apply or that have no effect.
+// notes returns sentences about options that the plan cannot apply or that have no effect.
 func (s settings) notes(o Options, f Facts) (notes []string) {
 	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
 	if f.NoIPv6 && (o.DualStack || f.ipv6First()) {
@@ -184,7 +184,7 @@ var (
 	ipv6 = family{"ipv6", true, netip.MustParsePrefix("::6/128"), netip.MustParsePrefix("::1/128")}
 )
 
-// PassthroughIPv6 is the source address of the proxy's IPv6 connections to the application. The
+// PassthroughIPv6 returns the source address of the proxy's IPv6 connections to the application. The
 // loopback interface has it only while IPv6 is captured.
 func PassthroughIPv6() netip.Prefix { return ipv6.passthrough }
 

@@ -53,7 +53,7 @@ func Probes(o Options, f Facts, port uint16) ([]Probe, error) {
 	return probes, nil
 }
 
-// proxyCalls are candidates for a call of the proxy to its own Pod.
+// proxyCalls returns candidates for a call of the proxy to its own Pod.
 func (s settings) proxyCalls(ip family, f Facts) (calls []Packet) {
 	for _, a := range append([]netip.Addr{ip.passthrough.Addr()}, f.Addrs...) {
 		if a.Is6() != ip.is6 {
@@ -77,7 +77,7 @@ func (s settings) proxyCalls(ip family, f Facts) (calls []Packet) {
 // documentationAddrs are not assigned to any host. [RFC 5737, RFC 3849]
 var documentationAddrs = map[bool]netip.Addr{false: netip.MustParseAddr("192.0.2.1"), true: netip.MustParseAddr("2001:db8::1")}
 
-// applicationCalls are candidates for a captured call of an application.
+// applicationCalls returns candidates for a captured call of an application.
 func (s settings) applicationCalls(ip family) (calls []Packet) {
 	to := []netip.Addr{documentationAddrs[ip.is6]}
 	for _, prefix := range s.outbound.cidrs {

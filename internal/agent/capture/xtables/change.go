@@ -27,7 +27,7 @@ func TableNames() []string { return slices.Clone(tableNames) }
 
 func isOurChain(name string) bool { return slices.Contains(chainNames, name) }
 
-// table is what was saved of a table, or an empty one.
+// table returns a saved table, or an empty one.
 func (s Saved) table(name string) savedTable {
 	for _, t := range s {
 		if t.name == name {
@@ -44,7 +44,7 @@ func (s Saved) Empty() bool {
 	})
 }
 
-// ourChains are the chains of a table that capture made.
+// ourChains returns the chains of a table that capture made.
 func (t savedTable) ourChains() (chains []string) {
 	for _, c := range t.chains {
 		if isOurChain(c) {
@@ -78,7 +78,7 @@ func (t savedTable) injectedRules(all Saved, wanted []tableRule) (rules []savedR
 	return rules
 }
 
-// target is the chain or target of a rule's jump.
+// target returns the chain or target of a rule's jump.
 func target(canonical string) string {
 	for part := range strings.SplitSeq(" "+canonical, " -") {
 		if name, ok := strings.CutPrefix(part, "j "); ok {
@@ -91,7 +91,7 @@ func target(canonical string) string {
 	return ""
 }
 
-// installation is what our own chains say about an installed capture.
+// installation describes an installed capture, as far as our chains show it.
 type installation struct {
 	// present says that there is a chain of ours other than the guard.
 	present bool
@@ -190,7 +190,7 @@ func (i installation) isInterfaceRule(t savedTable, at int) bool {
 	return !slices.ContainsFunc(before, func(r savedRule) bool { return jumps(r) && !virtual(r) })
 }
 
-// canonical is the rule as the kernel would have it saved: owners by number.
+// canonical returns the rule as iptables-save prints it: with numeric owners.
 func (t tableRule) canonical() string {
 	rule := plan.Rule{Matches: slices.Clone(t.rule.Matches), Action: t.rule.Action}
 	for i, m := range rule.Matches {
@@ -234,7 +234,7 @@ func find(tables []Table, name string) Table {
 	return Table{name: name}
 }
 
-// rulesOf are the rules of a chain of ours, or those of capture in another chain.
+// rulesOf returns the rules of a chain of ours, or those of capture in another chain.
 func (t savedTable) rulesOf(chain string, injected []savedRule) (rules []string) {
 	from := t.rules
 	if !isOurChain(chain) {
@@ -248,7 +248,7 @@ func (t savedTable) rulesOf(chain string, injected []savedRule) (rules []string)
 	return rules
 }
 
-// rulesOf are a chain's rules in the order that they will have.
+// rulesOf returns a chain's rules in the order that they will have.
 func (t Table) rulesOf(chain string) (rules []string) {
 	for _, r := range t.rules {
 		if r.chain != chain {

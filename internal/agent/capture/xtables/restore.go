@@ -32,7 +32,7 @@ func Restore(r plan.Ruleset, ipv6 bool) string {
 	return b.String()
 }
 
-// RestoreBoth is Restore for IPv4, then for IPv6.
+// RestoreBoth returns Restore for IPv4, then for IPv6.
 func RestoreBoth(r plan.Ruleset) string { return Restore(r, false) + Restore(r, true) }
 
 // Table is a planned table as iptables has it: our chains in the order of their creation, and the
@@ -43,7 +43,7 @@ type Table struct {
 	rules  []tableRule
 }
 
-// Rules is the number of the table's rules.
+// Rules returns the number of the table's rules.
 func (t Table) Rules() int { return len(t.rules) }
 
 // tableRule is one rule. It is appended to its chain, or inserted if at is its position there, from 1.
@@ -58,7 +58,7 @@ func newTableRule(table, chain string, at int, r plan.Rule) tableRule {
 	return tableRule{table, chain, at, r, ruleArgs(table, chain, r)}
 }
 
-// String is the rule as a line.
+// String returns the rule as a line.
 func (t tableRule) String() string {
 	if t.at > 0 {
 		return fmt.Sprintf("-I %s %d %s", t.chain, t.at, strings.Join(t.args, " "))
@@ -110,7 +110,7 @@ func withOwners(r plan.Ruleset, dns []plan.Rule) []plan.Rule {
 	return slices.Insert(slices.Clone(dns), udp, own...)
 }
 
-// chainName is a chain's name in iptables: the kernel's own at a hook, in capitals where rules jump.
+// chainName returns a chain's name in iptables: the kernel's own at a hook, in capitals where rules jump.
 func chainName(c plan.Chain) string {
 	if c.Base.Hook != "" {
 		return upper(c.Base.Hook)
@@ -206,7 +206,7 @@ func (b *tableBuilder) addVirtual(nics []string) {
 	b.remaining[prerouting] = rules[n:]
 }
 
-// virtualInterfaces are the interfaces whose packets a hook's own rules send to our chains.
+// virtualInterfaces returns the interfaces whose packets a hook's own rules send to our chains.
 func virtualInterfaces(t plan.Table) (nics []string) {
 	for _, c := range t.Chains {
 		for _, r := range c.Rules {

@@ -30,7 +30,7 @@ const (
 	byDestination
 )
 
-// argOrder is the index in ranks for the rules of a chain.
+// argOrder returns the index in ranks for the rules of a chain.
 func argOrder(table, chain string) int {
 	switch {
 	case table == "mangle":
@@ -41,7 +41,7 @@ func argOrder(table, chain string) int {
 	return byAddress
 }
 
-// ruleArgs is a rule as arguments of iptables, without its chain.
+// ruleArgs returns a rule as arguments of iptables, without its chain.
 func ruleArgs(table, chain string, r plan.Rule) []string {
 	rank := ranks[argOrder(table, chain)]
 	fragments := []fragment{{rank.protocol, protocolArgs(table, chain, r)}}
@@ -81,7 +81,7 @@ func ruleArgs(table, chain string, r plan.Rule) []string {
 	return append(all, actionArgs(r)...)
 }
 
-// protocolArgs are the protocol and the ports; iptables accepts only one -p.
+// protocolArgs returns the protocol and the ports; iptables accepts only one -p.
 func protocolArgs(table, chain string, r plan.Rule) []string {
 	name := protocol(r)
 	if name == "" && chain == "ISTIO_INBOUND" && table != "raw" {
@@ -114,7 +114,7 @@ func protocolArgs(table, chain string, r plan.Rule) []string {
 	return all
 }
 
-// protocol is the protocol that a rule matches, if only by its ports, or empty.
+// protocol returns the protocol that a rule matches, if only by its ports, or empty.
 func protocol(r plan.Rule) string {
 	for _, m := range r.Matches {
 		switch m.Field {
@@ -151,7 +151,7 @@ func numbers(m plan.Match, separator string) string {
 	return fmt.Sprintf("%d%s%d", m.From, separator, m.To)
 }
 
-// actionArgs is what the rule does. For UDP, Istio writes --to-port instead of --to-ports.
+// actionArgs returns what the rule does. For UDP, Istio writes --to-port instead of --to-ports.
 func actionArgs(r plan.Rule) []string {
 	a := r.Action
 	mark := strconv.FormatUint(uint64(a.Mark), 10)

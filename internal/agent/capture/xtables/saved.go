@@ -179,7 +179,7 @@ func canonicalPart(not, name string, values []string) string {
 	return strings.TrimSpace(not + name + " " + value)
 }
 
-// canonicalPrefix is a network with its length.
+// canonicalPrefix returns a network with its length.
 func canonicalPrefix(text string) string {
 	if a, err := netip.ParseAddr(text); err == nil {
 		return netip.PrefixFrom(a, a.BitLen()).String()

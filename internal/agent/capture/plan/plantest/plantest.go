@@ -18,7 +18,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 )
 
-// Defaults are the options of a command line without any flag. They capture nothing.
+// Defaults returns the options of a command line without any flag. They capture nothing.
 func Defaults() plan.Options {
 	return plan.Options{
 		EnvoyPort: "15001", InboundPort: "15006", TunnelPort: "15008", ProxyUID: "1337",
@@ -108,7 +108,7 @@ func read(file string) (Golden, error) {
 	return g, nil
 }
 
-// Section is the text of a section, or empty.
+// Section returns the text of a section, or empty.
 func (g Golden) Section(name string) string {
 	for _, f := range g.Archive.Files {
 		if f.Name == name {
