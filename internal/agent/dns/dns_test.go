@@ -96,7 +96,7 @@ func TestFallbackToTheNextServer(t *testing.T) {
 		first, second func(received) [][]byte // nil: nothing listens
 		code          dnsmessage.RCode
 		answers       int
-		asked         [2]int
+		queries       [2]int
 	}{
 		{"the first responds", answering(t, 1), answering(t, 2), 0, 1, [2]int{1, 0}},
 		{"no such name", failing(t, dnsmessage.RCodeNameError), answering(t, 2), dnsmessage.RCodeNameError, 0, [2]int{1, 0}},
@@ -109,7 +109,7 @@ func TestFallbackToTheNextServer(t *testing.T) {
 		for _, by := range []transport{overUDP, overTCP} {
 			t.Run(tt.name+" over "+string(by), func(t *testing.T) {
 				w := newHarness(t, two)
-				var asked [2]int
+				var queries [2]int
 				var ns [2]*nameServer
 				for i, f := range []func(received) [][]byte{tt.first, tt.second} {
 					if f != nil {
@@ -119,11 +119,11 @@ func TestFallbackToTheNextServer(t *testing.T) {
 				m := w.get(by, newQuery(t, "example.", dnsmessage.TypeA, 0))
 				for i, n := range ns {
 					if n != nil {
-						asked[i] = n.count()
+						queries[i] = n.count()
 					}
 				}
-				if m.RCode != tt.code || len(m.Answers) != tt.answers || asked != tt.asked {
-					t.Errorf("%v, %d answers, asked %v; want %v, %d, %v", m.RCode, len(m.Answers), asked, tt.code, tt.answers, tt.asked)
+				if m.RCode != tt.code || len(m.Answers) != tt.answers || queries != tt.queries {
+					t.Errorf("%v, %d answers, queries %v; want %v, %d, %v", m.RCode, len(m.Answers), queries, tt.code, tt.answers, tt.queries)
 				}
 			})
 		}

@@ -53,7 +53,7 @@ func (s *Server) collect(p *Page, f Facts) {
 	p.Counter("scrape_failures_total", "Sources that could not be scraped.", float64(s.failures.Load()), "type", "envoy")
 	p.Counter("envoy_restarts_total", "Restarts of Envoy after crashes.", float64(f.Envoy.Restarts))
 	p.Gauge("envoy_live", "Whether Envoy runs and has been found live.", boolValue(f.Envoy.Live))
-	p.Gauge("envoy_draining", "Whether Envoy has been told to drain.", boolValue(f.Envoy.Draining))
+	p.Gauge("envoy_draining", "Whether Envoy is draining.", boolValue(f.Envoy.Draining))
 	if f.Upstream.Wanted {
 		p.Gauge("istiod_connected", "Whether the stream to discovery is open.", boolValue(f.Upstream.Connected))
 	}

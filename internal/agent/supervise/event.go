@@ -47,23 +47,23 @@ type Event interface{ event() }
 
 // The events.
 type (
-	// Now tells the time. A time before the last one counts as the last one. Jitter in [0,1) is
+	// Now reports the time. A time before the last one counts as the last one. Jitter in [0,1) is
 	// the random part of a delay that this step or the next ones may choose.
 	Now struct {
 		T      time.Duration
 		Jitter float64
 	}
-	// Desired tells which configuration (command line, bootstrap, binary) should run. Hash is
+	// Desired says which configuration (command line, bootstrap, binary) should run. Hash is
 	// not empty and not DrainHash.
 	Desired struct{ Hash string }
-	// Upstream tells whether a new epoch could get its configuration now: the control plane is
+	// Upstream says whether a new epoch could get its configuration now: the control plane is
 	// connected, or its responses are cached. It counts as true before the first such event.
 	Upstream struct{ OK bool }
-	// Live tells that the epoch serves: its admin interface reports LIVE with the epoch's own
-	// number, or, if that cannot be asked, it has taken over from its parent. Live and Exited are
+	// Live reports that the epoch serves: its admin interface reports LIVE with the epoch's own
+	// number, or, if that cannot be reached, it has taken over from its parent. Live and Exited are
 	// the answers to KillUnlessLive.
 	Live struct{ Epoch int }
-	// Exited tells that the epoch was reaped, or never became a process: see Reason.
+	// Exited reports that the epoch was reaped, or never became a process: see Reason.
 	Exited struct {
 		Epoch  int
 		Status Status
@@ -79,9 +79,9 @@ type (
 	DrainRequested struct{}
 	// Terminate requests shutdown. Quick skips the drain; so does a second Terminate, and a third kills.
 	Terminate struct{ Quick bool }
-	// Drained tells that the epoch's Drain has been answered, successfully or not.
+	// Drained reports that the epoch's Drain has been answered, successfully or not.
 	Drained struct{ Epoch int }
-	// Connections tells how many connections the listeners of the draining epoch have; N < 0 if
+	// Connections reports how many connections the listeners of the draining epoch have; N < 0 if
 	// they could not be counted.
 	Connections struct{ N, Epoch int }
 )
@@ -129,7 +129,7 @@ type (
 	// connections, even if its admin interface cannot be reached. Live answers if it serves,
 	// else Exited.
 	KillUnlessLive struct{ Epoch int }
-	// Panic tells that the budget of the configuration is exhausted.
+	// Panic reports that the budget of the configuration is exhausted.
 	Panic struct{ Hash string }
 	// Remove removes the shared memory: nothing is running any more, and Done follows.
 	Remove struct{}

@@ -56,22 +56,22 @@ func play(t *testing.T, text string) string {
 	policy.Jitter = 0
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
-		word := strings.Fields(line)
+		field := strings.Fields(line)
 		switch {
 		case line == "" || strings.HasPrefix(line, "#"):
 			fmt.Fprintln(&out, line)
-		case word[0] == "policy":
-			setPolicy(t, &policy, word[1:])
+		case field[0] == "policy":
+			setPolicy(t, &policy, field[1:])
 			fmt.Fprintln(&out, line)
-		case word[0] == ">":
+		case field[0] == ">":
 			if machine == nil {
 				machine = supervise.New(policy)
 			}
 			fmt.Fprintln(&out, line)
-			for _, e := range machine.Step(parseEvent(t, word[1:])) {
+			for _, e := range machine.Step(parseEvent(t, field[1:])) {
 				fmt.Fprintln(&out, printEffect(e))
 			}
-		case word[0] == "?":
+		case field[0] == "?":
 			fmt.Fprintf(&out, "?\n= %s\n", printView(machine.View()))
 		}
 	}
@@ -123,36 +123,36 @@ func setPolicy(t *testing.T, p *supervise.Policy, settings []string) {
 
 func parseEvent(t *testing.T, w []string) supervise.Event {
 	t.Helper()
-	word := func(i int) string {
+	field := func(i int) string {
 		if i < len(w) {
 			return w[i]
 		}
 		return ""
 	}
 	number := func(i int) int {
-		n, err := strconv.Atoi(word(i))
-		if err != nil && word(i) != "" {
+		n, err := strconv.Atoi(field(i))
+		if err != nil && field(i) != "" {
 			t.Fatalf("event %q: %v", w, err)
 		}
 		return n
 	}
-	switch word(0) {
+	switch field(0) {
 	case "now":
-		d, err := time.ParseDuration(word(1))
+		d, err := time.ParseDuration(field(1))
 		if err != nil {
 			t.Fatal(err)
 		}
-		jitter, _ := strconv.ParseFloat(word(2), 64)
+		jitter, _ := strconv.ParseFloat(field(2), 64)
 		return supervise.Now{T: d, Jitter: jitter}
 	case "desired":
-		return supervise.Desired{Hash: word(1)}
+		return supervise.Desired{Hash: field(1)}
 	case "upstream":
-		return supervise.Upstream{OK: word(1) == "ok"}
+		return supervise.Upstream{OK: field(1) == "ok"}
 	case "live":
 		return supervise.Live{Epoch: number(1)}
 	case "exited":
-		e := supervise.Exited{Epoch: number(1), TookAdmin: word(4) == "took-admin"}
-		switch word(2) {
+		e := supervise.Exited{Epoch: number(1), TookAdmin: field(4) == "took-admin"}
+		switch field(2) {
 		case "signal":
 			e.Status.Signal = supervise.Signal(number(3))
 		case "code":
@@ -166,11 +166,11 @@ func parseEvent(t *testing.T, w []string) supervise.Event {
 		}
 		return e
 	case "unlocked":
-		return supervise.Unlocked{OK: word(1) == "ok"}
+		return supervise.Unlocked{OK: field(1) == "ok"}
 	case "drain-requested":
 		return supervise.DrainRequested{}
 	case "terminate":
-		return supervise.Terminate{Quick: word(1) == "quick"}
+		return supervise.Terminate{Quick: field(1) == "quick"}
 	case "drained":
 		return supervise.Drained{Epoch: number(1)}
 	case "connections":

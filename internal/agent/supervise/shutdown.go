@@ -51,7 +51,7 @@ func (m *Machine) onDrained(number int) {
 
 func (m *Machine) onConnections(c Connections) {
 	if !m.drain.answered || c.Epoch != m.drain.epoch {
-		return // clients have not been told yet to go elsewhere
+		return // before the drain, clients keep connecting
 	}
 	m.drain.connections = max(c.N, -1)
 	if c.N < 0 {

@@ -57,7 +57,7 @@ type Options struct {
 	NamespaceLock bool
 }
 
-// Programs finds iptables programs and asks each for its version once. It may be used by one
+// Programs finds iptables programs and runs each with --version once. It may be used by one
 // goroutine at a time.
 type Programs struct {
 	o     Options

@@ -113,7 +113,7 @@ func (s settings) ownerRules(owner Match) []Rule {
 	}
 	if owner.Field != SocketCgroup {
 		// The rules of the proxy's other users and groups follow. A cgroup is the only owner, and
-		// is excluded together with the others: nftables can't tell that a process is not in it
+		// is excluded together with the others: nftables cannot match a process outside of it
 		// if the process's own cgroup is less deep in the hierarchy.
 		others = append(others, not(owner))
 	}

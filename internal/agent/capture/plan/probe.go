@@ -24,7 +24,7 @@ func (p Probe) String() string {
 }
 
 // Probes returns connections that the plan captures: for each captured family, one of the proxy to
-// its own Pod, which is captured as inbound, and one of an application to an address that nobody
+// its own Pod, which is captured as inbound, and one of an application to an address that no host
 // has. What the plan does not capture has no probe. The destination port of all is port. The
 // error is that of [Build]. [agent I46]
 func Probes(o Options, f Facts, port uint16) ([]Probe, error) {
