@@ -157,7 +157,7 @@ func (s settings) notes(o Options, f Facts) (notes []string) {
 	if !s.tproxy.on && o.Inbound.RouteTable != "" && o.Inbound.RouteTable != DefaultRouteTable {
 		note("--istio-inbound-tproxy-route-table has no effect without --istio-inbound-interception-mode=TPROXY")
 	}
-	if o.ProxyGID != "" && (o.ProxyMark != "" || o.ProxyCgroup != "") {
+	if o.ProxyGID != "" && o.ProxyGID != o.ProxyUID && (o.ProxyMark != "" || o.ProxyCgroup != "") {
 		note("--proxy-gid has no effect with --proxy-mark or --proxy-cgroup")
 	}
 	if f.Interfaces != nil {

@@ -203,6 +203,7 @@ func TestOptionsWithoutEffectAreNoted(t *testing.T) {
 		{map[string]string{"istio-inbound-interception-mode": "TPROXY", "istio-inbound-tproxy-mark": "7", "istio-inbound-tproxy-route-table": "7"}, ""},
 		{map[string]string{"proxy-mark": "42", "proxy-gid": "7"}, "--proxy-gid has no effect with --proxy-mark or --proxy-cgroup"},
 		{map[string]string{"proxy-gid": "7"}, ""},
+		{map[string]string{"proxy-mark": "42", "proxy-gid": "1337"}, ""}, // the default, as --proxy-uid
 		{map[string]string{"capture-all-dns": "true"}, "--capture-all-dns has no effect without --redirect-dns"},
 	} {
 		o := plantest.Defaults()
