@@ -120,7 +120,7 @@ func TestCapturedDNSIsPassedOn(t *testing.T) {
 				}); err != nil {
 					t.Fatal(err)
 				}
-				wait.Until(t, "the agent listens", func() bool { return strings.Contains(log.String(), "passed on") })
+				wait.Until(t, "the agent listens", func() bool { return strings.Contains(log.String(), "are forwarded") })
 				for range 20 {
 					for _, by := range []string{"udp", "tcp"} {
 						if err := find(by); err != nil {
