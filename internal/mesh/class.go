@@ -2,18 +2,18 @@ package mesh
 
 import "unique"
 
-// Capability is a set of bits: what matters to configuration of what a proxy can do.
+// Capability is a bit set of the proxy's abilities that configuration depends on.
 type Capability uint32
 
-// The capability bits. Those with an extension's name are set where the proxy's list of
-// extensions holds it, or where it sent no list.
+// The capability bits. A bit documented by an extension's name is set if the proxy lists that
+// extension, or if it sent no list of extensions.
 const (
-	// IPv4 and IPv6 say which families the proxy's own addresses have.
+	// IPv4 and IPv6 are the address families of the proxy's own addresses.
 	IPv4 Capability = 1 << iota
 	IPv6
-	// DNSCapture is set where the agent answers the application's DNS.
+	// DNSCapture is set if the agent answers the application's DNS queries.
 	DNSCapture
-	// HTTP10 asks for HTTP/1.0 to be accepted.
+	// HTTP10 is set if the proxy is to accept HTTP/1.0.
 	HTTP10
 	// FilterState: envoy.filters.http.set_filter_state, which offers Istio's ALPN on stock Envoy.
 	FilterState
@@ -23,7 +23,7 @@ const (
 	Fault
 	// CORS: envoy.filters.http.cors.
 	CORS
-	// HTTPInspector: envoy.filters.listener.http_inspector; without it nothing is sniffed.
+	// HTTPInspector: envoy.filters.listener.http_inspector; protocol sniffing needs it.
 	HTTPInspector
 	// PreviousHosts: envoy.retry_host_predicates.previous_hosts.
 	PreviousHosts
@@ -35,7 +35,7 @@ const (
 	PreviousPriorities
 )
 
-// Has says whether all bits of x are set.
+// Has reports whether all bits of x are set in c.
 func (c Capability) Has(x Capability) bool { return c&x == x }
 
 var extensionBits = map[string]Capability{
@@ -50,7 +50,7 @@ var extensionBits = map[string]Capability{
 	"envoy.retry_priorities.previous_priorities": PreviousPriorities,
 }
 
-// Capabilities reads a node's capability bits.
+// Capabilities returns the node's capability bits. A node without addresses counts as IPv4.
 func Capabilities(n Node) Capability {
 	var c Capability
 	for _, ip := range n.IPs() {
@@ -77,52 +77,53 @@ func Capabilities(n Node) Capability {
 	return c
 }
 
-// Scope decides everything outbound. Two proxies of equal scope get the same outbound bytes.
+// Scope determines all outbound configuration: proxies of equal scope get the same outbound bytes.
 type Scope struct {
 	Role      Role
 	Namespace string
-	// Sidecar is "namespace/name" of the Sidecar resource in force, or empty.
+	// Sidecar is "namespace/name" of the Sidecar resource that applies, or empty.
 	Sidecar string
 	Caps    Capability
-	// Selected is the interned set of client-side selectors that match the proxy's
-	// labels (never the labels themselves), in a canonical form that model defines.
+	// Selected identifies the client-side selectors that match the proxy's labels (never the
+	// labels themselves), in a canonical form that package model defines.
 	Selected string
 }
 
-// ScopeID stands for a Scope: one word, equal where the scopes are, and so a good key.
-// Its Value is the Scope; the zero ScopeID has none.
+// ScopeID is an interned Scope: cheap to compare and to use as a map key. IDs are equal if
+// and only if the scopes are. Value panics on the zero ScopeID.
 type ScopeID = unique.Handle[Scope]
 
-// ID is the scope's one ScopeID.
+// ID returns the ScopeID of s.
 func (s Scope) ID() ScopeID { return unique.Make(s) }
 
-// Location is where a proxy is in the network; only endpoint rules read it.
+// Location is where a proxy is in the network. It determines how endpoints are ranked; only
+// rules for endpoints read it.
 type Location struct {
 	Network, Cluster string
 	Locality         Locality
 }
 
-// LocationID stands for a Location as ScopeID does for a Scope.
+// LocationID is an interned Location, like ScopeID.
 type LocationID = unique.Handle[Location]
 
-// ID is the location's one LocationID.
+// ID returns the LocationID of l.
 func (l Location) ID() LocationID { return unique.Make(l) }
 
-// Workload decides everything inbound: which services the proxy stands in for and which
-// policies select it, each in a canonical form that model defines.
+// Workload determines all inbound configuration: the services that the proxy is an endpoint of
+// and the policies that select it, each in a canonical form that package model defines.
 type Workload struct {
 	Namespace string
 	Services  string
 	Policies  string
 }
 
-// WorkloadID stands for a Workload as ScopeID does for a Scope.
+// WorkloadID is an interned Workload, like ScopeID.
 type WorkloadID = unique.Handle[Workload]
 
-// ID is the workload's one WorkloadID.
+// ID returns the WorkloadID of w.
 func (w Workload) ID() WorkloadID { return unique.Make(w) }
 
-// Class is what rules know of a proxy. Proxies of one class share every byte.
+// Class is all that rules know of a proxy: proxies of one class get the same bytes.
 type Class struct {
 	Scope    Scope
 	Location Location

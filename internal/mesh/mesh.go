@@ -1,9 +1,8 @@
-// Package mesh holds the words that the agent and the control plane share: identities, nodes, protocols, localities and classes.
+// Package mesh holds the types that the agent and the control plane share: identities, nodes, protocols, localities and classes.
 //
-// Everything in it is a value. Nothing in it reads a clock, a file, a socket or the
-// environment, and nothing in it keeps state; any goroutine may use any of it.
-// Names follow Istio's public interfaces, because both halves must be able to stand
-// beside Istio's own.
+// All types are values. The package does no I/O, reads no clock and no environment, and
+// keeps no state; everything in it is safe for concurrent use. Names follow Istio's public
+// interfaces, because either program may run with Istio's counterpart.
 package mesh
 
 import (
@@ -11,7 +10,7 @@ import (
 	"strings"
 )
 
-// Well-known numbers and names of the sidecar contract [control-plane B1–B7].
+// Ports, user ids, addresses, labels and default names of Istio's sidecar contract. [control-plane B1–B7]
 const (
 	// OutboundPort receives captured outbound TCP.
 	OutboundPort = 15001
@@ -27,56 +26,56 @@ const (
 	DNSPort = 15053
 	// PrometheusPort is Envoy's listener for its own metrics.
 	PrometheusPort = 15090
-	// ProxyUID is the user and group id that capture lets pass.
+	// ProxyUID is the user and group id whose traffic is not captured.
 	ProxyUID = 1337
 	// PassthroughSource is the source address of inbound passthrough connections (IPv4).
 	PassthroughSource = "127.0.0.6"
-	// PassthroughSourceV6 is its IPv6 twin.
+	// PassthroughSourceV6 is the same for IPv6.
 	PassthroughSourceV6 = "::6"
 	// TokenAudience is the audience of tokens presented to the CA and to xDS.
 	TokenAudience = "istio-ca"
-	// TLSModeLabel on a workload says how it accepts connections; "istio" means mutual TLS.
+	// TLSModeLabel is the workload label that says whether the workload accepts mutual TLS; the value for that is "istio".
 	TLSModeLabel = "security.istio.io/tlsMode"
-	// DefaultTrustDomain is used where mesh configuration names none.
+	// DefaultTrustDomain is used if mesh configuration does not set trustDomain.
 	DefaultTrustDomain = "cluster.local"
-	// DefaultRootNamespace holds mesh-wide configuration.
+	// DefaultRootNamespace is the namespace of mesh-wide configuration if mesh configuration does not set rootNamespace.
 	DefaultRootNamespace = "istio-system"
 )
 
-// Identity names a workload: the service account it runs as. The zero value is "nobody".
+// Identity is a workload's identity: the service account it runs as. The zero value identifies nobody.
 type Identity struct {
 	TrustDomain    string
 	Namespace      string
 	ServiceAccount string
 }
 
-// SPIFFE returns the identity as the URI that certificates carry
-// (spiffe://<trust domain>/ns/<namespace>/sa/<service account>).
+// SPIFFE returns the SPIFFE ID that certificates carry:
+// spiffe://<trust domain>/ns/<namespace>/sa/<service account>. It does not validate the parts.
 func (i Identity) SPIFFE() string {
 	return "spiffe://" + i.TrustDomain + "/ns/" + i.Namespace + "/sa/" + i.ServiceAccount
 }
 
-// String is SPIFFE, for logs.
+// String returns SPIFFE().
 func (i Identity) String() string { return i.SPIFFE() }
 
-// ParseSPIFFE reads the URI form back. It returns an error that quotes the input when
-// the URI is not of the form spiffe://<td>/ns/<ns>/sa/<sa> with all three parts present.
+// ParseSPIFFE parses a SPIFFE ID of the form that SPIFFE returns. All three parts must be
+// present; their characters are not validated.
 func ParseSPIFFE(uri string) (Identity, error) {
 	rest, ok := strings.CutPrefix(uri, "spiffe://")
 	parts := strings.Split(rest, "/")
 	if !ok || len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa" || parts[0] == "" || parts[2] == "" || parts[4] == "" {
-		return Identity{}, fmt.Errorf("identity %q: want spiffe://<trust domain>/ns/<namespace>/sa/<service account>", uri)
+		return Identity{}, fmt.Errorf("invalid identity %q: want spiffe://<trust domain>/ns/<namespace>/sa/<service account>", uri)
 	}
 	return Identity{TrustDomain: parts[0], Namespace: parts[2], ServiceAccount: parts[4]}, nil
 }
 
-// Locality says where a workload runs. Empty parts match only empty parts.
+// Locality is where a workload runs. An empty part matches only an empty part.
 type Locality struct {
 	Region, Zone, Subzone string
 }
 
-// ParseLocality reads "region/zone/subzone"; missing parts are empty. A "." separates
-// too, where there is no "/", because label values may not hold one.
+// ParseLocality parses "region/zone/subzone"; missing parts are empty. A value without "/"
+// is split at "." instead, because Kubernetes label values cannot contain "/".
 func ParseLocality(s string) Locality {
 	if !strings.Contains(s, "/") {
 		s = strings.ReplaceAll(s, ".", "/")
@@ -88,7 +87,7 @@ func ParseLocality(s string) Locality {
 	return Locality{Region: p[0], Zone: p[1], Subzone: p[2]}
 }
 
-// String is the slash form without trailing separators.
+// String returns "region/zone/subzone" without trailing separators.
 func (l Locality) String() string {
 	return strings.TrimRight(l.Region+"/"+l.Zone+"/"+l.Subzone, "/")
 }

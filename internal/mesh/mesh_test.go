@@ -19,12 +19,12 @@ func TestNodeIDsRoundTrip(t *testing.T) {
 			continue
 		}
 		if n.String() != s {
-			t.Errorf("%s came back as %s", s, n)
+			t.Errorf("%s is encoded as %s", s, n)
 		}
 	}
 }
 
-// xDS takes what package proxy decodes.
+// Package proxy decodes the same forms.
 func TestNodeIDsOf2017(t *testing.T) {
 	for s, want := range map[string]string{
 		"10.0.0.1|x.y|d": "sidecar~10.0.0.1~x.y~d", "10.0.0.1~x.y~d": "sidecar~10.0.0.1~x.y~d", "|x.y|d": "sidecar~~x.y~d",
@@ -36,7 +36,7 @@ func TestNodeIDsOf2017(t *testing.T) {
 	}
 }
 
-func TestNodeIDsThatAreRefused(t *testing.T) {
+func TestInvalidNodeIDs(t *testing.T) {
 	for s, why := range map[string]string{
 		"":                              "four parts",
 		"sidecar~10.0.0.1~x.y":          `invalid IP address "sidecar"`,
@@ -62,7 +62,7 @@ func TestOldRolesAreRouters(t *testing.T) {
 	}
 }
 
-func TestNamespaceOfANode(t *testing.T) {
+func TestNodeNamespace(t *testing.T) {
 	id := func(id, domain string) NodeID { return NodeID{ID: id, Domain: domain} }
 	for _, c := range []struct {
 		node Node
@@ -79,7 +79,7 @@ func TestNamespaceOfANode(t *testing.T) {
 	}
 }
 
-func TestMetadataInTheEncodingsThatAgentsUse(t *testing.T) {
+func TestDecodeMetadata(t *testing.T) {
 	m, err := DecodeMetadata(map[string]any{
 		"NAME": "p", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "a", "CLUSTER_ID": "c", "NETWORK": "n",
 		"LABELS":       map[string]any{"app": "x", "number": 7.0, "flag": true},
@@ -99,16 +99,16 @@ func TestMetadataInTheEncodingsThatAgentsUse(t *testing.T) {
 	}
 }
 
-func TestMetadataThatIsRefused(t *testing.T) {
+func TestInvalidMetadata(t *testing.T) {
 	many := map[string]any{}
 	for i := range 600 {
 		many[strings.Repeat("k", i+1)] = ""
 	}
 	for why, raw := range map[string]map[string]any{
-		"no IP address": {"INSTANCE_IPS": "10.0.0.1,pod"},
-		"at most 512":   many,
-		"at most 256":   {"LABELS": many},
-		"more than 64":  {"INSTANCE_IPS": strings.Repeat("10.0.0.1,", 65)},
+		"invalid IP address": {"INSTANCE_IPS": "10.0.0.1,pod"},
+		"at most 512":        many,
+		"at most 256":        {"LABELS": many},
+		"more than 64":       {"INSTANCE_IPS": strings.Repeat("10.0.0.1,", 65)},
 	} {
 		if _, err := DecodeMetadata(raw); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("error %v, want one that says %q", err, why)
@@ -116,7 +116,7 @@ func TestMetadataThatIsRefused(t *testing.T) {
 	}
 }
 
-func TestProtocolOfAPort(t *testing.T) {
+func TestProtocolOf(t *testing.T) {
 	for _, c := range []struct {
 		name, app, transport string
 		want                 Protocol
@@ -139,7 +139,7 @@ func TestIdentitiesRoundTrip(t *testing.T) {
 	}
 	for _, bad := range []string{"", "spiffe://td", "https://td/ns/a/sa/b", "spiffe://td/ns//sa/b", "spiffe:///ns/a/sa/b", "spiffe://td/ns/a/sa/b/c"} {
 		if _, err := ParseSPIFFE(bad); err == nil {
-			t.Errorf("%q was taken", bad)
+			t.Errorf("ParseSPIFFE(%q) returned no error", bad)
 		}
 	}
 }
@@ -168,7 +168,7 @@ func TestCapabilitiesFollowTheExtensionList(t *testing.T) {
 	}
 	n.Extensions = nil
 	if c := Capabilities(n); !c.Has(Fault | CORS | FilterState | HTTPInspector) {
-		t.Errorf("a proxy that sent no list is taken for a stock Envoy: %b", c)
+		t.Errorf("capabilities %b of a proxy that sent no list, want those of a stock Envoy", c)
 	}
 }
 
@@ -196,12 +196,12 @@ func FuzzDecodeMetadata(f *testing.F) {
 			m, err := DecodeMetadata(map[string]any{key: v, a: b})
 			if err != nil {
 				if !strings.Contains(err.Error(), "node metadata") {
-					t.Errorf("error %v does not say what it is about", err)
+					t.Errorf("error %v does not contain \"node metadata\"", err)
 				}
 				continue
 			}
 			if len(m.InstanceIPs) > maxInstanceIPs || len(m.Labels) > maxLabels {
-				t.Errorf("bounds are not kept: %+v", m)
+				t.Errorf("limits are exceeded: %+v", m)
 			}
 			Capabilities(Node{Metadata: m})
 		}
@@ -217,5 +217,40 @@ func TestFullHost(t *testing.T) {
 		if got := FullHost(name, "bookshop", "Cluster.local"); got != want {
 			t.Errorf("FullHost(%q) = %q, want %q", name, got, want)
 		}
+	}
+}
+
+func TestCheckIdentity(t *testing.T) {
+	alice := Identity{TrustDomain: "cluster.local", Namespace: "shop", ServiceAccount: "alice"}
+	node := func(id, namespace, account string) Node {
+		return Node{NodeID: NodeID{ID: id}, Metadata: Metadata{Namespace: namespace, ServiceAccount: account}}
+	}
+	for _, c := range []struct {
+		node Node
+		id   Identity
+		ok   bool
+	}{
+		{node("pod.shop", "shop", "alice"), alice, true},
+		{node("pod.shop", "shop", ""), alice, true},
+		{node("pod.shop", "", "alice"), alice, true},
+		{node("pod.shop", "", ""), alice, true},
+		{node("pod.bank", "shop", "alice"), alice, true}, // metadata comes first
+		{node("pod.shop", "bank", "alice"), alice, false},
+		{node("pod.bank", "", "alice"), alice, false},
+		{node("pod.shop", "shop", "bob"), alice, false},
+		{node("", "", ""), alice, false},
+		{node("", "", "alice"), alice, false},
+		{node("", "", ""), Identity{}, false},
+		{node("pod.shop", "shop", ""), Identity{}, false},
+	} {
+		if err := c.node.CheckIdentity(c.id); (err == nil) != c.ok {
+			t.Errorf("%s %+v of %s: error %v, want ok %v", c.node.ID, c.node.Metadata, c.id, err, c.ok)
+		}
+	}
+}
+
+func TestUnknownProtocol(t *testing.T) {
+	if s := Protocol(200).String(); s != "Protocol(200)" {
+		t.Errorf("got %q", s)
 	}
 }

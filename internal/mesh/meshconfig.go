@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// DefaultMeshConfig is a fresh mesh configuration with the defaults that apply where a
-// mesh says nothing. [control-plane 1.4]
+// DefaultMeshConfig returns a new MeshConfig with the default of every field that a mesh leaves
+// unset. [control-plane 1.4]
 func DefaultMeshConfig() *meshv1.MeshConfig {
 	return &meshv1.MeshConfig{
 		ProxyListenPort:                OutboundPort,
@@ -29,7 +29,7 @@ func DefaultMeshConfig() *meshv1.MeshConfig {
 	}
 }
 
-// DefaultProxyConfig is a fresh proxy configuration with the agent's defaults. [agent 1.3]
+// DefaultProxyConfig returns a new ProxyConfig with the agent's defaults. [agent 1.3]
 func DefaultProxyConfig() *meshv1.ProxyConfig {
 	return &meshv1.ProxyConfig{
 		ConfigPath:               "./etc/istio/proxy",

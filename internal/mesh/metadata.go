@@ -7,29 +7,31 @@ import (
 	"strings"
 )
 
-// Metadata is what the control plane uses of a node's metadata. [control-plane 1.5.6–1.5.8]
+// Metadata holds the keys of a node's metadata that the control plane uses. [control-plane 1.5.6–1.5.8]
 type Metadata struct {
 	Name, Namespace, ServiceAccount string
 	ClusterID, Network              string
 	Labels                          map[string]string
 	InstanceIPs                     []netip.Addr
-	// Interception is REDIRECT (also where empty), TPROXY or NONE.
+	// Interception is REDIRECT, TPROXY or NONE, in upper case; empty means REDIRECT. Other
+	// values are not rejected here.
 	Interception string
-	// Generator is empty for Envoy; "grpc", "api" or "event" otherwise.
+	// Generator is empty for Envoy, else the name of the generator that the client asks for
+	// ("grpc", "api", "event").
 	Generator  string
 	DNSCapture bool
 	HTTP10     bool
 }
 
-// Bounds on what a peer may send as metadata.
+// Limits on the metadata that a peer may send.
 const (
 	maxMetadataKeys = 512
 	maxLabels       = 256
-	// maxLabelBytes bounds all labels together, names and values. Kubernetes allows 317
-	// for a name and 63 for a value; few are that long.
+	// maxLabelBytes limits the names and values of all labels together. Kubernetes allows 317
+	// bytes for a name and 63 for a value.
 	maxLabelBytes  = 32 << 10
 	maxInstanceIPs = 64
-	// maxText bounds each of the other values, in bytes; Kubernetes' names have at most 253.
+	// maxText limits each other value, in bytes. Names in Kubernetes have at most 253.
 	maxText = 256
 )
 
@@ -39,18 +41,18 @@ var metadataKeys = map[string]bool{
 	"GENERATOR": true, "DNS_CAPTURE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
 }
 
-// ReadsMetadata says whether DecodeMetadata looks at a key: what is under others need not
-// be decoded or kept.
+// ReadsMetadata reports whether DecodeMetadata reads a key. Values of other keys need not be
+// decoded or kept.
 func ReadsMetadata(key string) bool { return metadataKeys[key] }
 
-// DecodeMetadata reads node metadata in the encodings that agents really use: booleans
-// and numbers may be strings, lists comma-separated strings, and LABELS a map whose
-// values need not be strings. Other keys are left aside (ReadsMetadata). It fails only on
-// what would make the proxy's place in the mesh ambiguous (unreadable INSTANCE_IPS) or on
-// sizes past its bounds; the error names the key.
+// DecodeMetadata decodes node metadata in the encodings that agents use: booleans and numbers
+// may be strings, lists may be comma-separated strings, and values of LABELS need not be
+// strings. It ignores keys for which ReadsMetadata is false, and values of an unexpected type.
+// It returns an error that names the key if INSTANCE_IPS has an invalid address or a limit is
+// exceeded.
 func DecodeMetadata(raw map[string]any) (Metadata, error) {
 	if len(raw) > maxMetadataKeys {
-		return Metadata{}, fmt.Errorf("node metadata: %d keys, at most %d are taken", len(raw), maxMetadataKeys)
+		return Metadata{}, fmt.Errorf("node metadata: %d keys, want at most %d", len(raw), maxMetadataKeys)
 	}
 	m := Metadata{
 		Name:           Text(raw["NAME"]),
@@ -68,12 +70,12 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		"NETWORK": m.Network, "INTERCEPTION_MODE": m.Interception, "GENERATOR": m.Generator,
 	} {
 		if len(v) > maxText {
-			return Metadata{}, fmt.Errorf("node metadata %s: %d bytes, at most %d are taken", key, len(v), maxText)
+			return Metadata{}, fmt.Errorf("node metadata %s: %d bytes, want at most %d", key, len(v), maxText)
 		}
 	}
 	if l, ok := raw["LABELS"].(map[string]any); ok {
 		if len(l) > maxLabels {
-			return Metadata{}, fmt.Errorf("node metadata LABELS: %d labels, at most %d are taken", len(l), maxLabels)
+			return Metadata{}, fmt.Errorf("node metadata LABELS: %d labels, want at most %d", len(l), maxLabels)
 		}
 		m.Labels = make(map[string]string, len(l))
 		size := 0
@@ -82,13 +84,13 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 			size += len(k) + len(m.Labels[k])
 		}
 		if size > maxLabelBytes {
-			return Metadata{}, fmt.Errorf("node metadata LABELS: %d bytes of names and values, at most %d are taken", size, maxLabelBytes)
+			return Metadata{}, fmt.Errorf("node metadata LABELS: %d bytes of names and values, want at most %d", size, maxLabelBytes)
 		}
 	}
 	for _, s := range List(raw["INSTANCE_IPS"]) {
 		ip, err := netip.ParseAddr(s)
 		if err != nil || ip.Zone() != "" {
-			return Metadata{}, fmt.Errorf("node metadata INSTANCE_IPS: %.100q is no IP address", s)
+			return Metadata{}, fmt.Errorf("node metadata INSTANCE_IPS: invalid IP address %.100q: want an address without a zone", s)
 		}
 		if len(m.InstanceIPs) == maxInstanceIPs {
 			return Metadata{}, fmt.Errorf("node metadata INSTANCE_IPS: more than %d addresses", maxInstanceIPs)
@@ -98,8 +100,8 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 	return m, nil
 }
 
-// Text reads a metadata value as a string: strings as they are, numbers and booleans in
-// their shortest form, anything else as "".
+// Text returns a metadata value as a string: a string unchanged, a number or boolean in its
+// shortest form, anything else as "".
 func Text(v any) string {
 	switch v := v.(type) {
 	case string:
@@ -112,14 +114,15 @@ func Text(v any) string {
 	return ""
 }
 
-// Truth reads a metadata value as a boolean: true, "true", "1" and 1 are true.
+// Truth returns a metadata value as a boolean, by strconv.ParseBool of its Text; a value that is
+// not a boolean is false.
 func Truth(v any) bool {
 	b, err := strconv.ParseBool(Text(v))
 	return err == nil && b
 }
 
-// List reads a metadata value as a list: a list of texts, or a comma-separated string.
-// Empty elements are dropped.
+// List returns a metadata value as a list: the elements of a list, or of a comma-separated
+// string, without surrounding space. Empty elements are dropped.
 func List(v any) []string {
 	var parts []string
 	switch v := v.(type) {

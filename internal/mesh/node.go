@@ -6,17 +6,17 @@ import (
 	"strings"
 )
 
-// Role is what a proxy is for.
+// Role is the type of a proxy in its node id.
 type Role string
 
-// The roles that configuration is compiled for.
+// The roles that the control plane compiles configuration for.
 const (
 	Sidecar Role = "sidecar"
 	Router  Role = "router"
 )
 
-// ParseRole accepts the type words of node ids; "ingress" and "egress" are the 2017
-// names of what is now a router. [control-plane 1.5.2]
+// ParseRole returns the role of a node id's type. An empty type is a sidecar; "ingress" and
+// "egress" are names of 2017 for a router. [control-plane 1.5.2]
 func ParseRole(s string) (Role, error) {
 	switch s {
 	case "sidecar", "":
@@ -24,21 +24,21 @@ func ParseRole(s string) (Role, error) {
 	case "router", "ingress", "egress":
 		return Router, nil
 	}
-	return "", fmt.Errorf("proxy type %q: want sidecar or router", s)
+	return "", fmt.Errorf("invalid proxy type %q: want sidecar or router", s)
 }
 
 // NodeID is the decoded form of an xDS node id, type~ip~id~domain. [control-plane 1.5.1]
 type NodeID struct {
 	Role   Role
-	IP     netip.Addr // the zero Addr where the part is empty
+	IP     netip.Addr // the zero Addr if the part is empty
 	ID     string     // pod.namespace
 	Domain string     // namespace.svc.cluster.local
 }
 
-// maxNodeID bounds what a peer may send as its node id, in bytes.
+// maxNodeID limits the node id that a peer may send, in bytes.
 const maxNodeID = 1024
 
-// String encodes the id. DecodeNodeID(id.String()) gives id back.
+// String encodes the id in the form that DecodeNodeID decodes.
 func (n NodeID) String() string {
 	ip := ""
 	if n.IP.IsValid() {
@@ -47,12 +47,12 @@ func (n NodeID) String() string {
 	return strings.Join([]string{string(n.Role), ip, n.ID, n.Domain}, "~")
 }
 
-// DecodeNodeID reads type~ip~id~domain: exactly four parts, a known type, and an IP that
-// is empty or parses. It also reads the forms of 2017: ip|id|domain (or with "~") for a sidecar, and
-// the words "ingress" and "egress" alone.
+// DecodeNodeID decodes type~ip~id~domain: exactly four parts, a known type, and an IP that is
+// empty or valid. It also decodes the forms of 2017: ip|id|domain or ip~id~domain for a sidecar,
+// and "ingress" or "egress" alone. It rejects ids of more than 1024 bytes.
 func DecodeNodeID(s string) (NodeID, error) {
 	if len(s) > maxNodeID {
-		return NodeID{}, fmt.Errorf("node id of %d bytes: at most %d are taken", len(s), maxNodeID)
+		return NodeID{}, fmt.Errorf("invalid node id: %d bytes, want at most %d", len(s), maxNodeID)
 	}
 	p := strings.Split(s, "~")
 	if len(p) == 1 && strings.Contains(s, "|") {
@@ -81,8 +81,8 @@ func DecodeNodeID(s string) (NodeID, error) {
 	return n, nil
 }
 
-// Namespace is the part of the id after its last dot ("pod.namespace"), else the first
-// label of the domain.
+// Namespace returns the part of the id after its last dot ("pod.namespace"), or without one the
+// first label of the domain.
 func (n NodeID) Namespace() string {
 	if i := strings.LastIndexByte(n.ID, '.'); i >= 0 && i+1 < len(n.ID) {
 		return n.ID[i+1:]
@@ -91,19 +91,20 @@ func (n NodeID) Namespace() string {
 	return first
 }
 
-// Node is a proxy as it presents itself on its first xDS request.
+// Node is what a proxy says of itself in its first xDS request. None of it is authenticated; see
+// CheckIdentity.
 type Node struct {
 	NodeID
 	Metadata Metadata
 	Locality Locality
-	// Extensions are the names of the extensions that the proxy has compiled in; nil
-	// where it sent no list (a client that is no Envoy).
+	// Extensions are the names of the extensions compiled into the proxy; nil if it sent no
+	// list, as clients other than Envoy do.
 	Extensions map[string]bool
-	// UserAgent is "name/version" for people, possibly empty.
+	// UserAgent is "name/version", for logs; it may be empty.
 	UserAgent string
 }
 
-// Namespace is metadata's NAMESPACE where given, else the id's.
+// Namespace returns NAMESPACE of the metadata, or if that is empty the namespace of the id.
 func (n Node) Namespace() string {
 	if n.Metadata.Namespace != "" {
 		return n.Metadata.Namespace
@@ -111,7 +112,7 @@ func (n Node) Namespace() string {
 	return n.NodeID.Namespace()
 }
 
-// IPs are INSTANCE_IPS where given, else the id's single address.
+// IPs returns INSTANCE_IPS of the metadata, or if that is empty the address of the id, if any.
 func (n Node) IPs() []netip.Addr {
 	if len(n.Metadata.InstanceIPs) > 0 {
 		return n.Metadata.InstanceIPs
@@ -120,4 +121,16 @@ func (n Node) IPs() []netip.Addr {
 		return []netip.Addr{n.IP}
 	}
 	return nil
+}
+
+// CheckIdentity returns an error unless the node belongs to the workload with the authenticated
+// identity id: it must have the same namespace, and if its metadata has a service account, the
+// same service account. A node or an identity without a namespace is rejected.
+// [control-plane 1.5.5]
+func (n Node) CheckIdentity(id Identity) error {
+	namespace, account := n.Namespace(), n.Metadata.ServiceAccount
+	if namespace != "" && namespace == id.Namespace && (account == "" || account == id.ServiceAccount) {
+		return nil
+	}
+	return fmt.Errorf("node claims namespace %q and service account %q, but the caller is %s", namespace, account, id)
 }

@@ -1,12 +1,15 @@
 package mesh
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
-// Protocol is what a port speaks, as far as a proxy needs to know.
+// Protocol is the application protocol of a port.
 type Protocol uint8
 
-// The protocols that port names and appProtocol can declare. Auto means "not declared":
-// the proxy sniffs.
+// The protocols that a port name or appProtocol can declare. Auto means that none is declared:
+// the proxy detects it.
 const (
 	Auto Protocol = iota
 	HTTP
@@ -24,26 +27,28 @@ const (
 
 var protocolNames = [...]string{"auto", "http", "http2", "grpc", "grpc-web", "https", "tls", "tcp", "udp", "mongo", "mysql", "redis"}
 
-// String is the name that a port-name prefix uses.
+// String returns the protocol's name as in a port name ("grpc-web"), or Protocol(N) for a value
+// that is not one of the constants.
 func (p Protocol) String() string {
 	if int(p) < len(protocolNames) {
 		return protocolNames[p]
 	}
-	return "auto"
+	return fmt.Sprintf("Protocol(%d)", uint8(p))
 }
 
-// IsHTTP says whether routes apply to the protocol.
+// IsHTTP reports whether the protocol is HTTP in cleartext, so that HTTP routes apply to it.
 func (p Protocol) IsHTTP() bool {
 	return p == HTTP || p == HTTP2 || p == GRPC || p == GRPCWeb
 }
 
-// IsHTTP2 says whether the upstream must be spoken to in HTTP/2.
+// IsHTTP2 reports whether the protocol requires HTTP/2 to the upstream.
 func (p Protocol) IsHTTP2() bool { return p == HTTP2 || p == GRPC || p == GRPCWeb }
 
-// IsTLS says whether the bytes on the wire are TLS of the application's own.
+// IsTLS reports whether the application itself uses TLS.
 func (p Protocol) IsTLS() bool { return p == HTTPS || p == TLS }
 
-// IsTCP says whether the port is opaque bytes (TLS included); Auto and HTTP are not.
+// IsTCP reports whether the port is proxied as opaque bytes. That includes the application's own
+// TLS; it excludes Auto, HTTP and UDP.
 func (p Protocol) IsTCP() bool {
 	switch p {
 	case TCP, HTTPS, TLS, Mongo, MySQL, Redis:
@@ -52,10 +57,12 @@ func (p Protocol) IsTCP() bool {
 	return false
 }
 
-// ServerFirst says whether the server speaks first, so that nothing may wait for the client's bytes.
+// ServerFirst reports whether the server sends first, so that a listener must not wait for the
+// client's bytes.
 func (p Protocol) ServerFirst() bool { return p == MySQL || p == Mongo }
 
-// ParseProtocol reads a protocol's own name ("HTTP", "grpc-web", "TLS" …), any case; Auto if unknown.
+// ParseProtocol returns the protocol of a name ("HTTP", "grpc-web", "kubernetes.io/h2c"), in any
+// case. As in Istio, a name that is not known is Auto. [control-plane 1.12.9]
 func ParseProtocol(s string) Protocol {
 	s = strings.ToLower(s)
 	if s == "kubernetes.io/h2c" || s == "h2c" {
@@ -72,9 +79,9 @@ func ParseProtocol(s string) Protocol {
 	return Auto
 }
 
-// ProtocolOf decides what a service port speaks: the transport first (UDP is UDP),
-// then appProtocol, then the prefix of the port's name up to the first "-"
-// (grpc-web taken whole). Anything else is Auto. [control-plane 1.12.9, 1.12.10]
+// ProtocolOf returns the protocol of a service port: UDP if that is the transport, else what
+// appProtocol says, else the prefix of the port's name up to the first "-" ("grpc-web" is one
+// prefix), else Auto. [control-plane 1.12.9, 1.12.10]
 func ProtocolOf(portName, appProtocol, transport string) Protocol {
 	if strings.EqualFold(transport, "UDP") {
 		return UDP
@@ -88,7 +95,7 @@ func ProtocolOf(portName, appProtocol, transport string) Protocol {
 	}
 	prefix, _, _ := strings.Cut(name, "-")
 	if prefix == "udp" {
-		return Auto // a TCP port named udp-… declares nothing that TCP could be
+		return Auto // the prefix contradicts the transport
 	}
 	return ParseProtocol(prefix)
 }
