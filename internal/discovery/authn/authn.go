@@ -139,15 +139,3 @@ func (a *Authenticator) fromToken(ctx context.Context, now time.Time) (mesh.Iden
 	}
 	return mesh.Identity{TrustDomain: a.trustDomain, Namespace: s.Namespace, ServiceAccount: s.ServiceAccount}, nil
 }
-
-// CheckClaim compares what a proxy says of itself with who it proved to be: another
-// namespace or, where it names one, another service account is PermissionDenied.
-func CheckClaim(id mesh.Identity, namespace, serviceAccount string) error {
-	if namespace != "" && namespace != id.Namespace {
-		return status.Errorf(codes.PermissionDenied, "proxy says it is of namespace %q, its credentials are those of %s", namespace, id)
-	}
-	if serviceAccount != "" && serviceAccount != id.ServiceAccount {
-		return status.Errorf(codes.PermissionDenied, "proxy says it runs as service account %q, its credentials are those of %s", serviceAccount, id)
-	}
-	return nil
-}

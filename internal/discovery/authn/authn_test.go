@@ -90,17 +90,3 @@ func TestAuthenticate(t *testing.T) {
 		t.Errorf("without a verifier: %v", err)
 	}
 }
-
-func TestCheckClaim(t *testing.T) {
-	for _, tt := range []struct {
-		ns, sa string
-		code   codes.Code
-	}{
-		{"shop", "alice", codes.OK}, {"shop", "", codes.OK}, {"", "", codes.OK},
-		{"bank", "alice", codes.PermissionDenied}, {"shop", "bob", codes.PermissionDenied},
-	} {
-		if err := CheckClaim(alice, tt.ns, tt.sa); status.Code(err) != tt.code {
-			t.Errorf("%q %q: %v", tt.ns, tt.sa, err)
-		}
-	}
-}

@@ -36,7 +36,7 @@ func FuzzRequest(f *testing.F) {
 				continue
 			}
 			if n, err := decodeNode(in.node); err == nil {
-				_ = agree(n, mesh.Identity{})
+				_ = n.CheckIdentity(mesh.Identity{})
 			}
 			in.req.Type, _ = ParseType(in.url)
 			sent := 0

@@ -177,7 +177,7 @@ func (v *service) admit(g grpc.ServerStream, delta bool) (caller string, err err
 	}
 	first.node = nil
 	if v.auth != nil {
-		if err := agree(node, who); err != nil {
+		if err := node.CheckIdentity(who); err != nil {
 			return caller, status.Error(codes.PermissionDenied, err.Error())
 		}
 	}
@@ -228,13 +228,4 @@ func coded(err error, c codes.Code) error {
 		return err
 	}
 	return status.Error(c, err.Error())
-}
-
-// agree checks what a node says of itself against who it proved to be. [control-plane 1.5.5]
-func agree(n mesh.Node, who mesh.Identity) error {
-	account := n.Metadata.ServiceAccount
-	if n.Namespace() == who.Namespace && (account == "" || account == who.ServiceAccount) {
-		return nil
-	}
-	return fmt.Errorf("node claims namespace %q and service account %q, but the caller is %s", n.Namespace(), account, who)
 }
