@@ -13,25 +13,24 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
-	"slices"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Bounds on a bundle of certificates.
+// Limits on a bundle of certificates.
 const (
 	maxBundle      = 4 << 20 // bytes
 	maxBundleCerts = 2048
 )
 
-// Term is the time during which something is valid.
+// Term is a period of validity.
 type Term struct {
 	NotBefore, NotAfter time.Time
 }
 
-// TermOf is the time during which every one of the certificates is valid: an intermediate
-// or a root that ends before the leaf ends the whole. Zero for no certificates.
+// TermOf returns the period in which all of the certificates are valid: a chain expires with its
+// first certificate. It returns the zero Term for no certificates.
 func TermOf(certs []*x509.Certificate) Term {
 	var t Term
 	for i, c := range certs {
@@ -45,11 +44,11 @@ func TermOf(certs []*x509.Certificate) Term {
 	return t
 }
 
-// RootTemplate is what a self-signed root is made from: good for signing leaves and
-// intermediates, named after its organisation (the trust domain).
-func RootTemplate(organisation string, term Term) *x509.Certificate {
+// RootTemplate returns the template of a self-signed root that can sign leaves and
+// intermediates. The organization is the trust domain.
+func RootTemplate(organization string, term Term) *x509.Certificate {
 	return &x509.Certificate{
-		Subject:               pkix.Name{Organization: []string{organisation}, CommonName: "Root CA of " + organisation},
+		Subject:               pkix.Name{Organization: []string{organization}, CommonName: "Root CA of " + organization},
 		NotBefore:             term.NotBefore,
 		NotAfter:              term.NotAfter,
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
@@ -58,8 +57,9 @@ func RootTemplate(organisation string, term Term) *x509.Certificate {
 	}
 }
 
-// WorkloadTemplate is what a workload's leaf is made from: one URI SAN, its SPIFFE name,
-// an empty subject (which makes the SAN critical), and use at both ends of mutual TLS.
+// WorkloadTemplate returns the template of a workload's certificate: the SPIFFE ID as its only
+// SAN, an empty subject (which makes the SAN critical), usable by client and server. It returns
+// an error if the identity is invalid.
 func WorkloadTemplate(id mesh.Identity, term Term) (*x509.Certificate, error) {
 	uri, err := spiffeURL(id)
 	if err != nil {
@@ -75,8 +75,8 @@ func WorkloadTemplate(id mesh.Identity, term Term) (*x509.Certificate, error) {
 	}, nil
 }
 
-// ServerTemplate is what a server's leaf is made from. Names that read as IP addresses
-// become IP SANs. It carries no client usage, so that it authenticates nobody.
+// ServerTemplate returns the template of a server's certificate. Names that are IP addresses
+// become IP SANs, others DNS SANs. It cannot be used as a client certificate.
 func ServerTemplate(names []string, term Term) *x509.Certificate {
 	t := &x509.Certificate{
 		NotBefore:             term.NotBefore,
@@ -95,7 +95,8 @@ func ServerTemplate(names []string, term Term) *x509.Certificate {
 	return t
 }
 
-// Sign makes a certificate for pub from a template. A nil parent means self-signed.
+// Sign issues a certificate for pub, signed by parent with its key signer. A nil parent means
+// self-signed.
 func Sign(template, parent *x509.Certificate, pub crypto.PublicKey, signer crypto.Signer) (*x509.Certificate, error) {
 	if parent == nil {
 		parent = template
@@ -107,21 +108,21 @@ func Sign(template, parent *x509.Certificate, pub crypto.PublicKey, signer crypt
 	return x509.ParseCertificate(der)
 }
 
-// EncodeCerts writes certificates as PEM, in order.
+// EncodeCerts encodes certificates as PEM, in order.
 func EncodeCerts(certs ...*x509.Certificate) []byte {
 	var b bytes.Buffer
 	for _, c := range certs {
-		// Writing to a buffer fails for bad headers only, and there are none.
+		// Encode fails only for invalid headers and a writer's errors.
 		_ = pem.Encode(&b, &pem.Block{Type: typeCertificate, Bytes: c.Raw})
 	}
 	return b.Bytes()
 }
 
-// ParseBundle reads every certificate of a PEM text, in order; other blocks and text
-// between blocks are passed over. At least one certificate must be there.
+// ParseBundle parses all certificates of a PEM text of at most 4 MiB, in order: 1 to 2048 of
+// them. It ignores other blocks and text between blocks.
 func ParseBundle(text []byte) ([]*x509.Certificate, error) {
 	if len(text) > maxBundle {
-		return nil, fmt.Errorf("certificates: %d bytes, at most %d are taken", len(text), maxBundle)
+		return nil, fmt.Errorf("certificates: %d bytes, want at most %d", len(text), maxBundle)
 	}
 	var certs []*x509.Certificate
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
@@ -138,37 +139,20 @@ func ParseBundle(text []byte) ([]*x509.Certificate, error) {
 		certs = append(certs, c)
 	}
 	if len(certs) == 0 {
-		return nil, errors.New("certificates: no PEM block of a certificate")
+		return nil, errors.New("certificates: found no PEM block of a certificate")
 	}
 	return certs, nil
 }
 
-// NormaliseBundles joins PEM bundles into one text that depends only on the set of
-// certificates: parsed, each once, sorted by content. [agent S13]
-func NormaliseBundles(texts ...[]byte) ([]byte, error) {
-	var all []*x509.Certificate
-	for _, t := range texts {
-		certs, err := ParseBundle(t)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, certs...)
-	}
-	slices.SortFunc(all, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) })
-	all = slices.CompactFunc(all, func(a, b *x509.Certificate) bool { return bytes.Equal(a.Raw, b.Raw) })
-	return EncodeCerts(all...), nil
-}
-
-// SelfSigned says whether the certificate is signed with its own key.
+// SelfSigned reports whether the certificate is signed with its own key.
 func SelfSigned(c *x509.Certificate) bool {
 	return bytes.Equal(c.RawIssuer, c.RawSubject) && c.CheckSignatureFrom(c) == nil
 }
 
-// VerifyChain checks that the chain (leaf first) leads to one of the roots at the time
-// now, for the usage.
+// VerifyChain verifies the chain, leaf first, against the roots for the usage at the time now.
 func VerifyChain(chain, roots []*x509.Certificate, usage x509.ExtKeyUsage, now time.Time) error {
 	if len(chain) == 0 {
-		return errors.New("certificate chain: empty")
+		return errors.New("certificate chain is empty")
 	}
 	opts := x509.VerifyOptions{
 		Roots:         Pool(roots),
@@ -182,7 +166,7 @@ func VerifyChain(chain, roots []*x509.Certificate, usage x509.ExtKeyUsage, now t
 	return nil
 }
 
-// Pool gathers certificates for the verifiers of the standard library.
+// Pool returns a pool of the certificates.
 func Pool(certs []*x509.Certificate) *x509.CertPool {
 	p := x509.NewCertPool()
 	for _, c := range certs {
@@ -191,7 +175,7 @@ func Pool(certs []*x509.Certificate) *x509.CertPool {
 	return p
 }
 
-// Fingerprint is the SHA-256 of the certificate, in hexadecimal.
+// Fingerprint returns the SHA-256 of the certificate in hexadecimal.
 func Fingerprint(c *x509.Certificate) string {
 	sum := sha256.Sum256(c.Raw)
 	return hex.EncodeToString(sum[:])

@@ -1,9 +1,8 @@
-// Package pki makes and checks keys, certificate requests, certificates and SPIFFE names, for the CA and for the agent alike.
+// Package pki creates and checks keys, certificate requests, certificates and SPIFFE IDs, for the CA and for the agent.
 //
-// It is pure: no file, no socket, no clock (times are arguments) and no state; any
-// goroutine may call anything here. Its only outside input is the system's randomness,
-// because since Go 1.26 the crypto packages take no other. What peers send is bounded
-// before it is parsed, and errors say which bound or which check it failed.
+// Apart from crypto/rand it is pure: it does no I/O, takes times as arguments and keeps no
+// state, so all of it is safe for concurrent use. The size of what peers send is checked
+// before it is parsed.
 package pki
 
 import (
@@ -18,10 +17,10 @@ import (
 	"fmt"
 )
 
-// KeyKind is a kind of private key. The zero value stands for ECDSAP256.
+// KeyKind is an algorithm and size of private key. The zero value means ECDSAP256.
 type KeyKind string
 
-// The kinds of key that workloads may have. [agent E15, S22]
+// The kinds of key that workloads can have. [agent E15, S22]
 const (
 	ECDSAP256 KeyKind = "ecdsa-p256"
 	ECDSAP384 KeyKind = "ecdsa-p384"
@@ -30,8 +29,8 @@ const (
 	RSA4096   KeyKind = "rsa-4096"
 )
 
-// Bounds on keys in certificate requests, in bits: shorter RSA keys are broken, longer
-// ones cost whoever meets them more than they are worth.
+// Limits on RSA keys in certificate requests, in bits: shorter keys are not safe, longer ones
+// are slow for every peer that verifies them.
 const (
 	minRSABits = 2048
 	maxRSABits = 8192
@@ -47,12 +46,13 @@ const (
 	typeRSAKey      = "RSA PRIVATE KEY"
 )
 
-// maxKeyPEM bounds a private key file, in bytes.
+// maxKeyPEM limits a private key in PEM, in bytes.
 const maxKeyPEM = 64 << 10
 
-// ChooseKeyKind reads the agent's three settings: a signature algorithm ("" or "ECDSA"),
-// its curve ("", "P256" or "P384") and, where the algorithm is "RSA" or rsaBits is given
-// without an algorithm, a size (0 means 2048). All empty is ECDSA P-256.
+// ChooseKeyKind returns the kind of key for the agent's three settings: the algorithm ("ECDSA",
+// "RSA" or ""), the curve of ECDSA ("P256", "P384", or "" for P256) and the size of RSA in bits
+// (2048, 3072, 4096, or 0 for 2048). No algorithm means RSA if a size is given, else ECDSA. Other
+// values are errors. [agent E15]
 func ChooseKeyKind(algorithm, curve string, rsaBits int) (KeyKind, error) {
 	if algorithm == "RSA" || algorithm == "" && rsaBits != 0 {
 		switch rsaBits {
@@ -63,10 +63,10 @@ func ChooseKeyKind(algorithm, curve string, rsaBits int) (KeyKind, error) {
 		case 4096:
 			return RSA4096, nil
 		}
-		return "", fmt.Errorf("RSA key size %d: want 2048, 3072 or 4096", rsaBits)
+		return "", fmt.Errorf("invalid RSA key size %d: want 2048, 3072 or 4096", rsaBits)
 	}
 	if algorithm != "" && algorithm != "ECDSA" {
-		return "", fmt.Errorf("signature algorithm %q: want ECDSA or RSA", algorithm)
+		return "", fmt.Errorf("invalid signature algorithm %q: want ECDSA or RSA", algorithm)
 	}
 	switch curve {
 	case "", "P256":
@@ -74,10 +74,11 @@ func ChooseKeyKind(algorithm, curve string, rsaBits int) (KeyKind, error) {
 	case "P384":
 		return ECDSAP384, nil
 	}
-	return "", fmt.Errorf("ECDSA curve %q: want P256 or P384", curve)
+	return "", fmt.Errorf("invalid ECDSA curve %q: want P256 or P384", curve)
 }
 
-// GenerateKey makes a private key. RSA takes tenths of a second, ECDSA microseconds.
+// GenerateKey generates a private key. RSA takes tenths of a second, ECDSA microseconds. A kind
+// that is not known is an error.
 func GenerateKey(kind KeyKind) (crypto.Signer, error) {
 	switch kind {
 	case "", ECDSAP256:
@@ -91,10 +92,11 @@ func GenerateKey(kind KeyKind) (crypto.Signer, error) {
 	case RSA4096:
 		return rsa.GenerateKey(rand.Reader, 4096)
 	}
-	return nil, fmt.Errorf("key kind %q is not known", kind)
+	return nil, fmt.Errorf("unknown key kind %q", kind)
 }
 
-// EncodeKey writes a key as PEM: PKCS #8 where asked for, else the older form of its kind.
+// EncodeKey encodes a key as PEM: as PKCS #8 if pkcs8 is set, else as SEC 1 (ECDSA) or PKCS #1
+// (RSA). Other keys are always PKCS #8.
 func EncodeKey(key crypto.Signer, pkcs8 bool) ([]byte, error) {
 	var der []byte
 	var err error
@@ -117,17 +119,17 @@ func EncodeKey(key crypto.Signer, pkcs8 bool) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), nil
 }
 
-// ParseKey reads the first private key in a PEM text, in any of the three usual forms.
-// Its errors never quote the text.
+// ParseKey returns the first private key in text, in PEM of at most 64 KiB, as PKCS #8, SEC 1 or
+// PKCS #1. Errors never quote the text.
 func ParseKey(text []byte) (crypto.Signer, error) {
 	if len(text) > maxKeyPEM {
-		return nil, fmt.Errorf("private key: %d bytes, at most %d are taken", len(text), maxKeyPEM)
+		return nil, fmt.Errorf("private key: %d bytes, want at most %d", len(text), maxKeyPEM)
 	}
 	for rest := text; ; {
 		var block *pem.Block
 		block, rest = pem.Decode(rest)
 		if block == nil {
-			return nil, errors.New("private key: no PEM block of a private key")
+			return nil, errors.New("private key: found no PEM block of a private key")
 		}
 		var key any
 		var err error
@@ -139,38 +141,38 @@ func ParseKey(text []byte) (crypto.Signer, error) {
 		case typeRSAKey:
 			key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
 		default:
-			continue // "EC PARAMETERS" stands before the key in what openssl writes
+			continue // such as "EC PARAMETERS", which openssl writes before the key
 		}
 		if err != nil {
 			return nil, fmt.Errorf("private key: %w", err)
 		}
 		signer, ok := key.(crypto.Signer)
 		if !ok {
-			return nil, fmt.Errorf("private key: a %T cannot sign", key)
+			return nil, fmt.Errorf("private key: %T cannot sign", key)
 		}
 		return signer, nil
 	}
 }
 
-// KeyMatches says whether the certificate is for the key.
+// KeyMatches reports whether key is the private key of the certificate.
 func KeyMatches(key crypto.Signer, cert *x509.Certificate) bool {
 	pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
 	return ok && pub.Equal(cert.PublicKey)
 }
 
-// checkPublicKey refuses keys that the mesh does not sign.
+// checkPublicKey returns an error for a key that the CA does not sign.
 func checkPublicKey(pub any) error {
 	switch k := pub.(type) {
 	case *ecdsa.PublicKey:
 		if k.Curve == elliptic.P256() || k.Curve == elliptic.P384() {
 			return nil
 		}
-		return fmt.Errorf("ECDSA key on curve %s: want P-256 or P-384", k.Curve.Params().Name)
+		return fmt.Errorf("invalid ECDSA key on curve %s: want P-256 or P-384", k.Curve.Params().Name)
 	case *rsa.PublicKey:
 		if n := k.N.BitLen(); n < minRSABits || n > maxRSABits {
-			return fmt.Errorf("RSA key of %d bits: want %d to %d", n, minRSABits, maxRSABits)
+			return fmt.Errorf("invalid RSA key of %d bits: want %d–%d", n, minRSABits, maxRSABits)
 		}
 		return nil
 	}
-	return fmt.Errorf("key of type %T: want ECDSA or RSA", pub)
+	return fmt.Errorf("invalid key of type %T: want ECDSA or RSA", pub)
 }

@@ -49,14 +49,14 @@ func term(before, after time.Duration) Term {
 	return Term{NotBefore: now.Add(-before), NotAfter: now.Add(after)}
 }
 
-func TestKeysSurviveTheirEncoding(t *testing.T) {
+func TestEncodeKey(t *testing.T) {
 	for _, kind := range []KeyKind{"", ECDSAP256, ECDSAP384, RSA2048} {
 		for _, pkcs8 := range []bool{false, true} {
 			key := must[crypto.Signer](t)(GenerateKey(kind))
 			text := must[[]byte](t)(EncodeKey(key, pkcs8))
 			back := must[crypto.Signer](t)(ParseKey(append([]byte("-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n"), text...)))
 			if !back.Public().(interface{ Equal(crypto.PublicKey) bool }).Equal(key.Public()) {
-				t.Errorf("%s pkcs8=%v: another key came back", kind, pkcs8)
+				t.Errorf("%s pkcs8=%v: parsed another key", kind, pkcs8)
 			}
 			if bytes.Contains(text, []byte("BEGIN PRIVATE KEY")) != pkcs8 {
 				t.Errorf("%s pkcs8=%v: form is %s", kind, pkcs8, text[:30])
@@ -65,7 +65,7 @@ func TestKeysSurviveTheirEncoding(t *testing.T) {
 	}
 	for _, bad := range []string{"", "nonsense", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"} {
 		if _, err := ParseKey([]byte(bad)); err == nil {
-			t.Errorf("ParseKey(%q) took it", bad)
+			t.Errorf("ParseKey(%q) returned no error", bad)
 		}
 	}
 }
@@ -103,9 +103,9 @@ func TestParseCSR(t *testing.T) {
 		{"text", "no PEM block", []byte("hello")},
 		{"too long", "at most 16384", bytes.Repeat([]byte("x"), MaxCSR+1)},
 		{"a certificate", "want \"CERTIFICATE REQUEST\"", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: block.Bytes})},
-		{"two", "something follows", append(bytes.Clone(good), good...)},
+		{"two", "unexpected data", append(bytes.Clone(good), good...)},
 		{"not DER", "certificate request:", pem.EncodeToMemory(&pem.Block{Type: typeRequest, Bytes: []byte("zz")})},
-		{"someone else's signature", "signature", pem.EncodeToMemory(&pem.Block{Type: typeRequest, Bytes: broken})},
+		{"another signature", "signature", pem.EncodeToMemory(&pem.Block{Type: typeRequest, Bytes: broken})},
 		{"Ed25519", "want ECDSA or RSA", must[[]byte](t)(MakeCSR(ed, alice))},
 	} {
 		if _, err := ParseCSR(tt.in); err == nil || !strings.Contains(err.Error(), tt.why) {
@@ -152,8 +152,8 @@ func TestVerifyChain(t *testing.T) {
 		{"a server", server, root, x509.ExtKeyUsageServerAuth, now, true},
 		{"a server as a client", server, root, x509.ExtKeyUsageClientAuth, now, false},
 		{"another root", leaf, other, x509.ExtKeyUsageClientAuth, now, false},
-		{"ended", leaf, root, x509.ExtKeyUsageClientAuth, now.Add(2 * time.Hour), false},
-		{"not begun", leaf, root, x509.ExtKeyUsageClientAuth, now.Add(-2 * time.Hour), false},
+		{"expired", leaf, root, x509.ExtKeyUsageClientAuth, now.Add(2 * time.Hour), false},
+		{"not yet valid", leaf, root, x509.ExtKeyUsageClientAuth, now.Add(-2 * time.Hour), false},
 	} {
 		err := VerifyChain([]*x509.Certificate{tt.leaf}, []*x509.Certificate{tt.root}, tt.usage, tt.at)
 		if (err == nil) != tt.ok {
@@ -165,43 +165,30 @@ func TestVerifyChain(t *testing.T) {
 	}
 }
 
-func TestNormaliseBundles(t *testing.T) {
-	a, _ := newRoot(t, term(0, time.Hour))
-	b, _ := newRoot(t, term(0, time.Hour))
-	one := must[[]byte](t)(NormaliseBundles(EncodeCerts(a, b, a)))
-	two := must[[]byte](t)(NormaliseBundles([]byte("# a comment\n"+string(EncodeCerts(b))), EncodeCerts(a)))
-	if !bytes.Equal(one, two) || len(must[[]*x509.Certificate](t)(ParseBundle(one))) != 2 {
-		t.Errorf("the same set gave\n%s\nand\n%s", one, two)
-	}
-	if _, err := NormaliseBundles([]byte("nothing")); err == nil {
-		t.Error("a bundle without certificates was taken")
-	}
-}
-
 func TestNewSecret(t *testing.T) {
 	root, rootKey := newRoot(t, term(time.Hour, 10*time.Hour))
 	leaf, key := newLeaf(t, root, rootKey, term(time.Minute, 24*time.Hour))
 	keyPEM := must[[]byte](t)(EncodeKey(key, false))
 	s := must[*Secret](t)(NewSecret(keyPEM, EncodeCerts(leaf, root), EncodeCerts(root), now))
 	if !bytes.Equal(s.Chain, EncodeCerts(leaf)) {
-		t.Error("the root is sent to peers")
+		t.Error("the chain contains the root")
 	}
 	if !s.NotAfter.Equal(root.NotAfter) || !s.NotBefore.Equal(leaf.NotBefore) {
 		t.Errorf("valid %s to %s; the root ends at %s", s.NotBefore, s.NotAfter, root.NotAfter)
 	}
 	if strings.Contains(s.GoString(), "KEY") {
-		t.Error("printing a secret shows it")
+		t.Error("GoString contains the key")
 	}
 	again := must[*Secret](t)(NewSecret(keyPEM, EncodeCerts(leaf), EncodeCerts(root), now))
 	if again.Version != s.Version {
 		t.Error("the same content has two versions")
 	}
-	strange := must[[]byte](t)(EncodeKey(newKey(t), false))
-	if _, err := NewSecret(strange, EncodeCerts(leaf, root), EncodeCerts(root), now); err == nil || !strings.Contains(err.Error(), "not for this private key") {
-		t.Errorf("a strange key: %v", err)
+	otherKey := must[[]byte](t)(EncodeKey(newKey(t), false))
+	if _, err := NewSecret(otherKey, EncodeCerts(leaf, root), EncodeCerts(root), now); err == nil || !strings.Contains(err.Error(), "does not match the private key") {
+		t.Errorf("another key: %v", err)
 	}
 	if _, err := NewSecret(keyPEM, EncodeCerts(leaf), EncodeCerts(root), now.Add(11*time.Hour)); err == nil {
-		t.Error("an ended chain was taken")
+		t.Error("an expired chain is accepted")
 	}
 }
 
@@ -218,7 +205,7 @@ func FuzzParseCSR(f *testing.F) {
 				continue
 			}
 			if checkPublicKey(csr.PublicKey) != nil || csr.CheckSignature() != nil {
-				t.Fatal("a request with a bad key or signature was taken")
+				t.Fatal("a request with an invalid key or signature is accepted")
 			}
 		}
 	})

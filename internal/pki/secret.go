@@ -8,31 +8,31 @@ import (
 	"time"
 )
 
-// Secret is a workload's whole identity at one moment: what Envoy serves and what it
-// trusts. It is immutable; a renewal makes another.
+// Secret is a workload's key, certificate chain and trusted roots. It is immutable: a renewal
+// creates a new Secret.
 type Secret struct {
-	// Key is the private key, PEM. It is never logged.
+	// Key is the private key in PEM. It must never be logged.
 	Key []byte
-	// Chain is the leaf and its intermediates, PEM, leaf first.
+	// Chain is the leaf, followed by its intermediates, in PEM.
 	Chain []byte
-	// Roots is the bundle of trusted roots, PEM.
+	// Roots are the trusted roots in PEM.
 	Roots []byte
-	// Version is a hash of the three above: equal exactly where they are.
+	// Version is a hash of Key, Chain and Roots.
 	Version string
-	// NotBefore and NotAfter bound the time in which leaf, intermediates and the root
-	// they lead to are all valid.
+	// NotBefore and NotAfter are the period in which leaf, intermediates and, if there is only
+	// one, the root are all valid.
 	NotBefore, NotAfter time.Time
 }
 
-// String names the version only, so that a secret that reaches a log tells nothing.
+// String returns only the version, so that logging a Secret does not leak the key.
 func (s Secret) String() string { return "secret " + s.Version }
 
-// GoString is String.
+// GoString returns String().
 func (s Secret) GoString() string { return s.String() }
 
-// NewSecret checks that key, chain and roots belong together at the time now and makes
-// them one. The chain may hold its root; a self-signed certificate is left out of what
-// is sent to peers, who must have it already.
+// NewSecret builds a Secret from PEM texts. It returns an error unless the leaf is for the key,
+// and the chain is valid at the time now and leads to one of the roots. Self-signed certificates
+// are dropped from the chain: a peer must have the root already.
 func NewSecret(key, chain, roots []byte, now time.Time) (*Secret, error) {
 	signer, err := ParseKey(key)
 	if err != nil {
@@ -47,7 +47,7 @@ func NewSecret(key, chain, roots []byte, now time.Time) (*Secret, error) {
 		return nil, err
 	}
 	if !KeyMatches(signer, certs[0]) {
-		return nil, errors.New("certificate is not for this private key")
+		return nil, errors.New("certificate does not match the private key")
 	}
 	if err := VerifyChain(certs, trusted, x509.ExtKeyUsageClientAuth, now); err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func NewSecret(key, chain, roots []byte, now time.Time) (*Secret, error) {
 		}
 	}
 	term := TermOf(own)
-	if len(trusted) == 1 { // with several roots, which one matters is the peers' choice
+	if len(trusted) == 1 { // with several roots, it depends on the peer which one is used
 		term = TermOf(append(own[:len(own):len(own)], trusted[0]))
 	}
 	s := &Secret{Key: key, Chain: EncodeCerts(own...), Roots: EncodeCerts(trusted...), NotBefore: term.NotBefore, NotAfter: term.NotAfter}
@@ -67,7 +67,7 @@ func NewSecret(key, chain, roots []byte, now time.Time) (*Secret, error) {
 	return s, nil
 }
 
-// VersionOf hashes parts into a short text that differs where any part does.
+// VersionOf returns a hash of the parts, 24 hexadecimal digits.
 func VersionOf(parts ...[]byte) string {
 	h := sha256.New()
 	for _, p := range parts {

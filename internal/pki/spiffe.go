@@ -9,29 +9,28 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// maxName bounds each part of an identity, in bytes; Kubernetes and DNS allow no more.
+// maxName limits each part of an identity, in bytes, as Kubernetes and DNS do.
 const maxName = 253
 
-// IdentityOf reads the identity from a certificate. As SPIFFE says, a certificate has
-// one URI SAN; with none, or several, it names nobody.
+// IdentityOf returns the identity in a certificate. The SPIFFE X.509-SVID specification requires
+// exactly one URI SAN.
 func IdentityOf(c *x509.Certificate) (mesh.Identity, error) {
 	switch len(c.URIs) {
 	case 0:
-		return mesh.Identity{}, errors.New("certificate has no URI SAN, so no identity")
+		return mesh.Identity{}, errors.New("certificate has no URI SAN: want one, the SPIFFE ID")
 	case 1:
 		id, err := mesh.ParseSPIFFE(c.URIs[0].String())
 		if err != nil {
 			return mesh.Identity{}, err
 		}
-		return id, CheckIdentity(id)
+		return id, checkIdentity(id)
 	}
-	return mesh.Identity{}, fmt.Errorf("certificate has %d URI SANs, an identity has one", len(c.URIs))
+	return mesh.Identity{}, fmt.Errorf("certificate has %d URI SANs: want one, the SPIFFE ID", len(c.URIs))
 }
 
-// CheckIdentity says what is wrong with an identity that a certificate or a token would
-// carry: each part must be there, and be lower-case letters, digits, '-', '.' and (in a
-// trust domain) '_', so that no part can be read as another.
-func CheckIdentity(id mesh.Identity) error {
+// checkIdentity validates an identity for a certificate. Each part must consist of lower-case
+// letters, digits, '-', '.' and, in a trust domain, '_', so that the SPIFFE ID is unambiguous.
+func checkIdentity(id mesh.Identity) error {
 	if err := checkName("trust domain", id.TrustDomain, true); err != nil {
 		return err
 	}
@@ -41,7 +40,8 @@ func CheckIdentity(id mesh.Identity) error {
 	return CheckName("service account", id.ServiceAccount)
 }
 
-// CheckName says what is wrong with a Kubernetes name; what says whose name it is.
+// CheckName validates the name of a Kubernetes namespace or service account: 1 to 253 lower-case
+// letters, digits, '-' and '.'. Errors begin with what ("namespace").
 func CheckName(what, name string) error { return checkName(what, name, false) }
 
 func checkName(what, name string, underscore bool) error {
@@ -49,19 +49,19 @@ func checkName(what, name string, underscore bool) error {
 		return fmt.Errorf("%s is empty", what)
 	}
 	if len(name) > maxName {
-		return fmt.Errorf("%s of %d bytes: at most %d are taken", what, len(name), maxName)
+		return fmt.Errorf("invalid %s: %d bytes, want at most %d", what, len(name), maxName)
 	}
 	for _, c := range []byte(name) {
 		ok := c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '.' || underscore && c == '_'
 		if !ok {
-			return fmt.Errorf("%s %q: only lower-case letters, digits, '-' and '.' are taken", what, name)
+			return fmt.Errorf("invalid %s %q: want lower-case letters, digits, '-' and '.' only", what, name)
 		}
 	}
 	return nil
 }
 
 func spiffeURL(id mesh.Identity) (*url.URL, error) {
-	if err := CheckIdentity(id); err != nil {
+	if err := checkIdentity(id); err != nil {
 		return nil, err
 	}
 	return &url.URL{
