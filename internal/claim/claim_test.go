@@ -22,7 +22,7 @@ func hold(t *testing.T, path string) *claim.Held {
 	return h
 }
 
-func TestAFolderHasOneHolder(t *testing.T) {
+func TestFolder(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(dir, link); err != nil {
@@ -33,20 +33,20 @@ func TestAFolderHasOneHolder(t *testing.T) {
 	}
 	h := hold(t, dir)
 	if !h.Is(link) || h.Is(filepath.Dir(dir)) {
-		t.Error("a folder is not known by its names")
+		t.Error("Is is wrong for another path of the folder, or for its parent")
 	}
-	told := 0
-	_, err := claim.Folder(t.Context(), link, time.Millisecond, func(error) { told++ })
+	calls := 0
+	_, err := claim.Folder(t.Context(), link, time.Millisecond, func(error) { calls++ })
 	var taken *claim.TakenError
-	if !errors.As(err, &taken) || taken.PID != os.Getpid() || taken.Path != link || told != 1 {
-		t.Errorf("got %v, told %d times; want that this process has it", err, told)
+	if !errors.As(err, &taken) || taken.PID != os.Getpid() || taken.Path != link || calls != 1 {
+		t.Errorf("got %v after %d calls of waiting, want a TakenError with this process after one", err, calls)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err = claim.Folder(ctx, dir, time.Hour, func(error) { cancel() })
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end of the context: %v", err)
 	}
-	// Whoever waits gets it as soon as it is given back.
+	// A waiting call returns when the folder is released.
 	next, err := claim.Folder(t.Context(), dir, time.Hour, func(error) {
 		if err := h.Release(); err != nil {
 			t.Error(err)
@@ -63,7 +63,7 @@ func TestAFolderHasOneHolder(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoFolder(t *testing.T) {
+func TestFolderThatDoesNotExist(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -75,14 +75,14 @@ func TestWhatIsNoFolder(t *testing.T) {
 	}
 }
 
-func TestASocketIsReplacedOnlyWhereNobodyListens(t *testing.T) {
+func TestSocket(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "sub", "socket")
 	first, err := claim.Socket(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := claim.Socket(path); err == nil || !strings.Contains(err.Error(), path+": another process does") {
+	if _, err := claim.Socket(path); err == nil || !strings.Contains(err.Error(), path+": in use by another process") {
 		t.Errorf("a live socket: %v", err)
 	}
 	c, err := net.Dial("unix", path)
@@ -90,7 +90,7 @@ func TestASocketIsReplacedOnlyWhereNobodyListens(t *testing.T) {
 		t.Fatalf("the live socket: %v", err)
 	}
 	c.Close()
-	first.(*net.UnixListener).SetUnlinkOnClose(false) // as if its process were killed
+	first.(*net.UnixListener).SetUnlinkOnClose(false) // as if its process had been killed
 	first.Close()
 	second, err := claim.Socket(path)
 	if err != nil {
@@ -104,15 +104,15 @@ func TestASocketIsReplacedOnlyWhereNobodyListens(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := claim.Socket(file); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := claim.Socket(file); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file: %v", err)
 	}
-	if _, err := claim.Socket("/" + strings.Repeat("x", 107)); err == nil || !strings.Contains(err.Error(), "108 bytes") {
+	if _, err := claim.Socket("/" + strings.Repeat("x", 107)); err == nil || !strings.Contains(err.Error(), "path of 108 bytes") {
 		t.Errorf("a long path: %v", err)
 	}
 }
 
-func TestAPortIsWaitedFor(t *testing.T) {
+func TestPortWaits(t *testing.T) {
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

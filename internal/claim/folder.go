@@ -1,15 +1,14 @@
-// Package claim takes what only one process may have: a folder, a TCP port, the path of a Unix socket.
+// Package claim acquires what only one process may use: a folder, a TCP port, the path of a Unix socket.
 //
-// The contract: what another process has is left as it is, and the error says who has it
-// where the kernel tells. What a process has taken it has until it gives it back or ends in
-// whatever way: the kernel keeps the account, and no file remembers who was there.
+// What another process uses is left alone, and the error names that process if it is
+// known. A claim ends with its release or with the process, also on SIGKILL, because the
+// kernel keeps it: no lock file is written. All functions are safe for concurrent use.
 package claim
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -18,38 +17,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnsupported says that a folder's file system knows no locks.
-var ErrUnsupported = errors.New("its file system knows no locks")
+// ErrUnsupported is returned if the folder's file system does not support flock.
+var ErrUnsupported = errors.New("its file system does not support locks")
 
-// lookEvery is how often a folder that another process has is tried again.
-const lookEvery = 20 * time.Millisecond
+// retryInterval is the time between attempts to acquire what another process has.
+const retryInterval = 20 * time.Millisecond
 
-// TakenError says that another process has a folder.
+// TakenError is returned for a folder that another process has locked.
 type TakenError struct {
 	Path string
-	// PID is that process, as seen from this process's PID namespace; 0 where it cannot be seen.
+	// PID is the id of that process in the PID namespace of this one; 0 if it is not visible.
 	PID int
 }
 
-// Error names the folder and the process.
+// Error returns a message with the folder and the process.
 func (e *TakenError) Error() string {
 	if e.PID == 0 {
-		return e.Path + " is another process's, which cannot be seen from here (another container?)"
+		return e.Path + " is locked by a process that is not visible from here (another container?)"
 	}
-	return fmt.Sprintf("%s is that of process %d", e.Path, e.PID)
+	return fmt.Sprintf("%s is locked by process %d", e.Path, e.PID)
 }
 
-// Held is a folder that this process has.
+// Held is a folder that this process has locked.
 type Held struct{ dir *os.File }
 
-// Folder takes a folder that exists, for this process alone; it only needs to be readable, and nothing is written into it.
-// Where another process has it, it is waited for, at most for within, and waiting, unless nil, is called
-// first. The error then is a *TakenError, that of ctx where that ended, or wraps ErrUnsupported. The same folder by another name
-// is the same folder; a process that takes it twice excludes itself.
-func Folder(ctx context.Context, path string, within time.Duration, waiting func(error)) (*Held, error) {
-	ctx, cancel := context.WithTimeout(ctx, within)
+// Folder locks an existing folder for this process. The folder only needs to be readable; nothing
+// is written to it. If another process has locked it, Folder calls waiting, unless it is nil, and
+// retries until timeout has passed. It then returns a *TakenError; if ctx ends first, the error of
+// ctx; and if the file system has no locks, an error that wraps ErrUnsupported. All paths of a
+// folder are the same lock. A process that locks a folder twice waits for itself.
+func Folder(ctx context.Context, path string, timeout time.Duration, waiting func(error)) (*Held, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(retryInterval)
 	defer tick.Stop()
 	for {
 		h, err := tryFolder(path)
@@ -77,8 +77,8 @@ func tryFolder(path string) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = flock(dir); err == nil && !leads(path, dir) {
-		err = unix.EWOULDBLOCK // another folder has taken its place meanwhile
+	if err = flock(dir); err == nil && !sameFile(path, dir) {
+		err = unix.EWOULDBLOCK // it was replaced by another folder meanwhile
 	}
 	if err == nil {
 		return &Held{dir}, nil
@@ -101,23 +101,23 @@ func flock(f *os.File) error {
 	}
 }
 
-// leads says that a path leads to the file.
-func leads(path string, f *os.File) bool {
+// sameFile reports whether path refers to the file.
+func sameFile(path string, f *os.File) bool {
 	opened, err := f.Stat()
 	if err != nil {
 		return false
 	}
-	there, err := os.Stat(path)
-	return err == nil && os.SameFile(opened, there)
+	current, err := os.Stat(path)
+	return err == nil && os.SameFile(opened, current)
 }
 
-// Is says whether a path leads to the folder.
-func (h *Held) Is(path string) bool { return leads(path, h.dir) }
+// Is reports whether path refers to the locked folder.
+func (h *Held) Is(path string) bool { return sameFile(path, h.dir) }
 
-// Release gives the folder back.
+// Release unlocks the folder.
 func (h *Held) Release() error { return h.dir.Close() }
 
-// holder is the process that has locked a file, 0 if it cannot be seen.
+// holder returns the id of the process that has locked a file, 0 if it is not visible.
 func holder(f *os.File) int {
 	var st unix.Stat_t
 	if unix.Fstat(int(f.Fd()), &st) != nil {
@@ -130,26 +130,18 @@ func holder(f *os.File) int {
 	return lockedBy(string(text), fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino))
 }
 
-// lockedBy finds the holder of a file, device and inode, in the kernel's list: "1: FLOCK  ADVISORY  WRITE 123 fd:01:456 0 EOF". Who only
-// waits for it stands behind an arrow.
+// lockedBy returns the process that has locked the file (device and inode) according to
+// /proc/locks, with lines such as "1: FLOCK  ADVISORY  WRITE 123 fd:01:456 0 EOF". Processes that
+// wait for the lock have "->" before FLOCK and are ignored.
 func lockedBy(list, file string) int {
 	for line := range strings.Lines(list) {
-		w := strings.Fields(line)
-		if len(w) < 6 || w[1] != "FLOCK" || w[5] != file {
+		fields := strings.Fields(line)
+		if len(fields) < 6 || fields[1] != "FLOCK" || fields[5] != file {
 			continue
 		}
-		if pid, err := strconv.Atoi(w[4]); err == nil && pid > 0 {
+		if pid, err := strconv.Atoi(fields[4]); err == nil && pid > 0 {
 			return pid
 		}
 	}
 	return 0
-}
-
-// there says whether anything is at a path.
-func there(path string) (fs.FileInfo, bool, error) {
-	st, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, false, nil
-	}
-	return st, err == nil, err
 }

@@ -2,7 +2,7 @@ package claim
 
 import "testing"
 
-func TestTheHolderIsFoundInTheKernelsList(t *testing.T) {
+func TestLockedBy(t *testing.T) {
 	const list = `1: POSIX  ADVISORY  WRITE 11 fd:01:5 0 EOF
 2: FLOCK  ADVISORY  WRITE 22 fd:01:55 0 EOF
 2: -> FLOCK  ADVISORY  WRITE 33 fd:01:5 0 EOF

@@ -14,21 +14,22 @@ import (
 )
 
 const (
-	// maxPath is what a Unix socket's address has room for, in bytes.
+	// maxPath is the longest path of a Unix socket, in bytes.
 	maxPath = 107
-	// knock bounds the look whether anybody listens on a Unix socket.
-	knock = time.Second
+	// dialTimeout limits the check whether a process listens on a Unix socket.
+	dialTimeout = time.Second
 )
 
-// Socket listens on a Unix socket at path, open to all who get through its folder (mode 0666), which is made where it is
-// missing (mode 0750). A socket that nobody listens on any more is replaced; one that somebody does is left alone, as is
-// whatever is no socket. Processes that might do this at once for one path claim its folder before.
+// Socket listens on a Unix socket at path with mode 0666, and creates its folder with mode 0750 if
+// it does not exist. It replaces a socket that no process listens on. If a process listens on it,
+// or the file is not a socket, it returns an error. Concurrent calls for one path may replace each
+// other's socket: claim its Folder first. [agent P15]
 func Socket(path string) (net.Listener, error) {
 	if len(path) > maxPath {
-		return nil, fmt.Errorf("listen on %s: the path has %d bytes, a Unix socket's at most %d", path, len(path), maxPath)
+		return nil, fmt.Errorf("listen on %s: path of %d bytes, want at most %d for a Unix socket", path, len(path), maxPath)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		return nil, fmt.Errorf("make socket folder: %w", err)
+		return nil, fmt.Errorf("create socket folder: %w", err)
 	}
 	if err := removeStale(path); err != nil {
 		return nil, err
@@ -39,31 +40,31 @@ func Socket(path string) (net.Listener, error) {
 	}
 	if err := os.Chmod(path, 0o666); err != nil {
 		_ = l.Close()
-		return nil, fmt.Errorf("open socket to others: %w", err)
+		return nil, fmt.Errorf("make socket accessible: %w", err)
 	}
 	return l, nil
 }
 
-// removeStale removes a socket that nobody listens on.
+// removeStale removes a socket that no process listens on.
 func removeStale(path string) error {
-	st, found, err := there(path)
+	st, err := os.Lstat(path)
 	switch {
-	case err != nil:
-		return fmt.Errorf("look at socket: %w", err)
-	case !found:
+	case errors.Is(err, fs.ErrNotExist):
 		return nil
+	case err != nil:
+		return fmt.Errorf("stat socket: %w", err)
 	case st.Mode()&fs.ModeSocket == 0:
-		return fmt.Errorf("listen on %s: something that is no socket is there", path)
+		return fmt.Errorf("listen on %s: file exists and is not a socket", path)
 	}
-	c, err := net.DialTimeout("unix", path, knock)
+	c, err := net.DialTimeout("unix", path, dialTimeout)
 	switch {
 	case err == nil:
-		_ = c.Close() // it was only to see whether somebody is there
-		return fmt.Errorf("listen on %s: another process does", path)
+		_ = c.Close() // nothing was sent
+		return fmt.Errorf("listen on %s: in use by another process", path)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case !errors.Is(err, unix.ECONNREFUSED):
-		return fmt.Errorf("listen on %s: another process may: %w", path, err)
+		return fmt.Errorf("listen on %s: may be in use by another process: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("remove stale socket: %w", err)
@@ -71,14 +72,15 @@ func removeStale(path string) error {
 	return nil
 }
 
-// Port listens on a TCP address, and where another process does, tries again for at most within.
-func Port(ctx context.Context, address string, within time.Duration) (net.Listener, error) {
-	until := time.Now().Add(within)
-	tick := time.NewTicker(lookEvery)
+// Port listens on a TCP address. While another process listens on it, Port retries until timeout
+// has passed or ctx ends.
+func Port(ctx context.Context, address string, timeout time.Duration) (net.Listener, error) {
+	deadline := time.Now().Add(timeout)
+	tick := time.NewTicker(retryInterval)
 	defer tick.Stop()
 	for {
 		l, err := net.Listen("tcp", address)
-		if err == nil || !errors.Is(err, unix.EADDRINUSE) || !time.Now().Before(until) {
+		if err == nil || !errors.Is(err, unix.EADDRINUSE) || !time.Now().Before(deadline) {
 			return l, err
 		}
 		select {

@@ -2,17 +2,17 @@ package incr
 
 import "testing"
 
-// checkEdges fails unless both ends of every edge between a value and what it has read
-// name each other, and no cell has a reader that has not read it.
-func (w *world) checkEdges(t *testing.T) {
+// checkEdges fails unless the two entries of every edge refer to each other, and every reader of
+// an input has it among its deps.
+func (w *fixture) checkEdges(t *testing.T) {
 	t.Helper()
-	edges := map[*cell]int{}
+	edges := map[*input]int{}
 	visit := func(n *node) {
 		for i, d := range n.deps {
-			if d.at >= len(d.cell.readers) || d.cell.readers[d.at] != (reader{n, i}) {
-				t.Fatalf("read %d of a value of rule %T stands at %d among its cell's %d readers, and is not there", i, n.maker, d.at, len(d.cell.readers))
+			if d.at >= len(d.input.readers) || d.input.readers[d.at] != (reader{n, i}) {
+				t.Fatalf("dep %d of a value of %T has index %d of %d readers, where it is not", i, n.evaluator, d.at, len(d.input.readers))
 			}
-			edges[d.cell]++
+			edges[d.input]++
 		}
 	}
 	for _, e := range w.strict.nodes {
@@ -26,18 +26,18 @@ func (w *world) checkEdges(t *testing.T) {
 	}
 	for c, n := range edges {
 		if len(c.readers) != n {
-			t.Fatalf("a cell has %d readers, but %d values have read it", len(c.readers), n)
+			t.Fatalf("an input has %d readers, but %d values have read it", len(c.readers), n)
 		}
 	}
 }
 
-func TestReadsMayChangePlacesAndEnd(t *testing.T) {
+func TestReplaceDeps(t *testing.T) {
 	g := New()
 	rows := NewTable[[]string](g, "rows")
 	all := Derive(g, 1, "all", func(r *Reader, key string) int {
 		names, _ := Get(r, rows, key)
 		sum := 0
-		for _, n := range append(names, names...) { // each twice: it is one read
+		for _, n := range append(names, names...) { // two reads of a row are one dep
 			v, _ := Get(r, rows, n)
 			sum += len(v)
 		}
@@ -53,8 +53,8 @@ func TestReadsMayChangePlacesAndEnd(t *testing.T) {
 	g.Run()
 	for _, e := range all.nodes {
 		for i, d := range e.deps {
-			if d.cell.readers[d.at] != (reader{&e.node, i}) {
-				t.Errorf("read %d of %s has lost its place", i, e.key)
+			if d.input.readers[d.at] != (reader{&e.node, i}) {
+				t.Errorf("dep %d of %s has the wrong index", i, e.key)
 			}
 		}
 	}
@@ -62,9 +62,9 @@ func TestReadsMayChangePlacesAndEnd(t *testing.T) {
 		t.Errorf("p is %d, want 2", got)
 	}
 	if q := all.nodes["q"]; len(q.deps) != 1 {
-		t.Errorf("q has %d reads, want its own row only", len(q.deps))
+		t.Errorf("q has %d deps, want its own row only", len(q.deps))
 	}
 	if b := rows.rows["b"]; b == nil || len(b.readers) != 1 {
-		t.Error("the absent row b is read by r alone")
+		t.Error("want r as the only reader of the absent row b")
 	}
 }

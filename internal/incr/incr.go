@@ -1,22 +1,20 @@
-// Package incr reruns a rule only when something that it read has changed.
+// Package incr is incremental computation: it reruns a rule only when something that it read has changed.
 //
 // A Graph holds tables (the inputs) and rules (pure functions). While a rule runs, its
-// Reader records every row it looks up, every bucket it lists and every other rule's
-// value it asks for, those that are absent or empty included. After the writer has
-// changed rows, Graph.Run reruns the readers of what changed, lowest level first, and
-// stops wherever a rerun gave an equal value (cut-off). Nothing is ever declared by
-// hand: there are no cache keys and no dependency lists to forget an input in.
+// Reader records every row, bucket and value of another rule that it reads, including
+// absent rows and empty buckets. After rows have changed, Graph.Run reruns the readers of
+// what changed, lowest level first, and stops where a rerun returned an equal value
+// (cut-off). There are no cache keys and no dependency lists to keep complete by hand.
 //
-//	table rows, buckets ──read──▶ level 1 rules ──read──▶ level 2 rules ─▶ … ─▶ wanted outputs
+//	table rows, buckets ──read──▶ level 1 rules ──read──▶ level 2 rules ─▶ … ─▶ wanted values
 //
-// The contract of a rule: it reads only through its Reader; its result depends on
-// nothing but its key and what it read (no clock, randomness, map order, package state);
-// it never changes what it was given or has returned; it reads only rules of a lower
-// level than its own. Values are compared by content: byte slices by their bytes,
-// anything else by reflect.DeepEqual, for which equal pointers are equal.
+// A rule reads only through its Reader, and only rules of a lower level than its own. Its
+// result depends on its key and on what it read: not on a clock, randomness, map order or
+// package state. It never modifies what it has read or returned. Values are compared by
+// content: byte slices by bytes.Equal, others by reflect.DeepEqual.
 //
-// A value lives while it is wanted (Want) or read by one that lives; the rest is dropped
-// at the end of each Run. A Graph belongs to one goroutine; it has no locks.
+// A value is kept while it is wanted (Want) or read by a value that is kept; Run drops the
+// others. A Graph is not safe for concurrent use.
 package incr
 
 import (
@@ -24,58 +22,59 @@ import (
 	"slices"
 )
 
-// cell is anything that can be read: a row, a bucket, a rule's value. A cell knows its
-// readers and a node what it has read; each side of that edge holds the place of the
-// other, so that edges come and go in constant time without hashing.
-type cell struct {
-	readers []reader
-	mark    uint64 // the run that last recorded this cell, to record it once
-	slot    int    // scratch space of settle
-	thing   thing
-	owner   *node // the node whose value this is; nil for rows and buckets
+// input is what a rule can read: a row, a bucket or a value of another rule. An input lists
+// its readers and a node its deps. Each of the two entries of an edge has the index of the
+// other, so that adding and removing an edge takes constant time without hashing.
+type input struct {
+	readers   []reader
+	mark      uint64 // of the execution that last recorded this input, to record it once
+	index     int    // scratch space of replaceDeps
+	container container
+	owner     *node // the node whose value this is; nil for rows and buckets
 }
 
-// thing is the row, the bucket or the rule's value that a cell is the readable side of.
-type thing interface {
-	// label is the name of the table or rule, and the key in it.
+// container is the row, bucket or entry that an input is part of.
+type container interface {
+	// label returns the name of the table or rule, and the key in it.
 	label() (source string, key any)
-	// unread is told that nobody reads the cell any more.
+	// unread is called when the input has lost its last reader.
 	unread()
 }
 
-// reader is a node that has read a cell, and where among its deps the cell stands.
+// reader is a node that has read an input; at is the index of the input in the node's deps.
 type reader struct {
 	node *node
 	at   int
 }
 
-// dep is a cell that a node has read, and where among its readers the node stands.
+// dep is an input that a node has read; at is the index of the node in the input's readers.
 type dep struct {
-	cell *cell
-	at   int
+	input *input
+	at    int
 }
 
-// Graph is a set of tables and rules that belong together. Make one with New.
+// Graph is a set of tables and of rules over them. Create one with New. It is not safe for
+// concurrent use.
 type Graph struct {
 	marks  uint64
-	serial uint64    // of the newest node
-	idle   []*Reader // to be used again
+	seq    uint64    // of the newest node
+	idle   []*Reader // for reuse
 	queue  [][]*node // dirty nodes by level
-	loose  []*node   // nodes that may have lost their last reader
+	unused []*node   // nodes that may have lost their last reader
 	moved  []Moved
 	stats  map[string]*RuleStats
-	tracer func(rule string, key any, moved bool)
 }
 
-// Moved names a wanted value that differs from what it was before a Run.
+// Moved identifies a wanted value that a Run has changed.
 type Moved struct {
 	Rule string
 	Key  any
 }
 
-// RuleStats counts what a rule has done since the graph was made.
+// RuleStats are counters of a rule since the graph was created.
 type RuleStats struct {
-	// Runs counts executions, Moves those that gave a new value, Live the values kept now.
+	// Runs counts executions, Moves those that changed the value; Live is the number of values
+	// kept now.
 	Runs, Moves uint64
 	Live        int
 }
@@ -85,10 +84,7 @@ func New() *Graph {
 	return &Graph{stats: map[string]*RuleStats{}}
 }
 
-// Trace calls f after every execution of a rule; nil stops it. It is for tests and debugging.
-func (g *Graph) Trace(f func(rule string, key any, moved bool)) { g.tracer = f }
-
-// Stats returns a copy of the counters of every rule by name.
+// Stats returns a copy of the counters of every rule, by name.
 func (g *Graph) Stats() map[string]RuleStats {
 	out := make(map[string]RuleStats, len(g.stats))
 	for n, s := range g.stats {
@@ -97,38 +93,39 @@ func (g *Graph) Stats() map[string]RuleStats {
 	return out
 }
 
-// node is one value of one rule, as the graph sees it.
+// node is one value of one rule, independent of its type.
 type node struct {
-	cell
-	level  int
-	serial uint64 // the order in which nodes were made
-	made   bool   // there is a value
-	maker  maker
-	rule   *RuleStats
-	deps   []dep
-	wants  int
-	queued bool
-	gone   bool
+	input
+	level     int
+	seq       uint64 // the order of creation
+	made      bool   // it has a value
+	evaluator evaluator
+	rule      *RuleStats
+	deps      []dep
+	wants     int
+	queued    bool
+	gone      bool
 }
 
-// maker is the side of a node that knows types.
-type maker interface {
-	thing
-	// run makes the value anew and says whether it is another than before.
+// evaluator is the typed part of a node.
+type evaluator interface {
+	container
+	// run computes the value and reports whether it has changed.
 	run(r *Reader) bool
-	// forget takes the value out of its rule.
-	forget()
+	// remove removes the value from its rule.
+	remove()
 }
 
-// Reader is a running rule's only door to data. It is valid until the rule returns.
+// Reader gives a running rule access to rows and values, and records what it reads. It is valid
+// until the rule returns.
 type Reader struct {
 	g    *Graph
 	node *node
-	deps []*cell
+	deps []*input
 	mark uint64
 }
 
-func (r *Reader) record(c *cell) {
+func (r *Reader) record(c *input) {
 	if c.mark != r.mark {
 		c.mark = r.mark
 		r.deps = append(r.deps, c)
@@ -140,7 +137,7 @@ func (g *Graph) nextMark() uint64 {
 	return g.marks
 }
 
-// execute runs n, replaces its recorded reads and says whether its value moved.
+// execute runs n, replaces its deps and reports whether its value has changed.
 func (g *Graph) execute(n *node) bool {
 	var r *Reader
 	if last := len(g.idle) - 1; last >= 0 {
@@ -149,8 +146,8 @@ func (g *Graph) execute(n *node) bool {
 		r = &Reader{g: g}
 	}
 	r.node, r.mark = n, g.nextMark()
-	moved := n.maker.run(r)
-	g.settle(n, r.deps)
+	moved := n.evaluator.run(r)
+	g.replaceDeps(n, r.deps)
 	clear(r.deps)
 	r.node, r.deps = nil, r.deps[:0]
 	g.idle = append(g.idle, r)
@@ -159,48 +156,44 @@ func (g *Graph) execute(n *node) bool {
 	if moved {
 		n.rule.Moves++
 	}
-	if g.tracer != nil {
-		rule, key := n.maker.label()
-		g.tracer(rule, key, moved)
-	}
 	return moved
 }
 
-// settle replaces what n has read by cells, in which the same one may stand twice: a
-// nested run may have overwritten its mark.
-func (g *Graph) settle(n *node, cells []*cell) {
-	if slices.EqualFunc(n.deps, cells, func(d dep, c *cell) bool { return d.cell == c }) {
+// replaceDeps replaces the deps of n by inputs. An input may be listed twice, because a nested
+// execution may have overwritten its mark.
+func (g *Graph) replaceDeps(n *node, inputs []*input) {
+	if slices.EqualFunc(n.deps, inputs, func(d dep, c *input) bool { return d.input == c }) {
 		return
 	}
 	before, now := g.nextMark(), g.nextMark()
 	for _, d := range n.deps {
-		d.cell.mark, d.cell.slot = before, d.at
+		d.input.mark, d.input.index = before, d.at
 	}
 	old := n.deps
-	n.deps = make([]dep, 0, len(cells))
-	for _, c := range cells {
+	n.deps = make([]dep, 0, len(inputs))
+	for _, c := range inputs {
 		switch c.mark {
 		case now:
 			continue
 		case before:
-			c.readers[c.slot].at = len(n.deps)
+			c.readers[c.index].at = len(n.deps)
 		default:
-			c.slot = len(c.readers)
+			c.index = len(c.readers)
 			c.readers = append(c.readers, reader{n, len(n.deps)})
 		}
 		c.mark = now
-		n.deps = append(n.deps, dep{c, c.slot})
+		n.deps = append(n.deps, dep{c, c.index})
 	}
 	for _, d := range old {
-		if d.cell.mark == before {
+		if d.input.mark == before {
 			d.drop()
 		}
 	}
 }
 
-// drop ends a read. The last of the cell's readers takes the place of the one that goes.
+// drop removes the reader of d from its input: the last reader takes its index.
 func (d dep) drop() {
-	c, last := d.cell, len(d.cell.readers)-1
+	c, last := d.input, len(d.input.readers)-1
 	if d.at != last {
 		moved := c.readers[last]
 		c.readers[d.at] = moved
@@ -210,12 +203,12 @@ func (d dep) drop() {
 	c.readers = c.readers[:last]
 	if last == 0 {
 		c.readers = nil
-		c.thing.unread()
+		c.container.unread()
 	}
 }
 
-// dirty queues the readers of c.
-func (g *Graph) dirty(c *cell) {
+// dirty enqueues the readers of c.
+func (g *Graph) dirty(c *input) {
 	for _, r := range c.readers {
 		g.enqueue(r.node)
 	}
@@ -232,26 +225,26 @@ func (g *Graph) enqueue(n *node) {
 	g.queue[n.level] = append(g.queue[n.level], n)
 }
 
-// Run reruns what the changes since the last Run made stale and returns the wanted
-// values that moved, each once. Within a level the values made first come first, so the
-// order is that of the history and of nothing else.
+// Run reruns the rules that have read what changed since the last Run, and returns the wanted
+// values that have changed, each once. Within a level the order is that of the values' creation,
+// so that the result is deterministic.
 func (g *Graph) Run() []Moved {
 	for level := 0; level < len(g.queue); level++ {
 		batch := g.queue[level]
 		g.queue[level] = nil
-		slices.SortFunc(batch, func(a, b *node) int { return cmp.Compare(a.serial, b.serial) })
+		slices.SortFunc(batch, func(a, b *node) int { return cmp.Compare(a.seq, b.seq) })
 		for _, n := range batch {
 			n.queued = false
 			if n.gone || (n.wants == 0 && len(n.readers) == 0) {
-				// Drop it now: a rule further up that asks for it must not get the stale value.
-				g.loose = append(g.loose, n)
+				// Drop it now, so that a rule of a higher level does not read the stale value.
+				g.unused = append(g.unused, n)
 				g.sweep()
 				continue
 			}
 			if g.execute(n) {
-				g.dirty(&n.cell)
+				g.dirty(&n.input)
 				if n.wants > 0 {
-					rule, key := n.maker.label()
+					rule, key := n.evaluator.label()
 					g.moved = append(g.moved, Moved{Rule: rule, Key: key})
 				}
 			}
@@ -263,16 +256,16 @@ func (g *Graph) Run() []Moved {
 	return moved
 }
 
-// sweep drops values that nobody wants or reads, and what only they read.
+// sweep drops values that are neither wanted nor read, and then what only they have read.
 func (g *Graph) sweep() {
-	for len(g.loose) > 0 {
-		n := g.loose[len(g.loose)-1]
-		g.loose = g.loose[:len(g.loose)-1]
+	for len(g.unused) > 0 {
+		n := g.unused[len(g.unused)-1]
+		g.unused = g.unused[:len(g.unused)-1]
 		if n.gone || n.wants > 0 || len(n.readers) > 0 {
 			continue
 		}
 		n.gone = true
-		n.maker.forget()
+		n.evaluator.remove()
 		n.rule.Live--
 		for _, d := range n.deps {
 			d.drop()

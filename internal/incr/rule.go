@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Rule is a pure function from a key and what it reads to a value, remembered by key.
+// Rule is a pure function of a key and of what it reads. Its values are cached by key.
 type Rule[K comparable, V any] struct {
 	g     *Graph
 	name  string
@@ -17,11 +17,11 @@ type Rule[K comparable, V any] struct {
 	stats *RuleStats
 }
 
-// Derive adds a rule to g. Its level must be above that of every rule that it reads;
-// reading at or above its own level panics, since that could only be a mistake in code.
+// Derive adds a rule to g. Its level must be higher than that of every rule that it reads:
+// reading a rule of its own or a higher level panics, and so does a name that is in use.
 func Derive[K comparable, V any](g *Graph, level int, name string, fn func(*Reader, K) V) *Rule[K, V] {
 	if g.stats[name] != nil {
-		panic("incr: two rules are named " + name)
+		panic("incr: duplicate rule " + name)
 	}
 	s := &RuleStats{}
 	g.stats[name] = s
@@ -38,9 +38,9 @@ type entry[K comparable, V any] struct {
 
 func (e *entry[K, V]) label() (string, any) { return e.of.name, e.key }
 
-func (e *entry[K, V]) unread() { e.of.g.loose = append(e.of.g.loose, &e.node) }
+func (e *entry[K, V]) unread() { e.of.g.unused = append(e.of.g.unused, &e.node) }
 
-func (e *entry[K, V]) forget() { delete(e.of.nodes, e.key) }
+func (e *entry[K, V]) remove() { delete(e.of.nodes, e.key) }
 
 func (e *entry[K, V]) run(r *Reader) bool {
 	v := e.of.fn(r, e.key)
@@ -51,30 +51,27 @@ func (e *entry[K, V]) run(r *Reader) bool {
 	return true
 }
 
-// Name is the rule's name, as it shows in Moved and Stats.
-func (u *Rule[K, V]) Name() string { return u.name }
-
-// Of asks for the rule's value for key, computing it if nobody has yet, and records
-// that it was read.
+// Of returns the rule's value for key, computing it if there is none, and records the read.
 func (u *Rule[K, V]) Of(r *Reader, key K) V {
 	if u.level >= r.node.level {
-		rule, _ := r.node.maker.label()
+		rule, _ := r.node.evaluator.label()
 		panic(fmt.Sprintf("incr: rule %s (level %d) reads rule %s (level %d)", rule, r.node.level, u.name, u.level))
 	}
 	n := u.node(key)
-	r.record(&n.cell)
+	r.record(&n.input)
 	return n.value
 }
 
-// Want computes the rule's value for key and keeps it up to date until Unwant is called
-// as often as Want was.
+// Want returns the rule's value for key and keeps it up to date until Unwant has been called as
+// often as Want.
 func (u *Rule[K, V]) Want(key K) V {
 	n := u.node(key)
 	n.wants++
 	return n.value
 }
 
-// Unwant takes one Want back. The value is dropped at the next Run if nobody else has a use for it.
+// Unwant undoes one Want. The next Run drops the value if it is neither wanted nor read any more.
+// Unwant of a value that is not wanted panics.
 func (u *Rule[K, V]) Unwant(key K) {
 	n, ok := u.nodes[key]
 	if !ok || n.wants == 0 {
@@ -82,12 +79,12 @@ func (u *Rule[K, V]) Unwant(key K) {
 	}
 	n.wants--
 	if n.wants == 0 {
-		u.g.loose = append(u.g.loose, &n.node)
+		u.g.unused = append(u.g.unused, &n.node)
 	}
 }
 
-// Value returns the value for key if it is kept now. It may be stale between a change
-// of a table and the next Run.
+// Value returns the value for key if one is kept. It may be stale between a change of a table and
+// the next Run.
 func (u *Rule[K, V]) Value(key K) (V, bool) {
 	if n, ok := u.nodes[key]; ok {
 		return n.value, true
@@ -103,20 +100,20 @@ func (u *Rule[K, V]) Reads(key K) []string {
 	if !ok {
 		return nil
 	}
-	seen := map[*cell]bool{}
+	seen := map[*input]bool{}
 	var out []string
 	var walk func(n *node)
 	walk = func(n *node) {
 		for _, d := range n.deps {
-			if seen[d.cell] {
+			if seen[d.input] {
 				continue
 			}
-			seen[d.cell] = true
-			if d.cell.owner != nil {
-				walk(d.cell.owner)
+			seen[d.input] = true
+			if d.input.owner != nil {
+				walk(d.input.owner)
 				continue
 			}
-			source, key := d.cell.thing.label()
+			source, key := d.input.container.label()
 			out = append(out, fmt.Sprintf("%s %v", source, key))
 		}
 	}
@@ -129,10 +126,10 @@ func (u *Rule[K, V]) node(key K) *entry[K, V] {
 	if n, ok := u.nodes[key]; ok {
 		return n
 	}
-	u.g.serial++
+	u.g.seq++
 	e := &entry[K, V]{of: u, key: key}
-	e.node = node{level: u.level, serial: u.g.serial, rule: u.stats, maker: e}
-	e.cell = cell{thing: e, owner: &e.node}
+	e.node = node{level: u.level, seq: u.g.seq, rule: u.stats, evaluator: e}
+	e.input = input{container: e, owner: &e.node}
 	u.nodes[key] = e
 	u.stats.Live++
 	u.g.execute(&e.node)

@@ -7,8 +7,8 @@ import (
 	"sort"
 )
 
-// Table is a set of rows by name. Each row may stand in any number of buckets, through
-// which rules list rows without looking at the others. Rows are immutable values.
+// Table is a set of rows by key. Each row belongs to any number of buckets, which index the
+// table. Rows must not be modified after Put.
 type Table[T any] struct {
 	g       *Graph
 	name    string
@@ -17,7 +17,7 @@ type Table[T any] struct {
 }
 
 type row[T any] struct {
-	cell
+	input
 	table   *Table[T]
 	key     string
 	value   T
@@ -27,7 +27,7 @@ type row[T any] struct {
 
 func (r *row[T]) label() (string, any) { return r.table.name, r.key }
 
-// unread frees the place of an absent row.
+// unread frees an absent row.
 func (r *row[T]) unread() {
 	if !r.present {
 		delete(r.table.rows, r.key)
@@ -35,7 +35,7 @@ func (r *row[T]) unread() {
 }
 
 type bucket[T any] struct {
-	cell
+	input
 	table *Table[T]
 	name  string
 	keys  []string // sorted
@@ -43,19 +43,19 @@ type bucket[T any] struct {
 
 func (b *bucket[T]) label() (string, any) { return b.table.name, "[" + b.name + "]" }
 
-// unread frees the place of an empty bucket.
+// unread frees an empty bucket.
 func (b *bucket[T]) unread() {
 	if len(b.keys) == 0 {
 		delete(b.table.buckets, b.name)
 	}
 }
 
-// NewTable adds an empty table to g. The name shows in explanations.
+// NewTable adds an empty table to g. Reads returns its name.
 func NewTable[T any](g *Graph, name string) *Table[T] {
 	return &Table[T]{g: g, name: name, rows: map[string]*row[T]{}, buckets: map[string]*bucket[T]{}}
 }
 
-// Len is the number of rows, for metrics.
+// Len returns the number of rows, in time linear to it.
 func (t *Table[T]) Len() int {
 	n := 0
 	for _, r := range t.rows {
@@ -66,8 +66,8 @@ func (t *Table[T]) Len() int {
 	return n
 }
 
-// Put stores a row and the buckets that it stands in, and marks stale what read the row
-// or, where membership changed, a bucket. An equal row in equal buckets changes nothing.
+// Put stores a row and the buckets that it belongs to, and makes stale what has read the row or a
+// bucket whose members change. An equal row in equal buckets changes nothing.
 func (t *Table[T]) Put(key string, v T, buckets ...string) {
 	slices.Sort(buckets)
 	buckets = slices.Compact(buckets)
@@ -77,10 +77,10 @@ func (t *Table[T]) Put(key string, v T, buckets ...string) {
 	}
 	t.move(key, r.buckets, buckets)
 	r.value, r.present, r.buckets = v, true, buckets
-	t.g.dirty(&r.cell)
+	t.g.dirty(&r.input)
 }
 
-// Delete removes a row; removing one that is absent changes nothing.
+// Delete removes a row. Deleting an absent row changes nothing.
 func (t *Table[T]) Delete(key string) {
 	r, ok := t.rows[key]
 	if !ok || !r.present {
@@ -89,7 +89,7 @@ func (t *Table[T]) Delete(key string) {
 	t.move(key, r.buckets, nil)
 	var zero T
 	r.value, r.present, r.buckets = zero, false, nil
-	t.g.dirty(&r.cell)
+	t.g.dirty(&r.input)
 	if len(r.readers) == 0 {
 		r.unread()
 	}
@@ -99,7 +99,7 @@ func (t *Table[T]) row(key string) *row[T] {
 	r, ok := t.rows[key]
 	if !ok {
 		r = &row[T]{table: t, key: key}
-		r.thing = r
+		r.container = r
 		t.rows[key] = r
 	}
 	return r
@@ -109,21 +109,21 @@ func (t *Table[T]) bucket(name string) *bucket[T] {
 	b, ok := t.buckets[name]
 	if !ok {
 		b = &bucket[T]{table: t, name: name}
-		b.thing = b
+		b.container = b
 		t.buckets[name] = b
 	}
 	return b
 }
 
-// move takes key out of the buckets that only old has and puts it into those that only
-// new has; both are sorted.
+// move removes key from the buckets that are only in old and adds it to those that are only in
+// now; both are sorted.
 func (t *Table[T]) move(key string, old, now []string) {
 	for _, name := range old {
 		if _, still := slices.BinarySearch(now, name); !still {
 			b := t.bucket(name)
 			i := sort.SearchStrings(b.keys, key)
 			b.keys = slices.Delete(slices.Clone(b.keys), i, i+1)
-			t.g.dirty(&b.cell)
+			t.g.dirty(&b.input)
 			if len(b.readers) == 0 {
 				b.unread()
 			}
@@ -134,28 +134,28 @@ func (t *Table[T]) move(key string, old, now []string) {
 			b := t.bucket(name)
 			i := sort.SearchStrings(b.keys, key)
 			b.keys = slices.Insert(slices.Clone(b.keys), i, key)
-			t.g.dirty(&b.cell)
+			t.g.dirty(&b.input)
 		}
 	}
 }
 
-// Get looks one row up and records that it was read, present or absent.
+// Get returns a row, if present, and records the read in both cases.
 func Get[T any](r *Reader, t *Table[T], key string) (T, bool) {
 	c := t.row(key)
-	r.record(&c.cell)
+	r.record(&c.input)
 	return c.value, c.present
 }
 
-// In lists the rows of a bucket in the order of their keys. It records the bucket's
-// membership, and each row that the loop comes to.
+// In iterates over the rows of a bucket in the order of their keys. It records the read of the
+// bucket's members, and of each row that is yielded.
 func In[T any](r *Reader, t *Table[T], name string) iter.Seq2[string, T] {
 	b := t.bucket(name)
-	r.record(&b.cell)
+	r.record(&b.input)
 	keys := b.keys
 	return func(yield func(string, T) bool) {
 		for _, key := range keys {
 			c := t.rows[key]
-			r.record(&c.cell)
+			r.record(&c.input)
 			if !yield(key, c.value) {
 				return
 			}
@@ -163,10 +163,10 @@ func In[T any](r *Reader, t *Table[T], name string) iter.Seq2[string, T] {
 	}
 }
 
-// Keys lists the keys of a bucket, sorted, and records its membership only: a change
-// inside a row does not make the reader stale. Do not change the slice.
+// Keys returns the sorted keys of a bucket and records the read of its members only: a change of a
+// row does not make the reader stale. The caller must not modify the slice.
 func Keys[T any](r *Reader, t *Table[T], name string) []string {
 	b := t.bucket(name)
-	r.record(&b.cell)
+	r.record(&b.input)
 	return b.keys
 }

@@ -1,11 +1,10 @@
 // Package run runs named tasks together and waits for all of them.
 //
-// The contract: a group ends when its last task has returned, never before. The first
-// task that returns an error ends the context of the others; a task that returns nil
-// just ends, and one that returns Done ends the group without an error. Errors carry the
-// task's name and are joined in the order in which they came. A task that gives up
-// because its context ended has not failed: what it says then (context.Canceled, or the
-// context's own error or cause) is dropped. Groups nest, because a group is a task.
+// A group returns when its last task has returned. The first task that returns an error
+// cancels the context of the others; a task that returns nil does not, and one that
+// returns Done cancels them without an error. Errors are prefixed with the task's name and
+// joined in the order in which they occurred. If the context has ended, errors that only
+// say so (context.Canceled, the context's error or its cause) are ignored.
 package run
 
 import (
@@ -15,27 +14,26 @@ import (
 	"sync"
 )
 
-// Done is what a task returns to end its whole group in good order: the others are
-// cancelled and waited for, and nothing is reported for the task that said it.
-var Done = errors.New("done") //nolint:staticcheck // no failure: like io.EOF it is named for what it says
+// Done is returned by a task to end its group without an error: Group cancels the other tasks
+// and waits for them.
+var Done = errors.New("done") //nolint:staticcheck // not a failure, like io.EOF
 
-// Task is one piece of work. Run blocks until the work is over or ctx has ended, and
-// returns only after every goroutine that it started.
+// Task is a function with a name. Run returns when it is done or soon after ctx has ended, and
+// only after every goroutine that it started has returned.
 type Task struct {
-	// Name stands before the task's error ("xds: listen on …"). Keep it short.
+	// Name is the prefix of the task's errors ("xds: listen on …").
 	Name string
 	Run  func(ctx context.Context) error
 }
 
-// Group runs all tasks at once and returns when the last one has. The end of ctx is not
-// an error of the group; ask ctx itself where that matters. A group of no tasks returns
-// nil at once.
+// Group runs the tasks concurrently and returns when all have returned. The end of ctx is not an
+// error of the group: callers that need it check ctx. Without tasks it returns nil.
 func Group(ctx context.Context, tasks ...Task) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
 		wg   sync.WaitGroup
-		mu   sync.Mutex // guards errs; a channel would need a reader beside the wait
+		mu   sync.Mutex // guards errs
 		errs []error
 	)
 	for _, t := range tasks {
@@ -59,7 +57,7 @@ func Group(ctx context.Context, tasks ...Task) error {
 	return errors.Join(errs...)
 }
 
-// ended reports whether err only says that ctx is over.
+// ended reports whether err only says that ctx has ended.
 func ended(ctx context.Context, err error) bool {
 	if ctx.Err() == nil {
 		return false
@@ -67,14 +65,13 @@ func ended(ctx context.Context, err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))
 }
 
-// Nest makes a task of a group, so that a part of a program can be run, cancelled and
-// waited for as one.
+// Nest returns a task that runs the tasks as a Group of their own.
 func Nest(name string, tasks ...Task) Task {
 	return Task{Name: name, Run: func(ctx context.Context) error { return Group(ctx, tasks...) }}
 }
 
-// Cleanups undo what a constructor or a program did, last first. The zero value is
-// empty and ready. It is used by one goroutine at a time.
+// Cleanups is a stack of functions that undo what a constructor or a program did. The zero value
+// is empty and ready to use. It is not safe for concurrent use.
 type Cleanups struct {
 	named []cleanup
 }
@@ -84,13 +81,13 @@ type cleanup struct {
 	undo func() error
 }
 
-// Add puts undo on the stack; name stands before its error.
+// Add pushes undo on the stack. The name is the prefix of its error.
 func (c *Cleanups) Add(name string, undo func() error) {
 	c.named = append(c.named, cleanup{name, undo})
 }
 
-// Close runs what was added, last first, each once and all of them whatever the others
-// return, and joins their errors. Afterwards the stack is empty: a second Close does nothing.
+// Close runs all functions in reverse order, also after one has failed, and joins their errors.
+// It empties the stack, so a second Close does nothing.
 func (c *Cleanups) Close() error {
 	var errs []error
 	for len(c.named) > 0 {

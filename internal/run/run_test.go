@@ -13,7 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
-// journal is what several tasks write down.
+// journal is a list of lines that tasks append to.
 type journal struct {
 	mu    sync.Mutex
 	lines []string
@@ -25,8 +25,8 @@ func (j *journal) note(line string) {
 	j.lines = append(j.lines, line)
 }
 
-// after returns a task that needs d to do its work and then returns err, and that
-// needs one more second to clear up when it is cancelled.
+// after returns a task that returns err after d, or if it is cancelled first, the context's error
+// one second later.
 func after(name string, d time.Duration, err error, log *journal) run.Task {
 	return run.Task{Name: name, Run: func(ctx context.Context) error {
 		select {
@@ -34,13 +34,13 @@ func after(name string, d time.Duration, err error, log *journal) run.Task {
 			return err
 		case <-ctx.Done():
 			<-time.After(time.Second)
-			log.note(name + " cleared up")
+			log.note(name + " cleaned up")
 			return fmt.Errorf("wait: %w", ctx.Err())
 		}
 	}}
 }
 
-func TestTheFirstErrorCancelsAndAllAreWaitedFor(t *testing.T) {
+func TestErrorCancelsTheOtherTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log journal
 		start, broken := time.Now(), errors.New("broken")
@@ -52,9 +52,9 @@ func TestTheFirstErrorCancelsAndAllAreWaitedFor(t *testing.T) {
 			t.Errorf("got error %v, want the one of bad, named, and nothing of the cancelled ones", err)
 		}
 		if took := time.Since(start); took != 3*time.Second {
-			t.Errorf("group took %v, want 3s: cancelled at 2s, and long needs 1s to clear up", took)
+			t.Errorf("group took %v, want 3s: cancelled at 2s, and long needs 1s to clean up", took)
 		}
-		if !slices.Equal(log.lines, []string{"long cleared up"}) {
+		if !slices.Equal(log.lines, []string{"long cleaned up"}) {
 			t.Errorf("got %q", log.lines)
 		}
 	})
@@ -73,7 +73,7 @@ func TestErrorsAreJoined(t *testing.T) {
 	})
 }
 
-func TestTheEndOfTheContextIsNoError(t *testing.T) {
+func TestContextErrorsAreIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log journal
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -89,26 +89,26 @@ func TestTheEndOfTheContextIsNoError(t *testing.T) {
 	})
 }
 
-func TestACancellationOutOfTheBlueIsAnError(t *testing.T) {
+func TestCanceledWithoutContextEndIsAnError(t *testing.T) {
 	err := run.Group(t.Context(), run.Task{Name: "a", Run: func(context.Context) error { return context.Canceled }})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the task's error: its context had not ended", err)
 	}
 }
 
-func TestDoneEndsTheGroupInGoodOrder(t *testing.T) {
+func TestDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log journal
 		err := run.Group(t.Context(),
 			after("main", time.Second, run.Done, &log),
 			run.Nest("servers", after("one", time.Hour, nil, &log), after("two", time.Hour, nil, &log)))
 		if err != nil || len(log.lines) != 2 {
-			t.Errorf("got error %v and %q, want none and both servers cleared up", err, log.lines)
+			t.Errorf("got error %v and %q, want none and both servers cleaned up", err, log.lines)
 		}
 	})
 }
 
-func TestNestedNamesTellTheWay(t *testing.T) {
+func TestNestedNames(t *testing.T) {
 	bad := run.Task{Name: "listener", Run: func(context.Context) error { return errors.New("address in use") }}
 	err := run.Group(t.Context(), run.Nest("xds", bad))
 	if err == nil || err.Error() != "xds: listener: address in use" {
@@ -116,7 +116,7 @@ func TestNestedNamesTellTheWay(t *testing.T) {
 	}
 }
 
-func TestCleanupsRunLastFirstAndAll(t *testing.T) {
+func TestCleanups(t *testing.T) {
 	var order []string
 	var c run.Cleanups
 	for _, name := range []string{"socket", "file", "rule"} {

@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// abandoned is the age at which what a broken attempt to replace a file left behind is
-// removed; a live attempt takes seconds.
-const abandoned = time.Hour
+// staleAfter is the age at which the temporary file of a killed Replace is removed. A Replace that
+// runs takes seconds.
+const staleAfter = time.Hour
 
-// Replace gives a file new contents: also when the machine stops half-way it holds the
-// old or the new ones, whole. The folder is made with mode 0700 where it is missing; the
-// file has mode 0600. Of several processes that replace one file at a time the last wins.
+// Replace replaces the contents of a file atomically, also if the machine crashes, and syncs it to
+// disk. It creates the file's folder if that does not exist. If several processes replace a file
+// concurrently, the last one wins.
 func Replace(path string, text []byte) (err error) {
 	dir, base := filepath.Split(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("make state folder: %w", err)
+		return fmt.Errorf("create state folder: %w", err)
 	}
 	sweep(dir, tempPrefix(base))
 	temp, err := os.CreateTemp(dir, tempPrefix(base)+"*") // CreateTemp gives 0600
@@ -30,7 +30,7 @@ func Replace(path string, text []byte) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = os.Remove(temp.Name()) // the error that counts is the first one
+			_ = os.Remove(temp.Name()) // best effort: the first error is returned
 		}
 	}()
 	_, err = temp.Write(text)
@@ -45,27 +45,27 @@ func Replace(path string, text []byte) (err error) {
 
 func tempPrefix(base string) string { return "." + base + "-" }
 
-// sweep removes what attempts that were killed have left.
+// sweep removes the temporary files of Replace calls that were killed.
 func sweep(dir, prefix string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return // the write that follows tells why
+		return // creating the temporary file reports the cause
 	}
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), prefix) {
 			continue
 		}
-		if fi, err := e.Info(); err == nil && fi.Mode().IsRegular() && time.Since(fi.ModTime()) > abandoned {
-			_ = os.Remove(filepath.Join(dir, e.Name())) // another process may have been faster
+		if fi, err := e.Info(); err == nil && fi.Mode().IsRegular() && time.Since(fi.ModTime()) > staleAfter {
+			_ = os.Remove(filepath.Join(dir, e.Name())) // best effort: another process may have removed it
 		}
 	}
 }
 
-// ReadOwn reads a whole file of at most most bytes that nobody but its owner may write;
-// others may have put into any other what they liked. A file that is not there is
-// fs.ErrNotExist.
-func ReadOwn(path string, most int64) ([]byte, error) {
-	// Looked at before it is opened: to open a named pipe would wait for a writer.
+// ReadOwn reads a file of at most limit bytes. It returns an error if others than its owner can
+// write it, because its contents cannot be trusted then, and one that wraps fs.ErrNotExist if it
+// does not exist.
+func ReadOwn(path string, limit int64) ([]byte, error) {
+	// Stat comes before Open, because opening a named pipe blocks until it has a writer.
 	st, err := os.Stat(path)
 	switch {
 	case err != nil:
@@ -73,25 +73,25 @@ func ReadOwn(path string, most int64) ([]byte, error) {
 	case !st.Mode().IsRegular():
 		return nil, fmt.Errorf("read state file %s: not a regular file", path)
 	case st.Mode().Perm()&0o022 != 0:
-		return nil, fmt.Errorf("read state file %s: mode %04o lets others write it, so nobody knows who wrote it", path, st.Mode().Perm())
+		return nil, fmt.Errorf("read state file %s: mode %04o lets others write it, want 0600", path, st.Mode().Perm())
 	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read state file: %w", err)
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, fmt.Errorf("read state file: %w", err)
 	}
-	if int64(len(text)) > most {
-		return nil, fmt.Errorf("read state file %s: more than %d bytes", path, most)
+	if int64(len(text)) > limit {
+		return nil, fmt.Errorf("read state file %s: more than %d bytes", path, limit)
 	}
 	return text, nil
 }
 
-// SetAside renames a file that cannot be used, so that it is neither read nor written
-// over, and returns its new path. One file is kept so: a later one takes its place.
+// SetAside renames a file that cannot be used by adding ".unusable", replacing an earlier one, and
+// returns the new path. It is not an error if the file does not exist.
 func SetAside(path string) (string, error) {
 	aside := path + ".unusable"
 	if err := os.Rename(path, aside); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -12,7 +12,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/statefile"
 )
 
-func TestReplaceGivesWholeContentsAndLeavesNothingElse(t *testing.T) {
+func TestReplace(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	path := filepath.Join(dir, "f")
 	if _, err := statefile.ReadOwn(path, 10); !errors.Is(err, fs.ErrNotExist) {
@@ -34,9 +34,8 @@ func TestReplaceGivesWholeContentsAndLeavesNothingElse(t *testing.T) {
 	}
 }
 
-// TestReplaceThatFailsHarmsNothing: the target is a folder that holds something, which
-// no rename replaces, also for root.
-func TestReplaceThatFailsHarmsNothing(t *testing.T) {
+// The target is a folder that is not empty, which rename does not replace, even for root.
+func TestReplaceFails(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "f", "x"), 0o700); err != nil {
 		t.Fatal(err)
@@ -49,7 +48,7 @@ func TestReplaceThatFailsHarmsNothing(t *testing.T) {
 	}
 }
 
-func TestReplaceRemovesWhatKilledAttemptsLeft(t *testing.T) {
+func TestReplaceRemovesStaleTemporaryFiles(t *testing.T) {
 	dir := t.TempDir()
 	for name, age := range map[string]time.Duration{".f-old": 2 * time.Hour, ".f-live": 0, ".other-old": 2 * time.Hour} {
 		path := filepath.Join(dir, name)
@@ -68,7 +67,7 @@ func TestReplaceRemovesWhatKilledAttemptsLeft(t *testing.T) {
 	}
 }
 
-func TestReadOwnTakesOnlyWhatNobodyElseCanHaveWritten(t *testing.T) {
+func TestReadOwn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
 		t.Fatal(err)

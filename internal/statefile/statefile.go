@@ -1,10 +1,10 @@
-// Package statefile keeps files in a state folder: secrets made once, whole, by the first of several processes, and files that are replaced whole.
+// Package statefile keeps files in a state folder: folders of secrets that are created once, and files that are replaced atomically.
 //
-// The contract: a folder of files appears at once with all of them in it or not at all,
-// also when the machine stops half-way; of several processes that make the same folder
-// one wins and the others leave its files as they are. Folders have mode 0700, files
-// 0600. Secrets are read only while nobody else can read them. What a broken attempt
-// leaves behind is a hidden folder or file that nothing reads.
+// A folder is created with all of its files or not at all, and a file has its old or its
+// new contents, also after a crash of the machine. If several processes create the same
+// folder, one succeeds and the others use its files. Folders have mode 0700, files 0600. A
+// process that is killed may leave a hidden temporary file or folder, which is not read.
+// All functions are safe for concurrent use.
 package statefile
 
 import (
@@ -15,22 +15,21 @@ import (
 	"path/filepath"
 )
 
-// maxPrivate bounds a private file, in bytes.
+// maxPrivate limits a private file, in bytes.
 const maxPrivate = 1 << 20
 
-// CreateOnce makes the folder parent/name with these files in it, and parent where it is
-// missing. Where the folder exists already it does nothing, so the caller reads the files
-// afterwards in any case.
+// CreateOnce creates the folder parent/name with the files, and parent if it does not exist. If
+// the folder exists it does nothing: callers read the files afterwards in both cases.
 func CreateOnce(parent, name string, files map[string][]byte) error {
 	final := filepath.Join(parent, name)
 	if err := os.MkdirAll(parent, 0o700); err != nil {
-		return fmt.Errorf("make state folder: %w", err)
+		return fmt.Errorf("create state folder: %w", err)
 	}
 	temp, err := os.MkdirTemp(parent, "."+name+"-") // MkdirTemp gives 0700
 	if err != nil {
-		return fmt.Errorf("make state folder: %w", err)
+		return fmt.Errorf("create state folder: %w", err)
 	}
-	defer os.RemoveAll(temp) // after the rename there is nothing there
+	defer os.RemoveAll(temp) // after a rename it does not exist
 	for base, text := range files {
 		if err := writeSynced(filepath.Join(temp, base), text); err != nil {
 			return err
@@ -44,13 +43,14 @@ func CreateOnce(parent, name string, files map[string][]byte) error {
 		if errors.Is(err, fs.ErrExist) {
 			return nil
 		}
-		return fmt.Errorf("make state folder: %w", err)
+		return fmt.Errorf("create state folder: %w", err)
 	}
 	return syncDir(parent)
 }
 
-// ReadPrivate reads a file that only its owner may read. A file that others may read is
-// refused: what it holds must be taken to be known, and the error says what to do.
+// ReadPrivate reads a secret of at most 1 MiB. It returns an error if anybody but the owner can
+// access the file, since the secret may be known then, and an error that wraps fs.ErrNotExist if
+// there is no file.
 func ReadPrivate(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -62,10 +62,10 @@ func ReadPrivate(path string) ([]byte, error) {
 		return nil, fmt.Errorf("read private file: %w", err)
 	}
 	if mode := st.Mode().Perm(); mode&0o077 != 0 {
-		return nil, fmt.Errorf("read private file %s: mode %04o lets others at it; if nobody had it, chmod 600 it, else remove its folder to make another", path, mode)
+		return nil, fmt.Errorf("read private file %s: mode %04o gives others access, want 0600: if nobody has read it, chmod 600 it, else remove its folder to create a new one", path, mode)
 	}
 	if st.Size() > maxPrivate {
-		return nil, fmt.Errorf("read private file %s: %d bytes, at most %d are taken", path, st.Size(), maxPrivate)
+		return nil, fmt.Errorf("read private file %s: %d bytes, want at most %d", path, st.Size(), maxPrivate)
 	}
 	text := make([]byte, st.Size())
 	if _, err := f.ReadAt(text, 0); err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestTheFirstOfManyWins(t *testing.T) {
+func TestCreateOnceConcurrently(t *testing.T) {
 	parent := filepath.Join(t.TempDir(), "state")
 	var wg sync.WaitGroup
 	for i := range 16 {
@@ -24,7 +24,7 @@ func TestTheFirstOfManyWins(t *testing.T) {
 	cert, err := ReadPrivate(filepath.Join(parent, "ca", "cert"))
 	key, err2 := ReadPrivate(filepath.Join(parent, "ca", "key"))
 	if err != nil || err2 != nil || string(cert) != string(key) {
-		t.Errorf("cert %q (%v) and key %q (%v) are not one writer's", cert, err, key, err2)
+		t.Errorf("cert %q (%v) and key %q (%v) are from different writers", cert, err, key, err2)
 	}
 	left, _ := os.ReadDir(parent)
 	if len(left) != 1 {
@@ -37,7 +37,7 @@ func TestTheFirstOfManyWins(t *testing.T) {
 	}
 }
 
-func TestReadPrivateRefusesWhatOthersCanRead(t *testing.T) {
+func TestReadPrivateChecksTheMode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(path, []byte("k"), 0o600); err != nil {
 		t.Fatal(err)
