@@ -240,7 +240,7 @@ func TestNewPreparesTheSocket(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for why, path := range map[string]string{"no socket is there": file, "at most 107": "/" + strings.Repeat("x", 120), "make socket folder": file + "/socket"} {
+	for why, path := range map[string]string{"not a socket": file, "at most 107": "/" + strings.Repeat("x", 120), "create socket folder": file + "/socket"} {
 		if _, err := New(path, &value{}, nil, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%s: %v", why, err)
 		}
