@@ -2,27 +2,28 @@ package yamltree
 
 import (
 	"encoding/json"
+	"fmt"
 	"strconv"
 )
 
-// mark says where in encoded JSON a value starts, and how to name it.
+// mark is the offset of a value in encoded JSON, and its place in the tree.
 type mark struct {
-	start int
-	tree  *Tree
-	up    int // index of the value it lies in, -1 at the top
-	key   string
-	index int
+	start  int
+	tree   *Tree
+	parent int // index of the mark of the containing value, -1 for the root
+	key    string
+	index  int
 }
 
-// encoder writes a tree as JSON and remembers where each value went.
+// encoder encodes a tree as JSON and records the offset of each value.
 type encoder struct {
 	out   []byte
 	marks []mark
 }
 
-func (e *encoder) value(t *Tree, up int, key string, index int) {
-	me := len(e.marks)
-	e.marks = append(e.marks, mark{start: len(e.out), tree: t, up: up, key: key, index: index})
+func (e *encoder) value(t *Tree, parent int, key string, index int) {
+	self := len(e.marks)
+	e.marks = append(e.marks, mark{start: len(e.out), tree: t, parent: parent, key: key, index: index})
 	switch t.Kind {
 	case Null:
 		e.out = append(e.out, "null"...)
@@ -36,7 +37,7 @@ func (e *encoder) value(t *Tree, up int, key string, index int) {
 			if i > 0 {
 				e.out = append(e.out, ',')
 			}
-			e.value(c, me, "", i)
+			e.value(c, self, "", i)
 		}
 		e.out = append(e.out, ']')
 	case Mapping:
@@ -47,31 +48,33 @@ func (e *encoder) value(t *Tree, up int, key string, index int) {
 			}
 			e.text(c.Key)
 			e.out = append(e.out, ':')
-			e.value(c.Value, me, c.Key, -1)
+			e.value(c.Value, self, c.Key, -1)
 		}
 		e.out = append(e.out, '}')
+	default:
+		panic(fmt.Sprintf("yamltree: unknown kind %d", t.Kind))
 	}
 }
 
 func (e *encoder) text(s string) {
-	b, _ := json.Marshal(s) // a string always marshals
+	b, _ := json.Marshal(s) // cannot fail for a string
 	e.out = append(e.out, b...)
 }
 
-// path names marked value i below path.
+// path returns the field path of the value of mark i, given that of the root.
 func (e *encoder) path(i int, path string) string {
 	m := e.marks[i]
-	if m.up < 0 {
+	if m.parent < 0 {
 		return path
 	}
-	path = e.path(m.up, path)
+	path = e.path(m.parent, path)
 	if m.index >= 0 {
 		return path + "[" + strconv.Itoa(m.index) + "]"
 	}
 	return JoinPath(path, m.key)
 }
 
-// JSON is the tree as JSON.
+// JSON returns the tree as JSON.
 func (t *Tree) JSON() []byte {
 	var e encoder
 	e.value(t, -1, "", -1)

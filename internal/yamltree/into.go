@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// Into decodes the tree, which path names, into the struct that v points to, by its json
-// tags. Fields that the struct does not have are ignored; a value of a wrong type is a fault.
+// Into decodes a tree into the struct that v points to, by its json tags. Path is the field path
+// of the tree, for the Fault. Fields that the struct lacks are ignored; the first value of a wrong
+// type is returned as a Fault.
 func Into(t *Tree, path string, v any) *Fault {
 	var e encoder
 	e.value(t, -1, "", -1)
@@ -24,7 +25,7 @@ func Into(t *Tree, path string, v any) *Fault {
 	}
 	i := e.find(bad)
 	f := &Fault{Line: e.marks[i].tree.Line, Path: e.path(i, path)}
-	want := wants(bad.Type)
+	want := describe(bad.Type)
 	f.Text = fmt.Sprintf("want %s, not %s", want, e.marks[i].tree.Kind)
 	switch kind := e.marks[i].tree.Kind; {
 	case want == "a string" && (kind == Number || kind == Bool):
@@ -35,18 +36,19 @@ func Into(t *Tree, path string, v any) *Fault {
 	return f
 }
 
-// find is the value that a type error is about: the last one that starts before the
-// error's offset, which the decoder sets past the value's first byte.
+// find returns the mark of the value that a type error is about: the last one that starts before
+// the error's offset, which is after the value's first byte.
 func (e *encoder) find(bad *json.UnmarshalTypeError) int {
 	i := sort.Search(len(e.marks), func(i int) bool { return int64(e.marks[i].start) >= bad.Offset }) - 1
 	i = max(i, 0)
-	if want, whole := map[string]Kind{"array": Sequence, "object": Mapping}[bad.Value]; whole && e.marks[i].tree.Kind != want && e.marks[i].up >= 0 {
-		i = e.marks[i].up
+	if want, whole := map[string]Kind{"array": Sequence, "object": Mapping}[bad.Value]; whole && e.marks[i].tree.Kind != want && e.marks[i].parent >= 0 {
+		i = e.marks[i].parent
 	}
 	return i
 }
 
-func wants(t reflect.Type) string {
+// describe returns what a value of type t must be, for messages.
+func describe(t reflect.Type) string {
 	if t == nil {
 		return "another type"
 	}

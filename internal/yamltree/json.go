@@ -8,12 +8,12 @@ import (
 	"io"
 )
 
-// jsonReader reads JSON values one after the other, which YAML's parser cannot: its
-// escapes and its tabs are not all YAML's.
+// jsonReader parses a sequence of JSON values. The YAML parser cannot be used: not all of JSON's
+// escapes and tabs are valid YAML.
 type jsonReader struct {
 	text []byte
 	dec  *json.Decoder
-	at   int64 // up to where lines are counted
+	at   int64 // the offset up to which lines have been counted
 	line int
 }
 
@@ -24,21 +24,21 @@ func parseJSON(text []byte) []Document {
 	for {
 		rest := r.text[min(r.dec.InputOffset(), int64(len(r.text))):]
 		if len(docs) == MaxDocuments {
-			f := &Fault{Line: r.here(), Text: fmt.Sprintf("more than %d documents: the rest is not read; split the file", MaxDocuments)}
+			f := &Fault{Line: r.currentLine(), Text: fmt.Sprintf("more than %d documents: the rest is not read; split the file", MaxDocuments)}
 			return append(docs, Document{Line: f.Line, Fault: f, Text: rest})
 		}
 		tok, err := r.dec.Token()
 		if errors.Is(err, io.EOF) {
 			return docs
 		}
-		doc := Document{Line: r.here()}
+		doc := Document{Line: r.currentLine()}
 		if err == nil {
 			doc.Root, err = r.value(tok, 0)
 		}
 		if err != nil {
 			var f *Fault
 			if !errors.As(err, &f) {
-				f = &Fault{Line: r.here(), Text: "the JSON does not parse: " + err.Error()}
+				f = &Fault{Line: r.currentLine(), Text: "the JSON does not parse: " + err.Error()}
 			}
 			doc.Root, doc.Fault, doc.Text = nil, f, rest
 			return append(docs, doc)
@@ -50,8 +50,8 @@ func parseJSON(text []byte) []Document {
 	}
 }
 
-// here is the line of the token that was read last.
-func (r *jsonReader) here() int {
+// currentLine returns the line of the last token.
+func (r *jsonReader) currentLine() int {
 	to := min(r.dec.InputOffset(), int64(len(r.text)))
 	r.line += bytes.Count(r.text[r.at:to], []byte("\n"))
 	r.at = to
@@ -59,7 +59,7 @@ func (r *jsonReader) here() int {
 }
 
 func (r *jsonReader) value(tok json.Token, depth int) (*Tree, error) {
-	t := &Tree{Line: r.here(), cost: 4}
+	t := &Tree{Line: r.currentLine(), cost: 4}
 	if depth > MaxDepth {
 		return nil, &Fault{Line: t.Line, Text: fmt.Sprintf("nested deeper than %d levels; flatten the document", MaxDepth)}
 	}
@@ -104,7 +104,7 @@ func (r *jsonReader) object(t *Tree, depth int) error {
 		if err != nil {
 			return err
 		}
-		e := Entry{Line: r.here()}
+		e := Entry{Line: r.currentLine()}
 		e.Key, _ = tok.(string)
 		if first, dup := seen[e.Key]; dup {
 			return &Fault{Line: e.Line, Text: fmt.Sprintf("key %q is given twice, first on line %d; remove one", e.Key, first)}

@@ -5,10 +5,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Merge lays the tree, which path names, over dst: a field that the tree names, be it
-// with a zero, replaces dst's; one that it leaves out or gives as null stays. Messages
-// and maps merge key by key, lists are replaced. Faults are as IntoMessage's; dst is
-// untouched unless all of them are unknown fields.
+// Merge merges a tree into dst, as MeshConfig is merged over its defaults: a field in the tree
+// replaces that of dst, also with a zero value; a field that is absent or null leaves it. Messages
+// and maps are merged by key, lists are replaced. Path is the field path of the tree, for Faults.
+// Faults are those of IntoMessage; dst is not modified unless all of them are unknown fields.
 func Merge(t *Tree, path string, dst proto.Message) []*Fault {
 	src := dst.ProtoReflect().New()
 	faults := IntoMessage(t, path, src.Interface())
@@ -34,7 +34,7 @@ func merge(dst, src protoreflect.Message, t *Tree) {
 			merge(dst.Mutable(fd).Message(), src.Get(fd).Message(), e.Value)
 		case src.Has(fd):
 			dst.Set(fd, src.Get(fd))
-		default: // named, with a zero value
+		default: // present with a zero value
 			dst.Clear(fd)
 			if o := fd.ContainingOneof(); o != nil {
 				dst.Set(fd, src.Get(fd))

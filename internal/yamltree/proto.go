@@ -11,9 +11,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// IntoMessage decodes the tree, which path names, into m (whose former content is
-// dropped) by protobuf's JSON mapping. Every fault of the tree is returned, at most 20.
-// Where all of them are unknown fields, m holds the rest; otherwise m is not to be used.
+// IntoMessage decodes a tree into m by protobuf's JSON mapping, replacing the contents of m. Path is
+// the field path of the tree, for Faults. It returns all faults, at most 20. If all of them are
+// unknown fields, m has the other fields; otherwise the contents of m are undefined.
 func IntoMessage(t *Tree, path string, m proto.Message) []*Fault {
 	c := checker{}
 	plain := c.message(t, path, m.ProtoReflect().Descriptor())
@@ -29,9 +29,9 @@ func IntoMessage(t *Tree, path string, m proto.Message) []*Fault {
 	return c.faults
 }
 
-// checker walks a tree beside a message's descriptor. What it returns is the tree in the
-// notation that protojson takes: the same tree, or a copy where a duration is written
-// "1m30s", as Istio's own parser allows.
+// checker checks a tree against the descriptor of a message. It returns the tree in the notation of
+// protojson: the same tree, or a copy if a duration is written as "1m30s", which Istio's parser
+// accepts too.
 type checker struct{ faults []*Fault }
 
 func (c *checker) add(line int, path, format string, args ...any) {
@@ -63,7 +63,7 @@ func (c *checker) message(t *Tree, path string, md protoreflect.MessageDescripto
 			continue
 		}
 		if other, dup := seen[fd.Number()]; dup {
-			c.add(e.Line, at, "given twice, also as %q; remove one", other)
+			c.add(e.Line, at, "duplicate field, also given as %q; remove one", other)
 		}
 		seen[fd.Number()] = e.Key
 		if e.Value.Kind == Null {
@@ -71,7 +71,7 @@ func (c *checker) message(t *Tree, path string, md protoreflect.MessageDescripto
 		}
 		if o := fd.ContainingOneof(); o != nil && !o.IsSynthetic() {
 			if other, set := oneofs[o.FullName()]; set {
-				c.add(e.Line, at, "%s is set too and only one of them can be; remove one", other)
+				c.add(e.Line, at, "only one of this and %s can be set; remove one", other)
 			}
 			oneofs[o.FullName()] = e.Key
 		}
@@ -80,8 +80,8 @@ func (c *checker) message(t *Tree, path string, md protoreflect.MessageDescripto
 	return out
 }
 
-// with is t with child i replaced, where the replacement is another tree than orig's; t
-// is copied on the first such change and changed in place after it.
+// with returns t with child i replaced if that is not the child of orig. The first replacement
+// copies t, later ones modify the copy.
 func (t *Tree) with(orig *Tree, i int, child *Tree) *Tree {
 	if orig.Kind == Mapping && child == orig.Entries[i].Value || orig.Kind == Sequence && child == orig.Items[i] {
 		return t
@@ -127,7 +127,7 @@ func (c *checker) field(t *Tree, path string, fd protoreflect.FieldDescriptor) *
 	return out
 }
 
-// singular checks one value of a field: the field itself, an element, a map's key or value.
+// singular checks one value: a singular field, an element of a list, a key or value of a map.
 func (c *checker) singular(t *Tree, path string, fd protoreflect.FieldDescriptor) *Tree {
 	if t.Kind == Null && (fd.Message() == nil || fd.Message().FullName() != "google.protobuf.Value") {
 		c.add(t.Line, path, "the value is missing; give it one or remove it")
@@ -159,7 +159,7 @@ func (c *checker) enum(t *Tree, path string, ed protoreflect.EnumDescriptor) {
 	for i := 0; i < ed.Values().Len(); i++ {
 		names = append(names, string(ed.Values().Get(i).Name()))
 	}
-	c.add(t.Line, path, "%s is none of %s", t.show(), strings.Join(names, ", "))
+	c.add(t.Line, path, "invalid value %s: want %s", t.show(), strings.Join(names, ", "))
 }
 
 func (t *Tree) show() string {
@@ -176,7 +176,7 @@ func fieldOf(md protoreflect.MessageDescriptor, key string) protoreflect.FieldDe
 	return md.Fields().ByTextName(key)
 }
 
-// suggest is the remedy for an unknown field: the nearest name, else all names.
+// suggest returns the remedy for an unknown field: the most similar name, else all names.
 func suggest(md protoreflect.MessageDescriptor, key string) string {
 	var names []string
 	best, least := "", 3
@@ -194,8 +194,8 @@ func suggest(md protoreflect.MessageDescriptor, key string) string {
 	return "remove it; the fields here are " + strings.Join(names, ", ")
 }
 
-// Distance is how many bytes must be changed, added or removed between a and b; lengths
-// that differ by more than three are simply far (99).
+// Distance returns the Levenshtein distance of a and b in bytes, or 99 if their lengths differ by
+// more than three.
 func Distance(a, b string) int {
 	if len(a) > len(b)+3 || len(b) > len(a)+3 {
 		return 99

@@ -12,8 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// scalar checks a value against what protobuf's JSON mapping takes for the kind; numbers
-// may be written as strings.
+// scalar checks a value against protobuf's JSON mapping for the kind. Numbers may be strings.
 func (c *checker) scalar(t *Tree, path string, k protoreflect.Kind) {
 	switch k {
 	case protoreflect.StringKind:
@@ -27,11 +26,10 @@ func (c *checker) scalar(t *Tree, path string, k protoreflect.Kind) {
 			c.add(t.Line, path, "want a base64 string")
 		}
 	case protoreflect.BoolKind:
-		// The key of a map arrives as a string.
 		if t.Kind != Bool && t.Text != "true" && t.Text != "false" {
 			c.add(t.Line, path, "want true or false, not %s", t.show())
 		} else if t.Kind == String {
-			c.add(t.Line, path, "want true or false; take the quotes away")
+			c.add(t.Line, path, "want true or false; remove the quotes")
 		}
 	case protoreflect.DoubleKind, protoreflect.FloatKind:
 		if _, err := strconv.ParseFloat(t.Text, 64); err != nil || t.Kind != Number && t.Kind != String {
@@ -43,8 +41,10 @@ func (c *checker) scalar(t *Tree, path string, k protoreflect.Kind) {
 		c.whole(t, path, 0, math.MaxUint32)
 	case protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Sfixed64Kind:
 		c.whole(t, path, math.MinInt64, math.MaxInt64)
-	default:
+	case protoreflect.Uint64Kind, protoreflect.Fixed64Kind:
 		c.whole(t, path, 0, math.MaxUint64)
+	default:
+		panic("yamltree: unexpected kind " + k.String())
 	}
 }
 
@@ -68,7 +68,8 @@ func isBase64(s string) bool {
 	return err == nil
 }
 
-// wellKnown checks the messages that JSON writes as something else than a mapping.
+// wellKnown checks the messages of google.protobuf that have a JSON mapping of their own. Those
+// that are not listed are checked by protojson alone.
 func (c *checker) wellKnown(t *Tree, path string, md protoreflect.MessageDescriptor) *Tree {
 	switch md.Name() {
 	case "Duration":
@@ -91,14 +92,14 @@ func (c *checker) wellKnown(t *Tree, path string, md protoreflect.MessageDescrip
 	return t
 }
 
-// duration takes protobuf's notation ("90s") and Go's ("1m30s"), and returns the former.
+// duration accepts protobuf's notation ("90s") and Go's ("1m30s"), and returns the former.
 func (c *checker) duration(t *Tree, path string) *Tree {
 	if t.Kind == String {
 		if protojson.Unmarshal(t.JSON(), &durationpb.Duration{}) == nil {
 			return t
 		}
 		if d, err := time.ParseDuration(t.Text); err == nil {
-			b, _ := protojson.Marshal(durationpb.New(d)) // any time.Duration marshals
+			b, _ := protojson.Marshal(durationpb.New(d)) // cannot fail for a time.Duration
 			seconds, _ := strconv.Unquote(string(b))
 			return &Tree{Kind: String, Line: t.Line, Text: seconds, cost: t.cost}
 		}

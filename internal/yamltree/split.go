@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// Parse reads every document of a YAML text, or of a JSON text where json is set. A
-// document that does not parse is returned with its Fault and does not keep the others
-// from being read. Empty documents are returned with neither tree nor fault.
+// Parse parses all documents of a YAML text, or a sequence of JSON values if json is set. A YAML
+// document that does not parse is returned with its Fault; the others are parsed nevertheless. In
+// JSON, nothing after a mistake can be parsed.
 func Parse(text []byte, json bool) []Document {
 	if len(text) > MaxBytes {
-		return []Document{{Line: 1, Text: text, Fault: &Fault{Text: fmt.Sprintf("%d bytes: at most %d are read; split the file", len(text), MaxBytes)}}}
+		return []Document{{Line: 1, Text: text, Fault: &Fault{Text: fmt.Sprintf("%d bytes, want at most %d; split the file", len(text), MaxBytes)}}}
 	}
 	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))
 	if json {
@@ -43,10 +43,9 @@ type chunk struct {
 	line int
 }
 
-// split cuts a YAML stream at its document markers. YAML forbids "---" and "..." at the
-// start of a line inside any scalar, so the cut needs no parser, and a document that
-// does not parse cannot take the next one with it. The marker itself becomes blanks, so
-// that what follows it on its line keeps its column.
+// split splits a YAML stream at its document markers. YAML forbids "---" and "..." at the start of
+// a line within a document, so this needs no parser, and a document that does not parse does not
+// affect the next one. A marker is replaced by blanks, so that what follows it keeps its column.
 func split(text []byte) []chunk {
 	var out []chunk
 	start, line, first := 0, 1, 1
@@ -79,7 +78,7 @@ func split(text []byte) []chunk {
 	return out
 }
 
-// marker is the document marker that a line starts with, or "".
+// marker returns the document marker that a line starts with, or "".
 func marker(line []byte) string {
 	for _, m := range []string{"---", "..."} {
 		if rest, ok := bytes.CutPrefix(line, []byte(m)); ok && (len(rest) == 0 || strings.IndexByte(" \t\r\n", rest[0]) >= 0) {
@@ -89,7 +88,7 @@ func marker(line []byte) string {
 	return ""
 }
 
-// blank says whether a chunk holds nothing but space, comments, directives and its marker.
+// blank reports whether a chunk has only space, comments, directives and its marker.
 func blank(c []byte) bool {
 	for first := true; len(c) > 0; first = false {
 		line, rest, _ := bytes.Cut(c, []byte("\n"))

@@ -1,33 +1,33 @@
-// Package yamltree reads YAML and JSON into trees whose every value knows its line, and trees into structs and protobuf messages.
+// Package yamltree parses YAML and JSON into trees with line numbers, and decodes trees into structs and protobuf messages.
 //
-// A mistake comes back as a Fault that names line, field path and remedy, and all of a
-// document's unknown fields are found, not only the first. Input is bounded (bytes,
-// documents, depth, what aliases expand to), so that no text, however made, costs more
-// than memory in proportion to its limits. Functions only: nothing keeps state, any
-// goroutine may call anything, and a Tree is never changed once it is returned.
+// A mistake is returned as a Fault with line, field path and remedy; all mistakes of a
+// document are found, up to 20, not only the first. Limits on bytes, documents, depth and
+// the expansion of aliases bound the memory that any input can cost. The package keeps no
+// state and a Tree is not modified after it is returned, so all of it is safe for
+// concurrent use.
 package yamltree
 
 import "fmt"
 
-// Bounds on what is read.
+// Limits on the input.
 const (
-	// MaxBytes is the longest text that is taken.
+	// MaxBytes limits a text, in bytes.
 	MaxBytes = 16 << 20
-	// MaxDocuments is how many documents one text may hold.
+	// MaxDocuments limits the documents of one text.
 	MaxDocuments = 10_000
-	// MaxDepth is how deep values may nest, aliases included.
+	// MaxDepth limits the nesting of values, with aliases expanded.
 	MaxDepth = 200
-	// maxCost bounds a document with its aliases written out: bytes of its texts plus
-	// four for each value.
+	// maxCost limits a document with its aliases expanded: the bytes of its texts plus four for
+	// each value.
 	maxCost = 64 << 20
-	// maxFaults is how many faults of one document are reported.
+	// maxFaults limits the faults that are reported for one document.
 	maxFaults = 20
 )
 
-// Kind says what a value is.
+// Kind is the type of a value.
 type Kind uint8
 
-// The kinds of value. A timestamp, or a text with a tag of its own, is a String.
+// The kinds of value. Timestamps and values with a custom tag are Strings.
 const (
 	Null Kind = iota
 	Bool
@@ -39,16 +39,17 @@ const (
 
 var kindNames = [...]string{"null", "a boolean", "a number", "a string", "a list", "a mapping"}
 
-// String names the kind as error texts do.
+// String returns the kind as in messages ("a list"). It panics for values that are not constants of
+// this package.
 func (k Kind) String() string { return kindNames[k] }
 
-// Tree is one value. Line is 1-based in the whole text.
+// Tree is one value. Line counts from 1 in the whole text.
 type Tree struct {
 	Kind Kind
 	Line int
-	// Text is a String's text, a Number in JSON's notation, or "true" or "false".
+	// Text is the value of a String, a Number in JSON's notation, or "true" or "false".
 	Text    string
-	Entries []Entry // of a Mapping, in the order they are written
+	Entries []Entry // of a Mapping, in the order of the text
 	Items   []*Tree // of a Sequence
 
 	cost   int64
@@ -62,7 +63,7 @@ type Entry struct {
 	Value *Tree
 }
 
-// Get is the value of key; nil where the tree is nil, no mapping, or has no such key.
+// Get returns the value of key. It returns nil if the tree is nil, is not a mapping, or lacks key.
 func (t *Tree) Get(key string) *Tree {
 	if t == nil {
 		return nil
@@ -75,7 +76,7 @@ func (t *Tree) Get(key string) *Tree {
 	return nil
 }
 
-// Str is the text of a String, else "".
+// Str returns the text of a String, and "" for other values and nil.
 func (t *Tree) Str() string {
 	if t == nil || t.Kind != String {
 		return ""
@@ -83,20 +84,20 @@ func (t *Tree) Str() string {
 	return t.Text
 }
 
-// IsNull says whether nothing is there: a nil tree or a null.
+// IsNull reports whether the tree is nil or a null.
 func (t *Tree) IsNull() bool { return t == nil || t.Kind == Null }
 
-// Fault is one mistake in a text. Line is 1-based, 0 where unknown; Path is a field path
+// Fault is one mistake in a text. Line counts from 1, and is 0 if unknown; Path is a field path
 // such as "spec.http[0].timeout", or empty.
 type Fault struct {
 	Line int
 	Path string
 	Text string
-	// Unknown is set where the only mistake is a field that nobody knows.
+	// Unknown is set for a field that the message does not have.
 	Unknown bool
 }
 
-// Error is "line 3: spec.http[0]: …".
+// Error returns "line 3: spec.http[0]: …".
 func (f *Fault) Error() string {
 	s := ""
 	if f.Line > 0 {
@@ -108,19 +109,20 @@ func (f *Fault) Error() string {
 	return s + f.Text
 }
 
-// Document is one document of a text: its tree (nil where it is empty), or why there is none.
+// Document is one document of a text: its tree, or the Fault that prevented parsing. An empty
+// document has neither.
 type Document struct {
-	Line  int // of its first value, or of its first line where it has none
+	Line  int // of the first value, or of the first line if there is none
 	Root  *Tree
 	Fault *Fault
-	// Text is what was not read because of the Fault: the document, and the rest of the
-	// text where that was not read either. Do not change it.
+	// Text is what was not parsed because of the Fault: the document, and the rest of the text if
+	// that was not parsed either. It must not be modified.
 	Text []byte
 }
 
-// JoinPath adds a key to a field path: ".key" where it is a plain word, else "[key]".
+// JoinPath appends a key to a field path: as ".key" if it is an identifier, else as "[key]".
 func JoinPath(path, key string) string {
-	if !plainWord(key) {
+	if !isIdentifier(key) {
 		return path + "[" + key + "]"
 	}
 	if path == "" {
@@ -129,7 +131,7 @@ func JoinPath(path, key string) string {
 	return path + "." + key
 }
 
-func plainWord(s string) bool {
+func isIdentifier(s string) bool {
 	for i := 0; i < len(s); i++ {
 		c := s[i]
 		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'

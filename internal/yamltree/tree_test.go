@@ -38,7 +38,7 @@ func TestParse(t *testing.T) {
 		{"broken, then good", "a: 1\n---\na: [\n---\nb: 2", "1:{\"a\":1} 3:the YAML does not parse 5:{\"b\":2}"},
 		{"line of an error", "a: 1\n---\nb: 1\nc: 2\n d: 3\n", `1:{"a":1} 5:the YAML does not parse`},
 		{"duplicate key", "a: 1\nb: 2\na: 3", `3:key "a" is given twice, first on line 1`},
-		{"alias in itself", "a: &a [*a]", `1:alias *a lies inside its own anchor`},
+		{"alias in itself", "a: &a [*a]", `1:alias *a refers to a value that contains it`},
 		{"too deep", "x\n---\n" + deep, `1:"x" 3:nested deeper than 200 levels`},
 		{"bomb", bomb, `:the document is more than 67108864 bytes with its aliases`},
 		{"two values", "{a: 1} {b: 2}", `1:`},
@@ -130,11 +130,11 @@ func TestIntoMessage(t *testing.T) {
 			`line 5: spec.http[0].mirrorPercent: want a whole number from 0 to 4294967295, not "x"`,
 			`line 6: spec.http[0].corsPolicy.allowCredentials: want true or false, not "1"`}},
 		{"one of", "http:\n- match: [{headers: {x-a.b: {exact: '1', prefix: p}}}]", []string{
-			"line 2: spec.http[0].match[0].headers[x-a.b].prefix: exact is set too and only one of them can be"}},
+			"line 2: spec.http[0].match[0].headers[x-a.b].prefix: only one of this and exact can be set"}},
 		{"enum and null", "http:\n- corsPolicy: {unmatchedPreflights: NEVER}\n  match: [null]", []string{
-			`line 2: spec.http[0].corsPolicy.unmatchedPreflights: "NEVER" is none of UNSPECIFIED, FORWARD, IGNORE`,
+			`line 2: spec.http[0].corsPolicy.unmatchedPreflights: invalid value "NEVER": want UNSPECIFIED, FORWARD, IGNORE`,
 			"line 3: spec.http[0].match[0]: the value is missing"}},
-		{"text name too", "export_to: [a]\nexportTo: [b]", []string{`line 2: spec.exportTo: given twice, also as "export_to"`}},
+		{"text name too", "export_to: [a]\nexportTo: [b]", []string{`line 2: spec.exportTo: duplicate field, also given as "export_to"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var vs networking.VirtualService

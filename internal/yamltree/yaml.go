@@ -47,7 +47,7 @@ func parseYAML(c chunk) Document {
 
 var yamlLine = regexp.MustCompile(`^line (\d+): `)
 
-// syntaxFault places a parser's error, whose line counts from the chunk's first line.
+// syntaxFault converts a parser's error, whose line is relative to the chunk's first line.
 func syntaxFault(err error, first int) *Fault {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	line := first
@@ -58,8 +58,8 @@ func syntaxFault(err error, first int) *Fault {
 	return &Fault{Line: line, Text: "the YAML does not parse: " + text}
 }
 
-// builder turns one document's nodes into a tree. An anchored value is built once and
-// shared by its aliases; what they would cost written out is counted, not spent.
+// builder converts the nodes of one document to a tree. An anchored value is built once and shared
+// by its aliases; cost and height count it once for each.
 type builder struct {
 	shift   int
 	spent   int64
@@ -80,7 +80,7 @@ func (b *builder) build(n *yaml.Node, depth int) (*Tree, *Fault) {
 	case yaml.AliasNode:
 		t, known := b.anchors[n.Alias]
 		if t == nil && known {
-			return nil, b.fault(n, "alias *%s lies inside its own anchor; write the value out", n.Value)
+			return nil, b.fault(n, "alias *%s refers to a value that contains it; write out the value", n.Value)
 		}
 		if t == nil {
 			return b.build(n.Alias, depth)
@@ -109,7 +109,7 @@ func (b *builder) build(n *yaml.Node, depth int) (*Tree, *Fault) {
 	return t, nil
 }
 
-// add accounts for a child.
+// add adds the cost and height of a child and checks the limits.
 func (b *builder) add(n *yaml.Node, t, child *Tree, key string) *Fault {
 	t.cost += child.cost + int64(len(key))
 	t.height = max(t.height, child.height+1)
@@ -150,7 +150,7 @@ func (b *builder) mapping(n *yaml.Node, t *Tree, depth int) *Fault {
 			k = k.Alias
 		}
 		if k.Kind != yaml.ScalarNode {
-			return b.fault(n.Content[i], "a key is %s; keys must be plain texts", strings.ToLower(nodeKind(k)))
+			return b.fault(n.Content[i], "invalid key: %s; write a scalar", strings.ToLower(nodeKind(k)))
 		}
 		if k.ShortTag() == "!!merge" {
 			merges = append(merges, v)
@@ -177,8 +177,8 @@ func (b *builder) mapping(n *yaml.Node, t *Tree, depth int) *Fault {
 	return nil
 }
 
-// merge adds the keys of "<<" that the mapping does not have itself; of several merged
-// mappings the first one wins.
+// merge adds the keys of "<<" that the mapping itself lacks; of several merged mappings the first
+// wins.
 func (b *builder) merge(n *yaml.Node, t *Tree, seen map[string]int, depth int) *Fault {
 	from, fault := b.build(n, depth+1)
 	if fault != nil {
@@ -190,7 +190,7 @@ func (b *builder) merge(n *yaml.Node, t *Tree, seen map[string]int, depth int) *
 	}
 	for _, m := range list {
 		if m.Kind != Mapping {
-			return b.fault(n, "<< merges %s; it takes a mapping or a list of mappings", m.Kind)
+			return b.fault(n, "invalid << of %s; want a mapping or a list of mappings", m.Kind)
 		}
 		for _, e := range m.Entries {
 			if _, has := seen[e.Key]; has {
@@ -224,7 +224,7 @@ func scalar(n *yaml.Node, t *Tree) {
 	t.cost += int64(len(t.Text))
 }
 
-// number is a numeric scalar in JSON's notation; what JSON has no notation for is none.
+// number returns a numeric scalar in JSON's notation, and false for what JSON cannot express.
 func number(n *yaml.Node) (string, bool) {
 	if i, err := strconv.ParseInt(n.Value, 10, 64); err == nil && (len(n.Value) == 1 || n.Value[0] >= '1' && n.Value[0] <= '9') {
 		return strconv.FormatInt(i, 10), true
