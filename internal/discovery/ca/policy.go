@@ -12,54 +12,54 @@ import (
 	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
-// Backdate is how long before its making a certificate begins to be valid, because the
-// clocks of a mesh do not agree; never before its signer.
+// Backdate is how long before its creation a certificate becomes valid, to allow for clock skew. A
+// certificate is never valid before its issuer's.
 const Backdate = 2 * time.Minute
 
-// Defaults of Limits. [control-plane 1.14.6]
+// Default lifetimes of workload certificates. [control-plane 1.14.6]
 const (
 	DefaultWorkloadTTL = settings.DefaultWorkloadTTL
 	DefaultMaxTTL      = settings.DefaultMaxTTL
 )
 
-// Limits bound how long certificates live. Zero fields stand for the defaults above.
+// Limits are the lifetimes of workload certificates. A field that is not positive has the default
+// above.
 type Limits struct {
-	// DefaultTTL is given where none is asked for.
+	// DefaultTTL applies if the request has no lifetime. MaxTTL limits it too.
 	DefaultTTL time.Duration
-	// MaxTTL caps what is asked for (MAX_WORKLOAD_CERT_TTL).
+	// MaxTTL is the longest lifetime (MAX_WORKLOAD_CERT_TTL); a request for more gets MaxTTL.
 	MaxTTL time.Duration
 }
 
-// request is one question to the policy.
+// request is a certificate request.
 type request struct {
 	caller mesh.Identity // authenticated
-	csr    []byte        // PEM, as it came
-	ttl    time.Duration // 0 or less: none asked for
+	csr    []byte        // PEM, not validated
+	ttl    time.Duration // 0 or less: the default
 }
 
-// approved is what may be signed. Only decide makes one that sign accepts, so no path
-// leads to a signature around the policy.
+// approved is a certificate to sign. Only decide creates values of it, so that nothing can be
+// signed without the policy.
 type approved struct {
 	template *x509.Certificate
 	public   crypto.PublicKey
 }
 
 var (
-	errCSR    = errors.New("bad request")    // the caller's mistake
-	errSigner = errors.New("signer is over") // ours
+	errCSR    = errors.New("invalid request")
+	errSigner = errors.New("CA certificate expired")
 )
 
-// decide says what, if anything, to sign for a request at the time now, with a signer
-// that is valid for the given term. The certificate is for the caller's own identity:
-// names in the request are not looked at. It lives as long as asked for, at most the
-// limit, and never longer than the signer.
+// decide returns the certificate to sign for a request at the time now. The certificate is for the
+// caller's own identity: names in the request are ignored. Its lifetime is what was requested,
+// limited by lim and by the validity of the issuer's certificate, signer.
 func decide(r request, lim Limits, signer pki.Term, now time.Time) (approved, error) {
 	csr, err := pki.ParseCSR(r.csr)
 	if err != nil {
 		return approved{}, fmt.Errorf("%w: %w", errCSR, err)
 	}
 	if !now.Before(signer.NotAfter) {
-		return approved{}, fmt.Errorf("%w: the CA's own certificate ended at %s", errSigner, signer.NotAfter.UTC().Format(time.RFC3339))
+		return approved{}, fmt.Errorf("%w at %s", errSigner, signer.NotAfter.UTC().Format(time.RFC3339))
 	}
 	t := pki.Term{NotBefore: now.Add(-Backdate), NotAfter: now.Add(lifetime(r.ttl, lim))}
 	if t.NotBefore.Before(signer.NotBefore) {
@@ -70,20 +70,20 @@ func decide(r request, lim Limits, signer pki.Term, now time.Time) (approved, er
 	}
 	template, err := pki.WorkloadTemplate(r.caller, t)
 	if err != nil {
-		return approved{}, fmt.Errorf("%w: the caller's identity: %w", errCSR, err)
+		return approved{}, fmt.Errorf("%w: identity of the caller: %w", errCSR, err)
 	}
 	return approved{template: template, public: csr.PublicKey}, nil
 }
 
-func lifetime(asked time.Duration, lim Limits) time.Duration {
+func lifetime(requested time.Duration, lim Limits) time.Duration {
 	if lim.DefaultTTL <= 0 {
 		lim.DefaultTTL = DefaultWorkloadTTL
 	}
 	if lim.MaxTTL <= 0 {
 		lim.MaxTTL = DefaultMaxTTL
 	}
-	if asked <= 0 {
-		asked = lim.DefaultTTL
+	if requested <= 0 {
+		requested = lim.DefaultTTL
 	}
-	return min(asked, lim.MaxTTL)
+	return min(requested, lim.MaxTTL)
 }

@@ -25,7 +25,7 @@ func csrFor(t testing.TB, id mesh.Identity) []byte {
 	return csr
 }
 
-func TestDecideHowLong(t *testing.T) {
+func TestLifetime(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	csr := csrFor(t, alice)
 	years := pki.Term{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(87600 * time.Hour)}
@@ -36,11 +36,11 @@ func TestDecideHowLong(t *testing.T) {
 		signer pki.Term
 		want   time.Duration
 	}{
-		{"nothing asked", 0, Limits{}, years, 24 * time.Hour},
-		{"below zero asked", -time.Hour, Limits{}, years, 24 * time.Hour},
-		{"as asked", time.Hour, Limits{}, years, time.Hour},
+		{"no lifetime", 0, Limits{}, years, 24 * time.Hour},
+		{"negative lifetime", -time.Hour, Limits{}, years, 24 * time.Hour},
+		{"as requested", time.Hour, Limits{}, years, time.Hour},
 		{"more than the limit", 5000 * time.Hour, Limits{}, years, 2160 * time.Hour},
-		{"more than a set limit", 3 * time.Hour, Limits{MaxTTL: 2 * time.Hour}, years, 2 * time.Hour},
+		{"more than a configured limit", 3 * time.Hour, Limits{MaxTTL: 2 * time.Hour}, years, 2 * time.Hour},
 		{"a default above the limit", 0, Limits{DefaultTTL: 3 * time.Hour, MaxTTL: 2 * time.Hour}, years, 2 * time.Hour},
 		{"past the signer's end", 3 * time.Hour, Limits{}, pki.Term{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}, time.Hour},
 	} {
@@ -53,16 +53,16 @@ func TestDecideHowLong(t *testing.T) {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 		if got := ok.template.NotBefore; !got.Equal(now.Add(-Backdate)) {
-			t.Errorf("%s: begins at %s", tt.name, got)
+			t.Errorf("%s: valid from %s", tt.name, got)
 		}
 	}
 	young := pki.Term{NotBefore: now.Add(-time.Second), NotAfter: now.Add(time.Hour)}
 	if ok, err := decide(request{caller: alice, csr: csr}, Limits{}, young, now); err != nil || !ok.template.NotBefore.Equal(young.NotBefore) {
-		t.Errorf("a leaf begins before its signer: %v", err)
+		t.Errorf("a leaf is valid before its issuer: %v", err)
 	}
 }
 
-func TestDecideRefuses(t *testing.T) {
+func TestDecideErrors(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	signer := pki.Term{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}
 	csr := csrFor(t, alice)
@@ -74,9 +74,9 @@ func TestDecideRefuses(t *testing.T) {
 		why  string
 	}{
 		{"no request", request{caller: alice}, now, errCSR, "no PEM block"},
-		{"nobody", request{csr: csr}, now, errCSR, "trust domain is empty"},
+		{"no identity", request{csr: csr}, now, errCSR, "trust domain is empty"},
 		{"a name with a slash", request{caller: mesh.Identity{TrustDomain: "td", Namespace: "a/sa/b", ServiceAccount: "c"}, csr: csr}, now, errCSR, "namespace"},
-		{"an ended signer", request{caller: alice, csr: csr}, signer.NotAfter, errSigner, "ended at 2026-11-21T13:00:00Z"},
+		{"an expired issuer", request{caller: alice, csr: csr}, signer.NotAfter, errSigner, "expired at 2026-11-21T13:00:00Z"},
 	} {
 		_, err := decide(tt.r, Limits{}, signer, tt.at)
 		if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.why) {

@@ -13,57 +13,52 @@ import (
 	"github.com/pilothouse/pilothouse/internal/statefile"
 )
 
-// DefaultRootTTL is the life of a self-signed root (CITADEL_SELF_SIGNED_CA_CERT_TTL).
+// DefaultRootTTL is the default lifetime of the self-signed root (CITADEL_SELF_SIGNED_CA_CERT_TTL).
 const DefaultRootTTL = settings.DefaultRootTTL
 
-// The names in a state folder.
+// Names in the state folder.
 const (
 	rootFolder = "ca"
 	rootCert   = "ca-cert.pem"
 	rootKey    = "ca-key.pem"
 )
 
-// RootPath is where OpenRoot keeps the root certificate below a state folder, for those
-// who hand it to workloads.
-func RootPath(stateDir string) string { return filepath.Join(stateDir, rootFolder, rootCert) }
-
-// Authority signs. It is immutable; any goroutine may use it.
+// Authority is the root certificate with its key. It is immutable and safe for concurrent use.
 type Authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
 }
 
-// OpenRoot loads the self-signed root from the state folder, and makes it there first
-// where there is none: ECDSA P-256, valid for ttl (0: DefaultRootTTL), named after the
-// organisation, which is the trust domain. Processes that start at once get one and the
-// same. It refuses a key that others may read, one that is not the certificate's, and a
-// root that has ended.
-func OpenRoot(stateDir, organisation string, ttl time.Duration) (*Authority, error) {
+// OpenRoot loads the self-signed root from the state folder, or creates it if there is none: ECDSA
+// P-256, valid for ttl (0 means DefaultRootTTL), with the trust domain as organization. Processes
+// that start concurrently get the same root. It returns an error if others can access the key, if
+// key and certificate do not match, and if the root is not a self-signed CA or has expired.
+func OpenRoot(stateDir, organization string, ttl time.Duration) (*Authority, error) {
 	now := time.Now()
 	if _, err := os.Stat(filepath.Join(stateDir, rootFolder)); os.IsNotExist(err) {
-		if err := createRoot(stateDir, organisation, ttl, now); err != nil {
+		if err := createRoot(stateDir, organization, ttl, now); err != nil {
 			return nil, err
 		}
 	}
 	return loadRoot(filepath.Join(stateDir, rootFolder), now)
 }
 
-func createRoot(stateDir, organisation string, ttl time.Duration, now time.Time) error {
+func createRoot(stateDir, organization string, ttl time.Duration, now time.Time) error {
 	if ttl <= 0 {
 		ttl = DefaultRootTTL
 	}
 	key, err := pki.GenerateKey(pki.ECDSAP256)
 	if err != nil {
-		return fmt.Errorf("make root key: %w", err)
+		return fmt.Errorf("create root key: %w", err)
 	}
 	term := pki.Term{NotBefore: now.Add(-Backdate), NotAfter: now.Add(ttl)}
-	cert, err := pki.Sign(pki.RootTemplate(organisation, term), nil, key.Public(), key)
+	cert, err := pki.Sign(pki.RootTemplate(organization, term), nil, key.Public(), key)
 	if err != nil {
-		return fmt.Errorf("make root certificate: %w", err)
+		return fmt.Errorf("create root certificate: %w", err)
 	}
 	keyPEM, err := pki.EncodeKey(key, true)
 	if err != nil {
-		return fmt.Errorf("make root key: %w", err)
+		return fmt.Errorf("create root key: %w", err)
 	}
 	return statefile.CreateOnce(stateDir, rootFolder, map[string][]byte{rootCert: pki.EncodeCerts(cert), rootKey: keyPEM})
 }
@@ -90,22 +85,19 @@ func loadRoot(dir string, now time.Time) (*Authority, error) {
 	case len(certs) != 1:
 		return nil, fmt.Errorf("read root certificate %s: %d certificates, want one", certPath, len(certs))
 	case !cert.IsCA || !pki.SelfSigned(cert):
-		return nil, fmt.Errorf("read root certificate %s: it is no self-signed CA", certPath)
+		return nil, fmt.Errorf("read root certificate %s: not a self-signed CA certificate", certPath)
 	case !pki.KeyMatches(key, cert):
-		return nil, fmt.Errorf("read root key %s: it is not the key of %s; restore the pair, or remove %s to make a new root", keyPath, certPath, dir)
+		return nil, fmt.Errorf("read root key %s: does not match %s; restore both files, or remove %s to create a new root", keyPath, certPath, dir)
 	case !now.Before(cert.NotAfter):
-		return nil, fmt.Errorf("read root certificate %s: it ended at %s; remove %s to make a new root", certPath, cert.NotAfter.UTC().Format(time.RFC3339), dir)
+		return nil, fmt.Errorf("read root certificate %s: expired at %s; remove %s to create a new root", certPath, cert.NotAfter.UTC().Format(time.RFC3339), dir)
 	}
 	return &Authority{cert: cert, key: key}, nil
 }
 
-// RootPEM is the root certificate, PEM; what every workload must trust.
+// RootPEM returns the root certificate in PEM, for workloads to trust.
 func (a *Authority) RootPEM() []byte { return pki.EncodeCerts(a.cert) }
 
-// Root is the root certificate; read only.
-func (a *Authority) Root() *x509.Certificate { return a.cert }
-
-// sign makes the certificate that the policy approved.
+// sign issues a certificate that the policy has approved.
 func (a *Authority) sign(ok approved) (*x509.Certificate, error) {
 	return pki.Sign(ok.template, a.cert, ok.public, a.key)
 }

@@ -23,7 +23,7 @@ func open(t testing.TB, dir string) *Authority {
 	return a
 }
 
-func TestTheRootIsMadeOnce(t *testing.T) {
+func TestRootIsCreatedOnce(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	roots := make([][]byte, 8)
 	var wg sync.WaitGroup
@@ -37,28 +37,28 @@ func TestTheRootIsMadeOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	onDisk, err := os.ReadFile(RootPath(dir))
+	onDisk, err := os.ReadFile(filepath.Join(dir, rootFolder, rootCert))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range roots {
 		if !bytes.Equal(r, onDisk) {
-			t.Fatal("two start-ups at once made two roots")
+			t.Fatal("concurrent calls created two roots")
 		}
 	}
-	root := open(t, dir).Root()
+	root := open(t, dir).cert
 	if got := root.NotAfter.Sub(root.NotBefore); got != DefaultRootTTL+Backdate || !root.IsCA || root.PublicKeyAlgorithm != x509.ECDSA {
 		t.Errorf("root: valid for %s, CA %v, %s", got, root.IsCA, root.PublicKeyAlgorithm)
 	}
 }
 
-func TestOpenRootRefuses(t *testing.T) {
+func TestOpenRootErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name, why string
-		harm      func(dir string) error
+		change    func(dir string) error
 	}{
 		{"a key that others can read", "chmod 600", func(dir string) error { return os.Chmod(filepath.Join(dir, rootKey), 0o640) }},
-		{"another key", "is not the key of", func(dir string) error {
+		{"another key", "does not match", func(dir string) error {
 			key, _ := pki.GenerateKey("")
 			text, _ := pki.EncodeKey(key, true)
 			return os.WriteFile(filepath.Join(dir, rootKey), text, 0o600)
@@ -66,7 +66,7 @@ func TestOpenRootRefuses(t *testing.T) {
 		{"a missing key", "read root key: ", func(dir string) error { return os.Remove(filepath.Join(dir, rootKey)) }},
 		{"a missing certificate", "read root certificate: ", func(dir string) error { return os.Remove(filepath.Join(dir, rootCert)) }},
 		{"no certificate", "no PEM block", func(dir string) error { return os.WriteFile(filepath.Join(dir, rootCert), []byte("x"), 0o600) }},
-		{"a leaf", "no self-signed CA", func(dir string) error {
+		{"a leaf", "not a self-signed CA", func(dir string) error {
 			key, _ := pki.GenerateKey("")
 			leaf, _ := pki.Sign(pki.ServerTemplate(nil, pki.Term{NotAfter: time.Now().Add(time.Hour)}), nil, key.Public(), key)
 			return os.WriteFile(filepath.Join(dir, rootCert), pki.EncodeCerts(leaf), 0o600)
@@ -74,7 +74,7 @@ func TestOpenRootRefuses(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		open(t, dir)
-		if err := tt.harm(filepath.Join(dir, rootFolder)); err != nil {
+		if err := tt.change(filepath.Join(dir, rootFolder)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := OpenRoot(dir, "cluster.local", 0); err == nil || !strings.Contains(err.Error(), tt.why) {
@@ -83,7 +83,7 @@ func TestOpenRootRefuses(t *testing.T) {
 	}
 }
 
-func TestTimePasses(t *testing.T) {
+func TestRenewalAndExpiry(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		a, err := OpenRoot(dir, "cluster.local", 30*time.Hour)
@@ -109,16 +109,16 @@ func TestTimePasses(t *testing.T) {
 		}
 		<-time.After(11 * time.Hour)
 		if !get().Equal(first) {
-			t.Error("the serving certificate was renewed before half of its life")
+			t.Error("the serving certificate was renewed before half of its lifetime")
 		}
 		<-time.After(2 * time.Hour)
 		second := get()
-		if second.Equal(first) || second.NotAfter.After(a.Root().NotAfter) {
-			t.Errorf("after 13 h the serving certificate ends at %s (root at %s)", second.NotAfter, a.Root().NotAfter)
+		if second.Equal(first) || second.NotAfter.After(a.cert.NotAfter) {
+			t.Errorf("after 13 h the serving certificate ends at %s (root at %s)", second.NotAfter, a.cert.NotAfter)
 		}
 		<-time.After(18 * time.Hour)
-		if _, err := OpenRoot(dir, "cluster.local", 0); err == nil || !strings.Contains(err.Error(), "it ended at") {
-			t.Errorf("an ended root: %v", err)
+		if _, err := OpenRoot(dir, "cluster.local", 0); err == nil || !strings.Contains(err.Error(), "expired at") {
+			t.Errorf("an expired root: %v", err)
 		}
 	})
 }

@@ -1,10 +1,9 @@
-// Package ca is the mesh's certificate authority: it keeps the root, and signs certificates over gRPC for callers that prove who they are.
+// Package ca is the mesh's certificate authority: it keeps the root and signs certificates for authenticated callers over gRPC.
 //
-// The contract: a certificate names its authenticated caller and nobody else; only what
-// policy.go approved is ever signed; private keys of workloads never arrive here and the
-// root's never leaves. Refusals carry a gRPC code and say why: InvalidArgument for the
-// request, Unauthenticated or PermissionDenied as the authenticator says,
-// FailedPrecondition where the root itself has ended.
+// A certificate has the identity of the authenticated caller, whatever the request says,
+// and only what policy.go approves is signed. Errors are gRPC statuses: InvalidArgument for
+// an invalid request, Unauthenticated or PermissionDenied from the authenticator, and
+// FailedPrecondition if the root has expired.
 package ca
 
 import (
@@ -23,12 +22,13 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// Authenticator says who makes a call. Its errors carry gRPC codes.
+// Authenticator authenticates the caller of a gRPC method. Its errors are gRPC statuses.
 type Authenticator interface {
 	Authenticate(ctx context.Context) (mesh.Identity, error)
 }
 
-// Server answers istio.v1.auth.IstioCertificateService. [control-plane 1.14.1]
+// Server implements istio.v1.auth.IstioCertificateService. It is safe for concurrent use.
+// [control-plane 1.14.1]
 type Server struct {
 	securityv1.UnimplementedIstioCertificateServiceServer
 	authority *Authority
@@ -38,29 +38,29 @@ type Server struct {
 	metrics   metrics
 }
 
-// New makes a server; Register puts it on a gRPC server.
+// New creates a server. Register adds it to a gRPC server.
 func New(authority *Authority, auth Authenticator, limits Limits, log *slog.Logger) *Server {
 	return &Server{authority: authority, auth: auth, limits: limits, log: log}
 }
 
-// Register puts the service on a gRPC server (the secure one: bearer tokens come here).
+// Register adds the service to a gRPC server, which must use TLS, since clients send bearer tokens.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	securityv1.RegisterIstioCertificateServiceServer(r, s)
 }
 
-// CreateCertificate signs a certificate for the caller. The answer is the chain, leaf
-// first, root last.
+// CreateCertificate signs a certificate for the caller and returns the chain: the leaf, then the
+// root, both in PEM.
 func (s *Server) CreateCertificate(ctx context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
 	s.metrics.requests.Add(1)
 	caller, err := s.auth.Authenticate(ctx)
 	if err != nil {
 		s.metrics.unauthenticated.Add(1)
-		s.log.Warn("certificate refused", "reason", err)
+		s.log.Warn("certificate request denied", "reason", err)
 		return nil, err
 	}
 	cert, err := s.issue(request{caller: caller, csr: []byte(r.GetCsr()), ttl: seconds(r.GetValidityDuration())})
 	if err != nil {
-		s.log.Warn("certificate refused", "caller", caller, "reason", err)
+		s.log.Warn("certificate request denied", "caller", caller, "reason", err)
 		return nil, err
 	}
 	s.metrics.issued.Add(1)
@@ -87,7 +87,7 @@ func (s *Server) issue(r request) (string, error) {
 	return string(pki.EncodeCerts(cert)), nil
 }
 
-// seconds reads a duration without overflow; below zero is zero, "none asked for".
+// seconds returns n seconds, limited to what a Duration can hold, and 0 if n is negative.
 func seconds(n int64) time.Duration {
 	return time.Duration(max(0, min(n, math.MaxInt64/int64(time.Second)))) * time.Second
 }

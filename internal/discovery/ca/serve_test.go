@@ -35,7 +35,7 @@ import (
 
 var alice = mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", ServiceAccount: "alice"}
 
-// authority is the real thing in memory: TLS, gRPC, authentication, CA.
+// authority is a CA behind TLS, gRPC and authentication, on an in-memory connection.
 type authority struct {
 	t      *testing.T
 	ln     *bufconn.Listener
@@ -64,6 +64,15 @@ func start(t *testing.T, limits ca.Limits) *authority {
 		<-done
 	})
 	return a
+}
+
+func rootOf(t *testing.T, a *ca.Authority) []*x509.Certificate {
+	t.Helper()
+	certs, err := pki.ParseBundle(a.RootPEM())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return certs
 }
 
 func ok(t *testing.T) func(*ca.Authority, error) *ca.Authority {
@@ -97,9 +106,9 @@ func (a *authority) token(ns, sa, audience string, at time.Time) string {
 // call makes one call with a client certificate (or none) and a token (or none).
 func (a *authority) call(cert *tls.Certificate, token string, r *securityv1.IstioCertificateRequest) ([]string, error) {
 	a.t.Helper()
-	config := &tls.Config{RootCAs: pki.Pool([]*x509.Certificate{a.root.Root()}), ServerName: "istiod.istio-system.svc"}
+	config := &tls.Config{RootCAs: pki.Pool(rootOf(a.t, a.root)), ServerName: "istiod.istio-system.svc"}
 	if cert != nil {
-		// Offered regardless of what the server says it would take.
+		// Send the certificate regardless of the server's list of CAs.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return cert, nil }
 	}
 	conn, err := grpc.NewClient("passthrough:///mem", grpc.WithTransportCredentials(credentials.NewTLS(config)),
@@ -145,7 +154,7 @@ func leafOf(t *testing.T, chain []string) *x509.Certificate {
 	return certs[0]
 }
 
-func TestACallerGetsItsOwnNameOnly(t *testing.T) {
+func TestCertificateHasTheCallersIdentity(t *testing.T) {
 	a := start(t, ca.Limits{})
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -168,17 +177,17 @@ func TestACallerGetsItsOwnNameOnly(t *testing.T) {
 		t.Errorf("identity %v, %v", id, err)
 	}
 	if leaf.Subject.String() != "" || leaf.DNSNames != nil || leaf.IPAddresses != nil || leaf.EmailAddresses != nil || leaf.IsCA {
-		t.Errorf("the request's names came through: %q %v %v %v", leaf.Subject, leaf.DNSNames, leaf.IPAddresses, leaf.EmailAddresses)
+		t.Errorf("the certificate has names of the request: %q %v %v %v", leaf.Subject, leaf.DNSNames, leaf.IPAddresses, leaf.EmailAddresses)
 	}
 	if !pki.KeyMatches(key, leaf) {
 		t.Error("the certificate is for another key")
 	}
 	if life := time.Until(leaf.NotAfter); life < 23*time.Hour || life > 24*time.Hour {
-		t.Errorf("it lives %s", life)
+		t.Errorf("lifetime %s", life)
 	}
 }
 
-func TestACertificateRenewsItself(t *testing.T) {
+func TestRenewalWithACertificate(t *testing.T) {
 	a := start(t, ca.Limits{})
 	key, csr := newCSR(t, alice)
 	chain, err := a.call(nil, a.token("shop", "alice", "", time.Now()), &securityv1.IstioCertificateRequest{Csr: csr})
@@ -195,33 +204,33 @@ func TestACertificateRenewsItself(t *testing.T) {
 	if id, _ := pki.IdentityOf(leafOf(t, chain)); id != alice {
 		t.Errorf("the caller %s got a certificate for %s", alice, id)
 	}
-	stranger, _ := pki.GenerateKey("")
+	otherKey, _ := pki.GenerateKey("")
 	tmpl, _ := pki.WorkloadTemplate(bank, pki.Term{NotAfter: time.Now().Add(time.Hour)})
-	forged, err := pki.Sign(tmpl, nil, stranger.Public(), stranger)
+	forged, err := pki.Sign(tmpl, nil, otherKey.Public(), otherKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.call(&tls.Certificate{Certificate: [][]byte{forged.Raw}, PrivateKey: stranger}, "", &securityv1.IstioCertificateRequest{Csr: csr}); err == nil || status.Code(err) != codes.Unavailable {
+	if _, err := a.call(&tls.Certificate{Certificate: [][]byte{forged.Raw}, PrivateKey: otherKey}, "", &securityv1.IstioCertificateRequest{Csr: csr}); err == nil || status.Code(err) != codes.Unavailable {
 		t.Errorf("a certificate of another root: %v", err)
 	}
 }
 
-func TestTTLIsCapped(t *testing.T) {
+func TestMaxTTL(t *testing.T) {
 	a := start(t, ca.Limits{DefaultTTL: time.Hour, MaxTTL: 2 * time.Hour})
 	_, csr := newCSR(t, alice)
 	const tooLong = math.MaxInt64/int64(time.Second) + 1 // for a time.Duration
-	for asked, want := range map[int64]time.Duration{60: time.Minute, 0: time.Hour, tooLong: 2 * time.Hour, -tooLong: time.Hour} {
-		chain, err := a.call(nil, a.token("shop", "alice", "", time.Now()), &securityv1.IstioCertificateRequest{Csr: csr, ValidityDuration: asked})
+	for requested, want := range map[int64]time.Duration{60: time.Minute, 0: time.Hour, tooLong: 2 * time.Hour, -tooLong: time.Hour} {
+		chain, err := a.call(nil, a.token("shop", "alice", "", time.Now()), &securityv1.IstioCertificateRequest{Csr: csr, ValidityDuration: requested})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if life := time.Until(leafOf(t, chain).NotAfter); life > want || life < want-time.Minute {
-			t.Errorf("asked for %d s: lives %s, want %s", asked, life, want)
+			t.Errorf("requested %d s: lifetime %s, want %s", requested, life, want)
 		}
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestErrors(t *testing.T) {
 	a := start(t, ca.Limits{})
 	_, csr := newCSR(t, alice)
 	good := a.token("shop", "alice", "", time.Now())
@@ -234,7 +243,7 @@ func TestRefusals(t *testing.T) {
 		{"wrong audience", a.token("shop", "alice", "bank", time.Now()), csr, codes.Unauthenticated, "wrong audience"},
 		{"expired token", a.token("shop", "alice", "", time.Now().Add(-2*time.Hour)), csr, codes.Unauthenticated, "expired: at "},
 		{"future token", a.token("shop", "alice", "", time.Now().Add(time.Hour)), csr, codes.Unauthenticated, "not yet valid"},
-		{"no token", "abc", csr, codes.Unauthenticated, "malformed"},
+		{"malformed token", "abc", csr, codes.Unauthenticated, "malformed"},
 		{"no CSR", good, "", codes.InvalidArgument, "no PEM block"},
 		{"bad CSR", good, strings.Replace(csr, "A", "B", 1), codes.InvalidArgument, "certificate request"},
 		{"huge CSR", good, strings.Repeat("x", pki.MaxCSR+1), codes.InvalidArgument, "at most 16384"},
@@ -250,13 +259,13 @@ func TestRefusals(t *testing.T) {
 	}
 	for name, want := range map[string]float64{
 		"citadel_server_csr_count": 8, "citadel_server_authentication_failure_count": 5, "citadel_server_csr_parsing_err_count": 3,
-		"citadel_server_success_cert_issuance_count": 0, "citadel_server_root_cert_expiry_timestamp": float64(a.root.Root().NotAfter.Unix()),
+		"citadel_server_success_cert_issuance_count": 0, "citadel_server_root_cert_expiry_timestamp": float64(rootOf(t, a.root)[0].NotAfter.Unix()),
 	} {
 		if got[name] != want {
 			t.Errorf("%s = %v, want %v", name, got[name], want)
 		}
 	}
 	if strings.Contains(a.logs.String(), good) {
-		t.Error("a token is in the log")
+		t.Error("the log contains a token")
 	}
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// servingTTL is the life of pilot-discovery's own certificate; it is renewed at half.
+// servingTTL is the lifetime of pilot-discovery's own certificate. It is renewed after half of it.
 const servingTTL = 24 * time.Hour
 
-// ServingNames are the names under which workloads know pilot-discovery in a namespace,
-// loopback, and any more (host names or IP addresses). [control-plane 1.14.10]
+// ServingNames returns the names of pilot-discovery's Services in a namespace, the loopback names
+// and more, which are host names or IP addresses. [control-plane 1.14.10]
 func ServingNames(namespace string, more ...string) []string {
 	var names []string
 	for _, service := range []string{"istiod", "istiod-remote", "istio-pilot"} {
@@ -24,26 +24,26 @@ func ServingNames(namespace string, more ...string) []string {
 	return append(append(names, "localhost", "127.0.0.1", "::1"), more...)
 }
 
-// Serving is pilot-discovery's own certificate. It renews itself at a handshake when half
-// of its life is over, so it needs no goroutine. Safe for concurrent use.
+// Serving is pilot-discovery's own certificate. The first handshake after half of its lifetime
+// renews it, so that no goroutine is needed. It is safe for concurrent use.
 type Serving struct {
 	authority *Authority
 	names     []string
 
-	mu   sync.Mutex // guards the two below; a handshake costs far more than the lock
+	mu   sync.Mutex // guards cert and due
 	cert *tls.Certificate
 	due  time.Time
 }
 
-// ServerCertificate makes the serving certificate for these names. The first one is made
-// at once, so that what could fail fails here.
+// ServerCertificate creates a serving certificate for the names, which are host names or IP
+// addresses. It issues the first certificate, so that errors occur at the start.
 func (a *Authority) ServerCertificate(names []string) (*Serving, error) {
 	s := &Serving{authority: a, names: names}
 	_, err := s.Get(nil)
 	return s, err
 }
 
-// Get has the signature of tls.Config.GetCertificate.
+// Get returns the current certificate, renewing it if due. It is a tls.Config.GetCertificate.
 func (s *Serving) Get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,15 +51,15 @@ func (s *Serving) Get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	if s.cert != nil && now.Before(s.due) {
 		return s.cert, nil
 	}
-	cert, err := s.make(now)
+	cert, err := s.issue(now)
 	if err != nil {
-		return nil, fmt.Errorf("make serving certificate: %w", err)
+		return nil, fmt.Errorf("issue serving certificate: %w", err)
 	}
 	s.cert, s.due = cert, now.Add(cert.Leaf.NotAfter.Sub(now)/2)
 	return cert, nil
 }
 
-func (s *Serving) make(now time.Time) (*tls.Certificate, error) {
+func (s *Serving) issue(now time.Time) (*tls.Certificate, error) {
 	key, err := pki.GenerateKey(pki.ECDSAP256)
 	if err != nil {
 		return nil, err
@@ -75,8 +75,8 @@ func (s *Serving) make(now time.Time) (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key.(crypto.PrivateKey), Leaf: leaf}, nil
 }
 
-// TLSConfig is for the secure gRPC port: this certificate, and client certificates that
-// the authority signed are verified where given. [control-plane 1.1.4]
+// TLSConfig returns a new configuration for the secure gRPC port: TLS 1.2 or later, and optional
+// client certificates, which must be signed by the authority. [control-plane 1.1.4]
 func (s *Serving) TLSConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion:     tls.VersionTLS12,
