@@ -1,9 +1,9 @@
-// Package authn says who makes a gRPC call, from a client certificate or a bearer token.
+// Package authn authenticates the callers of gRPC methods by client certificate or bearer token.
 //
-// The contract: an identity is returned only when it is proven; a certificate counts
-// when the TLS layer verified it against this mesh's roots, a token when this mesh's
-// issuer signed it. What is missing or not valid is Unauthenticated, what is valid but
-// belongs elsewhere is PermissionDenied; messages say why and never repeat a credential.
+// A certificate must have been verified by the TLS layer against the mesh's roots, and a
+// token must be signed by the mesh's issuer. Missing and invalid credentials are
+// Unauthenticated; valid ones of another trust domain are PermissionDenied. Messages never
+// contain a credential.
 package authn
 
 import (
@@ -24,26 +24,26 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// Verifier checks bearer tokens; *Issuer is one.
+// Verifier verifies bearer tokens, like *Issuer. It must be safe for concurrent use.
 type Verifier interface {
 	Verify(token string, now time.Time) (Subject, error)
 }
 
-// Authenticator tries a call's credentials in order: client certificate, then bearer
-// token. [control-plane 1.14.5] Any goroutine may use it.
+// Authenticator authenticates by client certificate, then by bearer token. It is safe for
+// concurrent use. [control-plane 1.14.5]
 type Authenticator struct {
 	trustDomain string
 	tokens      Verifier
 }
 
-// New makes an authenticator for one trust domain. A nil verifier takes no tokens.
+// New creates an Authenticator for a trust domain. With a nil Verifier it rejects all tokens.
 func New(trustDomain string, tokens Verifier) *Authenticator {
 	return &Authenticator{trustDomain: trustDomain, tokens: tokens}
 }
 
-// Authenticate says who makes the call that ctx belongs to. A certificate that is not
-// good leaves the word to the token; the error then tells of both. Errors are gRPC
-// statuses.
+// Authenticate returns the identity of the caller of the gRPC method with context ctx. If the
+// certificate is not valid, a valid token is enough; if neither is, the error describes both.
+// Errors are gRPC statuses with code Unauthenticated or PermissionDenied.
 func (a *Authenticator) Authenticate(ctx context.Context) (mesh.Identity, error) {
 	now := time.Now()
 	id, certErr := a.fromCertificate(ctx, now)
@@ -54,16 +54,17 @@ func (a *Authenticator) Authenticate(ctx context.Context) (mesh.Identity, error)
 	if tokenErr == nil {
 		return id, nil
 	}
-	return mesh.Identity{}, refusal(certErr, tokenErr)
+	return mesh.Identity{}, statusOf(certErr, tokenErr)
 }
 
-// errNone says that a kind of credential is not there at all.
+// errNone is returned if the call has no credential of a kind.
 var errNone = errors.New("none")
 
-// errElsewhere is a credential that is good, but not here.
-var errElsewhere = errors.New("not of this mesh")
+// errTrustDomain is returned for a valid certificate of another trust domain.
+var errTrustDomain = errors.New("invalid trust domain")
 
-func refusal(certErr, tokenErr error) error {
+// statusOf combines the errors for the two kinds of credentials.
+func statusOf(certErr, tokenErr error) error {
 	code := codes.Unauthenticated
 	var parts []string
 	for _, err := range []error{certErr, tokenErr} {
@@ -71,7 +72,7 @@ func refusal(certErr, tokenErr error) error {
 			continue
 		}
 		var t *TokenError
-		if errors.Is(err, errElsewhere) || errors.As(err, &t) && t.Reason == Contradiction {
+		if errors.Is(err, errTrustDomain) || errors.As(err, &t) && t.Reason == ConflictingClaims {
 			code = codes.PermissionDenied
 		}
 		parts = append(parts, err.Error())
@@ -88,26 +89,26 @@ func (a *Authenticator) fromCertificate(ctx context.Context, now time.Time) (mes
 		return mesh.Identity{}, errNone
 	}
 	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	// Only verified chains count: what a peer merely showed proves nothing.
+	// PeerCertificates are not authenticated; only verified chains are.
 	if !ok || len(info.State.VerifiedChains) == 0 || len(info.State.VerifiedChains[0]) == 0 {
 		return mesh.Identity{}, errNone
 	}
-	// A connection may outlive the certificate that it was made with.
-	if end := endOf(info.State.VerifiedChains); !now.Before(end) {
-		return mesh.Identity{}, fmt.Errorf("client certificate: expired: at %s, it is %s", stamp(end), stamp(now))
+	// The connection may last longer than the certificate.
+	if end := expiry(info.State.VerifiedChains); !now.Before(end) {
+		return mesh.Identity{}, fmt.Errorf("client certificate: expired: at %s, it is %s", formatTime(end), formatTime(now))
 	}
 	id, err := pki.IdentityOf(info.State.VerifiedChains[0][0])
 	if err != nil {
 		return mesh.Identity{}, fmt.Errorf("client certificate: %w", err)
 	}
 	if id.TrustDomain != a.trustDomain {
-		return mesh.Identity{}, fmt.Errorf("client certificate: %w: trust domain %q, this is %q", errElsewhere, id.TrustDomain, a.trustDomain)
+		return mesh.Identity{}, fmt.Errorf("client certificate: %w %q: want %q", errTrustDomain, id.TrustDomain, a.trustDomain)
 	}
 	return id, nil
 }
 
-// endOf is the moment after which no chain is good any more.
-func endOf(chains [][]*x509.Certificate) time.Time {
+// expiry returns when the last of the chains expires.
+func expiry(chains [][]*x509.Certificate) time.Time {
 	var last time.Time
 	for _, c := range chains {
 		if end := pki.TermOf(c).NotAfter; end.After(last) {
@@ -128,10 +129,10 @@ func (a *Authenticator) fromToken(ctx context.Context, now time.Time) (mesh.Iden
 	}
 	scheme, token, ok := strings.Cut(values[0], " ")
 	if !ok || !strings.EqualFold(scheme, "Bearer") {
-		return mesh.Identity{}, errors.New("bearer token: malformed: the authorization header is not of the form Bearer <token>")
+		return mesh.Identity{}, errors.New("bearer token: malformed: want an authorization header of the form Bearer <token>")
 	}
 	if a.tokens == nil {
-		return mesh.Identity{}, errors.New("bearer token: none are taken here")
+		return mesh.Identity{}, errors.New("bearer token: tokens are not accepted")
 	}
 	s, err := a.tokens.Verify(strings.TrimSpace(token), now)
 	if err != nil {

@@ -37,7 +37,7 @@ func leaf(t *testing.T, id mesh.Identity, life time.Duration) *x509.Certificate 
 	return c
 }
 
-// call is a context as a server has it for a call with these credentials.
+// call returns the server's context of a call with these credentials.
 func call(state tls.ConnectionState, authorization ...string) context.Context {
 	ctx := peer.NewContext(context.Background(), &peer.Peer{AuthInfo: credentials.TLSInfo{State: state}})
 	md := metadata.MD{}
@@ -55,7 +55,7 @@ func TestAuthenticate(t *testing.T) {
 	token := "Bearer " + issue(t, i, "", 0, time.Now())
 	bob := mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", ServiceAccount: "bob"}
 	shown := tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf(t, bob, time.Hour)}}
-	ended := verified(leaf(t, bob, -time.Minute))
+	expired := verified(leaf(t, bob, -time.Minute))
 	foreign := verified(leaf(t, mesh.Identity{TrustDomain: "other", Namespace: "shop", ServiceAccount: "bob"}, time.Hour))
 	none := tls.ConnectionState{}
 	for _, tt := range []struct {
@@ -68,18 +68,18 @@ func TestAuthenticate(t *testing.T) {
 		{"a token", call(none, token), alice, codes.OK, ""},
 		{"a certificate", call(verified(leaf(t, bob, time.Hour))), bob, codes.OK, ""},
 		{"both", call(verified(leaf(t, bob, time.Hour)), token), bob, codes.OK, ""},
-		{"an ended certificate and a token", call(ended, token), alice, codes.OK, ""},
+		{"an expired certificate and a token", call(expired, token), alice, codes.OK, ""},
 		{"lower-case scheme", call(none, "bearer"+token[6:]), alice, codes.OK, ""},
 		{"no context at all", context.Background(), mesh.Identity{}, codes.Unauthenticated, "no credentials"},
 		{"nothing", call(none), mesh.Identity{}, codes.Unauthenticated, "no credentials"},
-		{"a certificate that nobody verified", call(shown), mesh.Identity{}, codes.Unauthenticated, "no credentials"},
-		{"an ended certificate", call(ended), mesh.Identity{}, codes.Unauthenticated, "expired: at "},
-		{"another trust domain", call(foreign), mesh.Identity{}, codes.PermissionDenied, `trust domain "other", this is "cluster.local"`},
+		{"an unverified certificate", call(shown), mesh.Identity{}, codes.Unauthenticated, "no credentials"},
+		{"an expired certificate", call(expired), mesh.Identity{}, codes.Unauthenticated, "expired: at "},
+		{"another trust domain", call(foreign), mesh.Identity{}, codes.PermissionDenied, `invalid trust domain "other": want "cluster.local"`},
 		{"two tokens", call(none, token, token), mesh.Identity{}, codes.Unauthenticated, "more than one"},
 		{"a password", call(none, "Basic abc"), mesh.Identity{}, codes.Unauthenticated, "Bearer <token>"},
 		{"wrong audience", call(none, "Bearer "+issue(t, i, "bank", 0, time.Now())), mesh.Identity{}, codes.Unauthenticated, `wrong audience: ["bank"], want "istio-ca"`},
 		{"expired", call(none, "Bearer "+issue(t, i, "", time.Second, time.Now().Add(-time.Hour))), mesh.Identity{}, codes.Unauthenticated, "expired: at "},
-		{"ended certificate, bad token", call(ended, "Bearer x"), mesh.Identity{}, codes.Unauthenticated, "; bearer token: malformed"},
+		{"expired certificate, malformed token", call(expired, "Bearer x"), mesh.Identity{}, codes.Unauthenticated, "; bearer token: malformed"},
 	} {
 		id, err := a.Authenticate(tt.ctx)
 		if status.Code(err) != tt.code || id != tt.want || err != nil && !strings.Contains(err.Error(), tt.why) {

@@ -20,50 +20,51 @@ import (
 	"github.com/pilothouse/pilothouse/internal/statefile"
 )
 
-// The shape of the tokens that pilot-discovery signs where no Kubernetes does.
+// Constants of the tokens that pilot-discovery signs itself, without Kubernetes.
 const (
-	// TokenIssuer is the iss claim.
+	// TokenIssuer is their iss claim.
 	TokenIssuer = "pilothouse"
-	// DefaultTokenTTL is how long a token lives where nobody says. [control-plane B2]
+	// DefaultTokenTTL is their default lifetime. [control-plane B2]
 	DefaultTokenTTL = settings.DefaultTokenTTL
 
 	maxToken  = 8 << 10          // bytes
-	clockSkew = 60 * time.Second // between the clocks of issuer and verifier
+	clockSkew = 60 * time.Second // tolerated between issuer and verifier
 	subject   = "system:serviceaccount:"
 
 	issuerFolder = "token-issuer"
 	issuerKey    = "key.pem"
 )
 
-// Reason is why a token was refused.
+// Reason is why a token was rejected.
 type Reason string
 
-// The reasons, as they stand in messages.
+// The reasons, as in messages.
 const (
-	Malformed     Reason = "malformed"
-	BadSignature  Reason = "signature"
-	WrongIssuer   Reason = "wrong issuer"
-	WrongAudience Reason = "wrong audience"
-	Expired       Reason = "expired"
-	NotYetValid   Reason = "not yet valid"
-	Contradiction Reason = "contradiction"
+	Malformed         Reason = "malformed"
+	BadSignature      Reason = "signature"
+	WrongIssuer       Reason = "wrong issuer"
+	WrongAudience     Reason = "wrong audience"
+	Expired           Reason = "expired"
+	NotYetValid       Reason = "not yet valid"
+	ConflictingClaims Reason = "conflicting claims"
 )
 
-// TokenError is the refusal of a token. Text never holds the token.
+// TokenError is the error for a rejected token. Text never contains the token.
 type TokenError struct {
 	Reason Reason
 	Text   string
 }
 
-// Error names reason and detail.
+// Error returns the reason and the text.
 func (e *TokenError) Error() string { return fmt.Sprintf("bearer token: %s: %s", e.Reason, e.Text) }
 
-// Subject is whom a token names.
+// Subject is the service account that a token is for.
 type Subject struct {
 	Namespace, ServiceAccount string
 }
 
-// claims is the payload; kubernetes.io has the shape of Kubernetes' own bound tokens.
+// claims is the payload of a token. The claim kubernetes.io has the form of Kubernetes' bound
+// tokens.
 type claims struct {
 	jwt.Claims
 	Kubernetes *boundTo `json:"kubernetes.io,omitempty"`
@@ -76,17 +77,17 @@ type boundTo struct {
 	} `json:"serviceaccount"`
 }
 
-// Issuer signs and verifies tokens with one ECDSA P-256 key. It is immutable; any
-// goroutine may use it.
+// Issuer signs and verifies tokens with an ECDSA P-256 key. It is immutable and safe for concurrent
+// use.
 type Issuer struct {
 	key    crypto.Signer
 	keyID  string
 	signer jose.Signer
 }
 
-// OpenIssuer loads the issuer's key from the state folder and makes it there first where
-// there is none (mode 0600). pilot-discovery and pilotctl open the same one. A key that
-// others may read is refused.
+// OpenIssuer loads the issuer's key from the state folder, or creates it if there is none. Processes
+// that open the same folder, such as pilot-discovery and pilotctl, get the same key. It returns an
+// error if others can access the key.
 func OpenIssuer(stateDir string) (*Issuer, error) {
 	path := filepath.Join(stateDir, issuerFolder, issuerKey)
 	text, err := statefile.ReadPrivate(path)
@@ -109,11 +110,11 @@ func OpenIssuer(stateDir string) (*Issuer, error) {
 func createKey(stateDir string) error {
 	key, err := pki.GenerateKey(pki.ECDSAP256)
 	if err != nil {
-		return fmt.Errorf("make token issuer key: %w", err)
+		return fmt.Errorf("create token issuer key: %w", err)
 	}
 	text, err := pki.EncodeKey(key, true)
 	if err != nil {
-		return fmt.Errorf("make token issuer key: %w", err)
+		return fmt.Errorf("create token issuer key: %w", err)
 	}
 	return statefile.CreateOnce(stateDir, issuerFolder, map[string][]byte{issuerKey: text})
 }
@@ -121,7 +122,7 @@ func createKey(stateDir string) error {
 func newIssuer(key crypto.Signer) (*Issuer, error) {
 	ec, ok := key.(*ecdsa.PrivateKey)
 	if !ok || ec.Curve.Params().BitSize != 256 {
-		return nil, errors.New("token issuer key: want ECDSA P-256")
+		return nil, errors.New("invalid token issuer key: want ECDSA P-256")
 	}
 	thumb, err := (&jose.JSONWebKey{Key: key.Public()}).Thumbprint(crypto.SHA256)
 	if err != nil {
@@ -135,14 +136,14 @@ func newIssuer(key crypto.Signer) (*Issuer, error) {
 	return i, nil
 }
 
-// Issue signs a token for a service account, valid from now for ttl (0:
-// DefaultTokenTTL), for one audience ("": mesh.TokenAudience).
+// Issue signs a token for a service account and an audience (empty means mesh.TokenAudience), valid
+// from now for ttl (0 means DefaultTokenTTL). Invalid names and a negative ttl are errors.
 func (i *Issuer) Issue(namespace, serviceAccount, audience string, ttl time.Duration, now time.Time) (string, error) {
 	if err := errors.Join(pki.CheckName("namespace", namespace), pki.CheckName("service account", serviceAccount)); err != nil {
 		return "", fmt.Errorf("issue token: %w", err)
 	}
 	if ttl < 0 {
-		return "", fmt.Errorf("issue token: lifetime %s is below zero", ttl)
+		return "", fmt.Errorf("issue token: invalid lifetime %s: want 0 or more", ttl)
 	}
 	if ttl == 0 {
 		ttl = DefaultTokenTTL
@@ -169,24 +170,24 @@ func (i *Issuer) Issue(namespace, serviceAccount, audience string, ttl time.Dura
 	return token, nil
 }
 
-// Verify checks a token at the time now: at most 8 KiB, ES256 with this issuer's key and
-// nothing else, for the audience istio-ca, in its time give or take 60 s, and naming one
-// service account without contradiction. Every error is a *TokenError.
+// Verify verifies a token at the time now. It must have at most 8 KiB, be signed by this issuer with
+// ES256, be for the audience istio-ca, be valid now with a tolerance of 60 s, and be for one service
+// account. Every error is a *TokenError.
 func (i *Issuer) Verify(token string, now time.Time) (Subject, error) {
 	if len(token) > maxToken {
-		return Subject{}, refuse(Malformed, "%d bytes, at most %d are taken", len(token), maxToken)
+		return Subject{}, rejected(Malformed, "%d bytes, want at most %d", len(token), maxToken)
 	}
 	parsed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil {
-		return Subject{}, refuse(Malformed, "not a JWT signed with ES256")
+		return Subject{}, rejected(Malformed, "not a JWT signed with ES256")
 	}
 	var c claims
-	err = parsed.Claims(i.key.Public(), &c) // the payload is read only after its signature held
+	err = parsed.Claims(i.key.Public(), &c) // verifies the signature before it decodes the payload
 	if errors.Is(err, jose.ErrCryptoFailure) {
-		return Subject{}, refuse(BadSignature, "not signed by this mesh (key %s)", i.keyID)
+		return Subject{}, rejected(BadSignature, "not signed by this mesh (key %s)", i.keyID)
 	}
 	if err != nil {
-		return Subject{}, refuse(Malformed, "its claims do not have the types they should")
+		return Subject{}, rejected(Malformed, "claims of an invalid type")
 	}
 	if err := c.check(now); err != nil {
 		return Subject{}, err
@@ -197,15 +198,15 @@ func (i *Issuer) Verify(token string, now time.Time) (Subject, error) {
 func (c claims) check(now time.Time) error {
 	switch {
 	case c.Issuer != TokenIssuer:
-		return refuse(WrongIssuer, "%q, want %q", c.Issuer, TokenIssuer)
+		return rejected(WrongIssuer, "%q, want %q", c.Issuer, TokenIssuer)
 	case !slices.Contains(c.Audience, mesh.TokenAudience):
-		return refuse(WrongAudience, "%q, want %q", []string(c.Audience), mesh.TokenAudience)
+		return rejected(WrongAudience, "%q, want %q", []string(c.Audience), mesh.TokenAudience)
 	case c.Expiry == nil:
-		return refuse(Malformed, "it says not when it expires")
+		return rejected(Malformed, "no exp claim")
 	case !now.Before(c.Expiry.Time().Add(clockSkew)):
-		return refuse(Expired, "at %s, it is %s", stamp(c.Expiry.Time()), stamp(now))
+		return rejected(Expired, "at %s, it is %s", formatTime(c.Expiry.Time()), formatTime(now))
 	case c.NotBefore != nil && now.Before(c.NotBefore.Time().Add(-clockSkew)):
-		return refuse(NotYetValid, "before %s, it is %s", stamp(c.NotBefore.Time()), stamp(now))
+		return rejected(NotYetValid, "before %s, it is %s", formatTime(c.NotBefore.Time()), formatTime(now))
 	}
 	return nil
 }
@@ -214,16 +215,16 @@ func (c claims) subject() (Subject, error) {
 	rest, ok := strings.CutPrefix(c.Subject, subject)
 	ns, sa, ok2 := strings.Cut(rest, ":")
 	if !ok || !ok2 || pki.CheckName("", ns) != nil || pki.CheckName("", sa) != nil {
-		return Subject{}, refuse(Malformed, "subject %.300q, want %s<namespace>:<name>", c.Subject, subject)
+		return Subject{}, rejected(Malformed, "subject %.300q, want %s<namespace>:<name>", c.Subject, subject)
 	}
 	if k := c.Kubernetes; k != nil && (k.Namespace != ns || k.ServiceAccount.Name != sa) {
-		return Subject{}, refuse(Contradiction, "its subject is %s/%s, its kubernetes.io claim says %.300s/%.300s", ns, sa, k.Namespace, k.ServiceAccount.Name)
+		return Subject{}, rejected(ConflictingClaims, "subject %s/%s, but kubernetes.io %.300s/%.300s", ns, sa, k.Namespace, k.ServiceAccount.Name)
 	}
 	return Subject{Namespace: ns, ServiceAccount: sa}, nil
 }
 
-func refuse(r Reason, format string, args ...any) error {
+func rejected(r Reason, format string, args ...any) error {
 	return &TokenError{Reason: r, Text: fmt.Sprintf(format, args...)}
 }
 
-func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }

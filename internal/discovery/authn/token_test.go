@@ -50,15 +50,15 @@ func TestVerify(t *testing.T) {
 		want        Reason
 	}{
 		{"good", good, noon, ""},
-		{"good to its last second", good, noon.Add(DefaultTokenTTL - time.Second), ""},
+		{"valid, last second", good, noon.Add(DefaultTokenTTL - time.Second), ""},
 		{"expired within the skew", good, noon.Add(DefaultTokenTTL + 59*time.Second), ""},
 		{"expired", good, noon.Add(DefaultTokenTTL + 61*time.Second), Expired},
-		{"from a clock a little ahead", good, noon.Add(-59 * time.Second), ""},
+		{"not yet valid within the skew", good, noon.Add(-59 * time.Second), ""},
 		{"not yet valid", good, noon.Add(-61 * time.Second), NotYetValid},
 		{"another audience", issue(t, i, "bank", 0, noon), noon, WrongAudience},
 		{"another issuer's key", issue(t, other, "", 0, noon), noon, BadSignature},
 		{"empty", "", noon, Malformed},
-		{"no JWT", "open sesame", noon, Malformed},
+		{"not a JWT", "x y", noon, Malformed},
 		{"too long", good + strings.Repeat("x", maxToken), noon, Malformed},
 		{"no signature", parts[0] + "." + parts[1] + ".", noon, BadSignature},
 		{"alg none", "eyJhbGciOiJub25lIn0." + parts[1] + ".", noon, Malformed},
@@ -72,13 +72,13 @@ func TestVerify(t *testing.T) {
 		case tt.want != "" && (!errors.As(err, &refused) || refused.Reason != tt.want):
 			t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
 		case err != nil && len(tt.token) > 20 && strings.Contains(err.Error(), tt.token[:20]):
-			t.Errorf("%s: the message repeats the token", tt.name)
+			t.Errorf("%s: the message contains the token", tt.name)
 		}
 	}
 }
 
-// TestVerifyPinsTheAlgorithm offers the public key as an HMAC secret, the oldest trick.
-func TestVerifyPinsTheAlgorithm(t *testing.T) {
+// A token must not be accepted that is signed with the public key as HMAC secret.
+func TestVerifyRequiresES256(t *testing.T) {
 	i := testIssuer(t)
 	secret, err := (&jose.JSONWebKey{Key: i.key.Public()}).MarshalJSON()
 	if err != nil {
@@ -94,11 +94,11 @@ func TestVerifyPinsTheAlgorithm(t *testing.T) {
 	}
 	_, err = i.Verify(token, noon)
 	if refused := (*TokenError)(nil); !errors.As(err, &refused) || refused.Reason != Malformed {
-		t.Errorf("an HS256 token: %v, want it refused before its signature is looked at", err)
+		t.Errorf("an HS256 token: %v, want it rejected before its signature is verified", err)
 	}
 }
 
-func TestVerifyReadsTheClaimsStrictly(t *testing.T) {
+func TestVerifyClaims(t *testing.T) {
 	i := testIssuer(t)
 	base := func() map[string]any {
 		return map[string]any{"iss": TokenIssuer, "sub": subject + "shop:alice", "aud": []string{"istio-ca"}, "exp": noon.Unix() + 60}
@@ -118,7 +118,7 @@ func TestVerifyReadsTheClaimsStrictly(t *testing.T) {
 		{"sub", subject + "shop:a:b", Malformed},
 		{"sub", subject + "sh/op:alice", Malformed},
 		{"kubernetes.io", map[string]any{"namespace": "shop", "serviceaccount": map[string]any{"name": "alice"}}, ""},
-		{"kubernetes.io", map[string]any{"namespace": "bank", "serviceaccount": map[string]any{"name": "alice"}}, Contradiction},
+		{"kubernetes.io", map[string]any{"namespace": "bank", "serviceaccount": map[string]any{"name": "alice"}}, ConflictingClaims},
 	} {
 		c := base()
 		if c[tt.key] = tt.value; tt.value == nil {
@@ -136,7 +136,7 @@ func TestVerifyReadsTheClaimsStrictly(t *testing.T) {
 	}
 }
 
-func TestIssueRefusesNamesThatAreNone(t *testing.T) {
+func TestIssueErrors(t *testing.T) {
 	i := testIssuer(t)
 	for _, names := range [][2]string{{"", "a"}, {"a", ""}, {"a:b", "c"}, {"a/../b", "c"}, {"A", "c"}} {
 		if _, err := i.Issue(names[0], names[1], "", 0, noon); err == nil {
@@ -144,11 +144,11 @@ func TestIssueRefusesNamesThatAreNone(t *testing.T) {
 		}
 	}
 	if _, err := i.Issue("a", "b", "", -1, noon); err == nil {
-		t.Error("a lifetime below zero was taken")
+		t.Error("a negative lifetime is accepted")
 	}
 }
 
-func TestOpenIssuerKeepsOneKey(t *testing.T) {
+func TestOpenIssuerConcurrently(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	ids := make([]string, 8)
 	var wg sync.WaitGroup
@@ -176,13 +176,13 @@ func TestOpenIssuerKeepsOneKey(t *testing.T) {
 	}
 }
 
-func TestNewIssuerWantsP256(t *testing.T) {
+func TestNewIssuerRequiresP256(t *testing.T) {
 	key, err := pki.GenerateKey(pki.ECDSAP384)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := newIssuer(crypto.Signer(key)); err == nil {
-		t.Error("a P-384 key was taken")
+		t.Error("a P-384 key is accepted")
 	}
 }
 
@@ -196,7 +196,7 @@ func FuzzVerify(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token string) {
 		s, err := i.Verify(token, noon)
 		if err == nil && (s != Subject{"shop", "alice"}) {
-			t.Fatalf("%v was taken", s)
+			t.Fatalf("Verify returned %v", s)
 		}
 	})
 }

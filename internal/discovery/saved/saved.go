@@ -1,12 +1,11 @@
-// Package saved turns a set of objects into the text of a file that a state folder keeps, and back.
+// Package saved encodes and decodes the file in which the state folder keeps the last good configuration.
 //
-// The text begins with a line that holds the format's version and a checksum of all that
-// follows: a text of another version, a cut one and one with a changed byte are told as
-// such and nothing of them is used. Objects come back as they were, with their keys,
-// metadata and origins; Secrets are never written and never read. Where the objects came
-// from is of no account here. Any text is safe to decode: it is bounded in bytes, and so
-// is each object of it. An Encoder keeps what it encoded, so that a change of one object
-// among thousands costs the encoding of one.
+// The first line has the format's version and a checksum of the rest: a file of another
+// version, a truncated one and a modified one are errors, and nothing of them is used.
+// Decoding returns the objects with their keys, metadata and origins. Secrets are neither
+// encoded nor decoded. Limits on the file and on each object make it safe to decode any
+// input. An Encoder caches encoded objects, so that a change of one object costs the
+// encoding of that object.
 package saved
 
 import (
@@ -27,36 +26,37 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// Version is that of the format. A text of another one is not read.
+// Version is the version of the format. Decode rejects others.
 const Version = 1
 
-// Bounds in bytes, on a whole text and on one object of it.
+// Limits on a file and on one of its objects, in bytes.
 const (
 	MaxBytes  = 32 << 20
 	maxObject = 4 << 20
 )
 
-// magic begins every text, whatever its version.
+// magic is the start of the first line in all versions.
 const magic = "pilothouse-saved-configuration"
 
-// Set is what is saved.
+// Set is the contents of a file.
 type Set struct {
-	// Written is when the set was written.
+	// Written is when the set was encoded.
 	Written time.Time
-	// Place is what the files of the origins lie below, as the source named it then.
+	// Place is the directory or other place that the source read, as it was configured. The files
+	// of the origins are below it.
 	Place   string
 	Objects []object.Object
 }
 
-// head is the second line of a text.
+// head is the second line of a file.
 type head struct {
 	Written time.Time `json:"written"`
 	Place   string    `json:"place"`
 	Objects int       `json:"objects"`
 }
 
-// record is one object. Its fields and those of the specs in package object are the
-// format: one that is renamed, or that means something else, makes another version.
+// record is an object, one line of the file. Its fields, and those of the specs in package object,
+// are the format: renaming one or changing its meaning requires a new Version.
 type record struct {
 	Kind            object.Kind       `json:"kind"`
 	Namespace       string            `json:"namespace,omitempty"`
@@ -68,25 +68,23 @@ type record struct {
 	ResourceVersion string            `json:"resourceVersion,omitempty"`
 	Origin          object.Origin     `json:"origin,omitzero"`
 	Saved           time.Time         `json:"saved,omitzero"`
-	// Spec holds the spec of one of Kubernetes' own kinds, Message that of an Istio kind
-	// in protobuf's binary form, which keeps fields that this program does not know.
+	// Spec is the spec of a Kubernetes kind, Message that of an Istio kind in protobuf's binary
+	// format, which preserves unknown fields.
 	Spec    json.RawMessage `json:"spec,omitempty"`
 	Message []byte          `json:"message,omitempty"`
 }
 
-// Encoder encodes one set after the other. Not for concurrent use.
+// Encoder encodes successive sets. It is not safe for concurrent use.
 type Encoder struct{ lines map[object.Key]line }
 
-// line is an encoded object.
+// line is a cached object.
 type line struct {
-	of   *object.Object
-	text []byte
+	object *object.Object
+	text   []byte
 }
 
-// Encode makes the text of a set. Objects are told apart by their addresses: one that is
-// the same as in the set before is not encoded again. Secrets are left out. An object of
-// more than 4 MiB, or a set of more than MaxBytes, is an error: nothing is left out
-// without a word.
+// Encode encodes a set. An object with the same address as in the previous call is not encoded
+// again. Secrets are omitted. It returns an error if an object exceeds 4 MiB or the set MaxBytes.
 func (e *Encoder) Encode(written time.Time, place string, objects []*object.Object) ([]byte, error) {
 	lines := make(map[object.Key]line, len(objects))
 	size := 0
@@ -95,19 +93,19 @@ func (e *Encoder) Encode(written time.Time, place string, objects []*object.Obje
 			continue
 		}
 		l := e.lines[o.Key]
-		if l.of != o {
+		if l.object != o {
 			text, err := encode(o)
 			if err != nil {
 				return nil, fmt.Errorf("encode %s: %w", o.Key, err)
 			}
-			l = line{of: o, text: text}
+			l = line{object: o, text: text}
 		}
 		lines[o.Key] = l
 		size += len(l.text)
 	}
 	e.lines = lines
 	if size > MaxBytes-4096 {
-		return nil, fmt.Errorf("encode %d objects: %d bytes, at most %d are kept", len(lines), size, MaxBytes-4096)
+		return nil, fmt.Errorf("encode %d objects: %d bytes, want at most %d", len(lines), size, MaxBytes-4096)
 	}
 	first, err := json.Marshal(head{Written: written.UTC(), Place: place, Objects: len(lines)})
 	if err != nil {
@@ -115,19 +113,19 @@ func (e *Encoder) Encode(written time.Time, place string, objects []*object.Obje
 	}
 	body := bytes.NewBuffer(make([]byte, 0, size+len(first)+1))
 	body.Write(append(first, '\n'))
-	for _, k := range sorted(lines) {
+	for _, k := range sortedKeys(lines) {
 		body.Write(lines[k].text)
 	}
-	return append([]byte(seal(body.Bytes())), body.Bytes()...), nil
+	return append([]byte(header(body.Bytes())), body.Bytes()...), nil
 }
 
-// seal is the first line of a text with this body.
-func seal(body []byte) string {
+// header returns the first line of a file with this body.
+func header(body []byte) string {
 	sum := sha256.Sum256(body)
 	return fmt.Sprintf("%s %d sha256:%s\n", magic, Version, hex.EncodeToString(sum[:]))
 }
 
-func sorted(lines map[object.Key]line) []object.Key {
+func sortedKeys(lines map[object.Key]line) []object.Key {
 	keys := make([]object.Key, 0, len(lines))
 	for k := range lines {
 		keys = append(keys, k)
@@ -158,29 +156,29 @@ func encode(o *object.Object) ([]byte, error) {
 		return nil, err
 	}
 	if len(text) >= maxObject {
-		return nil, fmt.Errorf("%d bytes, at most %d are kept", len(text), maxObject)
+		return nil, fmt.Errorf("%d bytes, want at most %d", len(text), maxObject)
 	}
 	return append(text, '\n'), nil
 }
 
-// Decode reads a text. An error says why nothing of it can be used.
+// Decode decodes a file. On error the Set is empty.
 func Decode(text []byte) (Set, error) {
 	if len(text) > MaxBytes {
-		return Set{}, fmt.Errorf("%d bytes, at most %d are read", len(text), MaxBytes)
+		return Set{}, fmt.Errorf("%d bytes, want at most %d", len(text), MaxBytes)
 	}
 	first, body, ended := bytes.Cut(text, []byte("\n"))
 	words := strings.Fields(string(first[:min(len(first), 200)]))
 	switch {
 	case !ended || len(words) < 2 || words[0] != magic:
-		return Set{}, errors.New("no saved configuration: its first line is another's")
+		return Set{}, errors.New("invalid first line: want " + magic)
 	case words[1] != fmt.Sprint(Version):
-		return Set{}, fmt.Errorf("written in version %.20q of its format; this program reads version %d", words[1], Version)
-	case string(first)+"\n" != seal(body):
-		return Set{}, errors.New("the checksum is wrong: the file was cut or changed")
+		return Set{}, fmt.Errorf("unsupported version %.20q: want %d", words[1], Version)
+	case string(first)+"\n" != header(body):
+		return Set{}, errors.New("invalid checksum: the file was truncated or modified")
 	}
 	first, body, _ = bytes.Cut(body, []byte("\n"))
 	var h head
-	if err := strict(first, &h); err != nil {
+	if err := decodeStrict(first, &h); err != nil {
 		return Set{}, fmt.Errorf("line 2: %w", err)
 	}
 	set := Set{Written: h.Written, Place: h.Place}
@@ -192,7 +190,7 @@ func Decode(text []byte) (Set, error) {
 			return Set{}, fmt.Errorf("line %d: %w", n, err)
 		}
 		if seen[o.Key] {
-			return Set{}, fmt.Errorf("line %d: %s is given twice", n, o.Key)
+			return Set{}, fmt.Errorf("line %d: duplicate %s", n, o.Key)
 		}
 		seen[o.Key] = true
 		set.Objects = append(set.Objects, o)
@@ -205,10 +203,10 @@ func Decode(text []byte) (Set, error) {
 
 func decodeObject(text []byte) (object.Object, error) {
 	if len(text) > maxObject {
-		return object.Object{}, fmt.Errorf("%d bytes, at most %d are read", len(text), maxObject)
+		return object.Object{}, fmt.Errorf("%d bytes, want at most %d", len(text), maxObject)
 	}
 	var r record
-	if err := strict(text, &r); err != nil {
+	if err := decodeStrict(text, &r); err != nil {
 		return object.Object{}, err
 	}
 	o := object.Object{
@@ -220,13 +218,13 @@ func decodeObject(text []byte) (object.Object, error) {
 		Origin: r.Origin, Saved: r.Saved,
 	}
 	if r.Name == "" || !slices.Contains(object.Kinds(), r.Kind) || r.Kind == object.Secret {
-		return o, fmt.Errorf("%.300q is no object that is saved", o.Key.String())
+		return o, fmt.Errorf("invalid object %.300q: want a name and a kind that is saved", o.Key.String())
 	}
 	var err error
 	if m := decode.NewSpec(r.Kind); m != nil {
 		o.Spec, err = m, proto.Unmarshal(r.Message, m)
 	} else if spec := newSpec(r.Kind); spec != nil {
-		o.Spec, err = spec, strict(r.Spec, spec)
+		o.Spec, err = spec, decodeStrict(r.Spec, spec)
 	}
 	if err != nil {
 		return o, fmt.Errorf("%.300q: %w", o.Key.String(), err)
@@ -234,7 +232,8 @@ func decodeObject(text []byte) (object.Object, error) {
 	return o, nil
 }
 
-// newSpec is a fresh spec of one of Kubernetes' own kinds; nil where it has none.
+// newSpec returns an empty spec of a Kubernetes kind, or nil if the kind has no spec. Decode has
+// checked that the kind is known.
 func newSpec(k object.Kind) any {
 	switch k {
 	case object.Service:
@@ -245,20 +244,21 @@ func newSpec(k object.Kind) any {
 		return &object.PodSpec{}
 	case object.ConfigMap:
 		return &object.ConfigMapSpec{}
+	case object.Namespace, object.ServiceAccount:
+		return nil
 	}
-	return nil
+	panic("saved: unknown kind " + string(k))
 }
 
-// strict decodes one JSON value whose every field is known: one that is not was written
-// by a program that gave it a meaning.
-func strict(text []byte, v any) error {
+// decodeStrict decodes one JSON value and rejects unknown fields, which another version wrote.
+func decodeStrict(text []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
 		return err
 	}
 	if rest := bytes.TrimSpace(text[d.InputOffset():]); len(rest) > 0 {
-		return errors.New("more than one value")
+		return errors.New("unexpected data after the value")
 	}
 	return nil
 }

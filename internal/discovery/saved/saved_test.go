@@ -20,9 +20,9 @@ import (
 
 var written = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-// everything is an object of every kind that is saved, with every field of the core specs
-// set, so that a field that is renamed or left out is found.
-func everything(t testing.TB) []object.Object {
+// allKinds returns an object of every kind that is saved, with every field of the Kubernetes specs
+// set, so that the tests notice a field that is renamed or omitted.
+func allKinds(t testing.TB) []object.Object {
 	t.Helper()
 	meta := object.Meta{
 		Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"x/y": "z"}, Created: written.Add(-time.Hour),
@@ -82,7 +82,7 @@ const istio = `
 {apiVersion: networking.istio.io/v1, kind: Gateway, metadata: {name: n}, spec: {selector: {a: b}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}}
 `
 
-// fill sets every field below v.
+// fill sets every field of v, recursively.
 func fill(t testing.TB, v reflect.Value) {
 	t.Helper()
 	if v.Type() == reflect.TypeFor[netip.Addr]() {
@@ -141,8 +141,8 @@ func equal(a, b object.Object) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-func TestWhatIsSavedComesBack(t *testing.T) {
-	want := everything(t)
+func TestRoundTrip(t *testing.T) {
+	want := allKinds(t)
 	b := text(t, want...)
 	set, err := saved.Decode(b)
 	if err != nil {
@@ -157,39 +157,39 @@ func TestWhatIsSavedComesBack(t *testing.T) {
 	}
 	for _, o := range want {
 		if !equal(got[o.Key], o) {
-			t.Errorf("%s came back as\n%+v, want\n%+v", o.Key, got[o.Key], o)
+			t.Errorf("%s is decoded as\n%+v, want\n%+v", o.Key, got[o.Key], o)
 		}
 	}
 }
 
-// TestVersion1IsReadForGood holds the format: what version 1 wrote once is read, byte for
-// byte the same as what is written now. A change of the format needs another version.
-func TestVersion1IsReadForGood(t *testing.T) {
+// A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
+// needs another version.
+func TestFormatOfVersion1(t *testing.T) {
 	const file = "testdata/version1.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := text(t, everything(t)...); !bytes.Equal(got, want) {
-		t.Errorf("%s is not what is written now: raise Version, or take the change back. Now:\n%s", file, got)
+	if got := text(t, allKinds(t)...); !bytes.Equal(got, want) {
+		t.Errorf("%s differs from what is encoded now: increase Version, or revert the change. Now:\n%s", file, got)
 	}
 	if _, err := saved.Decode(want); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestSecretsAreNeitherWrittenNorRead(t *testing.T) {
+func TestSecretsAreOmitted(t *testing.T) {
 	secret := object.Object{Key: object.Key{Kind: object.Secret, Namespace: "shop", Name: "s"}, Spec: &object.SecretSpec{Data: map[string][]byte{"k": []byte("hunter2")}}}
 	service := object.Object{Key: object.Key{Kind: object.Service, Namespace: "shop", Name: "s"}, Spec: &object.ServiceSpec{}}
 	b := text(t, secret, service)
 	if bytes.Contains(b, []byte("aHVudGVyMg")) || bytes.Contains(b, []byte("Secret")) {
-		t.Errorf("the text holds the secret:\n%s", b)
+		t.Errorf("the file contains the secret:\n%s", b)
 	}
 	if set, err := saved.Decode(b); err != nil || len(set.Objects) != 1 {
 		t.Errorf("%+v, %v", set, err)
 	}
-	forged := sealed(strings.ReplaceAll(string(body(b)), `"kind":"Service"`, `"kind":"Secret"`))
-	if _, err := saved.Decode(forged); err == nil || !strings.Contains(err.Error(), "no object that is saved") {
+	forged := withHeader(strings.ReplaceAll(string(body(b)), `"kind":"Service"`, `"kind":"Secret"`))
+	if _, err := saved.Decode(forged); err == nil || !strings.Contains(err.Error(), "invalid object") {
 		t.Errorf("a text with a Secret: %v", err)
 	}
 }
@@ -199,46 +199,46 @@ func body(text []byte) []byte {
 	return b
 }
 
-// sealed puts the right first line before a body.
-func sealed(body string) []byte {
+// withHeader adds a valid first line to a body.
+func withHeader(body string) []byte {
 	return fmt.Appendf(nil, "pilothouse-saved-configuration 1 sha256:%x\n%s", sha256.Sum256([]byte(body)), body)
 }
 
-func TestWhatCannotBeUsedIsToldAsSuch(t *testing.T) {
-	good := string(text(t, everything(t)...))
-	other := string(text(t, everything(t)[0]))
+func TestDecodeErrors(t *testing.T) {
+	good := string(text(t, allKinds(t)...))
+	other := string(text(t, allKinds(t)[0]))
 	for name, c := range map[string]struct{ text, want string }{
-		"nothing":           {"", "no saved configuration"},
-		"another file":      {"hello world\n", "no saved configuration"},
-		"a newer version":   {strings.Replace(good, "configuration 1 ", "configuration 2 ", 1), `version "2"`},
-		"an older version":  {strings.Replace(good, "configuration 1 ", "configuration 0 ", 1), `version "0"`},
-		"cut":               {good[:len(good)-1], "checksum"},
-		"cut after line 1":  {good[:strings.Index(good, "\n")+1], "checksum"},
-		"another's body":    {good[:strings.Index(good, "\n")+1] + string(body([]byte(other))), "checksum"},
-		"an unknown field":  {string(sealed(strings.Replace(string(body([]byte(good))), `"Headless"`, `"Headless2"`, 1))), "Headless2"},
-		"an unknown kind":   {string(sealed(strings.Replace(string(body([]byte(good))), `"kind":"Pod"`, `"kind":"Pot"`, 1))), "no object that is saved"},
-		"one object less":   {string(sealed(`{"written":"2026-11-21T12:00:00Z","place":"dir","objects":2}` + "\n" + `{"kind":"Namespace","name":"a"}` + "\n")), "1 objects, want 2"},
-		"one object twice":  {string(sealed(`{"written":"2026-11-21T12:00:00Z","place":"dir","objects":2}` + "\n" + strings.Repeat(`{"kind":"Namespace","name":"a"}`+"\n", 2))), "given twice"},
-		"a message of junk": {string(sealed(`{"written":"2026-11-21T12:00:00Z","place":"dir","objects":1}` + "\n" + `{"kind":"Sidecar","name":"a","message":"////"}` + "\n")), "Sidecar a"},
+		"nothing":                {"", "invalid first line"},
+		"another file":           {"hello world\n", "invalid first line"},
+		"a newer version":        {strings.Replace(good, "configuration 1 ", "configuration 2 ", 1), `version "2"`},
+		"an older version":       {strings.Replace(good, "configuration 1 ", "configuration 0 ", 1), `version "0"`},
+		"truncated":              {good[:len(good)-1], "checksum"},
+		"truncated after line 1": {good[:strings.Index(good, "\n")+1], "checksum"},
+		"another body":           {good[:strings.Index(good, "\n")+1] + string(body([]byte(other))), "checksum"},
+		"an unknown field":       {string(withHeader(strings.Replace(string(body([]byte(good))), `"Headless"`, `"Headless2"`, 1))), "Headless2"},
+		"an unknown kind":        {string(withHeader(strings.Replace(string(body([]byte(good))), `"kind":"Pod"`, `"kind":"Pot"`, 1))), "invalid object"},
+		"one object missing":     {string(withHeader(`{"written":"2026-11-21T12:00:00Z","place":"dir","objects":2}` + "\n" + `{"kind":"Namespace","name":"a"}` + "\n")), "1 objects, want 2"},
+		"one object twice":       {string(withHeader(`{"written":"2026-11-21T12:00:00Z","place":"dir","objects":2}` + "\n" + strings.Repeat(`{"kind":"Namespace","name":"a"}`+"\n", 2))), "duplicate"},
+		"a message of junk":      {string(withHeader(`{"written":"2026-11-21T12:00:00Z","place":"dir","objects":1}` + "\n" + `{"kind":"Sidecar","name":"a","message":"////"}` + "\n")), "Sidecar a"},
 	} {
 		set, err := saved.Decode([]byte(c.text))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want one with %q", name, err, c.want)
 		}
 		if len(set.Objects) > 0 {
-			t.Errorf("%s: %d objects are used", name, len(set.Objects))
+			t.Errorf("%s: %d objects are returned", name, len(set.Objects))
 		}
 	}
 	for i := range good {
 		b := []byte(good)
 		b[i] ^= 0x20
 		if _, err := saved.Decode(b); err == nil {
-			t.Fatalf("byte %d was changed and nobody noticed", i)
+			t.Fatalf("byte %d was modified, and Decode returned no error", i)
 		}
 	}
 }
 
-func TestOnlyWhatChangedIsEncodedAgain(t *testing.T) {
+func TestUnchangedObjectsAreNotEncodedAgain(t *testing.T) {
 	objects := many(1000)
 	var e saved.Encoder
 	first, err := e.Encode(written, "dir", objects)
@@ -263,7 +263,7 @@ func TestOnlyWhatChangedIsEncodedAgain(t *testing.T) {
 	t.Logf("%d objects of 1,000 services take %d bytes", len(objects), len(first))
 }
 
-func TestWhatIsTooBigIsAnError(t *testing.T) {
+func TestLimits(t *testing.T) {
 	big := object.Object{
 		Key:  object.Key{Kind: object.ConfigMap, Namespace: "shop", Name: "big"},
 		Spec: &object.ConfigMapSpec{Data: map[string]string{"k": strings.Repeat("x", 5<<20)}},
@@ -281,11 +281,11 @@ func TestWhatIsTooBigIsAnError(t *testing.T) {
 		t.Errorf("a set of 36 MiB: %v", err)
 	}
 	if _, err := saved.Decode(make([]byte, saved.MaxBytes+1)); err == nil {
-		t.Error("a text of more than MaxBytes is read")
+		t.Error("a file of more than MaxBytes is decoded")
 	}
 }
 
-// many makes the objects of n services: each with two Pods, every fourth with a route.
+// many returns the objects of n services: each with two Pods, every fourth with a route.
 func many(n int) []*object.Object {
 	var text strings.Builder
 	for i := range n {
@@ -315,16 +315,16 @@ func BenchmarkEncodeOneOfThousands(b *testing.B) {
 	}
 }
 
-// FuzzDecode feeds any body under a right seal, and any text: nothing but an error may
-// come of it, and what is read is written and read again as the same.
+// FuzzDecode decodes any text, and any body with a valid first line. What is decoded must be
+// encoded and decoded again.
 func FuzzDecode(f *testing.F) {
-	good := text(f, everything(f)...)
+	good := text(f, allKinds(f)...)
 	f.Add(good, false)
 	f.Add(body(good), true)
 	f.Add([]byte(`{"written":"2026-11-21T12:00:00Z","place":"","objects":1}`+"\n"+`{"kind":"Pod","name":"a","spec":{"IPs":[""]}}`+"\n"), true)
-	f.Fuzz(func(t *testing.T, b []byte, seal bool) {
-		if seal {
-			b = sealed(string(b))
+	f.Fuzz(func(t *testing.T, b []byte, header bool) {
+		if header {
+			b = withHeader(string(b))
 		}
 		set, err := saved.Decode(b)
 		if err != nil {
@@ -338,7 +338,7 @@ func FuzzDecode(f *testing.F) {
 			return // too long, or a time that JSON cannot write
 		}
 		if _, err := saved.Decode(again); err != nil {
-			t.Errorf("what was read cannot be read again: %v\n%s", err, again)
+			t.Errorf("decode again: %v\n%s", err, again)
 		}
 	})
 }
