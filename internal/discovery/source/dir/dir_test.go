@@ -29,8 +29,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// write puts a file in place whole, as editors do: a test that stood still between two
-// writes would otherwise tell of another file than it means to.
+// write replaces a file atomically, as editors do, so that a delay between two writes does not
+// change what a test observes.
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
@@ -39,7 +39,7 @@ func write(t *testing.T, path, text string) {
 	must(t, os.Rename(next, path))
 }
 
-// service is one Service whose port tells its values apart.
+// service returns a Service, with the port as its value.
 func service(name string, port int) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: n}\nspec: {ports: [{port: %d}]}\n---\n", name, port)
 }
@@ -62,7 +62,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// mesh is a running source, and what it has said so far.
+// mesh is a running source and what it has emitted.
 type mesh struct {
 	t        *testing.T
 	batches  chan object.Batch
@@ -71,7 +71,7 @@ type mesh struct {
 	history  []string
 }
 
-// run starts a source that polls too rarely to help, and takes its first batch.
+// run starts a source, with polling disabled by default, and receives its first batch.
 func run(t *testing.T, o dir.Options) *mesh {
 	t.Helper()
 	if o.Poll == 0 {
@@ -118,7 +118,7 @@ func (m *mesh) next() object.Batch {
 	panic("unreachable")
 }
 
-// want waits until the mesh's Services are those of want ("a=1 b=2").
+// want waits until the Services are those of want ("a=1 b=2").
 func (m *mesh) want(want string) {
 	m.t.Helper()
 	for {
@@ -157,12 +157,12 @@ func TestTree(t *testing.T) {
 	m.want("a=5 b=2 c=1")
 	for _, h := range m.history {
 		if h == "-b" {
-			t.Errorf("a moved file took its objects away: %v", m.history)
+			t.Errorf("objects of a moved file were removed: %v", m.history)
 		}
 	}
 }
 
-// A mounted ConfigMap changes all of its files at once; so does the batch.
+// All files of a mounted ConfigMap change at once, and must be in one batch.
 func TestMountedConfigMap(t *testing.T) {
 	top := t.TempDir()
 	for v := 1; v <= 2; v++ {
@@ -183,10 +183,10 @@ func TestMountedConfigMap(t *testing.T) {
 	m.want("a=2 b=2")
 }
 
-// A file that is written bit by bit is read when it is whole.
+// A file that is written step by step is read when it is complete.
 func TestWrittenInPlace(t *testing.T) {
 	top := t.TempDir()
-	m := run(t, dir.Options{Dir: top, Settle: time.Second})
+	m := run(t, dir.Options{Dir: top, Debounce: time.Second})
 	f, err := os.Create(filepath.Join(top, "a.yaml"))
 	must(t, err)
 	defer f.Close()
@@ -217,7 +217,7 @@ func TestBrokenFileAndRepair(t *testing.T) {
 	}
 }
 
-// A misspelt kind takes no object away, and says what was meant.
+// A misspelt kind removes no object, and the problem suggests the kind.
 func TestMisspeltKindKeepsTheLastGoodValue(t *testing.T) {
 	top := t.TempDir()
 	path := filepath.Join(top, "a.yaml")
@@ -244,8 +244,8 @@ func TestMisspeltKindKeepsTheLastGoodValue(t *testing.T) {
 	}
 }
 
-// The whole tree going away is no proof that the mesh is empty.
-func TestUnreachable(t *testing.T) {
+// Objects stay in force if the directory is removed.
+func TestMissingDirectory(t *testing.T) {
 	above := t.TempDir()
 	top := filepath.Join(above, "top")
 	write(t, filepath.Join(top, "a.yaml"), service("a", 1))
@@ -263,12 +263,12 @@ func TestUnreachable(t *testing.T) {
 		t.Errorf("problems %v", m.problems)
 	}
 	if _, err := dir.New(dir.Options{Dir: filepath.Join(above, "none")}); err == nil || !strings.Contains(err.Error(), "read configuration directory "+above+"/none: no such file or directory") {
-		t.Errorf("a directory that is not there: %v", err)
+		t.Errorf("a directory that does not exist: %v", err)
 	}
 }
 
-// A directory that takes another's place is watched in its stead.
-func TestDirectoryTakesAnothersPlace(t *testing.T) {
+// A directory that replaces another one is watched.
+func TestDirectoryIsReplaced(t *testing.T) {
 	top := t.TempDir()
 	sub, next := filepath.Join(top, "sub"), filepath.Join(top, ".next-sub")
 	write(t, filepath.Join(sub, "a.yaml"), service("a", 1))
@@ -280,14 +280,14 @@ func TestDirectoryTakesAnothersPlace(t *testing.T) {
 	m.want("a=3")
 }
 
-// What is below a directory that cannot be read stays, however often the rest is read.
-func TestUnreachableBelow(t *testing.T) {
+// Objects below a directory that cannot be read stay in force while other files are read.
+func TestUnreadableSubdirectory(t *testing.T) {
 	top := t.TempDir()
 	write(t, filepath.Join(top, "a.yaml"), service("a", 1))
 	write(t, filepath.Join(top, "sub/b.yaml"), service("b", 1))
 	m := run(t, dir.Options{Dir: top})
 	must(t, os.Rename(filepath.Join(top, "sub"), filepath.Join(top, ".away")))
-	must(t, os.Symlink("sub", filepath.Join(top, "sub"))) // a loop: not even root gets through
+	must(t, os.Symlink("sub", filepath.Join(top, "sub"))) // a loop, so that even root cannot read it
 	for port := 2; port <= 5; port++ {
 		write(t, filepath.Join(top, "a.yaml"), service("a", port))
 		m.want(fmt.Sprintf("a=%d b=1", port))
@@ -299,11 +299,11 @@ func TestUnreachableBelow(t *testing.T) {
 	m.want("a=5")
 }
 
-func TestPollAlone(t *testing.T) {
+func TestPoll(t *testing.T) {
 	top, elsewhere := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(top, "a.yaml"), service("a", 1))
 	must(t, os.Link(filepath.Join(top, "a.yaml"), filepath.Join(elsewhere, "hard")))
 	m := run(t, dir.Options{Dir: top, Poll: 20 * time.Millisecond})
-	must(t, os.WriteFile(filepath.Join(elsewhere, "hard"), []byte(service("a", 2)), 0o644)) // no notice crosses a hard link
+	must(t, os.WriteFile(filepath.Join(elsewhere, "hard"), []byte(service("a", 2)), 0o644)) // inotify reports no change of another hard link
 	m.want("a=2")
 }

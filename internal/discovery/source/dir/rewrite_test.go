@@ -13,8 +13,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 )
 
-// rewrite truncates a file and writes the parts into it, one after each pause. It returns
-// false where the machine made one of the pauses so long that it proves nothing.
+// rewrite truncates a file and writes the parts, with a pause before each. It returns false if a
+// pause took so long that the file may have been used meanwhile.
 func rewrite(t *testing.T, path string, pause time.Duration, parts ...string) (steady bool) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
@@ -31,8 +31,8 @@ func rewrite(t *testing.T, path string, pause time.Duration, parts ...string) (s
 	return steady
 }
 
-// A writer that truncates, waits and writes must take nothing away. The times are those
-// of writers that were seen to, not bounds; none comes near the 1.5 s of the default.
+// A writer that truncates, waits and writes must not cause removals. The pauses are those of real
+// writers; all are much shorter than the default of 1.5 s.
 func TestTruncateThenWrite(t *testing.T) {
 	three := service("a", 1) + service("b", 1) + service("c", 1)
 	for _, tt := range []struct {
@@ -59,13 +59,13 @@ func TestTruncateThenWrite(t *testing.T) {
 			m := run(t, dir.Options{Dir: top})
 			m.history = nil
 			if !rewrite(t, path, tt.pause, tt.parts...) {
-				t.Log("the machine stood still meanwhile")
+				t.Log("a pause was too long for this test")
 				return
 			}
 			if tt.want != "" || tt.history != nil {
 				m.want(tt.want)
 			}
-			// What is emitted after this follows whatever the rewriting led to.
+			// Everything that the rewriting causes is emitted before this.
 			write(t, filepath.Join(top, "z.yaml"), service("z", 1))
 			for m.ports["z"] == 0 {
 				m.next()
@@ -77,8 +77,8 @@ func TestTruncateThenWrite(t *testing.T) {
 	}
 }
 
-// A Service cut off within its ports is still a Service.
-func TestCutWithinADocument(t *testing.T) {
+// A Service that is truncated within its ports is still a valid Service.
+func TestTruncatedWithinADocument(t *testing.T) {
 	top := t.TempDir()
 	path := filepath.Join(top, "a.yaml")
 	const head = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: n}\nspec:\n  ports:\n"
@@ -95,7 +95,7 @@ func TestCutWithinADocument(t *testing.T) {
 	}
 }
 
-// Two files are rewritten at once; each is used when it is whole.
+// Two files are rewritten concurrently; each is used when it is complete.
 func TestTwoFilesRewritten(t *testing.T) {
 	top := t.TempDir()
 	one, two := filepath.Join(top, "1.yaml"), filepath.Join(top, "2.yaml")
@@ -115,17 +115,17 @@ func TestTwoFilesRewritten(t *testing.T) {
 	}
 }
 
-// What is quick stays quick: none of these waits until the file has been still. The test
-// tells by the order: a file that must be still takes longer than all of them together.
+// None of these changes waits for QuietPeriod. The order shows it: the file that must wait is used after
+// all of them.
 func TestOtherEditsDoNotWait(t *testing.T) {
 	top := t.TempDir()
 	path, slow := filepath.Join(top, "a.yaml"), filepath.Join(top, "slow.yaml")
 	write(t, path, service("a", 1)+service("b", 1))
 	write(t, slow, service("x", 1)+service("y", 1))
-	m := run(t, dir.Options{Dir: top, Still: time.Hour})
+	m := run(t, dir.Options{Dir: top, QuietPeriod: time.Hour})
 	inPlace := func(text string) { must(t, os.WriteFile(path, []byte(text), 0o644)) }
 	must(t, os.WriteFile(slow, []byte(service("x", 1)), 0o644))
-	inPlace(service("a", 2) + service("b", 1)) // as long as before
+	inPlace(service("a", 2) + service("b", 1)) // of the same length
 	m.want("a=2 b=1 x=1 y=1")
 	inPlace(service("a", 2) + service("b", 1000)) // longer
 	m.want("a=2 b=1000 x=1 y=1")
@@ -133,7 +133,7 @@ func TestOtherEditsDoNotWait(t *testing.T) {
 	m.want("a=2 b=3 x=1 y=1")
 	inPlace(service("a", 2) + service("b", 3) + service("c", 1)) // appended to
 	m.want("a=2 b=3 c=1 x=1 y=1")
-	write(t, path, service("a", 3)) // another file in its place
+	write(t, path, service("a", 3)) // replaced by another file
 	m.want("a=3 x=1 y=1")
 	must(t, os.Remove(path))
 	m.want("x=1 y=1")
@@ -141,12 +141,12 @@ func TestOtherEditsDoNotWait(t *testing.T) {
 	m.want("a=4 x=1 y=1")
 }
 
-// A file that is being rewritten when the source starts is waited for.
+// The first batch waits for a file that is being rewritten at the start.
 func TestRewrittenAtStart(t *testing.T) {
 	top := t.TempDir()
 	path := filepath.Join(top, "a.yaml")
 	write(t, path, service("a", 1)+service("b", 1))
-	<-time.After(100 * time.Millisecond) // the file is not a new one
+	<-time.After(100 * time.Millisecond) // so that the file counts as modified after its creation
 	must(t, os.Truncate(path, 0))
 	wrote := make(chan bool, 1)
 	go func() { wrote <- rewrite(t, path, 300*time.Millisecond, service("a", 2), service("b", 2)) }()
@@ -158,12 +158,12 @@ func TestRewrittenAtStart(t *testing.T) {
 	}
 }
 
-// A file that is written anew every so often, always the same, is used as it is.
+// A file that is rewritten again and again with the same content is used.
 func TestAlwaysRewritten(t *testing.T) {
 	top := t.TempDir()
 	path := filepath.Join(top, "a.yaml")
 	write(t, path, service("a", 1)+service("b", 1))
-	m := run(t, dir.Options{Dir: top, Still: 300 * time.Millisecond})
+	m := run(t, dir.Options{Dir: top, QuietPeriod: 300 * time.Millisecond})
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)

@@ -13,19 +13,19 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// listing is the state of a tree of files.
+// listing is the result of listing a tree of files.
 type listing struct {
 	files map[string]filewatch.Sig // by path
-	watch []string                 // directories whose notices matter
-	// blind are directories that could not be listed; what is below them is unknown, not gone.
-	blind    []string
-	problems []object.Problem
-	seen     map[[2]uint64]bool // files and directories that were met, by identity
+	watch []string                 // directories to watch
+	// unreadable are paths that could not be read. Files below them may exist.
+	unreadable []string
+	problems   []object.Problem
+	seen       map[[2]uint64]bool // files and directories, by device and inode
 }
 
-// list walks the tree below root. Names that begin with a dot are passed over, which
-// hides the versions of a mounted ConfigMap and leaves the links into them. A file or
-// directory that several links lead to counts once, by its first path.
+// list lists the tree below root. It ignores names that begin with a dot, among them the versions
+// of a mounted ConfigMap, to which visible links refer. A file or directory that has several paths
+// is listed once, by its first path.
 func list(root string) *listing {
 	l := &listing{files: map[string]filewatch.Sig{}, seen: map[[2]uint64]bool{}}
 	l.dir(root, true)
@@ -37,7 +37,7 @@ func (l *listing) dir(path string, top bool) {
 	l.watch = append(append(l.watch, links...), real)
 	sig, err := filewatch.Stat(path)
 	var entries []fs.DirEntry
-	if err == nil && l.first(sig) {
+	if err == nil && l.visit(sig) {
 		entries, err = os.ReadDir(path)
 	}
 	switch {
@@ -45,7 +45,7 @@ func (l *listing) dir(path string, top bool) {
 	case errors.Is(err, fs.ErrNotExist) && !top:
 		return
 	default:
-		l.unknown(path, err)
+		l.addUnreadable(path, err)
 		return
 	}
 	for _, e := range entries {
@@ -69,41 +69,41 @@ func (l *listing) entry(path string, e fs.DirEntry) {
 	fi, err := os.Stat(path)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			l.unknown(path, err)
+			l.addUnreadable(path, err)
 		}
-		l.link(path)
-		return // gone, or a link that leads nowhere
+		l.watchLink(path)
+		return // deleted, or a dangling link
 	}
 	switch {
 	case fi.IsDir():
 		l.dir(path, false)
 	case named && fi.Mode().IsRegular():
 		if link {
-			l.link(path)
+			l.watchLink(path)
 		}
-		if sig := filewatch.SigOf(fi); l.first(sig) {
+		if sig := filewatch.SigOf(fi); l.visit(sig) {
 			l.files[path] = sig
 		}
 	}
 }
 
-// unknown notes that nobody can tell what is at path and below it.
-func (l *listing) unknown(path string, err error) {
-	l.blind = append(l.blind, path)
+// addUnreadable records that path, and what is below it, could not be read.
+func (l *listing) addUnreadable(path string, err error) {
+	l.unreadable = append(l.unreadable, path)
 	l.problems = append(l.problems, object.Problem{
 		Origin: object.Origin{File: path},
 		Text:   fmt.Sprintf("read configuration: %v", reason(err)),
 	})
 }
 
-// link watches the way of a symbolic link, and where it ends.
-func (l *listing) link(path string) {
+// watchLink adds the directories of a symbolic link's path and of its target to the watch list.
+func (l *listing) watchLink(path string) {
 	real, links := filewatch.Resolve(path)
 	l.watch = append(append(l.watch, links...), filepath.Dir(real))
 }
 
-// first says whether a file or directory is met for the first time.
-func (l *listing) first(s filewatch.Sig) bool {
+// visit reports whether the file or directory has not been visited before, and marks it as visited.
+func (l *listing) visit(s filewatch.Sig) bool {
 	id := s.Identity()
 	if id[1] != 0 && l.seen[id] {
 		return false
@@ -112,9 +112,9 @@ func (l *listing) first(s filewatch.Sig) bool {
 	return true
 }
 
-// hides says whether a path may be there although it was not found.
-func (l *listing) hides(path string) bool {
-	for _, b := range l.blind {
+// mayExist reports whether a path that is not listed may exist, in a directory that is unreadable.
+func (l *listing) mayExist(path string) bool {
+	for _, b := range l.unreadable {
 		if path == b || strings.HasPrefix(path, strings.TrimSuffix(b, "/")+"/") {
 			return true
 		}
@@ -122,7 +122,7 @@ func (l *listing) hides(path string) bool {
 	return false
 }
 
-// reason is an error's cause without the path, which the problem names already.
+// reason returns an error without the path, which is in the problem's origin.
 func reason(err error) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {

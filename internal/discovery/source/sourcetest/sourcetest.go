@@ -1,10 +1,10 @@
-// Package sourcetest is the suite that every source of configuration passes.
+// Package sourcetest is the conformance suite for sources of configuration.
 //
-// It says what the loop behind a source relies on: the first batch holds everything that
-// there is, and Synced, once; a change carries a whole value; an equal value is no
-// change; what cannot be decoded keeps its last good value and is listed in Problems
-// until it is repaired; nothing is taken back that was not emitted. A source's own tests
-// add what is special to it (files, watches, reconnects).
+// It tests what the control plane relies on: the first batch has everything that exists,
+// and only that one is Synced; a change has a complete object; an object that is written
+// again with an equal value is not a change; an object that cannot be decoded keeps its
+// last good value and is listed in Problems until it is repaired; only objects that were
+// emitted are removed. Sources test files, watches and reconnects themselves.
 package sourcetest
 
 import (
@@ -16,25 +16,23 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// Source is what is tested. Run emits batches from one goroutine until ctx ends, then
+// Source is the source under test. Run calls emit from one goroutine until ctx ends, and then
 // returns nil.
 type Source interface {
 	Run(ctx context.Context, emit func(object.Batch)) error
 }
 
-// Harness is a fresh, empty place that a source reads from. Put, for one, writes a file
-// or calls an API server.
+// Harness is a new and empty store, such as a directory or an API server, that a source reads.
 type Harness struct {
-	// Source makes a source of the place. It may be called again after the former
-	// source has ended.
+	// Source creates a source. It may be called again after the previous source has ended.
 	Source func(t *testing.T) Source
-	// Put stores an object, whole, given as one YAML document.
+	// Put creates or replaces an object, given as one YAML document.
 	Put func(t *testing.T, key object.Key, yaml string)
-	// Delete ends an object.
+	// Delete deletes an object.
 	Delete func(t *testing.T, key object.Key)
 }
 
-// bound is how long anything may take before a test gives up.
+// bound is how long a test waits for a batch before it fails.
 const bound = 30 * time.Second
 
 // The objects of the suite.
@@ -53,19 +51,19 @@ const (
 	otherGood  = "apiVersion: v1\nkind: Namespace\nmetadata: {name: other}\n"
 )
 
-// Run runs the suite; fresh makes a place for each of its tests.
+// Run runs the suite; fresh returns a new Harness for each of its tests.
 func Run(t *testing.T, fresh func(t *testing.T) Harness) {
 	for _, tt := range []struct {
 		name string
 		test func(t *testing.T, h Harness)
 	}{
-		{"an empty place syncs", empty},
-		{"everything that is there comes in one batch", initial},
+		{"empty", empty},
+		{"first batch", initial},
 		{"add, update, delete", edits},
-		{"an equal value is no change", equal},
-		{"what does not decode keeps its last good value", spoiled},
-		{"what never was good is a problem, and no more", neverGood},
-		{"a second source says the same", twice},
+		{"equal value", equal},
+		{"last good value", lastGoodValue},
+		{"never valid", neverValid},
+		{"second source", twice},
 	} {
 		t.Run(tt.name, func(t *testing.T) { tt.test(t, fresh(t)) })
 	}
@@ -81,7 +79,7 @@ type recording struct {
 	syncs    int
 }
 
-// start runs a source and takes its first batch, which must be the synced one.
+// start runs a source and receives its first batch, which must be Synced.
 func start(t *testing.T, h Harness) *recording {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -107,17 +105,17 @@ func start(t *testing.T, h Harness) *recording {
 	}
 	t.Cleanup(r.stop)
 	if b := r.next("the first batch"); !b.Synced {
-		t.Fatalf("the first batch is not the synced one: %+v", b)
+		t.Fatalf("the first batch is not Synced: %+v", b)
 	}
 	return r
 }
 
-// next takes one batch and checks what holds for every batch.
+// next receives one batch and checks what applies to every batch.
 func (r *recording) next(what string) object.Batch {
 	r.t.Helper()
 	select {
 	case b := <-r.batches:
-		r.take(b)
+		r.apply(b)
 		return b
 	case <-time.After(bound):
 		r.t.Fatalf("%s: nothing was emitted", what)
@@ -125,7 +123,7 @@ func (r *recording) next(what string) object.Batch {
 	panic("unreachable")
 }
 
-func (r *recording) take(b object.Batch) {
+func (r *recording) apply(b object.Batch) {
 	r.t.Helper()
 	if len(b.Changes) == 0 && b.Problems == nil && !b.Synced {
 		r.t.Error("an empty batch was emitted")
@@ -140,7 +138,7 @@ func (r *recording) take(b object.Batch) {
 		_, known := r.state[c.Key]
 		switch {
 		case c.Object == nil && !known:
-			r.t.Errorf("%s is taken back, but was never emitted", c.Key)
+			r.t.Errorf("%s is removed, but was not emitted", c.Key)
 		case c.Object == nil:
 			delete(r.state, c.Key)
 		case c.Object.Key != c.Key:
@@ -154,7 +152,7 @@ func (r *recording) take(b object.Batch) {
 	}
 }
 
-// until takes batches until cond holds.
+// until receives batches until cond returns true.
 func (r *recording) until(what string, cond func() bool) {
 	r.t.Helper()
 	for !cond() {
@@ -162,8 +160,8 @@ func (r *recording) until(what string, cond func() bool) {
 	}
 }
 
-// quiet puts an object that changes, and checks that nothing but it is emitted.
-func (r *recording) quiet(h Harness, what string) {
+// nothingElse puts an object that changes, and checks that only that is emitted.
+func (r *recording) nothingElse(h Harness, what string) {
 	r.t.Helper()
 	h.Put(r.t, other, otherGood)
 	b := r.next(what)
@@ -172,7 +170,7 @@ func (r *recording) quiet(h Harness, what string) {
 	}
 }
 
-// port is the first port of the suite's Service, 0 where there is none.
+// port returns the first port of the suite's Service, or 0 if there is no Service.
 func (r *recording) port() uint32 {
 	if o, ok := r.state[service]; ok {
 		return o.Spec.(*object.ServiceSpec).Ports[0].Port
@@ -180,6 +178,7 @@ func (r *recording) port() uint32 {
 	return 0
 }
 
-func (r *recording) names(key object.Key) bool {
+// hasProblem reports whether a problem with a field and a text is listed for key.
+func (r *recording) hasProblem(key object.Key) bool {
 	return slices.ContainsFunc(r.problems, func(p object.Problem) bool { return p.Key == key && p.Text != "" && p.Field != "" })
 }

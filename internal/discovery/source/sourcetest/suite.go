@@ -11,9 +11,9 @@ import (
 func empty(t *testing.T, h Harness) {
 	r := start(t, h)
 	if len(r.state) != 0 || len(r.problems) != 0 {
-		t.Errorf("objects %v, problems %v of nothing", r.state, r.problems)
+		t.Errorf("objects %v, problems %v of an empty store", r.state, r.problems)
 	}
-	r.quiet(h, "after the sync")
+	r.nothingElse(h, "after the sync")
 }
 
 func initial(t *testing.T, h Harness) {
@@ -22,7 +22,7 @@ func initial(t *testing.T, h Harness) {
 	h.Put(t, other, otherGood)
 	r := start(t, h)
 	if len(r.state) != 3 || r.port() != 80 {
-		t.Errorf("the first batch made %v", slices.Collect(maps.Keys(r.state)))
+		t.Errorf("the first batch has %v", slices.Collect(maps.Keys(r.state)))
 	}
 	if vs, ok := r.state[route].Spec.(*networking.VirtualService); !ok || len(vs.Hosts) != 1 {
 		t.Errorf("the route is %v", r.state[route])
@@ -40,7 +40,7 @@ func edits(t *testing.T, h Harness) {
 	h.Delete(t, service)
 	r.until("delete", func() bool { return r.port() == 0 })
 	if _, ok := r.state[route]; !ok {
-		t.Error("the other object went too")
+		t.Error("the other object was removed")
 	}
 	h.Put(t, service, service80)
 	r.until("add again", func() bool { return r.port() == 80 })
@@ -52,23 +52,23 @@ func equal(t *testing.T, h Harness) {
 	r := start(t, h)
 	h.Put(t, service, service80)
 	h.Put(t, route, routeGood)
-	r.quiet(h, "after equal values")
+	r.nothingElse(h, "after equal values")
 }
 
-func spoiled(t *testing.T, h Harness) {
+func lastGoodValue(t *testing.T, h Harness) {
 	h.Put(t, service, service80)
 	h.Put(t, route, routeGood)
 	r := start(t, h)
 	good := r.state[route]
 	h.Put(t, route, routeBad)
-	r.until("a problem", func() bool { return r.names(route) })
+	r.until("a problem", func() bool { return r.hasProblem(route) })
 	if r.state[route].Spec != good.Spec {
-		t.Errorf("the last good value went: %v", r.state[route])
+		t.Errorf("the last good value was replaced: %v", r.state[route])
 	}
 	h.Put(t, service, service81)
 	r.until("another object, meanwhile", func() bool { return r.port() == 81 })
-	if !r.names(route) {
-		t.Errorf("the problem went without a repair: %v", r.problems)
+	if !r.hasProblem(route) {
+		t.Errorf("the problem was removed before the repair: %v", r.problems)
 	}
 	h.Put(t, route, routeTimed)
 	r.until("the end of the problem", func() bool { return len(r.problems) == 0 })
@@ -77,11 +77,11 @@ func spoiled(t *testing.T, h Harness) {
 	})
 }
 
-func neverGood(t *testing.T, h Harness) {
+func neverValid(t *testing.T, h Harness) {
 	h.Put(t, route, routeBad)
 	h.Put(t, service, service80)
 	r := start(t, h)
-	if _, there := r.state[route]; there || r.port() != 80 || !r.names(route) {
+	if _, exists := r.state[route]; exists || r.port() != 80 || !r.hasProblem(route) {
 		t.Errorf("state %v, problems %v", r.state, r.problems)
 	}
 	h.Delete(t, route)

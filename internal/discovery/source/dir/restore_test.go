@@ -12,7 +12,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// remembered is what a source of top would have emitted of these files when it ended.
+// remembered returns what a source of top has emitted for these files.
 func remembered(t *testing.T, top string, files map[string]string) []object.Object {
 	t.Helper()
 	var out []object.Object
@@ -27,9 +27,9 @@ func remembered(t *testing.T, top string, files map[string]string) []object.Obje
 
 const noSyntax = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: n\n---\n"
 
-// TestASourceGoesOnWhereAnotherEnded: one file is broken, one gone, one changed, one new,
-// while nobody looked. The first batch is right already.
-func TestASourceGoesOnWhereAnotherEnded(t *testing.T) {
+// One file is broken, one deleted, one changed and one new since the earlier source ended. The first
+// batch must be correct.
+func TestRememberedObjects(t *testing.T) {
 	top := t.TempDir()
 	was := remembered(t, top, map[string]string{
 		"broken.yaml": service("a", 1), "gone.yaml": service("b", 1), "sub/gone.yaml": service("c", 1), "changed.yaml": service("d", 1) + service("e", 1),
@@ -39,7 +39,7 @@ func TestASourceGoesOnWhereAnotherEnded(t *testing.T) {
 	write(t, filepath.Join(top, "new.yaml"), service("f", 1))
 	m := run(t, dir.Options{Dir: top, Remembered: was})
 	if len(m.history) != 3 {
-		t.Errorf("the first batch says %v", m.history)
+		t.Errorf("the first batch has %v", m.history)
 	}
 	m.want("a=1 d=2 f=1")
 	if len(m.problems) != 1 || m.problems[0].Origin.File != filepath.Join(top, "broken.yaml") {
@@ -51,7 +51,7 @@ func TestASourceGoesOnWhereAnotherEnded(t *testing.T) {
 	m.want("d=2 f=1")
 }
 
-func TestADirectoryThatIsNotThereHoldsWhatIsRemembered(t *testing.T) {
+func TestRememberedObjectsOfAMissingDirectory(t *testing.T) {
 	for name, top := range map[string]string{"plain": "mesh", "not clean": "./x/../mesh/"} {
 		t.Run(name, func(t *testing.T) {
 			t.Chdir(t.TempDir())
@@ -72,16 +72,16 @@ func TestADirectoryThatIsNotThereHoldsWhatIsRemembered(t *testing.T) {
 	}
 }
 
-func TestAnEmptyDirectoryIsEmpty(t *testing.T) {
+func TestRememberedObjectsOfAnEmptyDirectory(t *testing.T) {
 	top := t.TempDir()
 	m := run(t, dir.Options{Dir: top, Remembered: remembered(t, top, map[string]string{"f.yaml": service("a", 1)})})
 	if len(m.history) != 0 {
-		t.Errorf("the first batch says %v", m.history)
+		t.Errorf("the first batch has %v", m.history)
 	}
 }
 
-// TestARelativeDirectoryThatGoesAway: the paths of files below "./mesh" do not begin with that.
-func TestARelativeDirectoryThatGoesAway(t *testing.T) {
+// The paths of files below "./mesh" do not begin with "./mesh".
+func TestRelativeDirectoryIsRenamed(t *testing.T) {
 	t.Chdir(t.TempDir())
 	write(t, "mesh/f.yaml", service("a", 1))
 	m := run(t, dir.Options{Dir: "./mesh", Poll: 20 * time.Millisecond})
@@ -94,7 +94,7 @@ func TestARelativeDirectoryThatGoesAway(t *testing.T) {
 	m.want("a=2")
 	for _, h := range m.history {
 		if h == "-a" {
-			t.Errorf("what cannot be looked at was taken for gone: %v", m.history)
+			t.Errorf("objects of a directory that cannot be read were removed: %v", m.history)
 		}
 	}
 }
