@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Metadata holds the keys of a node's metadata that the control plane uses. [control-plane 1.5.6–1.5.8]
+// Metadata has the keys of a node's metadata that the control plane uses. [control-plane 1.5.6–1.5.8]
 type Metadata struct {
 	Name, Namespace, ServiceAccount string
 	ClusterID, Network              string

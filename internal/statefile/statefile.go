@@ -38,7 +38,7 @@ func CreateOnce(parent, name string, files map[string][]byte) error {
 	if err := syncDir(temp); err != nil {
 		return err
 	}
-	// A rename onto a folder that holds anything fails, which is what makes the first win.
+	// A rename onto a folder that is not empty fails, so the first caller succeeds.
 	if err := os.Rename(temp, final); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return nil
