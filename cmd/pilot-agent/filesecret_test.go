@@ -27,7 +27,7 @@ func TestFileSecretsReachEnvoy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	term := pki.Term{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}
+	term := pki.Validity{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}
 	root, err := pki.Sign(pki.RootTemplate("elsewhere.example", term), nil, roots.Public(), roots)
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-func hold(t *testing.T, path string) *claim.Held {
+func hold(t *testing.T, path string) *claim.Lock {
 	t.Helper()
 	h, err := claim.Folder(t.Context(), path, 0, nil)
 	if err != nil {

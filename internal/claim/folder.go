@@ -38,15 +38,15 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("%s is locked by process %d", e.Path, e.PID)
 }
 
-// Held is a folder that this process has locked.
-type Held struct{ dir *os.File }
+// Lock is a folder that this process has locked.
+type Lock struct{ dir *os.File }
 
 // Folder locks an existing folder for this process. The folder only needs to be readable; nothing
 // is written to it. If another process has locked it, Folder calls waiting, unless it is nil, and
 // retries until timeout has passed. It then returns a *TakenError; if ctx ends first, the error of
 // ctx; and if the file system has no locks, an error that wraps ErrUnsupported. All paths of a
 // folder are the same lock. A process that locks a folder twice waits for itself.
-func Folder(ctx context.Context, path string, timeout time.Duration, waiting func(error)) (*Held, error) {
+func Folder(ctx context.Context, path string, timeout time.Duration, waiting func(error)) (*Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(retryInterval)
@@ -72,7 +72,7 @@ func Folder(ctx context.Context, path string, timeout time.Duration, waiting fun
 	}
 }
 
-func tryFolder(path string) (*Held, error) {
+func tryFolder(path string) (*Lock, error) {
 	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func tryFolder(path string) (*Held, error) {
 		err = unix.EWOULDBLOCK // it was replaced by another folder meanwhile
 	}
 	if err == nil {
-		return &Held{dir}, nil
+		return &Lock{dir}, nil
 	}
 	defer dir.Close()
 	switch {
@@ -112,10 +112,10 @@ func sameFile(path string, f *os.File) bool {
 }
 
 // Is reports whether path refers to the locked folder.
-func (h *Held) Is(path string) bool { return sameFile(path, h.dir) }
+func (h *Lock) Is(path string) bool { return sameFile(path, h.dir) }
 
 // Release unlocks the folder.
-func (h *Held) Release() error { return h.dir.Close() }
+func (h *Lock) Release() error { return h.dir.Close() }
 
 // holder returns the id of the process that has locked a file, 0 if it is not visible.
 func holder(f *os.File) int {

@@ -62,8 +62,8 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		Network:        Text(raw["NETWORK"]),
 		Interception:   strings.ToUpper(Text(raw["INTERCEPTION_MODE"])),
 		Generator:      Text(raw["GENERATOR"]),
-		DNSCapture:     Truth(raw["DNS_CAPTURE"]),
-		HTTP10:         Truth(raw["HTTP10"]),
+		DNSCapture:     Bool(raw["DNS_CAPTURE"]),
+		HTTP10:         Bool(raw["HTTP10"]),
 	}
 	for key, v := range map[string]string{
 		"NAME": m.Name, "NAMESPACE": m.Namespace, "SERVICE_ACCOUNT": m.ServiceAccount, "CLUSTER_ID": m.ClusterID,
@@ -114,9 +114,9 @@ func Text(v any) string {
 	return ""
 }
 
-// Truth returns a metadata value as a boolean, by strconv.ParseBool of its Text; a value that is
+// Bool returns a metadata value as a boolean, by strconv.ParseBool of its Text; a value that is
 // not a boolean is false.
-func Truth(v any) bool {
+func Bool(v any) bool {
 	b, err := strconv.ParseBool(Text(v))
 	return err == nil && b
 }

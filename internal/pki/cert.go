@@ -24,15 +24,15 @@ const (
 	maxBundleCerts = 2048
 )
 
-// Term is a period of validity.
-type Term struct {
+// Validity is a period of validity.
+type Validity struct {
 	NotBefore, NotAfter time.Time
 }
 
-// TermOf returns the period in which all of the certificates are valid: a chain expires with its
-// first certificate. It returns the zero Term for no certificates.
-func TermOf(certs []*x509.Certificate) Term {
-	var t Term
+// ValidityOf returns the period in which all of the certificates are valid: a chain expires with its
+// first certificate. It returns the zero Validity for no certificates.
+func ValidityOf(certs []*x509.Certificate) Validity {
+	var t Validity
 	for i, c := range certs {
 		if i == 0 || c.NotBefore.After(t.NotBefore) {
 			t.NotBefore = c.NotBefore
@@ -46,7 +46,7 @@ func TermOf(certs []*x509.Certificate) Term {
 
 // RootTemplate returns the template of a self-signed root that can sign leaves and
 // intermediates. The organization is the trust domain.
-func RootTemplate(organization string, term Term) *x509.Certificate {
+func RootTemplate(organization string, term Validity) *x509.Certificate {
 	return &x509.Certificate{
 		Subject:               pkix.Name{Organization: []string{organization}, CommonName: "Root CA of " + organization},
 		NotBefore:             term.NotBefore,
@@ -60,7 +60,7 @@ func RootTemplate(organization string, term Term) *x509.Certificate {
 // WorkloadTemplate returns the template of a workload's certificate: the SPIFFE ID as its only
 // SAN, an empty subject (which makes the SAN critical), usable by client and server. It returns
 // an error if the identity is invalid.
-func WorkloadTemplate(id mesh.Identity, term Term) (*x509.Certificate, error) {
+func WorkloadTemplate(id mesh.Identity, term Validity) (*x509.Certificate, error) {
 	uri, err := spiffeURL(id)
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func WorkloadTemplate(id mesh.Identity, term Term) (*x509.Certificate, error) {
 
 // ServerTemplate returns the template of a server's certificate. Names that are IP addresses
 // become IP SANs, others DNS SANs. It cannot be used as a client certificate.
-func ServerTemplate(names []string, term Term) *x509.Certificate {
+func ServerTemplate(names []string, term Validity) *x509.Certificate {
 	t := &x509.Certificate{
 		NotBefore:             term.NotBefore,
 		NotAfter:              term.NotAfter,

@@ -34,19 +34,19 @@ func newKey(t testing.TB) crypto.Signer {
 	return must[crypto.Signer](t)(GenerateKey(ECDSAP256))
 }
 
-func newRoot(t testing.TB, term Term) (*x509.Certificate, crypto.Signer) {
+func newRoot(t testing.TB, term Validity) (*x509.Certificate, crypto.Signer) {
 	key := newKey(t)
 	return must[*x509.Certificate](t)(Sign(RootTemplate("cluster.local", term), nil, key.Public(), key)), key
 }
 
-func newLeaf(t testing.TB, root *x509.Certificate, rootKey crypto.Signer, term Term) (*x509.Certificate, crypto.Signer) {
+func newLeaf(t testing.TB, root *x509.Certificate, rootKey crypto.Signer, term Validity) (*x509.Certificate, crypto.Signer) {
 	key := newKey(t)
 	tmpl := must[*x509.Certificate](t)(WorkloadTemplate(alice, term))
 	return must[*x509.Certificate](t)(Sign(tmpl, root, key.Public(), rootKey)), key
 }
 
-func term(before, after time.Duration) Term {
-	return Term{NotBefore: now.Add(-before), NotAfter: now.Add(after)}
+func term(before, after time.Duration) Validity {
+	return Validity{NotBefore: now.Add(-before), NotAfter: now.Add(after)}
 }
 
 func TestEncodeKey(t *testing.T) {

@@ -58,9 +58,9 @@ func NewSecret(key, chain, roots []byte, now time.Time) (*Secret, error) {
 			own = append(own, c)
 		}
 	}
-	term := TermOf(own)
+	term := ValidityOf(own)
 	if len(trusted) == 1 { // with several roots, it depends on the peer which one is used
-		term = TermOf(append(own[:len(own):len(own)], trusted[0]))
+		term = ValidityOf(append(own[:len(own):len(own)], trusted[0]))
 	}
 	s := &Secret{Key: key, Chain: EncodeCerts(own...), Roots: EncodeCerts(trusted...), NotBefore: term.NotBefore, NotAfter: term.NotAfter}
 	s.Version = VersionOf(s.Key, s.Chain, s.Roots)

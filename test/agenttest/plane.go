@@ -81,8 +81,8 @@ func NewPlane(t testing.TB) *Plane {
 	return p
 }
 
-func term() pki.Term {
-	return pki.Term{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}
+func term() pki.Validity {
+	return pki.Validity{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}
 }
 
 // Give sets the resources of a type, by name. Call it before Start.

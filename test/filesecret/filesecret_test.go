@@ -38,8 +38,8 @@ type authority struct {
 	key  crypto.Signer
 }
 
-func term() pki.Term {
-	return pki.Term{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}
+func term() pki.Validity {
+	return pki.Validity{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}
 }
 
 func newKey(t *testing.T) crypto.Signer {

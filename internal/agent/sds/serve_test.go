@@ -272,12 +272,12 @@ func newRootSigner(t *testing.T, id mesh.Identity) rootSigner {
 		t.Fatal(err)
 	}
 	begin := time.Now().Add(-time.Minute)
-	root, err := pki.Sign(pki.RootTemplate("td", pki.Term{NotBefore: begin, NotAfter: begin.Add(time.Hour)}), nil, key.Public(), key)
+	root, err := pki.Sign(pki.RootTemplate("td", pki.Validity{NotBefore: begin, NotAfter: begin.Add(time.Hour)}), nil, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return rootSigner{root, func(pub any, ttl time.Duration) (*x509.Certificate, error) {
-		tmpl, err := pki.WorkloadTemplate(id, pki.Term{NotBefore: begin, NotAfter: time.Now().Add(ttl)})
+		tmpl, err := pki.WorkloadTemplate(id, pki.Validity{NotBefore: begin, NotAfter: time.Now().Add(ttl)})
 		if err != nil {
 			return nil, err
 		}

@@ -62,7 +62,7 @@ func serveCA(t *testing.T) *caServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl := pki.ServerTemplate([]string{"istiod.test"}, pki.Term{NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)})
+	tmpl := pki.ServerTemplate([]string{"istiod.test"}, pki.Validity{NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)})
 	leaf, err := pki.Sign(tmpl, s.ca.root, key.Public(), s.ca.key)
 	if err != nil {
 		t.Fatal(err)

@@ -34,7 +34,7 @@ func newFakeCA(t testing.TB) *fakeCA {
 	if err != nil {
 		t.Fatal(err)
 	}
-	term := pki.Term{NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(1e6 * time.Second)}
+	term := pki.Validity{NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(1e6 * time.Second)}
 	root, err := pki.Sign(pki.RootTemplate("cluster.local", term), nil, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -53,14 +53,14 @@ func (f *fakeCA) Sign(_ context.Context, text []byte, ttl time.Duration) (chain,
 	if err != nil {
 		return nil, nil, err
 	}
-	leaf, err := f.leaf(csr.PublicKey, pki.Term{NotBefore: time.Now().Add(-2 * time.Minute), NotAfter: time.Now().Add(ttl)})
+	leaf, err := f.leaf(csr.PublicKey, pki.Validity{NotBefore: time.Now().Add(-2 * time.Minute), NotAfter: time.Now().Add(ttl)})
 	if err != nil {
 		return nil, nil, err
 	}
 	return pki.EncodeCerts(leaf, f.root), pki.EncodeCerts(f.root), nil
 }
 
-func (f *fakeCA) leaf(pub crypto.PublicKey, term pki.Term) (*x509.Certificate, error) {
+func (f *fakeCA) leaf(pub crypto.PublicKey, term pki.Validity) (*x509.Certificate, error) {
 	tmpl, err := pki.WorkloadTemplate(alice, term)
 	if err != nil {
 		return nil, err

@@ -68,7 +68,7 @@ func (s source) readPair() (*pki.Secret, error) {
 		return nil, fmt.Errorf("read private key %s: certificate %s is for another key", s.key, s.chain)
 	}
 	chain = pki.EncodeCerts(certs...)
-	term := pki.TermOf(certs)
+	term := pki.ValidityOf(certs)
 	return &pki.Secret{Key: key, Chain: chain, Version: pki.VersionOf(key, chain), NotBefore: term.NotBefore, NotAfter: term.NotAfter}, nil
 }
 

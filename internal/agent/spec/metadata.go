@@ -84,7 +84,7 @@ func (b *builder) freeMetadata(m map[string]any) error {
 	for key, value := range b.set.Prefixed("ISTIO_META_*") {
 		m[key] = value
 		if booleanKeys[key] {
-			m[key] = strconv.FormatBool(mesh.Truth(strings.ToLower(first(value, "false"))))
+			m[key] = strconv.FormatBool(mesh.Bool(strings.ToLower(first(value, "false"))))
 		}
 	}
 	objects := b.set.Prefixed("ISTIO_METAJSON_*")

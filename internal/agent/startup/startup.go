@@ -66,7 +66,7 @@ func (t *Taken) lockAll(ctx context.Context, s *spec.Spec, log *slog.Logger) err
 }
 
 // lock locks a folder. The result is nil where the file system has no locks.
-func (t *Taken) lock(ctx context.Context, path, what, remedy string, log *slog.Logger) (*claim.Held, error) {
+func (t *Taken) lock(ctx context.Context, path, what, remedy string, log *slog.Logger) (*claim.Lock, error) {
 	held, err := claim.Folder(ctx, path, wait, func(err error) {
 		log.Warn("another agent has the "+what, "reason", err, "waiting_at_most", wait)
 	})

@@ -42,7 +42,7 @@ func authorityFor(t *testing.T, domain string) *authority {
 	if err != nil {
 		t.Fatal(err)
 	}
-	root, err := pki.Sign(pki.RootTemplate(domain, pki.Term{NotBefore: time.Now().Add(-3 * time.Hour), NotAfter: time.Now().Add(time.Hour)}), nil, key.Public(), key)
+	root, err := pki.Sign(pki.RootTemplate(domain, pki.Validity{NotBefore: time.Now().Add(-3 * time.Hour), NotAfter: time.Now().Add(time.Hour)}), nil, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func (a *authority) leaf(name string, left time.Duration) *tls.Certificate {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	c, err := pki.Sign(pki.ServerTemplate([]string{name}, pki.Term{NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(left)}), a.root, key.Public(), a.key)
+	c, err := pki.Sign(pki.ServerTemplate([]string{name}, pki.Validity{NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(left)}), a.root, key.Public(), a.key)
 	if err != nil {
 		a.t.Fatal(err)
 	}

@@ -111,7 +111,7 @@ func (a *Authenticator) fromCertificate(ctx context.Context, now time.Time) (mes
 func expiry(chains [][]*x509.Certificate) time.Time {
 	var last time.Time
 	for _, c := range chains {
-		if end := pki.TermOf(c).NotAfter; end.After(last) {
+		if end := pki.ValidityOf(c).NotAfter; end.After(last) {
 			last = end
 		}
 	}

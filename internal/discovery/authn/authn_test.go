@@ -26,7 +26,7 @@ func leaf(t *testing.T, id mesh.Identity, life time.Duration) *x509.Certificate 
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl, err := pki.WorkloadTemplate(id, pki.Term{NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(life)})
+	tmpl, err := pki.WorkloadTemplate(id, pki.Validity{NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(life)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,7 @@ var (
 // decide returns the certificate to sign for a request at the time now. The certificate is for the
 // caller's own identity: names in the request are ignored. Its lifetime is what was requested,
 // limited by lim and by the validity of the issuer's certificate, signer.
-func decide(r request, lim Limits, signer pki.Term, now time.Time) (approved, error) {
+func decide(r request, lim Limits, signer pki.Validity, now time.Time) (approved, error) {
 	csr, err := pki.ParseCSR(r.csr)
 	if err != nil {
 		return approved{}, fmt.Errorf("%w: %w", errCSR, err)
@@ -61,7 +61,7 @@ func decide(r request, lim Limits, signer pki.Term, now time.Time) (approved, er
 	if !now.Before(signer.NotAfter) {
 		return approved{}, fmt.Errorf("%w at %s", errSigner, signer.NotAfter.UTC().Format(time.RFC3339))
 	}
-	t := pki.Term{NotBefore: now.Add(-Backdate), NotAfter: now.Add(lifetime(r.ttl, lim))}
+	t := pki.Validity{NotBefore: now.Add(-Backdate), NotAfter: now.Add(lifetime(r.ttl, lim))}
 	if t.NotBefore.Before(signer.NotBefore) {
 		t.NotBefore = signer.NotBefore
 	}

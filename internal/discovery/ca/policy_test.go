@@ -28,12 +28,12 @@ func csrFor(t testing.TB, id mesh.Identity) []byte {
 func TestLifetime(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	csr := csrFor(t, alice)
-	years := pki.Term{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(87600 * time.Hour)}
+	years := pki.Validity{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(87600 * time.Hour)}
 	for _, tt := range []struct {
 		name   string
 		ttl    time.Duration
 		lim    Limits
-		signer pki.Term
+		signer pki.Validity
 		want   time.Duration
 	}{
 		{"no lifetime", 0, Limits{}, years, 24 * time.Hour},
@@ -42,7 +42,7 @@ func TestLifetime(t *testing.T) {
 		{"more than the limit", 5000 * time.Hour, Limits{}, years, 2160 * time.Hour},
 		{"more than a configured limit", 3 * time.Hour, Limits{MaxTTL: 2 * time.Hour}, years, 2 * time.Hour},
 		{"a default above the limit", 0, Limits{DefaultTTL: 3 * time.Hour, MaxTTL: 2 * time.Hour}, years, 2 * time.Hour},
-		{"past the signer's end", 3 * time.Hour, Limits{}, pki.Term{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}, time.Hour},
+		{"past the signer's end", 3 * time.Hour, Limits{}, pki.Validity{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}, time.Hour},
 	} {
 		ok, err := decide(request{caller: alice, csr: csr, ttl: tt.ttl}, tt.lim, tt.signer, now)
 		if err != nil {
@@ -56,7 +56,7 @@ func TestLifetime(t *testing.T) {
 			t.Errorf("%s: valid from %s", tt.name, got)
 		}
 	}
-	young := pki.Term{NotBefore: now.Add(-time.Second), NotAfter: now.Add(time.Hour)}
+	young := pki.Validity{NotBefore: now.Add(-time.Second), NotAfter: now.Add(time.Hour)}
 	if ok, err := decide(request{caller: alice, csr: csr}, Limits{}, young, now); err != nil || !ok.template.NotBefore.Equal(young.NotBefore) {
 		t.Errorf("a leaf is valid before its issuer: %v", err)
 	}
@@ -64,7 +64,7 @@ func TestLifetime(t *testing.T) {
 
 func TestDecideErrors(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	signer := pki.Term{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}
+	signer := pki.Validity{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}
 	csr := csrFor(t, alice)
 	for _, tt := range []struct {
 		name string

@@ -51,7 +51,7 @@ func createRoot(stateDir, organization string, ttl time.Duration, now time.Time)
 	if err != nil {
 		return fmt.Errorf("create root key: %w", err)
 	}
-	term := pki.Term{NotBefore: now.Add(-Backdate), NotAfter: now.Add(ttl)}
+	term := pki.Validity{NotBefore: now.Add(-Backdate), NotAfter: now.Add(ttl)}
 	cert, err := pki.Sign(pki.RootTemplate(organization, term), nil, key.Public(), key)
 	if err != nil {
 		return fmt.Errorf("create root certificate: %w", err)

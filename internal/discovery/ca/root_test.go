@@ -68,7 +68,7 @@ func TestOpenRootErrors(t *testing.T) {
 		{"no certificate", "no PEM block", func(dir string) error { return os.WriteFile(filepath.Join(dir, rootCert), []byte("x"), 0o600) }},
 		{"a leaf", "not a self-signed CA", func(dir string) error {
 			key, _ := pki.GenerateKey("")
-			leaf, _ := pki.Sign(pki.ServerTemplate(nil, pki.Term{NotAfter: time.Now().Add(time.Hour)}), nil, key.Public(), key)
+			leaf, _ := pki.Sign(pki.ServerTemplate(nil, pki.Validity{NotAfter: time.Now().Add(time.Hour)}), nil, key.Public(), key)
 			return os.WriteFile(filepath.Join(dir, rootCert), pki.EncodeCerts(leaf), 0o600)
 		}},
 	} {

@@ -69,7 +69,7 @@ func (s *Server) CreateCertificate(ctx context.Context, r *securityv1.IstioCerti
 
 func (s *Server) issue(r request) (string, error) {
 	root := s.authority.cert
-	ok, err := decide(r, s.limits, pki.Term{NotBefore: root.NotBefore, NotAfter: root.NotAfter}, time.Now())
+	ok, err := decide(r, s.limits, pki.Validity{NotBefore: root.NotBefore, NotAfter: root.NotAfter}, time.Now())
 	if errors.Is(err, errSigner) {
 		s.metrics.signErrors.Add(1)
 		return "", status.Error(codes.FailedPrecondition, err.Error())

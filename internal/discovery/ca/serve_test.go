@@ -205,7 +205,7 @@ func TestRenewalWithACertificate(t *testing.T) {
 		t.Errorf("the caller %s got a certificate for %s", alice, id)
 	}
 	otherKey, _ := pki.GenerateKey("")
-	tmpl, _ := pki.WorkloadTemplate(bank, pki.Term{NotAfter: time.Now().Add(time.Hour)})
+	tmpl, _ := pki.WorkloadTemplate(bank, pki.Validity{NotAfter: time.Now().Add(time.Hour)})
 	forged, err := pki.Sign(tmpl, nil, otherKey.Public(), otherKey)
 	if err != nil {
 		t.Fatal(err)

@@ -64,7 +64,7 @@ func (s *Serving) issue(now time.Time) (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	term := pki.Term{NotBefore: now.Add(-Backdate), NotAfter: now.Add(servingTTL)}
+	term := pki.Validity{NotBefore: now.Add(-Backdate), NotAfter: now.Add(servingTTL)}
 	if end := s.authority.cert.NotAfter; term.NotAfter.After(end) {
 		term.NotAfter = end
 	}
