@@ -74,6 +74,8 @@ var sideways = map[string][]string{
 	"internal/agent/identity":              {"internal/agent/spec"}, // every part of the agent reads the Spec
 	"internal/agent/bootstrap":             {"internal/agent/spec"},
 	"internal/agent/launch":                {"internal/agent/envoy"}, // it makes an envoy.Launch
+	"internal/agent/startup":               {"internal/agent/envoy"}, // folders are Envoy's user's
+	"internal/agent/host":                  {"internal/agent/envoy"}, // which capabilities it may hand on
 	"internal/pki":                         {"internal/mesh"},
 	"internal/object":                      {"internal/mesh"},
 	"internal/agent/capture":               {"internal/agent/capture/..."},  // it chooses between iptables and nft

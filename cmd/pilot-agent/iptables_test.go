@@ -136,9 +136,9 @@ func TestIptablesSaysThatTheAgentMustBeTold(t *testing.T) {
 // The rules that the agent itself watches tell it, too.
 func TestWatchedRulesSayThatDNSIsCaptured(t *testing.T) {
 	for args, want := range map[string]bool{"-b '*' --native-nftables": false, "-b '*' --native-nftables --redirect-dns": true} {
-		_, dns, err := watchCapture(args, nil, slog.New(slog.DiscardHandler))
-		if err != nil || dns != want {
-			t.Errorf("%s: %v (%v), want %v", args, dns, err, want)
+		_, rules, err := watchCapture(args, nil, slog.New(slog.DiscardHandler))
+		if err != nil || rules.DNS.Capture != want {
+			t.Errorf("%s: %v (%v), want %v", args, rules.DNS.Capture, err, want)
 		}
 	}
 }

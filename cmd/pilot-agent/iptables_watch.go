@@ -21,11 +21,11 @@ import (
 const watchEvery = time.Second
 
 // watchCapture makes the task that keeps rules in force. The arguments are those that istio-iptables
-// was called with; other settings are read from the environment, as there. The second result says
-// whether these rules capture DNS.
-func watchCapture(args string, env map[string]string, log *slog.Logger) (tasks.Task, bool, error) {
-	fail := func(err error) (tasks.Task, bool, error) {
-		return tasks.Task{}, false, fmt.Errorf("watch the capture of traffic by --watchCapture=%q: %w", args, err)
+// was called with; other settings are read from the environment, as there. The second result are
+// the options of these rules.
+func watchCapture(args string, env map[string]string, log *slog.Logger) (tasks.Task, plan.Options, error) {
+	fail := func(err error) (tasks.Task, plan.Options, error) {
+		return tasks.Task{}, plan.Options{}, fmt.Errorf("watch the capture of traffic by --watchCapture=%q: %w", args, err)
 	}
 	r := &captureCommand{env: env}
 	f := pflag.NewFlagSet("istio-iptables", pflag.ContinueOnError)
@@ -64,5 +64,5 @@ func watchCapture(args string, env map[string]string, log *slog.Logger) (tasks.T
 	}
 	log.Info("the rules of capture are watched", "by", choice.Name, "because", choice.Why)
 	w := capture.Watch{Backend: choice, Plan: rules, Every: watchEvery, Log: log}
-	return tasks.Task{Name: "capture", Run: w.Run}, r.options.DNS.Capture, nil
+	return tasks.Task{Name: "capture", Run: w.Run}, r.options, nil
 }

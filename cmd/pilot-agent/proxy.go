@@ -51,7 +51,7 @@ func newProxy(s surroundings) *cobra.Command {
 			}
 			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
 			logger.Info("Version " + thisBuild().String())
-			in := spec.Input{Role: role, Flags: given, Env: s.env, ReadFile: os.ReadFile}
+			in := spec.Input{Role: role, Flags: given, Env: s.env, ReadFile: os.ReadFile, LookupUser: host.LookupUser}
 			o := agent.Options{Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}
 			a, err := prepare(c.Context(), in, watch, o)
 			if errors.Is(err, context.Canceled) {
@@ -75,12 +75,12 @@ func newProxy(s surroundings) *cobra.Command {
 // prepare makes the Spec and the agent. watch are the arguments of istio-iptables whose rules to keep in force.
 func prepare(ctx context.Context, in spec.Input, watch string, o agent.Options) (*agent.Agent, error) {
 	if watch != "" {
-		task, dns, err := watchCapture(watch, in.Env, o.Log.With("scope", "capture"))
+		task, rules, err := watchCapture(watch, in.Env, o.Log.With("scope", "capture"))
 		if err != nil {
 			return nil, err
 		}
 		o.Tasks = append(o.Tasks, task)
-		in.CaptureDNS = dns
+		in.Capture = spec.Capture{DNS: rules.DNS.Capture, TPROXY: strings.EqualFold(rules.Mode, "TPROXY")}
 	}
 	if os.Getpid() == 1 {
 		o.Tasks = append(o.Tasks, tasks.Task{Name: "reap", Run: envoy.Reap})

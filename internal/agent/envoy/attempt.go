@@ -154,7 +154,7 @@ func (l *loop) spawn(a *attempt) {
 	if a.watch.Err() != nil {
 		err = errStopped
 	} else {
-		a.proc, err = spawn(l.launcher, what, l.o.As, l.o.Stdout, l.o.Stderr)
+		a.proc, err = spawn(l.launcher, what, l.o.Stdout, l.o.Stderr)
 	}
 	if err != nil {
 		status := notStarted(err)

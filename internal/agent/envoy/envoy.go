@@ -20,7 +20,6 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
@@ -40,12 +39,14 @@ type Launch struct {
 	Workers int
 	// Env is its environment; nil hands on the agent's own.
 	Env []string
+	// As is the user that it runs as; nil is the agent's own.
+	As *User
 }
 
 // hashed fills in a missing Hash.
 func (l Launch) hashed() Launch {
 	if l.Hash == "" {
-		sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %d", l.Binary, l.Args, l.Env, l.Workers))
+		sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %d %v", l.Binary, l.Args, l.Env, l.Workers, l.As))
 		l.Hash = hex.EncodeToString(sum[:8])
 	}
 	return l
@@ -66,8 +67,6 @@ type Options struct {
 	// IgnorePorts are ports of listeners whose connections do not count in a drain until
 	// none is left: probes and metrics.
 	IgnorePorts []int
-	// As is the user that Envoy runs as; nil is the agent's own.
-	As *syscall.Credential
 	// Stdout and Stderr get Envoy's output in whole lines; nil discards it. They may be shared with loggers
 	// that write whole lines and lock.
 	Stdout, Stderr io.Writer

@@ -58,17 +58,18 @@ func (l *launcher) start(cmd *exec.Cmd) error {
 }
 
 // command prepares a child in a process group of its own that dies with us.
-func command(what Launch, as *syscall.Credential) *exec.Cmd {
+func command(what Launch) *exec.Cmd {
 	cmd := exec.Command(what.Binary, what.Args...)
 	cmd.Env = what.Env
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, Credential: as}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	what.As.attributes(cmd.SysProcAttr)
 	return cmd
 }
 
 // spawn starts what was asked for, its output going to stdout and stderr line by line.
-func spawn(l *launcher, what Launch, as *syscall.Credential, stdout, stderr io.Writer) (*process, error) {
-	p := &process{cmd: command(what, as)}
-	outs, err := p.connect(as)
+func spawn(l *launcher, what Launch, stdout, stderr io.Writer) (*process, error) {
+	p := &process{cmd: command(what)}
+	outs, err := p.connect(what.As)
 	if err == nil {
 		p.cmd.Stdout, p.cmd.Stderr = outs[0], outs[1]
 		err = l.start(p.cmd)
@@ -88,7 +89,7 @@ func spawn(l *launcher, what Launch, as *syscall.Credential, stdout, stderr io.W
 	for i, dst := range []io.Writer{stdout, stderr} {
 		p.copies.Go(func() {
 			if p.copied[i] = copyLines(dst, p.pipes[i]); p.copied[i] != nil {
-				// Envoy must not come to stand still because nobody takes its output.
+				// Envoy would block if nobody read its output.
 				_, _ = io.Copy(io.Discard, p.pipes[i])
 			}
 		})
@@ -97,7 +98,7 @@ func spawn(l *launcher, what Launch, as *syscall.Credential, stdout, stderr io.W
 }
 
 // connect makes the pipes for the output and returns the child's ends.
-func (p *process) connect(as *syscall.Credential) ([]*os.File, error) {
+func (p *process) connect(as *User) ([]*os.File, error) {
 	var outs []*os.File
 	for range 2 {
 		r, w, err := os.Pipe()
@@ -105,11 +106,8 @@ func (p *process) connect(as *syscall.Credential) ([]*os.File, error) {
 			return outs, err
 		}
 		p.pipes, outs = append(p.pipes, r), append(outs, w)
-		if as == nil {
-			continue
-		}
 		// Access logs go to /dev/stdout, which opens the pipe anew: it must be its user's.
-		if err := w.Chown(int(as.Uid), int(as.Gid)); err != nil {
+		if err := as.own(w); err != nil {
 			return outs, err
 		}
 	}

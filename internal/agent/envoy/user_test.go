@@ -3,7 +3,6 @@ package envoy_test
 import (
 	"fmt"
 	"os"
-	"syscall"
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
@@ -21,7 +20,7 @@ func TestAnotherUserOwnsItsOutput(t *testing.T) {
 	r := run(t, fakeenvoy.Script{}, func(o *envoy.Options) {
 		o.Launch.Binary, o.Launch.Args, o.Policy.Budget, o.Stdout = "/bin/sh", []string{"-c", "id -u >/dev/stdout"}, 0, &out
 		if os.Getuid() == 0 {
-			o.As = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
+			o.Launch.As = &envoy.User{UID: uint32(uid), GID: uint32(uid)}
 		}
 	})
 	if err := r.end(); err == nil {

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 )
@@ -37,17 +39,32 @@ func short(ctx context.Context, what Launch, more ...string) (string, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	what.Args = append(what.Args[:len(what.Args):len(what.Args)], more...)
-	var said bytes.Buffer
-	cmd := command(what, nil)
-	cmd.Stdout, cmd.Stderr = &said, &said
-	cmd.WaitDelay = stragglers
-	if err := cmd.Start(); err != nil {
+	out, w, err := os.Pipe()
+	if err != nil {
+		return "", err
+	}
+	defer out.Close()
+	cmd := command(what)
+	cmd.Stdout, cmd.Stderr = w, w
+	if err = what.As.own(w); err == nil {
+		err = cmd.Start()
+	}
+	w.Close()
+	if err != nil {
 		return "", err
 	}
 	awaited.Store(cmd.Process.Pid, nil)
 	defer awaited.Delete(cmd.Process.Pid)
 	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
-	err := cmd.Wait()
+	var said bytes.Buffer
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		_, _ = said.ReadFrom(out) // what could be read is what there is to say
+	}()
+	err = cmd.Wait()
+	_ = out.SetReadDeadline(time.Now().Add(stragglers))
+	<-read
 	if err == nil {
 		return said.String(), nil
 	}

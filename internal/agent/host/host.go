@@ -2,11 +2,16 @@
 package host
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
+	"os/user"
+	"strconv"
 
+	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/cgroup"
 )
@@ -15,7 +20,7 @@ import (
 func Read() (spec.Host, error) {
 	var h spec.Host
 	h.Hostname, _ = os.Hostname() // the last choice for the node's name
-	h.CPULimit = cgroup.CPULimit()
+	h.CPULimit, h.UID, h.Capabilities = cgroup.CPULimit(), os.Getuid(), envoy.Capabilities()
 	nics, err := net.Interfaces()
 	if err != nil {
 		return h, fmt.Errorf("list network interfaces: %w", err)
@@ -37,4 +42,19 @@ func Read() (spec.Host, error) {
 		h.Interfaces = append(h.Interfaces, i)
 	}
 	return h, nil
+}
+
+// LookupUser finds a user by name. The error for one that does not exist is fs.ErrNotExist.
+func LookupUser(name string) (uid, gid uint32, err error) {
+	u, err := user.Lookup(name)
+	var unknown user.UnknownUserError
+	switch {
+	case errors.As(err, &unknown):
+		return 0, 0, fs.ErrNotExist
+	case err != nil:
+		return 0, 0, err
+	}
+	uid64, err1 := strconv.ParseUint(u.Uid, 10, 32)
+	gid64, err2 := strconv.ParseUint(u.Gid, 10, 32)
+	return uint32(uid64), uint32(gid64), errors.Join(err1, err2)
 }

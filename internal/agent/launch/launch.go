@@ -109,7 +109,7 @@ func (f *Folder) Launch(s *spec.Spec, hash string) (envoy.Launch, error) {
 		}
 		f.written[hash] = args.Bootstrap
 	}
-	l := envoy.Launch{Hash: hash, Binary: s.Envoy.Binary, Env: s.Envoy.Env}
+	l := envoy.Launch{Hash: hash, Binary: s.Envoy.Binary, Env: s.Envoy.Env, As: (*envoy.User)(s.Envoy.RunAs)}
 	if args.HotRestart {
 		l.Workers, args.Concurrency = args.Concurrency, 0
 	}

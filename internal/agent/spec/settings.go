@@ -41,6 +41,10 @@ func (b *builder) settings() error {
 	s.DNS = b.dns()
 	s.Status = b.status()
 	s.Envoy = b.envoy()
+	var err error
+	if s.Envoy.RunAs, err = b.runAs(); err != nil {
+		return err
+	}
 	s.Warnings = append(s.Warnings, b.set.WithoutEffect()...)
 	return b.override()
 }
@@ -149,7 +153,7 @@ func (b *builder) lifecycle() Lifecycle {
 func (b *builder) dns() DNS {
 	captured, wanted := b.set.Bool("ISTIO_META_DNS_CAPTURE"), b.set.Bool("ISTIO_META_ENABLE_DNS_SERVER")
 	return DNS{
-		Serve:    captured && b.in.Role == mesh.Sidecar || wanted || b.in.CaptureDNS,
+		Serve:    captured && b.in.Role == mesh.Sidecar || wanted || b.in.Capture.DNS,
 		Address:  b.set.Text("DNS_PROXY_ADDR"),
 		Timeout:  b.set.DurationOr("DNS_FORWARD_TIMEOUT", 0),
 		Parallel: b.set.Bool("DNS_FORWARD_PARALLEL"),

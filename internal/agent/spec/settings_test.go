@@ -117,7 +117,7 @@ func TestWhoServesDNS(t *testing.T) {
 		{"the environment wins", func(in *testInput) {
 			in.Env["PROXY_CONFIG"], in.Env["ISTIO_META_DNS_CAPTURE"] = "proxyMetadata: {ISTIO_META_DNS_CAPTURE: 'true'}", "false"
 		}, false},
-		{"by the rules that the agent keeps", func(in *testInput) { in.CaptureDNS = true }, true},
+		{"by the rules that the agent keeps", func(in *testInput) { in.Capture.DNS = true }, true},
 		{"a router", func(in *testInput) { in.Role, in.Env["ISTIO_META_DNS_CAPTURE"] = mesh.Router, "true" }, false},
 		{"a router that is asked", func(in *testInput) { in.Role, in.Env["ISTIO_META_ENABLE_DNS_SERVER"] = mesh.Router, "true" }, true},
 	} {

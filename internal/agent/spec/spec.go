@@ -39,8 +39,10 @@ type Input struct {
 	// ReadFile reads a whole file. The error for a missing file is fs.ErrNotExist, also wrapped. It is called
 	// only by Build, for the paths that Spec.Files then lists. Nil stands for no files.
 	ReadFile func(path string) ([]byte, error)
-	// CaptureDNS says that the rules which this agent keeps in force send DNS to it.
-	CaptureDNS bool
+	// LookupUser finds a user by name. The error for one that does not exist is fs.ErrNotExist, also wrapped. Nil stands for no users.
+	LookupUser func(name string) (uid, gid uint32, err error)
+	// Capture says what the capture rules do that this agent keeps in force.
+	Capture Capture
 	// Running is the Spec in use, nil at the start.
 	Running *Spec
 }
@@ -52,6 +54,18 @@ type Host struct {
 	Interfaces []Interface
 	// CPULimit is the number of CPUs that this process may use, rounded up; 0 for no limit.
 	CPULimit int
+	// UID is the user that the agent runs as.
+	UID int
+	// Capabilities are those that the agent may use (permitted), a bit for each as in capabilities(7).
+	Capabilities uint64
+}
+
+// Capture says what rules of capture do.
+type Capture struct {
+	// DNS sends DNS requests to the agent.
+	DNS bool
+	// TPROXY intercepts inbound connections transparently.
+	TPROXY bool
 }
 
 // Interface is a network interface and its addresses.
@@ -174,6 +188,8 @@ type Envoy struct {
 	// DeferredClusters has Envoy initialize a cluster on its first request.
 	DeferredClusters bool
 	LogJSON          bool
+	// RunAs is the user that Envoy runs as; nil is the agent's own.
+	RunAs *EnvoyUser
 	// OutlierLog is the file for ejected endpoints; empty for none.
 	OutlierLog string
 }

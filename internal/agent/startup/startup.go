@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/run"
@@ -48,14 +49,23 @@ func Take(ctx context.Context, s *spec.Spec, log *slog.Logger) (*Taken, error) {
 }
 
 func (t *Taken) lockAll(ctx context.Context, s *spec.Spec, log *slog.Logger) error {
-	if err := os.MkdirAll(s.Paths.ConfigDir, 0o750); err != nil {
+	user := (*envoy.User)(s.Envoy.RunAs)
+	if user != nil {
+		log.Info("Envoy runs as another user than the agent, which is root to serve DNS on port 53", "uid", user.UID, "gid", user.GID, "binds_low_ports", user.BindPorts)
+		if file := s.Envoy.OutlierLog; file != "" {
+			if err := user.LogFile(file); err != nil {
+				return err
+			}
+		}
+	}
+	if err := user.Folder(s.Paths.ConfigDir); err != nil {
 		return fmt.Errorf("make the configuration folder: %w", err)
 	}
 	config, err := t.lock(ctx, s.Paths.ConfigDir, "configuration folder", "give this one a folder of its own (configPath)", log)
 	if err != nil || !s.Certificates.Own {
 		return err
 	}
-	if err := os.MkdirAll(s.Paths.SDSDir, 0o750); err != nil {
+	if err := user.Folder(s.Paths.SDSDir); err != nil {
 		return fmt.Errorf("make the folder of the SDS socket: %w", err)
 	}
 	if config != nil && config.Is(s.Paths.SDSDir) {
