@@ -76,7 +76,7 @@ func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 }
 
 // read takes what it needs and leaves the rest unread: what follows is the node with all
-// extensions of Envoy, a hundred kilobytes that each look would leave behind.
+// extensions of Envoy, a hundred kilobytes of garbage for each poll.
 func (i *ServerInfo) read(d *json.Decoder) error {
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return errors.Join(errors.New("no JSON object"), err)
@@ -142,7 +142,7 @@ func (a *Admin) DrainListeners(ctx context.Context, inboundOnly bool) error {
 }
 
 // QuitQuitQuit tells Envoy to end at once. Never use it on an epoch above 0 that is not live:
-// it would take its parent along.
+// it would end its parent with it.
 func (a *Admin) QuitQuitQuit(ctx context.Context) error {
 	_, err := a.ask(ctx, http.MethodPost, "/quitquitquit")
 	return err

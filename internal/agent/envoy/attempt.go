@@ -22,7 +22,7 @@ const (
 	noteConfig  = "configuration"
 )
 
-// checkTime bounds what is looked at before a child is started.
+// checkTime bounds what is checked before a child is started.
 const checkTime = 15 * time.Second
 
 var errStopped = errors.New("stopped before it was started")
@@ -33,8 +33,8 @@ type attempt struct {
 	epoch   int
 	what    Launch
 	proc    *process        // nil before it is started
-	shot    bool            // the agent has sent it SIGKILL
-	oom     int64           // kills for want of memory before it was started
+	killed  bool            // the agent has sent it SIGKILL
+	oom     int64           // out-of-memory kills of the control group before it was started
 	watch   context.Context // of whatever watches it
 	stop    context.CancelFunc
 	undrain context.CancelFunc // ends the counting of a drain; nil before one
@@ -42,7 +42,7 @@ type attempt struct {
 	process Process
 }
 
-// start begins an attempt. A child is looked at before: what is found costs nobody a connection.
+// start begins an attempt. A child is checked before: a problem found then costs no connection.
 func (l *loop) start(e supervise.Start) {
 	a := &attempt{epoch: e.Epoch, what: l.launches[e.Hash], process: Process{Epoch: e.Epoch, Started: time.Now()}}
 	l.forget()
@@ -67,12 +67,12 @@ func (l *loop) start(e supervise.Start) {
 			status = supervise.Status{Signal: supervise.SIGKILL}
 		}
 		l.report(report{event: supervise.Exited{Epoch: a.epoch, Status: status, Reason: why}, about: a, learn: func() {
-			l.gone(a, ending{Status: status, shot: a.shot, why: why}, err)
+			l.gone(a, ending{Status: status, killed: a.killed, why: why}, err)
 		}})
 	})
 }
 
-// check looks whether a child could take over: its configuration is good, and it and the
+// check checks whether a child could take over: its configuration is good, and it and the
 // Envoy that runs share their memory in the same way.
 func (l *loop) check(a *attempt) (supervise.Reason, error) {
 	ctx, cancel := context.WithTimeout(a.watch, checkTime)
@@ -181,7 +181,7 @@ func (l *loop) awaitEnd(a *attempt, proc *process) {
 	exited := supervise.Exited{Epoch: a.epoch, Status: status, TookAdmin: l.parentRuns(a.epoch) && !l.adminIsWith(a.epoch-1)}
 	kills, ok := cgroup.OOMKills()
 	l.report(report{event: exited, about: a, learn: func() {
-		l.gone(a, ending{Status: status, shot: a.shot, oom: ok && kills > a.oom}, nil)
+		l.gone(a, ending{Status: status, killed: a.killed, oom: ok && kills > a.oom}, nil)
 	}})
 }
 
@@ -225,19 +225,19 @@ func (l *loop) gone(a *attempt, how ending, err error) {
 	}
 }
 
-// awaitLive looks until the epoch is live.
+// awaitLive polls until the epoch is live.
 func (l *loop) awaitLive(a *attempt) {
-	for pause := firstLook; ; pause = min(pause*5/4, slowLook) {
-		live, answered := l.lookLive(a.watch, a)
-		if live || !answered && l.memory != nil && time.Since(a.process.Started) > unseenAfter && l.lookServes(a) || !wait(a.watch, pause) {
+	for pause := minPoll; ; pause = min(pause*5/4, maxPoll) {
+		live, answered := l.checkLive(a.watch, a)
+		if live || !answered && l.memory != nil && time.Since(a.process.Started) > unseenAfter && l.checkServes(a) || !wait(a.watch, pause) {
 			return
 		}
 	}
 }
 
-// lookLive asks once whether the epoch is live, and reports it if it is; the second result says
-// whether anybody answered.
-func (l *loop) lookLive(ctx context.Context, a *attempt) (live, answered bool) {
+// checkLive asks once whether the epoch is live, and reports it if it is; the second result says
+// whether the admin interface answered.
+func (l *loop) checkLive(ctx context.Context, a *attempt) (live, answered bool) {
 	// /server_info is long: it is asked for only where the answer can be yes.
 	if err := l.admin.Ready(ctx); err != nil {
 		var status *statusError
@@ -282,14 +282,14 @@ func (l *loop) learnVersion(a *attempt) {
 	l.report(report{about: a, learn: func() { l.state.version = version }})
 }
 
-// lastLook gives an epoch that starts a chance to be live before it is asked to end: one
+// checkBeforeEnd gives an epoch that starts a chance to be live before it is asked to end: one
 // that serves must not be taken for one that does not.
-func (l *loop) lastLook(a *attempt, runs bool) {
+func (l *loop) checkBeforeEnd(a *attempt, runs bool) {
 	ctx, cancel := context.WithTimeout(l.work, time.Second/4)
 	defer cancel()
 	if a != nil {
-		if live, answered := l.lookLive(ctx, a); !live && !answered && runs && l.memory != nil {
-			l.lookServes(a)
+		if live, answered := l.checkLive(ctx, a); !live && !answered && runs && l.memory != nil {
+			l.checkServes(a)
 		}
 	}
 	l.tell(supervise.Terminate{}, nil)

@@ -3,7 +3,7 @@
 // It is the edge that performs the machine's effects: it starts one process per epoch in
 // a process group of its own, passes its output on, asks its admin interface, sends signals and reaps.
 // For hot restarts it also owns the shared memory: a base id that nobody else has, the flag
-// that a failed child leaves behind, and its removal; and it looks before a child is started
+// that a failed child leaves behind, and its removal; and it checks before a child is started
 // whether that could take over at all (the bootstrap is good, the binaries understand each other).
 // Run blocks until the machine is done; the end of its context is the request to
 // terminate, and Run then still drains. When it returns, no process that it started is

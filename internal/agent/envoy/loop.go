@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	firstLook = 5 * time.Millisecond   // between two looks at whether Envoy is live, at first
-	slowLook  = 250 * time.Millisecond // and in the end
-	countPace = time.Second            // between two counts of connections in a drain
+	minPoll   = 5 * time.Millisecond   // between two polls of whether Envoy is live, at first
+	maxPoll   = 250 * time.Millisecond // and in the end
+	countPoll = time.Second            // between two counts of connections in a drain
 )
 
 // loop is the one goroutine that owns the machine and the processes.
@@ -64,13 +64,13 @@ func (l *loop) serve(ctx context.Context) int {
 			asked = nil
 			starting := l.starting()
 			runs := starting != nil && starting.proc != nil
-			l.helpers.Go(func() { l.lastLook(starting, runs) })
+			l.helpers.Go(func() { l.checkBeforeEnd(starting, runs) })
 		case what := <-l.desires:
 			l.launches[what.Hash] = what
 			ev = supervise.Desired{Hash: what.Hash}
 		case r := <-l.events:
 			if r.about != nil && l.attempts[r.about.epoch] != r.about {
-				continue // late word of one that is gone
+				continue // of an attempt that has ended
 			}
 			if r.learn != nil {
 				r.learn()
@@ -156,9 +156,9 @@ func (l *loop) kill(e supervise.Kill) {
 	if a == nil {
 		return
 	}
-	a.shot = e.Signal == supervise.SIGKILL
+	a.killed = e.Signal == supervise.SIGKILL
 	if a.proc == nil {
-		a.stop() // it is still being looked at
+		a.stop() // it is still being checked
 		return
 	}
 	l.o.Log.Info("sending a signal to Envoy", "epoch", e.Epoch, "pid", a.proc.pid, "signal", int(e.Signal))
@@ -275,7 +275,7 @@ func (l *loop) drain(ctx context.Context, a *attempt, blind bool) {
 		}
 		l.tell(supervise.Drained{Epoch: a.epoch}, a)
 	}
-	for (l.o.Policy.ExitOnZero || blind) && wait(ctx, countPace) {
+	for (l.o.Policy.ExitOnZero || blind) && wait(ctx, countPoll) {
 		l.tell(supervise.Connections{N: l.connections(ctx, a, blind), Epoch: a.epoch}, a)
 	}
 }

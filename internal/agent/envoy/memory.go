@@ -106,7 +106,7 @@ func (s *shared) take() (err error) {
 func (s *shared) remove() error {
 	var errs []error
 	for _, path := range []string{s.segment(), s.lockPath()} {
-		// A segment without our name on the door is not ours.
+		// Without the abstract socket the segment may be another agent's.
 		if s.name == nil && path == s.segment() {
 			continue
 		}

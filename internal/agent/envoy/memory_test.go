@@ -120,11 +120,11 @@ func TestConnectionsWithoutAdmin(t *testing.T) {
 		{15006, tcpListen, "1"}, {15001, tcpListen, "2"}, {15006, tcpEstablished, "3"}, {15006, tcpEstablished, "4"},
 		{15001, tcpEstablished, "5"}, {40000, tcpEstablished, "6"}, {15006, tcpEstablished, "somebody's"}, {8080, tcpListen, "somebody's too"},
 	}
-	mine := map[string]bool{"1": true, "2": true, "3": true, "4": true, "5": true, "6": true}
-	if n := countRows(rows, mine, []int{15006}, nil); n != 2 {
+	owned := map[string]bool{"1": true, "2": true, "3": true, "4": true, "5": true, "6": true}
+	if n := countRows(rows, owned, []int{15006}, nil); n != 2 {
 		t.Errorf("inbound: %d", n)
 	}
-	if n := countRows(rows, mine, nil, []int{15006}); n != 1 {
+	if n := countRows(rows, owned, nil, []int{15006}); n != 1 {
 		t.Errorf("all but those: %d", n)
 	}
 }

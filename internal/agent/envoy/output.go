@@ -11,9 +11,9 @@ import (
 const (
 	lineBuffer  = 16 << 10
 	longestLine = 1 << 20
-	// stragglers is how long output is awaited once the process is gone: only what it has
+	// outputDelay is how long output is awaited once the process is gone: only what it has
 	// left in the pipe, unless something it started keeps the pipe open.
-	stragglers = time.Second
+	outputDelay = time.Second
 )
 
 // copyLines passes src on to dst in whole lines, each in one Write and as many at a time as

@@ -28,7 +28,7 @@ type process struct {
 
 // launcher starts processes from one OS thread that lives as long as it does. The kernel sends
 // the parent-death signal when the thread that forked ends, not the process: a thread
-// that the Go runtime might let go would take a healthy Envoy along.
+// that the Go runtime might end would kill a healthy Envoy.
 type launcher struct {
 	orders chan order
 }
@@ -126,7 +126,7 @@ func (p *process) signal(s supervise.Signal) error {
 // wait returns when the process is reaped, nothing of its group is left, and its output has
 // been passed on. The error is about the output.
 func (p *process) wait() (supervise.Status, error) {
-	// Look without reaping: until it is reaped its process group cannot be anybody else's.
+	// Wait without reaping: until it is reaped its process group id cannot be reused.
 	for {
 		err := unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if !errors.Is(err, unix.EINTR) {
@@ -138,7 +138,7 @@ func (p *process) wait() (supervise.Status, error) {
 	err := p.cmd.Wait()
 	awaited.Delete(p.pid)
 	for _, f := range p.pipes {
-		_ = f.SetReadDeadline(time.Now().Add(stragglers))
+		_ = f.SetReadDeadline(time.Now().Add(outputDelay))
 	}
 	p.copies.Wait()
 	for _, f := range p.pipes {

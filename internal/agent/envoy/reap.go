@@ -26,8 +26,8 @@ func Reap(ctx context.Context) error {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, unix.SIGCHLD)
 	defer signal.Stop(ended)
-	look := time.NewTimer(reapDelay) // also for those that ended before
-	defer look.Stop()
+	scan := time.NewTimer(reapDelay) // also for those that ended before
+	defer scan.Stop()
 	seen := map[int]bool{}
 	for {
 		select {
@@ -35,11 +35,11 @@ func Reap(ctx context.Context) error {
 			return nil
 		case <-ended:
 			if len(seen) == 0 {
-				look.Reset(reapDelay)
+				scan.Reset(reapDelay)
 			}
-		case <-look.C:
+		case <-scan.C:
 			if seen = reap(seen); len(seen) > 0 {
-				look.Reset(reapDelay)
+				scan.Reset(reapDelay)
 			}
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 )
 
-// unseenAfter is how old an Envoy is when it is looked at in other ways because its admin interface does not answer. Until
+// unseenAfter is how old an Envoy is when it is checked in other ways because its admin interface does not answer. Until
 // then it is merely starting.
 const unseenAfter = time.Second
 
@@ -44,7 +44,7 @@ type parent struct {
 	listened bool // on more than its admin interface
 }
 
-// parentOf looks at an Envoy that is about to be taken over, where the shared memory will not tell.
+// parentOf describes an Envoy that is about to be replaced, where the shared memory does not tell.
 func (l *loop) parentOf(p Process) parent {
 	if _, err := l.memory.initialises(); err == nil {
 		return parent{pid: p.PID}
@@ -59,8 +59,8 @@ func (l *loop) parentOf(p Process) parent {
 	return parent{p.PID, false}
 }
 
-// lookServes looks whether an Envoy serves whose admin interface does not answer, and reports it if it does.
-func (l *loop) lookServes(a *attempt) bool {
+// checkServes checks whether an Envoy serves whose admin interface does not answer, and reports it if it does.
+func (l *loop) checkServes(a *attempt) bool {
 	if !l.serves(a) {
 		return false
 	}
@@ -78,8 +78,8 @@ func (l *loop) giveUp(e supervise.KillUnlessLive) {
 		l.kill(supervise.Kill{Epoch: e.Epoch, Signal: supervise.SIGKILL})
 		return
 	}
-	// It is held still: otherwise it could take over between the look and the end.
-	_ = a.proc.signal(supervise.Signal(syscall.SIGSTOP)) // one that has ended needs no holding
+	// It is stopped: otherwise it could take over between the check and the kill.
+	_ = a.proc.signal(supervise.Signal(syscall.SIGSTOP)) // one that has ended needs no stop
 	if !l.serves(a) {
 		l.kill(supervise.Kill{Epoch: e.Epoch, Signal: supervise.SIGKILL})
 		return
@@ -88,7 +88,7 @@ func (l *loop) giveUp(e supervise.KillUnlessLive) {
 		l.o.Log.Error("let Envoy go on", "epoch", e.Epoch, "error", err)
 	}
 	// Not from this goroutine: it is the one that takes reports.
-	l.helpers.Go(func() { l.lookServes(a) })
+	l.helpers.Go(func() { l.checkServes(a) })
 }
 
 // versionThatRuns is the hot restart version of the Envoy that runs: what it said itself, else what the shared

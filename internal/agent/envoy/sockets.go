@@ -27,22 +27,22 @@ type tcpSocket struct {
 // ports to ignore apart; only names the ports that count where it is not empty. It is what is left to
 // ask when an Envoy has no admin interface.
 func countSockets(pid int, only, ignore []int) (int, error) {
-	all, mine, err := socketsOf(pid)
+	all, owned, err := socketsOf(pid)
 	if err != nil {
 		return 0, err
 	}
-	return countRows(all, mine, only, ignore), nil
+	return countRows(all, owned, only, ignore), nil
 }
 
 // listensOn returns the TCP ports that a process listens on.
 func listensOn(pid int) (map[int]bool, error) {
-	all, mine, err := socketsOf(pid)
+	all, owned, err := socketsOf(pid)
 	if err != nil {
 		return nil, err
 	}
 	out := map[int]bool{}
 	for _, s := range all {
-		if mine[s.inode] && s.state == tcpListen {
+		if owned[s.inode] && s.state == tcpListen {
 			out[s.port] = true
 		}
 	}
@@ -50,16 +50,16 @@ func listensOn(pid int) (map[int]bool, error) {
 }
 
 // socketsOf returns the TCP sockets of a process's network namespace, and the inodes of all sockets that the process has.
-func socketsOf(pid int) (all []tcpSocket, mine map[string]bool, err error) {
+func socketsOf(pid int) (all []tcpSocket, owned map[string]bool, err error) {
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil || len(links) == 0 {
-		return nil, nil, fmt.Errorf("list the sockets of process %d: it has none that may be seen", pid)
+		return nil, nil, fmt.Errorf("list the sockets of process %d: it has none that this user may see", pid)
 	}
-	mine = map[string]bool{}
+	owned = map[string]bool{}
 	for _, link := range links {
 		target, _ := os.Readlink(link) // it may be closed by now
 		if inode, ok := strings.CutPrefix(target, "socket:["); ok {
-			mine[strings.TrimSuffix(inode, "]")] = true
+			owned[strings.TrimSuffix(inode, "]")] = true
 		}
 	}
 	for _, name := range []string{"tcp", "tcp6"} {
@@ -69,19 +69,19 @@ func socketsOf(pid int) (all []tcpSocket, mine map[string]bool, err error) {
 		}
 		all = append(all, rows...)
 	}
-	return all, mine, nil
+	return all, owned, nil
 }
 
-func countRows(all []tcpSocket, mine map[string]bool, only, ignore []int) int {
+func countRows(all []tcpSocket, owned map[string]bool, only, ignore []int) int {
 	listening := map[int]bool{}
 	for _, s := range all {
-		if mine[s.inode] && s.state == tcpListen && !slices.Contains(ignore, s.port) && (len(only) == 0 || slices.Contains(only, s.port)) {
+		if owned[s.inode] && s.state == tcpListen && !slices.Contains(ignore, s.port) && (len(only) == 0 || slices.Contains(only, s.port)) {
 			listening[s.port] = true
 		}
 	}
 	n := 0
 	for _, s := range all {
-		if mine[s.inode] && s.state == tcpEstablished && listening[s.port] {
+		if owned[s.inode] && s.state == tcpEstablished && listening[s.port] {
 			n++
 		}
 	}

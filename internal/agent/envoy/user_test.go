@@ -24,7 +24,7 @@ func TestAnotherUserOwnsItsOutput(t *testing.T) {
 		}
 	})
 	if err := r.end(); err == nil {
-		t.Error("a program that ends at once is no success")
+		t.Error("a program that ends at once counts as a success")
 	}
 	if want := fmt.Sprintln(uid); out.String() != want {
 		t.Errorf("got %q, want %q", out.String(), want)

@@ -17,7 +17,7 @@ import (
 // start would, opens no listener, and ends. The error holds what Envoy said. Use it for what a
 // person wrote; it takes about as long as a start does.
 func Validate(ctx context.Context, what Launch) error {
-	if _, err := short(ctx, what, "--mode", "validate"); err != nil {
+	if _, err := runOnce(ctx, what, "--mode", "validate"); err != nil {
 		return fmt.Errorf("validate Envoy's bootstrap: %w", err)
 	}
 	return nil
@@ -26,15 +26,15 @@ func Validate(ctx context.Context, what Launch) error {
 // HotRestartVersion asks a binary for what must be equal in two Envoys of which one takes over from the other.
 func HotRestartVersion(ctx context.Context, what Launch) (string, error) {
 	what.Args = nil
-	said, err := short(ctx, what, "--hot-restart-version")
+	said, err := runOnce(ctx, what, "--hot-restart-version")
 	if err != nil {
 		return "", fmt.Errorf("ask %s for its hot restart version: %w", what.Binary, err)
 	}
 	return strings.TrimSpace(said), nil
 }
 
-// short runs Envoy for something that ends by itself, and returns what it said.
-func short(ctx context.Context, what Launch, more ...string) (string, error) {
+// runOnce runs Envoy for something that ends by itself, and returns what it said.
+func runOnce(ctx context.Context, what Launch, more ...string) (string, error) {
 	// The parent-death signal follows the thread, see launcher.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -63,7 +63,7 @@ func short(ctx context.Context, what Launch, more ...string) (string, error) {
 		_, _ = said.ReadFrom(out) // what could be read is what there is to say
 	}()
 	err = cmd.Wait()
-	_ = out.SetReadDeadline(time.Now().Add(stragglers))
+	_ = out.SetReadDeadline(time.Now().Add(outputDelay))
 	<-read
 	if err == nil {
 		return said.String(), nil
@@ -71,11 +71,11 @@ func short(ctx context.Context, what Launch, more ...string) (string, error) {
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
-	return "", errors.Join(err, lastWords(said.String()))
+	return "", errors.Join(err, lastLines(said.String()))
 }
 
-// lastWords are the last lines of an output, where Envoy says what is wrong.
-func lastWords(text string) error {
+// lastLines returns the last lines of an output, where Envoy says what is wrong.
+func lastLines(text string) error {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	lines = lines[max(0, len(lines)-5):]
 	if said := strings.Join(lines, "\n"); said != "" {
@@ -87,9 +87,9 @@ func lastWords(text string) error {
 // ending is what is known of how a process ended.
 type ending struct {
 	supervise.Status
-	shot bool // by the agent, with SIGKILL
-	oom  bool // the kernel killed something of this control group for want of memory meanwhile
-	why  supervise.Reason
+	killed bool // by the agent, with SIGKILL
+	oom    bool // meanwhile the kernel killed a process of this control group: out of memory
+	why    supervise.Reason
 }
 
 // String says it as a person reads it.
@@ -99,12 +99,12 @@ func (e ending) String() string {
 		return "was not started: its configuration was refused"
 	case e.why == supervise.Incompatible:
 		return "was not started: it could not take over"
-	case e.Signal == supervise.SIGKILL && e.shot:
+	case e.Signal == supervise.SIGKILL && e.killed:
 		return "killed by the agent, because it did not end on SIGTERM or was not live in time"
 	case e.Signal == supervise.SIGKILL && e.oom:
-		return "killed by the kernel for want of memory"
+		return "killed by the kernel: out of memory"
 	case e.Signal == supervise.SIGKILL:
-		return "killed by signal 9 (by somebody; the control group counts no kill for want of memory)"
+		return "killed by signal 9 (not by the agent, and the control group counts no out-of-memory kill)"
 	case e.Signal != 0:
 		return fmt.Sprintf("killed by signal %d", e.Signal)
 	case e.Code == 127:
