@@ -54,7 +54,7 @@ func (s *stream) request(r *request) (report, error) {
 		return report{}, fmt.Errorf("type %.200q is not served here, only %s", r.typeURL, TypeURL)
 	}
 	if len(r.names) > maxNames {
-		return report{}, fmt.Errorf("too many names, at most %d are taken", maxNames)
+		return report{}, fmt.Errorf("too many names: want at most %d", maxNames)
 	}
 	// Whatever answers an older response than the last is out of date as a whole; Envoy
 	// repeats what still holds when it answers the last. (xDS protocol, "ACK and NACK")

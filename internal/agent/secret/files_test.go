@@ -46,7 +46,7 @@ func watcher(t *testing.T) *filewatch.Follower {
 	return f
 }
 
-// pollFiles is how often the tests' follower looks.
+// pollFiles is how often the tests' follower polls.
 const pollFiles = time.Second
 
 func TestFilesAreFollowed(t *testing.T) {
@@ -68,12 +68,12 @@ func TestFilesAreFollowed(t *testing.T) {
 		put(t, dir, map[string][]byte{"certificates.pem": append(two.Chain, '\n')})
 		pass(3 * time.Second)
 		if s, _ := f.Current(); s.Version != one.Version || f.Problem() == nil {
-			t.Errorf("half of a new pair was taken: %v", f.Problem())
+			t.Errorf("half of a new pair was used: %v", f.Problem())
 		}
 		put(t, dir, map[string][]byte{"private_key.pem": two.Key})
 		pass(3 * time.Second)
 		if s, _ := f.Current(); !bytes.Equal(s.Key, two.Key) || f.Problem() != nil {
-			t.Errorf("the new pair was not taken: %v", f.Problem())
+			t.Errorf("the new pair was not used: %v", f.Problem())
 		}
 	})
 }

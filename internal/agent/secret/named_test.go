@@ -28,9 +28,9 @@ func TestNamesOfFiles(t *testing.T) {
 		}
 	}
 	for name, why := range map[string]string{
-		"default": "no name of files", "file-root:": "is empty", "file-cert:/c": "want file-cert:", "file-cert:/a~/b~/c": "want file-cert:",
-		"file-cert:~/k": "is empty", "file-root:../ca.pem": "leads out", "file-cert:/c~a/../../k": "leads out",
-		"file-root:/a\x00b": "is no path", "file-root:/" + strings.Repeat("x", 5000): "is no path",
+		"default": "want a name that begins with file-cert: or file-root:", "file-root:": "is empty", "file-cert:/c": "want file-cert:", "file-cert:/a~/b~/c": "want file-cert:",
+		"file-cert:~/k": "is empty", "file-root:../ca.pem": "want an absolute path", "file-cert:/c~a/../../k": "want an absolute path",
+		"file-root:/a\x00b": "no zero byte", "file-root:/" + strings.Repeat("x", 5000): "at most 4096 bytes",
 	} {
 		if _, err := parseName(name, nil); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%.40q: %v, want %q", name, err, why)
@@ -76,15 +76,15 @@ func TestNamedFilesAreFollowed(t *testing.T) {
 		put(t, dir, map[string][]byte{"c": append(two.Chain, '\n')})
 		pass(4 * time.Second) // the chain may have come out a line shorter, and must then have been still
 		if n.Get(pair) != p || len(n.Problems()) != 1 || !strings.Contains(n.Problems()[0], "is for another key") {
-			t.Errorf("half of a new pair was taken: %v", n.Problems())
+			t.Errorf("half of a new pair was used: %v", n.Problems())
 		}
 		put(t, dir, map[string][]byte{"k": two.Key, "r": two.Roots[:len(two.Roots)-30]})
 		pass(4 * time.Second) // the bundle shrank, and must have been still
 		if got := n.Get(pair); !bytes.Equal(got.Chain, two.Chain) || got.Version == p.Version {
-			t.Error("the new pair was not taken")
+			t.Error("the new pair was not used")
 		}
-		if n.Get(root) != r || len(n.Problems()) != 1 || !strings.Contains(n.Problems()[0], "not whole") {
-			t.Errorf("half of a bundle was taken: %v", n.Problems())
+		if n.Get(root) != r || len(n.Problems()) != 1 || !strings.Contains(n.Problems()[0], "incomplete") {
+			t.Errorf("half of a bundle was used: %v", n.Problems())
 		}
 		select {
 		case <-changed:
@@ -144,8 +144,8 @@ func TestWhatCannotBeReadIsNamedOnce(t *testing.T) {
 	put(t, dir, map[string][]byte{"big": bytes.Repeat([]byte("x"), maxFile+1), "key": s.Key, "chain": s.Chain, "text": []byte("hello")})
 	names := map[string]string{
 		RootPrefix + dir + "/none":                         "read trust bundle " + dir + "/none: no such file or directory",
-		RootPrefix + dir:                                   "no regular file",
-		RootPrefix + dir + "/big":                          "at most 1048576",
+		RootPrefix + dir:                                   "not a regular file",
+		RootPrefix + dir + "/big":                          "want at most 1048576",
 		RootPrefix + dir + "/key":                          "no PEM block of a certificate",
 		RootPrefix + "system":                              "none of [" + dir + "/x " + dir + "/y]",
 		CertPrefix + dir + "/chain~" + dir + "/none":       "read private key " + dir + "/none: no such file",

@@ -16,7 +16,7 @@ const (
 	systemName = RootPrefix + "system"
 )
 
-// maxPath bounds a path in a name, in bytes; the kernel takes no longer one.
+// maxPath is the longest path that the kernel accepts, in bytes.
 const maxPath = 4096
 
 // IsFileName says whether a secret of that name would come from files.
@@ -29,8 +29,8 @@ func IsFileName(name string) bool {
 type source struct {
 	chain, key string
 	bundles    []string
-	// lenient passes over certificates that cannot be read: the bundle of an operating
-	// system holds some for every taste.
+	// lenient skips certificates that cannot be parsed: the bundles of operating systems
+	// hold such ones.
 	lenient bool
 }
 
@@ -60,7 +60,7 @@ func parseName(name string, system []string) (source, error) {
 		s.bundles = []string{rest}
 		err = checkPath(rest)
 	} else {
-		return s, fmt.Errorf("secret %.200q: no name of files", name)
+		return s, fmt.Errorf("secret %.200q: want a name that begins with %s or %s", name, CertPrefix, RootPrefix)
 	}
 	if err != nil {
 		return source{}, fmt.Errorf("secret %.200q: %w", name, err)
@@ -73,9 +73,9 @@ func checkPath(path string) error {
 	case path == "":
 		return errors.New("a path is empty")
 	case len(path) > maxPath || strings.ContainsRune(path, 0):
-		return fmt.Errorf("path %.100q is no path", path)
+		return fmt.Errorf("invalid path %.100q: want at most %d bytes and no zero byte", path, maxPath)
 	case !filepath.IsAbs(path) && !filepath.IsLocal(path):
-		return fmt.Errorf("path %q leads out of the working directory: write it from the root", path)
+		return fmt.Errorf("invalid path %q: want an absolute path, or one within the working directory", path)
 	}
 	return nil
 }

@@ -21,8 +21,8 @@ const (
 	maxCertificates = 4096
 )
 
-// read reads and checks. Only what is a certificate, a list of revoked ones or a key goes
-// on to Envoy: a name is no way to have any other file read out.
+// read reads and checks. Only certificates, revocation lists and keys are passed to Envoy,
+// so that a name cannot expose any other file.
 func (s source) read() (*pki.Secret, error) {
 	if s.key != "" {
 		return s.readPair()
@@ -102,15 +102,15 @@ func (s source) filter(text []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// whole finds a PEM text of which a part is missing, as when it is still being written:
-// the decoder passes over a block that breaks off.
+// whole detects a PEM text of which a part is missing because it is still being written:
+// the decoder skips an incomplete block.
 func whole(text []byte) error {
 	begun := bytes.Count(text, []byte("-----BEGIN "))
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		begun--
 	}
 	if begun != 0 {
-		return errors.New("a PEM block is not whole")
+		return errors.New("a PEM block is incomplete")
 	}
 	return nil
 }
@@ -128,16 +128,16 @@ func readFile(path string) ([]byte, error) {
 	case err != nil:
 		return nil, cause(err)
 	case !st.Mode().IsRegular():
-		return nil, errors.New("it is no regular file")
+		return nil, errors.New("not a regular file")
 	case st.Size() > maxFile:
-		return nil, fmt.Errorf("it has %d bytes, at most %d are taken", st.Size(), maxFile)
+		return nil, fmt.Errorf("%d bytes, want at most %d", st.Size(), maxFile)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, cause(err)
 	}
 	if len(text) > maxFile {
-		return nil, fmt.Errorf("it has more than %d bytes", maxFile)
+		return nil, fmt.Errorf("want at most %d bytes", maxFile)
 	}
 	return text, nil
 }

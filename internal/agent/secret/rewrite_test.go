@@ -27,7 +27,7 @@ func TestABundleRewrittenInPlaceKeepsItsRoots(t *testing.T) {
 			put(t, dir, map[string][]byte{"r": text})
 			pass(pollFiles)
 			if s := n.Get(name); s != both || len(n.Problems()) > 0 {
-				t.Fatalf("half of the bundle was taken: %v, problems %v", s, n.Problems())
+				t.Fatalf("half of the bundle was used: %v, problems %v", s, n.Problems())
 			}
 		}
 		put(t, dir, map[string][]byte{"r": one})
@@ -55,7 +55,7 @@ func TestAMountedIdentityRewrittenInPlaceKeepsItsRoots(t *testing.T) {
 			put(t, dir, map[string][]byte{"root-cert.pem": text})
 			pass(pollFiles)
 			if now, _ := f.Current(); now != both || f.Problem() != nil {
-				t.Fatalf("half of the roots were taken: %v, problem %v", now, f.Problem())
+				t.Fatalf("half of the roots were used: %v, problem %v", now, f.Problem())
 			}
 		}
 		// Another file in its place needs no waiting.
@@ -65,7 +65,7 @@ func TestAMountedIdentityRewrittenInPlaceKeepsItsRoots(t *testing.T) {
 		}
 		pass(pollFiles + 100*time.Millisecond)
 		if now, _ := f.Current(); now == both || bytes.Contains(now.Roots, more) {
-			t.Errorf("the new file was not taken: %v", f.Problem())
+			t.Errorf("the new file was not used: %v", f.Problem())
 		}
 	})
 }
