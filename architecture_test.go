@@ -96,7 +96,7 @@ var sideways = map[string][]string{
 var pureFiles = []string{
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/table*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
 	"internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/ca/policy*.go",
-	"internal/discovery/source/dir/merger*.go", "internal/filewatch/pace*.go", "internal/settings/*.go",
+	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
 }
 
 // impure are the imports, each with all below it, that decide nothing but act.

@@ -25,7 +25,7 @@ func TestAFileRewrittenInPlaceStartsNoEnvoy(t *testing.T) {
 	if err := os.WriteFile(file, []byte(three+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if time.Since(began) > filewatch.DefaultStill*3/4 {
+	if time.Since(began) > filewatch.DefaultQuietPeriod*3/4 {
 		t.Log("the machine stood still meanwhile")
 		return
 	}

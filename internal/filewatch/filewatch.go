@@ -1,16 +1,16 @@
-// Package filewatch turns a path into its whole contents: now, and again whenever they change.
+// Package filewatch follows the whole contents of files: now, and again whenever they change.
 //
-// A change is whatever makes the path lead to other bytes: a write in place, an atomic
+// A change is whatever makes a path resolve to other bytes: a write in place, an atomic
 // rename, the swap of a symbolic link anywhere on the way (how Kubernetes updates a
-// mounted ConfigMap or Secret). A file is read once it has kept still for a moment, and a
-// deleted or replaced file is believed only when a second look finds the same. A file
-// that lost lines in place, as it does while somebody truncates it and writes it anew, is
-// taken for whole only once it has been still for 1.5 s. The kernel's notices make this
+// mounted ConfigMap or Secret). A file is read once it has been unchanged for a moment
+// (debounce), and an emptied or deleted file is used only when a second reading confirms
+// it. A file that lost lines in place, as it does while a program truncates and rewrites
+// it, is used only after a quiet period of 1.5 s. The kernel's notices (inotify) make this
 // quick; a poll finds what they miss. Run blocks and waits for what it starts.
 //
-// A program that follows several groups of files has one Follower, which tells each group's
-// user when to read it. The parts (Sig, Read, Resolve, Pace, Shrunk, Notifier) are exported
-// for a source that watches whole directories.
+// A program that follows several groups of files has one Follower, which tells each
+// group's user when to read it. The parts (Sig, Read, Resolve, Debouncer, Shrunk, Notifier)
+// are exported for a source that watches whole directories.
 package filewatch
 
 import (
@@ -24,32 +24,31 @@ import (
 
 // Defaults of Options.
 const (
-	DefaultPoll     = 2 * time.Second
-	DefaultSettle   = 30 * time.Millisecond
-	DefaultConfirm  = 40 * time.Millisecond
-	DefaultStill    = 1500 * time.Millisecond
-	DefaultMaxBytes = 16 << 20
+	DefaultPoll        = 2 * time.Second
+	DefaultDebounce    = 30 * time.Millisecond
+	DefaultConfirm     = 40 * time.Millisecond
+	DefaultQuietPeriod = 1500 * time.Millisecond
+	DefaultMaxBytes    = 16 << 20
 )
 
-// MostWait is how long the first contents of a file that never keeps still are waited for.
-const MostWait = 10 * time.Second
+// MaxWait is how long the first contents of a file that keeps changing are waited for.
+const MaxWait = 10 * time.Second
 
-// Options say what to watch, and how patiently. Zero values mean the defaults.
+// Options say what to watch, and with which delays. Zero values mean the defaults.
 type Options struct {
 	Path string
-	// Poll is how often to look where no notice came.
+	// Poll is the time between two polls where no notice came.
 	Poll time.Duration
-	// Settle is how long a file must keep still before it is read.
-	Settle time.Duration
-	// Confirm is how long after the first look the second one at an emptied or deleted
-	// file is taken.
+	// Debounce is how long a file must be unchanged before it is read.
+	Debounce time.Duration
+	// Confirm is the time between the first and the second reading of an emptied or deleted file.
 	Confirm time.Duration
-	// Still is how long a file that lost lines in place must keep still before its
-	// contents are taken for all of it.
-	Still time.Duration
+	// QuietPeriod is how long a file that lost lines in place must be unchanged before its
+	// contents are taken for complete.
+	QuietPeriod time.Duration
 	// MaxBytes is the largest file that is read; a larger one is an error.
 	MaxBytes int64
-	// Log tells of notices that the kernel refuses; nil means nobody is told.
+	// Log gets a warning where the kernel refuses notices; nil discards it.
 	Log *slog.Logger
 }
 
@@ -57,14 +56,14 @@ func (o Options) withDefaults() Options {
 	if o.Poll <= 0 {
 		o.Poll = DefaultPoll
 	}
-	if o.Settle <= 0 {
-		o.Settle = DefaultSettle
+	if o.Debounce <= 0 {
+		o.Debounce = DefaultDebounce
 	}
 	if o.Confirm <= 0 {
 		o.Confirm = DefaultConfirm
 	}
-	if o.Still <= 0 {
-		o.Still = DefaultStill
+	if o.QuietPeriod <= 0 {
+		o.QuietPeriod = DefaultQuietPeriod
 	}
 	if o.MaxBytes <= 0 {
 		o.MaxBytes = DefaultMaxBytes
@@ -90,11 +89,11 @@ func Run(ctx context.Context, o Options, changed func(Contents)) error {
 	o = o.withDefaults()
 	n := NewNotifier(o.Log)
 	defer n.Close()
-	w := watcher{o: o, pace: NewPace(o.Settle, o.Confirm, o.Still), changed: changed, began: time.Now()}
+	w := watcher{o: o, debouncer: NewDebouncer(o.Debounce, o.Confirm, o.QuietPeriod), changed: changed, began: time.Now()}
 	for {
 		real, dirs := Resolve(o.Path)
 		grew := n.Watch(append(dirs, parent(real)))
-		wait := w.look(time.Now())
+		wait := w.poll(time.Now())
 		if grew {
 			wait = 0 // what changed before the watch was there made no notice
 		}
@@ -106,33 +105,33 @@ func Run(ctx context.Context, o Options, changed func(Contents)) error {
 
 // watcher is the state of one Run.
 type watcher struct {
-	o       Options
-	pace    *Pace
-	changed func(Contents)
-	began   time.Time
-	told    bool
-	last    Contents
-	doubt   bool // the last read found less than there was, and awaits a second one
-	// held is what the last read found in a file that may be half written, nil where it
-	// is not, and since when.
-	held  []byte
-	since time.Time
+	o         Options
+	debouncer *Debouncer
+	changed   func(Contents)
+	began     time.Time
+	published bool
+	last      Contents
+	doubt     bool // the last reading found less than before and must be confirmed
+	// candidate is what the last reading found in a file that may be half written, nil
+	// where it is complete; since is when it was first found.
+	candidate []byte
+	since     time.Time
 }
 
-// look reads the file if its time has come, and says how long to wait for the next look.
-func (w *watcher) look(now time.Time) time.Duration {
+// poll reads the file if it is due, and says how long to wait for the next poll.
+func (w *watcher) poll(now time.Time) time.Duration {
 	seen := map[string]Sig{}
 	sig, err := Stat(w.o.Path)
 	if err == nil {
 		seen[w.o.Path] = sig
 	}
-	if !w.told && err != nil {
-		w.tell(Contents{Err: err})
+	if !w.published && err != nil {
+		w.publish(Contents{Err: err})
 	}
-	for range w.pace.Look(now, seen) {
+	for range w.debouncer.Observe(now, seen) {
 		w.read(now)
 	}
-	if next := w.pace.Next(now); !next.IsZero() {
+	if next := w.debouncer.Next(now); !next.IsZero() {
 		return min(max(next.Sub(now), time.Millisecond), w.o.Poll)
 	}
 	return w.o.Poll
@@ -141,41 +140,41 @@ func (w *watcher) look(now time.Time) time.Duration {
 func (w *watcher) read(now time.Time) {
 	data, sig, err := Read(w.o.Path, w.o.MaxBytes)
 	if errors.Is(err, ErrMoving) {
-		return // still pending: the next look sees another signature
+		return // still pending: the next poll sees another signature
 	}
-	rewritten, still := w.pace.Taken(w.o.Path, sig, now)
-	if !w.told {
-		rewritten = now.Before(w.began.Add(MostWait)) && WrittenTo(w.o.Path, w.o.Settle)
+	rewritten, quiet := w.debouncer.MarkRead(w.o.Path, sig, now)
+	if !w.published {
+		rewritten = now.Before(w.began.Add(MaxWait)) && WrittenTo(w.o.Path, w.o.Debounce)
 	}
-	if err == nil && rewritten && !still && (w.held != nil || !w.told || Cut(w.last.Data, data)) && !w.same(data, now) {
-		w.pace.Hold(w.o.Path, now)
+	if err == nil && rewritten && !quiet && (w.candidate != nil || !w.published || MaybeTruncated(w.last.Data, data)) && !w.same(data, now) {
+		w.debouncer.Hold(w.o.Path, now)
 		return
 	}
-	w.held = nil
-	less := w.told && w.last.Err == nil && (err != nil || len(data) == 0 && len(w.last.Data) > 0)
+	w.candidate = nil
+	less := w.published && w.last.Err == nil && (err != nil || len(data) == 0 && len(w.last.Data) > 0)
 	if less && !w.doubt && !rewritten {
 		w.doubt = true
-		w.pace.Again(w.o.Path, now)
+		w.debouncer.Recheck(w.o.Path, now)
 		return
 	}
 	w.doubt = false
-	w.tell(Contents{Data: data, Err: err})
+	w.publish(Contents{Data: data, Err: err})
 }
 
-// same says whether nothing else has been read for as long as the file would have to be
-// still: one that is written anew every second, always the same, is finished too.
+// same says whether the contents have been the same for the quiet period: a file that is
+// rewritten every second with the same contents is complete too.
 func (w *watcher) same(data []byte, now time.Time) bool {
-	if w.held == nil || !bytes.Equal(w.held, data) {
-		w.held, w.since = append([]byte{}, data...), now
+	if w.candidate == nil || !bytes.Equal(w.candidate, data) {
+		w.candidate, w.since = append([]byte{}, data...), now
 		return false
 	}
-	return now.Sub(w.since) >= w.o.Still
+	return now.Sub(w.since) >= w.o.QuietPeriod
 }
 
-func (w *watcher) tell(c Contents) {
-	if w.told && bytes.Equal(c.Data, w.last.Data) && (c.Err == nil) == (w.last.Err == nil) && fmt.Sprint(c.Err) == fmt.Sprint(w.last.Err) {
+func (w *watcher) publish(c Contents) {
+	if w.published && bytes.Equal(c.Data, w.last.Data) && (c.Err == nil) == (w.last.Err == nil) && fmt.Sprint(c.Err) == fmt.Sprint(w.last.Err) {
 		return
 	}
-	w.told, w.last = true, c
+	w.published, w.last = true, c
 	w.changed(c)
 }

@@ -168,7 +168,7 @@ func TestWrittenLineByLine(t *testing.T) {
 func TestWhatIsToldAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	write(t, path, "a: 100\nb: 1\n")
-	told := watch(t, filewatch.Options{Path: path, Still: time.Hour})
+	told := watch(t, filewatch.Options{Path: path, QuietPeriod: time.Hour})
 	want(t, told, "a: 100\nb: 1\n")
 	write(t, path, "a: 5\nb: 1\n")
 	want(t, told, "a: 5\nb: 1\n")

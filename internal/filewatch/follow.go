@@ -11,7 +11,7 @@ import (
 
 // FollowerOptions are what a Follower needs. Zero values mean the defaults.
 type FollowerOptions struct {
-	// Poll is the time between two looks where no notice came; one second where it is 0.
+	// Poll is the time between two polls where no notice came; one second where it is 0.
 	Poll time.Duration
 	// PollOnly does without the kernel's notices: for file systems that send none, and for
 	// tests with a fake clock.
@@ -45,7 +45,7 @@ type Follower struct {
 	poll     time.Duration
 	pollOnly bool
 	log      *slog.Logger
-	wake     chan struct{} // a set wants to be looked at
+	wake     chan struct{} // a set wants to be polled
 	watched  int           // how many sets the Notifier watches the directories of; Run's alone
 
 	mu   sync.Mutex // guards sets and what is in them; never held during a system call
@@ -84,7 +84,7 @@ func (f *Follower) Follow(wake chan<- struct{}, paths ...string) *Set {
 	f.sets[s] = true
 	f.mu.Unlock()
 	s.notify()
-	f.look()
+	f.pollNow()
 	return s
 }
 
@@ -104,7 +104,7 @@ func (s *Set) SetPaths(paths ...string) {
 	if fresh {
 		s.notify()
 	}
-	s.follower.look()
+	s.follower.pollNow()
 }
 
 // Ask makes the group due whether or not a file changed, as soon as none of them may be
@@ -113,10 +113,10 @@ func (s *Set) Ask() {
 	s.follower.mu.Lock()
 	s.state.asked = true
 	s.follower.mu.Unlock()
-	s.follower.look()
+	s.follower.pollNow()
 }
 
-// Also has differs called at each look, at the latest once per poll, by Run's goroutine;
+// Also has differs called at each poll, by Run's goroutine;
 // where it returns true, the group becomes due as after Ask. It is for inputs that are no
 // regular files, such as the limits of a control group, and must not block.
 func (s *Set) Also(differs func() bool) {
@@ -127,7 +127,7 @@ func (s *Set) Also(differs func() bool) {
 
 // Due says whether the group is to be read: a path is new, Ask was called, the last Read
 // failed and a poll has passed since, or files differ from those that were last read and
-// have kept still (50 ms; DefaultStill for those that became smaller in place).
+// have been unchanged for a while (50 ms; DefaultQuietPeriod for those that became smaller in place).
 func (s *Set) Due() bool {
 	s.follower.mu.Lock()
 	defer s.follower.mu.Unlock()
@@ -136,7 +136,7 @@ func (s *Set) Due() bool {
 
 // Read calls read, which reads the files, in the caller's goroutine. Where a file changed
 // meanwhile the error is ErrMoving, what was read is not to be used, and the group is due
-// again when its files keep still. Any other error is that of read; the group is then due
+// again once its files are unchanged. Any other error is that of read; the group is then due
 // again after a poll, changed or not, because a right to read or a directory may change
 // without a trace in the file. A caller that wants no second try without a change lets
 // read return nil.
@@ -161,7 +161,7 @@ func (s *Set) Read(read func() error) error {
 	f.mu.Lock()
 	s.state.end(time.Now(), paths, before, err, f.poll)
 	f.mu.Unlock()
-	f.look()
+	f.pollNow()
 	return err
 }
 
@@ -172,15 +172,15 @@ func (s *Set) notify() {
 	}
 }
 
-// look has Run look at once.
-func (f *Follower) look() {
+// pollNow has Run poll at once.
+func (f *Follower) pollNow() {
 	select {
 	case f.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Run looks at the files until ctx ends, then returns nil.
+// Run polls the files until ctx ends, then returns nil.
 func (f *Follower) Run(ctx context.Context) error {
 	n := &Notifier{}
 	if !f.pollOnly {
@@ -188,7 +188,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		defer n.Close()
 	}
 	for {
-		wait := f.lookAt(time.Now())
+		wait := f.pollAll(time.Now())
 		if f.watch(n) {
 			continue // what changed before the watch was there made no notice
 		}
@@ -198,8 +198,8 @@ func (f *Follower) Run(ctx context.Context) error {
 	}
 }
 
-// lookAt looks at all files and says how long to wait for the next look.
-func (f *Follower) lookAt(now time.Time) time.Duration {
+// pollAll examines all files and says how long to wait for the next poll.
+func (f *Follower) pollAll(now time.Time) time.Duration {
 	wait := f.poll
 	if len(f.all()) == 0 {
 		wait = time.Hour // Follow wakes
@@ -212,7 +212,7 @@ func (f *Follower) lookAt(now time.Time) time.Duration {
 		differs := also != nil && also()
 		f.mu.Lock()
 		s.state.asked = s.state.asked || differs && !s.state.due && !s.state.reading
-		changed, due, next := s.state.look(now, paths, sigs)
+		changed, due, next := s.state.observe(now, paths, sigs)
 		s.watched = s.watched && !changed
 		f.mu.Unlock()
 		if due {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// stillFor is how long files that changed must keep still before they are read.
-const stillFor = 50 * time.Millisecond
+// groupDebounce is how long files that changed must be unchanged before they are read.
+const groupDebounce = 50 * time.Millisecond
 
 // setState decides when a Set is due. It is a machine without a clock and without I/O.
 type setState struct {
@@ -16,8 +16,8 @@ type setState struct {
 
 	used   map[string]Sig // as the files were when they were last read without an error
 	tried  []Sig          // as they were when reading was last tried, parallel to paths; nil to read them anyway
-	seen   []Sig          // as they looked last
-	since  time.Time      // since when they have looked so
+	seen   []Sig          // at the last observation
+	since  time.Time      // since when they are the same
 	retry  time.Time      // when to read again after an error; zero for never
 	shrunk Shrunk
 
@@ -65,10 +65,10 @@ func (s *setState) end(now time.Time, paths []string, sigs []Sig, err error, pol
 	}
 }
 
-// look takes the present signatures of the files at paths. It says whether a file looks
-// other than at the last look, whether the group has become due, and when to look again
+// observe takes the present signatures of the files at paths. It says whether one differs
+// from the last observation, whether the group has become due, and when to observe again
 // where that is sooner than the next poll (0 where it is not).
-func (s *setState) look(now time.Time, paths []string, sigs []Sig) (changed, due bool, next time.Duration) {
+func (s *setState) observe(now time.Time, paths []string, sigs []Sig) (changed, due bool, next time.Duration) {
 	if !slices.Equal(paths, s.paths) {
 		return false, false, time.Millisecond // replaced meanwhile
 	}
@@ -86,8 +86,8 @@ func (s *setState) look(now time.Time, paths []string, sigs []Sig) (changed, due
 		}
 		return changed, false, next
 	}
-	if quiet := now.Sub(s.since); differs && !fresh && !s.asked && quiet < stillFor {
-		return changed, false, stillFor - quiet
+	if quiet := now.Sub(s.since); differs && !fresh && !s.asked && quiet < groupDebounce {
+		return changed, false, groupDebounce - quiet
 	}
 	if wait := s.shrunk.Wait(now, s.used, byPath(paths, sigs)); wait > 0 {
 		return changed, false, wait

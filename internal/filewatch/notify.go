@@ -11,10 +11,9 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Notifier tells that something happened in one of a set of directories, never what:
-// whoever listens looks for himself. Where the kernel gives no watches (its limits are
-// shared by a whole machine) it stays silent and says so once in the log; a poll must
-// stand behind it.
+// Notifier tells that something happened in one of a set of directories, never what. Where
+// the kernel gives no watches (its limits are shared by a whole machine) it stays silent and
+// logs that once; its user must also poll.
 type Notifier struct {
 	c       chan struct{} // gets a value after something happened
 	log     *slog.Logger
@@ -63,7 +62,7 @@ func (n *Notifier) refuse(err error) {
 }
 
 // Watch makes dirs the set of directories. It returns true where one is new: what
-// happened in it before made no notice, so look again. A directory that is not there is
+// happened in it before made no notice, so check again. A directory that is not there is
 // left out.
 func (n *Notifier) Watch(dirs []string) (grew bool) {
 	if n.watch == nil {
@@ -74,8 +73,8 @@ func (n *Notifier) Watch(dirs []string) (grew bool) {
 		if want[d] {
 			continue
 		}
-		// Adding one that is watched costs little, and renews the watch where another
-		// directory has taken its place.
+		// Adding one that is watched costs little, and renews the watch where the directory
+		// was replaced.
 		if err := n.watch.Add(d); err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {
 				n.refuse(err)
@@ -94,7 +93,7 @@ func (n *Notifier) Watch(dirs []string) (grew bool) {
 	return grew
 }
 
-// burst is how long Wait lets notices gather: a busy directory costs at most one look in
+// burst is how long Wait collects notices: a busy directory costs at most one check in
 // each such time, however much happens in it.
 const burst = 2 * time.Millisecond
 

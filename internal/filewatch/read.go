@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Sig tells one state of a file from another: its identity, size and times. The zero Sig
+// Sig distinguishes the states of a file: its identity, size and times. The zero Sig
 // is that of a file that is not there.
 type Sig struct {
 	dev, ino     uint64
@@ -19,13 +19,13 @@ type Sig struct {
 	mtime, ctime int64 // nanoseconds since 1970
 }
 
-// Unknown stands for the signature of a file that cannot be looked at, there or not.
+// Unknown is the signature of a file that cannot be examined, whether it exists or not.
 var Unknown = Sig{size: -1}
 
 // Identity is the file's own, whatever its state.
 func (s Sig) Identity() [2]uint64 { return [2]uint64{s.dev, s.ino} }
 
-// Stat is the signature of what the path leads to.
+// Stat returns the signature of the file that the path resolves to.
 func Stat(path string) (Sig, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
@@ -40,8 +40,8 @@ var ErrMoving = errors.New("the file is being written")
 // Read returns a file's whole contents with the signature that they belong to, or
 // ErrMoving. With any other error the signature is that of the file as far as it is
 // known, so that the same failure is not met again before something changes. Only
-// regular files of at most most bytes are read.
-func Read(path string, most int64) ([]byte, Sig, error) {
+// regular files of at most maxBytes bytes are read.
+func Read(path string, maxBytes int64) ([]byte, Sig, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
 		return nil, Sig{}, err
@@ -55,7 +55,7 @@ func Read(path string, most int64) ([]byte, Sig, error) {
 		return nil, before, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	data, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
 	if err != nil {
 		return nil, before, err
 	}
@@ -66,15 +66,15 @@ func Read(path string, most int64) ([]byte, Sig, error) {
 	if SigOf(after) != before {
 		return nil, before, ErrMoving
 	}
-	if int64(len(data)) > most {
-		return nil, before, fmt.Errorf("read %s: more than %d bytes", path, most)
+	if int64(len(data)) > maxBytes {
+		return nil, before, fmt.Errorf("read %s: more than %d bytes", path, maxBytes)
 	}
 	return data, before, nil
 }
 
-// Cut says whether text may be only the first part of what is to take old's place: it has
-// fewer whole lines, or is shorter and breaks off within a line.
-func Cut(old, text []byte) bool {
+// MaybeTruncated says whether text may be only the first part of what replaces old: it has
+// fewer complete lines, or is shorter and ends within a line.
+func MaybeTruncated(old, text []byte) bool {
 	newline := []byte("\n")
 	return bytes.Count(text, newline) < bytes.Count(old, newline) || len(text) < len(old) && !bytes.HasSuffix(text, newline)
 }

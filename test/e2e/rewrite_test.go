@@ -103,7 +103,7 @@ func rewriteSlowly(t *testing.T, file, text string, pause, line time.Duration) (
 			t.Fatal(err)
 		}
 		pause = line
-		steady = steady && time.Since(began) < filewatch.DefaultStill*3/4
+		steady = steady && time.Since(began) < filewatch.DefaultQuietPeriod*3/4
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)

@@ -31,7 +31,7 @@ func TestABundleRewrittenInPlaceKeepsItsRoots(t *testing.T) {
 			}
 		}
 		put(t, dir, map[string][]byte{"r": one})
-		pass(pollFiles + filewatch.DefaultStill + pollFiles)
+		pass(pollFiles + filewatch.DefaultQuietPeriod + pollFiles)
 		if s := n.Get(name); bytes.Contains(s.Roots, two) {
 			t.Error("a root that was removed for good stays")
 		}

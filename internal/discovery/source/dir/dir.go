@@ -57,7 +57,7 @@ type Options struct {
 // Source watches a tree. It is not safe for concurrent use; Run may be called once.
 type Source struct {
 	o       Options
-	pace    *filewatch.Pace
+	pace    *filewatch.Debouncer
 	merger  *merger
 	began   time.Time
 	scanned bool // the tree, at least once
@@ -87,13 +87,13 @@ func New(o Options) (*Source, error) {
 		o.Poll = filewatch.DefaultPoll
 	}
 	if o.Debounce <= 0 {
-		o.Debounce = filewatch.DefaultSettle
+		o.Debounce = filewatch.DefaultDebounce
 	}
 	if o.Confirm <= 0 {
 		o.Confirm = filewatch.DefaultConfirm
 	}
 	if o.QuietPeriod <= 0 {
-		o.QuietPeriod = filewatch.DefaultStill
+		o.QuietPeriod = filewatch.DefaultQuietPeriod
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -101,7 +101,7 @@ func New(o Options) (*Source, error) {
 	m := newMerger()
 	m.restore(o.Remembered)
 	return &Source{
-		o: o, pace: filewatch.NewPace(o.Debounce, o.Confirm, o.QuietPeriod), merger: m, skipped: map[string]int{}, seen: map[string]content{}, waiting: map[string]bool{},
+		o: o, pace: filewatch.NewDebouncer(o.Debounce, o.Confirm, o.QuietPeriod), merger: m, skipped: map[string]int{}, seen: map[string]content{}, waiting: map[string]bool{},
 	}, nil
 }
 
@@ -172,21 +172,21 @@ func (s *Source) scan(l *listing, now time.Time, emit func(object.Batch)) {
 		s.addMissingFiles(l, now)
 	}
 	var readings []reading
-	for _, path := range s.pace.Look(now, l.files) {
+	for _, path := range s.pace.Observe(now, l.files) {
 		if r, ok := s.read(path, now); ok {
 			readings = append(readings, r)
 		}
 	}
 	if !s.synced {
 		s.initial = append(s.initial, readings...)
-		if !s.pace.Settled() {
+		if !s.pace.Stable() {
 			return // the objects of a file that is being written must not be missing in the first batch
 		}
 		readings, s.initial = s.initial, nil
 	}
 	batch, reread, wait := s.merger.apply(readings, l.problems)
 	for _, path := range reread {
-		s.pace.Again(path, now)
+		s.pace.Recheck(path, now)
 	}
 	for _, r := range readings {
 		if waiting := slices.Contains(wait, r.path); waiting != s.waiting[r.path] {
@@ -228,7 +228,7 @@ func (s *Source) addMissingFiles(l *listing, now time.Time) {
 			gone[path] = filewatch.Unknown
 		}
 	}
-	s.pace.Look(now, gone)
+	s.pace.Observe(now, gone)
 }
 
 // read reads and decodes a file. It returns false if the file is modified at the moment.
@@ -237,13 +237,13 @@ func (s *Source) read(path string, now time.Time) (reading, bool) {
 	if errors.Is(err, filewatch.ErrMoving) {
 		return reading{}, false
 	}
-	rewritten, still := s.pace.Taken(path, sig, now)
+	rewritten, still := s.pace.MarkRead(path, sig, now)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return reading{path: path, gone: true}, true
 	case err != nil:
 		return reading{path: path, unreadable: err.Error()}, true
-	case !s.synced && !still && now.Before(s.began.Add(filewatch.MostWait)) && filewatch.WrittenTo(path, s.o.Debounce):
+	case !s.synced && !still && now.Before(s.began.Add(filewatch.MaxWait)) && filewatch.WrittenTo(path, s.o.Debounce):
 		s.pace.Hold(path, now) // the previous contents, to compare with, are not known
 		return reading{}, false
 	}

@@ -25,7 +25,7 @@ func rewrite(t *testing.T, path string, pause time.Duration, parts ...string) (s
 		<-time.After(pause)
 		_, err := f.WriteString(p)
 		must(t, err)
-		steady = steady && time.Since(began) < filewatch.DefaultStill*3/4
+		steady = steady && time.Since(began) < filewatch.DefaultQuietPeriod*3/4
 	}
 	must(t, f.Close())
 	return steady

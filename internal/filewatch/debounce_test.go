@@ -20,7 +20,7 @@ func TestPace(t *testing.T) {
 	for name, script := range map[string]string{
 		"an old file is due at once": `
 			0 look a1 = a`,
-		"a new file settles first": `
+		"a new file debounces first": `
 			0 look a1 = a
 			0 take a1
 			10 look a1 b9 =
@@ -163,7 +163,7 @@ func TestPace(t *testing.T) {
 			5 look a1 = a`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := NewPace(30*time.Millisecond, 40*time.Millisecond, 1500*time.Millisecond)
+			p := NewDebouncer(30*time.Millisecond, 40*time.Millisecond, 1500*time.Millisecond)
 			start := time.Unix(1_000_000, 0)
 			sig := func(s string) Sig {
 				switch s[1] {
@@ -189,12 +189,12 @@ func TestPace(t *testing.T) {
 				now := start.Add(time.Duration(ms) * time.Millisecond)
 				switch f[1] {
 				case "take":
-					rewritten, still := p.Taken(f[2][:1], sig(f[2]), now)
+					rewritten, still := p.MarkRead(f[2][:1], sig(f[2]), now)
 					if got := word(rewritten, "rewritten ") + word(still, "still"); asks && strings.TrimSpace(got) != strings.TrimSpace(want) {
 						t.Fatalf("%s: got %q", line, got)
 					}
 				case "again":
-					p.Again(f[2], now)
+					p.Recheck(f[2], now)
 				case "hold":
 					p.Hold(f[2], now)
 				case "look":
@@ -202,7 +202,7 @@ func TestPace(t *testing.T) {
 					for _, s := range f[2:] {
 						seen[s[:1]] = sig(s)
 					}
-					if got := strings.Join(p.Look(now, seen), " "); got != strings.TrimSpace(want) {
+					if got := strings.Join(p.Observe(now, seen), " "); got != strings.TrimSpace(want) {
 						t.Fatalf("%s: got %q", line, got)
 					}
 				}
@@ -219,20 +219,20 @@ func word(say bool, s string) string {
 }
 
 func TestPaceNext(t *testing.T) {
-	p := NewPace(30*time.Millisecond, 40*time.Millisecond, 1500*time.Millisecond)
+	p := NewDebouncer(30*time.Millisecond, 40*time.Millisecond, 1500*time.Millisecond)
 	start := time.Unix(1_000_000, 0)
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	if n := p.Next(start); !n.IsZero() {
 		t.Errorf("nothing pending: next %v", n)
 	}
 	fresh := Sig{ino: 1, mtime: start.UnixNano()}
-	p.Look(at(0), map[string]Sig{"a": fresh})
-	if n := p.Next(at(0)); n != at(30) || p.Settled() {
-		t.Errorf("settling: next %v, settled %v", n.Sub(start), p.Settled())
+	p.Observe(at(0), map[string]Sig{"a": fresh})
+	if n := p.Next(at(0)); n != at(30) || p.Stable() {
+		t.Errorf("settling: next %v, debounced %v", n.Sub(start), p.Stable())
 	}
-	p.Taken("a", fresh, at(30))
-	p.Again("a", at(30))
-	if n := p.Next(at(30)); n != at(70) || !p.Settled() {
-		t.Errorf("second look: next %v, settled %v", n.Sub(start), p.Settled())
+	p.MarkRead("a", fresh, at(30))
+	p.Recheck("a", at(30))
+	if n := p.Next(at(30)); n != at(70) || !p.Stable() {
+		t.Errorf("second look: next %v, debounced %v", n.Sub(start), p.Stable())
 	}
 }
