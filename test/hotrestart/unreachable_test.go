@@ -14,56 +14,57 @@ import (
 	"github.com/pilothouse/pilothouse/test/fakeenvoy"
 )
 
-// door is a way to an admin interface that can be shut: then it takes connections and answers nothing, as behind a firewall.
-type door struct {
+// adminProxy forwards to an admin interface until it is blocked: then it accepts connections and answers nothing, as a firewall
+// that drops packets.
+type adminProxy struct {
 	address, behind string
 
-	mu   sync.Mutex
-	shut bool
-	held []net.Conn
+	mu       sync.Mutex
+	blocked  bool
+	accepted []net.Conn
 }
 
-// newDoor opens a way to the address behind it, for as long as the test lasts.
-func newDoor(t *testing.T, behind string) *door {
+// newAdminProxy forwards to the address behind it, for as long as the test lasts.
+func newAdminProxy(t *testing.T, behind string) *adminProxy {
 	t.Helper()
-	d := &door{address: fakeenvoy.FreeAddress(t), behind: behind}
+	d := &adminProxy{address: fakeenvoy.FreeAddress(t), behind: behind}
 	l, err := net.Listen("tcp", d.address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var carrying sync.WaitGroup
-	carrying.Go(func() {
+	var forwarding sync.WaitGroup
+	forwarding.Go(func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			carrying.Go(func() { d.carry(c) })
+			forwarding.Go(func() { d.forward(c) })
 		}
 	})
 	t.Cleanup(func() {
 		l.Close()
-		d.set(false)
-		carrying.Wait()
+		d.block(false)
+		forwarding.Wait()
 	})
 	return d
 }
 
-// set shuts or opens the door; what was held behind a shut one is closed.
-func (d *door) set(shut bool) {
+// block blocks or unblocks; connections that were accepted while blocked are closed.
+func (d *adminProxy) block(blocked bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.shut = shut
-	for _, c := range d.held {
+	d.blocked = blocked
+	for _, c := range d.accepted {
 		c.Close()
 	}
-	d.held = nil
+	d.accepted = nil
 }
 
-func (d *door) carry(c net.Conn) {
+func (d *adminProxy) forward(c net.Conn) {
 	d.mu.Lock()
-	if d.shut {
-		d.held = append(d.held, c)
+	if d.blocked {
+		d.accepted = append(d.accepted, c)
 		d.mu.Unlock()
 		return
 	}
@@ -91,18 +92,18 @@ func TestAChildWhoseAdminNeverAnswers(t *testing.T) {
 		{"its time is over before the first look", 2500 * time.Millisecond, 4 * time.Second, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var d *door
+			var d *adminProxy
 			p := up(t, func(o *envoy.Options) {
-				d = newDoor(t, o.Admin)
+				d = newAdminProxy(t, o.Admin)
 				o.Admin = d.address
 				o.Policy.Epochs.LiveWithin, o.Hot.ParentShutdown = tt.within, tt.shutdown
 			})
 			l := p.traffic()
 			parent := p.State().PID
-			d.set(true)
+			d.block(true)
 			p.Desire(p.launch("next", 2))
 			p.await("the parent's end", func(*envoy.State) bool { return dead(parent) })
-			d.set(false)
+			d.block(false)
 			p.await("an Envoy with the next configuration", func(s *envoy.State) bool {
 				return s.Live && s.Hash == "next" && len(s.Epochs) == 1
 			})
@@ -122,8 +123,8 @@ func TestAChildWhoseAdminNeverAnswers(t *testing.T) {
 // TestAnEnvoyThatNobodyHasEverReached is known to serve, and taken over.
 func TestAnEnvoyThatNobodyHasEverReached(t *testing.T) {
 	p := up(t, func(o *envoy.Options) {
-		d := newDoor(t, o.Admin)
-		d.set(true)
+		d := newAdminProxy(t, o.Admin)
+		d.block(true)
 		o.Admin, o.Hot.ParentShutdown = d.address, 3*time.Second
 	})
 	l := p.traffic()
