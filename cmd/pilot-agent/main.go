@@ -1,4 +1,4 @@
-// Pilot-agent stands beside a workload: it keeps its Envoy running, identified and configured.
+// Pilot-agent runs next to a workload: it keeps its Envoy running, identified and configured.
 //
 // Flags, environment, output and exit codes are those of Istio's agent where users or
 // charts touch them. It ends with 0 when it did what was asked, with 255 when it was

@@ -1,7 +1,7 @@
 // Pilot-discovery is the control plane: it reads services and rules, compiles them for every proxy, serves them over xDS and signs certificates.
 //
-// It ends with 0 when it was asked to end, with 1 when something could not be done, and
-// with 2 when it was asked in a way that it does not understand.
+// The exit code is 0 after a signal to end, 2 if the command line or the environment is invalid, and 1
+// for any other error.
 package main
 
 import (
@@ -70,7 +70,7 @@ func newRoot(args []string, env map[string]string) *cobra.Command {
 	return root
 }
 
-// misuse is an error of the command line's or the environment's.
+// misuse is an error in the command line or the environment.
 type misuse struct{ error }
 
 func newVersion() *cobra.Command {

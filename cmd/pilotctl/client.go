@@ -11,16 +11,16 @@ import (
 	"time"
 )
 
-// patience is how long pilot-discovery may take to answer.
-const patience = 10 * time.Second
+// fetchTimeout is how long pilot-discovery may take to answer.
+const fetchTimeout = 10 * time.Second
 
 // fetch reads a page of pilot-discovery's debug port.
 func fetch(ctx context.Context, base, page string, query url.Values) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	u, err := url.Parse(base)
 	if err != nil || u.Host == "" {
-		return nil, misuse{fmt.Errorf("--discovery %q: want a URL such as http://127.0.0.1:8080", base)}
+		return nil, misuse{fmt.Errorf("flag --discovery: invalid URL %q: want one such as http://127.0.0.1:8080", base)}
 	}
 	u = u.JoinPath(page)
 	u.RawQuery = query.Encode()
@@ -30,7 +30,7 @@ func fetch(ctx context.Context, base, page string, query url.Values) ([]byte, er
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask pilot-discovery (is it running there? --discovery names another place): %w", err)
+		return nil, fmt.Errorf("ask pilot-discovery (is it running there? --discovery gives another address): %w", err)
 	}
 	defer func() { _ = res.Body.Close() }()
 	text, err := io.ReadAll(res.Body)

@@ -92,7 +92,7 @@ With -o json or yaml the whole resources are printed.`,
 func (s section) resources(dump any) []any {
 	var out []any
 	for _, c := range items(dump, "configs") {
-		if !strings.HasSuffix(word(c, "@type"), "."+s.dump) {
+		if !strings.HasSuffix(scalar(c, "@type"), "."+s.dump) {
 			continue
 		}
 		for _, e := range items(c, s.list) {
@@ -103,7 +103,7 @@ func (s section) resources(dump any) []any {
 	return out
 }
 
-func resourceName(r any) string { return word(r, "name") + word(r, "clusterName") }
+func resourceName(r any) string { return scalar(r, "name") + scalar(r, "clusterName") }
 
 func printSections(w io.Writer, dump any, chosen []section) error {
 	for i, s := range chosen {

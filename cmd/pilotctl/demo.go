@@ -85,9 +85,9 @@ func readDemo(v *settings.Values, tree string) demoFlags {
 	}
 }
 
-// signals has the demo end in good order, and leave nothing behind, when its terminal is closed; and
-// when nobody reads its output any more, which writing says then instead of killing the program. It
-// tells when the terminal's size has changed.
+// signals ends the demo, so that it cleans up, when its terminal is closed. SIGPIPE no longer kills the
+// program: writing to a closed output is an error, which ends the demo too. resized is sent something
+// when the terminal's size has changed.
 func signals(ctx context.Context) (_ context.Context, resized <-chan os.Signal, stop func()) {
 	end := func() {}
 	if !signal.Ignored(syscall.SIGHUP) { // not under nohup

@@ -1,8 +1,7 @@
 // Pilotctl is for people: run a mesh on this machine, see who is in sync, read what a proxy was given.
 //
-// Results go to standard output, everything else to standard error. It ends with 0 when
-// what was asked for was done, with 1 when it was not, and with 2 when it was asked in a
-// way that it does not understand.
+// Results go to standard output, everything else to standard error. The exit code is 0 on success, 2 if
+// the command line is invalid, and 1 for any other error.
 package main
 
 import (
@@ -60,10 +59,10 @@ func run(ctx context.Context, args []string, env map[string]string, stdout, stde
 	return 1
 }
 
-// errSaid ends a command whose output already told what is wrong.
+// errSaid ends a command whose output has said what is wrong.
 var errSaid = errors.New("see above")
 
-// misuse is an error of the command line's.
+// misuse is an error in the command line.
 type misuse struct{ error }
 
 // flags are those that all commands share: settings.Pilotctl.

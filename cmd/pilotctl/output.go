@@ -39,18 +39,18 @@ func printJSON(w io.Writer, form string, text []byte) error {
 	return err
 }
 
-// printTable writes rows below a header, in columns. Empty cells become "-".
+// printTable writes rows below a header, in columns. An empty value becomes "-".
 func printTable(w io.Writer, header []string, rows [][]string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, strings.Join(header, "\t"))
 	for _, row := range rows {
-		cells := make([]string, len(row))
+		columns := make([]string, len(row))
 		for i, c := range row {
-			if cells[i] = c; c == "" {
-				cells[i] = "-"
+			if columns[i] = c; c == "" {
+				columns[i] = "-"
 			}
 		}
-		fmt.Fprintln(t, strings.Join(cells, "\t"))
+		fmt.Fprintln(t, strings.Join(columns, "\t"))
 	}
 	return t.Flush()
 }

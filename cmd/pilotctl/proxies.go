@@ -13,7 +13,7 @@ import (
 
 const syncPage = "debug/syncz"
 
-// proxy is one connected proxy, as /debug/syncz tells it; only what the table shows.
+// proxy is one connected proxy in /debug/syncz; only what the table shows.
 type proxy struct {
 	Proxy       string              `json:"proxy"`
 	ProxyType   string              `json:"proxy_type"`
@@ -24,7 +24,7 @@ type proxy struct {
 	Types       map[string]progress `json:"types"`
 }
 
-// progress is how far one resource type has come on one proxy.
+// progress is the state of one resource type on one proxy.
 type progress struct {
 	Resources int    `json:"resources"`
 	Asked     bool   `json:"asked"`
@@ -34,7 +34,7 @@ type progress struct {
 	Nack      string `json:"nack"`
 }
 
-// String says it in a word a person understands; it is empty where there is nothing to say.
+// String is the state as the table shows it; it is empty if there is nothing to show.
 func (p progress) String() string {
 	switch {
 	case p.Nack != "":
@@ -104,14 +104,14 @@ func proxyRows(all []proxy) [][]string {
 	for _, p := range all {
 		row := []string{p.Proxy, p.ProxyType}
 		for _, typ := range proxyTypes {
-			cell := ""
+			shown := ""
 			if state, ok := p.Types[typ]; ok {
-				cell = state.String()
-				if cell == "" && p.Generation > 0 && p.Applied >= p.Generation {
-					cell = "unchanged"
+				shown = state.String()
+				if shown == "" && p.Generation > 0 && p.Applied >= p.Generation {
+					shown = "unchanged"
 				}
 			}
-			row = append(row, cell)
+			row = append(row, shown)
 		}
 		since := ""
 		if !p.ConnectedAt.IsZero() {

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// The dump is read as plain JSON, not as Envoy's messages: a field that this version does
-// not know is no error then, and pilotctl stays small.
+// The dump is read as plain JSON, not as Envoy's messages: unknown fields are then not an error, and
+// pilotctl stays small.
 
-// at follows keys into a tree; nil where the way ends.
+// at follows keys into a tree; nil if one is missing.
 func at(v any, keys ...string) any {
 	for _, k := range keys {
 		m, _ := v.(map[string]any)
@@ -19,8 +19,8 @@ func at(v any, keys ...string) any {
 	return v
 }
 
-// word is the scalar at the end of keys, as text; "" where there is none.
-func word(v any, keys ...string) string {
+// scalar is the scalar at the end of keys, as text; empty if there is none.
+func scalar(v any, keys ...string) string {
 	switch v := at(v, keys...).(type) {
 	case nil, map[string]any, []any:
 		return ""
@@ -35,12 +35,12 @@ func items(v any, keys ...string) []any {
 	return l
 }
 
-// clusterRows takes names of the form direction|port|subset|host apart.
+// clusterRows splits names of the form direction|port|subset|host.
 func clusterRows(r any) [][]string {
-	name := word(r, "name")
-	typ := word(r, "type")
+	name := scalar(r, "name")
+	typ := scalar(r, "type")
 	if typ == "" {
-		typ = word(r, "clusterType", "name")
+		typ = scalar(r, "clusterType", "name")
 	}
 	if typ == "" {
 		typ = "STATIC"
@@ -62,15 +62,15 @@ func listenerRows(r any) [][]string {
 	if at(r, "defaultFilterChain") != nil {
 		text += " + default"
 	}
-	return [][]string{{word(r, "name"), socket(at(r, "address")), text, strings.ToLower(word(r, "trafficDirection"))}}
+	return [][]string{{scalar(r, "name"), socket(at(r, "address")), text, strings.ToLower(scalar(r, "trafficDirection"))}}
 }
 
 // socket is address:port of an Envoy address, or the path of a pipe.
 func socket(v any) string {
-	if p := word(v, "pipe", "path"); p != "" {
+	if p := scalar(v, "pipe", "path"); p != "" {
 		return p
 	}
-	host, port := word(v, "socketAddress", "address"), word(v, "socketAddress", "portValue")
+	host, port := scalar(v, "socketAddress", "address"), scalar(v, "socketAddress", "portValue")
 	if host == "" {
 		return ""
 	}
@@ -85,42 +85,42 @@ func routeRows(r any) [][]string {
 	for _, h := range items(r, "virtualHosts") {
 		routes := items(h, "routes")
 		if len(routes) == 0 {
-			rows = append(rows, []string{word(r, "name"), word(h, "name"), "", ""})
+			rows = append(rows, []string{scalar(r, "name"), scalar(h, "name"), "", ""})
 		}
 		for _, route := range routes {
-			rows = append(rows, []string{word(r, "name"), word(h, "name"), match(at(route, "match")), target(route)})
+			rows = append(rows, []string{scalar(r, "name"), scalar(h, "name"), match(at(route, "match")), target(route)})
 		}
 	}
 	return rows
 }
 
-// match says what a route matches: the path, then the other conditions by name.
+// match describes what a route matches: the path, then the other conditions by name.
 func match(m any) string {
 	parts := []string{}
 	for _, k := range []string{"prefix", "path", "pathSeparatedPrefix"} {
-		if p := word(m, k); p != "" {
+		if p := scalar(m, k); p != "" {
 			parts = append(parts, p+map[string]string{"prefix": "*", "pathSeparatedPrefix": "/*"}[k])
 		}
 	}
-	if re := word(m, "safeRegex", "regex"); re != "" {
+	if re := scalar(m, "safeRegex", "regex"); re != "" {
 		parts = append(parts, "~"+re)
 	}
 	for _, k := range []string{"headers", "queryParameters"} {
 		for _, h := range items(m, k) {
-			parts = append(parts, word(h, "name")+value(h))
+			parts = append(parts, scalar(h, "name")+value(h))
 		}
 	}
 	return strings.Join(parts, " ")
 }
 
-// value says what a header or a parameter is compared with.
+// value describes what a header or a parameter is compared with.
 func value(h any) string {
 	s := at(h, "stringMatch")
 	kinds, _ := s.(map[string]any)
 	for _, k := range slices.Sorted(maps.Keys(kinds)) {
-		text := word(s, k)
+		text := scalar(s, k)
 		if text == "" {
-			text = word(s, k, "regex")
+			text = scalar(s, k, "regex")
 		}
 		switch k {
 		case "exact":
@@ -136,27 +136,27 @@ func value(h any) string {
 	return ""
 }
 
-// target says where a route leads.
+// target is where a route sends requests: a cluster, weighted clusters, a redirect or a response.
 func target(r any) string {
-	if c := word(r, "route", "cluster"); c != "" {
+	if c := scalar(r, "route", "cluster"); c != "" {
 		return c
 	}
 	var parts []string
 	for _, c := range items(r, "route", "weightedClusters", "clusters") {
-		weight := word(c, "weight")
+		weight := scalar(c, "weight")
 		if weight == "" {
 			weight = "0"
 		}
-		parts = append(parts, weight+" "+word(c, "name"))
+		parts = append(parts, weight+" "+scalar(c, "name"))
 	}
 	if len(parts) > 0 {
 		return strings.Join(parts, ", ")
 	}
 	if at(r, "redirect") != nil {
-		return "redirect " + word(r, "redirect", "hostRedirect") + word(r, "redirect", "pathRedirect") + word(r, "redirect", "prefixRewrite")
+		return "redirect " + scalar(r, "redirect", "hostRedirect") + scalar(r, "redirect", "pathRedirect") + scalar(r, "redirect", "prefixRewrite")
 	}
 	if at(r, "directResponse") != nil {
-		return "answer " + word(r, "directResponse", "status")
+		return "answer " + scalar(r, "directResponse", "status")
 	}
 	return ""
 }
@@ -165,16 +165,16 @@ func endpointRows(r any) [][]string {
 	var rows [][]string
 	for _, group := range items(r, "endpoints") {
 		for _, e := range items(group, "lbEndpoints") {
-			health := strings.ToLower(word(e, "healthStatus"))
+			health := strings.ToLower(scalar(e, "healthStatus"))
 			if health == "" || health == "unknown" {
 				health = "healthy"
 			}
-			weight := word(e, "loadBalancingWeight")
-			rows = append(rows, []string{word(r, "clusterName"), socket(at(e, "endpoint", "address")), health, weight})
+			weight := scalar(e, "loadBalancingWeight")
+			rows = append(rows, []string{scalar(r, "clusterName"), socket(at(e, "endpoint", "address")), health, weight})
 		}
 	}
 	if rows == nil {
-		rows = [][]string{{word(r, "clusterName"), "", "", ""}}
+		rows = [][]string{{scalar(r, "clusterName"), "", "", ""}}
 	}
 	return rows
 }
