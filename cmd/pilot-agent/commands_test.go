@@ -23,7 +23,7 @@ import (
 func agentRun(t *testing.T, env map[string]string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code = run(t.Context(), args, surroundings{env: env, stdout: &out, stderr: &errs})
+	code = run(t.Context(), args, process{env: env, stdout: &out, stderr: &errs})
 	return code, out.String(), errs.String()
 }
 

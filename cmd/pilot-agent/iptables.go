@@ -96,8 +96,8 @@ func (r *captureCommand) inNamespace(fn func() error) error {
 // root is the root directory of the namespace's processes, with their resolv.conf and the names of
 // users and groups. For a namespace that is not given as that of a process, it is this process's.
 func (r *captureCommand) root() string {
-	if process, ok := strings.CutSuffix(r.namespace, "/ns/net"); ok && strings.HasPrefix(process, "/proc/") {
-		return process + "/root"
+	if dir, ok := strings.CutSuffix(r.namespace, "/ns/net"); ok && strings.HasPrefix(dir, "/proc/") {
+		return dir + "/root"
 	}
 	return "/"
 }

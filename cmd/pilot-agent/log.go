@@ -28,7 +28,7 @@ func readLog(v *settings.Values) *logFlags {
 
 // logger makes the logger that the flags ask for. Files are opened for the rest of the
 // process's life.
-func (l *logFlags) logger(s surroundings) (*slog.Logger, error) {
+func (l *logFlags) logger(s process) (*slog.Logger, error) {
 	levels, err := parseLevels(l.levels)
 	if err != nil {
 		return nil, err

@@ -32,24 +32,24 @@ func main() {
 	ctx, cancel := context.WithCancel(context.Background())
 	asked := &requests{}
 	go asked.take(signals, cancel)
-	os.Exit(run(ctx, os.Args[1:], surroundings{env: environment(os.Environ()), stdout: os.Stdout, stderr: os.Stderr, asked: asked}))
+	os.Exit(run(ctx, os.Args[1:], process{env: environment(os.Environ()), stdout: os.Stdout, stderr: os.Stderr, asked: asked}))
 }
 
-// requests are the signals that ask this process to end. The first one ends the context of the command. What more
-// of them mean the command may say; otherwise the next one kills, as it would any program.
+// requests are the signals that ask this process to end. The first one ends the context of the command. A
+// command may handle the next two (onAgain); otherwise the next one kills the process.
 type requests struct {
 	mu    sync.Mutex
 	again func()
 }
 
-// onAgain says what the second and the third signal do. The fourth kills in any case.
-func (r *requests) onAgain(do func()) {
+// onAgain sets what the second and the third signal do. The fourth kills in any case.
+func (r *requests) onAgain(f func()) {
 	if r == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.again = do
+	r.again = f
 }
 
 func (r *requests) take(signals chan os.Signal, first func()) {
@@ -68,14 +68,14 @@ func (r *requests) take(signals chan os.Signal, first func()) {
 	signal.Stop(signals)
 }
 
-// surroundings are what a command has of the process that it runs in.
-type surroundings struct {
+// process is what a command uses of the process that it runs in.
+type process struct {
 	env            map[string]string
 	stdout, stderr io.Writer
 	asked          *requests // nil where nobody sends signals
 }
 
-func (s surroundings) getenv(name string) string { return s.env[name] }
+func (s process) getenv(name string) string { return s.env[name] }
 
 // environment makes a map of NAME=value strings; the first of equal names counts, as in C.
 func environment(list []string) map[string]string {
@@ -90,7 +90,7 @@ func environment(list []string) map[string]string {
 }
 
 // run is main without the process: it returns the exit code.
-func run(ctx context.Context, args []string, s surroundings) int {
+func run(ctx context.Context, args []string, s process) int {
 	root := newRoot(s)
 	root.SetArgs(args)
 	root.SetOut(s.stdout)
@@ -126,7 +126,7 @@ func exitCode(err error) int {
 	return own.ExitCode()
 }
 
-func newRoot(s surroundings) *cobra.Command {
+func newRoot(s process) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pilot-agent",
 		Short:         "Keeps a workload's Envoy running, identified and configured",

@@ -23,7 +23,7 @@ const (
 // It limits the runtime to one CPU at a time, because each more holds memory of its own.
 // GOGC, GOMEMLIMIT and GOMAXPROCS take precedence. A call of ready, which does not block,
 // gives memory back once more; stop ends it.
-func limitMemory(s surroundings) (ready, stop func()) {
+func limitMemory(s process) (ready, stop func()) {
 	if s.getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
-func newProxy(s surroundings) *cobra.Command {
+func newProxy(s process) *cobra.Command {
 	c := &cobra.Command{
 		Use:                "proxy [sidecar|router]",
 		Short:              "Run Envoy and everything that it needs beside it",

@@ -117,7 +117,7 @@ func TestRestartByHand(t *testing.T) {
 	a := restartable(t)
 	stop := alwaysReady(t, a)
 	var out bytes.Buffer
-	code := run(t.Context(), []string{"restart", "--statusPort", a.Status}, surroundings{stdout: &out, stderr: &out})
+	code := run(t.Context(), []string{"restart", "--statusPort", a.Status}, process{stdout: &out, stderr: &out})
 	if code != 0 || out.String() != "OK\n" {
 		t.Errorf("exit code %d, output %q", code, out.String())
 	}
@@ -219,7 +219,7 @@ func TestCompatibleWithIstio(t *testing.T) {
 		t.Errorf("exit code %d, want 0 and no hot restart", code)
 	}
 	var out bytes.Buffer
-	if code := run(t.Context(), []string{"proxy", "--compat=other"}, surroundings{stdout: &out, stderr: &out}); code != failed {
+	if code := run(t.Context(), []string{"proxy", "--compat=other"}, process{stdout: &out, stderr: &out}); code != failed {
 		t.Errorf("--compat=other: exit code %d", code)
 	}
 }

@@ -74,7 +74,7 @@ func TestEnvoyOfARootAgentWithDNSRunsAsTheProxysUser(t *testing.T) {
 		})
 		if epoch == 0 {
 			var out strings.Builder
-			if code := run(t.Context(), []string{"restart", "--statusPort", a.Status}, surroundings{stdout: &out, stderr: &out}); code != 0 {
+			if code := run(t.Context(), []string{"restart", "--statusPort", a.Status}, process{stdout: &out, stderr: &out}); code != 0 {
 				t.Fatal(out.String())
 			}
 			awaitEpoch(t, a, 1)

@@ -8,7 +8,7 @@ import (
 )
 
 func TestCommandsHaveTheFlagsOfTheirTables(t *testing.T) {
-	clitest.Commands(t, newRoot(surroundings{}))
+	clitest.Commands(t, newRoot(process{}))
 }
 
 func TestEverySettingOfACommandIsRead(t *testing.T) {
