@@ -27,9 +27,9 @@ var table = settings.Table{
 var errWrapped = errors.New("wrapped")
 
 // execute runs a program of two commands and returns the values that the second one reads.
-func execute(t *testing.T, env map[string]string, args ...string) (v *settings.Values, root *cobra.Command, out string, err error) {
+func execute(t *testing.T, env map[string]string, args ...string) (v *settings.Values, out string, err error) {
 	t.Helper()
-	root = &cobra.Command{Use: "program", SilenceErrors: true, SilenceUsage: true}
+	root := &cobra.Command{Use: "program", SilenceErrors: true, SilenceUsage: true}
 	Setup(root, func(_ *cobra.Command, err error) error { return errors.Join(errWrapped, err) })
 	AddToAll(root, settings.Table{{Flag: "output", Short: "o", Kind: settings.Text, Help: "`form`"}})
 	c := &cobra.Command{Use: "command", Short: "Do it", Run: func(c *cobra.Command, _ []string) { v = Read(c.Flags(), env, table) }}
@@ -40,12 +40,12 @@ func execute(t *testing.T, env map[string]string, args ...string) (v *settings.V
 	root.SetErr(&b)
 	root.SetArgs(args)
 	err = root.Execute()
-	return v, root, b.String(), err
+	return v, b.String(), err
 }
 
 func TestFlagsAreRead(t *testing.T) {
 	env := map[string]string{"NAME": "env", "ONLY": "7"}
-	v, _, _, err := execute(t, env, "command", "--many", "b,c", "--many=d", "--switch")
+	v, _, err := execute(t, env, "command", "--many", "b,c", "--many=d", "--switch")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,10 +55,10 @@ func TestFlagsAreRead(t *testing.T) {
 	if v.Text("name") != "env" || !v.Bool("switch") || v.Int("ONLY") != 7 || v.List("none") != nil || v.Enum("form") != "one" {
 		t.Errorf("%q %v %d", v.Text("name"), v.Bool("switch"), v.Int("ONLY"))
 	}
-	if v, _, _, _ = execute(t, env, "command", "-n", ""); v.Text("name") != "" {
+	if v, _, _ = execute(t, env, "command", "-n", ""); v.Text("name") != "" {
 		t.Errorf("an empty flag does not silence the environment: %q", v.Text("name"))
 	}
-	if v, _, _, _ = execute(t, env, "command", "--many="); v.List("many") != nil {
+	if v, _, _ = execute(t, env, "command", "--many="); v.List("many") != nil {
 		t.Errorf("an empty list is %q", v.List("many"))
 	}
 }
@@ -70,14 +70,14 @@ func TestMistakesNameTheFlag(t *testing.T) {
 		"--wait=soon":  `flag --wait: invalid duration "soon"`,
 		"--unknown":    "unknown flag: --unknown",
 	} {
-		if _, _, _, err := execute(t, nil, "command", args); !errors.Is(err, errWrapped) || !strings.Contains(err.Error(), want) {
+		if _, _, err := execute(t, nil, "command", args); !errors.Is(err, errWrapped) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", args, err, want)
 		}
 	}
 }
 
 func TestHelpHasVariablesAfterFlags(t *testing.T) {
-	_, _, out, err := execute(t, nil, "command", "--help")
+	_, out, err := execute(t, nil, "command", "--help")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestHelpHasVariablesAfterFlags(t *testing.T) {
 
 func TestCollateralHasVariables(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
-	if _, _, out, err := execute(t, nil, "collateral", "--all", "--output_dir", dir); err != nil {
+	if _, out, err := execute(t, nil, "collateral", "--all", "--output_dir", dir); err != nil {
 		t.Fatal(err, out)
 	}
 	for file, want := range map[string]string{
@@ -107,7 +107,7 @@ func TestCollateralHasVariables(t *testing.T) {
 			t.Errorf("%s: no %q in\n%s%v", file, want, text, err)
 		}
 	}
-	if _, _, _, err := execute(t, nil, "collateral"); err == nil || !strings.Contains(err.Error(), "want --all") {
+	if _, _, err := execute(t, nil, "collateral"); err == nil || !strings.Contains(err.Error(), "want --all") {
 		t.Errorf("nothing asked for: %v", err)
 	}
 }
