@@ -1,11 +1,15 @@
 # Pilothouse: `make help` lists what there is to make.
 
 GO      ?= go
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+VERSION ?= $(shell git describe --tags --always --abbrev=12 --dirty 2>/dev/null || echo unknown)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 
-GOLANGCI_VERSION = v2.15.0
+# The linter's version and the checksums of all it is built from are in hack/lint/go.mod and go.sum.
+GOLANGCI_VERSION = $(shell awk '$$1 == "github.com/golangci/golangci-lint/v2" { print $$2 }' hack/lint/go.mod)
 GOLANGCI         = .tools/golangci-lint-$(GOLANGCI_VERSION)
+
+# The time of every file of a release. https://reproducible-builds.org/specs/source-date-epoch/
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 
 # A path given by the user stays as it is; all programs and tests below see it.
 export ENVOY
@@ -19,7 +23,7 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools deps demo test check lint fmt vet unit race e2e bench fuzz docs golden clean
+.PHONY: help build tools deps demo test check lint fmt vet unit race e2e soak bench fuzz docs golden release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,9 +43,9 @@ demo: ## a whole mesh on this machine, played through and checked (needs root)
 	@$(MAKE) --no-print-directory build tools
 	bin/pilotctl demo $(DEMO_FLAGS)
 
-test: ## everything that CI runs: format, vet, house rules, all tests, the demo (needs root)
+test: ## everything that CI runs: format, vet, linters, all tests, a release, the demo (needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the end-to-end tests make network namespaces and need root: run 'sudo make test'" >&2; exit 1; }
-	@$(MAKE) --no-print-directory fmt vet tools build $(UNIT) e2e
+	@$(MAKE) --no-print-directory fmt vet tools build $(UNIT) lint e2e release
 	bin/pilotctl demo
 
 check: fmt vet lint ## format, vet and the linters
@@ -52,15 +56,14 @@ fmt: ## fail if a Go file is not formatted
 vet: ## go vet
 	$(GO) vet ./...
 
-lint: $(GOLANGCI) ## golangci-lint, pinned, built on first use
+lint: $(GOLANGCI) ## golangci-lint, pinned, built into .tools on first use (some minutes)
 	$(GOLANGCI) run ./...
 
 $(GOLANGCI):
-	@mkdir -p .tools/bin
-	GOBIN=$(CURDIR)/.tools/bin $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
-	@mv .tools/bin/golangci-lint $@ && rmdir .tools/bin
+	@mkdir -p .tools
+	$(GO) build -C hack/lint -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
-unit: tools ## all tests of single packages and features; house rules
+unit: tools ## the tests of single packages, and the rules of the architecture
 	@$(GO) test -count=1 -timeout 10m $(FAST)
 
 race: tools ## the same under the race detector (needs a C compiler)
@@ -69,7 +72,10 @@ race: tools ## the same under the race detector (needs a C compiler)
 e2e: tools build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
 	$(GO) test -count=1 -p 1 -timeout 15m $(SLOW)
 
-bench: ## the benchmarks of test/bench
+soak: tools build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (default 60; needs root)
+	@hack/soak.sh $(or $(SOAK_MINUTES),60)
+
+bench: tools ## the benchmarks of test/bench
 	$(GO) test -run '^$$' -bench . -benchmem ./test/bench/...
 
 fuzz: ## every fuzz test for FUZZTIME (default 15s) each
@@ -81,5 +87,8 @@ docs: ## rewrite docs/settings.md from the tables in internal/settings
 golden: ## rewrite the golden files from what the code says now; look at the diff
 	$(GO) test -count=1 $(shell grep -rlE --include='*_test.go' 'flag\.Bool\("update"|golden"' internal 2>/dev/null | xargs -r -n1 dirname | sort -u | sed 's|^|./|') -update
 
+release: ## the files of a release for linux on amd64 and arm64, in dist/ (VERSION=v1.2.3 names it)
+	@$(GO) run ./hack/release -version '$(VERSION)' -epoch '$(SOURCE_DATE_EPOCH)' -o dist
+
 clean: ## remove what was built (not .tools)
-	rm -rf bin
+	rm -rf bin dist

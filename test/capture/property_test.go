@@ -12,6 +12,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // labPlans use every kind of rule. Never are the rules that no packet of this lab can reach, by parts
@@ -88,7 +89,7 @@ func explainIsTrue(t *testing.T, backend capture.BackendOptions) {
 				}
 				return err
 			})
-			d := &draw{r: rand.New(rand.NewPCG(uint64(i), 9)), o: o, rules: rules, hits: map[string]int{}, packets: packetsOfOthers}
+			d := &draw{r: rand.New(rand.NewPCG(uint64(i), wait.Seed(t, 9))), o: o, rules: rules, hits: map[string]int{}, packets: packetsOfOthers}
 			if i == 0 {
 				d.packets = packetsOfFirst
 			}

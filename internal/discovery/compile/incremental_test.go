@@ -13,6 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // history plays changes into a world and remembers what stands, so that another world
@@ -125,7 +126,7 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			r := rand.New(rand.NewPCG(seed, 7))
+			r := rand.New(rand.NewPCG(seed, wait.Seed(t, 7)))
 			data := make([]byte, 2500)
 			for i := range data {
 				data[i] = byte(r.Uint32())

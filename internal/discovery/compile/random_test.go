@@ -8,6 +8,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/test/envoytest"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // TestRandomMeshesAreTakenByEnvoy compiles meshes of random objects, those that
@@ -18,7 +19,7 @@ func TestRandomMeshesAreTakenByEnvoy(t *testing.T) {
 	for seed := range uint64(24) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			r := rand.New(rand.NewPCG(seed, 11))
+			r := rand.New(rand.NewPCG(seed, wait.Seed(t, 11)))
 			data := make([]byte, 4000)
 			for i := range data {
 				data[i] = byte(r.Uint32())
