@@ -60,7 +60,7 @@ var layers = map[string]layer{
 	"internal/discovery/authn": edge,
 	"internal/discovery":       wiring,
 
-	"internal/lab/netmesh": edge, "test/load": edge, "test/envoytest": edge, "test/golden": edge, "test/agenttest": lab,
+	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/agenttest": lab,
 	"internal/lab/meshup": lab, "internal/demo": lab,
 	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command,
 	"test/environment": command, "test/filesecret": command,
@@ -80,6 +80,8 @@ var allowedImports = map[string][]string{
 	"internal/discovery/saved":         {"internal/discovery/source/decode"}, // which message an Istio kind carries
 	"internal/discovery/compile":       {"internal/discovery/model", "internal/discovery/compile/..."},
 	"internal/discovery/compile/route": {"internal/discovery/compile/cluster"}, // routes name clusters
+	"test/require":                     {"internal/lab/netmesh"},               // whether this machine can make Pods
+	"test/envoytest":                   {"test/require"},
 	"internal/demo":                    {"internal/lab/meshup"},
 }
 

@@ -21,9 +21,11 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilothouse/pilothouse/test/agenttest"
+	"github.com/pilothouse/pilothouse/test/require"
 )
 
 func TestMain(m *testing.M) {
+	require.Envoy()
 	code := m.Run()
 	agenttest.Cleanup()
 	os.Exit(code)

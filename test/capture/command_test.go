@@ -11,6 +11,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 	"github.com/pilothouse/pilothouse/test/agenttest"
+	"github.com/pilothouse/pilothouse/test/require"
 )
 
 func TestMain(m *testing.M) {
@@ -25,6 +26,7 @@ func TestMain(m *testing.M) {
 		fmt.Println(forward(os.Args[2]))
 		os.Exit(1)
 	}
+	require.Root()
 	code := m.Run()
 	agenttest.Cleanup()
 	os.Exit(code)

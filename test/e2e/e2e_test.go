@@ -17,7 +17,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
-	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+	"github.com/pilothouse/pilothouse/test/require"
 )
 
 const root = "../.."
@@ -26,6 +26,8 @@ const root = "../.."
 var programs meshup.Programs
 
 func TestMain(m *testing.M) {
+	require.Root()
+	require.Envoy()
 	os.Exit(func() int {
 		bin, err := os.MkdirTemp("", "pilothouse-e2e-")
 		if err == nil {
@@ -42,19 +44,15 @@ func TestMain(m *testing.M) {
 
 // build makes the programs and finds Envoy.
 func build(bin string) error {
-	if err := netmesh.Supported(); err != nil {
-		return err
-	}
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace", "-o", bin+"/", "./cmd/...", "./samples/app")
 	cmd.Dir, cmd.Stderr, cmd.Env = root, os.Stderr, append(os.Environ(), "CGO_ENABLED=0")
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("build the programs: %w", err)
 	}
-	envoy := os.Getenv("ENVOY")
-	if envoy == "" {
-		envoy = filepath.Join(root, ".tools", "envoy")
+	envoy, err := require.EnvoyPath()
+	if err != nil {
+		return err
 	}
-	var err error
 	programs, err = meshup.In(bin, envoy)
 	return err
 }

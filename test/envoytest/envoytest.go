@@ -1,7 +1,6 @@
-// Package envoytest asks a real Envoy whether it would take a configuration.
+// Package envoytest checks configuration with a real Envoy.
 //
-// The binary is the one that ENVOY names, else .tools/envoy of the repository. A test
-// that cannot find it fails: it does not skip.
+// The binary is that of [require.EnvoyPath]. Packages whose tests use it call [require.Envoy] in TestMain.
 package envoytest
 
 import (
@@ -18,12 +17,14 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/pilothouse/pilothouse/test/require"
 )
 
 const (
-	// XDSCluster is where Bootstrap's ADS leads; nothing listens there.
+	// XDSCluster is the cluster of Bootstrap's ADS; nothing listens at its address.
 	XDSCluster = "xds-grpc"
-	// SDSCluster is where secrets come from.
+	// SDSCluster is the cluster of secrets.
 	SDSCluster = "sds-grpc"
 	// bound is how long one validation may take on a busy machine.
 	bound = 60 * time.Second
@@ -32,24 +33,9 @@ const (
 // Binary is the path of the Envoy to test with.
 func Binary(t testing.TB) string {
 	t.Helper()
-	if p := os.Getenv("ENVOY"); p != "" {
-		return p
-	}
-	dir, err := os.Getwd()
+	p, err := require.EnvoyPath()
 	if err != nil {
 		t.Fatal(err)
-	}
-	for ; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			break
-		}
-		if dir == filepath.Dir(dir) {
-			t.Fatal("no go.mod above the test's directory")
-		}
-	}
-	p := filepath.Join(dir, ".tools", "envoy")
-	if _, err := os.Stat(p); err != nil {
-		t.Fatalf("Envoy: %v (run make tools, or set ENVOY)", err)
 	}
 	return p
 }
@@ -83,8 +69,7 @@ func static(name string) *clusterv3.Cluster {
 	}
 }
 
-// Check runs Envoy in its validating mode and returns what it said; err is nil where it
-// takes the bootstrap.
+// Check runs Envoy with --mode validate and returns its output; err is nil if it accepts the bootstrap.
 func Check(t testing.TB, b *bootstrapv3.Bootstrap) (string, error) {
 	t.Helper()
 	config, err := protojson.Marshal(b)
@@ -101,7 +86,7 @@ func Check(t testing.TB, b *bootstrapv3.Bootstrap) (string, error) {
 	return string(out), err
 }
 
-// Validate fails the test where Envoy refuses the bootstrap.
+// Validate fails the test if Envoy rejects the bootstrap.
 func Validate(t testing.TB, b *bootstrapv3.Bootstrap) {
 	t.Helper()
 	if out, err := Check(t, b); err != nil {

@@ -21,7 +21,9 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
+	"github.com/pilothouse/pilothouse/test/envoytest"
 	"github.com/pilothouse/pilothouse/test/fakeenvoy"
+	"github.com/pilothouse/pilothouse/test/require"
 )
 
 // patience bounds every wait for something that takes milliseconds.
@@ -43,6 +45,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	require.Envoy()
 	os.Exit(m.Run())
 }
 
@@ -64,21 +67,9 @@ var kinds = []kind{
 			return fakeenvoy.Write(t, fakeenvoy.Script{FailFirst: -1, ExitCode: 1, Invalid: "no such filter"})
 		},
 	},
-	{name: "real", binary: realEnvoy, config: realConfig, broken: func(t *testing.T) string {
+	{name: "real", binary: func(t *testing.T) string { return envoytest.Binary(t) }, config: realConfig, broken: func(t *testing.T) string {
 		return writeFile(t, "broken.yaml", "static_resources: {listeners: [{name: x, filter_chains: 7}]}")
 	}},
-}
-
-// realEnvoy is the binary that ENVOY names, or the one of `make tools`.
-func realEnvoy(t *testing.T) string {
-	path := os.Getenv("ENVOY")
-	if path == "" {
-		path, _ = filepath.Abs("../../.tools/envoy")
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v: run `make tools`, or set ENVOY", err)
-	}
-	return path
 }
 
 func writeFile(t *testing.T, name, text string) string {

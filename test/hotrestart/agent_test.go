@@ -18,6 +18,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/test/agenttest"
+	"github.com/pilothouse/pilothouse/test/require"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -29,6 +30,7 @@ func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == agentName {
 		restless(os.Args[1], os.Args[2], os.Args[3])
 	}
+	require.Envoy()
 	code := m.Run()
 	agenttest.Cleanup()
 	os.Exit(code)

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/test/require"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -39,6 +40,7 @@ func TestMain(m *testing.M) {
 		serveAlone()
 		return
 	}
+	require.Envoy()
 	os.Exit(m.Run())
 }
 

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/pilothouse/pilothouse/test/envoytest"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -39,17 +40,6 @@ const bootstrapText = `{
   "load_assignment": {"cluster_name": "xds", "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": %s}}}}]}]}}]}
 }`
 
-func envoyPath(t testing.TB) string {
-	if p := os.Getenv("ENVOY"); p != "" {
-		return p
-	}
-	p, err := filepath.Abs("../../../.tools/envoy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
 func startEnvoy(t testing.TB, xds string, api string) *realEnvoy {
 	t.Helper()
 	_, port, err := net.SplitHostPort(xds)
@@ -66,10 +56,10 @@ func startEnvoy(t testing.TB, xds string, api string) *realEnvoy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(envoyPath(t), "-c", config, "--disable-hot-restart", "--concurrency", "2", "--admin-address-path", adminFile, "-l", "info")
+	cmd := exec.Command(envoytest.Binary(t), "-c", config, "--disable-hot-restart", "--concurrency", "2", "--admin-address-path", adminFile, "-l", "info")
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {
-		t.Fatalf("start Envoy (make tools fetches it): %v", err)
+		t.Fatalf("start Envoy: %v", err)
 	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+	"github.com/pilothouse/pilothouse/test/require"
 )
 
 // TestMain lets the tests run this binary in Pods: a first argument that starts with "role=" says
@@ -30,6 +31,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "role=") {
 		os.Exit(role(strings.TrimPrefix(os.Args[1], "role="), os.Args[2:]))
 	}
+	require.Root()
 	os.Exit(m.Run())
 }
 

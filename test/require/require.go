@@ -1,0 +1,68 @@
+// Package require ends a test program with one line where the machine lacks what all its tests need.
+//
+// Its functions are called in TestMain, before any test. A test program that lacks something fails: tests are
+// not skipped, since nobody would notice that on CI.
+package require
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+)
+
+// EnvoyPath is the path of the Envoy to test with: the one that ENVOY names, else .tools/envoy of the repository.
+// The error says what to run first.
+func EnvoyPath() (string, error) {
+	path := os.Getenv("ENVOY")
+	if path == "" {
+		root, err := repository()
+		if err != nil {
+			return "", err
+		}
+		path = filepath.Join(root, ".tools", "envoy")
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("run 'make tools' first, or set ENVOY=/path/to/envoy: the tests start Envoy: %w", err)
+	}
+	return path, nil
+}
+
+// Envoy ends the program with exit code 1 if there is no Envoy.
+func Envoy() {
+	_, err := EnvoyPath()
+	exitOn(err)
+}
+
+// Root ends the program with exit code 1 if this user, or this machine, cannot make network namespaces.
+func Root() {
+	if os.Geteuid() != 0 {
+		exitOn(fmt.Errorf("run 'sudo make test', or 'sudo go test' for one package: the tests make network namespaces, which needs root (this is user %d)", os.Geteuid()))
+	}
+	exitOn(netmesh.Supported())
+}
+
+// exitOn ends the program if there is an error.
+func exitOn(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// repository is the directory above the test's own that has go.mod.
+func repository() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("find the repository: no go.mod in %s or above", start)
+		}
+	}
+}
