@@ -12,7 +12,7 @@ import (
 )
 
 func TestBookshopLayout(t *testing.T) {
-	l, err := readLayout("../../samples/bookshop")
+	l, err := readLayout("../../../samples/bookshop")
 	if err != nil {
 		t.Fatal(err)
 	}
