@@ -155,12 +155,13 @@ func (r *release) build(ctx context.Context, arch, dir string) error {
 }
 
 // pages writes the archives of the completion scripts and of the manual pages. The programs print their
-// own scripts, so they are those of the machine's architecture.
+// own, so those of this machine's architecture are run.
 func (r *release) pages(ctx context.Context, work, dist string) error {
-	scripts := filepath.Join(work, "completion")
+	scripts, man := filepath.Join(work, "completion"), filepath.Join(work, "man")
 	for _, p := range programs {
+		program := filepath.Join(work, runtime.GOARCH, p)
 		for shell, file := range shells {
-			text, err := exec.CommandContext(ctx, filepath.Join(work, runtime.GOARCH, p), "completion", shell).Output()
+			text, err := exec.CommandContext(ctx, program, "completion", shell).Output()
 			if err != nil {
 				return fmt.Errorf("print the completion script of %s for %s: %w", p, shell, err)
 			}
@@ -172,15 +173,14 @@ func (r *release) pages(ctx context.Context, work, dist string) error {
 				return err
 			}
 		}
+		c := exec.CommandContext(ctx, program, "collateral", "--man", "--output_dir", man)
+		c.Stderr = r.log
+		if err := c.Run(); err != nil {
+			return fmt.Errorf("write the manual pages of %s: %w", p, err)
+		}
 	}
 	if err := writeArchive(filepath.Join(dist, r.name("completion.tar.gz")), scripts, r.name("completion"), r.time); err != nil {
 		return err
-	}
-	man := filepath.Join(work, "man")
-	c := exec.CommandContext(ctx, "go", "run", "./hack/man", man)
-	c.Stderr = r.log
-	if err := c.Run(); err != nil {
-		return fmt.Errorf("write the manual pages: %w", err)
 	}
 	return writeArchive(filepath.Join(dist, r.name("man.tar.gz")), man, r.name("man"), r.time)
 }
