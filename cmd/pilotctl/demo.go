@@ -24,12 +24,12 @@ import (
 func newDemo(env map[string]string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Run a whole mesh on this machine, play its acts and check each",
-		Long: `Run a whole mesh on this machine, play its acts and check each.
+		Short: "Run a whole mesh on this machine, with scenarios whose results are checked",
+		Long: `Run a whole mesh on this machine, with scenarios whose results are checked.
 
 Every Pod of the sample becomes a network namespace with capture, pilot-agent, Envoy and an
 app. Needs root and Linux; touches nothing of the machine's own network and leaves nothing
-behind. The exit code is 0 only if every check held.`,
+behind. The exit code is 0 only if every check passed.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := cli.Read(c.Flags(), env, settings.PilotctlDemo)
@@ -56,7 +56,7 @@ behind. The exit code is 0 only if every check held.`,
 			defer stop()
 			o.Resized = resized
 			err = demo.Run(ctx, o)
-			if errors.Is(err, demo.ErrNotHeld) {
+			if errors.Is(err, demo.ErrCheckFailed) {
 				return errSaid
 			}
 			if ctx.Err() != nil && err != nil {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// copyConfig copies the YAML of a directory, so that the demo edits its own.
+// copyConfig copies the YAML of a directory; the demo edits the copy.
 func copyConfig(from, to string) error {
 	files, err := filepath.Glob(filepath.Join(from, "*.yaml"))
 	if err != nil || len(files) == 0 {
@@ -28,8 +28,8 @@ func copyConfig(from, to string) error {
 	return nil
 }
 
-// edit replaces text in a file of the mesh's directory as an editor does: a new file is
-// renamed over the old one. Every old text must be there.
+// edit replaces text in a file of the mesh's directory by renaming a new file over the old one, as editors
+// do. Each text to be replaced must exist.
 func edit(file string, oldNew ...string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -37,7 +37,7 @@ func edit(file string, oldNew ...string) error {
 	}
 	for i := 0; i < len(oldNew); i += 2 {
 		if !strings.Contains(string(text), oldNew[i]) {
-			return fmt.Errorf("edit the mesh: %s does not hold %q", file, oldNew[i])
+			return fmt.Errorf("edit the mesh: %s does not contain %q", file, oldNew[i])
 		}
 	}
 	next := filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".new")

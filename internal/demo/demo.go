@@ -1,11 +1,11 @@
-// Package demo runs a sample mesh on this machine, plays its acts and checks each of them.
+// Package demo runs a sample mesh on this machine, and scenarios on it whose results it checks.
 //
-// [Run] starts the mesh (test/meshup), drives requests through it, edits its YAML, kills
-// its programs, and prints what happens: lines that stay and, on a terminal, a live table.
-// It returns nil only if every check held. However it ends, be it that nobody reads its output any
-// more, it leaves no process, namespace or file behind; killed with -9 it leaves its folder, which
-// the next one removes. No request is ever repeated, neither by the demo's clients nor
-// by the sample's routes, so every count is what really happened.
+// [Run] starts the mesh (internal/lab/meshup), sends requests through it, edits its YAML, kills
+// its programs, and prints what happens: lines and, on a terminal, a live table below them.
+// It returns nil only if every check passed. However it ends, also when its output is closed,
+// it leaves no process, namespace or file behind; after SIGKILL its directory is left, which
+// the next run removes. No request is retried, neither by the demo's clients nor
+// by the sample's routes, so the counts are exact.
 package demo
 
 import (
@@ -30,35 +30,35 @@ type Options struct {
 	ConfigDir string
 	Token     meshup.IssueToken
 	Out       io.Writer
-	// Size tells the terminal's columns and rows, and has a table drawn below the lines;
-	// nil where the output is no terminal.
+	// Size returns the terminal's columns and rows; nil if the output is not a terminal, in which case
+	// no live table is drawn.
 	Size func() (columns, rows int)
-	// Resized is sent something when that size has changed; nil: nobody says.
+	// Resized receives a value when the size has changed; it may be nil.
 	Resized <-chan os.Signal
-	// Acts names those to play, in the demo's order; nil: all. None needs another before it.
-	Acts []string
-	// Keep leaves the mesh up after the acts until the context ends.
+	// Scenarios are the names of those to run, in the demo's order; nil: all. None depends on another.
+	Scenarios []string
+	// Keep leaves the mesh running after the scenarios until the context ends.
 	Keep bool
-	// LogDir, empty or new, keeps the programs' logs; "": they go with everything else.
+	// LogDir is an empty or new directory for the programs' logs; "": they are removed.
 	LogDir string
-	// Log hears what is started; nil: nobody.
+	// Log gets what is started; nil: no log.
 	Log *slog.Logger
 }
 
-// ErrNotHeld is returned when a check did not hold; the output has said which.
-var ErrNotHeld = errors.New("not every check held")
+// ErrCheckFailed is returned if a check failed; the output says which.
+var ErrCheckFailed = errors.New("not every check passed")
 
 // demo is a run of the demo.
 type demo struct {
-	o      Options
-	screen *screen
-	mesh   *meshup.Mesh
-	load   *load
-	config string
-	split  split // the weights that the YAML has now
-	act    string
-	checks []check
-	over   <-chan struct{} // closed when the run is to end early
+	o        Options
+	screen   *screen
+	mesh     *meshup.Mesh
+	load     *load
+	config   string
+	split    split // the weights in the YAML
+	scenario string
+	results  []result
+	done     <-chan struct{} // closed when the run is interrupted
 
 	// mu guards proxies, which the watcher replaces.
 	mu      sync.Mutex
@@ -70,10 +70,10 @@ func Run(ctx context.Context, o Options) (err error) {
 	began := time.Now()
 	if o.LogDir != "" {
 		if old, _ := os.ReadDir(o.LogDir); len(old) > 0 {
-			return fmt.Errorf("keep the logs in %s: there are files in it; name an empty or a new folder", o.LogDir)
+			return fmt.Errorf("keep the logs in %s: the directory is not empty: want an empty or a new one", o.LogDir)
 		}
 	}
-	// Who reads what is printed may go away: then there is nobody to play for.
+	// Once the output is closed, the run ends.
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	work, left, remove, err := makeFolder()
@@ -86,7 +86,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		}
 		err = errors.Join(err, remove())
 	}()
-	d := &demo{o: o, config: filepath.Join(work, "config"), split: split{90, 10}, over: ctx.Done()}
+	d := &demo{o: o, config: filepath.Join(work, "config"), split: split{90, 10}, done: ctx.Done()}
 	d.screen = &screen{size: o.Size, out: o.Out, broken: func(err error) { stop(fmt.Errorf("print: %w", err)) }}
 	for _, l := range left {
 		d.screen.line("%s", l)
@@ -94,7 +94,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err := copyConfig(o.ConfigDir, d.config); err != nil {
 		return err
 	}
-	d.screen.line("starting a mesh from %s: pilot-discovery, and for each Pod its namespaces, capture, agent, Envoy and app", o.ConfigDir)
+	d.screen.line("starting a mesh from %s: pilot-discovery, and for each Pod its namespaces, capture rules, agent, Envoy and app", o.ConfigDir)
 	d.mesh, err = meshup.Start(ctx, meshup.Options{
 		Programs: o.Programs, ConfigDir: d.config, WorkDir: work, Token: o.Token, Log: o.Log,
 		ProxyConfig: meshup.CountFailures,
@@ -105,13 +105,13 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, d.mesh.Close()) }()
 	d.screen.line("every Pod is ready after %s", time.Since(began).Round(time.Millisecond))
 
-	if err := d.perform(ctx); err != nil {
+	if err := d.runScenarios(ctx); err != nil {
 		return err
 	}
-	text, ok := summary(d.checks)
+	text, ok := summary(d.results)
 	d.screen.keep("\n" + text)
 	if o.Keep {
-		if err := d.stay(ctx); err != nil {
+		if err := d.keepRunning(ctx); err != nil {
 			return err
 		}
 	}
@@ -119,12 +119,12 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	if !ok {
-		return ErrNotHeld
+		return ErrCheckFailed
 	}
 	return nil
 }
 
-// interruption is why a run ended early, where it was not asked to.
+// interruption is the cause if a run ended early without being cancelled.
 func interruption(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
@@ -132,16 +132,16 @@ func interruption(ctx context.Context) error {
 	return nil
 }
 
-// perform plays the acts while the watcher looks at the proxies.
-func (d *demo) perform(ctx context.Context) error {
-	for _, name := range d.o.Acts {
-		if !slices.ContainsFunc(acts, func(a act) bool { return a.name == name }) {
-			return fmt.Errorf("play the acts: there is no act %q", name)
+// runScenarios runs the scenarios while the state of the proxies is followed.
+func (d *demo) runScenarios(ctx context.Context) error {
+	for _, name := range d.o.Scenarios {
+		if !slices.ContainsFunc(scenarios, func(s scenario) bool { return s.name == name }) {
+			return fmt.Errorf("run the scenarios: there is no scenario %q", name)
 		}
 	}
 	shopper := d.mesh.Pod("shopper-1.bookshop")
 	if shopper == nil {
-		return fmt.Errorf("play the acts: %s has no Pod shopper-1.bookshop", d.o.ConfigDir)
+		return fmt.Errorf("run the scenarios: %s has no Pod shopper-1.bookshop", d.o.ConfigDir)
 	}
 	d.load = newLoad("shopper", "http://productpage:9080/", meshup.Client(shopper.Net, workers))
 	defer d.load.client.CloseIdleConnections()
@@ -151,39 +151,39 @@ func (d *demo) perform(ctx context.Context) error {
 	group.Go(func() { d.followSize(watching) })
 	defer group.Wait()
 	defer stop()
-	for _, a := range acts {
-		if len(d.o.Acts) > 0 && !slices.Contains(d.o.Acts, a.name) {
+	for _, s := range scenarios {
+		if len(d.o.Scenarios) > 0 && !slices.Contains(d.o.Scenarios, s.name) {
 			continue
 		}
-		d.act = a.name
-		d.screen.line("\n%s", a.title)
-		err := a.play(d, ctx)
+		d.scenario = s.name
+		d.screen.line("\n%s", s.title)
+		err := s.run(d, ctx)
 		if ctx.Err() != nil {
-			return fmt.Errorf("play the acts: %w", context.Cause(ctx))
+			return fmt.Errorf("run the scenarios: %w", context.Cause(ctx))
 		}
 		if err != nil {
-			d.hold("it could be played", err)
+			d.check("the scenario ran to its end", err)
 		}
-		d.look(ctx)
+		d.updateProxies(ctx)
 		d.screen.keep(d.tables())
 		d.load.reset()
 	}
 	return nil
 }
 
-// hold records a check and prints it. What an interrupted run finds says nothing.
-func (d *demo) hold(what string, err error) {
+// check records and prints the result of a check. Results of an interrupted run mean nothing.
+func (d *demo) check(what string, err error) {
 	select {
-	case <-d.over:
+	case <-d.done:
 		return
 	default:
 	}
-	d.checks = append(d.checks, check{Act: d.act, What: what, Err: err})
+	d.results = append(d.results, result{Scenario: d.scenario, What: what, Err: err})
 	if err != nil {
 		d.screen.line("  FAILED: %s: %v", what, err)
 		return
 	}
-	d.screen.line("  held: %s", what)
+	d.screen.line("  ok: %s", what)
 }
 
 func (d *demo) tables() string {

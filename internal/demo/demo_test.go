@@ -31,7 +31,7 @@ func shop(version string) meshup.Answer {
 }
 
 func TestTallyAndTables(t *testing.T) {
-	c := newTally()
+	c := newCounters()
 	for i := range 10 {
 		c.add("shopper", shop(map[bool]string{true: "v2", false: "v1"}[i == 0]), nil)
 	}
@@ -60,19 +60,19 @@ func TestTallyAndTables(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("tables (-want +got):\n%s", diff)
 	}
-	if got := c.worst(); got != "1 × connection reset; 1 × ratings: status 503" {
-		t.Errorf("worst: %s", got)
+	if got := c.topErrors(); got != "1 × connection reset; 1 × ratings: status 503" {
+		t.Errorf("top errors: %s", got)
 	}
 }
 
 func TestChecksFail(t *testing.T) {
-	good, bad := newTally(), newTally()
+	good, bad := newCounters(), newCounters()
 	for range 9 {
 		good.add("shopper", shop("v1"), nil)
 	}
 	good.add("shopper", shop("v2"), nil)
 	bad.add("shopper", meshup.Answer{}, errors.New("x"))
-	plain := newTally()
+	plain := newCounters()
 	a := shop("v1")
 	a.Calls[0].Peer = ""
 	plain.add("shopper", a, nil)
@@ -82,12 +82,12 @@ func TestChecksFail(t *testing.T) {
 	}{
 		"no failure":         {noFailure(good), ""},
 		"a failure":          {noFailure(bad), "1 of 1 failed: 1 × x"},
-		"nothing sent":       {noFailure(newTally()), "none was made"},
+		"nothing sent":       {noFailure(newCounters()), "no request was made"},
 		"share":              {nearShare(good, 0.10, 0.05), ""},
 		"other share":        {nearShare(good, 0.50, 0.08), "v2 has 10.0 %, want 50 %"},
 		"identities":         {identities(good), ""},
-		"plaintext":          {identities(plain), `reviews was called as "", want ` + sa + "productpage"},
-		"nobody called":      {identities(newTally()), "nobody called anybody"},
+		"plaintext":          {identities(plain), `reviews was called with identity "", want ` + sa + "productpage"},
+		"nobody called":      {identities(newCounters()), "there were no calls"},
 		"each hop":           {everyHop(5, []int64{1, 2, 3}, []int64{6, 7, 8}), ""},
 		"one served twice":   {everyHop(5, []int64{0, 0, 0}, []int64{5, 6, 5}), "reviews served 6 of 5"},
 		"one never got here": {everyHop(5, []int64{0, 0, 0}, []int64{5, 5, 4}), "ratings served 4 of 5"},
@@ -99,8 +99,8 @@ func TestChecksFail(t *testing.T) {
 }
 
 func TestSummary(t *testing.T) {
-	text, ok := summary([]check{{"calls", "no request failed", nil}, {"strict", "refused", errors.New("answered")}})
-	want := "  held    calls: no request failed\n  FAILED  strict: refused\n          answered\n1 of 2 checks held\n"
+	text, ok := summary([]result{{"calls", "no request failed", nil}, {"strict", "refused", errors.New("answered")}})
+	want := "  ok      calls: no request failed\n  FAILED  strict: refused\n          answered\n1 of 2 checks passed\n"
 	if ok || text != want {
 		t.Errorf("ok %v, summary:\n%s", ok, text)
 	}
@@ -114,7 +114,7 @@ func TestLogsOfAnotherRunAreNotWrittenOver(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "old.log"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Run(t.Context(), Options{LogDir: dir}); err == nil || !strings.Contains(err.Error(), "name an empty or a new folder") {
+	if err := Run(t.Context(), Options{LogDir: dir}); err == nil || !strings.Contains(err.Error(), "want an empty or a new one") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -155,7 +155,7 @@ func TestLoadNeverRepeats(t *testing.T) {
 	defer s.Close()
 	l := newLoad("shopper", s.URL, s.Client())
 	defer l.client.CloseIdleConnections()
-	l.drive(t.Context(), 40, nil)
+	l.send(t.Context(), 40, nil)
 	if n := got.Load(); n != 40 || l.sent() != 40 || l.snapshot().OK != 20 {
 		t.Errorf("40 requests: the server got %d, counted %d, OK %d", n, l.sent(), l.snapshot().OK)
 	}

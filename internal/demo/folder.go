@@ -12,34 +12,32 @@ import (
 
 const (
 	folderPrefix = "pilothouse-demo-"
-	// lockName is a file in the folder that is locked as long as its demo runs.
+	// lockName is a file in the directory that is locked while its demo runs.
 	lockName = "lock"
 )
 
-// makeFolder makes a folder for the mesh, which holds the key of its CA. The returned function
-// removes it. Who is killed with -9 can't do that: the next demo of the same user does, and left are
-// sentences about it.
+// makeFolder makes a directory for the mesh; it contains the key of the CA. The returned function
+// removes it. After SIGKILL the next demo of the same user removes it; left are lines to print about that.
 func makeFolder() (dir string, left []string, remove func() error, err error) {
 	gone, errs := removeLeft(os.TempDir())
 	for _, d := range gone {
-		left = append(left, "removed "+d+", which a demo left that was killed")
+		left = append(left, "removed "+d+", which a killed demo had left")
 	}
 	for _, err := range errs {
-		left = append(left, fmt.Sprintf("what a demo left that was killed can't be removed: %v", err))
+		left = append(left, fmt.Sprintf("cannot remove what a killed demo had left: %v", err))
 	}
 	dir, err = os.MkdirTemp("", folderPrefix)
 	if err != nil {
-		return "", nil, nil, fmt.Errorf("make a folder for the mesh: %w", err)
+		return "", nil, nil, fmt.Errorf("make a directory for the mesh: %w", err)
 	}
 	lock, err := lockFolder(dir)
 	if err != nil {
-		return "", nil, nil, errors.Join(fmt.Errorf("lock the mesh's folder: %w", err), os.RemoveAll(dir))
+		return "", nil, nil, errors.Join(fmt.Errorf("lock the directory of the mesh: %w", err), os.RemoveAll(dir))
 	}
 	return dir, left, func() error { return errors.Join(os.RemoveAll(dir), lock.Close()) }, nil
 }
 
-// lockFolder gives the lock its name only when it is held: a demo that begins just now never finds
-// one that is free.
+// lockFolder renames the lock file after it has locked it, so that another demo never finds an unlocked one.
 func lockFolder(dir string) (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(dir, lockName+".new"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -54,7 +52,7 @@ func lockFolder(dir string) (*os.File, error) {
 	return lock, nil
 }
 
-// removeLeft removes the folders of this user's demos that run no more. The kernel gives up the
+// removeLeft removes the directories of this user's demos that no longer run. The kernel has released the
 // locks of those that were killed.
 func removeLeft(temp string) (removed []string, errs []error) {
 	entries, err := os.ReadDir(temp)
@@ -65,7 +63,7 @@ func removeLeft(temp string) (removed []string, errs []error) {
 		dir := filepath.Join(temp, e.Name())
 		info, err := e.Info()
 		if !strings.HasPrefix(e.Name(), folderPrefix) || err != nil || !info.IsDir() || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
-			continue // another program's, gone meanwhile, or somebody else's
+			continue // of another program, removed meanwhile, or of another user
 		}
 		switch gone, err := removeUnlocked(dir); {
 		case err != nil:
@@ -80,7 +78,7 @@ func removeLeft(temp string) (removed []string, errs []error) {
 func removeUnlocked(dir string) (bool, error) {
 	lock, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil // one that begins just now, or is removed
+		return false, nil // its demo is starting, or removes it
 	}
 	if err != nil {
 		return false, err
@@ -88,9 +86,9 @@ func removeUnlocked(dir string) (bool, error) {
 	defer func() { _ = lock.Close() }()
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return false, nil // it runs
+			return false, nil // its demo is running
 		}
-		return false, fmt.Errorf("look at %s: %w", lock.Name(), err)
+		return false, fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return false, err

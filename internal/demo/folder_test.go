@@ -33,7 +33,7 @@ func TestFoldersThatAreLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	next, left, removeNext, err := makeFolder()
-	if err != nil || len(left) != 1 || left[0] != "removed "+killed+", which a demo left that was killed" {
+	if err != nil || len(left) != 1 || left[0] != "removed "+killed+", which a killed demo had left" {
 		t.Fatalf("removed %v (%v), want %s", left, err, killed)
 	}
 	if _, err := os.Stat(killed); err == nil {

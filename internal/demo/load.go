@@ -9,8 +9,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
-// The load while an act plays: enough to notice a gap of some milliseconds, little enough
-// for two processors, since every request passes six proxies.
+// The load during a scenario: enough to notice a gap of some milliseconds, and little enough
+// for two CPUs, since every request passes six proxies.
 const (
 	workers = 8
 	pace    = 4 * time.Millisecond // between two requests
@@ -23,15 +23,15 @@ type load struct {
 
 	// mu guards now and total, which all workers add to.
 	mu    sync.Mutex
-	now   *tally // since the last reset, for the table and the checks of an act
-	total int    // since the beginning
+	now   *counters // since the last reset, for the table and the checks of a scenario
+	total int       // since the start
 }
 
 func newLoad(caller, url string, client *http.Client) *load {
-	return &load{caller: caller, url: url, client: client, now: newTally()}
+	return &load{caller: caller, url: url, client: client, now: newCounters()}
 }
 
-// one makes and counts a request. One that the end of the demo interrupts still counts.
+// one makes a request and counts it, also if the end of the demo interrupts it.
 func (l *load) one(ctx context.Context, header http.Header) {
 	a, err := meshup.Post(ctx, l.client, l.url, header)
 	l.mu.Lock()
@@ -40,18 +40,18 @@ func (l *load) one(ctx context.Context, header http.Header) {
 	l.now.add(l.caller, a, err)
 }
 
-// drive makes n requests, several at a time, and returns when all are answered.
-func (l *load) drive(ctx context.Context, n int, header http.Header) {
+// send makes n requests, several at a time, and returns when all are answered.
+func (l *load) send(ctx context.Context, n int, header http.Header) {
 	turns := make(chan struct{}, n)
 	for range n {
 		turns <- struct{}{}
 	}
 	close(turns)
-	l.work(ctx, header, turns)
+	l.consume(ctx, header, turns)
 }
 
-// work makes a request for each turn until there are no more.
-func (l *load) work(ctx context.Context, header http.Header, turns <-chan struct{}) {
+// consume makes a request for each turn until the channel is closed.
+func (l *load) consume(ctx context.Context, header http.Header, turns <-chan struct{}) {
 	var group sync.WaitGroup
 	for range workers {
 		group.Go(func() {
@@ -66,7 +66,7 @@ func (l *load) work(ctx context.Context, header http.Header, turns <-chan struct
 	group.Wait()
 }
 
-// during keeps requests coming while fn runs, then waits for the last answer.
+// during makes requests while fn runs, then waits for the last answer.
 func (l *load) during(ctx context.Context, fn func() error) error {
 	turns, stop := make(chan struct{}), make(chan struct{})
 	var group sync.WaitGroup
@@ -91,7 +91,7 @@ func (l *load) during(ctx context.Context, fn func() error) error {
 			}
 		}
 	})
-	group.Go(func() { l.work(ctx, nil, turns) })
+	group.Go(func() { l.consume(ctx, nil, turns) })
 	err := fn()
 	close(stop)
 	group.Wait()
@@ -99,19 +99,19 @@ func (l *load) during(ctx context.Context, fn func() error) error {
 }
 
 // reset begins a new count and returns the old one.
-func (l *load) reset() *tally {
+func (l *load) reset() *counters {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := l.now
-	l.now = newTally()
+	l.now = newCounters()
 	return old
 }
 
 // snapshot is a copy of the current count.
-func (l *load) snapshot() *tally {
+func (l *load) snapshot() *counters {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c := newTally()
+	c := newCounters()
 	c.Sent, c.OK = l.now.Sent, l.now.OK
 	for k, v := range l.now.Edges {
 		c.Edges[k] = v

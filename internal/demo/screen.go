@@ -7,30 +7,30 @@ import (
 	"sync"
 )
 
-// screen prints lines that stay and, on a terminal, a table below them that is drawn
-// anew. Its methods may be called from several goroutines.
+// screen prints lines and, on a terminal, a live table below them. Its methods may be called from
+// several goroutines.
 type screen struct {
-	// size is the terminal's columns and rows; nil where the output is none.
+	// size is the terminal's columns and rows; nil if the output is not a terminal.
 	size func() (columns, rows int)
-	// broken, unless nil, is called with each error of out.
+	// broken, if not nil, is called with each error of out.
 	broken func(error)
 
-	// mu guards out and painter: lines come from the acts, tables from the clock.
+	// mu guards out and painter: scenarios print lines, a timer draws the table.
 	mu      sync.Mutex
 	out     io.Writer
 	painter painter
 }
 
-// line prints one line that stays.
+// line prints one line.
 func (s *screen) line(format string, args ...any) {
-	s.stay(fmt.Sprintf(format+"\n", args...), false)
+	s.print(fmt.Sprintf(format+"\n", args...), false)
 }
 
-// keep prints a table that stays; the live table goes until it is drawn again.
-func (s *screen) keep(text string) { s.stay(text, true) }
+// keep prints text in the place of the live table, which is hidden until it is drawn again.
+func (s *screen) keep(text string) { s.print(text, true) }
 
-func (s *screen) stay(text string, drop bool) {
-	s.write(func(now size) string { return s.painter.stay(text, drop, now) }, text)
+func (s *screen) print(text string, drop bool) {
+	s.write(func(now size) string { return s.painter.print(text, drop, now) }, text)
 }
 
 // draw replaces the live table; without a terminal it does nothing.
@@ -41,7 +41,7 @@ func (s *screen) draw(text string) {
 // redraw fits the live table to the terminal's new size.
 func (s *screen) redraw() { s.write(s.painter.redraw, "") }
 
-// write prints what a painter says, or, without a terminal, the text.
+// write prints what paint returns, or, without a terminal, the text.
 func (s *screen) write(paint func(size) string, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,14 +10,14 @@ import (
 // proxyState is one line of the table of proxies.
 type proxyState struct {
 	Name string
-	// Applied of Generation: how far the proxy is.
+	// Applied is the generation that the proxy has applied, Generation the current one.
 	Applied, Generation int64
 	Refused             string
 	Connected           bool
 	Ends                time.Time // zero where not known
 }
 
-// state is the word for it.
+// state is the text for the column STATE.
 func (p proxyState) state() string {
 	switch {
 	case p.Refused != "":
@@ -30,8 +30,8 @@ func (p proxyState) state() string {
 	return "in sync"
 }
 
-// tables renders who called whom and how the proxies are.
-func tables(t *tally, proxies []proxyState, now time.Time) string {
+// tables renders the calls and the state of the proxies.
+func tables(t *counters, proxies []proxyState, now time.Time) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "  CALLER\tCALLED\tVERSION\tREQUESTS\tSHARE\tAS")
@@ -42,7 +42,7 @@ func tables(t *tally, proxies []proxyState, now time.Time) string {
 		}
 		as := e.As
 		if as == "" {
-			as = "nobody (plaintext)"
+			as = "none (plaintext)"
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\t%d\t%s\t%s\n", e.From, e.To, e.Version, t.Edges[e], share, as)
 	}
@@ -69,28 +69,28 @@ func tables(t *tally, proxies []proxyState, now time.Time) string {
 	return b.String()
 }
 
-// check is one thing that the demo claims.
-type check struct {
-	Act, What string
-	Err       error
+// result is the result of one check. Err is nil if it passed.
+type result struct {
+	Scenario, What string
+	Err            error
 }
 
-// summary renders the checks and says whether all held.
-func summary(checks []check) (string, bool) {
+// summary renders the results and reports whether all checks passed, of which there must be one.
+func summary(results []result) (string, bool) {
 	var b strings.Builder
-	held := 0
-	for _, c := range checks {
-		mark := "held  "
+	passed := 0
+	for _, c := range results {
+		mark := "ok    "
 		if c.Err != nil {
 			mark = "FAILED"
 		} else {
-			held++
+			passed++
 		}
-		fmt.Fprintf(&b, "  %s  %s: %s\n", mark, c.Act, c.What)
+		fmt.Fprintf(&b, "  %s  %s: %s\n", mark, c.Scenario, c.What)
 		if c.Err != nil {
 			fmt.Fprintf(&b, "          %v\n", c.Err)
 		}
 	}
-	fmt.Fprintf(&b, "%d of %d checks held\n", held, len(checks))
-	return b.String(), held == len(checks) && held > 0
+	fmt.Fprintf(&b, "%d of %d checks passed\n", passed, len(results))
+	return b.String(), passed == len(results) && passed > 0
 }

@@ -10,9 +10,9 @@ import (
 )
 
 // refresh is how often the live table is drawn.
-const refresh = 250 * time.Millisecond
+const refreshInterval = 250 * time.Millisecond
 
-// synced is what /debug/syncz says of one proxy.
+// synced is what is used of an entry of /debug/syncz.
 type synced struct {
 	Proxy      string `json:"proxy"`
 	Generation int64  `json:"generation"`
@@ -22,9 +22,9 @@ type synced struct {
 	} `json:"types"`
 }
 
-// settled says whether the proxy has applied what it is meant to have. A proxy that
-// reconnected with everything in place was sent nothing and is settled too.
-func (s synced) settled() bool {
+// inSync reports whether the proxy has applied the current generation. So has a proxy that
+// reconnected and needed nothing.
+func (s synced) inSync() bool {
 	return s.Generation > 0 && s.Applied >= s.Generation && s.refused() == ""
 }
 
@@ -37,7 +37,7 @@ func (s synced) refused() string {
 	return ""
 }
 
-// syncz asks pilot-discovery who is connected and how far.
+// syncz gets the connected proxies and their state from pilot-discovery, by name.
 func (d *demo) syncz(ctx context.Context) (map[string]synced, error) {
 	text, err := d.mesh.Get(ctx, d.mesh.Net.Host(), d.mesh.DiscoveryURL()+"/debug/syncz")
 	if err != nil {
@@ -54,26 +54,25 @@ func (d *demo) syncz(ctx context.Context) (map[string]synced, error) {
 	return out, nil
 }
 
-// watch keeps the table up to date until ctx ends. Where the output is no terminal it has
-// nothing to do.
+// watch keeps the live table up to date until ctx ends. Without a terminal there is none.
 func (d *demo) watch(ctx context.Context) {
 	if d.o.Size == nil {
 		return
 	}
-	tick := time.NewTicker(refresh)
+	tick := time.NewTicker(refreshInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			d.look(ctx)
+			d.updateProxies(ctx)
 			d.screen.draw(d.tables())
 		}
 	}
 }
 
-// followSize fits the table to the terminal as soon as that has another size, until ctx ends.
+// followSize redraws the table when the size of the terminal has changed, until ctx ends.
 func (d *demo) followSize(ctx context.Context) {
 	for {
 		select {
@@ -85,9 +84,9 @@ func (d *demo) followSize(ctx context.Context) {
 	}
 }
 
-// look asks how the proxies are. What cannot be asked just now (pilot-discovery or an
-// Envoy is down: some acts mean it to be) shows as unknown.
-func (d *demo) look(ctx context.Context) {
+// updateProxies reads the state of the proxies. What cannot be read, since some scenarios stop
+// pilot-discovery or an Envoy, is shown as unknown.
+func (d *demo) updateProxies(ctx context.Context) {
 	known, _ := d.syncz(ctx)
 	var all []proxyState
 	for _, p := range d.mesh.Pods() {
@@ -106,15 +105,15 @@ func (d *demo) look(ctx context.Context) {
 	d.proxies = all
 }
 
-// awaitAllSettled waits until every sidecar is connected and has acknowledged everything.
-func (d *demo) awaitAllSettled(ctx context.Context) error {
+// awaitInSync waits until every sidecar is connected and has acknowledged everything.
+func (d *demo) awaitInSync(ctx context.Context) error {
 	return meshup.Await(ctx, 30*time.Second, "every proxy is in sync", func(ctx context.Context) error {
 		known, err := d.syncz(ctx)
 		if err != nil {
 			return err
 		}
 		for _, p := range d.mesh.Pods() {
-			if s, ok := known[p.Spec.Key()]; p.Spec.Sidecar() && (!ok || !s.settled()) {
+			if s, ok := known[p.Spec.Key()]; p.Spec.Sidecar() && (!ok || !s.inSync()) {
 				return fmt.Errorf("%s is not: %+v", p.Spec.Key(), s)
 			}
 		}

@@ -19,7 +19,7 @@ var PilotctlDemo = Table{
 	{Flag: "configDir", Kind: Text, Otherwise: "samples/bookshop, in that tree", Unit: "folder", Used: "internal/demo",
 		Help: "`folder` with the sample's YAML"},
 	{Flag: "keep", Kind: Bool, Unit: "switch", Used: "internal/demo",
-		Help: "leave the mesh up after the acts, until Ctrl-C, and say how to reach it"},
+		Help: "leave the mesh up after the scenarios, until Ctrl-C, and say how to reach it"},
 	{Flag: "logs", Kind: Text, Unit: "folder", Used: "internal/demo",
 		Help: "`folder` to keep the programs' logs in; it must not hold any yet"},
 	{Flag: "verbose", Short: "v", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/demo.go",

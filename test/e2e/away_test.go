@@ -128,7 +128,7 @@ func awaitSubset(t *testing.T, m *meshup.Mesh) {
 // underLoad does something while the client sends requests, of which none may fail.
 func underLoad(t *testing.T, m *meshup.Mesh, do func()) {
 	t.Helper()
-	before := trouble(t, m)
+	before := errorStats(t, m)
 	l := load.New(t.Context(), m.Pod("client-1.storm").Net.Dial)
 	l.KeepAlive("echo:9080", 6, 20*time.Millisecond)
 	l.Churn("echo:9080", 2, 20*time.Millisecond)
@@ -137,7 +137,7 @@ func underLoad(t *testing.T, m *meshup.Mesh, do func()) {
 	if r.Sent == 0 || len(r.Failures) > 0 {
 		t.Errorf("of %d requests failed: %v", r.Sent, r.Failures)
 	}
-	if err := meshup.Worse(before, trouble(t, m)); err != nil {
+	if err := meshup.CompareErrorStats(before, errorStats(t, m)); err != nil {
 		t.Error(err)
 	}
 	t.Logf("%d requests", r.Sent)

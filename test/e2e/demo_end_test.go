@@ -30,7 +30,7 @@ func (d *demoRun) ended(t *testing.T) int {
 
 // TestTheDemoLeavesNothingWhenNobodyReads is demo | head: its output is closed after some lines.
 func TestTheDemoLeavesNothingWhenNobodyReads(t *testing.T) {
-	for _, line := range []string{"starting a mesh", "Act 2."} {
+	for _, line := range []string{"starting a mesh", "Scenario 2."} {
 		t.Run(line, func(t *testing.T) {
 			d := startDemo(t)
 			d.until(t, line)
@@ -52,7 +52,7 @@ func TestTheDemoLeavesNothingWhateverEndsIt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := startDemo(t)
-			d.until(t, "Act 1.")
+			d.until(t, "Scenario 1.")
 			for _, s := range signals {
 				if err := d.cmd.Process.Signal(s); err != nil {
 					t.Fatal(err)
@@ -66,7 +66,7 @@ func TestTheDemoLeavesNothingWhateverEndsIt(t *testing.T) {
 	}
 }
 
-// TestTheDemoLeavesNothingWhenItCannotBegin fails at each step before the acts.
+// TestTheDemoLeavesNothingWhenItCannotBegin fails at each step before the scenarios.
 func TestTheDemoLeavesNothingWhenItCannotBegin(t *testing.T) {
 	config := t.TempDir()
 	if err := os.WriteFile(filepath.Join(config, "a.yaml"), []byte("kind: Pod\nmetadata: {name: a, namespace: b}\n"), 0o600); err != nil {
@@ -95,10 +95,9 @@ func TestTheDemoLeavesNothingWhenItCannotBegin(t *testing.T) {
 	}
 }
 
-// TestChecksOfEditsCanFail has a discovery that serves a copy of the mesh's directory, so that no
-// edit of the demo's reaches anybody.
+// TestChecksOfEditsCanFail runs a discovery that serves a copy of the directory, so that edits have no effect.
 func TestChecksOfEditsCanFail(t *testing.T) {
-	deaf := filepath.Join(t.TempDir(), "pilot-discovery")
+	stale := filepath.Join(t.TempDir(), "pilot-discovery")
 	script := strings.Join([]string{
 		"#!/bin/sh",
 		"set -e",
@@ -106,19 +105,19 @@ func TestChecksOfEditsCanFail(t *testing.T) {
 		`mkdir -p "$3-copy"`, `cp -n "$3"/*.yaml "$3-copy"`, `dir="$3-copy"`, "shift 3",
 		`exec ` + programs.Discovery + ` discovery --configDir "$dir" "$@"`,
 	}, "\n")
-	if err := os.WriteFile(deaf, []byte(script+"\n"), 0o755); err != nil {
+	if err := os.WriteFile(stale, []byte(script+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	p := programs
-	p.Discovery = deaf
-	for act, want := range map[string]string{
-		"weights":   "FAILED: the edit was in productpage's Envoy after ",
-		"discovery": "FAILED: it is in charge: an edit was applied after ",
+	p.Discovery = stale
+	for scenario, want := range map[string]string{
+		"weights":   "FAILED: the edit was in effect in the Envoy of productpage after ",
+		"discovery": "FAILED: an edit was in effect after ",
 	} {
-		t.Run(act, func(t *testing.T) {
+		t.Run(scenario, func(t *testing.T) {
 			var out bytes.Buffer
 			err := demo.Run(t.Context(), demo.Options{
-				Programs: p, ConfigDir: filepath.Join(root, "samples", "bookshop"), Token: issue, Out: &out, Acts: []string{act},
+				Programs: p, ConfigDir: filepath.Join(root, "samples", "bookshop"), Token: issue, Out: &out, Scenarios: []string{scenario},
 			})
 			if err == nil || !strings.Contains(out.String(), want) || !strings.Contains(out.String(), "it has 90/10, not 50/50") {
 				t.Errorf("%v; want %q in\n%s", err, want, out.String())

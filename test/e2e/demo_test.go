@@ -128,7 +128,7 @@ func (d *demoRun) left(t *testing.T) {
 
 func TestTheDemoLeavesNothingWhenInterrupted(t *testing.T) {
 	d := startDemo(t)
-	d.until(t, "Act 3.")
+	d.until(t, "Scenario 3.")
 	if n := len(d.processes()); n < 19 {
 		t.Errorf("only %d processes while it runs: what is looked for below is not there to be found", n)
 	}
@@ -145,7 +145,7 @@ func TestTheDemoLeavesNothingWhenInterrupted(t *testing.T) {
 // its processes and namespaces. Only its folder stays, until the next demo begins.
 func TestTheDemoTakesEverythingWithIt(t *testing.T) {
 	d := startDemo(t)
-	d.until(t, "Act 2.")
+	d.until(t, "Scenario 2.")
 	if err := d.cmd.Process.Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestTheDemoTakesEverythingWithIt(t *testing.T) {
 	}
 	next := &demoRun{tmp: d.tmp, links: d.links}
 	next.start(t)
-	next.until(t, "which a demo left that was killed")
+	next.until(t, "which a killed demo had left")
 	if err := next.cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestTheDemoTakesEverythingWithIt(t *testing.T) {
 	next.left(t)
 }
 
-// TestTheDemoSaysWhatDidNotHold has a sample whose canary leads to v1.
+// TestTheDemoSaysWhatDidNotHold has a sample whose canary is routed to v1.
 func TestTheDemoSaysWhatDidNotHold(t *testing.T) {
 	config := t.TempDir()
 	if err := os.CopyFS(config, os.DirFS(filepath.Join(root, "samples", "bookshop"))); err != nil {
@@ -188,8 +188,8 @@ func TestTheDemoSaysWhatDidNotHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := startDemo(t, "--configDir", config)
-	d.until(t, "FAILED: every one was answered by v2")
-	d.until(t, "checks held")
+	d.until(t, "FAILED: all were answered by v2")
+	d.until(t, "checks passed")
 	if code := d.end(t); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}

@@ -106,9 +106,9 @@ func startWith(t testing.TB, dir string, adjust func(*meshup.Options)) (*meshup.
 }
 
 // trouble reads what every Envoy ought not to have counted.
-func trouble(t *testing.T, m *meshup.Mesh) map[string]int64 {
+func errorStats(t *testing.T, m *meshup.Mesh) map[string]int64 {
 	t.Helper()
-	out, err := m.Trouble(t.Context())
+	out, err := m.ErrorStats(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ var declared = []struct {
 // what the client's and the server's side declare of a port: HTTP, TCP, or nothing.
 func TestModesBetweenPorts(t *testing.T) {
 	m, _ := start(t, "modes")
-	before := trouble(t, m)
+	before := errorStats(t, m)
 	for _, mode := range []string{"strict", "permissive", "disable"} {
 		t.Run(mode, func(t *testing.T) {
 			handshakes := shakes(t, m, mode)
@@ -36,7 +36,7 @@ func TestModesBetweenPorts(t *testing.T) {
 			t.Run("legacy", func(t *testing.T) { legacyCaller(t, m, mode) })
 		})
 	}
-	if err := meshup.Worse(before, trouble(t, m)); err != nil {
+	if err := meshup.CompareErrorStats(before, errorStats(t, m)); err != nil {
 		t.Error(err)
 	}
 }

@@ -83,7 +83,7 @@ func restarts(t testing.TB, m *meshup.Mesh, times int) load.Result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, err := m.Trouble(t.Context())
+	before, err := m.ErrorStats(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,11 +111,11 @@ func restarts(t testing.TB, m *meshup.Mesh, times int) load.Result {
 		live = append(live, at...)
 	}
 	r := l.Stop()
-	after, err := m.Trouble(t.Context())
+	after, err := m.ErrorStats(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := meshup.Worse(before, after); err != nil {
+	if err := meshup.CompareErrorStats(before, after); err != nil {
 		t.Error(err)
 	}
 	if len(r.Failures) > 0 {

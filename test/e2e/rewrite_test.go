@@ -28,7 +28,7 @@ func TestFilesAreRewrittenInPlace(t *testing.T) {
 	}
 	client := meshup.Client(m.Pod("client-1.rewrite").Net, 8)
 	defer client.CloseIdleConnections()
-	before, served := trouble(t, m), servedByRewrite(t, m)
+	before, served := errorStats(t, m), servedByRewrite(t, m)
 	got := &outcomes{failures: map[string]int{}, versions: map[string]int{}}
 	stop := make(chan struct{})
 	var stream sync.WaitGroup
@@ -65,7 +65,7 @@ func TestFilesAreRewrittenInPlace(t *testing.T) {
 	if n := servedByRewrite(t, m) - served; n != got.sent {
 		t.Errorf("%d requests sent, %d served", got.sent, n)
 	}
-	if err := meshup.Worse(before, trouble(t, m)); err != nil {
+	if err := meshup.CompareErrorStats(before, errorStats(t, m)); err != nil {
 		t.Error(err)
 	}
 	t.Logf("%d requests, %v", got.sent, got.versions)

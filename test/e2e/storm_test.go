@@ -48,7 +48,7 @@ func TestAStormSeesNoWeightChange(t *testing.T) {
 	client := meshup.Client(m.Pod("client-1.storm").Net, storm)
 	client.Timeout = 2 * time.Minute
 	defer client.CloseIdleConnections()
-	before, served := trouble(t, m), servedByEcho(t, m)
+	before, served := errorStats(t, m), servedByEcho(t, m)
 	got := &outcomes{failures: map[string]int{}, versions: map[string]int{}}
 
 	// The flood is in flight until the app lets it go: it waits that long before it answers.
@@ -89,7 +89,7 @@ func TestAStormSeesNoWeightChange(t *testing.T) {
 	if n := servedByEcho(t, m) - served; n != got.sent {
 		t.Errorf("%d requests sent, %d served", got.sent, n)
 	}
-	if err := meshup.Worse(before, trouble(t, m)); err != nil {
+	if err := meshup.CompareErrorStats(before, errorStats(t, m)); err != nil {
 		t.Error(err)
 	}
 	t.Logf("%d requests, %v", got.sent, got.versions)

@@ -14,14 +14,14 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
-// Answer is what the sample app says, with the answers of those it called.
+// Answer is an answer of the sample app, with the answers of the services that it called.
 type Answer struct {
 	Service, Version, Pod, Protocol, Peer, Path, Error string
 	Status                                             int
 	Calls                                              []Answer
 }
 
-// FirstFailure says what failed in an answer or below it, "" if nothing did.
+// FirstFailure is the first failure in an answer or in those below it, "" if there is none.
 func (a Answer) FirstFailure() string {
 	for _, next := range a.Calls {
 		if bad := next.FirstFailure(); bad != "" {

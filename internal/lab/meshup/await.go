@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// step is how long Await waits between two looks.
+// step is the interval between two calls of the condition.
 const step = 10 * time.Millisecond
 
-// final is an error that waiting longer cannot mend.
+// final is an error that does not go away by waiting.
 type final struct{ error }
 
 // Unwrap gives the error that is final.
@@ -21,9 +21,8 @@ func (f final) Unwrap() error { return f.error }
 // Final marks an error that ends Await at once.
 func Final(err error) error { return final{err} }
 
-// Await looks again and again until cond returns nil. It gives up with cond's last error
-// when the time is up, when ctx ends, or when cond returns a Final error. What says what
-// is waited for, as a statement: "Pod x is ready".
+// Await calls cond until it returns nil. It returns cond's last error when the time is over, when ctx ends,
+// or when cond returns a Final error. What is the condition as a statement: "Pod x is ready".
 func Await(ctx context.Context, most time.Duration, what string, cond func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("not after %v", most))
 	defer cancel()
@@ -35,7 +34,7 @@ func Await(ctx context.Context, most time.Duration, what string, cond func(conte
 		if err == nil {
 			return nil
 		}
-		// A look that the end of the time cut short tells less than the one before.
+		// An error due to the end of the time says less than the one before.
 		if last == nil || ctx.Err() == nil {
 			last = err
 		}
@@ -50,7 +49,7 @@ func Await(ctx context.Context, most time.Duration, what string, cond func(conte
 	}
 }
 
-// tailLines is how much of a log goes into an error.
+// tailLines is the number of lines of a log in an error.
 const tailLines = 15
 
 // withLog adds the end of a program's log to an error and closes the log.

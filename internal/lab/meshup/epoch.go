@@ -10,20 +10,20 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Epoch is which of a Pod's Envoys serves.
+// Epoch says which of the Envoys of a Pod serves.
 type Epoch struct {
 	Number int
 	// Running is how many Envoys run.
 	Running int
-	// Live is when the one that serves was found live.
+	// Live is the time when the Envoy that serves became live.
 	Live time.Time
 	// Failures counts restarts after failures.
 	Failures int
-	// Notes is what the agent says is not as it was asked for.
+	// Notes are the agent's notes on what could not be done as configured.
 	Notes string
 }
 
-// Epoch asks the agent.
+// Epoch reads the status page of the agent.
 func (p *Pod) Epoch(ctx context.Context) (Epoch, error) {
 	text, err := p.mesh.Get(ctx, p.Net, fmt.Sprintf("http://127.0.0.1:%d/debug/status", mesh.StatusPort))
 	if err != nil {

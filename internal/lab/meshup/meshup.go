@@ -1,6 +1,6 @@
-// Package meshup starts a whole mesh on this machine from a directory of YAML.
+// Package meshup runs a whole mesh on this machine from a directory of YAML.
 //
-// The directory is what pilot-discovery watches; its Pods become namespaces (test/netmesh),
+// The directory is what pilot-discovery watches; its Pods become namespaces (internal/lab/netmesh),
 // each with its capture rules, its pilot-agent and Envoy as uid and gid 1337, and the
 // sample app; a Pod without the tlsMode label has the app only. Everything that the mesh
 // writes is below Options.WorkDir. [Start] returns when every Pod is ready; [Mesh.Close]
@@ -28,7 +28,7 @@ import (
 // Domain is the DNS domain of the meshes made here.
 const Domain = "cluster.local"
 
-// discoveryHost is the name that agents know pilot-discovery by.
+// discoveryHost is the host name of pilot-discovery for agents.
 const discoveryHost = "istiod.istio-system.svc"
 
 // IssueToken makes a bearer token for a service account with the key that
@@ -40,7 +40,7 @@ type Options struct {
 	Programs Programs
 	// ConfigDir holds the YAML; pilot-discovery watches it.
 	ConfigDir string
-	// WorkDir takes state, logs and the Pods' folders. It exists and is the caller's to remove.
+	// WorkDir is an existing directory for state, logs and the Pods' directories. The caller removes it.
 	WorkDir string
 	// Token makes the Pods' tokens.
 	Token IssueToken
@@ -52,7 +52,7 @@ type Options struct {
 	CaptureArgs []string
 	// DiscoveryArgs are appended to pilot-discovery's flags.
 	DiscoveryArgs []string
-	// Log hears what is started; nil: nobody.
+	// Log gets what is started; nil: no log.
 	Log *slog.Logger
 }
 
@@ -69,8 +69,8 @@ type Mesh struct {
 	discovery *netmesh.Process
 }
 
-// Start builds the mesh and returns once every Pod is ready. On an error, the tail of the
-// log of whatever was not ready is part of it and nothing is left running.
+// Start starts the mesh and returns once every Pod is ready. An error contains the end of the log of what
+// was not ready; then nothing is left running.
 func Start(ctx context.Context, o Options) (*Mesh, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -79,9 +79,9 @@ func Start(ctx context.Context, o Options) (*Mesh, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The proxies' user must reach its folders through this one.
+	// The user of the proxies needs access to its directories below.
 	if err := os.Chmod(o.WorkDir, 0o755); err != nil {
-		return nil, fmt.Errorf("open the work folder to the proxies: %w", err)
+		return nil, fmt.Errorf("make the work directory accessible to the proxies: %w", err)
 	}
 	if o.Programs, err = o.Programs.placed(filepath.Join(o.WorkDir, "bin")); err != nil {
 		return nil, err
@@ -116,7 +116,7 @@ func (m *Mesh) start(ctx context.Context) error {
 // Close ends everything. It may be called more than once.
 func (m *Mesh) Close() error { return m.Net.Close() }
 
-// Pod is the Pod name.namespace; nil where there is none.
+// Pod is the Pod with the key name.namespace, or nil.
 func (m *Mesh) Pod(key string) *Pod { return m.pods[key] }
 
 // Pods are all Pods, in the order of the directory.
@@ -128,11 +128,10 @@ func (m *Mesh) Pods() []*Pod {
 	return all
 }
 
-// StateDir is pilot-discovery's.
+// StateDir is the state directory of pilot-discovery.
 func (m *Mesh) StateDir() string { return filepath.Join(m.o.WorkDir, "state") }
 
-// DiscoveryURL is pilot-discovery's debug port, to be dialled from the mesh's host: it
-// answers its own machine only.
+// DiscoveryURL is the URL of the debug port of pilot-discovery, which listens on the loopback of [netmesh.Mesh.Host].
 func (m *Mesh) DiscoveryURL() string { return "http://127.0.0.1:8080" }
 
 func (m *Mesh) host() netip.Addr { return m.Net.Host().IP() }
@@ -182,7 +181,7 @@ func kill(p *netmesh.Process) error {
 	return nil
 }
 
-// alive is a final error once a process has ended.
+// alive returns a final error if a process has ended.
 func alive(p *netmesh.Process, name string) error {
 	select {
 	case <-p.Done():
@@ -192,8 +191,8 @@ func alive(p *netmesh.Process, name string) error {
 	}
 }
 
-// Get reads a page from a namespace of the mesh, over a connection of its own. A status
-// other than 200 is an error that holds the body's beginning.
+// Get requests a page from a namespace of the mesh, over a new connection. A status other than 200 is an
+// error with the beginning of the body.
 func (m *Mesh) Get(ctx context.Context, from *netmesh.Pod, url string) ([]byte, error) {
 	return request(ctx, from, http.MethodGet, url)
 }

@@ -107,10 +107,10 @@ func TestProgramsArePlacedForEveryUser(t *testing.T) {
 
 func TestWorse(t *testing.T) {
 	before := map[string]int64{"a: connect_fail": 2}
-	if err := Worse(before, map[string]int64{"a: connect_fail": 2}); err != nil {
+	if err := CompareErrorStats(before, map[string]int64{"a: connect_fail": 2}); err != nil {
 		t.Errorf("nothing moved: %v", err)
 	}
-	err := Worse(before, map[string]int64{"a: connect_fail": 3, "b: warming_clusters": 1})
+	err := CompareErrorStats(before, map[string]int64{"a: connect_fail": 3, "b: warming_clusters": 1})
 	if want := "a: connect_fail went from 2 to 3\nb: warming_clusters is 1"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -19,16 +19,16 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// appUID is the user that apps run as: any but the proxy's.
+// appUID is the user of apps; it must differ from the proxy's.
 const appUID = 2000
 
 // Pod is one running Pod of the mesh.
 type Pod struct {
-	// Spec is what the directory says of it.
+	// Spec is its specification in the directory.
 	Spec PodSpec
-	// Net is its namespaces.
+	// Net are its namespaces.
 	Net *netmesh.Pod
-	// Dir is its own folder, the agent's working directory.
+	// Dir is its directory, the working directory of the agent.
 	Dir  string
 	mesh *Mesh
 
@@ -47,12 +47,12 @@ func (m *Mesh) addPod(s PodSpec) (*Pod, error) {
 	}
 	p := &Pod{Spec: s, Net: n, Dir: filepath.Join(m.o.WorkDir, "pod", s.Key()), mesh: m}
 	if err := os.MkdirAll(p.Dir, 0o755); err != nil {
-		return nil, fmt.Errorf("make the Pod's folder: %w", err)
+		return nil, fmt.Errorf("make the Pod's directory: %w", err)
 	}
 	return p, os.Chown(p.Dir, mesh.ProxyUID, mesh.ProxyUID)
 }
 
-// start does what a node does for a Pod: the init container, the sidecar, the app.
+// start starts the Pod as a node does: the init container, the sidecar, the app.
 func (p *Pod) start(ctx context.Context) error {
 	if p.Spec.Sidecar() {
 		if err := p.capture(ctx); err != nil {
@@ -96,7 +96,7 @@ func (p *Pod) capture(ctx context.Context) error {
 	return withLog(err, log)
 }
 
-// credentials puts the token and the root certificate where an agent looks for them.
+// credentials writes the token and the root certificate to the paths where an agent reads them.
 func (p *Pod) credentials() error {
 	root, err := os.ReadFile(filepath.Join(p.mesh.StateDir(), "root-cert.pem"))
 	if err != nil {
@@ -117,7 +117,7 @@ func (p *Pod) credentials() error {
 	return nil
 }
 
-// Write puts a file into the Pod's folder, as a whole and at once; path is relative to it.
+// Write replaces a file in the Pod's directory by a rename; path is relative to it.
 func (p *Pod) Write(path string, text []byte) error {
 	if err := p.write(path+".new", text); err != nil {
 		return err
@@ -125,29 +125,29 @@ func (p *Pod) Write(path string, text []byte) error {
 	return os.Rename(filepath.Join(p.Dir, path+".new"), filepath.Join(p.Dir, path))
 }
 
-// EnvoyPath is the binary that the Pod's agent starts with.
+// EnvoyPath is the path of the Envoy of the Pod's agent.
 func (p *Pod) EnvoyPath() string { return p.mesh.o.Programs.Envoy }
 
-// write puts a file into the Pod's folder; the agent owns it and the folders on its way.
+// write writes a file in the Pod's directory; the agent's user owns the file and the directories above it.
 func (p *Pod) write(path string, text []byte) error {
 	dir := p.Dir
 	for part := range strings.SplitSeq(filepath.Dir(path), "/") {
 		dir = filepath.Join(dir, part)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("make the Pod's folders: %w", err)
+			return fmt.Errorf("make the Pod's directories: %w", err)
 		}
 		if err := os.Chown(dir, mesh.ProxyUID, mesh.ProxyUID); err != nil {
-			return fmt.Errorf("hand the Pod's folders to its agent: %w", err)
+			return fmt.Errorf("change the owner of the Pod's directories: %w", err)
 		}
 	}
 	full := filepath.Join(p.Dir, path)
 	if err := os.WriteFile(full, text, 0o600); err != nil {
-		return fmt.Errorf("write for the agent: %w", err)
+		return fmt.Errorf("write a file of the agent: %w", err)
 	}
 	return os.Chown(full, mesh.ProxyUID, mesh.ProxyUID)
 }
 
-// agentEnv is what the injector would put into the sidecar's container.
+// agentEnv is the environment that the injector sets in the sidecar's container.
 func (p *Pod) agentEnv() ([]string, error) {
 	labels, err := json.Marshal(p.Spec.Labels)
 	if err != nil {
@@ -170,7 +170,7 @@ func (p *Pod) agentEnv() ([]string, error) {
 	}, p.mesh.o.AgentEnv...), nil
 }
 
-// StartAgent starts pilot-agent, and with it Envoy, and waits until both are ready.
+// StartAgent starts pilot-agent, which starts Envoy, and waits until both are ready.
 func (p *Pod) StartAgent(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,8 +199,8 @@ func (p *Pod) StartAgent(ctx context.Context) error {
 	return withLog(err, log)
 }
 
-// StopAgent sends the agent a signal and waits for its end; the error is that of the
-// process, nil for exit code 0.
+// StopAgent sends a signal to the agent and waits until it has ended. The error is that of the process, nil
+// for exit code 0.
 func (p *Pod) StopAgent(s os.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

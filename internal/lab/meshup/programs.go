@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 )
 
-// Programs are the paths of what a mesh runs.
+// Programs are the paths of the programs of a mesh.
 type Programs struct {
 	Agent, Discovery, App, Envoy string
 }
 
-// In finds our own programs in a folder of built ones, and takes envoy as given.
+// In are the programs of this repository in the directory bin, and the given Envoy.
 func In(bin, envoy string) (Programs, error) {
 	p := Programs{
 		Agent: filepath.Join(bin, "pilot-agent"), Discovery: filepath.Join(bin, "pilot-discovery"),
@@ -21,20 +21,20 @@ func In(bin, envoy string) (Programs, error) {
 	}
 	for _, path := range []string{p.Agent, p.Discovery, p.App} {
 		if _, err := os.Stat(path); err != nil {
-			return p, fmt.Errorf("find the programs (make build makes them): %w", err)
+			return p, fmt.Errorf("find the programs (run 'make build'): %w", err)
 		}
 	}
 	if _, err := os.Stat(envoy); err != nil {
-		return p, fmt.Errorf("find Envoy (make tools fetches it, ENVOY=/path names another): %w", err)
+		return p, fmt.Errorf("find Envoy (run 'make tools', or set ENVOY=/path/to/envoy): %w", err)
 	}
 	return p, nil
 }
 
-// placed puts the programs into dir, where every user may run them: the folder that they
-// were built in may be closed to the proxy's user.
+// placed links or copies the programs to dir, where every user may run them: the proxy's user may have no access
+// to the directory that they were built in.
 func (p Programs) placed(dir string) (Programs, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return p, fmt.Errorf("make a folder for the programs: %w", err)
+		return p, fmt.Errorf("make a directory for the programs: %w", err)
 	}
 	out := Programs{}
 	for _, f := range []struct {
@@ -47,13 +47,13 @@ func (p Programs) placed(dir string) (Programs, error) {
 	} {
 		*f.to = filepath.Join(dir, f.name)
 		if err := place(f.from, *f.to); err != nil {
-			return p, fmt.Errorf("place program %s: %w", f.from, err)
+			return p, fmt.Errorf("copy program %s: %w", f.from, err)
 		}
 	}
 	return out, nil
 }
 
-// place links a file, or copies it where that cannot be.
+// place links a file, or copies it if it cannot be linked.
 func place(from, to string) error {
 	real, err := filepath.EvalSymlinks(from)
 	if err != nil {
@@ -63,7 +63,7 @@ func place(from, to string) error {
 	if err != nil {
 		return err
 	}
-	// A link shares the file's mode: only one that all may run will do.
+	// A link has the mode of the file, which all users must be allowed to run.
 	if info.Mode().Perm()&0o005 == 0o005 && os.Link(real, to) == nil {
 		return nil
 	}

@@ -32,7 +32,7 @@ func (p *Pod) dial(ctx context.Context, network, addr string) (net.Conn, error) 
 		return nil, err
 	}
 	if strings.HasSuffix(network, "4") && !to.Addr().Is4() || strings.HasSuffix(network, "6") && !to.Addr().Is6() {
-		return nil, fmt.Errorf("%s is of the other family", to)
+		return nil, fmt.Errorf("%s does not match the network %s", to, network)
 	}
 	family, kind := unix.AF_INET, unix.SOCK_STREAM
 	if to.Addr().Is6() {
@@ -99,7 +99,7 @@ func (p *Pod) resolve(addr string) (netip.AddrPort, error) {
 	}
 	port, err := strconv.ParseUint(portText, 10, 16)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("port %q is no number from 0 to 65535", portText)
+		return netip.AddrPort{}, fmt.Errorf("invalid port %q: want 0–65535", portText)
 	}
 	p.mu.Lock()
 	ip, known := p.hosts[host]

@@ -1,4 +1,4 @@
-// Package netmesh makes Pods out of Linux namespaces, on one machine, without any program but its own.
+// Package netmesh makes Pods from Linux namespaces, on one machine, without other programs.
 //
 // A [Mesh] is a bridge in a network namespace of its own, and a [Pod] is an OS thread of this
 // process with its own network, mount, IPC and UTS namespaces, joined to the bridge by a veth
@@ -33,11 +33,11 @@ type Options struct {
 	// Subnet6 holds the Pods' IPv6 addresses; its first host address is the bridge's.
 	// Default fd99:99::/64.
 	Subnet6 netip.Prefix
-	// Log hears of Pods and processes that come and go, at level Debug. Default: nobody.
+	// Log gets the start and end of Pods and processes, at level Debug. Default: no log.
 	Log *slog.Logger
 }
 
-// PodOptions say what a Pod is.
+// PodOptions describe a Pod.
 type PodOptions struct {
 	// Name is unique in the Mesh; it is the Pod's host name too.
 	Name string
@@ -135,12 +135,12 @@ func (m *Mesh) AddPod(o PodOptions) (*Pod, error) {
 // complete checks the options and fills in a free address.
 func (m *Mesh) complete(o *PodOptions) error {
 	if o.Name == "" {
-		return errors.New("it needs a Name")
+		return errors.New("the Name is empty")
 	}
 	taken := map[netip.Addr]string{m.host.ip: "the bridge", m.host.ip6: "the bridge"}
 	for _, p := range m.pods {
 		if p.name == o.Name {
-			return errors.New("there is one of that name")
+			return errors.New("the name is in use")
 		}
 		taken[p.ip], taken[p.ip6] = p.name, p.name
 	}
@@ -150,16 +150,16 @@ func (m *Mesh) complete(o *PodOptions) error {
 		}
 	}
 	if !m.opts.Subnet.Contains(o.IP) || o.IP == m.opts.Subnet.Addr() || !m.opts.Subnet.Contains(o.IP.Next()) {
-		return fmt.Errorf("IP %s is no host address of the mesh's Subnet %s", o.IP, m.opts.Subnet)
+		return fmt.Errorf("invalid IP %s: want a host address of the Subnet %s", o.IP, m.opts.Subnet)
 	}
 	if o.IP6.IsValid() && !m.opts.Subnet6.Contains(o.IP6) {
-		return fmt.Errorf("IP6 %s is outside the mesh's Subnet6 %s", o.IP6, m.opts.Subnet6)
+		return fmt.Errorf("invalid IP6 %s: want an address of the Subnet6 %s", o.IP6, m.opts.Subnet6)
 	}
 	if by := taken[o.IP]; by != "" {
-		return fmt.Errorf("IP %s is taken by %s", o.IP, by)
+		return fmt.Errorf("IP %s is in use by %s", o.IP, by)
 	}
 	if by := taken[o.IP6]; by != "" && o.IP6.IsValid() {
-		return fmt.Errorf("IP6 %s is taken by %s", o.IP6, by)
+		return fmt.Errorf("IP6 %s is in use by %s", o.IP6, by)
 	}
 	return nil
 }
@@ -199,8 +199,7 @@ func (m *Mesh) makeBridge(host *Pod) error {
 	if err := netlink.LinkSetUp(bridge); err != nil {
 		return fmt.Errorf("set the bridge up: %w", err)
 	}
-	// A router answers at once that it knows no way, where a host would drop in silence and let
-	// the caller wait.
+	// A router rejects packets without a route at once; a host would drop them, and the caller would wait.
 	return errors.Join(sysctl("net/ipv4/ip_forward", "1"), sysctl("net/ipv6/conf/all/forwarding", "1"))
 }
 

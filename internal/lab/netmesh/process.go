@@ -28,7 +28,7 @@ type Command struct {
 	// UID, GID and Groups are what it runs as; all zero: as this program does.
 	UID, GID uint32
 	Groups   []uint32
-	// Stdout and Stderr take its output. Default: nobody.
+	// Stdout and Stderr get its output. Default: it is discarded.
 	Stdout, Stderr io.Writer
 }
 
@@ -112,7 +112,7 @@ func (p *Process) ended() bool {
 // be called more than once.
 func (p *Pod) Close() error {
 	if p == p.mesh.host {
-		return fmt.Errorf("close Pod %s: it is the mesh's own and closed with it", p.name)
+		return fmt.Errorf("close Pod %s: it is the mesh's host, which is closed with the mesh", p.name)
 	}
 	p.mesh.mu.Lock()
 	p.mesh.pods = slices.DeleteFunc(p.mesh.pods, func(q *Pod) bool { return p == q })
@@ -132,7 +132,7 @@ func (p *Pod) close() error {
 	defer close(p.end.done)
 	p.client.CloseIdleConnections()
 	var left []int
-	// A process may fork while it is being looked for, so one look is not enough.
+	// A process may fork while the list is read, so one pass is not enough.
 	if !await(10*time.Second, func() bool {
 		left = inNamespace(p.thread.netns)
 		for _, pid := range left {
@@ -140,7 +140,7 @@ func (p *Pod) close() error {
 		}
 		return len(left) == 0
 	}) {
-		p.end.err = fmt.Errorf("close Pod %s: processes %v do not end", p.name, left)
+		p.end.err = fmt.Errorf("close Pod %s: processes %v did not end", p.name, left)
 	}
 	p.thread.close()
 	if p.end.err == nil {

@@ -6,8 +6,8 @@ import (
 	"runtime"
 )
 
-// Supported says, by making and closing a mesh of one Pod, whether this machine lets the program
-// make one: nil, or an error that names what is missing.
+// Supported makes and closes a mesh of one Pod. It returns nil if that is possible on this machine, or an error
+// that names what is missing.
 func Supported() error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("a mesh on one machine needs root to make network namespaces (this is user %d): run it with sudo", os.Geteuid())
@@ -30,5 +30,5 @@ func Supported() error {
 }
 
 func unsupported(err error) error {
-	return fmt.Errorf("this machine does not allow Pods as network namespaces (in a container, run it privileged): %w", err)
+	return fmt.Errorf("make network namespaces (in a container, run it privileged): %w", err)
 }

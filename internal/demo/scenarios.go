@@ -14,25 +14,25 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
-// act is one thing that the demo shows.
-type act struct {
+// scenario is one part of the demo.
+type scenario struct {
 	name, title string
-	play        func(*demo, context.Context) error
+	run         func(*demo, context.Context) error
 }
 
-var acts = []act{
-	{"calls", "Act 1. The shopper asks the productpage, which asks reviews, which ask ratings.", (*demo).calls},
-	{"canary", "Act 2. Requests with the header x-canary: true are for reviews v2 only.", (*demo).canary},
-	{"weights", "Act 3. While requests run, the YAML's weights go from 90/10 to 50/50.", (*demo).weights},
-	{"strict", "Act 4. PeerAuthentication becomes STRICT: who comes in plaintext is refused.", (*demo).strict},
-	{"discovery", "Act 5. pilot-discovery is killed, and comes back.", (*demo).discovery},
-	{"envoy", "Act 6. The Envoy of ratings is killed with -9.", (*demo).envoy},
+var scenarios = []scenario{
+	{"calls", "Scenario 1. The shopper calls productpage, which calls reviews, which call ratings.", (*demo).calls},
+	{"canary", "Scenario 2. Requests with the header x-canary: true are routed to reviews v2.", (*demo).canary},
+	{"weights", "Scenario 3. Under load, the weights in the YAML are changed from 90/10 to 50/50.", (*demo).weights},
+	{"strict", "Scenario 4. PeerAuthentication is set to STRICT, so that plaintext is refused.", (*demo).strict},
+	{"discovery", "Scenario 5. pilot-discovery is killed, and started again.", (*demo).discovery},
+	{"envoy", "Scenario 6. The Envoy of ratings is killed with SIGKILL.", (*demo).envoy},
 }
 
 const (
 	routing  = "40-routing.yaml"
 	security = "50-security.yaml"
-	// many requests make a share of 10 or 50 % certain to 5 or 8 points: five standard deviations.
+	// many requests have a share of 10 or 50 % within 5 or 8 points: five standard deviations.
 	many = 1000
 )
 
@@ -40,22 +40,22 @@ var canaryHeader = http.Header{"X-Canary": {"true"}}
 
 func (d *demo) calls(ctx context.Context) error {
 	return d.counted(ctx, func() error {
-		d.load.drive(ctx, many, nil)
+		d.load.send(ctx, many, nil)
 		t := d.load.snapshot()
-		d.hold("no request failed", noFailure(t))
-		d.hold("the versions share the traffic 90/10", nearShare(t, 0.10, 0.05))
-		d.hold("each call was made with the caller's identity", identities(t))
-		d.hold("the database answers over TCP", d.askDatabase(ctx))
+		d.check("no request failed", noFailure(t))
+		d.check("the versions share the traffic 90/10", nearShare(t, 0.10, 0.05))
+		d.check("each call had the identity of its caller", identities(t))
+		d.check("the database answers over TCP", d.askDatabase(ctx))
 		return nil
 	})
 }
 
 func (d *demo) canary(ctx context.Context) error {
 	return d.counted(ctx, func() error {
-		d.load.drive(ctx, 100, canaryHeader)
+		d.load.send(ctx, 100, canaryHeader)
 		t := d.load.snapshot()
-		d.hold("no request failed", noFailure(t))
-		d.hold("every one was answered by v2", nearShare(t, 1, 0))
+		d.check("no request failed", noFailure(t))
+		d.check("all were answered by v2", nearShare(t, 1, 0))
 		return nil
 	})
 }
@@ -66,28 +66,28 @@ func (d *demo) weights(ctx context.Context) error {
 			if err := d.awaitSent(ctx, 50); err != nil {
 				return err
 			}
-			took, err := d.reweight(ctx, split{50, 50})
-			d.hold(fmt.Sprintf("the edit was in productpage's Envoy after %d ms", took.Milliseconds()), err)
+			took, err := d.setWeights(ctx, split{50, 50})
+			d.check(fmt.Sprintf("the edit was in effect in the Envoy of productpage after %d ms", took.Milliseconds()), err)
 			return d.awaitSent(ctx, 50)
 		})
 		if err != nil {
 			return err
 		}
 		t := d.load.snapshot()
-		d.hold(fmt.Sprintf("none of the %d requests meanwhile failed", t.Sent), noFailure(t))
+		d.check(fmt.Sprintf("none of the %d requests during the edit failed", t.Sent), noFailure(t))
 		d.load.reset()
-		d.load.drive(ctx, many, nil)
+		d.load.send(ctx, many, nil)
 		t = d.load.snapshot()
-		d.hold("no request after it failed", noFailure(t))
-		d.hold("the versions share the traffic 50/50", nearShare(t, 0.50, 0.08))
+		d.check("no request after the edit failed", noFailure(t))
+		d.check("the versions share the traffic 50/50", nearShare(t, 0.50, 0.08))
 		return nil
 	})
 }
 
-// split is the weights of the versions of reviews.
+// split is the weights of the two versions of reviews.
 type split struct{ v1, v2 int }
 
-// other is the split that the demo turns this one into.
+// other is the split that the demo changes this one to.
 func (s split) other() split {
 	if s.v1 == s.v2 {
 		return split{90, 10}
@@ -95,13 +95,13 @@ func (s split) other() split {
 	return split{50, 50}
 }
 
-// yaml is how the sample writes it.
+// yaml is the split as the sample has it.
 func (s split) yaml() string {
 	return fmt.Sprintf("subset: v1\n          weight: %d\n        - destination:\n            host: reviews\n            subset: v2\n          weight: %d\n", s.v1, s.v2)
 }
 
-// reweight edits the weights and waits until productpage's Envoy has them.
-func (d *demo) reweight(ctx context.Context, to split) (time.Duration, error) {
+// setWeights edits the weights and waits until they are in effect in the Envoy of productpage.
+func (d *demo) setWeights(ctx context.Context, to split) (time.Duration, error) {
 	began := time.Now()
 	if err := edit(filepath.Join(d.config, routing), d.split.yaml(), to.yaml()); err != nil {
 		return 0, err
@@ -122,7 +122,7 @@ func (d *demo) reweight(ctx context.Context, to split) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// weights are those that an Envoy's routes give the versions of reviews.
+// weights are the weights of the versions of reviews in an Envoy's routes.
 func weights(dump []byte) (split, error) {
 	var all any
 	if err := json.Unmarshal(dump, &all); err != nil {
@@ -155,7 +155,7 @@ func weights(dump []byte) (split, error) {
 	}
 	walk(all)
 	if s == (split{}) {
-		return s, errors.New("the routes give the versions of reviews no weights")
+		return s, errors.New("the routes have no weights for reviews")
 	}
 	return s, nil
 }
@@ -172,16 +172,16 @@ func (d *demo) strict(ctx context.Context) error {
 	if err == nil && (a.Status != http.StatusOK || a.Peer != "") {
 		err = fmt.Errorf("status %d, identity %q", a.Status, a.Peer)
 	}
-	d.hold("the legacy caller is answered while PERMISSIVE, as nobody", err)
+	d.check("in PERMISSIVE mode the legacy caller is answered, without an identity", err)
 	file := filepath.Join(d.config, security)
 	served := func() (int64, error) { return d.mesh.Pod("reviews-v1-1.bookshop").Served(ctx) }
-	err = d.untroubled(ctx, func() error {
+	err = d.withoutErrors(ctx, func() error {
 		return d.load.during(ctx, func() error { return d.refuse(ctx, file, ask) })
 	})
 	if err != nil {
 		return err
 	}
-	d.hold("no request inside the mesh failed meanwhile", noFailure(d.load.snapshot()))
+	d.check("no request inside the mesh failed", noFailure(d.load.snapshot()))
 	before, err := served()
 	if err != nil {
 		return err
@@ -191,7 +191,7 @@ func (d *demo) strict(ctx context.Context) error {
 	if err == nil && (askErr == nil || before != after) {
 		err = fmt.Errorf("answered (%v), app served %d more", askErr == nil, after-before)
 	}
-	d.hold("what is refused never reaches the app", err)
+	d.check("refused requests never reach the app", err)
 	if err := edit(file, "mode: STRICT", "mode: PERMISSIVE"); err != nil {
 		return err
 	}
@@ -199,12 +199,11 @@ func (d *demo) strict(ctx context.Context) error {
 		_, err := ask(ctx)
 		return err
 	})
-	d.hold("PERMISSIVE again, it is answered again", err)
+	d.check("back in PERMISSIVE mode, the legacy caller is answered", err)
 	return nil
 }
 
-// refuse turns the policy to STRICT, waits until the legacy caller is refused, and lets
-// more requests run.
+// refuse sets the policy to STRICT, waits until the legacy caller is refused, and then for more requests.
 func (d *demo) refuse(ctx context.Context, file string, ask func(context.Context) (meshup.Answer, error)) error {
 	if err := edit(file, "mode: PERMISSIVE", "mode: STRICT"); err != nil {
 		return err
@@ -216,11 +215,11 @@ func (d *demo) refuse(ctx context.Context, file string, ask func(context.Context
 		case err == nil:
 			return errors.New("it is answered")
 		case ctx.Err() != nil:
-			return ctx.Err() // it is the wait that ended, not the caller that was refused
+			return ctx.Err() // the wait has ended; the caller was not refused
 		}
 		return nil
 	})
-	d.hold(fmt.Sprintf("the legacy caller is refused, %d ms after the edit", time.Since(began).Milliseconds()), err)
+	d.check(fmt.Sprintf("the legacy caller is refused %d ms after the edit", time.Since(began).Milliseconds()), err)
 	return d.awaitSent(ctx, 200)
 }
 
@@ -239,11 +238,11 @@ func (d *demo) discovery(ctx context.Context) error {
 			if err := d.awaitSent(ctx, 300); err != nil {
 				return err
 			}
-			d.hold("traffic goes on without it", noFailure(d.load.snapshot()))
+			d.check("no request failed without pilot-discovery", noFailure(d.load.snapshot()))
 			if err := d.mesh.StartDiscovery(ctx); err != nil {
 				return err
 			}
-			if err := d.awaitAllSettled(ctx); err != nil {
+			if err := d.awaitInSync(ctx); err != nil {
 				return err
 			}
 			have, err := d.updates(ctx)
@@ -251,18 +250,18 @@ func (d *demo) discovery(ctx context.Context) error {
 				return err
 			}
 			if have != had {
-				again = fmt.Errorf("the Envoys took %d updates", have-had)
+				again = fmt.Errorf("the Envoys got %d updates", have-had)
 			}
-			took, edited = d.reweight(ctx, d.split.other())
+			took, edited = d.setWeights(ctx, d.split.other())
 			return d.awaitSent(ctx, 100)
 		})
 		if err != nil {
 			return err
 		}
 		t := d.load.snapshot()
-		d.hold("it is back, every proxy is in sync, and no request failed", noFailure(t))
-		d.hold("it sent nothing again that the Envoys had", again)
-		d.hold(fmt.Sprintf("it is in charge: an edit was applied after %d ms", took.Milliseconds()), edited)
+		d.check("pilot-discovery is back, every proxy is in sync, and no request failed", noFailure(t))
+		d.check("nothing was sent again that the Envoys already had", again)
+		d.check(fmt.Sprintf("an edit was in effect after %d ms", took.Milliseconds()), edited)
 		return nil
 	})
 }
@@ -288,10 +287,10 @@ func (d *demo) envoy(ctx context.Context) error {
 		}
 		return err
 	})
-	d.hold(fmt.Sprintf("a new one serves after %d ms", time.Since(began).Milliseconds()), err)
+	d.check(fmt.Sprintf("a new Envoy serves after %d ms", time.Since(began).Milliseconds()), err)
 	return d.counted(ctx, func() error {
-		d.load.drive(ctx, 200, nil)
-		d.hold("no request after that failed", noFailure(d.load.snapshot()))
+		d.load.send(ctx, 200, nil)
+		d.check("no request after the restart failed", noFailure(d.load.snapshot()))
 		return nil
 	})
 }
@@ -316,33 +315,33 @@ func (d *demo) awaitSent(ctx context.Context, n int) error {
 	})
 }
 
-// noFailure says which requests failed.
-func noFailure(t *tally) error {
+// noFailure returns an error with the most frequent failures, if any request failed.
+func noFailure(t *counters) error {
 	switch {
 	case t.Sent == 0:
-		return errors.New("none was made")
+		return errors.New("no request was made")
 	case t.failed() > 0:
-		return fmt.Errorf("%d of %d failed: %s", t.failed(), t.Sent, t.worst())
+		return fmt.Errorf("%d of %d failed: %s", t.failed(), t.Sent, t.topErrors())
 	}
 	return nil
 }
 
 // nearShare compares v2's share of reviews with what it should be.
-func nearShare(t *tally, want, within float64) error {
+func nearShare(t *counters, want, within float64) error {
 	if have := t.share("reviews", "v2"); math.Abs(have-want) > within {
-		return fmt.Errorf("v2 has %.1f %%, want %.0f %% give or take %.0f", 100*have, 100*want, 100*within)
+		return fmt.Errorf("v2 has %.1f %%, want %.0f %% ± %.0f", 100*have, 100*want, 100*within)
 	}
 	return nil
 }
 
 // identities checks that every callee saw its caller's service account.
-func identities(t *tally) error {
+func identities(t *counters) error {
 	if len(t.Edges) == 0 {
-		return errors.New("nobody called anybody")
+		return errors.New("there were no calls")
 	}
 	for e := range t.Edges {
 		if want := "spiffe://" + meshup.Domain + "/ns/bookshop/sa/" + e.From; e.As != want {
-			return fmt.Errorf("%s was called as %q, want %s", e.To, e.As, want)
+			return fmt.Errorf("%s was called with identity %q, want %s", e.To, e.As, want)
 		}
 	}
 	return nil

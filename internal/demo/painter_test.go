@@ -214,7 +214,7 @@ func TestFit(t *testing.T) {
 	}{
 		{size{60, 14}, []string{"12345", "äöüß", "3", "4"}},
 		{size{4, 14}, []string{"123", "äöü", "3", "4"}},
-		{size{60, 4}, []string{"12345", "äöüß", "  … 2 more rows, for which the window is too low"}},
+		{size{60, 4}, []string{"12345", "äöüß", "  … 2 more rows: the window is too small"}},
 		{size{12, 2}, []string{"  … 4 more "}},
 		{size{12, 1}, nil},
 		{size{0, 0}, nil},

@@ -8,15 +8,14 @@ import (
 // size is a terminal's, in characters.
 type size struct{ columns, rows int }
 
-// painter says what to write to a terminal so that lines that stay scroll by above a table that
-// changes in its place. Rows are written over and erased one by one, never the screen as a whole:
-// terminals keep what is erased so, and would show every table that there ever was. It keeps no
-// clock and writes nothing itself.
+// painter computes what to write to a terminal to print lines above a table that changes in place.
+// It overwrites and erases row by row and never clears the whole screen, since terminals add a cleared screen
+// to their history. It has no clock and writes nothing itself.
 type painter struct {
 	now size
-	// kept are the last lines that stay, to be shown again when the terminal's size has changed.
+	// kept are the last lines, to be printed again when the terminal's size has changed.
 	kept []string
-	// table is the table as it was given, shown the rows that it takes on the screen.
+	// table is the table as it was given, shown its rows on the screen.
 	table string
 	shown []string
 }
@@ -36,8 +35,8 @@ func up(n int) string {
 	return fmt.Sprintf("\x1b[%dA", n)
 }
 
-// stay adds lines that stay above the table. With drop the table goes, until it is drawn again.
-func (p *painter) stay(text string, drop bool, now size) string {
+// print adds lines above the table. With drop the table is removed until it is drawn again.
+func (p *painter) print(text string, drop bool, now size) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	for i, l := range lines {
 		lines[i] = printable(l)
@@ -50,21 +49,21 @@ func (p *painter) stay(text string, drop bool, now size) string {
 	if over := len(p.kept) - maxKept; over > 0 {
 		p.kept = append([]string(nil), p.kept[over:]...)
 	}
-	return before + p.over(lines)
+	return before + p.overwrite(lines)
 }
 
-// draw puts a table in the place of the last one.
+// draw replaces the table.
 func (p *painter) draw(table string, now size) string {
 	before := p.resized(now)
 	p.table = table
-	return before + p.over(nil)
+	return before + p.overwrite(nil)
 }
 
-// redraw fits the table to a terminal that has another size now.
+// redraw fits the table to the new size of the terminal.
 func (p *painter) redraw(now size) string { return p.resized(now) }
 
-// over writes lines that stay, and the table, over the table that is shown.
-func (p *painter) over(lines []string) string {
+// overwrite writes lines, and the table below them, over the table that is shown.
+func (p *painter) overwrite(lines []string) string {
 	var b strings.Builder
 	old := len(p.shown)
 	b.WriteString(up(old))
@@ -83,8 +82,8 @@ func (p *painter) over(lines []string) string {
 	return b.String()
 }
 
-// resized paints the whole screen if its size is another one: what has become of the rows that were
-// there, cut, wrapped or scrolled away, differs between terminals.
+// resized writes the whole screen if its size has changed: what becomes of existing rows (cut, wrapped or
+// scrolled away) differs between terminals.
 func (p *painter) resized(now size) string {
 	if now == p.now || len(p.shown) == 0 {
 		p.now = now
@@ -111,8 +110,8 @@ func (p *painter) resized(now size) string {
 	return b.String()
 }
 
-// row writes a line and erases what stood behind it. Where a line ends with a row there is nothing
-// behind it, and the cursor, which has not moved on yet, would erase the last character.
+// row writes a line and erases the rest of its last row. A line that fills its last row is not followed by an erase:
+// the cursor, which has not moved to the next row yet, would erase the last character.
 func row(l string, s size) string {
 	if n := len([]rune(l)); n > 0 && s.columns > 0 && n%s.columns == 0 {
 		return l + "\n"
@@ -120,7 +119,7 @@ func row(l string, s size) string {
 	return l + eraseRow + "\n"
 }
 
-// height is how many rows a line takes that wraps.
+// height is the number of rows of a line, wrapped.
 func height(l string, s size) int {
 	if s.columns < 1 {
 		return 1
@@ -128,8 +127,8 @@ func height(l string, s size) int {
 	return max(1, (len([]rune(l))+s.columns-1)/s.columns)
 }
 
-// fit cuts a table to a terminal: a line that wraps, or one that scrolls away, could not be written
-// over. The last row is the cursor's; where lines are missing the one above it says how many.
+// fit cuts a table to the size of the terminal, since lines that wrap or scroll away cannot be overwritten.
+// The last row is the cursor's; if lines are left out, the row above it says how many.
 func fit(table string, s size) []string {
 	if table == "" {
 		return nil
@@ -138,7 +137,7 @@ func fit(table string, s size) []string {
 	if most := max(0, s.rows-1); len(lines) > most {
 		missing := len(lines) - most + 1
 		if lines = lines[:most]; most > 0 {
-			lines[most-1] = fmt.Sprintf("  … %d more rows, for which the window is too low", missing)
+			lines[most-1] = fmt.Sprintf("  … %d more rows: the window is too small", missing)
 		}
 	}
 	for i, l := range lines {
@@ -151,8 +150,7 @@ func fit(table string, s size) []string {
 	return lines
 }
 
-// printable puts a sign in the place of characters that would move the cursor: errors may quote
-// anything.
+// printable replaces control characters, which could move the cursor: errors may quote any text.
 func printable(l string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r >= 0x7f && r < 0xa0 {

@@ -14,13 +14,13 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// dialer is where connections are made from: a Pod.
+// dialer makes connections from a Pod.
 type dialer interface {
 	Dial(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-// stay keeps the mesh up, says how to reach it, and serves the ways in until ctx ends.
-func (d *demo) stay(ctx context.Context) error {
+// keepRunning prints how to reach the mesh and forwards connections into it until ctx ends.
+func (d *demo) keepRunning(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var group sync.WaitGroup
@@ -29,7 +29,7 @@ func (d *demo) stay(ctx context.Context) error {
 	open := func(from dialer, to string) (string, error) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
-			return "", fmt.Errorf("open a way into the mesh: %w", err)
+			return "", fmt.Errorf("listen for connections into the mesh: %w", err)
 		}
 		listeners = append(listeners, l)
 		group.Go(func() { forward(ctx, l, from, to) })
@@ -49,8 +49,8 @@ func (d *demo) stay(ctx context.Context) error {
 		return err
 	}
 	defer stop()
-	d.screen.line("\nThe mesh stays up until Ctrl-C. Edit %s, and look at it with", d.config)
-	d.screen.line("  curl -d hello http://%s/        a request, as the shopper", front)
+	d.screen.line("\nThe mesh keeps running until Ctrl-C. Its configuration is in %s. Try", d.config)
+	d.screen.line("  curl -d hello http://%s/        a request from the shopper", front)
 	d.screen.line("  pilotctl --discovery http://%s proxies", discovery)
 	d.screen.line("  pilotctl --discovery http://%s config productpage-1.bookshop routes", discovery)
 	for _, p := range d.mesh.Pods() {
@@ -61,18 +61,18 @@ func (d *demo) stay(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		d.screen.line("  http://%s        Envoy's admin of %s", admin, p.Spec.Key())
+		d.screen.line("  http://%s        admin page of the Envoy of %s", admin, p.Spec.Key())
 	}
 	<-ctx.Done()
 	return nil
 }
 
-// front answers on this machine's loopback as if the shopper had asked the productpage:
-// the mesh routes by host, so each request gets the one that it knows.
+// front forwards requests on this machine's loopback from the shopper to productpage. The mesh routes by
+// host, so each request gets the host productpage.
 func (d *demo) front() (addr string, stop func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return "", nil, fmt.Errorf("open a way into the mesh: %w", err)
+		return "", nil, fmt.Errorf("listen for connections into the mesh: %w", err)
 	}
 	to := &url.URL{Scheme: "http", Host: "productpage:9080"}
 	proxy := &httputil.ReverseProxy{
@@ -101,14 +101,14 @@ func forward(ctx context.Context, l net.Listener, from dialer, to string) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
-			return // closed, or so broken that a curious user will see it
+			return // the listener is closed
 		}
-		group.Go(func() { carry(ctx, c, from, to) })
+		group.Go(func() { proxyConn(ctx, c, from, to) })
 	}
 }
 
-// carry copies both ways until either side is done or ctx ends.
-func carry(ctx context.Context, c net.Conn, from dialer, to string) {
+// proxyConn copies in both directions until either side ends or ctx does.
+func proxyConn(ctx context.Context, c net.Conn, from dialer, to string) {
 	defer func() { _ = c.Close() }()
 	up, err := from.Dial(ctx, "tcp", to)
 	if err != nil {

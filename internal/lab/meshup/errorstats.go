@@ -10,28 +10,28 @@ import (
 	"strings"
 )
 
-// CountFailures is for Options.ProxyConfig: it has Envoy count what Trouble looks at.
+// CountFailures is for Options.ProxyConfig: with it Envoy has the statistics that ErrorStats reads.
 const CountFailures = `proxyStatsMatcher:
   inclusionSuffixes: [update_rejected, upstream_cx_connect_fail, ssl.connection_error, ssl.handshake]`
 
-// troubleFilter matches the statistics that ought to stay zero: refused updates, whatever
-// waits for more configuration, connections that could not be made, broken TLS.
-const troubleFilter = `(update_rejected|warming|upstream_cx_connect_fail|ssl\.connection_error)`
+// errorFilter matches statistics that are zero in a healthy mesh: rejected updates, warming resources,
+// failed connections, TLS errors.
+const errorFilter = `(update_rejected|warming|upstream_cx_connect_fail|ssl\.connection_error)`
 
-// Trouble reads, from every Envoy, the statistics that ought to be zero and are not; the
-// keys are "pod: statistic".
-func (m *Mesh) Trouble(ctx context.Context) (map[string]int64, error) {
+// ErrorStats reads from every Envoy the statistics of errors that are not zero. The keys are
+// "pod: statistic".
+func (m *Mesh) ErrorStats(ctx context.Context) (map[string]int64, error) {
 	out := map[string]int64{}
 	for _, p := range m.Pods() {
 		if !p.Spec.Sidecar() {
 			continue
 		}
-		stats, err := p.Stats(ctx, url.QueryEscape(troubleFilter))
+		stats, err := p.Stats(ctx, url.QueryEscape(errorFilter))
 		if err != nil {
 			return nil, err
 		}
 		for name, n := range stats {
-			// The agent's own sockets come and go with the control plane.
+			// The agent's own sockets depend on the control plane, which scenarios stop.
 			if n != 0 && !strings.HasPrefix(name, "cluster.xds-grpc.") && !strings.HasPrefix(name, "cluster.sds-grpc.") {
 				out[p.Spec.Key()+": "+name] = n
 			}
@@ -40,8 +40,9 @@ func (m *Mesh) Trouble(ctx context.Context) (map[string]int64, error) {
 	return out, nil
 }
 
-// Worse compares two results of Trouble: nil if nothing grew and nothing is warming now.
-func Worse(before, after map[string]int64) error {
+// CompareErrorStats returns an error if a statistic has grown between two results of ErrorStats, or if anything
+// is warming.
+func CompareErrorStats(before, after map[string]int64) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(after)) {
 		switch {

@@ -15,7 +15,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// PodSpec is what the directory says of one Pod.
+// PodSpec is the specification of a Pod in the directory.
 type PodSpec struct {
 	Namespace, Name string
 	ServiceAccount  string
@@ -25,20 +25,20 @@ type PodSpec struct {
 	Args []string
 }
 
-// Key is "name.namespace", the name that proxies are listed by.
+// Key is "name.namespace", the name of the proxy in pilot-discovery.
 func (p PodSpec) Key() string { return p.Name + "." + p.Namespace }
 
-// Sidecar says whether the Pod has a proxy: its tlsMode label says that it takes mutual TLS.
+// Sidecar reports whether the Pod has a proxy: its label tlsMode says that it accepts mutual TLS.
 func (p PodSpec) Sidecar() bool { return p.Labels[mesh.TLSModeLabel] == "istio" }
 
-// service is what names in /etc/hosts are made of.
+// service is what is needed of a Service to write /etc/hosts.
 type service struct {
 	Namespace, Name string
-	ClusterIP       netip.Addr // the zero Addr where it has none
+	ClusterIP       netip.Addr // the zero Addr if it has none
 	Selector        map[string]string
 }
 
-// layout is everything of a directory that building the mesh needs.
+// layout is what is needed of a directory to start the mesh.
 type layout struct {
 	pods     []PodSpec
 	services []service
@@ -160,9 +160,9 @@ func (l *layout) addService(d document) error {
 	return nil
 }
 
-// hosts are the names that a Pod can look up. With a sidecar, a name is the Service's
-// virtual address, which the sidecar captures. Without one it is the first Pod behind the
-// Service, where a node's own load balancer would lead.
+// hosts are the host names of a Pod. With a sidecar, the address of a name is the virtual address of the
+// Service, which the sidecar captures. Without one it is the first Pod of the Service, as with the load
+// balancer of a node.
 func (l *layout) hosts(p PodSpec, domain string) map[string]netip.Addr {
 	out := map[string]netip.Addr{}
 	for _, s := range l.services {
@@ -202,7 +202,7 @@ func (l *layout) firstPod(s service) netip.Addr {
 	return l.pods[i].IP
 }
 
-// app is who the app says it is: its app label, else the name's first word.
+// app is the name of the app: the label app, or the name of the Pod up to the first dash.
 func (p PodSpec) app() string {
 	if a := p.Labels["app"]; a != "" {
 		return a

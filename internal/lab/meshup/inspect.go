@@ -17,7 +17,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// ports are those that the app is told to listen on by one of its flags, -http or -tcp.
+// ports are the ports of one of the app's flags, -http or -tcp.
 func (p PodSpec) ports(flag string) []string {
 	var out []string
 	for _, a := range p.Args {
@@ -32,13 +32,13 @@ func (p PodSpec) ports(flag string) []string {
 	return out
 }
 
-// Ready asks the Pod as the kubelet would; nil says that agent and Envoy are ready.
+// Ready probes the Pod as the kubelet does. It returns nil if agent and Envoy are ready.
 func (p *Pod) Ready(ctx context.Context) error {
 	_, err := p.mesh.Get(ctx, p.mesh.Net.Host(), fmt.Sprintf("http://%s:%d/healthz/ready", p.Spec.IP, mesh.HealthPort))
 	return err
 }
 
-// Admin asks Envoy's admin interface inside the Pod; page begins with a slash.
+// Admin requests a page of Envoy's admin interface; page begins with a slash.
 func (p *Pod) Admin(ctx context.Context, page string) ([]byte, error) {
 	return p.mesh.Get(ctx, p.Net, fmt.Sprintf("http://127.0.0.1:%d%s", mesh.AdminPort, page))
 }
@@ -60,7 +60,7 @@ func (p *Pod) Stats(ctx context.Context, filter string) (map[string]int64, error
 	}
 	out := map[string]int64{}
 	for _, s := range page.Stats {
-		// Histograms have no name and texts no number: neither is counted.
+		// Histograms have no name, and texts no number.
 		if n, err := strconv.ParseInt(string(s.Value), 10, 64); err == nil && s.Name != "" {
 			out[s.Name] = n
 		}
@@ -68,25 +68,25 @@ func (p *Pod) Stats(ctx context.Context, filter string) (map[string]int64, error
 	return out, nil
 }
 
-// Served asks the app how many HTTP requests it has answered. The question passes by the
-// proxy and is not counted.
+// Served is the number of HTTP requests that the app has answered. Reading it bypasses the proxy
+// and is not counted.
 func (p *Pod) Served(ctx context.Context) (int64, error) {
 	ports := p.Spec.ports("-http")
 	if len(ports) == 0 {
-		return 0, fmt.Errorf("ask the app of %s what it served: it serves no HTTP", p.Spec.Key())
+		return 0, fmt.Errorf("read the counters of the app of %s: it has no HTTP port", p.Spec.Key())
 	}
 	text, err := p.mesh.Get(ctx, p.Net, "http://127.0.0.1:"+ports[0]+"/stats")
 	if err != nil {
-		return 0, fmt.Errorf("ask the app of %s what it served: %w", p.Spec.Key(), err)
+		return 0, fmt.Errorf("read the counters of the app of %s: %w", p.Spec.Key(), err)
 	}
 	var n struct{ HTTP int64 }
 	if err := json.Unmarshal(text, &n); err != nil {
-		return 0, fmt.Errorf("ask the app of %s what it served: %w", p.Spec.Key(), err)
+		return 0, fmt.Errorf("read the counters of the app of %s: %w", p.Spec.Key(), err)
 	}
 	return n.HTTP, nil
 }
 
-// CertificateEnds is when the certificate that Envoy serves with ends.
+// CertificateEnds is the time when the first of Envoy's certificates expires.
 func (p *Pod) CertificateEnds(ctx context.Context) (time.Time, error) {
 	text, err := p.Admin(ctx, "/certs")
 	if err != nil {
@@ -114,7 +114,7 @@ func (p *Pod) CertificateEnds(ctx context.Context) (time.Time, error) {
 	return first, nil
 }
 
-// EnvoyPID finds the youngest Envoy below the Pod's agent.
+// EnvoyPID finds the newest Envoy that the Pod's agent has started.
 func (p *Pod) EnvoyPID() (int, error) {
 	p.mu.Lock()
 	agent := p.agent.PID()
@@ -138,12 +138,12 @@ func (p *Pod) EnvoyPID() (int, error) {
 		}
 	}
 	if found == 0 {
-		return 0, fmt.Errorf("find Envoy of %s: its agent %d has none", p.Spec.Key(), agent)
+		return 0, fmt.Errorf("find Envoy of %s: process %d, its agent, has no such child", p.Spec.Key(), agent)
 	}
 	return found, nil
 }
 
-// KillEnvoy ends the Pod's Envoy with SIGKILL and says which process it was.
+// KillEnvoy sends SIGKILL to the Pod's Envoy and returns its process id.
 func (p *Pod) KillEnvoy() (int, error) {
 	pid, err := p.EnvoyPID()
 	if err != nil {

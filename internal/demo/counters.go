@@ -10,24 +10,23 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
-// edge is one line of who called whom. As is the identity that the callee saw.
+// edge is a caller and a callee. As is the identity of the caller that the callee saw.
 type edge struct {
 	From, To, Version, As string
 }
 
-// tally counts requests and what became of them. It is a plain value: one goroutine at a
-// time.
-type tally struct {
+// counters counts requests and their results. Not for concurrent use.
+type counters struct {
 	Sent, OK int
 	Edges    map[edge]int
-	// Errors counts failed requests by what was wrong.
+	// Errors counts failed requests by error.
 	Errors map[string]int
 }
 
-func newTally() *tally { return &tally{Edges: map[edge]int{}, Errors: map[string]int{}} }
+func newCounters() *counters { return &counters{Edges: map[edge]int{}, Errors: map[string]int{}} }
 
-// add counts one finished request made by caller: its answer, or what went wrong.
-func (t *tally) add(caller string, a meshup.Answer, err error) {
+// add counts one finished request of caller.
+func (t *counters) add(caller string, a meshup.Answer, err error) {
 	t.Sent++
 	if err != nil {
 		t.Errors[err.Error()]++
@@ -41,18 +40,18 @@ func (t *tally) add(caller string, a meshup.Answer, err error) {
 	t.walk(caller, a)
 }
 
-func (t *tally) walk(caller string, a meshup.Answer) {
+func (t *counters) walk(caller string, a meshup.Answer) {
 	t.Edges[edge{From: caller, To: a.Service, Version: a.Version, As: a.Peer}]++
 	for _, next := range a.Calls {
 		t.walk(a.Service, next)
 	}
 }
 
-// failed is how many requests were not answered well.
-func (t *tally) failed() int { return t.Sent - t.OK }
+// failed is the number of requests that failed.
+func (t *counters) failed() int { return t.Sent - t.OK }
 
 // versions counts the answers of a service by version.
-func (t *tally) versions(service string) map[string]int {
+func (t *counters) versions(service string) map[string]int {
 	out := map[string]int{}
 	for e, n := range t.Edges {
 		if e.To == service {
@@ -62,8 +61,8 @@ func (t *tally) versions(service string) map[string]int {
 	return out
 }
 
-// share is the part of a service's answers that one version gave, from 0 to 1.
-func (t *tally) share(service, version string) float64 {
+// share is the share of a version in the answers of a service, 0–1.
+func (t *counters) share(service, version string) float64 {
 	all := 0
 	byVersion := t.versions(service)
 	for _, n := range byVersion {
@@ -75,8 +74,8 @@ func (t *tally) share(service, version string) float64 {
 	return float64(byVersion[version]) / float64(all)
 }
 
-// sortedEdges lists the edges in the order of the road: by caller's first appearance.
-func (t *tally) sortedEdges() []edge {
+// sortedEdges lists the edges, callers before callees.
+func (t *counters) sortedEdges() []edge {
 	edges := slices.Collect(maps.Keys(t.Edges))
 	slices.SortFunc(edges, func(a, b edge) int {
 		return cmp.Or(
@@ -87,8 +86,8 @@ func (t *tally) sortedEdges() []edge {
 	return edges
 }
 
-// depth is how many calls lead to a service at most.
-func (t *tally) depth(service string, seen int) int {
+// depth is the length of the longest chain of calls to a service.
+func (t *counters) depth(service string, seen int) int {
 	deepest := 0
 	for e := range t.Edges {
 		if e.To == service && seen < len(t.Edges) {
@@ -98,8 +97,8 @@ func (t *tally) depth(service string, seen int) int {
 	return deepest
 }
 
-// worst names up to three kinds of failure, most frequent first.
-func (t *tally) worst() string {
+// topErrors lists up to three errors, most frequent first.
+func (t *counters) topErrors() string {
 	kinds := slices.SortedFunc(maps.Keys(t.Errors), func(a, b string) int {
 		return cmp.Or(-cmp.Compare(t.Errors[a], t.Errors[b]), cmp.Compare(a, b))
 	})

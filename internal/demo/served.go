@@ -9,7 +9,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
-// hops are the Pods behind each step of a request's way; their apps' counts add up.
+// hops are the services on the way of a request, with their Pods.
 var hops = []struct {
 	service string
 	pods    []string
@@ -19,7 +19,7 @@ var hops = []struct {
 	{"ratings", []string{"ratings-1.bookshop"}},
 }
 
-// served asks the apps of every hop how much they have answered.
+// served returns how many requests the apps of each hop have answered.
 func (d *demo) served(ctx context.Context) ([]int64, error) {
 	out := make([]int64, len(hops))
 	for i, h := range hops {
@@ -34,16 +34,15 @@ func (d *demo) served(ctx context.Context) ([]int64, error) {
 	return out, nil
 }
 
-// counted plays fn, in which only the load may make requests, and checks that every
-// request that was sent was served once at every hop, no more and no less, and that no
-// Envoy counted anything that it ought not to.
+// counted runs fn, in which only the load may make requests. It checks that each request that was
+// sent was served exactly once at every hop, and what withoutErrors checks.
 func (d *demo) counted(ctx context.Context, fn func() error) error {
 	before, err := d.served(ctx)
 	if err != nil {
 		return err
 	}
 	sent := d.load.sent()
-	if err := d.untroubled(ctx, fn); err != nil {
+	if err := d.withoutErrors(ctx, fn); err != nil {
 		return err
 	}
 	after, err := d.served(ctx)
@@ -51,36 +50,36 @@ func (d *demo) counted(ctx context.Context, fn func() error) error {
 		return err
 	}
 	sent = d.load.sent() - sent
-	d.hold(fmt.Sprintf("each of the %d requests was served once at every hop", sent), everyHop(int64(sent), before, after))
+	d.check(fmt.Sprintf("each of the %d requests was served once at every hop", sent), everyHop(int64(sent), before, after))
 	return nil
 }
 
-// settling is how long an Envoy may take over an update.
-const settling = 5 * time.Second
+// updateBound bounds the time that an Envoy needs for an update.
+const updateBound = 5 * time.Second
 
-// untroubled plays fn and checks what the Envoys counted meanwhile.
-func (d *demo) untroubled(ctx context.Context, fn func() error) error {
-	before, err := d.mesh.Trouble(ctx)
+// withoutErrors runs fn and checks that no Envoy counted an error.
+func (d *demo) withoutErrors(ctx context.Context, fn func() error) error {
+	before, err := d.mesh.ErrorStats(ctx)
 	if err != nil {
 		return err
 	}
 	if err := fn(); err != nil {
 		return err
 	}
-	// Other Envoys than the one that was looked at may be taking an edit just now: what
-	// warms has a moment. What was counted stays so, and fails after it.
-	err = meshup.Await(ctx, settling, "every Envoy is well", func(ctx context.Context) error {
-		after, err := d.mesh.Trouble(ctx)
+	// An Envoy may still be applying an edit, so that clusters are warming. Errors stay counted, and fail
+	// the check when the time is over.
+	err = meshup.Await(ctx, updateBound, "no Envoy has errors or is warming", func(ctx context.Context) error {
+		after, err := d.mesh.ErrorStats(ctx)
 		if err != nil {
 			return err
 		}
-		return meshup.Worse(before, after)
+		return meshup.CompareErrorStats(before, after)
 	})
-	d.hold("no Envoy refused an update, is still warming, or missed a connection", err)
+	d.check("no Envoy rejected an update, is still warming, or could not connect", err)
 	return nil
 }
 
-// updates counts how often the Envoys took clusters or listeners.
+// updates counts the updates of clusters and listeners of all Envoys.
 func (d *demo) updates(ctx context.Context) (int64, error) {
 	var all int64
 	for _, p := range d.mesh.Pods() {

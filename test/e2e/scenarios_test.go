@@ -1,0 +1,39 @@
+package e2e_test
+
+import (
+	"io"
+	"path/filepath"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/demo"
+)
+
+// demonstrate runs one scenario of the demo on a mesh of its own, and fails if one of its checks does.
+func demonstrate(t *testing.T, scenario string) {
+	t.Helper()
+	out := &lines{t: t}
+	err := demo.Run(t.Context(), demo.Options{
+		Programs: programs, ConfigDir: filepath.Join(root, "samples", "bookshop"), Token: issue, Out: out, Scenarios: []string{scenario},
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// lines writes to the log of a test.
+type lines struct{ t *testing.T }
+
+var _ io.Writer = (*lines)(nil)
+
+// Write implements io.Writer; the demo writes whole lines.
+func (l *lines) Write(text []byte) (int, error) {
+	l.t.Logf("%s", text)
+	return len(text), nil
+}
+
+func TestEveryCallIsMadeWithTheCallersIdentity(t *testing.T)       { demonstrate(t, "calls") }
+func TestAHeaderTakesTheCanary(t *testing.T)                       { demonstrate(t, "canary") }
+func TestAnEditOfWeightsFailsNoRequest(t *testing.T)               { demonstrate(t, "weights") }
+func TestStrictRefusesPlaintextAndNobodyElse(t *testing.T)         { demonstrate(t, "strict") }
+func TestTrafficGoesOnWithoutDiscoveryAndItTakesOver(t *testing.T) { demonstrate(t, "discovery") }
+func TestAKilledEnvoyIsServingAgain(t *testing.T)                  { demonstrate(t, "envoy") }
