@@ -38,7 +38,7 @@ tools: ## fetch the pinned Envoy into .tools/ (ENVOY=/path overrides it)
 deps: ## install the programs that end-to-end tests compare against (iptables, nft), where apt-get can
 	@hack/test-deps.sh
 
-demo: ## a whole mesh on this machine, played through and checked (needs root)
+demo: ## a whole mesh on this machine, with scenarios whose results are checked (needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make demo: the demo makes network namespaces and needs root: run 'sudo make demo', or 'sudo env ENVOY=/path make demo'" >&2; exit 1; }
 	@$(MAKE) --no-print-directory build tools
 	bin/pilotctl demo $(DEMO_FLAGS)
