@@ -21,7 +21,7 @@ run() {
 }
 
 # Tests that kill programs, lose connections, or change configuration under load.
-faults='Storm|HotRestarts|Killed|WhatBreaks|ClustersChange|RewrittenInPlace|TheEnd|WhateverEndsIt|WithoutDiscovery'
+faults='UnderLoad|HotRestarts|Killed|InvalidConfig|ClustersChange|RewrittenInPlace|Shutdown|WhateverEndsIt|WithoutDiscovery'
 
 round=0
 while ((SECONDS < half)); do

@@ -141,9 +141,9 @@ func TestTheDemoLeavesNothingWhenInterrupted(t *testing.T) {
 	d.left(t)
 }
 
-// TestTheDemoTakesEverythingWithIt kills it, so that it can tidy nothing: the kernel ends
+// TestKilledDemoLeavesNothingRunning kills it, so that it can tidy nothing: the kernel ends
 // its processes and namespaces. Only its folder stays, until the next demo begins.
-func TestTheDemoTakesEverythingWithIt(t *testing.T) {
+func TestKilledDemoLeavesNothingRunning(t *testing.T) {
 	d := startDemo(t)
 	d.until(t, "Scenario 2.")
 	if err := d.cmd.Process.Signal(syscall.SIGKILL); err != nil {
@@ -173,8 +173,8 @@ func TestTheDemoTakesEverythingWithIt(t *testing.T) {
 	next.left(t)
 }
 
-// TestTheDemoSaysWhatDidNotHold has a sample whose canary is routed to v1.
-func TestTheDemoSaysWhatDidNotHold(t *testing.T) {
+// TestDemoReportsFailedChecks has a sample whose canary is routed to v1.
+func TestDemoReportsFailedChecks(t *testing.T) {
 	config := t.TempDir()
 	if err := os.CopyFS(config, os.DirFS(filepath.Join(root, "samples", "bookshop"))); err != nil {
 		t.Fatal(err)

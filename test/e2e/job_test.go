@@ -44,11 +44,11 @@ func crash(t *testing.T, c *netmesh.Process) time.Time {
 	return at
 }
 
-// leaves waits until an agent has ended by itself, and returns when it had.
-func leaves(t *testing.T, p *meshup.Pod) time.Time {
+// awaitExit waits until an agent has ended by itself, and returns when it had.
+func awaitExit(t *testing.T, p *meshup.Pod) time.Time {
 	t.Helper()
 	ended := make(chan error, 1)
-	go func() { ended <- p.StopAgent(syscall.Signal(0)) }() // asks nothing of it
+	go func() { ended <- p.StopAgent(syscall.Signal(0)) }() // only checks that it exists
 	select {
 	case err := <-ended:
 		if err != nil {
@@ -60,8 +60,8 @@ func leaves(t *testing.T, p *meshup.Pod) time.Time {
 	return time.Now()
 }
 
-// says waits until an agent has logged a line so many times: it saw the app come or go.
-func says(t *testing.T, p *meshup.Pod, line string, times int) {
+// awaitLog waits until an agent has logged a line the given number of times.
+func awaitLog(t *testing.T, p *meshup.Pod, line string, times int) {
 	t.Helper()
 	if err := meshup.Await(t.Context(), time.Minute, "the agent says that "+line, func(context.Context) error {
 		text, err := os.ReadFile(filepath.Join(p.Dir, "../../log", p.Spec.Key()+".agent.log"))
@@ -74,8 +74,8 @@ func says(t *testing.T, p *meshup.Pod, line string, times int) {
 	}
 }
 
-// stays has an agent answer for so long.
-func stays(t *testing.T, p *meshup.Pod, until time.Time) {
+// staysReady fails if the agent does not answer until the given time.
+func staysReady(t *testing.T, p *meshup.Pod, until time.Time) {
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -95,43 +95,43 @@ func startJob(t *testing.T, env ...string) *meshup.Pod {
 	return m.Pod("once-1.job")
 }
 
-// TestACrashKeepsTheSidecar: what comes back within the grace is not lost; the end is the agent's, too.
-func TestACrashKeepsTheSidecar(t *testing.T) {
+// TestSidecarSurvivesACrashOfItsApp: what comes back within the grace is not lost; the end is the agent's, too.
+func TestSidecarSurvivesACrashOfItsApp(t *testing.T) {
 	t.Parallel()                   // they wait most of the time
 	const grace = 10 * time.Second // far more than the app takes to come back
 	p := startJob(t, "EXIT_WITH_APP=true", "EXIT_WITH_APP_GRACE="+grace.String())
 	first := app(t, p)
-	says(t, p, "the application is running", 1)
+	awaitLog(t, p, "the application is running", 1)
 	crash(t, first)
-	says(t, p, "the application is not running any more", 1)
+	awaitLog(t, p, "the application is not running any more", 1)
 	seen := time.Now()
 	second := app(t, p)
-	says(t, p, "the application is running", 2)
-	stays(t, p, seen.Add(grace+look))
+	awaitLog(t, p, "the application is running", 2)
+	staysReady(t, p, seen.Add(grace+look))
 	at := crash(t, second)
-	if took := leaves(t, p).Sub(at); took < grace {
+	if took := awaitExit(t, p).Sub(at); took < grace {
 		t.Errorf("the agent left after %v, within the grace", took)
 	}
 }
 
-// TestAJobsSidecarLeavesWithItsApp: by default, where the owner says that it is one.
-func TestAJobsSidecarLeavesWithItsApp(t *testing.T) {
+// TestJobSidecarExitsAfterItsApp: by default, where the owner says that it is one.
+func TestJobSidecarExitsAfterItsApp(t *testing.T) {
 	t.Parallel() // they wait most of the time
 	const grace = time.Second
 	p := startJob(t, "ISTIO_META_OWNER=kubernetes://apis/batch/v1/namespaces/job/jobs/once", "EXIT_WITH_APP_GRACE="+grace.String())
-	stays(t, p, time.Now().Add(grace+look)) // an app that is not there yet has not ended
+	staysReady(t, p, time.Now().Add(grace+look)) // an app that is not there yet has not ended
 	c := app(t, p)
-	says(t, p, "the application is running", 1)
+	awaitLog(t, p, "the application is running", 1)
 	at := crash(t, c)
-	if took := leaves(t, p).Sub(at); took < grace {
+	if took := awaitExit(t, p).Sub(at); took < grace {
 		t.Errorf("the agent left after %v, within the grace", took)
 	}
 }
 
-func TestAServicesSidecarStays(t *testing.T) {
+func TestServiceSidecarKeepsRunning(t *testing.T) {
 	t.Parallel() // they wait most of the time
 	p := startJob(t, "ISTIO_META_OWNER=kubernetes://apis/apps/v1/namespaces/job/deployments/once", "EXIT_WITH_APP_GRACE=500ms")
 	c := app(t, p)
-	stays(t, p, time.Now().Add(look))
-	stays(t, p, crash(t, c).Add(500*time.Millisecond+2*look))
+	staysReady(t, p, time.Now().Add(look))
+	staysReady(t, p, crash(t, c).Add(500*time.Millisecond+2*look))
 }

@@ -26,11 +26,11 @@ func TestModesBetweenPorts(t *testing.T) {
 	before := errorStats(t, m)
 	for _, mode := range []string{"strict", "permissive", "disable"} {
 		t.Run(mode, func(t *testing.T) {
-			handshakes := shakes(t, m, mode)
+			handshakes := countHandshakes(t, m, mode)
 			for _, kind := range []string{"http", "tcp", "auto"} {
 				t.Run("from_"+kind, func(t *testing.T) { meshCaller(t, m, mode, kind) })
 			}
-			if moved := shakes(t, m, mode) > handshakes; moved != (mode != "disable") {
+			if moved := countHandshakes(t, m, mode) > handshakes; moved != (mode != "disable") {
 				t.Errorf("the server's TLS handshakes moved: %v", moved)
 			}
 			t.Run("legacy", func(t *testing.T) { legacyCaller(t, m, mode) })
@@ -98,8 +98,8 @@ func legacyCaller(t *testing.T, m *meshup.Mesh, mode string) {
 	}
 }
 
-// shakes counts the TLS handshakes that a server's Envoy made on its inbound listener.
-func shakes(t *testing.T, m *meshup.Mesh, mode string) int64 {
+// countHandshakes returns the number of TLS handshakes that a server's Envoy made on its inbound listener.
+func countHandshakes(t *testing.T, m *meshup.Mesh, mode string) int64 {
 	t.Helper()
 	stats, err := m.Pod(mode+"-1.modes").Stats(t.Context(), "^listener.*ssl.handshake$")
 	if err != nil {

@@ -95,8 +95,8 @@ func inFlight(t *testing.T, m *meshup.Mesh, hold string) <-chan error {
 	return answered
 }
 
-// TestTheEndLetsRequestsFinish ends the agent in front of an app that is answering, and then the one of the caller.
-func TestTheEndLetsRequestsFinish(t *testing.T) {
+// TestShutdownCompletesRequests ends the agent in front of an app that is answering, and then the one of the caller.
+func TestShutdownCompletesRequests(t *testing.T) {
 	const drain = 5 * time.Second // far more than the app holds a request
 	m, _ := startWith(t, "restart", func(o *meshup.Options) {
 		o.ProxyConfig = meshup.CountFailures + "\nterminationDrainDuration: " + drain.String()
@@ -125,8 +125,8 @@ func TestTheEndLetsRequestsFinish(t *testing.T) {
 	}
 }
 
-// TestTheEndWaitsForConnections: not at all where there are none, and not for ever for one that stays.
-func TestTheEndWaitsForConnections(t *testing.T) {
+// TestShutdownWaitsForConnections: not at all where there are none, and not for ever for one that stays.
+func TestShutdownWaitsForConnections(t *testing.T) {
 	const most = 12 * time.Second // far more than an end takes that waits for nobody
 	m, _ := startWith(t, "restart", func(o *meshup.Options) {
 		o.AgentEnv = []string{"EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true", "MINIMUM_DRAIN_DURATION=500ms", "MAXIMUM_DRAIN_DURATION=" + most.String()}

@@ -58,7 +58,7 @@ type proxyStatus struct {
 	} `json:"types"`
 }
 
-// statuses are the newest connections, by proxy: one that was cut off may still be there.
+// statuses are the newest connections by proxy; an interrupted one may still be listed.
 func statuses(ctx context.Context, m *meshup.Mesh) (map[string]proxyStatus, error) {
 	text, err := m.Get(ctx, m.Net.Host(), m.DiscoveryURL()+"/debug/syncz")
 	if err != nil {
@@ -77,7 +77,7 @@ func statuses(ctx context.Context, m *meshup.Mesh) (map[string]proxyStatus, erro
 	return out, nil
 }
 
-// awaitClusters waits until every Envoy has taken its clusters into use, the service's with
+// awaitClusters waits until every Envoy has its clusters in use, the service's with
 // the connect timeout, and discovery says that all is applied.
 func awaitClusters(t *testing.T, m *meshup.Mesh, timeout string) {
 	t.Helper()
@@ -125,7 +125,7 @@ func awaitSubset(t *testing.T, m *meshup.Mesh) {
 	}
 }
 
-// underLoad does something while the client sends requests, of which none may fail.
+// underLoad calls do while the client sends requests, of which none may fail.
 func underLoad(t *testing.T, m *meshup.Mesh, do func()) {
 	t.Helper()
 	before := errorStats(t, m)
@@ -143,8 +143,8 @@ func underLoad(t *testing.T, m *meshup.Mesh, do func()) {
 	t.Logf("%d requests", r.Sent)
 }
 
-// TestClustersChangeWhileDiscoveryIsAway edits a DestinationRule while nobody serves it.
-func TestClustersChangeWhileDiscoveryIsAway(t *testing.T) {
+// TestClustersChangeWhileDiscoveryIsDown edits a DestinationRule while pilot-discovery is down.
+func TestClustersChangeWhileDiscoveryIsDown(t *testing.T) {
 	m, config := start(t, "storm")
 	restart := func(meanwhile func()) {
 		if err := m.KillDiscovery(); err != nil {

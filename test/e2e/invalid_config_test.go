@@ -20,29 +20,29 @@ import (
 
 const (
 	strictPolicy = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: broken}\nspec: {mtls: {mode: STRICT}}\n"
-	// Each lacks a bracket: nobody can tell what the document is.
+	// A bracket is missing, so that the kind of the document is unknown.
 	brokenPolicy        = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: broken}\nspec: {mtls: {mode: STRICT}\n"
 	brokenAuthorization = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: nobody, namespace: broken}\nspec: {action: DENY, rules: [{}]\n"
 	brokenServices      = "apiVersion: v1\nkind: Service\nmetadata: {name: echo, namespace: broken}\nspec: {clusterIP: 10.96.50.1, selector: {app: echo\n"
 )
 
-// brokenMesh is a mesh whose configuration a test breaks.
-type brokenMesh struct {
+// invalidMesh is a mesh whose configuration a test breaks.
+type invalidMesh struct {
 	t      *testing.T
 	m      *meshup.Mesh
 	config string
 }
 
-func startBroken(t *testing.T) *brokenMesh {
+func startInvalid(t *testing.T) *invalidMesh {
 	t.Helper()
 	m, config := startWith(t, "broken", func(o *meshup.Options) {
 		o.ProxyConfig = meshup.CountFailures + "\ndrainDuration: " + restartDrain.String()
 	})
-	return &brokenMesh{t: t, m: m, config: config}
+	return &invalidMesh{t: t, m: m, config: config}
 }
 
-// put puts a file in place whole; an empty text removes it.
-func (b *brokenMesh) put(name, text string) {
+// put replaces a file by a rename; an empty text removes it.
+func (b *invalidMesh) put(name, text string) {
 	b.t.Helper()
 	path := filepath.Join(b.config, name)
 	err := os.Remove(path)
@@ -55,13 +55,13 @@ func (b *brokenMesh) put(name, text string) {
 }
 
 // plaintext calls the server from the Pod without a sidecar, and reports whether it answered.
-func (b *brokenMesh) plaintext(ctx context.Context) bool {
+func (b *invalidMesh) plaintext(ctx context.Context) bool {
 	a, err := meshup.Post(ctx, meshup.Client(b.m.Pod("legacy-1.broken").Net, 0), "http://10.99.0.11:9080/", nil)
 	return err == nil && a.Status == http.StatusOK
 }
 
 // inMesh calls the server from the Pod with a sidecar, over a connection of its own.
-func (b *brokenMesh) inMesh(ctx context.Context) bool {
+func (b *invalidMesh) inMesh(ctx context.Context) bool {
 	c := meshup.Client(b.m.Pod("client-1.broken").Net, 0)
 	defer c.CloseIdleConnections()
 	a, err := meshup.Post(ctx, c, "http://echo:9080/", nil)
@@ -69,7 +69,7 @@ func (b *brokenMesh) inMesh(ctx context.Context) bool {
 }
 
 // until waits until a call is answered, or is not.
-func (b *brokenMesh) until(what string, call func(context.Context) bool, answered bool) {
+func (b *invalidMesh) until(what string, call func(context.Context) bool, answered bool) {
 	b.t.Helper()
 	if err := meshup.Await(b.t.Context(), time.Minute, what, func(ctx context.Context) error {
 		if call(ctx) != answered {
@@ -82,7 +82,7 @@ func (b *brokenMesh) until(what string, call func(context.Context) bool, answere
 }
 
 // page reads a page of pilot-discovery.
-func (b *brokenMesh) page(ctx context.Context, path string) string {
+func (b *invalidMesh) page(ctx context.Context, path string) string {
 	b.t.Helper()
 	text, err := b.m.Get(ctx, b.m.Net.Host(), b.m.DiscoveryURL()+path)
 	if err != nil {
@@ -91,8 +91,8 @@ func (b *brokenMesh) page(ctx context.Context, path string) string {
 	return string(text)
 }
 
-// told waits until pilot-discovery lists so many problems.
-func (b *brokenMesh) told(n int) {
+// awaitProblems waits until pilot-discovery lists n problems.
+func (b *invalidMesh) awaitProblems(n int) {
 	b.t.Helper()
 	if err := meshup.Await(b.t.Context(), time.Minute, "the problems are told", func(ctx context.Context) error {
 		var all []any
@@ -109,7 +109,7 @@ func (b *brokenMesh) told(n int) {
 }
 
 // saved waits until the state folder keeps an object of a kind, which is within a second.
-func (b *brokenMesh) saved(kind string) {
+func (b *invalidMesh) saved(kind string) {
 	b.t.Helper()
 	b.until("the state folder keeps the "+kind, func(context.Context) bool {
 		text, err := os.ReadFile(filepath.Join(b.m.StateDir(), "configuration.saved"))
@@ -118,7 +118,7 @@ func (b *brokenMesh) saved(kind string) {
 }
 
 // inSync waits until both proxies have applied what pilot-discovery says.
-func (b *brokenMesh) inSync() {
+func (b *invalidMesh) inSync() {
 	b.t.Helper()
 	if err := meshup.Await(b.t.Context(), time.Minute, "both proxies are in sync", func(ctx context.Context) error {
 		var all []struct {
@@ -143,7 +143,7 @@ func (b *brokenMesh) inSync() {
 }
 
 // traffic starts requests inside the mesh; stop ends them, and none may have failed.
-func (b *brokenMesh) traffic() (stop func()) {
+func (b *invalidMesh) traffic() (stop func()) {
 	l := load.New(b.t.Context(), b.m.Pod("client-1.broken").Net.Dial)
 	l.KeepAlive("echo:9080", 6, 10*time.Millisecond)
 	l.Churn("echo:9080", 4, 10*time.Millisecond)
@@ -157,10 +157,10 @@ func (b *brokenMesh) traffic() (stop func()) {
 	}
 }
 
-// TestWhatBreaksKeepsItsValueWhenDiscoveryIsKilled: a STRICT policy and the services are
+// TestInvalidConfigKeepsLastGoodValue: a STRICT policy and the services are
 // in files that do not parse any more, and pilot-discovery is killed and started over.
-func TestWhatBreaksKeepsItsValueWhenDiscoveryIsKilled(t *testing.T) {
-	b := startBroken(t)
+func TestInvalidConfigKeepsLastGoodValue(t *testing.T) {
+	b := startInvalid(t)
 	b.until("a plaintext caller is answered before there is a policy", b.plaintext, true)
 	b.put("policy.yaml", strictPolicy)
 	b.until("the plaintext caller is refused", b.plaintext, false)
@@ -182,7 +182,7 @@ func TestWhatBreaksKeepsItsValueWhenDiscoveryIsKilled(t *testing.T) {
 	})
 	b.put("policy.yaml", brokenPolicy)
 	b.put("services.yaml", brokenServices)
-	b.told(2)
+	b.awaitProblems(2)
 	for range 2 {
 		if err := b.m.KillDiscovery(); err != nil {
 			t.Fatal(err)
@@ -208,15 +208,15 @@ func TestWhatBreaksKeepsItsValueWhenDiscoveryIsKilled(t *testing.T) {
 
 	b.put("services.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: echo, namespace: broken}\nspec: {clusterIP: 10.96.50.1, selector: {app: echo}, ports: [{name: http, port: 9080}]}\n")
 	b.put("policy.yaml", "")
-	b.told(0)
+	b.awaitProblems(0)
 	b.until("the plaintext caller is answered once the policy is gone", b.plaintext, true)
 	b.until("the mesh is whole", b.inMesh, true)
 }
 
-// TestABrokenPolicyDeniesWhatItMightSelect: policies that are broken from the start come
+// TestInvalidPolicyDeniesWhatItMightSelect: policies that are broken from the start come
 // while traffic flows.
-func TestABrokenPolicyDeniesWhatItMightSelect(t *testing.T) {
-	b := startBroken(t)
+func TestInvalidPolicyDeniesWhatItMightSelect(t *testing.T) {
+	b := startInvalid(t)
 	b.until("a plaintext caller is answered", b.plaintext, true)
 	stop := b.traffic()
 	b.put("policy.yaml", brokenPolicy)

@@ -14,10 +14,10 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
-// storm is how many requests are in flight when the weights change.
-const storm = 2000
+// concurrent is the number of requests in flight when the weights change.
+const concurrent = 2000
 
-// outcomes counts what became of requests; the mutex guards the rest, which every
+// outcomes counts the results of requests; mu guards the other fields, which every
 // request's goroutine adds to.
 type outcomes struct {
 	mu       sync.Mutex
@@ -41,23 +41,23 @@ func (o *outcomes) add(a meshup.Answer, err error) {
 	o.versions[a.Version]++
 }
 
-// TestAStormSeesNoWeightChange edits the weights while 2,000 requests are in flight and
+// TestWeightsChangeUnderLoad edits the weights while 2,000 requests are in flight and
 // more keep coming: none fails, each is served once.
-func TestAStormSeesNoWeightChange(t *testing.T) {
+func TestWeightsChangeUnderLoad(t *testing.T) {
 	m, config := start(t, "storm")
-	client := meshup.Client(m.Pod("client-1.storm").Net, storm)
+	client := meshup.Client(m.Pod("client-1.storm").Net, concurrent)
 	client.Timeout = 2 * time.Minute
 	defer client.CloseIdleConnections()
 	before, served := errorStats(t, m), servedByEcho(t, m)
 	got := &outcomes{failures: map[string]int{}, versions: map[string]int{}}
 
-	// The flood is in flight until the app lets it go: it waits that long before it answers.
-	var flood sync.WaitGroup
-	for range storm {
-		flood.Go(func() { got.add(meshup.Post(t.Context(), client, "http://echo:9080/?delay=8s", nil)) })
+	// The app waits before it answers, so that all requests are in flight.
+	var requests sync.WaitGroup
+	for range concurrent {
+		requests.Go(func() { got.add(meshup.Post(t.Context(), client, "http://echo:9080/?delay=8s", nil)) })
 	}
-	if err := meshup.Await(t.Context(), 2*time.Minute, "all are in flight", func(context.Context) error {
-		if n := servedByEcho(t, m) - served; n < storm {
+	if err := meshup.Await(t.Context(), 2*time.Minute, "all requests are in flight", func(context.Context) error {
+		if n := servedByEcho(t, m) - served; n < concurrent {
 			return fmt.Errorf("%d are", n)
 		}
 		return nil
@@ -78,8 +78,8 @@ func TestAStormSeesNoWeightChange(t *testing.T) {
 			}
 		})
 	}
-	reweigh(t, m, config)
-	flood.Wait()
+	changeWeights(t, m, config)
+	requests.Wait()
 	close(stop)
 	stream.Wait()
 
@@ -95,8 +95,8 @@ func TestAStormSeesNoWeightChange(t *testing.T) {
 	t.Logf("%d requests, %v", got.sent, got.versions)
 }
 
-// reweigh turns 90/10 into 50/50 and waits until the client's Envoy has it.
-func reweigh(t *testing.T, m *meshup.Mesh, config string) {
+// changeWeights changes 90/10 to 50/50 and waits until it is in effect in the client's Envoy.
+func changeWeights(t *testing.T, m *meshup.Mesh, config string) {
 	t.Helper()
 	file := filepath.Join(config, "mesh.yaml")
 	text, err := os.ReadFile(file)
