@@ -1,8 +1,8 @@
-// Package agenttest runs the built pilot-agent, with a real Envoy, against a control plane that does the least there is to do.
+// Package agenttest runs the built pilot-agent, with a real Envoy, against a minimal control plane.
 //
-// Plane signs whatever it is asked to sign and answers every subscription with the
-// resources that it was given, over deltas. Process is an agent in a folder of its own,
-// on ports that are free. Both end with the test that started them.
+// Plane signs every request and answers every subscription with the resources that it was given, by delta
+// xDS. Process is an agent in a directory of its own, on free ports. Both end with the test that started
+// them.
 package agenttest
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// Type URLs of what a Plane may be given.
+// The type URLs of the resources of a Plane.
 const (
 	ListenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
 	ClusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
@@ -41,7 +41,7 @@ type Plane struct {
 	securityv1.UnimplementedIstioCertificateServiceServer
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 
-	// Addr is host:port. RootFile holds the certificate that its own leads to.
+	// Addr is host:port. RootFile contains the root certificate.
 	Addr, RootFile string
 
 	t       testing.TB
@@ -55,14 +55,14 @@ type Plane struct {
 	seen seen
 }
 
-// seen is what came from agents and Envoys.
+// seen is what agents and Envoys have sent.
 type seen struct {
 	node     *corev3.Node
 	metadata metadata.MD
 	signed   int
 }
 
-// NewPlane makes a control plane that does not serve yet; its address is taken.
+// NewPlane makes a control plane that does not serve yet, with a free address.
 func NewPlane(t testing.TB) *Plane {
 	t.Helper()
 	key, err := pki.GenerateKey(pki.ECDSAP256)
@@ -183,19 +183,19 @@ func (p *Plane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryServic
 	}
 }
 
-// Node is what the last Envoy said of itself, nil before the first one.
+// Node is the node of the last Envoy, nil before the first one.
 func (p *Plane) Node() *corev3.Node {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.seen.node
 }
 
-// Signed is how many certificates were signed, and what came with the last request.
+// Signed returns the number of signed certificates, and the metadata of the last request.
 func (p *Plane) Signed() (int, metadata.MD) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.seen.signed, p.seen.metadata
 }
 
-// Roots trusts what the plane signs.
+// Roots is a pool with the root certificate.
 func (p *Plane) Roots() *x509.CertPool { return pki.Pool([]*x509.Certificate{p.root}) }

@@ -22,7 +22,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// Bound is how long anything may take on a busy machine.
+// Bound bounds each wait, for a busy machine.
 const Bound = time.Minute
 
 // binary builds the agent once for a test program, as it is built for use.
@@ -64,7 +64,7 @@ func Port(t testing.TB) string {
 	return strconv.Itoa(wait.FreePort(t))
 }
 
-// Process is an agent that was started.
+// Process is an agent in a directory of its own.
 type Process struct {
 	// Dir is its working directory. Admin, Status, Health and Metrics are its ports.
 	Dir, Admin, Status, Health, Metrics string
@@ -90,7 +90,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return o.buf.Write(p)
 }
 
-// Text is all that came so far.
+// Text is the output so far.
 func (o *output) Text() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -125,7 +125,7 @@ func New(t testing.TB, p *Plane, config string, env ...string) *Process {
 	return a
 }
 
-// Write writes a file below the agent's folder.
+// Write writes a file; path is relative to the agent's directory.
 func (a *Process) Write(path string, text []byte) {
 	a.t.Helper()
 	full := filepath.Join(a.Dir, path)
@@ -157,7 +157,7 @@ func (a *Process) Start() {
 	})
 }
 
-// Stop asks it to end and waits until it has.
+// Stop sends SIGTERM and waits until it has ended.
 func (a *Process) Stop() {
 	_ = a.Cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 	select {
@@ -165,14 +165,14 @@ func (a *Process) Stop() {
 	case <-time.After(Bound):
 		_ = a.Cmd.Process.Kill()
 		<-a.ended
-		a.t.Errorf("pilot-agent did not end by itself")
+		a.t.Errorf("pilot-agent did not end after SIGTERM")
 	}
 }
 
 // Output is what agent and Envoy wrote so far.
 func (a *Process) Output() string { return a.out.Text() }
 
-// Wait returns its exit code, once it has ended.
+// Wait waits until it has ended and returns its exit code.
 func (a *Process) Wait() int {
 	a.t.Helper()
 	select {
@@ -183,7 +183,7 @@ func (a *Process) Wait() int {
 	return a.Cmd.ProcessState.ExitCode()
 }
 
-// Get asks one of its ports, over loopback.
+// Get requests a page from one of its ports, over loopback.
 func (a *Process) Get(port, path string) (int, string, error) {
 	resp, err := a.client.Get("http://" + net.JoinHostPort("127.0.0.1", port) + path)
 	if err != nil {
@@ -194,7 +194,7 @@ func (a *Process) Get(port, path string) (int, string, error) {
 	return resp.StatusCode, string(body), err
 }
 
-// Ready returns nil when the health listener says so, through Envoy and the agent.
+// Ready returns nil if the readiness probe succeeds, through Envoy's health listener.
 func (a *Process) Ready() error {
 	code, body, err := a.Get(a.Health, "/healthz/ready")
 	if err != nil {
@@ -206,7 +206,7 @@ func (a *Process) Ready() error {
 	return nil
 }
 
-// Until asks again and again until the condition holds, at most for Bound.
+// Until calls condition until it returns nil, at most for Bound.
 func Until(t testing.TB, what string, condition func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Bound)

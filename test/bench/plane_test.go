@@ -151,7 +151,7 @@ func (p *plane) await(b *testing.B, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			b.Fatalf("waited %s in vain for %s", bound, what)
+			b.Fatalf("waited %s for %s", bound, what)
 		}
 	}
 }

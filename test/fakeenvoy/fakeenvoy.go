@@ -1,11 +1,11 @@
-// Package fakeenvoy is an Envoy for tests that does what a script says: live late, crash, hang, refuse, ignore signals.
+// Package fakeenvoy is a scripted Envoy for tests: it is live late, crashes, hangs, rejects its bootstrap, or ignores signals.
 //
 // It is the test binary itself, run under another name: a package that wants it calls
-// Main first thing in its TestMain, gets the program's path from Install, and gives it a
-// script from Write in place of a bootstrap (-c). It has the admin interface as far as an
-// agent uses it, notes what happens to it in a record, and takes a few orders over its admin port
-// (/fake/exit, /fake/stats, /fake/hang). The tests of this package run
-// the same scenarios over it and over the real Envoy, so that it cannot drift from it.
+// Main at the start of its TestMain, gets the program's path from Install, and passes it a
+// script from Write in place of a bootstrap (-c). It has the part of the admin interface that the
+// agent uses, records what happens to it, and has a few commands on its admin port
+// (/fake/exit, /fake/stats, /fake/hang). The tests of this package run the same scenarios with it and with a
+// real Envoy, so that the two behave alike.
 package fakeenvoy
 
 import (
@@ -24,14 +24,14 @@ import (
 // program is the name under which the test binary is an Envoy.
 const program = "fake-envoy"
 
-// Script says how one fake Envoy behaves. The zero value, with an admin address, is a good Envoy
-// that is live at once and ends on SIGTERM.
+// Script is the behaviour of one fake Envoy. With only an admin address it is live at once and ends on
+// SIGTERM.
 type Script struct {
 	// Admin is the address of its admin interface.
 	Admin string
 	// Listen is the address of a listener that answers every request with 200 and its process id; "" for none.
 	Listen string
-	// LiveAfter is how long it initialises.
+	// LiveAfter is the duration of its initialisation.
 	LiveAfter time.Duration
 	// FailFirst makes the first so many starts end at once with ExitCode; below 0 all of them.
 	FailFirst int
@@ -41,11 +41,11 @@ type Script struct {
 	IgnoreTerm bool
 	// NoAdmin never opens the admin interface.
 	NoAdmin bool
-	// Invalid is what validation refuses the bootstrap for; "" accepts it.
+	// Invalid is the error of validation; "" accepts the bootstrap.
 	Invalid string
 	// Lines are printed to the standard output at the start.
 	Lines []string
-	// Stats are answered by /stats, beside those that every live Envoy has.
+	// Stats are in the answer of /stats, in addition to those that every live Envoy has.
 	Stats map[string]uint64
 	// Child starts a child of its own that would outlive it.
 	Child bool

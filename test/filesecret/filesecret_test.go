@@ -151,19 +151,19 @@ func TestClustersGetTheSecretsOfFiles(t *testing.T) {
 	one, clients := newAuthority(t), newAuthority(t)
 	one.write(file("ca.pem"))
 	one.write(file("system.pem"))
-	mine := clients.issue(func() *x509.Certificate {
+	leaf := clients.issue(func() *x509.Certificate {
 		c, err := pki.WorkloadTemplate(mesh.Identity{TrustDomain: "td", Namespace: "ns", ServiceAccount: "sa"}, term())
 		if err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}())
-	key, err := pki.EncodeKey(mine.PrivateKey.(crypto.Signer), true)
+	key, err := pki.EncodeKey(leaf.PrivateKey.(crypto.Signer), true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	write(t, file("key.pem"), key)
-	write(t, file("cert.pem"), pki.EncodeCerts(mine.Leaf))
+	write(t, file("cert.pem"), pki.EncodeCerts(leaf.Leaf))
 	open, closed := greet(t, one, nil), greet(t, one, clients)
 
 	simple := func(ca string) *networking.ClientTLSSettings {

@@ -1,8 +1,8 @@
-// Package golden compares what a translator makes with what its golden files say it makes.
+// Package golden compares the output of translators with golden files.
 //
 // A golden is a txtar file with input.yaml, which the translator's test reads, and
 // want.json, the messages in their JSON form. Run the test with -update to write
-// want.json anew; read the difference before committing it.
+// want.json; read the difference before committing it.
 package golden
 
 import (

@@ -20,7 +20,7 @@ import (
 // quick has parents end soon: for tests without load.
 func quick(o *envoy.Options) { o.Hot.ParentShutdown = time.Second }
 
-// never is a configuration that validates and is never live: it waits for clusters that nobody sends.
+// never is a configuration that is valid and never live: it waits for clusters that are not sent.
 func (p *proxy) never(mark string) envoy.Launch {
 	text, err := os.ReadFile(p.bootstrap(mark))
 	if err != nil {
@@ -128,7 +128,7 @@ func TestOneThatIsNeverLiveIsGivenUp(t *testing.T) {
 	p.unharmed(l, []time.Time{back, s.Since})
 }
 
-// TestKillsAtRandomMoments ends children at any moment of their lives.
+// TestKillsAtRandomMoments kills children at random times.
 func TestKillsAtRandomMoments(t *testing.T) {
 	p, random := up(t, quick), wait.Random(t)
 	for i := range 8 {

@@ -1,4 +1,4 @@
-// Package hotrestart_test restarts real Envoys under load and lets nobody notice.
+// Package hotrestart_test restarts real Envoys under load; no request may fail.
 //
 // Here the Runner of internal/agent/envoy runs Envoys with static bootstraps on this machine's
 // loopback, and the built agent runs some whose listeners come from a control plane; the whole agent in a mesh is in test/e2e. Requests sent equal requests served:
@@ -99,7 +99,7 @@ func up(t testing.TB, adjust func(*envoy.Options)) *proxy {
 	return p
 }
 
-// app is what Envoy stands before: HTTP/1.1 that counts, and lines that come back.
+// app is the upstream of Envoy: an HTTP/1.1 server that counts requests, and a TCP server that echoes lines.
 func (p *proxy) app() {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
@@ -138,7 +138,7 @@ func socketAddress(a string) string {
 	return fmt.Sprintf("{address: {socket_address: {address: %s, port_value: %s}}}", host, port)
 }
 
-// bootstrap writes a configuration; mark is all that two of them differ in.
+// bootstrap writes a configuration; mark is the only difference between two of them.
 func (p *proxy) bootstrap(mark string) string {
 	inner := func(a string) string { return strings.TrimSuffix(strings.TrimPrefix(socketAddress(a), "{"), "}") }
 	cluster := func(name, a string) string {
@@ -225,7 +225,7 @@ func (p *proxy) trafficBy(dial load.Dial) *load.Load {
 	return l
 }
 
-// unharmed ends a load and fails the test where anything went wrong.
+// unharmed stops a load and fails the test if anything failed.
 func (p *proxy) unharmed(l *load.Load, live []time.Time) {
 	p.t.Helper()
 	r := l.Stop()

@@ -1,11 +1,10 @@
-// Package load sends traffic that forgives nothing, and counts what became of it.
+// Package load sends traffic without retries, and counts the results.
 //
-// Requests are written and read by hand, one after another on each connection, so that
-// nothing is ever sent twice: a client library's silent second try would hide what a test
-// looks for. A connection is given up where its peer said so ("connection: close",
-// GOAWAY) and at no other time; whatever else ends it is a failure. TCP streams are not told of a
-// drain: their ends are kept with their times, and the test judges them. A Load is started, and
-// stopped once; Stop waits for all of it.
+// Requests are written without a client library, one after another on each connection, so that
+// nothing is sent twice: a silent retry would hide what a test looks for. A connection is closed only when its peer asks
+// for it ("connection: close", GOAWAY); any other end is a failure. TCP streams get no notice of a
+// drain: their ends are recorded with their times, for the test to check. A Load is stopped once; Stop waits for all
+// of its goroutines.
 package load
 
 import (
@@ -23,7 +22,7 @@ import (
 // Dial makes a connection; it is net.Dialer's DialContext, or that of a Pod.
 type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Load is traffic under way.
+// Load is running traffic.
 type Load struct {
 	dial   Dial
 	ctx    context.Context
@@ -39,18 +38,18 @@ type Load struct {
 	ends     []End
 }
 
-// End is the end of a TCP stream that its client did not want.
+// End is an unexpected end of a TCP stream.
 type End struct {
 	Opened, Ended time.Time
 	Err           error
 }
 
-// Result is what became of the traffic.
+// Result is the result of a Load.
 type Result struct {
-	// Sent is how many requests were made, Answers how many got status 200, by kind of traffic.
+	// Sent counts the requests, Answers those with status 200, by kind of traffic.
 	Sent    int64
 	Answers map[string]int64
-	// Failures counts the others by what was wrong.
+	// Failures counts the others by error.
 	Failures map[string]int
 	// Ends are the streams' ends.
 	Ends []End
@@ -64,7 +63,7 @@ func New(ctx context.Context, dial Dial) *Load {
 	return l
 }
 
-// Stop lets every request under way come to its end and returns what became of all.
+// Stop waits for the requests in flight and returns the result.
 func (l *Load) Stop() Result {
 	l.cancel()
 	l.group.Wait()

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Output is what programs and loggers write, for a test to look at meanwhile. The zero
-// value is empty; any goroutine may use it.
+// Output collects what programs and loggers write, for tests that read it meanwhile. The zero value
+// is empty. Safe for concurrent use.
 type Output struct {
 	mu   sync.Mutex // guards text
 	text bytes.Buffer
@@ -19,7 +19,7 @@ func (o *Output) Write(p []byte) (int, error) {
 	return o.text.Write(p)
 }
 
-// String is what was written so far.
+// String is the output so far.
 func (o *Output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

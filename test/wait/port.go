@@ -8,17 +8,17 @@ import (
 	"testing"
 )
 
-// Ports that are handed out lie below those that the kernel gives to outgoing
-// connections (from 32768 by default): a program under test that is started again must
-// find its port free, and any connection of anybody's might have taken one from there.
+// Ports of FreePort are below those that the kernel assigns to outgoing connections (from 32768 by
+// default): a program under test that is restarted needs its port, which an outgoing connection could
+// otherwise have.
 const firstPort, portCount = 10000, 20000
 
 var nextPort atomic.Uint32
 
 func init() { nextPort.Store(rand.Uint32N(portCount)) }
 
-// FreePort is a TCP port that is free on all addresses, another one at each call. Any
-// goroutine may call it.
+// FreePort is a TCP port that is free on all addresses, a different one at each call. Safe for concurrent
+// use.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	for range portCount {

@@ -1,9 +1,7 @@
-// Package wait has tests wait for conditions rather than for times.
+// Package wait waits for conditions in tests, not for times.
 //
-// Its functions look again and again, every few milliseconds, and end the test when
-// [Bound] is over: far more than anything takes on a busy machine, so that a test that
-// fails here fails for good. Call them from the test's own goroutine. [Output] is what is
-// often looked at.
+// Its functions poll a condition every few milliseconds, and fail the test after [Bound], which is far more
+// than anything takes on a busy machine. Call them from the test's own goroutine.
 package wait
 
 import (
@@ -12,12 +10,12 @@ import (
 	"time"
 )
 
-// Bound is how long a condition may take to hold.
+// Bound is the longest time until a condition holds.
 const Bound = 60 * time.Second
 
 const step = 5 * time.Millisecond
 
-// Until waits until holds says true. What says what is waited for: "the end of the stream".
+// Until waits until holds returns true. What names the condition: "the end of the stream".
 func Until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	NoError(t, what, func() error {
@@ -28,7 +26,7 @@ func Until(t testing.TB, what string, holds func() bool) {
 	})
 }
 
-// NoError waits until look returns nil; its last error is part of the failure.
+// NoError waits until look returns nil; the failure contains its last error.
 func NoError(t testing.TB, what string, look func() error) {
 	t.Helper()
 	tick := time.NewTicker(step)
