@@ -45,14 +45,14 @@ func TestTallyAndTables(t *testing.T) {
 		{Name: "ratings-1.bookshop", Applied: 2, Generation: 3, Connected: true},
 		{Name: "reviews-v1-1.bookshop"},
 	}, now)
-	want := `  CALLER       CALLED       VERSION  REQUESTS  SHARE  AS
+	want := `  CALLER       CALLEE       VERSION  REQUESTS  SHARE  IDENTITY
   shopper      productpage  v1       10               spiffe://cluster.local/ns/bookshop/sa/shopper
   productpage  reviews      v1       9         90 %   spiffe://cluster.local/ns/bookshop/sa/productpage
   productpage  reviews      v2       1         10 %   spiffe://cluster.local/ns/bookshop/sa/productpage
   reviews      ratings      v1       10               spiffe://cluster.local/ns/bookshop/sa/reviews
   12 requests, 2 failed
 
-  PROXY                  GENERATION  STATE                   CERTIFICATE ENDS
+  PROXY                  GENERATION  STATE                   CERTIFICATE EXPIRES
   db-1.bookshop          3 of 3      in sync                 2026-11-22 08:00:00 (in 24h0m0s)
   ratings-1.bookshop     2 of 3      applying                -
   reviews-v1-1.bookshop  -           serving, not connected  -

@@ -34,7 +34,7 @@ func (p proxyState) state() string {
 func tables(t *counters, proxies []proxyState, now time.Time) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "  CALLER\tCALLED\tVERSION\tREQUESTS\tSHARE\tAS")
+	fmt.Fprintln(w, "  CALLER\tCALLEE\tVERSION\tREQUESTS\tSHARE\tIDENTITY")
 	for _, e := range t.sortedEdges() {
 		share := ""
 		if len(t.versions(e.To)) > 1 {
@@ -53,7 +53,7 @@ func tables(t *counters, proxies []proxyState, now time.Time) string {
 	}
 	fmt.Fprintln(&b)
 	w = tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "  PROXY\tGENERATION\tSTATE\tCERTIFICATE ENDS")
+	fmt.Fprintln(w, "  PROXY\tGENERATION\tSTATE\tCERTIFICATE EXPIRES")
 	for _, p := range proxies {
 		gen := "-"
 		if p.Connected {
