@@ -14,16 +14,16 @@ func (b *builder) warnIgnored() {
 		name string
 		set  bool
 	}{
-		{"availabilityZone", c.GetAvailabilityZone() != ""},
+		{"availabilityZone", c.GetAvailabilityZone() != ""}, //nolint:staticcheck // deprecated, and still sent
 		{"caCertificatesPem", len(c.GetCaCertificatesPem()) > 0},
-		{"discoveryRefreshDelay", c.GetDiscoveryRefreshDelay() != nil},
+		{"discoveryRefreshDelay", c.GetDiscoveryRefreshDelay() != nil}, //nolint:staticcheck // deprecated, and still sent
 		{"envoyAccessLogService", c.GetEnvoyAccessLogService() != nil},
 		{"envoyMetricsService", c.GetEnvoyMetricsService() != nil},
 		{"envoyMetricsServiceAddress", c.GetEnvoyMetricsServiceAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
 		{"privateKeyProvider", c.GetPrivateKeyProvider() != nil},
 		{"proxyBootstrapTemplatePath", c.GetProxyBootstrapTemplatePath() != ""},
 		{"readinessProbe", c.GetReadinessProbe() != nil},
-		{"sds", c.GetSds() != nil},
+		{"sds", c.GetSds() != nil}, //nolint:staticcheck // deprecated, and still sent
 		{"statNameLength", c.GetStatNameLength() != mesh.DefaultProxyConfig().GetStatNameLength()},
 		{"statsdUdpAddress", c.GetStatsdUdpAddress() != ""},
 		{"tracing", c.GetTracing() != nil},
