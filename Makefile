@@ -78,13 +78,13 @@ soak: tools build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (d
 bench: tools ## the benchmarks of test/bench
 	$(GO) test -run '^$$' -bench . -benchmem ./test/bench/...
 
-fuzz: ## every fuzz test for FUZZTIME (default 15s) each
+fuzz: tools ## every fuzz test for FUZZTIME (default 15s) each
 	@hack/fuzz.sh $(or $(FUZZTIME),15s)
 
 docs: ## rewrite docs/settings.md from the tables in internal/settings
 	$(GO) test -count=1 ./internal/settings -run PageIsCurrent -update
 
-golden: ## rewrite the golden files from what the code says now; look at the diff
+golden: tools ## rewrite the golden files; read the diff before committing
 	$(GO) test -count=1 $(shell grep -rlE --include='*_test.go' 'flag\.Bool\("update"|golden"' internal 2>/dev/null | xargs -r -n1 dirname | sort -u | sed 's|^|./|') -update
 
 release: ## the files of a release for linux on amd64 and arm64, in dist/ (VERSION=v1.2.3 names it)
