@@ -41,6 +41,7 @@ var layers = map[string]layer{
 	"internal/mesh": vocabulary, "internal/object": vocabulary, "internal/pki": vocabulary,
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
 	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "internal/cgroup": tools, "test/wait": tools,
+	"internal/settings": tools, "internal/settings/cli": edge,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
@@ -60,11 +61,11 @@ var layers = map[string]layer{
 	"internal/discovery/authn": edge,
 	"internal/discovery":       wiring,
 
-	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/agenttest": lab,
+	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/clitest": edge, "test/agenttest": lab,
 	"internal/lab/meshup": lab, "internal/demo": lab,
 	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/capture": command, "test/fakeenvoy": command,
 	"test/environment": command, "test/filesecret": command,
-	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command, "hack/release": command,
+	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command, "hack/release": command, "hack/man": command,
 	"proxy": wiring,
 }
 
@@ -74,6 +75,8 @@ var allowedImports = map[string][]string{
 	"internal/agent/identity":          {"internal/agent/spec"}, // every part of the agent reads the Spec
 	"internal/agent/bootstrap":         {"internal/agent/spec"},
 	"internal/agent/launch":            {"internal/agent/envoy"}, // it makes an envoy.Launch
+	"internal/agent/startup":           {"internal/agent/envoy"}, // folders are Envoy's user's
+	"internal/agent/host":              {"internal/agent/envoy"}, // which capabilities it may hand on
 	"internal/pki":                     {"internal/mesh"},
 	"internal/agent/capture":           {"internal/agent/capture/..."},       // it chooses between iptables and nft
 	"internal/agent/capture/xtables":   {"internal/agent/capture/plan"},      // it translates plans
@@ -90,7 +93,7 @@ var allowedImports = map[string][]string{
 var pureFiles = []string{
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
 	"internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/ca/policy*.go",
-	"internal/discovery/source/dir/fold*.go", "internal/filewatch/pace*.go",
+	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
 }
 
 // impureImports are what pure code must not import, each with all packages below it.
@@ -107,7 +110,7 @@ var libraryUsers = map[string][]string{
 		"internal/discovery/compile", "internal/discovery/xds", "internal/discovery",
 		"internal/agent/bootstrap", "test",
 	},
-	"github.com/spf13/cobra":              {"cmd"},
+	"github.com/spf13/cobra":              {"cmd", "internal/settings/cli", "test/clitest"},
 	"github.com/google/nftables":          {"internal/agent/capture/nft"},
 	"github.com/vishvananda":              {"internal/agent/capture/netns", "internal/lab/netmesh"},
 	"github.com/fsnotify/fsnotify":        {"internal/filewatch"},

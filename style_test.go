@@ -5,6 +5,7 @@ import (
 	"go/token"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -176,6 +177,19 @@ func TestOnlyCommandsReadTheEnvironment(t *testing.T) {
 			case "Getenv", "LookupEnv", "Environ", "ExpandEnv":
 				t.Errorf("%s: os.%s: only cmd reads the environment", c.pos, c.name)
 			}
+		}
+	}
+}
+
+// Flags of the programs are declared in internal/settings and registered in one place.
+func TestFlagsAreDeclaredInTables(t *testing.T) {
+	registers := regexp.MustCompile(`\.(String|Bool|U?[Ii]nt|Float|Duration|Count|Func|Text)\w*VarP?\(|Flags\(\)\.(String|Bool|U?[Ii]nt|Float|Duration|Count|Var)\w*\(|\.VarPF?\(`)
+	for _, s := range sources(t) {
+		if s.Test || !within(s.Dir, "cmd") && !within(s.Dir, "internal") || s.Dir == "internal/settings/cli" {
+			continue
+		}
+		if call := registers.FindString(s.Text); call != "" {
+			t.Errorf("%s: %s registers a flag: declare it in internal/settings", s.Path, call)
 		}
 	}
 }
