@@ -1,0 +1,57 @@
+package discovery
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"testing"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// BenchmarkCommitWithStandingProblems commits one changed endpoint in a mesh of 10,000 objects of
+// which 500 have an error.
+func BenchmarkCommitWithStandingProblems(b *testing.B) {
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	l := newLoop("cluster.local", compile.Options{}, Lenience{}, openKeeper(b.TempDir(), "", log), log)
+	var all object.Batch
+	add := func(o object.Object) { all.Changes = append(all.Changes, object.Change{Key: o.Key, Object: &o}) }
+	for i := range 9500 {
+		add(slice(i, 0))
+	}
+	for i := range 500 {
+		add(object.Object{
+			Key:    object.Key{Kind: object.VirtualService, Namespace: "default", Name: fmt.Sprintf("broken-%d", i)},
+			Origin: object.Origin{File: "mesh/broken.yaml", Line: 10*i + 1},
+			Spec: &networking.VirtualService{Hosts: []string{"web"}, Http: []*networking.HTTPRoute{{Route: []*networking.HTTPRouteDestination{
+				{Destination: &networking.Destination{Host: "web"}, Weight: -1},
+			}}}},
+		})
+	}
+	all.Synced = true
+	l.take(all)
+	if n := len(l.problems()); n < 500 {
+		b.Fatalf("%d problems stand, want at least 500", n)
+	}
+	n := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		n++
+		o := slice(7, n)
+		l.take(object.Batch{Changes: []object.Change{{Key: o.Key, Object: &o}}})
+	}
+}
+
+// slice is an EndpointSlice with one endpoint, another one for each revision.
+func slice(i, revision int) object.Object {
+	return object.Object{
+		Key:    object.Key{Kind: object.EndpointSlice, Namespace: "default", Name: fmt.Sprintf("web-%d", i)},
+		Origin: object.Origin{File: "mesh/endpoints.yaml", Line: 10*i + 1},
+		Spec: &object.EndpointSliceSpec{Service: fmt.Sprintf("web-%d", i), Ports: []object.SlicePort{{Name: "http", Port: 80, Protocol: "TCP"}},
+			Endpoints: []object.SliceEndpoint{{Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, byte(revision >> 8), byte(revision), 1})}, Ready: true}}},
+	}
+}
