@@ -33,8 +33,8 @@ func BenchmarkCommitWithStandingProblems(b *testing.B) {
 		})
 	}
 	all.Synced = true
-	l.take(all)
-	if n := len(l.problems()); n < 500 {
+	l.commit(all)
+	if n := len(l.allProblems()); n < 500 {
 		b.Fatalf("%d problems stand, want at least 500", n)
 	}
 	n := 0
@@ -42,7 +42,7 @@ func BenchmarkCommitWithStandingProblems(b *testing.B) {
 	for b.Loop() {
 		n++
 		o := slice(7, n)
-		l.take(object.Batch{Changes: []object.Change{{Key: o.Key, Object: &o}}})
+		l.commit(object.Batch{Changes: []object.Change{{Key: o.Key, Object: &o}}})
 	}
 }
 

@@ -278,7 +278,7 @@ type objectEntry struct {
 func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 	out := []objectEntry{}
 	s.loop.ask(func() {
-		held := s.loop.held()
+		places := s.loop.placesInForce()
 		if !s.loop.gate.open.Load() {
 			out = append(out, objectEntry{Severity: object.Error.String(), Text: "no proxy is served: " + *s.loop.gate.why.Load()})
 		}
@@ -288,13 +288,13 @@ func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 				out = append(out, objectEntry{Origin: s.loop.kept.path, Severity: object.Warning.String(), Text: text})
 			}
 		}
-		for _, v := range s.loop.problems() {
+		for _, v := range s.loop.allProblems() {
 			e := objectEntry{Origin: v.Origin.String(), Severity: v.Severity.String(), Field: v.Field, Text: v.Text}
 			if v.Key.Kind != "" {
 				e.Object = v.Key.String()
 			}
 			if v.Severity == object.Error {
-				e.Meanwhile = s.loop.meanwhile(v, held)
+				e.Meanwhile = s.loop.meanwhile(v, places)
 			}
 			out = append(out, e)
 		}

@@ -31,7 +31,7 @@ type gate struct {
 	remembered int // objects that were known when the control plane started
 	since      time.Time
 	synced     bool
-	restored   bool            // some value in force was saved, as far as the log has told
+	restored   bool            // the log's last line about saved values said that some are in force
 	shown      bool            // the source has shown an object that it read
 	ends       []object.Change // that are put off
 	open       atomic.Bool
@@ -51,10 +51,9 @@ type notes struct {
 
 func (g *gate) shut(why string) { g.why.Store(&why) }
 
-// decide opens the gate where nothing is against it, and tells of what is. found is
-// everything that is wrong.
-func (l *loop) decide(found []config.Verdict) {
-	broken := l.broken(found)
+// openGate opens the gate where nothing is against it, and logs what is.
+func (l *loop) openGate() {
+	broken := l.problems.unenforced
 	n := notes{objects: l.store.Len(), broken: len(broken), ends: len(l.gate.ends), ignored: l.gate.lenience.BrokenPolicies}
 	n.restored, n.oldest = l.store.Restored()
 	if text := n.endsText(); text != "" && l.gate.notes.Load().ends == 0 {
@@ -127,34 +126,11 @@ func (l *loop) holdsAnything() bool {
 	return l.store.Len() > 1 || l.store.Len() == 1 && !file
 }
 
-// broken lists the problems that keep a security policy from being enforced of which no
-// good value is in force, one for each policy.
-func (l *loop) broken(found []config.Verdict) []object.Problem {
-	var out []object.Problem
-	seen := map[object.Policy]bool{}
-	for _, v := range found {
-		if v.Severity == object.Error && v.Policy.Broken && !seen[v.Policy] && !l.knows(v.Policy.Key) {
-			seen[v.Policy] = true
-			out = append(out, v)
-		}
-	}
-	return out
-}
-
-// knows says whether a good value of a policy is in force.
-func (l *loop) knows(k object.Key) bool {
-	if k.Kind == "" {
-		k.Kind = object.PeerAuthentication
-	}
-	_, ok := l.store.Get(k)
-	return ok
-}
-
 // deny denies what broken policies might have selected.
-func (l *loop) deny(found []config.Verdict) {
+func (l *loop) deny() {
 	var denials []model.Denial
 	if !l.gate.lenience.BrokenPolicies {
-		for _, p := range l.broken(found) {
+		for _, p := range l.problems.unenforced {
 			denials = append(denials, denialOf(p.Policy))
 		}
 	}
@@ -184,9 +160,9 @@ func (l *loop) effect(of object.Problem) string {
 	return fmt.Sprintf("%s; until it is repaired or removed %s is denied (unless --broken-policies=ignore is set)", seems(of), p.Denies())
 }
 
-// meanwhile says what is in force instead of something that is refused; held says
+// meanwhile says what is in force instead of something that is refused; placeInForce says
 // whether anything that was read from a file or directory is in force.
-func (l *loop) meanwhile(v config.Verdict, held func(string) bool) string {
+func (l *loop) meanwhile(v config.Verdict, placeInForce func(string) bool) string {
 	if v.Key != (object.Key{}) {
 		o, ok := l.store.Get(v.Key)
 		switch {
@@ -197,15 +173,15 @@ func (l *loop) meanwhile(v config.Verdict, held func(string) bool) string {
 		}
 		return "its last good value stays"
 	}
-	if held(v.Origin.File) {
+	if placeInForce(v.Origin.File) {
 		return "what was read from there before stays"
 	}
 	return "nothing was read from there before"
 }
 
-// held says of files and directories whether anything that was read from them is in
+// placesInForce says of files and directories whether anything that was read from them is in
 // force. It looks through the objects once, when it is asked first.
-func (l *loop) held() func(string) bool {
+func (l *loop) placesInForce() func(string) bool {
 	var places map[string]bool
 	return func(place string) bool {
 		if places == nil {
@@ -220,8 +196,8 @@ func (l *loop) held() func(string) bool {
 	}
 }
 
-// tellRestored logs when values that were saved come into force and when none is left.
-func (l *loop) tellRestored() {
+// logRestored logs when values that were saved come into force and when none is left.
+func (l *loop) logRestored() {
 	n, oldest := l.store.Restored()
 	if (n > 0) == l.gate.restored {
 		return

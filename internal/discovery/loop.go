@@ -3,7 +3,6 @@ package discovery
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -28,13 +27,12 @@ type loop struct {
 	kept *keeper
 	done chan struct{}
 
-	graph  *incr.Graph
-	model  *model.Model
-	store  *config.Store
-	views  *publisher
-	source []object.Problem           // what the source reports now
-	told   map[string]object.Severity // the problems that the log has told and that still stand
-	counts counts
+	graph    *incr.Graph
+	model    *model.Model
+	store    *config.Store
+	views    *publisher
+	problems *problems
+	counts   counts
 }
 
 // inbox is how others reach the loop.
@@ -71,6 +69,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		done:   make(chan struct{}),
 		counts: counts{events: map[object.Kind]uint64{}},
 	}
+	l.problems = newProblems(func(k object.Key) bool { _, ok := l.store.Get(k); return ok }, l.effect)
 	l.gate.shut(l.gate.against(false, nil))
 	l.gate.notes.Store(&notes{})
 	l.store.Remember(kept.before.Objects)
@@ -83,7 +82,7 @@ func (l *loop) Run(ctx context.Context) error {
 	for {
 		select {
 		case b := <-l.batches:
-			l.take(b)
+			l.commit(b)
 		case j := <-l.joins:
 			j.reply <- l.views.join(j.id, j.key)
 		case id := <-l.leaves:
@@ -96,11 +95,15 @@ func (l *loop) Run(ctx context.Context) error {
 	}
 }
 
-// take applies a batch, and those that wait behind it, as one commit.
-func (l *loop) take(b object.Batch) {
+// commit applies a batch, and those that wait behind it, as one change.
+func (l *loop) commit(b object.Batch) {
 	start := time.Now()
+	var changes problemChanges
 	for {
-		l.absorb(b)
+		changes.objects = append(changes.objects, l.apply(b)...)
+		if b.Problems != nil {
+			changes.source = b.Problems
+		}
 		select {
 		case b = <-l.batches:
 			continue
@@ -108,10 +111,13 @@ func (l *loop) take(b object.Batch) {
 		}
 		break
 	}
-	found := l.found()
-	l.deny(found)
-	l.decide(found)
-	l.tell(found)
+	changes.added, changes.removed = l.store.VerdictChanges()
+	update := l.problems.update(changes)
+	if update.policies {
+		l.deny()
+	}
+	l.openGate()
+	l.logProblems(update)
 	moved := l.graph.Run()
 	classes := l.views.update(moved)
 	l.counts.commits++
@@ -121,51 +127,44 @@ func (l *loop) take(b object.Batch) {
 	l.log.Debug("committed", "moved", len(moved), "classes", classes, "generation", l.views.generation, "took", spent)
 }
 
-// absorb validates a batch and stores what is good.
-func (l *loop) absorb(b object.Batch) {
+// apply validates a batch and stores what is good; it returns the keys of what it stored or
+// removed.
+func (l *loop) apply(b object.Batch) (changed []object.Key) {
 	accepted := l.store.Apply(l.gate.admit(b.Changes))
 	for _, c := range accepted {
 		l.counts.events[c.Key.Kind]++
+		changed = append(changed, c.Key)
 	}
 	l.model.Apply(accepted)
 	if m, changed := l.store.MeshConfig(); changed {
 		l.model.SetMesh(m)
-	}
-	if b.Problems != nil {
-		l.source = b.Problems
 	}
 	if b.Synced {
 		l.log.Info("configuration read", "objects", len(accepted))
 		l.gate.synced = true
 		l.store.Forget(func(k object.Key) bool { return k != meshFileKey })
 	}
+	return changed
 }
 
-// tell logs each problem once when it comes up, and when none is left of it.
-func (l *loop) tell(found []config.Verdict) {
-	now, held := map[string]object.Severity{}, l.held()
-	for _, v := range l.explained(found) {
+// logProblems logs each problem once when it comes up and once when it is gone.
+func (l *loop) logProblems(u problemUpdate) {
+	places := l.placesInForce()
+	for _, v := range u.raised {
 		text := v.Error()
-		now[text] = v.Severity
-		if _, told := l.told[text]; told {
-			continue
-		}
 		switch v.Severity {
 		case object.Error:
-			l.log.Error("configuration is not taken; "+l.meanwhile(v, held), "problem", text)
+			l.log.Error("configuration is not taken; "+l.meanwhile(v, places), "problem", text)
 		case object.Warning:
 			l.log.Warn("configuration has no effect, or not all of it", "problem", text)
 		default:
 			l.log.Debug("configuration is left out", "reason", text)
 		}
 	}
-	for text, severity := range l.told {
-		if _, stands := now[text]; !stands && severity != object.Info {
-			l.log.Info("configuration problem is gone", "problem", text)
-		}
+	for _, text := range u.cleared {
+		l.log.Info("configuration problem is gone", "problem", text)
 	}
-	l.told = now
-	l.tellRestored()
+	l.logRestored()
 }
 
 // Emit hands the loop a batch; it waits while the loop is far behind.
@@ -210,26 +209,9 @@ func (l *loop) ask(f func()) bool {
 	}
 }
 
-// problems is everything wrong with the configuration now, for people, with what is
+// allProblems is everything wrong with the configuration now, for people, with what is
 // denied because of it. Call it through ask.
-func (l *loop) problems() []config.Verdict { return l.explained(l.found()) }
-
-// explained says of each broken policy, once, what it brings about.
-func (l *loop) explained(found []config.Verdict) []config.Verdict {
-	told := map[object.Policy]bool{}
-	for i, v := range found {
-		if v.Severity == object.Error && v.Policy.Broken && !told[v.Policy] && !l.knows(v.Policy.Key) {
-			told[v.Policy] = true
-			found[i].Text += l.effect(v)
-		}
-	}
-	return found
-}
-
-// found is everything that the source and the rules have found wrong.
-func (l *loop) found() []config.Verdict {
-	return append(slices.Clone(l.source), l.store.Verdicts()...)
-}
+func (l *loop) allProblems() []config.Verdict { return l.problems.all(l.store.Verdicts()) }
 
 // snapshot is what is in force, for the keeper; nothing while proxies are not served: it
 // may be that less is known than was saved.

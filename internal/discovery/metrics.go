@@ -125,7 +125,7 @@ func (s *stats) numbers() (numbers, bool) {
 		for k, n := range l.counts.events {
 			out.events[k] = n
 		}
-		for _, v := range l.problems() {
+		for _, v := range l.allProblems() {
 			if v.Severity != object.Info {
 				out.problems[problemKind{v.Severity, v.Key.Kind}]++
 			}

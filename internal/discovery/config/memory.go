@@ -13,6 +13,9 @@ type memory struct {
 	remembered map[object.Key]*object.Object
 	// restored are the objects in force whose value was saved.
 	restored map[object.Key]time.Time
+	// oldest is when the oldest of these was saved; it counts while oldestKnown is set.
+	oldest      time.Time
+	oldestKnown bool
 	// version counts the changes of what is good, of what was saved, and of places.
 	version uint64
 }
@@ -63,7 +66,10 @@ func (s *Store) put(k object.Key, o *object.Object) {
 		s.memory.version++
 	}
 	delete(s.memory.remembered, k)
-	delete(s.memory.restored, k)
+	if _, was := s.memory.restored[k]; was {
+		delete(s.memory.restored, k)
+		s.memory.oldestKnown = false
+	}
 	if o == nil {
 		delete(s.good, k)
 		return
@@ -71,6 +77,7 @@ func (s *Store) put(k object.Key, o *object.Object) {
 	s.good[k] = o
 	if !o.Saved.IsZero() {
 		s.memory.restored[k] = o.Saved
+		s.memory.oldestKnown = false
 	}
 }
 
@@ -93,10 +100,14 @@ func (s *Store) Good() []*object.Object {
 // control plane started, because their source cannot say it now, and when the oldest of
 // these values was saved.
 func (s *Store) Restored() (n int, oldest time.Time) {
-	for _, at := range s.memory.restored {
-		if oldest.IsZero() || at.Before(oldest) {
-			oldest = at
+	m := &s.memory
+	if !m.oldestKnown {
+		m.oldest, m.oldestKnown = time.Time{}, true
+		for _, at := range m.restored {
+			if m.oldest.IsZero() || at.Before(m.oldest) {
+				m.oldest = at
+			}
 		}
 	}
-	return len(s.memory.restored), oldest
+	return len(m.restored), m.oldest
 }

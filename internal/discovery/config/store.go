@@ -17,6 +17,9 @@ import (
 type Store struct {
 	good     map[object.Key]*object.Object
 	verdicts map[object.Key][]Verdict
+	// replaced are the verdicts, as they were when VerdictChanges was called last, on objects
+	// whose verdicts have been replaced since.
+	replaced map[object.Key][]Verdict
 	moved    bool // a mesh configuration changed since MeshConfig was asked last
 	mesh     *meshv1.MeshConfig
 	memory   memory
@@ -26,7 +29,7 @@ type Store struct {
 // NewStore makes an empty store, whose mesh configuration is the default.
 func NewStore() *Store {
 	return &Store{
-		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{},
+		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{}, replaced: map[object.Key][]Verdict{},
 		mesh: mesh.DefaultMeshConfig(), moved: true, memory: newMemory(),
 	}
 }
@@ -39,7 +42,7 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 	for _, c := range changes {
 		before := s.good[c.Key]
 		if c.Object == nil {
-			delete(s.verdicts, c.Key)
+			s.setVerdicts(c.Key, nil)
 			delete(s.memory.remembered, c.Key)
 			if before == nil {
 				continue
@@ -47,11 +50,7 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 			s.put(c.Key, nil)
 		} else {
 			verdicts := append(Validate(*c.Object), s.trust.check(before, c.Object)...)
-			if len(verdicts) > 0 {
-				s.verdicts[c.Key] = verdicts
-			} else {
-				delete(s.verdicts, c.Key)
-			}
+			s.setVerdicts(c.Key, verdicts)
 			if Rejected(verdicts) {
 				if c.Object = s.instead(c.Object, before); c.Object == nil {
 					continue
@@ -95,18 +94,67 @@ func (s *Store) Get(k object.Key) (object.Object, bool) {
 	return object.Object{}, false
 }
 
-// Verdicts is every verdict that stands, by place, then by kind and name.
+func (s *Store) setVerdicts(k object.Key, verdicts []Verdict) {
+	old := s.verdicts[k]
+	if len(old) == 0 && len(verdicts) == 0 {
+		return
+	}
+	if _, noted := s.replaced[k]; !noted {
+		s.replaced[k] = old
+	}
+	if len(verdicts) == 0 {
+		delete(s.verdicts, k)
+	} else {
+		s.verdicts[k] = verdicts
+	}
+}
+
+// VerdictChanges returns the verdicts that have come up and those that have gone since it
+// was called last, both in the order of CompareVerdicts. It costs what has changed, however
+// many verdicts stand.
+func (s *Store) VerdictChanges() (added, removed []Verdict) {
+	for k, before := range s.replaced {
+		count := map[Verdict]int{}
+		for _, v := range before {
+			count[v]--
+		}
+		for _, v := range s.verdicts[k] {
+			count[v]++
+		}
+		for _, v := range s.verdicts[k] {
+			if count[v] > 0 {
+				count[v]--
+				added = append(added, v)
+			}
+		}
+		for _, v := range before {
+			if count[v] < 0 {
+				count[v]++
+				removed = append(removed, v)
+			}
+		}
+	}
+	clear(s.replaced)
+	slices.SortStableFunc(added, CompareVerdicts)
+	slices.SortStableFunc(removed, CompareVerdicts)
+	return added, removed
+}
+
+// Verdicts is every verdict that stands, in the order of CompareVerdicts.
 func (s *Store) Verdicts() []Verdict {
 	var all []Verdict
 	for _, vs := range s.verdicts {
 		all = append(all, vs...)
 	}
-	slices.SortStableFunc(all, func(a, b Verdict) int {
-		return cmp.Or(
-			cmp.Compare(a.Origin.File, b.Origin.File), cmp.Compare(a.Origin.Line, b.Origin.Line),
-			cmp.Compare(a.Key.Kind, b.Key.Kind), cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
-	})
+	slices.SortStableFunc(all, CompareVerdicts)
 	return all
+}
+
+// CompareVerdicts orders verdicts by place, then by kind and name.
+func CompareVerdicts(a, b Verdict) int {
+	return cmp.Or(
+		cmp.Compare(a.Origin.File, b.Origin.File), cmp.Compare(a.Origin.Line, b.Origin.Line),
+		cmp.Compare(a.Key.Kind, b.Key.Kind), cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
 }
 
 // MeshConfig is the mesh configuration in force, and whether it changed since it was
