@@ -52,6 +52,7 @@ var layers = map[string]layer{
 	"internal/agent/capture/nft": edge, "internal/agent/capture/iptables": edge, "internal/agent/capture/netns": edge, "internal/agent/capture/plan/plantest": edge,
 	"internal/agent": wiring,
 
+	"internal/discovery/marshal":       tools, // knows messages, nothing of meshes
 	"internal/discovery/source/decode": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,

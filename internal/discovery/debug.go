@@ -10,12 +10,9 @@ import (
 	"strings"
 	"time"
 
-	adminv3 "github.com/envoyproxy/go-control-plane/envoy/admin/v3"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -112,28 +109,41 @@ func (s *Server) version(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w,
 
 // syncEntry is one proxy in /debug/syncz: Istio's field names, and what only we know.
 type syncEntry struct {
-	Proxy        string `json:"proxy"`
-	ProxyType    string `json:"proxy_type"`
-	ProxyVersion string `json:"proxy_version,omitempty"`
-	ClusterID    string `json:"cluster_id,omitempty"`
-	Identity     string `json:"identity,omitempty"`
-	ConnectedAt  string `json:"connected_at"`
-	Class        string `json:"class,omitempty"`
-	Generation   uint64 `json:"generation"`
-	Applied      uint64 `json:"applied"`
-	acknowledged
-	Types map[string]syncType `json:"types"`
+	Proxy        string              `json:"proxy"`
+	ProxyType    string              `json:"proxy_type"`
+	ProxyVersion string              `json:"proxy_version,omitempty"`
+	ClusterID    string              `json:"cluster_id,omitempty"`
+	Identity     string              `json:"identity,omitempty"`
+	ConnectedAt  string              `json:"connected_at"`
+	Class        string              `json:"class,omitempty"`
+	Generation   uint64              `json:"generation"`
+	Applied      uint64              `json:"applied"`
+	Types        map[string]syncType `json:"types"`
+	// nonces are Istio's fields, by name: "cluster_sent", "cluster_acked" and so on for each
+	// type. Those that are empty are left out.
+	nonces map[string]string
 }
 
-type acknowledged struct {
-	ClusterSent   string `json:"cluster_sent,omitempty"`
-	ClusterAcked  string `json:"cluster_acked,omitempty"`
-	ListenerSent  string `json:"listener_sent,omitempty"`
-	ListenerAcked string `json:"listener_acked,omitempty"`
-	RouteSent     string `json:"route_sent,omitempty"`
-	RouteAcked    string `json:"route_acked,omitempty"`
-	EndpointSent  string `json:"endpoint_sent,omitempty"`
-	EndpointAcked string `json:"endpoint_acked,omitempty"`
+// MarshalJSON puts the nonces beside the other fields.
+func (e syncEntry) MarshalJSON() ([]byte, error) {
+	type plain syncEntry
+	text, err := json.Marshal(plain(e))
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]json.RawMessage{}
+	if err := json.Unmarshal(text, &all); err != nil {
+		return nil, err
+	}
+	for name, nonce := range e.nonces {
+		if nonce == "" {
+			continue
+		}
+		if all[name], err = json.Marshal(nonce); err != nil {
+			return nil, err
+		}
+	}
+	return json.Marshal(all)
 }
 
 // syncType is one type of resources on one proxy. There is an entry for each type that the
@@ -150,23 +160,20 @@ type syncType struct {
 }
 
 func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
-	views, classes := map[string]*xds.View{}, map[string]string{}
-	s.loop.ask(func() {
-		for id, m := range s.loop.views.members {
-			if v, _ := m.cell.Load(); v != nil {
-				views[id] = v
-			}
-			classes[id] = className(m.class)
-		}
-	})
+	views, ok := s.loop.viewsSnapshot()
+	if !ok {
+		views = &viewsSnapshot{}
+	}
 	out := []syncEntry{}
 	for _, c := range s.xds.Connections() {
 		e := syncEntry{
 			Proxy: c.Node.ID, ProxyType: string(c.Node.Role), ProxyVersion: strings.TrimPrefix(c.Node.UserAgent, "envoy/"),
 			ClusterID: c.Node.Metadata.ClusterID, ConnectedAt: c.Since.UTC().Format(time.RFC3339),
-			Applied: c.Applied, Class: classes[c.ID], Types: map[string]syncType{},
+			Applied: c.Applied, Types: map[string]syncType{}, nonces: map[string]string{},
 		}
-		if v := views[c.ID]; v != nil {
+		if p, ok := views.proxies[c.ID]; ok {
+			e.Class = className(p.class)
+			v := p.view
 			e.Generation = v.Generation
 			for _, t := range xds.Types() {
 				if v.Of(t).Len() > 0 {
@@ -183,16 +190,7 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 				row.Stuck = st.Stuck.UTC().Format(time.RFC3339)
 			}
 			e.Types[t.String()] = row
-			switch t {
-			case xds.CDS:
-				e.ClusterSent, e.ClusterAcked = st.SentNonce, st.AckedNonce
-			case xds.LDS:
-				e.ListenerSent, e.ListenerAcked = st.SentNonce, st.AckedNonce
-			case xds.RDS:
-				e.RouteSent, e.RouteAcked = st.SentNonce, st.AckedNonce
-			case xds.EDS:
-				e.EndpointSent, e.EndpointAcked = st.SentNonce, st.AckedNonce
-			}
+			e.nonces[t.StatusName()+"_sent"], e.nonces[t.StatusName()+"_acked"] = st.SentNonce, st.AckedNonce
 		}
 		out = append(out, e)
 	}
@@ -207,60 +205,24 @@ func (s *Server) configDump(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var view *xds.View
-	for _, c := range s.xds.Connections() {
-		if c.Node.ID == id || c.ID == id {
-			s.loop.ask(func() {
-				if m := s.loop.views.members[c.ID]; m != nil {
-					view, _ = m.cell.Load()
-				}
-			})
+	if views, ok := s.loop.viewsSnapshot(); ok {
+		for _, c := range s.xds.Connections() {
+			if p, ok := views.proxies[c.ID]; ok && (c.Node.ID == id || c.ID == id) {
+				view = p.view
+			}
 		}
 	}
 	if view == nil {
 		http.Error(w, fmt.Sprintf("proxy %q is not connected here; /debug/syncz lists those that are", id), http.StatusNotFound)
 		return
 	}
-	b, err := protojson.MarshalOptions{Multiline: true}.Marshal(dumpOf(view))
+	b, err := protojson.MarshalOptions{Multiline: true}.Marshal(xds.Dump(view))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(b) // a reader that went away needs no answer
-}
-
-func dumpOf(v *xds.View) *adminv3.ConfigDump {
-	clusters, listeners := &adminv3.ClustersConfigDump{}, &adminv3.ListenersConfigDump{}
-	routes, endpoints := &adminv3.RoutesConfigDump{}, &adminv3.EndpointsConfigDump{}
-	for r := range v.Of(xds.CDS).All() {
-		clusters.DynamicActiveClusters = append(clusters.DynamicActiveClusters, &adminv3.ClustersConfigDump_DynamicCluster{VersionInfo: r.Version, Cluster: body(r)})
-	}
-	for r := range v.Of(xds.LDS).All() {
-		listeners.DynamicListeners = append(listeners.DynamicListeners, &adminv3.ListenersConfigDump_DynamicListener{
-			Name: r.Name, ActiveState: &adminv3.ListenersConfigDump_DynamicListenerState{VersionInfo: r.Version, Listener: body(r)},
-		})
-	}
-	for r := range v.Of(xds.RDS).All() {
-		routes.DynamicRouteConfigs = append(routes.DynamicRouteConfigs, &adminv3.RoutesConfigDump_DynamicRouteConfig{VersionInfo: r.Version, RouteConfig: body(r)})
-	}
-	for r := range v.Of(xds.EDS).All() {
-		endpoints.DynamicEndpointConfigs = append(endpoints.DynamicEndpointConfigs, &adminv3.EndpointsConfigDump_DynamicEndpointConfig{VersionInfo: r.Version, EndpointConfig: body(r)})
-	}
-	out := &adminv3.ConfigDump{}
-	for _, m := range []proto.Message{clusters, listeners, routes, endpoints} {
-		if a, err := anypb.New(m); err == nil {
-			out.Configs = append(out.Configs, a)
-		}
-	}
-	return out
-}
-
-func body(r *xds.Resource) *anypb.Any {
-	a := &anypb.Any{}
-	if proto.Unmarshal(r.Body, a) != nil {
-		return nil
-	}
-	return a
 }
 
 type objectEntry struct {
@@ -277,28 +239,20 @@ type objectEntry struct {
 // and how much of each file is left out because it belongs to others.
 func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 	out := []objectEntry{}
-	s.loop.ask(func() {
-		places := s.loop.placesInForce()
-		if !s.loop.gate.open.Load() {
-			out = append(out, objectEntry{Severity: object.Error.String(), Text: "no proxy is served: " + *s.loop.gate.why.Load()})
+	snap, _ := s.loop.problemsSnapshot()
+	if snap.notServed != "" {
+		out = append(out, objectEntry{Severity: object.Error.String(), Text: "no proxy is served: " + snap.notServed})
+	}
+	for _, text := range snap.saved {
+		out = append(out, objectEntry{Origin: s.loop.kept.path, Severity: object.Warning.String(), Text: text})
+	}
+	for _, p := range snap.problems {
+		e := objectEntry{Origin: p.Origin.String(), Severity: p.Severity.String(), Field: p.Field, Text: p.Text, Meanwhile: p.meanwhile}
+		if p.Key.Kind != "" {
+			e.Object = p.Key.String()
 		}
-		n := s.loop.gate.notes.Load()
-		for _, text := range []string{n.restoredText(time.Now()), n.endsText()} {
-			if text != "" {
-				out = append(out, objectEntry{Origin: s.loop.kept.path, Severity: object.Warning.String(), Text: text})
-			}
-		}
-		for _, v := range s.loop.allProblems() {
-			e := objectEntry{Origin: v.Origin.String(), Severity: v.Severity.String(), Field: v.Field, Text: v.Text}
-			if v.Key.Kind != "" {
-				e.Object = v.Key.String()
-			}
-			if v.Severity == object.Error {
-				e.Meanwhile = s.loop.meanwhile(v, places)
-			}
-			out = append(out, e)
-		}
-	})
+		out = append(out, e)
+	}
 	writeJSON(w, out)
 }
 
@@ -314,17 +268,15 @@ func (s *Server) classz(w http.ResponseWriter, _ *http.Request) {
 		Classes    []class `json:"classes"`
 		Rules      any     `json:"rules"`
 	}
-	s.loop.ask(func() {
-		out.Generation, out.Rules = s.loop.views.generation, s.loop.graph.Stats()
-		for c, st := range s.loop.views.classes {
-			e := class{Class: className(c), Resources: len(st.keys)}
-			for id := range st.members {
-				e.Proxies = append(e.Proxies, id)
-			}
-			sort.Strings(e.Proxies)
-			out.Classes = append(out.Classes, e)
+	if views, ok := s.loop.viewsSnapshot(); ok {
+		out.Generation = views.generation
+		for c, st := range views.classes {
+			out.Classes = append(out.Classes, class{Class: className(c), Proxies: st.proxies, Resources: st.resources})
 		}
-	})
+	}
+	if n, ok := s.loop.numbers(); ok {
+		out.Rules = n.rules
+	}
 	sort.Slice(out.Classes, func(i, j int) bool { return out.Classes[i].Class < out.Classes[j].Class })
 	writeJSON(w, out)
 }

@@ -212,7 +212,7 @@ func TestWhatProxiesShareStaysWhenOneLeaves(t *testing.T) {
 	wait.Until(t, "nothing is kept for nobody", func() (nothing bool) {
 		p.server.loop.ask(func() {
 			v := p.server.loop.views
-			nothing = len(v.classes)+len(v.held)+len(v.members)+len(v.byKey) == 0
+			nothing = len(v.classes)+len(v.resources)+len(v.proxies)+len(v.byKey) == 0
 		})
 		return nothing
 	})
@@ -250,7 +250,13 @@ func TestTheMeshFileCountsUntilAConfigMapDoes(t *testing.T) {
 func TestPagesTellWhoHasWhat(t *testing.T) {
 	p := start(t)
 	p.emit(shop, true)
-	syncz := func() (got []syncEntry) {
+	type entry struct {
+		syncEntry
+		ClusterSent  string `json:"cluster_sent"`
+		ClusterAcked string `json:"cluster_acked"`
+		RouteAcked   string `json:"route_acked"`
+	}
+	syncz := func() (got []entry) {
 		_, body := p.get(p.addr.HTTP, "/debug/syncz")
 		if err := json.Unmarshal([]byte(body), &got); err != nil {
 			t.Fatal(err)
@@ -276,7 +282,7 @@ func TestPagesTellWhoHasWhat(t *testing.T) {
 	wait.Until(t, "the proxy has applied its generation", func() bool {
 		got := syncz()
 		return len(got) == 1 && got[0].Proxy == "reviews-1.shop" && got[0].Applied == got[0].Generation && got[0].Applied > 0 &&
-			got[0].ClusterSent == got[0].ClusterAcked && got[0].Types["CDS"].Resources > 0
+			got[0].ClusterSent == got[0].ClusterAcked && got[0].ClusterSent != "" && got[0].RouteAcked != "" && got[0].Types["CDS"].Resources > 0
 	})
 	code, body := p.get(p.addr.HTTP, "/debug/config_dump?proxyID=reviews-1.shop")
 	for _, want := range []string{"ClustersConfigDump", "ListenersConfigDump", "RoutesConfigDump", "EndpointsConfigDump", "10.99.0.1"} {

@@ -102,9 +102,9 @@ func (k *keeper) changed() {
 	}
 }
 
-// snapshot is what is in force, with a number that is another whenever that changes; ok
+// goodObjects is what is in force, with a number that is another whenever that changes; ok
 // is false while nothing may be saved.
-type snapshot struct {
+type goodObjects struct {
 	objects []*object.Object
 	version uint64
 	ok      bool
@@ -112,7 +112,7 @@ type snapshot struct {
 
 // run writes what is in force whenever it changed, at most once per every, and at the
 // end of ctx once more.
-func (k *keeper) run(ctx context.Context, take func() snapshot) error {
+func (k *keeper) run(ctx context.Context, get func() goodObjects) error {
 	var done uint64 // the version that was written
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -125,7 +125,7 @@ func (k *keeper) run(ctx context.Context, take func() snapshot) error {
 		}
 		select {
 		case <-ctx.Done():
-			if s := take(); s.ok && s.version != done {
+			if s := get(); s.ok && s.version != done {
 				k.save(s, &done)
 			}
 			return nil
@@ -134,7 +134,7 @@ func (k *keeper) run(ctx context.Context, take func() snapshot) error {
 				k.changed()
 			}
 		case <-wake:
-			s := take()
+			s := get()
 			if !s.ok || s.version == done {
 				continue
 			}
@@ -147,8 +147,8 @@ func (k *keeper) run(ctx context.Context, take func() snapshot) error {
 	}
 }
 
-// save writes a snapshot; false where it could not.
-func (k *keeper) save(s snapshot, done *uint64) bool {
+// save writes what is in force; false where it could not.
+func (k *keeper) save(s goodObjects, done *uint64) bool {
 	now := time.Now()
 	text, err := k.encoder.Encode(now, k.place, s.objects)
 	if err == nil {

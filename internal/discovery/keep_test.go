@@ -22,10 +22,10 @@ func TestManyChangesAreFewWrites(t *testing.T) {
 	k := openKeeper(dir, "config", slog.New(slog.DiscardHandler))
 	k.every = time.Hour
 	var version, taken atomic.Uint64
-	take := func() snapshot {
+	take := func() goodObjects {
 		taken.Add(1)
 		v := version.Load()
-		return snapshot{version: v, ok: v > 0, objects: []*object.Object{{Key: object.Key{Kind: object.Namespace, Name: "a"}, Meta: object.Meta{Generation: int64(v)}}}}
+		return goodObjects{version: v, ok: v > 0, objects: []*object.Object{{Key: object.Key{Kind: object.Namespace, Name: "a"}, Meta: object.Meta{Generation: int64(v)}}}}
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -53,7 +53,7 @@ type counts struct {
 type joinRequest struct {
 	id    string
 	key   model.ProxyKey
-	reply chan *xds.Cell
+	reply chan *xds.LatestView
 }
 
 func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, log *slog.Logger) *loop {
@@ -176,11 +176,11 @@ func (l *loop) Emit(b object.Batch) {
 }
 
 // Join makes the loop an xds.Registry.
-func (l *loop) Join(ctx context.Context, n mesh.Node, id string) (*xds.Cell, func(), error) {
+func (l *loop) Join(ctx context.Context, n mesh.Node, id string) (*xds.LatestView, func(), error) {
 	if !l.gate.open.Load() {
 		return nil, nil, status.Error(codes.Unavailable, *l.gate.why.Load()+"; try again")
 	}
-	j := joinRequest{id: id, key: model.KeyOf(n), reply: make(chan *xds.Cell, 1)}
+	j := joinRequest{id: id, key: model.KeyOf(n), reply: make(chan *xds.LatestView, 1)}
 	select {
 	case l.joins <- j:
 	case <-l.done:
@@ -213,14 +213,14 @@ func (l *loop) ask(f func()) bool {
 // denied because of it. Call it through ask.
 func (l *loop) allProblems() []config.Verdict { return l.problems.all(l.store.Verdicts()) }
 
-// snapshot is what is in force, for the keeper; nothing while proxies are not served: it
+// goodObjects is what is in force, for the keeper; nothing while proxies are not served: it
 // may be that less is known than was saved.
-func (l *loop) snapshot() snapshot {
-	var s snapshot
+func (l *loop) goodObjects() goodObjects {
+	var g goodObjects
 	l.ask(func() {
 		if l.gate.open.Load() {
-			s = snapshot{objects: l.store.Good(), version: l.store.Version() + 1, ok: true}
+			g = goodObjects{objects: l.store.Good(), version: l.store.Version() + 1, ok: true}
 		}
 	})
-	return s
+	return g
 }

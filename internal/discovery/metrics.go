@@ -8,9 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
-	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 // className is a class for people: its parts without what is empty.
@@ -73,9 +71,13 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	s.collectKept(gauge, counter)
-	snap, ok := s.numbers()
+	snap, ok := s.loop.numbers()
 	if !ok {
 		return
+	}
+	scopes, locations, workloads := map[mesh.Scope]bool{}, map[mesh.Location]bool{}, map[mesh.Workload]bool{}
+	for c := range snap.views.classes {
+		scopes[c.Scope], locations[c.Location], workloads[c.Workload] = true, true, true
 	}
 	gauge(descServices, float64(snap.rows["services"]))
 	gauge(descVirtuals, float64(snap.rows["virtual_services"]))
@@ -85,58 +87,16 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	for p, n := range snap.problems {
 		gauge(descProblems, float64(n), p.severity.String(), string(p.kind))
 	}
-	for part, n := range snap.classes {
-		gauge(descClasses, float64(n), part)
-	}
+	gauge(descClasses, float64(len(snap.views.classes)), "class")
+	gauge(descClasses, float64(len(scopes)), "scope")
+	gauge(descClasses, float64(len(locations)), "location")
+	gauge(descClasses, float64(len(workloads)), "workload")
 	counter(descCommits, float64(snap.commits))
 	counter(descSpent, snap.spent.Seconds())
-	gauge(descGen, float64(snap.generation))
-	gauge(descUnique, float64(snap.resources))
+	gauge(descGen, float64(snap.views.generation))
+	gauge(descUnique, float64(snap.views.resources))
 	for rule, st := range snap.rules {
 		counter(descRuns, float64(st.Runs), rule)
 		counter(descMoves, float64(st.Moves), rule)
 	}
-}
-
-type numbers struct {
-	rows       map[string]int
-	events     map[object.Kind]uint64
-	problems   map[problemKind]int
-	classes    map[string]int
-	rules      map[string]incr.RuleStats
-	commits    uint64
-	spent      time.Duration
-	generation uint64
-	resources  int
-}
-
-// problemKind is what problems are counted by.
-type problemKind struct {
-	severity object.Severity
-	kind     object.Kind
-}
-
-func (s *stats) numbers() (numbers, bool) {
-	// The two that are always there let an alert tell "none" from "not asked".
-	out := numbers{events: map[object.Kind]uint64{}, problems: map[problemKind]int{{object.Error, ""}: 0, {object.Warning, ""}: 0}}
-	ok := s.loop.ask(func() {
-		l := s.loop
-		out.rows, out.rules = l.model.Counts(), l.graph.Stats()
-		for k, n := range l.counts.events {
-			out.events[k] = n
-		}
-		for _, v := range l.allProblems() {
-			if v.Severity != object.Info {
-				out.problems[problemKind{v.Severity, v.Key.Kind}]++
-			}
-		}
-		out.commits, out.spent = l.counts.commits, l.counts.spent
-		out.generation, out.resources = l.views.generation, l.views.pool.Len()
-		scopes, locations, workloads := map[mesh.Scope]bool{}, map[mesh.Location]bool{}, map[mesh.Workload]bool{}
-		for c := range l.views.classes {
-			scopes[c.Scope], locations[c.Location], workloads[c.Workload] = true, true, true
-		}
-		out.classes = map[string]int{"class": len(l.views.classes), "scope": len(scopes), "location": len(locations), "workload": len(workloads)}
-	})
-	return out, ok
 }

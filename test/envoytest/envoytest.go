@@ -18,14 +18,15 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/require"
 )
 
 const (
 	// XDSCluster is the cluster of Bootstrap's ADS; nothing listens at its address.
-	XDSCluster = "xds-grpc"
+	XDSCluster = mesh.XDSCluster
 	// SDSCluster is the cluster of secrets.
-	SDSCluster = "sds-grpc"
+	SDSCluster = mesh.SDSCluster
 	// bound is how long one validation may take on a busy machine.
 	bound = 60 * time.Second
 )

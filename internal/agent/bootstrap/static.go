@@ -25,14 +25,15 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 type accessLog = accesslogv3.AccessLog
 
 // Names of the static clusters; control planes and people know them. [agent B13]
 const (
-	xdsCluster        = "xds-grpc"
-	sdsCluster        = "sds-grpc"
+	xdsCluster        = mesh.XDSCluster
+	sdsCluster        = mesh.SDSCluster
 	agentCluster      = "agent"
 	prometheusCluster = "prometheus_stats"
 )

@@ -54,7 +54,7 @@ var tags = [][2]string{
 
 // What every proxy counts; everything else only where its user asks. [agent B16]
 var (
-	keptPrefixes = []string{"reporter=", "cluster_manager", "listener_manager", "server", "cluster.xds-grpc", "wasm", "component", "istio"}
+	keptPrefixes = []string{"reporter=", "cluster_manager", "listener_manager", "server", "cluster." + xdsCluster, "wasm", "component", "istio"}
 	keptSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied"}
 	keptRegexps  = []string{`vhost\..*\.route\..*`}
 )

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -14,10 +15,10 @@ const TypeURL = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.S
 
 // The names of secrets; those of files begin with a prefix. [agent S2]
 const (
-	LeafName   = "default"
-	RootsName  = "ROOTCA"
-	certPrefix = "file-cert:"
-	rootPrefix = "file-root:"
+	LeafName   = mesh.SecretDefault
+	RootsName  = mesh.SecretRoot
+	certPrefix = mesh.SecretFileCert
+	rootPrefix = mesh.SecretFileRoot
 )
 
 // isFile says whether the name is that of files.

@@ -5,15 +5,17 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // The names under which clusters ask for secrets that lie in files. [agent S2]
 const (
 	// CertPrefix is followed by "<chain's path>~<key's path>".
-	CertPrefix = "file-cert:"
+	CertPrefix = mesh.SecretFileCert
 	// RootPrefix is followed by the path of a bundle, or by "system".
-	RootPrefix = "file-root:"
-	systemName = RootPrefix + "system"
+	RootPrefix = mesh.SecretFileRoot
+	systemName = mesh.SecretSystemRoot
 )
 
 // maxPath is the longest path that the kernel accepts, in bytes.

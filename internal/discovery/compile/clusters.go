@@ -8,12 +8,13 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-var fixedClusters = []string{cluster.BlackHoleName, cluster.PassthroughName}
+var fixedClusters = []string{mesh.BlackHoleCluster, mesh.PassthroughCluster}
 
 // clusterName is one cluster that a service has in a scope.
 type clusterName struct {
@@ -87,10 +88,10 @@ func policy(d *model.DestinationRule, subset string, port uint32) *networking.Tr
 func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	m := c.model.Mesh(r)
 	switch k.Name {
-	case cluster.BlackHoleName:
-		return encode(cluster.BlackHole(m))
-	case cluster.PassthroughName:
-		return encode(cluster.Passthrough(m))
+	case mesh.BlackHoleCluster:
+		return marshal.Must(cluster.BlackHole(m))
+	case mesh.PassthroughCluster:
+		return marshal.Must(cluster.Passthrough(m))
 	}
 	n, _ := cluster.ParseName(k.Name)
 	s := c.model.Service(r, k.Scope, n.Host)
@@ -124,7 +125,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	if k.Kind == ClusterInline {
 		in.Endpoints = c.places(r, placesInput{service: s, port: n.Port, labels: subsetLabels(d, n.Subset), policy: p, location: k.Location.Value()})
 	}
-	return encode(cluster.Build(in))
+	return marshal.Must(cluster.Build(in))
 }
 
 // servicePortKey names a port of a service's row.
@@ -180,7 +181,7 @@ func inboundNames(class mesh.Class) []Key {
 		return nil
 	}
 	key := inboundKey(class)
-	key.Kind, key.Name = ClusterInbound, cluster.InboundPassthroughName
+	key.Kind, key.Name = ClusterInbound, mesh.InboundPassthroughCluster
 	out := []Key{key}
 	last := uint32(0)
 	for _, p := range model.InboundPorts(class.Workload) {
@@ -190,7 +191,7 @@ func inboundNames(class mesh.Class) []Key {
 		}
 		last = p.Target
 	}
-	key.Kind, key.Name = ListenerInbound, virtualInbound
+	key.Kind, key.Name = ListenerInbound, mesh.VirtualInbound
 	return append(out, key)
 }
 
@@ -203,8 +204,8 @@ func inboundKey(class mesh.Class) Key {
 // inboundCluster makes the cluster that leads to one of the application's ports.
 func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
 	m := c.model.Mesh(r)
-	if k.Name == cluster.InboundPassthroughName {
-		return encode(cluster.InboundPassthrough(m, k.Scope.Value().Caps))
+	if k.Name == mesh.InboundPassthroughCluster {
+		return marshal.Must(cluster.InboundPassthrough(m, k.Scope.Value().Caps))
 	}
 	n, _ := cluster.ParseName(k.Name)
 	in := cluster.InboundInput{Port: n.Port, Mesh: m, Caps: k.Scope.Value().Caps}
@@ -216,7 +217,7 @@ func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
 			Host: p.service.Host, Name: shortName(p.service), Namespace: p.service.Namespace, External: p.service.External,
 		})
 	}
-	return encode(cluster.BuildInbound(in))
+	return marshal.Must(cluster.BuildInbound(in))
 }
 
 // servicePort is one port of one service behind a workload's port.

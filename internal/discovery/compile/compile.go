@@ -16,10 +16,16 @@
 package compile
 
 import (
+	"fmt"
 	"slices"
 
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -44,7 +50,48 @@ const (
 	ListenerInbound
 	// Route is a route configuration: by scope.
 	Route
+	numKinds
 )
+
+// kindRow is everything that distinguishes one kind from another.
+type kindRow struct {
+	// name is that of the rule, in metrics.
+	name string
+	// message is of the type of the resources; it is nil, only its type counts.
+	message proto.Message
+	rule    func(*Compiler, *incr.Reader, Key) []byte
+}
+
+// kinds has a row for each Kind.
+var kinds = [numKinds]kindRow{
+	Cluster:         {"cluster", (*clusterv3.Cluster)(nil), (*Compiler).cluster},
+	ClusterInline:   {"inline cluster", (*clusterv3.Cluster)(nil), (*Compiler).cluster},
+	ClusterInbound:  {"inbound cluster", (*clusterv3.Cluster)(nil), (*Compiler).inboundCluster},
+	Endpoints:       {"endpoints", (*endpointv3.ClusterLoadAssignment)(nil), (*Compiler).endpoints},
+	Listener:        {"listener", (*listenerv3.Listener)(nil), (*Compiler).listener},
+	ListenerInbound: {"inbound listener", (*listenerv3.Listener)(nil), (*Compiler).inboundListener},
+	Route:           {"route", (*routev3.RouteConfiguration)(nil), (*Compiler).route},
+}
+
+// Kinds are all kinds, in the order of their constants.
+func Kinds() []Kind {
+	all := make([]Kind, numKinds)
+	for k := range numKinds {
+		all[k] = k
+	}
+	return all
+}
+
+// row is the kind's row. It panics for a kind that has none.
+func (k Kind) row() kindRow {
+	if k >= numKinds || kinds[k].rule == nil {
+		panic(fmt.Sprintf("compile: unknown kind %d: it has no row in kinds", k))
+	}
+	return kinds[k]
+}
+
+// TypeURL is the type URL of the kind's resources.
+func (k Kind) TypeURL() string { return marshal.TypeURL(k.row().message) }
 
 // Key names one resource. What does not decide it is zero, so classes share keys.
 type Key struct {
@@ -76,7 +123,7 @@ type Compiler struct {
 	opts  Options
 	inner inner
 	// resources are the rules for each Kind; names lists a class's resources.
-	resources map[Kind]*incr.Rule[Key, []byte]
+	resources [numKinds]*incr.Rule[Key, []byte]
 	names     *incr.Rule[mesh.Class, []Key]
 	byRule    map[string]Kind
 }
@@ -134,21 +181,10 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		hostDomains: incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
 		host:        incr.Derive(g, levelHost, "virtual host", c.virtualHost),
 	}
-	c.resources = map[Kind]*incr.Rule[Key, []byte]{}
-	for kind, rule := range map[Kind]struct {
-		name string
-		fn   func(*incr.Reader, Key) []byte
-	}{
-		Cluster:         {"cluster", c.cluster},
-		ClusterInline:   {"inline cluster", c.cluster},
-		ClusterInbound:  {"inbound cluster", c.inboundCluster},
-		Endpoints:       {"endpoints", c.endpoints},
-		Listener:        {"listener", c.listener},
-		ListenerInbound: {"inbound listener", c.inboundListener},
-		Route:           {"route", c.route},
-	} {
-		c.resources[kind] = incr.Derive(g, levelResource, rule.name, rule.fn)
-		c.byRule[rule.name] = kind
+	for k := range numKinds {
+		row := k.row()
+		c.resources[k] = incr.Derive(g, levelResource, row.name, func(r *incr.Reader, key Key) []byte { return row.rule(c, r, key) })
+		c.byRule[row.name] = k
 	}
 	c.names = incr.Derive(g, levelClass, "names", c.classNames)
 	return c
@@ -205,19 +241,10 @@ func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 		for _, l := range c.inner.index.Of(r, s) {
 			rest = append(rest, Key{Kind: Listener, Scope: s, Name: l.Name})
 		}
-		rest = append(rest, Key{Kind: Listener, Scope: s, Name: virtualOutbound})
+		rest = append(rest, Key{Kind: Listener, Scope: s, Name: mesh.VirtualOutbound})
 		for _, t := range c.inner.routes.Of(r, s) {
 			rest = append(rest, Key{Kind: Route, Scope: s, Name: t.Name})
 		}
 	}
 	return slices.Concat(clusters, endpoints, rest)
-}
-
-// encode writes a message deterministically; messages of this program always encode.
-func encode(m proto.Message) []byte {
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-	if err != nil {
-		panic("encode " + string(m.ProtoReflect().Descriptor().FullName()) + ": " + err.Error())
-	}
-	return b
 }

@@ -8,6 +8,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -45,7 +46,7 @@ func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
 		return nil
 	}
 	list := c.places(r, placesInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, failover: k.failover})
-	return encode(cluster.Assignment(k.name, list))
+	return marshal.Must(cluster.Assignment(k.name, list))
 }
 
 type placesInput struct {

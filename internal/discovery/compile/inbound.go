@@ -9,6 +9,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -23,8 +24,8 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 		Closed:       modes.Closed,
 		TrustDomains: append([]string{m.TrustDomain}, m.TrustDomainAliases...),
 		Unknown: listener.InboundPort{
-			Protocol: mesh.Auto, Mode: mode(modes.Default), Cluster: cluster.InboundPassthroughName,
-			Routes: inboundRoutes(m, cluster.InboundPassthroughName, 0, "", 0),
+			Protocol: mesh.Auto, Mode: mode(modes.Default), Cluster: mesh.InboundPassthroughCluster,
+			Routes: inboundRoutes(m, mesh.InboundPassthroughCluster, 0, "", 0),
 		},
 	}
 	last := uint32(0)
@@ -48,7 +49,7 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 	if c.opts.NoSniffInbound {
 		env.Caps &^= mesh.HTTPInspector
 	}
-	return encode(listener.VirtualInbound(in, env))
+	return marshal.Must(listener.VirtualInbound(in, env))
 }
 
 // inboundRoutes is route.Inbound, without its retry where the mesh's default policy asks

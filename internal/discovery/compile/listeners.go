@@ -9,14 +9,10 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
-)
-
-const (
-	virtualOutbound = "virtualOutbound"
-	virtualInbound  = "virtualInbound"
 )
 
 // part is what one port of one service adds to a listener.
@@ -184,8 +180,8 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 		env.Caps &^= mesh.HTTPInspector
 	}
 	allowAny := c.model.AllowAny(r, k.Scope)
-	if k.Name == virtualOutbound {
-		return encode(listener.VirtualOutbound(env, allowAny))
+	if k.Name == mesh.VirtualOutbound {
+		return marshal.Must(listener.VirtualOutbound(env, allowAny))
 	}
 	m := c.inner.outbound.Of(r, scopeName{k.Scope, k.Name})
 	if m == nil {
@@ -214,7 +210,7 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 			o.CIDR = append(o.CIDR, listener.CIDRChain{Prefixes: free, TCP: c.tcp(r, k.Scope, p.cluster)})
 		}
 	}
-	return encode(listener.BuildOutbound(o, env))
+	return marshal.Must(listener.BuildOutbound(o, env))
 }
 
 // tcp is where a cluster's bytes go, with the limits that its policy sets on connections.

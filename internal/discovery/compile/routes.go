@@ -11,6 +11,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -136,7 +137,7 @@ func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 		}
 		routes = []*routev3.Route{route.Default(k.host, port, resolve(k.host, port, ""), m, k.scope.Value().Caps)}
 	}
-	return encode(route.VirtualHost(route.HostName(k.host, port), domains, routes))
+	return marshal.Must(route.VirtualHost(route.HostName(k.host, port), domains, routes))
 }
 
 // portOf is the port of a route configuration's name, "PORT" or "host:PORT".
@@ -188,7 +189,7 @@ func (c *Compiler) route(r *incr.Reader, k Key) []byte {
 		if c.model.AllowAny(r, k.Scope) {
 			policy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY
 		}
-		encoded = append(encoded, encode(route.CatchAll(&meshv1.MeshConfig{OutboundTrafficPolicy: policy})))
+		encoded = append(encoded, marshal.Must(route.CatchAll(&meshv1.MeshConfig{OutboundTrafficPolicy: policy})))
 	}
 	return route.Join(route.Frame(k.Name), encoded)
 }

@@ -22,6 +22,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
@@ -144,7 +145,7 @@ func encode(o *object.Object) ([]byte, error) {
 	}
 	var err error
 	if m, ok := o.Spec.(proto.Message); ok {
-		r.Message, err = proto.MarshalOptions{Deterministic: true}.Marshal(m)
+		r.Message, err = marshal.Append(nil, m)
 	} else if o.Spec != nil {
 		r.Spec, err = json.Marshal(o.Spec)
 	}

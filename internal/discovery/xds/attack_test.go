@@ -45,10 +45,10 @@ func TestMain(m *testing.M) {
 }
 
 // everybody is a registry that keeps nothing of who joins.
-type everybody struct{ cell *Cell }
+type everybody struct{ latest *LatestView }
 
-func (r everybody) Join(context.Context, mesh.Node, string) (*Cell, func(), error) {
-	return r.cell, func() {}, nil
+func (r everybody) Join(context.Context, mesh.Node, string) (*LatestView, func(), error) {
+	return r.latest, func() {}, nil
 }
 
 // counter counts what is written to it.
@@ -73,8 +73,8 @@ func serveAlone() {
 		fmt.Fprintln(os.Stdout, "error", err)
 		return
 	}
-	cell, logged, reg := NewCell(attackedView(1)), &counter{}, prometheus.NewRegistry()
-	s := New(everybody{cell}, slog.New(slog.NewTextHandler(logged, nil)), reg)
+	latest, logged, reg := NewLatestView(attackedView(1)), &counter{}, prometheus.NewRegistry()
+	s := New(everybody{latest}, slog.New(slog.NewTextHandler(logged, nil)), reg)
 	g := grpc.NewServer(serverOptions(s)...)
 	s.Register(g, nil)
 	go func() { _ = g.Serve(s.Listen(l)) }()
@@ -92,7 +92,7 @@ func serveAlone() {
 		case "refused":
 			fmt.Fprintln(os.Stdout, total(reg, "pilothouse_xds_refused_total"))
 		case "publish":
-			cell.Publish(attackedView(2))
+			latest.Publish(attackedView(2))
 			fmt.Fprintln(os.Stdout, "ok")
 		}
 	}

@@ -22,7 +22,7 @@ func fleet(b *testing.B) ([]*Sub, *View) {
 		rds = append(rds, NewResource(RDS, fmt.Sprint(8000+i), make([]byte, 50000)))
 	}
 	v = v.With(CDS, cds, nil).With(EDS, eds, nil).With(LDS, lds, nil).With(RDS, rds, nil)
-	var shared steps
+	var shared diffCache
 	subs := make([]*Sub, 500)
 	for i := range subs {
 		s := NewSub(true, shared.diff)
@@ -96,7 +96,7 @@ func BenchmarkStart(b *testing.B) {
 		eds = append(eds, NewResource(EDS, n, make([]byte, 200)))
 	}
 	v := (&View{Generation: 1}).With(CDS, cds, nil).With(EDS, eds, nil).With(LDS, []*Resource{NewResource(LDS, "l", nil)}, nil)
-	var shared steps
+	var shared diffCache
 	var names []string
 	versions := [numTypes]map[string]string{}
 	for _, t := range Types() {

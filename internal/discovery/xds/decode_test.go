@@ -19,7 +19,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-func marshal(t testing.TB, m proto.Message) []byte {
+func encoded(t testing.TB, m proto.Message) []byte {
 	t.Helper()
 	b, err := proto.Marshal(m)
 	if err != nil {
@@ -30,7 +30,7 @@ func marshal(t testing.TB, m proto.Message) []byte {
 
 func TestRequestsAreReadAsProtobufWould(t *testing.T) {
 	delta := inbound{delta: true, wantNode: true}
-	if err := delta.decode(marshal(t, &discoveryv3.DeltaDiscoveryRequest{
+	if err := delta.decode(encoded(t, &discoveryv3.DeltaDiscoveryRequest{
 		Node: node(nil), TypeUrl: EDS.URL(), ResourceNamesSubscribe: []string{"a", "", "b"}, ResourceNamesUnsubscribe: []string{"c"},
 		InitialResourceVersions: map[string]string{"a": "1", "": "", "d": ""}, ResponseNonce: "7",
 		ErrorDetail: &rpcstatus.Status{Code: 3, Message: "no"}, ResourceLocatorsSubscribe: []*discoveryv3.ResourceLocator{{Name: "x"}},
@@ -43,7 +43,7 @@ func TestRequestsAreReadAsProtobufWould(t *testing.T) {
 		t.Errorf("delta: %+v, want %+v", delta.incoming, want)
 	}
 	sotw := inbound{}
-	if err := sotw.decode(marshal(t, &discoveryv3.DiscoveryRequest{
+	if err := sotw.decode(encoded(t, &discoveryv3.DiscoveryRequest{
 		VersionInfo: "9", Node: node(nil), TypeUrl: LDS.URL(), ResourceNames: []string{"a", "b"}, ResponseNonce: "7", ErrorDetail: &rpcstatus.Status{},
 	})); err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func TestNodesAreReadWhole(t *testing.T) {
 		"ANNOTATIONS": map[string]any{"a": strings.Repeat("x", 256<<10)},
 	})
 	n.Locality.SubZone = "s"
-	got, err := decodeNode(marshal(t, n))
+	got, err := decodeNode(encoded(t, n))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func TestNodesAreReadWhole(t *testing.T) {
 		t.Errorf("metadata %+v, want %+v (%v)", got.Metadata, md, err)
 	}
 	n.UserAgentVersionType = &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: &corev3.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40, Patch: 2}}}
-	if got, err := decodeNode(marshal(t, n)); err != nil || got.UserAgent != "envoy/1.40.2" {
+	if got, err := decodeNode(encoded(t, n)); err != nil || got.UserAgent != "envoy/1.40.2" {
 		t.Errorf("user agent %q (%v)", got.UserAgent, err)
 	}
 }
@@ -108,7 +108,7 @@ func TestRequestsPastTheirBounds(t *testing.T) {
 		"node of 1048577 bytes, at most 1048576":     {Node: &corev3.Node{Id: long(1<<20 + 1 - 4)}},
 	} {
 		q := inbound{delta: true}
-		if err := q.decode(marshal(t, r)); err == nil || !strings.Contains(err.Error(), want) {
+		if err := q.decode(encoded(t, r)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %s", err, want)
 		}
 	}
@@ -123,7 +123,7 @@ func TestRequestsPastTheirBounds(t *testing.T) {
 
 // FuzzDecode compares with the protobuf library whatever both can read.
 func FuzzDecode(f *testing.F) {
-	f.Add(marshal(f, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: "t", ResourceNamesSubscribe: []string{"a"}, ResourceNamesUnsubscribe: []string{"b"},
+	f.Add(encoded(f, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: "t", ResourceNamesSubscribe: []string{"a"}, ResourceNamesUnsubscribe: []string{"b"},
 		InitialResourceVersions: map[string]string{"a": "1"}, ResponseNonce: "1", ErrorDetail: &rpcstatus.Status{Message: "m"}}))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		q := inbound{delta: true, wantNode: true}

@@ -115,7 +115,7 @@ func TestStreamIsRefusedWithAReason(t *testing.T) {
 		{"other account", shop, nil, first(node(map[string]any{"SERVICE_ACCOUNT": "root"})), codes.PermissionDenied, []string{`"root"`, "spiffe://td/ns/shop/sa/web"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := New(&oneClass{cell: NewCell(&View{}), err: c.join}, quiet(t), nil)
+			s := New(&oneClass{latest: NewLatestView(&View{}), err: c.join}, quiet(t), nil)
 			st := refusedWith(t, s, c.auth, c.req)
 			if st.Code() != c.code {
 				t.Errorf("ended with %s, want %s", st, c.code)
@@ -132,7 +132,7 @@ func TestStreamIsRefusedWithAReason(t *testing.T) {
 func TestRegistryLearnsTheNodeAndItsEnd(t *testing.T) {
 	others := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, others) })
-	reg := &oneClass{cell: NewCell((&View{}).At(4))}
+	reg := &oneClass{latest: NewLatestView((&View{}).At(4))}
 	s := New(reg, quiet(t), nil)
 	web := mesh.Identity{TrustDomain: "td", Namespace: "shop", ServiceAccount: "web"}
 	g := open(t, dial(t, s, func(context.Context) (mesh.Identity, error) { return web, nil }))
@@ -164,7 +164,7 @@ func TestRegistryLearnsTheNodeAndItsEnd(t *testing.T) {
 }
 
 func TestTypesThatAreNotServedDoNoHarm(t *testing.T) {
-	s := New(&oneClass{cell: NewCell(&View{})}, quiet(t), nil)
+	s := New(&oneClass{latest: NewLatestView(&View{})}, quiet(t), nil)
 	g := open(t, dial(t, s, nil))
 	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig"})
 	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: LDS.URL()})
@@ -175,7 +175,7 @@ func TestTypesThatAreNotServedDoNoHarm(t *testing.T) {
 
 func TestRefusalsAndPushesAreCounted(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	s := New(&oneClass{cell: NewCell(&View{})}, quiet(t), reg)
+	s := New(&oneClass{latest: NewLatestView(&View{})}, quiet(t), reg)
 	g := open(t, dial(t, s, nil))
 	ask(t, g, first(node(nil)))
 	m, err := g.Recv()
@@ -208,7 +208,7 @@ func TestRefusalsAndPushesAreCounted(t *testing.T) {
 // A client that never acknowledges clusters is sent listeners after 5 s all the same.
 func TestHoldEndsByTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := New(&oneClass{cell: NewCell(&View{})}, quiet(t), nil)
+		s := New(&oneClass{latest: NewLatestView(&View{})}, quiet(t), nil)
 		g := open(t, dial(t, s, nil))
 		began := time.Now()
 		ask(t, g, first(node(nil)))

@@ -237,7 +237,7 @@ func TestConnectionsOfOneAddressAreLimitedOnlyWhenItGetsTight(t *testing.T) {
 // A stream that never says who it is ends, and says why.
 func TestSilentStreamsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := New(&oneClass{cell: NewCell(&View{})}, quiet(t), nil)
+		s := New(&oneClass{latest: NewLatestView(&View{})}, quiet(t), nil)
 		began := time.Now()
 		g := open(t, dial(t, s, nil))
 		_, err := g.Recv()
@@ -253,14 +253,14 @@ func TestSilentStreamsEnd(t *testing.T) {
 // One that has said it may be silent for ever.
 func TestStreamsMayBeSilentAfterTheirFirstRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cell := NewCell(&View{})
-		g := open(t, dial(t, New(&oneClass{cell: cell}, quiet(t), nil), nil))
+		latest := NewLatestView(&View{})
+		g := open(t, dial(t, New(&oneClass{latest: latest}, quiet(t), nil), nil))
 		ask(t, g, first(node(nil)))
 		if _, err := g.Recv(); err != nil {
 			t.Fatal(err)
 		}
 		ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL(), ResponseNonce: "1"})
-		time.AfterFunc(10*silenceLimit, func() { cell.Publish((&View{}).put(NewCluster("late", nil, ""))) })
+		time.AfterFunc(10*silenceLimit, func() { latest.Publish((&View{}).put(NewCluster("late", nil, ""))) })
 		if _, err := g.Recv(); err != nil {
 			t.Error(err)
 		}

@@ -58,7 +58,7 @@ func TestAnEnvoyAtTheLimitsReconnects(t *testing.T) {
 		"nothing is left":    {(&View{Generation: 2}).put(NewCluster("one", nil, "")), 1, 1, 7000},
 	} {
 		t.Run(what, func(t *testing.T) {
-			client := dial(t, New(everybody{NewCell(c.view)}, quiet(t), nil), nil)
+			client := dial(t, New(everybody{NewLatestView(c.view)}, quiet(t), nil), nil)
 			for range c.envoys {
 				g := open(t, client)
 				go func() {
@@ -133,7 +133,7 @@ func TestManyProxiesBehindOneAddressComeAtOnce(t *testing.T) {
 // A state-of-the-world client names everything each time.
 func TestASotWEnvoyAtTheLimits(t *testing.T) {
 	view, names := big()
-	client := dial(t, New(everybody{NewCell(view)}, quiet(t), nil), nil)
+	client := dial(t, New(everybody{NewLatestView(view)}, quiet(t), nil), nil)
 	g, err := client.StreamAggregatedResources(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ func emptyTable(t *testing.T, tables []*anypb.Any) {
 // asked for listeners, and waits for it: incrementally and as the state of the world. What it says
 // to the table is not answered: the next response is that for clusters.
 func TestNameTable(t *testing.T) {
-	s := New(&oneClass{cell: NewCell((&View{}).At(1))}, quiet(t), nil)
+	s := New(&oneClass{latest: NewLatestView((&View{}).At(1))}, quiet(t), nil)
 	c := dial(t, s, nil)
 	refusal := &rpcstatus.Status{Message: "no"}
 
@@ -80,7 +80,7 @@ func TestNameTable(t *testing.T) {
 
 // Nobody is sent the table who does not ask for it: Envoy would not know what it is.
 func TestNameTableOnlyWhereAskedFor(t *testing.T) {
-	s := New(&oneClass{cell: NewCell((&View{}).At(1))}, quiet(t), nil)
+	s := New(&oneClass{latest: NewLatestView((&View{}).At(1))}, quiet(t), nil)
 	g := open(t, dial(t, s, nil))
 	for i, typ := range []Type{CDS, LDS} {
 		r := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ.URL()}

@@ -81,7 +81,7 @@ func (r *rig) serve(t *testing.T) {
 		return err == nil
 	})
 	r.addr = l.Addr().String()
-	r.reg = &oneClass{cell: NewCell(r.view)}
+	r.reg = &oneClass{latest: NewLatestView(r.view)}
 	r.server = New(r.reg, slog.New(slog.NewTextHandler(r.said, nil)), nil)
 	r.stop = serveOn(t, l, r.server, nil, grpc.StreamInterceptor(r.intercept))
 }
@@ -89,7 +89,7 @@ func (r *rig) serve(t *testing.T) {
 func (r *rig) publish(what string, v *View) {
 	r.t.Helper()
 	r.view = v
-	r.reg.cell.Publish(v)
+	r.reg.latest.Publish(v)
 	r.inSync(what)
 }
 
@@ -161,7 +161,7 @@ func TestRealEnvoysRefusalIsReportedAndDoesNotLoop(t *testing.T) {
 		r := newRig(t, api, firstView(t, backend(t, "a")))
 		url := r.url("in")
 		r.view = r.view.put(aliens(t, "bad"))
-		r.reg.cell.Publish(r.view)
+		r.reg.latest.Publish(r.view)
 		nacked := func() TypeStatus { return r.server.Connections()[0].Types[LDS] }
 		wait.Until(t, "the refusal", func() bool { return nacked().Rejects == 1 })
 		if s := nacked(); len(s.RejectedName) != 1 || s.RejectedName[0] != "bad" || !strings.Contains(s.Message, "no.such.filter") {
@@ -169,7 +169,7 @@ func TestRealEnvoysRefusalIsReportedAndDoesNotLoop(t *testing.T) {
 		}
 		// Other types go on.
 		b := backend(t, "b")
-		r.reg.cell.Publish(r.view.put(endpoints(t, "web", b)))
+		r.reg.latest.Publish(r.view.put(endpoints(t, "web", b)))
 		wait.Until(t, "an answer of b", func() bool { return fetch(url) == "b" })
 		if n := r.stat("listener_manager.lds.update_rejected"); n != 1 {
 			t.Errorf("Envoy refused %d listener updates, want 1", n)

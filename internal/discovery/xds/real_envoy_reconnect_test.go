@@ -44,7 +44,7 @@ func TestRealEnvoyComesBackWhileAClusterWarms(t *testing.T) {
 		stop := storm(url, "a")
 		r.loses.Store(int32(EDS))
 		r.view = r.view.put(edsCluster(t, "web", 2))
-		r.reg.cell.Publish(r.view)
+		r.reg.latest.Publish(r.view)
 		wait.Until(t, "the cluster warming", func() bool { return r.stat("cluster_manager.warming_clusters") == 1 })
 		// Once more with a server that loses assignments: it may not take that for applied.
 		r.stop()
@@ -103,7 +103,7 @@ func TestRealEnvoyListensOnceThePortIsFree(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = taken.Close() })
 		r.view = r.view.put(listenerAt(t, "late", "r", taken.Addr().(*net.TCPAddr).Port), aliens(t, "bad"))
-		r.reg.cell.Publish(r.view)
+		r.reg.latest.Publish(r.view)
 		state := func() TypeStatus { return r.server.Connections()[0].Types[LDS] }
 		wait.Until(t, "a refusal", func() bool { return state().Rejects > 0 })
 		if s := state(); !slices.Equal(s.RejectedName, []string{"bad", "late"}) || !strings.Contains(s.Message, cannotBind) {

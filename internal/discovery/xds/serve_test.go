@@ -16,21 +16,21 @@ import (
 
 // oneClass is a registry in which all proxies are alike.
 type oneClass struct {
-	cell *Cell
-	mu   sync.Mutex
-	seen []mesh.Node
-	gone int
-	err  error
+	latest *LatestView
+	mu     sync.Mutex
+	seen   []mesh.Node
+	gone   int
+	err    error
 }
 
-func (r *oneClass) Join(_ context.Context, n mesh.Node, _ string) (*Cell, func(), error) {
+func (r *oneClass) Join(_ context.Context, n mesh.Node, _ string) (*LatestView, func(), error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {
 		return nil, nil, r.err
 	}
 	r.seen = append(r.seen, n)
-	return r.cell, func() {
+	return r.latest, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.gone++

@@ -1,7 +1,7 @@
 // Package xds serves configuration to proxies over Envoy's aggregated discovery service.
 //
 // A View is what proxies of one class shall have: immutable, its resources stored once as
-// encoded bytes. A Registry (the compiler's side) gives each stream a Cell that its views
+// encoded bytes. A Registry (the compiler's side) gives each stream a LatestView that its views
 // are published into; a Sub, one per stream, is the machine that decides what the stream is
 // sent and when; Server and its streams do what the machines say. Both flavours of the
 // protocol are served, incremental ("delta") and state-of-the-world.
@@ -38,12 +38,12 @@ import (
 
 // Registry finds out which class a proxy is of.
 type Registry interface {
-	// Join returns the cell with the views for the proxy n, and a function to be called
+	// Join returns where the views for the proxy n appear, and a function to be called
 	// when the proxy has gone. The id is unique among all connections of the process.
 	// It may be called from many goroutines. An error that is a gRPC status ends the
 	// stream with it, codes.Unavailable while sources have not synced; any other error
 	// becomes codes.Unavailable.
-	Join(ctx context.Context, n mesh.Node, id string) (*Cell, func(), error)
+	Join(ctx context.Context, n mesh.Node, id string) (*LatestView, func(), error)
 }
 
 // Authenticate finds out who is calling, from what the transport and the headers say.
@@ -55,7 +55,7 @@ type Server struct {
 	registry Registry
 	log      *slog.Logger
 	metrics  *metrics
-	steps    steps
+	diffs    diffCache
 	serial   atomic.Uint64
 	ledger   *ledger
 	refusals refusals
@@ -194,7 +194,7 @@ func (v *service) admit(g grpc.ServerStream, delta bool) (caller string, err err
 func (v *service) join(ctx context.Context, st *stream, node mesh.Node, who mesh.Identity, first incoming) error {
 	s := v.server
 	id := fmt.Sprintf("%s-%d", node.ID, s.serial.Add(1))
-	cell, leave, err := s.registry.Join(ctx, node, id)
+	latest, leave, err := s.registry.Join(ctx, node, id)
 	if err != nil {
 		return coded(err, codes.Unavailable)
 	}
@@ -207,7 +207,7 @@ func (v *service) join(ctx context.Context, st *stream, node mesh.Node, who mesh
 		caller = who.String()
 	}
 	s.log.Info("proxy connected", "connection", id, "proxy", node.NodeID.String(), "caller", caller, "agent", node.UserAgent, "delta", st.delta)
-	err = st.run(ctx, cell, first)
+	err = st.run(ctx, latest, first)
 	s.log.Info("proxy disconnected", "connection", id, "status", status.Code(err).String())
 	return err
 }

@@ -32,7 +32,7 @@ func gauge(t *testing.T, reg *prometheus.Registry, name string) float64 {
 func TestAProxyThatDoesNotAcknowledgeIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		said, reg := &record{}, prometheus.NewRegistry()
-		s := New(&oneClass{cell: NewCell((&View{}).put(NewResource(CDS, "a", nil), NewResource(LDS, "l", nil)))}, slog.New(slog.NewTextHandler(said, nil)), reg)
+		s := New(&oneClass{latest: NewLatestView((&View{}).put(NewResource(CDS, "a", nil), NewResource(LDS, "l", nil)))}, slog.New(slog.NewTextHandler(said, nil)), reg)
 		g := open(t, dial(t, s, nil))
 		receive := func() string {
 			m, err := g.Recv()
@@ -86,7 +86,7 @@ func TestAProxyThatDoesNotAcknowledgeIsStuck(t *testing.T) {
 func TestARefusalIsShownWhileItStands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := (&View{}).put(NewResource(LDS, "l", []byte("1")))
-		class := &oneClass{cell: NewCell(v)}
+		class := &oneClass{latest: NewLatestView(v)}
 		s := New(class, quiet(t), nil)
 		g := open(t, dial(t, s, nil))
 		answer := func(r *discoveryv3.DeltaDiscoveryRequest) {
@@ -105,13 +105,13 @@ func TestARefusalIsShownWhileItStands(t *testing.T) {
 			t.Errorf("refused because of %q", refused())
 		}
 		v = v.put(NewResource(LDS, "m", []byte("1")))
-		class.cell.Publish(v)
+		class.latest.Publish(v)
 		answer(&discoveryv3.DeltaDiscoveryRequest{})
 		if refused() != "l: bad" {
 			t.Errorf("with another listener accepted, refused because of %q", refused())
 		}
 		v = v.put(NewResource(LDS, "l", []byte("2")))
-		class.cell.Publish(v)
+		class.latest.Publish(v)
 		answer(&discoveryv3.DeltaDiscoveryRequest{})
 		if c := s.Connections()[0]; refused() != "" || c.Types[LDS].Rejects != 1 || c.Applied != v.Generation {
 			t.Errorf("with everything accepted: %+v", c)

@@ -86,15 +86,15 @@ func (s *receiver) receive(ctx context.Context) {
 
 // begin makes the machine of a stream whose proxy is known.
 func (s *stream) begin(c *connection) {
-	s.conn, s.sub = c, NewSub(s.delta, s.server.steps.diff)
+	s.conn, s.sub = c, NewSub(s.delta, s.server.diffs.diff)
 }
 
 // run serves the stream until either side ends it.
-func (s *stream) run(ctx context.Context, cell *Cell, first incoming) error {
+func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) error {
 	s.timer = time.NewTimer(time.Hour)
 	s.timer.Stop()
 	defer s.timer.Stop()
-	moved, err := s.move(cell)
+	moved, err := s.move(latest)
 	if err == nil {
 		err = s.take(first)
 	}
@@ -103,7 +103,7 @@ func (s *stream) run(ctx context.Context, cell *Cell, first incoming) error {
 		case m := <-s.in:
 			err = s.take(m)
 		case <-moved:
-			moved, err = s.move(cell)
+			moved, err = s.move(latest)
 		case <-s.timer.C:
 			err = s.step(nil)
 		case err = <-s.broken:
@@ -120,8 +120,8 @@ func (s *stream) run(ctx context.Context, cell *Cell, first incoming) error {
 }
 
 // move takes the newest view.
-func (s *stream) move(cell *Cell) (<-chan struct{}, error) {
-	p := cell.p.Load()
+func (s *stream) move(latest *LatestView) (<-chan struct{}, error) {
+	p := latest.p.Load()
 	if p.view == nil {
 		return p.next, nil
 	}

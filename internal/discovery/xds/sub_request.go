@@ -1,5 +1,7 @@
 package xds
 
+import "slices"
+
 // deltaRequest takes an incremental request: an answer and changes of the subscription
 // may come in one. [control-plane 5.2.8]
 func (s *Sub) deltaRequest(c *channel, r Request) {
@@ -54,7 +56,7 @@ func (s *Sub) deltaRequest(c *channel, r Request) {
 // then may be waiting for those that it has: an Envoy whose clusters warm does not ask for
 // clusters on a new stream until they have warmed.
 func (s *Sub) early(t Type) bool {
-	return t == EDS && !s.chans[CDS].asked || t == RDS && !s.chans[LDS].asked
+	return slices.ContainsFunc(types[t].referredBy, func(by Type) bool { return !s.chans[by].asked })
 }
 
 // widen makes a subscription a wildcard.

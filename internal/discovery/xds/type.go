@@ -1,10 +1,18 @@
 package xds
 
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+)
+
 // Type is a kind of resource. The order of the constants is the order in which new
 // state is sent on a stream. [control-plane 1.6.13, 5.2.3]
 type Type uint8
 
-// The types that are served.
+// The types that are served. To serve another one, add its constant here, its row in types,
+// and the rule that makes its resources in package compile.
 const (
 	CDS Type = iota
 	EDS
@@ -13,22 +21,83 @@ const (
 	numTypes
 )
 
-// typeInfo is what distinguishes one type from another.
+// typeInfo is everything that distinguishes one type from another.
 type typeInfo struct {
 	short, url string
+	// status is the type's name in the fields of /debug/syncz, as in "cluster_sent".
+	status string
 	// wildcard: a first request without names means "everything" (the legacy form).
 	wildcard bool
+	// referredBy are the types whose resources name those of this one, so that a client asks
+	// for it after them.
+	referredBy []Type
+	// after are the types whose state must be in force before new or changed resources of
+	// this one are sent, removedAfter those before resources of this one are removed, because
+	// they may refer to them. Both must be given; nothing is a value too.
+	after, removedAfter []Type
+	// retried: a resource that was refused since its address could not be bound is sent again.
+	retried bool
+	// absent encodes a resource that says that there is nothing under a name, for clients that
+	// cannot be told so otherwise; nil where nobody needs one.
+	absent func(name string) []byte
+	// dump is the part of a config dump with the resources of this type.
+	dump func(resources *TypeView) proto.Message
 }
 
-var types = [numTypes]typeInfo{
-	CDS: {"CDS", "type.googleapis.com/envoy.config.cluster.v3.Cluster", true},
-	EDS: {"EDS", "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment", false},
-	LDS: {"LDS", "type.googleapis.com/envoy.config.listener.v3.Listener", true},
-	RDS: {"RDS", "type.googleapis.com/envoy.config.route.v3.RouteConfiguration", false},
+// nothing is a list without types that is given and not forgotten.
+var nothing = []Type{}
+
+var types = checked([numTypes]typeInfo{
+	CDS: {
+		short: "CDS", url: "type.googleapis.com/envoy.config.cluster.v3.Cluster", status: "cluster", wildcard: true,
+		after: nothing, removedAfter: []Type{LDS, RDS}, dump: dumpClusters,
+	},
+	EDS: {
+		short: "EDS", url: "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment", status: "endpoint",
+		referredBy: []Type{CDS}, after: nothing, removedAfter: []Type{CDS, LDS, RDS},
+		absent: emptyAssignment, dump: dumpEndpoints,
+	},
+	LDS: {
+		short: "LDS", url: "type.googleapis.com/envoy.config.listener.v3.Listener", status: "listener", wildcard: true,
+		after: []Type{CDS, EDS}, removedAfter: nothing, retried: true, dump: dumpListeners,
+	},
+	RDS: {
+		short: "RDS", url: "type.googleapis.com/envoy.config.route.v3.RouteConfiguration", status: "route",
+		referredBy: []Type{LDS}, after: []Type{CDS, EDS}, removedAfter: []Type{LDS}, dump: dumpRoutes,
+	},
+})
+
+// checked returns the rows, and panics where one leaves something out or is inconsistent.
+func checked(rows [numTypes]typeInfo) [numTypes]typeInfo {
+	for t, row := range rows {
+		switch {
+		case row.short == "" || row.url == "" || row.status == "":
+			panic(fmt.Sprintf("xds: type %d has no name, type URL or status name; give it a row in types", t))
+		case row.after == nil || row.removedAfter == nil:
+			panic("xds: the row of " + row.short + " does not say what its updates and removals wait for")
+		case row.dump == nil:
+			panic("xds: the row of " + row.short + " has no dump")
+		case len(row.after) > 0 && slices.Max(row.after) >= Type(t):
+			panic("xds: updates of " + row.short + " wait for a type that is sent later")
+		}
+	}
+	return rows
+}
+
+// emptyAssignment is an encoded ClusterLoadAssignment without endpoints.
+func emptyAssignment(name string) []byte {
+	const clusterName = 1 // of envoy.config.endpoint.v3.ClusterLoadAssignment
+	return appendBytes(nil, clusterName, name)
 }
 
 // Types are all types in sending order.
-func Types() []Type { return []Type{CDS, EDS, LDS, RDS} }
+func Types() []Type {
+	all := make([]Type, numTypes)
+	for t := range numTypes {
+		all[t] = t
+	}
+	return all
+}
 
 // ParseType finds the type with that type URL; false if it is not served.
 func ParseType(url string) (Type, bool) {
@@ -40,8 +109,19 @@ func ParseType(url string) (Type, bool) {
 	return 0, false
 }
 
+// info is the type's row. It panics for a value that is not one of the constants.
+func (t Type) info() *typeInfo {
+	if t >= numTypes {
+		panic(fmt.Sprintf("xds: unknown type %d", t))
+	}
+	return &types[t]
+}
+
 // URL is the type URL that requests, responses and Any bodies carry.
-func (t Type) URL() string { return types[t].url }
+func (t Type) URL() string { return t.info().url }
 
 // String is the short name: CDS, EDS, LDS, RDS.
-func (t Type) String() string { return types[t].short }
+func (t Type) String() string { return t.info().short }
+
+// StatusName is the type's name in the fields of /debug/syncz: cluster, endpoint, listener, route.
+func (t Type) StatusName() string { return t.info().status }

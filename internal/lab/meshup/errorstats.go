@@ -8,6 +8,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // CountFailures is for Options.ProxyConfig: with it Envoy has the statistics that ErrorStats reads.
@@ -31,8 +33,8 @@ func (m *Mesh) ErrorStats(ctx context.Context) (map[string]int64, error) {
 			return nil, err
 		}
 		for name, n := range stats {
-			// The agent's own sockets depend on the control plane, which scenarios stop.
-			if n != 0 && !strings.HasPrefix(name, "cluster.xds-grpc.") && !strings.HasPrefix(name, "cluster.sds-grpc.") {
+			// The agent's own sockets come and go with the control plane.
+			if n != 0 && !strings.HasPrefix(name, "cluster."+mesh.XDSCluster+".") && !strings.HasPrefix(name, "cluster."+mesh.SDSCluster+".") {
 				out[p.Spec.Key()+": "+name] = n
 			}
 		}

@@ -15,14 +15,13 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	caresv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/network/dns_resolver/cares/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -217,7 +216,7 @@ func setDNS(c *clusterv3.Cluster, in Input) {
 	if in.Caps.Has(mesh.CaresDNS) {
 		c.TypedDnsResolverConfig = &corev3.TypedExtensionConfig{
 			Name:        "envoy.network.dns_resolver.cares",
-			TypedConfig: pack(&caresv3.CaresDnsResolverConfig{UdpMaxQueries: wrapperspb.UInt32(dnsMaxQueries)}),
+			TypedConfig: marshal.MustAny(&caresv3.CaresDnsResolverConfig{UdpMaxQueries: wrapperspb.UInt32(dnsMaxQueries)}),
 		}
 	}
 }
@@ -247,11 +246,4 @@ func closeCluster(c *clusterv3.Cluster) {
 	c.DnsRefreshRate, c.DnsJitter, c.TypedDnsResolverConfig = nil, nil, nil
 	c.RespectDnsTtl, c.WaitForWarmOnInit = false, nil
 	c.DnsLookupFamily = clusterv3.Cluster_AUTO
-}
-
-// pack marshals deterministically. Messages of these types have no way to fail.
-func pack(m proto.Message) *anypb.Any {
-	a := &anypb.Any{}
-	_ = anypb.MarshalFrom(a, m, proto.MarshalOptions{Deterministic: true})
-	return a
 }

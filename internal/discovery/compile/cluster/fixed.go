@@ -20,14 +20,14 @@ const passthroughIdle = 300 * time.Second
 
 // BlackHole has no endpoints: what is routed to it ends.
 func BlackHole(m *meshv1.MeshConfig) *clusterv3.Cluster {
-	c := &clusterv3.Cluster{Name: BlackHoleName, AltStatName: statName(BlackHoleName), ConnectTimeout: connectTimeout(m)}
+	c := &clusterv3.Cluster{Name: mesh.BlackHoleCluster, AltStatName: statName(mesh.BlackHoleCluster), ConnectTimeout: connectTimeout(m)}
 	setType(c, clusterv3.Cluster_STATIC)
 	return c
 }
 
 // Passthrough sends outbound connections where the application meant them to go.
 func Passthrough(m *meshv1.MeshConfig) *clusterv3.Cluster {
-	c := originalDst(PassthroughName, m)
+	c := originalDst(mesh.PassthroughCluster, m)
 	idle(durationpb.New(passthroughIdle)).attach(c)
 	return c
 }
@@ -37,7 +37,7 @@ func Passthrough(m *meshv1.MeshConfig) *clusterv3.Cluster {
 // Passthrough's name, as dashboards expect.
 func InboundPassthrough(m *meshv1.MeshConfig, caps mesh.Capability) *clusterv3.Cluster {
 	c := Passthrough(m)
-	c.Name = InboundPassthroughName
+	c.Name = mesh.InboundPassthroughCluster
 	c.UpstreamBindConfig = bind(caps)
 	return c
 }

@@ -11,13 +11,6 @@ const (
 	Inbound  = "inbound"
 )
 
-// Names of the clusters that every sidecar has. [control-plane 1.12.1]
-const (
-	BlackHoleName          = "BlackHoleCluster"
-	PassthroughName        = "PassthroughCluster"
-	InboundPassthroughName = "InboundPassthroughCluster"
-)
-
 // Name is direction|PORT|SUBSET|HOST, the name by which routes, endpoints and metrics
 // know a cluster. Inbound clusters have neither subset nor host. [control-plane 1.12.1]
 func Name(direction string, port uint32, subset, host string) string {

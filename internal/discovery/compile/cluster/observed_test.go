@@ -43,7 +43,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("ParseName(%q) = %+v, %v", k.String(), got, ok)
 		}
 	}
-	for _, s := range []string{"", cluster.PassthroughName, "outbound|x||h", "outbound|1|h", "sideways|1||h", "outbound|4294967296||h"} {
+	for _, s := range []string{"", mesh.PassthroughCluster, "outbound|x||h", "outbound|1|h", "sideways|1||h", "outbound|4294967296||h"} {
 		if k, ok := cluster.ParseName(s); ok {
 			t.Errorf("ParseName(%q) = %+v", s, k)
 		}

@@ -12,6 +12,7 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -110,7 +111,7 @@ func (o *options) attach(c *clusterv3.Cluster) {
 			},
 		}
 	}
-	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{optionsName: pack(m)}
+	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{optionsName: marshal.MustAny(m)}
 }
 
 // idle makes options that speak as the client does and close idle connections after d.

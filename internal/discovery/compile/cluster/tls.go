@@ -14,22 +14,8 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
-)
-
-// SDS names that the agent serves. [agent S2]
-const (
-	// SecretDefault is the workload's own certificate and key.
-	SecretDefault = "default"
-	// SecretRoot is the mesh's trust bundle.
-	SecretRoot = "ROOTCA"
-	// SDSCluster is the bootstrap's cluster that leads to the agent's SDS server.
-	SDSCluster = "sds-grpc"
-
-	filePrefix = "file-"
-	fileCert   = "file-cert:"
-	fileRoot   = "file-root:"
-	systemRoot = fileRoot + "system"
 )
 
 const (
@@ -79,13 +65,13 @@ func autoMatches(ctx *tlsv3.UpstreamTlsContext) []*clusterv3.Cluster_TransportSo
 		{Name: "tlsMode-istio", Match: stringStruct(tlsMode, modeIstio), TransportSocket: socket(ctx)},
 		{Name: "tlsMode-disabled", Match: &structpb.Struct{}, TransportSocket: &corev3.TransportSocket{
 			Name:       rawSocket,
-			ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: pack(&rawv3.RawBuffer{})},
+			ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: marshal.MustAny(&rawv3.RawBuffer{})},
 		}},
 	}
 }
 
 func socket(ctx *tlsv3.UpstreamTlsContext) *corev3.TransportSocket {
-	return &corev3.TransportSocket{Name: tlsSocket, ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: pack(ctx)}}
+	return &corev3.TransportSocket{Name: tlsSocket, ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: marshal.MustAny(ctx)}}
 }
 
 // meshContext is the mesh's mutual TLS: the workload's own certificate, the mesh's roots,
@@ -108,8 +94,8 @@ func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.U
 		CommonTlsContext: &tlsv3.CommonTlsContext{
 			TlsParams:                      tlsParams(in.Mesh.GetMeshMTLS()),
 			AlpnProtocols:                  alpn,
-			TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{Secret(SecretDefault)},
-			ValidationContextType:          combined(SecretRoot, names, ""),
+			TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{Secret(mesh.SecretDefault)},
+			ValidationContextType:          combined(mesh.SecretRoot, names, ""),
 		},
 	}
 }
@@ -128,13 +114,13 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 		if t.ClientCertificate == "" || t.PrivateKey == "" {
 			return nil, false
 		}
-		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{Secret(fileCert + t.ClientCertificate + "~" + t.PrivateKey)}
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{Secret(mesh.SecretFileCert + t.ClientCertificate + "~" + t.PrivateKey)}
 	}
 	insecure := t.GetInsecureSkipVerify().GetValue()
 	if !insecure {
-		root := systemRoot
+		root := mesh.SecretSystemRoot
 		if t.CaCertificates != "" {
-			root = fileRoot + t.CaCertificates
+			root = mesh.SecretFileRoot + t.CaCertificates
 		}
 		common.ValidationContextType = combined(root, t.SubjectAltNames, t.CaCrl)
 	}
@@ -183,7 +169,7 @@ const fileWait = 2 * time.Second
 // mesh's own secrets Envoy waits without limit: they come, and nothing works without them.
 func Secret(name string) *tlsv3.SdsSecretConfig {
 	wait := &durationpb.Duration{}
-	if strings.HasPrefix(name, filePrefix) {
+	if strings.HasPrefix(name, mesh.SecretFileCert) || strings.HasPrefix(name, mesh.SecretFileRoot) {
 		wait = durationpb.New(fileWait)
 	}
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
@@ -192,7 +178,7 @@ func Secret(name string) *tlsv3.SdsSecretConfig {
 			TransportApiVersion:       corev3.ApiVersion_V3,
 			SetNodeOnFirstMessageOnly: true,
 			GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
-				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: SDSCluster},
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: mesh.SDSCluster},
 			}}},
 		}},
 		InitialFetchTimeout: wait,

@@ -14,6 +14,7 @@ import (
 	httpfilterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	uuidv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/request_id/uuid/v3"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -26,7 +27,7 @@ import (
 const ALPNFilter = "envoy.filters.http.set_filter_state"
 
 func httpFilter(name string, m proto.Message) *hcmv3.HttpFilter {
-	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: Any(m)}}
+	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: marshal.MustAny(m)}}
 }
 
 // offerALPN makes upstream mutual TLS offer the names by which the server's inbound
@@ -87,7 +88,7 @@ func (e Env) manager(statPrefix string, outbound bool) *hcmv3.HttpConnectionMana
 		h.PathWithEscapedSlashesAction = hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD
 	}
 	if e.Caps.Has(mesh.RequestIDUUID) {
-		h.RequestIdExtension = &hcmv3.RequestIDExtension{TypedConfig: Any(&uuidv3.UuidRequestIdConfig{
+		h.RequestIdExtension = &hcmv3.RequestIDExtension{TypedConfig: marshal.MustAny(&uuidv3.UuidRequestIdConfig{
 			UseRequestIdForTraceSampling: wrapperspb.Bool(true),
 		})}
 	}
@@ -143,7 +144,7 @@ func (e Env) accessLog() []*accesslogv3.AccessLog {
 	}
 	return []*accesslogv3.AccessLog{{
 		Name: "envoy.access_loggers.file",
-		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: Any(&fileaccesslogv3.FileAccessLog{
+		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: marshal.MustAny(&fileaccesslogv3.FileAccessLog{
 			Path: path,
 			AccessLogFormat: &fileaccesslogv3.FileAccessLog_LogFormat{LogFormat: &corev3.SubstitutionFormatString{
 				Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{

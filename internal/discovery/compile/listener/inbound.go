@@ -8,6 +8,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -92,14 +93,14 @@ func (e Env) table(mode Mode, p mesh.Protocol) []chain {
 func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 	port := e.inboundPort()
 	l := &listenerv3.Listener{
-		Name:                                 "virtualInbound",
+		Name:                                 mesh.VirtualInbound,
 		Address:                              address(Wildcard(e.Caps), port),
 		AdditionalAddresses:                  e.additional(Wildcard(e.Caps), port),
 		ListenerFiltersTimeout:               e.detectionTimeout(),
 		ContinueOnListenerFiltersTimeout:     true,
 		TrafficDirection:                     corev3.TrafficDirection_INBOUND,
 		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
-		FilterChains:                         []*listenerv3.FilterChain{e.blackhole("virtualInbound-blackhole", port)},
+		FilterChains:                         []*listenerv3.FilterChain{e.blackhole(mesh.VirtualInbound+"-blackhole", port)},
 	}
 	noTLS, noHTTP := []uint32{port}, []uint32{port}
 	ports := append([]InboundPort{in.Unknown}, in.Ports...)
@@ -129,9 +130,9 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 
 func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.FilterChain {
 	match := &listenerv3.FilterChainMatch{TransportProtocol: c.transport, ApplicationProtocols: c.alpn}
-	name, prefix := "virtualInbound", "InboundPassthroughCluster"
+	name, prefix := mesh.VirtualInbound, mesh.InboundPassthroughCluster
 	if c.as == asHTTP {
-		name, prefix = "virtualInbound-catchall-http", "InboundPassthroughCluster;"
+		name, prefix = mesh.VirtualInbound+"-catchall-http", mesh.InboundPassthroughCluster+";"
 	}
 	if p.Port != 0 {
 		match.DestinationPort = wrapperspb.UInt32(p.Port)
@@ -170,7 +171,7 @@ func (e Env) terminate(trustDomains []string) *corev3.TransportSocket {
 	}
 	return &corev3.TransportSocket{
 		Name: "envoy.transport_sockets.tls",
-		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: Any(&tlsv3.DownstreamTlsContext{
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: marshal.MustAny(&tlsv3.DownstreamTlsContext{
 			RequireClientCertificate: wrapperspb.Bool(true),
 			CommonTlsContext: &tlsv3.CommonTlsContext{
 				TlsParams: &tlsv3.TlsParameters{
@@ -179,11 +180,11 @@ func (e Env) terminate(trustDomains []string) *corev3.TransportSocket {
 					CipherSuites:              ciphers,
 				},
 				AlpnProtocols:                  []string{"h2", "http/1.1"},
-				TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{{Name: "default", SdsConfig: agentSDS()}},
+				TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{{Name: mesh.SecretDefault, SdsConfig: agentSDS()}},
 				ValidationContextType: &tlsv3.CommonTlsContext_CombinedValidationContext{
 					CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
 						DefaultValidationContext:         &tlsv3.CertificateValidationContext{MatchSubjectAltNames: sans}, //nolint:staticcheck // the field that Istio's proxies and stock Envoy both read
-						ValidationContextSdsSecretConfig: &tlsv3.SdsSecretConfig{Name: "ROOTCA", SdsConfig: agentSDS()},
+						ValidationContextSdsSecretConfig: &tlsv3.SdsSecretConfig{Name: mesh.SecretRoot, SdsConfig: agentSDS()},
 					},
 				},
 			},
@@ -201,7 +202,7 @@ func agentSDS() *corev3.ConfigSource {
 			TransportApiVersion:       corev3.ApiVersion_V3,
 			SetNodeOnFirstMessageOnly: true,
 			GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
-				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: "sds-grpc"},
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: mesh.SDSCluster},
 			}}},
 		}},
 	}

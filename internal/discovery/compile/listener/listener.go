@@ -17,9 +17,9 @@ import (
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
@@ -65,15 +65,6 @@ func (e Env) additional(ip string, port uint32) []*listenerv3.AdditionalAddress 
 	return []*listenerv3.AdditionalAddress{{Address: address("::", port)}}
 }
 
-// Any wraps a message deterministically; messages of this program always encode.
-func Any(m proto.Message) *anypb.Any {
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-	if err != nil {
-		panic("encode " + string(m.ProtoReflect().Descriptor().FullName()) + ": " + err.Error())
-	}
-	return &anypb.Any{TypeUrl: "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName()), Value: b}
-}
-
 func address(ip string, port uint32) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address: ip, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
@@ -81,11 +72,11 @@ func address(ip string, port uint32) *corev3.Address {
 }
 
 func networkFilter(name string, m proto.Message) *listenerv3.Filter {
-	return &listenerv3.Filter{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: Any(m)}}
+	return &listenerv3.Filter{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: marshal.MustAny(m)}}
 }
 
 func listenerFilter(name string, m proto.Message) *listenerv3.ListenerFilter {
-	return &listenerv3.ListenerFilter{Name: name, ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: Any(m)}}
+	return &listenerv3.ListenerFilter{Name: name, ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: marshal.MustAny(m)}}
 }
 
 func originalDst() *listenerv3.ListenerFilter {
@@ -153,6 +144,6 @@ func (e Env) blackhole(name string, port uint32) *listenerv3.FilterChain {
 	return &listenerv3.FilterChain{
 		Name:             name,
 		FilterChainMatch: &listenerv3.FilterChainMatch{DestinationPort: wrapperspb.UInt32(port)},
-		Filters:          []*listenerv3.Filter{quiet.tcpProxy("BlackHoleCluster", TCP{Cluster: "BlackHoleCluster"})},
+		Filters:          []*listenerv3.Filter{quiet.tcpProxy(mesh.BlackHoleCluster, TCP{Cluster: mesh.BlackHoleCluster})},
 	}
 }

@@ -109,9 +109,9 @@ func (e Env) fallThrough(o Outbound) *listenerv3.FilterChain {
 }
 
 func (e Env) unknown(allowAny bool) *listenerv3.Filter {
-	cluster := "BlackHoleCluster"
+	cluster := mesh.BlackHoleCluster
 	if allowAny {
-		cluster = "PassthroughCluster"
+		cluster = mesh.PassthroughCluster
 	}
 	return e.tcpProxy(cluster, TCP{Cluster: cluster})
 }
@@ -136,14 +136,14 @@ func ranges(prefixes []netip.Prefix) []*corev3.CidrRange {
 func VirtualOutbound(e Env, allowAny bool) *listenerv3.Listener {
 	port := e.outboundPort()
 	return &listenerv3.Listener{
-		Name:                "virtualOutbound",
+		Name:                mesh.VirtualOutbound,
 		Address:             address(Wildcard(e.Caps), port),
 		AdditionalAddresses: e.additional(Wildcard(e.Caps), port),
 		UseOriginalDst:      wrapperspb.Bool(true),
 		TrafficDirection:    corev3.TrafficDirection_OUTBOUND,
 		FilterChains: []*listenerv3.FilterChain{
-			e.blackhole("virtualOutbound-blackhole", port),
-			{Name: "virtualOutbound-catchall-tcp", Filters: []*listenerv3.Filter{e.unknown(allowAny)}},
+			e.blackhole(mesh.VirtualOutbound+"-blackhole", port),
+			{Name: mesh.VirtualOutbound + "-catchall-tcp", Filters: []*listenerv3.Filter{e.unknown(allowAny)}},
 		},
 		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
 	}

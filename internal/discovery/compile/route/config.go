@@ -12,7 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
-	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 const (
@@ -43,8 +44,7 @@ func Join(frame *routev3.RouteConfiguration, hosts [][]byte) []byte {
 	for _, h := range hosts {
 		size += protowire.SizeTag(virtualHostsField) + protowire.SizeBytes(len(h))
 	}
-	// A RouteConfiguration has no required field and its strings are valid UTF-8: no way to fail.
-	out, _ := proto.MarshalOptions{Deterministic: true}.MarshalAppend(make([]byte, 0, size), frame)
+	out := marshal.MustAppend(make([]byte, 0, size), frame)
 	for _, h := range hosts {
 		out = protowire.AppendTag(out, virtualHostsField, protowire.BytesType)
 		out = protowire.AppendBytes(out, h)
@@ -114,7 +114,7 @@ func CatchAll(m *meshv1.MeshConfig) *routev3.VirtualHost {
 		}})
 	}
 	return catchAllHost("allow_any", &routev3.Route{Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster.PassthroughName},
+		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: mesh.PassthroughCluster},
 		Timeout:          &durationpb.Duration{},
 		MaxGrpcTimeout:   &durationpb.Duration{}, //nolint:staticcheck // the shape that incumbents send
 	}}})

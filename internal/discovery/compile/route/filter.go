@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -28,10 +29,10 @@ func (in Input) filters(r *routev3.Route, h *networking.HTTPRoute) {
 		r.TypedPerFilterConfig[name] = a
 	}
 	if f := fault(h.GetFault()); f != nil && in.Caps.Has(mesh.Fault) {
-		put(FaultFilter, pack(f))
+		put(FaultFilter, marshal.MustAny(f))
 	}
 	if c := h.GetCorsPolicy(); c != nil && in.Caps.Has(mesh.CORS) {
-		put(CORSFilter, pack(cors(c)))
+		put(CORSFilter, marshal.MustAny(cors(c)))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -55,7 +56,7 @@ func retryPolicy(r *networking.HTTPRetry, hashed bool, caps mesh.Capability) *ro
 	if elsewhere && caps.Has(mesh.PreviousHosts) {
 		out.RetryHostPredicate = []*routev3.RetryPolicy_RetryHostPredicate{{
 			Name:       previousHosts,
-			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{TypedConfig: pack(&hostv3.PreviousHostsPredicate{})},
+			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{TypedConfig: marshal.MustAny(&hostv3.PreviousHostsPredicate{})},
 		}}
 	}
 	return out
@@ -65,7 +66,7 @@ func otherPriorities() *routev3.RetryPolicy_RetryPriority {
 	return &routev3.RetryPolicy_RetryPriority{
 		Name: previousPriorities,
 		ConfigType: &routev3.RetryPolicy_RetryPriority_TypedConfig{
-			TypedConfig: pack(&priorityv3.PreviousPrioritiesConfig{UpdateFrequency: priorityUpdate}),
+			TypedConfig: marshal.MustAny(&priorityv3.PreviousPrioritiesConfig{UpdateFrequency: priorityUpdate}),
 		},
 	}
 }

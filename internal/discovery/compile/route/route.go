@@ -14,7 +14,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -22,6 +21,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -227,11 +227,4 @@ func unavailable() *routev3.Route_DirectResponse {
 }
 
 // filterOff disables a filter for one route.
-func filterOff() *anypb.Any { return pack(&routev3.FilterConfig{Disabled: true}) }
-
-// pack marshals deterministically. Messages of these types have no way to fail.
-func pack(m proto.Message) *anypb.Any {
-	a := &anypb.Any{}
-	_ = anypb.MarshalFrom(a, m, proto.MarshalOptions{Deterministic: true})
-	return a
-}
+func filterOff() *anypb.Any { return marshal.MustAny(&routev3.FilterConfig{Disabled: true}) }

@@ -34,7 +34,7 @@ func (s *Sub) nacked(c *channel, r Request, f *flight) {
 	e := Nacked{Type: r.Type, Nonce: f.nonce, Message: r.Message, Again: len(named) > 0}
 	for _, b := range named {
 		e.Names = append(e.Names, b.resource.Name)
-		bind := r.Type == LDS && strings.Contains(b.text, cannotBind)
+		bind := types[r.Type].retried && strings.Contains(b.text, cannotBind)
 		e.Again = s.refuse(c, b.resource, bind) && e.Again
 	}
 	for _, u := range f.upserts {
@@ -70,19 +70,24 @@ func (s *Sub) refuse(c *channel, r *Resource, bind bool) (again bool) {
 	return again
 }
 
-// retry has the listeners sent again whose time has come, and returns when the next one's
+// retry has the resources sent again whose time has come, and returns when the next one's
 // comes, zero if there is none.
 func (s *Sub) retry() (next time.Time) {
-	c := &s.chans[LDS]
-	for n, f := range c.refused {
-		switch {
-		case f.next.IsZero():
-		case s.now.Before(f.next):
-			next = sooner(next, f.next)
-		default:
-			c.force(n)
-			f.next = time.Time{}
-			c.refused[n] = f
+	for t := range numTypes {
+		if !types[t].retried {
+			continue
+		}
+		c := &s.chans[t]
+		for n, f := range c.refused {
+			switch {
+			case f.next.IsZero():
+			case s.now.Before(f.next):
+				next = sooner(next, f.next)
+			default:
+				c.force(n)
+				f.next = time.Time{}
+				c.refused[n] = f
+			}
 		}
 	}
 	return next

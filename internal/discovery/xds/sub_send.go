@@ -13,29 +13,20 @@ type hold struct {
 	used  bool      // in this pass
 }
 
-// The holds. [control-plane 5.2.3]
+// A type's updates and its removals are held apart. [control-plane 5.2.3]
 const (
-	holdUpdates   = iota // LDS and RDS, until the CDS and EDS that go with them are in force
-	holdRoutes           // removal of routes, until no listener refers to them
-	holdClusters         // removal of clusters, until no listener or route refers to them
-	holdEndpoints        // removal of endpoints, until their clusters are gone
+	holdUpdates  = iota // until what is in the row's after is in force
+	holdRemovals        // until what is in the row's removedAfter is in force
 	numHolds
 )
-
-var waitsFor = [numHolds][]Type{
-	holdUpdates:   {CDS, EDS},
-	holdRoutes:    {LDS},
-	holdClusters:  {LDS, RDS},
-	holdEndpoints: {CDS, LDS, RDS},
-}
-
-var removalHold = [numTypes]int{CDS: holdClusters, EDS: holdEndpoints, RDS: holdRoutes}
 
 // settle sends what may be sent now, in the order of the types.
 func (s *Sub) settle() {
 	next := s.retry()
-	for i := range s.holds {
-		s.holds[i].used = false
+	for t := range s.holds {
+		for i := range s.holds[t] {
+			s.holds[t][i].used = false
+		}
 	}
 	// What is sent may open or start other holds: go on until nothing is.
 	for before := -1; before != len(s.out); {
@@ -44,12 +35,14 @@ func (s *Sub) settle() {
 			s.push(t)
 		}
 	}
-	for i := range s.holds {
-		h := &s.holds[i]
-		if !h.used {
-			*h = hold{}
+	for t := range s.holds {
+		for i := range s.holds[t] {
+			h := &s.holds[t][i]
+			if !h.used {
+				*h = hold{}
+			}
+			next = sooner(next, h.until)
 		}
-		next = sooner(next, h.until)
 	}
 	s.wake(sooner(next, s.watch()))
 	s.apply()
@@ -106,11 +99,11 @@ func (s *Sub) push(t Type) {
 		c.become(cur, cur)
 		return
 	}
-	if (t == LDS || t == RDS) && !s.open(holdUpdates) {
+	if !s.open(t, holdUpdates) {
 		return
 	}
 	target := cur
-	if gone && t != LDS && !s.open(removalHold[t]) {
+	if gone && !s.open(t, holdRemovals) {
 		if !up {
 			return
 		}
@@ -223,9 +216,8 @@ func (s *Sub) lookup(t Type, set *TypeView, name string) *Resource {
 	if r := set.Get(name); r != nil && r.Body != nil {
 		return r
 	}
-	if t == EDS && !s.delta {
-		const clusterName = 1 // of envoy.config.endpoint.v3.ClusterLoadAssignment
-		return NewResource(EDS, name, appendBytes(nil, clusterName, name))
+	if absent := types[t].absent; absent != nil && !s.delta {
+		return NewResource(t, name, absent(name))
 	}
 	return nil
 }
@@ -260,14 +252,22 @@ func (s *Sub) pendingRemovals(t Type) bool {
 	return c.asked && c.any(s.step(t).Removed)
 }
 
-// open says whether what a hold keeps back may go. A response that has been waited for
-// longer than holdLimit holds nothing any more, nor does a type that a returning client
-// has not asked for by then; a removal never overtakes state that has not even been sent.
-func (s *Sub) open(which int) bool {
-	h := &s.holds[which]
+// open says whether a type's updates or removals may be sent. A response that has been
+// waited for longer than holdLimit holds nothing any more, nor does a type that a returning
+// client has not asked for by then; a removal never overtakes state that has not even been
+// sent.
+func (s *Sub) open(of Type, which int) bool {
+	waitsFor := types[of].after
+	if which == holdRemovals {
+		waitsFor = types[of].removedAfter
+	}
+	if len(waitsFor) == 0 {
+		return true
+	}
+	h := &s.holds[of][which]
 	h.used, h.until = true, time.Time{}
 	blocked, unsent, unasked := which == holdUpdates && s.expects(), false, false
-	for _, t := range waitsFor[which] {
+	for _, t := range waitsFor {
 		c := &s.chans[t]
 		if !c.asked {
 			unasked = unasked || s.toBeAsked(t, which)
@@ -299,7 +299,7 @@ func (s *Sub) open(which int) bool {
 	if s.now.Before(h.until) {
 		return false
 	}
-	for _, t := range waitsFor[which] {
+	for _, t := range waitsFor {
 		if f := s.chans[t].flight; f != nil {
 			f.late = true
 		}
@@ -348,4 +348,75 @@ func (s *Sub) starting() bool {
 		}
 	}
 	return false
+}
+
+// debt is a cluster that was sent and whose assignment was not sent after it yet.
+//
+// Envoy takes a new or changed cluster into use only when its assignment arrives, accepts
+// no other change of clusters meanwhile, and does not ask again for an assignment that it
+// subscribes to already. So the assignment is owed for every cluster that is sent, whatever
+// the client claims to have or asked for before. [control-plane 5.2.1]
+type debt struct {
+	cluster *Resource
+	// late: listeners and routes wait for it no longer.
+	late bool
+}
+
+// owe takes note of the clusters in a response that need an assignment after it. In SotW
+// these are the ones that are new or changed; the client passes over the others.
+func (s *Sub) owe(send Send, d *Delta, gone bool) {
+	sent := send.Upserts
+	if !s.delta {
+		forced := s.chans[CDS].forced
+		sent = slices.DeleteFunc(slices.Clone(sent), func(r *Resource) bool {
+			return !holds(d.Upserts, r.Name) && !forced[r.Name]
+		})
+	}
+	replaced := func(o debt) bool {
+		return holds(sent, o.cluster.Name) || gone && holds(d.Removed, o.cluster.Name)
+	}
+	s.owed = slices.DeleteFunc(s.owed, replaced)
+	for _, r := range sent {
+		if r.Needs != "" {
+			s.owed = append(s.owed, debt{cluster: r})
+		}
+	}
+}
+
+// pay strikes out the debts that a response with assignments settles.
+func (s *Sub) pay(send Send) {
+	s.owed = slices.DeleteFunc(s.owed, func(o debt) bool {
+		_, told := slices.BinarySearch(send.Removed, o.cluster.Needs)
+		return told || holds(send.Upserts, o.cluster.Needs)
+	})
+	if len(s.owed) == 0 {
+		s.owed = nil // the room is for thousands
+	}
+}
+
+// payable says whether an assignment is owed that the client subscribes to.
+func (s *Sub) payable() bool {
+	return slices.ContainsFunc(s.owed, func(o debt) bool { return s.chans[EDS].has(o.cluster.Needs) })
+}
+
+// despair ends the waiting for the assignments of clusters that were refused: the client
+// may not ask for them. They stay owed, for a client may use some clusters of a response
+// that it refuses.
+func (s *Sub) despair(refused map[string]rejection) {
+	for i, o := range s.owed {
+		if f, ok := refused[o.cluster.Name]; ok && f.version == o.cluster.Version {
+			s.owed[i].late = true
+		}
+	}
+}
+
+// expects says whether listeners and routes wait for an assignment that is owed.
+func (s *Sub) expects() bool {
+	return slices.ContainsFunc(s.owed, func(o debt) bool { return !o.late })
+}
+
+// holds says whether a list in order of names has the name.
+func holds(list []*Resource, name string) bool {
+	_, ok := slices.BinarySearchFunc(list, name, byName)
+	return ok
 }

@@ -1,0 +1,45 @@
+// Package marshal encodes protobuf messages: one way for all of the control plane, so that equal messages have equal bytes.
+//
+// A message fails to encode where a string in it is not UTF-8. Sources and node metadata refuse
+// such strings, so a message that the control plane has built itself encodes; the functions
+// whose names begin with Must panic if one does not, with the message's name.
+package marshal
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// TypeURLPrefix is what type URLs consist of before the message's full name.
+const TypeURLPrefix = "type.googleapis.com/"
+
+// Append appends the deterministic encoding of m to b.
+func Append(b []byte, m proto.Message) ([]byte, error) {
+	out, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, m)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", m.ProtoReflect().Descriptor().FullName(), err)
+	}
+	return out, nil
+}
+
+// MustAppend is Append for messages that encode.
+func MustAppend(b []byte, m proto.Message) []byte {
+	out, err := Append(b, m)
+	if err != nil {
+		panic(err.Error())
+	}
+	return out
+}
+
+// Must is the deterministic encoding of a message that encodes.
+func Must(m proto.Message) []byte { return MustAppend(nil, m) }
+
+// MustAny is an Any with the deterministic encoding of a message that encodes.
+func MustAny(m proto.Message) *anypb.Any { return &anypb.Any{TypeUrl: TypeURL(m), Value: Must(m)} }
+
+// TypeURL is the type URL of a message's type; m may be a nil pointer of it.
+func TypeURL(m proto.Message) string {
+	return TypeURLPrefix + string(m.ProtoReflect().Descriptor().FullName())
+}

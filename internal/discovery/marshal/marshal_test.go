@@ -1,0 +1,56 @@
+package marshal
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+func TestEqualMessagesHaveEqualBytes(t *testing.T) {
+	keys := map[string]any{}
+	for _, k := range strings.Fields("a b c d e f g h i j") {
+		keys[k] = k
+	}
+	m, err := structpb.NewStruct(keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := Must(m)
+	for range 100 {
+		if !bytes.Equal(Must(m), first) {
+			t.Fatal("two encodings of one message differ")
+		}
+	}
+}
+
+func TestWhatCannotBeEncodedIsNotSwallowed(t *testing.T) {
+	bad := wrapperspb.String("\xff")
+	if b, err := Append(nil, bad); err == nil || !strings.Contains(err.Error(), "encode google.protobuf.StringValue") {
+		t.Errorf("Append: %q, %v; want an error that names the message", b, err)
+	}
+	for name, f := range map[string]func(){
+		"Must": func() { Must(bad) }, "MustAny": func() { MustAny(bad) }, "MustAppend": func() { MustAppend(nil, bad) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if text, _ := recover().(string); !strings.Contains(text, "google.protobuf.StringValue") {
+					t.Errorf("panic %q, want one that names the message", text)
+				}
+			}()
+			f()
+		})
+	}
+}
+
+func TestAnyHasTheTypeURL(t *testing.T) {
+	a := MustAny(wrapperspb.String("x"))
+	if a.TypeUrl != "type.googleapis.com/google.protobuf.StringValue" {
+		t.Errorf("type URL %q", a.TypeUrl)
+	}
+	if m, err := a.UnmarshalNew(); err != nil || m.(*wrapperspb.StringValue).Value != "x" {
+		t.Errorf("decoded %v, %v", m, err)
+	}
+}

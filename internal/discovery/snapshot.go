@@ -1,0 +1,90 @@
+package discovery
+
+import (
+	"maps"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// What debug pages and metrics show are values that the loop's goroutine makes when it is asked,
+// so that nobody else reads its tables. Each is immutable from then on. The functions return
+// false once the loop has ended.
+
+// viewsSnapshot is what proxies shall have now.
+func (l *loop) viewsSnapshot() (s *viewsSnapshot, ok bool) {
+	ok = l.ask(func() { s = l.views.snapshot() })
+	return s, ok
+}
+
+// problemsSnapshot is what there is to say about the configuration at one moment.
+type problemsSnapshot struct {
+	// notServed is why no proxy is served; empty where proxies are.
+	notServed string
+	// saved are texts about what is in force as it was saved.
+	saved    []string
+	problems []shownProblem
+}
+
+type shownProblem struct {
+	object.Problem
+	// meanwhile is what is in force instead of what is refused; empty where nothing is.
+	meanwhile string
+}
+
+func (l *loop) problemsSnapshot() (s problemsSnapshot, ok bool) {
+	ok = l.ask(func() {
+		if !l.gate.open.Load() {
+			s.notServed = *l.gate.why.Load()
+		}
+		n := l.gate.notes.Load()
+		for _, text := range []string{n.restoredText(time.Now()), n.endsText()} {
+			if text != "" {
+				s.saved = append(s.saved, text)
+			}
+		}
+		places := l.placesInForce()
+		for _, p := range l.allProblems() {
+			shown := shownProblem{Problem: p}
+			if p.Severity == object.Error {
+				shown.meanwhile = l.meanwhile(p, places)
+			}
+			s.problems = append(s.problems, shown)
+		}
+	})
+	return s, ok
+}
+
+// numbers is what metrics count.
+type numbers struct {
+	rows     map[string]int
+	events   map[object.Kind]uint64
+	problems map[problemKind]int
+	rules    map[string]incr.RuleStats
+	commits  uint64
+	spent    time.Duration
+	views    *viewsSnapshot
+}
+
+// problemKind is what problems are counted by.
+type problemKind struct {
+	severity object.Severity
+	kind     object.Kind
+}
+
+func (l *loop) numbers() (n numbers, ok bool) {
+	// The two that are always there let an alert tell "none" from "not asked".
+	n.problems = map[problemKind]int{{object.Error, ""}: 0, {object.Warning, ""}: 0}
+	ok = l.ask(func() {
+		n.rows, n.rules, n.events = l.model.Counts(), l.graph.Stats(), maps.Clone(l.counts.events)
+		n.commits, n.spent = l.counts.commits, l.counts.spent
+		n.views = l.views.snapshot()
+		for _, v := range l.allProblems() {
+			if v.Severity != object.Info {
+				n.problems[problemKind{v.Severity, v.Key.Kind}]++
+			}
+		}
+	})
+	return n, ok
+}
