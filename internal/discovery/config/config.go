@@ -11,9 +11,6 @@ package config
 import (
 	"fmt"
 
-	networking "istio.io/api/networking/v1alpha3"
-	security "istio.io/api/security/v1beta1"
-
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -37,31 +34,11 @@ const maxVerdicts = 50
 // the order of the object's fields, at most 50.
 func Validate(o object.Object) []Verdict {
 	c := &check{key: o.Key, origin: o.Origin}
-	switch s := o.Spec.(type) {
-	case *object.ServiceSpec:
-		c.service(s, o.Meta)
-	case *object.EndpointSliceSpec:
-		c.endpointSlice(s)
-	case *object.PodSpec:
-		c.pod(s)
-	case *object.ConfigMapSpec:
-		c.configMap(s)
-	case *networking.ServiceEntry:
-		c.serviceEntry(s)
-	case *networking.WorkloadEntry:
-		c.workload("spec", s, nil)
-	case *networking.VirtualService:
-		c.virtualService(s)
-	case *networking.DestinationRule:
-		c.destinationRule(s)
-	case *security.PeerAuthentication:
-		c.policy = object.Policy{Broken: true, Key: o.Key, Labels: object.LabelText(s.GetSelector().GetMatchLabels())}
-		c.peerAuthentication(s)
-	case *networking.Sidecar:
-		c.sidecar(s)
-	case *networking.Gateway:
-		c.gateway(s)
+	rules := kinds[o.Kind]
+	if rules == nil {
+		panic("config: unknown kind of object: " + o.Key.String())
 	}
+	rules(c, o)
 	return c.out
 }
 

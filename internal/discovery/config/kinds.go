@@ -1,0 +1,55 @@
+package config
+
+import (
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// kinds has the rules for each kind of object; init fails until a new one has them.
+var kinds = map[object.Kind]func(*check, object.Object){
+	object.Service:       func(c *check, o object.Object) { specRules(c, o, func(s *object.ServiceSpec) { c.service(s, o.Meta) }) },
+	object.EndpointSlice: func(c *check, o object.Object) { specRules(c, o, c.endpointSlice) },
+	object.Pod:           func(c *check, o object.Object) { specRules(c, o, c.pod) },
+	object.ConfigMap:     func(c *check, o object.Object) { specRules(c, o, c.configMap) },
+	object.ServiceEntry:  func(c *check, o object.Object) { specRules(c, o, c.serviceEntry) },
+	object.WorkloadEntry: func(c *check, o object.Object) {
+		specRules(c, o, func(s *networking.WorkloadEntry) { c.workload("spec", s, nil) })
+	},
+	object.VirtualService:  func(c *check, o object.Object) { specRules(c, o, c.virtualService) },
+	object.DestinationRule: func(c *check, o object.Object) { specRules(c, o, c.destinationRule) },
+	object.PeerAuthentication: func(c *check, o object.Object) {
+		specRules(c, o, func(s *security.PeerAuthentication) {
+			c.policy = object.Policy{Broken: true, Key: o.Key, Labels: object.LabelText(s.GetSelector().GetMatchLabels())}
+			c.peerAuthentication(s)
+		})
+	},
+	object.Sidecar: func(c *check, o object.Object) { specRules(c, o, c.sidecar) },
+	object.Gateway: func(c *check, o object.Object) { specRules(c, o, c.gateway) },
+
+	object.Namespace:      noRules,
+	object.ServiceAccount: noRules,
+	object.Secret:         noRules,
+}
+
+func init() {
+	for _, k := range object.Kinds() {
+		if kinds[k] == nil {
+			panic("config: no row in kinds for " + string(k))
+		}
+	}
+}
+
+// noRules is for kinds whose objects say nothing that could be wrong.
+func noRules(*check, object.Object) {}
+
+// specRules applies rules to the object's spec. An object of the kind with another type of spec
+// is a mistake of whoever made it, and is refused.
+func specRules[S any](c *check, o object.Object, rules func(S)) {
+	if spec, ok := o.Spec.(S); ok {
+		rules(spec)
+		return
+	}
+	c.fail("spec", "invalid spec of type %T: want that of kind %s", o.Spec, o.Kind)
+}
