@@ -141,107 +141,18 @@ func (m *Model) Counts() map[string]int {
 	}
 }
 
-// Apply stores changed objects, which must be valid. Kinds that configuration does not
-// use are ignored. Nothing is rerun until the graph runs.
+// Apply stores changed objects, which must be valid. It panics for a kind without a row in
+// kinds. Nothing is rerun until the graph runs.
 func (m *Model) Apply(changes []object.Change) {
 	for _, c := range changes {
-		m.apply(c)
-	}
-}
-
-func (m *Model) apply(c object.Change) {
-	key := c.Key.Namespace + "/" + c.Key.Name
-	if c.Object == nil {
-		m.remove(c.Key, key)
-		return
-	}
-	o := c.Object
-	row := Row{Namespace: o.Namespace, Name: o.Name}
-	if !o.Meta.Created.IsZero() {
-		row.Age = o.Meta.Created.UnixNano()
-	}
-	ns := "ns:" + o.Namespace
-	switch spec := o.Spec.(type) {
-	case *object.ServiceSpec:
-		m.putServices(o.Key, []*Service{serviceOf(o, spec, m.domain)})
-	case *networking.ServiceEntry:
-		m.putServices(o.Key, servicesOfEntry(o, spec))
-	case *object.PodSpec:
-		buckets := labelBuckets(o.Namespace, o.Meta.Labels)
-		for _, ip := range spec.IPs {
-			buckets = append(buckets, "ip:"+ip.String())
+		row, ok := kinds[c.Key.Kind]
+		switch {
+		case !ok:
+			panic("model: unknown kind of object: " + c.Key.String())
+		case c.Object == nil:
+			row.remove(m, c.Key)
+		default:
+			row.put(m, c.Object)
 		}
-		m.tables.pods.Put(key, &Pod{Row: row, Labels: o.Meta.Labels, Spec: spec}, buckets...)
-	case *networking.WorkloadEntry:
-		e := &WorkloadEntry{Row: row, Labels: o.Meta.Labels, Spec: spec}
-		m.tables.entries.Put(key, e, append(labelBuckets(o.Namespace, e.labels()), "ip:"+spec.Address)...)
-	case *object.EndpointSliceSpec:
-		m.tables.slices.Put(key, &Slice{Row: row, Spec: spec}, o.Namespace+"/"+spec.Service)
-	case *networking.VirtualService:
-		m.putVirtual(key, row, spec)
-	case *networking.DestinationRule:
-		d := &DestinationRule{Row: row, Host: mesh.FullHost(spec.Host, o.Namespace, m.domain), Spec: spec}
-		m.tables.dests.Put(key, d, hostBucket(d.Host), selectorBucket(spec.GetWorkloadSelector().GetMatchLabels()))
-	case *security.PeerAuthentication:
-		m.tables.peers.Put(key, &PeerAuthentication{Row: row, Spec: spec}, ns)
-	case *networking.Sidecar:
-		m.tables.sidecars.Put(key, &Sidecar{Row: row, Spec: spec}, ns)
-	}
-}
-
-func (m *Model) putVirtual(key string, row Row, spec *networking.VirtualService) {
-	v := &VirtualService{Row: row, Spec: spec}
-	buckets := []string{all}
-	for _, h := range spec.Hosts {
-		full := mesh.FullHost(h, row.Namespace, m.domain)
-		v.Hosts = append(v.Hosts, full)
-		buckets = append(buckets, hostBucket(full))
-	}
-	for _, http := range spec.Http {
-		for _, match := range http.Match {
-			if len(match.SourceLabels) > 0 {
-				buckets = append(buckets, selectors)
-			}
-		}
-	}
-	m.tables.virtuals.Put(key, v, buckets...)
-}
-
-func (m *Model) putServices(owner object.Key, services []*Service) {
-	var keys []string
-	for _, s := range services {
-		keys = append(keys, s.Key)
-		m.tables.services.Put(s.Key, s, all, "host:"+s.Host, "ns:"+s.Namespace)
-	}
-	for _, old := range m.tables.owned[owner] {
-		if !contains(keys, old) {
-			m.tables.services.Delete(old)
-		}
-	}
-	m.tables.owned[owner] = keys
-}
-
-func (m *Model) remove(k object.Key, key string) {
-	t := &m.tables
-	switch k.Kind {
-	case object.Service, object.ServiceEntry:
-		for _, old := range t.owned[k] {
-			t.services.Delete(old)
-		}
-		delete(t.owned, k)
-	case object.Pod:
-		t.pods.Delete(key)
-	case object.WorkloadEntry:
-		t.entries.Delete(key)
-	case object.EndpointSlice:
-		t.slices.Delete(key)
-	case object.VirtualService:
-		t.virtuals.Delete(key)
-	case object.DestinationRule:
-		t.dests.Delete(key)
-	case object.PeerAuthentication:
-		t.peers.Delete(key)
-	case object.Sidecar:
-		t.sidecars.Delete(key)
 	}
 }

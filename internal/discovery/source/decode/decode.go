@@ -138,7 +138,7 @@ func (d *decoder) object(t *yamltree.Tree, version string, kind object.Kind) {
 	}
 	var o object.Object
 	var faults []*yamltree.Fault
-	if isIstio(kind) {
+	if kinds[kind].newSpec != nil {
 		o, faults = istioFrom(t, kind, meta)
 	} else {
 		o, faults = coreFrom(t, kind, meta)

@@ -15,65 +15,124 @@ import (
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
+// The API groups of the kinds that are read.
+const (
+	coreGroup       = ""
+	discoveryGroup  = "discovery.k8s.io"
+	networkingGroup = "networking.istio.io"
+	securityGroup   = "security.istio.io"
+)
+
 // Istio's versions of one kind share their schema, so all are read into the same message.
 var groupVersions = map[string][]string{
-	"":                    {"v1"},
-	"discovery.k8s.io":    {"discovery.k8s.io/v1"},
-	"networking.istio.io": {"networking.istio.io/v1", "networking.istio.io/v1beta1", "networking.istio.io/v1alpha3"},
-	"security.istio.io":   {"security.istio.io/v1", "security.istio.io/v1beta1"},
+	coreGroup:       {"v1"},
+	discoveryGroup:  {discoveryGroup + "/v1"},
+	networkingGroup: {networkingGroup + "/v1", networkingGroup + "/v1beta1", networkingGroup + "/v1alpha3"},
+	securityGroup:   {securityGroup + "/v1", securityGroup + "/v1beta1"},
 }
 
-func groupOf(kind object.Kind) (group string, known bool) {
-	switch kind {
-	case object.Namespace, object.Service, object.Pod, object.ServiceAccount, object.Secret, object.ConfigMap:
-		return "", true
-	case object.EndpointSlice:
-		return "discovery.k8s.io", true
-	case object.ServiceEntry, object.WorkloadEntry, object.VirtualService, object.DestinationRule, object.Sidecar, object.Gateway:
-		return "networking.istio.io", true
-	case object.PeerAuthentication:
-		return "security.istio.io", true
+// kindRow is how objects of one kind are read.
+type kindRow struct {
+	group string
+	// enforces is set where objects of the kind refuse requests, so that one that cannot be
+	// read lets through what it was to refuse.
+	enforces bool
+	// newSpec makes a message of an Istio kind; nil for Kubernetes' own kinds.
+	newSpec func() proto.Message
+	// fromTree and fromTyped read one of Kubernetes' own kinds; nil for Istio's. fromTyped is
+	// false for a value of another type.
+	fromTree  func(t *yamltree.Tree, meta metav1.ObjectMeta) (any, *yamltree.Fault)
+	fromTyped func(r *reducer, k8s any) bool
+}
+
+// kinds has a row for each kind that is read. To read another one, add its constant to package
+// object, its row here, and its rows in the tables of packages config and model; init and the
+// tests of all three fail until each has one.
+var kinds = map[object.Kind]kindRow{
+	object.Namespace: core(object.Namespace, coreGroup, metaOnly, func(*reducer, *corev1.Namespace) any { return nil }),
+	object.Service:   core(object.Service, coreGroup, wholeTree, func(r *reducer, x *corev1.Service) any { return r.service(x) }),
+	object.EndpointSlice: core(object.EndpointSlice, discoveryGroup, wholeTree, func(r *reducer, x *discoveryv1.EndpointSlice) any {
+		return r.slice(x)
+	}),
+	object.Pod:            core(object.Pod, coreGroup, wholeTree, func(r *reducer, x *corev1.Pod) any { return r.pod(x) }),
+	object.ServiceAccount: core(object.ServiceAccount, coreGroup, metaOnly, func(*reducer, *corev1.ServiceAccount) any { return nil }),
+	object.Secret:         core(object.Secret, coreGroup, wholeTree, func(_ *reducer, x *corev1.Secret) any { return secretSpec(x) }),
+	object.ConfigMap: core(object.ConfigMap, coreGroup, wholeTree, func(_ *reducer, x *corev1.ConfigMap) any {
+		return &object.ConfigMapSpec{Data: x.Data}
+	}),
+
+	object.ServiceEntry:    {group: networkingGroup, newSpec: func() proto.Message { return &networking.ServiceEntry{} }},
+	object.WorkloadEntry:   {group: networkingGroup, newSpec: func() proto.Message { return &networking.WorkloadEntry{} }},
+	object.VirtualService:  {group: networkingGroup, newSpec: func() proto.Message { return &networking.VirtualService{} }},
+	object.DestinationRule: {group: networkingGroup, newSpec: func() proto.Message { return &networking.DestinationRule{} }},
+	object.Sidecar:         {group: networkingGroup, newSpec: func() proto.Message { return &networking.Sidecar{} }},
+	object.Gateway:         {group: networkingGroup, newSpec: func() proto.Message { return &networking.Gateway{} }},
+
+	object.PeerAuthentication: {group: securityGroup, enforces: true, newSpec: func() proto.Message { return &security.PeerAuthentication{} }},
+}
+
+func init() {
+	for _, k := range object.Kinds() {
+		if row := kinds[k]; (row.newSpec == nil) == (row.fromTyped == nil) {
+			panic("decode: no complete row in kinds for " + string(k))
+		}
 	}
-	return "", false
 }
 
-// versionsOf gives the API versions in which a kind is read; known is false where kind
-// and group together are none of ours (another project's Service, for one).
+// Whether all of a document is read into the typed object, or nothing but its metadata, which
+// has been read already.
+const (
+	wholeTree = true
+	metaOnly  = false
+)
+
+// core is the row of one of Kubernetes' own kinds, whose client type is T.
+func core[T any, P interface {
+	*T
+	metav1.ObjectMetaAccessor
+}](kind object.Kind, group string, whole bool, spec func(*reducer, *T) any) kindRow {
+	metaIn := func(x *T) *metav1.ObjectMeta { return P(x).GetObjectMeta().(*metav1.ObjectMeta) }
+	return kindRow{
+		group: group,
+		fromTree: func(t *yamltree.Tree, meta metav1.ObjectMeta) (any, *yamltree.Fault) {
+			x := new(T)
+			if whole {
+				return x, yamltree.Into(t, "", x)
+			}
+			*metaIn(x) = meta
+			return x, nil
+		},
+		fromTyped: func(r *reducer, k8s any) bool {
+			x, ok := k8s.(*T)
+			if ok {
+				m := metaIn(x)
+				r.out = object.Object{Key: keyOf(kind, m.Namespace, m.Name), Meta: metaOf(m)}
+				r.out.Spec = spec(r, x)
+			}
+			return ok
+		},
+	}
+}
+
+// versionsOf gives the API versions in which a kind is read; known is false where no row has
+// both kind and group (another project's Service, for one).
 func versionsOf(kind object.Kind, version string) (versions []string, known bool) {
-	group, known := groupOf(kind)
+	row, known := kinds[kind]
 	given, _, grouped := strings.Cut(version, "/")
 	if !grouped {
 		given = ""
 	}
-	if !known || given != group {
+	if !known || given != row.group {
 		return nil, false
 	}
-	return groupVersions[group], true
-}
-
-func isIstio(kind object.Kind) bool {
-	group, known := groupOf(kind)
-	return known && strings.HasSuffix(group, ".istio.io")
+	return groupVersions[row.group], true
 }
 
 // NewSpec is a fresh message of the type that objects of an Istio kind carry; nil for
 // every other kind.
 func NewSpec(kind object.Kind) proto.Message {
-	switch kind {
-	case object.ServiceEntry:
-		return &networking.ServiceEntry{}
-	case object.WorkloadEntry:
-		return &networking.WorkloadEntry{}
-	case object.VirtualService:
-		return &networking.VirtualService{}
-	case object.DestinationRule:
-		return &networking.DestinationRule{}
-	case object.Sidecar:
-		return &networking.Sidecar{}
-	case object.Gateway:
-		return &networking.Gateway{}
-	case object.PeerAuthentication:
-		return &security.PeerAuthentication{}
+	if newSpec := kinds[kind].newSpec; newSpec != nil {
+		return newSpec()
 	}
 	return nil
 }
@@ -103,27 +162,9 @@ func istioFrom(t *yamltree.Tree, kind object.Kind, meta metav1.ObjectMeta) (obje
 
 // coreFrom decodes one of Kubernetes' own kinds.
 func coreFrom(t *yamltree.Tree, kind object.Kind, meta metav1.ObjectMeta) (object.Object, []*yamltree.Fault) {
-	var typed any
-	switch kind {
-	case object.Namespace:
-		typed = &corev1.Namespace{ObjectMeta: meta}
-	case object.ServiceAccount:
-		typed = &corev1.ServiceAccount{ObjectMeta: meta}
-	case object.Service:
-		typed = &corev1.Service{}
-	case object.Pod:
-		typed = &corev1.Pod{}
-	case object.Secret:
-		typed = &corev1.Secret{}
-	case object.ConfigMap:
-		typed = &corev1.ConfigMap{}
-	case object.EndpointSlice:
-		typed = &discoveryv1.EndpointSlice{}
-	}
-	if kind != object.Namespace && kind != object.ServiceAccount {
-		if f := yamltree.Into(t, "", typed); f != nil {
-			return object.Object{}, []*yamltree.Fault{f}
-		}
+	typed, fault := kinds[kind].fromTree(t, meta)
+	if fault != nil {
+		return object.Object{}, []*yamltree.Fault{fault}
 	}
 	o, problems := Typed(typed)
 	var faults []*yamltree.Fault
@@ -133,32 +174,17 @@ func coreFrom(t *yamltree.Tree, kind object.Kind, meta metav1.ObjectMeta) (objec
 	return o, faults
 }
 
-// Typed makes an object of *corev1.Namespace, Service, Pod, ServiceAccount, Secret,
-// ConfigMap or *discoveryv1.EndpointSlice. Maps are shared with the argument, not copied.
-// With problems the object is not to be used, except for its key.
+// Typed makes an object of a client's type of one of Kubernetes' own kinds that are read, such
+// as *corev1.Service or *discoveryv1.EndpointSlice. Maps are shared with the argument, not
+// copied. With problems the object is not to be used, except for its key.
 func Typed(k8s any) (object.Object, []object.Problem) {
 	r := reducer{}
-	switch x := k8s.(type) {
-	case *corev1.Namespace:
-		r.start(object.Namespace, &x.ObjectMeta, nil)
-	case *corev1.ServiceAccount:
-		r.start(object.ServiceAccount, &x.ObjectMeta, nil)
-	case *corev1.Secret:
-		r.start(object.Secret, &x.ObjectMeta, secretSpec(x))
-	case *corev1.ConfigMap:
-		r.start(object.ConfigMap, &x.ObjectMeta, &object.ConfigMapSpec{Data: x.Data})
-	case *corev1.Service:
-		r.start(object.Service, &x.ObjectMeta, nil)
-		r.out.Spec = r.service(x)
-	case *corev1.Pod:
-		r.start(object.Pod, &x.ObjectMeta, nil)
-		r.out.Spec = r.pod(x)
-	case *discoveryv1.EndpointSlice:
-		r.start(object.EndpointSlice, &x.ObjectMeta, nil)
-		r.out.Spec = r.slice(x)
-	default:
-		r.problem("", "objects of Go type %T are not read", k8s)
+	for _, kind := range object.Kinds() {
+		if read := kinds[kind].fromTyped; read != nil && read(&r, k8s) {
+			return r.out, r.problems
+		}
 	}
+	r.problem("", "objects of Go type %T are not read", k8s)
 	return r.out, r.problems
 }
 
@@ -166,10 +192,6 @@ func Typed(k8s any) (object.Object, []object.Problem) {
 type reducer struct {
 	out      object.Object
 	problems []object.Problem
-}
-
-func (r *reducer) start(kind object.Kind, m *metav1.ObjectMeta, spec any) {
-	r.out = object.Object{Key: keyOf(kind, m.Namespace, m.Name), Meta: metaOf(m), Spec: spec}
 }
 
 func (r *reducer) problem(field, format string, args ...any) {

@@ -10,10 +10,15 @@ import (
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
-// The API group of security policies, and its kinds.
-const policyGroup = "security.istio.io"
-
-var policyKinds = []object.Kind{object.PeerAuthentication, "AuthorizationPolicy", "RequestAuthentication"}
+// policyKinds are the kinds of security policies, read or not.
+var policyKinds = func() (out []object.Kind) {
+	for _, k := range meshKinds {
+		if k.enforces {
+			out = append(out, k.kind)
+		}
+	}
+	return out
+}()
 
 // policyOf says what policy a document is; the zero value where it is none. It is asked
 // before anybody knows whether the document is good.
@@ -23,7 +28,7 @@ func policyOf(t *yamltree.Tree) object.Policy {
 		return policyIn(t.JSON())
 	}
 	group, _, _ := strings.Cut(version, "/")
-	if group != policyGroup {
+	if group != securityGroup {
 		return object.Policy{}
 	}
 	p := object.Policy{Broken: true, Key: object.Key{Kind: object.Kind(kind)}}
@@ -65,7 +70,7 @@ func selected(t *yamltree.Tree) string {
 // What can be found in a text that does not parse, in YAML's block and flow styles and in JSON.
 var (
 	kindField      = regexp.MustCompile(`(?m)(?:^|[\s{,"'-])(kind["']?[ \t]*:[ \t]*["']?([A-Za-z]+))`)
-	versionField   = regexp.MustCompile(`(?m)(?:^|[\s{,"'-])apiVersion["']?[ \t]*:[ \t]*["']?` + regexp.QuoteMeta(policyGroup) + `\b`)
+	versionField   = regexp.MustCompile(`(?m)(?:^|[\s{,"'-])apiVersion["']?[ \t]*:[ \t]*["']?` + regexp.QuoteMeta(securityGroup) + `\b`)
 	namespaceField = regexp.MustCompile(`(?m)(?:^|[\s{,"'])namespace["']?[ \t]*:[ \t]*["']?([^\s"',{}]*)`)
 	nameField      = regexp.MustCompile(`(?m)(?:^|[\s{,"'])name["']?[ \t]*:[ \t]*["']?([^\s"',{}]*)`)
 )
@@ -87,7 +92,7 @@ func policyIn(text []byte) object.Policy {
 			p.Broken = true
 		}
 	}
-	if !p.Broken && (len(kinds) > 0 || !bytes.Contains(text, []byte(policyGroup+"/v"))) {
+	if !p.Broken && (len(kinds) > 0 || !bytes.Contains(text, []byte(securityGroup+"/v"))) {
 		return object.Policy{}
 	}
 	p.Broken = true

@@ -9,13 +9,21 @@ import (
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
-// unread are the kinds of the mesh's API groups that configuration does not use yet, with
-// what follows from that.
-var unread = map[string]map[object.Kind]string{
-	"networking.istio.io": {"EnvoyFilter": noEffect, "WorkloadGroup": noEffect, "ProxyConfig": noEffect},
-	"security.istio.io": {
-		"AuthorizationPolicy":   "AuthorizationPolicy is not read yet: this policy is NOT enforced, and requests that it would refuse are let through; keep what it protects out of the mesh, or remove it",
-		"RequestAuthentication": "RequestAuthentication is not read yet: it is NOT enforced, and requests with invalid tokens are let through; check tokens in the application, or remove it",
+// unreadKind is what there is to say of an object of a kind of the mesh's API groups that
+// configuration does not use yet.
+type unreadKind struct {
+	text string
+	// enforces is set where objects of the kind refuse requests.
+	enforces bool
+}
+
+// unreadKinds has a row for each such kind, by API group.
+var unreadKinds = map[string]map[object.Kind]unreadKind{
+	networkingGroup: {"EnvoyFilter": noEffect, "WorkloadGroup": noEffect, "ProxyConfig": noEffect},
+	securityGroup: {
+		"AuthorizationPolicy": {enforces: true, text: "AuthorizationPolicy is not read yet: this policy is NOT enforced, and requests that it would refuse are let through; keep what it protects out of the mesh, or remove it"},
+
+		"RequestAuthentication": {enforces: true, text: "RequestAuthentication is not read yet: it is NOT enforced, and requests with invalid tokens are let through; check tokens in the application, or remove it"},
 	},
 	"telemetry.istio.io":  {"Telemetry": noEffect},
 	"extensions.istio.io": {"WasmPlugin": noEffect},
@@ -26,32 +34,26 @@ var unread = map[string]map[object.Kind]string{
 	},
 }
 
-const noEffect = "objects of this kind are not read yet: it has no effect; remove it, or say the same with a kind that is read"
+var noEffect = unreadKind{text: "objects of this kind are not read yet: it has no effect; remove it, or say the same with a kind that is read"}
 
-// enforces says whether objects of a kind refuse requests, so that one that is not read
-// lets through what it was to refuse.
-func enforces(kind object.Kind) bool {
-	return kind == object.PeerAuthentication || kind == "AuthorizationPolicy" || kind == "RequestAuthentication"
+// groupKind is a kind of the mesh's with its group.
+type groupKind struct {
+	group    string
+	kind     object.Kind
+	enforces bool
 }
 
-// aKind is a kind of the mesh's with its group.
-type aKind struct {
-	group string
-	kind  object.Kind
-}
-
-// ours are all kinds that the mesh's configuration is made of, read or not.
-var ours = func() (all []aKind) {
-	for _, k := range object.Kinds() {
-		group, _ := groupOf(k)
-		all = append(all, aKind{group, k})
+// meshKinds are all kinds that the mesh's configuration is made of, read or not.
+var meshKinds = func() (all []groupKind) {
+	for k, row := range kinds {
+		all = append(all, groupKind{row.group, k, row.enforces})
 	}
-	for group, kinds := range unread {
-		for k := range kinds {
-			all = append(all, aKind{group, k})
+	for group, rows := range unreadKinds {
+		for k, row := range rows {
+			all = append(all, groupKind{group, k, row.enforces})
 		}
 	}
-	slices.SortFunc(all, func(a, b aKind) int { return strings.Compare(a.group+string(a.kind), b.group+string(b.kind)) })
+	slices.SortFunc(all, func(a, b groupKind) int { return strings.Compare(a.group+string(a.kind), b.group+string(b.kind)) })
 	return all
 }()
 
@@ -60,16 +62,16 @@ var ours = func() (all []aKind) {
 // meant. told is false where it belongs to others.
 func notRead(version string, kind object.Kind) (meant object.Kind, p object.Problem, told bool) {
 	group := groupIn(version)
-	if text, known := unread[group][kind]; known {
-		p.Text, p.Severity = text, object.Warning
-		if enforces(kind) {
+	if row, known := unreadKinds[group][kind]; known {
+		p.Text, p.Severity = row.text, object.Warning
+		if row.enforces {
 			p.Severity = object.Error
 		}
 		return kind, p, true
 	}
 	near, found := nearest(group, kind)
 	if !found {
-		if _, mesh := unread[group]; !mesh {
+		if _, mesh := unreadKinds[group]; !mesh {
 			return "", p, false
 		}
 		return kind, object.Problem{Severity: object.Warning, Field: "kind", Text: fmt.Sprintf("unknown kind %.100q of %s: it has no effect; remove it", kind, group)}, true
@@ -81,7 +83,7 @@ func notRead(version string, kind object.Kind) (meant object.Kind, p object.Prob
 		p.Text = fmt.Sprintf("%.100q has no kind %.100q; did you mean %s of %s?", version, kind, near.kind, firstVersion(near.group))
 	}
 	p.Text += " What this document says has no effect; the object's last good value, if there was one, stays"
-	if enforces(near.kind) {
+	if near.enforces {
 		p.Text = strings.Replace(p.Text, "has no effect", "is NOT enforced", 1)
 		p.Severity = object.Error
 	}
@@ -107,20 +109,20 @@ func firstVersion(group string) string {
 
 // versionFor is the remedy for an object that has a kind of the mesh's and no version.
 func versionFor(version string, kind object.Kind) string {
-	i := slices.IndexFunc(ours, func(k aKind) bool { return k.kind == kind })
+	i := slices.IndexFunc(meshKinds, func(k groupKind) bool { return k.kind == kind })
 	if version != "" || i < 0 {
 		return ""
 	}
-	return "; did you mean apiVersion: " + firstVersion(ours[i].group) + "?"
+	return "; did you mean apiVersion: " + firstVersion(meshKinds[i].group) + "?"
 }
 
 // nearest is the kind of the mesh that is most likely meant, if any is.
-func nearest(group string, kind object.Kind) (aKind, bool) {
-	best, least := aKind{}, far
-	if len(kind) > maxWord || len(group) > maxWord {
+func nearest(group string, kind object.Kind) (groupKind, bool) {
+	best, least := groupKind{}, far
+	if len(kind) > maxKindLength || len(group) > maxKindLength {
 		return best, false
 	}
-	for _, o := range ours {
+	for _, o := range meshKinds {
 		k := kindDistance(string(kind), string(o.kind))
 		g := groupDistance(group, o.group)
 		if d := k + g; k < far && g < far && d < least {
@@ -130,9 +132,9 @@ func nearest(group string, kind object.Kind) (aKind, bool) {
 	return best, least < far
 }
 
-// maxWord is longer than every kind and group of the mesh's with some slips in it; what a
+// maxKindLength is longer than every kind and group of the mesh's with some slips in it; what a
 // file holds may be of any length.
-const maxWord = 64
+const maxKindLength = 64
 
 // far is a distance at which nobody means the one by the other.
 const far = 50
@@ -161,7 +163,7 @@ func kindDistance(given, want string) int {
 // groupDistance is 0 for equal groups, more for ones of which one may be meant for the
 // other, and far else: other projects have kinds of the same names.
 func groupDistance(given, want string) int {
-	_, mesh := unread[given]
+	_, mesh := unreadKinds[given]
 	switch {
 	case given == want:
 		return 0

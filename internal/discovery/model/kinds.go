@@ -1,0 +1,134 @@
+package model
+
+import (
+	"fmt"
+
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// kindRow is how the model stores objects of one kind.
+type kindRow struct {
+	put    func(*Model, *object.Object)
+	remove func(*Model, object.Key)
+}
+
+// kinds has a row for each kind of object; init fails until a new one has one.
+var kinds = map[object.Kind]kindRow{
+	object.Service:      stored(putService, removeServices),
+	object.ServiceEntry: stored(putServiceEntry, removeServices),
+	object.Pod: stored(func(m *Model, o *object.Object, spec *object.PodSpec) {
+		buckets := labelBuckets(o.Namespace, o.Meta.Labels)
+		for _, ip := range spec.IPs {
+			buckets = append(buckets, "ip:"+ip.String())
+		}
+		m.tables.pods.Put(rowKey(o.Key), &Pod{Row: rowOf(o), Labels: o.Meta.Labels, Spec: spec}, buckets...)
+	}, func(m *Model, k object.Key) { m.tables.pods.Delete(rowKey(k)) }),
+	object.WorkloadEntry: stored(func(m *Model, o *object.Object, spec *networking.WorkloadEntry) {
+		e := &WorkloadEntry{Row: rowOf(o), Labels: o.Meta.Labels, Spec: spec}
+		m.tables.entries.Put(rowKey(o.Key), e, append(labelBuckets(o.Namespace, e.labels()), "ip:"+spec.Address)...)
+	}, func(m *Model, k object.Key) { m.tables.entries.Delete(rowKey(k)) }),
+	object.EndpointSlice: stored(func(m *Model, o *object.Object, spec *object.EndpointSliceSpec) {
+		m.tables.slices.Put(rowKey(o.Key), &Slice{Row: rowOf(o), Spec: spec}, o.Namespace+"/"+spec.Service)
+	}, func(m *Model, k object.Key) { m.tables.slices.Delete(rowKey(k)) }),
+	object.VirtualService: stored(putVirtual, func(m *Model, k object.Key) { m.tables.virtuals.Delete(rowKey(k)) }),
+	object.DestinationRule: stored(func(m *Model, o *object.Object, spec *networking.DestinationRule) {
+		d := &DestinationRule{Row: rowOf(o), Host: mesh.FullHost(spec.Host, o.Namespace, m.domain), Spec: spec}
+		m.tables.dests.Put(rowKey(o.Key), d, hostBucket(d.Host), selectorBucket(spec.GetWorkloadSelector().GetMatchLabels()))
+	}, func(m *Model, k object.Key) { m.tables.dests.Delete(rowKey(k)) }),
+	object.PeerAuthentication: stored(func(m *Model, o *object.Object, spec *security.PeerAuthentication) {
+		m.tables.peers.Put(rowKey(o.Key), &PeerAuthentication{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
+	}, func(m *Model, k object.Key) { m.tables.peers.Delete(rowKey(k)) }),
+	object.Sidecar: stored(func(m *Model, o *object.Object, spec *networking.Sidecar) {
+		m.tables.sidecars.Put(rowKey(o.Key), &Sidecar{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
+	}, func(m *Model, k object.Key) { m.tables.sidecars.Delete(rowKey(k)) }),
+
+	object.ConfigMap:      notStored, // mesh configuration comes through SetMesh
+	object.Namespace:      notStored,
+	object.ServiceAccount: notStored,
+	object.Secret:         notStored,
+	object.Gateway:        notStored,
+}
+
+func init() {
+	for _, k := range object.Kinds() {
+		if row := kinds[k]; row.put == nil || row.remove == nil {
+			panic("model: no complete row in kinds for " + string(k))
+		}
+	}
+}
+
+// notStored is the row of kinds that no rule reads.
+var notStored = kindRow{put: func(*Model, *object.Object) {}, remove: func(*Model, object.Key) {}}
+
+// stored is the row of a kind whose objects carry a spec of type S.
+func stored[S any](put func(*Model, *object.Object, S), remove func(*Model, object.Key)) kindRow {
+	return kindRow{remove: remove, put: func(m *Model, o *object.Object) {
+		spec, ok := o.Spec.(S)
+		if !ok {
+			panic(fmt.Sprintf("model: %s has a spec of type %T, want %T", o.Key, o.Spec, spec))
+		}
+		put(m, o, spec)
+	}}
+}
+
+// rowKey is the key of an object's row in the table of its kind.
+func rowKey(k object.Key) string { return k.Namespace + "/" + k.Name }
+
+func rowOf(o *object.Object) Row {
+	row := Row{Namespace: o.Namespace, Name: o.Name}
+	if !o.Meta.Created.IsZero() {
+		row.Age = o.Meta.Created.UnixNano()
+	}
+	return row
+}
+
+func putService(m *Model, o *object.Object, spec *object.ServiceSpec) {
+	m.putServices(o.Key, []*Service{serviceOf(o, spec, m.domain)})
+}
+
+func putServiceEntry(m *Model, o *object.Object, spec *networking.ServiceEntry) {
+	m.putServices(o.Key, servicesOfEntry(o, spec))
+}
+
+func (m *Model) putServices(owner object.Key, services []*Service) {
+	var keys []string
+	for _, s := range services {
+		keys = append(keys, s.Key)
+		m.tables.services.Put(s.Key, s, all, "host:"+s.Host, "ns:"+s.Namespace)
+	}
+	for _, old := range m.tables.owned[owner] {
+		if !contains(keys, old) {
+			m.tables.services.Delete(old)
+		}
+	}
+	m.tables.owned[owner] = keys
+}
+
+func removeServices(m *Model, owner object.Key) {
+	for _, key := range m.tables.owned[owner] {
+		m.tables.services.Delete(key)
+	}
+	delete(m.tables.owned, owner)
+}
+
+func putVirtual(m *Model, o *object.Object, spec *networking.VirtualService) {
+	v := &VirtualService{Row: rowOf(o), Spec: spec}
+	buckets := []string{all}
+	for _, h := range spec.Hosts {
+		full := mesh.FullHost(h, o.Namespace, m.domain)
+		v.Hosts = append(v.Hosts, full)
+		buckets = append(buckets, hostBucket(full))
+	}
+	for _, http := range spec.Http {
+		for _, match := range http.Match {
+			if len(match.SourceLabels) > 0 {
+				buckets = append(buckets, selectors)
+			}
+		}
+	}
+	m.tables.virtuals.Put(rowKey(o.Key), v, buckets...)
+}
