@@ -346,9 +346,9 @@ func checkRefusal(t *testing.T, err error) {
 	}
 }
 
-// connections is how many the ledger counts.
+// connections is how many the quota counts.
 func (s *Server) connections() int {
-	s.ledger.mu.Lock()
-	defer s.ledger.mu.Unlock()
-	return s.ledger.conns
+	s.quota.mu.Lock()
+	defer s.quota.mu.Unlock()
+	return s.quota.conns
 }

@@ -26,17 +26,17 @@ type guards struct {
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (g guards) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	link, err := g.server.linkOf(raw)
+	entry, err := g.server.connUsageOf(raw)
 	if err != nil {
 		return nil, nil, err
 	}
 	conn, info, err := g.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
-		g.server.ledger.disconnect(link)
+		g.server.quota.removeConn(entry)
 		return nil, nil, err
 	}
 	return &guard{
-		Conn: conn, server: g.server, link: link, in: meter{skip: clientPreface},
+		Conn: conn, server: g.server, entry: entry, in: meter{skip: clientPreface},
 		streams: map[uint32]*message{}, full: make(chan struct{}),
 	}, info, nil
 }
@@ -46,19 +46,19 @@ func (g guards) Clone() credentials.TransportCredentials {
 	return guards{g.TransportCredentials.Clone(), g.server}
 }
 
-// linkOf is a connection's entry in the ledger. One that did not come through Listen cannot
+// connUsageOf is a connection's entry in the quota. One that did not come through Listen cannot
 // wait for its turn.
-func (s *Server) linkOf(raw net.Conn) (*link, error) {
+func (s *Server) connUsageOf(raw net.Conn) (*connUsage, error) {
 	if w, ok := raw.(*waiting); ok {
-		return w.link, nil
+		return w.entry, nil
 	}
 	address := hostOf(raw.RemoteAddr())
-	c := &link{address: address}
+	c := &connUsage{address: address}
 	c.end = func() {
-		s.ledger.disconnect(c)
+		s.quota.removeConn(c)
 		_ = raw.Close() // there is nobody to tell
 	}
-	if err := s.ledger.enter(c); err != nil {
+	if err := s.quota.addConn(c); err != nil {
 		s.refusals.note(s, err, "address "+address)
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func hostOf(a net.Addr) string {
 type guard struct {
 	net.Conn
 	server *Server
-	link   *link
+	entry  *connUsage
 
 	mu      sync.Mutex
 	in, out meter
@@ -98,7 +98,7 @@ func (g *guard) RemoteAddr() net.Addr { return guardedAddr{g.Conn.RemoteAddr(), 
 
 // Close implements net.Conn.
 func (g *guard) Close() error {
-	g.server.ledger.disconnect(g.link)
+	g.server.quota.removeConn(g.entry)
 	return g.Conn.Close()
 }
 
@@ -116,7 +116,7 @@ func (g *guard) Read(b []byte) (int, error) {
 		return n, nil
 	case <-limit.C:
 		err = unfinished()
-		g.server.refusals.note(g.server, err, "address "+g.link.address)
+		g.server.refusals.note(g.server, err, "address "+g.entry.address)
 		return 0, err
 	}
 }

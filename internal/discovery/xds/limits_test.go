@@ -193,7 +193,7 @@ func TestOnlyWhatWasThereIsAnsweredWhenUnsubscribed(t *testing.T) {
 			t.Errorf("%+v: answered with %s, want %s", c, got, c.want)
 		}
 	}
-	if n := s.Held(); n != 0 {
+	if n := s.Size(); n != 0 {
 		t.Errorf("%d bytes are held of nothing", n)
 	}
 }

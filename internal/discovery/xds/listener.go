@@ -30,16 +30,16 @@ type waitingListener struct {
 	err    error             // of the inner listener, for Accept to return once
 }
 
-// waiting is a connection that is entered in the ledger before gRPC has it.
+// waiting is a connection that is entered in the quota before gRPC has it.
 type waiting struct {
 	net.Conn
-	ledger *ledger
-	link   *link
+	quota *quota
+	entry *connUsage
 }
 
 // Close implements net.Conn.
 func (w *waiting) Close() error {
-	w.ledger.disconnect(w.link)
+	w.quota.removeConn(w.entry)
 	return w.Conn.Close()
 }
 
@@ -65,10 +65,10 @@ const acceptPause = 50 * time.Millisecond
 
 func (l *waitingListener) enter(raw net.Conn) {
 	address := hostOf(raw.RemoteAddr())
-	w := &waiting{Conn: raw, ledger: l.server.ledger}
-	w.link = &link{address: address, end: func() { l.forget(w) }, turn: func() { l.change(func() { l.placed = append(l.placed, w) }) }}
+	w := &waiting{Conn: raw, quota: l.server.quota}
+	w.entry = &connUsage{address: address, end: func() { l.forget(w) }, admitted: func() { l.change(func() { l.placed = append(l.placed, w) }) }}
 	l.change(func() { l.all[w] = true })
-	if err := w.ledger.enter(w.link); err != nil {
+	if err := w.quota.addConn(w.entry); err != nil {
 		l.server.refusals.note(l.server, err, "address "+address)
 		l.forget(w)
 	}
@@ -127,14 +127,14 @@ func (l *waitingListener) next() (net.Conn, error) {
 	return nil, err
 }
 
-// watch closes connections that are overdue, until the listener is closed.
+// watch closes connections that are expired, until the listener is closed.
 func (l *waitingListener) watch() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		select {
 		case now := <-tick.C:
-			for _, end := range l.server.ledger.overdue(now) {
+			for _, end := range l.server.quota.expired(now) {
 				end()
 			}
 		case <-l.done:

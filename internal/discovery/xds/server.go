@@ -57,7 +57,7 @@ type Server struct {
 	metrics  *metrics
 	diffs    diffCache
 	serial   atomic.Uint64
-	ledger   *ledger
+	quota    *quota
 	refusals refusals
 
 	mu    sync.Mutex
@@ -66,7 +66,7 @@ type Server struct {
 
 // New makes a server and registers its metrics; a nil reg registers none.
 func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server {
-	s := &Server{registry: registry, log: log, ledger: newLedger(), conns: map[string]*connection{}}
+	s := &Server{registry: registry, log: log, quota: newQuota(), conns: map[string]*connection{}}
 	s.metrics = newMetrics(s.count, s.countStuck)
 	if reg != nil {
 		reg.MustRegister(s.metrics.all()...)
@@ -76,7 +76,7 @@ func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server
 
 // Limit sets what all clients together may make the server hold. Call it before serving.
 func (s *Server) Limit(l Limits) {
-	s.ledger.limits.Streams = cmp.Or(l.Streams, DefaultStreams)
+	s.quota.limits.Streams = cmp.Or(l.Streams, DefaultStreams)
 }
 
 // Register adds the discovery service to a gRPC server, which must have been made with
@@ -142,7 +142,7 @@ func (v *service) serve(g grpc.ServerStream, delta bool) error {
 	return err
 }
 
-// admit enters a stream in the ledger and finds out who it is of; caller says so, as far
+// admit enters a stream in the quota and finds out who it is of; caller says so, as far
 // as it is known.
 func (v *service) admit(g grpc.ServerStream, delta bool) (caller string, err error) {
 	ctx := g.Context()
@@ -150,8 +150,8 @@ func (v *service) admit(g grpc.ServerStream, delta bool) (caller string, err err
 	if err != nil {
 		return "", err
 	}
-	caller = "address " + conn.link.address
-	account, err := v.server.ledger.open(conn.link)
+	caller = "address " + conn.entry.address
+	account, err := v.server.quota.openStream(conn.entry)
 	if err != nil {
 		return caller, err
 	}
@@ -164,7 +164,7 @@ func (v *service) admit(g grpc.ServerStream, delta bool) (caller string, err err
 		caller = who.String()
 	}
 	st := newStream(v.server, g, account, conn.overrun())
-	first, err := st.first(ctx, delta)
+	first, err := st.firstRequest(ctx, delta)
 	if err != nil {
 		return caller, err
 	}
@@ -181,10 +181,10 @@ func (v *service) admit(g grpc.ServerStream, delta bool) (caller string, err err
 			return caller, status.Error(codes.PermissionDenied, err.Error())
 		}
 	}
-	if err := account.name(node.NodeID.String(), caller); err != nil {
+	if err := account.identify(node.NodeID.String(), caller); err != nil {
 		return caller, err
 	}
-	if err := account.add(nodeCost(node)); err != nil {
+	if err := account.charge(nodeCost(node)); err != nil {
 		return caller, err
 	}
 	return caller, v.join(ctx, st, node, who, first)

@@ -21,17 +21,17 @@ type stream struct {
 	conn    *connection
 	sub     *Sub
 	timer   *time.Timer
-	// behind is when the oldest view that is not applied yet was published; zero if none.
-	behind time.Time
-	alien  map[string]bool // type URLs asked for that are not served
-	tables uint64          // tables of names that were sent
+	// pendingSince is when the oldest view that is not applied yet was published; zero if none.
+	pendingSince time.Time
+	unknownTypes map[string]bool // type URLs asked for that are not served
+	tables       uint64          // tables of names that were sent
 	// held is what the account says that sub holds, in bytes.
-	held int
-	pace pace // of the log's lines about refused configuration
+	held     int
+	logLimit logLimit // of the log's lines about refused configuration
 }
 
 func newStream(s *Server, wire grpc.ServerStream, a *account, overrun <-chan struct{}) *stream {
-	return &stream{server: s, overrun: overrun, receiver: receiver{wire: wire, account: a, in: make(chan incoming), broken: make(chan error, 1)}}
+	return &stream{server: s, overrun: overrun, receiver: receiver{wire: wire, account: a, in: make(chan incoming), failed: make(chan error, 1)}}
 }
 
 // receiver takes a stream's requests from the wire.
@@ -40,11 +40,11 @@ type receiver struct {
 	account *account
 	delta   bool
 	in      chan incoming
-	broken  chan error
+	failed  chan error
 }
 
-// first begins to receive, and waits for the first request.
-func (s *stream) first(ctx context.Context, delta bool) (incoming, error) {
+// firstRequest begins to receive, and waits for the first request.
+func (s *stream) firstRequest(ctx context.Context, delta bool) (incoming, error) {
 	s.delta = delta
 	go s.receive(ctx)
 	limit := time.NewTimer(silenceLimit)
@@ -52,7 +52,7 @@ func (s *stream) first(ctx context.Context, delta bool) (incoming, error) {
 	select {
 	case m := <-s.in:
 		return m, nil
-	case err := <-s.broken:
+	case err := <-s.failed:
 		return incoming{}, err
 	case <-s.overrun:
 		return incoming{}, unfinished()
@@ -67,13 +67,13 @@ func (s *stream) first(ctx context.Context, delta bool) (incoming, error) {
 // with. The transport ends it with the stream's context, which ends with its handler.
 func (s *receiver) receive(ctx context.Context) {
 	for first := true; ; first = false {
-		q := &inbound{delta: s.delta, wantNode: first, charge: s.account.add, done: ctx.Done()}
+		q := &inbound{delta: s.delta, wantNode: first, charge: s.account.charge, done: ctx.Done()}
 		err := s.wire.RecvMsg(q)
 		if err == nil {
 			err = q.err
 		}
 		if err != nil {
-			s.broken <- err
+			s.failed <- err
 			return
 		}
 		select {
@@ -94,19 +94,19 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 	s.timer = time.NewTimer(time.Hour)
 	s.timer.Stop()
 	defer s.timer.Stop()
-	moved, err := s.move(latest)
+	moved, err := s.update(latest)
 	if err == nil {
-		err = s.take(first)
+		err = s.handle(first)
 	}
 	for err == nil {
 		select {
 		case m := <-s.in:
-			err = s.take(m)
+			err = s.handle(m)
 		case <-moved:
-			moved, err = s.move(latest)
+			moved, err = s.update(latest)
 		case <-s.timer.C:
-			err = s.step(nil)
-		case err = <-s.broken:
+			err = s.feed(nil)
+		case err = <-s.failed:
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
@@ -119,73 +119,73 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 	return err
 }
 
-// move takes the newest view.
-func (s *stream) move(latest *LatestView) (<-chan struct{}, error) {
+// update feeds the newest view.
+func (s *stream) update(latest *LatestView) (<-chan struct{}, error) {
 	p := latest.p.Load()
 	if p.view == nil {
 		return p.next, nil
 	}
-	if s.behind.IsZero() {
-		s.behind = p.at
+	if s.pendingSince.IsZero() {
+		s.pendingSince = p.at
 		if s.conn.status.Since.After(p.at) {
-			s.behind = s.conn.status.Since
+			s.pendingSince = s.conn.status.Since
 		}
 	}
-	return p.next, s.step(Moved{View: p.view})
+	return p.next, s.feed(Moved{View: p.view})
 }
 
-// take takes a request.
-func (s *stream) take(m incoming) error {
+// handle handles a request.
+func (s *stream) handle(m incoming) error {
 	if m.url == nameTableURL {
 		if err := s.nameTable(m.req); err != nil {
 			return err
 		}
-		return s.account.add(-m.cost)
+		return s.account.charge(-m.cost)
 	}
 	t, ok := ParseType(m.url)
 	if !ok {
 		// Clients ask for what other control planes serve, too.
-		if !s.alien[m.url] && len(s.alien) < maxAlien {
-			if s.alien == nil {
-				s.alien = map[string]bool{}
+		if !s.unknownTypes[m.url] && len(s.unknownTypes) < maxUnknownTypes {
+			if s.unknownTypes == nil {
+				s.unknownTypes = map[string]bool{}
 			}
-			s.alien[m.url] = true
+			s.unknownTypes[m.url] = true
 			s.server.log.Debug("type is not served", "proxy", s.conn.status.ID, "type", m.url)
 		}
-		return s.account.add(-m.cost)
+		return s.account.charge(-m.cost)
 	}
 	m.req.Type = t
 	s.conn.asked(t)
-	if err := s.step(m.req); err != nil {
+	if err := s.feed(m.req); err != nil {
 		return err
 	}
-	return s.settleAccount(m)
+	return s.chargeHeld(m)
 }
 
-// settleAccount charges for what the machine has kept of a request. What it holds grows
+// chargeHeld charges for what the machine has kept of a request. What it holds grows
 // only with names.
-func (s *stream) settleAccount(m incoming) error {
+func (s *stream) chargeHeld(m incoming) error {
 	if m.cost == 0 {
 		return nil
 	}
-	held := s.sub.Held()
+	held := s.sub.Size()
 	change := held - s.held - m.cost
 	s.held = held
-	return s.account.add(change)
+	return s.account.charge(change)
 }
 
-// maxAlien bounds the unknown type URLs that are remembered to be logged once.
-const maxAlien = 16
+// maxUnknownTypes bounds the unknown type URLs that are remembered to be logged once.
+const maxUnknownTypes = 16
 
-// step feeds the machine, nil being only the time, and does what it says.
-func (s *stream) step(ev Event) error {
-	if err := s.do(s.sub.Step(Now{T: time.Now()})); err != nil || ev == nil {
+// feed feeds the machine, nil being only the time, and does what it says.
+func (s *stream) feed(ev Event) error {
+	if err := s.perform(s.sub.Step(Now{T: time.Now()})); err != nil || ev == nil {
 		return err
 	}
-	return s.do(s.sub.Step(ev))
+	return s.perform(s.sub.Step(ev))
 }
 
-func (s *stream) do(effects []Effect) error {
+func (s *stream) perform(effects []Effect) error {
 	// The machine keeps the slice, but nobody needs what was in it.
 	defer clear(effects)
 	for _, e := range effects {
@@ -195,7 +195,7 @@ func (s *stream) do(effects []Effect) error {
 				return err
 			}
 		case Acked:
-			s.moving(e.Type, s.conn.acked(e, s.sub.Subscribed(e.Type)))
+			s.logRecovered(e.Type, s.conn.acked(e, s.sub.Subscribed(e.Type)))
 		case Nacked:
 			s.nacked(e)
 		case Stuck:
@@ -205,9 +205,9 @@ func (s *stream) do(effects []Effect) error {
 			}
 		case Applied:
 			s.conn.applied(e.Generation)
-			if !s.behind.IsZero() {
-				s.server.metrics.convergence.Observe(time.Since(s.behind).Seconds())
-				s.behind = time.Time{}
+			if !s.pendingSince.IsZero() {
+				s.server.metrics.convergence.Observe(time.Since(s.pendingSince).Seconds())
+				s.pendingSince = time.Time{}
 			}
 		case Stale:
 			s.server.metrics.stale.WithLabelValues(e.Type.label()).Inc()
@@ -236,7 +236,7 @@ func (s *stream) send(e Send) error {
 
 func (s *stream) nacked(e Nacked) {
 	e.Message = cut([]byte(e.Message), maxMessage)
-	s.moving(e.Type, s.conn.nacked(e, time.Now()))
+	s.logRecovered(e.Type, s.conn.nacked(e, time.Now()))
 	m := s.server.metrics
 	m.rejects[e.Type].Inc()
 	m.allRejects.WithLabelValues(e.Type.label()).Inc()
@@ -244,14 +244,14 @@ func (s *stream) nacked(e Nacked) {
 	if e.Again {
 		level = slog.LevelDebug // a listener that could not be bound is tried again and again
 	}
-	if unsaid, ok := s.pace.take(time.Now()); ok {
+	if suppressed, ok := s.logLimit.allow(time.Now()); ok {
 		s.server.log.Log(s.wire.Context(), level, "proxy refused configuration", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
-			"type", e.Type.String(), "resources", e.Names[:min(len(e.Names), maxLogged)], "message", e.Message, "unsaid", unsaid)
+			"type", e.Type.String(), "resources", e.Names[:min(len(e.Names), maxLogged)], "message", e.Message, "suppressed", suppressed)
 	}
 }
 
-// moving logs that a proxy that was stuck is not any more.
-func (s *stream) moving(t Type, again bool) {
+// logRecovered logs that a proxy that was stuck is not any more.
+func (s *stream) logRecovered(t Type, again bool) {
 	if again {
 		s.server.log.Info("proxy acknowledges again", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID, "type", t.String())
 	}

@@ -123,13 +123,13 @@ type flight struct {
 	own   int  // bytes of it that nobody shares
 }
 
-// channel is the state of one type on one stream.
-type channel struct {
+// typeState is the state of one type on one stream.
+type typeState struct {
 	asked    bool
 	wildcard bool
 	// named: a SotW client that once gave names; from then on no names means nothing.
 	named bool
-	// due: an answer is owed even if it is empty.
+	// due: an answer is to be sent even if it is empty.
 	due   bool
 	names names
 	// have is what the client was sent. Of a type whose resources are named it may hold
@@ -145,11 +145,11 @@ type channel struct {
 	// refused are the resources that were NACKed, by name. They are part of have, so they
 	// are not sent again until their content changes, or it is time to try again.
 	refused map[string]rejection
-	memo    step
+	memo    computed
 }
 
-// step is the difference last asked for.
-type step struct {
+// computed is a difference with what it was computed from.
+type computed struct {
 	old, cur *TypeView
 	delta    *Delta
 }
@@ -157,12 +157,12 @@ type step struct {
 // Sub decides what one stream is sent, for all types together. It is a machine without a
 // clock, and not for concurrent use.
 type Sub struct {
-	delta bool
-	diff  func(old, cur *TypeView) *Delta
-	now   time.Time
-	cur   *View
-	chans [numTypes]channel
-	owed  []debt
+	delta       bool
+	diff        func(old, cur *TypeView) *Delta
+	now         time.Time
+	cur         *View
+	states      [numTypes]typeState
+	assignments []pendingAssignment
 	// expected is until when a client that comes from an earlier stream is expected to ask
 	// for the types that it has not asked for yet; zero of a client that starts.
 	expected time.Time
@@ -195,14 +195,14 @@ func (s *Sub) Step(ev Event) []Effect {
 		s.request(ev)
 	}
 	if s.cur != nil {
-		s.settle()
+		s.flush()
 	}
 	return s.out
 }
 
 // Subscribed is how many resources of a type the client is subscribed to.
 func (s *Sub) Subscribed(t Type) int {
-	c := &s.chans[t]
+	c := &s.states[t]
 	if c.wildcard {
 		return c.have.Len()
 	}
@@ -211,7 +211,7 @@ func (s *Sub) Subscribed(t Type) int {
 
 // request takes a request in, whichever its flavour.
 func (s *Sub) request(r Request) {
-	c := &s.chans[r.Type]
+	c := &s.states[r.Type]
 	if s.delta {
 		s.deltaRequest(c, r)
 	} else {
@@ -225,9 +225,9 @@ func (s *Sub) request(r Request) {
 func (s *Sub) emit(e Effect) { s.out = append(s.out, e) }
 
 // has says whether the client subscribes to a name.
-func (c *channel) has(name string) bool { return c.wildcard || c.names.has(name) }
+func (c *typeState) has(name string) bool { return c.wildcard || c.names.has(name) }
 
-func (c *channel) force(name string) {
+func (c *typeState) force(name string) {
 	if c.forced == nil {
 		c.forced = map[string]bool{}
 	}
@@ -258,8 +258,8 @@ func (n names) with(add, drop []string) names {
 	return slices.Clip(out)
 }
 
-// holdsAll says whether every name of o is in n.
-func (n names) holdsAll(o []string) bool {
+// hasAll says whether every name of o is in n.
+func (n names) hasAll(o []string) bool {
 	for _, name := range o {
 		if !n.has(name) {
 			return false

@@ -29,7 +29,7 @@ type rejection struct {
 const cannotBind = "cannot bind"
 
 // nacked takes the refusal of a response in.
-func (s *Sub) nacked(c *channel, r Request, f *flight) {
+func (s *Sub) nacked(c *typeState, r Request, f *flight) {
 	named := blame(f.upserts, r.Message)
 	e := Nacked{Type: r.Type, Nonce: f.nonce, Message: r.Message, Again: len(named) > 0}
 	for _, b := range named {
@@ -46,13 +46,13 @@ func (s *Sub) nacked(c *channel, r Request, f *flight) {
 		}
 	}
 	if r.Type == CDS {
-		s.despair(c.refused)
+		s.stopWaiting(c.refused)
 	}
 	s.emit(e)
 }
 
 // refuse notes that the client refused a resource, and says whether it had done so before.
-func (s *Sub) refuse(c *channel, r *Resource, bind bool) (again bool) {
+func (s *Sub) refuse(c *typeState, r *Resource, bind bool) (again bool) {
 	old, again := c.refused[r.Name]
 	again = again && old.version == r.Version
 	now := rejection{version: r.Version}
@@ -77,7 +77,7 @@ func (s *Sub) retry() (next time.Time) {
 		if !types[t].retried {
 			continue
 		}
-		c := &s.chans[t]
+		c := &s.states[t]
 		for n, f := range c.refused {
 			switch {
 			case f.next.IsZero():
@@ -93,9 +93,9 @@ func (s *Sub) retry() (next time.Time) {
 	return next
 }
 
-// become notes what the client has now: the view's, or more. What it refused counts only
+// setHave notes what the client has now: the view's, or more. What it refused counts only
 // while that is what it was sent last.
-func (c *channel) become(have, cur *TypeView) {
+func (c *typeState) setHave(have, cur *TypeView) {
 	c.have = have
 	c.own = c.own && have != cur
 	for n, f := range c.refused {
@@ -151,7 +151,7 @@ func mention(name, then, message string) int {
 			break
 		}
 		from, to := at+i, at+i+len(name)
-		if !goesOn(reversed(message[max(0, from-2):from])) && !goesOn(message[to:]) && strings.HasPrefix(message[to:], then) {
+		if !continues(reversed(message[max(0, from-2):from])) && !continues(message[to:]) && strings.HasPrefix(message[to:], then) {
 			return from
 		}
 		at, rest = from+1, message[from+1:]
@@ -159,19 +159,19 @@ func mention(name, then, message string) int {
 	return -1
 }
 
-// goesOn says whether a name would go on with s: a character of names, or a separator
+// continues says whether a name would go on with s: a character of names, or a separator
 // that such a character follows.
-func goesOn(s string) bool {
+func continues(s string) bool {
 	if s == "" {
 		return false
 	}
-	if word(s[0]) {
+	if isNameByte(s[0]) {
 		return true
 	}
-	return (s[0] == '.' || s[0] == ':') && len(s) > 1 && word(s[1])
+	return (s[0] == '.' || s[0] == ':') && len(s) > 1 && isNameByte(s[1])
 }
 
-func word(b byte) bool {
+func isNameByte(b byte) bool {
 	return b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || strings.IndexByte("-_|~/*", b) >= 0
 }
 

@@ -285,7 +285,7 @@ func (r *referee) removals(e Send) (gone []string) {
 	told := e.Removed
 	if !r.delta && types[e.Type].wildcard {
 		for n := range b.has {
-			if !holds(e.Upserts, n) {
+			if !hasResource(e.Upserts, n) {
 				told = append(told, n)
 			}
 		}

@@ -4,17 +4,17 @@ import "slices"
 
 // deltaRequest takes an incremental request: an answer and changes of the subscription
 // may come in one. [control-plane 5.2.8]
-func (s *Sub) deltaRequest(c *channel, r Request) {
+func (s *Sub) deltaRequest(c *typeState, r Request) {
 	first := !c.asked
 	if first {
 		c.asked = true
-		c.have, c.ownSize = claimed(r.Initial, s.view(r.Type), r.Type != EDS || !s.early(EDS))
+		c.have, c.ownSize = initialState(r.Initial, s.view(r.Type), r.Type != EDS || !s.askedEarly(EDS))
 		c.own = c.have != nil
 		if types[r.Type].wildcard && len(r.Names) == 0 {
 			c.wildcard = true
 			c.due = len(r.Initial) == 0
 		}
-		if s.expected.IsZero() && (len(r.Initial) > 0 || s.early(r.Type)) {
+		if s.expected.IsZero() && (len(r.Initial) > 0 || s.askedEarly(r.Type)) {
 			s.expected = s.now.Add(holdLimit)
 		}
 	} else if r.Nonce != "" {
@@ -23,10 +23,10 @@ func (s *Sub) deltaRequest(c *channel, r Request) {
 	var add []string
 	for _, n := range r.Names {
 		if n == "*" {
-			s.widen(c, first && len(r.Initial) > 0)
+			s.makeWildcard(c, first && len(r.Initial) > 0)
 			continue
 		}
-		n = s.known(r.Type, n)
+		n = s.interned(r.Type, n)
 		add = append(add, n)
 		if _, kept := r.Initial[n]; !first || !kept {
 			c.force(n)
@@ -51,16 +51,16 @@ func (s *Sub) deltaRequest(c *channel, r Request) {
 	}
 }
 
-// early says whether a type is asked for before the one whose resources lead to it, and so
+// askedEarly says whether a type is asked for before the one whose resources lead to it, and so
 // by a client that has such resources from an earlier stream. One that asks for assignments
 // then may be waiting for those that it has: an Envoy whose clusters warm does not ask for
 // clusters on a new stream until they have warmed.
-func (s *Sub) early(t Type) bool {
-	return slices.ContainsFunc(types[t].referredBy, func(by Type) bool { return !s.chans[by].asked })
+func (s *Sub) askedEarly(t Type) bool {
+	return slices.ContainsFunc(types[t].referredBy, func(by Type) bool { return !s.states[by].asked })
 }
 
-// widen makes a subscription a wildcard.
-func (s *Sub) widen(c *channel, kept bool) {
+// makeWildcard makes a subscription a wildcard.
+func (s *Sub) makeWildcard(c *typeState, kept bool) {
 	if !c.wildcard && c.have != nil && !kept {
 		// What it did not subscribe to it was not sent.
 		var own []*Resource
@@ -76,7 +76,7 @@ func (s *Sub) widen(c *channel, kept bool) {
 }
 
 // sotwRequest takes a state-of-the-world request. [control-plane 5.2.7]
-func (s *Sub) sotwRequest(c *channel, r Request) {
+func (s *Sub) sotwRequest(c *typeState, r Request) {
 	first := !c.asked || r.Nonce == ""
 	if !first && r.Nonce != c.nonce {
 		s.emit(Stale{Type: r.Type})
@@ -95,11 +95,11 @@ func (s *Sub) sotwRequest(c *channel, r Request) {
 		if n == "*" {
 			wild = true
 		} else {
-			list = append(list, s.known(r.Type, n))
+			list = append(list, s.interned(r.Type, n))
 		}
 	}
 	c.named = c.named || len(r.Names) > 0
-	if (wild || len(list) > 0) && (first || wild && !c.wildcard || !c.names.holdsAll(list)) {
+	if (wild || len(list) > 0) && (first || wild && !c.wildcard || !c.names.hasAll(list)) {
 		c.due = true
 	}
 	if r.Type == CDS {
@@ -120,7 +120,7 @@ func (s *Sub) sotwRequest(c *channel, r Request) {
 }
 
 // answered takes the acknowledging part of a request.
-func (s *Sub) answered(c *channel, r Request) {
+func (s *Sub) answered(c *typeState, r Request) {
 	f := c.flight
 	if f == nil || r.Nonce != f.nonce {
 		// Answering the last response once more is how a SotW client changes its names.
@@ -142,10 +142,10 @@ func (s *Sub) answered(c *channel, r Request) {
 	s.emit(Acked{Type: r.Type, Nonce: f.nonce, Generation: f.generation, Refused: len(c.refused)})
 }
 
-// claimed is what a client says it has from an earlier stream: names and versions, with
+// initialState is what a client says it has from an earlier stream: names and versions, with
 // bodies only where the view has the very same. What it needs once more, whatever it has,
 // gets no version. It also returns how many bytes the stream does not share with the view.
-func claimed(initial map[string]string, view *TypeView, trusted bool) (have *TypeView, size int) {
+func initialState(initial map[string]string, view *TypeView, trusted bool) (have *TypeView, size int) {
 	list := make([]*Resource, 0, len(initial))
 	for n, v := range initial {
 		if !trusted {
@@ -173,8 +173,8 @@ func (s *Sub) view(t Type) *TypeView {
 	return s.cur.Of(t)
 }
 
-// known is the name as the view spells it, so that streams share one copy.
-func (s *Sub) known(t Type, name string) string {
+// interned is the name as the view spells it, so that streams share one copy.
+func (s *Sub) interned(t Type, name string) string {
 	if r := s.view(t).Get(name); r != nil {
 		return r.Name
 	}

@@ -20,8 +20,8 @@ const (
 	numHolds
 )
 
-// settle sends what may be sent now, in the order of the types.
-func (s *Sub) settle() {
+// flush sends what may be sent now, in the order of the types.
+func (s *Sub) flush() {
 	next := s.retry()
 	for t := range s.holds {
 		for i := range s.holds[t] {
@@ -32,7 +32,7 @@ func (s *Sub) settle() {
 	for before := -1; before != len(s.out); {
 		before = len(s.out)
 		for t := range numTypes {
-			s.push(t)
+			s.sendType(t)
 		}
 	}
 	for t := range s.holds {
@@ -44,8 +44,8 @@ func (s *Sub) settle() {
 			next = sooner(next, h.until)
 		}
 	}
-	s.wake(sooner(next, s.watch()))
-	s.apply()
+	s.scheduleWake(sooner(next, s.reportStuck()))
+	s.reportApplied()
 }
 
 // sooner is the earlier of two times, where zero is never.
@@ -56,9 +56,9 @@ func sooner(a, b time.Time) time.Time {
 	return a
 }
 
-// wake asks to be told when it is next, unless that happens earlier anyway: hundreds of
+// scheduleWake asks to be told when it is next, unless that happens earlier anyway: hundreds of
 // acknowledgements do not move the timer each.
-func (s *Sub) wake(next time.Time) {
+func (s *Sub) scheduleWake(next time.Time) {
 	if !s.now.Before(s.woken) {
 		s.woken = time.Time{}
 	}
@@ -68,11 +68,11 @@ func (s *Sub) wake(next time.Time) {
 	}
 }
 
-// watch tells of responses that have been unanswered for too long, and returns when the
+// reportStuck tells of responses that have been unanswered for too long, and returns when the
 // next one will have been.
-func (s *Sub) watch() (next time.Time) {
+func (s *Sub) reportStuck() (next time.Time) {
 	for t := range numTypes {
-		f := s.chans[t].flight
+		f := s.states[t].flight
 		if f == nil || f.stuck {
 			continue
 		}
@@ -86,17 +86,17 @@ func (s *Sub) watch() (next time.Time) {
 	return next
 }
 
-// push sends what is due of one type, unless a response is in flight or it is held.
-func (s *Sub) push(t Type) {
-	c := &s.chans[t]
+// sendType sends what is due of one type, unless a response is in flight or it is held.
+func (s *Sub) sendType(t Type) {
+	c := &s.states[t]
 	if !c.asked || c.flight != nil {
 		return
 	}
 	cur := s.cur.Of(t)
-	d := s.step(t)
+	d := s.difference(t)
 	up, gone := s.pendingUpserts(t), s.pendingRemovals(t)
 	if !up && !gone {
-		c.become(cur, cur)
+		c.setHave(cur, cur)
 		return
 	}
 	if !s.open(t, holdUpdates) {
@@ -111,7 +111,7 @@ func (s *Sub) push(t Type) {
 	}
 	if !up && !s.delta && !types[t].wildcard {
 		// Leaving out means nothing here: there is no way to tell.
-		c.become(target, cur)
+		c.setHave(target, cur)
 		return
 	}
 	send := Send{Type: t, Generation: s.cur.Generation}
@@ -124,20 +124,20 @@ func (s *Sub) push(t Type) {
 	send.Nonce = strconv.FormatUint(s.seq, 10)
 	switch t {
 	case CDS:
-		s.owe(send, d, gone)
+		s.expectAssignments(send, d, gone)
 	case EDS:
-		s.pay(send)
+		s.assignmentsSent(send)
 	}
-	c.become(target, cur)
+	c.setHave(target, cur)
 	c.forced, c.due = nil, false
 	c.nonce = send.Nonce
-	c.flight = &flight{nonce: send.Nonce, generation: send.Generation, upserts: send.Upserts, since: s.now, own: s.ownOf(send)}
+	c.flight = &flight{nonce: send.Nonce, generation: send.Generation, upserts: send.Upserts, since: s.now, own: s.privateSize(send)}
 	s.emit(send)
 }
 
-// step is what leads from what the client has to the view.
-func (s *Sub) step(t Type) *Delta {
-	c := &s.chans[t]
+// difference is what leads from what the client has to the view.
+func (s *Sub) difference(t Type) *Delta {
+	c := &s.states[t]
 	cur := s.cur.Of(t)
 	if c.memo.delta == nil || c.memo.old != c.have || c.memo.cur != cur {
 		diff := s.diff
@@ -145,14 +145,14 @@ func (s *Sub) step(t Type) *Delta {
 			// Nobody else makes this step, and who remembers it would keep what the client said.
 			diff = Diff
 		}
-		c.memo = step{old: c.have, cur: cur, delta: diff(c.have, cur)}
+		c.memo = computed{old: c.have, cur: cur, delta: diff(c.have, cur)}
 	}
 	return c.memo.delta
 }
 
 // increment is the content of a delta response.
 func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Resource, removed []string) {
-	c := &s.chans[t]
+	c := &s.states[t]
 	up = c.subscribed(d.Upserts)
 	if gone {
 		for _, r := range c.subscribed(d.Removed) {
@@ -161,7 +161,7 @@ func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Re
 	}
 	var more []*Resource
 	tell := func(name string) {
-		if holds(up, name) {
+		if hasResource(up, name) {
 			return // at a start that is all of them
 		}
 		if r := s.lookup(t, target, name); r != nil {
@@ -174,7 +174,7 @@ func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Re
 		tell(n)
 	}
 	if t == EDS {
-		for _, o := range s.owed {
+		for _, o := range s.assignments {
 			if c.has(o.cluster.Needs) {
 				tell(o.cluster.Needs)
 			}
@@ -192,7 +192,7 @@ func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Re
 // state is the content of a SotW response: everything for the types that are complete by
 // definition and for a request that has grown, else what has changed.
 func (s *Sub) state(t Type, d *Delta, target *TypeView) []*Resource {
-	c := &s.chans[t]
+	c := &s.states[t]
 	if types[t].wildcard || c.due {
 		if c.wildcard {
 			return slices.Collect(target.All())
@@ -223,7 +223,7 @@ func (s *Sub) lookup(t Type, set *TypeView, name string) *Resource {
 }
 
 // subscribed are those of list that the client subscribes to.
-func (c *channel) subscribed(list []*Resource) []*Resource {
+func (c *typeState) subscribed(list []*Resource) []*Resource {
 	if c.wildcard {
 		return list
 	}
@@ -237,19 +237,19 @@ func (c *channel) subscribed(list []*Resource) []*Resource {
 }
 
 // any says whether the client subscribes to one of list.
-func (c *channel) any(list []*Resource) bool {
+func (c *typeState) any(list []*Resource) bool {
 	return c.wildcard && len(list) > 0 || slices.ContainsFunc(list, func(r *Resource) bool { return c.names.has(r.Name) })
 }
 
 func (s *Sub) pendingUpserts(t Type) bool {
-	c := &s.chans[t]
-	return c.asked && (c.due || len(c.forced) > 0 || t == EDS && s.payable() || c.any(s.step(t).Upserts))
+	c := &s.states[t]
+	return c.asked && (c.due || len(c.forced) > 0 || t == EDS && s.assignmentDue() || c.any(s.difference(t).Upserts))
 }
 
 // pendingRemovals says whether the client has something that the view has not.
 func (s *Sub) pendingRemovals(t Type) bool {
-	c := &s.chans[t]
-	return c.asked && c.any(s.step(t).Removed)
+	c := &s.states[t]
+	return c.asked && c.any(s.difference(t).Removed)
 }
 
 // open says whether a type's updates or removals may be sent. A response that has been
@@ -266,11 +266,11 @@ func (s *Sub) open(of Type, which int) bool {
 	}
 	h := &s.holds[of][which]
 	h.used, h.until = true, time.Time{}
-	blocked, unsent, unasked := which == holdUpdates && s.expects(), false, false
+	blocked, unsent, unasked := which == holdUpdates && s.awaitsAssignment(), false, false
 	for _, t := range waitsFor {
-		c := &s.chans[t]
+		c := &s.states[t]
 		if !c.asked {
-			unasked = unasked || s.toBeAsked(t, which)
+			unasked = unasked || s.awaitsRequest(t, which)
 			continue
 		}
 		pending := s.pendingUpserts(t) || which != holdUpdates && s.pendingRemovals(t)
@@ -300,32 +300,32 @@ func (s *Sub) open(of Type, which int) bool {
 		return false
 	}
 	for _, t := range waitsFor {
-		if f := s.chans[t].flight; f != nil {
+		if f := s.states[t].flight; f != nil {
 			f.late = true
 		}
 	}
 	if which == holdUpdates {
-		for i := range s.owed {
-			s.owed[i].late = true
+		for i := range s.assignments {
+			s.assignments[i].late = true
 		}
 	}
 	*h = hold{used: true}
 	return true
 }
 
-// toBeAsked says whether a hold waits for a client to ask for a type. One that comes from
+// awaitsRequest says whether a hold waits for a client to ask for a type. One that comes from
 // an earlier stream may have listeners and routes whose clusters must not go before them.
-func (s *Sub) toBeAsked(t Type, which int) bool {
+func (s *Sub) awaitsRequest(t Type, which int) bool {
 	return s.now.Before(s.expected) && (which != holdUpdates || s.cur.Of(t).Len() > 0)
 }
 
-// apply tells when the client has asked for all of the view and accepted it.
-func (s *Sub) apply() {
-	if s.starting() || len(s.owed) > 0 {
+// reportApplied tells when the client has asked for all of the view and accepted it.
+func (s *Sub) reportApplied() {
+	if s.starting() || len(s.assignments) > 0 {
 		return
 	}
 	for t := range numTypes {
-		c := &s.chans[t]
+		c := &s.states[t]
 		if c.flight != nil || len(c.refused) > 0 || s.pendingUpserts(t) || s.pendingRemovals(t) {
 			// Of a client that now asks for more, say.
 			s.applied = 0
@@ -343,80 +343,80 @@ func (s *Sub) apply() {
 // for another type that the view has resources of.
 func (s *Sub) starting() bool {
 	for t := range numTypes {
-		if !s.chans[t].asked && (t == LDS || s.chans[LDS].wildcard && s.cur.Of(t).Len() > 0) {
+		if !s.states[t].asked && (t == LDS || s.states[LDS].wildcard && s.cur.Of(t).Len() > 0) {
 			return true
 		}
 	}
 	return false
 }
 
-// debt is a cluster that was sent and whose assignment was not sent after it yet.
+// pendingAssignment is a cluster that was sent and whose assignment was not sent after it yet.
 //
 // Envoy takes a new or changed cluster into use only when its assignment arrives, accepts
 // no other change of clusters meanwhile, and does not ask again for an assignment that it
-// subscribes to already. So the assignment is owed for every cluster that is sent, whatever
+// subscribes to already. So the assignment follows every cluster that is sent, whatever
 // the client claims to have or asked for before. [control-plane 5.2.1]
-type debt struct {
+type pendingAssignment struct {
 	cluster *Resource
 	// late: listeners and routes wait for it no longer.
 	late bool
 }
 
-// owe takes note of the clusters in a response that need an assignment after it. In SotW
+// expectAssignments notes the clusters in a response that need an assignment after it. In SotW
 // these are the ones that are new or changed; the client passes over the others.
-func (s *Sub) owe(send Send, d *Delta, gone bool) {
+func (s *Sub) expectAssignments(send Send, d *Delta, gone bool) {
 	sent := send.Upserts
 	if !s.delta {
-		forced := s.chans[CDS].forced
+		forced := s.states[CDS].forced
 		sent = slices.DeleteFunc(slices.Clone(sent), func(r *Resource) bool {
-			return !holds(d.Upserts, r.Name) && !forced[r.Name]
+			return !hasResource(d.Upserts, r.Name) && !forced[r.Name]
 		})
 	}
-	replaced := func(o debt) bool {
-		return holds(sent, o.cluster.Name) || gone && holds(d.Removed, o.cluster.Name)
+	replaced := func(o pendingAssignment) bool {
+		return hasResource(sent, o.cluster.Name) || gone && hasResource(d.Removed, o.cluster.Name)
 	}
-	s.owed = slices.DeleteFunc(s.owed, replaced)
+	s.assignments = slices.DeleteFunc(s.assignments, replaced)
 	for _, r := range sent {
 		if r.Needs != "" {
-			s.owed = append(s.owed, debt{cluster: r})
+			s.assignments = append(s.assignments, pendingAssignment{cluster: r})
 		}
 	}
 }
 
-// pay strikes out the debts that a response with assignments settles.
-func (s *Sub) pay(send Send) {
-	s.owed = slices.DeleteFunc(s.owed, func(o debt) bool {
+// assignmentsSent removes what a response with assignments has brought.
+func (s *Sub) assignmentsSent(send Send) {
+	s.assignments = slices.DeleteFunc(s.assignments, func(o pendingAssignment) bool {
 		_, told := slices.BinarySearch(send.Removed, o.cluster.Needs)
-		return told || holds(send.Upserts, o.cluster.Needs)
+		return told || hasResource(send.Upserts, o.cluster.Needs)
 	})
-	if len(s.owed) == 0 {
-		s.owed = nil // the room is for thousands
+	if len(s.assignments) == 0 {
+		s.assignments = nil // the room is for thousands
 	}
 }
 
-// payable says whether an assignment is owed that the client subscribes to.
-func (s *Sub) payable() bool {
-	return slices.ContainsFunc(s.owed, func(o debt) bool { return s.chans[EDS].has(o.cluster.Needs) })
+// assignmentDue says whether an assignment is to follow that the client subscribes to.
+func (s *Sub) assignmentDue() bool {
+	return slices.ContainsFunc(s.assignments, func(o pendingAssignment) bool { return s.states[EDS].has(o.cluster.Needs) })
 }
 
-// despair ends the waiting for the assignments of clusters that were refused: the client
-// may not ask for them. They stay owed, for a client may use some clusters of a response
+// stopWaiting ends the waiting for the assignments of clusters that were refused: the client
+// may not ask for them. They stay pending, for a client may use some clusters of a response
 // that it refuses.
-func (s *Sub) despair(refused map[string]rejection) {
-	for i, o := range s.owed {
+func (s *Sub) stopWaiting(refused map[string]rejection) {
+	for i, o := range s.assignments {
 		if f, ok := refused[o.cluster.Name]; ok && f.version == o.cluster.Version {
-			s.owed[i].late = true
+			s.assignments[i].late = true
 		}
 	}
 }
 
-// expects says whether listeners and routes wait for an assignment that is owed.
-func (s *Sub) expects() bool {
-	return slices.ContainsFunc(s.owed, func(o debt) bool { return !o.late })
+// awaitsAssignment says whether listeners and routes wait for an assignment.
+func (s *Sub) awaitsAssignment() bool {
+	return slices.ContainsFunc(s.assignments, func(o pendingAssignment) bool { return !o.late })
 }
 
-// holds says whether a list in order of names has the name.
-func holds(list []*Resource, name string) bool {
+// hasResource says whether a list in order of names has the name.
+func hasResource(list []*Resource, name string) bool {
 	_, ok := slices.BinarySearchFunc(list, name, byName)
 	return ok
 }

@@ -7,12 +7,12 @@ const (
 	forcedPlace   = 64
 )
 
-// Held is about how many bytes the client has made the machine hold: what only this
+// Size is about how many bytes the client has made the machine hold: what only this
 // stream has, and a place for each name that it shares with the view.
-func (s *Sub) Held() int {
+func (s *Sub) Size() int {
 	size := 0
-	for t := range s.chans {
-		c := &s.chans[t]
+	for t := range s.states {
+		c := &s.states[t]
 		view := s.view(Type(t))
 		size += namePlace*len(c.names) + unshared(c.names, view)
 		for n := range c.forced {
@@ -31,9 +31,9 @@ func (s *Sub) Held() int {
 	return size
 }
 
-// ownOf is what a response takes that is made for this stream: names that the view has
+// privateSize is what a response takes that is made for this stream: names that the view has
 // not, and for SotW resources without content under them.
-func (s *Sub) ownOf(e Send) (size int) {
+func (s *Sub) privateSize(e Send) (size int) {
 	for _, n := range e.Removed {
 		size += costOf(n)
 	}

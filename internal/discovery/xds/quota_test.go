@@ -14,22 +14,22 @@ import (
 )
 
 // connect enters a connection that cannot wait.
-func (l *ledger) connect(address string) (*link, error) {
-	c := &link{address: address}
-	return c, l.enter(c)
+func (l *quota) connect(address string) (*connUsage, error) {
+	c := &connUsage{address: address}
+	return c, l.addConn(c)
 }
 
-func (l *ledger) stream(t *testing.T, node, owner string) (*account, error) {
+func (l *quota) stream(t *testing.T, node, owner string) (*account, error) {
 	t.Helper()
 	conn, err := l.connect(node)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := l.open(conn)
+	a, err := l.openStream(conn)
 	if err != nil {
 		return nil, err
 	}
-	if err := a.name(node, owner); err != nil {
+	if err := a.identify(node, owner); err != nil {
 		a.close()
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func (l *ledger) stream(t *testing.T, node, owner string) (*account, error) {
 // All replicas of a Deployment are one identity: it may fill three quarters of a server
 // by itself, and from then on others still find room.
 func TestAnIdentityIsLimitedOnlyWhenItGetsTight(t *testing.T) {
-	l := newLedger()
+	l := newQuota()
 	l.limits.Streams = 100
 	var big []*account
 	for i := 0; ; i++ {
@@ -72,59 +72,59 @@ func TestAnIdentityIsLimitedOnlyWhenItGetsTight(t *testing.T) {
 }
 
 func TestBytesAreChargedToConnectionNodeAndIdentity(t *testing.T) {
-	l := newLedger()
+	l := newQuota()
 	a, _ := l.stream(t, "n", "o")
 	b, _ := l.stream(t, "n", "o") // another connection
-	if err := a.add(maxHeld - 10); err != nil {
+	if err := a.charge(maxHeld - 10); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.add(11); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), fmt.Sprint(maxHeld)) {
+	if err := b.charge(11); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), fmt.Sprint(maxHeld)) {
 		t.Errorf("beyond the node's share: %v", err)
 	}
-	if err := b.add(10); err != nil {
+	if err := b.charge(10); err != nil {
 		t.Errorf("within the node's share: %v", err)
 	}
 	a.close()
-	if err := a.add(1); err == nil {
+	if err := a.charge(1); err == nil {
 		t.Error("a stream that has ended is charged")
 	}
 	b.close()
-	if l.all != (share{}) || len(l.nodes)+len(l.owners) != 0 {
+	if l.all != (usage{}) || len(l.nodes)+len(l.owners) != 0 {
 		t.Errorf("left behind: %+v, %d nodes, %d owners", l.all, len(l.nodes), len(l.owners))
 	}
 }
 
 func TestNobodyHasMoreThanAQuarterOfTheBytesWhenItGetsTight(t *testing.T) {
-	l := newLedger()
+	l := newQuota()
 	l.limits.Streams = 128 // 32 MiB
 	for i := range 2 {
 		a, err := l.stream(t, fmt.Sprint(i), "big")
-		if err != nil || a.add(maxHeld) != nil {
+		if err != nil || a.charge(maxHeld) != nil {
 			t.Fatal(err)
 		}
 	}
 	a, _ := l.stream(t, "other", "other")
-	if err := a.add(7 << 20); err != nil {
+	if err := a.charge(7 << 20); err != nil {
 		t.Fatal(err)
 	}
 	b, _ := l.stream(t, "more", "big")
-	if err := b.add(2 << 20); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "of big") {
+	if err := b.charge(2 << 20); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "of big") {
 		t.Errorf("more for who has half: %v", err)
 	}
-	if err := a.add(1 << 19); err != nil {
+	if err := a.charge(1 << 19); err != nil {
 		t.Errorf("more for who has less than a quarter: %v", err)
 	}
 }
 
 // Many proxies behind one address may come at once: those that find no place wait for one.
 func TestConnectionsWithoutAStreamWaitForAPlace(t *testing.T) {
-	l := newLedger()
-	var turns, open []*link
-	enter := func(address string) *link {
+	l := newQuota()
+	var turns, open []*connUsage
+	enter := func(address string) *connUsage {
 		t.Helper()
-		c := &link{address: address}
-		c.turn = func() { turns = append(turns, c) }
-		if err := l.enter(c); err != nil {
+		c := &connUsage{address: address}
+		c.admitted = func() { turns = append(turns, c) }
+		if err := l.addConn(c); err != nil {
 			t.Fatal(err)
 		}
 		open = append(open, c)
@@ -141,24 +141,24 @@ func TestConnectionsWithoutAStreamWaitForAPlace(t *testing.T) {
 	if _, err := l.connect("10.0.0.1"); err == nil || !strings.Contains(err.Error(), "at most 512 and 8192") {
 		t.Errorf("one that cannot wait: %v", err)
 	}
-	if other := enter("10.0.0.2"); !slices.Equal(turns, []*link{other}) {
+	if other := enter("10.0.0.2"); !slices.Equal(turns, []*connUsage{other}) {
 		t.Error("another address waits, too")
 	}
-	a, err := l.open(open[0])
-	if err != nil || a.name("n", "o") != nil {
+	a, err := l.openStream(open[0])
+	if err != nil || a.identify("n", "o") != nil {
 		t.Fatal(err)
 	}
 	if len(turns) != 2 || turns[1] != second {
 		t.Errorf("%d have got a place when one has its stream", len(turns)-1)
 	}
-	l.disconnect(open[1])
+	l.removeConn(open[1])
 	if len(turns) != 3 || turns[2] != third {
 		t.Errorf("%d have got a place when another is gone", len(turns)-1)
 	}
 	a.close()
 	for range 2 {
 		for _, c := range open {
-			l.disconnect(c)
+			l.removeConn(c)
 		}
 	}
 	if len(l.hosts) != 0 || l.conns != 0 {
@@ -168,19 +168,19 @@ func TestConnectionsWithoutAStreamWaitForAPlace(t *testing.T) {
 
 // A connection that stays idle gives its place to one that waits, and nobody waits for ever.
 func TestWhoIsIdleOrWaitsForLongGivesWay(t *testing.T) {
-	l := newLedger()
+	l := newQuota()
 	ended := 0
 	enter := func() error {
-		c := &link{address: "10.0.0.1", turn: func() {}}
+		c := &connUsage{address: "10.0.0.1", admitted: func() {}}
 		c.end = func() {
 			ended++
-			l.disconnect(c)
+			l.removeConn(c)
 		}
-		return l.enter(c)
+		return l.addConn(c)
 	}
 	at := func(after time.Duration) int {
 		ended = 0
-		for _, end := range l.overdue(time.Now().Add(after)) {
+		for _, end := range l.expired(time.Now().Add(after)) {
 			end()
 		}
 		return ended
@@ -201,7 +201,7 @@ func TestWhoIsIdleOrWaitsForLongGivesWay(t *testing.T) {
 	if n := at(0); n != 0 {
 		t.Errorf("%d are ended at once", n)
 	}
-	if n := at(idlePatience); n != 3 || len(l.hosts["10.0.0.1"].queue) != 0 {
+	if n := at(maxIdleTime); n != 3 || len(l.hosts["10.0.0.1"].queue) != 0 {
 		t.Errorf("%d are ended for 3 that wait", n)
 	}
 	for range maxWaitingPerHost {
@@ -218,7 +218,7 @@ func TestWhoIsIdleOrWaitsForLongGivesWay(t *testing.T) {
 }
 
 func TestConnectionsOfOneAddressAreLimitedOnlyWhenItGetsTight(t *testing.T) {
-	l := newLedger()
+	l := newQuota()
 	l.limits.Streams = 50 // 100 connections
 	n := 0
 	for ; ; n++ {
@@ -290,17 +290,17 @@ func TestRefusalsAreLoggedOnceInAWhile(t *testing.T) {
 }
 
 func TestRefusedConfigurationIsLoggedAtAPace(t *testing.T) {
-	var p pace
+	var p logLimit
 	now, lines := time.Unix(1e9, 0), 0
 	for range 100 {
-		if _, ok := p.take(now); ok {
+		if _, ok := p.allow(now); ok {
 			lines++
 		}
 	}
-	if lines != paceLines {
-		t.Errorf("%d lines, want %d", lines, paceLines)
+	if lines != logLimitLines {
+		t.Errorf("%d lines, want %d", lines, logLimitLines)
 	}
-	if unsaid, ok := p.take(now.Add(pacePause)); !ok || unsaid != 100-paceLines {
-		t.Errorf("later: %v, %d unsaid", ok, unsaid)
+	if suppressed, ok := p.allow(now.Add(logLimitPeriod)); !ok || suppressed != 100-logLimitLines {
+		t.Errorf("later: %v, %d suppressed", ok, suppressed)
 	}
 }

@@ -1,0 +1,120 @@
+package xds
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// refusal is why a client is not served. It is a gRPC status, and its reason is the label
+// by which refusals are counted.
+type refusal struct {
+	code   codes.Code
+	reason string
+	text   string
+}
+
+func (r *refusal) Error() string { return r.text }
+
+// GRPCStatus makes a refusal the status that the client sees.
+func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
+
+// The reasons of refusals, for metrics.
+const (
+	reasonNode        = "node"
+	reasonRequest     = "request"
+	reasonNames       = "names"
+	reasonStreams     = "streams"
+	reasonMemory      = "memory"
+	reasonSilence     = "silence"
+	reasonConnections = "connections"
+)
+
+var reasons = []string{reasonNode, reasonRequest, reasonNames, reasonStreams, reasonMemory, reasonSilence, reasonConnections}
+
+func exhausted(reason, format string, args ...any) *refusal {
+	return &refusal{codes.ResourceExhausted, reason, fmt.Sprintf(format, args...)}
+}
+
+// refusalPause is how long nothing more is logged of refusals for one reason: who is
+// refused may come again at once, and the counter tells how often.
+const refusalPause = 10 * time.Second
+
+// refusals counts who is refused for overstepping a bound, and logs some. Any goroutine
+// may use it.
+type refusals struct {
+	mu   sync.Mutex
+	last map[string]loggedRefusal
+}
+
+// loggedRefusal is when a reason was logged last, and how often it came since.
+type loggedRefusal struct {
+	at    time.Time
+	since int
+}
+
+// note takes the error that a client got; those that tell of no bound are not counted.
+func (r *refusals) note(s *Server, err error, who string) {
+	reason := reasonOf(err)
+	if reason == "" {
+		return
+	}
+	s.metrics.refused.WithLabelValues(reason).Inc()
+	now := time.Now()
+	r.mu.Lock()
+	last, again := r.last[reason]
+	if again && now.Sub(last.at) < refusalPause {
+		last.since++
+		r.last[reason] = last
+		r.mu.Unlock()
+		return
+	}
+	if r.last == nil {
+		r.last = map[string]loggedRefusal{}
+	}
+	r.last[reason] = loggedRefusal{at: now}
+	r.mu.Unlock()
+	s.log.Warn("client refused", "client", who, "reason", reason, "status", status.Code(err).String(),
+		"message", cut([]byte(status.Convert(err).Message()), maxMessage), "more_since_last_time", last.since)
+}
+
+func reasonOf(err error) string {
+	if r := (*refusal)(nil); errors.As(err, &r) {
+		return r.reason
+	}
+	// gRPC itself refuses what is longer than it was told to take.
+	if status.Code(err) == codes.ResourceExhausted {
+		return reasonRequest
+	}
+	return ""
+}
+
+// A stream's refusals of configuration are logged one by one, up to so many in so long.
+const (
+	logLimitLines  = 20
+	logLimitPeriod = time.Minute
+)
+
+// logLimit bounds how many lines are logged.
+type logLimit struct {
+	since             time.Time
+	lines, suppressed int
+}
+
+// allow says whether a line may be logged now, and how many were not since the last one.
+func (p *logLimit) allow(now time.Time) (suppressed int, ok bool) {
+	if now.Sub(p.since) >= logLimitPeriod {
+		p.since, p.lines = now, 0
+	}
+	if p.lines == logLimitLines {
+		p.suppressed++
+		return 0, false
+	}
+	p.lines++
+	suppressed, p.suppressed = p.suppressed, 0
+	return suppressed, true
+}
