@@ -90,7 +90,7 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// remarks are what somebody who asks for readiness ought to know besides.
+// remarks are what else the answer to a readiness probe says.
 func (s *Server) remarks() []string {
 	var out []string
 	n := s.loop.gate.notes.Load()
@@ -124,7 +124,7 @@ type syncEntry struct {
 	nonces map[string]string
 }
 
-// MarshalJSON puts the nonces beside the other fields.
+// MarshalJSON adds the nonces to the other fields.
 func (e syncEntry) MarshalJSON() ([]byte, error) {
 	type plain syncEntry
 	text, err := json.Marshal(plain(e))
@@ -231,7 +231,7 @@ type objectEntry struct {
 	Severity string `json:"severity"`
 	Field    string `json:"field,omitempty"`
 	Text     string `json:"text"`
-	// Meanwhile says what is in force instead; empty where the object is taken.
+	// Meanwhile says what is in force instead; empty where the object is applied.
 	Meanwhile string `json:"meanwhile,omitempty"`
 }
 

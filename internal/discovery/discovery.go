@@ -41,7 +41,7 @@ type Source interface {
 	Run(ctx context.Context, emit func(object.Batch)) error
 }
 
-// Options is everything that pilot-discovery can be told.
+// Options are the settings of pilot-discovery.
 type Options struct {
 	// ConfigDir is the tree of YAML files that is the configuration.
 	ConfigDir string
@@ -103,7 +103,7 @@ type CAOptions struct {
 	RootTTL time.Duration
 	// ServingNames are further names or addresses in the certificate of the secure port.
 	ServingNames []string
-	// MinTLS is the lowest version of TLS that the secure port takes; 0 means 1.2.
+	// MinTLS is the lowest version of TLS that the secure port accepts; 0 means 1.2.
 	MinTLS uint16
 }
 
@@ -135,16 +135,16 @@ func New(o Options) (*Server, error) {
 	return newServer(o, source, kept)
 }
 
-// settleTrustDomain finds the one trust domain of the mesh from the option and from what
+// findTrustDomain finds the one trust domain of the mesh from the option and from what
 // configuration says now. The root, which identities chain to, carries it: so it is found
 // before the root is opened, and the source is looked at once before it is watched. Where
 // mesh configuration is broken, what is remembered of it counts.
-func settleTrustDomain(o Options, source Source, file meshFile, remembered []object.Object) (string, error) {
+func findTrustDomain(o Options, source Source, file meshFile, remembered []object.Object) (string, error) {
 	var objects []object.Object
 	if s, ok := source.(interface{ ConfigMaps() []object.Object }); ok {
 		objects = s.ConfigMaps()
 	}
-	said, err := file.look()
+	said, err := file.readOnce()
 	if err != nil && o.Names.TrustDomain == "" {
 		return "", err
 	}
@@ -165,13 +165,13 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	s := &Server{opts: o, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now()}
 	s.meshFile = newMeshFile(o.MeshFile, kept.remembered(true), o.Log)
 	remembered := kept.before.Objects
-	kept.before.Objects = nil // whoever needs them has them
+	kept.before.Objects = nil // they are not needed any more
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.done.Close())
 		}
 	}()
-	domain, err := settleTrustDomain(o, source, s.meshFile, remembered)
+	domain, err := findTrustDomain(o, source, s.meshFile, remembered)
 	if err != nil {
 		return nil, err
 	}
@@ -214,7 +214,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 }
 
 // publishRoot writes the root certificate where people look for what to hand to
-// workloads; the authority keeps its own copy beside its key.
+// workloads; the authority keeps its own copy with its key.
 func publishRoot(stateDir string, pem []byte) error {
 	path := filepath.Join(stateDir, "root-cert.pem")
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, pem) {
@@ -293,7 +293,7 @@ func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context)
 			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.HTTP.Shutdown)
 			defer cancel()
 			if srv.Shutdown(bounded) != nil {
-				_ = srv.Close() // what would not end in time is cut off
+				_ = srv.Close() // what does not end in time is closed
 			}
 		})
 		defer stop()
@@ -319,7 +319,7 @@ func (s *Server) serveGRPC(l net.Listener, secure *tls.Config) func(context.Cont
 		}
 		srv := grpc.NewServer(append(s.xds.ServerOptions(creds), grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: k.Interval, Timeout: k.Timeout, MaxConnectionAge: k.MaxAge, MaxConnectionAgeGrace: 10 * time.Second,
-			// Connections without a call serve nobody; an agent that wants one again makes it.
+			// A connection without a call is of no use; an agent dials again when it needs one.
 			MaxConnectionIdle: maxIdle,
 		}))...)
 		s.xds.Register(srv, auth)

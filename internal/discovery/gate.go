@@ -12,7 +12,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// Lenience says what is let pass that is otherwise held back.
+// Lenience allows what otherwise holds back readiness.
 type Lenience struct {
 	// EmptyConfig serves a source that is readable and empty although objects are
 	// remembered: it is meant to be empty. Otherwise that holds back readiness, since a
@@ -39,8 +39,8 @@ type gate struct {
 	notes      atomic.Pointer[notes]
 }
 
-// notes are what somebody who asks for readiness ought to know besides, as of the last
-// commit, so that nobody waits for the loop to hear it.
+// notes are what else the answer to a readiness probe says, as of the last commit, so that a
+// probe does not wait for the loop.
 type notes struct {
 	restored, objects int // in force as they were saved, of all that are in force
 	oldest            time.Time
@@ -143,7 +143,7 @@ func denialOf(p object.Policy) model.Denial {
 	return model.Denial{Name: fmt.Sprintf("broken-%x", h.Sum64()), Namespace: p.Key.Namespace, Labels: p.Labels, Everything: !p.OnlyPlaintext()}
 }
 
-// seems names a policy whose document could not be told.
+// seems names a policy whose document has no readable key.
 func seems(p object.Problem) string {
 	if p.Key != (object.Key{}) {
 		return ""
@@ -227,7 +227,7 @@ func (n notes) endsText() string {
 	return fmt.Sprintf("the source can be read and is empty: %d objects of the saved configuration stay until it shows one that can be used (--accept-empty-config takes it for empty)", n.ends)
 }
 
-// brokenText says what becomes of broken policies; empty where there is none.
+// brokenText says what follows from broken policies; empty where none is broken.
 func (n notes) brokenText() string {
 	switch {
 	case n.broken == 0:

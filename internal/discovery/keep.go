@@ -28,7 +28,7 @@ const (
 // keeper keeps the last good configuration in the state folder: what the one before it
 // had kept, and what is in force now. It writes from a goroutine of its own, so that no
 // commit waits for a disk; changes that come close together are one write. A write that
-// fails is told once, counted, and tried again; serving goes on meanwhile.
+// fails is logged once, counted, and retried; serving goes on meanwhile.
 type keeper struct {
 	path, place string
 	log         *slog.Logger
@@ -48,7 +48,7 @@ type keeperStats struct {
 	written  atomic.Int64 // when that was, in seconds since 1970; 0 where there was none
 }
 
-// openKeeper reads what is kept in stateDir. What cannot be used is left aside, and told.
+// openKeeper reads what is kept in stateDir. What cannot be used is set aside and logged.
 // place is what the files of the source lie below; where the former place was another
 // one, the origins of what is remembered follow.
 func openKeeper(stateDir, place string, log *slog.Logger) *keeper {

@@ -18,7 +18,7 @@ import (
 )
 
 // loop is the one writer: it alone changes the model and publishes views. Others send it
-// batches of changes, joins, leaves and questions, and it takes whatever has piled up
+// batches of changes, joins, leaves and questions, and it handles whatever has arrived
 // together, without a timer: an idle loop acts at once.
 type loop struct {
 	log *slog.Logger
@@ -154,7 +154,7 @@ func (l *loop) logProblems(u problemUpdate) {
 		text := v.Error()
 		switch v.Severity {
 		case object.Error:
-			l.log.Error("configuration is not taken; "+l.meanwhile(v, places), "problem", text)
+			l.log.Error("configuration is not applied; "+l.meanwhile(v, places), "problem", text)
 		case object.Warning:
 			l.log.Warn("configuration has no effect, or not all of it", "problem", text)
 		default:

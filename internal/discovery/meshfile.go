@@ -44,9 +44,9 @@ func (f meshFile) object(text []byte) *object.Object {
 	}
 }
 
-// look reads the file once; nil where there is none. For a file that cannot be read what is
+// readOnce reads the file; nil where it does not exist. For a file that cannot be read what is
 // remembered of it counts.
-func (f meshFile) look() (*object.Object, error) {
+func (f meshFile) readOnce() (*object.Object, error) {
 	if f.path == "" {
 		return nil, nil
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // problems is what is wrong with the configuration now, kept up to date from differences, so
-// that a commit costs what has changed and not what stands. It belongs to the loop's goroutine.
+// that the cost of a commit depends on what has changed, not on how many problems there are. It belongs to the loop's goroutine.
 type problems struct {
 	// inForce says whether a good value of an object is in force; effect describes what a
 	// broken policy without one brings about.
@@ -78,7 +78,7 @@ type problemUpdate struct {
 	policies bool
 }
 
-// update takes in what has changed.
+// update applies what has changed.
 func (p *problems) update(c problemChanges) problemUpdate {
 	u := updating{problems: p, before: map[string]problemLine{}, touched: map[object.Policy]bool{}}
 	if c.source != nil {
@@ -120,10 +120,10 @@ func (p *problems) update(c problemChanges) problemUpdate {
 // what the store says.
 func (p *problems) all(stored []config.Verdict) []object.Problem {
 	out := append(slices.Clone(p.source), stored...)
-	told := map[object.Policy]bool{}
+	seen := map[object.Policy]bool{}
 	for i, v := range out {
-		if b := p.policies[v.Policy]; isBrokenPolicy(v) && b != nil && b.unenforced && !told[v.Policy] {
-			told[v.Policy] = true
+		if b := p.policies[v.Policy]; isBrokenPolicy(v) && b != nil && b.unenforced && !seen[v.Policy] {
+			seen[v.Policy] = true
 			out[i].Text += p.effect(v)
 		}
 	}

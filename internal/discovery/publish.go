@@ -153,7 +153,7 @@ func (p *publisher) leave(id string) {
 	}
 	p.exit(id, m)
 	p.classify.Unwant(m.key)
-	p.graph.Run() // drop what nobody wants any more
+	p.graph.Run() // drop what is not wanted any more
 }
 
 // enter puts a proxy into its class and shows it the class's view.

@@ -9,7 +9,7 @@ import (
 )
 
 // What debug pages and metrics show are values that the loop's goroutine makes when it is asked,
-// so that nobody else reads its tables. Each is immutable from then on. The functions return
+// so that no other goroutine reads its tables. Each is immutable from then on. The functions return
 // false once the loop has ended.
 
 // viewsSnapshot is what proxies shall have now.
@@ -74,7 +74,7 @@ type problemKind struct {
 }
 
 func (l *loop) numbers() (n numbers, ok bool) {
-	// The two that are always there let an alert tell "none" from "not asked".
+	// The two that are always there let an alert distinguish "none" from "not scraped".
 	n.problems = map[problemKind]int{{object.Error, ""}: 0, {object.Warning, ""}: 0}
 	ok = l.ask(func() {
 		n.rows, n.rules, n.events = l.model.Counts(), l.graph.Stats(), maps.Clone(l.counts.events)

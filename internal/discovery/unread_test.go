@@ -47,7 +47,7 @@ func TestPoliciesThatAreNotEnforcedAreErrors(t *testing.T) {
 			t.Errorf("entry %+v, want %+v", g, w)
 		}
 	}
-	for _, w := range []string{"level=ERROR msg=\"configuration is not taken", "NOT enforced", "level=WARN msg=\"configuration has no effect", "EnvoyFilter shop/lua"} {
+	for _, w := range []string{"level=ERROR msg=\"configuration is not applied", "NOT enforced", "level=WARN msg=\"configuration has no effect", "EnvoyFilter shop/lua"} {
 		if !strings.Contains(log.String(), w) {
 			t.Errorf("the log lacks %s:\n%s", w, log.String())
 		}

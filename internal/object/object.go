@@ -101,7 +101,7 @@ type Severity uint8
 
 // The severities.
 const (
-	// Error: the object is not taken as it is written, or what it is to enforce is not
+	// Error: the object is not applied as it is written, or what it is to enforce is not
 	// enforced; its last good value, if there was one, stays in force.
 	Error Severity = iota
 	// Warning: the object, or a part of it, does not do what its author may think.
@@ -121,8 +121,8 @@ func (s Severity) String() string {
 	return "info"
 }
 
-// Problem is one thing to say about what a source read. Key is zero where the document
-// could not be told; Field is a path such as "spec.http[0].route[1].weight", or empty.
+// Problem is one finding about what a source read. Key is zero where the document has no
+// readable key; Field is a path such as "spec.http[0].route[1].weight", or empty.
 type Problem struct {
 	Origin   Origin
 	Key      Key

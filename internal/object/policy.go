@@ -7,23 +7,23 @@ import (
 	"strings"
 )
 
-// Policy is what can be told of a document that is, or may be, a security policy and
+// Policy is what is known of a document that is, or may be, a security policy and
 // cannot be used: enough to say what must be denied because of it. The zero value is
-// that of a document that is none. Values are comparable.
+// that of any other document. Values are comparable.
 type Policy struct {
 	// Broken is set where there is such a document.
 	Broken bool
-	// Key is its key as far as it can be told: Kind, Namespace and Name are empty where
+	// Key is its key as far as it is known: Kind, Namespace and Name are empty where
 	// they cannot. An empty Namespace means that the policy may be for the whole mesh.
 	Key Key
 	// Labels are those of the workloads that it selects, "a=b,c=d" in order of their
-	// names; empty where it is for the whole namespace, or that cannot be told.
+	// names; empty where it is for the whole namespace, or that is unknown.
 	Labels string
 }
 
 // OnlyPlaintext says whether denying plaintext is as much as the policy could have asked
 // for. It is for a PeerAuthentication, which cannot refuse mutual TLS; and it is all that
-// is denied where the namespace cannot be told, so that one stray bracket does not end
+// is denied where the namespace is unknown, so that one stray bracket does not end
 // all traffic of a mesh.
 func (p Policy) OnlyPlaintext() bool {
 	return p.Key.Kind == PeerAuthentication || p.Key.Namespace == ""
@@ -44,7 +44,7 @@ func (p Policy) Denies() string {
 	return what + " to " + to
 }
 
-// String is the key as far as it can be told: "PeerAuthentication shop/a", "a security
+// String is the key as far as it is known: "PeerAuthentication shop/a", "a security
 // policy of namespace shop", "a PeerAuthentication".
 func (p Policy) String() string {
 	if p.Key.Kind != "" && p.Key.Name != "" && p.Key.Namespace != "" {
@@ -63,8 +63,8 @@ func (p Policy) String() string {
 	return s
 }
 
-// LabelText writes labels as Policy has them. It is empty where one of them is none that
-// Kubernetes takes: what was meant to be selected cannot be told then.
+// LabelText writes labels as Policy has them. It is empty where one of them is invalid
+// in Kubernetes: what was meant to be selected is unknown then.
 func LabelText(labels map[string]string) string {
 	var out []string
 	for _, k := range slices.Sorted(maps.Keys(labels)) {

@@ -56,7 +56,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 		},
 		Location: k.Location,
 		Workload: mesh.Workload{
-			Namespace: k.Namespace, Services: m.standsFor(r, k, labels, ports), Policies: m.selecting(r, k.Namespace, labels),
+			Namespace: k.Namespace, Services: m.servicesOf(r, k, labels, ports), Policies: m.selecting(r, k.Namespace, labels),
 		},
 	}
 }
@@ -117,7 +117,7 @@ func (m *Model) sidecarFor(r *incr.Reader, ns string, labels map[string]string) 
 // selected is the canonical set of client-side selectors that match the labels.
 func (m *Model) selected(r *incr.Reader, ns string, labels map[string]string) string {
 	var out []string
-	take := func(l map[string]string) {
+	add := func(l map[string]string) {
 		if len(l) > 0 && subset(l, labels) {
 			out = append(out, canonical(l))
 		}
@@ -125,22 +125,22 @@ func (m *Model) selected(r *incr.Reader, ns string, labels map[string]string) st
 	for _, v := range incr.In(r, m.tables.virtuals, selectors) {
 		for _, h := range v.Spec.Http {
 			for _, match := range h.Match {
-				take(match.SourceLabels)
+				add(match.SourceLabels)
 			}
 		}
 	}
 	for _, d := range incr.In(r, m.tables.dests, selectors) {
 		if d.Namespace == ns {
-			take(d.Spec.WorkloadSelector.MatchLabels)
+			add(d.Spec.WorkloadSelector.MatchLabels)
 		}
 	}
 	slices.Sort(out)
 	return strings.Join(slices.Compact(out), ";")
 }
 
-// standsFor writes the services that the proxy is an endpoint of, with the ports where
-// it takes their connections: "row key@port>target,port>target" joined by spaces.
-func (m *Model) standsFor(r *incr.Reader, k ProxyKey, labels map[string]string, named map[string]uint32) string {
+// servicesOf writes the services that the proxy is an endpoint of, with the ports on which
+// it receives their connections: "row key@port>target,port>target" joined by spaces.
+func (m *Model) servicesOf(r *incr.Reader, k ProxyKey, labels map[string]string, named map[string]uint32) string {
 	var out []string
 	for key, s := range incr.In(r, m.tables.services, "ns:"+k.Namespace) {
 		if k.Role != mesh.Sidecar || !m.endpointOf(r, s, k, labels) {
@@ -164,7 +164,7 @@ func (m *Model) standsFor(r *incr.Reader, k ProxyKey, labels map[string]string, 
 	return strings.Join(out, " ")
 }
 
-// endpointOf says whether a proxy stands for a service: by selector, by one of the
+// endpointOf says whether a proxy is an endpoint of a service: by selector, by one of the
 // service's own endpoint addresses, or by a slice.
 func (m *Model) endpointOf(r *incr.Reader, s *Service, k ProxyKey, labels map[string]string) bool {
 	if len(s.Source.Selector) > 0 {

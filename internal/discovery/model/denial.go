@@ -10,10 +10,10 @@ import (
 )
 
 // Denial takes the place of a security policy that is broken: what the policy might have
-// selected takes no plaintext, or nothing at all, whatever other policies say. Values
+// selected accepts no plaintext, or no connection at all, whatever other policies say. Values
 // are comparable.
 type Denial struct {
-	// Name tells the denials of one namespace apart. It has no spaces.
+	// Name distinguishes the denials of one namespace. It has no spaces.
 	Name string
 	// Namespace is empty where the denial is for the whole mesh; so is that of the root namespace.
 	Namespace string

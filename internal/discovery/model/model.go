@@ -1,6 +1,6 @@
 // Package model holds what the mesh consists of, as tables that rules read, and the rules that give meaning to them.
 //
-// Apply, called by the one writer, takes validated objects and stores them as rows. All
+// Apply, called by the one writer, stores validated objects as rows. All
 // reading goes through an *incr.Reader, so that every answer is recorded: which services
 // a scope sees, which VirtualService and DestinationRule hold for a host, which
 // instances a service has, which policies select a workload, and into which class a

@@ -10,7 +10,7 @@ import (
 // Mode is what a workload's port accepts.
 type Mode uint8
 
-// The modes of PeerAuthentication. Permissive takes plaintext and mutual TLS alike.
+// The modes of PeerAuthentication. Permissive accepts plaintext and mutual TLS.
 const (
 	Permissive Mode = iota
 	Strict
@@ -86,9 +86,9 @@ func (m *Model) modes(r *incr.Reader, ns string, selects func(*PeerAuthenticatio
 	if denied != denyNothing {
 		return Modes{Default: Strict, Closed: denied == denyEverything}
 	}
-	levels := []*security.PeerAuthentication{m.unselective(r, root)}
+	levels := []*security.PeerAuthentication{m.namespacePolicy(r, root)}
 	if ns != root {
-		levels = append(levels, m.unselective(r, ns))
+		levels = append(levels, m.namespacePolicy(r, ns))
 	}
 	for _, p := range append(levels, selected) {
 		out.Default = inherit(p.GetMtls(), out.Default)
@@ -102,8 +102,8 @@ func (m *Model) modes(r *incr.Reader, ns string, selects func(*PeerAuthenticatio
 	return out
 }
 
-// unselective is the oldest policy of a namespace that is for the whole of it.
-func (m *Model) unselective(r *incr.Reader, ns string) *security.PeerAuthentication {
+// namespacePolicy is the oldest policy of a namespace without a selector.
+func (m *Model) namespacePolicy(r *incr.Reader, ns string) *security.PeerAuthentication {
 	for _, p := range m.rules.policies.Of(r, ns) {
 		if p.deny == denyNothing && len(p.Spec.GetSelector().GetMatchLabels()) == 0 {
 			return p.Spec

@@ -43,7 +43,7 @@ func (v *VirtualService) reach() reach {
 	}
 }
 
-// reachOf is the reach of the VirtualService of that key, none where there is no such thing.
+// reachOf is the reach of the VirtualService of that key, none where there is no such VirtualService.
 func (m *Model) reachOf(r *incr.Reader, key string) reach {
 	v, ok := incr.Get(r, m.tables.virtuals, key)
 	if !ok {
@@ -137,7 +137,7 @@ func (m *Model) destIn(r *incr.Reader, k scopeHost, ns string) *DestinationRule 
 	return mergeSubsets(found)
 }
 
-// compareDests puts the rule to take first: one with a selector, the longer host, the older.
+// compareDests puts the rule that applies first: one with a selector, the longer host, the older.
 func compareDests(a, b *DestinationRule) int {
 	if x, y := a.Spec.WorkloadSelector != nil, b.Spec.WorkloadSelector != nil; x != y {
 		if x {

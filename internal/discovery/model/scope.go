@@ -180,7 +180,7 @@ func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {
 	return out
 }
 
-// before says whether s is taken rather than o, a row of the same host.
+// before says whether s wins over o, a row of the same host.
 func (s *Service) before(o *Service, client string) bool {
 	if a, b := s.Namespace == client, o.Namespace == client; a != b {
 		return a

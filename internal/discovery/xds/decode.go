@@ -21,20 +21,20 @@ const (
 	maxVersion      = 256
 	maxTypeURL      = 256
 	maxNonce        = 256
-	// maxBlame is how much of an error message is searched for names; what is kept and
+	// maxErrorText is how much of an error message is searched for names; what is kept and
 	// logged of it is maxMessage.
-	maxBlame = 64 << 10
+	maxErrorText = 64 << 10
 )
 
-// inbound is a request of either flavour as it comes from the wire. What is not read is
-// not decoded, and what is read is counted before it is copied, so that a request never
-// takes much more memory than its bytes on the wire.
+// inbound is a request of either flavour as it comes from the wire. Only fields that are used
+// are decoded, and their size is counted before they are copied, so that a request never needs
+// much more memory than its bytes on the wire.
 type inbound struct {
 	delta bool
 	// wantNode says that the node is wanted: of a stream's first request.
 	wantNode bool
-	// charge is called with the bytes that the request takes as it is, and then with how
-	// many more or less it takes decoded; done is closed when nobody wants it any more.
+	// charge is called with the size of the encoded request, and then with the difference to
+	// its size when decoded; done is closed when the stream has ended.
 	charge func(bytes int) error
 	done   <-chan struct{}
 	incoming
@@ -43,7 +43,7 @@ type inbound struct {
 	err error
 }
 
-// incoming is a request as far as the stream cares.
+// incoming is the part of a request that the stream uses.
 type incoming struct {
 	// node is the encoded node of a stream's first request, nil where there is none.
 	node []byte
@@ -107,27 +107,27 @@ func (q *inbound) decode(b []byte) error {
 		var err error
 		switch n {
 		case f.node:
-			err = q.takeNode(v)
+			err = q.readNode(v)
 		case f.url:
 			q.url, err = text("type URL", v, maxTypeURL)
 		case f.names:
-			err = q.takeName(&q.req.Names, v)
+			err = q.readName(&q.req.Names, v)
 		case f.unsubscribe:
-			err = q.takeName(&q.req.Unsubscribe, v)
+			err = q.readName(&q.req.Unsubscribe, v)
 		case f.initial:
-			err = q.takeInitial(v)
+			err = q.readInitial(v)
 		case f.nonce:
 			q.req.Nonce, err = text("response nonce", v, maxNonce)
 		case f.detail:
-			err = q.takeDetail(v)
+			err = q.readDetail(v)
 		}
 		return err
 	})
 }
 
-func (q *inbound) takeNode(v []byte) error {
+func (q *inbound) readNode(v []byte) error {
 	if len(v) > maxNode {
-		return &refusal{codes.InvalidArgument, reasonNode, fmt.Sprintf("node of %d bytes, at most %d are taken", len(v), maxNode)}
+		return &refusal{codes.InvalidArgument, reasonNode, fmt.Sprintf("node of %d bytes: want at most %d", len(v), maxNode)}
 	}
 	if q.wantNode {
 		q.node = append(make([]byte, 0, len(v)), v...)
@@ -135,9 +135,9 @@ func (q *inbound) takeNode(v []byte) error {
 	return nil
 }
 
-func (q *inbound) takeName(to *[]string, v []byte) error {
+func (q *inbound) readName(to *[]string, v []byte) error {
 	if len(*to) == maxRequestNames {
-		return malformed("more than %d resource names in one request, at most that many are taken", maxRequestNames)
+		return malformed("more than %d resource names in one request: want at most that many", maxRequestNames)
 	}
 	name, err := text("resource name", v, maxName)
 	*to = append(*to, name)
@@ -145,9 +145,9 @@ func (q *inbound) takeName(to *[]string, v []byte) error {
 	return err
 }
 
-func (q *inbound) takeInitial(v []byte) error {
+func (q *inbound) readInitial(v []byte) error {
 	if len(q.req.Initial) == maxRequestNames {
-		return malformed("more than %d initial resource versions in one request, at most that many are taken", maxRequestNames)
+		return malformed("more than %d initial resource versions in one request: want at most that many", maxRequestNames)
 	}
 	var name, version string
 	err := eachField(v, func(n protowire.Number, v []byte) (err error) {
@@ -167,22 +167,22 @@ func (q *inbound) takeInitial(v []byte) error {
 	return err
 }
 
-// takeDetail reads a google.rpc.Status.
-func (q *inbound) takeDetail(v []byte) error {
+// readDetail reads a google.rpc.Status.
+func (q *inbound) readDetail(v []byte) error {
 	q.req.Refused = true
 	return eachField(v, func(n protowire.Number, v []byte) error {
 		if n == 2 {
-			q.req.Message = cut(v, maxBlame)
+			q.req.Message = truncate(v, maxErrorText)
 		}
 		return nil
 	})
 }
 
-// costOf is about what a string takes in a list or a map.
+// costOf is the approximate size of a string in a list or a map, in bytes.
 func costOf(s string) int { return len(s) + 16 }
 
-// cut is the beginning of a text, whole characters only.
-func cut(v []byte, most int) string {
+// truncate returns the beginning of a text, whole characters only.
+func truncate(v []byte, most int) string {
 	if len(v) <= most {
 		return string(v)
 	}
@@ -195,7 +195,7 @@ func cut(v []byte, most int) string {
 // text is a string field that must not be longer than most bytes.
 func text(what string, v []byte, most int) (string, error) {
 	if len(v) > most {
-		return "", malformed("%s of %d bytes, at most %d are taken", what, len(v), most)
+		return "", malformed("%s of %d bytes: want at most %d", what, len(v), most)
 	}
 	if !utf8.Valid(v) {
 		return "", malformed("%s %.100q: not UTF-8", what, v)

@@ -97,15 +97,15 @@ func TestRequestsPastTheirBounds(t *testing.T) {
 		initial[fmt.Sprint(i)] = ""
 	}
 	for want, r := range map[string]*discoveryv3.DeltaDiscoveryRequest{
-		"type URL of 257 bytes, at most 256":         {TypeUrl: long(257)},
-		"resource name of 4097 bytes, at most 4096":  {ResourceNamesSubscribe: []string{long(4097)}},
-		"resource name of 4098 bytes, at most 4096":  {ResourceNamesUnsubscribe: []string{long(4098)}},
-		"resource name of 4099 bytes, at most 4096":  {InitialResourceVersions: map[string]string{long(4099): "1"}},
-		"resource version of 257 bytes, at most 256": {InitialResourceVersions: map[string]string{"a": long(257)}},
-		"response nonce of 257 bytes, at most 256":   {ResponseNonce: long(257)},
+		"type URL of 257 bytes: want at most 256":         {TypeUrl: long(257)},
+		"resource name of 4097 bytes: want at most 4096":  {ResourceNamesSubscribe: []string{long(4097)}},
+		"resource name of 4098 bytes: want at most 4096":  {ResourceNamesUnsubscribe: []string{long(4098)}},
+		"resource name of 4099 bytes: want at most 4096":  {InitialResourceVersions: map[string]string{long(4099): "1"}},
+		"resource version of 257 bytes: want at most 256": {InitialResourceVersions: map[string]string{"a": long(257)}},
+		"response nonce of 257 bytes: want at most 256":   {ResponseNonce: long(257)},
 		"more than 32768 resource names":             {ResourceNamesSubscribe: many},
 		"more than 32768 initial":                    {InitialResourceVersions: initial},
-		"node of 1048577 bytes, at most 1048576":     {Node: &corev3.Node{Id: long(1<<20 + 1 - 4)}},
+		"node of 1048577 bytes: want at most 1048576":     {Node: &corev3.Node{Id: long(1<<20 + 1 - 4)}},
 	} {
 		q := inbound{delta: true}
 		if err := q.decode(encoded(t, r)); err == nil || !strings.Contains(err.Error(), want) {
@@ -116,7 +116,7 @@ func TestRequestsPastTheirBounds(t *testing.T) {
 	if err := q.decode([]byte{3<<3 | 2, 2, 0xff, 0xfe}); err == nil || !strings.Contains(err.Error(), "not UTF-8") {
 		t.Errorf("a name that is no text: %v", err)
 	}
-	if got := cut([]byte("aä"), 2); got != "a" {
+	if got := truncate([]byte("aä"), 2); got != "a" {
 		t.Errorf("cut to %q", got)
 	}
 }
@@ -133,7 +133,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		if q.url != m.TypeUrl || !slices.Equal(q.req.Names, m.ResourceNamesSubscribe) || !slices.Equal(q.req.Unsubscribe, m.ResourceNamesUnsubscribe) ||
 			!maps.Equal(q.req.Initial, m.InitialResourceVersions) || q.req.Nonce != m.ResponseNonce || q.req.Refused != (m.ErrorDetail != nil) ||
-			q.req.Message != cut([]byte(m.GetErrorDetail().GetMessage()), maxBlame) {
+			q.req.Message != truncate([]byte(m.GetErrorDetail().GetMessage()), maxErrorText) {
 			t.Errorf("%+v, want %v", q.incoming, &m)
 		}
 	})

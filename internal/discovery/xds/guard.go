@@ -56,7 +56,7 @@ func (s *Server) connUsageOf(raw net.Conn) (*connUsage, error) {
 	c := &connUsage{address: address}
 	c.end = func() {
 		s.quota.removeConn(c)
-		_ = raw.Close() // there is nobody to tell
+		_ = raw.Close() // nothing can be done about an error
 	}
 	if err := s.quota.addConn(c); err != nil {
 		s.refusals.note(s, err, "address "+address)
@@ -87,7 +87,7 @@ type guard struct {
 	eased   chan struct{} // closed when they no longer are; nil while they are not
 }
 
-// guardedAddr is a peer's address that leads to its connection.
+// guardedAddr is a peer's address with its connection.
 type guardedAddr struct {
 	net.Addr
 	guard *guard
@@ -150,7 +150,7 @@ func (g *guard) received(b []byte) (eased <-chan struct{}) {
 		}
 	}, func(data []byte) {
 		if m := g.streams[g.in.stream()]; m != nil {
-			g.waiting += m.take(data)
+			g.waiting += m.receive(data)
 		}
 	})
 	if g.waiting <= maxUnfinished {

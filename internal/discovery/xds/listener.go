@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Listen makes a listener whose connections gRPC takes one by one: as long as too many of
-// an address have no stream yet, further ones wait outside (see docs/limits.md). Serve the
+// Listen makes a listener that limits the connections which gRPC serves: while too many of
+// an address have no stream yet, further ones wait (see docs/limits.md). Serve the
 // gRPC server on it, and close it as any other.
 func (s *Server) Listen(inner net.Listener) net.Listener {
 	l := &waitingListener{Listener: inner, server: s, done: make(chan struct{}), some: make(chan struct{}, 1), all: map[*waiting]bool{}}
@@ -22,7 +22,7 @@ type waitingListener struct {
 	tasks  sync.WaitGroup
 	close  sync.Once
 	done   chan struct{}
-	some   chan struct{} // tells Accept that there may be something
+	some   chan struct{} // signals Accept that there may be something
 
 	mu     sync.Mutex
 	all    map[*waiting]bool // that Accept has not returned yet
@@ -43,7 +43,7 @@ func (w *waiting) Close() error {
 	return w.Conn.Close()
 }
 
-// accept takes connections from the inner listener until that is closed.
+// accept accepts connections from the inner listener until that is closed.
 func (l *waitingListener) accept() {
 	for {
 		raw, err := l.Listener.Accept()
@@ -73,16 +73,16 @@ func (l *waitingListener) enter(raw net.Conn) {
 		l.forget(w)
 	}
 	select {
-	case <-l.done: // nobody takes it any more
+	case <-l.done: // Accept is not called any more
 		l.forget(w)
 	default:
 	}
 }
 
-// forget closes a connection, whoever has it.
+// forget closes a connection.
 func (l *waitingListener) forget(w *waiting) {
 	l.change(func() { delete(l.all, w) })
-	_ = w.Close() // there is nobody to tell
+	_ = w.Close() // nothing can be done about an error
 }
 
 // change does something under the lock, and wakes Accept.

@@ -2,8 +2,8 @@ package xds
 
 import "encoding/binary"
 
-// meter follows one direction's frames of an HTTP/2 connection. gRPC tells of a request
-// only when all of it has come, and holds what has come until then: a client with many
+// meter follows one direction's frames of an HTTP/2 connection. gRPC delivers a request
+// only when all of it has come, and buffers what has come until then: a client with many
 // streams could leave a large request on each without its last byte.
 type meter struct {
 	skip int // of the client's preface
@@ -25,7 +25,7 @@ func (m *meter) kind() byte     { return m.head[3] }
 func (m *meter) ends() bool     { return m.head[4]&flagEndStream != 0 }
 func (m *meter) stream() uint32 { return binary.BigEndian.Uint32(m.head[5:]) & (1<<31 - 1) }
 
-// read takes bytes from the connection. It calls frame at the beginning of each frame, and
+// read follows bytes of the connection. It calls frame at the beginning of each frame, and
 // data with what belongs to messages, in any number of pieces.
 func (m *meter) read(b []byte, frame func(), data func([]byte)) {
 	if n := min(m.skip, len(b)); n > 0 {
@@ -72,9 +72,9 @@ type message struct {
 	left int
 }
 
-// take follows what a stream receives and returns by how much what is waiting for its end
+// receive follows what a stream receives and returns by how much what is waiting for its end
 // has grown; it shrinks when a message is whole.
-func (m *message) take(b []byte) (grown int) {
+func (m *message) receive(b []byte) (grown int) {
 	for len(b) > 0 {
 		if m.n < len(m.head) {
 			n := copy(m.head[m.n:], b)

@@ -18,8 +18,8 @@ const (
 	nameTableLabel   = "nds"
 )
 
-// nameTable answers a request for the table. It is no Type: Envoy knows nothing of it, it is in no
-// view, and a proxy without it has everything applied.
+// nameTable answers a request for the table. It is not a Type: Envoy does not know it, no view
+// has it, and a proxy without it has everything applied.
 func (s *stream) nameTable(r Request) error {
 	if r.Refused {
 		s.server.metrics.allRejects.WithLabelValues(nameTableLabel).Inc()

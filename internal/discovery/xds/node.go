@@ -12,7 +12,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Bounds on a node, beside maxNode for all of it. Metadata has its own in package mesh.
+// Bounds on a node, besides maxNode for all of it. Metadata has its own in package mesh.
 const (
 	maxExtensions    = 4096
 	maxMetadataKeys  = 512
@@ -75,7 +75,7 @@ func (d *nodeDecoder) field(n protowire.Number, v []byte) (err error) {
 		d.version, err = text("user agent's version", v, maxNodeText)
 	case 8:
 		if len(v) > maxBuildVersion {
-			return fmt.Errorf("user agent's build version of %d bytes, at most %d are taken", len(v), maxBuildVersion)
+			return fmt.Errorf("user agent's build version of %d bytes: want at most %d", len(v), maxBuildVersion)
 		}
 		err = proto.Unmarshal(v, &d.build)
 	case 9:
@@ -87,7 +87,7 @@ func (d *nodeDecoder) field(n protowire.Number, v []byte) (err error) {
 // entry reads one key and value of the metadata.
 func (d *nodeDecoder) entry(v []byte) error {
 	if d.keys++; d.keys > maxMetadataKeys {
-		return fmt.Errorf("node metadata: more than %d keys, at most that many are taken", maxMetadataKeys)
+		return fmt.Errorf("node metadata: more than %d keys: want at most that many", maxMetadataKeys)
 	}
 	var key string
 	var value []byte
@@ -106,7 +106,7 @@ func (d *nodeDecoder) entry(v []byte) error {
 		return err
 	}
 	if len(value) > maxMetadataValue {
-		return fmt.Errorf("node metadata %s of %d bytes, at most %d are taken", key, len(value), maxMetadataValue)
+		return fmt.Errorf("node metadata %s of %d bytes: want at most %d", key, len(value), maxMetadataValue)
 	}
 	var decoded structpb.Value
 	if err := proto.Unmarshal(value, &decoded); err != nil {
@@ -134,7 +134,7 @@ func (d *nodeDecoder) extension(v []byte) error {
 		d.out.Extensions = map[string]bool{}
 	}
 	if len(d.out.Extensions) == maxExtensions {
-		return fmt.Errorf("more than %d extensions, at most that many are taken", maxExtensions)
+		return fmt.Errorf("more than %d extensions: want at most that many", maxExtensions)
 	}
 	return eachField(v, func(n protowire.Number, v []byte) error {
 		if n != 1 {
@@ -157,7 +157,7 @@ func (d *nodeDecoder) userAgent() string {
 	return d.name + "/" + version
 }
 
-// nodeCost is about what a node takes while its stream lives: as it is, as the key by
+// nodeCost is the approximate memory of a node during its stream, in bytes: as it is, as the key by
 // which the registry finds its class, and as the names under which it is counted.
 func nodeCost(n mesh.Node) int {
 	m := n.Metadata

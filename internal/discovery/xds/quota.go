@@ -11,12 +11,12 @@ import (
 // Limits bound what all clients together may make a server hold.
 type Limits struct {
 	// Streams is how many streams are served at a time; 0 is DefaultStreams. Twice as
-	// many connections are taken. All streams together may hold bytesPerStream for each,
+	// many connections are accepted. All streams together may hold bytesPerStream for each,
 	// so that what one client does not use another can.
 	Streams int
 }
 
-// DefaultStreams is how many streams a server serves at a time unless it is told otherwise.
+// DefaultStreams is how many streams a server serves at a time by default.
 const DefaultStreams = settings.DefaultStreams
 
 // What one client may make a server hold. An agent has one connection for all its streams:
@@ -230,7 +230,7 @@ func (l *quota) addConn(c *connUsage) error {
 	}
 	place := len(h.idle) < maxIdlePerHost && len(h.queue) == 0
 	if !place && (c.admitted == nil || len(h.queue) >= maxWaitingPerHost) {
-		return exhausted(reasonConnections, "%d connections without a stream from %s, and %d that wait: at most %d and %d are taken at a time",
+		return exhausted(reasonConnections, "%d connections without a stream from %s, and %d that wait: at most %d and %d are accepted at a time",
 			len(h.idle), c.address, len(h.queue), maxIdlePerHost, maxWaitingPerHost)
 	}
 	if limit := 2 * l.limits.Streams; overQuota(l.conns, limit, h.conns) {

@@ -40,8 +40,8 @@ func exhausted(reason, format string, args ...any) *refusal {
 	return &refusal{codes.ResourceExhausted, reason, fmt.Sprintf(format, args...)}
 }
 
-// refusalPause is how long nothing more is logged of refusals for one reason: who is
-// refused may come again at once, and the counter tells how often.
+// refusalPause is how long no further refusal for the same reason is logged, since a client that
+// is refused may come back at once. The counter counts all of them.
 const refusalPause = 10 * time.Second
 
 // refusals counts who is refused for overstepping a bound, and logs some. Any goroutine
@@ -57,7 +57,7 @@ type loggedRefusal struct {
 	since int
 }
 
-// note takes the error that a client got; those that tell of no bound are not counted.
+// note counts and logs the error that a client got, if it is about a bound.
 func (r *refusals) note(s *Server, err error, who string) {
 	reason := reasonOf(err)
 	if reason == "" {
@@ -79,14 +79,14 @@ func (r *refusals) note(s *Server, err error, who string) {
 	r.last[reason] = loggedRefusal{at: now}
 	r.mu.Unlock()
 	s.log.Warn("client refused", "client", who, "reason", reason, "status", status.Code(err).String(),
-		"message", cut([]byte(status.Convert(err).Message()), maxMessage), "more_since_last_time", last.since)
+		"message", truncate([]byte(status.Convert(err).Message()), maxMessage), "more_since_last_time", last.since)
 }
 
 func reasonOf(err error) string {
 	if r := (*refusal)(nil); errors.As(err, &r) {
 		return r.reason
 	}
-	// gRPC itself refuses what is longer than it was told to take.
+	// gRPC itself refuses requests longer than its limit.
 	if status.Code(err) == codes.ResourceExhausted {
 		return reasonRequest
 	}

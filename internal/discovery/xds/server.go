@@ -11,7 +11,7 @@
 // removals last, also when a client comes back from an earlier stream, but nothing waits for
 // a client for ever; an assignment follows every cluster that is sent, whatever the client
 // claims to have; nothing else that a client has is sent again; what a client refused is not
-// sent again until it changes, but for listeners that could not be bound; what is told as
+// sent again until it changes, but for listeners that could not be bound; what is reported as
 // applied was asked for and accepted. view.go and sub*.go are pure.
 package xds
 
@@ -47,7 +47,7 @@ type Registry interface {
 }
 
 // Authenticate finds out who is calling, from what the transport and the headers say.
-// An error that is no gRPC status becomes codes.Unauthenticated.
+// An error that is not a gRPC status becomes codes.Unauthenticated.
 type Authenticate func(ctx context.Context) (mesh.Identity, error)
 
 // Server serves any number of gRPC servers from one Registry.
@@ -88,10 +88,10 @@ func (s *Server) Register(g grpc.ServiceRegistrar, auth Authenticate) {
 // How gRPC connections are served.
 const (
 	// maxConcurrent is how many calls a client may have open on a connection. It is above
-	// maxStreamsPerConn, so that one stream too many is told so and does not wait.
+	// maxStreamsPerConn, so that one stream too many gets an error and does not wait.
 	maxConcurrent = 2 * maxStreamsPerConn
-	// window is how much of a stream is received before somebody reads it, in bytes: the
-	// least that there is. gRPC would otherwise let it grow up to 16 MiB for fast clients.
+	// window is how much of a stream is received before it is read, in bytes: the least
+	// that gRPC allows. gRPC would otherwise let it grow up to 16 MiB for fast clients.
 	window     = 64 << 10
 	connWindow = 1 << 20
 	// maxHeaders bounds a call's headers, in bytes; tokens have a few thousand.
@@ -222,7 +222,7 @@ func guardOf(ctx context.Context) (*guard, error) {
 	return nil, status.Error(codes.Internal, "the gRPC server was made without this server's options")
 }
 
-// coded makes a gRPC status of an error that is none yet.
+// coded makes a gRPC status of an error that is not one yet.
 func coded(err error, c codes.Code) error {
 	if _, ok := status.FromError(err); ok {
 		return err

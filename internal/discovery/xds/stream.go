@@ -25,8 +25,8 @@ type stream struct {
 	pendingSince time.Time
 	unknownTypes map[string]bool // type URLs asked for that are not served
 	tables       uint64          // tables of names that were sent
-	// held is what the account says that sub holds, in bytes.
-	held     int
+	// charged is what the account has been charged for what sub holds, in bytes.
+	charged  int
 	logLimit logLimit // of the log's lines about refused configuration
 }
 
@@ -34,7 +34,7 @@ func newStream(s *Server, wire grpc.ServerStream, a *account, overrun <-chan str
 	return &stream{server: s, overrun: overrun, receiver: receiver{wire: wire, account: a, in: make(chan incoming), failed: make(chan error, 1)}}
 }
 
-// receiver takes a stream's requests from the wire.
+// receiver reads a stream's requests from the wire.
 type receiver struct {
 	wire    grpc.ServerStream
 	account *account
@@ -168,9 +168,9 @@ func (s *stream) chargeHeld(m incoming) error {
 	if m.cost == 0 {
 		return nil
 	}
-	held := s.sub.Size()
-	change := held - s.held - m.cost
-	s.held = held
+	size := s.sub.Size()
+	change := size - s.charged - m.cost
+	s.charged = size
 	return s.account.charge(change)
 }
 
@@ -186,7 +186,7 @@ func (s *stream) feed(ev Event) error {
 }
 
 func (s *stream) perform(effects []Effect) error {
-	// The machine keeps the slice, but nobody needs what was in it.
+	// The machine keeps the slice; its elements must not stay reachable.
 	defer clear(effects)
 	for _, e := range effects {
 		switch e := e.(type) {
@@ -235,7 +235,7 @@ func (s *stream) send(e Send) error {
 }
 
 func (s *stream) nacked(e Nacked) {
-	e.Message = cut([]byte(e.Message), maxMessage)
+	e.Message = truncate([]byte(e.Message), maxMessage)
 	s.logRecovered(e.Type, s.conn.nacked(e, time.Now()))
 	m := s.server.metrics
 	m.rejects[e.Type].Inc()

@@ -9,20 +9,20 @@ import (
 const (
 	// holdLimit bounds every wait for the client that keeps other state back.
 	holdLimit = 5 * time.Second
-	// stuckAfter is how long a response may go unanswered before that is told.
+	// stuckAfter is how long a response may go unanswered before that is reported.
 	stuckAfter = 10 * time.Second
 )
 
 // maxNames bounds the names that a stream may subscribe to, of one type.
 const maxNames = 1 << 15
 
-// Event is something that a Sub is told: Now, Request or Moved.
+// Event is an input of a Sub: Now, Request or Moved.
 type Event interface{ event() }
 
-// Now tells the time. Tell it before each other event and at each Wake.
+// Now is the time. It comes before each other event and at each Wake.
 type Now struct{ T time.Time }
 
-// Moved tells that the client shall have View from now on.
+// Moved says that View is what the client shall have from now on.
 type Moved struct{ View *View }
 
 // Request is a discovery request of either flavour.
@@ -59,7 +59,7 @@ type Send struct {
 	Generation uint64
 }
 
-// Acked tells that the response with that nonce was accepted.
+// Acked reports that the response with that nonce was accepted.
 type Acked struct {
 	Type       Type
 	Nonce      string
@@ -69,7 +69,7 @@ type Acked struct {
 	Refused int
 }
 
-// Nacked tells that the response with that nonce was refused. Names are the resources
+// Nacked reports that the response with that nonce was refused. Names are the resources
 // that the message names, or nil where it names none.
 type Nacked struct {
 	Type    Type
@@ -80,20 +80,20 @@ type Nacked struct {
 	Again bool
 }
 
-// Applied tells that the client has asked for every type that the view has resources of,
+// Applied reports that the client has asked for every type that the view has resources of,
 // and has accepted all that it asked for. A client that subscribes to listeners by name
-// (gRPC does) takes only what it needs: of it, no type is expected that it did not ask for.
+// (gRPC does) asks only for the types that it needs; no others are expected.
 type Applied struct{ Generation uint64 }
 
-// Stuck tells that the response with that nonce, sent at Since, has been unanswered for
-// stuckAfter. It is told once for each response; Acked or Nacked ends it.
+// Stuck reports that the response with that nonce, sent at Since, has been unanswered for
+// stuckAfter. It is reported once for each response; Acked or Nacked ends it.
 type Stuck struct {
 	Type  Type
 	Nonce string
 	Since time.Time
 }
 
-// Stale tells of a request that answers no outstanding response.
+// Stale reports a request that answers no outstanding response.
 type Stale struct{ Type Type }
 
 // Wake asks for a Now at or after At. It replaces an earlier Wake, and is always sooner.
@@ -119,8 +119,8 @@ type flight struct {
 	since      time.Time
 	// late: it took longer than holdLimit; nothing waits for it any more.
 	late  bool
-	stuck bool // that was told
-	own   int  // bytes of it that nobody shares
+	stuck bool // that was reported
+	own   int  // bytes of it that are not shared with other streams
 }
 
 // typeState is the state of one type on one stream.
@@ -135,8 +135,8 @@ type typeState struct {
 	// have is what the client was sent. Of a type whose resources are named it may hold
 	// more than the client subscribed to; only the names count then.
 	have *TypeView
-	// own says that have holds what the client said it had, and ownSize how many bytes
-	// that takes: nobody shares it, until responses have replaced it.
+	// own says that have is what the client claimed in its first request, which is not
+	// shared with other streams; ownSize is its size in bytes.
 	own     bool
 	ownSize int
 	forced  map[string]bool // answered again whatever have says
@@ -182,7 +182,7 @@ func NewSub(delta bool, diff func(old, cur *TypeView) *Delta) *Sub {
 	return &Sub{delta: delta, diff: diff}
 }
 
-// Step takes an event and returns what is to be done about it, in order. The slice is
+// Step handles an event and returns what is to be done about it, in order. The slice is
 // valid until the next Step.
 func (s *Sub) Step(ev Event) []Effect {
 	s.out = s.out[:0]
@@ -209,7 +209,7 @@ func (s *Sub) Subscribed(t Type) int {
 	return len(c.names)
 }
 
-// request takes a request in, whichever its flavour.
+// request handles a request of either flavour.
 func (s *Sub) request(r Request) {
 	c := &s.states[r.Type]
 	if s.delta {
@@ -218,7 +218,7 @@ func (s *Sub) request(r Request) {
 		s.sotwRequest(c, r)
 	}
 	if len(c.names) > maxNames || len(c.forced) > 2*maxNames {
-		s.emit(Refuse{Reason: "more than " + strconv.Itoa(maxNames) + " " + r.Type.String() + " names subscribed, at most that many are served"})
+		s.emit(Refuse{Reason: "more than " + strconv.Itoa(maxNames) + " " + r.Type.String() + " names subscribed: want at most that many"})
 	}
 }
 
@@ -242,7 +242,7 @@ func (n names) has(name string) bool {
 	return ok
 }
 
-// with is the set with add put in and drop taken out.
+// with is the set with add added and drop removed.
 func (n names) with(add, drop []string) names {
 	if len(add) == 0 && len(drop) == 0 {
 		return n

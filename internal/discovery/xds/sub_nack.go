@@ -28,7 +28,7 @@ type rejection struct {
 // with such a listener: the address may be free, local or permitted later.
 const cannotBind = "cannot bind"
 
-// nacked takes the refusal of a response in.
+// nacked handles the refusal of a response.
 func (s *Sub) nacked(c *typeState, r Request, f *flight) {
 	named := blame(f.upserts, r.Message)
 	e := Nacked{Type: r.Type, Nonce: f.nonce, Message: r.Message, Again: len(named) > 0}
@@ -71,7 +71,7 @@ func (s *Sub) refuse(c *typeState, r *Resource, bind bool) (again bool) {
 }
 
 // retry has the resources sent again whose time has come, and returns when the next one's
-// comes, zero if there is none.
+// comes, zero for never.
 func (s *Sub) retry() (next time.Time) {
 	for t := range numTypes {
 		if !types[t].retried {

@@ -2,7 +2,7 @@ package xds
 
 import "slices"
 
-// deltaRequest takes an incremental request: an answer and changes of the subscription
+// deltaRequest handles an incremental request: an answer and changes of the subscription
 // may come in one. [control-plane 5.2.8]
 func (s *Sub) deltaRequest(c *typeState, r Request) {
 	first := !c.asked
@@ -40,7 +40,7 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 		case n == "*":
 			c.wildcard, c.due = false, false
 		case c.wildcard:
-			// The client cannot know whether the wildcard covers it: tell, if it had it.
+			// The client cannot know whether the wildcard covers it: say so, if it had it.
 			if before.has(n) || c.have.Get(n) != nil {
 				c.force(n)
 			}
@@ -75,7 +75,7 @@ func (s *Sub) makeWildcard(c *typeState, kept bool) {
 	c.due = !kept
 }
 
-// sotwRequest takes a state-of-the-world request. [control-plane 5.2.7]
+// sotwRequest handles a state-of-the-world request. [control-plane 5.2.7]
 func (s *Sub) sotwRequest(c *typeState, r Request) {
 	first := !c.asked || r.Nonce == ""
 	if !first && r.Nonce != c.nonce {
@@ -119,7 +119,7 @@ func (s *Sub) sotwRequest(c *typeState, r Request) {
 	}
 }
 
-// answered takes the acknowledging part of a request.
+// answered handles the acknowledging part of a request.
 func (s *Sub) answered(c *typeState, r Request) {
 	f := c.flight
 	if f == nil || r.Nonce != f.nonce {

@@ -8,7 +8,7 @@ import (
 
 // hold is a reason to keep state back until something else was acknowledged.
 type hold struct {
-	since time.Time // zero while nothing is held
+	since time.Time // zero while nothing is held back
 	until time.Time // when it ends by itself; zero while that is for others to bring about
 	used  bool      // in this pass
 }
@@ -56,8 +56,8 @@ func sooner(a, b time.Time) time.Time {
 	return a
 }
 
-// scheduleWake asks to be told when it is next, unless that happens earlier anyway: hundreds of
-// acknowledgements do not move the timer each.
+// scheduleWake asks for a Now at next unless an earlier one is coming: hundreds of
+// acknowledgements do not reset the timer each.
 func (s *Sub) scheduleWake(next time.Time) {
 	if !s.now.Before(s.woken) {
 		s.woken = time.Time{}
@@ -68,7 +68,7 @@ func (s *Sub) scheduleWake(next time.Time) {
 	}
 }
 
-// reportStuck tells of responses that have been unanswered for too long, and returns when the
+// reportStuck reports responses that have been unanswered for too long, and returns when the
 // next one will have been.
 func (s *Sub) reportStuck() (next time.Time) {
 	for t := range numTypes {
@@ -110,7 +110,7 @@ func (s *Sub) sendType(t Type) {
 		target, gone = d.Union, false
 	}
 	if !up && !s.delta && !types[t].wildcard {
-		// Leaving out means nothing here: there is no way to tell.
+		// SotW has no removals for types whose resources are named.
 		c.setHave(target, cur)
 		return
 	}
@@ -135,7 +135,7 @@ func (s *Sub) sendType(t Type) {
 	s.emit(send)
 }
 
-// difference is what leads from what the client has to the view.
+// difference is the step from what the client has to the view.
 func (s *Sub) difference(t Type) *Delta {
 	c := &s.states[t]
 	cur := s.cur.Of(t)
@@ -160,7 +160,7 @@ func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Re
 		}
 	}
 	var more []*Resource
-	tell := func(name string) {
+	answer := func(name string) {
 		if hasResource(up, name) {
 			return // at a start that is all of them
 		}
@@ -171,12 +171,12 @@ func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Re
 		}
 	}
 	for n := range c.forced {
-		tell(n)
+		answer(n)
 	}
 	if t == EDS {
 		for _, o := range s.assignments {
 			if c.has(o.cluster.Needs) {
-				tell(o.cluster.Needs)
+				answer(o.cluster.Needs)
 			}
 		}
 	}
@@ -319,7 +319,7 @@ func (s *Sub) awaitsRequest(t Type, which int) bool {
 	return s.now.Before(s.expected) && (which != holdUpdates || s.cur.Of(t).Len() > 0)
 }
 
-// reportApplied tells when the client has asked for all of the view and accepted it.
+// reportApplied reports when the client has asked for all of the view and accepted it.
 func (s *Sub) reportApplied() {
 	if s.starting() || len(s.assignments) > 0 {
 		return
@@ -386,8 +386,8 @@ func (s *Sub) expectAssignments(send Send, d *Delta, gone bool) {
 // assignmentsSent removes what a response with assignments has brought.
 func (s *Sub) assignmentsSent(send Send) {
 	s.assignments = slices.DeleteFunc(s.assignments, func(o pendingAssignment) bool {
-		_, told := slices.BinarySearch(send.Removed, o.cluster.Needs)
-		return told || hasResource(send.Upserts, o.cluster.Needs)
+		_, removed := slices.BinarySearch(send.Removed, o.cluster.Needs)
+		return removed || hasResource(send.Upserts, o.cluster.Needs)
 	})
 	if len(s.assignments) == 0 {
 		s.assignments = nil // the room is for thousands

@@ -1,6 +1,6 @@
 package xds
 
-// What things take in memory, in bytes, beside the characters of names.
+// Sizes in memory, in bytes, without the characters of names.
 const (
 	namePlace     = 16  // in a list of names
 	resourcePlace = 104 // a Resource, its place in a list and the ends of its strings
@@ -31,7 +31,7 @@ func (s *Sub) Size() int {
 	return size
 }
 
-// privateSize is what a response takes that is made for this stream: names that the view has
+// privateSize is the size of what in a response is made for this stream only: names that the view has
 // not, and for SotW resources without content under them.
 func (s *Sub) privateSize(e Send) (size int) {
 	for _, n := range e.Removed {
@@ -49,7 +49,7 @@ func (s *Sub) privateSize(e Send) (size int) {
 	return size
 }
 
-// unshared is what the names take that are not in the view.
+// unshared is the size of the names that are not in the view.
 func unshared(list names, view *TypeView) (size int) {
 	var known []*Resource
 	if view != nil {

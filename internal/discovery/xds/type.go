@@ -37,8 +37,8 @@ type typeInfo struct {
 	after, removedAfter []Type
 	// retried: a resource that was refused since its address could not be bound is sent again.
 	retried bool
-	// absent encodes a resource that says that there is nothing under a name, for clients that
-	// cannot be told so otherwise; nil where nobody needs one.
+	// absent encodes a resource that says that nothing has a name, for SotW clients, which
+	// have no removals; nil where the type does not need one.
 	absent func(name string) []byte
 	// dump is the part of a config dump with the resources of this type.
 	dump func(resources *TypeView) proto.Message

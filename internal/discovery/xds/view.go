@@ -12,7 +12,7 @@ import (
 )
 
 // Resource is one encoded resource. It is immutable and shared by every view and stream
-// that has it; nobody may write to Body.
+// that has it; Body must not be changed.
 type Resource struct {
 	Type Type
 	Name string
@@ -51,7 +51,7 @@ func appendBytes(b []byte, field byte, v string) []byte {
 	return append(b, v...)
 }
 
-// same says that sending b to who has a would tell him nothing.
+// same says that a client that has a needs no b.
 func same(a, b *Resource) bool { return a == b || a.Version == b.Version }
 
 // equal says that a and b may be the same pointer.
@@ -94,7 +94,7 @@ func byName(r *Resource, name string) int { return strings.Compare(r.Name, name)
 
 func order(a, b *Resource) int { return cmp.Compare(a.Name, b.Name) }
 
-// With is the set with upserts put in and removes taken out; a name in both stays in.
+// With is the set with upserts added or replaced and removes removed; a name in both stays in.
 // It returns v itself where nothing would change, so that equal pointers mean equal sets.
 func (v *TypeView) With(upserts []*Resource, removes []string) *TypeView {
 	up := make(map[string]*Resource, len(upserts))
@@ -157,14 +157,14 @@ func (v *View) At(generation uint64) *View {
 	return &n
 }
 
-// Delta is what leads from one set of resources to another.
+// Delta is the difference between two sets of resources.
 type Delta struct {
 	// Upserts are the resources that the old set lacks or has in another version.
 	Upserts []*Resource
 	// Removed are the old set's resources that the new one lacks.
 	Removed []*Resource
-	// Union is the new set and Removed together: what a client has until it may be told
-	// of the removals.
+	// Union is the new set and Removed together: what a client has while the
+	// removals are held back.
 	Union *TypeView
 }
 

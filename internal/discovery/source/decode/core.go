@@ -17,7 +17,7 @@ import (
 func (r *reducer) address(field, s string) (netip.Addr, bool) {
 	ip, err := netip.ParseAddr(s)
 	if err != nil || ip.Zone() != "" {
-		r.problem(field, "%q is no IP address; write one such as 10.0.0.1 or fd00::1", s)
+		r.problem(field, "invalid IP address %q: want one such as 10.0.0.1 or fd00::1", s)
 		return netip.Addr{}, false
 	}
 	return ip.Unmap(), true

@@ -2,7 +2,7 @@
 //
 // Documents reads a text; Typed and Istio take what a client of the Kubernetes API
 // already holds. All of them reduce an object in the same way, so that nothing behind a
-// source can tell where it came from. Reading is strict for Istio's kinds (an unknown
+// source knows where it came from. Reading is strict for Istio's kinds (an unknown
 // field is a problem) and tolerant for Kubernetes' own (unknown fields are ignored, wrong
 // types are problems). Decoding says what does not parse; what parses and makes no sense
 // is for package config to say. Functions only; text of any content is safe to read.
@@ -26,7 +26,7 @@ type Result struct {
 	Objects []object.Object
 	// Problems are those of the other documents; Key is zero where a document is too
 	// broken to say what it is, and names the object that is meant where its kind is
-	// misspelt. One, of severity Info, tells of the objects that were left out.
+	// misspelt. One, of severity Info, counts the objects that were left out.
 	Problems []object.Problem
 	// Skipped are objects that belong to others.
 	Skipped []Skipped
@@ -39,7 +39,7 @@ type Skipped struct {
 	Name             string
 }
 
-// Whole says whether every document could at least be told, so that an object that is
+// Whole says whether the key of every document is known, so that an object that is
 // not in the result is not in the text either.
 func (r Result) Whole() bool {
 	for _, p := range r.Problems {
@@ -84,7 +84,7 @@ func (d *decoder) problem(k object.Key, f *yamltree.Fault) {
 	})
 }
 
-// document takes one object or list of objects; at is its path in the document.
+// document reads one object or list of objects; at is its path in the document.
 func (d *decoder) document(t *yamltree.Tree, at string) {
 	d.policy = policyOf(t)
 	if d.count++; d.count > yamltree.MaxDocuments {
@@ -155,12 +155,12 @@ func (d *decoder) object(t *yamltree.Tree, version string, kind object.Kind) {
 	}
 }
 
-// notRead takes an object of a kind that is not read.
+// notRead handles an object of a kind that is not read.
 func (d *decoder) notRead(t *yamltree.Tree, version string, kind object.Kind) {
 	at, m := object.Origin{File: d.file, Line: t.Line}, t.Get("metadata")
 	name, namespace := m.Get("name").Str(), m.Get("namespace").Str()
-	meant, p, told := notRead(version, kind)
-	if !told {
+	meant, p, known := notRead(version, kind)
+	if !known {
 		d.Skipped = append(d.Skipped, Skipped{Origin: at, APIVersion: version, Kind: string(kind), Name: name})
 		return
 	}
@@ -168,7 +168,7 @@ func (d *decoder) notRead(t *yamltree.Tree, version string, kind object.Kind) {
 	d.Problems = append(d.Problems, p)
 }
 
-// header reads metadata. The key is returned as far as it can be told, also with a fault;
+// header reads metadata. The key is returned as far as it is known, also with a fault;
 // it is zero only where the name cannot be.
 func header(t *yamltree.Tree, kind object.Kind) (metav1.ObjectMeta, object.Key, *yamltree.Fault) {
 	var meta metav1.ObjectMeta
@@ -187,7 +187,7 @@ func header(t *yamltree.Tree, kind object.Kind) (metav1.ObjectMeta, object.Key, 
 	key := keyOf(kind, namespace, name)
 	for _, f := range []struct{ path, value string }{{"metadata.name", name}, {"metadata.namespace", key.Namespace}} {
 		if why := badName(f.value, f.path == "metadata.name"); why != "" && f.value != "" {
-			return meta, key, &yamltree.Fault{Line: line, Path: f.path, Text: fmt.Sprintf("%q %s", f.value, why)}
+			return meta, key, &yamltree.Fault{Line: line, Path: f.path, Text: why}
 		}
 	}
 	if f := yamltree.Into(m, "metadata", &meta); f != nil {
@@ -214,7 +214,7 @@ func badName(s string, dots bool) string {
 		most = 253
 	}
 	if len(s) > most {
-		return fmt.Sprintf("is longer than %d characters; shorten it", most)
+		return fmt.Sprintf("invalid name %.100q: longer than %d characters", s, most)
 	}
 	word := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' }
 	for i := 0; i < len(s); i++ {
@@ -223,9 +223,9 @@ func badName(s string, dots bool) string {
 			continue
 		}
 		if dots {
-			return "is no name; use lower-case letters, digits, \"-\" and \".\", with a letter or digit at both ends"
+			return fmt.Sprintf("invalid name %q: want lower-case letters, digits, \"-\" and \".\", with a letter or digit at both ends", s)
 		}
-		return "is no namespace; use lower-case letters, digits and \"-\", with a letter or digit at both ends"
+		return fmt.Sprintf("invalid namespace %q: want lower-case letters, digits and \"-\", with a letter or digit at both ends", s)
 	}
 	return ""
 }

@@ -46,7 +46,7 @@ func policyOf(t *yamltree.Tree) object.Policy {
 	return p
 }
 
-// selected reads a selector's labels; empty where any part of it cannot be told, which
+// selected reads a selector's labels; empty where any part of it is unreadable, which
 // makes the policy one for the whole namespace.
 func selected(t *yamltree.Tree) string {
 	if t == nil || t.Kind != yamltree.Mapping {
@@ -77,7 +77,7 @@ var (
 
 // policyIn says what policy a text that cannot be read may hold. What can be found is
 // believed as far as nothing in the text says otherwise; a namespace that is not found,
-// or of which there are several, cannot be told.
+// or of which there are several, is unknown.
 func policyIn(text []byte) object.Policy {
 	kinds := topKinds(text)
 	p := object.Policy{Broken: versionField.Match(text)}

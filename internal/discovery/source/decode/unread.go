@@ -59,8 +59,8 @@ var meshKinds = func() (all []groupKind) {
 
 // notRead says what becomes of an object whose kind and group are not among those that are
 // read: a kind of the mesh that has no effect, or what was written in place of one that is
-// meant. told is false where it belongs to others.
-func notRead(version string, kind object.Kind) (meant object.Kind, p object.Problem, told bool) {
+// meant. known is false where it belongs to others.
+func notRead(version string, kind object.Kind) (meant object.Kind, p object.Problem, known bool) {
 	group := groupIn(version)
 	if row, known := unreadKinds[group][kind]; known {
 		p.Text, p.Severity = row.text, object.Warning
@@ -136,7 +136,7 @@ func nearest(group string, kind object.Kind) (groupKind, bool) {
 // file holds may be of any length.
 const maxKindLength = 64
 
-// far is a distance at which nobody means the one by the other.
+// far is a distance at which one is not a misspelling of the other.
 const far = 50
 
 // kindDistance is 0 for equal kinds, more for ones that differ in case, in number or by a
@@ -185,7 +185,7 @@ func groupDistance(given, want string) int {
 	return far
 }
 
-// leftOut tells how many objects of a file belong to others, as one line.
+// leftOut says how many objects of a file belong to others, as one line.
 func leftOut(file string, skipped []Skipped) (object.Problem, bool) {
 	if len(skipped) == 0 {
 		return object.Problem{}, false
