@@ -144,12 +144,12 @@ func findTrustDomain(o Options, source Source, file meshFile, remembered []objec
 	if s, ok := source.(interface{ ConfigMaps() []object.Object }); ok {
 		objects = s.ConfigMaps()
 	}
-	said, err := file.readOnce()
+	inFile, err := file.readOnce()
 	if err != nil && o.Names.TrustDomain == "" {
 		return "", err
 	}
-	if said != nil {
-		objects = append(objects, *said)
+	if inFile != nil {
+		objects = append(objects, *inFile)
 	}
 	for i, now := range objects {
 		before := slices.IndexFunc(remembered, func(r object.Object) bool { return r.Key == now.Key })

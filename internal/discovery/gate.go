@@ -31,7 +31,7 @@ type gate struct {
 	remembered int // objects that were known when the control plane started
 	since      time.Time
 	synced     bool
-	restored   bool            // the log's last line about saved values said that some are in force
+	restored   bool            // it was logged that saved values are in force
 	shown      bool            // the source has shown an object that it read
 	ends       []object.Change // that are put off
 	open       atomic.Bool
@@ -151,7 +151,7 @@ func seems(p object.Problem) string {
 	return fmt.Sprintf(" (it seems to be %s)", p.Policy)
 }
 
-// effect is what a broken policy of which no good value is known brings about.
+// effect is what follows from a broken policy of which no good value is known.
 func (l *loop) effect(of object.Problem) string {
 	p := of.Policy
 	if l.gate.lenience.BrokenPolicies {

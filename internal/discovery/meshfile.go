@@ -19,7 +19,7 @@ import (
 // that is not there says nothing.
 type meshFile struct {
 	path string // "" for none
-	// remembered is what the file said when another control plane ended, if anything.
+	// remembered is what was saved of the file's contents by an earlier process, if anything.
 	remembered []object.Object
 	log        *slog.Logger
 	read       chan struct{} // closed once what it says at first has been emitted
@@ -80,11 +80,11 @@ func (f meshFile) Run(ctx context.Context, emit func(object.Batch)) error {
 		case !known && len(f.remembered) > 0:
 			known = true
 			emit(object.Batch{Changes: []object.Change{{Key: key, Object: &f.remembered[0]}}})
-			f.log.Error("mesh configuration file cannot be read; what it said last stays", "file", f.path, "error", c.Err, "saved", f.remembered[0].Saved)
+			f.log.Error("mesh configuration file cannot be read; its last contents stay in force", "file", f.path, "error", c.Err, "saved", f.remembered[0].Saved)
 		case !known:
-			f.log.Error("mesh configuration file cannot be read, and what it said before is not known", "file", f.path, "error", c.Err)
+			f.log.Error("mesh configuration file cannot be read, and its earlier contents are not known", "file", f.path, "error", c.Err)
 		default:
-			f.log.Error("mesh configuration file cannot be read; what it said last stays", "file", f.path, "error", c.Err)
+			f.log.Error("mesh configuration file cannot be read; its last contents stay in force", "file", f.path, "error", c.Err)
 		}
 	})
 }

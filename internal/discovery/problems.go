@@ -11,8 +11,8 @@ import (
 // problems is what is wrong with the configuration now, kept up to date from differences, so
 // that the cost of a commit depends on what has changed, not on how many problems there are. It belongs to the loop's goroutine.
 type problems struct {
-	// inForce says whether a good value of an object is in force; effect describes what a
-	// broken policy without one brings about.
+	// inForce says whether a good value of an object is in force; effect describes what
+	// follows from a broken policy without one.
 	inForce func(object.Key) bool
 	effect  func(object.Problem) string
 

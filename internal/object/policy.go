@@ -29,7 +29,7 @@ func (p Policy) OnlyPlaintext() bool {
 	return p.Key.Kind == PeerAuthentication || p.Key.Namespace == ""
 }
 
-// Denies says in words what is denied because of the policy.
+// Denies describes, for people, what is denied because of the policy.
 func (p Policy) Denies() string {
 	what, to := "every connection", "every workload of the mesh"
 	if p.OnlyPlaintext() {

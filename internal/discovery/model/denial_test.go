@@ -13,9 +13,9 @@ import (
 // TestDenialsCountBeforePolicies asks for a workload app=w of namespace a, which its own
 // policies let take plaintext.
 func TestDenialsCountBeforePolicies(t *testing.T) {
-	const mine = "selector: {matchLabels: {app: w}}, "
+	const selected = "selector: {matchLabels: {app: w}}, "
 	policies := peer("istio-system", "d", "mtls: {mode: DISABLE}", 1) + peer("a", "d", "mtls: {mode: DISABLE}", 1) +
-		peer("a", "w", mine+"mtls: {mode: DISABLE}, portLevelMtls: {9000: {mode: DISABLE}}", 1)
+		peer("a", "w", selected+"mtls: {mode: DISABLE}, portLevelMtls: {9000: {mode: DISABLE}}", 1)
 	strict, closed, open := model.Modes{Default: model.Strict}, model.Modes{Default: model.Strict, Closed: true}, model.Modes{Default: model.Disable}
 	for name, c := range map[string]struct {
 		denials []model.Denial

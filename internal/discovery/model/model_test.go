@@ -135,7 +135,7 @@ func peer(ns, name, spec string, created int) string {
 }
 
 func TestModesOfPeerAuthentication(t *testing.T) {
-	const mine = "selector: {matchLabels: {app: w}}, "
+	const selected = "selector: {matchLabels: {app: w}}, "
 	for name, c := range map[string]struct {
 		yaml          string
 		other, on9000 model.Mode
@@ -144,10 +144,10 @@ func TestModesOfPeerAuthentication(t *testing.T) {
 		"the root's":                  {peer("istio-system", "d", "mtls: {mode: STRICT}", 1), model.Strict, model.Strict},
 		"the namespace over the root": {peer("istio-system", "d", "mtls: {mode: STRICT}", 1) + peer("a", "d", "mtls: {mode: DISABLE}", 1), model.Disable, model.Disable},
 		"UNSET inherits":              {peer("istio-system", "d", "mtls: {mode: STRICT}", 1) + peer("a", "d", "mtls: {mode: UNSET}", 1), model.Strict, model.Strict},
-		"the workload over both":      {peer("a", "d", "mtls: {mode: STRICT}", 1) + peer("a", "w", mine+"mtls: {mode: DISABLE}", 1), model.Disable, model.Disable},
-		"a port over the workload":    {peer("a", "w", mine+"mtls: {mode: STRICT}, portLevelMtls: {9000: {mode: DISABLE}}", 1), model.Strict, model.Disable},
-		"a port inherits":             {peer("a", "d", "mtls: {mode: STRICT}", 1) + peer("a", "w", mine+"portLevelMtls: {9000: {mode: UNSET}}", 1), model.Strict, model.Strict},
-		"the oldest that selects":     {peer("a", "young", mine+"mtls: {mode: STRICT}", 2) + peer("a", "old", mine+"mtls: {mode: DISABLE}", 1), model.Disable, model.Disable},
+		"the workload over both":      {peer("a", "d", "mtls: {mode: STRICT}", 1) + peer("a", "w", selected+"mtls: {mode: DISABLE}", 1), model.Disable, model.Disable},
+		"a port over the workload":    {peer("a", "w", selected+"mtls: {mode: STRICT}, portLevelMtls: {9000: {mode: DISABLE}}", 1), model.Strict, model.Disable},
+		"a port inherits":             {peer("a", "d", "mtls: {mode: STRICT}", 1) + peer("a", "w", selected+"portLevelMtls: {9000: {mode: UNSET}}", 1), model.Strict, model.Strict},
+		"the oldest that selects":     {peer("a", "young", selected+"mtls: {mode: STRICT}", 2) + peer("a", "old", selected+"mtls: {mode: DISABLE}", 1), model.Disable, model.Disable},
 		"not one for others":          {peer("a", "x", "selector: {matchLabels: {app: other}}, mtls: {mode: STRICT}", 1), model.Permissive, model.Permissive},
 		"not another namespace's":     {peer("b", "d", "mtls: {mode: STRICT}", 1), model.Permissive, model.Permissive},
 		"the oldest of the namespace": {peer("a", "young", "mtls: {mode: STRICT}", 2) + peer("a", "old", "mtls: {mode: DISABLE}", 1), model.Disable, model.Disable},

@@ -14,7 +14,7 @@ type wires struct {
 	now     time.Time
 	since   time.Time // of the stream
 	sub     *Sub
-	referee *referee
+	checker *checker
 	client  *modelClient
 	view    *View
 	down    []Send
@@ -34,7 +34,7 @@ func newWires(r *rand.Rand, delta bool) *wires {
 // connect starts a stream, with the view there already or not.
 func (w *wires) connect() {
 	w.down, w.up, w.wake, w.applied, w.since = nil, nil, time.Time{}, 0, w.now
-	w.sub, w.referee = NewSub(w.delta, nil), newReferee(w.delta)
+	w.sub, w.checker = NewSub(w.delta, nil), newChecker(w.delta)
 	w.step(Now{T: w.now})
 	if w.view != nil && w.rand.IntN(2) == 0 {
 		w.step(Moved{View: w.view})
@@ -47,7 +47,7 @@ func (w *wires) reconnect() {
 }
 
 func (w *wires) step(ev Event) {
-	effects, wrong := w.referee.step(w.sub, ev)
+	effects, wrong := w.checker.step(w.sub, ev)
 	w.wrong = append(w.wrong, wrong...)
 	for _, e := range effects {
 		switch e := e.(type) {
@@ -72,7 +72,7 @@ func (w *wires) pass(d time.Duration) {
 		w.wake = time.Time{}
 	}
 	w.step(Now{T: w.now})
-	if w.referee.bounded() || !w.now.Before(w.since.Add(holdLimit)) {
+	if w.checker.bounded() || !w.now.Before(w.since.Add(holdLimit)) {
 		w.client.blind = true
 	}
 }
@@ -98,7 +98,7 @@ func (w *wires) deliver() bool {
 
 // finish delivers everything and waits for whatever there is to wait for.
 func (w *wires) finish() {
-	if w.referee.view != w.view {
+	if w.checker.view != w.view {
 		w.step(Moved{View: w.view})
 	}
 	for most := w.sent + 1000; w.sent < most; {

@@ -103,8 +103,8 @@ func TestRequestsPastTheirBounds(t *testing.T) {
 		"resource name of 4099 bytes: want at most 4096":  {InitialResourceVersions: map[string]string{long(4099): "1"}},
 		"resource version of 257 bytes: want at most 256": {InitialResourceVersions: map[string]string{"a": long(257)}},
 		"response nonce of 257 bytes: want at most 256":   {ResponseNonce: long(257)},
-		"more than 32768 resource names":             {ResourceNamesSubscribe: many},
-		"more than 32768 initial":                    {InitialResourceVersions: initial},
+		"more than 32768 resource names":                  {ResourceNamesSubscribe: many},
+		"more than 32768 initial":                         {InitialResourceVersions: initial},
 		"node of 1048577 bytes: want at most 1048576":     {Node: &corev3.Node{Id: long(1<<20 + 1 - 4)}},
 	} {
 		q := inbound{delta: true}

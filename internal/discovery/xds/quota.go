@@ -81,7 +81,7 @@ func newQuota() *quota {
 
 // overQuota says whether an owner is refused more of something: anybody when nothing is
 // left, and near that, who has a quarter of everything already. All replicas of a
-// Deployment are one owner: until it gets tight nobody is limited by being many.
+// Deployment are one owner: until then no owner is limited by the number of its replicas.
 func overQuota(all, limit, own int) bool {
 	return all >= limit || all >= limit/4*3 && own >= limit/4
 }
@@ -213,7 +213,7 @@ type connUsage struct {
 	end, admitted func()
 	host          *hostUsage // nil until it is entered
 	since         time.Time
-	// named is how many of its streams have said whose they are; while it is zero the
+	// named is how many of its streams are identified; while it is zero the
 	// connection counts as idle.
 	named  int
 	closed bool

@@ -9,7 +9,7 @@
 // Promises: one response in flight per type and stream, newer state replacing older
 // meanwhile; clusters and their endpoints before the listeners and routes that use them,
 // removals last, also when a client comes back from an earlier stream, but nothing waits for
-// a client for ever; an assignment follows every cluster that is sent, whatever the client
+// a client forever; an assignment follows every cluster that is sent, whatever the client
 // claims to have; nothing else that a client has is sent again; what a client refused is not
 // sent again until it changes, but for listeners that could not be bound; what is reported as
 // applied was asked for and accepted. view.go and sub*.go are pure.

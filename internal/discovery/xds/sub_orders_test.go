@@ -40,7 +40,7 @@ func changedView() (before, after *View) {
 
 // TestEveryOrderOfRequestsAndViews brings a client up with one view, breaks its connection
 // before or after a change of clusters has reached it, and has it come back with its
-// requests, the next view and the answers in every order. The referee and the client judge.
+// requests, the next view and the answers in every order. The checker and the client judge.
 func TestEveryOrderOfRequestsAndViews(t *testing.T) {
 	before, after := changedView()
 	for _, delta := range []bool{true, false} {

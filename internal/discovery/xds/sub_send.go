@@ -142,7 +142,7 @@ func (s *Sub) difference(t Type) *Delta {
 	if c.memo.delta == nil || c.memo.old != c.have || c.memo.cur != cur {
 		diff := s.diff
 		if c.own {
-			// Nobody else makes this step, and who remembers it would keep what the client said.
+			// No other stream needs this difference, and the cache would keep the client's claims.
 			diff = Diff
 		}
 		c.memo = computed{old: c.have, cur: cur, delta: diff(c.have, cur)}
@@ -210,7 +210,7 @@ func (s *Sub) state(t Type, d *Delta, target *TypeView) []*Resource {
 }
 
 // lookup is the resource to answer a name with, or nil. A SotW response cannot say that
-// there are no endpoints, and the cluster would warm, and hold up all others, for ever;
+// there are no endpoints, and the cluster would warm, and hold up all others, forever;
 // so it says that there are none now.
 func (s *Sub) lookup(t Type, set *TypeView, name string) *Resource {
 	if r := set.Get(name); r != nil && r.Body != nil {

@@ -1,0 +1,436 @@
+package xds
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// checker watches a Sub from outside and knows only what the package promises. It is given
+// every event before the Sub and every effect after it, and keeps its own record of what was
+// asked for, what was sent in which order, what was answered.
+type checker struct {
+	delta bool
+	now   time.Time
+	view  *View
+	records [numTypes]typeRecord
+	// returned is when the client first claimed something from an earlier stream.
+	returned time.Time
+	// unsentEDS are the clusters that were sent and whose assignment was not sent after them.
+	unsentEDS map[string]string // EDS name by cluster
+	wake      time.Time
+	nonces    map[string]bool
+	// given are clusters of unsentEDS that were refused once; nothing waits for their assignments.
+	given map[string]bool
+	// calm is when there last was nothing to do: every wait began after it.
+	calm time.Time
+}
+
+// typeRecord is what the checker knows of one type.
+type typeRecord struct {
+	asked, wildcard bool
+	names           map[string]bool
+	has             map[string]string // versions that the client was sent or claims, by name
+	flight          *flown
+	refused         map[string]refusedVersion
+}
+
+type flown struct {
+	Send
+	at   time.Time
+	told bool // that it is stuck
+}
+
+// refusedVersion is a version that the client does not want.
+type refusedVersion struct {
+	version string
+	at      time.Time
+	bind    bool
+}
+
+func newChecker(delta bool) *checker {
+	r := &checker{delta: delta, unsentEDS: map[string]string{}, nonces: map[string]bool{}, given: map[string]bool{}}
+	for t := range numTypes {
+		r.records[t] = typeRecord{names: map[string]bool{}, has: map[string]string{}, refused: map[string]refusedVersion{}}
+	}
+	return r
+}
+
+// step plays one event and says which promises the machine broke.
+func (r *checker) step(s *Sub, ev Event) (effects []Effect, wrong []string) {
+	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	answer := r.see(ev)
+	effects = slices.Clone(s.Step(ev))
+	for _, e := range effects {
+		if f := answer; f != nil {
+			// The answer's own effect comes first.
+			if got, want := fmt.Sprintf("%T %s", e, nonceOf(e)), fmt.Sprintf("xds.%s %s", *f, ev.(Request).Nonce); got != want {
+				complain("%s, want %s", got, want)
+			}
+			answer = nil
+			continue
+		}
+		r.judge(e, complain)
+	}
+	if answer != nil {
+		complain("no word of an answer to %s", ev.(Request).Nonce)
+	}
+	r.rest(complain)
+	return effects, wrong
+}
+
+func nonceOf(e Effect) string {
+	switch e := e.(type) {
+	case Acked:
+		return e.Nonce
+	case Nacked:
+		return e.Nonce
+	}
+	return ""
+}
+
+// see takes note of an event and returns which effect it must have at once, if any.
+func (r *checker) see(ev Event) (effect *string) {
+	switch ev := ev.(type) {
+	case Now:
+		r.now = ev.T
+		r.observe()
+		if !r.now.Before(r.wake) {
+			r.wake = time.Time{}
+		}
+	case Moved:
+		r.view = ev.View
+	case Request:
+		return r.request(ev)
+	}
+	return nil
+}
+
+func (r *checker) request(q Request) (effect *string) {
+	b := &r.records[q.Type]
+	if f := b.flight; f != nil && q.Nonce == f.Nonce {
+		kind := "Acked"
+		if q.Refused {
+			kind = "Nacked"
+		}
+		for _, u := range f.Upserts {
+			delete(b.refused, u.Name)
+			if q.Refused && strings.HasPrefix(q.Message, u.Name+":") {
+				b.refused[u.Name] = refusedVersion{u.Version, r.now, strings.Contains(q.Message, u.Name+": cannot bind")}
+			}
+		}
+		for n := range b.refused {
+			if q.Type == CDS {
+				r.given[n] = true
+			}
+		}
+		effect, b.flight = &kind, nil
+	} else if !r.delta && b.asked && q.Nonce != "" && !r.nonces[q.Type.String()+q.Nonce] {
+		return nil // stale
+	}
+	if !b.asked {
+		b.asked = true
+		for n, v := range q.Initial {
+			b.has[n] = v
+		}
+		early := q.Type == EDS && !r.records[CDS].asked || q.Type == RDS && !r.records[LDS].asked
+		if r.delta && (early || len(q.Initial) > 0) && r.returned.IsZero() {
+			r.returned = r.now
+		}
+		b.wildcard = types[q.Type].wildcard && len(q.Names) == 0
+	}
+	if !r.delta {
+		clear(b.names)
+	}
+	for _, n := range q.Names {
+		b.names[n] = true
+		if r.delta {
+			delete(b.refused, n) // it asks for it again
+		}
+	}
+	for _, n := range q.Unsubscribe {
+		delete(b.names, n)
+		if !b.wildcard {
+			delete(b.has, n)
+		}
+	}
+	for n := range b.refused {
+		// An assignment of a SotW stream that is not in the view is none: it says so.
+		if !b.subscribed(n) || r.view.Of(q.Type).Get(n) == nil && q.Type == EDS {
+			delete(b.refused, n)
+		}
+	}
+	return effect
+}
+
+// needsAssignment says whether a resource is an assignment that is owed.
+func (r *checker) needsAssignment(u *Resource) bool {
+	for _, needs := range r.unsentEDS {
+		if u.Type == EDS && u.Name == needs {
+			return true
+		}
+	}
+	return false
+}
+
+func (b *typeRecord) subscribed(name string) bool { return b.asked && (b.wildcard || b.names[name]) }
+
+// judge looks at an effect.
+func (r *checker) judge(e Effect, complain func(string, ...any)) {
+	switch e := e.(type) {
+	case Send:
+		r.sent(e, complain)
+	case Applied:
+		r.applied(e, complain)
+	case Wake:
+		if !e.At.After(r.now) || e.At.After(r.now.Add(lastRetry)) {
+			complain("wake in %s", e.At.Sub(r.now))
+		}
+		if !r.wake.IsZero() && !e.At.Before(r.wake) {
+			complain("wake in %s though one comes in %s", e.At.Sub(r.now), r.wake.Sub(r.now))
+		}
+		r.wake = e.At
+	case Stuck:
+		f := r.records[e.Type].flight
+		if f == nil || f.Nonce != e.Nonce || f.told || r.now.Sub(f.at) < stuckAfter || !e.Since.Equal(f.at) {
+			complain("%s %s is stuck at %v, in flight is %+v", e.Type, e.Nonce, r.now, f)
+			return
+		}
+		f.told = true
+	case Acked, Nacked:
+		complain("%T %s without an answer", e, nonceOf(e))
+	}
+}
+
+func (r *checker) sent(e Send, complain func(string, ...any)) {
+	b := &r.records[e.Type]
+	if !b.asked {
+		complain("%s sent unasked", e.Type)
+	}
+	if b.flight != nil {
+		complain("%s %s sent while %s is in flight", e.Type, e.Nonce, b.flight.Nonce)
+	}
+	if r.nonces[e.Type.String()+e.Nonce] {
+		complain("nonce %s sent twice", e.Nonce)
+	}
+	r.nonces[e.Type.String()+e.Nonce] = true
+	if e.Generation != r.view.Generation {
+		complain("generation %d sent, the view is of %d", e.Generation, r.view.Generation)
+	}
+	fresh := r.upserts(e, complain)
+	gone := r.removals(e)
+	if len(gone) > 0 {
+		r.mayRemove(e.Type, gone, complain)
+	}
+	if (e.Type == LDS || e.Type == RDS) && len(fresh) > 0 {
+		r.mayUpdate(e.Type, complain)
+	}
+	switch e.Type {
+	case CDS:
+		for _, n := range gone {
+			delete(r.unsentEDS, n)
+		}
+		for _, u := range fresh {
+			delete(r.unsentEDS, u.Name)
+			delete(r.given, u.Name)
+			if u.Needs != "" {
+				r.unsentEDS[u.Name] = u.Needs
+			}
+		}
+	case EDS:
+		told := slices.Clone(e.Removed)
+		for _, u := range e.Upserts {
+			told = append(told, u.Name)
+		}
+		for cluster, needs := range r.unsentEDS {
+			if slices.Contains(told, needs) {
+				delete(r.unsentEDS, cluster)
+			}
+		}
+	}
+	b.flight = &flown{Send: e, at: r.now}
+}
+
+// upserts takes the resources of a response into the records and returns those that make a
+// difference to the client.
+func (r *checker) upserts(e Send, complain func(string, ...any)) (fresh []*Resource) {
+	b := &r.records[e.Type]
+	for i, u := range e.Upserts {
+		if i > 0 && e.Upserts[i-1].Name >= u.Name {
+			complain("%s %s has %s after %s", e.Type, e.Nonce, u.Name, e.Upserts[i-1].Name)
+		}
+		if !b.subscribed(u.Name) {
+			complain("%s %s sent, which is not subscribed to", e.Type, u.Name)
+		}
+		if f, ok := b.refused[u.Name]; ok && f.version == u.Version && r.delta && !r.needsAssignment(u) {
+			if wait := r.now.Sub(f.at); !f.bind || wait < firstRetry {
+				complain("%s %s sent again %s after it was refused", e.Type, u.Name, wait)
+			}
+		}
+		if b.refused[u.Name].version != u.Version {
+			delete(b.refused, u.Name)
+		}
+		if r.delta || b.has[u.Name] != u.Version {
+			fresh = append(fresh, u)
+		}
+		b.has[u.Name] = u.Version
+	}
+	return fresh
+}
+
+// removals takes what a response removes out of the records.
+func (r *checker) removals(e Send) (gone []string) {
+	b := &r.records[e.Type]
+	told := e.Removed
+	if !r.delta && types[e.Type].wildcard {
+		for n := range b.has {
+			if !hasResource(e.Upserts, n) {
+				told = append(told, n)
+			}
+		}
+	}
+	for _, n := range told {
+		if b.has[n] != "" {
+			gone = append(gone, n)
+		}
+		delete(b.has, n)
+		delete(b.refused, n)
+	}
+	return gone
+}
+
+// observe notes whether there is nothing to do.
+func (r *checker) observe() {
+	for t := range numTypes {
+		if r.records[t].flight != nil || len(r.differences(t)) > 0 {
+			return
+		}
+	}
+	if len(r.unsentEDS) == 0 {
+		r.calm = r.now
+	}
+}
+
+// bounded says whether a wait may have reached its bound.
+func (r *checker) bounded() bool { return !r.now.Before(r.calm.Add(holdLimit)) }
+
+// mayRemove checks that what others may refer to goes after them, but for the bounds.
+func (r *checker) mayRemove(t Type, gone []string, complain func(string, ...any)) {
+	if t == EDS {
+		// A cluster that was sent waits even for the word that there are no endpoints.
+		for _, needs := range r.unsentEDS {
+			gone = slices.DeleteFunc(gone, func(n string) bool { return n == needs })
+		}
+		if len(gone) == 0 {
+			return
+		}
+	}
+	for _, ref := range map[Type][]Type{CDS: {LDS, RDS}, EDS: {CDS}, RDS: {LDS}}[t] {
+		b := &r.records[ref]
+		switch {
+		case !b.asked && !r.returned.IsZero() && r.now.Before(r.returned.Add(holdLimit)):
+			complain("%s %v removed before %s was asked for", t, gone, ref)
+		case b.flight != nil && !r.bounded():
+			complain("%s %v removed while %s %s is in flight", t, gone, ref, b.flight.Nonce)
+		case b.asked && t != EDS && len(r.differences(ref)) > 0:
+			complain("%s %v removed before %s %v are sent", t, gone, ref, r.differences(ref))
+		}
+	}
+}
+
+// mayUpdate checks that listeners and routes go after what they lead to.
+func (r *checker) mayUpdate(t Type, complain func(string, ...any)) {
+	for _, ref := range []Type{CDS, EDS} {
+		b := &r.records[ref]
+		switch {
+		case !b.asked && !r.returned.IsZero() && r.now.Before(r.returned.Add(holdLimit)) && r.view.Of(ref).Len() > 0:
+			complain("%s sent before %s was asked for", t, ref)
+		case b.flight != nil && !r.bounded():
+			complain("%s sent while %s %s is in flight", t, ref, b.flight.Nonce)
+		}
+	}
+	for cluster := range r.unsentEDS {
+		if !r.given[cluster] && !r.bounded() {
+			complain("%s sent while the assignment of %s is owed", t, cluster)
+		}
+	}
+}
+
+// differences are the names of what the client subscribes to and has otherwise than the view.
+func (r *checker) differences(t Type) (out []string) {
+	b := &r.records[t]
+	if !b.asked || r.view == nil {
+		return nil
+	}
+	for u := range r.view.Of(t).All() {
+		if b.subscribed(u.Name) && b.has[u.Name] != u.Version {
+			out = append(out, u.Name)
+		}
+	}
+	for n := range b.has {
+		if b.subscribed(n) && r.view.Of(t).Get(n) == nil && (r.delta || types[t].wildcard) {
+			out = append(out, n)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// applied checks that it is true.
+func (r *checker) applied(e Applied, complain func(string, ...any)) {
+	if e.Generation != r.view.Generation {
+		complain("generation %d applied, the view is of %d", e.Generation, r.view.Generation)
+	}
+	for t := range numTypes {
+		b := &r.records[t]
+		switch {
+		case !b.asked && (t == LDS || r.records[LDS].wildcard && r.view.Of(t).Len() > 0):
+			complain("applied before %s was asked for", t)
+		case b.flight != nil:
+			complain("applied while %s %s is in flight", t, b.flight.Nonce)
+		case len(b.refused) > 0:
+			complain("applied while %s %v are refused", t, b.refused)
+		case len(r.differences(t)) > 0:
+			complain("applied without %s %v", t, r.differences(t))
+		}
+	}
+	if len(r.unsentEDS) > 0 {
+		complain("applied while the assignments of %v are owed", r.unsentEDS)
+	}
+}
+
+// rest checks what must hold between events.
+func (r *checker) rest(complain func(string, ...any)) {
+	if r.view == nil {
+		return
+	}
+	eds := &r.records[EDS]
+	for cluster, needs := range r.unsentEDS {
+		if eds.flight == nil && eds.subscribed(needs) {
+			complain("the assignment of cluster %s is owed and not sent", cluster)
+		}
+	}
+	flying := false
+	for t := range numTypes {
+		f := r.records[t].flight
+		flying = flying || f != nil
+		if f != nil && !f.told && !r.now.Before(f.at.Add(stuckAfter)) {
+			complain("%s %s is unanswered since %s and not told", t, f.Nonce, r.now.Sub(f.at))
+		}
+		if f != nil && !f.told && (r.wake.IsZero() || r.wake.After(f.at.Add(stuckAfter))) {
+			complain("no wake for %s %s that may be stuck", t, f.Nonce)
+		}
+		for n, u := range r.records[t].refused {
+			if t == LDS && f == nil && u.bind && (r.wake.IsZero() || r.wake.After(u.at.Add(lastRetry))) {
+				complain("no wake for listener %s that could not be bound", n)
+			}
+		}
+	}
+	// What is kept back needs somebody to let it go: an answer, or a wake.
+	for t := range numTypes {
+		if d := r.differences(t); len(d) > 0 && !flying && r.wake.IsZero() {
+			complain("%s %v are kept back for nothing", t, d)
+		}
+	}
+}
