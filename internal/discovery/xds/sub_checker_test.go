@@ -11,9 +11,9 @@ import (
 // every event before the Sub and every effect after it, and keeps its own record of what was
 // asked for, what was sent in which order, what was answered.
 type checker struct {
-	delta bool
-	now   time.Time
-	view  *View
+	delta   bool
+	now     time.Time
+	view    *View
 	records [numTypes]typeRecord
 	// returned is when the client first claimed something from an earlier stream.
 	returned time.Time
