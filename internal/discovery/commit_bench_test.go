@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"testing"
@@ -16,7 +15,7 @@ import (
 // BenchmarkCommitWithStandingProblems commits one changed endpoint in a mesh of 10,000 objects of
 // which 500 have an error.
 func BenchmarkCommitWithStandingProblems(b *testing.B) {
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	log := slog.New(slog.DiscardHandler)
 	l := newLoop("cluster.local", compile.Options{}, Lenience{}, openKeeper(b.TempDir(), "", log), log)
 	var all object.Batch
 	add := func(o object.Object) { all.Changes = append(all.Changes, object.Change{Key: o.Key, Object: &o}) }
