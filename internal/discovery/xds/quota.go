@@ -122,7 +122,7 @@ func (a *account) identify(node, owner string) error {
 		return exhausted(reasonStreams, "%d streams of node %s, at most %d are served", n.streams, node, maxStreamsPerNode)
 	}
 	if overQuota(l.all.streams-1, l.limits.Streams, o.streams) { // it is one of all already
-		return exhausted(reasonStreams, "%d streams on this server, %d of them of %s; when three quarters of at most %d are in use (--maxStreams), nobody is served more than a quarter",
+		return exhausted(reasonStreams, "%d streams on this server, %d of them of %s; when three quarters of at most %d are in use (--maxStreams), no client is served more than a quarter",
 			l.all.streams, o.streams, owner, l.limits.Streams)
 	}
 	a.node, a.owner, a.nodeName, a.ownerName = n, o, node, owner
