@@ -108,7 +108,7 @@ var impureImports = []string{
 var libraryUsers = map[string][]string{
 	"k8s.io": {"internal/discovery/source"},
 	"github.com/envoyproxy/go-control-plane": {
-		"internal/discovery/compile", "internal/discovery/xds", "internal/discovery",
+		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",
 	},
 	"github.com/spf13/cobra":              {"cmd", "internal/settings/cli", "test/clitest"},
