@@ -73,20 +73,21 @@ var layers = map[string]layer{
 // allowedImports lists the imports within one layer that are allowed. A name ending in /... stands for all
 // packages below it.
 var allowedImports = map[string][]string{
-	"internal/agent/identity":          {"internal/agent/spec"}, // every part of the agent reads the Spec
-	"internal/agent/bootstrap":         {"internal/agent/spec"},
-	"internal/agent/launch":            {"internal/agent/envoy"}, // it makes an envoy.Launch
-	"internal/agent/startup":           {"internal/agent/envoy"}, // folders are Envoy's user's
-	"internal/agent/host":              {"internal/agent/envoy"}, // which capabilities it may hand on
-	"internal/pki":                     {"internal/mesh"},
-	"internal/agent/capture":           {"internal/agent/capture/..."},       // it chooses between iptables and nft
-	"internal/agent/capture/xtables":   {"internal/agent/capture/plan"},      // it translates plans
-	"internal/discovery/saved":         {"internal/discovery/source/decode"}, // which message an Istio kind carries
-	"internal/discovery/compile":       {"internal/discovery/model", "internal/discovery/compile/..."},
-	"internal/discovery/compile/route": {"internal/discovery/compile/cluster"}, // routes name clusters
-	"test/require":                     {"internal/lab/netmesh"},               // whether this machine can make Pods
-	"test/envoytest":                   {"test/require"},
-	"internal/demo":                    {"internal/lab/meshup"},
+	"internal/agent/identity":             {"internal/agent/spec"}, // every part of the agent reads the Spec
+	"internal/agent/bootstrap":            {"internal/agent/spec"},
+	"internal/agent/launch":               {"internal/agent/envoy"}, // it makes an envoy.Launch
+	"internal/agent/startup":              {"internal/agent/envoy"}, // folders are Envoy's user's
+	"internal/agent/host":                 {"internal/agent/envoy"}, // which capabilities it may hand on
+	"internal/pki":                        {"internal/mesh"},
+	"internal/agent/capture":              {"internal/agent/capture/..."},       // it chooses between iptables and nft
+	"internal/agent/capture/xtables":      {"internal/agent/capture/plan"},      // it translates plans
+	"internal/discovery/saved":            {"internal/discovery/source/decode"}, // which message an Istio kind carries
+	"internal/discovery/compile":          {"internal/discovery/model", "internal/discovery/compile/..."},
+	"internal/discovery/compile/route":    {"internal/discovery/compile/cluster"}, // routes name clusters
+	"internal/discovery/compile/listener": {"internal/discovery/compile/cluster"}, // so do filter chains
+	"test/require":                        {"internal/lab/netmesh"},               // whether this machine can make Pods
+	"test/envoytest":                      {"test/require"},
+	"internal/demo":                       {"internal/lab/meshup"},
 }
 
 // pureFiles are patterns of the files that decide but are in the package of an edge. The rules for pure

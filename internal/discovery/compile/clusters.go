@@ -41,7 +41,7 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 		}
 		for _, sub := range subsets {
 			n := clusterName{name: cluster.Name(cluster.Outbound, p.Number, sub, k.host)}
-			switch resolution(s, policy(d, sub, p.Number)) {
+			switch resolution(s, rulePolicy(d, sub, p.Number)) {
 			case cluster.EDS:
 				n.eds = true
 			case cluster.StrictDNS, cluster.LogicalDNS:
@@ -53,25 +53,27 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 	return out
 }
 
-// resolution is how a service's cluster finds endpoints; a policy may ask for the
-// client's own destination (load balancer PASSTHROUGH).
+// resolution is how a service's cluster finds endpoints under a policy.
 func resolution(s *model.Service, p *networking.TrafficPolicy) cluster.Resolution {
-	if p.GetLoadBalancer().GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH {
-		return cluster.OriginalDst
-	}
+	own := cluster.EDS
 	switch s.Resolution {
 	case model.DNS:
-		return cluster.StrictDNS
+		own = cluster.StrictDNS
 	case model.DNSRoundRobin:
-		return cluster.LogicalDNS
+		own = cluster.LogicalDNS
 	case model.Passthrough:
-		return cluster.OriginalDst
+		own = cluster.OriginalDst
 	}
-	return cluster.EDS
+	return cluster.Resolve(own, p)
 }
 
-// policy is the traffic policy in force for a port of a subset.
-func policy(d *model.DestinationRule, subset string, port uint32) *networking.TrafficPolicy {
+// policyOf is the traffic policy in force for a port of a service or of its subset.
+func (c *Compiler) policyOf(r *incr.Reader, d *model.DestinationRule, subset string, port uint32) *networking.TrafficPolicy {
+	return cluster.WithDefaults(rulePolicy(d, subset, port), c.model.Mesh(r))
+}
+
+// rulePolicy is a DestinationRule's policy for a port of a subset, without the mesh's defaults.
+func rulePolicy(d *model.DestinationRule, subset string, port uint32) *networking.TrafficPolicy {
 	if d == nil {
 		return nil
 	}
@@ -103,7 +105,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		return nil
 	}
 	d := c.model.DestinationRule(r, k.Scope, n.Host)
-	p := policy(d, n.Subset, n.Port)
+	p := c.policyOf(r, d, n.Subset, n.Port)
 	in := cluster.Input{
 		Service:    cluster.Service{Host: s.Host, Name: shortName(s), Namespace: s.Namespace, External: s.External},
 		Port:       n.Port,
@@ -123,7 +125,9 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		in.ConfigPath = cluster.ConfigPath("destination-rule", d.Namespace, d.Name)
 	}
 	if k.Kind == ClusterInline {
-		in.Endpoints = c.places(r, placesInput{service: s, port: n.Port, labels: subsetLabels(d, n.Subset), policy: p, location: k.Location.Value()})
+		in.Endpoints = c.places(r, placesInput{
+			service: s, port: n.Port, labels: subsetLabels(d, n.Subset), location: k.Location.Value(), locality: localityText(p, m),
+		})
 	}
 	return marshal.Must(cluster.Build(in))
 }
@@ -134,8 +138,8 @@ type servicePortKey struct {
 	port    uint32
 }
 
-// allMutual says whether a service has endpoints and every one takes the mesh's mutual
-// TLS at a port. It decides for headless services, whose clusters go to the caller's own
+// allMutual reports whether a service has endpoints and all of them accept the mesh's
+// mutual TLS at a port. It decides for headless services, whose clusters go to the caller's own
 // destination and so have no endpoint metadata to decide by.
 func (c *Compiler) allMutual(r *incr.Reader, k servicePortKey) bool {
 	s, ok := c.model.ServiceRow(r, k.service)
@@ -201,7 +205,7 @@ func inboundKey(class mesh.Class) Key {
 	return Key{Workload: class.Workload.ID(), Scope: mesh.Scope{Role: class.Scope.Role, Caps: class.Scope.Caps}.ID()}
 }
 
-// inboundCluster makes the cluster that leads to one of the application's ports.
+// inboundCluster makes the cluster for one of the application's ports.
 func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
 	m := c.model.Mesh(r)
 	if k.Name == mesh.InboundPassthroughCluster {
@@ -226,7 +230,7 @@ type servicePort struct {
 	port    model.Port
 }
 
-// portsAt lists the service ports that a workload's port stands for, in order of keys.
+// portsAt lists the service ports whose target is a workload's port, in order of keys.
 func (c *Compiler) portsAt(r *incr.Reader, w mesh.Workload, target uint32) []servicePort {
 	var out []servicePort
 	for _, in := range model.InboundPorts(w) {

@@ -2,7 +2,7 @@
 //
 // A rule makes the bytes of one resource from a Key: the part of a proxy's class that
 // decides it, and its name. Which resources a class has is itself a rule (Names). What
-// several resources need stands in rules between: what a service adds to a scope's
+// several resources need has rules of its own: what a service adds to a scope's
 // listeners, the domains of a route configuration, an encoded virtual host. Each has its
 // own cut-off, so a change goes no further than it matters:
 //
@@ -11,7 +11,7 @@
 //	instances ─▶ assignment ─▶ endpoints             PeerAuthentication ─▶ virtualInbound
 //
 // All of it is pure: rules read through their incr.Reader and know a proxy only as its
-// class. Bytes are deterministic. Translation itself, one mesh thing into one Envoy
+// class. Bytes are deterministic. Translation itself, one object of the mesh into one Envoy
 // message, is in the packages below this one.
 package compile
 
@@ -31,16 +31,16 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Kind says what a resource is and what of a class decides it.
+// Kind is the type of a resource, and the part of a class that decides it.
 type Kind uint8
 
-// The kinds of resources, in the order in which a proxy takes them.
+// The kinds of resources, in the order in which proxies accept them.
 const (
 	// Cluster is an outbound cluster: by scope.
 	Cluster Kind = iota
 	// ClusterInline is an outbound cluster that carries its endpoints: by scope and location.
 	ClusterInline
-	// ClusterInbound leads to the application: by workload.
+	// ClusterInbound is a cluster for the application: by workload.
 	ClusterInbound
 	// Endpoints is the load assignment of a Cluster: by scope and location.
 	Endpoints
@@ -196,7 +196,7 @@ func (c *Compiler) Names() *incr.Rule[mesh.Class, []Key] { return c.names }
 // Resource is the rule that makes the bytes of resources of a kind.
 func (c *Compiler) Resource(k Kind) *incr.Rule[Key, []byte] { return c.resources[k] }
 
-// Moved says which resource a moved value is; false for values that are none.
+// Moved returns the resource whose value moved; false for values of other rules.
 func (c *Compiler) Moved(m incr.Moved) (Key, bool) {
 	if _, ok := c.byRule[m.Rule]; !ok {
 		return Key{}, false

@@ -24,7 +24,7 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 		Closed:       modes.Closed,
 		TrustDomains: append([]string{m.TrustDomain}, m.TrustDomainAliases...),
 		Unknown: listener.InboundPort{
-			Protocol: mesh.Auto, Mode: mode(modes.Default), Cluster: mesh.InboundPassthroughCluster,
+			Protocol: mesh.Auto, Mode: modes.Default, Cluster: mesh.InboundPassthroughCluster,
 			Routes: inboundRoutes(m, mesh.InboundPassthroughCluster, 0, "", 0),
 		},
 	}
@@ -41,7 +41,7 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 		first := behind[0]
 		name := cluster.Name(cluster.Inbound, p.Target, "", "")
 		in.Ports = append(in.Ports, listener.InboundPort{
-			Port: p.Target, Protocol: first.port.Protocol, Mode: mode(modes.Of(p.Target)), Cluster: name,
+			Port: p.Target, Protocol: first.port.Protocol, Mode: modes.Of(p.Target), Cluster: name,
 			Routes: inboundRoutes(m, name, p.Target, first.service.Host, first.port.Number),
 		})
 	}
@@ -65,14 +65,4 @@ func inboundRoutes(m *meshv1.MeshConfig, name string, port uint32, host string, 
 		}
 	}
 	return rc
-}
-
-func mode(m model.Mode) listener.Mode {
-	switch m {
-	case model.Strict:
-		return listener.Strict
-	case model.Disable:
-		return listener.Disable
-	}
-	return listener.Permissive
 }

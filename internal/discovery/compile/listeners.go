@@ -82,7 +82,7 @@ func (c *Compiler) ownAddresses(r *incr.Reader, s *model.Service) []string {
 
 func addressed(base part, addresses []string, cidrs []netip.Prefix, p mesh.Protocol) []part {
 	var out []part
-	base.sni = false // the address says whom the client means
+	base.sni = false // the address identifies the service
 	for _, a := range addresses {
 		one := base
 		one.address = a
@@ -217,7 +217,7 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 func (c *Compiler) tcp(r *incr.Reader, s mesh.ScopeID, name string) listener.TCP {
 	t := listener.TCP{Cluster: name}
 	if n, ok := cluster.ParseName(name); ok {
-		p := policy(c.model.DestinationRule(r, s, n.Host), n.Subset, n.Port).GetConnectionPool().GetTcp()
+		p := c.policyOf(r, c.model.DestinationRule(r, s, n.Host), n.Subset, n.Port).GetConnectionPool().GetTcp()
 		t.IdleTimeout, t.MaxDuration = p.GetIdleTimeout(), p.GetMaxConnectionDuration()
 	}
 	return t

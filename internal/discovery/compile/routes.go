@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
@@ -22,7 +21,7 @@ type routeHosts struct {
 	Name  string
 	Port  uint32
 	Hosts []string
-	// Own is set where the listener is one service's alone, so that its single host takes any name.
+	// Own is set where the listener is one service's alone, so that its single host matches any name.
 	Own bool
 }
 
@@ -133,7 +132,7 @@ func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 	}
 	if len(routes) == 0 {
 		if c.model.Service(r, k.scope, k.host) == nil {
-			return nil // a host that only a rule names, and the rule has nothing to say here
+			return nil // only a rule names the host, and it has no route for this client and port
 		}
 		routes = []*routev3.Route{route.Default(k.host, port, resolve(k.host, port, ""), m, k.scope.Value().Caps)}
 	}
@@ -149,7 +148,7 @@ func portOf(name string) uint32 {
 	return uint32(n)
 }
 
-// resolver says where a scope's routes lead. A host that the scope does not see has no
+// resolver finds the clusters of a scope's routes. A host that the scope does not see has no
 // cluster; the route then answers 503, as it must rather than lead elsewhere.
 func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32) route.Resolver {
 	return func(host string, port uint32, subset string) route.Destination {
@@ -163,7 +162,7 @@ func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32)
 				port = svc.Ports[0].Number
 			}
 		}
-		p := policy(c.model.DestinationRule(r, s, host), subset, port)
+		p := c.policyOf(r, c.model.DestinationRule(r, s, host), subset, port)
 		return route.Destination{
 			Cluster:     cluster.Name(cluster.Outbound, port, subset, host),
 			OrdinaryTLS: cluster.OrdinaryTLS(p),
@@ -185,11 +184,7 @@ func (c *Compiler) route(r *incr.Reader, k Key) []byte {
 		}
 	}
 	if !t.Own {
-		policy := &meshv1.MeshConfig_OutboundTrafficPolicy{Mode: meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY}
-		if c.model.AllowAny(r, k.Scope) {
-			policy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY
-		}
-		encoded = append(encoded, marshal.Must(route.CatchAll(&meshv1.MeshConfig{OutboundTrafficPolicy: policy})))
+		encoded = append(encoded, marshal.Must(route.CatchAll(c.model.AllowAny(r, k.Scope))))
 	}
 	return route.Join(route.Frame(k.Name), encoded)
 }

@@ -10,14 +10,14 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// The words that retryOn takes, beside status codes: Envoy's for HTTP and for gRPC.
-var retryWords = []string{
+// retryConditions are the conditions that retryOn accepts besides status codes: Envoy's for HTTP and for gRPC.
+var retryConditions = []string{
 	"5xx", "gateway-error", "reset", "reset-before-request", "connect-failure", "envoy-ratelimited", "retriable-4xx",
 	"refused-stream", "retriable-status-codes", "retriable-headers", "http3-post-connect-failure",
 	"cancelled", "deadline-exceeded", "internal", "resource-exhausted", "unavailable",
 }
 
-// The names of gRPC's status codes, as fault injection takes them.
+// grpcStatuses are the names of gRPC's status codes, which fault injection accepts.
 var grpcStatuses = []string{
 	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
 	"RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
@@ -28,7 +28,7 @@ var httpMethods = []string{"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "O
 func (c *check) retries(at string, r *networking.HTTPRetry) {
 	c.notNegative(at+".attempts", r.Attempts)
 	if r.Attempts == 0 && (r.PerTryTimeout != nil || r.RetryOn != "" || r.RetryRemoteLocalities != nil) {
-		c.fail(at+".attempts", "is 0, which turns retries off, beside settings for them; give attempts or remove the settings")
+		c.fail(at+".attempts", "is 0, which turns retries off, and other settings of retries are given; give attempts or remove them")
 	}
 	c.duration(at+".perTryTimeout", r.PerTryTimeout)
 	c.duration(at+".backoff", r.Backoff)
@@ -37,10 +37,10 @@ func (c *check) retries(at string, r *networking.HTTPRetry) {
 	}
 	for w := range strings.SplitSeq(r.RetryOn, ",") {
 		w = strings.TrimSpace(w)
-		if n, err := strconv.Atoi(w); err == nil && n >= 100 && n <= 599 || slices.Contains(retryWords, w) {
+		if n, err := strconv.Atoi(w); err == nil && n >= 100 && n <= 599 || slices.Contains(retryConditions, w) {
 			continue
 		}
-		c.fail(at+".retryOn", "%q is no condition; use status codes or %s", w, strings.Join(retryWords, ", "))
+		c.fail(at+".retryOn", "invalid condition %q: want status codes or %s", w, strings.Join(retryConditions, ", "))
 	}
 }
 
@@ -55,9 +55,9 @@ func (c *check) faults(at string, f *networking.HTTPFaultInjection) {
 		case *networking.HTTPFaultInjection_Delay_FixedDelay:
 			c.duration(at+".delay.fixedDelay", t.FixedDelay)
 		case *networking.HTTPFaultInjection_Delay_ExponentialDelay:
-			c.fail(at+".delay.exponentialDelay", "is not supported; use fixedDelay")
+			c.fail(at+".delay.exponentialDelay", "not applied: proxies inject fixed delays only; use fixedDelay")
 		default:
-			c.fail(at+".delay.fixedDelay", "is missing; say how long to wait")
+			c.fail(at+".delay.fixedDelay", "is missing; give a duration")
 		}
 	}
 	if a := f.Abort; a != nil {
@@ -67,12 +67,12 @@ func (c *check) faults(at string, f *networking.HTTPFaultInjection) {
 			c.number(at+".abort.httpStatus", float64(t.HttpStatus), 200, 599)
 		case *networking.HTTPFaultInjection_Abort_GrpcStatus:
 			if !slices.Contains(grpcStatuses, t.GrpcStatus) {
-				c.fail(at+".abort.grpcStatus", "%q is no gRPC status; use one of %s", t.GrpcStatus, strings.Join(grpcStatuses, ", "))
+				c.fail(at+".abort.grpcStatus", "invalid gRPC status %q: want one of %s", t.GrpcStatus, strings.Join(grpcStatuses, ", "))
 			}
 		case *networking.HTTPFaultInjection_Abort_Http2Error:
-			c.fail(at+".abort.http2Error", "is not supported; use httpStatus or grpcStatus")
+			c.fail(at+".abort.http2Error", "not applied: proxies inject HTTP and gRPC statuses only; use httpStatus or grpcStatus")
 		default:
-			c.fail(at+".abort", "says no error; give httpStatus or grpcStatus")
+			c.fail(at+".abort", "names no error; give httpStatus or grpcStatus")
 		}
 	}
 }
@@ -105,7 +105,7 @@ func (c *check) rewrite(at string, r *networking.HTTPRewrite) {
 		if d := x.Rewrite[i]; d >= '0' && d <= '9' && int(d-'0') > re.NumSubexp() {
 			c.fail(at+".uriRegexRewrite.rewrite", "\\%c has no group; the expression has %d", d, re.NumSubexp())
 		} else if (d < '0' || d > '9') && d != '\\' {
-			c.fail(at+".uriRegexRewrite.rewrite", "\\%c means nothing; write \\0 to \\9 for groups and \\\\ for a backslash", d)
+			c.fail(at+".uriRegexRewrite.rewrite", "invalid escape \\%c: want \\0 to \\9 for groups and \\\\ for a backslash", d)
 		}
 	}
 	if n := len(x.Rewrite) - len(strings.TrimRight(x.Rewrite, `\`)); n%2 == 1 {
@@ -115,19 +115,19 @@ func (c *check) rewrite(at string, r *networking.HTTPRewrite) {
 
 func (c *check) redirect(at string, r *networking.HTTPRedirect) {
 	if r.Uri == "" && r.Authority == "" && r.Scheme == "" && r.PrefixRewrite == "" && r.RedirectPort == nil {
-		c.fail(at, "leads nowhere else; give uri, authority, scheme or port")
+		c.fail(at, "changes nothing of the request; give uri, authority, scheme or port")
 	}
 	if r.Uri != "" && r.PrefixRewrite != "" {
 		c.fail(at+".prefixRewrite", "uri is given too; remove one of the two")
 	}
 	if r.Scheme != "" && r.Scheme != "http" && r.Scheme != "https" {
-		c.fail(at+".scheme", "%q is neither http nor https", r.Scheme)
+		c.fail(at+".scheme", "invalid scheme %q: want http or https", r.Scheme)
 	}
 	if p, ok := r.RedirectPort.(*networking.HTTPRedirect_Port); ok {
 		c.port(at+".port", p.Port, false)
 	}
 	if !slices.Contains([]uint32{0, 301, 302, 303, 307, 308}, r.RedirectCode) {
-		c.fail(at+".redirectCode", "%d is none of 301, 302, 303, 307, 308", r.RedirectCode)
+		c.fail(at+".redirectCode", "invalid status %d: want 301, 302, 303, 307 or 308", r.RedirectCode)
 	}
 }
 
@@ -137,7 +137,7 @@ const maxBody = 1 << 20
 func (c *check) directResponse(at string, r *networking.HTTPDirectResponse) {
 	c.number(at+".status", float64(r.Status), 200, 599)
 	if n := max(len(r.Body.GetString_()), len(r.Body.GetBytes())); n > maxBody {
-		c.fail(at+".body", "has %d bytes; at most %d are taken", n, maxBody)
+		c.fail(at+".body", "has %d bytes: want at most %d", n, maxBody)
 	}
 }
 
@@ -164,7 +164,7 @@ func (c *check) cors(at string, p *networking.CorsPolicy) {
 	}
 	for i, m := range p.AllowMethods {
 		if !slices.Contains(httpMethods, m) {
-			c.fail(item(at+".allowMethods", i), "%q is none of %s", m, strings.Join(httpMethods, ", "))
+			c.fail(item(at+".allowMethods", i), "invalid method %q: want one of %s", m, strings.Join(httpMethods, ", "))
 		}
 	}
 	for _, l := range []struct {
@@ -173,12 +173,12 @@ func (c *check) cors(at string, p *networking.CorsPolicy) {
 	}{{"allowHeaders", p.AllowHeaders}, {"exposeHeaders", p.ExposeHeaders}} {
 		for i, h := range l.list {
 			if !isToken(h) {
-				c.fail(item(at+"."+l.name, i), "%q is no header's name", h)
+				c.fail(item(at+"."+l.name, i), "invalid header name %q", h)
 			}
 		}
 	}
 	if d := p.MaxAge; d != nil && (!d.IsValid() || d.AsDuration() < time.Second || d.AsDuration()%time.Second != 0) {
-		c.fail(at+".maxAge", "%s is not in whole seconds; give 1s or more", d.AsDuration())
+		c.fail(at+".maxAge", "invalid duration %s: want whole seconds, at least 1s", d.AsDuration())
 	}
 }
 
@@ -215,19 +215,19 @@ func (c *check) headerName(at, name string, hostToo bool) {
 	case strings.HasPrefix(name, ":") || strings.EqualFold(name, "host"):
 		c.fail(at, "%q cannot be changed here; rewrite.authority changes a request's host", name)
 	case !isToken(name):
-		c.fail(at, "%q is no header's name", name)
+		c.fail(at, "invalid header name %q", name)
 	}
 }
 
 // command is what may follow from a "%" in a header's value: an escaped one, or one of
-// Envoy's commands. Whether the command exists is Envoy's to say.
+// Envoy's commands. Whether the command exists only Envoy knows.
 var command = regexp.MustCompile(`%%|%[A-Z][A-Z0-9_]*(\([^)]*\))?(:[0-9]+)?%`)
 
 func (c *check) headerValue(at, v string) {
 	if strings.ContainsAny(v, "\x00\r\n") {
-		c.fail(at, "the value holds a line break or a zero byte; remove it")
+		c.fail(at, "the value has a line break or a zero byte; remove it")
 	}
 	if strings.Contains(command.ReplaceAllLiteralString(v, ""), "%") {
-		c.fail(at, "%q holds a %% that begins no command such as %%UPSTREAM_HOST%%; write %%%% for a plain one", v)
+		c.fail(at, "%q has a %% that begins no command such as %%UPSTREAM_HOST%%; write %%%% for a literal one", v)
 	}
 }

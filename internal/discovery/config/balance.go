@@ -20,8 +20,13 @@ func (c *check) loadBalancer(at string, lb *networking.LoadBalancerSettings) {
 	if l := lb.LocalityLbSetting; l != nil {
 		c.locality(at+".localityLbSetting", l)
 	}
-	if lb.ZoneAwareLbSetting != nil {
-		c.warn(at+".zoneAwareLbSetting", "not used yet; use localityLbSetting")
+	for _, f := range []struct {
+		name  string
+		given bool
+	}{{"warmup", lb.Warmup != nil}, {"warmupDurationSecs", lb.WarmupDurationSecs != nil}} { //nolint:staticcheck // Deprecated, and still written.
+		if f.given && !canWarmUp(lb) {
+			c.warn(at+"."+f.name, "not applied: only ROUND_ROBIN and LEAST_REQUEST let new endpoints warm up; choose one of them or remove it")
+		}
 	}
 	c.duration(at+".warmupDurationSecs", lb.WarmupDurationSecs) //nolint:staticcheck // Deprecated, and still written.
 	if w := lb.Warmup; w != nil {
@@ -29,23 +34,29 @@ func (c *check) loadBalancer(at string, lb *networking.LoadBalancerSettings) {
 			c.fail(at+".warmup", "warmupDurationSecs is given too; remove one of the two")
 		}
 		if w.Duration == nil {
-			c.fail(at+".warmup.duration", "is missing; say how long a new endpoint warms up")
+			c.fail(at+".warmup.duration", "is missing; give a duration")
 		}
 		c.duration(at+".warmup.duration", w.Duration)
 		if w.MinimumPercent != nil {
 			c.number(at+".warmup.minimumPercent", w.MinimumPercent.Value, 0, 100)
 		}
 		if w.Aggression != nil && !(w.Aggression.Value >= 1) {
-			c.fail(at+".warmup.aggression", "%v is less than 1; give 1 or more", w.Aggression.Value)
+			c.fail(at+".warmup.aggression", "invalid aggression %v: want 1 or more", w.Aggression.Value)
 		}
 	}
+}
+
+// canWarmUp says whether Envoy's load balancer of that kind has a slow start.
+func canWarmUp(lb *networking.LoadBalancerSettings) bool {
+	s := lb.GetSimple()
+	return lb.GetConsistentHash() == nil && s != networking.LoadBalancerSettings_RANDOM && s != networking.LoadBalancerSettings_PASSTHROUGH
 }
 
 func (c *check) consistentHash(at string, h *networking.LoadBalancerSettings_ConsistentHashLB) {
 	switch k := h.HashKey.(type) {
 	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpHeaderName:
 		if !isToken(strings.TrimPrefix(k.HttpHeaderName, ":")) {
-			c.fail(at+".httpHeaderName", "%q is no header's name", k.HttpHeaderName)
+			c.fail(at+".httpHeaderName", "invalid header name %q", k.HttpHeaderName)
 		}
 	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpQueryParameterName:
 		if k.HttpQueryParameterName == "" {
@@ -53,23 +64,28 @@ func (c *check) consistentHash(at string, h *networking.LoadBalancerSettings_Con
 		}
 	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpCookie:
 		if !isToken(k.HttpCookie.GetName()) {
-			c.fail(at+".httpCookie.name", "%q is no cookie's name", k.HttpCookie.GetName())
+			c.fail(at+".httpCookie.name", "invalid cookie name %q", k.HttpCookie.GetName())
+		}
+		for i, a := range k.HttpCookie.GetAttributes() {
+			if !isToken(a.GetName()) {
+				c.fail(item(at+".httpCookie.attributes", i)+".name", "invalid attribute name %q: want a token such as SameSite", a.GetName())
+			}
 		}
 		if d := k.HttpCookie.GetTtl(); d != nil && (!d.IsValid() || d.AsDuration() < 0) {
-			c.fail(at+".httpCookie.ttl", "%s is negative; give 0s (until the client ends) or more", d.AsDuration())
+			c.fail(at+".httpCookie.ttl", "invalid duration %s: want 0s (a session cookie) or more", d.AsDuration())
 		}
 	case *networking.LoadBalancerSettings_ConsistentHashLB_UseSourceIp:
 	default:
-		c.fail(at, "says nothing to hash; give httpHeaderName, httpCookie, httpQueryParameterName or useSourceIp")
+		c.fail(at, "names nothing to hash; give httpHeaderName, httpCookie, httpQueryParameterName or useSourceIp")
 	}
 	ring := max(h.MinimumRingSize, h.GetRingHash().GetMinimumRingSize()) //nolint:staticcheck // The old place is still written to.
 	if ring > maxRing {
-		c.fail(at+".ringHash.minimumRingSize", "%d is too many; give at most %d", ring, maxRing)
+		c.fail(at+".ringHash.minimumRingSize", "invalid size %d: want at most %d", ring, maxRing)
 	}
 	if m := h.GetMaglev(); m.GetTableSize() != 0 {
 		n := m.GetTableSize()
 		if n > maxMaglev || !new(big.Int).SetUint64(n).ProbablyPrime(0) {
-			c.fail(at+".maglev.tableSize", "%d is not a prime of at most %d", n, maxMaglev)
+			c.fail(at+".maglev.tableSize", "invalid size %d: want a prime of at most %d", n, maxMaglev)
 		}
 	}
 }
@@ -98,18 +114,18 @@ func (c *check) locality(at string, l *networking.LocalityLoadBalancerSetting) {
 			total += uint64(d.To[to])
 		}
 		if total != 100 {
-			c.fail(one+".to", "the shares add up to %d; make it 100", total)
+			c.fail(one+".to", "the shares add up to %d: want 100", total)
 		}
 	}
-	once(froms, func(i int, s string) { c.fail(item(at+".distribute", i)+".from", "%q is given twice; join them", s) })
+	once(froms, func(i int, s string) { c.fail(item(at+".distribute", i)+".from", "duplicate %q; merge the two", s) })
 	for i, f := range l.Failover {
 		one := item(at+".failover", i)
 		if f.GetFrom() == f.GetTo() {
-			c.fail(one+".to", "is where it comes from; name another region")
+			c.fail(one+".to", "is the same as from; name another region")
 		}
 		for _, r := range []struct{ name, region string }{{"from", f.GetFrom()}, {"to", f.GetTo()}} {
 			if r.region == "" || strings.ContainsAny(r.region, "/*") {
-				c.fail(one+"."+r.name, "%q is no region; name one, without zone", r.region)
+				c.fail(one+"."+r.name, "invalid region %q: want a region without a zone", r.region)
 			}
 		}
 	}
@@ -124,11 +140,11 @@ func (c *check) place(field, s string) {
 	parts := strings.Split(s, "/")
 	for i, p := range parts {
 		if p == "" || strings.Contains(p, "*") && (p != "*" || i != len(parts)-1) {
-			c.fail(field, "%q is no locality; write region/zone/subzone, or \"*\" in place of its last parts", s)
+			c.fail(field, "invalid locality %q: want region/zone/subzone, with \"*\" only as the last part", s)
 			return
 		}
 	}
 	if len(parts) > 3 {
-		c.fail(field, "%q has more parts than region/zone/subzone", s)
+		c.fail(field, "invalid locality %q: want at most region/zone/subzone", s)
 	}
 }

@@ -1,15 +1,16 @@
 // Package config decides which objects are good enough to configure proxies, and keeps the last good ones.
 //
-// Validate holds every rule about what an object may say; the loop (through Store), the
-// admission webhook and pilotctl all use it, so that no two of them disagree. A Verdict
-// names object, field and remedy. An error keeps an object out; a warning lets it in and
-// says what will not do what its author may think. Rules follow Istio's public ones;
-// where those refuse what does no harm, this package warns. Functions, and one Store for
-// one goroutine.
+// Validate holds every rule for the content of objects; Store applies it to all that
+// sources read. A Verdict names object, field and remedy. An error keeps an object out; a
+// warning lets it in and names what has no effect, or not the expected one.
+// Rules follow Istio's public ones; where those refuse what does no harm, this package
+// warns. Functions, and one Store for one goroutine.
 package config
 
 import (
 	"fmt"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pilothouse/pilothouse/internal/object"
 )
@@ -17,7 +18,7 @@ import (
 // Verdict is one finding about one object. An Error keeps it out, a Warning does not.
 type Verdict = object.Problem
 
-// Rejected says whether the verdicts of an object keep it out.
+// Rejected reports whether the verdicts of an object keep it out.
 func Rejected(verdicts []Verdict) bool {
 	for _, v := range verdicts {
 		if v.Severity == object.Error {
@@ -31,7 +32,7 @@ func Rejected(verdicts []Verdict) bool {
 const maxVerdicts = 50
 
 // Validate checks one object, whose Spec must be of its Kind's type. Verdicts come in
-// the order of the object's fields, at most 50.
+// the order of the object's fields, those on what is not applied last; at most 50.
 func Validate(o object.Object) []Verdict {
 	c := &check{key: o.Key, origin: o.Origin}
 	rules := kinds[o.Kind]
@@ -39,6 +40,9 @@ func Validate(o object.Object) []Verdict {
 		panic("config: unknown kind of object: " + o.Key.String())
 	}
 	rules(c, o)
+	if m, ok := o.Spec.(proto.Message); ok {
+		c.notApplied("spec", m.ProtoReflect())
+	}
 	return c.out
 }
 
@@ -50,7 +54,7 @@ type check struct {
 	out    []Verdict
 }
 
-func (c *check) say(s object.Severity, field, format string, args ...any) {
+func (c *check) report(s object.Severity, field, format string, args ...any) {
 	v := Verdict{Severity: s, Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...)}
 	if s == object.Error {
 		v.Policy = c.policy
@@ -63,10 +67,12 @@ func (c *check) say(s object.Severity, field, format string, args ...any) {
 	}
 }
 
-func (c *check) fail(field, format string, args ...any) { c.say(object.Error, field, format, args...) }
+func (c *check) fail(field, format string, args ...any) {
+	c.report(object.Error, field, format, args...)
+}
 
 func (c *check) warn(field, format string, args ...any) {
-	c.say(object.Warning, field, format, args...)
+	c.report(object.Warning, field, format, args...)
 }
 
 // item names element i of a list.

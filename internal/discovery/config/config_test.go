@@ -63,7 +63,7 @@ func runRules(t *testing.T, rules []rule) {
 	}
 }
 
-// Everything in the sample is good; the gateway is not used yet, and says so.
+// Everything in the sample is good; the gateway is not applied, and says so.
 func TestSampleIsGood(t *testing.T) {
 	const sample = "../source/decode/testdata/mesh.yaml"
 	text, err := os.ReadFile(sample)
@@ -88,14 +88,14 @@ func TestCore(t *testing.T) {
 	runRules(t, []rule{
 		{object.Service, "{ports: [{port: 80}]}", nil},
 		{object.Service, "{ports: [{port: 0}, {port: 80, name: A_b, protocol: HTTP, targetPort: 70000}]}", []string{
-			"E spec.ports[0].port: 0 is no port", "E spec.ports[0].name: is missing; a Service with several",
-			"E spec.ports[1].targetPort: 70000 is no port", "E spec.ports[1].name: \"A_b\" is no port name", "E spec.ports[1].protocol: \"HTTP\" is none of TCP"}},
-		{object.Service, "{ports: [{port: 80, name: x}, {port: 80, name: x}]}", []string{"E spec.ports: two ports are named \"x\"", "E spec.ports[1].port: port 80 is given twice"}},
+			"E spec.ports[0].port: invalid port 0", "E spec.ports[0].name: is missing; a Service with several",
+			"E spec.ports[1].targetPort: invalid port 70000", "E spec.ports[1].name: invalid port name \"A_b\"", "E spec.ports[1].protocol: invalid protocol \"HTTP\""}},
+		{object.Service, "{ports: [{port: 80, name: x}, {port: 80, name: x}]}", []string{"E spec.ports: two ports are named \"x\"", "E spec.ports[1].port: duplicate port 80"}},
 		{object.Service, "{ports: [{port: 53, name: x}, {port: 53, name: y, protocol: UDP}]}", nil},
-		{object.Service, "{type: ExternalName}", []string{"E spec.externalName: \"\" is no DNS name"}},
-		{object.Service, "{type: Odd}", []string{"E spec.type: \"Odd\" is none of"}},
-		{object.EndpointSlice, "ports: [{port: 0}]", []string{"W metadata.labels: label kubernetes.io/service-name is missing", "E ports[0].port: 0 is no port"}},
-		{object.Pod, "{containers: [{name: c, ports: [{name: x, containerPort: 70000}]}]}", []string{"E spec.containers: port 70000 (\"x\", the 1th"}},
+		{object.Service, "{type: ExternalName}", []string{"E spec.externalName: invalid DNS name \"\""}},
+		{object.Service, "{type: Odd}", []string{"E spec.type: invalid type \"Odd\""}},
+		{object.EndpointSlice, "ports: [{port: 0}]", []string{"W metadata.labels: label kubernetes.io/service-name is missing", "E ports[0].port: invalid port 0"}},
+		{object.Pod, "{containers: [{name: c, ports: [{name: x, containerPort: 70000}]}]}", []string{"E spec.containers: invalid port 70000 (\"x\", the 1th"}},
 		{object.ConfigMap, "data: {mesh: 'a: ['}", nil},
 	})
 	o := parse(t, object.Service, "spec: {ports: [{port: 80}]}")
@@ -110,31 +110,31 @@ func TestEntries(t *testing.T) {
 	runRules(t, []rule{
 		{object.ServiceEntry, "{hosts: [a.com, '*.b.com'], " + port + "}", nil},
 		{object.ServiceEntry, "{hosts: ['*', a b, a.com, a.com]}", []string{
-			"E spec.hosts[0]: \"*\" is no host", "E spec.hosts[1]: \"a b\" is no host", "E spec.hosts[3]: \"a.com\" is given twice", "W spec.ports: is empty"}},
+			"E spec.hosts[0]: invalid host \"*\"", "E spec.hosts[1]: invalid host \"a b\"", "E spec.hosts[3]: duplicate \"a.com\"", "W spec.ports: is empty"}},
 		{object.ServiceEntry, "{}", []string{"E spec.hosts: is empty", "W spec.ports: is empty"}},
-		{object.ServiceEntry, "{hosts: [a.com], addresses: [10.0.0.1, 10.0.0.0/8, 10.0.0], " + port + "}", []string{"E spec.addresses[2]: \"10.0.0\" is neither"}},
+		{object.ServiceEntry, "{hosts: [a.com], addresses: [10.0.0.1, 10.0.0.0/8, 10.0.0], " + port + "}", []string{"E spec.addresses[2]: invalid address \"10.0.0\""}},
 		{object.ServiceEntry, "{hosts: [a.com], ports: [{number: 80, name: x}, {number: 80, name: x, protocol: SPDY, targetPort: 99999}, {number: 0}]}", []string{
-			"E spec.ports[1].targetPort: 99999 is no port", "E spec.ports[1].protocol: \"SPDY\" is no protocol", "E spec.ports[2].number: 0 is no port", "E spec.ports[2].name: \"\" is no port name",
-			"E spec.ports[1].name: \"x\" is given twice", "E spec.ports[1].number: 80 is given twice"}},
-		{object.ServiceEntry, "{hosts: [a.com], resolution: NONE, endpoints: [{address: 1.2.3.4}], " + port + "}", []string{"E spec.endpoints: resolution NONE goes where"}},
+			"E spec.ports[1].targetPort: invalid port 99999", "E spec.ports[1].protocol: invalid protocol \"SPDY\"", "E spec.ports[2].number: invalid port 0", "E spec.ports[2].name: invalid port name \"\"",
+			"E spec.ports[1].name: duplicate \"x\"", "E spec.ports[1].number: duplicate 80"}},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: NONE, endpoints: [{address: 1.2.3.4}], " + port + "}", []string{"E spec.endpoints: resolution NONE uses the address"}},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, " + port + "}", []string{"E spec.endpoints: resolution STATIC needs"}},
-		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, endpoints: [{address: b.com}, {address: 1.2.3.4, ports: {http: 8080}}, {address: unix:///x}], " + port + "}", []string{"E spec.endpoints[0].address: \"b.com\" is no IP address, which"}},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, endpoints: [{address: b.com}, {address: 1.2.3.4, ports: {http: 8080}}, {address: unix:///x}], " + port + "}", []string{"E spec.endpoints[0].address: invalid IP address \"b.com\""}},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, workloadSelector: {labels: {app: x}}, " + port + "}", nil},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, workloadSelector: {labels: {app: -x}}, endpoints: [{address: 1.2.3.4, ports: {grpc: 1}}], " + port + "}", []string{
-			"E spec.workloadSelector: endpoints are given too", "E spec.workloadSelector.labels[app]: \"-x\" is no label's value", "E spec.endpoints[0].ports[grpc]: the entry has no port of this name; use one of http"}},
+			"E spec.workloadSelector: endpoints are given too", "E spec.workloadSelector.labels[app]: invalid label value \"-x\"", "E spec.endpoints[0].ports[grpc]: the entry has no port of this name; use one of http"}},
 		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DNS, " + port + "}", []string{"E spec.hosts[0]: \"*.a.com\" cannot be resolved"}},
 		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DNS, endpoints: [{address: b.com}], " + port + "}", nil},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: DNS_ROUND_ROBIN, endpoints: [{address: b.com}, {address: c.com}], " + port + "}", []string{"E spec.endpoints: resolution DNS_ROUND_ROBIN takes one"}},
 		{object.ServiceEntry, "{hosts: [a.com], exportTo: ['*', x, x, 'A'], subjectAltNames: [''], " + port + "}", []string{
-			"E spec.exportTo[0]: \"*\" must stand alone", "E spec.exportTo[2]: \"x\" is given twice", "E spec.exportTo[3]: \"A\" is no namespace", "E spec.subjectAltNames[0]: is empty"}},
+			"E spec.exportTo[0]: \"*\" must stand alone", "E spec.exportTo[2]: duplicate \"x\"", "E spec.exportTo[3]: invalid namespace \"A\"", "E spec.subjectAltNames[0]: is empty"}},
 		{object.ServiceEntry, "{hosts: [a.com], exportTo: ['~'], " + port + "}", nil},
 		{object.WorkloadEntry, "{address: 10.0.0.1, ports: {http: 80}, labels: {app.io/x: y}}", nil},
 		{object.WorkloadEntry, "{address: vm.example.com}", nil},
-		{object.WorkloadEntry, "{network: west}", nil},
+		{object.WorkloadEntry, "{network: west}", []string{"E spec.address: is empty", "W spec.network: not applied"}},
 		{object.WorkloadEntry, "{}", []string{"E spec.address: is empty"}},
 		{object.WorkloadEntry, "{address: a/b, ports: {x_: 0}, labels: {'/x': y}}", []string{
-			"E spec.address: \"a/b\" is neither", "E spec.ports[x_]: is no port name", "E spec.ports[x_]: 0 is no port", "E spec.labels[/x]: is no label's name"}},
-		{object.WorkloadEntry, "{address: unix://x}", []string{"E spec.address: \"unix://x\" is no absolute path"}},
+			"E spec.address: invalid address \"a/b\"", "E spec.ports[x_]: invalid port name", "E spec.ports[x_]: invalid port 0", "E spec.labels[/x]: invalid label name"}},
+		{object.WorkloadEntry, "{address: unix://x}", []string{"E spec.address: invalid path \"unix://x\""}},
 		{object.WorkloadEntry, "{address: unix:///x, ports: {a: 1}}", []string{"E spec.ports: a Unix socket has no ports"}},
 	})
 }
@@ -143,17 +143,18 @@ func TestPolicies(t *testing.T) {
 	runRules(t, []rule{
 		{object.PeerAuthentication, "{mtls: {mode: STRICT}}", nil},
 		{object.PeerAuthentication, "{portLevelMtls: {80: {mode: STRICT}}}", []string{"E spec.portLevelMtls: needs a selector"}},
-		{object.PeerAuthentication, "{selector: {matchLabels: {app: x}}, portLevelMtls: {80: {mode: STRICT}, 70000: {}}}", []string{"E spec.portLevelMtls[70000]: 70000 is no port"}},
-		{object.Sidecar, "{}", []string{"W spec: says nothing"}},
+		{object.PeerAuthentication, "{selector: {matchLabels: {app: x}}, portLevelMtls: {80: {mode: STRICT}, 70000: {}}}", []string{"E spec.portLevelMtls[70000]: invalid port 70000"}},
+		{object.Sidecar, "{}", []string{"W spec: is empty: the defaults apply"}},
 		{object.Sidecar, "{egress: [{hosts: ['./*', '*/a.com', '~/*', 'istio-system/*.b.com']}]}", nil},
 		{object.Sidecar, "{egress: [{hosts: [a.com, 'A b/*', 'n/a b']}]}", []string{
-			"E spec.egress[0].hosts[0]: \"a.com\" has no namespace; write namespace/host, such as \"./a.com\"", "E spec.egress[0].hosts[1]: \"A b\" is no namespace", "E spec.egress[0].hosts[2]: \"a b\" is no host"}},
+			"E spec.egress[0].hosts[0]: invalid host \"a.com\": want namespace/host, such as \"./a.com\"", "E spec.egress[0].hosts[1]: invalid namespace \"A b\"", "E spec.egress[0].hosts[2]: invalid host \"a b\""}},
 		{object.Sidecar, "{egress: [{}, {port: {number: 0, protocol: X}, bind: 127.0.0.1, hosts: ['./*']}]}", []string{
-			"E spec.egress[0].port: is missing, which takes all", "E spec.egress[0].hosts: is empty", "E spec.egress[1].port.number: 0 is no port",
-			"E spec.egress[1].port.protocol: \"X\" is no protocol", "W spec.egress[1].port: not used yet", "W spec.egress[1].bind: not used yet"}},
-		{object.Sidecar, "{ingress: [{port: {number: 80}}], outboundTrafficPolicy: {egressProxy: {host: x}}}", []string{"W spec.ingress: not used yet", "W spec.outboundTrafficPolicy.egressProxy: not used yet"}},
-		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*', n/x.com]}]}", []string{"W spec: kept, not used yet"}},
-		{object.Gateway, "{}", []string{"W spec: kept, not used yet", "E spec.servers: is empty"}},
+			"E spec.egress[0].port: is missing: an entry for all ports", "E spec.egress[0].hosts: is empty", "E spec.egress[1].port.number: invalid port 0",
+			"E spec.egress[1].port.protocol: invalid protocol \"X\"", "W spec.egress[1].port: not applied", "W spec.egress[1].bind: not applied"}},
+		{object.Sidecar, "{ingress: [{port: {number: 80}}], outboundTrafficPolicy: {egressProxy: {host: x}}}", []string{"W spec.ingress: not applied", "W spec.outboundTrafficPolicy.egressProxy: not applied"}},
+		{object.Sidecar, "{ingress: [{port: {number: 80}, tls: {mode: MUTUAL}}]}", []string{"W spec.ingress: not applied", "E spec.ingress[0].tls: not applied: client certificates"}},
+		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*', n/x.com]}]}", []string{"W spec: not applied: gateways are not served"}},
+		{object.Gateway, "{}", []string{"W spec: not applied: gateways are not served", "E spec.servers: is empty"}},
 	})
 }
 

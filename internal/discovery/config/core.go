@@ -7,15 +7,15 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// exportToAnnotation says on a Service who may see it.
+// exportToAnnotation names the namespaces that see a Service.
 const exportToAnnotation = "networking.istio.io/exportTo"
 
 func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 	if !slices.Contains([]string{"", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}, s.Type) {
-		c.fail("spec.type", "%q is none of ClusterIP, NodePort, LoadBalancer, ExternalName", s.Type)
+		c.fail("spec.type", "invalid type %q: want ClusterIP, NodePort, LoadBalancer or ExternalName", s.Type)
 	}
 	if s.Type == "ExternalName" && !isDomain(s.ExternalName) && !isIP(s.ExternalName) {
-		c.fail("spec.externalName", "%q is no DNS name; a Service of type ExternalName needs one", s.ExternalName)
+		c.fail("spec.externalName", "invalid DNS name %q, which a Service of type ExternalName needs", s.ExternalName)
 	}
 	type number struct {
 		protocol string
@@ -31,10 +31,10 @@ func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 			c.fail(at+".name", "is missing; a Service with several ports needs a name for each")
 		}
 		if p.Name != "" && !isLabel(p.Name) {
-			c.fail(at+".name", "%q is no port name; use letters, digits and \"-\"", p.Name)
+			c.fail(at+".name", "invalid port name %q: want letters, digits and \"-\"", p.Name)
 		}
 		if !slices.Contains([]string{"", "TCP", "UDP", "SCTP"}, p.Protocol) {
-			c.fail(at+".protocol", "%q is none of TCP, UDP, SCTP; what the port speaks goes into appProtocol", p.Protocol)
+			c.fail(at+".protocol", "invalid protocol %q: want TCP, UDP or SCTP; the application's protocol goes into appProtocol", p.Protocol)
 		}
 		if p.Name != "" {
 			names = append(names, p.Name)
@@ -43,7 +43,7 @@ func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 	}
 	once(names, func(_ int, n string) { c.fail("spec.ports", "two ports are named %q; rename one", n) })
 	once(numbers, func(i int, n number) {
-		c.fail(item("spec.ports", i)+".port", "port %d is given twice; remove one", n.port)
+		c.fail(item("spec.ports", i)+".port", "duplicate port %d; remove one", n.port)
 	})
 	if list := m.Annotations[exportToAnnotation]; list != "" {
 		var words []string
@@ -66,12 +66,12 @@ func (c *check) endpointSlice(s *object.EndpointSliceSpec) {
 func (c *check) pod(s *object.PodSpec) {
 	for i, p := range s.Ports {
 		if p.Port == 0 || p.Port > 65535 {
-			c.fail("spec.containers", "port %d (%q, the %dth of the Pod) is no port; give a number from 1 to 65535", p.Port, p.Name, i+1)
+			c.fail("spec.containers", "invalid port %d (%q, the %dth of the Pod): want 1–65535", p.Port, p.Name, i+1)
 		}
 	}
 }
 
-// configMap checks the mesh configuration; what other ConfigMaps say is nobody's business.
+// configMap checks the mesh configuration; other ConfigMaps are not read.
 func (c *check) configMap(s *object.ConfigMapSpec) {
 	if text, ok := s.Data[MeshKey]; ok && IsMeshConfig(c.key) {
 		_, verdicts := MeshConfig(text)
@@ -80,7 +80,7 @@ func (c *check) configMap(s *object.ConfigMapSpec) {
 			if v.Field != "" {
 				field += "." + v.Field
 			}
-			c.say(v.Severity, field, "%s", v.Text)
+			c.report(v.Severity, field, "%s", v.Text)
 		}
 	}
 }

@@ -18,15 +18,31 @@ func (c *check) destinationRule(s *networking.DestinationRule) {
 	for i, sub := range s.Subsets {
 		at := item("spec.subsets", i)
 		if !isLabel(sub.GetName()) {
-			c.fail(at+".name", "%q is no subset's name; use letters, digits and \"-\"", sub.GetName())
+			c.fail(at+".name", "invalid subset name %q: want letters, digits and \"-\"", sub.GetName())
 		}
 		names = append(names, sub.GetName())
 		c.labels(at+".labels", sub.GetLabels())
 		c.trafficPolicy(at+".trafficPolicy", sub.GetTrafficPolicy())
+		c.subsetIdle(at+".trafficPolicy", sub.GetTrafficPolicy())
 	}
-	once(names, func(i int, n string) { c.fail(item("spec.subsets", i)+".name", "%q is given twice; rename one", n) })
+	once(names, func(i int, n string) { c.fail(item("spec.subsets", i)+".name", "duplicate %q; rename one", n) })
 	c.exportTo("spec.exportTo", s.ExportTo, false)
 	c.labels("spec.workloadSelector.matchLabels", s.WorkloadSelector.GetMatchLabels())
+}
+
+// subsetIdle reports the idle timeout of TCP connections in subsets: only routes name
+// subsets, and only http routes are served.
+func (c *check) subsetIdle(at string, p *networking.TrafficPolicy) {
+	const field = ".connectionPool.tcp.idleTimeout"
+	const text = "not applied: only tcp and tls routes, which are not served, send connections to a subset; set it for the whole service"
+	if p.GetConnectionPool().GetTcp().GetIdleTimeout() != nil {
+		c.warn(at+field, text)
+	}
+	for i, l := range p.GetPortLevelSettings() {
+		if l.GetConnectionPool().GetTcp().GetIdleTimeout() != nil {
+			c.warn(item(at+".portLevelSettings", i)+field, text)
+		}
+	}
 }
 
 func (c *check) trafficPolicy(at string, p *networking.TrafficPolicy) {
@@ -46,19 +62,13 @@ func (c *check) trafficPolicy(at string, p *networking.TrafficPolicy) {
 		c.portPolicy(port, l.LoadBalancer, l.ConnectionPool, l.OutlierDetection, l.Tls)
 	}
 	once(ports, func(i int, n uint32) {
-		c.fail(item(at+".portLevelSettings", i)+".port.number", "%d is given twice; remove one", n)
+		c.fail(item(at+".portLevelSettings", i)+".port.number", "duplicate %d; remove one", n)
 	})
 	if b := p.RetryBudget; b != nil {
 		if b.Percent != nil {
 			c.number(at+".retryBudget.percent", b.Percent.Value, 0, 100)
 		}
 		c.duration(at+".retryBudget.budgetInterval", b.BudgetInterval)
-	}
-	if p.Tunnel != nil {
-		c.warn(at+".tunnel", "not used yet: connections are not tunnelled")
-	}
-	if p.ProxyProtocol != nil {
-		c.warn(at+".proxyProtocol", "not used yet: no PROXY protocol header is sent")
 	}
 }
 
@@ -77,7 +87,7 @@ func (c *check) portPolicy(at string, lb *networking.LoadBalancerSettings, pool 
 		c.clientTLS(at+".tls", tls)
 	}
 	if l := lb.GetLocalityLbSetting(); o == nil && (len(l.GetFailover()) > 0 || len(l.GetFailoverPriority()) > 0) {
-		c.warn(at+".loadBalancer.localityLbSetting", "failover needs outlierDetection beside it to see that a locality fails")
+		c.warn(at+".loadBalancer.localityLbSetting", "failover needs outlierDetection too: without it no endpoint counts as failed")
 	}
 }
 
@@ -105,6 +115,9 @@ func (c *check) pool(at string, p *networking.ConnectionPoolSettings) {
 	c.durations(at+".http", map[string]*durationpb.Duration{
 		"idleTimeout": h.IdleTimeout, "http2KeepAlive.interval": h.Http2KeepAlive.GetInterval(), "http2KeepAlive.timeout": h.Http2KeepAlive.GetTimeout(),
 	})
+	if k := h.Http2KeepAlive; k != nil && (k.Interval == nil) != (k.Timeout == nil) {
+		c.fail(at+".http.http2KeepAlive", "needs interval and timeout; give both")
+	}
 	if h.UseClientProtocol && h.H2UpgradePolicy == networking.ConnectionPoolSettings_HTTPSettings_UPGRADE {
 		c.fail(at+".http.useClientProtocol", "contradicts h2UpgradePolicy UPGRADE; remove one of the two")
 	}
@@ -121,11 +134,8 @@ func (c *check) outliers(at string, o *networking.OutlierDetection) {
 	c.duration(at+".baseEjectionTime", o.BaseEjectionTime)
 	c.number(at+".maxEjectionPercent", float64(o.MaxEjectionPercent), 0, 100)
 	c.number(at+".minHealthPercent", float64(o.MinHealthPercent), 0, 100)
-	if o.ConsecutiveErrors != 0 { //nolint:staticcheck // The field is deprecated, which is what is said about it.
-		c.warn(at+".consecutiveErrors", "is not read any more; use consecutive5xxErrors or consecutiveGatewayErrors")
-	}
 	if o.ConsecutiveLocalOriginFailures.GetValue() > 0 && !o.SplitExternalLocalOriginErrors {
-		c.fail(at+".consecutiveLocalOriginFailures", "counts nothing without splitExternalLocalOriginErrors: true; set it")
+		c.fail(at+".consecutiveLocalOriginFailures", "needs splitExternalLocalOriginErrors: true")
 	}
 	for i, code := range o.OutlierDetectionHttpErrorCodes {
 		c.number(item(at+".outlierDetectionHttpErrorCodes", i), float64(code), 100, 599)
@@ -144,8 +154,10 @@ func (c *check) clientTLS(at string, t *networking.ClientTLSSettings) {
 			c.fail(at, "mode ISTIO_MUTUAL uses the mesh's own certificates; remove the others, or use MUTUAL")
 		}
 	case networking.ClientTLSSettings_SIMPLE:
-		if files {
-			c.warn(at, "mode SIMPLE shows no client certificate; use MUTUAL for that")
+		for _, f := range []struct{ name, file string }{{"clientCertificate", t.ClientCertificate}, {"privateKey", t.PrivateKey}} {
+			if f.file != "" {
+				c.warn(at+"."+f.name, "not applied: mode SIMPLE sends no client certificate; use MUTUAL for that")
+			}
 		}
 	}
 	if t.CredentialName != "" && (files || t.CaCertificates != "") {

@@ -20,19 +20,19 @@ func TestDestinationRule(t *testing.T) {
 	dr := func(body string, want ...string) rule { return rule{object.DestinationRule, body, want} }
 	runRules(t, []rule{
 		dr("{host: '*.a.svc', subsets: [{name: v1, labels: {version: v1}}, {name: v2}], exportTo: [., x]}"),
-		dr("{host: 'a b', workloadSelector: {matchLabels: {'-': x}}}", "E spec.host: \"a b\" is no host", "E spec.workloadSelector.matchLabels[-]: is no label's name"),
-		dr("{subsets: [{name: v1}, {name: v1}, {name: v.1, labels: {a: 'b c'}}]}", "E spec.host: is missing", "E spec.subsets[2].name: \"v.1\" is no subset's name",
-			"E spec.subsets[2].labels[a]: \"b c\" is no label's value", "E spec.subsets[1].name: \"v1\" is given twice"),
-		dr("{host: a, subsets: [{name: v1, trafficPolicy: {outlierDetection: {interval: 0s}}}]}", "E spec.subsets[0].trafficPolicy.outlierDetection.interval: 0s is too short"),
-		policy("portLevelSettings: [{port: {number: 80}}, {port: {number: 80}, tls: {mode: MUTUAL}}, {}]", "E .portLevelSettings[1].tls: mode MUTUAL needs", "E .portLevelSettings[2].port.number: 0 is no port",
-			"E .portLevelSettings[1].port.number: 80 is given twice"),
+		dr("{host: 'a b', workloadSelector: {matchLabels: {'-': x}}}", "E spec.host: invalid host \"a b\"", "E spec.workloadSelector.matchLabels[-]: invalid label name"),
+		dr("{subsets: [{name: v1}, {name: v1}, {name: v.1, labels: {a: 'b c'}}]}", "E spec.host: is missing", "E spec.subsets[2].name: invalid subset name \"v.1\"",
+			"E spec.subsets[2].labels[a]: invalid label value \"b c\"", "E spec.subsets[1].name: duplicate \"v1\""),
+		dr("{host: a, subsets: [{name: v1, trafficPolicy: {outlierDetection: {interval: 0s}}}]}", "E spec.subsets[0].trafficPolicy.outlierDetection.interval: invalid duration 0s"),
+		policy("portLevelSettings: [{port: {number: 80}}, {port: {number: 80}, tls: {mode: MUTUAL}}, {}]", "E .portLevelSettings[1].tls: mode MUTUAL needs", "E .portLevelSettings[2].port.number: invalid port 0",
+			"E .portLevelSettings[1].port.number: duplicate 80"),
 		policy("connectionPool: {tcp: {maxConnections: -1, connectTimeout: 0s, tcpKeepalive: {time: 1us}}, http: {maxRetries: -1, idleTimeout: 0.0001s, useClientProtocol: true, h2UpgradePolicy: UPGRADE}}",
-			"E .connectionPool.tcp.maxConnections: -1 is negative", "E .connectionPool.tcp.connectTimeout: 0s is too short", "E .connectionPool.tcp.tcpKeepalive.time: 1µs is too short",
-			"E .connectionPool.http.maxRetries: -1 is negative", "E .connectionPool.http.idleTimeout: 100µs is too short", "E .connectionPool.http.useClientProtocol: contradicts"),
-		policy("outlierDetection: {maxEjectionPercent: 101, minHealthPercent: -1, consecutiveErrors: 5, consecutiveLocalOriginFailures: 5}", "E .outlierDetection.maxEjectionPercent: 101 is out",
-			"E .outlierDetection.minHealthPercent: -1 is out", "W .outlierDetection.consecutiveErrors: is not read", "E .outlierDetection.consecutiveLocalOriginFailures: counts nothing"),
-		policy("retryBudget: {percent: 101, budgetInterval: 0s}, tunnel: {targetHost: a, targetPort: 1}, proxyProtocol: {}", "E .retryBudget.percent: 101 is out", "E .retryBudget.budgetInterval: 0s is too",
-			"W .tunnel: not used yet", "W .proxyProtocol: not used yet"),
+			"E .connectionPool.tcp.maxConnections: invalid number -1", "E .connectionPool.tcp.connectTimeout: invalid duration 0s", "E .connectionPool.tcp.tcpKeepalive.time: invalid duration 1µs",
+			"E .connectionPool.http.maxRetries: invalid number -1", "E .connectionPool.http.idleTimeout: invalid duration 100µs", "E .connectionPool.http.useClientProtocol: contradicts"),
+		policy("outlierDetection: {maxEjectionPercent: 101, minHealthPercent: -1, consecutiveErrors: 5, consecutiveLocalOriginFailures: 5}", "E .outlierDetection.maxEjectionPercent: invalid number 101",
+			"E .outlierDetection.minHealthPercent: invalid number -1", "E .outlierDetection.consecutiveLocalOriginFailures: needs splitExternal", "W .outlierDetection.consecutiveErrors: not applied"),
+		policy("retryBudget: {percent: 101, budgetInterval: 0s}, tunnel: {targetHost: a, targetPort: 1}, proxyProtocol: {}", "E .retryBudget.percent: invalid number 101", "E .retryBudget.budgetInterval: invalid duration 0s",
+			"W .tunnel: not applied", "W .proxyProtocol: not applied"),
 	})
 }
 
@@ -42,7 +42,7 @@ func TestClientTLS(t *testing.T) {
 		policy("tls: {mode: MUTUAL, clientCertificate: /c, privateKey: /k, caCertificates: /r}"), policy("tls: {mode: MUTUAL, credentialName: x}"),
 		policy("tls: {mode: MUTUAL, clientCertificate: /c}", "E .tls: mode MUTUAL needs clientCertificate and privateKey"),
 		policy("tls: {mode: ISTIO_MUTUAL, caCertificates: /r}", "E .tls: mode ISTIO_MUTUAL uses the mesh's own"),
-		policy("tls: {mode: SIMPLE, privateKey: /k, credentialName: x, subjectAltNames: ['']}", "W .tls: mode SIMPLE shows no client", "E .tls.credentialName: files are given too", "E .tls.subjectAltNames[0]: is empty"),
+		policy("tls: {mode: SIMPLE, privateKey: /k, credentialName: x, subjectAltNames: ['']}", "W .tls.privateKey: not applied: mode SIMPLE", "E .tls.credentialName: files are given too", "E .tls.subjectAltNames[0]: is empty"),
 		policy("tls: {mode: SIMPLE, insecureSkipVerify: true, caCertificates: /r}", "E .tls.insecureSkipVerify: contradicts"),
 	})
 }
@@ -62,18 +62,19 @@ func TestLoadBalancer(t *testing.T) {
 	}
 	runRules(t, []rule{
 		policy("loadBalancer: {simple: ROUND_ROBIN, warmup: {duration: 1s, minimumPercent: 5, aggression: 1}}"),
-		policy("loadBalancer: {warmupDurationSecs: 1s, warmup: {minimumPercent: 101, aggression: 0.5}, zoneAwareLbSetting: {}}", "W .loadBalancer.zoneAwareLbSetting: not used yet", "E .loadBalancer.warmup: warmupDurationSecs is given",
-			"E .loadBalancer.warmup.duration: is missing", "E .loadBalancer.warmup.minimumPercent: 101", "E .loadBalancer.warmup.aggression: 0.5 is less"),
+		policy("loadBalancer: {warmupDurationSecs: 1s, warmup: {minimumPercent: 101, aggression: 0.5}, zoneAwareLbSetting: {}}", "E .loadBalancer.warmup: warmupDurationSecs is given",
+			"E .loadBalancer.warmup.duration: is missing", "E .loadBalancer.warmup.minimumPercent: invalid number 101", "E .loadBalancer.warmup.aggression: invalid aggression 0.5",
+			"W .loadBalancer.zoneAwareLbSetting: not applied"),
 		hash("httpHeaderName: ':path'"), hash("useSourceIp: true, minimumRingSize: 1024"), hash("httpCookie: {name: c, ttl: 0s}, maglev: {tableSize: 65537}"),
-		hash("", "E .: says nothing to hash"), hash("httpHeaderName: 'a b'", "E ..httpHeaderName: \"a b\""), hash("httpQueryParameterName: ''", "E ..httpQueryParameterName: is empty"),
-		hash("httpCookie: {name: '', ttl: -1s}", "E ..httpCookie.name: \"\" is no", "E ..httpCookie.ttl: -1s is negative"),
-		hash("useSourceIp: true, ringHash: {minimumRingSize: 9000000}", "E ..ringHash.minimumRingSize: 9000000 is too many"),
-		hash("useSourceIp: true, maglev: {tableSize: 65536}", "E ..maglev.tableSize: 65536 is not a prime"),
-		policy("loadBalancer: {localityLbSetting: {failover: [{from: a, to: b}]}}", "W .loadBalancer.localityLbSetting: failover needs outlierDetection"),
-		locality("distribute: [{from: a/b/*, to: {a/b/c: 60, '*': 40}}]"), locality("failoverPriority: [topology.istio.io/network, a=b], failover: [{from: a, to: b}]"),
+		hash("", "E .: names nothing to hash"), hash("httpHeaderName: 'a b'", "E ..httpHeaderName: invalid header name \"a b\""), hash("httpQueryParameterName: ''", "E ..httpQueryParameterName: is empty"),
+		hash("httpCookie: {name: '', ttl: -1s}", "E ..httpCookie.name: invalid cookie name \"\"", "E ..httpCookie.ttl: invalid duration -1s"),
+		hash("useSourceIp: true, ringHash: {minimumRingSize: 9000000}", "E ..ringHash.minimumRingSize: invalid size 9000000"),
+		hash("useSourceIp: true, maglev: {tableSize: 65536}", "E ..maglev.tableSize: invalid size 65536: want a prime"),
+		policy("loadBalancer: {localityLbSetting: {failover: [{from: a, to: b}]}}", "W .loadBalancer.localityLbSetting: failover needs outlierDetection too"),
+		locality("distribute: [{from: a/b/*, to: {a/b/c: 60, '*': 40}}]"), locality("failoverPriority: [topology.istio.io/network, a=b], failover: [{from: a, to: b}]", "W ..failoverPriority: not applied"),
 		locality("distribute: [{from: a/*/b, to: {a: 50, b/c/d/e: 0}}, {from: a/*/b, to: {'': 100}}], failover: [{from: a, to: a}, {from: a/b, to: c}]", "E .: distribute and failover exclude",
-			"E ..distribute[0].from: \"a/*/b\" is no locality", "E ..distribute[0].to[b/c/d/e]: \"b/c/d/e\" has more parts", "E ..distribute[0].to[b/c/d/e]: is 0", "E ..distribute[0].to: the shares add up to 50",
-			"E ..distribute[1].from: \"a/*/b\"", "E ..distribute[1].to[]: \"\" is no locality", "E ..distribute[1].from: \"a/*/b\" is given twice", "E ..failover[0].to: is where it comes from", "E ..failover[1].from: \"a/b\" is no region"),
-		locality("failoverPriority: [a b]", "E ..failoverPriority[0][a b]: is no label's name"),
+			"E ..distribute[0].from: invalid locality \"a/*/b\"", "E ..distribute[0].to[b/c/d/e]: invalid locality \"b/c/d/e\"", "E ..distribute[0].to[b/c/d/e]: is 0", "E ..distribute[0].to: the shares add up to 50",
+			"E ..distribute[1].from: invalid locality \"a/*/b\"", "E ..distribute[1].to[]: invalid locality \"\"", "E ..distribute[1].from: duplicate \"a/*/b\"", "E ..failover[0].to: is the same as from", "E ..failover[1].from: invalid region \"a/b\""),
+		locality("failoverPriority: [a b]", "E ..failoverPriority[0][a b]: invalid label name", "W ..failoverPriority: not applied"),
 	})
 }

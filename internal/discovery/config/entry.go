@@ -16,13 +16,13 @@ func (c *check) serviceEntry(s *networking.ServiceEntry) {
 	}
 	for i, h := range s.Hosts {
 		if h == "*" || !isHost(h) {
-			c.fail(item("spec.hosts", i), "%q is no host; write a DNS name or one that begins with \"*.\"", h)
+			c.fail(item("spec.hosts", i), "invalid host %q: want a DNS name or one that begins with \"*.\"", h)
 		}
 	}
 	c.hostsOnce(s.Hosts)
 	for i, a := range s.Addresses {
 		if !isIP(a) && !isCIDR(a) {
-			c.fail(item("spec.addresses", i), "%q is neither an IP address nor a CIDR such as 10.1.0.0/16", a)
+			c.fail(item("spec.addresses", i), "invalid address %q: want an IP address or a CIDR such as 10.1.0.0/16", a)
 		}
 	}
 	names := c.entryPorts(s)
@@ -40,7 +40,7 @@ func (c *check) serviceEntry(s *networking.ServiceEntry) {
 		at := item("spec.endpoints", i)
 		c.workload(at, e, names)
 		if s.Resolution == networking.ServiceEntry_STATIC && e.Address != "" && !isIP(e.Address) && !strings.HasPrefix(e.Address, "unix://") {
-			c.fail(at+".address", "%q is no IP address, which resolution STATIC needs; write one, or use resolution DNS", e.Address)
+			c.fail(at+".address", "invalid IP address %q, which resolution STATIC needs; give one, or use resolution DNS", e.Address)
 		}
 	}
 	c.exportTo("spec.exportTo", s.ExportTo, true)
@@ -54,7 +54,7 @@ func (c *check) serviceEntry(s *networking.ServiceEntry) {
 // entryPorts checks the ports and returns their names.
 func (c *check) entryPorts(s *networking.ServiceEntry) []string {
 	if len(s.Ports) == 0 {
-		c.warn("spec.ports", "is empty: the hosts have no port that could be called")
+		c.warn("spec.ports", "is empty: no port of the hosts can be called")
 	}
 	names, numbers := []string{}, []uint32{}
 	for i, p := range s.Ports {
@@ -62,19 +62,19 @@ func (c *check) entryPorts(s *networking.ServiceEntry) []string {
 		c.port(at+".number", p.GetNumber(), false)
 		c.port(at+".targetPort", p.GetTargetPort(), true)
 		if !isLabel(p.GetName()) {
-			c.fail(at+".name", "%q is no port name; use letters, digits and \"-\"", p.GetName())
+			c.fail(at+".name", "invalid port name %q: want letters, digits and \"-\"", p.GetName())
 		}
 		c.protocol(at+".protocol", p.GetProtocol())
 		names, numbers = append(names, p.GetName()), append(numbers, p.GetNumber())
 	}
-	once(names, func(i int, n string) { c.fail(item("spec.ports", i)+".name", "%q is given twice; rename one", n) })
-	once(numbers, func(i int, n uint32) { c.fail(item("spec.ports", i)+".number", "%d is given twice; remove one", n) })
+	once(names, func(i int, n string) { c.fail(item("spec.ports", i)+".name", "duplicate %q; rename one", n) })
+	once(numbers, func(i int, n uint32) { c.fail(item("spec.ports", i)+".number", "duplicate %d; remove one", n) })
 	return names
 }
 
 func (c *check) protocol(field, s string) {
 	if s != "" && mesh.ParseProtocol(s) == mesh.Auto && !strings.EqualFold(s, "auto") {
-		c.fail(field, "%q is no protocol; use HTTP, HTTP2, GRPC, GRPC-WEB, HTTPS, TLS, TCP, UDP, MONGO, MYSQL or REDIS", s)
+		c.fail(field, "invalid protocol %q: want HTTP, HTTP2, GRPC, GRPC-WEB, HTTPS, TLS, TCP, UDP, MONGO, MYSQL or REDIS", s)
 	}
 }
 
@@ -83,7 +83,7 @@ func (c *check) resolution(s *networking.ServiceEntry) {
 	switch s.Resolution {
 	case networking.ServiceEntry_NONE:
 		if len(s.Endpoints) > 0 {
-			c.fail("spec.endpoints", "resolution NONE goes where the caller went; remove the endpoints, or use STATIC or DNS")
+			c.fail("spec.endpoints", "resolution NONE uses the address that the client called; remove the endpoints, or use STATIC or DNS")
 		}
 	case networking.ServiceEntry_STATIC:
 		if len(s.Endpoints) == 0 && s.WorkloadSelector == nil {
@@ -100,8 +100,10 @@ func (c *check) resolution(s *networking.ServiceEntry) {
 		if s.Resolution == networking.ServiceEntry_DNS_ROUND_ROBIN && len(s.Endpoints) > 1 {
 			c.fail("spec.endpoints", "resolution DNS_ROUND_ROBIN takes one endpoint; remove the others, or use DNS")
 		}
-	default:
-		c.warn("spec.resolution", "%s is not used yet; the entry is taken as with NONE", s.Resolution)
+	case networking.ServiceEntry_DYNAMIC_DNS:
+		if len(s.Endpoints) > 0 {
+			c.fail("spec.endpoints", "resolution DYNAMIC_DNS resolves what the client asks for; remove the endpoints, or use STATIC or DNS")
+		}
 	}
 }
 
@@ -110,21 +112,20 @@ func (c *check) resolution(s *networking.ServiceEntry) {
 func (c *check) workload(at string, w *networking.WorkloadEntry, ports []string) {
 	unix, isUnix := strings.CutPrefix(w.Address, "unix://")
 	switch {
-	case w.Address == "" && w.Network == "":
-		c.fail(at+".address", "is empty; give an IP address, a DNS name or unix:///path")
 	case w.Address == "":
+		c.fail(at+".address", "is empty; give an IP address, a DNS name or unix:///path (gateways of networks are not used)")
 	case isUnix && !path.IsAbs(unix):
-		c.fail(at+".address", "%q is no absolute path; write unix:///path", w.Address)
+		c.fail(at+".address", "invalid path %q: want unix:///path", w.Address)
 	case isUnix && len(w.Ports) > 0:
 		c.fail(at+".ports", "a Unix socket has no ports; remove them")
 	case !isUnix && !isIP(w.Address) && !isDomain(w.Address):
-		c.fail(at+".address", "%q is neither an IP address nor a DNS name", w.Address)
+		c.fail(at+".address", "invalid address %q: want an IP address or a DNS name", w.Address)
 	}
 	for _, name := range sorted(w.Ports) {
 		if ports != nil && !slices.Contains(ports, name) {
 			c.fail(entry(at+".ports", name), "the entry has no port of this name; use one of %s", strings.Join(ports, ", "))
 		} else if !isLabel(name) {
-			c.fail(entry(at+".ports", name), "is no port name; use letters, digits and \"-\"")
+			c.fail(entry(at+".ports", name), "invalid port name: want letters, digits and \"-\"")
 		}
 		c.port(entry(at+".ports", name), w.Ports[name], false)
 	}

@@ -2,7 +2,11 @@ package config
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/structpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -10,14 +14,14 @@ import (
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
-// Where the mesh configuration stands: ConfigMap "istio", key "mesh". [control-plane 1.3, 1.4]
+// The mesh configuration is in ConfigMap "istio", key "mesh". [control-plane 1.3, 1.4]
 const (
 	MeshConfigMap = "istio"
 	MeshKey       = "mesh"
 )
 
-// IsMeshConfig says whether a key is that of a ConfigMap with mesh configuration. It may
-// stand in any namespace; of several, istio-system's counts, else the first by name.
+// IsMeshConfig reports whether a key is that of a ConfigMap with mesh configuration. It may
+// be in any namespace; of several the one in istio-system is used, else the first by namespace.
 func IsMeshConfig(k object.Key) bool { return k.Kind == object.ConfigMap && k.Name == MeshConfigMap }
 
 // MeshConfig lays mesh configuration in YAML over the defaults: a field that is given
@@ -91,19 +95,19 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 	c.meshPort("proxyInboundListenPort", m.ProxyInboundListenPort)
 	c.duration("connectTimeout", m.ConnectTimeout)
 	if d := m.ProtocolDetectionTimeout; d != nil && (!d.IsValid() || d.AsDuration() < 0) {
-		c.fail("protocolDetectionTimeout", "%s is negative; give 0s (never) or more", d.AsDuration())
+		c.fail("protocolDetectionTimeout", "invalid duration %s: want 0s (no limit) or more", d.AsDuration())
 	}
 	c.duration("dnsRefreshRate", m.DnsRefreshRate)
 	if !isDomain(m.TrustDomain) {
-		c.fail("trustDomain", "%q is no trust domain; write a DNS name such as cluster.local", m.TrustDomain)
+		c.fail("trustDomain", "invalid trust domain %q: want a DNS name such as cluster.local", m.TrustDomain)
 	}
 	for i, t := range m.TrustDomainAliases {
 		if !isDomain(t) {
-			c.fail(item("trustDomainAliases", i), "%q is no trust domain; write a DNS name", t)
+			c.fail(item("trustDomainAliases", i), "invalid trust domain %q: want a DNS name", t)
 		}
 	}
 	if !isLabel(m.RootNamespace) {
-		c.fail("rootNamespace", "%q is no namespace; write one such as istio-system", m.RootNamespace)
+		c.fail("rootNamespace", "invalid namespace %q: want a name such as istio-system", m.RootNamespace)
 	}
 	c.exportTo("defaultServiceExportTo", m.DefaultServiceExportTo, true)
 	c.exportTo("defaultVirtualServiceExportTo", m.DefaultVirtualServiceExportTo, false)
@@ -114,10 +118,47 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 	if l := m.LocalityLbSetting; l != nil {
 		c.locality("localityLbSetting", l)
 	}
+	if d := m.DefaultTrafficPolicy; d != nil {
+		c.portPolicy("defaultTrafficPolicy", nil, d.ConnectionPool, d.OutlierDetection, nil)
+	}
+	if f := m.AccessLogFormat; f != "" && m.AccessLogEncoding == meshv1.MeshConfig_JSON {
+		if err := protojson.Unmarshal([]byte(f), &structpb.Struct{}); err != nil {
+			c.fail("accessLogFormat", "want a JSON object, which accessLogEncoding JSON needs: %s", strings.ReplaceAll(err.Error(), "\u00a0", " "))
+		}
+	}
+	c.tlsConfig("meshMTLS", m.MeshMTLS)
+	c.tlsConfig("tlsDefaults", m.TlsDefaults)
+	c.meshNotApplied(m)
+}
+
+// The names that Envoy knows; with another it would refuse everything that uses the setting.
+var (
+	cipherSuites = []string{
+		"ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-RSA-AES128-GCM-SHA256",
+		"ECDHE-ECDSA-CHACHA20-POLY1305", "ECDHE-RSA-CHACHA20-POLY1305", "ECDHE-ECDSA-AES256-SHA", "ECDHE-RSA-AES256-SHA",
+		"ECDHE-ECDSA-AES128-SHA", "ECDHE-RSA-AES128-SHA", "ECDHE-RSA-AES128-SHA256", "AES256-GCM-SHA384", "AES128-GCM-SHA256", "AES256-SHA", "AES128-SHA",
+	}
+	curves = []string{"P-256", "P-384", "P-521", "X25519", "X25519MLKEM768"}
+)
+
+func (c *check) tlsConfig(at string, t *meshv1.MeshConfig_TLSConfig) {
+	for i, group := range t.GetCipherSuites() {
+		// "[A|B]" are suites of equal preference.
+		for s := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(group, "["), "]"), "|") {
+			if !slices.Contains(cipherSuites, s) {
+				c.fail(item(at+".cipherSuites", i), "invalid cipher suite %q: want one of %s", s, strings.Join(cipherSuites, ", "))
+			}
+		}
+	}
+	for i, s := range t.GetEcdhCurves() {
+		if !slices.Contains(curves, s) {
+			c.fail(item(at+".ecdhCurves", i), "invalid curve %q: want one of %s", s, strings.Join(curves, ", "))
+		}
+	}
 }
 
 func (c *check) meshPort(field string, n int32) {
 	if n < 1 || n > 65535 {
-		c.fail(field, "%d is no port; give a number from 1 to 65535", n)
+		c.fail(field, "invalid port %d: want 1–65535", n)
 	}
 }

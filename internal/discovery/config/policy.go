@@ -23,12 +23,12 @@ func (c *check) peerAuthentication(s *security.PeerAuthentication) {
 func (c *check) sidecar(s *networking.Sidecar) {
 	c.labels("spec.workloadSelector.labels", s.WorkloadSelector.GetLabels())
 	if len(s.Egress) == 0 && len(s.Ingress) == 0 && s.OutboundTrafficPolicy == nil && s.InboundConnectionPool == nil {
-		c.warn("spec", "says nothing: the default applies; give egress")
+		c.warn("spec", "is empty: the defaults apply; give egress")
 	}
 	for i, e := range s.Egress {
 		at := item("spec.egress", i)
 		if e.GetPort() == nil && i < len(s.Egress)-1 {
-			c.fail(at+".port", "is missing, which takes all ports and must come last; move it to the end")
+			c.fail(at+".port", "is missing: an entry for all ports must be the last one; move it to the end")
 		}
 		if len(e.GetHosts()) == 0 {
 			c.fail(at+".hosts", "is empty; give hosts such as \"./*\" or \"~/*\"")
@@ -39,10 +39,6 @@ func (c *check) sidecar(s *networking.Sidecar) {
 		if p := e.GetPort(); p != nil {
 			c.port(at+".port.number", p.Number, false)
 			c.protocol(at+".port.protocol", p.Protocol)
-			c.warn(at+".port", "not used yet: the hosts are visible on all of their ports")
-		}
-		if e.GetBind() != "" || e.GetCaptureMode() == networking.CaptureMode_NONE {
-			c.warn(at+".bind", "not used yet: only captured traffic is served")
 		}
 	}
 	for i, in := range s.Ingress {
@@ -50,16 +46,11 @@ func (c *check) sidecar(s *networking.Sidecar) {
 		c.port(at+".port.number", in.GetPort().GetNumber(), false)
 		c.protocol(at+".port.protocol", in.GetPort().GetProtocol())
 	}
-	if len(s.Ingress) > 0 {
-		c.warn("spec.ingress", "not used yet: inbound listeners follow the workload's services")
-	}
 	if s.InboundConnectionPool != nil {
 		c.pool("spec.inboundConnectionPool", s.InboundConnectionPool)
-		c.warn("spec.inboundConnectionPool", "not used yet")
 	}
 	if p := s.OutboundTrafficPolicy.GetEgressProxy(); p != nil {
 		c.destination("spec.outboundTrafficPolicy.egressProxy", p)
-		c.warn("spec.outboundTrafficPolicy.egressProxy", "not used yet: unknown hosts are sent on directly")
 	}
 }
 
@@ -69,16 +60,16 @@ func (c *check) scopedHost(field, s string) {
 	namespace, host, slash := strings.Cut(s, "/")
 	switch {
 	case !slash:
-		c.fail(field, "%q has no namespace; write namespace/host, such as \"./%s\" or \"*/%s\"", s, s, s)
+		c.fail(field, "invalid host %q: want namespace/host, such as \"./%s\" or \"*/%s\"", s, s, s)
 	case namespace != "*" && namespace != "." && namespace != "~" && !isLabel(namespace):
-		c.fail(field, "%q is no namespace; write one, \"*\" (all), \".\" (this one) or \"~\" (none)", namespace)
+		c.fail(field, "invalid namespace %q: want a name, \"*\" (all), \".\" (this one) or \"~\" (none)", namespace)
 	case !isHost(host):
-		c.fail(field, "%q is no host; write a DNS name or one that begins with \"*.\"", host)
+		c.fail(field, "invalid host %q: want a DNS name or one that begins with \"*.\"", host)
 	}
 }
 
 func (c *check) gateway(s *networking.Gateway) {
-	c.warn("spec", "kept, not used yet: gateways are not served")
+	c.warn("spec", "not applied: gateways are not served")
 	c.labels("spec.selector", s.Selector)
 	if len(s.Servers) == 0 {
 		c.fail("spec.servers", "is empty; give at least one server")

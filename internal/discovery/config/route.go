@@ -8,7 +8,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// meshGateway stands for every sidecar in a route's list of gateways.
+// meshGateway is the name for all sidecars in a list of gateways.
 const meshGateway = "mesh"
 
 func (c *check) virtualService(s *networking.VirtualService) {
@@ -16,7 +16,7 @@ func (c *check) virtualService(s *networking.VirtualService) {
 	for i, h := range s.Hosts {
 		c.host(item("spec.hosts", i), h)
 		if h == "*" && inMesh {
-			c.fail(item("spec.hosts", i), "\"*\" would take every request of the mesh; name hosts, or bind the route to a gateway alone")
+			c.fail(item("spec.hosts", i), "invalid host \"*\": it matches every request of the mesh; name hosts, or bind the route to a gateway only")
 		}
 	}
 	c.hostsOnce(s.Hosts)
@@ -25,9 +25,9 @@ func (c *check) virtualService(s *networking.VirtualService) {
 	case len(s.Hosts) == 0 && len(s.Gateways) > 0:
 		c.fail("spec.hosts", "is empty; name at least one host")
 	case len(s.Hosts) == 0:
-		c.warn("spec.hosts", "is empty: the object is for others to delegate to, and delegates are not served yet")
+		c.warn("spec.hosts", "is empty: the object can only be delegated to, and delegates are not served")
 	case !inMesh:
-		c.warn("spec.gateways", "not used yet: gateways are not served; add \"mesh\" for sidecars to use it")
+		c.warn("spec.gateways", "not applied: gateways are not served; add \"mesh\" for sidecars to use it")
 	}
 	if len(s.Http)+len(s.Tls)+len(s.Tcp) == 0 {
 		c.fail("spec", "has no routes; give http, tls or tcp")
@@ -52,7 +52,7 @@ func (c *check) gatewayNames(field string, names []string) {
 			namespace, name = "default", g
 		}
 		if !isLabel(namespace) || !isDomain(name) {
-			c.fail(item(field, i), "%q is no gateway; write mesh, a name, or namespace/name", g)
+			c.fail(item(field, i), "invalid gateway %q: want mesh, a name, or namespace/name", g)
 		}
 	}
 }
@@ -90,31 +90,30 @@ func (c *check) httpRoute(at string, r *networking.HTTPRoute) {
 	c.headers(at+".headers", r.Headers)
 }
 
-// action checks that a route says one thing to do.
+// action checks that a route has exactly one action.
 func (c *check) action(at string, r *networking.HTTPRoute) {
-	var does []string
+	var actions []string
 	for _, a := range []struct {
 		name string
 		set  bool
 	}{{"route", len(r.Route) > 0}, {"redirect", r.Redirect != nil}, {"directResponse", r.DirectResponse != nil}, {"delegate", r.Delegate != nil}} {
 		if a.set {
-			does = append(does, a.name)
+			actions = append(actions, a.name)
 		}
 	}
 	switch {
-	case len(does) == 0:
-		c.fail(at, "says nothing to do; give it a route, a redirect or a directResponse")
-	case len(does) > 1:
-		c.fail(at+"."+does[1], "%s is given too; remove one of the two", does[0])
+	case len(actions) == 0:
+		c.fail(at, "has no action; give it a route, a redirect or a directResponse")
+	case len(actions) > 1:
+		c.fail(at+"."+actions[1], "%s is given too; remove one of the two", actions[0])
 	case r.Delegate != nil:
-		c.warn(at+".delegate", "not used yet: delegates are not served")
 	case len(r.Route) > 0:
 	default:
 		if r.Fault != nil {
-			c.fail(at+".fault", "cannot go with a %s; remove one of the two", does[0])
+			c.fail(at+".fault", "cannot go with a %s; remove one of the two", actions[0])
 		}
 		if r.Rewrite != nil {
-			c.fail(at+".rewrite", "cannot go with a %s; remove one of the two", does[0])
+			c.fail(at+".rewrite", "cannot go with a %s; remove one of the two", actions[0])
 		}
 	}
 }
@@ -148,16 +147,16 @@ func (c *check) httpMatch(at string, m *networking.HTTPMatchRequest) {
 	c.labels(at+".sourceLabels", m.SourceLabels)
 	c.gatewayNames(at+".gateways", m.Gateways)
 	if m.SourceNamespace != "" && !isLabel(m.SourceNamespace) {
-		c.fail(at+".sourceNamespace", "%q is no namespace", m.SourceNamespace)
+		c.fail(at+".sourceNamespace", "invalid namespace %q", m.SourceNamespace)
 	}
 }
 
 func (c *check) headerMatch(at, name string, m *networking.StringMatch) {
 	switch {
 	case strings.HasPrefix(name, "@request.auth.claims"):
-		c.warn(at, "not used yet: claims of tokens are not matched")
+		c.warn(at, "not applied: claims of tokens are not matched, and requests that match get no route here")
 	case !isToken(strings.TrimPrefix(name, ":")):
-		c.fail(at, "is no header's name")
+		c.fail(at, "invalid header name")
 	}
 	c.match(at, m, true)
 }
@@ -182,7 +181,7 @@ func (c *check) weights(at string, weights []int32) {
 		total += int64(w)
 	}
 	if total > math.MaxUint32 {
-		c.fail(at, "the weights add up to %d; make them smaller", total)
+		c.fail(at, "the weights add up to %d: want at most 4294967295", total)
 	}
 	if len(weights) > 1 && total == 0 {
 		c.fail(at, "the weights add up to 0; give at least one destination a weight")
@@ -195,10 +194,10 @@ func (c *check) destination(at string, d *networking.Destination) {
 		return
 	}
 	if strings.HasPrefix(d.Host, "*") || !isDomain(d.Host) && !isIP(d.Host) {
-		c.fail(at+".host", "%q is no host to send to; write the name of a service", d.Host)
+		c.fail(at+".host", "invalid host %q: want the name of a service", d.Host)
 	}
 	if d.Subset != "" && !isDomain(d.Subset) {
-		c.fail(at+".subset", "%q is no subset's name; use letters, digits and \"-\"", d.Subset)
+		c.fail(at+".subset", "invalid subset name %q: want letters, digits and \"-\"", d.Subset)
 	}
 	if d.Port != nil {
 		c.port(at+".port.number", d.Port.Number, false)
@@ -206,7 +205,6 @@ func (c *check) destination(at string, d *networking.Destination) {
 }
 
 func (c *check) tlsRoute(at string, r *networking.TLSRoute) {
-	c.warn(at, "not used yet: tls routes are not served")
 	if len(r.GetMatch()) == 0 {
 		c.fail(at+".match", "is empty; give sniHosts")
 	}
@@ -224,7 +222,6 @@ func (c *check) tlsRoute(at string, r *networking.TLSRoute) {
 }
 
 func (c *check) tcpRoute(at string, r *networking.TCPRoute) {
-	c.warn(at, "not used yet: tcp routes are not served")
 	for i, m := range r.GetMatch() {
 		c.port(item(at+".match", i)+".port", m.GetPort(), true)
 		c.subnets(item(at+".match", i)+".destinationSubnets", m.GetDestinationSubnets())
@@ -235,7 +232,7 @@ func (c *check) tcpRoute(at string, r *networking.TCPRoute) {
 func (c *check) subnets(at string, list []string) {
 	for i, s := range list {
 		if !isIP(s) && !isCIDR(s) {
-			c.fail(item(at, i), "%q is neither an IP address nor a CIDR", s)
+			c.fail(item(at, i), "invalid subnet %q: want an IP address or a CIDR", s)
 		}
 	}
 }

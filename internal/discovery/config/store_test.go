@@ -106,7 +106,9 @@ func TestMeshConfig(t *testing.T) {
 			m.AccessLogFile, m.EnableAutoMtls.Value = "/dev/stdout", false
 			m.OutboundTrafficPolicy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY
 			m.DefaultConfig.DiscoveryAddress, m.DefaultConfig.ProxyMetadata = "x:15012", map[string]string{"A": "b"}
-		}, nil},
+		}, []string{"warning defaultConfig.discoveryAddress: not applied", "warning defaultConfig.proxyMetadata: not applied"}},
+		{"not applied and unsafe", "outboundTrafficPolicy: {mode: ALLOW_ANY_DYNAMIC_DNS, tls: {mode: SIMPLE}}\nserviceEntryVisibility: {applyToSidecars: true}", nil, []string{
+			"warning outboundTrafficPolicy.mode: not applied", "error outboundTrafficPolicy.tls: not applied", "warning serviceEntryVisibility: not applied", "error serviceEntryVisibility.applyToSidecars: not applied"}},
 		{"zero is said, absence is not", "connectTimeout: null\ndefaultServiceExportTo: []\nenableTracing: false\naccessLogFile: ''", func(m *meshv1.MeshConfig) { m.DefaultServiceExportTo = nil }, nil},
 		{"unknown field", "trustDomian: x\ntrustDomain: y", func(m *meshv1.MeshConfig) { m.TrustDomain = "y" }, []string{"warning trustDomian: line 1: unknown field; did you mean trustDomain?"}},
 		{"no YAML", "a: [", nil, []string{"error : line 1: the YAML does not parse"}},
@@ -114,8 +116,8 @@ func TestMeshConfig(t *testing.T) {
 		{"two documents", "trustDomain: x\n---\ntrustDomain: y", nil, []string{"error : line 3: a second document"}},
 		{"wrong type", "trustDomain: x\nproxyListenPort: many", nil, []string{"error proxyListenPort: line 2: want a whole number"}},
 		{"bad values", "proxyListenPort: 70000\nconnectTimeout: 0s\ntrustDomain: ''\nrootNamespace: a/b\nprotocolDetectionTimeout: -1s\ndefaultHttpRetryPolicy: {attempts: -1}\ndefaultServiceExportTo: ['*', x]", nil, []string{
-			"error proxyListenPort: 70000 is no port", "error connectTimeout: 0s is too short", "error protocolDetectionTimeout: -1s is negative", "error trustDomain: \"\" is no trust domain",
-			"error rootNamespace: \"a/b\" is no namespace", "error defaultServiceExportTo[0]: \"*\" must stand alone", "error defaultHttpRetryPolicy.attempts: -1 is negative"}},
+			"error proxyListenPort: invalid port 70000", "error connectTimeout: invalid duration 0s", "error protocolDetectionTimeout: invalid duration -1s", "error trustDomain: invalid trust domain \"\"",
+			"error rootNamespace: invalid namespace \"a/b\"", "error defaultServiceExportTo[0]: \"*\" must stand alone", "error defaultHttpRetryPolicy.attempts: invalid number -1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m, verdicts := config.MeshConfig(tt.text)

@@ -75,11 +75,11 @@ func (t trust) check(before, o *object.Object) []Verdict {
 	switch {
 	case given.name == t.domain:
 	case given.name != "":
-		c.fail(field, "%q is not the trust domain in force, %q, which identities and the root carry; restart pilot-discovery to change it%s",
+		c.fail(field, "%q is not the trust domain in force, %q, which identities and the root have; restart pilot-discovery to change it%s",
 			given.name, t.domain, map[bool]string{true: ", with TRUST_DOMAIN changed or not set"}[t.option])
 	case given.told && before != nil && !t.option:
 		if _, had, _ := meshConfig(meshText(before)); had.name != "" {
-			c.warn(field, "is no longer given; %q stays in force until pilot-discovery restarts, and %q comes then", t.domain, mesh.DefaultTrustDomain)
+			c.warn(field, "is no longer given; %q stays in force until pilot-discovery restarts, and %q applies then", t.domain, mesh.DefaultTrustDomain)
 		}
 	}
 	return c.out

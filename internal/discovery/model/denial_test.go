@@ -7,6 +7,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -16,7 +17,7 @@ func TestDenialsCountBeforePolicies(t *testing.T) {
 	const selected = "selector: {matchLabels: {app: w}}, "
 	policies := peer("istio-system", "d", "mtls: {mode: DISABLE}", 1) + peer("a", "d", "mtls: {mode: DISABLE}", 1) +
 		peer("a", "w", selected+"mtls: {mode: DISABLE}, portLevelMtls: {9000: {mode: DISABLE}}", 1)
-	strict, closed, open := model.Modes{Default: model.Strict}, model.Modes{Default: model.Strict, Closed: true}, model.Modes{Default: model.Disable}
+	strict, closed, open := model.Modes{Default: mesh.Strict}, model.Modes{Default: mesh.Strict, Closed: true}, model.Modes{Default: mesh.Disable}
 	for name, c := range map[string]struct {
 		denials []model.Denial
 		want    model.Modes
@@ -39,29 +40,29 @@ func TestDenialsCountBeforePolicies(t *testing.T) {
 			m.Apply([]object.Change{{Key: o.Key, Object: &o}})
 		}
 		labels := map[string]string{"app": "w"}
-		rule := incr.Derive(g, model.LevelCompile, "question", func(r *incr.Reader, byKey bool) [3]model.Mode {
+		rule := incr.Derive(g, model.LevelCompile, "question", func(r *incr.Reader, byKey bool) [3]mesh.MTLSMode {
 			modes := m.ModesFor(r, "a", labels)
 			if byKey { // as the inbound listener asks, by what the class says
 				id := model.ProxyKey{Namespace: "a", Labels: "app=w"}
 				modes = m.ModesOf(r, "a", strings.Fields(m.Classify().Of(r, id).Workload.Policies))
 			}
-			shut := model.Permissive
+			shut := mesh.Permissive
 			if modes.Closed {
-				shut = model.Strict
+				shut = mesh.Strict
 			}
-			return [3]model.Mode{modes.Of(80), modes.Of(9000), shut}
+			return [3]mesh.MTLSMode{modes.Of(80), modes.Of(9000), shut}
 		})
 		for _, byKey := range []bool{false, true} {
 			rule.Want(byKey)
 		}
 		check := func(when string, want model.Modes) {
 			t.Helper()
-			shut := model.Permissive
+			shut := mesh.Permissive
 			if want.Closed {
-				shut = model.Strict
+				shut = mesh.Strict
 			}
 			for _, byKey := range []bool{false, true} {
-				if got, _ := rule.Value(byKey); got != [3]model.Mode{want.Of(80), want.Of(9000), shut} {
+				if got, _ := rule.Value(byKey); got != [3]mesh.MTLSMode{want.Of(80), want.Of(9000), shut} {
 					t.Errorf("%s, %s, by key %v: %v, want %v", name, when, byKey, got, want)
 				}
 			}

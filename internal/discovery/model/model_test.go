@@ -138,25 +138,25 @@ func TestModesOfPeerAuthentication(t *testing.T) {
 	const selected = "selector: {matchLabels: {app: w}}, "
 	for name, c := range map[string]struct {
 		yaml          string
-		other, on9000 model.Mode
+		other, on9000 mesh.MTLSMode
 	}{
-		"nothing said":                {"", model.Permissive, model.Permissive},
-		"the root's":                  {peer("istio-system", "d", "mtls: {mode: STRICT}", 1), model.Strict, model.Strict},
-		"the namespace over the root": {peer("istio-system", "d", "mtls: {mode: STRICT}", 1) + peer("a", "d", "mtls: {mode: DISABLE}", 1), model.Disable, model.Disable},
-		"UNSET inherits":              {peer("istio-system", "d", "mtls: {mode: STRICT}", 1) + peer("a", "d", "mtls: {mode: UNSET}", 1), model.Strict, model.Strict},
-		"the workload over both":      {peer("a", "d", "mtls: {mode: STRICT}", 1) + peer("a", "w", selected+"mtls: {mode: DISABLE}", 1), model.Disable, model.Disable},
-		"a port over the workload":    {peer("a", "w", selected+"mtls: {mode: STRICT}, portLevelMtls: {9000: {mode: DISABLE}}", 1), model.Strict, model.Disable},
-		"a port inherits":             {peer("a", "d", "mtls: {mode: STRICT}", 1) + peer("a", "w", selected+"portLevelMtls: {9000: {mode: UNSET}}", 1), model.Strict, model.Strict},
-		"the oldest that selects":     {peer("a", "young", selected+"mtls: {mode: STRICT}", 2) + peer("a", "old", selected+"mtls: {mode: DISABLE}", 1), model.Disable, model.Disable},
-		"not one for others":          {peer("a", "x", "selector: {matchLabels: {app: other}}, mtls: {mode: STRICT}", 1), model.Permissive, model.Permissive},
-		"not another namespace's":     {peer("b", "d", "mtls: {mode: STRICT}", 1), model.Permissive, model.Permissive},
-		"the oldest of the namespace": {peer("a", "young", "mtls: {mode: STRICT}", 2) + peer("a", "old", "mtls: {mode: DISABLE}", 1), model.Disable, model.Disable},
+		"nothing said":                {"", mesh.Permissive, mesh.Permissive},
+		"the root's":                  {peer("istio-system", "d", "mtls: {mode: STRICT}", 1), mesh.Strict, mesh.Strict},
+		"the namespace over the root": {peer("istio-system", "d", "mtls: {mode: STRICT}", 1) + peer("a", "d", "mtls: {mode: DISABLE}", 1), mesh.Disable, mesh.Disable},
+		"UNSET inherits":              {peer("istio-system", "d", "mtls: {mode: STRICT}", 1) + peer("a", "d", "mtls: {mode: UNSET}", 1), mesh.Strict, mesh.Strict},
+		"the workload over both":      {peer("a", "d", "mtls: {mode: STRICT}", 1) + peer("a", "w", selected+"mtls: {mode: DISABLE}", 1), mesh.Disable, mesh.Disable},
+		"a port over the workload":    {peer("a", "w", selected+"mtls: {mode: STRICT}, portLevelMtls: {9000: {mode: DISABLE}}", 1), mesh.Strict, mesh.Disable},
+		"a port inherits":             {peer("a", "d", "mtls: {mode: STRICT}", 1) + peer("a", "w", selected+"portLevelMtls: {9000: {mode: UNSET}}", 1), mesh.Strict, mesh.Strict},
+		"the oldest that selects":     {peer("a", "young", selected+"mtls: {mode: STRICT}", 2) + peer("a", "old", selected+"mtls: {mode: DISABLE}", 1), mesh.Disable, mesh.Disable},
+		"not one for others":          {peer("a", "x", "selector: {matchLabels: {app: other}}, mtls: {mode: STRICT}", 1), mesh.Permissive, mesh.Permissive},
+		"not another namespace's":     {peer("b", "d", "mtls: {mode: STRICT}", 1), mesh.Permissive, mesh.Permissive},
+		"the oldest of the namespace": {peer("a", "young", "mtls: {mode: STRICT}", 2) + peer("a", "old", "mtls: {mode: DISABLE}", 1), mesh.Disable, mesh.Disable},
 	} {
-		got := ask(t, c.yaml, func(r *incr.Reader, m *model.Model) [2]model.Mode {
+		got := ask(t, c.yaml, func(r *incr.Reader, m *model.Model) [2]mesh.MTLSMode {
 			modes := m.ModesFor(r, "a", map[string]string{"app": "w"})
-			return [2]model.Mode{modes.Of(80), modes.Of(9000)}
+			return [2]mesh.MTLSMode{modes.Of(80), modes.Of(9000)}
 		})
-		if want := [2]model.Mode{c.other, c.on9000}; got != want {
+		if want := [2]mesh.MTLSMode{c.other, c.on9000}; got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
 	}

@@ -4,32 +4,20 @@ import (
 	"slices"
 
 	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	security "istio.io/api/security/v1beta1"
 )
 
-// Mode is what a workload's port accepts.
-type Mode uint8
-
-// The modes of PeerAuthentication. Permissive accepts plaintext and mutual TLS.
-const (
-	Permissive Mode = iota
-	Strict
-	Disable
-)
-
-// String is the mode's name in PeerAuthentication.
-func (m Mode) String() string { return [...]string{"PERMISSIVE", "STRICT", "DISABLE"}[m] }
-
 // Modes is what one workload accepts: Default, and for some ports something else.
 type Modes struct {
-	Default Mode
-	Ports   map[uint32]Mode
+	Default mesh.MTLSMode
+	Ports   map[uint32]mesh.MTLSMode
 	// Closed is set where it accepts no connection at all.
 	Closed bool
 }
 
 // Of is the mode of a workload port.
-func (m Modes) Of(port uint32) Mode {
+func (m Modes) Of(port uint32) mesh.MTLSMode {
 	if x, ok := m.Ports[port]; ok {
 		return x
 	}
@@ -84,7 +72,7 @@ func (m *Model) modes(r *incr.Reader, ns string, selects func(*PeerAuthenticatio
 		}
 	}
 	if denied != denyNothing {
-		return Modes{Default: Strict, Closed: denied == denyEverything}
+		return Modes{Default: mesh.Strict, Closed: denied == denyEverything}
 	}
 	levels := []*security.PeerAuthentication{m.namespacePolicy(r, root)}
 	if ns != root {
@@ -94,7 +82,7 @@ func (m *Model) modes(r *incr.Reader, ns string, selects func(*PeerAuthenticatio
 		out.Default = inherit(p.GetMtls(), out.Default)
 	}
 	if selected != nil && len(selected.PortLevelMtls) > 0 {
-		out.Ports = map[uint32]Mode{}
+		out.Ports = map[uint32]mesh.MTLSMode{}
 		for port, tls := range selected.PortLevelMtls {
 			out.Ports[port] = inherit(tls, out.Default)
 		}
@@ -112,14 +100,14 @@ func (m *Model) namespacePolicy(r *incr.Reader, ns string) *security.PeerAuthent
 	return nil
 }
 
-func inherit(tls *security.PeerAuthentication_MutualTLS, from Mode) Mode {
+func inherit(tls *security.PeerAuthentication_MutualTLS, from mesh.MTLSMode) mesh.MTLSMode {
 	switch tls.GetMode() {
 	case security.PeerAuthentication_MutualTLS_STRICT:
-		return Strict
+		return mesh.Strict
 	case security.PeerAuthentication_MutualTLS_PERMISSIVE:
-		return Permissive
+		return mesh.Permissive
 	case security.PeerAuthentication_MutualTLS_DISABLE:
-		return Disable
+		return mesh.Disable
 	}
 	return from
 }

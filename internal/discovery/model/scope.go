@@ -8,6 +8,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 )
 
@@ -157,7 +158,7 @@ func (m *Model) AllowAny(r *incr.Reader, s mesh.ScopeID) bool {
 	if e.registryOnly || e.anyAllowed {
 		return e.anyAllowed
 	}
-	return m.Mesh(r).GetOutboundTrafficPolicy().GetMode().String() != "REGISTRY_ONLY"
+	return m.Mesh(r).GetOutboundTrafficPolicy().GetMode() != meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY
 }
 
 func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {

@@ -139,8 +139,10 @@ func servicesOfEntry(o *object.Object, spec *networking.ServiceEntry) []*Service
 			s.Resolution = Static
 		case networking.ServiceEntry_DNS:
 			s.Resolution = DNS
-		default: // DNS_ROUND_ROBIN, and kinds of DNS that a fixed name can stand for
+		case networking.ServiceEntry_DNS_ROUND_ROBIN:
 			s.Resolution = DNSRoundRobin
+		default: // DYNAMIC_DNS, which config tells is taken as NONE
+			s.Resolution = Passthrough
 		}
 		if s.Resolution == DNS || s.Resolution == DNSRoundRobin {
 			if len(spec.Endpoints) == 0 {

@@ -25,7 +25,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Resolution says where a cluster's endpoints come from.
+// Resolution is where a cluster's endpoints come from.
 type Resolution uint8
 
 // The resolutions.
@@ -40,7 +40,7 @@ const (
 	OriginalDst
 )
 
-// Service says whose cluster it is.
+// Service is the service that a cluster belongs to.
 type Service struct {
 	// Host is the fully qualified name, Name the short one (for a ServiceEntry both are the host).
 	Host, Name, Namespace string
@@ -54,7 +54,8 @@ type Input struct {
 	Port     uint32
 	Protocol mesh.Protocol
 	// Subset is empty for the whole service.
-	Subset     string
+	Subset string
+	// Resolution is the result of Resolve.
 	Resolution Resolution
 	// Endpoints are those of StrictDNS and LogicalDNS; ignored otherwise.
 	Endpoints []Endpoint
@@ -62,11 +63,11 @@ type Input struct {
 	Policy *networking.TrafficPolicy
 	// ConfigPath is the path of the DestinationRule behind Policy (ConfigPath function); empty for none.
 	ConfigPath string
-	// AutoMTLS asks for mutual TLS to the endpoints that can do it, where Policy says
-	// nothing of TLS. The caller has seen to enableAutoMtls, externality and a server
+	// AutoMTLS asks for mutual TLS to the endpoints that accept it, where Policy has no TLS
+	// settings. The caller has considered enableAutoMtls, external services and servers
 	// whose mode is DISABLE.
 	AutoMTLS bool
-	// SANs are the identities (SPIFFE URIs) that may stand behind the service, sorted;
+	// SANs are the identities (SPIFFE URIs) of the service's workloads, sorted;
 	// none means that any identity of the mesh will do.
 	SANs []string
 	// Mesh gives connect timeout, keepalive, DNS refresh rate, H2 upgrade and minimum TLS version; never nil.
@@ -93,7 +94,7 @@ func Build(in Input) *clusterv3.Cluster {
 		Name:           name,
 		AltStatName:    statName(name),
 		ConnectTimeout: connectTimeout(in.Mesh),
-		// A mesh would rather send to ejected endpoints' survivors than to all: panic is off.
+		// Panic mode is off: it would send requests to ejected endpoints too.
 		CommonLbConfig: &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{}},
 		Metadata:       metadata(in),
 	}
@@ -115,8 +116,8 @@ func ConfigPath(kind, namespace, name string) string {
 	return "/apis/networking.istio.io/v1/namespaces/" + namespace + "/" + kind + "/" + name
 }
 
-// metadata says what the cluster is for. Anything in it that changes without need would
-// make Envoy drop the cluster's connections, so it holds names only.
+// metadata names the service and the rule of the cluster. A change in it makes Envoy drop
+// the cluster's connections, so it has names only.
 func metadata(in Input) *corev3.Metadata {
 	f := map[string]*structpb.Value{"services": services([]Service{in.Service})}
 	if in.ConfigPath != "" {
@@ -174,13 +175,18 @@ func setDiscovery(c *clusterv3.Cluster, in Input) {
 	}
 }
 
-// resolution is what the cluster really does: PASSTHROUGH balancing makes any cluster
-// original destination, and a logical DNS cluster without endpoints, which Envoy would
-// refuse, becomes one that is merely empty.
-func (in Input) resolution() Resolution {
-	if in.Policy.GetLoadBalancer().GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH {
+// Resolve is how the cluster of a service finds endpoints under a policy: PASSTHROUGH
+// makes every cluster one of original destination.
+func Resolve(own Resolution, p *networking.TrafficPolicy) Resolution {
+	if p.GetLoadBalancer().GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH {
 		return OriginalDst
 	}
+	return own
+}
+
+// resolution is Resolution, except that a logical DNS cluster without endpoints, which
+// Envoy would refuse, becomes an empty cluster.
+func (in Input) resolution() Resolution {
 	if in.Resolution == LogicalDNS && len(in.Endpoints) == 0 {
 		return StrictDNS
 	}

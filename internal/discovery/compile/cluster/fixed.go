@@ -15,7 +15,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// passthroughIdle ends unused connections to destinations nobody declared.
+// passthroughIdle is the idle timeout of connections to destinations without a service.
 const passthroughIdle = 300 * time.Second
 
 // BlackHole has no endpoints: what is routed to it ends.
@@ -75,13 +75,13 @@ type InboundInput struct {
 	// Port is the port that the application listens on.
 	Port     uint32
 	Protocol mesh.Protocol
-	// Services are those that the workload stands behind at this port, in any order.
+	// Services are those whose target is this port of the workload, in any order.
 	Services []Service
 	Mesh     *meshv1.MeshConfig
 	Caps     mesh.Capability
 }
 
-// BuildInbound leads to the application's own port: at the address that the client used,
+// BuildInbound makes the cluster for an application's port: at the address that the client used,
 // or on loopback where inboundTrafficPolicy is LOCALHOST. [control-plane 1.4.7]
 func BuildInbound(in InboundInput) *clusterv3.Cluster {
 	name := Name(Inbound, in.Port, "", "")

@@ -87,7 +87,7 @@ func (r request) build(t *testing.T) *clusterv3.Cluster {
 	}
 	return cluster.Build(cluster.Input{
 		Service: r.Services[0], Port: r.Port, Protocol: mesh.ParseProtocol(r.Protocol), Subset: r.Subset,
-		Resolution: resolutions[r.Resolution], Endpoints: r.Endpoints,
+		Resolution: cluster.Resolve(resolutions[r.Resolution], p), Endpoints: r.Endpoints,
 		Policy: p, ConfigPath: r.Config,
 		AutoMTLS: r.AutoMTLS, SANs: r.SANs, Mesh: m, Caps: r.caps(),
 	})

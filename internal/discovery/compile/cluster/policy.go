@@ -14,9 +14,9 @@ import (
 
 // MergePolicy is the policy in force for one port of a service: each of the four groups
 // (load balancer, connection pool, outlier detection, TLS) of subset replaces that of top.
-// Settings for the port stand in place of all four groups of their own level, with
-// nothing inherited: a group that they leave out has its defaults. Either may be nil; the
-// result shares its groups with them, holds no port settings, and is nil where nothing is said.
+// Settings for the port replace all four groups of their own level, with nothing
+// inherited: a group that they leave out has its defaults. Either may be nil; the result
+// shares its groups with them, has no port settings, and is nil where both are.
 func MergePolicy(top, subset *networking.TrafficPolicy, port uint32) *networking.TrafficPolicy {
 	var out *networking.TrafficPolicy
 	for _, p := range []*networking.TrafficPolicy{top, subset} {
@@ -25,6 +25,20 @@ func MergePolicy(top, subset *networking.TrafficPolicy, port uint32) *networking
 		}
 	}
 	return out
+}
+
+// WithDefaults is a merged policy with the mesh's defaultTrafficPolicy in the place of the
+// groups that it leaves out. [control-plane 1.4.13]
+func WithDefaults(p *networking.TrafficPolicy, m *meshv1.MeshConfig) *networking.TrafficPolicy {
+	d := m.GetDefaultTrafficPolicy()
+	if d.GetConnectionPool() == nil && d.GetOutlierDetection() == nil {
+		return p
+	}
+	return &networking.TrafficPolicy{
+		LoadBalancer: p.GetLoadBalancer(), Tls: p.GetTls(), RetryBudget: p.GetRetryBudget(),
+		ConnectionPool:   first(p.GetConnectionPool(), d.GetConnectionPool()),
+		OutlierDetection: first(p.GetOutlierDetection(), d.GetOutlierDetection()),
+	}
 }
 
 func overlay(base, p *networking.TrafficPolicy, port uint32) *networking.TrafficPolicy {
@@ -63,7 +77,7 @@ func Locality(p *networking.TrafficPolicy, m *meshv1.MeshConfig) *networking.Loc
 	return s
 }
 
-// Failover says whether endpoints get priorities by locality: only with outlier detection,
+// Failover reports whether endpoints get priorities by locality: only with outlier detection,
 // since nothing else would make Envoy leave a priority. [control-plane 1.8.5]
 func Failover(p *networking.TrafficPolicy, m *meshv1.MeshConfig) bool {
 	s := p.GetLoadBalancer().GetLocalityLbSetting()
@@ -76,6 +90,11 @@ const (
 	// maxRingSize and maxTableSize are Envoy's own limits; beyond them it refuses the cluster.
 	maxRingSize  = 8388608
 	maxTableSize = 5000011
+	// What Istio makes of a warmup that gives only its duration.
+	defaultAggression = 1
+	defaultMinWeight  = 10 // percent
+	// aggressionKey is the runtime value by which an operator can override the aggression.
+	aggressionKey = "warmup.aggression"
 )
 
 func setBalancing(c *clusterv3.Cluster, in Input) {
@@ -87,6 +106,8 @@ func setBalancing(c *clusterv3.Cluster, in Input) {
 	c.LbPolicy = simple(lb.GetSimple())
 	if h := lb.GetConsistentHash(); h != nil {
 		setHash(c, h)
+	} else {
+		setWarmup(c, lb)
 	}
 	if len(Locality(in.Policy, in.Mesh).GetDistribute()) > 0 {
 		c.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
@@ -105,6 +126,35 @@ func simple(s networking.LoadBalancerSettings_SimpleLB) clusterv3.Cluster_LbPoli
 	return clusterv3.Cluster_LEAST_REQUEST
 }
 
+// setWarmup lets new endpoints get their share of requests step by step. Envoy can do it
+// where it takes turns or counts requests. [control-plane 1.8.6]
+func setWarmup(c *clusterv3.Cluster, lb *networking.LoadBalancerSettings) {
+	// warmupDurationSecs is the older form of warmup.duration.
+	s := &clusterv3.Cluster_SlowStartConfig{
+		SlowStartWindow:  lb.GetWarmupDurationSecs(),
+		Aggression:       &corev3.RuntimeDouble{DefaultValue: defaultAggression, RuntimeKey: aggressionKey},
+		MinWeightPercent: &typev3.Percent{Value: defaultMinWeight},
+	}
+	if w := lb.GetWarmup(); w != nil {
+		s.SlowStartWindow = w.GetDuration()
+		if a := w.GetAggression(); a != nil {
+			s.Aggression.DefaultValue = max(a.GetValue(), 1)
+		}
+		if p := w.GetMinimumPercent(); p != nil {
+			s.MinWeightPercent.Value = min(max(p.GetValue(), 0), 100)
+		}
+	}
+	if s.SlowStartWindow.AsDuration() <= 0 {
+		return
+	}
+	switch c.LbPolicy {
+	case clusterv3.Cluster_ROUND_ROBIN:
+		c.LbConfig = &clusterv3.Cluster_RoundRobinLbConfig_{RoundRobinLbConfig: &clusterv3.Cluster_RoundRobinLbConfig{SlowStartConfig: s}}
+	case clusterv3.Cluster_LEAST_REQUEST:
+		c.LbConfig = &clusterv3.Cluster_LeastRequestLbConfig_{LeastRequestLbConfig: &clusterv3.Cluster_LeastRequestLbConfig{SlowStartConfig: s}}
+	}
+}
+
 func setHash(c *clusterv3.Cluster, h *networking.LoadBalancerSettings_ConsistentHashLB) {
 	if m := h.GetMaglev(); m != nil {
 		c.LbPolicy = clusterv3.Cluster_MAGLEV
@@ -117,7 +167,7 @@ func setHash(c *clusterv3.Cluster, h *networking.LoadBalancerSettings_Consistent
 	}
 	size := h.GetRingHash().GetMinimumRingSize()
 	if size == 0 {
-		size = h.GetMinimumRingSize() //nolint:staticcheck // still in use in rules of old
+		size = h.GetMinimumRingSize() //nolint:staticcheck // deprecated, and still in use
 	}
 	if size == 0 {
 		size = defaultRingSize
@@ -128,7 +178,7 @@ func setHash(c *clusterv3.Cluster, h *networking.LoadBalancerSettings_Consistent
 	}}
 }
 
-// prime says whether n can be a Maglev table's size: Envoy takes primes only.
+// prime reports whether n can be the size of a Maglev table: Envoy accepts primes only.
 func prime(n uint64) bool {
 	if n < 2 || n > maxTableSize {
 		return false
@@ -141,7 +191,7 @@ func prime(n uint64) bool {
 	return true
 }
 
-// setPool sets the circuit breakers, which are open (MaxUint32) where nothing is said, and
+// setPool sets the circuit breakers, unlimited (MaxUint32) by default, and
 // what connections are made with.
 func setPool(c *clusterv3.Cluster, in Input) {
 	tcp, http := in.Policy.GetConnectionPool().GetTcp(), in.Policy.GetConnectionPool().GetHttp()
@@ -159,7 +209,7 @@ func setPool(c *clusterv3.Cluster, in Input) {
 	}
 }
 
-// breakers takes 0 or less as "no limit".
+// breakers treats 0 or less as no limit.
 func breakers(connections, pending, requests, retries int32) *clusterv3.CircuitBreakers {
 	limit := func(n int32) *wrapperspb.UInt32Value {
 		if n > 0 {
@@ -183,6 +233,9 @@ func retryBudget(b *networking.TrafficPolicy_RetryBudget) *clusterv3.CircuitBrea
 	}
 	if n := b.GetMinRetryConcurrency(); n > 0 {
 		out.MinRetryConcurrency = wrapperspb.UInt32(n)
+	}
+	if d := b.GetBudgetInterval(); d.AsDuration() > 0 {
+		out.BudgetInterval = d
 	}
 	return out
 }
@@ -237,7 +290,7 @@ func setOutlier(c *clusterv3.Cluster, o *networking.OutlierDetection) {
 	}
 }
 
-// enforced is a threshold and how surely it ejects: always, or never where it is 0.
+// enforced is a threshold and the chance of ejection in percent: 100, or 0 where it is 0.
 func enforced(n uint32) (threshold, percent *wrapperspb.UInt32Value) {
 	if n == 0 {
 		return wrapperspb.UInt32(0), wrapperspb.UInt32(0)

@@ -85,7 +85,7 @@ func upgraded(p networking.ConnectionPoolSettings_HTTPSettings_H2UpgradePolicy, 
 	return p == networking.ConnectionPoolSettings_HTTPSettings_UPGRADE
 }
 
-// attach writes the options into c, or nothing where they say nothing beyond Envoy's defaults.
+// attach writes the options into c, unless they are Envoy's defaults.
 func (o *options) attach(c *clusterv3.Cluster) {
 	if o.version == http1 && o.common == nil && o.auto == nil {
 		return
@@ -114,7 +114,7 @@ func (o *options) attach(c *clusterv3.Cluster) {
 	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{optionsName: marshal.MustAny(m)}
 }
 
-// idle makes options that speak as the client does and close idle connections after d.
+// idle makes options that use the client's protocol and close idle connections after d.
 func idle(d *durationpb.Duration) *options {
 	return &options{version: client, h2: &corev3.Http2ProtocolOptions{}, common: &corev3.HttpProtocolOptions{IdleTimeout: d}}
 }

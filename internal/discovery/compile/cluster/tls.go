@@ -21,14 +21,14 @@ import (
 const (
 	tlsSocket = "envoy.transport_sockets.tls"
 	rawSocket = "envoy.transport_sockets.raw_buffer"
-	// alpnMesh says "mutual TLS of the mesh, bytes follow". Istio's istio-peer-exchange is
+	// alpnMesh means mutual TLS of the mesh with a protocol that is not HTTP. Istio's istio-peer-exchange is
 	// never offered: a server that picks it speaks a metadata preamble that stock Envoy
 	// would hand to the application.
 	alpnMesh = "istio"
 	alpnH2   = "h2"
 )
 
-// OrdinaryTLS says whether the policy makes the proxy originate TLS of the application's
+// OrdinaryTLS reports whether the policy makes the proxy originate TLS of the application's
 // own (SIMPLE or MUTUAL). Offering the mesh's ALPN there would mislead the server, so
 // routes to such a cluster switch the ALPN filter off.
 func OrdinaryTLS(p *networking.TrafficPolicy) bool {
@@ -59,7 +59,7 @@ func setTLS(c *clusterv3.Cluster, in Input, o *options) bool {
 	return true
 }
 
-// autoMatches speaks mutual TLS to endpoints that say they take it, plaintext to the rest. [control-plane 1.12.13]
+// autoMatches uses mutual TLS for endpoints whose metadata says so, plaintext for the rest. [control-plane 1.12.13]
 func autoMatches(ctx *tlsv3.UpstreamTlsContext) []*clusterv3.Cluster_TransportSocketMatch {
 	return []*clusterv3.Cluster_TransportSocketMatch{
 		{Name: "tlsMode-istio", Match: stringStruct(tlsMode, modeIstio), TransportSocket: socket(ctx)},
@@ -92,7 +92,7 @@ func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.U
 	return &tlsv3.UpstreamTlsContext{
 		Sni: sni,
 		CommonTlsContext: &tlsv3.CommonTlsContext{
-			TlsParams:                      tlsParams(in.Mesh.GetMeshMTLS()),
+			TlsParams:                      TLSParams(in.Mesh.GetMeshMTLS()),
 			AlpnProtocols:                  alpn,
 			TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{Secret(mesh.SecretDefault)},
 			ValidationContextType:          combined(mesh.SecretRoot, names, ""),
@@ -106,7 +106,7 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 	if t.CredentialName != "" {
 		return nil, false
 	}
-	common := &tlsv3.CommonTlsContext{TlsParams: tlsParams(in.Mesh.GetTlsDefaults())}
+	common := &tlsv3.CommonTlsContext{TlsParams: TLSParams(in.Mesh.GetTlsDefaults())}
 	if o.version == http2 {
 		common.AlpnProtocols = []string{alpnH2}
 	}
@@ -130,7 +130,9 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 	return &tlsv3.UpstreamTlsContext{Sni: t.Sni, CommonTlsContext: common}, true
 }
 
-func tlsParams(c *meshv1.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
+// TLSParams are TLS 1.2 to 1.3, with the versions, ciphers and curves of mesh
+// configuration; c may be nil.
+func TLSParams(c *meshv1.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
 	p := &tlsv3.TlsParameters{
 		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
 		TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3,

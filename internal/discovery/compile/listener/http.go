@@ -16,8 +16,10 @@ import (
 	uuidv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/request_id/uuid/v3"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 )
@@ -138,19 +140,48 @@ func (e Env) accessLog() []*accesslogv3.AccessLog {
 	if path == "" {
 		return nil
 	}
-	format := e.Mesh.GetAccessLogFormat()
-	if format == "" {
-		format = accessFormat
-	}
 	return []*accesslogv3.AccessLog{{
 		Name: "envoy.access_loggers.file",
 		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: marshal.MustAny(&fileaccesslogv3.FileAccessLog{
-			Path: path,
-			AccessLogFormat: &fileaccesslogv3.FileAccessLog_LogFormat{LogFormat: &corev3.SubstitutionFormatString{
-				Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
-					Specifier: &corev3.DataSource_InlineString{InlineString: format},
-				}},
-			}},
+			Path:            path,
+			AccessLogFormat: &fileaccesslogv3.FileAccessLog_LogFormat{LogFormat: e.logFormat()},
 		})},
 	}}
+}
+
+// logFormat is a line of text or of JSON, in the mesh's format or Istio's default one.
+func (e Env) logFormat() *corev3.SubstitutionFormatString {
+	format := e.Mesh.GetAccessLogFormat()
+	if e.Mesh.GetAccessLogEncoding() == meshv1.MeshConfig_JSON {
+		fields := &structpb.Struct{}
+		if format == "" || protojson.Unmarshal([]byte(format), fields) != nil { // config refuses a format that is no JSON
+			fields = jsonFormat()
+		}
+		return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: fields}}
+	}
+	if format == "" {
+		format = accessFormat
+	}
+	return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
+		Specifier: &corev3.DataSource_InlineString{InlineString: format},
+	}}}
+}
+
+// jsonFormat is Istio's default JSON format: what the text format has, by names.
+func jsonFormat() *structpb.Struct {
+	s := &structpb.Struct{Fields: map[string]*structpb.Value{}}
+	for name, command := range map[string]string{
+		"start_time": "%START_TIME%", "route_name": "%ROUTE_NAME%", "method": "%REQ(:METHOD)%", "path": "%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%",
+		"protocol": "%PROTOCOL%", "response_code": "%RESPONSE_CODE%", "response_flags": "%RESPONSE_FLAGS%",
+		"response_code_details": "%RESPONSE_CODE_DETAILS%", "connection_termination_details": "%CONNECTION_TERMINATION_DETAILS%",
+		"bytes_received": "%BYTES_RECEIVED%", "bytes_sent": "%BYTES_SENT%", "duration": "%DURATION%",
+		"upstream_service_time": "%RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)%", "x_forwarded_for": "%REQ(X-FORWARDED-FOR)%",
+		"user_agent": "%REQ(USER-AGENT)%", "request_id": "%REQ(X-REQUEST-ID)%", "authority": "%REQ(:AUTHORITY)%",
+		"upstream_host": "%UPSTREAM_HOST%", "upstream_cluster": "%UPSTREAM_CLUSTER_RAW%", "upstream_local_address": "%UPSTREAM_LOCAL_ADDRESS%",
+		"downstream_local_address": "%DOWNSTREAM_LOCAL_ADDRESS%", "downstream_remote_address": "%DOWNSTREAM_REMOTE_ADDRESS%",
+		"requested_server_name": "%REQUESTED_SERVER_NAME%", "upstream_transport_failure_reason": "%UPSTREAM_TRANSPORT_FAILURE_REASON%",
+	} {
+		s.Fields[name] = structpb.NewStringValue(command)
+	}
+	return s
 }

@@ -8,27 +8,18 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Mode is what an inbound port accepts, as PeerAuthentication says it.
-type Mode uint8
-
-// The modes.
-const (
-	Permissive Mode = iota
-	Strict
-	Disable
-)
-
-// InboundPort is one port of a workload, or (Port 0) everything that is no known port.
+// InboundPort is one port of a workload, or (Port 0) all ports that no service has.
 type InboundPort struct {
 	Port     uint32
 	Protocol mesh.Protocol
-	Mode     Mode
+	Mode     mesh.MTLSMode
 	Cluster  string
 	// Routes are the port's HTTP routes; not used where the protocol is TCP.
 	Routes *routev3.RouteConfiguration
@@ -60,14 +51,14 @@ type chain struct {
 	terminate bool
 }
 
-// table is that of [control-plane C1]: the chains of a port in the order in which they stand there.
-func (e Env) table(mode Mode, p mesh.Protocol) []chain {
+// table returns the chains of a port, in the order of [control-plane C1].
+func (e Env) table(mode mesh.MTLSMode, p mesh.Protocol) []chain {
 	auto, kind := p == mesh.Auto && e.Caps.Has(mesh.HTTPInspector), asTCP
 	if p.IsHTTP() {
 		kind = asHTTP
 	}
 	switch {
-	case mode == Permissive && auto:
+	case mode == mesh.Permissive && auto:
 		return []chain{
 			{"tls", meshHTTP, asHTTP, true},
 			{"raw_buffer", e.plainHTTP(), asHTTP, false},
@@ -75,13 +66,13 @@ func (e Env) table(mode Mode, p mesh.Protocol) []chain {
 			{"raw_buffer", nil, asTCP, false},
 			{"tls", nil, asTCP, false},
 		}
-	case mode == Permissive && kind == asHTTP:
+	case mode == mesh.Permissive && kind == asHTTP:
 		return []chain{{"tls", meshAny, asHTTP, true}, {"raw_buffer", nil, asHTTP, false}}
-	case mode == Permissive:
+	case mode == mesh.Permissive:
 		return []chain{{"tls", meshAny, asTCP, true}, {"tls", nil, asTCP, false}, {"raw_buffer", nil, asTCP, false}}
-	case mode == Strict && auto:
+	case mode == mesh.Strict && auto:
 		return []chain{{"tls", meshHTTP, asHTTP, true}, {"tls", nil, asTCP, true}}
-	case mode == Strict:
+	case mode == mesh.Strict:
 		return []chain{{"tls", nil, kind, true}}
 	case auto:
 		return []chain{{"raw_buffer", e.plainHTTP(), asHTTP, false}, {"raw_buffer", nil, asTCP, false}}
@@ -114,10 +105,10 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 		if p.Port == 0 {
 			continue
 		}
-		if p.Protocol != mesh.Auto || p.Mode == Strict {
-			noHTTP = append(noHTTP, p.Port) // nothing to tell apart by looking at plain bytes
+		if p.Protocol != mesh.Auto || p.Mode == mesh.Strict {
+			noHTTP = append(noHTTP, p.Port) // no two chains differ by what plain bytes begin with
 		}
-		if p.Mode == Disable && p.Protocol != mesh.Auto {
+		if p.Mode == mesh.Disable && p.Protocol != mesh.Auto {
 			noTLS = append(noTLS, p.Port)
 		}
 	}
@@ -156,7 +147,7 @@ func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.Filter
 	return out
 }
 
-// ciphers are what inbound TLS 1.2 accepts.
+// ciphers are what inbound TLS 1.2 accepts where mesh configuration names none.
 var ciphers = []string{
 	"ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-GCM-SHA256",
 	"ECDHE-RSA-AES128-GCM-SHA256", "AES256-GCM-SHA384", "AES128-GCM-SHA256",
@@ -169,16 +160,16 @@ func (e Env) terminate(trustDomains []string) *corev3.TransportSocket {
 	for _, td := range trustDomains {
 		sans = append(sans, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: "spiffe://" + td + "/"}})
 	}
+	params := cluster.TLSParams(e.Mesh.GetMeshMTLS())
+	if len(params.CipherSuites) == 0 {
+		params.CipherSuites = ciphers
+	}
 	return &corev3.TransportSocket{
 		Name: "envoy.transport_sockets.tls",
 		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: marshal.MustAny(&tlsv3.DownstreamTlsContext{
 			RequireClientCertificate: wrapperspb.Bool(true),
 			CommonTlsContext: &tlsv3.CommonTlsContext{
-				TlsParams: &tlsv3.TlsParameters{
-					TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
-					TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3,
-					CipherSuites:              ciphers,
-				},
+				TlsParams:                      params,
 				AlpnProtocols:                  []string{"h2", "http/1.1"},
 				TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{{Name: mesh.SecretDefault, SdsConfig: agentSDS()}},
 				ValidationContextType: &tlsv3.CommonTlsContext_CombinedValidationContext{

@@ -16,14 +16,14 @@ type Outbound struct {
 	Name    string // 0.0.0.0_PORT or VIP_PORT
 	Address string
 	Port    uint32
-	// Routes is the RDS name of the HTTP chain; empty where the listener takes no HTTP.
+	// Routes is the RDS name of the HTTP chain; empty where the listener accepts no HTTP.
 	Routes string
 	// SNI chains go by the TLS server name, CIDR chains by the original destination.
 	SNI  []SNIChain
 	CIDR []CIDRChain
-	// TCP takes what no chain matched; a zero Cluster sends it where unknown traffic goes.
+	// TCP is for what no chain matches; an empty Cluster treats it as unknown traffic.
 	TCP TCP
-	// AllowAny says where unknown traffic goes: to its original destination, or nowhere.
+	// AllowAny sends unknown traffic to its original destination; without it, it is dropped.
 	AllowAny bool
 }
 

@@ -17,14 +17,14 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// forward makes the route lead to its destinations; it leaves the action unset where the
-// rule names none that could be used.
+// forward sets the action to the rule's destinations; it leaves it unset where none of
+// them can be used.
 func (in Input) forward(r *routev3.Route, h *networking.HTTPRoute) {
 	a := &routev3.RouteAction{Timeout: h.GetTimeout()}
 	if a.Timeout == nil {
 		a.Timeout = &durationpb.Duration{} // no timeout, where Envoy's own default would be 15 s
 	}
-	a.MaxGrpcTimeout = a.Timeout //nolint:staticcheck // the shape that incumbents send
+	a.MaxGrpcTimeout = a.Timeout //nolint:staticcheck // as Istio sends it
 	if !rewrite(a, h.GetRewrite()) {
 		return
 	}
@@ -45,7 +45,7 @@ func (in Input) forward(r *routev3.Route, h *networking.HTTPRoute) {
 	r.Action = &routev3.Route_Route{Route: a}
 }
 
-// single leads all traffic to one cluster; its weight means nothing and its headers are the route's.
+// single sends all traffic to one cluster; its weight has no effect and its headers are the route's.
 func (in Input) single(r *routev3.Route, a *routev3.RouteAction, d *networking.HTTPRouteDestination) {
 	to, ok := in.resolve(d.GetDestination())
 	if !ok {
@@ -109,7 +109,7 @@ func appendHash(list, more []*routev3.RouteAction_HashPolicy) []*routev3.RouteAc
 	return out
 }
 
-// resolve asks where a destination leads. A name that the caller does not know still gets
+// resolve finds the cluster of a destination. A name that the caller does not know still gets
 // its cluster's name: Envoy answers 503 for it until it exists. [control-plane 1.7.14]
 func (in Input) resolve(d *networking.Destination) (Destination, bool) {
 	if d.GetHost() == "" {
@@ -127,8 +127,8 @@ func (in Input) resolve(d *networking.Destination) (Destination, bool) {
 	return to, true
 }
 
-// rewrite is false where the pattern is none. With a prefix match the rewrite stands in
-// place of the prefix only, slashes included, as the interface says. [control-plane 1.7.20]
+// rewrite is false where the pattern is none. With a prefix match the rewrite replaces
+// the prefix only, slashes included, as Istio's API documents it. [control-plane 1.7.20]
 func rewrite(a *routev3.RouteAction, w *networking.HTTPRewrite) bool {
 	if w == nil {
 		return true

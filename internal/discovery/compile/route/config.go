@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
-	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -26,7 +25,7 @@ const (
 
 // Frame is an outbound RouteConfiguration without hosts. Hosts match whatever port the
 // client wrote behind them, so their domains need not repeat it. Clusters are not checked:
-// a route may stand before its cluster is there.
+// a route may exist before its cluster.
 func Frame(name string) *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{
 		Name:                           name,
@@ -38,7 +37,7 @@ func Frame(name string) *routev3.RouteConfiguration {
 
 // Join is the encoding of frame with hosts, each an encoded VirtualHost, in their order.
 // Equal arguments give equal bytes; the hosts are neither decoded nor encoded again.
-// frame must hold no hosts of its own.
+// frame must have no hosts of its own.
 func Join(frame *routev3.RouteConfiguration, hosts [][]byte) []byte {
 	size := proto.Size(frame)
 	for _, h := range hosts {
@@ -104,11 +103,10 @@ func Domains(n Names) []string {
 	return out
 }
 
-// CatchAll is the host for names that no service has: allow_any sends them where the
-// client meant them to go, block_all (outboundTrafficPolicy REGISTRY_ONLY) answers 502.
-func CatchAll(m *meshv1.MeshConfig) *routev3.VirtualHost {
-	// REGISTRY_ONLY is the enumeration's zero: a policy that is there but says nothing means it.
-	if p := m.GetOutboundTrafficPolicy(); p != nil && p.GetMode() == meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY {
+// CatchAll is the host for names that no service has: with allowAny requests go to the
+// address that the client called, else (outboundTrafficPolicy REGISTRY_ONLY) they get 502.
+func CatchAll(allowAny bool) *routev3.VirtualHost {
+	if !allowAny {
 		return catchAllHost("block_all", &routev3.Route{Action: &routev3.Route_DirectResponse{
 			DirectResponse: &routev3.DirectResponseAction{Status: statusBadGateway},
 		}})
@@ -116,7 +114,7 @@ func CatchAll(m *meshv1.MeshConfig) *routev3.VirtualHost {
 	return catchAllHost("allow_any", &routev3.Route{Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: mesh.PassthroughCluster},
 		Timeout:          &durationpb.Duration{},
-		MaxGrpcTimeout:   &durationpb.Duration{}, //nolint:staticcheck // the shape that incumbents send
+		MaxGrpcTimeout:   &durationpb.Duration{}, //nolint:staticcheck // as Istio sends it
 	}}})
 }
 

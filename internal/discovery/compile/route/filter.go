@@ -36,7 +36,7 @@ func (in Input) filters(r *routev3.Route, h *networking.HTTPRoute) {
 	}
 }
 
-// fault is nil where nothing would ever be injected. No percentage means always. [control-plane 1.7.23]
+// fault is nil where nothing is injected. No percentage means 100 %. [control-plane 1.7.23]
 func fault(f *networking.HTTPFaultInjection) *faultv3.HTTPFault {
 	out := &faultv3.HTTPFault{}
 	if d := f.GetDelay(); d.GetFixedDelay().AsDuration() > 0 {
@@ -89,7 +89,7 @@ var grpcCodes = []string{
 	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 }
 
-// grpcCode takes a status by name, any case, or by number.
+// grpcCode parses a status: a name in any case, or a number.
 func grpcCode(s string) (uint32, bool) {
 	for i, name := range grpcCodes {
 		if strings.EqualFold(s, name) || s == strconv.Itoa(i) {

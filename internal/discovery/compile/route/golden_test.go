@@ -32,6 +32,8 @@ type request struct {
 	Name string
 	Rule json.RawMessage
 	Mesh json.RawMessage
+	// AllowAny lets requests for unknown hosts through a catchall.
+	AllowAny bool
 	clusters
 }
 
@@ -92,7 +94,7 @@ func (r request) input(t *testing.T) route.Input {
 func (r request) host(t *testing.T) *routev3.VirtualHost {
 	m := golden.Proto(t, r.Mesh, &meshv1.MeshConfig{})
 	if r.Kind == "catchall" {
-		return route.CatchAll(m)
+		return route.CatchAll(r.AllowAny)
 	}
 	var routes []*routev3.Route
 	if r.Rule != nil {

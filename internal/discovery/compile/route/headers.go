@@ -47,7 +47,7 @@ func operations(o *networking.Headers_HeaderOperations) headerOps {
 // format is a header value as Envoy's formatter reads it: text, %% and operators such as %REQ(:path)%.
 var format = regexp.MustCompile(`^([^%]|%%|%[A-Z0-9_]+(\([^)]*\))?(:[0-9]+)?%)*$`)
 
-// formatted takes a value that is no format by its letters: Envoy would refuse the whole
+// formatted escapes a value that is not a valid format: Envoy would refuse the whole
 // route configuration for a lone percent sign.
 func formatted(value string) string {
 	if format.MatchString(value) {

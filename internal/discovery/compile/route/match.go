@@ -73,7 +73,7 @@ func setPath(out *routev3.RouteMatch, uri *networking.StringMatch) bool {
 }
 
 // addHeaders adds matchers in the order of the headers' names. The names of pseudo-headers
-// without their colon are ignored, as the interface says; they have fields of their own.
+// without their colon are ignored, as Istio's API documents; they have fields of their own.
 func addHeaders(out *routev3.RouteMatch, headers map[string]*networking.StringMatch, without bool) bool {
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
 		switch {
@@ -116,7 +116,7 @@ func queryMatcher(name string, m *networking.StringMatch) (*routev3.QueryParamet
 	return q, ok
 }
 
-// anyValue says whether the match asks only for presence: nothing, an empty prefix, or the regex "*". [control-plane 1.7.7]
+// anyValue reports whether the match requires presence only: nothing, an empty prefix, or the regex "*". [control-plane 1.7.7]
 func anyValue(m *networking.StringMatch) bool {
 	switch t := m.GetMatchType().(type) {
 	case nil:

@@ -26,9 +26,9 @@ const (
 	priorityUpdate = 2
 )
 
-// retryPolicy is the default with what the user says laid over it; nil where no attempts
+// retryPolicy is the default with the user's settings over it; nil where no attempts
 // are wanted. A hashed route retries on the host that its hash picks unless the user
-// speaks of retries, since the same client should stay with the same host.
+// sets retries, since the same client should stay with the same host.
 func retryPolicy(r *networking.HTTPRetry, hashed bool, caps mesh.Capability) *routev3.RetryPolicy {
 	out := &routev3.RetryPolicy{
 		RetryOn:                       defaultRetryOn,

@@ -41,7 +41,7 @@ const statusUnavailable = 503
 // meshGateway is the reserved gateway name that means "every sidecar".
 const meshGateway = "mesh"
 
-// Destination is what the caller knows of where a route leads.
+// Destination is what the caller knows of a route's destination.
 type Destination struct {
 	// Cluster is the name of the cluster. Empty means that the caller knows of none: the
 	// route then names the cluster that would be it, and Envoy answers 503.
@@ -52,7 +52,7 @@ type Destination struct {
 	Hash []*routev3.RouteAction_HashPolicy
 }
 
-// Resolver tells where host, port and subset lead. The host is fully qualified; port is 0
+// Resolver finds the destination of a host, port and subset. The host is fully qualified; port is 0
 // where the rule names none: the service's only port is then meant, or the listener's.
 type Resolver func(host string, port uint32, subset string) Destination
 
@@ -71,7 +71,7 @@ type Input struct {
 	Domain string
 	// ClientNamespace is compared with sourceNamespace.
 	ClientNamespace string
-	// SourceMatch says whether the client's labels hold all of these; nil means that no labels match.
+	// SourceMatch reports whether the client has all of these labels; nil means that no labels match.
 	SourceMatch func(labels map[string]string) bool
 	// Destination resolves where routes lead; never nil.
 	Destination Resolver
@@ -82,7 +82,7 @@ type Input struct {
 }
 
 // Build makes the routes of the rule, in order, up to the first that matches everything.
-// None at all means that the rule has nothing to say to this client at this port; the
+// None at all means that the rule has no route for this client and port; the
 // caller then uses Default.
 func Build(in Input) []*routev3.Route {
 	var out []*routev3.Route
@@ -166,7 +166,7 @@ func routeName(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) string {
 	return h.GetName()
 }
 
-// catchAll says whether no later route can be reached.
+// catchAll reports whether no later route can be reached.
 func catchAll(m *routev3.RouteMatch) bool {
 	return m.GetPrefix() == "/" && len(m.GetHeaders()) == 0 && len(m.GetQueryParameters()) == 0
 }
@@ -189,7 +189,7 @@ func operation(r *routev3.Route, rule string, port uint32) string {
 	return rule + ":" + strconv.FormatUint(uint64(port), 10) + path
 }
 
-// Default is the route of a service that no rule speaks of. host is the service's name.
+// Default is the route of a service without a rule. host is the service's name.
 func Default(host string, port uint32, d Destination, m *meshv1.MeshConfig, caps mesh.Capability) *routev3.Route {
 	if d.Cluster == "" {
 		d.Cluster = cluster.Name(cluster.Outbound, port, "", host)
@@ -200,7 +200,7 @@ func Default(host string, port uint32, d Destination, m *meshv1.MeshConfig, caps
 		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: d.Cluster},
 			Timeout:          &durationpb.Duration{},
-			MaxGrpcTimeout:   &durationpb.Duration{}, //nolint:staticcheck // the shape that incumbents send
+			MaxGrpcTimeout:   &durationpb.Duration{}, //nolint:staticcheck // as Istio sends it
 			RetryPolicy:      retryPolicy(m.GetDefaultHttpRetryPolicy(), len(d.Hash) > 0, caps),
 			HashPolicy:       d.Hash,
 		}},

@@ -17,7 +17,7 @@ import (
 // maxRegex bounds a regular expression; each one runs for every request.
 const maxRegex = 1024
 
-// isLabel says whether s is one label of a DNS name.
+// isLabel reports whether s is one label of a DNS name.
 func isLabel(s string) bool {
 	if s == "" || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
 		return false
@@ -30,8 +30,8 @@ func isLabel(s string) bool {
 	return true
 }
 
-// isDomain says whether s is a DNS name, which may end in a dot. Underscores are taken:
-// they occur in names that resolve.
+// isDomain reports whether s is a DNS name, which may end in a dot. Underscores are
+// accepted: they occur in names that resolve.
 func isDomain(s string) bool {
 	s = strings.TrimSuffix(s, ".")
 	if s == "" || len(s) > 253 {
@@ -45,7 +45,7 @@ func isDomain(s string) bool {
 	return true
 }
 
-// isHost says whether s is a DNS name or a wildcard of one ("*", "*.example.com").
+// isHost reports whether s is a DNS name or a wildcard of one ("*", "*.example.com").
 func isHost(s string) bool {
 	if s == "*" {
 		return true
@@ -63,37 +63,37 @@ func isCIDR(s string) bool {
 	return err == nil
 }
 
-// host checks a name that an object stands for or that its author routes by.
+// host checks the name of a service or of a host that routes match.
 func (c *check) host(field, s string) {
 	if !isHost(s) && !isIP(s) {
-		c.fail(field, "%q is no host; write a DNS name, one that begins with \"*.\", or an IP address", s)
+		c.fail(field, "invalid host %q: want a DNS name, one that begins with \"*.\", or an IP address", s)
 	}
 }
 
-// hostsOnce checks that no host of spec.hosts is given twice, in whatever spelling.
+// hostsOnce reports duplicates in spec.hosts, whatever their spelling.
 func (c *check) hostsOnce(hosts []string) {
 	names := make([]string, len(hosts))
 	for i, h := range hosts {
 		names[i] = mesh.HostName(h)
 	}
-	once(names, func(i int, _ string) { c.fail(item("spec.hosts", i), "%q is given twice; remove one", hosts[i]) })
+	once(names, func(i int, _ string) { c.fail(item("spec.hosts", i), "duplicate %q; remove one", hosts[i]) })
 }
 
-// port checks a port number; 0 is fine where zero is set.
+// port checks a port number; zero allows 0.
 func (c *check) port(field string, n uint32, zero bool) {
 	if n > 65535 || n == 0 && !zero {
-		c.fail(field, "%d is no port; give a number from 1 to 65535", n)
+		c.fail(field, "invalid port %d: want 1–65535", n)
 	}
 }
 
-// duration checks one that is given: a millisecond at least, in whole milliseconds.
+// duration checks a duration, where there is one: at least 1 ms, in whole milliseconds.
 func (c *check) duration(field string, d *durationpb.Duration) {
 	switch {
 	case d == nil:
 	case !d.IsValid() || d.AsDuration() < time.Millisecond:
-		c.fail(field, "%s is too short; give at least 1ms, or leave it out", d.AsDuration())
+		c.fail(field, "invalid duration %s: want at least 1ms; leave it out for the default", d.AsDuration())
 	case d.AsDuration()%time.Millisecond != 0:
-		c.fail(field, "%s has parts of a millisecond; round it", d.AsDuration())
+		c.fail(field, "invalid duration %s: want whole milliseconds", d.AsDuration())
 	}
 }
 
@@ -105,28 +105,28 @@ func (c *check) percent(field string, p *networking.Percent) {
 
 func (c *check) number(field string, n, least, most float64) {
 	if !(n >= least && n <= most) { // so that NaN fails
-		c.fail(field, "%v is out of range; give a number from %v to %v", n, least, most)
+		c.fail(field, "invalid number %v: want %v to %v", n, least, most)
 	}
 }
 
 // notNegative checks a count for which 0 means "not limited" or "not set".
 func (c *check) notNegative(field string, n int32) {
 	if n < 0 {
-		c.fail(field, "%d is negative; give 0 or more", n)
+		c.fail(field, "invalid number %d: want 0 or more", n)
 	}
 }
 
 func (c *check) regex(field, s string) {
 	if len(s) > maxRegex {
-		c.fail(field, "the regular expression has %d characters; at most %d are taken", len(s), maxRegex)
+		c.fail(field, "the regular expression has %d characters: want at most %d", len(s), maxRegex)
 		return
 	}
 	if _, err := regexp.Compile(s); err != nil {
-		c.fail(field, "%v; use RE2's syntax", err)
+		c.fail(field, "invalid regular expression: %s; want the syntax of RE2", strings.TrimPrefix(err.Error(), "error parsing regexp: "))
 	}
 }
 
-// match checks a StringMatch. Where presence is set an empty one means "is there".
+// match checks a StringMatch; presence allows an empty one, which matches any value.
 func (c *check) match(field string, m *networking.StringMatch, presence bool) {
 	switch x := m.GetMatchType().(type) {
 	case nil:
@@ -135,22 +135,22 @@ func (c *check) match(field string, m *networking.StringMatch, presence bool) {
 		}
 	case *networking.StringMatch_Prefix:
 		if x.Prefix == "" {
-			c.fail(field+".prefix", "is empty and matches everything; give it a value, or leave the match out")
+			c.fail(field+".prefix", "is empty and matches everything; give it a value, or remove the match")
 		}
 	case *networking.StringMatch_Regex:
 		if x.Regex == "" {
-			c.fail(field+".regex", "is empty; give it a value, or leave the match out")
+			c.fail(field+".regex", "is empty; give it a value, or remove the match")
 		}
 		c.regex(field+".regex", x.Regex)
 	}
 }
 
-// isToken says whether s is a token as HTTP uses for names (RFC 9110 5.6.2).
+// isToken reports whether s is a token, the form of names in HTTP (RFC 9110 5.6.2).
 func isToken(s string) bool {
 	for i := 0; i < len(s); i++ {
 		c := s[i]
-		word := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-		if !word && strings.IndexByte("!#$%&'*+-.^_`|~", c) < 0 {
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !letter && strings.IndexByte("!#$%&'*+-.^_`|~", c) < 0 {
 			return false
 		}
 	}
@@ -166,26 +166,26 @@ func (c *check) labels(field string, labels map[string]string) {
 			prefix, name = "", k
 		}
 		if slash && !isDomain(prefix) || !isLabelText(name) || name == "" {
-			c.fail(entry(field, k), "is no label's name; use letters, digits, \"-\", \"_\" and \".\", with a letter or digit at both ends")
+			c.fail(entry(field, k), "invalid label name: want letters, digits, \"-\", \"_\" and \".\", with a letter or digit at both ends")
 		}
 		if !isLabelText(v) {
-			c.fail(entry(field, k), "%q is no label's value; use at most 63 letters, digits, \"-\", \"_\" and \".\", with a letter or digit at both ends", v)
+			c.fail(entry(field, k), "invalid label value %q: want at most 63 letters, digits, \"-\", \"_\" and \".\", with a letter or digit at both ends", v)
 		}
 	}
 }
 
 func isLabelText(s string) bool {
-	word := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
+	letter := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
 	for i := 0; i < len(s); i++ {
 		inside := i > 0 && i < len(s)-1
-		if !word(s[i]) && (!inside || strings.IndexByte("-_.", s[i]) < 0) {
+		if !letter(s[i]) && (!inside || strings.IndexByte("-_.", s[i]) < 0) {
 			return false
 		}
 	}
 	return len(s) <= 63
 }
 
-// exportTo checks who may see an object: ".", "*", or namespaces; "~" (nobody) where hidden is set.
+// exportTo checks a list of namespaces, ".", and "*"; hidden allows "~" (none).
 func (c *check) exportTo(field string, list []string, hidden bool) {
 	for i, s := range list {
 		at := item(field, i)
@@ -195,17 +195,17 @@ func (c *check) exportTo(field string, list []string, hidden bool) {
 				c.fail(at, "%q must stand alone; remove the others", s)
 			}
 		case s != "." && (!isLabel(s) || strings.ToLower(s) != s):
-			c.fail(at, "%q is no namespace; write \".\" (this one), \"*\" (all) or a namespace's name", s)
+			c.fail(at, "invalid namespace %q: want \".\" (this one), \"*\" (all) or a namespace's name", s)
 		case slices.Contains(list[:i], s):
-			c.fail(at, "%q is given twice; remove one", s)
+			c.fail(at, "duplicate %q; remove one", s)
 		}
 	}
 }
 
-// sorted are a map's keys in order, so that verdicts come in one order.
+// sorted returns the keys of a map in order, so that the order of verdicts is stable.
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// once reports what a list holds twice.
+// once calls report for every element that occurs earlier in the list.
 func once[T comparable](list []T, report func(i int, v T)) {
 	seen := make(map[T]bool, len(list))
 	for i, v := range list {

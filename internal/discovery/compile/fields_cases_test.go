@@ -1,0 +1,258 @@
+package compile_test
+
+import (
+	"strings"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// fieldExceptions are the fields and values that change nothing and are not spoken of,
+// each with the reason why that is right.
+var fieldExceptions = map[string]string{
+	"Sidecar.egress.captureMode=IPTABLES":               "captured traffic is what is served, as without it",
+	"MeshConfig.pathNormalization.normalization=BASE":   "it is the default, by another name",
+	"MeshConfig.meshMTLS.minProtocolVersion=TLSV1_2":    "it is the default, by another name",
+	"MeshConfig.tlsDefaults.minProtocolVersion=TLSV1_2": "it is the default, by another name",
+}
+
+// fieldNodes are the proxies of the small mesh: two of one namespace in different places,
+// one of another namespace, and one that is no sidecar.
+var fieldNodes = []struct{ id, locality string }{
+	{"sidecar~10.1.0.1~a-1.shop~shop.svc.cluster.local", "r1/z1"},
+	{"sidecar~10.1.0.2~b-1.shop~shop.svc.cluster.local", "r1/z1"},
+	{"sidecar~10.1.0.6~c-1.other~other.svc.cluster.local", "r2/z1"},
+	{"router~10.1.0.7~gw-1.shop~shop.svc.cluster.local", "r1/z1"},
+}
+
+// fieldMesh is the mesh around every object that is tried.
+const fieldMesh = `
+apiVersion: v1
+kind: Service
+metadata: {name: a, namespace: shop}
+spec: {clusterIP: 10.96.0.1, selector: {app: a}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: b, namespace: shop}
+spec:
+  clusterIP: 10.96.0.2
+  selector: {app: b}
+  ports:
+  - {name: http, port: 80, targetPort: 8080}
+  - {name: grpc, port: 81, targetPort: 8081}
+  - {name: tcp, port: 90, targetPort: 9090}
+  - {name: other, port: 100, targetPort: 9100}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: c, namespace: other}
+spec: {clusterIP: 10.96.0.3, selector: {app: c}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a-1, namespace: shop, labels: {app: a, security.istio.io/tlsMode: istio}}
+spec: {serviceAccountName: a}
+status: {phase: Running, podIP: 10.1.0.1}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: b-1, namespace: shop, labels: {app: b, version: v1, security.istio.io/tlsMode: istio, topology.istio.io/locality: r1.z1}}
+spec: {serviceAccountName: b}
+status: {phase: Running, podIP: 10.1.0.2}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: b-2, namespace: shop, labels: {app: b, version: v1, security.istio.io/tlsMode: istio, topology.istio.io/locality: r2.z1}}
+spec: {serviceAccountName: b}
+status: {phase: Running, podIP: 10.1.0.3}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: b-3, namespace: shop, labels: {app: b, version: v1, security.istio.io/tlsMode: istio, topology.istio.io/locality: r3.z1}}
+spec: {serviceAccountName: b}
+status: {phase: Running, podIP: 10.1.0.4}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: b-4, namespace: shop, labels: {app: b, version: v2, topology.istio.io/locality: r1.z2}}
+spec: {serviceAccountName: b}
+status: {phase: Running, podIP: 10.1.0.5}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: c-1, namespace: other, labels: {app: c, security.istio.io/tlsMode: istio}}
+spec: {serviceAccountName: c}
+status: {phase: Running, podIP: 10.1.0.6}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: outside, namespace: shop}
+spec:
+  hosts: [out.example.com]
+  location: MESH_EXTERNAL
+  resolution: DNS
+  ports: [{number: 80, name: http, protocol: HTTP}, {number: 443, name: tls, protocol: TLS}]
+`
+
+// fieldKinds are the messages that configuration is decoded into.
+var fieldKinds = []fieldKind{
+	{name: "VirtualService", kind: object.VirtualService, empty: &networking.VirtualService{}, bases: []string{
+		`{hosts: [b], http: [{name: one, match: [{uri: {prefix: /p}, name: m}], route: [{destination: {host: b}, weight: 30}, {destination: {host: a}, weight: 70}],
+          timeout: 3s, retries: {attempts: 3}, fault: {delay: {fixedDelay: 1s}, abort: {httpStatus: 503}}, mirror: {host: a}}]}`,
+		`{hosts: [b], http: [{name: one, route: [{destination: {host: b}}], mirrors: [{destination: {host: a}}], rewrite: {uriRegexRewrite: {match: "x", rewrite: "z"}}}]}`,
+		`{hosts: [b], http: [{redirect: {uri: /x}}]}`,
+		`{hosts: [b], http: [{redirect: {authority: x}}]}`,
+		`{hosts: [b], http: [{directResponse: {status: 200}}]}`,
+		`{hosts: [b], http: [{delegate: {name: x, namespace: ns}}]}`,
+		`{hosts: [b], http: [{route: [{destination: {host: b}}], corsPolicy: {}, rewrite: {uri: /}}]}`,
+		`{hosts: [b], http: [{route: [{destination: {host: b}}], corsPolicy: {unmatchedPreflights: IGNORE}}]}`,
+		`{hosts: [b], tls: [{match: [{sniHosts: [b]}], route: [{destination: {host: b}}]}]}`,
+		`{hosts: [b], tcp: [{match: [{port: 90}], route: [{destination: {host: b}}]}]}`,
+	}},
+	{name: "DestinationRule", kind: object.DestinationRule, empty: &networking.DestinationRule{}, around: `---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: b, namespace: shop}
+spec: {hosts: [b], http: [{match: [{uri: {prefix: /v1}}], route: [{destination: {host: b, subset: v1}}]}, {route: [{destination: {host: b}}]}]}
+`, bases: policyBases(
+		`connectionPool: {tcp: {}, http: {}}, outlierDetection: {splitExternalLocalOriginErrors: true}`,
+		`connectionPool: {http: {h2UpgradePolicy: UPGRADE, http2KeepAlive: {interval: 10s, timeout: 10s}}}`,
+		`loadBalancer: {simple: ROUND_ROBIN, warmup: {duration: 10s}}`,
+		`loadBalancer: {simple: ROUND_ROBIN}`,
+		`loadBalancer: {localityLbSetting: {failover: [{from: r1, to: r2}]}}, outlierDetection: {}`,
+		`loadBalancer: {localityLbSetting: {distribute: [{from: r1/*, to: {"r2/*": 100}}]}}`,
+		`loadBalancer: {consistentHash: {httpHeaderName: x-user}}`,
+		`loadBalancer: {consistentHash: {httpCookie: {name: user, attributes: [{name: SameSite}]}}}`,
+		`tls: {mode: SIMPLE}`,
+		`tls: {mode: SIMPLE, clientCertificate: /c, privateKey: /k}`,
+		`tls: {mode: MUTUAL, clientCertificate: /c, privateKey: /k}`,
+		`tls: {mode: ISTIO_MUTUAL}`,
+	)},
+	{name: "ServiceEntry", kind: object.ServiceEntry, empty: &networking.ServiceEntry{}, around: `---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: entry, namespace: shop}
+spec: {host: se.example.com, subsets: [{name: v1, labels: {version: v1}}]}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: vm, namespace: shop}
+spec: {address: 10.2.0.1, labels: {app: vm}}
+`, bases: []string{
+		`{hosts: [se.example.com], location: MESH_INTERNAL, resolution: STATIC, ports: [{number: 80, name: http, targetPort: 8080}, {number: 90, name: tcp}],
+          endpoints: [{address: 10.2.0.2, labels: {security.istio.io/tlsMode: istio}}, {address: 10.2.0.3}]}`,
+		`{hosts: [se.example.com], location: MESH_INTERNAL, resolution: STATIC, ports: [{number: 80, name: http}], workloadSelector: {labels: {app: vm}}}`,
+		`{hosts: [se.example.com], location: MESH_INTERNAL, resolution: NONE, ports: [{number: 80, name: http}], workloadSelector: {labels: {app: vm}}}`,
+		`{hosts: [se.example.com], location: MESH_EXTERNAL, resolution: DNS, ports: [{number: 80, name: http}]}`,
+		`{hosts: [se.example.com], location: MESH_INTERNAL, resolution: NONE, ports: [{number: 90, name: tcp}]}`,
+	}},
+	{name: "WorkloadEntry", kind: object.WorkloadEntry, empty: &networking.WorkloadEntry{}, around: `---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: entry, namespace: shop}
+spec: {hosts: [se.example.com], location: MESH_INTERNAL, resolution: STATIC, ports: [{number: 80, name: http}], workloadSelector: {labels: {app: vm}}}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: vm, namespace: shop}
+spec: {address: 10.2.0.1, labels: {app: vm}}
+`, bases: []string{`{address: 10.2.0.2, labels: {app: vm}}`}},
+	{name: "Sidecar", kind: object.Sidecar, empty: &networking.Sidecar{}, bases: []string{
+		`{egress: [{hosts: ["./*"]}]}`,
+		`{egress: [{hosts: ["./*"]}], outboundTrafficPolicy: {mode: ALLOW_ANY}}`,
+		`{egress: [{hosts: ["./*"]}], ingress: [{port: {number: 8080, protocol: HTTP, name: http}, defaultEndpoint: "127.0.0.1:8080"}]}`,
+	}},
+	{name: "PeerAuthentication", kind: object.PeerAuthentication, empty: &security.PeerAuthentication{}, around: `---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: whole, namespace: shop}
+spec: {mtls: {mode: STRICT}}
+`, bases: []string{
+		`{selector: {matchLabels: {app: b}}, mtls: {mode: PERMISSIVE}, portLevelMtls: {"8080": {mode: PERMISSIVE}}}`,
+		`{selector: {matchLabels: {app: b}}, mtls: {mode: DISABLE}, portLevelMtls: {"8080": {mode: STRICT}}}`,
+		`{mtls: {mode: PERMISSIVE}}`,
+	}},
+	{name: "Gateway", kind: object.Gateway, empty: &networking.Gateway{}, bases: []string{
+		`{servers: [{port: {number: 80, protocol: HTTP, name: http}, hosts: ["*"]}]}`,
+	}},
+	{name: "MeshConfig", kind: object.ConfigMap, empty: &meshv1.MeshConfig{}, around: `---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: b, namespace: shop}
+spec: {host: b, trafficPolicy: {outlierDetection: {}}}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: outside, namespace: shop}
+spec: {host: out.example.com, trafficPolicy: {tls: {mode: SIMPLE}}}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: root, namespace: istio-system}
+spec: {host: a.shop.svc.cluster.local, trafficPolicy: {connectionPool: {tcp: {maxConnections: 3}}}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: c, namespace: other}
+spec: {hosts: [c.other.svc.cluster.local], http: [{name: one, route: [{destination: {host: c.other.svc.cluster.local}}]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: c, namespace: other}
+spec: {host: c.other.svc.cluster.local, trafficPolicy: {connectionPool: {tcp: {maxConnections: 4}}}}
+`, bases: []string{
+		`{}`,
+		`{accessLogFile: /dev/stdout}`,
+		`{defaultHttpRetryPolicy: {attempts: 3}}`,
+		`{localityLbSetting: {failover: [{from: r1, to: r2}]}}`,
+		`{localityLbSetting: {distribute: [{from: r1/*, to: {"r2/*": 100}}]}}`,
+		`{outboundTrafficPolicy: {mode: REGISTRY_ONLY}}`,
+		`{defaultTrafficPolicy: {connectionPool: {tcp: {}, http: {}}, outlierDetection: {splitExternalLocalOriginErrors: true}}}`,
+		`{defaultTrafficPolicy: {connectionPool: {http: {h2UpgradePolicy: UPGRADE, http2KeepAlive: {interval: 10s, timeout: 10s}}}}}`,
+	}},
+}
+
+// policyBases are DestinationRules that hold a policy in all the places where one can be:
+// at the top, for a port, in a subset, and for a port of a subset.
+func policyBases(policies ...string) []string {
+	out := []string{`{host: b, trafficPolicy: {portLevelSettings: [{port: {number: 81}, connectionPool: {tcp: {maxConnections: 3}}}]},
+      subsets: [{name: v1, trafficPolicy: {portLevelSettings: [{port: {number: 81}, connectionPool: {tcp: {maxConnections: 4}}}]}}]}`}
+	for _, p := range policies {
+		for _, port := range []string{"80", "81", "90"} {
+			place := `trafficPolicy: {POLICY, portLevelSettings: [{port: {number: PORT}, POLICY}]}`
+			rule := `{host: b, ` + place + `, subsets: [{name: v1, labels: {version: v1}, ` + place + `}]}`
+			out = append(out, strings.NewReplacer("POLICY", p, "PORT", port).Replace(rule))
+		}
+	}
+	return out
+}
+
+// fieldValues are valid values for fields, by the end of their paths.
+var fieldValues = map[string][]string{
+	"VirtualService.hosts": {"a"}, "VirtualService.gateways": {"gw"}, "match.gateways": {"gw"}, "exportTo": {"."},
+	"match.sourceLabels": {"app=a"}, "match.sourceNamespace": {"other"}, "match.port": {"90"}, "match.sniHosts": {"x.example.com"},
+	"method.regex": {"GET|PUT"}, "destinationSubnets": {"10.0.0.0/8"}, "port.number": {"8080", "80", "100"},
+	"route.weight": {"40"}, "redirect.redirectCode": {"302"}, "redirect.scheme": {"https"}, "directResponse.status": {"404"},
+	"retries.retryOn": {"503"}, "abort.httpStatus": {"404"}, "abort.grpcStatus": {"NOT_FOUND"},
+	"corsPolicy.allowMethods": {"PUT"}, "request.set": {"x=y"}, "request.add": {"x=y"}, "response.set": {"x=y"}, "response.add": {"x=y"},
+
+	"DestinationRule.host": {"a"}, "workloadSelector.matchLabels": {"app=a"}, "subsets.labels": {"version=v2"},
+	"distribute.from": {"r1/z1", "r9/*"}, "distribute.to": {"r3/*=100"}, "failover.from": {"r9"}, "failover.to": {"r3"},
+	"consistentHash.maglev.tableSize": {"17"}, "outlierDetectionHttpErrorCodes": {"404"}, "warmup.aggression": {"2"},
+
+	"ServiceEntry.hosts": {"other.example.com"}, "ServiceEntry.addresses": {"10.97.0.1"}, "ports.protocol": {"GRPC"}, "ports.name": {"tcp-x"},
+	"endpoints.address": {"10.2.0.9"}, "endpoints.ports": {"http=8099"}, "endpoints.labels": {"version=v1"}, "endpoints.locality": {"r1/z1"},
+	"ServiceEntry.workloadSelector.labels": {"app=none"},
+	"WorkloadEntry.address":                {"10.2.0.9"}, "WorkloadEntry.ports": {"http=8099"}, "WorkloadEntry.labels": {"app=none"}, "WorkloadEntry.locality": {"r1/z1"},
+
+	"Sidecar.workloadSelector.labels": {"app=a"}, "egress.hosts": {"*/*"}, "port.protocol": {"HTTP"},
+	"PeerAuthentication.selector.matchLabels": {"app=a"},
+
+	"cipherSuites": {"AES128-SHA"}, "ecdhCurves": {"P-256"}, "trustDomain": {"example.org"}, "trustDomainAliases": {"example.org"},
+	"rootNamespace": {"other"}, "defaultHttpRetryPolicy.retryOn": {"503"},
+	"defaultServiceExportTo": {"."}, "defaultVirtualServiceExportTo": {"other", "shop"}, "defaultDestinationRuleExportTo": {"."},
+}
