@@ -149,8 +149,8 @@ func TestWhatCannotBeReadIsNamedOnce(t *testing.T) {
 		RootPrefix + dir + "/key":                          "no PEM block of a certificate",
 		RootPrefix + "system":                              "none of [" + dir + "/x " + dir + "/y]",
 		CertPrefix + dir + "/chain~" + dir + "/none":       "read private key " + dir + "/none: no such file",
-		CertPrefix + dir + "/chain~" + dir + "/text":       "read private key " + dir + "/text: private key: no PEM",
-		CertPrefix + dir + "/text~" + dir + "/key":         "read certificate " + dir + "/text: certificates: no PEM",
+		CertPrefix + dir + "/chain~" + dir + "/text":       "read private key " + dir + "/text: private key: found no PEM",
+		CertPrefix + dir + "/text~" + dir + "/key":         "read certificate " + dir + "/text: certificates: found no PEM",
 		CertPrefix + dir + "/chain~/proc/self/task/1/none": "no such file",
 	}
 	var keys []string
