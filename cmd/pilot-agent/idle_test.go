@@ -9,10 +9,10 @@ import (
 )
 
 // An agent beside which nothing happens wakes about once a second, for the one look at its
-// files. Each wake costs the Go runtime some switches between its threads; a timer of
+// files. Each wake costs the Go runtime some switches between its threads, more on a busy machine; a timer of
 // 100 ms alone made more than 40 a second.
 func TestAnIdleAgentHardlyWakes(t *testing.T) {
-	const seconds, most = 10, 10 // most is per second
+	const seconds, most = 10, 20 // most is per second
 	plane := agenttest.NewPlane(t)
 	plane.Start()
 	a := agenttest.New(t, plane, "")
