@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -40,7 +41,7 @@ mended or confirmed (--accept-empty-config, --broken-policies).`,
 		// Charts pass flags of other releases; they are named in a warning, not refused.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(c *cobra.Command, _ []string) error {
-			v := cli.Read(c.Flags(), env, settings.Discovery)
+			v := cli.Read(c.Flags(), env, settings.Discovery, settings.DiscoveryNoEffect)
 			opts := readOptions(v)
 			log, err := readLogger(v, c.ErrOrStderr())
 			if err := cmp.Or(v.Err(), err); err != nil {
@@ -49,6 +50,7 @@ mended or confirmed (--accept-empty-config, --broken-policies).`,
 			for _, name := range unknownFlags(args, c.Flags()) {
 				log.Warn("flag is not known and has no effect", "flag", name)
 			}
+			warnOfSettings(log, v)
 			opts.Log, opts.Version = log, version
 			srv, err := discovery.New(opts)
 			if err != nil {
@@ -57,7 +59,7 @@ mended or confirmed (--accept-empty-config, --broken-policies).`,
 			return srv.Run(c.Context())
 		},
 	}
-	cli.Add(c, settings.Discovery)
+	cli.Add(c, settings.Discovery, settings.DiscoveryNoEffect)
 	return c
 }
 
@@ -112,6 +114,16 @@ func readLogger(v *settings.Values, w io.Writer) (*slog.Logger, error) {
 		return slog.New(slog.NewJSONHandler(w, o)), nil
 	}
 	return slog.New(slog.NewTextHandler(w, o)), nil
+}
+
+// warnOfSettings logs which variables are set and have no effect.
+func warnOfSettings(log *slog.Logger, v *settings.Values) {
+	for _, text := range v.WithoutEffect() {
+		log.Warn(text)
+	}
+	if names := slices.Concat(v.Unknown("PILOT_"), v.Unknown("PILOTHOUSE_")); len(names) > 0 {
+		log.Warn("variables are not known and have no effect", "variables", strings.Join(names, ","))
+	}
 }
 
 // unknownFlags lists the flags among args that are not in f.

@@ -53,3 +53,35 @@ func TestFlagsOfTheWrongFormEndWith2(t *testing.T) {
 		t.Errorf("code %d, said %q", code, errs.String())
 	}
 }
+
+// Every variable of Istio that has no effect is named, and what it asks for is not mistaken for a default.
+func TestVariablesWithoutEffectAreNamed(t *testing.T) {
+	env := map[string]string{
+		"PILOT_DEBOUNCE_AFTER": "1s", "PILOT_ENABLE_GATEWAY_API": "true", "PILOT_HTTP10": "false", "ISTIO_DELTA_XDS": "1", "REVISION": "canary",
+		"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "false", "PILOT_NEW": "x", "PILOT_ELDER": "x", "PILOTHOUSE_ACCEPT_EMPTY": "true", "PILOT_WEB_SERVICE_HOST": "10.0.0.1",
+	}
+	var out, errs wait.Output
+	missing := t.TempDir() + "/none"
+	if code := run(t.Context(), []string{"discovery", "--configDir", missing, "--stateDir", t.TempDir()}, env, &out, &errs); code != 1 {
+		t.Fatalf("code %d, want 1: %s", code, errs.String())
+	}
+	var warnings []string
+	for line := range strings.Lines(errs.String()) {
+		if _, text, ok := strings.Cut(line, "level=WARN msg="); ok {
+			warnings = append(warnings, strings.TrimSpace(text))
+		}
+	}
+	want := []string{
+		`"environment PILOT_DEBOUNCE_AFTER has no effect: a change is compiled at once"`,
+		`"environment PILOT_ENABLE_GATEWAY_API has no effect: the Gateway API is not read"`,
+		`"environment REVISION has no effect: objects of all revisions are read"`,
+		`"variables are not known and have no effect" variables=PILOT_ELDER,PILOT_NEW,PILOTHOUSE_ACCEPT_EMPTY`,
+	}
+	if !slices.Equal(warnings, want) {
+		t.Errorf("warnings\n%s\nwant\n%s", strings.Join(warnings, "\n"), strings.Join(want, "\n"))
+	}
+	var none wait.Output
+	if run(t.Context(), []string{"discovery", "--configDir", missing, "--stateDir", t.TempDir()}, nil, &out, &none); strings.Contains(none.String(), "level=WARN") {
+		t.Errorf("warnings without any variable: %s", none.String())
+	}
+}

@@ -23,7 +23,7 @@ func Commands() []Command {
 		{Path: "pilot-agent istio-iptables explain", Tables: []Table{AgentExplain}, Shared: []Table{AgentIptables, AgentLog}},
 		{Path: "pilot-agent istio-clean-iptables", Shared: []Table{AgentIptables, AgentLog}},
 		{Path: "pilot-agent collateral", Tables: []Table{Collateral}, Shared: agent},
-		{Path: "pilot-discovery discovery", Tables: []Table{Discovery}},
+		{Path: "pilot-discovery discovery", Tables: []Table{Discovery, DiscoveryNoEffect}},
 		{Path: "pilot-discovery request", Tables: []Table{DiscoveryRequest}},
 		{Path: "pilot-discovery collateral", Shared: []Table{Collateral}},
 		{Path: "pilotctl", Tables: []Table{Pilotctl}},

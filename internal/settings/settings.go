@@ -2,7 +2,7 @@
 //
 // Help texts, man pages and docs/settings.md are written from the tables, and [Values] reads
 // what was given by them. The tables: log.go and agent.go (pilot-agent), iptables.go (pilot-agent
-// istio-iptables), discovery.go and pilotctl.go.
+// istio-iptables), discovery.go, discovery_istio.go and pilotctl.go.
 //
 // A flag that is given counts, even if its value is empty; else the first of its variables that is
 // set and not empty; else the default. Tables are constant data: each program is linked with its

@@ -2,6 +2,7 @@ package settings
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -82,13 +83,41 @@ func (v *Values) WithoutEffect() []string {
 			if s.NoEffect == "" {
 				continue
 			}
-			if text, ok, source := v.given(s); ok && text != s.DefaultText() {
+			text, ok, source := v.given(s)
+			if usual, err := s.Canonical(text); err == nil {
+				text = usual
+			}
+			if ok && text != s.DefaultText() {
 				out = append(out, source+" has no effect: "+s.NoEffect)
 			}
 		}
 	}
 	return out
 }
+
+// Unknown lists, sorted, the variables that begin with prefix, are not empty, and are in no table.
+// Variables that Kubernetes sets in each Pod for a Service, such as WEB_SERVICE_HOST, are left out.
+func (v *Values) Unknown(prefix string) []string {
+	known := map[string]bool{}
+	for _, t := range v.tables {
+		for i := range t {
+			for _, name := range t[i].Env {
+				known[name] = true
+			}
+		}
+	}
+	var out []string
+	for name, text := range v.env {
+		if strings.HasPrefix(name, prefix) && text != "" && !known[name] && !ofService.MatchString(name) {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// ofService matches the variables that Kubernetes sets for a Service.
+var ofService = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$`)
 
 // find returns the row of a name.
 func (v *Values) find(name string) *Setting {

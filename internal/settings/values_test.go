@@ -193,6 +193,27 @@ func TestWhatHasNoEffectIsTold(t *testing.T) {
 	}
 }
 
+func TestUnknownVariablesAreListed(t *testing.T) {
+	env := map[string]string{
+		"GONE": "x", "GO": "x", "GONE_B": "x", "GONE_A": "x", "GONE_EMPTY": "", "OTHER": "x",
+		"GONE_SERVICE_HOST": "x", "GONE_SERVICE_PORT": "x", "GONE_SERVICE_PORT_HTTP_WEB": "x",
+		"GONE_PORT": "x", "GONE_PORT_80_TCP": "x", "GONE_PORT_80_TCP_ADDR": "x", "GONE_PORT_80_UDP_PROTO": "x",
+	}
+	if got, want := Read(nil, env, sample).Unknown("GONE"), []string{"GONE_A", "GONE_B"}; !slices.Equal(got, want) {
+		t.Errorf("unknown %q, want %q", got, want)
+	}
+}
+
+// Another spelling of the default is the default.
+func TestTheDefaultInAnotherSpellingIsNotTold(t *testing.T) {
+	table := Table{{Env: []string{"SWITCH"}, Kind: Bool, Default: "true", NoEffect: "it is always on"}}
+	for text, want := range map[string]int{"1": 0, "TRUE": 0, "true": 0, "false": 1, "0": 1, "perhaps": 1} {
+		if got := Read(nil, map[string]string{"SWITCH": text}, table).WithoutEffect(); len(got) != want {
+			t.Errorf("%s: %q, want %d lines", text, got, want)
+		}
+	}
+}
+
 func TestVariablesBeneathTheEnvironment(t *testing.T) {
 	v := Read(nil, map[string]string{"TEXT": "", "HEADER_A": "env"}, sample).
 		WithEnvBeneath(map[string]string{"TEXT": "below", "INT": "5", "HEADER_A": "below", "HEADER_B": "below"})
