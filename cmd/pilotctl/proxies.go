@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ type proxy struct {
 	Generation  int64               `json:"generation"`
 	Applied     int64               `json:"applied"`
 	Types       map[string]progress `json:"types"`
+	NotApplied  []string            `json:"proxy_config_not_applied"`
 }
 
 // progress is the state of one resource type on one proxy.
@@ -65,7 +67,10 @@ something that it was sent (REFUSED; what has gone wrong follows the table); unc
 it connected nothing had to be sent; not asked: there are resources of the type, and the
 proxy has not asked for them. GENERATION is applied/current: how far the proxy is behind the
 configuration. Applied is a generation when the proxy has asked for every type of which there
-is something and has acknowledged it all.`,
+is something and has acknowledged it all.
+
+Fields of a proxy's ProxyConfig that the control plane does not apply are named below the
+table; -o json has them for each proxy.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			var all []proxy
@@ -90,9 +95,34 @@ is something and has acknowledged it all.`,
 					}
 				}
 			}
+			for _, line := range notApplied(all) {
+				fmt.Fprintf(c.OutOrStdout(), "\n%s\n", line)
+			}
 			return nil
 		},
 	}
+}
+
+// notApplied says which fields of their ProxyConfig proxies do not get: a line for each set of fields,
+// since most often all proxies have the same ones from the mesh's configuration.
+func notApplied(all []proxy) []string {
+	byFields := map[string][]string{}
+	for _, p := range all {
+		if len(p.NotApplied) > 0 {
+			fields := strings.Join(p.NotApplied, ", ")
+			byFields[fields] = append(byFields[fields], p.Proxy)
+		}
+	}
+	var out []string
+	for _, fields := range slices.Sorted(maps.Keys(byFields)) {
+		names := byFields[fields]
+		who := names[0]
+		if len(names) > 1 {
+			who += fmt.Sprintf(" and %d more", len(names)-1)
+		}
+		out = append(out, fmt.Sprintf("%s: not applied of the ProxyConfig: %s", who, fields))
+	}
+	return out
 }
 
 func proxyHeader() []string {

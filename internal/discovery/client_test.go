@@ -83,7 +83,10 @@ func (p *plane) connectAs(app, addr string, creds credentials.TransportCredentia
 }
 
 func (c *client) ask(t xds.Type, names ...string) {
-	meta, err := structpb.NewStruct(map[string]any{"NAMESPACE": "shop", "LABELS": map[string]any{"app": c.app}, "SERVICE_ACCOUNT": "default"})
+	meta, err := structpb.NewStruct(map[string]any{
+		"NAMESPACE": "shop", "LABELS": map[string]any{"app": c.app}, "SERVICE_ACCOUNT": "default",
+		"PROXY_CONFIG": map[string]any{"proxyHeaders": map[string]any{"server": map[string]any{"value": "x"}}},
+	})
 	if err != nil {
 		c.t.Fatal(err)
 	}

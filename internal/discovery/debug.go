@@ -119,6 +119,8 @@ type syncEntry struct {
 	Generation   uint64              `json:"generation"`
 	Applied      uint64              `json:"applied"`
 	Types        map[string]syncType `json:"types"`
+	// NotApplied are the fields of the proxy's ProxyConfig that it does not get.
+	NotApplied []string `json:"proxy_config_not_applied,omitempty"`
 	// nonces are Istio's fields, by name: "cluster_sent", "cluster_acked" and so on for each
 	// type. Those that are empty are left out.
 	nonces map[string]string
@@ -169,7 +171,7 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 		e := syncEntry{
 			Proxy: c.Node.ID, ProxyType: string(c.Node.Role), ProxyVersion: strings.TrimPrefix(c.Node.UserAgent, "envoy/"),
 			ClusterID: c.Node.Metadata.ClusterID, ConnectedAt: c.Since.UTC().Format(time.RFC3339),
-			Applied: c.Applied, Types: map[string]syncType{}, nonces: map[string]string{},
+			Applied: c.Applied, Types: map[string]syncType{}, NotApplied: c.Node.Metadata.NotApplied.Names(), nonces: map[string]string{},
 		}
 		if p, ok := views.proxies[c.ID]; ok {
 			e.Class = className(p.class)

@@ -277,6 +277,9 @@ func TestPagesTellWhoHasWhat(t *testing.T) {
 		}
 		return got[0].Applied == 0
 	})
+	if got := syncz()[0].NotApplied; len(got) != 1 || got[0] != "proxyHeaders" {
+		t.Errorf("not applied of the proxy's configuration: %q", got)
+	}
 	c.open()
 	c.expect("RDS", "9080")
 	wait.Until(t, "the proxy has applied its generation", func() bool {

@@ -21,6 +21,8 @@ type Metadata struct {
 	Generator  string
 	DNSCapture bool
 	HTTP10     bool
+	// NotApplied are the fields of the node's ProxyConfig that the proxy does not get.
+	NotApplied ProxyConfigFields
 }
 
 // Limits on the metadata that a peer may send.
@@ -41,13 +43,21 @@ var metadataKeys = map[string]bool{
 	"GENERATOR": true, "DNS_CAPTURE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
 }
 
-// ReadsMetadata reports whether DecodeMetadata reads a key. Values of other keys need not be
+// proxyConfigKey is the key that DecodeMetadata reads the names of fields in. It is not among
+// metadataKeys, since its value, which may be large, need not be decoded; see [IsProxyConfig].
+const proxyConfigKey = "PROXY_CONFIG"
+
+// IsProxyConfig reports whether the value of a key is the node's ProxyConfig. Of it only the names
+// of fields count: whoever does not decode it whole sets NotApplied by [ProxyConfigField].
+func IsProxyConfig(key string) bool { return key == proxyConfigKey }
+
+// ReadsMetadata reports whether DecodeMetadata reads the value of a key. Values of other keys need not be
 // decoded or kept.
 func ReadsMetadata(key string) bool { return metadataKeys[key] }
 
 // DecodeMetadata decodes node metadata in the encodings that agents use: booleans and numbers
 // may be strings, lists may be comma-separated strings, and values of LABELS need not be
-// strings. It ignores keys for which ReadsMetadata is false, and values of an unexpected type.
+// strings. It ignores keys for which ReadsMetadata and IsProxyConfig are false, and values of an unexpected type.
 // It returns an error that names the key if INSTANCE_IPS has an invalid address or a limit is
 // exceeded.
 func DecodeMetadata(raw map[string]any) (Metadata, error) {
@@ -64,6 +74,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		Generator:      Text(raw["GENERATOR"]),
 		DNSCapture:     Bool(raw["DNS_CAPTURE"]),
 		HTTP10:         Bool(raw["HTTP10"]),
+		NotApplied:     notApplied(raw[proxyConfigKey]),
 	}
 	for key, v := range map[string]string{
 		"NAME": m.Name, "NAMESPACE": m.Namespace, "SERVICE_ACCOUNT": m.ServiceAccount, "CLUSTER_ID": m.ClusterID,

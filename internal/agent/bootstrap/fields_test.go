@@ -21,13 +21,15 @@ import (
 
 // forOthers are the fields that the agent does not act on and does not warn of, and why.
 var forOthers = map[string]string{
-	"gatewayTopology":                 "the control plane reads it in the node's metadata",
-	"proxyHeaders":                    "the control plane reads it in the node's metadata",
+	"gatewayTopology":                 namedByControlPlane,
+	"proxyHeaders":                    namedByControlPlane,
 	"interceptionMode":                "the injector makes ISTIO_META_INTERCEPTION_MODE and the flags of istio-iptables of it",
 	"holdApplicationUntilProxyStarts": "the injector makes the Pod's start order of it",
 	"image":                           "the injector chooses the container's image by it",
-	"connectionSettings":              "the control plane reads it in the node's metadata, all but globalDownstreamConnectionLimit",
+	"connectionSettings":              namedByControlPlane, // all but globalDownstreamConnectionLimit
 }
+
+const namedByControlPlane = "the control plane finds it in the node's metadata and names it as not applied"
 
 // examples are valid values for the fields to which a generic one is no valid value or makes no difference.
 var examples = map[string]string{
@@ -67,6 +69,8 @@ func TestEveryFieldOfProxyConfigWorksOrIsNamed(t *testing.T) {
 		switch {
 		case reason == "" && !moved && !named:
 			t.Errorf("%s (%s) changes nothing and no warning names it", path(fd), text)
+		case reason == namedByControlPlane && mesh.ProxyConfigField(name, fd[min(1, len(fd)-1)].JSONName()) == 0:
+			t.Errorf("%s (%s) is not among the fields that the control plane names", path(fd), text)
 		case reason != "" && (moved || named):
 			t.Errorf("%s (%s) works or is named: take it out of the exceptions", path(fd), text)
 		}

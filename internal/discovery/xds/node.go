@@ -30,6 +30,7 @@ func decodeNode(b []byte) (mesh.Node, error) {
 	if err == nil {
 		if d.out.NodeID, err = mesh.DecodeNodeID(d.id); err == nil {
 			d.out.Metadata, err = mesh.DecodeMetadata(d.metadata)
+			d.out.Metadata.NotApplied = d.notApplied
 		}
 	}
 	if err == nil {
@@ -51,6 +52,7 @@ type nodeDecoder struct {
 	out           mesh.Node
 	id            string
 	metadata      map[string]any
+	notApplied    mesh.ProxyConfigFields
 	keys          int
 	name, version string
 	build         corev3.BuildVersion
@@ -102,6 +104,9 @@ func (d *nodeDecoder) entry(v []byte) error {
 		}
 		return nil
 	})
+	if err == nil && mesh.IsProxyConfig(key) {
+		d.notApplied = proxyConfigFields(value)
+	}
 	if err != nil || !mesh.ReadsMetadata(key) {
 		return err
 	}
@@ -114,6 +119,53 @@ func (d *nodeDecoder) entry(v []byte) error {
 	}
 	d.metadata[key] = decoded.AsInterface()
 	return nil
+}
+
+// proxyConfigFields returns the fields of an encoded ProxyConfig, a structpb.Value, that are not
+// applied. Nothing is copied and nothing refused: only a warning depends on it.
+func proxyConfigFields(config []byte) mesh.ProxyConfigFields {
+	var out mesh.ProxyConfigFields
+	err := eachKey(config, func(name string, v []byte) error {
+		return eachKey(v, func(inner string, _ []byte) error {
+			out |= mesh.ProxyConfigField(name, inner)
+			return nil
+		})
+	})
+	if err != nil {
+		return 0
+	}
+	return out
+}
+
+// eachKey calls f with every key of an encoded structpb.Value that is a struct, and its encoded
+// value. Of a longer key it is the first maxNodeText bytes.
+func eachKey(b []byte, f func(key string, v []byte) error) error {
+	const structValue, structFields, entryKey, entryValue = 5, 1, 1, 2
+	return eachField(b, func(n protowire.Number, v []byte) error {
+		if n != structValue {
+			return nil
+		}
+		return eachField(v, func(n protowire.Number, v []byte) error {
+			if n != structFields {
+				return nil
+			}
+			var key string
+			var value []byte
+			err := eachField(v, func(n protowire.Number, v []byte) error {
+				switch n {
+				case entryKey:
+					key = string(v[:min(len(v), maxNodeText)])
+				case entryValue:
+					value = v
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			return f(key, value)
+		})
+	})
 }
 
 func (d *nodeDecoder) locality(n protowire.Number, v []byte) (err error) {

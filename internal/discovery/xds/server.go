@@ -62,11 +62,13 @@ type Server struct {
 
 	mu    sync.Mutex
 	conns map[string]*connection
+	// warned are the sets of fields that a warning has named.
+	warned map[mesh.ProxyConfigFields]bool
 }
 
 // New makes a server and registers its metrics; a nil reg registers none.
 func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server {
-	s := &Server{registry: registry, log: log, quota: newQuota(), conns: map[string]*connection{}}
+	s := &Server{registry: registry, log: log, quota: newQuota(), conns: map[string]*connection{}, warned: map[mesh.ProxyConfigFields]bool{}}
 	s.metrics = newMetrics(s.count, s.countStuck)
 	if reg != nil {
 		reg.MustRegister(s.metrics.all()...)

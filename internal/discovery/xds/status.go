@@ -169,9 +169,18 @@ func (s *Server) Connections() []Connection {
 }
 
 func (s *Server) add(c *connection) {
+	fields := c.status.Node.Metadata.NotApplied
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.conns[c.status.ID] = c
+	warn := fields != 0 && !s.warned[fields]
+	if warn {
+		s.warned[fields] = true
+	}
+	s.mu.Unlock()
+	if warn {
+		s.log.Warn("a proxy's ProxyConfig has fields that are not applied; pilotctl proxies lists all such proxies",
+			"fields", strings.Join(fields.Names(), ","), "connection", c.status.ID)
+	}
 }
 
 func (s *Server) remove(c *connection) {

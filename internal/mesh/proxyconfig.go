@@ -1,0 +1,51 @@
+package mesh
+
+// ProxyConfigFields is a set of fields of ProxyConfig that a control plane reads in the metadata of
+// the node, and that this one does not apply. [control-plane 1.5.11]
+type ProxyConfigFields uint8
+
+// proxyConfigFields are those fields in the order of their bits. Agents apply the field within that
+// is named.
+var proxyConfigFields = [...]struct{ name, agents string }{
+	{"connectionSettings", "globalDownstreamConnectionLimit"},
+	{"gatewayTopology", ""},
+	{"privateKeyProvider", ""},
+	{"proxyHeaders", ""},
+	{"tracing", ""},
+}
+
+// ProxyConfigField returns the set with the field that has the JSON name, if inner is a field within
+// it that is not applied; else the empty set.
+func ProxyConfigField(name, inner string) ProxyConfigFields {
+	for i, f := range proxyConfigFields {
+		if f.name == name && inner != f.agents {
+			return 1 << i
+		}
+	}
+	return 0
+}
+
+// Names returns the JSON names of the fields, sorted.
+func (f ProxyConfigFields) Names() []string {
+	var out []string
+	for i := range proxyConfigFields {
+		if f&(1<<i) != 0 {
+			out = append(out, proxyConfigFields[i].name)
+		}
+	}
+	return out
+}
+
+// notApplied returns what is set and not applied of a ProxyConfig in the form of JSON. An empty
+// object sets nothing.
+func notApplied(config any) ProxyConfigFields {
+	var out ProxyConfigFields
+	fields, _ := config.(map[string]any)
+	for name, v := range fields {
+		within, _ := v.(map[string]any)
+		for inner := range within {
+			out |= ProxyConfigField(name, inner)
+		}
+	}
+	return out
+}
