@@ -175,10 +175,3 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 }
-
-func TestEnvironment(t *testing.T) {
-	got := environment([]string{"A=1", "B=x=y", "A=2", "C="})
-	if got["A"] != "1" || got["B"] != "x=y" || len(got) != 3 {
-		t.Errorf("got %v", got)
-	}
-}

@@ -13,7 +13,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -32,7 +31,7 @@ func main() {
 	ctx, cancel := context.WithCancel(context.Background())
 	asked := &requests{}
 	go asked.take(signals, cancel)
-	os.Exit(run(ctx, os.Args[1:], process{env: environment(os.Environ()), stdout: os.Stdout, stderr: os.Stderr, asked: asked}))
+	os.Exit(run(ctx, os.Args[1:], process{env: cli.Environment(os.Environ()), stdout: os.Stdout, stderr: os.Stderr, asked: asked}))
 }
 
 // requests are the signals that ask this process to end. The first one ends the context of the command. A
@@ -76,18 +75,6 @@ type process struct {
 }
 
 func (s process) getenv(name string) string { return s.env[name] }
-
-// environment makes a map of NAME=value strings; the first of equal names counts, as in C.
-func environment(list []string) map[string]string {
-	env := make(map[string]string, len(list))
-	for _, e := range list {
-		name, value, _ := strings.Cut(e, "=")
-		if _, dup := env[name]; !dup {
-			env[name] = value
-		}
-	}
-	return env
-}
 
 // run is main without the process: it returns the exit code.
 func run(ctx context.Context, args []string, s process) int {

@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -25,19 +24,9 @@ var version = "unknown"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], environment(os.Environ()), os.Stdout, os.Stderr)
+	code := run(ctx, os.Args[1:], cli.Environment(os.Environ()), os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
-}
-
-// environment makes a map of "name=value" lines.
-func environment(lines []string) map[string]string {
-	out := map[string]string{}
-	for _, l := range lines {
-		name, value, _ := strings.Cut(l, "=")
-		out[name] = value
-	}
-	return out
 }
 
 // run is main without the process: it returns the exit code.

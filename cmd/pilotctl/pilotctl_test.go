@@ -10,12 +10,14 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"pilotctl": func() {
-			os.Exit(run(context.Background(), os.Args[1:], environment(os.Environ()), os.Stdout, os.Stderr))
+			os.Exit(run(context.Background(), os.Args[1:], cli.Environment(os.Environ()), os.Stdout, os.Stderr))
 		},
 	})
 }

@@ -9,7 +9,10 @@ package object
 
 import (
 	"fmt"
+	"reflect"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 )
 
 // Kind is the kind of an object, as its YAML says it.
@@ -88,6 +91,16 @@ type Object struct {
 	// Else the value comes from the state folder, because its source cannot say it now,
 	// and this is when it was saved.
 	Saved time.Time
+}
+
+// SameSpec reports whether the specs of two objects are equal, messages as proto.Equal has it.
+func SameSpec(a, b *Object) bool {
+	x, isMessage := a.Spec.(proto.Message)
+	y, both := b.Spec.(proto.Message)
+	if isMessage && both {
+		return proto.Equal(x, y)
+	}
+	return reflect.DeepEqual(a.Spec, b.Spec)
 }
 
 // Change is a new whole value of one object, or (Object nil) its end.

@@ -5,7 +5,6 @@ import (
 	"reflect"
 	"slices"
 
-	"google.golang.org/protobuf/proto"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -70,16 +69,8 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 // says tells whether two values of one object say the same, wherever they are written
 // and however often they were stored.
 func says(a, b *object.Object) bool {
-	if a.Meta.Generation != b.Meta.Generation || !a.Meta.Created.Equal(b.Meta.Created) ||
-		!sameMap(a.Meta.Labels, b.Meta.Labels) || !sameMap(a.Meta.Annotations, b.Meta.Annotations) {
-		return false
-	}
-	x, isMessage := a.Spec.(proto.Message)
-	y, both := b.Spec.(proto.Message)
-	if isMessage && both {
-		return proto.Equal(x, y)
-	}
-	return reflect.DeepEqual(a.Spec, b.Spec)
+	return a.Meta.Generation == b.Meta.Generation && a.Meta.Created.Equal(b.Meta.Created) &&
+		sameMap(a.Meta.Labels, b.Meta.Labels) && sameMap(a.Meta.Annotations, b.Meta.Annotations) && object.SameSpec(a, b)
 }
 
 func sameMap(a, b map[string]string) bool {

@@ -182,3 +182,16 @@ func (v *flagValue) String() string {
 	}
 	return v.text
 }
+
+// Environment makes a map of name=value strings as os.Environ returns them. The first of equal names
+// counts, as in C.
+func Environment(list []string) map[string]string {
+	env := make(map[string]string, len(list))
+	for _, e := range list {
+		name, value, _ := strings.Cut(e, "=")
+		if _, dup := env[name]; !dup {
+			env[name] = value
+		}
+	}
+	return env
+}

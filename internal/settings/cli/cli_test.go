@@ -111,3 +111,10 @@ func TestCollateralHasVariables(t *testing.T) {
 		t.Errorf("nothing asked for: %v", err)
 	}
 }
+
+func TestEnvironment(t *testing.T) {
+	got := Environment([]string{"A=1", "B=x=y", "A=2", "C="})
+	if got["A"] != "1" || got["B"] != "x=y" || len(got) != 3 {
+		t.Errorf("got %v", got)
+	}
+}

@@ -8,8 +8,6 @@ import (
 	"reflect"
 	"slices"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
@@ -254,15 +252,7 @@ func same(a, b *object.Object) bool {
 
 // equal reports whether two values of an object have equal metadata and specs.
 func equal(a, b *object.Object) bool {
-	if !reflect.DeepEqual(a.Meta, b.Meta) {
-		return false
-	}
-	x, isMessage := a.Spec.(proto.Message)
-	y, both := b.Spec.(proto.Message)
-	if isMessage && both {
-		return proto.Equal(x, y)
-	}
-	return reflect.DeepEqual(a.Spec, b.Spec)
+	return reflect.DeepEqual(a.Meta, b.Meta) && object.SameSpec(a, b)
 }
 
 // extent is the size of a file.
