@@ -1,4 +1,4 @@
-// Pilot-agent runs next to a workload: it keeps its Envoy running, identified and configured.
+// Pilot-agent runs next to a workload: it runs its Envoy, and gives it its configuration and its certificate.
 //
 // Flags, environment, output and exit codes are those of Istio's agent where users or
 // charts touch them. It ends with 0 when it did what was asked, with 255 when it was
@@ -116,7 +116,7 @@ func exitCode(err error) int {
 func newRoot(s process) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pilot-agent",
-		Short:         "Keeps a workload's Envoy running, identified and configured",
+		Short:         "Run a workload's Envoy: its configuration, its certificate and its life cycle",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		// Injection templates pass flags of many releases. [agent C2, F14]

@@ -26,7 +26,7 @@ import (
 func newProxy(s process) *cobra.Command {
 	c := &cobra.Command{
 		Use:                "proxy [sidecar|router]",
-		Short:              "Run Envoy and everything that it needs beside it",
+		Short:              "Run Envoy, and serve its configuration, its certificate and its status",
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(c *cobra.Command, args []string) error {
 			started := time.Now()
@@ -37,7 +37,7 @@ func newProxy(s process) *cobra.Command {
 				role = mesh.Role(args[0])
 			}
 			if role != mesh.Sidecar && role != mesh.Router {
-				return fmt.Errorf("proxy type %q: want sidecar or router", role)
+				return fmt.Errorf("invalid proxy type %q: want sidecar or router", role)
 			}
 			given := cli.Given(c.Flags())
 			v := settings.Read(given, s.env, settings.AgentProxy, settings.AgentLog)

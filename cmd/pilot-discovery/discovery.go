@@ -31,11 +31,11 @@ Sidecar. The directory is watched; an edit takes effect when it is saved. The me
 configuration is the key "mesh" of a ConfigMap named istio.
 
 The state folder (--stateDir) keeps the root certificate and its key, and the key that
-signs workload tokens ("pilotctl token create"). Keep it safe: who has it is the mesh.
-It also keeps the last good configuration, without Secrets: after a restart, what cannot
-be read has the value that it had before. Where the directory can be read and is empty,
-or a security policy is broken that never was good, proxies are not served until that is
-mended or confirmed (--accept-empty-config, --broken-policies).`,
+signs workload tokens ("pilotctl token create"). Protect it: whoever can read it can act as
+any workload of the mesh. It also keeps the last good configuration, without Secrets: after
+a restart, what cannot be read has its last good value. If the directory is empty although
+objects were saved, or a security policy is invalid and has no last good value, proxies are
+not served until that is corrected or confirmed (--accept-empty-config, --broken-policies).`,
 		Example: "  pilot-discovery discovery --configDir samples/bookshop --stateDir /var/lib/pilothouse",
 		Args:    cobra.ArbitraryArgs,
 		// Charts pass flags of other releases; they are named in a warning, not refused.

@@ -53,8 +53,10 @@ func newRoot(args []string, env map[string]string) *cobra.Command {
 		Short:         "The control plane of a mesh: configuration and identity for every proxy",
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Args:          usage(cobra.NoArgs),
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	cli.Setup(root, func(_ *cobra.Command, err error) error { return misuse{err} })
+	cli.Setup(root, misused)
 	root.AddCommand(newDiscovery(args, env), newVersion(), newRequest(), cli.Collateral(root))
 	return root
 }
@@ -62,9 +64,24 @@ func newRoot(args []string, env map[string]string) *cobra.Command {
 // misuse is an error in the command line or the environment.
 type misuse struct{ error }
 
+// misused marks an error of c's command line as misuse, and says where to read more.
+func misused(c *cobra.Command, err error) error {
+	return misuse{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
+}
+
+// usage marks the errors of an argument check as misuse.
+func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if err := check(c, args); err != nil {
+			return misused(c, err)
+		}
+		return nil
+	}
+}
+
 func newVersion() *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+		Use: "version", Short: "Print the version", Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(c.OutOrStdout(), version)
 			return err

@@ -21,6 +21,9 @@ func TestWhatIsAskedWronglyIsSaidAndEndsWith2(t *testing.T) {
 		env  map[string]string
 		want string
 	}{
+		{[]string{"discover"}, nil, `unknown command "discover" for "pilot-discovery" (see pilot-discovery --help)`},
+		{[]string{"request", "GET"}, nil, "received 1 (see pilot-discovery request --help)"},
+		{[]string{"version", "x"}, nil, "(see pilot-discovery version --help)"},
 		{[]string{"discovery"}, nil, "--configDir"},
 		{[]string{"discovery", "--configDir", dir, "--tls-min-version", "1.1"}, nil, "want 1.2 or 1.3"},
 		{[]string{"discovery", "--configDir", dir, "--maxStreams", "0"}, nil, "want 1 or more"},

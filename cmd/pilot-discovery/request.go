@@ -19,7 +19,7 @@ func newRequest() *cobra.Command {
 	c := &cobra.Command{
 		Use: "request METHOD PATH [BODY]", Short: "Ask the debug port of the pilot-discovery on this host",
 		Example: "  pilot-discovery request GET /debug/syncz",
-		Args:    cobra.RangeArgs(2, 3),
+		Args:    usage(cobra.RangeArgs(2, 3)),
 		RunE: func(c *cobra.Command, args []string) error {
 			body := ""
 			if len(args) == 3 {

@@ -25,8 +25,8 @@ func newObjects(f *flags) *cobra.Command {
 		Long: `List the objects that are refused, not enforced, or without effect, and why.
 
 An error is an object that is refused (its last good value stays in force, if there was one)
-or whose rules are NOT enforced. A warning is one that does not do all that it says. What a
-file holds that belongs to others, such as Deployments, is counted in a line below.`,
+or whose rules are NOT enforced. A warning is an object that is applied only in part. Objects
+of other programs, such as Deployments, are counted in a line below the table.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			var all []remark

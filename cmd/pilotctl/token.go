@@ -31,7 +31,7 @@ func newTokenCreate() *cobra.Command {
 
 It is signed with the key in pilot-discovery's state folder, which is made there if there
 is none yet. Put it where the agent looks: ./var/run/secrets/tokens/istio-token.
-Whoever has the token can get certificates for that service account until it ends.`,
+Whoever has the token can get certificates for that service account until it expires.`,
 		Example: "  pilotctl token create --stateDir /var/lib/pilothouse -n bookshop --serviceAccount reviews > istio-token",
 		Args:    usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {

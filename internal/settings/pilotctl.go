@@ -37,7 +37,7 @@ var PilotctlTokenCreate = Table{
 	{Flag: "serviceAccount", Kind: Text, Default: "default", Required: true, Unit: "name", Used: "internal/discovery/authn",
 		Help: "`name` of the service account"},
 	{Flag: "audience", Kind: Text, Default: mesh.TokenAudience, Required: true, Unit: "text", Used: "internal/discovery/authn",
-		Help: "`name` of whom the token is for"},
+		Help: "audience of the token, by `name`"},
 	{Flag: "ttl", Kind: Duration, Number: int64(DefaultTokenTTL), Positive: true, Unit: "duration", Used: "internal/discovery/authn",
-		Help: "how long the token is good"},
+		Help: "how long the token is valid"},
 }

@@ -14,9 +14,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
-// variablesKey is the annotation of a command that lists its variables without a flag, one a line:
-// the name, a tab, what it does.
-const variablesKey = "variables"
+// groups are the headings under which a command's variables without a flag are documented. Each
+// is also the annotation of the command that lists them, one a line: the name, a tab, what it does.
+var groups = []string{effective, withoutEffect}
+
+const effective, withoutEffect = "Environment", "Environment without effect"
 
 // Setup has a program's commands print their variables with their help, and name the flag in errors
 // of the command line as [settings.Values] does; wrap, which may be nil, makes the final error.
@@ -26,15 +28,10 @@ func Setup(root *cobra.Command, wrap func(c *cobra.Command, err error) error) {
 		if err := plain(c); err != nil {
 			return err
 		}
-		lines := variables(c)
-		if len(lines) == 0 {
-			return nil
-		}
 		var b strings.Builder
-		b.WriteString("\nEnvironment:\n")
-		for _, l := range lines {
-			fmt.Fprintf(&b, "  %s\n        %s\n", l[0], l[1])
-		}
+		eachVariable(c, func(group string) { fmt.Fprintf(&b, "\n%s:\n", group) }, func(name, usage string) {
+			fmt.Fprintf(&b, "  %s\n        %s\n", name, usage)
+		})
 		_, err := fmt.Fprint(c.OutOrStderr(), b.String())
 		return err
 	})
@@ -66,33 +63,43 @@ func AddToAll(c *cobra.Command, table settings.Table) {
 }
 
 func add(c *cobra.Command, f *pflag.FlagSet, tables []settings.Table) {
-	var lines []string
 	for _, t := range tables {
 		Flags(f, t)
 		for i := range t {
 			if s := &t[i]; s.Flag == "" {
-				for _, name := range s.Env {
-					lines = append(lines, name+"\t"+withDefault(s.Usage(), s.DefaultText()))
-				}
+				annotate(c, s)
 			}
 		}
 	}
-	if len(lines) > 0 {
-		if c.Annotations == nil {
-			c.Annotations = map[string]string{}
-		}
-		c.Annotations[variablesKey] = strings.Join(lines, "\n")
+}
+
+// annotate adds the variables of a setting without a flag to those of its group.
+func annotate(c *cobra.Command, s *settings.Setting) {
+	if c.Annotations == nil {
+		c.Annotations = map[string]string{}
+	}
+	group := effective
+	if s.NoEffect != "" {
+		group = withoutEffect
+	}
+	for _, name := range s.Env {
+		c.Annotations[group] += name + "\t" + withDefault(s.Usage(), s.DefaultText()) + "\n"
 	}
 }
 
-// variables lists name and usage of the variables without a flag of a command.
-func variables(c *cobra.Command) [][2]string {
-	var out [][2]string
-	for line := range strings.Lines(c.Annotations[variablesKey]) {
-		name, usage, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
-		out = append(out, [2]string{name, usage})
+// eachVariable goes through the variables without a flag of a command, by groups; those that are empty
+// are left out.
+func eachVariable(c *cobra.Command, begin func(group string), visit func(name, usage string)) {
+	for _, group := range groups {
+		if c.Annotations[group] == "" {
+			continue
+		}
+		begin(group)
+		for line := range strings.Lines(c.Annotations[group]) {
+			name, usage, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+			visit(name, usage)
+		}
 	}
-	return out
 }
 
 // withDefault adds a default that a person must be told.

@@ -21,6 +21,7 @@ var table = settings.Table{
 	{Flag: "switch", Kind: settings.Bool, Help: "turn it on"},
 	{Flag: "wait", Kind: settings.Duration, Help: "how long"},
 	{Flag: "form", Kind: settings.Enum, Default: "one", Values: []string{"one", "two"}, Help: "`form` of it"},
+	{Env: []string{"GONE"}, Kind: settings.Int, NoEffect: "there is none", Help: "how much"},
 	{Env: []string{"ONLY"}, Kind: settings.Int, Default: "4", Help: "how many"},
 }
 
@@ -84,7 +85,7 @@ func TestHelpHasVariablesAfterFlags(t *testing.T) {
 	last := 0
 	for _, want := range []string{
 		"Usage:", `-n, --name text       text to print [$NAME] (default "a")`, "--switch          turn it on\n", "--wait duration   how long\n",
-		`--form form       form of it: one or two (default "one")`, "Global Flags:", "Environment:\n  ONLY\n        how many (default 4)\n",
+		`--form form       form of it: one or two (default "one")`, "Global Flags:", "Environment:\n  ONLY\n        how many (default 4)\n\nEnvironment without effect:\n  GONE\n        how much (no effect: there is none)\n",
 	} {
 		i := strings.Index(out, want)
 		if i < last {
@@ -100,7 +101,7 @@ func TestCollateralHasVariables(t *testing.T) {
 		t.Fatal(err, out)
 	}
 	for file, want := range map[string]string{
-		"program-command.1": ".SH ENVIRONMENT\n.TP\n.B ONLY\nhow many (default 4)\n", "program_command.md": "## Environment\n\n- `ONLY`: how many (default 4)\n",
+		"program-command.1": ".SH ENVIRONMENT\n.TP\n.B ONLY\nhow many (default 4)\n.SH ENVIRONMENT WITHOUT EFFECT\n.TP\n.B GONE\nhow much (no effect: there is none)\n", "program_command.md": "## Environment\n\n- `ONLY`: how many (default 4)\n\n## Environment without effect\n\n- `GONE`: how much (no effect: there is none)\n",
 		"program.bash": "complete", "_program": "#compdef", "program.fish": "complete -c", "program.1": `program\-command`,
 	} {
 		if text, err := os.ReadFile(filepath.Join(dir, file)); err != nil || !strings.Contains(string(text), want) {

@@ -152,12 +152,9 @@ func markdown(w io.Writer, c *cobra.Command) error {
 	}
 	b.WriteString("\n## Options\n\n")
 	eachFlag(c, func(name, usage string) { fmt.Fprintf(&b, "- `%s`: %s\n", name, usage) })
-	for i, l := range variables(c) {
-		if i == 0 {
-			b.WriteString("\n## Environment\n\n")
-		}
-		fmt.Fprintf(&b, "- `%s`: %s\n", l[0], l[1])
-	}
+	eachVariable(c, func(group string) { fmt.Fprintf(&b, "\n## %s\n\n", group) }, func(name, usage string) {
+		fmt.Fprintf(&b, "- `%s`: %s\n", name, usage)
+	})
 	for i, sub := range documented(c) {
 		if i == 0 {
 			b.WriteString("\n## Commands\n\n")
@@ -179,12 +176,9 @@ func man(w io.Writer, c *cobra.Command) error {
 	}
 	b.WriteString(".SH OPTIONS\n")
 	eachFlag(c, func(name, usage string) { fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(name), roff(usage)) })
-	for i, l := range variables(c) {
-		if i == 0 {
-			b.WriteString(".SH ENVIRONMENT\n")
-		}
-		fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(l[0]), roff(l[1]))
-	}
+	eachVariable(c, func(group string) { fmt.Fprintf(&b, ".SH %s\n", strings.ToUpper(group)) }, func(name, usage string) {
+		fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(name), roff(usage))
+	})
 	for i, sub := range documented(c) {
 		if i == 0 {
 			b.WriteString(".SH SEE ALSO\n")
