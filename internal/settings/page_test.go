@@ -25,7 +25,8 @@ from the tables in [internal/settings](../internal/settings) by ` + "`make docs`
 - A duration is written as in 300ms, 5s, 1h30m; a switch as true or false; lists have commas in between.
 - ` + "`pilot-agent proxy`" + ` also finds its variables in ` + "`proxyMetadata`" + `, beneath the environment.
 - A value that cannot be used ends the program with an error that names the flag or variable.
-- What has *no effect* is accepted because Istio has it; the reason is given.
+- What has *no effect* is accepted because Istio has it; the reason is given. A value other than the default is
+  named in a warning at the start.
 `
 
 // docs/settings.md lists the settings as they are.

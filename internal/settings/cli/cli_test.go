@@ -119,3 +119,12 @@ func TestEnvironment(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+// Manual pages are ASCII, since groff by itself takes no UTF-8.
+func TestManualPagesAreASCII(t *testing.T) {
+	for text, want := range map[string]string{"scope:level,…": `scope:level,\[u2026]`, "1–65535": `1\[u2013]65535`, `a\b`: `a\eb`, ".x-y": `\&.x\-y`} {
+		if got := roff(text); got != want {
+			t.Errorf("%q is written as %q, want %q", text, got, want)
+		}
+	}
+}

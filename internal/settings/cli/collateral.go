@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -189,10 +190,10 @@ func man(w io.Writer, c *cobra.Command) error {
 	return err
 }
 
-// roff escapes text: backslashes, hyphens that are to be copied, and dots and quotes at
-// the start of a line, which would make it a request.
+// roff escapes text: backslashes, hyphens that are to be copied, dots and quotes at the start of a
+// line, which would make it a request, and what is not ASCII, which groff takes as an escape only.
 func roff(s string) string {
-	s = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(s)
+	s = escapeUnicode(strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(s))
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {
 		switch {
@@ -203,6 +204,18 @@ func roff(s string) string {
 		}
 	}
 	return strings.Join(lines, "\n")
+}
+
+func escapeUnicode(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		if r < utf8.RuneSelf {
+			b.WriteRune(r)
+		} else {
+			fmt.Fprintf(&b, `\[u%04X]`, r)
+		}
+	}
+	return b.String()
 }
 
 func indent(s string) string {
