@@ -344,12 +344,12 @@ func TestOptionsAreChecked(t *testing.T) {
 	addPod(t, m, netmesh.PodOptions{Name: "a", IP: netip.MustParseAddr("10.99.0.2")})
 	addPod(t, m, netmesh.PodOptions{Name: "b"})
 	for want, o := range map[string]netmesh.PodOptions{
-		"needs a Name":                  {},
-		"one of that name":              {Name: "a"},
-		"10.99.0.2 is taken by a":       {Name: "c", IP: netip.MustParseAddr("10.99.0.2")},
-		"10.99.0.1 is taken by the b":   {Name: "c", IP: netip.MustParseAddr("10.99.0.1")},
-		"10.99.0.255 is no host":        {Name: "c", IP: netip.MustParseAddr("10.99.0.255")},
-		"fd99:98::1 is outside the mes": {Name: "c", IP6: netip.MustParseAddr("fd99:98::1")},
+		"the Name is empty":                 {},
+		"the name is in use":                {Name: "a"},
+		"10.99.0.2 is in use by a":          {Name: "c", IP: netip.MustParseAddr("10.99.0.2")},
+		"10.99.0.1 is in use by the bridge": {Name: "c", IP: netip.MustParseAddr("10.99.0.1")},
+		"invalid IP 10.99.0.255":            {Name: "c", IP: netip.MustParseAddr("10.99.0.255")},
+		"invalid IP6 fd99:98::1":            {Name: "c", IP6: netip.MustParseAddr("fd99:98::1")},
 	} {
 		if _, err := m.AddPod(o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", o, err, want)
