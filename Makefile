@@ -75,8 +75,9 @@ e2e: tools build deps ## end-to-end tests: real Envoys in network namespaces (ne
 soak: tools build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (default 60; needs root)
 	@hack/soak.sh $(or $(SOAK_MINUTES),60)
 
-bench: tools ## the benchmarks of test/bench
+bench: tools build ## the benchmarks of test/bench, and 100 streams under load (XDSLOAD_FLAGS changes that)
 	$(GO) test -run '^$$' -bench . -benchmem ./test/bench/...
+	$(GO) run ./test/xdsload -streams 100 -services 200 $(XDSLOAD_FLAGS)
 
 fuzz: tools ## every fuzz test for FUZZTIME (default 15s) each
 	@hack/fuzz.sh $(or $(FUZZTIME),15s)

@@ -1,0 +1,82 @@
+// Command xdsload measures what many sidecars cost pilot-discovery.
+//
+// It writes a synthetic mesh into a temporary directory, starts pilot-discovery over it, opens streams that
+// subscribe and acknowledge as Envoy does, changes objects of the mesh, and lets all streams come back. Then it
+// does the same to a server that sends the very same bytes through gRPC and does nothing else: the limit of the
+// wire. It prints for each step the time until the streams had everything and what it cost the servers.
+// docs/performance.md explains the figures.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if script := os.Getenv(wireEnv); script != "" {
+		os.Exit(wireMain(script))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := command(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "xdsload:", err)
+		os.Exit(1)
+	}
+}
+
+// wireMain is main of a wire server.
+func wireMain(script string) int {
+	if err := serveWire(script, os.Getenv(wireCertEnv), os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "xdsload: wire server:", err)
+		return 1
+	}
+	return 0
+}
+
+// command is main without the process.
+func command(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var o options
+	flags := flag.NewFlagSet("xdsload", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.IntVar(&o.Streams, "streams", 500, "number of `proxies`, each with one connection and one stream")
+	flags.IntVar(&o.Mesh.Services, "services", 1000, "number of `services`; every fourth of a namespace has a VirtualService and a DestinationRule")
+	flags.IntVar(&o.Mesh.Endpoints, "endpoints", 2, "`Pods` of each service")
+	flags.IntVar(&o.Mesh.Namespaces, "namespaces", 20, "number of `namespaces` that the services are spread over")
+	protocol := flags.String("protocol", "delta", "xDS `protocol`: delta, or sotw for the state of the world")
+	flags.BoolVar(&o.TLS, "tls", false, "connect by mutual TLS, with certificates that the CA signs for tokens")
+	flags.IntVar(&o.Repeat, "repeat", 5, "how many `times` each change is made")
+	flags.StringVar(&o.Discovery, "discovery", "bin/pilot-discovery", "`path` of the pilot-discovery that is measured")
+	flags.DurationVar(&o.Bound, "bound", 10*time.Minute, "longest `time` of one step")
+	asJSON := flags.Bool("json", false, "print JSON instead of a table")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: want flags only", flags.Arg(0))
+	}
+	switch *protocol {
+	case "delta":
+		o.Delta = true
+	case "sotw":
+	default:
+		return fmt.Errorf("invalid -protocol %q: want delta or sotw", *protocol)
+	}
+	// The clients' garbage is not what is measured.
+	debug.SetGCPercent(400)
+	l, err := run(ctx, o)
+	if err != nil {
+		return err
+	}
+	if *asJSON {
+		return l.report.json(stdout)
+	}
+	return l.report.table(stdout)
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// cost is what one server did in a step. Times are in seconds, sizes in bytes.
+type cost struct {
+	P50       float64 `json:"p50"`     // until half of the streams were done
+	P99       float64 `json:"p99"`     // until 99 of 100 were
+	Last      float64 `json:"last"`    // until all were
+	CPU       float64 `json:"cpu"`     // of the server
+	Clients   float64 `json:"clients"` // CPU of this program
+	Sent      int64   `json:"sent"`
+	Asked     int64   `json:"asked"`
+	Responses int64   `json:"responses"`
+	Resources int64   `json:"resources"`
+	PeakRSS   int64   `json:"peakRSS"`
+}
+
+// add adds one of several runs, so that the sum is the mean; of the peaks, the greatest counts.
+func (c *cost) add(o cost, runs int) {
+	for _, p := range []struct {
+		to *float64
+		x  float64
+	}{{&c.P50, o.P50}, {&c.P99, o.P99}, {&c.Last, o.Last}, {&c.CPU, o.CPU}, {&c.Clients, o.Clients}} {
+		*p.to += p.x / float64(runs)
+	}
+	c.Sent += o.Sent / int64(runs)
+	c.Asked += o.Asked / int64(runs)
+	c.Responses += o.Responses / int64(runs)
+	c.Resources += o.Resources / int64(runs)
+	c.PeakRSS = max(c.PeakRSS, o.PeakRSS)
+}
+
+// at is a percentile of sorted times, in seconds.
+func at(times []time.Duration, percent int) float64 {
+	if len(times) == 0 {
+		return 0
+	}
+	return times[(len(times)*percent+99)/100-1].Seconds()
+}
+
+// row is a step, done by pilot-discovery and by the wire server.
+type row struct {
+	Step      string `json:"step"`
+	Runs      int    `json:"runs"` // of which figures are means
+	Discovery cost   `json:"discovery"`
+	Wire      cost   `json:"wire"`
+}
+
+// memoryCost is what a server holds, in bytes of heap and stacks in use.
+type memoryCost struct {
+	Empty int64 `json:"empty"` // without a stream
+	All   int64 `json:"all"`   // for each stream of the first, with what is compiled for them
+	More  int64 `json:"more"`  // for each further stream of a proxy that has one
+}
+
+// report is the result of a run.
+type report struct {
+	Options options `json:"options"`
+	Rows    []*row  `json:"rows"`
+	// Resources are how many resources of all types together streams have, at least and at most.
+	Resources [2]int     `json:"resources"`
+	Discovery memoryCost `json:"memory"`
+	Wire      memoryCost `json:"wireMemory"`
+}
+
+// count sets how many resources streams have, if it is not set.
+func (r *report) count(f *fleet) {
+	if r.Resources[1] > 0 {
+		return
+	}
+	for i, s := range f.streams {
+		n := 0
+		for typ := range numTypes {
+			n += s.count(typ)
+		}
+		if i == 0 {
+			r.Resources = [2]int{n, n}
+		}
+		r.Resources = [2]int{min(n, r.Resources[0]), max(n, r.Resources[1])}
+	}
+}
+
+func (r *report) json(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// table writes two lines for each step: pilot-discovery's, and the wire's limit.
+func (r *report) table(w io.Writer) error {
+	o := r.Options
+	protocol, transport := "state of the world", "plaintext"
+	if o.Delta {
+		protocol = "delta"
+	}
+	if o.TLS {
+		transport = "mutual TLS"
+	}
+	if _, err := fmt.Fprintf(w, "%d streams (%s, %s); %d services × %d endpoints in %d namespaces; %d–%d resources for each stream; changes are means of %d\n\n",
+		o.Streams, protocol, transport, o.Mesh.Services, o.Mesh.Endpoints, o.Mesh.Namespaces, r.Resources[0], r.Resources[1], o.Repeat); err != nil {
+		return err
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	line := func(columns ...string) { fmt.Fprintln(t, strings.Join(columns, "\t")+"\t") } // the error is Flush's
+	line("", "p50", "p99", "last", "server CPU", "× wire", "sent", "responses", "resources", "received", "peak RSS", "clients' CPU")
+	cells := func(name string, c cost, times string) {
+		line(name, seconds(c.P50), seconds(c.P99), seconds(c.Last), seconds(c.CPU), times, megabytes(c.Sent),
+			fmt.Sprint(c.Responses), fmt.Sprint(c.Resources), megabytes(c.Asked), megabytes(c.PeakRSS), seconds(c.Clients))
+	}
+	for _, row := range r.Rows {
+		if row.Step == stepCertificates {
+			cells(row.Step, row.Discovery, "")
+			continue
+		}
+		cells(row.Step, row.Discovery, ratio(row.Discovery.CPU, row.Wire.CPU))
+		cells("the wire's limit", row.Wire, "")
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\nheap and stacks in use: %s without streams; %s for each stream with what is compiled for it (the wire's limit: %s); %s for each further stream of a proxy that has one (%s)\n",
+		megabytes(r.Discovery.Empty), kilobytes(r.Discovery.All), kilobytes(r.Wire.All), kilobytes(r.Discovery.More), kilobytes(r.Wire.More))
+	return err
+}
+
+func seconds(s float64) string { return fmt.Sprintf("%.3f s", s) }
+
+func megabytes(n int64) string { return fmt.Sprintf("%.2f MB", float64(n)/1e6) }
+
+func kilobytes(n int64) string { return fmt.Sprintf("%.0f kB", float64(n)/1e3) }
+
+// ratio is how many times the second the first is; there is none of what is too little to compare with.
+func ratio(a, b float64) string {
+	if b < 0.0005 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f", a/b)
+}
