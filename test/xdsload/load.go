@@ -135,9 +135,9 @@ func (l *load) loadDiscovery(ctx context.Context) error {
 	}
 	f := newFleet(l.Delta, address)
 	f.script = &l.script
-	m := &meter{load: l, fleet: f, server: l.discovery}
-	phases := func(int) error { l.script.next(); return nil }
-	ended := func(ctx context.Context) error {
+	m := &meter{load: l, fleet: f, server: l.discovery, creds: creds, side: func(r *row) *cost { return &r.Discovery }}
+	m.begin = func(int) error { l.script.next(); return nil }
+	m.ended = func(ctx context.Context) error {
 		return poll(ctx, func() error {
 			if n, err := l.discovery.streams(ctx); err != nil || n > 0 {
 				return errors.Join(err, fmt.Errorf("%d streams have not ended", n))
@@ -145,7 +145,7 @@ func (l *load) loadDiscovery(ctx context.Context) error {
 			return nil
 		})
 	}
-	return m.all(ctx, creds, phases, ended, func(r *row) *cost { return &r.Discovery })
+	return m.all(ctx)
 }
 
 // loadWire sends what the control plane sent to the first stream to as many streams, by the wire server.
@@ -175,9 +175,10 @@ func (l *load) loadWire(ctx context.Context) error {
 	}
 	defer w.stop()
 	f := newFleet(l.Delta, w.address)
-	m := &meter{load: l, fleet: f, server: w, replay: true}
-	phases := func(n int) error { _, err := w.tell(fmt.Sprint(commandPhase, " ", n)); return err }
-	return m.all(ctx, creds, phases, func(context.Context) error { return nil }, func(r *row) *cost { return &r.Wire })
+	m := &meter{load: l, fleet: f, server: w, replay: true, creds: creds, side: func(r *row) *cost { return &r.Wire }}
+	m.begin = func(n int) error { _, err := w.tell(fmt.Sprint(commandPhase, " ", n)); return err }
+	m.ended = func(context.Context) error { return nil }
+	return m.all(ctx)
 }
 
 // certify gets a certificate for each proxy from the CA, one after another, as their agents would with their
@@ -272,13 +273,20 @@ type meter struct {
 	fleet  *fleet
 	server server
 	replay bool // the server sends a script: there are no files to change
-	phase  int
-	goal   *goal
+	creds  func(n int) credentials.TransportCredentials
+	// begin is called with the number of each phase before it starts.
+	begin func(phase int) error
+	// ended waits until the server has noticed that all streams have ended.
+	ended func(context.Context) error
+	// side is the server's side of a row of the report.
+	side func(*row) *cost
+
+	phase int
+	goal  *goal
 }
 
-// all runs all steps. begin is called with the number of each phase before it starts, and ended waits until the
-// server has noticed that all streams have ended.
-func (m *meter) all(ctx context.Context, creds func(n int) credentials.TransportCredentials, begin func(phase int) error, ended func(context.Context) error, side func(*row) *cost) error {
+// all runs all steps.
+func (m *meter) all(ctx context.Context) error {
 	l, f := m.load, m.fleet
 	l.fleets = append(l.fleets, f)
 	defer f.close()
@@ -287,21 +295,21 @@ func (m *meter) all(ctx context.Context, creds func(n int) credentials.Transport
 		return fmt.Errorf("memory without streams: %w", err)
 	}
 	for n, p := range l.proxies {
-		f.add(p, creds(n))
+		f.add(p, m.creds(n))
 	}
 	connect := func(ctx context.Context) (*goal, error) {
-		if err := begin(m.phase); err != nil {
+		if err := m.begin(m.phase); err != nil {
 			return nil, err
 		}
 		g := f.aim(0, len(f.streams), nil)
 		return g, f.connect(ctx, f.streams)
 	}
 	first := l.row(stepFromNothing)
-	if *side(first), err = m.step(ctx, connect); err != nil {
+	if *m.side(first), err = m.step(ctx, connect); err != nil {
 		return fmt.Errorf("%s: %w", stepFromNothing, err)
 	}
 	l.report.count(f)
-	if err := m.perStream(ctx, creds, empty); err != nil {
+	if err := m.perStream(ctx, empty); err != nil {
 		return fmt.Errorf("memory of streams: %w", err)
 	}
 	for _, kind := range changeKinds {
@@ -312,7 +320,7 @@ func (m *meter) all(ctx context.Context, creds func(n int) credentials.Transport
 			c, err := m.step(ctx, func(context.Context) (*goal, error) {
 				edit := l.Mesh.edit(kind, turn)
 				g := f.aim(0, len(f.streams), edit.marker)
-				if err := begin(m.phase); err != nil || m.replay {
+				if err := m.begin(m.phase); err != nil || m.replay {
 					return g, err
 				}
 				return g, writeFile(l.discovery.config(), edit.file, edit.text)
@@ -320,15 +328,15 @@ func (m *meter) all(ctx context.Context, creds func(n int) credentials.Transport
 			if err != nil {
 				return fmt.Errorf("%s: %w", kind, err)
 			}
-			side(r).add(c, l.Repeat)
+			m.side(r).add(c, l.Repeat)
 		}
 	}
 	f.close()
-	if err := m.bounded(ctx, ended); err != nil {
+	if err := m.bounded(ctx, m.ended); err != nil {
 		return err
 	}
 	m.phase++
-	if *side(l.row(stepBack)), err = m.step(ctx, connect); err != nil {
+	if *m.side(l.row(stepBack)), err = m.step(ctx, connect); err != nil {
 		return fmt.Errorf("%s: %w", stepBack, err)
 	}
 	return nil
@@ -440,7 +448,7 @@ const moreStreams = 500
 
 // perStream measures what a connected stream costs the server in bytes: all of them, with what was compiled for
 // them, and then some more of the same proxies, for which there is nothing to compile.
-func (m *meter) perStream(ctx context.Context, creds func(n int) credentials.TransportCredentials, empty int64) error {
+func (m *meter) perStream(ctx context.Context, empty int64) error {
 	l, f := m.load, m.fleet
 	all, err := m.memory(ctx)
 	if err != nil {
@@ -449,7 +457,7 @@ func (m *meter) perStream(ctx context.Context, creds func(n int) credentials.Tra
 	have := len(f.streams)
 	more := min(have, moreStreams)
 	for n := range more {
-		f.add(l.proxies[n], creds(n))
+		f.add(l.proxies[n], m.creds(n))
 	}
 	added := f.streams[have:]
 	f.streams = f.streams[:have]

@@ -124,8 +124,8 @@ func checkCosts(t *testing.T, l *load, outbound int64) {
 		t.Fatalf("%d steps, want the changes and what is before and after", len(rows))
 	}
 	first := rows[stepFromNothing].Discovery
-	if min := streams * 2 * outbound; first.Resources < min || l.report.Resources[0] < int(2*outbound) {
-		t.Errorf("from nothing: %d resources, %d for the stream with the fewest, want %d or more", first.Resources, l.report.Resources[0], min)
+	if least := streams * 2 * outbound; first.Resources < least || l.report.Resources[0] < int(2*outbound) {
+		t.Errorf("from nothing: %d resources, %d for the stream with the fewest, want %d or more", first.Resources, l.report.Resources[0], least)
 	}
 	if c := rows[changeEndpoint].Discovery; l.Delta && c.Sent*10 > first.Sent {
 		t.Errorf("one endpoint: %d bytes, want much less than the %d from nothing", c.Sent, first.Sent)

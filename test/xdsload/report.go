@@ -111,17 +111,17 @@ func (r *report) table(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	line := func(columns ...string) { fmt.Fprintln(t, strings.Join(columns, "\t")+"\t") } // the error is Flush's
 	line("", "p50", "p99", "last", "server CPU", "× wire", "sent", "responses", "resources", "received", "peak RSS", "clients' CPU")
-	cells := func(name string, c cost, times string) {
+	figures := func(name string, c cost, times string) {
 		line(name, seconds(c.P50), seconds(c.P99), seconds(c.Last), seconds(c.CPU), times, megabytes(c.Sent),
 			fmt.Sprint(c.Responses), fmt.Sprint(c.Resources), megabytes(c.Asked), megabytes(c.PeakRSS), seconds(c.Clients))
 	}
 	for _, row := range r.Rows {
 		if row.Step == stepCertificates {
-			cells(row.Step, row.Discovery, "")
+			figures(row.Step, row.Discovery, "")
 			continue
 		}
-		cells(row.Step, row.Discovery, ratio(row.Discovery.CPU, row.Wire.CPU))
-		cells("the wire's limit", row.Wire, "")
+		figures(row.Step, row.Discovery, ratio(row.Discovery.CPU, row.Wire.CPU))
+		figures("the wire's limit", row.Wire, "")
 	}
 	if err := t.Flush(); err != nil {
 		return err
