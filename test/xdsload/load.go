@@ -315,6 +315,7 @@ func (m *meter) all(ctx context.Context) error {
 	for _, kind := range changeKinds {
 		r := l.row(kind)
 		r.Runs = l.Repeat
+		var runs []cost
 		for turn := range l.Repeat {
 			m.phase++
 			c, err := m.step(ctx, func(context.Context) (*goal, error) {
@@ -328,8 +329,9 @@ func (m *meter) all(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", kind, err)
 			}
-			m.side(r).add(c, l.Repeat)
+			runs = append(runs, c)
 		}
+		*m.side(r) = mean(runs)
 	}
 	f.close()
 	if err := m.bounded(ctx, m.ended); err != nil {

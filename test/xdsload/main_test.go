@@ -181,13 +181,16 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-func TestPercentiles(t *testing.T) {
+func TestPercentilesAndMeans(t *testing.T) {
 	var times []time.Duration
 	for n := range 200 {
 		times = append(times, time.Duration(n+1)*time.Second)
 	}
 	if p50, p99, last := at(times, 50), at(times, 99), at(times, 100); p50 != 100 || p99 != 198 || last != 200 {
 		t.Errorf("percentiles of 1–200 s: %v, %v, %v, want 100, 198, 200", p50, p99, last)
+	}
+	if m := mean([]cost{{Last: 1, Sent: 500, PeakRSS: 3}, {Last: 2, Sent: 500, PeakRSS: 9}, {Last: 6, Sent: 500, PeakRSS: 4}}); m != (cost{Last: 3, Sent: 500, PeakRSS: 9}) {
+		t.Errorf("mean: %+v, want 3 s, 500 bytes and the greatest peak", m)
 	}
 	if one := at(times[:1], 50); one != 1 {
 		t.Errorf("median of one time: %v, want it", one)

@@ -23,19 +23,29 @@ type cost struct {
 	PeakRSS   int64   `json:"peakRSS"`
 }
 
-// add adds one of several runs, so that the sum is the mean; of the peaks, the greatest counts.
-func (c *cost) add(o cost, runs int) {
-	for _, p := range []struct {
-		to *float64
-		x  float64
-	}{{&c.P50, o.P50}, {&c.P99, o.P99}, {&c.Last, o.Last}, {&c.CPU, o.CPU}, {&c.Clients, o.Clients}} {
-		*p.to += p.x / float64(runs)
+// mean is the mean of several runs; of the peaks, the greatest counts.
+func mean(runs []cost) cost {
+	var sum cost
+	for _, c := range runs {
+		sum.P50 += c.P50
+		sum.P99 += c.P99
+		sum.Last += c.Last
+		sum.CPU += c.CPU
+		sum.Clients += c.Clients
+		sum.Sent += c.Sent
+		sum.Asked += c.Asked
+		sum.Responses += c.Responses
+		sum.Resources += c.Resources
+		sum.PeakRSS = max(sum.PeakRSS, c.PeakRSS)
 	}
-	c.Sent += o.Sent / int64(runs)
-	c.Asked += o.Asked / int64(runs)
-	c.Responses += o.Responses / int64(runs)
-	c.Resources += o.Resources / int64(runs)
-	c.PeakRSS = max(c.PeakRSS, o.PeakRSS)
+	n := len(runs)
+	for _, x := range []*float64{&sum.P50, &sum.P99, &sum.Last, &sum.CPU, &sum.Clients} {
+		*x /= float64(n)
+	}
+	for _, x := range []*int64{&sum.Sent, &sum.Asked, &sum.Responses, &sum.Resources} {
+		*x /= int64(n)
+	}
+	return sum
 }
 
 // at is a percentile of sorted times, in seconds.
