@@ -66,10 +66,8 @@ func newFleet(delta bool, address string) *fleet {
 }
 
 // add adds a proxy, whose stream is not open yet.
-func (f *fleet) add(p proxy, creds credentials.TransportCredentials) *stream {
-	s := &stream{fleet: f, number: len(f.streams), proxy: p, creds: creds}
-	f.streams = append(f.streams, s)
-	return s
+func (f *fleet) add(p proxy, creds credentials.TransportCredentials) {
+	f.streams = append(f.streams, &stream{fleet: f, number: len(f.streams), proxy: p, creds: creds})
 }
 
 // current is called by streams.
