@@ -212,7 +212,7 @@ func TestWhatProxiesShareStaysWhenOneLeaves(t *testing.T) {
 	wait.Until(t, "nothing is kept for nobody", func() (nothing bool) {
 		p.server.loop.ask(func() {
 			v := p.server.loop.views
-			nothing = len(v.classes)+len(v.resources)+len(v.proxies)+len(v.byKey) == 0
+			nothing = len(v.classes)+len(v.layers.byKey)+len(v.proxies)+len(v.byKey) == 0
 		})
 		return nothing
 	})

@@ -9,7 +9,6 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
-	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -27,7 +26,7 @@ func panicOf(f func()) (text string) {
 func TestAKindWithoutATypePanics(t *testing.T) {
 	unknown := compile.Kinds()[len(compile.Kinds())-1] + 1
 	p := newTestPublisher()
-	if got := panicOf(func() { p.resource(compile.Key{Kind: unknown, Name: "a"}, []byte{}) }); !strings.Contains(got, "unknown kind") {
+	if got := panicOf(func() { p.layers.resource(compile.Key{Kind: unknown, Name: "a"}, []byte{}) }); !strings.Contains(got, "unknown kind") {
 		t.Errorf("panic %q", got)
 	}
 	if got := panicOf(func() { _ = unknown.TypeURL() }); !strings.Contains(got, "no row in kinds") {
@@ -46,7 +45,7 @@ func TestEveryKindHasItsType(t *testing.T) {
 		compile.Listener: xds.LDS, compile.ListenerInbound: xds.LDS, compile.Route: xds.RDS,
 	}
 	for _, k := range compile.Kinds() {
-		if got := p.typeOf(k); got != want[k] {
+		if got := p.layers.typeOf(k); got != want[k] {
 			t.Errorf("kind %d is %s, want %s", k, got, want[k])
 		}
 	}
@@ -79,8 +78,4 @@ func TestSnapshotsDoNotChange(t *testing.T) {
 	}
 }
 
-func newTestPublisher() *publisher {
-	g := incr.New()
-	m := model.New(g, "cluster.local")
-	return newPublisher(g, m, compile.New(g, m, compile.Options{}))
-}
+func newTestPublisher() *publisher { return newPublished().publisher }

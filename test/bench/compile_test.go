@@ -21,7 +21,7 @@ type world struct {
 	graph    *incr.Graph
 	model    *model.Model
 	compiler *compile.Compiler
-	held     map[mesh.Class][]compile.Key
+	held     map[compile.Layer][]compile.Key
 }
 
 // load makes a world of objects, with nothing compiled yet.
@@ -30,21 +30,23 @@ func load(objects []object.Change) *world {
 	m := model.New(g, "cluster.local")
 	m.Apply(objects)
 	g.Run()
-	return &world{graph: g, model: m, compiler: compile.New(g, m, compile.Options{}), held: map[mesh.Class][]compile.Key{}}
+	return &world{graph: g, model: m, compiler: compile.New(g, m, compile.Options{}), held: map[compile.Layer][]compile.Key{}}
 }
 
 // join compiles everything for a proxy and keeps it wanted.
 func (w *world) join(n mesh.Node) {
 	class := w.model.Classify().Want(model.KeyOf(n))
-	if w.held[class] == nil {
-		w.hold(class, w.compiler.Names().Want(class))
+	for _, l := range compile.Layers(class) {
+		if _, ok := w.held[l]; !ok {
+			w.hold(l, w.compiler.Names().Want(l))
+		}
 	}
 }
 
-// hold wants exactly keys for a class.
-func (w *world) hold(class mesh.Class, keys []compile.Key) {
-	old := make(map[compile.Key]bool, len(w.held[class]))
-	for _, k := range w.held[class] {
+// hold wants exactly keys for a layer.
+func (w *world) hold(layer compile.Layer, keys []compile.Key) {
+	old := make(map[compile.Key]bool, len(w.held[layer]))
+	for _, k := range w.held[layer] {
 		old[k] = true
 	}
 	for _, k := range keys {
@@ -57,7 +59,7 @@ func (w *world) hold(class mesh.Class, keys []compile.Key) {
 	for k := range old {
 		w.compiler.Resource(k.Kind).Unwant(k)
 	}
-	w.held[class] = slices.Clone(keys)
+	w.held[layer] = slices.Clone(keys)
 }
 
 // change takes changed objects into the resources and returns what moved.
@@ -65,9 +67,9 @@ func (w *world) change(c []object.Change) []incr.Moved {
 	w.model.Apply(c)
 	moved := w.graph.Run()
 	for _, m := range moved {
-		if class, ok := m.Key.(mesh.Class); ok {
-			keys, _ := w.compiler.Names().Value(class)
-			w.hold(class, keys)
+		if layer, ok := m.Key.(compile.Layer); ok {
+			keys, _ := w.compiler.Names().Value(layer)
+			w.hold(layer, keys)
 		}
 	}
 	return moved

@@ -179,16 +179,15 @@ func subsetLabels(d *model.DestinationRule, subset string) map[string]string {
 	return nil
 }
 
-// inboundNames lists what a class has because of its workload.
-func inboundNames(class mesh.Class) []Key {
-	if class.Scope.Role != mesh.Sidecar {
+// inboundNames lists what is in a workload's layer.
+func inboundNames(l Layer) []Key {
+	if l.Scope.Value().Role != mesh.Sidecar {
 		return nil
 	}
-	key := inboundKey(class)
-	key.Kind, key.Name = ClusterInbound, mesh.InboundPassthroughCluster
+	key := Key{Kind: ClusterInbound, Name: mesh.InboundPassthroughCluster, Scope: l.Scope, Workload: l.Workload}
 	out := []Key{key}
 	last := uint32(0)
-	for _, p := range model.InboundPorts(class.Workload) {
+	for _, p := range model.InboundPorts(l.Workload.Value()) {
 		if p.Target != last {
 			key.Name = cluster.Name(cluster.Inbound, p.Target, "", "")
 			out = append(out, key)
@@ -197,12 +196,6 @@ func inboundNames(class mesh.Class) []Key {
 	}
 	key.Kind, key.Name = ListenerInbound, mesh.VirtualInbound
 	return append(out, key)
-}
-
-// inboundKey is what decides a class's inbound resources: the workload, and of the scope
-// only what the proxy can do.
-func inboundKey(class mesh.Class) Key {
-	return Key{Workload: class.Workload.ID(), Scope: mesh.Scope{Role: class.Scope.Role, Caps: class.Scope.Caps}.ID()}
 }
 
 // inboundCluster makes the cluster for one of the application's ports.

@@ -59,18 +59,20 @@ type kindRow struct {
 	name string
 	// message is of the type of the resources; it is nil, only its type counts.
 	message proto.Message
-	rule    func(*Compiler, *incr.Reader, Key) []byte
+	// layer is the one that the resources are in.
+	layer LayerKind
+	rule  func(*Compiler, *incr.Reader, Key) []byte
 }
 
 // kinds has a row for each Kind.
 var kinds = [numKinds]kindRow{
-	Cluster:         {"cluster", (*clusterv3.Cluster)(nil), (*Compiler).cluster},
-	ClusterInline:   {"inline cluster", (*clusterv3.Cluster)(nil), (*Compiler).cluster},
-	ClusterInbound:  {"inbound cluster", (*clusterv3.Cluster)(nil), (*Compiler).inboundCluster},
-	Endpoints:       {"endpoints", (*endpointv3.ClusterLoadAssignment)(nil), (*Compiler).endpoints},
-	Listener:        {"listener", (*listenerv3.Listener)(nil), (*Compiler).listener},
-	ListenerInbound: {"inbound listener", (*listenerv3.Listener)(nil), (*Compiler).inboundListener},
-	Route:           {"route", (*routev3.RouteConfiguration)(nil), (*Compiler).route},
+	Cluster:         {"cluster", (*clusterv3.Cluster)(nil), ScopeLayer, (*Compiler).cluster},
+	ClusterInline:   {"inline cluster", (*clusterv3.Cluster)(nil), LocationLayer, (*Compiler).cluster},
+	ClusterInbound:  {"inbound cluster", (*clusterv3.Cluster)(nil), WorkloadLayer, (*Compiler).inboundCluster},
+	Endpoints:       {"endpoints", (*endpointv3.ClusterLoadAssignment)(nil), LocationLayer, (*Compiler).endpoints},
+	Listener:        {"listener", (*listenerv3.Listener)(nil), ScopeLayer, (*Compiler).listener},
+	ListenerInbound: {"inbound listener", (*listenerv3.Listener)(nil), WorkloadLayer, (*Compiler).inboundListener},
+	Route:           {"route", (*routev3.RouteConfiguration)(nil), ScopeLayer, (*Compiler).route},
 }
 
 // Kinds are all kinds, in the order of their constants.
@@ -114,7 +116,7 @@ const (
 	levelHost
 	levelResource
 	levelNames
-	levelClass
+	levelLayer
 )
 
 // Compiler is the rules. Make one with New; it belongs to its graph's goroutine.
@@ -122,9 +124,9 @@ type Compiler struct {
 	model *model.Model
 	opts  Options
 	inner inner
-	// resources are the rules for each Kind; names lists a class's resources.
+	// resources are the rules for each Kind; names lists a layer's resources.
 	resources [numKinds]*incr.Rule[Key, []byte]
-	names     *incr.Rule[mesh.Class, []Key]
+	names     *incr.Rule[Layer, []Key]
 	byRule    map[string]Kind
 }
 
@@ -186,12 +188,12 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		c.resources[k] = incr.Derive(g, levelResource, row.name, func(r *incr.Reader, key Key) []byte { return row.rule(c, r, key) })
 		c.byRule[row.name] = k
 	}
-	c.names = incr.Derive(g, levelClass, "names", c.classNames)
+	c.names = incr.Derive(g, levelLayer, "names", c.layerNames)
 	return c
 }
 
-// Names is the rule that lists a class's resources, sorted by kind and name.
-func (c *Compiler) Names() *incr.Rule[mesh.Class, []Key] { return c.names }
+// Names is the rule that lists a layer's resources, sorted by Key.Compare and without repetition.
+func (c *Compiler) Names() *incr.Rule[Layer, []Key] { return c.names }
 
 // Resource is the rule that makes the bytes of resources of a kind.
 func (c *Compiler) Resource(k Kind) *incr.Rule[Key, []byte] { return c.resources[k] }
@@ -203,20 +205,6 @@ func (c *Compiler) Moved(m incr.Moved) (Key, bool) {
 	}
 	k, ok := m.Key.(Key)
 	return k, ok
-}
-
-// classNames joins what the scope has with what the location and the workload add.
-func (c *Compiler) classNames(r *incr.Reader, class mesh.Class) []Key {
-	scoped := c.inner.scopeNames.Of(r, class.Scope.ID())
-	inbound, location := inboundNames(class), class.Location.ID()
-	out := make([]Key, 0, len(scoped)+len(inbound))
-	for _, k := range scoped {
-		if k.Kind == ClusterInline || k.Kind == Endpoints {
-			k.Location = location
-		}
-		out = append(out, k)
-	}
-	return append(out, inbound...)
 }
 
 // scopeNames lists what a scope has, locations left out.

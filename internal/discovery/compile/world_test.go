@@ -82,14 +82,16 @@ func (w *world) join(n mesh.Node) mesh.Class {
 func (w *world) sync() {
 	want := map[compile.Key]bool{}
 	for c := range w.classes {
-		keys, ok := w.compiler.Names().Value(c)
-		if !ok {
-			keys = w.compiler.Names().Want(c)
-		}
-		for _, k := range keys {
-			want[k] = true
-			if !w.held[k] {
-				w.compiler.Resource(k.Kind).Want(k)
+		for _, l := range compile.Layers(c) {
+			keys, ok := w.compiler.Names().Value(l)
+			if !ok {
+				keys = w.compiler.Names().Want(l)
+			}
+			for _, k := range keys {
+				if !w.held[k] && !want[k] {
+					w.compiler.Resource(k.Kind).Want(k)
+				}
+				want[k] = true
 			}
 		}
 	}
@@ -118,9 +120,11 @@ func (w *world) run() []string {
 // bytes is every resource of a class by kind and name.
 func (w *world) bytes(c mesh.Class) map[compile.Key][]byte {
 	out := map[compile.Key][]byte{}
-	keys, _ := w.compiler.Names().Value(c)
-	for _, k := range keys {
-		out[k], _ = w.compiler.Resource(k.Kind).Value(k)
+	for _, l := range compile.Layers(c) {
+		keys, _ := w.compiler.Names().Value(l)
+		for _, k := range keys {
+			out[k], _ = w.compiler.Resource(k.Kind).Value(k)
+		}
 	}
 	return out
 }

@@ -10,7 +10,6 @@ import (
 
 // fleet is 500 machines of one class with 1,000 clusters, all in sync.
 func fleet(b *testing.B) ([]*Sub, *View) {
-	v := &View{Generation: 1}
 	var cds, eds, lds, rds []*Resource
 	for i := range 1000 {
 		n := fmt.Sprintf("outbound|8080||service-%d.namespace-%d.svc.cluster.local", i, i%20)
@@ -21,11 +20,11 @@ func fleet(b *testing.B) ([]*Sub, *View) {
 		lds = append(lds, NewResource(LDS, fmt.Sprintf("0.0.0.0_%d", 8000+i), make([]byte, 2000)))
 		rds = append(rds, NewResource(RDS, fmt.Sprint(8000+i), make([]byte, 50000)))
 	}
-	v = v.With(CDS, cds, nil).With(EDS, eds, nil).With(LDS, lds, nil).With(RDS, rds, nil)
-	var shared diffCache
+	v := benchView(cds, eds, lds, rds)
+	var shared stepCache
 	subs := make([]*Sub, 500)
 	for i := range subs {
-		s := NewSub(true, shared.diff)
+		s := NewSub(true, &shared)
 		s.Step(Now{T: time.Unix(1e9, 0)})
 		s.Step(Moved{View: v})
 		for _, t := range Types() {
@@ -40,6 +39,17 @@ func fleet(b *testing.B) ([]*Sub, *View) {
 		subs[i] = s
 	}
 	return subs, v
+}
+
+// benchView is a view of layers as compiling makes them: endpoints are in one of their own, and the
+// workload has two resources.
+func benchView(cds, eds, lds, rds []*Resource) *View {
+	var scope, location, workload *Layer
+	scope = scope.With(CDS, cds, nil).With(LDS, lds, nil).With(RDS, rds, nil)
+	location = location.With(EDS, eds, nil)
+	workload = workload.With(CDS, []*Resource{NewCluster("inbound|8080||", make([]byte, 600), "")}, nil).
+		With(LDS, []*Resource{NewResource(LDS, "virtualInbound", make([]byte, 5000))}, nil)
+	return &View{Generation: 1, Layers: [NumLayers]*Layer{scope, location, workload}}
 }
 
 // answer acknowledges all that was sent and says how many bytes that was.
@@ -63,12 +73,15 @@ func BenchmarkOneEndpoint(b *testing.B) {
 	before := heap()
 	subs, v := fleet(b)
 	size := float64(heap()-before) / float64(len(subs)) / 1024
-	name := v.Of(EDS).list[500].Name
+	name := v.Layers[1].of(EDS).list[500].Name
 	b.ReportAllocs()
 	n := 0
 	for b.Loop() {
 		n++
-		v = v.put(NewResource(EDS, name, fmt.Appendf(nil, "%200d", n)))
+		next := *v
+		next.Generation++
+		next.Layers[1] = v.Layers[1].With(EDS, []*Resource{NewResource(EDS, name, fmt.Appendf(nil, "%200d", n))}, nil)
+		v = &next
 		for _, s := range subs {
 			if answer(s, s.Step(Moved{View: v})) == 0 {
 				b.Fatal("nothing sent")
@@ -95,8 +108,8 @@ func BenchmarkStart(b *testing.B) {
 		cds = append(cds, NewCluster(n, make([]byte, 600), n))
 		eds = append(eds, NewResource(EDS, n, make([]byte, 200)))
 	}
-	v := (&View{Generation: 1}).With(CDS, cds, nil).With(EDS, eds, nil).With(LDS, []*Resource{NewResource(LDS, "l", nil)}, nil)
-	var shared diffCache
+	v := benchView(cds, eds, []*Resource{NewResource(LDS, "l", nil)}, nil)
+	var shared stepCache
 	var names []string
 	versions := [numTypes]map[string]string{}
 	for _, t := range Types() {
@@ -109,7 +122,7 @@ func BenchmarkStart(b *testing.B) {
 		names = append(names, n)
 	}
 	start := func(versions [numTypes]map[string]string) (sent int) {
-		s := NewSub(true, shared.diff)
+		s := NewSub(true, &shared)
 		s.Step(Now{T: time.Unix(1e9, 0)})
 		s.Step(Moved{View: v})
 		for _, q := range []Request{{Type: CDS}, {Type: EDS, Names: names}, {Type: LDS}} {

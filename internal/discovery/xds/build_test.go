@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"slices"
 	"testing"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -99,6 +100,32 @@ func (v *View) put(rs ...*Resource) *View {
 		out = out.With(r.Type, []*Resource{r}, nil)
 	}
 	return out
+}
+
+// With is v with resources of a type added or replaced and others removed. A resource is in a layer
+// that its content decides, so that all of them are used, and a name may move to another one.
+func (v *View) With(t Type, upserts []*Resource, removes []string) *View {
+	out := *v
+	for i := range out.Layers {
+		var up []*Resource
+		gone := slices.Clone(removes)
+		for _, r := range upserts {
+			if int(r.Version[0])%NumLayers == i {
+				up = append(up, r)
+			} else {
+				gone = append(gone, r.Name)
+			}
+		}
+		out.Layers[i] = out.Layers[i].With(t, up, gone)
+	}
+	return &out
+}
+
+// At is v under another generation.
+func (v *View) At(generation uint64) *View {
+	out := *v
+	out.Generation = generation
+	return &out
 }
 
 // drop is v without a resource, a generation on.

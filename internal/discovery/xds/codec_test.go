@@ -85,7 +85,7 @@ func TestViewSharesWhatDoesNotChange(t *testing.T) {
 		t.Error("an equal set is another set")
 	}
 	x := v.With(CDS, []*Resource{NewResource(CDS, "c", nil), NewResource(CDS, "a", []byte("new"))}, []string{"b", "c"})
-	d := Diff(v.Of(CDS), x.Of(CDS))
+	d := diff(v.Of(CDS), x.Of(CDS), between)
 	var up []string
 	for _, r := range d.Upserts {
 		up = append(up, r.Name)

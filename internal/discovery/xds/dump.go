@@ -27,7 +27,7 @@ func (r *Resource) any() *anypb.Any {
 	return a
 }
 
-func dumpClusters(resources *TypeView) proto.Message {
+func dumpClusters(resources TypeView) proto.Message {
 	d := &adminv3.ClustersConfigDump{}
 	for r := range resources.All() {
 		d.DynamicActiveClusters = append(d.DynamicActiveClusters, &adminv3.ClustersConfigDump_DynamicCluster{VersionInfo: r.Version, Cluster: r.any()})
@@ -35,7 +35,7 @@ func dumpClusters(resources *TypeView) proto.Message {
 	return d
 }
 
-func dumpEndpoints(resources *TypeView) proto.Message {
+func dumpEndpoints(resources TypeView) proto.Message {
 	d := &adminv3.EndpointsConfigDump{}
 	for r := range resources.All() {
 		d.DynamicEndpointConfigs = append(d.DynamicEndpointConfigs, &adminv3.EndpointsConfigDump_DynamicEndpointConfig{VersionInfo: r.Version, EndpointConfig: r.any()})
@@ -43,7 +43,7 @@ func dumpEndpoints(resources *TypeView) proto.Message {
 	return d
 }
 
-func dumpListeners(resources *TypeView) proto.Message {
+func dumpListeners(resources TypeView) proto.Message {
 	d := &adminv3.ListenersConfigDump{}
 	for r := range resources.All() {
 		d.DynamicListeners = append(d.DynamicListeners, &adminv3.ListenersConfigDump_DynamicListener{
@@ -53,7 +53,7 @@ func dumpListeners(resources *TypeView) proto.Message {
 	return d
 }
 
-func dumpRoutes(resources *TypeView) proto.Message {
+func dumpRoutes(resources TypeView) proto.Message {
 	d := &adminv3.RoutesConfigDump{}
 	for r := range resources.All() {
 		d.DynamicRouteConfigs = append(d.DynamicRouteConfigs, &adminv3.RoutesConfigDump_DynamicRouteConfig{VersionInfo: r.Version, RouteConfig: r.any()})

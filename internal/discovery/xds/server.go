@@ -1,7 +1,7 @@
 // Package xds serves configuration to proxies over Envoy's aggregated discovery service.
 //
 // A View is what proxies of one class shall have: immutable, its resources stored once as
-// encoded bytes. A Registry (the compiler's side) gives each stream a LatestView that its views
+// encoded bytes, in layers that it shares with the views of other classes. A Registry (the compiler's side) gives each stream a LatestView that its views
 // are published into; a Sub, one per stream, is the machine that decides what the stream is
 // sent and when; Server and its streams do what the machines say. Both flavours of the
 // protocol are served, incremental ("delta") and state-of-the-world.
@@ -12,7 +12,7 @@
 // a client forever; an assignment follows every cluster that is sent, whatever the client
 // claims to have; nothing else that a client has is sent again; what a client refused is not
 // sent again until it changes, but for listeners that could not be bound; what is reported as
-// applied was asked for and accepted. view.go and sub*.go are pure.
+// applied was asked for and accepted. view.go, layer.go and sub*.go are pure.
 package xds
 
 import (
@@ -55,7 +55,7 @@ type Server struct {
 	registry Registry
 	log      *slog.Logger
 	metrics  *metrics
-	diffs    diffCache
+	steps    stepCache
 	serial   atomic.Uint64
 	quota    *quota
 	refusals refusals

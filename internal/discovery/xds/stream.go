@@ -86,7 +86,7 @@ func (s *receiver) receive(ctx context.Context) {
 
 // begin makes the machine of a stream whose proxy is known.
 func (s *stream) begin(c *connection) {
-	s.conn, s.sub = c, NewSub(s.delta, s.server.diffs.diff)
+	s.conn, s.sub = c, NewSub(s.delta, &s.server.steps)
 }
 
 // run serves the stream until either side ends it.

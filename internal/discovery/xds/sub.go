@@ -134,7 +134,7 @@ type typeState struct {
 	names names
 	// have is what the client was sent. Of a type whose resources are named it may hold
 	// more than the client subscribed to; only the names count then.
-	have *TypeView
+	have TypeView
 	// own says that have is what the client claimed in its first request, which is not
 	// shared with other streams; ownSize is its size in bytes.
 	own     bool
@@ -150,7 +150,7 @@ type typeState struct {
 
 // computed is a difference with what it was computed from.
 type computed struct {
-	old, cur *TypeView
+	old, cur TypeView
 	delta    *Delta
 }
 
@@ -158,7 +158,7 @@ type computed struct {
 // clock, and not for concurrent use.
 type Sub struct {
 	delta       bool
-	diff        func(old, cur *TypeView) *Delta
+	between     func(old, cur *set) step
 	now         time.Time
 	cur         *View
 	states      [numTypes]typeState
@@ -173,13 +173,13 @@ type Sub struct {
 	out      []Effect
 }
 
-// NewSub starts a stream, of the delta protocol or of state-of-the-world. The function
-// diff stands in for Diff, so that streams can share its results; nil is Diff.
-func NewSub(delta bool, diff func(old, cur *TypeView) *Delta) *Sub {
-	if diff == nil {
-		diff = Diff
+// NewSub starts a stream, of the delta protocol or of state-of-the-world. It shares the steps that
+// it computes with the other streams of the cache; nil is for none.
+func NewSub(delta bool, cache *stepCache) *Sub {
+	if cache == nil {
+		return &Sub{delta: delta, between: between}
 	}
-	return &Sub{delta: delta, diff: diff}
+	return &Sub{delta: delta, between: cache.between}
 }
 
 // Step handles an event and returns what is to be done about it, in order. The slice is

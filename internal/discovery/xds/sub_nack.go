@@ -95,7 +95,7 @@ func (s *Sub) retry() (next time.Time) {
 
 // setHave notes what the client has now: the view's, or more. What it refused counts only
 // while that is what it was sent last.
-func (c *typeState) setHave(have, cur *TypeView) {
+func (c *typeState) setHave(have, cur TypeView) {
 	c.have = have
 	c.own = c.own && have != cur
 	for n, f := range c.refused {

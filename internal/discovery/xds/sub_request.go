@@ -9,7 +9,7 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 	if first {
 		c.asked = true
 		c.have, c.ownSize = initialState(r.Initial, s.view(r.Type), r.Type != EDS || !s.askedEarly(EDS))
-		c.own = c.have != nil
+		c.own = c.have != (TypeView{})
 		if types[r.Type].wildcard && len(r.Names) == 0 {
 			c.wildcard = true
 			c.due = len(r.Initial) == 0
@@ -61,7 +61,7 @@ func (s *Sub) askedEarly(t Type) bool {
 
 // makeWildcard makes a subscription a wildcard.
 func (s *Sub) makeWildcard(c *typeState, kept bool) {
-	if !c.wildcard && c.have != nil && !kept {
+	if !c.wildcard && c.have != (TypeView{}) && !kept {
 		// What it did not subscribe to it was not sent.
 		var own []*Resource
 		for r := range c.have.All() {
@@ -69,7 +69,7 @@ func (s *Sub) makeWildcard(c *typeState, kept bool) {
 				own = append(own, r)
 			}
 		}
-		c.have, c.own = (*TypeView)(nil).With(own, nil), true
+		c.have, c.own = newTypeView(own), true
 	}
 	c.wildcard = true
 	c.due = !kept
@@ -145,7 +145,7 @@ func (s *Sub) answered(c *typeState, r Request) {
 // initialState is what a client says it has from an earlier stream: names and versions, with
 // bodies only where the view has the very same. What it needs once more, whatever it has,
 // gets no version. It also returns how many bytes the stream does not share with the view.
-func initialState(initial map[string]string, view *TypeView, trusted bool) (have *TypeView, size int) {
+func initialState(initial map[string]string, view TypeView, trusted bool) (have TypeView, size int) {
 	list := make([]*Resource, 0, len(initial))
 	for n, v := range initial {
 		if !trusted {
@@ -162,13 +162,13 @@ func initialState(initial map[string]string, view *TypeView, trusted bool) (have
 		}
 		list = append(list, r)
 	}
-	return (*TypeView)(nil).With(list, nil), size
+	return newTypeView(list), size
 }
 
-// view is what the client shall have of a type, nil while that is not known.
-func (s *Sub) view(t Type) *TypeView {
+// view is what the client shall have of a type, nothing while that is not known.
+func (s *Sub) view(t Type) TypeView {
 	if s.cur == nil {
-		return nil
+		return TypeView{}
 	}
 	return s.cur.Of(t)
 }

@@ -140,18 +140,13 @@ func (s *Sub) difference(t Type) *Delta {
 	c := &s.states[t]
 	cur := s.cur.Of(t)
 	if c.memo.delta == nil || c.memo.old != c.have || c.memo.cur != cur {
-		diff := s.diff
-		if c.own {
-			// No other stream needs this difference, and the cache would keep the client's claims.
-			diff = Diff
-		}
-		c.memo = computed{old: c.have, cur: cur, delta: diff(c.have, cur)}
+		c.memo = computed{old: c.have, cur: cur, delta: diff(c.have, cur, s.between)}
 	}
 	return c.memo.delta
 }
 
 // increment is the content of a delta response.
-func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Resource, removed []string) {
+func (s *Sub) increment(t Type, d *Delta, target TypeView, gone bool) (up []*Resource, removed []string) {
 	c := &s.states[t]
 	up = c.subscribed(d.Upserts)
 	if gone {
@@ -191,7 +186,7 @@ func (s *Sub) increment(t Type, d *Delta, target *TypeView, gone bool) (up []*Re
 
 // state is the content of a SotW response: everything for the types that are complete by
 // definition and for a request that has grown, else what has changed.
-func (s *Sub) state(t Type, d *Delta, target *TypeView) []*Resource {
+func (s *Sub) state(t Type, d *Delta, target TypeView) []*Resource {
 	c := &s.states[t]
 	if types[t].wildcard || c.due {
 		if c.wildcard {
@@ -212,7 +207,7 @@ func (s *Sub) state(t Type, d *Delta, target *TypeView) []*Resource {
 // lookup is the resource to answer a name with, or nil. A SotW response cannot say that
 // there are no endpoints, and the cluster would warm, and hold up all others, forever;
 // so it says that there are none now.
-func (s *Sub) lookup(t Type, set *TypeView, name string) *Resource {
+func (s *Sub) lookup(t Type, set TypeView, name string) *Resource {
 	if r := set.Get(name); r != nil && r.Body != nil {
 		return r
 	}

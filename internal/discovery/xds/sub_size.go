@@ -50,16 +50,18 @@ func (s *Sub) privateSize(e Send) (size int) {
 }
 
 // unshared is the size of the names that are not in the view.
-func unshared(list names, view *TypeView) (size int) {
-	var known []*Resource
-	if view != nil {
-		known = view.list
-	}
+func unshared(list names, view TypeView) (size int) {
+	rest := view.lists()
 	for _, n := range list {
-		for len(known) > 0 && known[0].Name < n {
-			known = known[1:]
+		known := false
+		for i, l := range rest {
+			for len(l) > 0 && l[0].Name < n {
+				l = l[1:]
+			}
+			known = known || len(l) > 0 && l[0].Name == n
+			rest[i] = l
 		}
-		if len(known) == 0 || known[0].Name != n {
+		if !known {
 			size += costOf(n)
 		}
 	}

@@ -41,7 +41,7 @@ type typeInfo struct {
 	// have no removals; nil where the type does not need one.
 	absent func(name string) []byte
 	// dump is the part of a config dump with the resources of this type.
-	dump func(resources *TypeView) proto.Message
+	dump func(resources TypeView) proto.Message
 }
 
 // nothing is a list without types that is given and not forgotten.

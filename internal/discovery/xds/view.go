@@ -2,13 +2,11 @@ package xds
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"iter"
 	"slices"
-	"strings"
 )
 
 // Resource is one encoded resource. It is immutable and shared by every view and stream
@@ -59,105 +57,92 @@ func (r *Resource) equal(o *Resource) bool {
 	return r.Type == o.Type && r.Name == o.Name && r.Needs == o.Needs && bytes.Equal(r.Body, o.Body)
 }
 
-// TypeView is an immutable set of resources of one type, sorted by name. A nil TypeView
-// is empty.
-type TypeView struct{ list []*Resource }
+// NumLayers is how many layers a View has.
+const NumLayers = 3
+
+// View is everything that proxies of one class shall have: the resources of all its layers, which
+// it shares with the views of other classes. No two layers have a resource of one type and name.
+// It is immutable.
+type View struct {
+	// Generation grows with every view of a class.
+	Generation uint64
+	// Layers are in any order; nil is an empty one.
+	Layers [NumLayers]*Layer
+}
+
+// Of is the view's resources of a type.
+func (v *View) Of(t Type) TypeView {
+	var out TypeView
+	for i, l := range v.Layers {
+		out.parts[i] = l.of(t)
+	}
+	return out
+}
+
+// TypeView is an immutable set of resources of one type. Equal values are equal sets. The zero
+// TypeView is empty.
+type TypeView struct {
+	// parts are of a view's layers in their order, and last what is of no layer: what a client
+	// has that its view has not. No two have the same name.
+	parts [NumLayers + 1]*set
+}
+
+// unlayered is the index of the part that is of no layer.
+const unlayered = NumLayers
+
+// newTypeView is a set of resources that are of no layer.
+func newTypeView(resources []*Resource) (v TypeView) {
+	v.parts[unlayered] = (*set)(nil).with(resources, nil)
+	return v
+}
 
 // Len is the number of resources.
-func (v *TypeView) Len() int {
-	if v == nil {
-		return 0
+func (v TypeView) Len() (n int) {
+	for _, p := range v.parts {
+		n += len(p.all())
 	}
-	return len(v.list)
+	return n
 }
 
 // Get is the resource of that name, or nil.
-func (v *TypeView) Get(name string) *Resource {
-	if v == nil {
-		return nil
-	}
-	if i, ok := slices.BinarySearchFunc(v.list, name, byName); ok {
-		return v.list[i]
+func (v TypeView) Get(name string) *Resource {
+	for _, p := range v.parts {
+		if i, ok := slices.BinarySearchFunc(p.all(), name, byName); ok {
+			return p.list[i]
+		}
 	}
 	return nil
 }
 
 // All ranges over the resources in order of their names.
-func (v *TypeView) All() iter.Seq[*Resource] {
-	if v == nil {
-		return slices.Values[[]*Resource](nil)
-	}
-	return slices.Values(v.list)
-}
-
-func byName(r *Resource, name string) int { return strings.Compare(r.Name, name) }
-
-func order(a, b *Resource) int { return cmp.Compare(a.Name, b.Name) }
-
-// With is the set with upserts added or replaced and removes removed; a name in both stays in.
-// It returns v itself where nothing would change, so that equal pointers mean equal sets.
-func (v *TypeView) With(upserts []*Resource, removes []string) *TypeView {
-	up := make(map[string]*Resource, len(upserts))
-	for _, r := range upserts {
-		if old := v.Get(r.Name); old == nil || !same(old, r) || old.Needs != r.Needs {
-			up[r.Name] = r
-		} else {
-			delete(up, r.Name)
+func (v TypeView) All() iter.Seq[*Resource] {
+	return func(yield func(*Resource) bool) {
+		rest := v.lists()
+		for {
+			first := -1
+			for i, l := range rest {
+				if len(l) > 0 && (first < 0 || l[0].Name < rest[first][0].Name) {
+					first = i
+				}
+			}
+			if first < 0 || !yield(rest[first][0]) {
+				return
+			}
+			rest[first] = rest[first][1:]
 		}
 	}
-	gone := make(map[string]bool, len(removes))
-	for _, n := range removes {
-		if v.Get(n) != nil {
-			gone[n] = true
-		}
-	}
-	for _, r := range upserts {
-		delete(gone, r.Name)
-	}
-	if len(up) == 0 && len(gone) == 0 {
-		return v
-	}
-	list := make([]*Resource, 0, v.Len()+len(up))
-	for r := range v.All() {
-		if n, ok := up[r.Name]; ok {
-			list = append(list, n)
-			delete(up, r.Name)
-		} else if !gone[r.Name] {
-			list = append(list, r)
-		}
-	}
-	for _, r := range up {
-		list = append(list, r)
-	}
-	slices.SortFunc(list, order)
-	return &TypeView{list: list}
 }
 
-// View is everything that proxies of one class shall have. It is immutable.
-type View struct {
-	// Generation grows with every view of a class.
-	Generation uint64
-	sets       [numTypes]*TypeView
+// lists are the resources of each part in order of their names; they must not be changed.
+func (v TypeView) lists() (out [NumLayers + 1][]*Resource) {
+	for i, p := range v.parts {
+		out[i] = p.all()
+	}
+	return out
 }
 
-// Of is the view's resources of a type.
-func (v *View) Of(t Type) *TypeView { return v.sets[t] }
-
-// With is a view of the same generation with one type changed; the other types are shared.
-func (v *View) With(t Type, upserts []*Resource, removes []string) *View {
-	n := *v
-	n.sets[t] = v.sets[t].With(upserts, removes)
-	return &n
-}
-
-// At is the same view under another generation.
-func (v *View) At(generation uint64) *View {
-	n := *v
-	n.Generation = generation
-	return &n
-}
-
-// Delta is the difference between two sets of resources.
+// Delta is the difference between two sets of resources. Its lists are in order of names, and may
+// be shared.
 type Delta struct {
 	// Upserts are the resources that the old set lacks or has in another version.
 	Upserts []*Resource
@@ -165,39 +150,62 @@ type Delta struct {
 	Removed []*Resource
 	// Union is the new set and Removed together: what a client has while the
 	// removals are held back.
-	Union *TypeView
+	Union TypeView
 }
 
-// Diff compares two sets.
-func Diff(old, cur *TypeView) *Delta {
+// step is the difference between two sets of one layer.
+type step struct{ upserts, removed []*Resource }
+
+// diff compares two sets, layer by layer; between compares those of one layer.
+func diff(old, cur TypeView, between func(old, cur *set) step) *Delta {
 	d := &Delta{Union: cur}
-	if old == cur {
-		return d
-	}
-	var a, b []*Resource
-	if old != nil {
-		a = old.list
-	}
-	if cur != nil {
-		b = cur.list
-	}
-	for len(a) > 0 || len(b) > 0 {
-		switch {
-		case len(b) == 0 || len(a) > 0 && a[0].Name < b[0].Name:
-			d.Removed = append(d.Removed, a[0])
-			a = a[1:]
-		case len(a) == 0 || b[0].Name < a[0].Name:
-			d.Upserts = append(d.Upserts, b[0])
-			b = b[1:]
-		default:
-			if !same(a[0], b[0]) {
-				d.Upserts = append(d.Upserts, b[0])
-			}
-			a, b = a[1:], b[1:]
+	for i, part := range cur.parts {
+		if old.parts[i] == part {
+			continue
 		}
+		s := between(old.parts[i], part)
+		d.Upserts, d.Removed = mergeLists(d.Upserts, s.upserts), mergeLists(d.Removed, s.removed)
 	}
+	d.Upserts, d.Removed = withoutMoves(d.Upserts, d.Removed)
 	if len(d.Removed) > 0 {
-		d.Union = cur.With(d.Removed, nil)
+		d.Union.parts[unlayered] = &set{list: d.Removed}
 	}
 	return d
+}
+
+// mergeLists is two lists without common names as one, in order of names. It leaves both as they are.
+func mergeLists(a, b []*Resource) []*Resource {
+	if len(a) < len(b) {
+		a, b = b, a
+	}
+	if len(b) == 0 {
+		return a
+	}
+	out := make([]*Resource, 0, len(a)+len(b))
+	for _, r := range b {
+		i, _ := slices.BinarySearchFunc(a, r.Name, byName)
+		out = append(append(out, a[:i]...), r)
+		a = a[i:]
+	}
+	return append(out, a...)
+}
+
+// withoutMoves leaves out of both lists what is in both in the same version, because it has only
+// moved from one layer to another, and out of removed what is in both in different versions.
+func withoutMoves(upserts, removed []*Resource) (up, gone []*Resource) {
+	if len(upserts) == 0 || len(removed) == 0 {
+		return upserts, removed
+	}
+	up = make([]*Resource, 0, len(upserts))
+	for _, r := range removed {
+		i, found := slices.BinarySearchFunc(upserts, r.Name, byName)
+		up, upserts = append(up, upserts[:i]...), upserts[i:]
+		switch {
+		case !found:
+			gone = append(gone, r)
+		case same(r, upserts[0]):
+			upserts = upserts[1:]
+		}
+	}
+	return append(up, upserts...), gone
 }
