@@ -102,15 +102,24 @@ func (v *View) put(rs ...*Resource) *View {
 	return out
 }
 
-// With is v with resources of a type added or replaced and others removed. A resource is in a layer
-// that its content decides, so that all of them are used, and a name may move to another one.
+// testLayer is the layer that With puts a resource in. Name and content decide it, so that all
+// layers are used, and a name may move from one to another.
+func testLayer(r *Resource) int {
+	sum := int(r.Version[0])
+	for _, c := range []byte(r.Name) {
+		sum += int(c)
+	}
+	return sum % NumLayers
+}
+
+// With is v with resources of a type added or replaced and others removed.
 func (v *View) With(t Type, upserts []*Resource, removes []string) *View {
 	out := *v
 	for i := range out.Layers {
 		var up []*Resource
 		gone := slices.Clone(removes)
 		for _, r := range upserts {
-			if int(r.Version[0])%NumLayers == i {
+			if testLayer(r) == i {
 				up = append(up, r)
 			} else {
 				gone = append(gone, r.Name)

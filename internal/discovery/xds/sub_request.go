@@ -9,7 +9,7 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 	if first {
 		c.asked = true
 		c.have, c.ownSize = initialState(r.Initial, s.view(r.Type), r.Type != EDS || !s.askedEarly(EDS))
-		c.own = c.have != (TypeView{})
+		c.own = c.have.parts[unlayered] != nil
 		if types[r.Type].wildcard && len(r.Names) == 0 {
 			c.wildcard = true
 			c.due = len(r.Initial) == 0
@@ -143,26 +143,52 @@ func (s *Sub) answered(c *typeState, r Request) {
 }
 
 // initialState is what a client says it has from an earlier stream: names and versions, with
-// bodies only where the view has the very same. What it needs once more, whatever it has,
-// gets no version. It also returns how many bytes the stream does not share with the view.
+// bodies only where the view has the very same. A layer that it has whole is the view's own. What
+// it needs once more, whatever it has, gets no version. It also returns how many bytes the stream
+// does not share with the view.
 func initialState(initial map[string]string, view TypeView, trusted bool) (have TypeView, size int) {
-	list := make([]*Resource, 0, len(initial))
-	for n, v := range initial {
-		if !trusted {
-			v = ""
-		}
-		r := view.Get(n)
-		switch {
-		case r == nil:
-			r = &Resource{Name: n, Version: v}
-			size += resourcePlace + costOf(n) + costOf(v)
-		case r.Version != v:
-			r = &Resource{Name: r.Name, Version: v}
-			size += resourcePlace + costOf(v)
-		}
-		list = append(list, r)
+	var rest []*Resource
+	known := 0
+	claim := func(name, version string) {
+		rest = append(rest, &Resource{Name: name, Version: version})
+		size += resourcePlace + costOf(version)
 	}
-	return newTypeView(list), size
+	for i, list := range view.lists() {
+		before, equal := len(rest), 0
+		for _, r := range list {
+			v, claimed := initial[r.Name]
+			if !claimed {
+				continue
+			}
+			known++
+			if !trusted {
+				v = ""
+			}
+			if v != r.Version {
+				claim(r.Name, v)
+				continue
+			}
+			equal++
+			rest = append(rest, r)
+		}
+		if equal == len(list) {
+			have.parts[i], rest = view.parts[i], rest[:before]
+		}
+	}
+	if known < len(initial) {
+		for n, v := range initial {
+			if view.Get(n) != nil {
+				continue
+			}
+			if !trusted {
+				v = ""
+			}
+			claim(n, v)
+			size += costOf(n)
+		}
+	}
+	have.parts[unlayered] = (*set)(nil).with(rest, nil)
+	return have, size
 }
 
 // view is what the client shall have of a type, nothing while that is not known.
