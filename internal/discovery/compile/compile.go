@@ -1,7 +1,7 @@
 // Package compile turns the model into Envoy's resources, one resource a rule run.
 //
 // A rule makes the bytes of one resource from a Key: the part of a proxy's class that
-// decides it, and its name. Which resources a class has is itself a rule (Names). What
+// decides it, and its name. Which resources a layer has is itself a rule (Names). What
 // several resources need has rules of its own: what a service adds to a scope's
 // listeners, the domains of a route configuration, an encoded virtual host. Each has its
 // own cut-off, so a change goes no further than it matters:

@@ -66,7 +66,8 @@ const NumLayers = 3
 type View struct {
 	// Generation grows with every view of a class.
 	Generation uint64
-	// Layers are in any order; nil is an empty one.
+	// Layers have the same places in all views of a class, so that they can be compared; nil is an
+	// empty one.
 	Layers [NumLayers]*Layer
 }
 
