@@ -315,7 +315,7 @@ func (s *Server) serveGRPC(l net.Listener, secure *tls.Config) func(context.Cont
 		if secure != nil {
 			secure.MinVersion = max(secure.MinVersion, s.opts.CA.MinTLS)
 			creds = credentials.NewTLS(secure)
-			auth = s.auth.Authenticate
+			auth = s.auth.AuthenticateUntil
 		}
 		srv := grpc.NewServer(append(s.xds.ServerOptions(creds), grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: k.Interval, Timeout: k.Timeout, MaxConnectionAge: k.MaxAge, MaxConnectionAgeGrace: 10 * time.Second,

@@ -67,40 +67,63 @@ func TestTheSecurePortServesWhoAProxyIs(t *testing.T) {
 	}
 }
 
-func TestACertificateThatTheCASignedOpensTheSecurePort(t *testing.T) {
-	p := start(t)
-	p.emit(shop, true)
+// certificate is one that the plane's authority signs for shop/default, with that life, and what
+// a client needs to present it.
+func (p *plane) certificate(life time.Duration) (*x509.Certificate, credentials.TransportCredentials) {
+	p.t.Helper()
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM([]byte(p.root()))
 	config := &tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc"}
 	conn, err := grpc.NewClient(p.addr.SecureGRPC, grpc.WithTransportCredentials(credentials.NewTLS(config)))
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	defer conn.Close()
 	key, err := pki.GenerateKey(pki.ECDSAP256)
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	csr, err := pki.MakeCSR(key, mesh.Identity{TrustDomain: "cluster.local", Namespace: "stolen", ServiceAccount: "name"})
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
-	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+p.token("shop", "default"))
-	answer, err := securityv1.NewIstioCertificateServiceClient(conn).CreateCertificate(ctx, &securityv1.IstioCertificateRequest{Csr: string(csr)})
+	ctx := metadata.AppendToOutgoingContext(p.t.Context(), "authorization", "Bearer "+p.token("shop", "default"))
+	answer, err := securityv1.NewIstioCertificateServiceClient(conn).CreateCertificate(ctx, &securityv1.IstioCertificateRequest{Csr: string(csr), ValidityDuration: int64(life.Seconds())})
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	certs, err := pki.ParseBundle([]byte(answer.CertChain[0]))
 	if err != nil {
-		t.Fatal(err)
-	}
-	if id, err := pki.IdentityOf(certs[0]); err != nil || id.SPIFFE() != "spiffe://cluster.local/ns/shop/sa/default" {
-		t.Fatalf("signed for %v (%v), want the caller and not what the request says", id, err)
+		p.t.Fatal(err)
 	}
 	leaf := tls.Certificate{Certificate: [][]byte{certs[0].Raw}, PrivateKey: key}
-	c := p.connect(p.addr.SecureGRPC, credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc", Certificates: []tls.Certificate{leaf}}), "")
-	c.open().expect("RDS", "9080")
+	return certs[0], credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc", Certificates: []tls.Certificate{leaf}})
+}
+
+func TestACertificateThatTheCASignedOpensTheSecurePort(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	cert, creds := p.certificate(time.Hour)
+	if id, err := pki.IdentityOf(cert); err != nil || id.SPIFFE() != "spiffe://cluster.local/ns/shop/sa/default" {
+		t.Fatalf("signed for %v (%v), want the caller and not what the request says", id, err)
+	}
+	p.connect(p.addr.SecureGRPC, creds, "").open().expect("RDS", "9080")
+}
+
+// TestAStreamEndsWithItsCertificate: one with a token goes on.
+func TestAStreamEndsWithItsCertificate(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	cert, creds := p.certificate(8 * time.Second)
+	c := p.connect(p.addr.SecureGRPC, creds, "").open()
+	c.expect("RDS", "9080")
+	other := p.dial(p.token("shop", "default"), p.root()).open()
+	other.expect("RDS", "9080")
+	if err := c.refusal(); !strings.Contains(err.Error(), "Unauthenticated") || !strings.Contains(err.Error(), "certificate expired") || time.Now().Before(cert.NotAfter) {
+		t.Errorf("before %s: %v, want Unauthenticated then", cert.NotAfter, err)
+	}
+	p.emit(route("{timeout: 7s, route: [{destination: {host: reviews}}]}"), true)
+	other.until("9080", "\x08\x07") // a duration of 7 s
 }
 
 func TestTheSecurePortTakesTheLowestTLSVersionThatItIsTold(t *testing.T) {

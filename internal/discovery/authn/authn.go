@@ -45,16 +45,25 @@ func New(trustDomain string, tokens Verifier) *Authenticator {
 // certificate is not valid, a valid token is enough; if neither is, the error describes both.
 // Errors are gRPC statuses with code Unauthenticated or PermissionDenied.
 func (a *Authenticator) Authenticate(ctx context.Context) (mesh.Identity, error) {
+	id, _, err := a.AuthenticateUntil(ctx)
+	return id, err
+}
+
+// AuthenticateUntil is Authenticate for calls that may last longer than the certificate: it also
+// returns when the certificate that authenticated the caller expires. The time is zero for a
+// token, which authenticates the call that it comes with, however long that takes. With an
+// error it is when the certificate expired, zero if there was none or it is invalid otherwise.
+func (a *Authenticator) AuthenticateUntil(ctx context.Context) (id mesh.Identity, until time.Time, err error) {
 	now := time.Now()
-	id, certErr := a.fromCertificate(ctx, now)
+	id, until, certErr := a.fromCertificate(ctx, now)
 	if certErr == nil {
-		return id, nil
+		return id, until, nil
 	}
 	id, tokenErr := a.fromToken(ctx, now)
 	if tokenErr == nil {
-		return id, nil
+		return id, time.Time{}, nil
 	}
-	return mesh.Identity{}, statusOf(certErr, tokenErr)
+	return mesh.Identity{}, until, statusOf(certErr, tokenErr)
 }
 
 // errNone is returned if the call has no credential of a kind.
@@ -83,28 +92,32 @@ func statusOf(certErr, tokenErr error) error {
 	return status.Error(code, strings.Join(parts, "; "))
 }
 
-func (a *Authenticator) fromCertificate(ctx context.Context, now time.Time) (mesh.Identity, error) {
+// fromCertificate returns the caller by the client certificate, and when that expires. If it has
+// expired, the time is returned with the error.
+func (a *Authenticator) fromCertificate(ctx context.Context, now time.Time) (mesh.Identity, time.Time, error) {
+	var none time.Time
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return mesh.Identity{}, errNone
+		return mesh.Identity{}, none, errNone
 	}
 	info, ok := p.AuthInfo.(credentials.TLSInfo)
 	// PeerCertificates are not authenticated; only verified chains are.
 	if !ok || len(info.State.VerifiedChains) == 0 || len(info.State.VerifiedChains[0]) == 0 {
-		return mesh.Identity{}, errNone
+		return mesh.Identity{}, none, errNone
 	}
 	// The connection may last longer than the certificate.
-	if end := expiry(info.State.VerifiedChains); !now.Before(end) {
-		return mesh.Identity{}, fmt.Errorf("client certificate: expired: at %s, it is %s", formatTime(end), formatTime(now))
+	end := expiry(info.State.VerifiedChains)
+	if !now.Before(end) {
+		return mesh.Identity{}, end, fmt.Errorf("client certificate: expired: at %s, it is %s", formatTime(end), formatTime(now))
 	}
 	id, err := pki.IdentityOf(info.State.VerifiedChains[0][0])
 	if err != nil {
-		return mesh.Identity{}, fmt.Errorf("client certificate: %w", err)
+		return mesh.Identity{}, none, fmt.Errorf("client certificate: %w", err)
 	}
 	if id.TrustDomain != a.trustDomain {
-		return mesh.Identity{}, fmt.Errorf("client certificate: %w %q: want %q", errTrustDomain, id.TrustDomain, a.trustDomain)
+		return mesh.Identity{}, none, fmt.Errorf("client certificate: %w %q: want %q", errTrustDomain, id.TrustDomain, a.trustDomain)
 	}
-	return id, nil
+	return id, end, nil
 }
 
 // expiry returns when the last of the chains expires.

@@ -58,6 +58,7 @@ func TestAuthenticate(t *testing.T) {
 	expired := verified(leaf(t, bob, -time.Minute))
 	foreign := verified(leaf(t, mesh.Identity{TrustDomain: "other", Namespace: "shop", ServiceAccount: "bob"}, time.Hour))
 	none := tls.ConnectionState{}
+	cert := leaf(t, bob, time.Hour)
 	for _, tt := range []struct {
 		name string
 		ctx  context.Context
@@ -84,6 +85,22 @@ func TestAuthenticate(t *testing.T) {
 		id, err := a.Authenticate(tt.ctx)
 		if status.Code(err) != tt.code || id != tt.want || err != nil && !strings.Contains(err.Error(), tt.why) {
 			t.Errorf("%s: %v, %v; want %v, %s %q", tt.name, id, err, tt.want, tt.code, tt.why)
+		}
+	}
+	for name, c := range map[string]struct {
+		ctx  context.Context
+		want time.Time
+	}{
+		"a certificate":                         {call(verified(cert)), cert.NotAfter},
+		"both":                                  {call(verified(cert), token), cert.NotAfter},
+		"a token":                               {call(none, token), time.Time{}},
+		"an expired certificate and a token":    {call(expired, token), time.Time{}},
+		"an expired certificate":                {call(expired), expired.PeerCertificates[0].NotAfter},
+		"nothing":                               {call(none), time.Time{}},
+		"a certificate of another trust domain": {call(foreign), time.Time{}},
+	} {
+		if _, until, _ := a.AuthenticateUntil(c.ctx); !until.Equal(c.want) {
+			t.Errorf("%s holds until %v, want %v", name, until, c.want)
 		}
 	}
 	if _, err := New("cluster.local", nil).Authenticate(call(none, token)); status.Code(err) != codes.Unauthenticated {

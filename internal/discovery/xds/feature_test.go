@@ -89,9 +89,7 @@ func first(n *corev3.Node) *discoveryv3.DeltaDiscoveryRequest {
 }
 
 func TestStreamIsRefusedWithAReason(t *testing.T) {
-	shop := func(context.Context) (mesh.Identity, error) {
-		return mesh.Identity{TrustDomain: "td", Namespace: "shop", ServiceAccount: "web"}, nil
-	}
+	shop := as(mesh.Identity{TrustDomain: "td", Namespace: "shop", ServiceAccount: "web"})
 	unsynced := status.Error(codes.Unavailable, "sources have not synced")
 	tooMany := first(node(nil))
 	tooMany.ResourceNamesSubscribe = slices.Repeat([]string{"x"}, maxRequestNames+1)
@@ -109,7 +107,9 @@ func TestStreamIsRefusedWithAReason(t *testing.T) {
 		{"too many names", nil, nil, tooMany, codes.InvalidArgument, []string{"at most"}},
 		{"not synced", nil, unsynced, first(node(nil)), codes.Unavailable, []string{"have not synced"}},
 		{"other error", nil, errors.New("no class"), first(node(nil)), codes.Unavailable, []string{"no class"}},
-		{"nobody", func(context.Context) (mesh.Identity, error) { return mesh.Identity{}, errors.New("no token") }, nil,
+		{"nobody", func(context.Context) (mesh.Identity, time.Time, error) {
+			return mesh.Identity{}, time.Time{}, errors.New("no token")
+		}, nil,
 			first(node(nil)), codes.Unauthenticated, []string{"no token"}},
 		{"other namespace", shop, nil, first(node(map[string]any{"NAMESPACE": "bank"})), codes.PermissionDenied, []string{`"bank"`, "spiffe://td/ns/shop/sa/web"}},
 		{"other account", shop, nil, first(node(map[string]any{"SERVICE_ACCOUNT": "root"})), codes.PermissionDenied, []string{`"root"`, "spiffe://td/ns/shop/sa/web"}},
@@ -135,7 +135,7 @@ func TestRegistryLearnsTheNodeAndItsEnd(t *testing.T) {
 	reg := &oneClass{latest: NewLatestView((&View{}).At(4))}
 	s := New(reg, quiet(t), nil)
 	web := mesh.Identity{TrustDomain: "td", Namespace: "shop", ServiceAccount: "web"}
-	g := open(t, dial(t, s, func(context.Context) (mesh.Identity, error) { return web, nil }))
+	g := open(t, dial(t, s, as(web)))
 	ask(t, g, first(node(map[string]any{"SERVICE_ACCOUNT": "web", "DNS_CAPTURE": "true"})))
 	if _, err := g.Recv(); err != nil {
 		t.Fatal(err)

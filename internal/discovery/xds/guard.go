@@ -102,6 +102,11 @@ func (g *guard) Close() error {
 	return g.Conn.Close()
 }
 
+// closeSoon closes the connection when its client has had time to read why a call was refused.
+func (g *guard) closeSoon() {
+	time.AfterFunc(endingLimit, func() { _ = g.Close() }) // nothing can be done about an error
+}
+
 // Read implements net.Conn.
 func (g *guard) Read(b []byte) (int, error) {
 	n, err := g.Conn.Read(b)

@@ -46,9 +46,11 @@ type Registry interface {
 	Join(ctx context.Context, n mesh.Node, id string) (*LatestView, func(), error)
 }
 
-// Authenticate finds out who is calling, from what the transport and the headers say.
-// An error that is not a gRPC status becomes codes.Unauthenticated.
-type Authenticate func(ctx context.Context) (mesh.Identity, error)
+// Authenticate finds out who is calling, from what the transport and the headers say, and
+// until when that holds: streams end then. A zero time is no end. With an error it is when the
+// client certificate of the connection expired, zero if that is not why. An error that is not
+// a gRPC status becomes codes.Unauthenticated.
+type Authenticate func(ctx context.Context) (id mesh.Identity, until time.Time, err error)
 
 // Server serves any number of gRPC servers from one Registry.
 type Server struct {
@@ -158,14 +160,20 @@ func (v *service) admit(g grpc.ServerStream, delta bool) (caller string, err err
 		return caller, err
 	}
 	defer account.close()
+	st := newStream(v.server, g, account, conn.overrun())
 	var who mesh.Identity
 	if v.auth != nil {
-		if who, err = v.auth(ctx); err != nil {
+		var until time.Time
+		if who, until, err = v.auth(ctx); err != nil {
+			if !until.IsZero() {
+				// Only a new connection can present a new certificate.
+				conn.closeSoon()
+			}
 			return caller, coded(err, codes.Unauthenticated)
 		}
 		caller = who.String()
+		defer st.endAt(until)()
 	}
-	st := newStream(v.server, g, account, conn.overrun())
 	first, err := st.firstRequest(ctx, delta)
 	if err != nil {
 		return caller, err

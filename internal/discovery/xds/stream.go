@@ -18,6 +18,8 @@ type stream struct {
 	receiver
 	server  *Server
 	overrun <-chan struct{} // closed when the connection has sent too much at once
+	// expired receives the time when the caller's certificate expires; nil if it has none.
+	expired <-chan time.Time
 	conn    *connection
 	sub     *Sub
 	timer   *time.Timer
@@ -33,6 +35,20 @@ type stream struct {
 func newStream(s *Server, wire grpc.ServerStream, a *account, overrun <-chan struct{}) *stream {
 	return &stream{server: s, overrun: overrun, receiver: receiver{wire: wire, account: a, in: make(chan incoming), failed: make(chan error, 1)}}
 }
+
+// endAt makes the stream end when the certificate that authenticated it expires; a zero time is
+// no certificate. The function stops that.
+func (s *stream) endAt(t time.Time) (stop func()) {
+	if t.IsZero() {
+		return func() {}
+	}
+	timer := time.NewTimer(time.Until(t))
+	s.expired = timer.C
+	return func() { timer.Stop() }
+}
+
+// errExpired ends a stream whose client certificate has expired.
+var errExpired = status.Error(codes.Unauthenticated, "client certificate expired: connect again with a new one")
 
 // receiver reads a stream's requests from the wire.
 type receiver struct {
@@ -56,6 +72,8 @@ func (s *stream) firstRequest(ctx context.Context, delta bool) (incoming, error)
 		return incoming{}, err
 	case <-s.overrun:
 		return incoming{}, unfinished()
+	case <-s.expired:
+		return incoming{}, errExpired
 	case <-limit.C:
 		return incoming{}, &refusal{codes.DeadlineExceeded, reasonSilence, fmt.Sprintf("no request within %s of the stream's beginning", silenceLimit)}
 	case <-ctx.Done():
@@ -112,6 +130,8 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 			}
 		case <-s.overrun:
 			err = unfinished()
+		case <-s.expired:
+			err = errExpired
 		case <-ctx.Done():
 			err = status.FromContextError(ctx.Err()).Err()
 		}
