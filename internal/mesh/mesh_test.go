@@ -234,7 +234,8 @@ func TestCheckIdentity(t *testing.T) {
 		{node("pod.shop", "shop", ""), alice, true},
 		{node("pod.shop", "", "alice"), alice, true},
 		{node("pod.shop", "", ""), alice, true},
-		{node("pod.bank", "shop", "alice"), alice, true}, // metadata comes first
+		{node("pod.bank", "shop", "alice"), alice, false}, // it would be listed as a Pod of bank
+		{node("pod", "shop", "alice"), alice, true},
 		{node("pod.shop", "bank", "alice"), alice, false},
 		{node("pod.bank", "", "alice"), alice, false},
 		{node("pod.shop", "shop", "bob"), alice, false},
@@ -246,6 +247,9 @@ func TestCheckIdentity(t *testing.T) {
 		if err := c.node.CheckIdentity(c.id); (err == nil) != c.ok {
 			t.Errorf("%s %+v of %s: error %v, want ok %v", c.node.ID, c.node.Metadata, c.id, err, c.ok)
 		}
+	}
+	if err := node("pod.bank", "shop", "alice").CheckIdentity(alice); err == nil || !strings.Contains(err.Error(), `"pod.bank"`) {
+		t.Errorf("a node id of another namespace: %v, want it named", err)
 	}
 }
 

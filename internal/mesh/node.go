@@ -84,11 +84,19 @@ func DecodeNodeID(s string) (NodeID, error) {
 // Namespace returns the part of the id after its last dot ("pod.namespace"), or without one the
 // first label of the domain.
 func (n NodeID) Namespace() string {
-	if i := strings.LastIndexByte(n.ID, '.'); i >= 0 && i+1 < len(n.ID) {
-		return n.ID[i+1:]
+	if ns := n.idNamespace(); ns != "" {
+		return ns
 	}
 	first, _, _ := strings.Cut(n.Domain, ".")
 	return first
+}
+
+// idNamespace returns the part of the id after its last dot, or "" if there is none.
+func (n NodeID) idNamespace() string {
+	if i := strings.LastIndexByte(n.ID, '.'); i >= 0 {
+		return n.ID[i+1:]
+	}
+	return ""
 }
 
 // Node is what a proxy says of itself in its first xDS request. None of it is authenticated; see
@@ -124,13 +132,16 @@ func (n Node) IPs() []netip.Addr {
 }
 
 // CheckIdentity returns an error unless the node belongs to the workload with the authenticated
-// identity id: it must have the same namespace, and if its metadata has a service account, the
-// same service account. A node or an identity without a namespace is rejected.
-// [control-plane 1.5.5]
+// identity id: it must have the same namespace, in its metadata and in its id, by which proxies
+// are listed and found; and if its metadata has a service account, the same service account.
+// A node or an identity without a namespace is rejected. [control-plane 1.5.5]
 func (n Node) CheckIdentity(id Identity) error {
 	namespace, account := n.Namespace(), n.Metadata.ServiceAccount
-	if namespace != "" && namespace == id.Namespace && (account == "" || account == id.ServiceAccount) {
-		return nil
+	if namespace == "" || namespace != id.Namespace || account != "" && account != id.ServiceAccount {
+		return fmt.Errorf("node claims namespace %q and service account %q, but the caller is %s", namespace, account, id)
 	}
-	return fmt.Errorf("node claims namespace %q and service account %q, but the caller is %s", namespace, account, id)
+	if inID := n.idNamespace(); inID != "" && inID != id.Namespace {
+		return fmt.Errorf("node has the id %q of namespace %q, but the caller is %s", n.ID, inID, id)
+	}
+	return nil
 }

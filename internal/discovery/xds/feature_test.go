@@ -112,6 +112,8 @@ func TestStreamIsRefusedWithAReason(t *testing.T) {
 		}, nil,
 			first(node(nil)), codes.Unauthenticated, []string{"no token"}},
 		{"other namespace", shop, nil, first(node(map[string]any{"NAMESPACE": "bank"})), codes.PermissionDenied, []string{`"bank"`, "spiffe://td/ns/shop/sa/web"}},
+		{"id of another namespace", shop, nil, first(&corev3.Node{Id: "sidecar~10.1.2.3~web-1.bank~shop.svc.cluster.local", Metadata: node(map[string]any{"NAMESPACE": "shop"}).Metadata}),
+			codes.PermissionDenied, []string{`"web-1.bank"`, "spiffe://td/ns/shop/sa/web"}},
 		{"other account", shop, nil, first(node(map[string]any{"SERVICE_ACCOUNT": "root"})), codes.PermissionDenied, []string{`"root"`, "spiffe://td/ns/shop/sa/web"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
