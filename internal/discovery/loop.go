@@ -53,7 +53,14 @@ type counts struct {
 type joinRequest struct {
 	id    string
 	key   model.ProxyKey
-	reply chan *xds.LatestView
+	reply chan joined
+}
+
+// joined answers a joinRequest: where the views appear, or which workload the proxy wrongly
+// claims to be.
+type joined struct {
+	latest  *xds.LatestView
+	claimed string
 }
 
 func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, log *slog.Logger) *loop {
@@ -84,7 +91,7 @@ func (l *loop) Run(ctx context.Context) error {
 		case b := <-l.batches:
 			l.commit(b)
 		case j := <-l.joins:
-			j.reply <- l.views.join(j.id, j.key)
+			j.reply <- l.join(j)
 		case id := <-l.leaves:
 			l.views.leave(id)
 		case ask := <-l.questions:
@@ -175,12 +182,23 @@ func (l *loop) Emit(b object.Batch) {
 	}
 }
 
+// join adds a proxy, unless it claims to be a workload of another service account.
+func (l *loop) join(j joinRequest) joined {
+	claimed := l.model.Claims().Want(j.key)
+	l.model.Claims().Unwant(j.key)
+	if claimed != "" {
+		l.graph.Run() // who is refused may come again with other claims: keep nothing of them
+		return joined{claimed: claimed}
+	}
+	return joined{latest: l.views.join(j.id, j.key)}
+}
+
 // Join makes the loop an xds.Registry.
-func (l *loop) Join(ctx context.Context, n mesh.Node, id string) (*xds.LatestView, func(), error) {
+func (l *loop) Join(ctx context.Context, n mesh.Node, who mesh.Identity, id string) (*xds.LatestView, func(), error) {
 	if !l.gate.open.Load() {
 		return nil, nil, status.Error(codes.Unavailable, *l.gate.why.Load()+"; try again")
 	}
-	j := joinRequest{id: id, key: model.KeyOf(n), reply: make(chan *xds.LatestView, 1)}
+	j := joinRequest{id: id, key: model.KeyOf(n, who.ServiceAccount), reply: make(chan joined, 1)}
 	select {
 	case l.joins <- j:
 	case <-l.done:
@@ -194,7 +212,11 @@ func (l *loop) Join(ctx context.Context, n mesh.Node, id string) (*xds.LatestVie
 		case <-l.done:
 		}
 	}
-	return <-j.reply, leave, nil
+	answer := <-j.reply
+	if answer.claimed != "" {
+		return nil, nil, status.Errorf(codes.PermissionDenied, "node %s claims %s, but the caller is %s", n.ID, answer.claimed, who)
+	}
+	return answer.latest, leave, nil
 }
 
 // ask runs f on the loop's goroutine and waits for it; false once the loop has ended.

@@ -55,7 +55,7 @@ func TestEveryKindHasItsType(t *testing.T) {
 func TestSnapshotsDoNotChange(t *testing.T) {
 	p := newTestPublisher()
 	join := func(id string) {
-		p.join(id, model.KeyOf(mesh.Node{NodeID: mesh.NodeID{Role: mesh.Sidecar, ID: id, Domain: "shop.svc.cluster.local", IP: netip.MustParseAddr("10.0.0.1")}}))
+		p.join(id, model.KeyOf(mesh.Node{NodeID: mesh.NodeID{Role: mesh.Sidecar, ID: id, Domain: "shop.svc.cluster.local", IP: netip.MustParseAddr("10.0.0.1")}}, ""))
 	}
 	join("a")
 	first := p.snapshot()

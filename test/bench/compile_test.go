@@ -35,7 +35,7 @@ func load(objects []object.Change) *world {
 
 // join compiles everything for a proxy and keeps it wanted.
 func (w *world) join(n mesh.Node) {
-	class := w.model.Classify().Want(model.KeyOf(n))
+	class := w.model.Classify().Want(model.KeyOf(n, ""))
 	for _, l := range compile.Layers(class) {
 		if _, ok := w.held[l]; !ok {
 			w.hold(l, w.compiler.Names().Want(l))

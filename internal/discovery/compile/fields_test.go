@@ -128,7 +128,7 @@ func newFieldCheck(t *testing.T, k fieldKind) *fieldCheck {
 	for _, n := range fieldNodes {
 		node := proxy(t, n.id, "")
 		node.Locality = mesh.ParseLocality(n.locality)
-		c.nodes = append(c.nodes, model.KeyOf(node))
+		c.nodes = append(c.nodes, model.KeyOf(node, ""))
 		c.world.model.Classify().Want(c.nodes[len(c.nodes)-1])
 	}
 	for i, text := range k.bases {

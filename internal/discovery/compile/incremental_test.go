@@ -63,7 +63,7 @@ func (h *history) same(t *testing.T, w *world, step int) {
 	t.Helper()
 	fresh := h.fresh()
 	for _, n := range h.proxies {
-		got, _ := w.model.Classify().Value(model.KeyOf(n))
+		got, _ := w.model.Classify().Value(model.KeyOf(n, ""))
 		want := fresh.join(n)
 		if got != want {
 			t.Fatalf("step %d: %s is of class\n%+v, from scratch\n%+v", step, n.ID, got, want)
@@ -84,7 +84,7 @@ func (h *history) same(t *testing.T, w *world, step int) {
 func (h *history) reclass(w *world) {
 	w.classes = map[mesh.Class]bool{}
 	for _, n := range h.proxies {
-		c, _ := w.model.Classify().Value(model.KeyOf(n))
+		c, _ := w.model.Classify().Value(model.KeyOf(n, ""))
 		w.classes[c] = true
 	}
 	w.sync()

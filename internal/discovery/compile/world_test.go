@@ -72,7 +72,7 @@ func proxy(t testing.TB, id, labels string) mesh.Node {
 }
 
 func (w *world) join(n mesh.Node) mesh.Class {
-	class := w.model.Classify().Want(model.KeyOf(n))
+	class := w.model.Classify().Want(model.KeyOf(n, ""))
 	w.classes[class] = true
 	w.sync()
 	return class

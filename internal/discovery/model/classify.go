@@ -16,6 +16,10 @@ import (
 type ProxyKey struct {
 	Role      mesh.Role
 	Namespace string
+	// Name is the Pod's name in the node id.
+	Name string
+	// Account is the service account that the proxy proved to have, empty on a plaintext port.
+	Account string
 	// Labels is the canonical form of the labels that the node sent; where it sent none
 	// the Pod or WorkloadEntry with one of its addresses says them.
 	Labels   string
@@ -24,14 +28,15 @@ type ProxyKey struct {
 	Location mesh.Location
 }
 
-// KeyOf reads a node.
-func KeyOf(n mesh.Node) ProxyKey {
+// KeyOf reads a node, whose caller proved to have a service account; empty if it proved none.
+func KeyOf(n mesh.Node, account string) ProxyKey {
 	var ips []string
 	for _, ip := range n.IPs() {
-		ips = append(ips, ip.String())
+		ips = append(ips, ip.Unmap().String())
 	}
 	return ProxyKey{
-		Role: n.Role, Namespace: n.Namespace(), Labels: canonical(n.Metadata.Labels), IPs: strings.Join(ips, ","),
+		Role: n.Role, Namespace: n.Namespace(), Name: strings.TrimSuffix(n.ID, "."+n.Namespace()), Account: account,
+		Labels: canonical(n.Metadata.Labels), IPs: strings.Join(ips, ","),
 		Caps:     mesh.Capabilities(n),
 		Location: mesh.Location{Network: n.Metadata.Network, Cluster: n.Metadata.ClusterID, Locality: n.Locality},
 	}
@@ -43,11 +48,9 @@ func (m *Model) Classify() *incr.Rule[ProxyKey, mesh.Class] { return m.rules.cla
 
 func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	labels, pod := m.labelsOf(r, k)
-	ports := map[string]uint32{}
-	if pod != nil {
-		for _, p := range pod.Spec.Ports {
-			ports[p.Name] = p.Port
-		}
+	services := ""
+	if m.claims(r, k) == "" {
+		services = m.servicesOf(r, k, labels, portNames(pod))
 	}
 	return mesh.Class{
 		Scope: mesh.Scope{
@@ -56,9 +59,21 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 		},
 		Location: k.Location,
 		Workload: mesh.Workload{
-			Namespace: k.Namespace, Services: m.servicesOf(r, k, labels, ports), Policies: m.selecting(r, k.Namespace, labels),
+			// Policies restrict: they hold for a proxy whatever else it is refused.
+			Namespace: k.Namespace, Services: services, Policies: m.selecting(r, k.Namespace, labels),
 		},
 	}
+}
+
+// portNames are the numbers of a Pod's named ports; nil is no Pod.
+func portNames(pod *Pod) map[string]uint32 {
+	ports := map[string]uint32{}
+	if pod != nil {
+		for _, p := range pod.Spec.Ports {
+			ports[p.Name] = p.Port
+		}
+	}
+	return ports
 }
 
 // labelsOf finds the proxy's labels and, where it has one, its Pod.
@@ -67,7 +82,7 @@ func (m *Model) labelsOf(r *incr.Reader, k ProxyKey) (map[string]string, *Pod) {
 	var labels map[string]string
 	for _, ip := range strings.Split(k.IPs, ",") {
 		for _, p := range incr.In(r, m.tables.pods, "ip:"+ip) {
-			if p.Namespace == k.Namespace && pod == nil {
+			if p.Namespace == k.Namespace && (pod == nil || pod.account() != k.Account && p.account() == k.Account) {
 				pod, labels = p, p.Labels
 			}
 		}

@@ -195,7 +195,7 @@ func (p *Pod) target(port Port) (uint32, bool) {
 func (p *Pod) instance(ip netip.Addr, ports map[uint32]uint32, td string) *Instance {
 	return &Instance{
 		Address: ip.String(), Ports: ports, Labels: p.Labels, Weight: 1, Workload: p.Name, Namespace: p.Namespace,
-		Identity: mesh.Identity{TrustDomain: td, Namespace: p.Namespace, ServiceAccount: cmp.Or(p.Spec.ServiceAccount, "default")}.SPIFFE(),
+		Identity: mesh.Identity{TrustDomain: td, Namespace: p.Namespace, ServiceAccount: p.account()}.SPIFFE(),
 		TLS:      p.Labels[mesh.TLSModeLabel] == "istio",
 		Locality: mesh.ParseLocality(cmp.Or(p.Labels["topology.istio.io/locality"], p.Labels["istio-locality"])),
 		Network:  p.Labels["topology.istio.io/network"],

@@ -169,7 +169,7 @@ func classOf(t *testing.T, yaml string, labels map[string]string) mesh.Class {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := model.KeyOf(mesh.Node{NodeID: id, Metadata: mesh.Metadata{Labels: labels}})
+	key := model.KeyOf(mesh.Node{NodeID: id, Metadata: mesh.Metadata{Labels: labels}}, "")
 	return ask(t, yaml, func(r *incr.Reader, m *model.Model) mesh.Class { return m.Classify().Of(r, key) })
 }
 
@@ -192,6 +192,31 @@ func TestClassOfAProxy(t *testing.T) {
 	}
 	if said := classOf(t, yaml, map[string]string{"app": "x"}); said.Scope.Selected != "app=x" || said.Workload.Services != "" || said.Scope.Sidecar != "a/d" {
 		t.Errorf("labels that the node sends count over the Pod's: %+v", said)
+	}
+}
+
+// Before a proxy joins, Claims says whether it is what it claims to be. Afterwards the source
+// may name another workload with its address: then it has no services, and the policies stay.
+func TestAProxyThatClaimsAnothersAddressHasNoServices(t *testing.T) {
+	pods := func(account string) string {
+		return "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: a, labels: {app: w}}\nspec: {hostNetwork: true, serviceAccountName: " + account + "}\nstatus: {podIP: 10.0.0.1}\n---\n" +
+			service("a", "s", ", selector: {app: w}") + peer("a", "w", "selector: {matchLabels: {app: w}}, mtls: {mode: STRICT}", 1)
+	}
+	neighbour := "apiVersion: v1\nkind: Pod\nmetadata: {name: n, namespace: a, labels: {app: v}}\nspec: {hostNetwork: true, serviceAccountName: mine}\nstatus: {podIP: 10.0.0.1}\n---\n" + service("a", "v", ", selector: {app: v}")
+	for name, c := range map[string]struct {
+		yaml, account      string
+		services, policies string
+	}{
+		"its own":                        {pods("mine"), "mine", "Service/a/s@80>80", "a/w"},
+		"unauthenticated":                {pods("other"), "", "Service/a/s@80>80", "a/w"},
+		"another's":                      {pods("other"), "mine", "", "a/w"},
+		"one of two on a host's network": {pods("other") + neighbour, "mine", "Service/a/v@80>80", ""},
+	} {
+		key := model.ProxyKey{Role: mesh.Sidecar, Namespace: "a", Name: "x", Account: c.account, IPs: "10.0.0.1"}
+		got := ask(t, c.yaml, func(r *incr.Reader, m *model.Model) mesh.Class { return m.Classify().Of(r, key) })
+		if got.Workload.Services != c.services || got.Workload.Policies != c.policies {
+			t.Errorf("%s: services %q, policies %q; want %q, %q", name, got.Workload.Services, got.Workload.Policies, c.services, c.policies)
+		}
 	}
 }
 

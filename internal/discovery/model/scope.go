@@ -25,6 +25,7 @@ type rules struct {
 	egress    *incr.Rule[mesh.ScopeID, *egress]
 	policies  *incr.Rule[string, []*PeerAuthentication]
 	classify  *incr.Rule[ProxyKey, mesh.Class]
+	claims    *incr.Rule[ProxyKey, string]
 }
 
 type scopeHost struct {
@@ -45,6 +46,7 @@ func (m *Model) derive(g *incr.Graph) {
 		extra:     incr.Derive(g, levelHost, "extra hosts", m.extraHosts),
 		policies:  incr.Derive(g, levelRow, "policies", m.policies),
 		classify:  incr.Derive(g, levelClassify, "class", m.class),
+		claims:    incr.Derive(g, levelClassify, "claims", m.claims),
 	}
 }
 

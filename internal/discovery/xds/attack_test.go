@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 // everybody is a registry that keeps nothing of who joins.
 type everybody struct{ latest *LatestView }
 
-func (r everybody) Join(context.Context, mesh.Node, string) (*LatestView, func(), error) {
+func (r everybody) Join(context.Context, mesh.Node, mesh.Identity, string) (*LatestView, func(), error) {
 	return r.latest, func() {}, nil
 }
 

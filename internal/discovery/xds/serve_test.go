@@ -24,7 +24,7 @@ type oneClass struct {
 	err    error
 }
 
-func (r *oneClass) Join(_ context.Context, n mesh.Node, _ string) (*LatestView, func(), error) {
+func (r *oneClass) Join(_ context.Context, n mesh.Node, _ mesh.Identity, _ string) (*LatestView, func(), error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {

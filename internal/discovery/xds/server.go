@@ -39,11 +39,12 @@ import (
 // Registry finds out which class a proxy is of.
 type Registry interface {
 	// Join returns where the views for the proxy n appear, and a function to be called
-	// when the proxy has gone. The id is unique among all connections of the process.
+	// when the proxy has gone. The identity who is what the caller proved, zero on a
+	// plaintext port. The id is unique among all connections of the process.
 	// It may be called from many goroutines. An error that is a gRPC status ends the
 	// stream with it, codes.Unavailable while sources have not synced; any other error
 	// becomes codes.Unavailable.
-	Join(ctx context.Context, n mesh.Node, id string) (*LatestView, func(), error)
+	Join(ctx context.Context, n mesh.Node, who mesh.Identity, id string) (*LatestView, func(), error)
 }
 
 // Authenticate finds out who is calling, from what the transport and the headers say, and
@@ -204,7 +205,7 @@ func (v *service) admit(g grpc.ServerStream, delta bool) (caller string, err err
 func (v *service) join(ctx context.Context, st *stream, node mesh.Node, who mesh.Identity, first incoming) error {
 	s := v.server
 	id := fmt.Sprintf("%s-%d", node.ID, s.serial.Add(1))
-	latest, leave, err := s.registry.Join(ctx, node, id)
+	latest, leave, err := s.registry.Join(ctx, node, who, id)
 	if err != nil {
 		return coded(err, codes.Unavailable)
 	}
