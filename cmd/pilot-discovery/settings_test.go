@@ -26,6 +26,19 @@ func TestEverySettingIsRead(t *testing.T) {
 	clitest.AllRead(t, "request", settings.DiscoveryRequest, func(v *settings.Values) { readRequest(v) })
 }
 
+// In plaintext nobody is authenticated: that is for this host, unless told otherwise.
+func TestPlaintextIsServedToThisHostByDefault(t *testing.T) {
+	for arg, want := range map[string]string{"": "127.0.0.1:15010", ":15010": ":15010"} {
+		flags := map[string]string{}
+		if arg != "" {
+			flags["grpcAddr"] = arg
+		}
+		if got := readOptions(settings.Read(flags, nil, settings.Discovery)).Ports.GRPC; got != want {
+			t.Errorf("--grpcAddr=%s: served at %q, want %q", arg, got, want)
+		}
+	}
+}
+
 func TestOptionsFollowTheSettings(t *testing.T) {
 	env := map[string]string{
 		"POD_NAMESPACE": "mesh", "PILOTHOUSE_ACCEPT_EMPTY_CONFIG": "true", "PILOTHOUSE_BROKEN_POLICIES": "ignore", "ISTIOD_CUSTOM_HOST": "a.example, b.example",

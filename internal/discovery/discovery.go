@@ -253,6 +253,9 @@ func (s *Server) Addresses() Ports {
 // still say so.
 func (s *Server) Run(ctx context.Context) error {
 	a := s.Addresses()
+	if l := s.listeners.grpc; l != nil && !isLoopback(l.Addr()) {
+		s.opts.Log.Warn("xDS in plaintext is open to other hosts, which get the configuration of any namespace that they claim (--grpcAddr)", "address", a.GRPC)
+	}
 	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secure_grpc", a.SecureGRPC, "monitoring", a.Monitoring, "version", s.opts.Version)
 	loopCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -281,6 +284,12 @@ func (s *Server) Run(ctx context.Context) error {
 		}},
 	)
 	return errors.Join(err, s.done.Close())
+}
+
+// isLoopback reports whether only this host can reach an address.
+func isLoopback(a net.Addr) bool {
+	tcp, ok := a.(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
 }
 
 func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context) error {

@@ -146,7 +146,7 @@ func (m *Mesh) StartDiscovery(ctx context.Context) error {
 	}
 	args := append([]string{
 		"discovery", "--configDir", m.o.ConfigDir, "--stateDir", m.StateDir(), "--domain", Domain,
-		"--httpAddr", ":8080", "--grpcAddr", ":15010", "--secureGRPCAddr", ":15012", "--monitoringAddr", ":15014",
+		"--httpAddr", ":8080", "--secureGRPCAddr", ":15012", "--monitoringAddr", ":15014",
 	}, m.o.DiscoveryArgs...)
 	p, err := m.Net.Host().Start(netmesh.Command{
 		Path: m.o.Programs.Discovery, Args: args, Dir: m.o.WorkDir, Env: []string{"PATH=/usr/bin:/bin"},
