@@ -163,6 +163,9 @@ type Sub struct {
 	cur         *View
 	states      [numTypes]typeState
 	assignments []pendingAssignment
+	// unasked: the client acknowledged clusters and let a wait for their assignments pass
+	// without asking for them. It is not waited for until it asks.
+	unasked bool
 	// expected is until when a client that comes from an earlier stream is expected to ask
 	// for the types that it has not asked for yet; zero of a client that starts.
 	expected time.Time
@@ -212,10 +215,14 @@ func (s *Sub) Subscribed(t Type) int {
 // request handles a request of either flavour.
 func (s *Sub) request(r Request) {
 	c := &s.states[r.Type]
+	before := len(c.names)
 	if s.delta {
 		s.deltaRequest(c, r)
 	} else {
 		s.sotwRequest(c, r)
+	}
+	if r.Type == EDS && (len(c.names) > before || c.wildcard) {
+		s.unasked = false
 	}
 	if len(c.names) > maxNames || len(c.forced) > 2*maxNames {
 		s.emit(Refuse{Reason: "more than " + strconv.Itoa(maxNames) + " " + r.Type.String() + " names subscribed: want at most that many"})

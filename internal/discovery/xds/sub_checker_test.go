@@ -23,6 +23,8 @@ type checker struct {
 	nonces    map[string]bool
 	// given are clusters of unsentEDS that were refused once; nothing waits for their assignments.
 	given map[string]bool
+	// unasked: listeners or routes went out since the client did not ask for an assignment in time.
+	unasked bool
 	// calm is when there last was nothing to do: every wait began after it.
 	calm time.Time
 }
@@ -140,6 +142,8 @@ func (r *checker) request(q Request) (effect *string) {
 		}
 		b.wildcard = types[q.Type].wildcard && len(q.Names) == 0
 	}
+	before := len(b.names)
+	defer func() { r.unasked = r.unasked && (q.Type != EDS || len(b.names) <= before) }()
 	if !r.delta {
 		clear(b.names)
 	}
@@ -350,10 +354,12 @@ func (r *checker) mayUpdate(t Type, complain func(string, ...any)) {
 			complain("%s sent while %s %s is in flight", t, ref, b.flight.Nonce)
 		}
 	}
-	for cluster := range r.unsentEDS {
-		if !r.given[cluster] && !r.bounded() {
+	for cluster, needs := range r.unsentEDS {
+		asked := r.records[EDS].subscribed(needs)
+		if !r.given[cluster] && !r.bounded() && (asked || !r.unasked) {
 			complain("%s sent while the assignment of %s is owed", t, cluster)
 		}
+		r.unasked = r.unasked || !asked && r.bounded()
 	}
 }
 

@@ -92,9 +92,12 @@ func (s *Sub) sotwRequest(c *typeState, r Request) {
 	wild := types[r.Type].wildcard && len(r.Names) == 0 && !c.named
 	var list []string
 	for _, n := range r.Names {
-		if n == "*" {
+		switch {
+		case n == "*":
 			wild = true
-		} else {
+		case n == "" && types[r.Type].absent != nil:
+			// What says that nothing has a name must have one itself, or the client refuses it.
+		default:
 			list = append(list, s.interned(r.Type, n))
 		}
 	}

@@ -301,7 +301,11 @@ func (s *Sub) open(of Type, which int) bool {
 	}
 	if which == holdUpdates {
 		for i := range s.assignments {
-			s.assignments[i].late = true
+			o := &s.assignments[i]
+			if !o.late && s.states[CDS].flight == nil && !s.states[EDS].has(o.cluster.Needs) {
+				s.unasked = true
+			}
+			o.late = true
 		}
 	}
 	*h = hold{used: true}
@@ -373,7 +377,7 @@ func (s *Sub) expectAssignments(send Send, d *Delta, gone bool) {
 	s.assignments = slices.DeleteFunc(s.assignments, replaced)
 	for _, r := range sent {
 		if r.Needs != "" {
-			s.assignments = append(s.assignments, pendingAssignment{cluster: r})
+			s.assignments = append(s.assignments, pendingAssignment{cluster: r, late: s.unasked && !s.states[EDS].has(r.Needs)})
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -18,6 +19,7 @@ var update = flag.Bool("update", false, "rewrite the expected effects in testdat
 //
 //	view GENERATION TYPE NAME=CONTENT[:EDS NAME] … TYPE …   everything there is
 //	req TYPE [ack N | nack N "message" | nonce N] [init NAME=CONTENT …] [sub] NAME … -NAME …
+//	                                                  where "" is the empty name
 //	now DURATION                                            since the start
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/sub/*.txt")
@@ -122,7 +124,7 @@ func (s *script) view(words []string) *View {
 }
 
 func (s *script) request(line string) Request {
-	line, message, _ := strings.Cut(line, `"`)
+	line, message, _ := strings.Cut(strings.ReplaceAll(line, `""`, emptyName), `"`)
 	if message != "" {
 		quoted, rest, _ := strings.Cut(message, `"`)
 		message, line = strings.ReplaceAll(quoted, `\n`, "\n"), line+rest
@@ -133,6 +135,8 @@ func (s *script) request(line string) Request {
 	initial := false
 	for i := 1; i < len(words); i++ {
 		switch w := words[i]; {
+		case w == emptyName:
+			r.Names = append(r.Names, "")
 		case w == "ack" || w == "nack" || w == "nonce":
 			i++
 			r.Nonce, r.Refused = words[i], w == "nack"
@@ -152,12 +156,15 @@ func (s *script) request(line string) Request {
 	return r
 }
 
+// emptyName stands for the name "" in the words of a request.
+const emptyName = "\x00"
+
 func (s *script) describe(e Effect) string {
 	switch e := e.(type) {
 	case Send:
 		out := fmt.Sprintf("send %s %s g%d:", e.Type, e.Nonce, e.Generation)
 		for _, r := range e.Upserts {
-			out += " " + r.Name + "=" + s.contents[r.Version]
+			out += " " + cmp.Or(r.Name, `""`) + "=" + s.contents[r.Version]
 		}
 		for _, n := range e.Removed {
 			out += " -" + n
