@@ -9,10 +9,15 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // fetchTimeout is how long pilot-discovery may take to answer.
 const fetchTimeout = 10 * time.Second
+
+// maxAnswer is how much of an answer that is an error is shown, in bytes.
+const maxAnswer = 400
 
 // fetch reads a page of pilot-discovery's debug port.
 func fetch(ctx context.Context, base, page string, query url.Values) ([]byte, error) {
@@ -38,7 +43,7 @@ func fetch(ctx context.Context, base, page string, query url.Values) ([]byte, er
 		return nil, fmt.Errorf("read %s: %w", u, err)
 	}
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answered %s: %s", u, res.Status, strings.TrimSpace(string(text[:min(len(text), 400)])))
+		return nil, fmt.Errorf("%s answered %s: %s", u, printable.Escape(res.Status), printable.EscapeLines(printable.Clip(strings.TrimSpace(string(text)), maxAnswer), "  "))
 	}
 	return text, nil
 }

@@ -5,6 +5,8 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // remark is one thing to say about one object, as /debug/objectz tells it.
@@ -48,7 +50,7 @@ func printRemarks(w io.Writer, all []remark) error {
 	var left []string
 	for _, r := range all {
 		if r.Severity == "info" {
-			left = append(left, r.Origin+": "+r.Text)
+			left = append(left, printable.Escape(r.Origin+": "+r.Text))
 			continue
 		}
 		rows = append(rows, []string{r.Severity, r.Object, r.Field, r.Origin, r.Text, r.Meanwhile})

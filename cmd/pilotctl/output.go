@@ -9,6 +9,8 @@ import (
 	"text/tabwriter"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // printValue writes v as JSON or YAML.
@@ -20,33 +22,35 @@ func printValue(w io.Writer, form string, v any) error {
 	return printJSON(w, form, text)
 }
 
-// printJSON writes JSON as it came, indented, or as YAML; no field is lost.
+// printJSON writes JSON as it came, indented, or as YAML; no field is lost. What could command a
+// terminal is escaped.
 func printJSON(w io.Writer, form string, text []byte) error {
 	var out bytes.Buffer
 	if form == "yaml" {
-		y, err := yaml.JSONToYAML(text)
+		y, err := yaml.JSONToYAML([]byte(printable.EscapeJSON(string(text)))) // it refuses control characters
 		if err != nil {
 			return fmt.Errorf("turn the result into YAML: %w", err)
 		}
-		out.Write(y)
-	} else {
-		if err := json.Indent(&out, text, "", "  "); err != nil {
-			return fmt.Errorf("indent the result: %w", err)
-		}
-		out.WriteByte('\n')
+		// Only text that reverses the direction of writing is changed: YAML escapes the rest.
+		_, err = io.WriteString(w, printable.EscapeOutput(string(y)))
+		return err
 	}
-	_, err := out.WriteTo(w)
+	if err := json.Indent(&out, text, "", "  "); err != nil {
+		return fmt.Errorf("indent the result: %w", err)
+	}
+	_, err := fmt.Fprintln(w, printable.EscapeJSON(out.String()))
 	return err
 }
 
-// printTable writes rows below a header, in columns. An empty value becomes "-".
+// printTable writes rows below a header, in columns. An empty value becomes "-", and characters
+// that are not printable are escaped.
 func printTable(w io.Writer, header []string, rows [][]string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, strings.Join(header, "\t"))
 	for _, row := range rows {
 		columns := make([]string, len(row))
 		for i, c := range row {
-			if columns[i] = c; c == "" {
+			if columns[i] = printable.Escape(c); c == "" {
 				columns[i] = "-"
 			}
 		}

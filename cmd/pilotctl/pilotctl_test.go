@@ -55,6 +55,7 @@ func pages(dir string) http.Handler {
 		_, _ = w.Write(text)
 	}
 	mux.HandleFunc("GET /debug/syncz", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "syncz.json") })
+	mux.HandleFunc("GET /escapes/debug/syncz", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "go away\x1b[2J", http.StatusForbidden) })
 	mux.HandleFunc("GET /debug/objectz", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "objectz.json") })
 	mux.HandleFunc("GET /debug/config_dump", func(w http.ResponseWriter, r *http.Request) {
 		serve(w, r, "dump-"+filepath.Base(r.FormValue("proxyID"))+".json")

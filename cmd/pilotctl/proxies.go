@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 const syncPage = "debug/syncz"
@@ -88,10 +90,10 @@ table; -o json has them for each proxy.`,
 			for _, p := range all {
 				for _, typ := range proxyTypes {
 					if nack := p.Types[typ].Nack; nack != "" {
-						fmt.Fprintf(c.OutOrStdout(), "\n%s refused %s: %s\n", p.Proxy, typ, nack)
+						fmt.Fprintf(c.OutOrStdout(), "\n%s refused %s: %s\n", printable.Escape(p.Proxy), typ, printable.EscapeLines(nack, "    "))
 					}
 					if since := p.Types[typ].Stuck; since != "" {
-						fmt.Fprintf(c.OutOrStdout(), "\n%s has not acknowledged %s, sent at %s\n", p.Proxy, typ, since)
+						fmt.Fprintf(c.OutOrStdout(), "\n%s has not acknowledged %s, sent at %s\n", printable.Escape(p.Proxy), typ, printable.Escape(since))
 					}
 				}
 			}
@@ -163,7 +165,8 @@ func completeProxies(c *cobra.Command, f *flags, prefix string) ([]string, cobra
 	}
 	var names []string
 	for _, p := range all {
-		if strings.HasPrefix(p.Proxy, prefix) {
+		// A shell would print escape codes while it completes.
+		if strings.HasPrefix(p.Proxy, prefix) && printable.Is(p.Proxy) {
 			names = append(names, p.Proxy)
 		}
 	}
