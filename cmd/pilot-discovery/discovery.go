@@ -14,6 +14,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
@@ -109,7 +110,7 @@ func readLogger(v *settings.Values, w io.Writer) (*slog.Logger, error) {
 		}
 		level = min(level, l)
 	}
-	o := &slog.HandlerOptions{Level: level}
+	o := &slog.HandlerOptions{Level: level, ReplaceAttr: printable.Attr}
 	if asJSON {
 		return slog.New(slog.NewJSONHandler(w, o)), nil
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/test/clitest"
 	"github.com/pilothouse/pilothouse/test/wait"
@@ -24,6 +25,21 @@ func TestEverySettingIsRead(t *testing.T) {
 		}
 	})
 	clitest.AllRead(t, "request", settings.DiscoveryRequest, func(v *settings.Values) { readRequest(v) })
+}
+
+// The handler for JSON leaves some characters alone that a terminal executes.
+func TestLogsArePrintable(t *testing.T) {
+	for _, asJSON := range []string{"true", "false"} {
+		var out strings.Builder
+		log, err := readLogger(settings.Read(map[string]string{"log_as_json": asJSON}, nil, settings.Discovery), &out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Info("line", "text", "a\u009b31m\x1b[2J")
+		if line := strings.TrimSuffix(out.String(), "\n"); !printable.Is(line) {
+			t.Errorf("log_as_json=%s: %q", asJSON, line)
+		}
+	}
 }
 
 // In plaintext nobody is authenticated: that is for this host, unless told otherwise.

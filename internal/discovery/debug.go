@@ -16,6 +16,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 func (s *Server) debugMux() http.Handler {
@@ -215,7 +216,7 @@ func (s *Server) configDump(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if view == nil {
-		http.Error(w, fmt.Sprintf("proxy %q is not connected here; /debug/syncz lists those that are", id), http.StatusNotFound)
+		http.Error(w, fmt.Sprintf("proxy %s is not connected here; /debug/syncz lists those that are", printable.Quote(id, 300)), http.StatusNotFound)
 		return
 	}
 	b, err := protojson.MarshalOptions{Multiline: true}.Marshal(xds.Dump(view))

@@ -64,7 +64,7 @@ func ParseSPIFFE(uri string) (Identity, error) {
 	rest, ok := strings.CutPrefix(uri, "spiffe://")
 	parts := strings.Split(rest, "/")
 	if !ok || len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa" || parts[0] == "" || parts[2] == "" || parts[4] == "" {
-		return Identity{}, fmt.Errorf("invalid identity %q: want spiffe://<trust domain>/ns/<namespace>/sa/<service account>", uri)
+		return Identity{}, fmt.Errorf("invalid identity %.300q: want spiffe://<trust domain>/ns/<namespace>/sa/<service account>", uri)
 	}
 	return Identity{TrustDomain: parts[0], Namespace: parts[2], ServiceAccount: parts[4]}, nil
 }

@@ -24,7 +24,7 @@ func ParseRole(s string) (Role, error) {
 	case "router", "ingress", "egress":
 		return Router, nil
 	}
-	return "", fmt.Errorf("invalid proxy type %q: want sidecar or router", s)
+	return "", fmt.Errorf("invalid proxy type %.100q: want sidecar or router", s)
 }
 
 // NodeID is the decoded form of an xDS node id, type~ip~id~domain. [control-plane 1.5.1]
@@ -57,7 +57,7 @@ func DecodeNodeID(s string) (NodeID, error) {
 	p := strings.Split(s, "~")
 	if len(p) == 1 && strings.Contains(s, "|") {
 		if p = strings.Split(s, "|"); len(p) != 3 {
-			return NodeID{}, fmt.Errorf("invalid node id %q: want ip|id|domain, got %d parts", s, len(p))
+			return NodeID{}, fmt.Errorf("invalid node id %.200q: want ip|id|domain, got %d parts", s, len(p))
 		}
 	}
 	switch {
@@ -66,16 +66,16 @@ func DecodeNodeID(s string) (NodeID, error) {
 	case s == "ingress" || s == "egress":
 		p = []string{s, "", "", ""}
 	case len(p) != 4:
-		return NodeID{}, fmt.Errorf("invalid node id %q: want type~ip~id~domain, four parts, got %d", s, len(p))
+		return NodeID{}, fmt.Errorf("invalid node id %.200q: want type~ip~id~domain, four parts, got %d", s, len(p))
 	}
 	role, err := ParseRole(p[0])
 	if err != nil {
-		return NodeID{}, fmt.Errorf("invalid node id %q: %w", s, err)
+		return NodeID{}, fmt.Errorf("invalid node id %.200q: %w", s, err)
 	}
 	n := NodeID{Role: role, ID: p[2], Domain: p[3]}
 	if p[1] != "" {
 		if n.IP, err = netip.ParseAddr(p[1]); err != nil || n.IP.Zone() != "" {
-			return NodeID{}, fmt.Errorf("invalid node id %q: invalid IP address %q: want an address without a zone, or nothing", s, p[1])
+			return NodeID{}, fmt.Errorf("invalid node id %.200q: invalid IP address %.100q: want an address without a zone, or nothing", s, p[1])
 		}
 	}
 	return n, nil
@@ -141,7 +141,7 @@ func (n Node) CheckIdentity(id Identity) error {
 		return fmt.Errorf("node claims namespace %q and service account %q, but the caller is %s", namespace, account, id)
 	}
 	if inID := n.idNamespace(); inID != "" && inID != id.Namespace {
-		return fmt.Errorf("node has the id %q of namespace %q, but the caller is %s", n.ID, inID, id)
+		return fmt.Errorf("node has the id %.200q of namespace %.200q, but the caller is %s", n.ID, inID, id)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func ParseCSR(text []byte) (*x509.CertificateRequest, error) {
 		return nil, errors.New("certificate request: found no PEM block")
 	}
 	if block.Type != typeRequest && block.Type != typeOldRequest {
-		return nil, fmt.Errorf("certificate request: PEM block %q, want %q", block.Type, typeRequest)
+		return nil, fmt.Errorf("certificate request: PEM block %.100q, want %q", block.Type, typeRequest)
 	}
 	if len(bytes.TrimSpace(rest)) != 0 {
 		return nil, errors.New("certificate request: unexpected data after the PEM block")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/statefile"
 )
@@ -28,6 +29,7 @@ const (
 	DefaultTokenTTL = settings.DefaultTokenTTL
 
 	maxToken  = 8 << 10          // bytes
+	maxShown  = 300              // bytes of a claim in an error
 	clockSkew = 60 * time.Second // tolerated between issuer and verifier
 	subject   = "system:serviceaccount:"
 
@@ -198,9 +200,9 @@ func (i *Issuer) Verify(token string, now time.Time) (Subject, error) {
 func (c claims) check(now time.Time) error {
 	switch {
 	case c.Issuer != TokenIssuer:
-		return rejected(WrongIssuer, "%q, want %q", c.Issuer, TokenIssuer)
+		return rejected(WrongIssuer, "%s, want %q", printable.Quote(c.Issuer, maxShown), TokenIssuer)
 	case !slices.Contains(c.Audience, mesh.TokenAudience):
-		return rejected(WrongAudience, "%q, want %q", []string(c.Audience), mesh.TokenAudience)
+		return rejected(WrongAudience, "%s, want %q", printable.Clip(fmt.Sprintf("%q", []string(c.Audience)), maxShown), mesh.TokenAudience)
 	case c.Expiry == nil:
 		return rejected(Malformed, "no exp claim")
 	case !now.Before(c.Expiry.Time().Add(clockSkew)):
@@ -215,10 +217,10 @@ func (c claims) subject() (Subject, error) {
 	rest, ok := strings.CutPrefix(c.Subject, subject)
 	ns, sa, ok2 := strings.Cut(rest, ":")
 	if !ok || !ok2 || pki.CheckName("", ns) != nil || pki.CheckName("", sa) != nil {
-		return Subject{}, rejected(Malformed, "subject %.300q, want %s<namespace>:<name>", c.Subject, subject)
+		return Subject{}, rejected(Malformed, "subject %s, want %s<namespace>:<name>", printable.Quote(c.Subject, maxShown), subject)
 	}
 	if k := c.Kubernetes; k != nil && (k.Namespace != ns || k.ServiceAccount.Name != sa) {
-		return Subject{}, rejected(ConflictingClaims, "subject %s/%s, but kubernetes.io %.300s/%.300s", ns, sa, k.Namespace, k.ServiceAccount.Name)
+		return Subject{}, rejected(ConflictingClaims, "subject %s/%s, but kubernetes.io %s", ns, sa, printable.Quote(k.Namespace+"/"+k.ServiceAccount.Name, maxShown))
 	}
 	return Subject{Namespace: ns, ServiceAccount: sa}, nil
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 
 	"github.com/pilothouse/pilothouse/internal/pki"
+
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -132,6 +134,30 @@ func TestVerifyClaims(t *testing.T) {
 		var refused *TokenError
 		if tt.want == "" && err != nil || tt.want != "" && (!errors.As(err, &refused) || refused.Reason != tt.want) {
 			t.Errorf("%s = %v: %v, want %q", tt.key, tt.value, err, tt.want)
+		}
+	}
+}
+
+// Errors go to logs and statuses: what a token says in them is bounded and printable.
+func TestTextsOfATokenAreBoundedAndPrintable(t *testing.T) {
+	i := testIssuer(t)
+	long := "\x1b[2J" + strings.Repeat("x", 2500)
+	for name, change := range map[string]func(c map[string]any){
+		"issuer":   func(c map[string]any) { c["iss"] = long },
+		"audience": func(c map[string]any) { c["aud"] = []string{long, long} },
+		"subject":  func(c map[string]any) { c["sub"] = long },
+		"kubernetes.io": func(c map[string]any) {
+			c["kubernetes.io"] = map[string]any{"namespace": long, "serviceaccount": map[string]any{"name": long}}
+		},
+	} {
+		c := map[string]any{"iss": TokenIssuer, "sub": subject + "shop:alice", "aud": []string{"istio-ca"}, "exp": noon.Unix() + 60}
+		change(c)
+		token, err := jwt.Signed(i.signer).Claims(c).Serialize()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = i.Verify(token, noon); err == nil || len(err.Error()) > 1024 || !printable.Is(err.Error()) {
+			t.Errorf("%s: %.2000q, want a short error that is printable", name, err)
 		}
 	}
 }

@@ -23,7 +23,7 @@ const (
 func (s *stream) nameTable(r Request) error {
 	if r.Refused {
 		s.server.metrics.allRejects.WithLabelValues(nameTableLabel).Inc()
-		s.server.log.Warn("agent refused the table of names", "connection", s.conn.status.ID, "message", r.Message[:min(len(r.Message), maxMessage)])
+		s.server.log.Warn("agent refused the table of names", "connection", s.conn.status.ID, "message", truncate([]byte(r.Message), maxMessage))
 	}
 	if r.Nonce != "" || len(r.Unsubscribe) > 0 && len(r.Names) == 0 {
 		return nil // it has the table, or wants it no more

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // Bounds on a node, besides maxNode for all of it. Metadata has its own in package mesh.
@@ -35,13 +36,36 @@ func decodeNode(b []byte) (mesh.Node, error) {
 	}
 	if err == nil {
 		d.out.UserAgent = d.userAgent()
+		err = checkTexts(d.out, d.id)
+	}
+	if err == nil {
 		return d.out, nil
 	}
 	text := err.Error()
 	if d.out.ID != "" {
-		text = fmt.Sprintf("node %s: %s", d.id, text)
+		text = fmt.Sprintf("node %s: %s", printable.Quote(d.id, maxNodeText), text)
 	}
 	return mesh.Node{}, &refusal{codes.InvalidArgument, reasonNode, text}
+}
+
+// checkTexts returns an error if a text of a node is not printable: they are listed, compared and
+// logged, and no honest proxy has such.
+func checkTexts(n mesh.Node, id string) error {
+	m := n.Metadata
+	for name, v := range map[string]string{
+		"id": id, "user agent": n.UserAgent, "locality": n.Locality.String(), "metadata NAME": m.Name, "metadata NAMESPACE": m.Namespace,
+		"metadata SERVICE_ACCOUNT": m.ServiceAccount, "metadata CLUSTER_ID": m.ClusterID, "metadata NETWORK": m.Network,
+	} {
+		if !printable.Is(v) {
+			return fmt.Errorf("invalid %s %s: want printable characters", name, printable.Quote(v, maxNodeText))
+		}
+	}
+	for k, v := range m.Labels {
+		if !printable.Is(k) || !printable.Is(v) {
+			return fmt.Errorf("invalid metadata LABELS, label %s: want printable characters", printable.Quote(k+"="+v, maxNodeText))
+		}
+	}
+	return nil
 }
 
 // errNoNode is a first request that does not say who sends it.
