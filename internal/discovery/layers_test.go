@@ -54,7 +54,7 @@ func changesOf(t testing.TB, yaml string) (out []object.Change) {
 func (p *published) connect(id, namespace, ip string) *xds.LatestView {
 	return p.join(id, model.KeyOf(mesh.Node{NodeID: mesh.NodeID{
 		Role: mesh.Sidecar, ID: id, Domain: namespace + ".svc.cluster.local", IP: netip.MustParseAddr(ip),
-	}}))
+	}}, ""))
 }
 
 const twoWorkloads = `
