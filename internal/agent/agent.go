@@ -3,10 +3,10 @@
 // New does everything that can fail because something is configured wrongly or already in use:
 // it takes its folders, ports and sockets, checks the root certificates and
 // writes the bootstrap, so that a mistake ends the start at once and another agent that
-// has these things is not disturbed. Run runs two groups, one inside the other:
+// uses them is not disturbed. Run runs two groups, one inside the other:
 // Envoy within the servers, which answer until Envoy has ended. Nothing before
 // Envoy's start waits for a network: neither for a certificate, nor for discovery, nor for
-// a name to resolve. Envoy itself waits for its configuration, and readiness says for what.
+// a name to resolve. Envoy itself waits for its configuration, and the readiness probe reports what is missing.
 //
 // Each part gets what it needs from its constructor. The Spec says everything about this agent.
 package agent
@@ -31,19 +31,19 @@ import (
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
-// Options are what an agent is made from. All but Ready and Tasks are needed.
+// Options are the inputs of New. All are required except Ready and Tasks.
 type Options struct {
 	Spec *spec.Spec
-	// Reread makes the next Spec of the running one and what the inputs say now.
+	// Reread builds the next Spec from the running one and the current contents of the inputs.
 	Reread func(running *spec.Spec) (*spec.Spec, error)
 	Log    *slog.Logger
 	// Stdout and Stderr get Envoy's output.
 	Stdout, Stderr io.Writer
-	// Started is when the program was started, for the time that it took to be ready.
+	// Started is the time at which the program started. The startup duration is measured from it.
 	Started time.Time
-	// Ready is called once, when readiness is first found. It does not block.
+	// Ready is called once, when the agent first becomes ready. It must not block.
 	Ready func()
-	// Tasks run as long as Envoy does.
+	// Tasks run for as long as Envoy runs.
 	Tasks []run.Task
 }
 
@@ -54,10 +54,10 @@ type Agent struct {
 	close   func() error
 }
 
-// New prepares an agent. Its errors are mistakes of configuration, or that of ctx if that ended meanwhile; whatever it
-// has opened by then is closed again.
+// New prepares an agent. An error is a configuration mistake, or the error of ctx if ctx ended during New; everything that New
+// has opened is closed before it returns an error.
 func New(ctx context.Context, o Options) (_ *Agent, err error) {
-	var undo run.Cleanups // for an agent that is not going to run
+	var undo run.Cleanups // only if New fails
 	var atEnd run.Cleanups
 	defer func() {
 		if err != nil {
@@ -68,7 +68,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	if err := launch.FindEnvoy(s); err != nil {
 		return nil, err
 	}
-	// First what only one agent can have, then what is written: an agent that cannot start has changed nothing.
+	// Exclusive resources come before the first write: an agent that cannot start has changed nothing.
 	taken, err := startup.Take(ctx, s, log)
 	if err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	return &Agent{envoy: runner, servers: servers, close: atEnd.Close}, nil
 }
 
-// start makes a Spec what Envoy should run with, and removes the bootstraps that are not needed any more.
+// start makes next the desired Spec of Envoy, and removes the bootstraps that are no longer needed.
 func start(runner *envoy.Runner, bootstraps *launch.Folder, next *spec.Spec, hash string) error {
 	l, err := bootstraps.Launch(next, hash)
 	if err != nil {
@@ -141,7 +141,7 @@ func start(runner *envoy.Runner, bootstraps *launch.Folder, next *spec.Spec, has
 	return nil
 }
 
-// appOptions are for a Job's agent, which ends with the application.
+// appOptions are the options of the task that ends the agent with the application.
 func appOptions(s *spec.Spec, runner *envoy.Runner, log *slog.Logger) app.Options {
 	return app.Options{Grace: s.Lifecycle.AppGrace, Ended: runner.Quit, Log: log.With("scope", "app"), Own: func() []int {
 		var pids []int
@@ -153,14 +153,14 @@ func appOptions(s *spec.Spec, runner *envoy.Runner, log *slog.Logger) app.Option
 }
 
 // Run runs until ctx has ended and Envoy has drained, or until Envoy cannot be kept
-// running. Call it once. The error is nil after an end that was asked for.
+// running. Call it once. The error is nil after a requested end.
 func (a *Agent) Run(ctx context.Context) error {
 	// The servers outlive Envoy: their context does not end with ctx, but with Envoy.
 	outer := context.WithoutCancel(ctx)
 	inner := run.Task{Name: "envoy", Run: func(servers context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		// A server that fails ends Envoy, too, which would otherwise run unwatched.
+		// If a server fails, Envoy is ended too: it would otherwise run without supervision.
 		defer context.AfterFunc(servers, cancel)()
 		if err := a.envoy.Run(ctx); err != nil {
 			return err
@@ -171,11 +171,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(err, a.close())
 }
 
-// Again repeats the request to end that the end of Run's context was: the first time it skips the rest of the drain, then it kills
+// Again repeats the request to end after Run's context has ended: the first call skips the rest of the drain, the next one kills
 // Envoy. Any goroutine may call it, at any time.
 func (a *Agent) Again() { a.envoy.Again() }
 
-// ExitCode is the exit code that an error of Run stands for: Envoy's own where Envoy could
+// ExitCode returns the exit code for an error of New or Run: Envoy's own if Envoy could
 // not be kept running, otherwise 255, the code of a configuration mistake.
 func ExitCode(err error) int {
 	var ended *envoy.ExitError

@@ -19,7 +19,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// options are those of an ordinary sidecar in an empty folder, on a free status port.
+// options are the Options of an ordinary sidecar in an empty folder, on a free status port.
 func options(t *testing.T, env map[string]string) (Options, error) {
 	t.Helper()
 	all := map[string]string{"PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + strconv.Itoa(freePort(t)) + "}"}
@@ -38,7 +38,7 @@ func freePort(t *testing.T) int {
 	return wait.FreePort(t)
 }
 
-// What is wrong is known before anything runs, and nothing is left open or behind.
+// TestNewFailsAtOnce checks that a mistake is reported before anything runs, and that New then leaves no file, lock or socket.
 func TestNewFailsAtOnce(t *testing.T) {
 	busy, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -58,7 +58,7 @@ func TestNewFailsAtOnce(t *testing.T) {
 		{"no Envoy", "binaryPath", map[string]string{"PROXY_CONFIG": "{binaryPath: /no/envoy}"}},
 		{"no root", "root certificate of the CA", nil},
 		{"no address", "address of the control plane", map[string]string{"CA_ADDR": "ca:15010", "PROXY_CONFIG": "{binaryPath: /bin/sh, discoveryAddress: here, statusPort: " + strconv.Itoa(freePort(t)) + "}", "XDS_ROOT_CA": "SYSTEM"}},
-		{"no Envoy wanted", "DISABLE_ENVOY", map[string]string{"DISABLE_ENVOY": "true"}},
+		{"Envoy disabled", "DISABLE_ENVOY", map[string]string{"DISABLE_ENVOY": "true"}},
 		{"statistics", "statsFlushInterval", map[string]string{"ISTIO_METAJSON_ANNOTATIONS": `{"sidecar.istio.io/statsFlushInterval": "x"}`, "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "SYSTEM"}},
 	}
 	for _, tt := range tests {
@@ -77,7 +77,7 @@ func TestNewFailsAtOnce(t *testing.T) {
 			}
 			err = filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 				if err == nil && !d.IsDir() {
-					t.Errorf("%s stays behind", path)
+					t.Errorf("%s is left behind", path)
 				}
 				return err
 			})
@@ -90,16 +90,16 @@ func TestNewFailsAtOnce(t *testing.T) {
 				case err == nil:
 					err = held.Release()
 				case errors.Is(err, fs.ErrNotExist):
-					err = nil // it did not get so far
+					err = nil // New failed before it created the folder
 				}
 				if err != nil {
-					t.Errorf("%s is not given back: %v", dir, err)
+					t.Errorf("%s is still locked: %v", dir, err)
 				}
 			}
 			if port := o.Spec.Status.Port; strconv.Itoa(port) != taken {
 				l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
 				if err != nil {
-					t.Fatalf("the status port stays open: %v", err)
+					t.Fatalf("the status port is still open: %v", err)
 				}
 				l.Close()
 			}
@@ -107,7 +107,7 @@ func TestNewFailsAtOnce(t *testing.T) {
 	}
 }
 
-func TestNoOverride(t *testing.T) {
+func TestMissingBootstrapOverride(t *testing.T) {
 	if _, err := options(t, map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE": "/no/file"}); err == nil || !strings.Contains(err.Error(), "bootstrap override") {
 		t.Errorf("error %v, want one that names the override", err)
 	}

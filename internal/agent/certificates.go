@@ -21,13 +21,13 @@ import (
 type certificates struct {
 	plan  identity.Plan
 	value *secret.Value
-	files *secret.Named // nil where another server serves the secrets
+	files *secret.Named // nil if another server serves the secrets
 	tasks []run.Task
 	close func() error
 }
 
-// newCertificates takes the SDS socket. It asks nobody for a certificate yet: Envoy starts meanwhile and waits
-// itself.
+// newCertificates opens the SDS socket. The first certificate is requested by the tasks: Envoy starts at the same time and waits
+// for it.
 func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logger) (*certificates, error) {
 	wd, err := os.Getwd()
 	if err != nil {
@@ -84,8 +84,8 @@ func (c *certificates) listen(s *spec.Spec, follower *filewatch.Follower, log *s
 	return nil
 }
 
-// connectTo adds what is the same for all servers of the control plane. A missing root is an error
-// at the start, where the user looks. [agent L14]
+// connectTo fills in the options that all servers of the control plane share. A missing root certificate is an error
+// at the start, because that is where users look for errors. [agent L14]
 func connectTo(s *spec.Spec, certificate *secret.Value, o upstream.Options) (*upstream.Server, error) {
 	u := s.Upstream
 	o.ServerName, o.ClusterID, o.Keepalive, o.KeepaliveTimeout = u.ServerName, u.ClusterID, u.Keepalive, u.KeepaliveTimeout
@@ -102,13 +102,13 @@ func connectTo(s *spec.Spec, certificate *secret.Value, o upstream.Options) (*up
 	return upstream.New(o)
 }
 
-// isFile says whether a path exists and is not a directory.
+// isFile reports whether a path exists and is not a directory.
 func isFile(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && !st.IsDir()
 }
 
-// newXDS takes the XDS socket.
+// newXDS opens the XDS socket.
 func newXDS(s *spec.Spec, c *certificates, log *slog.Logger) (*xdsproxy.Proxy, error) {
 	server, err := connectTo(s, c.value, upstream.Options{
 		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, Headers: s.Upstream.DiscoveryHeaders,

@@ -12,19 +12,19 @@ import (
 
 const (
 	resolvConf = "/etc/resolv.conf"
-	// originalConf is resolv.conf as it was before it was made to name the agent. [agent P25]
+	// originalConf is the copy of resolv.conf from before it was changed to name the agent. [agent P25]
 	originalConf = "/var/lib/istio/resolv.conf"
 )
 
-// dnsPart is the server of captured DNS requests, or none.
+// dnsPart is the server of captured DNS requests.
 type dnsPart struct {
-	server *dns.Server // nil where none are captured
+	server *dns.Server // nil if DNS is not captured
 	tasks  []run.Task
 	close  func() error
 }
 
-// newDNS takes the sockets that captured DNS requests are sent to. Without
-// an answer there the application would resolve no name, so a port in use is an error.
+// newDNS opens the sockets that captured DNS requests are sent to. Without
+// a server there the application could resolve no name, so a port in use is an error.
 func newDNS(s *spec.Spec, log *slog.Logger) (dnsPart, error) {
 	o := s.DNS
 	if !o.Serve {

@@ -7,7 +7,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// envoyOptions are those of Envoy's supervisor. connected tells whether a new Envoy could be configured.
+// envoyOptions returns the options of Envoy's supervisor. connected carries whether the control plane is connected, without which a new Envoy gets no configuration.
 func envoyOptions(o Options, first envoy.Launch, connected <-chan bool) envoy.Options {
 	s := o.Spec
 	sidecar := s.Node.ID.Role == mesh.Sidecar
@@ -23,7 +23,7 @@ func envoyOptions(o Options, first envoy.Launch, connected <-chan bool) envoy.Op
 		Admin:  s.AdminAddress(),
 		Policy: policy(s),
 		Hot:    hot,
-		// A sidecar that drains still carries its application's own calls.
+		// While a sidecar drains, the application's outbound requests continue.
 		InboundOnly: sidecar,
 		IgnorePorts: []int{s.Envoy.HealthPort, s.Envoy.PrometheusPort},
 		Stdout:      o.Stdout,
@@ -32,7 +32,7 @@ func envoyOptions(o Options, first envoy.Launch, connected <-chan bool) envoy.Op
 	}
 }
 
-// policy is how Envoy is restarted and ended.
+// policy returns how Envoy is restarted and ended.
 func policy(s *spec.Spec) supervise.Policy {
 	l := s.Lifecycle
 	p := supervise.DefaultPolicy()

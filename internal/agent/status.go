@@ -9,7 +9,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
 )
 
-// parts are what the status port tells of.
+// parts are the components whose state the status port reports.
 type parts struct {
 	spec         *spec.Spec
 	envoy        *envoy.Runner
@@ -45,7 +45,7 @@ func (p parts) facts() status.Facts {
 	return f
 }
 
-// handover says that the admin interface may not be that of the Envoy that serves.
+// handover reports whether the admin interface may belong to an Envoy other than the one that serves.
 func handover(v supervise.View) bool {
 	if !v.Live {
 		return false
@@ -58,7 +58,7 @@ func handover(v supervise.View) bool {
 	return false
 }
 
-// metrics adds those of the XDS proxy and of DNS. [agent N16]
+// metrics adds the metrics of the XDS proxy and of DNS. [agent N16]
 func (p parts) metrics(page *status.Page) {
 	x := p.xds.State()
 	page.Counter("xds_proxy_requests", "Requests of Envoy that were passed on.", float64(x.Requests))
@@ -73,7 +73,7 @@ func (p parts) metrics(page *status.Page) {
 	page.Counter("dns_upstream_failures_total", "DNS requests to name servers without a response.", float64(n.Failures))
 }
 
-// detail is what /debug/status shows beside the facts.
+// detail is what /debug/status shows in addition to the facts.
 func (p parts) detail() any {
 	x := p.xds.State()
 	nacks := x.Nacks

@@ -21,8 +21,8 @@ import (
 	"time"
 )
 
-// interval is the time between two snapshots.
-const interval = 500 * time.Millisecond
+// interval is the time between two snapshots. It is not shorter because an idle agent wakes at most once a second.
+const interval = time.Second
 
 // Options configure Run. All are required.
 type Options struct {

@@ -1,8 +1,8 @@
 // Package bootstrap builds the configuration that Envoy starts with.
 //
 // Build is a pure function from the agent's Spec to a typed bootstrap,
-// which Encode writes as the JSON that Envoy reads. Everything that Envoy does
-// for traffic comes later, over xDS. The bootstrap has the node, the agent's sockets,
+// which Encode writes as the JSON that Envoy reads. All configuration
+// of traffic comes later, over xDS. The bootstrap has the node, the agent's sockets,
 // the statistics that are kept, and the two listeners that work without a
 // control plane (health and metrics). Stock Envoy accepts every bootstrap that Build makes.
 // The names and defaults are Istio's [agent B5–B24].
@@ -49,8 +49,8 @@ func Build(s *spec.Spec) (*Bootstrap, error) {
 		ApplicationLogConfig: &bootstrapv3.Bootstrap_ApplicationLogConfig{
 			LogFormat: logFormat(s.Envoy.LogJSON),
 		},
-		// A stats scope is made when a cluster is first used, which halves what an idle
-		// cluster costs.
+		// The statistics of a cluster are created when it is first used, which halves the memory of an idle
+		// cluster.
 		DeferredStatOptions: &bootstrapv3.Bootstrap_DeferredStatOptions{EnableDeferredCreationStats: true},
 	}
 	if err := stats(s, b); err != nil {
@@ -62,11 +62,11 @@ func Build(s *spec.Spec) (*Bootstrap, error) {
 // family holds the addresses of a node's IP family.
 type family struct {
 	loopback, wildcard string
-	// also is the wildcard of the other family where a listener takes both.
+	// also is the wildcard of the other family if a listener accepts both.
 	also string
 }
 
-// familyOf is IPv6 where every address of the node is, else IPv4. [agent B24]
+// familyOf returns IPv6 if every address of the node is IPv6, else IPv4. [agent B24]
 func familyOf(s *spec.Spec) family {
 	var v4, v6 bool
 	for _, ip := range s.Node.IPs {
@@ -92,8 +92,8 @@ func (p *packer) admin(s *spec.Spec, fam family) *bootstrapv3.Admin {
 	}
 }
 
-// dynamic says that listeners and clusters come over the agent's stream, and that Envoy
-// waits for the first of them for as long as it takes.
+// dynamic configures listeners and clusters over ADS from the agent's socket. Envoy
+// waits for the first configuration without a time limit.
 func dynamic(s *spec.Spec) *bootstrapv3.Bootstrap_DynamicResources {
 	ads := &corev3.ConfigSource{
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
@@ -118,7 +118,7 @@ func dynamic(s *spec.Spec) *bootstrapv3.Bootstrap_DynamicResources {
 	}
 }
 
-// logFormat is that of Envoy's own log, so that it reads like the agent's beside it.
+// logFormat returns the format of Envoy's log, which is like that of the agent's log.
 func logFormat(asJSON bool) *bootstrapv3.Bootstrap_ApplicationLogConfig_LogFormat {
 	if !asJSON {
 		return &bootstrapv3.Bootstrap_ApplicationLogConfig_LogFormat{
@@ -136,7 +136,7 @@ func logFormat(asJSON bool) *bootstrapv3.Bootstrap_ApplicationLogConfig_LogForma
 	}
 }
 
-// ignored names the annotations that have no effect in b, which Build made of s.
+// ignored returns a warning for each annotation of s that has no effect in b.
 func ignored(s *spec.Spec, b *bootstrapv3.Bootstrap) []string {
 	if v := s.Node.Annotations[noteEviction]; v != "" && b.GetStatsEvictionInterval() == nil {
 		return []string{fmt.Sprintf("annotation %s %s has no effect: want a multiple of the flush interval", noteEviction, v)}

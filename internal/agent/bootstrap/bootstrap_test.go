@@ -21,9 +21,9 @@ import (
 	"github.com/pilothouse/pilothouse/test/envoytest"
 )
 
-var update = flag.Bool("update", false, "rewrite the goldens")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
-// sidecar is the Spec of an ordinary sidecar; cases change what they are about.
+// sidecar is the Spec of an ordinary sidecar, after change.
 func sidecar(change func(*spec.Spec)) *spec.Spec {
 	ip := netip.MustParseAddr("10.99.0.2")
 	s := &spec.Spec{
@@ -94,7 +94,7 @@ func built(t *testing.T, change func(*spec.Spec)) []byte {
 	return out
 }
 
-// Our encoder says of every bootstrap what the library's says.
+// TestEncodeIsProtobufs compares Encode with protojson.
 func TestEncodeIsProtobufs(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
-// Stock Envoy takes every golden, and warns of nothing in them.
+// TestEnvoyAccepts checks that stock Envoy accepts every golden file without a deprecation warning.
 func TestEnvoyAccepts(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -221,6 +221,6 @@ func TestMistakesAndIgnored(t *testing.T) {
 	}
 	b, err := Build(sidecar(func(s *spec.Spec) { s.Node.Annotations = map[string]string{noteEviction: "7s"} }))
 	if err != nil || len(b.Warnings) != 1 || !strings.Contains(b.Warnings[0], noteEviction) {
-		t.Errorf("warnings %q (%v), want one of the eviction interval", b.Warnings, err)
+		t.Errorf("warnings %q (%v), want one about the eviction interval", b.Warnings, err)
 	}
 }

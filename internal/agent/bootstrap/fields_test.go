@@ -19,19 +19,19 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// forOthers are the fields that the agent does not act on and does not warn of, and why.
+// forOthers are the fields that the agent neither uses nor warns about, and why.
 var forOthers = map[string]string{
 	"gatewayTopology":                 namedByControlPlane,
 	"proxyHeaders":                    namedByControlPlane,
-	"interceptionMode":                "the injector makes ISTIO_META_INTERCEPTION_MODE and the flags of istio-iptables of it",
-	"holdApplicationUntilProxyStarts": "the injector makes the Pod's start order of it",
-	"image":                           "the injector chooses the container's image by it",
+	"interceptionMode":                "the injector converts it to ISTIO_META_INTERCEPTION_MODE and the flags of istio-iptables",
+	"holdApplicationUntilProxyStarts": "the injector converts it to the start order of the Pod's containers",
+	"image":                           "the injector chooses the container's image from it",
 	"connectionSettings":              namedByControlPlane, // all but globalDownstreamConnectionLimit
 }
 
 const namedByControlPlane = "the control plane finds it in the node's metadata and names it as not applied"
 
-// examples are valid values for the fields to which a generic one is no valid value or makes no difference.
+// examples are valid values for the fields for which the generic value is invalid or has no effect.
 var examples = map[string]string{
 	"controlPlaneAuthPolicy": `{"controlPlaneAuthPolicy": "NONE"}`,
 	"runtimeValues":          `{"runtimeValues": {"a.b": "c"}}`,
@@ -43,7 +43,7 @@ var examples = map[string]string{
 }
 
 // Every field of ProxyConfig changes what the agent or Envoy does, or a warning names it.
-func TestEveryFieldOfProxyConfigWorksOrIsNamed(t *testing.T) {
+func TestEveryProxyConfigFieldHasAnEffectOrAWarning(t *testing.T) {
 	before, warnings := outcome(t, "{}")
 	if len(warnings) > 0 {
 		t.Fatalf("the defaults give the warnings %q", warnings)
@@ -72,12 +72,12 @@ func TestEveryFieldOfProxyConfigWorksOrIsNamed(t *testing.T) {
 		case reason == namedByControlPlane && mesh.ProxyConfigField(name, fd[min(1, len(fd)-1)].JSONName()) == 0:
 			t.Errorf("%s (%s) is not among the fields that the control plane names", path(fd), text)
 		case reason != "" && (moved || named):
-			t.Errorf("%s (%s) works or is named: take it out of the exceptions", path(fd), text)
+			t.Errorf("%s (%s) has an effect or a warning: remove it from the exceptions", path(fd), text)
 		}
 	}
 }
 
-// outcome is everything that comes of a proxy configuration, but the copy of itself that goes to the
+// outcome returns everything that a proxy configuration determines, except the copy of itself that is sent to the
 // control plane.
 func outcome(t *testing.T, config string) (all string, warnings []string) {
 	t.Helper()
@@ -108,7 +108,7 @@ func outcome(t *testing.T, config string) (all string, warnings []string) {
 	return string(rest) + string(text), warnings
 }
 
-// leaves are the paths of all fields that are no messages, and of those that are well-known types.
+// leaves returns the paths of all fields that are scalars or well-known types.
 func leaves(d protoreflect.MessageDescriptor) [][]protoreflect.FieldDescriptor {
 	var out [][]protoreflect.FieldDescriptor
 	fields := d.Fields()

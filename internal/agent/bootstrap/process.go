@@ -16,7 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// manager is nil where nothing of the cluster manager is chosen.
+// manager returns nil if all settings of the cluster manager have their default.
 func manager(s *spec.Spec) *bootstrapv3.ClusterManager {
 	if s.Envoy.OutlierLog == "" && !s.Envoy.DeferredClusters {
 		return nil
@@ -30,7 +30,7 @@ func manager(s *spec.Spec) *bootstrapv3.ClusterManager {
 
 const connectionsKey = "overload.global_downstream_max_connections"
 
-// overload bounds the connections that a proxy accepts in all. [agent B20]
+// overload limits the total number of connections that a proxy accepts. [agent B20]
 func (p *packer) overload(s *spec.Spec) *overloadv3.OverloadManager {
 	limit := int64(math.MaxInt32)
 	for _, text := range []string{
@@ -52,8 +52,8 @@ func (p *packer) overload(s *spec.Spec) *overloadv3.OverloadManager {
 	}}}
 }
 
-// runtime makes Envoy's runtime layers: ours with the user's over them, where an empty
-// value removes a key, then the one that the admin interface writes. [agent B9]
+// runtime makes Envoy's runtime layers: our defaults, overridden by the user's values, of which an empty
+// one removes a key; then the layer that the admin interface writes. [agent B9]
 func runtime(user map[string]string) *bootstrapv3.LayeredRuntime {
 	fields := map[string]*structpb.Value{
 		"envoy.deprecated_features:envoy.config.listener.v3.Listener.hidden_envoy_deprecated_use_original_dst": structpb.NewBoolValue(true),
@@ -72,7 +72,7 @@ func runtime(user map[string]string) *bootstrapv3.LayeredRuntime {
 			fields[k] = structpb.NewStringValue(v)
 		}
 	}
-	// The overload manager owns this limit; a second copy could only disagree with it.
+	// The overload manager enforces this limit.
 	delete(fields, connectionsKey)
 	return &bootstrapv3.LayeredRuntime{Layers: []*bootstrapv3.RuntimeLayer{
 		{Name: "global config", LayerSpecifier: &bootstrapv3.RuntimeLayer_StaticLayer{StaticLayer: &structpb.Struct{Fields: fields}}},
@@ -80,7 +80,7 @@ func runtime(user map[string]string) *bootstrapv3.LayeredRuntime {
 	}}
 }
 
-// extensions are those that stand in the bootstrap: internal listeners, which control
+// extensions are the bootstrap extensions: internal listeners, which control
 // planes may send.
 func (p *packer) extensions() []*corev3.TypedExtensionConfig {
 	return []*corev3.TypedExtensionConfig{{

@@ -30,7 +30,7 @@ import (
 
 type accessLog = accesslogv3.AccessLog
 
-// Names of the static clusters; control planes and people know them. [agent B13]
+// Names of the static clusters; control planes and users depend on them. [agent B13]
 const (
 	xdsCluster        = mesh.XDSCluster
 	sdsCluster        = mesh.SDSCluster
@@ -38,7 +38,7 @@ const (
 	prometheusCluster = "prometheus_stats"
 )
 
-// xdsLimit keeps the one stream that matters from ever being refused by a circuit breaker.
+// xdsLimit is so high that a circuit breaker never rejects the ADS stream.
 const xdsLimit = 100000
 
 func socket(address string, port uint32) *corev3.Address {
@@ -59,13 +59,13 @@ func (p *packer) discardLog() *accessLog {
 	}
 }
 
-// static makes the clusters and listeners that need no control plane.
+// static makes the clusters and listeners that work without a control plane.
 func (p *packer) static(s *spec.Spec, fam family) *bootstrapv3.Bootstrap_StaticResources {
 	const quick, patient = 250 * time.Millisecond, time.Second
 	sds := p.http2(cluster(sdsCluster, patient, pipe(s.Paths.SDSSocket)), nil)
 	xds := p.http2(cluster(xdsCluster, patient, pipe(s.Paths.XDSSocket)),
-		// Every new stream gets a connection of its own, so that it reaches the agent
-		// that listens now and not one that has ended.
+		// Every new stream gets its own connection, so that it reaches the agent
+		// that listens now and not one that has exited.
 		&corev3.HttpProtocolOptions{MaxRequestsPerConnection: wrapperspb.UInt32(1)})
 	limit := func(p corev3.RoutingPriority) *clusterv3.CircuitBreakers_Thresholds {
 		n := wrapperspb.UInt32(xdsLimit)
@@ -94,8 +94,8 @@ func (p *packer) static(s *spec.Spec, fam family) *bootstrapv3.Bootstrap_StaticR
 	}
 }
 
-// cluster is a static cluster of one endpoint. The name's ";" ends it for the rule that
-// takes the cluster's name out of a statistic's.
+// cluster returns a static cluster with one endpoint. The ";" marks the end of the name for the tag
+// rule that extracts the cluster's name from the name of a statistic.
 func cluster(name string, connect time.Duration, to *corev3.Address) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 name,
@@ -111,7 +111,7 @@ func cluster(name string, connect time.Duration, to *corev3.Address) *clusterv3.
 	}
 }
 
-// http2 has a cluster spoken to in HTTP/2, as gRPC needs.
+// http2 makes a cluster use HTTP/2, which gRPC requires.
 func (p *packer) http2(c *clusterv3.Cluster, common *corev3.HttpProtocolOptions) *clusterv3.Cluster {
 	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{
 		"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": p.pack(&httpv3.HttpProtocolOptions{
@@ -128,8 +128,8 @@ func (p *packer) http2(c *clusterv3.Cluster, common *corev3.HttpProtocolOptions)
 	return c
 }
 
-// listener forwards one path to one cluster. It has no direction, so that no drain ends
-// it, and is exempt from every limit: a full proxy must still answer for its health.
+// listener forwards one path to one cluster. It has no traffic direction, so that a drain of inbound listeners does not close
+// it, and is exempt from every limit: an overloaded proxy must still answer health checks.
 func (p *packer) listener(fam family, port uint32, stat, path, to string, filters []*hcmv3.HttpFilter) *listenerv3.Listener {
 	filters = append(filters, p.httpFilter("envoy.filters.http.router", &routerv3.Router{}))
 	manager := &hcmv3.HttpConnectionManager{
@@ -168,7 +168,7 @@ func (p *packer) httpFilter(name string, config proto.Message) *hcmv3.HttpFilter
 	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: p.pack(config)}}
 }
 
-// compressors answer a scraper in the best of the encodings that it takes.
+// compressors compress metrics with the best encoding that the client accepts.
 func (p *packer) compressors() []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	for _, c := range []struct {

@@ -32,7 +32,7 @@ const (
 // defaultFlush is Envoy's own interval between flushes.
 const defaultFlush = 5 * time.Second
 
-// tags are the rules that take labels out of statistics' names. [agent B15]
+// tags are the rules that extract tags from the names of statistics. [agent B15]
 var tags = [][2]string{
 	{"cluster_name", `^cluster(\.(.+);)`},
 	{"http_conn_manager_prefix", `^http\.(((?:[_.[:digit:]\w]*|[_\[\]aAbBcCdDeEfF[:digit:]\w\:]*));\.)`},
@@ -52,14 +52,14 @@ var tags = [][2]string{
 	{"authz_dry_run_result", `(\.shadow_(allowed|denied))`},
 }
 
-// What every proxy counts; everything else only where its user asks. [agent B16]
+// Patterns of the statistics that every proxy keeps. Users can add others. [agent B16]
 var (
 	keptPrefixes = []string{"reporter=", "cluster_manager", "listener_manager", "server", "cluster." + xdsCluster, "wasm", "component", "istio"}
 	keptSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied"}
 	keptRegexps  = []string{`vhost\..*\.route\..*`}
 )
 
-// stats fills in which statistics are kept, under which labels, and how often they go out.
+// stats fills in which statistics are kept, with which tags, and how often they are flushed.
 func stats(s *spec.Spec, b *bootstrapv3.Bootstrap) error {
 	b.StatsConfig = &metricsv3.StatsConfig{
 		UseAllDefaultTags: wrapperspb.Bool(false),
@@ -89,7 +89,7 @@ func stats(s *spec.Spec, b *bootstrapv3.Bootstrap) error {
 	return intervals(s.Node.Annotations, b)
 }
 
-// matcher joins what every proxy keeps with what this one's user asked for.
+// matcher combines the statistics that every proxy keeps with those that the user configured.
 func matcher(s *spec.Spec) *metricsv3.StatsMatcher {
 	own := s.Config.GetProxyStatsMatcher()
 	suffixes := keptSuffixes
@@ -115,7 +115,7 @@ func matcher(s *spec.Spec) *metricsv3.StatsMatcher {
 	return &metricsv3.StatsMatcher{StatsMatcher: &metricsv3.StatsMatcher_InclusionList{InclusionList: list}}
 }
 
-// expand repeats a pattern that names the Pod's address once for each address.
+// expand replaces {pod_ip}: a pattern with it is repeated for each address of the Pod.
 func expand(patterns []string, s *spec.Spec) []string {
 	const token = "{pod_ip}"
 	var out []string
@@ -161,7 +161,7 @@ func buckets(note string) ([]*metricsv3.HistogramBucketSettings, error) {
 	for _, name := range names {
 		for _, bound := range byPrefix[name] {
 			if bound <= 0 {
-				return nil, fmt.Errorf("read annotation %s: the bound %v of %q is not above 0", noteBuckets, bound, name)
+				return nil, fmt.Errorf("read annotation %s: %q: invalid bound %v: want more than 0", noteBuckets, name, bound)
 			}
 		}
 		out = append(out, &metricsv3.HistogramBucketSettings{Match: prefix(name), Buckets: byPrefix[name]})
@@ -183,7 +183,7 @@ func intervals(notes map[string]string, b *bootstrapv3.Bootstrap) error {
 		}
 		d, err := time.ParseDuration(v)
 		if err != nil || d < time.Millisecond {
-			return fmt.Errorf("read annotation %s: %q is no duration of at least 1ms", i.note, v)
+			return fmt.Errorf("read annotation %s: invalid duration %q: want at least 1ms", i.note, v)
 		}
 		*i.into = d
 	}
@@ -194,7 +194,7 @@ func intervals(notes map[string]string, b *bootstrapv3.Bootstrap) error {
 		return nil
 	}
 	if evict%flush != 0 {
-		return nil // Ignored tells of it
+		return nil // ignored warns about it
 	}
 	b.StatsEviction = &bootstrapv3.Bootstrap_StatsEvictionInterval{StatsEvictionInterval: durationpb.New(evict)}
 	return nil

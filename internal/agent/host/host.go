@@ -1,4 +1,4 @@
-// Package host reads what an agent's Spec needs of its machine.
+// Package host reads from the operating system what an agent's Spec depends on.
 package host
 
 import (
@@ -16,10 +16,10 @@ import (
 	"github.com/pilothouse/pilothouse/internal/cgroup"
 )
 
-// Read reads the host's name, the addresses of its network interfaces and the limit of CPUs.
+// Read reads the host name, the addresses of the network interfaces that are up, the CPU limit, and the user and capabilities of this process.
 func Read() (spec.Host, error) {
 	var h spec.Host
-	h.Hostname, _ = os.Hostname() // the last choice for the node's name
+	h.Hostname, _ = os.Hostname() // only the fallback for the node's name
 	h.CPULimit, h.UID, h.Capabilities = cgroup.CPULimit(), os.Getuid(), envoy.Capabilities()
 	nics, err := net.Interfaces()
 	if err != nil {
@@ -31,7 +31,7 @@ func Read() (spec.Host, error) {
 		}
 		addrs, err := nic.Addrs()
 		if err != nil {
-			continue // an interface that went away meanwhile has no address
+			continue // the interface has been removed in the meantime
 		}
 		i := spec.Interface{Name: nic.Name}
 		for _, a := range addrs {
@@ -44,7 +44,7 @@ func Read() (spec.Host, error) {
 	return h, nil
 }
 
-// LookupUser finds a user by name. The error for one that does not exist is fs.ErrNotExist.
+// LookupUser finds a user by name. The error for an unknown user is fs.ErrNotExist.
 func LookupUser(name string) (uid, gid uint32, err error) {
 	u, err := user.Lookup(name)
 	var unknown user.UnknownUserError

@@ -1,7 +1,7 @@
-// Package identity decides where a workload's certificate comes from and which roots its control plane must prove itself with.
+// Package identity decides where a workload's certificate comes from and which root certificates verify its control plane.
 //
-// Decide is a pure function of the agent's Spec and of which files exist. It reads no file:
-// their users do, at each use. Names and order are Istio's. [agent P17–P20, S9]
+// Decide is a pure function of the agent's Spec and of which files exist. It reads no file;
+// the packages that use a file read it again each time. Names and order are Istio's. [agent P17–P20, S9]
 package identity
 
 import (
@@ -11,13 +11,13 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 )
 
-// Where credentials lie, relative to the agent's working directory. [agent P17–P20]
+// Paths of credentials, relative to the agent's working directory. [agent P17–P20]
 const (
-	// MountedDir is where a platform mounts a certificate that it renews itself.
+	// MountedDir is where a platform mounts a certificate that the platform renews.
 	MountedDir = "./var/run/secrets/workload-spiffe-credentials"
 	// LegacyDir is where certificates were mounted before there was an agent.
 	LegacyDir = "./etc/certs"
-	// DefaultRoot is the root certificate where nothing names another.
+	// DefaultRoot is the root certificate if no setting names another.
 	DefaultRoot = "./var/run/secrets/istio/root-cert.pem"
 	// TokenFile is the bearer token of the workload's service account.
 	TokenFile = "./var/run/secrets/tokens/istio-token"
@@ -26,34 +26,34 @@ const (
 // rootName is the name of a root certificate in a folder of credentials.
 const rootName = "root-cert.pem"
 
-// mountedNames are the names of chain, key and roots in a folder: Istio's and GKE's.
+// mountedNames are the file names of chain, key and roots that Istio and GKE use.
 var mountedNames = [][3]string{
 	{"cert-chain.pem", "key.pem", rootName},
 	{"certificates.pem", "private_key.pem", "ca_certificates.pem"},
 }
 
-// Host is what Decide asks of the machine.
+// Host is what Decide needs to know about the file system.
 type Host struct {
 	// WorkingDir is absolute.
 	WorkingDir string
-	// IsFile says whether a path exists and is not a directory.
+	// IsFile reports whether a path exists and is not a directory.
 	IsFile func(path string) bool
 }
 
-// Plan says where everything comes from.
+// Plan says where the certificate and the roots come from.
 type Plan struct {
-	// Mounted are the files of a certificate that somebody else renews; nil where this agent
-	// asks the certificate authority.
+	// Mounted are the files of a certificate that the platform renews; nil if this agent
+	// requests its certificate from the certificate authority.
 	Mounted *spec.CertificateFiles
-	// DiscoveryRoot and CARoot are the files of roots that the servers' certificates must lead
-	// to, or upstream.SystemRoots. Use a root only for a connection with TLS.
+	// DiscoveryRoot and CARoot are the files of the root certificates that verify the servers',
+	// upstream.SystemRoots, or empty if no setting names a root. They are needed only for connections with TLS.
 	DiscoveryRoot, CARoot string
 }
 
 // ErrNoRoot says that PILOT_CERT_PROVIDER is none and that no variable names a root.
 var ErrNoRoot = errors.New("PILOT_CERT_PROVIDER is none: name the root certificates in XDS_ROOT_CA and CA_ROOT_CA")
 
-// Decide makes the plan. A root that nothing names is empty in it: ErrNoRoot, if it is needed.
+// Decide makes the plan. The only error is FILE_MOUNTED_CERTS without the names of the files.
 func Decide(s *spec.Spec, h Host) (Plan, error) {
 	in := &input{Upstream: s.Upstream, Certificates: s.Certificates, Host: h}
 	mounted, err := in.mounted()
@@ -63,14 +63,14 @@ func Decide(s *spec.Spec, h Host) (Plan, error) {
 	return Plan{Mounted: mounted, DiscoveryRoot: in.discoveryRoot(), CARoot: in.caRoot()}, nil
 }
 
-// input is what decides.
+// input holds what Decide depends on.
 type input struct {
 	spec.Upstream
 	spec.Certificates
 	Host
 }
 
-// mounted finds a mounted certificate, nil where there is none.
+// mounted returns the files of a mounted certificate, nil if there is none.
 func (in *input) mounted() (*spec.CertificateFiles, error) {
 	if in.FileMounted {
 		f := in.Mounted
@@ -94,7 +94,7 @@ func (in *input) mounted() (*spec.CertificateFiles, error) {
 	return nil, nil
 }
 
-// writesToLegacy says whether certificates are written to LegacyDir, and so must not be read from it. [agent S15]
+// writesToLegacy reports whether this agent writes certificates to LegacyDir, and so must not read them from it. [agent S15]
 func (in *input) writesToLegacy() bool {
 	out := in.OutputDir
 	return out != "" && in.absolute(out) == in.absolute(LegacyDir)
@@ -107,7 +107,7 @@ func (in *input) absolute(p string) string {
 	return path.Join(in.WorkingDir, p)
 }
 
-// discoveryRoot is empty where nothing names one. [agent S9]
+// discoveryRoot is empty if no setting names a root. [agent S9]
 func (in *input) discoveryRoot() string {
 	legacy := path.Join(LegacyDir, rootName)
 	switch {
@@ -125,7 +125,7 @@ func (in *input) discoveryRoot() string {
 	return DefaultRoot
 }
 
-// caRoot is empty where nothing names one. [agent S9]
+// caRoot is empty if no setting names a root. [agent S9]
 func (in *input) caRoot() string {
 	switch {
 	case in.CARoot != "":

@@ -81,6 +81,6 @@ func TestMounted(t *testing.T) {
 		})
 	}
 	if _, err := decide(spec.Certificates{FileMounted: true}, spec.Upstream{}, spec.CertificateFiles{}); err == nil {
-		t.Error("FILE_MOUNTED_CERTS is taken without the files' names")
+		t.Error("FILE_MOUNTED_CERTS without the names of the files is accepted")
 	}
 }

@@ -36,7 +36,7 @@ type Folder struct {
 	written map[string]string // paths by hash
 }
 
-// FindEnvoy checks that there is an Envoy to run.
+// FindEnvoy checks that Envoy's binary exists. The error names the setting to change.
 func FindEnvoy(s *spec.Spec) error {
 	if s.Envoy.Disabled {
 		return errors.New("DISABLE_ENVOY: an agent without Envoy is not supported yet")
@@ -47,15 +47,15 @@ func FindEnvoy(s *spec.Spec) error {
 	return nil
 }
 
-// Open takes over the agent's configuration folder, which must exist and be this agent's alone. It removes the
-// bootstraps that an agent which was killed has left there.
+// Open takes over the agent's configuration folder, which must exist and be locked by this agent. It removes the
+// bootstraps that a killed agent has left there.
 func Open(s *spec.Spec, log *slog.Logger) (*Folder, error) {
 	f := &Folder{dir: s.Paths.ConfigDir, log: log, written: map[string]string{}}
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
 		return nil, fmt.Errorf("look for old bootstraps: %w", err)
 	}
-	custom, _ := os.Stat(s.Envoy.CustomBootstrap) // nil where the user has none
+	custom, _ := os.Stat(s.Envoy.CustomBootstrap) // nil if there is none
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil || !info.Mode().IsRegular() || !isRestart(e.Name()) || custom != nil && os.SameFile(custom, info) {
@@ -70,7 +70,7 @@ func Open(s *spec.Spec, log *slog.Logger) (*Folder, error) {
 	return f, nil
 }
 
-// isRestart says whether a name is that of a bootstrap written for a restart, see path: envoy-rev-HASH-N.json.
+// isRestart reports whether a file name has the form that path gives to the bootstrap of a restart: envoy-rev-HASH-N.json.
 func isRestart(name string) bool {
 	name, hasPrefix := strings.CutPrefix(name, "envoy-rev-")
 	name, hasSuffix := strings.CutSuffix(name, ".json")
@@ -86,8 +86,8 @@ func path(s *spec.Spec, hash string) string {
 	return strings.TrimSuffix(s.Paths.Bootstrap, ".json") + "-" + hash + ".json"
 }
 
-// First writes what the agent starts with. A bootstrap or an override that the user wrote is validated by Envoy,
-// because nothing else would say what is wrong with it.
+// First writes the first bootstrap. A bootstrap or an override that the user wrote is validated by Envoy,
+// because nothing else would report its mistakes before the start.
 func (f *Folder) First(ctx context.Context, s *spec.Spec) (envoy.Launch, error) {
 	l, err := f.Launch(s, First)
 	if err != nil || s.Envoy.CustomBootstrap == "" && s.Envoy.Arguments.BootstrapYAML == "" {
@@ -98,7 +98,7 @@ func (f *Folder) First(ctx context.Context, s *spec.Spec) (envoy.Launch, error) 
 	return l, envoy.Validate(ctx, l)
 }
 
-// Launch writes the bootstrap of s, unless the user has written one, and says how Envoy is started with it.
+// Launch writes the bootstrap of s, unless the user has written one, and returns how Envoy is started with it.
 func (f *Folder) Launch(s *spec.Spec, hash string) (envoy.Launch, error) {
 	args := s.Envoy.Arguments
 	args.Bootstrap = s.Envoy.CustomBootstrap
@@ -129,14 +129,14 @@ func (f *Folder) write(s *spec.Spec, path string) error {
 	if err != nil {
 		return err
 	}
-	// Not synced to the disk: it is written anew at every start.
+	// No fsync: it is written again at every start.
 	if err := os.WriteFile(path, text, 0o644); err != nil {
 		return fmt.Errorf("write Envoy's bootstrap: %w", err)
 	}
 	return nil
 }
 
-// Keep removes all bootstraps but those of the given hashes.
+// Keep removes all bootstraps except those of the given hashes.
 func (f *Folder) Keep(hashes ...string) {
 	for hash, path := range f.written {
 		if slices.Contains(hashes, hash) {

@@ -10,7 +10,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 )
 
-// Only what an agent writes is removed, and nothing that looks like it.
+// TestOpenRemovesOldBootstraps checks that files with similar names stay.
 func TestOpenRemovesOldBootstraps(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const used = "envoy-rev-0123456789abcdef-7.json"
@@ -20,7 +20,7 @@ func TestOpenRemovesOldBootstraps(t *testing.T) {
 		t.Fatal(err)
 	}
 	stay := []string{
-		used, "envoy-rev.json", "envoy-rev-mine.json", "envoy-rev-0123456789abcdef-1.yaml", "envoy-rev-0123456789abcdef-1.json.bak",
+		used, "envoy-rev.json", "envoy-rev-custom.json", "envoy-rev-0123456789abcdef-1.yaml", "envoy-rev-0123456789abcdef-1.json.bak",
 		"envoy-rev-0123456789ABCDEF-1.json", "envoy-rev-0123456789abcde-1.json", "envoy-rev-0123456789abcdef-.json", "envoy-rev-0123456789abcdef.json",
 		"my-envoy-rev-0123456789abcdef-1.json", "XDS",
 	}
@@ -41,7 +41,7 @@ func TestOpenRemovesOldBootstraps(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := names(t, dir); !slices.Equal(got, slices.Sorted(slices.Values(stay))) {
-		t.Errorf("left are %q, want %q", got, stay)
+		t.Errorf("remaining files %q, want %q", got, stay)
 	}
 }
 

@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// Arguments are the choices on Envoy's command line. The zero value has the defaults, with
-// only the bootstrap's path missing.
+// Arguments are the options on Envoy's command line. The zero value means the defaults;
+// only Bootstrap is required.
 type Arguments struct {
 	// Bootstrap is the path of the bootstrap file (-c).
 	Bootstrap string
-	// Drain is how long Envoy itself drains removed listeners; whole seconds, 45 where it is 0.
+	// Drain is how long Envoy itself drains removed listeners; in whole seconds; 0 means 45 s.
 	Drain time.Duration
 	// IPv6 says that the proxy's own addresses are IPv6 only.
 	IPv6 bool
-	// LogLevel is "level" or "level,component:level,…"; warning where no bare level is given.
+	// LogLevel is "level" or "level,component:level,…"; warning if it has no bare level.
 	LogLevel string
-	// ComponentLogLevel is more of the latter ("misc:error,upstream:debug").
+	// ComponentLogLevel has further component levels ("misc:error,upstream:debug").
 	ComponentLogLevel string
-	// FlushInterval is the time after which buffered access logs are written; one second where it is 0.
+	// FlushInterval is the time after which buffered access logs are written, in whole milliseconds; 0 means one second.
 	FlushInterval time.Duration
-	// FlushKB is the least size in kB at which access logs are written; 0 leaves it to Envoy.
+	// FlushKB is the minimum size in kB at which access logs are written; 0 leaves it to Envoy.
 	FlushKB int
 	// CoreDump lets a crash leave a core file.
 	CoreDump bool
@@ -33,11 +33,11 @@ type Arguments struct {
 	Concurrency int
 	// HotRestart leaves Envoy's hot restart on; epochs and base ids are then added per start.
 	HotRestart bool
-	// Extra goes last, as it is.
+	// Extra is appended unchanged.
 	Extra []string
 }
 
-// List is the command line without the program, in the order of Istio's agent [agent L1]: users grep it.
+// List returns the command line without the program, in the order of Istio's agent [agent L1], because users grep it.
 func (a Arguments) List() []string {
 	drain := int(a.Drain.Seconds())
 	if drain == 0 {

@@ -16,9 +16,9 @@ type Class string
 const (
 	// Warm starts a new Envoy, which takes over from the running one.
 	Warm Class = "warm"
-	// Cold takes effect with the next agent; until then the old value stays.
+	// Cold takes effect with the next agent; until then the old value is used.
 	Cold Class = "cold"
-	// Nothing reads the field while an agent runs.
+	// Nothing means that a running agent does not use the field.
 	Nothing Class = "nothing"
 )
 
@@ -29,13 +29,13 @@ var cold = []protoreflect.Name{
 	"interception_mode", "proxy_metadata", "termination_drain_duration", "ca_certificates_pem", "service_cluster", "tracing_service_name",
 }
 
-// nothing are the fields that only an injector reads, and deprecated ones.
+// nothing are the fields that only an injector reads, and deprecated fields.
 var nothing = []protoreflect.Name{
 	"hold_application_until_proxy_starts", "image", "proxy_bootstrap_template_path", "discovery_refresh_delay", "availability_zone",
 	"sds", "zipkin_address", "envoy_metrics_service_address",
 }
 
-// ClassOf is the class of a field of ProxyConfig by its name in the protobuf definition. Unknown fields are warm: a new
+// ClassOf returns the class of a field of ProxyConfig by its name in the protobuf definition. Fields not listed are warm: a new
 // Envoy reports its whole configuration to the control plane.
 func ClassOf(field protoreflect.Name) Class {
 	switch {
@@ -59,7 +59,7 @@ func changedFields(old, next *meshv1.ProxyConfig, c Class) []string {
 	return out
 }
 
-// keepFixed is next with old's values of the fields that are not warm. It shares nothing with old.
+// keepFixed returns a copy of next with old's values of the fields that are not warm. It shares no memory with old.
 func keepFixed(old, next *meshv1.ProxyConfig) *meshv1.ProxyConfig {
 	out := proto.CloneOf(next)
 	to, from := out.ProtoReflect(), proto.CloneOf(old).ProtoReflect()
@@ -86,7 +86,7 @@ func each(old, next *meshv1.ProxyConfig, f func(protoreflect.FieldDescriptor)) {
 	}
 }
 
-// ofJob says whether the Pod's owner is a Job: kubernetes://apis/batch/v1/namespaces/NS/jobs/NAME.
+// ofJob reports whether the Pod's owner is a Job: kubernetes://apis/batch/v1/namespaces/NS/jobs/NAME.
 func ofJob(owner string) bool {
 	return strings.Contains(owner, "/apis/batch/") && strings.Contains(owner, "/jobs/")
 }

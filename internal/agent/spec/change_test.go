@@ -33,11 +33,11 @@ func TestChanges(t *testing.T) {
 		t.Errorf("got %v", w)
 	}
 	if len(changedFields(next, next, Warm)) != 0 || !proto.Equal(keepFixed(old, old), old) {
-		t.Error("no change is none")
+		t.Error("equal configurations differ")
 	}
 }
 
-func TestEveryClassNamesFieldsThatExist(t *testing.T) {
+func TestClassesNameExistingFields(t *testing.T) {
 	fields := (&meshv1.ProxyConfig{}).ProtoReflect().Descriptor().Fields()
 	for _, name := range slices.Concat(cold, nothing) {
 		if fields.ByName(name) == nil {
@@ -58,8 +58,8 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// TestTheTableOfTheDocs holds the documentation to the classes.
-func TestTheTableOfTheDocs(t *testing.T) {
+// TestClassesAreDocumented checks the table of the documentation.
+func TestClassesAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/agent-restarts.md")
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ const (
 	defaultServiceCluster = "istio-proxy"
 )
 
-// configure makes the effective proxy configuration; later inputs win field by field:
+// configure makes the effective proxy configuration; later inputs override earlier ones, field by field:
 // defaults, mesh file, environment, PROXY_CONFIG_FILE, the configuration annotation, annotations of one
 // field, flags.
 func (b *builder) configure() error {
@@ -86,7 +86,7 @@ func (b *builder) configAnnotations() error {
 	return nil
 }
 
-// configFlags applies the flags that are fields of the configuration, and the CPU limit where neither
+// configFlags applies the flags that are fields of the configuration, and the CPU limit if neither
 // a flag nor the configuration sets the number of workers. [agent F5, F8, F9]
 func (b *builder) configFlags() error {
 	config := b.s.Config
@@ -131,10 +131,10 @@ func (b *builder) merge() error {
 	return nil
 }
 
-// plaintext says whether discovery is reached without TLS. [agent S8]
+// plaintext reports whether discovery is reached without TLS. [agent S8]
 func plaintext(address string) bool { return strings.HasSuffix(address, ":15010") }
 
-// overlay returns a map of both, top's values winning.
+// overlay merges two maps; top's values win.
 func overlay(bottom, top map[string]string) map[string]string {
 	out := make(map[string]string, len(bottom)+len(top))
 	maps.Copy(out, bottom)
@@ -142,7 +142,7 @@ func overlay(bottom, top map[string]string) map[string]string {
 	return out
 }
 
-// defaultConfig finds the proxy configuration in a mesh configuration file.
+// defaultConfig returns the proxy configuration of a mesh configuration file, nil if it has none.
 func defaultConfig(file []byte) ([]byte, error) {
 	if len(file) == 0 {
 		return nil, nil
@@ -160,9 +160,9 @@ func defaultConfig(file []byte) ([]byte, error) {
 	return whole.DefaultConfig, nil
 }
 
-// apply lays a YAML or JSON proxy configuration over dst: every field that the text names
+// apply merges a YAML or JSON proxy configuration into dst: every field that the text names
 // is replaced, the zero value included, but proxyMetadata is merged key by key. Unknown fields
-// are skipped, since charts can be newer than agents.
+// are ignored, because charts can be newer than agents.
 func apply(dst *meshv1.ProxyConfig, text []byte) error {
 	asJSON, err := yaml.YAMLToJSON(text)
 	if err != nil {
@@ -192,7 +192,7 @@ func apply(dst *meshv1.ProxyConfig, text []byte) error {
 	return nil
 }
 
-// fieldError names the field that does not parse, since the parser's own error does not.
+// fieldError names the field that cannot be parsed, because the parser's error does not.
 func fieldError(named map[string]json.RawMessage, whole error) error {
 	for key, value := range named {
 		alone, err := json.Marshal(map[string]json.RawMessage{key: value})
@@ -206,7 +206,7 @@ func fieldError(named map[string]json.RawMessage, whole error) error {
 	return whole
 }
 
-// fieldNamed finds a field by either of the names that protojson takes.
+// fieldNamed finds a field by either of the names that protojson accepts.
 func fieldNamed(fields protoreflect.FieldDescriptors, key string) protoreflect.FieldDescriptor {
 	if fd := fields.ByJSONName(key); fd != nil {
 		return fd
@@ -214,7 +214,7 @@ func fieldNamed(fields protoreflect.FieldDescriptors, key string) protoreflect.F
 	return fields.ByName(protoreflect.Name(key))
 }
 
-// EffectiveYAML is the configuration as the start log shows it. [agent F13]
+// EffectiveYAML returns the configuration as the log of the start shows it. [agent F13]
 func EffectiveYAML(c *meshv1.ProxyConfig) (string, error) {
 	b, err := protojson.Marshal(c)
 	if err != nil {
@@ -224,7 +224,7 @@ func EffectiveYAML(c *meshv1.ProxyConfig) (string, error) {
 	return string(b), err
 }
 
-// configMap is the configuration as plain JSON values.
+// configMap returns the configuration as plain JSON values.
 func configMap(c proto.Message) (map[string]any, error) {
 	b, err := protojson.Marshal(c)
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// lastApplied repeats the whole object. Nothing uses it in a node, and it would be sent on every stream.
+// lastApplied repeats the whole object. It is left out: nothing uses it in a node, and it would be sent on every stream.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// booleanKeys are the metadata keys that control planes read as the strings "true" and
-// "false", however the user spelled them. [agent B7]
+// booleanKeys are the metadata keys that control planes compare with the strings "true" and
+// "false", so that other spellings are normalized. [agent B7]
 var booleanKeys = map[string]bool{
 	"HTTP10": true, "DNS_CAPTURE": true, "DNS_AUTO_ALLOCATE": true, "ENABLE_HBONE": true, "DISABLE_HBONE_SEND": true,
 	"UNPRIVILEGED_POD": true, "ENABLE_SELF_DISCOVERY": true, "METADATA_DISCOVERY": true,
@@ -23,8 +23,8 @@ var booleanKeys = map[string]bool{
 	"EXIT_ON_ZERO_ACTIVE_CONNECTIONS": true, "ENVOY_SKIP_DEPRECATED_LOGS": true,
 }
 
-// metadata makes the node's metadata: the environment's free keys first, what the agent
-// knows over them; then what depends on it. [agent B7, E3]
+// metadata makes the node's metadata: first the free keys of the environment, then the keys that
+// the agent sets, which win; then the fields of the node that depend on it. [agent B7, E3]
 func (b *builder) metadata() error {
 	n, config := &b.s.Node, b.s.Config
 	m := map[string]any{
@@ -77,8 +77,8 @@ func (b *builder) metadata() error {
 	return nil
 }
 
-// freeMetadata takes over ISTIO_META_* (text) and ISTIO_METAJSON_* (JSON objects). The two of those that
-// hold the workload's own labels and annotations go over the files'.
+// freeMetadata copies ISTIO_META_* (text) and ISTIO_METAJSON_* (JSON objects). Labels and annotations given
+// there override those of the files.
 func (b *builder) freeMetadata(m map[string]any) error {
 	n := &b.s.Node
 	for key, value := range b.set.Prefixed("ISTIO_META_*") {
@@ -88,7 +88,7 @@ func (b *builder) freeMetadata(m map[string]any) error {
 		}
 	}
 	objects := b.set.Prefixed("ISTIO_METAJSON_*")
-	// Sorted, so that the last of two that collide is always the same. Objects go over texts.
+	// Sorted, so that the result is deterministic if two objects have the same key. Objects override texts.
 	for _, key := range slices.Sorted(maps.Keys(objects)) {
 		if objects[key] == "" {
 			continue
@@ -110,7 +110,7 @@ func (b *builder) freeMetadata(m map[string]any) error {
 	return nil
 }
 
-// host is an address without its port and brackets; empty where it has no port.
+// host returns an address without its port and brackets, or "" if it has no port.
 func host(address string) string {
 	i := strings.LastIndexByte(address, ':')
 	if i < 0 {
@@ -119,7 +119,7 @@ func host(address string) string {
 	return strings.Trim(address[:i], "[]")
 }
 
-// texts is m as metadata.
+// texts converts labels or annotations to metadata, without lastApplied.
 func texts(m map[string]string) map[string]any {
 	out := make(map[string]any, len(m))
 	for k, v := range m {

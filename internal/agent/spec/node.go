@@ -18,7 +18,7 @@ const (
 	annotationsFile = "./etc/istio/pod/annotations"
 )
 
-// pod reads the Pod's labels and annotations. Those that the environment gives replace the files'.
+// pod reads the Pod's labels and annotations from their files.
 func (b *builder) pod() error {
 	n := &b.s.Node
 	for _, f := range []struct {
@@ -36,8 +36,8 @@ func (b *builder) pod() error {
 	return nil
 }
 
-// address collects the node's addresses: INSTANCE_IP first, then the interfaces',
-// without those that no other node could reach.
+// address collects the node's addresses: INSTANCE_IP first, then those of the interfaces,
+// without addresses that other nodes cannot reach.
 func (b *builder) address() error {
 	n := &b.s.Node
 	seen := map[netip.Addr]bool{}
@@ -103,8 +103,8 @@ func first(s ...string) string {
 	return ""
 }
 
-// serviceCluster is the name of the proxy's own service: the flag's, else one of the configuration
-// other than the default, else what the labels and the workload suggest. [agent F5]
+// serviceCluster returns the name of the proxy's own service: the flag's, else that of the configuration if it is
+// not the default, else a name made from the labels and the workload. [agent F5]
 func (b *builder) serviceCluster() string {
 	n, config := &b.s.Node, b.s.Config
 	name, ns := config.GetServiceCluster(), n.Identity.Namespace
@@ -124,7 +124,7 @@ func (b *builder) serviceCluster() string {
 	}
 }
 
-// locality reads where the node runs from its labels, as the platform or the user set them. [agent B6]
+// locality returns the node's locality from the labels that the platform or the user set. [agent B6]
 func (b *builder) locality() mesh.Locality {
 	const key = "topology.istio.io/locality"
 	n := &b.s.Node
@@ -159,7 +159,7 @@ func parseDownward(data []byte) (map[string]string, error) {
 	return out, nil
 }
 
-// unquote reads a quoted value; one without quotes is taken as it is.
+// unquote reads a quoted value; a value without quotes is returned unchanged.
 func unquote(s string) (string, error) {
 	if !strings.HasPrefix(s, `"`) {
 		return s, nil

@@ -9,23 +9,23 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// EnvoyUser is the user that Envoy runs as where that is not the agent's own.
+// EnvoyUser is the user that Envoy runs as if it is not the agent's own.
 type EnvoyUser struct {
 	UID, GID uint32
 	// BindPorts says that Envoy gets the capability to bind ports below 1024.
 	BindPorts bool
 }
 
-// RunAsInput is what RunAs decides by.
+// RunAsInput is the input of RunAs.
 type RunAsInput struct {
-	// AgentUID is the agent's own.
+	// AgentUID is the user that the agent runs as.
 	AgentUID int
-	// ServesDNS says that the agent answers DNS, and DNSAddress where, host:port.
+	// ServesDNS says that the agent answers DNS, at DNSAddress (host:port).
 	ServesDNS  bool
 	DNSAddress string
-	// TPROXY says that inbound traffic is intercepted so.
+	// TPROXY says that inbound traffic is intercepted by TPROXY.
 	TPROXY bool
-	// UID and GID are those of the user that $ENVOY_USER names, or 1337 where there is none.
+	// UID and GID are those of the user that $ENVOY_USER names, or 1337 if there is no such user.
 	UID, GID uint32
 	// Capabilities are those that the agent may use (permitted), a bit for each as in capabilities(7).
 	Capabilities uint64
@@ -37,7 +37,7 @@ func (b *builder) runAs() (*EnvoyUser, error) {
 		AgentUID: b.in.Host.UID, ServesDNS: b.s.DNS.Serve, DNSAddress: b.s.DNS.Address, TPROXY: b.transparent(),
 		UID: mesh.ProxyUID, GID: mesh.ProxyUID, Capabilities: b.in.Host.Capabilities,
 	}
-	// As capture does, which excludes the traffic of that user. [agent I4]
+	// Capture uses the same user, whose traffic it excludes. [agent I4]
 	if name := b.set.Text("ENVOY_USER"); b.in.LookupUser != nil {
 		uid, gid, err := b.in.LookupUser(name)
 		switch {
@@ -50,7 +50,7 @@ func (b *builder) runAs() (*EnvoyUser, error) {
 	return RunAs(in)
 }
 
-// transparent says whether inbound connections are intercepted by TPROXY, as far as the node knows.
+// transparent reports whether inbound connections are intercepted by TPROXY, according to any setting that the agent reads.
 func (b *builder) transparent() bool {
 	n := b.s.Node
 	for _, mode := range []string{
@@ -72,9 +72,9 @@ const (
 	capNetBindService = 10
 )
 
-// RunAs decides which user Envoy runs as; nil stands for the agent's own user. An agent that is
-// root to answer DNS on port 53 runs Envoy as the proxy's user, whose traffic capture leaves
-// alone. Under TPROXY Envoy needs CAP_NET_ADMIN and stays root. [agent L13]
+// RunAs decides which user Envoy runs as; nil means the agent's own user. An agent that is
+// root to answer DNS on port 53 runs Envoy as the proxy's user, whose traffic is not
+// captured. Under TPROXY Envoy needs CAP_NET_ADMIN and stays root. [agent L13]
 //
 // The error names a capability that the agent lacks: without it, it could not start that
 // Envoy or could not end it.

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestWhomEnvoyRunsAs(t *testing.T) {
+func TestRunAs(t *testing.T) {
 	in := RunAsInput{ServesDNS: true, DNSAddress: "127.0.0.1:53", UID: 1337, GID: 1338, Capabilities: 1<<41 - 1}
 	for _, tt := range []struct {
 		name   string
@@ -35,7 +35,7 @@ func TestWhomEnvoyRunsAs(t *testing.T) {
 	}
 }
 
-func TestTPROXYIsFoundWhereverItIsSet(t *testing.T) {
+func TestTPROXYFromEverySetting(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*testInput)
 		want   bool

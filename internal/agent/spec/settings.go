@@ -18,13 +18,13 @@ import (
 const (
 	// sdsDir is where the socket for secrets is. [agent P13]
 	sdsDir = "./var/run/secrets/workload-spiffe-uds"
-	// ownSocket is the name of the socket for secrets where the agent serves it.
+	// ownSocket is the default name of the socket for secrets. Any other name means that another server serves it.
 	ownSocket = "socket"
-	// afterDrain is how much longer than its drain an Envoy that was taken over from lives by default.
+	// afterDrain is how much longer than its drain a replaced Envoy keeps running by default.
 	afterDrain = 15 * time.Second
-	// defaultTerminationDrain is for a configuration that clears terminationDrainDuration.
+	// defaultTerminationDrain is used if the configuration clears terminationDrainDuration.
 	defaultTerminationDrain = 5 * time.Second
-	// minKeepalive is the shortest time after which gRPC probes a quiet connection.
+	// minKeepalive is the shortest keepalive interval that gRPC accepts.
 	minKeepalive = 10 * time.Second
 
 	annotationLogLevel          = "sidecar.istio.io/logLevel"
@@ -65,12 +65,12 @@ func (b *builder) upstream() Upstream {
 		KeepaliveTimeout: b.set.Duration("GRPC_KEEPALIVE_TIMEOUT"),
 	}
 	if u.Keepalive > 0 && u.Keepalive < minKeepalive {
-		b.warn("GRPC_KEEPALIVE_INTERVAL %s counts as %s, the least that gRPC allows", u.Keepalive, minKeepalive)
+		b.warn("GRPC_KEEPALIVE_INTERVAL: %s is used instead of %s: gRPC allows no shorter interval", minKeepalive, u.Keepalive)
 	}
 	return u
 }
 
-// headers are named in lower case, as in HTTP/2.
+// headers converts the names to lower case, as HTTP/2 requires.
 func headers(given map[string]string) map[string]string {
 	out := make(map[string]string, len(given))
 	for name, value := range given {

@@ -79,10 +79,10 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-func TestKeepaliveBelowWhatCanBeIsTold(t *testing.T) {
+func TestShortKeepaliveIsWarnedAbout(t *testing.T) {
 	for v, want := range map[string]bool{"5s": true, "10s": false, "0": false, "": false} {
 		s := build(t, func(in *testInput) { in.Env["GRPC_KEEPALIVE_INTERVAL"] = v })
-		if told := strings.Contains(strings.Join(s.Warnings, "\n"), "GRPC_KEEPALIVE_INTERVAL"); told != want {
+		if warned := strings.Contains(strings.Join(s.Warnings, "\n"), "GRPC_KEEPALIVE_INTERVAL"); warned != want {
 			t.Errorf("%q: warnings %v", v, s.Warnings)
 		}
 	}
@@ -91,7 +91,7 @@ func TestKeepaliveBelowWhatCanBeIsTold(t *testing.T) {
 func TestSettingsMistakes(t *testing.T) {
 	for name, value := range map[string]string{
 		"SECRET_TTL": "a day", "SECRET_GRACE_PERIOD_RATIO": "2", "PKCS8_KEY": "maybe", "DISABLE_ENVOY": "x",
-		"PILOT_CERT_PROVIDER": "nobody", "WORKLOAD_RSA_KEY_SIZE": "12", "ECC_SIGNATURE_ALGORITHM": "DSA",
+		"PILOT_CERT_PROVIDER": "unknown", "WORKLOAD_RSA_KEY_SIZE": "12", "ECC_SIGNATURE_ALGORITHM": "DSA",
 		"WORKLOAD_IDENTITY_SOCKET_FILE": "a/b", "ISTIO_DELTA_XDS": "2", "ISTIO_META_DNS_CAPTURE": "maybe", "DNS_FORWARD_TIMEOUT": "-1s",
 	} {
 		_, err := Build(pod(func(in *testInput) { in.Env[name] = value }))
@@ -101,25 +101,25 @@ func TestSettingsMistakes(t *testing.T) {
 	}
 }
 
-// Whether the agent answers captured DNS: as strconv.ParseBool reads it, from the environment or
+// TestServesDNS checks that DNS capture is read as strconv.ParseBool does, from the environment or
 // proxyMetadata, for sidecars.
-func TestWhoServesDNS(t *testing.T) {
+func TestServesDNS(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		in   func(*testInput)
 		want bool
 	}{
-		{"nobody asks", func(*testInput) {}, false},
+		{"default", func(*testInput) {}, false},
 		{"captured", func(in *testInput) { in.Env["ISTIO_META_DNS_CAPTURE"] = "True" }, true},
-		{"by a number", func(in *testInput) { in.Env["ISTIO_META_DNS_CAPTURE"] = "1" }, true},
+		{"a number", func(in *testInput) { in.Env["ISTIO_META_DNS_CAPTURE"] = "1" }, true},
 		{"not captured", func(in *testInput) { in.Env["ISTIO_META_DNS_CAPTURE"] = "0" }, false},
-		{"by proxyMetadata", func(in *testInput) { in.Env["PROXY_CONFIG"] = "proxyMetadata: {ISTIO_META_DNS_CAPTURE: 'true'}" }, true},
+		{"proxyMetadata", func(in *testInput) { in.Env["PROXY_CONFIG"] = "proxyMetadata: {ISTIO_META_DNS_CAPTURE: 'true'}" }, true},
 		{"the environment wins", func(in *testInput) {
 			in.Env["PROXY_CONFIG"], in.Env["ISTIO_META_DNS_CAPTURE"] = "proxyMetadata: {ISTIO_META_DNS_CAPTURE: 'true'}", "false"
 		}, false},
-		{"by the rules that the agent keeps", func(in *testInput) { in.Capture.DNS = true }, true},
+		{"the rules that the agent keeps", func(in *testInput) { in.Capture.DNS = true }, true},
 		{"a router", func(in *testInput) { in.Role, in.Env["ISTIO_META_DNS_CAPTURE"] = mesh.Router, "true" }, false},
-		{"a router that is asked", func(in *testInput) { in.Role, in.Env["ISTIO_META_ENABLE_DNS_SERVER"] = mesh.Router, "true" }, true},
+		{"a router with ENABLE_DNS_SERVER", func(in *testInput) { in.Role, in.Env["ISTIO_META_ENABLE_DNS_SERVER"] = mesh.Router, "true" }, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := build(t, tt.in); got.DNS.Serve != tt.want {
@@ -150,11 +150,11 @@ func TestJWTPolicy(t *testing.T) {
 	}
 }
 
-// Every setting of the agent is read, those apart that the command itself reads.
+// Every setting of the agent is read, except those that the command itself reads.
 func TestEverySettingIsRead(t *testing.T) {
 	byCommand := []string{"watchCapture", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "log_output_level", "log_target"}
 	_, set, err := decide(pod(func(in *testInput) {
-		// What is read only beside another setting.
+		// These are read only in combination with another setting.
 		in.Override, in.Env["ISTIO_BOOTSTRAP_OVERRIDE"], in.Env["ISTIO_CPU_LIMIT"] = []byte("{}"), "override.yaml", "1"
 		in.Env["EXIT_ON_ZERO_ACTIVE_CONNECTIONS"] = "true"
 	}))

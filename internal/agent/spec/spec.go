@@ -1,11 +1,11 @@
-// Package spec says everything about one agent in one value, made from its flags, its environment and its files.
+// Package spec makes one value that describes an agent completely, from its flags, its environment and its files.
 //
 // Build is a pure function from an Input to a Spec: who the node is, how Envoy is started,
 // where the control plane is, how certificates are renewed, which ports and paths are used.
-// Everything else in the agent reads the Spec and nothing else; the same Input gives an equal
-// Spec. It asks no cloud for metadata and resolves no name, so nothing outside
+// The rest of the agent reads the Spec only; the same Input gives an equal
+// Spec. No cloud metadata is requested and no name is resolved, so nothing outside
 // the machine can delay a start. When an input changes, the next Spec is built from the
-// running one: what only another agent can change keeps its value and is listed in Cold.
+// running one: fields that only a new agent can apply keep their value and are listed in Cold.
 // Names, defaults and precedence are Istio's [agent 1.3, 1.4, 1.5, B5–B7].
 package spec
 
@@ -37,17 +37,17 @@ type Input struct {
 	Flags, Env map[string]string
 	Host       Host
 	// ReadFile reads a whole file. The error for a missing file is fs.ErrNotExist, also wrapped. It is called
-	// only by Build, for the paths that Spec.Files then lists. Nil stands for no files.
+	// only by Build, for the paths that Spec.Files then lists. Nil means that there are no files.
 	ReadFile func(path string) ([]byte, error)
-	// LookupUser finds a user by name. The error for one that does not exist is fs.ErrNotExist, also wrapped. Nil stands for no users.
+	// LookupUser finds a user by name. The error for one that does not exist is fs.ErrNotExist, also wrapped. Nil means that there are no users.
 	LookupUser func(name string) (uid, gid uint32, err error)
-	// Capture says what the capture rules do that this agent keeps in force.
+	// Capture describes the capture rules that this agent keeps applied.
 	Capture Capture
 	// Running is the Spec in use, nil at the start.
 	Running *Spec
 }
 
-// Host is what the machine says.
+// Host is the input from the operating system.
 type Host struct {
 	Hostname string
 	// Interfaces are the network interfaces in their order.
@@ -60,11 +60,11 @@ type Host struct {
 	Capabilities uint64
 }
 
-// Capture says what rules of capture do.
+// Capture describes capture rules.
 type Capture struct {
-	// DNS sends DNS requests to the agent.
+	// DNS says that the rules redirect DNS requests to the agent.
 	DNS bool
-	// TPROXY intercepts inbound connections transparently.
+	// TPROXY says that inbound connections are intercepted by TPROXY.
 	TPROXY bool
 }
 
@@ -74,7 +74,7 @@ type Interface struct {
 	Addrs []netip.Addr
 }
 
-// Spec is everything about one agent. Nobody changes one after Build.
+// Spec describes one agent completely. It is immutable after Build, so any goroutine may read it.
 type Spec struct {
 	Node Node
 	// Config is the effective proxy configuration.
@@ -88,18 +88,18 @@ type Spec struct {
 	Lifecycle     Lifecycle
 	DNS           DNS
 	Status        Status
-	// Files are the paths of the files that were read or looked for. A change of one can change the next Spec.
+	// Files are the paths that Build has read or tried to read. A change of one can change the next Spec.
 	Files []string
 	// Cold are the fields of ProxyConfig whose new values take effect with the next agent, by their JSON names, sorted.
 	Cold []string
-	// Warnings are one line each, for the log: what was asked for and has no effect.
+	// Warnings name settings without effect, one line each, for the log.
 	Warnings []string
 
 	// cpuLimit is Host.CPULimit of the first Spec.
 	cpuLimit int
 }
 
-// Node says who the proxy is. [agent B5]
+// Node identifies the proxy. [agent B5]
 type Node struct {
 	ID       mesh.NodeID
 	Cluster  string
@@ -108,7 +108,7 @@ type Node struct {
 	Metadata map[string]any
 	// IPs are the node's addresses, the primary one first; at least one.
 	IPs []netip.Addr
-	// Identity is the one that the node claims; the CA decides from the token.
+	// Identity is the identity that the node claims; the CA issues the one of the token.
 	Identity            mesh.Identity
 	Labels, Annotations map[string]string
 }
@@ -136,30 +136,30 @@ type Upstream struct {
 	// ServerName is the name in the control plane's certificate; empty for the address's host.
 	ServerName string
 	ClusterID  string
-	// DiscoveryHeaders and CAHeaders go along with every call.
+	// DiscoveryHeaders and CAHeaders are sent with every call.
 	DiscoveryHeaders, CAHeaders map[string]string
-	// Keepalive is how long a connection is quiet before it is probed (0: never), KeepaliveTimeout
-	// how long the answer may take.
+	// Keepalive is how long a connection is idle before it is probed (0: never), KeepaliveTimeout
+	// how long the response may take.
 	Keepalive, KeepaliveTimeout time.Duration
 }
 
 // Certificates say how the workload's certificate is made and renewed. [agent E8, E10, E14, E15, E17]
 type Certificates struct {
-	// TTL is the lifetime that is asked for.
+	// TTL is the lifetime that is requested.
 	TTL time.Duration
 	// RenewalRatio is the share of a certificate's lifetime that is left when it is renewed, and
 	// Jitter the greatest random change to it; both 0–1.
 	RenewalRatio, Jitter float64
 	Key                  pki.KeyKind
 	PKCS8                bool
-	// ProvisionedDir holds a certificate to begin with, OutputDir takes copies; both may be empty.
+	// ProvisionedDir holds a certificate for the first connections, OutputDir gets copies of each certificate; both may be empty.
 	ProvisionedDir, OutputDir string
 	// OutputMode is the mode of the files in OutputDir.
 	OutputMode fs.FileMode
 	// FileMounted says that the certificate only comes from the three files of Mounted.
 	FileMounted bool
 	Mounted     CertificateFiles
-	// Own says that this agent serves the certificate to Envoy.
+	// Own says that this agent serves the certificate to Envoy, and not another server.
 	Own bool
 	// Signer is the name of the signer that the CA is asked to use; empty for its default.
 	Signer string
@@ -174,14 +174,14 @@ type Envoy struct {
 	Disabled bool
 	// Binary is the program, a path or a name to look up in PATH.
 	Binary string
-	// CustomBootstrap is the path of a bootstrap that the user wrote; empty where the agent writes one.
+	// CustomBootstrap is the path of a bootstrap that the user wrote; empty if the agent writes one.
 	CustomBootstrap string
 	Arguments       Arguments
-	// Env is its environment, sorted.
+	// Env is Envoy's environment, NAME=value, sorted.
 	Env []string
 	// AdminPort, HealthPort and PrometheusPort are 1–65535.
 	AdminPort, HealthPort, PrometheusPort int
-	// StateOfTheWorld asks for xDS without deltas.
+	// StateOfTheWorld selects the state-of-the-world variant of xDS instead of the delta one.
 	StateOfTheWorld bool
 	// DualStack has the static listeners accept both IP families.
 	DualStack bool
@@ -201,7 +201,7 @@ type Lifecycle struct {
 	AsIstio bool
 	// HotRestart lets a new Envoy take over from the one that runs; otherwise it is replaced.
 	HotRestart bool
-	// ParentShutdown is how long an Envoy that was taken over from lives on.
+	// ParentShutdown is how long a replaced Envoy keeps running.
 	ParentShutdown time.Duration
 	// Drain is the time from SIGTERM until Envoy is ended.
 	Drain time.Duration
@@ -233,13 +233,13 @@ type Status struct {
 	LocalMetrics bool
 }
 
-// Build makes a Spec. Its errors name the input and say what is wanted; all are mistakes of configuration.
+// Build makes a Spec. Its errors are configuration mistakes, and name the input and the expected value.
 func Build(in Input) (*Spec, error) {
 	s, _, err := decide(in)
 	return s, err
 }
 
-// decide also returns the settings that were read.
+// decide is Build, and also returns the settings, which record what was read.
 func decide(in Input) (*Spec, *settings.Values, error) {
 	b := &builder{
 		in: in, s: &Spec{cpuLimit: in.Host.CPULimit},
@@ -299,10 +299,10 @@ func (b *builder) warn(format string, args ...any) {
 	b.s.Warnings = append(b.s.Warnings, fmt.Sprintf(format, args...))
 }
 
-// IPv6Only says whether all addresses of the node are IPv6. [agent B24]
+// IPv6Only reports whether all addresses of the node are IPv6. [agent B24]
 func (s *Spec) IPv6Only() bool { return !slices.ContainsFunc(s.Node.IPs, netip.Addr.Is4) }
 
-// Loopback is the address at which Envoy and the agent reach each other.
+// Loopback returns the IP address at which Envoy and the agent reach each other.
 func (s *Spec) Loopback() string {
 	if s.IPv6Only() {
 		return "::1"
@@ -310,7 +310,7 @@ func (s *Spec) Loopback() string {
 	return "127.0.0.1"
 }
 
-// AdminAddress is the host:port of Envoy's admin interface.
+// AdminAddress returns the host:port of Envoy's admin interface.
 func (s *Spec) AdminAddress() string {
 	port := strconv.Itoa(s.Envoy.AdminPort)
 	if s.IPv6Only() {

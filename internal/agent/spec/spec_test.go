@@ -21,7 +21,7 @@ type testInput struct {
 	MeshFile, Labels, Annotations, ConfigFile, Override []byte
 }
 
-// files makes ReadFile of the contents.
+// files returns the Input with a ReadFile that returns these contents.
 func (in *testInput) files() Input {
 	if in.ConfigFile != nil {
 		in.Env["PROXY_CONFIG_FILE"] = "proxy.yaml"
@@ -38,7 +38,7 @@ func (in *testInput) files() Input {
 	return in.Input
 }
 
-// pod is the input of an ordinary Pod; the tests change what they are about.
+// pod is the input of an ordinary Pod, after change.
 func pod(change func(*testInput)) Input {
 	in := testInput{Input: Input{
 		Role: mesh.Sidecar,
@@ -103,7 +103,7 @@ func TestNodeID(t *testing.T) {
 		{"pod", "sidecar~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local", nil},
 		{"domain flag", "sidecar~10.99.0.2~reviews-1.bookshop~x.y", func(in *testInput) { in.Flags = map[string]string{"domain": "x.y"} }},
 		{"router", "router~10.99.0.2~reviews-1.bookshop~bookshop.svc.cluster.local", func(in *testInput) { in.Role = mesh.Router }},
-		{"nothing said", "sidecar~10.99.0.2~host.default~default.svc.cluster.local", func(in *testInput) { in.Env = nil }},
+		{"empty environment", "sidecar~10.99.0.2~host.default~default.svc.cluster.local", func(in *testInput) { in.Env = nil }},
 		{"from a list", "sidecar~fd00::9~reviews-1.bookshop~bookshop.svc.cluster.local", func(in *testInput) { in.Env["INSTANCE_IP"] = "fd00::9,10.0.0.9" }},
 		{"name by proxyMetadata", "sidecar~10.99.0.2~x.bookshop~bookshop.svc.cluster.local", func(in *testInput) {
 			delete(in.Env, "POD_NAME")
@@ -229,7 +229,7 @@ func TestConcurrency(t *testing.T) {
 		{"part of a core", "", "1.5", "", "2", false},
 		{"configuration beats the limit", "concurrency: 4", "2", "", "4", false},
 		{"flag beats both", "concurrency: 4", "2", "5", "5", false},
-		{"0 is every CPU, and warned of", "concurrency: 0", "2", "", "0", true},
+		{"0 is every CPU, with a warning", "concurrency: 0", "2", "", "0", true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -254,7 +254,7 @@ func TestClusterAndLocality(t *testing.T) {
 	tests := []struct{ name, labels, config, cluster, locality string }{
 		{"nothing", "", "", "istio-proxy.bookshop", ""},
 		{"app", `app="a"`, "", "a.bookshop", ""},
-		{"configured", `app="a"`, "serviceCluster: mine", "mine", ""},
+		{"configured", `app="a"`, "serviceCluster: custom", "custom", ""},
 		{"canonical", `service.istio.io/canonical-name="c"`, "tracingServiceName: CANONICAL_NAME_ONLY", "c", ""},
 		{"canonical and namespace", `app="a"`, "tracingServiceName: CANONICAL_NAME_AND_NAMESPACE", "a.bookshop", ""},
 		{"locality", `topology.istio.io/locality="r.z.s"`, "", "istio-proxy.bookshop", "r/z/s"},
@@ -271,7 +271,7 @@ func TestClusterAndLocality(t *testing.T) {
 	}
 }
 
-// The default's name counts where a flag gives it.
+// TestServiceClusterByFlag checks that the flag overrides the labels even with the default's name.
 func TestServiceClusterByFlag(t *testing.T) {
 	s := build(t, func(in *testInput) {
 		in.Labels, in.Flags = []byte(`app="a"`), map[string]string{"serviceCluster": "istio-proxy"}
@@ -283,7 +283,7 @@ func TestServiceClusterByFlag(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	s := build(t, func(in *testInput) {
-		in.Env["ISTIO_META_DNS_CAPTURE"] = "true" // that is done, not warned of
+		in.Env["ISTIO_META_DNS_CAPTURE"] = "true" // has an effect, so no warning
 		in.Env["PROXY_CONFIG"] = "controlPlaneAuthPolicy: NONE"
 	})
 	if len(s.Warnings) != 1 {

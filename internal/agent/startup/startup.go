@@ -1,7 +1,7 @@
-// Package startup takes what only one agent can have: its folders and its ports.
+// Package startup takes the resources that only one agent can use: its folders and its ports.
 //
-// Take comes before anything is written or started, so that an agent which cannot have them fails without
-// having touched what another one uses. Folders are locked until Release; the lock ends with the process,
+// Take comes before anything is written or started, so that an agent that cannot take them fails without
+// having changed anything that another one uses. Folders are locked until Release; the lock ends with the process,
 // however it ends.
 package startup
 
@@ -21,21 +21,21 @@ import (
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
-// wait bounds the wait for what an agent has that is about to end, or an Envoy whose agent was killed.
-const wait = 3 * time.Second
+// takeTimeout bounds the wait for an agent that is about to end, or for an Envoy whose agent was killed.
+const takeTimeout = 3 * time.Second
 
-// Taken is what Take took.
+// Taken holds the resources of one agent.
 type Taken struct {
-	// Status listens at the status port. Whoever serves it closes it.
+	// Status listens at the status port. The caller closes it.
 	Status  net.Listener
 	folders run.Cleanups
 }
 
-// Release unlocks the folders.
+// Release unlocks the folders. It does not close Status.
 func (t *Taken) Release() error { return t.folders.Close() }
 
-// Take locks the agent's folders, listens at the status port, and checks that Envoy's own ports are free. Its errors
-// name what another process has and the setting to change.
+// Take locks the agent's folders, listens at the status port, and checks that Envoy's own ports are free. If another process
+// uses one of them, the error names it and the setting to change.
 func Take(ctx context.Context, s *spec.Spec, log *slog.Logger) (*Taken, error) {
 	t := &Taken{}
 	err := t.lockAll(ctx, s, log)
@@ -75,10 +75,10 @@ func (t *Taken) lockAll(ctx context.Context, s *spec.Spec, log *slog.Logger) err
 	return err
 }
 
-// lock locks a folder. The result is nil where the file system has no locks.
+// lock locks a folder. The result is nil if the file system does not support locks.
 func (t *Taken) lock(ctx context.Context, path, what, remedy string, log *slog.Logger) (*claim.Lock, error) {
-	held, err := claim.Folder(ctx, path, wait, func(err error) {
-		log.Warn("another agent has the "+what, "reason", err, "waiting_at_most", wait)
+	held, err := claim.Folder(ctx, path, takeTimeout, func(err error) {
+		log.Warn("another agent has the "+what, "reason", err, "waiting_at_most", takeTimeout)
 	})
 	var taken *claim.TakenError
 	switch {
@@ -94,12 +94,12 @@ func (t *Taken) lock(ctx context.Context, path, what, remedy string, log *slog.L
 	return held, nil
 }
 
-// ports takes the status port and checks that those of Envoy are free: Envoys of one user can share the ports of
-// their listeners, and requests to an admin port that another Envoy has would go to that one.
+// ports takes the status port and checks that Envoy's ports are free: Envoys of one user can share the ports of
+// their listeners, and requests to an admin port that another Envoy uses would reach that one.
 func ports(ctx context.Context, s *spec.Spec) (net.Listener, error) {
 	within := time.Duration(0)
 	if exists(s.Paths.XDSSocket) || exists(s.Paths.Bootstrap) {
-		within = wait // an agent was killed here: its Envoy may still be ending
+		within = takeTimeout // an agent was killed here: its Envoy may still be ending
 	}
 	wildcard := "0.0.0.0"
 	if s.IPv6Only() {
