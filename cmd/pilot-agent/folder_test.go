@@ -125,12 +125,12 @@ func TestASecondAgentTouchesNothing(t *testing.T) {
 	// Its Envoy finds its bootstrap, its configuration and its certificate.
 	replaceKilledEnvoy(t, a)
 	if strings.Contains(a.Output(), "drains its listeners") {
-		t.Error("somebody else had its Envoy drain")
+		t.Error("the Envoy of the other agent was drained")
 	}
 }
 
 // What an agent that was killed leaves behind, the next one removes; it removes nothing else.
-func TestTheNextAgentClearsUp(t *testing.T) {
+func TestNextAgentRemovesOldBootstraps(t *testing.T) {
 	plane := agenttest.NewPlane(t)
 	plane.Start()
 	a := agenttest.New(t, plane, "", "PARENT_SHUTDOWN_DURATION=1s")
@@ -154,8 +154,8 @@ func TestTheNextAgentClearsUp(t *testing.T) {
 		}
 		return nil
 	})
-	mine := []string{"envoy-rev-mine.json", "envoy-rev-0123456789abcdef-1.yaml", "envoy-rev-0123456789abcdef-1.json.bak", "other.json"}
-	for _, name := range mine {
+	others := []string{"envoy-rev-custom.json", "envoy-rev-0123456789abcdef-1.yaml", "envoy-rev-0123456789abcdef-1.json.bak", "other.json"}
+	for _, name := range others {
 		a.Write("etc/istio/proxy/"+name, []byte("{}"))
 	}
 	b := agenttest.New(t, plane, "")
@@ -166,7 +166,7 @@ func TestTheNextAgentClearsUp(t *testing.T) {
 	if _, err := os.Lstat(left[0]); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s: %v, want it removed", left[0], err)
 	}
-	for _, name := range mine {
+	for _, name := range others {
 		if _, err := os.Lstat(a.Dir + "/etc/istio/proxy/" + name); err != nil {
 			t.Errorf("what is not the agent's: %v", err)
 		}

@@ -8,10 +8,10 @@ import (
 	"github.com/pilothouse/pilothouse/test/agenttest"
 )
 
-// An agent beside which nothing happens wakes about once a second, for the one look at its
+// An agent without events wakes about once a second, for the poll of its
 // files. Each wake costs the Go runtime some switches between its threads, more on a busy machine; a timer of
 // 100 ms alone made more than 40 a second.
-func TestAnIdleAgentHardlyWakes(t *testing.T) {
+func TestIdleAgentRarelyWakes(t *testing.T) {
 	const seconds, most = 10, 20 // most is per second
 	plane := agenttest.NewPlane(t)
 	plane.Start()

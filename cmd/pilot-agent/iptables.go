@@ -70,7 +70,7 @@ capture as planned.`,
 	return c
 }
 
-// proxyUser is the number of the user that runs the proxy, or 1337 if there is no such user. [agent I4]
+// proxyUser returns the ID of the user that runs the proxy, or 1337 if there is no such user. [agent I4]
 func proxyUser(name string) string {
 	if u, err := user.Lookup(name); err == nil {
 		return u.Uid
@@ -193,7 +193,7 @@ func (r *captureCommand) apply(out io.Writer, rules plan.Ruleset) error {
 
 // enableMigration has the kernel keep the connections that wait for an Envoy with fewer workers than
 // the one it takes over from (Linux 5.14). That is not part of the capture, but capture has the
-// privilege: where it is not set, the agent keeps the number of workers.
+// privilege: if it is not set, the agent keeps the number of workers.
 func enableMigration(out io.Writer) {
 	path := "/proc/sys/" + strings.ReplaceAll(plan.MigrateRequests, ".", "/")
 	if err := os.WriteFile(path, []byte("1"), 0o644); err != nil {

@@ -203,7 +203,7 @@ func TestTheFirstVariableCounts(t *testing.T) {
 }
 
 // Keys of the printed configuration look like variables; who sets them is told.
-func TestKeysOfTheDumpAreNoVariables(t *testing.T) {
+func TestDumpKeysAreNotVariables(t *testing.T) {
 	for key, instead := range map[string]string{
 		"OUTBOUND_IP_RANGES_EXCLUDE": "ISTIO_SERVICE_EXCLUDE_CIDR",
 		"INBOUND_INTERCEPTION_MODE":  "ISTIO_INBOUND_INTERCEPTION_MODE",
@@ -245,7 +245,7 @@ func defaultCapture(t *testing.T) *captureCommand {
 }
 
 // What the arguments of --watchCapture say that a watch has no use for is told.
-func TestWatchTellsWhatHasNoEffect(t *testing.T) {
+func TestWatchWarnsOfSettingsWithoutEffect(t *testing.T) {
 	var out bytes.Buffer
 	env := map[string]string{"PATH": t.TempDir()}
 	_, _, err := watchCapture("-m NONE --dry-run --network-namespace=/x stray", env, slog.New(slog.NewTextHandler(&out, nil)))

@@ -105,7 +105,7 @@ func TestIptablesRefusesWithExitCode1(t *testing.T) {
 	}
 }
 
-func TestIptablesTakesWhatItHasNoUseFor(t *testing.T) {
+func TestIptablesAcceptsUnusedFlags(t *testing.T) {
 	if _, err := runIptables(t, nil, "--native-nftables", "--reconcile", "--force-apply=false", "--cni-mode", "--iptables-trace-logging",
 		"-t", "1338", "-r", "134", "--iptables-probe-port=1", "--probe-timeout=1s", "--redirect-dns=false", "--skip-rule-apply"); err != nil {
 		t.Error(err)
@@ -113,7 +113,7 @@ func TestIptablesTakesWhatItHasNoUseFor(t *testing.T) {
 }
 
 // Who captures DNS without telling the agent hears what to do; who has told it does not.
-func TestIptablesSaysThatTheAgentMustBeTold(t *testing.T) {
+func TestIptablesWarnsOfAgentSettings(t *testing.T) {
 	const told = "ISTIO_META_DNS_CAPTURE=true"
 	for _, tt := range []struct {
 		env     map[string]string

@@ -71,7 +71,7 @@ func (r *requests) take(signals chan os.Signal, first func()) {
 type process struct {
 	env            map[string]string
 	stdout, stderr io.Writer
-	asked          *requests // nil where nobody sends signals
+	asked          *requests // nil if the command handles no signals
 }
 
 func (s process) getenv(name string) string { return s.env[name] }

@@ -72,7 +72,7 @@ func TestProxyFromStartToEnd(t *testing.T) {
 	}
 	for _, left := range []string{"etc/istio/proxy/envoy-rev.json", "etc/istio/proxy/XDS"} {
 		if _, err := os.Lstat(a.Dir + "/" + left); err == nil {
-			t.Errorf("%s stays behind", left)
+			t.Errorf("%s is left behind", left)
 		}
 	}
 }

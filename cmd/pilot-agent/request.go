@@ -189,7 +189,7 @@ func askReady(ctx context.Context, client *http.Client, url string) error {
 
 func readRestart(v *settings.Values) (statusPort int) { return v.Int("statusPort") }
 
-// newRestart asks for a new Envoy by hand: its bootstrap, binary and options are read again.
+// newRestart requests a new Envoy: its bootstrap, binary and options are read again.
 func newRestart() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "restart",

@@ -33,7 +33,7 @@ func TestAFileRewrittenInPlaceStartsNoEnvoy(t *testing.T) {
 	if i := awaitEpoch(t, a, 2); i.Options.Concurrency != 4 {
 		t.Errorf("after the change: %+v", i)
 	}
-	if n := strings.Count(a.Output(), "a new Envoy is wanted"); n != 2 {
+	if n := strings.Count(a.Output(), "a new Envoy is needed"); n != 2 {
 		t.Errorf("%d Envoys were wanted, want 2:\n%s", n, a.Output())
 	}
 }

@@ -113,7 +113,7 @@ func alwaysReady(t *testing.T, a *agenttest.Process) (stop func()) {
 	}
 }
 
-func TestRestartByHand(t *testing.T) {
+func TestRestartOnRequest(t *testing.T) {
 	a := restartable(t)
 	stop := alwaysReady(t, a)
 	var out bytes.Buffer
@@ -135,12 +135,12 @@ func TestRestartByHand(t *testing.T) {
 	}
 }
 
-func TestWhatAChangeCosts(t *testing.T) {
+func TestClassesOfChanges(t *testing.T) {
 	a := restartable(t)
 	stop := alwaysReady(t, a)
 	// Hot: another log level, without another Envoy.
 	began := time.Now()
-	annotate(t, a, `sidecar.istio.io/logLevel="debug"`, `nobody/reads="this"`)
+	annotate(t, a, `sidecar.istio.io/logLevel="debug"`, `example.com/unused="x"`)
 	agenttest.Until(t, "Envoy logs more", func() error {
 		if !strings.Contains(a.Output(), "changed Envoy's log level") {
 			return errors.New("it does not")
@@ -180,7 +180,7 @@ func launched(t *testing.T, a *agenttest.Process) string {
 func TestAnotherBinaryTakesOver(t *testing.T) {
 	a := restartable(t)
 	binary := launched(t, a)
-	// Another path to the same bytes is no other binary.
+	// The same bytes at another path are the same binary.
 	same := filepath.Join(t.TempDir(), "envoy")
 	link(t, envoytest.Binary(t), same)
 	link(t, same, binary)

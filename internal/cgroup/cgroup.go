@@ -1,6 +1,6 @@
-// Package cgroup reads what the kernel says of this process's control group, in version 1 and 2.
+// Package cgroup reads statistics and limits of this process's control group, in version 1 and 2.
 //
-// Every call reads the files anew. Where they cannot be read, nothing is known, which is no error.
+// Every call reads the files again. Files that cannot be read mean that a value is unknown, which is not an error.
 package cgroup
 
 import (
@@ -14,11 +14,11 @@ import (
 // cgroupRoot is where control groups are mounted.
 const cgroupRoot = "/sys/fs/cgroup"
 
-// OOMKills is the number of processes of this control group that the kernel has killed because memory
-// ran out; ok is false where it is not known.
+// OOMKills returns the number of processes of this control group that the kernel has killed because memory
+// ran out; ok is false if it is unknown.
 func OOMKills() (n int64, ok bool) { return oomKills(cgroupRoot, ownCgroups()) }
 
-// CPULimit is the number of CPUs that the control group may use, rounded up; 0 for no limit.
+// CPULimit returns the number of CPUs that the control group may use, rounded up; 0 if there is no limit or it is unknown.
 func CPULimit() int { return cpuLimit(cgroupRoot, ownCgroups()) }
 
 // ownCgroups are this process's groups by controller; "" is the unified hierarchy's.

@@ -145,7 +145,7 @@ func (d *Debouncer) Stable() bool {
 	return true
 }
 
-// Next is when to observe again at the latest; zero where nothing is pending.
+// Next is when to observe again at the latest; zero if nothing is pending.
 func (d *Debouncer) Next(now time.Time) time.Time {
 	var next time.Time
 	for _, f := range d.files {

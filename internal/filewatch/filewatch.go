@@ -34,10 +34,10 @@ const (
 // MaxWait is how long the first contents of a file that keeps changing are waited for.
 const MaxWait = 10 * time.Second
 
-// Options say what to watch, and with which delays. Zero values mean the defaults.
+// Options configure Run. Path is required; zero durations mean the defaults.
 type Options struct {
 	Path string
-	// Poll is the time between two polls where no notice came.
+	// Poll is the time between two polls without an inotify event.
 	Poll time.Duration
 	// Debounce is how long a file must be unchanged before it is read.
 	Debounce time.Duration
@@ -74,15 +74,15 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Contents is what a path leads to. Err says why it could not be read (it wraps
-// fs.ErrNotExist where nothing is there); Data is nil then.
+// Contents is the content of the file at a path. Err says why it could not be read (it wraps
+// fs.ErrNotExist if there is no file); Data is nil then.
 type Contents struct {
 	Data []byte
 	Err  error
 }
 
-// Run calls changed with what the path leads to, at once (where the file is being written
-// to: once it has been still), and then each time that differs from the last call, until
+// Run calls changed with the content at the path, at once (if the file is being written
+// to: after it has not changed for a while), and then each time that it differs from the last call, until
 // ctx ends; then it returns nil. Calls come from one goroutine. Data is not used again
 // after the call.
 func Run(ctx context.Context, o Options, changed func(Contents)) error {
@@ -112,8 +112,8 @@ type watcher struct {
 	published bool
 	last      Contents
 	doubt     bool // the last reading found less than before and must be confirmed
-	// candidate is what the last reading found in a file that may be half written, nil
-	// where it is complete; since is when it was first found.
+	// candidate is the content of a file that may be partly written, nil
+	// if it is complete; since is when it was first found.
 	candidate []byte
 	since     time.Time
 }

@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// FollowerOptions are what a Follower needs. Zero values mean the defaults.
+// FollowerOptions configure a Follower. Zero values mean the defaults.
 type FollowerOptions struct {
-	// Poll is the time between two polls where no notice came; one second where it is 0.
+	// Poll is the time between two polls without an inotify event; 0 means one second.
 	Poll time.Duration
-	// PollOnly does without the kernel's notices: for file systems that send none, and for
+	// PollOnly disables inotify: for file systems without events, and for
 	// tests with a fake clock.
 	PollOnly bool
-	// Log tells of notices that the kernel refuses; nil discards it.
+	// Log gets a warning if the kernel refuses a watch; nil discards it.
 	Log *slog.Logger
 }
 

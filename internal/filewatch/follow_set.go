@@ -65,9 +65,9 @@ func (s *setState) end(now time.Time, paths []string, sigs []Sig, err error, pol
 	}
 }
 
-// observe takes the present signatures of the files at paths. It says whether one differs
+// observe takes the current signatures of the files at paths. It reports whether one differs
 // from the last observation, whether the group has become due, and when to observe again
-// where that is sooner than the next poll (0 where it is not).
+// if that is before the next poll (0 if it is not).
 func (s *setState) observe(now time.Time, paths []string, sigs []Sig) (changed, due bool, next time.Duration) {
 	if !slices.Equal(paths, s.paths) {
 		return false, false, time.Millisecond // replaced meanwhile

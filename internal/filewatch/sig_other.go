@@ -12,5 +12,5 @@ func SigOf(fi fs.FileInfo) Sig {
 	return Sig{size: fi.Size(), mtime: fi.ModTime().UnixNano()}
 }
 
-// WrittenTo says whether the file was written to after it was made; nobody knows here.
+// WrittenTo reports whether the file was written to after it was created. It is always true here: the information is not available.
 func WrittenTo(string, time.Duration) bool { return true }

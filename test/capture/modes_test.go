@@ -154,7 +154,7 @@ func TestTPROXYAnswersFindTheProxy(t *testing.T) {
 }
 
 // While no proxy listens yet, connections must not bypass it.
-func TestTPROXYDropsWhileNobodyListens(t *testing.T) {
+func TestTPROXYDropsWithoutListener(t *testing.T) {
 	w := newWorld(t)
 	answer(t, w.pod, ":80", func(*net.TCPConn) string { return "pod" })
 	w.apply(t, tproxy())

@@ -32,7 +32,7 @@ func TestSameConnectionsOnIptables(t *testing.T) {
 				"captured": TestCapturedConnectionsArriveAtTheProxyAndOthersDoNot, "exclusions": TestExclusionsAndLists,
 				"groups": TestOwnerGroups, "IPv6": TestIPv6IsNotTouchedUnlessAskedFor, "self": TestSelfCallThroughAService,
 				"established": TestEstablishedConnectionSurvivesReplacement, "TPROXY": TestTPROXYKeepsAddresses,
-				"TPROXY answers": TestTPROXYAnswersFindTheProxy, "TPROXY alone": TestTPROXYDropsWhileNobodyListens,
+				"TPROXY answers": TestTPROXYAnswersFindTheProxy, "TPROXY alone": TestTPROXYDropsWithoutListener,
 			} {
 				t.Run(name, test)
 			}

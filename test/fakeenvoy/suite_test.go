@@ -320,7 +320,7 @@ func TestValidation(t *testing.T) {
 	})
 }
 
-func TestWhatReadinessAsks(t *testing.T) {
+func TestReadinessProbe(t *testing.T) {
 	over(t, func(t *testing.T, k kind) {
 		u := start(t, k)
 		info, err := u.Admin().ServerInfo(t.Context())

@@ -32,9 +32,9 @@ func askOn(t *testing.T, c net.Conn, in *bufio.Reader) (kept bool) {
 	return !resp.Close
 }
 
-// TestTheEndSendsClientsAway: clients with keep-alive connections are asked to close them long before the end of the drain,
+// TestDrainClosesClientConnections: clients with keep-alive connections are asked to close them long before the end of the drain,
 // and are served until then.
-func TestTheEndSendsClientsAway(t *testing.T) {
+func TestDrainClosesClientConnections(t *testing.T) {
 	p := up(t, func(o *envoy.Options) { o.Policy.Drain = 2 * patience })
 	c, err := net.Dial("tcp", p.http)
 	if err != nil {

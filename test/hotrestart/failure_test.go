@@ -108,8 +108,8 @@ func TestAChildKilledBeforeItIsLive(t *testing.T) {
 	p.unharmed(l, []time.Time{s.Since})
 }
 
-// TestOneThatIsNeverLiveIsGivenUp: when its budget is spent, the last good configuration has the admin interface again.
-func TestOneThatIsNeverLiveIsGivenUp(t *testing.T) {
+// TestConfigurationThatIsNeverLiveIsGivenUp: when its budget is spent, the last good configuration has the admin interface again.
+func TestConfigurationThatIsNeverLiveIsGivenUp(t *testing.T) {
 	p := up(t, func(o *envoy.Options) {
 		// Those that are to be live have as long.
 		o.Policy.Budget, o.Policy.Epochs.LiveWithin = 1, 8*time.Second

@@ -120,8 +120,8 @@ func TestAChildWhoseAdminNeverAnswers(t *testing.T) {
 	}
 }
 
-// TestAnEnvoyThatNobodyHasEverReached is known to serve, and taken over.
-func TestAnEnvoyThatNobodyHasEverReached(t *testing.T) {
+// TestAdminNeverReached is known to serve, and taken over.
+func TestAdminNeverReached(t *testing.T) {
 	p := up(t, func(o *envoy.Options) {
 		d := newAdminProxy(t, o.Admin)
 		d.block(true)

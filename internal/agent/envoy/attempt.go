@@ -185,8 +185,8 @@ func (l *loop) awaitEnd(a *attempt, proc *process) {
 	}})
 }
 
-// parentRuns says whether there is an epoch that an ended one could have taken the admin
-// interface from. Otherwise nobody is asked: at the end of all nobody would answer.
+// parentRuns reports whether there is an epoch from which an ended one could have taken the admin
+// interface. Otherwise no process could answer a request.
 func (l *loop) parentRuns(epoch int) bool {
 	return epoch > 0 && slices.ContainsFunc(l.State().Processes, func(p Process) bool { return p.Epoch == epoch-1 })
 }

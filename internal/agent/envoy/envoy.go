@@ -2,7 +2,7 @@
 //
 // It is the edge that performs the machine's effects: it starts one process per epoch in
 // a process group of its own, passes its output on, asks its admin interface, sends signals and reaps.
-// For hot restarts it also owns the shared memory: a base id that nobody else has, the flag
+// For hot restarts it also owns the shared memory: a base id that no other program uses, the flag
 // that a failed child leaves behind, and its removal; and it checks before a child is started
 // whether that could take over at all (the bootstrap is good, the binaries understand each other).
 // Run blocks until the machine is done; the end of its context is the request to
@@ -79,8 +79,8 @@ type Hot struct {
 	// ParentShutdown is how long after a child is live its parent is ended; whole seconds, 60 where
 	// it is 0. It should be longer than the drain of Arguments.
 	ParentShutdown time.Duration
-	// Upstream tells, at each change, whether a new Envoy could get its configuration now. Until
-	// something is received, and where it is nil, it could.
+	// Upstream carries, at each change, whether a new Envoy could get its configuration now. Until
+	// the first value, and if Upstream is nil, it could.
 	Upstream <-chan bool
 	// InboundPorts are the ports whose connections count where Envoy has no admin interface to ask; none for all.
 	InboundPorts []int

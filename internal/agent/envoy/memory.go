@@ -38,8 +38,8 @@ const (
 
 // shared is a base id that is this agent's own: no other agent takes it that sees the same
 // /dev/shm (by a lock on a file there) or the same network namespace (by an abstract
-// socket), and no Envoy that somebody else started has it. The kernel gives both up when the
-// agent dies; whoever starts next removes what is left of it.
+// socket), and no Envoy of another program uses it. The kernel releases both when the
+// agent exits; the next agent removes the files.
 type shared struct {
 	dir  string
 	id   int
@@ -86,7 +86,7 @@ func (s *shared) take() (err error) {
 		return fmt.Errorf("%s is taken", s.lockPath())
 	}
 	if _, err := os.Lstat(s.segment()); err == nil {
-		return fmt.Errorf("%s is somebody else's", s.segment())
+		return fmt.Errorf("%s exists: another program uses it", s.segment())
 	}
 	sockets, err := os.ReadFile("/proc/self/net/unix")
 	if err != nil {
@@ -160,7 +160,7 @@ func sweep(dir string) {
 		if err != nil {
 			continue
 		}
-		// Whoever holds the lock lives; whoever does not was killed.
+		// An unlocked file belonged to an agent that was killed.
 		if own(f) && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil && same(f, path) {
 			_ = os.Remove((&shared{dir: dir, id: id}).segment())
 			_ = os.Remove(path)
@@ -174,7 +174,7 @@ func own(f *os.File) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && int(st.Uid) == os.Geteuid()
 }
 
-// same says that path still leads to the file: it has not been removed since it was opened.
+// same reports whether path still refers to the file: it has not been removed since it was opened.
 func same(f *os.File, path string) bool {
 	opened, err := f.Stat()
 	if err != nil {

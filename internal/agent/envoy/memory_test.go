@@ -53,7 +53,7 @@ func TestABaseIDIsTakenOnce(t *testing.T) {
 	}
 }
 
-func TestSomebodyElsesSegmentIsLeftAlone(t *testing.T) {
+func TestSegmentOfAnotherUserIsNotTouched(t *testing.T) {
 	dir := t.TempDir()
 	s := &shared{dir: dir, id: 4711}
 	segment(t, s, knownSize, 0)
@@ -69,7 +69,7 @@ func TestSomebodyElsesSegmentIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestWhatADeadAgentLeavesIsSweptAway(t *testing.T) {
+func TestMemoryOfAKilledAgentIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	alive := reserved(t, dir)
 	segment(t, alive, knownSize, 0)

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reapDelay is how long a process must have been a zombie before it is taken for an orphan
-// that nobody waits for. Whoever starts a process and waits for it reaps it at once.
+// reapDelay is how long a process must have been a zombie before it is treated as an orphan
+// and reaped. A child of this program is reaped at once by the code that started it.
 const reapDelay = time.Second
 
 // Reap reaps the orphans that this process inherits, until ctx ends; the error is nil. It is

@@ -23,9 +23,9 @@ type tcpSocket struct {
 	inode string
 }
 
-// countSockets counts a process's connections to its own listening ports, those of the
-// ports to ignore apart; only names the ports that count where it is not empty. It is what is left to
-// ask when an Envoy has no admin interface.
+// countSockets counts a process's connections to its own listening ports, except the
+// ignored ones; if only is not empty, it counts the connections to these ports alone. It is
+// used if an Envoy has no admin interface.
 func countSockets(pid int, only, ignore []int) (int, error) {
 	all, owned, err := socketsOf(pid)
 	if err != nil {

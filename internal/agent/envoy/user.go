@@ -38,9 +38,9 @@ func (u *User) own(f *os.File) error {
 	return f.Chown(int(u.UID), int(u.GID))
 }
 
-// Folder makes the directory path with mode 0750 where it is missing, its parents included,
-// and lets the user's group through what it made and through path itself. A parent that was
-// there and that the user cannot pass is an error: it belongs to somebody else.
+// Folder creates the directory path and its missing parents with mode 0750,
+// and lets the user's group traverse the created ones and path itself. An existing parent
+// that the user cannot traverse is an error, because the agent does not change the modes of other programs' directories.
 func (u *User) Folder(path string) error {
 	if u == nil {
 		return os.MkdirAll(path, 0o750)
@@ -93,8 +93,8 @@ func (u *User) passes(dir string) bool {
 	return st.Mode()&0o001 != 0
 }
 
-// LogFile lets the user write to a log file, which is made where it is missing. What is no
-// regular file stays as it is.
+// LogFile lets the user write to a log file, which is created if missing. A path that is not a
+// regular file is not changed.
 func (u *User) LogFile(path string) error {
 	if u == nil {
 		return nil

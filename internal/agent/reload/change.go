@@ -14,17 +14,17 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 )
 
-// Change is what the difference of two Specs costs.
+// Change says how the difference of two Specs takes effect.
 type Change struct {
 	// LogLevel says that Envoy's log levels differ: they are changed at run time.
 	LogLevel bool
-	// Envoy says that a new Envoy has to take over.
+	// Envoy says that a new Envoy must be started.
 	Envoy bool
 	// Cold are the fields whose new values take effect with the next agent.
 	Cold []string
 }
 
-// Compare says what replacing one Spec by another costs. Files that a bootstrap names are compared by their names
+// Compare returns how the difference of two Specs takes effect. Files that a bootstrap names are compared by their names
 // only.
 func Compare(running, next *spec.Spec) (Change, error) {
 	a, err := fingerprint(running)
@@ -43,7 +43,7 @@ func levels(s *spec.Spec) [2]string {
 	return [2]string{s.Envoy.Arguments.LogLevel, s.Envoy.Arguments.ComponentLogLevel}
 }
 
-// fingerprint is a digest of everything that an Envoy is started with but its log levels. What the metadata
+// fingerprint is a digest of everything that Envoy is started with, except its log levels. What the metadata
 // repeats is left out: a label or an annotation that nothing reads costs no restart.
 func fingerprint(s *spec.Spec) (string, error) {
 	plain := *s
@@ -68,7 +68,7 @@ func fingerprint(s *spec.Spec) (string, error) {
 	return digest(append([]string{string(text), string(config), s.Envoy.Binary, s.Envoy.CustomBootstrap}, args.List()...)...), nil
 }
 
-// digest is one of the list, not of its concatenation.
+// digest hashes the list with the length of each part, so that different lists have different digests.
 func digest(parts ...string) string {
 	h := sha256.New()
 	for _, part := range parts {
@@ -77,7 +77,7 @@ func digest(parts ...string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// dataFiles are the files that bootstraps read data from: the values of the fields called filename, sorted.
+// dataFiles returns the files that bootstraps refer to: the values of the fields called filename, sorted.
 func dataFiles(texts ...[]byte) []string {
 	var out []string
 	var walk func(v any)

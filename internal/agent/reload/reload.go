@@ -1,11 +1,11 @@
-// Package reload has Envoy restarted when what it was started with has changed.
+// Package reload requests a restart of Envoy when one of its inputs has changed.
 //
 // A Reloader follows the files of the running Spec, the files that Envoy's bootstrap names, Envoy's binary
-// and the limit of CPUs. When one changes, or someone asks, it has the next Spec made and compares
+// and the CPU limit. When one changes, or on request, it makes the next Spec and compares
 // it with the running one: another log level is set at run time, anything else that Envoy was
-// started with is a new launch, and what only another agent can change is logged and kept
-// in Cold. An input that cannot be read changes nothing and is logged. How a
-// new Envoy takes over is decided elsewhere; the Reloader only says what should run.
+// started with is a new launch, and a change that only takes effect with the next agent is logged and listed
+// in Cold. If an input cannot be read, that is logged and nothing changes. How a
+// new Envoy takes over is decided by package supervise.
 package reload
 
 import (
@@ -25,19 +25,19 @@ import (
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 )
 
-// cpuPolls is the number of polls of files for each look at the CPU limit, which reads several files of the
+// cpuPolls is the number of polls of files for each check of the CPU limit, which reads several files of the
 // kernel.
 const cpuPolls = 5
 
-// Options are what a Reloader needs. All are needed.
+// Options configure a Reloader. All are required.
 type Options struct {
 	// Running is the Spec that Envoy is started with first, under the hash First.
 	Running *spec.Spec
 	First   string
-	// Read makes the next Spec of the running one and what the inputs say now.
+	// Read makes the next Spec from the running one and the current contents of the inputs.
 	Read func(running *spec.Spec) (*spec.Spec, error)
-	// Start makes a Spec what Envoy should run with. The hash of the last call says that only
-	// arguments changed that a running Envoy does not need.
+	// Start makes next the desired Spec of Envoy. If hash is that of the last call, only
+	// arguments have changed that a running Envoy does not need.
 	Start func(next *spec.Spec, hash string) error
 	// SetLogLevel changes the log levels of the running Envoy.
 	SetLogLevel func(ctx context.Context, level, components string) error
@@ -54,18 +54,18 @@ type Reloader struct {
 	asked atomic.Bool
 	set   *filewatch.Set
 	wake  chan struct{}
-	limit atomic.Int64 // of CPUs, as it was read last
-	polls int          // of the follower
+	limit atomic.Int64 // the CPU limit that was read last
+	polls int          // by the follower
 
 	// The rest belongs to Run.
 	running  *spec.Spec
 	hash     string
 	contents string // digest of the files that Envoy reads
 	binary   binary
-	restarts int // that were asked for
+	restarts int // on request
 }
 
-// New makes a Reloader. What the files hold at this time is what Envoy is started with.
+// New makes a Reloader. It reads the files: Envoy must be started with their contents of this time.
 func New(o Options) *Reloader {
 	r := &Reloader{o: o, running: o.Running, hash: o.First, wake: make(chan struct{}, 1)}
 	r.cold.Store(&[]string{})
@@ -74,7 +74,7 @@ func New(o Options) *Reloader {
 	paths, _ := r.inputs(r.running)
 	r.set = o.Follower.Follow(r.wake, paths...)
 	r.set.Also(r.limitDiffers)
-	// Where a file is being written, the set stays due, and Run compares again.
+	// If a file is being written, the set stays due, and Run compares again.
 	_ = r.set.Read(func() error {
 		_, r.contents = r.inputs(r.running)
 		return nil
@@ -82,19 +82,19 @@ func New(o Options) *Reloader {
 	return r
 }
 
-// Restart asks for a new Envoy with what the inputs say now. It returns at once; any goroutine may call it.
+// Restart requests a new Envoy with the current contents of the inputs, even if nothing has changed. It returns at once; any goroutine may call it.
 func (r *Reloader) Restart() {
 	r.asked.Store(true)
 	r.set.Ask()
 }
 
-// Close frees what New took. Call it when Run has returned or is not going to be called.
+// Close releases the resources of New. Call it after Run has returned, or instead of Run.
 func (r *Reloader) Close() error {
 	r.set.Close()
 	return r.binary.close()
 }
 
-// Cold are the fields of the proxy configuration whose new values take effect with the next agent, sorted. Any goroutine may call it.
+// Cold returns the fields of the proxy configuration whose new values take effect with the next agent, sorted. Any goroutine may call it.
 func (r *Reloader) Cold() []string { return *r.cold.Load() }
 
 // Run follows the inputs until ctx ends.
@@ -117,14 +117,14 @@ func (r *Reloader) limitDiffers() bool {
 	return r.polls%cpuPolls == 0 && int64(r.o.CPULimit()) != r.limit.Load()
 }
 
-// reload reads all inputs and acts on what differs.
+// reload reads all inputs and applies the differences.
 func (r *Reloader) reload(ctx context.Context) {
 	asked := r.asked.Swap(false)
 	var (
 		next     *spec.Spec
 		paths    []string
 		contents string
-		bad      error // of an input; the next try is after its next change
+		bad      error // of an input; it is read again after its next change
 	)
 	err := r.set.Read(func() error {
 		r.limit.Store(int64(r.o.CPULimit()))
@@ -148,12 +148,12 @@ func (r *Reloader) reload(ctx context.Context) {
 	}
 }
 
-// inputs are the paths to follow, and a digest of the contents of those that Envoy reads itself.
+// inputs returns the paths to follow, and a digest of the contents of the files that Envoy reads itself.
 func (r *Reloader) inputs(s *spec.Spec) (paths []string, contents string) {
 	var custom []byte
 	own := []string{}
 	if path := s.Envoy.CustomBootstrap; path != "" {
-		custom, _ = os.ReadFile(path) // one that cannot be read is another than one that can
+		custom, _ = os.ReadFile(path) // the digest below differs if it cannot be read
 		own = append(own, path)
 	}
 	own = append(own, dataFiles(custom, []byte(s.Envoy.Arguments.BootstrapYAML))...)
@@ -172,7 +172,7 @@ func (r *Reloader) inputs(s *spec.Spec) (paths []string, contents string) {
 	return paths, digest(sums...)
 }
 
-// apply does what the difference to the running Spec asks for.
+// apply applies the difference to the running Spec.
 func (r *Reloader) apply(ctx context.Context, next *spec.Spec, contents string, asked bool) error {
 	change, err := Compare(r.running, next)
 	if err != nil {
@@ -200,7 +200,7 @@ func (r *Reloader) apply(ctx context.Context, next *spec.Spec, contents string, 
 			return err
 		}
 		r.hash = digest(sum, contents)[:16] + "-" + strconv.Itoa(r.restarts)
-		r.o.Log.Info("a new Envoy is wanted", "hash", r.hash, "asked", asked)
+		r.o.Log.Info("a new Envoy is needed", "hash", r.hash, "requested", asked)
 	}
 	if another || change.LogLevel {
 		if err := r.o.Start(next, r.hash); err != nil {
@@ -220,11 +220,11 @@ func (r *Reloader) setLogLevel(ctx context.Context, next *spec.Spec) {
 	r.o.Log.Info("changed Envoy's log level", "level", level, "components", components)
 }
 
-// binary tells whether Envoy's binary was replaced by another one. The first is kept open instead of being
-// read, which would cost more than the rest of the start.
+// binary detects that Envoy's binary was replaced. The first one is kept open instead of being
+// hashed, which would take longer than the rest of the start.
 type binary struct {
-	first    *os.File // nil where it could not be opened, and once it was read
-	firstSum string   // its digest, "" until it was read
+	first    *os.File // nil if it could not be opened, and after it was read
+	firstSum string   // its digest, "" before it was read
 	path     string
 	sig      filewatch.Sig
 	sum      string // of the last, "" for the first
@@ -255,7 +255,7 @@ func (b *binary) digest(name string) string {
 		return "none"
 	}
 	if b.first != nil {
-		b.firstSum, _ = readerDigest(b.first) // "" is another than any
+		b.firstSum, _ = readerDigest(b.first) // "" differs from any digest
 		_ = b.close()
 	}
 	if sum == b.firstSum {

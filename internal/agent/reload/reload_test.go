@@ -47,7 +47,7 @@ func TestCompare(t *testing.T) {
 		want                      Change
 	}{
 		{"nothing", "binaryPath: /bin/sh", "", 1, Change{}},
-		{"an annotation that nothing reads", "binaryPath: /bin/sh", `nobody/reads="this"`, 1, Change{}},
+		{"an annotation that nothing reads", "binaryPath: /bin/sh", `example.com/unused="x"`, 1, Change{}},
 		{"log level", "binaryPath: /bin/sh", `sidecar.istio.io/logLevel="debug"`, 1, Change{LogLevel: true}},
 		{"drain time", "{binaryPath: /bin/sh, drainDuration: 3s}", "", 1, Change{Envoy: true}},
 		{"flush interval", "{binaryPath: /bin/sh, fileFlushInterval: 3s}", "", 1, Change{Envoy: true}},
@@ -55,8 +55,8 @@ func TestCompare(t *testing.T) {
 		{"CPU limit, over the variable of the start", "binaryPath: /bin/sh", "", 3, Change{Envoy: true}},
 		{"discovery", "{binaryPath: /bin/sh, discoveryAddress: 'd:15012'}", "", 1, Change{Cold: []string{"discoveryAddress"}}},
 		{"service cluster", "{binaryPath: /bin/sh, serviceCluster: other}", "", 1, Change{Cold: []string{"serviceCluster"}}},
-		{"of everything", "{binaryPath: /bin/sh, statusPort: 1, meshId: m}", `sidecar.istio.io/logLevel="info"`, 1, Change{LogLevel: true, Envoy: true, Cold: []string{"statusPort"}}},
-		{"what only an injector reads", "{binaryPath: /bin/sh, holdApplicationUntilProxyStarts: true}", "", 1, Change{}},
+		{"every class", "{binaryPath: /bin/sh, statusPort: 1, meshId: m}", `sidecar.istio.io/logLevel="info"`, 1, Change{LogLevel: true, Envoy: true, Cold: []string{"statusPort"}}},
+		{"a field that only an injector reads", "{binaryPath: /bin/sh, holdApplicationUntilProxyStarts: true}", "", 1, Change{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			write(t, "config.yaml", tt.config)
@@ -174,7 +174,7 @@ func (w *world) await(t *testing.T, n int) []string {
 
 const config = "{binaryPath: ./envoy, drainDuration: 5s}"
 
-func TestAChangedFileStartsAnother(t *testing.T) {
+func TestChangedFileStartsNewEnvoy(t *testing.T) {
 	w := run(t, config)
 	replace(t, "config.yaml", "{binaryPath: ./envoy, drainDuration: 6s}")
 	if got := w.await(t, 1); got[0] == "first" {
@@ -185,10 +185,10 @@ func TestAChangedFileStartsAnother(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeReadChangesNothing(t *testing.T) {
+func TestInvalidInputChangesNothing(t *testing.T) {
 	w := run(t, config)
 	replace(t, "config.yaml", "{")
-	w.Restart() // is answered with an error, too
+	w.Restart() // fails, too
 	replace(t, "config.yaml", "{binaryPath: ./envoy, drainDuration: 7s}")
 	w.await(t, 1)
 	if d := w.last.Envoy.Arguments.Drain; d != 7*time.Second {
@@ -196,7 +196,7 @@ func TestWhatCannotBeReadChangesNothing(t *testing.T) {
 	}
 }
 
-func TestRestartIsAlwaysAnother(t *testing.T) {
+func TestEachRestartHasItsOwnHash(t *testing.T) {
 	w := run(t, config)
 	w.Restart()
 	w.await(t, 1)
@@ -206,7 +206,7 @@ func TestRestartIsAlwaysAnother(t *testing.T) {
 	}
 }
 
-func TestTheBinary(t *testing.T) {
+func TestChangedBinary(t *testing.T) {
 	w := run(t, config)
 	replace(t, "envoy", "the first binary") // the same bytes
 	w.cpus.Store(1)
@@ -222,7 +222,7 @@ func TestTheBinary(t *testing.T) {
 	}
 }
 
-func TestTheCPULimit(t *testing.T) {
+func TestChangedCPULimit(t *testing.T) {
 	w := run(t, config)
 	w.cpus.Store(4)
 	w.await(t, 1)
@@ -238,7 +238,7 @@ func TestDataFilesOfAnOverride(t *testing.T) {
 	}
 }
 
-func TestAFileThatTheBootstrapNames(t *testing.T) {
+func TestChangedFileOfTheBootstrap(t *testing.T) {
 	t.Chdir(t.TempDir())
 	data := filepath.Join(t.TempDir(), "data")
 	write(t, data, "one")

@@ -100,7 +100,7 @@ func TestAStreamFollowsWhatItNamesAndNoMore(t *testing.T) {
 			t.Errorf("%v: %v, following %v, want %v", s.names, err, c, s.want)
 		}
 		if (f.changed() == nil) != (len(f.release) == 0) {
-			t.Errorf("%v: woken for nothing, or not at all", s.names)
+			t.Errorf("%v: following %d names, channel of changes nil: %v", s.names, len(f.release), f.changed() == nil)
 		}
 	}
 }
@@ -114,8 +114,8 @@ type talking struct {
 func (t talking) Context() context.Context { return t.ctx }
 func (talking) RecvMsg(any) error          { return nil }
 
-// TestABusyHandlerLearnsOfTheEnd ends a stream while a request waits for its handler.
-func TestABusyHandlerLearnsOfTheEnd(t *testing.T) {
+// TestEndOfTheStreamReachesABusyHandler ends a stream while a request waits for its handler.
+func TestEndOfTheStreamReachesABusyHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		_, ended := receive(talking{ctx: ctx})
@@ -125,7 +125,7 @@ func TestABusyHandlerLearnsOfTheEnd(t *testing.T) {
 		select {
 		case <-ended:
 		default:
-			t.Error("the handler would wait for ever")
+			t.Error("the handler would wait forever")
 		}
 	})
 }

@@ -2,14 +2,14 @@ package sds
 
 import "errors"
 
-// follower follows the files that one stream names.
+// follower follows the files of the secrets that one stream requests.
 type follower struct {
 	files   Files
-	release map[string]func() // by name; it does nothing where the name cannot be followed
+	release map[string]func() // by name; it does nothing if the name cannot be followed
 }
 
-// set follows the names of files among names, and no others any more. The error, if any,
-// is about names that were not there before.
+// set follows exactly the names of files among names. The error, if any,
+// is about names that are new.
 func (f *follower) set(names []string) error {
 	wanted := map[string]bool{}
 	var errs []error
@@ -37,7 +37,7 @@ func (f *follower) set(names []string) error {
 	return errors.Join(errs...)
 }
 
-// changed is closed when a file's secret changes; nil where no file is followed.
+// changed is closed when a file's secret changes; nil if no file is followed.
 func (f *follower) changed() <-chan struct{} {
 	if len(f.release) == 0 {
 		return nil

@@ -1,12 +1,12 @@
-// Package sds hands the workload's secret to the local Envoys, over the secret discovery service on a Unix socket.
+// Package sds serves the workload's secret to the local Envoys, over the secret discovery service on a Unix socket.
 //
-// The contract: every stream gets what it asked for as soon as it exists, and again each
-// time it changes; a stream that asks before there is a secret waits, it is not refused.
+// Every stream gets the secrets it requested as soon as they exist, and again each
+// time they change; a request before there is a secret waits and is not rejected.
 // Any number of streams and Envoys are served at once. The names are "default" (leaf and
-// key) and "ROOTCA" (the roots), and those of files that clusters name, where there is a
+// key) and "ROOTCA" (the roots), and the names of files, if the server has a
 // source of them. Only StreamSecrets is served. [agent D1]
 //
-// The socket is guarded by its folder: whoever can reach it gets the key.
+// Access is controlled by the permissions of the socket's folder: every user who can connect gets the key.
 package sds
 
 import (
@@ -28,22 +28,22 @@ import (
 )
 
 const (
-	// bufferSize is small because messages are, and the agent is in every Pod.
+	// bufferSize is the size of each connection's buffers in bytes. It is small because messages are small, and every Pod has an agent.
 	bufferSize = 4 << 10
 )
 
-// Source is what is served: the value that stands (nil for none yet) and a channel that
-// is closed when another one does.
+// Source has the workload's secret: the current value (nil for none yet) and a channel that
+// is closed when there is a newer one. Any goroutine may call it.
 type Source interface {
 	Current() (*pki.Secret, <-chan struct{})
 }
 
-// Files is where secrets come from that clusters name by their files. [agent S2]
+// Files has the secrets that clusters name by the paths of files. Any goroutine may call it. [agent S2]
 type Files interface {
-	// Follow has the named secret kept until release is called. The error says why nothing
-	// could ever be served under that name.
+	// Follow keeps the named secret up to date until release is called. The error says why the name
+	// cannot be followed.
 	Follow(name string) (release func(), err error)
-	// Get is what a followed name stands for, nil while there is nothing.
+	// Get returns the secret of a followed name, nil while there is none.
 	Get(name string) *pki.Secret
 	// Changed is closed when Get changes.
 	Changed() <-chan struct{}
@@ -57,10 +57,10 @@ type Server struct {
 	listener net.Listener
 }
 
-// New takes the socket at once, so that what is wrong with its path is known before
-// anything starts: a stale socket is removed, one that somebody serves is not, its folder made (mode 0750), and the
-// socket opened to all who get through the folder (mode 0666). [agent P12, P15] Call
-// Run, or Close where it comes to nothing. files may be nil: then no secrets of files are
+// New opens the socket at once, so that a problem with its path is reported before
+// anything starts. A socket without a listener is replaced; one with a listener is an error. The folder is created with mode 0750, and the
+// socket has mode 0666, for every user who can traverse the folder. [agent P12, P15] Call
+// Run, or Close instead of Run. If files is nil, no secrets of files are
 // served.
 func New(socket string, source Source, files Files, log *slog.Logger) (*Server, error) {
 	ln, err := claim.Socket(socket)
@@ -70,7 +70,7 @@ func New(socket string, source Source, files Files, log *slog.Logger) (*Server, 
 	return &Server{source: source, files: files, log: log, listener: ln}, nil
 }
 
-// Close gives the socket back; for a server that was never run.
+// Close closes the socket of a server that was never run.
 func (s *Server) Close() error { return s.listener.Close() }
 
 // Run serves until ctx ends, then ends every stream and returns nil. Call it once.
@@ -149,9 +149,9 @@ func (s *Server) stream(st grpc.ServerStream) error {
 	}
 }
 
-// receive reads requests into a channel, because a stream cannot be selected on. The
+// receive reads requests into a channel, because a select needs one. The
 // goroutine ends with the stream, which gRPC ends when its handler returns. The error is
-// nil where Envoy hung up.
+// nil if Envoy closed the stream.
 func receive(st grpc.ServerStream) (<-chan *request, <-chan error) {
 	requests, ended := make(chan *request), make(chan error, 1)
 	go func() {
@@ -167,7 +167,7 @@ func receive(st grpc.ServerStream) (<-chan *request, <-chan error) {
 			select {
 			case requests <- r:
 			case <-st.Context().Done():
-				ended <- nil // the handler may have been busy, and looks here next
+				ended <- nil // for a handler that was busy when the stream ended
 				return
 			}
 		}

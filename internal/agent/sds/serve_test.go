@@ -160,7 +160,7 @@ func TestEnvoysAreServedAndPushedTo(t *testing.T) {
 	source := &value{}
 	socket := serve(t, source)
 	leaf, roots, both := open(t, socket, LeafName), open(t, socket, RootsName), open(t, socket, LeafName, RootsName)
-	source.set(secretA) // whoever came before it has waited
+	source.set(secretA) // the streams above have waited for it
 	r, got := leaf.next()
 	if c := got[0].GetTlsCertificate(); string(c.GetCertificateChain().GetInlineBytes()) != "ca" || string(c.GetPrivateKey().GetInlineBytes()) != "ka" || r.GetTypeUrl() != TypeURL {
 		t.Errorf("leaf: %v", r)
@@ -183,7 +183,7 @@ func TestEnvoysAreServedAndPushedTo(t *testing.T) {
 			t.Error("another secret has the same version")
 		}
 	}
-	source.set(secretC) // the next thing that the stream of the roots sees is a root
+	source.set(secretC) // the stream of the roots gets no response before this one
 	if _, got = roots.next(); string(got[0].GetValidationContext().GetTrustedCa().GetInlineBytes()) != "r2" {
 		t.Errorf("roots: %v", got)
 	}

@@ -21,35 +21,35 @@ const (
 	rootPrefix = mesh.SecretFileRoot
 )
 
-// isFile says whether the name is that of files.
+// isFile reports whether name is the name of a secret in files.
 func isFile(name string) bool {
 	return strings.HasPrefix(name, certPrefix) || strings.HasPrefix(name, rootPrefix)
 }
 
-// isPair says whether the name stands for certificate and key, rather than for roots.
+// isPair reports whether name is the name of a certificate and key, and not of roots.
 func isPair(name string) bool { return name == LeafName || strings.HasPrefix(name, certPrefix) }
 
-// maxNames bounds what one stream may ask for.
+// maxNames is the maximum number of names in one request.
 const maxNames = 64
 
-// stream is what one stream of the protocol has asked for and been sent: a machine
-// without a socket. The zero value is a stream that has said nothing yet.
+// stream is the state of one stream, its requests and responses: a state machine
+// without I/O. The zero value is a stream without a request.
 type stream struct {
 	files   bool     // names of files are served, too
 	names   []string // sorted, each once; only those that are served
-	unknown []string // asked for, but not served
+	unknown []string // requested, but not served
 	sent    string   // version of the last response
 	nonce   int      // of the last response
-	nacked  string   // version of which a refusal was reported
+	nacked  string   // version whose NACK was reported
 }
 
-// report is something about a stream that a person should read, or nothing.
+// report is a warning about a stream for the log; the zero value is none.
 type report struct {
 	text, detail string
 }
 
-// request takes what Envoy says. It returns an error that ends the stream where the
-// request makes no sense, and a report where there is something to say.
+// request handles a request. The error ends the stream: the
+// request is invalid.
 func (s *stream) request(r *request) (report, error) {
 	if r.typeURL != "" && r.typeURL != TypeURL {
 		return report{}, fmt.Errorf("type %.200q is not served here, only %s", r.typeURL, TypeURL)
@@ -57,20 +57,20 @@ func (s *stream) request(r *request) (report, error) {
 	if len(r.names) > maxNames {
 		return report{}, fmt.Errorf("too many names: want at most %d", maxNames)
 	}
-	// Whatever answers an older response than the last is out of date as a whole; Envoy
-	// repeats what still holds when it answers the last. (xDS protocol, "ACK and NACK")
+	// A request that answers an older response than the last is stale; Envoy
+	// repeats what is still valid when it answers the last. (xDS protocol, "ACK and NACK")
 	if r.nonce != "" && s.nonce > 0 && r.nonce != strconv.Itoa(s.nonce) {
 		return report{}, nil
 	}
 	rep := s.subscribe(r.names)
 	if r.refused && s.nacked != s.sent {
 		s.nacked = s.sent
-		rep = report{"Envoy refused a secret and keeps the one it had", r.reason}
+		rep = report{"Envoy rejected a secret and keeps the previous one", r.reason}
 	}
 	return rep, nil
 }
 
-// subscribe changes what the stream is about; new names bring a response of their own.
+// subscribe sets the names of the stream; other names than before get a new response.
 func (s *stream) subscribe(asked []string) report {
 	var names, unknown []string
 	for _, n := range asked {
@@ -87,15 +87,15 @@ func (s *stream) subscribe(asked []string) report {
 	}
 	var rep report
 	if !slices.Equal(unknown, s.unknown) && len(unknown) > 0 {
-		rep = report{"Envoy asks for a secret that the agent does not have", fmt.Sprintf("%.100q", unknown)}
+		rep = report{"Envoy requests a secret that the agent does not have", fmt.Sprintf("%.100q", unknown)}
 	}
 	s.unknown = unknown
 	return rep
 }
 
-// response is what is to be sent now that have tells what each name stands for, nil where
-// there is nothing yet. It is nil itself for nothing: nothing was asked for, nothing of
-// that is there, or nothing has changed. A name that waits holds up no other.
+// response returns the response to send now. have returns the secret of a name, nil if
+// there is none yet. The result is nil if no name was requested, no secret
+// exists yet, or nothing has changed. A name without a secret does not delay the others.
 func (s *stream) response(have func(name string) *pki.Secret) *response {
 	var there []string
 	var secrets []*pki.Secret
@@ -106,8 +106,8 @@ func (s *stream) response(have func(name string) *pki.Secret) *response {
 			continue
 		}
 		there, secrets = append(there, n), append(secrets, secret)
-		// The version differs exactly where what was asked for differs, so that a renewed
-		// leaf moves nobody who only looks at the roots.
+		// The version depends only on what was requested, so that a renewed
+		// leaf is not pushed to a stream that requested the roots only.
 		parts = append(parts, []byte(n))
 		if isPair(n) {
 			parts = append(parts, secret.Key, secret.Chain)

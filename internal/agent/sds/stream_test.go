@@ -37,10 +37,10 @@ var (
 	secretC = &pki.Secret{Key: []byte("kb"), Chain: []byte("cb"), Roots: []byte("r2")}
 )
 
-// fileSecrets are those of files that are there.
+// fileSecrets are the secrets of files that exist.
 var fileSecrets = map[string]*pki.Secret{"file-root:/r": {Roots: []byte("fr")}, "file-cert:/c~/k": {Chain: []byte("fc"), Key: []byte("fk")}}
 
-// step is one thing that happens to a stream, and what must come of it.
+// step is one event of a stream, and its expected result.
 type step struct {
 	req    *request // nil: only the secret changed
 	secret *pki.Secret
@@ -54,12 +54,12 @@ var scripts = map[string][]step{
 		{nil, secretA, "default", ""},
 		{says("1", LeafName), secretA, "", ""},
 	},
-	"a renewed leaf moves those who watch it": {
+	"a renewed leaf is pushed to its subscribers": {
 		{says("", LeafName), secretA, "default", ""},
 		{nil, secretB, "default", ""},
 		{nil, secretC, "", ""},
 	},
-	"a new root moves those who watch it": {
+	"a new root is pushed to its subscribers": {
 		{says("", RootsName), secretA, "ROOTCA", ""},
 		{nil, secretB, "", ""},
 		{nil, secretC, "ROOTCA", ""},
@@ -69,12 +69,12 @@ var scripts = map[string][]step{
 		{says("1", RootsName, LeafName), secretA, "", ""},
 		{nil, secretB, "ROOTCA default", ""},
 	},
-	"a refusal is said once and does not loop": {
+	"a NACK is reported once and does not loop": {
 		{says("", LeafName), secretA, "default", ""},
-		{refuses("1", LeafName), secretA, "", "refused"},
+		{refuses("1", LeafName), secretA, "", "rejected"},
 		{refuses("1", LeafName), secretA, "", ""},
 		{nil, secretB, "default", ""},
-		{refuses("2", LeafName), secretB, "", "refused"},
+		{refuses("2", LeafName), secretB, "", "rejected"},
 	},
 	"an answer to an older response changes nothing": {
 		{says("", LeafName), secretA, "default", ""},
@@ -87,17 +87,17 @@ var scripts = map[string][]step{
 		{says("1", RootsName), secretA, "ROOTCA", ""},
 		{says("2"), secretB, "", ""},
 	},
-	"a strange name is said once and holds up nothing": {
+	"an unknown name is reported once and delays nothing": {
 		{says("", "nosuch", LeafName), secretA, "default", "does not have"},
 		{says("1", "nosuch", LeafName), secretA, "", ""},
 	},
-	"a name that waits holds up no other": {
+	"a name that waits does not delay others": {
 		{says("", "file-root:/none", "file-root:/r", LeafName), nil, "file-root:/r", ""},
 		{says("1", "file-root:/none", "file-root:/r", LeafName), nil, "", ""},
 		{nil, secretA, "default file-root:/r", ""},
 		{says("2", "file-cert:/c~/k"), secretA, "file-cert:/c~/k", ""},
 	},
-	"without files, their names are strange": {
+	"without files, their names are unknown": {
 		{says("", "file-root:/r", LeafName), secretA, "default", "does not have"},
 	},
 	"a nonce from an earlier stream": {
@@ -133,7 +133,7 @@ func TestStream(t *testing.T) {
 	}
 }
 
-func TestStreamEndsOnNonsense(t *testing.T) {
+func TestInvalidRequestEndsTheStream(t *testing.T) {
 	for why, r := range map[string]*request{
 		"not served here": {typeURL: "type.googleapis.com/envoy.config.cluster.v3.Cluster"},
 		"at most 64":      says("", make([]string, 65)...),

@@ -10,34 +10,34 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// The few messages that pass here are read and written by field number. Envoy's generated
-// types would do it too, but a request carries the whole node with some hundreds of
-// extensions: making Go values of those, and loading the descriptors, costs every Pod
-// megabytes for nothing that is looked at.
+// The few messages of this service are read and written by field number. Envoy's generated
+// types would work too, but a request has the whole node with some hundreds of
+// extensions: decoding those, and loading the descriptors, costs every Pod
+// megabytes, and none of them is used.
 
-// request is what is used of envoy.service.discovery.v3.DiscoveryRequest.
+// request has the used fields of envoy.service.discovery.v3.DiscoveryRequest.
 type request struct {
 	names   []string // resource_names = 3
 	typeURL string   // type_url = 4
 	nonce   string   // response_nonce = 5
-	refused bool     // error_detail = 6 is there
+	refused bool     // error_detail = 6 is set
 	reason  string   // its message = 2
 }
 
-// response becomes a DiscoveryResponse.
+// response is encoded as a DiscoveryResponse.
 type response struct {
 	version, nonce string
 	resources      [][]byte // encoded Secrets
 }
 
-// decode reads a request, passing over what is not used.
+// decode reads a request and skips unused fields.
 func decode(text []byte) (*request, error) {
 	r := &request{}
 	err := fields(text, func(n protowire.Number, value []byte) error {
 		switch n {
 		case 3:
 			if len(r.names) > maxNames {
-				return nil // counted as too many by whoever reads it; no need to hold more
+				return nil // stream.request rejects it: no need to keep more
 			}
 			r.names = append(r.names, string(value))
 		case 4:
@@ -116,8 +116,8 @@ func field(b []byte, n protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), value)
 }
 
-// codec lets gRPC carry the two messages. It is named as protobuf's own, because that is
-// what is on the wire.
+// codec encodes the two messages for gRPC. It has the name of protobuf's codec, because that is
+// the encoding.
 type codec struct{}
 
 // Name is the codec's content subtype.
@@ -127,7 +127,7 @@ func (codec) Name() string { return "proto" }
 func (codec) Marshal(v any) (mem.BufferSlice, error) {
 	r, ok := v.(*response)
 	if !ok {
-		return nil, fmt.Errorf("encode %T: only responses are sent here", v)
+		return nil, fmt.Errorf("encode %T: want a *response", v)
 	}
 	return mem.BufferSlice{mem.SliceBuffer(r.encode())}, nil
 }
@@ -136,7 +136,7 @@ func (codec) Marshal(v any) (mem.BufferSlice, error) {
 func (codec) Unmarshal(data mem.BufferSlice, v any) error {
 	into, ok := v.(*request)
 	if !ok {
-		return fmt.Errorf("decode %T: only requests come here", v)
+		return fmt.Errorf("decode %T: want a *request", v)
 	}
 	r, err := decode(data.Materialize())
 	if err != nil {

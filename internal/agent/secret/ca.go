@@ -11,7 +11,7 @@ import (
 	securityv1 "istio.io/api/security/v1alpha1"
 )
 
-// bufferSize is that of the connection's buffers: what passes is a few kilobytes.
+// bufferSize is the size of the connection's buffers in bytes: a message has a few kilobytes.
 const bufferSize = 4 << 10
 
 // Upstream makes connections to the certificate authority; upstream.Server does. [agent S6, S8]
@@ -20,18 +20,18 @@ type Upstream interface {
 	Connect(failed func(error), opts ...grpc.DialOption) (*grpc.ClientConn, error)
 }
 
-// CA asks a certificate authority over gRPC. It keeps no connection between calls: they
-// are half a day apart, and a new one sees new roots, addresses and certificates.
+// CA is a client of a certificate authority over gRPC. It keeps no connection between calls: they
+// are half a day apart, and a new connection uses the current roots, addresses and certificates.
 type CA struct {
 	upstream Upstream
 	signer   string
 }
 
-// NewCA makes a client; it touches nothing yet. A signer that is not empty asks a CA that has
-// several for that one. [agent E8]
+// NewCA makes a client, which connects at each call. signer, if not empty, selects one of
+// the signers of the CA. [agent E8]
 func NewCA(u Upstream, signer string) *CA { return &CA{upstream: u, signer: signer} }
 
-// Sign is Signer's one method, by istio.v1.auth.IstioCertificateService. [agent S4, S5]
+// Sign implements Signer by istio.v1.auth.IstioCertificateService. [agent S4, S5]
 func (c *CA) Sign(ctx context.Context, csr []byte, ttl time.Duration) (chain, roots []byte, err error) {
 	conn, err := c.upstream.Connect(nil, grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize))
 	if err != nil {
@@ -44,11 +44,11 @@ func (c *CA) Sign(ctx context.Context, csr []byte, ttl time.Duration) (chain, ro
 	}
 	answer, err := securityv1.NewIstioCertificateServiceClient(conn).CreateCertificate(ctx, r)
 	if err != nil {
-		return nil, nil, fmt.Errorf("ask CA %s: %w", c.upstream.Address(), err)
+		return nil, nil, fmt.Errorf("request a certificate from CA %s: %w", c.upstream.Address(), err)
 	}
 	certs := answer.GetCertChain()
 	if len(certs) < 2 {
-		return nil, nil, fmt.Errorf("ask CA %s: a chain of %d, want leaf and root at least", c.upstream.Address(), len(certs))
+		return nil, nil, fmt.Errorf("request a certificate from CA %s: invalid chain of %d certificates: want at least leaf and root", c.upstream.Address(), len(certs))
 	}
 	return []byte(strings.Join(certs, "\n")), []byte(certs[len(certs)-1]), nil
 }

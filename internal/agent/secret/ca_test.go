@@ -23,14 +23,14 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// caServer is a CA as agents meet it: TLS over TCP.
+// caServer is a CA that serves TLS over TCP.
 type caServer struct {
 	securityv1.UnimplementedIstioCertificateServiceServer
 	ca   *fakeCA
 	addr string
 
 	mu    sync.Mutex
-	short bool // answer with too short a chain
+	short bool // the response has too short a chain
 	md    metadata.MD
 	asked *securityv1.IstioCertificateRequest
 	peers []*x509.Certificate
@@ -86,7 +86,7 @@ func serveCA(t *testing.T) *caServer {
 	return s
 }
 
-// dialer makes upstream servers of one set of options.
+// dialer makes upstream servers from one set of options.
 type dialer struct{ options upstream.Options }
 
 func (d dialer) with(t *testing.T, change func(*upstream.Options)) *upstream.Server {
@@ -101,7 +101,7 @@ func (d dialer) with(t *testing.T, change func(*upstream.Options)) *upstream.Ser
 	return u
 }
 
-// dialer has good options for the server; files lie in dir.
+// dialer returns valid options for the server, with files in dir.
 func (s *caServer) dialer(t *testing.T, dir string) dialer {
 	t.Helper()
 	put(t, dir, map[string][]byte{"root.pem": pki.EncodeCerts(s.ca.root), "token": []byte("first\n")})
@@ -111,11 +111,11 @@ func (s *caServer) dialer(t *testing.T, dir string) dialer {
 	}}
 }
 
-func TestTheCAIsAskedAsItExpects(t *testing.T) {
+func TestCARequest(t *testing.T) {
 	s, dir := serveCA(t), t.TempDir()
 	v := NewValue()
 	u := s.dialer(t, dir).with(t, func(o *upstream.Options) { o.Certificate = v.ClientCertificate })
-	k := NewKeeper(v, Options{Identity: alice, TTL: time.Hour}, NewCA(u, "mine"), quiet)
+	k := NewKeeper(v, Options{Identity: alice, TTL: time.Hour}, NewCA(u, "signer"), quiet)
 	first, err := k.renew(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func TestTheCAIsAskedAsItExpects(t *testing.T) {
 			t.Errorf("header %s = %q, want %q", key, got, want)
 		}
 	}
-	if s.asked.GetValidityDuration() != 3600 || s.asked.GetMetadata().AsMap()["CertSigner"] != "mine" || len(s.peers) != 0 {
+	if s.asked.GetValidityDuration() != 3600 || s.asked.GetMetadata().AsMap()["CertSigner"] != "signer" || len(s.peers) != 0 {
 		t.Errorf("asked %v with %d certificates", s.asked, len(s.peers))
 	}
 	// The certificate that was signed is presented from then on, and the token is not needed.
@@ -138,7 +138,7 @@ func TestTheCAIsAskedAsItExpects(t *testing.T) {
 	}
 }
 
-func TestTheCAClientSaysWhatIsWrong(t *testing.T) {
+func TestCAErrors(t *testing.T) {
 	s := serveCA(t)
 	for _, tt := range []struct {
 		name, why string
@@ -148,8 +148,8 @@ func TestTheCAClientSaysWhatIsWrong(t *testing.T) {
 		{"no root file", "read the root certificate of the CA: open /nowhere", func(o *upstream.Options) { o.RootFile = "/nowhere" }, false},
 		{"no token", "read token: open /nowhere", func(o *upstream.Options) { o.TokenFile = "/nowhere" }, false},
 		{"another server", "not istiod.other", func(o *upstream.Options) { o.ServerName = "istiod.other" }, false},
-		{"nobody there", "connection refused", func(o *upstream.Options) { o.Address = "127.0.0.1:1" }, false},
-		{"a chain of one", "a chain of 1, want leaf and root", nil, true},
+		{"no listener", "connection refused", func(o *upstream.Options) { o.Address = "127.0.0.1:1" }, false},
+		{"a chain of one", "invalid chain of 1 certificates: want at least leaf and root", nil, true},
 	} {
 		u := s.dialer(t, t.TempDir()).with(t, tt.change)
 		s.short = tt.short

@@ -18,7 +18,7 @@ var alice = mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", Servi
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// fakeCA signs whatever it is asked to, until it is told to fail.
+// fakeCA signs every request unless fail is set.
 type fakeCA struct {
 	root *x509.Certificate
 	key  crypto.Signer

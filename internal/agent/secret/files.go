@@ -13,10 +13,10 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// FilePaths name the three files of a mounted identity.
+// FilePaths are the paths of the three files of a mounted identity.
 type FilePaths struct{ Chain, Key, Roots string }
 
-// Files takes the secret from mounted files, which somebody else renews. [agent S16]
+// Files publishes the secret of mounted files, which the platform renews. [agent S16]
 type Files struct {
 	*Value
 	paths    FilePaths
@@ -24,15 +24,15 @@ type Files struct {
 	log      *slog.Logger
 }
 
-// NewFiles makes a source that publishes into v; nothing is read before Run. Later
-// contents are read while the follower runs.
+// NewFiles makes a source that publishes into v. Run reads the files. Later
+// contents are found only while the follower runs.
 func NewFiles(v *Value, paths FilePaths, follower *filewatch.Follower, log *slog.Logger) *Files {
 	return &Files{Value: v, paths: paths, follower: follower, log: log}
 }
 
-// Run follows the files until ctx ends, then returns nil. Files that do not belong
-// together, because they are being replaced, change nothing. One that shrank in place is
-// read once it has been still: a part of a bundle of roots is a bundle too.
+// Run follows the files until ctx ends, then returns nil. Files that do not match,
+// because they are being replaced, change nothing. A file that shrank in place is
+// read after it has not changed for a while: a part of a bundle of roots is a valid bundle too.
 func (f *Files) Run(ctx context.Context) error {
 	wake := make(chan struct{}, 1)
 	set := f.follower.Follow(wake, f.paths.Chain, f.paths.Key, f.paths.Roots)
@@ -50,8 +50,8 @@ func (f *Files) Run(ctx context.Context) error {
 	}
 }
 
-// update reads the files and publishes them. It logs a problem that is not logged already
-// and returns it, empty for none.
+// update reads the files and publishes them. It logs an error that is not logged already
+// and returns its text, empty for none.
 func (f *Files) update(set *filewatch.Set, logged string) string {
 	var s *pki.Secret
 	err := set.Read(func() (err error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// identity makes a new whole secret of the CA.
+// identity returns a new secret that the CA has signed.
 func identity(t *testing.T, ca *fakeCA) *pki.Secret {
 	t.Helper()
 	s, err := NewKeeper(NewValue(), Options{Identity: alice}, ca, quiet).renew(t.Context())
@@ -32,7 +32,7 @@ func put(t *testing.T, dir string, files map[string][]byte) {
 	}
 }
 
-// watcher runs a follower that polls, so that it lives in a test's bubble.
+// watcher runs a follower that only polls, so that it can run in a synctest bubble.
 func watcher(t *testing.T) *filewatch.Follower {
 	t.Helper()
 	f := filewatch.NewFollower(filewatch.FollowerOptions{PollOnly: true, Poll: pollFiles})
@@ -78,7 +78,7 @@ func TestFilesAreFollowed(t *testing.T) {
 	})
 }
 
-func TestOutputChangesAsOne(t *testing.T) {
+func TestOutputIsReplacedAtomically(t *testing.T) {
 	ca := newFakeCA(t)
 	o := Output{Dir: filepath.Join(t.TempDir(), "out"), Mode: 0o600, Log: quiet}
 	for range 3 {
@@ -96,7 +96,7 @@ func TestOutputChangesAsOne(t *testing.T) {
 				t.Errorf("%s: mode %v", name, st.Mode())
 			}
 			if target, err := os.Readlink(path); err != nil || filepath.Dir(target) != current {
-				t.Errorf("%s does not go through the one link: %q", name, target)
+				t.Errorf("%s links to %q, want a path through %s", name, target, current)
 			}
 		}
 	}

@@ -1,11 +1,11 @@
-// Package secret keeps a workload's identity fresh: its private key, its certificates and the roots it trusts.
+// Package secret obtains and renews a workload's identity: its private key, its certificates and the roots it trusts.
 //
-// The contract: Current never blocks and gives one whole value, which serves until its
-// successor exists, whatever fails meanwhile; nothing half-renewed is ever seen. Keys are
-// made here and leave only towards the local Envoy. Run does all the waiting and
-// retrying, so that nothing else of the agent waits for the CA. Values come from the CA
-// (Keeper) or from files (Files), and both publish them into a Value. Named keeps what other
-// secrets clusters name by their files.
+// Current never blocks and returns one consistent value, which is served until its
+// successor exists, whatever fails in the meantime. Keys are
+// generated here and are sent only to the local Envoy. Run does all the waiting and
+// retrying, so that no other part of the agent waits for the CA. Values come from the CA
+// (Keeper) or from files (Files), and both publish them into a Value. Named holds the other secrets,
+// which clusters name by the paths of files.
 package secret
 
 import (
@@ -23,26 +23,26 @@ import (
 // signTimeout bounds one call to the signer, connection included.
 const signTimeout = 15 * time.Second
 
-// Signer turns a certificate request (PEM) into a chain (PEM, leaf first; a root may be
+// Signer signs a certificate request (PEM). It returns a chain (PEM, leaf first; a root may be
 // in it) and the roots to trust (PEM).
 type Signer interface {
 	Sign(ctx context.Context, csr []byte, ttl time.Duration) (chain, roots []byte, err error)
 }
 
-// Options say what to ask for and when. Ratio and Jitter have no defaults here: 0 is a value.
+// Options say which certificate to request and when. Ratio and Jitter have no default: 0 means 0.
 type Options struct {
-	// Identity is the name put into requests; the CA decides which one it signs.
+	// Identity is the identity in the requests; the CA decides which one it signs.
 	Identity mesh.Identity
 	KeyKind  pki.KeyKind
-	// PKCS8 asks for the key in that form.
+	// PKCS8 encodes the key as PKCS #8.
 	PKCS8 bool
-	// TTL is the life asked for; 0 means settings.DefaultSecretTTL. [agent E14]
+	// TTL is the requested lifetime; 0 means settings.DefaultSecretTTL. [agent E14]
 	TTL time.Duration
-	// Ratio is the share of life left at which to renew, Jitter how much it may vary.
+	// Ratio is the share of the lifetime that is left at the renewal, Jitter its greatest random change; both 0–1.
 	Ratio, Jitter float64
 }
 
-// Keeper keeps a secret fresh by asking a Signer.
+// Keeper obtains a certificate from a Signer and renews it.
 type Keeper struct {
 	*Value
 	options Options
@@ -50,7 +50,7 @@ type Keeper struct {
 	log     *slog.Logger
 }
 
-// NewKeeper makes a keeper that publishes into v. Nothing happens before Run.
+// NewKeeper makes a keeper that publishes into v. Run makes the requests.
 func NewKeeper(v *Value, o Options, signer Signer, log *slog.Logger) *Keeper {
 	if o.TTL == 0 {
 		o.TTL = settings.DefaultSecretTTL
@@ -58,8 +58,8 @@ func NewKeeper(v *Value, o Options, signer Signer, log *slog.Logger) *Keeper {
 	return &Keeper{Value: v, options: o, signer: signer, log: log}
 }
 
-// Run asks for the first certificate at once, then renews it in good time, until ctx
-// ends; it returns nil then. Failures are retried for ever and logged.
+// Run requests the first certificate at once, then renews it before it expires, until ctx
+// ends; it returns nil then. Failures are logged and retried without a limit. Call it once.
 func (k *Keeper) Run(ctx context.Context) error {
 	for failures := 0; ; {
 		var wait time.Duration
@@ -88,7 +88,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// due counts from when the certificate was asked for, because the CA dates it back.
+// due measures the lifetime from the request, because the CA backdates certificates.
 func (k *Keeper) due(s *pki.Secret, asked time.Time) time.Time {
 	created := s.NotBefore
 	if asked.After(created) {
@@ -100,7 +100,7 @@ func (k *Keeper) due(s *pki.Secret, asked time.Time) time.Time {
 func (k *Keeper) renew(ctx context.Context) (*pki.Secret, error) {
 	key, err := pki.GenerateKey(k.options.KeyKind)
 	if err != nil {
-		return nil, fmt.Errorf("make key: %w", err)
+		return nil, fmt.Errorf("generate key: %w", err)
 	}
 	csr, err := pki.MakeCSR(key, k.options.Identity)
 	if err != nil {
@@ -118,7 +118,7 @@ func (k *Keeper) renew(ctx context.Context) (*pki.Secret, error) {
 	}
 	s, err := pki.NewSecret(text, chain, roots, time.Now())
 	if err != nil {
-		return nil, fmt.Errorf("check what the CA sent: %w", err)
+		return nil, fmt.Errorf("check the CA's response: %w", err)
 	}
 	return s, nil
 }

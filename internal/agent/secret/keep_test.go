@@ -10,8 +10,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// keep runs a keeper in a bubble of its own; f is called beside it. What the CA must be
-// like from the first request on is said in before.
+// keep runs a keeper in a synctest bubble, and f at the same time. before changes the CA
+// before the first request.
 func keep(t *testing.T, o Options, f func(t *testing.T, k *Keeper, ca *fakeCA), before ...func(*fakeCA)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -37,7 +37,7 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-func TestTheKeeperRenewsAtHalfLife(t *testing.T) {
+func TestRenewalAtHalfOfTheLifetime(t *testing.T) {
 	keep(t, Options{Ratio: 0.5}, func(t *testing.T, k *Keeper, ca *fakeCA) {
 		synctest.Wait()
 		first, changed := k.Current()
@@ -56,7 +56,7 @@ func TestTheKeeperRenewsAtHalfLife(t *testing.T) {
 		select {
 		case <-changed:
 		default:
-			t.Error("nobody was told")
+			t.Error("the channel of changes is not closed")
 		}
 		if n := len(ca.calls()); n != 2 {
 			t.Errorf("%d calls, want 2", n)
@@ -64,7 +64,7 @@ func TestTheKeeperRenewsAtHalfLife(t *testing.T) {
 	})
 }
 
-func TestJitterMovesTheRenewalALittle(t *testing.T) {
+func TestJitterVariesTheRenewal(t *testing.T) {
 	keep(t, Options{Ratio: 0.5, Jitter: 0.1, TTL: 10 * time.Hour}, func(t *testing.T, k *Keeper, ca *fakeCA) {
 		pass(100 * time.Hour)
 		calls := ca.calls()
@@ -82,20 +82,20 @@ func TestJitterMovesTheRenewalALittle(t *testing.T) {
 	})
 }
 
-func TestTheLeafServesUntilItsSuccessorExists(t *testing.T) {
+func TestLeafIsServedUntilItsSuccessorExists(t *testing.T) {
 	keep(t, Options{Ratio: 0.5, TTL: time.Hour}, func(t *testing.T, k *Keeper, ca *fakeCA) {
 		synctest.Wait()
 		first, _ := k.Current()
 		ca.setFail(errDown)
 		pass(59 * time.Minute)
 		if s, _ := k.Current(); s != first {
-			t.Fatal("the leaf was thrown away while the CA was down")
+			t.Fatal("the leaf was dropped while the CA was down")
 		}
 		if err := k.Problem(); err == nil || !strings.Contains(err.Error(), "the CA is down") {
 			t.Errorf("Problem() = %v", err)
 		}
 		if k.ClientCertificate() == nil {
-			t.Error("no client certificate while the leaf is valid")
+			t.Error("no client certificate although the leaf is valid")
 		}
 		calls := ca.calls()
 		if last := calls[len(calls)-1].Sub(calls[len(calls)-2]); last > 30*time.Second {
@@ -113,7 +113,7 @@ func TestTheLeafServesUntilItsSuccessorExists(t *testing.T) {
 	})
 }
 
-func TestTheKeeperPersistsWithoutHammering(t *testing.T) {
+func TestRetriesBackOff(t *testing.T) {
 	keep(t, Options{Ratio: 0.5}, func(t *testing.T, k *Keeper, ca *fakeCA) {
 		pass(time.Second)
 		if n := len(ca.calls()); n < 3 || n > 5 {
@@ -126,7 +126,7 @@ func TestTheKeeperPersistsWithoutHammering(t *testing.T) {
 	}, func(ca *fakeCA) { ca.setFail(errDown) })
 }
 
-func TestACloseEndDoesNotMakeALoop(t *testing.T) {
+func TestShortLifetimeDoesNotLoop(t *testing.T) {
 	keep(t, Options{Ratio: 1, TTL: 20 * time.Second}, func(t *testing.T, k *Keeper, ca *fakeCA) {
 		pass(10 * time.Second)
 		if n := len(ca.calls()); n > 11 {
@@ -143,7 +143,7 @@ func (w wrongKey) Sign(ctx context.Context, _ []byte, ttl time.Duration) (chain,
 	return w.fakeCA.Sign(ctx, csr, ttl)
 }
 
-func TestTheKeeperChecksWhatItGets(t *testing.T) {
+func TestCertificateForAnotherKeyIsRejected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		k := NewKeeper(NewValue(), Options{Identity: alice}, wrongKey{newFakeCA(t)}, quiet)
@@ -151,7 +151,7 @@ func TestTheKeeperChecksWhatItGets(t *testing.T) {
 		go func() { done <- k.Run(ctx) }()
 		synctest.Wait()
 		if s, _ := k.Current(); s != nil || k.Problem() == nil {
-			t.Errorf("a certificate for another key was taken")
+			t.Errorf("a certificate for another key was accepted")
 		}
 		cancel()
 		<-done

@@ -16,8 +16,8 @@ import (
 // maxNamed bounds how many names are followed at once.
 const maxNamed = 1024
 
-// SystemBundles is where operating systems keep the roots that they trust; the first that
-// exists counts.
+// SystemBundles are the paths of the trust bundles of operating systems; the first that
+// exists is used.
 var SystemBundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt",                // Debian, Ubuntu, Alpine, Arch
 	"/etc/pki/tls/certs/ca-bundle.crt",                  // Fedora, RHEL
@@ -26,9 +26,9 @@ var SystemBundles = []string{
 	"/etc/ssl/cert.pem",                                 // Alpine, macOS
 }
 
-// Named holds the secrets of files that clusters name, each for as long as a stream
-// follows it. What was read last stands until its successor is whole. Any goroutine may
-// call anything but Run. [agent S17]
+// Named holds the secrets of files that clusters name, each while at least one stream
+// follows it. A value is kept until its successor can be read completely. Any goroutine may
+// call its methods, Run once. [agent S17]
 type Named struct {
 	system   []string
 	follower *filewatch.Follower
@@ -46,13 +46,13 @@ type named struct {
 	set    *filewatch.Set
 	users  int
 	value  *pki.Secret
-	// Why the last attempt failed; empty after one that did not.
+	// Why the last attempt failed; empty after a success.
 	problem string
 }
 
-// NewNamed makes a holder of named secrets; system says where the operating system's
-// roots may lie (SystemBundles). Nothing is read before Run, and only what is followed.
-// Later contents are read while the follower runs.
+// NewNamed makes a Named; system are the possible paths of the operating system's
+// roots (SystemBundles). Run reads the files of followed names.
+// Later contents are found only while the follower runs.
 func NewNamed(system []string, follower *filewatch.Follower, log *slog.Logger) *Named {
 	return &Named{
 		system: system, follower: follower, log: log,
@@ -60,8 +60,8 @@ func NewNamed(system []string, follower *filewatch.Follower, log *slog.Logger) *
 	}
 }
 
-// Follow has the named secret read and kept until release is called. The error says why
-// nothing could ever be served under that name.
+// Follow keeps the named secret up to date until release is called. The error says why
+// the name is invalid, or that too many names are followed.
 func (n *Named) Follow(name string) (release func(), err error) {
 	src, err := parseName(name, n.system)
 	if err != nil {
@@ -72,7 +72,7 @@ func (n *Named) Follow(name string) (release func(), err error) {
 	e := n.names[name]
 	if e == nil {
 		if len(n.names) == maxNamed {
-			return nil, fmt.Errorf("secret %.200q: %d secrets of files are followed, no more are", name, maxNamed)
+			return nil, fmt.Errorf("secret %.200q: already following %d secrets of files, the maximum", name, maxNamed)
 		}
 		e = &named{source: src, set: n.follower.Follow(n.wake, src.files()...)}
 		n.names[name] = e
@@ -88,8 +88,8 @@ func (n *Named) Follow(name string) (release func(), err error) {
 	}), nil
 }
 
-// Get is the value of a name that is followed: Key and Chain, or Roots, and Version. It is
-// nil while there is none.
+// Get returns the value of a followed name: Key and Chain, or Roots, and Version. It is
+// nil while there is no value.
 func (n *Named) Get(name string) *pki.Secret {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -99,14 +99,14 @@ func (n *Named) Get(name string) *pki.Secret {
 	return nil
 }
 
-// Changed is closed when a value changes. Take it before Get.
+// Changed returns a channel that is closed when a value changes. Call it before Get.
 func (n *Named) Changed() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.changed
 }
 
-// Problems says, for each followed name whose files cannot be read now, why; sorted.
+// Problems returns the errors of the followed names whose files cannot be read now, sorted.
 func (n *Named) Problems() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -146,13 +146,13 @@ func (n *Named) update() {
 			value, err = e.source.read()
 			return err
 		})
-		if !errors.Is(err, filewatch.ErrMoving) { // what was read may be a half
+		if !errors.Is(err, filewatch.ErrMoving) { // otherwise the value may be incomplete
 			n.publish(name, e, value, err)
 		}
 	}
 }
 
-// publish stores the outcome of reading e, and logs it where it differs from the last one.
+// publish stores the result of reading e, and logs it if it differs from the last one.
 func (n *Named) publish(name string, e *named, value *pki.Secret, err error) {
 	n.mu.Lock()
 	before := e.problem

@@ -38,7 +38,7 @@ func TestNamesOfFiles(t *testing.T) {
 	}
 }
 
-// follow runs a Named in a bubble, following names; f is called once it has looked.
+// follow runs a Named that follows names in a synctest bubble; f is called after the first read.
 func follow(t *testing.T, log *slog.Logger, system []string, names []string, f func(t *testing.T, n *Named)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -89,21 +89,21 @@ func TestNamedFilesAreFollowed(t *testing.T) {
 		select {
 		case <-changed:
 		default:
-			t.Error("nobody was told")
+			t.Error("the channel of changes is not closed")
 		}
 		if err := os.Remove(filepath.Join(dir, "r")); err != nil {
 			t.Fatal(err)
 		}
 		pass(2 * time.Second)
 		if n.Get(root) != r {
-			t.Error("a file that went away took its secret along")
+			t.Error("the secret of a deleted file was dropped")
 		}
 	})
 }
 
-// TestASwappedLinkIsSeen changes a folder as Kubernetes does: nothing of the path that is
-// looked at changes but where a link on the way leads.
-func TestASwappedLinkIsSeen(t *testing.T) {
+// TestSwappedSymlink changes a folder as Kubernetes does: a symbolic link on the path
+// gets another target, and the file itself does not change.
+func TestSwappedSymlink(t *testing.T) {
 	dir := t.TempDir()
 	one, two := identity(t, newFakeCA(t)), identity(t, newFakeCA(t))
 	when := time.Now().Add(-time.Hour)
@@ -138,7 +138,7 @@ func TestASwappedLinkIsSeen(t *testing.T) {
 	})
 }
 
-func TestWhatCannotBeReadIsNamedOnce(t *testing.T) {
+func TestUnreadableFilesAreLoggedOnce(t *testing.T) {
 	dir := t.TempDir()
 	s := identity(t, newFakeCA(t))
 	put(t, dir, map[string][]byte{"big": bytes.Repeat([]byte("x"), maxFile+1), "key": s.Key, "chain": s.Chain, "text": []byte("hello")})
@@ -199,7 +199,7 @@ func TestOnlyCertificatesOfABundleAreServed(t *testing.T) {
 	})
 }
 
-func TestNothingIsKeptThatNobodyFollows(t *testing.T) {
+func TestReleasedNamesAreForgotten(t *testing.T) {
 	n := NewNamed(nil, filewatch.NewFollower(filewatch.FollowerOptions{}), quiet)
 	one, err := n.Follow("file-root:/a")
 	if err != nil {
@@ -207,13 +207,13 @@ func TestNothingIsKeptThatNobodyFollows(t *testing.T) {
 	}
 	two, _ := n.Follow("file-root:/a")
 	one()
-	one() // twice is once
+	one() // idempotent
 	if len(n.names) != 1 {
-		t.Error("forgotten while it is followed")
+		t.Error("dropped while it is followed")
 	}
 	two()
 	if len(n.names) != 0 {
-		t.Error("kept though nobody follows")
+		t.Error("kept after the last release")
 	}
 	if _, err := n.Follow("file-root:../x"); err == nil {
 		t.Error("a path out of the working directory is followed")

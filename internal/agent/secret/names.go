@@ -9,7 +9,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// The names under which clusters ask for secrets that lie in files. [agent S2]
+// Prefixes of the names of secrets in files. [agent S2]
 const (
 	// CertPrefix is followed by "<chain's path>~<key's path>".
 	CertPrefix = mesh.SecretFileCert
@@ -21,22 +21,22 @@ const (
 // maxPath is the longest path that the kernel accepts, in bytes.
 const maxPath = 4096
 
-// IsFileName says whether a secret of that name would come from files.
+// IsFileName reports whether name is the name of a secret in files.
 func IsFileName(name string) bool {
 	return strings.HasPrefix(name, CertPrefix) || strings.HasPrefix(name, RootPrefix)
 }
 
-// source is where a named secret comes from: chain and key, or the first of several
+// source is the files of a named secret: chain and key, or the first of several
 // bundles that exists.
 type source struct {
 	chain, key string
 	bundles    []string
-	// lenient skips certificates that cannot be parsed: the bundles of operating systems
-	// hold such ones.
+	// lenient skips certificates that cannot be parsed, because the bundles of operating systems
+	// contain some.
 	lenient bool
 }
 
-// files are all that decide the secret.
+// files returns all files that can determine the secret.
 func (s source) files() []string {
 	if s.key != "" {
 		return []string{s.chain, s.key}
@@ -44,7 +44,7 @@ func (s source) files() []string {
 	return s.bundles
 }
 
-// parseName reads a name. Paths are absolute, or lie in the working directory.
+// parseName parses a name. Paths are absolute, or relative to the working directory and within it.
 func parseName(name string, system []string) (source, error) {
 	if name == systemName {
 		return source{bundles: system, lenient: true}, nil

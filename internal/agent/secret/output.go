@@ -12,12 +12,12 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// current is the link that is swapped when output changes.
+// current is the symbolic link that is replaced when the output changes.
 const current = "..data"
 
-// Output writes every secret into a folder, for programs that read files. [agent S14]
+// Output writes the current secret to a folder, for programs that read files. [agent S14]
 type Output struct {
-	// Dir gets key.pem, cert-chain.pem and root-cert.pem.
+	// Dir is the folder of key.pem, cert-chain.pem and root-cert.pem. It is created if missing.
 	Dir string
 	// Mode is the files' mode.
 	Mode fs.FileMode
@@ -28,8 +28,8 @@ type Output struct {
 	Log *slog.Logger
 }
 
-// Run writes what stands and each successor until ctx ends, then returns nil. A folder
-// that cannot be written is logged, not fatal: Envoy does not depend on it.
+// Run writes the current secret and each successor until ctx ends, then returns nil. A folder
+// that cannot be written is logged and not an error: Envoy does not depend on it.
 func (o Output) Run(ctx context.Context) error {
 	for {
 		s, next := o.Source.Current()
@@ -46,8 +46,8 @@ func (o Output) Run(ctx context.Context) error {
 	}
 }
 
-// write changes the three files as one: they are links through one link, which is
-// replaced by a rename, so a reader finds a key and a chain that belong together.
+// write replaces the three files atomically: they are symbolic links through one link, which is
+// replaced by a rename, so a reader finds a key and a chain that match.
 func (o Output) write(s *pki.Secret) error {
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return fmt.Errorf("write certificates: %w", err)
@@ -63,7 +63,7 @@ func (o Output) write(s *pki.Secret) error {
 			return err
 		}
 	}
-	// Whoever may read the files must get through their folder.
+	// Users who may read the files must be able to traverse their folder.
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return fmt.Errorf("write certificates: %w", err)
 	}
@@ -82,7 +82,7 @@ func (o Output) write(s *pki.Secret) error {
 	return nil
 }
 
-// link makes name in the output folder point to target, in one step.
+// link makes name in the output folder a symbolic link to target, atomically.
 func (o Output) link(name, target string) error {
 	path := filepath.Join(o.Dir, name)
 	if was, err := os.Readlink(path); err == nil && was == target {
@@ -105,7 +105,7 @@ func writeFile(path string, text []byte, mode fs.FileMode) error {
 	if err := os.WriteFile(path, text, mode); err != nil {
 		return fmt.Errorf("write certificates: %w", err)
 	}
-	if err := os.Chmod(path, mode); err != nil { // whatever the umask says
+	if err := os.Chmod(path, mode); err != nil { // independent of the umask
 		return fmt.Errorf("write certificates: %w", err)
 	}
 	return nil

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// maxFile bounds a file that a name points to, in bytes.
+	// maxFile is the maximum size of a file, in bytes.
 	maxFile = 1 << 20
-	// maxCertificates bounds a bundle.
+	// maxCertificates is the maximum number of certificates in a bundle.
 	maxCertificates = 4096
 )
 
-// read reads and checks. Only certificates, revocation lists and keys are passed to Envoy,
+// read reads the files and checks them. Only certificates, revocation lists and keys are passed to Envoy,
 // so that a name cannot expose any other file.
 func (s source) read() (*pki.Secret, error) {
 	if s.key != "" {
@@ -41,7 +41,7 @@ func (s source) read() (*pki.Secret, error) {
 		}
 		return &pki.Secret{Roots: roots, Version: pki.VersionOf(roots)}, nil
 	}
-	return nil, fmt.Errorf("read the system's trust bundle: none of %v is there", s.bundles)
+	return nil, fmt.Errorf("read the system's trust bundle: none of %v exists", s.bundles)
 }
 
 func (s source) readPair() (*pki.Secret, error) {
@@ -102,7 +102,7 @@ func (s source) filter(text []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// whole detects a PEM text of which a part is missing because it is still being written:
+// whole detects a PEM text that is incomplete because it is still being written:
 // the decoder skips an incomplete block.
 func whole(text []byte) error {
 	begun := bytes.Count(text, []byte("-----BEGIN "))
@@ -117,7 +117,7 @@ func whole(text []byte) error {
 
 // readFile reads a regular file of bounded size. The error does not name it.
 func readFile(path string) ([]byte, error) {
-	// Not blocking: a name may point to a pipe that nobody writes to.
+	// Not blocking: the path may be that of a pipe without a writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, cause(err)
@@ -142,7 +142,7 @@ func readFile(path string) ([]byte, error) {
 	return text, nil
 }
 
-// cause is an error without operation and path, which the caller knows better.
+// cause returns an error without operation and path, which the caller adds.
 func cause(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {

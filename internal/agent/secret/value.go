@@ -8,7 +8,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// Value is the workload's secret as it stands. One goroutine publishes it, any may read it. Make
+// Value is the workload's current secret. One goroutine publishes it, any may read it. Make
 // one with NewValue.
 type Value struct {
 	now     atomic.Pointer[version]
@@ -19,24 +19,24 @@ type Value struct {
 type version struct {
 	secret *pki.Secret
 	tls    *tls.Certificate
-	next   chan struct{} // closed when this is superseded
+	next   chan struct{} // closed when there is a newer version
 }
 
-// NewValue makes a value that there is nothing in yet.
+// NewValue makes a value without a secret.
 func NewValue() *Value {
 	v := &Value{}
 	v.now.Store(&version{next: make(chan struct{})})
 	return v
 }
 
-// Current is the value that stands now, nil where none has been obtained yet, and a
-// channel that is closed when another one stands.
+// Current returns the current secret, nil before the first, and a
+// channel that is closed when there is a newer one.
 func (v *Value) Current() (*pki.Secret, <-chan struct{}) {
 	now := v.now.Load()
 	return now.secret, now.next
 }
 
-// Problem is why the last attempt to obtain a value failed; nil after one that did not.
+// Problem returns why the last attempt to obtain a secret failed; nil after a success.
 func (v *Value) Problem() error {
 	if p := v.problem.Load(); p != nil {
 		return *p
@@ -44,8 +44,8 @@ func (v *Value) Problem() error {
 	return nil
 }
 
-// ClientCertificate is what the agent presents to its control plane: nil while there is no
-// certificate, or after its end. [agent S8]
+// ClientCertificate returns the certificate that the agent presents to its control plane: nil if there is no
+// certificate, or it has expired. [agent S8]
 func (v *Value) ClientCertificate() *tls.Certificate {
 	now := v.now.Load()
 	if now.tls == nil || !time.Now().Before(now.secret.NotAfter) {
@@ -54,7 +54,7 @@ func (v *Value) ClientCertificate() *tls.Certificate {
 	return now.tls
 }
 
-// publish makes s the current value, unless its content already is.
+// publish makes s the current secret, unless the current one has the same version.
 func (v *Value) publish(s *pki.Secret) {
 	v.problem.Store(nil)
 	old := v.now.Load()
@@ -62,7 +62,7 @@ func (v *Value) publish(s *pki.Secret) {
 		return
 	}
 	next := &version{secret: s, next: make(chan struct{})}
-	if pair, err := tls.X509KeyPair(s.Chain, s.Key); err == nil { // NewSecret checked what it checks
+	if pair, err := tls.X509KeyPair(s.Chain, s.Key); err == nil { // NewSecret has made the same checks
 		next.tls = &pair
 	}
 	v.now.Store(next)
@@ -71,8 +71,8 @@ func (v *Value) publish(s *pki.Secret) {
 
 func (v *Value) fail(err error) { v.problem.Store(&err) }
 
-// left is the validity that remains at the time now; negative where it is over, 0 where
-// there is nothing.
+// left returns the validity that remains at the time now: negative if it has expired, 0 if
+// there is no secret.
 func (v *Value) left(now time.Time) time.Duration {
 	if s := v.now.Load().secret; s != nil {
 		return s.NotAfter.Sub(now)

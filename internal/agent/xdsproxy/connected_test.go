@@ -2,7 +2,7 @@ package xdsproxy
 
 import "testing"
 
-func TestConnectedTellsOfChanges(t *testing.T) {
+func TestConnectedReportsChanges(t *testing.T) {
 	p, _ := start(t, secured(t, &plane{}))
 	if <-p.Connected() {
 		t.Error("connected before there is a stream")
@@ -18,7 +18,7 @@ func TestConnectedTellsOfChanges(t *testing.T) {
 	}
 	select {
 	case <-p.Connected():
-		t.Error("a second stream is told as a change")
+		t.Error("a second stream counts as a change")
 	default:
 	}
 }

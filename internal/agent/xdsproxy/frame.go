@@ -7,20 +7,20 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// frame is one message, as it came. It can be sent on once.
+// frame is one encoded message. It can be sent once.
 type frame struct{ data mem.BufferSlice }
 
-// rawCodec passes frames through.
+// rawCodec passes frames through unchanged.
 type rawCodec struct{}
 
-// Name is that of the codec whose messages pass.
+// Name is the name of protobuf's codec, whose messages the frames are.
 func (rawCodec) Name() string { return "proto" }
 
-// Marshal hands a frame's bytes over.
+// Marshal returns a frame's bytes.
 func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	f, ok := v.(*frame)
 	if !ok {
-		return nil, fmt.Errorf("send %T: only frames pass here", v)
+		return nil, fmt.Errorf("send %T: want a *frame", v)
 	}
 	return f.data, nil
 }
@@ -29,7 +29,7 @@ func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	f, ok := v.(*frame)
 	if !ok {
-		return fmt.Errorf("receive %T: only frames pass here", v)
+		return fmt.Errorf("receive %T: want a *frame", v)
 	}
 	data.Ref()
 	f.data = data
@@ -44,10 +44,10 @@ const (
 	statusMessage         = 2
 )
 
-// maxMessage bounds what is kept of an error message, in bytes.
+// maxMessage is the maximum length of an error message that is kept, in bytes.
 const maxMessage = 4096
 
-// refusal reads a NACK out of a request; false if it is none, or not readable.
+// refusal reads a NACK from a request; false if the request is not a NACK or cannot be parsed.
 func refusal(data mem.BufferSlice, delta bool) (Nack, bool) {
 	var b []byte
 	if len(data) == 1 {
@@ -68,7 +68,7 @@ func refusal(data mem.BufferSlice, delta bool) (Nack, bool) {
 	return Nack{Type: string(url), Message: string(msg[:min(len(msg), maxMessage)])}, true
 }
 
-// field finds the last length-delimited field of that number.
+// field returns the last length-delimited field with a number.
 func field(b []byte, number protowire.Number) (value []byte, found bool) {
 	for len(b) > 0 {
 		n, typ, size := protowire.ConsumeTag(b)

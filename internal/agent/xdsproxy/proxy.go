@@ -1,9 +1,9 @@
-// Package xdsproxy carries Envoy's configuration stream to the control plane and back.
+// Package xdsproxy forwards Envoy's configuration streams to the control plane.
 //
 // Each stream that an Envoy opens on a Unix socket becomes one stream upstream; all share one
 // connection, which is dialled in the background, authenticated anew at each handshake and
-// kept alive. Frames pass as raw bytes in both directions, both flavours of the protocol
-// alike; requests are only glanced at, to count them and to remember what Envoy refused.
+// kept alive. Messages pass as raw bytes in both directions, in both variants of the protocol;
+// requests are only counted, and checked for a NACK.
 // When the upstream stream ends, Envoy's ends with the same status, and Envoy reconnects.
 package xdsproxy
 
@@ -28,7 +28,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-// Config is what a proxy needs to know.
+// Config configures a Proxy. All fields are required.
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
@@ -45,15 +45,15 @@ type Upstream interface {
 
 // Bounds and times of the two connections.
 const (
-	// maxRequest bounds what a client on the socket may send at once, in bytes: anybody
-	// in the Pod can connect.
+	// maxRequest is the maximum size of a message from a client on the socket, in bytes: any user
+	// of the Pod can connect.
 	maxRequest = 16 << 20
 	// openLimit is how long a stream waits for the control plane before it fails.
 	openLimit = 10 * time.Second
-	// connectLimit is how long an attempt to connect may take before another may begin.
+	// connectLimit is how long an attempt to connect may take.
 	connectLimit = 5 * time.Second
-	// bufferSize is that of each connection's buffers: messages are rare, and larger ones
-	// pass by them.
+	// bufferSize is the size of each connection's buffers in bytes: messages are rare, and larger ones
+	// bypass them.
 	bufferSize = 4 << 10
 )
 
@@ -68,8 +68,8 @@ type Proxy struct {
 	patience time.Duration // how long a stream waits for a connection
 }
 
-// New makes the socket, replacing a stale one, and prepares the connection without
-// dialling it. Call Run, or Close where it comes to nothing.
+// New opens the socket, replacing one without a listener, and prepares the connection without
+// dialling it. Call Run, or Close instead of Run.
 func New(c Config) (*Proxy, error) {
 	l, err := claim.Socket(c.Socket) // every user of the Pod can connect [agent P15]
 	if err != nil {
@@ -97,16 +97,16 @@ func New(c Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Close gives the socket back; for a proxy that was never run.
+// Close closes the socket and the connection of a proxy that was never run.
 func (p *Proxy) Close() error { return errors.Join(p.listener.Close(), p.upstream.Close()) }
 
-// Run serves until ctx ends, then ends all streams, removes the socket and returns nil.
+// Run serves until ctx ends, then ends all streams, removes the socket and returns nil. Call it once.
 func (p *Proxy) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, p.server.Stop)
 	defer stop()
 	p.upstream.Connect()
 	err := p.server.Serve(p.listener)
-	// Serve may fail by itself; then the streams that there are end here.
+	// If Serve failed, this ends the open streams.
 	p.server.Stop()
 	closing := p.upstream.Close()
 	p.relays.Wait()
@@ -116,12 +116,12 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return errors.Join(fmt.Errorf("serve %s: %w", p.config.Socket, err), closing)
 }
 
-// relay is one stream of an Envoy.
+// relay forwards one stream of an Envoy.
 func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(down)
 	delta, ok := methods[method]
 	if !ok {
-		return status.Errorf(codes.Unimplemented, "%s is not served here, only aggregated discovery", method)
+		return status.Errorf(codes.Unimplemented, "unsupported method %s: want aggregated discovery", method)
 	}
 	ctx, cancel := context.WithCancel(down.Context())
 	defer cancel()
@@ -156,7 +156,7 @@ func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
 	}
 }
 
-// requests carries what Envoy says upstream until either stream ends.
+// requests forwards Envoy's requests upstream until either stream ends.
 func (p *Proxy) requests(down grpc.ServerStream, up grpc.ClientStream, delta bool) {
 	for {
 		f := &frame{}
@@ -168,17 +168,17 @@ func (p *Proxy) requests(down grpc.ServerStream, up grpc.ClientStream, delta boo
 		if n, ok := refusal(f.data, delta); ok {
 			n.At = time.Now()
 			p.stats.refused(n)
-			p.config.Log.Warn("Envoy refused configuration", "type", n.Type, "message", n.Message)
+			p.config.Log.Warn("Envoy rejected configuration", "type", n.Type, "message", n.Message)
 		}
 		if up.SendMsg(f) != nil {
-			// The receiving side learns why.
+			// RecvMsg in relay returns the reason.
 			return
 		}
 	}
 }
 
-// open starts the upstream stream. While there is no connection it waits: a control
-// plane that comes back is found sooner by this side's retries than by Envoy's.
+// open opens the upstream stream. It waits for a connection: a control
+// plane that is up again is found sooner by the agent's retries than by Envoy's.
 func (p *Proxy) open(ctx context.Context, cancel func(), method string) (grpc.ClientStream, error) {
 	limit := time.AfterFunc(p.patience, cancel)
 	up, err := p.upstream.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
@@ -191,7 +191,7 @@ func (p *Proxy) open(ctx context.Context, cancel func(), method string) (grpc.Cl
 	return up, err
 }
 
-// methods are what is served, and whether it is the delta flavour.
+// methods are the served methods; the value is whether it is the delta variant.
 var methods = map[string]bool{
 	"/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources": false,
 	"/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources":  true,

@@ -44,7 +44,7 @@ func request(typ string) *discoveryv3.DeltaDiscoveryRequest {
 	return &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResponseNonce: "n"}
 }
 
-func TestFramesPassBothWaysInBothFlavours(t *testing.T) {
+func TestForwardsBothVariants(t *testing.T) {
 	others := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, others) })
 	u := &plane{payload: strings.Repeat("x", 9<<20)}
@@ -87,7 +87,7 @@ func TestEndUpstreamEndsTheStreamWithItsStatus(t *testing.T) {
 	wait.Until(t, "no stream", func() bool { return !p.State().Connected() })
 }
 
-func TestTheReasonOfAFailedConnectionIsTold(t *testing.T) {
+func TestReasonOfAFailedConnection(t *testing.T) {
 	o := secured(t, &plane{})
 	root := o.RootFile
 	o.RootFile = filepath.Join(t.TempDir(), "none.pem")
@@ -111,7 +111,7 @@ func TestTheReasonOfAFailedConnectionIsTold(t *testing.T) {
 	}
 }
 
-func TestStreamWaitsForAControlPlaneThatComes(t *testing.T) {
+func TestStreamWaitsForTheControlPlane(t *testing.T) {
 	// The port of plaintext control planes, at a loopback address of this test's own.
 	address := fmt.Sprintf("127.%d.%d.1:15010", 100+os.Getpid()%100, os.Getpid()/100%256)
 	p, _ := start(t, upstream.Options{Name: "control plane", Address: address})
@@ -154,7 +154,7 @@ func TestRefusalsAreRemembered(t *testing.T) {
 	}
 }
 
-func TestSocketIsMadeOpenAndTakenAway(t *testing.T) {
+func TestSocketModeAndRemoval(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "deep", "er", "XDS")
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		t.Fatal(err)
@@ -179,7 +179,7 @@ func TestSocketIsMadeOpenAndTakenAway(t *testing.T) {
 		t.Errorf("socket after the end: %v", err)
 	}
 	if _, err := New(Config{Socket: "/proc/no/XDS", Upstream: server}); err == nil {
-		t.Error("a socket where none can be is taken")
+		t.Error("New accepts a socket that cannot be created")
 	}
 }
 

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// maxNacks is how many refusals are remembered.
+// maxNacks is the maximum number of NACKs that are kept.
 const maxNacks = 50
 
-// Nack is a response that Envoy refused.
+// Nack is a response that Envoy rejected.
 type Nack struct {
 	Type    string // type URL
-	Message string // Envoy's, possibly cut
+	Message string // Envoy's reason, at most 4096 bytes
 	At      time.Time
 }
 
-// State is how the proxy is doing.
+// State is the state of a Proxy.
 type State struct {
 	// Streams is how many streams are open end to end.
 	Streams int
@@ -25,20 +25,20 @@ type State struct {
 	Since time.Time
 	// Requests and Responses count messages since the start.
 	Requests, Responses uint64
-	// LastError is why a connection or stream last failed, empty if none ever did.
+	// LastError is why a connection or stream last failed, at Failed; empty if none has failed.
 	LastError string
 	Failed    time.Time
-	// Nacks are the last refusals, oldest first, at most 50; Refused counts all.
+	// Nacks are the last NACKs, oldest first, at most 50; Refused counts all.
 	Nacks   []Nack
 	Refused uint64
 }
 
-// Connected says whether there is a stream to the control plane.
+// Connected reports whether there is a stream to the control plane.
 func (s State) Connected() bool { return s.Streams > 0 }
 
-// Connected carries whether there is a stream to the control plane: what holds now, unless
-// it was received already, and then each change. Where nobody receives, a newer value takes
-// the place of an older one. It is for one receiver.
+// Connected returns a channel of whether there is a stream to the control plane: the current state, unless
+// it was received already, then each change. A value that is not received is replaced by
+// a newer one. It is for one receiver.
 func (p *Proxy) Connected() <-chan bool { return p.stats.connected }
 
 type stats struct {
@@ -49,7 +49,7 @@ type stats struct {
 	state State
 }
 
-// State is a snapshot. Any goroutine may call it.
+// State returns a snapshot. Any goroutine may call it.
 func (p *Proxy) State() State {
 	p.stats.mu.Lock()
 	defer p.stats.mu.Unlock()
@@ -73,7 +73,7 @@ func (s *stats) streams(d int) {
 	}
 }
 
-// announce replaces a value that nobody has received. Callers hold mu, so that there is room.
+// announce replaces a value that was not received. Callers hold mu, so the send does not block.
 func (s *stats) announce(connected bool) {
 	select {
 	case <-s.connected:
@@ -82,7 +82,7 @@ func (s *stats) announce(connected bool) {
 	s.connected <- connected
 }
 
-// fail remembers an error; nil is a peer that ended the stream in order.
+// fail stores an error; nil means that the control plane ended the stream without one.
 func (s *stats) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
