@@ -18,8 +18,8 @@ import (
 	"github.com/pilothouse/pilothouse/test/agenttest"
 )
 
-// A cluster that names a bundle of roots gets it from the agent. One that names a file that
-// is not there is told about, and takes nothing else out, the readiness of the Pod neither.
+// TestFileSecretsReachEnvoy: a cluster that names a trust bundle gets it from the agent. A file that
+// does not exist is reported, and affects neither other clusters nor the readiness of the Pod.
 func TestFileSecretsReachEnvoy(t *testing.T) {
 	plane := agenttest.NewPlane(t)
 	a := agenttest.New(t, plane, "")

@@ -14,7 +14,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/agenttest"
 )
 
-// inside lists what lies in a folder, with what changes when somebody replaces or rewrites it.
+// inside lists the files of a folder, with the attributes that change when a file is replaced or rewritten.
 func inside(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}

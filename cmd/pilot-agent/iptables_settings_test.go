@@ -202,7 +202,7 @@ func TestTheFirstVariableCounts(t *testing.T) {
 	}
 }
 
-// Keys of the printed configuration look like variables; who sets them is told.
+// Keys of the printed configuration look like variables: setting one gives a warning.
 func TestDumpKeysAreNotVariables(t *testing.T) {
 	for key, instead := range map[string]string{
 		"OUTBOUND_IP_RANGES_EXCLUDE": "ISTIO_SERVICE_EXCLUDE_CIDR",
@@ -244,7 +244,7 @@ func defaultCapture(t *testing.T) *captureCommand {
 	return r
 }
 
-// What the arguments of --watchCapture say that a watch has no use for is told.
+// Arguments of --watchCapture that have no effect give a warning.
 func TestWatchWarnsOfSettingsWithoutEffect(t *testing.T) {
 	var out bytes.Buffer
 	env := map[string]string{"PATH": t.TempDir()}

@@ -35,7 +35,7 @@ func TestProxyFromStartToEnd(t *testing.T) {
 	plane := agenttest.NewPlane(t)
 	a := agenttest.New(t, plane, "")
 	a.Start()
-	// Readiness says why not while there is no control plane, and Envoy runs meanwhile.
+	// While there is no control plane, the readiness probe reports it, and Envoy runs.
 	agenttest.Until(t, "the agent says why it is not ready", func() error {
 		code, body, err := a.Get(a.Status, "/healthz/ready")
 		if err != nil {

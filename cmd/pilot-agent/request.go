@@ -84,7 +84,7 @@ func relay(ctx context.Context, client *http.Client, port int, method, path, bod
 	return string(data), nil
 }
 
-// localClient finds localhost without a resolver: on IPv4, and where nothing listens there on IPv6.
+// localClient connects to localhost without a resolver: on IPv4, or on IPv6 if nothing listens on IPv4.
 func localClient(timeout time.Duration) *http.Client {
 	dial := net.Dialer{Timeout: timeout}
 	return &http.Client{Timeout: timeout, Transport: &http.Transport{

@@ -10,7 +10,7 @@ import (
 )
 
 // TestAFileRewrittenInPlaceStartsNoEnvoy truncates a file that Envoy was started with and
-// writes the same into it a little later: what it held meanwhile is no other configuration.
+// writes the same content a little later: the partial content does not count as a change.
 func TestAFileRewrittenInPlaceStartsNoEnvoy(t *testing.T) {
 	a := restartable(t)
 	const three, four = `proxy.istio.io/config="{concurrency: 3}"`, `proxy.istio.io/config="{concurrency: 4}"`

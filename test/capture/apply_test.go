@@ -276,7 +276,7 @@ func TestListenersHandOverTheirQueues(t *testing.T) {
 	}
 }
 
-// A setting that the kernel refuses is reported and is no error.
+// A setting that the kernel refuses is reported and is not an error.
 func TestRefusedSettingIsReported(t *testing.T) {
 	w := newWorld(t)
 	rules, err := plan.Build(injector(), plan.Facts{})

@@ -100,7 +100,7 @@ func TestCapturedDNSIsPassedOn(t *testing.T) {
 					return err
 				}
 				if err := find("tcp"); err == nil {
-					t.Error("a name is found before anybody answers: nothing is captured")
+					t.Error("a name is resolved before a server answers: nothing is captured")
 				}
 				dir, err := os.MkdirTemp("", "forward-") // not t.TempDir: the proxy's user must reach it
 				if err == nil {

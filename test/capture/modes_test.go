@@ -248,7 +248,7 @@ func TestKernelHoldsThePlan(t *testing.T) {
 	}
 }
 
-// Any change by somebody else is found.
+// Any change by another program is found.
 func TestDriftIsSeen(t *testing.T) {
 	w := newWorld(t)
 	rules, _ := w.plan(t, tproxy())

@@ -51,7 +51,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// Rules that somebody else flushed are restored within two seconds, which is logged.
+// Rules that another program flushed are restored within two seconds, which is logged.
 func TestWatchRestoresWithinTwoSeconds(t *testing.T) {
 	w := newWorld(t)
 	w.listen(t, 80)
@@ -79,7 +79,7 @@ func TestWatchRestoresWithinTwoSeconds(t *testing.T) {
 		}
 		w.check(t, []leg{{w.other, app, "", "10.99.0.2:80", "inbound for 10.99.0.2:80"}})
 		// One line for each: the next flush comes after the watch has restored this one.
-		eventually(t, "it is told", func() bool { return strings.Count(log.String(), "have been restored") == flush })
+		eventually(t, "the restoration is logged", func() bool { return strings.Count(log.String(), "have been restored") == flush })
 	}
 	if n := strings.Count(log.String(), "\n"); n != 3 {
 		t.Errorf("%d lines for three flushes:\n%s", n, log.String())

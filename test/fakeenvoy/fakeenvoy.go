@@ -107,7 +107,7 @@ func Record(t testing.TB, script string) []string {
 	return strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
-// FreeAddress returns an address of the loopback interface that nobody listens on.
+// FreeAddress returns an address (host:port) of the loopback interface without a listener.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(wait.FreePort(t)))

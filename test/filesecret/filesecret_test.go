@@ -31,7 +31,7 @@ const bound = 60 * time.Second
 
 const serverName = "server.example"
 
-// authority is a root that somebody trusts.
+// authority is a certificate authority with one root.
 type authority struct {
 	t    *testing.T
 	cert *x509.Certificate
@@ -86,7 +86,7 @@ func write(t *testing.T, path string, text []byte) {
 	}
 }
 
-// greeter is a TLS server that greets whoever connects.
+// greeter is a TLS server that sends a greeting to every client.
 type greeter struct {
 	port uint32
 	cert atomic.Pointer[tls.Certificate]
@@ -183,7 +183,7 @@ func TestClustersGetTheSecretsOfFiles(t *testing.T) {
 	e.send("after", open.port, simple(file("ca.pem")))
 	wait.NoError(t, "the cluster after one whose file is missing", func() error { return ask(e.at["after"]) })
 	if ask(e.at["missing"]) == nil {
-		t.Error("a connection was made to a server that nobody vouches for")
+		t.Error("connected to a server whose certificate no trusted root has signed")
 	}
 	if p := e.files.Problems(); len(p) != 1 || p[0] != "read trust bundle "+file("none.pem")+": no such file or directory" {
 		t.Errorf("problems: %v", p)

@@ -220,7 +220,7 @@ func TestTheEndWhileAChildStarts(t *testing.T) {
 	if took := time.Since(asked); took >= most || !dead(parent) {
 		t.Errorf("the end took %v of at most %v; the parent is dead: %v", took, most, dead(parent))
 	}
-	// The child is told before the parent is, which goes on draining.
+	// The child gets the signal before the parent, which goes on draining.
 	before, after, _ := strings.Cut(p.log.String(), sent+"9\n")
 	if last := fmt.Sprintf("pid=%d signal=", parent); strings.Contains(before, last) || !strings.Contains(after, last+"15\n") {
 		t.Error("the parent is not ended after its child")

@@ -79,8 +79,8 @@ func (d *adminProxy) forward(c net.Conn) {
 	_, _ = io.Copy(c, to)
 }
 
-// TestAChildWhoseAdminNeverAnswers has taken over all the same: its parent listens no longer. Whether the parent ends before
-// the time that a child has to be live, after it, or nobody has looked at the child until then: it is not given up.
+// TestAChildWhoseAdminNeverAnswers: the child has taken over anyway, because its parent no longer listens. It is not given up, whether the parent ends before
+// the time limit for a child to be live, after it, or the child was not checked until then.
 func TestAChildWhoseAdminNeverAnswers(t *testing.T) {
 	for _, tt := range []struct {
 		name             string
@@ -135,9 +135,9 @@ func TestAdminNeverReached(t *testing.T) {
 	p.unharmed(l, []time.Time{s.Started})
 }
 
-// TestTheAdminInterfaceOfAnother: who answers there need not be one's own Envoy, and somebody else's is neither live for
-// this agent nor drained by it.
-func TestTheAdminInterfaceOfAnother(t *testing.T) {
+// TestAdminInterfaceOfAnotherEnvoy: if another agent's Envoy answers on the admin port, it neither counts as live
+// for this agent nor is drained by it.
+func TestAdminInterfaceOfAnotherEnvoy(t *testing.T) {
 	p := up(t, nil)
 	q := &proxy{
 		t: t, admin: p.admin, http: fakeenvoy.FreeAddress(t), tcp: fakeenvoy.FreeAddress(t), served: &atomic.Int64{},
