@@ -160,7 +160,7 @@ func (p *pages) known() map[part]map[string]bool {
 
 var link = regexp.MustCompile(`\]\(([^)#:]+)\)`)
 
-func TestCompatibilityLinksLeadSomewhere(t *testing.T) {
+func TestCompatibilityLinksResolve(t *testing.T) {
 	err := filepath.WalkDir(compatibility, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err

@@ -14,7 +14,7 @@ var contractNames = []string{
 	"BlackHoleCluster", "PassthroughCluster", "virtualOutbound", "virtualInbound",
 }
 
-func TestContractNamesStandOnce(t *testing.T) {
+func TestContractNamesAreDeclaredOnce(t *testing.T) {
 	for _, s := range sources(t) {
 		if s.Test || !within(s.Dir, "internal") && !within(s.Dir, "cmd") || s.Dir == "internal/mesh" {
 			continue

@@ -14,7 +14,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-func TestWhatIsAskedWronglyIsSaidAndEndsWith2(t *testing.T) {
+func TestUsageErrorsExitWith2(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct {
 		args []string
@@ -41,7 +41,7 @@ func TestWhatIsAskedWronglyIsSaidAndEndsWith2(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatIsNotThereEndsWith1(t *testing.T) {
+func TestMissingDirectoryExitsWith1(t *testing.T) {
 	var out, errs wait.Output
 	missing := filepath.Join(t.TempDir(), "none")
 	code := run(t.Context(), []string{"discovery", "--configDir", missing, "--stateDir", t.TempDir()}, nil, &out, &errs)
@@ -50,7 +50,7 @@ func TestADirectoryThatIsNotThereEndsWith1(t *testing.T) {
 	}
 }
 
-func TestTwoTrustDomainsEndWith1(t *testing.T) {
+func TestConflictingTrustDomainsExitWith1(t *testing.T) {
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "mesh")
 	if err := os.WriteFile(file, []byte("trustDomain: b.example\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -68,9 +68,9 @@ func TestTwoTrustDomainsEndWith1(t *testing.T) {
 	}
 }
 
-// TestDiscoveryServesUntilAskedToEnd runs the command on ports of its own, with a flag
+// TestServesUntilSignalled runs the command on ports of its own, with a flag
 // of another release, an object that is wrong, and one that is right.
-func TestDiscoveryServesUntilAskedToEnd(t *testing.T) {
+func TestServesUntilSignalled(t *testing.T) {
 	dir := t.TempDir()
 	yaml := "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {ports: [{name: http, port: 80}]}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: b}\nspec: {ports: [{name: http, port: 700000}]}\n"
 	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(yaml), 0o600); err != nil {

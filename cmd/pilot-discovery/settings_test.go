@@ -76,7 +76,7 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 }
 
 // A flag of the wrong form is a mistake of the command line like others.
-func TestFlagsOfTheWrongFormEndWith2(t *testing.T) {
+func TestInvalidFlagsExitWith2(t *testing.T) {
 	var out, errs wait.Output
 	if code := run(t.Context(), []string{"discovery", "--maxStreams", "many"}, nil, &out, &errs); code != 2 || !strings.Contains(errs.String(), `flag --maxStreams: invalid number "many"`) {
 		t.Errorf("code %d, said %q", code, errs.String())

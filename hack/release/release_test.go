@@ -94,7 +94,7 @@ func checkArchive(t *testing.T, file string) {
 	}
 }
 
-func TestArchiveRefusesLinks(t *testing.T) {
+func TestArchiveRejectsLinks(t *testing.T) {
 	dir := tree(t, "a")
 	if err := os.Symlink("a", filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)

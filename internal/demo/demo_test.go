@@ -30,7 +30,7 @@ func shop(version string) meshup.Answer {
 	}
 }
 
-func TestTallyAndTables(t *testing.T) {
+func TestCountersAndTables(t *testing.T) {
 	c := newCounters()
 	for i := range 10 {
 		c.add("shopper", shop(map[bool]string{true: "v2", false: "v1"}[i == 0]), nil)
@@ -109,7 +109,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-func TestLogsOfAnotherRunAreNotWrittenOver(t *testing.T) {
+func TestLogsOfAnotherRunAreNotOverwritten(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "old.log"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -140,9 +140,9 @@ func TestEditRenamesAndNeedsItsText(t *testing.T) {
 	}
 }
 
-// TestLoadNeverRepeats has a server that ends every second connection in the middle of a
+// TestLoadNeverRetries has a server that ends every second connection in the middle of a
 // request on a connection that was in use before, which tempts net/http to try again.
-func TestLoadNeverRepeats(t *testing.T) {
+func TestLoadNeverRetries(t *testing.T) {
 	var got atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if got.Add(1)%2 == 0 {

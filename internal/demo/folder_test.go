@@ -9,7 +9,7 @@ import (
 
 // A folder that a demo left which was killed is removed by the next one; those of demos that run,
 // that only begin, or that are somebody else's are not.
-func TestFoldersThatAreLeft(t *testing.T) {
+func TestLeftoverFoldersAreRemoved(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
 	running, left, remove, err := makeFolder()
@@ -56,7 +56,7 @@ func TestFoldersThatAreLeft(t *testing.T) {
 	}
 }
 
-func TestForeignFoldersStay(t *testing.T) {
+func TestOtherFoldersRemain(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Log("only root can make somebody else's folder; nothing to look at")
 		return

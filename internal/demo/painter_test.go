@@ -124,7 +124,7 @@ func frame(n, rows int) string {
 
 // However many tables are drawn, between lines that stay and lines that wrap, on terminals that are
 // too small: each line is there once, in order, and of the tables only the last.
-func TestTheTableStaysInItsPlace(t *testing.T) {
+func TestTableIsRedrawnInPlace(t *testing.T) {
 	for _, s := range []size{{60, 14}, {80, 24}, {200, 50}, {10, 3}, {20, 2}, {5, 1}} {
 		t.Run(fmt.Sprintf("%dx%d", s.columns, s.rows), func(t *testing.T) {
 			term, screen := live(t, s.columns, s.rows)
@@ -160,7 +160,7 @@ func TestTheTableStaysInItsPlace(t *testing.T) {
 }
 
 // A terminal shows the table once at its new size, whether it wraps what it held or cuts it.
-func TestTheTableIsFittedToANewSize(t *testing.T) {
+func TestTableIsResized(t *testing.T) {
 	for _, wraps := range []bool{true, false} {
 		term, screen := live(t, 80, 24)
 		check := func(n int, what string) {
@@ -226,7 +226,7 @@ func TestFit(t *testing.T) {
 }
 
 // The very bytes, for those who have another terminal before them.
-func TestWhatIsWritten(t *testing.T) {
+func TestTerminalOutput(t *testing.T) {
 	var out bytes.Buffer
 	columns := 9
 	s := &screen{out: &out, size: func() (int, int) { return columns, 4 }}
@@ -259,7 +259,7 @@ func TestWhatIsWritten(t *testing.T) {
 }
 
 // Who prints where nobody reads hears of it.
-func TestABrokenOutputIsTold(t *testing.T) {
+func TestWriteErrorsAreReported(t *testing.T) {
 	var told error
 	s := &screen{out: brokenPipe{}, broken: func(err error) { told = err }}
 	s.line("line")

@@ -8,11 +8,11 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-func TestABrokenPolicyThatNeverWasGoodHoldsBackReadinessAtStart(t *testing.T) {
+func TestInvalidPolicyPreventsReadinessAtStart(t *testing.T) {
 	for name, c := range map[string]struct{ text, told string }{
-		"cannot be told": {brokenShop, "it seems to be PeerAuthentication shop/default"},
-		"is refused":     {strings.Replace(strictShop, "spec: {", "spec: {portLevelMtls: {80: {mode: STRICT}}, ", 1), "PeerAuthentication shop/default: spec.portLevelMtls: needs a selector"},
-		"another kind":   {"apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: shop}\nspec: {rules: [}\n", "it seems to be AuthorizationPolicy shop/a"},
+		"unknown kind": {brokenShop, "it seems to be PeerAuthentication shop/default"},
+		"is refused":   {strings.Replace(strictShop, "spec: {", "spec: {portLevelMtls: {80: {mode: STRICT}}, ", 1), "PeerAuthentication shop/default: spec.portLevelMtls: needs a selector"},
+		"another kind": {"apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: shop}\nspec: {rules: [}\n", "it seems to be AuthorizationPolicy shop/a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": c.text})
@@ -33,7 +33,7 @@ func TestABrokenPolicyThatNeverWasGoodHoldsBackReadinessAtStart(t *testing.T) {
 	}
 }
 
-func TestABrokenPolicyThatComesLaterDeniesWhatItMightSelect(t *testing.T) {
+func TestInvalidPolicyAfterStartDeniesWhatItMightSelect(t *testing.T) {
 	const authorization = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: shop}\nspec: {rules: [}\n"
 	for name, c := range map[string]struct {
 		text           string
@@ -44,10 +44,10 @@ func TestABrokenPolicyThatComesLaterDeniesWhatItMightSelect(t *testing.T) {
 		"one that selects others":                       {strings.Replace(strictShop, "spec: {", "spec: {selector: {matchLabels: {app: other}}, x: 1, ", 1), false, false},
 		"one of another namespace":                      {strings.Replace(brokenShop, "shop", "other", 1), false, false},
 		"one of the root namespace":                     {strings.Replace(brokenShop, "shop", "istio-system", 1), true, false},
-		"one whose namespace cannot be told":            {strings.Replace(brokenShop, ", namespace: shop", "", 1), true, false},
+		"one of an unknown namespace":                   {strings.Replace(brokenShop, ", namespace: shop", "", 1), true, false},
 		"an AuthorizationPolicy":                        {authorization, true, true},
 		"one of them of another namespace":              {strings.Replace(authorization, "shop", "other", 1), false, false},
-		"one of them whose namespace cannot be told":    {strings.Replace(authorization, ", namespace: shop", "", 1), true, false},
+		"one of them of an unknown namespace":           {strings.Replace(authorization, ", namespace: shop", "", 1), true, false},
 		"a Pod with the label that Pods of meshes have": {"apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: shop, labels: {security.istio.io/tlsMode: istio}\n", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestABrokenPolicyThatComesLaterDeniesWhatItMightSelect(t *testing.T) {
 	}
 }
 
-func TestBrokenPoliciesAreIgnoredWhereThatIsAsked(t *testing.T) {
+func TestInvalidPoliciesAreIgnoredWithTheFlag(t *testing.T) {
 	l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": brokenShop})
 	l.adjust = func(o *Options) { o.Lenience.BrokenPolicies = true }
 	l.start()
@@ -92,8 +92,7 @@ func TestBrokenPoliciesAreIgnoredWhereThatIsAsked(t *testing.T) {
 	}
 }
 
-// TestABrokenEditOfAGoodPolicyDeniesNothing: its last good value stays, in the same life.
-func TestABrokenEditOfAGoodPolicyDeniesNothing(t *testing.T) {
+func TestInvalidEditOfAPolicyKeepsTheLastGoodOne(t *testing.T) {
 	permissive := strings.Replace(strictShop, "STRICT", "PERMISSIVE", 1)
 	l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": permissive})
 	l.start()

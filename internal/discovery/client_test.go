@@ -25,7 +25,7 @@ type client struct {
 	app    string // the label by which services select it
 	stream grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]
 	have   map[string]string // name → body
-	seen   []string          // every body that came
+	seen   []string          // every body received
 	got    chan *discoveryv3.DeltaDiscoveryResponse
 	err    chan error
 }
@@ -94,10 +94,10 @@ func (c *client) ask(t xds.Type, names ...string) {
 		TypeUrl: t.URL(), ResourceNamesSubscribe: names,
 		Node: &corev3.Node{Id: "sidecar~10.99.0.1~reviews-1.shop~shop.svc.cluster.local", Metadata: meta},
 	}
-	_ = c.stream.Send(r) // a stream that has ended says why to its reader
+	_ = c.stream.Send(r) // Recv returns the error
 }
 
-// open subscribes to everything else, as Envoy comes to do.
+// open subscribes to the other types, as Envoy does.
 func (c *client) open() *client {
 	c.ask(xds.LDS, "*")
 	c.ask(xds.RDS, "9080")
@@ -105,7 +105,7 @@ func (c *client) open() *client {
 	return c
 }
 
-// refusal is the error with which the stream ends.
+// refusal returns the error with which the stream ends.
 func (c *client) refusal() error {
 	c.t.Helper()
 	for {
@@ -131,7 +131,7 @@ func (c *client) take(r *discoveryv3.DeltaDiscoveryResponse) {
 	_ = c.stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce})
 }
 
-// wait takes responses until ok.
+// wait receives responses until ok returns true.
 func (c *client) wait(what string, ok func() bool) {
 	c.t.Helper()
 	deadline := time.After(20 * time.Second)

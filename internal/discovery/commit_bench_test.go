@@ -12,9 +12,9 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// BenchmarkCommitWithStandingProblems commits one changed endpoint in a mesh of 10,000 objects of
+// BenchmarkCommitWithProblems commits one changed endpoint in a mesh of 10,000 objects of
 // which 500 have an error.
-func BenchmarkCommitWithStandingProblems(b *testing.B) {
+func BenchmarkCommitWithProblems(b *testing.B) {
 	log := slog.New(slog.DiscardHandler)
 	l := newLoop("cluster.local", compile.Options{}, Lenience{}, openKeeper(b.TempDir(), "", log), log)
 	var all object.Batch
@@ -45,7 +45,7 @@ func BenchmarkCommitWithStandingProblems(b *testing.B) {
 	}
 }
 
-// slice is an EndpointSlice with one endpoint, another one for each revision.
+// slice returns an EndpointSlice with one endpoint, whose address depends on the revision.
 func slice(i, revision int) object.Object {
 	return object.Object{
 		Key:    object.Key{Kind: object.EndpointSlice, Namespace: "default", Name: fmt.Sprintf("web-%d", i)},

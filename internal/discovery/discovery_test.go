@@ -19,7 +19,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// script is a source that emits what a test hands it.
+// script is a source that emits the batches that a test sends it.
 type script struct{ batches chan object.Batch }
 
 func (s *script) Run(ctx context.Context, emit func(object.Batch)) error {
@@ -69,7 +69,7 @@ func start(t *testing.T, change ...func(*Options)) *plane {
 	return p
 }
 
-// emit hands the plane a batch of YAML and waits until the loop has taken it.
+// emit sends the control plane a batch of YAML and waits until the loop has applied it.
 func (p *plane) emit(yaml string, synced bool) {
 	p.t.Helper()
 	res := decode.Documents("input.yaml", []byte(yaml))
@@ -83,7 +83,7 @@ func (p *plane) emit(yaml string, synced bool) {
 func (p *plane) batch(b object.Batch) {
 	p.t.Helper()
 	p.source.batches <- b
-	// A second, empty batch is taken only when the first was handed over; then the loop is asked.
+	// The empty batch is received after the first; the question is answered after both.
 	p.source.batches <- object.Batch{}
 	p.server.loop.ask(func() {})
 	wait.Until(p.t, "the loop takes the batch", func() bool { return len(p.server.loop.batches) == 0 })
@@ -131,7 +131,7 @@ func route(body string) string {
 	return "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: reviews, namespace: shop}\nspec: {hosts: [reviews], http: [" + body + "]}\n"
 }
 
-func TestNothingIsServedBeforeTheSourceHasBeenRead(t *testing.T) {
+func TestNothingIsServedBeforeTheSourceIsRead(t *testing.T) {
 	p := start(t)
 	if code, body := p.get(p.addr.HTTP, "/ready"); code != http.StatusServiceUnavailable || !strings.Contains(body, "not been read") {
 		t.Errorf("/ready before the source has synced: %d %q", code, body)
@@ -148,7 +148,7 @@ func TestNothingIsServedBeforeTheSourceHasBeenRead(t *testing.T) {
 	p.dial("", "").open().expect("CDS", "outbound|9080||reviews.shop.svc.cluster.local")
 }
 
-func TestABadEditKeepsTheLastGoodValue(t *testing.T) {
+func TestInvalidEditKeepsTheLastGoodVersion(t *testing.T) {
 	var log wait.Output
 	p := start(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	p.emit(shop+"---"+"\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), true)
@@ -179,9 +179,8 @@ func TestABadEditKeepsTheLastGoodValue(t *testing.T) {
 	}
 }
 
-// TestWhatProxiesShareStaysWhenOneLeaves: two proxies of one namespace and of different
-// services share what is outbound.
-func TestWhatProxiesShareStaysWhenOneLeaves(t *testing.T) {
+// Two proxies of one namespace, with different services, share their outbound resources.
+func TestSharedResourcesRemainWhenAProxyDisconnects(t *testing.T) {
 	p := start(t)
 	p.emit(shop+"---\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), true)
 	stays := p.dial("", "").open()
@@ -218,7 +217,7 @@ func TestWhatProxiesShareStaysWhenOneLeaves(t *testing.T) {
 	})
 }
 
-func TestAPolicyMovesAProxyToAnotherClass(t *testing.T) {
+func TestPolicyChangesTheClassOfAProxy(t *testing.T) {
 	p := start(t)
 	p.emit(shop, true)
 	c := p.dial("", "").open()
@@ -234,7 +233,7 @@ func TestAPolicyMovesAProxyToAnotherClass(t *testing.T) {
 	}
 }
 
-func TestTheMeshFileCountsUntilAConfigMapDoes(t *testing.T) {
+func TestConfigMapOverridesMeshFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mesh")
 	if err := os.WriteFile(file, []byte("outboundTrafficPolicy: {mode: REGISTRY_ONLY}\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -247,7 +246,7 @@ func TestTheMeshFileCountsUntilAConfigMapDoes(t *testing.T) {
 	c.until("9080", "allow_any")
 }
 
-func TestPagesTellWhoHasWhat(t *testing.T) {
+func TestDebugPages(t *testing.T) {
 	p := start(t)
 	p.emit(shop, true)
 	type entry struct {

@@ -15,9 +15,9 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// TestManyChangesAreFewWrites: the first change is written at once, those that follow
-// within the pause not before its end, and the end of the control plane ends the pause.
-func TestManyChangesAreFewWrites(t *testing.T) {
+// The first change is written at once, those that follow within the pause at its end, or when the
+// control plane ends.
+func TestSavesAreBatched(t *testing.T) {
 	dir := t.TempDir()
 	k := openKeeper(dir, "config", slog.New(slog.DiscardHandler))
 	k.every = time.Hour
@@ -62,8 +62,7 @@ func TestManyChangesAreFewWrites(t *testing.T) {
 	}
 }
 
-// TestOriginsFollowTheDirectory: the directory is named another way after the restart.
-func TestOriginsFollowTheDirectory(t *testing.T) {
+func TestOriginsAreRelocatedToANewDirectory(t *testing.T) {
 	dir := t.TempDir()
 	written := time.Unix(1000, 0)
 	text, err := new(saved.Encoder).Encode(written, "samples/shop", []*object.Object{

@@ -8,9 +8,7 @@ import (
 	"time"
 )
 
-// TestAMeshFileThatIsBeingRewrittenIsWaitedFor: no proxy is served before the file has been
-// read whole.
-func TestAMeshFileThatIsBeingRewrittenIsWaitedFor(t *testing.T) {
+func TestMeshFileBeingRewrittenIsAwaited(t *testing.T) {
 	const text = "outboundTrafficPolicy: {mode: REGISTRY_ONLY}\n"
 	file := filepath.Join(t.TempDir(), "mesh")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

@@ -17,14 +17,14 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// scratchLog logs what changed between two whole lists of problems, without any memory but the
-// lines of the last one: what the loop does from differences must look the same.
+// scratchLog logs the differences between two complete lists of problems. The loop, which computes
+// them from changes, must log the same.
 type scratchLog struct {
 	logged map[string]object.Severity
 	lines  []string
 }
 
-// commit compares everything that is wrong now with what was logged before.
+// commit compares all current problems with those logged before.
 func (s *scratchLog) commit(l *loop, source []object.Problem) (unenforced []string) {
 	all := append(slices.Clone(source), l.store.Verdicts()...)
 	now, seen := map[string]object.Severity{}, map[object.Policy]bool{}
@@ -62,7 +62,7 @@ type loggedProblems struct {
 	t *testing.T
 }
 
-// take returns and forgets the lines, in order of their text.
+// take returns and removes the lines, sorted by text.
 func (l *loggedProblems) take() []string {
 	var out []string
 	for line := range strings.Lines(l.String()) {
@@ -83,7 +83,7 @@ func (l *loggedProblems) take() []string {
 	return out
 }
 
-// Each problem is logged once when it comes up and once when it goes, whatever comes between.
+// Each problem is logged once when it appears and once when it disappears.
 func TestProblemsAreLoggedAsFromScratch(t *testing.T) {
 	for _, ignore := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ignore=%v", ignore), func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestProblemsAreLoggedAsFromScratch(t *testing.T) {
 	}
 }
 
-// randomBatch changes some of a few objects, half of them bad, and now and then the source's
+// randomBatch changes some of a few objects, half of them to invalid ones, and sometimes the source's
 // problems, some of which are about the same objects.
 func randomBatch(r *rand.Rand) object.Batch {
 	var b object.Batch

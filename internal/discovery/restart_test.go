@@ -17,8 +17,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// life is a directory of configuration and a state folder, in which one control plane
-// after the other lives.
+// life is a directory of configuration and a state folder, used by one control plane after the other.
 type life struct {
 	t             *testing.T
 	config, state string
@@ -96,7 +95,7 @@ func (l *life) stop() {
 	l.end = nil
 }
 
-// restart is stop and start; meanwhile happens between them.
+// restart stops the control plane, calls meanwhile, and starts the next one.
 func (l *life) restart(meanwhile func()) {
 	l.t.Helper()
 	l.stop()
@@ -104,7 +103,7 @@ func (l *life) restart(meanwhile func()) {
 	l.start()
 }
 
-// ready waits for what /ready says.
+// ready waits until /ready has that status and text.
 func (l *life) ready(code int, parts ...string) {
 	l.t.Helper()
 	wait.NoError(l.t, "/ready says it", func() error {
@@ -129,7 +128,7 @@ func (l *life) listener() *client {
 	return c
 }
 
-// strict says whether a listener takes no plaintext and closed whether it takes nothing.
+// strict reports whether a listener accepts mutual TLS only; closed whether it accepts nothing.
 func strict(c *client) bool { return !strings.Contains(c.text("virtualInbound"), "raw_buffer") }
 func closed(c *client) bool {
 	return !strings.Contains(c.text("virtualInbound"), "0.0.0.0_") && !strings.Contains(c.text("virtualInbound"), "InboundPassthroughCluster")
@@ -137,11 +136,11 @@ func closed(c *client) bool {
 
 const (
 	strictShop = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: shop}\nspec: {mtls: {mode: STRICT}}\n"
-	// A bracket is missing; nobody can tell what the document is.
+	// A bracket is missing, so that the document cannot be parsed.
 	brokenShop = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: shop}\nspec: {mtls: {mode: STRICT}\n"
 )
 
-func TestAfterARestartWhatCannotBeReadHasItsLastGoodValue(t *testing.T) {
+func TestRestartKeepsLastGoodVersionOfUnreadableFiles(t *testing.T) {
 	for name, text := range map[string]string{
 		"a syntax error":           brokenShop,
 		"a field that is unknown":  strings.Replace(strictShop, "mtls:", "mtsl:", 1),
@@ -155,7 +154,7 @@ func TestAfterARestartWhatCannotBeReadHasItsLastGoodValue(t *testing.T) {
 			if c := l.listener(); !strict(c) {
 				t.Fatal("STRICT is not enforced at all")
 			}
-			for range 2 { // what is restored is remembered too
+			for range 2 { // restored objects are saved again
 				l.restart(func() { l.write("policy.yaml", text) })
 				l.ready(http.StatusOK, "ready", "1 of 3 objects in force are those of the saved configuration")
 				if c := l.listener(); !strict(c) {
@@ -180,7 +179,7 @@ func TestAfterARestartWhatCannotBeReadHasItsLastGoodValue(t *testing.T) {
 	}
 }
 
-func TestAfterARestartABrokenFileOfServicesHoldsItsServices(t *testing.T) {
+func TestRestartKeepsServicesOfAnInvalidFile(t *testing.T) {
 	l := newLife(t, map[string]string{"shop.yaml": shop})
 	l.start()
 	l.ready(http.StatusOK, "ready")
@@ -198,7 +197,7 @@ func TestAfterARestartABrokenFileOfServicesHoldsItsServices(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatIsMissingIsServedFromTheSavedState(t *testing.T) {
+func TestMissingDirectoryIsServedFromSavedState(t *testing.T) {
 	l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop})
 	aside := l.config + ".aside"
 	l.adjust = func(o *Options) { o.MeshFile = filepath.Join(l.state, "mesh") }
@@ -225,9 +224,8 @@ func TestADirectoryThatIsMissingIsServedFromTheSavedState(t *testing.T) {
 	})
 }
 
-// TestADirectoryThatComesBackEmptyTakesNothingAway: it is missing at start, then there
-// and empty, as a volume is before it is filled.
-func TestADirectoryThatComesBackEmptyTakesNothingAway(t *testing.T) {
+// The directory is missing at start, then it is empty, as a volume is before it is filled.
+func TestDirectoryThatReappearsEmptyRemovesNothing(t *testing.T) {
 	l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop})
 	l.start()
 	l.ready(http.StatusOK, "ready")
@@ -254,7 +252,7 @@ func TestADirectoryThatComesBackEmptyTakesNothingAway(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatIsMissingWithoutSavedStateIsAnError(t *testing.T) {
+func TestMissingDirectoryWithoutSavedStateIsAnError(t *testing.T) {
 	l := newLife(t, nil)
 	l.config = filepath.Join(l.config, "none")
 	if _, err := l.new(); err == nil || !strings.Contains(err.Error(), l.config) {
@@ -262,11 +260,11 @@ func TestADirectoryThatIsMissingWithoutSavedStateIsAnError(t *testing.T) {
 	}
 }
 
-func TestAnEmptyDirectoryWhereObjectsAreRememberedIsNotServed(t *testing.T) {
+func TestEmptyDirectoryWithRememberedObjectsIsNotServed(t *testing.T) {
 	l := newLife(t, map[string]string{"shop.yaml": shop})
 	l.start()
 	l.ready(http.StatusOK, "ready")
-	for range 2 { // nothing is forgotten by not serving it
+	for range 2 { // the saved objects remain saved while they are not served
 		l.restart(func() { _ = os.Remove(filepath.Join(l.config, "shop.yaml")) })
 		l.ready(http.StatusServiceUnavailable, "not ready", "2 objects", "--accept-empty-config")
 		if err := l.plane.dial("", "").refusal(); !strings.Contains(err.Error(), "--accept-empty-config") {
@@ -284,10 +282,10 @@ func TestAnEmptyDirectoryWhereObjectsAreRememberedIsNotServed(t *testing.T) {
 	l.ready(http.StatusOK, "ready")
 	l.adjust = func(*Options) {}
 	l.restart(func() {})
-	l.ready(http.StatusOK, "ready") // it was confirmed once
+	l.ready(http.StatusOK, "ready") // the empty configuration has been accepted before
 }
 
-func TestASavedFileThatCannotBeUsedIsLeftAside(t *testing.T) {
+func TestUnusableSavedFileIsRenamed(t *testing.T) {
 	good, err := new(saved.Encoder).Encode(time.Now(), "", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -319,9 +317,8 @@ func TestASavedFileThatCannotBeUsedIsLeftAside(t *testing.T) {
 	}
 }
 
-// TestAStateFolderThatTakesNothingHarmsNothing: the file's place is taken by a folder, so
-// that every write fails, also root's.
-func TestAStateFolderThatTakesNothingHarmsNothing(t *testing.T) {
+// A folder has the name of the file, so that every write fails, even for root.
+func TestUnwritableStateFolderDoesNotStopServing(t *testing.T) {
 	l := newLife(t, map[string]string{"shop.yaml": shop})
 	path := filepath.Join(l.state, savedFile)
 	l.start()
@@ -347,7 +344,7 @@ func TestAStateFolderThatTakesNothingHarmsNothing(t *testing.T) {
 	if err := os.RemoveAll(path); err != nil {
 		t.Fatal(err)
 	}
-	l.stop() // the end saves what was not
+	l.stop() // saves what has not been saved
 	if n := strings.Count(l.log.String(), "configuration is saved again"); n != 1 {
 		t.Errorf("the end of it is told %d times:\n%s", n, l.log.String())
 	}
@@ -356,7 +353,7 @@ func TestAStateFolderThatTakesNothingHarmsNothing(t *testing.T) {
 	}
 }
 
-func TestTheMeshFileIsRememberedToo(t *testing.T) {
+func TestMeshFileIsRemembered(t *testing.T) {
 	l := newLife(t, map[string]string{"shop.yaml": shop})
 	file := filepath.Join(l.state, "mesh")
 	l.adjust = func(o *Options) { o.MeshFile = file }

@@ -27,7 +27,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// token is one for a service account, signed with the plane's own issuer.
+// token returns a token of a service account, signed by the control plane's issuer.
 func (p *plane) token(namespace, account string) string {
 	p.t.Helper()
 	issuer, err := authn.OpenIssuer(p.server.opts.StateDir)
@@ -50,7 +50,7 @@ func (p *plane) root() string {
 	return string(b)
 }
 
-func TestTheSecurePortServesWhoAProxyIs(t *testing.T) {
+func TestSecurePortChecksTheIdentity(t *testing.T) {
 	p := start(t)
 	p.emit(shop, true)
 	p.dial(p.token("shop", "default"), p.root()).open().expect("RDS", "9080")
@@ -100,7 +100,7 @@ func (p *plane) certificate(life time.Duration) (*x509.Certificate, credentials.
 	return certs[0], credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc", Certificates: []tls.Certificate{leaf}})
 }
 
-func TestACertificateThatTheCASignedOpensTheSecurePort(t *testing.T) {
+func TestSecurePortAcceptsCertificatesOfTheCA(t *testing.T) {
 	p := start(t)
 	p.emit(shop, true)
 	cert, creds := p.certificate(time.Hour)
@@ -126,7 +126,7 @@ func TestAStreamEndsWithItsCertificate(t *testing.T) {
 	other.until("9080", "\x08\x07") // a duration of 7 s
 }
 
-func TestTheSecurePortTakesTheLowestTLSVersionThatItIsTold(t *testing.T) {
+func TestSecurePortHasTheConfiguredMinimumTLSVersion(t *testing.T) {
 	for least, taken := range map[uint16]map[uint16]bool{
 		0:                {tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true},
 		tls.VersionTLS13: {tls.VersionTLS12: false, tls.VersionTLS13: true},
@@ -148,9 +148,8 @@ func TestTheSecurePortTakesTheLowestTLSVersionThatItIsTold(t *testing.T) {
 	}
 }
 
-// TestOldConnectionsAreToldToComeAgain: that is how the proxies of a mesh spread over
-// replicas that have been added.
-func TestOldConnectionsAreToldToComeAgain(t *testing.T) {
+// When connections end at an age, proxies are spread over replicas that have been added.
+func TestOldConnectionsAreClosed(t *testing.T) {
 	p := start(t, func(o *Options) { o.Keepalive.MaxAge = 50 * time.Millisecond })
 	p.emit(shop, true)
 	conn, err := grpc.NewClient(p.addr.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -160,7 +159,7 @@ func TestOldConnectionsAreToldToComeAgain(t *testing.T) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), wait.Bound)
 	defer cancel()
-	// A stream keeps the connection in use: it is its age that ends it.
+	// A stream keeps the connection from being idle, so that only its age ends it.
 	if _, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -171,8 +170,8 @@ func TestOldConnectionsAreToldToComeAgain(t *testing.T) {
 	}
 }
 
-// TestDebugPagesAreForThisHostAndTheControlPlanesNamespace asks as if from elsewhere.
-func TestDebugPagesAreForThisHostAndTheControlPlanesNamespace(t *testing.T) {
+// The requests come from an address of another host.
+func TestDebugPagesRequireThisHostOrTheNamespace(t *testing.T) {
 	p := start(t)
 	p.emit(shop, true)
 	ask := func(path, from, token string) int {

@@ -18,7 +18,7 @@ const meshMap = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namesp
 
 func meshMapOf(text string) string { return strings.Replace(meshMap, "%", text, 1) }
 
-// write puts a file there as a whole.
+// write replaces a file at once.
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
@@ -29,7 +29,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// place is where a test's control plane finds what it reads.
+// place has the paths that a test's control plane reads.
 type place struct{ dir, mesh, state string }
 
 func newPlace(t *testing.T) place {
@@ -68,8 +68,8 @@ func up(t *testing.T, o Options) *plane {
 	return p
 }
 
-// domains are the trust domains of the root, of whom the port knows a caller as, and of
-// whom proxies accept.
+// domains returns the trust domains of the root, of an authenticated caller, and of the peers that
+// proxies accept.
 func (p *plane) domains() (root, identity, accepted string) {
 	p.t.Helper()
 	certs, err := pki.ParseBundle([]byte(p.root()))
@@ -90,7 +90,7 @@ func (p *plane) domains() (root, identity, accepted string) {
 	return root, identity, accepted
 }
 
-func TestTheTrustDomainCountsForAllWhereverItIsGiven(t *testing.T) {
+func TestTrustDomainAppliesEverywhere(t *testing.T) {
 	for name, c := range map[string]struct{ option, file, object, want string }{
 		"nowhere":               {"", "", "", "cluster.local"},
 		"as an option":          {"a.example", "", "", "a.example"},
@@ -116,8 +116,8 @@ func TestTheTrustDomainCountsForAllWhereverItIsGiven(t *testing.T) {
 	}
 }
 
-// Mesh configuration that is broken at a restart gives the trust domain that it gave before.
-func TestTheTrustDomainOfBrokenMeshConfigurationIsRemembered(t *testing.T) {
+// If mesh configuration is invalid at a restart, the trust domain is that of its last valid version.
+func TestTrustDomainOfInvalidMeshConfigIsRemembered(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
 	for name, broken := range map[string]string{
 		"a file that cannot be parsed": "kind: [",
@@ -136,7 +136,7 @@ func TestTheTrustDomainOfBrokenMeshConfigurationIsRemembered(t *testing.T) {
 			go func() { ended <- first.Run(ctx) }()
 			one := &plane{t: t, server: first, addr: first.Addresses()}
 			wait.Until(t, "configuration is read", func() bool { code, _ := one.get(one.addr.HTTP, "/ready"); return code == 200 })
-			stop() // at a graceful end it is saved
+			stop() // a graceful end saves it
 			if err := <-ended; err != nil {
 				t.Fatal(err)
 			}
@@ -149,7 +149,7 @@ func TestTheTrustDomainOfBrokenMeshConfigurationIsRemembered(t *testing.T) {
 	}
 }
 
-func TestTwoTrustDomainsAreRefusedAtStart(t *testing.T) {
+func TestConflictingTrustDomainsFailAtStart(t *testing.T) {
 	for name, prepare := range map[string]func(place){
 		"file":      func(p place) { write(t, p.mesh, "trustDomain: b.example\n") },
 		"ConfigMap": func(p place) { write(t, filepath.Join(p.dir, "mesh.yaml"), meshMapOf("trustDomain: b.example")) },
@@ -157,17 +157,17 @@ func TestTwoTrustDomainsAreRefusedAtStart(t *testing.T) {
 		at := newPlace(t)
 		prepare(at)
 		_, err := New(at.options("a.example", slog.New(slog.DiscardHandler)))
-		if err == nil || !strings.Contains(err.Error(), `"a.example"`) || !strings.Contains(err.Error(), `"b.example"`) || !strings.Contains(err.Error(), "one place") {
-			t.Errorf("%s: %v, want a refusal with both and the remedy", name, err)
+		if err == nil || !strings.Contains(err.Error(), `"a.example"`) || !strings.Contains(err.Error(), `"b.example"`) || !strings.Contains(err.Error(), "the same in both") {
+			t.Errorf("%s: %v, want an error with both and the remedy", name, err)
 		}
 		if left, _ := os.ReadDir(at.state); len(left) != 0 {
-			t.Errorf("%s: a root was made all the same", name)
+			t.Errorf("%s: a root was made", name)
 		}
 	}
 }
 
-// An edit that gives another trust domain is refused as a whole, and told.
-func TestAnEditToAnotherTrustDomainIsRefused(t *testing.T) {
+// An edit of the trust domain is rejected with all other fields of the edit, and reported.
+func TestEditOfTheTrustDomainIsRejected(t *testing.T) {
 	at, log := newPlace(t), &wait.Output{}
 	object := filepath.Join(at.dir, "mesh.yaml")
 	write(t, object, meshMapOf("trustDomain: a.example"))

@@ -27,7 +27,7 @@ kind: Deployment
 metadata: {name: reviews, namespace: shop}
 `
 
-// TestPoliciesThatAreNotEnforcedAreErrors: on the page, in the log and as a metric.
+// The error is on the debug page, in the log and in a metric.
 func TestPoliciesThatAreNotEnforcedAreErrors(t *testing.T) {
 	var log wait.Output
 	p := start(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })

@@ -17,7 +17,7 @@ var notTaken = map[string][]string{
 }
 
 // Every flag and variable that docs/compatibility says is taken has a row in a table.
-func TestWhatTheContractSaysIsTakenHasARow(t *testing.T) {
+func TestAcceptedSettingsHaveARow(t *testing.T) {
 	for program, pages := range map[string][]string{
 		"pilot-agent":     {"agent/cli.md", "agent/environment.md", "agent/capture.md", "agent/lifecycle.md", "agent/identity.md", "agent/dns.md"},
 		"pilot-discovery": {"control-plane/flags-and-environment.md", "control-plane/ca.md", "control-plane/xds-server.md"},

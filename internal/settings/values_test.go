@@ -49,7 +49,7 @@ func TestFlagThenVariableThenDefault(t *testing.T) {
 
 // A flag that is given as empty silences its variables for every setting of every table: the value
 // is empty, or an error names the flag.
-func TestAnEmptyFlagSilencesItsVariables(t *testing.T) {
+func TestEmptyFlagOverridesItsVariables(t *testing.T) {
 	for _, c := range Commands() {
 		for _, table := range c.Tables {
 			for i := range table {
@@ -159,7 +159,7 @@ func TestErrorsNameTheSourceAndWhatItWants(t *testing.T) {
 	}
 }
 
-func TestMistakesOfTheReaderPanic(t *testing.T) {
+func TestProgrammingErrorsPanic(t *testing.T) {
 	for name, read := range map[string]func(*Values){
 		"an unknown name":                 func(v *Values) { v.Text("nothing") },
 		"another kind":                    func(v *Values) { v.Bool("text") },
@@ -177,7 +177,7 @@ func TestMistakesOfTheReaderPanic(t *testing.T) {
 	}
 }
 
-func TestWhatHasNoEffectIsTold(t *testing.T) {
+func TestSettingsWithoutEffectAreReported(t *testing.T) {
 	for _, tt := range []struct {
 		flags, env map[string]string
 		want       string

@@ -69,7 +69,7 @@ func TestAnswersNestAndHeadersTravel(t *testing.T) {
 	}
 }
 
-func TestOnwardFailureShowsInStatus(t *testing.T) {
+func TestUpstreamFailureShowsInStatus(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -28,8 +28,8 @@ func (d *demoRun) ended(t *testing.T) int {
 	return d.cmd.ProcessState.ExitCode()
 }
 
-// TestTheDemoLeavesNothingWhenNobodyReads is demo | head: its output is closed after some lines.
-func TestTheDemoLeavesNothingWhenNobodyReads(t *testing.T) {
+// TestDemoCleansUpWhenItsOutputIsClosed is demo | head: its output is closed after some lines.
+func TestDemoCleansUpWhenItsOutputIsClosed(t *testing.T) {
 	for _, line := range []string{"starting a mesh", "Scenario 2."} {
 		t.Run(line, func(t *testing.T) {
 			d := startDemo(t)
@@ -45,8 +45,8 @@ func TestTheDemoLeavesNothingWhenNobodyReads(t *testing.T) {
 	}
 }
 
-// TestTheDemoLeavesNothingWhateverEndsIt: its terminal, a supervisor, or somebody who can't wait.
-func TestTheDemoLeavesNothingWhateverEndsIt(t *testing.T) {
+// TestDemoCleansUpOnSignals: its terminal, a supervisor, or somebody who can't wait.
+func TestDemoCleansUpOnSignals(t *testing.T) {
 	for name, signals := range map[string][]os.Signal{
 		"hangup": {syscall.SIGHUP}, "terminated": {syscall.SIGTERM}, "interrupted twice": {os.Interrupt, os.Interrupt},
 	} {
@@ -66,8 +66,8 @@ func TestTheDemoLeavesNothingWhateverEndsIt(t *testing.T) {
 	}
 }
 
-// TestTheDemoLeavesNothingWhenItCannotBegin fails at each step before the scenarios.
-func TestTheDemoLeavesNothingWhenItCannotBegin(t *testing.T) {
+// TestDemoCleansUpAfterAFailedStart fails at each step before the scenarios.
+func TestDemoCleansUpAfterAFailedStart(t *testing.T) {
 	config := t.TempDir()
 	if err := os.WriteFile(filepath.Join(config, "a.yaml"), []byte("kind: Pod\nmetadata: {name: a, namespace: b}\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -126,7 +126,7 @@ func (d *demoRun) left(t *testing.T) {
 	}
 }
 
-func TestTheDemoLeavesNothingWhenInterrupted(t *testing.T) {
+func TestDemoCleansUpWhenInterrupted(t *testing.T) {
 	d := startDemo(t)
 	d.until(t, "Scenario 3.")
 	if n := len(d.processes()); n < 19 {

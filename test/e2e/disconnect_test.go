@@ -200,8 +200,8 @@ func TestClustersChangeWhileAConnectionIsDown(t *testing.T) {
 	})
 }
 
-// TestAProxyThatStopsIsShownAsStuck stops an Envoy before a change and lets it go on after.
-func TestAProxyThatStopsIsShownAsStuck(t *testing.T) {
+// TestStoppedProxyIsShownAsStuck stops an Envoy before a change and lets it go on after.
+func TestStoppedProxyIsShownAsStuck(t *testing.T) {
 	m, config := start(t, "storm")
 	client := m.Pod("client-1.storm")
 	pid, err := client.EnvoyPID()

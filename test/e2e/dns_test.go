@@ -174,10 +174,10 @@ func asked(t *testing.T, m *meshup.Mesh, p *meshup.Pod) (n int) {
 	return 0
 }
 
-// TestNamesAreFoundWhereDNSIsCaptured has an application look up names by UDP and TCP while its
+// TestCapturedDNSResolvesNames has an application look up names by UDP and TCP while its
 // questions are captured: those to the servers of resolv.conf, and those to any address. They pass
 // the agent, whose own pass capture.
-func TestNamesAreFoundWhereDNSIsCaptured(t *testing.T) {
+func TestCapturedDNSResolvesNames(t *testing.T) {
 	for _, args := range [][]string{{"--redirect-dns"}, {"--redirect-dns", "--capture-all-dns"}} {
 		t.Run(strings.Join(args, ""), func(t *testing.T) {
 			m, _ := startWith(t, "job", func(o *meshup.Options) {
@@ -194,9 +194,9 @@ func TestNamesAreFoundWhereDNSIsCaptured(t *testing.T) {
 	}
 }
 
-// TestNamesAreFoundUntilEnvoyHasEnded: in a drain the application still makes calls, and looks names
+// TestDNSWorksUntilEnvoyExits: in a drain the application still makes calls, and looks names
 // up for them.
-func TestNamesAreFoundUntilEnvoyHasEnded(t *testing.T) {
+func TestDNSWorksUntilEnvoyExits(t *testing.T) {
 	m, _ := startWith(t, "job", func(o *meshup.Options) {
 		o.CaptureArgs, o.AgentEnv = []string{"--redirect-dns"}, []string{"ISTIO_META_DNS_CAPTURE=true"}
 		o.ProxyConfig += "\nterminationDrainDuration: 600s\n"
@@ -226,9 +226,9 @@ func TestNamesAreFoundUntilEnvoyHasEnded(t *testing.T) {
 	}
 }
 
-// TestTheAgentDoesNotAskItself has capture know another user than the agent's, so that the agent's
+// TestAgentRefusesItsOwnQueries has capture know another user than the agent's, so that the agent's
 // own questions come back to it: it refuses them, and says so in its log.
-func TestTheAgentDoesNotAskItself(t *testing.T) {
+func TestAgentRefusesItsOwnQueries(t *testing.T) {
 	m, _ := startWith(t, "job", func(o *meshup.Options) {
 		o.CaptureArgs = []string{"-u", "4242", "-g", "4242", "--istio-local-outbound-ports-exclude", "15012", "--redirect-dns"}
 		o.AgentEnv = []string{"ISTIO_META_DNS_CAPTURE=true"}
@@ -253,8 +253,8 @@ func TestTheAgentDoesNotAskItself(t *testing.T) {
 	}
 }
 
-// TestWithoutCaptureNothingListensForDNS: who doesn't ask for it does not pay for it.
-func TestWithoutCaptureNothingListensForDNS(t *testing.T) {
+// TestNoDNSListenerWithoutCapture: who doesn't ask for it does not pay for it.
+func TestNoDNSListenerWithoutCapture(t *testing.T) {
 	m, _ := start(t, "job")
 	server, p := nameServer(t, m), m.Pod("once-1.job")
 	if err := names(t.Context(), p, server); err != nil {

@@ -71,8 +71,8 @@ func TestFilesAreRewrittenInPlace(t *testing.T) {
 	t.Logf("%d requests, %v", got.sent, got.versions)
 }
 
-// TestAHostInMixedCase calls a host that a ServiceEntry and a route spell differently.
-func TestAHostInMixedCase(t *testing.T) {
+// TestMixedCaseHost calls a host that a ServiceEntry and a route spell differently.
+func TestMixedCaseHost(t *testing.T) {
 	m, _ := start(t, "rewrite")
 	client := meshup.Client(m.Pod("client-1.rewrite").Net, 0)
 	for range 10 {

@@ -31,9 +31,9 @@ func (l *lines) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-func TestEveryCallIsMadeWithTheCallersIdentity(t *testing.T)       { demonstrate(t, "calls") }
-func TestAHeaderTakesTheCanary(t *testing.T)                       { demonstrate(t, "canary") }
-func TestAnEditOfWeightsFailsNoRequest(t *testing.T)               { demonstrate(t, "weights") }
-func TestStrictRefusesPlaintextAndNobodyElse(t *testing.T)         { demonstrate(t, "strict") }
-func TestTrafficGoesOnWithoutDiscoveryAndItTakesOver(t *testing.T) { demonstrate(t, "discovery") }
-func TestAKilledEnvoyIsServingAgain(t *testing.T)                  { demonstrate(t, "envoy") }
+func TestCallsHaveTheCallersIdentity(t *testing.T)      { demonstrate(t, "calls") }
+func TestHeaderSelectsTheCanary(t *testing.T)           { demonstrate(t, "canary") }
+func TestWeightsChangeWithoutFailures(t *testing.T)     { demonstrate(t, "weights") }
+func TestStrictRejectsPlaintextOnly(t *testing.T)       { demonstrate(t, "strict") }
+func TestTrafficContinuesWithoutDiscovery(t *testing.T) { demonstrate(t, "discovery") }
+func TestKilledEnvoyIsReplaced(t *testing.T)            { demonstrate(t, "envoy") }

@@ -40,7 +40,7 @@ func program(t *testing.T, uid uint32, env ...string) (string, error) {
 	return string(out), err
 }
 
-func TestOneLineSaysWhatToRunFirst(t *testing.T) {
+func TestMissingRequirementIsOneLine(t *testing.T) {
 	for name, c := range map[string]struct {
 		uid  uint32
 		env  []string
@@ -58,7 +58,7 @@ func TestOneLineSaysWhatToRunFirst(t *testing.T) {
 	}
 }
 
-func TestWhatIsThereIsNoFailure(t *testing.T) {
+func TestPresentRequirementsPass(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -50,9 +50,9 @@ func TestEveryFieldIsAppliedOrNamed(t *testing.T) {
 	}
 }
 
-// TestASilentFieldIsFound runs the same walk over a control plane that neither reads a
+// TestSilentFieldIsDetected runs the same walk over a control plane that neither reads a
 // field nor speaks of it, and expects to be told of that field and no other.
-func TestASilentFieldIsFound(t *testing.T) {
+func TestSilentFieldIsDetected(t *testing.T) {
 	for _, silent := range []struct {
 		path  string
 		field protoreflect.FullName
@@ -515,9 +515,9 @@ func candidates(path string, f step) []string {
 	return []string{"7"}
 }
 
-// TestTheFieldWalkIsWhole keeps the tables honest: every message that is decoded is walked,
+// TestFieldWalkCoversAllFields keeps the tables honest: every message that is decoded is walked,
 // and what no field uses is removed.
-func TestTheFieldWalkIsWhole(t *testing.T) {
+func TestFieldWalkCoversAllFields(t *testing.T) {
 	for _, kind := range object.Kinds() {
 		spec := decode.NewSpec(kind)
 		walked := func(k fieldKind) bool {

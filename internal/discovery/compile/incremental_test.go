@@ -120,9 +120,9 @@ func playHistory(t *testing.T, data []byte, every int) {
 	h.same(t, w, -1)
 }
 
-// TestIncrementalIsFromScratch plays fixed random histories, so that every run of the
+// TestIncrementalEqualsFromScratch plays fixed random histories, so that every run of the
 // tests meets every kind of object many times.
-func TestIncrementalIsFromScratch(t *testing.T) {
+func TestIncrementalEqualsFromScratch(t *testing.T) {
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
@@ -136,7 +136,7 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 	}
 }
 
-func FuzzIncrementalIsFromScratch(f *testing.F) {
+func FuzzIncrementalEqualsFromScratch(f *testing.F) {
 	f.Add([]byte("any bytes make a history of changes to a small mesh"))
 	r := rand.New(rand.NewPCG(1, 2))
 	data := make([]byte, 400)
@@ -184,9 +184,9 @@ spec:
   http: [{route: [{destination: {host: reviews, subset: v1}, weight: 90}, {destination: {host: reviews, subset: v2}, weight: 10}]}]
 `
 
-// TestOnlyWhatMustRuns says for one edit after another which rules run and what moves.
+// TestOnlyAffectedRulesRun says for one edit after another which rules run and what moves.
 // Two scopes are connected: one of the shop's namespace, one of another.
-func TestOnlyWhatMustRuns(t *testing.T) {
+func TestOnlyAffectedRulesRun(t *testing.T) {
 	w := newWorld()
 	w.apply(t, bookshop)
 	w.join(proxy(t, "sidecar~10.99.0.9~client.shop~shop.svc.cluster.local", "app=client"))

@@ -11,11 +11,11 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// TestRandomMeshesAreTakenByEnvoy compiles meshes of random objects, those that
+// TestEnvoyAcceptsRandomMeshes compiles meshes of random objects, those that
 // validation lets through, and asks a real Envoy about everything that each proxy would
 // be sent. It finds what no golden thought of: two chains that match the same, a domain
 // given twice, two listeners at one address.
-func TestRandomMeshesAreTakenByEnvoy(t *testing.T) {
+func TestEnvoyAcceptsRandomMeshes(t *testing.T) {
 	for seed := range uint64(24) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()

@@ -28,36 +28,36 @@ var httpMethods = []string{"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "O
 func (c *check) retries(at string, r *networking.HTTPRetry) {
 	c.notNegative(at+".attempts", r.Attempts)
 	if r.Attempts == 0 && (r.PerTryTimeout != nil || r.RetryOn != "" || r.RetryRemoteLocalities != nil) {
-		c.fail(at+".attempts", "is 0, which turns retries off, and other settings of retries are given; give attempts or remove them")
+		c.fail(at+".attempts", "is 0, which disables retries, but other settings of retries are set; set attempts or remove them")
 	}
 	c.duration(at+".perTryTimeout", r.PerTryTimeout)
 	c.duration(at+".backoff", r.Backoff)
 	if r.RetryOn == "" {
 		return
 	}
-	for w := range strings.SplitSeq(r.RetryOn, ",") {
-		w = strings.TrimSpace(w)
-		if n, err := strconv.Atoi(w); err == nil && n >= 100 && n <= 599 || slices.Contains(retryConditions, w) {
+	for s := range strings.SplitSeq(r.RetryOn, ",") {
+		s = strings.TrimSpace(s)
+		if n, err := strconv.Atoi(s); err == nil && n >= 100 && n <= 599 || slices.Contains(retryConditions, s) {
 			continue
 		}
-		c.fail(at+".retryOn", "invalid condition %q: want status codes or %s", w, strings.Join(retryConditions, ", "))
+		c.fail(at+".retryOn", "invalid condition %q: want status codes or %s", s, strings.Join(retryConditions, ", "))
 	}
 }
 
 func (c *check) faults(at string, f *networking.HTTPFaultInjection) {
 	if f.Delay == nil && f.Abort == nil {
-		c.fail(at, "injects nothing; give delay or abort")
+		c.fail(at, "is empty; set delay or abort")
 	}
 	if d := f.Delay; d != nil {
 		c.percent(at+".delay.percentage", d.Percentage)
-		c.number(at+".delay.percent", float64(d.Percent), 0, 100) //nolint:staticcheck // the older name of the same
+		c.number(at+".delay.percent", float64(d.Percent), 0, 100) //nolint:staticcheck // deprecated, but supported
 		switch t := d.HttpDelayType.(type) {
 		case *networking.HTTPFaultInjection_Delay_FixedDelay:
 			c.duration(at+".delay.fixedDelay", t.FixedDelay)
 		case *networking.HTTPFaultInjection_Delay_ExponentialDelay:
 			c.fail(at+".delay.exponentialDelay", "not applied: proxies inject fixed delays only; use fixedDelay")
 		default:
-			c.fail(at+".delay.fixedDelay", "is missing; give a duration")
+			c.fail(at+".delay.fixedDelay", "is missing; set a duration")
 		}
 	}
 	if a := f.Abort; a != nil {
@@ -72,7 +72,7 @@ func (c *check) faults(at string, f *networking.HTTPFaultInjection) {
 		case *networking.HTTPFaultInjection_Abort_Http2Error:
 			c.fail(at+".abort.http2Error", "not applied: proxies inject HTTP and gRPC statuses only; use httpStatus or grpcStatus")
 		default:
-			c.fail(at+".abort", "names no error; give httpStatus or grpcStatus")
+			c.fail(at+".abort", "has no error; set httpStatus or grpcStatus")
 		}
 	}
 }
@@ -81,9 +81,9 @@ func (c *check) rewrite(at string, r *networking.HTTPRewrite) {
 	x := r.UriRegexRewrite
 	switch {
 	case r.Uri == "" && r.Authority == "" && x == nil:
-		c.fail(at, "rewrites nothing; give uri, authority or uriRegexRewrite")
+		c.fail(at, "is empty; set uri, authority or uriRegexRewrite")
 	case r.Uri != "" && x != nil:
-		c.fail(at+".uriRegexRewrite", "uri is given too; remove one of the two")
+		c.fail(at+".uriRegexRewrite", "uri is set too; remove one of the two")
 	}
 	if x == nil {
 		return
@@ -103,7 +103,7 @@ func (c *check) rewrite(at string, r *networking.HTTPRewrite) {
 		}
 		i++
 		if d := x.Rewrite[i]; d >= '0' && d <= '9' && int(d-'0') > re.NumSubexp() {
-			c.fail(at+".uriRegexRewrite.rewrite", "\\%c has no group; the expression has %d", d, re.NumSubexp())
+			c.fail(at+".uriRegexRewrite.rewrite", "invalid group \\%c: the expression has %d groups", d, re.NumSubexp())
 		} else if (d < '0' || d > '9') && d != '\\' {
 			c.fail(at+".uriRegexRewrite.rewrite", "invalid escape \\%c: want \\0 to \\9 for groups and \\\\ for a backslash", d)
 		}
@@ -115,10 +115,10 @@ func (c *check) rewrite(at string, r *networking.HTTPRewrite) {
 
 func (c *check) redirect(at string, r *networking.HTTPRedirect) {
 	if r.Uri == "" && r.Authority == "" && r.Scheme == "" && r.PrefixRewrite == "" && r.RedirectPort == nil {
-		c.fail(at, "changes nothing of the request; give uri, authority, scheme or port")
+		c.fail(at, "is empty; set uri, authority, scheme or port")
 	}
 	if r.Uri != "" && r.PrefixRewrite != "" {
-		c.fail(at+".prefixRewrite", "uri is given too; remove one of the two")
+		c.fail(at+".prefixRewrite", "uri is set too; remove one of the two")
 	}
 	if r.Scheme != "" && r.Scheme != "http" && r.Scheme != "https" {
 		c.fail(at+".scheme", "invalid scheme %q: want http or https", r.Scheme)
@@ -131,13 +131,13 @@ func (c *check) redirect(at string, r *networking.HTTPRedirect) {
 	}
 }
 
-// maxBody bounds the body of a direct response, which every proxy holds in memory.
+// maxBody is the maximum size of the body of a direct response in bytes; every proxy keeps it in memory.
 const maxBody = 1 << 20
 
 func (c *check) directResponse(at string, r *networking.HTTPDirectResponse) {
 	c.number(at+".status", float64(r.Status), 200, 599)
 	if n := max(len(r.Body.GetString_()), len(r.Body.GetBytes())); n > maxBody {
-		c.fail(at+".body", "has %d bytes: want at most %d", n, maxBody)
+		c.fail(at+".body", "invalid body of %d bytes: want at most %d", n, maxBody)
 	}
 }
 
@@ -145,10 +145,10 @@ func (c *check) mirrors(at string, r *networking.HTTPRoute) {
 	if r.Mirror != nil {
 		c.destination(at+".mirror", r.Mirror)
 		if len(r.Mirrors) > 0 {
-			c.fail(at+".mirrors", "mirror is given too; remove one of the two")
+			c.fail(at+".mirrors", "mirror is set too; remove one of the two")
 		}
 	}
-	if p := r.MirrorPercent; p != nil { //nolint:staticcheck // the older name of the same
+	if p := r.MirrorPercent; p != nil { //nolint:staticcheck // deprecated, but supported
 		c.number(at+".mirrorPercent", float64(p.Value), 0, 100)
 	}
 	c.percent(at+".mirrorPercentage", r.MirrorPercentage)
@@ -195,7 +195,7 @@ func (c *check) headerOperations(at string, o *networking.Headers_HeaderOperatio
 		return
 	}
 	for _, name := range sorted(o.Set) {
-		// A request's host is the one pseudo header that may be set.
+		// The host of a request is the only pseudo-header that may be set.
 		host := request && (strings.EqualFold(name, "host") || strings.EqualFold(name, ":authority"))
 		c.headerName(entry(at+".set", name), name, host)
 		c.headerValue(entry(at+".set", name), o.Set[name])
@@ -209,9 +209,9 @@ func (c *check) headerOperations(at string, o *networking.Headers_HeaderOperatio
 	}
 }
 
-func (c *check) headerName(at, name string, hostToo bool) {
+func (c *check) headerName(at, name string, allowHost bool) {
 	switch {
-	case hostToo:
+	case allowHost:
 	case strings.HasPrefix(name, ":") || strings.EqualFold(name, "host"):
 		c.fail(at, "%q cannot be changed here; rewrite.authority changes a request's host", name)
 	case !isToken(name):
@@ -219,15 +219,15 @@ func (c *check) headerName(at, name string, hostToo bool) {
 	}
 }
 
-// command is what may follow from a "%" in a header's value: an escaped one, or one of
-// Envoy's commands. Whether the command exists only Envoy knows.
+// command matches an escaped "%" or one of Envoy's commands in the value of a header. Whether the
+// command exists is not checked.
 var command = regexp.MustCompile(`%%|%[A-Z][A-Z0-9_]*(\([^)]*\))?(:[0-9]+)?%`)
 
 func (c *check) headerValue(at, v string) {
 	if strings.ContainsAny(v, "\x00\r\n") {
-		c.fail(at, "the value has a line break or a zero byte; remove it")
+		c.fail(at, "invalid value: it has a line break or a NUL byte; remove it")
 	}
 	if strings.Contains(command.ReplaceAllLiteralString(v, ""), "%") {
-		c.fail(at, "%q has a %% that begins no command such as %%UPSTREAM_HOST%%; write %%%% for a literal one", v)
+		c.fail(at, "invalid value %q: want %%%% for a literal %%, or a command such as %%UPSTREAM_HOST%%", v)
 	}
 }

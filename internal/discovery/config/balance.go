@@ -7,7 +7,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Envoy's bounds on the tables of consistent hashing.
+// Envoy's maximum sizes of the tables for consistent hashing.
 const (
 	maxRing   = 8 << 20
 	maxMaglev = 5_000_011
@@ -21,20 +21,20 @@ func (c *check) loadBalancer(at string, lb *networking.LoadBalancerSettings) {
 		c.locality(at+".localityLbSetting", l)
 	}
 	for _, f := range []struct {
-		name  string
-		given bool
-	}{{"warmup", lb.Warmup != nil}, {"warmupDurationSecs", lb.WarmupDurationSecs != nil}} { //nolint:staticcheck // Deprecated, and still written.
-		if f.given && !canWarmUp(lb) {
-			c.warn(at+"."+f.name, "not applied: only ROUND_ROBIN and LEAST_REQUEST let new endpoints warm up; choose one of them or remove it")
+		name string
+		set  bool
+	}{{"warmup", lb.Warmup != nil}, {"warmupDurationSecs", lb.WarmupDurationSecs != nil}} { //nolint:staticcheck // deprecated, but supported
+		if f.set && !canWarmUp(lb) {
+			c.warn(at+"."+f.name, "not applied: only ROUND_ROBIN and LEAST_REQUEST support warmup; use one of them or remove it")
 		}
 	}
-	c.duration(at+".warmupDurationSecs", lb.WarmupDurationSecs) //nolint:staticcheck // Deprecated, and still written.
+	c.duration(at+".warmupDurationSecs", lb.WarmupDurationSecs) //nolint:staticcheck // deprecated, but supported
 	if w := lb.Warmup; w != nil {
-		if lb.WarmupDurationSecs != nil { //nolint:staticcheck // As above.
-			c.fail(at+".warmup", "warmupDurationSecs is given too; remove one of the two")
+		if lb.WarmupDurationSecs != nil { //nolint:staticcheck // deprecated, but supported
+			c.fail(at+".warmup", "warmupDurationSecs is set too; remove one of the two")
 		}
 		if w.Duration == nil {
-			c.fail(at+".warmup.duration", "is missing; give a duration")
+			c.fail(at+".warmup.duration", "is missing; set a duration")
 		}
 		c.duration(at+".warmup.duration", w.Duration)
 		if w.MinimumPercent != nil {
@@ -46,7 +46,7 @@ func (c *check) loadBalancer(at string, lb *networking.LoadBalancerSettings) {
 	}
 }
 
-// canWarmUp says whether Envoy's load balancer of that kind has a slow start.
+// canWarmUp reports whether Envoy's load balancer of that kind supports slow start.
 func canWarmUp(lb *networking.LoadBalancerSettings) bool {
 	s := lb.GetSimple()
 	return lb.GetConsistentHash() == nil && s != networking.LoadBalancerSettings_RANDOM && s != networking.LoadBalancerSettings_PASSTHROUGH
@@ -60,7 +60,7 @@ func (c *check) consistentHash(at string, h *networking.LoadBalancerSettings_Con
 		}
 	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpQueryParameterName:
 		if k.HttpQueryParameterName == "" {
-			c.fail(at+".httpQueryParameterName", "is empty; name the parameter")
+			c.fail(at+".httpQueryParameterName", "is empty; set the parameter's name")
 		}
 	case *networking.LoadBalancerSettings_ConsistentHashLB_HttpCookie:
 		if !isToken(k.HttpCookie.GetName()) {
@@ -76,56 +76,50 @@ func (c *check) consistentHash(at string, h *networking.LoadBalancerSettings_Con
 		}
 	case *networking.LoadBalancerSettings_ConsistentHashLB_UseSourceIp:
 	default:
-		c.fail(at, "names nothing to hash; give httpHeaderName, httpCookie, httpQueryParameterName or useSourceIp")
+		c.fail(at, "has no hash key; set httpHeaderName, httpCookie, httpQueryParameterName or useSourceIp")
 	}
-	ring := max(h.MinimumRingSize, h.GetRingHash().GetMinimumRingSize()) //nolint:staticcheck // The old place is still written to.
+	ring := max(h.MinimumRingSize, h.GetRingHash().GetMinimumRingSize()) //nolint:staticcheck // deprecated, but supported
 	if ring > maxRing {
 		c.fail(at+".ringHash.minimumRingSize", "invalid size %d: want at most %d", ring, maxRing)
 	}
 	if m := h.GetMaglev(); m.GetTableSize() != 0 {
 		n := m.GetTableSize()
 		if n > maxMaglev || !new(big.Int).SetUint64(n).ProbablyPrime(0) {
-			c.fail(at+".maglev.tableSize", "invalid size %d: want a prime of at most %d", n, maxMaglev)
+			c.fail(at+".maglev.tableSize", "invalid size %d: want a prime number up to %d", n, maxMaglev)
 		}
 	}
 }
 
 func (c *check) locality(at string, l *networking.LocalityLoadBalancerSetting) {
-	given := 0
-	for _, n := range []int{len(l.Distribute), len(l.Failover)} {
-		if n > 0 {
-			given++
-		}
-	}
-	if given > 1 || len(l.Distribute) > 0 && len(l.FailoverPriority) > 0 {
-		c.fail(at, "distribute and failover exclude each other; remove one of the two")
+	if len(l.Distribute) > 0 && len(l.Failover)+len(l.FailoverPriority) > 0 {
+		c.fail(at, "distribute and failover are mutually exclusive; remove one of the two")
 	}
 	var froms []string
 	for i, d := range l.Distribute {
-		one := item(at+".distribute", i)
+		path := item(at+".distribute", i)
 		froms = append(froms, d.GetFrom())
-		c.place(one+".from", d.GetFrom())
+		c.localityName(path+".from", d.GetFrom())
 		total := uint64(0)
 		for _, to := range sorted(d.GetTo()) {
-			c.place(entry(one+".to", to), to)
+			c.localityName(entry(path+".to", to), to)
 			if d.To[to] == 0 {
-				c.fail(entry(one+".to", to), "is 0; give it a share or remove it")
+				c.fail(entry(path+".to", to), "invalid weight 0: want 1–100; remove it if it gets no requests")
 			}
 			total += uint64(d.To[to])
 		}
 		if total != 100 {
-			c.fail(one+".to", "the shares add up to %d: want 100", total)
+			c.fail(path+".to", "invalid sum of weights %d: want 100", total)
 		}
 	}
 	once(froms, func(i int, s string) { c.fail(item(at+".distribute", i)+".from", "duplicate %q; merge the two", s) })
 	for i, f := range l.Failover {
-		one := item(at+".failover", i)
+		path := item(at+".failover", i)
 		if f.GetFrom() == f.GetTo() {
-			c.fail(one+".to", "is the same as from; name another region")
+			c.fail(path+".to", "is the same as from; use another region")
 		}
 		for _, r := range []struct{ name, region string }{{"from", f.GetFrom()}, {"to", f.GetTo()}} {
 			if r.region == "" || strings.ContainsAny(r.region, "/*") {
-				c.fail(one+"."+r.name, "invalid region %q: want a region without a zone", r.region)
+				c.fail(path+"."+r.name, "invalid region %q: want a region without a zone", r.region)
 			}
 		}
 	}
@@ -135,8 +129,8 @@ func (c *check) locality(at string, l *networking.LocalityLoadBalancerSetting) {
 	}
 }
 
-// place checks a locality, region/zone/subzone, whose last part may be "*".
-func (c *check) place(field, s string) {
+// localityName checks a locality, region/zone/subzone, whose last part may be "*".
+func (c *check) localityName(field, s string) {
 	parts := strings.Split(s, "/")
 	for i, p := range parts {
 		if p == "" || strings.Contains(p, "*") && (p != "*" || i != len(parts)-1) {

@@ -1,10 +1,11 @@
-// Package config decides which objects are good enough to configure proxies, and keeps the last good ones.
+// Package config validates objects and keeps the last valid version of each.
 //
-// Validate holds every rule for the content of objects; Store applies it to all that
-// sources read. A Verdict names object, field and remedy. An error keeps an object out; a
-// warning lets it in and names what has no effect, or not the expected one.
-// Rules follow Istio's public ones; where those refuse what does no harm, this package
-// warns. Functions, and one Store for one goroutine.
+// Validate has all rules for the contents of objects; Store applies them to every object that a
+// source reports. A Verdict names the object, the field and the remedy. An object with an error is
+// rejected; one with warnings only is accepted, and the warnings name what has no effect or not the
+// expected one. The rules follow those that Istio documents; where Istio rejects what is harmless,
+// this package warns. Validate, MeshConfig and TrustDomain are pure functions; a Store is not safe
+// for concurrent use.
 package config
 
 import (
@@ -15,10 +16,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// Verdict is one finding about one object. An Error keeps it out, a Warning does not.
+// Verdict is one finding about one object. The object is rejected if it has a verdict of severity
+// object.Error.
 type Verdict = object.Problem
 
-// Rejected reports whether the verdicts of an object keep it out.
+// Rejected reports whether one of an object's verdicts is an error.
 func Rejected(verdicts []Verdict) bool {
 	for _, v := range verdicts {
 		if v.Severity == object.Error {
@@ -28,11 +30,12 @@ func Rejected(verdicts []Verdict) bool {
 	return false
 }
 
-// maxVerdicts bounds what is said about one object.
+// maxVerdicts is the maximum number of verdicts on one object.
 const maxVerdicts = 50
 
-// Validate checks one object, whose Spec must be of its Kind's type. Verdicts come in
-// the order of the object's fields, those on what is not applied last; at most 50.
+// Validate checks one object. It returns at most 50 verdicts: those on invalid fields in the order of
+// the fields, then those on fields that are not applied. A Spec of the wrong type for the kind is an
+// error. Validate panics for a kind that is not in object.Kinds.
 func Validate(o object.Object) []Verdict {
 	c := &check{key: o.Key, origin: o.Origin}
 	rules := kinds[o.Kind]
@@ -50,7 +53,7 @@ func Validate(o object.Object) []Verdict {
 type check struct {
 	key    object.Key
 	origin object.Origin
-	policy object.Policy // what an error keeps from being enforced
+	policy object.Policy // the policy that is not enforced if there is an error
 	out    []Verdict
 }
 
@@ -62,7 +65,7 @@ func (c *check) report(s object.Severity, field, format string, args ...any) {
 	switch {
 	case len(c.out) < maxVerdicts:
 		c.out = append(c.out, v)
-	case s == object.Error && !Rejected(c.out): // a full list must not hide that the object is refused
+	case s == object.Error && !Rejected(c.out): // a full list must not hide that the object is rejected
 		c.out[maxVerdicts-1] = v
 	}
 }
@@ -75,8 +78,8 @@ func (c *check) warn(field, format string, args ...any) {
 	c.report(object.Warning, field, format, args...)
 }
 
-// item names element i of a list.
+// item returns the path of element i of a list.
 func item(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
 
-// entry names a key of a map.
+// entry returns the path of a key of a map.
 func entry(path, key string) string { return path + "[" + key + "]" }

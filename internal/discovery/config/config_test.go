@@ -11,13 +11,13 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// groups are the API versions that the tests write kinds in.
+// groups has the API versions of kinds that are not in networking.istio.io/v1.
 var groups = map[object.Kind]string{
 	object.Service: "v1", object.Pod: "v1", object.ConfigMap: "v1", object.EndpointSlice: "discovery.k8s.io/v1",
 	object.PeerAuthentication: "security.istio.io/v1",
 }
 
-// parse reads an object from what follows its metadata.
+// parse returns the object with the given YAML after its metadata.
 func parse(t *testing.T, kind object.Kind, body string) object.Object {
 	t.Helper()
 	group := groups[kind]
@@ -31,8 +31,8 @@ func parse(t *testing.T, kind object.Kind, body string) object.Object {
 	return r.Objects[0]
 }
 
-// rule is one object, and the verdicts on it: "E field: text" or "W field: text", the
-// text up to where the test cares.
+// rule is an object and the verdicts on it: "E field: text" or "W field: text", with the beginning
+// of the text.
 type rule struct {
 	kind object.Kind
 	body string
@@ -63,7 +63,6 @@ func runRules(t *testing.T, rules []rule) {
 	}
 }
 
-// Everything in the sample is good; the gateway is not applied, and says so.
 func TestSampleIsGood(t *testing.T) {
 	const sample = "../source/decode/testdata/mesh.yaml"
 	text, err := os.ReadFile(sample)
@@ -88,14 +87,14 @@ func TestCore(t *testing.T) {
 	runRules(t, []rule{
 		{object.Service, "{ports: [{port: 80}]}", nil},
 		{object.Service, "{ports: [{port: 0}, {port: 80, name: A_b, protocol: HTTP, targetPort: 70000}]}", []string{
-			"E spec.ports[0].port: invalid port 0", "E spec.ports[0].name: is missing; a Service with several",
+			"E spec.ports[0].port: invalid port 0", "E spec.ports[0].name: is missing; each port of a Service with several",
 			"E spec.ports[1].targetPort: invalid port 70000", "E spec.ports[1].name: invalid port name \"A_b\"", "E spec.ports[1].protocol: invalid protocol \"HTTP\""}},
-		{object.Service, "{ports: [{port: 80, name: x}, {port: 80, name: x}]}", []string{"E spec.ports: two ports are named \"x\"", "E spec.ports[1].port: duplicate port 80"}},
+		{object.Service, "{ports: [{port: 80, name: x}, {port: 80, name: x}]}", []string{"E spec.ports: duplicate port name \"x\"", "E spec.ports[1].port: duplicate port 80"}},
 		{object.Service, "{ports: [{port: 53, name: x}, {port: 53, name: y, protocol: UDP}]}", nil},
 		{object.Service, "{type: ExternalName}", []string{"E spec.externalName: invalid DNS name \"\""}},
 		{object.Service, "{type: Odd}", []string{"E spec.type: invalid type \"Odd\""}},
 		{object.EndpointSlice, "ports: [{port: 0}]", []string{"W metadata.labels: label kubernetes.io/service-name is missing", "E ports[0].port: invalid port 0"}},
-		{object.Pod, "{containers: [{name: c, ports: [{name: x, containerPort: 70000}]}]}", []string{"E spec.containers: invalid port 70000 (\"x\", the 1th"}},
+		{object.Pod, "{containers: [{name: c, ports: [{name: x, containerPort: 70000}]}]}", []string{"E spec.containers: invalid port 70000 (\"x\", port 1 of the Pod"}},
 		{object.ConfigMap, "data: {mesh: 'a: ['}", nil},
 	})
 	o := parse(t, object.Service, "spec: {ports: [{port: 80}]}")
@@ -116,17 +115,17 @@ func TestEntries(t *testing.T) {
 		{object.ServiceEntry, "{hosts: [a.com], ports: [{number: 80, name: x}, {number: 80, name: x, protocol: SPDY, targetPort: 99999}, {number: 0}]}", []string{
 			"E spec.ports[1].targetPort: invalid port 99999", "E spec.ports[1].protocol: invalid protocol \"SPDY\"", "E spec.ports[2].number: invalid port 0", "E spec.ports[2].name: invalid port name \"\"",
 			"E spec.ports[1].name: duplicate \"x\"", "E spec.ports[1].number: duplicate 80"}},
-		{object.ServiceEntry, "{hosts: [a.com], resolution: NONE, endpoints: [{address: 1.2.3.4}], " + port + "}", []string{"E spec.endpoints: resolution NONE uses the address"}},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: NONE, endpoints: [{address: 1.2.3.4}], " + port + "}", []string{"E spec.endpoints: resolution NONE uses the destination address"}},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, " + port + "}", []string{"E spec.endpoints: resolution STATIC needs"}},
-		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, endpoints: [{address: b.com}, {address: 1.2.3.4, ports: {http: 8080}}, {address: unix:///x}], " + port + "}", []string{"E spec.endpoints[0].address: invalid IP address \"b.com\""}},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, endpoints: [{address: b.com}, {address: 1.2.3.4, ports: {http: 8080}}, {address: unix:///x}], " + port + "}", []string{"E spec.endpoints[0].address: invalid address \"b.com\""}},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, workloadSelector: {labels: {app: x}}, " + port + "}", nil},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, workloadSelector: {labels: {app: -x}}, endpoints: [{address: 1.2.3.4, ports: {grpc: 1}}], " + port + "}", []string{
-			"E spec.workloadSelector: endpoints are given too", "E spec.workloadSelector.labels[app]: invalid label value \"-x\"", "E spec.endpoints[0].ports[grpc]: the entry has no port of this name; use one of http"}},
-		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DNS, " + port + "}", []string{"E spec.hosts[0]: \"*.a.com\" cannot be resolved"}},
+			"E spec.workloadSelector: endpoints are set too", "E spec.workloadSelector.labels[app]: invalid label value \"-x\"", "E spec.endpoints[0].ports[grpc]: unknown port: want one of http"}},
+		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DNS, " + port + "}", []string{"E spec.hosts[0]: wildcard \"*.a.com\" cannot be resolved"}},
 		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DNS, endpoints: [{address: b.com}], " + port + "}", nil},
-		{object.ServiceEntry, "{hosts: [a.com], resolution: DNS_ROUND_ROBIN, endpoints: [{address: b.com}, {address: c.com}], " + port + "}", []string{"E spec.endpoints: resolution DNS_ROUND_ROBIN takes one"}},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: DNS_ROUND_ROBIN, endpoints: [{address: b.com}, {address: c.com}], " + port + "}", []string{"E spec.endpoints: resolution DNS_ROUND_ROBIN allows one"}},
 		{object.ServiceEntry, "{hosts: [a.com], exportTo: ['*', x, x, 'A'], subjectAltNames: [''], " + port + "}", []string{
-			"E spec.exportTo[0]: \"*\" must stand alone", "E spec.exportTo[2]: duplicate \"x\"", "E spec.exportTo[3]: invalid namespace \"A\"", "E spec.subjectAltNames[0]: is empty"}},
+			"E spec.exportTo[0]: \"*\" must be the only entry", "E spec.exportTo[2]: duplicate \"x\"", "E spec.exportTo[3]: invalid namespace \"A\"", "E spec.subjectAltNames[0]: is empty"}},
 		{object.ServiceEntry, "{hosts: [a.com], exportTo: ['~'], " + port + "}", nil},
 		{object.WorkloadEntry, "{address: 10.0.0.1, ports: {http: 80}, labels: {app.io/x: y}}", nil},
 		{object.WorkloadEntry, "{address: vm.example.com}", nil},
@@ -144,21 +143,21 @@ func TestPolicies(t *testing.T) {
 		{object.PeerAuthentication, "{mtls: {mode: STRICT}}", nil},
 		{object.PeerAuthentication, "{portLevelMtls: {80: {mode: STRICT}}}", []string{"E spec.portLevelMtls: needs a selector"}},
 		{object.PeerAuthentication, "{selector: {matchLabels: {app: x}}, portLevelMtls: {80: {mode: STRICT}, 70000: {}}}", []string{"E spec.portLevelMtls[70000]: invalid port 70000"}},
-		{object.Sidecar, "{}", []string{"W spec: is empty: the defaults apply"}},
+		{object.Sidecar, "{}", []string{"W spec: is empty: all services are visible"}},
 		{object.Sidecar, "{egress: [{hosts: ['./*', '*/a.com', '~/*', 'istio-system/*.b.com']}]}", nil},
 		{object.Sidecar, "{egress: [{hosts: [a.com, 'A b/*', 'n/a b']}]}", []string{
 			"E spec.egress[0].hosts[0]: invalid host \"a.com\": want namespace/host, such as \"./a.com\"", "E spec.egress[0].hosts[1]: invalid namespace \"A b\"", "E spec.egress[0].hosts[2]: invalid host \"a b\""}},
 		{object.Sidecar, "{egress: [{}, {port: {number: 0, protocol: X}, bind: 127.0.0.1, hosts: ['./*']}]}", []string{
-			"E spec.egress[0].port: is missing: an entry for all ports", "E spec.egress[0].hosts: is empty", "E spec.egress[1].port.number: invalid port 0",
+			"E spec.egress[0].port: is missing, but only the last entry", "E spec.egress[0].hosts: is empty", "E spec.egress[1].port.number: invalid port 0",
 			"E spec.egress[1].port.protocol: invalid protocol \"X\"", "W spec.egress[1].port: not applied", "W spec.egress[1].bind: not applied"}},
 		{object.Sidecar, "{ingress: [{port: {number: 80}}], outboundTrafficPolicy: {egressProxy: {host: x}}}", []string{"W spec.ingress: not applied", "W spec.outboundTrafficPolicy.egressProxy: not applied"}},
 		{object.Sidecar, "{ingress: [{port: {number: 80}, tls: {mode: MUTUAL}}]}", []string{"W spec.ingress: not applied", "E spec.ingress[0].tls: not applied: client certificates"}},
-		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*', n/x.com]}]}", []string{"W spec: not applied: gateways are not served"}},
-		{object.Gateway, "{}", []string{"W spec: not applied: gateways are not served", "E spec.servers: is empty"}},
+		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*', n/x.com]}]}", []string{"W spec: not applied: gateways are not supported"}},
+		{object.Gateway, "{}", []string{"W spec: not applied: gateways are not supported", "E spec.servers: is empty"}},
 	})
 }
 
-// A list of verdicts has an end, and an error is not lost beyond it.
+// The number of verdicts is limited, but an error beyond the limit still rejects the object.
 func TestManyVerdicts(t *testing.T) {
 	body := "{hosts: [a], gateways: [mesh], http: [{route: [{destination: {host: a}}], match: ["
 	for range 60 {

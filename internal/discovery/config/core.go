@@ -7,7 +7,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// exportToAnnotation names the namespaces that see a Service.
+// exportToAnnotation lists the namespaces in which a Service is visible.
 const exportToAnnotation = "networking.istio.io/exportTo"
 
 func (c *check) service(s *object.ServiceSpec, m object.Meta) {
@@ -17,18 +17,18 @@ func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 	if s.Type == "ExternalName" && !isDomain(s.ExternalName) && !isIP(s.ExternalName) {
 		c.fail("spec.externalName", "invalid DNS name %q, which a Service of type ExternalName needs", s.ExternalName)
 	}
-	type number struct {
+	type portKey struct {
 		protocol string
 		port     uint32
 	}
 	var names []string
-	var numbers []number
+	var numbers []portKey
 	for i, p := range s.Ports {
 		at := item("spec.ports", i)
 		c.port(at+".port", p.Port, false)
 		c.port(at+".targetPort", p.TargetPort, true)
 		if p.Name == "" && len(s.Ports) > 1 {
-			c.fail(at+".name", "is missing; a Service with several ports needs a name for each")
+			c.fail(at+".name", "is missing; each port of a Service with several ports needs a name")
 		}
 		if p.Name != "" && !isLabel(p.Name) {
 			c.fail(at+".name", "invalid port name %q: want letters, digits and \"-\"", p.Name)
@@ -39,24 +39,24 @@ func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 		if p.Name != "" {
 			names = append(names, p.Name)
 		}
-		numbers = append(numbers, number{p.Protocol, p.Port})
+		numbers = append(numbers, portKey{p.Protocol, p.Port})
 	}
-	once(names, func(_ int, n string) { c.fail("spec.ports", "two ports are named %q; rename one", n) })
-	once(numbers, func(i int, n number) {
-		c.fail(item("spec.ports", i)+".port", "duplicate port %d; remove one", n.port)
+	once(names, func(_ int, n string) { c.fail("spec.ports", "duplicate port name %q; rename one", n) })
+	once(numbers, func(i int, k portKey) {
+		c.fail(item("spec.ports", i)+".port", "duplicate port %d; remove one", k.port)
 	})
 	if list := m.Annotations[exportToAnnotation]; list != "" {
-		var words []string
-		for w := range strings.SplitSeq(list, ",") {
-			words = append(words, strings.TrimSpace(w))
+		var namespaces []string
+		for ns := range strings.SplitSeq(list, ",") {
+			namespaces = append(namespaces, strings.TrimSpace(ns))
 		}
-		c.exportTo("metadata.annotations["+exportToAnnotation+"]", words, true)
+		c.exportTo("metadata.annotations["+exportToAnnotation+"]", namespaces, true)
 	}
 }
 
 func (c *check) endpointSlice(s *object.EndpointSliceSpec) {
 	if s.Service == "" {
-		c.warn("metadata.labels", "label kubernetes.io/service-name is missing: the slice belongs to no Service")
+		c.warn("metadata.labels", "label kubernetes.io/service-name is missing: the slice does not belong to a Service")
 	}
 	for i, p := range s.Ports {
 		c.port(item("ports", i)+".port", p.Port, false)
@@ -66,12 +66,12 @@ func (c *check) endpointSlice(s *object.EndpointSliceSpec) {
 func (c *check) pod(s *object.PodSpec) {
 	for i, p := range s.Ports {
 		if p.Port == 0 || p.Port > 65535 {
-			c.fail("spec.containers", "invalid port %d (%q, the %dth of the Pod): want 1–65535", p.Port, p.Name, i+1)
+			c.fail("spec.containers", "invalid port %d (%q, port %d of the Pod): want 1–65535", p.Port, p.Name, i+1)
 		}
 	}
 }
 
-// configMap checks the mesh configuration; other ConfigMaps are not read.
+// configMap checks mesh configuration; other ConfigMaps are not used.
 func (c *check) configMap(s *object.ConfigMapSpec) {
 	if text, ok := s.Data[MeshKey]; ok && IsMeshConfig(c.key) {
 		_, verdicts := MeshConfig(text)

@@ -9,7 +9,7 @@ import (
 
 func (c *check) destinationRule(s *networking.DestinationRule) {
 	if s.Host == "" {
-		c.fail("spec.host", "is missing; name the service that the rule is for")
+		c.fail("spec.host", "is missing; set the host of a service")
 	} else {
 		c.host("spec.host", s.Host)
 	}
@@ -30,8 +30,8 @@ func (c *check) destinationRule(s *networking.DestinationRule) {
 	c.labels("spec.workloadSelector.matchLabels", s.WorkloadSelector.GetMatchLabels())
 }
 
-// subsetIdle reports the idle timeout of TCP connections in subsets: only routes name
-// subsets, and only http routes are served.
+// subsetIdle reports the idle timeout of TCP connections in subsets: connections are sent to a subset
+// by tcp and tls routes only, and these are not supported.
 func (c *check) subsetIdle(at string, p *networking.TrafficPolicy) {
 	const field = ".connectionPool.tcp.idleTimeout"
 	const text = "not applied: only tcp and tls routes, which are not served, send connections to a subset; set it for the whole service"
@@ -54,7 +54,7 @@ func (c *check) trafficPolicy(at string, p *networking.TrafficPolicy) {
 	for i, l := range p.PortLevelSettings {
 		port := item(at+".portLevelSettings", i)
 		if l == nil {
-			c.fail(port, "is empty; give it a port, or remove it")
+			c.fail(port, "is empty; set a port, or remove it")
 			continue
 		}
 		c.port(port+".port.number", l.Port.GetNumber(), false)
@@ -87,7 +87,7 @@ func (c *check) portPolicy(at string, lb *networking.LoadBalancerSettings, pool 
 		c.clientTLS(at+".tls", tls)
 	}
 	if l := lb.GetLocalityLbSetting(); o == nil && (len(l.GetFailover()) > 0 || len(l.GetFailoverPriority()) > 0) {
-		c.warn(at+".loadBalancer.localityLbSetting", "failover needs outlierDetection too: without it no endpoint counts as failed")
+		c.warn(at+".loadBalancer.localityLbSetting", "failover needs outlierDetection: without it, Envoy does not detect failed endpoints")
 	}
 }
 
@@ -116,10 +116,10 @@ func (c *check) pool(at string, p *networking.ConnectionPoolSettings) {
 		"idleTimeout": h.IdleTimeout, "http2KeepAlive.interval": h.Http2KeepAlive.GetInterval(), "http2KeepAlive.timeout": h.Http2KeepAlive.GetTimeout(),
 	})
 	if k := h.Http2KeepAlive; k != nil && (k.Interval == nil) != (k.Timeout == nil) {
-		c.fail(at+".http.http2KeepAlive", "needs interval and timeout; give both")
+		c.fail(at+".http.http2KeepAlive", "needs interval and timeout; set both")
 	}
 	if h.UseClientProtocol && h.H2UpgradePolicy == networking.ConnectionPoolSettings_HTTPSettings_UPGRADE {
-		c.fail(at+".http.useClientProtocol", "contradicts h2UpgradePolicy UPGRADE; remove one of the two")
+		c.fail(at+".http.useClientProtocol", "conflicts with h2UpgradePolicy UPGRADE; remove one of the two")
 	}
 }
 
@@ -151,7 +151,7 @@ func (c *check) clientTLS(at string, t *networking.ClientTLSSettings) {
 		}
 	case networking.ClientTLSSettings_ISTIO_MUTUAL:
 		if files || t.CaCertificates != "" || t.CredentialName != "" {
-			c.fail(at, "mode ISTIO_MUTUAL uses the mesh's own certificates; remove the others, or use MUTUAL")
+			c.fail(at, "mode ISTIO_MUTUAL uses the mesh's certificates; remove the others, or use MUTUAL")
 		}
 	case networking.ClientTLSSettings_SIMPLE:
 		for _, f := range []struct{ name, file string }{{"clientCertificate", t.ClientCertificate}, {"privateKey", t.PrivateKey}} {
@@ -161,10 +161,10 @@ func (c *check) clientTLS(at string, t *networking.ClientTLSSettings) {
 		}
 	}
 	if t.CredentialName != "" && (files || t.CaCertificates != "") {
-		c.fail(at+".credentialName", "files are given too; remove one of the two")
+		c.fail(at+".credentialName", "files are set too; remove one of the two")
 	}
 	if t.InsecureSkipVerify.GetValue() && (t.CaCertificates != "" || len(t.SubjectAltNames) > 0) {
-		c.fail(at+".insecureSkipVerify", "contradicts caCertificates and subjectAltNames, which would be ignored; remove one of the two")
+		c.fail(at+".insecureSkipVerify", "conflicts with caCertificates and subjectAltNames, which would be ignored; remove one of the two")
 	}
 	for i, san := range t.SubjectAltNames {
 		if strings.TrimSpace(san) == "" {

@@ -7,8 +7,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// policy is a DestinationRule with one traffic policy; a want that begins with "E ." is
-// relative to it.
+// policy is a DestinationRule with one traffic policy. A want such as "E .tls: …" is relative to it.
 func policy(body string, want ...string) rule {
 	for i, w := range want {
 		want[i] = strings.Replace(w, " .", " spec.trafficPolicy.", 1)
@@ -28,7 +27,7 @@ func TestDestinationRule(t *testing.T) {
 			"E .portLevelSettings[1].port.number: duplicate 80"),
 		policy("connectionPool: {tcp: {maxConnections: -1, connectTimeout: 0s, tcpKeepalive: {time: 1us}}, http: {maxRetries: -1, idleTimeout: 0.0001s, useClientProtocol: true, h2UpgradePolicy: UPGRADE}}",
 			"E .connectionPool.tcp.maxConnections: invalid number -1", "E .connectionPool.tcp.connectTimeout: invalid duration 0s", "E .connectionPool.tcp.tcpKeepalive.time: invalid duration 1µs",
-			"E .connectionPool.http.maxRetries: invalid number -1", "E .connectionPool.http.idleTimeout: invalid duration 100µs", "E .connectionPool.http.useClientProtocol: contradicts"),
+			"E .connectionPool.http.maxRetries: invalid number -1", "E .connectionPool.http.idleTimeout: invalid duration 100µs", "E .connectionPool.http.useClientProtocol: conflicts with"),
 		policy("outlierDetection: {maxEjectionPercent: 101, minHealthPercent: -1, consecutiveErrors: 5, consecutiveLocalOriginFailures: 5}", "E .outlierDetection.maxEjectionPercent: invalid number 101",
 			"E .outlierDetection.minHealthPercent: invalid number -1", "E .outlierDetection.consecutiveLocalOriginFailures: needs splitExternal", "W .outlierDetection.consecutiveErrors: not applied"),
 		policy("retryBudget: {percent: 101, budgetInterval: 0s}, tunnel: {targetHost: a, targetPort: 1}, proxyProtocol: {}", "E .retryBudget.percent: invalid number 101", "E .retryBudget.budgetInterval: invalid duration 0s",
@@ -41,9 +40,9 @@ func TestClientTLS(t *testing.T) {
 		policy("tls: {mode: DISABLE}"), policy("tls: {mode: ISTIO_MUTUAL, sni: x, subjectAltNames: [y]}"), policy("tls: {mode: SIMPLE, credentialName: x}"),
 		policy("tls: {mode: MUTUAL, clientCertificate: /c, privateKey: /k, caCertificates: /r}"), policy("tls: {mode: MUTUAL, credentialName: x}"),
 		policy("tls: {mode: MUTUAL, clientCertificate: /c}", "E .tls: mode MUTUAL needs clientCertificate and privateKey"),
-		policy("tls: {mode: ISTIO_MUTUAL, caCertificates: /r}", "E .tls: mode ISTIO_MUTUAL uses the mesh's own"),
-		policy("tls: {mode: SIMPLE, privateKey: /k, credentialName: x, subjectAltNames: ['']}", "W .tls.privateKey: not applied: mode SIMPLE", "E .tls.credentialName: files are given too", "E .tls.subjectAltNames[0]: is empty"),
-		policy("tls: {mode: SIMPLE, insecureSkipVerify: true, caCertificates: /r}", "E .tls.insecureSkipVerify: contradicts"),
+		policy("tls: {mode: ISTIO_MUTUAL, caCertificates: /r}", "E .tls: mode ISTIO_MUTUAL uses the mesh's cert"),
+		policy("tls: {mode: SIMPLE, privateKey: /k, credentialName: x, subjectAltNames: ['']}", "W .tls.privateKey: not applied: mode SIMPLE", "E .tls.credentialName: files are set too", "E .tls.subjectAltNames[0]: is empty"),
+		policy("tls: {mode: SIMPLE, insecureSkipVerify: true, caCertificates: /r}", "E .tls.insecureSkipVerify: conflicts with"),
 	})
 }
 
@@ -62,18 +61,18 @@ func TestLoadBalancer(t *testing.T) {
 	}
 	runRules(t, []rule{
 		policy("loadBalancer: {simple: ROUND_ROBIN, warmup: {duration: 1s, minimumPercent: 5, aggression: 1}}"),
-		policy("loadBalancer: {warmupDurationSecs: 1s, warmup: {minimumPercent: 101, aggression: 0.5}, zoneAwareLbSetting: {}}", "E .loadBalancer.warmup: warmupDurationSecs is given",
+		policy("loadBalancer: {warmupDurationSecs: 1s, warmup: {minimumPercent: 101, aggression: 0.5}, zoneAwareLbSetting: {}}", "E .loadBalancer.warmup: warmupDurationSecs is set",
 			"E .loadBalancer.warmup.duration: is missing", "E .loadBalancer.warmup.minimumPercent: invalid number 101", "E .loadBalancer.warmup.aggression: invalid aggression 0.5",
 			"W .loadBalancer.zoneAwareLbSetting: not applied"),
 		hash("httpHeaderName: ':path'"), hash("useSourceIp: true, minimumRingSize: 1024"), hash("httpCookie: {name: c, ttl: 0s}, maglev: {tableSize: 65537}"),
-		hash("", "E .: names nothing to hash"), hash("httpHeaderName: 'a b'", "E ..httpHeaderName: invalid header name \"a b\""), hash("httpQueryParameterName: ''", "E ..httpQueryParameterName: is empty"),
+		hash("", "E .: has no hash key"), hash("httpHeaderName: 'a b'", "E ..httpHeaderName: invalid header name \"a b\""), hash("httpQueryParameterName: ''", "E ..httpQueryParameterName: is empty"),
 		hash("httpCookie: {name: '', ttl: -1s}", "E ..httpCookie.name: invalid cookie name \"\"", "E ..httpCookie.ttl: invalid duration -1s"),
 		hash("useSourceIp: true, ringHash: {minimumRingSize: 9000000}", "E ..ringHash.minimumRingSize: invalid size 9000000"),
-		hash("useSourceIp: true, maglev: {tableSize: 65536}", "E ..maglev.tableSize: invalid size 65536: want a prime"),
-		policy("loadBalancer: {localityLbSetting: {failover: [{from: a, to: b}]}}", "W .loadBalancer.localityLbSetting: failover needs outlierDetection too"),
+		hash("useSourceIp: true, maglev: {tableSize: 65536}", "E ..maglev.tableSize: invalid size 65536: want a prime number"),
+		policy("loadBalancer: {localityLbSetting: {failover: [{from: a, to: b}]}}", "W .loadBalancer.localityLbSetting: failover needs outlierDetection:"),
 		locality("distribute: [{from: a/b/*, to: {a/b/c: 60, '*': 40}}]"), locality("failoverPriority: [topology.istio.io/network, a=b], failover: [{from: a, to: b}]", "W ..failoverPriority: not applied"),
-		locality("distribute: [{from: a/*/b, to: {a: 50, b/c/d/e: 0}}, {from: a/*/b, to: {'': 100}}], failover: [{from: a, to: a}, {from: a/b, to: c}]", "E .: distribute and failover exclude",
-			"E ..distribute[0].from: invalid locality \"a/*/b\"", "E ..distribute[0].to[b/c/d/e]: invalid locality \"b/c/d/e\"", "E ..distribute[0].to[b/c/d/e]: is 0", "E ..distribute[0].to: the shares add up to 50",
+		locality("distribute: [{from: a/*/b, to: {a: 50, b/c/d/e: 0}}, {from: a/*/b, to: {'': 100}}], failover: [{from: a, to: a}, {from: a/b, to: c}]", "E .: distribute and failover are mutually exclusive",
+			"E ..distribute[0].from: invalid locality \"a/*/b\"", "E ..distribute[0].to[b/c/d/e]: invalid locality \"b/c/d/e\"", "E ..distribute[0].to[b/c/d/e]: invalid weight 0", "E ..distribute[0].to: invalid sum of weights 50",
 			"E ..distribute[1].from: invalid locality \"a/*/b\"", "E ..distribute[1].to[]: invalid locality \"\"", "E ..distribute[1].from: duplicate \"a/*/b\"", "E ..failover[0].to: is the same as from", "E ..failover[1].from: invalid region \"a/b\""),
 		locality("failoverPriority: [a b]", "E ..failoverPriority[0][a b]: invalid label name", "W ..failoverPriority: not applied"),
 	})

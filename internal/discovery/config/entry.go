@@ -12,7 +12,7 @@ import (
 
 func (c *check) serviceEntry(s *networking.ServiceEntry) {
 	if len(s.Hosts) == 0 {
-		c.fail("spec.hosts", "is empty; name at least one host")
+		c.fail("spec.hosts", "is empty; add at least one host")
 	}
 	for i, h := range s.Hosts {
 		if h == "*" || !isHost(h) {
@@ -29,7 +29,7 @@ func (c *check) serviceEntry(s *networking.ServiceEntry) {
 	c.resolution(s)
 	if s.WorkloadSelector != nil {
 		if len(s.Endpoints) > 0 {
-			c.fail("spec.workloadSelector", "endpoints are given too; remove one of the two")
+			c.fail("spec.workloadSelector", "endpoints are set too; remove one of the two")
 		}
 		c.labels("spec.workloadSelector.labels", s.WorkloadSelector.Labels)
 	}
@@ -40,7 +40,7 @@ func (c *check) serviceEntry(s *networking.ServiceEntry) {
 		at := item("spec.endpoints", i)
 		c.workload(at, e, names)
 		if s.Resolution == networking.ServiceEntry_STATIC && e.Address != "" && !isIP(e.Address) && !strings.HasPrefix(e.Address, "unix://") {
-			c.fail(at+".address", "invalid IP address %q, which resolution STATIC needs; give one, or use resolution DNS", e.Address)
+			c.fail(at+".address", "invalid address %q: want an IP address for resolution STATIC; for a DNS name use resolution DNS", e.Address)
 		}
 	}
 	c.exportTo("spec.exportTo", s.ExportTo, true)
@@ -54,7 +54,7 @@ func (c *check) serviceEntry(s *networking.ServiceEntry) {
 // entryPorts checks the ports and returns their names.
 func (c *check) entryPorts(s *networking.ServiceEntry) []string {
 	if len(s.Ports) == 0 {
-		c.warn("spec.ports", "is empty: no port of the hosts can be called")
+		c.warn("spec.ports", "is empty: the hosts have no ports")
 	}
 	names, numbers := []string{}, []uint32{}
 	for i, p := range s.Ports {
@@ -78,12 +78,12 @@ func (c *check) protocol(field, s string) {
 	}
 }
 
-// resolution checks how endpoints are found against what is said about them.
+// resolution checks that the endpoints fit the resolution.
 func (c *check) resolution(s *networking.ServiceEntry) {
 	switch s.Resolution {
 	case networking.ServiceEntry_NONE:
 		if len(s.Endpoints) > 0 {
-			c.fail("spec.endpoints", "resolution NONE uses the address that the client called; remove the endpoints, or use STATIC or DNS")
+			c.fail("spec.endpoints", "resolution NONE uses the destination address of the client's connection; remove the endpoints, or use STATIC or DNS")
 		}
 	case networking.ServiceEntry_STATIC:
 		if len(s.Endpoints) == 0 && s.WorkloadSelector == nil {
@@ -93,27 +93,27 @@ func (c *check) resolution(s *networking.ServiceEntry) {
 		if len(s.Endpoints) == 0 && s.WorkloadSelector == nil {
 			for i, h := range s.Hosts {
 				if strings.HasPrefix(h, "*") {
-					c.fail(item("spec.hosts", i), "%q cannot be resolved; give endpoints, or use resolution NONE", h)
+					c.fail(item("spec.hosts", i), "wildcard %q cannot be resolved; add endpoints, or use resolution NONE", h)
 				}
 			}
 		}
 		if s.Resolution == networking.ServiceEntry_DNS_ROUND_ROBIN && len(s.Endpoints) > 1 {
-			c.fail("spec.endpoints", "resolution DNS_ROUND_ROBIN takes one endpoint; remove the others, or use DNS")
+			c.fail("spec.endpoints", "resolution DNS_ROUND_ROBIN allows one endpoint; remove the others, or use DNS")
 		}
 	case networking.ServiceEntry_DYNAMIC_DNS:
 		if len(s.Endpoints) > 0 {
-			c.fail("spec.endpoints", "resolution DYNAMIC_DNS resolves what the client asks for; remove the endpoints, or use STATIC or DNS")
+			c.fail("spec.endpoints", "resolution DYNAMIC_DNS resolves the host that the client requests; remove the endpoints, or use STATIC or DNS")
 		}
 	}
 }
 
-// workload checks a WorkloadEntry, or an endpoint of a ServiceEntry (ports then holds
-// the entry's port names, else it is nil).
+// workload checks a WorkloadEntry, or an endpoint of a ServiceEntry. ports are the names of the
+// ServiceEntry's ports, nil for a WorkloadEntry.
 func (c *check) workload(at string, w *networking.WorkloadEntry, ports []string) {
 	unix, isUnix := strings.CutPrefix(w.Address, "unix://")
 	switch {
 	case w.Address == "":
-		c.fail(at+".address", "is empty; give an IP address, a DNS name or unix:///path (gateways of networks are not used)")
+		c.fail(at+".address", "is empty; set an IP address, a DNS name or unix:///path (gateways of networks are not used)")
 	case isUnix && !path.IsAbs(unix):
 		c.fail(at+".address", "invalid path %q: want unix:///path", w.Address)
 	case isUnix && len(w.Ports) > 0:
@@ -123,7 +123,7 @@ func (c *check) workload(at string, w *networking.WorkloadEntry, ports []string)
 	}
 	for _, name := range sorted(w.Ports) {
 		if ports != nil && !slices.Contains(ports, name) {
-			c.fail(entry(at+".ports", name), "the entry has no port of this name; use one of %s", strings.Join(ports, ", "))
+			c.fail(entry(at+".ports", name), "unknown port: want one of %s", strings.Join(ports, ", "))
 		} else if !isLabel(name) {
 			c.fail(entry(at+".ports", name), "invalid port name: want letters, digits and \"-\"")
 		}

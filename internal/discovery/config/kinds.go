@@ -7,7 +7,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// kinds has the rules for each kind of object; init fails until a new one has them.
+// kinds has the validation of each kind of object; init panics for a kind without a row.
 var kinds = map[object.Kind]func(*check, object.Object){
 	object.Service:       func(c *check, o object.Object) { specRules(c, o, func(s *object.ServiceSpec) { c.service(s, o.Meta) }) },
 	object.EndpointSlice: func(c *check, o object.Object) { specRules(c, o, c.endpointSlice) },
@@ -41,11 +41,11 @@ func init() {
 	}
 }
 
-// noRules is for kinds whose objects say nothing that could be wrong.
+// noRules is for kinds of whose objects no field is used.
 func noRules(*check, object.Object) {}
 
-// specRules applies rules to the object's spec. An object of the kind with another type of spec
-// is a mistake of whoever made it, and is refused.
+// specRules applies rules to the object's spec. A spec of another type, which only a faulty source
+// can make, is an error.
 func specRules[S any](c *check, o object.Object, rules func(S)) {
 	if spec, ok := o.Spec.(S); ok {
 		rules(spec)

@@ -18,8 +18,7 @@ func TestEveryKindHasRules(t *testing.T) {
 	}
 }
 
-// No object passes because nobody has written rules for it.
-func TestAnObjectWithoutRulesDoesNotPass(t *testing.T) {
+func TestUnknownKindsAndSpecsAreRejected(t *testing.T) {
 	key := object.Key{Kind: object.Sidecar, Namespace: "a", Name: "b"}
 	if v := Validate(object.Object{Key: key, Spec: 1}); !Rejected(v) || !strings.Contains(v[0].Text, "invalid spec of type int: want that of kind Sidecar") {
 		t.Errorf("a spec of another type: %v", v)

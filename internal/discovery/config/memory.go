@@ -6,17 +6,18 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// memory is what a Store knows of the time before the control plane started, and what
-// has to be saved for the time after.
+// memory is the part of a Store that outlives the process: what an earlier process has saved, and
+// whether there is something to save.
 type memory struct {
-	// remembered are good values of objects that this store has not had a good value of.
+	// remembered are the saved valid versions of objects of which the source has not yet reported a
+	// valid one.
 	remembered map[object.Key]*object.Object
-	// restored are the objects in force whose value was saved.
+	// restored are the objects that are in force as they were saved, with the time at which they were.
 	restored map[object.Key]time.Time
-	// oldest is when the oldest of these was saved; it counts while oldestKnown is set.
+	// oldest is the earliest of these times; it is valid while oldestKnown is set.
 	oldest      time.Time
 	oldestKnown bool
-	// version counts the changes of what is good, of what was saved, and of places.
+	// version counts the changes of valid versions and of their origins.
 	version uint64
 }
 
@@ -24,9 +25,9 @@ func newMemory() memory {
 	return memory{remembered: map[object.Key]*object.Object{}, restored: map[object.Key]time.Time{}}
 }
 
-// Remember gives the store the last good values of a former one. An object whose first
-// value here is bad counts as that; a remembered value that is bad by today's rules is
-// none. What is remembered and never mentioned is not in force.
+// Remember gives the store the last valid versions that an earlier process has saved. If the first
+// version of an object that the source reports is invalid, the remembered one is in force; otherwise
+// the remembered one has no effect. Remembered objects that are no longer valid are ignored.
 func (s *Store) Remember(objects []object.Object) {
 	for _, o := range objects {
 		if !Rejected(Validate(o)) {
@@ -35,8 +36,8 @@ func (s *Store) Remember(objects []object.Object) {
 	}
 }
 
-// Forget ends that for the objects that have not been mentioned yet, and for which done
-// is true: one that comes later is new, whatever its name.
+// Forget drops the remembered objects that the source has not reported yet and for which done returns
+// true: an object of that name that is reported later is a new one.
 func (s *Store) Forget(done func(object.Key) bool) {
 	for k := range s.memory.remembered {
 		if done(k) {
@@ -45,9 +46,9 @@ func (s *Store) Forget(done func(object.Key) bool) {
 	}
 }
 
-// instead is the value that counts for an object whose latest value is bad: the last
-// good one, at the place where the object now stands; nil where there is none.
-func (s *Store) instead(bad, before *object.Object) *object.Object {
+// lastGood returns the version that stays in force for an object whose latest version is invalid: the
+// last valid one, with the origin of the latest; nil if there is none.
+func (s *Store) lastGood(bad, before *object.Object) *object.Object {
 	last := before
 	if last == nil {
 		last = s.memory.remembered[bad.Key]
@@ -60,13 +61,13 @@ func (s *Store) instead(bad, before *object.Object) *object.Object {
 	return &moved
 }
 
-// put stores what is good of an object, nil where it has ended.
+// put stores an object's valid version; nil removes the object.
 func (s *Store) put(k object.Key, o *object.Object) {
 	if s.good[k] != o {
 		s.memory.version++
 	}
 	delete(s.memory.remembered, k)
-	if _, was := s.memory.restored[k]; was {
+	if _, ok := s.memory.restored[k]; ok {
 		delete(s.memory.restored, k)
 		s.memory.oldestKnown = false
 	}
@@ -81,13 +82,13 @@ func (s *Store) put(k object.Key, o *object.Object) {
 	}
 }
 
-// Len is how many objects are in force.
+// Len returns the number of objects in force.
 func (s *Store) Len() int { return len(s.good) }
 
-// Version changes whenever Good says something else.
+// Version returns a number that changes whenever the result of Good changes.
 func (s *Store) Version() uint64 { return s.memory.version }
 
-// Good is every object in force. The objects are shared: never change them.
+// Good returns all objects in force, in no order. They are shared and must not be modified.
 func (s *Store) Good() []*object.Object {
 	out := make([]*object.Object, 0, len(s.good))
 	for _, o := range s.good {
@@ -96,9 +97,8 @@ func (s *Store) Good() []*object.Object {
 	return out
 }
 
-// Restored says how many objects are in force with a value that was saved before the
-// control plane started, because their source cannot say it now, and when the oldest of
-// these values was saved.
+// Restored returns how many objects are in force as an earlier process saved them, because their
+// source cannot be read now, and when the oldest of them was saved (the zero time if there are none).
 func (s *Store) Restored() (n int, oldest time.Time) {
 	m := &s.memory
 	if !m.oldestKnown {

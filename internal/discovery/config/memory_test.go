@@ -9,9 +9,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// TestTheStoreGoesOnFromWhatItRemembers plays what may become of an object of which a
-// former store had a good value, with port 80.
-func TestTheStoreGoesOnFromWhatItRemembers(t *testing.T) {
+// The object has a saved valid version with port 80.
+func TestStoreRemembersSavedObjects(t *testing.T) {
 	saved := parse(t, object.Service, "spec: {ports: [{port: 80}]}")
 	saved.Saved = time.Unix(1000, 0)
 	bad := parse(t, object.Service, "spec: {ports: [{port: 99999}]}")
@@ -60,7 +59,7 @@ func TestTheStoreGoesOnFromWhatItRemembers(t *testing.T) {
 	}
 }
 
-func TestWhatIsRememberedAndBadByTodaysRulesIsNotInForce(t *testing.T) {
+func TestInvalidRememberedObjectsAreIgnored(t *testing.T) {
 	s := config.NewStore()
 	s.Remember([]object.Object{parse(t, object.Service, "spec: {ports: [{port: 99999}]}")})
 	if got := s.Apply([]object.Change{change(parse(t, object.Service, "spec: {ports: [{port: 99998}]}"))}); len(got) != 0 {
@@ -68,9 +67,8 @@ func TestWhatIsRememberedAndBadByTodaysRulesIsNotInForce(t *testing.T) {
 	}
 }
 
-// TestTheLastGoodValueIsKnownByTheLatestPlace: else a restart would look for it in a file
-// that does not hold the object any more.
-func TestTheLastGoodValueIsKnownByTheLatestPlace(t *testing.T) {
+// Otherwise a restart would look for the object in a file that no longer has it.
+func TestLastGoodVersionHasTheLatestOrigin(t *testing.T) {
 	s := config.NewStore()
 	s.Apply([]object.Change{change(parse(t, object.Service, "spec: {ports: [{port: 80}]}"))})
 	before := s.Version()
@@ -83,7 +81,7 @@ func TestTheLastGoodValueIsKnownByTheLatestPlace(t *testing.T) {
 	}
 }
 
-func TestABadPeerAuthenticationSaysWhatItWouldHaveSelected(t *testing.T) {
+func TestInvalidPeerAuthenticationNamesItsWorkloads(t *testing.T) {
 	for yaml, want := range map[string]string{
 		"spec: {selector: {matchLabels: {app: a}}, portLevelMtls: {99999: {mode: STRICT}}}": "plaintext to workloads app=a of namespace n",
 		"spec: {portLevelMtls: {80: {mode: STRICT}}}":                                       "plaintext to every workload of namespace n",

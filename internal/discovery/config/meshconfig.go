@@ -24,23 +24,22 @@ const (
 // be in any namespace; of several the one in istio-system is used, else the first by namespace.
 func IsMeshConfig(k object.Key) bool { return k.Kind == object.ConfigMap && k.Name == MeshConfigMap }
 
-// MeshConfig lays mesh configuration in YAML over the defaults: a field that is given
-// replaces the default, also with a zero; messages and maps are merged, lists replaced.
-// Unknown fields are warnings. With an error the message is nil. A verdict's Field is the
-// path in the text, and its Text names the text's line; Key and Origin are for the
-// caller to fill.
+// MeshConfig parses and validates mesh configuration in YAML and merges it into the defaults: a field
+// that is present replaces the default, even if its value is zero; messages and maps are merged, lists
+// are replaced. Unknown fields are warnings. If there is an error, the message is nil. The Field of a
+// verdict is the path in the text, and its Text names the line; Key and Origin are empty.
 func MeshConfig(text string) (*meshv1.MeshConfig, []Verdict) {
 	m, _, verdicts := meshConfig(text)
 	return m, verdicts
 }
 
-// givenDomain is the trust domain that mesh configuration gives.
+// givenDomain is the trust domain that mesh configuration sets.
 type givenDomain struct {
-	name string // good or not; empty where none is given
-	told bool   // false where the text cannot be parsed
+	name  string // valid or not; empty if none is set
+	known bool   // false if the text cannot be parsed
 }
 
-// meshConfig is MeshConfig, and also returns the trust domain that the text gives.
+// meshConfig is MeshConfig, and also returns the trust domain that the text sets.
 func meshConfig(text string) (m *meshv1.MeshConfig, given givenDomain, verdicts []Verdict) {
 	out := mesh.DefaultMeshConfig()
 	const absent = "\x00"
@@ -53,13 +52,13 @@ func meshConfig(text string) (m *meshv1.MeshConfig, given givenDomain, verdicts 
 			c.parseFault(doc.Fault)
 		case doc.Root == nil:
 		case root != nil:
-			c.parseFault(&yamltree.Fault{Line: doc.Line, Text: "a second document; mesh configuration is one"})
+			c.parseFault(&yamltree.Fault{Line: doc.Line, Text: "a second document; want one document"})
 		default:
 			root = doc.Root
 		}
 	}
-	given.told = !Rejected(c.out)
-	if root != nil && given.told {
+	given.known = !Rejected(c.out)
+	if root != nil && given.known {
 		for _, f := range yamltree.Merge(root, "", out) {
 			c.parseFault(f)
 		}
@@ -131,7 +130,7 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 	c.meshNotApplied(m)
 }
 
-// The names that Envoy knows; with another it would refuse everything that uses the setting.
+// The names that Envoy knows. With another name it would reject every resource with the setting.
 var (
 	cipherSuites = []string{
 		"ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-RSA-AES128-GCM-SHA256",

@@ -9,17 +9,15 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// consequence is what follows when a field is accepted and not applied.
+// consequence says what it means that a field is accepted and not applied.
 type consequence struct {
 	text string
-	// refused is set where the rest of the object, in force without the field, would allow
-	// what its author forbids.
-	refused bool
+	// rejected is set if the object without the field would allow what its author forbids.
+	rejected bool
 }
 
-// consequences are the fields, and the values of enumerations, that are accepted and have
-// no effect, by their full names. TestEveryFieldIsAppliedOrNamed in package compile holds
-// that no field is missing here.
+// consequences lists the fields, and the values of enumerations, that have no effect, by full name.
+// TestEveryFieldIsAppliedOrNamed in package compile fails for a field that is missing here.
 var consequences = map[protoreflect.FullName]consequence{
 	"istio.networking.v1alpha3.VirtualService.tls":                                  {text: "tls routes are not served; TLS connections go to the service whose host they name"},
 	"istio.networking.v1alpha3.VirtualService.tcp":                                  {text: "tcp routes are not served; connections go to the service that is called"},
@@ -30,27 +28,27 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.networking.v1alpha3.OutlierDetection.outlier_detection_http_error_codes": {text: "only responses with status 5xx count as errors"},
 	"istio.networking.v1alpha3.TrafficPolicy.tunnel":                                {text: "connections are not tunnelled"},
 	"istio.networking.v1alpha3.TrafficPolicy.proxy_protocol":                        {text: "no PROXY protocol header is sent"},
-	"istio.networking.v1alpha3.ServiceEntry.DYNAMIC_DNS":                            {text: "the entry is taken as with resolution NONE: connections go to the address that the client resolved"},
+	"istio.networking.v1alpha3.ServiceEntry.DYNAMIC_DNS":                            {text: "the entry is treated as one with resolution NONE: connections go to the address that the client resolved"},
 	"istio.networking.v1alpha3.WorkloadEntry.network":                               {text: "the endpoint is called at its own address, from every network"},
 	"istio.networking.v1alpha3.IstioEgressListener.port":                            {text: "the hosts are visible on all of their ports"},
-	"istio.networking.v1alpha3.IstioEgressListener.bind":                            {text: "only captured traffic is served, at the addresses that clients call"},
+	"istio.networking.v1alpha3.IstioEgressListener.bind":                            {text: "only captured traffic is served, at the addresses to which clients connect"},
 	"istio.networking.v1alpha3.NONE":                                                {text: "only captured traffic is served"},
 	"istio.networking.v1alpha3.Sidecar.ingress":                                     {text: "inbound listeners follow the workload's services"},
 	"istio.networking.v1alpha3.Sidecar.inbound_connection_pool":                     {text: "inbound connections are not limited"},
 	"istio.networking.v1alpha3.OutboundTrafficPolicy.egress_proxy":                  {text: "connections to unknown hosts go there directly"},
 	"istio.mesh.v1alpha1.MeshConfig.proxy_http_port":                                {text: "no HTTP proxy port is opened"},
-	"istio.mesh.v1alpha1.MeshConfig.hbone_idle_timeout":                             {text: "HBONE is not spoken"},
+	"istio.mesh.v1alpha1.MeshConfig.hbone_idle_timeout":                             {text: "HBONE is not supported"},
 	"istio.mesh.v1alpha1.MeshConfig.ingress_class":                                  {text: noIngress},
 	"istio.mesh.v1alpha1.MeshConfig.ingress_service":                                {text: noIngress},
 	"istio.mesh.v1alpha1.MeshConfig.ingress_controller_mode":                        {text: noIngress},
 	"istio.mesh.v1alpha1.MeshConfig.ingress_selector":                               {text: noIngress},
 	"istio.mesh.v1alpha1.MeshConfig.enable_tracing":                                 {text: "proxies send no traces"},
 	"istio.mesh.v1alpha1.MeshConfig.enable_envoy_access_log_service":                {text: "access logs go to accessLogFile only"},
-	"istio.mesh.v1alpha1.MeshConfig.disable_envoy_listener_log":                     {text: "listeners write no log of their own in any case"},
+	"istio.mesh.v1alpha1.MeshConfig.disable_envoy_listener_log":                     {text: "listeners never write a log of their own"},
 	"istio.mesh.v1alpha1.MeshConfig.OutboundTrafficPolicy.ALLOW_ANY_DYNAMIC_DNS":    {text: "unknown hosts are reached as with ALLOW_ANY: at the address that the client resolved"},
-	"istio.mesh.v1alpha1.MeshConfig.OutboundTrafficPolicy.tls":                      {text: "connections to unknown hosts would leave without this TLS; remove it, or write a ServiceEntry and a DestinationRule for the hosts", refused: true},
+	"istio.mesh.v1alpha1.MeshConfig.OutboundTrafficPolicy.tls":                      {text: "connections to unknown hosts would be made without this TLS; remove it, or add a ServiceEntry and a DestinationRule for the hosts", rejected: true},
 	"istio.mesh.v1alpha1.MeshConfig.config_sources":                                 {text: "configuration is read from the flags' sources only"},
-	"istio.mesh.v1alpha1.MeshConfig.ca_certificates":                                {text: "proxies trust the roots of the mesh's own CA only"},
+	"istio.mesh.v1alpha1.MeshConfig.ca_certificates":                                {text: "proxies trust the roots of the mesh's CA only"},
 	"istio.mesh.v1alpha1.MeshConfig.zone_aware_lb_setting":                          {text: "endpoints get no zone-aware weights; use localityLbSetting"},
 	"istio.mesh.v1alpha1.MeshConfig.inbound_cluster_stat_name":                      {text: "clusters have Istio's default names in statistics"},
 	"istio.mesh.v1alpha1.MeshConfig.outbound_cluster_stat_name":                     {text: "clusters have Istio's default names in statistics"},
@@ -59,29 +57,28 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.service_scope_configs":                          {text: "endpoints of all clusters are used"},
 	"istio.mesh.v1alpha1.MeshConfig.enable_prometheus_merge":                        {text: "the application's metrics are not merged with the proxy's"},
 	"istio.mesh.v1alpha1.MeshConfig.verify_certificate_at_client":                   {text: "servers' certificates are always verified; insecureSkipVerify in a DestinationRule turns that off for a host"},
-	"istio.mesh.v1alpha1.MeshConfig.ca":                                             {text: "certificates are signed by the control plane's own CA"},
+	"istio.mesh.v1alpha1.MeshConfig.ca":                                             {text: "certificates are signed by the control plane's CA"},
 	"istio.mesh.v1alpha1.MeshConfig.extension_providers":                            {text: "no provider is used"},
 	"istio.mesh.v1alpha1.MeshConfig.default_providers":                              {text: "no provider is used"},
 	"istio.mesh.v1alpha1.MeshConfig.discovery_selectors":                            {text: "objects of all namespaces are used"},
-	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                       {text: "ServiceEntries are visible as exportTo and defaultServiceExportTo say; remove it"},
-	"istio.mesh.v1alpha1.ServiceEntryVisibility.apply_to_sidecars":                  {text: "a ServiceEntry that it hides would be visible to sidecars; restrict exportTo or defaultServiceExportTo, and remove it", refused: true},
-	"istio.networking.v1alpha3.IstioIngressListener.tls":                            {text: "client certificates that it demands would not be asked for; use a PeerAuthentication, and remove it", refused: true},
+	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                       {text: "the visibility of ServiceEntries depends on exportTo and defaultServiceExportTo only; remove it"},
+	"istio.mesh.v1alpha1.ServiceEntryVisibility.apply_to_sidecars":                  {text: "a ServiceEntry that it hides would be visible to sidecars; restrict exportTo or defaultServiceExportTo, and remove it", rejected: true},
+	"istio.networking.v1alpha3.IstioIngressListener.tls":                            {text: "client certificates would not be required; use a PeerAuthentication, and remove it", rejected: true},
 }
 
 const (
 	noIngress = "Ingress objects are not served"
-	// agentsOnly holds for all fields of ProxyConfig.
-	agentsOnly = "the control plane gives proxies no ProxyConfig; agents read their own, from --meshConfig and PROXY_CONFIG"
+	// agentsOnly is the consequence for all fields of ProxyConfig.
+	agentsOnly = "the control plane sends no ProxyConfig to proxies; agents read it from --meshConfig and PROXY_CONFIG"
 )
 
-// notApplied reports the fields of an object that have no effect, in their order. A
-// message without effect is reported as a whole, with what must be refused inside it.
+// notApplied reports the fields of an object that have no effect, in the order of their numbers, and
+// unknown enum values. Within a message that has no effect, only errors are reported.
 func (c *check) notApplied(at string, m protoreflect.Message) {
 	c.fieldsNotApplied(at, m, nil, false)
 }
 
-// meshNotApplied does the same for mesh configuration, of which only what differs from the
-// defaults counts.
+// meshNotApplied does the same for the fields of mesh configuration that differ from the defaults.
 func (c *check) meshNotApplied(m *meshv1.MeshConfig) {
 	c.fieldsNotApplied("", m.ProtoReflect(), mesh.DefaultMeshConfig().ProtoReflect(), false)
 	proxy, defaults := m.GetDefaultConfig().ProtoReflect(), mesh.DefaultProxyConfig().ProtoReflect()
@@ -90,7 +87,8 @@ func (c *check) meshNotApplied(m *meshv1.MeshConfig) {
 	}
 }
 
-func (c *check) fieldsNotApplied(at string, m, defaults protoreflect.Message, told bool) {
+// fieldsNotApplied reports only errors if covered is set: a message around m has been reported.
+func (c *check) fieldsNotApplied(at string, m, defaults protoreflect.Message, covered bool) {
 	for _, f := range setFields(m, defaults) {
 		v, path := m.Get(f), f.JSONName()
 		if at != "" {
@@ -98,32 +96,35 @@ func (c *check) fieldsNotApplied(at string, m, defaults protoreflect.Message, to
 		}
 		name := f.FullName()
 		if f.Enum() != nil && f.Cardinality() != protoreflect.Repeated {
-			if e := f.Enum().Values().ByNumber(v.Enum()); e != nil && consequences[name].text == "" {
+			e := f.Enum().Values().ByNumber(v.Enum())
+			if e == nil {
+				c.fail(path, "unknown value %d of enum %s", v.Enum(), f.Enum().Name())
+			} else if consequences[name].text == "" {
 				name = e.FullName()
 			}
 		}
 		q, found := consequences[name]
 		switch {
-		case found && q.refused:
+		case found && q.rejected:
 			c.fail(path, "not applied: %s", q.text)
-		case found && !told:
+		case found && !covered:
 			c.warn(path, "not applied: %s", q.text)
 		}
 		switch {
 		case f.IsMap():
-			c.entriesNotApplied(path, f, v.Map(), told || found)
+			c.entriesNotApplied(path, f, v.Map(), covered || found)
 		case f.Message() == nil:
 		case f.IsList():
 			for i := range v.List().Len() {
-				c.fieldsNotApplied(item(path, i), v.List().Get(i).Message(), nil, told || found)
+				c.fieldsNotApplied(item(path, i), v.List().Get(i).Message(), nil, covered || found)
 			}
 		default:
-			c.fieldsNotApplied(path, v.Message(), nil, told || found)
+			c.fieldsNotApplied(path, v.Message(), nil, covered || found)
 		}
 	}
 }
 
-func (c *check) entriesNotApplied(path string, f protoreflect.FieldDescriptor, m protoreflect.Map, told bool) {
+func (c *check) entriesNotApplied(path string, f protoreflect.FieldDescriptor, m protoreflect.Map, covered bool) {
 	if f.MapValue().Message() == nil {
 		return
 	}
@@ -133,12 +134,12 @@ func (c *check) entriesNotApplied(path string, f protoreflect.FieldDescriptor, m
 		return true
 	})
 	for _, k := range sorted(entries) {
-		c.fieldsNotApplied(entry(path, k), entries[k], nil, told)
+		c.fieldsNotApplied(entry(path, k), entries[k], nil, covered)
 	}
 }
 
-// setFields are the fields of m that are set, in the order of their numbers; where there
-// are defaults, those that differ from them, also by being zero.
+// setFields returns the fields of m that are set, in the order of their numbers; if defaults is not
+// nil, those that differ from it, including those that are unset.
 func setFields(m, defaults protoreflect.Message) []protoreflect.FieldDescriptor {
 	var out []protoreflect.FieldDescriptor
 	for i := range m.Descriptor().Fields().Len() {

@@ -13,7 +13,7 @@ import (
 func (c *check) peerAuthentication(s *security.PeerAuthentication) {
 	c.labels("spec.selector.matchLabels", s.Selector.GetMatchLabels())
 	if len(s.PortLevelMtls) > 0 && len(s.Selector.GetMatchLabels()) == 0 {
-		c.fail("spec.portLevelMtls", "needs a selector: ports are those of workloads; add selector.matchLabels")
+		c.fail("spec.portLevelMtls", "needs a selector, because the ports are those of a workload; add selector.matchLabels")
 	}
 	for _, p := range slices.Sorted(maps.Keys(s.PortLevelMtls)) {
 		c.port(fmt.Sprintf("spec.portLevelMtls[%d]", p), p, false)
@@ -23,18 +23,18 @@ func (c *check) peerAuthentication(s *security.PeerAuthentication) {
 func (c *check) sidecar(s *networking.Sidecar) {
 	c.labels("spec.workloadSelector.labels", s.WorkloadSelector.GetLabels())
 	if len(s.Egress) == 0 && len(s.Ingress) == 0 && s.OutboundTrafficPolicy == nil && s.InboundConnectionPool == nil {
-		c.warn("spec", "is empty: the defaults apply; give egress")
+		c.warn("spec", "is empty: all services are visible, as without a Sidecar; add egress")
 	}
 	for i, e := range s.Egress {
 		at := item("spec.egress", i)
 		if e.GetPort() == nil && i < len(s.Egress)-1 {
-			c.fail(at+".port", "is missing: an entry for all ports must be the last one; move it to the end")
+			c.fail(at+".port", "is missing, but only the last entry may be for all ports; move it to the end")
 		}
 		if len(e.GetHosts()) == 0 {
-			c.fail(at+".hosts", "is empty; give hosts such as \"./*\" or \"~/*\"")
+			c.fail(at+".hosts", "is empty; add hosts such as \"./*\" or \"~/*\"")
 		}
 		for j, h := range e.GetHosts() {
-			c.scopedHost(item(at+".hosts", j), h)
+			c.namespacedHost(item(at+".hosts", j), h)
 		}
 		if p := e.GetPort(); p != nil {
 			c.port(at+".port.number", p.Number, false)
@@ -54,9 +54,9 @@ func (c *check) sidecar(s *networking.Sidecar) {
 	}
 }
 
-// scopedHost checks "namespace/host", where namespace may be "*" (all), "." (this one) or
+// namespacedHost checks "namespace/host"; the namespace may be "*" (all), "." (the object's own) or
 // "~" (none).
-func (c *check) scopedHost(field, s string) {
+func (c *check) namespacedHost(field, s string) {
 	namespace, host, slash := strings.Cut(s, "/")
 	switch {
 	case !slash:
@@ -69,21 +69,21 @@ func (c *check) scopedHost(field, s string) {
 }
 
 func (c *check) gateway(s *networking.Gateway) {
-	c.warn("spec", "not applied: gateways are not served")
+	c.warn("spec", "not applied: gateways are not supported")
 	c.labels("spec.selector", s.Selector)
 	if len(s.Servers) == 0 {
-		c.fail("spec.servers", "is empty; give at least one server")
+		c.fail("spec.servers", "is empty; add at least one server")
 	}
 	for i, v := range s.Servers {
 		at := item("spec.servers", i)
 		c.port(at+".port.number", v.GetPort().GetNumber(), false)
 		c.protocol(at+".port.protocol", v.GetPort().GetProtocol())
 		if len(v.GetHosts()) == 0 {
-			c.fail(at+".hosts", "is empty; name at least one host")
+			c.fail(at+".hosts", "is empty; add at least one host")
 		}
 		for j, h := range v.GetHosts() {
 			if strings.Contains(h, "/") {
-				c.scopedHost(item(at+".hosts", j), h)
+				c.namespacedHost(item(at+".hosts", j), h)
 			} else {
 				c.host(item(at+".hosts", j), h)
 			}

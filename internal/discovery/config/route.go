@@ -8,7 +8,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// meshGateway is the name for all sidecars in a list of gateways.
+// meshGateway is the reserved gateway name for all sidecars.
 const meshGateway = "mesh"
 
 func (c *check) virtualService(s *networking.VirtualService) {
@@ -16,21 +16,21 @@ func (c *check) virtualService(s *networking.VirtualService) {
 	for i, h := range s.Hosts {
 		c.host(item("spec.hosts", i), h)
 		if h == "*" && inMesh {
-			c.fail(item("spec.hosts", i), "invalid host \"*\": it matches every request of the mesh; name hosts, or bind the route to a gateway only")
+			c.fail(item("spec.hosts", i), "invalid host \"*\": it matches all requests in the mesh; list the hosts, or bind the route to a gateway only")
 		}
 	}
 	c.hostsOnce(s.Hosts)
 	c.gatewayNames("spec.gateways", s.Gateways)
 	switch {
 	case len(s.Hosts) == 0 && len(s.Gateways) > 0:
-		c.fail("spec.hosts", "is empty; name at least one host")
+		c.fail("spec.hosts", "is empty; add at least one host")
 	case len(s.Hosts) == 0:
-		c.warn("spec.hosts", "is empty: the object can only be delegated to, and delegates are not served")
+		c.warn("spec.hosts", "is empty: the object is a delegate, and delegates are not supported")
 	case !inMesh:
-		c.warn("spec.gateways", "not applied: gateways are not served; add \"mesh\" for sidecars to use it")
+		c.warn("spec.gateways", "not applied: gateways are not supported; add \"mesh\" to apply it to sidecars")
 	}
 	if len(s.Http)+len(s.Tls)+len(s.Tcp) == 0 {
-		c.fail("spec", "has no routes; give http, tls or tcp")
+		c.fail("spec", "has no routes; add http, tls or tcp")
 	}
 	for i, r := range s.Http {
 		c.httpRoute(item("spec.http", i), r)
@@ -59,7 +59,7 @@ func (c *check) gatewayNames(field string, names []string) {
 
 func (c *check) httpRoute(at string, r *networking.HTTPRoute) {
 	if r == nil {
-		c.fail(at, "is empty; give it a route, a redirect or a directResponse")
+		c.fail(at, "is empty; add a route, a redirect or a directResponse")
 		return
 	}
 	c.action(at, r)
@@ -103,24 +103,24 @@ func (c *check) action(at string, r *networking.HTTPRoute) {
 	}
 	switch {
 	case len(actions) == 0:
-		c.fail(at, "has no action; give it a route, a redirect or a directResponse")
+		c.fail(at, "has no action; add a route, a redirect or a directResponse")
 	case len(actions) > 1:
-		c.fail(at+"."+actions[1], "%s is given too; remove one of the two", actions[0])
+		c.fail(at+"."+actions[1], "%s is set too; remove one of the two", actions[0])
 	case r.Delegate != nil:
 	case len(r.Route) > 0:
 	default:
 		if r.Fault != nil {
-			c.fail(at+".fault", "cannot go with a %s; remove one of the two", actions[0])
+			c.fail(at+".fault", "conflicts with %s; remove one of the two", actions[0])
 		}
 		if r.Rewrite != nil {
-			c.fail(at+".rewrite", "cannot go with a %s; remove one of the two", actions[0])
+			c.fail(at+".rewrite", "conflicts with %s; remove one of the two", actions[0])
 		}
 	}
 }
 
 func (c *check) httpMatch(at string, m *networking.HTTPMatchRequest) {
 	if m == nil {
-		c.fail(at, "is empty; give it a condition or remove it")
+		c.fail(at, "is empty; add a condition or remove it")
 		return
 	}
 	for _, f := range []struct {
@@ -139,7 +139,7 @@ func (c *check) httpMatch(at string, m *networking.HTTPMatchRequest) {
 	}
 	for _, q := range sorted(m.QueryParams) {
 		if q == "" {
-			c.fail(at+".queryParams", "a parameter has no name; give it one")
+			c.fail(at+".queryParams", "the name of a parameter is empty; set it")
 		}
 		c.match(entry(at+".queryParams", q), m.QueryParams[q], true)
 	}
@@ -147,14 +147,14 @@ func (c *check) httpMatch(at string, m *networking.HTTPMatchRequest) {
 	c.labels(at+".sourceLabels", m.SourceLabels)
 	c.gatewayNames(at+".gateways", m.Gateways)
 	if m.SourceNamespace != "" && !isLabel(m.SourceNamespace) {
-		c.fail(at+".sourceNamespace", "invalid namespace %q", m.SourceNamespace)
+		c.fail(at+".sourceNamespace", "invalid namespace %q: want a name", m.SourceNamespace)
 	}
 }
 
 func (c *check) headerMatch(at, name string, m *networking.StringMatch) {
 	switch {
 	case strings.HasPrefix(name, "@request.auth.claims"):
-		c.warn(at, "not applied: claims of tokens are not matched, and requests that match get no route here")
+		c.warn(at, "not applied: claims of tokens are not matched; this match never applies")
 	case !isToken(strings.TrimPrefix(name, ":")):
 		c.fail(at, "invalid header name")
 	}
@@ -172,8 +172,8 @@ func (c *check) httpDestinations(at string, list []*networking.HTTPRouteDestinat
 	c.weights(at, weights)
 }
 
-// weights checks shares: any numbers that are not negative, whose sum counts as all. A
-// single destination gets everything, whatever its weight.
+// weights checks weights: numbers that are not negative, relative to their sum. A single destination
+// gets all requests, whatever its weight.
 func (c *check) weights(at string, weights []int32) {
 	total := int64(0)
 	for i, w := range weights {
@@ -181,20 +181,20 @@ func (c *check) weights(at string, weights []int32) {
 		total += int64(w)
 	}
 	if total > math.MaxUint32 {
-		c.fail(at, "the weights add up to %d: want at most 4294967295", total)
+		c.fail(at, "invalid sum of weights %d: want at most 4294967295", total)
 	}
 	if len(weights) > 1 && total == 0 {
-		c.fail(at, "the weights add up to 0; give at least one destination a weight")
+		c.fail(at, "invalid sum of weights 0: want at least one weight of 1 or more")
 	}
 }
 
 func (c *check) destination(at string, d *networking.Destination) {
 	if d == nil || d.Host == "" {
-		c.fail(at+".host", "is missing; name the service to send to")
+		c.fail(at+".host", "is missing; set the host of a service")
 		return
 	}
 	if strings.HasPrefix(d.Host, "*") || !isDomain(d.Host) && !isIP(d.Host) {
-		c.fail(at+".host", "invalid host %q: want the name of a service", d.Host)
+		c.fail(at+".host", "invalid host %q: want the host of a service", d.Host)
 	}
 	if d.Subset != "" && !isDomain(d.Subset) {
 		c.fail(at+".subset", "invalid subset name %q: want letters, digits and \"-\"", d.Subset)
@@ -206,11 +206,11 @@ func (c *check) destination(at string, d *networking.Destination) {
 
 func (c *check) tlsRoute(at string, r *networking.TLSRoute) {
 	if len(r.GetMatch()) == 0 {
-		c.fail(at+".match", "is empty; give sniHosts")
+		c.fail(at+".match", "is empty; add sniHosts")
 	}
 	for i, m := range r.GetMatch() {
 		if len(m.GetSniHosts()) == 0 {
-			c.fail(item(at+".match", i)+".sniHosts", "is empty; name at least one host")
+			c.fail(item(at+".match", i)+".sniHosts", "is empty; add at least one host")
 		}
 		for j, h := range m.GetSniHosts() {
 			c.host(item(item(at+".match", i)+".sniHosts", j), h)
@@ -239,7 +239,7 @@ func (c *check) subnets(at string, list []string) {
 
 func (c *check) l4Destinations(at string, list []*networking.RouteDestination) {
 	if len(list) == 0 {
-		c.fail(at, "is empty; give it a destination")
+		c.fail(at, "is empty; add a destination")
 	}
 	var weights []int32
 	for i, d := range list {

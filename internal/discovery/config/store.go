@@ -11,31 +11,33 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// Store keeps the last good value of every object and the verdicts on every object's
-// latest value. Not for concurrent use.
+// Store keeps the last valid version of every object, and the verdicts on the latest version of every
+// object. It is not safe for concurrent use.
 type Store struct {
 	good     map[object.Key]*object.Object
 	verdicts map[object.Key][]Verdict
-	// replaced are the verdicts, as they were when VerdictChanges was called last, on objects
-	// whose verdicts have been replaced since.
+	// replaced has, for the objects whose verdicts have changed since the last call of
+	// VerdictChanges, the verdicts at that call.
 	replaced map[object.Key][]Verdict
-	moved    bool // a mesh configuration changed since MeshConfig was asked last
-	mesh     *meshv1.MeshConfig
-	memory   memory
-	trust    trust
+	// meshChanged is set if mesh configuration has changed since the last call of MeshConfig.
+	meshChanged bool
+	mesh        *meshv1.MeshConfig
+	memory      memory
+	trust       trust
 }
 
-// NewStore makes an empty store, whose mesh configuration is the default.
+// NewStore returns an empty store, whose mesh configuration is the default.
 func NewStore() *Store {
 	return &Store{
 		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{}, replaced: map[object.Key][]Verdict{},
-		mesh: mesh.DefaultMeshConfig(), moved: true, memory: newMemory(),
+		mesh: mesh.DefaultMeshConfig(), meshChanged: true, memory: newMemory(),
 	}
 }
 
-// Apply takes a source's changes and returns those to act on, in their order: good
-// values that say something new, and ends of objects that were good once. A bad value
-// returns nothing; the last good one stays until the object is good again or gone.
+// Apply validates a source's changes and returns those to be applied, in their order: valid objects
+// that differ from the last valid version, and removals of objects that have a valid version. An
+// invalid object is not returned: its last valid version stays in force until the object is valid
+// again or is removed.
 func (s *Store) Apply(changes []object.Change) []object.Change {
 	var accepted []object.Change
 	for _, c := range changes {
@@ -51,24 +53,24 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 			verdicts := append(Validate(*c.Object), s.trust.check(before, c.Object)...)
 			s.setVerdicts(c.Key, verdicts)
 			if Rejected(verdicts) {
-				if c.Object = s.instead(c.Object, before); c.Object == nil {
+				if c.Object = s.lastGood(c.Object, before); c.Object == nil {
 					continue
 				}
 			}
 			s.put(c.Key, c.Object)
-			if before != nil && says(before, c.Object) {
+			if before != nil && sameContents(before, c.Object) {
 				continue
 			}
 		}
-		s.moved = s.moved || IsMeshConfig(c.Key)
+		s.meshChanged = s.meshChanged || IsMeshConfig(c.Key)
 		accepted = append(accepted, c)
 	}
 	return accepted
 }
 
-// says tells whether two values of one object say the same, wherever they are written
-// and however often they were stored.
-func says(a, b *object.Object) bool {
+// sameContents reports whether two versions of an object are equal, apart from their origin and
+// resource version.
+func sameContents(a, b *object.Object) bool {
 	return a.Meta.Generation == b.Meta.Generation && a.Meta.Created.Equal(b.Meta.Created) &&
 		sameMap(a.Meta.Labels, b.Meta.Labels) && sameMap(a.Meta.Annotations, b.Meta.Annotations) && object.SameSpec(a, b)
 }
@@ -77,7 +79,7 @@ func sameMap(a, b map[string]string) bool {
 	return len(a) == len(b) && (len(a) == 0 || reflect.DeepEqual(a, b))
 }
 
-// Get is the last good value of an object.
+// Get returns the last valid version of an object, if there is one.
 func (s *Store) Get(k object.Key) (object.Object, bool) {
 	if o := s.good[k]; o != nil {
 		return *o, true
@@ -90,7 +92,7 @@ func (s *Store) setVerdicts(k object.Key, verdicts []Verdict) {
 	if len(old) == 0 && len(verdicts) == 0 {
 		return
 	}
-	if _, noted := s.replaced[k]; !noted {
+	if _, ok := s.replaced[k]; !ok {
 		s.replaced[k] = old
 	}
 	if len(verdicts) == 0 {
@@ -100,29 +102,14 @@ func (s *Store) setVerdicts(k object.Key, verdicts []Verdict) {
 	}
 }
 
-// VerdictChanges returns the verdicts that have come up and those that have gone since it
-// was called last, both in the order of CompareVerdicts. It costs what has changed, however
-// many verdicts stand.
+// VerdictChanges returns the verdicts added and removed since its last call, both in the order of
+// CompareVerdicts. If the verdicts of an object have changed, all of its former ones are removed and
+// all of its current ones added, so that their order is known. The cost depends on the number of
+// changes, not on that of all verdicts.
 func (s *Store) VerdictChanges() (added, removed []Verdict) {
 	for k, before := range s.replaced {
-		count := map[Verdict]int{}
-		for _, v := range before {
-			count[v]--
-		}
-		for _, v := range s.verdicts[k] {
-			count[v]++
-		}
-		for _, v := range s.verdicts[k] {
-			if count[v] > 0 {
-				count[v]--
-				added = append(added, v)
-			}
-		}
-		for _, v := range before {
-			if count[v] < 0 {
-				count[v]++
-				removed = append(removed, v)
-			}
+		if now := s.verdicts[k]; !slices.Equal(before, now) {
+			added, removed = append(added, now...), append(removed, before...)
 		}
 	}
 	clear(s.replaced)
@@ -131,7 +118,7 @@ func (s *Store) VerdictChanges() (added, removed []Verdict) {
 	return added, removed
 }
 
-// Verdicts is every verdict that stands, in the order of CompareVerdicts.
+// Verdicts returns all current verdicts, in the order of CompareVerdicts.
 func (s *Store) Verdicts() []Verdict {
 	var all []Verdict
 	for _, vs := range s.verdicts {
@@ -141,24 +128,24 @@ func (s *Store) Verdicts() []Verdict {
 	return all
 }
 
-// CompareVerdicts orders verdicts by place, then by kind and name.
+// CompareVerdicts orders verdicts by file and line, then by kind, namespace and name.
 func CompareVerdicts(a, b Verdict) int {
 	return cmp.Or(
 		cmp.Compare(a.Origin.File, b.Origin.File), cmp.Compare(a.Origin.Line, b.Origin.Line),
 		cmp.Compare(a.Key.Kind, b.Key.Kind), cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
 }
 
-// MeshConfig is the mesh configuration in force, and whether it changed since it was
-// asked for last; the first answer is a change. The message is shared: never change it.
+// MeshConfig returns the mesh configuration in force, and whether it has changed since the last call;
+// for the first call it is true. The message is shared and must not be modified.
 func (s *Store) MeshConfig() (*meshv1.MeshConfig, bool) {
-	if !s.moved {
+	if !s.meshChanged {
 		return s.mesh, false
 	}
-	s.moved = false
+	s.meshChanged = false
 	first := s.firstMesh()
 	s.mesh = mesh.DefaultMeshConfig()
 	if first != nil {
-		// It was good when it was stored, and is read the same way now.
+		// It was valid when it was stored, and parsing it again gives the same result.
 		s.mesh, _ = MeshConfig(meshText(first))
 	}
 	if s.trust.domain != "" {
@@ -167,7 +154,7 @@ func (s *Store) MeshConfig() (*meshv1.MeshConfig, bool) {
 	return s.mesh, true
 }
 
-// firstMesh is the object whose mesh configuration counts, nil where there is none.
+// firstMesh returns the object whose mesh configuration is used, nil if there is none.
 func (s *Store) firstMesh() (first *object.Object) {
 	for k, o := range s.good {
 		if !IsMeshConfig(k) || meshText(o) == "" {
@@ -186,7 +173,7 @@ func (s *Store) firstMesh() (first *object.Object) {
 	return first
 }
 
-// meshText is an object's mesh configuration, empty where it has none.
+// meshText returns an object's mesh configuration, "" if it has none.
 func meshText(o *object.Object) string {
 	if s, ok := o.Spec.(*object.ConfigMapSpec); ok && IsMeshConfig(o.Key) {
 		return s.Data[MeshKey]

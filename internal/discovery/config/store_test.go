@@ -109,15 +109,15 @@ func TestMeshConfig(t *testing.T) {
 		}, []string{"warning defaultConfig.discoveryAddress: not applied", "warning defaultConfig.proxyMetadata: not applied"}},
 		{"not applied and unsafe", "outboundTrafficPolicy: {mode: ALLOW_ANY_DYNAMIC_DNS, tls: {mode: SIMPLE}}\nserviceEntryVisibility: {applyToSidecars: true}", nil, []string{
 			"warning outboundTrafficPolicy.mode: not applied", "error outboundTrafficPolicy.tls: not applied", "warning serviceEntryVisibility: not applied", "error serviceEntryVisibility.applyToSidecars: not applied"}},
-		{"zero is said, absence is not", "connectTimeout: null\ndefaultServiceExportTo: []\nenableTracing: false\naccessLogFile: ''", func(m *meshv1.MeshConfig) { m.DefaultServiceExportTo = nil }, nil},
+		{"zero is a value, null is not", "connectTimeout: null\ndefaultServiceExportTo: []\nenableTracing: false\naccessLogFile: ''", func(m *meshv1.MeshConfig) { m.DefaultServiceExportTo = nil }, nil},
 		{"unknown field", "trustDomian: x\ntrustDomain: y", func(m *meshv1.MeshConfig) { m.TrustDomain = "y" }, []string{"warning trustDomian: line 1: unknown field; did you mean trustDomain?"}},
-		{"no YAML", "a: [", nil, []string{"error : line 1: the YAML does not parse"}},
+		{"invalid YAML", "a: [", nil, []string{"error : line 1: the YAML does not parse"}},
 		{"a list", "- a", nil, []string{"error : line 1: want a mapping, not a list"}},
 		{"two documents", "trustDomain: x\n---\ntrustDomain: y", nil, []string{"error : line 3: a second document"}},
 		{"wrong type", "trustDomain: x\nproxyListenPort: many", nil, []string{"error proxyListenPort: line 2: want a whole number"}},
 		{"bad values", "proxyListenPort: 70000\nconnectTimeout: 0s\ntrustDomain: ''\nrootNamespace: a/b\nprotocolDetectionTimeout: -1s\ndefaultHttpRetryPolicy: {attempts: -1}\ndefaultServiceExportTo: ['*', x]", nil, []string{
 			"error proxyListenPort: invalid port 70000", "error connectTimeout: invalid duration 0s", "error protocolDetectionTimeout: invalid duration -1s", "error trustDomain: invalid trust domain \"\"",
-			"error rootNamespace: invalid namespace \"a/b\"", "error defaultServiceExportTo[0]: \"*\" must stand alone", "error defaultHttpRetryPolicy.attempts: invalid number -1"}},
+			"error rootNamespace: invalid namespace \"a/b\"", "error defaultServiceExportTo[0]: \"*\" must be the only entry", "error defaultHttpRetryPolicy.attempts: invalid number -1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m, verdicts := config.MeshConfig(tt.text)

@@ -8,20 +8,20 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// trust is the trust domain that is in force: the name of every identity and of the root,
-// which cannot change while they are in use.
+// trust is the trust domain in force. All identities and the root have its name, so it does not
+// change while the control plane runs.
 type trust struct {
-	domain string // empty while nothing is fixed
-	option bool   // it was given as an option, and mesh configuration may leave it out
+	domain string // empty until FixTrustDomain is called
+	option bool   // it is set as an option, and mesh configuration may leave it out
 }
 
-// TrustDomain is the one trust domain of a mesh: the option's (TRUST_DOMAIN), empty where
-// it is not set, or that of the mesh configuration that counts among the objects, or the
-// default. It fails where both are given and differ, and where there is mesh configuration
-// of which it cannot be told what it gives. Objects that are not good are read for it, too.
+// TrustDomain returns the trust domain of a mesh: option (TRUST_DOMAIN, "" if it is not set), or that
+// of the mesh configuration that is used of those in objects, or the default. It returns an error if
+// both are set and differ, and if the mesh configuration cannot be parsed and there is no option.
+// Objects do not have to be valid.
 func TrustDomain(option string, objects []object.Object) (string, error) {
 	if option != "" && !isDomain(option) {
-		return "", fmt.Errorf("TRUST_DOMAIN %q: want a DNS name such as cluster.local", option)
+		return "", fmt.Errorf("invalid TRUST_DOMAIN %q: want a DNS name such as cluster.local", option)
 	}
 	s := NewStore()
 	for _, o := range objects {
@@ -36,34 +36,34 @@ func TrustDomain(option string, objects []object.Object) (string, error) {
 		if v.Severity != object.Error {
 			continue
 		}
-		if !given.told && option == "" || v.Field == "trustDomain" {
-			return "", fmt.Errorf("%s: the trust domain cannot be told from the mesh configuration: %s; repair it or set TRUST_DOMAIN", place(first), v.Text)
+		if !given.known && option == "" || v.Field == "trustDomain" {
+			return "", fmt.Errorf("%s: read the trust domain from the mesh configuration: %s; fix it or set TRUST_DOMAIN", location(first), v.Text)
 		}
 	}
 	if option != "" && given.name != "" && option != given.name {
-		return "", fmt.Errorf("TRUST_DOMAIN is %q and trustDomain in the mesh configuration of %s is %q: a mesh has one trust domain; give it in one place, or the same in both",
-			option, place(first), given.name)
+		return "", fmt.Errorf("TRUST_DOMAIN is %q and trustDomain in the mesh configuration of %s is %q: a mesh has one trust domain; set it in one of the two, or the same in both",
+			option, location(first), given.name)
 	}
 	return cmp.Or(option, given.name, mesh.DefaultTrustDomain), nil
 }
 
-// place is an object and where it is written.
-func place(o *object.Object) string {
+// location returns the file and line of an object, or its key if they are unknown.
+func location(o *object.Object) string {
 	if at := o.Origin.String(); at != "" {
 		return at
 	}
 	return o.Key.String()
 }
 
-// FixTrustDomain says which trust domain is in force from now on, and whether an option
-// gives it. Mesh configuration that gives another is refused, and its last good value
-// stays as a whole; MeshConfig always says this one.
+// FixTrustDomain sets the trust domain in force; option is whether it is set as an option. Mesh
+// configuration with another trust domain is then rejected as a whole, and MeshConfig always returns
+// this one.
 func (s *Store) FixTrustDomain(domain string, option bool) {
 	s.trust = trust{domain, option}
-	s.moved = true
+	s.meshChanged = true
 }
 
-// check compares what mesh configuration gives with what is in force.
+// check compares the trust domain in mesh configuration with the one in force.
 func (t trust) check(before, o *object.Object) []Verdict {
 	text := meshText(o)
 	if t.domain == "" || text == "" {
@@ -75,11 +75,11 @@ func (t trust) check(before, o *object.Object) []Verdict {
 	switch {
 	case given.name == t.domain:
 	case given.name != "":
-		c.fail(field, "%q is not the trust domain in force, %q, which identities and the root have; restart pilot-discovery to change it%s",
+		c.fail(field, "%q differs from the trust domain in force, %q, which is part of all identities and of the root; restart pilot-discovery to change it%s",
 			given.name, t.domain, map[bool]string{true: ", with TRUST_DOMAIN changed or not set"}[t.option])
-	case given.told && before != nil && !t.option:
+	case given.known && before != nil && !t.option:
 		if _, had, _ := meshConfig(meshText(before)); had.name != "" {
-			c.warn(field, "is no longer given; %q stays in force until pilot-discovery restarts, and %q applies then", t.domain, mesh.DefaultTrustDomain)
+			c.warn(field, "is no longer set; %q stays in force until pilot-discovery restarts, then it is %q", t.domain, mesh.DefaultTrustDomain)
 		}
 	}
 	return c.out

@@ -8,29 +8,29 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-func TestTheTrustDomainIsTheOptionsOrTheMeshConfigurations(t *testing.T) {
+func TestTrustDomainFromOptionOrMeshConfig(t *testing.T) {
 	for _, c := range []struct {
 		name, option string
 		objects      []object.Object
 		want         string
 		errors       []string
 	}{
-		{"nothing given", "", nil, "cluster.local", nil},
+		{"nothing set", "", nil, "cluster.local", nil},
 		{"the option", "a.example", nil, "a.example", nil},
 		{"mesh configuration", "", []object.Object{meshMap("istio-system", "trustDomain: b.example")}, "b.example", nil},
 		{"both the same", "a.example", []object.Object{meshMap("istio-system", "trustDomain: a.example")}, "a.example", nil},
 		{"mesh configuration without one", "a.example", []object.Object{meshMap("istio-system", "connectTimeout: 1s")}, "a.example", nil},
-		{"neither gives one", "", []object.Object{meshMap("istio-system", "connectTimeout: 1s")}, "cluster.local", nil},
-		{"the one that counts", "", []object.Object{meshMap("(file)", "trustDomain: f.example"), meshMap("istio-system", "trustDomain: b.example"), meshMap("a", "trustDomain: c.example")}, "b.example", nil},
-		{"wrong elsewhere", "", []object.Object{meshMap("istio-system", "{trustDomain: b.example, proxyListenPort: 0}")}, "b.example", nil},
-		{"wrong elsewhere, none given", "", []object.Object{meshMap("istio-system", "proxyListenPort: 0")}, "cluster.local", nil},
-		{"no YAML, but the option", "a.example", []object.Object{meshMap("istio-system", "trustDomain: [")}, "a.example", nil},
+		{"set in neither", "", []object.Object{meshMap("istio-system", "connectTimeout: 1s")}, "cluster.local", nil},
+		{"the one in istio-system", "", []object.Object{meshMap("(file)", "trustDomain: f.example"), meshMap("istio-system", "trustDomain: b.example"), meshMap("a", "trustDomain: c.example")}, "b.example", nil},
+		{"another field invalid", "", []object.Object{meshMap("istio-system", "{trustDomain: b.example, proxyListenPort: 0}")}, "b.example", nil},
+		{"another field invalid, none set", "", []object.Object{meshMap("istio-system", "proxyListenPort: 0")}, "cluster.local", nil},
+		{"invalid YAML, and the option", "a.example", []object.Object{meshMap("istio-system", "trustDomain: [")}, "a.example", nil},
 		{"both and different", "a.example", []object.Object{meshMap("istio-system", "trustDomain: b.example")}, "",
-			[]string{"TRUST_DOMAIN", `"a.example"`, `"b.example"`, "istio-system/istio", "one place, or the same in both"}},
-		{"the default in one place is given, too", "a.example", []object.Object{meshMap("(file)", "trustDomain: cluster.local")}, "", []string{`"a.example"`, `"cluster.local"`}},
-		{"no YAML", "", []object.Object{meshMap("istio-system", "trustDomain: [")}, "", []string{"cannot be told", "set TRUST_DOMAIN"}},
-		{"no domain", "", []object.Object{meshMap("istio-system", "trustDomain: a/b")}, "", []string{"a/b"}},
-		{"no domain as an option", "a/b", nil, "", []string{`TRUST_DOMAIN "a/b"`}},
+			[]string{"TRUST_DOMAIN", `"a.example"`, `"b.example"`, "istio-system/istio", "one of the two, or the same in both"}},
+		{"the default is a value, too", "a.example", []object.Object{meshMap("(file)", "trustDomain: cluster.local")}, "", []string{`"a.example"`, `"cluster.local"`}},
+		{"invalid YAML", "", []object.Object{meshMap("istio-system", "trustDomain: [")}, "", []string{"read the trust domain", "set TRUST_DOMAIN"}},
+		{"invalid domain", "", []object.Object{meshMap("istio-system", "trustDomain: a/b")}, "", []string{"a/b"}},
+		{"invalid option", "a/b", nil, "", []string{`TRUST_DOMAIN "a/b"`}},
 	} {
 		got, err := config.TrustDomain(c.option, c.objects)
 		if got != c.want || (err != nil) != (c.errors != nil) {
@@ -44,7 +44,7 @@ func TestTheTrustDomainIsTheOptionsOrTheMeshConfigurations(t *testing.T) {
 	}
 }
 
-func TestATrustDomainInForceStays(t *testing.T) {
+func TestTrustDomainInForceDoesNotChange(t *testing.T) {
 	for _, option := range []bool{false, true} {
 		s := config.NewStore()
 		s.FixTrustDomain("a.example", option)
@@ -64,7 +64,7 @@ func TestATrustDomainInForceStays(t *testing.T) {
 			}
 		}
 		step("{trustDomain: a.example, connectTimeout: 1s}", "1s", "", 0)
-		step("{trustDomain: b.example, connectTimeout: 2s}", "1s", `"b.example" is not the trust domain in force, "a.example"`, object.Error)
+		step("{trustDomain: b.example, connectTimeout: 2s}", "1s", `"b.example" differs from the trust domain in force, "a.example"`, object.Error)
 		step("{trustDomain: a.example, connectTimeout: 3s}", "3s", "", 0)
 		if option {
 			step("{connectTimeout: 4s}", "4s", "", 0)

@@ -14,7 +14,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// maxRegex bounds a regular expression; each one runs for every request.
+// maxRegex is the maximum length of a regular expression in bytes; each one runs for every request.
 const maxRegex = 1024
 
 // isLabel reports whether s is one label of a DNS name.
@@ -30,8 +30,8 @@ func isLabel(s string) bool {
 	return true
 }
 
-// isDomain reports whether s is a DNS name, which may end in a dot. Underscores are
-// accepted: they occur in names that resolve.
+// isDomain reports whether s is a DNS name, which may end in a dot. Underscores are accepted, because
+// names with underscores exist in DNS.
 func isDomain(s string) bool {
 	s = strings.TrimSuffix(s, ".")
 	if s == "" || len(s) > 253 {
@@ -70,7 +70,7 @@ func (c *check) host(field, s string) {
 	}
 }
 
-// hostsOnce reports duplicates in spec.hosts, whatever their spelling.
+// hostsOnce reports duplicates in spec.hosts, ignoring case and a final dot.
 func (c *check) hostsOnce(hosts []string) {
 	names := make([]string, len(hosts))
 	for i, h := range hosts {
@@ -86,12 +86,12 @@ func (c *check) port(field string, n uint32, zero bool) {
 	}
 }
 
-// duration checks a duration, where there is one: at least 1 ms, in whole milliseconds.
+// duration checks a duration, if it is set: at least 1 ms, in whole milliseconds.
 func (c *check) duration(field string, d *durationpb.Duration) {
 	switch {
 	case d == nil:
 	case !d.IsValid() || d.AsDuration() < time.Millisecond:
-		c.fail(field, "invalid duration %s: want at least 1ms; leave it out for the default", d.AsDuration())
+		c.fail(field, "invalid duration %s: want at least 1ms; remove it for the default", d.AsDuration())
 	case d.AsDuration()%time.Millisecond != 0:
 		c.fail(field, "invalid duration %s: want whole milliseconds", d.AsDuration())
 	}
@@ -103,9 +103,9 @@ func (c *check) percent(field string, p *networking.Percent) {
 	}
 }
 
-func (c *check) number(field string, n, least, most float64) {
-	if !(n >= least && n <= most) { // so that NaN fails
-		c.fail(field, "invalid number %v: want %v to %v", n, least, most)
+func (c *check) number(field string, n, lowest, highest float64) {
+	if !(n >= lowest && n <= highest) { // so that NaN fails
+		c.fail(field, "invalid number %v: want %v–%v", n, lowest, highest)
 	}
 }
 
@@ -118,7 +118,7 @@ func (c *check) notNegative(field string, n int32) {
 
 func (c *check) regex(field, s string) {
 	if len(s) > maxRegex {
-		c.fail(field, "the regular expression has %d characters: want at most %d", len(s), maxRegex)
+		c.fail(field, "invalid regular expression of %d bytes: want at most %d", len(s), maxRegex)
 		return
 	}
 	if _, err := regexp.Compile(s); err != nil {
@@ -131,21 +131,21 @@ func (c *check) match(field string, m *networking.StringMatch, presence bool) {
 	switch x := m.GetMatchType().(type) {
 	case nil:
 		if !presence {
-			c.fail(field, "nothing to match; give exact, prefix or regex")
+			c.fail(field, "is empty; set exact, prefix or regex")
 		}
 	case *networking.StringMatch_Prefix:
 		if x.Prefix == "" {
-			c.fail(field+".prefix", "is empty and matches everything; give it a value, or remove the match")
+			c.fail(field+".prefix", "is empty and matches everything; set it, or remove the match")
 		}
 	case *networking.StringMatch_Regex:
 		if x.Regex == "" {
-			c.fail(field+".regex", "is empty; give it a value, or remove the match")
+			c.fail(field+".regex", "is empty; set it, or remove the match")
 		}
 		c.regex(field+".regex", x.Regex)
 	}
 }
 
-// isToken reports whether s is a token, the form of names in HTTP (RFC 9110 5.6.2).
+// isToken reports whether s is a token, the syntax of names in HTTP (RFC 9110 5.6.2).
 func isToken(s string) bool {
 	for i := 0; i < len(s); i++ {
 		c := s[i]
@@ -192,7 +192,7 @@ func (c *check) exportTo(field string, list []string, hidden bool) {
 		switch {
 		case s == "*" || s == "~" && hidden:
 			if len(list) > 1 {
-				c.fail(at, "%q must stand alone; remove the others", s)
+				c.fail(at, "%q must be the only entry; remove the others", s)
 			}
 		case s != "." && (!isLabel(s) || strings.ToLower(s) != s):
 			c.fail(at, "invalid namespace %q: want \".\" (this one), \"*\" (all) or a namespace's name", s)
@@ -202,7 +202,7 @@ func (c *check) exportTo(field string, list []string, hidden bool) {
 	}
 }
 
-// sorted returns the keys of a map in order, so that the order of verdicts is stable.
+// sorted returns the sorted keys of a map, so that the order of verdicts is deterministic.
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // once calls report for every element that occurs earlier in the list.

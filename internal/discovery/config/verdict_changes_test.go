@@ -11,8 +11,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// Whoever follows VerdictChanges knows what Verdicts says, after any history.
-func TestVerdictChangesAddUpToTheVerdicts(t *testing.T) {
+// After any history, the sum of all VerdictChanges equals Verdicts.
+func TestVerdictChangesEqualVerdicts(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -32,7 +32,7 @@ func TestVerdictChangesAddUpToTheVerdicts(t *testing.T) {
 		}
 		s.Apply(changes)
 		if r.IntN(3) == 0 {
-			continue // several changes are followed as one
+			continue // several calls of Apply before one of VerdictChanges
 		}
 		added, removed := s.VerdictChanges()
 		for _, v := range added {
@@ -53,7 +53,7 @@ func TestVerdictChangesAddUpToTheVerdicts(t *testing.T) {
 	}
 }
 
-func TestVerdictsThatStayAreNoChange(t *testing.T) {
+func TestUnchangedVerdictsAreNotReported(t *testing.T) {
 	s := NewStore()
 	k := object.Key{Kind: object.VirtualService, Namespace: "default", Name: "a"}
 	o := &object.Object{Key: k, Spec: &networking.VirtualService{}}

@@ -11,9 +11,9 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// TestDenialsCountBeforePolicies asks for a workload app=w of namespace a, which its own
+// TestDenialsOverridePolicies asks for a workload app=w of namespace a, which its own
 // policies let take plaintext.
-func TestDenialsCountBeforePolicies(t *testing.T) {
+func TestDenialsOverridePolicies(t *testing.T) {
 	const selected = "selector: {matchLabels: {app: w}}, "
 	policies := peer("istio-system", "d", "mtls: {mode: DISABLE}", 1) + peer("a", "d", "mtls: {mode: DISABLE}", 1) +
 		peer("a", "w", selected+"mtls: {mode: DISABLE}, portLevelMtls: {9000: {mode: DISABLE}}", 1)

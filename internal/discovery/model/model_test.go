@@ -66,7 +66,7 @@ func TestVisibleServices(t *testing.T) {
 	}
 }
 
-func TestWhichDestinationRuleHolds(t *testing.T) {
+func TestDestinationRuleInForce(t *testing.T) {
 	svc := service("server", "s", "")
 	host := "host: s.server.svc.cluster.local"
 	for name, c := range map[string]struct{ yaml, client, want string }{
@@ -92,7 +92,7 @@ func TestWhichDestinationRuleHolds(t *testing.T) {
 	}
 }
 
-func TestRulesOfOneHostGiveTheirSubsetsToTheOldest(t *testing.T) {
+func TestSubsetsOfRulesForOneHostAreMerged(t *testing.T) {
 	yaml := service("a", "s", "") + rule("DestinationRule", "a", "one", "host: s, subsets: [{name: v1, labels: {v: a}}]", 1) +
 		rule("DestinationRule", "a", "two", "host: s, subsets: [{name: v1, labels: {v: b}}, {name: v2, labels: {v: c}}]", 2)
 	got := ask(t, yaml, func(r *incr.Reader, m *model.Model) []string {
@@ -107,7 +107,7 @@ func TestRulesOfOneHostGiveTheirSubsetsToTheOldest(t *testing.T) {
 	}
 }
 
-func TestWhichVirtualServiceHolds(t *testing.T) {
+func TestVirtualServiceInForce(t *testing.T) {
 	route := "http: [{route: [{destination: {host: x}}]}]"
 	for name, c := range map[string]struct{ yaml, want string }{
 		"a short name is of the rule's namespace": {rule("VirtualService", "a", "x", "hosts: [s], "+route, 1) + rule("VirtualService", "b", "y", "hosts: [s], "+route, 1), "a/x"},

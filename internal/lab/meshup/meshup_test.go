@@ -78,7 +78,7 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-func TestProgramsArePlacedForEveryUser(t *testing.T) {
+func TestProgramsAreExecutableByEveryUser(t *testing.T) {
 	src, dst := t.TempDir(), filepath.Join(t.TempDir(), "bin")
 	for _, name := range []string{"pilot-agent", "pilot-discovery", "app", "envoy"} {
 		if err := os.WriteFile(filepath.Join(src, name), []byte(name), 0o700); err != nil {

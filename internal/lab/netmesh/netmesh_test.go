@@ -171,7 +171,7 @@ func TestPodsReachEachOtherInBothFamilies(t *testing.T) {
 	}
 }
 
-func TestMachineSeesNothingOfThePods(t *testing.T) {
+func TestPodsAreInvisibleToTheMachine(t *testing.T) {
 	before, err := net.Interfaces()
 	if err != nil {
 		t.Fatal(err)

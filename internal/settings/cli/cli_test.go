@@ -64,7 +64,7 @@ func TestFlagsAreRead(t *testing.T) {
 	}
 }
 
-func TestMistakesNameTheFlag(t *testing.T) {
+func TestErrorsNameTheFlag(t *testing.T) {
 	for args, want := range map[string]string{
 		"--form=three": `flag --form: invalid value "three": want one or two`,
 		"--form=":      `flag --form: invalid value "": want one or two`,

@@ -39,7 +39,7 @@ func TestPolicyKindsAreThoseThatEnforce(t *testing.T) {
 
 // A message with a string that is not UTF-8 could not be encoded for proxies: such text is a
 // problem, or its bad bytes are replaced, as JSON is read everywhere in Go.
-func TestNoTextThatIsNotUTF8IsRead(t *testing.T) {
+func TestInvalidUTF8IsRejected(t *testing.T) {
 	for file, text := range map[string]string{
 		"a.yaml": "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a}\nspec: {hosts: [\"\xff\"]}\n",
 		"a.json": `{"apiVersion":"networking.istio.io/v1","kind":"VirtualService","metadata":{"name":"a"},"spec":{"hosts":["` + "\xff" + `"]}}`,

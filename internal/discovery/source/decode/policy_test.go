@@ -8,9 +8,9 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// TestABrokenPolicyIsToldFromOtherBrokenDocuments: each text is broken; want is what is
+// TestInvalidDocumentsThatMayBePolicies: each text is broken; want is what is
 // known of the policy that it is, as "kind namespace/name labels", empty where it is none.
-func TestABrokenPolicyIsToldFromOtherBrokenDocuments(t *testing.T) {
+func TestInvalidDocumentsThatMayBePolicies(t *testing.T) {
 	const pa = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\n"
 	for name, c := range map[string]struct{ text, want string }{
 		"a spec that makes no sense":       {pa + "metadata: {name: a, namespace: shop}\nspec: {mtls: {mode: STRIKT}}\n", "PeerAuthentication shop/a "},
@@ -56,7 +56,7 @@ func TestABrokenPolicyIsToldFromOtherBrokenDocuments(t *testing.T) {
 	}
 }
 
-func TestAPolicyBehindTheLastDocumentThatIsReadIsTold(t *testing.T) {
+func TestPoliciesBeyondTheLimitOfDocumentsAreReported(t *testing.T) {
 	text := strings.Repeat("---\na: b\n", 10_000) + "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: a, namespace: shop}\n"
 	res := decode.Documents("f.yaml", []byte(text))
 	last := res.Problems[len(res.Problems)-1]

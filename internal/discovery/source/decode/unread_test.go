@@ -75,7 +75,7 @@ func TestKindsThatAreNotRead(t *testing.T) {
 	}
 }
 
-func TestHowManyBelongToOthers(t *testing.T) {
+func TestSkippedObjectsAreCounted(t *testing.T) {
 	var text strings.Builder
 	for i := range 40 {
 		fmt.Fprintf(&text, "---\napiVersion: apps/v1\nkind: Kind%d\nmetadata: {name: a}\n", i%20)
