@@ -21,7 +21,7 @@ func TestInvalidPolicyPreventsReadinessAtStart(t *testing.T) {
 			if err := l.plane.dial("", "").refusal(); !strings.Contains(err.Error(), "security policy is broken") {
 				t.Errorf("the stream ends with %v", err)
 			}
-			if !strings.Contains(l.log.String(), "streams are refused") {
+			if !strings.Contains(l.log.String(), "streams are rejected") {
 				t.Errorf("the log does not say it:\n%s", l.log.String())
 			}
 			l.write("policy.yaml", strictShop)

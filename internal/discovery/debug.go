@@ -33,9 +33,9 @@ func (s *Server) debugMux() http.Handler {
 	return m
 }
 
-// guarded lets callers on this host through, and others only with the bearer token of a
-// service account of the control plane's namespace: what the mesh is made of is not for
-// every workload to read. [control-plane 1.16.4]
+// guarded allows requests from this host, and others only with a bearer token of a service account of
+// the control plane's namespace, so that workloads cannot read the configuration of the mesh.
+// [control-plane 1.16.4]
 func (s *Server) guarded(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if s.opts.HTTP.OpenDebug || sameHost(r) {
@@ -46,7 +46,7 @@ func (s *Server) guarded(h http.HandlerFunc) http.HandlerFunc {
 		id, err := s.auth.Authenticate(ctx)
 		switch {
 		case err != nil:
-			http.Error(w, "ask from the host that runs pilot-discovery, or send a bearer token of namespace "+s.opts.Names.Namespace+": "+err.Error(), http.StatusUnauthorized)
+			http.Error(w, "send the request from the host of pilot-discovery, or with a bearer token of namespace "+s.opts.Names.Namespace+": "+err.Error(), http.StatusUnauthorized)
 		case id.Namespace != s.opts.Names.Namespace:
 			http.Error(w, fmt.Sprintf("%s may not read this; identities of namespace %s may", id, s.opts.Names.Namespace), http.StatusForbidden)
 		default:
@@ -55,8 +55,8 @@ func (s *Server) guarded(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// sameHost says whether a request comes from this host: from loopback, or from the very
-// address that it came to.
+// sameHost reports whether a request comes from this host: from loopback, or from the address that it
+// was sent to.
 func sameHost(r *http.Request) bool {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
@@ -86,13 +86,13 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	fmt.Fprintln(w, "ready")
-	for _, line := range s.remarks() {
+	for _, line := range s.readyNotes() {
 		fmt.Fprintln(w, line)
 	}
 }
 
-// remarks are what else the answer to a readiness probe says.
-func (s *Server) remarks() []string {
+// readyNotes returns the further lines of the response to a readiness probe.
+func (s *Server) readyNotes() []string {
 	var out []string
 	n := s.loop.gate.notes.Load()
 	for _, text := range []string{n.restoredText(time.Now()), n.endsText(), n.brokenText()} {
@@ -101,14 +101,14 @@ func (s *Server) remarks() []string {
 		}
 	}
 	if s.loop.kept.stats.failing.Load() {
-		out = append(out, "configuration cannot be saved; a restart would not remember what changed since")
+		out = append(out, "configuration cannot be saved; changes would be unknown after a restart")
 	}
 	return out
 }
 
 func (s *Server) version(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, s.opts.Version) }
 
-// syncEntry is one proxy in /debug/syncz: Istio's field names, and what only we know.
+// syncEntry is one proxy in /debug/syncz. The fields that Istio has, too, have its names.
 type syncEntry struct {
 	Proxy        string              `json:"proxy"`
 	ProxyType    string              `json:"proxy_type"`
@@ -149,16 +149,16 @@ func (e syncEntry) MarshalJSON() ([]byte, error) {
 	return json.Marshal(all)
 }
 
-// syncType is one type of resources on one proxy. There is an entry for each type that the
-// proxy has asked for or of which its view has resources.
+// syncType is one resource type of one proxy. There is one for each type that the proxy has subscribed
+// to or of which its view has resources.
 type syncType struct {
 	Resources int    `json:"resources"`
 	Asked     bool   `json:"asked"`
 	Sent      string `json:"sent"`
 	Acked     string `json:"acked"`
-	// Stuck is when the response was sent that has gone unanswered for 10 s or more.
+	// Stuck is when a response was sent that has not been acknowledged for 10 s or more.
 	Stuck string `json:"stuck,omitempty"`
-	// Nack is why the proxy refuses something that it was sent.
+	// Nack is the proxy's error message about a resource that it has rejected.
 	Nack string `json:"nack,omitempty"`
 }
 
@@ -200,11 +200,11 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, out)
 }
 
-// configDump shows what a proxy was meant to have, in the form of Envoy's own dump.
+// configDump writes the resources of a proxy's view, in the format of Envoy's config_dump.
 func (s *Server) configDump(w http.ResponseWriter, r *http.Request) {
 	id := r.URL.Query().Get("proxyID")
 	if id == "" {
-		http.Error(w, "say which proxy: /debug/config_dump?proxyID=POD.NAMESPACE (see /debug/syncz)", http.StatusBadRequest)
+		http.Error(w, "missing proxyID: want /debug/config_dump?proxyID=POD.NAMESPACE (see /debug/syncz)", http.StatusBadRequest)
 		return
 	}
 	var view *xds.View
@@ -225,7 +225,7 @@ func (s *Server) configDump(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(b) // a reader that went away needs no answer
+	_, _ = w.Write(b) // the client may have closed the connection
 }
 
 type objectEntry struct {
@@ -234,12 +234,11 @@ type objectEntry struct {
 	Severity string `json:"severity"`
 	Field    string `json:"field,omitempty"`
 	Text     string `json:"text"`
-	// Meanwhile says what is in force instead; empty where the object is applied.
+	// Meanwhile is what is in force instead; empty if the object is applied.
 	Meanwhile string `json:"meanwhile,omitempty"`
 }
 
-// objectz lists what is wrong or worth a warning with the configuration, object by object,
-// and how much of each file is left out because it belongs to others.
+// objectz writes all problems of the configuration, and how many objects of each file are ignored.
 func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 	out := []objectEntry{}
 	snap, _ := s.loop.problemsSnapshot()
@@ -259,7 +258,7 @@ func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, out)
 }
 
-// classz says how proxies share configuration and what the rules have done.
+// classz writes the classes with their proxies, and the counters of the rules.
 func (s *Server) classz(w http.ResponseWriter, _ *http.Request) {
 	type class struct {
 		Class     string   `json:"class"`
@@ -288,5 +287,5 @@ func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	_ = e.Encode(v) // a reader that went away needs no answer
+	_ = e.Encode(v) // the client may have closed the connection
 }

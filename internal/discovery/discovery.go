@@ -1,9 +1,8 @@
 // Package discovery wires the control plane: a source, the loop, and the servers for xDS, certificates, debugging and metrics.
 //
-// New opens everything that can fail (the root, the token issuer, every listener), so
-// that a Server that exists can run; Run serves until its context ends, drains, and
-// returns when every goroutine has. Streams are refused until the source has been read,
-// and while what it says is less than what can be trusted (gate).
+// New opens everything that can fail (the root, the token issuer, every listener). Run serves until its
+// context ends, and returns when every goroutine has ended. Streams are rejected until the source has
+// been read, and while the gate is closed.
 package discovery
 
 import (
@@ -36,14 +35,14 @@ import (
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
-// Source says what exists until its context ends.
+// Source reports objects until its context ends. Run calls emit from one goroutine.
 type Source interface {
 	Run(ctx context.Context, emit func(object.Batch)) error
 }
 
 // Options are the settings of pilot-discovery.
 type Options struct {
-	// ConfigDir is the tree of YAML files that is the configuration.
+	// ConfigDir is the directory with the YAML files of the configuration.
 	ConfigDir string
 	// MeshFile is a file with mesh configuration, watched; empty for none.
 	MeshFile string
@@ -56,20 +55,20 @@ type Options struct {
 	Compile   compile.Options
 	HTTP      HTTPOptions
 	Lenience  Lenience
-	// Limits bound what all xDS clients together may make the server hold.
+	// Limits bound what the server keeps for all xDS clients together.
 	Limits  xds.Limits
 	Version string
 	Log     *slog.Logger
 }
 
-// Names are what this mesh and its control plane go by. All but TrustDomain must be given.
+// Names are the names of this mesh and its control plane. All but TrustDomain are required.
 type Names struct {
 	// Domain is the cluster's DNS suffix.
 	Domain string
-	// TrustDomain is that of identities, where an option gives it; where it is empty, the
-	// mesh configuration's counts, else the default.
+	// TrustDomain is that of identities. If it is empty, it is that of the mesh configuration, or else
+	// the default.
 	TrustDomain string
-	// Namespace is where the control plane says that it runs; its serving names follow.
+	// Namespace is that of the control plane; its serving names contain it.
 	Namespace string
 }
 
@@ -78,36 +77,40 @@ type Ports struct {
 	HTTP, GRPC, SecureGRPC, Monitoring string
 }
 
-// HTTPOptions are those of the HTTP ports.
+// HTTPOptions are the options of the HTTP ports.
 type HTTPOptions struct {
-	// OpenDebug answers debug requests of anybody, not only of this host and of the control plane's namespace.
+	// OpenDebug allows debug requests of all clients. Otherwise only this host and identities of the
+	// control plane's namespace are allowed.
 	OpenDebug bool
 	// Shutdown is how long open requests may take to end.
 	Shutdown time.Duration
 }
 
-// Keepalive is how gRPC connections are kept and, so that load spreads, ended.
+// Keepalive has the settings of gRPC connections.
 type Keepalive struct {
+	// Interval is how long a connection may be silent before it is probed, Timeout how long the
+	// response to the probe may take.
 	Interval, Timeout time.Duration
-	// MaxAge ends connections of that age, give or take a tenth; 0 never does.
+	// MaxAge is the maximum age of a connection, with a jitter of 10 %, so that load is spread over
+	// replicas; 0 means no limit.
 	MaxAge time.Duration
 }
 
-// maxIdle is how long a gRPC connection may be without a call.
+// maxIdle is how long a gRPC connection may have no call.
 const maxIdle = 5 * time.Minute
 
-// CAOptions are the certificate authority's.
+// CAOptions are the options of the certificate authority and of the secure port.
 type CAOptions struct {
 	Limits ca.Limits
-	// RootTTL is the life of a root that is made now.
+	// RootTTL is the validity of a root that is created.
 	RootTTL time.Duration
 	// ServingNames are further names or addresses in the certificate of the secure port.
 	ServingNames []string
-	// MinTLS is the lowest version of TLS that the secure port accepts; 0 means 1.2.
+	// MinTLS is the minimum version of TLS, a constant of crypto/tls; 0 means 1.2.
 	MinTLS uint16
 }
 
-// Server is a control plane. Make one with New.
+// Server is a control plane. Create one with New.
 type Server struct {
 	opts      Options
 	loop      *loop
@@ -125,7 +128,9 @@ type Server struct {
 
 type listeners struct{ http, grpc, secure, monitoring net.Listener }
 
-// New makes a control plane and opens its ports. Close is not needed after Run.
+// New creates a control plane and opens its ports, which Run closes. It returns an error if the source
+// cannot be read and nothing was saved, if the trust domain is ambiguous, if the files in the state
+// folder cannot be used, or if a port cannot be opened.
 func New(o Options) (*Server, error) {
 	kept := openKeeper(o.StateDir, o.ConfigDir, o.Log)
 	source, err := dir.New(dir.Options{Dir: o.ConfigDir, Remembered: kept.remembered(false), Log: o.Log})
@@ -135,10 +140,9 @@ func New(o Options) (*Server, error) {
 	return newServer(o, source, kept)
 }
 
-// findTrustDomain finds the one trust domain of the mesh from the option and from what
-// configuration says now. The root, which identities chain to, carries it: so it is found
-// before the root is opened, and the source is looked at once before it is watched. Where
-// mesh configuration is broken, what is remembered of it counts.
+// findTrustDomain returns the trust domain of the mesh, from the option and the current mesh
+// configuration. The root has its name, so that it is needed before the root is opened and before the
+// source is watched. If mesh configuration is invalid, its saved version is used.
 func findTrustDomain(o Options, source Source, file meshFile, remembered []object.Object) (string, error) {
 	var objects []object.Object
 	if s, ok := source.(interface{ ConfigMaps() []object.Object }); ok {
@@ -160,12 +164,12 @@ func findTrustDomain(o Options, source Source, file meshFile, remembered []objec
 	return config.TrustDomain(o.Names.TrustDomain, objects)
 }
 
-// newServer makes a control plane of a source that knows what kept remembers of it.
+// newServer creates a control plane with a source that has been given the saved objects in kept.
 func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	s := &Server{opts: o, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now()}
 	s.meshFile = newMeshFile(o.MeshFile, kept.remembered(true), o.Log)
 	remembered := kept.before.Objects
-	kept.before.Objects = nil // they are not needed any more
+	kept.before.Objects = nil // free the memory
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.done.Close())
@@ -213,8 +217,8 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	return s, nil
 }
 
-// publishRoot writes the root certificate where people look for what to hand to
-// workloads; the authority keeps its own copy with its key.
+// publishRoot writes the root certificate to root-cert.pem, for distribution to workloads. The authority
+// has its own copy.
 func publishRoot(stateDir string, pem []byte) error {
 	path := filepath.Join(stateDir, "root-cert.pem")
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, pem) {
@@ -238,7 +242,7 @@ func closeOnce(l net.Listener) func() error {
 	}
 }
 
-// Addresses says where the ports really are, for ports given as 0.
+// Addresses returns the addresses of the listeners, with the actual ports.
 func (s *Server) Addresses() Ports {
 	at := func(l net.Listener) string {
 		if l == nil {
@@ -249,8 +253,8 @@ func (s *Server) Addresses() Ports {
 	return Ports{HTTP: at(s.listeners.http), GRPC: at(s.listeners.grpc), SecureGRPC: at(s.listeners.secure), Monitoring: at(s.listeners.monitoring)}
 }
 
-// Run serves until ctx ends. The loop outlives the servers, so that streams that end can
-// still say so.
+// Run serves until ctx ends, and returns nil then. The loop ends after the servers, since streams that
+// end notify it. Run must be called once.
 func (s *Server) Run(ctx context.Context) error {
 	a := s.Addresses()
 	if l := s.listeners.grpc; l != nil && !isLoopback(l.Addr()) {
@@ -261,7 +265,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer stop()
 	servers := run.Nest("servers",
 		run.Task{Name: "read configuration", Run: func(ctx context.Context) error {
-			// Whoever is served by what the source says must find the mesh configuration.
+			// Mesh configuration comes first, since proxies are served once the source has synced.
 			select {
 			case <-s.meshFile.read:
 				return s.source.Run(ctx, s.loop.Emit)
@@ -302,7 +306,7 @@ func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context)
 			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.HTTP.Shutdown)
 			defer cancel()
 			if srv.Shutdown(bounded) != nil {
-				_ = srv.Close() // what does not end in time is closed
+				_ = srv.Close() // close connections that have not ended in time
 			}
 		})
 		defer stop()
@@ -328,7 +332,7 @@ func (s *Server) serveGRPC(l net.Listener, secure *tls.Config) func(context.Cont
 		}
 		srv := grpc.NewServer(append(s.xds.ServerOptions(creds), grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: k.Interval, Timeout: k.Timeout, MaxConnectionAge: k.MaxAge, MaxConnectionAgeGrace: 10 * time.Second,
-			// A connection without a call is of no use; an agent dials again when it needs one.
+			// Agents reconnect when they need a connection.
 			MaxConnectionIdle: maxIdle,
 		}))...)
 		s.xds.Register(srv, auth)

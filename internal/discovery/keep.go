@@ -18,21 +18,20 @@ import (
 // savedFile is where the state folder keeps the last good configuration.
 const savedFile = "configuration.saved"
 
-// How often the configuration is saved at most, and how long after a write that failed
-// the next one is tried.
+// The minimum interval between two writes, and the delay after a write that failed.
 const (
 	saveEvery = time.Second
 	saveRetry = 10 * time.Second
 )
 
-// keeper keeps the last good configuration in the state folder: what the one before it
-// had kept, and what is in force now. It writes from a goroutine of its own, so that no
-// commit waits for a disk; changes that come close together are one write. A write that
-// fails is logged once, counted, and retried; serving goes on meanwhile.
+// keeper saves the last good configuration in the state folder, and has what an earlier process saved.
+// It writes on its own goroutine, so that commits do not wait for the disk, and combines changes within
+// an interval into one write. A write that fails is logged once, counted and retried; proxies are served
+// meanwhile.
 type keeper struct {
 	path, place string
 	log         *slog.Logger
-	// before is what was kept when this control plane started.
+	// before is what was saved when this control plane started.
 	before       saved.Set
 	every, retry time.Duration
 	wake         chan struct{}
@@ -40,17 +39,17 @@ type keeper struct {
 	stats        keeperStats
 }
 
-// keeperStats are read by those who serve metrics.
+// keeperStats are counters for metrics, which other goroutines read.
 type keeperStats struct {
 	failing  atomic.Bool
 	failures atomic.Uint64
-	size     atomic.Int64 // bytes of the last good write
-	written  atomic.Int64 // when that was, in seconds since 1970; 0 where there was none
+	size     atomic.Int64 // of the last successful write, in bytes
+	written  atomic.Int64 // its time in seconds since 1970; 0 if there was none
 }
 
-// openKeeper reads what is kept in stateDir. What cannot be used is set aside and logged.
-// place is what the files of the source lie below; where the former place was another
-// one, the origins of what is remembered follow.
+// openKeeper reads the configuration saved in stateDir. A file that cannot be used is renamed and
+// logged. place is the directory of the source; the origins of saved objects are changed to it if it was
+// another one.
 func openKeeper(stateDir, place string, log *slog.Logger) *keeper {
 	k := &keeper{
 		path: filepath.Join(stateDir, savedFile), place: filepath.Clean(place), log: log,
@@ -68,7 +67,7 @@ func openKeeper(stateDir, place string, log *slog.Logger) *keeper {
 		if failed != nil {
 			err, aside = errors.Join(err, failed), k.path
 		}
-		log.Error("the saved configuration cannot be used and is left aside, so nothing is known of what cannot be read now", "file", aside, "error", err)
+		log.Error("saved configuration cannot be used and is renamed; there is no last good version of objects that cannot be read now", "file", aside, "error", err)
 		return k
 	}
 	for i := range k.before.Objects {
@@ -83,7 +82,7 @@ func openKeeper(stateDir, place string, log *slog.Logger) *keeper {
 	return k
 }
 
-// remembered is what was kept of the source's objects, or of the mesh file's.
+// remembered returns the saved objects of the source, or those of the mesh file.
 func (k *keeper) remembered(ofMeshFile bool) []object.Object {
 	var out []object.Object
 	for _, o := range k.before.Objects {
@@ -94,7 +93,7 @@ func (k *keeper) remembered(ofMeshFile bool) []object.Object {
 	return out
 }
 
-// changed says that there may be something to write. It never waits.
+// changed notifies the keeper that there may be something to write. It does not block.
 func (k *keeper) changed() {
 	select {
 	case k.wake <- struct{}{}:
@@ -102,16 +101,16 @@ func (k *keeper) changed() {
 	}
 }
 
-// goodObjects is what is in force, with a number that is another whenever that changes; ok
-// is false while nothing may be saved.
+// goodObjects has the objects in force and a number that changes with them; ok is false while they must
+// not be saved.
 type goodObjects struct {
 	objects []*object.Object
 	version uint64
 	ok      bool
 }
 
-// run writes what is in force whenever it changed, at most once per every, and at the
-// end of ctx once more.
+// run writes the objects in force when they have changed, at most once per k.every, and once more when
+// ctx ends.
 func (k *keeper) run(ctx context.Context, get func() goodObjects) error {
 	var done uint64 // the version that was written
 	timer := time.NewTimer(0)
@@ -119,7 +118,7 @@ func (k *keeper) run(ctx context.Context, get func() goodObjects) error {
 	for resting := true; ; {
 		wake, rest := k.wake, timer.C
 		if resting {
-			wake = nil // something was written just now
+			wake = nil // until the interval after a write has passed
 		} else {
 			rest = nil
 		}
@@ -147,7 +146,7 @@ func (k *keeper) run(ctx context.Context, get func() goodObjects) error {
 	}
 }
 
-// save writes what is in force; false where it could not.
+// save writes the objects in force and reports whether it succeeded.
 func (k *keeper) save(s goodObjects, done *uint64) bool {
 	now := time.Now()
 	text, err := k.encoder.Encode(now, k.place, s.objects)
@@ -157,7 +156,7 @@ func (k *keeper) save(s goodObjects, done *uint64) bool {
 	if err != nil {
 		k.stats.failures.Add(1)
 		if !k.stats.failing.Swap(true) {
-			k.log.Error("configuration cannot be saved; it is served all the same, but a restart would not remember what changed since", "file", k.path, "error", err)
+			k.log.Error("configuration cannot be saved; it is served, but changes would be unknown after a restart", "file", k.path, "error", err)
 		}
 		return false
 	}

@@ -14,18 +14,17 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// meshFile is a file with mesh configuration, for a control plane whose configuration
-// holds no ConfigMap "istio"; where there is one in istio-system, that one counts. A file
-// that is not there says nothing.
+// meshFile is a file with mesh configuration. A ConfigMap "istio" in namespace istio-system overrides
+// it. The file does not have to exist.
 type meshFile struct {
 	path string // "" for none
-	// remembered is what was saved of the file's contents by an earlier process, if anything.
+	// remembered has the file's contents as an earlier process saved them, if it did.
 	remembered []object.Object
 	log        *slog.Logger
-	read       chan struct{} // closed once what it says at first has been emitted
+	read       chan struct{} // closed after the first contents have been emitted
 }
 
-// meshFileKey is the key of the object that a mesh file stands for. No source has such a namespace.
+// meshFileKey is the key of the mesh file's object. The namespace is not a valid name.
 var meshFileKey = object.Key{Kind: object.ConfigMap, Namespace: "(file)", Name: config.MeshConfigMap}
 
 func newMeshFile(path string, remembered []object.Object, log *slog.Logger) meshFile {
@@ -36,7 +35,7 @@ func newMeshFile(path string, remembered []object.Object, log *slog.Logger) mesh
 	return f
 }
 
-// object is what the file says as an object.
+// object returns the file's contents as an object.
 func (f meshFile) object(text []byte) *object.Object {
 	return &object.Object{
 		Key: meshFileKey, Origin: object.Origin{File: f.path},
@@ -44,8 +43,8 @@ func (f meshFile) object(text []byte) *object.Object {
 	}
 }
 
-// readOnce reads the file; nil where it does not exist. For a file that cannot be read what is
-// remembered of it counts.
+// readOnce reads the file. It returns nil if the file does not exist, and the saved contents if it
+// cannot be read.
 func (f meshFile) readOnce() (*object.Object, error) {
 	if f.path == "" {
 		return nil, nil
@@ -62,7 +61,7 @@ func (f meshFile) readOnce() (*object.Object, error) {
 	return f.object(text), nil
 }
 
-// Run emits what the file says until ctx ends; without a file it returns at once.
+// Run watches the file and emits its contents until ctx ends; without a path it returns at once.
 func (f meshFile) Run(ctx context.Context, emit func(object.Batch)) error {
 	if f.path == "" {
 		return nil

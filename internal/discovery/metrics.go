@@ -11,7 +11,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// className is a class for people: its parts without what is empty.
+// className formats a class for debug pages, without its empty parts.
 func className(c mesh.Class) string {
 	parts := []string{string(c.Scope.Role), c.Scope.Namespace}
 	for _, p := range []struct{ name, value string }{
@@ -25,12 +25,12 @@ func className(c mesh.Class) string {
 	return strings.Join(parts, " ") + fmt.Sprintf(" caps=%#x", uint32(c.Scope.Caps))
 }
 
-// register puts everything that is measured into the registry.
+// register registers all collectors.
 func (s *Server) register() {
 	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), (*stats)(s))
 }
 
-// stats collects the loop's and the CA's numbers when they are asked for. [control-plane 1.13]
+// stats is a collector of the loop's and the CA's metrics. [control-plane 1.13]
 type stats Server
 
 var (
@@ -39,20 +39,29 @@ var (
 	descServices = prometheus.NewDesc("pilot_services", "Services, one for each host of an object.", nil, nil)
 	descVirtuals = prometheus.NewDesc("pilot_virt_services", "VirtualServices.", nil, nil)
 	descEvents   = prometheus.NewDesc("pilot_k8s_cfg_events", "Changes of configuration objects that were applied.", []string{"type"}, nil)
-	descProblems = prometheus.NewDesc("pilothouse_config_problems", "Errors and warnings about configuration objects that there are now, by kind (empty where it is unknown).", []string{"severity", "kind"}, nil)
+	descProblems = prometheus.NewDesc("pilothouse_config_problems", "Current errors and warnings about configuration objects, by kind (empty if it is unknown).", []string{"severity", "kind"}, nil)
 	descClasses  = prometheus.NewDesc("pilothouse_classes", "Classes of proxies, and the scopes, locations and workloads that make them.", []string{"part"}, nil)
 	descCommits  = prometheus.NewDesc("pilothouse_commits_total", "Commits of the loop.", nil, nil)
 	descSpent    = prometheus.NewDesc("pilothouse_commit_seconds_total", "Seconds that commits took.", nil, nil)
 	descGen      = prometheus.NewDesc("pilothouse_generation", "The newest generation of configuration.", nil, nil)
 	descUnique   = prometheus.NewDesc("pilothouse_resources", "Different resources in memory; classes share equal ones.", nil, nil)
 	descRuns     = prometheus.NewDesc("pilothouse_rule_runs_total", "Executions of a compile rule.", []string{"rule"}, nil)
-	descMoves    = prometheus.NewDesc("pilothouse_rule_moves_total", "Executions of a compile rule that gave a new value.", []string{"rule"}, nil)
+	descMoves    = prometheus.NewDesc("pilothouse_rule_moves_total", "Executions of a compile rule that changed its value.", []string{"rule"}, nil)
+
+	descReady        = prometheus.NewDesc("pilothouse_ready", "1 once proxies are served, 0 while streams are rejected.", nil, nil)
+	descRestored     = prometheus.NewDesc("pilothouse_restored_objects", "Objects in force as they were saved, because their source cannot be read now.", nil, nil)
+	descRestoredAge  = prometheus.NewDesc("pilothouse_restored_age_seconds", "Seconds since the oldest of these was saved; 0 if there is none.", nil, nil)
+	descBroken       = prometheus.NewDesc("pilothouse_broken_policies", "Invalid security policies without a last good version.", nil, nil)
+	descSaveFailures = prometheus.NewDesc("pilothouse_save_failures_total", "Attempts to save the configuration that failed.", nil, nil)
+	descSaveFailing  = prometheus.NewDesc("pilothouse_save_failing", "1 while the configuration cannot be saved, else 0.", nil, nil)
+	descSavedBytes   = prometheus.NewDesc("pilothouse_saved_bytes", "Size of the configuration as it was saved last; 0 if it has not been since start.", nil, nil)
+	descSavedAt      = prometheus.NewDesc("pilothouse_saved_timestamp_seconds", "When the configuration was saved last, in seconds since 1970; 0 if it has not been since start.", nil, nil)
 )
 
-// Describe describes nothing in advance: the CA's names are not known here.
+// Describe describes no metrics, which makes this an unchecked collector, since the CA defines its own.
 func (*stats) Describe(chan<- *prometheus.Desc) {}
 
-// Collect asks the loop; a loop that has ended gives no numbers.
+// Collect implements prometheus.Collector. There are no metrics of the loop once it has ended.
 func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
@@ -99,4 +108,28 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 		counter(descRuns, float64(st.Runs), rule)
 		counter(descMoves, float64(st.Moves), rule)
 	}
+}
+
+// collectKept collects the metrics that do not need the loop.
+func (s *stats) collectKept(gauge, counter func(*prometheus.Desc, float64, ...string)) {
+	number := func(b bool) float64 {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	k := &s.loop.kept.stats
+	n := s.loop.gate.notes.Load()
+	gauge(descRestored, float64(n.restored))
+	age := 0.0
+	if n.restored > 0 {
+		age = time.Since(n.oldest).Seconds()
+	}
+	gauge(descRestoredAge, age)
+	gauge(descBroken, float64(n.broken))
+	gauge(descReady, number(s.loop.gate.open.Load()))
+	gauge(descSaveFailing, number(k.failing.Load()))
+	counter(descSaveFailures, float64(k.failures.Load()))
+	gauge(descSavedBytes, float64(k.size.Load()))
+	gauge(descSavedAt, float64(k.written.Load()))
 }

@@ -2,51 +2,53 @@ package discovery
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// problems is what is wrong with the configuration now, kept up to date from differences, so
-// that the cost of a commit depends on what has changed, not on how many problems there are. It belongs to the loop's goroutine.
+// problems has the current problems of the configuration. It is updated by differences, so that the cost
+// of a commit depends on the number of changes, not on that of all problems. It belongs to the loop's
+// goroutine.
 type problems struct {
-	// inForce says whether a good value of an object is in force; effect describes what
-	// follows from a broken policy without one.
+	// inForce reports whether a valid version of an object is in force; effect describes the effect
+	// of an invalid policy without one.
 	inForce func(object.Key) bool
 	effect  func(object.Problem) string
 
 	source []object.Problem // what the source reports, in its order
-	// lines are the problems as the log shows them, by text.
+	// lines are the lines of the log about current problems, by text.
 	lines    map[string]problemLine
 	policies map[object.Policy]*brokenPolicy
 	// byKey finds the policies whose text depends on whether an object is in force.
 	byKey map[object.Key][]object.Policy
-	// unenforced has the first problem of each policy that is broken and of which no good
-	// value is in force, in the order in which they are shown.
+	// unenforced has the first problem of each invalid policy without a valid version in force, in the
+	// order in which they are shown.
 	unenforced []object.Problem
 }
 
-// problemLine is a text of the log and how many problems have it.
+// problemLine is the number of problems with the same text, and the first of them.
 type problemLine struct {
 	count   int
 	problem ranked
 }
 
-// ranked is a problem and its place in the order in which problems are shown: those of the
-// source as it lists them, then those of the store.
+// ranked is a problem with its rank: problems of the source are shown in its order, then those of the
+// store.
 type ranked struct {
 	config.Verdict
 	rank int
 }
 
-const rankStore = int(^uint(0) >> 1) // behind all of the source's
+const rankStore = math.MaxInt // after all of the source's
 
 func compareRanked(a, b ranked) int {
 	return cmp.Or(cmp.Compare(a.rank, b.rank), config.CompareVerdicts(a.Verdict, b.Verdict))
 }
 
-// brokenPolicy is a security policy with errors.
+// brokenPolicy is an invalid security policy.
 type brokenPolicy struct {
 	source, store []ranked
 	shown         []ranked // with the effect in the text of the first
@@ -60,25 +62,24 @@ func newProblems(inForce func(object.Key) bool, effect func(object.Problem) stri
 	}
 }
 
-// problemChanges is what happened to the configuration since the last update.
+// problemChanges are the changes since the last update.
 type problemChanges struct {
-	// source replaces what the source reports; nil where that is unchanged.
+	// source replaces the source's problems; nil if they are unchanged.
 	source         []object.Problem
 	added, removed []config.Verdict
-	// objects are those whose value in force may have changed.
+	// objects are the keys of objects of which the version in force may have changed.
 	objects []object.Key
 }
 
-// problemUpdate is what followed from changes: the problems to be logged as new, in the
-// order in which problems are shown, the texts to be logged as gone, and whether the policies
-// that are not enforced may have changed.
+// problemUpdate is the result of an update: the problems to be logged as new, in the order in which they
+// are shown, the texts to be logged as gone, and whether problems.unenforced may have changed.
 type problemUpdate struct {
 	raised   []object.Problem
 	cleared  []string
 	policies bool
 }
 
-// update applies what has changed.
+// update applies changes.
 func (p *problems) update(c problemChanges) problemUpdate {
 	u := updating{problems: p, before: map[string]problemLine{}, touched: map[object.Policy]bool{}}
 	if c.source != nil {
@@ -116,8 +117,7 @@ func (p *problems) update(c problemChanges) problemUpdate {
 	return u.result()
 }
 
-// all is everything that is wrong now, in the order in which problems are shown; stored is
-// what the store says.
+// all returns all current problems, in the order in which they are shown; stored are those of the store.
 func (p *problems) all(stored []config.Verdict) []object.Problem {
 	out := append(slices.Clone(p.source), stored...)
 	seen := map[object.Policy]bool{}
@@ -132,7 +132,7 @@ func (p *problems) all(stored []config.Verdict) []object.Problem {
 
 func isBrokenPolicy(v object.Problem) bool { return v.Severity == object.Error && v.Policy.Broken }
 
-// policyObject is the key of the object that a policy's good value would have.
+// policyObject returns the key that a policy would have if it were valid.
 func policyObject(p object.Policy) object.Key {
 	k := p.Key
 	if k.Kind == "" {
@@ -141,7 +141,7 @@ func policyObject(p object.Policy) object.Key {
 	return k
 }
 
-// listUnenforced makes the list of unenforced policies anew.
+// listUnenforced rebuilds the list of policies that are not enforced.
 func (p *problems) listUnenforced() {
 	var first []ranked
 	for _, b := range p.policies {
@@ -156,19 +156,19 @@ func (p *problems) listUnenforced() {
 	}
 }
 
-// updating is one update under way.
+// updating is the state of one update.
 type updating struct {
 	*problems
-	before  map[string]problemLine // of each line that was counted, as it was
-	order   []string               // the lines in the order in which they were counted first
+	before  map[string]problemLine // the lines that have changed, as they were before
+	order   []string               // their texts, in the order of the first change
 	touched map[object.Policy]bool
 }
 
-// count adds a problem to its line of the log, or takes it away.
+// count adds a problem to its line of the log, or removes it.
 func (u *updating) count(r ranked, by int) {
 	text := r.Error()
 	line := u.lines[text]
-	if _, noted := u.before[text]; !noted {
+	if _, ok := u.before[text]; !ok {
 		u.before[text] = line
 		u.order = append(u.order, text)
 	}
@@ -182,7 +182,7 @@ func (u *updating) count(r ranked, by int) {
 	}
 }
 
-// policy finds or makes the record of a broken policy, which is refreshed at the end.
+// policy returns the record of an invalid policy, and marks it to be refreshed.
 func (u *updating) policy(of object.Policy) *brokenPolicy {
 	u.touched[of] = true
 	b := u.policies[of]
@@ -214,7 +214,7 @@ func (u *updating) replaceSource(now []object.Problem) {
 	}
 }
 
-// refresh makes the lines of a policy anew.
+// refresh rebuilds the lines of a policy.
 func (u *updating) refresh(policy object.Policy) {
 	b := u.policies[policy]
 	for _, r := range b.shown {

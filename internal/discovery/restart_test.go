@@ -302,9 +302,9 @@ func TestUnusableSavedFileIsRenamed(t *testing.T) {
 			l.start()
 			l.ready(http.StatusOK, "ready")
 			if aside, err := os.ReadFile(path + ".unusable"); err != nil || string(aside) != text {
-				t.Errorf("left aside is %q, %v", aside, err)
+				t.Errorf("renamed to %q, %v", aside, err)
 			}
-			if n := strings.Count(l.log.String(), "cannot be used and is left aside"); n != 1 {
+			if n := strings.Count(l.log.String(), "cannot be used and is renamed"); n != 1 {
 				t.Errorf("it is told %d times:\n%s", n, l.log.String())
 			}
 			l.stop()

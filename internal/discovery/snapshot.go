@@ -8,28 +8,28 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// What debug pages and metrics show are values that the loop's goroutine makes when it is asked,
-// so that no other goroutine reads its tables. Each is immutable from then on. The functions return
-// false once the loop has ended.
+// Debug pages and metrics show snapshots, which the loop's goroutine makes on request, so that no other
+// goroutine reads its tables. Snapshots are immutable. The functions return false once the loop has
+// ended.
 
-// viewsSnapshot is what proxies shall have now.
+// viewsSnapshot returns the current views.
 func (l *loop) viewsSnapshot() (s *viewsSnapshot, ok bool) {
 	ok = l.ask(func() { s = l.views.snapshot() })
 	return s, ok
 }
 
-// problemsSnapshot is what there is to say about the configuration at one moment.
+// problemsSnapshot has the problems of the configuration at one moment.
 type problemsSnapshot struct {
-	// notServed is why no proxy is served; empty where proxies are.
+	// notServed is why no proxy is served; empty if proxies are served.
 	notServed string
-	// saved are texts about what is in force as it was saved.
+	// saved are texts about objects in force as they were saved.
 	saved    []string
 	problems []shownProblem
 }
 
 type shownProblem struct {
 	object.Problem
-	// meanwhile is what is in force instead of what is refused; empty where nothing is.
+	// meanwhile is what is in force instead of a rejected object; empty if none is rejected.
 	meanwhile string
 }
 
@@ -56,7 +56,7 @@ func (l *loop) problemsSnapshot() (s problemsSnapshot, ok bool) {
 	return s, ok
 }
 
-// numbers is what metrics count.
+// numbers are the values of the loop's metrics.
 type numbers struct {
 	rows     map[string]int
 	events   map[object.Kind]uint64
@@ -67,14 +67,14 @@ type numbers struct {
 	views    *viewsSnapshot
 }
 
-// problemKind is what problems are counted by.
+// problemKind has the labels by which problems are counted.
 type problemKind struct {
 	severity object.Severity
 	kind     object.Kind
 }
 
 func (l *loop) numbers() (n numbers, ok bool) {
-	// The two that are always there let an alert distinguish "none" from "not scraped".
+	// Two are always present, so that an alert can distinguish "none" from "not scraped".
 	n.problems = map[problemKind]int{{object.Error, ""}: 0, {object.Warning, ""}: 0}
 	ok = l.ask(func() {
 		n.rows, n.rules, n.events = l.model.Counts(), l.graph.Stats(), maps.Clone(l.counts.events)

@@ -36,7 +36,7 @@ func TestPoliciesThatAreNotEnforcedAreErrors(t *testing.T) {
 		{Object: "AuthorizationPolicy shop/only-reviews", Severity: "error", Text: "NOT enforced"},
 		{Object: "EnvoyFilter shop/lua", Severity: "warning", Text: "has no effect"},
 		{Object: "VirtualService shop/reviews", Severity: "warning", Field: "kind", Text: "did you mean VirtualService?"},
-		{Severity: "info", Text: "1 object of a kind that the mesh does not use is left out: Deployment"},
+		{Severity: "info", Text: "1 object of a kind that the mesh does not use is ignored: Deployment"},
 	}
 	got := p.objects()
 	if len(got) != len(want) {

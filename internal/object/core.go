@@ -2,18 +2,18 @@ package object
 
 import "net/netip"
 
-// ServiceSpec is what configuration uses of a Kubernetes Service.
+// ServiceSpec has the fields of a Kubernetes Service that are used.
 type ServiceSpec struct {
-	// Type is ClusterIP (also where empty), NodePort, LoadBalancer or ExternalName.
+	// Type is ClusterIP (the default if empty), NodePort, LoadBalancer or ExternalName.
 	Type string
-	// ClusterIPs are the virtual addresses; empty where none is assigned.
+	// ClusterIPs are the virtual addresses; empty if none is assigned.
 	ClusterIPs []netip.Addr
 	// Headless is set for clusterIP: None.
 	Headless     bool
 	ExternalName string
 	Selector     map[string]string
 	Ports        []ServicePort
-	// PublishNotReady includes endpoints that are not ready.
+	// PublishNotReady is set if endpoints that are not ready are used, too.
 	PublishNotReady bool
 }
 
@@ -21,10 +21,10 @@ type ServiceSpec struct {
 type ServicePort struct {
 	Name        string
 	Port        uint32
-	Protocol    string // TCP (also where empty) or UDP
+	Protocol    string // TCP (the default if empty), UDP or SCTP
 	AppProtocol string
-	// TargetPort is the endpoint's port number; 0 means "same as Port" unless
-	// TargetName names a container port.
+	// TargetPort is the endpoint's port number. If it is 0, TargetName is the name of a container
+	// port, or, if that is empty, too, the endpoint's port is Port.
 	TargetPort uint32
 	TargetName string
 }
@@ -50,21 +50,21 @@ type SlicePort struct {
 type SliceEndpoint struct {
 	Addresses          []netip.Addr
 	Ready, Terminating bool
-	// Pod is the name of the Pod behind it, in the slice's namespace, or empty.
+	// Pod is the name of the endpoint's Pod in the slice's namespace, or empty.
 	Pod      string
 	NodeName string
 	Zone     string
 }
 
-// PodSpec is what configuration uses of a Pod.
+// PodSpec has the fields of a Pod that are used.
 type PodSpec struct {
 	IPs            []netip.Addr
-	ServiceAccount string // "default" where the Pod names none
+	ServiceAccount string // "default" if the Pod has none
 	NodeName       string
-	// Ready is status condition Ready, true where the status has no such condition and
-	// the phase is Running or absent.
+	// Ready is the status condition Ready. Without such a condition it is true if the phase is
+	// Running or absent.
 	Ready bool
-	// Done is set once the Pod has ended (phase Succeeded or Failed).
+	// Done is set if the Pod has ended (phase Succeeded or Failed).
 	Done        bool
 	HostNetwork bool
 	Ports       []ContainerPort

@@ -1,10 +1,9 @@
-// Package object holds what a source of configuration says: objects, changes and problems.
+// Package object defines what a source of configuration reports: objects, changes and problems.
 //
-// A source (a directory of YAML, later the Kubernetes API) reduces what it sees to the
-// plain values here, so that nothing behind it knows where an object came from.
-// Kubernetes' own kinds become the small structs of this package; Istio's kinds carry
-// their istio.io/api message. Values are immutable once emitted: share them, never
-// change them.
+// A source, such as a directory of YAML, converts what it reads to the values of this package, so
+// that its readers do not depend on where an object comes from. Kubernetes' own kinds become the
+// structs of this package; Istio's kinds have their istio.io/api message. Values are shared and must
+// not be modified after they have been emitted.
 package object
 
 import (
@@ -15,10 +14,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Kind is the kind of an object, as its YAML says it.
+// Kind is the kind of an object, as in its YAML.
 type Kind string
 
-// The kinds that are read. The comment says what Object.Spec holds.
+// The kinds that are read. The comment is the type of Object.Spec.
 const (
 	Namespace          Kind = "Namespace"          // nil
 	Service            Kind = "Service"            // *ServiceSpec
@@ -36,7 +35,7 @@ const (
 	Gateway            Kind = "Gateway"            // *networking/v1alpha3.Gateway
 )
 
-// Kinds lists every kind, in the order in which a listing shows them.
+// Kinds returns all kinds, in the order in which listings show them.
 func Kinds() []Kind {
 	return []Kind{
 		Namespace, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
@@ -44,13 +43,13 @@ func Kinds() []Kind {
 	}
 }
 
-// Key names one object. Namespace is empty for a Namespace itself.
+// Key identifies one object. Namespace is empty for kind Namespace.
 type Key struct {
 	Kind            Kind
 	Namespace, Name string
 }
 
-// String is "Kind namespace/name", the way errors name an object.
+// String returns "Kind namespace/name", or "Kind name" without a namespace.
 func (k Key) String() string {
 	if k.Namespace == "" {
 		return fmt.Sprintf("%s %s", k.Kind, k.Name)
@@ -58,22 +57,22 @@ func (k Key) String() string {
 	return fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name)
 }
 
-// Meta is what of an object's metadata configuration can depend on.
+// Meta has the fields of an object's metadata that are used.
 type Meta struct {
 	Labels, Annotations map[string]string
-	// Created is zero where the source does not know; such objects are older than any other.
+	// Created is zero if the source does not know it; such an object counts as older than all others.
 	Created         time.Time
 	Generation      int64
 	ResourceVersion string
 }
 
-// Origin says where an object or a problem stands, for people. Line is 1-based; 0 means unknown.
+// Origin is the location of an object or a problem. Line is 1-based; 0 means unknown.
 type Origin struct {
 	File string
 	Line int
 }
 
-// String is "file:line", "file", or "".
+// String returns "file:line", "file" if the line is unknown, or "".
 func (o Origin) String() string {
 	if o.Line == 0 {
 		return o.File
@@ -81,15 +80,15 @@ func (o Origin) String() string {
 	return fmt.Sprintf("%s:%d", o.File, o.Line)
 }
 
-// Object is one whole object. See the Kind constants for what Spec holds.
+// Object is one complete object. See the Kind constants for the type of Spec.
 type Object struct {
 	Key
 	Meta   Meta
 	Spec   any
 	Origin Origin
-	// Saved is zero for a value that its source has read since the control plane started.
-	// Else the value comes from the state folder, because its source cannot say it now,
-	// and this is when it was saved.
+	// Saved is zero if the source has read this version since the control plane started. Otherwise
+	// the version comes from the state folder, because the source cannot be read now, and Saved is
+	// when it was saved.
 	Saved time.Time
 }
 
@@ -103,50 +102,54 @@ func SameSpec(a, b *Object) bool {
 	return reflect.DeepEqual(a.Spec, b.Spec)
 }
 
-// Change is a new whole value of one object, or (Object nil) its end.
+// Change is a new version of one object, or, if Object is nil, its removal.
 type Change struct {
 	Key    Key
 	Object *Object
 }
 
-// Severity says what a Problem does to its object.
+// Severity is the effect of a Problem on its object.
 type Severity uint8
 
 // The severities.
 const (
-	// Error: the object is not applied as it is written, or what it is to enforce is not
-	// enforced; its last good value, if there was one, stays in force.
+	// Error means that the object is rejected, so that its last valid version, if any, stays in
+	// force, or that a policy is not enforced.
 	Error Severity = iota
-	// Warning: the object, or a part of it, does not do what its author may think.
+	// Warning means that the object is accepted, and that it or a part of it does not have the
+	// effect that its author may expect.
 	Warning
-	// Info: nothing is wrong.
+	// Info means that nothing is wrong.
 	Info
 )
 
-// String is "error", "warning" or "info".
+// String returns "error", "warning" or "info". It panics for another value.
 func (s Severity) String() string {
 	switch s {
 	case Error:
 		return "error"
 	case Warning:
 		return "warning"
+	case Info:
+		return "info"
 	}
-	return "info"
+	panic(fmt.Sprintf("object: unknown severity %d", uint8(s)))
 }
 
-// Problem is one finding about what a source read. Key is zero where the document has no
-// readable key; Field is a path such as "spec.http[0].route[1].weight", or empty.
+// Problem is one finding about what a source read. Key is zero if that of the document is unknown;
+// Field is a path such as "spec.http[0].route[1].weight", or empty.
 type Problem struct {
 	Origin   Origin
 	Key      Key
 	Field    string
 	Text     string
 	Severity Severity
-	// Policy is set where what cannot be used is, or may be, a security policy.
+	// Policy is set if the rejected object is or may be a security policy.
 	Policy Policy
 }
 
-// Error makes a Problem an error that names place, object, field and remedy.
+// Error implements error: "file:line: Kind namespace/name: field: text", without the parts that are
+// empty.
 func (p Problem) Error() string {
 	s := ""
 	if o := p.Origin.String(); o != "" {
@@ -161,12 +164,13 @@ func (p Problem) Error() string {
 	return s + p.Text
 }
 
-// Batch is what a source emits: changes that belong together, in order; the complete
-// list of problems that stand now (Problems is nil where it did not change; empty, not
-// nil, where the last one went away); and, once, Synced, when everything that existed at
-// start has been emitted.
+// Batch is what a source emits at a time.
 type Batch struct {
-	Changes  []Change
+	// Changes are applied together, in their order.
+	Changes []Change
+	// Problems are all current problems. It is nil if they have not changed, and empty but not nil
+	// if there are none any more.
 	Problems []Problem
-	Synced   bool
+	// Synced is set once, when everything that existed at the start has been emitted.
+	Synced bool
 }

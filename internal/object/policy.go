@@ -7,29 +7,28 @@ import (
 	"strings"
 )
 
-// Policy is what is known of a document that is, or may be, a security policy and
-// cannot be used: enough to say what must be denied because of it. The zero value is
-// that of any other document. Values are comparable.
+// Policy describes a rejected document that is or may be a security policy, so that what it may have
+// been meant to deny can be denied. It is zero for any other document. Values are comparable.
 type Policy struct {
-	// Broken is set where there is such a document.
+	// Broken is set if there is such a document.
 	Broken bool
-	// Key is its key as far as it is known: Kind, Namespace and Name are empty where
-	// they cannot. An empty Namespace means that the policy may be for the whole mesh.
+	// Key is the document's key. Kind, Namespace and Name are each empty if unknown. If the
+	// Namespace is unknown, the policy may be for the whole mesh.
 	Key Key
-	// Labels are those of the workloads that it selects, "a=b,c=d" in order of their
-	// names; empty where it is for the whole namespace, or that is unknown.
+	// Labels are those of the workloads that the policy selects, "a=b,c=d" sorted by name; empty if
+	// it is for the whole namespace, or if they are unknown.
 	Labels string
 }
 
-// OnlyPlaintext says whether denying plaintext is as much as the policy could have asked
-// for. It is for a PeerAuthentication, which cannot refuse mutual TLS; and it is all that
-// is denied where the namespace is unknown, so that one stray bracket does not end
-// all traffic of a mesh.
+// OnlyPlaintext reports whether only plaintext is denied, not every connection. That is so for a
+// PeerAuthentication, which cannot deny mutual TLS, and if the namespace is unknown, so that a syntax
+// error in one document does not stop all traffic of the mesh.
 func (p Policy) OnlyPlaintext() bool {
 	return p.Key.Kind == PeerAuthentication || p.Key.Namespace == ""
 }
 
-// Denies describes, for people, what is denied because of the policy.
+// Denies returns a description of what is denied because of the policy, such as "plaintext to every
+// workload of the mesh".
 func (p Policy) Denies() string {
 	what, to := "every connection", "every workload of the mesh"
 	if p.OnlyPlaintext() {
@@ -39,13 +38,13 @@ func (p Policy) Denies() string {
 	case ns != "" && p.Labels != "":
 		to = fmt.Sprintf("workloads %s of namespace %s", p.Labels, ns)
 	case ns != "":
-		to = fmt.Sprintf("every workload of namespace %s (of the mesh, where that is the root namespace)", ns)
+		to = fmt.Sprintf("every workload of namespace %s (of the mesh, if it is the root namespace)", ns)
 	}
 	return what + " to " + to
 }
 
-// String is the key as far as it is known: "PeerAuthentication shop/a", "a security
-// policy of namespace shop", "a PeerAuthentication".
+// String returns the known parts of the key: "PeerAuthentication shop/a", "a security policy of
+// namespace shop", "a PeerAuthentication".
 func (p Policy) String() string {
 	if p.Key.Kind != "" && p.Key.Name != "" && p.Key.Namespace != "" {
 		return p.Key.String()
@@ -63,8 +62,8 @@ func (p Policy) String() string {
 	return s
 }
 
-// LabelText writes labels as Policy has them. It is empty where one of them is invalid
-// in Kubernetes: what was meant to be selected is unknown then.
+// LabelText formats labels for Policy.Labels. It returns "" if one of them is invalid in Kubernetes,
+// since the intended selection is then unknown.
 func LabelText(labels map[string]string) string {
 	var out []string
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
@@ -76,13 +75,14 @@ func LabelText(labels map[string]string) string {
 	return strings.Join(out, ",")
 }
 
-// isLabel says whether s consists of letters, digits and, inside, some of between.
-func isLabel(s, between string, most int) bool {
-	word := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
+// isLabel reports whether s has 1 to limit bytes, which are letters, digits and, except for the first
+// and the last, those in inner.
+func isLabel(s, inner string, limit int) bool {
+	alphanumeric := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' }
 	for i := 0; i < len(s); i++ {
-		if !word(s[i]) && (i == 0 || i == len(s)-1 || strings.IndexByte(between, s[i]) < 0) {
+		if !alphanumeric(s[i]) && (i == 0 || i == len(s)-1 || strings.IndexByte(inner, s[i]) < 0) {
 			return false
 		}
 	}
-	return s != "" && len(s) <= most
+	return s != "" && len(s) <= limit
 }

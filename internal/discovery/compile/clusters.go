@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -16,14 +17,14 @@ import (
 
 var fixedClusters = []string{mesh.BlackHoleCluster, mesh.PassthroughCluster}
 
-// clusterName is one cluster that a service has in a scope.
+// clusterName is one cluster of a service in a scope.
 type clusterName struct {
 	name        string
 	eds, inline bool
 }
 
-// serviceClusters lists a service's clusters: one for each port, and one more for each
-// subset of its DestinationRule.
+// serviceClusters returns the clusters of a service: for each port one, and one for each subset of its
+// DestinationRule.
 func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 	s := c.model.Service(r, k.scope, k.host)
 	if s == nil {
@@ -46,6 +47,7 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 				n.eds = true
 			case cluster.StrictDNS, cluster.LogicalDNS:
 				n.inline = true
+			case cluster.OriginalDst: // has no endpoints
 			}
 			out = append(out, n)
 		}
@@ -53,26 +55,30 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 	return out
 }
 
-// resolution is how a service's cluster finds endpoints under a policy.
+// resolution returns how a service's cluster discovers endpoints with a policy.
 func resolution(s *model.Service, p *networking.TrafficPolicy) cluster.Resolution {
-	own := cluster.EDS
+	var own cluster.Resolution
 	switch s.Resolution {
+	case model.Static:
+		own = cluster.EDS
 	case model.DNS:
 		own = cluster.StrictDNS
 	case model.DNSRoundRobin:
 		own = cluster.LogicalDNS
 	case model.Passthrough:
 		own = cluster.OriginalDst
+	default:
+		panic(fmt.Sprintf("compile: unknown resolution %d", s.Resolution))
 	}
 	return cluster.Resolve(own, p)
 }
 
-// policyOf is the traffic policy in force for a port of a service or of its subset.
+// policyOf returns the traffic policy in force for a port of a service or of its subset.
 func (c *Compiler) policyOf(r *incr.Reader, d *model.DestinationRule, subset string, port uint32) *networking.TrafficPolicy {
 	return cluster.WithDefaults(rulePolicy(d, subset, port), c.model.Mesh(r))
 }
 
-// rulePolicy is a DestinationRule's policy for a port of a subset, without the mesh's defaults.
+// rulePolicy returns a DestinationRule's policy for a port of a subset, without the mesh's defaults.
 func rulePolicy(d *model.DestinationRule, subset string, port uint32) *networking.TrafficPolicy {
 	if d == nil {
 		return nil
@@ -86,7 +92,7 @@ func rulePolicy(d *model.DestinationRule, subset string, port uint32) *networkin
 	return cluster.MergePolicy(d.Spec.TrafficPolicy, sub, port)
 }
 
-// cluster makes one outbound cluster of a scope.
+// cluster returns one outbound cluster of a scope.
 func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	m := c.model.Mesh(r)
 	switch k.Name {
@@ -98,7 +104,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	n, _ := cluster.ParseName(k.Name)
 	s := c.model.Service(r, k.Scope, n.Host)
 	if s == nil {
-		return nil // its name went in the same Run, and this value with it
+		return nil // the Run that removes the service also drops this value
 	}
 	port, ok := s.PortOf(n.Port)
 	if !ok {
@@ -125,28 +131,28 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		in.ConfigPath = cluster.ConfigPath("destination-rule", d.Namespace, d.Name)
 	}
 	if k.Kind == ClusterInline {
-		in.Endpoints = c.places(r, placesInput{
+		in.Endpoints = c.endpointsOf(r, endpointsInput{
 			service: s, port: n.Port, labels: subsetLabels(d, n.Subset), location: k.Location.Value(), locality: localityText(p, m),
 		})
 	}
 	return marshal.Must(cluster.Build(in))
 }
 
-// servicePortKey names a port of a service's row.
+// servicePortKey identifies a port of a service by the key of its row.
 type servicePortKey struct {
 	service string
 	port    uint32
 }
 
-// allMutual reports whether a service has endpoints and all of them accept the mesh's
-// mutual TLS at a port. It decides for headless services, whose clusters go to the caller's own
-// destination and so have no endpoint metadata to decide by.
+// allMutual reports whether a headless service has endpoints and all of them accept the mesh's mutual
+// TLS at a port. Its clusters are of type ORIGINAL_DST, which have no endpoint metadata to match a
+// transport socket by.
 func (c *Compiler) allMutual(r *incr.Reader, k servicePortKey) bool {
 	s, ok := c.model.ServiceRow(r, k.service)
 	if !ok || !s.Source.Headless {
 		return false
 	}
-	list := c.places(r, placesInput{service: s, port: k.port})
+	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port})
 	return len(list) > 0 && !slices.ContainsFunc(list, func(e cluster.Endpoint) bool { return !e.TLS })
 }
 
@@ -166,7 +172,7 @@ func shortName(s *model.Service) string {
 	return s.Host
 }
 
-// subsetLabels are the labels that a subset's endpoints carry; nil for the whole service.
+// subsetLabels returns the labels of a subset's endpoints; nil for the whole service.
 func subsetLabels(d *model.DestinationRule, subset string) map[string]string {
 	if d == nil || subset == "" {
 		return nil
@@ -179,7 +185,7 @@ func subsetLabels(d *model.DestinationRule, subset string) map[string]string {
 	return nil
 }
 
-// inboundNames lists what is in a workload's layer.
+// inboundNames returns the resources of a workload's layer.
 func inboundNames(l Layer) []Key {
 	if l.Scope.Value().Role != mesh.Sidecar {
 		return nil
@@ -198,7 +204,7 @@ func inboundNames(l Layer) []Key {
 	return append(out, key)
 }
 
-// inboundCluster makes the cluster for one of the application's ports.
+// inboundCluster returns the cluster for one of the application's ports.
 func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
 	m := c.model.Mesh(r)
 	if k.Name == mesh.InboundPassthroughCluster {
@@ -217,13 +223,13 @@ func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
 	return marshal.Must(cluster.BuildInbound(in))
 }
 
-// servicePort is one port of one service behind a workload's port.
+// servicePort is a port of a service whose target is a port of a workload.
 type servicePort struct {
 	service *model.Service
 	port    model.Port
 }
 
-// portsAt lists the service ports whose target is a workload's port, in order of keys.
+// portsAt returns the service ports whose target is a workload's port, sorted by key.
 func (c *Compiler) portsAt(r *incr.Reader, w mesh.Workload, target uint32) []servicePort {
 	var out []servicePort
 	for _, in := range model.InboundPorts(w) {
@@ -241,7 +247,7 @@ func (c *Compiler) portsAt(r *incr.Reader, w mesh.Workload, target uint32) []ser
 	return out
 }
 
-// canonicalService is the workload's name and revision for telemetry.
+// canonicalService returns the workload's name and revision for telemetry.
 func canonicalService(i *model.Instance) (name, revision string) {
 	for _, l := range []string{"service.istio.io/canonical-name", "app.kubernetes.io/name", "app"} {
 		if name == "" {

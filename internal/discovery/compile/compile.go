@@ -1,18 +1,16 @@
-// Package compile turns the model into Envoy's resources, one resource a rule run.
+// Package compile translates the model to Envoy's resources.
 //
-// A rule makes the bytes of one resource from a Key: the part of a proxy's class that
-// decides it, and its name. Which resources a layer has is itself a rule (Names). What
-// several resources need has rules of its own: what a service adds to a scope's
-// listeners, the domains of a route configuration, an encoded virtual host. Each has its
-// own cut-off, so a change goes no further than it matters:
+// One run of a rule computes the bytes of one resource from a Key: the resource's name, and the part
+// of a proxy's class that determines it. The list of a layer's resources is a rule, too (Names). There
+// are rules for intermediate results, such as the parts that a service adds to a scope's listeners, the
+// domains of a route configuration, and an encoded virtual host. Each of them is a cut-off:
 //
 //	services ─▶ plan ─▶ index ─▶ listener            DestinationRule ─▶ cluster
 //	                      └────▶ routes ─▶ domains ─▶ virtual host ─▶ route (joins)
 //	instances ─▶ assignment ─▶ endpoints             PeerAuthentication ─▶ virtualInbound
 //
-// All of it is pure: rules read through their incr.Reader and know a proxy only as its
-// class. Bytes are deterministic. Translation itself, one object of the mesh into one Envoy
-// message, is in the packages below this one.
+// Rules are pure: they read through their incr.Reader, and know a proxy only by its class. The bytes
+// are deterministic. The packages below this one translate single objects to Envoy's messages.
 package compile
 
 import (
@@ -31,33 +29,34 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Kind is the type of a resource, and the part of a class that decides it.
+// Kind is the type of a resource and the part of a class that determines it.
 type Kind uint8
 
 // The kinds of resources, in the order in which proxies accept them.
 const (
-	// Cluster is an outbound cluster: by scope.
+	// Cluster is an outbound cluster, determined by the scope.
 	Cluster Kind = iota
-	// ClusterInline is an outbound cluster that carries its endpoints: by scope and location.
+	// ClusterInline is an outbound cluster that contains its endpoints, determined by the scope and
+	// the location.
 	ClusterInline
-	// ClusterInbound is a cluster for the application: by workload.
+	// ClusterInbound is a cluster for the application, determined by the workload.
 	ClusterInbound
-	// Endpoints is the load assignment of a Cluster: by scope and location.
+	// Endpoints is the load assignment of a Cluster, determined by the scope and the location.
 	Endpoints
-	// Listener is an outbound listener: by scope.
+	// Listener is an outbound listener, determined by the scope.
 	Listener
-	// ListenerInbound is virtualInbound: by workload.
+	// ListenerInbound is virtualInbound, determined by the workload.
 	ListenerInbound
-	// Route is a route configuration: by scope.
+	// Route is a route configuration, determined by the scope.
 	Route
 	numKinds
 )
 
-// kindRow is everything that distinguishes one kind from another.
+// kindRow is the row of a kind.
 type kindRow struct {
 	// name is that of the rule, in metrics.
 	name string
-	// message is of the type of the resources; it is nil, only its type counts.
+	// message is a nil pointer of the type of the resources.
 	message proto.Message
 	// layer is the one that the resources are in.
 	layer LayerKind
@@ -75,7 +74,7 @@ var kinds = [numKinds]kindRow{
 	Route:           {"route", (*routev3.RouteConfiguration)(nil), ScopeLayer, (*Compiler).route},
 }
 
-// Kinds are all kinds, in the order of their constants.
+// Kinds returns all kinds, in the order of their constants.
 func Kinds() []Kind {
 	all := make([]Kind, numKinds)
 	for k := range numKinds {
@@ -84,7 +83,7 @@ func Kinds() []Kind {
 	return all
 }
 
-// row is the kind's row. It panics for a kind that has none.
+// row returns the kind's row. It panics for a kind that has none.
 func (k Kind) row() kindRow {
 	if k >= numKinds || kinds[k].rule == nil {
 		panic(fmt.Sprintf("compile: unknown kind %d: it has no row in kinds", k))
@@ -92,13 +91,14 @@ func (k Kind) row() kindRow {
 	return kinds[k]
 }
 
-// TypeURL is the type URL of the kind's resources.
+// TypeURL returns the type URL of the kind's resources. It panics for an unknown kind.
 func (k Kind) TypeURL() string { return marshal.TypeURL(k.row().message) }
 
-// Key names one resource. What does not decide it is zero, so classes share keys.
+// Key identifies one resource. Parts of the class that do not determine the resource are zero, so that
+// classes share keys.
 type Key struct {
 	Kind Kind
-	// EDS is set on clusters that take their endpoints from EDS, under their own name.
+	// EDS is set for clusters whose endpoints are a resource of EDS, of the same name.
 	EDS      bool
 	Name     string
 	Scope    mesh.ScopeID
@@ -119,7 +119,8 @@ const (
 	levelLayer
 )
 
-// Compiler is the rules. Make one with New; it belongs to its graph's goroutine.
+// Compiler has the rules. Create one with New. It is not safe for concurrent use; it belongs to the
+// goroutine of its graph.
 type Compiler struct {
 	model *model.Model
 	opts  Options
@@ -130,7 +131,7 @@ type Compiler struct {
 	byRule    map[string]Kind
 }
 
-// inner are the rules between the model and the resources.
+// inner has the rules for intermediate results.
 type inner struct {
 	plan        *incr.Rule[scopeHost, []part]
 	index       *incr.Rule[mesh.ScopeID, []*merged]
@@ -160,14 +161,14 @@ type scopeNameHost struct {
 	name, host string
 }
 
-// Options are switches for the whole control plane, fixed at start.
+// Options are the compiler's settings.
 type Options struct {
-	// NoSniffOutbound and NoSniffInbound treat undeclared ports as TCP in that direction
+	// NoSniffOutbound and NoSniffInbound treat ports without a declared protocol as TCP
 	// (PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND and …_INBOUND).
 	NoSniffOutbound, NoSniffInbound bool
 }
 
-// New adds compile's rules to g, over m's.
+// New adds the rules to g. They read those of m.
 func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 	c := &Compiler{model: m, opts: o, byRule: map[string]Kind{}}
 	c.inner = inner{
@@ -192,13 +193,14 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 	return c
 }
 
-// Names is the rule that lists a layer's resources, sorted by Key.Compare and without repetition.
+// Names returns the rule that lists a layer's resources, sorted by Key.Compare and without repetition.
 func (c *Compiler) Names() *incr.Rule[Layer, []Key] { return c.names }
 
-// Resource is the rule that makes the bytes of resources of a kind.
+// Resource returns the rule that computes the bytes of resources of a kind. The bytes are nil for a
+// resource that no longer exists.
 func (c *Compiler) Resource(k Kind) *incr.Rule[Key, []byte] { return c.resources[k] }
 
-// Moved returns the resource whose value moved; false for values of other rules.
+// Moved returns the key of the resource that has changed; false if m is of another rule.
 func (c *Compiler) Moved(m incr.Moved) (Key, bool) {
 	if _, ok := c.byRule[m.Rule]; !ok {
 		return Key{}, false
@@ -207,7 +209,7 @@ func (c *Compiler) Moved(m incr.Moved) (Key, bool) {
 	return k, ok
 }
 
-// scopeNames lists what a scope has, locations left out.
+// scopeNames returns the resources of a scope, without locations.
 func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 	var clusters, endpoints, rest []Key
 	for _, fixed := range fixedClusters {

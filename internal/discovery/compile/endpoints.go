@@ -17,17 +17,17 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// assignmentKey is all that decides a load assignment, so that scopes that mean the same
-// by a cluster's name share its bytes.
+// assignmentKey has everything that determines a load assignment, so that scopes for which it is the
+// same share its bytes.
 type assignmentKey struct {
 	name, service string
 	port          uint32
 	labels        string // canonical "a=b,c=d"
-	locality      string // a localityText
+	locality      string // see localityText
 	location      mesh.Location
 }
 
-// endpoints makes the load assignment of a cluster as a scope and a location see it.
+// endpoints returns the load assignment of a cluster for a scope and a location.
 func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 	n, _ := cluster.ParseName(k.Name)
 	s := c.model.Service(r, k.Scope, n.Host)
@@ -48,11 +48,11 @@ func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
 	if !ok {
 		return nil
 	}
-	list := c.places(r, placesInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality})
+	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality})
 	return marshal.Must(cluster.Assignment(k.name, list))
 }
 
-type placesInput struct {
+type endpointsInput struct {
 	service  *model.Service
 	port     uint32
 	labels   map[string]string
@@ -60,9 +60,9 @@ type placesInput struct {
 	locality string
 }
 
-// places lists the endpoints of a service's port, with the priorities or weights that the
-// client's locality gives them.
-func (c *Compiler) places(r *incr.Reader, in placesInput) []cluster.Endpoint {
+// endpointsOf returns the endpoints of a service's port, with priorities or weights for the client's
+// locality.
+func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endpoint {
 	var out []cluster.Endpoint
 	for _, i := range c.model.Instances(r, in.service.Key) {
 		port, ok := i.Ports[in.port]
@@ -85,11 +85,11 @@ func (c *Compiler) places(r *incr.Reader, in placesInput) []cluster.Endpoint {
 			out[i].Priority = priority(in.location.Locality, out[i].Locality, l)
 		}
 	}
-	return compact(out)
+	return renumberPriorities(out)
 }
 
-// localityText is the locality setting of a policy as a text, so that it can be part of a
-// key; empty where localities make no difference.
+// localityText returns the locality setting of a policy as a text, so that it can be part of a key; ""
+// if localities have no effect.
 func localityText(p *networking.TrafficPolicy, m *meshv1.MeshConfig) string {
 	l := cluster.Locality(p, m)
 	if len(l.GetDistribute()) == 0 && !cluster.Failover(p, m) {
@@ -98,7 +98,7 @@ func localityText(p *networking.TrafficPolicy, m *meshv1.MeshConfig) string {
 	return "on " + string(marshal.Must(&networking.LocalityLoadBalancerSetting{Distribute: l.GetDistribute(), Failover: l.GetFailover()}))
 }
 
-// localityOf reads a localityText, nil for an empty one.
+// localityOf parses a localityText, nil for "".
 func localityOf(text string) *networking.LocalityLoadBalancerSetting {
 	setting, on := strings.CutPrefix(text, "on ")
 	if !on {
@@ -106,13 +106,14 @@ func localityOf(text string) *networking.LocalityLoadBalancerSetting {
 	}
 	l := &networking.LocalityLoadBalancerSetting{}
 	if err := proto.Unmarshal([]byte(setting), l); err != nil {
-		panic("decode locality setting: " + err.Error()) // encode wrote it
+		panic("compile: decode locality setting: " + err.Error()) // localityText has encoded it
 	}
 	return l
 }
 
-// priority compares localities: 0 the same subzone, 1 the same zone, 2 the same region,
-// 3 another region, 4 another region than the one that a failover rule names. [control-plane C3]
+// priority returns the priority of an endpoint: 0 for the same subzone, 1 for the same zone, 2 for the
+// same region, 3 for another region, and 4 for one other than that of the failover rule for the
+// client's region. [control-plane C3]
 func priority(client, endpoint mesh.Locality, l *networking.LocalityLoadBalancerSetting) uint32 {
 	switch {
 	case client == endpoint:
@@ -130,23 +131,24 @@ func priority(client, endpoint mesh.Locality, l *networking.LocalityLoadBalancer
 	return 3
 }
 
-// distribute gives localities the shares that the first rule for the client's locality
-// names. Localities that match one pattern divide its share by their endpoints' weights;
-// a locality under several counts for the one that names it most closely, and endpoints
-// under none get no requests. Nothing changes without a rule for the client, and for a
-// service of whose endpoints no locality is known, as of hosts outside: a rule of the whole
-// mesh would leave it without any. [control-plane 1.8.5]
+// distribute sets the weights of localities by the first rule for the client's locality. Localities that
+// match the same pattern divide its weight in proportion to their endpoints' weights; of several
+// patterns the most specific one applies, and endpoints that match none are left out. The list is
+// returned unchanged if there is no rule for the client, or if none of the endpoints has a locality, as
+// for external hosts: a rule for the whole mesh would remove all of them. [control-plane 1.8.5]
 func distribute(list []cluster.Endpoint, client mesh.Locality, rules []*networking.LocalityLoadBalancerSetting_Distribute) []cluster.Endpoint {
-	i := slices.IndexFunc(rules, func(d *networking.LocalityLoadBalancerSetting_Distribute) bool { return under(client, d.From) })
+	i := slices.IndexFunc(rules, func(d *networking.LocalityLoadBalancerSetting_Distribute) bool {
+		return localityMatches(client, d.From)
+	})
 	located := func(e cluster.Endpoint) bool { return e.Locality != mesh.Locality{} }
 	if i < 0 || !slices.ContainsFunc(list, located) {
 		return list
 	}
 	patterns := slices.SortedFunc(maps.Keys(rules[i].To), func(a, b string) int {
-		return cmp.Or(cmp.Compare(closeness(b), closeness(a)), strings.Compare(a, b))
+		return cmp.Or(cmp.Compare(specificity(b), specificity(a)), strings.Compare(a, b))
 	})
 	pattern := func(l mesh.Locality) int {
-		return slices.IndexFunc(patterns, func(p string) bool { return under(l, p) })
+		return slices.IndexFunc(patterns, func(p string) bool { return localityMatches(l, p) })
 	}
 	total, own := map[int]uint64{}, map[mesh.Locality]uint64{}
 	for _, e := range list {
@@ -160,15 +162,15 @@ func distribute(list []cluster.Endpoint, client mesh.Locality, rules []*networki
 			continue
 		}
 		share := uint64(rules[i].To[patterns[p]]) * own[e.Locality]
-		e.LocalityWeight = uint32((share + total[p] - 1) / total[p]) // rounded up: no share becomes 0
+		e.LocalityWeight = uint32((share + total[p] - 1) / total[p]) // rounded up, so that it is not 0
 		out = append(out, e)
 	}
 	return out
 }
 
-// under says whether a locality falls under region/zone/subzone, in which "*" and parts
-// that are left out match anything.
-func under(l mesh.Locality, pattern string) bool {
+// localityMatches reports whether a locality matches region/zone/subzone, in which "*" and missing parts
+// match anything.
+func localityMatches(l mesh.Locality, pattern string) bool {
 	parts := []string{l.Region, l.Zone, l.Subzone}
 	for i, p := range strings.Split(pattern, "/") {
 		if i >= len(parts) || p != "*" && p != parts[i] {
@@ -178,13 +180,13 @@ func under(l mesh.Locality, pattern string) bool {
 	return true
 }
 
-// closeness counts the parts that a pattern names.
-func closeness(pattern string) int {
+// specificity returns the number of parts of a pattern that are not "*".
+func specificity(pattern string) int {
 	return strings.Count("/"+pattern, "/") - strings.Count(pattern, "*")
 }
 
-// compact renumbers priorities to 0..N without gaps, which Envoy demands.
-func compact(list []cluster.Endpoint) []cluster.Endpoint {
+// renumberPriorities renumbers priorities to 0..N without gaps, as Envoy requires.
+func renumberPriorities(list []cluster.Endpoint) []cluster.Endpoint {
 	var used []uint32
 	for _, e := range list {
 		used = append(used, e.Priority)

@@ -15,8 +15,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// inboundListener makes virtualInbound for a workload: the filter chain table for each
-// of its ports, and for what is no port of a service.
+// inboundListener returns virtualInbound for a workload: filter chains for each of its ports, and for
+// ports that belong to no service.
 func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 	m, w := c.model.Mesh(r), k.Workload.Value()
 	modes := c.model.ModesOf(r, w.Namespace, strings.Fields(w.Policies))
@@ -52,9 +52,8 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 	return marshal.Must(listener.VirtualInbound(in, env))
 }
 
-// inboundRoutes is route.Inbound, without its retry where the mesh's default policy asks
-// for no attempts at all: a mesh that must not repeat a request does not repeat it at
-// the server's side either.
+// inboundRoutes returns route.Inbound, without retries if the mesh's default policy has no attempts: a
+// mesh in which requests must not be repeated does not repeat them on the server's side either.
 func inboundRoutes(m *meshv1.MeshConfig, name string, port uint32, host string, servicePort uint32) *routev3.RouteConfiguration {
 	rc := route.Inbound(name, port, host, servicePort)
 	if p := m.GetDefaultHttpRetryPolicy(); p != nil && p.Attempts == 0 {

@@ -21,15 +21,16 @@ type part struct {
 	port          uint32
 	routes        string // RDS name, empty for none
 	host          string
-	cluster       string // where bytes that are no HTTP go, empty for nowhere of its own
-	sni           bool   // only by the host as TLS server name
+	cluster       string // of connections that are not HTTP, empty if the part has none
+	sni           bool   // only TLS connections whose server name is the host
 	cidrs         []netip.Prefix
-	// serverFirst ports must not wait for the client's bytes, so they share no listener with HTTP.
+	// serverFirst is set for protocols in which the server sends first. Protocol detection would wait
+	// for the client, so they cannot share a listener with HTTP.
 	serverFirst bool
 	age         model.Row
 }
 
-// plan lists the parts of one service in a scope. [control-plane 1.12.5, 1.12.6]
+// plan returns the parts of one service in a scope. [control-plane 1.12.5, 1.12.6]
 func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 	s := c.model.Service(r, k.scope, k.host)
 	if s == nil {
@@ -65,8 +66,8 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 	return out
 }
 
-// ownAddresses are the addresses at which a service has listeners of its own: its
-// virtual addresses, or those of its Pods where it is headless.
+// ownAddresses returns the addresses at which a service has listeners of its own: its virtual
+// addresses, or those of its Pods if it is headless.
 func (c *Compiler) ownAddresses(r *incr.Reader, s *model.Service) []string {
 	var out []string
 	for _, ip := range s.Addresses.VIPs {
@@ -98,20 +99,20 @@ func addressed(base part, addresses []string, cidrs []netip.Prefix, p mesh.Proto
 	return out
 }
 
-// merged is the plan of one listener: what all its parts add up to. [control-plane C2]
+// merged is the plan of one listener, made of all its parts. [control-plane C2]
 type merged struct {
 	Name, Address string
 	Port          uint32
 	Routes        string
 	SNI, CIDR     []part
-	TCP           string // cluster of the fall-through
-	// Refused are hosts whose port could not be had beside the others'.
+	TCP           string // cluster of the default filter chain
+	// Refused are the hosts whose port conflicts with that of another service.
 	Refused []string
 }
 
-// index joins the parts of all services of a scope into listeners, sorted by name. The
-// older service wins where two want the same, and one whose server speaks first comes
-// after all others, since it cannot share.
+// index merges the parts of all services of a scope into listeners, sorted by name. If two services
+// conflict, the older one has priority; one with a server-first protocol has the lowest priority, since
+// it cannot share a listener.
 func (c *Compiler) index(r *incr.Reader, s mesh.ScopeID) []*merged {
 	var parts []part
 	for _, ref := range c.model.Visible(r, s) {
@@ -141,9 +142,9 @@ func compareBool(a, b bool) int {
 }
 
 func (m *merged) add(p part) {
-	taken := m.TCP != "" || m.Routes != "" || len(m.SNI)+len(m.CIDR) > 0
+	used := m.TCP != "" || m.Routes != "" || len(m.SNI)+len(m.CIDR) > 0
 	switch {
-	case p.serverFirst && taken && len(p.cidrs) == 0:
+	case p.serverFirst && used && len(p.cidrs) == 0:
 		m.Refused = append(m.Refused, p.host)
 	case len(p.cidrs) > 0:
 		m.CIDR = append(m.CIDR, p)
@@ -173,7 +174,7 @@ func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
 	return list[i]
 }
 
-// listener makes one outbound listener of a scope.
+// listener returns one outbound listener of a scope.
 func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r)}
 	if c.opts.NoSniffOutbound {
@@ -199,21 +200,21 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 		seen[p.host] = true
 	}
 	for _, p := range m.CIDR {
-		var free []netip.Prefix
+		var unused []netip.Prefix
 		for _, prefix := range p.cidrs {
 			if !seen[prefix.String()] {
-				free = append(free, prefix)
+				unused = append(unused, prefix)
 			}
 			seen[prefix.String()] = true
 		}
-		if len(free) > 0 {
-			o.CIDR = append(o.CIDR, listener.CIDRChain{Prefixes: free, TCP: c.tcp(r, k.Scope, p.cluster)})
+		if len(unused) > 0 {
+			o.CIDR = append(o.CIDR, listener.CIDRChain{Prefixes: unused, TCP: c.tcp(r, k.Scope, p.cluster)})
 		}
 	}
 	return marshal.Must(listener.BuildOutbound(o, env))
 }
 
-// tcp is where a cluster's bytes go, with the limits that its policy sets on connections.
+// tcp returns the TCP proxy to a cluster, with the limits on connections in its policy.
 func (c *Compiler) tcp(r *incr.Reader, s mesh.ScopeID, name string) listener.TCP {
 	t := listener.TCP{Cluster: name}
 	if n, ok := cluster.ParseName(name); ok {

@@ -21,11 +21,11 @@ type routeHosts struct {
 	Name  string
 	Port  uint32
 	Hosts []string
-	// Own is set where the listener is one service's alone, so that its single host matches any name.
+	// Own is set if the listener belongs to one service, so that its only host matches any name.
 	Own bool
 }
 
-// routeHosts lists the route configurations of a scope, sorted by name.
+// routeHosts returns the route configurations of a scope, sorted by name.
 func (c *Compiler) routeHosts(r *incr.Reader, s mesh.ScopeID) []routeHosts {
 	byName := map[string]*routeHosts{}
 	for _, ref := range c.model.Visible(r, s) {
@@ -64,15 +64,15 @@ func (c *Compiler) hosts(r *incr.Reader, k scopeName) (routeHosts, bool) {
 	return list[i], true
 }
 
-// hostDomains is the domains under which one host of a route configuration is found.
+// hostDomains has the domains of one host of a route configuration.
 type hostDomains struct {
 	host    string
 	domains []string
 }
 
-// domains gives every host of a route configuration its domains, each domain to one host
-// only, since Envoy refuses the whole configuration otherwise. Full names go first, so
-// that no short form or address can take one away.
+// domains returns the domains of every host of a route configuration. Each domain belongs to one host
+// only, since Envoy rejects the whole configuration otherwise; fully qualified names have priority over
+// short forms and addresses.
 func (c *Compiler) domains(r *incr.Reader, k scopeName) []hostDomains {
 	t, ok := c.hosts(r, k)
 	if !ok {
@@ -81,9 +81,9 @@ func (c *Compiler) domains(r *incr.Reader, k scopeName) []hostDomains {
 	if t.Own {
 		return []hostDomains{{host: t.Hosts[0], domains: []string{"*"}}}
 	}
-	taken := map[string]bool{"*": true}
+	used := map[string]bool{"*": true}
 	for _, h := range t.Hosts {
-		taken[h] = true
+		used[h] = true
 	}
 	out := make([]hostDomains, 0, len(t.Hosts))
 	for _, h := range t.Hosts {
@@ -93,10 +93,10 @@ func (c *Compiler) domains(r *incr.Reader, k scopeName) []hostDomains {
 		}
 		d := hostDomains{host: h}
 		for _, name := range route.Domains(n) {
-			if name == h || !taken[name] {
+			if name == h || !used[name] {
 				d.domains = append(d.domains, name)
 			}
-			taken[name] = true
+			used[name] = true
 		}
 		out = append(out, d)
 	}
@@ -104,7 +104,7 @@ func (c *Compiler) domains(r *incr.Reader, k scopeName) []hostDomains {
 }
 
 func (c *Compiler) hostDomains(r *incr.Reader, k scopeNameHost) []string {
-	list := c.inner.domains.Of(r, scopeName{k.scope, k.name}) // in order of hosts
+	list := c.inner.domains.Of(r, scopeName{k.scope, k.name}) // sorted by host
 	i, ok := slices.BinarySearchFunc(list, k.host, func(d hostDomains, h string) int { return cmp.Compare(d.host, h) })
 	if !ok {
 		return nil
@@ -112,7 +112,7 @@ func (c *Compiler) hostDomains(r *incr.Reader, k scopeNameHost) []string {
 	return list[i].domains
 }
 
-// virtualHost makes one encoded virtual host of one route configuration.
+// virtualHost returns one encoded virtual host of a route configuration.
 func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 	domains := c.inner.hostDomains.Of(r, k)
 	if len(domains) == 0 {
@@ -132,14 +132,14 @@ func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 	}
 	if len(routes) == 0 {
 		if c.model.Service(r, k.scope, k.host) == nil {
-			return nil // only a rule names the host, and it has no route for this client and port
+			return nil // the host is only in a VirtualService, without a route for this client and port
 		}
 		routes = []*routev3.Route{route.Default(k.host, port, resolve(k.host, port, ""), m, k.scope.Value().Caps)}
 	}
 	return marshal.Must(route.VirtualHost(route.HostName(k.host, port), domains, routes))
 }
 
-// portOf is the port of a route configuration's name, "PORT" or "host:PORT".
+// portOf returns the port in the name of a route configuration, "PORT" or "host:PORT".
 func portOf(name string) uint32 {
 	if i := strings.LastIndexByte(name, ':'); i >= 0 {
 		name = name[i+1:]
@@ -148,8 +148,8 @@ func portOf(name string) uint32 {
 	return uint32(n)
 }
 
-// resolver finds the clusters of a scope's routes. A host that the scope does not see has no
-// cluster; the route then answers 503, as it must rather than lead elsewhere.
+// resolver returns the function that resolves destinations of a scope's routes. A host that the scope
+// does not see has no cluster, so that Envoy responds with 503.
 func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32) route.Resolver {
 	return func(host string, port uint32, subset string) route.Destination {
 		svc := c.model.Service(r, s, host)
@@ -171,7 +171,7 @@ func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32)
 	}
 }
 
-// route makes a route configuration: it joins hosts that are already encoded.
+// route returns a route configuration, joined from its encoded virtual hosts.
 func (c *Compiler) route(r *incr.Reader, k Key) []byte {
 	t, ok := c.hosts(r, scopeName{k.Scope, k.Name})
 	if !ok {

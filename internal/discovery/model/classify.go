@@ -11,8 +11,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// ProxyKey is what a proxy's class is decided from; it is a rule's key, so it is
-// comparable and says no more than it must.
+// ProxyKey has what determines a proxy's class. It is the key of a rule, so it is comparable.
 type ProxyKey struct {
 	Role      mesh.Role
 	Namespace string
@@ -20,15 +19,16 @@ type ProxyKey struct {
 	Name string
 	// Account is the service account that the proxy proved to have, empty on a plaintext port.
 	Account string
-	// Labels is the canonical form of the labels that the node sent; where it sent none
-	// the Pod or WorkloadEntry with one of its addresses says them.
+	// Labels is the canonical form of the labels that the node sent. If it is empty, the labels of
+	// the Pod or WorkloadEntry with one of its addresses are used.
 	Labels   string
 	IPs      string // comma-separated
 	Caps     mesh.Capability
 	Location mesh.Location
 }
 
-// KeyOf reads a node, whose caller proved to have a service account; empty if it proved none.
+// KeyOf returns the key of a node. The account is the service account that its caller has proved, empty if it
+// has proved none.
 func KeyOf(n mesh.Node, account string) ProxyKey {
 	var ips []string
 	for _, ip := range n.IPs() {
@@ -42,8 +42,8 @@ func KeyOf(n mesh.Node, account string) ProxyKey {
 	}
 }
 
-// Classify is the rule that says which class a proxy is of; the loop wants it for every
-// connected proxy, so that a label or a policy moves a proxy like anything else moves.
+// Classify returns the rule that computes a proxy's class. The loop wants its value for every connected
+// proxy, so that the class changes with the Pod's labels and with policies.
 func (m *Model) Classify() *incr.Rule[ProxyKey, mesh.Class] { return m.rules.classify }
 
 func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
@@ -76,7 +76,7 @@ func portNames(pod *Pod) map[string]uint32 {
 	return ports
 }
 
-// labelsOf finds the proxy's labels and, where it has one, its Pod.
+// labelsOf returns the proxy's labels and its Pod, nil if it has none.
 func (m *Model) labelsOf(r *incr.Reader, k ProxyKey) (map[string]string, *Pod) {
 	var pod *Pod
 	var labels map[string]string
@@ -104,8 +104,8 @@ func (m *Model) labelsOf(r *incr.Reader, k ProxyKey) (map[string]string, *Pod) {
 	return labels, pod
 }
 
-// sidecarFor is the Sidecar in force: the oldest that selects the workload, else the
-// namespace's own, else the root namespace's; empty where there is none. [control-plane 1.9.20]
+// sidecarFor returns the key of the Sidecar in force: the oldest that selects the workload, else that
+// of the namespace, else that of the root namespace; "" if there is none. [control-plane 1.9.20]
 func (m *Model) sidecarFor(r *incr.Reader, ns string, labels map[string]string) string {
 	root := m.Mesh(r).RootNamespace
 	for _, pass := range []struct {
@@ -129,7 +129,7 @@ func (m *Model) sidecarFor(r *incr.Reader, ns string, labels map[string]string) 
 	return ""
 }
 
-// selected is the canonical set of client-side selectors that match the labels.
+// selected returns the client-side selectors that match the labels, in canonical form.
 func (m *Model) selected(r *incr.Reader, ns string, labels map[string]string) string {
 	var out []string
 	add := func(l map[string]string) {
@@ -153,8 +153,8 @@ func (m *Model) selected(r *incr.Reader, ns string, labels map[string]string) st
 	return strings.Join(slices.Compact(out), ";")
 }
 
-// servicesOf writes the services that the proxy is an endpoint of, with the ports on which
-// it receives their connections: "row key@port>target,port>target" joined by spaces.
+// servicesOf returns the services of which the proxy is an endpoint, with the ports on which it
+// receives their connections: "row key@port>target,port>target", separated by spaces.
 func (m *Model) servicesOf(r *incr.Reader, k ProxyKey, labels map[string]string, named map[string]uint32) string {
 	var out []string
 	for key, s := range incr.In(r, m.tables.services, "ns:"+k.Namespace) {
@@ -179,8 +179,8 @@ func (m *Model) servicesOf(r *incr.Reader, k ProxyKey, labels map[string]string,
 	return strings.Join(out, " ")
 }
 
-// endpointOf says whether a proxy is an endpoint of a service: by selector, by one of the
-// service's own endpoint addresses, or by a slice.
+// endpointOf reports whether a proxy is an endpoint of a service: by selector, by one of the addresses
+// in a ServiceEntry, or by an EndpointSlice.
 func (m *Model) endpointOf(r *incr.Reader, s *Service, k ProxyKey, labels map[string]string) bool {
 	if len(s.Source.Selector) > 0 {
 		return subset(s.Source.Selector, labels)
@@ -207,7 +207,8 @@ func (m *Model) endpointOf(r *incr.Reader, s *Service, k ProxyKey, labels map[st
 	return false
 }
 
-// selecting writes the keys of the PeerAuthentications that select the workload by label.
+// selecting returns the keys of the PeerAuthentications that select the workload by label, separated by
+// spaces.
 func (m *Model) selecting(r *incr.Reader, ns string, labels map[string]string) string {
 	var out []string
 	for _, p := range m.rules.policies.Of(r, ns) {
@@ -219,15 +220,14 @@ func (m *Model) selecting(r *incr.Reader, ns string, labels map[string]string) s
 	return strings.Join(out, " ")
 }
 
-// Inbound is one port of a workload and the service that it is there for.
+// Inbound is one port of a workload and the service that it belongs to.
 type Inbound struct {
 	Service string // row key
 	Port    uint32
 	Target  uint32
 }
 
-// InboundPorts reads a workload's Services back, sorted by target; of several services
-// on one target the first in order of keys comes first.
+// InboundPorts parses a workload's Services. The result is sorted by target, then by service key.
 func InboundPorts(w mesh.Workload) []Inbound {
 	var out []Inbound
 	for _, s := range strings.Fields(w.Services) {

@@ -9,24 +9,24 @@ import (
 	"github.com/pilothouse/pilothouse/internal/incr"
 )
 
-// Denial takes the place of a security policy that is broken: what the policy might have
-// selected accepts no plaintext, or no connection at all, whatever other policies say. Values
-// are comparable.
+// Denial replaces an invalid security policy: the workloads that the policy might select accept no
+// plaintext, or no connection at all, regardless of other policies. Values are comparable.
 type Denial struct {
-	// Name distinguishes the denials of one namespace. It has no spaces.
+	// Name is unique among the denials of one namespace. It has no spaces.
 	Name string
-	// Namespace is empty where the denial is for the whole mesh; so is that of the root namespace.
+	// Namespace is that of the workloads. If it is empty or the root namespace, the denial is for
+	// the whole mesh.
 	Namespace string
 	// Labels select workloads of the namespace, "a=b,c=d"; empty for all of them.
 	Labels string
-	// Everything refuses every connection; else only plaintext is refused.
+	// Everything denies every connection; otherwise only plaintext is denied.
 	Everything bool
 }
 
-// everywhere is the namespace of denials for the whole mesh; no other has that name.
+// everywhere is the namespace of denials for the whole mesh. It is not a valid name of a namespace.
 const everywhere = "*"
 
-// deny is how much a row denies.
+// deny is what a row denies.
 type deny uint8
 
 const (
@@ -35,7 +35,7 @@ const (
 	denyEverything
 )
 
-// Deny replaces the denials that are in force.
+// Deny replaces all denials in force.
 func (m *Model) Deny(denials []Denial) {
 	now := map[Denial]bool{}
 	for _, d := range denials {
@@ -70,8 +70,7 @@ func (d Denial) row() Row {
 	return Row{Namespace: d.Namespace, Name: d.Name}
 }
 
-// key is that of the denial's row. No object's name begins so, and two denials that
-// differ have two rows.
+// key returns the key of the denial's row, which is unique and not that of an object.
 func (d Denial) key() string {
 	key := "denial " + d.row().Key() + " " + d.Labels
 	if d.Everything {
@@ -80,7 +79,7 @@ func (d Denial) key() string {
 	return key
 }
 
-// denied is the most that any of the denials for all of a namespace denies.
+// denied returns what the denials for a whole namespace deny together.
 func (m *Model) denied(r *incr.Reader, ns string) deny {
 	most := denyNothing
 	for _, p := range m.rules.policies.Of(r, ns) {

@@ -11,8 +11,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// TestDenialsOverridePolicies asks for a workload app=w of namespace a, which its own
-// policies let take plaintext.
+// The workload is app=w of namespace a, whose policies allow plaintext.
 func TestDenialsOverridePolicies(t *testing.T) {
 	const selected = "selector: {matchLabels: {app: w}}, "
 	policies := peer("istio-system", "d", "mtls: {mode: DISABLE}", 1) + peer("a", "d", "mtls: {mode: DISABLE}", 1) +
@@ -42,7 +41,7 @@ func TestDenialsOverridePolicies(t *testing.T) {
 		labels := map[string]string{"app": "w"}
 		rule := incr.Derive(g, model.LevelCompile, "question", func(r *incr.Reader, byKey bool) [3]mesh.MTLSMode {
 			modes := m.ModesFor(r, "a", labels)
-			if byKey { // as the inbound listener asks, by what the class says
+			if byKey { // as the inbound listener does, with the policies of the class
 				id := model.ProxyKey{Namespace: "a", Labels: "app=w"}
 				modes = m.ModesOf(r, "a", strings.Fields(m.Classify().Of(r, id).Workload.Policies))
 			}

@@ -13,21 +13,22 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Pod is a row.
+// Pod is the row of an object.
 type Pod struct {
 	Row
 	Labels map[string]string
 	Spec   *object.PodSpec
 }
 
-// WorkloadEntry is a row; Labels are those of its metadata, under those of its spec.
+// WorkloadEntry is the row of an object. Labels are those of its metadata; those of its spec override
+// them.
 type WorkloadEntry struct {
 	Row
 	Labels map[string]string
 	Spec   *networking.WorkloadEntry
 }
 
-// Slice is a row.
+// Slice is the row of an EndpointSlice.
 type Slice struct {
 	Row
 	Spec *object.EndpointSliceSpec
@@ -40,8 +41,8 @@ type Instance struct {
 	// Ports maps the service's port number to the endpoint's.
 	Ports    map[uint32]uint32
 	Labels   map[string]string
-	Identity string // SPIFFE, empty where unknown
-	// TLS is set where the workload accepts the mesh's mutual TLS.
+	Identity string // SPIFFE URI, empty if unknown
+	// TLS is set if the workload has a sidecar that accepts the mesh's mutual TLS.
 	TLS                bool
 	Locality           mesh.Locality
 	Weight             uint32 // at least 1
@@ -50,10 +51,10 @@ type Instance struct {
 	Network, ClusterID string
 }
 
-// Subset says whether the instance carries all the labels.
+// Subset reports whether the instance has all of the labels.
 func (i *Instance) Subset(labels map[string]string) bool { return subset(labels, i.Labels) }
 
-// subset says whether every pair of want stands in have.
+// subset reports whether have contains every pair of want.
 func subset(want, have map[string]string) bool {
 	for k, v := range want {
 		if x, ok := have[k]; !ok || x != v {
@@ -63,7 +64,7 @@ func subset(want, have map[string]string) bool {
 	return true
 }
 
-// labelBuckets are the buckets of a workload with these labels: one for each pair.
+// labelBuckets returns the buckets of a workload with these labels: one for each pair.
 func labelBuckets(ns string, labels map[string]string) []string {
 	out := make([]string, 0, len(labels))
 	for k, v := range labels {
@@ -74,9 +75,8 @@ func labelBuckets(ns string, labels map[string]string) []string {
 
 func labelBucket(ns, name, value string) string { return "label:" + ns + "/" + name + "=" + value }
 
-// workloadBucket is a bucket in which every workload is that the selector picks, so that
-// a service looks at its own workloads and few others: that of the pair whose name sorts
-// first. The selector must not be empty to mean anything.
+// workloadBucket returns a bucket with all workloads that the selector selects, and few others: that
+// of its first label by name. The selector must not be empty.
 func workloadBucket(ns string, selector map[string]string) string {
 	first := ""
 	for k := range selector {
@@ -87,12 +87,13 @@ func workloadBucket(ns string, selector map[string]string) string {
 	return labelBucket(ns, first, selector[first])
 }
 
-// Instances lists the ready endpoints of the service row, sorted by address.
+// Instances returns the ready endpoints of the service row with that key, sorted by address.
 func (m *Model) Instances(r *incr.Reader, key string) []*Instance {
 	return m.rules.instances.Of(r, key)
 }
 
-// Accounts lists the SPIFFE identities behind the service row, sorted, each once.
+// Accounts returns the SPIFFE identities of the instances of the service row with that key, and its
+// subject alternative names, sorted and without duplicates.
 func (m *Model) Accounts(r *incr.Reader, key string) []string {
 	return m.rules.accounts.Of(r, key)
 }
@@ -178,8 +179,8 @@ func podInstances(s *Service, p *Pod, ips []netip.Addr, td string) []*Instance {
 	return []*Instance{p.instance(ips[0], ports, td)}
 }
 
-// target is the Pod's port behind a service's port; false where it names a container
-// port that the Pod does not have.
+// target returns the Pod's port for a service's port; false if that has the name of a container port
+// that the Pod does not have.
 func (p *Pod) target(port Port) (uint32, bool) {
 	if port.TargetName == "" {
 		return port.Target, true
@@ -225,7 +226,7 @@ func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) []*Instanc
 				i.Locality.Zone = e.Zone
 			}
 			if j := slices.IndexFunc(out, func(o *Instance) bool { return o.Address == i.Address }); j >= 0 {
-				maps.Copy(out[j].Ports, i.Ports) // one endpoint, its ports spread over several slices
+				maps.Copy(out[j].Ports, i.Ports) // the ports of one endpoint may be in several slices
 				continue
 			}
 			i.Ports = maps.Clone(i.Ports)
@@ -249,7 +250,7 @@ func (m *Model) accounts(r *incr.Reader, key string) []string {
 	return slices.Compact(out)
 }
 
-// canonical writes labels as "a=b,c=d", sorted.
+// canonical formats labels as "a=b,c=d", sorted.
 func canonical(labels map[string]string) string {
 	pairs := make([]string, 0, len(labels))
 	for k, v := range labels {

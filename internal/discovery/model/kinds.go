@@ -10,13 +10,13 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// kindRow is how the model stores objects of one kind.
+// kindRow says how the model stores objects of one kind.
 type kindRow struct {
 	put    func(*Model, *object.Object)
 	remove func(*Model, object.Key)
 }
 
-// kinds has a row for each kind of object; init fails until a new one has one.
+// kinds has a row for each kind of object; init panics for a kind without one.
 var kinds = map[object.Kind]kindRow{
 	object.Service:      stored(putService, removeServices),
 	object.ServiceEntry: stored(putServiceEntry, removeServices),
@@ -46,7 +46,7 @@ var kinds = map[object.Kind]kindRow{
 		m.tables.sidecars.Put(rowKey(o.Key), &Sidecar{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
 	}, func(m *Model, k object.Key) { m.tables.sidecars.Delete(rowKey(k)) }),
 
-	object.ConfigMap:      notStored, // mesh configuration comes through SetMesh
+	object.ConfigMap:      notStored, // mesh configuration is set by SetMesh
 	object.Namespace:      notStored,
 	object.ServiceAccount: notStored,
 	object.Secret:         notStored,
@@ -64,7 +64,7 @@ func init() {
 // notStored is the row of kinds that no rule reads.
 var notStored = kindRow{put: func(*Model, *object.Object) {}, remove: func(*Model, object.Key) {}}
 
-// stored is the row of a kind whose objects carry a spec of type S.
+// stored returns the row of a kind whose objects have a spec of type S.
 func stored[S any](put func(*Model, *object.Object, S), remove func(*Model, object.Key)) kindRow {
 	return kindRow{remove: remove, put: func(m *Model, o *object.Object) {
 		spec, ok := o.Spec.(S)
@@ -75,7 +75,7 @@ func stored[S any](put func(*Model, *object.Object, S), remove func(*Model, obje
 	}}
 }
 
-// rowKey is the key of an object's row in the table of its kind.
+// rowKey returns the key of an object's row in the table of its kind.
 func rowKey(k object.Key) string { return k.Namespace + "/" + k.Name }
 
 func rowOf(o *object.Object) Row {

@@ -19,7 +19,7 @@ func TestEveryKindHasARow(t *testing.T) {
 	}
 }
 
-// An object that nothing stores would be accepted and then ignored.
+// Otherwise the object would be accepted and then ignored.
 func TestAnObjectThatCannotBeStoredPanics(t *testing.T) {
 	m := New(incr.New(), "cluster.local")
 	for want, o := range map[string]object.Object{

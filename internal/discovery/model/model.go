@@ -1,12 +1,11 @@
-// Package model holds what the mesh consists of, as tables that rules read, and the rules that give meaning to them.
+// Package model has the tables of the mesh's objects, and the rules that relate them.
 //
-// Apply, called by the one writer, stores validated objects as rows. All
-// reading goes through an *incr.Reader, so that every answer is recorded: which services
-// a scope sees, which VirtualService and DestinationRule hold for a host, which
-// instances a service has, which policies select a workload, and into which class a
-// proxy falls. The rules here use levels 1 to 9 of the graph; compile's stand above.
+// Apply stores validated objects as rows. All reads go through an *incr.Reader, which records them:
+// which services a scope sees, which VirtualService and DestinationRule apply to a host, which
+// instances a service has, which policies select a workload, and which class a proxy has. The rules
+// of this package use levels 1 to 9 of the graph, those of package compile higher ones.
 //
-// Rows are immutable. A Model belongs to the goroutine that owns its graph.
+// Rows are immutable. A Model is not safe for concurrent use; it belongs to the goroutine of its graph.
 package model
 
 import (
@@ -29,15 +28,15 @@ const (
 	LevelCompile = 10
 )
 
-// The name of the bucket that holds every row of a table.
+// all is the bucket with every row of a table.
 const all = "*"
 
-// Model is the tables and their rules. Make one with New.
+// Model has the tables and their rules. Create one with New.
 type Model struct {
 	domain  string
 	tables  tables
 	rules   rules
-	denials map[Denial]bool // rows of tables.peers too
+	denials map[Denial]bool // each is also a row of tables.peers
 }
 
 type tables struct {
@@ -50,22 +49,22 @@ type tables struct {
 	peers    *incr.Table[*PeerAuthentication]
 	sidecars *incr.Table[*Sidecar]
 	mesh     *incr.Table[*meshv1.MeshConfig]
-	// owned lists the service rows that an object gave, so that they go with it.
+	// owned has the keys of the service rows of an object, to be removed with it.
 	owned map[object.Key][]string
 }
 
-// Row is what every configuration row carries of its object.
+// Row has the metadata of a row's object.
 type Row struct {
 	Namespace, Name string
-	// Age orders objects: the older wins where only one can. It is the creation time in
-	// nanoseconds since 1970, 0 where unknown.
+	// Age is the creation time in nanoseconds since 1970, 0 if unknown. If only one of several
+	// objects can be used, it is the one with the lowest Age.
 	Age int64
 }
 
-// Key is "namespace/name".
+// Key returns "namespace/name".
 func (r Row) Key() string { return r.Namespace + "/" + r.Name }
 
-// Older says whether r wins over other where only one can: the older, then the lesser name.
+// Older reports whether r has priority over other: by age, then by key.
 func (r Row) Older(other Row) bool {
 	if r.Age != other.Age {
 		return r.Age < other.Age
@@ -73,34 +72,34 @@ func (r Row) Older(other Row) bool {
 	return r.Key() < other.Key()
 }
 
-// VirtualService is a row; Hosts are spec.hosts as full names.
+// VirtualService is a row. Hosts are spec.hosts as fully qualified names.
 type VirtualService struct {
 	Row
 	Hosts []string
 	Spec  *networking.VirtualService
 }
 
-// DestinationRule is a row; Host is spec.host as a full name.
+// DestinationRule is a row. Host is spec.host as a fully qualified name.
 type DestinationRule struct {
 	Row
 	Host string
 	Spec *networking.DestinationRule
 }
 
-// PeerAuthentication is a row, or a denial that stands in the place of one.
+// PeerAuthentication is the row of an object or of a Denial.
 type PeerAuthentication struct {
 	Row
 	Spec *security.PeerAuthentication
 	deny deny
 }
 
-// Sidecar is a row.
+// Sidecar is the row of an object.
 type Sidecar struct {
 	Row
 	Spec *networking.Sidecar
 }
 
-// New adds an empty model to g. domain is the cluster's DNS suffix, "cluster.local".
+// New adds an empty model to g. domain is the cluster's DNS suffix, such as "cluster.local".
 func New(g *incr.Graph, domain string) *Model {
 	m := &Model{domain: mesh.HostName(domain), tables: tables{
 		services: incr.NewTable[*Service](g, "services"),
@@ -119,19 +118,19 @@ func New(g *incr.Graph, domain string) *Model {
 	return m
 }
 
-// SetMesh replaces the mesh configuration.
+// SetMesh replaces the mesh configuration, which must not be modified afterwards.
 func (m *Model) SetMesh(c *meshv1.MeshConfig) { m.tables.mesh.Put("mesh", c) }
 
-// Mesh reads the mesh configuration. Do not change it.
+// Mesh returns the mesh configuration, which must not be modified.
 func (m *Model) Mesh(r *incr.Reader) *meshv1.MeshConfig {
 	c, _ := incr.Get(r, m.tables.mesh, "mesh")
 	return c
 }
 
-// Domain is the cluster's DNS suffix.
+// Domain returns the cluster's DNS suffix.
 func (m *Model) Domain() string { return m.domain }
 
-// Counts says how many rows each table holds, for metrics.
+// Counts returns the number of rows by table, for metrics.
 func (m *Model) Counts() map[string]int {
 	t := &m.tables
 	return map[string]int{
@@ -141,8 +140,8 @@ func (m *Model) Counts() map[string]int {
 	}
 }
 
-// Apply stores changed objects, which must be valid. It panics for a kind without a row in
-// kinds. Nothing is rerun until the graph runs.
+// Apply stores or removes objects, which must be valid. It panics for an unknown kind. The rules are
+// rerun by the next Run of the graph.
 func (m *Model) Apply(changes []object.Change) {
 	for _, c := range changes {
 		row, ok := kinds[c.Key.Kind]

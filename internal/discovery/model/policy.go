@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -8,15 +9,15 @@ import (
 	security "istio.io/api/security/v1beta1"
 )
 
-// Modes is what one workload accepts: Default, and for some ports something else.
+// Modes says what one workload accepts.
 type Modes struct {
 	Default mesh.MTLSMode
-	Ports   map[uint32]mesh.MTLSMode
-	// Closed is set where it accepts no connection at all.
+	Ports   map[uint32]mesh.MTLSMode // ports with another mode
+	// Closed is set if the workload accepts no connection at all.
 	Closed bool
 }
 
-// Of is the mode of a workload port.
+// Of returns the mode of a port of the workload.
 func (m Modes) Of(port uint32) mesh.MTLSMode {
 	if x, ok := m.Ports[port]; ok {
 		return x
@@ -24,7 +25,7 @@ func (m Modes) Of(port uint32) mesh.MTLSMode {
 	return m.Default
 }
 
-// policies lists a namespace's PeerAuthentications, the oldest first.
+// policies returns a namespace's PeerAuthentications, the oldest first.
 func (m *Model) policies(r *incr.Reader, ns string) []*PeerAuthentication {
 	var out []*PeerAuthentication
 	for _, p := range incr.In(r, m.tables.peers, "ns:"+ns) {
@@ -39,9 +40,9 @@ func (m *Model) policies(r *incr.Reader, ns string) []*PeerAuthentication {
 	return out
 }
 
-// ModesFor says what a workload of the namespace with these labels accepts: the root
-// namespace's policy, under the namespace's, under the oldest that selects the workload;
-// UNSET inherits; ports count only where the workload is selected. [control-plane 1.10.1, 1.10.2]
+// ModesFor returns the modes of a workload of the namespace with these labels. The oldest policy that
+// selects the workload overrides the namespace's, which overrides the root namespace's; UNSET inherits.
+// Modes of ports are used only of a policy that selects the workload. [control-plane 1.10.1, 1.10.2]
 func (m *Model) ModesFor(r *incr.Reader, ns string, labels map[string]string) Modes {
 	return m.modes(r, ns, func(p *PeerAuthentication) bool {
 		l := p.Spec.GetSelector().GetMatchLabels()
@@ -49,14 +50,14 @@ func (m *Model) ModesFor(r *incr.Reader, ns string, labels map[string]string) Mo
 	})
 }
 
-// ModesOf says the same of a workload whose selecting policies are known by key, as a
-// mesh.Workload has them.
+// ModesOf returns the modes of a workload that the policies with the given keys select, as in
+// mesh.Workload.
 func (m *Model) ModesOf(r *incr.Reader, ns string, keys []string) Modes {
 	return m.modes(r, ns, func(p *PeerAuthentication) bool { return contains(keys, p.Key()) })
 }
 
-// modes is what a workload accepts that the policies with selects(p) select by label. A
-// denial counts before all policies.
+// modes returns the modes of a workload; selects reports whether a policy selects it by label. A denial
+// overrides all policies.
 func (m *Model) modes(r *incr.Reader, ns string, selects func(*PeerAuthentication) bool) Modes {
 	out := Modes{}
 	root := m.Mesh(r).RootNamespace
@@ -90,7 +91,7 @@ func (m *Model) modes(r *incr.Reader, ns string, selects func(*PeerAuthenticatio
 	return out
 }
 
-// namespacePolicy is the oldest policy of a namespace without a selector.
+// namespacePolicy returns the oldest policy of a namespace without a selector, nil if there is none.
 func (m *Model) namespacePolicy(r *incr.Reader, ns string) *security.PeerAuthentication {
 	for _, p := range m.rules.policies.Of(r, ns) {
 		if p.deny == denyNothing && len(p.Spec.GetSelector().GetMatchLabels()) == 0 {
@@ -108,6 +109,8 @@ func inherit(tls *security.PeerAuthentication_MutualTLS, from mesh.MTLSMode) mes
 		return mesh.Permissive
 	case security.PeerAuthentication_MutualTLS_DISABLE:
 		return mesh.Disable
+	case security.PeerAuthentication_MutualTLS_UNSET:
+		return from
 	}
-	return from
+	panic(fmt.Sprintf("model: unknown mTLS mode %d", tls.GetMode())) // package config rejects it
 }

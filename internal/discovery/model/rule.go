@@ -10,7 +10,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// hostBucket is the bucket of rules for a host; those for wildcards share one.
+// hostBucket returns the bucket of rules for a host; all wildcards have the same one.
 func hostBucket(host string) string {
 	if strings.HasPrefix(host, "*") {
 		return "wildcard"
@@ -18,7 +18,7 @@ func hostBucket(host string) string {
 	return "host:" + host
 }
 
-// selectors is the bucket of rules that choose among clients by label.
+// selectors is the bucket of rules that select clients by label.
 const selectors = "selectors"
 
 func selectorBucket(labels map[string]string) string {
@@ -28,11 +28,11 @@ func selectorBucket(labels map[string]string) string {
 	return selectors
 }
 
-// reach is what of a VirtualService says where it counts, so that who only asks that is
-// not disturbed by every edit of its routes.
+// reach has the fields of a VirtualService that determine the scopes that it applies to. Rules that
+// read only these are not rerun after an edit of its routes.
 type reach struct {
 	namespace       string
-	mesh            bool // for sidecars at all
+	mesh            bool // it applies to sidecars
 	hosts, exportTo []string
 }
 
@@ -43,7 +43,7 @@ func (v *VirtualService) reach() reach {
 	}
 }
 
-// reachOf is the reach of the VirtualService of that key, none where there is no such VirtualService.
+// reachOf returns the reach of the VirtualService with that key, the zero value if there is none.
 func (m *Model) reachOf(r *incr.Reader, key string) reach {
 	v, ok := incr.Get(r, m.tables.virtuals, key)
 	if !ok {
@@ -52,7 +52,7 @@ func (m *Model) reachOf(r *incr.Reader, key string) reach {
 	return v.reach()
 }
 
-// servesMesh says whether a VirtualService speaks to sidecars of the scope at all.
+// servesMesh reports whether a VirtualService applies to sidecars of the scope.
 func (m *Model) servesMesh(r *incr.Reader, s mesh.ScopeID, v reach) bool {
 	if !v.mesh || !exported(v.exportTo, m.Mesh(r).DefaultVirtualServiceExportTo, v.namespace, s.Value().Namespace) {
 		return false
@@ -61,8 +61,8 @@ func (m *Model) servesMesh(r *incr.Reader, s mesh.ScopeID, v reach) bool {
 	return e.everything || slices.ContainsFunc(v.hosts, func(h string) bool { return e.sees(v.namespace, h) })
 }
 
-// virtual finds the VirtualService for a host: an exact name before a wildcard, the
-// longer wildcard before the shorter, and of equals the oldest. [control-plane 1.7.29]
+// virtual returns the VirtualService for a host: an exact name has priority over a wildcard, a longer
+// wildcard over a shorter one, and of equal ones the oldest. [control-plane 1.7.29]
 func (m *Model) virtual(r *incr.Reader, k scopeHost) *VirtualService {
 	var best *VirtualService
 	length := -1
@@ -93,9 +93,9 @@ func (m *Model) virtual(r *incr.Reader, k scopeHost) *VirtualService {
 	return best
 }
 
-// dest finds the DestinationRule for a host: in the client's namespace, the service's,
-// then the root namespace; among those of one namespace the best host wins, and rules of
-// the same host give their subsets to the oldest. [control-plane 1.8]
+// dest returns the DestinationRule for a host: that of the client's namespace, else that of the
+// service's, else that of the root namespace. Within a namespace the most specific host has priority,
+// and the subsets of rules for the same host are merged into the oldest. [control-plane 1.8]
 func (m *Model) dest(r *incr.Reader, k scopeHost) *DestinationRule {
 	owner := ""
 	if svc := m.rules.service.Of(r, k); svc != nil {
@@ -137,7 +137,7 @@ func (m *Model) destIn(r *incr.Reader, k scopeHost, ns string) *DestinationRule 
 	return mergeSubsets(found)
 }
 
-// compareDests puts the rule that applies first: one with a selector, the longer host, the older.
+// compareDests orders rules by priority: those with a selector, the longer host, the older.
 func compareDests(a, b *DestinationRule) int {
 	if x, y := a.Spec.WorkloadSelector != nil, b.Spec.WorkloadSelector != nil; x != y {
 		if x {
@@ -160,8 +160,8 @@ func compareDests(a, b *DestinationRule) int {
 	return 1
 }
 
-// mergeSubsets adds to the first rule the subsets of the others for the same host that
-// it does not have itself.
+// mergeSubsets adds to the first rule the subsets of the others for the same host, unless it has one of
+// the same name.
 func mergeSubsets(found []*DestinationRule) *DestinationRule {
 	first := found[0]
 	var extra []*networking.Subset
@@ -187,12 +187,12 @@ func mergeSubsets(found []*DestinationRule) *DestinationRule {
 	return &DestinationRule{Row: first.Row, Host: first.Host, Spec: spec}
 }
 
-// Selects says whether the labels are among the client-side selectors that match the scope's proxies.
+// Selects reports whether labels, a client-side selector, match the proxies of the scope.
 func Selects(s mesh.Scope, labels map[string]string) bool {
 	return len(labels) == 0 || contains(strings.Split(s.Selected, ";"), canonical(labels))
 }
 
-// GetSpec is the rule's spec, nil for no rule, so that what asks need not look twice.
+// GetSpec returns the rule's spec, nil for a nil rule.
 func (d *DestinationRule) GetSpec() *networking.DestinationRule {
 	if d == nil {
 		return nil

@@ -2,6 +2,7 @@ package model
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,7 +13,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// rules are the model's own rules; compile reads them through the Model's methods.
+// rules are the model's rules. Package compile reads them through the methods of Model.
 type rules struct {
 	instances *incr.Rule[string, []*Instance]
 	accounts  *incr.Rule[string, []string]
@@ -50,40 +51,41 @@ func (m *Model) derive(g *incr.Graph) {
 	}
 }
 
-// Ref names a service that a scope sees: its host and its row.
+// Ref identifies a service that a scope sees: its host and the key of its row.
 type Ref struct {
 	Host, Key string
 }
 
-// Visible lists what a scope sees, one row for each host, sorted by host: exported to
-// its namespace, and within its Sidecar's egress hosts. Where several rows have the same
-// host, that of the scope's own namespace wins, then a Kubernetes Service, then the older.
+// Visible returns the services that a scope sees, sorted by host: those exported to its namespace and
+// among the egress hosts of its Sidecar. Of several rows for the same host, one in the scope's namespace
+// has priority, then a Kubernetes Service, then the oldest.
 func (m *Model) Visible(r *incr.Reader, s mesh.ScopeID) []Ref { return m.rules.visible.Of(r, s) }
 
-// Service is the row that host means in a scope, nil where it sees none.
+// Service returns the service of a host in a scope, nil if the scope sees none.
 func (m *Model) Service(r *incr.Reader, s mesh.ScopeID, host string) *Service {
 	return m.rules.service.Of(r, scopeHost{s, host})
 }
 
-// DestinationRule is what holds for host in a scope, merged, nil where there is none.
+// DestinationRule returns the rule in force for a host in a scope, with merged subsets, nil if there is
+// none.
 func (m *Model) DestinationRule(r *incr.Reader, s mesh.ScopeID, host string) *DestinationRule {
 	return m.rules.dest.Of(r, scopeHost{s, host})
 }
 
-// VirtualService is what holds for host in a scope, nil where there is none.
+// VirtualService returns the VirtualService in force for a host in a scope, nil if there is none.
 func (m *Model) VirtualService(r *incr.Reader, s mesh.ScopeID, host string) *VirtualService {
 	return m.rules.virtual.Of(r, scopeHost{s, host})
 }
 
-// ExtraHosts lists the hosts of VirtualServices in a scope that are no services', sorted.
+// ExtraHosts returns the hosts of a scope's VirtualServices that are not hosts of services, sorted.
 func (m *Model) ExtraHosts(r *incr.Reader, s mesh.ScopeID) []string { return m.rules.extra.Of(r, s) }
 
-// ServiceRow reads a service's row by its key.
+// ServiceRow returns a service by the key of its row, if it exists.
 func (m *Model) ServiceRow(r *incr.Reader, key string) (*Service, bool) {
 	return incr.Get(r, m.tables.services, key)
 }
 
-// exported says whether an object of namespace owner is visible in namespace client.
+// exported reports whether an object of namespace owner is visible in namespace client.
 func exported(to, byDefault []string, owner, client string) bool {
 	if len(to) == 0 {
 		to = byDefault
@@ -96,7 +98,7 @@ func exported(to, byDefault []string, owner, client string) bool {
 	return len(to) == 0
 }
 
-// egress is what a Sidecar lets its workloads see.
+// egress says what workloads with a Sidecar see.
 type egress struct {
 	everything               bool
 	hosts                    []egressHost
@@ -127,8 +129,14 @@ func (m *Model) egress(r *incr.Reader, s mesh.ScopeID) *egress {
 		}
 	}
 	if p := row.Spec.OutboundTrafficPolicy; p != nil {
-		e.registryOnly = p.Mode == networking.OutboundTrafficPolicy_REGISTRY_ONLY
-		e.anyAllowed = !e.registryOnly
+		switch p.Mode {
+		case networking.OutboundTrafficPolicy_REGISTRY_ONLY:
+			e.registryOnly = true
+		case networking.OutboundTrafficPolicy_ALLOW_ANY:
+			e.anyAllowed = true
+		default:
+			panic(fmt.Sprintf("model: unknown outbound traffic policy %d", p.Mode)) // package config rejects it
+		}
 	}
 	return e
 }
@@ -145,7 +153,7 @@ func (e *egress) sees(namespace, host string) bool {
 	return false
 }
 
-// hostMatches says whether a host, possibly a wildcard itself, falls under a pattern.
+// hostMatches reports whether a host, which may be a wildcard, matches a pattern.
 func hostMatches(pattern, host string) bool {
 	if pattern == "*" || pattern == host {
 		return true
@@ -154,7 +162,7 @@ func hostMatches(pattern, host string) bool {
 	return ok && strings.HasSuffix(host, suffix)
 }
 
-// AllowAny says whether a scope may reach hosts that the mesh does not know.
+// AllowAny reports whether proxies of a scope forward connections to hosts that the mesh does not know.
 func (m *Model) AllowAny(r *incr.Reader, s mesh.ScopeID) bool {
 	e := m.rules.egress.Of(r, s)
 	if e.registryOnly || e.anyAllowed {
@@ -183,7 +191,7 @@ func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {
 	return out
 }
 
-// before says whether s wins over o, a row of the same host.
+// before reports whether s has priority over o, a row for the same host.
 func (s *Service) before(o *Service, client string) bool {
 	if a, b := s.Namespace == client, o.Namespace == client; a != b {
 		return a
@@ -207,7 +215,6 @@ func (m *Model) service(r *incr.Reader, k scopeHost) *Service {
 	return s
 }
 
-// extraHosts are hosts that only VirtualServices name.
 func (m *Model) extraHosts(r *incr.Reader, s mesh.ScopeID) []string {
 	var out []string
 	for _, key := range incr.Keys(r, m.tables.virtuals, all) {
@@ -225,7 +232,7 @@ func (m *Model) extraHosts(r *incr.Reader, s mesh.ScopeID) []string {
 	return slices.Compact(out)
 }
 
-// FirstVIP is the address that names a service's own listeners, false where it has none.
+// FirstVIP returns the service's first virtual address, false if it has none.
 func (s *Service) FirstVIP() (netip.Addr, bool) {
 	if len(s.Addresses.VIPs) == 0 {
 		return netip.Addr{}, false

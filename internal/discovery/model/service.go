@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -9,10 +10,10 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Resolution says how a proxy finds a service's endpoints.
+// Resolution is how a proxy discovers a service's endpoints.
 type Resolution uint8
 
-// The ways of resolution.
+// The resolutions.
 const (
 	// Static: the control plane knows the endpoints (EDS).
 	Static Resolution = iota
@@ -20,11 +21,11 @@ const (
 	DNS
 	// DNSRoundRobin: the proxy resolves the name and uses the first address.
 	DNSRoundRobin
-	// Passthrough: the caller's own destination address is used.
+	// Passthrough: the destination address of the client's connection is used.
 	Passthrough
 )
 
-// Service is a row: one host with its ports, from a Kubernetes Service or a ServiceEntry.
+// Service is a row: one host and its ports, from a Kubernetes Service or a ServiceEntry.
 type Service struct {
 	Row
 	// Key is unique among rows: kind, namespace, name, and the host for a ServiceEntry.
@@ -33,9 +34,10 @@ type Service struct {
 	Ports      []Port
 	Addresses  Addresses
 	Resolution Resolution
-	// External services are outside the mesh: no workload identity, no automatic mTLS.
+	// External is set for services outside the mesh, which have no workload identity and no automatic
+	// mutual TLS.
 	External bool
-	// ExportTo is what the object says; nil means the mesh's default.
+	// ExportTo is that of the object; nil means the mesh's default.
 	ExportTo []string
 	Source   Source
 }
@@ -51,11 +53,12 @@ type Source struct {
 	// Kubernetes is set for a Service object, unset for a ServiceEntry.
 	Kubernetes bool
 	Headless   bool
-	// Selector picks Pods and WorkloadEntries of the service's namespace; nil picks none.
+	// Selector selects Pods and WorkloadEntries of the service's namespace; nil selects none.
 	Selector map[string]string
-	// Inline are a ServiceEntry's own endpoints.
+	// Inline are the endpoints in a ServiceEntry.
 	Inline []*networking.WorkloadEntry
-	// DNSName is what an ExternalName service, or a DNS ServiceEntry without endpoints, resolves.
+	// DNSName is the name that proxies resolve for an ExternalName service, or for a ServiceEntry with
+	// DNS resolution and without endpoints.
 	DNSName         string
 	SANs            []string
 	PublishNotReady bool
@@ -66,12 +69,12 @@ type Port struct {
 	Name     string
 	Number   uint32
 	Protocol mesh.Protocol
-	// Target is the endpoint's port; 0 with a TargetName means that each Pod decides.
+	// Target is the endpoint's port; 0 if TargetName is the name of a container port of each Pod.
 	Target     uint32
 	TargetName string
 }
 
-// PortOf returns the service's port of that number.
+// PortOf returns the service's port with that number, if it has one.
 func (s *Service) PortOf(number uint32) (Port, bool) {
 	for _, p := range s.Ports {
 		if p.Number == number {
@@ -133,7 +136,8 @@ func servicesOfEntry(o *object.Object, spec *networking.ServiceEntry) []*Service
 			s.Age = o.Meta.Created.UnixNano()
 		}
 		switch spec.Resolution {
-		case networking.ServiceEntry_NONE:
+		case networking.ServiceEntry_NONE, networking.ServiceEntry_DYNAMIC_DNS:
+			// Package config reports that DYNAMIC_DNS is treated as NONE.
 			s.Resolution = Passthrough
 		case networking.ServiceEntry_STATIC:
 			s.Resolution = Static
@@ -141,8 +145,8 @@ func servicesOfEntry(o *object.Object, spec *networking.ServiceEntry) []*Service
 			s.Resolution = DNS
 		case networking.ServiceEntry_DNS_ROUND_ROBIN:
 			s.Resolution = DNSRoundRobin
-		default: // DYNAMIC_DNS, which config tells is taken as NONE
-			s.Resolution = Passthrough
+		default:
+			panic(fmt.Sprintf("model: unknown resolution %d", spec.Resolution)) // package config rejects it
 		}
 		if s.Resolution == DNS || s.Resolution == DNSRoundRobin {
 			if len(spec.Endpoints) == 0 {

@@ -1,14 +1,14 @@
-// Package cluster translates one service port, or one subset of it, into one Envoy cluster.
+// Package cluster translates one port of a service, or of one of its subsets, to one Envoy cluster.
 //
-// It is a function: everything it needs arrives in a value, and equal values give equal
-// messages (marshal them deterministically: metadata is a map). It never fails. A policy
-// that validation should have refused loses the invalid piece where that is harmless;
-// where the piece is about TLS the cluster gets no endpoints, so that nothing meant to be
-// encrypted leaves in plaintext. Names, shapes and defaults are those of
-// [control-plane 1.8, 1.12]; what differs for stock Envoy is that of [envoy A1–A3, C1–C4].
+// It consists of pure functions of values: equal values give equal messages (encode them
+// deterministically: metadata is a map). There are no errors. An invalid part of a policy, which
+// validation rejects, is left out if that is harmless; if it is about TLS, the cluster gets no
+// endpoints, so that nothing is sent in plaintext that should be encrypted. Names, shapes and defaults
+// are those of [control-plane 1.8, 1.12]; for differences of stock Envoy see [envoy A1–A3, C1–C4].
 package cluster
 
 import (
+	"fmt"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -32,11 +32,12 @@ type Resolution uint8
 const (
 	// EDS endpoints come over the aggregated stream under the cluster's own name.
 	EDS Resolution = iota
-	// StrictDNS resolves every inline endpoint; all addresses take part.
+	// StrictDNS resolves every inline endpoint and uses all addresses.
 	StrictDNS
 	// LogicalDNS resolves the first inline endpoint and uses one of its addresses.
 	LogicalDNS
-	// OriginalDst goes where the client was going (headless, ServiceEntry NONE).
+	// OriginalDst uses the original destination of the client's connection (headless services,
+	// ServiceEntries with resolution NONE).
 	OriginalDst
 )
 
@@ -44,11 +45,11 @@ const (
 type Service struct {
 	// Host is the fully qualified name, Name the short one (for a ServiceEntry both are the host).
 	Host, Name, Namespace string
-	// External is set for MESH_EXTERNAL ServiceEntries.
+	// External is set for ServiceEntries with location MESH_EXTERNAL.
 	External bool
 }
 
-// Input is everything that decides one outbound cluster.
+// Input has everything that determines one outbound cluster.
 type Input struct {
 	Service  Service
 	Port     uint32
@@ -63,38 +64,37 @@ type Input struct {
 	Policy *networking.TrafficPolicy
 	// ConfigPath is the path of the DestinationRule behind Policy (ConfigPath function); empty for none.
 	ConfigPath string
-	// AutoMTLS asks for mutual TLS to the endpoints that accept it, where Policy has no TLS
-	// settings. The caller has considered enableAutoMtls, external services and servers
-	// whose mode is DISABLE.
+	// AutoMTLS uses mutual TLS to the endpoints that accept it, if Policy has no TLS settings. The
+	// caller unsets it for external services and without enableAutoMtls.
 	AutoMTLS bool
-	// SANs are the identities (SPIFFE URIs) of the service's workloads, sorted;
-	// none means that any identity of the mesh will do.
+	// SANs are the identities (SPIFFE URIs) of the service's workloads, sorted. If there are none, any
+	// identity of the mesh is accepted.
 	SANs []string
-	// Mesh gives connect timeout, keepalive, DNS refresh rate, H2 upgrade and minimum TLS version; never nil.
+	// Mesh has the defaults; never nil.
 	Mesh *meshv1.MeshConfig
-	// Caps leaves out what the proxy does not have.
+	// Caps are the capabilities of the proxy; what it does not support is left out.
 	Caps mesh.Capability
 }
 
 const (
-	// defaultConnectTimeout applies where mesh configuration has none. [control-plane 1.4.2]
+	// defaultConnectTimeout applies if mesh configuration has none. [control-plane 1.4.2]
 	defaultConnectTimeout = 10 * time.Second
-	// defaultDNSRefresh applies where mesh configuration has none. [control-plane 1.4.17]
+	// defaultDNSRefresh applies if mesh configuration has none. [control-plane 1.4.17]
 	defaultDNSRefresh = 60 * time.Second
 	dnsJitter         = 100 * time.Millisecond
 	dnsMaxQueries     = 100
-	// metadataKey is the filter metadata namespace of Istio's own facts.
+	// metadataKey is the namespace of Istio's filter metadata.
 	metadataKey = "istio"
 )
 
-// Build makes the outbound cluster of in.
+// Build returns the outbound cluster of in.
 func Build(in Input) *clusterv3.Cluster {
 	name := Name(Outbound, in.Port, in.Subset, in.Service.Host)
 	c := &clusterv3.Cluster{
 		Name:           name,
 		AltStatName:    statName(name),
 		ConnectTimeout: connectTimeout(in.Mesh),
-		// Panic mode is off: it would send requests to ejected endpoints too.
+		// Panic mode is disabled, since it would send requests to ejected endpoints.
 		CommonLbConfig: &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{}},
 		Metadata:       metadata(in),
 	}
@@ -110,14 +110,15 @@ func Build(in Input) *clusterv3.Cluster {
 	return c
 }
 
-// ConfigPath is how metadata names an object: /apis/networking.istio.io/v1/namespaces/NS/KIND/NAME,
-// with the kind in kebab case ("destination-rule").
+// ConfigPath returns the path of an object in metadata,
+// /apis/networking.istio.io/v1/namespaces/NS/KIND/NAME, with the kind in kebab case
+// ("destination-rule").
 func ConfigPath(kind, namespace, name string) string {
 	return "/apis/networking.istio.io/v1/namespaces/" + namespace + "/" + kind + "/" + name
 }
 
-// metadata names the service and the rule of the cluster. A change in it makes Envoy drop
-// the cluster's connections, so it has names only.
+// metadata returns the names of the cluster's service and rule. It has only names, because Envoy closes
+// the cluster's connections when metadata changes.
 func metadata(in Input) *corev3.Metadata {
 	f := map[string]*structpb.Value{"services": services([]Service{in.Service})}
 	if in.ConfigPath != "" {
@@ -166,17 +167,19 @@ func setDiscovery(c *clusterv3.Cluster, in Input) {
 		setDNS(c, in)
 	case LogicalDNS:
 		setType(c, clusterv3.Cluster_LOGICAL_DNS)
-		// Envoy refuses a logical DNS cluster with more than one endpoint.
+		// Envoy rejects a logical DNS cluster with more than one endpoint.
 		c.LoadAssignment = Assignment(c.Name, in.Endpoints[:1])
 		setDNS(c, in)
-	default:
+	case EDS:
 		setType(c, clusterv3.Cluster_EDS)
 		c.EdsClusterConfig = &clusterv3.Cluster_EdsClusterConfig{ServiceName: c.Name, EdsConfig: adsSource()}
+	default:
+		panic(fmt.Sprintf("cluster: unknown resolution %d", in.Resolution))
 	}
 }
 
-// Resolve is how the cluster of a service finds endpoints under a policy: PASSTHROUGH
-// makes every cluster one of original destination.
+// Resolve returns the resolution of a service's cluster with a policy: OriginalDst for load balancer
+// PASSTHROUGH, otherwise own.
 func Resolve(own Resolution, p *networking.TrafficPolicy) Resolution {
 	if p.GetLoadBalancer().GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH {
 		return OriginalDst
@@ -184,8 +187,8 @@ func Resolve(own Resolution, p *networking.TrafficPolicy) Resolution {
 	return own
 }
 
-// resolution is Resolution, except that a logical DNS cluster without endpoints, which
-// Envoy would refuse, becomes an empty cluster.
+// resolution returns Resolution, except for a logical DNS cluster without endpoints, which Envoy would
+// reject: it becomes an empty STRICT_DNS cluster.
 func (in Input) resolution() Resolution {
 	if in.Resolution == LogicalDNS && len(in.Endpoints) == 0 {
 		return StrictDNS
@@ -197,9 +200,9 @@ func setType(c *clusterv3.Cluster, t clusterv3.Cluster_DiscoveryType) {
 	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: t}
 }
 
-// adsSource waits for the server without limit: the server sends the endpoints of every
-// cluster that it sends, right behind it, so a cluster that waits is one whose stream
-// broke; a limit would then make it serve empty instead of what it had.
+// adsSource has no fetch timeout. The server sends the endpoints right after each cluster, so that a
+// cluster waits only if its stream has broken; with a timeout, Envoy would then replace a working
+// cluster by an empty one.
 func adsSource() *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
@@ -208,7 +211,7 @@ func adsSource() *corev3.ConfigSource {
 	}
 }
 
-//nolint:staticcheck // the fields that Istio's proxies and stock Envoy both read
+//nolint:staticcheck // deprecated, but the only fields that Istio's proxies and stock Envoy both read
 func setDNS(c *clusterv3.Cluster, in Input) {
 	c.DnsRefreshRate = durationpb.New(defaultDNSRefresh)
 	if r := in.Mesh.GetDnsRefreshRate(); r.AsDuration() > 0 {
@@ -217,7 +220,7 @@ func setDNS(c *clusterv3.Cluster, in Input) {
 	c.RespectDnsTtl = true
 	c.DnsJitter = durationpb.New(dnsJitter)
 	c.DnsLookupFamily = lookupFamily(in.Caps)
-	// A resolver that does not answer must not hold up a proxy's start. [envoy C2]
+	// A resolver that does not respond must not delay the start of a proxy. [envoy C2]
 	c.WaitForWarmOnInit = wrapperspb.Bool(false)
 	if in.Caps.Has(mesh.CaresDNS) {
 		c.TypedDnsResolverConfig = &corev3.TypedExtensionConfig{
@@ -227,8 +230,8 @@ func setDNS(c *clusterv3.Cluster, in Input) {
 	}
 }
 
-// lookupFamily asks only for addresses the proxy can reach. A proxy with both families
-// prefers IPv4, which an outside host with both is reached by more surely.
+// lookupFamily returns the families that the proxy has. With both, IPv4 is preferred, since external
+// hosts with both are more likely to be reachable by it.
 func lookupFamily(caps mesh.Capability) clusterv3.Cluster_DnsLookupFamily {
 	switch {
 	case caps.Has(mesh.IPv4 | mesh.IPv6):
@@ -239,7 +242,7 @@ func lookupFamily(caps mesh.Capability) clusterv3.Cluster_DnsLookupFamily {
 	return clusterv3.Cluster_V4_ONLY
 }
 
-// closeCluster leaves the cluster's name in place without a way out: requests get 503.
+// closeCluster removes the endpoints of a cluster, so that requests get 503.
 //
 //nolint:staticcheck // the fields that setDNS sets
 func closeCluster(c *clusterv3.Cluster) {

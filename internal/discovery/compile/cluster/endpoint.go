@@ -13,23 +13,23 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Endpoint is one place a request can go.
+// Endpoint is one endpoint of a cluster.
 type Endpoint struct {
 	// Address is an IP address, a name to resolve (DNS clusters only), or unix://PATH.
 	Address string
 	// Port is ignored for unix addresses.
 	Port     uint32
 	Locality mesh.Locality
-	// Priority 0 is used first. The caller sees to it that priorities have no gaps.
+	// Priority 0 is used first. Envoy requires priorities without gaps.
 	Priority uint32
 	// Weight is relative to the other endpoints of the locality; 0 means 1.
 	Weight uint32
-	// LocalityWeight is the locality's own weight (the first non-zero one of its
-	// endpoints counts); 0 means the sum of its endpoints' weights.
+	// LocalityWeight is the weight of the locality, that of its first endpoint with one; 0 means the
+	// sum of its endpoints' weights.
 	LocalityWeight uint32
 	// Workload is "name;namespace;canonical name;canonical revision;cluster"; empty for none.
 	Workload string
-	// TLS is set where the endpoint takes the mesh's mutual TLS.
+	// TLS is set if the endpoint accepts the mesh's mutual TLS.
 	TLS bool
 }
 
@@ -40,8 +40,8 @@ const (
 	unix      = "unix://"
 )
 
-// Assignment groups endpoints by priority and locality, in a stable order: by priority,
-// then locality, then as given. It serves inline and EDS clusters alike.
+// Assignment returns the load assignment of an inline or EDS cluster. Endpoints are ordered by priority
+// and locality, and otherwise keep their order.
 func Assignment(name string, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
 	sorted := slices.Clone(endpoints)
 	slices.SortStableFunc(sorted, func(a, b Endpoint) int {

@@ -18,23 +18,23 @@ import (
 // passthroughIdle is the idle timeout of connections to destinations without a service.
 const passthroughIdle = 300 * time.Second
 
-// BlackHole has no endpoints: what is routed to it ends.
+// BlackHole returns the cluster without endpoints, for connections that are to be closed.
 func BlackHole(m *meshv1.MeshConfig) *clusterv3.Cluster {
 	c := &clusterv3.Cluster{Name: mesh.BlackHoleCluster, AltStatName: statName(mesh.BlackHoleCluster), ConnectTimeout: connectTimeout(m)}
 	setType(c, clusterv3.Cluster_STATIC)
 	return c
 }
 
-// Passthrough sends outbound connections where the application meant them to go.
+// Passthrough returns the cluster that sends outbound connections to their original destination.
 func Passthrough(m *meshv1.MeshConfig) *clusterv3.Cluster {
 	c := originalDst(mesh.PassthroughCluster, m)
 	idle(durationpb.New(passthroughIdle)).attach(c)
 	return c
 }
 
-// InboundPassthrough sends inbound connections to ports that no service declares on to the
-// application, from an address that capture knows not to take again. Its metrics carry
-// Passthrough's name, as dashboards expect.
+// InboundPassthrough returns the cluster for inbound connections to ports of no service. It connects to
+// the application from an address that is excluded from capture. Its metrics have Passthrough's name,
+// as dashboards expect.
 func InboundPassthrough(m *meshv1.MeshConfig, caps mesh.Capability) *clusterv3.Cluster {
 	c := Passthrough(m)
 	c.Name = mesh.InboundPassthroughCluster
@@ -53,8 +53,8 @@ func originalDst(name string, m *meshv1.MeshConfig) *clusterv3.Cluster {
 	return c
 }
 
-// bind makes connections to the application come from an address of each family that the
-// proxy has which capture lets pass.
+// bind returns source addresses for connections to the application, one of each family of the proxy,
+// that are excluded from capture.
 func bind(caps mesh.Capability) *corev3.BindConfig {
 	v4, v6 := sourceAddress(mesh.PassthroughSource), sourceAddress(mesh.PassthroughSourceV6)
 	switch {
@@ -70,7 +70,7 @@ func sourceAddress(ip string) *corev3.SocketAddress {
 	return &corev3.SocketAddress{Address: ip, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 0}}
 }
 
-// InboundInput is everything that decides one inbound cluster.
+// InboundInput has everything that determines one inbound cluster.
 type InboundInput struct {
 	// Port is the port that the application listens on.
 	Port     uint32
@@ -81,8 +81,8 @@ type InboundInput struct {
 	Caps     mesh.Capability
 }
 
-// BuildInbound makes the cluster for an application's port: at the address that the client used,
-// or on loopback where inboundTrafficPolicy is LOCALHOST. [control-plane 1.4.7]
+// BuildInbound returns the cluster for a port of the application: at the client's destination address,
+// or on loopback if inboundTrafficPolicy is LOCALHOST. [control-plane 1.4.7]
 func BuildInbound(in InboundInput) *clusterv3.Cluster {
 	name := Name(Inbound, in.Port, "", "")
 	c := originalDst(name, in.Mesh)
@@ -92,7 +92,7 @@ func BuildInbound(in InboundInput) *clusterv3.Cluster {
 		c.LoadAssignment = Assignment(name, []Endpoint{{Address: loopback(in.Caps), Port: in.Port}})
 	} else {
 		c.UpstreamBindConfig = bind(in.Caps)
-		// The one destination never goes away: as long as Envoy can count in nanoseconds.
+		// Never clean up the only destination: the longest interval that Envoy can represent in nanoseconds.
 		c.CleanupInterval = &durationpb.Duration{Seconds: math.MaxInt64/int64(time.Second) - 1}
 	}
 	c.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{}

@@ -11,13 +11,13 @@ const (
 	Inbound  = "inbound"
 )
 
-// Name is direction|PORT|SUBSET|HOST, the name by which routes, endpoints and metrics
-// know a cluster. Inbound clusters have neither subset nor host. [control-plane 1.12.1]
+// Name returns the name of a cluster in routes, endpoints and metrics: DIRECTION|PORT|SUBSET|HOST.
+// Inbound clusters have neither subset nor host. [control-plane 1.12.1]
 func Name(direction string, port uint32, subset, host string) string {
 	return direction + "|" + strconv.FormatUint(uint64(port), 10) + "|" + subset + "|" + host
 }
 
-// Key is a cluster's name taken apart.
+// Key has the parts of a cluster's name.
 type Key struct {
 	Direction string
 	Port      uint32
@@ -25,10 +25,10 @@ type Key struct {
 	Host      string
 }
 
-// String is the name again; it round-trips with ParseName.
+// String returns the name; ParseName is its inverse.
 func (k Key) String() string { return Name(k.Direction, k.Port, k.Subset, k.Host) }
 
-// ParseName takes a name that Name made apart; false for any other, the fixed names included.
+// ParseName parses a result of Name; it returns false for any other name, such as BlackHoleCluster.
 func ParseName(name string) (Key, bool) {
 	p := strings.Split(name, "|")
 	if len(p) != 4 || (p[0] != Outbound && p[0] != Inbound) {
@@ -41,13 +41,11 @@ func ParseName(name string) (Key, bool) {
 	return Key{Direction: p[0], Port: uint32(port), Subset: p[2], Host: p[3]}, true
 }
 
-// SNI is outbound_.PORT_.SUBSET_.HOST: the server name that a mesh client sends by
-// default, so that servers and gateways can tell service and subset. The name is the
-// same for no subset, with nothing between the separators. [control-plane 1.12.12]
+// SNI returns outbound_.PORT_.SUBSET_.HOST, the server name that clients in the mesh send by default,
+// from which servers and gateways get service and subset. SUBSET may be empty. [control-plane 1.12.12]
 func SNI(port uint32, subset, host string) string {
 	return Outbound + "_." + strconv.FormatUint(uint64(port), 10) + "_." + subset + "_." + host
 }
 
-// statName ends a cluster's name for metrics with ";", which no name holds, so that a
-// tag extractor can tell where the name ends.
+// statName appends ";", which no name contains, so that tag extractors find the end of the name.
 func statName(name string) string { return name + ";" }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -12,11 +13,11 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// MergePolicy is the policy in force for one port of a service: each of the four groups
-// (load balancer, connection pool, outlier detection, TLS) of subset replaces that of top.
-// Settings for the port replace all four groups of their own level, with nothing
-// inherited: a group that they leave out has its defaults. Either may be nil; the result
-// shares its groups with them, has no port settings, and is nil where both are.
+// MergePolicy returns the policy in force for one port of a service. Each group of settings (load
+// balancer, connection pool, outlier detection, TLS, retry budget) of subset replaces that of top.
+// Settings for the port replace the first four groups of their level without inheriting: a missing
+// group has its defaults. Both arguments may be nil. The result shares its groups with them, has no
+// port settings, and is nil if both are nil.
 func MergePolicy(top, subset *networking.TrafficPolicy, port uint32) *networking.TrafficPolicy {
 	var out *networking.TrafficPolicy
 	for _, p := range []*networking.TrafficPolicy{top, subset} {
@@ -27,8 +28,8 @@ func MergePolicy(top, subset *networking.TrafficPolicy, port uint32) *networking
 	return out
 }
 
-// WithDefaults is a merged policy with the mesh's defaultTrafficPolicy in the place of the
-// groups that it leaves out. [control-plane 1.4.13]
+// WithDefaults returns a merged policy with the groups that it lacks from the mesh's
+// defaultTrafficPolicy. [control-plane 1.4.13]
 func WithDefaults(p *networking.TrafficPolicy, m *meshv1.MeshConfig) *networking.TrafficPolicy {
 	d := m.GetDefaultTrafficPolicy()
 	if d.GetConnectionPool() == nil && d.GetOutlierDetection() == nil {
@@ -67,8 +68,8 @@ func first[T any](a, b *T) *T {
 	return b
 }
 
-// Locality is the locality setting in force, the policy's own before the mesh's; nil
-// where there is none or it is switched off.
+// Locality returns the locality setting in force, the policy's or else the mesh's; nil if there is none
+// or it is disabled.
 func Locality(p *networking.TrafficPolicy, m *meshv1.MeshConfig) *networking.LocalityLoadBalancerSetting {
 	s := first(p.GetLoadBalancer().GetLocalityLbSetting(), m.GetLocalityLbSetting())
 	if s.GetEnabled() != nil && !s.GetEnabled().GetValue() {
@@ -77,8 +78,8 @@ func Locality(p *networking.TrafficPolicy, m *meshv1.MeshConfig) *networking.Loc
 	return s
 }
 
-// Failover reports whether endpoints get priorities by locality: only with outlier detection,
-// since nothing else would make Envoy leave a priority. [control-plane 1.8.5]
+// Failover reports whether endpoints get priorities by locality. That needs outlier detection, since
+// Envoy leaves a priority only if its endpoints are unhealthy. [control-plane 1.8.5]
 func Failover(p *networking.TrafficPolicy, m *meshv1.MeshConfig) bool {
 	s := p.GetLoadBalancer().GetLocalityLbSetting()
 	off := first(s, m.GetLocalityLbSetting()).GetEnabled()
@@ -87,13 +88,13 @@ func Failover(p *networking.TrafficPolicy, m *meshv1.MeshConfig) bool {
 
 const (
 	defaultRingSize = 1024
-	// maxRingSize and maxTableSize are Envoy's own limits; beyond them it refuses the cluster.
+	// maxRingSize and maxTableSize are Envoy's limits; it rejects clusters that exceed them.
 	maxRingSize  = 8388608
 	maxTableSize = 5000011
-	// What Istio makes of a warmup that gives only its duration.
+	// Istio's defaults of a warmup.
 	defaultAggression = 1
 	defaultMinWeight  = 10 // percent
-	// aggressionKey is the runtime value by which an operator can override the aggression.
+	// aggressionKey is the runtime key that overrides the aggression.
 	aggressionKey = "warmup.aggression"
 )
 
@@ -122,12 +123,14 @@ func simple(s networking.LoadBalancerSettings_SimpleLB) clusterv3.Cluster_LbPoli
 		return clusterv3.Cluster_ROUND_ROBIN
 	case networking.LoadBalancerSettings_RANDOM:
 		return clusterv3.Cluster_RANDOM
+	case networking.LoadBalancerSettings_UNSPECIFIED, networking.LoadBalancerSettings_LEAST_REQUEST,
+		networking.LoadBalancerSettings_LEAST_CONN: //nolint:staticcheck // deprecated, but supported
+		return clusterv3.Cluster_LEAST_REQUEST
 	}
-	return clusterv3.Cluster_LEAST_REQUEST
+	panic(fmt.Sprintf("cluster: unknown load balancer %d", s)) // package config rejects it
 }
 
-// setWarmup lets new endpoints get their share of requests step by step. Envoy can do it
-// where it takes turns or counts requests. [control-plane 1.8.6]
+// setWarmup sets slow start, which Envoy supports for ROUND_ROBIN and LEAST_REQUEST. [control-plane 1.8.6]
 func setWarmup(c *clusterv3.Cluster, lb *networking.LoadBalancerSettings) {
 	// warmupDurationSecs is the older form of warmup.duration.
 	s := &clusterv3.Cluster_SlowStartConfig{
@@ -167,7 +170,7 @@ func setHash(c *clusterv3.Cluster, h *networking.LoadBalancerSettings_Consistent
 	}
 	size := h.GetRingHash().GetMinimumRingSize()
 	if size == 0 {
-		size = h.GetMinimumRingSize() //nolint:staticcheck // deprecated, and still in use
+		size = h.GetMinimumRingSize() //nolint:staticcheck // deprecated, but supported
 	}
 	if size == 0 {
 		size = defaultRingSize
@@ -178,7 +181,7 @@ func setHash(c *clusterv3.Cluster, h *networking.LoadBalancerSettings_Consistent
 	}}
 }
 
-// prime reports whether n can be the size of a Maglev table: Envoy accepts primes only.
+// prime reports whether n can be the size of a Maglev table, which Envoy requires to be prime.
 func prime(n uint64) bool {
 	if n < 2 || n > maxTableSize {
 		return false
@@ -191,8 +194,8 @@ func prime(n uint64) bool {
 	return true
 }
 
-// setPool sets the circuit breakers, unlimited (MaxUint32) by default, and
-// what connections are made with.
+// setPool sets the circuit breakers, which are unlimited (MaxUint32) by default, the connect timeout
+// and TCP keepalive.
 func setPool(c *clusterv3.Cluster, in Input) {
 	tcp, http := in.Policy.GetConnectionPool().GetTcp(), in.Policy.GetConnectionPool().GetHttp()
 	if t := tcp.GetConnectTimeout(); t.AsDuration() > 0 {
@@ -209,7 +212,7 @@ func setPool(c *clusterv3.Cluster, in Input) {
 	}
 }
 
-// breakers treats 0 or less as no limit.
+// breakers returns circuit breakers; 0 or less means no limit.
 func breakers(connections, pending, requests, retries int32) *clusterv3.CircuitBreakers {
 	limit := func(n int32) *wrapperspb.UInt32Value {
 		if n > 0 {
@@ -225,7 +228,8 @@ func breakers(connections, pending, requests, retries int32) *clusterv3.CircuitB
 	}}}
 }
 
-// retryBudget has Envoy's own defaults: a fifth of the active requests, at least three. [control-plane 1.8.14]
+// retryBudget leaves unset fields to Envoy's defaults: 20 % of the active requests, at least three.
+// [control-plane 1.8.14]
 func retryBudget(b *networking.TrafficPolicy_RetryBudget) *clusterv3.CircuitBreakers_Thresholds_RetryBudget {
 	out := &clusterv3.CircuitBreakers_Thresholds_RetryBudget{}
 	if p := b.GetPercent(); p != nil && p.GetValue() >= 0 && p.GetValue() <= 100 {
@@ -240,7 +244,7 @@ func retryBudget(b *networking.TrafficPolicy_RetryBudget) *clusterv3.CircuitBrea
 	return out
 }
 
-// setKeepalive turns TCP keepalive on; zeros leave the kernel's own values (seconds).
+// setKeepalive enables TCP keepalive. The times are in seconds; 0 means the kernel's default.
 func setKeepalive(c *clusterv3.Cluster, probes uint32, after, interval int64) {
 	k := &corev3.TcpKeepalive{}
 	if probes > 0 {
@@ -255,8 +259,8 @@ func setKeepalive(c *clusterv3.Cluster, probes uint32, after, interval int64) {
 	c.UpstreamConnectionOptions = &clusterv3.UpstreamConnectionOptions{TcpKeepalive: k}
 }
 
-// setOutlier turns passive health checks on. What the user counts is enforced in full;
-// ejection by success rate, which Envoy would do of itself, is off. [control-plane 1.8.9]
+// setOutlier enables outlier detection. The configured thresholds are always enforced; ejection by
+// success rate, Envoy's default, is disabled. [control-plane 1.8.9]
 func setOutlier(c *clusterv3.Cluster, o *networking.OutlierDetection) {
 	if o == nil {
 		return
@@ -290,7 +294,7 @@ func setOutlier(c *clusterv3.Cluster, o *networking.OutlierDetection) {
 	}
 }
 
-// enforced is a threshold and the chance of ejection in percent: 100, or 0 where it is 0.
+// enforced returns a threshold and its probability of ejection in percent: 100, or 0 if the threshold is 0.
 func enforced(n uint32) (threshold, percent *wrapperspb.UInt32Value) {
 	if n == 0 {
 		return wrapperspb.UInt32(0), wrapperspb.UInt32(0)

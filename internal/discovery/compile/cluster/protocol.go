@@ -16,19 +16,19 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// optionsName is the key under which a cluster carries its HTTP options.
+// optionsName is the key of a cluster's HTTP options.
 const optionsName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
-// upstream is the HTTP version spoken to endpoints.
+// upstream is the HTTP version of connections to endpoints.
 type upstream uint8
 
 const (
-	http1  upstream = iota // Envoy's own default
-	http2                  // always
-	client                 // as the client spoke
+	http1 upstream = iota // Envoy's default
+	http2
+	client // that of the client's connection
 )
 
-// options gathers the HTTP side of a cluster until it is known whether there is any.
+// options collects the HTTP options of a cluster.
 type options struct {
 	version upstream
 	h2      *corev3.Http2ProtocolOptions
@@ -62,8 +62,8 @@ func protocolOptions(in Input) *options {
 	return o
 }
 
-// version decides what is spoken upstream: HTTP/2 where declared or upgraded to, what the
-// client speaks where the port declares nothing or the rule asks for it. [control-plane 1.8.8]
+// version returns HTTP/2 if it is declared or upgraded to, and the client's version if the port declares
+// no protocol or the rule requires it. [control-plane 1.8.8]
 func version(p mesh.Protocol, http *networking.ConnectionPoolSettings_HTTPSettings, m *meshv1.MeshConfig) upstream {
 	switch {
 	case p.IsHTTP() && http.GetUseClientProtocol():
@@ -85,7 +85,7 @@ func upgraded(p networking.ConnectionPoolSettings_HTTPSettings_H2UpgradePolicy, 
 	return p == networking.ConnectionPoolSettings_HTTPSettings_UPGRADE
 }
 
-// attach writes the options into c, unless they are Envoy's defaults.
+// attach sets the options of c, unless they are Envoy's defaults.
 func (o *options) attach(c *clusterv3.Cluster) {
 	if o.version == http1 && o.common == nil && o.auto == nil {
 		return
@@ -104,7 +104,7 @@ func (o *options) attach(c *clusterv3.Cluster) {
 				HttpProtocolOptions: &corev3.Http1ProtocolOptions{}, Http2ProtocolOptions: o.h2,
 			},
 		}
-	default:
+	case http1:
 		m.UpstreamProtocolOptions = &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig_{
 			ExplicitHttpConfig: &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig{
 				ProtocolConfig: &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{HttpProtocolOptions: &corev3.Http1ProtocolOptions{}},
@@ -114,7 +114,7 @@ func (o *options) attach(c *clusterv3.Cluster) {
 	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{optionsName: marshal.MustAny(m)}
 }
 
-// idle makes options that use the client's protocol and close idle connections after d.
+// idle returns options with the client's protocol and an idle timeout.
 func idle(d *durationpb.Duration) *options {
 	return &options{version: client, h2: &corev3.Http2ProtocolOptions{}, common: &corev3.HttpProtocolOptions{IdleTimeout: d}}
 }

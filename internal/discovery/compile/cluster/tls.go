@@ -21,28 +21,28 @@ import (
 const (
 	tlsSocket = "envoy.transport_sockets.tls"
 	rawSocket = "envoy.transport_sockets.raw_buffer"
-	// alpnMesh means mutual TLS of the mesh with a protocol that is not HTTP. Istio's istio-peer-exchange is
-	// never offered: a server that picks it speaks a metadata preamble that stock Envoy
-	// would hand to the application.
+	// alpnMesh means mutual TLS of the mesh with a protocol that is not HTTP. Istio's
+	// istio-peer-exchange is never offered: a server that selects it sends a metadata preamble, which
+	// stock Envoy would forward to the application.
 	alpnMesh = "istio"
 	alpnH2   = "h2"
 )
 
-// OrdinaryTLS reports whether the policy makes the proxy originate TLS of the application's
-// own (SIMPLE or MUTUAL). Offering the mesh's ALPN there would mislead the server, so
-// routes to such a cluster switch the ALPN filter off.
+// OrdinaryTLS reports whether the policy originates TLS that is not the mesh's (mode SIMPLE or MUTUAL).
+// Such a server must not be offered the mesh's ALPN, so that routes to the cluster disable the ALPN
+// filter.
 func OrdinaryTLS(p *networking.TrafficPolicy) bool {
 	m := p.GetTls().GetMode()
 	return m == networking.ClientTLSSettings_SIMPLE || m == networking.ClientTLSSettings_MUTUAL
 }
 
-// setTLS sets the transport sockets. It returns false where the policy asks for TLS that
-// cannot be given, so that the caller closes the cluster.
+// setTLS sets the transport sockets. It returns false if the policy requires TLS that cannot be
+// configured, so that the caller closes the cluster.
 func setTLS(c *clusterv3.Cluster, in Input, o *options) bool {
 	t := in.Policy.GetTls()
 	switch {
 	case t == nil:
-		// An original destination has no endpoint metadata to tell who takes mutual TLS.
+		// An ORIGINAL_DST cluster has no endpoint metadata to match the transport socket by.
 		if in.AutoMTLS && c.GetType() != clusterv3.Cluster_ORIGINAL_DST {
 			c.TransportSocketMatches = autoMatches(meshContext(in, &networking.ClientTLSSettings{}, o))
 		}
@@ -55,11 +55,14 @@ func setTLS(c *clusterv3.Cluster, in Input, o *options) bool {
 		}
 		c.TransportSocket = socket(ctx)
 		c.Metadata.FilterMetadata[metadataKey].Fields["alpn_override"] = structpb.NewStringValue("false")
+	case t.Mode != networking.ClientTLSSettings_DISABLE:
+		return false // an unknown mode, which package config rejects
 	}
 	return true
 }
 
-// autoMatches uses mutual TLS for endpoints whose metadata says so, plaintext for the rest. [control-plane 1.12.13]
+// autoMatches selects mutual TLS for endpoints with that metadata, plaintext for the others.
+// [control-plane 1.12.13]
 func autoMatches(ctx *tlsv3.UpstreamTlsContext) []*clusterv3.Cluster_TransportSocketMatch {
 	return []*clusterv3.Cluster_TransportSocketMatch{
 		{Name: "tlsMode-istio", Match: stringStruct(tlsMode, modeIstio), TransportSocket: socket(ctx)},
@@ -74,8 +77,8 @@ func socket(ctx *tlsv3.UpstreamTlsContext) *corev3.TransportSocket {
 	return &corev3.TransportSocket{Name: tlsSocket, ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: marshal.MustAny(ctx)}}
 }
 
-// meshContext is the mesh's mutual TLS: the workload's own certificate, the mesh's roots,
-// and the server's identity checked.
+// meshContext returns the client side of the mesh's mutual TLS, with the workload's certificate and the
+// mesh's roots, and verification of the server's identity.
 func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.UpstreamTlsContext {
 	names := t.GetSubjectAltNames()
 	if len(names) == 0 {
@@ -100,8 +103,8 @@ func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.U
 	}
 }
 
-// ordinaryContext is TLS towards a server outside the mesh. It is false where the policy
-// lacks a client certificate's half, or names a credential that only gateways are given.
+// ordinaryContext returns TLS to a server outside the mesh. It returns false if the certificate or the
+// key is missing in mode MUTUAL, or if there is a credentialName, which only gateways support.
 func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tlsv3.UpstreamTlsContext, bool) {
 	if t.CredentialName != "" {
 		return nil, false
@@ -130,7 +133,7 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 	return &tlsv3.UpstreamTlsContext{Sni: t.Sni, CommonTlsContext: common}, true
 }
 
-// TLSParams are TLS 1.2 to 1.3, with the versions, ciphers and curves of mesh
+// TLSParams returns parameters for TLS 1.2 to 1.3, with the minimum version, ciphers and curves of mesh
 // configuration; c may be nil.
 func TLSParams(c *meshv1.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
 	p := &tlsv3.TlsParameters{
@@ -145,8 +148,8 @@ func TLSParams(c *meshv1.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
 	return p
 }
 
-// combined checks the server's chain against a root from SDS, its names against sans where
-// there are any, and its revocation against the list in the file crl where one is named.
+// combined verifies the server's chain with a root from SDS, its names with sans, if any, and its
+// revocation with the list in the file crl, if any.
 func combined(root string, sans []string, crl string) *tlsv3.CommonTlsContext_CombinedValidationContext {
 	v := &tlsv3.CertificateValidationContext{}
 	for _, s := range sans {
@@ -162,13 +165,13 @@ func combined(root string, sans []string, crl string) *tlsv3.CommonTlsContext_Co
 	}}
 }
 
-// fileWait is how long a cluster waits for a secret of files. Envoy takes no change of any
-// cluster while one waits, and a file that a user named may never come: without it, the
-// cluster refuses connections until the file is there, and nothing else suffers.
+// fileWait is how long a cluster waits for a secret from files. While a cluster waits, Envoy applies no
+// other change of clusters, and a configured file may never exist. After the timeout only this
+// cluster's connections fail, until the file exists.
 const fileWait = 2 * time.Second
 
-// Secret refers to a secret that the agent serves over SDS. Listeners use it too. For the
-// mesh's own secrets Envoy waits without limit: they come, and nothing works without them.
+// Secret returns a reference to a secret that the agent serves over SDS. There is no fetch timeout for
+// the mesh's own secrets, which always arrive.
 func Secret(name string) *tlsv3.SdsSecretConfig {
 	wait := &durationpb.Duration{}
 	if strings.HasPrefix(name, mesh.SecretFileCert) || strings.HasPrefix(name, mesh.SecretFileRoot) {

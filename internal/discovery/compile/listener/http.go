@@ -1,6 +1,8 @@
 package listener
 
 import (
+	"fmt"
+
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
@@ -24,17 +26,17 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 )
 
-// ALPNFilter is the name of the HTTP filter that tells an upstream of the mesh that HTTP
-// follows. Routes whose cluster originates ordinary TLS switch it off by this name.
+// ALPNFilter is the name of the HTTP filter that sets the mesh's ALPN for upstream connections. Routes
+// to clusters with ordinary TLS disable it.
 const ALPNFilter = "envoy.filters.http.set_filter_state"
 
 func httpFilter(name string, m proto.Message) *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: marshal.MustAny(m)}}
 }
 
-// offerALPN makes upstream mutual TLS offer the names by which the server's inbound
-// listener picks its HTTP chain. It offers, it does not negotiate: the server's TLS
-// context knows none of these names, so its codec reads the preface.
+// offerALPN sets the ALPN by which the server's inbound listener selects its HTTP filter chain. None of
+// the protocols is negotiated, since the server's TLS context has none of them; the server's codec
+// detects HTTP/2 by its preface.
 func offerALPN() *hcmv3.HttpFilter {
 	return httpFilter(ALPNFilter, &httpfilterstatev3.Config{OnRequestHeaders: []*filterstatev3.FilterStateValue{{
 		Key: &filterstatev3.FilterStateValue_ObjectKey{ObjectKey: "envoy.network.application_protocols"},
@@ -47,8 +49,8 @@ func offerALPN() *hcmv3.HttpFilter {
 	}}})
 }
 
-// httpFilters lists the filters of a connection manager in their fixed order
-// [control-plane 1.12.15], those that the proxy does not have left out.
+// httpFilters returns the filters of a connection manager in their fixed order [control-plane 1.12.15],
+// without those that the proxy does not have.
 func (e Env) httpFilters(outbound bool) []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	if e.Caps.Has(mesh.GRPCStats) {
@@ -80,7 +82,8 @@ func (e Env) manager(statPrefix string, outbound bool) *hcmv3.HttpConnectionMana
 		NormalizePath:                wrapperspb.Bool(true),
 		PathWithEscapedSlashesAction: hcmv3.HttpConnectionManager_KEEP_UNCHANGED,
 	}
-	switch e.Mesh.GetPathNormalization().GetNormalization() {
+	switch n := e.Mesh.GetPathNormalization().GetNormalization(); n {
+	case meshv1.MeshConfig_ProxyPathNormalization_DEFAULT, meshv1.MeshConfig_ProxyPathNormalization_BASE:
 	case meshv1.MeshConfig_ProxyPathNormalization_NONE:
 		h.NormalizePath = wrapperspb.Bool(false)
 	case meshv1.MeshConfig_ProxyPathNormalization_MERGE_SLASHES:
@@ -88,6 +91,8 @@ func (e Env) manager(statPrefix string, outbound bool) *hcmv3.HttpConnectionMana
 	case meshv1.MeshConfig_ProxyPathNormalization_DECODE_AND_MERGE_SLASHES:
 		h.MergeSlashes = true
 		h.PathWithEscapedSlashesAction = hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD
+	default:
+		panic(fmt.Sprintf("listener: unknown path normalization %d", n)) // package config rejects it
 	}
 	if e.Caps.Has(mesh.RequestIDUUID) {
 		h.RequestIdExtension = &hcmv3.RequestIDExtension{TypedConfig: marshal.MustAny(&uuidv3.UuidRequestIdConfig{
@@ -100,7 +105,7 @@ func (e Env) manager(statPrefix string, outbound bool) *hcmv3.HttpConnectionMana
 	return h
 }
 
-// outboundHTTP is a connection manager whose routes come by RDS under the given name.
+// outboundHTTP returns a connection manager with the given RDS resource.
 func (e Env) outboundHTTP(statPrefix, routes string) *listenerv3.Filter {
 	h := e.manager(statPrefix, true)
 	h.RouteSpecifier = &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
@@ -114,8 +119,8 @@ func (e Env) outboundHTTP(statPrefix, routes string) *listenerv3.Filter {
 	return networkFilter("envoy.filters.network.http_connection_manager", h)
 }
 
-// inboundHTTP is a connection manager with its routes inline. It tells the application
-// who called (x-forwarded-client-cert), which Envoy drops from callers without mutual TLS.
+// inboundHTTP returns a connection manager with inline routes. It adds the identity of the client to
+// x-forwarded-client-cert, which Envoy removes from requests without mutual TLS.
 func (e Env) inboundHTTP(statPrefix string, routes *routev3.RouteConfiguration) *listenerv3.Filter {
 	h := e.manager(statPrefix, false)
 	h.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: routes}
@@ -127,14 +132,14 @@ func (e Env) inboundHTTP(statPrefix string, routes *routev3.RouteConfiguration) 
 	return networkFilter("envoy.filters.network.http_connection_manager", h)
 }
 
-// accessFormat is Istio's default text format, which log pipelines parse.
+// accessFormat is Istio's default text format.
 const accessFormat = `[%START_TIME%] "%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%" %RESPONSE_CODE% %RESPONSE_FLAGS% ` +
 	`%RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% "%UPSTREAM_TRANSPORT_FAILURE_REASON%" %BYTES_RECEIVED% %BYTES_SENT% ` +
 	`%DURATION% %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% "%REQ(X-FORWARDED-FOR)%" "%REQ(USER-AGENT)%" "%REQ(X-REQUEST-ID)%" ` +
 	`"%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%" %UPSTREAM_CLUSTER_RAW% %UPSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS% ` +
 	`%DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%` + "\n"
 
-// accessLog is the mesh's file log, nil where the mesh asks for none.
+// accessLog returns the mesh's access log, nil if it has none.
 func (e Env) accessLog() []*accesslogv3.AccessLog {
 	path := e.Mesh.GetAccessLogFile()
 	if path == "" {
@@ -149,12 +154,12 @@ func (e Env) accessLog() []*accesslogv3.AccessLog {
 	}}
 }
 
-// logFormat is a line of text or of JSON, in the mesh's format or Istio's default one.
+// logFormat returns the mesh's format, or Istio's default text or JSON format.
 func (e Env) logFormat() *corev3.SubstitutionFormatString {
 	format := e.Mesh.GetAccessLogFormat()
 	if e.Mesh.GetAccessLogEncoding() == meshv1.MeshConfig_JSON {
 		fields := &structpb.Struct{}
-		if format == "" || protojson.Unmarshal([]byte(format), fields) != nil { // config refuses a format that is no JSON
+		if format == "" || protojson.Unmarshal([]byte(format), fields) != nil { // package config rejects an invalid format
 			fields = jsonFormat()
 		}
 		return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: fields}}
@@ -167,7 +172,7 @@ func (e Env) logFormat() *corev3.SubstitutionFormatString {
 	}}}
 }
 
-// jsonFormat is Istio's default JSON format: what the text format has, by names.
+// jsonFormat returns Istio's default JSON format.
 func jsonFormat() *structpb.Struct {
 	s := &structpb.Struct{Fields: map[string]*structpb.Value{}}
 	for name, command := range map[string]string{

@@ -15,13 +15,13 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// InboundPort is one port of a workload, or (Port 0) all ports that no service has.
+// InboundPort is one port of a workload, or, if Port is 0, all ports that belong to no service.
 type InboundPort struct {
 	Port     uint32
 	Protocol mesh.Protocol
 	Mode     mesh.MTLSMode
 	Cluster  string
-	// Routes are the port's HTTP routes; not used where the protocol is TCP.
+	// Routes are the port's HTTP routes; not used if the protocol is TCP.
 	Routes *routev3.RouteConfiguration
 	TCP    TCP
 }
@@ -30,7 +30,7 @@ type InboundPort struct {
 type Inbound struct {
 	Unknown InboundPort
 	Ports   []InboundPort // sorted by port, each once
-	// TrustDomains are those whose certificates are accepted, the mesh's own first.
+	// TrustDomains are those whose certificates are accepted, the mesh's first.
 	TrustDomains []string
 	// Closed leaves out every filter chain: no captured connection is accepted.
 	Closed bool
@@ -53,6 +53,9 @@ type chain struct {
 
 // table returns the chains of a port, in the order of [control-plane C1].
 func (e Env) table(mode mesh.MTLSMode, p mesh.Protocol) []chain {
+	if mode > mesh.Disable {
+		panic(fmt.Sprintf("listener: unknown mTLS mode %d", uint8(mode)))
+	}
 	auto, kind := p == mesh.Auto && e.Caps.Has(mesh.HTTPInspector), asTCP
 	if p.IsHTTP() {
 		kind = asHTTP
@@ -80,7 +83,7 @@ func (e Env) table(mode mesh.MTLSMode, p mesh.Protocol) []chain {
 	return []chain{{"raw_buffer", nil, kind, false}}
 }
 
-// VirtualInbound is the listener that receives all captured inbound connections.
+// VirtualInbound returns the listener for all captured inbound connections.
 func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 	port := e.inboundPort()
 	l := &listenerv3.Listener{
@@ -106,7 +109,7 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 			continue
 		}
 		if p.Protocol != mesh.Auto || p.Mode == mesh.Strict {
-			noHTTP = append(noHTTP, p.Port) // no two chains differ by what plain bytes begin with
+			noHTTP = append(noHTTP, p.Port) // no filter chain depends on the detected HTTP version
 		}
 		if p.Mode == mesh.Disable && p.Protocol != mesh.Auto {
 			noTLS = append(noTLS, p.Port)
@@ -147,14 +150,14 @@ func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.Filter
 	return out
 }
 
-// ciphers are what inbound TLS 1.2 accepts where mesh configuration names none.
+// ciphers are the cipher suites of inbound TLS 1.2 if mesh configuration has none.
 var ciphers = []string{
 	"ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-GCM-SHA256",
 	"ECDHE-RSA-AES128-GCM-SHA256", "AES256-GCM-SHA384", "AES128-GCM-SHA256",
 }
 
-// terminate is the server side of the mesh's mutual TLS: the workload's own certificate,
-// and a client certificate of the mesh demanded.
+// terminate returns the server side of the mesh's mutual TLS: the workload's certificate, and a required
+// client certificate of the mesh.
 func (e Env) terminate(trustDomains []string) *corev3.TransportSocket {
 	var sans []*matcherv3.StringMatcher
 	for _, td := range trustDomains {
@@ -174,7 +177,7 @@ func (e Env) terminate(trustDomains []string) *corev3.TransportSocket {
 				TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{{Name: mesh.SecretDefault, SdsConfig: agentSDS()}},
 				ValidationContextType: &tlsv3.CommonTlsContext_CombinedValidationContext{
 					CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
-						DefaultValidationContext:         &tlsv3.CertificateValidationContext{MatchSubjectAltNames: sans}, //nolint:staticcheck // the field that Istio's proxies and stock Envoy both read
+						DefaultValidationContext:         &tlsv3.CertificateValidationContext{MatchSubjectAltNames: sans}, //nolint:staticcheck // deprecated, but the only field that Istio's proxies and stock Envoy both read
 						ValidationContextSdsSecretConfig: &tlsv3.SdsSecretConfig{Name: mesh.SecretRoot, SdsConfig: agentSDS()},
 					},
 				},
@@ -183,7 +186,7 @@ func (e Env) terminate(trustDomains []string) *corev3.TransportSocket {
 	}
 }
 
-// agentSDS is the agent's secret socket, by the cluster that the bootstrap defines.
+// agentSDS refers to the agent's SDS server by its cluster in the bootstrap.
 func agentSDS() *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		InitialFetchTimeout: durationpb.New(0),

@@ -1,10 +1,9 @@
-// Package listener translates planned listeners into Envoy listeners.
+// Package listener translates planned listeners to Envoy's.
 //
-// Build functions are pure: what a listener must hold comes in as plain values, and the
-// same values give the same message. Names, chain matches and their order are those of
-// an Istio sidecar ([control-plane 1.12, C1, C5], and the observed
-// example), because meshes are mixed during a migration; what stock Envoy lacks is
-// replaced: ALPN is offered upstream by the filter set_filter_state.
+// It consists of pure functions of values: equal values give equal messages. Names, filter chain
+// matches and their order are those of an Istio sidecar [control-plane 1.12, C1, C5], because a mesh has
+// both during a migration. What stock Envoy lacks is replaced: the ALPN of upstream connections is set
+// by the filter set_filter_state.
 package listener
 
 import (
@@ -25,14 +24,14 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 )
 
-// Env is what every listener of a proxy depends on beside its own plan.
+// Env has what all listeners of a proxy depend on.
 type Env struct {
 	Caps mesh.Capability
 	Mesh *meshv1.MeshConfig
 }
 
-// The application protocols by which chains are told apart [control-plane C5]. Matching uses
-// what the client offers, not what is negotiated.
+// The application protocols that filter chains match [control-plane C5]: those that the client offers,
+// not the negotiated one.
 var (
 	plainHTTP   = []string{"http/1.1", "h2c"}
 	plainHTTP10 = []string{"http/1.0", "http/1.1", "h2c"}
@@ -48,7 +47,7 @@ func (e Env) plainHTTP() []string {
 	return plainHTTP
 }
 
-// Wildcard is the address that means "any" in the proxy's family.
+// Wildcard returns the unspecified address: that of IPv4 if the proxy has it, else that of IPv6.
 func Wildcard(caps mesh.Capability) string {
 	if caps.Has(mesh.IPv4) {
 		return "0.0.0.0"
@@ -56,8 +55,7 @@ func Wildcard(caps mesh.Capability) string {
 	return "::"
 }
 
-// additional is the other family's wildcard at the same port, for a proxy with addresses
-// of both families; nil where the address is no wildcard.
+// additional returns the IPv6 wildcard if ip is that of IPv4 and the proxy has both families, else nil.
 func (e Env) additional(ip string, port uint32) []*listenerv3.AdditionalAddress {
 	if ip != "0.0.0.0" || !e.Caps.Has(mesh.IPv4|mesh.IPv6) {
 		return nil
@@ -97,7 +95,7 @@ func httpInspector(except ...uint32) *listenerv3.ListenerFilter {
 	return f
 }
 
-// onPorts is a predicate over the original destination port; nil for no ports.
+// onPorts returns a predicate for the original destination port; nil for no ports.
 func onPorts(ports []uint32) *listenerv3.ListenerFilterChainMatchPredicate {
 	var rules []*listenerv3.ListenerFilterChainMatchPredicate
 	ports = slices.Clone(ports)
@@ -120,12 +118,12 @@ func onPorts(ports []uint32) *listenerv3.ListenerFilterChainMatchPredicate {
 	}}
 }
 
-// TCP is where the bytes of a connection go.
+// TCP has the settings of a TCP proxy.
 type TCP struct {
 	Cluster string
-	// IdleTimeout ends silent connections; nil keeps Envoy's hour.
+	// IdleTimeout is how long a connection may be idle; nil means Envoy's default of one hour.
 	IdleTimeout *durationpb.Duration
-	// MaxDuration ends connections by age; nil never does.
+	// MaxDuration is the maximum age of a connection; nil means no limit.
 	MaxDuration *durationpb.Duration
 }
 

@@ -2,6 +2,7 @@ package listener
 
 import (
 	"net/netip"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
@@ -10,39 +11,39 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Outbound is the plan of one outbound listener; it does not bind, virtualOutbound hands
-// connections over by their original destination.
+// Outbound is the plan of one outbound listener. It does not bind; virtualOutbound hands over
+// connections by their original destination.
 type Outbound struct {
 	Name    string // 0.0.0.0_PORT or VIP_PORT
 	Address string
 	Port    uint32
-	// Routes is the RDS name of the HTTP chain; empty where the listener accepts no HTTP.
+	// Routes is the RDS name of the HTTP chain; empty if the listener accepts no HTTP.
 	Routes string
-	// SNI chains go by the TLS server name, CIDR chains by the original destination.
+	// SNI chains match the TLS server name, CIDR chains the original destination.
 	SNI  []SNIChain
 	CIDR []CIDRChain
-	// TCP is for what no chain matches; an empty Cluster treats it as unknown traffic.
+	// TCP is for connections that no chain matches; an empty Cluster treats them as unknown traffic.
 	TCP TCP
-	// AllowAny sends unknown traffic to its original destination; without it, it is dropped.
+	// AllowAny sends unknown traffic to its original destination; otherwise it is dropped.
 	AllowAny bool
 }
 
-// SNIChain hands TLS connections for some server names to a cluster.
+// SNIChain sends TLS connections with some server names to a cluster.
 type SNIChain struct {
 	Hosts []string
 	TCP   TCP
 }
 
-// CIDRChain hands connections to some destinations to a cluster.
+// CIDRChain sends connections to some destinations to a cluster.
 type CIDRChain struct {
 	Prefixes []netip.Prefix
 	TCP      TCP
 }
 
-// connectTimeout bounds a transport handshake on outbound chains.
-var connectTimeout = durationpb.New(15e9)
+// connectTimeout is the timeout of the transport socket's handshake on outbound chains.
+var connectTimeout = durationpb.New(15 * time.Second)
 
-// BuildOutbound translates a plan. Chains come in the order SNI, HTTP, CIDR, fall-through.
+// BuildOutbound translates a plan. The order of chains is SNI, HTTP, CIDR, default.
 func BuildOutbound(o Outbound, e Env) *listenerv3.Listener {
 	l := &listenerv3.Listener{
 		Name:                             o.Name,
@@ -76,7 +77,7 @@ func BuildOutbound(o Outbound, e Env) *listenerv3.Listener {
 			TransportSocketConnectTimeout: connectTimeout,
 		})
 	}
-	last := e.fallThrough(o)
+	last := e.defaultChain(o)
 	if len(l.FilterChains) == 0 {
 		l.FilterChains = []*listenerv3.FilterChain{last}
 	} else {
@@ -93,9 +94,9 @@ func (e Env) httpChain(o Outbound, match *listenerv3.FilterChainMatch) *listener
 	}
 }
 
-// fallThrough is the chain for what no other matched. A proxy that cannot sniff takes all
-// that comes to a listener as HTTP where only HTTP is declared there, else as bytes.
-func (e Env) fallThrough(o Outbound) *listenerv3.FilterChain {
+// defaultChain returns the chain for connections that no other one matches. A proxy without protocol
+// detection treats all connections as HTTP if only HTTP is declared, otherwise as TCP.
+func (e Env) defaultChain(o Outbound) *listenerv3.FilterChain {
 	switch {
 	case o.Routes != "" && o.TCP.Cluster == "" && !e.Caps.Has(mesh.HTTPInspector):
 		return e.httpChain(o, nil)
@@ -131,8 +132,8 @@ func ranges(prefixes []netip.Prefix) []*corev3.CidrRange {
 	return out
 }
 
-// VirtualOutbound is the listener that receives all captured outbound connections and
-// hands them to the listener of their destination, or treats them as unknown.
+// VirtualOutbound returns the listener for all captured outbound connections. It hands them over to the
+// listener of their destination, or treats them as unknown traffic.
 func VirtualOutbound(e Env, allowAny bool) *listenerv3.Listener {
 	port := e.outboundPort()
 	return &listenerv3.Listener{

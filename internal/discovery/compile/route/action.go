@@ -17,12 +17,12 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// forward sets the action to the rule's destinations; it leaves it unset where none of
-// them can be used.
+// forward sets the action that forwards to the rule's destinations. It leaves the action unset if it
+// cannot be translated.
 func (in Input) forward(r *routev3.Route, h *networking.HTTPRoute) {
 	a := &routev3.RouteAction{Timeout: h.GetTimeout()}
 	if a.Timeout == nil {
-		a.Timeout = &durationpb.Duration{} // no timeout, where Envoy's own default would be 15 s
+		a.Timeout = &durationpb.Duration{} // no timeout, instead of Envoy's default of 15 s
 	}
 	a.MaxGrpcTimeout = a.Timeout //nolint:staticcheck // as Istio sends it
 	if !rewrite(a, h.GetRewrite()) {
@@ -45,7 +45,8 @@ func (in Input) forward(r *routev3.Route, h *networking.HTTPRoute) {
 	r.Action = &routev3.Route_Route{Route: a}
 }
 
-// single sends all traffic to one cluster; its weight has no effect and its headers are the route's.
+// single forwards all requests to one cluster. The destination's weight has no effect, and its header
+// operations become those of the route.
 func (in Input) single(r *routev3.Route, a *routev3.RouteAction, d *networking.HTTPRouteDestination) {
 	to, ok := in.resolve(d.GetDestination())
 	if !ok {
@@ -64,7 +65,7 @@ func (in Input) single(r *routev3.Route, a *routev3.RouteAction, d *networking.H
 	}
 }
 
-// weighted shares traffic out by weight. It is false where the weights cannot be shared by.
+// weighted distributes requests by weight. It returns false if the sum of the weights is invalid.
 func (in Input) weighted(a *routev3.RouteAction, list []*networking.HTTPRouteDestination) bool {
 	w := &routev3.WeightedCluster{}
 	var total uint64
@@ -98,7 +99,7 @@ func (in Input) clusterWeight(to Destination, d *networking.HTTPRouteDestination
 	return c
 }
 
-// appendHash adds the policies that are not there yet: subsets often share one.
+// appendHash adds the policies that are not in the list, since subsets often have the same one.
 func appendHash(list, more []*routev3.RouteAction_HashPolicy) []*routev3.RouteAction_HashPolicy {
 	out := slices.Clone(list)
 	for _, p := range more {
@@ -109,8 +110,8 @@ func appendHash(list, more []*routev3.RouteAction_HashPolicy) []*routev3.RouteAc
 	return out
 }
 
-// resolve finds the cluster of a destination. A name that the caller does not know still gets
-// its cluster's name: Envoy answers 503 for it until it exists. [control-plane 1.7.14]
+// resolve returns the cluster of a destination. If the caller does not know it, it has the name that the
+// cluster would have, so that Envoy responds with 503 until it exists. [control-plane 1.7.14]
 func (in Input) resolve(d *networking.Destination) (Destination, bool) {
 	if d.GetHost() == "" {
 		return Destination{}, false
@@ -127,8 +128,8 @@ func (in Input) resolve(d *networking.Destination) (Destination, bool) {
 	return to, true
 }
 
-// rewrite is false where the pattern is none. With a prefix match the rewrite replaces
-// the prefix only, slashes included, as Istio's API documents it. [control-plane 1.7.20]
+// rewrite sets the rewrite; it returns false for an invalid regular expression. With a prefix match only
+// the prefix is replaced, as Istio documents. [control-plane 1.7.20]
 func rewrite(a *routev3.RouteAction, w *networking.HTTPRewrite) bool {
 	if w == nil {
 		return true
@@ -148,7 +149,7 @@ func rewrite(a *routev3.RouteAction, w *networking.HTTPRewrite) bool {
 	return true
 }
 
-// mirrors are the shadows of a route; those of 0 % are left out.
+// mirrors returns the mirror policies of a route, without those of 0 %.
 func (in Input) mirrors(h *networking.HTTPRoute) []*routev3.RouteAction_RequestMirrorPolicy {
 	var out []*routev3.RouteAction_RequestMirrorPolicy
 	add := func(d *networking.Destination, percent float64) {
@@ -166,7 +167,7 @@ func (in Input) mirrors(h *networking.HTTPRoute) []*routev3.RouteAction_RequestM
 		percent := 100.0
 		if p := h.GetMirrorPercentage(); p != nil {
 			percent = p.GetValue()
-		} else if p := h.GetMirrorPercent(); p != nil { //nolint:staticcheck // the older name of the same
+		} else if p := h.GetMirrorPercent(); p != nil { //nolint:staticcheck // deprecated, but supported
 			percent = float64(p.GetValue())
 		}
 		add(h.Mirror, percent)
@@ -181,8 +182,8 @@ func (in Input) mirrors(h *networking.HTTPRoute) []*routev3.RouteAction_RequestM
 	return out
 }
 
-// HashPolicies is what a consistent hash goes by, for the routes to its cluster; nil for
-// other load balancers. [control-plane 1.8.4]
+// HashPolicies returns the hash policies of routes to a cluster with consistent hashing; nil for other
+// load balancers. [control-plane 1.8.4]
 func HashPolicies(lb *networking.LoadBalancerSettings) []*routev3.RouteAction_HashPolicy {
 	p := &routev3.RouteAction_HashPolicy{}
 	switch k := lb.GetConsistentHash().GetHashKey().(type) {

@@ -14,7 +14,7 @@ var redirectCodes = map[uint32]routev3.RedirectAction_RedirectResponseCode{
 	308: routev3.RedirectAction_PERMANENT_REDIRECT,
 }
 
-// redirect answers with 301 unless told otherwise. port is the one the client called. [control-plane 1.7.18]
+// redirect has the default status 301. port is that of the client's request. [control-plane 1.7.18]
 func redirect(r *networking.HTTPRedirect, port uint32) *routev3.Route_Redirect {
 	a := &routev3.RedirectAction{HostRedirect: r.GetAuthority(), ResponseCode: redirectCodes[r.GetRedirectCode()]}
 	switch {
@@ -39,7 +39,7 @@ func redirect(r *networking.HTTPRedirect, port uint32) *routev3.Route_Redirect {
 	return &routev3.Route_Redirect{Redirect: a}
 }
 
-// schemePort is the port that a scheme implies; sidecars are called in plain HTTP.
+// schemePort returns the default port of a scheme; requests to sidecars are HTTP.
 func schemePort(scheme string) uint32 {
 	if scheme == "https" {
 		return 443
@@ -47,7 +47,7 @@ func schemePort(scheme string) uint32 {
 	return 80
 }
 
-// directResponse answers by itself. [control-plane 1.7.19]
+// directResponse is [control-plane 1.7.19].
 func directResponse(d *networking.HTTPDirectResponse) *routev3.Route_DirectResponse {
 	a := &routev3.DirectResponseAction{Status: d.GetStatus()}
 	switch b := d.GetBody().GetSpecifier().(type) {

@@ -23,9 +23,9 @@ const (
 	statusBadGateway  = 502
 )
 
-// Frame is an outbound RouteConfiguration without hosts. Hosts match whatever port the
-// client wrote behind them, so their domains need not repeat it. Clusters are not checked:
-// a route may exist before its cluster.
+// Frame returns an outbound RouteConfiguration without virtual hosts. A port in the Host header is
+// ignored in matching, so that domains have none. Clusters are not validated, since a route may exist
+// before its cluster.
 func Frame(name string) *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{
 		Name:                           name,
@@ -35,9 +35,8 @@ func Frame(name string) *routev3.RouteConfiguration {
 	}
 }
 
-// Join is the encoding of frame with hosts, each an encoded VirtualHost, in their order.
-// Equal arguments give equal bytes; the hosts are neither decoded nor encoded again.
-// frame must have no hosts of its own.
+// Join returns the encoding of frame with the given encoded VirtualHosts, in their order, without
+// decoding them. Equal arguments give equal bytes. frame must not have virtual hosts.
 func Join(frame *routev3.RouteConfiguration, hosts [][]byte) []byte {
 	size := proto.Size(frame)
 	for _, h := range hosts {
@@ -51,31 +50,31 @@ func Join(frame *routev3.RouteConfiguration, hosts [][]byte) []byte {
 	return out
 }
 
-// HostName is host:port, the name of a virtual host. [control-plane 1.12.7]
+// HostName returns host:port, the name of a virtual host. [control-plane 1.12.7]
 func HostName(host string, port uint32) string {
 	return host + ":" + strconv.FormatUint(uint64(port), 10)
 }
 
-// VirtualHost makes an outbound virtual host. Upstreams learn which attempt a request is.
+// VirtualHost returns an outbound virtual host. Requests have a header with the number of the attempt.
 func VirtualHost(name string, domains []string, routes []*routev3.Route) *routev3.VirtualHost {
 	return &routev3.VirtualHost{Name: name, Domains: domains, Routes: routes, IncludeRequestAttemptCount: true}
 }
 
-// Names is everything that decides by which names a client may call a service.
+// Names has what determines the names by which a client may call a service.
 type Names struct {
 	// Host is fully qualified, or a wildcard.
 	Host string
-	// Namespace is the service's, ClientNamespace that of who calls.
+	// Namespace is that of the service, ClientNamespace that of the client.
 	Namespace, ClientNamespace string
-	// Domain is what hosts of the registry end in ("cluster.local").
+	// Domain is the cluster's DNS suffix ("cluster.local").
 	Domain string
-	// Headless services are called by their members' names too.
+	// Headless services have names for their endpoints, too.
 	Headless bool
 	VIPs     []netip.Addr
 }
 
-// Domains lists those names: the full one, with and without the final dot, the short
-// forms that the client's resolver would complete, and the virtual addresses.
+// Domains returns the names by which a client may call a service: the fully qualified one, with and
+// without a final dot, the short forms that the client's resolver completes, and the virtual addresses.
 // [control-plane 1.7.1, 1.12.7]
 func Domains(n Names) []string {
 	out := []string{n.Host, n.Host + "."}
@@ -103,8 +102,8 @@ func Domains(n Names) []string {
 	return out
 }
 
-// CatchAll is the host for names that no service has: with allowAny requests go to the
-// address that the client called, else (outboundTrafficPolicy REGISTRY_ONLY) they get 502.
+// CatchAll returns the virtual host for unknown names. With allowAny, requests are forwarded to their
+// original destination; otherwise (outboundTrafficPolicy REGISTRY_ONLY) they get 502.
 func CatchAll(allowAny bool) *routev3.VirtualHost {
 	if !allowAny {
 		return catchAllHost("block_all", &routev3.Route{Action: &routev3.Route_DirectResponse{
@@ -123,9 +122,9 @@ func catchAllHost(name string, r *routev3.Route) *routev3.VirtualHost {
 	return VirtualHost(name, []string{"*"}, []*routev3.Route{r})
 }
 
-// Inbound is the route configuration that an inbound HTTP chain carries inline: everything
-// to the named cluster. port names the virtual host (the application's port; 0 for
-// passthrough); host and servicePort name the spans.
+// Inbound returns the inline route configuration of an inbound HTTP chain, which forwards all requests
+// to the cluster. port, the application's port or 0 for passthrough, is part of the virtual host's name;
+// host and servicePort are parts of the names of spans.
 func Inbound(clusterName string, port uint32, host string, servicePort uint32) *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{
 		Name:             clusterName,

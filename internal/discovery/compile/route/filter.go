@@ -20,7 +20,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// filters configures, for this route, those HTTP filters that the proxy has.
+// filters sets the route's configuration of the HTTP filters that the proxy has.
 func (in Input) filters(r *routev3.Route, h *networking.HTTPRoute) {
 	put := func(name string, a *anypb.Any) {
 		if r.TypedPerFilterConfig == nil {
@@ -36,14 +36,14 @@ func (in Input) filters(r *routev3.Route, h *networking.HTTPRoute) {
 	}
 }
 
-// fault is nil where nothing is injected. No percentage means 100 %. [control-plane 1.7.23]
+// fault returns nil if nothing is injected. The default percentage is 100 %. [control-plane 1.7.23]
 func fault(f *networking.HTTPFaultInjection) *faultv3.HTTPFault {
 	out := &faultv3.HTTPFault{}
 	if d := f.GetDelay(); d.GetFixedDelay().AsDuration() > 0 {
 		percent := 100.0
 		if d.GetPercentage() != nil {
 			percent = d.GetPercentage().GetValue()
-		} else if d.GetPercent() > 0 { //nolint:staticcheck // the older name of the same
+		} else if d.GetPercent() > 0 { //nolint:staticcheck // deprecated, but supported
 			percent = float64(d.GetPercent()) //nolint:staticcheck // as above
 		}
 		out.Delay = &faultcommonv3.FaultDelay{
@@ -99,13 +99,14 @@ func grpcCode(s string) (uint32, bool) {
 	return 0, false
 }
 
-// fraction is a percentage in Envoy's finest grain, a ten-thousandth of a percent, clamped to 0–100.
+// fraction converts a percentage, clamped to 0–100, with a resolution of 0.0001 %, Envoy's finest.
 func fraction(percent float64) *typev3.FractionalPercent {
 	n := math.Round(min(max(percent, 0), 100) * 10000)
 	return &typev3.FractionalPercent{Numerator: uint32(n), Denominator: typev3.FractionalPercent_MILLION}
 }
 
-// cors leaves preflights that match no origin to the application, unless told to end them. [control-plane 1.7.25]
+// cors forwards preflights that match no origin to the application, unless unmatchedPreflights is
+// IGNORE. [control-plane 1.7.25]
 func cors(c *networking.CorsPolicy) *corsv3.CorsPolicy {
 	out := &corsv3.CorsPolicy{
 		AllowMethods:  strings.Join(c.GetAllowMethods(), ","),
@@ -120,7 +121,7 @@ func cors(c *networking.CorsPolicy) *corsv3.CorsPolicy {
 			out.AllowOriginStringMatch = append(out.AllowOriginStringMatch, m)
 		}
 	}
-	for _, o := range c.GetAllowOrigin() { //nolint:staticcheck // the older name of allowOrigins
+	for _, o := range c.GetAllowOrigin() { //nolint:staticcheck // deprecated, but supported
 		out.AllowOriginStringMatch = append(out.AllowOriginStringMatch, exactOrigin(o))
 	}
 	if age := c.GetMaxAge(); age != nil {
@@ -132,7 +133,7 @@ func cors(c *networking.CorsPolicy) *corsv3.CorsPolicy {
 	return out
 }
 
-// originMatcher is false for what Envoy would refuse; an origin less is an origin refused.
+// originMatcher returns false for a match that Envoy would reject; without it, the origin is not allowed.
 func originMatcher(o *networking.StringMatch) (*matcherv3.StringMatcher, bool) {
 	if p, ok := o.GetMatchType().(*networking.StringMatch_Prefix); ok && p.Prefix == "" {
 		return nil, false

@@ -11,16 +11,16 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// headerOps is what Envoy is told of one direction's headers.
+// headerOps has the header operations of one direction.
 type headerOps struct {
 	add       []*corev3.HeaderValueOption
 	remove    []string
 	authority string
 }
 
-// operations puts set before add, each in the order of the names. Envoy refuses to touch
-// pseudo-headers and Host by these means: setting the authority becomes a rewrite of the
-// host, the others are left out. [control-plane 1.7.17]
+// operations returns those of set, then those of add, each sorted by name. Envoy does not allow them for
+// pseudo-headers and Host: setting the authority becomes a host rewrite, the others are left out.
+// [control-plane 1.7.17]
 func operations(o *networking.Headers_HeaderOperations) headerOps {
 	var out headerOps
 	put := func(values map[string]string, action corev3.HeaderValueOption_HeaderAppendAction) {
@@ -44,11 +44,11 @@ func operations(o *networking.Headers_HeaderOperations) headerOps {
 	return out
 }
 
-// format is a header value as Envoy's formatter reads it: text, %% and operators such as %REQ(:path)%.
+// format matches a valid format of Envoy: text, %% and commands such as %REQ(:path)%.
 var format = regexp.MustCompile(`^([^%]|%%|%[A-Z0-9_]+(\([^)]*\))?(:[0-9]+)?%)*$`)
 
-// formatted escapes a value that is not a valid format: Envoy would refuse the whole
-// route configuration for a lone percent sign.
+// formatted escapes a value that is not a valid format, for which Envoy would reject the whole route
+// configuration.
 func formatted(value string) string {
 	if format.MatchString(value) {
 		return value
@@ -62,7 +62,7 @@ func authority(name string) bool {
 
 func reserved(name string) bool { return name == "" || name[0] == ':' }
 
-// applyHeaders lays the route's own operations over those of its one destination, if any.
+// applyHeaders puts the route's operations before those of its single destination, if any.
 func applyHeaders(r *routev3.Route, h *networking.Headers) {
 	req, resp := operations(h.GetRequest()), operations(h.GetResponse())
 	r.RequestHeadersToAdd = append(req.add, r.RequestHeadersToAdd...)

@@ -12,11 +12,11 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// claimPrefix starts header names that mean a claim of a verified token; only gateways know such.
+// claimPrefix is the prefix of header names that refer to claims of a token; only gateways support them.
 const claimPrefix = "@request.auth.claims"
 
-// translateMatch is a match without what was decided at generation time. It is false for
-// a match that cannot be expressed; leaving a part of it out would match too much.
+// translateMatch translates the conditions on a request. It returns false if one of them cannot be
+// translated, since the match would be too wide without it.
 func translateMatch(m *networking.HTTPMatchRequest) (*routev3.RouteMatch, bool) {
 	out := anyPath()
 	if m == nil {
@@ -52,7 +52,7 @@ func translateMatch(m *networking.HTTPMatchRequest) (*routev3.RouteMatch, bool) 
 	return out, true
 }
 
-// setPath sets the path; no uri, and the regex "*", mean any path. [control-plane 1.7.5]
+// setPath sets the path; a missing uri and the regex "*" match any path. [control-plane 1.7.5]
 func setPath(out *routev3.RouteMatch, uri *networking.StringMatch) bool {
 	switch t := uri.GetMatchType().(type) {
 	case *networking.StringMatch_Exact:
@@ -72,8 +72,8 @@ func setPath(out *routev3.RouteMatch, uri *networking.StringMatch) bool {
 	return true
 }
 
-// addHeaders adds matchers in the order of the headers' names. The names of pseudo-headers
-// without their colon are ignored, as Istio's API documents; they have fields of their own.
+// addHeaders adds matchers, sorted by name. Names of pseudo-headers without the colon are ignored, as
+// Istio documents; they have fields of their own.
 func addHeaders(out *routev3.RouteMatch, headers map[string]*networking.StringMatch, without bool) bool {
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
 		switch {
@@ -88,7 +88,7 @@ func addHeaders(out *routev3.RouteMatch, headers map[string]*networking.StringMa
 		}
 		if without {
 			h.InvertMatch = true
-			// A header that is missing differs from every value.
+			// A missing header differs from every value.
 			_, present := h.HeaderMatchSpecifier.(*routev3.HeaderMatcher_PresentMatch)
 			h.TreatMissingHeaderAsEmpty = !present
 		}
@@ -142,8 +142,8 @@ func stringMatcher(m *networking.StringMatch) (*matcherv3.StringMatcher, bool) {
 	return nil, false
 }
 
-// regex is false for what RE2, whose syntax Go shares, would refuse: Envoy would refuse
-// the whole route configuration with it.
+// regex returns false for an invalid expression of RE2, which has Go's syntax: Envoy would reject the
+// whole route configuration.
 func regex(s string) (*matcherv3.RegexMatcher, bool) {
 	if _, err := regexp.Compile(s); err != nil || s == "" {
 		return nil, false

@@ -22,20 +22,20 @@ const (
 	hostAttempts         = 5
 	previousHosts        = "envoy.retry_host_predicates.previous_hosts"
 	previousPriorities   = "envoy.retry_priorities.previous_priorities"
-	// priorityUpdate is after how many attempts the priorities tried are left out.
+	// priorityUpdate is the number of attempts after which the priorities tried are excluded.
 	priorityUpdate = 2
 )
 
-// retryPolicy is the default with the user's settings over it; nil where no attempts
-// are wanted. A hashed route retries on the host that its hash picks unless the user
-// sets retries, since the same client should stay with the same host.
+// retryPolicy returns the default policy with the user's settings; nil if attempts is 0. Without settings
+// of the user, a route with a hash policy retries on the same host, since the requests of a client
+// should go to one host.
 func retryPolicy(r *networking.HTTPRetry, hashed bool, caps mesh.Capability) *routev3.RetryPolicy {
 	out := &routev3.RetryPolicy{
 		RetryOn:                       defaultRetryOn,
 		NumRetries:                    wrapperspb.UInt32(defaultAttempts),
 		HostSelectionRetryMaxAttempts: hostAttempts,
 	}
-	elsewhere := !hashed
+	otherHosts := !hashed
 	if r != nil {
 		if r.Attempts <= 0 {
 			return nil
@@ -48,12 +48,12 @@ func retryPolicy(r *networking.HTTPRetry, hashed bool, caps mesh.Capability) *ro
 		if r.Backoff.AsDuration() > 0 {
 			out.RetryBackOff = &routev3.RetryPolicy_RetryBackOff{BaseInterval: r.Backoff}
 		}
-		elsewhere = r.RetryIgnorePreviousHosts == nil || r.RetryIgnorePreviousHosts.GetValue()
+		otherHosts = r.RetryIgnorePreviousHosts == nil || r.RetryIgnorePreviousHosts.GetValue()
 		if r.RetryRemoteLocalities.GetValue() && caps.Has(mesh.PreviousPriorities) {
 			out.RetryPriority = otherPriorities()
 		}
 	}
-	if elsewhere && caps.Has(mesh.PreviousHosts) {
+	if otherHosts && caps.Has(mesh.PreviousHosts) {
 		out.RetryHostPredicate = []*routev3.RetryPolicy_RetryHostPredicate{{
 			Name:       previousHosts,
 			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{TypedConfig: marshal.MustAny(&hostv3.PreviousHostsPredicate{})},
@@ -71,8 +71,8 @@ func otherPriorities() *routev3.RetryPolicy_RetryPriority {
 	}
 }
 
-// retryOn splits conditions from status codes, which users write into the same list.
-// Codes count only beside the condition that turns them on, so it is added.
+// retryOn separates conditions from status codes, which are in the same list in Istio. If there are
+// codes, it adds the condition that enables them.
 func retryOn(s string) (string, []uint32) {
 	var conditions []string
 	var codes []uint32
@@ -92,8 +92,8 @@ func retryOn(s string) (string, []uint32) {
 	return strings.Join(conditions, ","), codes
 }
 
-// inboundRetry repeats a request that the application's connection closed under, before
-// any of it was sent: the one case in which repeating is always safe.
+// inboundRetry repeats requests whose connection to the application was closed before a part of them was
+// sent, which is always safe.
 func inboundRetry() *routev3.RetryPolicy {
 	return &routev3.RetryPolicy{RetryOn: "reset-before-request", NumRetries: wrapperspb.UInt32(defaultAttempts)}
 }

@@ -1,11 +1,10 @@
-// Package route translates the http part of a VirtualService, or its absence, into Envoy routes.
+// Package route translates the http routes of a VirtualService, or their absence, to Envoy's.
 //
-// It is a function: everything it needs arrives in a value, and equal values give equal
-// messages. What only the client decides (its namespace, its labels, the port) is decided
-// here, so that no route is sent that could not match. It never fails. A piece that
-// validation should have refused never widens what a route matches: a match that cannot be
-// expressed drops its route, and a route whose action makes no sense answers 503.
-// Names, order and defaults are those of [control-plane 1.7, 1.12, C4].
+// It consists of pure functions of values: equal values give equal messages. Conditions that depend on
+// the client only (its namespace, its labels, the port) are evaluated here, so that routes that cannot
+// match are not sent. There are no errors. An invalid part, which validation rejects, never makes a
+// match wider: a route whose match cannot be translated is left out, and one whose action cannot be
+// translated responds with 503. Names, order and defaults are those of [control-plane 1.7, 1.12, C4].
 package route
 
 import (
@@ -25,35 +24,35 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Names of the HTTP filters that routes configure; listeners must use the same.
+// Names of the HTTP filters that routes configure. Listeners must use the same names.
 const (
-	// FilterStateFilter offers the mesh's ALPN upstream; routes to ordinary TLS switch it off.
+	// FilterStateFilter sets the mesh's ALPN; routes to clusters with ordinary TLS disable it.
 	FilterStateFilter = "envoy.filters.http.set_filter_state"
-	// FaultFilter delays and aborts.
+	// FaultFilter injects delays and aborts.
 	FaultFilter = "envoy.filters.http.fault"
-	// CORSFilter answers preflights.
+	// CORSFilter handles CORS.
 	CORSFilter = "envoy.filters.http.cors"
 )
 
-// statusUnavailable answers for a route whose action makes no sense.
+// statusUnavailable is the response of a route whose action cannot be translated.
 const statusUnavailable = 503
 
-// meshGateway is the reserved gateway name that means "every sidecar".
+// meshGateway is the reserved gateway name for all sidecars.
 const meshGateway = "mesh"
 
-// Destination is what the caller knows of a route's destination.
+// Destination is a resolved destination of a route.
 type Destination struct {
-	// Cluster is the name of the cluster. Empty means that the caller knows of none: the
-	// route then names the cluster that would be it, and Envoy answers 503.
+	// Cluster is the name of the cluster. If it is empty, there is none: the route then has the name
+	// that the cluster would have, and Envoy responds with 503.
 	Cluster string
-	// OrdinaryTLS is set where the cluster originates TLS of the application's own (cluster.OrdinaryTLS).
+	// OrdinaryTLS is set if the cluster originates TLS that is not the mesh's (cluster.OrdinaryTLS).
 	OrdinaryTLS bool
-	// Hash is what the cluster's consistent hashing goes by (HashPolicies); empty for none.
+	// Hash are the policies of the cluster's consistent hashing (HashPolicies); empty for none.
 	Hash []*routev3.RouteAction_HashPolicy
 }
 
-// Resolver finds the destination of a host, port and subset. The host is fully qualified; port is 0
-// where the rule names none: the service's only port is then meant, or the listener's.
+// Resolver resolves a host, port and subset. The host is fully qualified. If port is 0, it is the
+// service's only port, or the listener's if the service has several.
 type Resolver func(host string, port uint32, subset string) Destination
 
 // Rule is a VirtualService.
@@ -62,28 +61,27 @@ type Rule struct {
 	Spec            *networking.VirtualService
 }
 
-// Input is everything that decides the routes of one rule for one class of client and one port.
+// Input has everything that determines the routes of one rule for one scope and one port.
 type Input struct {
 	Rule Rule
 	// Port is the port of the service that the client called.
 	Port uint32
-	// Domain is what short host names end in ("cluster.local").
+	// Domain is the cluster's DNS suffix ("cluster.local"), to which short names are completed.
 	Domain string
 	// ClientNamespace is compared with sourceNamespace.
 	ClientNamespace string
 	// SourceMatch reports whether the client has all of these labels; nil means that no labels match.
 	SourceMatch func(labels map[string]string) bool
-	// Destination resolves where routes lead; never nil.
+	// Destination resolves destinations; never nil.
 	Destination Resolver
-	// Mesh gives the default retry policy; may be nil.
+	// Mesh has the default retry policy; may be nil.
 	Mesh *meshv1.MeshConfig
-	// Caps leaves out what the proxy does not have.
+	// Caps are the capabilities of the proxy; what it does not support is left out.
 	Caps mesh.Capability
 }
 
-// Build makes the routes of the rule, in order, up to the first that matches everything.
-// None at all means that the rule has no route for this client and port; the
-// caller then uses Default.
+// Build returns the routes of the rule, in order, up to the first that matches all requests. If the rule
+// has no route for this client and port, the result is empty, and the caller uses Default.
 func Build(in Input) []*routev3.Route {
 	var out []*routev3.Route
 	for _, h := range in.Rule.Spec.GetHttp() {
@@ -105,7 +103,7 @@ func Build(in Input) []*routev3.Route {
 	return out
 }
 
-// route is one match of one http route; nil where it does not concern this client or port.
+// route translates one match of one http route; nil if it does not apply to this client or port.
 func (in Input) route(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) *routev3.Route {
 	if !in.applies(m) || (h.GetDelegate() != nil && len(h.GetRoute()) == 0) {
 		return nil
@@ -142,7 +140,7 @@ func (in Input) route(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) *
 	return r
 }
 
-// applies decides at generation time what a client's requests can never change. [control-plane 1.7.11, 1.7.12]
+// applies evaluates the conditions that are the same for all requests of a client. [control-plane 1.7.11, 1.7.12]
 func (in Input) applies(m *networking.HTTPMatchRequest) bool {
 	if m == nil {
 		return true
@@ -166,13 +164,13 @@ func routeName(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) string {
 	return h.GetName()
 }
 
-// catchAll reports whether no later route can be reached.
+// catchAll reports whether a match matches all requests, so that later routes are unreachable.
 func catchAll(m *routev3.RouteMatch) bool {
 	return m.GetPrefix() == "/" && len(m.GetHeaders()) == 0 && len(m.GetQueryParameters()) == 0
 }
 
-// operation names the route's spans: the one destination's host where there is one, else
-// the rule's name, then port and path.
+// operation returns the name of the route's spans: the host of a single destination, or else the name of
+// the rule, then port and path.
 func operation(r *routev3.Route, rule string, port uint32) string {
 	path := "/*"
 	switch m := r.GetMatch(); p := m.GetPathSpecifier().(type) {
@@ -189,7 +187,7 @@ func operation(r *routev3.Route, rule string, port uint32) string {
 	return rule + ":" + strconv.FormatUint(uint64(port), 10) + path
 }
 
-// Default is the route of a service without a rule. host is the service's name.
+// Default returns the route of a service without a rule.
 func Default(host string, port uint32, d Destination, m *meshv1.MeshConfig, caps mesh.Capability) *routev3.Route {
 	if d.Cluster == "" {
 		d.Cluster = cluster.Name(cluster.Outbound, port, "", host)

@@ -13,7 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// address reads an IP address; a zone makes no sense in a mesh.
+// address parses an IP address, which must not have a zone.
 func (r *reducer) address(field, s string) (netip.Addr, bool) {
 	ip, err := netip.ParseAddr(s)
 	if err != nil || ip.Zone() != "" {
@@ -23,7 +23,7 @@ func (r *reducer) address(field, s string) (netip.Addr, bool) {
 	return ip.Unmap(), true
 }
 
-// port reads a port number; what does not fit becomes a number that config refuses.
+// port converts a port number; a negative one becomes a number that package config rejects.
 func port(n int32) uint32 {
 	if n < 0 {
 		return 1 << 31
@@ -84,12 +84,12 @@ func (r *reducer) service(s *corev1.Service) *object.ServiceSpec {
 func (r *reducer) slice(s *discoveryv1.EndpointSlice) *object.EndpointSliceSpec {
 	spec := &object.EndpointSliceSpec{Service: s.Labels[discoveryv1.LabelServiceName]}
 	if s.AddressType == discoveryv1.AddressTypeFQDN {
-		r.problem("addressType", "FQDN is not read; name the hosts in a ServiceEntry with resolution DNS")
+		r.problem("addressType", "FQDN is not supported; use a ServiceEntry with resolution DNS")
 		return spec
 	}
 	for _, p := range s.Ports {
 		if p.Port == nil {
-			continue // "all ports": nothing that a Service's port could be matched with
+			continue // "all ports", which no port of a Service refers to
 		}
 		sp := object.SlicePort{Name: text(p.Name), Port: port(*p.Port), Protocol: string(corev1.ProtocolTCP), AppProtocol: text(p.AppProtocol)}
 		if p.Protocol != nil {

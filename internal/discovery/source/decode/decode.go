@@ -1,11 +1,10 @@
-// Package decode turns YAML and JSON, and typed Kubernetes objects, into the objects that configuration is made of.
+// Package decode converts YAML, JSON and typed Kubernetes objects to values of package object.
 //
-// Documents reads a text; Typed and Istio take what a client of the Kubernetes API
-// already holds. All of them reduce an object in the same way, so that nothing behind a
-// source knows where it came from. Reading is strict for Istio's kinds (an unknown
-// field is a problem) and tolerant for Kubernetes' own (unknown fields are ignored, wrong
-// types are problems). Decoding says what does not parse; what parses and makes no sense
-// is for package config to say. Functions only; text of any content is safe to read.
+// Documents parses a text; Typed and Istio convert objects of a client of the Kubernetes API. The
+// results are the same, whatever the source. Decoding is strict for Istio's kinds (an unknown field is
+// a problem) and lenient for Kubernetes' own kinds (unknown fields are ignored, wrong types are
+// problems). It reports what cannot be parsed; package config validates the result. All functions are
+// pure, and safe for texts from untrusted sources.
 package decode
 
 import (
@@ -19,28 +18,28 @@ import (
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
-// Result is what one text holds.
+// Result is the result of parsing one text.
 type Result struct {
-	// Objects are those that parse, in the order in which they are written. Two of them
-	// may have the same key: who reads several texts says which one counts.
+	// Objects are those that were parsed, in the order of the text. Several of them may have the
+	// same key; the caller decides which one is used.
 	Objects []object.Object
-	// Problems are those of the other documents; Key is zero where a document is too
-	// broken to say what it is, and names the object that is meant where its kind is
-	// misspelt. One, of severity Info, counts the objects that were left out.
+	// Problems are those of the other documents. Key is zero if that of a document is unknown; if
+	// the kind is misspelt, it is that of the object that was probably meant. A problem of severity
+	// Info counts the skipped objects.
 	Problems []object.Problem
-	// Skipped are objects that belong to others.
+	// Skipped are objects of kinds that the mesh does not use.
 	Skipped []Skipped
 }
 
-// Skipped is one object that was left out on purpose.
+// Skipped is one object of a kind that the mesh does not use.
 type Skipped struct {
 	Origin           object.Origin
 	APIVersion, Kind string
 	Name             string
 }
 
-// Whole says whether the key of every document is known, so that an object that is
-// not in the result is not in the text either.
+// Whole reports whether the keys of all documents are known, so that an object that is in neither
+// Objects nor Problems is not in the text.
 func (r Result) Whole() bool {
 	for _, p := range r.Problems {
 		if p.Key == (object.Key{}) && p.Severity != object.Info {
@@ -50,9 +49,9 @@ func (r Result) Whole() bool {
 	return true
 }
 
-// Documents reads all documents of a file's text: YAML, or JSON where the file's name
-// ends in ".json". Lists (kind List) count as their items. A namespace that is not given
-// is "default". At most yamltree.MaxBytes and yamltree.MaxDocuments are read.
+// Documents parses all documents of a file: JSON if its name ends in ".json", otherwise YAML. A list
+// (kind List) is replaced by its items, and a missing namespace by "default". A text larger than
+// yamltree.MaxBytes (bytes) and more documents than yamltree.MaxDocuments are reported as problems.
 func Documents(file string, text []byte) Result {
 	d := decoder{file: file}
 	for _, doc := range yamltree.Parse(text, path.Ext(file) == ".json") {
@@ -74,7 +73,7 @@ func Documents(file string, text []byte) Result {
 type decoder struct {
 	file   string
 	count  int
-	policy object.Policy // what the document at hand would be, were it broken
+	policy object.Policy // for the problems of the current document
 	Result
 }
 
@@ -84,12 +83,12 @@ func (d *decoder) problem(k object.Key, f *yamltree.Fault) {
 	})
 }
 
-// document reads one object or list of objects; at is its path in the document.
+// document parses one object or list of objects; at is its path in the document.
 func (d *decoder) document(t *yamltree.Tree, at string) {
 	d.policy = policyOf(t)
 	if d.count++; d.count > yamltree.MaxDocuments {
 		if d.count == yamltree.MaxDocuments+1 || d.policy.Broken {
-			d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: fmt.Sprintf("more than %d objects: the rest is not read; split the file", yamltree.MaxDocuments)})
+			d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: fmt.Sprintf("more than %d objects: the others are ignored; split the file", yamltree.MaxDocuments)})
 		}
 		return
 	}
@@ -133,7 +132,7 @@ func (d *decoder) object(t *yamltree.Tree, version string, kind object.Kind) {
 		return
 	}
 	if !contains(versions, version) {
-		d.problem(key, &yamltree.Fault{Line: t.Line, Path: "apiVersion", Text: fmt.Sprintf("%q is not read; use %s", version, strings.Join(versions, " or "))})
+		d.problem(key, &yamltree.Fault{Line: t.Line, Path: "apiVersion", Text: fmt.Sprintf("unsupported version %q: want %s", version, strings.Join(versions, " or "))})
 		return
 	}
 	var o object.Object
@@ -155,7 +154,7 @@ func (d *decoder) object(t *yamltree.Tree, version string, kind object.Kind) {
 	}
 }
 
-// notRead handles an object of a kind that is not read.
+// notRead handles an object of a kind that is not supported.
 func (d *decoder) notRead(t *yamltree.Tree, version string, kind object.Kind) {
 	at, m := object.Origin{File: d.file, Line: t.Line}, t.Get("metadata")
 	name, namespace := m.Get("name").Str(), m.Get("namespace").Str()
@@ -168,8 +167,7 @@ func (d *decoder) notRead(t *yamltree.Tree, version string, kind object.Kind) {
 	d.Problems = append(d.Problems, p)
 }
 
-// header reads metadata. The key is returned as far as it is known, also with a fault;
-// it is zero only where the name cannot be.
+// header parses metadata. With a fault, too, it returns the key if the name is known.
 func header(t *yamltree.Tree, kind object.Kind) (metav1.ObjectMeta, object.Key, *yamltree.Fault) {
 	var meta metav1.ObjectMeta
 	m := t.Get("metadata")
@@ -182,7 +180,7 @@ func header(t *yamltree.Tree, kind object.Kind) (metav1.ObjectMeta, object.Key, 
 		return meta, object.Key{}, &yamltree.Fault{Line: n.Line, Path: "metadata.name", Text: fmt.Sprintf("want a string, not %s; put it in quotes: %q", n.Kind, n.Text)}
 	}
 	if name == "" {
-		return meta, object.Key{}, &yamltree.Fault{Line: line, Path: "metadata.name", Text: fmt.Sprintf("the %s has no name; give it one", kind)}
+		return meta, object.Key{}, &yamltree.Fault{Line: line, Path: "metadata.name", Text: fmt.Sprintf("the name of the %s is missing", kind)}
 	}
 	key := keyOf(kind, namespace, name)
 	for _, f := range []struct{ path, value string }{{"metadata.name", name}, {"metadata.namespace", key.Namespace}} {
@@ -206,20 +204,20 @@ func keyOf(kind object.Kind, namespace, name string) object.Key {
 	return object.Key{Kind: kind, Namespace: namespace, Name: name}
 }
 
-// badName says what is wrong with an object's name, by Kubernetes' rule for names: a DNS
-// subdomain, and for a namespace a single label of one.
+// badName returns what is wrong with a name by Kubernetes' rules, "" if it is valid: an object's name
+// is a DNS subdomain (dots), that of a namespace a DNS label.
 func badName(s string, dots bool) string {
-	most := 63
+	limit := 63
 	if dots {
-		most = 253
+		limit = 253
 	}
-	if len(s) > most {
-		return fmt.Sprintf("invalid name %.100q: longer than %d characters", s, most)
+	if len(s) > limit {
+		return fmt.Sprintf("invalid name %.100q: want at most %d characters", s, limit)
 	}
-	word := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' }
+	alphanumeric := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' }
 	for i := 0; i < len(s); i++ {
 		inside := i > 0 && i < len(s)-1
-		if word(s[i]) || inside && (s[i] == '-' || dots && s[i] == '.') {
+		if alphanumeric(s[i]) || inside && (s[i] == '-' || dots && s[i] == '.') {
 			continue
 		}
 		if dots {

@@ -130,20 +130,20 @@ func TestProblems(t *testing.T) {
 	const vs = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a, namespace: n}\n"
 	for _, tt := range []struct{ name, text, want string }{
 		{"unknown field", vs + "spec:\n  hosts: [a]\n  http:\n  - timout: 5s", `f.yaml:7: VirtualService n/a: spec.http[0].timout: unknown field; did you mean timeout?`},
-		{"outside of spec", vs + "hosts: [a]", `f.yaml:4: VirtualService n/a: hosts: unknown field; what the object says goes under spec`},
+		{"outside of spec", vs + "hosts: [a]", `f.yaml:4: VirtualService n/a: hosts: unknown field; want apiVersion, kind, metadata, spec or status`},
 		{"syntax", "a: [", `f.yaml:1: the YAML does not parse: did not find expected node content`},
 		{"no kind", "apiVersion: v1\nmetadata: {name: a}", `f.yaml:1: an object needs apiVersion and kind, both as strings`},
 		{"no version", "kind: VirtualService\nmetadata: {name: a}", `f.yaml:1: an object needs apiVersion and kind, both as strings; did you mean apiVersion: networking.istio.io/v1?`},
 		{"no object", "just text", `f.yaml:1: want an object with apiVersion, kind and metadata, not a string`},
-		{"no name", "apiVersion: v1\nkind: Service\nmetadata: {namespace: n}", `f.yaml:3: metadata.name: the Service has no name; give it one`},
+		{"no name", "apiVersion: v1\nkind: Service\nmetadata: {namespace: n}", `f.yaml:3: metadata.name: the name of the Service is missing`},
 		{"name is a number", "apiVersion: v1\nkind: Service\nmetadata: {name: 5}", `f.yaml:3: metadata.name: want a string, not a number; put it in quotes: "5"`},
 		{"bad name", "apiVersion: v1\nkind: Service\nmetadata: {name: A_b}", `f.yaml:3: Service default/A_b: metadata.name: invalid name "A_b": want lower-case`},
 		{"bad namespace", "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b.c}", `f.yaml:3: Service b.c/a: metadata.namespace: invalid namespace "b.c": want lower-case`},
 		{"label", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  labels:\n    version: 1", `f.yaml:6: Pod default/a: metadata.labels.version: want a string, not a number; put it in quotes: "1"`},
 		{"type", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  ports:\n  - port: http", `f.yaml:6: Service default/a: spec.ports[0].port: want a whole number of 32 bits, not a string`},
 		{"address", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIP: 10.0.0.300}", `f.yaml:1: Service default/a: spec.clusterIP: invalid IP address "10.0.0.300": want one such as`},
-		{"version", "apiVersion: networking.istio.io/v9\nkind: Sidecar\nmetadata: {name: a}", `f.yaml:1: Sidecar default/a: apiVersion: "networking.istio.io/v9" is not read; use networking.istio.io/v1 or`},
-		{"fqdn slice", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a}\naddressType: FQDN", `f.yaml:1: EndpointSlice default/a: addressType: FQDN is not read`},
+		{"version", "apiVersion: networking.istio.io/v9\nkind: Sidecar\nmetadata: {name: a}", `f.yaml:1: Sidecar default/a: apiVersion: unsupported version "networking.istio.io/v9": want networking.istio.io/v1 or`},
+		{"fqdn slice", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a}\naddressType: FQDN", `f.yaml:1: EndpointSlice default/a: addressType: FQDN is not supported`},
 		{"item of a list", "apiVersion: v1\nkind: List\nitems:\n- 5", `f.yaml:4: items[0]: want an object`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -173,7 +173,7 @@ items:
 	if len(r.Objects) != 2 || r.Objects[1].Name != "b" || r.Objects[0].Origin.Line != 4 || len(r.Skipped) != 2 || len(r.Problems) != 1 || !r.Whole() {
 		t.Errorf("%+v", r)
 	}
-	if p := r.Problems[0]; p.Severity != object.Info || p.Error() != "f.yaml: 2 objects of kinds that the mesh does not use are left out: Deployment, Service" {
+	if p := r.Problems[0]; p.Severity != object.Info || p.Error() != "f.yaml: 2 objects of kinds that the mesh does not use are ignored: Deployment, Service" {
 		t.Errorf("problem %v", p)
 	}
 	if s := r.Skipped[1]; s.Name != "k" || s.Origin.String() != "f.yaml:6" || s.Kind != "Service" {

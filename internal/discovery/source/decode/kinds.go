@@ -23,7 +23,7 @@ const (
 	securityGroup   = "security.istio.io"
 )
 
-// Istio's versions of one kind share their schema, so all are read into the same message.
+// The versions of one of Istio's kinds have the same schema, so all are decoded into the same message.
 var groupVersions = map[string][]string{
 	coreGroup:       {"v1"},
 	discoveryGroup:  {discoveryGroup + "/v1"},
@@ -31,23 +31,23 @@ var groupVersions = map[string][]string{
 	securityGroup:   {securityGroup + "/v1", securityGroup + "/v1beta1"},
 }
 
-// kindRow is how objects of one kind are read.
+// kindRow says how objects of one kind are decoded.
 type kindRow struct {
 	group string
-	// enforces is set where objects of the kind refuse requests, so that one that cannot be
-	// read lets through what it was to refuse.
+	// enforces is set if objects of the kind deny requests, so that ignoring one would allow what it
+	// denies.
 	enforces bool
-	// newSpec makes a message of an Istio kind; nil for Kubernetes' own kinds.
+	// newSpec returns an empty message of an Istio kind; nil for Kubernetes' own kinds.
 	newSpec func() proto.Message
-	// fromTree and fromTyped read one of Kubernetes' own kinds; nil for Istio's. fromTyped is
+	// fromTree and fromTyped decode one of Kubernetes' own kinds; nil for Istio's. fromTyped returns
 	// false for a value of another type.
 	fromTree  func(t *yamltree.Tree, meta metav1.ObjectMeta) (any, *yamltree.Fault)
 	fromTyped func(r *reducer, k8s any) bool
 }
 
-// kinds has a row for each kind that is read. To read another one, add its constant to package
-// object, its row here, and its rows in the tables of packages config and model; init and the
-// tests of all three fail until each has one.
+// kinds has a row for each supported kind. To support another one, add its constant to package object,
+// a row here, and one in the tables of packages config and model; init panics in all three for a kind
+// without a row.
 var kinds = map[object.Kind]kindRow{
 	object.Namespace: core(object.Namespace, coreGroup, metaOnly, func(*reducer, *corev1.Namespace) any { return nil }),
 	object.Service:   core(object.Service, coreGroup, wholeTree, func(r *reducer, x *corev1.Service) any { return r.service(x) }),
@@ -79,14 +79,14 @@ func init() {
 	}
 }
 
-// Whether all of a document is read into the typed object, or nothing but its metadata, which
-// has been read already.
+// Whether the whole document is decoded into the typed object, or only its metadata is used, which has
+// been decoded already.
 const (
 	wholeTree = true
 	metaOnly  = false
 )
 
-// core is the row of one of Kubernetes' own kinds, whose client type is T.
+// core returns the row of one of Kubernetes' own kinds, whose client type is T.
 func core[T any, P interface {
 	*T
 	metav1.ObjectMetaAccessor
@@ -114,8 +114,8 @@ func core[T any, P interface {
 	}
 }
 
-// versionsOf gives the API versions in which a kind is read; known is false where no row has
-// both kind and group (another project's Service, for one).
+// versionsOf returns the supported API versions of a kind; known is false if no row has both kind and
+// group, such as for a Service of another project.
 func versionsOf(kind object.Kind, version string) (versions []string, known bool) {
 	row, known := kinds[kind]
 	given, _, grouped := strings.Cut(version, "/")
@@ -128,8 +128,7 @@ func versionsOf(kind object.Kind, version string) (versions []string, known bool
 	return groupVersions[row.group], true
 }
 
-// NewSpec is a fresh message of the type that objects of an Istio kind carry; nil for
-// every other kind.
+// NewSpec returns an empty message of the type of Spec for an Istio kind, nil for every other kind.
 func NewSpec(kind object.Kind) proto.Message {
 	if newSpec := kinds[kind].newSpec; newSpec != nil {
 		return newSpec()
@@ -137,8 +136,7 @@ func NewSpec(kind object.Kind) proto.Message {
 	return nil
 }
 
-// Istio makes an object of an Istio kind from its parts; spec is shared, not copied, and
-// must be of NewSpec's type.
+// Istio returns an object of an Istio kind; spec is not copied, and must be of NewSpec's type.
 func Istio(kind object.Kind, m *metav1.ObjectMeta, spec proto.Message) object.Object {
 	return object.Object{Key: keyOf(kind, m.Namespace, m.Name), Meta: metaOf(m), Spec: spec}
 }
@@ -149,7 +147,7 @@ func istioFrom(t *yamltree.Tree, kind object.Kind, meta metav1.ObjectMeta) (obje
 		switch e.Key {
 		case "apiVersion", "kind", "metadata", "spec", "status":
 		default:
-			return object.Object{}, []*yamltree.Fault{{Line: e.Line, Path: e.Key, Text: "unknown field; what the object says goes under spec"}}
+			return object.Object{}, []*yamltree.Fault{{Line: e.Line, Path: e.Key, Text: "unknown field; want apiVersion, kind, metadata, spec or status"}}
 		}
 	}
 	if s := t.Get("spec"); !s.IsNull() {
@@ -160,7 +158,7 @@ func istioFrom(t *yamltree.Tree, kind object.Kind, meta metav1.ObjectMeta) (obje
 	return Istio(kind, &meta, spec), nil
 }
 
-// coreFrom decodes one of Kubernetes' own kinds.
+// coreFrom decodes an object of one of Kubernetes' own kinds.
 func coreFrom(t *yamltree.Tree, kind object.Kind, meta metav1.ObjectMeta) (object.Object, []*yamltree.Fault) {
 	typed, fault := kinds[kind].fromTree(t, meta)
 	if fault != nil {
@@ -174,9 +172,9 @@ func coreFrom(t *yamltree.Tree, kind object.Kind, meta metav1.ObjectMeta) (objec
 	return o, faults
 }
 
-// Typed makes an object of a client's type of one of Kubernetes' own kinds that are read, such
-// as *corev1.Service or *discoveryv1.EndpointSlice. Maps are shared with the argument, not
-// copied. With problems the object is not to be used, except for its key.
+// Typed converts an object of a Kubernetes client, such as *corev1.Service or
+// *discoveryv1.EndpointSlice. Maps are not copied. If there are problems, only the key of the returned
+// object may be used.
 func Typed(k8s any) (object.Object, []object.Problem) {
 	r := reducer{}
 	for _, kind := range object.Kinds() {
@@ -184,11 +182,11 @@ func Typed(k8s any) (object.Object, []object.Problem) {
 			return r.out, r.problems
 		}
 	}
-	r.problem("", "objects of Go type %T are not read", k8s)
+	r.problem("", "unsupported Go type %T", k8s)
 	return r.out, r.problems
 }
 
-// reducer turns one typed object into an object.
+// reducer converts one typed object.
 type reducer struct {
 	out      object.Object
 	problems []object.Problem

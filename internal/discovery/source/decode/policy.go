@@ -10,7 +10,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
-// policyKinds are the kinds of security policies, read or not.
+// policyKinds are the kinds of security policies, supported or not.
 var policyKinds = func() (out []object.Kind) {
 	for _, k := range meshKinds {
 		if k.enforces {
@@ -20,8 +20,8 @@ var policyKinds = func() (out []object.Kind) {
 	return out
 }()
 
-// policyOf says what policy a document is; the zero value where it is none. It is asked
-// before anybody knows whether the document is good.
+// policyOf returns which policy a document is, the zero value if it is none. It is called before the
+// document is validated.
 func policyOf(t *yamltree.Tree) object.Policy {
 	kind, version := t.Get("kind").Str(), t.Get("apiVersion").Str()
 	if t.Kind != yamltree.Mapping || kind == "" || version == "" {
@@ -46,8 +46,8 @@ func policyOf(t *yamltree.Tree) object.Policy {
 	return p
 }
 
-// selected reads a selector's labels; empty where any part of it is unreadable, which
-// makes the policy one for the whole namespace.
+// selected returns a selector's labels, "" if a part of it cannot be parsed, so that the policy counts
+// as one for the whole namespace.
 func selected(t *yamltree.Tree) string {
 	if t == nil || t.Kind != yamltree.Mapping {
 		return ""
@@ -67,7 +67,7 @@ func selected(t *yamltree.Tree) string {
 	return object.LabelText(labels)
 }
 
-// What can be found in a text that does not parse, in YAML's block and flow styles and in JSON.
+// Fields of a text that cannot be parsed, in YAML's block and flow styles and in JSON.
 var (
 	kindField      = regexp.MustCompile(`(?m)(?:^|[\s{,"'-])(kind["']?[ \t]*:[ \t]*["']?([A-Za-z]+))`)
 	versionField   = regexp.MustCompile(`(?m)(?:^|[\s{,"'-])apiVersion["']?[ \t]*:[ \t]*["']?` + regexp.QuoteMeta(securityGroup) + `\b`)
@@ -75,9 +75,8 @@ var (
 	nameField      = regexp.MustCompile(`(?m)(?:^|[\s{,"'])name["']?[ \t]*:[ \t]*["']?([^\s"',{}]*)`)
 )
 
-// policyIn says what policy a text that cannot be read may hold. What can be found is
-// believed as far as nothing in the text says otherwise; a namespace that is not found,
-// or of which there are several, is unknown.
+// policyIn returns which policy a text that cannot be parsed may contain. A kind, namespace or name is
+// unknown if it is not found, or if there are several different ones.
 func policyIn(text []byte) object.Policy {
 	kinds := topKinds(text)
 	p := object.Policy{Broken: versionField.Match(text)}
@@ -86,7 +85,7 @@ func policyIn(text []byte) object.Policy {
 		case slices.Contains(kinds, k):
 			p.Broken = true
 			if p.Key.Kind = k; len(kinds) > 1 {
-				p.Key.Kind = "" // several documents in one: any of them
+				p.Key.Kind = "" // there are several documents
 			}
 		case len(kinds) == 0 && bytes.Contains(text, []byte(k)):
 			p.Broken = true
@@ -107,8 +106,8 @@ func policyIn(text []byte) object.Policy {
 	return p
 }
 
-// topKinds lists the kinds that a text names furthest to the left: those of the documents
-// themselves and not of what is written inside them. Of a List it names all.
+// topKinds returns the kinds in a text with the least indentation: those of the documents, not those
+// of fields in them. For a List it returns all kinds.
 func topKinds(text []byte) []object.Kind {
 	least := -1
 	var out, all []object.Kind
@@ -134,7 +133,7 @@ func topKinds(text []byte) []object.Kind {
 	return out
 }
 
-// only is what a field says, where it says one valid name everywhere in the text.
+// only returns the value of a field if it is the same valid name everywhere in the text, otherwise "".
 func only(field *regexp.Regexp, text []byte, dots bool) string {
 	value := ""
 	for _, m := range field.FindAllSubmatch(text, -1) {

@@ -9,21 +9,20 @@ import (
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
-// unreadKind is what there is to say of an object of a kind of the mesh's API groups that
-// configuration does not use yet.
+// unreadKind is a kind of the mesh's API groups that is not supported.
 type unreadKind struct {
-	text string
-	// enforces is set where objects of the kind refuse requests.
+	text string // of the problem
+	// enforces is set if objects of the kind deny requests.
 	enforces bool
 }
 
-// unreadKinds has a row for each such kind, by API group.
+// unreadKinds has a row for each of these kinds, by API group.
 var unreadKinds = map[string]map[object.Kind]unreadKind{
 	networkingGroup: {"EnvoyFilter": noEffect, "WorkloadGroup": noEffect, "ProxyConfig": noEffect},
 	securityGroup: {
-		"AuthorizationPolicy": {enforces: true, text: "AuthorizationPolicy is not read yet: this policy is NOT enforced, and requests that it would refuse are let through; keep what it protects out of the mesh, or remove it"},
+		"AuthorizationPolicy": {enforces: true, text: "AuthorizationPolicy is not supported: this policy is NOT enforced, and requests that it would deny are allowed; keep what it protects out of the mesh, or remove it"},
 
-		"RequestAuthentication": {enforces: true, text: "RequestAuthentication is not read yet: it is NOT enforced, and requests with invalid tokens are let through; check tokens in the application, or remove it"},
+		"RequestAuthentication": {enforces: true, text: "RequestAuthentication is not supported: it is NOT enforced, and requests with invalid tokens are allowed; check tokens in the application, or remove it"},
 	},
 	"telemetry.istio.io":  {"Telemetry": noEffect},
 	"extensions.istio.io": {"WasmPlugin": noEffect},
@@ -34,16 +33,16 @@ var unreadKinds = map[string]map[object.Kind]unreadKind{
 	},
 }
 
-var noEffect = unreadKind{text: "objects of this kind are not read yet: it has no effect; remove it, or say the same with a kind that is read"}
+var noEffect = unreadKind{text: "objects of this kind are not supported: it has no effect; remove it, or use a supported kind"}
 
-// groupKind is a kind of the mesh's with its group.
+// groupKind is a kind and its API group.
 type groupKind struct {
 	group    string
 	kind     object.Kind
 	enforces bool
 }
 
-// meshKinds are all kinds that the mesh's configuration is made of, read or not.
+// meshKinds are all kinds of the mesh's configuration, supported or not, sorted by group and kind.
 var meshKinds = func() (all []groupKind) {
 	for k, row := range kinds {
 		all = append(all, groupKind{row.group, k, row.enforces})
@@ -57,9 +56,8 @@ var meshKinds = func() (all []groupKind) {
 	return all
 }()
 
-// notRead says what becomes of an object whose kind and group are not among those that are
-// read: a kind of the mesh that has no effect, or what was written in place of one that is
-// meant. known is false where it belongs to others.
+// notRead returns the problem of an object of an unsupported kind or group, and the kind that was
+// probably meant. known is false for a kind that the mesh does not use.
 func notRead(version string, kind object.Kind) (meant object.Kind, p object.Problem, known bool) {
 	group := groupIn(version)
 	if row, known := unreadKinds[group][kind]; known {
@@ -82,7 +80,7 @@ func notRead(version string, kind object.Kind) (meant object.Kind, p object.Prob
 	} else if group != near.group {
 		p.Text = fmt.Sprintf("%.100q has no kind %.100q; did you mean %s of %s?", version, kind, near.kind, firstVersion(near.group))
 	}
-	p.Text += " What this document says has no effect; the object's last good value, if there was one, stays"
+	p.Text += " This document has no effect; the object's last valid version, if any, stays in force"
 	if near.enforces {
 		p.Text = strings.Replace(p.Text, "has no effect", "is NOT enforced", 1)
 		p.Severity = object.Error
@@ -90,8 +88,7 @@ func notRead(version string, kind object.Kind) (meant object.Kind, p object.Prob
 	return near.kind, p, true
 }
 
-// groupIn is the group of an API version; one without a version counts as a group where it
-// looks like one.
+// groupIn returns the group of an API version. Without a slash, a text with a dot is a group.
 func groupIn(version string) string {
 	group, _, grouped := strings.Cut(version, "/")
 	if !grouped && !strings.Contains(version, ".") {
@@ -107,7 +104,7 @@ func firstVersion(group string) string {
 	return group + "/v1"
 }
 
-// versionFor is the remedy for an object that has a kind of the mesh's and no version.
+// versionFor returns the hint for an object of one of the mesh's kinds without an API version.
 func versionFor(version string, kind object.Kind) string {
 	i := slices.IndexFunc(meshKinds, func(k groupKind) bool { return k.kind == kind })
 	if version != "" || i < 0 {
@@ -116,7 +113,7 @@ func versionFor(version string, kind object.Kind) string {
 	return "; did you mean apiVersion: " + firstVersion(meshKinds[i].group) + "?"
 }
 
-// nearest is the kind of the mesh that is most likely meant, if any is.
+// nearest returns the kind of the mesh that was most likely meant, if any.
 func nearest(group string, kind object.Kind) (groupKind, bool) {
 	best, least := groupKind{}, far
 	if len(kind) > maxKindLength || len(group) > maxKindLength {
@@ -132,15 +129,15 @@ func nearest(group string, kind object.Kind) (groupKind, bool) {
 	return best, least < far
 }
 
-// maxKindLength is longer than every kind and group of the mesh's with some slips in it; what a
-// file holds may be of any length.
+// maxKindLength bounds the length of names that are compared, in bytes; it is larger than that of every
+// kind and group of the mesh with some typing errors.
 const maxKindLength = 64
 
-// far is a distance at which one is not a misspelling of the other.
+// far is a distance that is too large for a misspelling.
 const far = 50
 
-// kindDistance is 0 for equal kinds, more for ones that differ in case, in number or by a
-// slip or two, and far else. Short names are near each other by chance.
+// kindDistance returns 0 for equal kinds, more for those that differ in case, by a plural or by one or
+// two typing errors, and far otherwise. Short names must be more similar, since they are by chance.
 func kindDistance(given, want string) int {
 	if given == want {
 		return 0
@@ -160,8 +157,8 @@ func kindDistance(given, want string) int {
 	return far
 }
 
-// groupDistance is 0 for equal groups, more for ones of which one may be meant for the
-// other, and far else: other projects have kinds of the same names.
+// groupDistance returns 0 for equal groups, more for those that may be confused, and far otherwise:
+// other projects have kinds of the same names.
 func groupDistance(given, want string) int {
 	_, mesh := unreadKinds[given]
 	switch {
@@ -180,26 +177,26 @@ func groupDistance(given, want string) int {
 	}
 	first, _, _ := strings.Cut(want, ".")
 	if strings.HasPrefix(given, first+".") && strings.HasSuffix(given, "k8s.io") && strings.HasSuffix(want, "istio.io") {
-		return 3 // networking.k8s.io has no kind of a like name
+		return 3 // no kind of networking.k8s.io has a similar name
 	}
 	return far
 }
 
-// leftOut says how many objects of a file belong to others, as one line.
+// leftOut returns a problem of severity Info with the number and kinds of the skipped objects.
 func leftOut(file string, skipped []Skipped) (object.Problem, bool) {
 	if len(skipped) == 0 {
 		return object.Problem{}, false
 	}
-	const most = 5
+	const limit = 5
 	var kinds []string
 	for _, s := range skipped {
-		if k := fmt.Sprintf("%.60s", s.Kind); !slices.Contains(kinds, k) && len(kinds) <= most {
+		if k := fmt.Sprintf("%.60s", s.Kind); !slices.Contains(kinds, k) && len(kinds) <= limit {
 			kinds = append(kinds, k)
 		}
 	}
 	slices.Sort(kinds)
-	if len(kinds) > most {
-		kinds = append(kinds[:most], "…")
+	if len(kinds) > limit {
+		kinds = append(kinds[:limit], "…")
 	}
 	objects := "objects of kinds that the mesh does not use are"
 	if len(skipped) == 1 {
@@ -207,6 +204,6 @@ func leftOut(file string, skipped []Skipped) (object.Problem, bool) {
 	}
 	return object.Problem{
 		Origin: object.Origin{File: file}, Severity: object.Info,
-		Text: fmt.Sprintf("%d %s left out: %s", len(skipped), objects, strings.Join(kinds, ", ")),
+		Text: fmt.Sprintf("%d %s ignored: %s", len(skipped), objects, strings.Join(kinds, ", ")),
 	}, true
 }

@@ -11,9 +11,9 @@ import (
 
 func TestKindsThatAreNotRead(t *testing.T) {
 	for _, tt := range []struct{ version, kind, want string }{
-		{"security.istio.io/v1", "AuthorizationPolicy", "error AuthorizationPolicy n/a: AuthorizationPolicy is not read yet: this policy is NOT enforced"},
-		{"security.istio.io/v1beta1", "RequestAuthentication", "error RequestAuthentication n/a: RequestAuthentication is not read yet: it is NOT enforced"},
-		{"networking.istio.io/v1alpha3", "EnvoyFilter", "warning EnvoyFilter n/a: objects of this kind are not read yet"},
+		{"security.istio.io/v1", "AuthorizationPolicy", "error AuthorizationPolicy n/a: AuthorizationPolicy is not supported: this policy is NOT enforced"},
+		{"security.istio.io/v1beta1", "RequestAuthentication", "error RequestAuthentication n/a: RequestAuthentication is not supported: it is NOT enforced"},
+		{"networking.istio.io/v1alpha3", "EnvoyFilter", "warning EnvoyFilter n/a: objects of this kind are not supported"},
 		{"telemetry.istio.io/v1", "Telemetry", "warning Telemetry n/a: objects of this kind"},
 		{"extensions.istio.io/v1alpha1", "WasmPlugin", "warning WasmPlugin n/a: objects of this kind"},
 		{"install.istio.io/v1alpha1", "IstioOperator", "warning IstioOperator n/a: objects of this kind"},
@@ -25,9 +25,9 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		{"networking.istio.io/v1", "VirtualSevice", `warning VirtualService n/a: kind: unknown kind "VirtualSevice"; did you mean VirtualService?`},
 		{"networking.istio.io/v1", "DestinationRules", `warning DestinationRule n/a: kind: unknown kind "DestinationRules"; did you mean DestinationRule?`},
 		{"networking.istio.io/v1", "ServiceEntries", `warning ServiceEntry n/a: kind: unknown kind "ServiceEntries"; did you mean ServiceEntry?`},
-		{"security.istio.io/v1", "Peerauthentication", `error PeerAuthentication n/a: kind: unknown kind "Peerauthentication"; did you mean PeerAuthentication? What this document says is NOT enforced`},
+		{"security.istio.io/v1", "Peerauthentication", `error PeerAuthentication n/a: kind: unknown kind "Peerauthentication"; did you mean PeerAuthentication? This document is NOT enforced`},
 		{"security.istio.io/v1", "PeerAuthentications", `error PeerAuthentication n/a: kind: unknown kind "PeerAuthentications"; did you mean PeerAuthentication?`},
-		{"security.istio.io/v1", "AuthorizationPolicies", `error AuthorizationPolicy n/a: kind: unknown kind "AuthorizationPolicies"; did you mean AuthorizationPolicy? What this document says is NOT enforced`},
+		{"security.istio.io/v1", "AuthorizationPolicies", `error AuthorizationPolicy n/a: kind: unknown kind "AuthorizationPolicies"; did you mean AuthorizationPolicy? This document is NOT enforced`},
 		{"network.istio.io/v1", "VirtualService", `warning VirtualService n/a: apiVersion: "network.istio.io/v1" has no kind VirtualService; did you mean networking.istio.io/v1?`},
 		{"istio.io/v1", "VirtualService", `warning VirtualService n/a: apiVersion: "istio.io/v1" has no kind VirtualService; did you mean networking.istio.io/v1?`},
 		{"networking.istio.io", "DestinationRule", `warning DestinationRule n/a: apiVersion: "networking.istio.io" has no kind DestinationRule; did you mean networking.istio.io/v1?`},
@@ -64,7 +64,7 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		p := r.Problems[0]
 		got, want := strings.Replace(p.Severity.String()+" "+p.Error(), "f.yaml:1: ", "", 1), tt.want
 		if want == "" {
-			want = "info f.yaml: 1 object of a kind that the mesh does not use is left out: " + tt.kind
+			want = "info f.yaml: 1 object of a kind that the mesh does not use is ignored: " + tt.kind
 		}
 		if !strings.HasPrefix(got, want) {
 			t.Errorf("%s %s:\ngot  %s\nwant %s", tt.version, tt.kind, got, want)
@@ -81,7 +81,7 @@ func TestSkippedObjectsAreCounted(t *testing.T) {
 		fmt.Fprintf(&text, "---\napiVersion: apps/v1\nkind: Kind%d\nmetadata: {name: a}\n", i%20)
 	}
 	r := decode.Documents("f.yaml", []byte(text.String()))
-	if len(r.Problems) != 1 || r.Problems[0].Text != "40 objects of kinds that the mesh does not use are left out: Kind0, Kind1, Kind2, Kind3, Kind4, …" || r.Problems[0].Severity != object.Info {
+	if len(r.Problems) != 1 || r.Problems[0].Text != "40 objects of kinds that the mesh does not use are ignored: Kind0, Kind1, Kind2, Kind3, Kind4, …" || r.Problems[0].Severity != object.Info {
 		t.Errorf("%+v", r.Problems)
 	}
 }
