@@ -32,14 +32,15 @@ Sidecar. The directory is watched; an edit takes effect when it is saved. The me
 configuration is the key "mesh" of a ConfigMap named istio.
 
 The state folder (--stateDir) keeps the root certificate and its key, and the key that
-signs workload tokens ("pilotctl token create"). Protect it: whoever can read it can act as
-any workload of the mesh. It also keeps the last good configuration, without Secrets: after
-a restart, what cannot be read has its last good value. If the directory is empty although
-objects were saved, or a security policy is invalid and has no last good value, proxies are
-not served until that is corrected or confirmed (--accept-empty-config, --broken-policies).`,
+signs workload tokens ("pilotctl token create"). Keep it secret: with these keys, anyone can
+get any identity of the mesh. It also keeps the last good configuration, without Secrets:
+after a restart, objects that cannot be read have their last good value. If the directory is
+empty although objects were saved, or a security policy is invalid and has no last good
+value, proxies are not served until that is fixed or confirmed (--accept-empty-config,
+--broken-policies).`,
 		Example: "  pilot-discovery discovery --configDir samples/bookshop --stateDir /var/lib/pilothouse",
 		Args:    cobra.ArbitraryArgs,
-		// Charts pass flags of other releases; they are named in a warning, not refused.
+		// Charts may have flags of other releases: they are warnings, not errors.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := cli.Read(c.Flags(), env, settings.Discovery, settings.DiscoveryNoEffect)
@@ -49,7 +50,7 @@ not served until that is corrected or confirmed (--accept-empty-config, --broken
 				return misuse{err}
 			}
 			for _, name := range unknownFlags(args, c.Flags()) {
-				log.Warn("flag is not known and has no effect", "flag", name)
+				log.Warn("unknown flag has no effect", "flag", name)
 			}
 			warnOfSettings(log, v)
 			opts.Log, opts.Version = log, version
@@ -97,7 +98,7 @@ func readOptions(v *settings.Values) discovery.Options {
 	return o
 }
 
-// readLogger makes the logger that the settings ask for.
+// readLogger returns the logger of the settings.
 func readLogger(v *settings.Values, w io.Writer) (*slog.Logger, error) {
 	levelText, asJSON := v.Text("log_output_level"), v.Bool("log_as_json")
 	levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError, "fatal": slog.LevelError, "none": slog.LevelError + 4}

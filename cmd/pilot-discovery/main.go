@@ -45,12 +45,11 @@ func run(ctx context.Context, args []string, env map[string]string, stdout, stde
 	return 1
 }
 
-// newRoot makes the commands. The arguments are those of the command line, which discovery looks through
-// for unknown flags.
+// newRoot returns the commands. discovery looks for unknown flags in args.
 func newRoot(args []string, env map[string]string) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pilot-discovery",
-		Short:         "The control plane of a mesh: configuration and identity for every proxy",
+		Short:         "The control plane of a mesh",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          usage(cobra.NoArgs),

@@ -61,15 +61,14 @@ func TestConflictingTrustDomainsExitWith1(t *testing.T) {
 	if code != 1 {
 		t.Errorf("code %d, want 1", code)
 	}
-	for _, want := range []string{`"a.example"`, `"b.example"`, "TRUST_DOMAIN", file, "one place"} {
+	for _, want := range []string{`"a.example"`, `"b.example"`, "TRUST_DOMAIN", file, "the same in both"} {
 		if !strings.Contains(errs.String(), want) {
 			t.Errorf("%q does not say %s", errs.String(), want)
 		}
 	}
 }
 
-// TestServesUntilSignalled runs the command on ports of its own, with a flag
-// of another release, an object that is wrong, and one that is right.
+// The command has an unknown flag, an invalid object and a valid one.
 func TestServesUntilSignalled(t *testing.T) {
 	dir := t.TempDir()
 	yaml := "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {ports: [{name: http, port: 80}]}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: b}\nspec: {ports: [{name: http, port: 700000}]}\n"

@@ -17,7 +17,7 @@ func readRequest(v *settings.Values) (port int) { return v.Int("debug-port") }
 
 func newRequest() *cobra.Command {
 	c := &cobra.Command{
-		Use: "request METHOD PATH [BODY]", Short: "Ask the debug port of the pilot-discovery on this host",
+		Use: "request METHOD PATH [BODY]", Short: "Send a request to the debug port of the pilot-discovery on this host",
 		Example: "  pilot-discovery request GET /debug/syncz",
 		Args:    usage(cobra.RangeArgs(2, 3)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -41,10 +41,10 @@ func newRequest() *cobra.Command {
 			}
 			defer resp.Body.Close()
 			if _, err := io.Copy(c.OutOrStdout(), resp.Body); err != nil {
-				return fmt.Errorf("read the answer of %s: %w", url, err)
+				return fmt.Errorf("read the response of %s: %w", url, err)
 			}
 			if resp.StatusCode > 399 {
-				return fmt.Errorf("%s %s answered %s", args[0], url, resp.Status)
+				return fmt.Errorf("%s %s: status %s", args[0], url, resp.Status)
 			}
 			return nil
 		},

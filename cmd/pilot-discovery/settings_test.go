@@ -68,14 +68,13 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 	if want := []string{"c.example", "a.example", "b.example"}; !slices.Equal(o.CA.ServingNames, want) {
 		t.Errorf("serving names %q, want %q", o.CA.ServingNames, want)
 	}
-	// Flags win, a switch that is given as false too.
+	// Flags override variables, even with the value false.
 	o = readOptions(settings.Read(map[string]string{"accept-empty-config": "false", "broken-policies": "deny", "namespace": "own"}, env, settings.Discovery))
 	if o.Lenience.EmptyConfig || o.Lenience.BrokenPolicies || o.Names.Namespace != "own" {
-		t.Errorf("the environment wins over flags: %+v %+v", o.Lenience, o.Names)
+		t.Errorf("the environment overrides flags: %+v %+v", o.Lenience, o.Names)
 	}
 }
 
-// A flag of the wrong form is a mistake of the command line like others.
 func TestInvalidFlagsExitWith2(t *testing.T) {
 	var out, errs wait.Output
 	if code := run(t.Context(), []string{"discovery", "--maxStreams", "many"}, nil, &out, &errs); code != 2 || !strings.Contains(errs.String(), `flag --maxStreams: invalid number "many"`) {

@@ -13,7 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
-// fetchTimeout is how long pilot-discovery may take to answer.
+// fetchTimeout is the timeout of a request to pilot-discovery.
 const fetchTimeout = 10 * time.Second
 
 // maxAnswer is how much of an answer that is an error is shown, in bytes.
@@ -31,11 +31,11 @@ func fetch(ctx context.Context, base, page string, query url.Values) ([]byte, er
 	u.RawQuery = query.Encode()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return nil, fmt.Errorf("ask pilot-discovery: %w", err)
+		return nil, fmt.Errorf("request to pilot-discovery: %w", err)
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask pilot-discovery (is it running there? --discovery gives another address): %w", err)
+		return nil, fmt.Errorf("request to pilot-discovery (is it running there? --discovery sets another address): %w", err)
 	}
 	defer func() { _ = res.Body.Close() }()
 	text, err := io.ReadAll(res.Body)
@@ -43,7 +43,7 @@ func fetch(ctx context.Context, base, page string, query url.Values) ([]byte, er
 		return nil, fmt.Errorf("read %s: %w", u, err)
 	}
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answered %s: %s", u, printable.Escape(res.Status), printable.EscapeLines(printable.Clip(strings.TrimSpace(string(text)), maxAnswer), "  "))
+		return nil, fmt.Errorf("%s responded with %s: %s", u, printable.Escape(res.Status), printable.EscapeLines(printable.Clip(strings.TrimSpace(string(text)), maxAnswer), "  "))
 	}
 	return text, nil
 }
@@ -55,7 +55,7 @@ func fetchInto(ctx context.Context, base, page string, query url.Values, into an
 		return nil, err
 	}
 	if err := json.Unmarshal(text, into); err != nil {
-		return nil, fmt.Errorf("decode what %s/%s answered: %w", base, page, err)
+		return nil, fmt.Errorf("decode the response of %s/%s: %w", base, page, err)
 	}
 	return text, nil
 }

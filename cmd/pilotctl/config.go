@@ -14,8 +14,8 @@ import (
 // section is one resource type of a configuration dump and how to show it.
 type section struct {
 	name string
-	// dump is the last part of the type that holds it, list the field with the
-	// resources, and in the path from an element of it to the resource.
+	// dump is the last part of the type of the dump's part, list its field with the resources, and in
+	// the path from an element of the list to the resource.
 	dump, list string
 	in         []string
 	header     []string
@@ -40,11 +40,11 @@ func sectionNames() []string {
 func newConfig(f *flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "config PROXY [" + strings.Join(sectionNames(), "|") + "]",
-		Short: "Show the configuration that a proxy was given",
-		Long: `Show the configuration that a proxy was given, all of it or one type.
+		Short: "Show the configuration of a proxy",
+		Long: `Show the configuration of a proxy, all of it or one type.
 
 PROXY is a name that "pilotctl proxies" lists, such as reviews-v1-1.bookshop.
-With -o json or yaml the whole resources are printed.`,
+With -o json or yaml the complete resources are printed.`,
 		Args: usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: func(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			switch len(args) {
@@ -60,7 +60,7 @@ With -o json or yaml the whole resources are printed.`,
 			if len(args) == 2 {
 				i := slices.Index(sectionNames(), args[1])
 				if i < 0 {
-					return misuse{fmt.Errorf("config type %q: want one of %s", args[1], strings.Join(sectionNames(), ", "))}
+					return misuse{fmt.Errorf("invalid config type %q: want one of %s", args[1], strings.Join(sectionNames(), ", "))}
 				}
 				chosen = sections[i : i+1]
 			}
@@ -88,7 +88,7 @@ With -o json or yaml the whole resources are printed.`,
 	}
 }
 
-// resources picks the resources of one type out of a dump, sorted by name.
+// resources returns the resources of one type in a dump, sorted by name.
 func (s section) resources(dump any) []any {
 	var out []any
 	for _, c := range items(dump, "configs") {

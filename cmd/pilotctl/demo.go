@@ -28,8 +28,8 @@ func newDemo(env map[string]string) *cobra.Command {
 		Long: `Run a whole mesh on this machine, with scenarios whose results are checked.
 
 Every Pod of the sample becomes a network namespace with capture, pilot-agent, Envoy and an
-app. Needs root and Linux; touches nothing of the machine's own network and leaves nothing
-behind. The exit code is 0 only if every check passed.`,
+app. Needs root and Linux; does not change the machine's own network, and cleans up at the
+end. The exit code is 0 only if every check passed.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := cli.Read(c.Flags(), env, settings.PilotctlDemo)
@@ -75,7 +75,7 @@ type demoFlags struct {
 	keep, verbose                     bool
 }
 
-// readDemo reads the settings; tree is the folder that the defaults are in.
+// readDemo reads the settings; the defaults are paths below tree.
 func readDemo(v *settings.Values, tree string) demoFlags {
 	return demoFlags{
 		bin:       v.TextOr("bin", filepath.Join(tree, "bin")),
@@ -104,7 +104,8 @@ func signals(ctx context.Context) (_ context.Context, resized <-chan os.Signal, 
 	}
 }
 
-// terminal gives the size of the terminal that w is, nil if it is not one, or of a type that cannot draw.
+// terminal returns a function that returns the size of terminal w, nil if w is not a terminal that a
+// table can be drawn on.
 func terminal(w io.Writer, kind string) func() (columns, rows int) {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) || kind == "dumb" {
@@ -119,7 +120,7 @@ func terminal(w io.Writer, kind string) func() (columns, rows int) {
 	}
 }
 
-// installed is the tree that this program was built in: the folder above bin.
+// installed returns the tree that this program was built in, the parent of bin, or "." if unknown.
 func installed() string {
 	self, err := os.Executable()
 	if err != nil || filepath.Base(filepath.Dir(self)) != "bin" {

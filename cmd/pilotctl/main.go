@@ -1,4 +1,4 @@
-// Pilotctl is for people: run a mesh on this machine, see who is in sync, read what a proxy was given.
+// Pilotctl is the command-line client: it runs a mesh on this machine, and shows which proxies are in sync and their configuration.
 //
 // Results go to standard output, everything else to standard error. The exit code is 0 on success, 2 if
 // the command line is invalid, and 1 for any other error.
@@ -48,7 +48,7 @@ func run(ctx context.Context, args []string, env map[string]string, stdout, stde
 	return 1
 }
 
-// errSaid ends a command whose output has said what is wrong.
+// errSaid is the error of a command whose output has described it.
 var errSaid = errors.New("see above")
 
 // misuse is an error in the command line.
@@ -83,7 +83,7 @@ func newRoot(env map[string]string) *cobra.Command {
 	f := &flags{}
 	root := &cobra.Command{
 		Use:               "pilotctl",
-		Short:             "Look into a mesh, or run one on this machine",
+		Short:             "Inspect a mesh, or run one on this machine",
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		Args:              usage(cobra.NoArgs),

@@ -60,16 +60,16 @@ var proxyTypes = []string{"CDS", "EDS", "LDS", "RDS"}
 func newProxies(f *flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "proxies",
-		Short: "List who is connected, what they have and acknowledged",
-		Long: `List who is connected, what they have and acknowledged.
+		Short: "List the connected proxies and what they have acknowledged",
+		Long: `List the connected proxies and what they have acknowledged.
 
-For each resource type: how many resources, and whether the proxy acknowledged the last
-response (synced), has not yet (sent), has not for 10 seconds or more (STUCK), or refuses
-something that it was sent (REFUSED; what has gone wrong follows the table); unchanged: since
-it connected nothing had to be sent; not asked: there are resources of the type, and the
-proxy has not asked for them. GENERATION is applied/current: how far the proxy is behind the
-configuration. Applied is a generation when the proxy has asked for every type of which there
-is something and has acknowledged it all.
+For each resource type: the number of resources, and whether the proxy has acknowledged the
+last response (synced), has not yet (sent), has not for 10 seconds or more (STUCK), or has
+rejected a resource (REFUSED; the error is below the table); unchanged: nothing had to be sent
+since it connected; not asked: there are resources of the type, and the proxy has not
+subscribed to them. GENERATION is applied/current: how far the proxy is behind the
+configuration. A generation is applied when the proxy has subscribed to every type of which
+there are resources, and has acknowledged all of them.
 
 Fields of a proxy's ProxyConfig that the control plane does not apply are named below the
 table; -o json has them for each proxy.`,
@@ -90,7 +90,7 @@ table; -o json has them for each proxy.`,
 			for _, p := range all {
 				for _, typ := range proxyTypes {
 					if nack := p.Types[typ].Nack; nack != "" {
-						fmt.Fprintf(c.OutOrStdout(), "\n%s refused %s: %s\n", printable.Escape(p.Proxy), typ, printable.EscapeLines(nack, "    "))
+						fmt.Fprintf(c.OutOrStdout(), "\n%s rejected %s: %s\n", printable.Escape(p.Proxy), typ, printable.EscapeLines(nack, "    "))
 					}
 					if since := p.Types[typ].Stuck; since != "" {
 						fmt.Fprintf(c.OutOrStdout(), "\n%s has not acknowledged %s, sent at %s\n", printable.Escape(p.Proxy), typ, printable.Escape(since))

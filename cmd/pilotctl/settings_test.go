@@ -23,7 +23,7 @@ func TestOutputsAreCompleted(t *testing.T) {
 	root := newRoot(nil)
 	complete, ok := root.GetFlagCompletionFunc("output")
 	if !ok {
-		t.Fatal("nothing completes --output")
+		t.Fatal("--output has no completion")
 	}
 	if got, _ := complete(&cobra.Command{}, nil, ""); len(got) != 3 {
 		t.Errorf("%q", got)

@@ -29,9 +29,9 @@ func newTokenCreate() *cobra.Command {
 		Short: "Print a token that lets an agent act as a service account",
 		Long: `Print a token that lets an agent act as a service account.
 
-It is signed with the key in pilot-discovery's state folder, which is made there if there
-is none yet. Put it where the agent looks: ./var/run/secrets/tokens/istio-token.
-Whoever has the token can get certificates for that service account until it expires.`,
+It is signed with the key in pilot-discovery's state folder, which is created if there is
+none. The agent reads it from ./var/run/secrets/tokens/istio-token. Keep it secret: with the
+token, anyone can get certificates for that service account until it expires.`,
 		Example: "  pilotctl token create --stateDir /var/lib/pilothouse -n bookshop --serviceAccount reviews > istio-token",
 		Args:    usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -52,7 +52,7 @@ Whoever has the token can get certificates for that service account until it exp
 	return c
 }
 
-// tokenOptions say which token is wanted.
+// tokenOptions are the options of a token.
 type tokenOptions struct {
 	stateDir, namespace, account, audience string
 	ttl                                    time.Duration

@@ -258,7 +258,6 @@ func TestTerminalOutput(t *testing.T) {
 	}
 }
 
-// Who prints where nobody reads hears of it.
 func TestWriteErrorsAreReported(t *testing.T) {
 	var told error
 	s := &screen{out: brokenPipe{}, broken: func(err error) { told = err }}

@@ -6,7 +6,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// Defaults that the packages of the control plane need too, where nothing sets an option.
+// Defaults that packages of the control plane use, too.
 const (
 	// DefaultStreams is how many xDS streams are served at a time.
 	DefaultStreams = 10_000
@@ -25,13 +25,13 @@ var Discovery = Table{
 	{Flag: "configDir", Kind: Text, Required: true, Unit: "folder", Used: "internal/discovery/source/dir",
 		Help: "`directory` of YAML files to read configuration from, and to watch"},
 	{Flag: "meshConfig", Kind: Text, Default: "./etc/istio/config/mesh", Unit: "file", Used: "internal/discovery",
-		Help: "`file` with the mesh's configuration, used if there is no ConfigMap istio; it may be missing"},
+		Help: "`file` with mesh configuration, used if there is no ConfigMap istio; it need not exist"},
 	{Flag: "stateDir", Kind: Text, Default: "./var/lib/pilothouse", Required: true, Unit: "folder", Used: "internal/discovery",
 		Help: "`directory` that keeps the root certificate, keys and the last good configuration"},
 	{Flag: "accept-empty-config", Env: []string{"PILOTHOUSE_ACCEPT_EMPTY_CONFIG"}, Kind: Bool, Unit: "switch", Used: "internal/discovery",
-		Help: "serve a configuration directory that is empty although objects were saved in --stateDir"},
+		Help: "serve an empty configuration although objects were saved"},
 	{Flag: "broken-policies", Env: []string{"PILOTHOUSE_BROKEN_POLICIES"}, Kind: Enum, Default: "deny", Values: []string{"deny", "ignore"}, Unit: "mode", Used: "internal/discovery",
-		Help: "`treatment` of an invalid security policy without a last good value, to deny what it might select or to ignore it"},
+		Help: "`treatment` of an invalid security policy without a last good value: deny what it might select, or ignore it"},
 	{Flag: "domain", Kind: Text, Default: "cluster.local", Required: true, Unit: "DNS suffix", Used: "internal/discovery/model",
 		Help: "DNS `suffix` of services"},
 	{Flag: "namespace", Env: []string{"POD_NAMESPACE"}, Kind: Text, Default: mesh.DefaultRootNamespace, Required: true, Unit: "namespace", Used: "internal/discovery",
@@ -49,7 +49,7 @@ var Discovery = Table{
 	{Flag: "keepaliveTimeout", Kind: Duration, Default: "10s", Unit: "duration", Used: "internal/discovery",
 		Help: "how long the answer to a probe may take"},
 	{Flag: "keepaliveMaxServerConnectionAge", Kind: Duration, Unit: "duration", Used: "internal/discovery",
-		Help: "`age` at which a gRPC connection is ended, varied by up to a tenth, so that load spreads; 0 is never"},
+		Help: "maximum `age` of a gRPC connection, with a jitter of 10 %, so that load is spread; 0: no limit"},
 	{Flag: "maxStreams", Kind: Int, Number: DefaultStreams, Min: 1, Unit: "streams", Used: "internal/discovery/xds",
 		Help: "`number` of xDS streams served at a time: one for each proxy, and some more while many restart"},
 	{Flag: "shutdownDuration", Kind: Duration, Default: "10s", Unit: "duration", Used: "internal/discovery",
@@ -59,7 +59,7 @@ var Discovery = Table{
 	{Flag: "tls-min-version", Kind: Enum, Default: "1.2", Values: []string{"1.2", "1.3"}, Unit: "version", Used: "internal/discovery",
 		Help: "lowest TLS `version` of the secure port"},
 	{Flag: "log_output_level", Kind: Text, Default: "info", Unit: "levels", Used: "cmd/pilot-discovery",
-		Help: "`level`, or scope:level,… of which the most detailed counts: debug, info, warn, error, none"},
+		Help: "`level`, or scope:level,… of which the most detailed is used: debug, info, warn, error, none"},
 	{Flag: "log_as_json", Kind: Bool, Unit: "switch", Used: "cmd/pilot-discovery",
 		Help: "write the log as JSON"},
 

@@ -19,11 +19,11 @@ var PilotctlDemo = Table{
 	{Flag: "configDir", Kind: Text, Otherwise: "samples/bookshop, in that tree", Unit: "folder", Used: "internal/demo",
 		Help: "`folder` with the sample's YAML"},
 	{Flag: "keep", Kind: Bool, Unit: "switch", Used: "internal/demo",
-		Help: "leave the mesh up after the scenarios, until Ctrl-C, and say how to reach it"},
+		Help: "keep the mesh running after the scenarios, until Ctrl-C, and print how to reach it"},
 	{Flag: "logs", Kind: Text, Unit: "folder", Used: "internal/demo",
 		Help: "`folder` to keep the programs' logs in; it must not hold any yet"},
 	{Flag: "verbose", Short: "v", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/demo.go",
-		Help: "say on standard error what is started and ended"},
+		Help: "log to standard error what is started and ended"},
 	{Env: []string{"TERM"}, Kind: Text, Unit: "name", Used: "cmd/pilotctl/demo.go",
 		Help: "type of the terminal; with dumb, no table is drawn"},
 }
@@ -37,7 +37,7 @@ var PilotctlTokenCreate = Table{
 	{Flag: "serviceAccount", Kind: Text, Default: "default", Required: true, Unit: "name", Used: "internal/discovery/authn",
 		Help: "`name` of the service account"},
 	{Flag: "audience", Kind: Text, Default: mesh.TokenAudience, Required: true, Unit: "text", Used: "internal/discovery/authn",
-		Help: "audience of the token, by `name`"},
+		Help: "`audience` of the token"},
 	{Flag: "ttl", Kind: Duration, Number: int64(DefaultTokenTTL), Positive: true, Unit: "duration", Used: "internal/discovery/authn",
 		Help: "how long the token is valid"},
 }

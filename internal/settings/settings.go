@@ -4,9 +4,8 @@
 // what was given by them. The tables: log.go and agent.go (pilot-agent), iptables.go (pilot-agent
 // istio-iptables), discovery.go, discovery_istio.go and pilotctl.go.
 //
-// A flag that is given counts, even if its value is empty; else the first of its variables that is
-// set and not empty; else the default. Tables are constant data: each program is linked with its
-// own only.
+// A flag on the command line has priority, even if its value is empty; then the first of its variables
+// that is set and not empty; then the default. Tables are constant data; each program links its own only.
 package settings
 
 import (
@@ -44,8 +43,7 @@ const (
 
 // Setting is one row: a flag, with or without environment variables, or environment variables alone.
 type Setting struct {
-	// Flag and Short are the names of the flag, without dashes; empty where only the environment
-	// sets it.
+	// Flag and Short are the names of the flag, without dashes; empty if there are only variables.
 	Flag, Short string
 	// Env are the environment variables; the first that is set and not empty counts. A name
 	// that ends in * stands for all variables that begin so; see [Values.Prefixed].
@@ -65,7 +63,7 @@ type Setting struct {
 	AnyCase bool
 	// Min and Max bound an Int or a Float; Max 0 means no bound.
 	Min, Max int64
-	// Positive refuses a Duration of 0.
+	// Positive rejects a Duration of 0.
 	Positive bool
 	// Unit is what the value is, for the documentation: port, file, list of CIDRs.
 	Unit string
@@ -75,9 +73,9 @@ type Setting struct {
 	Used string
 	// NoEffect says why a setting that is accepted does nothing; empty for all others.
 	NoEffect string
-	// Required refuses an empty value: the flag must be given if there is no default.
+	// Required rejects an empty value: the flag must be set if there is no default.
 	Required bool
-	// PrintedAs is the name in the configuration that istio-iptables prints; empty where it is not printed.
+	// PrintedAs is the name in the configuration that istio-iptables prints; empty if it is not printed.
 	PrintedAs string
 	// Once says that the setting is only for the command itself: --watchCapture has no use for it.
 	Once bool

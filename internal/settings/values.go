@@ -9,9 +9,9 @@ import (
 )
 
 // Values reads the settings of tables from a command line and an environment. Its getters take a
-// setting's name (see [Setting.Name]) and return the default if no value was given, or an invalid
-// one, which [Values.Err] then reports, so that callers check for errors once. They panic
-// for a name that is in no table and for a setting of another kind. A Values is for one goroutine.
+// setting's name (see [Setting.Name]) and return the default if no value or an invalid one was given.
+// [Values.Err] returns the first error. Getters panic for a name that no table has, and for a setting of
+// another kind. A Values is not safe for concurrent use.
 type Values struct {
 	tables  []Table
 	flags   map[string]string
@@ -28,7 +28,7 @@ func Read(flags, env map[string]string, tables ...Table) *Values {
 }
 
 // WithEnvBeneath returns values that read env for variables that the environment does not have at
-// all. The result reports errors and which settings were read, including those of v so far.
+// all. The result takes over the errors of v and which settings were read.
 func (v *Values) WithEnvBeneath(env map[string]string) *Values {
 	out := *v
 	out.beneath = env
@@ -38,8 +38,8 @@ func (v *Values) WithEnvBeneath(env map[string]string) *Values {
 // Err is the first error: it names the flag or variable, and what it wants.
 func (v *Values) Err() error { return v.err }
 
-// Fail records an error of a setting that only its reader can find, as "want …". It is ignored if
-// an error was recorded before.
+// Fail records an error that only the reader of a setting can find, as "want …", unless there already is
+// one.
 func (v *Values) Fail(name, format string, args ...any) {
 	_, _, source := v.given(v.find(name))
 	if source == "" {
@@ -128,7 +128,7 @@ func (v *Values) find(name string) *Setting {
 			}
 		}
 	}
-	panic("settings: no table has " + name)
+	panic("settings: unknown setting " + name)
 }
 
 // variable returns a variable's value; empty means not set.
@@ -264,7 +264,7 @@ func (v *Values) Printed(name string) string { return v.current(v.find(name)).te
 // XDS_HEADER_*, XDS_HEADER_A=b is A: b. A variable that is only the prefix does not count; an empty one does.
 func (v *Values) Prefixed(name string) map[string]string {
 	if !v.find(name).isPrefix() {
-		panic("settings: " + name + " is not declared as a prefix")
+		panic(fmt.Sprintf("settings: invalid prefix %q: want a name that ends in *", name))
 	}
 	v.read[name] = true
 	prefix, out := strings.TrimSuffix(name, "*"), map[string]string{}

@@ -45,7 +45,7 @@ func TestDemoCleansUpWhenItsOutputIsClosed(t *testing.T) {
 	}
 }
 
-// TestDemoCleansUpOnSignals: its terminal, a supervisor, or somebody who can't wait.
+// The signals are those of a closed terminal, a supervisor, and an impatient user.
 func TestDemoCleansUpOnSignals(t *testing.T) {
 	for name, signals := range map[string][]os.Signal{
 		"hangup": {syscall.SIGHUP}, "terminated": {syscall.SIGTERM}, "interrupted twice": {os.Interrupt, os.Interrupt},
@@ -72,7 +72,7 @@ func TestDemoCleansUpAfterAFailedStart(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(config, "a.yaml"), []byte("kind: Pod\nmetadata: {name: a, namespace: b}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// It stands in for discovery, and ends at once.
+	// It replaces pilot-discovery, and ends at once.
 	bin := t.TempDir()
 	for _, name := range []string{"pilot-agent", "pilot-discovery", "app"} {
 		if err := os.Symlink("/bin/false", filepath.Join(bin, name)); err != nil {

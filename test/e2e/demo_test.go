@@ -141,8 +141,8 @@ func TestDemoCleansUpWhenInterrupted(t *testing.T) {
 	d.left(t)
 }
 
-// TestKilledDemoLeavesNothingRunning kills it, so that it can tidy nothing: the kernel ends
-// its processes and namespaces. Only its folder stays, until the next demo begins.
+// After SIGKILL the kernel ends the demo's processes and namespaces. Only its folder remains, until the
+// next demo begins.
 func TestKilledDemoLeavesNothingRunning(t *testing.T) {
 	d := startDemo(t)
 	d.until(t, "Scenario 2.")

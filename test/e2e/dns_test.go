@@ -194,8 +194,7 @@ func TestCapturedDNSResolvesNames(t *testing.T) {
 	}
 }
 
-// TestDNSWorksUntilEnvoyExits: in a drain the application still makes calls, and looks names
-// up for them.
+// During a drain the application still makes calls, and resolves names for them.
 func TestDNSWorksUntilEnvoyExits(t *testing.T) {
 	m, _ := startWith(t, "job", func(o *meshup.Options) {
 		o.CaptureArgs, o.AgentEnv = []string{"--redirect-dns"}, []string{"ISTIO_META_DNS_CAPTURE=true"}
@@ -253,7 +252,6 @@ func TestAgentRefusesItsOwnQueries(t *testing.T) {
 	}
 }
 
-// TestNoDNSListenerWithoutCapture: who doesn't ask for it does not pay for it.
 func TestNoDNSListenerWithoutCapture(t *testing.T) {
 	m, _ := start(t, "job")
 	server, p := nameServer(t, m), m.Pod("once-1.job")

@@ -1,10 +1,9 @@
-// Package e2e_test keeps the promises of the whole: real Envoys, our programs, captured traffic.
+// Package e2e_test tests whole meshes: real Envoys, the programs of this repository, captured traffic.
 //
-// Every test starts a mesh of its own from a directory under testdata (test/meshup) and
-// needs root. The programs are built before the first test, with the flags of make build,
-// so nothing stale is tested. Nothing is retried anywhere: where a test says that no
-// request failed, requests sent equal requests served, and no Envoy counted a connection
-// that could not be made or a TLS error.
+// Every test starts its own mesh from a directory in testdata (internal/lab/meshup), and needs root. The
+// programs are built before the first test, with the flags of make build. Requests are never retried:
+// when a test checks that no request failed, as many were served as were sent, and no Envoy counted a
+// failed connection or a TLS error.
 package e2e_test
 
 import (
@@ -65,8 +64,8 @@ func issue(stateDir, namespace, account string) (string, error) {
 	return i.Issue(namespace, account, "", 0, time.Now())
 }
 
-// start brings up the mesh of a directory below testdata. It works on a copy, whose path
-// is returned too. The end of the test takes it down.
+// start starts the mesh of a directory below testdata, with a copy of it whose path is returned, too. It
+// is closed at the end of the test.
 func start(t *testing.T, dir string) (*meshup.Mesh, string) {
 	t.Helper()
 	return startWith(t, dir, func(*meshup.Options) {})
@@ -105,7 +104,7 @@ func startWith(t testing.TB, dir string, adjust func(*meshup.Options)) (*meshup.
 	return m, config
 }
 
-// trouble reads what every Envoy ought not to have counted.
+// trouble returns the statistics of errors of all Envoys.
 func errorStats(t *testing.T, m *meshup.Mesh) map[string]int64 {
 	t.Helper()
 	out, err := m.ErrorStats(t.Context())

@@ -95,7 +95,7 @@ func startJob(t *testing.T, env ...string) *meshup.Pod {
 	return m.Pod("once-1.job")
 }
 
-// TestSidecarSurvivesACrashOfItsApp: what comes back within the grace is not lost; the end is the agent's, too.
+// An app that restarts within the grace period does not end the agent; its final end does.
 func TestSidecarSurvivesACrashOfItsApp(t *testing.T) {
 	t.Parallel()                   // they wait most of the time
 	const grace = 10 * time.Second // far more than the app takes to come back
@@ -114,7 +114,7 @@ func TestSidecarSurvivesACrashOfItsApp(t *testing.T) {
 	}
 }
 
-// TestJobSidecarExitsAfterItsApp: by default, where the owner says that it is one.
+// EXIT_WITH_APP is the default if the owner is a Job.
 func TestJobSidecarExitsAfterItsApp(t *testing.T) {
 	t.Parallel() // they wait most of the time
 	const grace = time.Second

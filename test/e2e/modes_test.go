@@ -46,7 +46,7 @@ func meshCaller(t *testing.T, m *meshup.Mesh, mode, kind string) {
 	client := m.Pod("client-1.modes").Net
 	for _, d := range declared {
 		if d.lines && kind == "http" {
-			continue // nobody calls lines of text HTTP
+			continue // the app does not use HTTP
 		}
 		addr := fmt.Sprintf("b-%s-%s:%s", mode, kind, d.port)
 		if d.lines {

@@ -125,7 +125,7 @@ func TestShutdownCompletesRequests(t *testing.T) {
 	}
 }
 
-// TestShutdownWaitsForConnections: not at all where there are none, and not for ever for one that stays.
+// Without connections the shutdown does not wait, and it does not wait forever for one that stays open.
 func TestShutdownWaitsForConnections(t *testing.T) {
 	const most = 12 * time.Second // far more than an end takes that waits for nobody
 	m, _ := startWith(t, "restart", func(o *meshup.Options) {

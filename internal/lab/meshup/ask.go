@@ -14,7 +14,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
-// Answer is an answer of the sample app, with the answers of the services that it called.
+// Answer is a response of the sample app, with the responses of the services that it called.
 type Answer struct {
 	Service, Version, Pod, Protocol, Peer, Path, Error string
 	Status                                             int
@@ -38,9 +38,8 @@ func (a Answer) FirstFailure() string {
 	return ""
 }
 
-// Post makes one request and never repeats it: net/http may send a request again on a new
-// connection, but not one whose body it cannot have again. An answer that is not the
-// sample app's is an error.
+// Post makes one request and never repeats it: net/http repeats a request on a new connection only if it
+// can read the body again. A response that is not the sample app's is an error.
 func Post(ctx context.Context, c *http.Client, url string, header http.Header) (Answer, error) {
 	var a Answer
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader([]byte("hello")))
@@ -67,8 +66,8 @@ func Post(ctx context.Context, c *http.Client, url string, header http.Header) (
 	return a, nil
 }
 
-// Client makes requests from a Pod with at most idle idle connections; each request on a
-// connection of its own where idle is 0.
+// Client returns a client in a Pod that keeps at most idle idle connections. With 0, each request has its
+// own connection.
 func Client(from *netmesh.Pod, idle int) *http.Client {
 	return &http.Client{
 		Timeout:   30 * time.Second,

@@ -25,28 +25,28 @@ const bridgeName = "mesh0"
 
 var errGone = errors.New("the Pod has been closed")
 
-// Options say how a Mesh is made. The zero value is good.
+// Options are the options of a Mesh. The zero value is valid.
 type Options struct {
-	// Subnet holds the Pods' IPv4 addresses; its first host address is the bridge's.
+	// Subnet has the Pods' IPv4 addresses; its first host address is the bridge's.
 	// Default 10.99.0.0/24.
 	Subnet netip.Prefix
-	// Subnet6 holds the Pods' IPv6 addresses; its first host address is the bridge's.
+	// Subnet6 has the Pods' IPv6 addresses; its first host address is the bridge's.
 	// Default fd99:99::/64.
 	Subnet6 netip.Prefix
-	// Log gets the start and end of Pods and processes, at level Debug. Default: no log.
+	// Log receives the start and end of Pods and processes, at level Debug. Default: no log.
 	Log *slog.Logger
 }
 
 // PodOptions describe a Pod.
 type PodOptions struct {
-	// Name is unique in the Mesh; it is the Pod's host name too.
+	// Name is unique in the Mesh. It is also the Pod's host name.
 	Name string
 	// IP is its IPv4 address, inside Options.Subnet. Default: the lowest that is free.
 	IP netip.Addr
 	// IP6 is its IPv6 address, inside Options.Subnet6. Without one, the Pod has IPv6 on
 	// loopback only.
 	IP6 netip.Addr
-	// Hosts are the names that its /etc/hosts holds beyond localhost and its own.
+	// Hosts are the names in its /etc/hosts besides localhost and its own.
 	Hosts map[string]netip.Addr
 }
 
@@ -61,7 +61,7 @@ type Mesh struct {
 	links  int
 }
 
-// New makes a Mesh with no Pods but [Mesh.Host]. The caller must Close it.
+// New creates a Mesh without Pods. The caller must Close it.
 func New(o Options) (*Mesh, error) {
 	if !o.Subnet.IsValid() {
 		o.Subnet = netip.MustParsePrefix("10.99.0.0/24")
@@ -89,11 +89,11 @@ func New(o Options) (*Mesh, error) {
 	return m, nil
 }
 
-// Host is the namespace that holds the bridge: its address is every Pod's gateway. A control
-// plane runs there.
+// Host returns the namespace of the bridge, whose address is every Pod's gateway. The control plane runs
+// there.
 func (m *Mesh) Host() *Pod { return m.host }
 
-// Pods are those that were added and not closed, in order.
+// Pods returns the Pods that were added and not closed, in order.
 func (m *Mesh) Pods() []*Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -164,9 +164,8 @@ func (m *Mesh) complete(o *PodOptions) error {
 	return nil
 }
 
-// Close kills everything that runs in the mesh, waits for it, and gives all namespaces back. It
-// may be called more than once. Connections and listeners that Pods made in this process are the
-// caller's to close.
+// Close kills all processes in the mesh, waits for their end, and releases all namespaces. It may be
+// called more than once. The caller closes connections and listeners in this process.
 func (m *Mesh) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
