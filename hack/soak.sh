@@ -21,7 +21,7 @@ run() {
 }
 
 # Tests that kill programs, lose connections, or change configuration under load.
-faults='UnderLoad|HotRestarts|Killed|InvalidConfig|ClustersChange|RewrittenInPlace|Shutdown|WhateverEndsIt|WithoutDiscovery'
+faults='UnderLoad|HotRestarts|Killed|InvalidConfig|ClustersChange|RewrittenInPlace|Shutdown|CleansUpOnSignals|WithoutDiscovery'
 
 round=0
 while ((SECONDS < half)); do
