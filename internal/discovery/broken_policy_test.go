@@ -9,16 +9,16 @@ import (
 )
 
 func TestInvalidPolicyPreventsReadinessAtStart(t *testing.T) {
-	for name, c := range map[string]struct{ text, told string }{
+	for name, c := range map[string]struct{ text, want string }{
 		"unknown kind": {brokenShop, "it seems to be PeerAuthentication shop/default"},
-		"is refused":   {strings.Replace(strictShop, "spec: {", "spec: {portLevelMtls: {80: {mode: STRICT}}, ", 1), "PeerAuthentication shop/default: spec.portLevelMtls: needs a selector"},
+		"is rejected":  {strings.Replace(strictShop, "spec: {", "spec: {portLevelMtls: {80: {mode: STRICT}}, ", 1), "PeerAuthentication shop/default: spec.portLevelMtls: needs a selector"},
 		"another kind": {"apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: shop}\nspec: {rules: [}\n", "it seems to be AuthorizationPolicy shop/a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": c.text})
 			l.start()
-			l.ready(http.StatusServiceUnavailable, c.told, "--broken-policies=ignore")
-			if err := l.plane.dial("", "").refusal(); !strings.Contains(err.Error(), "security policy is broken") {
+			l.ready(http.StatusServiceUnavailable, c.want, "--broken-policies=ignore")
+			if err := l.plane.dial("", "").refusal(); !strings.Contains(err.Error(), "security policy is invalid") {
 				t.Errorf("the stream ends with %v", err)
 			}
 			if !strings.Contains(l.log.String(), "streams are rejected") {
@@ -56,10 +56,10 @@ func TestInvalidPolicyAfterStartDeniesWhatItMightSelect(t *testing.T) {
 			l.ready(http.StatusOK, "ready")
 			p := l.listener()
 			l.write("policy.yaml", c.text)
-			wait.Until(t, "the broken document is told", func() bool { return len(l.plane.objects()) > 0 })
+			wait.Until(t, "the invalid document is reported", func() bool { return len(l.plane.objects()) > 0 })
 			switch {
 			case c.closed:
-				p.wait("a listener that takes nothing", func() bool { return closed(p) })
+				p.wait("a listener that accepts nothing", func() bool { return closed(p) })
 			case c.strict:
 				p.untilGone("virtualInbound", "raw_buffer")
 			}
@@ -71,7 +71,7 @@ func TestInvalidPolicyAfterStartDeniesWhatItMightSelect(t *testing.T) {
 				t.Errorf("objects say %+v", got)
 			}
 			if c.strict {
-				l.ready(http.StatusOK, "ready", "broken, and what they might select is denied: 1")
+				l.ready(http.StatusOK, "ready", "what they might select is denied: 1")
 			}
 			l.remove("policy.yaml")
 			p.until("virtualInbound", "raw_buffer")
@@ -99,11 +99,11 @@ func TestInvalidEditOfAPolicyKeepsTheLastGoodOne(t *testing.T) {
 	l.ready(http.StatusOK, "ready")
 	for _, text := range []string{brokenShop, strings.Replace(permissive, "mtls", "mtsl", 1), strings.Replace(brokenShop, "name: default", "name: [", 1)} {
 		l.write("policy.yaml", text)
-		wait.Until(t, "it is told", func() bool { return len(l.plane.objects()) > 0 })
+		wait.Until(t, "it is reported", func() bool { return len(l.plane.objects()) > 0 })
 		if c := l.listener(); strict(c) {
 			t.Errorf("the last good value does not stay with %s", text)
 		}
 		l.write("policy.yaml", permissive)
-		wait.Until(t, "it is repaired", func() bool { return len(l.plane.objects()) == 0 })
+		wait.Until(t, "it is fixed", func() bool { return len(l.plane.objects()) == 0 })
 	}
 }

@@ -238,7 +238,7 @@ func TestDirectoryThatReappearsEmptyRemovesNothing(t *testing.T) {
 	if err := os.Mkdir(l.config, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	l.ready(http.StatusOK, "3 of 3 objects", "can be read and is empty: 3 objects", "--accept-empty-config")
+	l.ready(http.StatusOK, "3 of 3 objects", "the source is empty: 3 objects", "--accept-empty-config")
 	if c := l.listener(); !strict(c) {
 		t.Error("STRICT is not enforced")
 	}
