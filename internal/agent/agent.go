@@ -85,7 +85,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	if err != nil {
 		return nil, err
 	}
-	undo.Add("close the SDS socket", certificates.close)
+	undo.Add("close the SDS socket", certificates.sds.close)
 	xds, err := newXDS(s, certificates, log)
 	if err != nil {
 		return nil, err

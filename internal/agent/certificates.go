@@ -21,9 +21,8 @@ import (
 type certificates struct {
 	plan  identity.Plan
 	value *secret.Value
-	files *secret.Named // nil if another server serves the secrets
+	sds   sdsPart
 	tasks []run.Task
-	close func() error
 }
 
 // newCertificates opens the SDS socket. The first certificate is requested by the tasks: Envoy starts at the same time and waits
@@ -38,50 +37,64 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 		return nil, err
 	}
 	log = log.With("scope", "secret")
-	c := &certificates{plan: plan, value: secret.NewValue(), close: func() error { return nil }}
-	if files := plan.Mounted; files != nil {
-		c.serve("certificate", secret.NewFiles(c.value, secret.FilePaths(*files), follower, log).Run)
-		log.Info("the certificate comes from files", "chain", files.Chain)
-	} else {
-		ca, err := connectTo(s, c.value, upstream.Options{
-			Name: "CA", Address: s.Upstream.CA, RootFile: plan.CARoot, Headers: s.Upstream.CAHeaders, PlaintextToken: true,
-		})
-		if err != nil {
-			return nil, err
-		}
-		o := s.Certificates
-		c.serve("certificate", secret.NewKeeper(c.value, secret.Options{
-			Identity: s.Node.Identity, KeyKind: o.Key, PKCS8: o.PKCS8, TTL: o.TTL, Ratio: o.RenewalRatio, Jitter: o.Jitter,
-		}, secret.NewCA(ca, o.Signer), log).Run)
+	value := secret.NewValue()
+	renewal, err := newRenewal(s, plan, value, follower, log)
+	if err != nil {
+		return nil, err
 	}
+	tasks := []run.Task{{Name: "certificate", Run: renewal}}
 	if dir := s.Certificates.OutputDir; dir != "" {
-		c.serve("certificate output", secret.Output{Dir: dir, Mode: s.Certificates.OutputMode, Source: c.value, Log: log}.Run)
+		output := secret.Output{Dir: dir, Mode: s.Certificates.OutputMode, Source: value, Log: log}
+		tasks = append(tasks, run.Task{Name: "certificate output", Run: output.Run})
 	}
-	return c, c.listen(s, follower, log)
+	server, err := newSDS(s, value, follower, log)
+	if err != nil {
+		return nil, err
+	}
+	return &certificates{plan: plan, value: value, sds: server, tasks: append(tasks, server.tasks...)}, nil
 }
 
-func (c *certificates) serve(name string, task func(ctx context.Context) error) {
-	c.tasks = append(c.tasks, run.Task{Name: name, Run: task})
+// newRenewal returns the task that keeps value current: from the files of a mounted certificate, else from the CA.
+func newRenewal(s *spec.Spec, plan identity.Plan, value *secret.Value, follower *filewatch.Follower, log *slog.Logger) (func(context.Context) error, error) {
+	if files := plan.Mounted; files != nil {
+		log.Info("the certificate comes from files", "chain", files.Chain)
+		return secret.NewFiles(value, secret.FilePaths(*files), follower, log).Run, nil
+	}
+	ca, err := connectTo(s, value, upstream.Options{
+		Name: "CA", Address: s.Upstream.CA, RootFile: plan.CARoot, Headers: s.Upstream.CAHeaders, PlaintextToken: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	o := s.Certificates
+	return secret.NewKeeper(value, secret.Options{
+		Identity: s.Node.Identity, KeyKind: o.Key, PKCS8: o.PKCS8, TTL: o.TTL, Ratio: o.RenewalRatio, Jitter: o.Jitter,
+	}, secret.NewCA(ca, o.Signer), log).Run, nil
 }
 
-// listen serves the secrets to Envoy, unless the environment names the socket of another server. [agent E17, S19]
-func (c *certificates) listen(s *spec.Spec, follower *filewatch.Follower, log *slog.Logger) error {
+// sdsPart serves secrets to Envoy.
+type sdsPart struct {
+	files *secret.Named // nil if another server serves the secrets
+	tasks []run.Task
+	close func() error
+}
+
+// newSDS opens the SDS socket, unless the environment names the socket of another server. [agent E17, S19]
+func newSDS(s *spec.Spec, value *secret.Value, follower *filewatch.Follower, log *slog.Logger) (sdsPart, error) {
 	path := s.Paths.SDSSocket
 	if !s.Certificates.Own {
 		if st, err := os.Stat(path); err != nil || st.Mode()&fs.ModeSocket == 0 {
-			return fmt.Errorf("WORKLOAD_IDENTITY_SOCKET_FILE: find the socket %s: start its server first", path)
+			return sdsPart{}, fmt.Errorf("WORKLOAD_IDENTITY_SOCKET_FILE: find the socket %s: start its server first", path)
 		}
-		return nil
+		return sdsPart{close: func() error { return nil }}, nil
 	}
 	files := secret.NewNamed(secret.SystemBundles, follower, log)
-	server, err := sds.New(path, c.value, files, log.With("scope", "sds"))
+	server, err := sds.New(path, value, files, log.With("scope", "sds"))
 	if err != nil {
-		return err
+		return sdsPart{}, err
 	}
-	c.files, c.close = files, server.Close
-	c.serve("file secrets", files.Run)
-	c.serve("sds", server.Run)
-	return nil
+	tasks := []run.Task{{Name: "file secrets", Run: files.Run}, {Name: "sds", Run: server.Run}}
+	return sdsPart{files: files, tasks: tasks, close: server.Close}, nil
 }
 
 // connectTo fills in the options that all servers of the control plane share. A missing root certificate is an error

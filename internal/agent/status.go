@@ -39,8 +39,8 @@ func (p parts) facts() status.Facts {
 	if err := p.certificates.value.Problem(); err != nil {
 		f.Certificate.Problem = err.Error()
 	}
-	if p.certificates.files != nil {
-		f.Files = p.certificates.files.Problems()
+	if p.certificates.sds.files != nil {
+		f.Files = p.certificates.sds.files.Problems()
 	}
 	return f
 }
