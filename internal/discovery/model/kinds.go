@@ -37,7 +37,8 @@ var kinds = map[object.Kind]kindRow{
 	object.VirtualService: stored(putVirtual, func(m *Model, k object.Key) { m.tables.virtuals.Delete(rowKey(k)) }),
 	object.DestinationRule: stored(func(m *Model, o *object.Object, spec *networking.DestinationRule) {
 		d := &DestinationRule{Row: rowOf(o), Host: mesh.FullHost(spec.Host, o.Namespace, m.domain), Spec: spec}
-		m.tables.dests.Put(rowKey(o.Key), d, hostBucket(d.Host), selectorBucket(spec.GetWorkloadSelector().GetMatchLabels()))
+		buckets := append(exportBuckets(spec.ExportTo, o.Namespace), hostBucket(d.Host), namespaceBucket(o.Namespace))
+		m.tables.dests.Put(rowKey(o.Key), d, append(buckets, selectorBucket(spec.GetWorkloadSelector().GetMatchLabels()))...)
 	}, func(m *Model, k object.Key) { m.tables.dests.Delete(rowKey(k)) }),
 	object.PeerAuthentication: stored(func(m *Model, o *object.Object, spec *security.PeerAuthentication) {
 		m.tables.peers.Put(rowKey(o.Key), &PeerAuthentication{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
@@ -98,7 +99,8 @@ func (m *Model) putServices(owner object.Key, services []*Service) {
 	var keys []string
 	for _, s := range services {
 		keys = append(keys, s.Key)
-		m.tables.services.Put(s.Key, s, all, "host:"+s.Host, "ns:"+s.Namespace)
+		buckets := append(exportBuckets(s.ExportTo, s.Namespace), all, "host:"+s.Host, namespaceBucket(s.Namespace))
+		m.tables.services.Put(s.Key, s, buckets...)
 	}
 	for _, old := range m.tables.owned[owner] {
 		if !contains(keys, old) {
@@ -123,12 +125,8 @@ func putVirtual(m *Model, o *object.Object, spec *networking.VirtualService) {
 		v.Hosts = append(v.Hosts, full)
 		buckets = append(buckets, hostBucket(full))
 	}
-	for _, http := range spec.Http {
-		for _, match := range http.Match {
-			if len(match.SourceLabels) > 0 {
-				buckets = append(buckets, selectors)
-			}
-		}
-	}
+	buckets = append(buckets, namespaceBucket(o.Namespace))
+	buckets = append(buckets, exportBuckets(spec.ExportTo, o.Namespace)...)
+	buckets = append(buckets, clientBuckets(v, m.domain)...)
 	m.tables.virtuals.Put(rowKey(o.Key), v, buckets...)
 }

@@ -24,6 +24,8 @@ const (
 	levelScope    = 3
 	levelHost     = 4
 	levelClassify = 5
+	// levelDifference is that of the comparison of scopes.
+	levelDifference = 5
 	// LevelCompile is the lowest level that compile's rules may use.
 	LevelCompile = 10
 )
@@ -37,6 +39,7 @@ type Model struct {
 	tables  tables
 	rules   rules
 	denials map[Denial]bool // each is also a row of tables.peers
+	whole   bool            // no scope is derived from another
 }
 
 type tables struct {

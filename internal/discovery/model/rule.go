@@ -57,7 +57,7 @@ func (m *Model) servesMesh(r *incr.Reader, s mesh.ScopeID, v reach) bool {
 	if !v.mesh || !exported(v.exportTo, m.Mesh(r).DefaultVirtualServiceExportTo, v.namespace, s.Value().Namespace) {
 		return false
 	}
-	e := m.rules.egress.Of(r, s)
+	e := m.egressOf(r, s)
 	return e.everything || slices.ContainsFunc(v.hosts, func(h string) bool { return e.sees(v.namespace, h) })
 }
 
@@ -101,6 +101,11 @@ func (m *Model) dest(r *incr.Reader, k scopeHost) *DestinationRule {
 	if svc := m.rules.service.Of(r, k); svc != nil {
 		owner = svc.Namespace
 	}
+	return m.destFor(r, k, owner)
+}
+
+// destFor returns the DestinationRule for a host whose service is of the namespace owner.
+func (m *Model) destFor(r *incr.Reader, k scopeHost, owner string) *DestinationRule {
 	for _, ns := range []string{k.scope.Value().Namespace, owner, m.Mesh(r).RootNamespace} {
 		if ns == "" {
 			continue

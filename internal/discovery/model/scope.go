@@ -26,7 +26,9 @@ type rules struct {
 	egress    *incr.Rule[mesh.ScopeID, *egress]
 	policies  *incr.Rule[string, []*PeerAuthentication]
 	classify  *incr.Rule[ProxyKey, mesh.Class]
-	claims    *incr.Rule[ProxyKey, string]
+	// difference is read for scopes that have a base only.
+	difference *incr.Rule[mesh.ScopeID, Difference]
+	claims     *incr.Rule[ProxyKey, string]
 }
 
 type scopeHost struct {
@@ -48,6 +50,8 @@ func (m *Model) derive(g *incr.Graph) {
 		policies:  incr.Derive(g, levelRow, "policies", m.policies),
 		classify:  incr.Derive(g, levelClassify, "class", m.class),
 		claims:    incr.Derive(g, levelClassify, "claims", m.claims),
+
+		difference: incr.Derive(g, levelDifference, "scope difference", m.difference),
 	}
 }
 
@@ -58,26 +62,27 @@ type Ref struct {
 
 // Visible returns the services that a scope sees, sorted by host: those exported to its namespace and
 // among the egress hosts of its Sidecar. Of several rows for the same host, one in the scope's namespace
-// has priority, then a Kubernetes Service, then the oldest.
+// has priority, then a Kubernetes Service, then the oldest. The scope must not have a base.
 func (m *Model) Visible(r *incr.Reader, s mesh.ScopeID) []Ref { return m.rules.visible.Of(r, s) }
 
 // Service returns the service of a host in a scope, nil if the scope sees none.
 func (m *Model) Service(r *incr.Reader, s mesh.ScopeID, host string) *Service {
-	return m.rules.service.Of(r, scopeHost{s, host})
+	return m.rules.service.Of(r, scopeHost{m.serviceScope(r, s, host), host})
 }
 
 // DestinationRule returns the rule in force for a host in a scope, with merged subsets, nil if there is
 // none.
 func (m *Model) DestinationRule(r *incr.Reader, s mesh.ScopeID, host string) *DestinationRule {
-	return m.rules.dest.Of(r, scopeHost{s, host})
+	return m.rules.dest.Of(r, scopeHost{m.serviceScope(r, s, host), host})
 }
 
 // VirtualService returns the VirtualService in force for a host in a scope, nil if there is none.
 func (m *Model) VirtualService(r *incr.Reader, s mesh.ScopeID, host string) *VirtualService {
-	return m.rules.virtual.Of(r, scopeHost{s, host})
+	return m.rules.virtual.Of(r, scopeHost{m.routeScope(r, s, host), host})
 }
 
-// ExtraHosts returns the hosts of a scope's VirtualServices that are not hosts of services, sorted.
+// ExtraHosts returns the hosts of a scope's VirtualServices that are not hosts of services, sorted. The
+// scope must not have a base.
 func (m *Model) ExtraHosts(r *incr.Reader, s mesh.ScopeID) []string { return m.rules.extra.Of(r, s) }
 
 // ServiceRow returns a service by the key of its row, if it exists.
@@ -85,13 +90,14 @@ func (m *Model) ServiceRow(r *incr.Reader, key string) (*Service, bool) {
 	return incr.Get(r, m.tables.services, key)
 }
 
-// exported reports whether an object of namespace owner is visible in namespace client.
+// exported reports whether an object of namespace owner is visible in namespace client; a client in no
+// namespace, "", sees what is exported to all.
 func exported(to, byDefault []string, owner, client string) bool {
 	if len(to) == 0 {
 		to = byDefault
 	}
 	for _, e := range to {
-		if e == "*" || e == client || (e == "." && owner == client) {
+		if e == "*" || client != "" && (e == client || e == "." && owner == client) {
 			return true
 		}
 	}
@@ -107,13 +113,21 @@ type egress struct {
 
 type egressHost struct{ namespace, host string }
 
-func (m *Model) egress(r *incr.Reader, s mesh.ScopeID) *egress {
+// unrestricted is the egress of scopes without a Sidecar.
+var unrestricted = &egress{everything: true}
+
+// egressOf returns the egress of a scope.
+func (m *Model) egressOf(r *incr.Reader, s mesh.ScopeID) *egress {
 	if s.Value().Sidecar == "" {
-		return &egress{everything: true}
+		return unrestricted
 	}
+	return m.rules.egress.Of(r, s)
+}
+
+func (m *Model) egress(r *incr.Reader, s mesh.ScopeID) *egress {
 	row, ok := incr.Get(r, m.tables.sidecars, s.Value().Sidecar)
 	if !ok || row.Spec == nil {
-		return &egress{everything: true}
+		return unrestricted
 	}
 	e := &egress{everything: len(row.Spec.Egress) == 0}
 	for _, l := range row.Spec.Egress {
@@ -164,7 +178,7 @@ func hostMatches(pattern, host string) bool {
 
 // AllowAny reports whether proxies of a scope forward connections to hosts that the mesh does not know.
 func (m *Model) AllowAny(r *incr.Reader, s mesh.ScopeID) bool {
-	e := m.rules.egress.Of(r, s)
+	e := m.egressOf(r, s)
 	if e.registryOnly || e.anyAllowed {
 		return e.anyAllowed
 	}
@@ -173,7 +187,7 @@ func (m *Model) AllowAny(r *incr.Reader, s mesh.ScopeID) bool {
 
 func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {
 	byDefault := m.Mesh(r).DefaultServiceExportTo
-	e, client := m.rules.egress.Of(r, s), s.Value().Namespace
+	e, client := m.egressOf(r, s), s.Value().Namespace
 	best := map[string]*Service{}
 	for _, svc := range incr.In(r, m.tables.services, all) {
 		if !exported(svc.ExportTo, byDefault, svc.Namespace, client) || !e.sees(svc.Namespace, svc.Host) {
@@ -205,14 +219,15 @@ func (s *Service) before(o *Service, client string) bool {
 	return s.Key < o.Key
 }
 
-func (m *Model) service(r *incr.Reader, k scopeHost) *Service {
-	refs := m.rules.visible.Of(r, k.scope)
-	i, ok := slices.BinarySearchFunc(refs, k.host, func(a Ref, h string) int { return cmp.Compare(a.Host, h) })
-	if !ok {
-		return nil
+func (m *Model) service(r *incr.Reader, k scopeHost) (best *Service) {
+	byDefault := m.Mesh(r).DefaultServiceExportTo
+	e, client := m.egressOf(r, k.scope), k.scope.Value().Namespace
+	for _, s := range incr.In(r, m.tables.services, "host:"+k.host) {
+		if exported(s.ExportTo, byDefault, s.Namespace, client) && e.sees(s.Namespace, s.Host) && (best == nil || s.before(best, client)) {
+			best = s
+		}
 	}
-	s, _ := incr.Get(r, m.tables.services, refs[i].Key)
-	return s
+	return best
 }
 
 func (m *Model) extraHosts(r *incr.Reader, s mesh.ScopeID) []string {
