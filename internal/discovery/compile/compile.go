@@ -15,7 +15,6 @@ package compile
 
 import (
 	"fmt"
-	"slices"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
@@ -111,11 +110,14 @@ const (
 	levelPlan = model.LevelCompile + iota
 	levelIndex
 	levelLookup
+	levelCompare
 	levelDomains
+	levelOwnDomains
 	levelHostDomains
 	levelHost
 	levelResource
 	levelNames
+	levelDerive
 	levelLayer
 )
 
@@ -127,23 +129,29 @@ type Compiler struct {
 	inner inner
 	// resources are the rules for each Kind; names lists a layer's resources.
 	resources [numKinds]*incr.Rule[Key, []byte]
-	names     *incr.Rule[Layer, []Key]
+	names     *incr.Rule[Layer, Contents]
 	byRule    map[string]Kind
 }
 
 // inner has the rules for intermediate results.
 type inner struct {
-	plan        *incr.Rule[scopeHost, []part]
-	index       *incr.Rule[mesh.ScopeID, []*merged]
-	outbound    *incr.Rule[scopeName, *merged]
-	routes      *incr.Rule[mesh.ScopeID, []routeHosts]
-	domains     *incr.Rule[scopeName, []hostDomains]
-	hostDomains *incr.Rule[scopeNameHost, []string]
-	host        *incr.Rule[scopeNameHost, []byte]
-	clusters    *incr.Rule[scopeHost, []clusterName]
-	assignment  *incr.Rule[assignmentKey, []byte]
-	mutual      *incr.Rule[servicePortKey, bool]
-	scopeNames  *incr.Rule[mesh.ScopeID, []Key]
+	plan       *incr.Rule[scopeHost, []part]
+	index      *incr.Rule[mesh.ScopeID, []listenerParts]
+	parts      *incr.Rule[scopeName, []part] // of scopes without base
+	outbound   *incr.Rule[scopeName, *merged]
+	routes     *incr.Rule[mesh.ScopeID, []routeHosts] // of scopes without base
+	routeNamed *incr.Rule[scopeName, routeHosts]
+	domains    *incr.Rule[scopeName, []hostDomains]
+	// routeChanges and ownDomains are of derived scopes.
+	routeChanges *incr.Rule[mesh.ScopeID, []routeChange]
+	ownDomains   *incr.Rule[scopeName, []hostDomains]
+	hostDomains  *incr.Rule[scopeNameHost, []string]
+	host         *incr.Rule[scopeNameHost, []byte]
+	clusters     *incr.Rule[scopeHost, []clusterName]
+	assignment   *incr.Rule[assignmentKey, []byte]
+	mutual       *incr.Rule[servicePortKey, bool]
+	scopeNames   *incr.Rule[mesh.ScopeID, []Key]      // of scopes without base
+	derived      *incr.Rule[mesh.ScopeID, derivation] // of the others
 }
 
 type scopeHost struct {
@@ -172,17 +180,22 @@ type Options struct {
 func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 	c := &Compiler{model: m, opts: o, byRule: map[string]Kind{}}
 	c.inner = inner{
-		plan:        incr.Derive(g, levelPlan, "listener parts", c.plan),
-		clusters:    incr.Derive(g, levelPlan, "service clusters", c.serviceClusters),
-		assignment:  incr.Derive(g, levelPlan, "assignment", c.assignment),
-		mutual:      incr.Derive(g, levelPlan, "all mutual", c.allMutual),
-		index:       incr.Derive(g, levelIndex, "listener index", c.index),
-		scopeNames:  incr.Derive(g, levelNames, "scope names", c.scopeNames),
-		outbound:    incr.Derive(g, levelLookup, "listener plan", c.outbound),
-		routes:      incr.Derive(g, levelLookup, "route hosts", c.routeHosts),
-		domains:     incr.Derive(g, levelDomains, "route domains", c.domains),
-		hostDomains: incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
-		host:        incr.Derive(g, levelHost, "virtual host", c.virtualHost),
+		plan:         incr.Derive(g, levelPlan, "listener parts", c.plan),
+		clusters:     incr.Derive(g, levelPlan, "service clusters", c.serviceClusters),
+		assignment:   incr.Derive(g, levelPlan, "assignment", c.assignment),
+		mutual:       incr.Derive(g, levelPlan, "all mutual", c.allMutual),
+		index:        incr.Derive(g, levelIndex, "listener index", c.index),
+		scopeNames:   incr.Derive(g, levelNames, "scope names", c.scopeNames),
+		derived:      incr.Derive(g, levelDerive, "derived names", c.derive),
+		parts:        incr.Derive(g, levelLookup, "parts of a listener", c.partsOf),
+		outbound:     incr.Derive(g, levelCompare, "listener plan", c.outbound),
+		routes:       incr.Derive(g, levelIndex, "route hosts", c.routeHosts),
+		routeNamed:   incr.Derive(g, levelLookup, "hosts of a route", c.routeNamed),
+		routeChanges: incr.Derive(g, levelCompare, "derived routes", c.routeChanges),
+		ownDomains:   incr.Derive(g, levelOwnDomains, "derived domains", c.ownDomains),
+		domains:      incr.Derive(g, levelDomains, "route domains", c.domains),
+		hostDomains:  incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
+		host:         incr.Derive(g, levelHost, "virtual host", c.virtualHost),
 	}
 	for k := range numKinds {
 		row := k.row()
@@ -193,8 +206,8 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 	return c
 }
 
-// Names returns the rule that lists a layer's resources, sorted by Key.Compare and without repetition.
-func (c *Compiler) Names() *incr.Rule[Layer, []Key] { return c.names }
+// Names returns the rule that says what is in a layer.
+func (c *Compiler) Names() *incr.Rule[Layer, Contents] { return c.names }
 
 // Resource returns the rule that computes the bytes of resources of a kind. The bytes are nil for a
 // resource that no longer exists.
@@ -209,32 +222,38 @@ func (c *Compiler) Moved(m incr.Moved) (Key, bool) {
 	return k, ok
 }
 
-// scopeNames returns the resources of a scope, without locations.
+// scopeNames returns the resources of a scope without base, without locations.
 func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
-	var clusters, endpoints, rest []Key
+	var out []Key
 	for _, fixed := range fixedClusters {
-		clusters = append(clusters, Key{Kind: Cluster, Scope: s, Name: fixed})
+		out = append(out, Key{Kind: Cluster, Scope: s, Name: fixed})
 	}
 	for _, ref := range c.model.Visible(r, s) {
-		for _, n := range c.inner.clusters.Of(r, scopeHost{s, ref.Host}) {
-			k := Key{Kind: Cluster, Scope: s, Name: n.name, EDS: n.eds}
-			if n.inline {
-				k.Kind = ClusterInline
-			}
-			clusters = append(clusters, k)
-			if n.eds {
-				endpoints = append(endpoints, Key{Kind: Endpoints, Scope: s, Name: n.name})
-			}
-		}
+		out = c.appendClusters(r, out, scopeHost{s, ref.Host})
 	}
 	if s.Value().Role == mesh.Sidecar {
 		for _, l := range c.inner.index.Of(r, s) {
-			rest = append(rest, Key{Kind: Listener, Scope: s, Name: l.Name})
+			out = append(out, Key{Kind: Listener, Scope: s, Name: l.name})
 		}
-		rest = append(rest, Key{Kind: Listener, Scope: s, Name: mesh.VirtualOutbound})
+		out = append(out, Key{Kind: Listener, Scope: s, Name: mesh.VirtualOutbound})
 		for _, t := range c.inner.routes.Of(r, s) {
-			rest = append(rest, Key{Kind: Route, Scope: s, Name: t.Name})
+			out = append(out, Key{Kind: Route, Scope: s, Name: t.Name})
 		}
 	}
-	return slices.Concat(clusters, endpoints, rest)
+	return out
+}
+
+// appendClusters adds the clusters of a host, and their assignments.
+func (c *Compiler) appendClusters(r *incr.Reader, to []Key, h scopeHost) []Key {
+	for _, n := range c.inner.clusters.Of(r, h) {
+		k := Key{Kind: Cluster, Scope: h.scope, Name: n.name, EDS: n.eds}
+		if n.inline {
+			k.Kind = ClusterInline
+		}
+		to = append(to, k)
+		if n.eds {
+			to = append(to, Key{Kind: Endpoints, Scope: h.scope, Name: n.name})
+		}
+	}
+	return to
 }

@@ -60,19 +60,44 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, o.Kind), strings.Compare(k.Name, o.Name), eds(k)-eds(o))
 }
 
+// Contents says what is in a layer: Keys, and of a derived layer also the resources of its base, except
+// those in Hidden and those that have the type and name of one of Keys. Both are sorted by Key.Compare and
+// without repetition.
+type Contents struct {
+	Keys []Key
+	// Derived is set if the layer has a base.
+	Derived bool
+	Base    Layer
+	Hidden  []Key
+}
+
 // layerNames lists what is in a layer.
-func (c *Compiler) layerNames(r *incr.Reader, l Layer) (out []Key) {
+func (c *Compiler) layerNames(r *incr.Reader, l Layer) (out Contents) {
 	if l.Kind == WorkloadLayer {
-		out = inboundNames(l)
-	} else {
-		for _, k := range c.inner.scopeNames.Of(r, l.Scope) {
-			if k.Kind.row().layer != l.Kind {
-				continue
-			}
+		return Contents{Keys: sorted(inboundNames(l))}
+	}
+	if base, derived := c.model.Base(l.Scope); derived {
+		d := c.inner.derived.Of(r, l.Scope)
+		return Contents{
+			Keys: l.only(d.own), Derived: true, Hidden: l.only(d.hidden),
+			Base: Layer{Kind: l.Kind, Scope: base, Location: l.Location},
+		}
+	}
+	return Contents{Keys: l.only(c.inner.scopeNames.Of(r, l.Scope))}
+}
+
+// only returns those of a scope's keys that are in its layer l.
+func (l Layer) only(keys []Key) (out []Key) {
+	for _, k := range keys {
+		if k.Kind.row().layer == l.Kind {
 			k.Location = l.Location
 			out = append(out, k)
 		}
 	}
-	slices.SortFunc(out, Key.Compare)
-	return slices.Compact(out)
+	return sorted(out)
+}
+
+func sorted(keys []Key) []Key {
+	slices.SortFunc(keys, Key.Compare)
+	return slices.Compact(keys)
 }

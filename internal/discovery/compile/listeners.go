@@ -30,6 +30,11 @@ type part struct {
 	age         model.Row
 }
 
+func (p part) equal(o part) bool {
+	return p.name == o.name && p.address == o.address && p.port == o.port && p.routes == o.routes && p.host == o.host &&
+		p.cluster == o.cluster && p.sni == o.sni && p.serverFirst == o.serverFirst && p.age == o.age && slices.Equal(p.cidrs, o.cidrs)
+}
+
 // plan returns the parts of one service in a scope. [control-plane 1.12.5, 1.12.6]
 func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 	s := c.model.Service(r, k.scope, k.host)
@@ -110,25 +115,36 @@ type merged struct {
 	Refused []string
 }
 
-// index merges the parts of all services of a scope into listeners, sorted by name. If two services
-// conflict, the older one has priority; one with a server-first protocol has the lowest priority, since
-// it cannot share a listener.
-func (c *Compiler) index(r *incr.Reader, s mesh.ScopeID) []*merged {
+// listenerParts are the parts of one listener, those with priority first.
+type listenerParts struct {
+	name  string
+	parts []part
+}
+
+// index lists the parts of all services of a scope by listener, sorted by name. If two services conflict,
+// the older one has priority; one with a server-first protocol has the lowest priority, since it cannot
+// share a listener.
+func (c *Compiler) index(r *incr.Reader, s mesh.ScopeID) []listenerParts {
 	var parts []part
 	for _, ref := range c.model.Visible(r, s) {
 		parts = append(parts, c.inner.plan.Of(r, scopeHost{s, ref.Host})...)
 	}
-	slices.SortStableFunc(parts, func(a, b part) int {
-		return cmp.Or(cmp.Compare(a.name, b.name), compareBool(a.serverFirst, b.serverFirst), cmp.Compare(a.age.Age, b.age.Age), cmp.Compare(a.host, b.host))
-	})
-	var out []*merged
-	for _, p := range parts {
-		if len(out) == 0 || out[len(out)-1].Name != p.name {
-			out = append(out, &merged{Name: p.name, Address: p.address, Port: p.port})
+	slices.SortStableFunc(parts, compareParts)
+	var out []listenerParts
+	for len(parts) > 0 {
+		n := 1
+		for n < len(parts) && parts[n].name == parts[0].name {
+			n++
 		}
-		out[len(out)-1].add(p)
+		out = append(out, listenerParts{parts[0].name, parts[:n:n]})
+		parts = parts[n:]
 	}
 	return out
+}
+
+// compareParts orders parts by listener, and those of one listener by priority.
+func compareParts(a, b part) int {
+	return cmp.Or(cmp.Compare(a.name, b.name), compareBool(a.serverFirst, b.serverFirst), cmp.Compare(a.age.Age, b.age.Age), cmp.Compare(a.host, b.host))
 }
 
 func compareBool(a, b bool) int {
@@ -165,13 +181,32 @@ func (m *merged) add(p part) {
 	}
 }
 
-func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
+// partsOf returns the parts of a listener of a scope without base.
+func (c *Compiler) partsOf(r *incr.Reader, k scopeName) []part {
 	list := c.inner.index.Of(r, k.scope)
-	i, ok := slices.BinarySearchFunc(list, k.name, func(m *merged, n string) int { return cmp.Compare(m.Name, n) })
+	i, ok := slices.BinarySearchFunc(list, k.name, func(l listenerParts, n string) int { return cmp.Compare(l.name, n) })
 	if !ok {
 		return nil
 	}
-	return list[i]
+	return list[i].parts
+}
+
+// outbound merges the parts of a listener; nil if it has none.
+func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
+	var parts []part
+	if _, derived := c.model.Base(k.scope); derived {
+		parts = c.derivedParts(r, k)
+	} else {
+		parts = c.partsOf(r, k)
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	m := &merged{Name: k.name, Address: parts[0].address, Port: parts[0].port}
+	for _, p := range parts {
+		m.add(p)
+	}
+	return m
 }
 
 // listener returns one outbound listener of a scope.

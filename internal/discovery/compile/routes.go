@@ -55,56 +55,81 @@ func (c *Compiler) routeHosts(r *incr.Reader, s mesh.ScopeID) []routeHosts {
 	return out
 }
 
-func (c *Compiler) hosts(r *incr.Reader, k scopeName) (routeHosts, bool) {
+// routesNamed returns a route configuration of a scope without base, false if there is none.
+func (c *Compiler) routesNamed(r *incr.Reader, k scopeName) (routeHosts, bool) {
+	t := c.inner.routeNamed.Of(r, k)
+	return t, t.Name != ""
+}
+
+func (c *Compiler) routeNamed(r *incr.Reader, k scopeName) routeHosts {
 	list := c.inner.routes.Of(r, k.scope)
 	i, ok := slices.BinarySearchFunc(list, k.name, func(t routeHosts, n string) int { return cmp.Compare(t.Name, n) })
 	if !ok {
-		return routeHosts{}, false
+		return routeHosts{}
 	}
-	return list[i], true
+	return list[i]
 }
 
-// hostDomains has the domains of one host of a route configuration.
+// hostDomains has the domains of one host of a route configuration, and those that it would have if no
+// other host had them.
 type hostDomains struct {
-	host    string
-	domains []string
+	host            string
+	domains, claims []string
 }
 
 // domains returns the domains of every host of a route configuration. Each domain belongs to one host
 // only, since Envoy rejects the whole configuration otherwise; fully qualified names have priority over
 // short forms and addresses.
 func (c *Compiler) domains(r *incr.Reader, k scopeName) []hostDomains {
-	t, ok := c.hosts(r, k)
+	t, ok := c.routesNamed(r, k)
 	if !ok {
 		return nil
 	}
-	if t.Own {
-		return []hostDomains{{host: t.Hosts[0], domains: []string{"*"}}}
-	}
-	used := map[string]bool{"*": true}
-	for _, h := range t.Hosts {
-		used[h] = true
-	}
 	out := make([]hostDomains, 0, len(t.Hosts))
-	for _, h := range t.Hosts {
-		n := route.Names{Host: h, ClientNamespace: k.scope.Value().Namespace, Domain: c.model.Domain()}
-		if s := c.model.Service(r, k.scope, h); s != nil {
-			n.Namespace, n.Headless, n.VIPs = s.Namespace, s.Source.Headless, s.Addresses.VIPs
+	for _, host := range t.Hosts {
+		h := hostDomains{host: host}
+		if !t.Own {
+			h.claims = c.claims(r, k.scope, host)
 		}
-		d := hostDomains{host: h}
-		for _, name := range route.Domains(n) {
-			if name == h || !used[name] {
-				d.domains = append(d.domains, name)
-			}
-			used[name] = true
-		}
-		out = append(out, d)
+		out = append(out, h)
 	}
+	assignDomains(t.Own, out)
 	return out
 }
 
+// assignDomains sets the domains of all hosts of a route configuration, which are sorted. Of one that
+// belongs to a single service the only host matches any name.
+func assignDomains(single bool, hosts []hostDomains) {
+	if single {
+		hosts[0].domains = []string{"*"}
+		return
+	}
+	used := make(map[string]bool, 4*len(hosts))
+	used["*"] = true
+	for _, h := range hosts {
+		used[h.host] = true
+	}
+	for i := range hosts {
+		h := &hosts[i]
+		h.domains = nil
+		for _, name := range h.claims {
+			if name == h.host || !used[name] {
+				h.domains = append(h.domains, name)
+			}
+			used[name] = true
+		}
+		if len(h.domains) == len(h.claims) {
+			h.domains = h.claims
+		}
+	}
+}
+
 func (c *Compiler) hostDomains(r *incr.Reader, k scopeNameHost) []string {
-	list := c.inner.domains.Of(r, scopeName{k.scope, k.name}) // sorted by host
+	rule := c.inner.domains
+	if _, derived := c.model.Base(k.scope); derived {
+		rule = c.inner.ownDomains
+	}
+	list := rule.Of(r, scopeName{k.scope, k.name}) // sorted by host
 	i, ok := slices.BinarySearchFunc(list, k.host, func(d hostDomains, h string) int { return cmp.Compare(d.host, h) })
 	if !ok {
 		return nil
@@ -173,13 +198,31 @@ func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32)
 
 // route returns a route configuration, joined from its encoded virtual hosts.
 func (c *Compiler) route(r *incr.Reader, k Key) []byte {
-	t, ok := c.hosts(r, scopeName{k.Scope, k.Name})
+	name := scopeName{k.Scope, k.Name}
+	base, derived := c.model.Base(k.Scope)
+	var t routeHosts
+	var ok bool
+	var own []hostDomains
+	if derived {
+		t, _, ok = c.derivedHosts(r, name)
+		own = c.inner.ownDomains.Of(r, name)
+	} else {
+		t, ok = c.routesNamed(r, name)
+	}
 	if !ok {
 		return nil
 	}
-	var encoded [][]byte
+	encoded := make([][]byte, 0, len(t.Hosts)+1)
 	for _, h := range t.Hosts {
-		if b := c.inner.host.Of(r, scopeNameHost{k.Scope, k.Name, h}); b != nil {
+		vh := scopeNameHost{k.Scope, k.Name, h}
+		if derived {
+			if len(own) > 0 && own[0].host == h {
+				own = own[1:]
+			} else {
+				vh.scope = base
+			}
+		}
+		if b := c.inner.host.Of(r, vh); b != nil {
 			encoded = append(encoded, b)
 		}
 	}

@@ -27,7 +27,18 @@ func newWorld() *world { return newWorldWith(compile.Options{}) }
 
 func newWorldWith(o compile.Options) *world {
 	g := incr.New()
+	return worldOf(g, model.New(g, "cluster.local"), o)
+}
+
+// newWholeWorld is a world in which no scope is derived from another.
+func newWholeWorld() *world {
+	g := incr.New()
 	m := model.New(g, "cluster.local")
+	m.CompileWhole()
+	return worldOf(g, m, compile.Options{})
+}
+
+func worldOf(g *incr.Graph, m *model.Model, o compile.Options) *world {
 	return &world{
 		graph: g, model: m, compiler: compile.New(g, m, o),
 		classes: map[mesh.Class]bool{}, held: map[compile.Key]bool{},
@@ -78,16 +89,35 @@ func (w *world) join(n mesh.Node) mesh.Class {
 	return class
 }
 
+// contents are the keys of a layer and, where it is derived, those of its base that it has.
+func (w *world) contents(l compile.Layer) []compile.Key {
+	c, ok := w.compiler.Names().Value(l)
+	if !ok {
+		c = w.compiler.Names().Want(l)
+	}
+	if !c.Derived {
+		return c.Keys
+	}
+	type id struct{ typ, name string }
+	without := map[id]bool{}
+	for _, k := range slices.Concat(c.Keys, c.Hidden) {
+		without[id{k.Kind.TypeURL(), k.Name}] = true
+	}
+	out := slices.Clone(c.Keys)
+	for _, k := range w.contents(c.Base) {
+		if !without[id{k.Kind.TypeURL(), k.Name}] {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
 // sync wants exactly the resources of the classes.
 func (w *world) sync() {
 	want := map[compile.Key]bool{}
 	for c := range w.classes {
 		for _, l := range compile.Layers(c) {
-			keys, ok := w.compiler.Names().Value(l)
-			if !ok {
-				keys = w.compiler.Names().Want(l)
-			}
-			for _, k := range keys {
+			for _, k := range w.contents(l) {
 				if !w.held[k] && !want[k] {
 					w.compiler.Resource(k.Kind).Want(k)
 				}
@@ -121,8 +151,7 @@ func (w *world) run() []string {
 func (w *world) bytes(c mesh.Class) map[compile.Key][]byte {
 	out := map[compile.Key][]byte{}
 	for _, l := range compile.Layers(c) {
-		keys, _ := w.compiler.Names().Value(l)
-		for _, k := range keys {
+		for _, k := range w.contents(l) {
 			out[k], _ = w.compiler.Resource(k.Kind).Value(k)
 		}
 	}
