@@ -27,11 +27,16 @@ type publishedLayer struct {
 	classes map[*publishedClass]struct{}
 	// pending is what has changed since layer was made, by type.
 	pending []difference
+	// derivation is set of a derived layer, and derived lists those that have this one as their base.
+	derivation *derivation
+	derived    map[*publishedLayer]struct{}
 }
 
 type difference struct {
 	upserts []*xds.Resource
 	removes []string
+	// absent are names of a derived layer's own that do not exist, whatever its base has.
+	absent []string
 }
 
 func newLayers(c *compile.Compiler) layers {
@@ -61,20 +66,39 @@ func (p *layers) typeOf(k compile.Kind) xds.Type {
 
 // enter gives a class a layer, which is made if no class has it yet.
 func (p *layers) enter(key compile.Layer, c *publishedClass) *publishedLayer {
-	l := p.byKey[key]
-	if l == nil {
-		l = &publishedLayer{key: key, classes: map[*publishedClass]struct{}{}}
-		p.byKey[key] = l
-		p.setKeys(l, p.compiler.Names().Want(key))
-		l.commit()
-	}
+	l := p.get(key)
 	l.classes[c] = struct{}{}
+	return l
+}
+
+// get returns a layer, which is made if there is none yet.
+func (p *layers) get(key compile.Layer) *publishedLayer {
+	if l := p.byKey[key]; l != nil {
+		return l
+	}
+	l := &publishedLayer{key: key, classes: map[*publishedClass]struct{}{}, derived: map[*publishedLayer]struct{}{}}
+	p.byKey[key] = l
+	contents := p.compiler.Names().Want(key)
+	if contents.Derived {
+		base := p.get(contents.Base)
+		base.derived[l] = struct{}{}
+		l.derivation = &derivation{base: base}
+		l.layer = base.layer
+	}
+	p.setContents(l, contents)
+	l.commit(nil)
 	return l
 }
 
 // exit takes a layer from a class, and drops it with the last one.
 func (p *layers) exit(l *publishedLayer, c *publishedClass) {
-	if delete(l.classes, c); len(l.classes) > 0 {
+	delete(l.classes, c)
+	p.drop(l)
+}
+
+// drop drops a layer, and its base, unless a class has it or another layer is derived from it.
+func (p *layers) drop(l *publishedLayer) {
+	if len(l.classes)+len(l.derived) > 0 {
 		return
 	}
 	for _, k := range l.keys {
@@ -82,6 +106,10 @@ func (p *layers) exit(l *publishedLayer, c *publishedClass) {
 	}
 	p.compiler.Names().Unwant(l.key)
 	delete(p.byKey, l.key)
+	if l.derivation != nil {
+		delete(l.derivation.base.derived, l)
+		p.drop(l.derivation.base)
+	}
 }
 
 // update applies what moved in the graph to the layers, and returns the classes that have one that
@@ -91,8 +119,8 @@ func (p *layers) update(moved []incr.Moved) map[*publishedClass]struct{} {
 	for _, m := range moved {
 		if key, ok := m.Key.(compile.Layer); ok {
 			l := p.byKey[key]
-			keys, _ := p.compiler.Names().Value(key)
-			p.setKeys(l, keys)
+			contents, _ := p.compiler.Names().Value(key)
+			p.setContents(l, contents)
 			touched[l] = struct{}{}
 		}
 	}
@@ -104,14 +132,38 @@ func (p *layers) update(moved []incr.Moved) map[*publishedClass]struct{} {
 		}
 	}
 	changed := map[*publishedClass]struct{}{}
-	for l := range touched {
-		if l.commit() {
+	commit := func(l *publishedLayer, base []difference) {
+		if l.commit(base) {
 			for c := range l.classes {
 				changed[c] = struct{}{}
 			}
 		}
 	}
+	for l := range touched {
+		if l.derivation != nil {
+			continue
+		}
+		pending := l.pending
+		commit(l, nil)
+		for d := range l.derived {
+			commit(d, pending)
+			delete(touched, d)
+		}
+	}
+	for l := range touched {
+		if l.derivation != nil {
+			commit(l, nil)
+		}
+	}
 	return changed
+}
+
+// setContents makes a layer have exactly these resources of its own.
+func (p *layers) setContents(l *publishedLayer, c compile.Contents) {
+	p.setKeys(l, c.Keys)
+	if l.derivation != nil {
+		p.setHidden(l, c.Hidden)
+	}
 }
 
 // setKeys makes a layer have exactly these resources, which are in order.
@@ -147,7 +199,7 @@ func (p *layers) setKeys(l *publishedLayer, keys []compile.Key) {
 // replace gives a resource's new bytes to its layer; false where it is not in it any more, because
 // its name was dropped in the same commit.
 func (p *layers) replace(l *publishedLayer, k compile.Key) bool {
-	if _, ok := slices.BinarySearchFunc(l.keys, k, compile.Key.Compare); !ok {
+	if !l.has(k) {
 		return false
 	}
 	value, _ := p.compiler.Resource(k.Kind).Value(k)
@@ -155,18 +207,29 @@ func (p *layers) replace(l *publishedLayer, k compile.Key) bool {
 	return true
 }
 
+// has reports whether a resource is one of the layer's own.
+func (l *publishedLayer) has(k compile.Key) bool {
+	_, ok := slices.BinarySearchFunc(l.keys, k, compile.Key.Compare)
+	return ok
+}
+
 // change notes that a resource has another value; nil is none.
 func (p *layers) change(l *publishedLayer, k compile.Key, value []byte) {
-	t := p.typeOf(k.Kind)
+	d := l.pendingOf(p.typeOf(k.Kind))
+	r := p.resource(k, value)
+	if r == nil && l.derivation != nil && l.has(k) {
+		d.absent = append(d.absent, k.Name)
+	} else {
+		d.set(k.Name, r)
+	}
+}
+
+// pendingOf is what is pending of a type.
+func (l *publishedLayer) pendingOf(t xds.Type) *difference {
 	for int(t) >= len(l.pending) {
 		l.pending = append(l.pending, difference{})
 	}
-	d := &l.pending[t]
-	if r := p.resource(k, value); r != nil {
-		d.upserts = append(d.upserts, r)
-	} else {
-		d.removes = append(d.removes, k.Name)
-	}
+	return &l.pending[t]
 }
 
 // resource is a value on the wire, nil where there is none.
@@ -185,11 +248,16 @@ func (p *layers) resource(k compile.Key, value []byte) *xds.Resource {
 	return p.pool.Intern(xds.NewCluster(k.Name, value, needs))
 }
 
-// commit makes the layer anew of what is pending, and says whether it is another one.
-func (l *publishedLayer) commit() bool {
+// commit makes the layer anew of what is pending, and of a derived one also of what its base has
+// committed. It says whether it is another one.
+func (l *publishedLayer) commit(base []difference) bool {
 	before := l.layer
-	for t, d := range l.pending {
-		l.layer = l.layer.With(xds.Type(t), d.upserts, d.removes)
+	if l.derivation != nil {
+		l.layer = l.derivation.commit(l.layer, l.pending, base)
+	} else {
+		for t, d := range l.pending {
+			l.layer = l.layer.With(xds.Type(t), d.upserts, d.removes)
+		}
 	}
 	l.pending = nil
 	return l.layer != before

@@ -25,7 +25,18 @@ type published struct {
 
 func newPublished() *published {
 	g := incr.New()
+	return publishedOf(g, model.New(g, "cluster.local"))
+}
+
+// newWholePublished is a publisher in which no layer is derived from another.
+func newWholePublished() *published {
+	g := incr.New()
 	m := model.New(g, "cluster.local")
+	m.CompileWhole()
+	return publishedOf(g, m)
+}
+
+func publishedOf(g *incr.Graph, m *model.Model) *published {
 	return &published{newPublisher(g, m, compile.New(g, m, compile.Options{})), m}
 }
 
@@ -157,6 +168,18 @@ func variants() [][]string {
 		out = append(out, []string{fmt.Sprintf(policy, ""), fmt.Sprintf(policy, "selector: {matchLabels: {app: s1}}, ")})
 		entry := "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e, namespace: " + ns + "}\nspec: {hosts: [" + ns + ".example.com], ports: [{number: 80, name: http, protocol: HTTP}], resolution: %s}\n"
 		out = append(out, []string{fmt.Sprintf(entry, "STATIC, endpoints: [{address: 10.7.0.1}]"), fmt.Sprintf(entry, "DNS"), fmt.Sprintf(entry, "NONE")})
+		private := "apiVersion: v1\nkind: Service\nmetadata: {name: own, namespace: " + ns + ", annotations: {networking.istio.io/exportTo: '%s'}}\nspec: {clusterIP: 10.97.0.1, selector: {app: s0}, ports: [{name: %s, port: 80}]}\n"
+		out = append(out, []string{fmt.Sprintf(private, ".", "http"), fmt.Sprintf(private, "*", "http"), fmt.Sprintf(private, "y", "tcp"), fmt.Sprintf(private, ".", "tcp")})
+		own := "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: own, namespace: " + ns + "}\nspec: {host: '%s', exportTo: ['%s'], trafficPolicy: {%s}}\n"
+		out = append(out, []string{
+			fmt.Sprintf(own, "s1.x.svc.cluster.local", ".", "loadBalancer: {simple: PASSTHROUGH}"), fmt.Sprintf(own, "*.y.svc.cluster.local", ".", "connectionPool: {tcp: {maxConnections: 7}}"),
+			fmt.Sprintf(own, "s2.y.svc.cluster.local", "x", "connectionPool: {tcp: {idleTimeout: 7s}}"), fmt.Sprintf(own, "s1", "*", "connectionPool: {tcp: {maxConnections: 8}}"),
+		})
+		virtual := "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: v, namespace: " + ns + "}\nspec: {hosts: ['%s'], exportTo: ['%s'], http: [{%s, route: [{destination: {host: s1.x.svc.cluster.local}}]}]}\n"
+		out = append(out, []string{
+			fmt.Sprintf(virtual, "s2", "*", "match: [{sourceNamespace: y}]"), fmt.Sprintf(virtual, "s0.x.svc.cluster.local", ".", "timeout: 3s"),
+			fmt.Sprintf(virtual, "extra.example.com", "x", "timeout: 3s"), fmt.Sprintf(virtual, "*.x.svc.cluster.local", "*", "match: [{sourceLabels: {app: s1}}]"),
+		})
 		sidecar := "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: s, namespace: " + ns + "}\nspec: {egress: [{hosts: [%s]}]}\n"
 		out = append(out, []string{fmt.Sprintf(sidecar, "'./*'"), fmt.Sprintf(sidecar, "'*/*'")})
 	}
@@ -164,9 +187,9 @@ func variants() [][]string {
 }
 
 // Whatever changes, joins and leaves, each proxy's view is the one that it would get from a
-// publisher that has just been made.
+// publisher that has just been made, and from one in which no layer is derived from another.
 func TestViewsAreThoseFromScratch(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range uint64(10) {
 		r := rand.New(rand.NewPCG(seed, wait.Seed(t, 7)))
 		choices := variants()
 		standing := make([]int, len(choices)) // one more than the variant; 0 is none
@@ -196,18 +219,25 @@ func TestViewsAreThoseFromScratch(t *testing.T) {
 				proxies[id] = [2]string{ns, fmt.Sprintf("10.1.%d.%d", ns[0], r.IntN(3))}
 				latest[id] = p.connect(id, proxies[id][0], proxies[id][1])
 			}
-			fresh := newPublished()
+			fresh, whole := newPublished(), newWholePublished()
 			for i, n := range standing {
 				if n > 0 {
-					fresh.model.Apply(changesOf(t, choices[i][n-1]))
+					changes := changesOf(t, choices[i][n-1])
+					fresh.model.Apply(changes)
+					whole.model.Apply(changes)
 				}
 			}
 			fresh.graph.Run()
+			whole.graph.Run()
 			for id, at := range proxies {
 				got, _ := latest[id].Load()
 				want, _ := fresh.connect(id, at[0], at[1]).Load()
 				if a, b := viewText(got), viewText(want); a != b {
 					t.Fatalf("seed %d, step %d: %s has\n%s\nfrom scratch\n%s", seed, step, id, a, b)
+				}
+				alone, _ := whole.connect(id, at[0], at[1]).Load()
+				if a, b := viewText(got), viewText(alone); a != b {
+					t.Fatalf("seed %d, step %d: %s has\n%s\nwithout derived layers\n%s", seed, step, id, a, b)
 				}
 				if now := p.snapshot().proxies[id].view; now != got {
 					t.Fatalf("seed %d, step %d: the snapshot has another view of %s", seed, step, id)

@@ -45,7 +45,7 @@ func (c *publishedClass) refresh(generation uint64) {
 // resources is how many resources the class has.
 func (c *publishedClass) resources() (n int) {
 	for _, l := range c.layers {
-		n += len(l.keys)
+		n += l.layer.Len()
 	}
 	return n
 }

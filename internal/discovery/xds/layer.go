@@ -25,6 +25,33 @@ func (l *Layer) With(t Type, upserts []*Resource, removes []string) *Layer {
 	return &n
 }
 
+// WithSetOf is the layer with the resources of a type that another layer has, which the two then
+// share. It returns l itself where they do so already.
+func (l *Layer) WithSetOf(t Type, other *Layer) *Layer {
+	if l.of(t) == other.of(t) {
+		return l
+	}
+	var n Layer
+	if l != nil {
+		n = *l
+	}
+	n.sets[t] = other.of(t)
+	return &n
+}
+
+// Equal says whether two layers share the resources of every type.
+func (l *Layer) Equal(o *Layer) bool {
+	for t := range numTypes {
+		if l.of(t) != o.of(t) {
+			return false
+		}
+	}
+	return true
+}
+
+// Get is the resource of that type and name, or nil.
+func (l *Layer) Get(t Type, name string) *Resource { return l.of(t).get(name) }
+
 // Len is the number of resources.
 func (l *Layer) Len() (n int) {
 	for t := range numTypes {
@@ -50,6 +77,14 @@ func (s *set) all() []*Resource {
 		return nil
 	}
 	return s.list
+}
+
+// get is the resource of that name, or nil.
+func (s *set) get(name string) *Resource {
+	if i, ok := slices.BinarySearchFunc(s.all(), name, byName); ok {
+		return s.list[i]
+	}
+	return nil
 }
 
 // edit is a name that changes: to a resource, or to nothing.
