@@ -73,7 +73,7 @@ func BenchmarkOneEndpoint(b *testing.B) {
 	before := heap()
 	subs, v := fleet(b)
 	size := float64(heap()-before) / float64(len(subs)) / 1024
-	name := v.Layers[1].of(EDS).list[500].Name
+	name := v.Layers[1].of(EDS).all()[500].Name
 	b.ReportAllocs()
 	n := 0
 	for b.Loop() {

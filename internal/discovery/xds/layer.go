@@ -55,7 +55,7 @@ func (l *Layer) Get(t Type, name string) *Resource { return l.of(t).get(name) }
 // Len is the number of resources.
 func (l *Layer) Len() (n int) {
 	for t := range numTypes {
-		n += len(l.of(t).all())
+		n += l.of(t).len()
 	}
 	return n
 }
@@ -67,24 +67,154 @@ func (l *Layer) of(t Type) *set {
 	return l.sets[t]
 }
 
+// maxChunk is the greatest number of resources in a chunk, minChunk the least of one that is not
+// joined with the one before it, where the two have room in one.
+const (
+	maxChunk = 64
+	minChunk = maxChunk / 4
+)
+
 // set is the resources of one type in one layer, in order of their names. It is immutable. A nil
 // set is empty, and every empty set is nil.
-type set struct{ list []*Resource }
+//
+// The resources are in chunks, which sets share: a set that is made of another by a few changes
+// costs the chunks that these are in.
+type set struct {
+	chunks []*chunk // none is empty
+	count  int
+}
 
-// all is the set's list, which must not be changed.
-func (s *set) all() []*Resource {
-	if s == nil {
+type chunk struct{ list []*Resource }
+
+func (c *chunk) last() string { return c.list[len(c.list)-1].Name }
+
+// setOf is a set of resources that are in order of names, no two with the same.
+func setOf(list []*Resource) *set {
+	var b setBuilder
+	b.add(list)
+	return b.set()
+}
+
+// setBuilder makes a set of chunks, in order.
+type setBuilder struct {
+	chunks []*chunk
+	count  int
+}
+
+// keep adds a chunk of another set.
+func (b *setBuilder) keep(c *chunk) {
+	b.chunks = append(b.chunks, c)
+	b.count += len(c.list)
+}
+
+// add adds resources in chunks of their own, or with those that were added last where they are few.
+func (b *setBuilder) add(list []*Resource) {
+	if end := len(b.chunks) - 1; end >= 0 && len(list) > 0 {
+		before := b.chunks[end].list
+		if min(len(before), len(list)) < minChunk && len(before)+len(list) <= maxChunk {
+			b.chunks, b.count = b.chunks[:end], b.count-len(before)
+			list = slices.Concat(before, list)
+		}
+	}
+	b.count += len(list)
+	for pieces := (len(list) + maxChunk - 1) / maxChunk; pieces > 0; pieces-- {
+		n := len(list) / pieces
+		b.chunks = append(b.chunks, &chunk{list[:n:n]})
+		list = list[n:]
+	}
+}
+
+func (b *setBuilder) set() *set {
+	if b.count == 0 {
 		return nil
 	}
-	return s.list
+	return &set{chunks: b.chunks, count: b.count}
+}
+
+func (s *set) len() int {
+	if s == nil {
+		return 0
+	}
+	return s.count
+}
+
+// all is a list of the set's resources, which must not be changed.
+func (s *set) all() []*Resource {
+	switch {
+	case s == nil:
+		return nil
+	case len(s.chunks) == 1:
+		return s.chunks[0].list
+	}
+	out := make([]*Resource, 0, s.count)
+	for _, c := range s.chunks {
+		out = append(out, c.list...)
+	}
+	return out
+}
+
+// chunkOf is the index of the chunk that a name is in, or is to be added to.
+func (s *set) chunkOf(name string) int {
+	i, _ := slices.BinarySearchFunc(s.chunks, name, func(c *chunk, name string) int { return strings.Compare(c.last(), name) })
+	return min(i, len(s.chunks)-1)
 }
 
 // get is the resource of that name, or nil.
 func (s *set) get(name string) *Resource {
-	if i, ok := slices.BinarySearchFunc(s.all(), name, byName); ok {
-		return s.list[i]
+	if s == nil {
+		return nil
+	}
+	list := s.chunks[s.chunkOf(name)].list
+	if i, ok := slices.BinarySearchFunc(list, name, byName); ok {
+		return list[i]
 	}
 	return nil
+}
+
+// cursor is a place in a set. Its zero value is the end of one.
+type cursor struct {
+	chunks []*chunk
+	at     int // in the first of chunks
+}
+
+// start is the place of the set's first resource.
+func (s *set) start() cursor {
+	if s == nil {
+		return cursor{}
+	}
+	return cursor{chunks: s.chunks}
+}
+
+// head is the resource at the place, nil at the end.
+func (c *cursor) head() *Resource {
+	if len(c.chunks) == 0 {
+		return nil
+	}
+	return c.chunks[0].list[c.at]
+}
+
+func (c *cursor) next() {
+	if c.at++; c.at == len(c.chunks[0].list) {
+		c.chunks, c.at = c.chunks[1:], 0
+	}
+}
+
+// seek goes on to the first resource whose name is not less.
+func (c *cursor) seek(name string) {
+	for len(c.chunks) > 0 && c.chunks[0].last() < name {
+		c.chunks, c.at = c.chunks[1:], 0
+	}
+	for r := c.head(); r != nil && r.Name < name; r = c.head() {
+		c.next()
+	}
+}
+
+// rest adds to list what is left.
+func (c *cursor) rest(list []*Resource) []*Resource {
+	for ; len(c.chunks) > 0; c.chunks, c.at = c.chunks[1:], 0 {
+		list = append(list, c.chunks[0].list[c.at:]...)
+	}
+	return list
 }
 
 // edit is a name that changes: to a resource, or to nothing.
@@ -95,10 +225,50 @@ type edit struct {
 
 // with is as Layer.With.
 func (s *set) with(upserts []*Resource, removes []string) *set {
-	rest := s.all()
 	edits := sortedEdits(upserts, removes)
-	list := make([]*Resource, 0, len(rest)+len(upserts))
+	if s == nil {
+		list, _ := applyEdits(nil, edits)
+		return setOf(list)
+	}
+	b := setBuilder{chunks: make([]*chunk, 0, len(s.chunks)+1)}
 	changed := false
+	rest := s.chunks
+	for len(edits) > 0 {
+		i := (&set{chunks: rest}).chunkOf(edits[0].name)
+		for _, c := range rest[:i] {
+			b.keep(c)
+		}
+		c := rest[i]
+		rest = rest[i+1:]
+		n := len(edits)
+		if len(rest) > 0 {
+			n, _ = slices.BinarySearchFunc(edits, c.last(), func(e edit, name string) int {
+				if e.name <= name {
+					return -1
+				}
+				return 1
+			})
+		}
+		if list, other := applyEdits(c.list, edits[:n]); other {
+			b.add(list)
+			changed = true
+		} else {
+			b.keep(c)
+		}
+		edits = edits[n:]
+	}
+	if !changed {
+		return s
+	}
+	for _, c := range rest {
+		b.keep(c)
+	}
+	return b.set()
+}
+
+// applyEdits is a list with edits, which are in order, and whether it is another one.
+func applyEdits(rest []*Resource, edits []edit) (list []*Resource, changed bool) {
+	list = make([]*Resource, 0, len(rest)+len(edits))
 	for i, e := range edits {
 		if i+1 < len(edits) && edits[i+1].name == e.name {
 			continue // the last one counts
@@ -120,13 +290,7 @@ func (s *set) with(upserts []*Resource, removes []string) *set {
 			list = append(list, r)
 		}
 	}
-	if !changed {
-		return s
-	}
-	if list = append(list, rest...); len(list) == 0 {
-		return nil
-	}
-	return &set{list: slices.Clip(list)}
+	return append(list, rest...), changed
 }
 
 // sortedEdits are in order of names; those of one name are in the order in which they are made.
@@ -146,32 +310,39 @@ func byName(r *Resource, name string) int { return strings.Compare(r.Name, name)
 
 func order(a, b *Resource) int { return strings.Compare(a.Name, b.Name) }
 
-// between is the difference between two sets.
+// between is the difference between two sets. It costs the chunks that they do not share.
 func between(old, cur *set) step {
-	a, b := old.all(), cur.all()
-	if len(a) == 0 || len(b) == 0 {
-		return step{upserts: b, removed: a}
+	if old == nil || cur == nil {
+		return step{upserts: cur.all(), removed: old.all()}
 	}
 	var d step
-	for len(a) > 0 && len(b) > 0 {
-		if a[0] == b[0] {
-			a, b = a[1:], b[1:]
+	a, b := old.start(), cur.start()
+	for len(a.chunks) > 0 && len(b.chunks) > 0 {
+		if a.at == 0 && b.at == 0 && a.chunks[0] == b.chunks[0] {
+			a.chunks, b.chunks = a.chunks[1:], b.chunks[1:]
 			continue
 		}
-		switch c := order(a[0], b[0]); {
+		x, y := a.head(), b.head()
+		if x == y {
+			a.next()
+			b.next()
+			continue
+		}
+		switch c := order(x, y); {
 		case c < 0:
-			d.removed = append(d.removed, a[0])
-			a = a[1:]
+			d.removed = append(d.removed, x)
+			a.next()
 		case c > 0:
-			d.upserts = append(d.upserts, b[0])
-			b = b[1:]
+			d.upserts = append(d.upserts, y)
+			b.next()
 		default:
-			if !same(a[0], b[0]) {
-				d.upserts = append(d.upserts, b[0])
+			if !same(x, y) {
+				d.upserts = append(d.upserts, y)
 			}
-			a, b = a[1:], b[1:]
+			a.next()
+			b.next()
 		}
 	}
-	d.removed, d.upserts = append(d.removed, a...), append(d.upserts, b...)
+	d.removed, d.upserts = a.rest(d.removed), b.rest(d.upserts)
 	return d
 }

@@ -51,15 +51,13 @@ func (s *Sub) privateSize(e Send) (size int) {
 
 // unshared is the size of the names that are not in the view.
 func unshared(list names, view TypeView) (size int) {
-	rest := view.lists()
+	rest := view.starts()
 	for _, n := range list {
 		known := false
-		for i, l := range rest {
-			for len(l) > 0 && l[0].Name < n {
-				l = l[1:]
-			}
-			known = known || len(l) > 0 && l[0].Name == n
-			rest[i] = l
+		for i := range rest {
+			rest[i].seek(n)
+			r := rest[i].head()
+			known = known || r != nil && r.Name == n
 		}
 		if !known {
 			size += costOf(n)

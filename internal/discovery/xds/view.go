@@ -100,7 +100,7 @@ func newTypeView(resources []*Resource) (v TypeView) {
 // Len is the number of resources.
 func (v TypeView) Len() (n int) {
 	for _, p := range v.parts {
-		n += len(p.all())
+		n += p.len()
 	}
 	return n
 }
@@ -108,8 +108,8 @@ func (v TypeView) Len() (n int) {
 // Get is the resource of that name, or nil.
 func (v TypeView) Get(name string) *Resource {
 	for _, p := range v.parts {
-		if i, ok := slices.BinarySearchFunc(p.all(), name, byName); ok {
-			return p.list[i]
+		if r := p.get(name); r != nil {
+			return r
 		}
 	}
 	return nil
@@ -118,20 +118,28 @@ func (v TypeView) Get(name string) *Resource {
 // All ranges over the resources in order of their names.
 func (v TypeView) All() iter.Seq[*Resource] {
 	return func(yield func(*Resource) bool) {
-		rest := v.lists()
+		rest := v.starts()
 		for {
 			first := -1
-			for i, l := range rest {
-				if len(l) > 0 && (first < 0 || l[0].Name < rest[first][0].Name) {
+			for i := range rest {
+				if r := rest[i].head(); r != nil && (first < 0 || r.Name < rest[first].head().Name) {
 					first = i
 				}
 			}
-			if first < 0 || !yield(rest[first][0]) {
+			if first < 0 || !yield(rest[first].head()) {
 				return
 			}
-			rest[first] = rest[first][1:]
+			rest[first].next()
 		}
 	}
+}
+
+// starts are the places of the first resource of each part.
+func (v TypeView) starts() (out [NumLayers + 1]cursor) {
+	for i, p := range v.parts {
+		out[i] = p.start()
+	}
+	return out
 }
 
 // lists are the resources of each part in order of their names; they must not be changed.
@@ -169,7 +177,7 @@ func diff(old, cur TypeView, between func(old, cur *set) step) *Delta {
 	}
 	d.Upserts, d.Removed = withoutMoves(d.Upserts, d.Removed)
 	if len(d.Removed) > 0 {
-		d.Union.parts[unlayered] = &set{list: d.Removed}
+		d.Union.parts[unlayered] = setOf(d.Removed)
 	}
 	return d
 }
