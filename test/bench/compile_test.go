@@ -37,9 +37,19 @@ func load(objects []object.Change) *world {
 func (w *world) join(n mesh.Node) {
 	class := w.model.Classify().Want(model.KeyOf(n, ""))
 	for _, l := range compile.Layers(class) {
-		if _, ok := w.held[l]; !ok {
-			w.hold(l, w.compiler.Names().Want(l))
-		}
+		w.want(l)
+	}
+}
+
+// want compiles a layer, and the one from which it is derived, and keeps it wanted.
+func (w *world) want(l compile.Layer) {
+	if _, ok := w.held[l]; ok {
+		return
+	}
+	contents := w.compiler.Names().Want(l)
+	w.hold(l, contents.Keys)
+	if contents.Derived {
+		w.want(contents.Base)
 	}
 }
 
@@ -68,8 +78,8 @@ func (w *world) change(c []object.Change) []incr.Moved {
 	moved := w.graph.Run()
 	for _, m := range moved {
 		if layer, ok := m.Key.(compile.Layer); ok {
-			keys, _ := w.compiler.Names().Value(layer)
-			w.hold(layer, keys)
+			contents, _ := w.compiler.Names().Value(layer)
+			w.hold(layer, contents.Keys)
 		}
 	}
 	return moved
