@@ -140,9 +140,6 @@ func (c *Compiler) routeChanges(r *incr.Reader, s mesh.ScopeID) []routeChange {
 				t.Hosts = append(t.Hosts, host)
 			}
 		}
-		if has(extra, host) {
-			shared()
-		}
 	}
 	for _, host := range d.Routes {
 		if has(extra, host) {

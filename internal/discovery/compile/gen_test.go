@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
 	typev1 "istio.io/api/type/v1beta1"
@@ -204,7 +205,11 @@ func (d *dice) destinationRule() *networking.DestinationRule {
 		r.WorkloadSelector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
 	}
 	policy := func() *networking.TrafficPolicy {
-		switch d.roll(5) {
+		switch d.roll(6) {
+		case 4:
+			return &networking.TrafficPolicy{ConnectionPool: &networking.ConnectionPoolSettings{Tcp: &networking.ConnectionPoolSettings_TCPSettings{
+				IdleTimeout: durationpb.New(time.Duration(1+d.roll(3)) * time.Minute),
+			}}}
 		case 0:
 			return &networking.TrafficPolicy{OutlierDetection: &networking.OutlierDetection{}}
 		case 1:

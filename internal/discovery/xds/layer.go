@@ -3,6 +3,7 @@ package xds
 import (
 	"slices"
 	"strings"
+	"sync/atomic"
 )
 
 // Layer is an immutable part of views, which any number of them share. A nil Layer is empty.
@@ -82,6 +83,9 @@ const (
 type set struct {
 	chunks []*chunk // none is empty
 	count  int
+	// list is what all returns, made when it is asked for, so that the streams that are sent the
+	// whole set share it.
+	list atomic.Pointer[[]*Resource]
 }
 
 type chunk struct{ list []*Resource }
@@ -138,7 +142,7 @@ func (s *set) len() int {
 	return s.count
 }
 
-// all is a list of the set's resources, which must not be changed.
+// all is a list of the set's resources, which must not be changed. Any goroutine may ask for it.
 func (s *set) all() []*Resource {
 	switch {
 	case s == nil:
@@ -146,17 +150,21 @@ func (s *set) all() []*Resource {
 	case len(s.chunks) == 1:
 		return s.chunks[0].list
 	}
+	if list := s.list.Load(); list != nil {
+		return *list
+	}
 	out := make([]*Resource, 0, s.count)
 	for _, c := range s.chunks {
 		out = append(out, c.list...)
 	}
+	s.list.Store(&out)
 	return out
 }
 
 // chunkOf is the index of the chunk that a name is in, or is to be added to.
-func (s *set) chunkOf(name string) int {
-	i, _ := slices.BinarySearchFunc(s.chunks, name, func(c *chunk, name string) int { return strings.Compare(c.last(), name) })
-	return min(i, len(s.chunks)-1)
+func chunkOf(chunks []*chunk, name string) int {
+	i, _ := slices.BinarySearchFunc(chunks, name, func(c *chunk, name string) int { return strings.Compare(c.last(), name) })
+	return min(i, len(chunks)-1)
 }
 
 // get is the resource of that name, or nil.
@@ -164,7 +172,7 @@ func (s *set) get(name string) *Resource {
 	if s == nil {
 		return nil
 	}
-	list := s.chunks[s.chunkOf(name)].list
+	list := s.chunks[chunkOf(s.chunks, name)].list
 	if i, ok := slices.BinarySearchFunc(list, name, byName); ok {
 		return list[i]
 	}
@@ -234,7 +242,7 @@ func (s *set) with(upserts []*Resource, removes []string) *set {
 	changed := false
 	rest := s.chunks
 	for len(edits) > 0 {
-		i := (&set{chunks: rest}).chunkOf(edits[0].name)
+		i := chunkOf(rest, edits[0].name)
 		for _, c := range rest[:i] {
 			b.keep(c)
 		}

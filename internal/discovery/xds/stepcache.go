@@ -14,7 +14,7 @@ type stepCache struct {
 }
 
 func (c *stepCache) between(old, cur *set) step {
-	if cur == nil {
+	if old == nil || cur == nil {
 		return between(old, cur) // nothing has to be compared
 	}
 	key := [2]*set{old, cur}
