@@ -13,9 +13,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-func parseYAML(c chunk) Document {
-	doc := Document{Line: c.line}
-	dec := yaml.NewDecoder(bytes.NewReader(c.text))
+func parseYAML(c Chunk) Document {
+	doc := Document{Line: c.Line}
+	dec := yaml.NewDecoder(bytes.NewReader(c.Text))
 	var node, more yaml.Node
 	err := dec.Decode(&node)
 	if errors.Is(err, io.EOF) {
@@ -29,13 +29,13 @@ func parseYAML(c chunk) Document {
 		}
 	}
 	if err != nil {
-		doc.Fault, doc.Text = syntaxFault(err, c.line), c.text
+		doc.Fault, doc.Text = syntaxFault(err, c.Line), c.Text
 		return doc
 	}
-	b := builder{shift: c.line - 1, anchors: map[*yaml.Node]*Tree{}}
+	b := builder{shift: c.Line - 1, anchors: map[*yaml.Node]*Tree{}}
 	root, fault := b.build(&node, 0)
 	if fault != nil {
-		doc.Fault, doc.Text = fault, c.text
+		doc.Fault, doc.Text = fault, c.Text
 		return doc
 	}
 	if root.Kind != Null {

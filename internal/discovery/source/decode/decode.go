@@ -9,7 +9,6 @@ package decode
 
 import (
 	"fmt"
-	"path"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,9 +51,19 @@ func (r Result) Whole() bool {
 // Documents parses all documents of a file: JSON if its name ends in ".json", otherwise YAML. A list
 // (kind List) is replaced by its items, and a missing namespace by "default". A text larger than
 // yamltree.MaxBytes (bytes) and more documents than yamltree.MaxDocuments are reported as problems.
-func Documents(file string, text []byte) Result {
-	d := decoder{file: file}
-	for _, doc := range yamltree.Parse(text, path.Ext(file) == ".json") {
+func Documents(file string, text []byte) Result { return NewFile(file).Documents(text) }
+
+// decoder collects the result of one file.
+type decoder struct {
+	file   string
+	count  int           // of objects
+	policy object.Policy // for the problems of the current document
+	Result
+}
+
+// chunk parses the documents of a part of the file.
+func (d *decoder) chunk(c yamltree.Chunk) {
+	for _, doc := range c.Parse() {
 		switch {
 		case doc.Fault != nil:
 			d.policy = policyIn(doc.Text)
@@ -63,18 +72,6 @@ func Documents(file string, text []byte) Result {
 			d.document(doc.Root, "")
 		}
 	}
-	if p, some := leftOut(file, d.Skipped); some {
-		d.Problems = append(d.Problems, p)
-	}
-	return d.Result
-}
-
-// decoder collects the result of one file.
-type decoder struct {
-	file   string
-	count  int
-	policy object.Policy // for the problems of the current document
-	Result
 }
 
 func (d *decoder) problem(k object.Key, f *yamltree.Fault) {

@@ -3,7 +3,7 @@
 // It reads files named *.yaml, *.yml and *.json recursively, and ignores names that begin
 // with a dot. It notices edits, renames, replaced links and deletions within 100 ms if
 // inotify reports them, else at the next poll. It reads a file when it has not been modified
-// for 30 ms, and removes an object when it is missing in two consecutive readings. A document
+// for 30 ms, decodes the documents of it that are not the same as before, and removes an object when it is missing in two consecutive readings. A document
 // that does not parse keeps its last good value, and a directory or file that cannot be read
 // keeps its objects. Writing a file in place is not atomic: if objects are missing in such a
 // file, or its last document is shorter, it is used when it has not been modified for 1.5 s
@@ -64,6 +64,7 @@ type Source struct {
 	synced  bool
 	initial []reading      // the readings before the first batch
 	skipped map[string]int // number of ignored objects that were logged, by file
+	decoded map[string]*decode.File
 	seen    map[string]content
 	waiting map[string]bool // files for which waiting was logged
 }
@@ -101,7 +102,7 @@ func New(o Options) (*Source, error) {
 	m := newMerger()
 	m.restore(o.Remembered)
 	return &Source{
-		o: o, pace: filewatch.NewDebouncer(o.Debounce, o.Confirm, o.QuietPeriod), merger: m, skipped: map[string]int{}, seen: map[string]content{}, waiting: map[string]bool{},
+		o: o, pace: filewatch.NewDebouncer(o.Debounce, o.Confirm, o.QuietPeriod), merger: m, skipped: map[string]int{}, decoded: map[string]*decode.File{}, seen: map[string]content{}, waiting: map[string]bool{},
 	}, nil
 }
 
@@ -240,6 +241,7 @@ func (s *Source) read(path string, now time.Time) (reading, bool) {
 	rewritten, still := s.pace.MarkRead(path, sig, now)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		delete(s.decoded, path)
 		return reading{path: path, gone: true}, true
 	case err != nil:
 		return reading{path: path, unreadable: err.Error()}, true
@@ -247,7 +249,12 @@ func (s *Source) read(path string, now time.Time) (reading, bool) {
 		s.pace.Hold(path, now) // the previous contents, to compare with, are not known
 		return reading{}, false
 	}
-	r := reading{path: path, result: decode.Documents(path, text), text: extentOf(text), beingWritten: rewritten && !still && !s.unchanged(path, text, now)}
+	file := s.decoded[path]
+	if file == nil {
+		file = decode.NewFile(path)
+		s.decoded[path] = file
+	}
+	r := reading{path: path, result: file.Documents(text), text: extentOf(text), beingWritten: rewritten && !still && !s.unchanged(path, text, now)}
 	if !r.beingWritten {
 		delete(s.seen, path)
 	}

@@ -35,6 +35,7 @@ type reading struct {
 type merger struct {
 	files    map[string]*fileState
 	owners   map[object.Key]map[string]bool // the files that define an object
+	shared   map[object.Key]bool            // the objects that several files define
 	emitted  map[object.Key]*object.Object
 	problems []object.Problem // as emitted last
 }
@@ -55,7 +56,7 @@ type definition struct {
 }
 
 func newMerger() *merger {
-	return &merger{files: map[string]*fileState{}, owners: map[object.Key]map[string]bool{}, emitted: map[object.Key]*object.Object{}}
+	return &merger{files: map[string]*fileState{}, owners: map[object.Key]map[string]bool{}, shared: map[object.Key]bool{}, emitted: map[object.Key]*object.Object{}}
 }
 
 // apply applies the readings of one scan, and the problems of the directories. It returns the batch
@@ -118,7 +119,9 @@ func (m *merger) file(state *fileState, r reading, touched map[object.Key]bool) 
 		case !complete:
 		case c.missing && !r.beingWritten:
 			delete(state.definitions, k)
-			delete(m.owners[k], r.path)
+			if delete(m.owners[k], r.path); len(m.owners[k]) < 2 {
+				delete(m.shared, k)
+			}
 			touched[k] = true
 		default:
 			c.missing, reread = true, true
@@ -139,14 +142,19 @@ func (m *merger) present(state *fileState, r reading, touched map[object.Key]boo
 		return present
 	}
 	state.problems = append(state.problems, r.result.Problems...)
-	for _, o := range r.result.Objects {
+	for i := range r.result.Objects {
+		o := &r.result.Objects[i]
 		if present[o.Key] {
 			state.problems = append(state.problems, duplicate(o.Key, o.Origin, state.definitions[o.Key].origin))
 			continue
 		}
 		present[o.Key] = true
 		c := m.definition(state, r.path, o.Key)
-		c.good, c.origin, c.missing = &o, o.Origin, false
+		if !c.missing && c.good != nil && decodedOnce(c.good, o) && c.origin == o.Origin {
+			continue // nothing of it has changed
+		}
+		good := *o // the other objects of the reading are not kept
+		c.good, c.origin, c.missing = &good, o.Origin, false
 		touched[o.Key] = true
 	}
 	for _, p := range r.result.Problems {
@@ -170,7 +178,9 @@ func (m *merger) definition(state *fileState, path string, k object.Key) *defini
 		if m.owners[k] == nil {
 			m.owners[k] = map[string]bool{}
 		}
-		m.owners[k][path] = true
+		if m.owners[k][path] = true; len(m.owners[k]) > 1 {
+			m.shared[k] = true
+		}
 	}
 	return c
 }
@@ -220,12 +230,9 @@ func (m *merger) allProblems(dirs []object.Problem) []object.Problem {
 	for _, s := range m.files {
 		all = append(all, s.problems...)
 	}
-	for k, paths := range m.owners {
-		if len(paths) < 2 {
-			continue
-		}
+	for k := range m.shared {
 		first := object.Origin{}
-		for _, path := range slices.Sorted(maps.Keys(paths)) {
+		for _, path := range slices.Sorted(maps.Keys(m.owners[k])) {
 			switch c := m.files[path].definitions[k]; {
 			case c.missing:
 			case first == (object.Origin{}):
@@ -250,9 +257,13 @@ func same(a, b *object.Object) bool {
 	return a.Origin == b.Origin && a.Saved.Equal(b.Saved) && equal(a, b)
 }
 
+// decodedOnce reports whether two values of an object come from the same decoding of a document, so that they
+// differ at most in the line. It is false for kinds without a spec.
+func decodedOnce(a, b *object.Object) bool { return a.Spec != nil && a.Spec == b.Spec }
+
 // equal reports whether two values of an object have equal metadata and specs.
 func equal(a, b *object.Object) bool {
-	return reflect.DeepEqual(a.Meta, b.Meta) && object.SameSpec(a, b)
+	return decodedOnce(a, b) || reflect.DeepEqual(a.Meta, b.Meta) && object.SameSpec(a, b)
 }
 
 // extent is the size of a file.
@@ -299,8 +310,8 @@ func (m *merger) losesObject(state *fileState, r reading) bool {
 		return false // a document that is not identified may be any object, so all stay in force
 	}
 	present := map[object.Key]bool{}
-	for _, o := range r.result.Objects {
-		present[o.Key] = true
+	for i := range r.result.Objects {
+		present[r.result.Objects[i].Key] = true
 	}
 	for _, p := range r.result.Problems {
 		present[p.Key] = true
@@ -325,8 +336,8 @@ func (m *merger) definedElsewhere(k object.Key, path string) bool {
 // lastDocumentChanged reports whether the last document of a reading is invalid, new or changed.
 func (m *merger) lastDocumentChanged(state *fileState, r reading) bool {
 	last := 0
-	for _, o := range r.result.Objects {
-		last = max(last, o.Origin.Line)
+	for i := range r.result.Objects {
+		last = max(last, r.result.Objects[i].Origin.Line)
 	}
 	for _, s := range r.result.Skipped {
 		last = max(last, s.Origin.Line)
@@ -336,8 +347,9 @@ func (m *merger) lastDocumentChanged(state *fileState, r reading) bool {
 			return true
 		}
 	}
-	for _, o := range r.result.Objects {
-		if c := state.definitions[o.Key]; o.Origin.Line == last && (c == nil || c.good == nil || !equal(c.good, &o)) {
+	for i := range r.result.Objects {
+		o := &r.result.Objects[i]
+		if c := state.definitions[o.Key]; o.Origin.Line == last && (c == nil || c.good == nil || !equal(c.good, o)) {
 			return true
 		}
 	}
