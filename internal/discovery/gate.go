@@ -201,7 +201,7 @@ func (l *loop) logRestored() {
 		return
 	}
 	if l.gate.restored = n > 0; n > 0 {
-		l.log.Warn("objects are in force as they were saved, because their source cannot be read", "objects", n, "saved", oldest.UTC().Format(time.RFC3339))
+		l.log.Warn("objects are in force as they were saved, because their source cannot be read", "objects", n, "saved", oldest.UTC().Format(time.RFC3339), "age", time.Since(oldest).Round(time.Second))
 		return
 	}
 	l.log.Info("every object in force has been read from its source")

@@ -70,6 +70,9 @@ func openKeeper(stateDir, place string, log *slog.Logger) *keeper {
 		log.Error("saved configuration cannot be used and is renamed; there is no last good version of objects that cannot be read now", "file", aside, "error", err)
 		return k
 	}
+	if unknown := k.before.Unknown; len(unknown) > 0 {
+		log.Warn("saved configuration is of a later release: what this one does not know is left out, and will not be saved again", "file", k.path, "unknown", strings.Join(unknown, ", "))
+	}
 	for i := range k.before.Objects {
 		o := &k.before.Objects[i]
 		if o.Saved.IsZero() {

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -314,6 +315,62 @@ func TestUnusableSavedFileIsRenamed(t *testing.T) {
 				t.Errorf("saved is %+v, %v", set, err)
 			}
 		})
+	}
+}
+
+// A later release has saved kinds and fields that this one does not know: the rest is used, and one line says
+// so.
+func TestSavedFileOfALaterRelease(t *testing.T) {
+	l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop})
+	l.start()
+	l.ready(http.StatusOK, "ready")
+	l.stop()
+	path := filepath.Join(l.state, savedFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, body, _ := strings.Cut(string(text), "\n")
+	body = strings.Replace(body, `"objects":3`, `"shards":2,"objects":5`, 1) + `{"kind":"ProxyPolicy","name":"p","namespace":"shop","spec":{"a":1}}` + "\n" + `{"lease":"x"}` + "\n"
+	body = strings.Replace(body, `"spec":{`, `"spec":{"Later":true,`, 1)
+	text = fmt.Appendf(nil, "pilothouse-saved-configuration %d sha256:%x\n%s", saved.Version, sha256.Sum256([]byte(body)), body)
+	if err := errors.Join(os.WriteFile(path, text, 0o600), os.RemoveAll(l.config)); err != nil {
+		t.Fatal(err)
+	}
+	l.start()
+	l.ready(http.StatusOK, "3 of 3 objects in force are those of the saved configuration")
+	if c := l.listener(); !strict(c) {
+		t.Error("STRICT is not enforced")
+	}
+	if n := strings.Count(l.log.String(), "saved configuration is of a later release"); n != 1 || !strings.Contains(l.log.String(), "ProxyPolicy") {
+		t.Errorf("it is logged %d times:\n%s", n, l.log.String())
+	}
+}
+
+// No Secret gets into the state folder, in whatever form it is given.
+func TestSecretsAreNotSaved(t *testing.T) {
+	l := newLife(t, map[string]string{"shop.yaml": shop, "secret.yaml": "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: shop, annotations: {note: annotated-secret}}\n" +
+		"stringData: {password: hunter2-in-plain}\ndata: {token: aHVudGVyMy1pbi1iYXNlNjQ=}\n"})
+	l.start()
+	l.ready(http.StatusOK, "ready")
+	l.stop()
+	err := filepath.WalkDir(l.state, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, part := range []string{"hunter2", "aHVudGVyMi1pbi1wbGFpb", "hunter3", "aHVudGVyMy1pbi1iYXNlNjQ", "annotated-secret"} {
+			if strings.Contains(string(text), part) {
+				t.Errorf("%s contains %q", path, part)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(l.state, savedFile)); err != nil || !strings.Contains(string(text), `"Service"`) {
+		t.Errorf("the Service is not saved: %v", err)
 	}
 }
 

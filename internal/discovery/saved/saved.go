@@ -2,8 +2,9 @@
 //
 // The first line has the format's version and a checksum of the rest: a file of another
 // version, a truncated one and a modified one are errors, and nothing of them is used.
-// Decoding returns the objects with their keys, metadata and origins. Secrets are neither
-// encoded nor decoded. Limits on the file and on each object make it safe to decode any
+// Decoding returns the objects with their keys, metadata and origins. Kinds, fields and other
+// records that a later release has added to the format are left out and named, as this release
+// would leave them out of its source. Secrets are neither encoded nor decoded. Limits on the file and on each object make it safe to decode any
 // input. An Encoder caches encoded objects, so that a change of one object costs the
 // encoding of that object.
 package saved
@@ -21,13 +22,15 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// Version is the version of the format. Decode rejects others.
+// Version is the version of the format. Decode rejects others. A field, kind or record may be added
+// without another version if a file without it means what it meant before.
 const Version = 1
 
 // Limits on a file and on one of its objects, in bytes.
@@ -47,6 +50,18 @@ type Set struct {
 	// of the origins are below it.
 	Place   string
 	Objects []object.Object
+	// Unknown describes what Decode has left out, because a later release wrote it: each kind and field
+	// once, at most maxUnknown.
+	Unknown []string
+}
+
+// maxUnknown limits Set.Unknown.
+const maxUnknown = 10
+
+func (s *Set) unknown(what string) {
+	if what != "" && len(s.Unknown) < maxUnknown && !slices.Contains(s.Unknown, what) {
+		s.Unknown = append(s.Unknown, what)
+	}
 }
 
 // head is the second line of a file.
@@ -57,7 +72,8 @@ type head struct {
 }
 
 // record is an object, one line of the file. Its fields, and those of the specs in package object,
-// are the format: renaming one or changing its meaning requires a new Version.
+// are the format: renaming one or changing its meaning requires a new Version. A record without a kind is
+// of another type, which this release does not know.
 type record struct {
 	Kind            object.Kind       `json:"kind"`
 	Namespace       string            `json:"namespace,omitempty"`
@@ -179,38 +195,49 @@ func Decode(text []byte) (Set, error) {
 	}
 	first, body, _ = bytes.Cut(body, []byte("\n"))
 	var h head
-	if err := decodeStrict(first, &h); err != nil {
+	field, err := decodeJSON(first, &h)
+	if err != nil {
 		return Set{}, fmt.Errorf("line 2: %w", err)
 	}
 	set := Set{Written: h.Written, Place: h.Place}
-	seen := map[object.Key]bool{}
-	for n := 3; len(body) > 0; n++ {
+	set.unknown(field)
+	seen, lines := map[object.Key]bool{}, 0
+	for ; len(body) > 0; lines++ {
 		first, body, _ = bytes.Cut(body, []byte("\n"))
-		o, err := decodeObject(first)
+		o, known, err := set.object(first)
 		if err != nil {
-			return Set{}, fmt.Errorf("line %d: %w", n, err)
+			return Set{}, fmt.Errorf("line %d: %w", lines+3, err)
+		}
+		if !known {
+			continue
 		}
 		if seen[o.Key] {
-			return Set{}, fmt.Errorf("line %d: duplicate %s", n, o.Key)
+			return Set{}, fmt.Errorf("line %d: duplicate %s", lines+3, o.Key)
 		}
 		seen[o.Key] = true
 		set.Objects = append(set.Objects, o)
 	}
-	if len(set.Objects) != h.Objects {
-		return Set{}, fmt.Errorf("%d objects, want %d", len(set.Objects), h.Objects)
+	if lines != h.Objects {
+		return Set{}, fmt.Errorf("%d objects, want %d", lines, h.Objects)
 	}
 	return set, nil
 }
 
-func decodeObject(text []byte) (object.Object, error) {
+// object decodes an object. known is false for a record that a later release wrote.
+func (s *Set) object(text []byte) (o object.Object, known bool, err error) {
 	if len(text) > maxObject {
-		return object.Object{}, fmt.Errorf("%d bytes, want at most %d", len(text), maxObject)
+		return o, false, fmt.Errorf("%d bytes, want at most %d", len(text), maxObject)
 	}
 	var r record
-	if err := decodeStrict(text, &r); err != nil {
-		return object.Object{}, err
+	field, err := decodeJSON(text, &r)
+	if err != nil {
+		return o, false, err
 	}
-	o := object.Object{
+	if r.Kind == "" {
+		s.unknown("a record without a kind")
+		return o, false, nil
+	}
+	o = object.Object{
 		Key: object.Key{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name},
 		Meta: object.Meta{
 			Labels: r.Labels, Annotations: r.Annotations, Created: r.Created,
@@ -218,19 +245,53 @@ func decodeObject(text []byte) (object.Object, error) {
 		},
 		Origin: r.Origin, Saved: r.Saved,
 	}
-	if r.Name == "" || !slices.Contains(object.Kinds(), r.Kind) || r.Kind == object.Secret {
-		return o, fmt.Errorf("invalid object %.300q: want a name and a kind that is saved", o.Key.String())
+	if r.Name == "" || r.Kind == object.Secret {
+		return o, false, fmt.Errorf("invalid object %.300q: want a name and a kind that is saved", o.Key.String())
 	}
-	var err error
+	if !slices.Contains(object.Kinds(), r.Kind) {
+		s.unknown(fmt.Sprintf("kind %.100q", r.Kind))
+		return o, false, nil
+	}
+	s.unknown(field)
 	if m := decode.NewSpec(r.Kind); m != nil {
 		o.Spec, err = m, proto.Unmarshal(r.Message, m)
+		if err == nil && hasUnknown(m.ProtoReflect()) {
+			s.unknown(fmt.Sprintf("a field of %s", r.Kind))
+		}
 	} else if spec := newSpec(r.Kind); spec != nil {
-		o.Spec, err = spec, decodeStrict(r.Spec, spec)
+		o.Spec = spec
+		field, err = decodeJSON(r.Spec, spec)
+		s.unknown(field)
 	}
 	if err != nil {
-		return o, fmt.Errorf("%.300q: %w", o.Key.String(), err)
+		return o, false, fmt.Errorf("%.300q: %w", o.Key.String(), err)
 	}
-	return o, nil
+	return o, true, nil
+}
+
+// hasUnknown reports whether a message, or one in it, has fields that this release does not know.
+func hasUnknown(m protoreflect.Message) (found bool) {
+	if len(m.GetUnknown()) > 0 {
+		return true
+	}
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.IsMap() && f.MapValue().Message() != nil:
+			v.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
+				found = hasUnknown(v.Message())
+				return !found
+			})
+		case f.IsMap() || f.Message() == nil:
+		case f.IsList():
+			for i := 0; i < v.List().Len() && !found; i++ {
+				found = hasUnknown(v.List().Get(i).Message())
+			}
+		default:
+			found = hasUnknown(v.Message())
+		}
+		return !found
+	})
+	return found
 }
 
 // newSpec returns an empty spec of a Kubernetes kind, or nil if the kind has no spec. Decode has
@@ -251,15 +312,19 @@ func newSpec(k object.Kind) any {
 	panic("saved: unknown kind " + string(k))
 }
 
-// decodeStrict decodes one JSON value and rejects unknown fields, which another version wrote.
-func decodeStrict(text []byte, v any) error {
+// decodeJSON decodes one JSON value. It returns the first field that v does not have, "" if there is none.
+func decodeJSON(text []byte, v any) (unknown string, err error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return err
+		field, found := strings.CutPrefix(err.Error(), "json: unknown field ")
+		if !found {
+			return "", err
+		}
+		return fmt.Sprintf("field %.100s", field), json.Unmarshal(text, v)
 	}
 	if rest := bytes.TrimSpace(text[d.InputOffset():]); len(rest) > 0 {
-		return errors.New("unexpected data after the value")
+		return "", errors.New("unexpected data after the value")
 	}
-	return nil
+	return "", nil
 }
