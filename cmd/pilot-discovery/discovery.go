@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 
@@ -69,7 +70,7 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 func readOptions(v *settings.Values) discovery.Options {
 	o := discovery.Options{
 		ConfigDir: v.Text("configDir"), MeshFile: v.Text("meshConfig"), StateDir: v.Text("stateDir"),
-		Names: discovery.Names{Domain: v.Text("domain"), Namespace: v.Text("namespace"), TrustDomain: v.TextOr("TRUST_DOMAIN", "")},
+		Names: discovery.Names{Domain: v.Text("domain"), Namespace: v.Text("namespace"), TrustDomain: v.TextOr("TRUST_DOMAIN", ""), Instance: instanceName(v)},
 		Ports: discovery.Ports{
 			HTTP: v.Text("httpAddr"), GRPC: v.Text("grpcAddr"), SecureGRPC: v.Text("secureGRPCAddr"), Monitoring: v.Text("monitoringAddr"),
 		},
@@ -96,6 +97,15 @@ func readOptions(v *settings.Values) discovery.Options {
 		panic("tls-min-version: unknown value " + version)
 	}
 	return o
+}
+
+// instanceName is the name of this instance; a host without a name leaves it empty.
+func instanceName(v *settings.Values) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = ""
+	}
+	return v.TextOr("POD_NAME", host)
 }
 
 // readLogger returns the logger of the settings.

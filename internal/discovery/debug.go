@@ -1,11 +1,15 @@
 package discovery
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"net/netip"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -13,25 +17,144 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
+// page is one page below /debug.
+type page struct {
+	// path is what follows /debug/.
+	path, help string
+	serve      http.HandlerFunc
+	// why says why the page of Istio's control plane is not available here; empty if it is.
+	why string
+	// local is set for pages that are not served over xDS.
+	local bool
+}
+
+// pages are all pages below /debug, in alphabetical order. [control-plane 1.16.4]
+func (s *Server) pages() []page {
+	list := []page{
+		{path: "adsz", help: "Connected proxies with their labels, localities and subscriptions (?proxyID=POD.NAMESPACE for one)", serve: s.adsz},
+		{path: "classz", help: "Classes of proxies, and the counters of the rules", serve: s.classz},
+		{path: "clusterz", help: "Clusters that objects are read from", serve: s.clusterz},
+		{path: "config_dump", help: "Configuration of a proxy as Envoy dumps its own (?proxyID=POD.NAMESPACE, &types=cds,eds)", serve: s.configDump},
+		{path: "configz", help: "Istio's objects that are in force", serve: s.configz},
+		{path: "connections", help: "Connected proxies with their addresses", serve: s.connections},
+		{path: "edsz", help: "Endpoints of a proxy (?proxyID=POD.NAMESPACE)", serve: s.edsz},
+		{path: "endpointShardz", help: "Endpoints of all services", serve: s.endpointShardz},
+		{path: "endpointz", help: "The same as endpointShardz", serve: s.endpointShardz},
+		{path: "instancesz", help: "Services of each connected proxy", serve: s.instancesz},
+		{path: "list", help: "Names of the pages as JSON", serve: s.listPages},
+		{path: "mesh", help: "Mesh configuration in force", serve: s.meshz},
+		{path: "objectz", help: "Problems of the configuration", serve: s.objectz},
+		{path: "push_status", help: "What the configuration in force lacks, by metric", serve: s.pushStatus},
+		{path: "registryz", help: "All services", serve: s.registryz},
+		{path: "resourcesz", help: "Kinds of Istio's objects that are read", serve: s.resourcesz},
+		{path: "syncz", help: "What each connected proxy was sent and has acknowledged", serve: s.syncz},
+
+		{path: "pprof/", help: "Index of the profiles", serve: pprof.Index, local: true},
+		{path: "pprof/cmdline", help: "Command line", serve: pprof.Cmdline, local: true},
+		{path: "pprof/profile", help: "CPU profile (?seconds=30)", serve: pprof.Profile, local: true},
+		{path: "pprof/symbol", help: "Names of program counters", serve: pprof.Symbol, local: true},
+		{path: "pprof/trace", help: "Execution trace (?seconds=1)", serve: pprof.Trace, local: true},
+	}
+	for path, why := range notAvailable {
+		list = append(list, page{path: path, why: why, serve: func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "/debug/"+path+" is not available: "+why, http.StatusNotImplemented)
+		}})
+	}
+	slices.SortFunc(list, func(a, b page) int { return strings.Compare(a.path, b.path) })
+	return list
+}
+
+// notAvailable are the pages of Istio's control plane that have no counterpart here.
+var notAvailable = map[string]string{
+	"ambientz":       "ambient mode is not served",
+	"authorizationz": "AuthorizationPolicy is not served",
+	"cachez":         "there is no cache: proxies share what was compiled; see classz",
+	"ecdsz":          "ECDS is not served",
+	"inject":         "there is no injector",
+	"krtz":           "rules are counted in classz",
+	"mcsz":           "multi-cluster services are not served",
+	"ndsz":           "the table of names is empty: agents forward every query",
+	"networkz":       "gateways between networks are not served",
+	"pushcontext":    "there is no push context; see classz and push_status",
+	"sidecarz":       "what a Sidecar selects is part of the class; see classz and config_dump",
+	"telemetryz":     "Telemetry is not served",
+}
+
 func (s *Server) debugMux() http.Handler {
 	m := http.NewServeMux()
 	m.HandleFunc("GET /ready", s.ready)
 	m.HandleFunc("GET /version", s.version)
-	m.HandleFunc("GET /debug/syncz", s.guarded(s.syncz))
-	m.HandleFunc("GET /debug/config_dump", s.guarded(s.configDump))
-	m.HandleFunc("GET /debug/objectz", s.guarded(s.objectz))
-	m.HandleFunc("GET /debug/classz", s.guarded(s.classz))
+	s.handleDebug(m)
 	m.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, "pilot-discovery\n\n/ready\n/version\n/debug/syncz\n/debug/config_dump?proxyID=POD.NAMESPACE\n/debug/objectz\n/debug/classz\n")
+		fmt.Fprint(w, "pilot-discovery\n\n/ready\n/version\n/debug\n")
 	})
 	return m
 }
+
+// handleDebug adds the pages below /debug, guarded, and their index.
+func (s *Server) handleDebug(m *http.ServeMux) {
+	list := s.pages()
+	for _, p := range list {
+		m.HandleFunc("GET /debug/"+p.path, s.guarded(p.serve))
+	}
+	index := s.guarded(func(w http.ResponseWriter, _ *http.Request) {
+		for _, p := range list {
+			if p.why == "" {
+				fmt.Fprintf(w, "/debug/%s\t%s\n", p.path, p.help)
+			}
+		}
+		fmt.Fprint(w, "\nNot available:\n")
+		for _, p := range list {
+			if p.why != "" {
+				fmt.Fprintf(w, "/debug/%s\t%s\n", p.path, p.why)
+			}
+		}
+	})
+	m.HandleFunc("GET /debug", index)
+	m.HandleFunc("GET /debug/{$}", index)
+}
+
+// debugPage returns the text of a page for a client of xDS, which has no status codes: what is wrong is
+// in the text. [control-plane 1.6.10]
+func (s *Server) debugPage(ctx context.Context, name string) []byte {
+	var out pageText
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "/debug/"+name, nil)
+	if err != nil {
+		return []byte("invalid page " + printable.Quote(name, 300) + ": want a name such as syncz, and perhaps a query\n")
+	}
+	for _, p := range s.pages() {
+		if r.URL.Path == "/debug/"+p.path && !p.local {
+			p.serve(&out, r)
+			return out.Bytes()
+		}
+	}
+	// istioctl shows the list of the pages when it reads this.
+	return []byte("404 page not found\n")
+}
+
+// pageText collects what a page writes.
+type pageText struct {
+	bytes.Buffer
+	header http.Header
+}
+
+// Header implements http.ResponseWriter.
+func (t *pageText) Header() http.Header {
+	if t.header == nil {
+		t.header = http.Header{}
+	}
+	return t.header
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (t *pageText) WriteHeader(int) {}
 
 // guarded allows requests from this host, and others only with a bearer token of a service account of
 // the control plane's namespace, so that workloads cannot read the configuration of the mesh.
@@ -77,6 +200,7 @@ func (s *Server) monitoringMux() http.Handler {
 	m := http.NewServeMux()
 	m.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
 	m.HandleFunc("GET /version", s.version)
+	s.handleDebug(m)
 	return m
 }
 
@@ -113,6 +237,7 @@ type syncEntry struct {
 	Proxy        string              `json:"proxy"`
 	ProxyType    string              `json:"proxy_type"`
 	ProxyVersion string              `json:"proxy_version,omitempty"`
+	IstioVersion string              `json:"istio_version,omitempty"`
 	ClusterID    string              `json:"cluster_id,omitempty"`
 	Identity     string              `json:"identity,omitempty"`
 	ConnectedAt  string              `json:"connected_at"`
@@ -120,6 +245,8 @@ type syncEntry struct {
 	Generation   uint64              `json:"generation"`
 	Applied      uint64              `json:"applied"`
 	Types        map[string]syncType `json:"types"`
+	// Only is the type of a stream of one type.
+	Only string `json:"only,omitempty"`
 	// NotApplied are the fields of the proxy's ProxyConfig that it does not get.
 	NotApplied []string `json:"proxy_config_not_applied,omitempty"`
 	// nonces are Istio's fields, by name: "cluster_sent", "cluster_acked" and so on for each
@@ -172,14 +299,14 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 		e := syncEntry{
 			Proxy: c.Node.ID, ProxyType: string(c.Node.Role), ProxyVersion: strings.TrimPrefix(c.Node.UserAgent, "envoy/"),
 			ClusterID: c.Node.Metadata.ClusterID, ConnectedAt: c.Since.UTC().Format(time.RFC3339),
-			Applied: c.Applied, Types: map[string]syncType{}, NotApplied: c.Node.Metadata.NotApplied.Names(), nonces: map[string]string{},
+			Applied: c.Applied, Only: c.Only, IstioVersion: c.Node.Metadata.IstioVersion, Types: map[string]syncType{}, NotApplied: c.Node.Metadata.NotApplied.Names(), nonces: map[string]string{},
 		}
 		if p, ok := views.proxies[c.ID]; ok {
 			e.Class = className(p.class)
 			v := p.view
 			e.Generation = v.Generation
 			for _, t := range xds.Types() {
-				if v.Of(t).Len() > 0 {
+				if v.Of(t).Len() > 0 && (c.Only == "" || c.Only == t.String()) {
 					e.Types[t.String()] = syncType{}
 				}
 			}
@@ -200,32 +327,66 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, out)
 }
 
-// configDump writes the resources of a proxy's view, in the format of Envoy's config_dump.
+// configDump writes the resources of a proxy's view, in the format of Envoy's config_dump; of the types
+// that the query names, in that of Istio's: the resources alone.
 func (s *Server) configDump(w http.ResponseWriter, r *http.Request) {
+	view, ok := s.viewOf(w, r)
+	if !ok {
+		return
+	}
+	names := r.URL.Query().Get("types")
+	if names == "" {
+		writeMessage(w, xds.Dump(view))
+		return
+	}
+	var types []xds.Type
+	for _, name := range strings.Split(names, ",") {
+		i := slices.IndexFunc(xds.Types(), func(t xds.Type) bool { return strings.EqualFold(t.String(), name) || t.URL() == name })
+		if i < 0 {
+			http.Error(w, fmt.Sprintf("invalid type %s: want cds, eds, lds or rds", printable.Quote(name, 100)), http.StatusBadRequest)
+			return
+		}
+		types = append(types, xds.Types()[i])
+	}
+	writeMessage(w, xds.DumpResources(view, types...))
+}
+
+// edsz writes the endpoints of a proxy's view.
+func (s *Server) edsz(w http.ResponseWriter, r *http.Request) {
+	if view, ok := s.viewOf(w, r); ok {
+		writeMessage(w, xds.DumpResources(view, xds.EDS))
+	}
+}
+
+// viewOf returns the view of the proxy that the query names. If there is none it writes why; the first
+// sentences are those that istioctl looks for.
+func (s *Server) viewOf(w http.ResponseWriter, r *http.Request) (*xds.View, bool) {
 	id := r.URL.Query().Get("proxyID")
 	if id == "" {
-		http.Error(w, "missing proxyID: want /debug/config_dump?proxyID=POD.NAMESPACE (see /debug/syncz)", http.StatusBadRequest)
-		return
+		http.Error(w, "You must provide a proxyID in the query string: want proxyID=POD.NAMESPACE (see /debug/syncz)", http.StatusBadRequest)
+		return nil, false
 	}
-	var view *xds.View
-	if views, ok := s.loop.viewsSnapshot(); ok {
-		for _, c := range s.xds.Connections() {
-			if p, ok := views.proxies[c.ID]; ok && (c.Node.ID == id || c.ID == id) {
-				view = p.view
-			}
+	if c, ok := s.xds.Find(id); ok {
+		if v := s.connectionView(c.ID); v != nil {
+			return v, true
 		}
 	}
-	if view == nil {
-		http.Error(w, fmt.Sprintf("proxy %s is not connected here; /debug/syncz lists those that are", printable.Quote(id, 300)), http.StatusNotFound)
-		return
+	notConnected(w, id)
+	return nil, false
+}
+
+func notConnected(w http.ResponseWriter, id string) {
+	http.Error(w, fmt.Sprintf("Proxy not connected to this Pilot instance. It may be connected to another instance. No connection of %s; /debug/syncz lists those that there are",
+		printable.Quote(id, 300)), http.StatusNotFound)
+}
+
+// connectionView returns the view of a connection, nil if there is none.
+func (s *Server) connectionView(connection string) *xds.View {
+	views, ok := s.loop.viewsSnapshot()
+	if !ok {
+		return nil
 	}
-	b, err := protojson.MarshalOptions{Multiline: true}.Marshal(xds.Dump(view))
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(b) // the client may have closed the connection
+	return views.proxies[connection].view
 }
 
 type objectEntry struct {
@@ -281,6 +442,16 @@ func (s *Server) classz(w http.ResponseWriter, _ *http.Request) {
 	}
 	sort.Slice(out.Classes, func(i, j int) bool { return out.Classes[i].Class < out.Classes[j].Class })
 	writeJSON(w, out)
+}
+
+func writeMessage(w http.ResponseWriter, m proto.Message) {
+	b, err := protojson.MarshalOptions{Multiline: true}.Marshal(m)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(b) // the client may have closed the connection
 }
 
 func writeJSON(w http.ResponseWriter, v any) {

@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"time"
 
@@ -70,6 +72,8 @@ type Names struct {
 	TrustDomain string
 	// Namespace is that of the control plane; its serving names contain it.
 	Namespace string
+	// Instance is that of this process among the replicas, such as its Pod; it may be empty.
+	Instance string
 }
 
 // Ports are listen addresses; an empty one is not served.
@@ -198,6 +202,9 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	}
 	s.xds = xds.New(s.loop, o.Log, s.metrics)
 	s.xds.Limit(o.Limits)
+	s.xds.Introspect(xds.Introspection{
+		Namespace: o.Names.Namespace, Open: o.HTTP.OpenDebug, Instance: o.instance(), View: s.connectionView, Page: s.debugPage,
+	})
 	s.register()
 	for _, l := range []struct {
 		name, addr string
@@ -215,6 +222,27 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 		s.done.Add("close the "+l.name+" port", closeOnce(*l.to))
 	}
 	return s, nil
+}
+
+// instance identifies the process in the form that "istioctl x version" reads.
+func (o *Options) instance() string {
+	var id struct {
+		Component, ID string
+		Info          struct {
+			Version       string `json:"version"`
+			GitRevision   string `json:"revision"`
+			GolangVersion string `json:"golang_version"`
+			BuildStatus   string `json:"status"`
+			GitTag        string `json:"tag"`
+		}
+	}
+	id.Component, id.ID = "pilot-discovery", o.Names.Instance
+	id.Info.Version, id.Info.GolangVersion = o.Version, runtime.Version()
+	text, err := json.Marshal(id)
+	if err != nil {
+		panic("discovery: encode the instance: " + err.Error()) // it consists of strings
+	}
+	return string(text)
 }
 
 // publishRoot writes the root certificate to root-cert.pem, for distribution to workloads. The authority

@@ -33,6 +33,13 @@ type loop struct {
 	views    *publisher
 	problems *problems
 	counts   counts
+
+	// inventory lists all services, for debug pages.
+	inventory *incr.Rule[struct{}, []inventory]
+	// lacks are the gaps in the configuration as of the commit lacksAt and the views lacksOf.
+	lacks   gaps
+	lacksAt uint64
+	lacksOf *viewsSnapshot
 }
 
 // inbox is how others reach the loop.
@@ -76,6 +83,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		done:   make(chan struct{}),
 		counts: counts{events: map[object.Kind]uint64{}},
 	}
+	l.inventory = inventoryRule(g, m)
 	l.problems = newProblems(func(k object.Key) bool { _, ok := l.store.Get(k); return ok }, l.effect)
 	l.gate.shut(l.gate.against(false, nil))
 	l.gate.notes.Store(&notes{})

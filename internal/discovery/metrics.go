@@ -80,6 +80,7 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	s.collectKept(gauge, counter)
+	s.collectGaps(gauge)
 	snap, ok := s.loop.numbers()
 	if !ok {
 		return
@@ -107,6 +108,17 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	for rule, st := range snap.rules {
 		counter(descRuns, float64(st.Runs), rule)
 		counter(descMoves, float64(st.Moves), rule)
+	}
+}
+
+// collectGaps counts what the configuration in force lacks.
+func (s *stats) collectGaps(gauge func(*prometheus.Desc, float64, ...string)) {
+	lacks, ok := s.loop.gaps()
+	if !ok {
+		return
+	}
+	for metric, names := range lacks {
+		gauge(prometheus.NewDesc(metric, gapHelp[metric], nil, nil), float64(len(names)))
 	}
 }
 

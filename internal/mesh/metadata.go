@@ -11,8 +11,10 @@ import (
 type Metadata struct {
 	Name, Namespace, ServiceAccount string
 	ClusterID, Network              string
-	Labels                          map[string]string
-	InstanceIPs                     []netip.Addr
+	// IstioVersion is the version of Istio whose agent the proxy's agent is, or stands for.
+	IstioVersion string
+	Labels       map[string]string
+	InstanceIPs  []netip.Addr
 	// Interception is REDIRECT, TPROXY or NONE, in upper case; empty means REDIRECT. Other
 	// values are not rejected here.
 	Interception string
@@ -41,6 +43,7 @@ const (
 var metadataKeys = map[string]bool{
 	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
 	"GENERATOR": true, "DNS_CAPTURE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
+	"ISTIO_VERSION": true,
 }
 
 // proxyConfigKey is the key that DecodeMetadata reads the names of fields in. It is not among
@@ -70,6 +73,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		ServiceAccount: Text(raw["SERVICE_ACCOUNT"]),
 		ClusterID:      Text(raw["CLUSTER_ID"]),
 		Network:        Text(raw["NETWORK"]),
+		IstioVersion:   Text(raw["ISTIO_VERSION"]),
 		Interception:   strings.ToUpper(Text(raw["INTERCEPTION_MODE"])),
 		Generator:      Text(raw["GENERATOR"]),
 		DNSCapture:     Bool(raw["DNS_CAPTURE"]),
@@ -78,7 +82,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 	}
 	for key, v := range map[string]string{
 		"NAME": m.Name, "NAMESPACE": m.Namespace, "SERVICE_ACCOUNT": m.ServiceAccount, "CLUSTER_ID": m.ClusterID,
-		"NETWORK": m.Network, "INTERCEPTION_MODE": m.Interception, "GENERATOR": m.Generator,
+		"NETWORK": m.Network, "INTERCEPTION_MODE": m.Interception, "GENERATOR": m.Generator, "ISTIO_VERSION": m.IstioVersion,
 	} {
 		if len(v) > maxText {
 			return Metadata{}, fmt.Errorf("node metadata %s: %d bytes, want at most %d", key, len(v), maxText)

@@ -63,6 +63,8 @@ var Discovery = Table{
 	{Flag: "log_as_json", Kind: Bool, Unit: "switch", Used: "cmd/pilot-discovery",
 		Help: "write the log as JSON"},
 
+	{Env: []string{"POD_NAME"}, Kind: Text, Otherwise: "the host's name", Unit: "name", Used: "internal/discovery",
+		Help: "name of this instance among the replicas, which istioctl shows"},
 	{Env: []string{"TRUST_DOMAIN"}, Kind: Text, Otherwise: "that of the mesh configuration, else cluster.local", Unit: "trust domain", Used: "internal/discovery",
 		Help: "trust domain of identities (docs/trust-domain.md)"},
 	{Env: []string{"ISTIOD_CUSTOM_HOST"}, Kind: List, Unit: "list of names", Used: "internal/discovery/ca",

@@ -58,8 +58,8 @@ func TestNodesAreReadWhole(t *testing.T) {
 	n := node(map[string]any{
 		"NAME": "web-1", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "web", "CLUSTER_ID": "east", "NETWORK": "net", "INTERCEPTION_MODE": "tproxy",
 		"GENERATOR": "grpc", "DNS_CAPTURE": "true", "HTTP10": 1, "LABELS": map[string]any{"app": "web"}, "INSTANCE_IPS": "10.0.0.1,10.0.0.2",
-		"PROXY_CONFIG": map[string]any{"tracing": map[string]any{"sampling": 1}},
-		"ANNOTATIONS":  map[string]any{"a": strings.Repeat("x", 256<<10)},
+		"ISTIO_VERSION": "1.31.0", "PROXY_CONFIG": map[string]any{"tracing": map[string]any{"sampling": 1}},
+		"ANNOTATIONS": map[string]any{"a": strings.Repeat("x", 256<<10)},
 	})
 	n.Locality.SubZone = "s"
 	got, err := decodeNode(encoded(t, n))

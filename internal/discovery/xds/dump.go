@@ -18,6 +18,17 @@ func Dump(v *View) *adminv3.ConfigDump {
 	return out
 }
 
+// DumpResources is what a view has of some types, the resources alone.
+func DumpResources(v *View, of ...Type) *adminv3.ConfigDump {
+	out := &adminv3.ConfigDump{}
+	for _, t := range of {
+		for r := range v.Of(t).All() {
+			out.Configs = append(out.Configs, r.any())
+		}
+	}
+	return out
+}
+
 // any decodes what was encoded when the resource was made.
 func (r *Resource) any() *anypb.Any {
 	a := &anypb.Any{}

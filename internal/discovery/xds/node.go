@@ -54,7 +54,7 @@ func checkTexts(n mesh.Node, id string) error {
 	m := n.Metadata
 	for name, v := range map[string]string{
 		"id": id, "user agent": n.UserAgent, "locality": n.Locality.String(), "metadata NAME": m.Name, "metadata NAMESPACE": m.Namespace,
-		"metadata SERVICE_ACCOUNT": m.ServiceAccount, "metadata CLUSTER_ID": m.ClusterID, "metadata NETWORK": m.Network,
+		"metadata SERVICE_ACCOUNT": m.ServiceAccount, "metadata CLUSTER_ID": m.ClusterID, "metadata NETWORK": m.Network, "metadata ISTIO_VERSION": m.IstioVersion,
 	} {
 		if !printable.Is(v) {
 			return fmt.Errorf("invalid %s %s: want printable characters", name, printable.Quote(v, maxNodeText))
@@ -237,7 +237,7 @@ func (d *nodeDecoder) userAgent() string {
 // which the registry finds its class, and as the names under which it is counted.
 func nodeCost(n mesh.Node) int {
 	m := n.Metadata
-	size := len(n.ID) + len(n.Domain) + len(m.Name) + len(m.Namespace) + len(m.ServiceAccount) + len(m.ClusterID) + len(m.Network) +
+	size := len(n.ID) + len(n.Domain) + len(m.Name) + len(m.Namespace) + len(m.ServiceAccount) + len(m.ClusterID) + len(m.Network) + len(m.IstioVersion) +
 		len(n.UserAgent) + len(n.Locality.Region) + len(n.Locality.Zone) + len(n.Locality.Subzone) + 64*len(m.InstanceIPs)
 	for k, v := range m.Labels {
 		size += costOf(k) + costOf(v)

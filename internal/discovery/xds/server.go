@@ -62,6 +62,10 @@ type Server struct {
 	serial   atomic.Uint64
 	quota    *quota
 	refusals refusals
+	debug    Introspection
+
+	drain    sync.Once
+	draining chan struct{} // closed when streams are to end
 
 	mu    sync.Mutex
 	conns map[string]*connection
@@ -71,7 +75,7 @@ type Server struct {
 
 // New makes a server and registers its metrics; a nil reg registers none.
 func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server {
-	s := &Server{registry: registry, log: log, quota: newQuota(), conns: map[string]*connection{}, warned: map[mesh.ProxyConfigFields]bool{}}
+	s := &Server{registry: registry, log: log, quota: newQuota(), draining: make(chan struct{}), conns: map[string]*connection{}, warned: map[mesh.ProxyConfigFields]bool{}}
 	s.metrics = newMetrics(s.count, s.countStuck)
 	if reg != nil {
 		reg.MustRegister(s.metrics.all()...)
@@ -84,11 +88,21 @@ func (s *Server) Limit(l Limits) {
 	s.quota.limits.Streams = cmp.Or(l.Streams, DefaultStreams)
 }
 
-// Register adds the discovery service to a gRPC server, which must have been made with
-// ServerOptions. A nil auth serves anybody: for a plaintext port.
+// Register adds the discovery services, the aggregated one and those of single types, to a gRPC
+// server, which must have been made with ServerOptions. A nil auth serves anybody: for a plaintext
+// port.
 func (s *Server) Register(g grpc.ServiceRegistrar, auth Authenticate) {
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, &service{server: s, auth: auth})
+	v := &service{server: s, auth: auth}
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, v)
+	v.registerSingle(g)
 }
+
+// Drain ends all streams, and refuses new ones, with a status that makes clients connect to another
+// server at once. Streams that are ending may still run when it returns.
+func (s *Server) Drain() { s.drain.Do(func() { close(s.draining) }) }
+
+// errDraining ends a stream of a server that is about to stop.
+var errDraining = status.Error(codes.Unavailable, "the control plane is stopping: connect again, to another instance")
 
 // How gRPC connections are served.
 const (
@@ -125,99 +139,118 @@ func (s *Server) ServerOptions(creds credentials.TransportCredentials) []grpc.Se
 
 // service is the server as one port sees it.
 type service struct {
-	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	server *Server
 	auth   Authenticate
 }
 
 // StreamAggregatedResources implements the state-of-the-world flavour.
 func (v *service) StreamAggregatedResources(g discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-	return v.serve(g, false)
+	return v.serve(g, false, everyType)
 }
 
 // DeltaAggregatedResources implements the incremental flavour.
 func (v *service) DeltaAggregatedResources(g discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	return v.serve(g, true)
+	return v.serve(g, true, everyType)
 }
 
-// serve runs a stream to its end, and counts it if it is refused.
-func (v *service) serve(g grpc.ServerStream, delta bool) error {
-	who, err := v.admit(g, delta)
-	v.server.refusals.note(v.server, err, who)
+// serve runs a stream of one type, or of everyType, to its end, and counts it if it is refused.
+func (v *service) serve(g grpc.ServerStream, delta bool, only Type) error {
+	who, err := v.admit(g, delta, only)
+	v.server.refusals.note(v.server, err, who.text)
 	return err
 }
 
-// admit enters a stream in the quota and finds out who it is of; caller says so, as far
-// as it is known.
-func (v *service) admit(g grpc.ServerStream, delta bool) (caller string, err error) {
+// caller is who opened a stream, as far as it is known.
+type caller struct {
+	// identity is what it proved; proven is false on a plaintext port.
+	identity mesh.Identity
+	proven   bool
+	address  string // host
+	// text is the identity, or the address of a caller without one.
+	text string
+}
+
+// admit enters a stream in the quota, finds out who it is of, and runs it.
+func (v *service) admit(g grpc.ServerStream, delta bool, only Type) (who caller, err error) {
 	ctx := g.Context()
 	conn, err := guardOf(ctx)
 	if err != nil {
-		return "", err
+		return who, err
 	}
-	caller = "address " + conn.entry.address
+	who.address = conn.entry.address
+	who.text = "address " + who.address
 	account, err := v.server.quota.openStream(conn.entry)
 	if err != nil {
-		return caller, err
+		return who, err
 	}
 	defer account.close()
 	st := newStream(v.server, g, account, conn.overrun())
-	var who mesh.Identity
+	st.delta, st.only = delta, only
 	if v.auth != nil {
 		var until time.Time
-		if who, until, err = v.auth(ctx); err != nil {
+		if who.identity, until, err = v.auth(ctx); err != nil {
 			if !until.IsZero() {
 				// Only a new connection can present a new certificate.
 				conn.closeSoon()
 			}
-			return caller, coded(err, codes.Unauthenticated)
+			return who, coded(err, codes.Unauthenticated)
 		}
-		caller = who.String()
+		who.proven, who.text = true, who.identity.String()
 		defer st.endAt(until)()
 	}
-	first, err := st.firstRequest(ctx, delta)
+	st.caller = who
+	first, err := st.firstRequest(ctx)
 	if err != nil {
-		return caller, err
+		return who, err
 	}
-	if first.node == nil {
-		return caller, errNoNode
+	if only == everyType && isDebugType(first.url) {
+		return who, v.server.serveDebug(ctx, st, first)
 	}
-	node, err := decodeNode(first.node)
+	node, err := v.claimed(first.node, who)
 	if err != nil {
-		return caller, err
+		return who, err
 	}
 	first.node = nil
-	if v.auth != nil {
-		if err := node.CheckIdentity(who); err != nil {
-			return caller, status.Error(codes.PermissionDenied, err.Error())
-		}
-	}
-	if err := account.identify(node.NodeID.String(), caller); err != nil {
-		return caller, err
+	if err := account.identify(node.NodeID.String(), who.text); err != nil {
+		return who, err
 	}
 	if err := account.charge(nodeCost(node)); err != nil {
-		return caller, err
+		return who, err
 	}
-	return caller, v.join(ctx, st, node, who, first)
+	return who, v.join(ctx, st, node, first)
+}
+
+// claimed decodes the node of a first request, and checks what it claims against what the caller proved.
+func (v *service) claimed(encoded []byte, who caller) (mesh.Node, error) {
+	if encoded == nil {
+		return mesh.Node{}, errNoNode
+	}
+	node, err := decodeNode(encoded)
+	if err == nil && v.auth != nil {
+		if err := node.CheckIdentity(who.identity); err != nil {
+			return mesh.Node{}, status.Error(codes.PermissionDenied, err.Error())
+		}
+	}
+	return node, err
 }
 
 // join finds the views of a stream that has been admitted, and runs it.
-func (v *service) join(ctx context.Context, st *stream, node mesh.Node, who mesh.Identity, first incoming) error {
-	s := v.server
+func (v *service) join(ctx context.Context, st *stream, node mesh.Node, first incoming) error {
+	s, who := v.server, st.caller
 	id := fmt.Sprintf("%s-%d", node.ID, s.serial.Add(1))
-	latest, leave, err := s.registry.Join(ctx, node, who, id)
+	latest, leave, err := s.registry.Join(ctx, node, who.identity, id)
 	if err != nil {
 		return coded(err, codes.Unavailable)
 	}
 	defer leave()
-	st.begin(newConnection(ctx, id, node, who, st.delta))
+	st.begin(newConnection(ctx, id, node, who.identity, st.delta))
 	s.add(st.conn)
 	defer s.remove(st.conn)
-	caller := "unauthenticated"
-	if v.auth != nil {
-		caller = who.String()
+	text := "unauthenticated"
+	if who.proven {
+		text = who.text
 	}
-	s.log.Info("proxy connected", "connection", id, "proxy", node.NodeID.String(), "caller", caller, "agent", node.UserAgent, "delta", st.delta)
+	s.log.Info("proxy connected", "connection", id, "proxy", node.NodeID.String(), "caller", text, "agent", node.UserAgent, "delta", st.delta, "types", st.only.service())
 	err = st.run(ctx, latest, first)
 	s.log.Info("proxy disconnected", "connection", id, "status", status.Code(err).String())
 	return err

@@ -23,6 +23,8 @@ type Connection struct {
 	Peer     string // address
 	Since    time.Time
 	Delta    bool
+	// Only is the short name of the type that the stream is limited to, empty on an aggregated one.
+	Only string
 	// Sent is the newest generation of which something was sent, Applied the newest that
 	// the proxy has accepted whole.
 	Sent, Applied uint64
@@ -45,6 +47,8 @@ type TypeStatus struct {
 	// SentNonce and AckedNonce are equal where the proxy is in sync.
 	SentNonce, AckedNonce           string
 	SentGeneration, AckedGeneration uint64
+	// SentAt is when the last response was sent; zero if none was.
+	SentAt time.Time
 	// Resources is how many the proxy is subscribed to.
 	Resources int
 	// Stuck is when the response was sent that has gone unanswered for 10 s or more; zero
@@ -63,12 +67,15 @@ type TypeStatus struct {
 type connection struct {
 	mu     sync.Mutex
 	status Connection
+	// questions are asked on the stream's goroutine, until ended is closed.
+	questions chan func(*Sub)
+	ended     chan struct{}
 }
 
 func newConnection(ctx context.Context, id string, n mesh.Node, who mesh.Identity, delta bool) *connection {
 	// Hundreds of names per proxy, all alike.
 	n.Extensions = nil
-	c := &connection{status: Connection{ID: id, Node: n, Identity: who, Delta: delta, Since: time.Now(), Types: map[Type]TypeStatus{}}}
+	c := &connection{questions: make(chan func(*Sub)), ended: make(chan struct{}), status: Connection{ID: id, Node: n, Identity: who, Delta: delta, Since: time.Now(), Types: map[Type]TypeStatus{}}}
 	if p, ok := peer.FromContext(ctx); ok {
 		c.status.Peer = p.Addr.String()
 	}
@@ -92,7 +99,7 @@ func (c *connection) asked(t Type) { c.change(t, func(*TypeStatus) {}) }
 
 func (c *connection) sent(e Send, resources int) {
 	c.change(e.Type, func(s *TypeStatus) {
-		s.SentNonce, s.SentGeneration, s.Resources = e.Nonce, e.Generation, resources
+		s.SentNonce, s.SentGeneration, s.Resources, s.SentAt = e.Nonce, e.Generation, resources, time.Now()
 		c.status.Sent = max(c.status.Sent, e.Generation)
 	})
 }
@@ -187,6 +194,7 @@ func (s *Server) remove(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c.status.ID)
+	close(c.ended)
 }
 
 func (s *Server) count() int {

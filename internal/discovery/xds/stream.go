@@ -16,7 +16,10 @@ import (
 // stream is one proxy's connection: what its Sub says, done.
 type stream struct {
 	receiver
-	server  *Server
+	server *Server
+	caller caller
+	// only is the type that the stream is limited to, or everyType.
+	only    Type
 	overrun <-chan struct{} // closed when the connection has sent too much at once
 	// expired receives the time when the caller's certificate expires; nil if it has none.
 	expired <-chan time.Time
@@ -30,6 +33,8 @@ type stream struct {
 	// charged is what the account has been charged for what sub holds, in bytes.
 	charged  int
 	logLimit logLimit // of the log's lines about refused configuration
+	// debugged are the answers about the control plane that were sent, by type URL.
+	debugged map[string]debugAnswer
 }
 
 func newStream(s *Server, wire grpc.ServerStream, a *account, overrun <-chan struct{}) *stream {
@@ -60,11 +65,16 @@ type receiver struct {
 }
 
 // firstRequest begins to receive, and waits for the first request.
-func (s *stream) firstRequest(ctx context.Context, delta bool) (incoming, error) {
-	s.delta = delta
+func (s *stream) firstRequest(ctx context.Context) (incoming, error) {
 	go s.receive(ctx)
 	limit := time.NewTimer(silenceLimit)
 	defer limit.Stop()
+	return s.next(ctx, limit.C)
+}
+
+// next waits for a request until the limit, which may be nil. The error io.EOF says that the client has
+// ended the stream.
+func (s *stream) next(ctx context.Context, limit <-chan time.Time) (incoming, error) {
 	select {
 	case m := <-s.in:
 		return m, nil
@@ -74,7 +84,9 @@ func (s *stream) firstRequest(ctx context.Context, delta bool) (incoming, error)
 		return incoming{}, unfinished()
 	case <-s.expired:
 		return incoming{}, errExpired
-	case <-limit.C:
+	case <-s.server.draining:
+		return incoming{}, errDraining
+	case <-limit:
 		return incoming{}, &refusal{codes.DeadlineExceeded, reasonSilence, fmt.Sprintf("no request within %s of the stream's beginning", silenceLimit)}
 	case <-ctx.Done():
 		return incoming{}, status.FromContextError(ctx.Err()).Err()
@@ -104,7 +116,13 @@ func (s *receiver) receive(ctx context.Context) {
 
 // begin makes the machine of a stream whose proxy is known.
 func (s *stream) begin(c *connection) {
-	s.conn, s.sub = c, NewSub(s.delta, &s.server.steps)
+	s.conn = c
+	if s.only == everyType {
+		s.sub = NewSub(s.delta, &s.server.steps)
+	} else {
+		s.sub = NewSubOf(s.only, s.delta, &s.server.steps)
+		s.conn.status.Only = s.only.String()
+	}
 }
 
 // run serves the stream until either side ends it.
@@ -124,6 +142,8 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 			moved, err = s.update(latest)
 		case <-s.timer.C:
 			err = s.feed(nil)
+		case ask := <-s.conn.questions:
+			ask(s.sub)
 		case err = <-s.failed:
 			if errors.Is(err, io.EOF) {
 				return nil
@@ -132,6 +152,8 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 			err = unfinished()
 		case <-s.expired:
 			err = errExpired
+		case <-s.server.draining:
+			err = errDraining
 		case <-ctx.Done():
 			err = status.FromContextError(ctx.Err()).Err()
 		}
@@ -156,6 +178,15 @@ func (s *stream) update(latest *LatestView) (<-chan struct{}, error) {
 
 // handle handles a request.
 func (s *stream) handle(m incoming) error {
+	if s.only != everyType {
+		if m.url != "" && m.url != s.only.URL() {
+			return &refusal{codes.InvalidArgument, reasonRequest, fmt.Sprintf("type %.200q on a stream of %s: want %s, or the aggregated service", m.url, s.only, s.only.URL())}
+		}
+		m.url = s.only.URL()
+	}
+	if isDebugType(m.url) {
+		return s.answerDebug(m)
+	}
 	if m.url == nameTableURL {
 		if err := s.nameTable(m.req); err != nil {
 			return err

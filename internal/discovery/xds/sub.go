@@ -157,7 +157,9 @@ type computed struct {
 // Sub decides what one stream is sent, for all types together. It is a machine without a
 // clock, and not for concurrent use.
 type Sub struct {
-	delta       bool
+	delta bool
+	// single: the stream is of one type only; what depends on others is not known.
+	single      bool
 	between     func(old, cur *set) step
 	now         time.Time
 	cur         *View
@@ -183,6 +185,17 @@ func NewSub(delta bool, cache *stepCache) *Sub {
 		return &Sub{delta: delta, between: between}
 	}
 	return &Sub{delta: delta, between: cache.between}
+}
+
+// NewSubOf is NewSub for a stream of one type: nothing waits for requests, answers or assignments of
+// other types, since they come on other streams.
+func NewSubOf(t Type, delta bool, cache *stepCache) *Sub {
+	if t >= numTypes {
+		panic("xds: a stream of one type of " + t.String())
+	}
+	s := NewSub(delta, cache)
+	s.single = true
+	return s
 }
 
 // Step handles an event and returns what is to be done about it, in order. The slice is

@@ -56,7 +56,7 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 // then may be waiting for those that it has: an Envoy whose clusters warm does not ask for
 // clusters on a new stream until they have warmed.
 func (s *Sub) askedEarly(t Type) bool {
-	return slices.ContainsFunc(types[t].referredBy, func(by Type) bool { return !s.states[by].asked })
+	return !s.single && slices.ContainsFunc(types[t].referredBy, func(by Type) bool { return !s.states[by].asked })
 }
 
 // makeWildcard makes a subscription a wildcard.

@@ -122,10 +122,11 @@ func (s *Sub) sendType(t Type) {
 	}
 	s.seq++
 	send.Nonce = strconv.FormatUint(s.seq, 10)
-	switch t {
-	case CDS:
+	switch {
+	case s.single:
+	case t == CDS:
 		s.expectAssignments(send, d, gone)
-	case EDS:
+	case t == EDS:
 		s.assignmentsSent(send)
 	}
 	c.setHave(target, cur)
@@ -256,7 +257,7 @@ func (s *Sub) open(of Type, which int) bool {
 	if which == holdRemovals {
 		waitsFor = types[of].removedAfter
 	}
-	if len(waitsFor) == 0 {
+	if len(waitsFor) == 0 || s.single {
 		return true
 	}
 	h := &s.holds[of][which]
@@ -341,6 +342,9 @@ func (s *Sub) reportApplied() {
 // starting says whether the client is still to ask for listeners or, taking all of them,
 // for another type that the view has resources of.
 func (s *Sub) starting() bool {
+	if s.single {
+		return false // it has asked for its type, or has sent nothing
+	}
 	for t := range numTypes {
 		if !s.states[t].asked && (t == LDS || s.states[LDS].wildcard && s.cur.Of(t).Len() > 0) {
 			return true

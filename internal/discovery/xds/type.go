@@ -123,5 +123,16 @@ func (t Type) URL() string { return t.info().url }
 // String is the short name: CDS, EDS, LDS, RDS.
 func (t Type) String() string { return t.info().short }
 
+// everyType stands for all types, where a stream is not limited to one.
+const everyType = numTypes
+
+// service is the name of a stream's type in the log; that of an aggregated one is "all".
+func (t Type) service() string {
+	if t == everyType {
+		return "all"
+	}
+	return t.String()
+}
+
 // StatusName is the type's name in the fields of /debug/syncz: cluster, endpoint, listener, route.
 func (t Type) StatusName() string { return t.info().status }

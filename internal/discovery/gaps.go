@@ -1,0 +1,161 @@
+package discovery
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// The metrics that count what the configuration in force lacks. Each has Istio's name, and its values are
+// listed by /debug/push_status. [control-plane 1.13]
+const (
+	gapNoInstances = "pilot_eds_no_instances"
+	gapNotReady    = "pilot_endpoint_not_ready"
+	gapNoPod       = "endpoint_no_pod"
+	gapNoIP        = "pilot_no_ip"
+	gapSubsets     = "pilot_destrule_subsets"
+)
+
+var gapHelp = map[string]string{
+	gapNoInstances: "Clusters of connected proxies without endpoints.",
+	gapNotReady:    "Endpoints of EndpointSlices that are not ready or are terminating.",
+	gapNoPod:       "Endpoints of EndpointSlices that name a Pod which does not exist.",
+	gapNoIP:        "Pods without an address that have not ended.",
+	gapSubsets:     "Subsets that several DestinationRules for a host define; the first rule's is used.",
+}
+
+// gaps are names by metric, sorted and without duplicates. They are shared and must not be changed.
+type gaps map[string][]string
+
+// gaps returns what the configuration in force lacks; false if the loop does not answer. It is computed
+// anew only after something has changed.
+func (l *loop) gaps() (out gaps, ok bool) {
+	ok = l.ask(func() {
+		views := l.views.snapshot()
+		if l.lacks == nil || l.lacksAt != l.counts.commits || l.lacksOf != l.views.current {
+			l.lacks, l.lacksAt, l.lacksOf = findGaps(l.store.Good(), views, l.model.Domain()), l.counts.commits, l.views.current
+		}
+		out = l.lacks
+	})
+	return out, ok
+}
+
+// findGaps looks for gaps in the valid objects and in what proxies are sent.
+func findGaps(objects []*object.Object, views *viewsSnapshot, domain string) gaps {
+	found := map[string]map[string]bool{}
+	for metric := range gapHelp {
+		found[metric] = map[string]bool{}
+	}
+	pods := map[string]bool{}
+	for _, o := range objects {
+		if p, ok := o.Spec.(*object.PodSpec); ok {
+			pods[o.Namespace+"/"+o.Name] = true
+			if len(p.IPs) == 0 && !p.Done {
+				found[gapNoIP][o.Namespace+"/"+o.Name] = true
+			}
+		}
+	}
+	for _, o := range objects {
+		s, ok := o.Spec.(*object.EndpointSliceSpec)
+		if !ok {
+			continue
+		}
+		for _, e := range s.Endpoints {
+			if len(e.Addresses) == 0 {
+				continue
+			}
+			name := o.Namespace + "/" + s.Service + " " + e.Addresses[0].String()
+			if !e.Ready || e.Terminating {
+				found[gapNotReady][name] = true
+			}
+			if e.Pod != "" && !pods[o.Namespace+"/"+e.Pod] {
+				found[gapNoPod][name] = true
+			}
+		}
+	}
+	duplicateSubsets(objects, domain, found[gapSubsets])
+	clustersWithoutEndpoints(views, found[gapNoInstances])
+	out := gaps{}
+	for metric, names := range found {
+		out[metric] = slices.Sorted(maps.Keys(names))
+	}
+	return out
+}
+
+// duplicateSubsets finds subsets that several rules for a host define. Rules that select clients are
+// not merged with others.
+func duplicateSubsets(objects []*object.Object, domain string, found map[string]bool) {
+	first := map[string]*object.Object{}
+	for _, o := range objects {
+		d, ok := o.Spec.(*networking.DestinationRule)
+		if !ok || d.WorkloadSelector != nil {
+			continue
+		}
+		host := mesh.FullHost(d.Host, o.Namespace, domain)
+		for _, s := range d.Subsets {
+			name := strings.Join([]string{o.Namespace, host, s.Name}, "/")
+			if other := first[name]; other != nil && other != o {
+				found[host+" "+s.Name] = true
+			}
+			first[name] = o
+		}
+	}
+}
+
+// clustersWithoutEndpoints finds the clusters of which the assignment is missing or empty.
+func clustersWithoutEndpoints(views *viewsSnapshot, found map[string]bool) {
+	seen := map[*xds.View]bool{}
+	for _, p := range views.proxies {
+		if seen[p.view] {
+			continue
+		}
+		seen[p.view] = true
+		assignments := p.view.Of(xds.EDS)
+		for r := range p.view.Of(xds.CDS).All() {
+			if r.Needs != "" && !hasEndpoints(assignments.Get(r.Needs)) {
+				found[r.Name] = true
+			}
+		}
+	}
+}
+
+// hasEndpoints reports whether an assignment has endpoints.
+func hasEndpoints(r *xds.Resource) bool {
+	const anyValue, endpoints = 2, 2
+	if r == nil {
+		return false
+	}
+	return hasField(r.Body, anyValue, func(message []byte) bool {
+		return hasField(message, endpoints, func([]byte) bool { return true })
+	})
+}
+
+// hasField reports whether an encoded message has a field for whose value is returns true. The message is
+// one that the control plane has encoded.
+func hasField(message []byte, field protowire.Number, is func([]byte) bool) bool {
+	for len(message) > 0 {
+		number, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return false
+		}
+		message = message[n:]
+		size := protowire.ConsumeFieldValue(number, kind, message)
+		if size < 0 {
+			return false
+		}
+		if number == field && kind == protowire.BytesType {
+			if value, _ := protowire.ConsumeBytes(message); is(value) {
+				return true
+			}
+		}
+		message = message[size:]
+	}
+	return false
+}

@@ -1,0 +1,148 @@
+package discovery
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// lacking has an object for each of the gaps.
+const lacking = `
+apiVersion: v1
+kind: Service
+metadata: {name: empty, namespace: shop}
+spec: {clusterIP: 10.96.0.2, selector: {app: none}, ports: [{name: http, port: 9080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: slow, namespace: shop}
+spec: {clusterIP: 10.96.0.3, ports: [{name: http, port: 9080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: slow-1, namespace: shop, labels: {kubernetes.io/service-name: slow}}
+addressType: IPv4
+ports: [{name: http, port: 9080}]
+endpoints: [{addresses: [10.99.0.7], conditions: {ready: false}}, {addresses: [10.99.0.8], conditions: {ready: true}, targetRef: {kind: Pod, name: gone, namespace: shop}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: starting, namespace: shop}
+status: {phase: Pending}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: one, namespace: shop}
+spec: {host: reviews, subsets: [{name: v1, labels: {version: v1}}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: two, namespace: shop}
+spec: {host: reviews.shop.svc.cluster.local, subsets: [{name: v1, labels: {version: v2}}]}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: private, namespace: shop}
+stringData: {key: hidden-text}
+`
+
+func TestEveryDebugPage(t *testing.T) {
+	p := synced(t)
+	p.emit(lacking, false)
+	for path, want := range map[string][]string{
+		"":                             {"/debug/syncz\t", "/debug/pprof/profile\t", "Not available:", "/debug/inject\t"},
+		"/adsz":                        {`"totalClients": 1`, `"connectionId": "reviews-1.shop-`, `"app": "reviews"`, `"NAMESPACE": "shop"`, "envoy.config.route.v3.RouteConfiguration\": [\n          \"9080\"", `"*"`},
+		"/adsz?proxyID=reviews-1.shop": {`"totalClients": 1`},
+		"/connections":                 {`"totalClients": 1`, `"address": "127.0.0.1:`},
+		"/clusterz":                    {`"id": "Kubernetes"`, `"syncStatus": "synced"`},
+		"/config_dump?proxyID=reviews-1.shop&types=lds": {"virtualInbound", "envoy.config.listener.v3.Listener"},
+		"/configz":                     {`"kind": "DestinationRule"`, `"apiVersion": "networking.istio.io/v1"`, `"name": "one"`, `"host": "reviews"`},
+		"/edsz?proxyID=reviews-1.shop": {"ClusterLoadAssignment", "10.99.0.1"},
+		"/endpointShardz":              {`"reviews.shop.svc.cluster.local"`, `"Kubernetes/Kubernetes"`, `"10.99.0.1"`, `"EndpointPort": 9080`, `"spiffe://cluster.local/ns/shop/sa/default"`},
+		"/endpointz":                   {`"10.99.0.1"`},
+		"/instancesz":                  {`"reviews-1.shop": [`, `"hostname": "reviews.shop.svc.cluster.local"`, `"TargetPort": 9080`},
+		"/list":                        {`"syncz"`, `"edsz"`},
+		"/mesh":                        {`"rootNamespace"`, `"istio-system"`},
+		"/objectz":                     {"["},
+		"/classz":                      {`"generation"`},
+		"/push_status":                 {`"outbound|9080||empty.shop.svc.cluster.local"`, `"outbound|9080|v1|reviews.shop.svc.cluster.local"`, `"shop/slow 10.99.0.7"`, `"shop/slow 10.99.0.8"`, `"shop/starting"`, `"reviews.shop.svc.cluster.local v1"`},
+		"/registryz":                   {`"hostname": "empty.shop.svc.cluster.local"`, `"defaultAddress": "10.96.0.2"`, `"protocol": "HTTP"`, `"app": "none"`},
+		"/resourcesz":                  {`"kind": "VirtualService"`, `"group": "security.istio.io"`},
+		"/syncz":                       {`"proxy": "reviews-1.shop"`},
+		"/pprof/":                      {"goroutine"},
+		"/pprof/goroutine?debug=1":     {"goroutine profile"},
+		"/pprof/cmdline":               {"discovery"},
+	} {
+		// Both ports serve the same pages.
+		for _, addr := range []string{p.addr.HTTP, p.addr.Monitoring} {
+			code, body := p.get(addr, "/debug"+path)
+			for _, part := range want {
+				if code != http.StatusOK || !strings.Contains(body, part) {
+					t.Errorf("%s: %d, does not contain %s:\n%.2000s", path, code, part, body)
+				}
+			}
+			if strings.Contains(body, "hidden-text") || strings.Contains(body, "aGlkZGVuLXRleHQ") {
+				t.Errorf("%s shows a Secret", path)
+			}
+		}
+	}
+	for path, want := range map[string]int{
+		"/inject": http.StatusNotImplemented, "/adsz?push=true": http.StatusNotImplemented, "/edsz": http.StatusBadRequest, "/edsz?proxyID=nobody.shop": http.StatusNotFound,
+		"/adsz?proxyID=nobody.shop": http.StatusNotFound, "/config_dump?proxyID=reviews-1.shop&types=sds": http.StatusBadRequest, "/none": http.StatusNotFound,
+	} {
+		if code, body := p.get(p.addr.HTTP, "/debug"+path); code != want {
+			t.Errorf("%s: %d, want %d: %.300s", path, code, want, body)
+		}
+	}
+	var names []string
+	if _, body := p.get(p.addr.HTTP, "/debug/list"); json.Unmarshal([]byte(body), &names) != nil || len(names) < 15 {
+		t.Errorf("/debug/list: %s", body)
+	}
+	_, metrics := p.get(p.addr.Monitoring, "/metrics")
+	for _, want := range []string{"pilot_eds_no_instances 2", "pilot_endpoint_not_ready 1", "endpoint_no_pod 1", "pilot_no_ip 1", "pilot_destrule_subsets 1"} {
+		if !strings.Contains(metrics, "\n"+want+"\n") {
+			t.Errorf("metrics lack %s", want)
+		}
+	}
+}
+
+// The requests come from an address of another host, to both HTTP ports.
+func TestEveryDebugPageIsGuardedOnBothPorts(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	ask := func(h http.Handler, path, token string) int {
+		r := httptest.NewRequest(http.MethodGet, path, nil)
+		r.RemoteAddr = "10.9.9.8:1"
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(&net.TCPAddr{IP: net.IPv4(10, 9, 9, 9), Port: 8080})))
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	workload, system := p.token("shop", "default"), p.token("istio-system", "istiod")
+	for name, h := range map[string]http.Handler{"HTTP": p.server.debugMux(), "monitoring": p.server.monitoringMux()} {
+		paths := []string{"/debug", "/debug/"}
+		for _, page := range p.server.pages() {
+			paths = append(paths, "/debug/"+page.path)
+		}
+		for _, path := range paths {
+			if got := ask(h, path, ""); got != http.StatusUnauthorized {
+				t.Errorf("%s %s without a token: %d, want 401", name, path, got)
+			}
+			if got := ask(h, path, workload); got != http.StatusForbidden {
+				t.Errorf("%s %s as a workload: %d, want 403", name, path, got)
+			}
+		}
+		for _, path := range []string{"/debug", "/debug/registryz", "/debug/pprof/heap"} {
+			if got := ask(h, path, system); got != http.StatusOK {
+				t.Errorf("%s %s as the control plane's namespace: %d, want 200", name, path, got)
+			}
+		}
+	}
+}
