@@ -46,10 +46,16 @@ func startEnvoy(t testing.TB, xds string, api string) *realEnvoy {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return startEnvoyWith(t, fmt.Sprintf(bootstrapText, api, port))
+}
+
+// startEnvoyWith starts an Envoy with a bootstrap.
+func startEnvoyWith(t testing.TB, bootstrap string) *realEnvoy {
+	t.Helper()
 	dir := t.TempDir()
 	e := &realEnvoy{t: t, log: filepath.Join(dir, "log")}
 	adminFile, config := filepath.Join(dir, "admin"), filepath.Join(dir, "bootstrap.json")
-	if err := os.WriteFile(config, fmt.Appendf(nil, bootstrapText, api, port), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(bootstrap), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	out, err := os.Create(e.log)

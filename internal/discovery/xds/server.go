@@ -1,15 +1,17 @@
-// Package xds serves configuration to proxies over Envoy's aggregated discovery service.
+// Package xds serves configuration to proxies over Envoy's discovery services.
 //
 // A View is what proxies of one class shall have: immutable, its resources stored once as
 // encoded bytes, in layers that it shares with the views of other classes. A Registry (the compiler's side) gives each stream a LatestView that its views
 // are published into; a Sub, one per stream, is the machine that decides what the stream is
 // sent and when; Server and its streams do what the machines say. Both flavours of the
-// protocol are served, incremental ("delta") and state-of-the-world.
+// protocol are served, incremental ("delta") and state-of-the-world, by the aggregated service and by
+// those of single types.
 //
 // Promises: one response in flight per type and stream, newer state replacing older
 // meanwhile; clusters and their endpoints before the listeners and routes that use them,
 // removals last, also when a client comes back from an earlier stream, but nothing waits for
-// a client forever; an assignment follows every cluster that is sent, whatever the client
+// a client forever (streams of single types know nothing of each other, and keep no order); an
+// assignment follows every cluster that is sent, whatever the client
 // claims to have; nothing else that a client has is sent again; what a client refused is not
 // sent again until it changes, but for listeners that could not be bound; what is reported as
 // applied was asked for and accepted. view.go, layer.go and sub*.go are pure.
