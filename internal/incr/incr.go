@@ -28,7 +28,7 @@ import (
 type input struct {
 	readers   []reader
 	mark      uint64 // of the execution that last recorded this input, to record it once
-	index     int    // scratch space of replaceDeps
+	position  int    // scratch space of replaceDeps
 	container container
 	owner     *node // the node whose value this is; nil for rows and buckets
 }
@@ -97,6 +97,7 @@ func (g *Graph) Stats() map[string]RuleStats {
 type node struct {
 	input
 	level     int
+	index     bool   // of a rule that is an index
 	seq       uint64 // the order of creation
 	made      bool   // it has a value
 	evaluator evaluator
@@ -167,7 +168,7 @@ func (g *Graph) replaceDeps(n *node, inputs []*input) {
 	}
 	before, now := g.nextMark(), g.nextMark()
 	for _, d := range n.deps {
-		d.input.mark, d.input.index = before, d.at
+		d.input.mark, d.input.position = before, d.at
 	}
 	old := n.deps
 	n.deps = make([]dep, 0, len(inputs))
@@ -176,13 +177,13 @@ func (g *Graph) replaceDeps(n *node, inputs []*input) {
 		case now:
 			continue
 		case before:
-			c.readers[c.index].at = len(n.deps)
+			c.readers[c.position].at = len(n.deps)
 		default:
-			c.index = len(c.readers)
+			c.position = len(c.readers)
 			c.readers = append(c.readers, reader{n, len(n.deps)})
 		}
 		c.mark = now
-		n.deps = append(n.deps, dep{c, c.index})
+		n.deps = append(n.deps, dep{c, c.position})
 	}
 	for _, d := range old {
 		if d.input.mark == before {

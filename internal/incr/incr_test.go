@@ -109,17 +109,6 @@ func TestUnwantedValuesAreDropped(t *testing.T) {
 	}
 }
 
-func TestReads(t *testing.T) {
-	w := newFixture()
-	w.policies.Put("x/p", "strict", "x")
-	w.out.Want("x/a")
-	got := w.out.Reads("x/a")
-	want := []string{"policies [x]", "policies x/p", "services x/a"}
-	if !slices.Equal(got, want) {
-		t.Errorf("reads %q, want %q", got, want)
-	}
-}
-
 func TestReadingAHigherLevelPanics(t *testing.T) {
 	g := New()
 	high := Derive(g, 2, "high", func(*Reader, int) int { return 1 })

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"reflect"
-	"slices"
 )
 
 // Rule is a pure function of a key and of what it reads. Its values are cached by key.
@@ -13,6 +12,7 @@ type Rule[K comparable, V any] struct {
 	name  string
 	level int
 	fn    func(*Reader, K) V
+	index bool
 	nodes map[K]*entry[K, V]
 	stats *RuleStats
 }
@@ -26,6 +26,17 @@ func Derive[K comparable, V any](g *Graph, level int, name string, fn func(*Read
 	s := &RuleStats{}
 	g.stats[name] = s
 	return &Rule[K, V]{g: g, name: name, level: level, fn: fn, nodes: map[K]*entry[K, V]{}, stats: s}
+}
+
+// AsIndex declares that the rule's values say only which rows others are to read: an index reads every
+// row that might be one of them, so what was read through it does not explain a value. Reads and
+// Dependents list it last, as indirect. Call AsIndex before there are values. It returns u.
+func (u *Rule[K, V]) AsIndex() *Rule[K, V] {
+	if len(u.nodes) > 0 {
+		panic("incr: AsIndex of rule " + u.name + ", which has values")
+	}
+	u.index = true
+	return u
 }
 
 // entry is one value of a rule.
@@ -93,42 +104,13 @@ func (u *Rule[K, V]) Value(key K) (V, bool) {
 	return zero, false
 }
 
-// Reads lists what the value for key was made from, transitively down to table rows and
-// buckets, sorted and without repetition: "services ns/name" or "services [bucket]".
-func (u *Rule[K, V]) Reads(key K) []string {
-	n, ok := u.nodes[key]
-	if !ok {
-		return nil
-	}
-	seen := map[*input]bool{}
-	var out []string
-	var walk func(n *node)
-	walk = func(n *node) {
-		for _, d := range n.deps {
-			if seen[d.input] {
-				continue
-			}
-			seen[d.input] = true
-			if d.input.owner != nil {
-				walk(d.input.owner)
-				continue
-			}
-			source, key := d.input.container.label()
-			out = append(out, fmt.Sprintf("%s %v", source, key))
-		}
-	}
-	walk(&n.node)
-	slices.Sort(out)
-	return out
-}
-
 func (u *Rule[K, V]) node(key K) *entry[K, V] {
 	if n, ok := u.nodes[key]; ok {
 		return n
 	}
 	u.g.seq++
 	e := &entry[K, V]{of: u, key: key}
-	e.node = node{level: u.level, seq: u.g.seq, rule: u.stats, evaluator: e}
+	e.node = node{level: u.level, index: u.index, seq: u.g.seq, rule: u.stats, evaluator: e}
 	e.input = input{container: e, owner: &e.node}
 	u.nodes[key] = e
 	u.stats.Live++

@@ -27,6 +27,8 @@ type row[T any] struct {
 
 func (r *row[T]) label() (string, any) { return r.table.name, r.key }
 
+func (r *row[T]) read() Read { return Read{Table: r.table.name, Key: r.key, Present: r.present} }
+
 // unread frees an absent row.
 func (r *row[T]) unread() {
 	if !r.present {
@@ -42,6 +44,10 @@ type bucket[T any] struct {
 }
 
 func (b *bucket[T]) label() (string, any) { return b.table.name, "[" + b.name + "]" }
+
+func (b *bucket[T]) read() Read {
+	return Read{Table: b.table.name, Key: b.name, Bucket: true, Present: len(b.keys) > 0}
+}
 
 // unread frees an empty bucket.
 func (b *bucket[T]) unread() {

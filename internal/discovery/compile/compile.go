@@ -111,6 +111,7 @@ const (
 	levelIndex
 	levelLookup
 	levelCompare
+	levelMerge
 	levelDomains
 	levelOwnDomains
 	levelHostDomains
@@ -135,13 +136,14 @@ type Compiler struct {
 
 // inner has the rules for intermediate results.
 type inner struct {
-	plan       *incr.Rule[scopeHost, []part]
-	index      *incr.Rule[mesh.ScopeID, []listenerParts]
-	parts      *incr.Rule[scopeName, []part] // of scopes without base
-	outbound   *incr.Rule[scopeName, *merged]
-	routes     *incr.Rule[mesh.ScopeID, []routeHosts] // of scopes without base
-	routeNamed *incr.Rule[scopeName, routeHosts]
-	domains    *incr.Rule[scopeName, []hostDomains]
+	plan         *incr.Rule[scopeHost, []part]
+	index        *incr.Rule[mesh.ScopeID, []listenerParts]
+	parts        *incr.Rule[scopeName, []part] // of scopes without base
+	derivedParts *incr.Rule[scopeName, []part] // of derived scopes
+	outbound     *incr.Rule[scopeName, *merged]
+	routes       *incr.Rule[mesh.ScopeID, []routeHosts] // of scopes without base
+	routeNamed   *incr.Rule[scopeName, routeHosts]
+	domains      *incr.Rule[scopeName, []hostDomains]
 	// routeChanges and ownDomains are of derived scopes.
 	routeChanges *incr.Rule[mesh.ScopeID, []routeChange]
 	ownDomains   *incr.Rule[scopeName, []hostDomains]
@@ -184,16 +186,17 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		clusters:     incr.Derive(g, levelPlan, "service clusters", c.serviceClusters),
 		assignment:   incr.Derive(g, levelPlan, "assignment", c.assignment),
 		mutual:       incr.Derive(g, levelPlan, "all mutual", c.allMutual),
-		index:        incr.Derive(g, levelIndex, "listener index", c.index),
-		scopeNames:   incr.Derive(g, levelNames, "scope names", c.scopeNames),
-		derived:      incr.Derive(g, levelDerive, "derived names", c.derive),
-		parts:        incr.Derive(g, levelLookup, "parts of a listener", c.partsOf),
-		outbound:     incr.Derive(g, levelCompare, "listener plan", c.outbound),
-		routes:       incr.Derive(g, levelIndex, "route hosts", c.routeHosts),
-		routeNamed:   incr.Derive(g, levelLookup, "hosts of a route", c.routeNamed),
-		routeChanges: incr.Derive(g, levelCompare, "derived routes", c.routeChanges),
-		ownDomains:   incr.Derive(g, levelOwnDomains, "derived domains", c.ownDomains),
-		domains:      incr.Derive(g, levelDomains, "route domains", c.domains),
+		index:        incr.Derive(g, levelIndex, "listener index", c.index).AsIndex(),
+		scopeNames:   incr.Derive(g, levelNames, "scope names", c.scopeNames).AsIndex(),
+		derived:      incr.Derive(g, levelDerive, "derived names", c.derive).AsIndex(),
+		parts:        incr.Derive(g, levelLookup, "parts of a listener", c.partsOf).AsIndex(),
+		derivedParts: incr.Derive(g, levelCompare, "derived parts of a listener", c.derivedParts).AsIndex(),
+		outbound:     incr.Derive(g, levelMerge, "listener plan", c.outbound),
+		routes:       incr.Derive(g, levelIndex, "route hosts", c.routeHosts).AsIndex(),
+		routeNamed:   incr.Derive(g, levelLookup, "hosts of a route", c.routeNamed).AsIndex(),
+		routeChanges: incr.Derive(g, levelCompare, "derived routes", c.routeChanges).AsIndex(),
+		ownDomains:   incr.Derive(g, levelOwnDomains, "derived domains", c.ownDomains).AsIndex(),
+		domains:      incr.Derive(g, levelDomains, "route domains", c.domains).AsIndex(),
 		hostDomains:  incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
 		host:         incr.Derive(g, levelHost, "virtual host", c.virtualHost),
 	}
@@ -202,7 +205,7 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		c.resources[k] = incr.Derive(g, levelResource, row.name, func(r *incr.Reader, key Key) []byte { return row.rule(c, r, key) })
 		c.byRule[row.name] = k
 	}
-	c.names = incr.Derive(g, levelLayer, "names", c.layerNames)
+	c.names = incr.Derive(g, levelLayer, "names", c.layerNames).AsIndex()
 	return c
 }
 

@@ -193,17 +193,23 @@ func (c *Compiler) partsOf(r *incr.Reader, k scopeName) []part {
 
 // outbound merges the parts of a listener; nil if it has none.
 func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
-	var parts []part
-	if _, derived := c.model.Base(k.scope); derived {
-		parts = c.derivedParts(r, k)
-	} else {
-		parts = c.partsOf(r, k)
+	base, derived := c.model.Base(k.scope)
+	parts := c.inner.parts
+	var d model.Difference
+	if derived {
+		parts, d = c.inner.derivedParts, c.model.Difference(r, k.scope)
 	}
-	if len(parts) == 0 {
+	list := parts.Of(r, k)
+	if len(list) == 0 {
 		return nil
 	}
-	m := &merged{Name: k.name, Address: parts[0].address, Port: parts[0].port}
-	for _, p := range parts {
+	m := &merged{Name: k.name, Address: list[0].address, Port: list[0].port}
+	for _, p := range list {
+		from := scopeHost{k.scope, p.host}
+		if derived && !has(d.Services, p.host) {
+			from.scope = base
+		}
+		c.inner.plan.Of(r, from) // records what the listener is made of, which the index does not say
 		m.add(p)
 	}
 	return m

@@ -134,6 +134,7 @@ func (c *Compiler) hostDomains(r *incr.Reader, k scopeNameHost) []string {
 	if !ok {
 		return nil
 	}
+	c.model.Service(r, k.scope, k.host) // records where the domains come from, which the index does not say
 	return list[i].domains
 }
 

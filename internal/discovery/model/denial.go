@@ -70,9 +70,12 @@ func (d Denial) row() Row {
 	return Row{Namespace: d.Namespace, Name: d.Name}
 }
 
+// denialPrefix begins the keys of the rows of denials; no namespace has a space.
+const denialPrefix = "denial "
+
 // key returns the key of the denial's row, which is unique and not that of an object.
 func (d Denial) key() string {
-	key := "denial " + d.row().Key() + " " + d.Labels
+	key := denialPrefix + d.row().Key() + " " + d.Labels
 	if d.Everything {
 		key += " everything"
 	}

@@ -41,17 +41,17 @@ func (m *Model) derive(g *incr.Graph) {
 		instances: incr.Derive(g, levelRow, "instances", m.instances),
 		accounts:  incr.Derive(g, levelIndex, "accounts", m.accounts),
 		egress:    incr.Derive(g, levelRow, "egress", m.egress),
-		visible:   incr.Derive(g, levelIndex, "visible services", m.visible),
+		visible:   incr.Derive(g, levelIndex, "visible services", m.visible).AsIndex(),
 		service:   incr.Derive(g, levelScope, "service", m.service),
 		dest:      incr.Derive(g, levelHost, "destination rule", m.dest),
 		virtual:   incr.Derive(g, levelHost, "virtual service", m.virtual),
 		reach:     incr.Derive(g, levelRow, "virtual service reach", m.reachOf),
-		extra:     incr.Derive(g, levelHost, "extra hosts", m.extraHosts),
+		extra:     incr.Derive(g, levelHost, "extra hosts", m.extraHosts).AsIndex(),
 		policies:  incr.Derive(g, levelRow, "policies", m.policies),
 		classify:  incr.Derive(g, levelClassify, "class", m.class),
 		claims:    incr.Derive(g, levelClassify, "claims", m.claims),
 
-		difference: incr.Derive(g, levelDifference, "scope difference", m.difference),
+		difference: incr.Derive(g, levelDifference, "scope difference", m.difference).AsIndex(),
 	}
 }
 

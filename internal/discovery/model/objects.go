@@ -1,0 +1,86 @@
+package model
+
+import (
+	"iter"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// tableKinds are the kinds of the objects whose rows a table has, one row for each object; "" for tables
+// whose rows say themselves, or come from no object.
+var tableKinds = map[string]object.Kind{
+	"pods": object.Pod, "workload entries": object.WorkloadEntry, "endpoint slices": object.EndpointSlice,
+	"virtual services": object.VirtualService, "destination rules": object.DestinationRule,
+	"peer authentications": object.PeerAuthentication, "sidecars": object.Sidecar,
+	"services": "", "mesh": "",
+}
+
+// ObjectOf returns the object that a row comes from; false for a bucket, for a row that does not exist,
+// and for rows without an object: the mesh configuration and denials.
+func ObjectOf(read incr.Read) (object.Key, bool) {
+	if read.Bucket || !read.Present {
+		return object.Key{}, false
+	}
+	kind, known := tableKinds[read.Table]
+	if !known {
+		panic("model: no row in tableKinds for table " + read.Table)
+	}
+	key := read.Key
+	if read.Table == "services" {
+		prefix, rest, _ := strings.Cut(key, "/")
+		kind, key = object.Kind(prefix), rest
+	}
+	ns, name, ok := strings.Cut(key, "/")
+	if kind == "" || !ok || strings.HasPrefix(key, denialPrefix) {
+		return object.Key{}, false
+	}
+	name, _, _ = strings.Cut(name, "/") // after it, a ServiceEntry's row has its host
+	return object.Key{Kind: kind, Namespace: ns, Name: name}, true
+}
+
+// Dependents yields the wanted values that were made from an object's rows, not those that have read them
+// through an index only. A value may come once for each row. It yields nothing for kinds that no rule reads.
+func (m *Model) Dependents(k object.Key) iter.Seq[incr.Dependent] {
+	return func(yield func(incr.Dependent) bool) {
+		for _, dependents := range m.dependents(k) {
+			for d := range dependents {
+				if d.Indirect {
+					break
+				}
+				if !yield(d) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// dependents returns the dependents of each row of an object.
+func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
+	t := &m.tables
+	switch k.Kind {
+	case object.Service, object.ServiceEntry:
+		var out []iter.Seq[incr.Dependent]
+		for _, key := range t.owned[k] {
+			out = append(out, t.services.Dependents(key))
+		}
+		return out
+	case object.Pod:
+		return []iter.Seq[incr.Dependent]{t.pods.Dependents(rowKey(k))}
+	case object.WorkloadEntry:
+		return []iter.Seq[incr.Dependent]{t.entries.Dependents(rowKey(k))}
+	case object.EndpointSlice:
+		return []iter.Seq[incr.Dependent]{t.slices.Dependents(rowKey(k))}
+	case object.VirtualService:
+		return []iter.Seq[incr.Dependent]{t.virtuals.Dependents(rowKey(k))}
+	case object.DestinationRule:
+		return []iter.Seq[incr.Dependent]{t.dests.Dependents(rowKey(k))}
+	case object.PeerAuthentication:
+		return []iter.Seq[incr.Dependent]{t.peers.Dependents(rowKey(k))}
+	case object.Sidecar:
+		return []iter.Seq[incr.Dependent]{t.sidecars.Dependents(rowKey(k))}
+	}
+	return nil
+}
