@@ -170,6 +170,7 @@ func (p *layers) setContents(l *publishedLayer, c compile.Contents) {
 func (p *layers) setKeys(l *publishedLayer, keys []compile.Key) {
 	old, rest := l.keys, keys
 	l.keys = keys
+	var added, removed []compile.Key
 	for len(old) > 0 || len(rest) > 0 {
 		order := 0
 		switch {
@@ -180,19 +181,25 @@ func (p *layers) setKeys(l *publishedLayer, keys []compile.Key) {
 		default:
 			order = old[0].Compare(rest[0])
 		}
+		if order > 0 {
+			added = append(added, rest[0])
+		}
+		if order < 0 {
+			removed = append(removed, old[0])
+		}
 		if order >= 0 {
-			if k := rest[0]; order > 0 {
-				p.change(l, k, p.compiler.Resource(k.Kind).Want(k))
-			}
 			rest = rest[1:]
 		}
 		if order <= 0 {
-			if k := old[0]; order < 0 {
-				p.change(l, k, nil)
-				p.compiler.Resource(k.Kind).Unwant(k)
-			}
 			old = old[1:]
 		}
+	}
+	for i, value := range p.compiler.WantAll(added) {
+		p.change(l, added[i], value)
+	}
+	for _, k := range removed {
+		p.change(l, k, nil)
+		p.compiler.Resource(k.Kind).Unwant(k)
 	}
 }
 

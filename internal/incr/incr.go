@@ -14,7 +14,11 @@
 // content: byte slices by bytes.Equal, others by reflect.DeepEqual.
 //
 // A value is kept while it is wanted (Want) or read by a value that is kept; Run drops the
-// others. A Graph is not safe for concurrent use.
+// others.
+//
+// A Graph is not safe for concurrent use, but runs the rules of one level on several goroutines
+// itself (see Parallel). So rules only read what they share, package state included; results, edges,
+// counters and orders are the same as on one goroutine.
 package incr
 
 import (
@@ -27,7 +31,7 @@ import (
 // other, so that adding and removing an edge takes constant time without hashing.
 type input struct {
 	readers   []reader
-	mark      uint64 // of the execution that last recorded this input, to record it once
+	mark      uint64 // of the execution that last recorded this input, to record it once; or unstored
 	position  int    // scratch space of replaceDeps
 	container container
 	owner     *node // the node whose value this is; nil for rows and buckets
@@ -39,6 +43,8 @@ type container interface {
 	label() (source string, key any)
 	// unread is called when the input has lost its last reader.
 	unread()
+	// store adds what workers have made to the graph.
+	store()
 }
 
 // reader is a node that has read an input; at is the index of the input in the node's deps.
@@ -56,13 +62,14 @@ type dep struct {
 // Graph is a set of tables and of rules over them. Create one with New. It is not safe for
 // concurrent use.
 type Graph struct {
-	marks  uint64
-	seq    uint64    // of the newest node
-	idle   []*Reader // for reuse
-	queue  [][]*node // dirty nodes by level
-	unused []*node   // nodes that may have lost their last reader
-	moved  []Moved
-	stats  map[string]*RuleStats
+	marks    uint64
+	seq      uint64      // of the newest node
+	idle     []*recorder // for reuse
+	queue    [][]*node   // dirty nodes by level
+	unused   []*node     // nodes that may have lost their last reader
+	moved    []Moved
+	stats    map[string]*RuleStats
+	parallel parallel
 }
 
 // Moved identifies a wanted value that a Run has changed.
@@ -81,7 +88,7 @@ type RuleStats struct {
 
 // New returns an empty graph.
 func New() *Graph {
-	return &Graph{stats: map[string]*RuleStats{}}
+	return &Graph{stats: map[string]*RuleStats{}, parallel: parallel{batch: defaultBatch}}
 }
 
 // Stats returns a copy of the counters of every rule, by name.
@@ -117,17 +124,32 @@ type evaluator interface {
 	remove()
 }
 
-// Reader gives a running rule access to rows and values, and records what it reads. It is valid
-// until the rule returns.
+// Reader gives a running rule access to rows and values, and records what it reads. It belongs to the
+// goroutine on which the rule was called, and is valid until the rule returns: its use afterwards panics.
 type Reader struct {
-	g    *Graph
-	node *node
-	deps []*input
-	mark uint64
+	recorder *recorder
 }
 
-func (r *Reader) record(c *input) {
-	if c.mark != r.mark {
+func (r *Reader) get() *recorder {
+	if r.recorder == nil {
+		panic("incr: use of a Reader after its rule has returned")
+	}
+	return r.recorder
+}
+
+// recorder collects what one execution reads.
+type recorder struct {
+	node   *node
+	deps   []*input
+	mark   uint64              // on the graph's goroutine
+	worker *worker             // on another one, where marks are shared; nil otherwise
+	seen   map[*input]struct{} // of a worker, once deps are many
+}
+
+func (r *recorder) record(c *input) {
+	if r.worker != nil {
+		r.recordShared(c)
+	} else if c.mark != r.mark {
 		c.mark = r.mark
 		r.deps = append(r.deps, c)
 	}
@@ -140,24 +162,31 @@ func (g *Graph) nextMark() uint64 {
 
 // execute runs n, replaces its deps and reports whether its value has changed.
 func (g *Graph) execute(n *node) bool {
-	var r *Reader
+	var rec *recorder
 	if last := len(g.idle) - 1; last >= 0 {
-		r, g.idle = g.idle[last], g.idle[:last]
+		rec, g.idle = g.idle[last], g.idle[:last]
 	} else {
-		r = &Reader{g: g}
+		rec = &recorder{}
 	}
-	r.node, r.mark = n, g.nextMark()
-	moved := n.evaluator.run(r)
-	g.replaceDeps(n, r.deps)
-	clear(r.deps)
-	r.node, r.deps = nil, r.deps[:0]
-	g.idle = append(g.idle, r)
+	rec.node, rec.mark = n, g.nextMark()
+	r := Reader{rec}
+	moved := n.evaluator.run(&r)
+	r.recorder = nil
+	g.executed(n, rec.deps, moved)
+	clear(rec.deps)
+	rec.node, rec.deps = nil, rec.deps[:0]
+	g.idle = append(g.idle, rec)
+	return moved
+}
+
+// executed stores what an execution of n has read, and counts it.
+func (g *Graph) executed(n *node, reads []*input, moved bool) {
+	g.replaceDeps(n, reads)
 	n.made = true
 	n.rule.Runs++
 	if moved {
 		n.rule.Moves++
 	}
-	return moved
 }
 
 // replaceDeps replaces the deps of n by inputs. An input may be listed twice, because a nested
@@ -234,22 +263,18 @@ func (g *Graph) Run() []Moved {
 		batch := g.queue[level]
 		g.queue[level] = nil
 		slices.SortFunc(batch, func(a, b *node) int { return cmp.Compare(a.seq, b.seq) })
+		live := batch[:0]
 		for _, n := range batch {
 			n.queued = false
-			if n.gone || (n.wants == 0 && len(n.readers) == 0) {
-				// Drop it now, so that a rule of a higher level does not read the stale value.
-				g.unused = append(g.unused, n)
-				g.sweep()
-				continue
-			}
-			if g.execute(n) {
-				g.dirty(&n.input)
-				if n.wants > 0 {
-					rule, key := n.evaluator.label()
-					g.moved = append(g.moved, Moved{Rule: rule, Key: key})
-				}
+			switch {
+			case n.gone:
+			case n.wants == 0 && len(n.readers) == 0:
+				g.drop(n) // now, so that a rule of a higher level does not read the stale value
+			default:
+				live = append(live, n)
 			}
 		}
+		g.executeAll(live)
 	}
 	g.sweep()
 	moved := g.moved
@@ -257,20 +282,33 @@ func (g *Graph) Run() []Moved {
 	return moved
 }
 
+// ran enqueues the readers of a value that has changed in a Run.
+func (g *Graph) ran(n *node) {
+	g.dirty(&n.input)
+	if n.wants > 0 {
+		rule, key := n.evaluator.label()
+		g.moved = append(g.moved, Moved{Rule: rule, Key: key})
+	}
+}
+
 // sweep drops values that are neither wanted nor read, and then what only they have read.
 func (g *Graph) sweep() {
 	for len(g.unused) > 0 {
 		n := g.unused[len(g.unused)-1]
 		g.unused = g.unused[:len(g.unused)-1]
-		if n.gone || n.wants > 0 || len(n.readers) > 0 {
-			continue
+		if !n.gone && n.wants == 0 && len(n.readers) == 0 {
+			g.drop(n)
 		}
-		n.gone = true
-		n.evaluator.remove()
-		n.rule.Live--
-		for _, d := range n.deps {
-			d.drop()
-		}
-		n.deps = nil
 	}
+}
+
+// drop drops a value. What only it has read becomes unused.
+func (g *Graph) drop(n *node) {
+	n.gone = true
+	n.evaluator.remove()
+	n.rule.Live--
+	for _, d := range n.deps {
+		d.drop()
+	}
+	n.deps = nil
 }

@@ -1,9 +1,8 @@
 package incr
 
 import (
-	"bytes"
 	"fmt"
-	"reflect"
+	"sync"
 )
 
 // Rule is a pure function of a key and of what it reads. Its values are cached by key.
@@ -12,9 +11,13 @@ type Rule[K comparable, V any] struct {
 	name  string
 	level int
 	fn    func(*Reader, K) V
+	same  func(a, b V) bool
 	index bool
 	nodes map[K]*entry[K, V]
 	stats *RuleStats
+
+	mu       sync.Mutex // of unstored
+	unstored map[K]*unstoredEntry[K, V]
 }
 
 // Derive adds a rule to g. Its level must be higher than that of every rule that it reads:
@@ -25,7 +28,7 @@ func Derive[K comparable, V any](g *Graph, level int, name string, fn func(*Read
 	}
 	s := &RuleStats{}
 	g.stats[name] = s
-	return &Rule[K, V]{g: g, name: name, level: level, fn: fn, nodes: map[K]*entry[K, V]{}, stats: s}
+	return &Rule[K, V]{g: g, name: name, level: level, fn: fn, same: comparer[V](), nodes: map[K]*entry[K, V]{}, stats: s}
 }
 
 // AsIndex declares that the rule's values say only which rows others are to read: an index reads every
@@ -55,7 +58,7 @@ func (e *entry[K, V]) remove() { delete(e.of.nodes, e.key) }
 
 func (e *entry[K, V]) run(r *Reader) bool {
 	v := e.of.fn(r, e.key)
-	if e.made && same(e.value, v) {
+	if e.made && e.of.same(e.value, v) {
 		return false
 	}
 	e.value = v
@@ -64,13 +67,37 @@ func (e *entry[K, V]) run(r *Reader) bool {
 
 // Of returns the rule's value for key, computing it if there is none, and records the read.
 func (u *Rule[K, V]) Of(r *Reader, key K) V {
-	if u.level >= r.node.level {
-		rule, _ := r.node.evaluator.label()
-		panic(fmt.Sprintf("incr: rule %s (level %d) reads rule %s (level %d)", rule, r.node.level, u.name, u.level))
+	rec := r.get()
+	if u.level >= rec.node.level {
+		rule, _ := rec.node.evaluator.label()
+		panic(fmt.Sprintf("incr: rule %s (level %d) reads rule %s (level %d)", rule, rec.node.level, u.name, u.level))
 	}
-	n := u.node(key)
-	r.record(&n.input)
+	n, ok := u.nodes[key]
+	switch {
+	case ok:
+	case rec.worker != nil:
+		var failed *RulePanic
+		if n, failed = u.shared(rec.worker, key); failed != nil {
+			panic(failed)
+		}
+	default:
+		n = u.node(key)
+	}
+	rec.record(&n.input)
 	return n.value
+}
+
+// OfAll calls Of for each key and returns the values in the order of the keys. It computes missing values on
+// several goroutines, unless the calling rule runs on one of several itself.
+func (u *Rule[K, V]) OfAll(r *Reader, keys []K) []V {
+	if rec := r.get(); rec.worker == nil && u.level < rec.node.level {
+		u.fill(keys)
+	}
+	out := make([]V, len(keys))
+	for i, key := range keys {
+		out[i] = u.Of(r, key)
+	}
+	return out
 }
 
 // Want returns the rule's value for key and keeps it up to date until Unwant has been called as
@@ -79,6 +106,17 @@ func (u *Rule[K, V]) Want(key K) V {
 	n := u.node(key)
 	n.wants++
 	return n.value
+}
+
+// WantAll calls Want for each key and returns the values in the order of the keys. It computes missing
+// values on several goroutines.
+func (u *Rule[K, V]) WantAll(keys []K) []V {
+	u.fill(keys)
+	out := make([]V, len(keys))
+	for i, key := range keys {
+		out[i] = u.Want(key)
+	}
+	return out
 }
 
 // Unwant undoes one Want. The next Run drops the value if it is neither wanted nor read any more.
@@ -108,19 +146,19 @@ func (u *Rule[K, V]) node(key K) *entry[K, V] {
 	if n, ok := u.nodes[key]; ok {
 		return n
 	}
+	e := u.entry(key)
 	u.g.seq++
-	e := &entry[K, V]{of: u, key: key}
-	e.node = node{level: u.level, index: u.index, seq: u.g.seq, rule: u.stats, evaluator: e}
-	e.input = input{container: e, owner: &e.node}
+	e.seq = u.g.seq
 	u.nodes[key] = e
 	u.stats.Live++
 	u.g.execute(&e.node)
 	return e
 }
 
-func same[V any](a, b V) bool {
-	if x, ok := any(a).([]byte); ok {
-		return bytes.Equal(x, any(b).([]byte))
-	}
-	return reflect.DeepEqual(a, b)
+// entry returns a new entry, which is not in the graph.
+func (u *Rule[K, V]) entry(key K) *entry[K, V] {
+	e := &entry[K, V]{of: u, key: key}
+	e.node = node{level: u.level, index: u.index, rule: u.stats, evaluator: e}
+	e.input = input{container: e, owner: &e.node}
+	return e
 }

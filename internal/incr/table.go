@@ -2,9 +2,9 @@ package incr
 
 import (
 	"iter"
-	"reflect"
 	"slices"
 	"sort"
+	"sync"
 )
 
 // Table is a set of rows by key. Each row belongs to any number of buckets, which index the
@@ -12,8 +12,13 @@ import (
 type Table[T any] struct {
 	g       *Graph
 	name    string
+	same    func(a, b T) bool
 	rows    map[string]*row[T]
 	buckets map[string]*bucket[T]
+
+	mu              sync.Mutex // of absent rows and empty buckets that workers have made
+	unstoredRows    map[string]*row[T]
+	unstoredBuckets map[string]*bucket[T]
 }
 
 type row[T any] struct {
@@ -36,6 +41,8 @@ func (r *row[T]) unread() {
 	}
 }
 
+func (r *row[T]) store() { r.table.rows[r.key] = r }
+
 type bucket[T any] struct {
 	input
 	table *Table[T]
@@ -56,9 +63,11 @@ func (b *bucket[T]) unread() {
 	}
 }
 
+func (b *bucket[T]) store() { b.table.buckets[b.name] = b }
+
 // NewTable adds an empty table to g. Reads returns its name.
 func NewTable[T any](g *Graph, name string) *Table[T] {
-	return &Table[T]{g: g, name: name, rows: map[string]*row[T]{}, buckets: map[string]*bucket[T]{}}
+	return &Table[T]{g: g, name: name, same: comparer[T](), rows: map[string]*row[T]{}, buckets: map[string]*bucket[T]{}}
 }
 
 // Len returns the number of rows, in time linear to it.
@@ -78,7 +87,7 @@ func (t *Table[T]) Put(key string, v T, buckets ...string) {
 	slices.Sort(buckets)
 	buckets = slices.Compact(buckets)
 	r := t.row(key)
-	if r.present && slices.Equal(r.buckets, buckets) && reflect.DeepEqual(r.value, v) {
+	if r.present && slices.Equal(r.buckets, buckets) && t.same(r.value, v) {
 		return
 	}
 	t.move(key, r.buckets, buckets)
@@ -104,22 +113,80 @@ func (t *Table[T]) Delete(key string) {
 func (t *Table[T]) row(key string) *row[T] {
 	r, ok := t.rows[key]
 	if !ok {
-		r = &row[T]{table: t, key: key}
-		r.container = r
+		r = t.absentRow(key)
 		t.rows[key] = r
 	}
+	return r
+}
+
+func (t *Table[T]) absentRow(key string) *row[T] {
+	r := &row[T]{table: t, key: key}
+	r.container = r
 	return r
 }
 
 func (t *Table[T]) bucket(name string) *bucket[T] {
 	b, ok := t.buckets[name]
 	if !ok {
-		b = &bucket[T]{table: t, name: name}
-		b.container = b
+		b = t.emptyBucket(name)
 		t.buckets[name] = b
 	}
 	return b
 }
+
+func (t *Table[T]) emptyBucket(name string) *bucket[T] {
+	b := &bucket[T]{table: t, name: name}
+	b.container = b
+	return b
+}
+
+// rowFor returns the row for an execution; if there is none, an absent row that records that.
+func (t *Table[T]) rowFor(rec *recorder, key string) *row[T] {
+	if rec.worker == nil {
+		return t.row(key)
+	}
+	if r, ok := t.rows[key]; ok {
+		return r
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.unstoredRows[key]
+	if r == nil {
+		r = t.absentRow(key)
+		r.mark = unstored
+		if t.unstoredRows == nil {
+			t.g.parallel.made(t)
+			t.unstoredRows = map[string]*row[T]{}
+		}
+		t.unstoredRows[key] = r
+	}
+	return r
+}
+
+// bucketFor returns the bucket for an execution; if there is none, an empty one that records that.
+func (t *Table[T]) bucketFor(rec *recorder, name string) *bucket[T] {
+	if rec.worker == nil {
+		return t.bucket(name)
+	}
+	if b, ok := t.buckets[name]; ok {
+		return b
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.unstoredBuckets[name]
+	if b == nil {
+		b = t.emptyBucket(name)
+		b.mark = unstored
+		if t.unstoredBuckets == nil {
+			t.g.parallel.made(t)
+			t.unstoredBuckets = map[string]*bucket[T]{}
+		}
+		t.unstoredBuckets[name] = b
+	}
+	return b
+}
+
+func (t *Table[T]) forget() { t.unstoredRows, t.unstoredBuckets = nil, nil }
 
 // move removes key from the buckets that are only in old and adds it to those that are only in
 // now; both are sorted.
@@ -147,21 +214,24 @@ func (t *Table[T]) move(key string, old, now []string) {
 
 // Get returns a row, if present, and records the read in both cases.
 func Get[T any](r *Reader, t *Table[T], key string) (T, bool) {
-	c := t.row(key)
-	r.record(&c.input)
+	rec := r.get()
+	c := t.rowFor(rec, key)
+	rec.record(&c.input)
 	return c.value, c.present
 }
 
 // In iterates over the rows of a bucket in the order of their keys. It records the read of the
 // bucket's members, and of each row that is yielded.
 func In[T any](r *Reader, t *Table[T], name string) iter.Seq2[string, T] {
-	b := t.bucket(name)
-	r.record(&b.input)
+	rec := r.get()
+	b := t.bucketFor(rec, name)
+	rec.record(&b.input)
 	keys := b.keys
 	return func(yield func(string, T) bool) {
+		rec := r.get()
 		for _, key := range keys {
 			c := t.rows[key]
-			r.record(&c.input)
+			rec.record(&c.input)
 			if !yield(key, c.value) {
 				return
 			}
@@ -172,7 +242,8 @@ func In[T any](r *Reader, t *Table[T], name string) iter.Seq2[string, T] {
 // Keys returns the sorted keys of a bucket and records the read of its members only: a change of a
 // row does not make the reader stale. The caller must not modify the slice.
 func Keys[T any](r *Reader, t *Table[T], name string) []string {
-	b := t.bucket(name)
-	r.record(&b.input)
+	rec := r.get()
+	b := t.bucketFor(rec, name)
+	rec.record(&b.input)
 	return b.keys
 }

@@ -59,13 +59,15 @@ func (w *world) hold(layer compile.Layer, keys []compile.Key) {
 	for _, k := range w.held[layer] {
 		old[k] = true
 	}
+	var added []compile.Key
 	for _, k := range keys {
 		if old[k] {
 			delete(old, k)
 			continue
 		}
-		w.compiler.Resource(k.Kind).Want(k)
+		added = append(added, k)
 	}
+	w.compiler.WantAll(added)
 	for k := range old {
 		w.compiler.Resource(k.Kind).Unwant(k)
 	}

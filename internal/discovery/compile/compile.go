@@ -15,6 +15,7 @@ package compile
 
 import (
 	"fmt"
+	"slices"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
@@ -216,6 +217,21 @@ func (c *Compiler) Names() *incr.Rule[Layer, Contents] { return c.names }
 // resource that no longer exists.
 func (c *Compiler) Resource(k Kind) *incr.Rule[Key, []byte] { return c.resources[k] }
 
+// WantAll wants resources, and returns their bytes in the order of the keys. Those of one kind that are next
+// to each other are computed on several goroutines.
+func (c *Compiler) WantAll(keys []Key) [][]byte {
+	out := make([][]byte, 0, len(keys))
+	for len(keys) > 0 {
+		n := slices.IndexFunc(keys, func(k Key) bool { return k.Kind != keys[0].Kind })
+		if n < 0 {
+			n = len(keys)
+		}
+		out = append(out, c.resources[keys[0].Kind].WantAll(keys[:n])...)
+		keys = keys[n:]
+	}
+	return out
+}
+
 // Moved returns the key of the resource that has changed; false if m is of another rule.
 func (c *Compiler) Moved(m incr.Moved) (Key, bool) {
 	if _, ok := c.byRule[m.Rule]; !ok {
@@ -225,14 +241,24 @@ func (c *Compiler) Moved(m incr.Moved) (Key, bool) {
 	return k, ok
 }
 
+// scopeHosts returns the keys of rules for each service that a scope sees.
+func scopeHosts(s mesh.ScopeID, visible []model.Ref) []scopeHost {
+	out := make([]scopeHost, len(visible))
+	for i, ref := range visible {
+		out[i] = scopeHost{s, ref.Host}
+	}
+	return out
+}
+
 // scopeNames returns the resources of a scope without base, without locations.
 func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 	var out []Key
 	for _, fixed := range fixedClusters {
 		out = append(out, Key{Kind: Cluster, Scope: s, Name: fixed})
 	}
-	for _, ref := range c.model.Visible(r, s) {
-		out = c.appendClusters(r, out, scopeHost{s, ref.Host})
+	hosts := scopeHosts(s, c.model.Visible(r, s))
+	for i, names := range c.inner.clusters.OfAll(r, hosts) {
+		out = appendClusters(out, hosts[i], names)
 	}
 	if s.Value().Role == mesh.Sidecar {
 		for _, l := range c.inner.index.Of(r, s) {
@@ -247,8 +273,8 @@ func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 }
 
 // appendClusters adds the clusters of a host, and their assignments.
-func (c *Compiler) appendClusters(r *incr.Reader, to []Key, h scopeHost) []Key {
-	for _, n := range c.inner.clusters.Of(r, h) {
+func appendClusters(to []Key, h scopeHost, names []clusterName) []Key {
+	for _, n := range names {
 		k := Key{Kind: Cluster, Scope: h.scope, Name: n.name, EDS: n.eds}
 		if n.inline {
 			k.Kind = ClusterInline

@@ -24,8 +24,8 @@ func (c *Compiler) derive(r *incr.Reader, s mesh.ScopeID) (out derivation) {
 	base, _ := c.model.Base(s)
 	d := c.model.Difference(r, s)
 	for _, host := range d.Services {
-		out.own = c.appendClusters(r, out.own, scopeHost{s, host})
-		out.hidden = c.appendClusters(r, out.hidden, scopeHost{base, host})
+		out.own = appendClusters(out.own, scopeHost{s, host}, c.inner.clusters.Of(r, scopeHost{s, host}))
+		out.hidden = appendClusters(out.hidden, scopeHost{base, host}, c.inner.clusters.Of(r, scopeHost{base, host}))
 	}
 	if s.Value().Role != mesh.Sidecar {
 		return out

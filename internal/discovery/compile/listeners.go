@@ -126,8 +126,8 @@ type listenerParts struct {
 // share a listener.
 func (c *Compiler) index(r *incr.Reader, s mesh.ScopeID) []listenerParts {
 	var parts []part
-	for _, ref := range c.model.Visible(r, s) {
-		parts = append(parts, c.inner.plan.Of(r, scopeHost{s, ref.Host})...)
+	for _, p := range c.inner.plan.OfAll(r, scopeHosts(s, c.model.Visible(r, s))) {
+		parts = append(parts, p...)
 	}
 	slices.SortStableFunc(parts, compareParts)
 	var out []listenerParts

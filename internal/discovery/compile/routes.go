@@ -213,20 +213,18 @@ func (c *Compiler) route(r *incr.Reader, k Key) []byte {
 	if !ok {
 		return nil
 	}
-	encoded := make([][]byte, 0, len(t.Hosts)+1)
-	for _, h := range t.Hosts {
-		vh := scopeNameHost{k.Scope, k.Name, h}
+	hosts := make([]scopeNameHost, len(t.Hosts))
+	for i, h := range t.Hosts {
+		hosts[i] = scopeNameHost{k.Scope, k.Name, h}
 		if derived {
 			if len(own) > 0 && own[0].host == h {
 				own = own[1:]
 			} else {
-				vh.scope = base
+				hosts[i].scope = base
 			}
 		}
-		if b := c.inner.host.Of(r, vh); b != nil {
-			encoded = append(encoded, b)
-		}
 	}
+	encoded := slices.DeleteFunc(c.inner.host.OfAll(r, hosts), func(b []byte) bool { return b == nil })
 	if !t.Own {
 		encoded = append(encoded, marshal.Must(route.CatchAll(c.model.AllowAny(r, k.Scope))))
 	}

@@ -1,6 +1,7 @@
 package compile_test
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -115,14 +116,19 @@ func (w *world) contents(l compile.Layer) []compile.Key {
 // sync wants exactly the resources of the classes.
 func (w *world) sync() {
 	want := map[compile.Key]bool{}
-	for c := range w.classes {
+	classes := slices.SortedFunc(maps.Keys(w.classes), func(a, b mesh.Class) int {
+		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) // the order of wants is that of what moves
+	})
+	for _, c := range classes {
 		for _, l := range compile.Layers(c) {
+			var added []compile.Key
 			for _, k := range w.contents(l) {
 				if !w.held[k] && !want[k] {
-					w.compiler.Resource(k.Kind).Want(k)
+					added = append(added, k)
 				}
 				want[k] = true
 			}
+			w.compiler.WantAll(added)
 		}
 	}
 	for k := range w.held {
