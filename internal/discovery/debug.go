@@ -429,10 +429,12 @@ func (s *Server) classz(w http.ResponseWriter, _ *http.Request) {
 	var out struct {
 		Generation uint64  `json:"generation"`
 		Classes    []class `json:"classes"`
-		Rules      any     `json:"rules"`
+		// IdleClasses is how many classes without proxies are kept; they are not listed.
+		IdleClasses int `json:"idle_classes"`
+		Rules       any `json:"rules"`
 	}
 	if views, ok := s.loop.viewsSnapshot(); ok {
-		out.Generation = views.generation
+		out.Generation, out.IdleClasses = views.generation, views.idleClasses
 		for c, st := range views.classes {
 			out.Classes = append(out.Classes, class{Class: className(c), Proxies: st.proxies, Resources: st.resources})
 		}

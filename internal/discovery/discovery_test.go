@@ -211,6 +211,8 @@ func TestSharedResourcesRemainWhenAProxyDisconnects(t *testing.T) {
 	wait.Until(t, "nothing is kept for nobody", func() (nothing bool) {
 		p.server.loop.ask(func() {
 			v := p.server.loop.views
+			v.now = func() time.Time { return time.Now().Add(v.idle.limits.age) }
+			v.dropIdle()
 			nothing = len(v.classes)+len(v.layers.byKey)+len(v.proxies)+len(v.byKey) == 0
 		})
 		return nothing

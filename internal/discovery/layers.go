@@ -16,6 +16,8 @@ type layers struct {
 	types []xds.Type
 	pool  xds.Pool
 	byKey map[compile.Layer]*publishedLayer
+	// idleBytes is the size of the layers that only idle classes have.
+	idleBytes int
 }
 
 // publishedLayer is one layer and the classes that have it.
@@ -25,6 +27,8 @@ type publishedLayer struct {
 	keys    []compile.Key
 	layer   *xds.Layer
 	classes map[*publishedClass]struct{}
+	// used is how many of the classes have proxies. While it is zero, idleBytes is the layer's size.
+	used, idleBytes int
 	// pending is what has changed since layer was made, by type.
 	pending []difference
 	// derivation is set of a derived layer, and derived lists those that have this one as their base.
@@ -90,7 +94,38 @@ func (p *layers) get(key compile.Layer) *publishedLayer {
 	return l
 }
 
-// exit takes a layer from a class, and drops it with the last one.
+// use notes that a class that has the layer, or one derived from it, has got proxies; unuse that it has none any
+// more.
+func (p *layers) use(l *publishedLayer) {
+	l.used++
+	p.weigh(l)
+	if l.derivation != nil {
+		p.use(l.derivation.base)
+	}
+}
+
+func (p *layers) unuse(l *publishedLayer) {
+	l.used--
+	p.weigh(l)
+	if l.derivation != nil {
+		p.unuse(l.derivation.base)
+	}
+}
+
+// weigh counts a layer's size among that of the idle ones if it is one of them.
+func (p *layers) weigh(l *publishedLayer) {
+	size := 0
+	if l.used == 0 {
+		size = l.layer.Size()
+		if l.derivation != nil {
+			size = max(size-l.derivation.base.layer.Size(), 0) // the rest is shared
+		}
+	}
+	p.idleBytes += size - l.idleBytes
+	l.idleBytes = size
+}
+
+// exit takes a layer from a class without proxies, and drops it with the last one.
 func (p *layers) exit(l *publishedLayer, c *publishedClass) {
 	delete(l.classes, c)
 	p.drop(l)
@@ -101,6 +136,7 @@ func (p *layers) drop(l *publishedLayer) {
 	if len(l.classes)+len(l.derived) > 0 {
 		return
 	}
+	p.idleBytes -= l.idleBytes
 	for _, k := range l.keys {
 		p.compiler.Resource(k.Kind).Unwant(k)
 	}
@@ -134,6 +170,7 @@ func (p *layers) update(moved []incr.Moved) map[*publishedClass]struct{} {
 	changed := map[*publishedClass]struct{}{}
 	commit := func(l *publishedLayer, base []difference) {
 		if l.commit(base) {
+			p.weigh(l)
 			for c := range l.classes {
 				changed[c] = struct{}{}
 			}

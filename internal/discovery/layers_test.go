@@ -23,9 +23,12 @@ type published struct {
 	model *model.Model
 }
 
-func newPublished() *published {
+// newPublished has a publisher that keeps no idle classes.
+func newPublished() *published { return newPublishedWith(idleLimits{}) }
+
+func newPublishedWith(idle idleLimits) *published {
 	g := incr.New()
-	return publishedOf(g, model.New(g, "cluster.local"))
+	return publishedOf(g, model.New(g, "cluster.local"), idle)
 }
 
 // newWholePublished is a publisher in which no layer is derived from another.
@@ -33,11 +36,13 @@ func newWholePublished() *published {
 	g := incr.New()
 	m := model.New(g, "cluster.local")
 	m.CompileWhole()
-	return publishedOf(g, m)
+	return publishedOf(g, m, idleLimits{})
 }
 
-func publishedOf(g *incr.Graph, m *model.Model) *published {
-	return &published{newPublisher(g, m, compile.New(g, m, compile.Options{})), m}
+func publishedOf(g *incr.Graph, m *model.Model, idle idleLimits) *published {
+	p := &published{newPublisher(g, m, compile.New(g, m, compile.Options{})), m}
+	p.idle.limits = idle
+	return p
 }
 
 // commit takes the changes of objects into the views.

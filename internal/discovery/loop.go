@@ -94,7 +94,11 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 // Run is the loop. It returns nil when ctx ends; joins are refused from then on.
 func (l *loop) Run(ctx context.Context) error {
 	defer close(l.done)
+	var idle <-chan time.Time // when a class has been idle for too long; nil while none is
 	for {
+		if at := l.views.idle.until(); idle == nil && !at.IsZero() {
+			idle = time.After(time.Until(at))
+		}
 		select {
 		case b := <-l.batches:
 			l.commit(b)
@@ -104,6 +108,9 @@ func (l *loop) Run(ctx context.Context) error {
 			l.views.leave(id)
 		case ask := <-l.questions:
 			ask()
+		case <-idle:
+			idle = nil
+			l.views.dropIdle()
 		case <-ctx.Done():
 			return nil
 		}

@@ -3,6 +3,7 @@ package discovery
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
@@ -11,15 +12,17 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// publisher keeps the views of the classes that have proxies, from what the graph says
-// has moved. A view's layers are made once for all classes that have them. It belongs to the
-// loop's goroutine.
+// publisher keeps the views of the classes that have proxies, and for a while of those that had,
+// from what the graph says has moved. A view's layers are made once for all classes that have them.
+// It belongs to the loop's goroutine.
 type publisher struct {
 	graph    *incr.Graph
 	compiler *compile.Compiler
 	classify *incr.Rule[model.ProxyKey, mesh.Class]
 	layers   layers
 	classes  map[mesh.Class]*publishedClass
+	idle     idleClasses
+	now      func() time.Time
 	proxies  map[string]*publishedProxy // by connection
 	byKey    map[model.ProxyKey]map[string]*publishedProxy
 	// generation counts the commits that moved something.
@@ -29,6 +32,7 @@ type publisher struct {
 }
 
 type publishedClass struct {
+	class   mesh.Class
 	layers  [compile.NumLayers]*publishedLayer
 	view    *xds.View
 	proxies map[string]*publishedProxy
@@ -65,7 +69,11 @@ type viewsSnapshot struct {
 	resources int
 	// proxies are by connection.
 	proxies map[string]proxySnapshot
+	// classes are those with proxies.
 	classes map[mesh.Class]classSnapshot
+	// idleClasses is how many classes without proxies are kept, idleBytes the size of the resources
+	// that only they have.
+	idleClasses, idleBytes int
 }
 
 type proxySnapshot struct {
@@ -87,10 +95,13 @@ func (p *publisher) snapshot() *viewsSnapshot {
 		return &s
 	}
 	s := &viewsSnapshot{
-		generation: p.generation, resources: p.layers.pool.Len(),
+		generation: p.generation, resources: p.layers.pool.Len(), idleClasses: len(p.idle.list), idleBytes: p.layers.idleBytes,
 		proxies: make(map[string]proxySnapshot, len(p.proxies)), classes: make(map[mesh.Class]classSnapshot, len(p.classes)),
 	}
 	for class, c := range p.classes {
+		if len(c.proxies) == 0 {
+			continue
+		}
 		s.classes[class] = classSnapshot{proxies: slices.Sorted(maps.Keys(c.proxies)), resources: c.resources()}
 		for id := range c.proxies {
 			s.proxies[id] = proxySnapshot{class: class, view: c.view}
@@ -103,6 +114,7 @@ func (p *publisher) snapshot() *viewsSnapshot {
 func newPublisher(g *incr.Graph, m *model.Model, c *compile.Compiler) *publisher {
 	return &publisher{
 		graph: g, compiler: c, classify: m.Classify(), layers: newLayers(c), classes: map[mesh.Class]*publishedClass{},
+		idle: idleClasses{limits: defaultIdleLimits}, now: time.Now,
 		proxies: map[string]*publishedProxy{}, byKey: map[model.ProxyKey]map[string]*publishedProxy{},
 	}
 }
@@ -119,7 +131,7 @@ func (p *publisher) join(id string, key model.ProxyKey) *xds.LatestView {
 	return m.latest
 }
 
-// leave forgets a proxy, and its class if it was the last one.
+// leave forgets a proxy. Its class is kept for a while, even if it was the last one.
 func (p *publisher) leave(id string) {
 	m := p.proxies[id]
 	if m == nil {
@@ -131,7 +143,7 @@ func (p *publisher) leave(id string) {
 	}
 	p.exit(id, m.class)
 	p.classify.Unwant(m.key)
-	p.graph.Run() // drop what is not wanted any more
+	p.dropIdle()
 }
 
 // enter puts a proxy into its class.
@@ -139,7 +151,7 @@ func (p *publisher) enter(id string, m *publishedProxy) *publishedClass {
 	p.current = nil
 	c := p.classes[m.class]
 	if c == nil {
-		c = &publishedClass{proxies: map[string]*publishedProxy{}}
+		c = &publishedClass{class: m.class, proxies: map[string]*publishedProxy{}}
 		for i, l := range compile.Layers(m.class) {
 			c.layers[i] = p.layers.enter(l, c)
 		}
@@ -147,11 +159,17 @@ func (p *publisher) enter(id string, m *publishedProxy) *publishedClass {
 		c.refresh(p.generation)
 		p.classes[m.class] = c
 	}
+	if len(c.proxies) == 0 {
+		p.idle.remove(c)
+		for _, l := range c.layers {
+			p.layers.use(l)
+		}
+	}
 	c.proxies[id] = m
 	return c
 }
 
-// exit takes a proxy out of a class, and drops the class with its last proxy.
+// exit takes a proxy out of a class, which is idle then if it was the last one.
 func (p *publisher) exit(id string, class mesh.Class) {
 	p.current = nil
 	c := p.classes[class]
@@ -159,9 +177,22 @@ func (p *publisher) exit(id string, class mesh.Class) {
 		return
 	}
 	for _, l := range c.layers {
-		p.layers.exit(l, c)
+		p.layers.unuse(l)
 	}
-	delete(p.classes, class)
+	p.idle.add(c, p.now())
+}
+
+// dropIdle drops the classes that are idle past a limit, and all that is not wanted any more.
+func (p *publisher) dropIdle() {
+	for c := p.idle.excess(p.layers.idleBytes, p.now()); c != nil; c = p.idle.excess(p.layers.idleBytes, p.now()) {
+		p.current = nil
+		p.idle.remove(c)
+		delete(p.classes, c.class)
+		for _, l := range c.layers {
+			p.layers.exit(l, c)
+		}
+	}
+	p.graph.Run()
 }
 
 // update applies what moved in the graph to the views, publishes those that changed, and
@@ -186,7 +217,7 @@ func (p *publisher) update(moved []incr.Moved) int {
 			m.latest.Publish(c.view)
 		}
 	}
-	p.graph.Run()
+	p.dropIdle()
 	return len(changed)
 }
 

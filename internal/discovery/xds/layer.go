@@ -61,6 +61,16 @@ func (l *Layer) Len() (n int) {
 	return n
 }
 
+// Size is the size of the resources' bodies, in bytes. It takes time in proportion to their number.
+func (l *Layer) Size() (bytes int) {
+	for t := range numTypes {
+		for _, r := range l.of(t).all() {
+			bytes += len(r.Body)
+		}
+	}
+	return bytes
+}
+
 func (l *Layer) of(t Type) *set {
 	if l == nil {
 		return nil
