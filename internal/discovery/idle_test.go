@@ -109,7 +109,7 @@ spec: {clusterIP: 10.96.0.%d, selector: {app: s}, ports: [{name: http, port: 808
 	bytes, layers := p.layers.idleBytes, len(p.layers.byKey)
 	sum := 0
 	for _, l := range p.layers.byKey {
-		sum += l.layer.Size()
+		sum += p.layers.ownSize(l)
 	}
 	if bytes != sum || bytes == 0 {
 		t.Errorf("idle layers are of %d bytes, want %d", bytes, sum)
@@ -201,12 +201,15 @@ func checkIdle(t *testing.T, p *published) {
 		}
 		for _, l := range c.layers {
 			used[l.key] = true
+			if l.derivation != nil {
+				used[l.derivation.base.key] = true
+			}
 		}
 	}
 	bytes := 0
 	for key, l := range p.layers.byKey {
 		if !used[key] {
-			bytes += l.layer.Size()
+			bytes += p.layers.ownSize(l)
 		}
 	}
 	if len(p.idle.list) != len(idle) || len(p.idle.since) != len(idle) || p.layers.idleBytes != bytes || len(idle) > p.idle.limits.classes {

@@ -116,13 +116,23 @@ func (p *layers) unuse(l *publishedLayer) {
 func (p *layers) weigh(l *publishedLayer) {
 	size := 0
 	if l.used == 0 {
-		size = l.layer.Size()
-		if l.derivation != nil {
-			size = max(size-l.derivation.base.layer.Size(), 0) // the rest is shared
-		}
+		size = p.ownSize(l)
 	}
 	p.idleBytes += size - l.idleBytes
 	l.idleBytes = size
+}
+
+// ownSize is the size of a layer's resources in bytes, without those that a derived layer has from its base.
+func (p *layers) ownSize(l *publishedLayer) (bytes int) {
+	if l.derivation == nil {
+		return l.layer.Size()
+	}
+	for _, k := range l.keys {
+		if r := l.layer.Get(p.typeOf(k.Kind), k.Name); r != nil {
+			bytes += len(r.Body)
+		}
+	}
+	return bytes
 }
 
 // exit takes a layer from a class without proxies, and drops it with the last one.
@@ -169,8 +179,9 @@ func (p *layers) update(moved []incr.Moved) map[*publishedClass]struct{} {
 	}
 	changed := map[*publishedClass]struct{}{}
 	commit := func(l *publishedLayer, base []difference) {
-		if l.commit(base) {
-			p.weigh(l)
+		moved := l.commit(base)
+		p.weigh(l)
+		if moved {
 			for c := range l.classes {
 				changed[c] = struct{}{}
 			}

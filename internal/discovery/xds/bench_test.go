@@ -3,7 +3,6 @@ package xds
 import (
 	"fmt"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 )
@@ -30,9 +29,11 @@ func fleet(b *testing.B) ([]*Sub, *View) {
 		for _, t := range Types() {
 			r := Request{Type: t}
 			if !types[t].wildcard {
+				var names []string
 				for u := range v.Of(t).All() {
-					r.Names = append(r.Names, strings.Clone(u.Name)) // as decoding does
+					names = append(names, u.Name)
 				}
+				r.Names = namesOf(names...)
 			}
 			answer(s, s.Step(r))
 		}
@@ -121,11 +122,16 @@ func BenchmarkStart(b *testing.B) {
 	for n := range versions[EDS] {
 		names = append(names, n)
 	}
-	start := func(versions [numTypes]map[string]string) (sent int) {
+	var claimed [numTypes]versionList
+	for t := range claimed {
+		claimed[t] = versionsOf(versions[t])
+	}
+	list := namesOf(names...)
+	start := func(versions [numTypes]versionList) (sent int) {
 		s := NewSub(true, &shared)
 		s.Step(Now{T: time.Unix(1e9, 0)})
 		s.Step(Moved{View: v})
-		for _, q := range []Request{{Type: CDS}, {Type: EDS, Names: names}, {Type: LDS}} {
+		for _, q := range []Request{{Type: CDS}, {Type: EDS, Names: list}, {Type: LDS}} {
 			q.Initial = versions[q.Type]
 			sent += answer(s, s.Step(q))
 		}
@@ -133,8 +139,8 @@ func BenchmarkStart(b *testing.B) {
 	}
 	for _, c := range []struct {
 		name     string
-		versions [numTypes]map[string]string
-	}{{"fromNothing", [numTypes]map[string]string{}}, {"reconnect", versions}} {
+		versions [numTypes]versionList
+	}{{"fromNothing", [numTypes]versionList{}}, {"reconnect", claimed}} {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -65,9 +65,9 @@ func (c *modelClient) reconnect(r *rand.Rand) {
 
 // again is the first request for a type on another stream.
 func (c *modelClient) again(t Type) {
-	q := Request{Names: slices.Sorted(maps.Keys(c.subs[t]))}
+	q := Request{Names: namesOf(slices.Sorted(maps.Keys(c.subs[t]))...)}
 	if c.delta {
-		q.Initial = maps.Clone(c.claims[t])
+		q.Initial = versionsOf(c.claims[t])
 	}
 	c.ask(t, q)
 }
@@ -90,7 +90,7 @@ func (c *modelClient) warmed() {
 func (c *modelClient) ask(t Type, r Request) {
 	r.Type = t
 	if !c.delta {
-		r.Names, r.Unsubscribe = slices.Sorted(maps.Keys(c.subs[t])), nil
+		r.Names, r.Unsubscribe = namesOf(slices.Sorted(maps.Keys(c.subs[t]))...), nameList{}
 		if r.Nonce == "" {
 			r.Nonce = c.nonces[t]
 		}
@@ -102,7 +102,7 @@ func (c *modelClient) ask(t Type, r Request) {
 func (c *modelClient) subscribe(t Type, name string) {
 	if !c.subs[t][name] {
 		c.subs[t][name] = true
-		c.ask(t, Request{Names: []string{name}})
+		c.ask(t, Request{Names: namesOf(name)})
 	}
 }
 
@@ -111,7 +111,7 @@ func (c *modelClient) unsubscribe(t Type, name string) {
 		delete(c.subs[t], name)
 		delete(c.have[t], name)
 		delete(c.claims[t], name)
-		c.ask(t, Request{Unsubscribe: []string{name}})
+		c.ask(t, Request{Unsubscribe: namesOf(name)})
 	}
 }
 

@@ -117,7 +117,7 @@ func (s *stream) answerDebug(m incoming) error {
 	if err := s.server.debug.allow(s.caller); err != nil {
 		return err
 	}
-	names := m.req.Names
+	names := m.req.Names.strings()
 	if m.url != debugPageURL && m.url != debugDumpURL {
 		names = nil // the answer is the same for all
 	}
@@ -162,10 +162,10 @@ func (s *Server) debugResources(ctx context.Context, m incoming) ([]*discoveryv3
 	if m.url != debugPageURL && m.url != debugDumpURL {
 		return nil, malformed("type %.200q is not served: want %s, %s or %s", m.url, debugPageURL, debugSyncURL, debugDumpURL)
 	}
-	if len(m.req.Names) != 1 {
-		return nil, malformed("%d resource names in a request for %s: want one", len(m.req.Names), m.url)
+	if m.req.Names.n != 1 {
+		return nil, malformed("%d resource names in a request for %s: want one", m.req.Names.n, m.url)
 	}
-	name := m.req.Names[0]
+	name := m.req.Names.strings()[0]
 	if m.url == debugPageURL {
 		return []*discoveryv3.Resource{{Name: name, Resource: &anypb.Any{TypeUrl: debugPageURL, Value: s.debug.Page(ctx, name)}}}, nil
 	}

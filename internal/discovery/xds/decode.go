@@ -103,19 +103,18 @@ func (q *inbound) decode(b []byte) error {
 	if q.delta {
 		f = deltaFields
 	}
-	return eachField(b, func(n protowire.Number, v []byte) error {
+	q.req.Names.field, q.req.Unsubscribe.field, q.req.Initial.field = f.names, f.unsubscribe, f.initial
+	begin, end := len(b), 0 // of what has the lists
+	err := eachFieldAt(b, func(n protowire.Number, v []byte, from, to int) error {
 		var err error
 		switch n {
 		case f.node:
 			err = q.readNode(v)
 		case f.url:
 			q.url, err = text("type URL", v, maxTypeURL)
-		case f.names:
-			err = q.readName(&q.req.Names, v)
-		case f.unsubscribe:
-			err = q.readName(&q.req.Unsubscribe, v)
-		case f.initial:
-			err = q.readInitial(v)
+		case f.names, f.unsubscribe, f.initial:
+			begin, end = min(begin, from), to
+			err = q.readListed(n, f, v)
 		case f.nonce:
 			q.req.Nonce, err = text("response nonce", v, maxNonce)
 		case f.detail:
@@ -123,6 +122,13 @@ func (q *inbound) decode(b []byte) error {
 		}
 		return err
 	})
+	if err == nil && end > 0 {
+		// gRPC's buffers are larger, and used again.
+		lists := append(make([]byte, 0, end-begin), b[begin:end]...)
+		q.req.Names.wire, q.req.Unsubscribe.wire, q.req.Initial.wire = lists, lists, lists
+		q.cost = len(lists)
+	}
+	return err
 }
 
 func (q *inbound) readNode(v []byte) error {
@@ -135,36 +141,40 @@ func (q *inbound) readNode(v []byte) error {
 	return nil
 }
 
-func (q *inbound) readName(to *[]string, v []byte) error {
-	if len(*to) == maxRequestNames {
+// readListed checks and counts an element of one of the lists.
+func (q *inbound) readListed(n protowire.Number, f fields, v []byte) error {
+	switch n {
+	case f.initial:
+		return q.readInitial(v)
+	case f.names:
+		return readName(&q.req.Names, v)
+	default:
+		return readName(&q.req.Unsubscribe, v)
+	}
+}
+
+func readName(to *nameList, v []byte) error {
+	if to.n == maxRequestNames {
 		return malformed("more than %d resource names in one request: want at most that many", maxRequestNames)
 	}
-	name, err := text("resource name", v, maxName)
-	*to = append(*to, name)
-	q.cost += costOf(name)
-	return err
+	to.count(v)
+	return checkText("resource name", v, maxName)
 }
 
 func (q *inbound) readInitial(v []byte) error {
-	if len(q.req.Initial) == maxRequestNames {
+	if q.req.Initial.n == maxRequestNames {
 		return malformed("more than %d initial resource versions in one request: want at most that many", maxRequestNames)
 	}
-	var name, version string
-	err := eachField(v, func(n protowire.Number, v []byte) (err error) {
+	q.req.Initial.n++
+	return eachField(v, func(n protowire.Number, v []byte) error {
 		switch n {
 		case 1:
-			name, err = text("resource name", v, maxName)
+			return checkText("resource name", v, maxName)
 		case 2:
-			version, err = text("resource version", v, maxVersion)
+			return checkText("resource version", v, maxVersion)
 		}
-		return err
+		return nil
 	})
-	if q.req.Initial == nil {
-		q.req.Initial = map[string]string{}
-	}
-	q.req.Initial[name] = version
-	q.cost += costOf(name) + costOf(version)
-	return err
 }
 
 // readDetail reads a google.rpc.Status.
@@ -194,34 +204,48 @@ func truncate(v []byte, most int) string {
 
 // text is a string field that must not be longer than most bytes.
 func text(what string, v []byte, most int) (string, error) {
-	if len(v) > most {
-		return "", malformed("%s of %d bytes: want at most %d", what, len(v), most)
-	}
-	if !utf8.Valid(v) {
-		return "", malformed("%s %.100q: not UTF-8", what, v)
+	if err := checkText(what, v, most); err != nil {
+		return "", err
 	}
 	return string(v), nil
+}
+
+// checkText says what is wrong with a string field.
+func checkText(what string, v []byte, most int) error {
+	if len(v) > most {
+		return malformed("%s of %d bytes: want at most %d", what, len(v), most)
+	}
+	if !utf8.Valid(v) {
+		return malformed("%s %.100q: not UTF-8", what, v)
+	}
+	return nil
 }
 
 // eachField calls f with every length-delimited field of an encoded message; v is only
 // good during the call.
 func eachField(b []byte, f func(n protowire.Number, v []byte) error) error {
-	for len(b) > 0 {
-		num, typ, n := protowire.ConsumeTag(b)
+	return eachFieldAt(b, func(n protowire.Number, v []byte, _, _ int) error { return f(n, v) })
+}
+
+// eachFieldAt is eachField that says where the field begins and ends, too.
+func eachFieldAt(b []byte, f func(n protowire.Number, v []byte, from, to int) error) error {
+	for at := 0; at < len(b); {
+		num, typ, n := protowire.ConsumeTag(b[at:])
 		if n < 0 {
 			return malformed("decode request: %v", protowire.ParseError(n))
 		}
-		b = b[n:]
-		if n = protowire.ConsumeFieldValue(num, typ, b); n < 0 {
+		from := at
+		at += n
+		if n = protowire.ConsumeFieldValue(num, typ, b[at:]); n < 0 {
 			return malformed("decode request: field %d: %v", num, protowire.ParseError(n))
 		}
 		if typ == protowire.BytesType {
-			v, _ := protowire.ConsumeBytes(b)
-			if err := f(num, v); err != nil {
+			v, _ := protowire.ConsumeBytes(b[at:])
+			if err := f(num, v, from, at+n); err != nil {
 				return err
 			}
 		}
-		b = b[n:]
+		at += n
 	}
 	return nil
 }

@@ -145,13 +145,14 @@ func TestStreamsShareTheStepsOfALayer(t *testing.T) {
 			t.Error("the step was computed again")
 		}
 	}
-	if len(cache.seen) != 1 {
-		t.Errorf("%d steps are remembered, want 1", len(cache.seen))
+	if len(cache.steps.values) != 1 {
+		t.Errorf("%d steps are remembered, want 1", len(cache.steps.values))
 	}
 }
 
 // A client that comes back with whole layers of its view holds nothing of its own for them.
 func TestClaimsOfWholeLayersAreShared(t *testing.T) {
+	alone := NewSub(true, nil)
 	view := &View{Generation: 1}
 	for i := range 30 {
 		view = view.put(NewCluster(strconv.Itoa(i), nil, ""))
@@ -160,23 +161,23 @@ func TestClaimsOfWholeLayersAreShared(t *testing.T) {
 	for r := range cur.All() {
 		all[r.Name] = r.Version
 	}
-	if have, size := initialState(all, cur, true); have != cur || size != 0 {
+	if have, size := alone.initialState(versionsOf(all), cur, true); have != cur || size != 0 {
 		t.Errorf("a client that has everything holds %d resources in %d bytes", len(have.parts[unlayered].all()), size)
 	}
 	one := cur.lists()[1][0]
 	all[one.Name], all["no such"] = "older", "v"
-	have, size := initialState(all, cur, true)
-	if have.parts[0] != cur.parts[0] || have.parts[1] != nil || have.parts[2] != cur.parts[2] || size == 0 {
+	have, size := alone.initialState(versionsOf(all), cur, true)
+	if have.parts[0] != cur.parts[0] || have.parts[1] == cur.parts[1] || have.parts[2] != cur.parts[2] || size == 0 {
 		t.Error("only the layer with another version is the client's own")
 	}
 	d := diff(have, cur, between)
 	if up := resourcesOf(d.Upserts); !slices.Equal(up, resourcesOf([]*Resource{one})) || len(d.Removed) != 1 || d.Removed[0].Name != "no such" {
 		t.Errorf("upserts %v, removed %v", up, resourcesOf(d.Removed))
 	}
-	if have, size := initialState(all, cur, false); have.Len() != len(all) || have.parts[0] != nil || size == 0 {
+	if have, size := alone.initialState(versionsOf(all), cur, false); have.Len() != len(all) || have.parts[0] == cur.parts[0] || size == 0 {
 		t.Errorf("of claims that do not count %d are kept, want %d", have.Len(), len(all))
 	}
-	if have, _ := initialState(nil, cur, true); have != (TypeView{}) {
+	if have, _ := alone.initialState(versionList{}, cur, true); have != (TypeView{}) {
 		t.Error("a client without claims has something")
 	}
 }

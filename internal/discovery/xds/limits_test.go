@@ -184,10 +184,10 @@ func TestOnlyWhatWasThereIsAnsweredWhenUnsubscribed(t *testing.T) {
 	} {
 		var r Request
 		if c.subscribe != "" {
-			r.Names = []string{c.subscribe}
+			r.Names = namesOf(c.subscribe)
 		}
 		if c.unsubscribe != "" {
-			r.Unsubscribe = []string{c.unsubscribe}
+			r.Unsubscribe = namesOf(c.unsubscribe)
 		}
 		if got := fmt.Sprint(sent(r)); got != c.want {
 			t.Errorf("%+v: answered with %s, want %s", c, got, c.want)

@@ -25,7 +25,7 @@ func (s *stream) nameTable(r Request) error {
 		s.server.metrics.allRejects.WithLabelValues(nameTableLabel).Inc()
 		s.server.log.Warn("agent refused the table of names", "connection", s.conn.status.ID, "message", truncate([]byte(r.Message), maxMessage))
 	}
-	if r.Nonce != "" || len(r.Unsubscribe) > 0 && len(r.Names) == 0 {
+	if r.Nonce != "" || r.Unsubscribe.n > 0 && r.Names.n == 0 {
 		return nil // it has the table, or wants it no more
 	}
 	s.tables++

@@ -1,7 +1,6 @@
 package xds
 
 import (
-	"slices"
 	"strconv"
 	"time"
 )
@@ -29,15 +28,15 @@ type Moved struct{ View *View }
 type Request struct {
 	Type Type
 	// Names are, for delta, what is newly subscribed; for SotW, all names.
-	Names       []string
-	Unsubscribe []string
+	Names       nameList
+	Unsubscribe nameList
 	// Nonce is that of the response that is answered, empty on other requests.
 	Nonce string
 	// Refused is set on a NACK, and Message then says why.
 	Refused bool
 	Message string
 	// Initial are the versions that a delta client has from an earlier stream.
-	Initial map[string]string
+	Initial versionList
 }
 
 func (Now) event()     {}
@@ -131,7 +130,9 @@ type typeState struct {
 	named bool
 	// due: an answer is to be sent even if it is empty.
 	due   bool
-	names names
+	names *nameSet
+	// listed are the names in the last request of a SotW client.
+	listed listID
 	// have is what the client was sent. Of a type whose resources are named it may hold
 	// more than the client subscribed to; only the names count then.
 	have TypeView
@@ -139,7 +140,7 @@ type typeState struct {
 	// shared with other streams; ownSize is its size in bytes.
 	own     bool
 	ownSize int
-	forced  map[string]bool // answered again whatever have says
+	forced  *nameSet // answered again whatever have says
 	flight  *flight
 	nonce   string // the last one sent
 	// refused are the resources that were NACKed, by name. They are part of have, so they
@@ -160,7 +161,7 @@ type Sub struct {
 	delta bool
 	// single: the stream is of one type only; what depends on others is not known.
 	single      bool
-	between     func(old, cur *set) step
+	shared      sharer
 	now         time.Time
 	cur         *View
 	states      [numTypes]typeState
@@ -178,13 +179,13 @@ type Sub struct {
 	out      []Effect
 }
 
-// NewSub starts a stream, of the delta protocol or of state-of-the-world. It shares the steps that
-// it computes with the other streams of the cache; nil is for none.
+// NewSub starts a stream, of the delta protocol or of state-of-the-world. It shares what it computes
+// with the other streams of the cache; nil is for none.
 func NewSub(delta bool, cache *stepCache) *Sub {
 	if cache == nil {
-		return &Sub{delta: delta, between: between}
+		return &Sub{delta: delta, shared: unshared{}}
 	}
-	return &Sub{delta: delta, between: cache.between}
+	return &Sub{delta: delta, shared: cache}
 }
 
 // NewSubOf is NewSub for a stream of one type: nothing waits for requests, answers or assignments of
@@ -222,22 +223,22 @@ func (s *Sub) Subscribed(t Type) int {
 	if c.wildcard {
 		return c.have.Len()
 	}
-	return len(c.names)
+	return c.names.len()
 }
 
 // request handles a request of either flavour.
 func (s *Sub) request(r Request) {
 	c := &s.states[r.Type]
-	before := len(c.names)
+	before := c.names.len()
 	if s.delta {
 		s.deltaRequest(c, r)
 	} else {
 		s.sotwRequest(c, r)
 	}
-	if r.Type == EDS && (len(c.names) > before || c.wildcard) {
+	if r.Type == EDS && (c.names.len() > before || c.wildcard) {
 		s.unasked = false
 	}
-	if len(c.names) > maxNames || len(c.forced) > 2*maxNames {
+	if c.names.len() > maxNames || c.forced.len() > 2*maxNames {
 		s.emit(Refuse{Reason: "more than " + strconv.Itoa(maxNames) + " " + r.Type.String() + " names subscribed: want at most that many"})
 	}
 }
@@ -247,43 +248,23 @@ func (s *Sub) emit(e Effect) { s.out = append(s.out, e) }
 // has says whether the client subscribes to a name.
 func (c *typeState) has(name string) bool { return c.wildcard || c.names.has(name) }
 
-func (c *typeState) force(name string) {
-	if c.forced == nil {
-		c.forced = map[string]bool{}
-	}
-	c.forced[name] = true
+// force has names answered whatever the client has, and what it refused of them sent again.
+func (c *typeState) force(names *nameSet) {
+	c.forced = c.forced.with(names, nil)
+	c.forgive(names)
 }
 
-// names is an immutable sorted set of resource names.
-type names []string
-
-func (n names) has(name string) bool {
-	_, ok := slices.BinarySearch(n, name)
-	return ok
+// unforce undoes force.
+func (c *typeState) unforce(names *nameSet) {
+	c.forced = c.forced.with(nil, names)
+	c.forgive(names)
 }
 
-// with is the set with add added and drop removed.
-func (n names) with(add, drop []string) names {
-	if len(add) == 0 && len(drop) == 0 {
-		return n
-	}
-	out := make(names, 0, len(n)+len(add))
-	out = append(append(out, n...), add...)
-	slices.Sort(out)
-	out = slices.Compact(out)
-	if len(drop) > 0 {
-		drop = slices.Sorted(slices.Values(drop))
-		out = slices.DeleteFunc(out, names(drop).has)
-	}
-	return slices.Clip(out)
-}
-
-// hasAll says whether every name of o is in n.
-func (n names) hasAll(o []string) bool {
-	for _, name := range o {
-		if !n.has(name) {
-			return false
+// forgive forgets that the client refused any of the names.
+func (c *typeState) forgive(names *nameSet) {
+	for n := range c.refused {
+		if names.has(n) {
+			delete(c.refused, n)
 		}
 	}
-	return true
 }

@@ -133,27 +133,27 @@ func (r *checker) request(q Request) (effect *string) {
 	}
 	if !b.asked {
 		b.asked = true
-		for n, v := range q.Initial {
+		for n, v := range q.Initial.table() {
 			b.has[n] = v
 		}
 		early := q.Type == EDS && !r.records[CDS].asked || q.Type == RDS && !r.records[LDS].asked
-		if r.delta && (early || len(q.Initial) > 0) && r.returned.IsZero() {
+		if r.delta && (early || q.Initial.n > 0) && r.returned.IsZero() {
 			r.returned = r.now
 		}
-		b.wildcard = types[q.Type].wildcard && len(q.Names) == 0
+		b.wildcard = types[q.Type].wildcard && q.Names.n == 0
 	}
 	before := len(b.names)
 	defer func() { r.unasked = r.unasked && (q.Type != EDS || len(b.names) <= before) }()
 	if !r.delta {
 		clear(b.names)
 	}
-	for _, n := range q.Names {
+	for _, n := range q.Names.strings() {
 		b.names[n] = true
 		if r.delta {
 			delete(b.refused, n) // it asks for it again
 		}
 	}
-	for _, n := range q.Unsubscribe {
+	for _, n := range q.Unsubscribe.strings() {
 		delete(b.names, n)
 		if !b.wildcard {
 			delete(b.has, n)

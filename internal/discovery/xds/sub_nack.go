@@ -78,17 +78,20 @@ func (s *Sub) retry() (next time.Time) {
 			continue
 		}
 		c := &s.states[t]
+		var again []string
 		for n, f := range c.refused {
 			switch {
 			case f.next.IsZero():
 			case s.now.Before(f.next):
 				next = sooner(next, f.next)
 			default:
-				c.force(n)
+				again = append(again, n)
 				f.next = time.Time{}
 				c.refused[n] = f
 			}
 		}
+		slices.Sort(again)
+		c.forced = c.forced.with(newNameSet(again, 0), nil)
 	}
 	return next
 }

@@ -112,7 +112,7 @@ func merge(requests []Request, c *modelClient) {
 	c.out = slices.DeleteFunc(c.out, func(q Request) bool {
 		i := slices.IndexFunc(requests, func(first Request) bool { return first.Type == q.Type })
 		if i >= 0 {
-			requests[i].Names = slices.Sorted(maps.Keys(c.subs[q.Type]))
+			requests[i].Names = namesOf(slices.Sorted(maps.Keys(c.subs[q.Type]))...)
 		}
 		return i >= 0
 	})

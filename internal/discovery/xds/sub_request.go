@@ -8,47 +8,44 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 	first := !c.asked
 	if first {
 		c.asked = true
-		c.have, c.ownSize = initialState(r.Initial, s.view(r.Type), r.Type != EDS || !s.askedEarly(EDS))
-		c.own = c.have.parts[unlayered] != nil
-		if types[r.Type].wildcard && len(r.Names) == 0 {
+		c.have, c.ownSize = s.initialState(r.Initial, s.view(r.Type), r.Type != EDS || !s.askedEarly(EDS))
+		c.own = c.ownSize > 0
+		if types[r.Type].wildcard && r.Names.n == 0 {
 			c.wildcard = true
-			c.due = len(r.Initial) == 0
+			c.due = r.Initial.n == 0
 		}
-		if s.expected.IsZero() && (len(r.Initial) > 0 || s.askedEarly(r.Type)) {
+		if s.expected.IsZero() && (r.Initial.n > 0 || s.askedEarly(r.Type)) {
 			s.expected = s.now.Add(holdLimit)
 		}
 	} else if r.Nonce != "" {
 		s.answered(c, r)
 	}
-	var add []string
-	for _, n := range r.Names {
-		if n == "*" {
-			s.makeWildcard(c, first && len(r.Initial) > 0)
-			continue
-		}
-		n = s.interned(r.Type, n)
-		add = append(add, n)
-		if _, kept := r.Initial[n]; !first || !kept {
-			c.force(n)
-			delete(c.refused, n)
-		}
+	if r.Names.star {
+		s.makeWildcard(c, first && r.Initial.n > 0)
+	}
+	add, drop := s.nameSet(r.Type, r.Names, true), s.nameSet(r.Type, r.Unsubscribe, true)
+	if first && r.Initial.n > 0 {
+		c.force(newNameSet(add.lacking(c.have), 0))
+	} else {
+		c.force(add)
 	}
 	before := c.names
-	c.names = c.names.with(add, r.Unsubscribe)
-	for _, n := range r.Unsubscribe {
-		switch {
-		case n == "*":
-			c.wildcard, c.due = false, false
-		case c.wildcard:
-			// The client cannot know whether the wildcard covers it: say so, if it had it.
-			if before.has(n) || c.have.Get(n) != nil {
-				c.force(n)
-			}
-		default:
-			delete(c.forced, n)
-			delete(c.refused, n)
+	c.names = s.edited(r.Type, before, add, drop)
+	if r.Unsubscribe.star {
+		c.wildcard, c.due = false, false
+	}
+	if !c.wildcard {
+		c.unforce(drop)
+		return
+	}
+	// The client cannot know whether the wildcard covers what it unsubscribes from: say so, if it had it.
+	var had []string
+	for _, n := range drop.all() {
+		if before.has(n) || c.have.Get(n) != nil {
+			had = append(had, n)
 		}
 	}
+	c.forced = c.forced.with(newNameSet(had, 0), nil)
 }
 
 // askedEarly says whether a type is asked for before the one whose resources lead to it, and so
@@ -77,6 +74,10 @@ func (s *Sub) makeWildcard(c *typeState, kept bool) {
 
 // sotwRequest handles a state-of-the-world request. [control-plane 5.2.7]
 func (s *Sub) sotwRequest(c *typeState, r Request) {
+	before := &c.listed // the names of the last request
+	if !c.asked {
+		before = nil
+	}
 	first := !c.asked || r.Nonce == ""
 	if !first && r.Nonce != c.nonce {
 		s.emit(Stale{Type: r.Type})
@@ -89,32 +90,22 @@ func (s *Sub) sotwRequest(c *typeState, r Request) {
 		// It was sent before the response arrived, and only changes the names.
 		first = false
 	}
-	wild := types[r.Type].wildcard && len(r.Names) == 0 && !c.named
-	var list []string
-	for _, n := range r.Names {
-		switch {
-		case n == "*":
-			wild = true
-		case n == "" && types[r.Type].absent != nil:
-			// What says that nothing has a name must have one itself, or the client refuses it.
-		default:
-			list = append(list, s.interned(r.Type, n))
-		}
+	wild, list := c.wildcard, c.names
+	if before == nil || *before != r.Names.listID {
+		wild = r.Names.star || types[r.Type].wildcard && r.Names.n == 0 && !c.named
+		// What says that nothing has a name must have one itself, or the client refuses it.
+		list = s.nameSet(r.Type, r.Names, types[r.Type].absent == nil)
 	}
-	c.named = c.named || len(r.Names) > 0
-	if (wild || len(list) > 0) && (first || wild && !c.wildcard || !c.names.hasAll(list)) {
+	c.listed = r.Names.listID
+	c.named = c.named || r.Names.n > 0
+	if (wild || list.len() > 0) && (first || wild && !c.wildcard || !c.names.hasAll(list)) {
 		c.due = true
 	}
-	if r.Type == CDS {
+	if r.Type == CDS && !c.wildcard && list != c.names {
 		// What is subscribed to anew is sent, and is new to the client then.
-		for _, n := range list {
-			if !c.has(n) {
-				c.force(n)
-			}
-		}
+		c.forced = c.forced.with(newNameSet(list.without(c.names), 0), nil)
 	}
-	c.wildcard = wild
-	c.names = names(nil).with(list, nil)
+	c.wildcard, c.names = wild, list
 	for n := range c.refused {
 		if !c.has(n) {
 			delete(c.refused, n)
@@ -145,50 +136,89 @@ func (s *Sub) answered(c *typeState, r Request) {
 	s.emit(Acked{Type: r.Type, Nonce: f.nonce, Generation: f.generation, Refused: len(c.refused)})
 }
 
+// claims are what a client says it has of one layer.
+type claims struct {
+	// claimed are the places in the layer of what it has, other those that it has in another version.
+	claimed bitmap
+	n       int
+	other   map[int]string
+}
+
+// add takes a claim, which replaces an earlier one of the same resource.
+func (c *claims) add(at int, version []byte, r *Resource, trusted bool) {
+	if c.claimed.set(at) {
+		c.n++
+	}
+	switch {
+	case trusted && string(version) == r.Version:
+		if len(c.other) > 0 {
+			delete(c.other, at)
+		}
+		return
+	case !trusted:
+		version = nil
+	}
+	if c.other == nil {
+		c.other = map[int]string{}
+	}
+	c.other[at] = string(version)
+}
+
+// apply is what the client has of a layer: the layer itself where it has all of it, and how many bytes
+// of it are its own.
+func (c *claims) apply(layer *set) (have *set, size int) {
+	list := layer.all()
+	if c.n == len(list) && len(c.other) == 0 {
+		return layer, 0
+	}
+	if c.n == 0 {
+		return nil, 0
+	}
+	var missing []string
+	if c.n < len(list) {
+		for i, r := range list {
+			if !c.claimed.has(i) {
+				missing = append(missing, r.Name)
+			}
+		}
+	}
+	other := make([]*Resource, 0, len(c.other))
+	for i, version := range c.other {
+		other = append(other, &Resource{Name: list[i].Name, Version: version})
+		size += resourcePlace + costOf(version)
+	}
+	return layer.with(other, missing), size + namePlace*c.n
+}
+
 // initialState is what a client says it has from an earlier stream: names and versions, with
 // bodies only where the view has the very same. A layer that it has whole is the view's own. What
 // it needs once more, whatever it has, gets no version. It also returns how many bytes the stream
-// does not share with the view.
-func initialState(initial map[string]string, view TypeView, trusted bool) (have TypeView, size int) {
+// does not share with the view, zero if it shares everything.
+func (s *Sub) initialState(initial versionList, view TypeView, trusted bool) (have TypeView, size int) {
+	if initial.n == 0 {
+		return TypeView{}, 0
+	}
+	f := s.finder(view)
+	var known [NumLayers]claims
+	for i, list := range f.lists {
+		known[i].claimed = newBitmap(len(list))
+	}
 	var rest []*Resource
-	known := 0
-	claim := func(name, version string) {
-		rest = append(rest, &Resource{Name: name, Version: version})
-		size += resourcePlace + costOf(version)
+	for name, version := range initial.all() {
+		if i, at := f.find(name); i >= 0 {
+			known[i].add(at, version, f.lists[i][at], trusted)
+			continue
+		}
+		if !trusted {
+			version = nil
+		}
+		r := &Resource{Name: string(name), Version: string(version)}
+		rest = append(rest, r)
+		size += resourcePlace + costOf(r.Version) + costOf(r.Name)
 	}
-	for i, list := range view.lists() {
-		before, equal := len(rest), 0
-		for _, r := range list {
-			v, claimed := initial[r.Name]
-			if !claimed {
-				continue
-			}
-			known++
-			if !trusted {
-				v = ""
-			}
-			if v != r.Version {
-				claim(r.Name, v)
-				continue
-			}
-			equal++
-			rest = append(rest, r)
-		}
-		if equal == len(list) {
-			have.parts[i], rest = view.parts[i], rest[:before]
-		}
-	}
-	if known < len(initial) {
-		for n, v := range initial {
-			if view.Get(n) != nil {
-				continue
-			}
-			if !trusted {
-				v = ""
-			}
-			claim(n, v)
-			size += costOf(n)
-		}
+	for i := range known {
+		part, own := known[i].apply(view.parts[i])
+		have.parts[i], size = part, size+own
 	}
 	have.parts[unlayered] = (*set)(nil).with(rest, nil)
 	return have, size
@@ -200,12 +230,4 @@ func (s *Sub) view(t Type) TypeView {
 		return TypeView{}
 	}
 	return s.cur.Of(t)
-}
-
-// interned is the name as the view spells it, so that streams share one copy.
-func (s *Sub) interned(t Type, name string) string {
-	if r := s.view(t).Get(name); r != nil {
-		return r.Name
-	}
-	return name
 }

@@ -141,9 +141,18 @@ func (s *Sub) difference(t Type) *Delta {
 	c := &s.states[t]
 	cur := s.cur.Of(t)
 	if c.memo.delta == nil || c.memo.old != c.have || c.memo.cur != cur {
-		c.memo = computed{old: c.have, cur: cur, delta: diff(c.have, cur, s.between)}
+		c.memo = computed{old: c.have, cur: cur, delta: diff(c.have, cur, s.between(c))}
 	}
 	return c.memo.delta
+}
+
+// between compares sets of one layer. What is a client's own is compared once, so that the result is not
+// kept for others.
+func (s *Sub) between(c *typeState) func(old, cur *set) step {
+	if c.own {
+		return between
+	}
+	return s.shared.between
 }
 
 // increment is the content of a delta response.
@@ -166,7 +175,7 @@ func (s *Sub) increment(t Type, d *Delta, target TypeView, gone bool) (up []*Res
 			removed = append(removed, name)
 		}
 	}
-	for n := range c.forced {
+	for _, n := range c.forced.besides(up) {
 		answer(n)
 	}
 	if t == EDS {
@@ -194,7 +203,7 @@ func (s *Sub) state(t Type, d *Delta, target TypeView) []*Resource {
 			return slices.Collect(target.All())
 		}
 		var out []*Resource
-		for _, n := range c.names {
+		for _, n := range c.names.all() {
 			if r := s.lookup(t, target, n); r != nil {
 				out = append(out, r)
 			}
@@ -218,18 +227,24 @@ func (s *Sub) lookup(t Type, set TypeView, name string) *Resource {
 	return nil
 }
 
-// subscribed are those of list that the client subscribes to.
+// subscribed are those of list that the client subscribes to; list itself, where it is all of them.
 func (c *typeState) subscribed(list []*Resource) []*Resource {
 	if c.wildcard {
 		return list
 	}
-	var out []*Resource
-	for _, r := range list {
+	for i, r := range list {
 		if c.names.has(r.Name) {
-			out = append(out, r)
+			continue
 		}
+		out := slices.Clone(list[:i])
+		for _, r := range list[i:] {
+			if c.names.has(r.Name) {
+				out = append(out, r)
+			}
+		}
+		return out
 	}
-	return out
+	return list
 }
 
 // any says whether the client subscribes to one of list.
@@ -239,7 +254,7 @@ func (c *typeState) any(list []*Resource) bool {
 
 func (s *Sub) pendingUpserts(t Type) bool {
 	c := &s.states[t]
-	return c.asked && (c.due || len(c.forced) > 0 || t == EDS && s.assignmentDue() || c.any(s.difference(t).Upserts))
+	return c.asked && (c.due || c.forced.len() > 0 || t == EDS && s.assignmentDue() || c.any(s.difference(t).Upserts))
 }
 
 // pendingRemovals says whether the client has something that the view has not.
@@ -372,7 +387,7 @@ func (s *Sub) expectAssignments(send Send, d *Delta, gone bool) {
 	if !s.delta {
 		forced := s.states[CDS].forced
 		sent = slices.DeleteFunc(slices.Clone(sent), func(r *Resource) bool {
-			return !hasResource(d.Upserts, r.Name) && !forced[r.Name]
+			return !hasResource(d.Upserts, r.Name) && !forced.has(r.Name)
 		})
 	}
 	replaced := func(o pendingAssignment) bool {

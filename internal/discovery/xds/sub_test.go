@@ -133,26 +133,28 @@ func (s *script) request(line string) Request {
 	r := Request{Message: message}
 	r.Type, _ = s.typ(words[0])
 	initial := false
+	var names, unsubscribe []string
 	for i := 1; i < len(words); i++ {
 		switch w := words[i]; {
 		case w == emptyName:
-			r.Names = append(r.Names, "")
+			names = append(names, "")
 		case w == "ack" || w == "nack" || w == "nonce":
 			i++
 			r.Nonce, r.Refused = words[i], w == "nack"
 		case w == "init":
-			initial, r.Initial = true, map[string]string{}
+			initial = true
 		case w == "sub":
 			initial = false
 		case initial:
 			res := s.resource(r.Type, w)
-			r.Initial[res.Name] = res.Version
+			r.Initial.add(res.Name, res.Version)
 		case w[0] == '-':
-			r.Unsubscribe = append(r.Unsubscribe, w[1:])
+			unsubscribe = append(unsubscribe, w[1:])
 		default:
-			r.Names = append(r.Names, w)
+			names = append(names, w)
 		}
 	}
+	r.Names, r.Unsubscribe = namesOf(names...), namesOf(unsubscribe...)
 	return r
 }
 
