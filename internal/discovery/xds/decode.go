@@ -2,6 +2,7 @@ package xds
 
 import (
 	"fmt"
+	"sync"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
@@ -49,8 +50,10 @@ type incoming struct {
 	node []byte
 	url  string
 	req  Request
-	// cost is how many bytes req takes.
+	// cost is how many bytes req takes: the encoded request, if it has lists.
 	cost int
+	// buffer has the encoded request, nil once it is not wanted any more.
+	buffer []byte
 }
 
 // decoding lets few large requests be decoded at a time: the copies that this takes would
@@ -78,10 +81,49 @@ func (q *inbound) unmarshal(data mem.BufferSlice) {
 	} else {
 		size = 0
 	}
-	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
-	defer buf.Free()
-	if q.err = q.decode(buf.ReadOnlyData()); q.err == nil {
+	q.buffer = buffers.get(data.Len())
+	data.CopyTo(q.buffer)
+	if q.err = q.decode(q.buffer); q.err == nil {
 		q.err = q.charge(q.cost - size)
+	}
+	if q.cost == 0 || q.err != nil {
+		q.release()
+	}
+}
+
+// release gives back the encoded request once the lists in it are not wanted any more.
+func (m *incoming) release() {
+	buffers.put(m.buffer)
+	m.buffer = nil
+}
+
+// buffers are for requests. Those of gRPC's own pool may be much larger than what is charged for them.
+var buffers bufferPool
+
+// bufferPool reuses buffers. Any goroutine may use it; the zero bufferPool is ready.
+type bufferPool struct{ pool sync.Pool }
+
+// minReused is the size from which a buffer is reused.
+const minReused = 4096
+
+// get is a buffer of a size, with room for at most twice as much.
+func (p *bufferPool) get(size int) []byte {
+	if size < minReused {
+		return make([]byte, size)
+	}
+	b, ok := p.pool.Get().(*[]byte)
+	if ok && cap(*b) >= size && cap(*b) <= 2*size {
+		return (*b)[:size]
+	}
+	if ok {
+		p.pool.Put(b)
+	}
+	return make([]byte, size)
+}
+
+func (p *bufferPool) put(b []byte) {
+	if cap(b) >= minReused {
+		p.pool.Put(&b)
 	}
 }
 
@@ -122,13 +164,13 @@ func (q *inbound) decode(b []byte) error {
 		}
 		return err
 	})
-	if err == nil && end > 0 {
-		// gRPC's buffers are larger, and used again.
-		lists := append(make([]byte, 0, end-begin), b[begin:end]...)
-		q.req.Names.wire, q.req.Unsubscribe.wire, q.req.Initial.wire = lists, lists, lists
-		q.cost = len(lists)
+	if err != nil || end == 0 {
+		return err
 	}
-	return err
+	lists := b[begin:end]
+	q.req.Names.wire, q.req.Unsubscribe.wire, q.req.Initial.wire = lists, lists, lists
+	q.cost = len(b)
+	return nil
 }
 
 func (q *inbound) readNode(v []byte) error {
@@ -165,16 +207,15 @@ func (q *inbound) readInitial(v []byte) error {
 	if q.req.Initial.n == maxRequestNames {
 		return malformed("more than %d initial resource versions in one request: want at most that many", maxRequestNames)
 	}
-	q.req.Initial.n++
-	return eachField(v, func(n protowire.Number, v []byte) error {
-		switch n {
-		case 1:
-			return checkText("resource name", v, maxName)
-		case 2:
-			return checkText("resource version", v, maxVersion)
-		}
-		return nil
-	})
+	name, version, n := consumeEntry(v)
+	if n < 0 {
+		return malformed("decode initial resource version: %v", protowire.ParseError(n))
+	}
+	q.req.Initial.count(name, version)
+	if err := checkText("resource name", name, maxName); err != nil {
+		return err
+	}
+	return checkText("resource version", version, maxVersion)
 }
 
 // readDetail reads a google.rpc.Status.
@@ -230,18 +271,12 @@ func eachField(b []byte, f func(n protowire.Number, v []byte) error) error {
 // eachFieldAt is eachField that says where the field begins and ends, too.
 func eachFieldAt(b []byte, f func(n protowire.Number, v []byte, from, to int) error) error {
 	for at := 0; at < len(b); {
-		num, typ, n := protowire.ConsumeTag(b[at:])
+		num, v, delimited, n := consumeField(b[at:])
 		if n < 0 {
-			return malformed("decode request: %v", protowire.ParseError(n))
-		}
-		from := at
-		at += n
-		if n = protowire.ConsumeFieldValue(num, typ, b[at:]); n < 0 {
 			return malformed("decode request: field %d: %v", num, protowire.ParseError(n))
 		}
-		if typ == protowire.BytesType {
-			v, _ := protowire.ConsumeBytes(b[at:])
-			if err := f(num, v, from, at+n); err != nil {
+		if delimited {
+			if err := f(num, v, at, at+n); err != nil {
 				return err
 			}
 		}

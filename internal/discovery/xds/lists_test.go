@@ -35,7 +35,7 @@ func (l *versionList) add(name, version string) {
 	entry = protowire.AppendString(entry, version)
 	l.wire = protowire.AppendTag(l.wire, l.field, protowire.BytesType)
 	l.wire = protowire.AppendBytes(l.wire, entry)
-	l.n++
+	l.count([]byte(name), []byte(version))
 }
 
 // table is the versions by name.

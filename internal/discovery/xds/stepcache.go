@@ -16,7 +16,7 @@ const (
 // stepCache is the sharer of a server's streams. Any goroutine may use it; the zero stepCache is ready.
 type stepCache struct {
 	steps   onceCache[[2]*set, step]
-	indexes onceCache[*set, nameIndex]
+	indexes onceCache[*set, setIndex]
 	pool    namePool
 }
 
@@ -27,7 +27,7 @@ func (c *stepCache) between(old, cur *set) step {
 	return c.steps.get([2]*set{old, cur}, maxSteps, func() step { return between(old, cur) })
 }
 
-func (c *stepCache) index(s *set) nameIndex { return c.indexes.get(s, maxIndexes, s.index) }
+func (c *stepCache) index(s *set) setIndex { return c.indexes.get(s, maxIndexes, s.index) }
 
 func (c *stepCache) names(sum uint64) *nameSet { return c.pool.find(sum) }
 

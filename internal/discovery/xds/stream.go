@@ -178,6 +178,7 @@ func (s *stream) update(latest *LatestView) (<-chan struct{}, error) {
 
 // handle handles a request.
 func (s *stream) handle(m incoming) error {
+	defer m.release()
 	if s.only != everyType {
 		if m.url != "" && m.url != s.only.URL() {
 			return &refusal{codes.InvalidArgument, reasonRequest, fmt.Sprintf("type %.200q on a stream of %s: want %s, or the aggregated service", m.url, s.only, s.only.URL())}

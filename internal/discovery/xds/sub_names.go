@@ -3,6 +3,7 @@ package xds
 import (
 	"hash/maphash"
 	"iter"
+	"math/bits"
 	"slices"
 	"strings"
 
@@ -77,17 +78,58 @@ func (l nameList) strings() (out []string) {
 // eachOf ranges over the values of a length-delimited field of a message that is well formed.
 func eachOf(wire []byte, field protowire.Number) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
-		for b := wire; len(b) > 0; {
-			num, typ, n := protowire.ConsumeTag(b)
-			size := protowire.ConsumeFieldValue(num, typ, b[n:])
-			if num == field && typ == protowire.BytesType {
-				if v, _ := protowire.ConsumeBytes(b[n:]); !yield(v) {
-					return
-				}
+		for len(wire) > 0 {
+			num, v, delimited, n := consumeField(wire)
+			if n < 0 || delimited && num == field && !yield(v) {
+				return
 			}
-			b = b[n+size:]
+			wire = wire[n:]
 		}
 	}
+}
+
+// consumeField is the first field of an encoded message, its value if it is length-delimited, and how long
+// the field is; less than zero is an error of protowire.
+func consumeField(b []byte) (num protowire.Number, v []byte, delimited bool, n int) {
+	// Nearly all that is long has a tag of one byte and a length of one or two.
+	if len(b) > 2 && b[0]&0x87 == byte(protowire.BytesType) && b[0] > 7 {
+		size, begin := int(b[1]), 2
+		if b[1] >= 0x80 {
+			size, begin = int(b[1]&0x7f)|int(b[2])<<7, 3
+		}
+		if b[begin-1] < 0x80 && size <= len(b)-begin {
+			return protowire.Number(b[0] >> 3), b[begin : begin+size], true, begin + size
+		}
+	}
+	num, typ, tag := protowire.ConsumeTag(b)
+	if tag < 0 {
+		return num, nil, false, tag
+	}
+	if n = protowire.ConsumeFieldValue(num, typ, b[tag:]); n < 0 {
+		return num, nil, false, n
+	}
+	if typ == protowire.BytesType {
+		v, _ = protowire.ConsumeBytes(b[tag:])
+	}
+	return num, v, typ == protowire.BytesType, tag + n
+}
+
+// consumeEntry is an entry of an encoded map of strings. Less than zero is an error of protowire.
+func consumeEntry(b []byte) (key, value []byte, n int) {
+	for len(b) > 0 {
+		num, v, delimited, n := consumeField(b)
+		if n < 0 {
+			return nil, nil, n
+		}
+		switch {
+		case delimited && num == 1:
+			key = v
+		case delimited && num == 2:
+			value = v
+		}
+		b = b[n:]
+	}
+	return key, value, 0
 }
 
 // versionList is what a client claims to have from an earlier stream: names and versions, of which
@@ -96,28 +138,29 @@ type versionList struct {
 	wire  []byte
 	field protowire.Number
 	n     int // with repetitions
+	// names is the sum of the names' hashes, sum that of names with their versions.
+	names, sum uint64
+}
+
+// count takes note of the next claim of the list.
+func (l *versionList) count(name, version []byte) {
+	h := hashOfBytes(name)
+	l.n++
+	l.names += h
+	l.sum += withVersion(h, hashOfBytes(version))
+}
+
+// withVersion is the hash of a name with a version.
+func withVersion(name, version uint64) uint64 {
+	hi, lo := bits.Mul64(name^0x9e3779b97f4a7c15, version|1)
+	return hi ^ lo
 }
 
 // all ranges over names and versions, which are good until the request has been handled.
 func (l versionList) all() iter.Seq2[[]byte, []byte] {
 	return func(yield func(name, version []byte) bool) {
 		for entry := range eachOf(l.wire, l.field) {
-			var name, version []byte
-			for b := entry; len(b) > 0; {
-				num, typ, n := protowire.ConsumeTag(b)
-				size := protowire.ConsumeFieldValue(num, typ, b[n:])
-				if typ == protowire.BytesType {
-					v, _ := protowire.ConsumeBytes(b[n:])
-					switch num {
-					case 1:
-						name = v
-					case 2:
-						version = v
-					}
-				}
-				b = b[n+size:]
-			}
-			if !yield(name, version) {
+			if name, version, _ := consumeEntry(entry); !yield(name, version) {
 				return
 			}
 		}
@@ -275,6 +318,14 @@ func (n *nameSet) ownSize() int {
 		return 0
 	}
 	return n.own
+}
+
+// hashes is the sum of the names' hashes.
+func (n *nameSet) hashes() uint64 {
+	if n == nil {
+		return 0
+	}
+	return n.sum
 }
 
 // equalNames says whether a list is a sequence.

@@ -24,10 +24,11 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 		s.makeWildcard(c, first && r.Initial.n > 0)
 	}
 	add, drop := s.nameSet(r.Type, r.Names, true), s.nameSet(r.Type, r.Unsubscribe, true)
-	if first && r.Initial.n > 0 {
-		c.force(newNameSet(add.lacking(c.have), 0))
-	} else {
+	switch {
+	case !first || r.Initial.n == 0:
 		c.force(add)
+	case add.len() != r.Initial.n || add.hashes() != r.Initial.names:
+		c.force(newNameSet(add.lacking(c.have), 0))
 	}
 	before := c.names
 	c.names = s.edited(r.Type, before, add, drop)
@@ -192,20 +193,23 @@ func (c *claims) apply(layer *set) (have *set, size int) {
 
 // initialState is what a client says it has from an earlier stream: names and versions, with
 // bodies only where the view has the very same. A layer that it has whole is the view's own. What
-// it needs once more, whatever it has, gets no version. It also returns how many bytes the stream
-// does not share with the view, zero if it shares everything.
+// it needs once more, whatever it has, gets no version. It also returns how many bytes the stream does not
+// share with the view, zero if it shares everything.
 func (s *Sub) initialState(initial versionList, view TypeView, trusted bool) (have TypeView, size int) {
 	if initial.n == 0 {
 		return TypeView{}, 0
 	}
 	f := s.finder(view)
+	if trusted && initial.n == f.n && initial.sum == f.sum {
+		return view, 0 // as nearly all have that come back
+	}
 	var known [NumLayers]claims
 	for i, list := range f.lists {
 		known[i].claimed = newBitmap(len(list))
 	}
 	var rest []*Resource
 	for name, version := range initial.all() {
-		if i, at := f.find(name); i >= 0 {
+		if i, at := f.find(name, hashOfBytes(name)); i >= 0 {
 			known[i].add(at, version, f.lists[i][at], trusted)
 			continue
 		}

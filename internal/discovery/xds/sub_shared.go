@@ -10,7 +10,7 @@ type sharer interface {
 	// between is the difference between two sets of a layer.
 	between(old, cur *set) step
 	// index finds the names of a set.
-	index(s *set) nameIndex
+	index(s *set) setIndex
 	// names is the set of names in use whose hashes have that sum, nil if there is none.
 	names(sum uint64) *nameSet
 	// keep returns the set in use that equals n, which is n itself if there is none.
@@ -21,20 +21,39 @@ type sharer interface {
 type unshared struct{}
 
 func (unshared) between(old, cur *set) step { return between(old, cur) }
-func (unshared) index(s *set) nameIndex     { return s.index() }
+func (unshared) index(s *set) setIndex      { return s.index() }
 func (unshared) names(uint64) *nameSet      { return nil }
 func (unshared) keep(n *nameSet) *nameSet   { return n }
 
+// setIndex finds the resources of a set by name.
+type setIndex struct {
+	nameIndex
+	// sum is of the hashes of names with their versions, as in versionList.
+	sum uint64
+}
+
 // index makes an index of the set's names.
-func (s *set) index() nameIndex {
+func (s *set) index() setIndex {
 	list := s.all()
-	return newNameIndex(len(list), func(i int) string { return list[i].Name })
+	x := setIndex{nameIndex: newNameIndex(len(list), func(i int) string { return list[i].Name })}
+	x.sum = s.sum()
+	return x
+}
+
+// sum is the sum of the hashes of names with their versions.
+func (s *set) sum() (sum uint64) {
+	for _, r := range s.all() {
+		sum += withVersion(hashOf(r.Name), hashOf(r.Version))
+	}
+	return sum
 }
 
 // finder finds the resources of a view by name.
 type finder struct {
 	lists   [NumLayers][]*Resource
 	indexes [NumLayers]nameIndex
+	n       int
+	sum     uint64 // as in versionList
 }
 
 // indexed is the size from which a set is searched by an index.
@@ -42,17 +61,22 @@ const indexed = 16
 
 func (s *Sub) finder(view TypeView) (f finder) {
 	for i := range f.lists {
-		f.lists[i] = view.parts[i].all()
-		if len(f.lists[i]) >= indexed {
-			f.indexes[i] = s.shared.index(view.parts[i])
+		part := view.parts[i]
+		f.lists[i] = part.all()
+		f.n += len(f.lists[i])
+		if len(f.lists[i]) < indexed {
+			f.sum += part.sum()
+			continue
 		}
+		x := s.shared.index(part)
+		f.indexes[i] = x.nameIndex
+		f.sum += x.sum
 	}
 	return f
 }
 
-// find is in which layer and at which place of its list the name is; -1 if it is in none.
-func (f *finder) find(name []byte) (layer, at int) {
-	hash := hashOfBytes(name)
+// find is in which layer and at which place of its list the name is that has the hash; -1 if it is in none.
+func (f *finder) find(name []byte, hash uint64) (layer, at int) {
 	for i, list := range f.lists {
 		if len(list) < indexed {
 			at = slices.IndexFunc(list, func(r *Resource) bool { return r.Name == string(name) })
@@ -69,7 +93,7 @@ func (f *finder) find(name []byte) (layer, at int) {
 // spell is the name as the view spells it, so that streams share one copy, and how many bytes it
 // takes if the view has not got it.
 func (f *finder) spell(name []byte) (text string, own int) {
-	if i, at := f.find(name); i >= 0 {
+	if i, at := f.find(name, hashOfBytes(name)); i >= 0 {
 		return f.lists[i][at].Name, 0
 	}
 	text = string(name)
@@ -120,7 +144,7 @@ func (s *Sub) edited(t Type, n, add, drop *nameSet) *nameSet {
 	list, own := make([]string, 0, size), 0
 	for name := range n.union(add, drop) {
 		list = append(list, name)
-		if _, at := f.find([]byte(name)); at < 0 {
+		if _, at := f.find([]byte(name), hashOf(name)); at < 0 {
 			own += costOf(name)
 		}
 	}
