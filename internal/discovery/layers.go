@@ -294,13 +294,13 @@ func (p *layers) resource(k compile.Key, value []byte) *xds.Resource {
 	}
 	t := p.typeOf(k.Kind)
 	if t != xds.CDS {
-		return p.pool.Intern(xds.NewResource(t, k.Name, value))
+		return p.pool.Intern(xds.NewEncoded(t, k.Name, value))
 	}
 	needs := ""
 	if k.EDS {
 		needs = k.Name
 	}
-	return p.pool.Intern(xds.NewCluster(k.Name, value, needs))
+	return p.pool.Intern(xds.NewEncodedCluster(k.Name, value, needs))
 }
 
 // commit makes the layer anew of what is pending, and of a derived one also of what its base has

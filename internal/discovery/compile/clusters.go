@@ -97,9 +97,9 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	m := c.model.Mesh(r)
 	switch k.Name {
 	case mesh.BlackHoleCluster:
-		return marshal.Must(cluster.BlackHole(m))
+		return marshal.MustEncodedAny(cluster.BlackHole(m))
 	case mesh.PassthroughCluster:
-		return marshal.Must(cluster.Passthrough(m))
+		return marshal.MustEncodedAny(cluster.Passthrough(m))
 	}
 	n, _ := cluster.ParseName(k.Name)
 	s := c.model.Service(r, k.Scope, n.Host)
@@ -135,7 +135,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 			service: s, port: n.Port, labels: subsetLabels(d, n.Subset), location: k.Location.Value(), locality: localityText(p, m),
 		})
 	}
-	return marshal.Must(cluster.Build(in))
+	return marshal.MustEncodedAny(cluster.Build(in))
 }
 
 // servicePortKey identifies a port of a service by the key of its row.
@@ -208,7 +208,7 @@ func inboundNames(l Layer) []Key {
 func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
 	m := c.model.Mesh(r)
 	if k.Name == mesh.InboundPassthroughCluster {
-		return marshal.Must(cluster.InboundPassthrough(m, k.Scope.Value().Caps))
+		return marshal.MustEncodedAny(cluster.InboundPassthrough(m, k.Scope.Value().Caps))
 	}
 	n, _ := cluster.ParseName(k.Name)
 	in := cluster.InboundInput{Port: n.Port, Mesh: m, Caps: k.Scope.Value().Caps}
@@ -220,7 +220,7 @@ func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
 			Host: p.service.Host, Name: shortName(p.service), Namespace: p.service.Namespace, External: p.service.External,
 		})
 	}
-	return marshal.Must(cluster.BuildInbound(in))
+	return marshal.MustEncodedAny(cluster.BuildInbound(in))
 }
 
 // servicePort is a port of a service whose target is a port of a workload.

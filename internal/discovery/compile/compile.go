@@ -213,8 +213,8 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 // Names returns the rule that says what is in a layer.
 func (c *Compiler) Names() *incr.Rule[Layer, Contents] { return c.names }
 
-// Resource returns the rule that computes the bytes of resources of a kind. The bytes are nil for a
-// resource that no longer exists.
+// Resource returns the rule that computes resources of a kind, each as an encoded google.protobuf.Any. It is
+// nil for a resource that no longer exists.
 func (c *Compiler) Resource(k Kind) *incr.Rule[Key, []byte] { return c.resources[k] }
 
 // WantAll wants resources, and returns their bytes in the order of the keys. Those of one kind that are next

@@ -49,7 +49,7 @@ func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
 		return nil
 	}
 	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality})
-	return marshal.Must(cluster.Assignment(k.name, list))
+	return marshal.MustEncodedAny(cluster.Assignment(k.name, list))
 }
 
 type endpointsInput struct {

@@ -49,7 +49,7 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 	if c.opts.NoSniffInbound {
 		env.Caps &^= mesh.HTTPInspector
 	}
-	return marshal.Must(listener.VirtualInbound(in, env))
+	return marshal.MustEncodedAny(listener.VirtualInbound(in, env))
 }
 
 // inboundRoutes returns route.Inbound, without retries if the mesh's default policy has no attempts: a

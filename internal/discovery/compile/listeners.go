@@ -223,7 +223,7 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 	}
 	allowAny := c.model.AllowAny(r, k.Scope)
 	if k.Name == mesh.VirtualOutbound {
-		return marshal.Must(listener.VirtualOutbound(env, allowAny))
+		return marshal.MustEncodedAny(listener.VirtualOutbound(env, allowAny))
 	}
 	m := c.inner.outbound.Of(r, scopeName{k.Scope, k.Name})
 	if m == nil {
@@ -252,7 +252,7 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 			o.CIDR = append(o.CIDR, listener.CIDRChain{Prefixes: unused, TCP: c.tcp(r, k.Scope, p.cluster)})
 		}
 	}
-	return marshal.Must(listener.BuildOutbound(o, env))
+	return marshal.MustEncodedAny(listener.BuildOutbound(o, env))
 }
 
 // tcp returns the TCP proxy to a cluster, with the limits on connections in its policy.

@@ -228,5 +228,5 @@ func (c *Compiler) route(r *incr.Reader, k Key) []byte {
 	if !t.Own {
 		encoded = append(encoded, marshal.Must(route.CatchAll(c.model.AllowAny(r, k.Scope))))
 	}
-	return route.Join(route.Frame(k.Name), encoded)
+	return marshal.EncodedAny((*routev3.RouteConfiguration)(nil), route.Join(route.Frame(k.Name), encoded))
 }

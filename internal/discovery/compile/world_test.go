@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
@@ -158,7 +161,19 @@ func (w *world) bytes(c mesh.Class) map[compile.Key][]byte {
 	out := map[compile.Key][]byte{}
 	for _, l := range compile.Layers(c) {
 		for _, k := range w.contents(l) {
-			out[k], _ = w.compiler.Resource(k.Kind).Value(k)
+			body, _ := w.compiler.Resource(k.Kind).Value(k)
+			if body == nil {
+				out[k] = nil
+				continue
+			}
+			var wrapped anypb.Any
+			if err := proto.Unmarshal(body, &wrapped); err != nil {
+				panic(err)
+			}
+			if wrapped.TypeUrl != k.Kind.TypeURL() {
+				panic("resource " + k.Name + " is of type " + wrapped.TypeUrl)
+			}
+			out[k] = wrapped.Value
 		}
 	}
 	return out

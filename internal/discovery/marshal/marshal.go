@@ -8,6 +8,7 @@ package marshal
 import (
 	"fmt"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -38,6 +39,42 @@ func Must(m proto.Message) []byte { return MustAppend(nil, m) }
 
 // MustAny is an Any with the deterministic encoding of a message that encodes.
 func MustAny(m proto.Message) *anypb.Any { return &anypb.Any{TypeUrl: TypeURL(m), Value: Must(m)} }
+
+// MustEncodedAny is the encoding of MustAny, made at once; it has a value field even if m is empty.
+func MustEncodedAny(m proto.Message) []byte {
+	options := proto.MarshalOptions{Deterministic: true}
+	size := options.Size(m)
+	out := anyHeader(string(m.ProtoReflect().Descriptor().FullName()), size)
+	options.UseCachedSize = true
+	out, err := options.MarshalAppend(out, m)
+	if err != nil {
+		panic(fmt.Sprintf("encode %s: %s", m.ProtoReflect().Descriptor().FullName(), err))
+	}
+	return out
+}
+
+// EncodedAny is the encoding of an Any with an encoded message of the same type as m, which may be a nil
+// pointer.
+func EncodedAny(m proto.Message, value []byte) []byte {
+	return append(anyHeader(string(m.ProtoReflect().Descriptor().FullName()), len(value)), value...)
+}
+
+// The fields of google.protobuf.Any.
+const (
+	typeURLField = 1
+	valueField   = 2
+)
+
+// anyHeader is the encoding of an Any up to its value, with room for that.
+func anyHeader(name string, size int) []byte {
+	url := len(TypeURLPrefix) + len(name)
+	out := make([]byte, 0, 2+protowire.SizeBytes(url)+protowire.SizeBytes(size))
+	out = protowire.AppendTag(out, typeURLField, protowire.BytesType)
+	out = protowire.AppendVarint(out, uint64(url))
+	out = append(append(out, TypeURLPrefix...), name...)
+	out = protowire.AppendTag(out, valueField, protowire.BytesType)
+	return protowire.AppendVarint(out, uint64(size))
+}
 
 // TypeURL is the type URL of a message's type; m may be a nil pointer of it.
 func TypeURL(m proto.Message) string {

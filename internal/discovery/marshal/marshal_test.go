@@ -54,3 +54,17 @@ func TestAnyHasTheTypeURL(t *testing.T) {
 		t.Errorf("decoded %v, %v", m, err)
 	}
 }
+
+// An Any that is encoded at once, or around an encoded message, is the encoding of one with that message.
+func TestEncodedAny(t *testing.T) {
+	for _, n := range []int{1, 127, 128, 20000} {
+		m := wrapperspb.String(strings.Repeat("x", n))
+		want := Must(MustAny(m))
+		if got := MustEncodedAny(m); !bytes.Equal(got, want) {
+			t.Errorf("%d characters: %q, want %q", n, got, want)
+		}
+		if got := EncodedAny((*wrapperspb.StringValue)(nil), Must(m)); !bytes.Equal(got, want) {
+			t.Errorf("%d characters, encoded before: %q, want %q", n, got, want)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"bytes"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -179,5 +180,17 @@ func TestClaimsOfWholeLayersAreShared(t *testing.T) {
 	}
 	if have, _ := alone.initialState(versionList{}, cur, true); have != (TypeView{}) {
 		t.Error("a client without claims has something")
+	}
+}
+
+// A resource is the same whether its message is wrapped here or came wrapped, which takes no copy.
+func TestEncodedResources(t *testing.T) {
+	for _, n := range []int{0, 1, 127, 128, 20000} {
+		want := NewCluster("c", bytes.Repeat([]byte("x"), n), "c")
+		body := slices.Clone(want.Body)
+		got := NewEncodedCluster("c", body, "c")
+		if !got.equal(want) || got.Version != want.Version || &got.Body[0] != &body[0] {
+			t.Errorf("%d bytes: %v, want %v", n, got, want)
+		}
 	}
 }

@@ -25,12 +25,26 @@ type Resource struct {
 
 // NewResource wraps a message, encoded deterministically by the caller, for the wire.
 func NewResource(typ Type, name string, value []byte) *Resource {
-	h := sha256.New()
-	h.Write([]byte(typ.URL()))
-	h.Write(value)
 	body := make([]byte, 0, len(typ.URL())+len(value)+2+2*binary.MaxVarintLen32)
 	body = appendBytes(body, 1, typ.URL())
 	body = appendBytes(body, 2, string(value))
+	return newResource(typ, name, body, len(body)-len(value))
+}
+
+// NewEncoded is NewResource for the encoding of a google.protobuf.Any with the type's URL and the
+// message, in the order of the fields. It keeps body.
+func NewEncoded(typ Type, name string, body []byte) *Resource {
+	url, n := binary.Uvarint(body[1:])
+	value := 1 + n + int(url) + 1
+	_, n = binary.Uvarint(body[value:])
+	return newResource(typ, name, body, value+n)
+}
+
+// newResource is a resource whose message begins at an index of its body.
+func newResource(typ Type, name string, body []byte, value int) *Resource {
+	h := sha256.New()
+	h.Write([]byte(typ.URL()))
+	h.Write(body[value:])
 	return &Resource{Type: typ, Name: name, Version: hex.EncodeToString(h.Sum(nil)[:16]), Body: body}
 }
 
@@ -38,6 +52,13 @@ func NewResource(typ Type, name string, value []byte) *Resource {
 // needs; with an empty needs the cluster has no EDS.
 func NewCluster(name string, value []byte, needs string) *Resource {
 	r := NewResource(CDS, name, value)
+	r.Needs = needs
+	return r
+}
+
+// NewEncodedCluster is NewCluster as NewEncoded is NewResource.
+func NewEncodedCluster(name string, body []byte, needs string) *Resource {
+	r := NewEncoded(CDS, name, body)
 	r.Needs = needs
 	return r
 }
