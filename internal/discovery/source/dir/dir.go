@@ -11,7 +11,8 @@
 // has everything that exists at the start, and Synced; it waits up to 10 s for files that are
 // being written in place. A source can restore what an earlier one has emitted for the same
 // tree: files that cannot be read keep their restored objects, and objects that were removed
-// meanwhile are not in the first batch.
+// meanwhile are not in the first batch. Files that have not been found since the start are not
+// missing before no directory has been changed for 1.5 s: the tree may be being filled.
 package dir
 
 import (
@@ -67,6 +68,15 @@ type Source struct {
 	decoded map[string]*decode.File
 	seen    map[string]content
 	waiting map[string]bool // files for which waiting was logged
+	// unseen are the files of remembered objects that have not been found yet.
+	unseen map[string]bool
+	fill   fill
+}
+
+// fill is what is known of a tree that is perhaps being filled: copied, or checked out.
+type fill struct {
+	since time.Time // when it was noticed; zero if it is not being filled
+	until time.Time // when it will not have been changed for QuietPeriod
 }
 
 // content is a hash of a file that is being written, and since when it has had that content.
@@ -99,10 +109,14 @@ func New(o Options) (*Source, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	m := newMerger()
+	m, unseen := newMerger(), map[string]bool{}
 	m.restore(o.Remembered)
+	for i := range o.Remembered {
+		unseen[o.Remembered[i].Origin.File] = true
+	}
 	return &Source{
 		o: o, pace: filewatch.NewDebouncer(o.Debounce, o.Confirm, o.QuietPeriod), merger: m, skipped: map[string]int{}, decoded: map[string]*decode.File{}, seen: map[string]content{}, waiting: map[string]bool{},
+		unseen: unseen,
 	}, nil
 }
 
@@ -120,6 +134,9 @@ func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 		wait := s.o.Poll
 		if next := s.pace.Next(now); !next.IsZero() {
 			wait = min(wait, max(next.Sub(now), time.Millisecond))
+		}
+		if !s.fill.since.IsZero() {
+			wait = min(wait, max(s.fill.until.Sub(now), time.Millisecond))
 		}
 		if added {
 			wait = 0 // changes before the watch was added are not notified
@@ -168,6 +185,7 @@ func (s *Source) scan(l *listing, now time.Time, emit func(object.Batch)) {
 			l.files[path] = filewatch.Unknown
 		}
 	}
+	s.keepUnseen(l, now)
 	if !s.scanned {
 		s.scanned = true
 		s.addMissingFiles(l, now)
@@ -180,7 +198,7 @@ func (s *Source) scan(l *listing, now time.Time, emit func(object.Batch)) {
 	}
 	if !s.synced {
 		s.initial = append(s.initial, readings...)
-		if !s.pace.Stable() {
+		if !s.pace.Stable() || !s.fill.since.IsZero() {
 			return // the objects of a file that is being written must not be missing in the first batch
 		}
 		readings, s.initial = s.initial, nil
@@ -205,6 +223,41 @@ func (s *Source) scan(l *listing, now time.Time, emit func(object.Batch)) {
 	}
 	if len(batch.Changes) > 0 || batch.Problems != nil || batch.Synced {
 		emit(batch)
+	}
+}
+
+// keepUnseen keeps the objects of files that have not been found since the start, while the tree is being filled:
+// a directory has been changed within QuietPeriod. It does so for at most filewatch.MaxWait.
+func (s *Source) keepUnseen(l *listing, now time.Time) {
+	var missing []string
+	for path := range s.unseen {
+		switch sig, found := l.files[path]; {
+		case !found:
+			missing = append(missing, path)
+		case sig != filewatch.Unknown:
+			delete(s.unseen, path)
+		}
+	}
+	var changed time.Time
+	if len(missing) > 0 {
+		changed = l.changed(now)
+	}
+	s.fill.until = changed.Add(s.o.QuietPeriod)
+	switch {
+	case changed.IsZero() || !now.Before(s.fill.until):
+		s.fill.since = time.Time{}
+	case s.fill.since.IsZero():
+		s.fill.since = now
+	}
+	if s.fill.since.IsZero() || now.Sub(s.fill.since) > filewatch.MaxWait {
+		for _, path := range missing {
+			delete(s.unseen, path)
+		}
+		s.fill.since = time.Time{}
+		return
+	}
+	for _, path := range missing {
+		l.files[path] = filewatch.Unknown
 	}
 }
 

@@ -72,6 +72,38 @@ func TestRememberedObjectsOfAMissingDirectory(t *testing.T) {
 	}
 }
 
+// The directory is missing at the start and is then filled file by file. Nothing is removed meanwhile; what is
+// still missing afterwards is.
+func TestRememberedObjectsOfADirectoryThatIsFilled(t *testing.T) {
+	top := filepath.Join(t.TempDir(), "mesh")
+	const quiet = 3 * time.Second
+	m := run(t, dir.Options{Dir: top, Poll: 20 * time.Millisecond, QuietPeriod: quiet, Remembered: remembered(t, top, map[string]string{
+		"a.yaml": service("a", 1), "sub/b.yaml": service("b", 1), "gone.yaml": service("gone", 1),
+	})})
+	m.want("a=1 b=1 gone=1")
+	must(t, os.Mkdir(top, 0o755))
+	began, steady, want := time.Now(), true, ""
+	for _, name := range []string{"a", "c", "d", "e", "f", "g"} {
+		write(t, filepath.Join(top, name+".yaml"), service(name, 2))
+		if want += name + "=2 "; name == "a" {
+			want += "b=1 "
+		}
+		m.want(want + "gone=1")
+		steady = steady && time.Since(began) < quiet*3/4
+		began = time.Now()
+	}
+	write(t, filepath.Join(top, "sub/b.yaml"), service("b", 2))
+	m.want(strings.TrimSpace(strings.Replace(want, "b=1", "b=2", 1)))
+	for _, h := range m.history {
+		if h == "-b" && steady {
+			t.Errorf("an object was removed while the directory was being filled: %v", m.history)
+		}
+	}
+	if last := m.history[len(m.history)-1]; last != "-gone" {
+		t.Errorf("the last change is %s, want the removal of what is missing: %v", last, m.history)
+	}
+}
+
 func TestRememberedObjectsOfAnEmptyDirectory(t *testing.T) {
 	top := t.TempDir()
 	m := run(t, dir.Options{Dir: top, Remembered: remembered(t, top, map[string]string{"f.yaml": service("a", 1)})})

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -17,6 +18,7 @@ import (
 type listing struct {
 	files map[string]filewatch.Sig // by path
 	watch []string                 // directories to watch
+	dirs  []string                 // the directories of the tree that could be read
 	// unreadable are paths that could not be read. Files below them may exist.
 	unreadable []string
 	problems   []object.Problem
@@ -42,6 +44,7 @@ func (l *listing) dir(path string, top bool) {
 	}
 	switch {
 	case err == nil:
+		l.dirs = append(l.dirs, path)
 	case errors.Is(err, fs.ErrNotExist) && !top:
 		return
 	default:
@@ -94,6 +97,21 @@ func (l *listing) addUnreadable(path string, err error) {
 		Origin: object.Origin{File: path},
 		Text:   fmt.Sprintf("read configuration: %v", reason(err)),
 	})
+}
+
+// changed returns when a file was last added to, renamed in or removed from a directory of the tree; the zero time
+// if that is unknown or in the future.
+func (l *listing) changed(now time.Time) (last time.Time) {
+	for _, path := range l.dirs {
+		fi, err := os.Stat(path)
+		if err != nil {
+			continue // deleted since it was listed
+		}
+		if at := fi.ModTime(); at.After(last) && !at.After(now) {
+			last = at
+		}
+	}
+	return last
 }
 
 // watchLink adds the directories of a symbolic link's path and of its target to the watch list.
