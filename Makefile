@@ -23,10 +23,10 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools deps demo test check lint fmt vet unit race e2e soak bench fuzz docs golden release clean
+.PHONY: help build tools deps demo test check lint fmt vet unit race e2e soak bench bench-matrix fuzz docs golden release clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build pilot-agent, pilot-discovery and pilotctl (and the sample app) into bin/
 	@mkdir -p bin
@@ -78,6 +78,9 @@ soak: tools build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (d
 bench: tools build ## the benchmarks of test/bench, and 100 streams under load (XDSLOAD_FLAGS changes that)
 	$(GO) test -run '^$$' -bench . -benchmem ./test/bench/...
 	$(GO) run ./test/xdsload -streams 100 -services 200 $(XDSLOAD_FLAGS)
+
+bench-matrix: build ## tables of test/xdsload with up to 5,000 streams, as Markdown (XDSLOAD_MATRIX gives other runs)
+	$(GO) run ./test/xdsload -matrix "$(or $(XDSLOAD_MATRIX),standard)" $(XDSLOAD_FLAGS)
 
 fuzz: tools ## every fuzz test for FUZZTIME (default 15s) each
 	@hack/fuzz.sh $(or $(FUZZTIME),15s)

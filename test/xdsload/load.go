@@ -33,6 +33,7 @@ type options struct {
 	Repeat    int           `json:"repeat"`
 	Discovery string        `json:"-"` // path of pilot-discovery
 	Bound     time.Duration `json:"-"` // of each step
+	profiles  profiler
 }
 
 func (o options) check() error {
@@ -41,6 +42,9 @@ func (o options) check() error {
 	}
 	if o.Repeat < 1 {
 		return fmt.Errorf("invalid -repeat %d: want 1 or more", o.Repeat)
+	}
+	if err := checkFiles(o.Streams); err != nil {
+		return err
 	}
 	return o.Mesh.check()
 }
@@ -86,6 +90,9 @@ func run(ctx context.Context, o options) (l *load, err error) {
 		return nil, err
 	}
 	defer l.discovery.stop()
+	if err := o.profiles.check(start, l.discovery); err != nil {
+		return nil, err
+	}
 	if err := l.loadDiscovery(ctx); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, l.discovery.logTail())
 	}
@@ -305,7 +312,10 @@ func (m *meter) all(ctx context.Context) error {
 		return g, f.connect(ctx, f.streams)
 	}
 	first := l.row(stepFromNothing)
-	if *m.side(first), err = m.step(ctx, connect); err != nil {
+	if err := m.profiled(ctx, stepFromNothing, func() (err error) {
+		*m.side(first), err = m.step(ctx, connect)
+		return err
+	}); err != nil {
 		return fmt.Errorf("%s: %w", stepFromNothing, err)
 	}
 	l.report.count(f)
@@ -316,20 +326,11 @@ func (m *meter) all(ctx context.Context) error {
 		r := l.row(kind)
 		r.Runs = l.Repeat
 		var runs []cost
-		for turn := range l.Repeat {
-			m.phase++
-			c, err := m.step(ctx, func(context.Context) (*goal, error) {
-				edit := l.Mesh.edit(kind, turn)
-				g := f.aim(0, len(f.streams), edit.marker)
-				if err := m.begin(m.phase); err != nil || m.replay {
-					return g, err
-				}
-				return g, writeFile(l.discovery.config(), edit.file, edit.text)
-			})
-			if err != nil {
-				return fmt.Errorf("%s: %w", kind, err)
-			}
-			runs = append(runs, c)
+		if err := m.profiled(ctx, kind, func() (err error) {
+			runs, err = m.changes(ctx, kind)
+			return err
+		}); err != nil {
+			return fmt.Errorf("%s: %w", kind, err)
 		}
 		*m.side(r) = mean(runs)
 	}
@@ -338,10 +339,42 @@ func (m *meter) all(ctx context.Context) error {
 		return err
 	}
 	m.phase++
-	if *m.side(l.row(stepBack)), err = m.step(ctx, connect); err != nil {
+	if err := m.profiled(ctx, stepBack, func() (err error) {
+		*m.side(l.row(stepBack)), err = m.step(ctx, connect)
+		return err
+	}); err != nil {
 		return fmt.Errorf("%s: %w", stepBack, err)
 	}
 	return nil
+}
+
+// changes makes all changes of a kind.
+func (m *meter) changes(ctx context.Context, kind string) (runs []cost, err error) {
+	l, f := m.load, m.fleet
+	for turn := range l.Repeat {
+		m.phase++
+		c, err := m.step(ctx, func(context.Context) (*goal, error) {
+			edit := l.Mesh.edit(kind, turn)
+			g := f.aim(0, len(f.streams), edit.marker)
+			if err := m.begin(m.phase); err != nil || m.replay {
+				return g, err
+			}
+			return g, writeFile(l.discovery.config(), edit.file, edit.text)
+		})
+		if err != nil {
+			return nil, err
+		}
+		runs = append(runs, c)
+	}
+	return runs, nil
+}
+
+// profiled does a step, with a profile if the server is pilot-discovery.
+func (m *meter) profiled(ctx context.Context, step string, f func() error) error {
+	if m.replay {
+		return f()
+	}
+	return m.load.profiles.during(ctx, m.load.discovery, step, f)
 }
 
 // row returns the report's row of a step.
@@ -483,6 +516,8 @@ func (m *meter) perStream(ctx context.Context, empty int64) error {
 	side := &l.report.Discovery
 	if m.replay {
 		side = &l.report.Wire
+	} else {
+		l.report.Client = ownMemory() / int64(have+more)
 	}
 	*side = memoryCost{Empty: empty, All: (all - empty) / int64(have), More: (with - all) / int64(more)}
 	return nil

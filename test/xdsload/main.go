@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -41,9 +42,16 @@ func wireMain(script string) int {
 	return 0
 }
 
-// command is main without the process.
-func command(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	var o options
+// invocation is what a command line says.
+type invocation struct {
+	options
+	json   bool
+	matrix [][]string // flags of each run; nil without -matrix
+}
+
+// parse parses the command line without the program's name.
+func parse(args []string, stderr io.Writer) (v invocation, err error) {
+	o := &v.options
 	flags := flag.NewFlagSet("xdsload", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.IntVar(&o.Streams, "streams", 500, "number of `proxies`, each with one connection and one stream")
@@ -55,27 +63,50 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	flags.IntVar(&o.Repeat, "repeat", 5, "how many `times` each change is made")
 	flags.StringVar(&o.Discovery, "discovery", "bin/pilot-discovery", "`path` of the pilot-discovery that is measured")
 	flags.DurationVar(&o.Bound, "bound", 10*time.Minute, "longest `time` of one step")
-	asJSON := flags.Bool("json", false, "print JSON instead of a table")
+	flags.StringVar(&o.profiles.dir, "cpuprofile", "", "`directory` for CPU profiles of pilot-discovery, one of each step; profiling costs processor time")
+	flags.DurationVar(&o.profiles.time, "cpuprofile-time", 10*time.Second, "`time` of each CPU profile, from the start of its step")
+	flags.BoolVar(&v.json, "json", false, "print JSON instead of a table")
+	matrix := flags.String("matrix", "", "do several `runs`, each with these flags besides the others, and print Markdown: \"streams=500 streams=2000,tls\", or \"standard\"")
 	if err := flags.Parse(args); err != nil {
-		return err
+		return v, err
 	}
 	if flags.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q: want flags only", flags.Arg(0))
+		return v, fmt.Errorf("unexpected argument %q: want flags only", flags.Arg(0))
 	}
 	switch *protocol {
 	case "delta":
 		o.Delta = true
 	case "sotw":
 	default:
-		return fmt.Errorf("invalid -protocol %q: want delta or sotw", *protocol)
+		return v, fmt.Errorf("invalid -protocol %q: want delta or sotw", *protocol)
 	}
-	// The clients' garbage is not what is measured.
-	debug.SetGCPercent(400)
-	l, err := run(ctx, o)
+	if o.profiles.time < time.Second {
+		return v, fmt.Errorf("invalid -cpuprofile-time %v: want 1s or more", o.profiles.time)
+	}
+	if *matrix != "" {
+		if v.matrix, err = parseMatrix(*matrix); err == nil && v.json {
+			err = errors.New("-json cannot be combined with -matrix, which prints Markdown")
+		}
+	}
+	return v, err
+}
+
+// command is main without the process.
+func command(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	v, err := parse(args, stderr)
 	if err != nil {
 		return err
 	}
-	if *asJSON {
+	// The clients' garbage is not what is measured.
+	debug.SetGCPercent(400)
+	if v.matrix != nil {
+		return runMatrix(ctx, args, v.matrix, stdout, stderr)
+	}
+	l, err := run(ctx, v.options)
+	if err != nil {
+		return err
+	}
+	if v.json {
 		return l.report.json(stdout)
 	}
 	return l.report.table(stdout)

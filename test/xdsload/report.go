@@ -79,6 +79,8 @@ type report struct {
 	Resources [2]int     `json:"resources"`
 	Discovery memoryCost `json:"memory"`
 	Wire      memoryCost `json:"wireMemory"`
+	// Client is what one stream costs this program, in bytes of heap and stacks in use.
+	Client int64 `json:"clientMemory"`
 }
 
 // count sets how many resources streams have, if it is not set.
@@ -106,16 +108,7 @@ func (r *report) json(w io.Writer) error {
 
 // table writes two lines for each step: pilot-discovery's, and the wire's limit.
 func (r *report) table(w io.Writer) error {
-	o := r.Options
-	protocol, transport := "state of the world", "plaintext"
-	if o.Delta {
-		protocol = "delta"
-	}
-	if o.TLS {
-		transport = "mutual TLS"
-	}
-	if _, err := fmt.Fprintf(w, "%d streams (%s, %s); %d services × %d endpoints in %d namespaces; %d–%d resources for each stream; changes are means of %d\n\n",
-		o.Streams, protocol, transport, o.Mesh.Services, o.Mesh.Endpoints, o.Mesh.Namespaces, r.Resources[0], r.Resources[1], o.Repeat); err != nil {
+	if _, err := fmt.Fprintf(w, "%s\n\n", r.title()); err != nil {
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -136,8 +129,40 @@ func (r *report) table(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "\nheap and stacks in use: %s without streams; %s for each stream with what is compiled for it (the wire's limit: %s); %s for each further stream of a proxy that has one (%s)\n",
-		megabytes(r.Discovery.Empty), kilobytes(r.Discovery.All), kilobytes(r.Wire.All), kilobytes(r.Discovery.More), kilobytes(r.Wire.More))
+	_, err := fmt.Fprintf(w, "\n%s\n", r.memory())
+	return err
+}
+
+// title describes the run.
+func (r *report) title() string {
+	o, protocol, transport := r.Options, "state of the world", "plaintext"
+	if o.Delta {
+		protocol = "delta"
+	}
+	if o.TLS {
+		transport = "mutual TLS"
+	}
+	return fmt.Sprintf("%d streams (%s, %s); %d services × %d endpoints in %d namespaces; %d–%d resources for each stream; changes are means of %d",
+		o.Streams, protocol, transport, o.Mesh.Services, o.Mesh.Endpoints, o.Mesh.Namespaces, r.Resources[0], r.Resources[1], o.Repeat)
+}
+
+func (r *report) memory() string {
+	return fmt.Sprintf("heap and stacks in use: %s without streams; %s for each stream with what is compiled for it (the wire's limit: %s); %s for each further stream of a proxy that has one (%s); %s for each stream in the clients",
+		megabytes(r.Discovery.Empty), kilobytes(r.Discovery.All), kilobytes(r.Wire.All), kilobytes(r.Discovery.More), kilobytes(r.Wire.More), kilobytes(r.Client))
+}
+
+// markdown writes the report as a table for docs/performance.md: a line for each step, with the wire's limit.
+func (r *report) markdown(w io.Writer) error {
+	var out strings.Builder
+	fmt.Fprintf(&out, "%s; %s.\n\n", r.title(), r.memory())
+	out.WriteString("| | processor time | the wire's | × wire | p50, p99, last stream | the wire's last | sent | requests | peak RSS | the wire's | clients' processor time |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, row := range r.Rows {
+		d, limit := row.Discovery, row.Wire
+		fmt.Fprintf(&out, "| %s | %s | %s | %s | %.2f, %.2f, %s | %s | %s | %s | %s | %s | %s |\n", row.Step, seconds(d.CPU), seconds(limit.CPU), ratio(d.CPU, limit.CPU),
+			d.P50, d.P99, seconds(d.Last), seconds(limit.Last), megabytes(d.Sent), megabytes(d.Asked), megabytes(d.PeakRSS), megabytes(limit.PeakRSS), seconds(d.Clients))
+	}
+	out.WriteString("\n")
+	_, err := io.WriteString(w, out.String())
 	return err
 }
 
