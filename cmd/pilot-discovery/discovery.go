@@ -76,6 +76,7 @@ func readOptions(v *settings.Values) discovery.Options {
 		},
 		Keepalive: discovery.Keepalive{
 			Interval: v.Duration("keepaliveInterval"), Timeout: v.Duration("keepaliveTimeout"), MaxAge: v.Duration("keepaliveMaxServerConnectionAge"),
+			Drain: v.Duration("streamDrainDuration"),
 		},
 		CA: discovery.CAOptions{
 			Limits:       ca.Limits{DefaultTTL: v.Duration("DEFAULT_WORKLOAD_CERT_TTL"), MaxTTL: v.Duration("MAX_WORKLOAD_CERT_TTL")},

@@ -205,14 +205,25 @@ func (s *Server) monitoringMux() http.Handler {
 }
 
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
-	if !s.loop.gate.open.Load() {
-		http.Error(w, "not ready: "+*s.loop.gate.why.Load(), http.StatusServiceUnavailable)
+	if why := s.notReady(); why != "" {
+		http.Error(w, "not ready: "+why, http.StatusServiceUnavailable)
 		return
 	}
 	fmt.Fprintln(w, "ready")
 	for _, line := range s.readyNotes() {
 		fmt.Fprintln(w, line)
 	}
+}
+
+// notReady returns why proxies should not connect to this instance, "" if they may.
+func (s *Server) notReady() string {
+	switch {
+	case s.stopping.Load():
+		return "the control plane is stopping"
+	case !s.loop.gate.open.Load():
+		return *s.loop.gate.why.Load()
+	}
+	return ""
 }
 
 // readyNotes returns the further lines of the response to a readiness probe.

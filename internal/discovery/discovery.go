@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -86,7 +87,7 @@ type HTTPOptions struct {
 	// OpenDebug allows debug requests of all clients. Otherwise only this host and identities of the
 	// control plane's namespace are allowed.
 	OpenDebug bool
-	// Shutdown is how long open requests may take to end.
+	// Shutdown is how long open requests may take to end, those for certificates too.
 	Shutdown time.Duration
 }
 
@@ -95,6 +96,8 @@ type Keepalive struct {
 	// Interval is how long a connection may be silent before it is probed, Timeout how long the
 	// response to the probe may take.
 	Interval, Timeout time.Duration
+	// Drain is within which time streams end when the control plane stops; 0 ends them at once.
+	Drain time.Duration
 	// MaxAge is the maximum age of a connection, with a jitter of 10 %, so that load is spread over
 	// replicas; 0 means no limit.
 	MaxAge time.Duration
@@ -128,6 +131,7 @@ type Server struct {
 	metrics   *prometheus.Registry
 	started   time.Time
 	done      run.Cleanups
+	stopping  atomic.Bool
 }
 
 type listeners struct{ http, grpc, secure, monitoring net.Listener }
@@ -291,7 +295,22 @@ func (s *Server) Run(ctx context.Context) error {
 	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secure_grpc", a.SecureGRPC, "monitoring", a.Monitoring, "version", s.opts.Version)
 	loopCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	servers := run.Nest("servers",
+	err := run.Group(loopCtx,
+		run.Task{Name: "loop", Run: s.loop.Run},
+		run.Task{Name: "control plane", Run: func(loopCtx context.Context) error {
+			defer stop()
+			return s.serve(ctx, loopCtx)
+		}},
+	)
+	return errors.Join(err, s.done.Close())
+}
+
+// serve runs everything but the loop. When ctx ends, the gRPC servers stop first, and everything else when
+// they have stopped: meanwhile readiness is reported and configuration is kept up to date.
+func (s *Server) serve(ctx, parent context.Context) error {
+	life, end := context.WithCancel(parent)
+	defer end()
+	return run.Group(life,
 		run.Task{Name: "read configuration", Run: func(ctx context.Context) error {
 			// Mesh configuration comes first, since proxies are served once the source has synced.
 			select {
@@ -305,17 +324,17 @@ func (s *Server) Run(ctx context.Context) error {
 		run.Task{Name: "save configuration", Run: func(ctx context.Context) error { return s.loop.kept.run(ctx, s.loop.goodObjects) }},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
-		run.Task{Name: "serve plaintext gRPC", Run: s.serveGRPC(s.listeners.grpc, nil)},
-		run.Task{Name: "serve secure gRPC", Run: s.serveGRPC(s.listeners.secure, s.serving.TLSConfig())},
-	)
-	err := run.Group(loopCtx,
-		run.Task{Name: "loop", Run: s.loop.Run},
-		run.Task{Name: "control plane", Run: func(context.Context) error {
-			defer stop()
-			return servers.Run(ctx)
+		run.Task{Name: "serve gRPC", Run: func(life context.Context) error {
+			defer end()
+			serving, cancel := context.WithCancel(ctx)
+			defer cancel()
+			defer context.AfterFunc(life, cancel)()
+			return run.Group(serving,
+				run.Task{Name: "plaintext", Run: s.serveGRPC(s.listeners.grpc, nil)},
+				run.Task{Name: "secure", Run: s.serveGRPC(s.listeners.secure, s.serving.TLSConfig())},
+			)
 		}},
 	)
-	return errors.Join(err, s.done.Close())
 }
 
 // isLoopback reports whether only this host can reach an address.
@@ -345,9 +364,13 @@ func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context)
 	}
 }
 
+// serveGRPC returns the task of one gRPC port. When its context ends, streams are told to go and ended
+// within Keepalive.Drain, and other calls may take HTTP.Shutdown longer.
 func (s *Server) serveGRPC(l net.Listener, secure *tls.Config) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if l == nil {
+			<-ctx.Done() // the end of this task is the end of the control plane
+			s.refuseProxies()
 			return nil
 		}
 		k := s.opts.Keepalive
@@ -367,11 +390,28 @@ func (s *Server) serveGRPC(l net.Listener, secure *tls.Config) func(context.Cont
 		if secure != nil {
 			s.ca.Register(srv)
 		}
-		stop := context.AfterFunc(ctx, srv.Stop)
-		defer stop()
-		if err := srv.Serve(s.xds.Listen(l)); err != nil && !errors.Is(err, grpc.ErrServerStopped) && ctx.Err() == nil {
+		stopped := make(chan struct{})
+		stop := context.AfterFunc(ctx, func() {
+			defer close(stopped)
+			s.refuseProxies()
+			s.xds.Drain(k.Drain)
+			limit := time.AfterFunc(k.Drain+s.opts.HTTP.Shutdown, srv.Stop)
+			defer limit.Stop()
+			srv.GracefulStop()
+		})
+		err := srv.Serve(s.xds.Listen(l))
+		if stop() { // it has failed, and has not been stopped
+			srv.Stop()
 			return err
 		}
+		<-stopped
 		return nil
+	}
+}
+
+// refuseProxies makes readiness fail, and logs once why.
+func (s *Server) refuseProxies() {
+	if !s.stopping.Swap(true) {
+		s.opts.Log.Info("stopping: no new streams are accepted", "streams", len(s.xds.Connections()))
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -39,6 +40,8 @@ type plane struct {
 	server *Server
 	source *script
 	addr   Ports
+	// stop ends the control plane, and returns what Run returned.
+	stop func() error
 }
 
 func start(t *testing.T, change ...func(*Options)) *plane {
@@ -60,9 +63,12 @@ func start(t *testing.T, change ...func(*Options)) *plane {
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Run(ctx) }()
-	t.Cleanup(func() {
+	p.stop = sync.OnceValue(func() error {
 		stop()
-		if err := <-ended; err != nil {
+		return <-ended
+	})
+	t.Cleanup(func() {
+		if err := p.stop(); err != nil {
 			t.Errorf("run: %v", err)
 		}
 	})

@@ -143,7 +143,7 @@ func (s *stats) collectKept(gauge, counter func(*prometheus.Desc, float64, ...st
 	}
 	gauge(descRestoredAge, age)
 	gauge(descBroken, float64(n.broken))
-	gauge(descReady, number(s.loop.gate.open.Load()))
+	gauge(descReady, number((*Server)(s).notReady() == ""))
 	gauge(descSaveFailing, number(k.failing.Load()))
 	counter(descSaveFailures, float64(k.failures.Load()))
 	gauge(descSavedBytes, float64(k.size.Load()))

@@ -30,15 +30,39 @@ func (g guards) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, e
 	if err != nil {
 		return nil, nil, err
 	}
+	if !g.server.track(raw, nil) {
+		g.server.quota.removeConn(entry)
+		return nil, nil, errDraining
+	}
 	conn, info, err := g.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
+		g.server.untrack(raw)
 		g.server.quota.removeConn(entry)
 		return nil, nil, err
 	}
-	return &guard{
-		Conn: conn, server: g.server, entry: entry, in: meter{skip: clientPreface},
+	guarded := &guard{
+		Conn: conn, raw: raw, server: g.server, entry: entry, in: meter{skip: clientPreface},
 		streams: map[uint32]*message{}, full: make(chan struct{}),
-	}, info, nil
+	}
+	g.server.track(raw, guarded)
+	return guarded, info, nil
+}
+
+// track notes a connection, unless it is new and the server is draining.
+func (s *Server) track(raw net.Conn, g *guard) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if g == nil && s.isDraining() {
+		return false
+	}
+	s.guards[raw] = g
+	return true
+}
+
+func (s *Server) untrack(raw net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.guards, raw)
 }
 
 // Clone implements credentials.TransportCredentials.
@@ -76,11 +100,13 @@ func hostOf(a net.Addr) string {
 // guard is one connection. Its streams find it through the address of their peer.
 type guard struct {
 	net.Conn
+	raw    net.Conn // below the credentials
 	server *Server
 	entry  *connUsage
 
 	mu      sync.Mutex
 	in, out meter
+	frames  int // that have begun to come
 	streams map[uint32]*message
 	waiting int           // bytes of unfinished requests
 	full    chan struct{} // closed while they are too many
@@ -98,8 +124,17 @@ func (g *guard) RemoteAddr() net.Addr { return guardedAddr{g.Conn.RemoteAddr(), 
 
 // Close implements net.Conn.
 func (g *guard) Close() error {
+	g.server.untrack(g.raw)
 	g.server.quota.removeConn(g.entry)
 	return g.Conn.Close()
+}
+
+// hasBegun reports whether the client has sent what begins an HTTP/2 connection: the preface and the
+// first frame.
+func (g *guard) hasBegun() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.frames > 1 || g.frames == 1 && g.in.left == 0
 }
 
 // closeSoon closes the connection when its client has had time to read why a call was refused.
@@ -145,6 +180,7 @@ func (g *guard) received(b []byte) (eased <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.in.read(b, func() {
+		g.frames = min(g.frames+1, 2)
 		switch g.in.kind() {
 		case frameHeaders:
 			if id := g.in.stream(); g.streams[id] == nil {

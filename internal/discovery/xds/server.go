@@ -22,6 +22,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,16 +69,20 @@ type Server struct {
 
 	drain    sync.Once
 	draining chan struct{} // closed when streams are to end
+	// drainTime is within which time they end; it is set before draining is closed.
+	drainTime time.Duration
 
 	mu    sync.Mutex
 	conns map[string]*connection
+	// guards are the connections, nil until their credentials have been exchanged.
+	guards map[net.Conn]*guard
 	// warned are the sets of fields that a warning has named.
 	warned map[mesh.ProxyConfigFields]bool
 }
 
 // New makes a server and registers its metrics; a nil reg registers none.
 func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server {
-	s := &Server{registry: registry, log: log, quota: newQuota(), draining: make(chan struct{}), conns: map[string]*connection{}, warned: map[mesh.ProxyConfigFields]bool{}}
+	s := &Server{registry: registry, log: log, quota: newQuota(), draining: make(chan struct{}), conns: map[string]*connection{}, guards: map[net.Conn]*guard{}, warned: map[mesh.ProxyConfigFields]bool{}}
 	s.metrics = newMetrics(s.count, s.countStuck)
 	if reg != nil {
 		reg.MustRegister(s.metrics.all()...)
@@ -99,9 +104,36 @@ func (s *Server) Register(g grpc.ServiceRegistrar, auth Authenticate) {
 	v.registerSingle(g)
 }
 
-// Drain ends all streams, and refuses new ones, with a status that makes clients connect to another
-// server at once. Streams that are ending may still run when it returns.
-func (s *Server) Drain() { s.drain.Do(func() { close(s.draining) }) }
+// Drain refuses new streams and connections from now on, and ends those that there are within the time
+// that is given, a few at a time, so that the instances to which clients go next do not get all at once.
+// The status makes clients connect again. Connections that have not spoken HTTP/2 yet are closed: gRPC
+// would wait for them. Drain does not wait for the streams' ends. Only its first call counts.
+func (s *Server) Drain(within time.Duration) {
+	s.drain.Do(func() {
+		s.drainTime = within
+		s.mu.Lock()
+		close(s.draining)
+		var mute []net.Conn
+		for raw, g := range s.guards {
+			if g == nil || !g.hasBegun() {
+				mute = append(mute, raw)
+			}
+		}
+		s.mu.Unlock()
+		for _, raw := range mute {
+			_ = raw.Close() // it has nothing to lose
+		}
+	})
+}
+
+func (s *Server) isDraining() bool {
+	select {
+	case <-s.draining:
+		return true
+	default:
+		return false
+	}
+}
 
 // errDraining ends a stream of a server that is about to stop.
 var errDraining = status.Error(codes.Unavailable, "the control plane is stopping: connect again, to another instance")
@@ -174,6 +206,9 @@ type caller struct {
 
 // admit enters a stream in the quota, finds out who it is of, and runs it.
 func (v *service) admit(g grpc.ServerStream, delta bool, only Type) (who caller, err error) {
+	if v.server.isDraining() {
+		return who, errDraining
+	}
 	ctx := g.Context()
 	conn, err := guardOf(ctx)
 	if err != nil {

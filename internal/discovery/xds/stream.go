@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"time"
 
 	"google.golang.org/grpc"
@@ -134,6 +135,8 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 	if err == nil {
 		err = s.handle(first)
 	}
+	draining := s.server.draining
+	var leave <-chan time.Time
 	for err == nil {
 		select {
 		case m := <-s.in:
@@ -144,6 +147,13 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 			err = s.feed(nil)
 		case ask := <-s.conn.questions:
 			ask(s.sub)
+		case <-draining:
+			draining = nil
+			end := time.NewTimer(time.Duration(rand.Float64() * float64(s.server.drainTime))) // #nosec G404 -- only spreads load
+			defer end.Stop()
+			leave = end.C
+		case <-leave:
+			err = errDraining
 		case err = <-s.failed:
 			if errors.Is(err, io.EOF) {
 				return nil
@@ -152,8 +162,6 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 			err = unfinished()
 		case <-s.expired:
 			err = errExpired
-		case <-s.server.draining:
-			err = errDraining
 		case <-ctx.Done():
 			err = status.FromContextError(ctx.Err()).Err()
 		}
