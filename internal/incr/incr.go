@@ -45,6 +45,8 @@ type container interface {
 	unread()
 	// store adds what workers have made to the graph.
 	store()
+	// on returns the same input on a fork of its graph.
+	on(f *Graph) *input
 }
 
 // reader is a node that has read an input; at is the index of the input in the node's deps.
@@ -69,7 +71,16 @@ type Graph struct {
 	unused   []*node     // nodes that may have lost their last reader
 	moved    []Moved
 	stats    map[string]*RuleStats
+	tables   []any // by the tables' numbers; of a fork, those that it uses, as rules
+	rules    []ruleOfAnyType
 	parallel parallel
+	forks    []*Graph // that are open
+	fork     *fork    // nil if the graph is not a fork
+}
+
+// ruleOfAnyType is a *Rule.
+type ruleOfAnyType interface {
+	each(visit func(*node))
 }
 
 // Moved identifies a wanted value that a Run has changed.
@@ -122,6 +133,8 @@ type evaluator interface {
 	run(r *Reader) bool
 	// remove removes the value from its rule.
 	remove()
+	// reset gives the value of the same node on a fork back.
+	reset(f *Graph)
 }
 
 // Reader gives a running rule access to rows and values, and records what it reads. It belongs to the
@@ -139,6 +152,7 @@ func (r *Reader) get() *recorder {
 
 // recorder collects what one execution reads.
 type recorder struct {
+	g      *Graph
 	node   *node
 	deps   []*input
 	mark   uint64              // on the graph's goroutine
@@ -162,11 +176,12 @@ func (g *Graph) nextMark() uint64 {
 
 // execute runs n, replaces its deps and reports whether its value has changed.
 func (g *Graph) execute(n *node) bool {
+	g.preserve(n)
 	var rec *recorder
 	if last := len(g.idle) - 1; last >= 0 {
 		rec, g.idle = g.idle[last], g.idle[:last]
 	} else {
-		rec = &recorder{}
+		rec = &recorder{g: g}
 	}
 	rec.node, rec.mark = n, g.nextMark()
 	r := Reader{rec}
@@ -239,6 +254,7 @@ func (d dep) drop() {
 
 // dirty enqueues the readers of c.
 func (g *Graph) dirty(c *input) {
+	g.ownReaders(c)
 	for _, r := range c.readers {
 		g.enqueue(r.node)
 	}
@@ -268,7 +284,7 @@ func (g *Graph) Run() []Moved {
 			n.queued = false
 			switch {
 			case n.gone:
-			case n.wants == 0 && len(n.readers) == 0:
+			case !g.used(n):
 				g.drop(n) // now, so that a rule of a higher level does not read the stale value
 			default:
 				live = append(live, n)
@@ -296,14 +312,21 @@ func (g *Graph) sweep() {
 	for len(g.unused) > 0 {
 		n := g.unused[len(g.unused)-1]
 		g.unused = g.unused[:len(g.unused)-1]
-		if !n.gone && n.wants == 0 && len(n.readers) == 0 {
+		if !n.gone && !g.used(n) {
 			g.drop(n)
 		}
 	}
 }
 
+// used reports whether a value is wanted or read. A fork does not know who has stopped to read what it has
+// of the original.
+func (g *Graph) used(n *node) bool {
+	return n.wants > 0 || len(n.readers) > 0 || g.fork != nil && g.fork.originals[&n.input] != nil
+}
+
 // drop drops a value. What only it has read becomes unused.
 func (g *Graph) drop(n *node) {
+	g.preserve(n)
 	n.gone = true
 	n.evaluator.remove()
 	n.rule.Live--

@@ -39,8 +39,8 @@ func (g *Graph) workers(n int) int {
 	if most == 0 {
 		most = runtime.GOMAXPROCS(0)
 	}
-	if n < max(g.parallel.batch, 2) {
-		return 1
+	if n < max(g.parallel.batch, 2) || g.fork != nil {
+		return 1 // what a fork looks up in the original is written to the fork
 	}
 	return min(most, n)
 }
@@ -104,7 +104,7 @@ func (w *worker) execute(n *node) (res result) {
 	if last := len(w.idle) - 1; last >= 0 {
 		rec, w.idle = w.idle[last], w.idle[:last]
 	} else {
-		rec = &recorder{worker: w}
+		rec = &recorder{g: w.g, worker: w}
 	}
 	rec.node = n
 	r := Reader{rec}
@@ -178,6 +178,9 @@ func (g *Graph) executeAll(nodes []*node) {
 			}
 		}
 		return
+	}
+	for _, n := range nodes {
+		g.preserve(n)
 	}
 	results := make([]result, len(nodes))
 	defer g.forget()

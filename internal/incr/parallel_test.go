@@ -14,16 +14,28 @@ import (
 // random is a graph of random rules: what a value reads depends on its key and on what it has read
 // before. Rules of level 1 to 4 read rows, buckets, absent ones among them, and values of lower levels.
 type random struct {
+	seed  uint64
 	g     *Graph
 	rows  *Table[int]
+	have  map[string]randomRow
 	rules []*Rule[int, []int]
 	want  []map[int]int // by rule
+}
+
+type randomRow struct {
+	value   int
+	buckets [2]string
+}
+
+func (w *random) put(key string, row randomRow) {
+	w.have[key] = row
+	w.rows.Put(key, row.value, row.buckets[:]...)
 }
 
 const randomRows, randomKeys, randomLevels = 20, 30, 4
 
 func newRandom(seed uint64, workers int) *random {
-	w := &random{g: New()}
+	w := &random{seed: seed, g: New(), have: map[string]randomRow{}}
 	w.g.Parallel(workers, 1)
 	w.rows = NewTable[int](w.g, "rows")
 	for level := 1; level <= randomLevels; level++ {
@@ -71,9 +83,10 @@ func (w *random) edit(dice *rand.Rand) {
 	key := fmt.Sprint(dice.IntN(randomRows))
 	switch dice.IntN(5) {
 	case 0:
+		delete(w.have, key)
 		w.rows.Delete(key)
 	case 1, 2:
-		w.rows.Put(key, dice.IntN(10), fmt.Sprint("b", dice.IntN(5)), fmt.Sprint("b", dice.IntN(5)))
+		w.put(key, randomRow{dice.IntN(10), [2]string{fmt.Sprint("b", dice.IntN(5)), fmt.Sprint("b", dice.IntN(5))}})
 	case 3:
 		i := dice.IntN(randomLevels)
 		keys := []int{dice.IntN(randomKeys), dice.IntN(randomKeys), dice.IntN(randomKeys), dice.IntN(randomKeys)}

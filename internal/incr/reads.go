@@ -44,18 +44,19 @@ type origin interface{ read() Read }
 // value that is not kept. The graph must not be changed meanwhile.
 func (u *Rule[K, V]) Reads(key K) iter.Seq[Read] {
 	return func(yield func(Read) bool) {
-		if e, ok := u.nodes[key]; ok {
-			e.reads(yield)
+		if e := u.kept(key); e != nil {
+			u.g.reads(&e.node, yield)
 		}
 	}
 }
 
-func (n *node) reads(yield func(Read) bool) {
+func (g *Graph) reads(n *node, yield func(Read) bool) {
 	var indexes []*node
 	indirect := false
 	seen := map[*input]bool{}
 	var walk func(n *node) bool
 	walk = func(n *node) bool {
+		g.ownDeps(n)
 		for _, d := range n.deps {
 			if seen[d.input] {
 				continue
@@ -93,18 +94,19 @@ func (n *node) reads(yield func(Read) bool) {
 // changed meanwhile.
 func (t *Table[T]) Dependents(key string) iter.Seq[Dependent] {
 	return func(yield func(Dependent) bool) {
-		if r, ok := t.rows[key]; ok {
-			r.dependents(yield)
+		if r := t.kept(key); r != nil {
+			t.g.dependents(&r.input, yield)
 		}
 	}
 }
 
-func (c *input) dependents(yield func(Dependent) bool) {
+func (g *Graph) dependents(c *input, yield func(Dependent) bool) {
 	var found, indexes []*node
 	seen := map[*node]bool{}
 	indirect := false
 	var walk func(c *input)
 	walk = func(c *input) {
+		g.ownReaders(c)
 		for _, r := range c.readers {
 			n := r.node
 			if seen[n] {

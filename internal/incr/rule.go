@@ -7,14 +7,17 @@ import (
 
 // Rule is a pure function of a key and of what it reads. Its values are cached by key.
 type Rule[K comparable, V any] struct {
-	g     *Graph
-	name  string
-	level int
-	fn    func(*Reader, K) V
-	same  func(a, b V) bool
-	index bool
-	nodes map[K]*entry[K, V]
-	stats *RuleStats
+	g      *Graph
+	number int
+	name   string
+	level  int
+	fn     func(*Reader, K) V
+	same   func(a, b V) bool
+	index  bool
+	nodes  map[K]*entry[K, V]
+	stats  *RuleStats
+
+	original *Rule[K, V] // of the rule of a fork
 
 	mu       sync.Mutex // of unstored
 	unstored map[K]*unstoredEntry[K, V]
@@ -26,9 +29,13 @@ func Derive[K comparable, V any](g *Graph, level int, name string, fn func(*Read
 	if g.stats[name] != nil {
 		panic("incr: duplicate rule " + name)
 	}
-	s := &RuleStats{}
-	g.stats[name] = s
-	return &Rule[K, V]{g: g, name: name, level: level, fn: fn, same: comparer[V](), nodes: map[K]*entry[K, V]{}, stats: s}
+	g.mustNotBeFork("rule " + name)
+	u := &Rule[K, V]{
+		g: g, number: len(g.rules), name: name, level: level, fn: fn, same: comparer[V](), nodes: map[K]*entry[K, V]{}, stats: &RuleStats{},
+	}
+	g.rules = append(g.rules, u)
+	g.stats[name] = u.stats
+	return u
 }
 
 // AsIndex declares that the rule's values say only which rows others are to read: an index reads every
@@ -72,6 +79,9 @@ func (u *Rule[K, V]) Of(r *Reader, key K) V {
 		rule, _ := rec.node.evaluator.label()
 		panic(fmt.Sprintf("incr: rule %s (level %d) reads rule %s (level %d)", rule, rec.node.level, u.name, u.level))
 	}
+	if u.g != rec.g {
+		u = u.On(rec.g)
+	}
 	n, ok := u.nodes[key]
 	switch {
 	case ok:
@@ -90,7 +100,7 @@ func (u *Rule[K, V]) Of(r *Reader, key K) V {
 // OfAll calls Of for each key and returns the values in the order of the keys. It computes missing values on
 // several goroutines, unless the calling rule runs on one of several itself.
 func (u *Rule[K, V]) OfAll(r *Reader, keys []K) []V {
-	if rec := r.get(); rec.worker == nil && u.level < rec.node.level {
+	if rec := r.get(); rec.worker == nil && u.g == rec.g && u.level < rec.node.level {
 		u.fill(keys)
 	}
 	out := make([]V, len(keys))
@@ -104,6 +114,7 @@ func (u *Rule[K, V]) OfAll(r *Reader, keys []K) []V {
 // often as Want.
 func (u *Rule[K, V]) Want(key K) V {
 	n := u.node(key)
+	u.g.lend(&n.node)
 	n.wants++
 	return n.value
 }
@@ -122,10 +133,11 @@ func (u *Rule[K, V]) WantAll(keys []K) []V {
 // Unwant undoes one Want. The next Run drops the value if it is neither wanted nor read any more.
 // Unwant of a value that is not wanted panics.
 func (u *Rule[K, V]) Unwant(key K) {
-	n, ok := u.nodes[key]
-	if !ok || n.wants == 0 {
+	n := u.kept(key)
+	if n == nil || n.wants == 0 {
 		panic(fmt.Sprintf("incr: Unwant of %s %v, which is not wanted", u.name, key))
 	}
+	u.g.lend(&n.node)
 	n.wants--
 	if n.wants == 0 {
 		u.g.unused = append(u.g.unused, &n.node)
@@ -135,7 +147,7 @@ func (u *Rule[K, V]) Unwant(key K) {
 // Value returns the value for key if one is kept. It may be stale between a change of a table and
 // the next Run.
 func (u *Rule[K, V]) Value(key K) (V, bool) {
-	if n, ok := u.nodes[key]; ok {
+	if n := u.kept(key); n != nil {
 		return n.value, true
 	}
 	var zero V
@@ -143,7 +155,7 @@ func (u *Rule[K, V]) Value(key K) (V, bool) {
 }
 
 func (u *Rule[K, V]) node(key K) *entry[K, V] {
-	if n, ok := u.nodes[key]; ok {
+	if n := u.kept(key); n != nil {
 		return n
 	}
 	e := u.entry(key)
@@ -152,6 +164,15 @@ func (u *Rule[K, V]) node(key K) *entry[K, V] {
 	u.nodes[key] = e
 	u.stats.Live++
 	u.g.execute(&e.node)
+	return e
+}
+
+// kept returns the entry for key, nil if there is none.
+func (u *Rule[K, V]) kept(key K) *entry[K, V] {
+	e := u.nodes[key]
+	if e == nil && u.original != nil {
+		e = u.borrow(key)
+	}
 	return e
 }
 

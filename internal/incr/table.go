@@ -10,11 +10,14 @@ import (
 // Table is a set of rows by key. Each row belongs to any number of buckets, which index the
 // table. Rows must not be modified after Put.
 type Table[T any] struct {
-	g       *Graph
-	name    string
-	same    func(a, b T) bool
-	rows    map[string]*row[T]
-	buckets map[string]*bucket[T]
+	g        *Graph
+	number   int
+	name     string
+	same     func(a, b T) bool
+	rows     map[string]*row[T]
+	buckets  map[string]*bucket[T]
+	present  int       // rows
+	original *Table[T] // of the table of a fork
 
 	mu              sync.Mutex // of absent rows and empty buckets that workers have made
 	unstoredRows    map[string]*row[T]
@@ -34,9 +37,9 @@ func (r *row[T]) label() (string, any) { return r.table.name, r.key }
 
 func (r *row[T]) read() Read { return Read{Table: r.table.name, Key: r.key, Present: r.present} }
 
-// unread frees an absent row.
+// unread frees an absent row. A fork keeps it: it says that the row is not as in the original.
 func (r *row[T]) unread() {
-	if !r.present {
+	if !r.present && r.table.original == nil {
 		delete(r.table.rows, r.key)
 	}
 }
@@ -58,7 +61,7 @@ func (b *bucket[T]) read() Read {
 
 // unread frees an empty bucket.
 func (b *bucket[T]) unread() {
-	if len(b.keys) == 0 {
+	if len(b.keys) == 0 && b.table.original == nil {
 		delete(b.table.buckets, b.name)
 	}
 }
@@ -67,18 +70,25 @@ func (b *bucket[T]) store() { b.table.buckets[b.name] = b }
 
 // NewTable adds an empty table to g. Reads returns its name.
 func NewTable[T any](g *Graph, name string) *Table[T] {
-	return &Table[T]{g: g, name: name, same: comparer[T](), rows: map[string]*row[T]{}, buckets: map[string]*bucket[T]{}}
+	g.mustNotBeFork("table " + name)
+	t := &Table[T]{g: g, number: len(g.tables), name: name, same: comparer[T](), rows: map[string]*row[T]{}, buckets: map[string]*bucket[T]{}}
+	g.tables = append(g.tables, t)
+	return t
 }
 
-// Len returns the number of rows, in time linear to it.
-func (t *Table[T]) Len() int {
-	n := 0
-	for _, r := range t.rows {
-		if r.present {
-			n++
+// Len returns the number of rows.
+func (t *Table[T]) Len() int { return t.present }
+
+// Members returns the sorted keys of a bucket, for code that is not a rule. The caller must not modify the
+// slice.
+func (t *Table[T]) Members(name string) []string {
+	if b, ok := t.buckets[name]; ok || t.original == nil {
+		if !ok {
+			return nil
 		}
+		return b.keys
 	}
-	return n
+	return t.bucket(name).keys
 }
 
 // Put stores a row and the buckets that it belongs to, and makes stale what has read the row or a
@@ -90,18 +100,24 @@ func (t *Table[T]) Put(key string, v T, buckets ...string) {
 	if r.present && slices.Equal(r.buckets, buckets) && t.same(r.value, v) {
 		return
 	}
+	t.preserveRow(key)
 	t.move(key, r.buckets, buckets)
+	if !r.present {
+		t.present++
+	}
 	r.value, r.present, r.buckets = v, true, buckets
 	t.g.dirty(&r.input)
 }
 
 // Delete removes a row. Deleting an absent row changes nothing.
 func (t *Table[T]) Delete(key string) {
-	r, ok := t.rows[key]
-	if !ok || !r.present {
+	r := t.kept(key)
+	if r == nil || !r.present {
 		return
 	}
+	t.preserveRow(key)
 	t.move(key, r.buckets, nil)
+	t.present--
 	var zero T
 	r.value, r.present, r.buckets = zero, false, nil
 	t.g.dirty(&r.input)
@@ -115,8 +131,17 @@ func (t *Table[T]) row(key string) *row[T] {
 	if !ok {
 		r = t.absentRow(key)
 		t.rows[key] = r
+		t.borrowRow(r)
 	}
 	return r
+}
+
+// kept returns the row for key, nil if there is nothing to say about it.
+func (t *Table[T]) kept(key string) *row[T] {
+	if t.original != nil {
+		return t.row(key)
+	}
+	return t.rows[key]
 }
 
 func (t *Table[T]) absentRow(key string) *row[T] {
@@ -130,6 +155,7 @@ func (t *Table[T]) bucket(name string) *bucket[T] {
 	if !ok {
 		b = t.emptyBucket(name)
 		t.buckets[name] = b
+		t.borrowBucket(b)
 	}
 	return b
 }
@@ -193,6 +219,7 @@ func (t *Table[T]) forget() { t.unstoredRows, t.unstoredBuckets = nil, nil }
 func (t *Table[T]) move(key string, old, now []string) {
 	for _, name := range old {
 		if _, still := slices.BinarySearch(now, name); !still {
+			t.preserveBucket(name)
 			b := t.bucket(name)
 			i := sort.SearchStrings(b.keys, key)
 			b.keys = slices.Delete(slices.Clone(b.keys), i, i+1)
@@ -204,6 +231,7 @@ func (t *Table[T]) move(key string, old, now []string) {
 	}
 	for _, name := range now {
 		if _, had := slices.BinarySearch(old, name); !had {
+			t.preserveBucket(name)
 			b := t.bucket(name)
 			i := sort.SearchStrings(b.keys, key)
 			b.keys = slices.Insert(slices.Clone(b.keys), i, key)
@@ -215,6 +243,9 @@ func (t *Table[T]) move(key string, old, now []string) {
 // Get returns a row, if present, and records the read in both cases.
 func Get[T any](r *Reader, t *Table[T], key string) (T, bool) {
 	rec := r.get()
+	if t.g != rec.g {
+		t = t.On(rec.g)
+	}
 	c := t.rowFor(rec, key)
 	rec.record(&c.input)
 	return c.value, c.present
@@ -224,13 +255,16 @@ func Get[T any](r *Reader, t *Table[T], key string) (T, bool) {
 // bucket's members, and of each row that is yielded.
 func In[T any](r *Reader, t *Table[T], name string) iter.Seq2[string, T] {
 	rec := r.get()
+	if t.g != rec.g {
+		t = t.On(rec.g)
+	}
 	b := t.bucketFor(rec, name)
 	rec.record(&b.input)
 	keys := b.keys
 	return func(yield func(string, T) bool) {
 		rec := r.get()
 		for _, key := range keys {
-			c := t.rows[key]
+			c := t.rowFor(rec, key)
 			rec.record(&c.input)
 			if !yield(key, c.value) {
 				return
@@ -243,6 +277,9 @@ func In[T any](r *Reader, t *Table[T], name string) iter.Seq2[string, T] {
 // row does not make the reader stale. The caller must not modify the slice.
 func Keys[T any](r *Reader, t *Table[T], name string) []string {
 	rec := r.get()
+	if t.g != rec.g {
+		t = t.On(rec.g)
+	}
 	b := t.bucketFor(rec, name)
 	rec.record(&b.input)
 	return b.keys
