@@ -123,7 +123,7 @@ const (
 	levelLayer
 )
 
-// Compiler has the rules. Create one with New. It is not safe for concurrent use; it belongs to the
+// Compiler has the rules. Create one with New or Fork. It is not safe for concurrent use; it belongs to the
 // goroutine of its graph.
 type Compiler struct {
 	model *model.Model
@@ -208,6 +208,19 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 	}
 	c.names = incr.Derive(g, levelLayer, "names", c.layerNames).AsIndex()
 	return c
+}
+
+// Fork returns the compiler on a fork of its graph, and m, which must be the model's fork. A resource that the
+// changes of the fork do not affect is that of c, and is not computed again. The fork's graph says what its changes
+// moved, among what is wanted of c or of the fork.
+func (c *Compiler) Fork(g *incr.Graph, m *model.Model) *Compiler {
+	f := *c
+	f.model = m
+	for k := range numKinds {
+		f.resources[k] = c.resources[k].On(g)
+	}
+	f.names = c.names.On(g)
+	return &f
 }
 
 // Names returns the rule that says what is in a layer.

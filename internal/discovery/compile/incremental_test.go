@@ -95,34 +95,30 @@ func (h *history) reclass(w *world) {
 	w.sync()
 }
 
-// playHistory makes changes of data, and checks the world after each so many steps.
+// playHistory edits a mesh at random, forks included, and checks the world after each so many steps. Whatever it and
+// its forks have been through, every value is as its rule computes it again.
 func playHistory(t *testing.T, data []byte, every int, check func(h *history, t *testing.T, w *world, step int)) {
 	t.Helper()
 	h, w, d := newHistory(t), newWorld(), &dice{data: data}
+	w.graph.Parallel(d.roll(3), 1)
 	for _, n := range h.proxies {
 		w.join(n)
 	}
+	var forks []forked
 	for step := 0; len(d.data) > 0 && step < 200; step++ {
-		if d.oneIn(20) {
-			h.mesh = d.meshConfig()
-			w.model.SetMesh(h.mesh)
-		}
-		if d.oneIn(20) {
-			h.denials = d.denials()
-			w.model.Deny(h.denials)
-		}
-		for range 1 + d.roll(2) {
-			c := d.change()
-			h.note(c)
-			w.model.Apply([]object.Change{c})
-		}
-		w.graph.Run()
-		h.reclass(w)
+		h.edit(w, d)
+		forks = playForks(t, forks, w, h, d, step)
 		if step%every == 0 {
 			check(h, t, w, step)
+			for _, m := range w.graph.Verify() {
+				t.Fatalf("step %d: %s", step, m)
+			}
 		}
 	}
 	check(h, t, w, -1)
+	for _, f := range forks {
+		check(f.h, t, f.w, -1)
+	}
 }
 
 // TestIncrementalEqualsFromScratch plays fixed random histories, so that every run of the

@@ -96,25 +96,32 @@ func putServiceEntry(m *Model, o *object.Object, spec *networking.ServiceEntry) 
 }
 
 func (m *Model) putServices(owner object.Key, services []*Service) {
+	before := m.owned(owner)
 	var keys []string
 	for _, s := range services {
 		keys = append(keys, s.Key)
-		buckets := append(exportBuckets(s.ExportTo, s.Namespace), all, "host:"+s.Host, namespaceBucket(s.Namespace))
+		buckets := append(exportBuckets(s.ExportTo, s.Namespace), all, "host:"+s.Host, namespaceBucket(s.Namespace), ownerBucket(owner))
 		m.tables.services.Put(s.Key, s, buckets...)
 	}
-	for _, old := range m.tables.owned[owner] {
+	for _, old := range before {
 		if !contains(keys, old) {
 			m.tables.services.Delete(old)
 		}
 	}
-	m.tables.owned[owner] = keys
+}
+
+// ownerBucket is the bucket of the service rows of an object.
+func ownerBucket(owner object.Key) string { return "of:" + owner.String() }
+
+// owned returns the keys of the service rows of an object.
+func (m *Model) owned(owner object.Key) []string {
+	return m.tables.services.Members(ownerBucket(owner))
 }
 
 func removeServices(m *Model, owner object.Key) {
-	for _, key := range m.tables.owned[owner] {
+	for _, key := range m.owned(owner) {
 		m.tables.services.Delete(key)
 	}
-	delete(m.tables.owned, owner)
 }
 
 func putVirtual(m *Model, o *object.Object, spec *networking.VirtualService) {

@@ -63,7 +63,7 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 	switch k.Kind {
 	case object.Service, object.ServiceEntry:
 		var out []iter.Seq[incr.Dependent]
-		for _, key := range t.owned[k] {
+		for _, key := range m.owned(k) {
 			out = append(out, t.services.Dependents(key))
 		}
 		return out
