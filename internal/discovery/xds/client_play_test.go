@@ -106,6 +106,11 @@ func (w *wires) finish() {
 		case w.deliver():
 		case !w.wake.IsZero():
 			w.pass(time.Hour)
+		case len(w.client.warming) > 0:
+			w.client.resolved()
+			if len(w.client.out) == 0 {
+				return
+			}
 		default:
 			return
 		}
@@ -121,6 +126,8 @@ func (w *wires) play(views int) {
 			switch w.rand.IntN(24) {
 			case 0:
 				w.reconnect()
+			case 2:
+				w.client.resolved()
 			case 1:
 				w.pass(time.Duration(w.rand.IntN(3000)) * time.Millisecond)
 			default:
@@ -187,18 +194,20 @@ func FuzzRefusals(f *testing.F) {
 	for seed := range uint64(100) {
 		f.Add(seed, seed%2 == 0)
 	}
-	f.Fuzz(func(t *testing.T, seed uint64, delta bool) {
-		r := rand.New(rand.NewPCG(seed, 2))
-		w := newWires(r, delta)
-		w.client.refuses = func(s Send) string {
-			if r.IntN(3) > 0 || len(s.Upserts) == 0 {
-				return ""
-			}
-			return s.Upserts[r.IntN(len(s.Upserts))].Name + []string{": cannot bind '0.0.0.0:80': taken", ": bad"}[r.IntN(2)]
+	f.Fuzz(checkRefusals)
+}
+
+func checkRefusals(t *testing.T, seed uint64, delta bool) {
+	r := rand.New(rand.NewPCG(seed, 2))
+	w := newWires(r, delta)
+	w.client.refuses = func(s Send) string {
+		if r.IntN(3) > 0 || len(s.Upserts) == 0 {
+			return ""
 		}
-		w.play(1 + r.IntN(8))
-		for _, m := range w.wrong {
-			t.Errorf("seed %d: %s", seed, m)
-		}
-	})
+		return s.Upserts[r.IntN(len(s.Upserts))].Name + []string{": cannot bind '0.0.0.0:80': taken", ": bad"}[r.IntN(2)]
+	}
+	w.play(1 + r.IntN(8))
+	for _, m := range w.wrong {
+		t.Errorf("seed %d: %s", seed, m)
+	}
 }

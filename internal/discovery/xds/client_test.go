@@ -28,7 +28,7 @@ type modelClient struct {
 	unasked bool
 	// warming clusters wait for endpoints; active ones have had them.
 	warming, active map[string]bool
-	owed            string // the nonce of the CDS response to be acknowledged after warming
+	owed            []string // the nonces of the CDS responses to be acknowledged after warming
 	// refuses says why a response is refused, naming what it refuses; empty for not.
 	refuses func(Send) string
 	out     []Request
@@ -52,7 +52,7 @@ func (c *modelClient) fail(format string, args ...any) {
 // reconnect starts a new stream. What was on its way is lost; requests go out in a random
 // order, but for clusters: Envoy asks for them only when none warms.
 func (c *modelClient) reconnect(r *rand.Rand) {
-	c.out, c.owed, c.nonces = nil, "", [numTypes]string{}
+	c.out, c.owed, c.nonces = nil, nil, [numTypes]string{}
 	before := c.asked
 	c.asked = [numTypes]bool{}
 	c.unasked, c.blind = len(c.warming) > 0, !c.delta
@@ -80,10 +80,15 @@ func (c *modelClient) warmed() {
 	if c.unasked {
 		c.unasked = false
 		c.again(CDS)
-	} else if c.owed != "" {
-		c.ask(CDS, Request{Nonce: c.owed})
-		c.owed = ""
+		return
 	}
+	if !c.delta && len(c.owed) > 1 {
+		c.owed = c.owed[len(c.owed)-1:] // it answers the last one only
+	}
+	for _, nonce := range c.owed {
+		c.ask(CDS, Request{Nonce: nonce})
+	}
+	c.owed = nil
 }
 
 // ask sends a request; in SotW it always carries all names.
@@ -137,7 +142,7 @@ func (c *modelClient) take(s Send) {
 		c.upsert(r)
 	}
 	if s.Type == CDS {
-		c.owed = s.Nonce
+		c.owed = append(c.owed, s.Nonce)
 	} else {
 		c.ask(s.Type, Request{Nonce: s.Nonce})
 	}
@@ -160,7 +165,9 @@ func (c *modelClient) upsert(r *Resource) {
 	case CDS:
 		if old == nil || !same(old, r) {
 			c.warming[r.Name] = true
-			c.subscribe(EDS, r.Needs)
+			if r.Needs != "" {
+				c.subscribe(EDS, r.Needs)
+			}
 		}
 	case EDS:
 		if strings.HasPrefix(content(r), "\n") && old != nil && c.inUse(r.Name) {
@@ -197,7 +204,9 @@ func (c *modelClient) remove(t Type, name string) {
 	case t == CDS:
 		delete(c.warming, name)
 		delete(c.active, name)
-		c.unsubscribe(EDS, name)
+		if old.Needs != "" {
+			c.unsubscribe(EDS, name)
+		}
 		c.check("after removal of cluster " + name)
 	case t == LDS:
 		c.unsubscribe(RDS, content(old))
@@ -236,6 +245,30 @@ func content(r *Resource) string {
 	return string(r.Body[2+len(r.Type.URL())+2:])
 }
 
+// naming is a resource that names clusters.
+func naming(r *Resource, clusters ...string) *Resource {
+	r.refers = newReferences(clusters)
+	return r
+}
+
+// resolved brings the clusters into use whose names are resolved.
+func (c *modelClient) resolved() {
+	for n := range c.warming {
+		if r := c.have[CDS][n]; r != nil && r.slow {
+			delete(c.warming, n)
+			c.active[n] = true
+		}
+	}
+	c.warmed()
+}
+
+// slowCluster is a cluster that warms until its name is resolved.
+func slowCluster(name, content string) *Resource {
+	r := NewCluster(name, []byte(content), "")
+	r.slow = true
+	return r
+}
+
 // randomView is a consistent view: a listener has its routes, a route its cluster, a
 // cluster its endpoints.
 func randomView(r *rand.Rand, generation uint64) *View {
@@ -243,10 +276,14 @@ func randomView(r *rand.Rand, generation uint64) *View {
 	add := func(res *Resource) { v = v.With(res.Type, []*Resource{res}, nil) }
 	for i := range 3 {
 		if n := "l" + strconv.Itoa(i); r.IntN(3) > 0 {
-			add(NewResource(LDS, n, []byte("r"+n)))
-			cluster := "c" + strconv.Itoa(r.IntN(4))
-			add(NewResource(RDS, "r"+n, fmt.Appendf(nil, "%s#%d", cluster, r.IntN(2))))
-			add(NewCluster(cluster, nil, cluster))
+			add(naming(NewResource(LDS, n, []byte("r"+n))))
+			cluster := "c" + strconv.Itoa(r.IntN(5))
+			add(naming(NewResource(RDS, "r"+n, fmt.Appendf(nil, "%s#%d", cluster, r.IntN(2))), cluster))
+			if cluster == "c4" {
+				add(slowCluster(cluster, "0"))
+			} else {
+				add(NewCluster(cluster, nil, cluster))
+			}
 		}
 	}
 	for i := range 4 {

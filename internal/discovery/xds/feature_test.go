@@ -210,7 +210,8 @@ func TestRefusalsAndPushesAreCounted(t *testing.T) {
 // A client that never acknowledges clusters is sent listeners after 5 s all the same.
 func TestHoldEndsByTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := New(&oneClass{latest: NewLatestView(&View{})}, quiet(t), nil)
+		v := (&View{}).put(NewResource(CDS, "a", nil), naming(NewResource(LDS, "l", nil), "a"))
+		s := New(&oneClass{latest: NewLatestView(v)}, quiet(t), nil)
 		g := open(t, dial(t, s, nil))
 		began := time.Now()
 		ask(t, g, first(node(nil)))

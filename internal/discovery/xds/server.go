@@ -8,13 +8,15 @@
 // those of single types.
 //
 // Promises: one response in flight per type and stream, newer state replacing older
-// meanwhile; clusters and their endpoints before the listeners and routes that use them,
-// removals last, also when a client comes back from an earlier stream, but nothing waits for
-// a client forever (streams of single types know nothing of each other, and keep no order); an
-// assignment follows every cluster that is sent, whatever the client
-// claims to have; nothing else that a client has is sent again; what a client refused is not
-// sent again until it changes, but for listeners that could not be bound; what is reported as
-// applied was asked for and accepted. view.go, layer.go and sub*.go are pure.
+// meanwhile, but for clusters, of which Envoy answers none while one warms; a listener or route
+// after the clusters that it names, with their endpoints, and after nothing else; removals last,
+// also when a client comes back from an earlier stream (streams of single types know nothing of
+// each other, and keep no order); nothing waits for a client forever; an
+// assignment follows every cluster that is sent, whatever the client claims to have; nothing else
+// that a client has is sent again; what a client refused is not sent again until it changes, but
+// for listeners that could not be bound, and all else goes on, even if the client does not say
+// what it refuses; what is reported as applied was asked for and accepted. view.go, layer.go,
+// references.go and sub*.go are pure.
 package xds
 
 import (

@@ -129,10 +129,15 @@ func (c *connection) acked(e Acked, resources int) (news bool) {
 	return c.answered(e.Type, func(s *TypeStatus) {
 		s.AckedNonce, s.AckedGeneration, s.Resources = e.Nonce, e.Generation, resources
 		if e.Refused == 0 {
-			s.Rejected, s.RejectedName, s.Message = time.Time{}, nil, ""
+			s.forgetRejection()
 		}
 	})
 }
+
+// unrefused notes that nothing is left that the proxy refuses.
+func (c *connection) unrefused(t Type) { c.change(t, (*TypeStatus).forgetRejection) }
+
+func (s *TypeStatus) forgetRejection() { s.Rejected, s.RejectedName, s.Message = time.Time{}, nil, "" }
 
 func (c *connection) nacked(e Nacked, at time.Time) (news bool) {
 	return c.answered(e.Type, func(s *TypeStatus) {

@@ -32,7 +32,7 @@ func gauge(t *testing.T, reg *prometheus.Registry, name string) float64 {
 func TestAProxyThatDoesNotAcknowledgeIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		said, reg := &record{}, prometheus.NewRegistry()
-		s := New(&oneClass{latest: NewLatestView((&View{}).put(NewResource(CDS, "a", nil), NewResource(LDS, "l", nil)))}, slog.New(slog.NewTextHandler(said, nil)), reg)
+		s := New(&oneClass{latest: NewLatestView((&View{}).put(NewResource(CDS, "a", nil), naming(NewResource(LDS, "l", nil), "a")))}, slog.New(slog.NewTextHandler(said, nil)), reg)
 		g := open(t, dial(t, s, nil))
 		receive := func() string {
 			m, err := g.Recv()

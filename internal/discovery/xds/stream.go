@@ -258,6 +258,8 @@ func (s *stream) perform(effects []Effect) error {
 			s.logRecovered(e.Type, s.conn.acked(e, s.sub.Subscribed(e.Type)))
 		case Nacked:
 			s.nacked(e)
+		case Unrefused:
+			s.conn.unrefused(e.Type)
 		case Stuck:
 			if s.conn.stuck(e) {
 				s.server.log.Warn("proxy does not acknowledge", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,

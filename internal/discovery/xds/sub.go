@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"slices"
 	"strconv"
 	"time"
 )
@@ -43,7 +44,7 @@ func (Now) event()     {}
 func (Moved) event()   {}
 func (Request) event() {}
 
-// Effect is what a Sub wants done: Send, Acked, Nacked, Applied, Stuck, Stale, Wake or
+// Effect is what a Sub wants done: Send, Acked, Nacked, Unrefused, Applied, Stuck, Stale, Wake or
 // Refuse.
 type Effect interface{ effect() }
 
@@ -79,6 +80,10 @@ type Nacked struct {
 	Again bool
 }
 
+// Unrefused reports that nothing is left of a type that the client has refused: the view has other
+// versions now, which may be those that the client has.
+type Unrefused struct{ Type Type }
+
 // Applied reports that the client has asked for every type that the view has resources of,
 // and has accepted all that it asked for. A client that subscribes to listeners by name
 // (gRPC does) asks only for the types that it needs; no others are expected.
@@ -101,25 +106,69 @@ type Wake struct{ At time.Time }
 // Refuse asks for the stream to be ended: the client overstepped a bound.
 type Refuse struct{ Reason string }
 
-func (Send) effect()    {}
-func (Acked) effect()   {}
-func (Nacked) effect()  {}
-func (Applied) effect() {}
-func (Stuck) effect()   {}
-func (Stale) effect()   {}
-func (Wake) effect()    {}
-func (Refuse) effect()  {}
+func (Send) effect()      {}
+func (Acked) effect()     {}
+func (Nacked) effect()    {}
+func (Applied) effect()   {}
+func (Unrefused) effect() {}
+func (Stuck) effect()     {}
+func (Stale) effect()     {}
+func (Wake) effect()      {}
+func (Refuse) effect()    {}
 
 // flight is a response that waits for its answer.
 type flight struct {
+	seq        uint64 // among all responses of the stream
+	sotw       bool
 	nonce      string
 	generation uint64
 	upserts    []*Resource
-	since      time.Time
-	// late: it took longer than holdLimit; nothing waits for it any more.
-	late  bool
-	stuck bool // that was reported
-	own   int  // bytes of it that are not shared with other streams
+	removed    []string // names in the response
+	gone       []*Resource
+	forced     *nameSet // what was asked for anew
+	// had and hadKept are the type's have and kept before the response.
+	had     TypeView
+	hadKept map[string]*Resource
+	since   time.Time
+	// late: it took longer than holdLimit; no removal waits for it any more.
+	late bool
+	// received: the client has answered a later response. slow: the answer may be late for reasons
+	// that cannot be seen.
+	received, slow bool
+	stuck          bool // that was reported
+	own            int  // bytes of it that are not shared with other streams
+}
+
+// before is what the client had under a name, or nil.
+func (f *flight) before(name string) *Resource {
+	if f.sotw && f.forced.has(name) {
+		return nil // it did not subscribe to it
+	}
+	if r, ok := f.hadKept[name]; ok {
+		return r
+	}
+	return f.had.Get(name)
+}
+
+// has says whether a name is in the response.
+func (f *flight) has(name string) bool {
+	_, removed := slices.BinarySearch(f.removed, name)
+	return removed || hasResource(f.upserts, name)
+}
+
+// changes says whether a resource of the response is new to the client, or changed.
+func (f *flight) changes(r *Resource) bool {
+	old := f.before(r.Name)
+	return old == nil || !same(old, r) || f.forced.has(r.Name)
+}
+
+// replaced says whether the response takes the place of something that names a cluster.
+func (f *flight) replaced(cluster string) bool {
+	return slices.ContainsFunc(f.gone, func(r *Resource) bool { return r.refersTo(cluster) }) ||
+		slices.ContainsFunc(f.upserts, func(r *Resource) bool {
+			old := f.before(r.Name)
+			return old != nil && !same(old, r) && old.refersTo(cluster)
+		})
 }
 
 // typeState is the state of one type on one stream.
@@ -140,13 +189,20 @@ type typeState struct {
 	// shared with other streams; ownSize is its size in bytes.
 	own     bool
 	ownSize int
-	forced  *nameSet // answered again whatever have says
-	flight  *flight
-	nonce   string // the last one sent
-	// refused are the resources that were NACKed, by name. They are part of have, so they
-	// are not sent again until their content changes, or it is time to try again.
+	// kept are the exceptions to have: what the client has instead under a name, nil for nothing,
+	// because it refused what it was sent, or was not sent it yet.
+	kept   map[string]*Resource
+	forced *nameSet // answered again whatever have says
+	flight *flight  // the last response, until it is answered
+	// unanswered are those before it that are not answered either.
+	unanswered []*flight
+	nonce      string // the last one sent
+	// refused are the resources that were NACKed, by name. They are not sent again until their
+	// content changes, or it is time to try again.
 	refused map[string]rejection
-	memo    computed
+	// bisection looks for what was refused in a response without a word which; nil if there is none.
+	bisection *bisection
+	memo      computed
 }
 
 // computed is a difference with what it was computed from.
@@ -160,19 +216,22 @@ type computed struct {
 type Sub struct {
 	delta bool
 	// single: the stream is of one type only; what depends on others is not known.
-	single      bool
-	shared      sharer
-	now         time.Time
-	cur         *View
-	states      [numTypes]typeState
-	assignments []pendingAssignment
+	single bool
+	shared sharer
+	now    time.Time
+	cur    *View
+	states [numTypes]typeState
+	// warming are the clusters that were sent and are not known to be in use, by name.
+	warming []warmingCluster
+	waits   map[waitKey]waitState
 	// unasked: the client acknowledged clusters and let a wait for their assignments pass
 	// without asking for them. It is not waited for until it asks.
 	unasked bool
 	// expected is until when a client that comes from an earlier stream is expected to ask
 	// for the types that it has not asked for yet; zero of a client that starts.
 	expected time.Time
-	holds    [numTypes][numHolds]hold
+	holds    [numTypes]hold // of removals
+	next     time.Time      // when the stream must be woken at the latest; zero for never
 	seq      uint64
 	applied  uint64 // generation
 	woken    time.Time
@@ -208,6 +267,7 @@ func (s *Sub) Step(ev Event) []Effect {
 		s.now = ev.T
 	case Moved:
 		s.cur = ev.View
+		s.forgetRefused()
 	case Request:
 		s.request(ev)
 	}

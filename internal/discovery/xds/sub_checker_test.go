@@ -2,7 +2,9 @@ package xds
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -21,8 +23,10 @@ type checker struct {
 	unsentEDS map[string]string // EDS name by cluster
 	wake      time.Time
 	nonces    map[string]bool
-	// given are clusters of unsentEDS that were refused once; nothing waits for their assignments.
-	given map[string]bool
+	// clusters are those that were sent.
+	clusters map[string]*sentCluster
+	// known are the resources that were sent, by version.
+	known map[string]*Resource
 	// unasked: listeners or routes went out since the client did not ask for an assignment in time.
 	unasked bool
 	// calm is when there last was nothing to do: every wait began after it.
@@ -35,13 +39,38 @@ type typeRecord struct {
 	names           map[string]bool
 	has             map[string]string // versions that the client was sent or claims, by name
 	flight          *flown
-	refused         map[string]refusedVersion
+	// earlier are the responses before the last one that are not answered either.
+	earlier []*flown
+	refused map[string]refusedVersion
+	// answered says that something was sent since the stream began.
+	answered bool
+	last     string // nonce
 }
 
 type flown struct {
 	Send
 	at   time.Time
 	told bool // that it is stuck
+	// had is what the client had before.
+	had      map[string]string
+	received bool // something later was answered
+	slow     bool
+}
+
+// sentCluster is a cluster that was sent and what was answered.
+type sentCluster struct {
+	*Resource
+	cds, eds string // nonces of the responses with it and with its assignment
+	acked    bool   // by the answer to the response with it
+	assigned bool   // by the answer to the response with its assignment
+	given    bool   // nothing waits for it
+}
+
+func (c *sentCluster) inForce() bool {
+	if c.Needs == "" {
+		return c.acked
+	}
+	return c.assigned && (c.acked || !c.slow)
 }
 
 // refusedVersion is a version that the client does not want.
@@ -52,7 +81,7 @@ type refusedVersion struct {
 }
 
 func newChecker(delta bool) *checker {
-	r := &checker{delta: delta, unsentEDS: map[string]string{}, nonces: map[string]bool{}, given: map[string]bool{}}
+	r := &checker{delta: delta, unsentEDS: map[string]string{}, nonces: map[string]bool{}, clusters: map[string]*sentCluster{}, known: map[string]*Resource{}}
 	for t := range numTypes {
 		r.records[t] = typeRecord{names: map[string]bool{}, has: map[string]string{}, refused: map[string]refusedVersion{}}
 	}
@@ -103,6 +132,13 @@ func (r *checker) see(ev Event) (effect *string) {
 		}
 	case Moved:
 		r.view = ev.View
+		for t := range numTypes {
+			b := &r.records[t]
+			maps.DeleteFunc(b.refused, func(n string, f refusedVersion) bool {
+				u := r.view.Of(t).Get(n)
+				return u == nil || u.Version != f.version
+			})
+		}
 	case Request:
 		return r.request(ev)
 	}
@@ -111,24 +147,12 @@ func (r *checker) see(ev Event) (effect *string) {
 
 func (r *checker) request(q Request) (effect *string) {
 	b := &r.records[q.Type]
-	if f := b.flight; f != nil && q.Nonce == f.Nonce {
-		kind := "Acked"
-		if q.Refused {
-			kind = "Nacked"
+	if f := b.answers(q.Nonce); f != nil {
+		effect = r.answer(b, q, f)
+		if b.flight != nil && !r.delta {
+			return effect // the names are older than the next answer's
 		}
-		for _, u := range f.Upserts {
-			delete(b.refused, u.Name)
-			if q.Refused && strings.HasPrefix(q.Message, u.Name+":") {
-				b.refused[u.Name] = refusedVersion{u.Version, r.now, strings.Contains(q.Message, u.Name+": cannot bind")}
-			}
-		}
-		for n := range b.refused {
-			if q.Type == CDS {
-				r.given[n] = true
-			}
-		}
-		effect, b.flight = &kind, nil
-	} else if !r.delta && b.asked && q.Nonce != "" && !r.nonces[q.Type.String()+q.Nonce] {
+	} else if !r.delta && b.asked && q.Nonce != "" && q.Nonce != b.last {
 		return nil // stale
 	}
 	if !b.asked {
@@ -153,6 +177,9 @@ func (r *checker) request(q Request) (effect *string) {
 			delete(b.refused, n) // it asks for it again
 		}
 	}
+	if !r.delta && !b.wildcard {
+		maps.DeleteFunc(b.has, func(n, _ string) bool { return !b.names[n] })
+	}
 	for _, n := range q.Unsubscribe.strings() {
 		delete(b.names, n)
 		if !b.wildcard {
@@ -166,6 +193,88 @@ func (r *checker) request(q Request) (effect *string) {
 		}
 	}
 	return effect
+}
+
+// answers is the response that is answered by a nonce, or nil.
+func (b *typeRecord) answers(nonce string) *flown {
+	if b.flight != nil && b.flight.Nonce == nonce {
+		return b.flight
+	}
+	for _, f := range b.earlier {
+		if f.Nonce == nonce {
+			return f
+		}
+	}
+	return nil
+}
+
+// answer takes note of the answer to a response and returns which effect it must have at once.
+func (r *checker) answer(b *typeRecord, q Request, f *flown) *string {
+	kind := "Acked"
+	if q.Refused {
+		kind = "Nacked"
+	}
+	for _, u := range f.Upserts {
+		if b.refused[u.Name].version == u.Version {
+			delete(b.refused, u.Name)
+		}
+		if !q.Refused || !strings.HasPrefix(q.Message, u.Name+":") || f.had[u.Name] == u.Version && !r.delta {
+			continue // of what it has already, it may say what it likes
+		}
+		if v := r.view.Of(q.Type).Get(u.Name); v != nil && v.Version == u.Version {
+			b.refused[u.Name] = refusedVersion{u.Version, r.now, strings.Contains(q.Message, u.Name+": cannot bind")}
+		}
+		if q.Type == CDS && r.clusters[u.Name] != nil {
+			r.clusters[u.Name].given = true
+		}
+		for _, later := range append(slices.Clone(b.earlier), b.flight) {
+			if later != nil && later != f && later.had[u.Name] == u.Version {
+				delete(later.had, u.Name)
+				if old, ok := f.had[u.Name]; ok {
+					later.had[u.Name] = old
+				}
+			}
+		}
+		if b.has[u.Name] == u.Version {
+			if old, ok := f.had[u.Name]; ok {
+				b.has[u.Name] = old
+			} else {
+				delete(b.has, u.Name)
+			}
+		}
+	}
+	passed := map[string]bool{f.Nonce: true}
+	b.earlier = slices.DeleteFunc(b.earlier, func(o *flown) bool {
+		passed[o.Nonce] = passed[o.Nonce] || !r.delta && o.at.Compare(f.at) <= 0
+		return passed[o.Nonce]
+	})
+	if b.flight == f {
+		b.flight = nil
+	}
+	for _, c := range r.clusters {
+		if q.Type == CDS && passed[c.cds] {
+			c.acked = true
+		}
+		if q.Type == EDS && c.eds == f.Nonce {
+			c.assigned = true
+		}
+	}
+	for _, o := range append(slices.Clone(r.records[CDS].earlier), r.records[CDS].flight) {
+		if o != nil && number(o.Nonce) < number(f.Nonce) {
+			o.received = true
+		}
+	}
+	for _, c := range r.clusters {
+		if number(c.cds) < number(f.Nonce) && !c.Resource.slow && c.Needs == "" {
+			c.acked = true // it has had it
+		}
+	}
+	return &kind
+}
+
+func number(nonce string) int {
+	n, _ := strconv.Atoi(nonce)
+	return n
 }
 
 // needsAssignment says whether a resource is an assignment that is owed.
@@ -196,8 +305,8 @@ func (r *checker) judge(e Effect, complain func(string, ...any)) {
 		}
 		r.wake = e.At
 	case Stuck:
-		f := r.records[e.Type].flight
-		if f == nil || f.Nonce != e.Nonce || f.told || r.now.Sub(f.at) < stuckAfter || !e.Since.Equal(f.at) {
+		f := r.records[e.Type].answers(e.Nonce)
+		if f == nil || f.told || r.now.Sub(f.at) < stuckAfter || !e.Since.Equal(f.at) {
 			complain("%s %s is stuck at %v, in flight is %+v", e.Type, e.Nonce, r.now, f)
 			return
 		}
@@ -212,9 +321,13 @@ func (r *checker) sent(e Send, complain func(string, ...any)) {
 	if !b.asked {
 		complain("%s sent unasked", e.Type)
 	}
-	if b.flight != nil {
-		complain("%s %s sent while %s is in flight", e.Type, e.Nonce, b.flight.Nonce)
+	if f := b.flight; f != nil {
+		if e.Type != CDS || !f.received && !f.slow && r.now.Sub(f.at) < holdLimit || len(b.earlier) == maxUnanswered {
+			complain("%s %s sent while %s is in flight", e.Type, e.Nonce, f.Nonce)
+		}
+		b.earlier = append(b.earlier, f)
 	}
+	had := maps.Clone(b.has)
 	if r.nonces[e.Type.String()+e.Nonce] {
 		complain("nonce %s sent twice", e.Nonce)
 	}
@@ -227,9 +340,10 @@ func (r *checker) sent(e Send, complain func(string, ...any)) {
 	if len(gone) > 0 {
 		r.mayRemove(e.Type, gone, complain)
 	}
-	if (e.Type == LDS || e.Type == RDS) && len(fresh) > 0 {
-		r.mayUpdate(e.Type, complain)
+	for _, u := range fresh {
+		r.mayUpdate(u, complain)
 	}
+	slow := false
 	switch e.Type {
 	case CDS:
 		for _, n := range gone {
@@ -237,10 +351,16 @@ func (r *checker) sent(e Send, complain func(string, ...any)) {
 		}
 		for _, u := range fresh {
 			delete(r.unsentEDS, u.Name)
-			delete(r.given, u.Name)
 			if u.Needs != "" {
 				r.unsentEDS[u.Name] = u.Needs
 			}
+			slow = slow || u.slow
+		}
+		for _, u := range fresh {
+			r.clusters[u.Name] = &sentCluster{Resource: u, cds: e.Nonce, acked: slow && !u.slow && u.Needs == ""}
+		}
+		for _, n := range gone {
+			delete(r.clusters, n)
 		}
 	case EDS:
 		told := slices.Clone(e.Removed)
@@ -250,10 +370,12 @@ func (r *checker) sent(e Send, complain func(string, ...any)) {
 		for cluster, needs := range r.unsentEDS {
 			if slices.Contains(told, needs) {
 				delete(r.unsentEDS, cluster)
+				r.clusters[cluster].eds, r.clusters[cluster].assigned = e.Nonce, false
 			}
 		}
 	}
-	b.flight = &flown{Send: e, at: r.now}
+	b.flight = &flown{Send: e, at: r.now, had: had, slow: slow}
+	b.answered, b.last = true, e.Nonce
 }
 
 // upserts takes the resources of a response into the records and returns those that make a
@@ -272,13 +394,14 @@ func (r *checker) upserts(e Send, complain func(string, ...any)) (fresh []*Resou
 				complain("%s %s sent again %s after it was refused", e.Type, u.Name, wait)
 			}
 		}
-		if b.refused[u.Name].version != u.Version {
+		if v := r.view.Of(e.Type).Get(u.Name); v == nil || b.refused[u.Name].version != v.Version {
 			delete(b.refused, u.Name)
 		}
 		if r.delta || b.has[u.Name] != u.Version {
 			fresh = append(fresh, u)
 		}
 		b.has[u.Name] = u.Version
+		r.known[u.Version] = u
 	}
 	return fresh
 }
@@ -335,6 +458,8 @@ func (r *checker) mayRemove(t Type, gone []string, complain func(string, ...any)
 		switch {
 		case !b.asked && !r.returned.IsZero() && r.now.Before(r.returned.Add(holdLimit)):
 			complain("%s %v removed before %s was asked for", t, gone, ref)
+		case t == CDS:
+			r.mayRemoveClusters(ref, gone, complain)
 		case b.flight != nil && !r.bounded():
 			complain("%s %v removed while %s %s is in flight", t, gone, ref, b.flight.Nonce)
 		case b.asked && t != EDS && len(r.differences(ref)) > 0:
@@ -343,23 +468,91 @@ func (r *checker) mayRemove(t Type, gone []string, complain func(string, ...any)
 	}
 }
 
-// mayUpdate checks that listeners and routes go after what they lead to.
-func (r *checker) mayUpdate(t Type, complain func(string, ...any)) {
-	for _, ref := range []Type{CDS, EDS} {
-		b := &r.records[ref]
-		switch {
-		case !b.asked && !r.returned.IsZero() && r.now.Before(r.returned.Add(holdLimit)) && r.view.Of(ref).Len() > 0:
-			complain("%s sent before %s was asked for", t, ref)
-		case b.flight != nil && !r.bounded():
-			complain("%s sent while %s %s is in flight", t, ref, b.flight.Nonce)
+// mayRemoveClusters checks that nothing of a type which the client has names the clusters.
+func (r *checker) mayRemoveClusters(ref Type, gone []string, complain func(string, ...any)) {
+	b := &r.records[ref]
+	if !b.asked {
+		return
+	}
+	for _, cluster := range gone {
+		for n, version := range b.has {
+			u := r.view.Of(ref).Get(n)
+			if had := r.known[version]; b.subscribed(n) && had != nil && had.refers.has(cluster) && (u == nil && (r.delta || types[ref].wildcard) || u != nil && u.Version != version) {
+				complain("CDS %s removed, which %s %s names that the client has", cluster, ref, n)
+			}
+		}
+		f := b.flight
+		if f == nil || r.bounded() {
+			continue
+		}
+		for n, version := range f.had {
+			if had := r.known[version]; had != nil && had.refers.has(cluster) && b.has[n] != version && b.subscribed(n) {
+				complain("CDS %s removed before the answer to %s %s, which takes the place of %s", cluster, ref, f.Nonce, n)
+			}
 		}
 	}
-	for cluster, needs := range r.unsentEDS {
-		asked := r.records[EDS].subscribed(needs)
-		if !r.given[cluster] && !r.bounded() && (asked || !r.unasked) {
-			complain("%s sent while the assignment of %s is owed", t, cluster)
+}
+
+// mayUpdate checks that a listener or route configuration goes after the clusters that it names.
+func (r *checker) mayUpdate(u *Resource, complain func(string, ...any)) {
+	if types[u.Type].references == nil || u.refers.none() {
+		return
+	}
+	for _, ref := range []Type{CDS, EDS} {
+		if !r.records[ref].asked && !r.returned.IsZero() && r.now.Before(r.returned.Add(holdLimit)) && r.view.Of(ref).Len() > 0 {
+			complain("%s %s sent before %s was asked for", u.Type, u.Name, ref)
 		}
-		r.unasked = r.unasked || !asked && r.bounded()
+	}
+	for n, c := range r.clusters {
+		if !u.refers.has(n) || c.given || c.inForce() {
+			continue
+		}
+		asked := r.records[EDS].subscribed(c.Needs)
+		waits := c.Needs == "" || asked || !r.unasked
+		if waits && !r.bounded() {
+			complain("%s %s sent, which names cluster %s that is not acknowledged", u.Type, u.Name, n)
+		}
+		r.unasked = r.unasked || c.acked && c.Needs != "" && !asked && r.bounded()
+	}
+	if unsent := r.unsent(u); len(unsent) > 0 && !r.bounded() {
+		complain("%s %s sent, which names clusters %v that are not sent", u.Type, u.Name, unsent)
+	}
+}
+
+// unsent are the clusters that a resource names, and that are still to be sent.
+func (r *checker) unsent(u *Resource) (out []string) {
+	if !r.records[CDS].asked {
+		return nil
+	}
+	for c := range r.view.Of(CDS).All() {
+		b := &r.records[CDS]
+		if u.refers.has(c.Name) && b.subscribed(c.Name) && b.has[c.Name] != c.Version && b.refused[c.Name].version != c.Version {
+			out = append(out, c.Name)
+		}
+	}
+	return out
+}
+
+// unrelated checks that nothing is kept back that names no cluster which is to be waited for.
+func (r *checker) unrelated(t Type, complain func(string, ...any)) {
+	b := &r.records[t]
+	if b.flight != nil || !b.answered && b.wildcard || !r.returned.IsZero() && r.now.Before(r.returned.Add(holdLimit)) {
+		return
+	}
+	for _, n := range r.differences(t) {
+		u := r.view.Of(t).Get(n)
+		if u == nil || b.refused[n].version == u.Version || u.refers.unknown {
+			continue
+		}
+		free := len(r.unsent(u)) == 0
+		for _, n := range u.refers.names {
+			if c := r.clusters[n]; c != nil && !c.inForce() || r.view.Of(CDS).Get(n) == nil {
+				free = false
+			}
+		}
+		if free {
+			complain("%s %s is kept back for nothing", t, n)
+		}
 	}
 }
 
@@ -370,7 +563,7 @@ func (r *checker) differences(t Type) (out []string) {
 		return nil
 	}
 	for u := range r.view.Of(t).All() {
-		if b.subscribed(u.Name) && b.has[u.Name] != u.Version {
+		if b.subscribed(u.Name) && b.has[u.Name] != u.Version && b.refused[u.Name].version != u.Version {
 			out = append(out, u.Name)
 		}
 	}
@@ -417,6 +610,8 @@ func (r *checker) rest(complain func(string, ...any)) {
 			complain("the assignment of cluster %s is owed and not sent", cluster)
 		}
 	}
+	r.unrelated(LDS, complain)
+	r.unrelated(RDS, complain)
 	flying := false
 	for t := range numTypes {
 		f := r.records[t].flight
@@ -435,7 +630,12 @@ func (r *checker) rest(complain func(string, ...any)) {
 	}
 	// What is kept back needs somebody to let it go: an answer, or a wake.
 	for t := range numTypes {
-		if d := r.differences(t); len(d) > 0 && !flying && r.wake.IsZero() {
+		d := r.differences(t)
+		if len(r.records[LDS].refused)+len(r.records[RDS].refused) > 0 {
+			// What the client goes on with in their place may need what is gone.
+			d = slices.DeleteFunc(d, func(n string) bool { return t != LDS && r.view.Of(t).Get(n) == nil })
+		}
+		if len(d) > 0 && !flying && r.wake.IsZero() {
 			complain("%s %v are kept back for nothing", t, d)
 		}
 	}

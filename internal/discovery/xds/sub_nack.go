@@ -18,9 +18,15 @@ type rejection struct {
 	version string
 	// tries counts how often the version was refused because it could not be bound.
 	tries int
-	// next is when it is sent again; zero while it is on its way, and for what is not sent
-	// again.
-	next time.Time
+	// next is when it is sent again; zero for never. retried: that time has come.
+	next    time.Time
+	retried bool
+}
+
+// refuses says whether a resource is not to be sent since the client has refused it.
+func (c *typeState) refuses(r *Resource) bool {
+	f, ok := c.refused[r.Name]
+	return ok && f.version == r.Version && !f.retried
 }
 
 // cannotBind is what Envoy says of a listener whose address it could not bind, as in
@@ -28,25 +34,43 @@ type rejection struct {
 // with such a listener: the address may be free, local or permitted later.
 const cannotBind = "cannot bind"
 
-// nacked handles the refusal of a response.
+// nacked handles the refusal of a response. The client goes on with what it had of each refused
+// resource, and is not sent it again before it changes. Where the message names none, the response
+// is sent again in parts.
 func (s *Sub) nacked(c *typeState, r Request, f *flight) {
 	named := blame(f.upserts, r.Message)
-	e := Nacked{Type: r.Type, Nonce: f.nonce, Message: r.Message, Again: len(named) > 0}
+	e := Nacked{Type: r.Type, Nonce: f.nonce, Message: r.Message}
+	if len(named) == 0 {
+		suspects := f.suspects(s.delta)
+		if again, ok := c.bisect(f, suspects); ok {
+			e.Again = again
+			s.emit(e)
+			return
+		}
+		for _, u := range suspects {
+			named = append(named, blamed{resource: u, text: r.Message})
+		}
+	} else {
+		c.bisection.finished(c, f)
+	}
+	e.Again = len(named) > 0
 	for _, b := range named {
 		e.Names = append(e.Names, b.resource.Name)
+		if !f.changes(b.resource) {
+			continue // it has accepted the very same before, and goes on with it
+		}
+		c.keepOld(f, b.resource)
+		if now := s.cur.Of(r.Type).Get(b.resource.Name); now == nil || !same(now, b.resource) {
+			e.Again = false
+			continue // the view is another one by now
+		}
 		bind := types[r.Type].retried && strings.Contains(b.text, cannotBind)
 		e.Again = s.refuse(c, b.resource, bind) && e.Again
 	}
 	for _, u := range f.upserts {
-		switch {
-		case len(named) == 0:
-			s.refuse(c, u, false)
-		case len(c.refused) > len(named) && !slices.Contains(e.Names, u.Name):
+		if len(c.refused) > len(named) && !slices.Contains(e.Names, u.Name) {
 			delete(c.refused, u.Name) // of several, Envoy names all that it refuses
 		}
-	}
-	if r.Type == CDS {
-		s.stopWaiting(c.refused)
 	}
 	s.emit(e)
 }
@@ -70,6 +94,24 @@ func (s *Sub) refuse(c *typeState, r *Resource, bind bool) (again bool) {
 	return again
 }
 
+// forgetRefused forgets the refusals of what the view has in another version now.
+func (s *Sub) forgetRefused() {
+	for t := range numTypes {
+		c := &s.states[t]
+		if len(c.refused) == 0 {
+			continue
+		}
+		for n, f := range c.refused {
+			if r := s.cur.Of(t).Get(n); r == nil || r.Version != f.version {
+				delete(c.refused, n)
+			}
+		}
+		if len(c.refused) == 0 {
+			s.emit(Unrefused{Type: t})
+		}
+	}
+}
+
 // retry has the resources sent again whose time has come, and returns when the next one's
 // comes, zero for never.
 func (s *Sub) retry() (next time.Time) {
@@ -78,34 +120,18 @@ func (s *Sub) retry() (next time.Time) {
 			continue
 		}
 		c := &s.states[t]
-		var again []string
 		for n, f := range c.refused {
 			switch {
-			case f.next.IsZero():
+			case f.next.IsZero() || f.retried:
 			case s.now.Before(f.next):
 				next = sooner(next, f.next)
 			default:
-				again = append(again, n)
-				f.next = time.Time{}
+				f.retried = true
 				c.refused[n] = f
 			}
 		}
-		slices.Sort(again)
-		c.forced = c.forced.with(newNameSet(again, 0), nil)
 	}
 	return next
-}
-
-// setHave notes what the client has now: the view's, or more. What it refused counts only
-// while that is what it was sent last.
-func (c *typeState) setHave(have, cur TypeView) {
-	c.have = have
-	c.own = c.own && have != cur
-	for n, f := range c.refused {
-		if r := have.Get(n); r == nil || r.Version != f.version {
-			delete(c.refused, n)
-		}
-	}
 }
 
 // blamed is a resource that an error message names, and what the message says of it.

@@ -301,7 +301,7 @@ func TestAnIdleStreamHoldsPointers(t *testing.T) {
 		for range 100 {
 			streams = append(streams, open())
 		}
-		if size := (heap() - before) / 100; size > 20<<10 {
+		if size := (int64(heap()) - int64(before)) / 100; size > 20<<10 {
 			t.Errorf("delta %v: a stream holds %d bytes, want at most 20 KiB", delta, size)
 		}
 		for _, s := range streams {

@@ -30,10 +30,11 @@ func everyOrder(n int, f func(order []int)) {
 func changedView() (before, after *View) {
 	before = (&View{}).put(NewCluster("a", []byte("1"), "a"), NewCluster("old", []byte("1"), "old"), NewCluster("empty", []byte("1"), "empty"),
 		NewResource(EDS, "a", []byte("1")), NewResource(EDS, "old", []byte("1")), NewResource(EDS, "empty", []byte("1")),
-		NewResource(LDS, "l", []byte("r")), NewResource(LDS, "m", []byte("s")),
-		NewResource(RDS, "r", []byte("a#1")), NewResource(RDS, "s", []byte("old#1")))
+		naming(NewResource(LDS, "l", []byte("r"))), naming(NewResource(LDS, "m", []byte("s"))),
+		naming(NewResource(RDS, "r", []byte("a#1")), "a"), naming(NewResource(RDS, "s", []byte("old#1")), "old"))
 	after = before.put(NewCluster("a", []byte("2"), "a"), NewCluster("new", []byte("1"), "new"), NewCluster("empty", []byte("2"), "empty"),
-		NewResource(EDS, "new", []byte("1")), NewResource(RDS, "r", []byte("a#2")), NewResource(RDS, "s", []byte("new#1"))).
+		NewResource(EDS, "new", []byte("1")),
+		naming(NewResource(RDS, "r", []byte("a#2")), "a"), naming(NewResource(RDS, "s", []byte("new#1")), "new")).
 		drop(CDS, "old").drop(EDS, "old").drop(EDS, "empty")
 	return before, after
 }

@@ -37,6 +37,7 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 	}
 	if !c.wildcard {
 		c.unforce(drop)
+		c.forgetAll(drop)
 		return
 	}
 	// The client cannot know whether the wildcard covers what it unsubscribes from: say so, if it had it.
@@ -81,6 +82,10 @@ func (s *Sub) sotwRequest(c *typeState, r Request) {
 	}
 	first := !c.asked || r.Nonce == ""
 	if !first && r.Nonce != c.nonce {
+		if c.sent(r.Nonce) != nil {
+			s.answered(c, r) // its names are older than those that come with the answer to the next one
+			return
+		}
 		s.emit(Stale{Type: r.Type})
 		return
 	}
@@ -102,39 +107,46 @@ func (s *Sub) sotwRequest(c *typeState, r Request) {
 	if (wild || list.len() > 0) && (first || wild && !c.wildcard || !c.names.hasAll(list)) {
 		c.due = true
 	}
-	if r.Type == CDS && !c.wildcard && list != c.names {
+	if !c.wildcard && list != c.names {
 		// What is subscribed to anew is sent, and is new to the client then.
 		c.forced = c.forced.with(newNameSet(list.without(c.names), 0), nil)
 	}
 	c.wildcard, c.names = wild, list
 	for n := range c.refused {
 		if !c.has(n) {
-			delete(c.refused, n)
+			c.forget(n)
+		}
+	}
+	for n := range c.kept {
+		if !c.has(n) {
+			c.forget(n)
 		}
 	}
 }
 
 // answered handles the acknowledging part of a request.
 func (s *Sub) answered(c *typeState, r Request) {
-	f := c.flight
-	if f == nil || r.Nonce != f.nonce {
+	f := c.sent(r.Nonce)
+	if f == nil {
 		// Answering the last response once more is how a SotW client changes its names.
 		if r.Nonce != c.nonce {
 			s.emit(Stale{Type: r.Type})
 		}
 		return
 	}
-	c.flight = nil
+	from := s.landed(c, f)
+	s.received(f.seq)
 	if r.Refused {
 		s.nacked(c, r, f)
-		return
+	} else {
+		s.acked(c, r.Type, f)
 	}
-	for _, u := range f.upserts {
-		if len(c.refused) > 0 {
-			delete(c.refused, u.Name)
-		}
+	switch r.Type {
+	case CDS:
+		s.clustersAnswered(from, f.seq)
+	case EDS:
+		s.inUseNow()
 	}
-	s.emit(Acked{Type: r.Type, Nonce: f.nonce, Generation: f.generation, Refused: len(c.refused)})
 }
 
 // claims are what a client says it has of one layer.

@@ -1,33 +1,27 @@
 package xds
 
 import (
+	"iter"
 	"slices"
 	"strconv"
 	"time"
 )
 
-// hold is a reason to keep state back until something else was acknowledged.
+// hold is a reason to keep the removals of a type back until what may refer to them is
+// acknowledged. [control-plane 5.2.3]
 type hold struct {
 	since time.Time // zero while nothing is held back
 	until time.Time // when it ends by itself; zero while that is for others to bring about
 	used  bool      // in this pass
 }
 
-// A type's updates and its removals are held apart. [control-plane 5.2.3]
-const (
-	holdUpdates  = iota // until what is in the row's after is in force
-	holdRemovals        // until what is in the row's removedAfter is in force
-	numHolds
-)
-
 // flush sends what may be sent now, in the order of the types.
 func (s *Sub) flush() {
-	next := s.retry()
+	s.next = s.retry()
 	for t := range s.holds {
-		for i := range s.holds[t] {
-			s.holds[t][i].used = false
-		}
+		s.holds[t].used = false
 	}
+	s.beginWaits()
 	// What is sent may open or start other holds: go on until nothing is.
 	for before := -1; before != len(s.out); {
 		before = len(s.out)
@@ -36,15 +30,14 @@ func (s *Sub) flush() {
 		}
 	}
 	for t := range s.holds {
-		for i := range s.holds[t] {
-			h := &s.holds[t][i]
-			if !h.used {
-				*h = hold{}
-			}
-			next = sooner(next, h.until)
+		h := &s.holds[t]
+		if !h.used {
+			*h = hold{}
 		}
+		s.next = sooner(s.next, h.until)
 	}
-	s.scheduleWake(sooner(next, s.reportStuck()))
+	s.endWaits()
+	s.scheduleWake(sooner(s.next, s.reportStuck()))
 	s.reportApplied()
 }
 
@@ -72,68 +65,211 @@ func (s *Sub) scheduleWake(next time.Time) {
 // next one will have been.
 func (s *Sub) reportStuck() (next time.Time) {
 	for t := range numTypes {
-		f := s.states[t].flight
-		if f == nil || f.stuck {
-			continue
+		report := func(f *flight) {
+			if f == nil || f.stuck {
+				return
+			}
+			if at := f.since.Add(stuckAfter); s.now.Before(at) {
+				next = sooner(next, at)
+				return
+			}
+			f.stuck = true
+			s.emit(Stuck{Type: t, Nonce: f.nonce, Since: f.since})
 		}
-		if at := f.since.Add(stuckAfter); s.now.Before(at) {
-			next = sooner(next, at)
-			continue
+		for _, f := range s.states[t].unanswered {
+			report(f)
 		}
-		f.stuck = true
-		s.emit(Stuck{Type: t, Nonce: f.nonce, Since: f.since})
+		report(s.states[t].flight)
 	}
 	return next
 }
 
-// sendType sends what is due of one type, unless a response is in flight or it is held.
+// maxUnanswered bounds the responses of one type that a newer one was sent after before their answers.
+const maxUnanswered = 16
+
+// ready says whether a response of a type may be sent: the last one was answered. Envoy answers one
+// with clusters only when no cluster warms, so that a response which it is known to have, or whose
+// clusters warm for reasons that cannot be seen, does not keep back the next one.
+func (s *Sub) ready(t Type) bool {
+	c := &s.states[t]
+	f := c.flight
+	if f == nil {
+		return true
+	}
+	if t != CDS || len(c.unanswered) == maxUnanswered || c.bisection != nil {
+		return false
+	}
+	return f.received || f.slow || !s.until(f.since.Add(holdLimit))
+}
+
+// sendType sends what is due of one type and does not wait for others.
 func (s *Sub) sendType(t Type) {
 	c := &s.states[t]
-	if !c.asked || c.flight != nil {
+	if !c.asked {
 		return
 	}
 	cur := s.cur.Of(t)
 	d := s.difference(t)
 	up, gone := s.pendingUpserts(t), s.pendingRemovals(t)
 	if !up && !gone {
-		c.setHave(cur, cur)
+		if c.flight == nil {
+			refused, _ := s.withheld(t, d, cur)
+			c.setHave(cur, cur, nil, refused)
+		}
 		return
 	}
-	if !s.open(t, holdUpdates) {
+	if !s.ready(t) {
 		return
 	}
 	target := cur
-	if gone && !s.open(t, holdRemovals) {
-		if !up {
-			return
-		}
-		target, gone = d.Union, false
+	var removed []*Resource
+	if gone {
+		var waits []*Resource
+		removed, waits = s.removals(t, c.subscribed(d.Removed))
+		target = target.and(waits)
 	}
+	c.prune(d.Upserts)
+	withheld, held := s.withheld(t, d, target)
 	if !up && !s.delta && !types[t].wildcard {
 		// SotW has no removals for types whose resources are named.
-		c.setHave(target, cur)
+		c.setHave(target, cur, nil, withheld)
 		return
 	}
-	send := Send{Type: t, Generation: s.cur.Generation}
-	if s.delta {
-		send.Upserts, send.Removed = s.increment(t, d, target, gone)
-	} else {
-		send.Upserts = s.state(t, d, target)
+	f := &flight{sotw: !s.delta, generation: s.cur.Generation, since: s.now, had: c.have, hadKept: c.kept, gone: removed}
+	s.content(t, f, d, target, withheld)
+	if s.empty(c, f) || c.due && held && (c.wildcard || len(f.upserts) == 0) {
+		// All of it waits, or so does a part of the first answer: without its clusters a client
+		// would believe that it has all there is.
+		return
 	}
 	s.seq++
-	send.Nonce = strconv.FormatUint(s.seq, 10)
+	f.seq, f.nonce = s.seq, strconv.FormatUint(s.seq, 10)
+	if c.flight != nil {
+		c.unanswered = append(c.unanswered, c.flight)
+	}
+	c.answeredBy(f, s.delta)
+	c.nonce, c.flight = f.nonce, f
+	if c.bisection != nil {
+		c.bisection.trial = f.seq
+	}
 	switch {
 	case s.single:
 	case t == CDS:
-		s.expectAssignments(send, d, gone)
+		s.clustersSent(f)
 	case t == EDS:
-		s.assignmentsSent(send)
+		s.assignmentsSent(f)
 	}
-	c.setHave(target, cur)
-	c.forced, c.due = nil, false
-	c.nonce = send.Nonce
-	c.flight = &flight{nonce: send.Nonce, generation: send.Generation, upserts: send.Upserts, since: s.now, own: s.privateSize(send)}
+	c.setHave(target, cur, f, withheld)
+	send := Send{Type: t, Generation: f.generation, Upserts: f.upserts, Removed: f.removed, Nonce: f.nonce}
+	f.own = s.privateSize(send)
 	s.emit(send)
+}
+
+// empty says whether a response would tell the client nothing: no request is answered by it, and
+// nothing is in it that the client has otherwise.
+func (s *Sub) empty(c *typeState, f *flight) bool {
+	switch {
+	case c.due:
+		return false
+	case s.delta:
+		return len(f.upserts) == 0 && len(f.removed) == 0
+	case !c.wildcard:
+		return len(f.upserts) == 0
+	}
+	return len(f.gone) == 0 && c.forced.len() == 0 && !slices.ContainsFunc(f.upserts, f.changes)
+}
+
+// answeredBy takes out of the requests what a response answers. What is still withheld of a SotW
+// client's names is sent once it may be, since the client has it not.
+func (c *typeState) answeredBy(f *flight, delta bool) {
+	if c.due {
+		c.due = false
+	}
+	f.forced, c.forced = c.forced, nil
+	if delta && f.forced.len() > 0 {
+		left := slices.DeleteFunc(f.forced.besides(f.upserts), f.has)
+		c.forced = c.forced.with(newNameSet(left, 0), nil)
+	}
+}
+
+// removals divides what is to be removed into what may be removed now and what waits.
+func (s *Sub) removals(t Type, gone []*Resource) (now, waits []*Resource) {
+	if t != CDS {
+		if s.mayRemove(t) {
+			return gone, nil
+		}
+		return nil, gone
+	}
+	for _, r := range gone {
+		if s.removable(r) {
+			now = append(now, r)
+		} else {
+			waits = append(waits, r)
+		}
+	}
+	return now, waits
+}
+
+// withheld are the resources that are to be sent, and are not now, by name, with what the client has
+// instead, nil for nothing: it has refused them, they are not the ones to be tried, or they wait for
+// clusters.
+func (s *Sub) withheld(t Type, d *Delta, target TypeView) (out map[string]*Resource, held bool) {
+	c := &s.states[t]
+	withhold := func(r, old *Resource) {
+		if !c.refuses(r) {
+			waits := s.held(r, old)
+			if !waits && c.tries(r.Name) {
+				return
+			}
+			held = held || waits
+		}
+		if out == nil {
+			out = map[string]*Resource{}
+		}
+		out[r.Name] = old
+	}
+	for _, r := range c.subscribed(d.Upserts) {
+		withhold(r, c.get(r.Name))
+	}
+	if c.forced.len() > 0 && types[t].references != nil {
+		for _, n := range c.forced.all() {
+			if r := target.Get(n); r != nil && c.has(n) {
+				withhold(r, nil) // it has it not, or not any more
+			}
+		}
+	}
+	return out, held
+}
+
+// get is what the client has under a name, or nil.
+func (c *typeState) get(name string) *Resource {
+	if r, ok := c.kept[name]; ok {
+		return r
+	}
+	return c.have.Get(name)
+}
+
+// actual ranges over all that the client has, in no order.
+func (c *typeState) actual() iter.Seq[*Resource] {
+	return func(yield func(*Resource) bool) {
+		for _, list := range c.have.lists() {
+			for _, r := range list {
+				if len(c.kept) > 0 {
+					if _, ok := c.kept[r.Name]; ok {
+						continue
+					}
+				}
+				if !yield(r) {
+					return
+				}
+			}
+		}
+		for _, r := range c.kept {
+			if r != nil && !yield(r) {
+				return
+			}
+		}
+	}
 }
 
 // difference is the step from what the client has to the view.
@@ -141,7 +277,7 @@ func (s *Sub) difference(t Type) *Delta {
 	c := &s.states[t]
 	cur := s.cur.Of(t)
 	if c.memo.delta == nil || c.memo.old != c.have || c.memo.cur != cur {
-		c.memo = computed{old: c.have, cur: cur, delta: diff(c.have, cur, s.between(c))}
+		c.memo = computed{old: c.have, cur: cur, delta: c.corrected(diff(c.have, cur, s.between(c)), cur)}
 	}
 	return c.memo.delta
 }
@@ -155,63 +291,117 @@ func (s *Sub) between(c *typeState) func(old, cur *set) step {
 	return s.shared.between
 }
 
-// increment is the content of a delta response.
-func (s *Sub) increment(t Type, d *Delta, target TypeView, gone bool) (up []*Resource, removed []string) {
-	c := &s.states[t]
-	up = c.subscribed(d.Upserts)
-	if gone {
-		for _, r := range c.subscribed(d.Removed) {
-			removed = append(removed, r.Name)
+// corrected is the step to the view from have, made that from what the client really has.
+func (c *typeState) corrected(d *Delta, view TypeView) *Delta {
+	if len(c.kept) == 0 {
+		return d
+	}
+	var up, gone []*Resource
+	for n, old := range c.kept {
+		switch r := view.Get(n); {
+		case r == nil && old != nil:
+			gone = append(gone, old)
+		case r != nil && (old == nil || !same(old, r)):
+			up = append(up, r)
 		}
 	}
+	slices.SortFunc(up, order)
+	slices.SortFunc(gone, order)
+	kept := func(r *Resource) bool { _, ok := c.kept[r.Name]; return ok }
+	out := &Delta{}
+	out.Upserts = mergeLists(slices.DeleteFunc(slices.Clone(d.Upserts), kept), up)
+	out.Removed = mergeLists(slices.DeleteFunc(slices.Clone(d.Removed), kept), gone)
+	return out
+}
+
+// content fills in a response.
+func (s *Sub) content(t Type, f *flight, d *Delta, target TypeView, withheld map[string]*Resource) {
+	c := &s.states[t]
+	if !s.delta && (types[t].wildcard || c.due) {
+		f.upserts = s.state(t, target, withheld)
+		return
+	}
+	f.upserts = c.subscribed(d.Upserts)
+	if len(withheld) > 0 {
+		f.upserts = slices.DeleteFunc(slices.Clone(f.upserts), func(r *Resource) bool { _, ok := withheld[r.Name]; return ok })
+	}
+	for _, r := range f.gone {
+		f.removed = append(f.removed, r.Name)
+	}
+	s.answers(t, f, target, withheld)
+	slices.Sort(f.removed)
+	f.removed = slices.Compact(f.removed)
+	if !s.delta {
+		f.removed = nil
+	}
+}
+
+// answers adds what was asked for by name, and the assignments that are to follow clusters.
+func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*Resource) {
+	c := &s.states[t]
 	var more []*Resource
 	answer := func(name string) {
-		if hasResource(up, name) {
+		if hasResource(f.upserts, name) {
 			return // at a start that is all of them
 		}
-		if r := s.lookup(t, target, name); r != nil {
-			more = append(more, r)
+		if _, waits := withheld[name]; waits || !c.tries(name) {
+			return
+		}
+		r := s.lookup(t, target, name)
+		if r == nil || s.cur.Of(t).Get(name) == nil && s.namesMissing(r) {
+			f.removed = append(f.removed, name)
 		} else {
-			removed = append(removed, name)
+			more = append(more, r)
 		}
 	}
-	for _, n := range c.forced.besides(up) {
+	for _, n := range c.forced.besides(f.upserts) {
 		answer(n)
 	}
 	if t == EDS {
-		for _, o := range s.assignments {
-			if c.has(o.cluster.Needs) {
-				answer(o.cluster.Needs)
+		for _, w := range s.warming {
+			if n := w.cluster.Needs; w.owed && c.has(n) && c.tries(n) && !hasResource(f.upserts, n) {
+				// Even one that was refused, or the cluster would not be used; rather the one before.
+				if r := withheld[n]; r != nil && r.Body != nil {
+					more = append(more, r)
+				} else if r := s.lookup(t, target, n); r != nil {
+					more = append(more, r)
+				} else {
+					f.removed = append(f.removed, n)
+				}
 			}
 		}
 	}
 	if len(more) > 0 {
-		up = slices.Concat(up, more)
-		slices.SortFunc(up, order)
-		up = slices.CompactFunc(up, func(a, b *Resource) bool { return a.Name == b.Name })
+		f.upserts = slices.Concat(f.upserts, more)
+		slices.SortFunc(f.upserts, order)
+		f.upserts = slices.CompactFunc(f.upserts, func(a, b *Resource) bool { return a.Name == b.Name })
 	}
-	slices.Sort(removed)
-	return up, slices.Compact(removed)
 }
 
-// state is the content of a SotW response: everything for the types that are complete by
-// definition and for a request that has grown, else what has changed.
-func (s *Sub) state(t Type, d *Delta, target TypeView) []*Resource {
+// state is the content of a SotW response that has all that the client subscribes to. What is withheld
+// is in it as the client has it.
+func (s *Sub) state(t Type, target TypeView, withheld map[string]*Resource) (out []*Resource) {
 	c := &s.states[t]
-	if types[t].wildcard || c.due {
-		if c.wildcard {
-			return slices.Collect(target.All())
+	add := func(n string, r *Resource) {
+		if old, ok := withheld[n]; ok {
+			r = old
 		}
-		var out []*Resource
-		for _, n := range c.names.all() {
-			if r := s.lookup(t, target, n); r != nil {
-				out = append(out, r)
-			}
+		if r != nil && r.Body != nil {
+			out = append(out, r)
+		}
+	}
+	if c.wildcard {
+		for r := range target.All() {
+			add(r.Name, r)
 		}
 		return out
 	}
-	up, _ := s.increment(t, d, target, false)
-	return up
+	for _, n := range c.names.all() {
+		if r := s.lookup(t, target, n); r != nil && (s.cur.Of(t).Get(n) != nil || !s.namesMissing(r)) {
+			add(n, r)
+		}
+	}
+	return out
 }
 
 // lookup is the resource to answer a name with, or nil. A SotW response cannot say that
@@ -252,9 +442,20 @@ func (c *typeState) any(list []*Resource) bool {
 	return c.wildcard && len(list) > 0 || slices.ContainsFunc(list, func(r *Resource) bool { return c.names.has(r.Name) })
 }
 
+// pendingUpserts says whether there is something to be sent, be it later.
 func (s *Sub) pendingUpserts(t Type) bool {
 	c := &s.states[t]
-	return c.asked && (c.due || c.forced.len() > 0 || t == EDS && s.assignmentDue() || c.any(s.difference(t).Upserts))
+	if !c.asked {
+		return false
+	}
+	if c.due || c.forced.len() > 0 || t == EDS && s.assignmentDue() {
+		return true
+	}
+	up := s.difference(t).Upserts
+	if len(c.refused) == 0 {
+		return c.any(up)
+	}
+	return slices.ContainsFunc(up, func(r *Resource) bool { return c.has(r.Name) && !c.refuses(r) })
 }
 
 // pendingRemovals says whether the client has something that the view has not.
@@ -263,33 +464,28 @@ func (s *Sub) pendingRemovals(t Type) bool {
 	return c.asked && c.any(s.difference(t).Removed)
 }
 
-// open says whether a type's updates or removals may be sent. A response that has been
-// waited for longer than holdLimit holds nothing any more, nor does a type that a returning
-// client has not asked for by then; a removal never overtakes state that has not even been
-// sent.
-func (s *Sub) open(of Type, which int) bool {
-	waitsFor := types[of].after
-	if which == holdRemovals {
-		waitsFor = types[of].removedAfter
-	}
+// mayRemove says whether resources of a type may be removed, for all of them together. A response
+// that has been waited for longer than holdLimit holds nothing any more, nor does a type that a
+// returning client has not asked for by then; a removal never overtakes state that has not even
+// been sent.
+func (s *Sub) mayRemove(of Type) bool {
+	waitsFor := types[of].removedAfter
 	if len(waitsFor) == 0 || s.single {
 		return true
 	}
-	h := &s.holds[of][which]
+	h := &s.holds[of]
 	h.used, h.until = true, time.Time{}
-	blocked, unsent, unasked := which == holdUpdates && s.awaitsAssignment(), false, false
+	blocked, unsent, unasked := false, false, false
 	for _, t := range waitsFor {
 		c := &s.states[t]
 		if !c.asked {
-			unasked = unasked || s.awaitsRequest(t, which)
+			unasked = unasked || s.now.Before(s.expected)
 			continue
 		}
-		pending := s.pendingUpserts(t) || which != holdUpdates && s.pendingRemovals(t)
-		if which != holdUpdates && pending {
+		if s.pendingUpserts(t) || s.pendingRemovals(t) {
 			unsent = true
 		}
-		late := c.flight != nil && c.flight.late
-		if !late && (pending || c.flight != nil) {
+		if f := c.flight; f != nil && !f.late {
 			blocked = true
 		}
 	}
@@ -315,28 +511,13 @@ func (s *Sub) open(of Type, which int) bool {
 			f.late = true
 		}
 	}
-	if which == holdUpdates {
-		for i := range s.assignments {
-			o := &s.assignments[i]
-			if !o.late && s.states[CDS].flight == nil && !s.states[EDS].has(o.cluster.Needs) {
-				s.unasked = true
-			}
-			o.late = true
-		}
-	}
 	*h = hold{used: true}
 	return true
 }
 
-// awaitsRequest says whether a hold waits for a client to ask for a type. One that comes from
-// an earlier stream may have listeners and routes whose clusters must not go before them.
-func (s *Sub) awaitsRequest(t Type, which int) bool {
-	return s.now.Before(s.expected) && (which != holdUpdates || s.cur.Of(t).Len() > 0)
-}
-
 // reportApplied reports when the client has asked for all of the view and accepted it.
 func (s *Sub) reportApplied() {
-	if s.starting() || len(s.assignments) > 0 {
+	if s.starting() || s.assignmentsOwed() {
 		return
 	}
 	for t := range numTypes {
@@ -366,71 +547,6 @@ func (s *Sub) starting() bool {
 		}
 	}
 	return false
-}
-
-// pendingAssignment is a cluster that was sent and whose assignment was not sent after it yet.
-//
-// Envoy takes a new or changed cluster into use only when its assignment arrives, accepts
-// no other change of clusters meanwhile, and does not ask again for an assignment that it
-// subscribes to already. So the assignment follows every cluster that is sent, whatever
-// the client claims to have or asked for before. [control-plane 5.2.1]
-type pendingAssignment struct {
-	cluster *Resource
-	// late: listeners and routes wait for it no longer.
-	late bool
-}
-
-// expectAssignments notes the clusters in a response that need an assignment after it. In SotW
-// these are the ones that are new or changed; the client passes over the others.
-func (s *Sub) expectAssignments(send Send, d *Delta, gone bool) {
-	sent := send.Upserts
-	if !s.delta {
-		forced := s.states[CDS].forced
-		sent = slices.DeleteFunc(slices.Clone(sent), func(r *Resource) bool {
-			return !hasResource(d.Upserts, r.Name) && !forced.has(r.Name)
-		})
-	}
-	replaced := func(o pendingAssignment) bool {
-		return hasResource(sent, o.cluster.Name) || gone && hasResource(d.Removed, o.cluster.Name)
-	}
-	s.assignments = slices.DeleteFunc(s.assignments, replaced)
-	for _, r := range sent {
-		if r.Needs != "" {
-			s.assignments = append(s.assignments, pendingAssignment{cluster: r, late: s.unasked && !s.states[EDS].has(r.Needs)})
-		}
-	}
-}
-
-// assignmentsSent removes what a response with assignments has brought.
-func (s *Sub) assignmentsSent(send Send) {
-	s.assignments = slices.DeleteFunc(s.assignments, func(o pendingAssignment) bool {
-		_, removed := slices.BinarySearch(send.Removed, o.cluster.Needs)
-		return removed || hasResource(send.Upserts, o.cluster.Needs)
-	})
-	if len(s.assignments) == 0 {
-		s.assignments = nil // the room is for thousands
-	}
-}
-
-// assignmentDue says whether an assignment is to follow that the client subscribes to.
-func (s *Sub) assignmentDue() bool {
-	return slices.ContainsFunc(s.assignments, func(o pendingAssignment) bool { return s.states[EDS].has(o.cluster.Needs) })
-}
-
-// stopWaiting ends the waiting for the assignments of clusters that were refused: the client
-// may not ask for them. They stay pending, for a client may use some clusters of a response
-// that it refuses.
-func (s *Sub) stopWaiting(refused map[string]rejection) {
-	for i, o := range s.assignments {
-		if f, ok := refused[o.cluster.Name]; ok && f.version == o.cluster.Version {
-			s.assignments[i].late = true
-		}
-	}
-}
-
-// awaitsAssignment says whether listeners and routes wait for an assignment.
-func (s *Sub) awaitsAssignment() bool {
-	return slices.ContainsFunc(s.assignments, func(o pendingAssignment) bool { return !o.late })
 }
 
 // hasResource says whether a list in order of names has the name.

@@ -17,7 +17,8 @@ var update = flag.Bool("update", false, "rewrite the expected effects in testdat
 // TestScripts plays the scripts of testdata/sub. A script's first line is the flavour;
 // then come events, each with the effects that it must have, marked "<":
 //
-//	view GENERATION TYPE NAME=CONTENT[:EDS NAME] … TYPE …   everything there is
+//	view GENERATION TYPE NAME=CONTENT[:EDS NAME][>CLUSTER,…] … TYPE …   everything there is; after >
+//	                                                  are the clusters that a resource names, if known
 //	req TYPE [ack N | nack N "message" | nonce N] [init NAME=CONTENT …] [sub] NAME … -NAME …
 //	                                                  where "" is the empty name
 //	now DURATION                                            since the start
@@ -100,9 +101,13 @@ func (s *script) typ(word string) (Type, bool) {
 
 func (s *script) resource(t Type, word string) *Resource {
 	name, content, _ := strings.Cut(word, "=")
+	content, clusters, known := strings.Cut(content, ">")
 	content, needs, _ := strings.Cut(content, ":")
 	r := NewResource(t, name, []byte(content))
-	r.Needs = needs
+	r.Needs, r.slow = needs, content == "dns"
+	if known {
+		naming(r, strings.FieldsFunc(clusters, func(c rune) bool { return c == ',' })...)
+	}
 	s.contents[r.Version] = content
 	return r
 }
@@ -182,6 +187,8 @@ func (s *script) describe(e Effect) string {
 		return fmt.Sprintf("nacked%s %s %s %q: %s", again, e.Type, e.Nonce, e.Names, strings.ReplaceAll(e.Message, "\n", `\n`))
 	case Stuck:
 		return fmt.Sprintf("stuck %s %s since %s", e.Type, e.Nonce, e.Since.Sub(s.start))
+	case Unrefused:
+		return fmt.Sprintf("unrefused %s", e.Type)
 	case Applied:
 		return fmt.Sprintf("applied %d", e.Generation)
 	case Stale:

@@ -35,6 +35,8 @@ type typeInfo struct {
 	// this one are sent, removedAfter those before resources of this one are removed, because
 	// they may refer to them. Both must be given; nothing is a value too.
 	after, removedAfter []Type
+	// references is where a resource of this type names clusters, nil if it names none.
+	references *wireField
 	// retried: a resource that was refused since its address could not be bound is sent again.
 	retried bool
 	// absent encodes a resource that says that nothing has a name, for SotW clients, which
@@ -59,11 +61,11 @@ var types = checked([numTypes]typeInfo{
 	},
 	LDS: {
 		short: "LDS", url: "type.googleapis.com/envoy.config.listener.v3.Listener", status: "listener", wildcard: true,
-		after: []Type{CDS, EDS}, removedAfter: nothing, retried: true, dump: dumpListeners,
+		after: []Type{CDS, EDS}, removedAfter: nothing, references: listenerFields, retried: true, dump: dumpListeners,
 	},
 	RDS: {
 		short: "RDS", url: "type.googleapis.com/envoy.config.route.v3.RouteConfiguration", status: "route",
-		referredBy: []Type{LDS}, after: []Type{CDS, EDS}, removedAfter: []Type{LDS}, dump: dumpRoutes,
+		referredBy: []Type{LDS}, after: []Type{CDS, EDS}, removedAfter: []Type{LDS}, references: routeFields, dump: dumpRoutes,
 	},
 })
 

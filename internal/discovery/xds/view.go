@@ -21,6 +21,10 @@ type Resource struct {
 	Body []byte
 	// Needs is, for a cluster that takes its endpoints from EDS, the name it asks for.
 	Needs string
+	// refers are the clusters that a listener, a route configuration or a virtual host names.
+	refers references
+	// slow: a cluster that warms for reasons that a server cannot see.
+	slow bool
 }
 
 // NewResource wraps a message, encoded deterministically by the caller, for the wire.
@@ -45,7 +49,20 @@ func newResource(typ Type, name string, body []byte, value int) *Resource {
 	h := sha256.New()
 	h.Write([]byte(typ.URL()))
 	h.Write(body[value:])
-	return &Resource{Type: typ, Name: name, Version: hex.EncodeToString(h.Sum(nil)[:16]), Body: body}
+	r := &Resource{Type: typ, Name: name, Version: hex.EncodeToString(h.Sum(nil)[:16]), Body: body}
+	if f := typ.info().references; f != nil {
+		r.refers = f.referencesIn(body[value:])
+	}
+	if typ == CDS {
+		r.slow = warmsSlowly(body[value:])
+	}
+	return r
+}
+
+// refersTo says whether a resource of a type that has references names a cluster, or may. Of what a client only claims to have,
+// the content is not known.
+func (r *Resource) refersTo(cluster string) bool {
+	return r.Body == nil || r.refers.has(cluster)
 }
 
 // NewCluster is NewResource for a CDS resource whose endpoints come under the EDS name
@@ -118,6 +135,14 @@ func newTypeView(resources []*Resource) (v TypeView) {
 	return v
 }
 
+// and is the set with others, of whose names it has none; they are in order of their names.
+func (v TypeView) and(others []*Resource) TypeView {
+	if len(others) > 0 {
+		v.parts[unlayered] = v.parts[unlayered].with(others, nil)
+	}
+	return v
+}
+
 // Len is the number of resources.
 func (v TypeView) Len() (n int) {
 	for _, p := range v.parts {
@@ -178,9 +203,6 @@ type Delta struct {
 	Upserts []*Resource
 	// Removed are the old set's resources that the new one lacks.
 	Removed []*Resource
-	// Union is the new set and Removed together: what a client has while the
-	// removals are held back.
-	Union TypeView
 }
 
 // step is the difference between two sets of one layer.
@@ -188,7 +210,7 @@ type step struct{ upserts, removed []*Resource }
 
 // diff compares two sets, layer by layer; between compares those of one layer.
 func diff(old, cur TypeView, between func(old, cur *set) step) *Delta {
-	d := &Delta{Union: cur}
+	d := &Delta{}
 	for i, part := range cur.parts {
 		if old.parts[i] == part {
 			continue
@@ -197,9 +219,6 @@ func diff(old, cur TypeView, between func(old, cur *set) step) *Delta {
 		d.Upserts, d.Removed = mergeLists(d.Upserts, s.upserts), mergeLists(d.Removed, s.removed)
 	}
 	d.Upserts, d.Removed = withoutMoves(d.Upserts, d.Removed)
-	if len(d.Removed) > 0 {
-		d.Union.parts[unlayered] = setOf(d.Removed)
-	}
 	return d
 }
 

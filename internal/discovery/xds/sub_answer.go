@@ -1,0 +1,136 @@
+package xds
+
+import (
+	"maps"
+	"slices"
+)
+
+// sent is the response with a nonce that is not answered yet, or nil.
+func (c *typeState) sent(nonce string) *flight {
+	if f := c.flight; f != nil && f.nonce == nonce {
+		return f
+	}
+	for _, f := range c.unanswered {
+		if f.nonce == nonce {
+			return f
+		}
+	}
+	return nil
+}
+
+// landed notes that a response was answered, and returns the number of the first one that the answer
+// counts for. Of the responses that it had no chance to answer one by one, a SotW client answers
+// only the last.
+func (s *Sub) landed(c *typeState, f *flight) (from uint64) {
+	from = f.seq
+	if c.flight == f {
+		c.flight = nil
+	}
+	c.unanswered = slices.DeleteFunc(c.unanswered, func(o *flight) bool {
+		if !s.delta && o.seq < f.seq {
+			from = min(from, o.seq)
+			return true
+		}
+		return o == f
+	})
+	if c.flight == nil && len(c.unanswered) > 0 && s.delta {
+		// The answers came in another order; what is left is waited for.
+		last := len(c.unanswered) - 1
+		c.flight, c.unanswered = c.unanswered[last], c.unanswered[:last]
+	}
+	if len(c.unanswered) == 0 {
+		c.unanswered = nil
+	}
+	return from
+}
+
+// acked handles the acceptance of a response.
+func (s *Sub) acked(c *typeState, t Type, f *flight) {
+	if len(c.refused) > 0 {
+		for _, u := range f.upserts {
+			if c.refused[u.Name].version == u.Version {
+				delete(c.refused, u.Name)
+			}
+		}
+	}
+	c.bisection.finished(c, f)
+	s.emit(Acked{Type: t, Nonce: f.nonce, Generation: f.generation, Refused: len(c.refused)})
+}
+
+// forget forgets what is special about a name that the client does not subscribe to any more.
+func (c *typeState) forget(name string) {
+	delete(c.refused, name)
+	if _, ok := c.kept[name]; ok {
+		delete(c.kept, name)
+		c.memo = computed{}
+	}
+}
+
+func (c *typeState) forgetAll(list *nameSet) {
+	for n := range c.kept {
+		if list.has(n) {
+			c.forget(n)
+		}
+	}
+}
+
+// setHave notes what the client has now: the view's, or more, but for what is withheld, where it has
+// what the map says. f is the response that brings that about, nil for none.
+func (c *typeState) setHave(have, view TypeView, f *flight, withheld map[string]*Resource) {
+	var kept map[string]*Resource
+	keep := func(n string, old *Resource) {
+		r := have.Get(n)
+		if r == nil || old != nil && same(r, old) {
+			return // it has nothing under that name any more, or what it is to have
+		}
+		if kept == nil {
+			kept = map[string]*Resource{}
+		}
+		kept[n] = old
+	}
+	for n, old := range c.kept {
+		if _, ok := withheld[n]; !ok && (f == nil || !f.has(n)) {
+			keep(n, old)
+		}
+	}
+	for n, old := range withheld {
+		keep(n, old)
+	}
+	if f != nil {
+		for _, n := range f.removed {
+			keep(n, nil) // it was told so, even if have holds it still
+		}
+	}
+	c.have = have
+	c.own = c.own && have != view
+	if !maps.Equal(kept, c.kept) {
+		c.kept, c.memo = kept, computed{}
+	}
+}
+
+// keepOld notes that the client goes on with what it had before a response, because it refused a
+// resource of it.
+func (c *typeState) keepOld(f *flight, r *Resource) {
+	old := f.before(r.Name)
+	for _, later := range append(slices.Clone(c.unanswered), c.flight) {
+		if later == nil || later.seq < f.seq {
+			continue
+		}
+		if b := later.before(r.Name); b != nil && same(b, r) {
+			if later.hadKept == nil {
+				later.hadKept = map[string]*Resource{}
+			}
+			later.hadKept[r.Name] = old
+		}
+	}
+	if now := c.get(r.Name); now == nil || !same(now, r) {
+		return // a later response has another version
+	}
+	if old != nil && same(old, r) {
+		return
+	}
+	if c.kept == nil {
+		c.kept = map[string]*Resource{}
+	}
+	c.kept[r.Name], c.memo = old, computed{}
+}
