@@ -69,6 +69,7 @@ type worker struct {
 	g     *Graph
 	idle  []*recorder
 	reads []*input // free space for those of executions
+	chunk int      // size of the last such space
 }
 
 // result is what one execution has found; failed is set if it panicked.
@@ -135,7 +136,8 @@ func (w *worker) execute(n *node) (res result) {
 func (w *worker) keep(reads []*input) []*input {
 	n := len(reads)
 	if cap(w.reads) < n {
-		w.reads = make([]*input, 0, max(n, 1024))
+		w.chunk = min(max(2*w.chunk, 64), 1024)
+		w.reads = make([]*input, 0, max(n, w.chunk))
 	}
 	out := append(w.reads[:0:n], reads...)
 	w.reads = w.reads[n:n:cap(w.reads)]
