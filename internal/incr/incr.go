@@ -35,6 +35,9 @@ type input struct {
 	position  int    // scratch space of replaceDeps
 	container container
 	owner     *node // the node whose value this is; nil for rows and buckets
+	// causes are those of the input's last change, if that was in the Run with the number changed.
+	causes  Causes
+	changed uint32
 }
 
 // container is the row, bucket or entry that an input is part of.
@@ -76,6 +79,8 @@ type Graph struct {
 	parallel parallel
 	forks    []*Graph // that are open
 	fork     *fork    // nil if the graph is not a fork
+	cause    Causes   // of the changes of tables from now on
+	run      uint32   // number of the next Run, or of the one in progress
 }
 
 // ruleOfAnyType is a *Rule.
@@ -87,7 +92,20 @@ type ruleOfAnyType interface {
 type Moved struct {
 	Rule string
 	Key  any
+	// Causes are those of the changes of tables that the value depends on.
+	Causes Causes
 }
+
+// Causes is a set of numbers from 0 to MaxCauses-1, which the caller gives to the changes of tables
+// before a Run.
+type Causes uint32
+
+// MaxCauses is how many causes a Run can distinguish.
+const MaxCauses = 32
+
+// Cause sets what causes the changes of tables that follow, until the next Run. Without it they have
+// no cause.
+func (g *Graph) Cause(c Causes) { g.cause = c }
 
 // RuleStats are counters of a rule since the graph was created.
 type RuleStats struct {
@@ -99,7 +117,7 @@ type RuleStats struct {
 
 // New returns an empty graph.
 func New() *Graph {
-	return &Graph{stats: map[string]*RuleStats{}, parallel: parallel{batch: defaultBatch}}
+	return &Graph{stats: map[string]*RuleStats{}, parallel: parallel{batch: defaultBatch}, run: 1}
 }
 
 // Stats returns a copy of the counters of every rule, by name.
@@ -124,6 +142,7 @@ type node struct {
 	wants     int
 	queued    bool
 	gone      bool
+	stale     Causes // why it is queued
 }
 
 // evaluator is the typed part of a node.
@@ -199,8 +218,10 @@ func (g *Graph) executed(n *node, reads []*input, moved bool) {
 	g.replaceDeps(n, reads)
 	n.made = true
 	n.rule.Runs++
+	causes := g.causes(n)
 	if moved {
 		n.rule.Moves++
+		g.record(&n.input, causes) // who reads a new value depends on what has changed below it
 	}
 }
 
@@ -252,10 +273,37 @@ func (d dep) drop() {
 	}
 }
 
-// dirty enqueues the readers of c.
+// record records why c has changed.
+func (g *Graph) record(c *input, causes Causes) {
+	if c.changed != g.run {
+		c.changed, c.causes = g.run, 0
+	}
+	c.causes |= causes
+}
+
+// causes returns why n has been computed: because of what it has read before, and of what it reads now.
+func (g *Graph) causes(n *node) Causes {
+	out := n.stale
+	n.stale = 0
+	for _, d := range n.deps {
+		if d.input.changed == g.run {
+			out |= d.input.causes
+		}
+	}
+	return out
+}
+
+// changed records why a row or bucket has changed, and enqueues its readers.
+func (g *Graph) changed(c *input) {
+	g.record(c, g.cause)
+	g.dirty(c)
+}
+
+// dirty enqueues the readers of c, which has changed.
 func (g *Graph) dirty(c *input) {
 	g.ownReaders(c)
 	for _, r := range c.readers {
+		r.node.stale |= c.causes
 		g.enqueue(r.node)
 	}
 }
@@ -294,7 +342,8 @@ func (g *Graph) Run() []Moved {
 	}
 	g.sweep()
 	moved := g.moved
-	g.moved = nil
+	g.moved, g.cause = nil, 0
+	g.run++
 	return moved
 }
 
@@ -303,7 +352,7 @@ func (g *Graph) ran(n *node) {
 	g.dirty(&n.input)
 	if n.wants > 0 {
 		rule, key := n.evaluator.label()
-		g.moved = append(g.moved, Moved{Rule: rule, Key: key})
+		g.moved = append(g.moved, Moved{Rule: rule, Key: key, Causes: n.causes})
 	}
 }
 

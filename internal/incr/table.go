@@ -106,7 +106,7 @@ func (t *Table[T]) Put(key string, v T, buckets ...string) {
 		t.present++
 	}
 	r.value, r.present, r.buckets = v, true, buckets
-	t.g.dirty(&r.input)
+	t.g.changed(&r.input)
 }
 
 // Delete removes a row. Deleting an absent row changes nothing.
@@ -120,7 +120,7 @@ func (t *Table[T]) Delete(key string) {
 	t.present--
 	var zero T
 	r.value, r.present, r.buckets = zero, false, nil
-	t.g.dirty(&r.input)
+	t.g.changed(&r.input)
 	if len(r.readers) == 0 {
 		r.unread()
 	}
@@ -223,7 +223,7 @@ func (t *Table[T]) move(key string, old, now []string) {
 			b := t.bucket(name)
 			i := sort.SearchStrings(b.keys, key)
 			b.keys = slices.Delete(slices.Clone(b.keys), i, i+1)
-			t.g.dirty(&b.input)
+			t.g.changed(&b.input)
 			if len(b.readers) == 0 {
 				b.unread()
 			}
@@ -235,7 +235,7 @@ func (t *Table[T]) move(key string, old, now []string) {
 			b := t.bucket(name)
 			i := sort.SearchStrings(b.keys, key)
 			b.keys = slices.Insert(slices.Clone(b.keys), i, key)
-			t.g.dirty(&b.input)
+			t.g.changed(&b.input)
 		}
 	}
 }
