@@ -10,6 +10,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -21,8 +22,10 @@ import (
 
 // client is a proxy that speaks the delta protocol and accepts everything.
 type client struct {
-	t      *testing.T
-	app    string // the label by which services select it
+	t   *testing.T
+	app string // the label by which services select it; its name begins with it
+	// answer returns the error with which a response is refused, "" if it is accepted.
+	answer func(*discoveryv3.DeltaDiscoveryResponse) string
 	stream grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]
 	have   map[string]string // name → body
 	seen   []string          // every body received
@@ -92,7 +95,7 @@ func (c *client) ask(t xds.Type, names ...string) {
 	}
 	r := &discoveryv3.DeltaDiscoveryRequest{
 		TypeUrl: t.URL(), ResourceNamesSubscribe: names,
-		Node: &corev3.Node{Id: "sidecar~10.99.0.1~reviews-1.shop~shop.svc.cluster.local", Metadata: meta},
+		Node: &corev3.Node{Id: "sidecar~10.99.0.1~" + c.app + "-1.shop~shop.svc.cluster.local", Metadata: meta},
 	}
 	_ = c.stream.Send(r) // Recv returns the error
 }
@@ -121,6 +124,12 @@ func (c *client) refusal() error {
 }
 
 func (c *client) take(r *discoveryv3.DeltaDiscoveryResponse) {
+	if c.answer != nil {
+		if text := c.answer(r); text != "" {
+			_ = c.stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce, ErrorDetail: &rpcstatus.Status{Message: text}})
+			return
+		}
+	}
 	for _, res := range r.Resources {
 		c.have[res.Name] = string(res.Resource.Value)
 		c.seen = append(c.seen, string(res.Resource.Value))

@@ -39,6 +39,7 @@ type page struct {
 func (s *Server) pages() []page {
 	list := []page{
 		{path: "adsz", help: "Connected proxies with their labels, localities and subscriptions (?proxyID=POD.NAMESPACE for one)", serve: s.adsz},
+		{path: "applied", help: "How many of the proxies that an object concerns have applied it (?kind=KIND&namespace=NAMESPACE&name=NAME, or POST a file)", serve: s.applied},
 		{path: "classz", help: "Classes of proxies, and the counters of the rules", serve: s.classz},
 		{path: "clusterz", help: "Clusters that objects are read from", serve: s.clusterz},
 		{path: "config_dump", help: "Configuration of a proxy as Envoy dumps its own (?proxyID=POD.NAMESPACE, &types=cds,eds)", serve: s.configDump},
@@ -104,6 +105,7 @@ func (s *Server) handleDebug(m *http.ServeMux) {
 	for _, p := range list {
 		m.HandleFunc("GET /debug/"+p.path, s.guarded(p.serve))
 	}
+	m.HandleFunc("POST /debug/applied", s.guarded(s.applied))
 	index := s.guarded(func(w http.ResponseWriter, _ *http.Request) {
 		for _, p := range list {
 			if p.why == "" {
@@ -245,17 +247,21 @@ func (s *Server) version(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w,
 
 // syncEntry is one proxy in /debug/syncz. The fields that Istio has, too, have its names.
 type syncEntry struct {
-	Proxy        string              `json:"proxy"`
-	ProxyType    string              `json:"proxy_type"`
-	ProxyVersion string              `json:"proxy_version,omitempty"`
-	IstioVersion string              `json:"istio_version,omitempty"`
-	ClusterID    string              `json:"cluster_id,omitempty"`
-	Identity     string              `json:"identity,omitempty"`
-	ConnectedAt  string              `json:"connected_at"`
-	Class        string              `json:"class,omitempty"`
-	Generation   uint64              `json:"generation"`
-	Applied      uint64              `json:"applied"`
-	Types        map[string]syncType `json:"types"`
+	Proxy        string `json:"proxy"`
+	ProxyType    string `json:"proxy_type"`
+	ProxyVersion string `json:"proxy_version,omitempty"`
+	IstioVersion string `json:"istio_version,omitempty"`
+	ClusterID    string `json:"cluster_id,omitempty"`
+	Identity     string `json:"identity,omitempty"`
+	ConnectedAt  string `json:"connected_at"`
+	Class        string `json:"class,omitempty"`
+	// Generation is the current one, the same for all proxies. Applied is the newest one up to which
+	// the proxy has applied everything that was for it.
+	Generation uint64              `json:"generation"`
+	Applied    uint64              `json:"applied"`
+	Types      map[string]syncType `json:"types"`
+	// Behind is what the proxy has not applied; nil if it has applied everything.
+	Behind *behindProxy `json:"behind,omitempty"`
 	// Only is the type of a stream of one type.
 	Only string `json:"only,omitempty"`
 	// NotApplied are the fields of the proxy's ProxyConfig that it does not get.
@@ -294,6 +300,9 @@ type syncType struct {
 	Asked     bool   `json:"asked"`
 	Sent      string `json:"sent"`
 	Acked     string `json:"acked"`
+	// Synced says that the proxy has all resources that it shall have and asked for, even if they were
+	// not sent on this connection.
+	Synced bool `json:"synced"`
 	// Stuck is when a response was sent that has not been acknowledged for 10 s or more.
 	Stuck string `json:"stuck,omitempty"`
 	// Nack is the proxy's error message about a resource that it has rejected.
@@ -310,14 +319,18 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 		e := syncEntry{
 			Proxy: c.Node.ID, ProxyType: string(c.Node.Role), ProxyVersion: strings.TrimPrefix(c.Node.UserAgent, "envoy/"),
 			ClusterID: c.Node.Metadata.ClusterID, ConnectedAt: c.Since.UTC().Format(time.RFC3339),
-			Applied: c.Applied, Only: c.Only, IstioVersion: c.Node.Metadata.IstioVersion, Types: map[string]syncType{}, NotApplied: c.Node.Metadata.NotApplied.Names(), nonces: map[string]string{},
+			Only: c.Only, IstioVersion: c.Node.Metadata.IstioVersion, Types: map[string]syncType{}, NotApplied: c.Node.Metadata.NotApplied.Names(), nonces: map[string]string{},
 		}
 		if p, ok := views.proxies[c.ID]; ok {
 			e.Class = className(p.class)
-			v := p.view
-			e.Generation = v.Generation
+			progress := p.latest.Progress()
+			e.Generation, e.Applied = views.generation, views.applied(progress)
+			if progress.Missing != 0 {
+				b := behindOf(c, progress, p.view)
+				e.Behind = &b
+			}
 			for _, t := range xds.Types() {
-				if v.Of(t).Len() > 0 && (c.Only == "" || c.Only == t.String()) {
+				if p.view.Of(t).Len() > 0 && (c.Only == "" || c.Only == t.String()) {
 					e.Types[t.String()] = syncType{}
 				}
 			}
@@ -326,7 +339,7 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 			e.Identity = c.Identity.SPIFFE()
 		}
 		for t, st := range c.Types {
-			row := syncType{Resources: st.Resources, Asked: true, Sent: st.SentNonce, Acked: st.AckedNonce, Nack: st.Message}
+			row := syncType{Resources: st.Resources, Asked: true, Sent: st.SentNonce, Acked: st.AckedNonce, Synced: st.Synced, Nack: st.Message}
 			if !st.Stuck.IsZero() {
 				row.Stuck = st.Stuck.UTC().Format(time.RFC3339)
 			}
@@ -408,12 +421,18 @@ type objectEntry struct {
 	Text     string `json:"text"`
 	// Meanwhile is what is in force instead; empty if the object is applied.
 	Meanwhile string `json:"meanwhile,omitempty"`
+	// Generation is that of the newest change that is in force, Proxies how many connected proxies it
+	// concerns, Applied how many of them have it. They are left out where that is not known.
+	Generation uint64 `json:"generation,omitempty"`
+	Proxies    *int   `json:"proxies,omitempty"`
+	Applied    *int   `json:"applied,omitempty"`
 }
 
 // objectz writes all problems of the configuration, and how many objects of each file are ignored.
 func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 	out := []objectEntry{}
 	snap, _ := s.loop.problemsSnapshot()
+	var keys []object.Key
 	if snap.notServed != "" {
 		out = append(out, objectEntry{Severity: object.Error.String(), Text: "no proxy is served: " + snap.notServed})
 	}
@@ -425,8 +444,9 @@ func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 		if p.Key.Kind != "" {
 			e.Object = p.Key.String()
 		}
-		out = append(out, e)
+		out, keys = append(out, e), append(keys, p.Key)
 	}
+	s.addApplied(out[len(out)-len(keys):], keys)
 	writeJSON(w, out)
 }
 

@@ -39,16 +39,26 @@ func (d *derivation) of(t xds.Type) *derivedType {
 func (p *layers) setHidden(l *publishedLayer, keys []compile.Key) {
 	d := l.derivation
 	for _, k := range d.hidden {
+		p.note(l, k)
 		t := d.of(p.typeOf(k.Kind))
 		delete(t.hidden, k.Name)
 		t.touched[k.Name] = struct{}{}
 	}
 	for _, k := range keys {
+		p.note(l, k)
 		t := d.of(p.typeOf(k.Kind))
 		t.hidden[k.Name] = struct{}{}
 		t.touched[k.Name] = struct{}{}
 	}
 	d.hidden = keys
+}
+
+// shares reports whether a derived layer has what its base has under a name.
+func (d *derivation) shares(n resourceName) bool {
+	t := d.of(n.typ)
+	_, own := t.own[n.name]
+	_, hidden := t.hidden[n.name]
+	return !own && !hidden
 }
 
 // commit returns the layer that follows on l: with own changes of the layer, and with those that its

@@ -18,11 +18,17 @@ type layers struct {
 	byKey map[compile.Layer]*publishedLayer
 	// idleBytes is the size of the layers that only idle classes have.
 	idleBytes int
+	// causes are those of what update is changing, and moves what it has changed so far.
+	updating bool
+	causes   incr.Causes
+	moves    []move
 }
 
 // publishedLayer is one layer and the classes that have it.
 type publishedLayer struct {
 	key compile.Layer
+	// made is the generation in which the layer was made.
+	made uint64
 	// keys are its resources in order; those whose rule gives nothing have no part in layer.
 	keys    []compile.Key
 	layer   *xds.Layer
@@ -68,23 +74,23 @@ func (p *layers) typeOf(k compile.Kind) xds.Type {
 	return p.types[k]
 }
 
-// enter gives a class a layer, which is made if no class has it yet.
-func (p *layers) enter(key compile.Layer, c *publishedClass) *publishedLayer {
-	l := p.get(key)
+// enter gives a class a layer, which is made in this generation if no class has it yet.
+func (p *layers) enter(key compile.Layer, c *publishedClass, generation uint64) *publishedLayer {
+	l := p.get(key, generation)
 	l.classes[c] = struct{}{}
 	return l
 }
 
-// get returns a layer, which is made if there is none yet.
-func (p *layers) get(key compile.Layer) *publishedLayer {
+// get returns a layer, which is made in this generation if there is none yet.
+func (p *layers) get(key compile.Layer, generation uint64) *publishedLayer {
 	if l := p.byKey[key]; l != nil {
 		return l
 	}
-	l := &publishedLayer{key: key, classes: map[*publishedClass]struct{}{}, derived: map[*publishedLayer]struct{}{}}
+	l := &publishedLayer{key: key, made: generation, classes: map[*publishedClass]struct{}{}, derived: map[*publishedLayer]struct{}{}}
 	p.byKey[key] = l
 	contents := p.compiler.Names().Want(key)
 	if contents.Derived {
-		base := p.get(contents.Base)
+		base := p.get(contents.Base, generation)
 		base.derived[l] = struct{}{}
 		l.derivation = &derivation{base: base}
 		l.layer = base.layer
@@ -159,11 +165,13 @@ func (p *layers) drop(l *publishedLayer) {
 }
 
 // update applies what moved in the graph to the layers, and returns the classes that have one that
-// changed.
-func (p *layers) update(moved []incr.Moved) map[*publishedClass]struct{} {
+// changed, and what has changed in which layer.
+func (p *layers) update(moved []incr.Moved) (map[*publishedClass]struct{}, []move) {
+	p.updating = true
 	touched := map[*publishedLayer]struct{}{}
 	for _, m := range moved {
 		if key, ok := m.Key.(compile.Layer); ok {
+			p.causes = m.Causes
 			l := p.byKey[key]
 			contents, _ := p.compiler.Names().Value(key)
 			p.setContents(l, contents)
@@ -172,19 +180,23 @@ func (p *layers) update(moved []incr.Moved) map[*publishedClass]struct{} {
 	}
 	for _, m := range moved {
 		if k, ok := p.compiler.Moved(m); ok {
+			p.causes = m.Causes
 			if l := p.byKey[k.Layer()]; l != nil && p.replace(l, k) {
 				touched[l] = struct{}{}
 			}
 		}
 	}
 	changed := map[*publishedClass]struct{}{}
+	others := map[*publishedLayer]struct{}{}
 	commit := func(l *publishedLayer, base []difference) {
-		moved := l.commit(base)
+		another := l.commit(base)
 		p.weigh(l)
-		if moved {
-			for c := range l.classes {
-				changed[c] = struct{}{}
-			}
+		if !another {
+			return
+		}
+		others[l] = struct{}{}
+		for c := range l.classes {
+			changed[c] = struct{}{}
 		}
 	}
 	for l := range touched {
@@ -203,7 +215,27 @@ func (p *layers) update(moved []incr.Moved) map[*publishedClass]struct{} {
 			commit(l, nil)
 		}
 	}
-	return changed
+	moves := p.movesOf(others)
+	p.updating, p.causes, p.moves = false, 0, nil
+	return changed, moves
+}
+
+// movesOf returns what has changed in layers that are others now. What has changed in a base has changed in
+// the layers that are derived from it and have it from there.
+func (p *layers) movesOf(moved map[*publishedLayer]struct{}) (out []move) {
+	for _, m := range p.moves {
+		l := p.byKey[m.layer]
+		if _, ok := moved[l]; !ok {
+			continue
+		}
+		out = append(out, m)
+		for d := range l.derived {
+			if _, ok := moved[d]; ok && d.derivation.shares(m.name) {
+				out = append(out, move{layer: d.key, name: m.name, causes: m.causes})
+			}
+		}
+	}
+	return out
 }
 
 // setContents makes a layer have exactly these resources of its own.
@@ -270,12 +302,20 @@ func (l *publishedLayer) has(k compile.Key) bool {
 
 // change notes that a resource has another value; nil is none.
 func (p *layers) change(l *publishedLayer, k compile.Key, value []byte) {
+	p.note(l, k)
 	d := l.pendingOf(p.typeOf(k.Kind))
 	r := p.resource(k, value)
 	if r == nil && l.derivation != nil && l.has(k) {
 		d.absent = append(d.absent, k.Name)
 	} else {
 		d.set(k.Name, r)
+	}
+}
+
+// note notes that a resource of a layer changes because of the current causes.
+func (p *layers) note(l *publishedLayer, k compile.Key) {
+	if p.updating {
+		p.moves = append(p.moves, move{layer: l.key, name: resourceName{p.typeOf(k.Kind), k.Name}, causes: p.causes})
 	}
 }
 

@@ -48,6 +48,7 @@ func publishedOf(g *incr.Graph, m *model.Model, idle idleLimits) *published {
 // commit takes the changes of objects into the views.
 func (p *published) commit(changes []object.Change) {
 	p.model.Apply(changes)
+	p.begin()
 	p.update(p.graph.Run())
 }
 

@@ -31,6 +31,7 @@ type loop struct {
 	model    *model.Model
 	store    *config.Store
 	views    *publisher
+	applied  *changeLog
 	problems *problems
 	counts   counts
 
@@ -76,7 +77,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 	l := &loop{
 		log: log, graph: g, model: m, store: config.NewStore(), kept: kept,
 		gate:  gate{lenience: lenience, remembered: len(kept.remembered(false)), since: kept.before.Written},
-		views: newPublisher(g, m, compile.New(g, m, o)),
+		views: newPublisher(g, m, compile.New(g, m, o)), applied: newChangeLog(),
 		inbox: inbox{
 			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), leaves: make(chan string), questions: make(chan func()),
 		},
@@ -121,8 +122,9 @@ func (l *loop) Run(ctx context.Context) error {
 func (l *loop) commit(b object.Batch) {
 	start := time.Now()
 	var changes problemChanges
+	var accepted []acceptedChange
 	for {
-		changes.objects = append(changes.objects, l.apply(b)...)
+		accepted = l.apply(b, accepted)
 		if b.Problems != nil {
 			changes.source = b.Problems
 		}
@@ -133,6 +135,9 @@ func (l *loop) commit(b object.Batch) {
 		}
 		break
 	}
+	for _, a := range accepted {
+		changes.objects = append(changes.objects, a.key)
+	}
 	changes.added, changes.removed = l.store.VerdictChanges()
 	update := l.problems.update(changes)
 	if update.policies {
@@ -141,7 +146,11 @@ func (l *loop) commit(b object.Batch) {
 	l.openGate()
 	l.logProblems(update)
 	moved := l.graph.Run()
-	classes := l.views.update(moved)
+	if len(accepted) > 0 || len(moved) > 0 || l.gate.synced && l.views.generation == 0 {
+		l.views.begin()
+	}
+	classes, moves := l.views.update(moved)
+	l.applied.commit(l.views.generation, accepted, moves)
 	l.counts.commits++
 	l.kept.changed()
 	spent := time.Since(start)
@@ -149,24 +158,32 @@ func (l *loop) commit(b object.Batch) {
 	l.log.Debug("committed", "moved", len(moved), "classes", classes, "generation", l.views.generation, "took", spent)
 }
 
-// apply validates a batch and stores what is good; it returns the keys of what it stored or
-// removed.
-func (l *loop) apply(b object.Batch) (changed []object.Key) {
+// apply validates a batch and stores what is good; it appends what it stored or removed to the changes of
+// the same commit.
+func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange {
 	accepted := l.store.Apply(l.gate.admit(b.Changes))
+	var ofMesh incr.Causes
 	for _, c := range accepted {
 		l.counts.events[c.Key.Kind]++
-		changed = append(changed, c.Key)
+		a := acceptedChange{key: c.Key, removed: c.Object == nil, cause: causeNumber(len(changes))}
+		changes = append(changes, a)
+		if config.IsMeshConfig(c.Key) {
+			ofMesh |= a.cause
+		}
+		l.graph.Cause(a.cause)
+		l.model.Apply([]object.Change{c})
 	}
-	l.model.Apply(accepted)
+	l.graph.Cause(ofMesh)
 	if m, changed := l.store.MeshConfig(); changed {
 		l.model.SetMesh(m)
 	}
+	l.graph.Cause(0)
 	if b.Synced {
 		l.log.Info("configuration read", "objects", len(accepted))
 		l.gate.synced = true
 		l.store.Forget(func(k object.Key) bool { return k != meshFileKey })
 	}
-	return changed
+	return changes
 }
 
 // logProblems logs each problem once when it comes up and once when it is gone.

@@ -25,7 +25,8 @@ type publisher struct {
 	now      func() time.Time
 	proxies  map[string]*publishedProxy // by connection
 	byKey    map[model.ProxyKey]map[string]*publishedProxy
-	// generation counts the commits that moved something.
+	// generation is the number of the last commit that changed the configuration. Proxies that
+	// join do not raise it.
 	generation uint64
 	// current is the last snapshot, nil once anything in it has changed.
 	current *viewsSnapshot
@@ -59,6 +60,7 @@ type publishedProxy struct {
 	key    model.ProxyKey
 	class  mesh.Class
 	latest *xds.LatestView
+	joined uint64 // the generation at that time
 }
 
 // viewsSnapshot is what proxies shall have at one moment. It and all that it refers to are
@@ -77,8 +79,18 @@ type viewsSnapshot struct {
 }
 
 type proxySnapshot struct {
-	class mesh.Class
-	view  *xds.View
+	class  mesh.Class
+	view   *xds.View
+	latest *xds.LatestView
+}
+
+// applied is the newest generation up to which the proxy has applied everything that was for it, as of
+// its progress.
+func (s *viewsSnapshot) applied(p xds.Progress) uint64 {
+	if p.Missing == 0 {
+		return s.generation
+	}
+	return min(p.Missing-1, s.generation)
 }
 
 type classSnapshot struct {
@@ -104,7 +116,7 @@ func (p *publisher) snapshot() *viewsSnapshot {
 		}
 		s.classes[class] = classSnapshot{proxies: slices.Sorted(maps.Keys(c.proxies)), resources: c.resources()}
 		for id := range c.proxies {
-			s.proxies[id] = proxySnapshot{class: class, view: c.view}
+			s.proxies[id] = proxySnapshot{class: class, view: c.view, latest: c.proxies[id].latest}
 		}
 	}
 	p.current = s
@@ -119,9 +131,15 @@ func newPublisher(g *incr.Graph, m *model.Model, c *compile.Compiler) *publisher
 	}
 }
 
+// begin begins the next generation: what is updated from now on belongs to it.
+func (p *publisher) begin() {
+	p.generation++
+	p.current = nil
+}
+
 // join adds a proxy and returns where its views will appear; the first is there already.
 func (p *publisher) join(id string, key model.ProxyKey) *xds.LatestView {
-	m := &publishedProxy{key: key, class: p.classify.Want(key)}
+	m := &publishedProxy{key: key, class: p.classify.Want(key), joined: p.generation}
 	p.proxies[id] = m
 	if p.byKey[key] == nil {
 		p.byKey[key] = map[string]*publishedProxy{}
@@ -153,9 +171,8 @@ func (p *publisher) enter(id string, m *publishedProxy) *publishedClass {
 	if c == nil {
 		c = &publishedClass{class: m.class, proxies: map[string]*publishedProxy{}}
 		for i, l := range compile.Layers(m.class) {
-			c.layers[i] = p.layers.enter(l, c)
+			c.layers[i] = p.layers.enter(l, c, p.generation)
 		}
-		p.generation++
 		c.refresh(p.generation)
 		p.classes[m.class] = c
 	}
@@ -195,12 +212,11 @@ func (p *publisher) dropIdle() {
 	p.graph.Run()
 }
 
-// update applies what moved in the graph to the views, publishes those that changed, and
-// returns how many classes have another view.
-func (p *publisher) update(moved []incr.Moved) int {
-	changed := p.layers.update(moved)
+// update applies what moved in the graph to the views, publishes those that changed, and returns how many
+// classes have another view, and what changed because of what.
+func (p *publisher) update(moved []incr.Moved) (classes int, moves []move) {
+	changed, moves := p.layers.update(moved)
 	if len(changed) > 0 {
-		p.generation++
 		p.current = nil
 		for c := range changed {
 			c.refresh(p.generation)
@@ -210,15 +226,18 @@ func (p *publisher) update(moved []incr.Moved) int {
 		if key, ok := m.Key.(model.ProxyKey); ok {
 			class, _ := p.classify.Value(key)
 			p.reclassify(key, class, changed)
+			for id := range p.byKey[key] {
+				moves = append(moves, move{proxy: id, causes: m.Causes})
+			}
 		}
 	}
 	for c := range changed {
 		for _, m := range c.proxies {
-			m.latest.Publish(c.view)
+			m.latest.PublishAt(c.view, p.generation)
 		}
 	}
 	p.dropIdle()
-	return len(changed)
+	return len(changed), moves
 }
 
 // reclassify moves the proxies of a key to a class, and publishes its view to them unless that is
@@ -232,7 +251,7 @@ func (p *publisher) reclassify(key model.ProxyKey, class mesh.Class, changed map
 			p.exit(id, before)
 		}
 		if _, published := changed[c]; !published {
-			m.latest.Publish(c.view)
+			m.latest.PublishAt(c.view, p.generation)
 		}
 	}
 }

@@ -54,6 +54,7 @@ func TestEveryKindHasItsType(t *testing.T) {
 // What was handed out stays as it is; what is asked for later is new only where something changed.
 func TestSnapshotsDoNotChange(t *testing.T) {
 	p := newTestPublisher()
+	p.begin()
 	join := func(id string) {
 		p.join(id, model.KeyOf(mesh.Node{NodeID: mesh.NodeID{Role: mesh.Sidecar, ID: id, Domain: "shop.svc.cluster.local", IP: netip.MustParseAddr("10.0.0.1")}}, ""))
 	}
@@ -73,8 +74,8 @@ func TestSnapshotsDoNotChange(t *testing.T) {
 			t.Errorf("class %s has %+v", className(class), c)
 		}
 	}
-	if second.generation == 0 || second.resources == 0 {
-		t.Errorf("generation %d, %d resources", second.generation, second.resources)
+	if second.generation != 1 || second.resources == 0 {
+		t.Errorf("generation %d, %d resources; want generation 1", second.generation, second.resources)
 	}
 }
 

@@ -58,7 +58,7 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 				}
 			}
 			s.put(c.Key, c.Object)
-			if before != nil && sameContents(before, c.Object) {
+			if before != nil && SameContents(before, c.Object) {
 				continue
 			}
 		}
@@ -68,9 +68,9 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 	return accepted
 }
 
-// sameContents reports whether two versions of an object are equal, apart from their origin and
+// SameContents reports whether two versions of an object are equal, apart from their origin and
 // resource version.
-func sameContents(a, b *object.Object) bool {
+func SameContents(a, b *object.Object) bool {
 	return a.Meta.Generation == b.Meta.Generation && a.Meta.Created.Equal(b.Meta.Created) &&
 		sameMap(a.Meta.Labels, b.Meta.Labels) && sameMap(a.Meta.Annotations, b.Meta.Annotations) && object.SameSpec(a, b)
 }

@@ -1,30 +1,96 @@
 package xds
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// LatestView holds the newest view of one proxy. One goroutine publishes, any number load and
-// wait for the next.
-type LatestView struct{ p atomic.Pointer[published] }
+// LatestView holds the newest view of one proxy, and which of its views the proxy has not applied. One
+// goroutine publishes, one stream takes the views, any number load, wait for the next and read the
+// progress.
+type LatestView struct {
+	p atomic.Pointer[published]
+
+	mu sync.Mutex
+	// unapplied and unanswered are the views that the proxy has not accepted, and those of which it
+	// has not answered everything.
+	unapplied, unanswered backlog
+	taken                 publication // of the view that the stream took last
+}
 
 type published struct {
 	view *View
-	at   time.Time
+	publication
 	next chan struct{} // closed when there is a newer one
 }
 
-// NewLatestView starts with v, which may be nil while there is none yet.
+// publication is when a view was published to a proxy. The generation may be newer than the view's:
+// another class may have had the view before.
+type publication struct {
+	generation uint64
+	at         time.Time
+}
+
+// backlog is the oldest view that something is missing of; nil if nothing is.
+type backlog struct {
+	taken *publication // of the views that the stream has taken
+	newer *publication // of those since
+}
+
+func (b *backlog) publish(p publication) {
+	if b.newer == nil {
+		b.newer = &p
+	}
+}
+
+func (b *backlog) take() {
+	if b.taken == nil {
+		b.taken = b.newer
+	}
+	b.newer = nil
+}
+
+// report notes whether nothing is missing of the view that was taken last.
+func (b *backlog) report(done bool, last publication) {
+	switch {
+	case done:
+		b.taken = nil
+	case b.taken == nil:
+		b.taken = &last // the client has asked for more of it
+	}
+}
+
+func (b *backlog) first() *publication {
+	if b.taken != nil {
+		return b.taken
+	}
+	return b.newer
+}
+
+// NewLatestView starts with v, which may be nil while there is none yet. The proxy lacks every
+// generation.
 func NewLatestView(v *View) *LatestView {
 	c := &LatestView{}
-	c.p.Store(&published{view: v, at: time.Now(), next: make(chan struct{})})
+	now := publication{generation: 1, at: time.Now()}
+	c.p.Store(&published{view: v, publication: now, next: make(chan struct{})})
+	c.unapplied.publish(now)
+	c.unanswered.publish(now)
 	return c
 }
 
-// Publish replaces the view. Only one goroutine may call it.
-func (c *LatestView) Publish(v *View) {
-	old := c.p.Swap(&published{view: v, at: time.Now(), next: make(chan struct{})})
+// Publish is PublishAt for a view that is new in its own generation.
+func (c *LatestView) Publish(v *View) { c.PublishAt(v, v.Generation) }
+
+// PublishAt replaces the view as part of a generation, which must not be older than that of the call
+// before. Only one goroutine may call it.
+func (c *LatestView) PublishAt(v *View, generation uint64) {
+	p := &published{view: v, publication: publication{generation, time.Now()}, next: make(chan struct{})}
+	c.mu.Lock()
+	old := c.p.Swap(p)
+	c.unapplied.publish(p.publication)
+	c.unanswered.publish(p.publication)
+	c.mu.Unlock()
 	close(old.next)
 }
 
@@ -33,4 +99,64 @@ func (c *LatestView) Publish(v *View) {
 func (c *LatestView) Load() (*View, <-chan struct{}) {
 	p := c.p.Load()
 	return p.view, p.next
+}
+
+// Take is Load for the stream, which reports on the view from then on.
+func (c *LatestView) Take() (*View, <-chan struct{}) {
+	p := c.take()
+	return p.view, p.next
+}
+
+func (c *LatestView) take() *published {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.p.Load()
+	if p.view != nil {
+		c.taken = p.publication
+		c.unapplied.take()
+		c.unanswered.take()
+	}
+	return p
+}
+
+// Report notes how far the proxy is with the view that was taken last: whether it has answered all of it,
+// and whether it has accepted all of it.
+func (c *LatestView) Report(answered, applied bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unanswered.report(answered, c.taken)
+	c.unapplied.report(applied, c.taken)
+}
+
+// Progress is which generations a proxy has applied.
+type Progress struct {
+	// Missing is the first generation that the proxy has not applied, or of which it has refused
+	// something; 0 if it has applied all. It has applied every generation before.
+	Missing uint64
+	// Since is when Missing was published to the proxy; zero if nothing is missing.
+	Since time.Time
+	// Unanswered is the first generation of which the proxy has not answered everything, by
+	// accepting or by refusing it; 0 if there is none.
+	Unanswered uint64
+}
+
+// Applied says whether the proxy has applied a generation.
+func (p Progress) Applied(generation uint64) bool { return p.Missing == 0 || p.Missing > generation }
+
+// Answered says whether the proxy has accepted or refused everything of a generation.
+func (p Progress) Answered(generation uint64) bool {
+	return p.Unanswered == 0 || p.Unanswered > generation
+}
+
+// Progress is how far the proxy is. Any goroutine may call it.
+func (c *LatestView) Progress() (out Progress) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f := c.unapplied.first(); f != nil {
+		out.Missing, out.Since = max(f.generation, 1), f.at
+	}
+	if f := c.unanswered.first(); f != nil {
+		out.Unanswered = max(f.generation, 1)
+	}
+	return out
 }

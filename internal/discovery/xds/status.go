@@ -51,6 +51,9 @@ type TypeStatus struct {
 	SentAt time.Time
 	// Resources is how many the proxy is subscribed to.
 	Resources int
+	// Synced says that the proxy has everything that it shall have of the type and asked for,
+	// whether it was sent on this stream or not.
+	Synced bool
 	// Stuck is when the response was sent that has gone unanswered for 10 s or more; zero
 	// if there is none.
 	Stuck time.Time
@@ -60,6 +63,9 @@ type TypeStatus struct {
 	Rejected     time.Time
 	RejectedName []string
 	Message      string
+	// Refused are all resources that the proxy refuses now, in order of their names. The slice is
+	// shared and must not be changed.
+	Refused []string
 }
 
 // connection is a Connection that is still going on. The identifying fields never change
@@ -97,9 +103,22 @@ func (c *connection) set(t Type, f func(*TypeStatus)) {
 // asked notes that a type was asked for.
 func (c *connection) asked(t Type) { c.change(t, func(*TypeStatus) {}) }
 
-func (c *connection) sent(e Send, resources int) {
+// progress notes what the proxy has of the types that it asked for.
+func (c *connection) progress(sub *Sub) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for t, s := range c.status.Types {
+		n, synced, refused := sub.Subscribed(t), sub.Synced(t), sub.Refused(t)
+		if s.Resources != n || s.Synced != synced || !slices.Equal(s.Refused, refused) {
+			s.Resources, s.Synced, s.Refused = n, synced, refused
+			c.status.Types[t] = s
+		}
+	}
+}
+
+func (c *connection) sent(e Send) {
 	c.change(e.Type, func(s *TypeStatus) {
-		s.SentNonce, s.SentGeneration, s.Resources, s.SentAt = e.Nonce, e.Generation, resources, time.Now()
+		s.SentNonce, s.SentGeneration, s.SentAt = e.Nonce, e.Generation, time.Now()
 		c.status.Sent = max(c.status.Sent, e.Generation)
 	})
 }
@@ -125,9 +144,9 @@ func (c *connection) answered(t Type, f func(*TypeStatus)) (news bool) {
 	return before && !c.status.Stuck()
 }
 
-func (c *connection) acked(e Acked, resources int) (news bool) {
+func (c *connection) acked(e Acked) (news bool) {
 	return c.answered(e.Type, func(s *TypeStatus) {
-		s.AckedNonce, s.AckedGeneration, s.Resources = e.Nonce, e.Generation, resources
+		s.AckedNonce, s.AckedGeneration = e.Nonce, e.Generation
 		if e.Refused == 0 {
 			s.forgetRejection()
 		}
@@ -178,6 +197,17 @@ func (s *Server) Connections() []Connection {
 	}
 	slices.SortFunc(out, func(a, b Connection) int { return strings.Compare(a.ID, b.ID) })
 	return out
+}
+
+// Connection is the state of the stream with an id; false if it has ended.
+func (s *Server) Connection(id string) (Connection, bool) {
+	s.mu.Lock()
+	c := s.conns[id]
+	s.mu.Unlock()
+	if c == nil {
+		return Connection{}, false
+	}
+	return c.snapshot(), true
 }
 
 func (s *Server) add(c *connection) {

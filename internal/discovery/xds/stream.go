@@ -26,6 +26,7 @@ type stream struct {
 	expired <-chan time.Time
 	conn    *connection
 	sub     *Sub
+	latest  *LatestView
 	timer   *time.Timer
 	// pendingSince is when the oldest view that is not applied yet was published; zero if none.
 	pendingSince time.Time
@@ -131,6 +132,7 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 	s.timer = time.NewTimer(time.Hour)
 	s.timer.Stop()
 	defer s.timer.Stop()
+	s.latest = latest
 	moved, err := s.update(latest)
 	if err == nil {
 		err = s.handle(first)
@@ -171,7 +173,7 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 
 // update feeds the newest view.
 func (s *stream) update(latest *LatestView) (<-chan struct{}, error) {
-	p := latest.p.Load()
+	p := latest.take()
 	if p.view == nil {
 		return p.next, nil
 	}
@@ -239,10 +241,13 @@ const maxUnknownTypes = 16
 
 // feed feeds the machine, nil being only the time, and does what it says.
 func (s *stream) feed(ev Event) error {
-	if err := s.perform(s.sub.Step(Now{T: time.Now()})); err != nil || ev == nil {
-		return err
+	err := s.perform(s.sub.Step(Now{T: time.Now()}))
+	if err == nil && ev != nil {
+		err = s.perform(s.sub.Step(ev))
 	}
-	return s.perform(s.sub.Step(ev))
+	s.latest.Report(s.sub.Progress())
+	s.conn.progress(s.sub)
+	return err
 }
 
 func (s *stream) perform(effects []Effect) error {
@@ -255,7 +260,7 @@ func (s *stream) perform(effects []Effect) error {
 				return err
 			}
 		case Acked:
-			s.logRecovered(e.Type, s.conn.acked(e, s.sub.Subscribed(e.Type)))
+			s.logRecovered(e.Type, s.conn.acked(e))
 		case Nacked:
 			s.nacked(e)
 		case Unrefused:
@@ -284,7 +289,7 @@ func (s *stream) perform(effects []Effect) error {
 
 func (s *stream) send(e Send) error {
 	m, r := s.server.metrics, &response{Send: e, delta: s.conn.status.Delta}
-	s.conn.sent(e, s.sub.Subscribed(e.Type))
+	s.conn.sent(e)
 	began := time.Now()
 	if err := s.wire.SendMsg(r); err != nil {
 		m.pushes.WithLabelValues(e.Type.label() + "_senderr").Inc()

@@ -1,0 +1,34 @@
+package object
+
+import (
+	"fmt"
+	"strings"
+)
+
+// shortNames are kubectl's short names of kinds.
+var shortNames = map[string]Kind{
+	"ns": Namespace, "svc": Service, "po": Pod, "sa": ServiceAccount, "cm": ConfigMap, "se": ServiceEntry, "we": WorkloadEntry,
+	"vs": VirtualService, "dr": DestinationRule, "pa": PeerAuthentication, "gw": Gateway,
+}
+
+// ParseKind finds the kind that a user means: by its name, the plural of that or kubectl's short name, in
+// any case, and with or without the API group, as in "virtualservices.networking.istio.io".
+func ParseKind(text string) (Kind, error) {
+	name, _, _ := strings.Cut(strings.ToLower(text), ".")
+	if k, ok := shortNames[name]; ok {
+		return k, nil
+	}
+	var all []string
+	for _, k := range Kinds() {
+		lower := strings.ToLower(string(k))
+		plural := lower + "s"
+		if stem, ok := strings.CutSuffix(lower, "ry"); ok {
+			plural = stem + "ries"
+		}
+		if name == lower || name == plural {
+			return k, nil
+		}
+		all = append(all, string(k))
+	}
+	return "", fmt.Errorf("invalid kind %q: want one of %s", text, strings.Join(all, ", "))
+}
