@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -19,8 +20,8 @@ const fetchTimeout = 10 * time.Second
 // maxAnswer is how much of an answer that is an error is shown, in bytes.
 const maxAnswer = 400
 
-// fetch reads a page of pilot-discovery's debug port.
-func fetch(ctx context.Context, base, page string, query url.Values) ([]byte, error) {
+// fetch reads a page of pilot-discovery's debug port: with a POST of the body, unless that is nil.
+func fetch(ctx context.Context, base, page string, query url.Values, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	u, err := url.Parse(base)
@@ -29,7 +30,11 @@ func fetch(ctx context.Context, base, page string, query url.Values) ([]byte, er
 	}
 	u = u.JoinPath(page)
 	u.RawQuery = query.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	method := http.MethodGet
+	if body != nil {
+		method = http.MethodPost
+	}
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(body))
 	if err != nil {
 		return nil, fmt.Errorf("request to pilot-discovery: %w", err)
 	}
@@ -50,7 +55,12 @@ func fetch(ctx context.Context, base, page string, query url.Values) ([]byte, er
 
 // fetchInto reads a page and decodes it; the text is returned too.
 func fetchInto(ctx context.Context, base, page string, query url.Values, into any) ([]byte, error) {
-	text, err := fetch(ctx, base, page, query)
+	return post(ctx, base, page, query, nil, into)
+}
+
+// post is fetchInto with a body.
+func post(ctx context.Context, base, page string, query url.Values, body []byte, into any) ([]byte, error) {
+	text, err := fetch(ctx, base, page, query, body)
 	if err != nil {
 		return nil, err
 	}

@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -23,7 +25,8 @@ func TestMain(m *testing.M) {
 }
 
 // TestScripts runs testdata/*.txtar. Each has a discovery of its own at $DISCOVERY that
-// serves the script's files: syncz.json, objectz.json and dump-PROXY.json.
+// serves the script's files: syncz.json, objectz.json, dump-PROXY.json, applied.json, appliedNAME.json and, for
+// a file sent to it, file-CONTENT.json.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
@@ -55,6 +58,21 @@ func pages(dir string) http.Handler {
 		_, _ = w.Write(text)
 	}
 	mux.HandleFunc("GET /debug/syncz", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "syncz.json") })
+	mux.HandleFunc("GET /debug/applied", func(w http.ResponseWriter, r *http.Request) {
+		if r.FormValue("kind") == "deployment" {
+			http.Error(w, "invalid kind", http.StatusBadRequest)
+			return
+		}
+		serve(w, r, "applied"+r.FormValue("name")+".json")
+	})
+	mux.HandleFunc("POST /debug/applied", func(w http.ResponseWriter, r *http.Request) {
+		text, err := io.ReadAll(r.Body)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		serve(w, r, "file-"+strings.TrimSpace(string(text))+".json")
+	})
 	mux.HandleFunc("GET /escapes/debug/syncz", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "go away\x1b[2J", http.StatusForbidden) })
 	mux.HandleFunc("GET /debug/objectz", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "objectz.json") })
 	mux.HandleFunc("GET /debug/config_dump", func(w http.ResponseWriter, r *http.Request) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilothouse/pilothouse/internal/printable"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 const syncPage = "debug/syncz"
@@ -25,6 +28,7 @@ type proxy struct {
 	Generation  int64               `json:"generation"`
 	Applied     int64               `json:"applied"`
 	Types       map[string]progress `json:"types"`
+	Behind      *behindProxy        `json:"behind"`
 	NotApplied  []string            `json:"proxy_config_not_applied"`
 }
 
@@ -34,11 +38,12 @@ type progress struct {
 	Asked     bool   `json:"asked"`
 	Sent      string `json:"sent"`
 	Acked     string `json:"acked"`
+	Synced    bool   `json:"synced"`
 	Stuck     string `json:"stuck"`
 	Nack      string `json:"nack"`
 }
 
-// String is the state as the table shows it; it is empty if there is nothing to show.
+// String is the state as the table shows it.
 func (p progress) String() string {
 	switch {
 	case p.Nack != "":
@@ -47,10 +52,10 @@ func (p progress) String() string {
 		return strconv.Itoa(p.Resources) + " STUCK"
 	case !p.Asked:
 		return "not asked"
-	case p.Sent == "":
-		return ""
-	case p.Sent == p.Acked:
+	case p.Synced:
 		return strconv.Itoa(p.Resources) + " synced"
+	case p.Sent == "" || p.Sent == p.Acked:
+		return strconv.Itoa(p.Resources) + " waiting"
 	}
 	return strconv.Itoa(p.Resources) + " sent"
 }
@@ -58,23 +63,29 @@ func (p progress) String() string {
 var proxyTypes = []string{"CDS", "EDS", "LDS", "RDS"}
 
 func newProxies(f *flags) *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:   "proxies",
 		Short: "List the connected proxies and what they have acknowledged",
 		Long: `List the connected proxies and what they have acknowledged.
 
-For each resource type: the number of resources, and whether the proxy has acknowledged the
-last response (synced), has not yet (sent), has not for 10 seconds or more (STUCK), or has
-rejected a resource (REFUSED; the error is below the table); unchanged: nothing had to be sent
-since it connected; not asked: there are resources of the type, and the proxy has not
-subscribed to them. GENERATION is applied/current: how far the proxy is behind the
-configuration. A generation is applied when the proxy has subscribed to every type of which
-there are resources, and has acknowledged all of them.
+For each resource type: the number of resources, and whether the proxy has all that it shall
+have of it (synced; what it had before it connected counts), is to be sent something (waiting),
+has not acknowledged the last response (sent), has not for 10 seconds or more (STUCK), or has
+rejected a resource (REFUSED; the error is below the table); not asked: there are resources of
+the type, and the proxy has not subscribed to them.
+
+GENERATION is applied/current. A generation is a commit of configuration, counted since
+pilot-discovery started. A proxy is at the current one if it has applied everything that is for
+it, else at the one before the first change that it lacks; BEHIND says since when. With --behind only the proxies that
+lack something are listed, with what they lack and since when.
 
 Fields of a proxy's ProxyConfig that the control plane does not apply are named below the
 table; -o json has them for each proxy.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
+			if readProxies(cli.Read(c.Flags(), nil, settings.PilotctlProxies)) {
+				return printBehind(c, f)
+			}
 			var all []proxy
 			text, err := fetchInto(c.Context(), f.discovery, syncPage, nil, &all)
 			if err != nil {
@@ -103,6 +114,41 @@ table; -o json has them for each proxy.`,
 			return nil
 		},
 	}
+	cli.Add(c, settings.PilotctlProxies)
+	return c
+}
+
+// readProxies reads settings.PilotctlProxies: whether only the proxies that are behind are listed.
+func readProxies(v *settings.Values) bool { return v.Bool("behind") }
+
+// printBehind prints the proxies that have not applied everything.
+func printBehind(c *cobra.Command, f *flags) error {
+	var all []json.RawMessage
+	if _, err := fetchInto(c.Context(), f.discovery, syncPage, nil, &all); err != nil {
+		return err
+	}
+	behind := []json.RawMessage{}
+	var rows [][]string
+	for _, text := range all {
+		var p proxy
+		if err := json.Unmarshal(text, &p); err != nil {
+			return fmt.Errorf("decode the response of %s/%s: %w", f.discovery, syncPage, err)
+		}
+		if p.Behind == nil {
+			continue
+		}
+		behind = append(behind, text)
+		rows = append(rows, []string{p.Proxy, fmt.Sprintf("%d/%d", p.Applied, p.Generation), p.Behind.Since, p.Behind.reason()})
+	}
+	if f.output != "table" {
+		return printValue(c.OutOrStdout(), f.output, behind)
+	}
+	if len(rows) == 0 {
+		_, err := fmt.Fprintf(c.OutOrStdout(), "all %d connected proxies have applied everything\n", len(all))
+		return err
+	}
+	slices.SortFunc(rows, slices.Compare[[]string])
+	return printTable(c.OutOrStdout(), []string{"PROXY", "GENERATION", "SINCE", "LACKS"}, rows)
 }
 
 // notApplied says which fields of their ProxyConfig proxies do not get: a line for each set of fields,
@@ -128,7 +174,7 @@ func notApplied(all []proxy) []string {
 }
 
 func proxyHeader() []string {
-	return append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "IDENTITY", "CONNECTED")
+	return append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "BEHIND", "IDENTITY", "CONNECTED")
 }
 
 func proxyRows(all []proxy) [][]string {
@@ -139,9 +185,6 @@ func proxyRows(all []proxy) [][]string {
 			shown := ""
 			if state, ok := p.Types[typ]; ok {
 				shown = state.String()
-				if shown == "" && p.Generation > 0 && p.Applied >= p.Generation {
-					shown = "unchanged"
-				}
 			}
 			row = append(row, shown)
 		}
@@ -149,7 +192,11 @@ func proxyRows(all []proxy) [][]string {
 		if !p.ConnectedAt.IsZero() {
 			since = p.ConnectedAt.UTC().Format(time.RFC3339)
 		}
-		rows = append(rows, append(row, fmt.Sprintf("%d/%d", p.Applied, p.Generation), p.Identity, since))
+		behind := ""
+		if p.Behind != nil {
+			behind = "since " + p.Behind.Since
+		}
+		rows = append(rows, append(row, fmt.Sprintf("%d/%d", p.Applied, p.Generation), behind, p.Identity, since))
 	}
 	return rows
 }

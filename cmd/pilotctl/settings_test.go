@@ -16,6 +16,9 @@ func TestCommandsHaveTheFlagsOfTheirTables(t *testing.T) {
 func TestEverySettingIsRead(t *testing.T) {
 	clitest.AllRead(t, "pilotctl", settings.Pilotctl, func(v *settings.Values) { new(flags).set(v) })
 	clitest.AllRead(t, "demo", settings.PilotctlDemo, func(v *settings.Values) { readDemo(v, "tree") })
+	clitest.AllRead(t, "proxies", settings.PilotctlProxies, func(v *settings.Values) { readProxies(v) })
+	clitest.AllRead(t, "objects", settings.PilotctlObjects, func(v *settings.Values) { listsAll(v) })
+	clitest.AllRead(t, "wait", settings.PilotctlWait, func(v *settings.Values) { readWait(v) })
 	clitest.AllRead(t, "token create", settings.PilotctlTokenCreate, func(v *settings.Values) { readToken(v) })
 }
 

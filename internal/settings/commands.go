@@ -28,6 +28,9 @@ func Commands() []Command {
 		{Path: "pilot-discovery collateral", Shared: []Table{Collateral}},
 		{Path: "pilotctl", Tables: []Table{Pilotctl}},
 		{Path: "pilotctl demo", Tables: []Table{PilotctlDemo}, Shared: ctl},
+		{Path: "pilotctl proxies", Tables: []Table{PilotctlProxies}, Shared: ctl},
+		{Path: "pilotctl objects", Tables: []Table{PilotctlObjects}, Shared: ctl},
+		{Path: "pilotctl wait", Tables: []Table{PilotctlWait}, Shared: ctl},
 		{Path: "pilotctl token create", Tables: []Table{PilotctlTokenCreate}, Shared: ctl},
 		{Path: "pilotctl collateral", Shared: []Table{Collateral, Pilotctl}},
 	}

@@ -1,6 +1,10 @@
 package settings
 
-import "github.com/pilothouse/pilothouse/internal/mesh"
+import (
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
 
 // Pilotctl are the flags that every command of pilotctl takes.
 var Pilotctl = Table{
@@ -26,6 +30,30 @@ var PilotctlDemo = Table{
 		Help: "log to standard error what is started and ended"},
 	{Env: []string{"TERM"}, Kind: Text, Unit: "name", Used: "cmd/pilotctl/demo.go",
 		Help: "type of the terminal; with dumb, no table is drawn"},
+}
+
+// PilotctlProxies is the table of pilotctl proxies.
+var PilotctlProxies = Table{
+	{Flag: "behind", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/proxies.go",
+		Help: "only the proxies that have not applied everything that is for them, since when, and what they lack"},
+}
+
+// PilotctlObjects is the table of pilotctl objects.
+var PilotctlObjects = Table{
+	{Flag: "all", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/objects.go",
+		Help: "all objects in force, with how many of the proxies that they concern have applied them"},
+}
+
+// PilotctlWait is the table of pilotctl wait.
+var PilotctlWait = Table{
+	{Flag: "filename", Short: "f", Kind: Text, Unit: "file", Used: "cmd/pilotctl/wait.go",
+		Help: "wait for the versions of objects in this `file`, with - for standard input, instead of KIND NAMESPACE/NAME"},
+	{Flag: "timeout", Kind: Duration, Number: int64(time.Minute), Positive: true, Unit: "duration", Used: "cmd/pilotctl/wait.go",
+		Help: "how long to wait"},
+	{Flag: "generation", Kind: Int, Unit: "generation", Used: "cmd/pilotctl/wait.go",
+		Help: "wait for a change in this `generation` or a later one; 0 is any"},
+	{Flag: "removed", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/wait.go",
+		Help: "wait until the object is removed"},
 }
 
 // PilotctlTokenCreate is the table of pilotctl token create.

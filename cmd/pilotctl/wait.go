@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
+)
+
+const appliedPage = "debug/applied"
+
+// pollEvery is the pause between two requests of a wait.
+const pollEvery = 200 * time.Millisecond
+
+func newWait(f *flags) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "wait (KIND NAMESPACE/NAME | -f FILE)",
+		Short: "Wait until the proxies have applied an object",
+		Long: `Wait until all connected proxies that an object concerns have acknowledged its newest change.
+
+KIND is a kind as in YAML, in any case, its plural or its short name, such as vs. With KIND and
+NAME, the change is the newest that pilot-discovery has read. After an edit of a file give the
+file with -f: then wait waits until the very versions in it are in force and applied.
+
+Progress goes to standard error, the result to standard output. The exit code is 0 once all
+have acknowledged, also if no proxy is concerned, and 1 if the time is over, with the proxies
+that have not and why, or at once if the object is rejected or unknown, or if a proxy refuses
+a part of the change. A proxy that disconnects before it has acknowledged is waited for.`,
+		Example: "  pilotctl wait vs bookshop/reviews\n  pilotctl wait -f reviews.yaml --timeout 30s",
+		Args:    usage(cobra.MaximumNArgs(2)),
+		RunE: func(c *cobra.Command, args []string) error {
+			v := cli.Read(c.Flags(), nil, settings.PilotctlWait)
+			o := readWait(v)
+			if err := v.Err(); err != nil {
+				return misuse{err}
+			}
+			request, err := o.request(args, c.InOrStdin())
+			if err != nil {
+				return err
+			}
+			w := &waiting{file: o.file, least: o.generation, removed: o.removed}
+			answer, err := poll(c.Context(), f.discovery, request, w, o.timeout, c.ErrOrStderr())
+			switch {
+			case err != nil:
+				return err
+			case f.output != "table":
+				return printValue(c.OutOrStdout(), f.output, answer.Objects)
+			}
+			_, err = fmt.Fprintln(c.OutOrStdout(), strings.Join(w.lines, "\n"))
+			return err
+		},
+	}
+	cli.Add(c, settings.PilotctlWait)
+	return c
+}
+
+// waitOptions are the options of a wait.
+type waitOptions struct {
+	file       string
+	timeout    time.Duration
+	generation uint64
+	removed    bool
+}
+
+// readWait reads settings.PilotctlWait.
+func readWait(v *settings.Values) waitOptions {
+	return waitOptions{file: v.Text("filename"), timeout: v.Duration("timeout"), generation: uint64(v.Int("generation")), removed: v.Bool("removed")}
+}
+
+// appliedRequest is a request to /debug/applied.
+type appliedRequest struct {
+	query url.Values
+	body  []byte // nil for a GET
+}
+
+// request makes the request of the arguments.
+func (o waitOptions) request(args []string, stdin io.Reader) (appliedRequest, error) {
+	switch {
+	case o.file != "" && len(args) > 0:
+		return appliedRequest{}, misuse{errors.New("give either KIND NAMESPACE/NAME or -f FILE")}
+	case o.file != "" && o.removed:
+		return appliedRequest{}, misuse{errors.New("flag --removed: want KIND NAMESPACE/NAME, not a file")}
+	case o.file == "-":
+		text, err := io.ReadAll(stdin)
+		return appliedRequest{url.Values{"file": {"standard input"}}, text}, err
+	case o.file != "":
+		text, err := os.ReadFile(o.file)
+		return appliedRequest{url.Values{"file": {filepath.Base(o.file)}}, append([]byte{}, text...)}, err
+	case len(args) != 2:
+		return appliedRequest{}, misuse{errors.New("want KIND NAMESPACE/NAME or -f FILE (see pilotctl wait --help)")}
+	}
+	namespace, name, ok := strings.Cut(args[1], "/")
+	if !ok || namespace == "" || name == "" {
+		return appliedRequest{}, misuse{fmt.Errorf("invalid object %q: want NAMESPACE/NAME", args[1])}
+	}
+	return appliedRequest{query: url.Values{"kind": {args[0]}, "namespace": {namespace}, "name": {name}}}, nil
+}
+
+// poll asks until w says that the wait is over, or the time is. The first request must succeed; a later
+// one may fail, as pilot-discovery may be restarting.
+func poll(ctx context.Context, base string, request appliedRequest, w *waiting, timeout time.Duration, progress io.Writer) (answer appliedAnswer, err error) {
+	deadline, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	shown := ""
+	var failed error
+	for {
+		request.query["proxy"] = w.proxies()
+		answer = appliedAnswer{}
+		_, err := post(deadline, base, appliedPage, request.query, request.body, &answer)
+		switch {
+		case err == nil:
+			failed = nil
+			done, err := w.step(answer)
+			if done || err != nil {
+				return answer, err
+			}
+			if w.progress != shown {
+				shown = w.progress
+				fmt.Fprintln(progress, shown)
+			}
+		case deadline.Err() != nil: // it has no part in what is missing
+		case w.started == "" || errors.As(err, new(misuse)):
+			return answer, err
+		default:
+			failed = err
+		}
+		select {
+		case <-deadline.Done():
+			if ctx.Err() != nil {
+				return answer, fmt.Errorf("interrupted: %w", ctx.Err())
+			}
+			return answer, w.timedOut(timeout.String(), failed)
+		case <-time.After(pollEvery):
+		}
+	}
+}
