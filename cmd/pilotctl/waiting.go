@@ -83,7 +83,7 @@ func (b behindProxy) reason() string {
 		parts = append(parts, part)
 	}
 	if len(parts) == 0 {
-		return "not acknowledged"
+		return "not sent yet"
 	}
 	return strings.Join(parts, "; ")
 }

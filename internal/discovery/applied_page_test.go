@@ -143,7 +143,11 @@ func TestAppliedSaysWhomAChangeConcernsAndWhoHasIt(t *testing.T) {
 		t.Errorf("a file that was not read yet: %+v", got)
 	}
 	p.emit(first, false)
-	got := expect("nobody has answered", page("VirtualService", "reviews"), stateInForce, 2, 0, 2)
+	var got appliedEntry
+	wait.Until(t, "it is sent to both", func() bool {
+		got = expect("nobody has answered", page("VirtualService", "reviews"), stateInForce, 2, 0, 2)
+		return len(got.Behind) == 2 && len(got.Behind[0].Types) > 0 && got.Behind[0].Types[0].State == typeSent
+	})
 	if len(got.Behind) != 2 || got.Behind[0].Proxy != "other-1.shop" || got.Behind[0].Generation != 2 || got.Behind[0].Since == "" ||
 		len(got.Behind[0].Types) != 1 || got.Behind[0].Types[0].Type != "RDS" || got.Behind[0].Types[0].State != typeSent {
 		t.Errorf("behind are %+v", got.Behind)

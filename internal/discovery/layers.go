@@ -187,14 +187,15 @@ func (p *layers) update(moved []incr.Moved) (map[*publishedClass]struct{}, []mov
 		}
 	}
 	changed := map[*publishedClass]struct{}{}
-	others := map[*publishedLayer]struct{}{}
+	before := map[*publishedLayer]*xds.Layer{} // of layers that are others now
 	commit := func(l *publishedLayer, base []difference) {
+		old := l.layer
 		another := l.commit(base)
 		p.weigh(l)
 		if !another {
 			return
 		}
-		others[l] = struct{}{}
+		before[l] = old
 		for c := range l.classes {
 			changed[c] = struct{}{}
 		}
@@ -215,24 +216,25 @@ func (p *layers) update(moved []incr.Moved) (map[*publishedClass]struct{}, []mov
 			commit(l, nil)
 		}
 	}
-	moves := p.movesOf(others)
+	moves := p.movesOf(before)
 	p.updating, p.causes, p.moves = false, 0, nil
 	return changed, moves
 }
 
-// movesOf returns what has changed in layers that are others now. What has changed in a base has changed in
-// the layers that are derived from it and have it from there.
-func (p *layers) movesOf(moved map[*publishedLayer]struct{}) (out []move) {
+// movesOf returns those of the moves that make a difference to layers as they were before. What moves in a
+// base also moves in the layers that are derived from it.
+func (p *layers) movesOf(before map[*publishedLayer]*xds.Layer) (out []move) {
+	add := func(l *publishedLayer, m move) {
+		if old, ok := before[l]; ok && old.Get(m.name.typ, m.name.name) != l.layer.Get(m.name.typ, m.name.name) {
+			m.layer = l.key
+			out = append(out, m)
+		}
+	}
 	for _, m := range p.moves {
 		l := p.byKey[m.layer]
-		if _, ok := moved[l]; !ok {
-			continue
-		}
-		out = append(out, m)
+		add(l, m)
 		for d := range l.derived {
-			if _, ok := moved[d]; ok && d.derivation.shares(m.name) {
-				out = append(out, move{layer: d.key, name: m.name, causes: m.causes})
-			}
+			add(d, m)
 		}
 	}
 	return out
