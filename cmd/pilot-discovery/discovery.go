@@ -86,6 +86,7 @@ func readOptions(v *settings.Values) discovery.Options {
 		Lenience: discovery.Lenience{EmptyConfig: v.Bool("accept-empty-config"), BrokenPolicies: v.Enum("broken-policies") == "ignore"},
 		HTTP:     discovery.HTTPOptions{OpenDebug: !v.Bool("ENABLE_DEBUG_ENDPOINT_AUTH"), Shutdown: v.Duration("shutdownDuration")},
 	}
+	o.Watchdog = v.Duration("watchdogTimeout")
 	o.Limits.Streams = v.Int("maxStreams")
 	o.Compile.NoSniffOutbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND")
 	o.Compile.NoSniffInbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND")

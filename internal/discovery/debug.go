@@ -222,6 +222,8 @@ func (s *Server) notReady() string {
 	switch {
 	case s.stopping.Load():
 		return "the control plane is stopping"
+	case s.loop.watchdog.why() != "":
+		return s.loop.watchdog.why()
 	case !s.loop.gate.open.Load():
 		return *s.loop.gate.why.Load()
 	}

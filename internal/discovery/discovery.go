@@ -58,6 +58,9 @@ type Options struct {
 	Compile   compile.Options
 	HTTP      HTTPOptions
 	Lenience  Lenience
+	// Watchdog is how long the loop may handle one event until the control plane is not ready; 0 is
+	// the default.
+	Watchdog time.Duration
 	// Limits bound what the server keeps for all xDS clients together.
 	Limits  xds.Limits
 	Version string
@@ -175,6 +178,9 @@ func findTrustDomain(o Options, source Source, file meshFile, remembered []objec
 // newServer creates a control plane with a source that has been given the saved objects in kept.
 func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	s := &Server{opts: o, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now()}
+	if o.Watchdog > 0 {
+		s.loop.watchdog = newWatchdog(o.Watchdog, o.Log)
+	}
 	s.meshFile = newMeshFile(o.MeshFile, kept.remembered(true), o.Log)
 	remembered := kept.before.Objects
 	kept.before.Objects = nil // free the memory
@@ -322,6 +328,7 @@ func (s *Server) serve(ctx, parent context.Context) error {
 		}},
 		run.Task{Name: "read mesh configuration", Run: func(ctx context.Context) error { return s.meshFile.Run(ctx, s.loop.Emit) }},
 		run.Task{Name: "save configuration", Run: func(ctx context.Context) error { return s.loop.kept.run(ctx, s.loop.goodObjects) }},
+		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
 		run.Task{Name: "serve gRPC", Run: func(life context.Context) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/settings"
 )
 
 // loop is the one writer: it alone changes the model and publishes views. Others send it
@@ -23,9 +24,10 @@ import (
 type loop struct {
 	log *slog.Logger
 	inbox
-	gate gate
-	kept *keeper
-	done chan struct{}
+	watchdog *watchdog
+	gate     gate
+	kept     *keeper
+	done     chan struct{}
 
 	graph    *incr.Graph
 	model    *model.Model
@@ -34,6 +36,7 @@ type loop struct {
 	applied  *changeLog
 	problems *problems
 	counts   counts
+	triggers triggers // of the present commit
 
 	// inventory lists all services, for debug pages.
 	inventory *incr.Rule[struct{}, []inventory]
@@ -53,9 +56,11 @@ type inbox struct {
 
 // counts is what happened since start, for metrics; only the loop's goroutine writes it.
 type counts struct {
-	events  map[object.Kind]uint64
-	commits uint64
-	spent   time.Duration
+	events map[object.Kind]uint64
+	// updates and triggers are by their types in Istio's metrics.
+	updates, triggers map[string]uint64
+	commits           uint64
+	spent             time.Duration
 }
 
 type joinRequest struct {
@@ -76,13 +81,14 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 	m := model.New(g, domain)
 	l := &loop{
 		log: log, graph: g, model: m, store: config.NewStore(), kept: kept,
-		gate:  gate{lenience: lenience, remembered: len(kept.remembered(false)), since: kept.before.Written},
-		views: newPublisher(g, m, compile.New(g, m, o)), applied: newChangeLog(),
+		watchdog: newWatchdog(settings.DefaultWatchdog, log),
+		gate:     gate{lenience: lenience, remembered: len(kept.remembered(false)), since: kept.before.Written},
+		views:    newPublisher(g, m, compile.New(g, m, o)), applied: newChangeLog(),
 		inbox: inbox{
 			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), leaves: make(chan string), questions: make(chan func()),
 		},
 		done:   make(chan struct{}),
-		counts: counts{events: map[object.Kind]uint64{}},
+		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
 	l.inventory = inventoryRule(g, m)
 	l.problems = newProblems(func(k object.Key) bool { _, ok := l.store.Get(k); return ok }, l.effect)
@@ -102,16 +108,16 @@ func (l *loop) Run(ctx context.Context) error {
 		}
 		select {
 		case b := <-l.batches:
-			l.commit(b)
+			l.watchdog.do("commit", func() { l.commit(b) })
 		case j := <-l.joins:
-			j.reply <- l.join(j)
+			l.watchdog.do("join", func() { j.reply <- l.join(j) })
 		case id := <-l.leaves:
-			l.views.leave(id)
+			l.watchdog.do("leave", func() { l.views.leave(id) })
 		case ask := <-l.questions:
-			ask()
+			l.watchdog.do("question", ask)
 		case <-idle:
 			idle = nil
-			l.views.dropIdle()
+			l.watchdog.do("idle classes", l.views.dropIdle)
 		case <-ctx.Done():
 			return nil
 		}
@@ -151,6 +157,7 @@ func (l *loop) commit(b object.Batch) {
 	}
 	classes, moves := l.views.update(moved)
 	l.applied.commit(l.views.generation, accepted, moves)
+	l.countTriggers(classes)
 	l.counts.commits++
 	l.kept.changed()
 	spent := time.Since(start)
@@ -164,7 +171,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 	accepted := l.store.Apply(l.gate.admit(b.Changes))
 	var ofMesh incr.Causes
 	for _, c := range accepted {
-		l.counts.events[c.Key.Kind]++
+		l.countUpdate(c)
 		a := acceptedChange{key: c.Key, removed: c.Object == nil, cause: causeNumber(len(changes))}
 		changes = append(changes, a)
 		if config.IsMeshConfig(c.Key) {
@@ -235,6 +242,8 @@ func (l *loop) Join(ctx context.Context, n mesh.Node, who mesh.Identity, id stri
 	case l.joins <- j:
 	case <-l.done:
 		return nil, nil, status.Error(codes.Unavailable, "the control plane is ending")
+	case <-l.watchdog.stalled():
+		return nil, nil, status.Error(codes.Unavailable, "the control plane makes no progress; try again")
 	case <-ctx.Done():
 		return nil, nil, status.FromContextError(ctx.Err()).Err()
 	}
@@ -251,7 +260,7 @@ func (l *loop) Join(ctx context.Context, n mesh.Node, who mesh.Identity, id stri
 	return answer.latest, leave, nil
 }
 
-// ask runs f on the loop's goroutine and waits for it; false once the loop has ended.
+// ask runs f on the loop's goroutine and waits for it; false if the loop has ended or makes no progress.
 func (l *loop) ask(f func()) bool {
 	ran := make(chan struct{})
 	select {
@@ -259,8 +268,9 @@ func (l *loop) ask(f func()) bool {
 		<-ran
 		return true
 	case <-l.done:
-		return false
+	case <-l.watchdog.stalled():
 	}
+	return false
 }
 
 // allProblems is everything wrong with the configuration now, for people, with what is

@@ -39,6 +39,8 @@ var (
 	descServices = prometheus.NewDesc("pilot_services", "Services, one for each host of an object.", nil, nil)
 	descVirtuals = prometheus.NewDesc("pilot_virt_services", "VirtualServices.", nil, nil)
 	descEvents   = prometheus.NewDesc("pilot_k8s_cfg_events", "Changes of configuration objects that were applied.", []string{"type"}, nil)
+	descUpdates  = prometheus.NewDesc("pilot_inbound_updates", "Changes of objects that were applied: config, eds, svc, svcdelete.", []string{"type"}, nil)
+	descTriggers = prometheus.NewDesc("pilot_push_triggers", "Commits that changed what some proxies are sent, by what they changed.", []string{"type"}, nil)
 	descProblems = prometheus.NewDesc("pilothouse_config_problems", "Current errors and warnings about configuration objects, by kind (empty if it is unknown).", []string{"severity", "kind"}, nil)
 	descClasses  = prometheus.NewDesc("pilothouse_classes", "Classes of proxies, and the scopes, locations and workloads that make them.", []string{"part"}, nil)
 	descIdle     = prometheus.NewDesc("pilothouse_idle_classes", "Classes whose proxies have left; they are kept for a while, so that proxies that come back need no compilation.", nil, nil)
@@ -50,7 +52,9 @@ var (
 	descRuns     = prometheus.NewDesc("pilothouse_rule_runs_total", "Executions of a compile rule.", []string{"rule"}, nil)
 	descMoves    = prometheus.NewDesc("pilothouse_rule_moves_total", "Executions of a compile rule that changed its value.", []string{"rule"}, nil)
 
-	descReady        = prometheus.NewDesc("pilothouse_ready", "1 once proxies are served, 0 while streams are rejected.", nil, nil)
+	descStalled      = prometheus.NewDesc("pilothouse_loop_stalled", "1 while the loop that applies changes makes no progress, else 0.", nil, nil)
+	descBusy         = prometheus.NewDesc("pilothouse_loop_busy_seconds", "Seconds for which the loop has handled its present event; 0 if it waits for one.", nil, nil)
+	descReady        = prometheus.NewDesc("pilothouse_ready", "1 while proxies are served, 0 while streams are rejected.", nil, nil)
 	descRestored     = prometheus.NewDesc("pilothouse_restored_objects", "Objects in force as they were saved, because their source cannot be read now.", nil, nil)
 	descRestoredAge  = prometheus.NewDesc("pilothouse_restored_age_seconds", "Seconds since the oldest of these was saved; 0 if there is none.", nil, nil)
 	descBroken       = prometheus.NewDesc("pilothouse_broken_policies", "Invalid security policies without a last good version.", nil, nil)
@@ -63,7 +67,8 @@ var (
 // Describe describes no metrics, which makes this an unchecked collector, since the CA defines its own.
 func (*stats) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector. There are no metrics of the loop once it has ended.
+// Collect implements prometheus.Collector. There are no metrics of the loop if it has ended or
+// makes no progress.
 func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
@@ -95,6 +100,12 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	gauge(descVirtuals, float64(snap.rows["virtual_services"]))
 	for kind, n := range snap.events {
 		counter(descEvents, float64(n), string(kind))
+	}
+	for typ, n := range snap.updates {
+		counter(descUpdates, float64(n), typ)
+	}
+	for typ, n := range snap.triggers {
+		counter(descTriggers, float64(n), typ)
 	}
 	for p, n := range snap.problems {
 		gauge(descProblems, float64(n), p.severity.String(), string(p.kind))
@@ -134,6 +145,9 @@ func (s *stats) collectKept(gauge, counter func(*prometheus.Desc, float64, ...st
 		}
 		return 0
 	}
+	_, busy := s.loop.watchdog.busy()
+	gauge(descBusy, busy.Seconds())
+	gauge(descStalled, number(s.loop.watchdog.why() != ""))
 	k := &s.loop.kept.stats
 	n := s.loop.gate.notes.Load()
 	gauge(descRestored, float64(n.restored))

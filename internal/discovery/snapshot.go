@@ -60,6 +60,8 @@ func (l *loop) problemsSnapshot() (s problemsSnapshot, ok bool) {
 type numbers struct {
 	rows     map[string]int
 	events   map[object.Kind]uint64
+	updates  map[string]uint64
+	triggers map[string]uint64
 	problems map[problemKind]int
 	rules    map[string]incr.RuleStats
 	commits  uint64
@@ -78,6 +80,7 @@ func (l *loop) numbers() (n numbers, ok bool) {
 	n.problems = map[problemKind]int{{object.Error, ""}: 0, {object.Warning, ""}: 0}
 	ok = l.ask(func() {
 		n.rows, n.rules, n.events = l.model.Counts(), l.graph.Stats(), maps.Clone(l.counts.events)
+		n.updates, n.triggers = maps.Clone(l.counts.updates), maps.Clone(l.counts.triggers)
 		n.commits, n.spent = l.counts.commits, l.counts.spent
 		n.views = l.views.snapshot()
 		for _, v := range l.allProblems() {

@@ -10,6 +10,9 @@ import (
 const (
 	// DefaultStreams is how many xDS streams are served at a time.
 	DefaultStreams = 10_000
+	// DefaultWatchdog is how long one change may take to apply until the control plane is not ready. The
+	// largest meshes take seconds.
+	DefaultWatchdog = 30 * time.Second
 	// DefaultWorkloadTTL is the life of a workload's certificate.
 	DefaultWorkloadTTL = 24 * time.Hour
 	// DefaultMaxTTL is the greatest life of a workload's certificate.
@@ -56,6 +59,8 @@ var Discovery = Table{
 		Help: "`time` for open requests to end, those for certificates too"},
 	{Flag: "streamDrainDuration", Kind: Duration, Default: "1s", Unit: "duration", Used: "internal/discovery/xds",
 		Help: "`time` within which xDS streams end when the program stops, spread over it so that other instances do not get all proxies at once"},
+	{Flag: "watchdogTimeout", Kind: Duration, Number: int64(DefaultWatchdog), Positive: true, Unit: "duration", Used: "internal/discovery",
+		Help: "`time` that one change may take to apply; when it takes longer, /ready fails until it is applied"},
 	{Flag: "servingName", Kind: List, Unit: "list of names", Used: "internal/discovery/ca",
 		Help: "further host `name` or IP address under which proxies reach the secure port"},
 	{Flag: "tls-min-version", Kind: Enum, Default: "1.2", Values: []string{"1.2", "1.3"}, Unit: "version", Used: "internal/discovery",

@@ -1,6 +1,9 @@
 package ca
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // metrics are the CA's counters.
 type metrics struct {
@@ -31,6 +34,10 @@ func (s *Server) Metrics() []Metric {
 		{
 			Name: "citadel_server_root_cert_expiry_timestamp", Help: "Expiry of the root certificate, in seconds since 1970.",
 			Value: float64(s.authority.cert.NotAfter.Unix()),
+		},
+		{
+			Name: "citadel_server_root_cert_expiry_seconds", Help: "Seconds until the root certificate expires.",
+			Value: time.Until(s.authority.cert.NotAfter).Seconds(),
 		},
 	}
 }

@@ -38,6 +38,8 @@ type inbound struct {
 	// its size when decoded; done is closed when the stream has ended.
 	charge func(bytes int) error
 	done   <-chan struct{}
+	// size is that of the encoded request, in bytes.
+	size int
 	incoming
 	// err is what is wrong with it, for the client; gRPC would hide it behind codes of
 	// its own.
@@ -66,6 +68,7 @@ const large = 64 << 10
 // unmarshal decodes a request. An error of the request's is left in q.err.
 func (q *inbound) unmarshal(data mem.BufferSlice) {
 	size := data.Len()
+	q.size = size
 	if size > large {
 		// It is charged for while it waits: there may be one for each stream.
 		if q.err = q.charge(size); q.err != nil {

@@ -2,6 +2,7 @@ package xds
 
 import (
 	"strings"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -17,6 +18,10 @@ type metrics struct {
 	size        *prometheus.HistogramVec
 	sending     prometheus.Histogram
 	convergence prometheus.Histogram
+	queued      prometheus.Histogram
+	internal    prometheus.Counter
+	received    prometheus.Collector
+	largest     atomic.Int64           // request, in bytes
 	refused     *prometheus.CounterVec // by reason
 }
 
@@ -40,9 +45,15 @@ func newMetrics(connected, stuck func() int) *metrics {
 		convergence: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_convergence_time",
 			Help:    "Seconds from a view's publication, or the proxy's connecting, until the proxy accepted all of it.",
 			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 3, 5, 10, 20, 30}}),
+		queued: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_queue_time",
+			Help: "Seconds from a view's publication until the proxy's stream took it up.", Buckets: []float64{.001, .01, .1, .5, 1, 3, 5, 10, 20, 30}}),
+		internal: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_total_xds_internal_errors",
+			Help: "Streams that ended because of an error of the server's own."}),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilothouse_xds_refused_total",
 			Help: "Connections and streams refused because a client overstepped a bound (docs/limits.md)."}, []string{"reason"}),
 	}
+	m.received = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilot_xds_recv_max", Help: "Bytes of the largest request since start."},
+		func() float64 { return float64(m.largest.Load()) })
 	for _, reason := range reasons {
 		m.refused.WithLabelValues(reason)
 	}
@@ -55,11 +66,17 @@ func newMetrics(connected, stuck func() int) *metrics {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	out := []prometheus.Collector{m.connected, m.stuck, m.pushes, m.allRejects, m.stale, m.size, m.sending, m.convergence, m.refused}
+	out := []prometheus.Collector{m.connected, m.stuck, m.pushes, m.allRejects, m.stale, m.size, m.sending, m.convergence, m.queued, m.internal, m.received, m.refused}
 	for _, r := range m.rejects {
 		out = append(out, r)
 	}
 	return out
+}
+
+// receivedRequest notes the size of a request, in bytes.
+func (m *metrics) receivedRequest(size int) {
+	for old := m.largest.Load(); int64(size) > old && !m.largest.CompareAndSwap(old, int64(size)); old = m.largest.Load() {
+	}
 }
 
 // label is the type's name in metrics.

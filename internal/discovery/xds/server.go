@@ -193,6 +193,10 @@ func (v *service) DeltaAggregatedResources(g discoveryv3.AggregatedDiscoveryServ
 func (v *service) serve(g grpc.ServerStream, delta bool, only Type) error {
 	who, err := v.admit(g, delta, only)
 	v.server.refusals.note(v.server, err, who.text)
+	if status.Code(err) == codes.Internal {
+		v.server.metrics.internal.Inc()
+		v.server.log.Error("stream ended by an internal error", "client", who.text, "error", err)
+	}
 	return err
 }
 

@@ -28,10 +28,10 @@ var singleServices = map[Type]struct{ name, things string }{
 }
 
 // dialConn is dial for clients of any service.
-func dialConn(t testing.TB, s *Server, auth Authenticate) *grpc.ClientConn {
+func dialConn(t testing.TB, s *Server, auth Authenticate, more ...grpc.ServerOption) *grpc.ClientConn {
 	t.Helper()
 	l := bufconn.Listen(1 << 20)
-	stop := serveOn(t, l, s, auth)
+	stop := serveOn(t, l, s, auth, more...)
 	c, err := grpc.NewClient("passthrough:///memory", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
 	if err != nil {
@@ -39,6 +39,12 @@ func dialConn(t testing.TB, s *Server, auth Authenticate) *grpc.ClientConn {
 	}
 	t.Cleanup(func() { _ = c.Close(); stop() })
 	return c
+}
+
+// dialIntercepted is dial with an interceptor of the server's streams.
+func dialIntercepted(t testing.TB, s *Server, intercept grpc.StreamServerInterceptor) discoveryv3.AggregatedDiscoveryServiceClient {
+	t.Helper()
+	return discoveryv3.NewAggregatedDiscoveryServiceClient(dialConn(t, s, nil, grpc.StreamInterceptor(intercept)))
 }
 
 // openSingle opens a stream of one type.

@@ -40,7 +40,7 @@ type stream struct {
 }
 
 func newStream(s *Server, wire grpc.ServerStream, a *account, overrun <-chan struct{}) *stream {
-	return &stream{server: s, overrun: overrun, receiver: receiver{wire: wire, account: a, in: make(chan incoming), failed: make(chan error, 1)}}
+	return &stream{server: s, overrun: overrun, receiver: receiver{wire: wire, account: a, metrics: s.metrics, in: make(chan incoming), failed: make(chan error, 1)}}
 }
 
 // endAt makes the stream end when the certificate that authenticated it expires; a zero time is
@@ -61,6 +61,7 @@ var errExpired = status.Error(codes.Unauthenticated, "client certificate expired
 type receiver struct {
 	wire    grpc.ServerStream
 	account *account
+	metrics *metrics
 	delta   bool
 	in      chan incoming
 	failed  chan error
@@ -101,6 +102,7 @@ func (s *receiver) receive(ctx context.Context) {
 	for first := true; ; first = false {
 		q := &inbound{delta: s.delta, wantNode: first, charge: s.account.charge, done: ctx.Done()}
 		err := s.wire.RecvMsg(q)
+		s.metrics.receivedRequest(q.size)
 		if err == nil {
 			err = q.err
 		}
@@ -176,6 +178,9 @@ func (s *stream) update(latest *LatestView) (<-chan struct{}, error) {
 	p := latest.take()
 	if p.view == nil {
 		return p.next, nil
+	}
+	if !s.conn.status.Since.After(p.at) {
+		s.server.metrics.queued.Observe(time.Since(p.at).Seconds())
 	}
 	if s.pendingSince.IsZero() {
 		s.pendingSince = p.at

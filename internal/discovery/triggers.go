@@ -1,0 +1,60 @@
+package discovery
+
+import (
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// triggerEffect classifies a change of an object as Istio's metrics do.
+type triggerEffect struct {
+	// update is the type of pilot_inbound_updates, trigger that of pilot_push_triggers; empty for objects
+	// of which no proxy gets anything.
+	update, trigger string
+}
+
+// triggerOf returns how a change counts. It panics for an unknown kind. [control-plane 1.13]
+func triggerOf(c object.Change) triggerEffect {
+	switch c.Key.Kind {
+	case object.Service, object.ServiceEntry:
+		if c.Object == nil {
+			return triggerEffect{"svcdelete", "service"}
+		}
+		return triggerEffect{"svc", "service"}
+	case object.EndpointSlice, object.Pod, object.WorkloadEntry:
+		return triggerEffect{"eds", "endpoint"}
+	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar:
+		return triggerEffect{"config", "config"}
+	case object.ConfigMap:
+		if config.IsMeshConfig(c.Key) {
+			return triggerEffect{"config", "global"}
+		}
+		return triggerEffect{}
+	case object.Namespace, object.ServiceAccount, object.Secret, object.Gateway:
+		return triggerEffect{}
+	}
+	panic("discovery: unknown kind of object: " + c.Key.String())
+}
+
+// triggers are the kinds of changes that a commit applies.
+type triggers map[string]bool
+
+// countUpdate counts a change.
+func (l *loop) countUpdate(c object.Change) {
+	l.counts.events[c.Key.Kind]++
+	e := triggerOf(c)
+	if e.update == "" {
+		return
+	}
+	l.counts.updates[e.update]++
+	l.triggers[e.trigger] = true
+}
+
+// countTriggers counts what has led a commit to send something to proxies of some class, and forgets it.
+func (l *loop) countTriggers(classes int) {
+	if classes > 0 {
+		for t := range l.triggers {
+			l.counts.triggers[t]++
+		}
+	}
+	clear(l.triggers)
+}

@@ -1,0 +1,109 @@
+package xds
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/pilothouse/pilothouse/test/wait"
+)
+
+// handedOver counts what was handed to gRPC for the streams that carry the header "slow".
+type handedOver struct {
+	mu        sync.Mutex
+	responses int
+	bytes     int
+}
+
+func (h *handedOver) intercept(srv any, g grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if md, _ := metadata.FromIncomingContext(g.Context()); len(md["slow"]) == 0 {
+		return handle(srv, g)
+	}
+	return handle(srv, &countedStream{g, h})
+}
+
+type countedStream struct {
+	grpc.ServerStream
+	to *handedOver
+}
+
+func (c *countedStream) SendMsg(m any) error {
+	if r, ok := m.(*response); ok {
+		c.to.mu.Lock()
+		c.to.responses++
+		c.to.bytes += r.size()
+		c.to.mu.Unlock()
+	}
+	return c.ServerStream.SendMsg(m)
+}
+
+// A client that reads nothing gets at most one response of each type, however many changes there are.
+// Others, on its connection too, get every change meanwhile; it gets the newest when it reads again.
+func TestSlowReaderDelaysNobody(t *testing.T) {
+	const size, changes, readers = 200 << 10, 30, 6
+	big := func(generation uint64) *View {
+		return meshView(generation, strings.Repeat("x", size+int(generation)))
+	}
+	latest := NewLatestView(big(1))
+	var queued handedOver
+	s := New(&oneClass{latest: latest}, quiet(t), nil)
+	subscribe := func(g deltaStream) {
+		for of := range numTypes {
+			r := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: of.URL()}
+			if of == CDS {
+				r.Node = node(nil)
+			}
+			if !types[of].wildcard {
+				r.ResourceNamesSubscribe = []string{singleNames[of]}
+			}
+			ask(t, g, r)
+		}
+	}
+	read := func(g deltaStream) {
+		for {
+			m, err := g.Recv()
+			if err != nil || g.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: m.TypeUrl, ResponseNonce: m.Nonce}) != nil {
+				return
+			}
+		}
+	}
+	shared := dialIntercepted(t, s, queued.intercept)
+	slow, err := shared.DeltaAggregatedResources(metadata.AppendToOutgoingContext(t.Context(), "slow", "yes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	subscribe(slow)
+	for i := range readers {
+		c := shared
+		if i > 0 {
+			c = dial(t, s, nil)
+		}
+		g := open(t, c)
+		subscribe(g)
+		go read(g)
+	}
+	appliedBy := func(generation uint64) (n int) {
+		for _, c := range s.Connections() {
+			if c.Applied == generation {
+				n++
+			}
+		}
+		return n
+	}
+	wait.Until(t, "all streams are connected", func() bool { return len(s.Connections()) == readers+1 })
+	for generation := uint64(2); generation < changes; generation++ {
+		latest.Publish(big(generation))
+		wait.Until(t, "the readers have applied the change", func() bool { return appliedBy(generation) == readers })
+	}
+	queued.mu.Lock()
+	if queued.responses > int(numTypes) || queued.bytes > int(numTypes)*(size+2*changes) {
+		t.Errorf("%d responses of %d bytes were handed over for a client that does not read: want at most one of each type", queued.responses, queued.bytes)
+	}
+	queued.mu.Unlock()
+	go read(slow)
+	wait.Until(t, "the slow reader has applied the newest change", func() bool { return appliedBy(changes-1) == readers+1 })
+}
