@@ -13,8 +13,6 @@ var DiscoveryNoEffect = Table{
 		Help: "wait with changes of endpoints too"},
 	{Env: []string{"PILOT_PUSH_THROTTLE"}, Kind: Int, Unit: "pushes", NoEffect: "each stream has at most one response of a type in flight",
 		Help: "how many proxies are sent to at a time"},
-	{Env: []string{"PILOT_MAX_REQUESTS_PER_SECOND"}, Kind: Float, Unit: "streams per second", NoEffect: "the number of streams is limited, not their rate; see --maxStreams",
-		Help: "how many streams may begin in a second"},
 	{Env: []string{"PILOT_XDS_CACHE_SIZE"}, Kind: Int, Unit: "resources", NoEffect: "there is no cache: proxies share what was compiled",
 		Help: "size of the cache of resources"},
 	{Env: []string{"PILOT_ENABLE_XDS_CACHE"}, Kind: Bool, Unit: "switch", NoEffect: "there is no cache: proxies share what was compiled",

@@ -14,6 +14,8 @@ type Limits struct {
 	// many connections are accepted. All streams together may hold bytesPerStream for each,
 	// so that what one client does not use another can.
 	Streams int
+	// StreamsPerSecond bounds how many streams begin in a second; 0 is no bound.
+	StreamsPerSecond float64
 }
 
 // DefaultStreams is how many streams a server serves at a time by default.
@@ -68,6 +70,7 @@ func (h *hostUsage) admit(now time.Time) {
 type quota struct {
 	mu     sync.Mutex
 	limits Limits
+	rate   rateLimit
 	all    usage
 	conns  int
 	// nodes are by node id, owners by identity, or by address where callers have none.
@@ -95,6 +98,21 @@ type account struct {
 	nodeName, ownerName string
 	bytes               int
 	closed              bool
+}
+
+// maxRateWait is how long a stream waits for its turn when too many begin at once. Then it is refused, so
+// that the client connects to another instance or waits.
+const maxRateWait = time.Second
+
+// reserve returns how long a new stream is to wait.
+func (l *quota) reserve(now time.Time) (time.Duration, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	wait, ok := l.rate.reserve(now, maxRateWait)
+	if !ok {
+		return 0, exhausted(reasonRate, "more than %g new streams a second (PILOT_MAX_REQUESTS_PER_SECOND)", l.limits.StreamsPerSecond)
+	}
+	return wait, nil
 }
 
 // openStream counts a stream of a connection; close ends it.

@@ -32,9 +32,10 @@ const (
 	reasonMemory      = "memory"
 	reasonSilence     = "silence"
 	reasonConnections = "connections"
+	reasonRate        = "rate"
 )
 
-var reasons = []string{reasonNode, reasonRequest, reasonNames, reasonStreams, reasonMemory, reasonSilence, reasonConnections}
+var reasons = []string{reasonNode, reasonRequest, reasonNames, reasonStreams, reasonMemory, reasonSilence, reasonConnections, reasonRate}
 
 func exhausted(reason, format string, args ...any) *refusal {
 	return &refusal{codes.ResourceExhausted, reason, fmt.Sprintf(format, args...)}

@@ -94,7 +94,9 @@ func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server
 
 // Limit sets what all clients together may make the server hold. Call it before serving.
 func (s *Server) Limit(l Limits) {
+	s.quota.limits = l
 	s.quota.limits.Streams = cmp.Or(l.Streams, DefaultStreams)
+	s.quota.rate.perSecond = l.StreamsPerSecond
 }
 
 // Register adds the discovery services, the aggregated one and those of single types, to a gRPC
@@ -227,6 +229,9 @@ func (v *service) admit(g grpc.ServerStream, delta bool, only Type) (who caller,
 		return who, err
 	}
 	defer account.close()
+	if err := v.awaitTurn(ctx); err != nil {
+		return who, err
+	}
 	st := newStream(v.server, g, account, conn.overrun())
 	st.delta, st.only = delta, only
 	if v.auth != nil {
@@ -261,6 +266,24 @@ func (v *service) admit(g grpc.ServerStream, delta bool, only Type) (who caller,
 		return who, err
 	}
 	return who, v.join(ctx, st, node, first)
+}
+
+// awaitTurn delays a new stream while too many begin.
+func (v *service) awaitTurn(ctx context.Context) error {
+	wait, err := v.server.quota.reserve(time.Now())
+	if err != nil || wait == 0 {
+		return err
+	}
+	turn := time.NewTimer(wait)
+	defer turn.Stop()
+	select {
+	case <-turn.C:
+		return nil
+	case <-v.server.draining:
+		return errDraining
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
 }
 
 // claimed decodes the node of a first request, and checks what it claims against what the caller proved.
