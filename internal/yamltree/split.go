@@ -25,6 +25,7 @@ type Chunk struct {
 	Line int // of the first line, in the whole text
 
 	json  bool
+	item  bool   // one element of the list "items" of a mapping, with its hyphen in YAML
 	fault string // why it is not parsed
 }
 
@@ -33,6 +34,8 @@ func (c Chunk) Parse() []Document {
 	switch {
 	case c.fault != "":
 		return []Document{{Line: max(c.Line, 1), Text: c.blanked(), Fault: &Fault{Line: c.Line, Text: c.fault}}}
+	case c.item:
+		return []Document{c.parseItem()}
 	case c.json:
 		return parseJSON(c.Text)
 	}

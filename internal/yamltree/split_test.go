@@ -79,3 +79,46 @@ func FuzzSplit(f *testing.F) {
 		}
 	})
 }
+
+// FuzzList checks that a list whose items are parsed on their own has the items of the whole document.
+func FuzzList(f *testing.F) {
+	for _, text := range []string{
+		"apiVersion: v1\nitems:\n- a: 1\n  b:\n  - c\n  - d\n# x\n\n- |+\n  text\n\n- >-\n  y\n- \"q\n  r\"\nkind: List\n",
+		"kind: List\nitems:\n  - &a {x: 1}\n  - *a\n", "x: \"\nitems:\n- a\ny\"\nitems:\n", "--- # m\nitems: \n-\n  a: b\n- ? c\n  : d\n- - 1\n  - 2\n",
+		"items:\n- 'a\n- b'\n", "items:\n- [a,\n- b]\n", "items:\n- a\n b\n- !!str 1\n-\t2\n", "items:\r\n- a: 1\r\n- b: 2\r\n", "items:\n- a\nitems:\n- b\n", "items:\n- |2\n    a\n  - b\n- c\n",
+	} {
+		f.Add([]byte(text), false)
+	}
+	f.Add([]byte("{\"items\": [\n{\"a\":\n1}, [2, {}], \"x\", -0.5e3 , null],\n\"b\": {\"items\": []}}"), true)
+	f.Add([]byte(`{"items":[1],"items":[2]}`), true)
+	f.Fuzz(func(t *testing.T, text []byte, json bool) {
+		for _, c := range Split(text, json) {
+			head, items, ok := c.List()
+			if !ok {
+				continue
+			}
+			var got []Document
+			for _, item := range items {
+				docs := item.Parse()
+				if docs[0].Fault != nil {
+					return // the whole must be parsed
+				}
+				got = append(got, docs...)
+			}
+			whole := c.Parse()
+			if len(whole) != 1 || whole[0].Root == nil {
+				t.Fatalf("%q is split, and parsed as %s", c.Text, described(whole))
+			}
+			var want []Document
+			for _, item := range whole[0].Root.Get("items").Items {
+				want = append(want, Document{Line: item.Line, Root: item})
+			}
+			if got, want := described(got), described(want); got != want {
+				t.Errorf("%q\nitems: %s\nwhole: %s", c.Text, got, want)
+			}
+			if len(head.Entries) != len(whole[0].Root.Entries) {
+				t.Errorf("%q: the head has %d fields, want %d", c.Text, len(head.Entries), len(whole[0].Root.Entries))
+			}
+		}
+	})
+}

@@ -95,11 +95,16 @@ func (d *decoder) document(t *yamltree.Tree, at string) {
 		d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: "want an object with apiVersion, kind and metadata, not " + t.Kind.String()})
 	case kind == "" || version == "":
 		d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: "an object needs apiVersion and kind, both as strings" + versionFor(version, object.Kind(kind))})
-	case kind == "List" && version == "v1":
+	case isList(t):
 		d.list(t, at)
 	default:
 		d.object(t, version, object.Kind(kind))
 	}
+}
+
+// isList reports whether a mapping is a list of objects.
+func isList(t *yamltree.Tree) bool {
+	return t.Get("kind").Str() == "List" && t.Get("apiVersion").Str() == "v1"
 }
 
 func (d *decoder) list(t *yamltree.Tree, at string) {

@@ -30,10 +30,11 @@ var pieces = []string{
 	"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: r}\nspec:\n  hots: a\n",
 	"apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: n}\nspec: {mtls: {mode: STRICT}\n",
 	"apiVersion: v1\nkind: Service\nmetadata: {name: a}\nkind: Pod\n",
+	"apiVersion: v1\nitems:\n- apiVersion: v1\n  kind: Namespace\n  metadata:\n    name: x\n- apiVersion: v1\n  kind: Service\n  metadata: {name: l}\n  spec:\n    ports:\n    - port: 80\n# a comment\n\n- kind: Pod\n- apiVersion: apps/v1\n  kind: Deployment\n  metadata: {name: d}\nkind: List\nmetadata:\n  resourceVersion: \"\"\n",
 	"kind: Service\n", "[a, b]\n", "{a: 1} {b: 2}\n", "# a comment\n", "\n", "%YAML 1.2\n", "...\n", "... # the end\n", "--- {apiVersion: v1, kind: Namespace, metadata: {name: y}}\n", "--- # with a comment\n", "----\n", "\ufeff",
 }
 
-// A file's text is changed again and again. What is decoded must be what a file gives that was never read.
+// A file's text is changed again and again. What is decoded must be what decoding all of it gives.
 func TestFileDecodesAsIfNew(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, wait.Seed(t, 7)))
 	for range 200 {
@@ -57,10 +58,10 @@ func TestFileDecodesAsIfNew(t *testing.T) {
 	}
 }
 
-// checkFile decodes a text by f and compares the result with that of a new File.
+// checkFile decodes a text by f and compares the result with that of decoding each document whole.
 func checkFile(t *testing.T, f *decode.File, name, text string) {
 	t.Helper()
-	if got, want := f.Documents([]byte(text)), decode.Documents(name, []byte(text)); !sameResult(got, want) {
+	if got, want := f.Documents([]byte(text)), decode.Whole(name, []byte(text)); !sameResult(got, want) {
 		t.Fatalf("%s\ngot  %+v\nwant %+v", text, got, want)
 	}
 }
@@ -95,6 +96,11 @@ func sameResult(a, b decode.Result) bool {
 func FuzzFile(f *testing.F) {
 	f.Add(strings.Join(pieces[:6], "---\n"), strings.Join(pieces[4:12], "---\n"), false)
 	f.Add(strings.Join(pieces, ""), strings.Join(pieces[1:], "---\n"), false)
+	list := pieces[13]
+	f.Add(list, strings.Replace(list, "name: l", "name: m", 1), false)
+	f.Add("a: \"\nitems:\n- a\ny\"\nitems:\nkind: List\n", "kind: List\napiVersion: v1\nitems:\n  - &a {kind: Pod}\n  - *a\n  - \"x\n  - y\"\n", false)
+	f.Add("kind: List\napiVersion: v1\nitems:\n- |+\n  x\n\n# c\n\n- >-\n  y\n -\n- ? a\n  : b\n-\n  c: d\n", "--- # x\nkind: List\nitems: # y\n- a: [\n- 1]\n", false)
+	f.Add("{\"kind\": \"List\",\n\"items\": [\n{\"kind\":\"Pod\",\n\"apiVersion\":\"v1\"},\n{\"a\":1,\"a\":2}, 7],\n\"apiVersion\":\"v1\"}", "{\"kind\":\"List\",\"apiVersion\":\"v1\",\"items\":[{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"a\"}}]}", true)
 	f.Add(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"}} {"a":1}`, `{"a":1} [`, true)
 	f.Fuzz(func(t *testing.T, first, second string, json bool) {
 		name := "f.yaml"
@@ -152,6 +158,58 @@ func TestOnlyChangedDocumentsAreDecoded(t *testing.T) {
 	}
 	if ip := before.Objects[100].Spec.(*object.PodSpec).IPs[0].String(); ip != "10.9.9.9" {
 		t.Errorf("the changed Pod has the address %s", ip)
+	}
+}
+
+// The items of a list are like documents, in YAML and in JSON.
+func TestOnlyChangedItemsOfAListAreDecoded(t *testing.T) {
+	const n = 300
+	item := func(i int, ip string) string {
+		return fmt.Sprintf(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod-%d"}, "status": {"podIP": %q}}`, i, ip)
+	}
+	block := func(i int, ip string) string {
+		return fmt.Sprintf("- apiVersion: v1\n  kind: Pod\n  metadata:\n    name: pod-%d\n  status:\n    podIP: %s\n", i, ip)
+	}
+	for _, form := range []struct {
+		file, head, between, end string
+		item                     func(int, string) string
+		line                     int
+	}{
+		{"f.yaml", "apiVersion: v1\nitems:\n", "", "kind: List\nmetadata: {}\n", block, 3},
+		{"f.json", "{\"apiVersion\": \"v1\",\n\"items\": [\n", ",\n", "\n], \"kind\": \"List\"}\n", item, 3},
+	} {
+		text := func(first int, ip string) []byte {
+			var items []string
+			for i := first; i < n; i++ {
+				if i == 100 {
+					items = append(items, form.item(i, ip))
+				} else {
+					items = append(items, form.item(i, "10.0.0.1"))
+				}
+			}
+			return []byte(form.head + strings.Join(items, form.between) + form.end)
+		}
+		f := decode.NewFile(form.file)
+		before := f.Documents(text(0, "10.0.0.2"))
+		for turn, next := range [][]byte{text(0, "10.0.0.3"), text(2, "10.0.0.3")} {
+			after := f.Documents(next)
+			if want := decode.Whole(form.file, next); !sameResult(after, want) || len(after.Objects) != n-2*turn {
+				t.Fatalf("%s: %d objects, or they differ from those of the whole", form.file, len(after.Objects))
+			}
+			var again []string
+			for i := range after.Objects {
+				if after.Objects[i].Spec != before.Objects[i+2*turn].Spec {
+					again = append(again, after.Objects[i].Name)
+				}
+			}
+			if want := []string{"[pod-100]", "[]"}[turn]; fmt.Sprint(again) != want {
+				t.Errorf("%s: decoded again: %v, want %s", form.file, again, want)
+			}
+			if line := after.Objects[0].Origin.Line; line != form.line {
+				t.Errorf("%s: the first item is on line %d, want %d", form.file, line, form.line)
+			}
+			before = after
+		}
 	}
 }
 
