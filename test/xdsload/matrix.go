@@ -49,7 +49,7 @@ func runMatrix(ctx context.Context, args []string, runs [][]string, stdout, stde
 			return fmt.Errorf("run %q of -matrix: %w", more, err)
 		}
 		if p := &all[i].profiles; p.dir != "" {
-			p.dir = filepath.Join(p.dir, strings.ReplaceAll(strings.Join(more, ""), "/", "_"))
+			p.dir = filepath.Join(p.dir, strings.ReplaceAll(strings.TrimPrefix(strings.Join(more, ""), "-"), "/", "_"))
 		}
 	}
 	for i, v := range all {

@@ -158,6 +158,10 @@ func (r *report) markdown(w io.Writer) error {
 	out.WriteString("| | processor time | the wire's | × wire | p50, p99, last stream | the wire's last | sent | requests | peak RSS | the wire's | clients' processor time |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, row := range r.Rows {
 		d, limit := row.Discovery, row.Wire
+		if row.Step == stepCertificates {
+			fmt.Fprintf(&out, "| %s | %s | | | %.2f, %.2f, %s | | | | %s | | %s |\n", row.Step, seconds(d.CPU), d.P50, d.P99, seconds(d.Last), megabytes(d.PeakRSS), seconds(d.Clients))
+			continue
+		}
 		fmt.Fprintf(&out, "| %s | %s | %s | %s | %.2f, %.2f, %s | %s | %s | %s | %s | %s | %s |\n", row.Step, seconds(d.CPU), seconds(limit.CPU), ratio(d.CPU, limit.CPU),
 			d.P50, d.P99, seconds(d.Last), seconds(limit.Last), megabytes(d.Sent), megabytes(d.Asked), megabytes(d.PeakRSS), megabytes(limit.PeakRSS), seconds(d.Clients))
 	}
