@@ -5,7 +5,7 @@
 // inotify reports them, else at the next poll. It reads a file when it has not been modified
 // for 30 ms, decodes the documents of it that are not the same as before, and removes an object when it is missing in two consecutive readings. A document
 // that does not parse keeps its last good value, and a directory or file that cannot be read
-// keeps its objects. Writing a file in place is not atomic: if objects are missing in such a
+// keeps its objects; so does a tree that cannot be listed within 5 s. Writing a file in place is not atomic: if objects are missing in such a
 // file, or its last document is shorter, it is used when it has not been modified for 1.5 s
 // (see maybeTruncated). Changes found in one scan are emitted in one batch. The first batch
 // has everything that exists at the start, and Synced; it waits up to 10 s for files that are
@@ -71,6 +71,10 @@ type Source struct {
 	// unseen are the files of remembered objects that have not been found yet.
 	unseen map[string]bool
 	fill   fill
+	walk   func(root string) *listing
+	// listed receives the listing that is being made; nil if there is none.
+	listed   chan *listing
+	patience time.Duration // how long a listing may take while objects are in force
 }
 
 // fill is what is known of a tree that is perhaps being filled: copied, or checked out.
@@ -85,14 +89,19 @@ type content struct {
 	since time.Time
 }
 
+// slowListing is how long listing the tree may take before it counts as unreadable.
+const slowListing = 5 * time.Second
+
 var seed = maphash.MakeSeed()
 
 // New creates a source. It returns an error if o.Dir cannot be listed, unless objects are
 // remembered.
 func New(o Options) (*Source, error) {
 	o.Dir = filepath.Clean(o.Dir) // filepath.Join cleans the paths that are compared with it
-	if _, err := os.ReadDir(o.Dir); err != nil && len(o.Remembered) == 0 {
-		return nil, fmt.Errorf("read configuration directory %s: %w", o.Dir, reason(err))
+	if len(o.Remembered) == 0 {
+		if _, err := os.ReadDir(o.Dir); err != nil {
+			return nil, fmt.Errorf("read configuration directory %s: %w", o.Dir, reason(err))
+		}
 	}
 	if o.Poll <= 0 {
 		o.Poll = filewatch.DefaultPoll
@@ -116,7 +125,7 @@ func New(o Options) (*Source, error) {
 	}
 	return &Source{
 		o: o, pace: filewatch.NewDebouncer(o.Debounce, o.Confirm, o.QuietPeriod), merger: m, skipped: map[string]int{}, decoded: map[string]*decode.File{}, seen: map[string]content{}, waiting: map[string]bool{},
-		unseen: unseen,
+		unseen: unseen, walk: list, patience: slowListing,
 	}, nil
 }
 
@@ -127,7 +136,10 @@ func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 	defer n.Close()
 	s.began = time.Now()
 	for {
-		l := list(s.o.Dir)
+		l := s.list(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		added := n.Watch(l.watch)
 		now := time.Now()
 		s.scan(l, now, emit)
@@ -147,11 +159,41 @@ func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 	}
 }
 
+// list lists the tree. If that takes longer than s.patience while there are objects in force, such as those remembered
+// when a network file system does not answer, the tree counts as unreadable until the listing is complete. The
+// listing is then made by a goroutine that ends when the file system answers.
+func (s *Source) list(ctx context.Context) *listing {
+	patience := s.patience
+	if s.listed != nil {
+		patience = min(patience, s.o.Poll) // it is late already
+	} else {
+		s.listed = make(chan *listing, 1)
+		go func(to chan<- *listing, walk func(string) *listing, root string) { to <- walk(root) }(s.listed, s.walk, s.o.Dir)
+	}
+	var late <-chan time.Time
+	if len(s.merger.files) > 0 {
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		late = timer.C
+	}
+	select {
+	case l := <-s.listed:
+		s.listed = nil
+		return l
+	case <-late:
+		l := newListing()
+		l.addUnreadable(s.o.Dir, fmt.Errorf("the file system has not answered for %v", s.patience))
+		return l
+	case <-ctx.Done():
+		return newListing()
+	}
+}
+
 // ConfigMaps reads the tree once and returns the ConfigMaps in force, including those remembered
 // from files that cannot be read. It ignores files that are being modified. It must be called before
 // Run.
 func (s *Source) ConfigMaps() []object.Object {
-	l, m := list(s.o.Dir), newMerger()
+	l, m := s.list(context.Background()), newMerger()
 	m.restore(slices.DeleteFunc(slices.Clone(s.o.Remembered), func(o object.Object) bool { return o.Key.Kind != object.ConfigMap }))
 	var readings []reading
 	for path := range m.files {

@@ -29,9 +29,13 @@ type listing struct {
 // of a mounted ConfigMap, to which visible links refer. A file or directory that has several paths
 // is listed once, by its first path.
 func list(root string) *listing {
-	l := &listing{files: map[string]filewatch.Sig{}, seen: map[[2]uint64]bool{}}
+	l := newListing()
 	l.dir(root, true)
 	return l
+}
+
+func newListing() *listing {
+	return &listing{files: map[string]filewatch.Sig{}, seen: map[[2]uint64]bool{}}
 }
 
 func (l *listing) dir(path string, top bool) {
