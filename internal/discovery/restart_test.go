@@ -225,6 +225,33 @@ func TestMissingDirectoryIsServedFromSavedState(t *testing.T) {
 	})
 }
 
+// Whatever is in the place of the directory: what cannot be listed does not remove anything.
+func TestWhatIsNotADirectoryIsServedFromSavedState(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"a link to nothing": func(path string) error { return os.Symlink("nothing", path) },
+		"a link to itself":  func(path string) error { return os.Symlink(path, path) },
+		"a file":            func(path string) error { return os.WriteFile(path, nil, 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop})
+			l.start()
+			l.ready(http.StatusOK, "ready")
+			l.restart(func() {
+				if err := errors.Join(os.RemoveAll(l.config), put(l.config)); err != nil {
+					t.Fatal(err)
+				}
+			})
+			l.ready(http.StatusOK, "3 of 3 objects in force are those of the saved configuration", " ago")
+			if c := l.listener(); !strict(c) {
+				t.Error("STRICT is not enforced")
+			}
+			if !strings.Contains(l.log.String(), "as they were saved") || !strings.Contains(l.log.String(), "age=") {
+				t.Errorf("the log does not give the age:\n%s", l.log.String())
+			}
+		})
+	}
+}
+
 // The directory is missing at start, then it is empty, as a volume is before it is filled.
 func TestDirectoryThatReappearsEmptyRemovesNothing(t *testing.T) {
 	l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop})

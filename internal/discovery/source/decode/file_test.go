@@ -37,7 +37,7 @@ var pieces = []string{
 // A file's text is changed again and again. What is decoded must be what decoding all of it gives.
 func TestFileDecodesAsIfNew(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, wait.Seed(t, 7)))
-	for range 200 {
+	for range 50 {
 		f, parts := decode.NewFile("f.yaml"), []string{}
 		for range 8 {
 			for range 1 + r.IntN(4) {
