@@ -175,7 +175,7 @@ func TestScopesShareABase(t *testing.T) {
 			what: "a DestinationRule of one namespace for a service of another",
 			yaml: "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: d, namespace: n3}\nspec: {host: s0.n20.svc.cluster.local, exportTo: [.], trafficPolicy: {connectionPool: {tcp: {maxConnections: 9}}}}\n",
 			exactly: map[string]int{
-				"scope difference": 1, "derived names": 1, "cluster": 2, "listener": 1, "virtual host": 3, "route": 1, "scope names": 0,
+				"scope difference": 1, "derived names": 1, "cluster": 2, "listener": 1, "virtual host": 1, "route": 1, "scope names": 0,
 			},
 			moved: 2, // the names of two layers; the bytes of the route configuration stay the same
 		},

@@ -47,7 +47,7 @@ func (m *Model) Difference(r *incr.Reader, s mesh.ScopeID) Difference {
 
 // serviceScope returns the scope of which service and DestinationRule of a host are those of s.
 func (m *Model) serviceScope(r *incr.Reader, s mesh.ScopeID, host string) mesh.ScopeID {
-	if base, derived := m.Base(s); derived && !listed(m.rules.difference.Of(r, s).Services, host) {
+	if base, derived := m.Base(s); derived && m.rules.differs.Of(r, scopeHost{s, host}) != serviceDiffers {
 		return base
 	}
 	return s
@@ -55,10 +55,31 @@ func (m *Model) serviceScope(r *incr.Reader, s mesh.ScopeID, host string) mesh.S
 
 // routeScope returns the scope of which the VirtualService of a host is that of s.
 func (m *Model) routeScope(r *incr.Reader, s mesh.ScopeID, host string) mesh.ScopeID {
-	if base, derived := m.Base(s); derived && !listed(m.rules.difference.Of(r, s).Routes, host) {
+	if base, derived := m.Base(s); derived && m.rules.differs.Of(r, scopeHost{s, host}) == nothingDiffers {
 		return base
 	}
 	return s
+}
+
+// differing says in which of its Difference's lists a host is.
+type differing uint8
+
+const (
+	nothingDiffers differing = iota
+	routesDiffer
+	serviceDiffers // and so do routes
+)
+
+// differs looks a host up, so that what has read one host of a scope is not rerun because of another.
+func (m *Model) differs(r *incr.Reader, k scopeHost) differing {
+	d := m.rules.difference.Of(r, k.scope)
+	switch {
+	case listed(d.Services, k.host):
+		return serviceDiffers
+	case listed(d.Routes, k.host):
+		return routesDiffer
+	}
+	return nothingDiffers
 }
 
 // listed reports whether a sorted list has a host.

@@ -26,6 +26,7 @@ const (
 	levelClassify = 5
 	// levelDifference is that of the comparison of scopes.
 	levelDifference = 5
+	levelDiffers    = 6
 	// LevelCompile is the lowest level that compile's rules may use.
 	LevelCompile = 10
 )

@@ -26,8 +26,9 @@ type rules struct {
 	egress    *incr.Rule[mesh.ScopeID, *egress]
 	policies  *incr.Rule[string, []*PeerAuthentication]
 	classify  *incr.Rule[ProxyKey, mesh.Class]
-	// difference is read for scopes that have a base only.
+	// difference and differs are of scopes that have a base.
 	difference *incr.Rule[mesh.ScopeID, Difference]
+	differs    *incr.Rule[scopeHost, differing]
 	claims     *incr.Rule[ProxyKey, string]
 }
 
@@ -52,6 +53,7 @@ func (m *Model) derive(g *incr.Graph) {
 		claims:    incr.Derive(g, levelClassify, "claims", m.claims),
 
 		difference: incr.Derive(g, levelDifference, "scope difference", m.difference).AsIndex(),
+		differs:    incr.Derive(g, levelDiffers, "scope difference of a host", m.differs).AsIndex(),
 	}
 }
 
