@@ -10,15 +10,17 @@
 //
 // A rule reads only through its Reader, and only rules of a lower level than its own. Its
 // result depends on its key and on what it read: not on a clock, randomness, map order or
-// package state. It never modifies what it has read or returned. Values are compared by
-// content: byte slices by bytes.Equal, others by reflect.DeepEqual.
+// package state. It never modifies what it has read or returned; Verify finds rules that break this.
+// Values and rows are compared by content: byte slices by bytes.Equal, protobuf messages by
+// proto.Equal, others by reflect.DeepEqual.
 //
 // A value is kept while it is wanted (Want) or read by a value that is kept; Run drops the
 // others.
 //
 // A Graph is not safe for concurrent use, but runs the rules of one level on several goroutines
 // itself (see Parallel). So rules only read what they share, package state included; results, edges,
-// counters and orders are the same as on one goroutine.
+// counters and orders are the same as on one goroutine. Fork gives a graph for what-if questions, which
+// shares with the original what neither has changed since.
 package incr
 
 import (
