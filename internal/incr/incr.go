@@ -119,7 +119,7 @@ type RuleStats struct {
 
 // New returns an empty graph.
 func New() *Graph {
-	return &Graph{stats: map[string]*RuleStats{}, parallel: parallel{batch: defaultBatch}, run: 1}
+	return &Graph{stats: map[string]*RuleStats{}, run: 1}
 }
 
 // Stats returns a copy of the counters of every rule, by name.

@@ -1,6 +1,7 @@
 package incr
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -17,7 +18,7 @@ const defaultBatch = 32
 // goroutine afterwards, in the order in which one goroutine would have made it.
 type parallel struct {
 	workers int // 0 is GOMAXPROCS
-	batch   int
+	batch   int // 0 is defaultBatch
 	// makers have unstored values or rows. mu is for their list.
 	mu     sync.Mutex
 	makers []interface{ forget() }
@@ -26,9 +27,9 @@ type parallel struct {
 // unstored is the mark of an input that a worker has made.
 const unstored = ^uint64(0)
 
-// Parallel sets on how many goroutines rules of one level run, 0 for as many as processors
-// (runtime.GOMAXPROCS), and from how many values on; fewer are computed on the caller's goroutine. The
-// result does not depend on it.
+// Parallel sets on how many goroutines rules of one level run, and from how many values on; fewer are computed
+// on the caller's goroutine. 0 is the default: as many goroutines as processors (runtime.GOMAXPROCS), and a batch
+// for which they are worth their start. The result does not depend on it.
 func (g *Graph) Parallel(workers, batch int) {
 	g.parallel.workers, g.parallel.batch = workers, batch
 }
@@ -39,7 +40,7 @@ func (g *Graph) workers(n int) int {
 	if most == 0 {
 		most = runtime.GOMAXPROCS(0)
 	}
-	if n < max(g.parallel.batch, 2) || g.fork != nil {
+	if n < max(cmp.Or(g.parallel.batch, defaultBatch), 2) || g.fork != nil {
 		return 1 // what a fork looks up in the original is written to the fork
 	}
 	return min(most, n)

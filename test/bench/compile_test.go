@@ -173,21 +173,31 @@ func BenchmarkLoad(b *testing.B) {
 }
 
 // BenchmarkFullCompile compiles everything for proxies of as many namespaces, each a
-// scope of its own.
+// scope of its own, on one goroutine and on all processors.
 func BenchmarkFullCompile(b *testing.B) {
 	objects := changes(b, standard.yaml()...)
 	for _, scopes := range []int{1, 20} {
-		b.Run(fmt.Sprintf("scopes=%d", scopes), func(b *testing.B) {
-			var w *world
-			measure(b, func() { w = load(objects) }, func(int) {
-				for i := range scopes {
-					w.join(standard.proxy(b, i))
+		for _, workers := range []int{1, 0} {
+			name := fmt.Sprintf("scopes=%d", scopes)
+			if workers == 1 {
+				name += "/serial"
+			}
+			b.Run(name, func(b *testing.B) {
+				var w *world
+				prepare := func() {
+					w = load(objects)
+					w.graph.Parallel(workers, 0)
 				}
+				measure(b, prepare, func(int) {
+					for i := range scopes {
+						w.join(standard.proxy(b, i))
+					}
+				})
+				resources, bytes := w.size()
+				b.ReportMetric(float64(resources), "resources")
+				b.ReportMetric(float64(bytes), "configBytes")
 			})
-			resources, bytes := w.size()
-			b.ReportMetric(float64(resources), "resources")
-			b.ReportMetric(float64(bytes), "configBytes")
-		})
+		}
 	}
 }
 
