@@ -100,8 +100,8 @@ func (r *recorder) recordShared(c *input) {
 	r.deps = append(r.deps, c)
 }
 
-// execute runs n. It does not panic.
-func (w *worker) execute(n *node) (res result) {
+// execute runs n. It does not panic; if the rule ends its goroutine, res says so nevertheless.
+func (w *worker) execute(n *node, res *result) {
 	var rec *recorder
 	if last := len(w.idle) - 1; last >= 0 {
 		rec, w.idle = w.idle[last], w.idle[:last]
@@ -130,7 +130,6 @@ func (w *worker) execute(n *node) (res result) {
 	clear(rec.deps)
 	rec.node, rec.deps, rec.seen = nil, rec.deps[:0], nil
 	w.idle = append(w.idle, rec)
-	return res
 }
 
 // keep returns a copy of reads.
@@ -167,8 +166,8 @@ func (g *Graph) forEach(workers, n int, f func(w *worker, i int) bool) {
 	for range workers - 1 {
 		others.Go(run)
 	}
+	defer others.Wait()
 	run()
-	others.Wait()
 }
 
 // executeAll runs nodes of one level, and enqueues the readers of those that have changed.
@@ -188,7 +187,7 @@ func (g *Graph) executeAll(nodes []*node) {
 	results := make([]result, len(nodes))
 	defer g.forget()
 	g.forEach(workers, len(nodes), func(w *worker, i int) bool {
-		results[i] = w.execute(nodes[i])
+		w.execute(nodes[i], &results[i])
 		return results[i].failed == nil
 	})
 	for _, r := range results {
@@ -254,12 +253,8 @@ func (u *Rule[K, V]) shared(w *worker, key K) (*entry[K, V], *RulePanic) {
 		s.entry.mark = unstored
 		u.unstored[key] = s
 		u.mu.Unlock()
-		r := w.execute(&s.entry.node)
+		u.compute(w, s)
 		u.mu.Lock()
-		s.result, s.done = r, true
-		if s.wait != nil {
-			close(s.wait)
-		}
 	} else if !s.done {
 		if s.wait == nil {
 			s.wait = make(chan struct{})
@@ -271,6 +266,18 @@ func (u *Rule[K, V]) shared(w *worker, key K) (*entry[K, V], *RulePanic) {
 	}
 	defer u.mu.Unlock()
 	return s.entry, s.result.failed
+}
+
+func (u *Rule[K, V]) compute(w *worker, s *unstoredEntry[K, V]) {
+	defer func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		s.done = true
+		if s.wait != nil {
+			close(s.wait)
+		}
+	}()
+	w.execute(&s.entry.node, &s.result)
 }
 
 // fill computes the values for keys that are not kept.
@@ -285,15 +292,14 @@ func (u *Rule[K, V]) fill(keys []K) {
 	if workers == 1 {
 		return // they are computed one by one
 	}
-	failures := make([]*RulePanic, len(missing))
 	defer u.g.forget()
 	u.g.forEach(workers, len(missing), func(w *worker, i int) bool {
-		_, failures[i] = u.shared(w, missing[i])
-		return failures[i] == nil
+		_, failed := u.shared(w, missing[i])
+		return failed == nil
 	})
-	for _, failed := range failures {
-		if failed != nil {
-			panic(failed)
+	for _, key := range missing {
+		if s := u.unstored[key]; s != nil && s.result.failed != nil { // nil if nobody came to it
+			panic(s.result.failed)
 		}
 	}
 	for _, key := range missing {

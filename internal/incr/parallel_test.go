@@ -309,6 +309,36 @@ func TestPanicsOfRulesReachTheCaller(t *testing.T) {
 	}
 }
 
+// TestRuleThatEndsItsGoroutine has a rule that ends the goroutine of a worker, as a failing test does. Others wait for
+// its value, and the caller must not take it for computed.
+func TestRuleThatEndsItsGoroutine(t *testing.T) {
+	g := New()
+	g.Parallel(4, 1)
+	var caller atomic.Bool
+	low := Derive(g, 1, "low", func(r *Reader, k int) int {
+		runtime.Goexit()
+		return k
+	})
+	high := Derive(g, 2, "high", func(r *Reader, k int) int { return low.Of(r, 7) + k })
+	ended := make(chan any)
+	go func() {
+		defer func() {
+			value := recover()
+			caller.Store(value == nil) // the rule ran on the caller's goroutine, and ended that
+			ended <- value
+		}()
+		high.WantAll([]int{1, 2, 3, 4, 5, 6, 7, 8})
+		t.Error("WantAll has returned")
+	}()
+	value := <-ended
+	if p, ok := value.(*RulePanic); !caller.Load() && (!ok || p.Rule != "low" || p.Value != nil) {
+		t.Errorf("got %v, want a panic that names the rule", value)
+	}
+	if high.nodes[1] != nil || len(low.nodes) > 0 {
+		t.Error("a value that was not computed is kept")
+	}
+}
+
 func TestReaderMustNotOutliveItsRule(t *testing.T) {
 	for _, workers := range []int{1, 4} {
 		g := New()
