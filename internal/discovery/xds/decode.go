@@ -2,6 +2,7 @@ package xds
 
 import (
 	"fmt"
+	"math/bits"
 	"sync"
 	"unicode/utf8"
 
@@ -104,29 +105,29 @@ func (m *incoming) release() {
 var buffers bufferPool
 
 // bufferPool reuses buffers. Any goroutine may use it; the zero bufferPool is ready.
-type bufferPool struct{ pool sync.Pool }
+type bufferPool struct {
+	// pools are by the binary logarithm of the buffers' sizes.
+	pools [bits.UintSize]sync.Pool
+}
 
 // minReused is the size from which a buffer is reused.
 const minReused = 4096
 
-// get is a buffer of a size, with room for at most twice as much.
+// get is a buffer of a size, with room for less than twice as much.
 func (p *bufferPool) get(size int) []byte {
 	if size < minReused {
 		return make([]byte, size)
 	}
-	b, ok := p.pool.Get().(*[]byte)
-	if ok && cap(*b) >= size && cap(*b) <= 2*size {
+	class := bits.Len(uint(size - 1))
+	if b, ok := p.pools[class].Get().(*[]byte); ok {
 		return (*b)[:size]
 	}
-	if ok {
-		p.pool.Put(b)
-	}
-	return make([]byte, size)
+	return make([]byte, size, 1<<class)
 }
 
 func (p *bufferPool) put(b []byte) {
 	if cap(b) >= minReused {
-		p.pool.Put(&b)
+		p.pools[bits.Len(uint(cap(b)-1))].Put(&b)
 	}
 }
 

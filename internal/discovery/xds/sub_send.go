@@ -382,6 +382,13 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 // is in it as the client has it.
 func (s *Sub) state(t Type, target TypeView, withheld map[string]*Resource) (out []*Resource) {
 	c := &s.states[t]
+	if len(withheld) == 0 && target == s.cur.Of(t) {
+		// All of it is the view's, so that streams share a list.
+		if c.wildcard {
+			return target.list()
+		}
+		return s.lookupAll(t, target.list(), c.names)
+	}
 	add := func(n string, r *Resource) {
 		if old, ok := withheld[n]; ok {
 			r = old
@@ -404,11 +411,39 @@ func (s *Sub) state(t Type, target TypeView, withheld map[string]*Resource) (out
 	return out
 }
 
-// lookup is the resource to answer a name with, or nil. A SotW response cannot say that
-// there are no endpoints, and the cluster would warm, and hold up all others, forever;
-// so it says that there are none now.
+// lookupAll is lookup for all names of a set in a list in order of names; the list itself, where that
+// is exactly what it has.
+func (s *Sub) lookupAll(t Type, list []*Resource, names *nameSet) []*Resource {
+	all := names.all()
+	if slices.EqualFunc(list, all, func(r *Resource, n string) bool { return r.Name == n && r.Body != nil }) {
+		return list
+	}
+	out := make([]*Resource, 0, len(all))
+	for _, n := range all {
+		for len(list) > 0 && list[0].Name < n {
+			list = list[1:]
+		}
+		var r *Resource
+		if len(list) > 0 && list[0].Name == n {
+			r = list[0]
+		}
+		if r = s.orAbsent(t, r, n); r != nil {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// lookup is the resource to answer a name with, or nil.
 func (s *Sub) lookup(t Type, set TypeView, name string) *Resource {
-	if r := set.Get(name); r != nil && r.Body != nil {
+	return s.orAbsent(t, set.Get(name), name)
+}
+
+// orAbsent is the resource to answer a name with where r is what there is of it, or nil. A SotW response
+// cannot say that there are no endpoints, and the cluster would warm, and hold up all others, forever;
+// so it says that there are none now.
+func (s *Sub) orAbsent(t Type, r *Resource, name string) *Resource {
+	if r != nil && r.Body != nil {
 		return r
 	}
 	if absent := types[t].absent; absent != nil && !s.delta {

@@ -188,6 +188,14 @@ func (v TypeView) starts() (out [NumLayers + 1]cursor) {
 	return out
 }
 
+// list is the resources in order of their names; it must not be changed.
+func (v TypeView) list() (out []*Resource) {
+	for _, p := range v.parts {
+		out = mergeLists(out, p.all())
+	}
+	return out
+}
+
 // lists are the resources of each part in order of their names; they must not be changed.
 func (v TypeView) lists() (out [NumLayers + 1][]*Resource) {
 	for i, p := range v.parts {
