@@ -353,8 +353,6 @@ func (b bitmap) set(i int) bool {
 	return before != b[i/64]
 }
 
-func (b bitmap) clear(i int) { b[i/64] &^= 1 << (i % 64) }
-
 // Subscription returns what the client has subscribed to of a type: "*" for all, else names in order. It
 // is nil if the client has not asked. The slice must not be changed.
 func (s *Sub) Subscription(t Type) []string {

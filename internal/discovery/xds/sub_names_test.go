@@ -127,7 +127,6 @@ func TestSubscriptionsAreKeptLikeAMap(t *testing.T) {
 	if n := len(shared.pool.seen); n == 0 {
 		t.Error("nothing is shared")
 	}
-	now, subs = nil, nil
 	wait.Until(t, "sets that no stream has are forgotten", func() bool {
 		runtime.GC()
 		shared.pool.mu.Lock()
