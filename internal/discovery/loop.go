@@ -52,6 +52,7 @@ type inbox struct {
 	joins     chan joinRequest
 	leaves    chan string
 	questions chan func()
+	refusals  chan string // connections whose proxy refuses something else than before
 }
 
 // counts is what happened since start, for metrics; only the loop's goroutine writes it.
@@ -86,11 +87,18 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		views:    newPublisher(g, m, compile.New(g, m, o)), applied: newChangeLog(),
 		inbox: inbox{
 			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), leaves: make(chan string), questions: make(chan func()),
+			refusals: make(chan string),
 		},
 		done:   make(chan struct{}),
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
 	l.inventory = inventoryRule(g, m)
+	l.views.onRefusal = func(id string) {
+		select {
+		case l.refusals <- id:
+		case <-l.done:
+		}
+	}
 	l.problems = newProblems(func(k object.Key) bool { _, ok := l.store.Get(k); return ok }, l.effect)
 	l.gate.shut(l.gate.against(false, nil))
 	l.gate.notes.Store(&notes{})
@@ -113,6 +121,8 @@ func (l *loop) Run(ctx context.Context) error {
 			l.watchdog.do("join", func() { j.reply <- l.join(j) })
 		case id := <-l.leaves:
 			l.watchdog.do("leave", func() { l.views.leave(id) })
+		case id := <-l.refusals:
+			l.watchdog.do("refusals", func() { l.views.refusalsChanged(id) })
 		case ask := <-l.questions:
 			l.watchdog.do("question", ask)
 		case <-idle:

@@ -28,6 +28,8 @@ type publisher struct {
 	// generation is the number of the last commit that changed the configuration. Proxies that
 	// join do not raise it.
 	generation uint64
+	// onRefusal is called from any goroutine when what the proxy of a connection refuses has changed.
+	onRefusal func(id string)
 	// current is the last snapshot, nil once anything in it has changed.
 	current *viewsSnapshot
 }
@@ -37,6 +39,8 @@ type publishedClass struct {
 	layers  [compile.NumLayers]*publishedLayer
 	view    *xds.View
 	proxies map[string]*publishedProxy
+	// refused are the resources that proxies of the class refuse.
+	refused map[resourceID]*refused
 }
 
 // refresh makes the class's view of its layers.
@@ -45,6 +49,7 @@ func (c *publishedClass) refresh(generation uint64) {
 	for i, l := range c.layers {
 		c.view.Layers[i] = l.layer
 	}
+	c.quarantine()
 }
 
 // resources is how many resources the class has.
@@ -126,7 +131,7 @@ func (p *publisher) snapshot() *viewsSnapshot {
 func newPublisher(g *incr.Graph, m *model.Model, c *compile.Compiler) *publisher {
 	return &publisher{
 		graph: g, compiler: c, classify: m.Classify(), layers: newLayers(c), classes: map[mesh.Class]*publishedClass{},
-		idle: idleClasses{limits: defaultIdleLimits}, now: time.Now,
+		idle: idleClasses{limits: defaultIdleLimits}, now: time.Now, onRefusal: func(string) {},
 		proxies: map[string]*publishedProxy{}, byKey: map[model.ProxyKey]map[string]*publishedProxy{},
 	}
 }
@@ -146,6 +151,7 @@ func (p *publisher) join(id string, key model.ProxyKey) *xds.LatestView {
 	}
 	p.byKey[key][id] = m
 	m.latest = xds.NewLatestView(p.enter(id, m).view)
+	m.latest.OnRefusal(func() { p.onRefusal(id) })
 	return m.latest
 }
 
@@ -190,6 +196,7 @@ func (p *publisher) enter(id string, m *publishedProxy) *publishedClass {
 func (p *publisher) exit(id string, class mesh.Class) {
 	p.current = nil
 	c := p.classes[class]
+	c.forget(id, nil)
 	if delete(c.proxies, id); len(c.proxies) > 0 {
 		return
 	}

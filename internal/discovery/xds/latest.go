@@ -8,9 +8,10 @@ import (
 
 // LatestView holds the newest view of one proxy, and which of its views the proxy has not applied. One
 // goroutine publishes, one stream takes the views, any number load, wait for the next and read the
-// progress.
+// progress. The stream also says what of its views the proxy has accepted and refused.
 type LatestView struct {
-	p atomic.Pointer[published]
+	p       atomic.Pointer[published]
+	reports reports
 
 	mu sync.Mutex
 	// unapplied and unanswered are the views that the proxy has not accepted, and those of which it

@@ -131,6 +131,7 @@ func (s *stream) begin(c *connection) {
 
 // run serves the stream until either side ends it.
 func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) error {
+	s.latest = latest
 	s.timer = time.NewTimer(time.Hour)
 	s.timer.Stop()
 	defer s.timer.Stop()
@@ -266,10 +267,17 @@ func (s *stream) perform(effects []Effect) error {
 			}
 		case Acked:
 			s.logRecovered(e.Type, s.conn.acked(e))
+			s.latest.accepts(e.Type, s.sub.holdings(e.Type))
+			if e.Refused > 0 {
+				s.latest.refuses(s.sub.Refusals())
+			}
 		case Nacked:
 			s.nacked(e)
+			s.latest.accepts(e.Type, s.sub.holdings(e.Type))
+			s.latest.refuses(s.sub.Refusals())
 		case Unrefused:
 			s.conn.unrefused(e.Type)
+			s.latest.refuses(s.sub.Refusals())
 		case Stuck:
 			if s.conn.stuck(e) {
 				s.server.log.Warn("proxy does not acknowledge", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
@@ -277,6 +285,12 @@ func (s *stream) perform(effects []Effect) error {
 			}
 		case Applied:
 			s.conn.applied(e.Generation)
+			for t := range numTypes {
+				s.latest.accepts(t, s.sub.holdings(t))
+			}
+			if len(s.latest.Refusals()) > 0 {
+				s.latest.refuses(nil)
+			}
 			if !s.pendingSince.IsZero() {
 				s.server.metrics.convergence.Observe(time.Since(s.pendingSince).Seconds())
 				s.pendingSince = time.Time{}

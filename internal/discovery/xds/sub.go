@@ -200,6 +200,8 @@ type typeState struct {
 	// refused are the resources that were NACKed, by name. They are not sent again until their
 	// content changes, or it is time to try again.
 	refused map[string]rejection
+	// accepted is the generation of the newest response that was accepted.
+	accepted uint64
 	// bisection looks for what was refused in a response without a word which; nil if there is none.
 	bisection *bisection
 	memo      computed

@@ -54,6 +54,7 @@ func (s *Sub) acked(c *typeState, t Type, f *flight) {
 		}
 	}
 	c.bisection.finished(c, f)
+	c.accepted = max(c.accepted, f.generation)
 	s.emit(Acked{Type: t, Nonce: f.nonce, Generation: f.generation, Refused: len(c.refused)})
 }
 

@@ -21,6 +21,11 @@ type rejection struct {
 	// next is when it is sent again; zero for never. retried: that time has come.
 	next    time.Time
 	retried bool
+	// resource is what was refused, and text what the client says of it.
+	resource *Resource
+	text     string
+	// after is the generation of the last response that was accepted before, generation its own.
+	after, generation uint64
 }
 
 // refuses says whether a resource is not to be sent since the client has refused it.
@@ -28,6 +33,9 @@ func (c *typeState) refuses(r *Resource) bool {
 	f, ok := c.refused[r.Name]
 	return ok && f.version == r.Version && !f.retried
 }
+
+// maxReason bounds what is kept of what a client says of a resource, in bytes.
+const maxReason = 500
 
 // cannotBind is what Envoy says of a listener whose address it could not bind, as in
 // "virtualOutbound: cannot bind '0.0.0.0:15001': Address already in use". Nothing is wrong
@@ -65,7 +73,7 @@ func (s *Sub) nacked(c *typeState, r Request, f *flight) {
 			continue // the view is another one by now
 		}
 		bind := types[r.Type].retried && strings.Contains(b.text, cannotBind)
-		e.Again = s.refuse(c, b.resource, bind) && e.Again
+		e.Again = s.refuse(c, b, bind, f.generation) && e.Again
 	}
 	for _, u := range f.upserts {
 		if len(c.refused) > len(named) && !slices.Contains(e.Names, u.Name) {
@@ -76,10 +84,11 @@ func (s *Sub) nacked(c *typeState, r Request, f *flight) {
 }
 
 // refuse notes that the client refused a resource, and says whether it had done so before.
-func (s *Sub) refuse(c *typeState, r *Resource, bind bool) (again bool) {
+func (s *Sub) refuse(c *typeState, b blamed, bind bool, generation uint64) (again bool) {
+	r := b.resource
 	old, again := c.refused[r.Name]
 	again = again && old.version == r.Version
-	now := rejection{version: r.Version}
+	now := rejection{version: r.Version, resource: r, text: strings.Clone(b.text[:min(len(b.text), maxReason)]), after: c.accepted, generation: generation}
 	if bind {
 		if again {
 			now.tries = old.tries

@@ -114,7 +114,7 @@ func (s *Sub) sendType(t Type) {
 	if !up && !gone {
 		if c.flight == nil {
 			refused, _ := s.withheld(t, d, cur)
-			c.setHave(cur, cur, nil, refused)
+			c.setHave(cur.and(slices.DeleteFunc(slices.Clone(d.Removed), func(r *Resource) bool { return !s.cur.keeps(r, t) })), cur, nil, refused)
 		}
 		return
 	}
@@ -123,7 +123,7 @@ func (s *Sub) sendType(t Type) {
 	}
 	target := cur
 	var removed []*Resource
-	if gone {
+	if len(d.Removed) > 0 {
 		var waits []*Resource
 		removed, waits = s.removals(t, c.subscribed(d.Removed))
 		target = target.and(waits)
@@ -194,14 +194,16 @@ func (c *typeState) answeredBy(f *flight, delta bool) {
 
 // removals divides what is to be removed into what may be removed now and what waits.
 func (s *Sub) removals(t Type, gone []*Resource) (now, waits []*Resource) {
-	if t != CDS {
+	if t != CDS && len(s.cur.Quarantined) == 0 {
 		if s.mayRemove(t) {
 			return gone, nil
 		}
 		return nil, gone
 	}
 	for _, r := range gone {
-		if s.removable(r) {
+		if s.cur.keeps(r, t) {
+			waits = append(waits, r)
+		} else if t != CDS && s.mayRemove(t) || t == CDS && s.removable(r) {
 			now = append(now, r)
 		} else {
 			waits = append(waits, r)
@@ -496,7 +498,14 @@ func (s *Sub) pendingUpserts(t Type) bool {
 // pendingRemovals says whether the client has something that the view has not.
 func (s *Sub) pendingRemovals(t Type) bool {
 	c := &s.states[t]
-	return c.asked && c.any(s.difference(t).Removed)
+	if !c.asked {
+		return false
+	}
+	gone := s.difference(t).Removed
+	if len(s.cur.Quarantined) == 0 {
+		return c.any(gone)
+	}
+	return slices.ContainsFunc(gone, func(r *Resource) bool { return c.has(r.Name) && !s.cur.keeps(r, t) })
 }
 
 // mayRemove says whether resources of a type may be removed, for all of them together. A response

@@ -21,6 +21,10 @@ type Resource struct {
 	Body []byte
 	// Needs is, for a cluster that takes its endpoints from EDS, the name it asks for.
 	Needs string
+	// Policy is, for the listener of inbound connections, which of them it accepts, and Closed is the
+	// same listener without a filter chain that accepts any; nil for other resources.
+	Policy *Policy
+	Closed *Resource
 	// refers are the clusters that a listener, a route configuration or a virtual host names.
 	refers references
 	// slow: a cluster that warms for reasons that a server cannot see.
@@ -65,6 +69,37 @@ func (r *Resource) refersTo(cluster string) bool {
 	return r.Body == nil || r.refers.has(cluster)
 }
 
+// Policy is which inbound connections a listener accepts. It is immutable.
+type Policy struct {
+	// Closed: none. Otherwise Ports are those with a mode of their own, and Strict is for all others;
+	// a strict port accepts mutual TLS only.
+	Closed, Strict bool
+	Ports          map[uint32]bool
+}
+
+// strict says whether a port accepts mutual TLS only.
+func (p *Policy) strict(port uint32) bool {
+	if strict, ok := p.Ports[port]; ok {
+		return strict
+	}
+	return p.Strict
+}
+
+// StricterThan says whether there are connections that o accepts and p does not.
+func (p *Policy) StricterThan(o *Policy) bool {
+	if p.Closed || o.Closed {
+		return p.Closed && !o.Closed
+	}
+	for _, ports := range []map[uint32]bool{p.Ports, o.Ports} {
+		for port := range ports {
+			if p.strict(port) && !o.strict(port) {
+				return true
+			}
+		}
+	}
+	return p.Strict && !o.Strict
+}
+
 // NewCluster is NewResource for a CDS resource whose endpoints come under the EDS name
 // needs; with an empty needs the cluster has no EDS.
 func NewCluster(name string, value []byte, needs string) *Resource {
@@ -107,6 +142,22 @@ type View struct {
 	// Layers have the same places in all views of a class, so that they can be compared; nil is an
 	// empty one.
 	Layers [NumLayers]*Layer
+	// Quarantined are the resources that proxies of the class have refused: the view has their last
+	// accepted versions, or nothing. A proxy that has a version of one of these goes on with it.
+	Quarantined []Quarantined
+}
+
+// Quarantined names a resource that proxies of a class have refused. Gone says that none of them is
+// known to have accepted any version of it.
+type Quarantined struct {
+	Type Type
+	Name string
+	Gone bool
+}
+
+// keeps says whether clients go on with what they have of a resource that the view has not.
+func (v *View) keeps(r *Resource, t Type) bool {
+	return slices.ContainsFunc(v.Quarantined, func(q Quarantined) bool { return q.Gone && q.Type == t && q.Name == r.Name })
 }
 
 // Of is the view's resources of a type.

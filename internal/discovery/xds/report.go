@@ -1,0 +1,115 @@
+package xds
+
+import (
+	"maps"
+	"sync"
+)
+
+// Refusal is a resource that a proxy refuses in the version that its view has.
+type Refusal struct {
+	// Resource is what it refuses; Message is what it says of it.
+	Resource *Resource
+	Message  string
+	// Accepted is what the proxy goes on with: the last version that it accepted. It has no body if the
+	// proxy has it from an earlier stream, and is nil if there is none.
+	Accepted *Resource
+	// After and Generation are the generations of the last response of the type that was accepted before
+	// the refused one, 0 for none, and of the refused one: what came between them is the cause.
+	After, Generation uint64
+}
+
+// reports are what a proxy has said of its views. Its stream writes them, any goroutine reads.
+type reports struct {
+	mu       sync.Mutex
+	refusals []Refusal
+	accepted [numTypes]holdings
+	notify   func()
+}
+
+// holdings are the resources of a type that a client has: set, but for some names.
+type holdings struct {
+	set  TypeView
+	kept map[string]*Resource
+}
+
+// OnRefusal has f called whenever the refusals have changed, from any goroutine. Call it before the
+// LatestView is given to a stream.
+func (c *LatestView) OnRefusal(f func()) { c.reports.notify = f }
+
+// Refusals are what the proxy refuses now; the slice must not be changed. Any goroutine may call it.
+func (c *LatestView) Refusals() []Refusal {
+	c.reports.mu.Lock()
+	defer c.reports.mu.Unlock()
+	return c.reports.refusals
+}
+
+// Accepts says whether the proxy has accepted that version of a resource, and has it still. Any
+// goroutine may call it.
+func (c *LatestView) Accepts(r *Resource) bool {
+	c.reports.mu.Lock()
+	defer c.reports.mu.Unlock()
+	h := c.reports.accepted[r.Type]
+	have, ok := h.kept[r.Name]
+	if !ok {
+		have = h.set.Get(r.Name)
+	}
+	return have != nil && same(have, r)
+}
+
+// refuses replaces the refusals.
+func (c *LatestView) refuses(list []Refusal) {
+	c.reports.mu.Lock()
+	before := len(c.reports.refusals)
+	c.reports.refusals = list
+	c.reports.mu.Unlock()
+	if c.reports.notify != nil && before+len(list) > 0 {
+		c.reports.notify()
+	}
+}
+
+// accepts replaces what the proxy has of a type.
+func (c *LatestView) accepts(t Type, h holdings) {
+	c.reports.mu.Lock()
+	c.reports.accepted[t] = h
+	c.reports.mu.Unlock()
+}
+
+// Refusals are what the client refuses, but for listeners that could not be bound: nothing is wrong
+// with those.
+func (s *Sub) Refusals() (out []Refusal) {
+	for t := range numTypes {
+		c := &s.states[t]
+		for n, f := range c.refused {
+			if f.tries == 0 {
+				out = append(out, Refusal{Resource: f.resource, Message: f.text, Accepted: c.get(n), After: f.after, Generation: f.generation})
+			}
+		}
+	}
+	return out
+}
+
+// holdings are what the client has accepted of a type.
+func (s *Sub) holdings(t Type) holdings {
+	c := &s.states[t]
+	first := c.flight
+	if len(c.unanswered) > 0 {
+		first = c.unanswered[0]
+	}
+	if first != nil {
+		return holdings{set: first.had, kept: maps.Clone(first.hadKept)}
+	}
+	return holdings{set: c.have, kept: maps.Clone(c.kept)}
+}
+
+// InPlaceOf is what a client that has accepted old is to have in place of a newer version of it that it
+// refuses: old, or, where less secure connections would go on being accepted by it, a listener that
+// closes all. nil is nothing.
+func InPlaceOf(refused, old *Resource) *Resource {
+	if refused.Closed == nil || old != nil && refused.Policy != nil && old.Policy != nil && !refused.Policy.StricterThan(old.Policy) {
+		return old
+	}
+	if old == nil {
+		return nil // it has no listener, which is the strictest
+	}
+	return refused.Closed
+}
