@@ -164,7 +164,7 @@ func TestAppliedSaysWhomAChangeConcernsAndWhoHasIt(t *testing.T) {
 
 	// A change that one refuses.
 	refused := false
-	b.answer = func(r *discoveryv3.DeltaDiscoveryResponse) string {
+	b.refuses = func(r *discoveryv3.DeltaDiscoveryResponse) string {
 		if r.TypeUrl == xds.RDS.URL() {
 			refused = true
 			return "9080: no such filter"

@@ -22,15 +22,16 @@ import (
 
 // client is a proxy that speaks the delta protocol and accepts everything.
 type client struct {
-	t   *testing.T
-	app string // the label by which services select it; its name begins with it
-	// answer returns the error with which a response is refused, "" if it is accepted.
-	answer func(*discoveryv3.DeltaDiscoveryResponse) string
+	t      *testing.T
+	app    string // the label by which services select it; its name begins with it
 	stream grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]
 	have   map[string]string // name → body
 	seen   []string          // every body received
-	got    chan *discoveryv3.DeltaDiscoveryResponse
-	err    chan error
+	// refuses says why a response is refused, naming the resources; empty for not.
+	refuses func(*discoveryv3.DeltaDiscoveryResponse) string
+	refused int // how many it has refused
+	got     chan *discoveryv3.DeltaDiscoveryResponse
+	err     chan error
 }
 
 // dial opens a stream as reviews-1.shop: in plaintext, or with a token on the secure port.
@@ -124,9 +125,10 @@ func (c *client) refusal() error {
 }
 
 func (c *client) take(r *discoveryv3.DeltaDiscoveryResponse) {
-	if c.answer != nil {
-		if text := c.answer(r); text != "" {
-			_ = c.stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce, ErrorDetail: &rpcstatus.Status{Message: text}})
+	if c.refuses != nil {
+		if why := c.refuses(r); why != "" {
+			c.refused++
+			_ = c.stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce, ErrorDetail: &rpcstatus.Status{Message: why}})
 			return
 		}
 	}

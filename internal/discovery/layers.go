@@ -335,6 +335,9 @@ func (p *layers) resource(k compile.Key, value []byte) *xds.Resource {
 		return nil
 	}
 	t := p.typeOf(k.Kind)
+	if k.Kind == compile.ListenerInbound {
+		return p.pool.Intern(p.inbound(k, value))
+	}
 	if t != xds.CDS {
 		return p.pool.Intern(xds.NewEncoded(t, k.Name, value))
 	}

@@ -37,6 +37,8 @@ type loop struct {
 	problems *problems
 	counts   counts
 	triggers triggers // of the present commit
+	// recent are the last commits that changed something, the oldest first.
+	recent []recentCommit
 
 	// inventory lists all services, for debug pages.
 	inventory *incr.Rule[struct{}, []inventory]
@@ -168,6 +170,7 @@ func (l *loop) commit(b object.Batch) {
 	classes, moves := l.views.update(moved)
 	l.applied.commit(l.views.generation, accepted, moves)
 	l.countTriggers(classes)
+	l.remember(changes.objects)
 	l.counts.commits++
 	l.kept.changed()
 	spent := time.Since(start)
@@ -285,7 +288,9 @@ func (l *loop) ask(f func()) bool {
 
 // allProblems is everything wrong with the configuration now, for people, with what is
 // denied because of it. Call it through ask.
-func (l *loop) allProblems() []config.Verdict { return l.problems.all(l.store.Verdicts()) }
+func (l *loop) allProblems() []config.Verdict {
+	return append(l.problems.all(l.store.Verdicts()), l.refusalProblems()...)
+}
 
 // goodObjects is what is in force, for the keeper; nothing while proxies are not served: it
 // may be that less is known than was saved.

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -61,6 +62,7 @@ var (
 	descSaveFailures = prometheus.NewDesc("pilothouse_save_failures_total", "Attempts to save the configuration that failed.", nil, nil)
 	descSaveFailing  = prometheus.NewDesc("pilothouse_save_failing", "1 while the configuration cannot be saved, else 0.", nil, nil)
 	descSavedBytes   = prometheus.NewDesc("pilothouse_saved_bytes", "Size of the configuration as it was saved last; 0 if it has not been since start.", nil, nil)
+	descQuarantined  = prometheus.NewDesc("pilothouse_quarantined_resources", "Resources that two proxies of a class have refused and none has accepted, so that the others get the last accepted version; counted for each class.", []string{"type"}, nil)
 	descSavedAt      = prometheus.NewDesc("pilothouse_saved_timestamp_seconds", "When the configuration was saved last, in seconds since 1970; 0 if it has not been since start.", nil, nil)
 )
 
@@ -114,6 +116,9 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	gauge(descClasses, float64(len(scopes)), "scope")
 	gauge(descClasses, float64(len(locations)), "location")
 	gauge(descClasses, float64(len(workloads)), "workload")
+	for _, t := range xds.Types() {
+		gauge(descQuarantined, float64(snap.views.quarantined[t]), strings.ToLower(t.String()))
+	}
 	gauge(descIdle, float64(snap.views.idleClasses))
 	gauge(descIdleSize, float64(snap.views.idleBytes))
 	counter(descCommits, float64(snap.commits))

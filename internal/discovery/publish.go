@@ -81,6 +81,8 @@ type viewsSnapshot struct {
 	// idleClasses is how many classes without proxies are kept, idleBytes the size of the resources
 	// that only they have.
 	idleClasses, idleBytes int
+	// quarantined is how many resources are in quarantine, by type, each for each class.
+	quarantined map[xds.Type]int
 }
 
 type proxySnapshot struct {
@@ -113,7 +115,8 @@ func (p *publisher) snapshot() *viewsSnapshot {
 	}
 	s := &viewsSnapshot{
 		generation: p.generation, resources: p.layers.pool.Len(), idleClasses: len(p.idle.list), idleBytes: p.layers.idleBytes,
-		proxies: make(map[string]proxySnapshot, len(p.proxies)), classes: make(map[mesh.Class]classSnapshot, len(p.classes)),
+		quarantined: p.countQuarantined(),
+		proxies:     make(map[string]proxySnapshot, len(p.proxies)), classes: make(map[mesh.Class]classSnapshot, len(p.classes)),
 	}
 	for class, c := range p.classes {
 		if len(c.proxies) == 0 {

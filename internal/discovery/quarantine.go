@@ -2,11 +2,18 @@ package discovery
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // quarantineAt is how many proxies of a class must have refused a version of a resource, none of them
@@ -159,4 +166,150 @@ func (p *publisher) countQuarantined() map[xds.Type]int {
 		}
 	}
 	return out
+}
+
+// inbound is a listener of inbound connections with what takes its place where it is refused.
+func (p *layers) inbound(k compile.Key, value []byte) *xds.Resource {
+	r := xds.NewEncoded(xds.LDS, k.Name, value)
+	in, ok := p.compiler.InboundOf(k)
+	if !ok {
+		return r
+	}
+	r.Closed = xds.NewEncoded(xds.LDS, k.Name, in.Closed)
+	r.Policy, r.Closed.Policy = policyOf(in.Modes), &xds.Policy{Closed: true}
+	return r
+}
+
+// policyOf is the policy of a listener with these modes.
+func policyOf(m model.Modes) *xds.Policy {
+	out := &xds.Policy{Closed: m.Closed, Strict: m.Default == mesh.Strict}
+	for port, mode := range m.Ports {
+		if out.Ports == nil {
+			out.Ports = map[uint32]bool{}
+		}
+		out.Ports[port] = mode == mesh.Strict
+	}
+	return out
+}
+
+// Bounds on what is remembered of commits, to name the objects that brought a refused resource about.
+const (
+	maxRecent        = 64
+	maxRecentObjects = 256
+	// maxBlamed is how many objects a refusal is reported for.
+	maxBlamed = 10
+)
+
+// recentCommit is which objects a commit changed that made a generation.
+type recentCommit struct {
+	generation uint64
+	objects    []object.Key
+}
+
+// remember notes the objects of a commit.
+func (l *loop) remember(objects []object.Key) {
+	if len(objects) == 0 || len(objects) > maxRecentObjects {
+		return
+	}
+	if len(l.recent) == maxRecent {
+		l.recent = slices.Delete(l.recent, 0, 1)
+	}
+	l.recent = append(l.recent, recentCommit{generation: l.views.generation, objects: objects})
+}
+
+// refusalProblems are the resources that proxies refuse, as problems of the objects that brought them
+// about: those that were read for the resource, and that have changed since a version was accepted.
+func (l *loop) refusalProblems() []object.Problem {
+	type id struct {
+		resourceID
+		version string
+	}
+	counts, first := map[id]int{}, map[id]*refused{}
+	objects := map[id][]object.Key{}
+	for _, c := range l.views.classes {
+		for at, f := range c.refused {
+			i := id{at, f.resource.Version}
+			counts[i] += len(f.by)
+			if first[i] == nil || f.message < first[i].message {
+				first[i] = f
+			}
+			if objects[i] == nil {
+				objects[i] = l.causes(c, at, f)
+			}
+		}
+	}
+	var out []object.Problem
+	for i, f := range first {
+		text := fmt.Sprintf("%s %s refused by %d proxies, which go on with the last version that they accepted: %s",
+			i.typ, printable.Escape(i.name), counts[i], printable.Escape(f.message))
+		if len(objects[i]) == 0 {
+			out = append(out, object.Problem{Severity: object.Warning, Text: text})
+		}
+		for _, k := range objects[i] {
+			p := object.Problem{Severity: object.Warning, Key: k, Text: text}
+			if o, ok := l.store.Get(k); ok {
+				p.Origin = o.Origin
+			}
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, config.CompareVerdicts)
+	return out
+}
+
+// causes are the objects that a refused resource of a class was made from and that have changed between
+// the last accepted version and the refused one.
+func (l *loop) causes(c *publishedClass, at resourceID, f *refused) (out []object.Key) {
+	changed := map[string][]object.Key{}
+	for _, r := range l.recent {
+		if r.generation > f.after && r.generation <= f.generation {
+			for _, k := range r.objects {
+				row := k.Namespace + "/" + k.Name
+				changed[row] = append(changed[row], k)
+			}
+		}
+	}
+	if len(changed) == 0 {
+		return nil
+	}
+	key, ok := l.views.keyOf(c, at)
+	if !ok {
+		return nil
+	}
+	for read := range l.views.compiler.Resource(key.Kind).Reads(key) {
+		for _, k := range changed[read.Key] {
+			if !read.Bucket && tableOf[k.Kind] == read.Table && !slices.Contains(out, k) {
+				out = append(out, k)
+			}
+		}
+		if len(out) == maxBlamed {
+			break
+		}
+	}
+	return out
+}
+
+// tableOf is the table in which the model has the objects of a kind.
+var tableOf = map[object.Kind]string{
+	object.Service: "services", object.ServiceEntry: "services", object.Pod: "pods", object.WorkloadEntry: "workload entries",
+	object.EndpointSlice: "endpoint slices", object.VirtualService: "virtual services", object.DestinationRule: "destination rules",
+	object.PeerAuthentication: "peer authentications", object.Sidecar: "sidecars",
+}
+
+// keyOf is the key of a resource of a class.
+func (p *publisher) keyOf(c *publishedClass, at resourceID) (compile.Key, bool) {
+	for _, l := range c.layers {
+		for l != nil {
+			for _, k := range l.keys {
+				if k.Name == at.name && p.layers.typeOf(k.Kind) == at.typ {
+					return k, true
+				}
+			}
+			if l.derivation == nil {
+				break
+			}
+			l = l.derivation.base
+		}
+	}
+	return compile.Key{}, false
 }

@@ -153,6 +153,7 @@ type inner struct {
 	clusters     *incr.Rule[scopeHost, []clusterName]
 	assignment   *incr.Rule[assignmentKey, []byte]
 	mutual       *incr.Rule[servicePortKey, bool]
+	inbound      *incr.Rule[Key, Inbound]
 	scopeNames   *incr.Rule[mesh.ScopeID, []Key]      // of scopes without base
 	derived      *incr.Rule[mesh.ScopeID, derivation] // of the others
 }
@@ -187,6 +188,7 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		clusters:     incr.Derive(g, levelPlan, "service clusters", c.serviceClusters),
 		assignment:   incr.Derive(g, levelPlan, "assignment", c.assignment),
 		mutual:       incr.Derive(g, levelPlan, "all mutual", c.allMutual),
+		inbound:      incr.Derive(g, levelLookup, "inbound security", c.inbound),
 		index:        incr.Derive(g, levelIndex, "listener index", c.index).AsIndex(),
 		scopeNames:   incr.Derive(g, levelNames, "scope names", c.scopeNames).AsIndex(),
 		derived:      incr.Derive(g, levelDerive, "derived names", c.derive).AsIndex(),

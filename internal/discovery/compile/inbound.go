@@ -15,11 +15,38 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
+// Inbound is what a workload's inbound security decides.
+type Inbound struct {
+	Modes model.Modes
+	// Closed is virtualInbound without a filter chain that accepts connections, encoded as resources are.
+	Closed []byte
+}
+
+// inbound returns the inbound security of a workload; of the key, only what decides it counts.
+func (c *Compiler) inbound(r *incr.Reader, k Key) Inbound {
+	w := k.Workload.Value()
+	return Inbound{
+		Modes:  c.model.ModesOf(r, w.Namespace, strings.Fields(w.Policies)),
+		Closed: marshal.MustEncodedAny(listener.VirtualInbound(listener.Inbound{Closed: true}, c.inboundEnv(r, k))),
+	}
+}
+
+// InboundOf returns the inbound security that a ListenerInbound was made with; false if it is not wanted.
+func (c *Compiler) InboundOf(k Key) (Inbound, bool) { return c.inner.inbound.Value(k) }
+
+func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
+	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r)}
+	if c.opts.NoSniffInbound {
+		env.Caps &^= mesh.HTTPInspector
+	}
+	return env
+}
+
 // inboundListener returns virtualInbound for a workload: filter chains for each of its ports, and for
 // ports that belong to no service.
 func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 	m, w := c.model.Mesh(r), k.Workload.Value()
-	modes := c.model.ModesOf(r, w.Namespace, strings.Fields(w.Policies))
+	modes := c.inner.inbound.Of(r, k).Modes
 	in := listener.Inbound{
 		Closed:       modes.Closed,
 		TrustDomains: append([]string{m.TrustDomain}, m.TrustDomainAliases...),
@@ -45,10 +72,7 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 			Routes: inboundRoutes(m, name, p.Target, first.service.Host, first.port.Number),
 		})
 	}
-	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: m}
-	if c.opts.NoSniffInbound {
-		env.Caps &^= mesh.HTTPInspector
-	}
+	env := c.inboundEnv(r, k)
 	return marshal.MustEncodedAny(listener.VirtualInbound(in, env))
 }
 

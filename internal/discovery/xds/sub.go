@@ -202,6 +202,9 @@ type typeState struct {
 	refused map[string]rejection
 	// accepted is the generation of the newest response that was accepted.
 	accepted uint64
+	// closed are the listeners that a client is to have in place of those that it refuses, by name.
+	closed map[string]closedListener
+	target closedView
 	// bisection looks for what was refused in a response without a word which; nil if there is none.
 	bisection *bisection
 	memo      computed

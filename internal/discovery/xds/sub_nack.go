@@ -68,12 +68,15 @@ func (s *Sub) nacked(c *typeState, r Request, f *flight) {
 			continue // it has accepted the very same before, and goes on with it
 		}
 		c.keepOld(f, b.resource)
-		if now := s.cur.Of(r.Type).Get(b.resource.Name); now == nil || !same(now, b.resource) {
+		if now := s.wanted(r.Type).Get(b.resource.Name); now == nil || !same(now, b.resource) {
 			e.Again = false
 			continue // the view is another one by now
 		}
 		bind := types[r.Type].retried && strings.Contains(b.text, cannotBind)
 		e.Again = s.refuse(c, b, bind, f.generation) && e.Again
+		if instead := InPlaceOf(b.resource, c.get(b.resource.Name)); !bind && instead != nil && instead == b.resource.Closed {
+			c.close(b.resource)
+		}
 	}
 	for _, u := range f.upserts {
 		if len(c.refused) > len(named) && !slices.Contains(e.Names, u.Name) {
@@ -111,7 +114,12 @@ func (s *Sub) forgetRefused() {
 			continue
 		}
 		for n, f := range c.refused {
-			if r := s.cur.Of(t).Get(n); r == nil || r.Version != f.version {
+			r := s.cur.Of(t).Get(n)
+			if l, ok := c.closed[n]; ok && r != nil && r == l.refused {
+				continue
+			}
+			c.reopen(n)
+			if r == nil || r.Version != f.version {
 				delete(c.refused, n)
 			}
 		}

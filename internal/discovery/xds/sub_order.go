@@ -230,7 +230,7 @@ func (s *Sub) held(r, old *Resource) bool {
 		return false
 	}
 	for _, t := range types[r.Type].after {
-		if !s.states[t].asked && s.cur.Of(t).Len() > 0 && s.until(s.expected) {
+		if !s.states[t].asked && s.wanted(t).Len() > 0 && s.until(s.expected) {
 			return true // it may have clusters, and ask for them first
 		}
 	}
@@ -245,7 +245,7 @@ func (s *Sub) held(r, old *Resource) bool {
 	if old != nil && old.Body != nil && c.wildcard {
 		// A route to a subset whose DestinationRule is still to come: not before the version that
 		// the client has is known to be worse.
-		view := s.cur.Of(CDS)
+		view := s.wanted(CDS)
 		for _, n := range r.refers.added(old.refers) {
 			if view.Get(n) == nil && s.waiting(waitKey{cluster: n}) {
 				blocked = true
@@ -344,7 +344,7 @@ func (s *Sub) removable(cluster *Resource) bool {
 // named says whether a resource of a type that the client has keeps a cluster from being removed.
 func (s *Sub) named(t Type, cluster string) bool {
 	c := &s.states[t]
-	view := s.cur.Of(t)
+	view := s.wanted(t)
 	for r := range c.actual() {
 		if !c.has(r.Name) || !r.refersTo(cluster) {
 			continue

@@ -108,7 +108,7 @@ func (s *Sub) sendType(t Type) {
 	if !c.asked {
 		return
 	}
-	cur := s.cur.Of(t)
+	cur := s.wanted(t)
 	d := s.difference(t)
 	up, gone := s.pendingUpserts(t), s.pendingRemovals(t)
 	if !up && !gone {
@@ -277,7 +277,7 @@ func (c *typeState) actual() iter.Seq[*Resource] {
 // difference is the step from what the client has to the view.
 func (s *Sub) difference(t Type) *Delta {
 	c := &s.states[t]
-	cur := s.cur.Of(t)
+	cur := s.wanted(t)
 	if c.memo.delta == nil || c.memo.old != c.have || c.memo.cur != cur {
 		c.memo = computed{old: c.have, cur: cur, delta: c.corrected(diff(c.have, cur, s.between(c)), cur)}
 	}
@@ -350,7 +350,7 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 			return
 		}
 		r := s.lookup(t, target, name)
-		if r == nil || s.cur.Of(t).Get(name) == nil && s.namesMissing(r) {
+		if r == nil || s.wanted(t).Get(name) == nil && s.namesMissing(r) {
 			f.removed = append(f.removed, name)
 		} else {
 			more = append(more, r)
@@ -406,7 +406,7 @@ func (s *Sub) state(t Type, target TypeView, withheld map[string]*Resource) (out
 		return out
 	}
 	for _, n := range c.names.all() {
-		if r := s.lookup(t, target, n); r != nil && (s.cur.Of(t).Get(n) != nil || !s.namesMissing(r)) {
+		if r := s.lookup(t, target, n); r != nil && (s.wanted(t).Get(n) != nil || !s.namesMissing(r)) {
 			add(n, r)
 		}
 	}
@@ -586,7 +586,7 @@ func (s *Sub) starting() bool {
 		return false // it has asked for its type, or has sent nothing
 	}
 	for t := range numTypes {
-		if !s.states[t].asked && (t == LDS || s.states[LDS].wildcard && s.cur.Of(t).Len() > 0) {
+		if !s.states[t].asked && (t == LDS || s.states[LDS].wildcard && s.wanted(t).Len() > 0) {
 			return true
 		}
 	}

@@ -100,6 +100,19 @@ func (p *Policy) StricterThan(o *Policy) bool {
 	return p.Strict && !o.Strict
 }
 
+// InPlaceOf is what a client that has accepted old is to have in place of a newer version of it that it
+// refuses: old, or, where less secure connections would go on being accepted by it, a listener that
+// closes all. nil is nothing.
+func InPlaceOf(refused, old *Resource) *Resource {
+	if refused.Closed == nil || old != nil && refused.Policy != nil && old.Policy != nil && !refused.Policy.StricterThan(old.Policy) {
+		return old
+	}
+	if old == nil {
+		return nil // it has no listener, which is the strictest
+	}
+	return refused.Closed
+}
+
 // NewCluster is NewResource for a CDS resource whose endpoints come under the EDS name
 // needs; with an empty needs the cluster has no EDS.
 func NewCluster(name string, value []byte, needs string) *Resource {
