@@ -23,7 +23,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-var edits = flag.Int("edits", 200, "number of random `edits` of TestRandomEdits")
+var edits = flag.Int("edits", 100, "number of random `edits` of TestRandomEdits")
 
 // endpointsFile has all objects of the kinds that change most, as documents of one file.
 const endpointsFile = "endpoints.yaml"
