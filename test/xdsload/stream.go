@@ -97,7 +97,7 @@ func (s *stream) open(ctx context.Context) error {
 	}
 	const bufferSize = 32 << 10
 	conn, err := grpc.NewClient("passthrough:///"+s.fleet.address, grpc.WithTransportCredentials(s.creds),
-		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize), grpc.WithSharedWriteBuffer(true),
+		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(clientCodec{encoding.GetCodecV2("proto")}), grpc.MaxCallRecvMsgSize(1<<30), grpc.WaitForReady(true)))
 	if err != nil {
 		return err
