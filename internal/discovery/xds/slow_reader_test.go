@@ -100,7 +100,7 @@ func TestSlowReaderDelaysNobody(t *testing.T) {
 		wait.Until(t, "the readers have applied the change", func() bool { return appliedBy(generation) == readers })
 	}
 	queued.mu.Lock()
-	if queued.responses > int(numTypes) || queued.bytes > int(numTypes)*(size+1<<10) {
+	if queued.responses > int(numTypes) || queued.bytes > int(numTypes)*(size+1024) {
 		t.Errorf("%d responses of %d bytes were handed over for a client that does not read: want at most one of each type", queued.responses, queued.bytes)
 	}
 	queued.mu.Unlock()
