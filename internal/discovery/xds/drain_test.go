@@ -3,6 +3,7 @@ package xds
 import (
 	"context"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // Streams end within the time, not all at once; until then each is served.
@@ -113,4 +116,33 @@ func TestDrainClosesConnectionsThatHaveNotSpoken(t *testing.T) {
 			t.Errorf("the stream ended with %v, want Unavailable", err)
 		}
 	})
+}
+
+// A client that reads nothing can delay neither the end of the server nor that of its certificate.
+func TestStreamsOfClientsThatDoNotReadEnd(t *testing.T) {
+	web := mesh.Identity{TrustDomain: "td", Namespace: "shop", ServiceAccount: "web"}
+	for name, drain := range map[string]bool{"when the server stops": true, "when the certificate has expired": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				s := New(&oneClass{latest: NewLatestView(meshView(1, strings.Repeat("x", 4<<20)))}, quiet(t), nil)
+				g := open(t, dial(t, s, func(context.Context) (mesh.Identity, time.Time, error) { return web, began.Add(time.Hour), nil }))
+				ask(t, g, first(node(nil)))
+				ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: EDS.URL(), ResourceNamesSubscribe: []string{"*"}})
+				synctest.Wait()
+				end := began.Add(time.Hour)
+				if drain {
+					end = began.Add(10 * time.Second)
+					s.Drain(10 * time.Second)
+				}
+				for len(s.Connections()) > 0 && time.Since(end) < time.Hour {
+					<-time.After(time.Second)
+					synctest.Wait()
+				}
+				if late := time.Since(end); late > endingLimit+time.Second {
+					t.Errorf("ended %s after its time", late)
+				}
+			})
+		})
+	}
 }

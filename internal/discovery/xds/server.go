@@ -127,7 +127,22 @@ func (s *Server) Drain(within time.Duration) {
 		for _, raw := range mute {
 			_ = raw.Close() // it has nothing to lose
 		}
+		time.AfterFunc(within+endingLimit, s.closeStuck)
 	})
+}
+
+// closeStuck closes the connections of the streams that have not ended although they should: their clients
+// do not read, so that they cannot be told.
+func (s *Server) closeStuck() {
+	s.mu.Lock()
+	var stuck []*guard
+	for _, c := range s.conns {
+		stuck = append(stuck, c.guard)
+	}
+	s.mu.Unlock()
+	for _, g := range stuck {
+		_ = g.Close() // nothing can be done about an error
+	}
 }
 
 func (s *Server) isDraining() bool {
@@ -232,7 +247,7 @@ func (v *service) admit(g grpc.ServerStream, delta bool, only Type) (who caller,
 	if err := v.awaitTurn(ctx); err != nil {
 		return who, err
 	}
-	st := newStream(v.server, g, account, conn.overrun())
+	st := newStream(v.server, g, account, conn)
 	st.delta, st.only = delta, only
 	if v.auth != nil {
 		var until time.Time

@@ -73,6 +73,7 @@ type TypeStatus struct {
 type connection struct {
 	mu     sync.Mutex
 	status Connection
+	guard  *guard // set before the connection is listed
 	// questions are asked on the stream's goroutine, until ended is closed.
 	questions chan func(*Sub)
 	ended     chan struct{}

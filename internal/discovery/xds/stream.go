@@ -19,6 +19,7 @@ type stream struct {
 	receiver
 	server *Server
 	caller caller
+	guard  *guard // of its connection
 	// only is the type that the stream is limited to, or everyType.
 	only    Type
 	overrun <-chan struct{} // closed when the connection has sent too much at once
@@ -39,8 +40,8 @@ type stream struct {
 	debugged map[string]debugAnswer
 }
 
-func newStream(s *Server, wire grpc.ServerStream, a *account, overrun <-chan struct{}) *stream {
-	return &stream{server: s, overrun: overrun, receiver: receiver{wire: wire, account: a, metrics: s.metrics, in: make(chan incoming), failed: make(chan error, 1)}}
+func newStream(s *Server, wire grpc.ServerStream, a *account, conn *guard) *stream {
+	return &stream{server: s, guard: conn, overrun: conn.overrun(), receiver: receiver{wire: wire, account: a, metrics: s.metrics, in: make(chan incoming), failed: make(chan error, 1)}}
 }
 
 // endAt makes the stream end when the certificate that authenticated it expires; a zero time is
@@ -51,7 +52,12 @@ func (s *stream) endAt(t time.Time) (stop func()) {
 	}
 	timer := time.NewTimer(time.Until(t))
 	s.expired = timer.C
-	return func() { timer.Stop() }
+	// A client that does not read keeps the stream from ending by itself.
+	last := time.AfterFunc(time.Until(t)+endingLimit, func() { _ = s.guard.Close() }) // nothing can be done about an error
+	return func() {
+		timer.Stop()
+		last.Stop()
+	}
 }
 
 // errExpired ends a stream whose client certificate has expired.
@@ -120,7 +126,7 @@ func (s *receiver) receive(ctx context.Context) {
 
 // begin makes the machine of a stream whose proxy is known.
 func (s *stream) begin(c *connection) {
-	s.conn = c
+	s.conn, c.guard = c, s.guard
 	if s.only == everyType {
 		s.sub = NewSub(s.delta, &s.server.steps)
 	} else {
