@@ -129,7 +129,7 @@ func TestForkRunsOnlyWhatItsChangesAffect(t *testing.T) {
 	}
 	f := w.g.Fork()
 	defer f.Close()
-	on := &fixture{g: f, services: w.services.On(f), policies: w.policies.On(f), out: w.out.On(f)}
+	on := &fixture{services: w.services.On(f), policies: w.policies.On(f), out: w.out.On(f)}
 	forked := func(what string, ran, moved []string) {
 		t.Helper()
 		w.ran = nil

@@ -262,7 +262,7 @@ func TestOneValueIsComputedOnce(t *testing.T) {
 }
 
 func TestPanicsOfRulesReachTheCaller(t *testing.T) {
-	newGraph := func(workers int) (*Graph, *Rule[int, int]) {
+	newRule := func(workers int) *Rule[int, int] {
 		g := New()
 		g.Parallel(workers, 1)
 		var high *Rule[int, int]
@@ -276,7 +276,7 @@ func TestPanicsOfRulesReachTheCaller(t *testing.T) {
 			return k
 		})
 		high = Derive(g, 2, "high", func(r *Reader, k int) int { return low.Of(r, k) })
-		return g, high
+		return high
 	}
 	try := func(f func()) (value any) {
 		defer func() { value = recover() }()
@@ -293,7 +293,7 @@ func TestPanicsOfRulesReachTheCaller(t *testing.T) {
 		{[]int{7, 7, 7, 7}, "low", "seven"},
 	} {
 		for range 10 {
-			_, high := newGraph(4)
+			high := newRule(4)
 			p, ok := try(func() { high.WantAll(c.keys) }).(*RulePanic)
 			if !ok || p.Rule != c.rule || p.Value != c.want || !strings.Contains(p.Stack, "parallel_test.go") {
 				t.Fatalf("keys %v: got %+v, want the panic %q of %s with its stack", c.keys, p, c.want, c.rule)
@@ -302,7 +302,7 @@ func TestPanicsOfRulesReachTheCaller(t *testing.T) {
 				t.Fatalf("the message %q names neither rule nor cause", p)
 			}
 		}
-		_, high := newGraph(1)
+		high := newRule(1)
 		if p := try(func() { high.WantAll(c.keys) }); p != c.want {
 			t.Errorf("keys %v on one goroutine: got %v, want %q", c.keys, p, c.want)
 		}
