@@ -184,16 +184,7 @@ func TestAppliedSaysWhomAChangeConcernsAndWhoHasIt(t *testing.T) {
 	// It does not stand in the way of other changes.
 	p.emit("apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: r, namespace: shop}\nspec: {host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 7}}}}\n", false)
 	for _, c := range []*client{a, b} {
-		go func() {
-			for {
-				select {
-				case r := <-c.got:
-					c.take(r)
-				case <-t.Context().Done():
-					return
-				}
-			}
-		}()
+		go c.takeAll()
 	}
 	wait.Until(t, "both have the DestinationRule", func() bool { return p.appliedTo("dr", "shop", "r").Applied == 2 })
 	if e := p.sync()["other-1.shop"]; e.Applied != 4 || e.Behind == nil || e.Behind.Generation != 5 {

@@ -142,6 +142,18 @@ func (c *client) take(r *discoveryv3.DeltaDiscoveryResponse) {
 	_ = c.stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce})
 }
 
+// takeAll receives responses until the test ends.
+func (c *client) takeAll() {
+	for {
+		select {
+		case r := <-c.got:
+			c.take(r)
+		case <-c.t.Context().Done():
+			return
+		}
+	}
+}
+
 // wait receives responses until ok returns true.
 func (c *client) wait(what string, ok func() bool) {
 	c.t.Helper()
