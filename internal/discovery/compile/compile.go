@@ -114,6 +114,7 @@ const (
 	levelCompare
 	levelMerge
 	levelDomains
+	levelDomainIndex
 	levelOwnDomains
 	levelHostDomains
 	levelHost
@@ -148,14 +149,17 @@ type inner struct {
 	// routeChanges and ownDomains are of derived scopes.
 	routeChanges *incr.Rule[mesh.ScopeID, []routeChange]
 	ownDomains   *incr.Rule[scopeName, []hostDomains]
-	hostDomains  *incr.Rule[scopeNameHost, []string]
-	host         *incr.Rule[scopeNameHost, []byte]
-	clusters     *incr.Rule[scopeHost, []clusterName]
-	assignment   *incr.Rule[assignmentKey, []byte]
-	mutual       *incr.Rule[servicePortKey, bool]
-	inbound      *incr.Rule[Key, Inbound]
-	scopeNames   *incr.Rule[mesh.ScopeID, []Key]      // of scopes without base
-	derived      *incr.Rule[mesh.ScopeID, derivation] // of the others
+	// routeHead and domainIndex are of scopes without base, for those that are derived.
+	routeHead   *incr.Rule[scopeName, routeHosts]
+	domainIndex *incr.Rule[scopeName, domainIndex]
+	hostDomains *incr.Rule[scopeNameHost, []string]
+	host        *incr.Rule[scopeNameHost, []byte]
+	clusters    *incr.Rule[scopeHost, []clusterName]
+	assignment  *incr.Rule[assignmentKey, []byte]
+	mutual      *incr.Rule[servicePortKey, bool]
+	inbound     *incr.Rule[Key, Inbound]
+	scopeNames  *incr.Rule[mesh.ScopeID, []Key]      // of scopes without base
+	derived     *incr.Rule[mesh.ScopeID, derivation] // of the others
 }
 
 type scopeHost struct {
@@ -200,6 +204,8 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		routeChanges: incr.Derive(g, levelCompare, "derived routes", c.routeChanges).AsIndex(),
 		ownDomains:   incr.Derive(g, levelOwnDomains, "derived domains", c.ownDomains).AsIndex(),
 		domains:      incr.Derive(g, levelDomains, "route domains", c.domains).AsIndex(),
+		routeHead:    incr.Derive(g, levelLookup, "name of a route", c.routeHead).AsIndex(),
+		domainIndex:  incr.Derive(g, levelDomainIndex, "domain index", c.domainIndex).AsIndex(),
 		hostDomains:  incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
 		host:         incr.Derive(g, levelHost, "virtual host", c.virtualHost),
 	}

@@ -106,21 +106,21 @@ type routeChange struct {
 }
 
 // routeChanges lists the route configurations in which a derived scope differs from its base, sorted by
-// name.
+// name. It does not read which hosts the base's have, so that one host more does not make it stale.
 func (c *Compiler) routeChanges(r *incr.Reader, s mesh.ScopeID) []routeChange {
 	base, _ := c.model.Base(s)
 	d := c.model.Difference(r, s)
 	extra := c.model.ExtraHosts(r, base)
-	byName := map[string]*routeChange{}
-	change := func(name string) *routeChange {
+	byName := map[string]*routeComparison{}
+	change := func(name string) *routeComparison {
 		if byName[name] == nil {
-			t, known := c.routesNamed(r, scopeName{base, name})
-			t.Hosts = nil
-			byName[name] = &routeChange{routeHosts: t, New: !known}
+			t := c.inner.routeHead.Of(r, scopeName{base, name})
+			byName[name] = &routeComparison{routeChange: routeChange{routeHosts: t, New: t.Name == ""}}
 		}
 		return byName[name]
 	}
-	shared := func() {
+	gone := slices.DeleteFunc(slices.Clone(d.Services), func(host string) bool { return !has(extra, host) })
+	if len(d.Extra)+len(gone) > 0 || slices.ContainsFunc(d.Routes, func(host string) bool { return has(extra, host) }) {
 		for _, t := range c.inner.routes.Of(r, base) {
 			if !t.Own {
 				change(t.Name)
@@ -128,11 +128,6 @@ func (c *Compiler) routeChanges(r *incr.Reader, s mesh.ScopeID) []routeChange {
 		}
 	}
 	for _, host := range d.Services {
-		for _, p := range c.inner.plan.Of(r, scopeHost{base, host}) {
-			if p.routes != "" {
-				change(p.routes)
-			}
-		}
 		for _, p := range c.inner.plan.Of(r, scopeHost{s, host}) {
 			if p.routes != "" {
 				t := change(p.routes)
@@ -142,13 +137,10 @@ func (c *Compiler) routeChanges(r *incr.Reader, s mesh.ScopeID) []routeChange {
 		}
 	}
 	for _, host := range d.Routes {
-		if has(extra, host) {
-			shared()
-			continue
-		}
 		for _, p := range c.inner.plan.Of(r, scopeHost{base, host}) {
 			if p.routes != "" {
-				change(p.routes)
+				t := change(p.routes)
+				t.before = append(t.before, host)
 			}
 		}
 	}
@@ -159,60 +151,79 @@ func (c *Compiler) routeChanges(r *incr.Reader, s mesh.ScopeID) []routeChange {
 			}
 		}
 	}
-	if len(d.Extra) > 0 {
-		shared()
-	}
 	out := make([]routeChange, 0, len(byName))
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		t := byName[name]
-		c.finishChange(r, s, d, t)
-		out = append(out, *t)
+		c.finishChange(r, base, d, t)
+		out = append(out, t.routeChange)
 	}
 	return out
 }
 
-// finishChange completes a change that has the hosts of services only.
-func (c *Compiler) finishChange(r *incr.Reader, s mesh.ScopeID, d model.Difference, t *routeChange) {
-	base, _ := c.model.Base(s)
-	extra := c.model.ExtraHosts(r, base)
-	theirs, _ := c.routesNamed(r, scopeName{base, t.Name})
-	slices.Sort(t.Hosts)
-	t.Hosts = slices.Compact(t.Hosts)
-	services := len(t.Hosts) > 0
-	for _, host := range theirs.Hosts {
-		switch {
-		case has(d.Services, host):
-			if !has(t.Hosts, host) {
-				t.Without = append(t.Without, host)
-			}
-		case !has(extra, host):
-			services = true
-		}
-	}
-	t.Missing = !services
-	if !t.Own {
-		t.Hosts = append(t.Hosts, d.Extra...)
-		if t.New {
-			for _, host := range extra {
-				if !has(d.Services, host) {
-					t.Hosts = append(t.Hosts, host)
-				}
-			}
-		}
-	}
-	t.Hosts = slices.DeleteFunc(t.Hosts, func(host string) bool { return has(theirs.Hosts, host) })
-	slices.Sort(t.Hosts)
-	t.Hosts = slices.Compact(t.Hosts)
+// routeComparison is a change while it is made: Hosts are hosts of services with a service or
+// DestinationRule of the scope's own.
+type routeComparison struct {
+	routeChange
+	// before are hosts of services of the base's, of those whose routes differ.
+	before []string
 }
 
-// derivedHosts returns a route configuration of a derived scope that is not its base's.
-func (c *Compiler) derivedHosts(r *incr.Reader, k scopeName) (routeHosts, routeChange, bool) {
+// finishChange completes a change.
+func (c *Compiler) finishChange(r *incr.Reader, base mesh.ScopeID, d model.Difference, t *routeComparison) {
+	extra := c.model.ExtraHosts(r, base)
+	t.Hosts = sortedSet(t.Hosts)
+	t.before = sortedSet(t.before)
+	for _, host := range d.Services {
+		if has(t.Hosts, host) {
+			continue
+		}
+		if has(t.before, host) || !t.Own && !t.New && has(extra, host) {
+			t.Without = append(t.Without, host)
+		}
+	}
+	if len(t.Hosts) == 0 && len(t.Without) > 0 {
+		theirs, _ := c.routesNamed(r, scopeName{base, t.Name})
+		t.Missing = !slices.ContainsFunc(theirs.Hosts, func(host string) bool { return !has(t.Without, host) && !has(extra, host) })
+	}
+	t.Hosts = slices.DeleteFunc(t.Hosts, func(host string) bool {
+		return has(t.before, host) || !t.Own && !t.New && has(extra, host)
+	})
+	if t.Own {
+		return
+	}
+	t.Hosts = append(t.Hosts, d.Extra...)
+	if t.New {
+		for _, host := range extra {
+			if !has(d.Services, host) {
+				t.Hosts = append(t.Hosts, host)
+			}
+		}
+	}
+	t.Hosts = sortedSet(t.Hosts)
+}
+
+func sortedSet(list []string) []string {
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// changeOf returns how a route configuration of a derived scope differs from its base's; false if it does
+// not, or does not exist.
+func (c *Compiler) changeOf(r *incr.Reader, k scopeName) (routeChange, bool) {
 	list := c.inner.routeChanges.Of(r, k.scope)
 	i, ok := slices.BinarySearchFunc(list, k.name, func(t routeChange, n string) int { return cmp.Compare(t.Name, n) })
 	if !ok || list[i].Missing {
-		return routeHosts{}, routeChange{}, false
+		return routeChange{}, false
 	}
-	change := list[i]
+	return list[i], true
+}
+
+// derivedHosts returns a route configuration of a derived scope that is not its base's.
+func (c *Compiler) derivedHosts(r *incr.Reader, k scopeName) (routeHosts, bool) {
+	change, ok := c.changeOf(r, k)
+	if !ok {
+		return routeHosts{}, false
+	}
 	base, _ := c.model.Base(k.scope)
 	theirs, _ := c.routesNamed(r, scopeName{base, k.name})
 	t := change.routeHosts
@@ -224,48 +235,31 @@ func (c *Compiler) derivedHosts(r *incr.Reader, k scopeName) (routeHosts, routeC
 	}
 	t.Hosts = append(t.Hosts, change.Hosts...)
 	slices.Sort(t.Hosts)
-	return t, change, true
+	return t, true
 }
 
 // ownDomains returns those hosts of a derived scope's route configuration whose virtual hosts are not its
-// base's: because their routes differ, or because of their domains. One host's domains may depend on
-// those of any other, since each domain belongs to one host only.
+// base's: because their routes differ, or because of their domains.
 func (c *Compiler) ownDomains(r *incr.Reader, k scopeName) []hostDomains {
-	t, change, ok := c.derivedHosts(r, k)
+	change, ok := c.changeOf(r, k)
 	if !ok {
 		return nil
 	}
-	base, _ := c.model.Base(k.scope)
-	d := c.model.Difference(r, k.scope)
-	theirs := c.inner.domains.Of(r, scopeName{base, k.name})
-	claimed := make([]hostDomains, 0, len(t.Hosts))
-	before := make([][]string, 0, len(t.Hosts)) // the base's domains, nil for hosts whose routes differ
-	for _, host := range t.Hosts {
-		h := hostDomains{host: host}
-		i, known := slices.BinarySearchFunc(theirs, host, func(d hostDomains, h string) int { return cmp.Compare(d.host, h) })
-		known = known && !change.New && !has(d.Routes, host)
-		if known {
-			before = append(before, theirs[i].domains)
-		} else {
-			before = append(before, nil)
+	if change.New {
+		all := make([]hostDomains, 0, len(change.Hosts))
+		for _, host := range change.Hosts {
+			all = append(all, hostDomains{host: host, claims: c.claims(r, k.scope, host)})
 		}
-		switch {
-		case t.Own: // any name
-		case known && !has(d.Named, host):
-			h.claims = theirs[i].claims
-		default:
-			h.claims = c.claims(r, k.scope, host)
-		}
-		claimed = append(claimed, h)
+		assignDomains(change.Own, all)
+		return all
 	}
-	assignDomains(t.Own, claimed)
-	var out []hostDomains
-	for i, h := range claimed {
-		if before[i] == nil || !slices.Equal(before[i], h.domains) {
-			out = append(out, h)
+	if change.Own {
+		if host := k.name[:strings.LastIndexByte(k.name, ':')]; has(c.model.Difference(r, k.scope).Routes, host) {
+			return []hostDomains{{host: host, domains: []string{"*"}}}
 		}
+		return nil
 	}
-	return out
+	return c.reassignDomains(r, k, change)
 }
 
 // claims returns the domains that a host has if no other host has them.

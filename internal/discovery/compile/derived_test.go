@@ -164,12 +164,21 @@ func TestScopesShareABase(t *testing.T) {
 			moved: namespaces,
 		},
 		{
+			what: "a service for all",
+			yaml: "apiVersion: v1\nkind: Service\nmetadata: {name: more, namespace: n20}\nspec: {clusterIP: 10.96.20.9, selector: {app: s0}, ports: [{name: http, port: 8080}]}\n",
+			exactly: map[string]int{
+				"scope difference": 0, "derived names": 0, "derived routes": 0, "names": 2, "visible services": 1, "listener index": 1,
+				"scope names": 1, "route hosts": 1, "route domains": 1, "virtual host": 1, "listener": 0,
+			},
+			moved: 2 + namespaces, // the names of the base's layers, and joined route configurations
+		},
+		{
 			what: "an endpoint",
 			yaml: "apiVersion: v1\nkind: Pod\nmetadata: {name: more, namespace: n20, labels: {app: s0}}\nstatus: {phase: Running, podIP: 10.1.200.9}\n",
 			exactly: map[string]int{
-				"assignment": 2, "endpoints": 2, "cluster": 0, "scope difference": 0, "names": 0, "virtual host": 0, "listener": 0,
+				"assignment": 3, "endpoints": 3, "cluster": 0, "scope difference": 0, "names": 0, "virtual host": 0, "listener": 0,
 			},
-			moved: 2,
+			moved: 3,
 		},
 		{
 			what: "a DestinationRule of one namespace for a service of another",
@@ -206,7 +215,7 @@ func TestScopesShareABase(t *testing.T) {
 	before := w.runs()
 	class := w.join(namespaceProxy(t, namespaces))
 	ran := w.runsSince(before)
-	for rule, n := range map[string]int{"cluster": 0, "inline cluster": 0, "assignment": 0, "listener": 0, "virtual host": 2, "route": 1, "service": 0, "destination rule": 0, "visible services": 0} {
+	for rule, n := range map[string]int{"cluster": 0, "inline cluster": 0, "assignment": 0, "listener": 0, "virtual host": 3, "route": 1, "service": 0, "destination rule": 0, "visible services": 0} {
 		if ran[rule] != n {
 			t.Errorf("a new namespace: rule %q ran %d times, want %d (all: %v)", rule, ran[rule], n, ran)
 		}
@@ -222,5 +231,33 @@ func TestScopesShareABase(t *testing.T) {
 	}
 	if want := []string{"8080"}; !slices.Equal(own, want) {
 		t.Errorf("a new namespace has %q of its own, want %q", own, want)
+	}
+}
+
+// A host that is literally a name of another one has it, also where only one namespace sees that host.
+func TestPrivateHostTakesADomain(t *testing.T) {
+	const yaml = `
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: all, namespace: y}
+spec: {hosts: ["*.example.com"], addresses: [10.96.0.1], ports: [{number: 80, name: http, protocol: HTTP}], resolution: NONE}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: own, namespace: x}
+spec: {hosts: ["10.96.0.1"], exportTo: ["."], ports: [{number: 80, name: http, protocol: HTTP}], resolution: NONE}
+`
+	w, whole := newWorld(), newWholeWorld()
+	w.apply(t, yaml)
+	whole.apply(t, yaml)
+	n := proxy(t, "sidecar~10.9.0.1~p1.x~x.svc.cluster.local", "")
+	got, want := byName(w, w.join(n)), byName(whole, whole.join(n))
+	if len(got) != len(want) {
+		t.Fatalf("%d resources, want %d", len(got), len(want))
+	}
+	for name := range want {
+		if !bytes.Equal(got[name], want[name]) {
+			t.Errorf("%s differs from a whole compile:\n%q\n%q", name, got[name], want[name])
+		}
 	}
 }

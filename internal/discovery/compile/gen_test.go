@@ -35,7 +35,7 @@ var (
 	spaces   = []string{"x", "y", "istio-system"}
 	names    = []string{"a", "b", "c", "d", "e"}
 	versions = []string{"v1", "v2"}
-	foreign  = []string{"out.example.com", "*.example.com", "a.x.svc.cluster.local"}
+	foreign  = []string{"out.example.com", "*.example.com", "a.x.svc.cluster.local", "a", "a.x"}
 )
 
 func (d *dice) ip() string { return fmt.Sprintf("10.9.0.%d", 1+d.roll(5)) }

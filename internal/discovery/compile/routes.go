@@ -61,6 +61,13 @@ func (c *Compiler) routesNamed(r *incr.Reader, k scopeName) (routeHosts, bool) {
 	return t, t.Name != ""
 }
 
+// routeHead is routesNamed without the hosts; the zero value if there is no such route configuration.
+func (c *Compiler) routeHead(r *incr.Reader, k scopeName) routeHosts {
+	t := c.routeNamed(r, k)
+	t.Hosts = nil
+	return t
+}
+
 func (c *Compiler) routeNamed(r *incr.Reader, k scopeName) routeHosts {
 	list := c.inner.routes.Of(r, k.scope)
 	i, ok := slices.BinarySearchFunc(list, k.name, func(t routeHosts, n string) int { return cmp.Compare(t.Name, n) })
@@ -113,7 +120,7 @@ func assignDomains(single bool, hosts []hostDomains) {
 		h := &hosts[i]
 		h.domains = nil
 		for _, name := range h.claims {
-			if name == h.host || !used[name] {
+			if (name == h.host || !used[name]) && !slices.Contains(h.domains, name) {
 				h.domains = append(h.domains, name)
 			}
 			used[name] = true
@@ -205,7 +212,7 @@ func (c *Compiler) route(r *incr.Reader, k Key) []byte {
 	var ok bool
 	var own []hostDomains
 	if derived {
-		t, _, ok = c.derivedHosts(r, name)
+		t, ok = c.derivedHosts(r, name)
 		own = c.inner.ownDomains.Of(r, name)
 	} else {
 		t, ok = c.routesNamed(r, name)
