@@ -296,11 +296,11 @@ func TestAnIdleStreamHoldsPointers(t *testing.T) {
 			return s
 		}
 		streams := []*Sub{open()}
-		before := heap()
+		before := int64(heap())
 		for range 100 {
 			streams = append(streams, open())
 		}
-		if size := (int64(heap()) - int64(before)) / 100; size > 20<<10 {
+		if size := (int64(heap()) - before) / 100; size > 20<<10 {
 			t.Errorf("delta %v: a stream holds %d bytes, want at most 20 KiB", delta, size)
 		}
 		for _, s := range streams {
