@@ -23,7 +23,8 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 	if r.Names.star {
 		s.makeWildcard(c, first && r.Initial.n > 0)
 	}
-	add, drop := s.nameSet(r.Type, r.Names, true), s.nameSet(r.Type, r.Unsubscribe, true)
+	add := s.nameSet(r.Type, r.Names, true)
+	drop := c.dropped(r.Unsubscribe, add)
 	switch {
 	case !first || r.Initial.n == 0:
 		c.force(add)
@@ -48,6 +49,19 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 		}
 	}
 	c.forced = c.forced.with(newNameSet(had, 0), nil)
+}
+
+// dropped are the names of a list that the client unsubscribes from and that make a difference: it is
+// subscribed to them, now or with add, or has them.
+func (c *typeState) dropped(l nameList, add *nameSet) *nameSet {
+	var list []string
+	for b := range eachOf(l.wire, l.field) {
+		if name := string(b); name != "*" && (c.names.has(name) || add.has(name) || c.forced.has(name) || c.have.Get(name) != nil) {
+			list = append(list, name)
+		}
+	}
+	slices.Sort(list)
+	return newNameSet(slices.Compact(list), 0)
 }
 
 // askedEarly says whether a type is asked for before the one whose resources lead to it, and so
