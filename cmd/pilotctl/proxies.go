@@ -30,6 +30,7 @@ type proxy struct {
 	Types       map[string]progress `json:"types"`
 	Behind      *behindProxy        `json:"behind"`
 	NotApplied  []string            `json:"proxy_config_not_applied"`
+	Quarantined []string            `json:"quarantined"`
 }
 
 // progress is the state of one resource type on one proxy.
@@ -108,6 +109,9 @@ table; -o json has them for each proxy.`,
 					}
 				}
 			}
+			for _, line := range quarantined(all) {
+				fmt.Fprintf(c.OutOrStdout(), "\n%s\n", printable.Escape(line))
+			}
 			for _, line := range notApplied(all) {
 				fmt.Fprintf(c.OutOrStdout(), "\n%s\n", line)
 			}
@@ -149,6 +153,26 @@ func printBehind(c *cobra.Command, f *flags) error {
 	}
 	slices.SortFunc(rows, slices.Compare[[]string])
 	return printTable(c.OutOrStdout(), []string{"PROXY", "GENERATION", "SINCE", "LACKS"}, rows)
+}
+
+// quarantined says which resources proxies do not get in their newest version, a line for each set of them.
+func quarantined(all []proxy) []string {
+	byNames := map[string][]string{}
+	for _, p := range all {
+		if len(p.Quarantined) > 0 {
+			names := strings.Join(p.Quarantined, ", ")
+			byNames[names] = append(byNames[names], p.Proxy)
+		}
+	}
+	var out []string
+	for _, names := range slices.Sorted(maps.Keys(byNames)) {
+		who := byNames[names][0]
+		if n := len(byNames[names]); n > 1 {
+			who += fmt.Sprintf(" and %d more", n-1)
+		}
+		out = append(out, fmt.Sprintf("%s: in quarantine, since proxies refused them: %s", who, names))
+	}
+	return out
 }
 
 // notApplied says which fields of their ProxyConfig proxies do not get: a line for each set of fields,

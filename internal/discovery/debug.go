@@ -268,6 +268,9 @@ type syncEntry struct {
 	Only string `json:"only,omitempty"`
 	// NotApplied are the fields of the proxy's ProxyConfig that it does not get.
 	NotApplied []string `json:"proxy_config_not_applied,omitempty"`
+	// Quarantined are the resources that proxies of its class have refused, as in "RDS 80": it gets the
+	// last accepted versions, or nothing.
+	Quarantined []string `json:"quarantined,omitempty"`
 	// nonces are Istio's fields, by name: "cluster_sent", "cluster_acked" and so on for each
 	// type. Those that are empty are left out.
 	nonces map[string]string
@@ -321,7 +324,7 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 		e := syncEntry{
 			Proxy: c.Node.ID, ProxyType: string(c.Node.Role), ProxyVersion: strings.TrimPrefix(c.Node.UserAgent, "envoy/"),
 			ClusterID: c.Node.Metadata.ClusterID, ConnectedAt: c.Since.UTC().Format(time.RFC3339),
-			Only: c.Only, IstioVersion: c.Node.Metadata.IstioVersion, Types: map[string]syncType{}, NotApplied: c.Node.Metadata.NotApplied.Names(), nonces: map[string]string{},
+			Only: c.Only, IstioVersion: c.Node.Metadata.IstioVersion, Types: map[string]syncType{}, NotApplied: c.Node.Metadata.NotApplied.Names(), Quarantined: c.Quarantined, nonces: map[string]string{},
 		}
 		if p, ok := views.proxies[c.ID]; ok {
 			e.Class = className(p.class)

@@ -1,8 +1,10 @@
 package discovery
 
 import (
+	"log/slog"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -60,6 +62,9 @@ func TestWhatTwoProxiesRefuseIsKeptFromOthers(t *testing.T) {
 			t.Error("a third proxy was sent what two have refused")
 		}
 	}
+	if _, body := p.get(p.addr.HTTP, "/debug/syncz"); strings.Count(body, `"RDS 9080"`) != 3 {
+		t.Errorf("the proxies are not listed with what is in quarantine:\n%s", body)
+	}
 	p.emit(route("{name: third, route: [{destination: {host: reviews}}]}"), false)
 	for _, one := range []*client{a, b, c} {
 		one.until("9080", "third")
@@ -96,5 +101,40 @@ func TestQuarantineNeedsTwoRefusalsAndNoAcceptance(t *testing.T) {
 	p.dial("", "").open().until("9080", "first")
 	if _, body := p.get(p.addr.Monitoring, "/metrics"); !strings.Contains(body, `pilothouse_quarantined_resources{type="rds"} 0`) {
 		t.Error("what a proxy has accepted is in quarantine")
+	}
+}
+
+// Many proxies that refuse what a commit brings are each answered once: it is logged and counted
+// within bounds, and nothing is sent again.
+func TestManyRefusalsAreHandledOnce(t *testing.T) {
+	const proxies = 60 // 64 streams of a node are served
+	var log wait.Output
+	p := start(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	p.emit(shop+"---\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), true)
+	var all []*client
+	for range proxies {
+		c := p.dial("", "").open().refusing("9080", "bad")
+		c.until("9080", "first")
+		all = append(all, c)
+	}
+	for round := range 3 {
+		p.emit(route("{name: bad-"+strconv.Itoa(round)+", route: [{destination: {host: reviews}}]}"), false)
+		p.emit("apiVersion: v1\nkind: Pod\nmetadata: {name: reviews-1, namespace: shop, labels: {app: reviews}}\nstatus: {phase: Running, podIP: 10.99.1."+strconv.Itoa(round+1)+"}\n", false)
+		for _, c := range all {
+			c.until("outbound|9080||reviews.shop.svc.cluster.local", "10.99.1."+strconv.Itoa(round+1))
+		}
+	}
+	refused := 0
+	for _, c := range all {
+		if refused += c.refused; c.refused > 3 {
+			t.Errorf("a proxy was sent %d refused responses, want at most one for each of 3 versions", c.refused)
+		}
+	}
+	if lines := strings.Count(log.String(), "proxy refused configuration"); refused < 2 || lines > refused {
+		t.Errorf("%d lines are logged about %d refusals", lines, refused)
+	}
+	p.emit(route("{name: good, route: [{destination: {host: reviews}}]}"), false)
+	for _, c := range all {
+		c.until("9080", "good")
 	}
 }

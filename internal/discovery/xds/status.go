@@ -28,6 +28,9 @@ type Connection struct {
 	// Sent is the newest generation of which something was sent, Applied the newest that
 	// the proxy has accepted whole.
 	Sent, Applied uint64
+	// Quarantined are the resources of its view that proxies of its class have refused, as in "RDS 80":
+	// the view has the last accepted versions, or nothing.
+	Quarantined []string
 	// Types has an entry for each type that was asked for.
 	Types map[Type]TypeStatus
 }
@@ -164,6 +167,17 @@ func (c *connection) nacked(e Nacked, at time.Time) (news bool) {
 		s.Rejects++
 		s.Rejected, s.RejectedName, s.Message = at, e.Names, e.Message
 	})
+}
+
+// quarantined notes what is in quarantine in the proxy's view.
+func (c *connection) quarantined(list []Quarantined) {
+	var names []string
+	for _, q := range list {
+		names = append(names, q.Type.String()+" "+q.Name)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status.Quarantined = names
 }
 
 func (c *connection) applied(generation uint64) {

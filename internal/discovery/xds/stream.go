@@ -195,6 +195,7 @@ func (s *stream) update(latest *LatestView) (<-chan struct{}, error) {
 			s.pendingSince = s.conn.status.Since
 		}
 	}
+	s.conn.quarantined(p.view.Quarantined)
 	return p.next, s.feed(Moved{View: p.view})
 }
 
