@@ -126,3 +126,28 @@ func sentNothing(t *testing.T, r *rig, typ Type) {
 		t.Errorf("%s %s sent, which names a cluster that does not exist", typ, now)
 	}
 }
+
+// A listener that Envoy refuses stays as it was, and the others of the same response are there; it
+// is not sent again with the next one.
+func TestRealEnvoyGoesOnWithWhatItAcceptedLast(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, api string) {
+		a := backend(t, "a")
+		r := newRig(t, api, firstView(t, a))
+		url := r.url("in")
+		wait.Until(t, "an answer of a", func() bool { return fetch(url) == "a" })
+		stop := storm(url, "a")
+		r.show(r.view.put(aliens(t, "in"), listener(t, "more", "r")))
+		state := func() TypeStatus { return r.server.Connections()[0].Types[LDS] }
+		wait.Until(t, "the refusal", func() bool { return state().Rejects == 1 })
+		wait.Until(t, "the other listener", func() bool { return fetch(r.url("more")) == "a" })
+		r.show(r.view.put(listener(t, "third", "r")))
+		wait.Until(t, "a third listener", func() bool { return fetch(r.url("third")) == "a" })
+		if n := state().Rejects; n != 1 {
+			t.Errorf("refused %d times, want once", n)
+		}
+		if sent, wrong := stop(); wrong != "" || sent == 0 {
+			t.Errorf("of %d requests one got %q", sent, wrong)
+		}
+		r.publish("the listener mended", r.view.put(listener(t, "in", "r")))
+	})
+}
