@@ -56,6 +56,7 @@ func (s *Server) pages() []page {
 		{path: "registryz", help: "All services", serve: s.registryz},
 		{path: "resourcesz", help: "Kinds of Istio's objects that are read", serve: s.resourcesz},
 		{path: "syncz", help: "What each connected proxy was sent and has acknowledged", serve: s.syncz},
+		{path: "why", help: "Objects that a resource of a proxy was made from (?proxyID=POD.NAMESPACE&type=cds&name=NAME)", serve: s.why},
 
 		{path: "pprof/", help: "Index of the profiles", serve: pprof.Index, local: true},
 		{path: "pprof/cmdline", help: "Command line", serve: pprof.Cmdline, local: true},
@@ -370,14 +371,23 @@ func (s *Server) configDump(w http.ResponseWriter, r *http.Request) {
 	}
 	var types []xds.Type
 	for _, name := range strings.Split(names, ",") {
-		i := slices.IndexFunc(xds.Types(), func(t xds.Type) bool { return strings.EqualFold(t.String(), name) || t.URL() == name })
-		if i < 0 {
+		t, ok := typeNamed(name)
+		if !ok {
 			http.Error(w, fmt.Sprintf("invalid type %s: want cds, eds, lds or rds", printable.Quote(name, 100)), http.StatusBadRequest)
 			return
 		}
-		types = append(types, xds.Types()[i])
+		types = append(types, t)
 	}
 	writeMessage(w, xds.DumpResources(view, types...))
+}
+
+// typeNamed finds a type by its short name or its URL.
+func typeNamed(name string) (xds.Type, bool) {
+	i := slices.IndexFunc(xds.Types(), func(t xds.Type) bool { return strings.EqualFold(t.String(), name) || t.URL() == name })
+	if i < 0 {
+		return 0, false
+	}
+	return xds.Types()[i], true
 }
 
 // edsz writes the endpoints of a proxy's view.

@@ -73,9 +73,10 @@ func TestEveryDebugPage(t *testing.T) {
 		"/registryz":                   {`"hostname": "empty.shop.svc.cluster.local"`, `"defaultAddress": "10.96.0.2"`, `"protocol": "HTTP"`, `"app": "none"`},
 		"/resourcesz":                  {`"kind": "VirtualService"`, `"group": "security.istio.io"`},
 		"/syncz":                       {`"proxy": "reviews-1.shop"`},
-		"/pprof/":                      {"goroutine"},
-		"/pprof/goroutine?debug=1":     {"goroutine profile"},
-		"/pprof/cmdline":               {"discovery"},
+		"/why?proxyID=reviews-1.shop&type=cds&name=outbound|9080|v1|reviews.shop.svc.cluster.local": {`"Service shop/reviews"`, `"DestinationRule shop/one"`},
+		"/pprof/":                  {"goroutine"},
+		"/pprof/goroutine?debug=1": {"goroutine profile"},
+		"/pprof/cmdline":           {"discovery"},
 	} {
 		// Both ports serve the same pages.
 		for _, addr := range []string{p.addr.HTTP, p.addr.Monitoring} {
@@ -91,6 +92,8 @@ func TestEveryDebugPage(t *testing.T) {
 		}
 	}
 	for path, want := range map[string]int{
+		"/why": http.StatusBadRequest, "/why?proxyID=reviews-1.shop&type=sds&name=x": http.StatusBadRequest, "/why?proxyID=reviews-1.shop&type=cds&name=x": http.StatusNotFound,
+		"/why?proxyID=nobody.shop&type=cds&name=x": http.StatusNotFound,
 		"/inject": http.StatusNotImplemented, "/adsz?push=true": http.StatusNotImplemented, "/edsz": http.StatusBadRequest, "/edsz?proxyID=nobody.shop": http.StatusNotFound,
 		"/adsz?proxyID=nobody.shop": http.StatusNotFound, "/config_dump?proxyID=reviews-1.shop&types=sds": http.StatusBadRequest, "/none": http.StatusNotFound,
 	} {
