@@ -150,7 +150,7 @@ func TestStreamsOfOneTypeWaitForNoOther(t *testing.T) {
 
 // Resources are removed at once, since nothing is known of what refers to them.
 func TestStreamsOfOneTypeAreToldOfRemovals(t *testing.T) {
-	for of := range numTypes {
+	for of := range VHDS {
 		t.Run(of.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
@@ -192,7 +192,7 @@ func TestStreamsOfOneTypeAreAdmittedLikeOthers(t *testing.T) {
 		if err := code(false, &discoveryv3.DiscoveryRequest{Node: node(map[string]any{"NAMESPACE": "bank"})}); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%s as another namespace: %v", of, err)
 		}
-		other := (of + 1) % numTypes
+		other := (of + 1) % VHDS
 		if err := code(true, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: other.URL()}); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), of.URL()) {
 			t.Errorf("%s asked for %s: %v", of, other, err)
 		}
@@ -214,7 +214,7 @@ func TestStreamsOfOneTypeEndWithTheirCertificateAndCountInTheQuota(t *testing.T)
 		conn := dialConn(t, s, func(context.Context) (mesh.Identity, time.Time, error) { return web, began.Add(time.Hour), nil })
 		var last grpc.ClientStream
 		for i := range maxStreamsPerNode {
-			last = openSingle(t, conn, Type(i%int(numTypes)), true)
+			last = openSingle(t, conn, Type(i%int(VHDS)), true)
 			sendTo(t, last, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), ResourceNamesSubscribe: []string{"*"}})
 			if err := last.RecvMsg(&discoveryv3.DeltaDiscoveryResponse{}); err != nil {
 				t.Fatal(err)
