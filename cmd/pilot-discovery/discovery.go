@@ -90,6 +90,7 @@ func readOptions(v *settings.Values) discovery.Options {
 	o.Limits.Streams, o.Limits.StreamsPerSecond = v.Int("maxStreams"), v.Float("PILOT_MAX_REQUESTS_PER_SECOND")
 	o.Compile.NoSniffOutbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND")
 	o.Compile.NoSniffInbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND")
+	o.Compile.WholeRoutes = !v.Bool("vhds")
 	switch version := v.Enum("tls-min-version"); version {
 	case "1.2":
 		o.CA.MinTLS = tls.VersionTLS12

@@ -59,10 +59,11 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 	env := map[string]string{
 		"POD_NAMESPACE": "mesh", "POD_NAME": "pilot-0", "PILOT_MAX_REQUESTS_PER_SECOND": "2.5", "PILOTHOUSE_ACCEPT_EMPTY_CONFIG": "true", "PILOTHOUSE_BROKEN_POLICIES": "ignore", "ISTIOD_CUSTOM_HOST": "a.example, b.example",
 		"DEFAULT_WORKLOAD_CERT_TTL": "2h", "PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "false", "ENABLE_DEBUG_ENDPOINT_AUTH": "false",
+		"PILOTHOUSE_ENABLE_VHDS": "false",
 	}
 	o := readOptions(settings.Read(map[string]string{"servingName": "c.example"}, env, settings.Discovery))
 	if o.Names.Namespace != "mesh" || o.Names.Instance != "pilot-0" || o.Limits.StreamsPerSecond != 2.5 || !o.Lenience.EmptyConfig || !o.Lenience.BrokenPolicies || !o.HTTP.OpenDebug ||
-		o.CA.Limits.DefaultTTL != 2*time.Hour || o.CA.Limits.MaxTTL != 2160*time.Hour || !o.Compile.NoSniffInbound || o.Compile.NoSniffOutbound {
+		o.CA.Limits.DefaultTTL != 2*time.Hour || o.CA.Limits.MaxTTL != 2160*time.Hour || !o.Compile.NoSniffInbound || o.Compile.NoSniffOutbound || !o.Compile.WholeRoutes {
 		t.Errorf("%+v", o)
 	}
 	if want := []string{"c.example", "a.example", "b.example"}; !slices.Equal(o.CA.ServingNames, want) {

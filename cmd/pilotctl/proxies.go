@@ -61,7 +61,7 @@ func (p progress) String() string {
 	return strconv.Itoa(p.Resources) + " sent"
 }
 
-var proxyTypes = []string{"CDS", "EDS", "LDS", "RDS"}
+var proxyTypes = []string{"CDS", "EDS", "LDS", "RDS", "VHDS"}
 
 func newProxies(f *flags) *cobra.Command {
 	c := &cobra.Command{

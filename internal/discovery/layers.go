@@ -338,6 +338,9 @@ func (p *layers) resource(k compile.Key, value []byte) *xds.Resource {
 	if k.Kind == compile.ListenerInbound {
 		return p.pool.Intern(p.inbound(k, value))
 	}
+	if k.SeparateHosts {
+		return p.pool.Intern(xds.NewSeparateRoutes(k.Name, value))
+	}
 	if t != xds.CDS {
 		return p.pool.Intern(xds.NewEncoded(t, k.Name, value))
 	}

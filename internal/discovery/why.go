@@ -3,6 +3,7 @@ package discovery
 import (
 	"fmt"
 	"net/http"
+	"slices"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
@@ -59,7 +60,12 @@ func (l *loop) keyOf(connection string, typ xds.Type, name string) (compile.Key,
 		return compile.Key{}, false
 	}
 	for _, layer := range compile.Layers(p.class) {
-		keys, _ := l.views.compiler.Names().Value(layer)
+		contents, _ := l.views.compiler.Names().Value(layer)
+		keys := contents.Keys
+		if contents.Derived {
+			base, _ := l.views.compiler.Names().Value(contents.Base)
+			keys = slices.Concat(keys, base.Keys) // the layer's own first
+		}
 		for _, k := range keys {
 			if k.Name == name && l.views.layers.typeOf(k.Kind) == typ {
 				return k, true

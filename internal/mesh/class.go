@@ -33,6 +33,8 @@ const (
 	CaresDNS
 	// PreviousPriorities: envoy.retry_priorities.previous_priorities.
 	PreviousPriorities
+	// VirtualHosts is set if the virtual hosts of shared ports are resources of their own (VHDS).
+	VirtualHosts
 )
 
 // Has reports whether all bits of x are set in c.
@@ -68,6 +70,9 @@ func Capabilities(n Node) Capability {
 	}
 	if n.Metadata.HTTP10 {
 		c |= HTTP10
+	}
+	if n.Metadata.VirtualHosts {
+		c |= VirtualHosts
 	}
 	for name, bit := range extensionBits {
 		if n.Extensions == nil || n.Extensions[name] {

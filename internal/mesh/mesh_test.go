@@ -84,6 +84,7 @@ func TestDecodeMetadata(t *testing.T) {
 		"NAME": "p", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "a", "CLUSTER_ID": "c", "NETWORK": "n",
 		"LABELS":       map[string]any{"app": "x", "number": 7.0, "flag": true},
 		"INSTANCE_IPS": "10.0.0.1, ::ffff:10.0.0.2,", "DNS_CAPTURE": "true", "HTTP10": 1.0, "INTERCEPTION_MODE": "redirect",
+		"VIRTUAL_HOST_DISCOVERY": "true",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -93,6 +94,9 @@ func TestDecodeMetadata(t *testing.T) {
 	}
 	if want := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}; !reflect.DeepEqual(m.InstanceIPs, want) {
 		t.Errorf("addresses %v, want %v", m.InstanceIPs, want)
+	}
+	if c := Capabilities(Node{Metadata: m}); !c.Has(VirtualHosts) || Capabilities(Node{}).Has(VirtualHosts) {
+		t.Errorf("capabilities %#x: want VirtualHosts by metadata only", c)
 	}
 	if !m.DNSCapture || !m.HTTP10 || m.Interception != "REDIRECT" {
 		t.Errorf("%+v", m)

@@ -23,6 +23,9 @@ type Metadata struct {
 	Generator  string
 	DNSCapture bool
 	HTTP10     bool
+	// VirtualHosts is set if the proxy accepts virtual hosts as resources of their own (VHDS), which
+	// the delta protocol alone can carry.
+	VirtualHosts bool
 	// NotApplied are the fields of the node's ProxyConfig that the proxy does not get.
 	NotApplied ProxyConfigFields
 }
@@ -39,11 +42,15 @@ const (
 	maxText = 256
 )
 
+// VirtualHostsKey is the key of the metadata by which a proxy says that it accepts virtual hosts as resources of
+// their own. [control-plane 1.5.12]
+const VirtualHostsKey = "VIRTUAL_HOST_DISCOVERY"
+
 // metadataKeys are the keys that DecodeMetadata reads.
 var metadataKeys = map[string]bool{
 	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
 	"GENERATOR": true, "DNS_CAPTURE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
-	"ISTIO_VERSION": true,
+	"ISTIO_VERSION": true, VirtualHostsKey: true,
 }
 
 // proxyConfigKey is the key that DecodeMetadata reads the names of fields in. It is not among
@@ -78,6 +85,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		Generator:      Text(raw["GENERATOR"]),
 		DNSCapture:     Bool(raw["DNS_CAPTURE"]),
 		HTTP10:         Bool(raw["HTTP10"]),
+		VirtualHosts:   Bool(raw[VirtualHostsKey]),
 		NotApplied:     notApplied(raw[proxyConfigKey]),
 	}
 	for key, v := range map[string]string{

@@ -35,6 +35,8 @@ var Discovery = Table{
 		Help: "serve an empty configuration although objects were saved"},
 	{Flag: "broken-policies", Env: []string{"PILOTHOUSE_BROKEN_POLICIES"}, Kind: Enum, Default: "deny", Values: []string{"deny", "ignore"}, Unit: "mode", Used: "internal/discovery",
 		Help: "`treatment` of an invalid security policy without a last good value: deny what it might select, or ignore it"},
+	{Flag: "vhds", Env: []string{"PILOTHOUSE_ENABLE_VHDS"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/compile",
+		Help: "send the virtual hosts of shared ports one by one to proxies that accept it; false: whole route configurations"},
 	{Flag: "domain", Kind: Text, Default: "cluster.local", Required: true, Unit: "DNS suffix", Used: "internal/discovery/model",
 		Help: "DNS `suffix` of services"},
 	{Flag: "namespace", Env: []string{"POD_NAMESPACE"}, Kind: Text, Default: mesh.DefaultRootNamespace, Required: true, Unit: "namespace", Used: "internal/discovery",

@@ -18,6 +18,7 @@ const (
 	assignments
 	listeners
 	routes
+	hosts // by wildcard, on delta streams of proxies that take virtual hosts by VHDS
 	numTypes
 )
 
@@ -26,10 +27,11 @@ var typeURLs = [numTypes]string{
 	"type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
 	"type.googleapis.com/envoy.config.listener.v3.Listener",
 	"type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
+	"type.googleapis.com/envoy.config.route.v3.VirtualHost",
 }
 
 // referred is the type that resources of a type refer to by name, or -1.
-var referred = [numTypes]int{assignments, -1, routes, -1}
+var referred = [numTypes]int{assignments, -1, routes, -1, -1}
 
 // resource is one version of a resource, kept once for all streams.
 type resource struct {
@@ -37,6 +39,8 @@ type resource struct {
 	version string
 	// refs are the numbers of the names that it refers to: of an assignment, or of routes.
 	refs []int
+	// separate says that the virtual hosts of a route configuration come by VHDS.
+	separate bool
 	// epoch is that of the change whose marker is in it, or 0.
 	epoch int
 }
@@ -186,6 +190,11 @@ func (t *tables) decode(typ int, b []byte) (*resource, error) {
 		refs, err = assignmentOf(name, body)
 	case listeners:
 		refs, err = routesOf(body)
+	case routes:
+		const vhds = 9
+		var v []byte
+		v, err = field(body, vhds)
+		r.separate = v != nil
 	}
 	for _, ref := range refs {
 		n := t.types[referred[typ]].number(ref)

@@ -29,6 +29,8 @@ type options struct {
 	Streams int      `json:"streams"`
 	Delta   bool     `json:"delta"`
 	TLS     bool     `json:"tls"`
+	// VHDS makes the proxies say that they take virtual hosts by VHDS.
+	VHDS bool `json:"vhds"`
 	// Repeat is how often each change is made, with another value each time.
 	Repeat    int           `json:"repeat"`
 	Discovery string        `json:"-"` // path of pilot-discovery
@@ -117,7 +119,7 @@ func (l *load) seed() error {
 	l.proxies = make([]proxy, l.Streams)
 	for n := range l.proxies {
 		var err error
-		if l.proxies[n], err = l.Mesh.proxyOf(n); err != nil {
+		if l.proxies[n], err = l.Mesh.proxyOf(n, l.VHDS && l.Delta); err != nil {
 			return err
 		}
 	}

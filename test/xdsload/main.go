@@ -59,6 +59,7 @@ func parse(args []string, stderr io.Writer) (v invocation, err error) {
 	flags.IntVar(&o.Mesh.Endpoints, "endpoints", 2, "`Pods` of each service")
 	flags.IntVar(&o.Mesh.Namespaces, "namespaces", 20, "number of `namespaces` that the services are spread over")
 	protocol := flags.String("protocol", "delta", "xDS `protocol`: delta, or sotw for the state of the world")
+	flags.BoolVar(&o.VHDS, "vhds", true, "take virtual hosts by VHDS, as an Envoy of our agent does; needs delta")
 	flags.BoolVar(&o.TLS, "tls", false, "connect by mutual TLS, with certificates that the CA signs for tokens")
 	flags.IntVar(&o.Repeat, "repeat", 5, "how many `times` each change is made")
 	flags.StringVar(&o.Discovery, "discovery", "bin/pilot-discovery", "`path` of the pilot-discovery that is measured")

@@ -34,7 +34,8 @@ func discoveryPath(t *testing.T) string {
 // TestEveryStreamReceivesEverything runs the program at a small size and checks its counts against the mesh.
 func TestEveryStreamReceivesEverything(t *testing.T) {
 	for name, o := range map[string]options{
-		"delta, plaintext":      {Delta: true},
+		"delta, plaintext":      {Delta: true, VHDS: true},
+		"delta, whole routes":   {Delta: true},
 		"state of the world":    {},
 		"delta with mutual TLS": {Delta: true, TLS: true},
 	} {
@@ -49,7 +50,7 @@ func TestEveryStreamReceivesEverything(t *testing.T) {
 			want := outboundClusters(o.Mesh)
 			for side, f := range l.fleets {
 				for _, s := range f.streams {
-					checkStream(t, side, s, want)
+					checkStream(t, side, s, want, o.Mesh.Services)
 				}
 			}
 			checkCosts(t, l, int64(len(want)))
@@ -76,7 +77,7 @@ func outboundClusters(z meshSize) []string {
 }
 
 // checkStream checks that a stream has all clusters with their assignments, and listeners with their routes.
-func checkStream(t *testing.T, side int, s *stream, want []string) {
+func checkStream(t *testing.T, side int, s *stream, want []string, services int) {
 	t.Helper()
 	for _, typ := range []int{clusters, assignments} {
 		var have []string

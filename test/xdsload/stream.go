@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // proxy is a workload's Envoy: what it says of itself.
@@ -22,16 +24,20 @@ type proxy struct {
 }
 
 // proxyOf is the sidecar of an endpoint; proxies beyond the number of services are of further endpoints.
-func (z meshSize) proxyOf(n int) (proxy, error) {
+func (z meshSize) proxyOf(n int, vhds bool) (proxy, error) {
 	i, e := n%z.Services, n/z.Services%z.Endpoints
 	ns, name, ip := z.namespace(i), z.name(i), z.podIP(i, e)
 	p := proxy{id: fmt.Sprintf("sidecar~%s~%s.%s~%[3]s.svc.cluster.local", ip, z.podName(i, e), ns), namespace: ns, account: name}
 	labels := map[string]any{"app": name, "version": version(e), "security.istio.io/tlsMode": "istio"}
-	metadata, err := structpb.NewStruct(map[string]any{
+	values := map[string]any{
 		"NAMESPACE": ns, "NAME": z.podName(i, e), "SERVICE_ACCOUNT": name, "WORKLOAD_NAME": name, "CLUSTER_ID": "Kubernetes",
 		"INSTANCE_IPS": ip, "INTERCEPTION_MODE": "REDIRECT", "ISTIO_VERSION": "1.27.0", "MESH_ID": "cluster.local", "NODE_NAME": "node-1",
 		"LABELS": labels,
-	})
+	}
+	if vhds {
+		values[mesh.VirtualHostsKey] = "true"
+	}
+	metadata, err := structpb.NewStruct(values)
 	if err != nil {
 		return p, err
 	}
@@ -46,6 +52,7 @@ type typeState struct {
 	have            []*resource // nil where there is none
 	want            []bool      // subscribed to, of types that are subscribed to by name
 	waiting         int         // names subscribed to that have not been answered
+	due             bool        // of virtual hosts: those of a route configuration that was received are to come
 }
 
 // had returns what there is of a name, or nil.
@@ -155,6 +162,9 @@ func (s *stream) start() error {
 	}
 	for typ := range s.types {
 		t := &s.types[typ]
+		if typ == hosts && !t.asked {
+			continue
+		}
 		t.nonce, t.waiting = "", 0
 		q := request{typ: typ, names: s.wanted(typ)}
 		if typ == clusters {
@@ -224,7 +234,7 @@ func (s *stream) take(r *response) error {
 		*scratch = list
 		resourcePool.Put(scratch)
 	}()
-	wildcard := r.typ == clusters || r.typ == listeners
+	wildcard := r.typ == clusters || r.typ == listeners || r.typ == hosts
 	gone := false
 	if !s.fleet.delta && wildcard {
 		clear(t.have)
@@ -234,6 +244,10 @@ func (s *stream) take(r *response) error {
 	for _, v := range list {
 		epoch = max(epoch, v.epoch)
 		s.keep(t, v.number, v)
+		s.types[hosts].due = s.types[hosts].due || v.separate && !s.returning
+	}
+	if r.typ == hosts {
+		t.due = false
 	}
 	for _, name := range r.removed {
 		if n := s.fleet.tables.known(r.typ, name); n >= 0 {
@@ -252,6 +266,9 @@ func (s *stream) take(r *response) error {
 		}
 	}
 	if err := s.askForListeners(); err != nil {
+		return err
+	}
+	if err := s.askForHosts(); err != nil {
 		return err
 	}
 	ack := request{typ: r.typ, nonce: r.nonce}
@@ -335,11 +352,22 @@ func (s *stream) askForListeners() error {
 	return s.send(request{typ: listeners})
 }
 
+// askForHosts asks for virtual hosts once there is a route configuration that takes them from VHDS: without names,
+// and once for all.
+func (s *stream) askForHosts() error {
+	h := &s.types[hosts]
+	if h.asked || !h.due {
+		return nil
+	}
+	h.asked = true
+	return s.send(request{typ: hosts})
+}
+
 // complete reports whether the stream has all that it asked for.
 func (s *stream) complete() bool {
 	for typ := range s.types {
 		t := &s.types[typ]
-		if t.waiting > 0 || (typ == clusters || typ == listeners) && !t.answered {
+		if t.waiting > 0 || t.due || (typ == clusters || typ == listeners) && !t.answered {
 			return false
 		}
 	}

@@ -19,6 +19,7 @@ const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 var booleanKeys = map[string]bool{
 	"HTTP10": true, "DNS_CAPTURE": true, "DNS_AUTO_ALLOCATE": true, "ENABLE_HBONE": true, "DISABLE_HBONE_SEND": true,
 	"UNPRIVILEGED_POD": true, "ENABLE_SELF_DISCOVERY": true, "METADATA_DISCOVERY": true,
+	mesh.VirtualHostsKey:             true,
 	"INBOUND_LISTENER_EXACT_BALANCE": true, "OUTBOUND_LISTENER_EXACT_BALANCE": true,
 	"EXIT_ON_ZERO_ACTIVE_CONNECTIONS": true, "ENVOY_SKIP_DEPRECATED_LOGS": true,
 }
@@ -33,8 +34,16 @@ func (b *builder) metadata() error {
 		"ENVOY_SKIP_DEPRECATED_LOGS":    strconv.FormatBool(b.set.Bool("ENVOY_SKIP_DEPRECATED_LOGS")),
 		"WORKLOAD_IDENTITY_SOCKET_FILE": b.set.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
 	}
+	delta := b.set.Bool("ISTIO_DELTA_XDS")
+	if delta {
+		m[mesh.VirtualHostsKey] = "true"
+	}
 	if err := b.freeMetadata(m); err != nil {
 		return err
+	}
+	if !delta {
+		// Envoy takes virtual hosts as resources of their own by the delta protocol only.
+		delete(m, mesh.VirtualHostsKey)
 	}
 	m["NAME"] = strings.TrimSuffix(n.ID.ID, "."+n.Identity.Namespace)
 	m["NAMESPACE"] = n.Identity.Namespace

@@ -3,6 +3,7 @@ package spec
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -165,6 +166,7 @@ func TestMetadata(t *testing.T) {
 		"ENVOY_STATUS_PORT": 16021.0, "ENVOY_PROMETHEUS_PORT": 15090.0, "MESH_ID": "m",
 		"OUTLIER_LOG_PATH": "/dev/stdout", "STS_PORT": "15463", "ISTIO_VERSION": ContractVersion,
 		"METADATA_DISCOVERY": "false", "ENVOY_SKIP_DEPRECATED_LOGS": "true", "WORKLOAD_IDENTITY_SOCKET_FILE": "socket",
+		"VIRTUAL_HOST_DISCOVERY": "true",
 	}
 	if diff := cmp.Diff(want, s.Node.Metadata); diff != "" {
 		t.Errorf("metadata (-want +got):\n%s", diff)
@@ -172,6 +174,25 @@ func TestMetadata(t *testing.T) {
 	m, err := mesh.DecodeMetadata(s.Node.Metadata)
 	if err != nil || !m.DNSCapture || m.Labels["version"] != "v2" || len(m.InstanceIPs) != 3 {
 		t.Errorf("the control plane reads %+v (%v)", m, err)
+	}
+}
+
+// Envoy takes virtual hosts as resources of their own over delta xDS only.
+func TestVirtualHostDiscoveryIsForDeltaOnly(t *testing.T) {
+	for _, tt := range []struct {
+		env  map[string]string
+		want bool
+	}{
+		{nil, true},
+		{map[string]string{"ISTIO_DELTA_XDS": "false"}, false},
+		{map[string]string{"ISTIO_META_VIRTUAL_HOST_DISCOVERY": "0"}, false},
+		{map[string]string{"ISTIO_META_VIRTUAL_HOST_DISCOVERY": "true", "ISTIO_DELTA_XDS": "false"}, false},
+	} {
+		s := build(t, func(in *testInput) { maps.Copy(in.Env, tt.env) })
+		m, err := mesh.DecodeMetadata(s.Node.Metadata)
+		if err != nil || m.VirtualHosts != tt.want {
+			t.Errorf("%v: the control plane reads %v (%v), want %v", tt.env, m.VirtualHosts, err, tt.want)
+		}
 	}
 }
 

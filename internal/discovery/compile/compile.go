@@ -6,7 +6,7 @@
 // domains of a route configuration, and an encoded virtual host. Each of them is a cut-off:
 //
 //	services ─▶ plan ─▶ index ─▶ listener            DestinationRule ─▶ cluster
-//	                      └────▶ routes ─▶ domains ─▶ virtual host ─▶ route (joins)
+//	                      └────▶ routes ─▶ domains ─▶ virtual host ─▶ route (joins), or virtual host resource
 //	instances ─▶ assignment ─▶ endpoints             PeerAuthentication ─▶ virtualInbound
 //
 // Rules are pure: they read through their incr.Reader, and know a proxy only by its class. The bytes
@@ -49,6 +49,8 @@ const (
 	ListenerInbound
 	// Route is a route configuration, determined by the scope.
 	Route
+	// VirtualHost is a virtual host of a Route for which Key.SeparateHosts is true, determined by the scope.
+	VirtualHost
 	numKinds
 )
 
@@ -72,6 +74,7 @@ var kinds = [numKinds]kindRow{
 	Listener:        {"listener", (*listenerv3.Listener)(nil), ScopeLayer, (*Compiler).listener},
 	ListenerInbound: {"inbound listener", (*listenerv3.Listener)(nil), WorkloadLayer, (*Compiler).inboundListener},
 	Route:           {"route", (*routev3.RouteConfiguration)(nil), ScopeLayer, (*Compiler).route},
+	VirtualHost:     {"virtual host resource", (*routev3.VirtualHost)(nil), ScopeLayer, (*Compiler).virtualHostResource},
 }
 
 // Kinds returns all kinds, in the order of their constants.
@@ -99,11 +102,13 @@ func (k Kind) TypeURL() string { return marshal.TypeURL(k.row().message) }
 type Key struct {
 	Kind Kind
 	// EDS is set for clusters whose endpoints are a resource of EDS, of the same name.
-	EDS      bool
-	Name     string
-	Scope    mesh.ScopeID
-	Location mesh.LocationID
-	Workload mesh.WorkloadID
+	EDS bool
+	// SeparateHosts is set for route configurations whose virtual hosts are resources of their own.
+	SeparateHosts bool
+	Name          string
+	Scope         mesh.ScopeID
+	Location      mesh.LocationID
+	Workload      mesh.WorkloadID
 }
 
 // Levels of the rules in this package.
@@ -182,6 +187,9 @@ type Options struct {
 	// NoSniffOutbound and NoSniffInbound treat ports without a declared protocol as TCP
 	// (PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND and …_INBOUND).
 	NoSniffOutbound, NoSniffInbound bool
+	// WholeRoutes sends route configurations with all their virtual hosts to every proxy
+	// (--vhds).
+	WholeRoutes bool
 }
 
 // New adds the rules to g. They read those of m.
@@ -287,7 +295,7 @@ func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 		}
 		out = append(out, Key{Kind: Listener, Scope: s, Name: mesh.VirtualOutbound})
 		for _, t := range c.inner.routes.Of(r, s) {
-			out = append(out, Key{Kind: Route, Scope: s, Name: t.Name})
+			out = c.appendRoute(out, s, t)
 		}
 	}
 	return out

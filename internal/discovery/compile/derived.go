@@ -40,6 +40,10 @@ func (c *Compiler) derive(r *incr.Reader, s mesh.ScopeID) (out derivation) {
 		}
 	}
 	for _, t := range c.inner.routeChanges.Of(r, s) {
+		if c.separate(s, t.routeHosts) {
+			c.deriveSeparate(r, s, t, &out)
+			continue
+		}
 		k := Key{Kind: Route, Scope: s, Name: t.Name}
 		if t.Missing {
 			k.Scope = base

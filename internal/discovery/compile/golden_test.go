@@ -27,7 +27,8 @@ import (
 )
 
 // TestGolden compiles whole meshes for one proxy each. The first lines of an input say
-// for whom ("# proxy: NODE-ID [labels]"; "# ips: …", "# locality: …", "# extensions: …")
+// for whom ("# proxy: NODE-ID [labels]"; "# ips: …", "# locality: …", "# extensions: …",
+// "# metadata: KEY=VALUE …")
 // and what of it is shown ("# show: LDS …"); "# mesh: …" is mesh configuration, and
 // "# options: …" are the control plane's.
 func TestGolden(t *testing.T) {
@@ -37,6 +38,7 @@ func TestGolden(t *testing.T) {
 		options := strings.Fields(header(input, "options"))
 		w := newWorldWith(compile.Options{
 			NoSniffOutbound: slices.Contains(options, "no-sniff-outbound"), NoSniffInbound: slices.Contains(options, "no-sniff-inbound"),
+			WholeRoutes: slices.Contains(options, "whole-routes"),
 		})
 		if text := header(input, "mesh"); text != "" {
 			m, verdicts := config.MeshConfig(text)
@@ -76,6 +78,17 @@ func subject(t *testing.T, input []byte) mesh.Node {
 	for _, ip := range strings.Fields(header(input, "ips")) {
 		node.Metadata.InstanceIPs = append(node.Metadata.InstanceIPs, netip.MustParseAddr(ip))
 	}
+	metadata := map[string]any{}
+	for _, pair := range strings.Fields(header(input, "metadata")) {
+		k, v, _ := strings.Cut(pair, "=")
+		metadata[k] = v
+	}
+	if m, err := mesh.DecodeMetadata(metadata); err != nil {
+		t.Fatal(err)
+	} else if len(metadata) > 0 {
+		m.Labels, m.InstanceIPs = node.Metadata.Labels, node.Metadata.InstanceIPs
+		node.Metadata = m
+	}
 	if list := header(input, "extensions"); list != "" {
 		node.Extensions = map[string]bool{}
 		for _, e := range strings.Fields(list) {
@@ -102,6 +115,8 @@ func typeName(k compile.Kind) string {
 		return "LDS"
 	case compile.Route:
 		return "RDS"
+	case compile.VirtualHost:
+		return "VHDS"
 	}
 	return "CDS"
 }
@@ -116,6 +131,8 @@ func message(t *testing.T, k compile.Kind, b []byte) proto.Message {
 		m = &listenerv3.Listener{}
 	case "RDS":
 		m = &routev3.RouteConfiguration{}
+	case "VHDS":
+		m = &routev3.VirtualHost{}
 	}
 	if err := proto.Unmarshal(b, m); err != nil {
 		t.Fatal(err)
@@ -136,7 +153,13 @@ func add(b *bootstrapv3.Bootstrap, m proto.Message) {
 			ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 			LoadAssignment:       rename(m),
 		})
+	case *routev3.VirtualHost:
+		add(b, &routev3.RouteConfiguration{Name: m.Name, VirtualHosts: []*routev3.VirtualHost{m}})
 	case *routev3.RouteConfiguration:
+		if m.Vhds != nil {
+			m = proto.CloneOf(m)
+			m.Vhds = nil // only for RDS
+		}
 		b.StaticResources.Listeners = append(b.StaticResources.Listeners, withRoutes(m, uint32(20000+len(b.StaticResources.Listeners))))
 	}
 }

@@ -29,7 +29,7 @@ type history struct {
 func newHistory(t testing.TB) *history {
 	return &history{standing: map[object.Key]*object.Object{}, proxies: []mesh.Node{
 		proxy(t, "sidecar~10.9.0.1~p1.x~x.svc.cluster.local", ""),
-		proxy(t, "sidecar~10.9.0.2~p2.x~x.svc.cluster.local", "app=a,version=v1"),
+		withVirtualHosts(proxy(t, "sidecar~10.9.0.2~p2.x~x.svc.cluster.local", "app=a,version=v1")),
 		proxy(t, "sidecar~10.9.0.3~p3.y~y.svc.cluster.local", "app=b"),
 		proxy(t, "router~10.9.0.4~gw.istio-system~istio-system.svc.cluster.local", "app=c"),
 	}}

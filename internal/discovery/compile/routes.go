@@ -204,8 +204,15 @@ func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32)
 	}
 }
 
-// route returns a route configuration, joined from its encoded virtual hosts.
+// route returns a route configuration, joined from its encoded virtual hosts unless they are resources of
+// their own.
 func (c *Compiler) route(r *incr.Reader, k Key) []byte {
+	catchAll := func() []byte { return marshal.Must(route.CatchAll(c.model.AllowAny(r, k.Scope))) }
+	if k.SeparateHosts {
+		frame := route.Frame(k.Name)
+		frame.Vhds = route.SeparateHosts()
+		return marshal.EncodedAny((*routev3.RouteConfiguration)(nil), route.Join(frame, [][]byte{catchAll()}))
+	}
 	name := scopeName{k.Scope, k.Name}
 	base, derived := c.model.Base(k.Scope)
 	var t routeHosts
@@ -233,7 +240,7 @@ func (c *Compiler) route(r *incr.Reader, k Key) []byte {
 	}
 	encoded := slices.DeleteFunc(c.inner.host.OfAll(r, hosts), func(b []byte) bool { return b == nil })
 	if !t.Own {
-		encoded = append(encoded, marshal.Must(route.CatchAll(c.model.AllowAny(r, k.Scope))))
+		encoded = append(encoded, catchAll())
 	}
 	return marshal.EncodedAny((*routev3.RouteConfiguration)(nil), route.Join(route.Frame(k.Name), encoded))
 }

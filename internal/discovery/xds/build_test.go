@@ -68,12 +68,17 @@ func listener(t testing.TB, name, routes string) *Resource { return listenerAt(t
 
 // listenerAt is a listener on a port; 0 is any.
 func listenerAt(t testing.TB, name, routes string, port int) *Resource {
+	return listenerWith(t, name, routes, port)
+}
+
+// listenerWith is listenerAt with HTTP filters before the router.
+func listenerWith(t testing.TB, name, routes string, port int, filters ...*hcmv3.HttpFilter) *Resource {
 	h := &hcmv3.HttpConnectionManager{
 		StatPrefix: name,
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
 			ConfigSource: ads(), RouteConfigName: routes}},
-		HttpFilters: []*hcmv3.HttpFilter{{Name: "envoy.filters.http.router",
-			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(t, &routerv3.Router{})}}},
+		HttpFilters: append(filters, &hcmv3.HttpFilter{Name: "envoy.filters.http.router",
+			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(t, &routerv3.Router{})}}),
 	}
 	return NewResource(LDS, name, encode(t, &listenerv3.Listener{Name: name, Address: address(port),
 		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{Name: "envoy.filters.network.http_connection_manager",

@@ -23,6 +23,8 @@ type wires struct {
 	sent    int
 	applied uint64
 	wrong   []string
+	// separate is set if the views have virtual hosts.
+	separate bool
 }
 
 func newWires(r *rand.Rand, delta bool) *wires {
@@ -120,7 +122,7 @@ func (w *wires) finish() {
 
 func (w *wires) play(views int) {
 	for g := range views {
-		w.view = randomView(w.rand, uint64(g)+1)
+		w.view = randomView(w.rand, uint64(g)+1, w.separate)
 		w.step(Moved{View: w.view})
 		for range w.rand.IntN(12) {
 			switch w.rand.IntN(24) {
@@ -141,12 +143,13 @@ func (w *wires) play(views int) {
 	w.finish()
 }
 
-func check(t *testing.T, seed uint64, delta bool) {
+func check(t *testing.T, seed uint64, delta, separate bool) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 1))
 	w := newWires(r, delta)
+	w.separate = separate
 	w.play(1 + r.IntN(8))
-	w.verify(t, fmt.Sprintf("seed %d, delta %v", seed, delta))
+	w.verify(t, fmt.Sprintf("seed %d, delta %v, separate %v", seed, delta, separate))
 }
 
 // verify checks that nothing went wrong and that the client has all of the view.
@@ -160,6 +163,9 @@ func (w *wires) verify(t *testing.T, what string) {
 	}
 	if n := len(w.client.warming); n > 0 {
 		t.Errorf("%s: %d clusters warm for ever", what, n)
+	}
+	if len(w.client.bare) > 0 {
+		t.Errorf("%s: route configurations %v wait for virtual hosts for ever", what, w.client.bare)
 	}
 	for typ := range numTypes {
 		for res := range w.view.Of(typ).All() {
@@ -182,8 +188,9 @@ func FuzzModelClient(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
-		check(t, seed, true)
-		check(t, seed, false)
+		check(t, seed, true, false)
+		check(t, seed, true, true)
+		check(t, seed, false, false)
 	})
 }
 
@@ -200,6 +207,7 @@ func FuzzRefusals(f *testing.F) {
 func checkRefusals(t *testing.T, seed uint64, delta bool) {
 	r := rand.New(rand.NewPCG(seed, 2))
 	w := newWires(r, delta)
+	w.separate = delta && seed%4 == 0
 	w.client.refuses = func(s Send) string {
 		if r.IntN(3) > 0 || len(s.Upserts) == 0 {
 			return ""

@@ -29,6 +29,8 @@ type modelClient struct {
 	// warming clusters wait for endpoints; active ones have had them.
 	warming, active map[string]bool
 	owed            []string // the nonces of the CDS responses to be acknowledged after warming
+	// bare are route configurations that wait for their virtual hosts.
+	bare map[string]bool
 	// refuses says why a response is refused, naming what it refuses; empty for not.
 	refuses func(Send) string
 	out     []Request
@@ -36,7 +38,7 @@ type modelClient struct {
 }
 
 func newModelClient(delta bool) *modelClient {
-	c := &modelClient{delta: delta, warming: map[string]bool{}, active: map[string]bool{}, refuses: func(Send) string { return "" }}
+	c := &modelClient{delta: delta, warming: map[string]bool{}, active: map[string]bool{}, bare: map[string]bool{}, refuses: func(Send) string { return "" }}
 	for t := range numTypes {
 		c.have[t], c.subs[t], c.claims[t] = map[string]*Resource{}, map[string]bool{}, map[string]string{}
 	}
@@ -116,6 +118,11 @@ func (c *modelClient) unsubscribe(t Type, name string) {
 		delete(c.subs[t], name)
 		delete(c.have[t], name)
 		delete(c.claims[t], name)
+		if t == RDS {
+			// The virtual hosts go with their route configuration; the stream's state has them still.
+			delete(c.bare, name)
+			maps.DeleteFunc(c.have[VHDS], func(n string, _ *Resource) bool { return routesOf(n) == name })
+		}
 		c.ask(t, Request{Unsubscribe: namesOf(name)})
 	}
 }
@@ -160,7 +167,14 @@ func (c *modelClient) upsert(r *Resource) {
 			return // crossed an unsubscription
 		}
 	}
-	c.have[t][r.Name], c.claims[t][r.Name] = r, r.Version
+	c.claims[t][r.Name] = r.Version
+	if t == VHDS {
+		delete(c.bare, routesOf(r.Name))
+		if c.have[RDS][routesOf(r.Name)] == nil {
+			return // nobody takes it
+		}
+	}
+	c.have[t][r.Name] = r
 	switch t {
 	case CDS:
 		if old == nil || !same(old, r) {
@@ -180,7 +194,15 @@ func (c *modelClient) upsert(r *Resource) {
 	case LDS:
 		c.subscribe(RDS, content(r))
 	case RDS:
+		if r.SeparateHosts && old == nil {
+			c.bare[r.Name] = true
+		}
+		if r.SeparateHosts && !c.asked[VHDS] {
+			c.ask(VHDS, Request{Initial: versionsOf(c.claims[VHDS])})
+		}
 		c.check("after route " + r.Name)
+	case VHDS:
+		c.check("after virtual host " + r.Name)
 	}
 }
 
@@ -199,6 +221,8 @@ func (c *modelClient) remove(t Type, name string) {
 	old := c.have[t][name]
 	delete(c.have[t], name)
 	switch {
+	case t == VHDS:
+		delete(c.bare, routesOf(name))
 	case old == nil:
 		c.fail("%s %s removed, but never there", t, name)
 	case t == CDS:
@@ -220,9 +244,12 @@ func (c *modelClient) targets() map[string]string {
 		return out
 	}
 	for _, l := range c.have[LDS] {
-		if r := c.have[RDS][content(l)]; r != nil {
+		if r := c.have[RDS][content(l)]; r != nil && !r.SeparateHosts {
 			out[r.Name], _, _ = strings.Cut(content(r), "#")
 		}
+	}
+	for n, r := range c.have[VHDS] {
+		out[n], _, _ = strings.Cut(content(r), "#")
 	}
 	return out
 }
@@ -243,6 +270,11 @@ func (c *modelClient) check(when string) {
 // content is what a test resource was made from.
 func content(r *Resource) string {
 	return string(r.Body[2+len(r.Type.URL())+2:])
+}
+
+// separateResource is a route configuration that takes its virtual hosts from VHDS.
+func separateResource(name, content string) *Resource {
+	return NewSeparateRoutes(name, NewResource(RDS, name, []byte(content)).Body)
 }
 
 // naming is a resource that names clusters.
@@ -271,12 +303,23 @@ func slowCluster(name, content string) *Resource {
 
 // randomView is a consistent view: a listener has its routes, a route its cluster, a
 // cluster its endpoints.
-func randomView(r *rand.Rand, generation uint64) *View {
+//
+// If separate is set, routes have virtual hosts in place of a cluster, which name clusters.
+func randomView(r *rand.Rand, generation uint64, separate bool) *View {
 	v := &View{Generation: generation}
 	add := func(res *Resource) { v = v.With(res.Type, []*Resource{res}, nil) }
 	for i := range 3 {
 		if n := "l" + strconv.Itoa(i); r.IntN(3) > 0 {
 			add(naming(NewResource(LDS, n, []byte("r"+n))))
+			if separate {
+				add(naming(separateResource("r"+n, fmt.Sprint("#", r.IntN(2)))))
+				for h := range r.IntN(3) {
+					cluster := "c" + strconv.Itoa(r.IntN(4))
+					add(naming(NewResource(VHDS, "r"+n+"/h"+strconv.Itoa(h), fmt.Appendf(nil, "%s#%d", cluster, r.IntN(2))), cluster))
+					add(NewCluster(cluster, nil, cluster))
+				}
+				continue
+			}
 			cluster := "c" + strconv.Itoa(r.IntN(5))
 			add(naming(NewResource(RDS, "r"+n, fmt.Appendf(nil, "%s#%d", cluster, r.IntN(2))), cluster))
 			if cluster == "c4" {

@@ -54,6 +54,7 @@ const (
 	fieldRemoved   = 6 // delta only
 
 	resourceName    = 3
+	resourceAlias   = 4
 	resourceVersion = 1
 	resourceBody    = 2
 )
@@ -73,6 +74,12 @@ func (r *response) encode() mem.BufferSlice {
 	head = appendBytes(head, fieldNonce, r.Nonce)
 	for _, n := range r.Removed {
 		head = appendBytes(head, fieldRemoved, n)
+	}
+	for _, n := range r.Absent {
+		head = append(head, fieldResources<<3|2)
+		head = binary.AppendUvarint(head, uint64(2*bytesSize(len(n))))
+		head = appendBytes(head, resourceName, n)
+		head = appendBytes(head, resourceAlias, n)
 	}
 	for _, u := range r.Upserts {
 		head = append(head, fieldResources<<3|2)
@@ -98,6 +105,9 @@ func (r *response) headSize() int {
 	n := 20 + len(r.Type.URL()) + len(r.Nonce) + 3*field
 	for _, name := range r.Removed {
 		n += field + len(name)
+	}
+	for _, name := range r.Absent {
+		n += 3*field + 2*len(name)
 	}
 	for _, u := range r.Upserts {
 		n += 4*field + len(u.Name) + len(u.Version)

@@ -28,7 +28,7 @@ type realEnvoy struct {
 }
 
 const bootstrapText = `{
- "node": {"id": "sidecar~127.0.0.1~web-1.shop~shop.svc.cluster.local", "cluster": "web", "metadata": {"NAMESPACE": "shop"}},
+ "node": {"id": "sidecar~127.0.0.1~web-1.shop~shop.svc.cluster.local", "cluster": "web", "metadata": {"NAMESPACE": "shop", "VIRTUAL_HOST_DISCOVERY": "true"}},
  "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}},
  "dynamic_resources": {
   "ads_config": {"api_type": %q, "transport_api_version": "V3", "grpc_services": [{"envoy_grpc": {"cluster_name": "xds"}}]},
@@ -169,13 +169,17 @@ func fetch(url string) string {
 // storm sends requests until stop is called, which returns how many there were and the
 // first that did not get one of the answers.
 func storm(url string, answers ...string) (stop func() (int, string)) {
+	return stormOf(func() string { return fetch(url) }, answers...)
+}
+
+func stormOf(fetch func() string, answers ...string) (stop func() (int, string)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var sent atomic.Int64
 	wrong := make(chan string, 4)
 	for range cap(wrong) {
 		go func() {
 			for ctx.Err() == nil {
-				got := fetch(url)
+				got := fetch()
 				sent.Add(1)
 				if !strings.Contains(" "+strings.Join(answers, " ")+" ", " "+got+" ") {
 					wrong <- got

@@ -319,11 +319,26 @@ func (v *service) claimed(encoded []byte, who caller) (mesh.Node, error) {
 func (v *service) join(ctx context.Context, st *stream, node mesh.Node, first incoming) error {
 	s, who := v.server, st.caller
 	id := fmt.Sprintf("%s-%d", node.ID, s.serial.Add(1))
+	if !st.delta || st.only != everyType {
+		node.Metadata.VirtualHosts = false // they need both types on one stream
+	}
 	latest, leave, err := s.registry.Join(ctx, node, who.identity, id)
 	if err != nil {
 		return coded(err, codes.Unavailable)
 	}
-	defer leave()
+	defer func() { leave() }()
+	st.joinWhole = func() (latest *LatestView, err error) {
+		leave()
+		leave = func() {}
+		whole := node
+		whole.Metadata.VirtualHosts = false
+		var next func()
+		if latest, next, err = s.registry.Join(ctx, whole, who.identity, id); err != nil {
+			return nil, coded(err, codes.Unavailable)
+		}
+		leave = next
+		return latest, nil
+	}
 	st.begin(newConnection(ctx, id, node, who.identity, st.delta))
 	s.add(st.conn)
 	defer s.remove(st.conn)

@@ -27,8 +27,13 @@ type stream struct {
 	expired <-chan time.Time
 	conn    *connection
 	sub     *Sub
-	latest  *LatestView
-	timer   *time.Timer
+	// latest is where the views appear, and moved is closed when there is another.
+	latest *LatestView
+	moved  <-chan struct{}
+	// joinWhole finds the views with whole route configurations; wanted says that they are wanted.
+	joinWhole func() (*LatestView, error)
+	wanted    bool
+	timer     *time.Timer
 	// pendingSince is when the oldest view that is not applied yet was published; zero if none.
 	pendingSince time.Time
 	unknownTypes map[string]bool // type URLs asked for that are not served
@@ -142,7 +147,7 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 	s.timer.Stop()
 	defer s.timer.Stop()
 	s.latest = latest
-	moved, err := s.update(latest)
+	err := s.update()
 	if err == nil {
 		err = s.handle(first)
 	}
@@ -152,8 +157,8 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 		select {
 		case m := <-s.in:
 			err = s.handle(m)
-		case <-moved:
-			moved, err = s.update(latest)
+		case <-s.moved:
+			err = s.update()
 		case <-s.timer.C:
 			err = s.feed(nil)
 		case ask := <-s.conn.questions:
@@ -181,10 +186,11 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 }
 
 // update feeds the newest view.
-func (s *stream) update(latest *LatestView) (<-chan struct{}, error) {
-	p := latest.take()
+func (s *stream) update() error {
+	p := s.latest.take()
+	s.moved = p.next
 	if p.view == nil {
-		return p.next, nil
+		return nil
 	}
 	if !s.conn.status.Since.After(p.at) {
 		s.server.metrics.queued.Observe(time.Since(p.at).Seconds())
@@ -196,7 +202,7 @@ func (s *stream) update(latest *LatestView) (<-chan struct{}, error) {
 		}
 	}
 	s.conn.quarantined(p.view.Quarantined)
-	return p.next, s.feed(Moved{View: p.view})
+	return s.feed(Moved{View: p.view})
 }
 
 // handle handles a request.
@@ -218,7 +224,7 @@ func (s *stream) handle(m incoming) error {
 		return s.account.charge(-m.cost)
 	}
 	t, ok := ParseType(m.url)
-	if !ok {
+	if !ok || t.info().deltaOnly && !s.delta {
 		// Clients ask for what other control planes serve, too.
 		if !s.unknownTypes[m.url] && len(s.unknownTypes) < maxUnknownTypes {
 			if s.unknownTypes == nil {
@@ -257,6 +263,14 @@ func (s *stream) feed(ev Event) error {
 	err := s.perform(s.sub.Step(Now{T: time.Now()}))
 	if err == nil && ev != nil {
 		err = s.perform(s.sub.Step(ev))
+	}
+	if err == nil && s.wanted {
+		s.wanted = false
+		s.server.log.Info("proxy keeps whole route configurations until its Envoy has been replaced", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID)
+		if s.latest, err = s.joinWhole(); err != nil {
+			return err
+		}
+		return s.update()
 	}
 	s.latest.Report(s.sub.Progress())
 	s.conn.progress(s.sub)
@@ -306,6 +320,8 @@ func (s *stream) perform(effects []Effect) error {
 			s.server.metrics.stale.WithLabelValues(e.Type.label()).Inc()
 		case Wake:
 			s.timer.Reset(time.Until(e.At))
+		case NeedsWholeRoutes:
+			s.wanted = true
 		case Refuse:
 			return &refusal{codes.ResourceExhausted, reasonNames, e.Reason}
 		}

@@ -44,8 +44,8 @@ func (Now) event()     {}
 func (Moved) event()   {}
 func (Request) event() {}
 
-// Effect is what a Sub wants done: Send, Acked, Nacked, Unrefused, Applied, Stuck, Stale, Wake or
-// Refuse.
+// Effect is what a Sub wants done: Send, Acked, Nacked, Unrefused, Applied, Stuck, Stale, Wake,
+// NeedsWholeRoutes or Refuse.
 type Effect interface{ effect() }
 
 // Send is a response to be written to the stream.
@@ -54,7 +54,10 @@ type Send struct {
 	Upserts []*Resource
 	// Removed are names; always nil in SotW.
 	Removed []string
-	Nonce   string
+	// Absent are names that the client asked for and that nothing has, of a type whose resources have
+	// aliases.
+	Absent []string
+	Nonce  string
 	// Generation is that of the view which the response comes from.
 	Generation uint64
 }
@@ -124,6 +127,7 @@ type flight struct {
 	generation uint64
 	upserts    []*Resource
 	removed    []string // names in the response
+	absent     []string // names in the response that nothing has
 	gone       []*Resource
 	forced     *nameSet // what was asked for anew
 	// had and hadKept are the type's have and kept before the response.
@@ -153,7 +157,8 @@ func (f *flight) before(name string) *Resource {
 // has says whether a name is in the response.
 func (f *flight) has(name string) bool {
 	_, removed := slices.BinarySearch(f.removed, name)
-	return removed || hasResource(f.upserts, name)
+	_, absent := slices.BinarySearch(f.absent, name)
+	return removed || absent || hasResource(f.upserts, name)
 }
 
 // changes says whether a resource of the response is new to the client, or changed.
@@ -240,6 +245,7 @@ type Sub struct {
 	seq      uint64
 	applied  uint64 // generation
 	woken    time.Time
+	hosts    separateHosts
 	out      []Effect
 }
 
@@ -276,7 +282,12 @@ func (s *Sub) Step(ev Event) []Effect {
 	case Request:
 		s.request(ev)
 	}
+	if s.cur != nil && s.claimsWholeRoutes() {
+		s.cur = nil
+		s.emit(NeedsWholeRoutes{})
+	}
 	if s.cur != nil {
+		s.routesClaimed()
 		s.flush()
 	}
 	return s.out

@@ -166,6 +166,9 @@ func (r *checker) request(q Request) (effect *string) {
 		}
 		b.wildcard = types[q.Type].wildcard && q.Names.n == 0
 	}
+	if r.delta && q.Type == RDS {
+		r.forget(q)
+	}
 	before := len(b.names)
 	defer func() { r.unasked = r.unasked && (q.Type != EDS || len(b.names) <= before) }()
 	if !r.delta {
@@ -287,6 +290,33 @@ func (r *checker) needsAssignment(u *Resource) bool {
 	return false
 }
 
+// forget forgets the virtual hosts of route configurations that the client asks for and does not have.
+func (r *checker) forget(q Request) {
+	claimed := map[string]bool{}
+	for n := range q.Initial.all() {
+		claimed[string(n)] = true
+	}
+	for _, n := range q.Names.strings() {
+		if !claimed[n] {
+			maps.DeleteFunc(r.records[VHDS].has, func(host, _ string) bool { return routesOf(host) == n })
+		}
+	}
+}
+
+// target is what the client is to have of a type.
+func (r *checker) target(t Type) TypeView {
+	if t != VHDS {
+		return r.view.Of(t)
+	}
+	var list []*Resource
+	for u := range r.view.Of(t).All() {
+		if r.records[RDS].names[routesOf(u.Name)] {
+			list = append(list, u)
+		}
+	}
+	return newTypeView(list)
+}
+
 func (b *typeRecord) subscribed(name string) bool { return b.asked && (b.wildcard || b.names[name]) }
 
 // judge looks at an effect.
@@ -386,7 +416,7 @@ func (r *checker) upserts(e Send, complain func(string, ...any)) (fresh []*Resou
 		if i > 0 && e.Upserts[i-1].Name >= u.Name {
 			complain("%s %s has %s after %s", e.Type, e.Nonce, u.Name, e.Upserts[i-1].Name)
 		}
-		if !b.subscribed(u.Name) {
+		if !b.subscribed(u.Name) || e.Type == VHDS && !r.records[RDS].names[routesOf(u.Name)] {
 			complain("%s %s sent, which is not subscribed to", e.Type, u.Name)
 		}
 		if f, ok := b.refused[u.Name]; ok && f.version == u.Version && r.delta && !r.needsAssignment(u) {
@@ -453,8 +483,11 @@ func (r *checker) mayRemove(t Type, gone []string, complain func(string, ...any)
 			return
 		}
 	}
-	for _, ref := range map[Type][]Type{CDS: {LDS, RDS}, EDS: {CDS}, RDS: {LDS}}[t] {
+	for _, ref := range map[Type][]Type{CDS: {LDS, RDS, VHDS}, EDS: {CDS}, RDS: {LDS}, VHDS: {LDS, RDS}}[t] {
 		b := &r.records[ref]
+		if ref == VHDS && r.view.Of(VHDS).Len() == 0 && !b.asked {
+			continue
+		}
 		switch {
 		case !b.asked && !r.returned.IsZero() && r.now.Before(r.returned.Add(holdLimit)):
 			complain("%s %v removed before %s was asked for", t, gone, ref)
@@ -562,13 +595,14 @@ func (r *checker) differences(t Type) (out []string) {
 	if !b.asked || r.view == nil {
 		return nil
 	}
-	for u := range r.view.Of(t).All() {
+	view := r.target(t)
+	for u := range view.All() {
 		if b.subscribed(u.Name) && b.has[u.Name] != u.Version && b.refused[u.Name].version != u.Version {
 			out = append(out, u.Name)
 		}
 	}
 	for n := range b.has {
-		if b.subscribed(n) && r.view.Of(t).Get(n) == nil && (r.delta || types[t].wildcard) {
+		if b.subscribed(n) && view.Get(n) == nil && (r.delta || types[t].wildcard) {
 			out = append(out, n)
 		}
 	}

@@ -31,7 +31,7 @@ type closedView struct{ view, target TypeView }
 // wanted is what the client shall have of a type: what the view has, but for listeners that are closed.
 func (s *Sub) wanted(t Type) TypeView {
 	c := &s.states[t]
-	view := s.cur.Of(t)
+	view := s.target(t)
 	if len(c.closed) == 0 {
 		return view
 	}

@@ -326,7 +326,7 @@ func (s *Sub) removable(cluster *Resource) bool {
 		}
 		c := &s.states[t]
 		if !c.asked {
-			if s.until(s.expected) {
+			if s.mayAsk(t) && s.until(s.expected) {
 				return false
 			}
 			continue

@@ -14,6 +14,9 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 			c.wildcard = true
 			c.due = r.Initial.n == 0
 		}
+		if r.Type == VHDS {
+			s.hostsAsked()
+		}
 		if s.expected.IsZero() && (r.Initial.n > 0 || s.askedEarly(r.Type)) {
 			s.expected = s.now.Add(holdLimit)
 		}
@@ -32,6 +35,13 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 		c.force(newNameSet(add.lacking(c.have), 0))
 	}
 	before := c.names
+	if r.Type == RDS {
+		lacking := add
+		if first {
+			lacking = newNameSet(add.lacking(c.have), 0)
+		}
+		s.routesAsked(lacking, drop)
+	}
 	c.names = s.edited(r.Type, before, add, drop)
 	if r.Unsubscribe.star {
 		c.wildcard, c.due = false, false

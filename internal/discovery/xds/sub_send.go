@@ -108,6 +108,9 @@ func (s *Sub) sendType(t Type) {
 	if !c.asked {
 		return
 	}
+	if t == VHDS {
+		s.withoutHosts()
+	}
 	cur := s.wanted(t)
 	d := s.difference(t)
 	up, gone := s.pendingUpserts(t), s.pendingRemovals(t)
@@ -118,7 +121,7 @@ func (s *Sub) sendType(t Type) {
 		}
 		return
 	}
-	if !s.ready(t) {
+	if !s.ready(t) || t == VHDS && s.routesUnsent() {
 		return
 	}
 	target := cur
@@ -126,6 +129,9 @@ func (s *Sub) sendType(t Type) {
 	if len(d.Removed) > 0 {
 		var waits []*Resource
 		removed, waits = s.removals(t, c.subscribed(d.Removed))
+		if len(waits) > 0 && types[t].together {
+			return
+		}
 		target = target.and(waits)
 	}
 	c.prune(d.Upserts)
@@ -158,9 +164,13 @@ func (s *Sub) sendType(t Type) {
 		s.clustersSent(f)
 	case t == EDS:
 		s.assignmentsSent(f)
+	case t == RDS:
+		s.routesSent(f.upserts)
+	case t == VHDS:
+		s.hostsSent(f)
 	}
 	c.setHave(target, cur, f, withheld)
-	send := Send{Type: t, Generation: f.generation, Upserts: f.upserts, Removed: f.removed, Nonce: f.nonce}
+	send := Send{Type: t, Generation: f.generation, Upserts: f.upserts, Removed: f.removed, Absent: f.absent, Nonce: f.nonce}
 	f.own = s.privateSize(send)
 	s.emit(send)
 }
@@ -172,7 +182,7 @@ func (s *Sub) empty(c *typeState, f *flight) bool {
 	case c.due:
 		return false
 	case s.delta:
-		return len(f.upserts) == 0 && len(f.removed) == 0
+		return len(f.upserts) == 0 && len(f.removed) == 0 && len(f.absent) == 0
 	case !c.wildcard:
 		return len(f.upserts) == 0
 	}
@@ -332,6 +342,7 @@ func (s *Sub) content(t Type, f *flight, d *Delta, target TypeView, withheld map
 	}
 	s.answers(t, f, target, withheld)
 	slices.Sort(f.removed)
+	slices.Sort(f.absent)
 	f.removed = slices.Compact(f.removed)
 	if !s.delta {
 		f.removed = nil
@@ -350,7 +361,9 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 			return
 		}
 		r := s.lookup(t, target, name)
-		if r == nil || s.wanted(t).Get(name) == nil && s.namesMissing(r) {
+		if r == nil && types[t].aliased && c.names.has(name) {
+			f.absent = append(f.absent, name)
+		} else if r == nil || s.wanted(t).Get(name) == nil && s.namesMissing(r) {
 			f.removed = append(f.removed, name)
 		} else {
 			more = append(more, r)
@@ -358,6 +371,11 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 	}
 	for _, n := range c.forced.besides(f.upserts) {
 		answer(n)
+	}
+	if t == VHDS {
+		for _, n := range s.withoutHosts() {
+			f.removed = append(f.removed, n+"/*")
+		}
 	}
 	if t == EDS {
 		for _, w := range s.warming {
@@ -523,7 +541,7 @@ func (s *Sub) mayRemove(of Type) bool {
 	for _, t := range waitsFor {
 		c := &s.states[t]
 		if !c.asked {
-			unasked = unasked || s.now.Before(s.expected)
+			unasked = unasked || s.mayAsk(t) && s.now.Before(s.expected)
 			continue
 		}
 		if s.pendingUpserts(t) || s.pendingRemovals(t) {

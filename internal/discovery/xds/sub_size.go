@@ -3,13 +3,14 @@ package xds
 // Sizes in memory, in bytes, without the characters of names.
 const (
 	namePlace     = 16  // in a list of names
+	hostPlace     = 8   // in a list of resources
 	resourcePlace = 104 // a Resource, its place in a list and the ends of its strings
 )
 
 // Size is about how many bytes the client has made the machine hold: what only this
 // stream has, and a place for each name that it shares with the view or with other streams.
 func (s *Sub) Size() int {
-	size := 0
+	size := namePlace*(s.hosts.newRoutes.len()+s.hosts.waiting.len()) + hostPlace*s.hosts.memo.target.parts[unlayered].len()
 	for t := range s.states {
 		c := &s.states[t]
 		size += namePlace*c.names.len() + c.names.ownSize()
@@ -30,6 +31,9 @@ func (s *Sub) Size() int {
 // not, and for SotW resources without content under them.
 func (s *Sub) privateSize(e Send) (size int) {
 	for _, n := range e.Removed {
+		size += costOf(n)
+	}
+	for _, n := range e.Absent {
 		size += costOf(n)
 	}
 	if s.delta || e.Type != EDS {

@@ -18,7 +18,8 @@ var update = flag.Bool("update", false, "rewrite the expected effects in testdat
 // then come events, each with the effects that it must have, marked "<":
 //
 //	view GENERATION TYPE NAME=CONTENT[:EDS NAME][>CLUSTER,…] … TYPE …   everything there is; after >
-//	                                                  are the clusters that a resource names, if known
+//	                                                  are the clusters that a resource names, if known;
+//	                                                  a route configuration NAME=CONTENT:vhds has virtual hosts
 //	req TYPE [ack N | nack N "message" | nonce N] [init NAME=CONTENT …] [sub] NAME … -NAME …
 //	                                                  where "" is the empty name
 //	now DURATION                                            since the start
@@ -104,7 +105,11 @@ func (s *script) resource(t Type, word string) *Resource {
 	content, clusters, known := strings.Cut(content, ">")
 	content, needs, _ := strings.Cut(content, ":")
 	r := NewResource(t, name, []byte(content))
-	r.Needs, r.slow = needs, content == "dns"
+	if t == RDS && needs == "vhds" {
+		r = separateResource(name, content)
+	} else {
+		r.Needs, r.slow = needs, content == "dns"
+	}
 	if known {
 		naming(r, strings.FieldsFunc(clusters, func(c rune) bool { return c == ',' })...)
 	}
@@ -176,6 +181,9 @@ func (s *script) describe(e Effect) string {
 		for _, n := range e.Removed {
 			out += " -" + n
 		}
+		for _, n := range e.Absent {
+			out += " ?" + n
+		}
 		return out
 	case Acked:
 		if e.Refused > 0 {
@@ -195,6 +203,8 @@ func (s *script) describe(e Effect) string {
 		return fmt.Sprintf("stale %s", e.Type)
 	case Wake:
 		return fmt.Sprintf("wake %s", e.At.Sub(s.start))
+	case NeedsWholeRoutes:
+		return "needs whole routes"
 	case Refuse:
 		return "refuse " + e.Reason
 	}

@@ -18,6 +18,7 @@ const (
 	EDS
 	LDS
 	RDS
+	VHDS
 	numTypes
 )
 
@@ -37,13 +38,23 @@ type typeInfo struct {
 	after, removedAfter []Type
 	// references is where a resource of this type names clusters, nil if it names none.
 	references *wireField
+	// together: updates and removals are sent in one response or not at all, since each alone may be
+	// invalid.
+	together bool
+	// deltaOnly: the type is not served to SotW clients.
+	deltaOnly bool
+	// aliased: a name that was asked for and is not there is answered by a resource with that alias and
+	// without a body.
+	aliased bool
 	// retried: a resource that was refused since its address could not be bound is sent again.
 	retried bool
 	// absent encodes a resource that says that nothing has a name, for SotW clients, which
 	// have no removals; nil where the type does not need one.
 	absent func(name string) []byte
-	// dump is the part of a config dump with the resources of this type.
-	dump func(resources TypeView) proto.Message
+	// dump is the part of a config dump with the resources of this type; nil if they are in that of
+	// dumpedIn.
+	dump     func(*View) proto.Message
+	dumpedIn Type
 }
 
 // nothing is a list without types that is given and not forgotten.
@@ -52,11 +63,11 @@ var nothing = []Type{}
 var types = checked([numTypes]typeInfo{
 	CDS: {
 		short: "CDS", url: "type.googleapis.com/envoy.config.cluster.v3.Cluster", status: "cluster", wildcard: true,
-		after: nothing, removedAfter: []Type{LDS, RDS}, dump: dumpClusters,
+		after: nothing, removedAfter: []Type{LDS, RDS, VHDS}, dump: dumpClusters,
 	},
 	EDS: {
 		short: "EDS", url: "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment", status: "endpoint",
-		referredBy: []Type{CDS}, after: nothing, removedAfter: []Type{CDS, LDS, RDS},
+		referredBy: []Type{CDS}, after: nothing, removedAfter: []Type{CDS, LDS, RDS, VHDS},
 		absent: emptyAssignment, dump: dumpEndpoints,
 	},
 	LDS: {
@@ -66,6 +77,14 @@ var types = checked([numTypes]typeInfo{
 	RDS: {
 		short: "RDS", url: "type.googleapis.com/envoy.config.route.v3.RouteConfiguration", status: "route",
 		referredBy: []Type{LDS}, after: []Type{CDS, EDS}, removedAfter: []Type{LDS}, references: routeFields, dump: dumpRoutes,
+	},
+	// A virtual host follows its route configuration, since a client that has asked for VHDS once does not do
+	// so for a further route configuration. It goes together with those that change with it: a domain may move
+	// from one to another, and Envoy refuses two with the same. [envoy V1, V5]
+	VHDS: {
+		short: "VHDS", url: "type.googleapis.com/envoy.config.route.v3.VirtualHost", status: "virtual_host", wildcard: true,
+		referredBy: []Type{RDS}, after: []Type{CDS, EDS, RDS}, removedAfter: []Type{LDS, RDS},
+		references: virtualHostFields, together: true, deltaOnly: true, aliased: true, dumpedIn: RDS,
 	},
 })
 
@@ -77,7 +96,7 @@ func checked(rows [numTypes]typeInfo) [numTypes]typeInfo {
 			panic(fmt.Sprintf("xds: type %d has no name, type URL or status name; give it a row in types", t))
 		case row.after == nil || row.removedAfter == nil:
 			panic("xds: the row of " + row.short + " does not say what its updates and removals wait for")
-		case row.dump == nil:
+		case row.dump == nil && row.dumpedIn == 0:
 			panic("xds: the row of " + row.short + " has no dump")
 		case len(row.after) > 0 && slices.Max(row.after) >= Type(t):
 			panic("xds: updates of " + row.short + " wait for a type that is sent later")
@@ -122,7 +141,7 @@ func (t Type) info() *typeInfo {
 // URL is the type URL that requests, responses and Any bodies carry.
 func (t Type) URL() string { return t.info().url }
 
-// String is the short name: CDS, EDS, LDS, RDS.
+// String is the short name: CDS, EDS, LDS, RDS, VHDS.
 func (t Type) String() string { return t.info().short }
 
 // everyType stands for all types, where a stream is not limited to one.
@@ -136,5 +155,5 @@ func (t Type) service() string {
 	return t.String()
 }
 
-// StatusName is the type's name in the fields of /debug/syncz: cluster, endpoint, listener, route.
+// StatusName is the type's name in the fields of /debug/syncz: cluster, endpoint, listener, route, virtual_host.
 func (t Type) StatusName() string { return t.info().status }

@@ -32,7 +32,7 @@ func TestAnUnknownTypePanics(t *testing.T) {
 		"URL": func() { _ = numTypes.URL() }, "String": func() { _ = numTypes.String() }, "StatusName": func() { _ = numTypes.StatusName() },
 		"NewResource": func() { NewResource(numTypes, "a", nil) },
 	} {
-		if got := panicOf(f); got != "xds: unknown type 4" {
+		if got := panicOf(f); got != "xds: unknown type 5" {
 			t.Errorf("%s: panic %q", name, got)
 		}
 	}
@@ -65,8 +65,8 @@ func TestDumpHasEveryType(t *testing.T) {
 		v = v.With(typ, []*Resource{NewResource(typ, "of "+typ.String(), nil)}, nil)
 	}
 	d := Dump(v)
-	if len(d.Configs) != int(numTypes) {
-		t.Fatalf("%d parts, want %d", len(d.Configs), numTypes)
+	if want := int(numTypes) - 1; len(d.Configs) != want {
+		t.Fatalf("%d parts, want %d: one for each type but VHDS", len(d.Configs), want)
 	}
 	for i, part := range d.Configs {
 		if url := Type(i).URL(); !strings.Contains(string(part.Value), url) {

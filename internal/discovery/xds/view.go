@@ -15,7 +15,8 @@ type Resource struct {
 	Type Type
 	Name string
 	// Version is the hex form of 128 bits of the content's SHA-256, the same in every
-	// process, so that a proxy's initial versions mean something to a new server.
+	// process, so that a proxy's initial versions mean something to a new server. If SeparateHosts
+	// is set, it ends with separateHostsMark.
 	Version string
 	// Body is an encoded google.protobuf.Any, ready for the wire.
 	Body []byte
@@ -29,6 +30,8 @@ type Resource struct {
 	refers references
 	// slow: a cluster that warms for reasons that a server cannot see.
 	slow bool
+	// SeparateHosts is set for a route configuration that takes its virtual hosts from VHDS.
+	SeparateHosts bool
 }
 
 // NewResource wraps a message, encoded deterministically by the caller, for the wire.
@@ -125,6 +128,18 @@ func NewCluster(name string, value []byte, needs string) *Resource {
 func NewEncodedCluster(name string, body []byte, needs string) *Resource {
 	r := NewEncoded(CDS, name, body)
 	r.Needs = needs
+	return r
+}
+
+// separateHostsMark is the end of the version of a route configuration that takes its virtual hosts from VHDS: the
+// versions that a returning client claims tell whether it has whole ones.
+const separateHostsMark = "-vhds"
+
+// NewSeparateRoutes is NewEncoded for an RDS resource that takes its virtual hosts from VHDS.
+func NewSeparateRoutes(name string, body []byte) *Resource {
+	r := NewEncoded(RDS, name, body)
+	r.SeparateHosts = true
+	r.Version += separateHostsMark
 	return r
 }
 

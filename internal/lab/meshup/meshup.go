@@ -18,6 +18,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -136,18 +137,19 @@ func (m *Mesh) DiscoveryURL() string { return "http://127.0.0.1:8080" }
 
 func (m *Mesh) host() netip.Addr { return m.Net.Host().IP() }
 
-// StartDiscovery starts pilot-discovery in the mesh's host and waits until it is ready.
-func (m *Mesh) StartDiscovery(ctx context.Context) error {
+// StartDiscovery starts pilot-discovery in the mesh's host, with more flags than those of the options if there are
+// some, and waits until it is ready.
+func (m *Mesh) StartDiscovery(ctx context.Context, flags ...string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	log, err := m.logFile("pilot-discovery")
 	if err != nil {
 		return err
 	}
-	args := append([]string{
+	args := slices.Concat([]string{
 		"discovery", "--configDir", m.o.ConfigDir, "--stateDir", m.StateDir(), "--domain", Domain,
 		"--httpAddr", ":8080", "--secureGRPCAddr", ":15012", "--monitoringAddr", ":15014",
-	}, m.o.DiscoveryArgs...)
+	}, m.o.DiscoveryArgs, flags)
 	p, err := m.Net.Host().Start(netmesh.Command{
 		Path: m.o.Programs.Discovery, Args: args, Dir: m.o.WorkDir, Env: []string{"PATH=/usr/bin:/bin"},
 		Stdout: log, Stderr: log,
