@@ -17,6 +17,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
@@ -154,7 +155,7 @@ func add(b *bootstrapv3.Bootstrap, m proto.Message) {
 			LoadAssignment:       rename(m),
 		})
 	case *routev3.VirtualHost:
-		add(b, &routev3.RouteConfiguration{Name: m.Name, VirtualHosts: []*routev3.VirtualHost{m}})
+		add(b, &routev3.RouteConfiguration{Name: m.Name, VirtualHosts: []*routev3.VirtualHost{m}, ValidateClusters: wrapperspb.Bool(false)})
 	case *routev3.RouteConfiguration:
 		if m.Vhds != nil {
 			m = proto.CloneOf(m)

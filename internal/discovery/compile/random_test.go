@@ -33,7 +33,9 @@ func TestEnvoyAcceptsRandomMeshes(t *testing.T) {
 				b := envoytest.Bootstrap()
 				all := w.bytes(w.join(n))
 				for _, k := range sortedKeys(all) {
-					add(b, message(t, k.Kind, all[k]))
+					if all[k] != nil { // a virtual host without routes for this client is not sent
+						add(b, message(t, k.Kind, all[k]))
+					}
 				}
 				envoytest.Validate(t, b)
 			}
