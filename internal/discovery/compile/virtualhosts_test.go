@@ -140,7 +140,7 @@ spec: {hosts: [more], http: [{timeout: 3s, route: [{destination: {host: more}}]}
 		},
 		{
 			what: "a service", yaml: more,
-			ran: map[string]int{"virtual host": 2, "virtual host resource": 1}, // that of the base has no short name
+			ran: map[string]int{"virtual host": 1, "virtual host resource": 1},
 		},
 		{
 			what: "its VirtualService", yaml: rule,
@@ -149,7 +149,7 @@ spec: {hosts: [more], http: [{timeout: 3s, route: [{destination: {host: more}}]}
 		},
 		{
 			what: "the end of both", yaml: more + "---" + rule, gone: true,
-			ran:   map[string]int{"virtual host": 2, "virtual host resource": 1},
+			ran:   map[string]int{"virtual host": 1, "virtual host resource": 1},
 			moved: []string{"virtual host resource 9080/more.shop.svc.cluster.local:9080"},
 		},
 	} {
