@@ -227,6 +227,9 @@ func (s *Sub) removals(t Type, gone []*Resource) (now, waits []*Resource) {
 // clusters.
 func (s *Sub) withheld(t Type, d *Delta, target TypeView) (out map[string]*Resource, held bool) {
 	c := &s.states[t]
+	if types[t].references == nil && len(c.refused) == 0 && c.bisection == nil {
+		return nil, false // nothing of the type ever is, and there may be thousands
+	}
 	withhold := func(r, old *Resource) {
 		if !c.refuses(r) {
 			waits := s.held(r, old)

@@ -30,6 +30,8 @@ type Resource struct {
 	refers references
 	// slow: a cluster that warms for reasons that a server cannot see.
 	slow bool
+	// frames are Body as it is sent.
+	frames wireFrames
 	// SeparateHosts is set for a route configuration that takes its virtual hosts from VHDS.
 	SeparateHosts bool
 }
@@ -63,6 +65,7 @@ func newResource(typ Type, name string, body []byte, value int) *Resource {
 	if typ == CDS {
 		r.slow = warmsSlowly(body[value:])
 	}
+	r.frames = framesOf(r)
 	return r
 }
 
@@ -140,6 +143,7 @@ func NewSeparateRoutes(name string, body []byte) *Resource {
 	r := NewEncoded(RDS, name, body)
 	r.SeparateHosts = true
 	r.Version += separateHostsMark
+	r.frames = framesOf(r) // with that version
 	return r
 }
 
