@@ -187,6 +187,7 @@ func FuzzModelClient(f *testing.F) {
 	for seed := range uint64(300) {
 		f.Add(seed)
 	}
+	f.Add(uint64(1308)) // a route configuration without virtual hosts goes and comes back before the client is told
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		check(t, seed, true, false)
 		check(t, seed, true, true)
@@ -201,6 +202,7 @@ func FuzzRefusals(f *testing.F) {
 	for seed := range uint64(100) {
 		f.Add(seed, seed%2 == 0)
 	}
+	f.Add(uint64(316), true) // a resource that was refused at first has an earlier version, which the client never had
 	f.Fuzz(checkRefusals)
 }
 

@@ -217,16 +217,6 @@ func (c *cursor) next() {
 	}
 }
 
-// seek goes on to the first resource whose name is not less.
-func (c *cursor) seek(name string) {
-	for len(c.chunks) > 0 && c.chunks[0].last() < name {
-		c.chunks, c.at = c.chunks[1:], 0
-	}
-	for r := c.head(); r != nil && r.Name < name; r = c.head() {
-		c.next()
-	}
-}
-
 // rest adds to list what is left.
 func (c *cursor) rest(list []*Resource) []*Resource {
 	for ; len(c.chunks) > 0; c.chunks, c.at = c.chunks[1:], 0 {

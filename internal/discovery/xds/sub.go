@@ -130,6 +130,8 @@ type flight struct {
 	absent     []string // names in the response that nothing has
 	gone       []*Resource
 	forced     *nameSet // what was asked for anew
+	// fresh are those of them that a delta client was not subscribed to before.
+	fresh *nameSet
 	// had and hadKept are the type's have and kept before the response.
 	had     TypeView
 	hadKept map[string]*Resource
@@ -145,7 +147,7 @@ type flight struct {
 
 // before is what the client had under a name, or nil.
 func (f *flight) before(name string) *Resource {
-	if f.sotw && f.forced.has(name) {
+	if f.sotw && f.forced.has(name) || f.fresh.has(name) {
 		return nil // it did not subscribe to it
 	}
 	if r, ok := f.hadKept[name]; ok {
@@ -198,7 +200,9 @@ type typeState struct {
 	// because it refused what it was sent, or was not sent it yet.
 	kept   map[string]*Resource
 	forced *nameSet // answered again whatever have says
-	flight *flight  // the last response, until it is answered
+	// fresh are those of them that a delta client has not, whatever have says: it was not subscribed.
+	fresh  *nameSet
+	flight *flight // the last response, until it is answered
 	// unanswered are those before it that are not answered either.
 	unanswered []*flight
 	nonce      string // the last one sent
@@ -332,7 +336,7 @@ func (c *typeState) force(names *nameSet) {
 
 // unforce undoes force.
 func (c *typeState) unforce(names *nameSet) {
-	c.forced = c.forced.with(nil, names)
+	c.forced, c.fresh = c.forced.with(nil, names), c.fresh.with(nil, names)
 	c.forgive(names)
 }
 

@@ -35,6 +35,9 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 		c.force(newNameSet(add.lacking(c.have), 0))
 	}
 	before := c.names
+	if !first && !c.wildcard {
+		c.fresh = c.fresh.with(newNameSet(add.without(before), 0), nil)
+	}
 	if r.Type == RDS {
 		lacking := add
 		if first {

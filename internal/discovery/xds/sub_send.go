@@ -200,6 +200,10 @@ func (c *typeState) answeredBy(f *flight, delta bool) {
 		left := slices.DeleteFunc(f.forced.besides(f.upserts), f.has)
 		c.forced = c.forced.with(newNameSet(left, 0), nil)
 	}
+	f.fresh, c.fresh = c.fresh, nil
+	if f.fresh != nil && c.forced != nil {
+		c.fresh = newNameSet(slices.DeleteFunc(slices.Clone(f.fresh.all()), func(n string) bool { return !c.forced.has(n) }), 0)
+	}
 }
 
 // removals divides what is to be removed into what may be removed now and what waits.

@@ -119,6 +119,14 @@ func (s *Sub) routesClaimed() {
 	s.hosts.fresh = false
 	have := s.states[VHDS].have
 	s.routesSent(slices.DeleteFunc(slices.Collect(s.cur.Of(RDS).All()), func(r *Resource) bool { return have.anyOf(r.Name) }))
+	// The view may lack now what it has again before the client is told.
+	var claimed []string
+	for r := range s.states[RDS].have.All() {
+		if strings.HasSuffix(r.Version, separateHostsMark) && !have.anyOf(r.Name) {
+			claimed = append(claimed, r.Name)
+		}
+	}
+	s.hosts.waiting = s.hosts.waiting.with(newNameSet(claimed, 0), nil)
 }
 
 // mayAsk says whether a client that comes from an earlier stream may still ask for a type. Of VHDS it may have
