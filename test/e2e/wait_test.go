@@ -82,10 +82,10 @@ func TestWaitForAnEdit(t *testing.T) {
 	// Envoy's regular expressions have a bound on their size, which nothing else knows.
 	edit("- route:", `- match: [{uri: {regex: "(\\pL\\pL\\pL\\pL\\pL\\pL){1000}"}}]`+"\n      route:")
 	code, out, log := pilotctl(t, m, "wait", "-f", file, "--timeout", "60s")
-	if code != 1 || out != "" || !strings.Contains(log, "a proxy refuses it:\n  client-1.storm: RDS refused (9080): ") || !strings.Contains(log, "regex") {
+	if code != 1 || out != "" || !strings.Contains(log, "a proxy refuses it:\n  client-1.storm: VHDS refused (9080/echo.storm.svc.cluster.local:9080): ") || !strings.Contains(log, "regex") {
 		t.Fatalf("an edit that Envoy refuses: exit code %d, it says\n%s%s", code, out, log)
 	}
-	if _, out, _ := pilotctl(t, m, "proxies", "--behind"); !strings.Contains(out, "client-1.storm") || !strings.Contains(out, "RDS refused (9080)") {
+	if _, out, _ := pilotctl(t, m, "proxies", "--behind"); !strings.Contains(out, "client-1.storm") || !strings.Contains(out, "VHDS refused (9080/echo.storm") {
 		t.Errorf("the proxies that are behind:\n%s", out)
 	}
 	if code, out, log := pilotctl(t, m, "wait", "svc", "storm/echo"); code != 0 {
@@ -133,7 +133,7 @@ func comesBackInSync(t *testing.T, m *meshup.Mesh) {
 					return fmt.Errorf("%s of %s: %+v", name, p.Proxy, typ)
 				}
 			}
-			if len(p.Types) != 4 {
+			if len(p.Types) != 5 {
 				return fmt.Errorf("%s has %d types", p.Proxy, len(p.Types))
 			}
 		}
