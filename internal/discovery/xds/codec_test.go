@@ -49,7 +49,7 @@ func checkWire(t *testing.T, r *response, want, got proto.Message) {
 		t.Fatal(err)
 	}
 	for i, u := range r.Upserts {
-		if shared := out[2*i+1].ReadOnlyData(); &shared[0] != &u.Body[0] {
+		if shared := out[2*i+2].ReadOnlyData(); &shared[0] != &u.Body[0] {
 			t.Errorf("the bytes of %s were copied", u.Name)
 		}
 	}
