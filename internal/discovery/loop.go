@@ -37,8 +37,6 @@ type loop struct {
 	problems *problems
 	counts   counts
 	triggers triggers // of the present commit
-	// recent are the last commits that changed something, the oldest first.
-	recent []recentCommit
 
 	// inventory lists all services, for debug pages.
 	inventory *incr.Rule[struct{}, []inventory]
@@ -170,7 +168,6 @@ func (l *loop) commit(b object.Batch) {
 	classes, moves := l.views.update(moved)
 	l.applied.commit(l.views.generation, accepted, moves)
 	l.countTriggers(classes)
-	l.remember(changes.objects)
 	l.counts.commits++
 	l.kept.changed()
 	spent := time.Since(start)

@@ -192,30 +192,8 @@ func policyOf(m model.Modes) *xds.Policy {
 	return out
 }
 
-// Bounds on what is remembered of commits, to name the objects that brought a refused resource about.
-const (
-	maxRecent        = 64
-	maxRecentObjects = 256
-	// maxBlamed is how many objects a refusal is reported for.
-	maxBlamed = 10
-)
-
-// recentCommit is which objects a commit changed that made a generation.
-type recentCommit struct {
-	generation uint64
-	objects    []object.Key
-}
-
-// remember notes the objects of a commit.
-func (l *loop) remember(objects []object.Key) {
-	if len(objects) == 0 || len(objects) > maxRecentObjects {
-		return
-	}
-	if len(l.recent) == maxRecent {
-		l.recent = slices.Delete(l.recent, 0, 1)
-	}
-	l.recent = append(l.recent, recentCommit{generation: l.views.generation, objects: objects})
-}
+// maxBlamed is how many objects a refusal is reported for.
+const maxBlamed = 10
 
 // refusalProblems are the resources that proxies refuse, as problems of the objects that brought them
 // about: those that were read for the resource, and that have changed since a version was accepted.
@@ -257,43 +235,19 @@ func (l *loop) refusalProblems() []object.Problem {
 	return out
 }
 
-// causes are the objects that a refused resource of a class was made from and that have changed between
-// the last accepted version and the refused one.
+// causes are the objects that a refused resource of a class was made from and that have changed since
+// the last accepted version.
 func (l *loop) causes(c *publishedClass, at resourceID, f *refused) (out []object.Key) {
-	changed := map[string][]object.Key{}
-	for _, r := range l.recent {
-		if r.generation > f.after && r.generation <= f.generation {
-			for _, k := range r.objects {
-				row := k.Namespace + "/" + k.Name
-				changed[row] = append(changed[row], k)
-			}
-		}
-	}
-	if len(changed) == 0 {
-		return nil
-	}
 	key, ok := l.views.keyOf(c, at)
 	if !ok {
 		return nil
 	}
-	for read := range l.views.compiler.Resource(key.Kind).Reads(key) {
-		for _, k := range changed[read.Key] {
-			if !read.Bucket && tableOf[k.Kind] == read.Table && !slices.Contains(out, k) {
-				out = append(out, k)
-			}
-		}
-		if len(out) == maxBlamed {
-			break
+	for _, k := range l.views.compiler.Why(key, maxWhy) {
+		if l.applied.objects[k].generation > f.after && len(out) < maxBlamed {
+			out = append(out, k)
 		}
 	}
 	return out
-}
-
-// tableOf is the table in which the model has the objects of a kind.
-var tableOf = map[object.Kind]string{
-	object.Service: "services", object.ServiceEntry: "services", object.Pod: "pods", object.WorkloadEntry: "workload entries",
-	object.EndpointSlice: "endpoint slices", object.VirtualService: "virtual services", object.DestinationRule: "destination rules",
-	object.PeerAuthentication: "peer authentications", object.Sidecar: "sidecars",
 }
 
 // keyOf is the key of a resource of a class.

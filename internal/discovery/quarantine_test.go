@@ -78,6 +78,30 @@ func TestWhatTwoProxiesRefuseIsKeptFromOthers(t *testing.T) {
 	}
 }
 
+// A refusal is reported for the object that has changed, a Service here, and not for others that the resource
+// was made from.
+func TestRefusalIsReportedForWhatHasChanged(t *testing.T) {
+	p := start(t)
+	p.emit(shop+"---\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), true)
+	a := p.dial("", "").open().refusing("9080", "10.96.7.7")
+	a.until("9080", "first")
+	p.emit(strings.Replace(shop, "10.96.0.1", "10.96.7.7", 1), false)
+	a.wait("a refusal", func() bool { return a.refused > 0 })
+	var reported []string
+	wait.Until(t, "the report of a refusal", func() bool {
+		reported = nil
+		for _, o := range p.objects() {
+			if strings.Contains(o.Text, "refused by 1 proxies") {
+				reported = append(reported, o.Object)
+			}
+		}
+		return len(reported) > 0
+	})
+	if !slices.Equal(reported, []string{"Service shop/reviews"}) {
+		t.Errorf("the refusal is reported for %q", reported)
+	}
+}
+
 // What nobody has accepted is not sent at all; what one has accepted is sent to all.
 func TestQuarantineNeedsTwoRefusalsAndNoAcceptance(t *testing.T) {
 	p := start(t)

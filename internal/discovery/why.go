@@ -3,10 +3,8 @@ package discovery
 import (
 	"fmt"
 	"net/http"
-	"slices"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
-	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -19,7 +17,7 @@ func (s *Server) why(w http.ResponseWriter, r *http.Request) {
 	id, name := q.Get("proxyID"), q.Get("name")
 	typ, ok := typeNamed(q.Get("type"))
 	if id == "" || name == "" || !ok {
-		http.Error(w, "You must provide a proxyID in the query string: want proxyID=POD.NAMESPACE&type=cds&name=NAME, with cds, eds, lds or rds", http.StatusBadRequest)
+		http.Error(w, "You must provide a proxyID in the query string: want proxyID=POD.NAMESPACE&type=cds&name=NAME, with cds, eds, lds, rds or vhds", http.StatusBadRequest)
 		return
 	}
 	c, ok := s.xds.Find(id)
@@ -35,8 +33,13 @@ func (s *Server) why(w http.ResponseWriter, r *http.Request) {
 	}{c.Node.ID, typ.String(), name, []string{}}
 	found := false
 	if !s.loop.ask(func() {
+		views := s.loop.views
+		p := views.proxies[c.ID]
+		if p == nil {
+			return
+		}
 		var k compile.Key
-		if k, found = s.loop.keyOf(c.ID, typ, name); !found {
+		if k, found = views.keyOf(views.classes[p.class], resourceID{typ, name}); !found {
 			return
 		}
 		for _, o := range s.loop.views.compiler.Why(k, maxWhy) {
@@ -51,26 +54,4 @@ func (s *Server) why(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	writeJSON(w, out)
-}
-
-// keyOf finds the key of a resource of a connection, on the loop's goroutine.
-func (l *loop) keyOf(connection string, typ xds.Type, name string) (compile.Key, bool) {
-	p := l.views.proxies[connection]
-	if p == nil {
-		return compile.Key{}, false
-	}
-	for _, layer := range compile.Layers(p.class) {
-		contents, _ := l.views.compiler.Names().Value(layer)
-		keys := contents.Keys
-		if contents.Derived {
-			base, _ := l.views.compiler.Names().Value(contents.Base)
-			keys = slices.Concat(keys, base.Keys) // the layer's own first
-		}
-		for _, k := range keys {
-			if k.Name == name && l.views.layers.typeOf(k.Kind) == typ {
-				return k, true
-			}
-		}
-	}
-	return compile.Key{}, false
 }
