@@ -280,6 +280,9 @@ func (s *Sub) Step(ev Event) []Effect {
 	switch ev := ev.(type) {
 	case Now:
 		s.now = ev.T
+		if s.woken.IsZero() || s.now.Before(s.woken) {
+			return nil // nothing that was waited for has come to its end
+		}
 	case Moved:
 		s.cur = ev.View
 		s.forgetRefused()

@@ -21,14 +21,20 @@ import (
 // needs more than its assignment (slow).
 type warmingCluster struct {
 	cluster *Resource
-	sent    uint64 // the number of the response that it came in
-	since   time.Time
+	in      *sentClusters
 	// owed: its assignment is still to be sent; assigned: it was, in the response with that number.
 	owed     bool
 	assigned uint64
 	// acked: the client has acknowledged the cluster; given: nothing waits for it any more; unasked:
 	// nothing waits for its assignment.
 	acked, given, unasked bool
+}
+
+// sentClusters is a response that clusters came in: its number, and since when they are waited for. It does not
+// change.
+type sentClusters struct {
+	seq   uint64
+	since time.Time
 }
 
 // inUse says whether the client has taken the cluster into use when all answers have come but for
@@ -51,6 +57,7 @@ func (s *Sub) clustersSent(f *flight) {
 		return
 	}
 	f.slow = slices.ContainsFunc(sent, func(r *Resource) bool { return r.slow })
+	in := &sentClusters{seq: f.seq, since: s.now}
 	out := make([]warmingCluster, 0, len(s.warming)+len(sent))
 	old := s.warming
 	for _, r := range sent {
@@ -60,10 +67,12 @@ func (s *Sub) clustersSent(f *flight) {
 		if len(old) > 0 && old[0].cluster.Name == r.Name {
 			old = old[1:]
 		}
-		w := warmingCluster{cluster: r, sent: f.seq, since: s.now, owed: r.Needs != ""}
+		w := warmingCluster{cluster: r, in: in, owed: r.Needs != ""}
 		w.unasked = w.owed && s.unasked && !s.states[EDS].has(r.Needs)
-		if since, ok := s.waits[waitKey{cluster: r.Name}]; ok {
-			w.since = since.since
+		if len(s.waits) > 0 {
+			if wait, ok := s.waits[waitKey{cluster: r.Name}]; ok {
+				w.in = &sentClusters{seq: f.seq, since: wait.since}
+			}
 		}
 		if r.Needs == "" && !r.slow && f.slow {
 			continue // it is in use at once, but the answer is late because of others
@@ -84,7 +93,7 @@ func (s *Sub) clustersAnswered(from, to uint64) {
 	refused := s.states[CDS].refused
 	for i := range s.warming {
 		w := &s.warming[i]
-		if w.sent < from || w.sent > to {
+		if w.in.seq < from || w.in.seq > to {
 			continue
 		}
 		w.acked = true
@@ -97,13 +106,14 @@ func (s *Sub) clustersAnswered(from, to uint64) {
 
 // assignmentsSent notes which assignments a response has brought.
 func (s *Sub) assignmentsSent(f *flight) {
+	sent := search{list: f.upserts}
 	for i := range s.warming {
 		w := &s.warming[i]
 		if !w.owed {
 			continue
 		}
 		_, removed := slices.BinarySearch(f.removed, w.cluster.Needs)
-		if removed || hasResource(f.upserts, w.cluster.Needs) {
+		if removed || sent.has(w.cluster.Needs) {
 			w.owed, w.assigned = false, f.seq
 		}
 	}
@@ -144,7 +154,7 @@ func (s *Sub) received(seq uint64) {
 		return
 	}
 	s.warming = slices.DeleteFunc(s.warming, func(w warmingCluster) bool {
-		return w.sent < seq && w.cluster.Needs == "" && !w.cluster.slow
+		return w.in.seq < seq && w.cluster.Needs == "" && !w.cluster.slow
 	})
 	s.trimWarming()
 }
@@ -255,13 +265,26 @@ func (s *Sub) held(r, old *Resource) bool {
 	return blocked
 }
 
+// free says whether held is false for every resource of a type that takes the place of nothing.
+func (s *Sub) free(t Type) bool {
+	if s.single {
+		return true
+	}
+	for _, after := range types[t].after {
+		if !s.states[after].asked && s.wanted(after).Len() > 0 && s.until(s.expected) {
+			return false
+		}
+	}
+	return !s.states[CDS].asked || len(s.warming) == 0 && len(s.difference(CDS).Upserts) == 0
+}
+
 // heldByWarming says whether r names a cluster that was sent and is not in use yet.
 func (s *Sub) heldByWarming(r *Resource) (blocked bool) {
 	each := func(w *warmingCluster) {
 		if w.given || w.unasked && w.owed && w.acked {
 			return
 		}
-		if s.until(w.since.Add(holdLimit)) {
+		if s.until(w.in.since.Add(holdLimit)) {
 			blocked = true
 			return
 		}

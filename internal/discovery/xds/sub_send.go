@@ -136,6 +136,10 @@ func (s *Sub) sendType(t Type) {
 	}
 	c.prune(d.Upserts)
 	withheld, held := s.withheld(t, d, target)
+	if held && c.due && c.wildcard {
+		// Without a part of the first answer a client would believe that it has all there is.
+		return
+	}
 	if !up && !s.delta && !types[t].wildcard {
 		// SotW has no removals for types whose resources are named.
 		c.setHave(target, cur, nil, withheld)
@@ -143,10 +147,8 @@ func (s *Sub) sendType(t Type) {
 	}
 	f := &flight{sotw: !s.delta, generation: s.cur.Generation, since: s.now, had: c.have, hadKept: c.kept, gone: removed}
 	s.content(t, f, d, target, withheld)
-	if s.empty(c, f) || c.due && held && (c.wildcard || len(f.upserts) == 0) {
-		// All of it waits, or so does a part of the first answer: without its clusters a client
-		// would believe that it has all there is.
-		return
+	if s.empty(c, f) || c.due && held && len(f.upserts) == 0 {
+		return // all of it waits
 	}
 	s.seq++
 	f.seq, f.nonce = s.seq, strconv.FormatUint(s.seq, 10)
@@ -234,9 +236,16 @@ func (s *Sub) withheld(t Type, d *Delta, target TypeView) (out map[string]*Resou
 	if types[t].references == nil && len(c.refused) == 0 && c.bisection == nil {
 		return nil, false // nothing of the type ever is, and there may be thousands
 	}
+	if len(d.Upserts) == 0 && c.forced.len() == 0 {
+		return nil, false
+	}
+	free, fine := s.free(t), len(c.refused) == 0 && c.bisection == nil
+	if free && fine && c.have == (TypeView{}) {
+		return nil, false
+	}
 	withhold := func(r, old *Resource) {
 		if !c.refuses(r) {
-			waits := s.held(r, old)
+			waits := (!free || old != nil) && s.held(r, old)
 			if !waits && c.tries(r.Name) {
 				return
 			}
@@ -247,10 +256,15 @@ func (s *Sub) withheld(t Type, d *Delta, target TypeView) (out map[string]*Resou
 		}
 		out[r.Name] = old
 	}
+	// One that warms is enough to hold a first answer, which has nothing that is kept meanwhile.
+	first := c.due && c.wildcard && c.have == (TypeView{}) && len(s.waits) == 0
 	for _, r := range c.subscribed(d.Upserts) {
 		withhold(r, c.get(r.Name))
+		if first && held && len(s.waits) == 0 {
+			return out, true
+		}
 	}
-	if c.forced.len() > 0 && types[t].references != nil {
+	if c.forced.len() > 0 && types[t].references != nil && !(free && fine) {
 		for _, n := range c.forced.all() {
 			if r := target.Get(n); r != nil && c.has(n) {
 				withhold(r, nil) // it has it not, or not any more
@@ -385,8 +399,10 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 		}
 	}
 	if t == EDS {
-		for _, w := range s.warming {
-			if n := w.cluster.Needs; w.owed && c.has(n) && c.tries(n) && !hasResource(f.upserts, n) {
+		sent := search{list: f.upserts}
+		for i := range s.warming {
+			w := &s.warming[i]
+			if n := w.cluster.Needs; w.owed && !sent.has(n) && c.has(n) && c.tries(n) {
 				// Even one that was refused, or the cluster would not be used; rather the one before.
 				if r := withheld[n]; r != nil && r.Body != nil {
 					more = append(more, r)
@@ -616,6 +632,25 @@ func (s *Sub) starting() bool {
 		}
 	}
 	return false
+}
+
+// search looks for names in a list that is in order of names. It is fast where they are asked for in about the same
+// order.
+type search struct {
+	list []*Resource
+	at   int
+}
+
+func (s *search) has(name string) bool {
+	if s.at < len(s.list) && s.list[s.at].Name == name {
+		s.at++
+		return true
+	}
+	i, ok := slices.BinarySearchFunc(s.list, name, byName)
+	if s.at = i; ok {
+		s.at++
+	}
+	return ok
 }
 
 // hasResource says whether a list in order of names has the name.
