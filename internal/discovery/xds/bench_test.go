@@ -59,7 +59,7 @@ func answer(s *Sub, effects []Effect) (bytes int) {
 	for _, e := range effects {
 		if e, ok := e.(Send); ok {
 			acks = append(acks, Request{Type: e.Type, Nonce: e.Nonce})
-			bytes += (&response{Send: e, delta: true}).size()
+			bytes += (&response{Send: e, delta: true}).encode().Len()
 		}
 	}
 	clear(effects)

@@ -3,7 +3,6 @@ package xds
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"strconv"
 
 	"google.golang.org/grpc/encoding"
@@ -15,6 +14,7 @@ import (
 type response struct {
 	Send
 	delta bool
+	size  int // in bytes; known once it is encoded
 }
 
 // codec writes responses from the shared bytes of their resources, reads requests with an
@@ -60,32 +60,9 @@ const (
 	resourceBody    = 2
 )
 
-// wireFrames are a resource as responses have it: shared by all of them, so that a response takes no more than
-// pointers for each resource.
-type wireFrames struct {
-	// delta and sotw are what comes before the body in a response of the protocol.
-	delta, sotw, body mem.Buffer
-}
-
-// framesOf makes the frames of a resource with a body.
-func framesOf(u *Resource) wireFrames {
-	const field = 1 + binary.MaxVarintLen32
-	head := make([]byte, 0, 4*field+len(u.Name)+len(u.Version))
-	head = append(head, fieldResources<<3|2)
-	head = binary.AppendUvarint(head, uint64(resourceSize(u)))
-	head = appendBytes(head, resourceName, u.Name)
-	head = appendBytes(head, resourceVersion, u.Version)
-	start := len(head)
-	// The body's field has the same number in a response of the state of the world.
-	head = append(head, resourceBody<<3|2)
-	head = binary.AppendUvarint(head, uint64(len(u.Body)))
-	return wireFrames{delta: mem.SliceBuffer(slices.Clip(head)), sotw: mem.SliceBuffer(slices.Clip(head[start:])), body: mem.SliceBuffer(u.Body)}
-}
-
 // encode lays the response out as slices: what is the stream's own in a new buffer, and after it the
 // resources' shared bytes.
 func (r *response) encode() mem.BufferSlice {
-	out := make(mem.BufferSlice, 0, 1+2*len(r.Upserts))
 	head := make([]byte, 0, r.headSize())
 	head = appendBytes(head, fieldVersion, strconv.FormatUint(r.Generation, 10))
 	head = appendBytes(head, fieldTypeURL, r.Type.URL())
@@ -99,14 +76,8 @@ func (r *response) encode() mem.BufferSlice {
 		head = appendBytes(head, resourceName, n)
 		head = appendBytes(head, resourceAlias, n)
 	}
-	out = append(out, mem.SliceBuffer(head))
-	for _, u := range r.Upserts {
-		if r.delta {
-			out = append(out, u.frames.delta, u.frames.body)
-		} else {
-			out = append(out, u.frames.sotw, u.frames.body)
-		}
-	}
+	out := appendFrames(mem.BufferSlice{mem.SliceBuffer(head)}, r.Upserts, r.from, r.delta)
+	r.size = out.Len()
 	return out
 }
 
@@ -119,15 +90,6 @@ func (r *response) headSize() int {
 	}
 	for _, name := range r.Absent {
 		n += 3*field + 2*len(name)
-	}
-	return n
-}
-
-// size is the length of the encoded response in bytes.
-func (r *response) size() int {
-	n := 0
-	for _, u := range r.Upserts {
-		n += len(u.Body)
 	}
 	return n
 }

@@ -98,7 +98,19 @@ type set struct {
 	list atomic.Pointer[[]*Resource]
 }
 
-type chunk struct{ list []*Resource }
+// chunk is a part of a set. Its list is immutable.
+type chunk struct {
+	list        []*Resource
+	delta, sotw sharedFrames
+}
+
+// frames are those of the protocol.
+func (c *chunk) frames(delta bool) *sharedFrames {
+	if delta {
+		return &c.delta
+	}
+	return &c.sotw
+}
 
 func (c *chunk) last() string { return c.list[len(c.list)-1].Name }
 
@@ -133,7 +145,7 @@ func (b *setBuilder) add(list []*Resource) {
 	b.count += len(list)
 	for pieces := (len(list) + maxChunk - 1) / maxChunk; pieces > 0; pieces-- {
 		n := len(list) / pieces
-		b.chunks = append(b.chunks, &chunk{list[:n:n]})
+		b.chunks = append(b.chunks, &chunk{list: list[:n:n]})
 		list = list[n:]
 	}
 }
@@ -214,6 +226,17 @@ func (c *cursor) head() *Resource {
 func (c *cursor) next() {
 	if c.at++; c.at == len(c.chunks[0].list) {
 		c.chunks, c.at = c.chunks[1:], 0
+	}
+}
+
+// seek moves on to the first resource whose name is not less than one.
+func (c *cursor) seek(name string) {
+	for len(c.chunks) > 0 && c.chunks[0].last() < name {
+		c.chunks, c.at = c.chunks[1:], 0
+	}
+	if len(c.chunks) > 0 {
+		i, _ := slices.BinarySearchFunc(c.chunks[0].list[c.at:], name, byName)
+		c.at += i
 	}
 }
 

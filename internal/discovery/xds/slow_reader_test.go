@@ -35,7 +35,7 @@ func (c *countedStream) SendMsg(m any) error {
 	if r, ok := m.(*response); ok {
 		c.to.mu.Lock()
 		c.to.responses++
-		c.to.bytes += r.size()
+		c.to.bytes += r.encode().Len()
 		c.to.mu.Unlock()
 	}
 	return c.ServerStream.SendMsg(m)

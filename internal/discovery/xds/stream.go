@@ -338,7 +338,7 @@ func (s *stream) send(e Send) error {
 		return err
 	}
 	m.pushes.WithLabelValues(e.Type.label()).Inc()
-	m.size.WithLabelValues(e.Type.label()).Observe(float64(r.size()))
+	m.size.WithLabelValues(e.Type.label()).Observe(float64(r.size))
 	m.sending.Observe(time.Since(began).Seconds())
 	return nil
 }

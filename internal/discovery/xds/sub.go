@@ -60,6 +60,8 @@ type Send struct {
 	Nonce  string
 	// Generation is that of the view which the response comes from.
 	Generation uint64
+	// from has most of Upserts.
+	from TypeView
 }
 
 // Acked reports that the response with that nonce was accepted.

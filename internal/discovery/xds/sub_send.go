@@ -172,7 +172,7 @@ func (s *Sub) sendType(t Type) {
 		s.hostsSent(f)
 	}
 	c.setHave(target, cur, f, withheld)
-	send := Send{Type: t, Generation: f.generation, Upserts: f.upserts, Removed: f.removed, Absent: f.absent, Nonce: f.nonce}
+	send := Send{Type: t, Generation: f.generation, Upserts: f.upserts, Removed: f.removed, Absent: f.absent, Nonce: f.nonce, from: cur}
 	f.own = s.privateSize(send)
 	s.emit(send)
 }
