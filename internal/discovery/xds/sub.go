@@ -237,8 +237,8 @@ type Sub struct {
 	now    time.Time
 	cur    *View
 	states [numTypes]typeState
-	// warming are the clusters that were sent and are not known to be in use, by name.
-	warming []warmingCluster
+	// warming are the clusters that were sent and are not known to be in use.
+	warming warmingClusters
 	waits   map[waitKey]waitState
 	// unasked: the client acknowledged clusters and let a wait for their assignments pass
 	// without asking for them. It is not waited for until it asks.

@@ -2,7 +2,6 @@ package xds
 
 import (
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -10,41 +9,6 @@ import (
 // for the clusters that it names, and for nothing else; a cluster is removed after everything that
 // names it. No wait is longer than holdLimit, except for what is still to be sent.
 // [control-plane 5.2.1, 5.2.3, 5.2.4]
-
-// warmingCluster is a cluster that was sent and is not known to be in use yet.
-//
-// Envoy takes a new or changed cluster into use only when its assignment arrives after it, and
-// does not ask again for an assignment that it subscribes to already. So the assignment follows
-// every cluster that is sent, whatever the client claims to have or asked for before. Envoy
-// acknowledges a response of clusters only when none warms, be it of another response. So an
-// acknowledged assignment says as much of its cluster as an acknowledged cluster, unless the cluster
-// needs more than its assignment (slow).
-type warmingCluster struct {
-	cluster *Resource
-	in      *sentClusters
-	// owed: its assignment is still to be sent; assigned: it was, in the response with that number.
-	owed     bool
-	assigned uint64
-	// acked: the client has acknowledged the cluster; given: nothing waits for it any more; unasked:
-	// nothing waits for its assignment.
-	acked, given, unasked bool
-}
-
-// sentClusters is a response that clusters came in: its number, and since when they are waited for. It does not
-// change.
-type sentClusters struct {
-	seq   uint64
-	since time.Time
-}
-
-// inUse says whether the client has taken the cluster into use when all answers have come but for
-// an EDS response, whose number is given, 0 for none.
-func (w *warmingCluster) inUse(edsInFlight uint64) bool {
-	if w.owed || w.assigned != 0 && w.assigned == edsInFlight {
-		return false
-	}
-	return w.acked || w.cluster.Needs != "" && !w.cluster.slow
-}
 
 // clustersSent notes the clusters in a response. Those that are new or changed are to be waited for;
 // in SotW the client passes over the others.
@@ -57,48 +21,51 @@ func (s *Sub) clustersSent(f *flight) {
 		return
 	}
 	f.slow = slices.ContainsFunc(sent, func(r *Resource) bool { return r.slow })
+	if f.slow {
+		// What needs nothing is in use at once, but the answer is late because of others.
+		atOnce := func(r *Resource) bool { return r.Needs == "" && !r.slow }
+		if used := slices.DeleteFunc(slices.Clone(sent), func(r *Resource) bool { return !atOnce(r) }); len(used) > 0 {
+			s.dropWarming(func(i int) bool { return hasResource(used, s.warming.list[i].Name) })
+			sent = slices.DeleteFunc(slices.Clone(sent), atOnce)
+		}
+	}
 	in := &sentClusters{seq: f.seq, since: s.now}
-	out := make([]warmingCluster, 0, len(s.warming)+len(sent))
-	old := s.warming
-	for _, r := range sent {
-		for len(old) > 0 && old[0].cluster.Name < r.Name {
-			out, old = append(out, old[0]), old[1:]
-		}
-		if len(old) > 0 && old[0].cluster.Name == r.Name {
-			old = old[1:]
-		}
-		w := warmingCluster{cluster: r, in: in, owed: r.Needs != ""}
-		w.unasked = w.owed && s.unasked && !s.states[EDS].has(r.Needs)
-		if len(s.waits) > 0 {
-			if wait, ok := s.waits[waitKey{cluster: r.Name}]; ok {
-				w.in = &sentClusters{seq: f.seq, since: wait.since}
+	s.warming = s.warming.with(sent, in, func(r *Resource) (from *sentClusters, st warmingState) {
+		if r.Needs != "" {
+			st |= owed
+			if s.unasked && !s.states[EDS].has(r.Needs) {
+				st |= unasked
 			}
 		}
-		if r.Needs == "" && !r.slow && f.slow {
-			continue // it is in use at once, but the answer is late because of others
+		if len(s.waits) > 0 {
+			if wait, ok := s.waits[waitKey{cluster: r.Name}]; ok {
+				return &sentClusters{seq: f.seq, since: wait.since}, st
+			}
 		}
-		out = append(out, w)
-	}
-	s.warming = append(out, old...)
+		return in, st
+	})
 	if len(f.gone) > 0 {
-		s.warming = slices.DeleteFunc(s.warming, func(w warmingCluster) bool { return hasResource(f.gone, w.cluster.Name) })
+		s.dropWarming(func(i int) bool { return hasResource(f.gone, s.warming.list[i].Name) })
 	}
-	s.trimWarming()
 }
+
+// dropWarming forgets clusters.
+func (s *Sub) dropWarming(drop func(i int) bool) { s.warming = s.warming.without(drop) }
 
 // clustersAnswered notes the answer to the responses of clusters from one number to another. What was
 // refused is not waited for: the client may not ask for its assignment. The assignment stays owed,
 // for a client may use some clusters of a response that it refuses.
 func (s *Sub) clustersAnswered(from, to uint64) {
 	refused := s.states[CDS].refused
-	for i := range s.warming {
-		w := &s.warming[i]
-		if w.in.seq < from || w.in.seq > to {
+	for i, r := range s.warming.list {
+		if seq := s.warming.response(i).seq; seq < from || seq > to {
 			continue
 		}
-		w.acked = true
-		if f, ok := refused[w.cluster.Name]; ok && f.version == w.cluster.Version {
-			w.given = true
+		s.warming.state[i] |= acknowledged
+		if len(refused) > 0 {
+			if f, ok := refused[r.Name]; ok && f.version == r.Version {
+				s.warming.state[i] |= given
+			}
 		}
 	}
 	s.inUseNow()
@@ -106,33 +73,24 @@ func (s *Sub) clustersAnswered(from, to uint64) {
 
 // assignmentsSent notes which assignments a response has brought.
 func (s *Sub) assignmentsSent(f *flight) {
-	sent := search{list: f.upserts}
-	for i := range s.warming {
-		w := &s.warming[i]
-		if !w.owed {
-			continue
+	list := search{list: f.upserts}
+	s.warming.eachOwed(func(i int, needs string) bool {
+		if _, removed := slices.BinarySearch(f.removed, needs); removed || list.has(needs) {
+			s.warming.sent(i)
 		}
-		_, removed := slices.BinarySearch(f.removed, w.cluster.Needs)
-		if removed || sent.has(w.cluster.Needs) {
-			w.owed, w.assigned = false, f.seq
-		}
-	}
+		return true
+	})
 }
 
 // inUseNow forgets the clusters that the client uses.
 func (s *Sub) inUseNow() {
-	eds := uint64(0)
-	if f := s.states[EDS].flight; f != nil {
-		eds = f.seq
+	flight := s.states[EDS].flight != nil
+	if !flight {
+		for i := range s.warming.state {
+			s.warming.state[i] &^= assigned
+		}
 	}
-	s.warming = slices.DeleteFunc(s.warming, func(w warmingCluster) bool { return w.inUse(eds) })
-	s.trimWarming()
-}
-
-func (s *Sub) trimWarming() {
-	if len(s.warming) == 0 {
-		s.warming = nil // the room is for thousands
-	}
+	s.dropWarming(func(i int) bool { return s.warming.inUse(i, flight) })
 }
 
 // received notes that the client has had every response up to one with a number, which it has
@@ -153,25 +111,19 @@ func (s *Sub) received(seq uint64) {
 	if !news {
 		return
 	}
-	s.warming = slices.DeleteFunc(s.warming, func(w warmingCluster) bool {
-		return w.in.seq < seq && w.cluster.Needs == "" && !w.cluster.slow
+	s.dropWarming(func(i int) bool {
+		r := s.warming.list[i]
+		return s.warming.response(i).seq < seq && r.Needs == "" && !r.slow
 	})
-	s.trimWarming()
-}
-
-// warmingIndex is where a cluster is in s.warming; false if it is not.
-func (s *Sub) warmingIndex(name string) (int, bool) {
-	return slices.BinarySearchFunc(s.warming, name, func(w warmingCluster, n string) int { return strings.Compare(w.cluster.Name, n) })
 }
 
 // assignmentDue says whether an assignment is to follow that the client subscribes to.
-func (s *Sub) assignmentDue() bool {
-	return slices.ContainsFunc(s.warming, func(w warmingCluster) bool { return w.owed && s.states[EDS].has(w.cluster.Needs) })
-}
-
-// assignmentsOwed says whether any assignment is still to be sent.
-func (s *Sub) assignmentsOwed() bool {
-	return slices.ContainsFunc(s.warming, func(w warmingCluster) bool { return w.owed })
+func (s *Sub) assignmentDue() (due bool) {
+	s.warming.eachOwed(func(_ int, needs string) bool {
+		due = s.states[EDS].has(needs)
+		return !due
+	})
+	return due
 }
 
 // waitKey is a wait for something about a cluster that is not in s.warming: that it is sent or comes
@@ -275,35 +227,37 @@ func (s *Sub) free(t Type) bool {
 			return false
 		}
 	}
-	return !s.states[CDS].asked || len(s.warming) == 0 && len(s.difference(CDS).Upserts) == 0
+	return !s.states[CDS].asked || s.warming.len() == 0 && len(s.difference(CDS).Upserts) == 0
 }
 
 // heldByWarming says whether r names a cluster that was sent and is not in use yet.
 func (s *Sub) heldByWarming(r *Resource) (blocked bool) {
-	each := func(w *warmingCluster) {
-		if w.given || w.unasked && w.owed && w.acked {
+	w := &s.warming
+	each := func(i int) {
+		st := w.state[i]
+		if st.is(given) || st.is(unasked) && st.is(owed) && st.is(acknowledged) {
 			return
 		}
-		if s.until(w.in.since.Add(holdLimit)) {
+		if s.until(w.response(i).since.Add(holdLimit)) {
 			blocked = true
 			return
 		}
-		if w.owed && w.acked && !s.states[EDS].has(w.cluster.Needs) {
+		if st.is(owed) && st.is(acknowledged) && !s.states[EDS].has(w.list[i].Needs) {
 			s.unasked = true
 		}
-		w.given = true
+		w.state[i] |= given
 	}
-	if r.refers.unknown || len(r.refers.names) > len(s.warming) {
-		for i := range s.warming {
-			if r.refers.has(s.warming[i].cluster.Name) {
-				each(&s.warming[i])
+	if r.refers.unknown || len(r.refers.names) > w.len() {
+		for i, c := range w.list {
+			if r.refers.has(c.Name) {
+				each(i)
 			}
 		}
 		return blocked
 	}
 	for _, n := range r.refers.names {
-		if i, ok := s.warmingIndex(n); ok {
-			each(&s.warming[i])
+		if i, ok := w.find(n); ok {
+			each(i)
 		}
 	}
 	return blocked

@@ -8,7 +8,7 @@ import (
 // Progress says whether the client has answered everything that it shall have of the view, and whether
 // it refuses nothing of that. A client that does not have what it asked for has not answered.
 func (s *Sub) Progress() (answered, applied bool) {
-	if s.cur == nil || s.starting() || s.assignmentsOwed() {
+	if s.cur == nil || s.starting() || s.warming.owed > 0 {
 		return false, false
 	}
 	applied = true

@@ -400,19 +400,20 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 	}
 	if t == EDS {
 		sent := search{list: f.upserts}
-		for i := range s.warming {
-			w := &s.warming[i]
-			if n := w.cluster.Needs; w.owed && !sent.has(n) && c.has(n) && c.tries(n) {
-				// Even one that was refused, or the cluster would not be used; rather the one before.
-				if r := withheld[n]; r != nil && r.Body != nil {
-					more = append(more, r)
-				} else if r := s.lookup(t, target, n); r != nil {
-					more = append(more, r)
-				} else {
-					f.removed = append(f.removed, n)
-				}
+		s.warming.eachOwed(func(_ int, n string) bool {
+			if sent.has(n) || !c.has(n) || !c.tries(n) {
+				return true
 			}
-		}
+			// Even one that was refused, or the cluster would not be used; rather the one before.
+			if r := withheld[n]; r != nil && r.Body != nil {
+				more = append(more, r)
+			} else if r := s.lookup(t, target, n); r != nil {
+				more = append(more, r)
+			} else {
+				f.removed = append(f.removed, n)
+			}
+			return true
+		})
 	}
 	if len(more) > 0 {
 		f.upserts = slices.Concat(f.upserts, more)
@@ -602,7 +603,7 @@ func (s *Sub) mayRemove(of Type) bool {
 
 // reportApplied reports when the client has asked for all of the view and accepted it.
 func (s *Sub) reportApplied() {
-	if s.starting() || s.assignmentsOwed() {
+	if s.starting() || s.warming.owed > 0 {
 		return
 	}
 	for t := range numTypes {
