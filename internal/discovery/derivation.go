@@ -124,14 +124,14 @@ func (d *derivedType) commit(t xds.Type, l, base *xds.Layer) *xds.Layer {
 	case len(d.differs) == 0:
 		return l.WithSetOf(t, base)
 	case !shared:
-		return l.With(t, changes.upserts, changes.removes)
+		return l.WithOver(base, t, changes.upserts, changes.removes)
 	}
 	changes = difference{}
 	for name := range d.differs {
 		r, _ := d.resource(t, name, base)
 		changes.set(name, r)
 	}
-	return l.WithSetOf(t, base).With(t, changes.upserts, changes.removes)
+	return l.WithSetOf(t, base).WithOver(base, t, changes.upserts, changes.removes)
 }
 
 // resource returns the layer's resource of a name, nil for none, and whether it is another than the base's.

@@ -103,7 +103,7 @@ func appendFrames(out mem.BufferSlice, list []*Resource, from TypeView, delta bo
 		}
 		return out
 	}
-	places := from.starts()
+	places := from.framed()
 	for len(list) > 0 {
 		var at *cursor
 		for i := range places {

@@ -70,3 +70,26 @@ func TestChunksAreSentWhole(t *testing.T) {
 		t.Error("two responses have copies of a chunk")
 	}
 }
+
+// A layer that is derived from another one shares its bytes but for what differs.
+func TestDerivedLayersShareFrames(t *testing.T) {
+	var list []*Resource
+	for i := range 640 {
+		list = append(list, NewResource(CDS, fmt.Sprintf("%04d", i), []byte("content")))
+	}
+	base := (*Layer)(nil).With(CDS, list, nil)
+	var changed []*Resource
+	for i := 0; i < 640; i += 64 {
+		changed = append(changed, NewResource(CDS, fmt.Sprintf("%04d", i+30), []byte("other")))
+	}
+	derived := base.WithOver(base, CDS, changed, nil)
+	for _, l := range []*Layer{base, base, derived} {
+		var view TypeView
+		view.parts[0] = l.of(CDS)
+		n := len(appendFrames(nil, l.of(CDS).all(), view, true))
+		chunks := len(base.of(CDS).chunks)
+		if want := chunks + 3*len(changed); l == derived && n > want {
+			t.Errorf("a response of %d slices, want at most %d: two parts of each of %d chunks, and two slices for each of %d resources", n, want, chunks, len(changed))
+		}
+	}
+}

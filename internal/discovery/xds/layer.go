@@ -26,6 +26,15 @@ func (l *Layer) With(t Type, upserts []*Resource, removes []string) *Layer {
 	return &n
 }
 
+// WithOver is With for a layer that has most of a type from base: responses then share the encoded bytes of base.
+func (l *Layer) WithOver(base *Layer, t Type, upserts []*Resource, removes []string) *Layer {
+	n := l.With(t, upserts, removes)
+	if changed := n.of(t); changed != nil && changed != l.of(t) && changed != base.of(t) {
+		changed.base = base.of(t)
+	}
+	return n
+}
+
 // WithSetOf is the layer with the resources of a type that another layer has, which the two then
 // share. It returns l itself where they do so already.
 func (l *Layer) WithSetOf(t Type, other *Layer) *Layer {
@@ -96,6 +105,9 @@ type set struct {
 	// list is what all returns, made when it is asked for, so that the streams that are sent the
 	// whole set share it.
 	list atomic.Pointer[[]*Resource]
+	// base is a set that has most of the resources, and whose chunks are sent in place of those of this one; nil
+	// if there is none. It is set before the set is shared.
+	base *set
 }
 
 // chunk is a part of a set. Its list is immutable.

@@ -271,6 +271,17 @@ func (v TypeView) starts() (out [NumLayers + 1]cursor) {
 	return out
 }
 
+// framed are the places of the first resources of the sets whose chunks are sent.
+func (v TypeView) framed() (out [NumLayers + 1]cursor) {
+	for i, p := range v.parts {
+		if p != nil && p.base != nil {
+			p = p.base
+		}
+		out[i] = p.start()
+	}
+	return out
+}
+
 // list is the resources in order of their names; it must not be changed.
 func (v TypeView) list() (out []*Resource) {
 	for _, p := range v.parts {
