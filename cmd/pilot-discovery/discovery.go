@@ -54,6 +54,7 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 				log.Warn("unknown flag has no effect", "flag", name)
 			}
 			warnOfSettings(log, v)
+			limitMemory(env)
 			opts.Log, opts.Version = log, version
 			srv, err := discovery.New(opts)
 			if err != nil {

@@ -118,7 +118,6 @@ func startDiscovery(ctx context.Context, binary, dir string, streams int) (*disc
 	cmd := exec.Command(binary, "discovery", "--configDir", d.config(), "--stateDir", filepath.Join(dir, "state"),
 		"--meshConfig", filepath.Join(dir, "mesh"), "--httpAddr", d.http, "--grpcAddr", d.grpc, "--secureGRPCAddr", d.secure,
 		"--monitoringAddr", d.monitoring, "--maxStreams", strconv.Itoa(max(10000, 3*streams)))
-	cmd.Env = append(os.Environ(), "GOGC=100") // memory relies on it
 	cmd.Stdout, cmd.Stderr = log, log
 	if d.process, err = startProcess(cmd); err != nil {
 		return nil, err
@@ -175,8 +174,8 @@ func (d *discovery) metrics(ctx context.Context) (map[string]float64, error) {
 	return out, nil
 }
 
-// memory is worked out from the collector's own figures: the next collection starts at twice what the last found
-// in use, stacks included. Pages are asked for until three collections have ended, the second of which empties gRPC's
+// memory is worked out from the collector's own figures: the next collection starts when what the last found in use,
+// stacks included, has grown by a percentage. Pages are asked for until three collections have ended, the second of which empties gRPC's
 // pools: what the answers allocate starts collections, or the runtime does after two minutes.
 func (d *discovery) memory(ctx context.Context) (int64, error) {
 	const collections = "go_gc_duration_seconds_count"
@@ -193,7 +192,9 @@ func (d *discovery) memory(ctx context.Context) (int64, error) {
 			return 0, err
 		}
 	}
-	return int64(m["go_memstats_next_gc_bytes"]/2 + m["go_memstats_stack_inuse_bytes"]), nil
+	growth := m["go_gc_gogc_percent"] / 100
+	roots := m["go_memstats_stack_inuse_bytes"]
+	return int64((m["go_memstats_next_gc_bytes"]-growth*roots)/(1+growth) + roots), nil
 }
 
 // wireProcess is a wire server.
