@@ -92,7 +92,11 @@ type record struct {
 }
 
 // Encoder encodes successive sets. It is not safe for concurrent use.
-type Encoder struct{ lines map[object.Key]line }
+type Encoder struct {
+	lines []line // in order of keys
+	at    map[object.Key]int
+	text  []byte // what was returned last
+}
 
 // line is a cached object.
 type line struct {
@@ -101,56 +105,96 @@ type line struct {
 }
 
 // Encode encodes a set. An object with the same address as in the previous call is not encoded
-// again. Secrets are omitted. It returns an error if an object exceeds 4 MiB or the set MaxBytes.
+// again. Secrets are omitted. The text is good until the next call. It returns an error if an object exceeds 4 MiB or
+// the set MaxBytes.
 func (e *Encoder) Encode(written time.Time, place string, objects []*object.Object) ([]byte, error) {
-	lines := make(map[object.Key]line, len(objects))
+	if err := e.update(objects); err != nil {
+		return nil, err
+	}
 	size := 0
+	for i := range e.lines {
+		size += len(e.lines[i].text)
+	}
+	if size > MaxBytes-4096 {
+		return nil, fmt.Errorf("encode %d objects: %d bytes, want at most %d", len(e.lines), size, MaxBytes-4096)
+	}
+	first, err := json.Marshal(head{Written: written.UTC(), Place: place, Objects: len(e.lines)})
+	if err != nil {
+		return nil, fmt.Errorf("encode configuration: %w", err)
+	}
+	begin := len(header(nil))
+	text := append(slices.Grow(e.text[:0], begin+len(first)+1+size)[:begin], first...)
+	text = append(text, '\n')
+	for i := range e.lines {
+		text = append(text, e.lines[i].text...)
+	}
+	copy(text, header(text[begin:]))
+	e.text = text
+	return text, nil
+}
+
+// update makes the lines those of the objects. Where there are other objects than before they are sorted again.
+func (e *Encoder) update(objects []*object.Object) error {
+	n, known := 0, true
 	for _, o := range objects {
 		if o.Kind == object.Secret {
 			continue
 		}
-		l := e.lines[o.Key]
-		if l.object != o {
-			text, err := encode(o)
-			if err != nil {
-				return nil, fmt.Errorf("encode %s: %w", o.Key, err)
-			}
-			l = line{object: o, text: text}
+		n++
+		i, ok := e.at[o.Key]
+		if !ok {
+			known = false
+			break
 		}
-		lines[o.Key] = l
-		size += len(l.text)
+		if err := e.lines[i].set(o); err != nil {
+			return err
+		}
 	}
-	e.lines = lines
-	if size > MaxBytes-4096 {
-		return nil, fmt.Errorf("encode %d objects: %d bytes, want at most %d", len(lines), size, MaxBytes-4096)
+	if known && n == len(e.lines) {
+		return nil
 	}
-	first, err := json.Marshal(head{Written: written.UTC(), Place: place, Objects: len(lines)})
+	lines := make([]line, 0, len(objects))
+	for _, o := range objects {
+		if o.Kind == object.Secret {
+			continue
+		}
+		var l line
+		if i, ok := e.at[o.Key]; ok {
+			l = e.lines[i]
+		}
+		if err := l.set(o); err != nil {
+			return err
+		}
+		lines = append(lines, l)
+	}
+	slices.SortFunc(lines, func(a, b line) int {
+		x, y := a.object.Key, b.object.Key
+		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.Namespace, y.Namespace), cmp.Compare(x.Name, y.Name))
+	})
+	e.lines, e.at = lines, make(map[object.Key]int, len(lines))
+	for i, l := range lines {
+		e.at[l.object.Key] = i
+	}
+	return nil
+}
+
+// set encodes an object unless it is the one that the line has.
+func (l *line) set(o *object.Object) error {
+	if l.object == o {
+		return nil
+	}
+	text, err := encode(o)
 	if err != nil {
-		return nil, fmt.Errorf("encode configuration: %w", err)
+		return fmt.Errorf("encode %s: %w", o.Key, err)
 	}
-	body := bytes.NewBuffer(make([]byte, 0, size+len(first)+1))
-	body.Write(append(first, '\n'))
-	for _, k := range sortedKeys(lines) {
-		body.Write(lines[k].text)
-	}
-	return append([]byte(header(body.Bytes())), body.Bytes()...), nil
+	*l = line{object: o, text: text}
+	return nil
 }
 
 // header returns the first line of a file with this body.
 func header(body []byte) string {
 	sum := sha256.Sum256(body)
 	return fmt.Sprintf("%s %d sha256:%s\n", magic, Version, hex.EncodeToString(sum[:]))
-}
-
-func sortedKeys(lines map[object.Key]line) []object.Key {
-	keys := make([]object.Key, 0, len(lines))
-	for k := range lines {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, func(a, b object.Key) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	return keys
 }
 
 func encode(o *object.Object) ([]byte, error) {

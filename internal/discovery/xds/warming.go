@@ -139,30 +139,33 @@ func (w *warmingClusters) with(list []*Resource, in *sentClusters, made func(*Re
 	return out
 }
 
-// without is the clusters but for those that are dropped.
+// without is the clusters but for those that are dropped, which drop must say twice.
 func (w *warmingClusters) without(drop func(i int) bool) warmingClusters {
-	var keep []int
+	left := 0
 	for i := range w.list {
 		if !drop(i) {
-			keep = append(keep, i)
+			left++
 		}
 	}
-	switch len(keep) {
+	switch left {
 	case 0:
 		return warmingClusters{}
 	case w.len():
 		return *w
 	}
-	out := warmingClusters{list: make([]*Resource, len(keep)), state: make([]warmingState, len(keep)), all: w.all}
+	out := warmingClusters{list: make([]*Resource, 0, left), state: make([]warmingState, 0, left), all: w.all}
 	if w.in != nil {
-		out.in = make([]*sentClusters, len(keep))
+		out.in = make([]*sentClusters, 0, left)
 	}
-	for to, from := range keep {
-		out.list[to], out.state[to] = w.list[from], w.state[from]
-		if w.in != nil {
-			out.in[to] = w.in[from]
+	for i, r := range w.list {
+		if drop(i) {
+			continue
 		}
-		if w.state[from].is(owed) {
+		out.list, out.state = append(out.list, r), append(out.state, w.state[i])
+		if w.in != nil {
+			out.in = append(out.in, w.in[i])
+		}
+		if w.state[i].is(owed) {
 			out.owed++
 		}
 	}
