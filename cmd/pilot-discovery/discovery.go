@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
-	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
@@ -80,7 +80,7 @@ func readOptions(v *settings.Values) discovery.Options {
 			Drain: v.Duration("streamDrainDuration"),
 		},
 		CA: discovery.CAOptions{
-			Limits:       ca.Limits{DefaultTTL: v.Duration("DEFAULT_WORKLOAD_CERT_TTL"), MaxTTL: v.Duration("MAX_WORKLOAD_CERT_TTL")},
+			Limits:       policy.Limits{DefaultTTL: v.Duration("DEFAULT_WORKLOAD_CERT_TTL"), MaxTTL: v.Duration("MAX_WORKLOAD_CERT_TTL")},
 			RootTTL:      v.Duration("CITADEL_SELF_SIGNED_CA_CERT_TTL"),
 			ServingNames: append(v.List("servingName"), v.List("ISTIOD_CUSTOM_HOST")...),
 		},

@@ -30,6 +30,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
@@ -111,7 +112,7 @@ const maxIdle = 5 * time.Minute
 
 // CAOptions are the options of the certificate authority and of the secure port.
 type CAOptions struct {
-	Limits ca.Limits
+	Limits policy.Limits
 	// RootTTL is the validity of a root that is created.
 	RootTTL time.Duration
 	// ServingNames are further names or addresses in the certificate of the secure port.
@@ -198,7 +199,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = publishRoot(o.StateDir, authority.RootPEM()); err != nil {
+	if err = publishRoot(o.StateDir, authority.State().RootsPEM()); err != nil {
 		return nil, err
 	}
 	issuer, err := authn.OpenIssuer(o.StateDir)
@@ -338,7 +339,7 @@ func (s *Server) serve(ctx, parent context.Context) error {
 			defer context.AfterFunc(life, cancel)()
 			return run.Group(serving,
 				run.Task{Name: "plaintext", Run: s.serveGRPC(s.listeners.grpc, nil)},
-				run.Task{Name: "secure", Run: s.serveGRPC(s.listeners.secure, s.serving.TLSConfig())},
+				run.Task{Name: "secure", Run: s.serveGRPC(s.listeners.secure, s.serving.TLSConfig(s.opts.CA.MinTLS))},
 			)
 		}},
 	)
@@ -384,7 +385,6 @@ func (s *Server) serveGRPC(l net.Listener, secure *tls.Config) func(context.Cont
 		creds := insecure.NewCredentials()
 		var auth xds.Authenticate
 		if secure != nil {
-			secure.MinVersion = max(secure.MinVersion, s.opts.CA.MinTLS)
 			creds = credentials.NewTLS(secure)
 			auth = s.auth.AuthenticateUntil
 		}

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -142,6 +143,14 @@ func ParseBundle(text []byte) ([]*x509.Certificate, error) {
 		return nil, errors.New("certificates: found no PEM block of a certificate")
 	}
 	return certs, nil
+}
+
+// Normalize returns the certificates without duplicates, in an order that depends on nothing but the
+// certificates. It is for sets, such as trust bundles, not for chains.
+func Normalize(certs []*x509.Certificate) []*x509.Certificate {
+	compare := func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) }
+	certs = slices.SortedFunc(slices.Values(certs), compare)
+	return slices.CompactFunc(certs, func(a, b *x509.Certificate) bool { return a.Equal(b) })
 }
 
 // SelfSigned reports whether the certificate is signed with its own key.

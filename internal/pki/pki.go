@@ -160,6 +160,15 @@ func KeyMatches(key crypto.Signer, cert *x509.Certificate) bool {
 	return ok && pub.Equal(cert.PublicKey)
 }
 
+// CheckCAKey returns an error unless a CA with this key can sign certificates of the mesh: ECDSA on a
+// curve of at least 256 bits, or RSA of 2048 to 8192 bits. Envoy verifies no others.
+func CheckCAKey(pub crypto.PublicKey) error {
+	if k, ok := pub.(*ecdsa.PublicKey); ok && k.Curve.Params().BitSize >= 256 {
+		return nil
+	}
+	return checkPublicKey(pub)
+}
+
 // checkPublicKey returns an error for a key that the CA does not sign.
 func checkPublicKey(pub any) error {
 	switch k := pub.(type) {

@@ -25,6 +25,7 @@ func (s *Server) Metrics() []Metric {
 		return Metric{Name: name, Help: help, Counter: true, Value: float64(n.Load())}
 	}
 	m := &s.metrics
+	root := s.authority.State().Issuer.Root()
 	return []Metric{
 		counter("citadel_server_csr_count", "Certificate requests received.", &m.requests),
 		counter("citadel_server_authentication_failure_count", "Certificate requests whose caller was not authenticated.", &m.unauthenticated),
@@ -33,11 +34,11 @@ func (s *Server) Metrics() []Metric {
 		counter("citadel_server_success_cert_issuance_count", "Certificates issued.", &m.issued),
 		{
 			Name: "citadel_server_root_cert_expiry_timestamp", Help: "Expiry of the root certificate, in seconds since 1970.",
-			Value: float64(s.authority.cert.NotAfter.Unix()),
+			Value: float64(root.NotAfter.Unix()),
 		},
 		{
 			Name: "citadel_server_root_cert_expiry_seconds", Help: "Seconds until the root certificate expires.",
-			Value: time.Until(s.authority.cert.NotAfter).Seconds(),
+			Value: time.Until(root.NotAfter).Seconds(),
 		},
 	}
 }

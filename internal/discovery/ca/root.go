@@ -1,13 +1,12 @@
 package ca
 
 import (
-	"crypto"
-	"crypto/x509"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/statefile"
@@ -16,18 +15,15 @@ import (
 // DefaultRootTTL is the default lifetime of the self-signed root (CITADEL_SELF_SIGNED_CA_CERT_TTL).
 const DefaultRootTTL = settings.DefaultRootTTL
 
+// Backdate is how long before its creation a certificate becomes valid, to allow for clock skew.
+const Backdate = policy.Backdate
+
 // Names in the state folder.
 const (
 	rootFolder = "ca"
 	rootCert   = "ca-cert.pem"
 	rootKey    = "ca-key.pem"
 )
-
-// Authority is the root certificate with its key. It is immutable and safe for concurrent use.
-type Authority struct {
-	cert *x509.Certificate
-	key  crypto.Signer
-}
 
 // OpenRoot loads the self-signed root from the state folder, or creates it if there is none: ECDSA
 // P-256, valid for ttl (0 means DefaultRootTTL), with the trust domain as organization. Processes
@@ -47,20 +43,15 @@ func createRoot(stateDir, organization string, ttl time.Duration, now time.Time)
 	if ttl <= 0 {
 		ttl = DefaultRootTTL
 	}
-	key, err := pki.GenerateKey(pki.ECDSAP256)
+	root, err := policy.NewRoot(organization, pki.ECDSAP256, pki.Validity{NotBefore: now.Add(-Backdate), NotAfter: now.Add(ttl)})
+	if err != nil {
+		return err
+	}
+	key, err := root.KeyPEM()
 	if err != nil {
 		return fmt.Errorf("create root key: %w", err)
 	}
-	term := pki.Validity{NotBefore: now.Add(-Backdate), NotAfter: now.Add(ttl)}
-	cert, err := pki.Sign(pki.RootTemplate(organization, term), nil, key.Public(), key)
-	if err != nil {
-		return fmt.Errorf("create root certificate: %w", err)
-	}
-	keyPEM, err := pki.EncodeKey(key, true)
-	if err != nil {
-		return fmt.Errorf("create root key: %w", err)
-	}
-	return statefile.CreateOnce(stateDir, rootFolder, map[string][]byte{rootCert: pki.EncodeCerts(cert), rootKey: keyPEM})
+	return statefile.CreateOnce(stateDir, rootFolder, map[string][]byte{rootCert: pki.EncodeCerts(root.Root()), rootKey: key})
 }
 
 func loadRoot(dir string, now time.Time) (*Authority, error) {
@@ -91,13 +82,9 @@ func loadRoot(dir string, now time.Time) (*Authority, error) {
 	case !now.Before(cert.NotAfter):
 		return nil, fmt.Errorf("read root certificate %s: expired at %s; remove %s to create a new root", certPath, cert.NotAfter.UTC().Format(time.RFC3339), dir)
 	}
-	return &Authority{cert: cert, key: key}, nil
-}
-
-// RootPEM returns the root certificate in PEM, for workloads to trust.
-func (a *Authority) RootPEM() []byte { return pki.EncodeCerts(a.cert) }
-
-// sign issues a certificate that the policy has approved.
-func (a *Authority) sign(ok approved) (*x509.Certificate, error) {
-	return pki.Sign(ok.template, a.cert, ok.public, a.key)
+	issuer, err := policy.NewIssuer(key, certs, now)
+	if err != nil {
+		return nil, fmt.Errorf("read root certificate %s: %w", certPath, err)
+	}
+	return NewAuthority(issuer)
 }

@@ -32,7 +32,7 @@ func TestRootIsCreatedOnce(t *testing.T) {
 			if a, err := OpenRoot(dir, "cluster.local", 0); err != nil {
 				t.Error(err)
 			} else {
-				roots[i] = a.RootPEM()
+				roots[i] = a.State().RootsPEM()
 			}
 		})
 	}
@@ -46,7 +46,7 @@ func TestRootIsCreatedOnce(t *testing.T) {
 			t.Fatal("concurrent calls created two roots")
 		}
 	}
-	root := open(t, dir).cert
+	root := open(t, dir).State().Issuer.Root()
 	if got := root.NotAfter.Sub(root.NotBefore); got != DefaultRootTTL+Backdate || !root.IsCA || root.PublicKeyAlgorithm != x509.ECDSA {
 		t.Errorf("root: valid for %s, CA %v, %s", got, root.IsCA, root.PublicKeyAlgorithm)
 	}
@@ -113,8 +113,8 @@ func TestRenewalAndExpiry(t *testing.T) {
 		}
 		<-time.After(2 * time.Hour)
 		second := get()
-		if second.Equal(first) || second.NotAfter.After(a.cert.NotAfter) {
-			t.Errorf("after 13 h the serving certificate ends at %s (root at %s)", second.NotAfter, a.cert.NotAfter)
+		if second.Equal(first) || second.NotAfter.After(a.State().Issuer.Root().NotAfter) {
+			t.Errorf("after 13 h the serving certificate ends at %s (root at %s)", second.NotAfter, a.State().Issuer.Root().NotAfter)
 		}
 		<-time.After(18 * time.Hour)
 		if _, err := OpenRoot(dir, "cluster.local", 0); err == nil || !strings.Contains(err.Error(), "expired at") {

@@ -1,7 +1,7 @@
 // Package ca is the mesh's certificate authority: it keeps the root and signs certificates for authenticated callers over gRPC.
 //
 // A certificate has the identity of the authenticated caller, whatever the request says,
-// and only what policy.go approves is signed. Errors are gRPC statuses: InvalidArgument for
+// and only what the package policy approves is signed. Errors are gRPC statuses: InvalidArgument for
 // an invalid request, Unauthenticated or PermissionDenied from the authenticator, and
 // FailedPrecondition if the root has expired.
 package ca
@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	securityv1 "istio.io/api/security/v1alpha1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
@@ -33,13 +34,13 @@ type Server struct {
 	securityv1.UnimplementedIstioCertificateServiceServer
 	authority *Authority
 	auth      Authenticator
-	limits    Limits
+	limits    policy.Limits
 	log       *slog.Logger
 	metrics   metrics
 }
 
 // New creates a server. Register adds it to a gRPC server.
-func New(authority *Authority, auth Authenticator, limits Limits, log *slog.Logger) *Server {
+func New(authority *Authority, auth Authenticator, limits policy.Limits, log *slog.Logger) *Server {
 	return &Server{authority: authority, auth: auth, limits: limits, log: log}
 }
 
@@ -48,8 +49,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	securityv1.RegisterIstioCertificateServiceServer(r, s)
 }
 
-// CreateCertificate signs a certificate for the caller and returns the chain: the leaf, then the
-// root, both in PEM.
+// CreateCertificate signs a certificate for the caller and returns the chain, each element in PEM: the
+// leaf, the issuer's intermediates, and the trust bundle, which may be several certificates.
 func (s *Server) CreateCertificate(ctx context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
 	s.metrics.requests.Add(1)
 	caller, err := s.auth.Authenticate(ctx)
@@ -58,33 +59,38 @@ func (s *Server) CreateCertificate(ctx context.Context, r *securityv1.IstioCerti
 		s.log.Warn("certificate request denied", "reason", err)
 		return nil, err
 	}
-	cert, err := s.issue(request{caller: caller, csr: []byte(r.GetCsr()), ttl: seconds(r.GetValidityDuration())})
+	chain, err := s.issue(policy.Request{Caller: caller, CSR: []byte(r.GetCsr()), TTL: seconds(r.GetValidityDuration())})
 	if err != nil {
 		s.log.Warn("certificate request denied", "caller", caller, "reason", err)
 		return nil, err
 	}
 	s.metrics.issued.Add(1)
-	return &securityv1.IstioCertificateResponse{CertChain: []string{cert, string(s.authority.RootPEM())}}, nil
+	return &securityv1.IstioCertificateResponse{CertChain: chain}, nil
 }
 
-func (s *Server) issue(r request) (string, error) {
-	root := s.authority.cert
-	ok, err := decide(r, s.limits, pki.Validity{NotBefore: root.NotBefore, NotAfter: root.NotAfter}, time.Now())
-	if errors.Is(err, errSigner) {
+// issue returns the response's chain. Issuer and trust bundle in it are of one state.
+func (s *Server) issue(r policy.Request) ([]string, error) {
+	state := s.authority.State()
+	approval, err := policy.Workload(r, s.limits, state.Issuer.Validity(), time.Now())
+	if errors.Is(err, policy.ErrIssuer) {
 		s.metrics.signErrors.Add(1)
-		return "", status.Error(codes.FailedPrecondition, err.Error())
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	if err != nil {
 		s.metrics.parseErrors.Add(1)
-		return "", status.Error(codes.InvalidArgument, err.Error())
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	cert, err := s.authority.sign(ok)
+	cert, err := state.Issuer.Sign(approval)
 	if err != nil {
 		s.metrics.signErrors.Add(1)
-		return "", status.Error(codes.Internal, err.Error())
+		return nil, status.Error(codes.Internal, err.Error())
 	}
-	s.log.Info("certificate issued", "identity", r.caller, "serial", cert.SerialNumber, "until", cert.NotAfter, "root", pki.Fingerprint(root)[:16])
-	return string(pki.EncodeCerts(cert)), nil
+	s.log.Info("certificate issued", "identity", r.Caller, "serial", cert.SerialNumber, "until", cert.NotAfter, "root", pki.Fingerprint(state.Issuer.Root())[:16])
+	chain := []string{string(pki.EncodeCerts(cert))}
+	for _, c := range state.Issuer.Intermediates() {
+		chain = append(chain, string(pki.EncodeCerts(c)))
+	}
+	return append(chain, string(state.RootsPEM())), nil
 }
 
 // seconds returns n seconds, limited to what a Duration can hold, and 0 if n is negative.

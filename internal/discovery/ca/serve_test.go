@@ -29,6 +29,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
@@ -45,7 +46,7 @@ type authority struct {
 	logs   *bytes.Buffer
 }
 
-func start(t *testing.T, limits ca.Limits) *authority {
+func start(t *testing.T, limits policy.Limits) *authority {
 	t.Helper()
 	dir := t.TempDir()
 	root := ok(t)(ca.OpenRoot(dir, "cluster.local", 0))
@@ -54,7 +55,7 @@ func start(t *testing.T, limits ca.Limits) *authority {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(serving.TLSConfig())))
+	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(serving.TLSConfig(0))))
 	a.server = ca.New(root, authn.New("cluster.local", a.issuer), limits, slog.New(slog.NewTextHandler(a.logs, nil)))
 	a.server.Register(s)
 	done := make(chan error, 1)
@@ -68,7 +69,7 @@ func start(t *testing.T, limits ca.Limits) *authority {
 
 func rootOf(t *testing.T, a *ca.Authority) []*x509.Certificate {
 	t.Helper()
-	certs, err := pki.ParseBundle(a.RootPEM())
+	certs, err := pki.ParseBundle(a.State().RootsPEM())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +156,7 @@ func leafOf(t *testing.T, chain []string) *x509.Certificate {
 }
 
 func TestCertificateHasTheCallersIdentity(t *testing.T) {
-	a := start(t, ca.Limits{})
+	a := start(t, policy.Limits{})
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -188,7 +189,7 @@ func TestCertificateHasTheCallersIdentity(t *testing.T) {
 }
 
 func TestRenewalWithACertificate(t *testing.T) {
-	a := start(t, ca.Limits{})
+	a := start(t, policy.Limits{})
 	key, csr := newCSR(t, alice)
 	chain, err := a.call(nil, a.token("shop", "alice", "", time.Now()), &securityv1.IstioCertificateRequest{Csr: csr})
 	if err != nil {
@@ -216,7 +217,7 @@ func TestRenewalWithACertificate(t *testing.T) {
 }
 
 func TestMaxTTL(t *testing.T) {
-	a := start(t, ca.Limits{DefaultTTL: time.Hour, MaxTTL: 2 * time.Hour})
+	a := start(t, policy.Limits{DefaultTTL: time.Hour, MaxTTL: 2 * time.Hour})
 	_, csr := newCSR(t, alice)
 	const tooLong = math.MaxInt64/int64(time.Second) + 1 // for a time.Duration
 	for requested, want := range map[int64]time.Duration{60: time.Minute, 0: time.Hour, tooLong: 2 * time.Hour, -tooLong: time.Hour} {
@@ -231,7 +232,7 @@ func TestMaxTTL(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	a := start(t, ca.Limits{})
+	a := start(t, policy.Limits{})
 	_, csr := newCSR(t, alice)
 	good := a.token("shop", "alice", "", time.Now())
 	for _, tt := range []struct {

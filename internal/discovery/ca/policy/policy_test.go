@@ -1,4 +1,4 @@
-package ca
+package policy
 
 import (
 	"errors"
@@ -44,7 +44,7 @@ func TestLifetime(t *testing.T) {
 		{"a default above the limit", 0, Limits{DefaultTTL: 3 * time.Hour, MaxTTL: 2 * time.Hour}, years, 2 * time.Hour},
 		{"past the signer's end", 3 * time.Hour, Limits{}, pki.Validity{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}, time.Hour},
 	} {
-		ok, err := decide(request{caller: alice, csr: csr, ttl: tt.ttl}, tt.lim, tt.signer, now)
+		ok, err := Workload(Request{Caller: alice, CSR: csr, TTL: tt.ttl}, tt.lim, tt.signer, now)
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -57,28 +57,28 @@ func TestLifetime(t *testing.T) {
 		}
 	}
 	young := pki.Validity{NotBefore: now.Add(-time.Second), NotAfter: now.Add(time.Hour)}
-	if ok, err := decide(request{caller: alice, csr: csr}, Limits{}, young, now); err != nil || !ok.template.NotBefore.Equal(young.NotBefore) {
+	if ok, err := Workload(Request{Caller: alice, CSR: csr}, Limits{}, young, now); err != nil || !ok.template.NotBefore.Equal(young.NotBefore) {
 		t.Errorf("a leaf is valid before its issuer: %v", err)
 	}
 }
 
-func TestDecideErrors(t *testing.T) {
+func TestWorkloadErrors(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	signer := pki.Validity{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}
 	csr := csrFor(t, alice)
 	for _, tt := range []struct {
 		name string
-		r    request
+		r    Request
 		at   time.Time
 		want error
 		why  string
 	}{
-		{"no request", request{caller: alice}, now, errCSR, "no PEM block"},
-		{"no identity", request{csr: csr}, now, errCSR, "trust domain is empty"},
-		{"a name with a slash", request{caller: mesh.Identity{TrustDomain: "td", Namespace: "a/sa/b", ServiceAccount: "c"}, csr: csr}, now, errCSR, "namespace"},
-		{"an expired issuer", request{caller: alice, csr: csr}, signer.NotAfter, errSigner, "expired at 2026-11-21T13:00:00Z"},
+		{"no request", Request{Caller: alice}, now, ErrRequest, "no PEM block"},
+		{"no identity", Request{CSR: csr}, now, ErrRequest, "trust domain is empty"},
+		{"a name with a slash", Request{Caller: mesh.Identity{TrustDomain: "td", Namespace: "a/sa/b", ServiceAccount: "c"}, CSR: csr}, now, ErrRequest, "namespace"},
+		{"an expired issuer", Request{Caller: alice, CSR: csr}, signer.NotAfter, ErrIssuer, "expired at 2026-11-21T13:00:00Z"},
 	} {
-		_, err := decide(tt.r, Limits{}, signer, tt.at)
+		_, err := Workload(tt.r, Limits{}, signer, tt.at)
 		if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.why) {
 			t.Errorf("%s: %v, want %v %q", tt.name, err, tt.want, tt.why)
 		}
