@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -37,6 +36,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/run"
+	"github.com/pilothouse/pilothouse/internal/statefile"
 )
 
 // Source reports objects until its context ends. Run calls emit from one goroutine.
@@ -107,6 +107,9 @@ type Keepalive struct {
 	MaxAge time.Duration
 }
 
+// rootsFile is the trust bundle in the state folder.
+const rootsFile = "root-cert.pem"
+
 // maxIdle is how long a gRPC connection may have no call.
 const maxIdle = 5 * time.Minute
 
@@ -128,6 +131,7 @@ type Server struct {
 	source    Source
 	meshFile  meshFile
 	xds       *xds.Server
+	authority *ca.Authority
 	ca        *ca.Server
 	auth      *authn.Authenticator
 	serving   *ca.Serving
@@ -195,11 +199,10 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 		return nil, err
 	}
 	s.loop.store.FixTrustDomain(domain, o.Names.TrustDomain != "")
-	authority, err := ca.OpenRoot(o.StateDir, domain, o.CA.RootTTL)
-	if err != nil {
+	if s.authority, err = ca.OpenRoot(o.StateDir, domain, o.CA.RootTTL); err != nil {
 		return nil, err
 	}
-	if err = publishRoot(o.StateDir, authority.State().RootsPEM()); err != nil {
+	if err = publishRoots(o.StateDir, s.authority.State().RootsPEM()); err != nil {
 		return nil, err
 	}
 	issuer, err := authn.OpenIssuer(o.StateDir)
@@ -207,8 +210,8 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 		return nil, err
 	}
 	s.auth = authn.New(domain, issuer)
-	s.ca = ca.New(authority, s.auth, o.CA.Limits, o.Log)
-	if s.serving, err = authority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)); err != nil {
+	s.ca = ca.New(s.authority, s.auth, o.CA.Limits, o.Log)
+	if s.serving, err = s.authority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)); err != nil {
 		return nil, err
 	}
 	s.xds = xds.New(s.loop, o.Log, s.metrics)
@@ -256,20 +259,44 @@ func (o *Options) instance() string {
 	return string(text)
 }
 
-// publishRoot writes the root certificate to root-cert.pem, for distribution to workloads. The authority
+// publishRoots writes the trust bundle to root-cert.pem, for distribution to workloads. The authority
 // has its own copy.
-func publishRoot(stateDir string, pem []byte) error {
-	path := filepath.Join(stateDir, "root-cert.pem")
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, pem) {
+func publishRoots(stateDir string, pem []byte) error {
+	path := filepath.Join(stateDir, rootsFile)
+	if old, err := statefile.ReadOwn(path, int64(len(pem))); err == nil && bytes.Equal(old, pem) {
 		return nil
 	}
-	if err := os.WriteFile(path+".new", pem, 0o644); err != nil {
-		return fmt.Errorf("publish the root certificate: %w", err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
+	if err := statefile.ReplacePublic(path, pem); err != nil {
 		return fmt.Errorf("publish the root certificate: %w", err)
 	}
 	return nil
+}
+
+// publishNewRoots writes the trust bundle whenever it has changed, until ctx ends. What cannot be written
+// is tried again, since the mesh must not trust another bundle than the file for long.
+func (s *Server) publishNewRoots(ctx context.Context) error {
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	for failing := false; ; {
+		state, changed := s.authority.Watch()
+		err := publishRoots(s.opts.StateDir, state.RootsPEM())
+		switch {
+		case err != nil:
+			if !failing {
+				s.opts.Log.Error("the trust bundle is not written; workloads that read it from the file do not get new roots", "error", err)
+			}
+			retry.Reset(saveRetry)
+		case failing:
+			s.opts.Log.Info("the trust bundle is written again")
+		}
+		failing = err != nil
+		select {
+		case <-changed:
+		case <-retry.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 func closeOnce(l net.Listener) func() error {
@@ -329,6 +356,7 @@ func (s *Server) serve(ctx, parent context.Context) error {
 		}},
 		run.Task{Name: "read mesh configuration", Run: func(ctx context.Context) error { return s.meshFile.Run(ctx, s.loop.Emit) }},
 		run.Task{Name: "save configuration", Run: func(ctx context.Context) error { return s.loop.kept.run(ctx, s.loop.goodObjects) }},
+		run.Task{Name: "publish the roots", Run: s.publishNewRoots},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},

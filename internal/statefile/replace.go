@@ -3,7 +3,6 @@ package statefile
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,9 +15,14 @@ import (
 const staleAfter = time.Hour
 
 // Replace replaces the contents of a file atomically, also if the machine crashes, and syncs it to
-// disk. It creates the file's folder if that does not exist. If several processes replace a file
-// concurrently, the last one wins.
-func Replace(path string, text []byte) (err error) {
+// disk. It creates the file's folder if that does not exist. The file has mode 0600. A symbolic link at
+// the path is replaced, not followed. If several processes replace a file concurrently, the last one wins.
+func Replace(path string, text []byte) error { return replace(path, text, 0o600) }
+
+// ReplacePublic is Replace for a file that everybody may read, with mode 0644.
+func ReplacePublic(path string, text []byte) error { return replace(path, text, 0o644) }
+
+func replace(path string, text []byte, mode os.FileMode) (err error) {
 	dir, base := filepath.Split(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("create state folder: %w", err)
@@ -34,7 +38,7 @@ func Replace(path string, text []byte) (err error) {
 		}
 	}()
 	_, err = temp.Write(text)
-	if err = errors.Join(err, temp.Sync(), temp.Close()); err != nil {
+	if err = errors.Join(err, temp.Chmod(mode), temp.Sync(), temp.Close()); err != nil {
 		return fmt.Errorf("write state file %s: %w", path, err)
 	}
 	if err = os.Rename(temp.Name(), path); err != nil {
@@ -59,35 +63,6 @@ func sweep(dir, prefix string) {
 			_ = os.Remove(filepath.Join(dir, e.Name())) // best effort: another process may have removed it
 		}
 	}
-}
-
-// ReadOwn reads a file of at most limit bytes. It returns an error if others than its owner can
-// write it, because its contents cannot be trusted then, and one that wraps fs.ErrNotExist if it
-// does not exist.
-func ReadOwn(path string, limit int64) ([]byte, error) {
-	// Stat comes before Open, because opening a named pipe blocks until it has a writer.
-	st, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("read state file: %w", err)
-	case !st.Mode().IsRegular():
-		return nil, fmt.Errorf("read state file %s: not a regular file", path)
-	case st.Mode().Perm()&0o022 != 0:
-		return nil, fmt.Errorf("read state file %s: mode %04o lets others write it, want 0600", path, st.Mode().Perm())
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("read state file: %w", err)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return nil, fmt.Errorf("read state file: %w", err)
-	}
-	if int64(len(text)) > limit {
-		return nil, fmt.Errorf("read state file %s: more than %d bytes", path, limit)
-	}
-	return text, nil
 }
 
 // SetAside renames a file that cannot be used by adding ".unusable", replacing an earlier one, and

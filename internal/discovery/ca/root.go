@@ -28,10 +28,13 @@ const (
 // OpenRoot loads the self-signed root from the state folder, or creates it if there is none: ECDSA
 // P-256, valid for ttl (0 means DefaultRootTTL), with the trust domain as organization. Processes
 // that start concurrently get the same root. It returns an error if others can access the key, if
-// key and certificate do not match, and if the root is not a self-signed CA or has expired.
+// anything in the folder is of another user or can be written by others, if key and certificate do not
+// match, and if the root is not a self-signed CA or has expired.
 func OpenRoot(stateDir, organization string, ttl time.Duration) (*Authority, error) {
 	now := time.Now()
-	if _, err := os.Stat(filepath.Join(stateDir, rootFolder)); os.IsNotExist(err) {
+	statefile.Sweep(stateDir, rootFolder)
+	// An empty folder is as good as none, such as one that was created to mount something there.
+	if entries, err := os.ReadDir(filepath.Join(stateDir, rootFolder)); os.IsNotExist(err) || err == nil && len(entries) == 0 {
 		if err := createRoot(stateDir, organization, ttl, now); err != nil {
 			return nil, err
 		}
@@ -56,7 +59,7 @@ func createRoot(stateDir, organization string, ttl time.Duration, now time.Time)
 
 func loadRoot(dir string, now time.Time) (*Authority, error) {
 	certPath, keyPath := filepath.Join(dir, rootCert), filepath.Join(dir, rootKey)
-	text, err := os.ReadFile(certPath)
+	text, err := statefile.ReadPublic(certPath)
 	if err != nil {
 		return nil, fmt.Errorf("read root certificate: %w", err)
 	}
