@@ -35,6 +35,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/run"
 	"github.com/pilothouse/pilothouse/internal/statefile"
 )
@@ -116,8 +117,12 @@ const maxIdle = 5 * time.Minute
 // CAOptions are the options of the certificate authority and of the secure port.
 type CAOptions struct {
 	Limits policy.Limits
-	// RootTTL is the validity of a root that is created.
+	// Directory is a directory with the files of a CA, followed; empty for none. Without a CA in it, the
+	// root is self-signed.
+	Directory string
+	// RootTTL is the validity of a root that is created, RootKey its kind of key.
 	RootTTL time.Duration
+	RootKey pki.KeyKind
 	// ServingNames are further names or addresses in the certificate of the secure port.
 	ServingNames []string
 	// MinTLS is the minimum version of TLS, a constant of crypto/tls; 0 means 1.2.
@@ -132,6 +137,7 @@ type Server struct {
 	meshFile  meshFile
 	xds       *xds.Server
 	authority *ca.Authority
+	plugged   *ca.Directory // nil if no directory is followed
 	ca        *ca.Server
 	auth      *authn.Authenticator
 	serving   *ca.Serving
@@ -199,7 +205,10 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 		return nil, err
 	}
 	s.loop.store.FixTrustDomain(domain, o.Names.TrustDomain != "")
-	if s.authority, err = ca.OpenRoot(o.StateDir, domain, o.CA.RootTTL); err != nil {
+	s.authority, s.plugged, err = ca.Open(ca.Options{
+		Directory: o.CA.Directory, StateDir: o.StateDir, TrustDomain: domain, RootTTL: o.CA.RootTTL, RootKey: o.CA.RootKey, Limits: o.CA.Limits, Log: o.Log,
+	})
+	if err != nil {
 		return nil, err
 	}
 	if err = publishRoots(o.StateDir, s.authority.State().RootsPEM()); err != nil {
@@ -356,6 +365,12 @@ func (s *Server) serve(ctx, parent context.Context) error {
 		}},
 		run.Task{Name: "read mesh configuration", Run: func(ctx context.Context) error { return s.meshFile.Run(ctx, s.loop.Emit) }},
 		run.Task{Name: "save configuration", Run: func(ctx context.Context) error { return s.loop.kept.run(ctx, s.loop.goodObjects) }},
+		run.Task{Name: "follow the CA", Run: func(ctx context.Context) error {
+			if s.plugged == nil {
+				return nil
+			}
+			return s.plugged.Run(ctx, s.authority)
+		}},
 		run.Task{Name: "publish the roots", Run: s.publishNewRoots},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},

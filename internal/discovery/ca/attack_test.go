@@ -72,7 +72,7 @@ func TestStateFolderOfOthersIsRefused(t *testing.T) {
 			tt.change(t, dir)
 			done := make(chan error, 1)
 			go func() {
-				_, err := OpenRoot(dir, "cluster.local", 0)
+				_, err := OpenRoot(dir, "cluster.local", 0, "")
 				done <- err
 			}()
 			select {

@@ -2,6 +2,7 @@ package ca
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -25,28 +26,71 @@ const (
 	rootKey    = "ca-key.pem"
 )
 
-// OpenRoot loads the self-signed root from the state folder, or creates it if there is none: ECDSA
-// P-256, valid for ttl (0 means DefaultRootTTL), with the trust domain as organization. Processes
+// Options say where the CA's key and certificates are.
+type Options struct {
+	// Directory is a directory with the files of a CA (ROOT_CA_DIR), which is used if it has one; empty
+	// for none.
+	Directory string
+	// StateDir is the state folder, which has the self-signed root if no CA is plugged in.
+	StateDir string
+	// TrustDomain is the organization of a self-signed root that is created, RootTTL its lifetime (0
+	// means DefaultRootTTL), and RootKey its kind of key.
+	TrustDomain string
+	RootTTL     time.Duration
+	RootKey     pki.KeyKind
+	Limits      policy.Limits
+	Log         *slog.Logger
+}
+
+// Open returns the authority with the CA that is plugged in, or else with the self-signed root. Run of
+// the Directory follows the files; it is nil without o.Directory.
+func Open(o Options) (*Authority, *Directory, error) {
+	if o.Directory == "" {
+		a, err := OpenRoot(o.StateDir, o.TrustDomain, o.RootTTL, o.RootKey)
+		return a, nil, err
+	}
+	d, plugged, err := OpenDirectory(o.Directory, o.Limits, o.Log)
+	if err != nil {
+		return nil, nil, err
+	}
+	var a *Authority
+	if plugged != nil {
+		a, err = NewAuthority(plugged.Issuer, plugged.Roots...)
+	} else {
+		a, err = OpenRoot(o.StateDir, o.TrustDomain, o.RootTTL, o.RootKey)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if plugged != nil {
+		c := plugged.Issuer.Certificate()
+		o.Log.Info("the CA is plugged in", "directory", o.Directory, "issuer", c.Subject, "serial", c.SerialNumber, "until", plugged.Issuer.Validity().NotAfter, "root", pki.Fingerprint(plugged.Issuer.Root())[:16])
+	}
+	return a, d, nil
+}
+
+// OpenRoot loads the self-signed root from the state folder, or creates it if there is none, with a
+// key of the kind ("" means ECDSA P-256), valid for ttl (0 means DefaultRootTTL), with the trust domain as organization. Processes
 // that start concurrently get the same root. It returns an error if others can access the key, if
 // anything in the folder is of another user or can be written by others, if key and certificate do not
 // match, and if the root is not a self-signed CA or has expired.
-func OpenRoot(stateDir, organization string, ttl time.Duration) (*Authority, error) {
+func OpenRoot(stateDir, organization string, ttl time.Duration, kind pki.KeyKind) (*Authority, error) {
 	now := time.Now()
 	statefile.Sweep(stateDir, rootFolder)
 	// An empty folder is as good as none, such as one that was created to mount something there.
 	if entries, err := os.ReadDir(filepath.Join(stateDir, rootFolder)); os.IsNotExist(err) || err == nil && len(entries) == 0 {
-		if err := createRoot(stateDir, organization, ttl, now); err != nil {
+		if err := createRoot(stateDir, organization, ttl, kind, now); err != nil {
 			return nil, err
 		}
 	}
 	return loadRoot(filepath.Join(stateDir, rootFolder), now)
 }
 
-func createRoot(stateDir, organization string, ttl time.Duration, now time.Time) error {
+func createRoot(stateDir, organization string, ttl time.Duration, kind pki.KeyKind, now time.Time) error {
 	if ttl <= 0 {
 		ttl = DefaultRootTTL
 	}
-	root, err := policy.NewRoot(organization, pki.ECDSAP256, pki.Validity{NotBefore: now.Add(-Backdate), NotAfter: now.Add(ttl)})
+	root, err := policy.NewRoot(organization, kind, pki.Validity{NotBefore: now.Add(-Backdate), NotAfter: now.Add(ttl)})
 	if err != nil {
 		return err
 	}

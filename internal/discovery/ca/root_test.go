@@ -16,7 +16,7 @@ import (
 
 func open(t testing.TB, dir string) *Authority {
 	t.Helper()
-	a, err := OpenRoot(dir, "cluster.local", 0)
+	a, err := OpenRoot(dir, "cluster.local", 0, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func TestRootIsCreatedOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range roots {
 		wg.Go(func() {
-			if a, err := OpenRoot(dir, "cluster.local", 0); err != nil {
+			if a, err := OpenRoot(dir, "cluster.local", 0, ""); err != nil {
 				t.Error(err)
 			} else {
 				roots[i] = a.State().RootsPEM()
@@ -77,7 +77,7 @@ func TestOpenRootErrors(t *testing.T) {
 		if err := tt.change(filepath.Join(dir, rootFolder)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := OpenRoot(dir, "cluster.local", 0); err == nil || !strings.Contains(err.Error(), tt.why) {
+		if _, err := OpenRoot(dir, "cluster.local", 0, ""); err == nil || !strings.Contains(err.Error(), tt.why) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.why)
 		}
 	}
@@ -86,7 +86,7 @@ func TestOpenRootErrors(t *testing.T) {
 func TestRenewalAndExpiry(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		a, err := OpenRoot(dir, "cluster.local", 30*time.Hour)
+		a, err := OpenRoot(dir, "cluster.local", 30*time.Hour, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -117,7 +117,7 @@ func TestRenewalAndExpiry(t *testing.T) {
 			t.Errorf("after 13 h the serving certificate ends at %s (root at %s)", second.NotAfter, a.State().Issuer.Root().NotAfter)
 		}
 		<-time.After(18 * time.Hour)
-		if _, err := OpenRoot(dir, "cluster.local", 0); err == nil || !strings.Contains(err.Error(), "expired at") {
+		if _, err := OpenRoot(dir, "cluster.local", 0, ""); err == nil || !strings.Contains(err.Error(), "expired at") {
 			t.Errorf("an expired root: %v", err)
 		}
 	})

@@ -71,7 +71,8 @@ func (s *Server) CreateCertificate(ctx context.Context, r *securityv1.IstioCerti
 // issue returns the response's chain. Issuer and trust bundle in it are of one state.
 func (s *Server) issue(r policy.Request) ([]string, error) {
 	state := s.authority.State()
-	approval, err := policy.Workload(r, s.limits, state.Issuer.Validity(), time.Now())
+	now := time.Now()
+	approval, err := policy.Workload(r, s.limits, state.Issuer.Validity(), now)
 	if errors.Is(err, policy.ErrIssuer) {
 		s.metrics.signErrors.Add(1)
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
@@ -85,6 +86,7 @@ func (s *Server) issue(r policy.Request) ([]string, error) {
 		s.metrics.signErrors.Add(1)
 		return nil, status.Error(codes.Internal, err.Error())
 	}
+	s.authority.noteLifetime(cert.NotAfter.Sub(now))
 	s.log.Info("certificate issued", "identity", r.Caller, "serial", cert.SerialNumber, "until", cert.NotAfter, "root", pki.Fingerprint(state.Issuer.Root())[:16])
 	chain := []string{string(pki.EncodeCerts(cert))}
 	for _, c := range state.Issuer.Intermediates() {

@@ -48,8 +48,12 @@ type authority struct {
 
 func start(t *testing.T, limits policy.Limits) *authority {
 	t.Helper()
+	return startWith(t, ok(t)(ca.OpenRoot(t.TempDir(), "cluster.local", 0, "")), limits)
+}
+
+func startWith(t *testing.T, root *ca.Authority, limits policy.Limits) *authority {
+	t.Helper()
 	dir := t.TempDir()
-	root := ok(t)(ca.OpenRoot(dir, "cluster.local", 0))
 	a := &authority{t: t, ln: bufconn.Listen(1 << 16), root: root, issuer: okIssuer(t, dir), logs: &bytes.Buffer{}}
 	serving, err := root.ServerCertificate(ca.ServingNames("istio-system"))
 	if err != nil {
@@ -107,7 +111,18 @@ func (a *authority) token(ns, sa, audience string, at time.Time) string {
 // call makes one call with a client certificate (or none) and a token (or none).
 func (a *authority) call(cert *tls.Certificate, token string, r *securityv1.IstioCertificateRequest) ([]string, error) {
 	a.t.Helper()
-	config := &tls.Config{RootCAs: pki.Pool(rootOf(a.t, a.root)), ServerName: "istiod.istio-system.svc"}
+	return a.callWith(rootOf(a.t, a.root), cert, token, r)
+}
+
+// callTrusting makes one call with a client certificate, and trusts only the roots.
+func (a *authority) callTrusting(roots []*x509.Certificate, cert *tls.Certificate, r *securityv1.IstioCertificateRequest) ([]string, error) {
+	a.t.Helper()
+	return a.callWith(roots, cert, "", r)
+}
+
+func (a *authority) callWith(roots []*x509.Certificate, cert *tls.Certificate, token string, r *securityv1.IstioCertificateRequest) ([]string, error) {
+	a.t.Helper()
+	config := &tls.Config{RootCAs: pki.Pool(roots), ServerName: "istiod.istio-system.svc"}
 	if cert != nil {
 		// Send the certificate regardless of the server's list of CAs.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return cert, nil }
@@ -138,6 +153,19 @@ func newCSR(t *testing.T, id mesh.Identity) (crypto.Signer, string) {
 		t.Fatal(err)
 	}
 	return key, string(csr)
+}
+
+func request(csr string) *securityv1.IstioCertificateRequest {
+	return &securityv1.IstioCertificateRequest{Csr: csr}
+}
+
+// tlsCertificate is a chain, leaf first, for a client.
+func tlsCertificate(chain []*x509.Certificate, key crypto.Signer) *tls.Certificate {
+	c := &tls.Certificate{PrivateKey: key}
+	for _, cert := range chain {
+		c.Certificate = append(c.Certificate, cert.Raw)
+	}
+	return c
 }
 
 func leafOf(t *testing.T, chain []string) *x509.Certificate {

@@ -100,6 +100,11 @@ func (i *Issuer) Sign(a Approval) (*x509.Certificate, error) {
 	return pki.Sign(a.template, i.chain[0], a.public, i.key)
 }
 
+// Equal reports whether both issuers have the same chain, and so the same key.
+func (i *Issuer) Equal(o *Issuer) bool {
+	return slices.EqualFunc(i.chain, o.chain, (*x509.Certificate).Equal)
+}
+
 // Certificate is the issuer's own certificate, which signs others.
 func (i *Issuer) Certificate() *x509.Certificate { return i.chain[0] }
 

@@ -106,6 +106,9 @@ func within(issuer pki.Validity, ttl time.Duration, now time.Time) (pki.Validity
 	return t, nil
 }
 
+// Lifetime is the default lifetime within the limits.
+func (lim Limits) Lifetime() time.Duration { return lifetime(0, lim) }
+
 func lifetime(requested time.Duration, lim Limits) time.Duration {
 	if lim.DefaultTTL <= 0 {
 		lim.DefaultTTL = DefaultWorkloadTTL
