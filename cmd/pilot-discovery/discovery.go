@@ -15,6 +15,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
+	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
@@ -34,7 +35,9 @@ configuration is the key "mesh" of a ConfigMap named istio.
 
 The state folder (--stateDir) keeps the root certificate and its key, and the key that
 signs workload tokens ("pilotctl token create"). Keep it secret: with these keys, anyone can
-get any identity of the mesh. It also keeps the last good configuration, without Secrets:
+get any identity of the mesh. It must be owned by the user who runs the program, or by root,
+and others must not be able to write it. If $ROOT_CA_DIR has the files of a CA, as the
+Secret cacerts does, that CA signs instead of the root in the state folder. It also keeps the last good configuration, without Secrets:
 after a restart, objects that cannot be read have their last good value. If the directory is
 empty although objects were saved, or a security policy is invalid and has no last good
 value, proxies are not served until that is fixed or confirmed (--accept-empty-config,
@@ -81,7 +84,11 @@ func readOptions(v *settings.Values) discovery.Options {
 		},
 		CA: discovery.CAOptions{
 			Limits:       policy.Limits{DefaultTTL: v.Duration("DEFAULT_WORKLOAD_CERT_TTL"), MaxTTL: v.Duration("MAX_WORKLOAD_CERT_TTL")},
+			Directory:    v.Text("ROOT_CA_DIR"),
 			RootTTL:      v.Duration("CITADEL_SELF_SIGNED_CA_CERT_TTL"),
+			RootKey:      rootKey(v),
+			Off:          !v.Bool("ENABLE_CA_SERVER"),
+			Plaintext:    v.Bool("plaintext-certificates"),
 			ServingNames: append(v.List("servingName"), v.List("ISTIOD_CUSTOM_HOST")...),
 		},
 		Lenience: discovery.Lenience{EmptyConfig: v.Bool("accept-empty-config"), BrokenPolicies: v.Enum("broken-policies") == "ignore"},
@@ -101,6 +108,22 @@ func readOptions(v *settings.Values) discovery.Options {
 		panic("tls-min-version: unknown value " + version)
 	}
 	return o
+}
+
+// rootKey is the kind of key of a root that is created.
+func rootKey(v *settings.Values) pki.KeyKind {
+	switch size := v.Enum("CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE"); size {
+	case "":
+		return pki.ECDSAP256
+	case "2048":
+		return pki.RSA2048
+	case "3072":
+		return pki.RSA3072
+	case "4096":
+		return pki.RSA4096
+	default:
+		panic("CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE: unknown value " + size)
+	}
 }
 
 // instanceName is the name of this instance; a host without a name leaves it empty.

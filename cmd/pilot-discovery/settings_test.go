@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/test/clitest"
@@ -59,12 +60,18 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 	env := map[string]string{
 		"POD_NAMESPACE": "mesh", "POD_NAME": "pilot-0", "PILOT_MAX_REQUESTS_PER_SECOND": "2.5", "PILOTHOUSE_ACCEPT_EMPTY_CONFIG": "true", "PILOTHOUSE_BROKEN_POLICIES": "ignore", "ISTIOD_CUSTOM_HOST": "a.example, b.example",
 		"DEFAULT_WORKLOAD_CERT_TTL": "2h", "PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "false", "ENABLE_DEBUG_ENDPOINT_AUTH": "false",
-		"PILOTHOUSE_ENABLE_VHDS": "false",
+		"PILOTHOUSE_ENABLE_VHDS": "false", "ROOT_CA_DIR": "/run/cacerts", "CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE": "3072", "ENABLE_CA_SERVER": "false", "PILOTHOUSE_PLAINTEXT_CERTIFICATES": "true",
 	}
 	o := readOptions(settings.Read(map[string]string{"servingName": "c.example"}, env, settings.Discovery))
 	if o.Names.Namespace != "mesh" || o.Names.Instance != "pilot-0" || o.Limits.StreamsPerSecond != 2.5 || !o.Lenience.EmptyConfig || !o.Lenience.BrokenPolicies || !o.HTTP.OpenDebug ||
 		o.CA.Limits.DefaultTTL != 2*time.Hour || o.CA.Limits.MaxTTL != 2160*time.Hour || !o.Compile.NoSniffInbound || o.Compile.NoSniffOutbound || !o.Compile.WholeRoutes {
 		t.Errorf("%+v", o)
+	}
+	if o.CA.Directory != "/run/cacerts" || o.CA.RootKey != pki.RSA3072 || !o.CA.Off || !o.CA.Plaintext {
+		t.Errorf("%+v", o.CA)
+	}
+	if c := readOptions(settings.Read(nil, nil, settings.Discovery)).CA; c.Directory != "./etc/cacerts" || c.RootKey != pki.ECDSAP256 || c.Off || c.Plaintext {
+		t.Errorf("by default: %+v", c)
 	}
 	if want := []string{"c.example", "a.example", "b.example"}; !slices.Equal(o.CA.ServingNames, want) {
 		t.Errorf("serving names %q, want %q", o.CA.ServingNames, want)

@@ -123,6 +123,8 @@ type CAOptions struct {
 	// RootTTL is the validity of a root that is created, RootKey its kind of key.
 	RootTTL time.Duration
 	RootKey pki.KeyKind
+	// Off serves no certificates to workloads; Plaintext serves them on the plaintext port too.
+	Off, Plaintext bool
 	// ServingNames are further names or addresses in the certificate of the secure port.
 	ServingNames []string
 	// MinTLS is the minimum version of TLS, a constant of crypto/tls; 0 means 1.2.
@@ -335,6 +337,9 @@ func (s *Server) Run(ctx context.Context) error {
 	if l := s.listeners.grpc; l != nil && !isLoopback(l.Addr()) {
 		s.opts.Log.Warn("xDS in plaintext is open to other hosts, which get the configuration of any namespace that they claim (--grpcAddr)", "address", a.GRPC)
 	}
+	if s.listeners.grpc != nil && s.opts.CA.Plaintext && !s.opts.CA.Off {
+		s.opts.Log.Warn("certificates are served in plaintext: who can read the connection can use the tokens in it (--plaintext-certificates)", "address", a.GRPC)
+	}
 	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secure_grpc", a.SecureGRPC, "monitoring", a.Monitoring, "version", s.opts.Version)
 	loopCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -437,7 +442,7 @@ func (s *Server) serveGRPC(l net.Listener, secure *tls.Config) func(context.Cont
 			MaxConnectionIdle: maxIdle,
 		}))...)
 		s.xds.Register(srv, auth)
-		if secure != nil {
+		if !s.opts.CA.Off && (secure != nil || s.opts.CA.Plaintext) {
 			s.ca.Register(srv)
 		}
 		stopped := make(chan struct{})

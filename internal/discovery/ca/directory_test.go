@@ -1,7 +1,6 @@
 package ca_test
 
 import (
-	"bytes"
 	"context"
 	"crypto"
 	"crypto/x509"
@@ -10,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -109,28 +107,10 @@ func (s *secret) check(err error) {
 	}
 }
 
-// lines is a log that is read while it is written.
-type lines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // plugIn opens the authority with the directory, and follows it.
-func plugIn(t *testing.T, dir string, limits policy.Limits) (*ca.Authority, *ca.Directory, *lines) {
+func plugIn(t *testing.T, dir string, limits policy.Limits) (*ca.Authority, *ca.Directory, *wait.Output) {
 	t.Helper()
-	logs := &lines{}
+	logs := &wait.Output{}
 	a, d, err := ca.Open(ca.Options{Directory: dir, StateDir: filepath.Join(t.TempDir(), "state"), TrustDomain: "cluster.local", Limits: limits, Log: slog.New(slog.NewTextHandler(logs, nil))})
 	if err != nil {
 		t.Fatal(err)
@@ -244,6 +224,9 @@ func TestPluggedInFilesAreReloaded(t *testing.T) {
 	if !signs(first)() || !d.Rejected() {
 		t.Errorf("after a mistake %v signs, rejected %v", a.State().Issuer, d.Rejected())
 	}
+	if m := d.Metrics(); len(m) != 1 || m[0].Value != 1 {
+		t.Errorf("metrics %v", m)
+	}
 	s.swap(istio(t, root, second))
 	wait.Until(t, "the second signs", signs(second))
 	if len(a.State().Roots) != 1 || d.Rejected() {
@@ -264,7 +247,7 @@ func TestPluggedInFilesAreReloaded(t *testing.T) {
 // A CA with another root is plugged in while the CA serves: at the start there was none, so that the first
 // root is self-signed. A client that renews all the time never meets a certificate that it does not trust.
 func TestAnotherRootIsPluggedInWithoutAFailedHandshake(t *testing.T) {
-	limits := policy.Limits{DefaultTTL: 3 * time.Second}
+	limits := policy.Limits{DefaultTTL: 6 * time.Second} // the test takes twice as long
 	s := &secret{t: t, dir: t.TempDir()}
 	a, _, _ := plugIn(t, s.dir, limits)
 	st := startWith(t, a, limits)
@@ -300,6 +283,7 @@ func TestAnotherRootIsPluggedInWithoutAFailedHandshake(t *testing.T) {
 			plugged = true
 			s.swap(tlsStyle(t, root, below))
 		}
+		<-time.After(20 * time.Millisecond) // leave the processor to others
 		// The client trusts the roots of its last answer, and presents its certificate.
 		if chain, err = st.callTrusting(roots, tlsCertificate(certs, key), request(csr)); err != nil {
 			t.Fatalf("after %q: %v", seen, err)

@@ -2,8 +2,8 @@
 //
 // A certificate has the identity of the authenticated caller, whatever the request says,
 // and only what the package policy approves is signed. Errors are gRPC statuses: InvalidArgument for
-// an invalid request, Unauthenticated or PermissionDenied from the authenticator, and
-// FailedPrecondition if the root has expired.
+// an invalid request, PermissionDenied for one that names another identity, Unauthenticated or
+// PermissionDenied from the authenticator, and FailedPrecondition if the CA certificate has expired.
 package ca
 
 import (
@@ -44,7 +44,7 @@ func New(authority *Authority, auth Authenticator, limits policy.Limits, log *sl
 	return &Server{authority: authority, auth: auth, limits: limits, log: log}
 }
 
-// Register adds the service to a gRPC server, which must use TLS, since clients send bearer tokens.
+// Register adds the service to a gRPC server, which should use TLS, since clients send bearer tokens.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	securityv1.RegisterIstioCertificateServiceServer(r, s)
 }
@@ -76,6 +76,10 @@ func (s *Server) issue(r policy.Request) ([]string, error) {
 	if errors.Is(err, policy.ErrIssuer) {
 		s.metrics.signErrors.Add(1)
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	if errors.Is(err, policy.ErrNames) {
+		s.metrics.idErrors.Add(1)
+		return nil, status.Error(codes.PermissionDenied, err.Error())
 	}
 	if err != nil {
 		s.metrics.parseErrors.Add(1)

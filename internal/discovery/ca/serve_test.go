@@ -189,9 +189,9 @@ func TestCertificateHasTheCallersIdentity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	admin, _ := url.Parse("spiffe://cluster.local/ns/istio-system/sa/admin")
+	former, _ := url.Parse("spiffe://former.domain/ns/shop/sa/alice")
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: "istiod.istio-system.svc"}, URIs: []*url.URL{admin}, DNSNames: []string{"istiod.istio-system.svc"}, IPAddresses: []net.IP{{10, 0, 0, 1}}, EmailAddresses: []string{"root@example"},
+		Subject: pkix.Name{CommonName: "istiod.istio-system.svc"}, URIs: []*url.URL{former},
 	}, key)
 	if err != nil {
 		t.Fatal(err)
@@ -225,9 +225,12 @@ func TestRenewalWithACertificate(t *testing.T) {
 	}
 	cert := &tls.Certificate{Certificate: [][]byte{leafOf(t, chain).Raw}, PrivateKey: key}
 	bank := mesh.Identity{TrustDomain: "cluster.local", Namespace: "bank", ServiceAccount: "boss"}
-	_, csr = newCSR(t, bank)
-	chain, err = a.call(cert, "", &securityv1.IstioCertificateRequest{Csr: csr})
-	if err != nil {
+	_, forBank := newCSR(t, bank)
+	if _, err := a.call(cert, "", request(forBank)); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), bank.SPIFFE()) {
+		t.Errorf("a request for another identity: %v", err)
+	}
+	_, csr = newCSR(t, alice)
+	if chain, err = a.call(cert, "", request(csr)); err != nil {
 		t.Fatal(err)
 	}
 	if id, _ := pki.IdentityOf(leafOf(t, chain)); id != alice {
@@ -262,6 +265,7 @@ func TestMaxTTL(t *testing.T) {
 func TestErrors(t *testing.T) {
 	a := start(t, policy.Limits{})
 	_, csr := newCSR(t, alice)
+	_, bobs := newCSR(t, mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", ServiceAccount: "bob"})
 	good := a.token("shop", "alice", "", time.Now())
 	for _, tt := range []struct {
 		name, token, csr string
@@ -275,6 +279,7 @@ func TestErrors(t *testing.T) {
 		{"malformed token", "abc", csr, codes.Unauthenticated, "malformed"},
 		{"no CSR", good, "", codes.InvalidArgument, "no PEM block"},
 		{"bad CSR", good, strings.Replace(csr, "A", "B", 1), codes.InvalidArgument, "certificate request"},
+		{"another identity", good, bobs, codes.PermissionDenied, "spiffe://cluster.local/ns/shop/sa/bob"},
 		{"huge CSR", good, strings.Repeat("x", pki.MaxCSR+1), codes.InvalidArgument, "at most 16384"},
 	} {
 		_, err := a.call(nil, tt.token, &securityv1.IstioCertificateRequest{Csr: tt.csr})
@@ -287,8 +292,8 @@ func TestErrors(t *testing.T) {
 		got[m.Name] = m.Value
 	}
 	for name, want := range map[string]float64{
-		"citadel_server_csr_count": 8, "citadel_server_authentication_failure_count": 5, "citadel_server_csr_parsing_err_count": 3,
-		"citadel_server_success_cert_issuance_count": 0, "citadel_server_root_cert_expiry_timestamp": float64(rootOf(t, a.root)[0].NotAfter.Unix()),
+		"citadel_server_csr_count": 9, "citadel_server_id_extraction_failure_count": 1, "pilothouse_ca_roots": 1, "citadel_server_authentication_failure_count": 5, "citadel_server_csr_parsing_err_count": 3,
+		"citadel_server_success_cert_issuance_count": 0, "citadel_server_root_cert_expiry_timestamp": float64(rootOf(t, a.root)[0].NotAfter.Unix()), "citadel_server_cert_chain_expiry_timestamp": float64(rootOf(t, a.root)[0].NotAfter.Unix()),
 	} {
 		if got[name] != want {
 			t.Errorf("%s = %v, want %v", name, got[name], want)

@@ -55,15 +55,17 @@ type Approval struct {
 
 // The classes of errors of Workload.
 var (
-	// ErrRequest is an invalid request; the caller can mend it.
+	// ErrRequest is an invalid request.
 	ErrRequest = errors.New("invalid request")
+	// ErrNames is a request that names another identity than the caller's.
+	ErrNames = errors.New("request for another identity")
 	// ErrIssuer is an issuer that cannot sign at this time.
 	ErrIssuer = errors.New("CA certificate expired")
 )
 
 // Workload approves the certificate of a workload at the time now, or returns an error that wraps
-// ErrRequest or ErrIssuer. The certificate is for the caller's own identity: names and extensions in
-// the request are ignored. Its lifetime is what was requested, limited by lim and by the validity of
+// ErrRequest, ErrNames or ErrIssuer. The certificate is for the caller's own identity, and for
+// authentication as client and server only, whatever the request says. Its lifetime is what was requested, limited by lim and by the validity of
 // the issuer's chain.
 func Workload(r Request, lim Limits, issuer pki.Validity, now time.Time) (Approval, error) {
 	csr, err := pki.ParseCSR(r.CSR)
@@ -77,6 +79,12 @@ func Workload(r Request, lim Limits, issuer pki.Validity, now time.Time) (Approv
 	template, err := pki.WorkloadTemplate(r.Caller, term)
 	if err != nil {
 		return Approval{}, fmt.Errorf("%w: identity of the caller: %w", ErrRequest, err)
+	}
+	if err := checkNoCA(csr); err != nil {
+		return Approval{}, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	if err := checkNames(csr, r.Caller); err != nil {
+		return Approval{}, fmt.Errorf("%w: %w", ErrNames, err)
 	}
 	return Approval{template: template, public: csr.PublicKey}, nil
 }
