@@ -59,8 +59,8 @@ var layers = map[string]layer{
 	"internal/discovery/compile/route":     pure,
 	"internal/discovery/source/dir":        edge,
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge,
-	"internal/discovery/authn": edge,
-	"internal/discovery":       wiring,
+	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,
+	"internal/discovery": wiring,
 
 	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/clitest": edge, "test/agenttest": lab,
 	"internal/lab/meshup": lab, "internal/demo": lab,
@@ -82,6 +82,7 @@ var allowedImports = map[string][]string{
 	"internal/agent/capture":              {"internal/agent/capture/..."},       // it chooses between iptables and nft
 	"internal/agent/capture/xtables":      {"internal/agent/capture/plan"},      // it translates plans
 	"internal/discovery/saved":            {"internal/discovery/source/decode"}, // which message an Istio kind carries
+	"internal/discovery/authn/reviewtest": {"internal/discovery/authn"},         // it tests implementations of its interface
 	"internal/discovery/compile":          {"internal/discovery/model", "internal/discovery/compile/..."},
 	"internal/discovery/compile/route":    {"internal/discovery/compile/cluster"}, // routes name clusters
 	"internal/discovery/compile/listener": {"internal/discovery/compile/cluster"}, // so do filter chains
@@ -95,6 +96,7 @@ var allowedImports = map[string][]string{
 var pureFiles = []string{
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
 	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
+	"internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
 }
 

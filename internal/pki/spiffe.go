@@ -23,14 +23,14 @@ func IdentityOf(c *x509.Certificate) (mesh.Identity, error) {
 		if err != nil {
 			return mesh.Identity{}, err
 		}
-		return id, checkIdentity(id)
+		return id, CheckIdentity(id)
 	}
 	return mesh.Identity{}, fmt.Errorf("certificate has %d URI SANs: want one, the SPIFFE ID", len(c.URIs))
 }
 
-// checkIdentity validates an identity for a certificate. Each part must consist of lower-case
+// CheckIdentity validates an identity for a certificate. Each part must consist of lower-case
 // letters, digits, '-', '.' and, in a trust domain, '_', so that the SPIFFE ID is unambiguous.
-func checkIdentity(id mesh.Identity) error {
+func CheckIdentity(id mesh.Identity) error {
 	if err := checkName("trust domain", id.TrustDomain, true); err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func checkName(what, name string, underscore bool) error {
 }
 
 func spiffeURL(id mesh.Identity) (*url.URL, error) {
-	if err := checkIdentity(id); err != nil {
+	if err := CheckIdentity(id); err != nil {
 		return nil, err
 	}
 	return &url.URL{

@@ -37,6 +37,8 @@ func leaf(t *testing.T, id mesh.Identity, life time.Duration) *x509.Certificate 
 	return c
 }
 
+var noTLS tls.ConnectionState
+
 // call returns the server's context of a call with these credentials.
 func call(state tls.ConnectionState, authorization ...string) context.Context {
 	ctx := peer.NewContext(context.Background(), &peer.Peer{AuthInfo: credentials.TLSInfo{State: state}})

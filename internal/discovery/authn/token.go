@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -16,7 +14,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
-	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/statefile"
 )
@@ -60,31 +57,13 @@ type TokenError struct {
 // Error returns the reason and the text.
 func (e *TokenError) Error() string { return fmt.Sprintf("bearer token: %s: %s", e.Reason, e.Text) }
 
-// Subject is the service account that a token is for.
-type Subject struct {
-	Namespace, ServiceAccount string
-}
-
-// claims is the payload of a token. The claim kubernetes.io has the form of Kubernetes' bound
-// tokens.
-type claims struct {
-	jwt.Claims
-	Kubernetes *boundTo `json:"kubernetes.io,omitempty"`
-}
-
-type boundTo struct {
-	Namespace      string `json:"namespace"`
-	ServiceAccount struct {
-		Name string `json:"name"`
-	} `json:"serviceaccount"`
-}
-
 // Issuer signs and verifies tokens with an ECDSA P-256 key. It is immutable and safe for concurrent
 // use.
 type Issuer struct {
-	key    crypto.Signer
-	keyID  string
-	signer jose.Signer
+	key       crypto.Signer
+	keyID     string
+	signer    jose.Signer
+	audiences []string
 }
 
 // OpenIssuer loads the issuer's key from the state folder, or creates it if there is none. Processes
@@ -130,7 +109,7 @@ func newIssuer(key crypto.Signer) (*Issuer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("token issuer key: %w", err)
 	}
-	i := &Issuer{key: key, keyID: fmt.Sprintf("%x", thumb[:8])}
+	i := &Issuer{key: key, keyID: fmt.Sprintf("%x", thumb[:8]), audiences: orDefault()}
 	opts := (&jose.SignerOptions{}).WithType("JWT").WithHeader("kid", i.keyID)
 	if i.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key}, opts); err != nil {
 		return nil, fmt.Errorf("token issuer key: %w", err)
@@ -153,8 +132,7 @@ func (i *Issuer) Issue(namespace, serviceAccount, audience string, ttl time.Dura
 	if audience == "" {
 		audience = mesh.TokenAudience
 	}
-	bound := &boundTo{Namespace: namespace}
-	bound.ServiceAccount.Name = serviceAccount
+	bound := &boundTo{Namespace: namespace, ServiceAccount: object{Name: serviceAccount}}
 	token, err := jwt.Signed(i.signer).Claims(claims{
 		Claims: jwt.Claims{
 			Issuer:    TokenIssuer,
@@ -172,8 +150,16 @@ func (i *Issuer) Issue(namespace, serviceAccount, audience string, ttl time.Dura
 	return token, nil
 }
 
+// ForAudiences returns the issuer as one that accepts tokens for any of the audiences; for none given,
+// those for istio-ca.
+func (i *Issuer) ForAudiences(audiences ...string) *Issuer {
+	out := *i
+	out.audiences = orDefault(audiences)
+	return &out
+}
+
 // Verify verifies a token at the time now. It must have at most 8 KiB, be signed by this issuer with
-// ES256, be for the audience istio-ca, be valid now with a tolerance of 60 s, and be for one service
+// ES256, be for an accepted audience, be valid now with a tolerance of 60 s, and be for one service
 // account. Every error is a *TokenError.
 func (i *Issuer) Verify(token string, now time.Time) (Subject, error) {
 	if len(token) > maxToken {
@@ -191,42 +177,8 @@ func (i *Issuer) Verify(token string, now time.Time) (Subject, error) {
 	if err != nil {
 		return Subject{}, rejected(Malformed, "claims of an invalid type")
 	}
-	if err := c.check(now); err != nil {
+	if err := c.check(TokenIssuer, i.audiences, now); err != nil {
 		return Subject{}, err
 	}
 	return c.subject()
 }
-
-func (c claims) check(now time.Time) error {
-	switch {
-	case c.Issuer != TokenIssuer:
-		return rejected(WrongIssuer, "%s, want %q", printable.Quote(c.Issuer, maxShown), TokenIssuer)
-	case !slices.Contains(c.Audience, mesh.TokenAudience):
-		return rejected(WrongAudience, "%s, want %q", printable.Clip(fmt.Sprintf("%q", []string(c.Audience)), maxShown), mesh.TokenAudience)
-	case c.Expiry == nil:
-		return rejected(Malformed, "no exp claim")
-	case !now.Before(c.Expiry.Time().Add(clockSkew)):
-		return rejected(Expired, "at %s, it is %s", formatTime(c.Expiry.Time()), formatTime(now))
-	case c.NotBefore != nil && now.Before(c.NotBefore.Time().Add(-clockSkew)):
-		return rejected(NotYetValid, "before %s, it is %s", formatTime(c.NotBefore.Time()), formatTime(now))
-	}
-	return nil
-}
-
-func (c claims) subject() (Subject, error) {
-	rest, ok := strings.CutPrefix(c.Subject, subject)
-	ns, sa, ok2 := strings.Cut(rest, ":")
-	if !ok || !ok2 || pki.CheckName("", ns) != nil || pki.CheckName("", sa) != nil {
-		return Subject{}, rejected(Malformed, "subject %s, want %s<namespace>:<name>", printable.Quote(c.Subject, maxShown), subject)
-	}
-	if k := c.Kubernetes; k != nil && (k.Namespace != ns || k.ServiceAccount.Name != sa) {
-		return Subject{}, rejected(ConflictingClaims, "subject %s/%s, but kubernetes.io %s", ns, sa, printable.Quote(k.Namespace+"/"+k.ServiceAccount.Name, maxShown))
-	}
-	return Subject{Namespace: ns, ServiceAccount: sa}, nil
-}
-
-func rejected(r Reason, format string, args ...any) error {
-	return &TokenError{Reason: r, Text: fmt.Sprintf(format, args...)}
-}
-
-func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -69,7 +69,7 @@ func TestVerify(t *testing.T) {
 		s, err := i.Verify(tt.token, tt.at)
 		var refused *TokenError
 		switch {
-		case tt.want == "" && (err != nil || s != Subject{"shop", "alice"}):
+		case tt.want == "" && (err != nil || s != Subject{Namespace: "shop", ServiceAccount: "alice"}):
 			t.Errorf("%s: %v, %v", tt.name, s, err)
 		case tt.want != "" && (!errors.As(err, &refused) || refused.Reason != tt.want):
 			t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
@@ -221,7 +221,7 @@ func FuzzVerify(f *testing.F) {
 	f.Add("eyJhbGciOiJub25lIn0.e30.")
 	f.Fuzz(func(t *testing.T, token string) {
 		s, err := i.Verify(token, noon)
-		if err == nil && (s != Subject{"shop", "alice"}) {
+		if err == nil && (s != Subject{Namespace: "shop", ServiceAccount: "alice"}) {
 			t.Fatalf("Verify returned %v", s)
 		}
 	})
