@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
+	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
@@ -94,6 +95,7 @@ func readOptions(v *settings.Values) discovery.Options {
 		Lenience: discovery.Lenience{EmptyConfig: v.Bool("accept-empty-config"), BrokenPolicies: v.Enum("broken-policies") == "ignore"},
 		HTTP:     discovery.HTTPOptions{OpenDebug: !v.Bool("ENABLE_DEBUG_ENDPOINT_AUTH"), Shutdown: v.Duration("shutdownDuration")},
 	}
+	o.Auth = readAuth(v)
 	o.Watchdog = v.Duration("watchdogTimeout")
 	o.Limits.Streams, o.Limits.StreamsPerSecond = v.Int("maxStreams"), v.Float("PILOT_MAX_REQUESTS_PER_SECOND")
 	o.Compile.NoSniffOutbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND")
@@ -124,6 +126,19 @@ func rootKey(v *settings.Values) pki.KeyKind {
 	default:
 		panic("CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE: unknown value " + size)
 	}
+}
+
+// readAuth reads how proxies are authenticated.
+func readAuth(v *settings.Values) discovery.AuthOptions {
+	o := discovery.AuthOptions{Audiences: v.List("TOKEN_AUDIENCES"), CertificatesPerSecond: v.Float("PILOTHOUSE_CERTIFICATES_PER_SECOND")}
+	var err error
+	if o.Issuers, err = authn.ParseRules(v.Text("JWT_RULE"), o.Audiences); err != nil {
+		v.Fail("JWT_RULE", "%w", err)
+	}
+	if o.Gateways, err = authn.ParsePrefixes(v.List("TRUSTED_GATEWAY_CIDR")); err != nil {
+		v.Fail("TRUSTED_GATEWAY_CIDR", "%w", err)
+	}
+	return o
 }
 
 // instanceName is the name of this instance; a host without a name leaves it empty.

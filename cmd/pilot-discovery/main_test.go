@@ -33,6 +33,9 @@ func TestUsageErrorsExitWith2(t *testing.T) {
 		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOTHOUSE_ACCEPT_EMPTY_CONFIG": "perhaps"}, "want true or false"},
 		{[]string{"discovery", "--configDir", dir}, map[string]string{"MAX_WORKLOAD_CERT_TTL": "-1h"}, "MAX_WORKLOAD_CERT_TTL"},
 		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "perhaps"}, "want true or false"},
+		{[]string{"discovery", "--configDir", dir}, map[string]string{"JWT_RULE": `{"issuer": "me"}`}, "environment JWT_RULE: issuer, whose discovery document is read"},
+		{[]string{"discovery", "--configDir", dir}, map[string]string{"TRUSTED_GATEWAY_CIDR": "10.0.0.0/8,0.0.0.0/0"}, `environment TRUSTED_GATEWAY_CIDR: invalid CIDR "0.0.0.0/0"`},
+		{[]string{"discovery", "--configDir", dir}, map[string]string{"PILOTHOUSE_CERTIFICATES_PER_SECOND": "-1"}, "want 0 or more"},
 	} {
 		var out, errs wait.Output
 		if code := run(t.Context(), c.args, c.env, &out, &errs); code != 2 || !strings.Contains(errs.String(), c.want) {

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -26,6 +27,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
@@ -57,6 +59,7 @@ type Options struct {
 	Ports     Ports
 	Keepalive Keepalive
 	CA        CAOptions
+	Auth      AuthOptions
 	Compile   compile.Options
 	HTTP      HTTPOptions
 	Lenience  Lenience
@@ -131,6 +134,19 @@ type CAOptions struct {
 	MinTLS uint16
 }
 
+// AuthOptions are the options of the authentication of proxies.
+type AuthOptions struct {
+	// Audiences are what tokens must be for, one of them; empty means istio-ca.
+	Audiences []string
+	// Issuers are the OIDC issuers whose tokens are accepted.
+	Issuers []authn.Rule
+	// Gateways are the addresses whose header x-forwarded-client-cert is trusted.
+	Gateways []netip.Prefix
+	// CertificatesPerSecond is how many certificates one node, and one connection, may ask for in a
+	// second; 0 means no limit.
+	CertificatesPerSecond float64
+}
+
 // Server is a control plane. Create one with New.
 type Server struct {
 	opts      Options
@@ -142,6 +158,8 @@ type Server struct {
 	plugged   *ca.Directory // nil if no directory is followed
 	ca        *ca.Server
 	auth      *authn.Authenticator
+	issuers   *authn.Issuers
+	limiter   *authn.Limiter
 	serving   *ca.Serving
 	listeners listeners
 	metrics   *prometheus.Registry
@@ -220,8 +238,11 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.auth = authn.New(domain, issuer)
-	s.ca = ca.New(s.authority, s.auth, o.CA.Limits, o.Log)
+	s.issuers = authn.NewIssuers(o.Auth.Issuers, nil, o.Log)
+	s.auth = authn.New(domain, issuer.ForAudiences(o.Auth.Audiences...), authn.WithIssuers(s.issuers), authn.WithTrustedGateways(o.Auth.Gateways...))
+	s.loop.onMesh = func(m *meshv1.MeshConfig) { s.auth.SetTrustDomainAliases(m.GetTrustDomainAliases()) }
+	s.limiter = authn.NewLimiter(s.auth, o.Auth.CertificatesPerSecond, o.Log)
+	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
 	if s.serving, err = s.authority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)); err != nil {
 		return nil, err
 	}
@@ -377,6 +398,7 @@ func (s *Server) serve(ctx, parent context.Context) error {
 			return s.plugged.Run(ctx, s.authority)
 		}},
 		run.Task{Name: "publish the roots", Run: s.publishNewRoots},
+		run.Task{Name: "fetch the keys of token issuers", Run: s.issuers.Run},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
@@ -37,6 +38,8 @@ type loop struct {
 	problems *problems
 	counts   counts
 	triggers triggers // of the present commit
+	// onMesh is called with the mesh configuration in force, in the loop's goroutine.
+	onMesh func(*meshv1.MeshConfig)
 
 	// inventory lists all services, for debug pages.
 	inventory *incr.Rule[struct{}, []inventory]
@@ -89,7 +92,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), leaves: make(chan string), questions: make(chan func()),
 			refusals: make(chan string),
 		},
-		done:   make(chan struct{}),
+		done:   make(chan struct{}), onMesh: func(*meshv1.MeshConfig) {},
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
 	l.inventory = inventoryRule(g, m)
@@ -193,6 +196,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 	l.graph.Cause(ofMesh)
 	if m, changed := l.store.MeshConfig(); changed {
 		l.model.SetMesh(m)
+		l.onMesh(m)
 	}
 	l.graph.Cause(0)
 	if b.Synced {

@@ -49,6 +49,7 @@ var (
 	descIdleSize = prometheus.NewDesc("pilothouse_idle_bytes", "Size of the resources in layers that only such classes have.", nil, nil)
 	descCommits  = prometheus.NewDesc("pilothouse_commits_total", "Commits of the loop.", nil, nil)
 	descSpent    = prometheus.NewDesc("pilothouse_commit_seconds_total", "Seconds that commits took.", nil, nil)
+	descLimited  = prometheus.NewDesc("pilothouse_certificate_requests_limited_total", "Certificate requests refused because their node or connection made too many.", nil, nil)
 	descGen      = prometheus.NewDesc("pilothouse_generation", "The newest generation of configuration.", nil, nil)
 	descUnique   = prometheus.NewDesc("pilothouse_resources", "Different resources in memory; classes share equal ones.", nil, nil)
 	descRuns     = prometheus.NewDesc("pilothouse_rule_runs_total", "Executions of a compile rule.", []string{"rule"}, nil)
@@ -89,6 +90,7 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 			gauge(d, m.Value)
 		}
 	}
+	counter(descLimited, float64(s.limiter.Refused()))
 	s.collectKept(gauge, counter)
 	s.collectGaps(gauge)
 	snap, ok := s.loop.numbers()

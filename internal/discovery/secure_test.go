@@ -67,13 +67,19 @@ func TestSecurePortChecksTheIdentity(t *testing.T) {
 	}
 }
 
+// clientTLS is what a client of the secure port needs.
+func (p *plane) clientTLS() *tls.Config {
+	p.t.Helper()
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(p.root()))
+	return &tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc"}
+}
+
 // certificate is one that the plane's authority signs for shop/default, with that life, and what
 // a client needs to present it.
 func (p *plane) certificate(life time.Duration) (*x509.Certificate, credentials.TransportCredentials) {
 	p.t.Helper()
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM([]byte(p.root()))
-	config := &tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc"}
+	config := p.clientTLS()
 	conn, err := grpc.NewClient(p.addr.SecureGRPC, grpc.WithTransportCredentials(credentials.NewTLS(config)))
 	if err != nil {
 		p.t.Fatal(err)
@@ -97,7 +103,7 @@ func (p *plane) certificate(life time.Duration) (*x509.Certificate, credentials.
 		p.t.Fatal(err)
 	}
 	leaf := tls.Certificate{Certificate: [][]byte{certs[0].Raw}, PrivateKey: key}
-	return certs[0], credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: "istiod.istio-system.svc", Certificates: []tls.Certificate{leaf}})
+	return certs[0], credentials.NewTLS(&tls.Config{RootCAs: config.RootCAs, ServerName: config.ServerName, Certificates: []tls.Certificate{leaf}})
 }
 
 func TestSecurePortAcceptsCertificatesOfTheCA(t *testing.T) {

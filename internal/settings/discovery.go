@@ -21,6 +21,9 @@ const (
 	DefaultRootTTL = 87600 * time.Hour
 	// DefaultTokenTTL is the life of a token.
 	DefaultTokenTTL = 12 * time.Hour
+	// DefaultCertificateRate is how many certificates one node may ask for in a second. An agent asks for
+	// one at most.
+	DefaultCertificateRate = "2"
 )
 
 // Discovery is the table of pilot-discovery discovery. [control-plane 1.1, 1.2]
@@ -84,6 +87,14 @@ var Discovery = Table{
 		Help: "life of a workload's certificate if its request names none"},
 	{Env: []string{"MAX_WORKLOAD_CERT_TTL"}, Kind: Duration, Number: int64(DefaultMaxTTL), Positive: true, Unit: "duration", Used: "internal/discovery/ca",
 		Help: "greatest life of a workload's certificate"},
+	{Env: []string{"JWT_RULE"}, Kind: Text, Unit: "JSON", Used: "internal/discovery/authn",
+		Help: "OIDC issuer whose tokens authenticate workloads, as Istio's JWTRule: issuer, audiences, jwks_uri or jwks, timeout; or a list of these (docs/authentication.md)"},
+	{Env: []string{"TOKEN_AUDIENCES"}, Kind: List, Default: mesh.TokenAudience, Unit: "list of audiences", Used: "internal/discovery/authn",
+		Help: "audiences of which a workload's token must have one, where JWT_RULE names none"},
+	{Env: []string{"TRUSTED_GATEWAY_CIDR"}, Kind: List, Unit: "list of CIDRs", Used: "internal/discovery/authn",
+		Help: "addresses of gateways that authenticate clients and pass their identity in the header x-forwarded-client-cert (docs/authentication.md)"},
+	{Env: []string{"PILOTHOUSE_CERTIFICATES_PER_SECOND"}, Kind: Float, Default: DefaultCertificateRate, Unit: "requests per second", Used: "internal/discovery/authn",
+		Help: "how many certificates one node, and one connection, may ask for in a second; after a pause, as many at once as in 10 s; 0: no limit"},
 	{Env: []string{"CITADEL_SELF_SIGNED_CA_CERT_TTL"}, Kind: Duration, Number: int64(DefaultRootTTL), Positive: true, Unit: "duration", Used: "internal/discovery/ca",
 		Help: "life of a root certificate that is made"},
 	{Env: []string{"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE"}, Kind: Enum, Values: []string{"", "2048", "3072", "4096"}, Unit: "bits", Used: "internal/discovery/ca",

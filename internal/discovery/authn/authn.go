@@ -14,7 +14,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -306,15 +305,11 @@ func (a *Authenticator) trusts(ctx context.Context) bool {
 // addressOf returns the IP address of the caller.
 func addressOf(ctx context.Context) (netip.Addr, bool) {
 	p, ok := peer.FromContext(ctx)
-	if !ok {
+	if !ok || p.Addr == nil {
 		return netip.Addr{}, false
 	}
-	tcp, ok := p.Addr.(*net.TCPAddr)
-	if !ok {
-		return netip.Addr{}, false
-	}
-	at := tcp.AddrPort().Addr().Unmap().WithZone("")
-	return at, at.IsValid()
+	at, err := netip.ParseAddrPort(p.Addr.String())
+	return at.Addr().Unmap().WithZone(""), err == nil
 }
 
 // clusterOf returns the cluster that the caller says its token to be of.
