@@ -61,7 +61,7 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 		"POD_NAMESPACE": "mesh", "POD_NAME": "pilot-0", "PILOT_MAX_REQUESTS_PER_SECOND": "2.5", "PILOTHOUSE_ACCEPT_EMPTY_CONFIG": "true", "PILOTHOUSE_BROKEN_POLICIES": "ignore", "ISTIOD_CUSTOM_HOST": "a.example, b.example",
 		"DEFAULT_WORKLOAD_CERT_TTL": "2h", "PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "false", "ENABLE_DEBUG_ENDPOINT_AUTH": "false",
 		"PILOTHOUSE_ENABLE_VHDS": "false", "ROOT_CA_DIR": "/run/cacerts", "CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE": "3072", "ENABLE_CA_SERVER": "false", "PILOTHOUSE_PLAINTEXT_CERTIFICATES": "true",
-		"PILOTHOUSE_ENABLE_VHDS": "false", "JWT_RULE": `{"issuer": "https://issuer.example"}`, "TOKEN_AUDIENCES": "mesh, istio-ca", "TRUSTED_GATEWAY_CIDR": "10.0.0.0/8, fd00::/8",
+		"JWT_RULE": `{"issuer": "https://issuer.example"}`, "TOKEN_AUDIENCES": "mesh, istio-ca", "TRUSTED_GATEWAY_CIDR": "10.0.0.0/8, fd00::/8",
 		"PILOTHOUSE_CERTIFICATES_PER_SECOND": "0.5",
 	}
 	o := readOptions(settings.Read(map[string]string{"servingName": "c.example"}, env, settings.Discovery))

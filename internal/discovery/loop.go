@@ -92,7 +92,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), leaves: make(chan string), questions: make(chan func()),
 			refusals: make(chan string),
 		},
-		done:   make(chan struct{}), onMesh: func(*meshv1.MeshConfig) {},
+		done: make(chan struct{}), onMesh: func(*meshv1.MeshConfig) {},
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
 	l.inventory = inventoryRule(g, m)

@@ -31,7 +31,7 @@ func MakeCSR(key crypto.Signer, id mesh.Identity) ([]byte, error) {
 }
 
 // ParseCSR parses one certificate request in PEM of at most MaxCSR bytes. It checks the
-// signature, and that the key is ECDSA P-256 or P-384, or RSA of 2048 to 8192 bits. The names in
+// signature, which must not be with SHA-1, and that the key is ECDSA P-256 or P-384, or RSA of 2048 to 8192 bits. The names in
 // the request are not authenticated.
 func ParseCSR(text []byte) (*x509.CertificateRequest, error) {
 	if len(text) > MaxCSR {
@@ -54,6 +54,10 @@ func ParseCSR(text []byte) (*x509.CertificateRequest, error) {
 	// The key is checked first: verifying a signature of a huge key is expensive.
 	if err := checkPublicKey(csr.PublicKey); err != nil {
 		return nil, fmt.Errorf("certificate request: %w", err)
+	}
+	// CheckSignature accepts SHA-1 in requests.
+	if a := csr.SignatureAlgorithm; a == x509.SHA1WithRSA || a == x509.ECDSAWithSHA1 {
+		return nil, fmt.Errorf("certificate request: signature: invalid algorithm %s: want SHA-256 or better", a)
 	}
 	if err := csr.CheckSignature(); err != nil {
 		return nil, fmt.Errorf("certificate request: signature: %w", err)

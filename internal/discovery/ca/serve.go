@@ -1,9 +1,9 @@
 // Package ca is the mesh's certificate authority: it keeps the root and signs certificates for authenticated callers over gRPC.
 //
-// A certificate has the identity of the authenticated caller, whatever the request says,
-// and only what the package policy approves is signed. Errors are gRPC statuses: InvalidArgument for
-// an invalid request, PermissionDenied for one that names another identity, Unauthenticated or
-// PermissionDenied from the authenticator, and FailedPrecondition if the CA certificate has expired.
+// A certificate has the identity of the authenticated caller, and only what the package policy approves
+// is signed. Errors are gRPC statuses: InvalidArgument for an invalid request, ResourceExhausted for a
+// large one, PermissionDenied for one that asks for what the caller may not have, those of the
+// authenticator, and FailedPrecondition if the root has expired.
 package ca
 
 import (
@@ -26,6 +26,8 @@ import (
 // Authenticator authenticates the caller of a gRPC method. Its errors are gRPC statuses.
 type Authenticator interface {
 	Authenticate(ctx context.Context) (mesh.Identity, error)
+	// TrustDomains returns the trust domain of identities and its aliases.
+	TrustDomains() []string
 }
 
 // Server implements istio.v1.auth.IstioCertificateService. It is safe for concurrent use.
@@ -46,7 +48,7 @@ func New(authority *Authority, auth Authenticator, limits policy.Limits, log *sl
 
 // Register adds the service to a gRPC server, which should use TLS, since clients send bearer tokens.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
-	securityv1.RegisterIstioCertificateServiceServer(r, s)
+	r.RegisterService(&service, s)
 }
 
 // CreateCertificate signs a certificate for the caller and returns the chain, each element in PEM: the
@@ -54,12 +56,18 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 func (s *Server) CreateCertificate(ctx context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
 	s.metrics.requests.Add(1)
 	caller, err := s.auth.Authenticate(ctx)
+	if status.Code(err) == codes.ResourceExhausted {
+		return nil, err // the authenticator counts and logs it: there may be very many
+	}
+	if err == nil {
+		err = refuseImpersonation(r)
+	}
 	if err != nil {
 		s.metrics.unauthenticated.Add(1)
 		s.log.Warn("certificate request denied", "reason", err)
 		return nil, err
 	}
-	chain, err := s.issue(policy.Request{Caller: caller, CSR: []byte(r.GetCsr()), TTL: seconds(r.GetValidityDuration())})
+	chain, err := s.issue(policy.Request{Caller: caller, CSR: []byte(r.GetCsr()), TTL: seconds(r.GetValidityDuration()), TrustDomains: s.auth.TrustDomains()})
 	if err != nil {
 		s.log.Warn("certificate request denied", "caller", caller, "reason", err)
 		return nil, err

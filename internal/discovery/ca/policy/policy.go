@@ -44,6 +44,8 @@ type Request struct {
 	CSR []byte
 	// TTL is the requested lifetime; 0 or less means the default.
 	TTL time.Duration
+	// TrustDomains are those that names in the CSR may have, further to the caller's and the default.
+	TrustDomains []string
 }
 
 // Approval is a certificate that may be signed. The zero value is not an approval, and cannot be
@@ -57,15 +59,13 @@ type Approval struct {
 var (
 	// ErrRequest is an invalid request.
 	ErrRequest = errors.New("invalid request")
-	// ErrNames is a request that names another identity than the caller's.
-	ErrNames = errors.New("request for another identity")
 	// ErrIssuer is an issuer that cannot sign at this time.
 	ErrIssuer = errors.New("CA certificate expired")
 )
 
 // Workload approves the certificate of a workload at the time now, or returns an error that wraps
-// ErrRequest, ErrNames or ErrIssuer. The certificate is for the caller's own identity, and for
-// authentication as client and server only, whatever the request says. Its lifetime is what was requested, limited by lim and by the validity of
+// ErrRequest or ErrIssuer. The certificate is for the caller's own identity, and a request for another
+// one, or for a CA, is an ErrNames. Its lifetime is what was requested, limited by lim and by the validity of
 // the issuer's chain.
 func Workload(r Request, lim Limits, issuer pki.Validity, now time.Time) (Approval, error) {
 	csr, err := pki.ParseCSR(r.CSR)
@@ -80,11 +80,8 @@ func Workload(r Request, lim Limits, issuer pki.Validity, now time.Time) (Approv
 	if err != nil {
 		return Approval{}, fmt.Errorf("%w: identity of the caller: %w", ErrRequest, err)
 	}
-	if err := checkNoCA(csr); err != nil {
-		return Approval{}, fmt.Errorf("%w: %w", ErrRequest, err)
-	}
-	if err := checkNames(csr, r.Caller); err != nil {
-		return Approval{}, fmt.Errorf("%w: %w", ErrNames, err)
+	if err := checkRequested(csr, r.Caller, r.TrustDomains); err != nil {
+		return Approval{}, err
 	}
 	return Approval{template: template, public: csr.PublicKey}, nil
 }

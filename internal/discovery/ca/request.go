@@ -1,0 +1,67 @@
+package ca
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+	securityv1 "istio.io/api/security/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// maxRequest bounds a message, in bytes: a signing request of the greatest size, and metadata.
+const maxRequest = 4 * pki.MaxCSR
+
+// impersonated is the key in a request's metadata by which Istio's node proxies ask for the certificates of others.
+const impersonated = "ImpersonatedIdentity"
+
+// service is the generated description of the service with a handler that bounds requests.
+var service = grpc.ServiceDesc{
+	ServiceName: "istio.v1.auth.IstioCertificateService",
+	HandlerType: (*securityv1.IstioCertificateServiceServer)(nil),
+	Methods:     []grpc.MethodDesc{{MethodName: "CreateCertificate", Handler: createCertificate}},
+	Metadata:    "security/v1alpha1/ca.proto",
+}
+
+// createCertificate is the handler of the method. The server's limit is that of configuration streams, and
+// a message of that size with a Struct takes a hundred times its size when it is decoded, whoever sends
+// it. So it is decoded in two steps: the first leaves its fields as they are, since Empty has none.
+func createCertificate(srv any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+	s := srv.(*Server)
+	var raw emptypb.Empty
+	if err := decode(&raw); err != nil {
+		return nil, err
+	}
+	text := raw.ProtoReflect().GetUnknown()
+	if len(text) > maxRequest {
+		s.metrics.requests.Add(1)
+		s.metrics.parseErrors.Add(1)
+		return nil, status.Errorf(codes.ResourceExhausted, "request of %d bytes: want at most %d", len(text), maxRequest)
+	}
+	var r securityv1.IstioCertificateRequest
+	if err := proto.Unmarshal(text, &r); err != nil {
+		s.metrics.requests.Add(1)
+		s.metrics.parseErrors.Add(1)
+		return nil, status.Error(codes.InvalidArgument, "invalid message: want an IstioCertificateRequest")
+	}
+	handle := func(ctx context.Context, r any) (any, error) {
+		return s.CreateCertificate(ctx, r.(*securityv1.IstioCertificateRequest))
+	}
+	if intercept == nil {
+		return handle(ctx, &r)
+	}
+	info := &grpc.UnaryServerInfo{Server: srv, FullMethod: securityv1.IstioCertificateService_CreateCertificate_FullMethodName}
+	return intercept(ctx, &r, info, handle)
+}
+
+// refuseImpersonation returns an error for a request that names another caller.
+func refuseImpersonation(r *securityv1.IstioCertificateRequest) error {
+	if _, has := r.GetMetadata().GetFields()[impersonated]; has {
+		return status.Errorf(codes.PermissionDenied, "metadata has %s: nobody may ask for the certificates of others", impersonated)
+	}
+	return nil
+}
