@@ -28,7 +28,7 @@ var service = grpc.ServiceDesc{
 }
 
 // createCertificate is the handler of the method. The server's limit is that of configuration streams, and
-// a message of that size with a Struct takes a hundred times its size when it is decoded, whoever sends
+// a message of that size with a Struct takes fifty times its size when it is decoded, whoever sends
 // it. So it is decoded in two steps: the first leaves its fields as they are, since Empty has none.
 func createCertificate(srv any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
 	s := srv.(*Server)
