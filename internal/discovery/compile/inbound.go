@@ -1,6 +1,8 @@
 package compile
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -72,8 +74,23 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 			Routes: inboundRoutes(m, name, p.Target, first.service.Host, first.port.Number),
 		})
 	}
-	env := c.inboundEnv(r, k)
-	return marshal.MustEncodedAny(listener.VirtualInbound(in, env))
+	in.Ports = append(in.Ports, undeclared(in, modes)...)
+	return marshal.MustEncodedAny(listener.VirtualInbound(in, c.inboundEnv(r, k)))
+}
+
+// undeclared returns the ports with a mode of their own that belong to no service, sorted.
+func undeclared(in listener.Inbound, modes model.Modes) []listener.InboundPort {
+	var out []listener.InboundPort
+	for _, port := range slices.Sorted(maps.Keys(modes.Ports)) {
+		declared := slices.ContainsFunc(in.Ports, func(p listener.InboundPort) bool { return p.Port == port })
+		if declared || modes.Of(port) == modes.Default {
+			continue
+		}
+		p := in.Unknown
+		p.Port, p.Mode = port, modes.Of(port)
+		out = append(out, p)
+	}
+	return out
 }
 
 // inboundRoutes returns route.Inbound, without retries if the mesh's default policy has no attempts: a

@@ -20,7 +20,8 @@ type InboundPort struct {
 	Port     uint32
 	Protocol mesh.Protocol
 	Mode     mesh.MTLSMode
-	Cluster  string
+	// Cluster is mesh.InboundPassthroughCluster for ports that belong to no service.
+	Cluster string
 	// Routes are the port's HTTP routes; not used if the protocol is TCP.
 	Routes *routev3.RouteConfiguration
 	TCP    TCP
@@ -102,6 +103,9 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 		ports = nil // Envoy closes a connection for which it has no filter chain
 	}
 	for _, p := range ports {
+		if p.Port == port {
+			continue // the blackhole: connections to it would be forwarded to the listener itself
+		}
 		for _, c := range e.table(p.Mode, p.Protocol) {
 			l.FilterChains = append(l.FilterChains, e.inboundChain(in, p, c))
 		}
@@ -130,6 +134,8 @@ func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.Filter
 	}
 	if p.Port != 0 {
 		match.DestinationPort = wrapperspb.UInt32(p.Port)
+	}
+	if p.Cluster != mesh.InboundPassthroughCluster {
 		name = fmt.Sprintf("%s_%d", Wildcard(e.Caps), p.Port)
 		prefix = p.Cluster
 		if c.as == asHTTP {
