@@ -32,7 +32,8 @@ Configuration is read from a directory of YAML (--configDir): Kubernetes' Namesp
 Service, EndpointSlice, Pod, ServiceAccount, Secret and ConfigMap, and Istio's
 VirtualService, DestinationRule, ServiceEntry, WorkloadEntry, PeerAuthentication and
 Sidecar. The directory is watched; an edit takes effect when it is saved. The mesh's own
-configuration is the key "mesh" of a ConfigMap named istio.
+configuration is the key "mesh" of the ConfigMap istio in the control plane's own
+namespace (--namespace).
 
 The state folder (--stateDir) keeps the root certificate and its key, and the key that
 signs workload tokens ("pilotctl token create"). Keep it secret: with these keys, anyone can

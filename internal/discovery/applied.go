@@ -169,7 +169,7 @@ func (l *loop) concernOf(k object.Key) concern {
 	if change.removed {
 		return out
 	}
-	if config.IsMeshConfig(k) {
+	if l.store.IsMeshConfig(k) {
 		// Everything is made from it, and no resource says so.
 		out.effect.names = nil
 		for id, m := range p.proxies {

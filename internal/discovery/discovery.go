@@ -199,11 +199,11 @@ func findTrustDomain(o Options, source Source, file meshFile, remembered []objec
 	}
 	for i, now := range objects {
 		before := slices.IndexFunc(remembered, func(r object.Object) bool { return r.Key == now.Key })
-		if before >= 0 && config.IsMeshConfig(now.Key) && config.Rejected(config.Validate(now)) {
+		if before >= 0 && config.IsMeshConfig(now.Key, o.Names.Namespace) && config.Rejected(config.Validate(now)) {
 			objects[i] = remembered[before]
 		}
 	}
-	return config.TrustDomain(o.Names.TrustDomain, objects)
+	return config.TrustDomain(o.Names.TrustDomain, o.Names.Namespace, objects)
 }
 
 // newServer creates a control plane with a source that has been given the saved objects in kept.
@@ -224,6 +224,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
+	s.loop.store.SetNamespace(o.Names.Namespace)
 	s.loop.store.FixTrustDomain(domain, o.Names.TrustDomain != "")
 	s.authority, s.plugged, err = ca.Open(ca.Options{
 		Directory: o.CA.Directory, StateDir: o.StateDir, TrustDomain: domain, RootTTL: o.CA.RootTTL, RootKey: o.CA.RootKey, Limits: o.CA.Limits, Log: o.Log,

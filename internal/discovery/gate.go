@@ -100,7 +100,7 @@ func (g *gate) against(holds bool, broken []object.Problem) string {
 // object, unless an empty configuration is accepted.
 func (g *gate) admit(changes []object.Change) []object.Change {
 	for _, c := range changes {
-		g.shown = g.shown || c.Object != nil && c.Object.Saved.IsZero() && c.Key != meshFileKey
+		g.shown = g.shown || c.Object != nil && c.Object.Saved.IsZero() && c.Key != config.MeshFileKey
 	}
 	if g.shown || g.lenience.EmptyConfig {
 		all := append(g.ends, changes...)
@@ -109,7 +109,7 @@ func (g *gate) admit(changes []object.Change) []object.Change {
 	}
 	var now []object.Change
 	for _, c := range changes {
-		if c.Object == nil && c.Key != meshFileKey {
+		if c.Object == nil && c.Key != config.MeshFileKey {
 			g.ends = append(g.ends, c)
 		} else {
 			now = append(now, c)
@@ -120,7 +120,7 @@ func (g *gate) admit(changes []object.Change) []object.Change {
 
 // holdsAnything reports whether an object of the source is in force.
 func (l *loop) holdsAnything() bool {
-	_, file := l.store.Get(meshFileKey)
+	_, file := l.store.Get(config.MeshFileKey)
 	return l.store.Len() > 1 || l.store.Len() == 1 && !file
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/saved"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/statefile"
@@ -89,7 +90,7 @@ func openKeeper(stateDir, place string, log *slog.Logger) *keeper {
 func (k *keeper) remembered(ofMeshFile bool) []object.Object {
 	var out []object.Object
 	for _, o := range k.before.Objects {
-		if (o.Key == meshFileKey) == ofMeshFile {
+		if (o.Key == config.MeshFileKey) == ofMeshFile {
 			out = append(out, o)
 		}
 	}

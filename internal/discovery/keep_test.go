@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/saved"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/test/wait"
@@ -67,7 +68,7 @@ func TestOriginsAreRelocatedToANewDirectory(t *testing.T) {
 	written := time.Unix(1000, 0)
 	text, err := new(saved.Encoder).Encode(written, "samples/shop", []*object.Object{
 		{Key: object.Key{Kind: object.Namespace, Name: "a"}, Origin: object.Origin{File: "samples/shop/sub/f.yaml", Line: 3}},
-		{Key: meshFileKey, Spec: &object.ConfigMapSpec{}, Origin: object.Origin{File: "etc/mesh"}, Saved: time.Unix(500, 0)},
+		{Key: config.MeshFileKey, Spec: &object.ConfigMapSpec{}, Origin: object.Origin{File: "etc/mesh"}, Saved: time.Unix(500, 0)},
 	})
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, savedFile), text, 0o600)

@@ -187,7 +187,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.countUpdate(c)
 		a := acceptedChange{key: c.Key, removed: c.Object == nil, cause: causeNumber(len(changes))}
 		changes = append(changes, a)
-		if config.IsMeshConfig(c.Key) {
+		if l.store.IsMeshConfig(c.Key) {
 			ofMesh |= a.cause
 		}
 		l.graph.Cause(a.cause)
@@ -202,7 +202,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 	if b.Synced {
 		l.log.Info("configuration read", "objects", len(accepted))
 		l.gate.synced = true
-		l.store.Forget(func(k object.Key) bool { return k != meshFileKey })
+		l.store.Forget(func(k object.Key) bool { return k != config.MeshFileKey })
 	}
 	return changes
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// meshFile is a file with mesh configuration. A ConfigMap "istio" in namespace istio-system overrides
+// meshFile is a file with mesh configuration. A ConfigMap "istio" in the control plane's namespace overrides
 // it. The file does not have to exist.
 type meshFile struct {
 	path string // "" for none
@@ -23,9 +23,6 @@ type meshFile struct {
 	log        *slog.Logger
 	read       chan struct{} // closed after the first contents have been emitted
 }
-
-// meshFileKey is the key of the mesh file's object. The namespace is not a valid name.
-var meshFileKey = object.Key{Kind: object.ConfigMap, Namespace: "(file)", Name: config.MeshConfigMap}
 
 func newMeshFile(path string, remembered []object.Object, log *slog.Logger) meshFile {
 	f := meshFile{path: path, remembered: remembered, log: log, read: make(chan struct{})}
@@ -38,7 +35,7 @@ func newMeshFile(path string, remembered []object.Object, log *slog.Logger) mesh
 // object returns the file's contents as an object.
 func (f meshFile) object(text []byte) *object.Object {
 	return &object.Object{
-		Key: meshFileKey, Origin: object.Origin{File: f.path},
+		Key: config.MeshFileKey, Origin: object.Origin{File: f.path},
 		Spec: &object.ConfigMapSpec{Data: map[string]string{config.MeshKey: string(text)}},
 	}
 }
@@ -66,7 +63,7 @@ func (f meshFile) Run(ctx context.Context, emit func(object.Batch)) error {
 	if f.path == "" {
 		return nil
 	}
-	key, known := meshFileKey, false
+	key, known := config.MeshFileKey, false
 	first := sync.OnceFunc(func() { close(f.read) })
 	return filewatch.Run(ctx, filewatch.Options{Path: f.path, Log: f.log}, func(c filewatch.Contents) {
 		defer first()

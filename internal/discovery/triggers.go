@@ -1,9 +1,6 @@
 package discovery
 
-import (
-	"github.com/pilothouse/pilothouse/internal/discovery/config"
-	"github.com/pilothouse/pilothouse/internal/object"
-)
+import "github.com/pilothouse/pilothouse/internal/object"
 
 // triggerEffect classifies a change of an object as Istio's metrics do.
 type triggerEffect struct {
@@ -12,8 +9,9 @@ type triggerEffect struct {
 	update, trigger string
 }
 
-// triggerOf returns how a change counts. It panics for an unknown kind. [control-plane 1.13]
-func triggerOf(c object.Change) triggerEffect {
+// triggerOf returns how a change counts; ofMesh says that it is one of mesh configuration. It panics for an
+// unknown kind. [control-plane 1.13]
+func triggerOf(c object.Change, ofMesh bool) triggerEffect {
 	switch c.Key.Kind {
 	case object.Service, object.ServiceEntry:
 		if c.Object == nil {
@@ -25,7 +23,7 @@ func triggerOf(c object.Change) triggerEffect {
 	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar:
 		return triggerEffect{"config", "config"}
 	case object.ConfigMap:
-		if config.IsMeshConfig(c.Key) {
+		if ofMesh {
 			return triggerEffect{"config", "global"}
 		}
 		return triggerEffect{}
@@ -41,7 +39,7 @@ type triggers map[string]bool
 // countUpdate counts a change.
 func (l *loop) countUpdate(c object.Change) {
 	l.counts.events[c.Key.Kind]++
-	e := triggerOf(c)
+	e := triggerOf(c, l.store.IsMeshConfig(c.Key))
 	if e.update == "" {
 		return
 	}

@@ -196,3 +196,36 @@ func TestEditOfTheTrustDomainIsRejected(t *testing.T) {
 		t.Errorf("after the repair: %+v", got)
 	}
 }
+
+// A ConfigMap "istio" of another namespace changes nothing, before the start or after it, and one line of
+// the log tells its owner.
+func TestMeshConfigOfAnotherNamespaceIsNotUsed(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		at, log := newPlace(t), &wait.Output{}
+		add := func() {
+			write(t, filepath.Join(at.dir, "team.yaml"), strings.Replace(meshMapOf("{trustDomain: evil.example, outboundTrafficPolicy: {mode: REGISTRY_ONLY}}"), "namespace: istio-system", "namespace: a-team", 1))
+		}
+		if !late {
+			add()
+		}
+		p := up(t, at.options("", slog.New(slog.NewTextHandler(log, nil))))
+		if late {
+			add()
+		}
+		wait.Until(t, "the verdict", func() bool { return len(p.objects()) == 1 })
+		got := p.objects()[0]
+		if got.Severity != "warning" || got.Object != "ConfigMap a-team/istio" || got.Field != "data.mesh" || !strings.Contains(got.Text, "istio-system") {
+			t.Errorf("verdict %+v", got)
+		}
+		if n := strings.Count(log.String(), "a-team/istio"); n != 1 {
+			t.Errorf("%d lines of the log name it, want one:\n%s", n, log.String())
+		}
+		if root, identity, accepted := p.domains(); root != "cluster.local" || identity != "cluster.local" || accepted != "cluster.local" {
+			t.Errorf("root of %q, callers of %q, proxies accept %q; want cluster.local everywhere", root, identity, accepted)
+		}
+		c := p.dial(p.token("shop", "default"), p.root()).open()
+		if c.until("9080", "allow_any"); strings.Contains(c.text("9080"), "block_all") {
+			t.Error("its traffic policy is in force")
+		}
+	}
+}

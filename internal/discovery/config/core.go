@@ -73,7 +73,7 @@ func (c *check) pod(s *object.PodSpec) {
 
 // configMap checks mesh configuration; other ConfigMaps are not used.
 func (c *check) configMap(s *object.ConfigMapSpec) {
-	if text, ok := s.Data[MeshKey]; ok && IsMeshConfig(c.key) {
+	if text, ok := s.Data[MeshKey]; ok && c.key.Name == MeshConfigMap {
 		_, verdicts := MeshConfig(text)
 		for _, v := range verdicts {
 			field := "data." + MeshKey

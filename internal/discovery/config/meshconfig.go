@@ -20,9 +20,38 @@ const (
 	MeshKey       = "mesh"
 )
 
-// IsMeshConfig reports whether a key is that of a ConfigMap with mesh configuration. It may
-// be in any namespace; of several the one in istio-system is used, else the first by namespace.
-func IsMeshConfig(k object.Key) bool { return k.Kind == object.ConfigMap && k.Name == MeshConfigMap }
+// MeshFileKey is the key of the object with the contents of the mesh configuration file. Its namespace
+// is not a valid name, so that no source reports it.
+var MeshFileKey = object.Key{Kind: object.ConfigMap, Namespace: "(file)", Name: MeshConfigMap}
+
+// IsMeshConfig reports whether the object with a key may be the mesh configuration of a control plane
+// that runs in a namespace: a ConfigMap of that namespace, or the file. Whoever may write ConfigMaps of
+// other namespaces must not decide about the mesh.
+func IsMeshConfig(k object.Key, namespace string) bool {
+	return k == MeshFileKey || k == object.Key{Kind: object.ConfigMap, Namespace: namespace, Name: MeshConfigMap}
+}
+
+// meshText returns an object's mesh configuration, "" if it has none. The object may be in any namespace.
+func meshText(o *object.Object) string {
+	if s, ok := o.Spec.(*object.ConfigMapSpec); ok && o.Kind == object.ConfigMap && o.Name == MeshConfigMap {
+		return s.Data[MeshKey]
+	}
+	return ""
+}
+
+// IsMeshConfig is the function of that name with the store's namespace.
+func (s *Store) IsMeshConfig(k object.Key) bool { return IsMeshConfig(k, s.namespace) }
+
+// validate is Validate, and also considers what the store knows: in which namespace mesh configuration
+// is read, and the trust domain in force.
+func (s *Store) validate(before, o *object.Object) []Verdict {
+	if meshText(o) != "" && !s.IsMeshConfig(o.Key) {
+		c := &check{key: o.Key, origin: o.Origin}
+		c.warn("data."+MeshKey, "not used: mesh configuration is read from namespace %s only, which is that of the control plane; move it there, or remove it", s.namespace)
+		return c.out
+	}
+	return append(Validate(*o), s.trust.check(before, o)...)
+}
 
 // MeshConfig parses and validates mesh configuration in YAML and merges it into the defaults: a field
 // that is present replaces the default, even if its value is zero; messages and maps are merged, lists

@@ -24,15 +24,22 @@ type Store struct {
 	mesh        *meshv1.MeshConfig
 	memory      memory
 	trust       trust
+	namespace   string // of the control plane
 }
 
-// NewStore returns an empty store, whose mesh configuration is the default.
+// NewStore returns an empty store, whose mesh configuration is the default, of a control plane in
+// namespace istio-system.
 func NewStore() *Store {
 	return &Store{
-		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{}, replaced: map[object.Key][]Verdict{},
+		namespace: mesh.DefaultRootNamespace,
+		good:      map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{}, replaced: map[object.Key][]Verdict{},
 		mesh: mesh.DefaultMeshConfig(), meshChanged: true, memory: newMemory(),
 	}
 }
+
+// SetNamespace sets the namespace of the control plane, whose ConfigMap "istio" is the mesh configuration.
+// It must be called before Apply.
+func (s *Store) SetNamespace(namespace string) { s.namespace = namespace }
 
 // Apply validates a source's changes and returns those to be applied, in their order: valid objects
 // that differ from the last valid version, and removals of objects that have a valid version. An
@@ -50,7 +57,7 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 			}
 			s.put(c.Key, nil)
 		} else {
-			verdicts := append(Validate(*c.Object), s.trust.check(before, c.Object)...)
+			verdicts := s.validate(before, c.Object)
 			s.setVerdicts(c.Key, verdicts)
 			if Rejected(verdicts) {
 				if c.Object = s.lastGood(c.Object, before); c.Object == nil {
@@ -62,7 +69,7 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 				continue
 			}
 		}
-		s.meshChanged = s.meshChanged || IsMeshConfig(c.Key)
+		s.meshChanged = s.meshChanged || s.IsMeshConfig(c.Key)
 		accepted = append(accepted, c)
 	}
 	return accepted
@@ -154,29 +161,13 @@ func (s *Store) MeshConfig() (*meshv1.MeshConfig, bool) {
 	return s.mesh, true
 }
 
-// firstMesh returns the object whose mesh configuration is used, nil if there is none.
+// firstMesh returns the object whose mesh configuration is used, nil if there is none: the ConfigMap, else
+// the file.
 func (s *Store) firstMesh() (first *object.Object) {
-	for k, o := range s.good {
-		if !IsMeshConfig(k) || meshText(o) == "" {
-			continue
-		}
-		rank := func(o *object.Object) string {
-			if o.Namespace == mesh.DefaultRootNamespace {
-				return ""
-			}
-			return o.Namespace
-		}
-		if first == nil || rank(o) < rank(first) {
-			first = o
+	for _, k := range []object.Key{{Kind: object.ConfigMap, Namespace: s.namespace, Name: MeshConfigMap}, MeshFileKey} {
+		if o := s.good[k]; o != nil && meshText(o) != "" {
+			return o
 		}
 	}
-	return first
-}
-
-// meshText returns an object's mesh configuration, "" if it has none.
-func meshText(o *object.Object) string {
-	if s, ok := o.Spec.(*object.ConfigMapSpec); ok && IsMeshConfig(o.Key) {
-		return s.Data[MeshKey]
-	}
-	return ""
+	return nil
 }

@@ -80,8 +80,8 @@ func TestStoreMeshConfig(t *testing.T) {
 	}
 	ask("cluster.local", true)
 	ask("cluster.local", false)
-	s.Apply([]object.Change{change(meshMap("other", "trustDomain: other"))})
-	ask("other", true)
+	s.Apply([]object.Change{change(meshMap("(file)", "trustDomain: file"))})
+	ask("file", true)
 	s.Apply([]object.Change{change(meshMap("istio-system", "trustDomain: real"))})
 	ask("real", true)
 	s.Apply([]object.Change{change(meshMap("istio-system", "trustDomain: [broken"))})
@@ -90,9 +90,39 @@ func TestStoreMeshConfig(t *testing.T) {
 		t.Errorf("verdicts %v", vs)
 	}
 	s.Apply([]object.Change{{Key: meshMap("istio-system", "").Key}})
-	ask("other", true)
+	ask("file", true)
 	s.Apply([]object.Change{change(parse(t, object.Service, "spec: {ports: [{port: 80}]}"))})
-	ask("other", false)
+	ask("file", false)
+}
+
+// A ConfigMap of another namespace is not mesh configuration, and its owner is told so in one line, whatever
+// it contains.
+func TestMeshConfigOfOtherNamespacesIsNotUsed(t *testing.T) {
+	for _, own := range []string{"istio-system", "pilot"} {
+		for _, text := range []string{"trustDomain: evil.example", "trustDomain: [", "proxyListenPort: 0\nnosuch: 1\nalso: 2"} {
+			s := config.NewStore()
+			s.SetNamespace(own)
+			s.MeshConfig()
+			s.Apply([]object.Change{change(meshMap("a-team", text))})
+			if m, changed := s.MeshConfig(); m.TrustDomain != "cluster.local" || changed {
+				t.Errorf("%q: trust domain %s, changed %v", text, m.TrustDomain, changed)
+			}
+			vs := s.Verdicts()
+			if len(vs) != 1 || vs[0].Severity != object.Warning || vs[0].Field != "data.mesh" || !strings.Contains(vs[0].Text, "namespace "+own+" only") {
+				t.Errorf("%q: verdicts %v, want one warning that names namespace %s", text, vs, own)
+			}
+			s.Apply([]object.Change{change(meshMap(own, "trustDomain: own.example"))})
+			if m, _ := s.MeshConfig(); m.TrustDomain != "own.example" {
+				t.Errorf("%q: trust domain %s, want that of namespace %s", text, m.TrustDomain, own)
+			}
+		}
+	}
+	s := config.NewStore()
+	other := meshMap("a-team", "")
+	other.Spec = &object.ConfigMapSpec{Data: map[string]string{"settings": "x"}}
+	if s.Apply([]object.Change{change(other)}); len(s.Verdicts()) > 0 {
+		t.Errorf("a ConfigMap without mesh configuration: %v", s.Verdicts())
+	}
 }
 
 func TestMeshConfig(t *testing.T) {

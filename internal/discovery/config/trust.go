@@ -16,14 +16,15 @@ type trust struct {
 }
 
 // TrustDomain returns the trust domain of a mesh: option (TRUST_DOMAIN, "" if it is not set), or that
-// of the mesh configuration that is used of those in objects, or the default. It returns an error if
-// both are set and differ, and if the mesh configuration cannot be parsed and there is no option.
-// Objects do not have to be valid.
-func TrustDomain(option string, objects []object.Object) (string, error) {
+// of the mesh configuration that a control plane in a namespace uses of those in objects, or the default.
+// It returns an error if both are set and differ, and if the mesh configuration cannot be parsed and there
+// is no option. Objects do not have to be valid.
+func TrustDomain(option, namespace string, objects []object.Object) (string, error) {
 	if option != "" && !isDomain(option) {
 		return "", fmt.Errorf("invalid TRUST_DOMAIN %q: want a DNS name such as cluster.local", option)
 	}
 	s := NewStore()
+	s.SetNamespace(namespace)
 	for _, o := range objects {
 		s.good[o.Key] = &o
 	}

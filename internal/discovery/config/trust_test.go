@@ -22,6 +22,8 @@ func TestTrustDomainFromOptionOrMeshConfig(t *testing.T) {
 		{"mesh configuration without one", "a.example", []object.Object{meshMap("istio-system", "connectTimeout: 1s")}, "a.example", nil},
 		{"set in neither", "", []object.Object{meshMap("istio-system", "connectTimeout: 1s")}, "cluster.local", nil},
 		{"the one in istio-system", "", []object.Object{meshMap("(file)", "trustDomain: f.example"), meshMap("istio-system", "trustDomain: b.example"), meshMap("a", "trustDomain: c.example")}, "b.example", nil},
+		{"the one in another namespace", "", []object.Object{meshMap("a", "trustDomain: c.example")}, "cluster.local", nil},
+		{"the one in another namespace, and the option", "a.example", []object.Object{meshMap("a", "trustDomain: c.example")}, "a.example", nil},
 		{"another field invalid", "", []object.Object{meshMap("istio-system", "{trustDomain: b.example, proxyListenPort: 0}")}, "b.example", nil},
 		{"another field invalid, none set", "", []object.Object{meshMap("istio-system", "proxyListenPort: 0")}, "cluster.local", nil},
 		{"invalid YAML, and the option", "a.example", []object.Object{meshMap("istio-system", "trustDomain: [")}, "a.example", nil},
@@ -32,7 +34,7 @@ func TestTrustDomainFromOptionOrMeshConfig(t *testing.T) {
 		{"invalid domain", "", []object.Object{meshMap("istio-system", "trustDomain: a/b")}, "", []string{"a/b"}},
 		{"invalid option", "a/b", nil, "", []string{`TRUST_DOMAIN "a/b"`}},
 	} {
-		got, err := config.TrustDomain(c.option, c.objects)
+		got, err := config.TrustDomain(c.option, "istio-system", c.objects)
 		if got != c.want || (err != nil) != (c.errors != nil) {
 			t.Errorf("%s: %q, %v; want %q", c.name, got, err, c.want)
 		}
