@@ -40,7 +40,7 @@ const (
 var layers = map[string]layer{
 	"internal/mesh": vocabulary, "internal/object": vocabulary, "internal/pki": vocabulary,
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
-	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "internal/cgroup": tools, "internal/printable": tools, "test/wait": tools,
+	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "internal/cgroup": tools, "internal/printable": tools, "internal/httpguard": tools, "test/wait": tools,
 	"internal/settings": tools, "internal/settings/cli": edge,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
@@ -86,6 +86,7 @@ var allowedImports = map[string][]string{
 	"internal/discovery/compile":          {"internal/discovery/model", "internal/discovery/compile/..."},
 	"internal/discovery/compile/route":    {"internal/discovery/compile/cluster"}, // routes name clusters
 	"internal/discovery/compile/listener": {"internal/discovery/compile/cluster"}, // so do filter chains
+	"internal/httpguard":                  {"internal/printable"},                 // the Host of a client in an error
 	"test/require":                        {"internal/lab/netmesh"},               // whether this machine can make Pods
 	"test/envoytest":                      {"test/require"},
 	"internal/demo":                       {"internal/lab/meshup"},
@@ -283,6 +284,32 @@ func TestPureCodeHasNoSideEffects(t *testing.T) {
 			if slices.Contains(clock, c.name) {
 				t.Errorf("%s: time.%s: pure code gets the time as an argument", c.pos, c.name)
 			}
+		}
+	}
+}
+
+// httpServers are the files of programs that make an http.Server of their own; all others make theirs with
+// httpguard.Server, which bounds it.
+var httpServers = map[string]string{
+	"internal/httpguard/httpguard.go": "makes them for all others",
+	"internal/demo/keep.go":           "forwards to the pages of Envoys for the one person who runs the demo",
+	"samples/app/serve.go":            "an application, whose servers speak HTTP/2, too",
+}
+
+func TestHTTPServersAreBounded(t *testing.T) {
+	found := map[string]bool{}
+	for _, s := range sources(t) {
+		if s.Test || strings.HasPrefix(s.Dir, "test/") || !strings.Contains(s.Text, "http.Server{") && !strings.Contains(s.Text, "http.ListenAndServe") && !strings.Contains(s.Text, "http.Serve(") {
+			continue
+		}
+		found[s.Path] = true
+		if httpServers[s.Path] == "" {
+			t.Errorf("%s makes an HTTP server without bounds: use httpguard.Server", s.Path)
+		}
+	}
+	for path := range httpServers {
+		if !found[path] {
+			t.Errorf("the table httpServers names %s, which makes none", path)
 		}
 	}
 }

@@ -5,10 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/pprof"
-	"net/netip"
 	"slices"
 	"sort"
 	"strings"
@@ -20,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/internal/httpguard"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
@@ -60,9 +59,9 @@ func (s *Server) pages() []page {
 
 		{path: "pprof/", help: "Index of the profiles", serve: pprof.Index, local: true},
 		{path: "pprof/cmdline", help: "Command line", serve: pprof.Cmdline, local: true},
-		{path: "pprof/profile", help: "CPU profile (?seconds=30)", serve: pprof.Profile, local: true},
+		{path: "pprof/profile", help: "CPU profile (?seconds=30)", serve: httpguard.Unlimited(pprof.Profile), local: true},
 		{path: "pprof/symbol", help: "Names of program counters", serve: pprof.Symbol, local: true},
-		{path: "pprof/trace", help: "Execution trace (?seconds=1)", serve: pprof.Trace, local: true},
+		{path: "pprof/trace", help: "Execution trace (?seconds=1)", serve: httpguard.Unlimited(pprof.Trace), local: true},
 	}
 	for path, why := range notAvailable {
 		list = append(list, page{path: path, why: why, serve: func(w http.ResponseWriter, _ *http.Request) {
@@ -159,44 +158,35 @@ func (t *pageText) Header() http.Header {
 // WriteHeader implements http.ResponseWriter.
 func (t *pageText) WriteHeader(int) {}
 
-// guarded allows requests from this host, and others only with a bearer token of a service account of
-// the control plane's namespace, so that workloads cannot read the configuration of the mesh.
-// [control-plane 1.16.4]
+// guarded allows requests from this host, except those that a web page may have made, and others only with
+// a bearer token of a service account of the control plane's namespace, so that workloads and web pages
+// cannot read the configuration of the mesh. [control-plane 1.16.4]
 func (s *Server) guarded(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if s.opts.HTTP.OpenDebug || sameHost(r) {
+		remedy := "send the request from the host of pilot-discovery"
+		if s.opts.HTTP.OpenDebug {
 			h(w, r)
 			return
+		}
+		if httpguard.FromThisHost(r) {
+			err := httpguard.CheckPage(r)
+			if err == nil {
+				h(w, r)
+				return
+			}
+			remedy = err.Error()
 		}
 		ctx := metadata.NewIncomingContext(r.Context(), metadata.Pairs("authorization", r.Header.Get("Authorization")))
 		id, err := s.auth.Authenticate(ctx)
 		switch {
 		case err != nil:
-			http.Error(w, "send the request from the host of pilot-discovery, or with a bearer token of namespace "+s.opts.Names.Namespace+": "+err.Error(), http.StatusUnauthorized)
+			http.Error(w, remedy+", or send a bearer token of namespace "+s.opts.Names.Namespace+": "+err.Error(), http.StatusUnauthorized)
 		case id.Namespace != s.opts.Names.Namespace:
 			http.Error(w, fmt.Sprintf("%s may not read this; identities of namespace %s may", id, s.opts.Names.Namespace), http.StatusForbidden)
 		default:
 			h(w, r)
 		}
 	}
-}
-
-// sameHost reports whether a request comes from this host: from loopback, or from the address that it
-// was sent to.
-func sameHost(r *http.Request) bool {
-	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		return false
-	}
-	if from.Addr().Unmap().IsLoopback() {
-		return true
-	}
-	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	if !ok {
-		return false
-	}
-	to, err := netip.ParseAddrPort(local.String())
-	return err == nil && to.Addr().Unmap() == from.Addr().Unmap()
 }
 
 func (s *Server) monitoringMux() http.Handler {

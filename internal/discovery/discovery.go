@@ -36,6 +36,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/internal/httpguard"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/run"
@@ -427,7 +428,8 @@ func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context)
 		if l == nil {
 			return nil
 		}
-		srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10}
+		srv := httpguard.Server(h)
+		srv.MaxHeaderBytes = 64 << 10 // tokens may be long
 		stop := context.AfterFunc(ctx, func() {
 			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.HTTP.Shutdown)
 			defer cancel()

@@ -182,7 +182,7 @@ func TestDebugPagesRequireThisHostOrTheNamespace(t *testing.T) {
 	p.emit(shop, true)
 	ask := func(path, from, token string) int {
 		r := httptest.NewRequest(http.MethodGet, path, nil)
-		r.RemoteAddr = from
+		r.RemoteAddr, r.Host = from, "10.9.9.9:8080"
 		if token != "" {
 			r.Header.Set("Authorization", "Bearer "+token)
 		}
@@ -201,10 +201,47 @@ func TestDebugPagesRequireThisHostOrTheNamespace(t *testing.T) {
 		{"another host, dump", "/debug/config_dump?proxyID=x", "10.9.9.8:1", "", 401},
 		{"a workload", "/debug/classz", "10.9.9.8:1", p.token("shop", "default"), 403},
 		{"the control plane's namespace", "/debug/classz", "10.9.9.8:1", p.token("istio-system", "istiod"), 200},
+		{"another host by Envoy", "/debug/syncz", "127.0.0.6:1", "", 401},
+		{"another host by Envoy, as a workload", "/debug/syncz", "127.0.0.6:1", p.token("shop", "default"), 403},
+		{"another host by Envoy, as the control plane's namespace", "/debug/syncz", "127.0.0.6:1", p.token("istio-system", "istiod"), 200},
 		{"readiness is for all", "/ready", "10.9.9.8:1", "", 200},
 	} {
 		if got := ask(c.path, c.from, c.token); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+// A browser on this host is on this host, too: what a page of another origin may have asked for needs a
+// token. Forwarded ports have localhost or an address as Host.
+func TestDebugPagesAreNotForWebPages(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	token := p.token("istio-system", "istiod")
+	for name, mux := range map[string]http.Handler{"HTTP": p.server.debugMux(), "monitoring": p.server.monitoringMux()} {
+		for _, c := range []struct {
+			host, origin, token string
+			want                int
+		}{
+			{"localhost:8080", "", "", 200}, {"127.0.0.1:34567", "", "", 200}, {"[::1]:8080", "", "", 200}, {"10.9.9.9:8080", "", "", 200},
+			{"localhost:8080", "http://localhost:8080", "", 200},
+			{"rebound.example:8080", "", "", 401}, {"rebound.example:8080", "http://rebound.example:8080", "", 401}, {"localhost:8080", "http://evil.example", "", 401},
+			{"istiod.istio-system.svc:8080", "", token, 200}, {"localhost:8080", "http://evil.example", token, 200},
+			{"rebound.example:8080", "", p.token("shop", "default"), 403},
+		} {
+			r := httptest.NewRequest(http.MethodGet, "/debug/configz", nil)
+			r.RemoteAddr, r.Host = "127.0.0.1:1", c.host
+			if c.origin != "" {
+				r.Header.Set("Origin", c.origin)
+			}
+			if c.token != "" {
+				r.Header.Set("Authorization", "Bearer "+c.token)
+			}
+			w := httptest.NewRecorder()
+			mux.ServeHTTP(w, r)
+			if w.Code != c.want {
+				t.Errorf("%s: Host %q, Origin %q, a token %v: %d, want %d: %s", name, c.host, c.origin, c.token != "", w.Code, c.want, w.Body)
+			}
 		}
 	}
 }

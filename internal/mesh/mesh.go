@@ -7,6 +7,7 @@ package mesh
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 )
 
@@ -41,6 +42,16 @@ const (
 	// DefaultRootNamespace is the namespace of mesh-wide configuration if mesh configuration does not set rootNamespace.
 	DefaultRootNamespace = "istio-system"
 )
+
+// passthrough is PassthroughSource; PassthroughSourceV6 is not a loopback address.
+var passthrough = netip.MustParseAddr(PassthroughSource)
+
+// IsLocalSource reports whether a connection from an address comes from a program on this host: from a
+// loopback address other than PassthroughSource, from which Envoy forwards connections of other hosts.
+func IsLocalSource(from netip.Addr) bool {
+	from = from.Unmap()
+	return from.IsLoopback() && from != passthrough
+}
 
 // Identity is a workload's identity: the service account it runs as. The zero value identifies nobody.
 type Identity struct {

@@ -10,7 +10,9 @@
 //	GET  /debug/status, /debug/pprof/   from this machine only
 //
 // Requests from this machine are those from loopback addresses, IPv4 and IPv6, except the source
-// addresses that Envoy uses for forwarded connections.
+// addresses that Envoy uses for forwarded connections, and except those that a web page in a browser on
+// this machine may have made. Probes come from anywhere, by Envoy from loopback, too: their response has no
+// paths of files; the log and /debug/status have.
 package status
 
 import (
@@ -23,11 +25,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
-	"net/netip"
 	"sync/atomic"
 	"time"
 
-	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/httpguard"
 )
 
 // Proxy is the part of Envoy's admin interface that the server needs. Its methods must allow concurrent calls.
@@ -92,10 +93,8 @@ const shutdownTimeout = time.Second
 // Run serves until ctx ends, waits at most a second for requests in flight, closes the listener and
 // returns nil. It returns an error if serving fails.
 func (s *Server) Run(ctx context.Context) error {
-	server := &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug),
-	}
+	server := httpguard.Server(s.handler())
+	server.ErrorLog = slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(s.o.Listener) }()
 	select {
@@ -132,29 +131,22 @@ func (s *Server) handler() http.Handler {
 	if s.o.Profiling {
 		mux.HandleFunc("/debug/pprof/", local(pprof.Index))
 		mux.HandleFunc("/debug/pprof/cmdline", local(pprof.Cmdline))
-		mux.HandleFunc("/debug/pprof/profile", local(pprof.Profile))
+		mux.HandleFunc("/debug/pprof/profile", local(httpguard.Unlimited(pprof.Profile)))
 		mux.HandleFunc("/debug/pprof/symbol", local(pprof.Symbol))
-		mux.HandleFunc("/debug/pprof/trace", local(pprof.Trace))
+		mux.HandleFunc("/debug/pprof/trace", local(httpguard.Unlimited(pprof.Trace)))
 	}
 	return mux
 }
 
-// isLocal reports whether a request comes from this machine. Envoy forwards requests of other machines
-// with a source address of its own, one of which is a loopback address.
-func isLocal(remote string) bool {
-	from, err := netip.ParseAddrPort(remote)
-	if err != nil {
-		return false
-	}
-	addr := from.Addr().Unmap()
-	return addr.IsLoopback() && addr.String() != mesh.PassthroughSource
-}
-
-// local refuses requests of other machines.
+// local refuses requests of other machines and of web pages.
 func local(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !isLocal(r.RemoteAddr) {
+		if !httpguard.FromLoopback(r) {
 			http.Error(w, "only requests from localhost are allowed", http.StatusForbidden)
+			return
+		}
+		if err := httpguard.CheckPage(r); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
 			return
 		}
 		next(w, r)
@@ -236,10 +228,10 @@ func (s *Server) verdict(f Facts) Verdict {
 func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	f := s.facts(r.Context())
 	if v := s.verdict(f); !v.Ready {
-		http.Error(w, v.Reason, http.StatusServiceUnavailable)
+		http.Error(w, withoutPaths(v.Reason), http.StatusServiceUnavailable)
 	}
 	for _, problem := range f.Files {
-		_, _ = fmt.Fprintln(w, "note:", problem)
+		_, _ = fmt.Fprintln(w, "note:", withoutPaths(problem))
 	}
 }
 

@@ -127,7 +127,7 @@ func TestReadinessHasAReason(t *testing.T) {
 	noted := *s.facts.Load()
 	plain := s.facts.Swap(&noted)
 	noted.Files = []string{"read /x: no such file"}
-	s.want("GET", "/healthz/ready", 200, "note: read /x: no such file\n")
+	s.want("GET", "/healthz/ready", 200, "note: read (path): no such file\n")
 	s.facts.Store(plain)
 	s.proxy.stats["server.state"] = 1
 	s.want("GET", "/healthz/ready", 503, "Envoy is initialising\n")
@@ -189,7 +189,7 @@ func TestOtherMachinesAreRefused(t *testing.T) {
 	} {
 		for _, path := range []string{"/drain", "/quitquitquit", "/debug/status", "/debug/pprof/cmdline", "/metrics"} {
 			req := httptest.NewRequest("POST", path, nil)
-			req.RemoteAddr = from
+			req.RemoteAddr, req.Host = from, "localhost:15020"
 			w := httptest.NewRecorder()
 			status.Handler(server).ServeHTTP(w, req)
 			if want := map[bool]int{true: 200, false: 403}[allowed]; w.Code != want {
@@ -199,6 +199,58 @@ func TestOtherMachinesAreRefused(t *testing.T) {
 	}
 	if o.quits.Load() != 4 || o.drains.Load() != 4 {
 		t.Errorf("%d quits, %d drains, want 4 each, those of this machine", o.quits.Load(), o.drains.Load())
+	}
+}
+
+// A browser on this machine is on this machine, too: what a page of another origin may have asked for is
+// refused, however it has this server's address.
+func TestWebPagesAreRefused(t *testing.T) {
+	var o lifecycle
+	restarts := 0
+	server := status.New(status.Options{
+		Lifecycle: &o, Facts: func() status.Facts { return status.Facts{} }, Log: slog.New(slog.DiscardHandler),
+		Profiling: true, LocalMetrics: true, Restart: func() { restarts++ },
+	})
+	for _, c := range []struct {
+		host, origin string
+		want         int
+	}{
+		{"localhost:15020", "", 200}, {"127.0.0.1:15020", "", 200}, {"[::1]:15020", "", 200}, {"localhost:15020", "http://localhost:15020", 200},
+		{"evil.example:15020", "", 403}, {"evil.example:15020", "http://evil.example:15020", 403}, {"localhost:15020", "http://evil.example", 403}, {"127.0.0.1:15020", "null", 403},
+	} {
+		for _, path := range []string{"/drain", "/quitquitquit", "/restart", "/debug/status", "/debug/pprof/cmdline", "/metrics"} {
+			req := httptest.NewRequest("POST", path, nil)
+			req.RemoteAddr, req.Host = "127.0.0.1:1", c.host
+			if c.origin != "" {
+				req.Header.Set("Origin", c.origin)
+			}
+			w := httptest.NewRecorder()
+			status.Handler(server).ServeHTTP(w, req)
+			if w.Code != c.want {
+				t.Errorf("%s with Host %q and Origin %q: got %d, want %d", path, c.host, c.origin, w.Code, c.want)
+			}
+		}
+	}
+	if o.quits.Load() != 4 || o.drains.Load() != 4 || restarts != 4 {
+		t.Errorf("%d quits, %d drains, %d restarts, want 4 each", o.quits.Load(), o.drains.Load(), restarts)
+	}
+}
+
+// A probe may come from anybody: it gets no path of a secret's file. This machine gets it at /debug/status.
+func TestReadinessTellsNoPaths(t *testing.T) {
+	s := serve(t, "127.0.0.1:0", nil)
+	const key = "/var/run/secrets/shop/key.pem"
+	s.facts.Store(&status.Facts{
+		Envoy:       status.Envoy{Running: true, Live: true},
+		Certificate: status.Certificate{Wanted: true, Problem: "read token: open " + key + ": permission denied"},
+		Files:       []string{"file-cert:" + key + "~" + key + ": no such file"},
+	})
+	code, body := s.request("GET", "/healthz/ready")
+	if code != 503 || strings.Contains(body, "/") || strings.Contains(body, "pem") || !strings.Contains(body, "permission denied") || !strings.Contains(body, "no such file") {
+		t.Errorf("%d %q, want the reasons without paths", code, body)
+	}
+	if _, body := s.request("GET", "/debug/status"); strings.Count(body, key) < 3 {
+		t.Errorf("/debug/status lacks the paths: %s", body)
 	}
 }
 

@@ -2,6 +2,8 @@ package status
 
 import (
 	"fmt"
+	"regexp"
+	"strings"
 	"time"
 )
 
@@ -173,4 +175,19 @@ func withProblem(problem string) string {
 		return ""
 	}
 	return ": " + problem
+}
+
+// word matches a word with a slash: a URL, the path of a file, or a term such as i/o.
+var word = regexp.MustCompile(`[a-z]+://[^\s"'()]+|[^\s:"'()~,;]*/[^\s:"'()~,;]*`)
+
+// withoutPaths replaces the paths of files in a text, which tell where secrets are. URLs stay.
+func withoutPaths(text string) string {
+	return word.ReplaceAllStringFunc(text, func(s string) string {
+		scheme, _, isURL := strings.Cut(s, "://")
+		switch {
+		case isURL && scheme != "unix" && scheme != "file", !strings.ContainsRune(s, '.') && strings.LastIndexByte(s, '/') == strings.IndexByte(s, '/') && s[0] != '/':
+			return s
+		}
+		return "(path)"
+	})
 }

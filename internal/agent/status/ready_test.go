@@ -69,3 +69,22 @@ func TestReasonsAreOneLine(t *testing.T) {
 		t.Errorf("got %q", r)
 	}
 }
+
+func TestWithoutPaths(t *testing.T) {
+	for text, want := range map[string]string{
+		"Envoy has not been started yet":                                        "Envoy has not been started yet",
+		"open /etc/certs/key.pem: no such file":                                 "open (path): no such file",
+		`open "./etc/certs/key.pem": no such file`:                              `open "(path)": no such file`,
+		"read var/run/secrets/x/key: is a directory":                            "read (path): is a directory",
+		"read certs/key.pem":                                                    "read (path)",
+		"file-cert:/a/c.pem~/a/k.pem (cluster outbound|443||x): empty":          "file-cert:(path)~(path) (cluster outbound|443||x): empty",
+		"/etc/certs,/etc/more; (/etc/other)":                                    "(path),(path); ((path))",
+		"dial tcp 10.0.0.1:15012: i/o timeout":                                  "dial tcp 10.0.0.1:15012: i/o timeout",
+		"invalid identity spiffe://cluster.local/ns/a/sa/b: see https://x/y.z ": "invalid identity spiffe://cluster.local/ns/a/sa/b: see https://x/y.z ",
+		"dial unix:///var/run/secrets/socket and unix /var/run/secrets/s: busy": "dial (path) and unix (path): busy",
+	} {
+		if got := withoutPaths(text); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}

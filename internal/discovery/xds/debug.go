@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // The types by which tools such as istioctl ask a control plane about itself. They are no Types: no
@@ -73,7 +74,7 @@ func (i *Introspection) allow(who caller) error {
 	case who.proven:
 		return status.Errorf(codes.PermissionDenied, "%s may not ask for %s: identities of namespace %s may", who.identity, debugPageURL, i.Namespace)
 	}
-	if ip, err := netip.ParseAddr(who.address); err == nil && ip.Unmap().IsLoopback() {
+	if ip, err := netip.ParseAddr(who.address); err == nil && mesh.IsLocalSource(ip) {
 		return nil
 	}
 	return status.Errorf(codes.PermissionDenied, "%s is served in plaintext to this host only: ask on the secure port, as an identity of namespace %s", debugPageURL, i.Namespace)

@@ -31,6 +31,7 @@ func TestWhoMayAskForDebugTypes(t *testing.T) {
 		{"another namespace, this host", caller{identity: shop, proven: true, address: "127.0.0.1"}, false, codes.PermissionDenied},
 		{"plaintext, this host", caller{address: "127.0.0.1"}, false, codes.OK},
 		{"plaintext, this host, IPv6", caller{address: "::1"}, false, codes.OK},
+		{"plaintext, another host by Envoy", caller{address: "127.0.0.6"}, false, codes.PermissionDenied},
 		{"plaintext, another host", caller{address: "10.0.0.1"}, false, codes.PermissionDenied},
 		{"plaintext, no address", caller{address: "pipe"}, false, codes.PermissionDenied},
 		{"plaintext, another host, open to all", caller{address: "10.0.0.1"}, true, codes.OK},
