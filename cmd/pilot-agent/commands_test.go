@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
@@ -113,12 +114,22 @@ func TestWait(t *testing.T) {
 
 func TestProxyMistakes(t *testing.T) {
 	t.Chdir(t.TempDir())
+	if err := syscall.Mkfifo("pipe", 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name string
 		args []string
 		env  map[string]string
 		want string
 	}{
+		{"configuration from a device", []string{"proxy"}, map[string]string{"PROXY_CONFIG_FILE": "/dev/zero"}, "read /dev/zero: a device: want a regular file"},
+		{"configuration from a pipe", []string{"proxy"}, map[string]string{"PROXY_CONFIG_FILE": "pipe"}, "read pipe: a named pipe: want a regular file"},
+		{"mesh configuration from a device", []string{"proxy", "--meshConfig=/dev/zero"}, nil, "read /dev/zero: a device: want a regular file"},
+		{"override from a device", []string{"proxy"}, map[string]string{"ISTIO_BOOTSTRAP_OVERRIDE": "/dev/zero", "INSTANCE_IP": "10.0.0.1"}, "read /dev/zero: a device: want a regular file"},
+		{"bootstrap from a device", []string{"proxy"}, map[string]string{
+			"CA_ROOT_CA": "SYSTEM", "XDS_ROOT_CA": "SYSTEM", "INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "{binaryPath: /bin/sh, customConfigFile: /dev/zero, statusPort: " + freePort(t) + "}",
+		}, "customConfigFile /dev/zero: want a regular file"},
 		{"type", []string{"proxy", "ingress"}, nil, `proxy type "ingress"`},
 		{"broken configuration", []string{"proxy", "--whatever=1"}, map[string]string{"PROXY_CONFIG": "{a"}, "environment PROXY_CONFIG"},
 		{"log level", []string{"proxy", "--log_output_level", "loud"}, nil, "log_output_level"},

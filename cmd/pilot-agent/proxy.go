@@ -17,6 +17,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/host"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/cgroup"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	tasks "github.com/pilothouse/pilothouse/internal/run"
 	"github.com/pilothouse/pilothouse/internal/settings"
@@ -51,7 +52,7 @@ func newProxy(s process) *cobra.Command {
 			}
 			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
 			logger.Info("Version " + thisBuild().String())
-			in := spec.Input{Role: role, Flags: given, Env: s.env, ReadFile: os.ReadFile, LookupUser: host.LookupUser}
+			in := spec.Input{Role: role, Flags: given, Env: s.env, ReadFile: readInput, LookupUser: host.LookupUser}
 			o := agent.Options{Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}
 			a, err := prepare(c.Context(), in, watch, o)
 			if errors.Is(err, context.Canceled) {
@@ -71,6 +72,11 @@ func newProxy(s process) *cobra.Command {
 	cli.Add(c, settings.AgentProxy)
 	return c
 }
+
+// maxInput is the largest file that the Spec is made from; Kubernetes' ConfigMaps have at most 1 MiB.
+const maxInput = 4 << 20
+
+func readInput(path string) ([]byte, error) { return filewatch.ReadFile(path, maxInput) }
 
 // prepare makes the Spec and the agent. watch are the arguments of istio-iptables whose rules to keep in force.
 func prepare(ctx context.Context, in spec.Input, watch string, o agent.Options) (*agent.Agent, error) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"sync"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
@@ -46,7 +45,7 @@ func (f meshFile) readOnce() (*object.Object, error) {
 	if f.path == "" {
 		return nil, nil
 	}
-	text, err := os.ReadFile(f.path)
+	text, err := filewatch.ReadFile(f.path, filewatch.DefaultMaxBytes)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil

@@ -1,9 +1,11 @@
 package discovery
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -32,5 +34,20 @@ func TestMeshFileBeingRewrittenIsAwaited(t *testing.T) {
 	c.until("9080", "block_all")
 	if strings.Contains(strings.Join(c.seen, " "), "allow_any") {
 		t.Error("a proxy was served by a file that was not whole")
+	}
+}
+
+// A control plane does not start with what it cannot read to the end.
+func TestMeshFileMustBeAFile(t *testing.T) {
+	at := newPlace(t)
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{"/dev/zero": "a device: want a regular file", pipe: "a named pipe: want a regular file"} {
+		at.mesh = path
+		if _, err := New(at.options("", slog.New(slog.DiscardHandler))); err == nil || !strings.Contains(err.Error(), "read mesh configuration: read "+path+": "+want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
 	}
 }

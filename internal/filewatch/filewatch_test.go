@@ -221,7 +221,7 @@ func TestErrors(t *testing.T) {
 	o := options(path)
 	o.MaxBytes = 10
 	told := watch(t, o)
-	want(t, told, "error: read "+path+": not a regular file")
+	want(t, told, "error: read "+path+": a directory: want a regular file")
 	must(t, os.Remove(path))
 	write(t, path, strings.Repeat("x", 11))
 	for got := range told {

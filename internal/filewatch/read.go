@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // Sig distinguishes the states of a file: its identity, size and times. The zero Sig
@@ -47,10 +49,7 @@ func Read(path string, maxBytes int64) ([]byte, Sig, error) {
 		return nil, Sig{}, err
 	}
 	before := SigOf(fi)
-	if !fi.Mode().IsRegular() {
-		return nil, before, fmt.Errorf("read %s: not a regular file", path)
-	}
-	f, err := os.Open(path)
+	f, err := OpenRegular(path)
 	if err != nil {
 		return nil, before, err
 	}
@@ -67,9 +66,65 @@ func Read(path string, maxBytes int64) ([]byte, Sig, error) {
 		return nil, before, ErrMoving
 	}
 	if int64(len(data)) > maxBytes {
-		return nil, before, fmt.Errorf("read %s: more than %d bytes", path, maxBytes)
+		return nil, before, tooLong(path, maxBytes)
 	}
 	return data, before, nil
+}
+
+func tooLong(path string, maxBytes int64) error {
+	return fmt.Errorf("read %s: more than %d bytes", path, maxBytes)
+}
+
+// OpenRegular opens a file for reading. It returns an error at once for what is not a regular file: a pipe
+// would be waited for, and a device may have no end. Symbolic links are followed.
+func OpenRegular(path string) (*os.File, error) {
+	// Opening a named pipe waits for a writer, unless O_NONBLOCK is set; regular files ignore that.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	if err != nil {
+		if fi, statErr := os.Stat(path); statErr == nil && !fi.Mode().IsRegular() { // a socket cannot be opened
+			err = notRegular(path, fi.Mode())
+		}
+		return nil, err
+	}
+	fi, err := f.Stat()
+	if err == nil && !fi.Mode().IsRegular() {
+		err = notRegular(path, fi.Mode())
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func notRegular(path string, m fs.FileMode) error {
+	what := "a device"
+	switch {
+	case m.IsDir():
+		what = "a directory"
+	case m&fs.ModeNamedPipe != 0:
+		what = "a named pipe"
+	case m&fs.ModeSocket != 0:
+		what = "a socket"
+	}
+	return fmt.Errorf("read %s: %s: want a regular file", path, what)
+}
+
+// ReadFile returns the contents of a regular file of at most maxBytes bytes, whether it is being written or
+// not. The error wraps fs.ErrNotExist if there is no file.
+func ReadFile(path string, maxBytes int64) ([]byte, error) {
+	f, err := OpenRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case int64(len(data)) > maxBytes:
+		return nil, tooLong(path, maxBytes)
+	}
+	return data, nil
 }
 
 // MaybeTruncated says whether text may be only the first part of what replaces old: it has

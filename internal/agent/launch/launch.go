@@ -102,6 +102,9 @@ func (f *Folder) First(ctx context.Context, s *spec.Spec) (envoy.Launch, error) 
 func (f *Folder) Launch(s *spec.Spec, hash string) (envoy.Launch, error) {
 	args := s.Envoy.Arguments
 	args.Bootstrap = s.Envoy.CustomBootstrap
+	if err := readable(args.Bootstrap); err != nil {
+		return envoy.Launch{}, err
+	}
 	if args.Bootstrap == "" {
 		args.Bootstrap = path(s, hash)
 		if err := f.write(s, args.Bootstrap); err != nil {
@@ -115,6 +118,19 @@ func (f *Folder) Launch(s *spec.Spec, hash string) (envoy.Launch, error) {
 	}
 	l.Args = args.List()
 	return l, nil
+}
+
+// readable returns an error if the bootstrap of the user exists and is not a file: Envoy would read a device
+// without end. It reports any other mistake itself.
+func readable(custom string) error {
+	if custom == "" {
+		return nil
+	}
+	fi, err := os.Stat(custom)
+	if err != nil || fi.Mode().IsRegular() {
+		return nil //nolint:nilerr // Envoy reports it
+	}
+	return fmt.Errorf("customConfigFile %s: want a regular file", custom)
 }
 
 func (f *Folder) write(s *spec.Spec, path string) error {

@@ -29,6 +29,9 @@ import (
 // kernel.
 const cpuPolls = 5
 
+// maxBootstrap is the largest bootstrap of a user that is read.
+const maxBootstrap = 16 << 20
+
 // Options configure a Reloader. All are required.
 type Options struct {
 	// Running is the Spec that Envoy is started with first, under the hash First.
@@ -153,7 +156,7 @@ func (r *Reloader) inputs(s *spec.Spec) (paths []string, contents string) {
 	var custom []byte
 	own := []string{}
 	if path := s.Envoy.CustomBootstrap; path != "" {
-		custom, _ = os.ReadFile(path) // the digest below differs if it cannot be read
+		custom, _ = filewatch.ReadFile(path, maxBootstrap) // the digest below differs if it cannot be read
 		own = append(own, path)
 	}
 	own = append(own, dataFiles(custom, []byte(s.Envoy.Arguments.BootstrapYAML))...)
@@ -237,7 +240,7 @@ func (b *binary) open(name string) {
 	}
 	b.path = path
 	b.sig, _ = filewatch.Stat(path)
-	b.first, _ = os.Open(path)
+	b.first, _ = filewatch.OpenRegular(path)
 }
 
 // digest is "" for the first binary, else that of the file's contents.
@@ -274,7 +277,7 @@ func (b *binary) close() error {
 }
 
 func fileDigest(path string) (string, error) {
-	f, err := os.Open(path)
+	f, err := filewatch.OpenRegular(path)
 	if err != nil {
 		return "", err
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -76,7 +75,7 @@ func (f *Files) update(set *filewatch.Set, logged string) string {
 func (f *Files) read() (*pki.Secret, error) {
 	var texts [3][]byte
 	for i, path := range []string{f.paths.Key, f.paths.Chain, f.paths.Roots} {
-		text, err := os.ReadFile(path)
+		text, err := filewatch.ReadFile(path, maxFile)
 		if err != nil {
 			return nil, fmt.Errorf("read certificate files: %w", err)
 		}

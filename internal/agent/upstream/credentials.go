@@ -6,16 +6,15 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/credentials"
 
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -113,12 +112,25 @@ func (o *Options) certificate(now time.Time) *tls.Certificate {
 		}
 	}
 	if o.ProvisionedDir != "" {
-		c, err := tls.LoadX509KeyPair(filepath.Join(o.ProvisionedDir, "cert-chain.pem"), filepath.Join(o.ProvisionedDir, "key.pem"))
+		c, err := readKeyPair(filepath.Join(o.ProvisionedDir, "cert-chain.pem"), filepath.Join(o.ProvisionedDir, "key.pem"))
 		if err == nil && valid(&c, now) {
 			return &c
 		}
 	}
 	return nil
+}
+
+// readKeyPair reads a certificate chain and its key.
+func readKeyPair(chainFile, keyFile string) (tls.Certificate, error) {
+	chain, err := readFile(chainFile, maxBundle)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	key, err := readFile(keyFile, maxBundle)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(chain, key)
 }
 
 func valid(c *tls.Certificate, now time.Time) bool {
@@ -201,19 +213,5 @@ func readToken(path string) (string, error) {
 	return token, nil
 }
 
-// readFile reads a file of at most limit bytes.
-func readFile(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, limit+1))
-	switch {
-	case err != nil:
-		return nil, err
-	case int64(len(text)) > limit:
-		return nil, fmt.Errorf("%s: more than %d bytes", path, limit)
-	}
-	return text, nil
-}
+// readFile reads a regular file of at most limit bytes.
+func readFile(path string, limit int64) ([]byte, error) { return filewatch.ReadFile(path, limit) }
