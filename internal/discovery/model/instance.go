@@ -10,6 +10,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
+	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 )
 
@@ -93,7 +94,8 @@ func (m *Model) Instances(r *incr.Reader, key string) []*Instance {
 }
 
 // Accounts returns the SPIFFE identities of the instances of the service row with that key, and its
-// subject alternative names, sorted and without duplicates.
+// subject alternative names, sorted and without duplicates. Those of the mesh are there in its trust domain
+// and in each of its aliases, since a workload has the name that was the mesh's when it got its certificate.
 func (m *Model) Accounts(r *incr.Reader, key string) []string {
 	return m.rules.accounts.Of(r, key)
 }
@@ -246,8 +248,29 @@ func (m *Model) accounts(r *incr.Reader, key string) []string {
 	if s, ok := incr.Get(r, m.tables.services, key); ok {
 		out = append(out, s.Source.SANs...)
 	}
+	out = inTrustDomains(out, m.Mesh(r))
 	slices.Sort(out)
 	return slices.Compact(out)
+}
+
+// inTrustDomains adds to names the identities of the mesh in its other trust domains. Names of other trust
+// domains stay as they are: an alias of this mesh is none of theirs.
+func inTrustDomains(names []string, m *meshv1.MeshConfig) []string {
+	if len(m.TrustDomainAliases) == 0 {
+		return names
+	}
+	domains := append([]string{m.TrustDomain}, m.TrustDomainAliases...)
+	out := slices.Clone(names)
+	for _, name := range names {
+		id, err := mesh.ParseSPIFFE(name)
+		if err != nil || !contains(domains, id.TrustDomain) {
+			continue
+		}
+		for _, id.TrustDomain = range domains {
+			out = append(out, id.SPIFFE())
+		}
+	}
+	return out
 }
 
 // canonical formats labels as "a=b,c=d", sorted.
