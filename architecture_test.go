@@ -314,6 +314,31 @@ func TestHTTPServersAreBounded(t *testing.T) {
 	}
 }
 
+// wholeReads are the files, or folders, of programs that read files without a bound; all others use
+// filewatch.ReadFile or statefile: a path that somebody else chooses may be that of a device or a pipe.
+var wholeReads = map[string]string{
+	"internal/filewatch/": "implements the bound", "internal/statefile/": "implements the bound",
+	"internal/cgroup/": "files of the kernel", "internal/agent/app/app.go": "files of the kernel", "internal/agent/capture/": "files of the kernel",
+	"internal/agent/envoy/": "files of the kernel", "internal/agent/status/metrics.go": "a file of the kernel", "internal/claim/folder.go": "a file of the kernel",
+	"internal/discovery/ca/": "files of the state folder", "internal/discovery/discovery.go": "a file of the state folder",
+	"cmd/pilotctl/": "files that its user names", "internal/demo/": "files that its user names", "internal/lab/": "files of its own", "samples/": "an application", "hack/": "files of the repository",
+}
+
+func TestFilesAreReadWithBounds(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.Test || strings.HasPrefix(s.Dir, "test/") || !strings.Contains(s.Text, "os.ReadFile") && !strings.Contains(s.Text, "os.Open(") && !strings.Contains(s.Text, "LoadX509KeyPair(") {
+			continue
+		}
+		allowed := false
+		for prefix := range wholeReads {
+			allowed = allowed || strings.HasPrefix(s.Path, prefix)
+		}
+		if !allowed {
+			t.Errorf("%s reads files without a bound: use filewatch.ReadFile, filewatch.OpenRegular or statefile", s.Path)
+		}
+	}
+}
+
 func TestLibrariesAreImportedWhereAllowed(t *testing.T) {
 	for _, s := range sources(t) {
 		if s.Test {
