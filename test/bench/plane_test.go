@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
-	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 )
 
 // bound is the longest that anything here is waited for.
@@ -59,7 +59,7 @@ func newPlane(b *testing.B, z size) *plane {
 		ConfigDir: p.dir, StateDir: b.TempDir(), Names: discovery.Names{Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system"},
 		Ports:     discovery.Ports{HTTP: any, GRPC: any, Monitoring: any},
 		Keepalive: discovery.Keepalive{Interval: 30 * time.Second, Timeout: 10 * time.Second},
-		CA:        discovery.CAOptions{Limits: ca.Limits{DefaultTTL: time.Hour, MaxTTL: time.Hour}, RootTTL: 24 * time.Hour},
+		CA:        discovery.CAOptions{Limits: policy.Limits{DefaultTTL: time.Hour, MaxTTL: time.Hour}, RootTTL: 24 * time.Hour},
 		Version:   "bench", Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

@@ -511,7 +511,7 @@ func (x *target) certificates() []attempt {
 		{name: "a certificate of two identities", cert: ours(func(c *x509.Certificate) {
 			c.URIs = append(c.URIs, address(t, "spiffe://cluster.local/ns/bank/sa/boss"))
 		}), why: "2 URI SANs"},
-		{name: "an identity with a longer path", cert: ours(func(c *x509.Certificate) { c.URIs[0].Path += "/x" }), why: "or none"},
+		{name: "an identity with a longer path", cert: ours(func(c *x509.Certificate) { c.URIs[0].Path += "/x" }), why: "invalid identity"},
 
 		{name: "a gateway's header from elsewhere", headers: []string{header, "URI=" + alice.SPIFFE()}, why: "no credentials"},
 		{name: "a gateway's header and a bad token", headers: append(bearer("x"), header, "URI="+alice.SPIFFE()), why: "malformed"},
