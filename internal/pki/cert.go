@@ -160,8 +160,14 @@ func SelfSigned(c *x509.Certificate) bool {
 
 // VerifyChain verifies the chain, leaf first, against the roots for the usage at the time now.
 func VerifyChain(chain, roots []*x509.Certificate, usage x509.ExtKeyUsage, now time.Time) error {
+	_, err := verify(chain, roots, usage, now)
+	return err
+}
+
+// verify returns the chains from the first certificate to a root: at least one.
+func verify(chain, roots []*x509.Certificate, usage x509.ExtKeyUsage, now time.Time) ([][]*x509.Certificate, error) {
 	if len(chain) == 0 {
-		return errors.New("certificate chain is empty")
+		return nil, errors.New("certificate chain is empty")
 	}
 	opts := x509.VerifyOptions{
 		Roots:         Pool(roots),
@@ -169,10 +175,11 @@ func VerifyChain(chain, roots []*x509.Certificate, usage x509.ExtKeyUsage, now t
 		CurrentTime:   now,
 		KeyUsages:     []x509.ExtKeyUsage{usage},
 	}
-	if _, err := chain[0].Verify(opts); err != nil {
-		return fmt.Errorf("certificate chain: %w", err)
+	verified, err := chain[0].Verify(opts)
+	if err != nil {
+		return nil, fmt.Errorf("certificate chain: %w", err)
 	}
-	return nil
+	return verified, nil
 }
 
 // Pool returns a pool of the certificates.

@@ -95,6 +95,29 @@ func GenerateKey(kind KeyKind) (crypto.Signer, error) {
 	return nil, fmt.Errorf("unknown key kind %q", kind)
 }
 
+// KindOf returns the kind of a key, empty for a kind that GenerateKey does not generate.
+func KindOf(key crypto.Signer) KeyKind {
+	switch k := key.(type) {
+	case *ecdsa.PrivateKey:
+		switch k.Curve {
+		case elliptic.P256():
+			return ECDSAP256
+		case elliptic.P384():
+			return ECDSAP384
+		}
+	case *rsa.PrivateKey:
+		switch k.N.BitLen() {
+		case 2048:
+			return RSA2048
+		case 3072:
+			return RSA3072
+		case 4096:
+			return RSA4096
+		}
+	}
+	return ""
+}
+
 // EncodeKey encodes a key as PEM: as PKCS #8 if pkcs8 is set, else as SEC 1 (ECDSA) or PKCS #1
 // (RSA). Other keys are always PKCS #8.
 func EncodeKey(key crypto.Signer, pkcs8 bool) ([]byte, error) {

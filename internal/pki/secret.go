@@ -19,9 +19,17 @@ type Secret struct {
 	Roots []byte
 	// Version is a hash of Key, Chain and Roots.
 	Version string
-	// NotBefore and NotAfter are the period in which leaf, intermediates and, if there is only
-	// one, the root are all valid.
+	// NotBefore and NotAfter are the period in which leaf, intermediates and root are all valid. Of several
+	// roots that the chain leads to, the one that ends last counts.
 	NotBefore, NotAfter time.Time
+	// IssuerNotAfter is when the first of the intermediates and the root ends. If it is not after
+	// NotAfter, the certificate cannot be renewed beyond it by the same issuers.
+	IssuerNotAfter time.Time
+}
+
+// EndsWithIssuer reports whether the secret ends because one of its issuers ends.
+func (s Secret) EndsWithIssuer() bool {
+	return !s.IssuerNotAfter.IsZero() && !s.IssuerNotAfter.After(s.NotAfter)
 }
 
 // String returns only the version, so that logging a Secret does not leak the key.
@@ -49,7 +57,8 @@ func NewSecret(key, chain, roots []byte, now time.Time) (*Secret, error) {
 	if !KeyMatches(signer, certs[0]) {
 		return nil, errors.New("certificate does not match the private key")
 	}
-	if err := VerifyChain(certs, trusted, x509.ExtKeyUsageClientAuth, now); err != nil {
+	verified, err := verify(certs, trusted, x509.ExtKeyUsageClientAuth, now)
+	if err != nil {
 		return nil, err
 	}
 	own := certs[:1]
@@ -58,13 +67,22 @@ func NewSecret(key, chain, roots []byte, now time.Time) (*Secret, error) {
 			own = append(own, c)
 		}
 	}
-	term := ValidityOf(own)
-	if len(trusted) == 1 { // with several roots, it depends on the peer which one is used
-		term = ValidityOf(append(own[:len(own):len(own)], trusted[0]))
-	}
-	s := &Secret{Key: key, Chain: EncodeCerts(own...), Roots: EncodeCerts(trusted...), NotBefore: term.NotBefore, NotAfter: term.NotAfter}
+	issuers := append(own[1:len(own):len(own)], lastRoot(verified))
+	term := ValidityOf(append(issuers[:len(issuers):len(issuers)], own[0]))
+	s := &Secret{Key: key, Chain: EncodeCerts(own...), Roots: EncodeCerts(trusted...), NotBefore: term.NotBefore, NotAfter: term.NotAfter, IssuerNotAfter: ValidityOf(issuers).NotAfter}
 	s.Version = VersionOf(s.Key, s.Chain, s.Roots)
 	return s, nil
+}
+
+// lastRoot returns the root that ends last of those that verified chains lead to.
+func lastRoot(chains [][]*x509.Certificate) *x509.Certificate {
+	var last *x509.Certificate
+	for _, chain := range chains {
+		if root := chain[len(chain)-1]; last == nil || root.NotAfter.After(last.NotAfter) {
+			last = root
+		}
+	}
+	return last
 }
 
 // VersionOf returns a hash of the parts, 24 hexadecimal digits.

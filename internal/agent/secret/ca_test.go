@@ -116,7 +116,7 @@ func TestCARequest(t *testing.T) {
 	v := NewValue()
 	u := s.dialer(t, dir).with(t, func(o *upstream.Options) { o.Certificate = v.ClientCertificate })
 	k := NewKeeper(v, Options{Identity: alice, TTL: time.Hour}, NewCA(u, "signer"), quiet)
-	first, err := k.renew(t.Context())
+	first, err := k.renew(t.Context(), time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestCARequest(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "token")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.renew(t.Context()); err != nil || len(s.md.Get("authorization")) != 0 || len(s.peers) == 0 {
+	if _, err := k.renew(t.Context(), time.Now()); err != nil || len(s.md.Get("authorization")) != 0 || len(s.peers) == 0 {
 		t.Errorf("with a certificate: %v, %v, %d certificates", err, s.md, len(s.peers))
 	}
 }
@@ -153,7 +153,7 @@ func TestCAErrors(t *testing.T) {
 	} {
 		u := s.dialer(t, t.TempDir()).with(t, tt.change)
 		s.short = tt.short
-		_, err := NewKeeper(NewValue(), Options{Identity: alice}, NewCA(u, ""), quiet).renew(t.Context())
+		_, err := NewKeeper(NewValue(), Options{Identity: alice}, NewCA(u, ""), quiet).renew(t.Context(), time.Now())
 		if err == nil || !strings.Contains(err.Error(), tt.why) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.why)
 		}

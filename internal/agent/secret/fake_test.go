@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -42,6 +43,37 @@ func newFakeCA(t testing.TB) *fakeCA {
 	return &fakeCA{root: root, key: key}
 }
 
+// renewRoot replaces the root by one of the same key that ends after a time.
+func (f *fakeCA) renewRoot(t testing.TB, left time.Duration) {
+	t.Helper()
+	term := pki.Validity{NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(left)}
+	root, err := pki.Sign(pki.RootTemplate("cluster.local", term), nil, f.key.Public(), f.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.root = root
+}
+
+// lines is a log that a test reads.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
 func (f *fakeCA) Sign(_ context.Context, text []byte, ttl time.Duration) (chain, roots []byte, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -53,7 +85,11 @@ func (f *fakeCA) Sign(_ context.Context, text []byte, ttl time.Duration) (chain,
 	if err != nil {
 		return nil, nil, err
 	}
-	leaf, err := f.leaf(csr.PublicKey, pki.Validity{NotBefore: time.Now().Add(-2 * time.Minute), NotAfter: time.Now().Add(ttl)})
+	end := time.Now().Add(ttl)
+	if end.After(f.root.NotAfter) {
+		end = f.root.NotAfter
+	}
+	leaf, err := f.leaf(csr.PublicKey, pki.Validity{NotBefore: time.Now().Add(-2 * time.Minute), NotAfter: end})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -16,7 +16,7 @@ import (
 // identity returns a new secret that the CA has signed.
 func identity(t *testing.T, ca *fakeCA) *pki.Secret {
 	t.Helper()
-	s, err := NewKeeper(NewValue(), Options{Identity: alice}, ca, quiet).renew(t.Context())
+	s, err := NewKeeper(NewValue(), Options{Identity: alice}, ca, quiet).renew(t.Context(), time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

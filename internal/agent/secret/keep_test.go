@@ -3,6 +3,7 @@ package secret
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +15,12 @@ import (
 // before the first request.
 func keep(t *testing.T, o Options, f func(t *testing.T, k *Keeper, ca *fakeCA), before ...func(*fakeCA)) {
 	t.Helper()
+	keepWith(t, o, func(*Keeper) {}, f, before...)
+}
+
+// keepWith is keep, and changes the keeper before it runs.
+func keepWith(t *testing.T, o Options, change func(*Keeper), f func(t *testing.T, k *Keeper, ca *fakeCA), before ...func(*fakeCA)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ca := newFakeCA(t)
 		for _, b := range before {
@@ -21,6 +28,7 @@ func keep(t *testing.T, o Options, f func(t *testing.T, k *Keeper, ca *fakeCA), 
 		}
 		o.Identity = alice
 		k := NewKeeper(NewValue(), o, ca, quiet)
+		change(k)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error)
 		go func() { done <- k.Run(ctx) }()
@@ -116,21 +124,106 @@ func TestLeafIsServedUntilItsSuccessorExists(t *testing.T) {
 func TestRetriesBackOff(t *testing.T) {
 	keep(t, Options{Ratio: 0.5}, func(t *testing.T, k *Keeper, ca *fakeCA) {
 		pass(time.Second)
-		if n := len(ca.calls()); n < 3 || n > 5 {
-			t.Errorf("%d attempts in the first second, want about 4", n)
+		if n := len(ca.calls()); n < 3 || n > 15 {
+			t.Errorf("%d attempts in the first second, want about 6", n)
 		}
-		pass(time.Minute)
-		if n := len(ca.calls()); n < 12 || n > 25 {
-			t.Errorf("%d attempts in a minute", n)
+		pass(10 * time.Minute)
+		if n := len(ca.calls()); n < 100 || n > 500 {
+			t.Errorf("%d attempts in ten minutes, want one every 2.5 s or so", n)
+		}
+		st := k.State()
+		if n := len(ca.calls()); st.Requests != n || st.Failed != n || st.Retries != n-1 || st.Failures != n || !st.Next.After(time.Now().Add(-time.Second)) {
+			t.Errorf("%d attempts: state %+v", n, st)
 		}
 	}, func(ca *fakeCA) { ca.setFail(errDown) })
 }
 
-func TestShortLifetimeDoesNotLoop(t *testing.T) {
-	keep(t, Options{Ratio: 1, TTL: 20 * time.Second}, func(t *testing.T, k *Keeper, ca *fakeCA) {
-		pass(10 * time.Second)
-		if n := len(ca.calls()); n > 11 {
-			t.Errorf("%d calls in 10 s", n)
+func TestARenewalThatIsDueAtOnceDoesNotLoop(t *testing.T) {
+	for _, tt := range []struct{ life, span time.Duration }{{20 * time.Second, 10 * time.Second}, {24 * time.Hour, 24 * time.Hour}} {
+		keep(t, Options{Ratio: 1, TTL: tt.life}, func(t *testing.T, k *Keeper, ca *fakeCA) {
+			pass(tt.span)
+			if n := len(ca.calls()); n > 21 {
+				t.Errorf("%d requests in %s for a lifetime of %s, want at most 21", n, tt.span, tt.life)
+			}
+		})
+	}
+}
+
+// Each certificate ends with the root, so the lifetimes become shorter and shorter.
+func TestARootNearItsEndCausesNoStormAndAnAlarm(t *testing.T) {
+	var log lines
+	keepWith(t, Options{Ratio: 0.5}, func(k *Keeper) { k.log = log.logger() }, func(t *testing.T, k *Keeper, ca *fakeCA) {
+		pass(61 * time.Minute)
+		n := len(ca.calls())
+		if n < 5 || n > 200 {
+			t.Errorf("%d requests in the last hour of the root", n)
+		}
+		if s, _ := k.Current(); s == nil || !s.EndsWithIssuer() || !s.NotAfter.Equal(ca.root.NotAfter) {
+			t.Errorf("%v does not end with its root", s)
+		}
+		if !strings.Contains(log.String(), "level=ERROR") || !strings.Contains(log.String(), "certificate that signed it ends") {
+			t.Errorf("no alarm: %s", log.String())
+		}
+	}, func(ca *fakeCA) { ca.renewRoot(t, time.Hour) })
+}
+
+// jumping replaces the clock of a keeper by one whose wall clock can be set.
+func jumping(k *Keeper) (jump func(time.Duration)) {
+	var by atomic.Int64
+	clock := k.clock
+	k.clock = func() reading {
+		r := clock()
+		r.wall = r.wall.Add(time.Duration(by.Load()))
+		return r
+	}
+	return func(d time.Duration) { by.Add(int64(d)) }
+}
+
+// A wall clock that is wrong for an hour costs no certificate and causes no storm.
+func TestClockJumps(t *testing.T) {
+	for _, by := range []time.Duration{48 * time.Hour, -48 * time.Hour, time.Hour, -time.Hour} {
+		t.Run(by.String(), func(t *testing.T) {
+			var jump func(time.Duration)
+			keepWith(t, Options{Ratio: 0.5}, func(k *Keeper) { jump = jumping(k) }, func(t *testing.T, k *Keeper, ca *fakeCA) {
+				pass(3 * time.Hour)
+				first, _ := k.Current()
+				jump(by)
+				pass(time.Hour)
+				if s, _ := k.Current(); s == nil || s != first && !s.NotAfter.After(first.NotAfter) {
+					t.Error("no certificate while the clock is wrong")
+				}
+				// A failed retry every 2.5 s if all certificates seem to have expired.
+				if n := len(ca.calls()); n > 1+3600*20 {
+					t.Errorf("%d requests while the clock is wrong", n)
+				}
+				jump(-by)
+				before := len(ca.calls())
+				pass(2 * time.Minute)
+				if s, _ := k.Current(); !s.NotAfter.After(time.Now()) || s.NotBefore.After(time.Now()) {
+					t.Errorf("not valid when the clock is right again: %s to %s", s.NotBefore, s.NotAfter)
+				}
+				if n := len(ca.calls()) - before; n > 60 {
+					t.Errorf("%d requests in two minutes after the clock was put right", n)
+				}
+				now := len(ca.calls())
+				pass(72 * time.Hour)
+				if n := len(ca.calls()) - now; n < 5 || n > 8 {
+					t.Errorf("%d renewals in 72 h, want one every 12 h", n)
+				}
+			})
+		})
+	}
+}
+
+// The renewal is due by the wall clock at most a minute after it jumped, not when a timer of 12 hours ends.
+func TestJumpToTheRenewalIsNoticed(t *testing.T) {
+	var jump func(time.Duration)
+	keepWith(t, Options{Ratio: 0.5}, func(k *Keeper) { jump = jumping(k) }, func(t *testing.T, k *Keeper, ca *fakeCA) {
+		pass(3 * time.Hour)
+		jump(11 * time.Hour)
+		pass(time.Minute)
+		if n := len(ca.calls()); n != 2 {
+			t.Errorf("%d requests a minute after the jump, want 2", n)
 		}
 	})
 }
