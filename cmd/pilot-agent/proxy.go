@@ -120,7 +120,7 @@ func logStart(log *slog.Logger, s *spec.Spec) error {
 	}
 	log.Info("Effective config: " + strings.TrimSpace(text))
 	log.Info("JWT policy is third-party-jwt")
-	log.Info("CA Endpoint "+s.Upstream.CA, "identity", n.Identity)
+	log.Info("CA Endpoint "+strings.Join(s.Upstream.CA, ","), "identity", n.Identity)
 	for _, w := range s.Warnings {
 		log.Warn(w)
 	}

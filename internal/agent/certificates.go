@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/agent/identity"
 	"github.com/pilothouse/pilothouse/internal/agent/sds"
@@ -21,8 +22,18 @@ import (
 type certificates struct {
 	plan  identity.Plan
 	value *secret.Value
-	sds   sdsPart
-	tasks []run.Task
+	token func(context.Context) (string, error)
+	// issued is nil if the certificate does not come from the CA.
+	issued *issued
+	sds    sdsPart
+	tasks  []run.Task
+}
+
+// issued are the parts that get the certificate from the CA.
+type issued struct {
+	keeper *secret.Keeper
+	ca     *secret.CA
+	copy   *secret.Copy // nil for none
 }
 
 // newCertificates opens the SDS socket. The first certificate is requested by the tasks: Envoy starts at the same time and waits
@@ -37,39 +48,61 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 		return nil, err
 	}
 	log = log.With("scope", "secret")
-	value := secret.NewValue()
-	renewal, err := newRenewal(s, plan, value, follower, log)
-	if err != nil {
-		return nil, err
-	}
-	tasks := []run.Task{{Name: "certificate", Run: renewal}}
-	if dir := s.Certificates.OutputDir; dir != "" {
-		output := secret.Output{Dir: dir, Mode: s.Certificates.OutputMode, Source: value, Log: log}
-		tasks = append(tasks, run.Task{Name: "certificate output", Run: output.Run})
-	}
-	server, err := newSDS(s, value, follower, log)
-	if err != nil {
-		return nil, err
-	}
-	return &certificates{plan: plan, value: value, sds: server, tasks: append(tasks, server.tasks...)}, nil
-}
-
-// newRenewal returns the task that keeps value current: from the files of a mounted certificate, else from the CA.
-func newRenewal(s *spec.Spec, plan identity.Plan, value *secret.Value, follower *filewatch.Follower, log *slog.Logger) (func(context.Context) error, error) {
+	c := &certificates{plan: plan, value: secret.NewValue(), token: token(s)}
 	if files := plan.Mounted; files != nil {
 		log.Info("the certificate comes from files", "chain", files.Chain)
-		return secret.NewFiles(value, secret.FilePaths(*files), follower, log).Run, nil
+		c.tasks = []run.Task{{Name: "certificate", Run: secret.NewFiles(c.value, secret.FilePaths(*files), follower, log).Run}}
+	} else {
+		if c.issued, err = newIssued(s, c, log); err != nil {
+			return nil, err
+		}
+		c.tasks = []run.Task{{Name: "certificate", Run: c.issued.keeper.Run}}
 	}
-	ca, err := connectTo(s, value, upstream.Options{
-		Name: "CA", Address: s.Upstream.CA, RootFile: plan.CARoot, Headers: s.Upstream.CAHeaders, PlaintextToken: true,
-	})
-	if err != nil {
+	if dir := s.Certificates.OutputDir; dir != "" {
+		output := secret.Output{Dir: dir, Mode: s.Certificates.OutputMode, Source: c.value, Log: log}
+		c.tasks = append(c.tasks, run.Task{Name: "certificate output", Run: output.Run})
+	}
+	if c.sds, err = newSDS(s, c.value, follower, log); err != nil {
 		return nil, err
 	}
+	c.tasks = append(c.tasks, c.sds.tasks...)
+	return c, nil
+}
+
+// newIssued makes the parts that get the certificate from the CA.
+func newIssued(s *spec.Spec, c *certificates, log *slog.Logger) (*issued, error) {
+	var upstreams []secret.Upstream
+	for _, address := range s.Upstream.CA {
+		u, err := connectTo(s, c, upstream.Options{
+			Name: "CA", Address: address, RootFile: c.plan.CARoot, Headers: s.Upstream.CAHeaders, PlaintextToken: true,
+		})
+		if err != nil {
+			return nil, err
+		}
+		upstreams = append(upstreams, u)
+	}
 	o := s.Certificates
-	return secret.NewKeeper(value, secret.Options{
+	out := &issued{ca: secret.NewCA(upstreams, o.Signer)}
+	if o.CopyDir != "" {
+		var err error
+		out.copy, err = secret.OpenCopy(secret.CopyOptions{Dir: o.CopyDir, KeyFile: o.CopyKeyFile, Optional: o.CopyOptional, Log: log})
+		if err != nil {
+			return nil, fmt.Errorf("%w: set IDENTITY_COPY_KEY_FILE to a file on another volume, or IDENTITY_COPY_DIR to a folder in memory, or to none", err)
+		}
+	}
+	out.keeper = secret.NewKeeper(c.value, secret.Options{
 		Identity: s.Node.Identity, KeyKind: o.Key, PKCS8: o.PKCS8, TTL: o.TTL, Ratio: o.RenewalRatio, Jitter: o.Jitter,
-	}, secret.NewCA(ca, o.Signer), log).Run, nil
+		Source: strings.Join(s.Upstream.CA, ","), Copy: out.copy,
+	}, out.ca, log)
+	return out, nil
+}
+
+// token returns the source of the token that authenticates this workload until it has a certificate.
+func token(s *spec.Spec) func(context.Context) (string, error) {
+	if host := s.Upstream.MetadataServer; host != "" {
+		return upstream.NewGCE(host, s.Node.Identity.TrustDomain).Token
+	}
+	return upstream.TokenFile(s.Upstream.TokenFile)
 }
 
 // sdsPart serves secrets to Envoy.
@@ -99,10 +132,10 @@ func newSDS(s *spec.Spec, value *secret.Value, follower *filewatch.Follower, log
 
 // connectTo fills in the options that all servers of the control plane share. A missing root certificate is an error
 // at the start, because that is where users look for errors. [agent L14]
-func connectTo(s *spec.Spec, certificate *secret.Value, o upstream.Options) (*upstream.Server, error) {
+func connectTo(s *spec.Spec, c *certificates, o upstream.Options) (*upstream.Server, error) {
 	u := s.Upstream
 	o.ServerName, o.ClusterID, o.Keepalive, o.KeepaliveTimeout = u.ServerName, u.ClusterID, u.Keepalive, u.KeepaliveTimeout
-	o.TokenFile, o.Certificate, o.ProvisionedDir = identity.TokenFile, certificate.ClientCertificate, s.Certificates.ProvisionedDir
+	o.Token, o.Certificate, o.ProvisionedDir = c.token, c.value.ClientCertificate, s.Certificates.ProvisionedDir
 	switch {
 	case upstream.Plaintext(o.Address), o.RootFile == upstream.SystemRoots:
 	case o.RootFile == "":
@@ -123,7 +156,7 @@ func isFile(path string) bool {
 
 // newXDS opens the XDS socket.
 func newXDS(s *spec.Spec, c *certificates, log *slog.Logger) (*xdsproxy.Proxy, error) {
-	server, err := connectTo(s, c.value, upstream.Options{
+	server, err := connectTo(s, c, upstream.Options{
 		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, Headers: s.Upstream.DiscoveryHeaders,
 	})
 	if err != nil {

@@ -19,8 +19,6 @@ const (
 	LegacyDir = "./etc/certs"
 	// DefaultRoot is the root certificate if no setting names another.
 	DefaultRoot = "./var/run/secrets/istio/root-cert.pem"
-	// TokenFile is the bearer token of the workload's service account.
-	TokenFile = "./var/run/secrets/tokens/istio-token"
 )
 
 // rootName is the name of a root certificate in a folder of credentials.

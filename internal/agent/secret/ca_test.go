@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -106,7 +107,7 @@ func (s *caServer) dialer(t *testing.T, dir string) dialer {
 	t.Helper()
 	put(t, dir, map[string][]byte{"root.pem": pki.EncodeCerts(s.ca.root), "token": []byte("first\n")})
 	return dialer{upstream.Options{
-		Name: "CA", Address: s.addr, RootFile: filepath.Join(dir, "root.pem"), ServerName: "istiod.test", TokenFile: filepath.Join(dir, "token"),
+		Name: "CA", Address: s.addr, RootFile: filepath.Join(dir, "root.pem"), ServerName: "istiod.test", Token: upstream.TokenFile(filepath.Join(dir, "token")),
 		ClusterID: "east", Headers: map[string]string{"X-Team": "shop"},
 	}}
 }
@@ -115,7 +116,7 @@ func TestCARequest(t *testing.T) {
 	s, dir := serveCA(t), t.TempDir()
 	v := NewValue()
 	u := s.dialer(t, dir).with(t, func(o *upstream.Options) { o.Certificate = v.ClientCertificate })
-	k := NewKeeper(v, Options{Identity: alice, TTL: time.Hour}, NewCA(u, "signer"), quiet)
+	k := NewKeeper(v, Options{Identity: alice, TTL: time.Hour}, NewCA([]Upstream{u}, "signer"), quiet)
 	first, err := k.renew(t.Context(), time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -146,16 +147,69 @@ func TestCAErrors(t *testing.T) {
 		short     bool
 	}{
 		{"no root file", "read the root certificate of the CA: open /nowhere", func(o *upstream.Options) { o.RootFile = "/nowhere" }, false},
-		{"no token", "read token: open /nowhere", func(o *upstream.Options) { o.TokenFile = "/nowhere" }, false},
+		{"no token", "read token: open /nowhere", func(o *upstream.Options) { o.Token = upstream.TokenFile("/nowhere") }, false},
 		{"another server", "not istiod.other", func(o *upstream.Options) { o.ServerName = "istiod.other" }, false},
 		{"no listener", "connection refused", func(o *upstream.Options) { o.Address = "127.0.0.1:1" }, false},
 		{"a chain of one", "invalid chain of 1 certificates: want at least leaf and root", nil, true},
 	} {
 		u := s.dialer(t, t.TempDir()).with(t, tt.change)
 		s.short = tt.short
-		_, err := NewKeeper(NewValue(), Options{Identity: alice}, NewCA(u, ""), quiet).renew(t.Context(), time.Now())
+		_, err := NewKeeper(NewValue(), Options{Identity: alice}, NewCA([]Upstream{u}, ""), quiet).renew(t.Context(), time.Now())
 		if err == nil || !strings.Contains(err.Error(), tt.why) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.why)
 		}
 	}
+}
+
+// While one address does not answer, another one does, and it is asked first from then on. A refusal is final.
+func TestCAAtSeveralAddresses(t *testing.T) {
+	t.Parallel()
+	s := serveCA(t)
+	d := s.dialer(t, t.TempDir())
+	silent := silentListener(t)
+	away := d.with(t, func(o *upstream.Options) { o.Address = "127.0.0.1:1" })
+	hanging := &counted{Upstream: d.with(t, func(o *upstream.Options) { o.Address = silent })}
+	refusing := d.with(t, func(o *upstream.Options) { o.Token = upstream.TokenFile("/nowhere") })
+	answering := d.with(t, nil)
+	ca := NewCA([]Upstream{away, hanging, answering}, "")
+	k := NewKeeper(NewValue(), Options{Identity: alice}, ca, quiet)
+	for range 2 {
+		if _, err := k.renew(t.Context(), time.Now()); err != nil || ca.Address() != s.addr {
+			t.Fatalf("answered by %s: %v", ca.Address(), err)
+		}
+	}
+	if n := hanging.calls.Load(); n != 1 {
+		t.Errorf("the address that does not answer was called %d times, want 1", n)
+	}
+	_, err := NewKeeper(NewValue(), Options{Identity: alice}, NewCA([]Upstream{away, d.with(t, func(o *upstream.Options) { o.Address = "127.0.0.1:2" })}, ""), quiet).renew(t.Context(), time.Now())
+	if err == nil || !strings.Contains(err.Error(), "CA 127.0.0.1:1:") || !strings.Contains(err.Error(), "CA 127.0.0.1:2:") {
+		t.Errorf("%v, want the reasons of both addresses", err)
+	}
+	last := &counted{Upstream: answering}
+	_, err = NewKeeper(NewValue(), Options{Identity: alice}, NewCA([]Upstream{refusing, last}, ""), quiet).renew(t.Context(), time.Now())
+	if err == nil || last.calls.Load() != 0 {
+		t.Errorf("after a refusal: %v, and %d calls of the next address", err, last.calls.Load())
+	}
+}
+
+// counted counts the connections of an Upstream.
+type counted struct {
+	Upstream
+	calls atomic.Int64
+}
+
+func (c *counted) Connect(failed func(error), opts ...grpc.DialOption) (*grpc.ClientConn, error) {
+	c.calls.Add(1)
+	return c.Upstream.Connect(failed, opts...)
+}
+
+// silentListener accepts connections and says nothing.
+func silentListener(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	return ln.Addr().String()
 }

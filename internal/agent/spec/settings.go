@@ -53,16 +53,23 @@ func (b *builder) upstream() Upstream {
 	discovery := b.s.Config.GetDiscoveryAddress()
 	u := Upstream{
 		Discovery:        discovery,
-		CA:               b.set.TextOr("CA_ADDR", discovery),
+		CA:               b.set.List("CA_ADDR"),
 		DiscoveryRoot:    b.set.TextOr("XDS_ROOT_CA", ""),
 		CARoot:           b.set.TextOr("CA_ROOT_CA", ""),
 		CertProvider:     b.set.Enum("PILOT_CERT_PROVIDER"),
 		ServerName:       b.set.TextOr("ISTIOD_SAN", ""),
 		ClusterID:        b.set.Text("ISTIO_META_CLUSTER_ID"),
+		TokenFile:        b.set.Text("CREDENTIAL_TOKEN_FILE"),
 		DiscoveryHeaders: headers(b.set.Prefixed("XDS_HEADER_*")),
 		CAHeaders:        headers(b.set.Prefixed("CA_HEADER_*")),
 		Keepalive:        b.set.Duration("GRPC_KEEPALIVE_INTERVAL"),
 		KeepaliveTimeout: b.set.Duration("GRPC_KEEPALIVE_TIMEOUT"),
+	}
+	if len(u.CA) == 0 {
+		u.CA = []string{discovery}
+	}
+	if server := b.set.Text("GCE_METADATA_HOST"); b.set.Enum("CREDENTIAL_FETCHER_TYPE") != "JWT" {
+		u.MetadataServer = server
 	}
 	if u.Keepalive > 0 && u.Keepalive < minKeepalive {
 		b.warn("GRPC_KEEPALIVE_INTERVAL: %s is used instead of %s: gRPC allows no shorter interval", minKeepalive, u.Keepalive)
@@ -94,6 +101,17 @@ func (b *builder) certificates() Certificates {
 		},
 		Own:    b.set.Text("WORKLOAD_IDENTITY_SOCKET_FILE") == ownSocket,
 		Signer: b.set.Text("ISTIO_META_CERT_SIGNER"),
+	}
+	c.CopyKeyFile = b.set.Text("IDENTITY_COPY_KEY_FILE")
+	switch dir := b.set.TextOr("IDENTITY_COPY_DIR", ""); dir {
+	case "none":
+		if c.CopyKeyFile != "" {
+			b.set.Fail("IDENTITY_COPY_KEY_FILE", "IDENTITY_COPY_DIR is none: there is no copy to encrypt")
+		}
+	case "":
+		c.CopyDir, c.CopyOptional = relative(b.s.Config.GetConfigPath()), c.CopyKeyFile == ""
+	default:
+		c.CopyDir = dir
 	}
 	if b.set.Text("KUBERNETES_SERVICE_HOST") != "" {
 		c.OutputMode = 0o644 // other containers of the Pod run as other users [agent E39]

@@ -30,10 +30,11 @@ func TestDefaults(t *testing.T) {
 			SDSDir: "./var/run/secrets/workload-spiffe-uds", SDSSocket: "./var/run/secrets/workload-spiffe-uds/socket",
 		},
 		Upstream: Upstream{
-			Discovery: "istiod.istio-system.svc:15012", CA: "istiod.istio-system.svc:15012", CertProvider: "istiod", ClusterID: "Kubernetes",
+			Discovery: "istiod.istio-system.svc:15012", CA: []string{"istiod.istio-system.svc:15012"}, CertProvider: "istiod", ClusterID: "Kubernetes",
+			TokenFile:        "./var/run/secrets/tokens/istio-token",
 			DiscoveryHeaders: map[string]string{}, CAHeaders: map[string]string{}, Keepalive: 30 * time.Second, KeepaliveTimeout: 10 * time.Second,
 		},
-		Certificates: Certificates{TTL: 24 * time.Hour, RenewalRatio: 0.5, Jitter: 0.01, Key: pki.ECDSAP256, OutputMode: 0o600, Own: true},
+		Certificates: Certificates{TTL: 24 * time.Hour, RenewalRatio: 0.5, Jitter: 0.01, Key: pki.ECDSAP256, OutputMode: 0o600, Own: true, CopyDir: "./etc/istio/proxy", CopyOptional: true},
 		Envoy: Envoy{
 			Binary: "/usr/local/bin/envoy", AdminPort: 15000, HealthPort: 15021, PrometheusPort: 15090,
 			Arguments: Arguments{Drain: 45 * time.Second, LogLevel: "warning", HotRestart: true},
@@ -57,7 +58,7 @@ func TestSettings(t *testing.T) {
 	got := build(t, func(in *testInput) {
 		in.Env["PROXY_CONFIG"] = "proxyMetadata: {ISTIO_DELTA_XDS: 'false', SECRET_TTL: 1h}\ndiscoveryAddress: d:1\n"
 		for k, v := range map[string]string{
-			"CA_ADDR": "ca:2", "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "/ca.pem", "PROV_CERT": "/prov", "OUTPUT_CERTS": "/out",
+			"CA_ADDR": "ca:2, ca:3", "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "/ca.pem", "PROV_CERT": "/prov", "OUTPUT_CERTS": "/out",
 			"XDS_HEADER_A": "1", "CA_HEADER_B": "2", "ECC_SIGNATURE_ALGORITHM": "ECDSA", "ECC_CURVE": "P-384", "PKCS8_KEY": "true",
 			"SECRET_GRACE_PERIOD_RATIO": "0.25", "MINIMUM_DRAIN_DURATION": "1s", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true",
 			"HOST_IP": "10.0.0.1", "SECRET_TTL": "2h",
@@ -67,7 +68,7 @@ func TestSettings(t *testing.T) {
 		in.Override, in.Env["ISTIO_BOOTSTRAP_OVERRIDE"] = []byte("a: $(HOST_IP)"), "override.yaml"
 	})
 	u, s, e := got.Upstream, got.Certificates, got.Envoy
-	if u.Discovery != "d:1" || u.CA != "ca:2" || u.DiscoveryRoot != "SYSTEM" || u.CARoot != "/ca.pem" ||
+	if u.Discovery != "d:1" || !slices.Equal(u.CA, []string{"ca:2", "ca:3"}) || u.DiscoveryRoot != "SYSTEM" || u.CARoot != "/ca.pem" ||
 		u.DiscoveryHeaders["a"] != "1" || u.CAHeaders["b"] != "2" {
 		t.Errorf("upstream %+v", u)
 	}
@@ -76,6 +77,37 @@ func TestSettings(t *testing.T) {
 	}
 	if !e.StateOfTheWorld || !got.Lifecycle.ExitOnZero || got.Lifecycle.MinDrain != time.Second || e.Arguments.BootstrapYAML != `{"a":"10.0.0.1"}` {
 		t.Errorf("envoy %+v", e)
+	}
+}
+
+func TestWhereTheCopyOfTheCertificateIs(t *testing.T) {
+	for _, tt := range []struct {
+		dir, key, wantDir string
+		optional          bool
+	}{
+		{"", "", "./etc/istio/proxy", true}, {"", "/k", "./etc/istio/proxy", false},
+		{"none", "", "", false}, {"/run/identity", "", "/run/identity", false}, {"/var/lib/identity", "/k", "/var/lib/identity", false},
+	} {
+		c := build(t, func(in *testInput) { in.Env["IDENTITY_COPY_DIR"], in.Env["IDENTITY_COPY_KEY_FILE"] = tt.dir, tt.key }).Certificates
+		if c.CopyDir != tt.wantDir || c.CopyKeyFile != tt.key || c.CopyOptional != tt.optional {
+			t.Errorf("folder %q, key %q: %+v", tt.dir, tt.key, c)
+		}
+	}
+	if _, err := Build(pod(func(in *testInput) { in.Env["IDENTITY_COPY_DIR"], in.Env["IDENTITY_COPY_KEY_FILE"] = "none", "/k" })); err == nil || !strings.Contains(err.Error(), "IDENTITY_COPY_KEY_FILE") {
+		t.Errorf("a key without a copy: %v", err)
+	}
+}
+
+func TestWhereTheTokenComesFrom(t *testing.T) {
+	for _, tt := range []struct{ kind, server, want string }{
+		{"", "", ""}, {"jwt", "x:1", ""}, {"GoogleComputeEngine", "", "169.254.169.254"}, {"googlecomputeengine", "x:1", "x:1"},
+	} {
+		u := build(t, func(in *testInput) {
+			in.Env["CREDENTIAL_FETCHER_TYPE"], in.Env["GCE_METADATA_HOST"], in.Env["CREDENTIAL_TOKEN_FILE"] = tt.kind, tt.server, "/token"
+		}).Upstream
+		if u.MetadataServer != tt.want || u.TokenFile != "/token" {
+			t.Errorf("%q, %q: metadata server %q, file %q", tt.kind, tt.server, u.MetadataServer, u.TokenFile)
+		}
 	}
 }
 
@@ -92,7 +124,7 @@ func TestSettingsMistakes(t *testing.T) {
 	for name, value := range map[string]string{
 		"SECRET_TTL": "a day", "SECRET_GRACE_PERIOD_RATIO": "2", "PKCS8_KEY": "maybe", "DISABLE_ENVOY": "x",
 		"PILOT_CERT_PROVIDER": "unknown", "WORKLOAD_RSA_KEY_SIZE": "12", "ECC_SIGNATURE_ALGORITHM": "DSA",
-		"WORKLOAD_IDENTITY_SOCKET_FILE": "a/b", "ISTIO_DELTA_XDS": "2", "ISTIO_META_DNS_CAPTURE": "maybe", "DNS_FORWARD_TIMEOUT": "-1s",
+		"WORKLOAD_IDENTITY_SOCKET_FILE": "a/b", "ISTIO_DELTA_XDS": "2", "ISTIO_META_DNS_CAPTURE": "maybe", "DNS_FORWARD_TIMEOUT": "-1s", "CREDENTIAL_FETCHER_TYPE": "mock",
 	} {
 		_, err := Build(pod(func(in *testInput) { in.Env[name] = value }))
 		if err == nil || !strings.Contains(err.Error(), name) {

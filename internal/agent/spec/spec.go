@@ -126,8 +126,9 @@ type Paths struct {
 
 // Upstream says how the agent reaches discovery and the CA. [agent E4, E11–E13, E18, E21, E32]
 type Upstream struct {
-	// Discovery and CA are addresses, host:port.
-	Discovery, CA string
+	// Discovery and CA are addresses, host:port; CA has at least one.
+	Discovery string
+	CA        []string
 	// DiscoveryRoot and CARoot are files of root certificates, SYSTEM for the operating
 	// system's, or empty for the default places.
 	DiscoveryRoot, CARoot string
@@ -136,6 +137,9 @@ type Upstream struct {
 	// ServerName is the name in the control plane's certificate; empty for the address's host.
 	ServerName string
 	ClusterID  string
+	// TokenFile is the file of the bearer token. It is not used if MetadataServer is set: the host of the metadata server of Google
+	// Compute Engine, which gives tokens.
+	TokenFile, MetadataServer string
 	// DiscoveryHeaders and CAHeaders are sent with every call.
 	DiscoveryHeaders, CAHeaders map[string]string
 	// Keepalive is how long a connection is idle before it is probed (0: never), KeepaliveTimeout
@@ -161,6 +165,10 @@ type Certificates struct {
 	Mounted     CertificateFiles
 	// Own says that this agent serves the certificate to Envoy, and not another server.
 	Own bool
+	// CopyDir is the folder for a copy of the certificate, empty for none; CopyKeyFile is the file of the key that encrypts
+	// it, empty for none. CopyOptional says that no setting asks for a copy, so that a folder that would expose it is not used.
+	CopyDir, CopyKeyFile string
+	CopyOptional         bool
 	// Signer is the name of the signer that the CA is asked to use; empty for its default.
 	Signer string
 }

@@ -20,7 +20,6 @@ import (
 
 // Bounds of files, in bytes.
 const (
-	maxToken  = 64 << 10
 	maxBundle = 1 << 20
 )
 
@@ -184,7 +183,10 @@ func (c *callCredentials) token(ctx context.Context) (string, error) {
 	if time.Now().Before(auth.presentedUntil) || c.plaintext && !c.o.PlaintextToken {
 		return "", nil
 	}
-	token, err := readToken(c.o.TokenFile)
+	if c.o.Token == nil {
+		return "", nil
+	}
+	token, err := c.o.Token(ctx)
 	if errors.Is(err, fs.ErrNotExist) && auth.available {
 		return "", nil
 	}
@@ -193,25 +195,6 @@ func (c *callCredentials) token(ctx context.Context) (string, error) {
 
 // RequireTransportSecurity implements credentials.PerRPCCredentials. Headers are sent with plaintext calls too.
 func (c *callCredentials) RequireTransportSecurity() bool { return !c.plaintext }
-
-// readToken reads the token, which the kubelet replaces regularly. [agent S6]
-func readToken(path string) (string, error) {
-	if path == "" {
-		return "", errors.New("read token: the file name is empty")
-	}
-	text, err := readFile(path, maxToken)
-	if err != nil {
-		return "", fmt.Errorf("read token: %w", err)
-	}
-	token := strings.TrimSpace(string(text))
-	switch {
-	case token == "":
-		return "", fmt.Errorf("read token %s: the file is empty", path)
-	case strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
-		return "", fmt.Errorf("read token %s: invalid character: want one line of printable ASCII", path)
-	}
-	return token, nil
-}
 
 // readFile reads a regular file of at most limit bytes.
 func readFile(path string, limit int64) ([]byte, error) { return filewatch.ReadFile(path, limit) }

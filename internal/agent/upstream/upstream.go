@@ -39,8 +39,10 @@ type Options struct {
 	RootFile string
 	// ServerName is the name to verify in the server's certificate; empty means the host of Address.
 	ServerName string
-	// TokenFile is the file of the bearer token. It may be missing if a client certificate is presented.
-	TokenFile string
+	// Token returns the bearer token for one call; TokenFile and GCE make such functions. An error that wraps
+	// fs.ErrNotExist is none if there is a client certificate. Nil means that there is no token. It must allow
+	// concurrent calls.
+	Token func(context.Context) (string, error)
 	// PlaintextToken sends the token on plaintext connections too: a certificate authority needs it to
 	// authenticate its clients, discovery does not.
 	PlaintextToken bool

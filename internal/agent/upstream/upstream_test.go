@@ -180,7 +180,7 @@ func TestTokenIsSentWithoutAPresentedCertificate(t *testing.T) {
 		{name: "no file name", server: requesting, fails: "the file name is empty"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			o := Options{RootFile: root, TokenFile: tt.token, Certificate: func() *tls.Certificate { return tt.own }}
+			o := Options{RootFile: root, Token: TokenFile(tt.token), Certificate: func() *tls.Certificate { return tt.own }}
 			got, presented, err := call(t, tt.server, o)
 			if tt.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.fails) {
@@ -197,7 +197,7 @@ func TestTokenIsSentWithoutAPresentedCertificate(t *testing.T) {
 
 // A connection may outlive its client certificate.
 func TestTokenIsSentAfterTheCertificateHasExpired(t *testing.T) {
-	o := &Options{TokenFile: write(t, filepath.Join(t.TempDir(), "token"), []byte("one"))}
+	o := &Options{Token: TokenFile(write(t, filepath.Join(t.TempDir(), "token"), []byte("one")))}
 	for name, tt := range map[string]struct {
 		until time.Time
 		want  string
@@ -214,7 +214,7 @@ func TestTokenIsReadForEachCall(t *testing.T) {
 	a, dir := newAuthority(t), t.TempDir()
 	s := serve(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*a.leaf("localhost", time.Hour)}})
 	token := write(t, filepath.Join(dir, "token"), []byte("one"))
-	u, err := New(Options{Name: "server", Address: s.addr, RootFile: write(t, filepath.Join(dir, "root"), pki.EncodeCerts(a.root)), TokenFile: token})
+	u, err := New(Options{Name: "server", Address: s.addr, RootFile: write(t, filepath.Join(dir, "root"), pki.EncodeCerts(a.root)), Token: TokenFile(token)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -285,7 +285,7 @@ func TestServerIsVerified(t *testing.T) {
 func TestPlaintextHeadersAndToken(t *testing.T) {
 	token := write(t, filepath.Join(t.TempDir(), "token"), []byte("one"))
 	s := serve(t, "127.0.0.1:0", nil)
-	o := Options{TokenFile: token, ClusterID: "east", Headers: map[string]string{"X-Team": "shop"}}
+	o := Options{Token: TokenFile(token), ClusterID: "east", Headers: map[string]string{"X-Team": "shop"}}
 	for _, tt := range []struct {
 		send bool
 		want string
@@ -298,7 +298,7 @@ func TestPlaintextHeadersAndToken(t *testing.T) {
 		}
 	}
 	// There is no fallback from TLS to plaintext.
-	if _, _, err := call(t, s, Options{RootFile: SystemRoots, TokenFile: token}); err == nil {
+	if _, _, err := call(t, s, Options{RootFile: SystemRoots, Token: TokenFile(token)}); err == nil {
 		t.Error("a plaintext server on another port was called")
 	}
 	for address, want := range map[string]bool{"istiod:15010": true, "istiod:15012": false, "[::1]:15010": true, "istiod": false, "x15010:1": false} {
@@ -345,7 +345,7 @@ func TestKeepalive(t *testing.T) {
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	dir := t.TempDir()
 	o := Options{
-		Address: "localhost:" + port, RootFile: write(t, filepath.Join(dir, "root"), pki.EncodeCerts(a.root)), TokenFile: write(t, filepath.Join(dir, "token"), []byte("t")),
+		Address: "localhost:" + port, RootFile: write(t, filepath.Join(dir, "root"), pki.EncodeCerts(a.root)), Token: TokenFile(write(t, filepath.Join(dir, "token"), []byte("t"))),
 		Keepalive: 10 * time.Second, KeepaliveTimeout: 100 * time.Millisecond,
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

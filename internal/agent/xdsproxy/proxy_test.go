@@ -37,7 +37,7 @@ func secured(t *testing.T, u *plane) upstream.Options {
 	if err := os.WriteFile(token, []byte("t"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return upstream.Options{Name: "control plane", Address: "localhost:" + port, ClusterID: "Kubernetes", RootFile: root, TokenFile: token}
+	return upstream.Options{Name: "control plane", Address: "localhost:" + port, ClusterID: "Kubernetes", RootFile: root, Token: upstream.TokenFile(token)}
 }
 
 func request(typ string) *discoveryv3.DeltaDiscoveryRequest {
