@@ -16,6 +16,7 @@ func TestEverySettingOfACommandIsRead(t *testing.T) {
 	clitest.AllRead(t, "request", settings.AgentRequest, func(v *settings.Values) { readRequest(v) })
 	clitest.AllRead(t, "wait", settings.AgentWait, func(v *settings.Values) { readWait(v) })
 	clitest.AllRead(t, "restart", settings.AgentRestart, func(v *settings.Values) { readRestart(v) })
+	clitest.AllRead(t, "identity", settings.AgentIdentity, func(v *settings.Values) { readIdentity(v) })
 	clitest.AllRead(t, "version", settings.AgentVersion, func(v *settings.Values) { readVersion(v) })
 	clitest.AllRead(t, "istio-iptables", settings.AgentIptables, func(v *settings.Values) { new(captureCommand).read(v) })
 	clitest.AllRead(t, "explain", settings.AgentExplain, func(v *settings.Values) { readExplanation(v) })

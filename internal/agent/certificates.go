@@ -22,7 +22,9 @@ import (
 type certificates struct {
 	plan  identity.Plan
 	value *secret.Value
+	// token is the source of the token that authenticates this workload until it has a certificate; gce is nil if that is a file.
 	token func(context.Context) (string, error)
+	gce   *upstream.GCE
 	// issued is nil if the certificate does not come from the CA.
 	issued *issued
 	sds    sdsPart
@@ -48,7 +50,11 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 		return nil, err
 	}
 	log = log.With("scope", "secret")
-	c := &certificates{plan: plan, value: secret.NewValue(), token: token(s)}
+	c := &certificates{plan: plan, value: secret.NewValue(), token: upstream.TokenFile(s.Upstream.TokenFile)}
+	if host := s.Upstream.MetadataServer; host != "" {
+		c.gce = upstream.NewGCE(host, s.Node.Identity.TrustDomain)
+		c.token = c.gce.Token
+	}
 	if files := plan.Mounted; files != nil {
 		log.Info("the certificate comes from files", "chain", files.Chain)
 		c.tasks = []run.Task{{Name: "certificate", Run: secret.NewFiles(c.value, secret.FilePaths(*files), follower, log).Run}}
@@ -95,14 +101,6 @@ func newIssued(s *spec.Spec, c *certificates, log *slog.Logger) (*issued, error)
 		Source: strings.Join(s.Upstream.CA, ","), Copy: out.copy,
 	}, out.ca, log)
 	return out, nil
-}
-
-// token returns the source of the token that authenticates this workload until it has a certificate.
-func token(s *spec.Spec) func(context.Context) (string, error) {
-	if host := s.Upstream.MetadataServer; host != "" {
-		return upstream.NewGCE(host, s.Node.Identity.TrustDomain).Token
-	}
-	return upstream.TokenFile(s.Upstream.TokenFile)
 }
 
 // sdsPart serves secrets to Envoy.

@@ -7,6 +7,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/status"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // parts are the components whose state the status port reports.
@@ -34,7 +35,10 @@ func (p parts) facts() status.Facts {
 		f.Upstream.Problem = x.LastError
 	}
 	if s, _ := p.certificates.value.Current(); s != nil {
-		f.Certificate.Present, f.Certificate.NotAfter = true, s.NotAfter
+		f.Certificate.Present, f.Certificate.NotAfter, f.Certificate.EndsWithIssuer = true, s.NotAfter, s.EndsWithIssuer()
+		if roots, err := pki.ParseBundle(s.Roots); err == nil {
+			f.Certificate.RootsNotAfter = pki.ValidityOf(roots).NotAfter
+		}
 	}
 	if err := p.certificates.value.Problem(); err != nil {
 		f.Certificate.Problem = err.Error()
@@ -58,8 +62,19 @@ func handover(v supervise.View) bool {
 	return false
 }
 
-// metrics adds the metrics of the XDS proxy and of DNS. [agent N16]
+// metrics adds the metrics of requests for certificates, of the XDS proxy and of DNS. [agent M12, N16]
 func (p parts) metrics(page *status.Page) {
+	if i := p.certificates.issued; i != nil {
+		s := i.keeper.State()
+		page.Counter("num_outgoing_requests", "Requests for a certificate.", float64(s.Requests), "request_type", "csr")
+		page.Counter("num_failed_outgoing_requests", "Requests for a certificate that failed.", float64(s.Failed), "request_type", "csr")
+		page.Counter("num_outgoing_retries", "Requests for a certificate that followed a failed one.", float64(s.Retries), "request_type", "csr")
+		page.Counter("outgoing_latency", "The time that requests for a certificate took together, in milliseconds.", float64(s.Waited.Milliseconds()), "request_type", "csr")
+		if i.copy != nil {
+			_, problem := i.copy.State()
+			page.Gauge("cert_copy_failing", "Whether the copy of the certificate for the next agent could not be written.", status.BoolValue(problem != nil))
+		}
+	}
 	x := p.xds.State()
 	page.Counter("xds_proxy_requests", "Requests of Envoy that were passed on.", float64(x.Requests))
 	page.Counter("xds_proxy_responses", "Responses of the control plane that were passed on.", float64(x.Responses))
@@ -90,8 +105,6 @@ func (p parts) detail() any {
 		"epochs": e.Epochs, "processes": e.Processes, "goal": e.Goal, "notes": e.Notes, "cold_changes": p.reloader.Cold(),
 		"waiting": e.Goal.Waiting,
 	}
-	if s, _ := p.certificates.value.Current(); s != nil {
-		d["certificate"] = map[string]any{"version": s.Version, "not_before": s.NotBefore, "not_after": s.NotAfter}
-	}
+	d["certificate"] = p.certificates.report(p.spec)
 	return d
 }

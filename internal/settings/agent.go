@@ -281,6 +281,14 @@ var AgentRestart = Table{
 		Help: "the agent's status `port`"},
 }
 
+// AgentIdentity is the table of pilot-agent identity.
+var AgentIdentity = Table{
+	{Flag: "statusPort", Kind: Port, Number: mesh.StatusPort, Unit: "port", Used: "cmd/pilot-agent/identity.go",
+		Help: "the agent's status `port`"},
+	{Flag: "output", Short: "o", Kind: Enum, Values: []string{"", "json"}, Unit: "form", Used: "cmd/pilot-agent/identity.go",
+		Help: "`form` of the output"},
+}
+
 // AgentVersion is the table of pilot-agent version. [agent C5]
 var AgentVersion = Table{
 	{Flag: "short", Short: "s", Kind: Bool, Unit: "switch", Used: "cmd/pilot-agent/version.go",

@@ -297,6 +297,29 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+func TestMetricsOfAnExpiredCertificate(t *testing.T) {
+	s := serve(t, "127.0.0.1:0", nil)
+	f := *s.facts.Load()
+	f.Certificate.NotAfter, f.Certificate.RootsNotAfter, f.Certificate.EndsWithIssuer = time.Now().Add(-time.Hour), time.Now().Add(time.Hour), true
+	s.facts.Store(&f)
+	_, body := s.request("GET", "/metrics")
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, body)
+	}
+	got := map[string]float64{}
+	for _, m := range families["istio_agent_cert_expiry_seconds"].GetMetric() {
+		got[m.Label[0].GetValue()] = m.GetGauge().GetValue()
+	}
+	if len(got) != 2 || got["default"] >= 0 || got["ROOTCA"] <= 0 {
+		t.Errorf("cert_expiry_seconds is %v, want one below 0 for default and one above for ROOTCA", got)
+	}
+	if m := families["istio_agent_cert_ends_with_issuer"].GetMetric(); len(m) != 1 || m[0].GetGauge().GetValue() != 1 {
+		t.Errorf("cert_ends_with_issuer is %v", m)
+	}
+}
+
 func TestAnEnvoyThatCannotBeScrapedIsLeftOut(t *testing.T) {
 	s := serve(t, "127.0.0.1:0", nil)
 	s.proxy.page, s.proxy.err = "", errors.New("hung")

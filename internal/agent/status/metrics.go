@@ -52,14 +52,18 @@ func (s *Server) collect(p *Page, f Facts) {
 	p.Counter("scrapes_total", "Requests for metrics.", float64(s.scrapes.Load()))
 	p.Counter("scrape_failures_total", "Sources that could not be scraped.", float64(s.failures.Load()), "type", "envoy")
 	p.Counter("envoy_restarts_total", "Restarts of Envoy after crashes.", float64(f.Envoy.Restarts))
-	p.Gauge("envoy_live", "Whether Envoy runs and has been found live.", boolValue(f.Envoy.Live))
-	p.Gauge("envoy_draining", "Whether Envoy is draining.", boolValue(f.Envoy.Draining))
+	p.Gauge("envoy_live", "Whether Envoy runs and has been found live.", BoolValue(f.Envoy.Live))
+	p.Gauge("envoy_draining", "Whether Envoy is draining.", BoolValue(f.Envoy.Draining))
 	if f.Upstream.Wanted {
-		p.Gauge("istiod_connected", "Whether the stream to discovery is open.", boolValue(f.Upstream.Connected))
+		p.Gauge("istiod_connected", "Whether the stream to discovery is open.", BoolValue(f.Upstream.Connected))
 	}
 	if f.Certificate.Present {
 		p.Gauge("cert_expiry_seconds", "The time until the workload's certificate ends; below 0 once it has.",
 			time.Until(f.Certificate.NotAfter).Seconds(), "resource_name", "default")
+		if end := f.Certificate.RootsNotAfter; !end.IsZero() {
+			p.Gauge("cert_expiry_seconds", "", time.Until(end).Seconds(), "resource_name", "ROOTCA")
+		}
+		p.Gauge("cert_ends_with_issuer", "Whether the workload's certificate ends because one that signed it ends.", BoolValue(f.Certificate.EndsWithIssuer))
 	}
 	p.Gauge("go_goroutines", "Goroutines of the agent.", float64(runtime.NumGoroutine()))
 	if resident, ok := residentBytes(); ok {
@@ -67,7 +71,8 @@ func (s *Server) collect(p *Page, f Facts) {
 	}
 }
 
-func boolValue(b bool) float64 {
+// BoolValue returns 1 for true and 0 for false.
+func BoolValue(b bool) float64 {
 	if b {
 		return 1
 	}

@@ -65,6 +65,10 @@ type Certificate struct {
 	Present bool `json:"present"`
 	// NotAfter is when it expires, if it is present.
 	NotAfter time.Time `json:"not_after,omitzero"`
+	// EndsWithIssuer says that it ends because a certificate that signed it ends.
+	EndsWithIssuer bool `json:"ends_with_issuer,omitempty"`
+	// RootsNotAfter is when the first of the trusted roots expires, zero if it is not known.
+	RootsNotAfter time.Time `json:"roots_not_after,omitzero"`
 	// Problem is why it could not be issued or renewed.
 	Problem string `json:"problem,omitempty"`
 }

@@ -26,20 +26,23 @@ const (
 // TokenFile returns a function for Options.Token that reads a file each time: the kubelet replaces it
 // regularly, the token of a virtual machine is static. [agent S6, S20]
 func TokenFile(path string) func(context.Context) (string, error) {
-	return func(context.Context) (string, error) {
-		if path == "" {
-			return "", errors.New("read token: the file name is empty")
-		}
-		text, err := readFile(path, maxToken)
-		if err != nil {
-			return "", fmt.Errorf("read token: %w", err)
-		}
-		token, err := checkToken("the file", text)
-		if err != nil {
-			return "", fmt.Errorf("read token %s: %w", path, err)
-		}
-		return token, nil
+	return func(context.Context) (string, error) { return ReadTokenFile(path) }
+}
+
+// ReadTokenFile reads a file with a token.
+func ReadTokenFile(path string) (string, error) {
+	if path == "" {
+		return "", errors.New("read token: the file name is empty")
 	}
+	text, err := readFile(path, maxToken)
+	if err != nil {
+		return "", fmt.Errorf("read token: %w", err)
+	}
+	token, err := checkToken("the file", text)
+	if err != nil {
+		return "", fmt.Errorf("read token %s: %w", path, err)
+	}
+	return token, nil
 }
 
 // checkToken returns the token of a text. what names the text in errors, which do not quote it.
@@ -110,6 +113,13 @@ func (g *GCE) Token(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("get a token from the metadata server %s: %w", g.host, err)
 	}
 	return token, nil
+}
+
+// Until is when the last token ends; zero if there was none.
+func (g *GCE) Until() time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.until
 }
 
 func (g *GCE) request(ctx context.Context) (string, error) {
