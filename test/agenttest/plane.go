@@ -51,8 +51,10 @@ type Plane struct {
 	serving sync.WaitGroup
 	given   map[string][]*discoveryv3.Resource
 
-	mu   sync.Mutex
-	seen seen
+	mu       sync.Mutex
+	seen     seen
+	refusal  error
+	lifetime time.Duration
 }
 
 // seen is what agents and Envoys have sent.
@@ -97,6 +99,31 @@ func (p *Plane) Give(typeURL string, resources map[string]proto.Message) {
 	}
 }
 
+// Refuse lets requests for certificates fail with an error; nil ends that.
+func (p *Plane) Refuse(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refusal = err
+}
+
+// Lifetime sets the lifetime of the certificates to come. It is an hour if this is not called.
+func (p *Plane) Lifetime(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lifetime = d
+}
+
+// issue is the validity of the next certificate, or the error of Refuse.
+func (p *Plane) issue() (pki.Validity, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := term()
+	if p.lifetime > 0 {
+		v.NotAfter = time.Now().Add(p.lifetime)
+	}
+	return v, p.refusal
+}
+
 // Start serves until Stop or the test's end.
 func (p *Plane) Start() {
 	p.t.Helper()
@@ -134,6 +161,10 @@ func (p *Plane) Stop() {
 
 // CreateCertificate signs the request as it stands.
 func (p *Plane) CreateCertificate(ctx context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
+	validity, err := p.issue()
+	if err != nil {
+		return nil, err
+	}
 	csr, err := pki.ParseCSR([]byte(r.GetCsr()))
 	if err != nil {
 		return nil, err
@@ -145,7 +176,7 @@ func (p *Plane) CreateCertificate(ctx context.Context, r *securityv1.IstioCertif
 	if err != nil {
 		return nil, err
 	}
-	template, err := pki.WorkloadTemplate(id, term())
+	template, err := pki.WorkloadTemplate(id, validity)
 	if err != nil {
 		return nil, err
 	}

@@ -125,6 +125,15 @@ func New(t testing.TB, p *Plane, config string, env ...string) *Process {
 	return a
 }
 
+// Again prepares another agent in the same directory, with the same ports and settings. Stop this one before it starts.
+func (a *Process) Again() *Process {
+	next := &Process{Dir: a.Dir, Admin: a.Admin, Status: a.Status, Health: a.Health, Metrics: a.Metrics, t: a.t, ended: make(chan struct{}), client: a.client}
+	next.Cmd = exec.Command(a.Cmd.Path, a.Cmd.Args[1:]...)
+	next.Cmd.Dir, next.Cmd.Env = a.Cmd.Dir, a.Cmd.Env
+	next.Cmd.Stdout, next.Cmd.Stderr = &next.out, &next.out
+	return next
+}
+
 // Write writes a file; path is relative to the agent's directory.
 func (a *Process) Write(path string, text []byte) {
 	a.t.Helper()

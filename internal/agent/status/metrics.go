@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // scrapeTimeout bounds a scrape whose request has no timeout header.
@@ -59,9 +61,9 @@ func (s *Server) collect(p *Page, f Facts) {
 	}
 	if f.Certificate.Present {
 		p.Gauge("cert_expiry_seconds", "The time until the workload's certificate ends; below 0 once it has.",
-			time.Until(f.Certificate.NotAfter).Seconds(), "resource_name", "default")
+			time.Until(f.Certificate.NotAfter).Seconds(), "resource_name", mesh.SecretDefault)
 		if end := f.Certificate.RootsNotAfter; !end.IsZero() {
-			p.Gauge("cert_expiry_seconds", "", time.Until(end).Seconds(), "resource_name", "ROOTCA")
+			p.Gauge("cert_expiry_seconds", "", time.Until(end).Seconds(), "resource_name", mesh.SecretRoot)
 		}
 		p.Gauge("cert_ends_with_issuer", "Whether the workload's certificate ends because one that signed it ends.", BoolValue(f.Certificate.EndsWithIssuer))
 	}
