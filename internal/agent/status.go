@@ -7,7 +7,6 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/status"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
-	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // parts are the components whose state the status port reports.
@@ -36,9 +35,7 @@ func (p parts) facts() status.Facts {
 	}
 	if s, _ := p.certificates.value.Current(); s != nil {
 		f.Certificate.Present, f.Certificate.NotAfter, f.Certificate.EndsWithIssuer = true, s.NotAfter, s.EndsWithIssuer()
-		if roots, err := pki.ParseBundle(s.Roots); err == nil {
-			f.Certificate.RootsNotAfter = pki.ValidityOf(roots).NotAfter
-		}
+		f.Certificate.RootsNotAfter = s.RootsNotAfter
 	}
 	if err := p.certificates.value.Problem(); err != nil {
 		f.Certificate.Problem = err.Error()

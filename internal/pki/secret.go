@@ -25,6 +25,8 @@ type Secret struct {
 	// IssuerNotAfter is when the first of the intermediates and the root ends. If it is not after
 	// NotAfter, the certificate cannot be renewed beyond it by the same issuers.
 	IssuerNotAfter time.Time
+	// RootsNotAfter is when the first of the trusted roots ends.
+	RootsNotAfter time.Time
 }
 
 // EndsWithIssuer reports whether the secret ends because one of its issuers ends.
@@ -69,7 +71,10 @@ func NewSecret(key, chain, roots []byte, now time.Time) (*Secret, error) {
 	}
 	issuers := append(own[1:len(own):len(own)], lastRoot(verified))
 	term := ValidityOf(append(issuers[:len(issuers):len(issuers)], own[0]))
-	s := &Secret{Key: key, Chain: EncodeCerts(own...), Roots: EncodeCerts(trusted...), NotBefore: term.NotBefore, NotAfter: term.NotAfter, IssuerNotAfter: ValidityOf(issuers).NotAfter}
+	s := &Secret{
+		Key: key, Chain: EncodeCerts(own...), Roots: EncodeCerts(trusted...), NotBefore: term.NotBefore, NotAfter: term.NotAfter,
+		IssuerNotAfter: ValidityOf(issuers).NotAfter, RootsNotAfter: ValidityOf(trusted).NotAfter,
+	}
 	s.Version = VersionOf(s.Key, s.Chain, s.Roots)
 	return s, nil
 }

@@ -215,6 +215,17 @@ func TestClockJumps(t *testing.T) {
 	}
 }
 
+// A machine whose clock is behind that of the CA gets a certificate all the same.
+func TestACertificateThatIsNotValidYetIsUsed(t *testing.T) {
+	var log lines
+	keepWith(t, Options{Ratio: 0.5}, func(k *Keeper) { k.log = log.logger(); jumping(k)(-time.Hour) }, func(t *testing.T, k *Keeper, ca *fakeCA) {
+		pass(time.Minute)
+		if s, _ := k.Current(); s == nil || len(ca.calls()) != 1 || !strings.Contains(log.String(), "set the clocks") {
+			t.Errorf("certificate %v after %d requests, %v; log: %s", s, len(ca.calls()), k.Problem(), log.String())
+		}
+	})
+}
+
 // The renewal is due by the wall clock at most a minute after it jumped, not when a timer of 12 hours ends.
 func TestJumpToTheRenewalIsNoticed(t *testing.T) {
 	var jump func(time.Duration)
