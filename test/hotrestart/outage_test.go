@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -118,7 +119,8 @@ func (o *outage) awaitRenewal(old string) (serial string) {
 	return serial
 }
 
-// TestCAOutage takes the CA away across the time of a renewal. Envoy, and then the agent, are restarted meanwhile.
+// TestCAOutage takes the CA away across the time of a renewal. Envoy, and then the agent, are restarted meanwhile; the
+// next agent has no token.
 func TestCAOutage(t *testing.T) {
 	o := startOutage(t)
 	first, err := o.serial()
@@ -149,6 +151,10 @@ func TestCAOutage(t *testing.T) {
 	o.plane.Refuse(away)
 	next := o.Again()
 	o.Stop()
+	// As on a virtual machine whose token has ended.
+	if err := os.Remove(filepath.Join(o.Dir, "var/run/secrets/tokens/istio-token")); err != nil {
+		t.Fatal(err)
+	}
 	o.Process = next
 	o.Start()
 	agenttest.Until(t, "the proxy of the next agent is ready", o.Ready)
@@ -163,7 +169,11 @@ func TestCAOutage(t *testing.T) {
 	}
 	o.plane.Refuse(nil)
 	o.awaitRenewal(second)
-	if r, err := o.identity(); err != nil || r.Held.Restored || r.Failures != 0 || r.Copy == nil || r.Copy.Written.IsZero() || !strings.HasPrefix(r.Source, "CA "+o.plane.Addr) {
+	if _, md := o.plane.Signed(); len(md.Get("authorization")) != 0 {
+		t.Error("the renewal was authenticated by a token")
+	}
+	if r, err := o.identity(); err != nil || r.Held.Restored || r.Failures != 0 || r.Copy == nil || r.Copy.Written.IsZero() || r.Source != "CA "+o.plane.Addr ||
+		r.Token == nil || r.Token.Problem == "" {
 		t.Errorf("after the renewal: %+v, %v", r, err)
 	}
 }
