@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/agent/identity"
 	"github.com/pilothouse/pilothouse/internal/agent/sds"
@@ -22,20 +21,10 @@ import (
 type certificates struct {
 	plan  identity.Plan
 	value *secret.Value
-	// token is the source of the token that authenticates this workload until it has a certificate; gce is nil if that is a file.
-	token func(context.Context) (string, error)
-	gce   *upstream.GCE
-	// issued is nil if the certificate does not come from the CA.
-	issued *issued
-	sds    sdsPart
-	tasks  []run.Task
-}
-
-// issued are the parts that get the certificate from the CA.
-type issued struct {
-	keeper *secret.Keeper
-	ca     *secret.CA
-	copy   *secret.Copy // nil for none
+	// requests are the parts that request the certificate from the CA; nil if another server has it.
+	requests *requests
+	sds      sdsPart
+	tasks    []run.Task
 }
 
 // newCertificates opens the SDS socket. The first certificate is requested by the tasks: Envoy starts at the same time and waits
@@ -50,57 +39,31 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 		return nil, err
 	}
 	log = log.With("scope", "secret")
-	c := &certificates{plan: plan, value: secret.NewValue(), token: upstream.TokenFile(s.Upstream.TokenFile)}
-	if host := s.Upstream.MetadataServer; host != "" {
-		c.gce = upstream.NewGCE(host, s.Node.Identity.TrustDomain)
-		c.token = c.gce.Token
-	}
-	if files := plan.Mounted; files != nil {
-		log.Info("the certificate comes from files", "chain", files.Chain)
-		c.tasks = []run.Task{{Name: "certificate", Run: secret.NewFiles(c.value, secret.FilePaths(*files), follower, log).Run}}
-	} else {
-		if c.issued, err = newIssued(s, c, log); err != nil {
-			return nil, err
-		}
-		c.tasks = []run.Task{{Name: "certificate", Run: c.issued.keeper.Run}}
-	}
-	if dir := s.Certificates.OutputDir; dir != "" {
-		output := secret.Output{Dir: dir, Mode: s.Certificates.OutputMode, Source: c.value, Log: log}
-		c.tasks = append(c.tasks, run.Task{Name: "certificate output", Run: output.Run})
-	}
-	if c.sds, err = newSDS(s, c.value, follower, log); err != nil {
+	value := secret.NewValue()
+	requests, err := newRequests(s, plan, value, log)
+	if err != nil {
 		return nil, err
 	}
-	c.tasks = append(c.tasks, c.sds.tasks...)
-	return c, nil
+	renewal := newRenewal(plan, value, requests, follower, log)
+	tasks := []run.Task{{Name: "certificate", Run: renewal}}
+	if dir := s.Certificates.OutputDir; dir != "" {
+		output := secret.Output{Dir: dir, Mode: s.Certificates.OutputMode, Source: value, Log: log}
+		tasks = append(tasks, run.Task{Name: "certificate output", Run: output.Run})
+	}
+	server, err := newSDS(s, value, follower, log)
+	if err != nil {
+		return nil, err
+	}
+	return &certificates{plan: plan, value: value, requests: requests, sds: server, tasks: append(tasks, server.tasks...)}, nil
 }
 
-// newIssued makes the parts that get the certificate from the CA.
-func newIssued(s *spec.Spec, c *certificates, log *slog.Logger) (*issued, error) {
-	var upstreams []secret.Upstream
-	for _, address := range s.Upstream.CA {
-		u, err := connectTo(s, c, upstream.Options{
-			Name: "CA", Address: address, RootFile: c.plan.CARoot, Headers: s.Upstream.CAHeaders, PlaintextToken: true,
-		})
-		if err != nil {
-			return nil, err
-		}
-		upstreams = append(upstreams, u)
+// newRenewal returns the task that keeps value current: from the files of a mounted certificate, else from the CA.
+func newRenewal(plan identity.Plan, value *secret.Value, requests *requests, follower *filewatch.Follower, log *slog.Logger) func(context.Context) error {
+	if files := plan.Mounted; files != nil {
+		log.Info("the certificate comes from files", "chain", files.Chain)
+		return secret.NewFiles(value, secret.FilePaths(*files), follower, log).Run
 	}
-	o := s.Certificates
-	out := &issued{ca: secret.NewCA(upstreams, o.Signer)}
-	if o.CopyDir != "" {
-		var err error
-		out.copy, err = secret.OpenCopy(secret.CopyOptions{Dir: o.CopyDir, KeyFile: o.CopyKeyFile, Optional: o.CopyOptional, Log: log})
-		if err != nil {
-			return nil, fmt.Errorf("%w: set IDENTITY_COPY_KEY_FILE to a file on another volume, or IDENTITY_COPY_DIR to a folder in memory, or to none", err)
-		}
-	}
-	out.keeper = secret.NewKeeper(c.value, secret.Options{
-		Identity: s.Node.Identity, KeyKind: o.Key, PKCS8: o.PKCS8, TTL: o.TTL, Ratio: o.RenewalRatio, Jitter: o.Jitter,
-		Source: strings.Join(s.Upstream.CA, ","), Copy: out.copy,
-	}, out.ca, log)
-	return out, nil
+	return requests.keeper.Run
 }
 
 // sdsPart serves secrets to Envoy.
@@ -130,10 +93,10 @@ func newSDS(s *spec.Spec, value *secret.Value, follower *filewatch.Follower, log
 
 // connectTo fills in the options that all servers of the control plane share. A missing root certificate is an error
 // at the start, because that is where users look for errors. [agent L14]
-func connectTo(s *spec.Spec, c *certificates, o upstream.Options) (*upstream.Server, error) {
+func connectTo(s *spec.Spec, certificate *secret.Value, token tokens, o upstream.Options) (*upstream.Server, error) {
 	u := s.Upstream
 	o.ServerName, o.ClusterID, o.Keepalive, o.KeepaliveTimeout = u.ServerName, u.ClusterID, u.Keepalive, u.KeepaliveTimeout
-	o.Token, o.Certificate, o.ProvisionedDir = c.token, c.value.ClientCertificate, s.Certificates.ProvisionedDir
+	o.Token, o.Certificate, o.ProvisionedDir = token.get, certificate.ClientCertificate, s.Certificates.ProvisionedDir
 	switch {
 	case upstream.Plaintext(o.Address), o.RootFile == upstream.SystemRoots:
 	case o.RootFile == "":
@@ -154,7 +117,7 @@ func isFile(path string) bool {
 
 // newXDS opens the XDS socket.
 func newXDS(s *spec.Spec, c *certificates, log *slog.Logger) (*xdsproxy.Proxy, error) {
-	server, err := connectTo(s, c, upstream.Options{
+	server, err := connectTo(s, c.value, newTokens(s), upstream.Options{
 		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, Headers: s.Upstream.DiscoveryHeaders,
 	})
 	if err != nil {

@@ -79,16 +79,16 @@ func (c *certificates) report(s *spec.Spec) IdentityReport {
 		r.Problem = err.Error()
 	}
 	switch {
-	case c.issued != nil:
-		state := c.issued.keeper.State()
-		r.Source, r.Failures, r.Next = "CA "+c.issued.ca.Address(), state.Failures, state.Next
+	case c.requests != nil && c.requests.keeper != nil:
+		state := c.requests.keeper.State()
+		r.Source, r.Failures, r.Next = "CA "+c.requests.ca.Address(), state.Failures, state.Next
 		if r.Held != nil {
 			r.Held.Received, r.Held.Restored = state.Received, state.Restored
 		}
 		r.Token = c.tokenReport(s)
-		if c.issued.copy != nil {
-			written, problem := c.issued.copy.State()
-			r.Copy = &CopyReport{Path: c.issued.copy.Path(), Written: written}
+		if c.requests.copy != nil {
+			written, problem := c.requests.copy.State()
+			r.Copy = &CopyReport{Path: c.requests.copy.Path(), Written: written}
 			if problem != nil {
 				r.Copy.Problem = problem.Error()
 			}
@@ -133,8 +133,8 @@ func issuers(certs []*x509.Certificate) []IssuerReport {
 
 // tokenReport describes the token without a request to another machine.
 func (c *certificates) tokenReport(s *spec.Spec) *TokenReport {
-	if c.gce != nil {
-		return &TokenReport{Source: "metadata server " + s.Upstream.MetadataServer, NotAfter: c.gce.Until()}
+	if gce := c.requests.token.gce; gce != nil {
+		return &TokenReport{Source: "metadata server " + s.Upstream.MetadataServer, NotAfter: gce.Until()}
 	}
 	r := &TokenReport{Source: "file " + s.Upstream.TokenFile}
 	token, err := upstream.ReadTokenFile(s.Upstream.TokenFile)

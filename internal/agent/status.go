@@ -61,7 +61,7 @@ func handover(v supervise.View) bool {
 
 // metrics adds the metrics of requests for certificates, of the XDS proxy and of DNS. [agent M12, N16]
 func (p parts) metrics(page *status.Page) {
-	if i := p.certificates.issued; i != nil {
+	if i := p.certificates.requests; i != nil && i.keeper != nil {
 		s := i.keeper.State()
 		page.Counter("num_outgoing_requests", "Requests for a certificate.", float64(s.Requests), "request_type", "csr")
 		page.Counter("num_failed_outgoing_requests", "Requests for a certificate that failed.", float64(s.Failed), "request_type", "csr")

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -29,18 +27,6 @@ func TestTokenExpiry(t *testing.T) {
 	for _, token := range []string{"", "opaque", "a.b", "a.!.c", "a." + none + ".c", "a.e30.c"} {
 		if got := TokenExpiry(token); !got.IsZero() {
 			t.Errorf("%q: %s, want none", token, got)
-		}
-	}
-}
-
-func TestATokenIsARegularFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "token")
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range []string{path, "/dev/zero", filepath.Dir(path)} {
-		if _, err := ReadTokenFile(path); err == nil || !strings.Contains(err.Error(), "not a regular file") {
-			t.Errorf("%s: %v", path, err)
 		}
 	}
 }
