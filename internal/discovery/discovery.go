@@ -167,6 +167,8 @@ type Server struct {
 	started   time.Time
 	done      run.Cleanups
 	stopping  atomic.Bool
+	// loopLimit is how long the loop may go on after the servers have stopped.
+	loopLimit time.Duration
 }
 
 type listeners struct{ http, grpc, secure, monitoring net.Listener }
@@ -209,7 +211,7 @@ func findTrustDomain(o Options, source Source, file meshFile, remembered []objec
 
 // newServer creates a control plane with a source that has been given the saved objects in kept.
 func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
-	s := &Server{opts: o, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now()}
+	s := &Server{opts: o, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now(), loopLimit: defaultLoopLimit}
 	if o.Watchdog > 0 {
 		s.loop.watchdog = newWatchdog(o.Watchdog, o.Log)
 	}
@@ -354,7 +356,7 @@ func (s *Server) Addresses() Ports {
 }
 
 // Run serves until ctx ends, and returns nil then. The loop ends after the servers, since streams that
-// end notify it. Run must be called once.
+// end notify it. If it hangs, Run returns an error that says so. Run must be called once.
 func (s *Server) Run(ctx context.Context) error {
 	a := s.Addresses()
 	if l := s.listeners.grpc; l != nil && !isLoopback(l.Addr()) {
@@ -366,21 +368,53 @@ func (s *Server) Run(ctx context.Context) error {
 	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secure_grpc", a.SecureGRPC, "monitoring", a.Monitoring, "version", s.opts.Version)
 	loopCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	served, stopped := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopped()
 	err := run.Group(loopCtx,
-		run.Task{Name: "loop", Run: s.loop.Run},
+		run.Task{Name: "loop", Run: func(loopCtx context.Context) error { return s.runLoop(loopCtx, served) }},
 		run.Task{Name: "control plane", Run: func(loopCtx context.Context) error {
 			defer stop()
-			return s.serve(ctx, loopCtx)
+			return s.serve(ctx, loopCtx, stopped)
 		}},
 	)
 	return errors.Join(err, s.done.Close())
 }
 
+// defaultLoopLimit is how long the loop may go on after the servers have stopped: longer than any commit, shorter
+// than Kubernetes waits for a Pod's end.
+const defaultLoopLimit = 15 * time.Second
+
+// runLoop runs the loop until ctx ends. If it has not ended within loopLimit after served has, an event hangs:
+// nobody waits for it any more, and the error says so.
+func (s *Server) runLoop(ctx, served context.Context) error {
+	l, ended := s.loop, make(chan error, 1)
+	go func() { ended <- l.Run(ctx) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-served.Done():
+	}
+	limit := time.NewTimer(s.loopLimit)
+	defer limit.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-limit.C:
+	}
+	event, busy := l.watchdog.busy()
+	busy = busy.Round(time.Millisecond)
+	s.opts.Log.Error("the loop has not ended: stopping without it", "doing", event, "for", busy)
+	l.end()
+	return fmt.Errorf("has not ended within %s: %s for %s", s.loopLimit, event, busy)
+}
+
 // serve runs everything but the loop. When ctx ends, the gRPC servers stop first, and everything else when
-// they have stopped: meanwhile readiness is reported and configuration is kept up to date.
-func (s *Server) serve(ctx, parent context.Context) error {
+// they have stopped: meanwhile readiness is reported and configuration is kept up to date. It calls stopped
+// when they have.
+func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 	life, end := context.WithCancel(parent)
 	defer end()
+	defer context.AfterFunc(life, stopped)()
 	return run.Group(life,
 		run.Task{Name: "read configuration", Run: func(ctx context.Context) error {
 			// Mesh configuration comes first, since proxies are served once the source has synced.

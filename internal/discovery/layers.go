@@ -18,6 +18,8 @@ type layers struct {
 	byKey map[compile.Layer]*publishedLayer
 	// idleBytes is the size of the layers that only idle classes have.
 	idleBytes int
+	// held are the layers that were made for what is in quarantine in this generation.
+	held map[heldLayer]*xds.Layer
 	// causes are those of what update is changing, and moves what it has changed so far.
 	updating bool
 	causes   incr.Causes

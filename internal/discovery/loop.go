@@ -3,6 +3,7 @@ package discovery
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -28,7 +29,9 @@ type loop struct {
 	watchdog *watchdog
 	gate     gate
 	kept     *keeper
-	done     chan struct{}
+	// done is closed when the loop has ended, or is not waited for any more.
+	done   chan struct{}
+	ending sync.Once
 
 	graph    *incr.Graph
 	model    *model.Model
@@ -40,6 +43,10 @@ type loop struct {
 	triggers triggers // of the present commit
 	// onMesh is called with the mesh configuration in force, in the loop's goroutine.
 	onMesh func(*meshv1.MeshConfig)
+	// traces are the objects to which the versions that proxies refuse were traced. why is compile.Compiler.Why,
+	// which tests count.
+	traces map[refusedVersion][]object.Key
+	why    func(compile.Key, int) []object.Key
 
 	// inventory lists all services, for debug pages.
 	inventory *incr.Rule[struct{}, []inventory]
@@ -53,9 +60,8 @@ type loop struct {
 type inbox struct {
 	batches   chan object.Batch
 	joins     chan joinRequest
-	leaves    chan string
 	questions chan func()
-	refusals  chan string // connections whose proxy refuses something else than before
+	signals   *signals
 }
 
 // counts is what happened since start, for metrics; only the loop's goroutine writes it.
@@ -89,19 +95,13 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		gate:     gate{lenience: lenience, remembered: len(kept.remembered(false)), since: kept.before.Written},
 		views:    newPublisher(g, m, compile.New(g, m, o)), applied: newChangeLog(),
 		inbox: inbox{
-			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), leaves: make(chan string), questions: make(chan func()),
-			refusals: make(chan string),
+			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), questions: make(chan func()), signals: newSignals(),
 		},
 		done: make(chan struct{}), onMesh: func(*meshv1.MeshConfig) {},
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
-	l.inventory = inventoryRule(g, m)
-	l.views.onRefusal = func(id string) {
-		select {
-		case l.refusals <- id:
-		case <-l.done:
-		}
-	}
+	l.inventory, l.why = inventoryRule(g, m), l.views.compiler.Why
+	l.views.onRefusal = l.signals.refuse
 	l.problems = newProblems(func(k object.Key) bool { _, ok := l.store.Get(k); return ok }, l.effect)
 	l.gate.shut(l.gate.against(false, nil))
 	l.gate.notes.Store(&notes{})
@@ -111,7 +111,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 
 // Run is the loop. It returns nil when ctx ends; joins are refused from then on.
 func (l *loop) Run(ctx context.Context) error {
-	defer close(l.done)
+	defer l.end()
 	var idle <-chan time.Time // when a class has been idle for too long; nil while none is
 	for {
 		if at := l.views.idle.until(); idle == nil && !at.IsZero() {
@@ -121,11 +121,10 @@ func (l *loop) Run(ctx context.Context) error {
 		case b := <-l.batches:
 			l.watchdog.do("commit", func() { l.commit(b) })
 		case j := <-l.joins:
-			l.watchdog.do("join", func() { j.reply <- l.join(j) })
-		case id := <-l.leaves:
-			l.watchdog.do("leave", func() { l.views.leave(id) })
-		case id := <-l.refusals:
-			l.watchdog.do("refusals", func() { l.views.refusalsChanged(id) })
+			// A connection that joins again has left before.
+			l.watchdog.do("join", func() { l.takeSignals(); j.reply <- l.join(j) })
+		case <-l.signals.wake:
+			l.watchdog.do("refusals and leaves", l.takeSignals)
 		case ask := <-l.questions:
 			l.watchdog.do("question", ask)
 		case <-idle:
@@ -134,6 +133,18 @@ func (l *loop) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
+	}
+}
+
+// end says that the loop does nothing any more.
+func (l *loop) end() { l.ending.Do(func() { close(l.done) }) }
+
+// takeSignals handles what streams have told of.
+func (l *loop) takeSignals() {
+	refused, left := l.signals.take()
+	l.views.refusalsChanged(refused)
+	for _, id := range left {
+		l.views.leave(id)
 	}
 }
 
@@ -261,26 +272,33 @@ func (l *loop) Join(ctx context.Context, n mesh.Node, who mesh.Identity, id stri
 	case <-ctx.Done():
 		return nil, nil, status.FromContextError(ctx.Err()).Err()
 	}
-	leave := func() {
-		select {
-		case l.leaves <- id:
-		case <-l.done:
-		}
+	leave := func() { l.signals.leave(id) }
+	var answer joined
+	select {
+	case answer = <-j.reply:
+	case <-l.done:
+		return nil, nil, status.Error(codes.Unavailable, "the control plane is ending")
+	case <-ctx.Done():
+		leave() // the loop adds it, or has done so
+		return nil, nil, status.FromContextError(ctx.Err()).Err()
 	}
-	answer := <-j.reply
 	if answer.claimed != "" {
 		return nil, nil, status.Errorf(codes.PermissionDenied, "node %s claims %s, but the caller is %s", n.ID, answer.claimed, who)
 	}
 	return answer.latest, leave, nil
 }
 
-// ask runs f on the loop's goroutine and waits for it; false if the loop has ended or makes no progress.
+// ask runs f on the loop's goroutine and waits for it; false if the loop has ended or makes no progress. What f
+// writes must not be used then.
 func (l *loop) ask(f func()) bool {
 	ran := make(chan struct{})
 	select {
 	case l.questions <- func() { f(); close(ran) }:
-		<-ran
-		return true
+		select {
+		case <-ran:
+			return true
+		case <-l.done:
+		}
 	case <-l.done:
 	case <-l.watchdog.stalled():
 	}

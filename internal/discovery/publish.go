@@ -43,13 +43,15 @@ type publishedClass struct {
 	refused map[resourceID]*refused
 }
 
-// refresh makes the class's view of its layers.
-func (c *publishedClass) refresh(generation uint64) {
-	c.view = &xds.View{Generation: generation}
+// refresh makes a class's view of its layers.
+func (p *publisher) refresh(c *publishedClass) {
+	c.view = &xds.View{Generation: p.generation}
 	for i, l := range c.layers {
 		c.view.Layers[i] = l.layer
 	}
-	c.quarantine()
+	if len(c.refused) > 0 {
+		p.layers.quarantine(c)
+	}
 }
 
 // resources is how many resources the class has.
@@ -66,6 +68,8 @@ type publishedProxy struct {
 	class  mesh.Class
 	latest *xds.LatestView
 	joined uint64 // the generation at that time
+	// refuses are those of the class's refused resources that it refuses.
+	refuses []resourceID
 }
 
 // viewsSnapshot is what proxies shall have at one moment. It and all that it refers to are
@@ -143,6 +147,7 @@ func newPublisher(g *incr.Graph, m *model.Model, c *compile.Compiler) *publisher
 func (p *publisher) begin() {
 	p.generation++
 	p.current = nil
+	p.layers.held = nil
 }
 
 // join adds a proxy and returns where its views will appear; the first is there already.
@@ -182,7 +187,7 @@ func (p *publisher) enter(id string, m *publishedProxy) *publishedClass {
 		for i, l := range compile.Layers(m.class) {
 			c.layers[i] = p.layers.enter(l, c, p.generation)
 		}
-		c.refresh(p.generation)
+		p.refresh(c)
 		p.classes[m.class] = c
 	}
 	if len(c.proxies) == 0 {
@@ -199,7 +204,7 @@ func (p *publisher) enter(id string, m *publishedProxy) *publishedClass {
 func (p *publisher) exit(id string, class mesh.Class) {
 	p.current = nil
 	c := p.classes[class]
-	c.forget(id, nil)
+	c.forget(id, c.proxies[id], nil)
 	if delete(c.proxies, id); len(c.proxies) > 0 {
 		return
 	}
@@ -229,7 +234,7 @@ func (p *publisher) update(moved []incr.Moved) (classes int, moves []move) {
 	if len(changed) > 0 {
 		p.current = nil
 		for c := range changed {
-			c.refresh(p.generation)
+			p.refresh(c)
 		}
 	}
 	for _, m := range moved {

@@ -50,16 +50,31 @@ func (f *refused) replacement() *xds.Resource {
 	return nil
 }
 
-// refusalsChanged handles what the proxy of a connection refuses now.
-func (p *publisher) refusalsChanged(id string) {
-	m := p.proxies[id]
-	if m == nil {
+// refusalsChanged handles what the proxies of connections refuse now. Each class is published once, however many
+// of its proxies refuse something.
+func (p *publisher) refusalsChanged(ids []string) {
+	changed := map[*publishedClass]struct{}{}
+	for _, id := range ids {
+		if m := p.proxies[id]; m != nil && p.classes[m.class].refusedBy(id, m) {
+			changed[p.classes[m.class]] = struct{}{}
+		}
+	}
+	if len(changed) == 0 {
 		return
 	}
-	c := p.classes[m.class]
+	p.begin()
+	for c := range changed {
+		p.refresh(c)
+		for _, m := range c.proxies {
+			m.latest.Publish(c.view)
+		}
+	}
+}
+
+// refusedBy notes what a proxy of the class refuses now, and says whether more is in quarantine by it.
+func (c *publishedClass) refusedBy(id string, m *publishedProxy) (changed bool) {
 	list := m.latest.Refusals()
-	c.forget(id, list)
-	changed := false
+	c.forget(id, m, list)
 	for _, r := range list {
 		at := resourceID{r.Resource.Type, r.Resource.Name}
 		if now := c.get(at); now == nil || now.Version != r.Resource.Version {
@@ -73,6 +88,9 @@ func (p *publisher) refusalsChanged(id string) {
 			}
 			c.refused[at] = f
 		}
+		if _, known := f.by[id]; !known {
+			m.refuses = append(m.refuses, at)
+		}
 		f.by[id] = r.Accepted
 		if f.quarantined || f.accepted || len(f.by) < quarantineAt {
 			continue
@@ -82,15 +100,7 @@ func (p *publisher) refusalsChanged(id string) {
 			changed = true
 		}
 	}
-	if !changed {
-		return
-	}
-	p.current = nil
-	p.generation++
-	c.refresh(p.generation)
-	for _, m := range c.proxies {
-		m.latest.Publish(c.view)
-	}
+	return changed
 }
 
 // get is what the layers of the class have, whatever is in quarantine.
@@ -113,46 +123,98 @@ func (c *publishedClass) accepts(r *xds.Resource) bool {
 	return false
 }
 
-// forget forgets what the proxy of a connection has refused, but for those in a list. What is in
-// quarantine stays there until it changes.
-func (c *publishedClass) forget(id string, but []xds.Refusal) {
-	for at, f := range c.refused {
-		if f.quarantined || slices.ContainsFunc(but, func(r xds.Refusal) bool {
-			return r.Resource.Version == f.resource.Version && r.Resource.Name == at.name
-		}) {
-			continue
+// forget forgets what a proxy has refused, but for those in a list. What is in quarantine stays there until it
+// changes.
+func (c *publishedClass) forget(id string, m *publishedProxy, but []xds.Refusal) {
+	if len(m.refuses) == 0 {
+		return
+	}
+	still := make(map[resourceID]string, len(but)) // versions
+	for _, r := range but {
+		still[resourceID{r.Resource.Type, r.Resource.Name}] = r.Resource.Version
+	}
+	m.refuses = slices.DeleteFunc(m.refuses, func(at resourceID) bool {
+		f := c.refused[at]
+		if f == nil {
+			return true
+		}
+		if _, by := f.by[id]; !by {
+			return true // it is another version
+		}
+		if version, ok := still[at]; f.quarantined || ok && version == f.resource.Version {
+			return false
 		}
 		if delete(f.by, id); len(f.by) == 0 {
 			delete(c.refused, at)
 		}
-	}
+		return true
+	})
 }
 
 // quarantine has the class's view leave out what is in quarantine. What has changed meanwhile comes
 // out of it.
-func (c *publishedClass) quarantine() {
+func (p *layers) quarantine(c *publishedClass) {
 	for at, f := range c.refused {
 		if now := c.get(at); now == nil || now.Version != f.resource.Version {
 			delete(c.refused, at)
-			continue
+		} else if f.quarantined {
+			c.view.Quarantined = append(c.view.Quarantined, xds.Quarantined{Type: at.typ, Name: at.name, Gone: f.instead == nil})
 		}
-		if !f.quarantined {
-			continue
-		}
-		for i, l := range c.view.Layers {
-			switch {
-			case l.Get(at.typ, at.name) == nil:
-			case f.instead != nil:
-				c.view.Layers[i] = l.With(at.typ, []*xds.Resource{f.instead}, nil)
-			default:
-				c.view.Layers[i] = l.With(at.typ, nil, []string{at.name})
-			}
-		}
-		c.view.Quarantined = append(c.view.Quarantined, xds.Quarantined{Type: at.typ, Name: at.name, Gone: f.instead == nil})
+	}
+	if len(c.view.Quarantined) == 0 {
+		return
 	}
 	slices.SortFunc(c.view.Quarantined, func(a, b xds.Quarantined) int {
 		return cmp.Or(cmp.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name))
 	})
+	for i, l := range c.view.Layers {
+		c.view.Layers[i] = p.without(c, l)
+	}
+}
+
+// heldLayer is what decides a layer in which resources are replaced or left out.
+type heldLayer struct {
+	of *xds.Layer
+	// held has a line for each of the resources, with the version that is in its place.
+	held string
+}
+
+// without is a layer with what the class has in place of resources in quarantine. Classes for which it is the same
+// share one.
+func (p *layers) without(c *publishedClass, l *xds.Layer) *xds.Layer {
+	var key strings.Builder
+	var changes []difference
+	for _, q := range c.view.Quarantined {
+		if l.Get(q.Type, q.Name) == nil {
+			continue
+		}
+		for int(q.Type) >= len(changes) {
+			changes = append(changes, difference{})
+		}
+		instead := c.refused[resourceID{q.Type, q.Name}].instead
+		changes[q.Type].set(q.Name, instead)
+		version := ""
+		if instead != nil {
+			version = instead.Version
+		}
+		fmt.Fprintf(&key, "%d %q %q\n", q.Type, q.Name, version)
+	}
+	if key.Len() == 0 {
+		return l
+	}
+	at := heldLayer{l, key.String()}
+	held := p.held[at]
+	if held == nil {
+		held = l
+		for t, d := range changes {
+			held = held.With(xds.Type(t), d.upserts, d.removes)
+		}
+		if p.held == nil {
+			p.held = map[heldLayer]*xds.Layer{}
+		}
+		p.held[at] = held
+	}
+	return held
 }
 
 // countQuarantined is how many resources are in quarantine, by type, each for each class.
@@ -195,35 +257,41 @@ func policyOf(m model.Modes) *xds.Policy {
 // maxBlamed is how many objects a refusal is reported for.
 const maxBlamed = 10
 
+// refusedVersion is a version of a resource that proxies refuse, whatever their classes.
+type refusedVersion struct {
+	resourceID
+	version string
+}
+
 // refusalProblems are the resources that proxies refuse, as problems of the objects that brought them
-// about: those that were read for the resource, and that have changed since a version was accepted.
+// about: those that were read for the resource, and that have changed since a version was accepted. They are
+// found out once for each version, however many proxies refuse it, and however often somebody asks.
 func (l *loop) refusalProblems() []object.Problem {
-	type id struct {
-		resourceID
-		version string
-	}
-	counts, first := map[id]int{}, map[id]*refused{}
-	objects := map[id][]object.Key{}
+	counts, first := map[refusedVersion]int{}, map[refusedVersion]*refused{}
+	classes := map[refusedVersion]*publishedClass{} // of those in first
 	for _, c := range l.views.classes {
 		for at, f := range c.refused {
-			i := id{at, f.resource.Version}
-			counts[i] += len(f.by)
-			if first[i] == nil || f.message < first[i].message {
-				first[i] = f
-			}
-			if objects[i] == nil {
-				objects[i] = l.causes(c, at, f)
+			v := refusedVersion{at, f.resource.Version}
+			counts[v] += len(f.by)
+			if old := first[v]; old == nil || cmp.Or(cmp.Compare(old.after, f.after), strings.Compare(f.message, old.message)) < 0 {
+				first[v], classes[v] = f, c
 			}
 		}
 	}
+	traces := make(map[refusedVersion][]object.Key, len(first))
 	var out []object.Problem
-	for i, f := range first {
+	for v, f := range first {
+		objects, traced := l.traces[v]
+		if !traced {
+			objects = l.causes(classes[v], v.resourceID, f)
+		}
+		traces[v] = objects
 		text := fmt.Sprintf("%s %s refused by %d proxies, which go on with the last version that they accepted: %s",
-			i.typ, printable.Escape(i.name), counts[i], printable.Escape(f.message))
-		if len(objects[i]) == 0 {
+			v.typ, printable.Escape(v.name), counts[v], printable.Escape(f.message))
+		if len(objects) == 0 {
 			out = append(out, object.Problem{Severity: object.Warning, Text: text})
 		}
-		for _, k := range objects[i] {
+		for _, k := range objects {
 			p := object.Problem{Severity: object.Warning, Key: k, Text: text}
 			if o, ok := l.store.Get(k); ok {
 				p.Origin = o.Origin
@@ -231,6 +299,7 @@ func (l *loop) refusalProblems() []object.Problem {
 			out = append(out, p)
 		}
 	}
+	l.traces = traces
 	slices.SortFunc(out, config.CompareVerdicts)
 	return out
 }
@@ -242,7 +311,7 @@ func (l *loop) causes(c *publishedClass, at resourceID, f *refused) (out []objec
 	if !ok {
 		return nil
 	}
-	for _, k := range l.views.compiler.Why(key, maxWhy) {
+	for _, k := range l.why(key, maxWhy) {
 		if l.applied.objects[k].generation > f.after && len(out) < maxBlamed {
 			out = append(out, k)
 		}

@@ -35,6 +35,7 @@ func TestStallIsReportedOnce(t *testing.T) {
 type blocking struct {
 	slog.Handler
 	armed   atomic.Bool
+	waiting atomic.Bool
 	release chan struct{}
 }
 
@@ -42,6 +43,7 @@ func (b *blocking) Enabled(context.Context, slog.Level) bool { return true }
 
 func (b *blocking) Handle(ctx context.Context, r slog.Record) error {
 	if b.armed.Load() && r.Message == "committed" {
+		b.waiting.Store(true)
 		<-b.release
 	}
 	return b.Handler.Handle(ctx, r)
