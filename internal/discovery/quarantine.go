@@ -151,12 +151,22 @@ func (c *publishedClass) forget(id string, m *publishedProxy, but []xds.Refusal)
 	})
 }
 
+// drop ends the record of a refused version.
+func (c *publishedClass) drop(at resourceID, f *refused) {
+	delete(c.refused, at)
+	for id := range f.by {
+		if m := c.proxies[id]; m != nil {
+			m.refuses = slices.DeleteFunc(m.refuses, func(r resourceID) bool { return r == at })
+		}
+	}
+}
+
 // quarantine has the class's view leave out what is in quarantine. What has changed meanwhile comes
 // out of it.
 func (p *layers) quarantine(c *publishedClass) {
 	for at, f := range c.refused {
 		if now := c.get(at); now == nil || now.Version != f.resource.Version {
-			delete(c.refused, at)
+			c.drop(at, f)
 		} else if f.quarantined {
 			c.view.Quarantined = append(c.view.Quarantined, xds.Quarantined{Type: at.typ, Name: at.name, Gone: f.instead == nil})
 		}

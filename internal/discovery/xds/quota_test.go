@@ -293,14 +293,14 @@ func TestRefusedConfigurationIsLoggedAtAPace(t *testing.T) {
 	var p logLimit
 	now, lines := time.Unix(1e9, 0), 0
 	for range 100 {
-		if _, ok := p.allow(now); ok {
+		if _, ok := p.allow(now, logLimitLines); ok {
 			lines++
 		}
 	}
 	if lines != logLimitLines {
 		t.Errorf("%d lines, want %d", lines, logLimitLines)
 	}
-	if suppressed, ok := p.allow(now.Add(logLimitPeriod)); !ok || suppressed != 100-logLimitLines {
+	if suppressed, ok := p.allow(now.Add(logLimitPeriod), logLimitLines); !ok || suppressed != 100-logLimitLines {
 		t.Errorf("later: %v, %d suppressed", ok, suppressed)
 	}
 }

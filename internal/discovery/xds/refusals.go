@@ -94,28 +94,56 @@ func reasonOf(err error) string {
 	return ""
 }
 
-// A stream's refusals of configuration are logged one by one, up to so many in so long.
+// Refusals of configuration are logged one by one, up to so many of a stream, and of all streams together, in a
+// period: one bad resource may be refused by every proxy at once.
 const (
-	logLimitLines  = 20
-	logLimitPeriod = time.Minute
+	logLimitLines    = 20
+	logLimitLinesAll = 100
+	logLimitPeriod   = time.Minute
 )
 
-// logLimit bounds how many lines are logged.
+// logLimit bounds how many lines are logged in a period.
 type logLimit struct {
 	since             time.Time
 	lines, suppressed int
 }
 
-// allow says whether a line may be logged now, and how many were not since the last one.
-func (p *logLimit) allow(now time.Time) (suppressed int, ok bool) {
+// allow says whether a line may be logged now, of at most so many in a period, and how many were not since the last
+// one.
+func (p *logLimit) allow(now time.Time, most int) (suppressed int, ok bool) {
 	if now.Sub(p.since) >= logLimitPeriod {
 		p.since, p.lines = now, 0
 	}
-	if p.lines == logLimitLines {
+	if p.lines == most {
 		p.suppressed++
 		return 0, false
 	}
 	p.lines++
 	suppressed, p.suppressed = p.suppressed, 0
 	return suppressed, true
+}
+
+// sharedLogLimit is a logLimit that any goroutine may use.
+type sharedLogLimit struct {
+	mu sync.Mutex
+	logLimit
+}
+
+func (p *sharedLogLimit) allow(now time.Time, most int) (suppressed int, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.logLimit.allow(now, most)
+}
+
+// mayLogRefusal says whether a refusal of configuration may be logged, and how many were not since the last line of
+// the stream's, and since the last of all streams.
+func (s *stream) mayLogRefusal(now time.Time) (suppressed, suppressedOfAll int, ok bool) {
+	suppressed, ok = s.logLimit.allow(now, logLimitLines)
+	if !ok {
+		return 0, 0, false
+	}
+	if suppressedOfAll, ok = s.server.logLimit.allow(now, logLimitLinesAll); !ok {
+		s.logLimit.suppressed = suppressed + 1
+	}
+	return suppressed, suppressedOfAll, ok
 }

@@ -1,7 +1,9 @@
 package xds
 
 import (
+	"cmp"
 	"maps"
+	"slices"
 	"sync"
 )
 
@@ -56,13 +58,16 @@ func (c *LatestView) Accepts(r *Resource) bool {
 	return have != nil && same(have, r)
 }
 
-// refuses replaces the refusals.
+// refuses replaces the refusals, and keeps and sorts the list.
 func (c *LatestView) refuses(list []Refusal) {
+	slices.SortFunc(list, func(a, b Refusal) int {
+		return cmp.Or(cmp.Compare(a.Resource.Type, b.Resource.Type), order(a.Resource, b.Resource))
+	})
 	c.reports.mu.Lock()
-	before := len(c.reports.refusals)
+	changed := !slices.Equal(c.reports.refusals, list)
 	c.reports.refusals = list
 	c.reports.mu.Unlock()
-	if c.reports.notify != nil && before+len(list) > 0 {
+	if c.reports.notify != nil && changed {
 		c.reports.notify()
 	}
 }

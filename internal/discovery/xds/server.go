@@ -67,6 +67,7 @@ type Server struct {
 	serial   atomic.Uint64
 	quota    *quota
 	refusals refusals
+	logLimit sharedLogLimit // of the log's lines about refused configuration
 	debug    Introspection
 
 	drain    sync.Once

@@ -353,9 +353,9 @@ func (s *stream) nacked(e Nacked) {
 	if e.Again {
 		level = slog.LevelDebug // a listener that could not be bound is tried again and again
 	}
-	if suppressed, ok := s.logLimit.allow(time.Now()); ok {
+	if suppressed, ofAll, ok := s.mayLogRefusal(time.Now()); ok {
 		s.server.log.Log(s.wire.Context(), level, "proxy refused configuration", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
-			"type", e.Type.String(), "resources", e.Names[:min(len(e.Names), maxLogged)], "message", e.Message, "suppressed", suppressed)
+			"type", e.Type.String(), "resources", e.Names[:min(len(e.Names), maxLogged)], "message", e.Message, "suppressed", suppressed, "suppressed_of_all_proxies", ofAll)
 	}
 }
 
