@@ -10,14 +10,14 @@ import (
 const spareFiles = 200
 
 // checkFiles returns an error if processes may not open as many connections as a run needs: one for each stream, and
-// for those of perStream.
-func checkFiles(streams int) error {
+// for those of perStream or of slow readers.
+func checkFiles(streams, slow int) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return fmt.Errorf("read the limit of open files: %w", err)
 	}
 	// The servers are Go programs, too, which raise their limit to this.
-	if need := uint64(streams + min(streams, moreStreams) + spareFiles); need > limit.Max {
+	if need := uint64(streams + max(min(streams, moreStreams), slow) + spareFiles); need > limit.Max {
 		return fmt.Errorf("-streams %d needs %d open files, and a process may have %d: raise the limit (ulimit -Hn %d)", streams, need, limit.Max, need)
 	}
 	return nil

@@ -31,6 +31,8 @@ type options struct {
 	TLS     bool     `json:"tls"`
 	// VHDS makes the proxies say that they take virtual hosts by VHDS.
 	VHDS bool `json:"vhds"`
+	// SlowReaders is how many further streams read nothing while the changes are made again; 0 for not.
+	SlowReaders int `json:"slowReaders,omitempty"`
 	// Repeat is how often each change is made, with another value each time.
 	Repeat    int           `json:"repeat"`
 	Discovery string        `json:"-"` // path of pilot-discovery
@@ -45,7 +47,10 @@ func (o options) check() error {
 	if o.Repeat < 1 {
 		return fmt.Errorf("invalid -repeat %d: want 1 or more", o.Repeat)
 	}
-	if err := checkFiles(o.Streams); err != nil {
+	if o.SlowReaders < 0 || o.SlowReaders > maxSlowReaders {
+		return fmt.Errorf("invalid -slow-readers %d: want 0–%d", o.SlowReaders, maxSlowReaders)
+	}
+	if err := checkFiles(o.Streams, o.SlowReaders); err != nil {
 		return err
 	}
 	return o.Mesh.check()
@@ -324,17 +329,13 @@ func (m *meter) all(ctx context.Context) error {
 	if err := m.perStream(ctx, empty); err != nil {
 		return fmt.Errorf("memory of streams: %w", err)
 	}
-	for _, kind := range changeKinds {
-		r := l.row(kind)
-		r.Runs = l.Repeat
-		var runs []cost
-		if err := m.profiled(ctx, kind, func() (err error) {
-			runs, err = m.changes(ctx, kind)
+	if err := m.allChanges(ctx, "", 0); err != nil {
+		return err
+	}
+	if l.SlowReaders > 0 {
+		if err := m.withSlowReaders(ctx); err != nil {
 			return err
-		}); err != nil {
-			return fmt.Errorf("%s: %w", kind, err)
 		}
-		*m.side(r) = mean(runs)
 	}
 	f.close()
 	if err := m.bounded(ctx, m.ended); err != nil {
@@ -350,10 +351,28 @@ func (m *meter) all(ctx context.Context) error {
 	return nil
 }
 
+// allChanges makes the changes of all kinds, and adds rows for them with a suffix. The number of the first turn
+// decides the values.
+func (m *meter) allChanges(ctx context.Context, suffix string, first int) error {
+	for _, kind := range changeKinds {
+		r := m.load.row(kind + suffix)
+		r.Runs = m.load.Repeat
+		var runs []cost
+		if err := m.profiled(ctx, r.Step, func() (err error) {
+			runs, err = m.changes(ctx, kind, first)
+			return err
+		}); err != nil {
+			return fmt.Errorf("%s: %w", r.Step, err)
+		}
+		*m.side(r) = mean(runs)
+	}
+	return nil
+}
+
 // changes makes all changes of a kind.
-func (m *meter) changes(ctx context.Context, kind string) (runs []cost, err error) {
+func (m *meter) changes(ctx context.Context, kind string, first int) (runs []cost, err error) {
 	l, f := m.load, m.fleet
-	for turn := range l.Repeat {
+	for turn := first; turn < first+l.Repeat; turn++ {
 		m.phase++
 		c, err := m.step(ctx, func(context.Context) (*goal, error) {
 			edit := l.Mesh.edit(kind, turn)

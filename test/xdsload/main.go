@@ -61,6 +61,7 @@ func parse(args []string, stderr io.Writer) (v invocation, err error) {
 	protocol := flags.String("protocol", "delta", "xDS `protocol`: delta, or sotw for the state of the world")
 	flags.BoolVar(&o.VHDS, "vhds", true, "take virtual hosts by VHDS, as an Envoy of our agent does; needs delta")
 	flags.BoolVar(&o.TLS, "tls", false, "connect by mutual TLS, with certificates that the CA signs for tokens")
+	flags.IntVar(&o.SlowReaders, "slow-readers", 0, "make the changes again with this `number` of further streams that ask for everything and read nothing")
 	flags.IntVar(&o.Repeat, "repeat", 5, "how many `times` each change is made")
 	flags.StringVar(&o.Discovery, "discovery", "bin/pilot-discovery", "`path` of the pilot-discovery that is measured")
 	flags.DurationVar(&o.Bound, "bound", 10*time.Minute, "longest `time` of one step")

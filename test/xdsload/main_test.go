@@ -36,7 +36,8 @@ func TestEveryStreamReceivesEverything(t *testing.T) {
 	for name, o := range map[string]options{
 		"delta, plaintext":      {Delta: true, VHDS: true},
 		"delta, whole routes":   {Delta: true},
-		"state of the world":    {},
+		"delta, slow readers":   {Delta: true, VHDS: true, SlowReaders: 3},
+		"state of the world":    {SlowReaders: 2},
 		"delta with mutual TLS": {Delta: true, TLS: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -121,8 +122,24 @@ func checkCosts(t *testing.T, l *load, outbound int64) {
 			t.Errorf("%s: %+v, and on the wire %+v: want the same sent", r.Step, d, w)
 		}
 	}
-	if len(rows) != len(changeKinds)+2 && !l.TLS || len(rows) != len(changeKinds)+3 && l.TLS {
-		t.Fatalf("%d steps, want the changes and what is before and after", len(rows))
+	steps := len(changeKinds) + 2
+	if l.TLS {
+		steps++
+	}
+	if l.SlowReaders > 0 {
+		steps += len(changeKinds)
+		for _, kind := range changeKinds {
+			fast, slow := rows[kind].Discovery, rows[kind+l.slowSuffix()].Discovery
+			if slow.Responses != fast.Responses || slow.Resources != fast.Resources {
+				t.Errorf("%s: %+v with slow readers, %+v without: want the same received by the others", kind, slow, fast)
+			}
+		}
+		if m := l.report.memory(); !strings.Contains(m, "for each stream that reads nothing") {
+			t.Errorf("the report does not say what a slow reader costs: %s", m)
+		}
+	}
+	if len(rows) != steps {
+		t.Fatalf("%d steps, want %d: the changes and what is before and after", len(rows), steps)
 	}
 	first := rows[stepFromNothing].Discovery
 	if least := streams * 2 * outbound; first.Resources < least || l.report.Resources[0] < int(2*outbound) {
@@ -169,6 +186,7 @@ func TestCommandLine(t *testing.T) {
 		"-protocol rest":              "want delta or sotw",
 		"-streams 0":                  "want 1 or more",
 		"-repeat 0":                   "want 1 or more",
+		"-slow-readers -1":            "want 0–500",
 		"-services 0":                 "want 1–65536",
 		"-endpoints 0":                "want 1–",
 		"-services 5 -namespaces 6":   "want 1–5",

@@ -69,6 +69,7 @@ type memoryCost struct {
 	Empty int64 `json:"empty"` // without a stream
 	All   int64 `json:"all"`   // for each stream of the first, with what is compiled for them
 	More  int64 `json:"more"`  // for each further stream of a proxy that has one
+	Slow  int64 `json:"slow"`  // for each stream that reads nothing, after the changes; 0 without such
 }
 
 // report is the result of a run.
@@ -147,8 +148,12 @@ func (r *report) title() string {
 }
 
 func (r *report) memory() string {
-	return fmt.Sprintf("heap and stacks in use: %s without streams; %s for each stream with what is compiled for it (the wire's limit: %s); %s for each further stream of a proxy that has one (%s); %s for each stream in the clients",
+	text := fmt.Sprintf("heap and stacks in use: %s without streams; %s for each stream with what is compiled for it (the wire's limit: %s); %s for each further stream of a proxy that has one (%s); %s for each stream in the clients",
 		megabytes(r.Discovery.Empty), kilobytes(r.Discovery.All), kilobytes(r.Wire.All), kilobytes(r.Discovery.More), kilobytes(r.Wire.More), kilobytes(r.Client))
+	if r.Options.SlowReaders > 0 {
+		text += fmt.Sprintf("; %s for each stream that reads nothing (%s)", kilobytes(r.Discovery.Slow), kilobytes(r.Wire.Slow))
+	}
+	return text
 }
 
 // markdown writes the report as a table for docs/performance.md: a line for each step, with the wire's limit.

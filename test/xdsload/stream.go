@@ -98,6 +98,19 @@ type stream struct {
 
 // open connects and asks for what an Envoy asks for: clusters, and for all that an earlier stream had.
 func (s *stream) open(ctx context.Context) error {
+	if err := s.dial(ctx); err != nil {
+		return err
+	}
+	if err := s.start(); err != nil {
+		_ = s.conn.Close() // the error that counts is known
+		return fmt.Errorf("stream of %s: %w", s.proxy.id, err)
+	}
+	go s.receive()
+	return nil
+}
+
+// dial connects, and opens a stream on which nothing has been sent.
+func (s *stream) dial(ctx context.Context) error {
 	method := discoveryv3.AggregatedDiscoveryService_StreamAggregatedResources_FullMethodName
 	if s.fleet.delta {
 		method = discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResources_FullMethodName
@@ -110,15 +123,10 @@ func (s *stream) open(ctx context.Context) error {
 		return err
 	}
 	s.conn, s.done, s.closing = conn, make(chan struct{}), false
-	s.call, err = conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
-	if err == nil {
-		err = s.start()
-	}
-	if err != nil {
+	if s.call, err = conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method); err != nil {
 		_ = conn.Close() // the error that counts is known
 		return fmt.Errorf("stream of %s: %w", s.proxy.id, err)
 	}
-	go s.receive()
 	return nil
 }
 
