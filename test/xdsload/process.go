@@ -143,13 +143,19 @@ func (d *discovery) proc() *process  { return d.process }
 func (d *discovery) config() string  { return filepath.Join(d.dir, "config") }
 func (d *discovery) logFile() string { return filepath.Join(d.dir, "discovery.log") }
 
-// logTail is the end of the log, for errors.
+// logTail is what the log says for errors: its last warnings and errors, and its end.
 func (d *discovery) logTail() string {
 	b, err := os.ReadFile(d.logFile())
 	if err != nil {
 		return err.Error()
 	}
-	return string(b[max(0, len(b)-4096):])
+	var bad []string
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, " level=WARN ") || strings.Contains(line, " level=ERROR ") {
+			bad = append(bad, line)
+		}
+	}
+	return strings.Join(bad[max(0, len(bad)-20):], "") + "…\n" + string(b[max(0, len(b)-2048):])
 }
 
 // streams is how many streams it counts.
