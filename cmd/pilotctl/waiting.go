@@ -80,6 +80,9 @@ func (b behindProxy) reason() string {
 		if t.Message != "" {
 			part += ": " + t.Message
 		}
+		if t.Type == "LDS" && strings.Contains(t.Message, cannotBind) {
+			part = strings.TrimRight(part, "\n") + " (an address that cannot be bound counts as refused; the listener is sent again until it can be: free the address, then wait again)"
+		}
 		parts = append(parts, part)
 	}
 	if len(parts) == 0 {
@@ -87,6 +90,9 @@ func (b behindProxy) reason() string {
 	}
 	return strings.Join(parts, "; ")
 }
+
+// cannotBind is what Envoy says of a listener whose address it could not bind.
+const cannotBind = "cannot bind"
 
 // The states of an object.
 const (

@@ -88,3 +88,26 @@ func TestWaiting(t *testing.T) {
 		}
 	}
 }
+
+// A listener that cannot be bound is refused like others, and the output says what is different about it.
+func TestWaitSaysThatAListenerCannotBeBound(t *testing.T) {
+	refused := func(message string) string {
+		w := waiting{}
+		_, err := w.step(appliedAnswer{Started: "a", Objects: []appliedObject{{
+			Kind: "Service", Namespace: "shop", Name: "s", State: stateInForce, Generation: 3, Proxies: 1, Behind: []behindProxy{{
+				Proxy: "a.shop", Refused: true, Types: []behindType{{Type: "LDS", State: "refused", Resources: []string{"10.0.0.1_80"}, Message: message}},
+			}},
+		}}})
+		if err == nil {
+			t.Fatal("the wait goes on")
+		}
+		return err.Error()
+	}
+	const note = "the listener is sent again until it can be"
+	if text := refused("10.0.0.1_80: cannot bind '10.0.0.1:80': Address already in use\n"); !strings.Contains(text, "Address already in use (an address that cannot be bound counts as refused; "+note) {
+		t.Errorf("it says only\n%s", text)
+	}
+	if text := refused("10.0.0.1_80: no such filter"); strings.Contains(text, note) {
+		t.Errorf("of a listener that is invalid it says\n%s", text)
+	}
+}

@@ -111,7 +111,10 @@ func behindOf(c xds.Connection, p xds.Progress, view *xds.View) behindProxy {
 	for _, t := range xds.Types() {
 		st, asked := c.Types[t]
 		b := behindType{Type: t.String()}
+		held, message := quarantinedOf(view, t)
 		switch {
+		case len(st.Refused) == 0 && len(held) > 0:
+			b.State, b.Resources, b.Message = typeRefused, held, message
 		case !asked && view.Of(t).Len() == 0 || asked && st.Synced:
 			continue
 		case !asked:
@@ -126,6 +129,20 @@ func behindOf(c xds.Connection, p xds.Progress, view *xds.View) behindProxy {
 		out.Types = append(out.Types, b)
 	}
 	return out
+}
+
+// quarantinedOf returns the first names of a type that are in quarantine in a view, and why the first is.
+func quarantinedOf(view *xds.View, t xds.Type) (names []string, message string) {
+	for _, q := range view.Quarantined {
+		if q.Type != t || len(names) == maxRefusedNames {
+			continue
+		}
+		if len(names) == 0 {
+			message = q.Message
+		}
+		names = append(names, q.Name)
+	}
+	return names, message
 }
 
 // concern is whom the newest change of an object concerns, and what is part of it.
@@ -241,7 +258,7 @@ func standingOf(views *viewsSnapshot) standing {
 	}
 	for id, p := range views.proxies {
 		if proxy, serial := splitConnection(id); serial == newest[proxy] {
-			s := &proxyState{id: id, progress: p.latest.Progress(), class: p.class, view: p.view}
+			s := &proxyState{id: id, progress: p.progress(), class: p.class, view: p.view}
 			out.byClass[p.class], out.byID[id] = append(out.byClass[p.class], s), s
 		}
 	}
@@ -317,6 +334,13 @@ func hasChange(p xds.Progress, generation uint64, of *effect, types map[xds.Type
 	return true, false
 }
 
+// quarantines reports whether a part of a change is in quarantine in a view.
+func quarantines(view *xds.View, c concern) bool {
+	return slices.ContainsFunc(view.Quarantined, func(q xds.Quarantined) bool {
+		return c.change.generation > q.After && c.effect.has(resourceName{q.Type, q.Name})
+	})
+}
+
 // entry describes how far a change has come. connection returns the state of a connection, false if it has
 // none.
 func (s standing) entry(c concern, connection func(id string) (xds.Connection, bool)) appliedEntry {
@@ -338,6 +362,9 @@ func (s standing) entry(c concern, connection func(id string) (xds.Connection, b
 			state.Node.ID, _ = splitConnection(p.id) // or it has just ended, and the loop does not know yet
 		}
 		has, refused := hasChange(p.progress, c.change.generation, &c.effect, state.Types)
+		if quarantines(p.view, c) {
+			has, refused = false, true
+		}
 		if has {
 			out.Applied++
 			continue

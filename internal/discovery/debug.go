@@ -319,7 +319,7 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 		}
 		if p, ok := views.proxies[c.ID]; ok {
 			e.Class = className(p.class)
-			progress := p.latest.Progress()
+			progress := p.progress()
 			e.Generation, e.Applied = views.generation, views.applied(progress)
 			if progress.Missing != 0 {
 				b := behindOf(c, progress, p.view)

@@ -95,6 +95,17 @@ type proxySnapshot struct {
 	latest *xds.LatestView
 }
 
+// progress is how far the proxy is. It has not applied what is in quarantine in its view.
+func (p proxySnapshot) progress() xds.Progress {
+	out := p.latest.Progress()
+	for _, q := range p.view.Quarantined {
+		if lacks := q.After + 1; out.Missing == 0 || lacks < out.Missing {
+			out.Missing, out.Since = lacks, q.Since
+		}
+	}
+	return out
+}
+
 // applied is the newest generation up to which the proxy has applied everything that was for it, as of
 // its progress.
 func (s *viewsSnapshot) applied(p xds.Progress) uint64 {

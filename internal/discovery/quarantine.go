@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
@@ -30,8 +31,10 @@ type resourceID struct {
 type refused struct {
 	resource *xds.Resource
 	message  string // of the first
-	// after and generation are as in xds.Refusal, of the first.
-	after, generation uint64
+	// after is as in xds.Refusal: the greatest, since all proxies of the class are sent the same versions.
+	after uint64
+	// since is when it was quarantined.
+	since time.Time
 	// by are the connections whose proxies have refused it, with what each goes on with.
 	by map[string]*xds.Resource
 	// accepted: a proxy of the class has accepted it. quarantined: the class has instead in its place,
@@ -55,7 +58,7 @@ func (f *refused) replacement() *xds.Resource {
 func (p *publisher) refusalsChanged(ids []string) {
 	changed := map[*publishedClass]struct{}{}
 	for _, id := range ids {
-		if m := p.proxies[id]; m != nil && p.classes[m.class].refusedBy(id, m) {
+		if m := p.proxies[id]; m != nil && p.classes[m.class].refusedBy(id, m, p.now()) {
 			changed[p.classes[m.class]] = struct{}{}
 		}
 	}
@@ -72,22 +75,23 @@ func (p *publisher) refusalsChanged(ids []string) {
 }
 
 // refusedBy notes what a proxy of the class refuses now, and says whether more is in quarantine by it.
-func (c *publishedClass) refusedBy(id string, m *publishedProxy) (changed bool) {
+func (c *publishedClass) refusedBy(id string, m *publishedProxy, now time.Time) (changed bool) {
 	list := m.latest.Refusals()
 	c.forget(id, m, list)
 	for _, r := range list {
 		at := resourceID{r.Resource.Type, r.Resource.Name}
-		if now := c.get(at); now == nil || now.Version != r.Resource.Version {
+		if has := c.get(at); has == nil || has.Version != r.Resource.Version {
 			continue // a newer one is on its way
 		}
 		f := c.refused[at]
 		if f == nil || f.resource.Version != r.Resource.Version {
-			f = &refused{resource: r.Resource, message: r.Message, after: r.After, generation: r.Generation, by: map[string]*xds.Resource{}}
+			f = &refused{resource: r.Resource, message: r.Message, by: map[string]*xds.Resource{}}
 			if c.refused == nil {
 				c.refused = map[resourceID]*refused{}
 			}
 			c.refused[at] = f
 		}
+		f.after = max(f.after, r.After)
 		if _, known := f.by[id]; !known {
 			m.refuses = append(m.refuses, at)
 		}
@@ -96,7 +100,7 @@ func (c *publishedClass) refusedBy(id string, m *publishedProxy) (changed bool) 
 			continue
 		}
 		if f.accepted = c.accepts(r.Resource); !f.accepted {
-			f.quarantined, f.instead = true, f.replacement()
+			f.quarantined, f.instead, f.since = true, f.replacement(), now
 			changed = true
 		}
 	}
@@ -168,7 +172,9 @@ func (p *layers) quarantine(c *publishedClass) {
 		if now := c.get(at); now == nil || now.Version != f.resource.Version {
 			c.drop(at, f)
 		} else if f.quarantined {
-			c.view.Quarantined = append(c.view.Quarantined, xds.Quarantined{Type: at.typ, Name: at.name, Gone: f.instead == nil})
+			c.view.Quarantined = append(c.view.Quarantined, xds.Quarantined{
+				Type: at.typ, Name: at.name, Gone: f.instead == nil, After: f.after, Since: f.since, Message: f.message,
+			})
 		}
 	}
 	if len(c.view.Quarantined) == 0 {

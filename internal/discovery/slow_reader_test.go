@@ -23,7 +23,6 @@ func manyServices(n int) string {
 	return out.String()
 }
 
-
 // One of 500 proxies reads nothing. All others get every change; for the one no more is held than one response of
 // each type, whatever changes, and once it reads, it gets the newest.
 func TestSlowReaderAmongManyDelaysNobody(t *testing.T) {

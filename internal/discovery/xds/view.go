@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"iter"
 	"slices"
+	"time"
 )
 
 // Resource is one encoded resource. It is immutable and shared by every view and stream
@@ -185,6 +186,12 @@ type Quarantined struct {
 	Type Type
 	Name string
 	Gone bool
+	// After is the newest generation of which proxies of the class have accepted the type, so that what they
+	// have in place of the resource has all changes up to it. Since is when it was quarantined, Message what a
+	// proxy said of it.
+	After   uint64
+	Since   time.Time
+	Message string
 }
 
 // keeps says whether clients go on with what they have of a resource that the view has not.
