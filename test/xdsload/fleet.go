@@ -59,6 +59,8 @@ type fleet struct {
 	failed chan error // at most one
 
 	requests, responses, resources, asked, bytes atomic.Int64
+	// restarts counts streams that began anew since their connections were closed before they were answered.
+	restarts atomic.Int64
 }
 
 func newFleet(delta bool, address string) *fleet {
@@ -88,6 +90,14 @@ func (f *fleet) received(s *stream, r *response) {
 	f.bytes.Add(int64(len(r.body)))
 	if f.script != nil && s.number == 0 {
 		f.script.response(bytes.Clone(r.body))
+	}
+}
+
+// again is called by streams that begin anew.
+func (f *fleet) again(s *stream) {
+	f.restarts.Add(1)
+	if f.script != nil && s.number == 0 {
+		f.script.restart()
 	}
 }
 

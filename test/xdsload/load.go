@@ -159,7 +159,9 @@ func (l *load) loadDiscovery(ctx context.Context) error {
 			return nil
 		})
 	}
-	return m.all(ctx)
+	err := m.all(ctx)
+	l.report.Restarts = f.restarts.Load()
+	return err
 }
 
 // loadWire sends what the control plane sent to the first stream to as many streams, by the wire server.

@@ -80,6 +80,9 @@ type report struct {
 	Resources [2]int     `json:"resources"`
 	Discovery memoryCost `json:"memory"`
 	Wire      memoryCost `json:"wireMemory"`
+	// Restarts is how many streams to pilot-discovery had to begin anew, since their connections were closed before
+	// they were answered.
+	Restarts int64 `json:"restarts,omitempty"`
 	// Client is what one stream costs this program, in bytes of heap and stacks in use.
 	Client int64 `json:"clientMemory"`
 }
@@ -152,6 +155,9 @@ func (r *report) memory() string {
 		megabytes(r.Discovery.Empty), kilobytes(r.Discovery.All), kilobytes(r.Wire.All), kilobytes(r.Discovery.More), kilobytes(r.Wire.More), kilobytes(r.Client))
 	if r.Options.SlowReaders > 0 {
 		text += fmt.Sprintf("; %s for each stream that reads nothing (%s)", kilobytes(r.Discovery.Slow), kilobytes(r.Wire.Slow))
+	}
+	if r.Restarts > 0 {
+		text += fmt.Sprintf("; %d streams began anew, since their connections were closed before they were answered", r.Restarts)
 	}
 	return text
 }

@@ -27,6 +27,13 @@ func (s *script) next() {
 	s.requests = 0
 }
 
+// restart forgets the requests of a phase in which the client begins anew, before any response.
+func (s *script) restart() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.requests = 0
+}
+
 func (s *script) request() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,8 +9,10 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -84,9 +86,12 @@ type stream struct {
 	creds  credentials.TransportCredentials
 	types  [numTypes]typeState
 
+	ctx  context.Context // of its calls
 	conn *grpc.ClientConn
 	call grpc.ClientStream
 	done chan struct{}
+	// heard says that it has received something since it was opened.
+	heard bool
 	// returning says that it has what an earlier stream received.
 	returning bool
 	// reached is the last goal that it has reached.
@@ -111,10 +116,6 @@ func (s *stream) open(ctx context.Context) error {
 
 // dial connects, and opens a stream on which nothing has been sent.
 func (s *stream) dial(ctx context.Context) error {
-	method := discoveryv3.AggregatedDiscoveryService_StreamAggregatedResources_FullMethodName
-	if s.fleet.delta {
-		method = discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResources_FullMethodName
-	}
 	const bufferSize = 32 << 10
 	conn, err := grpc.NewClient("passthrough:///"+s.fleet.address, grpc.WithTransportCredentials(s.creds),
 		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
@@ -122,12 +123,38 @@ func (s *stream) dial(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.conn, s.done, s.closing = conn, make(chan struct{}), false
-	if s.call, err = conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method); err != nil {
+	s.ctx, s.conn, s.done, s.closing, s.heard = ctx, conn, make(chan struct{}), false, false
+	if err = s.newCall(); err != nil {
 		_ = conn.Close() // the error that counts is known
 		return fmt.Errorf("stream of %s: %w", s.proxy.id, err)
 	}
 	return nil
+}
+
+// newCall opens a stream on the connection.
+func (s *stream) newCall() (err error) {
+	method := discoveryv3.AggregatedDiscoveryService_StreamAggregatedResources_FullMethodName
+	if s.fleet.delta {
+		method = discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResources_FullMethodName
+	}
+	s.call, err = s.conn.NewStream(s.ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	return err
+}
+
+// again begins anew, as agents do, if the connection was closed before anything was received: a server that is
+// overwhelmed does so. It reports whether the stream goes on.
+func (s *stream) again(ended error) bool {
+	if s.heard || status.Code(ended) != codes.Unavailable || s.isClosing() {
+		return false
+	}
+	s.fleet.again(s)
+	return s.newCall() == nil && s.start() == nil
+}
+
+func (s *stream) isClosing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closing
 }
 
 // close ends the stream. What it received is kept for the next open.
@@ -144,16 +171,17 @@ func (s *stream) receive() {
 	var r response
 	for {
 		err := s.call.RecvMsg(&r)
+		if err != nil && s.again(err) {
+			continue
+		}
 		if err == nil {
+			s.heard = true
 			s.fleet.received(s, &r)
 			err = s.take(&r)
 			r.release()
 		}
 		if err != nil {
-			s.mu.Lock()
-			expected := s.closing
-			s.mu.Unlock()
-			if !expected {
+			if !s.isClosing() {
 				s.fleet.fail(fmt.Errorf("stream of %s: %w", s.proxy.id, err))
 			}
 			return

@@ -136,6 +136,8 @@ func (l *waitingListener) watch() {
 		case now := <-tick.C:
 			for _, end := range l.server.quota.expired(now) {
 				end()
+				l.server.refusals.note(l.server, exhausted(reasonConnections, "a connection without a stream was idle for %s while others waited, or waited for %s itself",
+					maxIdleTime, handshakeLimit), "an address with many connections")
 			}
 		case <-l.done:
 			return

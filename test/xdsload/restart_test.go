@@ -1,0 +1,93 @@
+package main
+
+import (
+	"net"
+	"sync"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilothouse/pilothouse/test/wait"
+)
+
+// firstCloses closes the connection of the first stream, and answers others.
+type firstCloses struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	net.Listener
+
+	mu    sync.Mutex
+	first net.Conn
+	calls int
+}
+
+func (f *firstCloses) Accept() (net.Conn, error) {
+	c, err := f.Listener.Accept()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.first == nil {
+		f.first = c
+	}
+	return c, err
+}
+
+func (f *firstCloses) DeltaAggregatedResources(g grpc.BidiStreamingServer[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]) error {
+	if _, err := g.Recv(); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	f.calls++
+	calls := f.calls
+	f.mu.Unlock()
+	if calls == 1 {
+		return f.first.Close()
+	}
+	if err := g.Send(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURLs[clusters], Nonce: "1", Resources: []*discoveryv3.Resource{
+		{Name: "c", Version: "1", Resource: &anypb.Any{TypeUrl: typeURLs[clusters]}},
+	}}); err != nil {
+		return err
+	}
+	<-g.Context().Done()
+	return nil
+}
+
+// A stream whose connection is closed before it was answered begins anew, as an agent's does. It is counted.
+func TestStreamBeginsAnewIfItsConnectionIsClosed(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := &firstCloses{Listener: l}
+	server := grpc.NewServer()
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, service)
+	go func() { _ = server.Serve(service) }() // ended by Stop
+	t.Cleanup(server.Stop)
+	p, err := meshSize{Services: 1, Endpoints: 1, Namespaces: 1}.proxyOf(0, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFleet(true, l.Addr().String())
+	f.script = &script{}
+	f.script.next()
+	f.add(p, insecure.NewCredentials())
+	t.Cleanup(f.close)
+	if err := f.connect(t.Context(), f.streams); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "a response", func() bool { return f.totals().Responses == 1 })
+	if n := f.restarts.Load(); n != 1 {
+		t.Errorf("%d streams began anew, want 1", n)
+	}
+	select {
+	case err := <-f.failed:
+		t.Error(err)
+	default:
+	}
+	f.script.mu.Lock()
+	defer f.script.mu.Unlock()
+	if frames := f.script.phases[0]; len(frames) != 1 || frames[0].After != 1 {
+		t.Errorf("the script has %+v, want one response after one request", frames)
+	}
+}
