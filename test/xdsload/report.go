@@ -80,7 +80,7 @@ type report struct {
 	Resources [2]int     `json:"resources"`
 	Discovery memoryCost `json:"memory"`
 	Wire      memoryCost `json:"wireMemory"`
-	// Restarts is how many streams to pilot-discovery had to begin anew, since their connections were closed before
+	// Restarts is how often streams to pilot-discovery had to begin anew, since their connections were closed before
 	// they were answered.
 	Restarts int64 `json:"restarts,omitempty"`
 	// Client is what one stream costs this program, in bytes of heap and stacks in use.
@@ -157,7 +157,7 @@ func (r *report) memory() string {
 		text += fmt.Sprintf("; %s for each stream that reads nothing (%s)", kilobytes(r.Discovery.Slow), kilobytes(r.Wire.Slow))
 	}
 	if r.Restarts > 0 {
-		text += fmt.Sprintf("; %d streams began anew, since their connections were closed before they were answered", r.Restarts)
+		text += fmt.Sprintf("; streams began anew %d times, since their connections were closed before they were answered", r.Restarts)
 	}
 	return text
 }

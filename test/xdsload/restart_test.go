@@ -13,23 +13,24 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// firstCloses closes the connection of the first stream, and answers others.
+// firstCloses closes the connections of the first streams, and answers others.
 type firstCloses struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	net.Listener
 
 	mu    sync.Mutex
-	first net.Conn
+	conns []net.Conn
 	calls int
 }
+
+// closes is how many streams are closed.
+const closes = 3
 
 func (f *firstCloses) Accept() (net.Conn, error) {
 	c, err := f.Listener.Accept()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.first == nil {
-		f.first = c
-	}
+	f.conns = append(f.conns, c)
 	return c, err
 }
 
@@ -39,10 +40,10 @@ func (f *firstCloses) DeltaAggregatedResources(g grpc.BidiStreamingServer[discov
 	}
 	f.mu.Lock()
 	f.calls++
-	calls := f.calls
+	calls, last := f.calls, f.conns[len(f.conns)-1]
 	f.mu.Unlock()
-	if calls == 1 {
-		return f.first.Close()
+	if calls <= closes {
+		return last.Close()
 	}
 	if err := g.Send(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURLs[clusters], Nonce: "1", Resources: []*discoveryv3.Resource{
 		{Name: "c", Version: "1", Resource: &anypb.Any{TypeUrl: typeURLs[clusters]}},
@@ -77,8 +78,8 @@ func TestStreamBeginsAnewIfItsConnectionIsClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait.Until(t, "a response", func() bool { return f.totals().Responses == 1 })
-	if n := f.restarts.Load(); n != 1 {
-		t.Errorf("%d streams began anew, want 1", n)
+	if n := f.restarts.Load(); n != closes {
+		t.Errorf("streams began anew %d times, want %d", n, closes)
 	}
 	select {
 	case err := <-f.failed:

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 
@@ -106,7 +108,7 @@ func (s *stream) open(ctx context.Context) error {
 	if err := s.dial(ctx); err != nil {
 		return err
 	}
-	if err := s.start(); err != nil {
+	if err := s.start(); err != nil && !errors.Is(err, io.EOF) { // receiving tells why it has ended
 		_ = s.conn.Close() // the error that counts is known
 		return fmt.Errorf("stream of %s: %w", s.proxy.id, err)
 	}
@@ -148,7 +150,11 @@ func (s *stream) again(ended error) bool {
 		return false
 	}
 	s.fleet.again(s)
-	return s.newCall() == nil && s.start() == nil
+	err := s.newCall()
+	if err == nil {
+		err = s.start()
+	}
+	return err == nil || errors.Is(err, io.EOF) // receiving tells why
 }
 
 func (s *stream) isClosing() bool {
