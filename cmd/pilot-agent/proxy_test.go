@@ -25,6 +25,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if sdsClient() {
+		return
+	}
 	require.Envoy()
 	code := m.Run()
 	agenttest.Cleanup()

@@ -68,6 +68,15 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	if err := launch.FindEnvoy(s); err != nil {
 		return nil, err
 	}
+	external, err := startup.External(ctx, s, log)
+	if err != nil {
+		return nil, err
+	}
+	if external == s.Certificates.Own {
+		decided := *s
+		decided.Certificates.Own = !external
+		s, o.Spec = &decided, &decided
+	}
 	// Exclusive resources come before the first write: an agent that cannot start has changed nothing.
 	taken, err := startup.Take(ctx, s, log)
 	if err != nil {

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/upstream"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
+	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
@@ -40,6 +40,16 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 	}
 	log = log.With("scope", "secret")
 	value := secret.NewValue()
+	if !s.Certificates.Own {
+		if dir := s.Certificates.OutputDir; dir != "" {
+			return nil, fmt.Errorf("OUTPUT_CERTS: no certificate to write to %s, because the server at %s has it: unset the variable, or set WORKLOAD_IDENTITY_SOCKET_POLICY=ignore", dir, s.Paths.SDSSocket)
+		}
+		server, err := newSDS(s, nil, follower, log)
+		if err != nil {
+			return nil, err
+		}
+		return &certificates{plan: plan, value: value, sds: server, tasks: server.tasks}, nil
+	}
 	requests, err := newRequests(s, plan, value, log)
 	if err != nil {
 		return nil, err
@@ -68,27 +78,57 @@ func newRenewal(plan identity.Plan, value *secret.Value, requests *requests, fol
 
 // sdsPart serves secrets to Envoy.
 type sdsPart struct {
-	files *secret.Named // nil if another server serves the secrets
-	tasks []run.Task
-	close func() error
+	files *secret.Named
+	// pushed has the names of files that Envoy may request.
+	pushed *sds.Pushed
+	tasks  []run.Task
+	close  func() error
 }
 
-// newSDS opens the SDS socket, unless the environment names the socket of another server. [agent E17, S19]
+// newSDS opens the SDS socket. If value is nil, another server has the workload's secret, and the secrets of files
+// are served at a socket of their own. [agent E17, S19]
 func newSDS(s *spec.Spec, value *secret.Value, follower *filewatch.Follower, log *slog.Logger) (sdsPart, error) {
-	path := s.Paths.SDSSocket
-	if !s.Certificates.Own {
-		if st, err := os.Stat(path); err != nil || st.Mode()&fs.ModeSocket == 0 {
-			return sdsPart{}, fmt.Errorf("WORKLOAD_IDENTITY_SOCKET_FILE: find the socket %s: start its server first", path)
-		}
-		return sdsPart{close: func() error { return nil }}, nil
-	}
 	files := secret.NewNamed(secret.SystemBundles, follower, log)
-	server, err := sds.New(path, value, files, log.With("scope", "sds"))
+	pushed := sds.NewPushed(s.Envoy.Arguments.BootstrapYAML, customBootstrap(s))
+	o := s.SDS
+	c := sds.Config{
+		Socket: s.Paths.SDSSocket, Access: claim.SocketOptions{Mode: o.Mode, UID: o.UID, GID: o.GID}, Users: sds.Users{All: o.AllUsers, UIDs: o.Users},
+		Files: files, Names: pushed, KeyProvider: (*sds.KeyProvider)(o.KeyProvider), Log: log.With("scope", "sds"),
+	}
+	tasks := []run.Task{{Name: "file secrets", Run: files.Run}}
+	if value == nil {
+		c.Socket = s.Paths.FilesSocket
+	} else {
+		c.Source = value
+		if o.CRL != "" {
+			crl := secret.NewCRL(o.CRL, follower, log)
+			c.Lists = crl
+			tasks = append(tasks, run.Task{Name: "revocation list", Run: crl.Run})
+		}
+	}
+	if o.AllUsers {
+		log.Warn("every user gets the workload's secrets (WORKLOAD_IDENTITY_SOCKET_UIDS)", "socket", c.Socket)
+	}
+	server, err := sds.New(c)
 	if err != nil {
 		return sdsPart{}, err
 	}
-	tasks := []run.Task{{Name: "file secrets", Run: files.Run}, {Name: "sds", Run: server.Run}}
-	return sdsPart{files: files, tasks: tasks, close: server.Close}, nil
+	return sdsPart{files: files, pushed: pushed, tasks: append(tasks, run.Task{Name: "sds", Run: server.Run}), close: server.Close}, nil
+}
+
+// maxBootstrap is the maximum size of a custom bootstrap in bytes.
+const maxBootstrap = 16 << 20
+
+// customBootstrap returns the text of the user's bootstrap, empty for none. Envoy's start reports why it cannot be read.
+func customBootstrap(s *spec.Spec) string {
+	if s.Envoy.CustomBootstrap == "" {
+		return ""
+	}
+	text, _, err := filewatch.Read(s.Envoy.CustomBootstrap, maxBootstrap)
+	if err != nil {
+		return ""
+	}
+	return string(text)
 }
 
 // connectTo fills in the options that all servers of the control plane share. A missing root certificate is an error
@@ -123,5 +163,5 @@ func newXDS(s *spec.Spec, c *certificates, log *slog.Logger) (*xdsproxy.Proxy, e
 	if err != nil {
 		return nil, err
 	}
-	return xdsproxy.New(xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Log: log.With("scope", "xdsproxy")})
+	return xdsproxy.New(xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Observe: c.sds.pushed.Observe, Log: log.With("scope", "xdsproxy")})
 }

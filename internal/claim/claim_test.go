@@ -78,11 +78,11 @@ func TestFolderThatDoesNotExist(t *testing.T) {
 func TestSocket(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "sub", "socket")
-	first, err := claim.Socket(path)
+	first, err := claim.Socket(path, claim.AnyUser)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := claim.Socket(path); err == nil || !strings.Contains(err.Error(), path+": in use by another process") {
+	if _, err := claim.Socket(path, claim.AnyUser); err == nil || !strings.Contains(err.Error(), path+": in use by another process") {
 		t.Errorf("a live socket: %v", err)
 	}
 	c, err := net.Dial("unix", path)
@@ -90,9 +90,14 @@ func TestSocket(t *testing.T) {
 		t.Fatalf("the live socket: %v", err)
 	}
 	c.Close()
-	first.(*net.UnixListener).SetUnlinkOnClose(false) // as if its process had been killed
+	if err := os.Rename(path, path+"-kept"); err != nil { // as if its process had been killed
+		t.Fatal(err)
+	}
 	first.Close()
-	second, err := claim.Socket(path)
+	if err := os.Rename(path+"-kept", path); err != nil {
+		t.Fatal(err)
+	}
+	second, err := claim.Socket(path, claim.AnyUser)
 	if err != nil {
 		t.Fatalf("a stale socket: %v", err)
 	}
@@ -104,10 +109,10 @@ func TestSocket(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := claim.Socket(file); err == nil || !strings.Contains(err.Error(), "not a socket") {
+	if _, err := claim.Socket(file, claim.AnyUser); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file: %v", err)
 	}
-	if _, err := claim.Socket("/" + strings.Repeat("x", 107)); err == nil || !strings.Contains(err.Error(), "path of 108 bytes") {
+	if _, err := claim.Socket("/"+strings.Repeat("x", 107), claim.AnyUser); err == nil || !strings.Contains(err.Error(), "path of 108 bytes") {
 		t.Errorf("a long path: %v", err)
 	}
 }

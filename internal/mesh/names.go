@@ -6,6 +6,8 @@ const (
 	// SDSCluster is the static cluster of the bootstrap that leads to the agent's secret
 	// server; transport sockets that the control plane writes name it. [agent B13]
 	SDSCluster = "sds-grpc"
+	// SDSFilesCluster leads to the agent's secrets of files, if another server has the workload's secret.
+	SDSFilesCluster = "sds-files-grpc"
 	// XDSCluster is the static cluster of the bootstrap through which Envoy gets its
 	// configuration from the agent. [agent B13]
 	XDSCluster = "xds-grpc"

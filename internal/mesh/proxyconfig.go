@@ -9,7 +9,6 @@ type ProxyConfigFields uint8
 var proxyConfigFields = [...]struct{ name, agents string }{
 	{"connectionSettings", "globalDownstreamConnectionLimit"},
 	{"gatewayTopology", ""},
-	{"privateKeyProvider", ""},
 	{"proxyHeaders", ""},
 	{"tracing", ""},
 }

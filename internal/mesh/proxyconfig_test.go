@@ -14,7 +14,7 @@ func TestFieldsOfProxyConfigThatAreNotAppliedAreNoted(t *testing.T) {
 		`{"connectionSettings": {"globalDownstreamConnectionLimit": 7}}`:                                    "",
 		`{"connectionSettings": {"globalDownstreamConnectionLimit": 7, "perConnectionBufferLimitBytes":1}}`: "connectionSettings",
 		`{"tracing": {"sampling": 1}, "gatewayTopology": {"numTrustedProxies": 2}}`:                         "gatewayTopology,tracing",
-		`{"proxyHeaders": {"server": {}}, "privateKeyProvider": {"cryptomb": {}}}`:                          "privateKeyProvider,proxyHeaders",
+		`{"proxyHeaders": {"server": {}}, "privateKeyProvider": {"cryptomb": {}}}`:                          "proxyHeaders",
 	} {
 		var v any
 		if err := json.Unmarshal([]byte(config), &v); err != nil {

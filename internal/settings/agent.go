@@ -130,7 +130,17 @@ var AgentProxy = Table{
 	{Env: []string{"ISTIO_META_TLS_CLIENT_ROOT_CERT"}, Kind: Text, Unit: "file", Used: "internal/agent/identity",
 		Help: "root certificates, with FILE_MOUNTED_CERTS"},
 	{Env: []string{"WORKLOAD_IDENTITY_SOCKET_FILE"}, Kind: Text, Default: "socket", Unit: "file name", Used: "internal/agent/sds",
-		Help: "name of the SDS socket; the agent does not serve one of another name, which must exist"},
+		Help: "name of the SDS socket; without WORKLOAD_IDENTITY_SOCKET_POLICY, one of another name is another server's and must exist"},
+	{Env: []string{"WORKLOAD_IDENTITY_SOCKET_POLICY"}, Kind: Enum, Values: []string{"", "require", "prefer", "ignore"}, Otherwise: "prefer", Unit: "policy", Used: "internal/agent/startup",
+		Help: "another server's SDS socket (SPIRE): wait for it, use it if it answers at the start, or refuse to start beside it"},
+	{Env: []string{"WORKLOAD_IDENTITY_SOCKET_MODE"}, Kind: Text, Default: "0666", Unit: "octal mode", Used: "internal/agent/sds",
+		Help: "mode of the SDS socket"},
+	{Env: []string{"WORKLOAD_IDENTITY_SOCKET_OWNER"}, Kind: Text, Otherwise: "the agent's user and group", Unit: "UID:GID", Used: "internal/agent/sds",
+		Help: "owner of the SDS socket"},
+	{Env: []string{"WORKLOAD_IDENTITY_SOCKET_UIDS"}, Kind: List, Unit: "list of users", Used: "internal/agent/sds",
+		Help: "users who get the workload's secrets, and who may serve them, beside root, the agent's and Envoy's; *: every user"},
+	{Env: []string{"PILOT_ENABLE_CA_CRL"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/agent/secret",
+		Help: "give Envoy the revocation list ./var/run/secrets/istio/crl/ca-crl.pem, if it exists"},
 
 	// Envoy. [agent E20, E22, E23, E25–E27, E30, E36]
 	{Env: []string{"ENVOY_STATUS_PORT"}, Kind: Port, Number: mesh.HealthPort, Unit: "port", Used: "internal/agent/bootstrap",
@@ -251,8 +261,6 @@ var AgentProxy = Table{
 		Help: "how long the fetch of a Wasm module may take"},
 	{Env: []string{"WASM_HTTP_REQUEST_MAX_RETRIES"}, Kind: Int, Unit: "number", NoEffect: "the agent fetches no Wasm modules",
 		Help: "how often the fetch of a Wasm module is tried again"},
-	{Env: []string{"PILOT_ENABLE_CA_CRL"}, Kind: Bool, Unit: "switch", NoEffect: "there are no revocation lists",
-		Help: "give Envoy the CA's revocation list"},
 	{Env: []string{"HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED"}, Kind: Bool, Default: "true", Unit: "switch", NoEffect: "runtimeValues of the configuration sets Envoy's runtime key",
 		Help: "strip fragments from paths"},
 }

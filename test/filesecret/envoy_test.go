@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -19,12 +20,14 @@ import (
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/agent/sds"
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
+	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -35,6 +38,7 @@ import (
 type plane struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	changes chan *clusterv3.Cluster
+	pushed  *sds.Pushed
 	t       *testing.T
 }
 
@@ -49,6 +53,11 @@ func (p *plane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryServic
 		if c != nil {
 			r.Resources = []*discoveryv3.Resource{{Name: c.Name, Version: strconv.Itoa(n), Resource: pack(p.t, c)}}
 		}
+		text, err := proto.Marshal(r)
+		if err != nil {
+			return err
+		}
+		p.pushed.Observe(mem.BufferSlice{mem.SliceBuffer(text)}, true) // as the agent's proxy does
 		if err := s.Send(r); err != nil {
 			return err
 		}
@@ -115,7 +124,11 @@ func start(t *testing.T, system string, clusters ...string) *envoy {
 	run(t, follower.Run)
 	e := &envoy{files: secret.NewNamed([]string{system}, follower, log), plane: &plane{changes: make(chan *clusterv3.Cluster), t: t}}
 	socket := filepath.Join(t.TempDir(), "socket")
-	secrets, err := sds.New(socket, none{}, e.files, log)
+	pushed := sds.NewPushed()
+	e.plane.pushed = pushed
+	secrets, err := sds.New(sds.Config{
+		Socket: socket, Access: claim.AnyUser, Users: sds.Users{UIDs: []uint32{uint32(os.Getuid())}}, Source: none{}, Files: e.files, Names: pushed, Log: log,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

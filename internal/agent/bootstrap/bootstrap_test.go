@@ -33,10 +33,11 @@ func sidecar(change func(*spec.Spec)) *spec.Spec {
 			Metadata: map[string]any{"NAME": "reviews-1", "NAMESPACE": "bookshop", "INSTANCE_IPS": "10.99.0.2"},
 			IPs:      []netip.Addr{ip},
 		},
-		Config: mesh.DefaultProxyConfig(),
-		Paths:  spec.Paths{XDSSocket: "./etc/istio/proxy/XDS", SDSSocket: "./var/run/secrets/workload-spiffe-uds/socket"},
-		Envoy:  spec.Envoy{AdminPort: mesh.AdminPort, HealthPort: mesh.HealthPort, PrometheusPort: mesh.PrometheusPort},
-		Status: spec.Status{Port: mesh.StatusPort},
+		Config:       mesh.DefaultProxyConfig(),
+		Paths:        spec.Paths{XDSSocket: "./etc/istio/proxy/XDS", SDSSocket: "./var/run/secrets/workload-spiffe-uds/socket", FilesSocket: "./var/run/secrets/credential-uds/files-socket"},
+		Certificates: spec.Certificates{Own: true},
+		Envoy:        spec.Envoy{AdminPort: mesh.AdminPort, HealthPort: mesh.HealthPort, PrometheusPort: mesh.PrometheusPort},
+		Status:       spec.Status{Port: mesh.StatusPort},
 	}
 	if change != nil {
 		change(s)
@@ -73,6 +74,7 @@ var cases = []struct {
 		}
 		s.Node.IPs = append(s.Node.IPs, netip.MustParseAddr("10.99.0.3"))
 	}},
+	{"external", func(s *spec.Spec) { s.Certificates.Own = false }},
 	{"runtime", func(s *spec.Spec) {
 		s.Config.RuntimeValues = map[string]string{
 			"re2.max_program_size.error_level": "", "envoy.reloadable_features.fixed_heap_use_allocated": "false", "a.b": "text",

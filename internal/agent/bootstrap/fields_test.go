@@ -35,6 +35,7 @@ const namedByControlPlane = "the control plane finds it in the node's metadata a
 var examples = map[string]string{
 	"controlPlaneAuthPolicy": `{"controlPlaneAuthPolicy": "NONE"}`,
 	"runtimeValues":          `{"runtimeValues": {"a.b": "c"}}`,
+	"privateKeyProvider":     `{"privateKeyProvider": {"cryptomb": {"pollDelay": "0.002s", "fallback": true}}}`,
 	"statsCompression":       `{"statsCompression": false}`,
 	"fileFlushInterval":      `{"fileFlushInterval": "3s"}`,
 	"tracingServiceName":     `{"tracingServiceName": "CANONICAL_NAME_ONLY"}`,

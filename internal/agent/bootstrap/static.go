@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"slices"
 	"time"
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
@@ -63,6 +64,10 @@ func (p *packer) discardLog() *accessLog {
 func (p *packer) static(s *spec.Spec, fam family) *bootstrapv3.Bootstrap_StaticResources {
 	const quick, patient = 250 * time.Millisecond, time.Second
 	sds := p.http2(cluster(sdsCluster, patient, pipe(s.Paths.SDSSocket)), nil)
+	secrets := []*clusterv3.Cluster{sds}
+	if !s.Certificates.Own {
+		secrets = append(secrets, p.http2(cluster(mesh.SDSFilesCluster, patient, pipe(s.Paths.FilesSocket)), nil))
+	}
 	xds := p.http2(cluster(xdsCluster, patient, pipe(s.Paths.XDSSocket)),
 		// Every new stream gets its own connection, so that it reaches the agent
 		// that listens now and not one that has exited.
@@ -82,11 +87,10 @@ func (p *packer) static(s *spec.Spec, fam family) *bootstrapv3.Bootstrap_StaticR
 		compress = p.compressors()
 	}
 	return &bootstrapv3.Bootstrap_StaticResources{
-		Clusters: []*clusterv3.Cluster{
+		Clusters: slices.Concat([]*clusterv3.Cluster{
 			cluster(prometheusCluster, quick, socket(fam.loopback, uint32(s.Envoy.AdminPort))),
 			cluster(agentCluster, quick, socket(fam.loopback, uint32(s.Status.Port))),
-			sds, xds,
-		},
+		}, secrets, []*clusterv3.Cluster{xds}),
 		Listeners: []*listenerv3.Listener{
 			p.listener(fam, uint32(s.Envoy.PrometheusPort), "stats", "/stats/prometheus", prometheusCluster, compress),
 			p.listener(fam, uint32(s.Envoy.HealthPort), "agent", "/healthz/ready", agentCluster, nil),

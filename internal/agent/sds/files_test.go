@@ -41,7 +41,7 @@ func TestFilesReachTheStreamsThatNameThem(t *testing.T) {
 	a, b := "file-root:"+dir+"/a", "file-root:"+dir+"/b"
 	want := write("a")
 	both, late := open(t, socket, a, b, "file-root:../x"), open(t, socket, b)
-	expect := func(c client, names ...string) (last []byte) {
+	expect := func(c envoy, names ...string) (last []byte) {
 		t.Helper()
 		_, got := c.next()
 		if len(got) != len(names) {
@@ -54,6 +54,9 @@ func TestFilesReachTheStreamsThatNameThem(t *testing.T) {
 			last = s.GetValidationContext().GetTrustedCa().GetInlineBytes()
 		}
 		return last
+	}
+	if r, got := both.next(); len(got) != 0 || len(r.GetResourceErrors()) != 1 || r.GetResourceErrors()[0].GetResourceName().GetName() != "file-root:../x" {
+		t.Errorf("got %v, want an error of the name that is invalid", r)
 	}
 	if got := expect(both, a); string(got) != string(want) {
 		t.Errorf("the root is %s", got)
@@ -84,7 +87,7 @@ func (counted) Changed() <-chan struct{} { return make(chan struct{}) }
 
 func TestAStreamFollowsWhatItNamesAndNoMore(t *testing.T) {
 	c := counted{}
-	f := follower{files: c, release: map[string]func(){}}
+	f := newFollower(c, anyName{})
 	for _, s := range []struct {
 		names []string
 		fails bool
@@ -96,11 +99,11 @@ func TestAStreamFollowsWhatItNamesAndNoMore(t *testing.T) {
 		{[]string{"file-root:b"}, false, counted{"file-root:a": 0, "file-root:b": 1}},
 		{nil, false, counted{"file-root:a": 0, "file-root:b": 0}},
 	} {
-		if err := f.set(s.names); (err != nil) != s.fails || !maps.Equal(c, s.want) {
-			t.Errorf("%v: %v, following %v, want %v", s.names, err, c, s.want)
+		if problems := f.set(s.names); (len(problems) > 0) != s.fails || !maps.Equal(c, s.want) {
+			t.Errorf("%v: %v, following %v, want %v", s.names, problems, c, s.want)
 		}
-		if (f.changed() == nil) != (len(f.release) == 0) {
-			t.Errorf("%v: following %d names, channel of changes nil: %v", s.names, len(f.release), f.changed() == nil)
+		if (f.changed() == nil) != (len(f.entries) == 0) {
+			t.Errorf("%v: following %d names, channel of changes nil: %v", s.names, len(f.entries), f.changed() == nil)
 		}
 	}
 }
@@ -118,7 +121,7 @@ func (talking) RecvMsg(any) error          { return nil }
 func TestEndOfTheStreamReachesABusyHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, ended := receive(talking{ctx: ctx})
+		_, ended := receive[request](talking{ctx: ctx})
 		synctest.Wait()
 		cancel()
 		synctest.Wait()

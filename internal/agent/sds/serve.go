@@ -1,12 +1,15 @@
 // Package sds serves the workload's secret to the local Envoys, over the secret discovery service on a Unix socket.
 //
 // Every stream gets the secrets it requested as soon as they exist, and again each
-// time they change; a request before there is a secret waits and is not rejected.
+// time they change; a request before there is a secret waits and is not rejected. A name that is not served is an
+// error of that name and affects no other.
 // Any number of streams and Envoys are served at once. The names are "default" (leaf and
 // key) and "ROOTCA" (the roots), and the names of files, if the server has a
-// source of them. Only StreamSecrets is served. [agent D1]
+// source of them. StreamSecrets, DeltaSecrets and FetchSecrets are served. [agent D1]
 //
-// Access is controlled by the permissions of the socket's folder: every user who can connect gets the key.
+// Only the processes of certain users are served, by the credentials that the kernel recorded for their connection: the mode of the
+// socket's folder is not enough, because a volume of a Pod can be writable to all of its users. Of files, only those that
+// Envoy's configuration names are read.
 package sds
 
 import (
@@ -16,6 +19,8 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -30,12 +35,26 @@ import (
 const (
 	// bufferSize is the size of each connection's buffers in bytes. It is small because messages are small, and every Pod has an agent.
 	bufferSize = 4 << 10
+	// maxRequest is the maximum size of a request in bytes: it has Envoy's node.
+	maxRequest = 4 << 20
+	// fetchTimeout bounds how long FetchSecrets waits for secrets that do not exist yet.
+	fetchTimeout = 5 * time.Second
+	// maxAttempts and firstWait bound how often and how soon listening is tried again: each wait is twice the one before. [agent D10]
+	maxAttempts = 5
+	firstWait   = time.Second
 )
 
 // Source has the workload's secret: the current value (nil for none yet) and a channel that
 // is closed when there is a newer one. Any goroutine may call it.
 type Source interface {
 	Current() (*pki.Secret, <-chan struct{})
+}
+
+// Lists has the revocation list that goes with the roots: the current value in PEM (nil for none), whether it is known whether there
+// is one, and a channel that is closed when that changes. The roots are not served before it is known. Any goroutine may call
+// it. [agent S21]
+type Lists interface {
+	Current() (text []byte, known bool, changed <-chan struct{})
 }
 
 // Files has the secrets that clusters name by the paths of files. Any goroutine may call it. [agent S2]
@@ -49,34 +68,106 @@ type Files interface {
 	Changed() <-chan struct{}
 }
 
+// Names has the names of files that may be requested. Any goroutine may call it.
+type Names interface {
+	Has(name string) bool
+	// Changed is closed when Has changes.
+	Changed() <-chan struct{}
+}
+
+// Config configures a Server. Socket, Users and Log are required.
+type Config struct {
+	// Socket is the path to listen on, Access its mode and owner.
+	Socket string
+	Access claim.SocketOptions
+	// Users are those who are served.
+	Users Users
+	// Source has the workload's secret. If it is nil, another server has it, and only the secrets of files are served.
+	Source Source
+	// Lists has the revocation list, nil for none.
+	Lists Lists
+	// Files has the secrets of files, nil for none, and Names says which of them may be requested; both or none.
+	Files Files
+	Names Names
+	// KeyProvider uses the workload's private key in Envoy's stead; nil for none.
+	KeyProvider *KeyProvider
+	Log         *slog.Logger
+	// after is time.After, except in tests.
+	after func(time.Duration) <-chan time.Time
+}
+
 // Server serves one socket.
 type Server struct {
-	source   Source
-	files    Files
-	log      *slog.Logger
-	listener net.Listener
+	Config
+	listener net.Listener // nil if it could not be opened yet
 }
 
 // New opens the socket at once, so that a problem with its path is reported before
-// anything starts. A socket without a listener is replaced; one with a listener is an error. The folder is created with mode 0750, and the
-// socket has mode 0666, for every user who can traverse the folder. [agent P12, P15] Call
-// Run, or Close instead of Run. If files is nil, no secrets of files are
-// served.
-func New(socket string, source Source, files Files, log *slog.Logger) (*Server, error) {
-	ln, err := claim.Socket(socket)
-	if err != nil {
-		return nil, fmt.Errorf("listen for Envoy's secrets: %w", err)
+// anything starts. A socket without a listener is replaced; one with a listener is an error, which wraps *claim.InUseError. The folder is
+// created with mode 0750. [agent P12, P15] A problem that may pass, such as too many open files, is not an error: Run then tries
+// again. Call Run, or Close instead of Run.
+func New(c Config) (*Server, error) {
+	if c.after == nil {
+		c.after = time.After
 	}
-	return &Server{source: source, files: files, log: log, listener: ln}, nil
+	s := &Server{Config: c}
+	if err := s.listen(); err != nil {
+		if !temporary(err) {
+			return nil, fmt.Errorf("listen for Envoy's secrets: %w", err)
+		}
+		c.Log.Warn("secrets are not served yet", "reason", err)
+	}
+	return s, nil
+}
+
+func (s *Server) listen() error {
+	l, err := claim.Socket(s.Socket, s.Access)
+	if err == nil {
+		s.listener = &guarded{Listener: l, users: s.Users, log: s.Log}
+	}
+	return err
 }
 
 // Close closes the socket of a server that was never run.
-func (s *Server) Close() error { return s.listener.Close() }
+func (s *Server) Close() error {
+	if s.listener == nil {
+		return nil
+	}
+	return s.listener.Close()
+}
 
-// Run serves until ctx ends, then ends every stream and returns nil. Call it once.
+// Run serves until ctx ends, then ends every stream and returns nil. If the socket cannot be opened, or fails, it
+// is opened again, five times with doubling waits; then Run returns an error. Call it once.
 func (s *Server) Run(ctx context.Context) error {
+	wait := firstWait
+	for attempt := 1; ; attempt++ {
+		var err error
+		if s.listener == nil {
+			err = s.listen()
+		}
+		if err == nil {
+			if err = s.serve(ctx); err == nil {
+				return nil
+			}
+			s.listener = nil
+		}
+		if attempt == maxAttempts {
+			return fmt.Errorf("serve secrets: %d attempts: %w", attempt, err)
+		}
+		s.Log.Warn("secrets are not served", "reason", err, "attempt", attempt, "next", wait)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.after(wait):
+		}
+		wait *= 2
+	}
+}
+
+// serve serves one listener. The error is nil if ctx ended.
+func (s *Server) serve(ctx context.Context) error {
 	g := grpc.NewServer(
-		grpc.ForceServerCodecV2(codec{}), grpc.WaitForHandlers(true),
+		grpc.ForceServerCodecV2(codec{}), grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
 		// The usual pool would keep a megabyte for each stream's first request, whose
 		// node is too long for the pool's smaller buffers.
@@ -91,72 +182,190 @@ func (s *Server) Run(ctx context.Context) error {
 	err := g.Serve(s.listener)
 	if stop() { // Serve ended by itself
 		g.Stop()
-		return fmt.Errorf("serve secrets: %w", err)
+		return err
 	}
 	<-stopped
 	return nil
 }
 
-// service describes what is served of SecretDiscoveryService; gRPC answers its other
-// methods with Unimplemented.
+// service describes SecretDiscoveryService.
 var service = grpc.ServiceDesc{
 	ServiceName: "envoy.service.secret.v3.SecretDiscoveryService",
 	HandlerType: (*any)(nil),
-	Streams: []grpc.StreamDesc{{
-		StreamName: "StreamSecrets", ServerStreams: true, ClientStreams: true,
-		Handler: func(s any, st grpc.ServerStream) error { return s.(*Server).stream(st) },
-	}},
+	Methods: []grpc.MethodDesc{{MethodName: "FetchSecrets", Handler: func(s any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		r := &request{}
+		if err := decode(r); err != nil {
+			return nil, err
+		}
+		return s.(*Server).fetch(ctx, r)
+	}}},
+	Streams: []grpc.StreamDesc{
+		{StreamName: "StreamSecrets", ServerStreams: true, ClientStreams: true, Handler: func(s any, st grpc.ServerStream) error {
+			me := &stream{}
+			return serveStream(s.(*Server), st, me.request, me.response, func() []string { return me.names })
+		}},
+		{StreamName: "DeltaSecrets", ServerStreams: true, ClientStreams: true, Handler: func(s any, st grpc.ServerStream) error {
+			me := &delta{}
+			return serveStream(s.(*Server), st, me.request, me.response, me.subscribed)
+		}},
+	},
 }
 
-// stream serves one stream. [agent D6–D9]
-func (s *Server) stream(st grpc.ServerStream) error {
-	requests, ended := receive(st)
-	me := stream{files: s.files != nil}
-	followed := follower{files: s.files, release: map[string]func(){}}
-	defer func() { _ = followed.set(nil) }() // nothing is followed, so nothing fails
-	for {
-		secret, changed := s.source.Current()
-		filesChanged := followed.changed()
-		have := func(name string) *pki.Secret {
-			if isFile(name) {
-				return s.files.Get(name)
-			}
-			return secret
+// client is what one stream or call sees of the server's sources.
+type client struct {
+	*Server
+	files *follower
+	// warned are the problems that were logged.
+	warned []string
+	// Closed when there may be something new.
+	secret, list, file, names <-chan struct{}
+}
+
+func (s *Server) newClient() *client { return &client{Server: s, files: newFollower(s.Files, s.Names)} }
+
+// close stops following files.
+func (c *client) close() { c.files.set(nil) }
+
+// follow makes names the requested names, and reports names that are not served.
+func (c *client) follow(names []string) {
+	problems := c.files.set(names)
+	for _, n := range names {
+		if p := c.unknown(n); p != "" {
+			problems = append(problems, p)
 		}
-		if r := me.response(have); r != nil {
+	}
+	for _, p := range problems {
+		if !slices.Contains(c.warned, p) {
+			c.Log.Warn("a secret is requested that is not served", "reason", p)
+		}
+	}
+	c.warned = problems
+}
+
+// unknown says why a name is not served whatever the configuration is; empty if it is.
+func (c *client) unknown(name string) string {
+	switch {
+	case isFile(name) && c.Server.Files != nil:
+		return ""
+	case (name == LeafName || name == RootsName) && c.Source != nil:
+		return ""
+	}
+	return fmt.Sprintf("secret %.200q: the agent has none of this name", name)
+}
+
+// find returns a lookup of the current secrets. What changes later closes a channel of the client.
+func (c *client) find() lookup {
+	var secret *pki.Secret
+	var list []byte
+	complete := true
+	if c.Source != nil {
+		secret, c.secret = c.Source.Current()
+	}
+	if c.Lists != nil {
+		list, complete, c.list = c.Lists.Current()
+	}
+	c.file, c.names = c.files.changed(), c.files.namesChanged()
+	return func(name string) resource {
+		if p := c.unknown(name); p != "" {
+			return resource{problem: p}
+		}
+		provider, value := c.KeyProvider, secret
+		if isFile(name) {
+			if p := c.files.entries[name].problem; p != "" {
+				return resource{problem: p}
+			}
+			provider, value = nil, c.Server.Files.Get(name)
+		}
+		switch {
+		case value == nil, name == RootsName && !complete:
+			return resource{}
+		case isPair(name):
+			return resource{version: pki.VersionOf(value.Key, value.Chain), encode: func() []byte { return encodePair(name, value.Chain, value.Key, provider) }}
+		case name == RootsName && len(list) > 0:
+			return resource{version: pki.VersionOf(value.Roots, list), encode: func() []byte { return encodeRoots(name, value.Roots, list) }}
+		}
+		return resource{version: pki.VersionOf(value.Roots), encode: func() []byte { return encodeRoots(name, value.Roots, nil) }}
+	}
+}
+
+// serveStream serves one stream, whose state is behind the three functions. [agent D6–D9]
+func serveStream[R any](s *Server, st grpc.ServerStream, request func(*R) (report, error), response func(lookup) *response, names func() []string) error {
+	requests, ended := receive[R](st)
+	c := s.newClient()
+	defer c.close()
+	for {
+		if r := response(c.find()); r != nil {
 			if err := st.SendMsg(r); err != nil {
 				return err
 			}
-			s.log.Debug("secret sent", "names", me.names, "version", me.sent)
+			s.Log.Debug("secret sent", "names", names(), "version", r.version)
 		}
 		select {
-		case <-changed:
-		case <-filesChanged:
+		case <-c.secret:
+		case <-c.list:
+		case <-c.file:
+		case <-c.names:
+			c.follow(names())
 		case req := <-requests:
-			rep, err := me.request(req)
+			rep, err := request(req)
 			if err != nil {
 				return status.Error(codes.InvalidArgument, err.Error())
 			}
 			if rep.text != "" {
-				s.log.Warn(rep.text, "detail", rep.detail, "names", me.names, "version", me.sent)
+				s.Log.Warn(rep.text, "detail", rep.detail, "names", names())
 			}
-			if err := followed.set(me.names); err != nil {
-				s.log.Warn("Envoy asks for a secret that cannot be served", "reason", err)
-			}
+			c.follow(names())
 		case err := <-ended:
 			return err
 		}
 	}
 }
 
+// fetch answers one request when each name has a secret or a problem, at the latest after fetchTimeout with those that exist. It is an
+// error if there are none.
+func (s *Server) fetch(ctx context.Context, req *request) (*response, error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	c, me := s.newClient(), &stream{}
+	defer c.close()
+	if _, err := me.request(&request{names: req.names, typeURL: req.typeURL}); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if len(me.names) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "invalid request: want the names of secrets")
+	}
+	c.follow(me.names)
+	for {
+		r := (&stream{names: me.names}).response(c.find())
+		switch {
+		case r == nil:
+		case len(r.problems) == len(me.names):
+			return nil, status.Error(codes.NotFound, r.problems[0].text)
+		case len(r.resources)+len(r.problems) == len(me.names) || ctx.Err() != nil && len(r.resources) > 0:
+			return r, nil
+		}
+		if ctx.Err() != nil {
+			return nil, status.Error(codes.Unavailable, "the requested secrets do not exist yet")
+		}
+		select {
+		case <-c.secret:
+		case <-c.list:
+		case <-c.file:
+		case <-c.names:
+			c.follow(me.names)
+		case <-ctx.Done():
+		}
+	}
+}
+
 // receive reads requests into a channel, because a select needs one. The
 // goroutine ends with the stream, which gRPC ends when its handler returns. The error is
-// nil if Envoy closed the stream.
-func receive(st grpc.ServerStream) (<-chan *request, <-chan error) {
-	requests, ended := make(chan *request), make(chan error, 1)
+// nil if the client closed the stream.
+func receive[R any](st grpc.ServerStream) (<-chan *R, <-chan error) {
+	requests, ended := make(chan *R), make(chan error, 1)
 	go func() {
 		for {
-			r := &request{}
+			r := new(R)
 			if err := st.RecvMsg(r); err != nil {
 				if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
 					err = nil

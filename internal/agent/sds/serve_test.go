@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
+	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
@@ -64,7 +65,30 @@ func serve(t *testing.T, source Source) string { return serveFiles(t, source, ni
 func serveFiles(t *testing.T, source Source, files Files) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "a", "socket")
-	s, err := New(socket, source, files, slog.New(slog.DiscardHandler))
+	c := config(socket, source)
+	c.Files, c.Names = files, anyName{}
+	return serveConfig(t, c)
+}
+
+// anyName allows every name.
+type anyName struct{}
+
+func (anyName) Has(string) bool          { return true }
+func (anyName) Changed() <-chan struct{} { return nil }
+
+// config is the configuration of a server for the test's own user.
+func config(socket string, source Source) Config {
+	return Config{
+		Socket: socket, Access: claim.AnyUser, Users: Users{UIDs: []uint32{uint32(os.Getuid())}}, Source: source,
+		Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+// serveConfig runs a server until the test ends and returns its socket.
+func serveConfig(t *testing.T, c Config) string {
+	t.Helper()
+	socket := c.Socket
+	s, err := New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,10 +107,11 @@ func serveFiles(t *testing.T, source Source, files Files) string {
 	return socket
 }
 
-// client is an Envoy's side of one stream.
-type client struct {
-	t  *testing.T
-	st secretv3.SecretDiscoveryService_StreamSecretsClient
+// envoy is an Envoy's side of one stream.
+type envoy struct {
+	t     *testing.T
+	st    secretv3.SecretDiscoveryService_StreamSecretsClient
+	names []string
 }
 
 func dial(t *testing.T, socket string) secretv3.SecretDiscoveryServiceClient {
@@ -99,7 +124,7 @@ func dial(t *testing.T, socket string) secretv3.SecretDiscoveryServiceClient {
 	return secretv3.NewSecretDiscoveryServiceClient(conn)
 }
 
-func open(t *testing.T, socket string, names ...string) client {
+func open(t *testing.T, socket string, names ...string) envoy {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
 	t.Cleanup(cancel)
@@ -107,12 +132,12 @@ func open(t *testing.T, socket string, names ...string) client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := client{t, st}
+	c := envoy{t, st, names}
 	c.send(ask("", names...))
 	return c
 }
 
-func (c client) send(r *discoveryv3.DiscoveryRequest) {
+func (c envoy) send(r *discoveryv3.DiscoveryRequest) {
 	c.t.Helper()
 	if err := c.st.Send(r); err != nil {
 		c.t.Fatal(err)
@@ -120,13 +145,13 @@ func (c client) send(r *discoveryv3.DiscoveryRequest) {
 }
 
 // next takes one response and acknowledges it.
-func (c client) next() (*discoveryv3.DiscoveryResponse, []*tlsv3.Secret) {
+func (c envoy) next() (*discoveryv3.DiscoveryResponse, []*tlsv3.Secret) {
 	c.t.Helper()
 	r, err := c.st.Recv()
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	c.send(ask(r.GetNonce(), namesIn(c.t, r)...))
+	c.send(ask(r.GetNonce(), c.names...))
 	return r, secretsIn(c.t, r)
 }
 
@@ -178,7 +203,7 @@ func TestEnvoysAreServedAndPushedTo(t *testing.T) {
 		t.Error("the same secret has two versions")
 	}
 	source.set(secretB)
-	for _, c := range []client{leaf, both, late} {
+	for _, c := range []envoy{leaf, both, late} {
 		if r2, _ := c.next(); r2.GetVersionInfo() == r.GetVersionInfo() {
 			t.Error("another secret has the same version")
 		}
@@ -189,20 +214,8 @@ func TestEnvoysAreServedAndPushedTo(t *testing.T) {
 	}
 }
 
-func TestOtherMethodsAndTypesAreRefused(t *testing.T) {
+func TestOtherTypesAreRefused(t *testing.T) {
 	socket := serve(t, &value{s: secretA})
-	ctx, cancel := context.WithTimeout(context.Background(), bound)
-	defer cancel()
-	if _, err := dial(t, socket).FetchSecrets(ctx, ask("", LeafName)); status.Code(err) != codes.Unimplemented {
-		t.Errorf("FetchSecrets: %v", err)
-	}
-	d, err := dial(t, socket).DeltaSecrets(ctx)
-	if err == nil {
-		_, err = d.Recv()
-	}
-	if status.Code(err) != codes.Unimplemented {
-		t.Errorf("DeltaSecrets: %v", err)
-	}
 	c := open(t, socket)
 	c.send(&discoveryv3.DiscoveryRequest{TypeUrl: "other"})
 	if _, err := c.st.Recv(); status.Code(err) != codes.InvalidArgument {
@@ -222,7 +235,7 @@ func TestNewPreparesTheSocket(t *testing.T) {
 		ln.Close()
 	}
 	for range 2 {
-		s, err := New(path, &value{}, nil, slog.New(slog.DiscardHandler))
+		s, err := New(config(path, &value{}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -241,7 +254,7 @@ func TestNewPreparesTheSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	for why, path := range map[string]string{"not a socket": file, "at most 107": "/" + strings.Repeat("x", 120), "create socket folder": file + "/socket"} {
-		if _, err := New(path, &value{}, nil, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), why) {
+		if _, err := New(config(path, &value{})); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%s: %v", why, err)
 		}
 	}
@@ -306,5 +319,45 @@ func TestARenewalReachesEnvoy(t *testing.T) {
 			t.Errorf("identity %v, %v", got, err)
 		}
 		last = chain
+	}
+}
+
+// lists is a revocation list that a test sets.
+type lists struct {
+	mu    sync.Mutex
+	text  []byte
+	known bool
+	next  chan struct{}
+}
+
+func (l *lists) Current() ([]byte, bool, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text, l.known, l.next
+}
+
+func (l *lists) set(text string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text, l.known = []byte(text), true
+	close(l.next)
+	l.next = make(chan struct{})
+}
+
+// TestRootsWaitForTheRevocationList: roots without a list that exists would trust what it revokes. The leaf does not wait.
+func TestRootsWaitForTheRevocationList(t *testing.T) {
+	l := &lists{next: make(chan struct{})}
+	c := config(filepath.Join(t.TempDir(), "socket"), &value{s: secretA})
+	c.Lists = l
+	st := open(t, serveConfig(t, c), LeafName, RootsName)
+	if _, got := st.next(); len(got) != 1 || got[0].GetName() != LeafName {
+		t.Fatalf("got %v, want the leaf alone", got)
+	}
+	for _, want := range []string{"", "one", "two"} {
+		l.set(want)
+		_, got := st.next()
+		if len(got) != 2 || string(got[0].GetValidationContext().GetCrl().GetInlineBytes()) != want {
+			t.Errorf("got %v, want the roots with the list %q", got, want)
+		}
 	}
 }

@@ -29,101 +29,105 @@ func isFile(name string) bool {
 // isPair reports whether name is the name of a certificate and key, and not of roots.
 func isPair(name string) bool { return name == LeafName || strings.HasPrefix(name, certPrefix) }
 
-// maxNames is the maximum number of names in one request.
-const maxNames = 64
+const (
+	// maxNames is the maximum number of names of one stream.
+	maxNames = 64
+	// maxName is the maximum length of a name in bytes: two paths.
+	maxName = 2*4096 + 64
+)
 
-// stream is the state of one stream, its requests and responses: a state machine
-// without I/O. The zero value is a stream without a request.
-type stream struct {
-	files   bool     // names of files are served, too
-	names   []string // sorted, each once; only those that are served
-	unknown []string // requested, but not served
-	sent    string   // version of the last response
-	nonce   int      // of the last response
-	nacked  string   // version whose NACK was reported
+// resource is what a name stands for now. The zero value is a secret that does not exist yet.
+type resource struct {
+	// version is a hash of the content; empty if there is none yet.
+	version string
+	// encode writes the secret.
+	encode func() []byte
+	// problem says why the name is not served; empty if it is.
+	problem string
 }
+
+// lookup returns the resource of a name.
+type lookup func(name string) resource
 
 // report is a warning about a stream for the log; the zero value is none.
 type report struct {
 	text, detail string
 }
 
+// stream is the state of one stream of the state-of-the-world variant, its requests and responses: a state machine
+// without I/O. The zero value is a stream without a request.
+type stream struct {
+	names  []string // sorted, each once
+	sent   string   // digest of the last response
+	nonce  int      // of the last response
+	nacked string   // digest whose NACK was reported
+}
+
 // request handles a request. The error ends the stream: the
 // request is invalid.
 func (s *stream) request(r *request) (report, error) {
-	if r.typeURL != "" && r.typeURL != TypeURL {
-		return report{}, fmt.Errorf("type %.200q is not served here, only %s", r.typeURL, TypeURL)
-	}
-	if len(r.names) > maxNames {
-		return report{}, fmt.Errorf("too many names: want at most %d", maxNames)
+	if err := r.check(); err != nil {
+		return report{}, err
 	}
 	// A request that answers an older response than the last is stale; Envoy
 	// repeats what is still valid when it answers the last. (xDS protocol, "ACK and NACK")
 	if r.nonce != "" && s.nonce > 0 && r.nonce != strconv.Itoa(s.nonce) {
 		return report{}, nil
 	}
-	rep := s.subscribe(r.names)
-	if r.refused && s.nacked != s.sent {
-		s.nacked = s.sent
-		rep = report{"Envoy rejected a secret and keeps the previous one", r.reason}
-	}
-	return rep, nil
-}
-
-// subscribe sets the names of the stream; other names than before get a new response.
-func (s *stream) subscribe(asked []string) report {
-	var names, unknown []string
-	for _, n := range asked {
-		if n == LeafName || n == RootsName || s.files && isFile(n) {
-			names = append(names, n)
-		} else {
-			unknown = append(unknown, n)
-		}
-	}
-	slices.Sort(names)
-	names = slices.Compact(names)
-	if !slices.Equal(names, s.names) {
+	names := slices.Compact(slices.Sorted(slices.Values(r.names)))
+	if !slices.Equal(names, s.names) { // other names than before get a new response
 		s.names, s.sent, s.nacked = names, "", ""
 	}
-	var rep report
-	if !slices.Equal(unknown, s.unknown) && len(unknown) > 0 {
-		rep = report{"Envoy requests a secret that the agent does not have", fmt.Sprintf("%.100q", unknown)}
+	if r.refused && s.nacked != s.sent {
+		s.nacked = s.sent
+		return report{"Envoy rejected a secret and keeps the previous one", r.reason}, nil
 	}
-	s.unknown = unknown
-	return rep
+	return report{}, nil
 }
 
-// response returns the response to send now. have returns the secret of a name, nil if
-// there is none yet. The result is nil if no name was requested, no secret
-// exists yet, or nothing has changed. A name without a secret does not delay the others.
-func (s *stream) response(have func(name string) *pki.Secret) *response {
-	var there []string
-	var secrets []*pki.Secret
-	var parts [][]byte
+// response returns the response to send now: the secrets that exist, and an error for each name that is not served. The
+// result is nil if there is nothing to say, or nothing has changed. A name without a secret does not delay the others.
+func (s *stream) response(find lookup) *response {
+	r := &response{}
+	// The version depends only on what was requested, so that a renewed
+	// leaf is not pushed to a stream that requested the roots only.
+	var versions, problems [][]byte
 	for _, n := range s.names {
-		secret := have(n)
-		if secret == nil {
-			continue
-		}
-		there, secrets = append(there, n), append(secrets, secret)
-		// The version depends only on what was requested, so that a renewed
-		// leaf is not pushed to a stream that requested the roots only.
-		parts = append(parts, []byte(n))
-		if isPair(n) {
-			parts = append(parts, secret.Key, secret.Chain)
-		} else {
-			parts = append(parts, secret.Roots)
+		switch got := find(n); {
+		case got.problem != "":
+			r.problems = append(r.problems, problem{n, got.problem})
+			problems = append(problems, []byte(n), []byte(got.problem))
+		case got.version != "":
+			r.resources = append(r.resources, named{n, got.version, got.encode()})
+			versions = append(versions, []byte(n), []byte(got.version))
 		}
 	}
-	version := pki.VersionOf(parts...)
-	if len(there) == 0 || version == s.sent {
+	r.version = pki.VersionOf(versions...)
+	digest := pki.VersionOf([]byte(r.version), []byte(pki.VersionOf(problems...)))
+	if len(r.resources)+len(r.problems) == 0 || digest == s.sent {
 		return nil
 	}
 	s.nonce++
-	s.sent = version
-	r := &response{version: version, nonce: strconv.Itoa(s.nonce)}
-	for i, n := range there {
-		r.resources = append(r.resources, encodeSecret(secrets[i], n))
-	}
+	s.sent, r.nonce = digest, strconv.Itoa(s.nonce)
 	return r
+}
+
+// check returns an error if a request asks for what this server never serves.
+func (r *request) check() error {
+	if r.typeURL != "" && r.typeURL != TypeURL {
+		return fmt.Errorf("invalid type %.200q: want %s", r.typeURL, TypeURL)
+	}
+	return checkNames(r.names)
+}
+
+func checkNames(names []string) error {
+	if len(names) > maxNames {
+		return fmt.Errorf("too many names: want at most %d", maxNames)
+	}
+	for _, n := range names {
+		if len(n) > maxName {
+			return fmt.Errorf("invalid name of %d bytes: want at most %d", len(n), maxName)
+		}
+	}
+	return nil
 }

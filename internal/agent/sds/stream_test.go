@@ -20,7 +20,39 @@ func namesOf(t *testing.T, r *response) string {
 	if err := proto.Unmarshal(r.encode(), &d); err != nil {
 		t.Fatal(err)
 	}
-	return strings.Join(namesIn(t, &d), " ")
+	names := namesIn(t, &d)
+	for _, e := range d.GetResourceErrors() {
+		names = append(names, "!"+e.GetResourceName().GetName())
+	}
+	return strings.Join(names, " ")
+}
+
+// finds is a lookup of the names that TestStream uses.
+func finds(secret *pki.Secret) lookup {
+	return func(name string) resource {
+		switch {
+		case name == "nosuch":
+			return resource{problem: "none of this name"}
+		case isFile(name):
+			secret := fileSecrets[name]
+			if secret == nil {
+				return resource{}
+			}
+			return resource{version: pki.VersionOf(secret.Key, secret.Chain, secret.Roots), encode: func() []byte { return encodeTest(secret, name) }}
+		case secret == nil:
+			return resource{}
+		case name == LeafName:
+			return resource{version: pki.VersionOf(secret.Key), encode: func() []byte { return encodeTest(secret, name) }}
+		}
+		return resource{version: pki.VersionOf(secret.Roots), encode: func() []byte { return encodeTest(secret, name) }}
+	}
+}
+
+func encodeTest(secret *pki.Secret, name string) []byte {
+	if isPair(name) {
+		return encodePair(name, secret.Chain, secret.Key, nil)
+	}
+	return encodeRoots(name, secret.Roots, nil)
 }
 
 func says(nonce string, names ...string) *request {
@@ -87,18 +119,21 @@ var scripts = map[string][]step{
 		{says("1", RootsName), secretA, "ROOTCA", ""},
 		{says("2"), secretB, "", ""},
 	},
-	"an unknown name is reported once and delays nothing": {
-		{says("", "nosuch", LeafName), secretA, "default", "does not have"},
+	"an unknown name is an error of that name, once": {
+		{says("", "nosuch", LeafName), secretA, "default !nosuch", ""},
 		{says("1", "nosuch", LeafName), secretA, "", ""},
+		{nil, secretB, "default !nosuch", ""},
+	},
+	"an unknown name alone": {
+		{says("", "nosuch"), secretA, "!nosuch", ""},
+		{says("1", "nosuch"), secretB, "", ""},
+		{says("1", "nosuch", LeafName), secretB, "default !nosuch", ""},
 	},
 	"a name that waits does not delay others": {
 		{says("", "file-root:/none", "file-root:/r", LeafName), nil, "file-root:/r", ""},
 		{says("1", "file-root:/none", "file-root:/r", LeafName), nil, "", ""},
 		{nil, secretA, "default file-root:/r", ""},
 		{says("2", "file-cert:/c~/k"), secretA, "file-cert:/c~/k", ""},
-	},
-	"without files, their names are unknown": {
-		{says("", "file-root:/r", LeafName), secretA, "default", "does not have"},
 	},
 	"a nonce from an earlier stream": {
 		{says("17", LeafName), secretA, "default", ""},
@@ -108,7 +143,7 @@ var scripts = map[string][]step{
 func TestStream(t *testing.T) {
 	for name, script := range scripts {
 		t.Run(name, func(t *testing.T) {
-			s := stream{files: !strings.Contains(name, "without files")}
+			s := stream{}
 			for i, st := range script {
 				if st.req != nil {
 					rep, err := s.request(st.req)
@@ -119,13 +154,7 @@ func TestStream(t *testing.T) {
 						t.Errorf("step %d: says %q, want %q", i, rep.text, st.says)
 					}
 				}
-				have := func(name string) *pki.Secret {
-					if isFile(name) {
-						return fileSecrets[name]
-					}
-					return st.secret
-				}
-				if got := namesOf(t, s.response(have)); got != st.sends {
+				if got := namesOf(t, s.response(finds(st.secret))); got != st.sends {
 					t.Errorf("step %d: sends %q, want %q", i, got, st.sends)
 				}
 			}
@@ -135,8 +164,9 @@ func TestStream(t *testing.T) {
 
 func TestInvalidRequestEndsTheStream(t *testing.T) {
 	for why, r := range map[string]*request{
-		"not served here": {typeURL: "type.googleapis.com/envoy.config.cluster.v3.Cluster"},
+		"want " + TypeURL: {typeURL: "type.googleapis.com/envoy.config.cluster.v3.Cluster"},
 		"at most 64":      says("", make([]string, 65)...),
+		"name of":         says("", strings.Repeat("x", maxName+1)),
 	} {
 		if _, err := new(stream).request(r); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%v, want %q", err, why)

@@ -20,7 +20,6 @@ func (b *builder) warnIgnored() {
 		{"envoyAccessLogService", c.GetEnvoyAccessLogService() != nil},
 		{"envoyMetricsService", c.GetEnvoyMetricsService() != nil},
 		{"envoyMetricsServiceAddress", c.GetEnvoyMetricsServiceAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
-		{"privateKeyProvider", c.GetPrivateKeyProvider() != nil},
 		{"proxyBootstrapTemplatePath", c.GetProxyBootstrapTemplatePath() != ""},
 		{"readinessProbe", c.GetReadinessProbe() != nil},
 		{"sds", c.GetSds() != nil}, //nolint:staticcheck // deprecated, and still sent

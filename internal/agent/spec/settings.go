@@ -18,7 +18,9 @@ import (
 const (
 	// sdsDir is where the socket for secrets is. [agent P13]
 	sdsDir = "./var/run/secrets/workload-spiffe-uds"
-	// ownSocket is the default name of the socket for secrets. Any other name means that another server serves it.
+	// filesSocket is where the secrets of files are served beside another server. [agent P14]
+	filesSocket = "./var/run/secrets/credential-uds/files-socket"
+	// ownSocket is the default name of the socket for secrets. Without a policy, any other name means that another server serves it.
 	ownSocket = "socket"
 	// afterDrain is how much longer than its drain a replaced Envoy keeps running by default.
 	afterDrain = 15 * time.Second
@@ -44,6 +46,13 @@ func (b *builder) settings() error {
 	var err error
 	if s.Envoy.RunAs, err = b.runAs(); err != nil {
 		return err
+	}
+	if s.SDS, err = b.sds(); err != nil {
+		return err
+	}
+	s.Certificates.Own = s.SDS.Policy != RequireExternal
+	if r := b.in.Running; r != nil {
+		s.Certificates.Own = r.Certificates.Own
 	}
 	s.Warnings = append(s.Warnings, b.set.WithoutEffect()...)
 	return b.override()
@@ -99,7 +108,6 @@ func (b *builder) certificates() Certificates {
 		Mounted: CertificateFiles{
 			Chain: b.set.Text("ISTIO_META_TLS_CLIENT_CERT_CHAIN"), Key: b.set.Text("ISTIO_META_TLS_CLIENT_KEY"), Roots: b.set.Text("ISTIO_META_TLS_CLIENT_ROOT_CERT"),
 		},
-		Own:    b.set.Text("WORKLOAD_IDENTITY_SOCKET_FILE") == ownSocket,
 		Signer: b.set.Text("ISTIO_META_CERT_SIGNER"),
 	}
 	c.CopyKeyFile = b.set.Text("IDENTITY_COPY_KEY_FILE")
@@ -132,7 +140,7 @@ func (b *builder) paths() Paths {
 	dir := relative(b.s.Config.GetConfigPath())
 	return Paths{
 		ConfigDir: dir, Bootstrap: relative(path.Join(dir, "envoy-rev.json")), XDSSocket: relative(path.Join(dir, "XDS")),
-		SDSDir: sdsDir, SDSSocket: relative(path.Join(sdsDir, socket)),
+		SDSDir: sdsDir, SDSSocket: relative(path.Join(sdsDir, socket)), FilesSocket: filesSocket,
 	}
 }
 

@@ -28,6 +28,7 @@ func TestDefaults(t *testing.T) {
 		Paths: Paths{
 			ConfigDir: "./etc/istio/proxy", Bootstrap: "./etc/istio/proxy/envoy-rev.json", XDSSocket: "./etc/istio/proxy/XDS",
 			SDSDir: "./var/run/secrets/workload-spiffe-uds", SDSSocket: "./var/run/secrets/workload-spiffe-uds/socket",
+			FilesSocket: "./var/run/secrets/credential-uds/files-socket",
 		},
 		Upstream: Upstream{
 			Discovery: "istiod.istio-system.svc:15012", CA: []string{"istiod.istio-system.svc:15012"}, CertProvider: "istiod", ClusterID: "Kubernetes",
@@ -35,6 +36,7 @@ func TestDefaults(t *testing.T) {
 			DiscoveryHeaders: map[string]string{}, CAHeaders: map[string]string{}, Keepalive: 30 * time.Second, KeepaliveTimeout: 10 * time.Second,
 		},
 		Certificates: Certificates{TTL: 24 * time.Hour, RenewalRatio: 0.5, Jitter: 0.01, Key: pki.ECDSAP256, OutputMode: 0o600, Own: true, CopyDir: "./etc/istio/proxy", CopyOptional: true},
+		SDS:          SDS{Policy: PreferExternal, Mode: 0o666, UID: -1, GID: -1, Users: []uint32{0}, CRL: "./var/run/secrets/istio/crl/ca-crl.pem"},
 		Envoy: Envoy{
 			Binary: "/usr/local/bin/envoy", AdminPort: 15000, HealthPort: 15021, PrometheusPort: 15090,
 			Arguments: Arguments{Drain: 45 * time.Second, LogLevel: "warning", HotRestart: true},

@@ -84,6 +84,7 @@ type Spec struct {
 	Paths         Paths
 	Upstream      Upstream
 	Certificates  Certificates
+	SDS           SDS
 	Envoy         Envoy
 	Lifecycle     Lifecycle
 	DNS           DNS
@@ -122,6 +123,8 @@ type Paths struct {
 	XDSSocket string
 	// SDSDir holds SDSSocket.
 	SDSDir, SDSSocket string
+	// FilesSocket is where the secrets of files are served if another server serves SDSSocket. [agent P14]
+	FilesSocket string
 }
 
 // Upstream says how the agent reaches discovery and the CA. [agent E4, E11–E13, E18, E21, E32]
@@ -163,7 +166,8 @@ type Certificates struct {
 	// FileMounted says that the certificate only comes from the three files of Mounted.
 	FileMounted bool
 	Mounted     CertificateFiles
-	// Own says that this agent serves the certificate to Envoy, and not another server.
+	// Own says that this agent obtains the certificate and serves it to Envoy, and not another server. With the policy
+	// PreferExternal the start decides it, if another server answers.
 	Own bool
 	// CopyDir is the folder for a copy of the certificate, empty for none; CopyKeyFile is the file of the key that encrypts
 	// it, empty for none. CopyOptional says that no setting asks for a copy, so that a folder that would expose it is not used.

@@ -28,13 +28,16 @@ import (
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-// Config configures a Proxy. All fields are required.
+// Config configures a Proxy. All fields but Observe are required.
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
 	// Upstream is the control plane.
 	Upstream Upstream
 	Log      *slog.Logger
+	// Observe, if not nil, reads each response before Envoy gets it, in the delta or the other variant. It must not
+	// keep the buffers. Any goroutine may call it.
+	Observe func(response mem.BufferSlice, delta bool)
 }
 
 // Upstream makes connections to the control plane; upstream.Server does. [agent S6, S8]
@@ -71,7 +74,7 @@ type Proxy struct {
 // New opens the socket, replacing one without a listener, and prepares the connection without
 // dialling it. Call Run, or Close instead of Run.
 func New(c Config) (*Proxy, error) {
-	l, err := claim.Socket(c.Socket) // every user of the Pod can connect [agent P15]
+	l, err := claim.Socket(c.Socket, claim.AnyUser) // every user of the Pod can connect [agent P15]
 	if err != nil {
 		return nil, fmt.Errorf("listen for Envoy's configuration: %w", err)
 	}
@@ -150,6 +153,9 @@ func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
 			return err
 		}
 		p.stats.responses.Add(1)
+		if p.config.Observe != nil {
+			p.config.Observe(f.data, delta)
+		}
 		if err := down.SendMsg(f); err != nil {
 			return err
 		}

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pilothouse/pilothouse/internal/agent/sds"
+	"github.com/pilothouse/pilothouse/internal/claim"
+	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/agenttest"
+)
+
+// sdsFolder is where the SDS socket is, relative to the agent's folder.
+const sdsFolder = "var/run/secrets/workload-spiffe-uds"
+
+// The environment of this test program as a client of the SDS socket: its path and the name of a secret.
+const (
+	clientSocket = "AGENT_TEST_SDS_SOCKET"
+	clientName   = "AGENT_TEST_SDS_NAME"
+)
+
+// sdsClient requests a secret if this program was started by streamAs, and reports whether it was.
+func sdsClient() bool {
+	socket := os.Getenv(clientSocket)
+	if socket != "" {
+		fmt.Println(firstAnswer(socket, os.Getenv(clientName)))
+	}
+	return socket != ""
+}
+
+// firstAnswer requests a secret and describes the first answer.
+func firstAnswer(socket, name string) string {
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err.Error()
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), agenttest.Bound)
+	defer cancel()
+	st, err := secretv3.NewSecretDiscoveryServiceClient(conn).StreamSecrets(ctx)
+	if err != nil {
+		return status.Code(err).String()
+	}
+	_ = st.Send(&discoveryv3.DiscoveryRequest{TypeUrl: sds.TypeURL, ResourceNames: []string{name}}) // Recv has the reason
+	r, err := st.Recv()
+	if err != nil {
+		return status.Code(err).String()
+	}
+	return fmt.Sprintf("%d secrets, %d errors", len(r.GetResources()), len(r.GetResourceErrors()))
+}
+
+// streamAs requests a secret as another user.
+func streamAs(t *testing.T, uid uint32, dir, socket, name string) string {
+	t.Helper()
+	program := filepath.Join(dir, "client")
+	copyFile(t, "/proc/self/exe", program)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*agenttest.Bound)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program)
+	cmd.Dir, cmd.Env = "/", append(os.Environ(), clientSocket+"="+socket, clientName+"="+name)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// openVolume makes a folder of the agent that every user may write to, as a volume of a Pod is.
+func openVolume(t *testing.T, a *agenttest.Process, path string) {
+	t.Helper()
+	full := filepath.Join(a.Dir, path)
+	if err := errors.Join(os.MkdirAll(full, 0o755), os.Chmod(full, 0o777), os.Chmod(a.Dir, 0o755), os.Chmod(filepath.Dir(a.Dir), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestOtherUsersGetNoSecrets: the socket's folder is writable to every user. Envoy gets the key; another user gets neither
+// the key nor a file that only root may read, and root gets only files that the configuration uses.
+func TestOtherUsersGetNoSecrets(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	a := agenttest.New(t, plane, "", "WORKLOAD_IDENTITY_SOCKET_UIDS=4712")
+	openVolume(t, a, sdsFolder)
+	root, err := os.ReadFile(plane.RootFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used, unused := filepath.Join(a.Dir, "used.pem"), filepath.Join(a.Dir, "unused.pem")
+	for _, path := range []string{used, unused} {
+		if err := os.WriteFile(path, root, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plane.Give(agenttest.ClusterType, map[string]proto.Message{"used": tlsCluster(t, "used", used)})
+	plane.Start()
+	a.Start()
+	agenttest.Until(t, "the proxy is ready", a.Ready)
+	socket := filepath.Join(a.Dir, sdsFolder, "socket")
+	for _, tt := range []struct {
+		uid        uint32
+		name, want string
+	}{
+		{4711, "default", "Unavailable"},
+		{4711, "file-root:" + used, "Unavailable"},
+		{4712, "default", "1 secrets, 0 errors"},
+		{4712, "file-root:" + unused, "0 secrets, 1 errors"},
+		{0, "file-root:" + unused, "0 secrets, 1 errors"},
+		{0, "file-root:" + used, "1 secrets, 0 errors"},
+		{0, "nosuch", "0 secrets, 1 errors"},
+	} {
+		if got := streamAs(t, tt.uid, filepath.Join(a.Dir, sdsFolder), socket, tt.name); got != tt.want {
+			t.Errorf("user %d, %s: %s, want %s", tt.uid, tt.name, got, tt.want)
+		}
+	}
+	if !strings.Contains(a.Output(), "uid=4711") && !strings.Contains(a.Output(), `"uid":4711`) {
+		t.Error("the log does not name the user who was refused")
+	}
+}
+
+// secrets is a workload's secret.
+type secrets struct{ s *pki.Secret }
+
+// Current implements sds.Source.
+func (s secrets) Current() (*pki.Secret, <-chan struct{}) { return s.s, nil }
+
+// external serves an SDS socket in place of a SPIRE agent.
+func external(t *testing.T, socket string) {
+	t.Helper()
+	s, err := sds.New(sds.Config{
+		Socket: socket, Access: claim.AnyUser, Users: sds.Users{All: true}, Source: secrets{testSecret(t)}, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestAnExternalServerHasTheCertificate: Envoy gets it from there, nothing is requested from the CA, and files are
+// served beside it. With the policy require the server may come later than the agent.
+func TestAnExternalServerHasTheCertificate(t *testing.T) {
+	for _, policy := range []string{"prefer", "require"} {
+		t.Run(policy, func(t *testing.T) {
+			plane := agenttest.NewPlane(t)
+			a := agenttest.New(t, plane, "", "WORKLOAD_IDENTITY_SOCKET_POLICY="+policy)
+			socket := filepath.Join(a.Dir, sdsFolder, "socket")
+			root, err := os.ReadFile(plane.RootFile)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.Write("used.pem", root)
+			used := filepath.Join(a.Dir, "used.pem")
+			plane.Give(agenttest.ClusterType, map[string]proto.Message{"used": tlsCluster(t, "used", used)})
+			plane.Give(agenttest.ListenerType, map[string]proto.Message{"tls": tlsListener(t, agenttest.Port(t))})
+			plane.Start()
+			if policy == "prefer" {
+				external(t, socket)
+			}
+			a.Start()
+			if policy == "require" {
+				agenttest.Until(t, "the agent says that it waits for the server", func() error {
+					if !strings.Contains(a.Output(), "does not answer yet") {
+						return errors.New("no such line")
+					}
+					return nil
+				})
+				external(t, socket)
+			}
+			agenttest.Until(t, "the proxy is ready", a.Ready)
+			agenttest.Until(t, "Envoy has the certificate", func() error {
+				_, body, err := a.Get(a.Admin, "/config_dump?resource=dynamic_active_secrets")
+				if err == nil && !strings.Contains(body, `"name": "default"`) {
+					err = errors.New(body)
+				}
+				return err
+			})
+			if n, _ := plane.Signed(); n != 0 {
+				t.Errorf("%d certificates were requested from the CA", n)
+			}
+			files := filepath.Join(a.Dir, "var/run/secrets/credential-uds/files-socket")
+			for name, want := range map[string]string{"default": "0 secrets, 1 errors", "file-root:" + used: "1 secrets, 0 errors"} {
+				if got := firstAnswer(files, name); got != want {
+					t.Errorf("%s: %s, want %s", name, got, want)
+				}
+			}
+			a.Stop()
+			if got := firstAnswer(socket, "default"); got != "1 secrets, 0 errors" {
+				t.Errorf("the other server after the agent's end: %s", got)
+			}
+		})
+	}
+}
+
+// TestAnExternalServerIsRefused: by the policy, because of its user, or because certificates are to be written.
+func TestAnExternalServerIsRefused(t *testing.T) {
+	for env, want := range map[string]string{
+		"WORKLOAD_IDENTITY_SOCKET_POLICY=ignore": "in use by another process",
+		"OUTPUT_CERTS=out":                       "OUTPUT_CERTS: no certificate to write",
+	} {
+		plane := agenttest.NewPlane(t)
+		plane.Start()
+		a := agenttest.New(t, plane, "", env)
+		socket := filepath.Join(a.Dir, sdsFolder, "socket")
+		external(t, socket)
+		a.Start()
+		if code := a.Wait(); code != 255 || !strings.Contains(a.Output(), want) {
+			t.Errorf("%s: exit code %d, want 255 and %q", env, code, want)
+		}
+		if got := firstAnswer(socket, "default"); got != "1 secrets, 0 errors" {
+			t.Errorf("%s: the other server: %s", env, got)
+		}
+	}
+}
+
+// testSecret is a secret that no CA of the mesh has signed.
+func testSecret(t *testing.T) *pki.Secret {
+	t.Helper()
+	key, err := pki.GenerateKey(pki.ECDSAP256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := pki.Sign(pki.RootTemplate("elsewhere.example", pki.Validity{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}), nil, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := pki.EncodeKey(key, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &pki.Secret{Key: text, Chain: pki.EncodeCerts(cert), Roots: pki.EncodeCerts(cert)}
+}
