@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,8 +23,10 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/sds"
 	"github.com/pilothouse/pilothouse/internal/claim"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/test/agenttest"
+	"github.com/pilothouse/pilothouse/test/envoytest"
 )
 
 // sdsFolder is where the SDS socket is, relative to the agent's folder.
@@ -191,8 +194,8 @@ func TestAnExternalServerHasTheCertificate(t *testing.T) {
 			}
 			agenttest.Until(t, "the proxy is ready", a.Ready)
 			agenttest.Until(t, "Envoy has the certificate", func() error {
-				_, body, err := a.Get(a.Admin, "/config_dump?resource=dynamic_active_secrets")
-				if err == nil && !strings.Contains(body, `"name": "default"`) {
+				_, body, err := a.Get(a.Admin, "/certs")
+				if err == nil && !strings.Contains(body, "spiffe://elsewhere.example/ns/n/sa/s") {
 					err = errors.New(body)
 				}
 				return err
@@ -238,17 +241,87 @@ func TestAnExternalServerIsRefused(t *testing.T) {
 // testSecret is a secret that no CA of the mesh has signed.
 func testSecret(t *testing.T) *pki.Secret {
 	t.Helper()
-	key, err := pki.GenerateKey(pki.ECDSAP256)
+	term := pki.Validity{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}
+	var keys [2]crypto.Signer
+	for i := range keys {
+		key, err := pki.GenerateKey(pki.ECDSAP256)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys[i] = key
+	}
+	root, err := pki.Sign(pki.RootTemplate("elsewhere.example", term), nil, keys[0].Public(), keys[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, err := pki.Sign(pki.RootTemplate("elsewhere.example", pki.Validity{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}), nil, key.Public(), key)
+	template, err := pki.WorkloadTemplate(mesh.Identity{TrustDomain: "elsewhere.example", Namespace: "n", ServiceAccount: "s"}, term)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := pki.EncodeKey(key, true)
+	leaf, err := pki.Sign(template, root, keys[1].Public(), keys[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &pki.Secret{Key: text, Chain: pki.EncodeCerts(cert), Roots: pki.EncodeCerts(cert)}
+	text, err := pki.EncodeKey(keys[1], true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &pki.Secret{Key: text, Chain: pki.EncodeCerts(leaf), Roots: pki.EncodeCerts(root)}
+}
+
+// TestCertificatesAreWrittenBeforeEnvoyStarts: an Envoy whose program is a script that needs the files finds them. While the CA is away, Envoy
+// starts without.
+func TestCertificatesAreWrittenBeforeEnvoyStarts(t *testing.T) {
+	for name, away := range map[string]bool{"the CA answers": false, "the CA is away": true} {
+		t.Run(name, func(t *testing.T) {
+			plane := agenttest.NewPlane(t)
+			if !away {
+				plane.Start()
+			}
+			a := agenttest.New(t, plane, "binaryPath: ./envoy.sh", "OUTPUT_CERTS=out")
+			script := "#!/bin/sh\nfor f in key.pem cert-chain.pem root-cert.pem; do if [ -s out/$f ]; then echo \"$f exists\"; else echo \"$f is missing\"; fi; done >&2\nexec " + envoytest.Binary(t) + " \"$@\"\n"
+			a.Write("envoy.sh", []byte(script))
+			if err := os.Chmod(filepath.Join(a.Dir, "envoy.sh"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			a.Start()
+			want := "exists"
+			if away {
+				want = "is missing"
+			}
+			agenttest.Until(t, "Envoy was started", func() error {
+				for _, file := range []string{"key.pem", "cert-chain.pem", "root-cert.pem"} {
+					if !strings.Contains(a.Output(), file+" "+want) {
+						return fmt.Errorf("no line %s %s", file, want)
+					}
+				}
+				return nil
+			})
+			if away {
+				plane.Start()
+			}
+			agenttest.Until(t, "the proxy is ready", a.Ready)
+		})
+	}
+}
+
+// TestACertificateThatIsMountedLaterReachesEnvoy: it replaces that of the CA, which is not asked any more.
+func TestACertificateThatIsMountedLaterReachesEnvoy(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	plane.Give(agenttest.ListenerType, map[string]proto.Message{"tls": tlsListener(t, agenttest.Port(t))})
+	plane.Start()
+	a := agenttest.New(t, plane, "")
+	a.Start()
+	agenttest.Until(t, "the proxy is ready", a.Ready)
+	s := testSecret(t)
+	for name, text := range map[string][]byte{"certificates.pem": s.Chain, "private_key.pem": s.Key, "ca_certificates.pem": s.Roots} {
+		a.Write("var/run/secrets/workload-spiffe-credentials/"+name, text)
+	}
+	agenttest.Until(t, "Envoy has the mounted certificate", func() error {
+		_, body, err := a.Get(a.Admin, "/certs")
+		if err == nil && !strings.Contains(body, "spiffe://elsewhere.example/ns/n/sa/s") {
+			err = errors.New(body)
+		}
+		return err
+	})
 }

@@ -52,6 +52,8 @@ type Agent struct {
 	envoy   *envoy.Runner
 	servers []run.Task
 	close   func() error
+	// before is called before Envoy starts.
+	before func(ctx context.Context)
 }
 
 // New prepares an agent. An error is a configuration mistake, or the error of ctx if ctx ended during New; everything that New
@@ -131,7 +133,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	if s.Lifecycle.ExitWithApp {
 		servers = append(servers, run.Task{Name: "app", Run: func(ctx context.Context) error { return app.Run(ctx, appOptions(s, runner, log)) }})
 	}
-	return &Agent{envoy: runner, servers: servers, close: atEnd.Close}, nil
+	return &Agent{envoy: runner, servers: servers, close: atEnd.Close, before: func(ctx context.Context) { certificates.awaitOutput(ctx, log) }}, nil
 }
 
 // start makes next the desired Spec of Envoy, and removes the bootstraps that are no longer needed.
@@ -171,6 +173,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		defer cancel()
 		// If a server fails, Envoy is ended too: it would otherwise run without supervision.
 		defer context.AfterFunc(servers, cancel)()
+		if a.before(ctx); ctx.Err() != nil {
+			return run.Done
+		}
 		if err := a.envoy.Run(ctx); err != nil {
 			return err
 		}

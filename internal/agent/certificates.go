@@ -7,12 +7,10 @@ import (
 	"os"
 
 	"github.com/pilothouse/pilothouse/internal/agent/identity"
-	"github.com/pilothouse/pilothouse/internal/agent/sds"
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/upstream"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
-	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
@@ -25,6 +23,8 @@ type certificates struct {
 	requests *requests
 	sds      sdsPart
 	tasks    []run.Task
+	// output writes the certificate to files; nil for none.
+	output *secret.Output
 }
 
 // newCertificates opens the SDS socket. The first certificate is requested by the tasks: Envoy starts at the same time and waits
@@ -55,16 +55,20 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 		return nil, err
 	}
 	renewal := newRenewal(plan, value, requests, follower, log)
+	if len(plan.Later) > 0 {
+		renewal = secret.NewSources(value, later(plan), renewal, follower, log).Run
+	}
 	tasks := []run.Task{{Name: "certificate", Run: renewal}}
+	var output *secret.Output
 	if dir := s.Certificates.OutputDir; dir != "" {
-		output := secret.Output{Dir: dir, Mode: s.Certificates.OutputMode, Source: value, Log: log}
+		output = secret.NewOutput(dir, s.Certificates.OutputMode, value, log)
 		tasks = append(tasks, run.Task{Name: "certificate output", Run: output.Run})
 	}
 	server, err := newSDS(s, value, follower, log)
 	if err != nil {
 		return nil, err
 	}
-	return &certificates{plan: plan, value: value, requests: requests, sds: server, tasks: append(tasks, server.tasks...)}, nil
+	return &certificates{plan: plan, value: value, requests: requests, sds: server, tasks: append(tasks, server.tasks...), output: output}, nil
 }
 
 // newRenewal returns the task that keeps value current: from the files of a mounted certificate, else from the CA.
@@ -74,61 +78,6 @@ func newRenewal(plan identity.Plan, value *secret.Value, requests *requests, fol
 		return secret.NewFiles(value, secret.FilePaths(*files), follower, log).Run
 	}
 	return requests.keeper.Run
-}
-
-// sdsPart serves secrets to Envoy.
-type sdsPart struct {
-	files *secret.Named
-	// pushed has the names of files that Envoy may request.
-	pushed *sds.Pushed
-	tasks  []run.Task
-	close  func() error
-}
-
-// newSDS opens the SDS socket. If value is nil, another server has the workload's secret, and the secrets of files
-// are served at a socket of their own. [agent E17, S19]
-func newSDS(s *spec.Spec, value *secret.Value, follower *filewatch.Follower, log *slog.Logger) (sdsPart, error) {
-	files := secret.NewNamed(secret.SystemBundles, follower, log)
-	pushed := sds.NewPushed(s.Envoy.Arguments.BootstrapYAML, customBootstrap(s))
-	o := s.SDS
-	c := sds.Config{
-		Socket: s.Paths.SDSSocket, Access: claim.SocketOptions{Mode: o.Mode, UID: o.UID, GID: o.GID}, Users: sds.Users{All: o.AllUsers, UIDs: o.Users},
-		Files: files, Names: pushed, KeyProvider: (*sds.KeyProvider)(o.KeyProvider), Log: log.With("scope", "sds"),
-	}
-	tasks := []run.Task{{Name: "file secrets", Run: files.Run}}
-	if value == nil {
-		c.Socket = s.Paths.FilesSocket
-	} else {
-		c.Source = value
-		if o.CRL != "" {
-			crl := secret.NewCRL(o.CRL, follower, log)
-			c.Lists = crl
-			tasks = append(tasks, run.Task{Name: "revocation list", Run: crl.Run})
-		}
-	}
-	if o.AllUsers {
-		log.Warn("every user gets the workload's secrets (WORKLOAD_IDENTITY_SOCKET_UIDS)", "socket", c.Socket)
-	}
-	server, err := sds.New(c)
-	if err != nil {
-		return sdsPart{}, err
-	}
-	return sdsPart{files: files, pushed: pushed, tasks: append(tasks, run.Task{Name: "sds", Run: server.Run}), close: server.Close}, nil
-}
-
-// maxBootstrap is the maximum size of a custom bootstrap in bytes.
-const maxBootstrap = 16 << 20
-
-// customBootstrap returns the text of the user's bootstrap, empty for none. Envoy's start reports why it cannot be read.
-func customBootstrap(s *spec.Spec) string {
-	if s.Envoy.CustomBootstrap == "" {
-		return ""
-	}
-	text, _, err := filewatch.Read(s.Envoy.CustomBootstrap, maxBootstrap)
-	if err != nil {
-		return ""
-	}
-	return string(text)
 }
 
 // connectTo fills in the options that all servers of the control plane share. A missing root certificate is an error

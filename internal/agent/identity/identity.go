@@ -43,6 +43,8 @@ type Plan struct {
 	// Mounted are the files of a certificate that the platform renews; nil if this agent
 	// requests its certificate from the certificate authority.
 	Mounted *spec.CertificateFiles
+	// Later are the files of such a certificate that may be mounted later, in their order, if Mounted is nil.
+	Later []spec.CertificateFiles
 	// DiscoveryRoot and CARoot are the files of the root certificates that verify the servers',
 	// upstream.SystemRoots, or empty if no setting names a root. They are needed only for connections with TLS.
 	DiscoveryRoot, CARoot string
@@ -54,11 +56,18 @@ var ErrNoRoot = errors.New("PILOT_CERT_PROVIDER is none: name the root certifica
 // Decide makes the plan. The only error is FILE_MOUNTED_CERTS without the names of the files.
 func Decide(s *spec.Spec, h Host) (Plan, error) {
 	in := &input{Upstream: s.Upstream, Certificates: s.Certificates, Host: h}
-	mounted, err := in.mounted()
+	candidates, err := in.mounted()
 	if err != nil {
 		return Plan{}, err
 	}
-	return Plan{Mounted: mounted, DiscoveryRoot: in.discoveryRoot(), CARoot: in.caRoot()}, nil
+	var mounted *spec.CertificateFiles
+	for _, f := range candidates {
+		if in.FileMounted || in.IsFile(f.Chain) && in.IsFile(f.Key) && in.IsFile(f.Roots) {
+			mounted, candidates = &f, nil
+			break
+		}
+	}
+	return Plan{Mounted: mounted, Later: candidates, DiscoveryRoot: in.discoveryRoot(), CARoot: in.caRoot()}, nil
 }
 
 // input holds what Decide depends on.
@@ -68,28 +77,26 @@ type input struct {
 	Host
 }
 
-// mounted returns the files of a mounted certificate, nil if there is none.
-func (in *input) mounted() (*spec.CertificateFiles, error) {
+// mounted returns the files that a mounted certificate may have, in their order.
+func (in *input) mounted() ([]spec.CertificateFiles, error) {
 	if in.FileMounted {
 		f := in.Mounted
 		if f.Chain == "" || f.Key == "" || f.Roots == "" {
 			return nil, errors.New("FILE_MOUNTED_CERTS needs ISTIO_META_TLS_CLIENT_CERT_CHAIN, _KEY and _ROOT_CERT")
 		}
-		return &f, nil
+		return []spec.CertificateFiles{f}, nil
 	}
 	dirs := []string{MountedDir}
 	if !in.writesToLegacy() {
 		dirs = append(dirs, LegacyDir)
 	}
+	var out []spec.CertificateFiles
 	for _, dir := range dirs {
 		for _, names := range mountedNames {
-			f := &spec.CertificateFiles{Chain: path.Join(dir, names[0]), Key: path.Join(dir, names[1]), Roots: path.Join(dir, names[2])}
-			if in.IsFile(f.Chain) && in.IsFile(f.Key) && in.IsFile(f.Roots) {
-				return f, nil
-			}
+			out = append(out, spec.CertificateFiles{Chain: path.Join(dir, names[0]), Key: path.Join(dir, names[1]), Roots: path.Join(dir, names[2])})
 		}
 	}
-	return nil, nil
+	return out, nil
 }
 
 // writesToLegacy reports whether this agent writes certificates to LegacyDir, and so must not read them from it. [agent S15]

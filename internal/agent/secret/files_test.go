@@ -80,7 +80,10 @@ func TestFilesAreFollowed(t *testing.T) {
 
 func TestOutputIsReplacedAtomically(t *testing.T) {
 	ca := newFakeCA(t)
-	o := Output{Dir: filepath.Join(t.TempDir(), "out"), Mode: 0o600, Log: quiet}
+	o := NewOutput(filepath.Join(t.TempDir(), "out"), 0o600, nil, quiet)
+	if err := os.MkdirAll(filepath.Join(o.Dir, generation+"of-a-killed-agent"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for range 3 {
 		s := identity(t, ca)
 		if err := o.write(s); err != nil {
@@ -101,7 +104,7 @@ func TestOutputIsReplacedAtomically(t *testing.T) {
 		}
 	}
 	left, err := os.ReadDir(o.Dir)
-	if err != nil || len(left) != 5 { // three names, the link, its folder
+	if err != nil || len(left) != 6 { // three names, the link, its folder and the one before
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
@@ -111,7 +114,7 @@ func TestOutputFollowsTheKeeper(t *testing.T) {
 	keep(t, Options{Ratio: 0.5, TTL: time.Hour}, func(t *testing.T, k *Keeper, _ *fakeCA) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- Output{Dir: dir, Mode: 0o644, Source: k, Log: quiet}.Run(ctx) }()
+		go func() { done <- NewOutput(dir, 0o644, k, quiet).Run(ctx) }()
 		defer func() { cancel(); <-done }()
 		for range 3 {
 			pass(35 * time.Minute)

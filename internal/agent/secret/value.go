@@ -2,6 +2,7 @@ package secret
 
 import (
 	"crypto/tls"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 type Value struct {
 	now     atomic.Pointer[version]
 	problem atomic.Pointer[error]
+	tried   chan struct{}
+	once    sync.Once
 }
 
 // version is one value of the secret.
@@ -24,7 +27,7 @@ type version struct {
 
 // NewValue makes a value without a secret.
 func NewValue() *Value {
-	v := &Value{}
+	v := &Value{tried: make(chan struct{})}
 	v.now.Store(&version{next: make(chan struct{})})
 	return v
 }
@@ -35,6 +38,9 @@ func (v *Value) Current() (*pki.Secret, <-chan struct{}) {
 	now := v.now.Load()
 	return now.secret, now.next
 }
+
+// Tried returns a channel that is closed when there is a secret, or the first attempt to obtain one has failed.
+func (v *Value) Tried() <-chan struct{} { return v.tried }
 
 // Problem returns why the last attempt to obtain a secret failed; nil after a success.
 func (v *Value) Problem() error {
@@ -67,9 +73,13 @@ func (v *Value) publish(s *pki.Secret) {
 	}
 	v.now.Store(next)
 	close(old.next)
+	v.once.Do(func() { close(v.tried) })
 }
 
-func (v *Value) fail(err error) { v.problem.Store(&err) }
+func (v *Value) fail(err error) {
+	v.problem.Store(&err)
+	v.once.Do(func() { close(v.tried) })
+}
 
 // left returns the validity that remains at the time now: negative if it has expired, 0 if
 // there is no secret.

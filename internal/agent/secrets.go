@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/pilothouse/pilothouse/internal/agent/identity"
+	"github.com/pilothouse/pilothouse/internal/agent/sds"
+	"github.com/pilothouse/pilothouse/internal/agent/secret"
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
+	"github.com/pilothouse/pilothouse/internal/claim"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
+	"github.com/pilothouse/pilothouse/internal/run"
+)
+
+// later returns where a certificate may be mounted after the start.
+func later(p identity.Plan) []secret.FilePaths {
+	out := make([]secret.FilePaths, 0, len(p.Later))
+	for _, f := range p.Later {
+		out = append(out, secret.FilePaths(f))
+	}
+	return out
+}
+
+// awaitOutput waits until the certificate is written to OUTPUT_CERTS, because a bootstrap may name those files, and Envoy does not start
+// if they are missing. If the first attempt to obtain a certificate fails, Envoy starts without: an outage of the
+// CA must not prevent that.
+func (c *certificates) awaitOutput(ctx context.Context, log *slog.Logger) {
+	if c.output == nil {
+		return
+	}
+	select {
+	case <-ctx.Done():
+		return
+	case <-c.value.Tried():
+	}
+	if s, _ := c.value.Current(); s == nil {
+		log.Warn("Envoy starts before there is a certificate in OUTPUT_CERTS", "folder", c.output.Dir, "reason", c.value.Problem())
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-c.output.Tried():
+	}
+}
+
+// sdsPart serves secrets to Envoy.
+type sdsPart struct {
+	files *secret.Named
+	// pushed has the names of files that Envoy may request.
+	pushed *sds.Pushed
+	tasks  []run.Task
+	close  func() error
+}
+
+// newSDS opens the SDS socket. If value is nil, another server has the workload's secret, and the secrets of files
+// are served at a socket of their own. [agent E17, S19]
+func newSDS(s *spec.Spec, value *secret.Value, follower *filewatch.Follower, log *slog.Logger) (sdsPart, error) {
+	files := secret.NewNamed(secret.SystemBundles, follower, log)
+	pushed := sds.NewPushed(s.Envoy.Arguments.BootstrapYAML, customBootstrap(s))
+	o := s.SDS
+	c := sds.Config{
+		Socket: s.Paths.SDSSocket, Access: claim.SocketOptions{Mode: o.Mode, UID: o.UID, GID: o.GID}, Users: sds.Users{All: o.AllUsers, UIDs: o.Users},
+		Files: files, Names: pushed, KeyProvider: (*sds.KeyProvider)(o.KeyProvider), Log: log.With("scope", "sds"),
+	}
+	tasks := []run.Task{{Name: "file secrets", Run: files.Run}}
+	if value == nil {
+		c.Socket = s.Paths.FilesSocket
+	} else {
+		c.Source = value
+		if o.CRL != "" {
+			crl := secret.NewCRL(o.CRL, follower, log)
+			c.Lists = crl
+			tasks = append(tasks, run.Task{Name: "revocation list", Run: crl.Run})
+		}
+	}
+	if o.AllUsers {
+		log.Warn("every user gets the workload's secrets (WORKLOAD_IDENTITY_SOCKET_UIDS)", "socket", c.Socket)
+	}
+	server, err := sds.New(c)
+	if err != nil {
+		return sdsPart{}, err
+	}
+	return sdsPart{files: files, pushed: pushed, tasks: append(tasks, run.Task{Name: "sds", Run: server.Run}), close: server.Close}, nil
+}
+
+// maxBootstrap is the maximum size of a custom bootstrap in bytes.
+const maxBootstrap = 16 << 20
+
+// customBootstrap returns the text of the user's bootstrap, empty for none. Envoy's start reports why it cannot be read.
+func customBootstrap(s *spec.Spec) string {
+	if s.Envoy.CustomBootstrap == "" {
+		return ""
+	}
+	text, _, err := filewatch.Read(s.Envoy.CustomBootstrap, maxBootstrap)
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
