@@ -61,13 +61,19 @@ func TestFileSecretsReachEnvoy(t *testing.T) {
 // tlsCluster is a cluster without endpoints that trusts what a file holds.
 func tlsCluster(t *testing.T, name, file string) *clusterv3.Cluster {
 	t.Helper()
+	return secretCluster(t, name, "file-root:"+file, corev3.ApiConfigSource_GRPC)
+}
+
+// secretCluster is a cluster without endpoints that trusts a secret, which Envoy requests by a variant of the protocol.
+func secretCluster(t *testing.T, name, secret string, variant corev3.ApiConfigSource_ApiType) *clusterv3.Cluster {
+	t.Helper()
 	context := &tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
 		ValidationContextType: &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{ValidationContextSdsSecretConfig: &tlsv3.SdsSecretConfig{
-			Name: "file-root:" + file,
+			Name: secret,
 			SdsConfig: &corev3.ConfigSource{
 				ResourceApiVersion: corev3.ApiVersion_V3, InitialFetchTimeout: durationpb.New(time.Second),
 				ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
-					ApiType: corev3.ApiConfigSource_GRPC, TransportApiVersion: corev3.ApiVersion_V3,
+					ApiType: variant, TransportApiVersion: corev3.ApiVersion_V3,
 					GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
 						EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: "sds-grpc"},
 					}}},

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
 	"google.golang.org/grpc"
@@ -324,4 +326,54 @@ func TestACertificateThatIsMountedLaterReachesEnvoy(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// TestEnvoyTakesSecretsInBothVariants: an unknown name is an error of that name. Envoy rejects no response, and gets the other
+// secrets and their successors.
+func TestEnvoyTakesSecretsInBothVariants(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	a := agenttest.New(t, plane, "")
+	root, err := os.ReadFile(plane.RootFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clusters := map[string]proto.Message{}
+	variants := map[string]corev3.ApiConfigSource_ApiType{"whole": corev3.ApiConfigSource_GRPC, "delta": corev3.ApiConfigSource_DELTA_GRPC}
+	for name, variant := range variants {
+		a.Write(name+".pem", root)
+		clusters[name] = secretCluster(t, name, "file-root:"+filepath.Join(a.Dir, name+".pem"), variant)
+		clusters[name+"-unknown"] = secretCluster(t, name+"-unknown", "nosuch-"+name, variant)
+		clusters[name+"-roots"] = secretCluster(t, name+"-roots", "ROOTCA", variant)
+	}
+	plane.Give(agenttest.ClusterType, clusters)
+	plane.Start()
+	a.Start()
+	agenttest.Until(t, "the proxy is ready", a.Ready)
+	contain := func(want string) {
+		t.Helper()
+		agenttest.Until(t, "Envoy has the secrets", func() error {
+			_, body, err := a.Get(a.Admin, "/config_dump?resource=dynamic_active_secrets")
+			for name := range variants {
+				if !strings.Contains(body, `"name": "file-root:`+filepath.Join(a.Dir, name+".pem")) || strings.Count(body, want) < len(variants) {
+					return errors.Join(err, errors.New(body))
+				}
+			}
+			return err
+		})
+	}
+	contain(base64.StdEncoding.EncodeToString(root))
+	next := testSecret(t).Roots
+	for name := range variants {
+		a.Write(name+".pem", next)
+	}
+	contain(base64.StdEncoding.EncodeToString(next))
+	for name := range variants {
+		if out := a.Output(); !strings.Contains(out, "nosuch-"+name) || strings.Contains(out, "Envoy rejected a secret") {
+			t.Errorf("the log does not name nosuch-%s, or Envoy rejected a secret", name)
+		}
+	}
+	_, stats, err := a.Get(a.Admin, "/stats?usedonly&filter=sds.*update_(rejected|failure)")
+	if err != nil || strings.TrimSpace(stats) != "" {
+		t.Errorf("statistics: %s, error %v", stats, err)
+	}
 }

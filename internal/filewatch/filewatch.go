@@ -9,7 +9,7 @@
 // quick; a poll finds what they miss. Run blocks and waits for what it starts.
 //
 // A program that follows several groups of files has one Follower, which tells each
-// group's user when to read it. The parts (Sig, Read, Resolve, Debouncer, Shrunk, Notifier)
+// group's user when to read it; it can also compare contents every few seconds. The parts (Sig, Read, Resolve, Debouncer, Shrunk, Notifier)
 // are exported for a source that watches whole directories.
 package filewatch
 

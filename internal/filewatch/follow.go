@@ -13,6 +13,8 @@ import (
 type FollowerOptions struct {
 	// Poll is the time between two polls without an inotify event; 0 means one second.
 	Poll time.Duration
+	// Digest is the time between two comparisons of the contents of groups that asked for it by ByContent; 0 means five seconds.
+	Digest time.Duration
 	// PollOnly disables inotify: for file systems without events, and for
 	// tests with a fake clock.
 	PollOnly bool
@@ -43,10 +45,13 @@ type FollowerOptions struct {
 // All methods may be called by any goroutine; Run is called once.
 type Follower struct {
 	poll     time.Duration
+	digest   time.Duration
 	pollOnly bool
 	log      *slog.Logger
 	wake     chan struct{} // a set wants to be polled
 	watched  int           // how many sets the Notifier watches the directories of; Run's alone
+	tried    time.Time     // when that was last tried; Run's alone
+	stat     func(path string) (Sig, error)
 
 	mu   sync.Mutex // guards sets and what is in them; never held during a system call
 	sets map[*Set]bool
@@ -60,7 +65,10 @@ func NewFollower(o FollowerOptions) *Follower {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Follower{poll: o.Poll, pollOnly: o.PollOnly, log: o.Log, wake: make(chan struct{}, 1), sets: map[*Set]bool{}}
+	if o.Digest <= 0 {
+		o.Digest = 5 * time.Second
+	}
+	return &Follower{poll: o.Poll, digest: o.Digest, stat: Stat, pollOnly: o.PollOnly, log: o.Log, wake: make(chan struct{}, 1), sets: map[*Set]bool{}}
 }
 
 // Set is a group of files that are read together.
@@ -70,6 +78,11 @@ type Set struct {
 	state    setState
 	also     func() bool
 	watched  bool // the Notifier watches the directories of the present paths
+	// byContent compares contents, too: contents are those that were last read, parallel to the paths, nil for
+	// none, and compared is when that was last done.
+	byContent bool
+	contents  []digest
+	compared  time.Time
 }
 
 // Follow adds a group of files, which may be missing and may be symbolic links. It is due
@@ -125,6 +138,14 @@ func (s *Set) Also(differs func() bool) {
 	s.also = differs
 }
 
+// ByContent has the contents compared with those that were last read, every few seconds: for files that must not be missed on
+// file systems whose times are coarse or missing. It costs reading the files each time.
+func (s *Set) ByContent() {
+	s.follower.mu.Lock()
+	defer s.follower.mu.Unlock()
+	s.byContent = true
+}
+
 // Due says whether the group is to be read: a path is new, Ask was called, the last Read
 // failed and a poll has passed since, or files differ from those that were last read and
 // have been unchanged for a while (50 ms; DefaultQuietPeriod for those that became smaller in place).
@@ -147,18 +168,19 @@ func (s *Set) Read(read func() error) error {
 	f := s.follower
 	f.mu.Lock()
 	s.state.begin()
-	paths := s.state.paths
+	paths, byContent := s.state.paths, s.byContent
 	f.mu.Unlock()
-	before := stats(paths)
-	err := read()
-	after := before
-	if err == nil {
-		after = stats(paths)
+	before := f.stats(paths)
+	var contents []digest
+	if byContent {
+		contents = digests(paths)
 	}
-	if !slices.Equal(before, after) {
+	err := read()
+	if err == nil && (!slices.Equal(before, f.stats(paths)) || byContent && !slices.Equal(contents, digests(paths))) {
 		err = ErrMoving
 	}
 	f.mu.Lock()
+	s.contents, s.compared = contents, time.Now()
 	s.state.end(time.Now(), paths, before, err, f.poll)
 	f.mu.Unlock()
 	f.pollNow()
@@ -207,9 +229,14 @@ func (f *Follower) pollAll(now time.Time) time.Duration {
 	for _, s := range f.all() {
 		f.mu.Lock()
 		paths, also := s.state.paths, s.also
+		var contents []digest
+		if s.byContent && !s.state.due && !s.state.reading && now.Sub(s.compared) >= f.digest && len(s.contents) == len(paths) {
+			contents, s.compared = s.contents, now
+		}
 		f.mu.Unlock()
-		sigs := stats(paths)
+		sigs := f.stats(paths)
 		differs := also != nil && also()
+		differs = differs || contents != nil && !slices.Equal(contents, digests(paths))
 		f.mu.Lock()
 		s.state.asked = s.state.asked || differs && !s.state.due && !s.state.reading
 		changed, due, next := s.state.observe(now, paths, sigs)
@@ -250,9 +277,11 @@ func (f *Follower) watch(n *Notifier) bool {
 	}
 	f.watched = len(f.sets)
 	f.mu.Unlock()
-	if current {
+	now := time.Now()
+	if current && (!n.incomplete || now.Sub(f.tried) < f.poll) {
 		return false
 	}
+	f.tried = now
 	slices.Sort(paths)
 	var dirs []string
 	for _, path := range slices.Compact(paths) {
@@ -263,10 +292,10 @@ func (f *Follower) watch(n *Notifier) bool {
 }
 
 // stats are the signatures of files, the zero one for each that cannot be looked at.
-func stats(paths []string) []Sig {
+func (f *Follower) stats(paths []string) []Sig {
 	out := make([]Sig, len(paths))
 	for i, path := range paths {
-		out[i], _ = Stat(path)
+		out[i], _ = f.stat(path)
 	}
 	return out
 }

@@ -18,9 +18,12 @@ type Notifier struct {
 	c       chan struct{} // gets a value after something happened
 	log     *slog.Logger
 	watch   *fsnotify.Watcher // nil where the kernel refused
+	add     func(dir string) error
 	dirs    map[string]bool
 	refused bool
-	done    sync.WaitGroup
+	// incomplete says that a directory could not be watched.
+	incomplete bool
+	done       sync.WaitGroup
 }
 
 // NewNotifier makes a Notifier that watches nothing yet. Close it.
@@ -32,7 +35,7 @@ func NewNotifier(log *slog.Logger) *Notifier {
 		n.refuse(err)
 		return n
 	}
-	n.watch = w
+	n.watch, n.add = w, w.Add
 	n.done.Go(func() {
 		for {
 			select {
@@ -58,16 +61,17 @@ func (n *Notifier) refuse(err error) {
 	if !n.refused {
 		n.log.Warn("files are polled only: the kernel gives no notices of changes", "error", err)
 	}
-	n.refused = true
+	n.refused, n.incomplete = true, true
 }
 
 // Watch makes dirs the set of directories. It returns true where one is new: what
-// happened in it before made no notice, so check again. A directory that is not there is
-// left out.
+// happened in it before made no notice, so check again. A directory that is not there, or that the kernel refuses to watch, is
+// left out until the next call.
 func (n *Notifier) Watch(dirs []string) (grew bool) {
 	if n.watch == nil {
 		return false
 	}
+	n.incomplete = false
 	want := make(map[string]bool, len(dirs))
 	for _, d := range dirs {
 		if want[d] {
@@ -75,7 +79,8 @@ func (n *Notifier) Watch(dirs []string) (grew bool) {
 		}
 		// Adding one that is watched costs little, and renews the watch where the directory
 		// was replaced.
-		if err := n.watch.Add(d); err != nil {
+		if err := n.add(d); err != nil {
+			n.incomplete = true
 			if !errors.Is(err, fs.ErrNotExist) {
 				n.refuse(err)
 			}

@@ -49,6 +49,7 @@ func (c *CRL) Current() (text []byte, known bool, changed <-chan struct{}) {
 func (c *CRL) Run(ctx context.Context) error {
 	wake := make(chan struct{}, 1)
 	set := c.follower.Follow(wake, c.path)
+	set.ByContent()
 	defer set.Close()
 	logged := ""
 	for {

@@ -35,6 +35,7 @@ func NewFiles(v *Value, paths FilePaths, follower *filewatch.Follower, log *slog
 func (f *Files) Run(ctx context.Context) error {
 	wake := make(chan struct{}, 1)
 	set := f.follower.Follow(wake, f.paths.Chain, f.paths.Key, f.paths.Roots)
+	set.ByContent()
 	defer set.Close()
 	logged := ""
 	for {

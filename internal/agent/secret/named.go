@@ -75,6 +75,7 @@ func (n *Named) Follow(name string) (release func(), err error) {
 			return nil, fmt.Errorf("secret %.200q: already following %d secrets of files, the maximum", name, maxNamed)
 		}
 		e = &named{source: src, set: n.follower.Follow(n.wake, src.files()...)}
+		e.set.ByContent()
 		n.names[name] = e
 	}
 	e.users++

@@ -50,6 +50,7 @@ func (s *Sources) await(ctx context.Context, ended <-chan error) (*Files, error)
 	}
 	wake := make(chan struct{}, 1)
 	set := s.follower.Follow(wake, paths...)
+	set.ByContent()
 	defer set.Close()
 	logged := ""
 	for {
