@@ -361,3 +361,21 @@ func TestRootsWaitForTheRevocationList(t *testing.T) {
 		}
 	}
 }
+
+// TestManyClients: each of many connections gets the secret and its successor, once each.
+func TestManyClients(t *testing.T) {
+	source := &value{s: secretA}
+	socket := serve(t, source)
+	var all []envoy
+	for range 200 {
+		all = append(all, open(t, socket, LeafName))
+	}
+	for _, s := range []*pki.Secret{secretA, secretB} {
+		source.set(s)
+		for _, c := range all {
+			if _, got := c.next(); string(got[0].GetTlsCertificate().GetPrivateKey().GetInlineBytes()) != string(s.Key) {
+				t.Fatalf("got %v, want %s", got, s.Key)
+			}
+		}
+	}
+}
