@@ -57,7 +57,7 @@ func decode(text []byte) (*request, error) {
 	err := fields(text, func(n protowire.Number, value []byte) error {
 		switch n {
 		case 3:
-			r.names = appendName(r.names, value)
+			return appendName(&r.names, value)
 		case 4:
 			r.typeURL = string(value)
 		case 5:
@@ -82,9 +82,9 @@ func decodeDelta(text []byte) (*deltaRequest, error) {
 		case 2:
 			r.typeURL = string(value)
 		case 3:
-			r.subscribe = appendName(r.subscribe, value)
+			return appendName(&r.subscribe, value)
 		case 4:
-			r.unsubscribe = appendName(r.unsubscribe, value)
+			return appendName(&r.unsubscribe, value)
 		case 5:
 			return r.readVersion(value)
 		case 6:
@@ -124,11 +124,14 @@ func (r *deltaRequest) readVersion(entry []byte) error {
 }
 
 // appendName keeps one name more than is allowed, for which the request is rejected.
-func appendName(names []string, name []byte) []string {
-	if len(names) > maxNames {
-		return names
+func appendName(names *[]string, name []byte) error {
+	if !utf8.Valid(name) {
+		return fmt.Errorf("invalid name %.100q: want UTF-8", name)
 	}
-	return append(names, string(name))
+	if len(*names) <= maxNames {
+		*names = append(*names, string(name))
+	}
+	return nil
 }
 
 // maxReason is the maximum length of a NACK's reason that is kept, in bytes.
