@@ -14,6 +14,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -68,9 +69,9 @@ func WithIssuers(s *Issuers) Option {
 
 // WithReviewers accepts the tokens that Kubernetes says to be for one of the audiences; for none given,
 // for istio-ca. The cluster is that of the header clusterid.
-func WithReviewers(clusters Reviewers, audiences ...string) Option {
+func WithReviewers(clusters Reviewers, log *slog.Logger, audiences ...string) Option {
 	return func(a *Authenticator) {
-		a.tokens = append(a.tokens, &reviewed{clusters: clusters, audiences: orDefault(audiences), places: make(chan struct{}, maxReviews)})
+		a.tokens = append(a.tokens, &reviewed{clusters: clusters, audiences: orDefault(audiences), log: log, places: make(chan struct{}, maxReviews)})
 	}
 }
 

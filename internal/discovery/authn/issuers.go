@@ -189,7 +189,8 @@ func (i *issuer) keysOf(ctx context.Context, t *token) ([]any, error) {
 		}
 	}
 	if state.err != nil {
-		return nil, unavailable("the keys of issuer %q could not be fetched: %s", i.rule.issuer, printable.Clip(state.err.Error(), maxShown))
+		// The log says why. Callers, whoever they are, need not know what pilot-discovery connects to.
+		return nil, unavailable("the keys of issuer %q could not be fetched", i.rule.issuer)
 	}
 	return nil, rejected(BadSignature, "issuer %q has no key %s for %s", i.rule.issuer, printable.Quote(t.keyID, maxShown), t.signedWith)
 }

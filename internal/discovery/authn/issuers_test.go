@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 const someIssuer = "https://issuer.example"
@@ -124,13 +125,13 @@ func (s *site) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // serve runs the issuers of a rule until the test ends, and returns what authenticates by them.
-func (s *site) serve(t *testing.T, rule string) (*Authenticator, func()) {
+func (s *site) serve(t *testing.T, rule string, log ...io.Writer) (*Authenticator, func()) {
 	t.Helper()
 	rules, err := ParseRules(rule, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	issuers := NewIssuers(rules, s, slog.New(slog.DiscardHandler))
+	issuers := NewIssuers(rules, s, slog.New(slog.NewTextHandler(io.MultiWriter(log...), nil)))
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- issuers.Run(ctx) }()
@@ -260,14 +261,18 @@ func TestOIDCDiscovery(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &site{pages: tt.pages}
-			a, stop := s.serve(t, fmt.Sprintf(`{"issuer": %q}`, someIssuer))
+			var log wait.Output
+			a, stop := s.serve(t, fmt.Sprintf(`{"issuer": %q}`, someIssuer), &log)
 			defer stop()
 			synctest.Wait()
-			code := codes.OK
-			if tt.why != "" {
-				code = codes.Unavailable
+			if tt.why == "" {
+				expect(t, what, a, key.sign(t, time.Now(), nil), codes.OK, "")
+				return
 			}
-			expect(t, what, a, key.sign(t, time.Now(), nil), code, tt.why)
+			expect(t, what, a, key.sign(t, time.Now(), nil), codes.Unavailable, `the keys of issuer "https://issuer.example" could not be fetched`)
+			if !strings.Contains(log.String(), tt.why) {
+				t.Errorf("%s: want %q in the log\n%s", what, tt.why, log.String())
+			}
 		})
 	}
 }
@@ -331,7 +336,7 @@ func FuzzToken(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	a := New("cluster.local", own, WithIssuers(NewIssuers(rules, nil, slog.New(slog.DiscardHandler))), WithReviewers(noCluster{}))
+	a := New("cluster.local", own, WithIssuers(NewIssuers(rules, nil, slog.New(slog.DiscardHandler))), WithReviewers(noCluster{}, slog.New(slog.DiscardHandler)))
 	now := time.Now()
 	good := key.sign(f, now, nil)
 	parts := strings.Split(good, ".")

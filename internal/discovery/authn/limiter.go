@@ -13,7 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// logPause is the least time between two lines of the log about refused calls.
+// logPause is the least time between two lines of the log about the same trouble, which callers can cause.
 const logPause = 10 * time.Second
 
 // Limiter authenticates like its Authenticator, and bounds how often each connection and each node calls.

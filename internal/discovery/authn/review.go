@@ -2,7 +2,9 @@ package authn
 
 import (
 	"context"
+	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/printable"
@@ -51,8 +53,12 @@ type Reviewers interface {
 type reviewed struct {
 	clusters  Reviewers
 	audiences []string
+	log       *slog.Logger
 	// places has an element for each review under way.
 	places chan struct{}
+
+	mu     sync.Mutex // guards logged
+	logged time.Time
 }
 
 // accepts implements verifier: Kubernetes' issuer has any name but that of this program.
@@ -82,9 +88,20 @@ func (r *reviewed) verify(ctx context.Context, t *token, now time.Time) (Subject
 	}
 	answer, err := reviewer.Review(ctx, t.text, r.audiences)
 	if err != nil {
-		return Subject{}, unavailable("ask Kubernetes whose it is: %s", printable.Clip(err.Error(), maxShown))
+		r.warn(cluster, err)
+		return Subject{}, unavailable("Kubernetes does not answer whose it is")
 	}
 	return answer.subject(r.audiences)
+}
+
+// warn logs why there was no answer, which callers need not know, at most once in logPause.
+func (r *reviewed) warn(cluster string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now := time.Now(); now.Sub(r.logged) >= logPause {
+		r.logged = now
+		r.log.Warn("a token could not be reviewed", "cluster", cluster, "error", err)
+	}
 }
 
 // subject returns whose a token is, or why it was rejected.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/authn/reviewtest"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // client is a Reviewer over HTTP with nothing but the standard library.
@@ -123,12 +125,12 @@ func (c *cluster) token(t *testing.T, known *reviewtest.Token, changes map[strin
 }
 
 func TestTokensAreReviewedByTheirCluster(t *testing.T) {
-	own, remote := newCluster(t), newCluster(t)
+	own, remote, log := newCluster(t), newCluster(t), &wait.Output{}
 	broken := newCluster(t)
 	broken.Respond(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusServiceUnavailable) })
 	a := authn.New("cluster.local", nil, authn.WithReviewers(clusters{
 		"": connect(own.APIServer), "Kubernetes": connect(own.APIServer), "remote": connect(remote.APIServer), "broken": connect(broken.APIServer),
-	}))
+	}, slog.New(slog.NewTextHandler(log, nil))))
 	account := []string{"system:serviceaccounts"}
 	known := func(user string, groups ...string) *reviewtest.Token {
 		return &reviewtest.Token{User: user, Groups: groups, Audiences: []string{"istio-ca"}, Pod: "1"}
@@ -156,13 +158,16 @@ func TestTokensAreReviewedByTheirCluster(t *testing.T) {
 		"a user":                     {own.token(t, known("admin", account...), nil), nil, codes.Unauthenticated, `user "admin"`},
 		"a user named as an account": {own.token(t, known("system:serviceaccount:shop:alice", "system:authenticated"), nil), nil, codes.Unauthenticated, "in group system:serviceaccounts"},
 		"an account with a colon":    {own.token(t, known("system:serviceaccount:shop:alice:x", account...), nil), nil, codes.Unauthenticated, "malformed"},
-		"the API server is down":     {good, []string{"broken"}, codes.Unavailable, "status 503"},
+		"the API server is down":     {good, []string{"broken"}, codes.Unavailable, "Kubernetes does not answer"},
 	} {
 		md := metadata.MD{"authorization": {"Bearer " + tt.token}, "clusterid": tt.cluster}
 		id, err := a.Authenticate(metadata.NewIncomingContext(t.Context(), md))
 		if status.Code(err) != tt.code || err == nil && id.SPIFFE() != "spiffe://cluster.local/ns/shop/sa/alice" || err != nil && (!strings.Contains(err.Error(), tt.why) || strings.Contains(err.Error(), tt.token)) {
 			t.Errorf("%s: %v, %v; want %s %q", name, id, err, tt.code, tt.why)
 		}
+	}
+	if text := log.String(); strings.Count(text, "status 503") != 1 || !strings.Contains(text, "cluster=broken") {
+		t.Errorf("want one line of the log that says why:\n%s", text)
 	}
 	before := own.Asked()
 	for _, refused := range []string{"x", own.token(t, alice, map[string]any{"aud": "bank"}), own.token(t, alice, map[string]any{"exp": 1})} {
@@ -181,7 +186,7 @@ func TestReviewsWithoutAudiencesAreRejected(t *testing.T) {
 	c := newCluster(t)
 	a := authn.New("cluster.local", nil, authn.WithReviewers(clusters{"": answer{authn.Review{
 		Authenticated: true, Username: "system:serviceaccount:shop:alice", Groups: []string{"system:serviceaccounts"},
-	}}}))
+	}}}, slog.New(slog.DiscardHandler)))
 	_, err := a.Authenticate(metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer "+c.token(t, nil, nil))))
 	if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "does not say that it is for") {
 		t.Error(err)
@@ -197,7 +202,7 @@ func (a answer) Review(context.Context, string, []string) (authn.Review, error) 
 func TestReviewsAtATimeAreBounded(t *testing.T) {
 	c := newCluster(t)
 	r := &slow{entered: make(chan struct{}, 1000), leave: make(chan struct{})}
-	a := authn.New("cluster.local", nil, authn.WithReviewers(clusters{"": r}))
+	a := authn.New("cluster.local", nil, authn.WithReviewers(clusters{"": r}, slog.New(slog.DiscardHandler)))
 	token := c.token(t, nil, nil)
 	ctx, cancel := context.WithCancel(metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer "+token)))
 	results := make(chan error, 100)

@@ -137,7 +137,7 @@ func newTarget(t *testing.T, perSecond float64, gateways ...netip.Prefix) *targe
 		authn.WithReviewers(reviewers{
 			"": reviewer{key: x.home.Public(), groups: accounts}, "remote": reviewer{key: x.remote.Public(), groups: accounts},
 			"users": reviewer{key: x.home.Public(), groups: []string{"system:authenticated"}}, "down": reviewer{down: true},
-		}))
+		}, log))
 	auth.SetTrustDomainAliases([]string{"alias.example"})
 	x.limit = authn.NewLimiter(auth, perSecond, log)
 	x.server = ca.New(a, x.limit, policy.Limits{}, log)
@@ -475,7 +475,7 @@ func (x *target) reviewed() []attempt {
 		{name: "an expired token of our cluster", headers: of(x.home, claims{"exp": 1}), why: "expired"},
 		{name: "a user of our cluster", headers: of(x.home, claims{"sub": "admin"}), why: `user "admin"`},
 		{name: "a user with the name of an account", headers: in("users", of(x.home, nil)), why: "in group system:serviceaccounts"},
-		{name: "an API server that is down", headers: in("down", of(x.home, nil)), code: codes.Unavailable, why: "connection refused"},
+		{name: "an API server that is down", headers: in("down", of(x.home, nil)), code: codes.Unavailable, why: "Kubernetes does not answer"},
 		{name: "a token without an issuer", headers: of(ecKey(t), claims{"iss": ""}), why: "Kubernetes rejects it"},
 	}
 	return x.withDefaults(all, codes.Unauthenticated)
