@@ -23,15 +23,19 @@ const impersonated = "ImpersonatedIdentity"
 var service = grpc.ServiceDesc{
 	ServiceName: "istio.v1.auth.IstioCertificateService",
 	HandlerType: (*securityv1.IstioCertificateServiceServer)(nil),
-	Methods:     []grpc.MethodDesc{{MethodName: "CreateCertificate", Handler: createCertificate}},
-	Metadata:    "security/v1alpha1/ca.proto",
+	Methods: []grpc.MethodDesc{{
+		MethodName: "CreateCertificate",
+		Handler: func(srv any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+			return srv.(*Server).receive(ctx, decode, intercept)
+		},
+	}},
+	Metadata: "security/v1alpha1/ca.proto",
 }
 
-// createCertificate is the handler of the method. The server's limit is that of configuration streams, and
+// receive handles a call of CreateCertificate. The server's limit is that of configuration streams, and
 // a message of that size with a Struct takes fifty times its size when it is decoded, whoever sends
 // it. So it is decoded in two steps: the first leaves its fields as they are, since Empty has none.
-func createCertificate(srv any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
-	s := srv.(*Server)
+func (s *Server) receive(ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
 	var raw emptypb.Empty
 	if err := decode(&raw); err != nil {
 		return nil, err
@@ -54,7 +58,7 @@ func createCertificate(srv any, ctx context.Context, decode func(any) error, int
 	if intercept == nil {
 		return handle(ctx, &r)
 	}
-	info := &grpc.UnaryServerInfo{Server: srv, FullMethod: securityv1.IstioCertificateService_CreateCertificate_FullMethodName}
+	info := &grpc.UnaryServerInfo{Server: s, FullMethod: securityv1.IstioCertificateService_CreateCertificate_FullMethodName}
 	return intercept(ctx, &r, info, handle)
 }
 
