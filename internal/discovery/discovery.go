@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -177,6 +178,10 @@ type listeners struct{ http, grpc, secure, monitoring net.Listener }
 // cannot be read and nothing was saved, if the trust domain is ambiguous, if the files in the state
 // folder cannot be used, or if a port cannot be opened.
 func New(o Options) (*Server, error) {
+	// Before anything in the folder is read, or set aside because it cannot be.
+	if err := statefile.CheckFolder(o.StateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	kept := openKeeper(o.StateDir, o.ConfigDir, o.Log)
 	source, err := dir.New(dir.Options{Dir: o.ConfigDir, Remembered: kept.remembered(false), Log: o.Log})
 	if err != nil {

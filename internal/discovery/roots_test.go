@@ -3,6 +3,7 @@ package discovery
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -65,6 +66,25 @@ func TestTheTrustBundleIsWrittenWhenItChanges(t *testing.T) {
 	}
 	want := string(authority.State().RootsPEM())
 	wait.Until(t, "the file has both roots", func() bool { return p.root() == want })
+}
+
+// A state folder that is refused is left as it is: once its mode is mended, what was saved there is used.
+func TestARefusedStateFolderIsLeftAlone(t *testing.T) {
+	state := t.TempDir()
+	saved := filepath.Join(state, savedFile)
+	if err := os.WriteFile(saved, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(state, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	_, err := New(Options{ConfigDir: t.TempDir(), StateDir: state, Names: Names{Domain: "cluster.local", Namespace: "istio-system"}, Log: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), "mode 0777 lets others write it") {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Stat(saved); err != nil {
+		t.Error(err)
+	}
 }
 
 // Streams go on while the certificate of the secure port is replaced; new connections get the new one.

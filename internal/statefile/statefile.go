@@ -35,6 +35,7 @@ func CreateOnce(parent, name string, files map[string][]byte) error {
 	if err := CheckFolder(parent); err != nil {
 		return err
 	}
+	Sweep(parent, name)
 	temp, err := lockedTemp(parent, name)
 	if err != nil {
 		return fmt.Errorf("create state folder: %w", err)

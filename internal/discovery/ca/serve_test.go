@@ -194,7 +194,8 @@ func TestCertificateHasTheCallersIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	csr := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
-	chain, err := a.call(nil, a.token("shop", "alice", "", time.Now()), &securityv1.IstioCertificateRequest{Csr: string(csr)})
+	token := a.token("shop", "alice", "", time.Now())
+	chain, err := a.call(nil, token, &securityv1.IstioCertificateRequest{Csr: string(csr)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,6 +208,15 @@ func TestCertificateHasTheCallersIdentity(t *testing.T) {
 	}
 	if !pki.KeyMatches(key, leaf) {
 		t.Error("the certificate is for another key")
+	}
+	line := a.logs.String()
+	for _, want := range []string{`msg="certificate issued"`, "identity=spiffe://cluster.local/ns/shop/sa/alice", "serial=" + leaf.SerialNumber.String(), "until=" + leaf.NotAfter.Format(time.RFC3339)[:19]} {
+		if !strings.Contains(line, want) {
+			t.Errorf("the log lacks %s: %s", want, line)
+		}
+	}
+	if strings.Contains(line, token) || strings.Contains(line, "PRIVATE") || strings.Contains(line, string(csr)) {
+		t.Error("the log has a token, a key or the request")
 	}
 	if life := time.Until(leaf.NotAfter); life < 23*time.Hour || life > 24*time.Hour {
 		t.Errorf("lifetime %s", life)
