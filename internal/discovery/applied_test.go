@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
@@ -98,7 +100,7 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 // testLoop is a loop that no goroutine runs.
 func testLoop() *loop {
 	p := newPublished()
-	return &loop{graph: p.graph, model: p.model, store: config.NewStore(), views: p.publisher, applied: newChangeLog(), counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}}, triggers: triggers{}}
+	return &loop{graph: p.graph, model: p.model, store: config.NewStore(), views: p.publisher, applied: newChangeLog(), counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}}, triggers: triggers{}, onMesh: func(*meshv1.MeshConfig) {}}
 }
 
 // commit is loop.commit without its other effects.
