@@ -28,13 +28,15 @@ type modelClient struct {
 	unasked bool
 	// warming clusters wait for endpoints; active ones have had them.
 	warming, active map[string]bool
-	owed            []string // the nonces of the CDS responses to be acknowledged after warming
+	owed            []Request // the answers to CDS responses, given after warming
 	// bare are route configurations that wait for their virtual hosts.
 	bare map[string]bool
 	// refuses says why a response is refused, naming what it refuses; empty for not.
 	refuses func(Send) string
-	out     []Request
-	wrong   []string
+	// hasty: it says so at once, also of clusters while others warm.
+	hasty bool
+	out   []Request
+	wrong []string
 }
 
 func newModelClient(delta bool) *modelClient {
@@ -57,7 +59,11 @@ func (c *modelClient) reconnect(r *rand.Rand) {
 	c.out, c.owed, c.nonces = nil, nil, [numTypes]string{}
 	before := c.asked
 	c.asked = [numTypes]bool{}
-	c.unasked, c.blind = len(c.warming) > 0, !c.delta
+	c.unasked = len(c.warming) > 0
+	// Without a claim the server takes it for one that starts. What has gone wrong since a wait had reached its bound
+	// stays wrong.
+	c.blind = false
+	c.blind = !c.delta || c.unasked && before[LDS] && len(c.claims[LDS]) == 0 || len(c.broken()) > 0
 	for _, i := range r.Perm(int(numTypes)) {
 		if t := Type(i); before[t] && (t != CDS || !c.unasked) {
 			c.again(t)
@@ -87,8 +93,8 @@ func (c *modelClient) warmed() {
 	if !c.delta && len(c.owed) > 1 {
 		c.owed = c.owed[len(c.owed)-1:] // it answers the last one only
 	}
-	for _, nonce := range c.owed {
-		c.ask(CDS, Request{Nonce: nonce})
+	for _, answer := range c.owed {
+		c.ask(CDS, answer)
 	}
 	c.owed = nil
 }
@@ -129,10 +135,9 @@ func (c *modelClient) unsubscribe(t Type, name string) {
 
 func (c *modelClient) take(s Send) {
 	c.nonces[s.Type] = s.Nonce
-	if why := c.refuses(s); why != "" {
-		c.ask(s.Type, Request{Nonce: s.Nonce, Refused: true, Message: why})
-		return
-	}
+	// It takes the rest of a response that it refuses.
+	why := c.refuses(s)
+	refused, _, _ := strings.Cut(why, ":")
 	removed := s.Removed
 	if !c.delta && types[s.Type].wildcard {
 		for n := range c.have[s.Type] {
@@ -146,12 +151,18 @@ func (c *modelClient) take(s Send) {
 		c.remove(s.Type, n)
 	}
 	for _, r := range s.Upserts {
-		c.upsert(r)
+		if why == "" || r.Name != refused {
+			c.upsert(r)
+		} else if s.Type == EDS && c.warming[r.Name] {
+			delete(c.warming, r.Name) // it is in use without endpoints
+			c.active[r.Name] = true
+		}
 	}
-	if s.Type == CDS {
-		c.owed = append(c.owed, s.Nonce)
+	answer := Request{Nonce: s.Nonce, Refused: why != "", Message: why}
+	if s.Type == CDS && (why == "" || !c.hasty) {
+		c.owed = append(c.owed, answer)
 	} else {
-		c.ask(s.Type, Request{Nonce: s.Nonce})
+		c.ask(s.Type, answer)
 	}
 	c.warmed()
 }
@@ -207,7 +218,8 @@ func (c *modelClient) upsert(r *Resource) {
 }
 
 func (c *modelClient) remove(t Type, name string) {
-	if t == EDS && !c.warming[name] && c.inUse(name) {
+	// A name that it has no version of must be answered, too.
+	if t == EDS && c.claims[t][name] != "" && !c.warming[name] && c.inUse(name) {
 		c.fail("endpoints of cluster %s in use are removed", name)
 	}
 	if t == EDS && c.warming[name] {
@@ -260,11 +272,16 @@ func (c *modelClient) inUse(cluster string) bool {
 
 // check looks for routes in use to clusters that are not.
 func (c *modelClient) check(when string) {
-	for route, cluster := range c.targets() {
-		if !c.active[cluster] {
-			c.fail("%s: route %s leads to cluster %s, which is not active", when, route, cluster)
-		}
+	for route, cluster := range c.broken() {
+		c.fail("%s: route %s leads to cluster %s, which is not active", when, route, cluster)
 	}
+}
+
+// broken are the routes in use to clusters that are not, with these.
+func (c *modelClient) broken() map[string]string {
+	out := c.targets()
+	maps.DeleteFunc(out, func(_, cluster string) bool { return c.active[cluster] })
+	return out
 }
 
 // content is what a test resource was made from.

@@ -145,10 +145,21 @@ type flight struct {
 	received, slow bool
 	stuck          bool // that was reported
 	own            int  // bytes of it that are not shared with other streams
+	// covers is the response before it if the answer to this one was also for that.
+	covers *flight
 }
 
-// before is what the client had under a name, or nil.
+// before is what the client had under a name, or nil. If the response brings nothing else there, what counts is what it
+// had before those that were answered with it: it has not accepted them.
 func (f *flight) before(name string) *Resource {
+	old := f.beforeAlone(name)
+	if u := f.upsert(name); f.covers != nil && u != nil && old != nil && same(u, old) {
+		return f.covers.before(name)
+	}
+	return old
+}
+
+func (f *flight) beforeAlone(name string) *Resource {
 	if f.sotw && f.forced.has(name) || f.fresh.has(name) {
 		return nil // it did not subscribe to it
 	}
@@ -156,6 +167,14 @@ func (f *flight) before(name string) *Resource {
 		return r
 	}
 	return f.had.Get(name)
+}
+
+// upsert is the resource of that name in the response, or nil.
+func (f *flight) upsert(name string) *Resource {
+	if i, ok := slices.BinarySearchFunc(f.upserts, name, byName); ok {
+		return f.upserts[i]
+	}
+	return nil
 }
 
 // has says whether a name is in the response.

@@ -29,6 +29,7 @@ func (s *Sub) landed(c *typeState, f *flight) (from uint64) {
 	c.unanswered = slices.DeleteFunc(c.unanswered, func(o *flight) bool {
 		if !s.delta && o.seq < f.seq {
 			from = min(from, o.seq)
+			o.covers, f.covers = f.covers, o
 			return true
 		}
 		return o == f
@@ -101,6 +102,11 @@ func (c *typeState) setHave(have, view TypeView, f *flight, withheld map[string]
 		for _, n := range f.removed {
 			keep(n, nil) // it was told so, even if have holds it still
 		}
+		if f.sotw {
+			for _, n := range f.forced.besides(f.upserts) {
+				keep(n, nil) // it asked for that and was not sent it
+			}
+		}
 	}
 	c.have = have
 	c.own = c.own && have != view
@@ -110,12 +116,18 @@ func (c *typeState) setHave(have, view TypeView, f *flight, withheld map[string]
 }
 
 // keepOld notes that the client goes on with what it had before a response, because it refused a
-// resource of it.
-func (c *typeState) keepOld(f *flight, r *Resource) {
+// resource of it; false if a later response brings the same again, whose answer counts.
+func (c *typeState) keepOld(f *flight, r *Resource) bool {
 	old := f.before(r.Name)
+	again := false
 	for _, later := range append(slices.Clone(c.unanswered), c.flight) {
 		if later == nil || later.seq < f.seq {
 			continue
+		}
+		if u := later.upsert(r.Name); u != nil {
+			again = same(u, r)
+		} else if later.sotw || later.has(r.Name) {
+			again = false
 		}
 		if b := later.before(r.Name); b != nil && same(b, r) {
 			if later.hadKept == nil {
@@ -124,14 +136,18 @@ func (c *typeState) keepOld(f *flight, r *Resource) {
 			later.hadKept[r.Name] = old
 		}
 	}
+	if again {
+		return false
+	}
 	if now := c.get(r.Name); now == nil || !same(now, r) {
-		return // a later response has another version
+		return true // a later response has another version
 	}
 	if old != nil && same(old, r) {
-		return
+		return true
 	}
 	if c.kept == nil {
 		c.kept = map[string]*Resource{}
 	}
 	c.kept[r.Name], c.memo = old, computed{}
+	return true
 }

@@ -42,6 +42,8 @@ type typeRecord struct {
 	// earlier are the responses before the last one that are not answered either.
 	earlier []*flown
 	refused map[string]refusedVersion
+	// anew are the names that were asked for since the last response.
+	anew map[string]bool
 	// answered says that something was sent since the stream began.
 	answered bool
 	last     string // nonce
@@ -83,7 +85,7 @@ type refusedVersion struct {
 func newChecker(delta bool) *checker {
 	r := &checker{delta: delta, unsentEDS: map[string]string{}, nonces: map[string]bool{}, clusters: map[string]*sentCluster{}, known: map[string]*Resource{}}
 	for t := range numTypes {
-		r.records[t] = typeRecord{names: map[string]bool{}, has: map[string]string{}, refused: map[string]refusedVersion{}}
+		r.records[t] = typeRecord{names: map[string]bool{}, has: map[string]string{}, refused: map[string]refusedVersion{}, anew: map[string]bool{}}
 	}
 	return r
 }
@@ -160,7 +162,7 @@ func (r *checker) request(q Request) (effect *string) {
 		for n, v := range q.Initial.table() {
 			b.has[n] = v
 		}
-		early := q.Type == EDS && !r.records[CDS].asked || q.Type == RDS && !r.records[LDS].asked
+		early := q.Type == EDS && !r.records[CDS].asked || q.Type == RDS && !r.records[LDS].asked || q.Type == VHDS && !r.records[RDS].asked
 		if r.delta && (early || q.Initial.n > 0) && r.returned.IsZero() {
 			r.returned = r.now
 		}
@@ -171,10 +173,14 @@ func (r *checker) request(q Request) (effect *string) {
 	}
 	before := len(b.names)
 	defer func() { r.unasked = r.unasked && (q.Type != EDS || len(b.names) <= before) }()
+	old := maps.Clone(b.names)
 	if !r.delta {
 		clear(b.names)
 	}
 	for _, n := range q.Names.strings() {
+		if r.delta || !old[n] {
+			b.anew[n] = true
+		}
 		b.names[n] = true
 		if r.delta {
 			delete(b.refused, n) // it asks for it again
@@ -211,11 +217,31 @@ func (b *typeRecord) answers(nonce string) *flown {
 	return nil
 }
 
+// hadBefore is what a client had before a response, or, of what that brought unchanged, before those that are answered
+// together with it.
+func (b *typeRecord) hadBefore(f *flown) map[string]string {
+	had := maps.Clone(f.had)
+	for _, o := range slices.Backward(b.earlier) {
+		for _, u := range f.Upserts {
+			if number(o.Nonce) > number(f.Nonce) || had[u.Name] != u.Version {
+				continue
+			}
+			if had[u.Name] = o.had[u.Name]; had[u.Name] == "" {
+				delete(had, u.Name)
+			}
+		}
+	}
+	return had
+}
+
 // answer takes note of the answer to a response and returns which effect it must have at once.
 func (r *checker) answer(b *typeRecord, q Request, f *flown) *string {
 	kind := "Acked"
 	if q.Refused {
 		kind = "Nacked"
+	}
+	if !r.delta {
+		f.had = b.hadBefore(f)
 	}
 	for _, u := range f.Upserts {
 		if b.refused[u.Name].version == u.Version {
@@ -224,19 +250,29 @@ func (r *checker) answer(b *typeRecord, q Request, f *flown) *string {
 		if !q.Refused || !strings.HasPrefix(q.Message, u.Name+":") || f.had[u.Name] == u.Version && !r.delta {
 			continue // of what it has already, it may say what it likes
 		}
-		if v := r.view.Of(q.Type).Get(u.Name); v != nil && v.Version == u.Version {
-			b.refused[u.Name] = refusedVersion{u.Version, r.now, strings.Contains(q.Message, u.Name+": cannot bind")}
-		}
-		if q.Type == CDS && r.clusters[u.Name] != nil {
-			r.clusters[u.Name].given = true
-		}
+		again := false
 		for _, later := range append(slices.Clone(b.earlier), b.flight) {
-			if later != nil && later != f && later.had[u.Name] == u.Version {
+			if later == nil || number(later.Nonce) <= number(f.Nonce) {
+				continue
+			}
+			if later.had[u.Name] == u.Version {
 				delete(later.had, u.Name)
 				if old, ok := f.had[u.Name]; ok {
 					later.had[u.Name] = old
 				}
 			}
+			if i := slices.IndexFunc(later.Upserts, func(o *Resource) bool { return o.Name == u.Name }); i >= 0 || !r.delta || slices.Contains(later.Removed, u.Name) {
+				again = i >= 0 && later.Upserts[i].Version == u.Version
+			}
+		}
+		if again || b.anew[u.Name] {
+			continue // the answer to the later response counts
+		}
+		if v := r.view.Of(q.Type).Get(u.Name); v != nil && v.Version == u.Version {
+			b.refused[u.Name] = refusedVersion{u.Version, r.now, strings.Contains(q.Message, u.Name+": cannot bind")}
+		}
+		if q.Type == CDS && r.clusters[u.Name] != nil {
+			r.clusters[u.Name].given = true
 		}
 		if b.has[u.Name] == u.Version {
 			if old, ok := f.had[u.Name]; ok {
@@ -248,7 +284,7 @@ func (r *checker) answer(b *typeRecord, q Request, f *flown) *string {
 	}
 	passed := map[string]bool{f.Nonce: true}
 	b.earlier = slices.DeleteFunc(b.earlier, func(o *flown) bool {
-		passed[o.Nonce] = passed[o.Nonce] || !r.delta && o.at.Compare(f.at) <= 0
+		passed[o.Nonce] = passed[o.Nonce] || !r.delta && number(o.Nonce) < number(f.Nonce)
 		return passed[o.Nonce]
 	})
 	if b.flight == f {
@@ -299,6 +335,7 @@ func (r *checker) forget(q Request) {
 	for _, n := range q.Names.strings() {
 		if !claimed[n] {
 			maps.DeleteFunc(r.records[VHDS].has, func(host, _ string) bool { return routesOf(host) == n })
+			maps.DeleteFunc(r.records[VHDS].refused, func(host string, _ refusedVersion) bool { return routesOf(host) == n })
 		}
 	}
 }
@@ -365,6 +402,7 @@ func (r *checker) sent(e Send, complain func(string, ...any)) {
 	if e.Generation != r.view.Generation {
 		complain("generation %d sent, the view is of %d", e.Generation, r.view.Generation)
 	}
+	clear(b.anew)
 	fresh := r.upserts(e, complain)
 	gone := r.removals(e)
 	if len(gone) > 0 {
@@ -618,7 +656,7 @@ func (r *checker) applied(e Applied, complain func(string, ...any)) {
 	for t := range numTypes {
 		b := &r.records[t]
 		switch {
-		case !b.asked && (t == LDS || r.records[LDS].wildcard && r.view.Of(t).Len() > 0):
+		case !b.asked && (t == LDS || r.records[LDS].wildcard && r.target(t).Len() > 0):
 			complain("applied before %s was asked for", t)
 		case b.flight != nil:
 			complain("applied while %s %s is in flight", t, b.flight.Nonce)
@@ -665,7 +703,7 @@ func (r *checker) rest(complain func(string, ...any)) {
 	// What is kept back needs somebody to let it go: an answer, or a wake.
 	for t := range numTypes {
 		d := r.differences(t)
-		if len(r.records[LDS].refused)+len(r.records[RDS].refused) > 0 {
+		if len(r.records[LDS].refused)+len(r.records[RDS].refused)+len(r.records[VHDS].refused) > 0 {
 			// What the client goes on with in their place may need what is gone.
 			d = slices.DeleteFunc(d, func(n string) bool { return t != LDS && r.view.Of(t).Get(n) == nil })
 		}

@@ -64,10 +64,13 @@ func (s *Sub) nacked(c *typeState, r Request, f *flight) {
 	e.Again = len(named) > 0
 	for _, b := range named {
 		e.Names = append(e.Names, b.resource.Name)
-		if !f.changes(b.resource) {
+		if !f.changes(b.resource) && !s.awaited(b.resource) {
 			continue // it has accepted the very same before, and goes on with it
 		}
-		c.keepOld(f, b.resource)
+		if !c.keepOld(f, b.resource) || c.forced.has(b.resource.Name) {
+			e.Again = false
+			continue // it is tried again in any case
+		}
 		if now := s.wanted(r.Type).Get(b.resource.Name); now == nil || !same(now, b.resource) {
 			e.Again = false
 			continue // the view is another one by now
@@ -79,7 +82,7 @@ func (s *Sub) nacked(c *typeState, r Request, f *flight) {
 		}
 	}
 	for _, u := range f.upserts {
-		if len(c.refused) > len(named) && !slices.Contains(e.Names, u.Name) {
+		if c.refused[u.Name].version == u.Version && !slices.Contains(e.Names, u.Name) {
 			delete(c.refused, u.Name) // of several, Envoy names all that it refuses
 		}
 	}

@@ -82,6 +82,11 @@ func (s *Sub) assignmentsSent(f *flight) {
 	})
 }
 
+// awaited says whether a resource of a response that is answered now is an assignment which a cluster waited for.
+func (s *Sub) awaited(r *Resource) bool {
+	return r.Type == EDS && s.warming.awaits(r.Name)
+}
+
 // inUseNow forgets the clusters that the client uses.
 func (s *Sub) inUseNow() {
 	flight := s.states[EDS].flight != nil
@@ -287,9 +292,13 @@ func (s *Sub) heldByUnsent(r *Resource, up []*Resource) (blocked bool) {
 	return blocked
 }
 
-// namesMissing says whether a resource that is about to go names a cluster that the client has not.
+// namesMissing says whether a resource that is about to go names a cluster that the client has not, or of which that is
+// not known yet.
 func (s *Sub) namesMissing(r *Resource) bool {
 	c := &s.states[CDS]
+	if !c.asked && !s.single && s.now.Before(s.expected) {
+		return !r.refers.none()
+	}
 	return c.wildcard && slices.ContainsFunc(r.refers.names, func(n string) bool { return c.get(n) == nil })
 }
 

@@ -2,6 +2,7 @@ package xds
 
 import (
 	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -145,7 +146,7 @@ func (s *Sub) sendType(t Type) {
 		c.setHave(target, cur, nil, withheld)
 		return
 	}
-	f := &flight{sotw: !s.delta, generation: s.cur.Generation, since: s.now, had: c.have, hadKept: c.kept, gone: removed}
+	f := &flight{sotw: !s.delta, generation: s.cur.Generation, since: s.now, had: c.have, hadKept: maps.Clone(c.kept), gone: removed}
 	s.content(t, f, d, target, withheld)
 	if s.empty(c, f) || c.due && held && len(f.upserts) == 0 {
 		return // all of it waits
@@ -409,6 +410,7 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 				more = append(more, r)
 			} else if r := s.lookup(t, target, n); r != nil {
 				more = append(more, r)
+				delete(withheld, n)
 			} else {
 				f.removed = append(f.removed, n)
 			}

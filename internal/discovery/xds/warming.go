@@ -82,6 +82,16 @@ func (w *warmingClusters) sent(i int) {
 	w.owed--
 }
 
+// awaits says whether a cluster waits for the answer to its assignment of a name.
+func (w *warmingClusters) awaits(needs string) bool {
+	for i, r := range w.list {
+		if r.Needs == needs && w.state[i].is(assigned) {
+			return true
+		}
+	}
+	return false
+}
+
 // inUse says whether the client has taken a cluster into use when all answers have come but for one to
 // a response of assignments, if that is in flight.
 func (w *warmingClusters) inUse(i int, flight bool) bool {
