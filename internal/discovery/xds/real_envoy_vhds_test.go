@@ -276,3 +276,21 @@ func TestRealEnvoySwitchesBetweenWholeRoutesAndVirtualHosts(t *testing.T) {
 		})
 	}
 }
+
+// A domain moves to a virtual host from one that waits for a cluster: Envoy is sent the two together, and refuses nothing.
+func TestRealEnvoyTakesADomainThatMovesWhileItsClusterWarms(t *testing.T) {
+	r := newRig(t, "DELTA_GRPC", (&View{}).put(listener(t, "in", "80"), separateRoutes(t, "80"),
+		hostResource(t, answers("80/one", "one", "one.test", "moves.test")), hostResource(t, answers("80/two", "two", "two.test"))))
+	url := r.url("in")
+	r.expect(url, "moves.test", "one")
+	stop := hostStorm(url, "moves.test", "one", "two")
+	r.show(r.view.put(dnsCluster(t, "never", silentResolver(t)),
+		hostResource(t, forwards("80/one", "never", "one.test")), hostResource(t, answers("80/two", "two", "two.test", "moves.test"))))
+	r.expect(url, "moves.test", "two")
+	if sent, wrong := stop(); wrong != "" || sent == 0 {
+		t.Errorf("of %d requests one got %q", sent, wrong)
+	}
+	if s := r.server.Connections()[0].Types[VHDS]; s.Rejects > 0 {
+		t.Errorf("%d refusals: %+v", s.Rejects, s)
+	}
+}

@@ -53,6 +53,9 @@ func (s *Sub) acked(c *typeState, t Type, f *flight) {
 				delete(c.refused, u.Name)
 			}
 		}
+		if types[t].together {
+			c.forgiveTakers(f)
+		}
 	}
 	c.bisection.finished(c, f)
 	c.accepted = max(c.accepted, f.generation)

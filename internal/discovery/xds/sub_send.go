@@ -137,6 +137,12 @@ func (s *Sub) sendType(t Type) {
 	}
 	c.prune(d.Upserts)
 	withheld, held := s.withheld(t, d, target)
+	if types[t].together {
+		if stay := c.holdTogether(c.subscribed(d.Upserts), removed, withheld); len(stay) > 0 {
+			removed = slices.DeleteFunc(slices.Clone(removed), func(r *Resource) bool { return hasResource(stay, r.Name) })
+			target = target.and(stay)
+		}
+	}
 	if held && c.due && c.wildcard {
 		// Without a part of the first answer a client would believe that it has all there is.
 		return
