@@ -57,6 +57,7 @@ var layers = map[string]layer{
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
 	"internal/discovery/compile/route":     pure,
+	"internal/discovery/ca/rotation":       pure,
 	"internal/discovery/source/dir":        edge,
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge,
 	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,

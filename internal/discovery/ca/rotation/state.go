@@ -1,0 +1,178 @@
+// Package rotation decides how a CA moves from one root certificate to the next, so that no handshake fails meanwhile.
+//
+// A new root is first distributed to every workload, next to the one that signs. It signs once
+// every connected proxy has acknowledged it, or once all leaves have ended whose owners may not
+// have got it. The old root remains trusted until the last leaf that it has signed has ended.
+// Step is a function of the state, the reports of all instances of the control plane, and the time.
+// The state is stored, so that an instance that restarts continues where it was, and all
+// instances decide the same.
+package rotation
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Times and limits.
+const (
+	// Hold is how long all connected proxies must have acknowledged the new root before it signs. It
+	// covers proxies that connect again, such as after a restart of the control plane, and the time in
+	// which an agent gives the root to its Envoy.
+	Hold = time.Minute
+	// ReportTTL is the age at which an instance's report no longer counts: the instance has ended.
+	ReportTTL = 45 * time.Second
+	// forcedBefore is how long before the end of the signing root the new one signs in any case.
+	forcedBefore = time.Minute
+	// MaxTrusted is the maximum number of roots that are trusted at a time.
+	MaxTrusted = 8
+)
+
+// Root is a root certificate.
+type Root struct {
+	// ID is the SHA-256 of the certificate in hexadecimal.
+	ID        string    `json:"id"`
+	NotBefore time.Time `json:"notBefore"`
+	NotAfter  time.Time `json:"notAfter"`
+}
+
+// State is the state of the CA's roots. Values are not changed: methods return a new State.
+type State struct {
+	// Signer is the root that signs.
+	Signer Root `json:"signer"`
+	// LastLeaf is not before the end of any leaf that Signer has signed; zero if it has signed none.
+	LastLeaf time.Time `json:"lastLeaf,omitzero"`
+	// Next is the root that will sign; nil if no rotation is in progress.
+	Next *Next `json:"next,omitempty"`
+	// Retired are the roots that no longer sign and are still trusted, oldest first.
+	Retired []Retired `json:"retired,omitempty"`
+}
+
+// Next is a root that is being distributed.
+type Next struct {
+	Root
+	// Added is when the rotation began, and Why its reason.
+	Added time.Time `json:"added"`
+	Why   string    `json:"why"`
+	// Served is since when all instances distribute it; zero before.
+	Served time.Time `json:"served,omitzero"`
+	// Deadline is when the last leaf ends that was issued before Served. Whoever has a valid leaf then
+	// got it together with this root. It is zero before Served.
+	Deadline time.Time `json:"deadline,omitzero"`
+}
+
+// Retired is a root that has signed earlier.
+type Retired struct {
+	Root
+	// Until is when the last leaf ends that it has signed.
+	Until time.Time `json:"until"`
+}
+
+// Phase is a part of a rotation.
+type Phase string
+
+// The phases, in order. Stable follows Overlap.
+const (
+	// Stable means that one root signs, and it alone is trusted.
+	Stable Phase = "stable"
+	// Distributing means that a new root is trusted and does not sign yet.
+	Distributing Phase = "distributing"
+	// Overlap means that the new root signs, and an older one is still trusted.
+	Overlap Phase = "overlap"
+)
+
+// Phase returns the phase of the newest rotation.
+func (s State) Phase() Phase {
+	switch {
+	case s.Next != nil:
+		return Distributing
+	case len(s.Retired) > 0:
+		return Overlap
+	}
+	return Stable
+}
+
+// Trusted returns the roots to distribute: the one that signs first, then the next, then the retired
+// ones, oldest first.
+func (s State) Trusted() []Root {
+	out := []Root{s.Signer}
+	if s.Next != nil {
+		out = append(out, s.Next.Root)
+	}
+	for _, r := range s.Retired {
+		out = append(out, r.Root)
+	}
+	return out
+}
+
+// Serving returns the root that issues the certificates of the control plane's own servers: the oldest
+// that is trusted and valid at the time now. Agents verify these servers with a file, which may be
+// older than the rotation, so that such agents can connect as long as possible.
+func (s State) Serving(now time.Time) Root {
+	for _, r := range s.Retired {
+		if now.Before(r.NotAfter.Add(-forcedBefore)) {
+			return r.Root
+		}
+	}
+	return s.Signer
+}
+
+// ErrInProgress is the error of Begin during a rotation.
+var ErrInProgress = errors.New("a rotation of the root is in progress")
+
+// CanBegin returns why no rotation can begin, nil if one can.
+func (s State) CanBegin() error {
+	switch {
+	case s.Next != nil:
+		return fmt.Errorf("%w since %s: want it to end first", ErrInProgress, s.Next.Added.UTC().Format(time.RFC3339))
+	case len(s.Trusted()) >= MaxTrusted:
+		return fmt.Errorf("%d roots are trusted, the maximum: want the oldest to end first, at %s", len(s.Trusted()), s.firstEnd().UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// Begin returns the state in which a new root is distributed.
+func (s State) Begin(r Root, why string, now time.Time) (State, error) {
+	if err := s.CanBegin(); err != nil {
+		return s, err
+	}
+	if slices.ContainsFunc(s.Trusted(), func(old Root) bool { return old.ID == r.ID }) {
+		return s, fmt.Errorf("invalid root %.16s: want a new one", r.ID)
+	}
+	s.Next = &Next{Root: r, Added: now, Why: why}
+	return s, nil
+}
+
+// Signed returns the state after the root with an ID has signed a leaf that ends at until, and
+// whether it differs. The error says that the root is not trusted any more.
+func (s State) Signed(id string, until time.Time) (State, bool, error) {
+	if id == s.Signer.ID {
+		if !until.After(s.LastLeaf) {
+			return s, false, nil
+		}
+		s.LastLeaf = until
+		return s, true, nil
+	}
+	// An instance that has not seen yet that the root has retired.
+	i := slices.IndexFunc(s.Retired, func(r Retired) bool { return r.ID == id })
+	if i < 0 {
+		return s, false, fmt.Errorf("root %.16s does not sign any more", id)
+	}
+	if !until.After(s.Retired[i].Until) {
+		return s, false, nil
+	}
+	s.Retired = slices.Clone(s.Retired)
+	s.Retired[i].Until = until
+	return s, true, nil
+}
+
+func (s State) firstEnd() time.Time {
+	var first time.Time
+	for _, r := range s.Retired {
+		if first.IsZero() || r.Until.Before(first) {
+			first = r.Until
+		}
+	}
+	return first
+}

@@ -1,0 +1,192 @@
+package rotation
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Report is what one instance of the control plane says about itself and its proxies.
+type Report struct {
+	// Instance is unique among the instances that have run.
+	Instance string `json:"instance"`
+	// At is when the report was made.
+	At time.Time `json:"at"`
+	// Trusted are the IDs of the roots that it distributes.
+	Trusted []string `json:"trusted"`
+	// Connected is how many proxies are connected to it. Waiting is how many of them have not
+	// acknowledged Trusted, Names are some of these.
+	Connected int      `json:"connected"`
+	Waiting   int      `json:"waiting"`
+	Names     []string `json:"names,omitempty"`
+	// Clear is since when it distributes Trusted and Waiting is 0; zero if Waiting is not 0.
+	Clear time.Time `json:"clear,omitzero"`
+}
+
+// Facts are what Step depends on besides the state.
+type Facts struct {
+	Now time.Time
+	// Reports are those of all instances, this one's included. Old ones are ignored.
+	Reports []Report
+}
+
+// Policy says when a root is rotated.
+type Policy struct {
+	// Share is the share of a root's lifetime that is left when its rotation begins, 0–0.5.
+	Share float64
+	// Margin is how much of its lifetime must be left at least, for the rotation to be over before the
+	// root ends: the lifetime of several leaves. It does not make a root rotate in the first half of its lifetime.
+	Margin time.Duration
+	// Jitter delays the beginning by up to this.
+	Jitter time.Duration
+}
+
+// Due returns when the rotation of a root begins by itself.
+func (p Policy) Due(r Root) time.Time {
+	life := r.NotAfter.Sub(r.NotBefore)
+	left := max(time.Duration(p.Share*float64(life)), p.Margin)
+	due := r.NotAfter.Add(-min(left, life/2))
+	return due.Add(min(p.Jitter, left/10))
+}
+
+// Decision is what follows from a state besides the next state.
+type Decision struct {
+	// Begin says that a root is to be made, for Begin; Why is the reason.
+	Begin bool
+	Why   string
+	// Changes says in words what Step has changed.
+	Changes []string
+	// Next is when to call Step again if no report changes.
+	Next time.Time
+}
+
+// Step returns the state that follows at the time f.Now.
+func (s State) Step(p Policy, f Facts) (State, Decision) {
+	var d Decision
+	reports := fresh(f)
+	s, d.Changes = s.served(reports, f.Now)
+	if why := s.ready(reports, f.Now); why != "" {
+		d.Changes = append(d.Changes, fmt.Sprintf("root %.16s signs: %s", s.Next.ID, why))
+		s = s.promote(f.Now)
+	}
+	kept := s.Retired[:0:0]
+	for _, r := range s.Retired {
+		if f.Now.Before(r.Until) && f.Now.Before(r.NotAfter) {
+			kept = append(kept, r)
+		} else {
+			d.Changes = append(d.Changes, fmt.Sprintf("root %.16s is not trusted any more: the last leaf that it signed has ended", r.ID))
+		}
+	}
+	s.Retired = kept
+	if due := p.Due(s.Signer); !f.Now.Before(due) && s.CanBegin() == nil {
+		d.Begin, d.Why = true, fmt.Sprintf("root %.16s ends at %s", s.Signer.ID, s.Signer.NotAfter.UTC().Format(time.RFC3339))
+	}
+	d.Next = s.wake(p, reports, f.Now)
+	return s, d
+}
+
+// fresh returns the reports that count.
+func fresh(f Facts) []Report {
+	return slices.DeleteFunc(slices.Clone(f.Reports), func(r Report) bool { return f.Now.Sub(r.At) > ReportTTL })
+}
+
+// served notes that all instances distribute the next root.
+func (s State) served(reports []Report, now time.Time) (State, []string) {
+	if s.Next == nil || !s.Next.Served.IsZero() || !s.distributedByAll(reports) {
+		return s, nil
+	}
+	next := *s.Next
+	next.Served, next.Deadline = now, now
+	for _, end := range append(s.ends(), s.LastLeaf) {
+		if end.After(next.Deadline) {
+			next.Deadline = end
+		}
+	}
+	s.Next = &next
+	return s, []string{fmt.Sprintf("root %.16s is distributed by all %d instances", next.ID, len(reports))}
+}
+
+// ends are the ends of the last leaves of the retired roots.
+func (s State) ends() []time.Time {
+	var out []time.Time
+	for _, r := range s.Retired {
+		out = append(out, r.Until)
+	}
+	return out
+}
+
+func (s State) distributedByAll(reports []Report) bool {
+	return len(reports) > 0 && !slices.ContainsFunc(reports, func(r Report) bool { return !slices.Contains(r.Trusted, s.Next.ID) })
+}
+
+// ready returns why the next root can sign now, "" if it cannot.
+func (s State) ready(reports []Report, now time.Time) string {
+	switch {
+	case s.Next == nil || now.Before(s.Next.NotBefore):
+		return ""
+	case !now.Before(s.Signer.NotAfter.Add(-forcedBefore)):
+		return "the root before it ends"
+	case s.Next.Served.IsZero() || !s.distributedByAll(reports):
+		return ""
+	case !now.Before(s.Next.Deadline):
+		return "every leaf that was issued before it was distributed has ended"
+	}
+	if at, ok := s.acknowledged(reports); ok && !now.Before(at) {
+		return "every connected proxy has acknowledged it"
+	}
+	return ""
+}
+
+// acknowledged returns when the acknowledgements suffice, if they remain; false if one is missing.
+func (s State) acknowledged(reports []Report) (time.Time, bool) {
+	since := s.Next.Served
+	if since.IsZero() {
+		return time.Time{}, false
+	}
+	for _, r := range reports {
+		if r.Waiting > 0 || r.Clear.IsZero() {
+			return time.Time{}, false
+		}
+		if r.Clear.After(since) {
+			since = r.Clear
+		}
+	}
+	return since.Add(Hold), true
+}
+
+// promote makes the next root the one that signs.
+func (s State) promote(now time.Time) State {
+	old := Retired{Root: s.Signer, Until: now}
+	if s.LastLeaf.After(now) {
+		old.Until = s.LastLeaf
+	}
+	if old.Until.After(old.NotAfter) {
+		old.Until = old.NotAfter
+	}
+	s.Retired = append(slices.Clone(s.Retired), old)
+	s.Signer, s.LastLeaf, s.Next = s.Next.Root, time.Time{}, nil
+	return s
+}
+
+// wake returns when time alone changes something next.
+func (s State) wake(p Policy, reports []Report, now time.Time) time.Time {
+	times := []time.Time{s.Signer.NotAfter.Add(-forcedBefore)}
+	for _, r := range s.Retired {
+		times = append(times, r.Until, r.NotAfter)
+	}
+	if s.Next == nil {
+		times = append(times, p.Due(s.Signer))
+	} else {
+		times = append(times, s.Next.NotBefore, s.Next.Deadline)
+		if at, ok := s.acknowledged(reports); ok {
+			times = append(times, at)
+		}
+	}
+	var first time.Time
+	for _, t := range times {
+		if t.After(now) && (first.IsZero() || t.Before(first)) {
+			first = t
+		}
+	}
+	return first
+}
