@@ -14,8 +14,9 @@ type Report struct {
 	At time.Time `json:"at"`
 	// Trusted are the IDs of the roots that it distributes.
 	Trusted []string `json:"trusted"`
-	// Connected is how many proxies are connected to it. Waiting is how many of them have not
-	// acknowledged Trusted, Names are some of these.
+	// Connected is how many proxies are connected to it. Waiting is how many proxies have not
+	// acknowledged Trusted, of these and of those that have left since it distributes Trusted; Names
+	// are some of them.
 	Connected int      `json:"connected"`
 	Waiting   int      `json:"waiting"`
 	Names     []string `json:"names,omitempty"`

@@ -216,9 +216,9 @@ func TestServing(t *testing.T) {
 func TestEveryVerifierTrustsEveryLeaf(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	for run := range 60 {
+	for run := range 40 {
 		m := newModel(rand.New(rand.NewPCG(seed, uint64(run)))) // #nosec G404 -- a test
-		for range 400 {
+		for range 2500 {
 			m.event()
 			if err := m.check(); err != nil {
 				t.Fatalf("run %d: %v\n%s", run, err, strings.Join(m.log, "\n"))
@@ -236,8 +236,10 @@ type model struct {
 	now       time.Time
 	state     State
 	instances [2]struct {
-		seen  State
-		clear time.Time
+		seen   State
+		clear  time.Time
+		report Report
+		left   map[int]bool // left without an acknowledgement
 	}
 	agents    [5]agent
 	roots     int
@@ -256,12 +258,15 @@ type agent struct {
 	reconnect time.Time
 }
 
-const leafLife = 20 * time.Minute
+const leafLife = 6 * time.Minute
 
 func newModel(rnd *rand.Rand) *model {
-	m := &model{rnd: rnd, now: t0, state: State{Signer: root("r0", -time.Hour, 3*time.Hour)}}
+	m := &model{rnd: rnd, now: t0, state: State{Signer: root("r0", -time.Hour, time.Hour)}}
 	for i := range m.instances {
-		m.instances[i].seen, m.instances[i].clear = m.state, m.now
+		m.instances[i].seen, m.instances[i].clear, m.instances[i].left = m.state, m.now, map[int]bool{}
+	}
+	for i := range m.instances {
+		m.instances[i].report = m.report(i)
 	}
 	for i := range m.agents {
 		m.agents[i] = agent{instance: i % 2, pcds: i > 0 || rnd.IntN(2) == 0}
@@ -289,7 +294,7 @@ func (m *model) sign(a *agent, i int) {
 	if a.leafEnd.After(seen.Signer.NotAfter) {
 		a.leafEnd = seen.Signer.NotAfter
 	}
-	a.renew = m.now.Add(a.leafEnd.Sub(m.now) / 2)
+	a.renew = m.now.Add(time.Duration(m.rnd.Int64N(int64(a.leafEnd.Sub(m.now) / 2))))
 	var err error
 	if m.state, _, err = m.state.Signed(a.leafBy, a.leafEnd); err != nil {
 		panic(err)
@@ -301,21 +306,19 @@ func (m *model) sign(a *agent, i int) {
 func (m *model) step(i int) {
 	in := &m.instances[i]
 	if !reflect.DeepEqual(set(in.seen.Trusted()), set(m.state.Trusted())) {
-		in.clear = time.Time{}
+		in.clear, in.left = time.Time{}, map[int]bool{}
 	}
 	in.seen = m.state
 	m.pushed(i)
-	var reports []Report
-	for n := range m.instances {
-		reports = append(reports, m.report(n))
-	}
+	in.report = m.report(i)
+	reports := []Report{m.instances[0].report, m.instances[1].report}
 	var d Decision
 	was := len(m.state.Retired)
-	m.state, d = m.state.Step(Policy{Share: 0.2, Margin: time.Hour}, Facts{Now: m.now, Reports: reports})
+	m.state, d = m.state.Step(Policy{Share: 0.2, Margin: 20 * time.Minute}, Facts{Now: m.now, Reports: reports})
 	if d.Begin {
 		m.roots++
 		var err error
-		if m.state, err = m.state.Begin(root(fmt.Sprintf("r%d", m.roots), m.now.Sub(t0), m.now.Sub(t0)+4*time.Hour), d.Why, m.now); err != nil {
+		if m.state, err = m.state.Begin(root(fmt.Sprintf("r%d", m.roots), m.now.Sub(t0), m.now.Sub(t0)+time.Hour), d.Why, m.now); err != nil {
 			panic(err)
 		}
 		m.note("begin %s", m.state.Next.ID)
@@ -327,7 +330,7 @@ func (m *model) step(i int) {
 		m.rotations++
 	}
 	if !reflect.DeepEqual(set(in.seen.Trusted()), set(m.state.Trusted())) {
-		in.clear = time.Time{}
+		in.clear, in.left = time.Time{}, map[int]bool{}
 	}
 	in.seen = m.state
 }
@@ -354,8 +357,12 @@ func (m *model) report(i int) Report {
 	for id := range want {
 		r.Trusted = append(r.Trusted, id)
 	}
-	for _, a := range m.agents {
-		if a.instance == i && !reflect.DeepEqual(a.acked, want) {
+	for n, a := range m.agents {
+		acked := reflect.DeepEqual(a.acked, want)
+		switch {
+		case a.instance == i && acked:
+			delete(in.left, n)
+		case a.instance == i || in.left[n]:
 			r.Waiting++
 		}
 	}
@@ -370,22 +377,24 @@ func (m *model) report(i int) Report {
 }
 
 func (m *model) event() {
-	m.now = m.now.Add(time.Duration(m.rnd.Int64N(int64(5 * time.Second))))
-	if m.rnd.IntN(4) == 0 {
-		m.now = m.now.Add(time.Duration(m.rnd.Int64N(int64(5 * time.Minute))))
-	}
+	m.now = m.now.Add(time.Duration(m.rnd.Int64N(int64(10 * time.Second))))
 	m.due()
 	for i := range m.instances {
-		m.step(i)
+		if m.rnd.IntN(2) == 0 || m.now.Sub(m.instances[i].report.At) > ReportTTL/2 {
+			m.step(i)
+		}
 	}
-	if a := &m.agents[m.rnd.IntN(len(m.agents))]; m.rnd.IntN(5) == 0 && a.instance >= 0 {
+	n := m.rnd.IntN(len(m.agents))
+	if a := &m.agents[n]; m.rnd.IntN(5) == 0 && a.instance >= 0 {
+		if in := &m.instances[a.instance]; !reflect.DeepEqual(a.acked, set(in.seen.Trusted())) {
+			in.left[n] = true
+		}
 		a.instance, a.acked = -1, nil
-		a.reconnect = m.now.Add(time.Duration(m.rnd.Int64N(int64(Hold))))
+		a.reconnect = m.now.Add(time.Duration(m.rnd.Int64N(int64(Hold / 4))))
 	}
 }
 
-// due renews and reconnects what is due. Events are at most five minutes apart, and leaves are
-// renewed ten minutes before their end.
+// due renews and reconnects what is due.
 func (m *model) due() {
 	for n := range m.agents {
 		a := &m.agents[n]
