@@ -69,6 +69,9 @@ type Server struct {
 	refusals refusals
 	logLimit sharedLogLimit // of the log's lines about refused configuration
 	debug    Introspection
+	trust    trust
+	// firstTrust is closed by the first SetTrust.
+	firstTrust chan struct{}
 
 	drain    sync.Once
 	draining chan struct{} // closed when streams are to end
@@ -85,7 +88,7 @@ type Server struct {
 
 // New makes a server and registers its metrics; a nil reg registers none.
 func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server {
-	s := &Server{registry: registry, log: log, quota: newQuota(), draining: make(chan struct{}), conns: map[string]*connection{}, guards: map[net.Conn]*guard{}, warned: map[mesh.ProxyConfigFields]bool{}}
+	s := &Server{registry: registry, log: log, quota: newQuota(), firstTrust: make(chan struct{}), draining: make(chan struct{}), conns: map[string]*connection{}, guards: map[net.Conn]*guard{}, warned: map[mesh.ProxyConfigFields]bool{}}
 	s.metrics = newMetrics(s.count, s.countStuck)
 	if reg != nil {
 		reg.MustRegister(s.metrics.all()...)

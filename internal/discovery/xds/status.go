@@ -76,6 +76,7 @@ type TypeStatus struct {
 type connection struct {
 	mu     sync.Mutex
 	status Connection
+	trust  string // version of the trust bundle that the agent has acknowledged
 	guard  *guard // set before the connection is listed
 	// questions are asked on the stream's goroutine, until ended is closed.
 	questions chan func(*Sub)
@@ -244,6 +245,7 @@ func (s *Server) remove(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c.status.ID)
+	s.trustLeft(c)
 	close(c.ended)
 }
 

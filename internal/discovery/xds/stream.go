@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // stream is one proxy's connection: what its Sub says, done.
@@ -38,6 +40,7 @@ type stream struct {
 	pendingSince time.Time
 	unknownTypes map[string]bool // type URLs asked for that are not served
 	tables       uint64          // tables of names that were sent
+	trust        trustStream
 	// charged is what the account has been charged for what sub holds, in bytes.
 	charged  int
 	logLimit logLimit // of the log's lines about refused configuration
@@ -159,6 +162,8 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 			err = s.handle(m)
 		case <-s.moved:
 			err = s.update()
+		case <-s.trust.moved:
+			err = s.sendTrust()
 		case <-s.timer.C:
 			err = s.feed(nil)
 		case ask := <-s.conn.questions:
@@ -219,6 +224,12 @@ func (s *stream) handle(m incoming) error {
 	}
 	if m.url == nameTableURL {
 		if err := s.nameTable(m.req); err != nil {
+			return err
+		}
+		return s.account.charge(-m.cost)
+	}
+	if m.url == mesh.TrustBundleType {
+		if err := s.trustRequest(m.req); err != nil {
 			return err
 		}
 		return s.account.charge(-m.cost)
