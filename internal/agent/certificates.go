@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 
 	"github.com/pilothouse/pilothouse/internal/agent/identity"
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
+	"github.com/pilothouse/pilothouse/internal/agent/trust"
 	"github.com/pilothouse/pilothouse/internal/agent/upstream"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
@@ -25,6 +27,8 @@ type certificates struct {
 	tasks    []run.Task
 	// output writes the certificate to files; nil for none.
 	output *secret.Output
+	// trust has value with all trusted roots.
+	trust *trust.Store
 }
 
 // newCertificates opens the SDS socket. The first certificate is requested by the tasks: Envoy starts at the same time and waits
@@ -40,6 +44,12 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 	}
 	log = log.With("scope", "secret")
 	value := secret.NewValue()
+	roots := trust.New(trust.Options{
+		Source:         value,
+		AnswerVerified: plan.Mounted == nil && !slices.ContainsFunc(s.Upstream.CA, upstream.Plaintext),
+		BundleVerified: !upstream.Plaintext(s.Upstream.Discovery),
+	})
+	trusts := run.Task{Name: "trust", Run: roots.Run}
 	if !s.Certificates.Own {
 		if dir := s.Certificates.OutputDir; dir != "" {
 			return nil, fmt.Errorf("OUTPUT_CERTS: no certificate to write to %s, because the server at %s has it: unset the variable, or set WORKLOAD_IDENTITY_SOCKET_POLICY=ignore", dir, s.Paths.SDSSocket)
@@ -48,9 +58,9 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 		if err != nil {
 			return nil, err
 		}
-		return &certificates{plan: plan, value: value, sds: server, tasks: server.tasks}, nil
+		return &certificates{plan: plan, value: value, trust: roots, sds: server, tasks: append([]run.Task{trusts}, server.tasks...)}, nil
 	}
-	requests, err := newRequests(s, plan, value, log)
+	requests, err := newRequests(s, plan, value, roots, log)
 	if err != nil {
 		return nil, err
 	}
@@ -58,17 +68,17 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 	if len(plan.Later) > 0 {
 		renewal = secret.NewSources(value, later(plan), renewal, follower, log).Run
 	}
-	tasks := []run.Task{{Name: "certificate", Run: renewal}}
+	tasks := []run.Task{{Name: "certificate", Run: renewal}, trusts}
 	var output *secret.Output
 	if dir := s.Certificates.OutputDir; dir != "" {
-		output = secret.NewOutput(dir, s.Certificates.OutputMode, value, log)
+		output = secret.NewOutput(dir, s.Certificates.OutputMode, roots, log)
 		tasks = append(tasks, run.Task{Name: "certificate output", Run: output.Run})
 	}
-	server, err := newSDS(s, value, follower, log)
+	server, err := newSDS(s, roots, follower, log)
 	if err != nil {
 		return nil, err
 	}
-	return &certificates{plan: plan, value: value, requests: requests, sds: server, tasks: append(tasks, server.tasks...), output: output}, nil
+	return &certificates{plan: plan, value: value, trust: roots, requests: requests, sds: server, tasks: append(tasks, server.tasks...), output: output}, nil
 }
 
 // newRenewal returns the task that keeps value current: from the files of a mounted certificate, else from the CA.
@@ -107,10 +117,14 @@ func isFile(path string) bool {
 // newXDS opens the XDS socket.
 func newXDS(s *spec.Spec, c *certificates, log *slog.Logger) (*xdsproxy.Proxy, error) {
 	server, err := connectTo(s, c.value, newTokens(s), upstream.Options{
-		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, Headers: s.Upstream.DiscoveryHeaders,
+		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, Trust: c.trust.ControlPlane, Headers: s.Upstream.DiscoveryHeaders,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return xdsproxy.New(xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Observe: c.sds.pushed.Observe, Log: log.With("scope", "xdsproxy")})
+	o := xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Observe: c.sds.pushed.Observe, Log: log.With("scope", "xdsproxy")}
+	if s.Upstream.TrustBundle {
+		o.Trust = c.trust
+	}
+	return xdsproxy.New(o)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/identity"
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
+	"github.com/pilothouse/pilothouse/internal/agent/trust"
 	"github.com/pilothouse/pilothouse/internal/agent/upstream"
 )
 
@@ -38,7 +39,7 @@ func newTokens(s *spec.Spec) tokens {
 }
 
 // newRequests makes the parts. The keeper publishes into value.
-func newRequests(s *spec.Spec, plan identity.Plan, value *secret.Value, log *slog.Logger) (*requests, error) {
+func newRequests(s *spec.Spec, plan identity.Plan, value *secret.Value, roots *trust.Store, log *slog.Logger) (*requests, error) {
 	r := &requests{token: newTokens(s)}
 	if plan.Mounted != nil {
 		return r, nil
@@ -46,7 +47,7 @@ func newRequests(s *spec.Spec, plan identity.Plan, value *secret.Value, log *slo
 	var upstreams []secret.Upstream
 	for _, address := range s.Upstream.CA {
 		u, err := connectTo(s, value, r.token, upstream.Options{
-			Name: "CA", Address: address, RootFile: plan.CARoot, Headers: s.Upstream.CAHeaders, PlaintextToken: true,
+			Name: "CA", Address: address, RootFile: plan.CARoot, Trust: roots.ControlPlane, Headers: s.Upstream.CAHeaders, PlaintextToken: true,
 		})
 		if err != nil {
 			return nil, err

@@ -53,9 +53,9 @@ type sdsPart struct {
 	close  func() error
 }
 
-// newSDS opens the SDS socket. If value is nil, another server has the workload's secret, and the secrets of files
+// newSDS opens the SDS socket. If source is nil, another server has the workload's secret, and the secrets of files
 // are served at a socket of their own. [agent E17, S19]
-func newSDS(s *spec.Spec, value *secret.Value, follower *filewatch.Follower, log *slog.Logger) (sdsPart, error) {
+func newSDS(s *spec.Spec, source sds.Source, follower *filewatch.Follower, log *slog.Logger) (sdsPart, error) {
 	files := secret.NewNamed(secret.SystemBundles, follower, log)
 	pushed := sds.NewPushed(s.Envoy.Arguments.BootstrapYAML, customBootstrap(s))
 	o := s.SDS
@@ -64,10 +64,10 @@ func newSDS(s *spec.Spec, value *secret.Value, follower *filewatch.Follower, log
 		Files: files, Names: pushed, KeyProvider: (*sds.KeyProvider)(o.KeyProvider), Log: log.With("scope", "sds"),
 	}
 	tasks := []run.Task{{Name: "file secrets", Run: files.Run}}
-	if value == nil {
+	if source == nil {
 		c.Socket = s.Paths.FilesSocket
 	} else {
-		c.Source = value
+		c.Source = source
 		if o.CRL != "" {
 			crl := secret.NewCRL(o.CRL, follower, log)
 			c.Lists = crl

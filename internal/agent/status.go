@@ -103,5 +103,6 @@ func (p parts) detail() any {
 		"waiting": e.Goal.Waiting,
 	}
 	d["certificate"] = p.certificates.report(p.spec)
+	d["trusted_roots"] = p.certificates.trust.Roots()
 	return d
 }

@@ -68,7 +68,7 @@ var AgentProxy = Table{
 	{Env: []string{"ISTIO_CPU_LIMIT"}, Kind: Float, Max: 32767, Otherwise: "the control group's limit", Unit: "cores", Used: "internal/agent/spec",
 		Help: "number of Envoy's workers, rounded up, if neither --concurrency nor the configuration says it"},
 
-	// Discovery and the CA. [agent E4, E8, E11–E13, E18, E21, E32]
+	// Discovery and the CA. [agent E4, E8, E11–E13, E18, E19, E21, E32]
 	{Env: []string{"CA_ADDR"}, Kind: List, Otherwise: "discoveryAddress of the configuration", Unit: "list of host:port", Used: "internal/agent/secret",
 		Help: "addresses of the CA; the next one is asked if one does not answer"},
 	{Env: []string{"XDS_ROOT_CA"}, Kind: Text, Otherwise: "see docs/compatibility/agent/identity.md", Unit: "file", Used: "internal/agent/identity",
@@ -93,6 +93,8 @@ var AgentProxy = Table{
 		Help: "how long a connection is quiet before it is probed, at least 10s; 0: never"},
 	{Env: []string{"GRPC_KEEPALIVE_TIMEOUT"}, Kind: Duration, Default: "10s", Unit: "duration", Used: "internal/agent/upstream",
 		Help: "how long the answer to a probe may take"},
+	{Env: []string{"PROXY_CONFIG_XDS_AGENT"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/agent/trust",
+		Help: "ask discovery for the mesh's trust bundle, and trust it besides the roots of the CA's answer"},
 	{Env: []string{"ISTIO_META_CERT_SIGNER"}, Kind: Text, Unit: "name", Used: "internal/agent/secret",
 		Help: "signer that requests to the CA name"},
 
@@ -217,8 +219,6 @@ var AgentProxy = Table{
 		Help: "who issued the token"},
 	{Env: []string{"FILE_DEBOUNCE_DURATION"}, Kind: Text, Default: "100ms", Unit: "duration", NoEffect: "files are taken when they are whole",
 		Help: "how long a file must be quiet"},
-	{Env: []string{"PROXY_CONFIG_XDS_AGENT"}, Kind: Text, Default: "false", Unit: "switch", NoEffect: "trust bundles come with the certificate",
-		Help: "ask discovery for trust bundles"},
 	{Env: []string{"ENVOY_SECURE_METRICS_PORT"}, Kind: Text, Default: "0", Unit: "port", NoEffect: "there is no such listener",
 		Help: "port of metrics over mutual TLS"},
 	{Env: []string{"ENVOY_SECURE_MERGED_METRICS_PORT"}, Kind: Text, Default: "0", Unit: "port", NoEffect: "there is no such listener",

@@ -73,6 +73,7 @@ func (b *builder) upstream() Upstream {
 		CAHeaders:        headers(b.set.Prefixed("CA_HEADER_*")),
 		Keepalive:        b.set.Duration("GRPC_KEEPALIVE_INTERVAL"),
 		KeepaliveTimeout: b.set.Duration("GRPC_KEEPALIVE_TIMEOUT"),
+		TrustBundle:      b.set.Bool("PROXY_CONFIG_XDS_AGENT"),
 	}
 	if len(u.CA) == 0 {
 		u.CA = []string{discovery}

@@ -33,7 +33,7 @@ func TestDefaults(t *testing.T) {
 		Upstream: Upstream{
 			Discovery: "istiod.istio-system.svc:15012", CA: []string{"istiod.istio-system.svc:15012"}, CertProvider: "istiod", ClusterID: "Kubernetes",
 			TokenFile:        "./var/run/secrets/tokens/istio-token",
-			DiscoveryHeaders: map[string]string{}, CAHeaders: map[string]string{}, Keepalive: 30 * time.Second, KeepaliveTimeout: 10 * time.Second,
+			DiscoveryHeaders: map[string]string{}, CAHeaders: map[string]string{}, Keepalive: 30 * time.Second, KeepaliveTimeout: 10 * time.Second, TrustBundle: true,
 		},
 		Certificates: Certificates{TTL: 24 * time.Hour, RenewalRatio: 0.5, Jitter: 0.01, Key: pki.ECDSAP256, OutputMode: 0o600, Own: true, CopyDir: "./etc/istio/proxy", CopyOptional: true},
 		SDS:          SDS{Policy: PreferExternal, Mode: 0o666, UID: -1, GID: -1, Users: []uint32{0}, CRL: "./var/run/secrets/istio/crl/ca-crl.pem"},

@@ -148,6 +148,8 @@ type Upstream struct {
 	// Keepalive is how long a connection is idle before it is probed (0: never), KeepaliveTimeout
 	// how long the response may take.
 	Keepalive, KeepaliveTimeout time.Duration
+	// TrustBundle says that the mesh's trust bundle is requested of Discovery. [agent E19]
+	TrustBundle bool
 }
 
 // Certificates say how the workload's certificate is made and renewed. [agent E8, E10, E14, E15, E17]

@@ -99,6 +99,9 @@ func (o *Options) roots() (*x509.CertPool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the root certificate of the %s %s: %w", o.Name, o.RootFile, err)
 	}
+	if o.Trust != nil {
+		roots = o.Trust(roots)
+	}
 	return pki.Pool(roots), nil
 }
 

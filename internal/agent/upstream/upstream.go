@@ -11,6 +11,7 @@ package upstream
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"time"
@@ -37,6 +38,9 @@ type Options struct {
 	Address string
 	// RootFile is the file of PEM root certificates for the server's certificate, or SystemRoots.
 	RootFile string
+	// Trust, unless nil, returns the roots to use for a handshake, from those in RootFile: a mesh may have
+	// rotated its root since the file was written. It must allow concurrent calls.
+	Trust func(file []*x509.Certificate) []*x509.Certificate
 	// ServerName is the name to verify in the server's certificate; empty means the host of Address.
 	ServerName string
 	// Token returns the bearer token for one call; TokenFile and GCE make such functions. An error that wraps

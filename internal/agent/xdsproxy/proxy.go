@@ -3,7 +3,8 @@
 // Each stream that an Envoy opens on a Unix socket becomes one stream upstream; all share one
 // connection, which is dialled in the background, authenticated anew at each handshake and
 // kept alive. Messages pass as raw bytes in both directions, in both variants of the protocol;
-// requests are only counted, and checked for a NACK.
+// requests are only counted, and checked for a NACK. The trust bundle is requested by the agent itself, on the same
+// stream, and does not reach Envoy.
 // When the upstream stream ends, Envoy's ends with the same status, and Envoy reconnects.
 package xdsproxy
 
@@ -28,7 +29,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-// Config configures a Proxy. All fields but Observe are required.
+// Config configures a Proxy. All fields but Observe and Trust are required.
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
@@ -38,6 +39,8 @@ type Config struct {
 	// Observe, if not nil, reads each response before Envoy gets it, in the delta or the other variant. It must not
 	// keep the buffers. Any goroutine may call it.
 	Observe func(response mem.BufferSlice, delta bool)
+	// Trust gets the trust bundles of the control plane, from any goroutine. If it is nil, none is requested.
+	Trust Trust
 }
 
 // Upstream makes connections to the control plane; upstream.Server does. [agent S6, S8]
@@ -128,10 +131,11 @@ func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
 	}
 	ctx, cancel := context.WithCancel(down.Context())
 	defer cancel()
-	up, err := p.open(ctx, cancel, method)
+	opened, err := p.open(ctx, cancel, method)
 	if err != nil {
 		return err
 	}
+	up := &upstreamStream{ClientStream: opened, delta: delta}
 	p.stats.opened()
 	defer p.stats.closed()
 	p.relays.Add(1)
@@ -152,6 +156,12 @@ func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
 			}
 			return err
 		}
+		if taken, err := p.takeTrust(up, f.data); taken {
+			if err != nil {
+				return err
+			}
+			continue
+		}
 		p.stats.responses.Add(1)
 		if p.config.Observe != nil {
 			p.config.Observe(f.data, delta)
@@ -163,7 +173,7 @@ func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
 }
 
 // requests forwards Envoy's requests upstream until either stream ends.
-func (p *Proxy) requests(down grpc.ServerStream, up grpc.ClientStream, delta bool) {
+func (p *Proxy) requests(down grpc.ServerStream, up *upstreamStream, delta bool) {
 	for {
 		f := &frame{}
 		if err := down.RecvMsg(f); err != nil {
@@ -176,7 +186,7 @@ func (p *Proxy) requests(down grpc.ServerStream, up grpc.ClientStream, delta boo
 			p.stats.refused(n)
 			p.config.Log.Warn("Envoy rejected configuration", "type", n.Type, "message", n.Message)
 		}
-		if up.SendMsg(f) != nil {
+		if up.forward(f, p.config.Trust != nil) != nil {
 			// RecvMsg in relay returns the reason.
 			return
 		}

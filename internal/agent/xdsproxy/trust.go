@@ -1,0 +1,230 @@
+package xdsproxy
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// Trust gets the trust bundles of the control plane; trust.Store does. An error rejects the bundle.
+type Trust interface {
+	// SetBundle replaces the bundle: certificates in PEM, and the SHA-256s of those that are of the mesh's CA.
+	SetBundle(certificates, own []string) error
+}
+
+// listenerType is the type of the first request after which the trust bundle is requested. [agent X5]
+const listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
+
+// maxBundle is the maximum size of a response with a trust bundle in bytes.
+const maxBundle = 4 << 20
+
+// upstreamStream is a stream to the control plane, on which Envoy's requests and those of the agent are sent.
+type upstreamStream struct {
+	grpc.ClientStream
+	delta bool
+
+	mu        sync.Mutex // guards SendMsg
+	requested bool       // the trust bundle is requested
+}
+
+// forward sends a request of Envoy. After the first one for listeners it requests the trust bundle.
+func (u *upstreamStream) forward(f *frame, trust bool) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	first := trust && !u.requested && requestType(f.data, u.delta) == listenerType
+	if err := u.SendMsg(f); err != nil || !first {
+		return err
+	}
+	u.requested = true
+	return u.SendMsg(u.request(bundle{}, nil))
+}
+
+// answer acknowledges a response with a trust bundle, or rejects it if problem is not nil.
+func (u *upstreamStream) answer(b bundle, problem error) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.SendMsg(u.request(b, problem))
+}
+
+// bundle is a response with a trust bundle.
+type bundle struct {
+	version, nonce    string
+	certificates, own []string
+}
+
+// Field numbers of requests and responses, in addition to those of a NACK.
+const (
+	sotwVersion, sotwNonce = 1, 5
+	deltaNonce             = 6
+	responseVersion        = 1
+	responseResources      = 2
+	responseType           = 4
+	responseNonce          = 5
+	resourceBody           = 2 // of a delta Resource: the Any
+	anyValue               = 2
+	entryKey, entryValue   = 1, 2
+	statusCode             = 1
+	invalidArgument        = 3
+	maxProblem             = 1000 // bytes
+)
+
+// request encodes a request for the trust bundle, which acknowledges or rejects the response b if that has a nonce.
+func (u *upstreamStream) request(b bundle, problem error) *frame {
+	version, typ, nonce, detail := protowire.Number(sotwVersion), protowire.Number(sotwType), protowire.Number(sotwNonce), protowire.Number(sotwError)
+	if u.delta {
+		version, typ, nonce, detail = 0, deltaType, deltaNonce, deltaError
+	}
+	text := appendField(nil, typ, mesh.TrustBundleType)
+	if b.nonce != "" {
+		text = appendField(text, nonce, b.nonce)
+	}
+	if version != 0 && b.version != "" && problem == nil {
+		text = appendField(text, version, b.version)
+	}
+	if problem != nil {
+		status := protowire.AppendVarint(protowire.AppendTag(nil, statusCode, protowire.VarintType), invalidArgument)
+		reason := problem.Error()
+		status = appendField(status, statusMessage, strings.ToValidUTF8(reason[:min(len(reason), maxProblem)], ""))
+		text = appendField(text, detail, string(status))
+	}
+	return &frame{data: mem.BufferSlice{mem.SliceBuffer(text)}}
+}
+
+func appendField(b []byte, n protowire.Number, value string) []byte {
+	return protowire.AppendString(protowire.AppendTag(b, n, protowire.BytesType), value)
+}
+
+// takeTrust applies and answers a response with a trust bundle; false if it is another response.
+func (p *Proxy) takeTrust(up *upstreamStream, data mem.BufferSlice) (bool, error) {
+	if p.config.Trust == nil || topField(data, responseType, len(mesh.TrustBundleType)) != mesh.TrustBundleType {
+		return false, nil
+	}
+	if size := data.Len(); size > maxBundle {
+		return true, fmt.Errorf("trust bundle of %d bytes: want at most %d", size, maxBundle)
+	}
+	b, err := readBundle(data.Materialize(), up.delta)
+	if err == nil {
+		err = p.config.Trust.SetBundle(b.certificates, b.own)
+	}
+	if err != nil {
+		p.config.Log.Warn("trust bundle rejected", "reason", err, "version", b.version)
+	} else {
+		p.config.Log.Info("trust bundle received", "certificates", len(b.certificates), "version", b.version)
+	}
+	return true, up.answer(b, err)
+}
+
+// readBundle reads a response with a trust bundle. Version and nonce are set even if there is an error. [agent X5]
+func readBundle(text []byte, delta bool) (bundle, error) {
+	var b bundle
+	version, _ := field(text, responseVersion)
+	nonce, _ := field(text, responseNonce)
+	b.version, b.nonce = string(version), string(nonce)
+	resource, ok := field(text, responseResources)
+	if ok && delta {
+		resource, ok = field(resource, resourceBody)
+	}
+	if !ok {
+		return b, errors.New("trust bundle: the response has no resource")
+	}
+	config, _ := field(resource, anyValue)
+	err := eachField(config, func(n protowire.Number, value []byte) {
+		switch n {
+		case mesh.TrustBundleField:
+			b.certificates = append(b.certificates, string(value))
+		case mesh.ProxyMetadataField:
+			key, _ := field(value, entryKey)
+			if own, _ := field(value, entryValue); string(key) == mesh.CARootsKey && len(own) > 0 {
+				b.own = strings.Split(string(own), ",")
+			}
+		}
+	})
+	return b, err
+}
+
+// eachField calls f with each length-delimited field.
+func eachField(b []byte, f func(protowire.Number, []byte)) error {
+	for len(b) > 0 {
+		n, typ, size := protowire.ConsumeTag(b)
+		if size < 0 {
+			return fmt.Errorf("trust bundle: %w", protowire.ParseError(size))
+		}
+		b = b[size:]
+		if typ == protowire.BytesType {
+			value, size := protowire.ConsumeBytes(b)
+			if size < 0 {
+				return fmt.Errorf("trust bundle: %w", protowire.ParseError(size))
+			}
+			f(n, value)
+			b = b[size:]
+			continue
+		}
+		if size = protowire.ConsumeFieldValue(n, typ, b); size < 0 {
+			return fmt.Errorf("trust bundle: %w", protowire.ParseError(size))
+		}
+		b = b[size:]
+	}
+	return nil
+}
+
+// requestType returns the type of a request; empty if it is not the listeners'.
+func requestType(data mem.BufferSlice, delta bool) string {
+	if delta {
+		return topField(data, deltaType, len(listenerType))
+	}
+	return topField(data, sotwType, len(listenerType))
+}
+
+// topField returns the first length-delimited field with a number if it has the given length, without copying the
+// message: responses may have many megabytes.
+func topField(data mem.BufferSlice, number protowire.Number, length int) string {
+	r := data.Reader()
+	defer r.Close()
+	for r.Remaining() > 0 {
+		tag, err := binary.ReadUvarint(r)
+		if err != nil {
+			return ""
+		}
+		n, typ := protowire.DecodeTag(tag)
+		skip := uint64(0)
+		switch typ {
+		case protowire.VarintType:
+			if _, err := binary.ReadUvarint(r); err != nil {
+				return ""
+			}
+		case protowire.Fixed32Type:
+			skip = 4
+		case protowire.Fixed64Type:
+			skip = 8
+		case protowire.BytesType:
+			if skip, err = binary.ReadUvarint(r); err != nil || skip > uint64(r.Remaining()) {
+				return ""
+			}
+		default:
+			return ""
+		}
+		if n == number && typ == protowire.BytesType {
+			if skip != uint64(length) {
+				return ""
+			}
+			value := make([]byte, length)
+			if _, err := io.ReadFull(r, value); err != nil {
+				return ""
+			}
+			return string(value)
+		}
+		if _, err := r.Discard(int(skip)); err != nil {
+			return ""
+		}
+	}
+	return ""
+}
