@@ -19,9 +19,10 @@ const maxRoots = 64
 // Authority is what the CA signs with and what the mesh trusts: the current issuer and the trust
 // bundle. Both are replaced together while the CA serves. It is safe for concurrent use.
 type Authority struct {
-	mu      sync.Mutex // guards state and changed
+	mu      sync.Mutex // guards state, changed and issued
 	state   State
 	changed chan struct{}
+	issued  func(root *x509.Certificate, until time.Time) // nil for nothing
 
 	longest atomic.Int64 // lifetime of a certificate that was issued, in nanoseconds
 }
@@ -89,6 +90,23 @@ func (a *Authority) Watch() (State, <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.state, a.changed
+}
+
+// onIssue has f called with the root and the end of each workload's certificate before it is handed out.
+func (a *Authority) onIssue(f func(root *x509.Certificate, until time.Time)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.issued = f
+}
+
+// noteIssued calls the function of onIssue.
+func (a *Authority) noteIssued(root *x509.Certificate, until time.Time) {
+	a.mu.Lock()
+	f := a.issued
+	a.mu.Unlock()
+	if f != nil {
+		f(root, until)
+	}
 }
 
 // Replace replaces issuer and trust bundle together and tells all watchers. The issuer's root is always

@@ -77,13 +77,17 @@ func Open(o Options) (*Authority, *Directory, error) {
 func OpenRoot(stateDir, organization string, ttl time.Duration, kind pki.KeyKind) (*Authority, error) {
 	now := time.Now()
 	statefile.Sweep(stateDir, rootFolder)
+	dir, err := signerFolder(stateDir, now)
+	if err != nil {
+		return nil, err
+	}
 	// An empty folder is as good as none, such as one that was created to mount something there.
-	if entries, err := os.ReadDir(filepath.Join(stateDir, rootFolder)); os.IsNotExist(err) || err == nil && len(entries) == 0 {
+	if entries, err := os.ReadDir(dir); filepath.Base(dir) == rootFolder && (os.IsNotExist(err) || err == nil && len(entries) == 0) {
 		if err := createRoot(stateDir, organization, ttl, kind, now); err != nil {
 			return nil, err
 		}
 	}
-	return loadRoot(filepath.Join(stateDir, rootFolder), now)
+	return loadRoot(dir, now)
 }
 
 func createRoot(stateDir, organization string, ttl time.Duration, kind pki.KeyKind, now time.Time) error {
@@ -102,6 +106,15 @@ func createRoot(stateDir, organization string, ttl time.Duration, kind pki.KeyKi
 }
 
 func loadRoot(dir string, now time.Time) (*Authority, error) {
+	issuer, err := loadIssuer(dir, now)
+	if err != nil {
+		return nil, err
+	}
+	return NewAuthority(issuer)
+}
+
+// loadIssuer loads the self-signed root in a folder.
+func loadIssuer(dir string, now time.Time) (*policy.Issuer, error) {
 	certPath, keyPath := filepath.Join(dir, rootCert), filepath.Join(dir, rootKey)
 	text, err := statefile.ReadPublic(certPath)
 	if err != nil {
@@ -133,5 +146,5 @@ func loadRoot(dir string, now time.Time) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read root certificate %s: %w", certPath, err)
 	}
-	return NewAuthority(issuer)
+	return issuer, nil
 }

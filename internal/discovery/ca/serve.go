@@ -99,6 +99,7 @@ func (s *Server) issue(r policy.Request) ([]string, error) {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	s.authority.noteLifetime(cert.NotAfter.Sub(now))
+	s.authority.noteIssued(state.Issuer.Root(), cert.NotAfter)
 	s.log.Info("certificate issued", "identity", r.Caller, "serial", cert.SerialNumber, "until", cert.NotAfter, "root", pki.Fingerprint(state.Issuer.Root())[:16])
 	chain := []string{string(pki.EncodeCerts(cert))}
 	for _, c := range state.Issuer.Intermediates() {
