@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -97,6 +99,12 @@ func readOptions(v *settings.Values) discovery.Options {
 		HTTP:     discovery.HTTPOptions{OpenDebug: !v.Bool("ENABLE_DEBUG_ENDPOINT_AUTH"), Shutdown: v.Duration("shutdownDuration")},
 	}
 	o.Auth = readAuth(v)
+	o.CA.Rotation = discovery.Rotation{
+		Share: float64(v.Int("CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE")) / 100, Interval: v.Duration("CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL"),
+	}
+	if v.Bool("CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR") {
+		o.CA.Rotation.Jitter = time.Duration(rand.Float64() * float64(o.CA.Rotation.Interval)) // #nosec G404 -- only spreads load
+	}
 	o.Watchdog = v.Duration("watchdogTimeout")
 	o.Limits.Streams, o.Limits.StreamsPerSecond = v.Int("maxStreams"), v.Float("PILOT_MAX_REQUESTS_PER_SECOND")
 	o.Compile.NoSniffOutbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND")

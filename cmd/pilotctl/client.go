@@ -38,6 +38,9 @@ func fetch(ctx context.Context, base, page string, query url.Values, body []byte
 	if err != nil {
 		return nil, fmt.Errorf("request to pilot-discovery: %w", err)
 	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("request to pilot-discovery (is it running there? --discovery sets another address): %w", err)

@@ -39,6 +39,7 @@ func (s *Server) pages() []page {
 	list := []page{
 		{path: "adsz", help: "Connected proxies with their labels, localities and subscriptions (?proxyID=POD.NAMESPACE for one)", serve: s.adsz},
 		{path: "applied", help: "How many of the proxies that an object concerns have applied it (?kind=KIND&namespace=NAMESPACE&name=NAME, or POST a file)", serve: s.applied},
+		{path: "ca", help: "Roots of the mesh's CA, and how far a rotation is", serve: s.caStatus},
 		{path: "classz", help: "Classes of proxies, and the counters of the rules", serve: s.classz},
 		{path: "clusterz", help: "Clusters that objects are read from", serve: s.clusterz},
 		{path: "config_dump", help: "Configuration of a proxy as Envoy dumps its own (?proxyID=POD.NAMESPACE, &types=cds,eds)", serve: s.configDump},
@@ -106,6 +107,7 @@ func (s *Server) handleDebug(m *http.ServeMux) {
 		m.HandleFunc("GET /debug/"+p.path, s.guarded(p.serve))
 	}
 	m.HandleFunc("POST /debug/applied", s.guarded(s.applied))
+	m.HandleFunc("POST /debug/ca/rotate", s.guarded(s.caRotate))
 	index := s.guarded(func(w http.ResponseWriter, _ *http.Request) {
 		for _, p := range list {
 			if p.why == "" {

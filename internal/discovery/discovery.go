@@ -130,6 +130,7 @@ type CAOptions struct {
 	RootKey pki.KeyKind
 	// Off serves no certificates to workloads; Plaintext serves them on the plaintext port too.
 	Off, Plaintext bool
+	Rotation       Rotation
 	// ServingNames are further names or addresses in the certificate of the secure port.
 	ServingNames []string
 	// MinTLS is the minimum version of TLS, a constant of crypto/tls; 0 means 1.2.
@@ -158,16 +159,19 @@ type Server struct {
 	xds       *xds.Server
 	authority *ca.Authority
 	plugged   *ca.Directory // nil if no directory is followed
-	ca        *ca.Server
-	auth      *authn.Authenticator
-	issuers   *authn.Issuers
-	limiter   *authn.Limiter
-	serving   *ca.Serving
-	listeners listeners
-	metrics   *prometheus.Registry
-	started   time.Time
-	done      run.Cleanups
-	stopping  atomic.Bool
+	rotator   *ca.Rotator   // nil if a CA is plugged in
+	// servingAuthority issues the certificate of the secure port.
+	servingAuthority *ca.Authority
+	ca               *ca.Server
+	auth             *authn.Authenticator
+	issuers          *authn.Issuers
+	limiter          *authn.Limiter
+	serving          *ca.Serving
+	listeners        listeners
+	metrics          *prometheus.Registry
+	started          time.Time
+	done             run.Cleanups
+	stopping         atomic.Bool
 	// loopLimit is how long the loop may go on after the servers have stopped.
 	loopLimit time.Duration
 }
@@ -252,11 +256,14 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	s.loop.onMesh = func(m *meshv1.MeshConfig) { s.auth.SetTrustDomainAliases(m.GetTrustDomainAliases()) }
 	s.limiter = authn.NewLimiter(s.auth, o.Auth.CertificatesPerSecond, o.Log)
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
-	if s.serving, err = s.authority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)); err != nil {
-		return nil, err
-	}
 	s.xds = xds.New(s.loop, o.Log, s.metrics)
 	s.xds.Limit(o.Limits)
+	if err = s.openRotation(domain); err != nil {
+		return nil, err
+	}
+	if s.serving, err = s.servingAuthority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)); err != nil {
+		return nil, err
+	}
 	s.xds.Introspect(xds.Introspection{
 		Namespace: o.Names.Namespace, Open: o.HTTP.OpenDebug, Instance: o.instance(), View: s.connectionView, Page: s.debugPage,
 	})
@@ -440,6 +447,9 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		}},
 		run.Task{Name: "publish the roots", Run: s.publishNewRoots},
 		run.Task{Name: "fetch the keys of token issuers", Run: s.issuers.Run},
+		run.Task{Name: "distribute the roots", Run: s.distributeRoots},
+		run.Task{Name: "rotate the root", Run: s.rotateRoots},
+		run.Task{Name: "warn of the root's end", Run: s.warnOfTheEnd},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},

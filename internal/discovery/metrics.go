@@ -82,7 +82,11 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descInfo, 1, s.opts.Version)
 	gauge(descUptime, time.Since(s.started).Seconds())
-	for _, m := range slices.Concat(s.ca.Metrics(), s.plugged.Metrics()) {
+	metrics := slices.Concat(s.ca.Metrics(), s.plugged.Metrics())
+	if s.rotator != nil {
+		metrics = append(metrics, s.rotator.Metrics()...)
+	}
+	for _, m := range metrics {
 		d := prometheus.NewDesc(m.Name, m.Help, nil, nil)
 		if m.Counter {
 			counter(d, m.Value)

@@ -59,6 +59,9 @@ func OpenDirectory(path string, limits policy.Limits, log *slog.Logger) (*Direct
 	}
 }
 
+// Found reports whether a CA was in the directory when it was opened or since; d may be nil. Call it before Run.
+func (d *Directory) Found() bool { return d != nil && d.found }
+
 // read reads the files, nil if there are none.
 func (d *Directory) read() (*policy.Plugged, error) {
 	var out *policy.Plugged

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/x509"
@@ -62,7 +63,7 @@ type Rotator struct {
 	reports []rotation.Report
 	clear   time.Time
 	problem string
-	warned  time.Time
+	applied State // what the authority was given last
 }
 
 // loadedRoot is a root of the state folder. The issuer is nil if it cannot sign any more.
@@ -101,6 +102,7 @@ func OpenRotator(a *Authority, o RotatorOptions) (*Rotator, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.applied = first
 	if err := r.apply(s, now); err != nil {
 		return nil, err
 	}
@@ -165,6 +167,9 @@ func (r *Rotator) tell(err error) {
 // cycle reads the state, reports what this instance distributes, lets time and reports change the state, and applies it. It
 // returns whether the state has changed.
 func (r *Rotator) cycle(ctx context.Context) (changed bool, err error) {
+	if err := r.replaced(); err != nil {
+		return false, err
+	}
 	now := time.Now()
 	var next rotation.State
 	err = r.store.changeExisting(ctx, func(s rotation.State) (*rotation.State, error) {
@@ -205,7 +210,6 @@ func (r *Rotator) cycle(ctx context.Context) (changed bool, err error) {
 	if err := r.apply(next, now); err != nil {
 		return false, err
 	}
-	r.warn(next, now)
 	return changed, nil
 }
 
@@ -268,6 +272,9 @@ func (r *Rotator) rootKey() pki.KeyKind {
 
 // Rotate begins a rotation. The error wraps rotation.ErrInProgress if one is in progress.
 func (r *Rotator) Rotate(ctx context.Context) error {
+	if err := r.replaced(); err != nil {
+		return fmt.Errorf("rotate the root: %w", err)
+	}
 	err := r.store.changeExisting(ctx, func(s rotation.State) (*rotation.State, error) {
 		next, err := r.begin(s, "requested", time.Now())
 		if err != nil {
@@ -309,17 +316,36 @@ func (r *Rotator) apply(s rotation.State, now time.Time) error {
 	if serving == nil {
 		serving = signer
 	}
+	if err := r.replaced(); err != nil {
+		return err
+	}
 	r.options.Distribute(pki.Normalize(certs))
 	if err := errors.Join(r.serving.Replace(serving, certs), r.authority.Replace(signer, certs)); err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.applied = r.authority.State()
 	if !sameKeys(r.roots, loaded) {
 		r.clear = time.Time{}
 	}
 	r.state, r.roots = s, loaded
 	return nil
+}
+
+// errReplaced says that the self-signed root is not in use any more, or not alone.
+var errReplaced = errors.New("another CA is plugged in: its files decide about the roots")
+
+// replaced returns errReplaced if somebody else has changed the authority. The control plane's own certificates follow it then.
+func (r *Rotator) replaced() error {
+	now := r.authority.State()
+	r.mu.Lock()
+	applied := r.applied
+	r.mu.Unlock()
+	if now.Issuer == applied.Issuer && bytes.Equal(now.RootsPEM(), applied.RootsPEM()) {
+		return nil
+	}
+	return errors.Join(errReplaced, r.serving.Replace(now.Issuer, now.Roots))
 }
 
 func sameKeys(a, b map[string]*loadedRoot) bool {
@@ -410,20 +436,6 @@ func (r *Rotator) hasStored(s rotation.State) {
 			delete(r.issued, id)
 		}
 	}
-}
-
-// warn logs that the root should have been rotated, once in each interval.
-func (r *Rotator) warn(s rotation.State, now time.Time) {
-	if s.Phase() == rotation.Stable || now.Before(r.options.Policy.Due(s.Signer)) {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if now.Sub(r.warned) < r.options.Interval {
-		return
-	}
-	r.warned = now
-	r.options.Log.Warn("the root ends soon, and its rotation is in progress (pilotctl ca status says what it waits for)", "root", s.Signer.ID[:16], "until", s.Signer.NotAfter, "phase", s.Phase())
 }
 
 // removeFolders removes the folders of roots that the stored state s does not trust any more, with their

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -113,6 +114,9 @@ func within(issuer pki.Validity, ttl time.Duration, now time.Time) (pki.Validity
 
 // Lifetime is the default lifetime within the limits.
 func (lim Limits) Lifetime() time.Duration { return lifetime(0, lim) }
+
+// Longest is the longest lifetime of a workload's certificate.
+func (lim Limits) Longest() time.Duration { return lifetime(math.MaxInt64, lim) }
 
 func lifetime(requested time.Duration, lim Limits) time.Duration {
 	if lim.DefaultTTL <= 0 {

@@ -1,0 +1,147 @@
+package discovery
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
+	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/internal/pki"
+)
+
+// Rotation says when the self-signed root is rotated by itself. [control-plane 1.2.14]
+type Rotation struct {
+	// Share is the share of the root's lifetime that is left when its rotation begins, 0–0.5.
+	Share float64
+	// Interval is how often it is checked whether a root ends.
+	Interval time.Duration
+	// Jitter is the longest delay of the beginning.
+	Jitter time.Duration
+}
+
+// leavesInMargin is how many lifetimes of a leaf are left of a root at least when its rotation begins: one
+// until it signs, one until its last leaf has ended, and one more.
+const leavesInMargin = 3
+
+// openRotation continues the rotation of the self-signed root; nothing is rotated if a CA is plugged in.
+func (s *Server) openRotation(domain string) (err error) {
+	s.servingAuthority = s.authority
+	if s.plugged.Found() {
+		return nil
+	}
+	o := s.opts.CA
+	s.rotator, err = ca.OpenRotator(s.authority, ca.RotatorOptions{
+		StateDir: s.opts.StateDir, Organization: domain, RootTTL: o.RootTTL, RootKey: o.RootKey, MaxTTL: o.Limits.Longest(),
+		Policy:     rotation.Policy{Share: o.Rotation.Share, Margin: leavesInMargin * o.Limits.Lifetime(), Jitter: o.Rotation.Jitter},
+		Interval:   o.Rotation.Interval,
+		Distribute: s.distribute, Proxies: s.proxiesTrust, Log: s.opts.Log.With("scope", "ca"),
+	})
+	if err == nil {
+		s.servingAuthority = s.rotator.ServingAuthority()
+	}
+	return err
+}
+
+// proxiesTrust returns how many proxies are connected, and which have not acknowledged the trust bundle.
+func (s *Server) proxiesTrust() (connected int, waiting []string) {
+	t := s.xds.Trust()
+	return t.Connected, t.Waiting
+}
+
+// distribute has the agents trust the roots of the mesh's CA. What is distributed already is not sent again.
+func (s *Server) distribute(roots []*x509.Certificate) {
+	var b xds.TrustBundle
+	for _, c := range roots {
+		b.Certificates = append(b.Certificates, string(pki.EncodeCerts(c)))
+		b.CARoots = append(b.CARoots, pki.Fingerprint(c))
+	}
+	if err := s.xds.SetTrust(b); err != nil {
+		s.opts.Log.Error("the trust bundle is not distributed", "error", err)
+	}
+}
+
+// distributeRoots distributes the authority's trust bundle whenever it changes, until ctx ends.
+func (s *Server) distributeRoots(ctx context.Context) error {
+	for {
+		state, changed := s.authority.Watch()
+		s.distribute(state.Roots)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// rotateRoots runs the rotation, and warns before the CA's certificates end, until ctx ends.
+func (s *Server) rotateRoots(ctx context.Context) error {
+	if s.rotator != nil {
+		return s.rotator.Run(ctx)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// warnOfTheEnd logs in each interval that the CA's certificate ends, from when a rotation should have begun on.
+func (s *Server) warnOfTheEnd(ctx context.Context) error {
+	tick := time.NewTicker(max(s.opts.CA.Rotation.Interval, time.Minute))
+	defer tick.Stop()
+	for {
+		term := s.authority.State().Issuer.Validity()
+		due := rotation.Policy{Share: s.opts.CA.Rotation.Share, Margin: leavesInMargin * s.opts.CA.Limits.Lifetime()}.Due(rotation.Root{NotBefore: term.NotBefore, NotAfter: term.NotAfter})
+		if left := time.Until(term.NotAfter); !time.Now().Before(due.Add(s.opts.CA.Rotation.Jitter)) {
+			remedy := "pilotctl ca status says what its rotation waits for"
+			if s.rotator == nil {
+				remedy = "plug in another one, with the old root in root-cert.pem"
+			}
+			s.opts.Log.Warn("the CA's certificate ends", "until", term.NotAfter, "left", left.Round(time.Minute), "remedy", remedy)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// errPlugged is the answer of the pages about a CA that is plugged in.
+var errPlugged = errors.New("the CA is plugged in from files: replace them to rotate it")
+
+// caStatus writes the state of the roots.
+func (s *Server) caStatus(w http.ResponseWriter, _ *http.Request) {
+	if s.rotator == nil {
+		http.Error(w, errPlugged.Error(), http.StatusNotImplemented)
+		return
+	}
+	writeJSON(w, s.rotator.Status())
+}
+
+// jsonType is the content type of a request that changes something. A page of another origin cannot send it.
+const jsonType = "application/json"
+
+// caRotate begins a rotation of the root.
+func (s *Server) caRotate(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case s.rotator == nil:
+		http.Error(w, errPlugged.Error(), http.StatusNotImplemented)
+		return
+	case r.Header.Get("Content-Type") != jsonType:
+		http.Error(w, fmt.Sprintf("invalid Content-Type: want %s", jsonType), http.StatusUnsupportedMediaType)
+		return
+	}
+	if err := s.rotator.Rotate(r.Context()); err != nil {
+		code := http.StatusInternalServerError
+		if errors.Is(err, rotation.ErrInProgress) {
+			code = http.StatusConflict
+		}
+		http.Error(w, err.Error(), code)
+		return
+	}
+	s.opts.Log.Info("rotation of the root requested", "by", r.RemoteAddr)
+	writeJSON(w, s.rotator.Status())
+}
