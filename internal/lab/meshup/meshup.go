@@ -49,6 +49,8 @@ type Options struct {
 	ProxyConfig string
 	// AgentEnv is appended to every agent's environment, KEY=value.
 	AgentEnv []string
+	// PodEnv is appended to the environment of the agents of single Pods, by the key name.namespace.
+	PodEnv map[string][]string
 	// CaptureArgs are appended to the flags of every Pod's istio-iptables.
 	CaptureArgs []string
 	// DiscoveryArgs are appended to pilot-discovery's flags.

@@ -160,14 +160,14 @@ func (p *Pod) agentEnv() ([]string, error) {
 		"concurrency: 2",
 		p.mesh.o.ProxyConfig,
 	}, "\n")
-	return append([]string{
+	return slices.Concat([]string{
 		"PATH=/usr/bin:/bin", "HOME=" + p.Dir,
 		"POD_NAME=" + p.Spec.Name, "POD_NAMESPACE=" + p.Spec.Namespace, "INSTANCE_IP=" + p.Spec.IP.String(),
 		"SERVICE_ACCOUNT=" + p.Spec.ServiceAccount, "HOST_IP=" + p.mesh.host().String(),
 		"ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_INTERCEPTION_MODE=REDIRECT",
 		"ISTIO_META_WORKLOAD_NAME=" + p.Spec.app(), "ISTIO_METAJSON_LABELS=" + string(labels),
 		"PROXY_CONFIG=" + config,
-	}, p.mesh.o.AgentEnv...), nil
+	}, p.mesh.o.AgentEnv, p.mesh.o.PodEnv[p.Spec.Key()]), nil
 }
 
 // StartAgent starts pilot-agent, which starts Envoy, and waits until both are ready.
