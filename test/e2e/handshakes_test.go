@@ -11,7 +11,7 @@ import (
 )
 
 // pace is the interval between two requests of one Pod.
-const pace = 20 * time.Millisecond
+const pace = 50 * time.Millisecond
 
 // handshakes is load on a mesh of which each request needs a TLS handshake: the mesh of testdata/rotation, whose Pods
 // call one another. A failed handshake is a failed request, since nothing is retried.
