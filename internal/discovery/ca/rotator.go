@@ -55,6 +55,8 @@ type Rotator struct {
 	store     *rotationStore
 	wake      chan struct{}
 
+	cycling sync.Mutex // held by cycle, so that states are applied in order
+
 	mu      sync.Mutex // guards what follows
 	state   rotation.State
 	roots   map[string]*loadedRoot // trusted roots by ID
@@ -167,6 +169,8 @@ func (r *Rotator) tell(err error) {
 // cycle reads the state, reports what this instance distributes, lets time and reports change the state, and applies it. It
 // returns whether the state has changed.
 func (r *Rotator) cycle(ctx context.Context) (changed bool, err error) {
+	r.cycling.Lock()
+	defer r.cycling.Unlock()
 	if err := r.replaced(); err != nil {
 		return false, err
 	}
@@ -270,7 +274,7 @@ func (r *Rotator) rootKey() pki.KeyKind {
 	return r.options.RootKey
 }
 
-// Rotate begins a rotation. The error wraps rotation.ErrInProgress if one is in progress.
+// Rotate begins a rotation, which Status has when it returns. The error wraps rotation.ErrInProgress if one is in progress.
 func (r *Rotator) Rotate(ctx context.Context) error {
 	if err := r.replaced(); err != nil {
 		return fmt.Errorf("rotate the root: %w", err)
@@ -284,6 +288,9 @@ func (r *Rotator) Rotate(ctx context.Context) error {
 	})
 	if err != nil {
 		return fmt.Errorf("rotate the root: %w", err)
+	}
+	if _, err = r.cycle(ctx); err != nil { // for Status to have it
+		r.tell(err)
 	}
 	select {
 	case r.wake <- struct{}{}:

@@ -121,6 +121,7 @@ var workload = mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", Se
 type anybody struct{}
 
 func (anybody) Authenticate(context.Context) (mesh.Identity, error) { return workload, nil }
+func (anybody) TrustDomains() []string                              { return []string{workload.TrustDomain} }
 
 // expect checks the phase, the number of trusted roots everywhere, and who signs and serves.
 func (in *instance) expect(when string, phase rotation.Phase, roots int, signer, serving string) {
@@ -166,6 +167,9 @@ func TestRotation(t *testing.T) {
 		in.setWaiting("a", "b")
 		if err := in.Rotate(t.Context()); err != nil {
 			t.Fatal(err)
+		}
+		if in.next() == "" {
+			t.Error("the status does not have the rotation that was requested")
 		}
 		if err := in.Rotate(t.Context()); !errors.Is(err, rotation.ErrInProgress) {
 			t.Errorf("a second request: %v", err)
