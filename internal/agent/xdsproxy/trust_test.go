@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
-	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
+	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/agent/upstream"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -49,7 +49,7 @@ func (b *bundler) noted() []string {
 
 // config is the n-th bundle. Its field proxy_metadata comes before ca_certificates_pem on the wire, among others.
 func (b *bundler) config(n int) *anypb.Any {
-	m := &meshv1alpha1.ProxyConfig{BinaryPath: "x", StatNameLength: 7, CaCertificatesPem: b.bundles[n],
+	m := &meshv1.ProxyConfig{BinaryPath: "x", StatNameLength: 7, CaCertificatesPem: b.bundles[n],
 		ProxyMetadata: map[string]string{"A": "b", mesh.CARootsKey: "one,two"}}
 	text, err := proto.Marshal(m)
 	if err != nil {

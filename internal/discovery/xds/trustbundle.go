@@ -11,7 +11,7 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/types/known/anypb"
-	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
+	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -57,7 +57,7 @@ type trustVersion struct {
 // SetTrust replaces the trust bundle, and has it sent to all agents that have subscribed to it. Nothing
 // happens if it is the same. Until the first call, no agent is sent one. [control-plane 1.6.7]
 func (s *Server) SetTrust(b TrustBundle) error {
-	m := &meshv1alpha1.ProxyConfig{CaCertificatesPem: b.Certificates, ProxyMetadata: map[string]string{mesh.CARootsKey: strings.Join(b.CARoots, ",")}}
+	m := &meshv1.ProxyConfig{CaCertificatesPem: b.Certificates, ProxyMetadata: map[string]string{mesh.CARootsKey: strings.Join(b.CARoots, ",")}}
 	text, err := marshal.Append(nil, m)
 	if err != nil {
 		return fmt.Errorf("encode the trust bundle: %w", err)

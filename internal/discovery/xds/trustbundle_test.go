@@ -9,7 +9,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
-	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
+	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/wait"
@@ -29,7 +29,7 @@ func setTrust(t *testing.T, s *Server, names ...string) {
 // hasBundle checks what Istio's agent makes of a response: its first resource is a ProxyConfig.
 func hasBundle(t *testing.T, resource *anypb.Any, names ...string) {
 	t.Helper()
-	var m meshv1alpha1.ProxyConfig
+	var m meshv1.ProxyConfig
 	if err := resource.UnmarshalTo(&m); err != nil {
 		t.Fatal(err)
 	}
