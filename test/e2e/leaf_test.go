@@ -51,8 +51,8 @@ func newestCertificate(ctx context.Context, p *meshup.Pod) (time.Time, error) {
 	return newest, nil
 }
 
-// handshakes counts the TLS handshakes of all Envoys, on both sides.
-func handshakes(t testing.TB, m *meshup.Mesh) (n int64) {
+// handshakesOf counts the TLS handshakes of all Envoys, on both sides.
+func handshakesOf(t testing.TB, m *meshup.Mesh) (n int64) {
 	t.Helper()
 	for _, p := range m.Pods() {
 		stats, err := p.Stats(t.Context(), `ssl\.handshake$`)
@@ -82,7 +82,7 @@ func servedByEchoes(t testing.TB, m *meshup.Mesh) (n int64) {
 // rotateLeaves waits until each Envoy has used so many new certificates, under load.
 func rotateLeaves(t testing.TB, m *meshup.Mesh, times int) load.Result {
 	t.Helper()
-	served, shaken := servedByEchoes(t, m), handshakes(t, m)
+	served, shaken := servedByEchoes(t, m), handshakesOf(t, m)
 	before, err := m.ErrorStats(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +128,7 @@ func rotateLeaves(t testing.TB, m *meshup.Mesh, times int) load.Result {
 	if n := servedByEchoes(t, m) - served; n != r.Sent {
 		t.Errorf("%d requests sent, %d served", r.Sent, n)
 	}
-	n := handshakes(t, m) - shaken
+	n := handshakesOf(t, m) - shaken
 	if n < int64(times) {
 		t.Errorf("%d TLS handshakes, fewer than certificates", n)
 	}
