@@ -215,7 +215,10 @@ func (q *inbound) readInitial(v []byte) error {
 	if n < 0 {
 		return malformed("decode initial resource version: %v", protowire.ParseError(n))
 	}
-	q.req.Initial.count(name, version)
+	q.req.Initial.count(v, name, version)
+	if isShort(v, name, version) && len(version) <= maxVersion && utf8.Valid(v) {
+		return nil // what is between the two is ASCII, so that each is valid, too
+	}
 	if err := checkText("resource name", name, maxName); err != nil {
 		return err
 	}

@@ -162,12 +162,12 @@ func TestClaimsOfWholeLayersAreShared(t *testing.T) {
 	for r := range cur.All() {
 		all[r.Name] = r.Version
 	}
-	if have, size := alone.initialState(versionsOf(all), cur, true); have != cur || size != 0 {
+	if have, size, _ := alone.initialState(versionsOf(all), cur, true); have != cur || size != 0 {
 		t.Errorf("a client that has everything holds %d resources in %d bytes", len(have.parts[unlayered].all()), size)
 	}
 	one := cur.lists()[1][0]
 	all[one.Name], all["no such"] = "older", "v"
-	have, size := alone.initialState(versionsOf(all), cur, true)
+	have, size, _ := alone.initialState(versionsOf(all), cur, true)
 	if have.parts[0] != cur.parts[0] || have.parts[1] == cur.parts[1] || have.parts[2] != cur.parts[2] || size == 0 {
 		t.Error("only the layer with another version is the client's own")
 	}
@@ -175,10 +175,10 @@ func TestClaimsOfWholeLayersAreShared(t *testing.T) {
 	if up := resourcesOf(d.Upserts); !slices.Equal(up, resourcesOf([]*Resource{one})) || len(d.Removed) != 1 || d.Removed[0].Name != "no such" {
 		t.Errorf("upserts %v, removed %v", up, resourcesOf(d.Removed))
 	}
-	if have, size := alone.initialState(versionsOf(all), cur, false); have.Len() != len(all) || have.parts[0] == cur.parts[0] || size == 0 {
+	if have, size, _ := alone.initialState(versionsOf(all), cur, false); have.Len() != len(all) || have.parts[0] == cur.parts[0] || size == 0 {
 		t.Errorf("of claims that do not count %d are kept, want %d", have.Len(), len(all))
 	}
-	if have, _ := alone.initialState(versionList{}, cur, true); have != (TypeView{}) {
+	if have, _, _ := alone.initialState(versionList{}, cur, true); have != (TypeView{}) {
 		t.Error("a client without claims has something")
 	}
 }

@@ -3,6 +3,8 @@ package xds
 import (
 	"maps"
 	"slices"
+	"strings"
+	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -35,7 +37,7 @@ func (l *versionList) add(name, version string) {
 	entry = protowire.AppendString(entry, version)
 	l.wire = protowire.AppendTag(l.wire, l.field, protowire.BytesType)
 	l.wire = protowire.AppendBytes(l.wire, entry)
-	l.count([]byte(name), []byte(version))
+	l.count(entry, []byte(name), []byte(version))
 }
 
 // table is the versions by name.
@@ -48,4 +50,25 @@ func (l versionList) table() map[string]string {
 		out[string(n)] = string(v)
 	}
 	return out
+}
+
+// The hash of a claim is the same however it is encoded.
+func TestHashOfAClaimIsThatOfItsContent(t *testing.T) {
+	long := strings.Repeat("n", 200)
+	for _, c := range [][2]string{{"", ""}, {"a", "1"}, {"a", ""}, {"", "1"}, {long, "1"}, {"a", long}, {long[:127], long[:127]}, {"a\x12\x011", "1"}} {
+		name, version := protowire.AppendString([]byte{1<<3 | 2}, c[0]), protowire.AppendString([]byte{2<<3 | 2}, c[1])
+		for _, entry := range [][]byte{
+			slices.Concat(name, version), slices.Concat(version, name), slices.Concat(name, name, version), slices.Concat([]byte{1<<3 | 2, 0}, name, version),
+			slices.Concat(name, version, []byte{3<<3 | 2, 0}),
+		} {
+			var l versionList
+			n, v, size := consumeEntry(entry)
+			if size < 0 {
+				t.Fatalf("%q: %d", entry, size)
+			}
+			if l.count(entry, n, v); l.sum != hashOfEntry(c[0], c[1]) {
+				t.Errorf("%q has another hash than %q", entry, c)
+			}
+		}
+	}
 }

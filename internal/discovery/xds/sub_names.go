@@ -3,7 +3,6 @@ package xds
 import (
 	"hash/maphash"
 	"iter"
-	"math/bits"
 	"slices"
 	"strings"
 
@@ -137,23 +136,31 @@ func consumeEntry(b []byte) (key, value []byte, n int) {
 type versionList struct {
 	wire  []byte
 	field protowire.Number
-	n     int // with repetitions
-	// names is the sum of the names' hashes, sum that of names with their versions.
-	names, sum uint64
+	n     int    // with repetitions
+	sum   uint64 // of hashOfEntry
 }
 
-// count takes note of the next claim of the list.
-func (l *versionList) count(name, version []byte) {
-	h := hashOfBytes(name)
+// hashOfEntry is the hash of a name with a version: that of an entry of the map as it is usually encoded, from the
+// name on.
+func hashOfEntry(name, version string) uint64 {
+	var scratch [256]byte
+	return hashOfBytes(appendBytes(append(scratch[:0], name...), 2, version))
+}
+
+// isShort says whether an entry is a short name and, after it, a short version, and nothing else: what comes before
+// each is a tag and a length of one byte.
+func isShort(entry, name, version []byte) bool {
+	return len(name) < 0x80 && len(version) < 0x80 && len(entry) == 4+len(name)+len(version) && entry[0] == 1<<3|2 && entry[2+len(name)] == 2<<3|2
+}
+
+// count takes note of the next claim of the list, which is encoded in entry.
+func (l *versionList) count(entry, name, version []byte) {
 	l.n++
-	l.names += h
-	l.sum += withVersion(h, hashOfBytes(version))
-}
-
-// withVersion is the hash of a name with a version.
-func withVersion(name, version uint64) uint64 {
-	hi, lo := bits.Mul64(name^0x9e3779b97f4a7c15, version|1)
-	return hi ^ lo
+	if isShort(entry, name, version) {
+		l.sum += hashOfBytes(entry[2:])
+	} else {
+		l.sum += hashOfEntry(string(name), string(version))
+	}
 }
 
 // all ranges over names and versions, which are good until the request has been handled.
@@ -239,20 +246,9 @@ func (n *nameSet) has(name string) bool {
 	return n != nil && n.index.find(hashOf(name), func(i int) bool { return n.list[i] == name }) >= 0
 }
 
-// is says whether the set has exactly the plain names of a list.
-func (n *nameSet) is(l nameList) bool {
-	if n.len() != l.named || n == nil || n.sum != l.sum {
-		return false
-	}
-	seen := newBitmap(len(n.list))
-	for b := range l.plain() {
-		i := n.index.find(hashOfBytes(b), func(i int) bool { return n.list[i] == string(b) })
-		if i < 0 || !seen.set(i) {
-			return false
-		}
-	}
-	return true
-}
+// is says whether the set has exactly the plain names of a list, as far as their number and the sum of their hashes
+// tell: that these are equal otherwise is as unlikely as that two random numbers of 64 bits are.
+func (n *nameSet) is(l nameList) bool { return n.len() == l.named && n.hashes() == l.sum }
 
 // hasAll says whether every name of o is in n.
 func (n *nameSet) hasAll(o *nameSet) bool {

@@ -57,7 +57,7 @@ func TestClaimsAreReadLikeAMap(t *testing.T) {
 			}
 		}
 		trusted := r.IntN(4) > 0
-		have, size := NewSub(true, []*stepCache{nil, &shared}[r.IntN(2)]).initialState(list, cur, trusted)
+		have, size, _ := NewSub(true, []*stepCache{nil, &shared}[r.IntN(2)]).initialState(list, cur, trusted)
 		want := map[string]*Resource{}
 		for n, v := range claimed {
 			if !trusted {

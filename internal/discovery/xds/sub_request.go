@@ -6,9 +6,10 @@ import "slices"
 // may come in one. [control-plane 5.2.8]
 func (s *Sub) deltaRequest(c *typeState, r Request) {
 	first := !c.asked
+	var claimed *finder // the view, if the client claims to have exactly that
 	if first {
 		c.asked = true
-		c.have, c.ownSize = s.initialState(r.Initial, s.view(r.Type), r.Type != EDS || !s.askedEarly(EDS))
+		c.have, c.ownSize, claimed = s.initialState(r.Initial, s.view(r.Type), r.Type != EDS || !s.askedEarly(EDS))
 		c.own = c.ownSize > 0
 		if types[r.Type].wildcard && r.Names.n == 0 {
 			c.wildcard = true
@@ -31,7 +32,7 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 	switch {
 	case !first || r.Initial.n == 0:
 		c.force(add)
-	case add.len() != r.Initial.n || add.hashes() != r.Initial.names:
+	case claimed == nil || add.len() != claimed.n || add.hashes() != claimed.names:
 		c.force(newNameSet(add.lacking(c.have), 0))
 	}
 	before := c.names
@@ -233,14 +234,15 @@ func (c *claims) apply(layer *set) (have *set, size int) {
 // initialState is what a client says it has from an earlier stream: names and versions, with
 // bodies only where the view has the very same. A layer that it has whole is the view's own. What
 // it needs once more, whatever it has, gets no version. It also returns how many bytes the stream does not
-// share with the view, zero if it shares everything.
-func (s *Sub) initialState(initial versionList, view TypeView, trusted bool) (have TypeView, size int) {
+// share with the view, zero if it shares everything, and what finds the view's resources if they are exactly what it
+// has.
+func (s *Sub) initialState(initial versionList, view TypeView, trusted bool) (have TypeView, size int, whole *finder) {
 	if initial.n == 0 {
-		return TypeView{}, 0
+		return TypeView{}, 0, nil
 	}
 	f := s.finder(view)
 	if trusted && initial.n == f.n && initial.sum == f.sum {
-		return view, 0 // as nearly all have that come back
+		return view, 0, &f // as nearly all have that come back
 	}
 	var known [NumLayers]claims
 	for i, list := range f.lists {
@@ -264,7 +266,7 @@ func (s *Sub) initialState(initial versionList, view TypeView, trusted bool) (ha
 		have.parts[i], size = part, size+own
 	}
 	have.parts[unlayered] = (*set)(nil).with(rest, nil)
-	return have, size
+	return have, size, nil
 }
 
 // view is what the client shall have of a type, nothing while that is not known.

@@ -28,24 +28,25 @@ func (unshared) keep(n *nameSet) *nameSet   { return n }
 // setIndex finds the resources of a set by name.
 type setIndex struct {
 	nameIndex
-	// sum is of the hashes of names with their versions, as in versionList.
-	sum uint64
+	// sum is of the names with their versions, as in versionList, and names of the names' hashes.
+	sum, names uint64
 }
 
 // index makes an index of the set's names.
 func (s *set) index() setIndex {
 	list := s.all()
 	x := setIndex{nameIndex: newNameIndex(len(list), func(i int) string { return list[i].Name })}
-	x.sum = s.sum()
+	x.sum, x.names = s.sums()
 	return x
 }
 
-// sum is the sum of the hashes of names with their versions.
-func (s *set) sum() (sum uint64) {
+// sums are those of the names with their versions, and of the names' hashes.
+func (s *set) sums() (sum, names uint64) {
 	for _, r := range s.all() {
-		sum += withVersion(hashOf(r.Name), hashOf(r.Version))
+		sum += hashOfEntry(r.Name, r.Version)
+		names += hashOf(r.Name)
 	}
-	return sum
+	return sum, names
 }
 
 // finder finds the resources of a view by name.
@@ -53,7 +54,8 @@ type finder struct {
 	lists   [NumLayers][]*Resource
 	indexes [NumLayers]nameIndex
 	n       int
-	sum     uint64 // as in versionList
+	// as in setIndex
+	sum, names uint64
 }
 
 // indexed is the size from which a set is searched by an index.
@@ -65,12 +67,13 @@ func (s *Sub) finder(view TypeView) (f finder) {
 		f.lists[i] = part.all()
 		f.n += len(f.lists[i])
 		if len(f.lists[i]) < indexed {
-			f.sum += part.sum()
+			sum, names := part.sums()
+			f.sum, f.names = f.sum+sum, f.names+names
 			continue
 		}
 		x := s.shared.index(part)
 		f.indexes[i] = x.nameIndex
-		f.sum += x.sum
+		f.sum, f.names = f.sum+x.sum, f.names+x.names
 	}
 	return f
 }
