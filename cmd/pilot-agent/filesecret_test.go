@@ -46,9 +46,9 @@ func TestFileSecretsReachEnvoy(t *testing.T) {
 		}
 		return err
 	})
-	agenttest.Until(t, "the proxy is ready, and says what is missing", func() error {
+	agenttest.Until(t, "the proxy is ready, and says that a file is missing, but not which", func() error {
 		code, body, err := a.Get(a.Status, "/healthz/ready")
-		if err == nil && (code != http.StatusOK || !strings.Contains(body, missing) || strings.Contains(body, there)) {
+		if err == nil && (code != http.StatusOK || !strings.Contains(body, "no such file") || strings.Contains(body, missing)) {
 			err = fmt.Errorf("%d %q", code, body)
 		}
 		return err

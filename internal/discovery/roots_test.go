@@ -101,7 +101,7 @@ func TestStreamsOutliveTheServingCertificate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.server.authority.Replace(next, nil); err != nil {
+	if err := p.server.servingAuthority.Replace(next, nil); err != nil {
 		t.Fatal(err)
 	}
 	second := p.serverCertificate()

@@ -173,10 +173,10 @@ func TestPluggedInErrors(t *testing.T) {
 		{"no key", "file ca-key.pem is missing: a CA needs [ca-cert.pem ca-key.pem cert-chain.pem root-cert.pem], or none of them", func(dir string) error { return os.Remove(filepath.Join(dir, "ca-key.pem")) }},
 		{"no root", "file root-cert.pem is missing", func(dir string) error { return os.Remove(filepath.Join(dir, "root-cert.pem")) }},
 		{"another key", "ca-key.pem: not the key of", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ca-key.pem"), other.keyPEM(t), 0o600) }},
-		{"a named pipe as the key", "not a regular file", func(dir string) error {
+		{"a named pipe as the key", "want a regular file", func(dir string) error {
 			return join(os.Remove(filepath.Join(dir, "ca-key.pem")), syscall.Mkfifo(filepath.Join(dir, "ca-key.pem"), 0o600))
 		}},
-		{"an endless file", "not a regular file", func(dir string) error {
+		{"an endless file", "want a regular file", func(dir string) error {
 			return join(os.Remove(filepath.Join(dir, "root-cert.pem")), os.Symlink("/dev/zero", filepath.Join(dir, "root-cert.pem")))
 		}},
 		{"a huge file", "more than 1048576 bytes", func(dir string) error { return os.Truncate(filepath.Join(dir, "root-cert.pem"), 1<<40) }},
