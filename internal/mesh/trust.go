@@ -9,6 +9,8 @@ const (
 	// of those roots that are the mesh CA's own. They issue the control plane's serving certificate too;
 	// the other roots are those of peers.
 	CARootsKey = "PILOTHOUSE_CA_ROOTS"
-	// TrustBundleField and ProxyMetadataField are the numbers of these fields.
-	TrustBundleField, ProxyMetadataField = 34, 24
+	// TrustBundleField is the number of ca_certificates_pem.
+	TrustBundleField = 34
+	// ProxyMetadataField is the number of proxy_metadata.
+	ProxyMetadataField = 24
 )

@@ -110,7 +110,7 @@ func handshake(t *testing.T, client, server *tls.Config) error {
 	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	c := tls.Client(conn, client)
 	_, err = io.ReadFull(c, make([]byte, 5))
-	_ = conn.(net.Conn).Close()
+	_ = conn.Close()
 	<-done
 	return err
 }
