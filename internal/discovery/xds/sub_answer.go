@@ -119,18 +119,17 @@ func (c *typeState) setHave(have, view TypeView, f *flight, withheld map[string]
 }
 
 // keepOld notes that the client goes on with what it had before a response, because it refused a
-// resource of it; false if a later response brings the same again, whose answer counts.
-func (c *typeState) keepOld(f *flight, r *Resource) bool {
+// resource of it. If a later response brings the same again, it returns that: its answer counts.
+func (c *typeState) keepOld(f *flight, r *Resource) (again *flight) {
 	old := f.before(r.Name)
-	again := false
 	for _, later := range append(slices.Clone(c.unanswered), c.flight) {
 		if later == nil || later.seq < f.seq {
 			continue
 		}
-		if u := later.upsert(r.Name); u != nil {
-			again = same(u, r)
+		if u := later.upsert(r.Name); u != nil && same(u, r) {
+			again = later
 		} else if later.sotw || later.has(r.Name) {
-			again = false
+			again = nil
 		}
 		if b := later.before(r.Name); b != nil && same(b, r) {
 			if later.hadKept == nil {
@@ -139,18 +138,18 @@ func (c *typeState) keepOld(f *flight, r *Resource) bool {
 			later.hadKept[r.Name] = old
 		}
 	}
-	if again {
-		return false
+	if again != nil {
+		return again
 	}
 	if now := c.get(r.Name); now == nil || !same(now, r) {
-		return true // a later response has another version
+		return nil // a later response has another version
 	}
 	if old != nil && same(old, r) {
-		return true
+		return nil
 	}
 	if c.kept == nil {
 		c.kept = map[string]*Resource{}
 	}
 	c.kept[r.Name], c.memo = old, computed{}
-	return true
+	return nil
 }

@@ -250,7 +250,7 @@ func (r *checker) answer(b *typeRecord, q Request, f *flown) *string {
 		if !q.Refused || !strings.HasPrefix(q.Message, u.Name+":") || f.had[u.Name] == u.Version && !r.delta {
 			continue // of what it has already, it may say what it likes
 		}
-		again := false
+		var again *flown
 		for _, later := range append(slices.Clone(b.earlier), b.flight) {
 			if later == nil || number(later.Nonce) <= number(f.Nonce) {
 				continue
@@ -262,10 +262,18 @@ func (r *checker) answer(b *typeRecord, q Request, f *flown) *string {
 				}
 			}
 			if i := slices.IndexFunc(later.Upserts, func(o *Resource) bool { return o.Name == u.Name }); i >= 0 || !r.delta || slices.Contains(later.Removed, u.Name) {
-				again = i >= 0 && later.Upserts[i].Version == u.Version
+				if again = nil; i >= 0 && later.Upserts[i].Version == u.Version {
+					again = later
+				}
 			}
 		}
-		if again || b.anew[u.Name] {
+		if again != nil && q.Type == CDS {
+			r.clusters[u.Name] = &sentCluster{Resource: u, cds: again.Nonce}
+			if u.Needs != "" {
+				r.unsentEDS[u.Name] = u.Needs
+			}
+		}
+		if again != nil || b.anew[u.Name] {
 			continue // the answer to the later response counts
 		}
 		if v := r.view.Of(q.Type).Get(u.Name); v != nil && v.Version == u.Version {

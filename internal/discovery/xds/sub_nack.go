@@ -67,7 +67,10 @@ func (s *Sub) nacked(c *typeState, r Request, f *flight) {
 		if !f.changes(b.resource) && !s.awaited(b.resource) {
 			continue // it has accepted the very same before, and goes on with it
 		}
-		if !c.keepOld(f, b.resource) || c.forced.has(b.resource.Name) {
+		if again := c.keepOld(f, b.resource); again != nil || c.forced.has(b.resource.Name) {
+			if again != nil && r.Type == CDS {
+				s.clusterSentAgain(b.resource, again)
+			}
 			e.Again = false
 			continue // it is tried again in any case
 		}

@@ -49,6 +49,16 @@ func (s *Sub) clustersSent(f *flight) {
 	}
 }
 
+// clusterSentAgain notes that a response on its way brings a cluster that the client refused in an earlier one. So it is
+// new to the client, and its assignment follows once more.
+func (s *Sub) clusterSentAgain(r *Resource, f *flight) {
+	in, st := &sentClusters{seq: f.seq, since: s.now}, warmingState(0)
+	if r.Needs != "" {
+		st = owed
+	}
+	s.warming = s.warming.with([]*Resource{r}, in, func(*Resource) (*sentClusters, warmingState) { return in, st })
+}
+
 // dropWarming forgets clusters.
 func (s *Sub) dropWarming(drop func(i int) bool) { s.warming = s.warming.without(drop) }
 
