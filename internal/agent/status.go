@@ -76,6 +76,12 @@ func (p parts) metrics(page *status.Page) {
 	page.Counter("xds_proxy_requests", "Requests of Envoy that were passed on.", float64(x.Requests))
 	page.Counter("xds_proxy_responses", "Responses of the control plane that were passed on.", float64(x.Responses))
 	page.Counter("xds_proxy_refused", "Responses that Envoy refused.", float64(x.Refused))
+	page.Counter("istiod_connection_failures", "Connections and streams that the control plane did not open.", float64(x.Failures))
+	page.Counter("istiod_connection_terminations", "Streams that the control plane ended.", float64(x.Terminations))
+	page.Counter("envoy_connection_terminations", "Streams that Envoy ended.", float64(x.Departures))
+	if files := p.certificates.sds.files; files != nil {
+		page.Counter("num_file_secret_failures_total", "Reads of secrets in files that failed.", float64(files.Failures()))
+	}
 	if p.dns.server == nil {
 		return
 	}

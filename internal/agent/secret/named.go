@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -34,6 +35,7 @@ type Named struct {
 	follower *filewatch.Follower
 	log      *slog.Logger
 	wake     chan struct{} // a name is due
+	failures atomic.Uint64
 
 	mu      sync.Mutex
 	names   map[string]*named
@@ -121,6 +123,9 @@ func (n *Named) Problems() []string {
 	return slices.Compact(out)
 }
 
+// Failures counts the reads that failed. Any goroutine may call it.
+func (n *Named) Failures() uint64 { return n.failures.Load() }
+
 // Run reads what is due until ctx ends, then returns nil.
 func (n *Named) Run(ctx context.Context) error {
 	for {
@@ -160,6 +165,7 @@ func (n *Named) publish(name string, e *named, value *pki.Secret, err error) {
 	e.problem = ""
 	if err != nil {
 		e.problem = err.Error()
+		n.failures.Add(1)
 	}
 	fresh := err == nil && (e.value == nil || e.value.Version != value.Version)
 	if fresh {

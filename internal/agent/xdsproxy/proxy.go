@@ -89,7 +89,7 @@ func New(c Config) (*Proxy, error) {
 		// an Envoy's first request or a route configuration: nothing is pooled here, on
 		// either side, since seconds to days lie between two messages.
 		experimental.BufferPool(mem.NopBufferPool{}))
-	p.upstream, err = c.Upstream.Connect(p.stats.fail,
+	p.upstream, err = c.Upstream.Connect(p.stats.failed,
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.WaitForReady(true)),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectLimit,
 			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: 3 * time.Second}}),
@@ -152,7 +152,9 @@ func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
 			}
 			if ctx.Err() == nil {
 				p.config.Log.Info("control plane ended the configuration stream", "status", status.Code(err).String(), "reason", status.Convert(err).Message())
-				p.stats.fail(err)
+				p.stats.ended(err)
+			} else {
+				p.stats.left()
 			}
 			return err
 		}
@@ -167,6 +169,7 @@ func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
 			p.config.Observe(f.data, delta)
 		}
 		if err := down.SendMsg(f); err != nil {
+			p.stats.left()
 			return err
 		}
 	}
@@ -202,7 +205,7 @@ func (p *Proxy) open(ctx context.Context, cancel func(), method string) (grpc.Cl
 		return nil, status.Errorf(codes.Unavailable, "no connection to control plane %s: %s", p.config.Upstream.Address(), p.stats.reason())
 	}
 	if err != nil && status.Code(err) != codes.Canceled {
-		p.stats.fail(err)
+		p.stats.failed(err)
 	}
 	return up, err
 }

@@ -85,6 +85,29 @@ func TestEndUpstreamEndsTheStreamWithItsStatus(t *testing.T) {
 		t.Errorf("ended with %v, want an ordinary end", err)
 	}
 	wait.Until(t, "no stream", func() bool { return !p.State().Connected() })
+	if s := p.State(); s.Terminations != 2 || s.Failures != 0 || s.Departures != 0 {
+		t.Errorf("state %+v, want two streams that the control plane ended", s)
+	}
+}
+
+func TestEndOfEnvoysStreamIsCounted(t *testing.T) {
+	p, _ := start(t, secured(t, &plane{}))
+	ctx, leave := context.WithCancel(t.Context())
+	g, err := envoy(t, p).DeltaAggregatedResources(ctx)
+	if err == nil {
+		err = g.Send(request("a"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	wait.Until(t, "the end of the stream", func() bool { return p.State().Departures == 1 })
+	if s := p.State(); s.Terminations != 0 || s.Failures != 0 {
+		t.Errorf("state %+v, want one stream that Envoy ended", s)
+	}
 }
 
 func TestReasonOfAFailedConnection(t *testing.T) {
@@ -92,7 +115,7 @@ func TestReasonOfAFailedConnection(t *testing.T) {
 	root := o.RootFile
 	o.RootFile = filepath.Join(t.TempDir(), "none.pem")
 	p, _ := start(t, o)
-	wait.Until(t, "the reason", func() bool { return strings.Contains(p.State().LastError, "none.pem") })
+	wait.Until(t, "the reason", func() bool { s := p.State(); return strings.Contains(s.LastError, "none.pem") && s.Failures > 0 })
 	p.patience = 10 * time.Millisecond
 	if _, _, err := exchange(t, p, request("a")); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "none.pem") {
 		t.Errorf("ended with %v, want Unavailable and none.pem", err)

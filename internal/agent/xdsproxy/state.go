@@ -25,6 +25,9 @@ type State struct {
 	Since time.Time
 	// Requests and Responses count messages since the start.
 	Requests, Responses uint64
+	// Failures counts attempts to connect that failed, and streams that the control plane did not open; Terminations counts
+	// streams that the control plane ended, Departures those that Envoy ended.
+	Failures, Terminations, Departures uint64
 	// LastError is why a connection or stream last failed, at Failed; empty if none has failed.
 	LastError string
 	Failed    time.Time
@@ -82,10 +85,31 @@ func (s *stats) announce(connected bool) {
 	s.connected <- connected
 }
 
-// fail stores an error; nil means that the control plane ended the stream without one.
-func (s *stats) fail(err error) {
+// failed notes that no connection or stream was opened.
+func (s *stats) failed(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.state.Failures++
+	s.fail(err)
+}
+
+// ended notes that the control plane ended a stream; nil is no error.
+func (s *stats) ended(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.Terminations++
+	s.fail(err)
+}
+
+// left notes that Envoy ended a stream.
+func (s *stats) left() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.Departures++
+}
+
+// fail stores an error; nil means that the control plane ended the stream without one. Callers hold mu.
+func (s *stats) fail(err error) {
 	s.state.Failed = time.Now()
 	s.state.LastError = "control plane ended the stream"
 	if err != nil {
