@@ -68,6 +68,9 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 // dropped are the names of a list that the client unsubscribes from and that make a difference: it is
 // subscribed to them, now or with add, or has them.
 func (c *typeState) dropped(l nameList, add *nameSet) *nameSet {
+	if l.n == 0 {
+		return nil
+	}
 	var list []string
 	for b := range eachOf(l.wire, l.field) {
 		if name := string(b); name != "*" && (c.names.has(name) || add.has(name) || c.forced.has(name) || c.have.Get(name) != nil) {

@@ -135,6 +135,9 @@ func (s *Sub) mayAsk(t Type) bool { return t != VHDS || s.cur.Of(VHDS).Len() > 0
 
 // forgetHosts has the virtual hosts of route configurations sent again, or removed, whatever the client has of them.
 func (s *Sub) forgetHosts(routes *nameSet) {
+	if routes.len() == 0 {
+		return
+	}
 	c := &s.states[VHDS]
 	var rest []*Resource
 	size := 0
