@@ -160,6 +160,7 @@ type Server struct {
 	authority *ca.Authority
 	plugged   *ca.Directory // nil if no directory is followed
 	rotator   *ca.Rotator   // nil if a CA is plugged in
+	trusted   trustedRoots
 	// servingAuthority issues the certificate of the secure port.
 	servingAuthority *ca.Authority
 	ca               *ca.Server
@@ -253,7 +254,10 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	}
 	s.issuers = authn.NewIssuers(o.Auth.Issuers, nil, o.Log)
 	s.auth = authn.New(domain, issuer.ForAudiences(o.Auth.Audiences...), authn.WithIssuers(s.issuers), authn.WithTrustedGateways(o.Auth.Gateways...))
-	s.loop.onMesh = func(m *meshv1.MeshConfig) { s.auth.SetTrustDomainAliases(m.GetTrustDomainAliases()) }
+	s.loop.onMesh = func(m *meshv1.MeshConfig) {
+		s.auth.SetTrustDomainAliases(m.GetTrustDomainAliases())
+		s.distributeMesh(config.MeshRoots(m))
+	}
 	s.limiter = authn.NewLimiter(s.auth, o.Auth.CertificatesPerSecond, o.Log)
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
 	s.xds = xds.New(s.loop, o.Log, s.metrics)

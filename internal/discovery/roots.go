@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
@@ -53,11 +55,42 @@ func (s *Server) proxiesTrust() (connected int, waiting []string) {
 	return t.Connected, t.Waiting
 }
 
-// distribute has the agents trust the roots of the mesh's CA. What is distributed already is not sent again.
+// trustedRoots are the roots in the trust bundle of the mesh.
+type trustedRoots struct {
+	mu sync.Mutex // held while they are distributed, so that the newest are distributed last
+	// ca are those of the mesh's CA; nil until they are known.
+	ca []*x509.Certificate
+	// mesh are those of the mesh configuration. They never verify the control plane.
+	mesh []*x509.Certificate
+}
+
+// distribute has the agents trust the roots of the mesh's CA, in addition to those of the mesh configuration. What is
+// distributed already is not sent again.
 func (s *Server) distribute(roots []*x509.Certificate) {
+	s.trusted.mu.Lock()
+	defer s.trusted.mu.Unlock()
+	s.trusted.ca = roots
+	s.setTrust()
+}
+
+// distributeMesh replaces the roots of the mesh configuration. Proxies are served only after the first call, so
+// that none is sent a bundle without them.
+func (s *Server) distributeMesh(roots []*x509.Certificate) {
+	s.trusted.mu.Lock()
+	defer s.trusted.mu.Unlock()
+	s.trusted.mesh = roots
+	if s.trusted.ca != nil {
+		s.setTrust()
+	}
+}
+
+// setTrust distributes s.trusted, whose lock the caller holds.
+func (s *Server) setTrust() {
 	var b xds.TrustBundle
-	for _, c := range roots {
+	for _, c := range pki.Normalize(slices.Concat(s.trusted.ca, s.trusted.mesh)) {
 		b.Certificates = append(b.Certificates, string(pki.EncodeCerts(c)))
+	}
+	for _, c := range pki.Normalize(s.trusted.ca) {
 		b.CARoots = append(b.CARoots, pki.Fingerprint(c))
 	}
 	if err := s.xds.SetTrust(b); err != nil {

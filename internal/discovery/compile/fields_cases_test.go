@@ -207,6 +207,7 @@ spec: {host: c.other.svc.cluster.local, trafficPolicy: {connectionPool: {tcp: {m
 `, bases: []string{
 		`{}`,
 		`{accessLogFile: /dev/stdout}`,
+		`{caCertificates: [{pem: "` + strings.ReplaceAll(otherRoot, "\n", `\n`) + `"}]}`,
 		`{defaultHttpRetryPolicy: {attempts: 3}}`,
 		`{localityLbSetting: {failover: [{from: r1, to: r2}]}}`,
 		`{localityLbSetting: {distribute: [{from: r1/*, to: {"r2/*": 100}}]}}`,
@@ -231,8 +232,24 @@ func policyBases(policies ...string) []string {
 	return out
 }
 
+// otherRoot is a root certificate of another mesh, valid until 2126.
+const otherRoot = `-----BEGIN CERTIFICATE-----
+MIIBqzCCAVKgAwIBAgIUWlAXhaaO7ViHlJ1dvRu7eM7HDUMwCgYIKoZIzj0EAwIw
+MzESMBAGA1UEChMJYi5leGFtcGxlMR0wGwYDVQQDExRSb290IENBIG9mIGIuZXhh
+bXBsZTAgFw0yNjAxMDEwMDAwMDBaGA8yMTI2MDEwMTAwMDAwMFowMzESMBAGA1UE
+ChMJYi5leGFtcGxlMR0wGwYDVQQDExRSb290IENBIG9mIGIuZXhhbXBsZTBZMBMG
+ByqGSM49AgEGCCqGSM49AwEHA0IABMqwJCnt9PzbY4qaPkazZJRh0xecVMK48dOC
+ZzHiOU7CgXhNDPl0YwWBoJZlWpcCqbQe+rzVkBAZJSsRi0IG4OKjQjBAMA4GA1Ud
+DwEB/wQEAwIBBjAPBgNVHRMBAf8EBTADAQH/MB0GA1UdDgQWBBS/N9bfgSGZf852
+SqWBkUo/pGLoZjAKBggqhkjOPQQDAgNHADBEAiA/w8yxFeEQYT7pCVZzGTRBvSmq
+Hg7i9qBFOY0eH5dNUgIgW6AYbS+tDOLgEB2rQEEL2e9rcuDI9gMUKebG4O7Y4FU=
+-----END CERTIFICATE-----
+`
+
 // fieldValues are valid values for fields, by the end of their paths.
 var fieldValues = map[string][]string{
+	"caCertificates.pem": {otherRoot}, "caCertificates.trustDomains": {"other.example"}, "caCertificates.spiffeBundleUrl": {"https://other.example/bundle"},
+
 	"VirtualService.hosts": {"a"}, "VirtualService.gateways": {"gw"}, "match.gateways": {"gw"}, "exportTo": {"."},
 	"match.sourceLabels": {"app=a"}, "match.sourceNamespace": {"other"}, "match.port": {"90"}, "match.sniHosts": {"x.example.com"},
 	"method.regex": {"GET|PUT"}, "destinationSubnets": {"10.0.0.0/8"}, "port.number": {"8080", "80", "100"},

@@ -23,6 +23,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // TestEveryFieldIsAppliedOrNamed walks every field of the messages that configuration is
@@ -255,6 +256,10 @@ func (c *fieldCheck) output(m proto.Message) map[string]string {
 	}
 	c.world.sync()
 	out := map[string]string{}
+	if m, ok := m.(*meshv1.MeshConfig); ok {
+		// The control plane sends these with the trust bundle.
+		out["roots"] = string(pki.EncodeCerts(config.MeshRoots(m)...))
+	}
 	for i, class := range classes {
 		for k, b := range c.world.bytes(class) {
 			out[fmt.Sprint(i, " ", k.Kind, " ", k.Name)] = string(b)

@@ -50,7 +50,7 @@ func (s *Store) validate(before, o *object.Object) []Verdict {
 		c.warn("data."+MeshKey, "not used: mesh configuration is read from namespace %s only, which is that of the control plane; move it there, or remove it", s.namespace)
 		return c.out
 	}
-	return append(Validate(*o), s.trust.check(before, o)...)
+	return slices.Concat(Validate(*o), s.trust.check(before, o), s.trust.unusedRoots(o))
 }
 
 // MeshConfig parses and validates mesh configuration in YAML and merges it into the defaults: a field
@@ -156,6 +156,7 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 	}
 	c.tlsConfig("meshMTLS", m.MeshMTLS)
 	c.tlsConfig("tlsDefaults", m.TlsDefaults)
+	c.caCertificates(m.CaCertificates)
 	c.meshNotApplied(m)
 }
 

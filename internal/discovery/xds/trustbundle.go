@@ -34,7 +34,8 @@ type TrustBundle struct {
 // TrustStatus is who has acknowledged the current trust bundle.
 type TrustStatus struct {
 	// Connected is how many proxies are connected. Waiting are the names, POD.NAMESPACE, of those that
-	// have not acknowledged the bundle, or that left since it is current without having done so.
+	// have not acknowledged the bundle, or that left, since the CA's roots in it are current, without having
+	// done so.
 	Connected int
 	Waiting   []string
 }
@@ -43,13 +44,15 @@ type TrustStatus struct {
 type trust struct {
 	mu      sync.Mutex
 	current *trustVersion
-	// left are the proxies that left without an acknowledgement of current, at most maxLeft.
+	// left are the proxies that left without an acknowledgement of current, or of an earlier bundle with the
+	// same roots of the CA; at most maxLeft.
 	left map[string]bool
 }
 
 // trustVersion is a version of the trust bundle, encoded.
 type trustVersion struct {
 	version  string
+	caRoots  []string
 	resource *anypb.Any
 	next     chan struct{} // closed when there is a newer one
 }
@@ -63,14 +66,17 @@ func (s *Server) SetTrust(b TrustBundle) error {
 		return fmt.Errorf("encode the trust bundle: %w", err)
 	}
 	sum := sha256.Sum256(text)
-	v := &trustVersion{version: hex.EncodeToString(sum[:8]), resource: &anypb.Any{TypeUrl: mesh.TrustBundleType, Value: text}, next: make(chan struct{})}
+	v := &trustVersion{version: hex.EncodeToString(sum[:8]), caRoots: b.CARoots, resource: &anypb.Any{TypeUrl: mesh.TrustBundleType, Value: text}, next: make(chan struct{})}
 	s.trust.mu.Lock()
 	defer s.trust.mu.Unlock()
 	old := s.trust.current
 	if old != nil && old.version == v.version {
 		return nil
 	}
-	s.trust.current, s.trust.left = v, map[string]bool{}
+	s.trust.current = v
+	if old == nil || !slices.Equal(old.caRoots, v.caRoots) {
+		s.trust.left = map[string]bool{} // else they still lack one of the CA's roots
+	}
 	if old != nil {
 		close(old.next)
 	} else {

@@ -176,3 +176,24 @@ func TestTrustBundleOfOthers(t *testing.T) {
 	setTrust(t, s, "new")
 	awaitTrust(t, s)
 }
+
+// A bundle that differs in roots of others only does not excuse a proxy that left without one of the CA's roots.
+func TestTrustBundleOfOtherRootsKeepsWhoLeft(t *testing.T) {
+	s := New(&oneClass{latest: NewLatestView((&View{}).At(1))}, quiet(t), nil)
+	setTrust(t, s, "old", "new")
+	g := open(t, dial(t, s, nil))
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: mesh.TrustBundleType})
+	recvTrust(t, g, "old", "new")
+	if err := g.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = g.Recv()
+	wait.Until(t, "the proxy has left", func() bool { return len(s.Connections()) == 0 })
+	awaitTrust(t, s, "web-1.shop")
+	setTrust(t, s, "old", "new", "of a peer")
+	awaitTrust(t, s, "web-1.shop")
+	if err := s.SetTrust(TrustBundle{Certificates: []string{"new"}, CARoots: []string{"cd"}}); err != nil {
+		t.Fatal(err)
+	}
+	awaitTrust(t, s)
+}
