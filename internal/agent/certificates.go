@@ -23,8 +23,10 @@ type certificates struct {
 	value *secret.Value
 	// requests are the parts that request the certificate from the CA; nil if another server has it.
 	requests *requests
-	sds      sdsPart
-	tasks    []run.Task
+	// sources has the files that take over from the CA if they are mounted later; nil if none can.
+	sources *secret.Sources
+	sds     sdsPart
+	tasks   []run.Task
 	// output writes the certificate to files; nil for none.
 	output *secret.Output
 	// trust has value with all trusted roots.
@@ -44,11 +46,14 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 	}
 	log = log.With("scope", "secret")
 	value := secret.NewValue()
+	c := &certificates{plan: plan, value: value}
 	roots := trust.New(trust.Options{
 		Source:         value,
 		AnswerVerified: plan.Mounted == nil && !slices.ContainsFunc(s.Upstream.CA, upstream.Plaintext),
 		BundleVerified: !upstream.Plaintext(s.Upstream.Discovery),
+		Replaced:       func() bool { return c.sources.Mounted() != nil },
 	})
+	c.trust = roots
 	trusts := run.Task{Name: "trust", Run: roots.Run}
 	if !s.Certificates.Own {
 		if dir := s.Certificates.OutputDir; dir != "" {
@@ -58,27 +63,29 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 		if err != nil {
 			return nil, err
 		}
-		return &certificates{plan: plan, value: value, trust: roots, sds: server, tasks: append([]run.Task{trusts}, server.tasks...)}, nil
+		c.sds, c.tasks = server, append([]run.Task{trusts}, server.tasks...)
+		return c, nil
 	}
-	requests, err := newRequests(s, plan, value, roots, log)
+	c.requests, err = newRequests(s, plan, value, roots, log)
 	if err != nil {
 		return nil, err
 	}
-	renewal := newRenewal(plan, value, requests, follower, log)
+	renewal := newRenewal(plan, value, c.requests, follower, log)
 	if len(plan.Later) > 0 {
-		renewal = secret.NewSources(value, later(plan), renewal, follower, log).Run
+		c.sources = secret.NewSources(value, later(plan), renewal, follower, log)
+		renewal = c.sources.Run
 	}
-	tasks := []run.Task{{Name: "certificate", Run: renewal}, trusts}
-	var output *secret.Output
+	c.tasks = []run.Task{{Name: "certificate", Run: renewal}, trusts}
 	if dir := s.Certificates.OutputDir; dir != "" {
-		output = secret.NewOutput(dir, s.Certificates.OutputMode, roots, log)
-		tasks = append(tasks, run.Task{Name: "certificate output", Run: output.Run})
+		c.output = secret.NewOutput(dir, s.Certificates.OutputMode, roots, log)
+		c.tasks = append(c.tasks, run.Task{Name: "certificate output", Run: c.output.Run})
 	}
-	server, err := newSDS(s, roots, follower, log)
+	c.sds, err = newSDS(s, roots, follower, log)
 	if err != nil {
 		return nil, err
 	}
-	return &certificates{plan: plan, value: value, trust: roots, requests: requests, sds: server, tasks: append(tasks, server.tasks...), output: output}, nil
+	c.tasks = append(c.tasks, c.sds.tasks...)
+	return c, nil
 }
 
 // newRenewal returns the task that keeps value current: from the files of a mounted certificate, else from the CA.

@@ -78,7 +78,10 @@ func (c *certificates) report(s *spec.Spec) IdentityReport {
 	if err := c.value.Problem(); err != nil {
 		r.Problem = err.Error()
 	}
+	later := c.sources.Mounted()
 	switch {
+	case later != nil:
+		r.Source = "files " + later.Chain
 	case c.requests != nil && c.requests.keeper != nil:
 		state := c.requests.keeper.State()
 		r.Source, r.Failures, r.Next = "CA "+c.requests.ca.Address(), state.Failures, state.Next

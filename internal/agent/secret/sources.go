@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 )
@@ -17,6 +18,7 @@ type Sources struct {
 	other      func(context.Context) error
 	follower   *filewatch.Follower
 	log        *slog.Logger
+	mounted    atomic.Pointer[FilePaths]
 }
 
 // NewSources makes a Sources that publishes into v. The first of the candidates whose three files exist is used; other is run until then,
@@ -38,8 +40,18 @@ func (s *Sources) Run(ctx context.Context) error {
 	if err := <-ended; err != nil { // it must not publish any more
 		return err
 	}
+	s.mounted.Store(&files.paths)
 	s.log.Warn("a certificate was mounted and is used from now on", "chain", files.paths.Chain)
 	return files.Run(ctx)
+}
+
+// Mounted returns the files that have taken over, nil before. It does so before their first secret is published. Any goroutine may call
+// it; a nil Sources has none.
+func (s *Sources) Mounted() *FilePaths {
+	if s == nil {
+		return nil
+	}
+	return s.mounted.Load()
 }
 
 // await returns the files when they appear, or nil when the other source or ctx has ended.

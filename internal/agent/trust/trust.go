@@ -34,6 +34,9 @@ type Options struct {
 	// AnswerVerified says that the roots of Source came from the mesh's CA over a verified connection, BundleVerified that
 	// trust bundles do. Only then they verify the control plane.
 	AnswerVerified, BundleVerified bool
+	// Replaced reports, from before its first secret on, that another source than the mesh's CA has taken over Source. Its
+	// roots never verify the control plane. Nil means that none ever does.
+	Replaced func() bool
 }
 
 // Store keeps the trusted roots.
@@ -47,8 +50,11 @@ type Store struct {
 	// lineage are the roots that the mesh's CA has had, each next to one that was known before.
 	lineage []*x509.Certificate
 	answer  *pki.Secret
-	merged  *pki.Secret
-	changed chan struct{} // closed when merged changes
+	// verified are the roots of the last answer of the mesh's CA, if it is verified. replaced says that there are no more.
+	verified []*x509.Certificate
+	replaced bool
+	merged   *pki.Secret
+	changed  chan struct{} // closed when merged changes
 }
 
 // New makes a store. Current is what Source has until the first bundle.
@@ -134,6 +140,10 @@ func (s *Store) SetBundle(certificates, own []string) error {
 // read takes the source's value, and merges. Callers hold mu.
 func (s *Store) read() (next <-chan struct{}) {
 	s.answer, next = s.options.Source.Current()
+	s.replaced = s.options.Replaced != nil && s.options.Replaced() // asked after the secret was read
+	if s.options.AnswerVerified && !s.replaced {
+		s.verified = parse(s.answer)
+	}
 	s.remember()
 	merged := s.merge()
 	if merged != nil && (s.merged == nil || s.merged.Version != merged.Version) {
@@ -171,14 +181,15 @@ func parse(secret *pki.Secret) []*x509.Certificate {
 	return certs
 }
 
-// ca returns the current roots of the mesh's CA that were received over a verified connection.
+// ca returns the current roots of the mesh's CA that were received over a verified connection. When there are no more answers,
+// those of the last one count until a bundle has newer ones.
 func (s *Store) ca() []*x509.Certificate {
 	var out []*x509.Certificate
 	if s.options.BundleVerified {
 		out = append(out, s.own...)
 	}
-	if s.options.AnswerVerified {
-		out = append(out, parse(s.answer)...)
+	if !s.replaced || len(out) == 0 {
+		out = append(out, s.verified...)
 	}
 	return pki.Normalize(out)
 }

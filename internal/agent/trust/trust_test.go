@@ -161,7 +161,7 @@ func leafPEM(t *testing.T) string {
 	return string(pki.EncodeCerts(leaf))
 }
 
-// Each row is a history: answers of the CA and bundles ("own roots/other roots"), then which roots verify the control plane with a file.
+// Each row is a history: answers of the CA, files that take over from it, and bundles ("own roots/other roots"), then which roots verify the control plane with a file.
 func TestControlPlane(t *testing.T) {
 	f := fixture{t, roots(t, "r1", "r2", "r3", "corp", "peer")}
 	for _, tt := range []struct {
@@ -182,14 +182,21 @@ func TestControlPlane(t *testing.T) {
 		{"a control plane of another CA", Options{AnswerVerified: true, BundleVerified: true}, []string{"answer r1", "bundle r1 r2"}, "corp", "corp"},
 		{"an answer over plaintext", Options{BundleVerified: true}, []string{"answer r1 r2"}, "r1", "r1"},
 		{"a bundle over plaintext", Options{AnswerVerified: true}, []string{"answer r1", "bundle r1 r2"}, "r1", "r1"},
+		{"files take over", Options{AnswerVerified: true, BundleVerified: true}, []string{"answer r1", "files r1 peer"}, "r1", "r1"},
+		{"files take over from a rotated CA", Options{AnswerVerified: true}, []string{"answer r1", "answer r1 r2", "answer r2", "files r2 peer"}, "r1", "r2"},
+		{"a rotation after files have taken over", Options{AnswerVerified: true, BundleVerified: true}, []string{"bundle r1", "answer r1", "files peer", "bundle r1 r2", "bundle r2"}, "r1", "r2"},
+		{"files take over from an answer over plaintext", Options{}, []string{"answer r1", "files r1 peer"}, "r1", "r1"},
+		{"files take over before the first answer", Options{AnswerVerified: true}, []string{"files r1 peer"}, "r1", "r1"},
 		{"a CA that is not related", Options{BundleVerified: true}, []string{"bundle r1", "bundle r2"}, "r1", "r1"},
 	} {
 		src := &source{next: make(chan struct{})}
-		tt.o.Source = src
+		replaced := false
+		tt.o.Source, tt.o.Replaced = src, func() bool { return replaced }
 		s := New(tt.o)
 		for _, h := range tt.history {
 			kind, names, _ := strings.Cut(h, " ")
-			if kind == "answer" {
+			if kind == "answer" || kind == "files" {
+				replaced = kind == "files"
 				src.secret = f.secret(names)
 				s.mu.Lock()
 				s.read()
