@@ -49,6 +49,12 @@ func newCA(f *flags) *cobra.Command {
 	c.AddCommand(
 		&cobra.Command{
 			Use: "status", Short: "Show which roots are trusted, which signs, and what a rotation waits for", Args: usage(cobra.NoArgs),
+			Long: `Show which roots of the mesh's CA are trusted, which signs, and what a rotation waits for.
+
+ROOT is the beginning of the SHA-256 of the root's certificate. ROLE is signs, next (it is trusted
+and signs later) or retired (it is trusted until the last certificate that it signed ends). SERVES
+says which root issues the control plane's own certificate: the oldest that is trusted, since
+agents may start with an old file.`,
 			RunE: func(c *cobra.Command, _ []string) error {
 				var s caStatus
 				text, err := fetchInto(c.Context(), f.discovery, caPage, nil, &s)
@@ -85,45 +91,71 @@ func printCA(w io.Writer, f *flags, text []byte, s caStatus) error {
 	}
 	var rows [][]string
 	for _, r := range s.Roots {
-		serving := ""
+		serves := ""
 		if r.Serving {
-			serving = "yes"
+			serves = "yes"
 		}
-		rows = append(rows, []string{printable.Escape(r.SHA256[:min(len(r.SHA256), 16)]), printable.Escape(r.Role), instant(r.NotAfter), instant(r.LastLeaf), serving})
+		rows = append(rows, []string{printable.Escape(shortRoot(r)), printable.Escape(r.Role), instant(r.NotAfter), instant(r.LastLeaf), serves})
 	}
-	if err := printTable(w, []string{"ROOT", "ROLE", "ENDS", "LAST LEAF ENDS", "SERVES"}, rows); err != nil {
+	if err := printTable(w, []string{"ROOT", "ROLE", "ENDS", "LAST CERTIFICATE ENDS", "SERVES"}, rows); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\nphase: %s\n", printable.Escape(s.Phase))
+	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(s.lines(), "\n"))
+	return err
+}
+
+// shortRoot returns the beginning of a root's digest, by which logs name it too.
+func shortRoot(r caRoot) string { return r.SHA256[:min(len(r.SHA256), 16)] }
+
+// lines say what happens now, and what comes next.
+func (s *caStatus) lines() []string {
+	out := []string{"phase: " + printable.Escape(s.Phase)}
 	if s.Problem != "" {
-		fmt.Fprintf(w, "problem: %s\n", printable.EscapeLines(s.Problem, "    "))
+		out = append(out, "problem: "+printable.EscapeLines(s.Problem, "    "))
 	}
 	if !s.Due.IsZero() {
-		fmt.Fprintf(w, "next rotation: %s\n", instant(s.Due))
+		out = append(out, "next rotation: "+instant(s.Due))
 	}
-	if s.Phase != "distributing" {
-		return nil
+	if s.Phase == "distributing" {
+		return append(append(out, "reason: "+printable.EscapeLines(s.Why, "    ")), s.distributing()...)
 	}
+	for _, r := range s.Roots {
+		if r.Role == "retired" {
+			out = append(out, fmt.Sprintf("root %s is trusted until %s, when the last certificate that it signed ends", printable.Escape(shortRoot(r)), instant(r.LastLeaf)))
+		}
+	}
+	return out
+}
+
+// distributing says what the new root waits for.
+func (s *caStatus) distributing() []string {
 	connected, waiting, names := 0, 0, []string(nil)
 	for _, i := range s.Instances {
 		connected, waiting, names = connected+i.Connected, waiting+i.Waiting, append(names, i.Names...)
 	}
-	fmt.Fprintf(w, "reason: %s\n", printable.EscapeLines(s.Why, "    "))
 	if s.Distributed.IsZero() {
-		fmt.Fprintf(w, "waits for all %d instances of the control plane to distribute the new root\n", len(s.Instances))
-		return nil
+		return []string{fmt.Sprintf("the new root waits until all instances of the control plane (%d) distribute it", len(s.Instances))}
 	}
-	fmt.Fprintf(w, "the new root signs at %s at the latest\n", instant(s.Deadline))
-	if waiting == 0 {
-		_, err := fmt.Fprintf(w, "all %d connected proxies have acknowledged it\n", connected)
-		return err
+	who := ""
+	switch {
+	case waiting > 0:
+		who = fmt.Sprintf("not acknowledged by %s: %s", proxies(waiting), printable.Escape(strings.Join(names, ", ")))
+		if n := waiting - len(names); n > 0 {
+			who += fmt.Sprintf(" and %d more", n)
+		}
+	case connected > 0:
+		who = fmt.Sprintf("acknowledged by all connected proxies (%d)", connected)
+	default:
+		who = "no proxy is connected"
 	}
-	more := ""
-	if n := waiting - len(names); n > 0 {
-		more = " and " + strconv.Itoa(n) + " more"
+	return []string{who, fmt.Sprintf("the new root signs when every connected proxy has acknowledged it for a minute, at %s at the latest", instant(s.Deadline))}
+}
+
+func proxies(n int) string {
+	if n == 1 {
+		return "1 proxy"
 	}
-	_, err := fmt.Fprintf(w, "%d proxies have not acknowledged it: %s%s\n", waiting, printable.Escape(strings.Join(names, ", ")), more)
-	return err
+	return strconv.Itoa(n) + " proxies"
 }
 
 // instant formats a time; a zero time is empty.

@@ -25,8 +25,8 @@ func TestMain(m *testing.M) {
 }
 
 // TestScripts runs testdata/*.txtar. Each has a discovery of its own at $DISCOVERY that
-// serves the script's files: syncz.json, objectz.json, dump-PROXY.json, applied.json, appliedNAME.json and, for
-// a file sent to it, file-CONTENT.json.
+// serves the script's files: syncz.json, objectz.json, dump-PROXY.json, applied.json, appliedNAME.json, for
+// a file sent to it, file-CONTENT.json, and about the CA ca.json and, for a request to rotate, rotate.json.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
@@ -72,6 +72,18 @@ func pages(dir string) http.Handler {
 			return
 		}
 		serve(w, r, "file-"+strings.TrimSpace(string(text))+".json")
+	})
+	mux.HandleFunc("GET /debug/ca", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "ca.json") })
+	mux.HandleFunc("POST /debug/ca/rotate", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Content-Type") != "application/json" {
+			http.Error(w, "invalid Content-Type", http.StatusUnsupportedMediaType)
+			return
+		}
+		if _, err := os.Stat(filepath.Join(dir, "rotate.json")); err != nil {
+			http.Error(w, "rotate the root: a rotation of the root is in progress since 2026-11-22T08:00:00Z: pilotctl ca status says what it waits for", http.StatusConflict)
+			return
+		}
+		serve(w, r, "rotate.json")
 	})
 	mux.HandleFunc("GET /escapes/debug/syncz", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "go away\x1b[2J", http.StatusForbidden) })
 	mux.HandleFunc("GET /debug/objectz", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "objectz.json") })

@@ -12,7 +12,7 @@ type RotationStatus struct {
 	Phase rotation.Phase `json:"phase"`
 	Roots []RootStatus   `json:"roots"`
 	// Due is when the next rotation begins by itself.
-	Due time.Time `json:"due"`
+	Due time.Time `json:"due,omitzero"`
 	// Why is the reason of the rotation that is in progress.
 	Why string `json:"why,omitempty"`
 	// Distributed is since when all instances distribute the next root, Deadline when it signs at the latest: all

@@ -125,7 +125,7 @@ var ErrInProgress = errors.New("a rotation of the root is in progress")
 func (s State) CanBegin() error {
 	switch {
 	case s.Next != nil:
-		return fmt.Errorf("%w since %s: want it to end first", ErrInProgress, s.Next.Added.UTC().Format(time.RFC3339))
+		return fmt.Errorf("%w since %s: pilotctl ca status says what it waits for", ErrInProgress, s.Next.Added.UTC().Format(time.RFC3339))
 	case len(s.Trusted()) >= MaxTrusted:
 		return fmt.Errorf("%d roots are trusted, the maximum: want the oldest to end first, at %s", len(s.Trusted()), s.firstEnd().UTC().Format(time.RFC3339))
 	}
