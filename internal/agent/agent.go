@@ -121,7 +121,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 		Start: func(next *spec.Spec, hash string) error { return start(runner, bootstraps, next, hash) },
 	})
 	atEnd.Add("stop following files", reloader.Close)
-	parts := parts{spec: s, envoy: runner, xds: xds, certificates: certificates, dns: dns, reloader: reloader}
+	parts := parts{spec: s, envoy: runner, xds: xds, certificates: certificates, dns: dns, files: follower, reloader: reloader}
 	server := status.New(status.Options{
 		Listener: taken.Status, Proxy: runner.Admin(), Lifecycle: runner, Facts: parts.facts, Log: log.With("scope", "status"),
 		Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail,

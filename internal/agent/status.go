@@ -7,6 +7,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/status"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 )
 
 // parts are the components whose state the status port reports.
@@ -16,6 +17,7 @@ type parts struct {
 	xds          *xdsproxy.Proxy
 	certificates *certificates
 	dns          dnsPart
+	files        *filewatch.Follower
 	reloader     *reload.Reloader
 }
 
@@ -79,6 +81,7 @@ func (p parts) metrics(page *status.Page) {
 	page.Counter("istiod_connection_failures", "Connections and streams that the control plane did not open.", float64(x.Failures))
 	page.Counter("istiod_connection_terminations", "Streams that the control plane ended.", float64(x.Terminations))
 	page.Counter("envoy_connection_terminations", "Streams that Envoy ended.", float64(x.Departures))
+	page.Counter("num_file_watcher_failures_total", "Directories that the kernel refused to watch; their files are polled.", float64(p.files.Refusals()))
 	if files := p.certificates.sds.files; files != nil {
 		page.Counter("num_file_secret_failures_total", "Reads of secrets in files that failed.", float64(files.Failures()))
 	}

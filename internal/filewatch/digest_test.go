@@ -129,7 +129,7 @@ func TestAWatchThatFailedIsAddedLater(t *testing.T) {
 	set := f.Follow(make(chan struct{}, 1), path)
 	defer set.Close()
 	f.pollAll(time.Now())
-	if f.watch(n) || !n.incomplete {
+	if f.watch(n) || !n.incomplete || f.Refusals() != 1 {
 		t.Fatal("a watch was added although the kernel refused it")
 	}
 	f.pollAll(time.Now())

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -52,6 +53,7 @@ type Follower struct {
 	watched  int           // how many sets the Notifier watches the directories of; Run's alone
 	tried    time.Time     // when that was last tried; Run's alone
 	stat     func(path string) (Sig, error)
+	refusals atomic.Uint64
 
 	mu   sync.Mutex // guards sets and what is in them; never held during a system call
 	sets map[*Set]bool
@@ -262,8 +264,12 @@ func (f *Follower) all() []*Set {
 	return out
 }
 
+// Refusals counts how often the kernel refused to watch a directory. Any goroutine may call it.
+func (f *Follower) Refusals() uint64 { return f.refusals.Load() }
+
 // watch has the kernel give notice where the files lie now. It says whether a directory is new.
 func (f *Follower) watch(n *Notifier) bool {
+	defer func() { f.refusals.Store(n.refusals) }()
 	if n.watch == nil {
 		return false
 	}

@@ -21,6 +21,8 @@ type Notifier struct {
 	add     func(dir string) error
 	dirs    map[string]bool
 	refused bool
+	// refusals counts how often the kernel refused to watch.
+	refusals uint64
 	// incomplete says that a directory could not be watched.
 	incomplete bool
 	done       sync.WaitGroup
@@ -62,6 +64,7 @@ func (n *Notifier) refuse(err error) {
 		n.log.Warn("files are polled only: the kernel gives no notices of changes", "error", err)
 	}
 	n.refused, n.incomplete = true, true
+	n.refusals++
 }
 
 // Watch makes dirs the set of directories. It returns true where one is new: what
