@@ -205,6 +205,9 @@ func TestAnExternalServerHasTheCertificate(t *testing.T) {
 			if n, _ := plane.Signed(); n != 0 {
 				t.Errorf("%d certificates were requested from the CA", n)
 			}
+			if v := plane.Node().GetMetadata().GetFields()[mesh.FileSecretsKey].GetStringValue(); v != "true" {
+				t.Errorf("the node's metadata has %s %q, want true", mesh.FileSecretsKey, v)
+			}
 			files := filepath.Join(a.Dir, "var/run/secrets/credential-uds/files-socket")
 			for name, want := range map[string]string{"default": "0 secrets, 1 errors", "file-root:" + used: "1 secrets, 0 errors"} {
 				if got := firstAnswer(files, name); got != want {

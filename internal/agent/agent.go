@@ -75,9 +75,8 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 		return nil, err
 	}
 	if external == s.Certificates.Own {
-		decided := *s
-		decided.Certificates.Own = !external
-		s, o.Spec = &decided, &decided
+		s = s.WithExternal(external)
+		o.Spec = s
 	}
 	// Exclusive resources come before the first write: an agent that cannot start has changed nothing.
 	taken, err := startup.Take(ctx, s, log)

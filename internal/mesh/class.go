@@ -35,6 +35,9 @@ const (
 	PreviousPriorities
 	// VirtualHosts is set if the virtual hosts of shared ports are resources of their own (VHDS).
 	VirtualHosts
+	// FileSecrets is set if the secrets of files are at SDSFilesCluster, since another server than the agent has the
+	// workload's secret.
+	FileSecrets
 )
 
 // Has reports whether all bits of x are set in c.
@@ -73,6 +76,9 @@ func Capabilities(n Node) Capability {
 	}
 	if n.Metadata.VirtualHosts {
 		c |= VirtualHosts
+	}
+	if n.Metadata.FileSecrets {
+		c |= FileSecrets
 	}
 	for name, bit := range extensionBits {
 		if n.Extensions == nil || n.Extensions[name] {

@@ -26,6 +26,8 @@ type Metadata struct {
 	// VirtualHosts is set if the proxy accepts virtual hosts as resources of their own (VHDS), which
 	// the delta protocol alone can carry.
 	VirtualHosts bool
+	// FileSecrets is set if the proxy gets the secrets of files from SDSFilesCluster, which FileSecretsKey says.
+	FileSecrets bool
 	// NotApplied are the fields of the node's ProxyConfig that the proxy does not get.
 	NotApplied ProxyConfigFields
 }
@@ -46,11 +48,15 @@ const (
 // their own. [control-plane 1.5.12]
 const VirtualHostsKey = "VIRTUAL_HOST_DISCOVERY"
 
+// FileSecretsKey is the key of the metadata by which a proxy says that the secrets of files are at SDSFilesCluster.
+// [control-plane 1.5.13]
+const FileSecretsKey = "file-credential"
+
 // metadataKeys are the keys that DecodeMetadata reads.
 var metadataKeys = map[string]bool{
 	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
 	"GENERATOR": true, "DNS_CAPTURE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
-	"ISTIO_VERSION": true, VirtualHostsKey: true,
+	"ISTIO_VERSION": true, VirtualHostsKey: true, FileSecretsKey: true,
 }
 
 // proxyConfigKey is the key that DecodeMetadata reads the names of fields in. It is not among
@@ -86,6 +92,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		DNSCapture:     Bool(raw["DNS_CAPTURE"]),
 		HTTP10:         Bool(raw["HTTP10"]),
 		VirtualHosts:   Bool(raw[VirtualHostsKey]),
+		FileSecrets:    Bool(raw[FileSecretsKey]),
 		NotApplied:     notApplied(raw[proxyConfigKey]),
 	}
 	for key, v := range map[string]string{

@@ -54,6 +54,9 @@ func (b *builder) settings() error {
 	if r := b.in.Running; r != nil {
 		s.Certificates.Own = r.Certificates.Own
 	}
+	if !s.Certificates.Own {
+		s.Node.Metadata[mesh.FileSecretsKey] = "true"
+	}
 	s.Warnings = append(s.Warnings, b.set.WithoutEffect()...)
 	return b.override()
 }

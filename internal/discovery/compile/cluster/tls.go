@@ -97,8 +97,8 @@ func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.U
 		CommonTlsContext: &tlsv3.CommonTlsContext{
 			TlsParams:                      TLSParams(in.Mesh.GetMeshMTLS()),
 			AlpnProtocols:                  alpn,
-			TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{Secret(mesh.SecretDefault)},
-			ValidationContextType:          combined(mesh.SecretRoot, names, ""),
+			TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{Secret(mesh.SecretDefault, in.Caps)},
+			ValidationContextType:          combined(mesh.SecretRoot, names, "", in.Caps),
 		},
 	}
 }
@@ -117,7 +117,7 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 		if t.ClientCertificate == "" || t.PrivateKey == "" {
 			return nil, false
 		}
-		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{Secret(mesh.SecretFileCert + t.ClientCertificate + "~" + t.PrivateKey)}
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{Secret(mesh.SecretFileCert+t.ClientCertificate+"~"+t.PrivateKey, in.Caps)}
 	}
 	insecure := t.GetInsecureSkipVerify().GetValue()
 	if !insecure {
@@ -125,7 +125,7 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 		if t.CaCertificates != "" {
 			root = mesh.SecretFileRoot + t.CaCertificates
 		}
-		common.ValidationContextType = combined(root, t.SubjectAltNames, t.CaCrl)
+		common.ValidationContextType = combined(root, t.SubjectAltNames, t.CaCrl, in.Caps)
 	}
 	if t.Sni == "" && (in.Protocol.IsHTTP() || in.Protocol == mesh.Auto) {
 		o.auto = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: !insecure && len(t.SubjectAltNames) == 0}
@@ -150,7 +150,7 @@ func TLSParams(c *meshv1.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
 
 // combined verifies the server's chain with a root from SDS, its names with sans, if any, and its
 // revocation with the list in the file crl, if any.
-func combined(root string, sans []string, crl string) *tlsv3.CommonTlsContext_CombinedValidationContext {
+func combined(root string, sans []string, crl string, caps mesh.Capability) *tlsv3.CommonTlsContext_CombinedValidationContext {
 	v := &tlsv3.CertificateValidationContext{}
 	for _, s := range sans {
 		//nolint:staticcheck // the typed form needs a matcher for each kind of name; this one takes any kind
@@ -161,7 +161,7 @@ func combined(root string, sans []string, crl string) *tlsv3.CommonTlsContext_Co
 	}
 	return &tlsv3.CommonTlsContext_CombinedValidationContext{CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
 		DefaultValidationContext:         v,
-		ValidationContextSdsSecretConfig: Secret(root),
+		ValidationContextSdsSecretConfig: Secret(root, caps),
 	}}
 }
 
@@ -170,12 +170,15 @@ func combined(root string, sans []string, crl string) *tlsv3.CommonTlsContext_Co
 // cluster's connections fail, until the file exists.
 const fileWait = 2 * time.Second
 
-// Secret returns a reference to a secret that the agent serves over SDS. There is no fetch timeout for
-// the mesh's own secrets, which always arrive.
-func Secret(name string) *tlsv3.SdsSecretConfig {
-	wait := &durationpb.Duration{}
+// Secret returns a reference to a secret that a proxy with these capabilities gets over SDS. There is no fetch timeout
+// for the mesh's own secrets, which always arrive.
+func Secret(name string, caps mesh.Capability) *tlsv3.SdsSecretConfig {
+	wait, server := &durationpb.Duration{}, mesh.SDSCluster
 	if strings.HasPrefix(name, mesh.SecretFileCert) || strings.HasPrefix(name, mesh.SecretFileRoot) {
 		wait = durationpb.New(fileWait)
+		if caps.Has(mesh.FileSecrets) {
+			server = mesh.SDSFilesCluster
+		}
 	}
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
 		ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
@@ -183,7 +186,7 @@ func Secret(name string) *tlsv3.SdsSecretConfig {
 			TransportApiVersion:       corev3.ApiVersion_V3,
 			SetNodeOnFirstMessageOnly: true,
 			GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
-				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: mesh.SDSCluster},
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: server},
 			}}},
 		}},
 		InitialFetchTimeout: wait,
