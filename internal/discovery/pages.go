@@ -135,8 +135,7 @@ const registryName = "Kubernetes"
 func (s *Server) meshz(w http.ResponseWriter, _ *http.Request) {
 	var out proto.Message
 	if !s.loop.ask(func() {
-		m, _ := s.loop.store.MeshConfig()
-		out = m
+		out = s.loop.store.CurrentMesh()
 	}) {
 		unanswered(w)
 		return

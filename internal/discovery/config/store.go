@@ -145,20 +145,25 @@ func CompareVerdicts(a, b Verdict) int {
 // MeshConfig returns the mesh configuration in force, and whether it has changed since the last call;
 // for the first call it is true. The message is shared and must not be modified.
 func (s *Store) MeshConfig() (*meshv1.MeshConfig, bool) {
+	changed := s.meshChanged
+	s.mesh, s.meshChanged = s.CurrentMesh(), false
+	return s.mesh, changed
+}
+
+// CurrentMesh returns the mesh configuration in force, and leaves MeshConfig to report whether it has changed.
+func (s *Store) CurrentMesh() *meshv1.MeshConfig {
 	if !s.meshChanged {
-		return s.mesh, false
+		return s.mesh
 	}
-	s.meshChanged = false
-	first := s.firstMesh()
-	s.mesh = mesh.DefaultMeshConfig()
-	if first != nil {
+	out := mesh.DefaultMeshConfig()
+	if first := s.firstMesh(); first != nil {
 		// It was valid when it was stored, and parsing it again gives the same result.
-		s.mesh, _ = MeshConfig(meshText(first))
+		out, _ = MeshConfig(meshText(first))
 	}
 	if s.trust.domain != "" {
-		s.mesh.TrustDomain = s.trust.domain
+		out.TrustDomain = s.trust.domain
 	}
-	return s.mesh, true
+	return out
 }
 
 // firstMesh returns the object whose mesh configuration is used, nil if there is none: the ConfigMap, else

@@ -74,6 +74,9 @@ func TestStoreMeshConfig(t *testing.T) {
 	s := config.NewStore()
 	ask := func(domain string, changed bool) {
 		t.Helper()
+		if m := s.CurrentMesh(); m.TrustDomain != domain { // and reading it leaves the change to be reported
+			t.Errorf("current trust domain %s, want %s", m.TrustDomain, domain)
+		}
 		if m, moved := s.MeshConfig(); m.TrustDomain != domain || moved != changed {
 			t.Errorf("trust domain %s, changed %v; want %s, %v", m.TrustDomain, moved, domain, changed)
 		}
