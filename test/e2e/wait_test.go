@@ -14,6 +14,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // pilotctl runs pilotctl on the mesh's host.
@@ -82,12 +83,17 @@ func TestWaitForAnEdit(t *testing.T) {
 	// Envoy's regular expressions have a bound on their size, which nothing else knows.
 	edit("- route:", `- match: [{uri: {regex: "(\\pL\\pL\\pL\\pL\\pL\\pL){1000}"}}]`+"\n      route:")
 	code, out, log := pilotctl(t, m, "wait", "-f", file, "--timeout", "60s")
-	if code != 1 || out != "" || !strings.Contains(log, "a proxy refuses it:\n  client-1.storm: VHDS refused (9080/echo.storm.svc.cluster.local:9080): ") || !strings.Contains(log, "regex") {
+	if code != 1 || out != "" || !strings.Contains(log, "a proxy refuses it:\n") || !strings.Contains(log, ".storm: VHDS refused (9080/echo.storm.svc.cluster.local:9080): ") || !strings.Contains(log, "regex") {
 		t.Fatalf("an edit that Envoy refuses: exit code %d, it says\n%s%s", code, out, log)
 	}
-	if _, out, _ := pilotctl(t, m, "proxies", "--behind"); !strings.Contains(out, "client-1.storm") || !strings.Contains(out, "VHDS refused (9080/echo.storm") {
-		t.Errorf("the proxies that are behind:\n%s", out)
-	}
+	// The command ends at the first refusal, before the others.
+	wait.NoError(t, "the proxies that are behind", func() error {
+		_, out, _ := pilotctl(t, m, "proxies", "--behind")
+		if !strings.Contains(out, "client-1.storm") || !strings.Contains(out, "VHDS refused (9080/echo.storm") {
+			return errors.New(out)
+		}
+		return nil
+	})
 	if code, out, log := pilotctl(t, m, "wait", "svc", "storm/echo"); code != 0 {
 		t.Errorf("what is not refused: exit code %d, %s%s", code, out, log)
 	}
