@@ -207,7 +207,7 @@ func FuzzRefusals(f *testing.F) {
 		f.Add(seed, false)
 	}
 	// What these have found is in testdata/sub.
-	for _, seed := range []uint64{316, 459, 650, 822, 1376, 1434, 1625, 1657, 2130, 2349, 2542, 2705, 3531, 3544, 3950, 9947} {
+	for _, seed := range []uint64{316, 459, 650, 822, 1376, 1434, 1625, 1657, 2130, 2349, 2542, 2705, 3531, 3544, 3950, 9947, 11518, 12330, 13809} {
 		f.Add(seed, seed%2 == 0)
 		f.Add(seed, seed%2 != 0)
 	}

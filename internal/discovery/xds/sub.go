@@ -219,7 +219,10 @@ type typeState struct {
 	ownSize int
 	// kept are the exceptions to have: what the client has instead under a name, nil for nothing,
 	// because it refused what it was sent, or was not sent it yet.
-	kept   map[string]*Resource
+	kept map[string]*Resource
+	// left are what the view has removed and a SotW client may still use, by name: nothing tells it that a
+	// named resource is gone. One stays here until the client accepts another version or gives up the name.
+	left   map[string]*Resource
 	forced *nameSet // answered again whatever have says
 	// fresh are those of them that a delta client has not, whatever have says: it was not subscribed.
 	fresh  *nameSet

@@ -57,6 +57,11 @@ func (s *Sub) acked(c *typeState, t Type, f *flight) {
 			c.forgiveTakers(f)
 		}
 	}
+	if len(c.left) > 0 {
+		for _, u := range f.upserts {
+			delete(c.left, u.Name)
+		}
+	}
 	c.bisection.finished(c, f)
 	c.accepted = max(c.accepted, f.generation)
 	s.emit(Acked{Type: t, Nonce: f.nonce, Generation: f.generation, Refused: len(c.refused)})
@@ -65,6 +70,7 @@ func (s *Sub) acked(c *typeState, t Type, f *flight) {
 // forget forgets what is special about a name that the client does not subscribe to any more.
 func (c *typeState) forget(name string) {
 	delete(c.refused, name)
+	delete(c.left, name)
 	if _, ok := c.kept[name]; ok {
 		delete(c.kept, name)
 		c.memo = computed{}
@@ -76,6 +82,21 @@ func (c *typeState) forgetAll(list *nameSet) {
 		if list.has(n) {
 			c.forget(n)
 		}
+	}
+	for n := range c.left {
+		if list.has(n) {
+			c.forget(n)
+		}
+	}
+}
+
+// leave notes that a SotW client is not told of the end of named resources.
+func (c *typeState) leave(gone []*Resource) {
+	for _, r := range gone {
+		if c.left == nil {
+			c.left = map[string]*Resource{}
+		}
+		c.left[r.Name] = r
 	}
 }
 

@@ -247,7 +247,7 @@ func (r *checker) answer(b *typeRecord, q Request, f *flown) *string {
 		if b.refused[u.Name].version == u.Version {
 			delete(b.refused, u.Name)
 		}
-		if !q.Refused || !strings.HasPrefix(q.Message, u.Name+":") || f.had[u.Name] == u.Version && !r.delta {
+		if !q.Refused || !strings.HasPrefix(q.Message, u.Name+":") || f.had[u.Name] == u.Version {
 			continue // of what it has already, it may say what it likes
 		}
 		var again *flown
@@ -506,7 +506,7 @@ func (r *checker) removals(e Send) (gone []string) {
 // observe notes whether there is nothing to do.
 func (r *checker) observe() {
 	for t := range numTypes {
-		if r.records[t].flight != nil || len(r.differences(t)) > 0 {
+		if r.records[t].flight != nil || len(r.records[t].earlier) > 0 || len(r.differences(t)) > 0 {
 			return
 		}
 	}

@@ -361,6 +361,15 @@ func (s *Sub) named(t Type, cluster string) bool {
 			}
 		}
 	}
+	for n, r := range c.left {
+		w := view.Get(n)
+		if w == nil || same(w, r) || !c.has(n) || !r.refersTo(cluster) {
+			continue
+		}
+		if f := c.flight; f == nil || !f.has(n) || s.until(f.since.Add(holdLimit)) {
+			return true // it is not known to use the new version
+		}
+	}
 	return false
 }
 

@@ -134,6 +134,9 @@ func (s *Sub) sendType(t Type) {
 			return
 		}
 		target = target.and(waits)
+		if !s.delta && types[t].references != nil && !types[t].wildcard {
+			c.leave(removed)
+		}
 	}
 	c.prune(d.Upserts)
 	withheld, held := s.withheld(t, d, target)
