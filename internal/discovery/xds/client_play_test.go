@@ -190,6 +190,7 @@ func FuzzModelClient(f *testing.F) {
 	}
 	f.Add(uint64(457))   // a route configuration is asked for when it is gone, and its cluster comes back
 	f.Add(uint64(11048)) // a route configuration is gone when it is asked for, before clusters are
+	f.Add(uint64(18761)) // a client comes back with virtual hosts, of which there are none any more, and asks for clusters first
 	f.Add(uint64(1308))  // a route configuration without virtual hosts goes and comes back before the client is told
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		check(t, seed, true, false)

@@ -130,8 +130,18 @@ func (s *Sub) routesClaimed() {
 }
 
 // mayAsk says whether a client that comes from an earlier stream may still ask for a type. Of VHDS it may have
-// something only if the view has.
-func (s *Sub) mayAsk(t Type) bool { return t != VHDS || s.cur.Of(VHDS).Len() > 0 }
+// something only if the view has, or if it has a route configuration that takes its virtual hosts from there.
+func (s *Sub) mayAsk(t Type) bool {
+	if t != VHDS || s.cur.Of(VHDS).Len() > 0 {
+		return true
+	}
+	for r := range s.states[RDS].actual() {
+		if strings.HasSuffix(r.Version, separateHostsMark) {
+			return true
+		}
+	}
+	return false
+}
 
 // forgetHosts has the virtual hosts of route configurations sent again, or removed, whatever the client has of them.
 func (s *Sub) forgetHosts(routes *nameSet) {
