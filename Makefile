@@ -23,7 +23,7 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools deps demo test check lint fmt vet unit race e2e soak bench bench-matrix fuzz docs golden release clean
+.PHONY: help build tools deps demo test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ demo: ## a whole mesh on this machine, with scenarios whose results are checked 
 
 test: ## everything that CI runs: format, vet, linters, all tests, a release, the demo (needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the end-to-end tests make network namespaces and need root: run 'sudo make test'" >&2; exit 1; }
-	@$(MAKE) --no-print-directory fmt vet tools build $(UNIT) lint e2e release
+	@$(MAKE) --no-print-directory fmt vet tools build $(UNIT) lint test-charts e2e release
 	bin/pilotctl demo
 
 check: fmt vet lint ## format, vet and the linters
@@ -72,6 +72,9 @@ race: tools ## the same under the race detector (needs a C compiler)
 e2e: tools build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
 	$(GO) test -count=1 -p 1 -timeout 15m $(SLOW)
 
+test-charts: ## the tests of the Helm charts, a module of its own with Helm's library
+	$(GO) test -C test/charts -count=1 -timeout 10m ./...
+
 soak: tools build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (default 60; needs root)
 	@hack/soak.sh $(or $(SOAK_MINUTES),60)
 
@@ -90,6 +93,12 @@ docs: ## rewrite docs/settings.md from the tables in internal/settings
 
 golden: tools ## rewrite the golden files; read the diff before committing
 	$(GO) test -count=1 $(shell grep -rlE --include='*_test.go' 'flag\.Bool\("update"|golden"' internal 2>/dev/null | xargs -r -n1 dirname | sort -u | sed 's|^|./|') -update
+
+golden-charts: ## rewrite the golden files of the Helm charts and the tables of their values; read the diff before committing
+	$(GO) test -C test/charts -count=1 . -update
+
+charts: ## pack the Helm charts, with Istio's CustomResourceDefinitions, into dist/charts
+	@$(GO) run ./hack/release -charts -version '$(VERSION)' -epoch '$(SOURCE_DATE_EPOCH)' -o dist/charts
 
 release: ## the files of a release for linux on amd64 and arm64, in dist/ (VERSION=v1.2.3 names it)
 	@$(GO) run ./hack/release -version '$(VERSION)' -epoch '$(SOURCE_DATE_EPOCH)' -o dist

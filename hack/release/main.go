@@ -1,4 +1,4 @@
-// Release builds the files of a release into a directory: programs, completion scripts, manual pages, an SBOM for each platform, checksums.
+// Release builds the files of a release into a directory: programs, completion scripts, manual pages, an SBOM for each platform, Helm charts, checksums.
 //
 // The files depend on the sources, the version, the time of the commit and the Go release only: not on
 // the path of the clone, the user, or the machine's own architecture. `make release` passes the version
@@ -37,6 +37,7 @@ func main() {
 	flag.StringVar(&r.version, "version", "", "`version` of the release, part of each file's name")
 	flag.Int64Var(&epoch, "epoch", 0, "time of the commit, in `seconds` since 1970 UTC; the time of every file")
 	flag.StringVar(&r.out, "o", "dist", "`directory` to replace")
+	flag.BoolVar(&r.onlyCharts, "charts", false, "write the Helm charts only")
 	flag.Parse()
 	r.time = time.Unix(epoch, 0).UTC()
 	if err := r.run(ctx); err != nil {
@@ -52,6 +53,8 @@ type release struct {
 	time    time.Time
 	out     string
 	log     io.Writer
+	// onlyCharts leaves out everything but the charts.
+	onlyCharts bool
 }
 
 // run builds everything in a new directory beside the output directory, and then renames it.
@@ -74,13 +77,13 @@ func (r *release) run(ctx context.Context) error {
 	if err := os.Mkdir(dist, 0o755); err != nil {
 		return err
 	}
-	for _, arch := range architectures {
-		if err := r.platform(ctx, arch, filepath.Join(work, arch), dist); err != nil {
+	if err := r.packCharts(ctx, work, dist); err != nil {
+		return err
+	}
+	if !r.onlyCharts {
+		if err := r.programs(ctx, work, dist); err != nil {
 			return err
 		}
-	}
-	if err := r.pages(ctx, work, dist); err != nil {
-		return err
 	}
 	if err := writeSums(dist); err != nil {
 		return err
@@ -93,6 +96,16 @@ func (r *release) run(ctx context.Context) error {
 	}
 	fmt.Fprintf(r.log, "release: %s: %s\n", r.version, r.out)
 	return nil
+}
+
+// programs writes what has the programs, their completion scripts and their manual pages.
+func (r *release) programs(ctx context.Context, work, dist string) error {
+	for _, arch := range architectures {
+		if err := r.platform(ctx, arch, filepath.Join(work, arch), dist); err != nil {
+			return err
+		}
+	}
+	return r.pages(ctx, work, dist)
 }
 
 // name is the name of a file of the release.
