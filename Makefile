@@ -23,10 +23,10 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools deps demo test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts release clean
+.PHONY: help build tools deps demo test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts images release clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build pilot-agent, pilot-discovery and pilotctl (and the sample app) into bin/
 	@mkdir -p bin
@@ -99,6 +99,9 @@ golden-charts: ## rewrite the golden files of the Helm charts and the tables of 
 
 charts: ## pack the Helm charts, with Istio's CustomResourceDefinitions, into dist/charts
 	@$(GO) run ./hack/release -charts -version '$(VERSION)' -epoch '$(SOURCE_DATE_EPOCH)' -o dist/charts
+
+images: ## build the images pilothouse/discovery and pilothouse/agent with podman, docker or buildah (HUB names another registry)
+	@HUB='$(HUB)' VERSION='$(VERSION)' ENGINE='$(ENGINE)' hack/images.sh
 
 release: ## the files of a release for linux on amd64 and arm64, in dist/ (VERSION=v1.2.3 names it)
 	@$(GO) run ./hack/release -version '$(VERSION)' -epoch '$(SOURCE_DATE_EPOCH)' -o dist
