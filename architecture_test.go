@@ -55,6 +55,7 @@ var layers = map[string]layer{
 
 	"internal/discovery/marshal":       tools, // knows messages, nothing of meshes
 	"internal/discovery/source/decode": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure, "internal/discovery/ca/policy": pure,
+	"internal/discovery/admit": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
 	"internal/discovery/compile/route":     pure,
@@ -81,10 +82,11 @@ var allowedImports = map[string][]string{
 	"internal/agent/startup":              {"internal/agent/envoy"}, // folders are Envoy's user's
 	"internal/agent/host":                 {"internal/agent/envoy"}, // which capabilities it may hand on
 	"internal/pki":                        {"internal/mesh"},
-	"internal/agent/capture":              {"internal/agent/capture/..."},       // it chooses between iptables and nft
-	"internal/agent/capture/xtables":      {"internal/agent/capture/plan"},      // it translates plans
-	"internal/discovery/saved":            {"internal/discovery/source/decode"}, // which message an Istio kind carries
-	"internal/discovery/authn/reviewtest": {"internal/discovery/authn"},         // it tests implementations of its interface
+	"internal/agent/capture":              {"internal/agent/capture/..."},                                    // it chooses between iptables and nft
+	"internal/agent/capture/xtables":      {"internal/agent/capture/plan"},                                   // it translates plans
+	"internal/discovery/saved":            {"internal/discovery/source/decode"},                              // which message an Istio kind carries
+	"internal/discovery/admit":            {"internal/discovery/source/decode", "internal/discovery/config"}, // their rules are its own
+	"internal/discovery/authn/reviewtest": {"internal/discovery/authn"},                                      // it tests implementations of its interface
 	"internal/discovery/compile":          {"internal/discovery/model", "internal/discovery/compile/..."},
 	"internal/discovery/compile/route":    {"internal/discovery/compile/cluster"}, // routes name clusters
 	"internal/discovery/compile/listener": {"internal/discovery/compile/cluster"}, // so do filter chains
@@ -112,7 +114,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",

@@ -9,6 +9,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
@@ -36,8 +37,12 @@ const maxVerdicts = 50
 // Validate checks one object. It returns at most 50 verdicts: those on invalid fields in the order of
 // the fields, then those on fields that are not applied. A Spec of the wrong type for the kind is an
 // error. Validate panics for a kind that is not in object.Kinds.
-func Validate(o object.Object) []Verdict {
-	c := &check{key: o.Key, origin: o.Origin}
+func Validate(o object.Object) []Verdict { return ValidateUpTo(o, maxVerdicts) }
+
+// ValidateUpTo is Validate with another limit than 50 verdicts, which must be above 0: whoever compares the
+// verdicts on two versions of an object must not miss those that a full list leaves out.
+func ValidateUpTo(o object.Object, limit int) []Verdict {
+	c := &check{key: o.Key, origin: o.Origin, limit: limit}
 	rules := kinds[o.Kind]
 	if rules == nil {
 		panic("config: unknown kind of object: " + o.Key.String())
@@ -54,6 +59,7 @@ type check struct {
 	key    object.Key
 	origin object.Origin
 	policy object.Policy // the policy that is not enforced if there is an error
+	limit  int           // of out; 0 is maxVerdicts
 	out    []Verdict
 }
 
@@ -62,11 +68,11 @@ func (c *check) report(s object.Severity, field, format string, args ...any) {
 	if s == object.Error {
 		v.Policy = c.policy
 	}
-	switch {
-	case len(c.out) < maxVerdicts:
+	switch limit := cmp.Or(c.limit, maxVerdicts); {
+	case len(c.out) < limit:
 		c.out = append(c.out, v)
 	case s == object.Error && !Rejected(c.out): // a full list must not hide that the object is rejected
-		c.out[maxVerdicts-1] = v
+		c.out[limit-1] = v
 	}
 }
 
