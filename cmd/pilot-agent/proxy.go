@@ -53,7 +53,7 @@ func newProxy(s process) *cobra.Command {
 			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
 			logger.Info("Version " + thisBuild().String())
 			in := spec.Input{Role: role, Flags: given, Env: s.env, ReadFile: readInput, LookupUser: host.LookupUser}
-			o := agent.Options{Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}
+			o := agent.Options{Version: version, Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}
 			a, err := prepare(c.Context(), in, watch, o)
 			if errors.Is(err, context.Canceled) {
 				logger.Info("asked to end before Envoy was started")

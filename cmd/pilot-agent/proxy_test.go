@@ -64,6 +64,9 @@ func TestProxyFromStartToEnd(t *testing.T) {
 			t.Errorf("the start log lacks %q", line)
 		}
 	}
+	if code, page, err := a.Get(a.Status, "/metrics"); err != nil || code != 200 || !strings.Contains(page, `istio_agent_istio_build{component="citadel_agent",tag="v1.2.3"} 1`) {
+		t.Errorf("metrics: %d, %v\n%.1000s", code, err, page)
+	}
 
 	replaceKilledEnvoy(t, a)
 

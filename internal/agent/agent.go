@@ -39,6 +39,8 @@ type Options struct {
 	Log    *slog.Logger
 	// Stdout and Stderr get Envoy's output.
 	Stdout, Stderr io.Writer
+	// Version is the version of the program.
+	Version string
 	// Started is the time at which the program started. The startup duration is measured from it.
 	Started time.Time
 	// Ready is called once, when the agent first becomes ready. It must not block.
@@ -123,7 +125,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	parts := parts{spec: s, envoy: runner, xds: xds, certificates: certificates, dns: dns, files: follower, reloader: reloader}
 	server := status.New(status.Options{
 		Listener: taken.Status, Proxy: runner.Admin(), Lifecycle: runner, Facts: parts.facts, Log: log.With("scope", "status"),
-		Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail,
+		Version: o.Version, Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail,
 		Restart: reloader.Restart, Profiling: s.Status.Profiling, LocalMetrics: s.Status.LocalMetrics,
 	})
 	servers := slices.Concat(

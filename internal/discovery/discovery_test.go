@@ -305,7 +305,7 @@ func TestDebugPages(t *testing.T) {
 	}
 	_, metrics := p.get(p.addr.Monitoring, "/metrics")
 	for _, want := range []string{
-		`pilot_info{version="test"} 1`, "pilot_services 1", `pilothouse_classes{part="class"} 1`, `pilothouse_classes{part="scope"} 1`,
+		`pilot_info{version="test"} 1`, `istio_build{component="pilot",tag="test"} 1`, "pilot_services 1", `pilothouse_classes{part="class"} 1`, `pilothouse_classes{part="scope"} 1`,
 		"istiod_uptime_seconds", "citadel_server_csr_count", `pilothouse_rule_runs_total{rule="cluster"}`, "pilot_xds_pushes", "pilothouse_xds_stuck 0",
 	} {
 		if !strings.Contains(metrics, want) {

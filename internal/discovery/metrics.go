@@ -37,6 +37,7 @@ type stats Server
 
 var (
 	descInfo     = prometheus.NewDesc("pilot_info", "The version that runs.", []string{"version"}, nil)
+	descBuild    = prometheus.NewDesc("istio_build", "The version of each component.", []string{"component", "tag"}, nil)
 	descUptime   = prometheus.NewDesc("istiod_uptime_seconds", "Seconds since start.", nil, nil)
 	descServices = prometheus.NewDesc("pilot_services", "Services, one for each host of an object.", nil, nil)
 	descVirtuals = prometheus.NewDesc("pilot_virt_services", "VirtualServices.", nil, nil)
@@ -81,6 +82,7 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 	}
 	gauge(descInfo, 1, s.opts.Version)
+	gauge(descBuild, 1, "pilot", s.opts.Version)
 	gauge(descUptime, time.Since(s.started).Seconds())
 	metrics := slices.Concat(s.ca.Metrics(), s.plugged.Metrics())
 	if s.rotator != nil {

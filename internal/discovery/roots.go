@@ -169,7 +169,7 @@ func (s *Server) caRotate(w http.ResponseWriter, r *http.Request) {
 	}
 	if err := s.rotator.Rotate(r.Context()); err != nil {
 		code := http.StatusInternalServerError
-		if errors.Is(err, rotation.ErrInProgress) {
+		if errors.Is(err, rotation.ErrInProgress) || errors.Is(err, rotation.ErrTooMany) {
 			code = http.StatusConflict
 		}
 		http.Error(w, err.Error(), code)

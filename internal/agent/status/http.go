@@ -57,6 +57,8 @@ type Options struct {
 	// concurrent calls.
 	Facts func() Facts
 	Log   *slog.Logger
+	// Version is the version of this program, for the metric istio_build.
+	Version string
 	// Started is when the agent was started, for the metric startup_duration_seconds.
 	Started time.Time
 	// FirstReady, unless nil, is called once, when the proxy is ready for the first time. It must not

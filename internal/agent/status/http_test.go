@@ -256,6 +256,7 @@ func TestReadinessTellsNoPaths(t *testing.T) {
 
 func TestMetrics(t *testing.T) {
 	s := serve(t, "127.0.0.1:0", func(o *status.Options) {
+		o.Version = "v1.2.3"
 		o.Collect = []func(*status.Page){func(p *status.Page) {
 			p.Counter("istiod_connection_failures", "Failed connections.", 2, "reason", "a \"b\"\\\n")
 			p.Counter("istiod_connection_failures", "Failed connections.", 3, "reason", "c", "code", "1")
@@ -288,6 +289,9 @@ func TestMetrics(t *testing.T) {
 		if m := families["istio_agent_"+name]; m == nil || m.Metric[0].GetGauge().GetValue() <= 0 {
 			t.Errorf("%s is %v", name, m)
 		}
+	}
+	if !strings.Contains(body, `istio_agent_istio_build{component="citadel_agent",tag="v1.2.3"} 1`) {
+		t.Errorf("no build in\n%s", body)
 	}
 	if !strings.HasSuffix(body, "\nenvoy_server_live{} 1\n") {
 		t.Errorf("Envoy's metrics are not at the end of\n%s", body)

@@ -48,6 +48,8 @@ func timeout(r *http.Request) time.Duration {
 
 // collect adds the metrics of this package [agent M12].
 func (s *Server) collect(p *Page, f Facts) {
+	// As Istio's agent names its component.
+	p.Gauge("istio_build", "The version of each component.", 1, "component", "citadel_agent", "tag", s.o.Version)
 	if d := s.startup.Load(); d > 0 {
 		p.Gauge("startup_duration_seconds", "The time from the agent's start until it was ready.", time.Duration(d).Seconds())
 	}

@@ -357,16 +357,17 @@ func TestImpersonation(t *testing.T) {
 	// What is refused above is refused for its own reason.
 	key := ecKey(t)
 	for name, a := range map[string]attempt{
-		"own token":              {headers: bearer(x.ownToken(x.own, "", time.Now()))},
-		"OIDC":                   {headers: bearer(sign(t, x.oidc, "k", nil))},
-		"Kubernetes":             {headers: bearer(sign(t, x.home, "", claims{"iss": kubernetes}))},
-		"remote cluster":         {headers: append(bearer(sign(t, x.remote, "", claims{"iss": kubernetes})), "clusterid", "remote")},
-		"certificate":            {cert: x.leaf(x.root, x.rootKey, func(*x509.Certificate) {})},
-		"certificate of alias":   {cert: x.leaf(x.root, x.rootKey, func(c *x509.Certificate) { c.URIs[0].Host = "alias.example" })},
-		"no names":               {headers: bearer(sign(t, x.oidc, "k", nil)), request: csr(t, key, func(r *x509.CertificateRequest) { r.URIs = nil })},
-		"a name of the alias":    {headers: bearer(sign(t, x.oidc, "k", nil)), request: csr(t, key, func(r *x509.CertificateRequest) { r.URIs[0].Host = "alias.example" })},
-		"uses of a leaf":         {headers: bearer(sign(t, x.oidc, "k", nil)), request: csr(t, key, func(r *x509.CertificateRequest) { r.ExtraExtensions = x.usesOfALeaf() })},
-		"metadata without names": {headers: bearer(sign(t, x.oidc, "k", nil)), request: withMetadata(csr(t, key, nil), "CertSigner", "x")},
+		"own token":            {headers: bearer(x.ownToken(x.own, "", time.Now()))},
+		"OIDC":                 {headers: bearer(sign(t, x.oidc, "k", nil))},
+		"Kubernetes":           {headers: bearer(sign(t, x.home, "", claims{"iss": kubernetes}))},
+		"remote cluster":       {headers: append(bearer(sign(t, x.remote, "", claims{"iss": kubernetes})), "clusterid", "remote")},
+		"certificate":          {cert: x.leaf(x.root, x.rootKey, func(*x509.Certificate) {})},
+		"certificate of alias": {cert: x.leaf(x.root, x.rootKey, func(c *x509.Certificate) { c.URIs[0].Host = "alias.example" })},
+		"no names":             {headers: bearer(sign(t, x.oidc, "k", nil)), request: csr(t, key, func(r *x509.CertificateRequest) { r.URIs = nil })},
+		"a name of the alias":  {headers: bearer(sign(t, x.oidc, "k", nil)), request: csr(t, key, func(r *x509.CertificateRequest) { r.URIs[0].Host = "alias.example" })},
+		"uses of a leaf":       {headers: bearer(sign(t, x.oidc, "k", nil)), request: csr(t, key, func(r *x509.CertificateRequest) { r.ExtraExtensions = x.usesOfALeaf() })},
+		"no signer, as Istio's agent asks for by default": {headers: bearer(sign(t, x.oidc, "k", nil)), request: withMetadata(csr(t, key, nil), "CertSigner", "")},
+		"metadata without names":                          {headers: bearer(sign(t, x.oidc, "k", nil)), request: withMetadata(csr(t, key, nil), "Purpose", "x")},
 	} {
 		if a.request == nil {
 			a.request = csr(t, key, nil)

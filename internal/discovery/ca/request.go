@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/structpb"
 	securityv1 "istio.io/api/security/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -18,6 +19,10 @@ const maxRequest = 4 * pki.MaxCSR
 
 // impersonated is the key in a request's metadata by which Istio's node proxies ask for the certificates of others.
 const impersonated = "ImpersonatedIdentity"
+
+// otherSigner is the key in a request's metadata by which Istio's agents choose among the signers of an external CA. They
+// always send it, with an empty text by default.
+const otherSigner = "CertSigner"
 
 // service is the generated description of the service with a handler that bounds requests.
 var service = grpc.ServiceDesc{
@@ -60,6 +65,20 @@ func (s *Server) receive(ctx context.Context, decode func(any) error, intercept 
 	}
 	info := &grpc.UnaryServerInfo{Server: s, FullMethod: securityv1.IstioCertificateService_CreateCertificate_FullMethodName}
 	return intercept(ctx, &r, info, handle)
+}
+
+// refuseSigner returns an error for a request that names a signer: it would get a certificate below another
+// root than its peers expect.
+func refuseSigner(r *securityv1.IstioCertificateRequest) error {
+	value, has := r.GetMetadata().GetFields()[otherSigner]
+	name, isText := value.GetKind().(*structpb.Value_StringValue)
+	switch {
+	case !has || isText && name.StringValue == "":
+		return nil
+	case !isText:
+		return status.Errorf(codes.InvalidArgument, "metadata has an invalid %s: want a string", otherSigner)
+	}
+	return status.Errorf(codes.InvalidArgument, "metadata has %s %.253q: this CA has no other signers: unset ISTIO_META_CERT_SIGNER", otherSigner, name.StringValue)
 }
 
 // refuseImpersonation returns an error for a request that names another caller.

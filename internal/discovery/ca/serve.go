@@ -67,6 +67,11 @@ func (s *Server) CreateCertificate(ctx context.Context, r *securityv1.IstioCerti
 		s.log.Warn("certificate request denied", "reason", err)
 		return nil, err
 	}
+	if err := refuseSigner(r); err != nil {
+		s.metrics.parseErrors.Add(1)
+		s.log.Warn("certificate request denied", "caller", caller, "reason", err)
+		return nil, err
+	}
 	chain, err := s.issue(policy.Request{Caller: caller, CSR: []byte(r.GetCsr()), TTL: seconds(r.GetValidityDuration()), TrustDomains: s.auth.TrustDomains()})
 	if err != nil {
 		s.log.Warn("certificate request denied", "caller", caller, "reason", err)

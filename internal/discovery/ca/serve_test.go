@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/structpb"
 	securityv1 "istio.io/api/security/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
@@ -305,5 +306,33 @@ func TestErrors(t *testing.T) {
 	}
 	if strings.Contains(a.logs.String(), good) {
 		t.Error("the log contains a token")
+	}
+}
+
+// There is one signer, this CA. Whoever asks for another one would get a certificate below another root than
+// their peers expect. Istio's agent names the one of ISTIO_META_CERT_SIGNER, and none with an empty text.
+func TestOtherSignersAreRefused(t *testing.T) {
+	a := start(t, policy.Limits{})
+	_, csr := newCSR(t, alice)
+	for _, tt := range []struct {
+		name  string
+		value *structpb.Value
+		code  codes.Code
+		why   string
+	}{
+		{"none", structpb.NewStringValue(""), codes.OK, ""},
+		{"another signer", structpb.NewStringValue("example.com/foo"), codes.InvalidArgument, `CertSigner "example.com/foo": this CA has no other signers: unset ISTIO_META_CERT_SIGNER`},
+		{"not a name", structpb.NewNumberValue(1), codes.InvalidArgument, "invalid CertSigner: want a string"},
+		{"a long name", structpb.NewStringValue(strings.Repeat("x", 5000)), codes.InvalidArgument, "xxx"},
+	} {
+		r := request(csr)
+		r.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": tt.value}}
+		_, err := a.call(nil, a.token("shop", "alice", "", time.Now()), r)
+		if status.Code(err) != tt.code || err != nil && (!strings.Contains(err.Error(), tt.why) || len(err.Error()) > 1000) {
+			t.Errorf("%s: %v, want %s %q", tt.name, err, tt.code, tt.why)
+		}
+	}
+	if got := strings.Count(a.logs.String(), "certificate issued"); got != 1 {
+		t.Errorf("%d certificates issued, want 1", got)
 	}
 }

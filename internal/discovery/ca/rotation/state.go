@@ -118,8 +118,13 @@ func (s State) Serving(now time.Time) Root {
 	return s.Signer
 }
 
-// ErrInProgress is the error of Begin during a rotation.
-var ErrInProgress = errors.New("a rotation of the root is in progress")
+// Errors of Begin, which time removes.
+var (
+	// ErrInProgress is the error during a rotation.
+	ErrInProgress = errors.New("a rotation of the root is in progress")
+	// ErrTooMany is the error while MaxTrusted roots are trusted.
+	ErrTooMany = fmt.Errorf("%d roots are trusted, the maximum", MaxTrusted)
+)
 
 // CanBegin returns why no rotation can begin, nil if one can.
 func (s State) CanBegin() error {
@@ -127,7 +132,7 @@ func (s State) CanBegin() error {
 	case s.Next != nil:
 		return fmt.Errorf("%w since %s: pilotctl ca status says what it waits for", ErrInProgress, s.Next.Added.UTC().Format(time.RFC3339))
 	case len(s.Trusted()) >= MaxTrusted:
-		return fmt.Errorf("%d roots are trusted, the maximum: want the oldest to end first, at %s", len(s.Trusted()), s.firstEnd().UTC().Format(time.RFC3339))
+		return fmt.Errorf("%w: want the oldest to end first, at %s", ErrTooMany, s.firstEnd().UTC().Format(time.RFC3339))
 	}
 	return nil
 }
