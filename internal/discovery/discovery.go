@@ -157,6 +157,7 @@ type Server struct {
 	source    Source
 	meshFile  meshFile
 	xds       *xds.Server
+	roots     ca.Store // has the self-signed root
 	authority *ca.Authority
 	plugged   *ca.Directory // nil if no directory is followed
 	rotator   *ca.Rotator   // nil if a CA is plugged in
@@ -239,8 +240,9 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	}
 	s.loop.store.SetNamespace(o.Names.Namespace)
 	s.loop.store.FixTrustDomain(domain, o.Names.TrustDomain != "")
+	s.roots = ca.NewFolder(o.StateDir)
 	s.authority, s.plugged, err = ca.Open(ca.Options{
-		Directory: o.CA.Directory, StateDir: o.StateDir, TrustDomain: domain, RootTTL: o.CA.RootTTL, RootKey: o.CA.RootKey, Limits: o.CA.Limits, Log: o.Log,
+		Directory: o.CA.Directory, Store: s.roots, TrustDomain: domain, RootTTL: o.CA.RootTTL, RootKey: o.CA.RootKey, Limits: o.CA.Limits, Log: o.Log,
 	})
 	if err != nil {
 		return nil, err

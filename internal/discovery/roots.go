@@ -38,7 +38,7 @@ func (s *Server) openRotation(domain string) (err error) {
 	}
 	o := s.opts.CA
 	s.rotator, err = ca.OpenRotator(s.authority, ca.RotatorOptions{
-		StateDir: s.opts.StateDir, Organization: domain, RootTTL: o.RootTTL, RootKey: o.RootKey, MaxTTL: o.Limits.Longest(),
+		Store: s.roots, Organization: domain, RootTTL: o.RootTTL, RootKey: o.RootKey, MaxTTL: o.Limits.Longest(),
 		Policy:     rotation.Policy{Share: o.Rotation.Share, Margin: leavesInMargin * o.Limits.Lifetime(), Jitter: o.Rotation.Jitter},
 		Interval:   o.Rotation.Interval,
 		Distribute: s.distribute, Proxies: s.proxiesTrust, Log: s.opts.Log.With("scope", "ca"),

@@ -111,7 +111,7 @@ func (s *secret) check(err error) {
 func plugIn(t *testing.T, dir string, limits policy.Limits) (*ca.Authority, *ca.Directory, *wait.Output) {
 	t.Helper()
 	logs := &wait.Output{}
-	a, d, err := ca.Open(ca.Options{Directory: dir, StateDir: filepath.Join(t.TempDir(), "state"), TrustDomain: "cluster.local", Limits: limits, Log: slog.New(slog.NewTextHandler(logs, nil))})
+	a, d, err := ca.Open(ca.Options{Directory: dir, Store: ca.NewFolder(filepath.Join(t.TempDir(), "state")), TrustDomain: "cluster.local", Limits: limits, Log: slog.New(slog.NewTextHandler(logs, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func TestPluggedInErrors(t *testing.T) {
 		if err := tt.change(dir); err != nil {
 			t.Fatal(err)
 		}
-		_, _, err := ca.Open(ca.Options{Directory: dir, StateDir: t.TempDir(), TrustDomain: "cluster.local", Log: slog.New(slog.DiscardHandler)})
+		_, _, err := ca.Open(ca.Options{Directory: dir, Store: ca.NewFolder(t.TempDir()), TrustDomain: "cluster.local", Log: slog.New(slog.DiscardHandler)})
 		if err == nil || !strings.Contains(err.Error(), tt.why) || !strings.Contains(err.Error(), dir) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.why)
 		}

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -17,7 +15,6 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
 	"github.com/pilothouse/pilothouse/internal/pki"
-	"github.com/pilothouse/pilothouse/internal/statefile"
 )
 
 // defaultPoll is how often an instance looks for changes of other instances, and reports to them.
@@ -25,8 +22,8 @@ const defaultPoll = 5 * time.Second
 
 // RotatorOptions configure a Rotator. All are required except Distribute and Proxies.
 type RotatorOptions struct {
-	// StateDir is the state folder, which instances may share.
-	StateDir string
+	// Store has the roots, and the state of their rotation.
+	Store Store
 	// Organization and RootTTL are those of a root that is made; 0 means DefaultRootTTL.
 	Organization string
 	RootTTL      time.Duration
@@ -52,7 +49,7 @@ type Rotator struct {
 	options   RotatorOptions
 	authority *Authority
 	serving   *Authority
-	store     *rotationStore
+	store     Store
 	wake      chan struct{}
 
 	cycling sync.Mutex // held by cycle, so that states are applied in order
@@ -68,13 +65,13 @@ type Rotator struct {
 	applied State // what the authority was given last
 }
 
-// loadedRoot is a root of the state folder. The issuer is nil if it cannot sign any more.
+// loadedRoot is a root of the store. The issuer is nil if it cannot sign any more.
 type loadedRoot struct {
 	cert   *x509.Certificate
 	issuer *policy.Issuer
 }
 
-// OpenRotator continues the rotation of the authority, which OpenRoot has opened in the same state folder.
+// OpenRotator continues the rotation of the authority, which OpenStore has opened with the same store.
 func OpenRotator(a *Authority, o RotatorOptions) (*Rotator, error) {
 	if o.Distribute == nil {
 		o.Distribute = func([]*x509.Certificate) {}
@@ -88,24 +85,24 @@ func OpenRotator(a *Authority, o RotatorOptions) (*Rotator, error) {
 		return nil, err
 	}
 	r := &Rotator{
-		options: o, authority: a, serving: serving, store: newRotationStore(o.StateDir), wake: make(chan struct{}, 1),
+		options: o, authority: a, serving: serving, store: o.Store, wake: make(chan struct{}, 1),
 		roots: map[string]*loadedRoot{}, issued: map[string]time.Time{}, stored: map[string]time.Time{},
 	}
 	now := time.Now()
 	var s rotation.State
-	err = r.store.change(context.Background(), func(old rotation.State, found bool) (*rotation.State, error) {
+	err = r.store.Change(context.Background(), func(old rotation.State, found bool) (*StoreChange, error) {
 		if !found {
 			old = r.initial(first.Issuer.Root(), now)
 		}
 		// The time alone may have changed it.
 		s, _ = old.Step(o.Policy, rotation.Facts{Now: now})
-		return &s, nil
+		return &StoreChange{State: s}, nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	r.applied = first
-	if err := r.apply(s, now); err != nil {
+	if err := r.apply(context.Background(), s, now); err != nil {
 		return nil, err
 	}
 	a.onIssue(r.noteIssued)
@@ -142,7 +139,9 @@ func (r *Rotator) Run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return r.store.leave()
+			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockTimeout)
+			defer cancel()
+			return r.store.Leave(bounded)
 		case <-tick.C:
 		case <-r.wake:
 		}
@@ -175,46 +174,62 @@ func (r *Rotator) cycle(ctx context.Context) (changed bool, err error) {
 		return false, err
 	}
 	now := time.Now()
-	var next rotation.State
-	err = r.store.changeExisting(ctx, func(s rotation.State) (*rotation.State, error) {
-		if err := r.removeFolders(s); err != nil {
-			return nil, err
-		}
-		s, stored := r.storeIssued(s)
-		if err := r.store.report(r.report(now)); err != nil {
-			return nil, err
-		}
-		reports, err := r.store.reports(now)
-		if err != nil {
-			return nil, err
-		}
-		r.mu.Lock()
-		r.reports = reports
-		r.mu.Unlock()
-		var d rotation.Decision
-		next, d = s.Step(r.options.Policy, rotation.Facts{Now: now, Reports: reports})
-		if d.Begin {
-			if next, err = r.begin(next, d.Why, now); err != nil {
-				return nil, err
-			}
-		}
-		for _, text := range d.Changes {
-			r.options.Log.Info("rotation of the root", "change", text)
-		}
-		changed = d.Begin || len(d.Changes) > 0
-		if !changed && !stored {
-			return nil, nil
-		}
-		return &next, nil
-	})
+	if err := r.store.Report(ctx, r.report(now)); err != nil {
+		return false, err
+	}
+	// Before the state: a report that is older than the state can only delay the rotation.
+	reports, err := r.store.Reports(ctx, now)
 	if err != nil {
 		return false, err
 	}
-	r.hasStored(next)
-	if err := r.apply(next, now); err != nil {
+	r.mu.Lock()
+	r.reports = reports
+	r.mu.Unlock()
+	next, d, err := r.step(ctx, reports, now)
+	if err != nil {
 		return false, err
 	}
-	return changed, nil
+	for _, text := range d.Changes {
+		r.options.Log.Info("rotation of the root", "change", text)
+	}
+	if d.Begin {
+		r.tellBegun(next)
+	}
+	r.hasStored(next)
+	if err := r.apply(ctx, next, now); err != nil {
+		return false, err
+	}
+	return d.Begin || len(d.Changes) > 0, nil
+}
+
+// step lets time and reports change the stored state, and stores the ends of leaves.
+func (r *Rotator) step(ctx context.Context, reports []rotation.Report, now time.Time) (next rotation.State, d rotation.Decision, err error) {
+	var made madeRoot
+	err = r.changeExisting(ctx, func(s rotation.State) (_ *StoreChange, err error) {
+		var added *StoredRoot
+		s, stored := r.storeIssued(s)
+		next, d = s.Step(r.options.Policy, rotation.Facts{Now: now, Reports: reports})
+		if d.Begin {
+			if next, added, err = r.begin(next, d.Why, &made, now); err != nil {
+				return nil, err
+			}
+		}
+		if !d.Begin && len(d.Changes) == 0 && !stored {
+			return nil, nil
+		}
+		return &StoreChange{State: next, Added: added}, nil
+	})
+	return next, d, err
+}
+
+// changeExisting changes a state that must exist.
+func (r *Rotator) changeExisting(ctx context.Context, f func(rotation.State) (*StoreChange, error)) error {
+	return r.store.Change(ctx, func(old rotation.State, found bool) (*StoreChange, error) {
+		if !found {
+			return nil, fmt.Errorf("%s in %s: %w", RotationKey, r.store, errNotStored)
+		}
+		return f(old)
+	})
 }
 
 // report returns what this instance distributes, and who has acknowledged it.
@@ -239,39 +254,30 @@ func (r *Rotator) report(now time.Time) rotation.Report {
 // maxNames limits the proxies that a report names.
 const maxNames = 20
 
-// begin makes a root and returns the state in which it is distributed.
-func (r *Rotator) begin(s rotation.State, why string, now time.Time) (rotation.State, error) {
-	if err := s.CanBegin(); err != nil {
-		return s, err
-	}
-	ttl := r.options.RootTTL
-	if ttl <= 0 {
-		ttl = DefaultRootTTL
-	}
-	root, err := policy.NewRoot(r.options.Organization, r.rootKey(), pki.Validity{NotBefore: now.Add(-Backdate), NotAfter: now.Add(ttl)})
-	if err != nil {
-		return s, err
-	}
-	key, err := root.KeyPEM()
-	if err != nil {
-		return s, fmt.Errorf("create root key: %w", err)
-	}
-	next, err := s.Begin(rootOf(root.Root()), why, now)
-	if err != nil {
-		return s, err
-	}
-	if err := statefile.CreateOnce(r.options.StateDir, madeFolder(next.Next.ID), map[string][]byte{rootCert: pki.EncodeCerts(root.Root()), rootKey: key}); err != nil {
-		return s, err
-	}
-	r.options.Log.Info("rotation of the root begins", "reason", why, "root", next.Next.ID[:16], "until", next.Next.NotAfter)
-	return next, nil
+// madeRoot is a root that was made for a rotation; empty before.
+type madeRoot struct {
+	issuer *policy.Issuer
+	stored StoredRoot
 }
 
-func (r *Rotator) rootKey() pki.KeyKind {
-	if r.options.RootKey == "" {
-		return pki.ECDSAP256
+// begin makes a root, unless it has been made, and returns the state in which it is distributed.
+func (r *Rotator) begin(s rotation.State, why string, made *madeRoot, now time.Time) (rotation.State, *StoredRoot, error) {
+	if err := s.CanBegin(); err != nil {
+		return s, nil, err
 	}
-	return r.options.RootKey
+	if made.issuer == nil {
+		var err error
+		if made.issuer, made.stored, err = newStoredRoot(r.options.Organization, r.options.RootKey, r.options.RootTTL, now); err != nil {
+			return s, nil, err
+		}
+	}
+	next, err := s.Begin(rootOf(made.issuer.Root()), why, now)
+	return next, &made.stored, err
+}
+
+// tellBegun logs that a rotation has begun.
+func (r *Rotator) tellBegun(s rotation.State) {
+	r.options.Log.Info("rotation of the root begins", "reason", s.Next.Why, "root", s.Next.ID[:16], "until", s.Next.NotAfter)
 }
 
 // Rotate begins a rotation, which Status has when it returns. The error wraps rotation.ErrInProgress if one is in progress.
@@ -279,16 +285,20 @@ func (r *Rotator) Rotate(ctx context.Context) error {
 	if err := r.replaced(); err != nil {
 		return fmt.Errorf("rotate the root: %w", err)
 	}
-	err := r.store.changeExisting(ctx, func(s rotation.State) (*rotation.State, error) {
-		next, err := r.begin(s, "requested", time.Now())
+	var made madeRoot
+	var next rotation.State
+	err := r.changeExisting(ctx, func(s rotation.State) (_ *StoreChange, err error) {
+		var added *StoredRoot
+		next, added, err = r.begin(s, "requested", &made, time.Now())
 		if err != nil {
 			return nil, err
 		}
-		return &next, nil
+		return &StoreChange{State: next, Added: added}, nil
 	})
 	if err != nil {
 		return fmt.Errorf("rotate the root: %w", err)
 	}
+	r.tellBegun(next)
 	if _, err = r.cycle(ctx); err != nil { // for Status to have it
 		r.tell(err)
 	}
@@ -300,7 +310,7 @@ func (r *Rotator) Rotate(ctx context.Context) error {
 }
 
 // apply loads the roots of a state, has them distributed, and replaces the issuer.
-func (r *Rotator) apply(s rotation.State, now time.Time) error {
+func (r *Rotator) apply(ctx context.Context, s rotation.State, now time.Time) error {
 	loaded := map[string]*loadedRoot{}
 	var certs []*x509.Certificate
 	for _, t := range s.Trusted() {
@@ -308,8 +318,11 @@ func (r *Rotator) apply(s rotation.State, now time.Time) error {
 		l := r.roots[t.ID]
 		r.mu.Unlock()
 		if l == nil {
-			var err error
-			if l, err = loadRotated(folderOf(r.options.StateDir, t.ID), t.ID, now); err != nil {
+			stored, err := r.store.Root(ctx, t.ID)
+			if err != nil {
+				return err
+			}
+			if l, err = stored.load(t.ID, now); err != nil {
 				return err
 			}
 		}
@@ -364,29 +377,6 @@ func sameKeys(a, b map[string]*loadedRoot) bool {
 	return len(a) == len(b)
 }
 
-// loadRotated loads a root, with its issuer unless it has expired.
-func loadRotated(dir, id string, now time.Time) (*loadedRoot, error) {
-	text, err := statefile.ReadPublic(filepath.Join(dir, rootCert))
-	if err != nil {
-		return nil, fmt.Errorf("read root certificate: %w", err)
-	}
-	certs, err := pki.ParseBundle(text)
-	if err != nil {
-		return nil, fmt.Errorf("read root certificate in %s: %w", dir, err)
-	}
-	if got := pki.Fingerprint(certs[0]); got != id {
-		return nil, fmt.Errorf("read root certificate in %s: it is root %.16s, and %s names %.16s: restore the one that belongs to the other", dir, got, rotationFile, id)
-	}
-	if !now.Before(certs[0].NotAfter) {
-		return &loadedRoot{cert: certs[0]}, nil
-	}
-	issuer, err := loadIssuer(dir, now)
-	if err != nil {
-		return nil, err
-	}
-	return &loadedRoot{cert: certs[0], issuer: issuer}, nil
-}
-
 // noteIssued records that a root has signed a leaf, before the leaf is handed out. What is stored lies
 // somewhat later, so that it is not written for each leaf.
 func (r *Rotator) noteIssued(root *x509.Certificate, until time.Time) {
@@ -403,12 +393,12 @@ func (r *Rotator) noteIssued(root *x509.Certificate, until time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
 	defer cancel()
 	var next rotation.State
-	err := r.store.changeExisting(ctx, func(s rotation.State) (*rotation.State, error) {
+	err := r.changeExisting(ctx, func(s rotation.State) (*StoreChange, error) {
 		var changed bool
 		if next, changed = r.storeIssued(s); !changed {
 			return nil, nil
 		}
-		return &next, nil
+		return &StoreChange{State: next}, nil
 	})
 	if err != nil {
 		r.tell(err) // it is stored before the state changes
@@ -443,26 +433,4 @@ func (r *Rotator) hasStored(s rotation.State) {
 			delete(r.issued, id)
 		}
 	}
-}
-
-// removeFolders removes the folders of roots that the stored state s does not trust any more, with their
-// keys, and those of rotations that were interrupted before they were stored.
-func (r *Rotator) removeFolders(s rotation.State) error {
-	made, err := madeFolders(r.options.StateDir)
-	if err != nil {
-		return err
-	}
-	keep := map[string]bool{}
-	for _, t := range s.Trusted() {
-		keep[folderOf(r.options.StateDir, t.ID)] = true
-	}
-	for _, dir := range append(made, filepath.Join(r.options.StateDir, rootFolder)) {
-		if keep[dir] {
-			continue
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			return fmt.Errorf("remove a root that is not trusted any more: %w", err)
-		}
-	}
-	return nil
 }

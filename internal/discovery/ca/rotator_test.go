@@ -39,7 +39,7 @@ func startInstance(t *testing.T, dir string, change func(*RotatorOptions)) *inst
 	t.Helper()
 	in := &instance{t: t}
 	o := RotatorOptions{
-		StateDir: dir, Organization: "cluster.local", RootTTL: 1000 * time.Hour, MaxTTL: 48 * time.Hour, Interval: time.Hour, Poll: poll,
+		Store: NewFolder(dir), Organization: "cluster.local", RootTTL: 1000 * time.Hour, MaxTTL: 48 * time.Hour, Interval: time.Hour, Poll: poll,
 		Policy: rotation.Policy{Share: 0.2, Margin: 72 * time.Hour}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Distribute: func(roots []*x509.Certificate) {
 			in.mu.Lock()
@@ -325,11 +325,12 @@ func TestRotationErrors(t *testing.T) {
 			if err := os.RemoveAll(filepath.Join(dir, rootFolder)); err != nil {
 				return err
 			}
-			return createRoot(dir, "other", time.Hour, "", time.Now())
+			_, err := OpenRoot(dir, "other", time.Hour, "")
+			return err
 		}},
 	} {
 		dir := filepath.Join(t.TempDir(), "state")
-		o := RotatorOptions{StateDir: dir, Policy: rotation.Policy{Share: 0.2}, Log: slog.New(slog.DiscardHandler)}
+		o := RotatorOptions{Store: NewFolder(dir), Policy: rotation.Policy{Share: 0.2}, Log: slog.New(slog.DiscardHandler)}
 		if _, err := OpenRotator(open(t, dir), o); err != nil {
 			t.Fatal(err)
 		}

@@ -36,8 +36,8 @@ const (
 	reportKept = 10 * time.Minute
 )
 
-// rotationStore keeps the state of the rotation in the state folder, for all instances that share it.
-type rotationStore struct {
+// Folder is a Store in the state folder, for all instances that share it. Create one with NewFolder.
+type Folder struct {
 	stateDir string
 	instance string
 
@@ -53,8 +53,54 @@ type storedState struct {
 // storedVersion is the version of the file's format.
 const storedVersion = 1
 
-func newRotationStore(stateDir string) *rotationStore {
-	return &rotationStore{stateDir: stateDir, instance: strings.ToLower(rand.Text())}
+// NewFolder returns the Store in a state folder. The folder is made when something is stored.
+func NewFolder(stateDir string) *Folder {
+	return &Folder{stateDir: stateDir, instance: strings.ToLower(rand.Text())}
+}
+
+// String returns the path of the folder.
+func (s *Folder) String() string { return s.stateDir }
+
+// First implements Store.
+func (s *Folder) First(_ context.Context, create func() (StoredRoot, error)) (StoredRoot, error) {
+	statefile.Sweep(s.stateDir, rootFolder)
+	dir, err := signerFolder(s.stateDir, time.Now())
+	if err != nil {
+		return StoredRoot{}, err
+	}
+	// An empty folder is as good as none, such as one that was created to mount something there.
+	if entries, err := os.ReadDir(dir); filepath.Base(dir) == rootFolder && (os.IsNotExist(err) || err == nil && len(entries) == 0) {
+		made, err := create()
+		if err != nil {
+			return StoredRoot{}, err
+		}
+		if err := createFolder(s.stateDir, rootFolder, made); err != nil {
+			return StoredRoot{}, err
+		}
+	}
+	return readRoot(dir)
+}
+
+func createFolder(stateDir, name string, root StoredRoot) error {
+	return statefile.CreateOnce(stateDir, name, map[string][]byte{rootCert: root.Cert, rootKey: root.Key})
+}
+
+// Root implements Store.
+func (s *Folder) Root(_ context.Context, id string) (StoredRoot, error) {
+	return readRoot(folderOf(s.stateDir, id))
+}
+
+// readRoot reads the root in a folder.
+func readRoot(dir string) (StoredRoot, error) {
+	out := StoredRoot{CertAt: filepath.Join(dir, rootCert), KeyAt: filepath.Join(dir, rootKey), Remedy: "remove " + dir}
+	var err error
+	if out.Cert, err = statefile.ReadPublic(out.CertAt); err != nil {
+		return StoredRoot{}, fmt.Errorf("read root certificate: %w", err)
+	}
+	if out.Key, err = statefile.ReadPrivate(out.KeyAt); err != nil {
+		return StoredRoot{}, fmt.Errorf("read root key: %w", err)
+	}
+	return out, nil
 }
 
 // readRotation reads the state; false if there is none.
@@ -67,30 +113,38 @@ func readRotation(stateDir string) (rotation.State, bool, error) {
 	if err != nil {
 		return rotation.State{}, false, fmt.Errorf("read the state of the root's rotation: %w", err)
 	}
+	s, err := DecodeRotation(text)
+	if err != nil {
+		return rotation.State{}, false, fmt.Errorf("read the state of the root's rotation: %s: %w; restore it from a copy", path, err)
+	}
+	return s, true, nil
+}
+
+// EncodeRotation returns the state of a rotation as a Store keeps it.
+func EncodeRotation(s rotation.State) ([]byte, error) {
+	text, err := json.MarshalIndent(storedState{Version: storedVersion, State: s}, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode the state of the root's rotation: %w", err)
+	}
+	return append(text, '\n'), nil
+}
+
+// DecodeRotation decodes what EncodeRotation has encoded.
+func DecodeRotation(text []byte) (rotation.State, error) {
 	var s storedState
 	if err := json.Unmarshal(text, &s); err != nil {
-		return rotation.State{}, false, fmt.Errorf("read the state of the root's rotation: parse %s: %w; restore it from a copy", path, err)
+		return rotation.State{}, fmt.Errorf("parse the state: %w", err)
 	}
 	if s.Version != storedVersion || len(s.Signer.ID) != sha256Digits {
-		return rotation.State{}, false, fmt.Errorf("read the state of the root's rotation: %s: version %d, want %d, with the root that signs; restore it from a copy", path, s.Version, storedVersion)
+		return rotation.State{}, fmt.Errorf("version %d, want %d, with the root that signs", s.Version, storedVersion)
 	}
-	return s.State, true, nil
+	return s.State, nil
 }
 
 const sha256Digits = 64
 
-// changeExisting is change for a state that must exist.
-func (s *rotationStore) changeExisting(ctx context.Context, f func(rotation.State) (*rotation.State, error)) error {
-	return s.change(ctx, func(old rotation.State, found bool) (*rotation.State, error) {
-		if !found {
-			return nil, fmt.Errorf("%s has been removed: restart to continue with the root that signs", filepath.Join(s.stateDir, rotationFile))
-		}
-		return f(old)
-	})
-}
-
-// change replaces the state by what f makes of it, while no other instance does. A nil result keeps it.
-func (s *rotationStore) change(ctx context.Context, f func(old rotation.State, found bool) (*rotation.State, error)) error {
+// Change implements Store.
+func (s *Folder) Change(ctx context.Context, f func(old rotation.State, found bool) (*StoreChange, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	dir := filepath.Join(s.stateDir, instancesFolder)
@@ -106,28 +160,41 @@ func (s *rotationStore) change(ctx context.Context, f func(old rotation.State, f
 	if err != nil {
 		return err
 	}
+	if found {
+		if err := s.removeFolders(old); err != nil {
+			return err
+		}
+	}
 	next, err := f(old, found)
 	if err != nil || next == nil {
 		return err
 	}
-	text, err := json.MarshalIndent(storedState{Version: storedVersion, State: *next}, "", "  ")
-	if err != nil {
-		return fmt.Errorf("change the state of the root's rotation: %w", err)
+	if next.Added != nil {
+		if err := createFolder(s.stateDir, madeFolder(next.State.Next.ID), *next.Added); err != nil {
+			return err
+		}
 	}
-	if err := statefile.Replace(filepath.Join(s.stateDir, rotationFile), append(text, '\n')); err != nil {
+	text, err := EncodeRotation(next.State)
+	if err != nil {
+		return err
+	}
+	if err := statefile.Replace(filepath.Join(s.stateDir, rotationFile), text); err != nil {
 		return fmt.Errorf("change the state of the root's rotation: %w", err)
 	}
 	return nil
 }
 
-func (s *rotationStore) reportPath() string {
+func (s *Folder) reportPath() string {
 	return filepath.Join(s.stateDir, instancesFolder, s.instance+reportSuffix)
 }
 
-// report writes the report of this instance.
-func (s *rotationStore) report(r rotation.Report) error {
+// Report implements Store.
+func (s *Folder) Report(_ context.Context, r rotation.Report) error {
 	r.Instance = s.instance
 	text, err := json.Marshal(r)
+	if err == nil {
+		err = os.MkdirAll(filepath.Join(s.stateDir, instancesFolder), 0o700)
+	}
 	if err == nil {
 		err = statefile.Replace(s.reportPath(), text)
 	}
@@ -137,17 +204,16 @@ func (s *rotationStore) report(r rotation.Report) error {
 	return nil
 }
 
-// leave removes the report of this instance.
-func (s *rotationStore) leave() error {
+// Leave implements Store.
+func (s *Folder) Leave(context.Context) error {
 	if err := os.Remove(s.reportPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("report to the other instances: %w", err)
 	}
 	return nil
 }
 
-// reports reads the reports of all instances. One that cannot be read is that of an instance whose state is not
-// known, so that it is an error.
-func (s *rotationStore) reports(now time.Time) ([]rotation.Report, error) {
+// Reports implements Store.
+func (s *Folder) Reports(_ context.Context, now time.Time) ([]rotation.Report, error) {
 	dir := filepath.Join(s.stateDir, instancesFolder)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -223,4 +289,26 @@ func madeFolders(stateDir string) ([]string, error) {
 		return nil, fmt.Errorf("find roots: %w", err)
 	}
 	return all, nil
+}
+
+// removeFolders removes the folders of roots that the stored state does not trust any more, with their
+// keys, and those of rotations that were interrupted before they were stored.
+func (s *Folder) removeFolders(state rotation.State) error {
+	made, err := madeFolders(s.stateDir)
+	if err != nil {
+		return err
+	}
+	keep := map[string]bool{}
+	for _, t := range state.Trusted() {
+		keep[folderOf(s.stateDir, t.ID)] = true
+	}
+	for _, dir := range append(made, filepath.Join(s.stateDir, rootFolder)) {
+		if keep[dir] {
+			continue
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove a root that is not trusted any more: %w", err)
+		}
+	}
+	return nil
 }
