@@ -30,7 +30,7 @@ func newDiscovery(args []string, env map[string]string) *cobra.Command {
 		Short: "Serve configuration and identity to proxies",
 		Long: `Serve configuration and identity to proxies.
 
-Configuration is read from a directory of YAML (--configDir): Kubernetes' Namespace,
+Configuration is read from a directory of YAML (--configDir): Kubernetes' Namespace, Node,
 Service, EndpointSlice, Pod, ServiceAccount, Secret and ConfigMap, and Istio's
 VirtualService, DestinationRule, ServiceEntry, WorkloadEntry, PeerAuthentication and
 Sidecar. The directory is watched; an edit takes effect when it is saved. The mesh's own

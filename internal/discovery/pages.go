@@ -155,7 +155,7 @@ func groupVersion(k object.Kind) (group, version string, ok bool) {
 		return "networking.istio.io", "v1", true
 	case object.PeerAuthentication:
 		return "security.istio.io", "v1", true
-	case object.Namespace, object.Service, object.EndpointSlice, object.Pod, object.ServiceAccount, object.Secret, object.ConfigMap:
+	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod, object.ServiceAccount, object.Secret, object.ConfigMap:
 		return "", "", false
 	}
 	panic("discovery: unknown kind of object: " + string(k))

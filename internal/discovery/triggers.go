@@ -18,7 +18,7 @@ func triggerOf(c object.Change, ofMesh bool) triggerEffect {
 			return triggerEffect{"svcdelete", "service"}
 		}
 		return triggerEffect{"svc", "service"}
-	case object.EndpointSlice, object.Pod, object.WorkloadEntry:
+	case object.EndpointSlice, object.Pod, object.Node, object.WorkloadEntry:
 		return triggerEffect{"eds", "endpoint"}
 	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar:
 		return triggerEffect{"config", "config"}

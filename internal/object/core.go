@@ -2,6 +2,11 @@ package object
 
 import "net/netip"
 
+// NodeSpec is the place of a Node, from its topology labels. Each part may be empty.
+type NodeSpec struct {
+	Region, Zone, Subzone string
+}
+
 // ServiceSpec has the fields of a Kubernetes Service that are used.
 type ServiceSpec struct {
 	// Type is ClusterIP (the default if empty), NodePort, LoadBalancer or ExternalName.

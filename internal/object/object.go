@@ -20,6 +20,7 @@ type Kind string
 // The kinds that are read. The comment is the type of Object.Spec.
 const (
 	Namespace          Kind = "Namespace"          // nil
+	Node               Kind = "Node"               // *NodeSpec
 	Service            Kind = "Service"            // *ServiceSpec
 	EndpointSlice      Kind = "EndpointSlice"      // *EndpointSliceSpec
 	Pod                Kind = "Pod"                // *PodSpec
@@ -38,12 +39,12 @@ const (
 // Kinds returns all kinds, in the order in which listings show them.
 func Kinds() []Kind {
 	return []Kind{
-		Namespace, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
+		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
 		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, Sidecar, Gateway,
 	}
 }
 
-// Key identifies one object. Namespace is empty for kind Namespace.
+// Key identifies one object. Namespace is empty for the kinds Namespace and Node.
 type Key struct {
 	Kind            Kind
 	Namespace, Name string

@@ -29,6 +29,7 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.Gateway: func(c *check, o object.Object) { specRules(c, o, c.gateway) },
 
 	object.Namespace:      noRules,
+	object.Node:           noRules,
 	object.ServiceAccount: noRules,
 	object.Secret:         noRules,
 }

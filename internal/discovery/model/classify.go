@@ -52,12 +52,16 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	if m.claims(r, k) == "" {
 		services = m.servicesOf(r, k, labels, portNames(pod))
 	}
+	location := k.Location
+	if location.Locality == (mesh.Locality{}) && pod != nil {
+		location.Locality = m.localityOf(r, pod)
+	}
 	return mesh.Class{
 		Scope: mesh.Scope{
 			Role: k.Role, Namespace: k.Namespace, Caps: k.Caps,
 			Sidecar: m.sidecarFor(r, k.Namespace, labels), Selected: m.selected(r, k.Namespace, labels),
 		},
-		Location: k.Location,
+		Location: location,
 		Workload: mesh.Workload{
 			// Policies restrict: they hold for a proxy whatever else it is refused.
 			Namespace: k.Namespace, Services: services, Policies: m.selecting(r, k.Namespace, labels),

@@ -119,7 +119,7 @@ func (m *Model) instances(r *incr.Reader, key string) []*Instance {
 	} else if len(s.Source.Selector) > 0 {
 		for _, p := range incr.In(r, m.tables.pods, selected) {
 			if subset(s.Source.Selector, p.Labels) && !p.Spec.Done && (p.Spec.Ready || s.Source.PublishNotReady) {
-				out = append(out, podInstances(s, p, p.Spec.IPs, td)...)
+				out = append(out, m.podInstances(r, s, p, td)...)
 			}
 		}
 	}
@@ -168,7 +168,8 @@ func (m *Model) entryInstance(s *Service, e *networking.WorkloadEntry, labels ma
 	return i
 }
 
-func podInstances(s *Service, p *Pod, ips []netip.Addr, td string) []*Instance {
+func (m *Model) podInstances(r *incr.Reader, s *Service, p *Pod, td string) []*Instance {
+	ips := p.Spec.IPs
 	if len(ips) == 0 {
 		return nil
 	}
@@ -178,7 +179,7 @@ func podInstances(s *Service, p *Pod, ips []netip.Addr, td string) []*Instance {
 			ports[port.Number] = t
 		}
 	}
-	return []*Instance{p.instance(ips[0], ports, td)}
+	return []*Instance{p.instance(ips[0], ports, td, m.localityOf(r, p))}
 }
 
 // target returns the Pod's port for a service's port; false if that has the name of a container port
@@ -195,12 +196,29 @@ func (p *Pod) target(port Port) (uint32, bool) {
 	return 0, false
 }
 
-func (p *Pod) instance(ip netip.Addr, ports map[uint32]uint32, td string) *Instance {
+// localityOf returns where a Pod is: its label, else its Node's place. [control-plane 1.3.8]
+func (m *Model) localityOf(r *incr.Reader, p *Pod) mesh.Locality {
+	if label := cmp.Or(p.Labels["topology.istio.io/locality"], p.Labels["istio-locality"]); label != "" {
+		return mesh.ParseLocality(label)
+	}
+	return m.nodeLocality(r, p.Spec.NodeName)
+}
+
+// nodeLocality returns where a Node is; the zero value if that is not known.
+func (m *Model) nodeLocality(r *incr.Reader, name string) mesh.Locality {
+	if name == "" {
+		return mesh.Locality{}
+	}
+	l, _ := incr.Get(r, m.tables.nodes, name)
+	return l
+}
+
+func (p *Pod) instance(ip netip.Addr, ports map[uint32]uint32, td string, at mesh.Locality) *Instance {
 	return &Instance{
 		Address: ip.String(), Ports: ports, Labels: p.Labels, Weight: 1, Workload: p.Name, Namespace: p.Namespace,
 		Identity: mesh.Identity{TrustDomain: td, Namespace: p.Namespace, ServiceAccount: p.account()}.SPIFFE(),
 		TLS:      p.Labels[mesh.TLSModeLabel] == "istio",
-		Locality: mesh.ParseLocality(cmp.Or(p.Labels["topology.istio.io/locality"], p.Labels["istio-locality"])),
+		Locality: at,
 		Network:  p.Labels["topology.istio.io/network"],
 	}
 }
@@ -222,7 +240,10 @@ func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) []*Instanc
 			}
 			i := &Instance{Address: e.Addresses[0].String(), Ports: ports, Weight: 1, Workload: e.Pod, Namespace: s.Namespace}
 			if p, ok := incr.Get(r, m.tables.pods, s.Namespace+"/"+e.Pod); ok && e.Pod != "" {
-				i = p.instance(e.Addresses[0], ports, td)
+				i = p.instance(e.Addresses[0], ports, td, m.localityOf(r, p))
+			}
+			if i.Locality == (mesh.Locality{}) {
+				i.Locality = m.nodeLocality(r, e.NodeName)
 			}
 			if e.Zone != "" && i.Locality == (mesh.Locality{}) {
 				i.Locality.Zone = e.Zone

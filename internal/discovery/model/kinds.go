@@ -27,6 +27,9 @@ var kinds = map[object.Kind]kindRow{
 		}
 		m.tables.pods.Put(rowKey(o.Key), &Pod{Row: rowOf(o), Labels: o.Meta.Labels, Spec: spec}, buckets...)
 	}, func(m *Model, k object.Key) { m.tables.pods.Delete(rowKey(k)) }),
+	object.Node: stored(func(m *Model, o *object.Object, spec *object.NodeSpec) {
+		m.tables.nodes.Put(o.Name, mesh.Locality{Region: spec.Region, Zone: spec.Zone, Subzone: spec.Subzone})
+	}, func(m *Model, k object.Key) { m.tables.nodes.Delete(k.Name) }),
 	object.WorkloadEntry: stored(func(m *Model, o *object.Object, spec *networking.WorkloadEntry) {
 		e := &WorkloadEntry{Row: rowOf(o), Labels: o.Meta.Labels, Spec: spec}
 		m.tables.entries.Put(rowKey(o.Key), e, append(labelBuckets(o.Namespace, e.labels()), "ip:"+spec.Address)...)

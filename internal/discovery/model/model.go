@@ -46,6 +46,7 @@ type Model struct {
 type tables struct {
 	services *incr.Table[*Service]
 	pods     *incr.Table[*Pod]
+	nodes    *incr.Table[mesh.Locality]
 	entries  *incr.Table[*WorkloadEntry]
 	slices   *incr.Table[*Slice]
 	virtuals *incr.Table[*VirtualService]
@@ -106,6 +107,7 @@ func New(g *incr.Graph, domain string) *Model {
 	m := &Model{domain: mesh.HostName(domain), tables: tables{
 		services: incr.NewTable[*Service](g, "services"),
 		pods:     incr.NewTable[*Pod](g, "pods"),
+		nodes:    incr.NewTable[mesh.Locality](g, "nodes"),
 		entries:  incr.NewTable[*WorkloadEntry](g, "workload entries"),
 		slices:   incr.NewTable[*Slice](g, "endpoint slices"),
 		virtuals: incr.NewTable[*VirtualService](g, "virtual services"),
@@ -124,7 +126,7 @@ func New(g *incr.Graph, domain string) *Model {
 func (m *Model) Fork(g *incr.Graph) *Model {
 	f, t := *m, m.tables
 	f.tables = tables{
-		services: t.services.On(g), pods: t.pods.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
+		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
 		dests: t.dests.On(g), peers: t.peers.On(g), sidecars: t.sidecars.On(g), mesh: t.mesh.On(g),
 	}
 	f.rules.classify, f.rules.claims = m.rules.classify.On(g), m.rules.claims.On(g)
@@ -147,7 +149,7 @@ func (m *Model) Domain() string { return m.domain }
 func (m *Model) Counts() map[string]int {
 	t := &m.tables
 	return map[string]int{
-		"services": t.services.Len(), "pods": t.pods.Len(), "workload_entries": t.entries.Len(),
+		"services": t.services.Len(), "pods": t.pods.Len(), "nodes": t.nodes.Len(), "workload_entries": t.entries.Len(),
 		"virtual_services": t.virtuals.Len(), "destination_rules": t.dests.Len(),
 		"peer_authentications": t.peers.Len() - len(m.denials), "sidecars": t.sidecars.Len(), "endpoint_slices": t.slices.Len(),
 	}

@@ -11,7 +11,7 @@ import (
 // tableKinds are the kinds of the objects whose rows a table has, one row for each object; "" for tables
 // whose rows say themselves, or come from no object.
 var tableKinds = map[string]object.Kind{
-	"pods": object.Pod, "workload entries": object.WorkloadEntry, "endpoint slices": object.EndpointSlice,
+	"pods": object.Pod, "nodes": object.Node, "workload entries": object.WorkloadEntry, "endpoint slices": object.EndpointSlice,
 	"virtual services": object.VirtualService, "destination rules": object.DestinationRule,
 	"peer authentications": object.PeerAuthentication, "sidecars": object.Sidecar,
 	"services": "", "mesh": "",
@@ -31,6 +31,9 @@ func ObjectOf(read incr.Read) (object.Key, bool) {
 	if read.Table == "services" {
 		prefix, rest, _ := strings.Cut(key, "/")
 		kind, key = object.Kind(prefix), rest
+	}
+	if kind == object.Node {
+		return object.Key{Kind: kind, Name: key}, true
 	}
 	ns, name, ok := strings.Cut(key, "/")
 	if kind == "" || !ok || strings.HasPrefix(key, denialPrefix) {
@@ -69,6 +72,8 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 		return out
 	case object.Pod:
 		return []iter.Seq[incr.Dependent]{t.pods.Dependents(rowKey(k))}
+	case object.Node:
+		return []iter.Seq[incr.Dependent]{t.nodes.Dependents(k.Name)}
 	case object.WorkloadEntry:
 		return []iter.Seq[incr.Dependent]{t.entries.Dependents(rowKey(k))}
 	case object.EndpointSlice:

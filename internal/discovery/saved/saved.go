@@ -342,6 +342,8 @@ func hasUnknown(m protoreflect.Message) (found bool) {
 // checked that the kind is known.
 func newSpec(k object.Kind) any {
 	switch k {
+	case object.Node:
+		return &object.NodeSpec{}
 	case object.Service:
 		return &object.ServiceSpec{}
 	case object.EndpointSlice:

@@ -1,6 +1,7 @@
 package decode
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -150,6 +151,23 @@ func (r *reducer) pod(p *corev1.Pod) *object.PodSpec {
 		}
 	}
 	return spec
+}
+
+// The labels of Nodes that have their place, and the names that these labels had before.
+const (
+	subzoneLabel = "topology.istio.io/subzone"
+	oldZone      = "failure-domain.beta.kubernetes.io/zone"
+	oldRegion    = "failure-domain.beta.kubernetes.io/region"
+)
+
+// node reduces a Node to its place: its other labels, its annotations and its status change often.
+func (r *reducer) node(n *corev1.Node) *object.NodeSpec {
+	r.out.Meta.Labels, r.out.Meta.Annotations = nil, nil
+	return &object.NodeSpec{
+		Region:  cmp.Or(n.Labels[corev1.LabelTopologyRegion], n.Labels[oldRegion]),
+		Zone:    cmp.Or(n.Labels[corev1.LabelTopologyZone], n.Labels[oldZone]),
+		Subzone: n.Labels[subzoneLabel],
+	}
 }
 
 func podReady(s *corev1.PodStatus) bool {

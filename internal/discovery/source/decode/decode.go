@@ -198,7 +198,7 @@ func header(t *yamltree.Tree, kind object.Kind) (metav1.ObjectMeta, object.Key, 
 
 func keyOf(kind object.Kind, namespace, name string) object.Key {
 	switch {
-	case kind == object.Namespace:
+	case kind == object.Namespace || kind == object.Node:
 		namespace = ""
 	case namespace == "":
 		namespace = metav1.NamespaceDefault

@@ -34,6 +34,9 @@ var groupVersions = map[string][]string{
 // kindRow says how objects of one kind are decoded.
 type kindRow struct {
 	group string
+	// resource is the name in paths of the API; cluster is set if the objects are in no namespace.
+	resource string
+	cluster  bool
 	// enforces is set if objects of the kind deny requests, so that ignoring one would allow what it
 	// denies.
 	enforces bool
@@ -49,31 +52,34 @@ type kindRow struct {
 // a row here, and one in the tables of packages config and model; init panics in all three for a kind
 // without a row.
 var kinds = map[object.Kind]kindRow{
-	object.Namespace: core(object.Namespace, coreGroup, metaOnly, func(*reducer, *corev1.Namespace) any { return nil }),
-	object.Service:   core(object.Service, coreGroup, wholeTree, func(r *reducer, x *corev1.Service) any { return r.service(x) }),
-	object.EndpointSlice: core(object.EndpointSlice, discoveryGroup, wholeTree, func(r *reducer, x *discoveryv1.EndpointSlice) any {
+	object.Namespace: inNoNamespace(core(object.Namespace, coreGroup, "namespaces", metaOnly, func(*reducer, *corev1.Namespace) any { return nil })),
+	object.Node:      inNoNamespace(core(object.Node, coreGroup, "nodes", metaOnly, func(r *reducer, x *corev1.Node) any { return r.node(x) })),
+	object.Service:   core(object.Service, coreGroup, "services", wholeTree, func(r *reducer, x *corev1.Service) any { return r.service(x) }),
+	object.EndpointSlice: core(object.EndpointSlice, discoveryGroup, "endpointslices", wholeTree, func(r *reducer, x *discoveryv1.EndpointSlice) any {
 		return r.slice(x)
 	}),
-	object.Pod:            core(object.Pod, coreGroup, wholeTree, func(r *reducer, x *corev1.Pod) any { return r.pod(x) }),
-	object.ServiceAccount: core(object.ServiceAccount, coreGroup, metaOnly, func(*reducer, *corev1.ServiceAccount) any { return nil }),
-	object.Secret:         core(object.Secret, coreGroup, wholeTree, func(_ *reducer, x *corev1.Secret) any { return secretSpec(x) }),
-	object.ConfigMap: core(object.ConfigMap, coreGroup, wholeTree, func(_ *reducer, x *corev1.ConfigMap) any {
+	object.Pod: core(object.Pod, coreGroup, "pods", wholeTree, func(r *reducer, x *corev1.Pod) any { return r.pod(x) }),
+	object.ServiceAccount: core(object.ServiceAccount, coreGroup, "serviceaccounts", metaOnly, func(*reducer, *corev1.ServiceAccount) any {
+		return nil
+	}),
+	object.Secret: core(object.Secret, coreGroup, "secrets", wholeTree, func(_ *reducer, x *corev1.Secret) any { return secretSpec(x) }),
+	object.ConfigMap: core(object.ConfigMap, coreGroup, "configmaps", wholeTree, func(_ *reducer, x *corev1.ConfigMap) any {
 		return &object.ConfigMapSpec{Data: x.Data}
 	}),
 
-	object.ServiceEntry:    {group: networkingGroup, newSpec: func() proto.Message { return &networking.ServiceEntry{} }},
-	object.WorkloadEntry:   {group: networkingGroup, newSpec: func() proto.Message { return &networking.WorkloadEntry{} }},
-	object.VirtualService:  {group: networkingGroup, newSpec: func() proto.Message { return &networking.VirtualService{} }},
-	object.DestinationRule: {group: networkingGroup, newSpec: func() proto.Message { return &networking.DestinationRule{} }},
-	object.Sidecar:         {group: networkingGroup, newSpec: func() proto.Message { return &networking.Sidecar{} }},
-	object.Gateway:         {group: networkingGroup, newSpec: func() proto.Message { return &networking.Gateway{} }},
+	object.ServiceEntry:    {group: networkingGroup, resource: "serviceentries", newSpec: func() proto.Message { return &networking.ServiceEntry{} }},
+	object.WorkloadEntry:   {group: networkingGroup, resource: "workloadentries", newSpec: func() proto.Message { return &networking.WorkloadEntry{} }},
+	object.VirtualService:  {group: networkingGroup, resource: "virtualservices", newSpec: func() proto.Message { return &networking.VirtualService{} }},
+	object.DestinationRule: {group: networkingGroup, resource: "destinationrules", newSpec: func() proto.Message { return &networking.DestinationRule{} }},
+	object.Sidecar:         {group: networkingGroup, resource: "sidecars", newSpec: func() proto.Message { return &networking.Sidecar{} }},
+	object.Gateway:         {group: networkingGroup, resource: "gateways", newSpec: func() proto.Message { return &networking.Gateway{} }},
 
-	object.PeerAuthentication: {group: securityGroup, enforces: true, newSpec: func() proto.Message { return &security.PeerAuthentication{} }},
+	object.PeerAuthentication: {group: securityGroup, resource: "peerauthentications", enforces: true, newSpec: func() proto.Message { return &security.PeerAuthentication{} }},
 }
 
 func init() {
 	for _, k := range object.Kinds() {
-		if row := kinds[k]; (row.newSpec == nil) == (row.fromTyped == nil) {
+		if row := kinds[k]; (row.newSpec == nil) == (row.fromTyped == nil) || row.resource == "" {
 			panic("decode: no complete row in kinds for " + string(k))
 		}
 	}
@@ -90,10 +96,10 @@ const (
 func core[T any, P interface {
 	*T
 	metav1.ObjectMetaAccessor
-}](kind object.Kind, group string, whole bool, spec func(*reducer, *T) any) kindRow {
+}](kind object.Kind, group, resource string, whole bool, spec func(*reducer, *T) any) kindRow {
 	metaIn := func(x *T) *metav1.ObjectMeta { return P(x).GetObjectMeta().(*metav1.ObjectMeta) }
 	return kindRow{
-		group: group,
+		group: group, resource: resource,
 		fromTree: func(t *yamltree.Tree, meta metav1.ObjectMeta) (any, *yamltree.Fault) {
 			x := new(T)
 			if whole {
@@ -112,6 +118,12 @@ func core[T any, P interface {
 			return ok
 		},
 	}
+}
+
+// inNoNamespace returns the row of a kind whose objects are in no namespace.
+func inNoNamespace(row kindRow) kindRow {
+	row.cluster = true
+	return row
 }
 
 // versionsOf returns the supported API versions of a kind; known is false if no row has both kind and

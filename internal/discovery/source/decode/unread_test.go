@@ -44,7 +44,7 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		{"discovery.k8s.io/v1", "Endpointslices", `warning EndpointSlice n/a: kind: unknown kind "Endpointslices"; did you mean EndpointSlice?`},
 		{"apps/v1", "Deployment", ""},
 		{"rbac.authorization.k8s.io/v1", "Role", ""},
-		{"v1", "Node", ""},
+		{"v1", "PersistentVolume", ""},
 		{"v1", "Endpoints", ""},
 		{"v1", "PodTemplate", ""},
 		{"v1", "PersistentVolumeClaim", ""},
