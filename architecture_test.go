@@ -63,8 +63,8 @@ var layers = map[string]layer{
 	"internal/discovery/source/dir":        edge,
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge,
 	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,
-	"internal/discovery/ca/rootsecret": edge,
-	"internal/discovery":               wiring,
+	"internal/discovery/authn/tokenreview": edge, "internal/discovery/ca/rootsecret": edge,
+	"internal/discovery": wiring,
 
 	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/clitest": edge, "test/agenttest": lab,
 	"internal/lab/meshup": lab, "internal/demo": lab,
@@ -77,25 +77,26 @@ var layers = map[string]layer{
 // allowedImports lists the imports within one layer that are allowed. A name ending in /... stands for all
 // packages below it.
 var allowedImports = map[string][]string{
-	"internal/agent/identity":             {"internal/agent/spec"}, // every part of the agent reads the Spec
-	"internal/agent/bootstrap":            {"internal/agent/spec"},
-	"internal/agent/launch":               {"internal/agent/envoy"}, // it makes an envoy.Launch
-	"internal/agent/startup":              {"internal/agent/envoy"}, // folders are Envoy's user's
-	"internal/agent/host":                 {"internal/agent/envoy"}, // which capabilities it may hand on
-	"internal/pki":                        {"internal/mesh"},
-	"internal/agent/capture":              {"internal/agent/capture/..."},                                    // it chooses between iptables and nft
-	"internal/agent/capture/xtables":      {"internal/agent/capture/plan"},                                   // it translates plans
-	"internal/discovery/saved":            {"internal/discovery/source/decode"},                              // which message an Istio kind carries
-	"internal/discovery/admit":            {"internal/discovery/source/decode", "internal/discovery/config"}, // their rules are its own
-	"internal/discovery/authn/reviewtest": {"internal/discovery/authn"},                                      // it tests implementations of its interface
-	"internal/discovery/ca/rootsecret":    {"internal/discovery/ca"},                                         // it implements its Store
-	"internal/discovery/compile":          {"internal/discovery/model", "internal/discovery/compile/..."},
-	"internal/discovery/compile/route":    {"internal/discovery/compile/cluster"}, // routes name clusters
-	"internal/discovery/compile/listener": {"internal/discovery/compile/cluster"}, // so do filter chains
-	"internal/httpguard":                  {"internal/printable"},                 // the Host of a client in an error
-	"test/require":                        {"internal/lab/netmesh"},               // whether this machine can make Pods
-	"test/envoytest":                      {"test/require"},
-	"internal/demo":                       {"internal/lab/meshup"},
+	"internal/agent/identity":              {"internal/agent/spec"}, // every part of the agent reads the Spec
+	"internal/agent/bootstrap":             {"internal/agent/spec"},
+	"internal/agent/launch":                {"internal/agent/envoy"}, // it makes an envoy.Launch
+	"internal/agent/startup":               {"internal/agent/envoy"}, // folders are Envoy's user's
+	"internal/agent/host":                  {"internal/agent/envoy"}, // which capabilities it may hand on
+	"internal/pki":                         {"internal/mesh"},
+	"internal/agent/capture":               {"internal/agent/capture/..."},                                    // it chooses between iptables and nft
+	"internal/agent/capture/xtables":       {"internal/agent/capture/plan"},                                   // it translates plans
+	"internal/discovery/saved":             {"internal/discovery/source/decode"},                              // which message an Istio kind carries
+	"internal/discovery/admit":             {"internal/discovery/source/decode", "internal/discovery/config"}, // their rules are its own
+	"internal/discovery/authn/reviewtest":  {"internal/discovery/authn"},                                      // it tests implementations of its interface
+	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                         // it implements its Store
+	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
+	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"}, // routes name clusters
+	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster"}, // so do filter chains
+	"internal/httpguard":                   {"internal/printable"},                 // the Host of a client in an error
+	"test/require":                         {"internal/lab/netmesh"},               // whether this machine can make Pods
+	"test/envoytest":                       {"test/require"},
+	"internal/demo":                        {"internal/lab/meshup"},
+	"internal/discovery/authn/tokenreview": {"internal/discovery/authn"}, // it implements its Reviewer
 }
 
 // pureFiles are patterns of the files that decide but are in the package of an edge. The rules for pure
@@ -103,7 +104,7 @@ var allowedImports = map[string][]string{
 var pureFiles = []string{
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
 	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
-	"internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go", "internal/discovery/ca/rootsecret/contents.go",
+	"internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go", "internal/discovery/authn/tokenreview/cache.go", "internal/discovery/ca/rootsecret/contents.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
 }
 
@@ -116,7 +117,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",
