@@ -7,7 +7,9 @@ package require
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
@@ -32,6 +34,30 @@ func EnvoyPath() (string, error) {
 // Envoy ends the program with exit code 1 if there is no Envoy.
 func Envoy() {
 	_, err := EnvoyPath()
+	exitOn(err)
+}
+
+// KubePath is the path of the Kubernetes control plane to test with, .tools/kube-HASH of the repository, where
+// HASH is that of its sources as they are now. The error says what to run first.
+func KubePath() (string, error) {
+	root, err := repository()
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.Command(filepath.Join(root, "hack", "kube.sh"), "--path").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the Kubernetes control plane of the tests: hack/kube.sh --path: %w", err)
+	}
+	path := strings.TrimSpace(string(out))
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("run 'make kube' first: the tests start a Kubernetes control plane: %w", err)
+	}
+	return path, nil
+}
+
+// Kube ends the program with exit code 1 if the Kubernetes control plane is not built.
+func Kube() {
+	_, err := KubePath()
 	exitOn(err)
 }
 

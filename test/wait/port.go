@@ -1,6 +1,7 @@
 package wait
 
 import (
+	"errors"
 	"math/rand/v2"
 	"net"
 	"strconv"
@@ -21,6 +22,15 @@ func init() { nextPort.Store(rand.Uint32N(portCount)) }
 // use.
 func FreePort(t testing.TB) int {
 	t.Helper()
+	port, err := FindPort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+// FindPort is [FreePort] outside of tests, in TestMain and in programs.
+func FindPort() (int, error) {
 	for range portCount {
 		port := firstPort + int(nextPort.Add(1)%portCount)
 		l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
@@ -28,8 +38,7 @@ func FreePort(t testing.TB) int {
 			continue
 		}
 		_ = l.Close()
-		return port
+		return port, nil
 	}
-	t.Fatal("no TCP port is free")
-	return 0
+	return 0, errors.New("no TCP port is free")
 }

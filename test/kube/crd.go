@@ -1,0 +1,135 @@
+package kubetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/gateway-api/pkg/consts" // the module whose files are read
+)
+
+// CRDs is a set of custom resource definitions.
+type CRDs struct{ module, pattern string }
+
+// The sets, of the versions that go.mod has.
+var (
+	Istio                  = CRDs{"istio.io/api", "kubernetes/customresourcedefinitions.gen.yaml"}
+	GatewayAPI             = CRDs{gatewayModule, "config/crd/standard/*.yaml"}
+	GatewayAPIExperimental = CRDs{gatewayModule, "config/crd/experimental/*.yaml"} // instead of GatewayAPI
+)
+
+const gatewayModule = "sigs.k8s.io/gateway-api"
+
+// GatewayAPIVersion is the version of the sets GatewayAPI and GatewayAPIExperimental.
+const GatewayAPIVersion = consts.BundleVersion
+
+var (
+	crdResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	crdKind     = "CustomResourceDefinition"
+)
+
+// InstallCRDs installs sets of CRDs, where they are not installed yet, and waits until all their kinds are served. They
+// stay for other tests. All at once is faster than one after another.
+func (c *Cluster) InstallCRDs(t testing.TB, sets ...CRDs) {
+	t.Helper()
+	var all []*unstructured.Unstructured
+	for _, s := range sets {
+		crds, err := s.Objects()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, crds...)
+	}
+	if err := c.InstallObjects(t.Context(), all); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Objects reads the definitions of the set from the module in the module cache of Go.
+func (s CRDs) Objects() ([]*unstructured.Unstructured, error) {
+	list := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", s.module)
+	list.Stderr = os.Stderr
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("find the CRDs of %s: go list -m: %w", s.module, err)
+	}
+	paths, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(out)), s.pattern))
+	if err != nil || len(paths) == 0 {
+		return nil, fmt.Errorf("find the CRDs of %s: no file matches %s (%w)", s.module, s.pattern, err)
+	}
+	var crds []*unstructured.Unstructured
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		objects, err := Decode(string(text))
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", path, err)
+		}
+		for _, o := range objects {
+			if o.GetKind() == crdKind { // Gateway API has an admission policy next to them
+				crds = append(crds, o)
+			}
+		}
+	}
+	return crds, nil
+}
+
+// InstallObjects creates CRDs, where they do not exist yet, and waits until all their kinds are served.
+func (c *Cluster) InstallObjects(ctx context.Context, crds []*unstructured.Unstructured) error {
+	client := c.Dynamic.Resource(crdResource)
+	errs := make(chan error, len(crds))
+	for _, crd := range crds {
+		go func() {
+			_, err := client.Create(ctx, crd, metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) {
+				err = nil
+			}
+			if err != nil {
+				err = fmt.Errorf("install %s: %w", describe(crd), err)
+			}
+			errs <- err
+		}()
+	}
+	var failed []error
+	for range crds {
+		failed = append(failed, <-errs)
+	}
+	if err := errors.Join(failed...); err != nil {
+		return err
+	}
+	return c.until(ctx, "the kinds of all CRDs are served", func(ctx context.Context) error { return c.served(ctx, crds) })
+}
+
+// served returns an error that names a kind that is not served yet. A kind is served when a list of its objects is
+// answered: discovery has it a little earlier.
+func (c *Cluster) served(ctx context.Context, crds []*unstructured.Unstructured) error {
+	for _, crd := range crds {
+		group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
+		plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
+		versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+		for _, v := range versions {
+			version, _ := v.(map[string]any)
+			name, _ := version["name"].(string)
+			if served, _ := version["served"].(bool); !served {
+				continue
+			}
+			resource := schema.GroupVersionResource{Group: group, Version: name, Resource: plural}
+			if _, err := c.Dynamic.Resource(resource).List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
+				return fmt.Errorf("%s: %w", resource, err)
+			}
+		}
+	}
+	c.Mapper.Reset()
+	return nil
+}
