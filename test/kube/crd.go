@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -88,32 +89,40 @@ func (s CRDs) Objects() ([]*unstructured.Unstructured, error) {
 // InstallObjects creates CRDs, where they do not exist yet, and waits until all their kinds are served.
 func (c *Cluster) InstallObjects(ctx context.Context, crds []*unstructured.Unstructured) error {
 	client := c.Dynamic.Resource(crdResource)
-	errs := make(chan error, len(crds))
-	for _, crd := range crds {
-		go func() {
-			_, err := client.Create(ctx, crd, metav1.CreateOptions{})
-			if apierrors.IsAlreadyExists(err) {
-				err = nil
-			}
-			if err != nil {
-				err = fmt.Errorf("install %s: %w", describe(crd), err)
-			}
-			errs <- err
-		}()
-	}
-	var failed []error
-	for range crds {
-		failed = append(failed, <-errs)
-	}
-	if err := errors.Join(failed...); err != nil {
+	err := each(crds, func(crd *unstructured.Unstructured) error {
+		_, err := client.Create(ctx, crd, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("install %s: %w", describe(crd), err)
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
-	return c.until(ctx, "the kinds of all CRDs are served", func(ctx context.Context) error { return c.served(ctx, crds) })
+	defer c.Mapper.Reset()
+	return each(servedResources(crds), func(r schema.GroupVersionResource) error {
+		// Discovery has a kind a little before its objects can be listed.
+		return c.until(ctx, r.String()+" is served", func(ctx context.Context) error {
+			_, err := c.Dynamic.Resource(r).List(ctx, metav1.ListOptions{Limit: 1})
+			return err
+		})
+	})
 }
 
-// served returns an error that names a kind that is not served yet. A kind is served when a list of its objects is
-// answered: discovery has it a little earlier.
-func (c *Cluster) served(ctx context.Context, crds []*unstructured.Unstructured) error {
+// each calls do for all elements at once and joins the errors.
+func each[T any](all []T, do func(T) error) error {
+	errs := make([]error, len(all))
+	var group sync.WaitGroup
+	for i, one := range all {
+		group.Go(func() { errs[i] = do(one) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// servedResources lists the resources of all versions of CRDs that are served.
+func servedResources(crds []*unstructured.Unstructured) []schema.GroupVersionResource {
+	var out []schema.GroupVersionResource
 	for _, crd := range crds {
 		group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
 		plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
@@ -121,15 +130,10 @@ func (c *Cluster) served(ctx context.Context, crds []*unstructured.Unstructured)
 		for _, v := range versions {
 			version, _ := v.(map[string]any)
 			name, _ := version["name"].(string)
-			if served, _ := version["served"].(bool); !served {
-				continue
-			}
-			resource := schema.GroupVersionResource{Group: group, Version: name, Resource: plural}
-			if _, err := c.Dynamic.Resource(resource).List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
-				return fmt.Errorf("%s: %w", resource, err)
+			if served, _ := version["served"].(bool); served {
+				out = append(out, schema.GroupVersionResource{Group: group, Version: name, Resource: plural})
 			}
 		}
 	}
-	c.Mapper.Reset()
-	return nil
+	return out
 }

@@ -62,6 +62,7 @@ func apiServerArgs(dir string, port int, o Options) []string {
 		"--disable-admission-plugins=TaintNodesByCondition",
 		"--allow-privileged=true", // capture needs NET_ADMIN
 		"--profiling=false",
+		"--shutdown-watch-termination-grace-period=2s", // else SIGTERM waits for the end of watches, for a minute
 	}
 	if o.Advertise.IsValid() {
 		// All addresses, since the tests' own clients use 127.0.0.1.
