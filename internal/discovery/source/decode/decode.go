@@ -165,7 +165,7 @@ func (d *decoder) notRead(t *yamltree.Tree, version string, kind object.Kind) {
 		d.Skipped = append(d.Skipped, Skipped{Origin: at, APIVersion: version, Kind: string(kind), Name: name})
 		return
 	}
-	p.Origin, p.Key = at, keyOf(meant, namespace, name)
+	p.Origin, p.Key = at, KeyOf(meant, namespace, name)
 	d.Problems = append(d.Problems, p)
 }
 
@@ -184,7 +184,7 @@ func header(t *yamltree.Tree, kind object.Kind) (metav1.ObjectMeta, object.Key, 
 	if name == "" {
 		return meta, object.Key{}, &yamltree.Fault{Line: line, Path: "metadata.name", Text: fmt.Sprintf("the name of the %s is missing", kind)}
 	}
-	key := keyOf(kind, namespace, name)
+	key := KeyOf(kind, namespace, name)
 	for _, f := range []struct{ path, value string }{{"metadata.name", name}, {"metadata.namespace", key.Namespace}} {
 		if why := badName(f.value, f.path == "metadata.name"); why != "" && f.value != "" {
 			return meta, key, &yamltree.Fault{Line: line, Path: f.path, Text: why}
@@ -196,7 +196,8 @@ func header(t *yamltree.Tree, kind object.Kind) (metav1.ObjectMeta, object.Key, 
 	return meta, key, nil
 }
 
-func keyOf(kind object.Kind, namespace, name string) object.Key {
+// KeyOf returns the key of an object: the namespace is left out for kinds that are in none, and "default" if it is empty.
+func KeyOf(kind object.Kind, namespace, name string) object.Key {
 	switch {
 	case kind == object.Namespace || kind == object.Node:
 		namespace = ""

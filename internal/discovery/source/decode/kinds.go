@@ -112,7 +112,7 @@ func core[T any, P interface {
 			x, ok := k8s.(*T)
 			if ok {
 				m := metaIn(x)
-				r.out = object.Object{Key: keyOf(kind, m.Namespace, m.Name), Meta: metaOf(m)}
+				r.out = object.Object{Key: KeyOf(kind, m.Namespace, m.Name), Meta: metaOf(m)}
 				r.out.Spec = spec(r, x)
 			}
 			return ok
@@ -150,7 +150,7 @@ func NewSpec(kind object.Kind) proto.Message {
 
 // Istio returns an object of an Istio kind; spec is not copied, and must be of NewSpec's type.
 func Istio(kind object.Kind, m *metav1.ObjectMeta, spec proto.Message) object.Object {
-	return object.Object{Key: keyOf(kind, m.Namespace, m.Name), Meta: metaOf(m), Spec: spec}
+	return object.Object{Key: KeyOf(kind, m.Namespace, m.Name), Meta: metaOf(m), Spec: spec}
 }
 
 func istioFrom(t *yamltree.Tree, kind object.Kind, meta metav1.ObjectMeta) (object.Object, []*yamltree.Fault) {

@@ -1,0 +1,274 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// The intervals between attempts to find the version in which a new kind is served, which follows its definition
+// after some time, and the interval of looking for new kinds if definitions must not be read.
+const (
+	retryFirst  = 200 * time.Millisecond
+	retryLimit  = 10 * time.Second
+	pollServed  = 30 * time.Second
+	definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+)
+
+// definitionNames are the names of the CustomResourceDefinitions that exist.
+type definitionNames struct {
+	mu      sync.Mutex
+	names   map[string]bool
+	whole   bool // a whole list has been read
+	refused bool // they must not be read
+	changed chan struct{}
+}
+
+// update changes the names and says so.
+func (d *definitionNames) update(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f()
+	select {
+	case d.changed <- struct{}{}:
+	default:
+	}
+}
+
+// get returns whether a name is defined, and whether that is known.
+func (d *definitionNames) get(name string) (exists, known bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.names[name], d.whole
+}
+
+// state returns whether a whole list has been read, and whether reading is refused.
+func (d *definitionNames) state() (whole, refused bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.whole, d.refused
+}
+
+// follow reads the kinds that are served, each as long as it is, until ctx ends.
+func (s *Source) follow(ctx context.Context) {
+	defs := &definitionNames{names: map[string]bool{}, changed: make(chan struct{}, 1)}
+	var readers sync.WaitGroup
+	defer readers.Wait()
+	readers.Go(func() { s.readDefinitions(ctx, defs) })
+	running := map[object.Kind]reader{}
+	var pause time.Duration
+	for {
+		found, err := s.served(ctx, defs)
+		if ctx.Err() != nil {
+			return
+		}
+		for kind, version := range found.versions {
+			if r, ok := running[kind]; ok && r.version == version {
+				continue
+			} else if ok {
+				r.stop()
+			}
+			s.send(ctx, func(m *merger, now time.Time) { m.serve(kind, now) })
+			life, stop := context.WithCancel(ctx)
+			running[kind] = reader{version, stop}
+			readers.Go(func() { s.read(life, kind, version, func() { defs.update(func() {}) }) })
+			s.log.Debug("reading a kind", "cluster", s.o.Cluster, "kind", kind, "version", version)
+		}
+		for _, kind := range found.absent {
+			if r, ok := running[kind]; ok {
+				s.log.Info("a kind is not defined any more: its objects are removed", "cluster", s.o.Cluster, "kind", kind)
+				r.stop()
+				delete(running, kind)
+			}
+			s.send(ctx, func(m *merger, _ time.Time) { m.withdraw(kind) })
+		}
+		s.send(ctx, func(m *merger, now time.Time) {
+			f, failed := faultOf(err)
+			switch {
+			case failed:
+				m.fail(&m.api, f.fault, now)
+			case found.complete:
+				m.reading(&m.api)
+				m.known()
+			}
+		})
+		_, refused := defs.state()
+		switch {
+		case err != nil || len(found.pending) > 0:
+			pause = min(max(2*pause, retryFirst), retryLimit)
+		case refused:
+			pause = pollServed
+		default:
+			pause = 0
+		}
+		var retry <-chan time.Time
+		if pause > 0 {
+			retry = time.After(pause)
+		}
+		select {
+		case <-defs.changed:
+		case <-retry:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// reader is the reading of one kind.
+type reader struct {
+	version string
+	stop    func()
+}
+
+// findings are the kinds by how they are served.
+type findings struct {
+	versions map[object.Kind]string
+	// absent are those of which it is known that they do not exist; pending are defined and not served yet.
+	absent, pending []object.Kind
+	complete        bool // nothing else is served
+}
+
+// served finds out which kinds are served.
+func (s *Source) served(ctx context.Context, defs *definitionNames) (findings, error) {
+	f := findings{versions: map[object.Kind]string{}}
+	whole, refused := defs.state()
+	byGroup := map[string]map[string][]string{}
+	for _, kind := range s.kinds {
+		r := decode.ResourceOf(kind)
+		if decode.NewSpec(kind) == nil {
+			f.versions[kind] = r.Versions[0]
+			continue
+		}
+		exists, known := defs.get(r.Name + "." + r.Group)
+		switch {
+		case known && !exists:
+			f.absent = append(f.absent, kind)
+			continue
+		case !known && !refused:
+			continue // until the definitions have been read
+		}
+		versions, asked := byGroup[r.Group]
+		if !asked {
+			var err error
+			if versions, err = s.versions(ctx, r.Group, r.Versions); err != nil {
+				return f, err
+			}
+			byGroup[r.Group] = versions
+		}
+		if i := slices.IndexFunc(r.Versions, func(v string) bool { return slices.Contains(versions[v], r.Name) }); i >= 0 {
+			f.versions[kind] = r.Versions[i]
+		} else if exists {
+			f.pending = append(f.pending, kind)
+		}
+	}
+	f.complete = (whole || refused) && len(f.pending) == 0
+	return f, nil
+}
+
+// versions returns the resources of each version of a group that is both served and wanted; none if the group is not
+// served.
+func (s *Source) versions(ctx context.Context, group string, wanted []string) (map[string][]string, error) {
+	var g metav1.APIGroup
+	err := s.get(ctx, "/apis/"+group, &g)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := map[string][]string{}
+	for _, v := range g.Versions {
+		if !slices.Contains(wanted, v.Version) {
+			continue
+		}
+		var l metav1.APIResourceList
+		if err := s.get(ctx, "/apis/"+group+"/"+v.Version, &l); err != nil && !apierrors.IsNotFound(err) {
+			return nil, err
+		}
+		for _, r := range l.APIResources {
+			out[v.Version] = append(out[v.Version], r.Name)
+		}
+	}
+	return out, nil
+}
+
+func (s *Source) get(ctx context.Context, path string, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	text, err := s.client.raw.Get().AbsPath(path).Do(ctx).Raw()
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("decode %s: %w", path, err)
+	}
+	return nil
+}
+
+// readDefinitions follows the names of CustomResourceDefinitions until ctx ends.
+func (s *Source) readDefinitions(ctx context.Context, d *definitionNames) {
+	of := collection{path: definitions, accept: "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"}
+	of.item = func(o runtime.Object) *item {
+		i := &item{}
+		if raw, ok := o.(*rawObject); ok {
+			i.ObjectMeta = raw.ObjectMeta
+		}
+		return i
+	}
+	of.seen = func(c contact) {
+		f, failed := faultOf(c.err)
+		if failed && (f.lasting || f.missing) {
+			d.update(func() { d.refused = !d.whole })
+		} else if failed {
+			s.send(ctx, func(m *merger, now time.Time) { m.fail(&m.api, f.fault, now) })
+		}
+	}
+	s.reflect(ctx, "CustomResourceDefinition", of, &store{
+		put:    func(i *item) { d.update(func() { d.names[i.Name] = true }) },
+		remove: func(i *item) { d.update(func() { delete(d.names, i.Name) }) },
+		replace: func(all []*item) {
+			d.update(func() {
+				clear(d.names)
+				for _, i := range all {
+					d.names[i.Name] = true
+				}
+				d.whole, d.refused = true, false
+			})
+		},
+	})
+}
+
+// requestFault is a fault of a request.
+type requestFault struct {
+	fault
+	missing bool // the resource does not exist
+}
+
+// faultOf returns what an error of a request says about reading. It returns false for none, and for what a reflector
+// mends at once: a version that the server has forgotten, or a request that was ended here.
+func faultOf(err error) (requestFault, bool) {
+	var f requestFault
+	if err == nil || errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return f, false
+	}
+	var at *url.Error
+	if errors.As(err, &at) {
+		err = at.Err // without the query
+	}
+	f.text = err.Error()
+	f.lasting = apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+	f.missing = apierrors.IsNotFound(err)
+	return f, true
+}
