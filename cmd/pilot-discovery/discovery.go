@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
+	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
@@ -30,11 +32,12 @@ func newDiscovery(args []string, env map[string]string) *cobra.Command {
 		Short: "Serve configuration and identity to proxies",
 		Long: `Serve configuration and identity to proxies.
 
-Configuration is read from a directory of YAML (--configDir): Kubernetes' Namespace, Node,
-Service, EndpointSlice, Pod, ServiceAccount, Secret and ConfigMap, and Istio's
-VirtualService, DestinationRule, ServiceEntry, WorkloadEntry, PeerAuthentication and
-Sidecar. The directory is watched; an edit takes effect when it is saved. The mesh's own
-configuration is the key "mesh" of the ConfigMap istio in the control plane's own
+Configuration is read from a Kubernetes cluster (--kubeconfig, $KUBECONFIG, or the cluster
+of the Pod that this runs in), or, with --configDir, from a directory of YAML: Kubernetes'
+Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret and ConfigMap, and
+Istio's VirtualService, DestinationRule, ServiceEntry, WorkloadEntry, PeerAuthentication,
+Sidecar and Gateway. The cluster or directory is watched; a change takes effect at once. The
+mesh's own configuration is the key "mesh" of the ConfigMap istio in the control plane's own
 namespace (--namespace).
 
 The state folder (--stateDir) keeps the root certificate and its key, and the key that
@@ -46,8 +49,9 @@ after a restart, objects that cannot be read have their last good value. If the 
 empty although objects were saved, or a security policy is invalid and has no last good
 value, proxies are not served until that is fixed or confirmed (--accept-empty-config,
 --broken-policies).`,
-		Example: "  pilot-discovery discovery --configDir samples/bookshop --stateDir /var/lib/pilothouse",
-		Args:    cobra.ArbitraryArgs,
+		Example: "  pilot-discovery discovery --kubeconfig ~/.kube/config --stateDir /var/lib/pilothouse\n" +
+			"  pilot-discovery discovery --configDir samples/bookshop --stateDir /var/lib/pilothouse",
+		Args: cobra.ArbitraryArgs,
 		// Charts may have flags of other releases: they are warnings, not errors.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -98,6 +102,7 @@ func readOptions(v *settings.Values) discovery.Options {
 		Lenience: discovery.Lenience{EmptyConfig: v.Bool("accept-empty-config"), BrokenPolicies: v.Enum("broken-policies") == "ignore"},
 		HTTP:     discovery.HTTPOptions{OpenDebug: !v.Bool("ENABLE_DEBUG_ENDPOINT_AUTH"), Shutdown: v.Duration("shutdownDuration")},
 	}
+	readSource(v, &o)
 	o.Auth = readAuth(v)
 	o.CA.Rotation = discovery.Rotation{
 		Share: float64(v.Int("CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE")) / 100, Interval: v.Duration("CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL"),
@@ -120,6 +125,50 @@ func readOptions(v *settings.Values) discovery.Options {
 	}
 	return o
 }
+
+// readSource reads where the configuration is.
+func readSource(v *settings.Values, o *discovery.Options) {
+	named, usual, inPod := v.Text("kubeconfig"), v.Text("KUBECONFIG"), v.Text("KUBERNETES_SERVICE_HOST") != ""
+	cluster := false
+	for _, name := range v.List("registries") {
+		switch name {
+		case "Kubernetes":
+			cluster = true
+		case "Mock":
+		default:
+			v.Fail("registries", "invalid name %q: want Kubernetes or Mock", name)
+		}
+	}
+	o.Kubernetes = discovery.KubernetesOptions{
+		API: kube.Options{
+			Kubeconfig: cmp.Or(named, usual), QPS: float32(v.Float("kubernetesApiQPS")), Burst: v.Int("kubernetesApiBurst"), UserAgent: "pilot-discovery/" + version,
+		},
+		Cluster: v.Text("clusterID"), WatchNamespace: v.Text("ISTIO_WATCH_NAMESPACE"),
+		Ignore: v.List("PILOT_IGNORE_RESOURCES"), Include: v.List("PILOT_INCLUDE_RESOURCES"),
+	}
+	if o.Kubernetes.API.QPS == 0 {
+		o.Kubernetes.API.QPS = -1 // no limit
+	}
+	for name, patterns := range map[string][]string{"PILOT_IGNORE_RESOURCES": o.Kubernetes.Ignore, "PILOT_INCLUDE_RESOURCES": o.Kubernetes.Include} {
+		for _, p := range patterns {
+			if _, err := path.Match(p, ""); err != nil {
+				v.Fail(name, "invalid pattern %q: want one such as *.istio.io", p)
+			}
+		}
+	}
+	switch {
+	case o.ConfigDir != "" && named != "":
+		v.Fail("kubeconfig", "want either --configDir or --kubeconfig: configuration is read from one of them")
+	case o.ConfigDir != "":
+	case !cluster:
+		v.Fail("registries", "want Kubernetes among them, or a directory with --configDir: nothing else has configuration")
+	case named == "" && usual == "" && !inPod:
+		v.Require("configDir", "a directory, or a cluster with --kubeconfig; this is not a Pod, whose cluster would be read")
+	}
+}
+
+// ofCluster are the settings that only a cluster has.
+var ofCluster = []string{"ISTIO_WATCH_NAMESPACE", "PILOT_IGNORE_RESOURCES", "PILOT_INCLUDE_RESOURCES", "clusterID", "kubernetesApiQPS", "kubernetesApiBurst"}
 
 // rootKey is the kind of key of a root that is created.
 func rootKey(v *settings.Values) pki.KeyKind {
@@ -183,6 +232,11 @@ func readLogger(v *settings.Values, w io.Writer) (*slog.Logger, error) {
 func warnOfSettings(log *slog.Logger, v *settings.Values) {
 	for _, text := range v.WithoutEffect() {
 		log.Warn(text)
+	}
+	for _, name := range ofCluster {
+		if source, given := v.Given(name); given && v.Text("configDir") != "" {
+			log.Warn(source + " has no effect: configuration is read from --configDir")
+		}
 	}
 	if names := slices.Concat(v.Unknown("PILOT_"), v.Unknown("PILOTHOUSE_")); len(names) > 0 {
 		log.Warn("variables are not known and have no effect", "variables", strings.Join(names, ","))

@@ -85,7 +85,7 @@ func TestServesUntilSignalled(t *testing.T) {
 		any := "127.0.0.1:0"
 		ended <- run(ctx, []string{
 			"discovery", "--configDir", dir, "--stateDir", t.TempDir(), "--httpAddr", any, "--grpcAddr", any, "--secureGRPCAddr", any,
-			"--monitoringAddr", any, "--registries=Mock",
+			"--monitoringAddr", any, "--networksConfig=Mock",
 		}, nil, &out, &errs)
 	}()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -104,7 +104,7 @@ func TestServesUntilSignalled(t *testing.T) {
 	if code := <-ended; code != 0 {
 		t.Errorf("ended with %d: %s", code, errs.String())
 	}
-	for _, want := range []string{"--registries", "a.yaml:", "Service b/bad", "spec.ports[0]"} {
+	for _, want := range []string{"--networksConfig", "a.yaml:", "Service b/bad", "spec.ports[0]"} {
 		if !strings.Contains(errs.String(), want) {
 			t.Errorf("the log does not name %s:\n%s", want, errs.String())
 		}

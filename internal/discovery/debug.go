@@ -232,10 +232,25 @@ func (s *Server) readyNotes() []string {
 			out = append(out, text)
 		}
 	}
+	if since, ok := s.behind(); ok && time.Since(since) >= behindNoted {
+		out = append(out, fmt.Sprintf("changes since %s may be missing, %s: not everything can be read; pilotctl objects says what", since.UTC().Format(time.RFC3339), time.Since(since).Round(time.Second)))
+	}
 	if s.loop.kept.stats.failing.Load() {
 		out = append(out, "configuration cannot be saved; changes would be unknown after a restart")
 	}
 	return out
+}
+
+// behindNoted is how long changes may be missing before that is noted: a watch that is renewed misses some for a
+// moment.
+const behindNoted = 5 * time.Second
+
+// behind returns since when changes of the source may be missing, false if they are not.
+func (s *Server) behind() (time.Time, bool) {
+	if b, ok := s.source.(interface{ Behind() (time.Time, bool) }); ok {
+		return b.Behind()
+	}
+	return time.Time{}, false
 }
 
 func (s *Server) version(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, s.opts.Version) }

@@ -36,8 +36,10 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
+	kubesource "github.com/pilothouse/pilothouse/internal/discovery/source/kube"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/httpguard"
+	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/run"
@@ -51,8 +53,10 @@ type Source interface {
 
 // Options are the settings of pilot-discovery.
 type Options struct {
-	// ConfigDir is the directory with the YAML files of the configuration.
-	ConfigDir string
+	// ConfigDir is the directory with the YAML files of the configuration. If it is empty, Kubernetes is
+	// the cluster that is read instead.
+	ConfigDir  string
+	Kubernetes KubernetesOptions
 	// MeshFile is a file with mesh configuration, watched; empty for none.
 	MeshFile string
 	// StateDir keeps the root, its key, the token issuer's key and the last good configuration.
@@ -72,6 +76,17 @@ type Options struct {
 	Limits  xds.Limits
 	Version string
 	Log     *slog.Logger
+}
+
+// KubernetesOptions say which cluster is read, and what of it.
+type KubernetesOptions struct {
+	API kube.Options
+	// Cluster is the cluster's name.
+	Cluster string
+	// WatchNamespace is the one namespace whose objects are read; empty for all. Ignore and Include are
+	// patterns of resources: what Ignore matches and Include does not is not read.
+	WatchNamespace  string
+	Ignore, Include []string
 }
 
 // Names are the names of this mesh and its control plane. All but TrustDomain are required.
@@ -188,8 +203,30 @@ func New(o Options) (*Server, error) {
 	if err := statefile.CheckFolder(o.StateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
+	if o.ConfigDir == "" {
+		return newOfCluster(o)
+	}
 	kept := openKeeper(o.StateDir, o.ConfigDir, o.Log)
 	source, err := dir.New(dir.Options{Dir: o.ConfigDir, Remembered: kept.remembered(false), Log: o.Log})
+	if err != nil {
+		return nil, err
+	}
+	return newServer(o, source, kept)
+}
+
+// newOfCluster creates a control plane that reads a cluster.
+func newOfCluster(o Options) (*Server, error) {
+	k := o.Kubernetes
+	api, err := kube.Load(k.API)
+	if err != nil {
+		return nil, err
+	}
+	kept := openKeeper(o.StateDir, k.Cluster, o.Log)
+	remembered := slices.DeleteFunc(kept.remembered(false), func(x object.Object) bool { return x.Origin.File != k.Cluster })
+	source, err := kubesource.New(kubesource.Options{
+		Config: api, Cluster: k.Cluster, Namespace: o.Names.Namespace, MeshConfigMap: config.MeshConfigMap, Only: k.WatchNamespace, Ignore: k.Ignore, Include: k.Include,
+		Remembered: remembered, Log: o.Log,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -201,8 +238,16 @@ func New(o Options) (*Server, error) {
 // source is watched. If mesh configuration is invalid, its saved version is used.
 func findTrustDomain(o Options, source Source, file meshFile, remembered []object.Object) (string, error) {
 	var objects []object.Object
-	if s, ok := source.(interface{ ConfigMaps() []object.Object }); ok {
+	switch s := source.(type) {
+	case interface{ ConfigMaps() []object.Object }:
 		objects = s.ConfigMaps()
+	case interface {
+		MeshConfig() ([]object.Object, error)
+	}:
+		var err error
+		if objects, err = s.MeshConfig(); err != nil {
+			return "", err
+		}
 	}
 	inFile, err := file.readOnce()
 	if err != nil && o.Names.TrustDomain == "" {

@@ -48,6 +48,11 @@ func (v *Values) Fail(name, format string, args ...any) {
 	v.fail(source, fmt.Errorf(format, args...))
 }
 
+// Require records that a flag must be given, and what it wants, unless there already is an error.
+func (v *Values) Require(name, want string) {
+	v.fail("flag --"+v.find(name).Flag, fmt.Errorf("required: want %s", want))
+}
+
 func (v *Values) fail(source string, err error) {
 	if v.err == nil {
 		v.err = fmt.Errorf("%s: %w", source, err)

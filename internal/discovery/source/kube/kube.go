@@ -11,6 +11,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"path"
 	"slices"
@@ -126,6 +127,51 @@ func matchesAny(patterns []string, r decode.Resource) bool {
 func (s *Source) Behind() (time.Time, bool) {
 	at := s.behind.Load()
 	return time.Unix(0, at), at != 0
+}
+
+// meshTimeout is how long MeshConfig waits for the API server.
+const meshTimeout = 15 * time.Second
+
+// MeshConfig reads the ConfigMap with the mesh configuration once; the result is empty if there is none. If the API
+// server cannot be read within 15 s, it returns the ConfigMap that is remembered, or else an error. It must be called
+// before Run.
+func (s *Source) MeshConfig() ([]object.Object, error) {
+	if !slices.Contains(s.kinds, object.ConfigMap) {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(klog.NewContext(context.Background(), klog.Logger{}), meshTimeout)
+	defer cancel()
+	of := s.collectionOf(object.ConfigMap, "v1")
+	var err error
+	for {
+		var l *items
+		l, err = s.client.list(ctx, of, metav1.ListOptions{})
+		if err == nil {
+			var out []object.Object
+			for _, i := range l.Items {
+				if o := i.(*item).entry.object; o != nil {
+					out = append(out, *o)
+				}
+			}
+			return out, nil
+		}
+		if f, _ := faultOf(err); f.lasting {
+			break
+		}
+		pause := time.NewTimer(time.Second)
+		select {
+		case <-pause.C:
+			continue
+		case <-ctx.Done():
+			pause.Stop()
+		}
+		break
+	}
+	if h := s.merger.objects[object.Key{Kind: object.ConfigMap, Namespace: s.o.Namespace, Name: s.o.MeshConfigMap}]; h != nil {
+		s.log.Error("the mesh configuration cannot be read from the cluster; the trust domain is that of the saved one", "cluster", s.o.Cluster, "error", err)
+		return []object.Object{*h.good}, nil
+	}
+	return nil, fmt.Errorf("read the mesh configuration from the cluster: %w", err)
 }
 
 // Run calls emit with batches, from one goroutine, until ctx ends, and then returns nil. While emit is running,
