@@ -61,6 +61,7 @@ var layers = map[string]layer{
 	"internal/discovery/compile/route": pure,
 	"internal/discovery/ca/rotation":   pure,
 	"internal/discovery/source/dir":    edge, "internal/discovery/source/kube": edge,
+	"internal/discovery/inject":            pure,
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge,
 	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,
 	"internal/discovery/authn/tokenreview": edge, "internal/discovery/ca/rootsecret": edge,
@@ -118,12 +119,13 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "internal/discovery/inject"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",
 	},
 	"github.com/spf13/cobra":              {"cmd", "internal/settings/cli", "test/clitest"},
+	"gomodules.xyz/jsonpatch":             {"internal/discovery/inject"},
 	"github.com/google/nftables":          {"internal/agent/capture/nft"},
 	"github.com/vishvananda":              {"internal/agent/capture/netns", "internal/lab/netmesh"},
 	"github.com/fsnotify/fsnotify":        {"internal/filewatch"},
