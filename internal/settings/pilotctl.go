@@ -56,6 +56,30 @@ var PilotctlWait = Table{
 		Help: "wait until the object is removed"},
 }
 
+// PilotctlInject is the table of pilotctl inject.
+var PilotctlInject = Table{
+	{Flag: "filename", Short: "f", Kind: Text, Required: true, Unit: "file", Used: "cmd/pilotctl/inject.go",
+		Help: "`file` with Pods or objects with Pod templates, as YAML or JSON; - for standard input"},
+	{Flag: "injectConfigFile", Kind: Text, Unit: "file", Used: "internal/discovery/inject",
+		Help: "`file` with the ConfigMap istio-sidecar-injector, or with its key config: templates and policy over the built-in ones"},
+	{Flag: "valuesFile", Kind: Text, Unit: "file", Used: "internal/discovery/inject",
+		Help: "`file` with values for the templates, over those of the ConfigMap's file and the built-in ones"},
+	{Flag: "meshConfigFile", Kind: Text, Unit: "file", Used: "internal/discovery/inject",
+		Help: "`file` with the mesh configuration, or with the ConfigMap istio"},
+	{Flag: "kubeconfig", Kind: Text, Unit: "file", Used: "cmd/pilotctl/inject.go",
+		Help: "kubeconfig `file` of a cluster whose ConfigMaps apply where no file is given"},
+	{Flag: "context", Kind: Text, Unit: "name", Used: "cmd/pilotctl/inject.go",
+		Help: "`context` in the kubeconfig file; empty is the current one"},
+	{Flag: "istioNamespace", Short: "i", Kind: Text, Default: mesh.DefaultRootNamespace, Required: true, Unit: "namespace", Used: "cmd/pilotctl/inject.go",
+		Help: "`namespace` of the control plane, where the cluster's ConfigMaps are"},
+	{Flag: "revision", Kind: Text, Otherwise: "that of the values, else default", Unit: "revision", Used: "internal/discovery/inject",
+		Help: "`revision` of the control plane"},
+	{Flag: "namespace", Short: "n", Kind: Text, Default: "default", Required: true, Unit: "namespace", Used: "internal/discovery/inject",
+		Help: "`namespace` of objects that name none"},
+	{Flag: "nativeSidecars", Env: []string{"ENABLE_NATIVE_SIDECARS"}, Kind: Enum, Default: "auto", Values: []string{"auto", "true", "false"}, Unit: "mode", Used: "internal/discovery/inject",
+		Help: "`when` the proxy is a native sidecar; auto asks the nodes of the cluster, and is false without one"},
+}
+
 // PilotctlTokenCreate is the table of pilotctl token create.
 var PilotctlTokenCreate = Table{
 	{Flag: "stateDir", Kind: Text, Required: true, Unit: "folder", Used: "internal/discovery/authn",

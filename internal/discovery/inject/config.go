@@ -51,6 +51,8 @@ type Options struct {
 	// Config and Values are the keys of the ConfigMap. Both may be empty: the built-in templates and
 	// values apply. Those of the ConfigMap are added to them, and replace those of the same name.
 	Config, Values string
+	// MoreValues are over Values.
+	MoreValues string
 	// Mesh is the mesh configuration; nil is the default. It is copied.
 	Mesh *meshv1.MeshConfig
 	// Revision is that of this control plane; empty takes that of Values, else "default".
@@ -109,7 +111,7 @@ func New(o Options) (*Config, error) {
 		return nil, fmt.Errorf("invalid setting of native sidecars %q: want auto, true or false", c.native)
 	}
 	var err error
-	if c.raw, c.values, err = parseValues(o.Values); err != nil {
+	if c.raw, c.values, err = parseValues(o.Values, o.MoreValues); err != nil {
 		return nil, fmt.Errorf("injection configuration: key %q: %w", ValuesKey, err)
 	}
 	c.revision = firstNonEmpty(o.Revision, c.values.Revision, defaultRevision)

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,40 +44,29 @@ var templatePaths = map[string][]string{
 // objects without one. Notes say what was left alone and why, and what was warned about. The error has all
 // mistakes of the text, each with its document and line; then nothing is returned.
 func (c *Config) Documents(text []byte, r Request) ([]byte, []Note, error) {
-	isJSON := json.Valid(text) || len(bytes.TrimSpace(text)) > 0 && bytes.TrimSpace(text)[0] == '{' && jsonStream(text)
+	isJSON := startsAsJSON(text)
 	var out bytes.Buffer
 	var notes []Note
 	var bad []error
 	number := 0
-	for _, chunk := range yamltree.Split(text, isJSON) {
-		docs := chunk.Parse()
-		changed := false
-		var parts []json.RawMessage
-		for _, d := range docs {
-			number++
-			at := func(err error) error { return fmt.Errorf("document %d (line %d): %w", number, d.Line, err) }
-			if d.Fault != nil {
-				bad = append(bad, at(d.Fault))
-				continue
-			}
-			if d.Root == nil {
-				continue
-			}
-			w := &document{c: c, r: r, line: d.Line}
-			tree, did, err := w.object(d.Root)
-			if err != nil {
-				bad = append(bad, at(err))
-				continue
-			}
-			notes = append(notes, w.notes...)
-			changed = changed || did
-			parts = append(parts, tree)
-		}
-		if !changed {
-			out.Write(chunk.Text)
+	for _, p := range pieces(text, isJSON) {
+		if p.doc == nil || p.doc.Fault == nil && p.doc.Root == nil {
+			out.Write(p.text)
 			continue
 		}
-		if err := write(&out, chunk.Text, parts, isJSON); err != nil {
+		number++
+		w := &document{c: c, r: r, line: p.doc.Line}
+		injected, changed, err := w.document(p.doc)
+		notes = append(notes, w.notes...)
+		switch {
+		case err != nil:
+			err = fmt.Errorf("document %d (line %d): %w", number, p.doc.Line, err)
+		case !changed:
+			out.Write(p.text)
+		default:
+			err = write(&out, p.text, injected, isJSON)
+		}
+		if err != nil {
 			bad = append(bad, err)
 		}
 	}
@@ -85,33 +76,65 @@ func (c *Config) Documents(text []byte, r Request) ([]byte, []Note, error) {
 	return out.Bytes(), notes, nil
 }
 
-// jsonStream reports whether a text begins with a JSON object.
-func jsonStream(text []byte) bool {
+// startsAsJSON reports whether a text is JSON: YAML may begin with a brace, too.
+func startsAsJSON(text []byte) bool {
 	var first json.RawMessage
-	return json.NewDecoder(bytes.NewReader(text)).Decode(&first) == nil
+	text = bytes.TrimSpace(text)
+	return len(text) > 0 && text[0] == '{' && json.NewDecoder(bytes.NewReader(text)).Decode(&first) == nil
 }
 
-// write writes changed documents in the form of the text.
-func write(out *bytes.Buffer, before []byte, parts []json.RawMessage, isJSON bool) error {
+// piece is a part of a text with at most one document; all pieces together are the text.
+type piece struct {
+	text []byte
+	doc  *yamltree.Document
+}
+
+func pieces(text []byte, isJSON bool) []piece {
+	var out []piece
+	if !isJSON || len(text) > yamltree.MaxBytes {
+		for _, chunk := range yamltree.Split(text, false) {
+			docs := chunk.Parse()
+			out = append(out, piece{text: chunk.Text, doc: &docs[0]})
+		}
+		return out
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	for {
+		start, line := decoder.InputOffset(), bytes.Count(text[:decoder.InputOffset()], []byte("\n"))
+		var value json.RawMessage
+		err := decoder.Decode(&value)
+		part := text[start:]
+		if err == nil {
+			part = text[start:decoder.InputOffset()]
+		}
+		docs := yamltree.Parse(append(bytes.Repeat([]byte("\n"), line), part...), true)
+		if len(docs) == 0 || errors.Is(err, io.EOF) {
+			return append(out, piece{text: part})
+		}
+		out = append(out, piece{text: part, doc: &docs[0]})
+		if err != nil {
+			return out
+		}
+	}
+}
+
+// write writes a changed document in the form of the text.
+func write(out *bytes.Buffer, before []byte, object json.RawMessage, isJSON bool) error {
 	if isJSON {
-		for _, p := range parts {
-			if err := json.Indent(out, p, "", "  "); err != nil {
-				return fmt.Errorf("encode the result: %w", err)
-			}
-			out.WriteByte('\n')
+		out.Write(before[:len(before)-len(bytes.TrimLeft(before, " \t\r\n"))])
+		if err := json.Indent(out, object, "", "  "); err != nil {
+			return fmt.Errorf("encode the result: %w", err)
 		}
 		return nil
 	}
 	if bytes.HasPrefix(before, []byte("---")) {
 		out.WriteString("---\n")
 	}
-	for _, p := range parts {
-		text, err := yaml.JSONToYAML(p)
-		if err != nil {
-			return fmt.Errorf("encode the result: %w", err)
-		}
-		out.Write(text)
+	text, err := yaml.JSONToYAML(object)
+	if err != nil {
+		return fmt.Errorf("encode the result: %w", err)
 	}
+	out.Write(text)
 	return nil
 }
 
@@ -121,6 +144,14 @@ type document struct {
 	r     Request
 	line  int
 	notes []Note
+}
+
+// document injects what one document has.
+func (w *document) document(d *yamltree.Document) (json.RawMessage, bool, error) {
+	if d.Fault != nil {
+		return nil, false, d.Fault
+	}
+	return w.object(d.Root)
 }
 
 // object injects one object, or those of a list. It returns the object as JSON, and whether it changed.
@@ -232,12 +263,47 @@ func decodePod(t *yamltree.Tree, path string) (*corev1.Pod, error) {
 		return nil, &yamltree.Fault{Line: t.Line, Path: path, Text: err.Error()}
 	}
 	if len(unknown) > 0 {
-		return nil, &yamltree.Fault{Line: t.Line, Path: path, Text: errors.Join(unknown...).Error()}
+		return nil, strictFault(t, path, unknown[0].Error())
 	}
 	if path != "" {
 		pod.TypeMeta = metav1.TypeMeta{}
 	}
 	return pod, nil
+}
+
+// strictFault is the first field that a Pod does not have, with its line.
+func strictFault(t *yamltree.Tree, path, text string) *yamltree.Fault {
+	_, rest, ok := strings.Cut(text, "unknown field \"")
+	if !ok {
+		return &yamltree.Fault{Line: t.Line, Path: path, Text: text}
+	}
+	field := strings.TrimSuffix(rest, "\"")
+	line := t.Line
+	for _, step := range strings.FieldsFunc(field, func(r rune) bool { return r == '.' || r == '[' || r == ']' }) {
+		i, err := strconv.Atoi(step)
+		switch {
+		case err == nil && t != nil && i < len(t.Items):
+			t = t.Items[i]
+		default:
+			for _, e := range entries(t) {
+				if e.Key == step {
+					line = e.Line
+				}
+			}
+			t = t.Get(step)
+		}
+	}
+	if path != "" {
+		field = path + "." + field
+	}
+	return &yamltree.Fault{Line: line, Path: clip(field), Text: "unknown field"}
+}
+
+func entries(t *yamltree.Tree) []yamltree.Entry {
+	if t == nil {
+		return nil
+	}
+	return t.Entries
 }
 
 // describe names an object, such as Deployment demo/web.

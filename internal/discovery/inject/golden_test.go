@@ -3,6 +3,7 @@ package inject_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -284,4 +286,61 @@ func TestRefusedAnnotations(t *testing.T) {
 			t.Errorf("no form for what was observed: %s", tt.Observed)
 		})
 	}
+}
+
+// TestPatches applies the patch of each Pod of testdata as the API server does.
+func TestPatches(t *testing.T) {
+	for _, tt := range cases(t) {
+		for i, d := range yamltree.Parse(tt.input, false) {
+			if d.Root.Get("kind").Str() != "Pod" {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s-%d", tt.name, i), func(t *testing.T) {
+				pod := &corev1.Pod{}
+				if err := json.Unmarshal(d.Root.JSON(), pod); err != nil {
+					t.Fatal(err)
+				}
+				before, err := json.Marshal(pod)
+				if err != nil {
+					t.Fatal(err)
+				}
+				result, err := tt.config.Inject(inject.Request{Pod: pod})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if after, _ := json.Marshal(pod); !bytes.Equal(before, after) {
+					t.Error("the Pod of the request was modified")
+				}
+				got, want := applied(t, before, result.Patch), &corev1.Pod{}
+				if text, err := json.Marshal(result.Pod); err != nil || json.Unmarshal(text, want) != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("injected (-), patched (+):\n%s", diff)
+				}
+				again, err := tt.config.Inject(inject.Request{Pod: result.Pod})
+				if err != nil || string(again.Patch) != "[]" {
+					t.Errorf("patch of the injected Pod: %s, error %v; want []", again.Patch, err)
+				}
+			})
+		}
+	}
+}
+
+// applied is a Pod after a JSON patch.
+func applied(t *testing.T, pod, patch []byte) *corev1.Pod {
+	t.Helper()
+	p, err := jsonpatch.DecodePatch(patch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := p.Apply(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := &corev1.Pod{}
+	if err := json.Unmarshal(text, out); err != nil {
+		t.Fatal(err)
+	}
+	return out
 }

@@ -127,42 +127,31 @@ func (s *scalar) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// parseValues merges the text of values over the defaults, and returns them as templates see them, and typed.
-func parseValues(text string) (map[string]any, *values, error) {
-	base, err := parseMapping("built-in values", string(defaultValues))
-	if err != nil {
-		return nil, nil, err
-	}
-	given, err := parseMapping("values", text)
-	if err != nil {
-		return nil, nil, err
-	}
+// parseValues merges texts of values over the defaults, and returns them as templates see them, and typed.
+func parseValues(texts ...string) (map[string]any, *values, error) {
 	all := map[string]any{}
-	for _, t := range []*yamltree.Tree{base, given} {
-		var m map[string]any
-		if t == nil {
+	for _, text := range append([]string{string(defaultValues)}, texts...) {
+		tree, err := parseMapping("values", text)
+		if err != nil {
+			return nil, nil, err
+		}
+		if tree == nil {
 			continue
 		}
-		if err := json.Unmarshal(t.JSON(), &m); err != nil {
+		if f := yamltree.Into(tree, "", &values{}); f != nil { // the error names the line
+			return nil, nil, fmt.Errorf("values: %w", f)
+		}
+		var m map[string]any
+		if err := json.Unmarshal(tree.JSON(), &m); err != nil {
 			return nil, nil, fmt.Errorf("values: %w", err)
 		}
 		mergeMaps(all, m)
 	}
-	v := &values{}
-	for _, t := range []*yamltree.Tree{base, given} {
-		if t == nil {
-			continue
-		}
-		if f := yamltree.Into(t, "", v); f != nil {
-			return nil, nil, fmt.Errorf("values: %w", f)
-		}
-	}
-	// Of nested mappings that both texts have, the merged form counts.
 	merged, err := json.Marshal(all)
 	if err != nil {
 		return nil, nil, fmt.Errorf("values: %w", err)
 	}
-	*v = values{}
+	v := &values{}
 	if err := json.Unmarshal(merged, v); err != nil {
 		return nil, nil, fmt.Errorf("values: %w", err)
 	}
