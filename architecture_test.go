@@ -62,7 +62,7 @@ var layers = map[string]layer{
 	"internal/discovery/ca/rotation":   pure,
 	"internal/discovery/source/dir":    edge, "internal/discovery/source/kube": edge,
 	"internal/discovery/inject":            pure,
-	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge,
+	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge, "internal/discovery/webhook": edge,
 	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,
 	"internal/discovery/authn/tokenreview": edge, "internal/discovery/ca/rootsecret": edge,
 	"internal/discovery": wiring,
@@ -108,6 +108,7 @@ var pureFiles = []string{
 	"internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go", "internal/discovery/authn/tokenreview/cache.go", "internal/discovery/ca/rootsecret/contents.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
 	"internal/discovery/source/kube/merger*.go",
+	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go", "internal/discovery/webhook/plan.go", "internal/discovery/webhook/pace.go",
 }
 
 // impureImports are what pure code must not import, each with all packages below it.
@@ -119,7 +120,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "internal/discovery/inject"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "internal/discovery/inject", "internal/discovery/webhook"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",
@@ -129,7 +130,7 @@ var libraryUsers = map[string][]string{
 	"github.com/google/nftables":          {"internal/agent/capture/nft"},
 	"github.com/vishvananda":              {"internal/agent/capture/netns", "internal/lab/netmesh"},
 	"github.com/fsnotify/fsnotify":        {"internal/filewatch"},
-	"github.com/prometheus/client_golang": {"internal/discovery", "internal/discovery/xds"},
+	"github.com/prometheus/client_golang": {"internal/discovery", "internal/discovery/xds", "internal/discovery/webhook"},
 	"github.com/google/go-cmp":            {"test/golden"},
 	"google.golang.org/grpc/test/bufconn": nil, // tests only
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
+	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
@@ -84,7 +85,7 @@ func readOptions(v *settings.Values) discovery.Options {
 		ConfigDir: v.Text("configDir"), MeshFile: v.Text("meshConfig"), StateDir: v.Text("stateDir"),
 		Names: discovery.Names{Domain: v.Text("domain"), Namespace: v.Text("namespace"), TrustDomain: v.TextOr("TRUST_DOMAIN", ""), Instance: instanceName(v)},
 		Ports: discovery.Ports{
-			HTTP: v.Text("httpAddr"), GRPC: v.Text("grpcAddr"), SecureGRPC: v.Text("secureGRPCAddr"), Monitoring: v.Text("monitoringAddr"),
+			HTTP: v.Text("httpAddr"), GRPC: v.Text("grpcAddr"), SecureGRPC: v.Text("secureGRPCAddr"), Monitoring: v.Text("monitoringAddr"), HTTPS: v.Text("httpsAddr"),
 		},
 		Keepalive: discovery.Keepalive{
 			Interval: v.Duration("keepaliveInterval"), Timeout: v.Duration("keepaliveTimeout"), MaxAge: v.Duration("keepaliveMaxServerConnectionAge"),
@@ -104,6 +105,13 @@ func readOptions(v *settings.Values) discovery.Options {
 	}
 	readSource(v, &o)
 	o.Auth = readAuth(v)
+	o.Webhooks = discovery.WebhookOptions{
+		CertFile: v.Text("tlsCertFile"), KeyFile: v.Text("tlsKeyFile"), CAFile: v.Text("caCertFile"), Revision: v.Text("REVISION"),
+		Injection: v.Text("INJECTION_WEBHOOK_CONFIG_NAME"), Validation: v.Text("VALIDATION_WEBHOOK_CONFIG_NAME"),
+	}
+	if v.Enum("validation-failure-policy") == "open" {
+		o.Webhooks.Policy = webhook.Open
+	}
 	o.CA.Rotation = discovery.Rotation{
 		Share: float64(v.Int("CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE")) / 100, Interval: v.Duration("CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL"),
 	}

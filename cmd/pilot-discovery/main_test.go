@@ -85,7 +85,7 @@ func TestServesUntilSignalled(t *testing.T) {
 		any := "127.0.0.1:0"
 		ended <- run(ctx, []string{
 			"discovery", "--configDir", dir, "--stateDir", t.TempDir(), "--httpAddr", any, "--grpcAddr", any, "--secureGRPCAddr", any,
-			"--monitoringAddr", any, "--networksConfig=Mock",
+			"--monitoringAddr", any, "--httpsAddr", any, "--networksConfig=Mock",
 		}, nil, &out, &errs)
 	}()
 	tick := time.NewTicker(5 * time.Millisecond)

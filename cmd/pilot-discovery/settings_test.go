@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/discovery"
+	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
@@ -75,6 +77,12 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 	if c := readOptions(settings.Read(nil, nil, settings.Discovery)).CA; c.Directory != "./etc/cacerts" || c.RootKey != pki.ECDSAP256 || c.Off || c.Plaintext {
 		t.Errorf("by default: %+v", c)
 	}
+	w := readOptions(settings.Read(map[string]string{"tlsCertFile": "c", "tlsKeyFile": "k", "caCertFile": "r"}, map[string]string{
+		"KUBECONFIG": "f", "REVISION": "canary", "INJECTION_WEBHOOK_CONFIG_NAME": "i", "VALIDATION_WEBHOOK_CONFIG_NAME": "v", "PILOTHOUSE_VALIDATION_FAILURE_POLICY": "open",
+	}, settings.Discovery))
+	if want := (discovery.WebhookOptions{CertFile: "c", KeyFile: "k", CAFile: "r", Injection: "i", Validation: "v", Revision: "canary", Policy: webhook.Open}); w.Webhooks != want || w.Ports.HTTPS != ":15017" {
+		t.Errorf("%+v, %+v; want %+v", w.Webhooks, w.Ports, want)
+	}
 	if want := []string{"c.example", "a.example", "b.example"}; !slices.Equal(o.CA.ServingNames, want) {
 		t.Errorf("serving names %q, want %q", o.CA.ServingNames, want)
 	}
@@ -101,7 +109,7 @@ func TestInvalidFlagsExitWith2(t *testing.T) {
 // Every variable of Istio that has no effect is named, and what it asks for is not mistaken for a default.
 func TestVariablesWithoutEffectAreNamed(t *testing.T) {
 	env := map[string]string{
-		"PILOT_DEBOUNCE_AFTER": "1s", "PILOT_ENABLE_GATEWAY_API": "true", "PILOT_HTTP10": "false", "ISTIO_DELTA_XDS": "1", "REVISION": "canary",
+		"PILOT_DEBOUNCE_AFTER": "1s", "PILOT_ENABLE_GATEWAY_API": "true", "PILOT_HTTP10": "false", "ISTIO_DELTA_XDS": "1", "REVISION": "canary", "CLUSTER_ID": "east",
 		"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "false", "PILOT_NEW": "x", "PILOT_ELDER": "x", "PILOTHOUSE_ACCEPT_EMPTY": "true", "PILOT_WEB_SERVICE_HOST": "10.0.0.1",
 	}
 	var out, errs wait.Output
@@ -118,7 +126,7 @@ func TestVariablesWithoutEffectAreNamed(t *testing.T) {
 	want := []string{
 		`"environment PILOT_DEBOUNCE_AFTER has no effect: a change is compiled at once"`,
 		`"environment PILOT_ENABLE_GATEWAY_API has no effect: the Gateway API is not read"`,
-		`"environment REVISION has no effect: objects of all revisions are read"`,
+		`"environment CLUSTER_ID has no effect: there is one cluster"`,
 		`"variables are not known and have no effect" variables=PILOT_ELDER,PILOT_NEW,PILOTHOUSE_ACCEPT_EMPTY`,
 	}
 	if !slices.Equal(warnings, want) {

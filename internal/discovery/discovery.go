@@ -68,6 +68,7 @@ type Options struct {
 	Auth      AuthOptions
 	Compile   compile.Options
 	HTTP      HTTPOptions
+	Webhooks  WebhookOptions
 	Lenience  Lenience
 	// Watchdog is how long the loop may handle one event until the control plane is not ready; 0 is
 	// the default.
@@ -104,7 +105,7 @@ type Names struct {
 
 // Ports are listen addresses; an empty one is not served.
 type Ports struct {
-	HTTP, GRPC, SecureGRPC, Monitoring string
+	HTTP, GRPC, SecureGRPC, Monitoring, HTTPS string
 }
 
 // HTTPOptions are the options of the HTTP ports.
@@ -185,6 +186,7 @@ type Server struct {
 	limiter          *authn.Limiter
 	serving          *ca.Serving
 	listeners        listeners
+	webhooks         webhooks
 	metrics          *prometheus.Registry
 	started          time.Time
 	done             run.Cleanups
@@ -193,7 +195,7 @@ type Server struct {
 	loopLimit time.Duration
 }
 
-type listeners struct{ http, grpc, secure, monitoring net.Listener }
+type listeners struct{ http, grpc, secure, monitoring, https net.Listener }
 
 // New creates a control plane and opens its ports, which Run closes. It returns an error if the source
 // cannot be read and nothing was saved, if the trust domain is ambiguous, if the files in the state
@@ -319,12 +321,16 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 		Namespace: o.Names.Namespace, Open: o.HTTP.OpenDebug, Instance: o.instance(), View: s.connectionView, Page: s.debugPage,
 	})
 	s.register()
+	if err = s.openWebhooks(); err != nil {
+		return nil, err
+	}
 	for _, l := range []struct {
 		name, addr string
 		to         *net.Listener
 	}{
 		{"HTTP", o.Ports.HTTP, &s.listeners.http}, {"plaintext gRPC", o.Ports.GRPC, &s.listeners.grpc},
 		{"secure gRPC", o.Ports.SecureGRPC, &s.listeners.secure}, {"monitoring", o.Ports.Monitoring, &s.listeners.monitoring},
+		{"HTTPS", o.Ports.HTTPS, &s.listeners.https},
 	} {
 		if l.addr == "" {
 			continue
@@ -415,7 +421,7 @@ func (s *Server) Addresses() Ports {
 		}
 		return l.Addr().String()
 	}
-	return Ports{HTTP: at(s.listeners.http), GRPC: at(s.listeners.grpc), SecureGRPC: at(s.listeners.secure), Monitoring: at(s.listeners.monitoring)}
+	return Ports{HTTP: at(s.listeners.http), GRPC: at(s.listeners.grpc), SecureGRPC: at(s.listeners.secure), Monitoring: at(s.listeners.monitoring), HTTPS: at(s.listeners.https)}
 }
 
 // Run serves until ctx ends, and returns nil then. The loop ends after the servers, since streams that
@@ -428,7 +434,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.listeners.grpc != nil && s.opts.CA.Plaintext && !s.opts.CA.Off {
 		s.opts.Log.Warn("certificates are served in plaintext: who can read the connection can use the tokens in it (--plaintext-certificates)", "address", a.GRPC)
 	}
-	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secure_grpc", a.SecureGRPC, "monitoring", a.Monitoring, "version", s.opts.Version)
+	s.opts.Log.Info("serving", "http", a.HTTP, "grpc", a.GRPC, "secure_grpc", a.SecureGRPC, "monitoring", a.Monitoring, "https", a.HTTPS, "version", s.opts.Version)
 	loopCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	served, stopped := context.WithCancel(context.WithoutCancel(ctx))
@@ -504,6 +510,8 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
+		run.Task{Name: "serve webhooks", Run: s.serveWebhooks},
+		run.Task{Name: "patch webhook configurations", Run: s.patchWebhooks},
 		run.Task{Name: "serve gRPC", Run: func(life context.Context) error {
 			defer end()
 			serving, cancel := context.WithCancel(ctx)
@@ -530,6 +538,8 @@ func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context)
 		}
 		srv := httpguard.Server(h)
 		srv.MaxHeaderBytes = 64 << 10 // tokens may be long
+		// Whoever connects could fill the log.
+		srv.ErrorLog = slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelDebug)
 		stop := context.AfterFunc(ctx, func() {
 			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.HTTP.Shutdown)
 			defer cancel()

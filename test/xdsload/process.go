@@ -117,7 +117,7 @@ func startDiscovery(ctx context.Context, binary, dir string, streams int) (*disc
 	defer log.Close()
 	cmd := exec.Command(binary, "discovery", "--configDir", d.config(), "--stateDir", filepath.Join(dir, "state"),
 		"--meshConfig", filepath.Join(dir, "mesh"), "--httpAddr", d.http, "--grpcAddr", d.grpc, "--secureGRPCAddr", d.secure,
-		"--monitoringAddr", d.monitoring, "--maxStreams", strconv.Itoa(max(10000, 3*streams)))
+		"--monitoringAddr", d.monitoring, "--httpsAddr", "", "--maxStreams", strconv.Itoa(max(10000, 3*streams)))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), "PILOTHOUSE_CERTIFICATES_PER_SECOND=0") // all certificates are asked for over one connection
 	if d.process, err = startProcess(cmd); err != nil {

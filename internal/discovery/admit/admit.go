@@ -54,8 +54,6 @@ type Decision struct {
 	Warnings []string
 	// Reason says why an object is allowed without being checked; otherwise it is empty.
 	Reason string
-	// Known is set if the object's kind is one that is checked.
-	Known bool
 }
 
 // Parse reads an AdmissionReview. The error says what is wrong with it; then it cannot be answered.
@@ -120,7 +118,7 @@ func (r Rules) Decide(q *admissionv1.AdmissionRequest) (Decision, error) {
 		return Decision{}, err
 	}
 	if created && rejects(now) {
-		return Decision{Message: Rejected, Known: true}, nil
+		return Decision{Message: Rejected}, nil
 	}
 	if created || len(q.OldObject.Raw) == 0 || string(q.OldObject.Raw) == "null" {
 		return r.decide(check(now, false), findings{}, false), nil
@@ -149,7 +147,7 @@ func (r Rules) decide(now, before findings, sameSpec bool) Decision {
 	if now.skipped != "" {
 		return allowed(now.skipped)
 	}
-	d := Decision{Allowed: true, Known: true}
+	d := Decision{Allowed: true}
 	old := before.errors()
 	var refused, warnings []string
 	for _, f := range now.all {

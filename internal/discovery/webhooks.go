@@ -1,0 +1,119 @@
+package discovery
+
+import (
+	"context"
+	"crypto/tls"
+	"slices"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/admit"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
+	"github.com/pilothouse/pilothouse/internal/kube"
+)
+
+// WebhookOptions are the options of the HTTPS port, which serves admission webhooks.
+type WebhookOptions struct {
+	// CertFile and KeyFile are a certificate and its key in PEM, followed; empty for one of the mesh's CA. CAFile
+	// are the roots that verify it, for the webhook configurations.
+	CertFile, KeyFile, CAFile string
+	// Injection and Validation are the names of the webhook configurations, without revision and namespace.
+	Injection, Validation string
+	// Revision is that of this control plane.
+	Revision string
+	// Policy is what the failure policy of the validation becomes.
+	Policy webhook.FailurePolicy
+}
+
+// webhooks is the part of a Server that serves the HTTPS port.
+type webhooks struct {
+	server      *webhook.Server
+	patcher     *webhook.Patcher // nil if nothing is patched
+	certificate webhook.Certificate
+}
+
+// openWebhooks makes what serves the HTTPS port, if there is one.
+func (s *Server) openWebhooks() error {
+	o := s.opts.Webhooks
+	if s.opts.Ports.HTTPS == "" {
+		return nil
+	}
+	log := s.opts.Log.With("scope", "webhooks")
+	s.webhooks.server = webhook.New(webhook.Options{Rules: admit.Rules{Namespace: s.opts.Names.Namespace}, Metrics: s.metrics, Log: log})
+	names := webhookNames(s.opts)
+	bundle := s.servingRoots
+	if o.CertFile != "" || o.KeyFile != "" {
+		files, err := webhook.OpenFiles(o.CertFile, o.KeyFile, o.CAFile, log)
+		if err != nil {
+			return err
+		}
+		s.webhooks.certificate, bundle = files.Get, files.Bundle
+	} else {
+		serving, err := s.servingAuthority.ServerCertificate(names)
+		if err != nil {
+			return err
+		}
+		s.webhooks.certificate = serving.Get
+	}
+	if s.opts.ConfigDir != "" {
+		return nil // no API server sends anything here
+	}
+	api, err := kube.Load(s.opts.Kubernetes.API)
+	if err != nil {
+		return err
+	}
+	s.webhooks.patcher, err = webhook.NewPatcher(webhook.PatcherOptions{
+		Config: api, Bundle: bundle, Metrics: s.metrics, Log: log,
+		Target: webhook.Target{
+			Names: slices.Concat(
+				webhook.ConfigurationNames(o.Injection, o.Revision, s.opts.Names.Namespace),
+				webhook.ConfigurationNames(o.Validation, o.Revision, s.opts.Names.Namespace),
+				webhook.ConfigurationNames("istio-validator", o.Revision, s.opts.Names.Namespace)),
+			Revision: o.Revision, Namespace: s.opts.Names.Namespace, Services: webhookServices(o.Revision), Hosts: names, Policy: o.Policy,
+		},
+	})
+	return err
+}
+
+// webhookServices are the names of the Services by which the API server reaches the HTTPS port.
+func webhookServices(revision string) []string {
+	services := []string{"istiod", "istiod-remote", "istio-pilot", "pilothouse"}
+	if revision != "" && revision != "default" {
+		services = append(services, "istiod-"+revision, "pilothouse-"+revision)
+	}
+	return services
+}
+
+// webhookNames are the names in the certificate of the HTTPS port.
+func webhookNames(o Options) []string {
+	names := ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)
+	for _, service := range webhookServices(o.Webhooks.Revision) {
+		if name := service + "." + o.Names.Namespace + ".svc"; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// servingRoots returns the roots of which one has signed the control plane's certificates, and a channel that is
+// closed when they have changed. They overlap while a root is rotated.
+func (s *Server) servingRoots() ([]byte, <-chan struct{}) {
+	state, changed := s.servingAuthority.Watch()
+	return state.RootsPEM(), changed
+}
+
+// serveWebhooks serves the HTTPS port until ctx ends.
+func (s *Server) serveWebhooks(ctx context.Context) error {
+	l := s.listeners.https
+	if l == nil {
+		return nil
+	}
+	return s.serveHTTP(tls.NewListener(l, webhook.TLSConfig(s.webhooks.certificate, s.opts.CA.MinTLS)), s.webhooks.server.Handler())(ctx)
+}
+
+// patchWebhooks keeps the webhook configurations true until ctx ends.
+func (s *Server) patchWebhooks(ctx context.Context) error {
+	if s.webhooks.patcher == nil {
+		return nil
+	}
+	return s.webhooks.patcher.Run(ctx)
+}
