@@ -42,7 +42,8 @@ var layers = map[string]layer{
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
 	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "internal/cgroup": tools, "internal/printable": tools, "internal/httpguard": tools, "test/wait": tools,
 	"internal/settings": tools, "internal/settings/cli": edge,
-	"internal/kube": tools, // how to connect, nothing of meshes
+	"internal/kube":        tools, // how to connect, nothing of meshes
+	"internal/kube/leader": edge,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
