@@ -65,7 +65,7 @@ var layers = map[string]layer{
 	"internal/discovery/inject":            pure,
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge, "internal/discovery/webhook": edge,
 	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,
-	"internal/discovery/authn/tokenreview": edge, "internal/discovery/ca/rootsecret": edge,
+	"internal/discovery/authn/tokenreview": edge, "internal/discovery/ca/rootsecret": edge, "internal/discovery/rootconfigmap": edge,
 	"internal/discovery": wiring,
 
 	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab,
@@ -106,7 +106,7 @@ var allowedImports = map[string][]string{
 var pureFiles = []string{
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
 	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
-	"internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go", "internal/discovery/authn/tokenreview/cache.go", "internal/discovery/ca/rootsecret/contents.go",
+	"internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go", "internal/discovery/authn/tokenreview/cache.go", "internal/discovery/ca/rootsecret/contents.go", "internal/discovery/rootconfigmap/decide.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
 	"internal/discovery/source/kube/merger*.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go", "internal/discovery/webhook/plan.go", "internal/discovery/webhook/pace.go",
@@ -121,7 +121,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "internal/discovery/inject", "internal/discovery/webhook"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",
