@@ -70,6 +70,8 @@ type Options struct {
 	HTTP      HTTPOptions
 	Webhooks  WebhookOptions
 	Lenience  Lenience
+	// Kube is the Kubernetes cluster that keeps the self-signed root, reviews tokens and gets the roots in ConfigMaps; nil for none.
+	Kube *KubeOptions
 	// Watchdog is how long the loop may handle one event until the control plane is not ready; 0 is
 	// the default.
 	Watchdog time.Duration
@@ -173,6 +175,7 @@ type Server struct {
 	source    Source
 	meshFile  meshFile
 	xds       *xds.Server
+	cluster   *cluster // nil without Kubernetes
 	roots     ca.Store // has the self-signed root
 	authority *ca.Authority
 	plugged   *ca.Directory // nil if no directory is followed
@@ -287,7 +290,10 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	}
 	s.loop.store.SetNamespace(o.Names.Namespace)
 	s.loop.store.FixTrustDomain(domain, o.Names.TrustDomain != "")
-	s.roots = ca.NewFolder(o.StateDir)
+	if s.cluster, err = openCluster(&o, s.rootsPEM); err != nil {
+		return nil, err
+	}
+	s.roots = s.cluster.store(o.StateDir)
 	s.authority, s.plugged, err = ca.Open(ca.Options{
 		Directory: o.CA.Directory, Store: s.roots, TrustDomain: domain, RootTTL: o.CA.RootTTL, RootKey: o.CA.RootKey, Limits: o.CA.Limits, Log: o.Log,
 	})
@@ -302,10 +308,11 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 		return nil, err
 	}
 	s.issuers = authn.NewIssuers(o.Auth.Issuers, nil, o.Log)
-	s.auth = authn.New(domain, issuer.ForAudiences(o.Auth.Audiences...), authn.WithIssuers(s.issuers), authn.WithTrustedGateways(o.Auth.Gateways...))
+	s.auth = authn.New(domain, issuer.ForAudiences(o.Auth.Audiences...), authn.WithIssuers(s.issuers), s.cluster.authentication(o.Auth.Audiences, o.Log), authn.WithTrustedGateways(o.Auth.Gateways...))
 	s.loop.onMesh = func(m *meshv1.MeshConfig) {
 		s.auth.SetTrustDomainAliases(m.GetTrustDomainAliases())
 		s.distributeMesh(config.MeshRoots(m))
+		s.cluster.setMesh(m)
 	}
 	s.limiter = authn.NewLimiter(s.auth, o.Auth.CertificatesPerSecond, o.Log)
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
@@ -506,6 +513,7 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		run.Task{Name: "fetch the keys of token issuers", Run: s.issuers.Run},
 		run.Task{Name: "distribute the roots", Run: s.distributeRoots},
 		run.Task{Name: "rotate the root", Run: s.rotateRoots},
+		run.Task{Name: "lead", Run: s.cluster.lead},
 		run.Task{Name: "warn of the root's end", Run: s.warnOfTheEnd},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},

@@ -111,6 +111,12 @@ func (s *Server) distributeRoots(ctx context.Context) error {
 	}
 }
 
+// rootsPEM returns the trust bundle of the mesh's CA, and a channel that is closed when there is another.
+func (s *Server) rootsPEM() (string, <-chan struct{}) {
+	state, changed := s.authority.Watch()
+	return string(state.RootsPEM()), changed
+}
+
 // rotateRoots runs the rotation, and warns before the CA's certificates end, until ctx ends.
 func (s *Server) rotateRoots(ctx context.Context) error {
 	if s.rotator != nil {

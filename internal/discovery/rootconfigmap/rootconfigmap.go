@@ -59,8 +59,9 @@ type Controller struct {
 	watching  typed.CoreV1Interface
 	writing   typed.CoreV1Interface
 	selectors atomic.Pointer[[]labels.Selector]
-	// selected has an element when the selectors have changed.
-	selected chan struct{}
+	// selected has an element when the selectors have changed, known is closed when they have been set.
+	selected, known chan struct{}
+	first           sync.Once
 
 	writes, failures atomic.Int64
 }
@@ -70,8 +71,7 @@ func New(o Options) (*Controller, error) {
 	if o.Name == "" {
 		o.Name = DefaultName
 	}
-	c := &Controller{options: o, selected: make(chan struct{}, 1)}
-	c.selectors.Store(&[]labels.Selector{})
+	c := &Controller{options: o, selected: make(chan struct{}, 1), known: make(chan struct{})}
 	watching, writing := rest.CopyConfig(o.Config), rest.CopyConfig(o.Config)
 	writing.QPS, writing.Burst, writing.RateLimiter, writing.Timeout = writesPerSecond, writesPerSecond, nil, requestTimeout
 	var err error
@@ -85,9 +85,10 @@ func New(o Options) (*Controller, error) {
 }
 
 // Select restricts the namespaces to those that match one of the selectors; without any, all count. ConfigMaps
-// in others stay as they are. It is safe for concurrent use.
+// in others stay as they are. Nothing is written before the first call. It is safe for concurrent use.
 func (c *Controller) Select(selectors []labels.Selector) {
 	c.selectors.Store(&selectors)
+	c.first.Do(func() { close(c.known) })
 	select {
 	case c.selected <- struct{}{}:
 	default:
@@ -208,9 +209,14 @@ func (t *term) follow(ctx context.Context) error {
 	}
 }
 
-// work handles the queue until ctx ends. Nothing is written before all objects have been read.
+// work handles the queue until ctx ends. Nothing is written before all objects have been read, and the selectors are known.
 func (t *term) work(ctx context.Context) error {
 	defer context.AfterFunc(ctx, t.queue.ShutDown)()
+	select {
+	case <-t.known:
+	case <-ctx.Done():
+		return nil
+	}
 	if !cache.WaitForCacheSync(ctx.Done(), t.namespaces.HasSynced, t.maps.HasSynced) {
 		return nil
 	}

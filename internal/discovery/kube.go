@@ -1,0 +1,137 @@
+package discovery
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/authn"
+	"github.com/pilothouse/pilothouse/internal/discovery/authn/tokenreview"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca/rootsecret"
+	"github.com/pilothouse/pilothouse/internal/discovery/rootconfigmap"
+	"github.com/pilothouse/pilothouse/internal/kube"
+	"github.com/pilothouse/pilothouse/internal/kube/leader"
+	"github.com/pilothouse/pilothouse/internal/run"
+)
+
+// leaderLease is the Lease of the replica that does what only one may do.
+const leaderLease = "pilothouse-leader"
+
+// KubeOptions connect the control plane to the Kubernetes cluster that it runs for.
+type KubeOptions struct {
+	// API says where the API server is.
+	API kube.Options
+	// Cluster is the cluster's name, as agents say it (CLUSTER_ID).
+	Cluster string
+	// RootConfigMap is the name of the ConfigMap with the roots in each namespace; empty for istio-ca-root-cert.
+	RootConfigMap string
+	// NoElection has this replica lead without a Lease.
+	NoElection bool
+}
+
+// cluster is what the control plane does in its Kubernetes cluster besides reading objects. Nil stands for
+// none.
+type cluster struct {
+	name     string
+	reviewer *tokenreview.Reviewer
+	roots    *rootsecret.Store
+	maps     *rootconfigmap.Controller
+	elector  *leader.Elector
+	log      *slog.Logger
+}
+
+// openCluster connects to the cluster of the options; nil if they name none. The roots are those of the
+// authority, which is asked when the server runs.
+func openCluster(o *Options, roots func() (string, <-chan struct{})) (*cluster, error) {
+	k := o.Kube
+	if k == nil {
+		return nil, nil
+	}
+	config, err := kube.Load(k.API)
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{name: k.Cluster, log: o.Log.With("scope", "kube")}
+	if c.reviewer, err = tokenreview.New(config); err != nil {
+		return nil, err
+	}
+	if c.roots, err = rootsecret.New(rootsecret.Options{Config: config, Namespace: o.Names.Namespace, Instance: o.Names.Instance, Log: o.Log.With("scope", "ca")}); err != nil {
+		return nil, err
+	}
+	if c.maps, err = rootconfigmap.New(rootconfigmap.Options{Config: config, Name: k.RootConfigMap, Roots: roots, Log: c.log}); err != nil {
+		return nil, err
+	}
+	c.elector, err = leader.New(leader.Options{
+		Config: config, Namespace: o.Names.Namespace, Lease: leaderLease, Off: k.NoElection, Log: c.log,
+		// Processes of one host have the same name if the Pod's is not known.
+		Identity: strings.Trim(fmt.Sprintf("%s_%s", o.Names.Instance, rand.Text()[:10]), "_"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// store returns where the self-signed root is: in the cluster, or else in the state folder.
+func (c *cluster) store(stateDir string) ca.Store {
+	if c == nil {
+		return ca.NewFolder(stateDir)
+	}
+	return c.roots
+}
+
+// authentication returns how callers are authenticated by the cluster.
+func (c *cluster) authentication(audiences []string, log *slog.Logger) authn.Option {
+	if c == nil {
+		return func(*authn.Authenticator) {}
+	}
+	return authn.WithReviewers(tokenreview.Own{Name: c.name, Cluster: c.reviewer}, log, audiences...)
+}
+
+// setMesh has the mesh configuration in force.
+func (c *cluster) setMesh(m *meshv1.MeshConfig) {
+	if c == nil {
+		return
+	}
+	selectors, err := rootconfigmap.Selectors(m)
+	if err != nil {
+		c.log.Warn("discoverySelectors of the mesh configuration are invalid: all namespaces get the root ConfigMap", "error", err)
+	}
+	c.maps.Select(selectors)
+}
+
+// lead runs what one replica does, while this one leads, until ctx ends.
+func (c *cluster) lead(ctx context.Context) error {
+	if c == nil {
+		return nil
+	}
+	return c.elector.Run(ctx, run.Task{Name: "distribute the roots in ConfigMaps", Run: c.maps.Run})
+}
+
+// metrics returns the metrics of the cluster.
+func (c *cluster) metrics() []ca.Metric {
+	if c == nil {
+		return nil
+	}
+	leads := 0.0
+	if c.elector.Leading() {
+		leads = 1
+	}
+	reviews, maps := c.reviewer.Metrics(), c.maps.Metrics()
+	counter := func(name, help string, n int64) ca.Metric {
+		return ca.Metric{Name: name, Help: help, Counter: true, Value: float64(n)}
+	}
+	return []ca.Metric{
+		{Name: "pilothouse_leader", Help: "1 while this replica does what only one may do, else 0.", Value: leads},
+		counter("pilothouse_token_reviews_total", "Tokens that Kubernetes was asked about.", reviews.Asked),
+		counter("pilothouse_token_review_failures_total", "Tokens that Kubernetes was asked about without an answer.", reviews.Failed),
+		counter("pilothouse_token_reviews_remembered_total", "Tokens about which an answer of Kubernetes was remembered.", reviews.Remembered),
+		counter("pilothouse_root_configmap_writes_total", "ConfigMaps with the roots that were written.", maps.Writes),
+		counter("pilothouse_root_configmap_failures_total", "ConfigMaps with the roots that could not be written; they are tried again.", maps.Failures),
+	}
+}
