@@ -75,7 +75,7 @@ race: tools ## the same under the race detector (needs a C compiler)
 e2e: tools kube build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
 	$(GO) test -count=1 -p 1 -timeout 15m $(SLOW)
 
-test-charts: ## the tests of the Helm charts, a module of its own with Helm's library
+test-charts: kube ## the tests of the Helm charts, a module of its own with Helm's library
 	$(GO) test -C test/charts -count=1 -timeout 10m ./...
 
 soak: tools kube build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (default 60; needs root)

@@ -52,24 +52,24 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	}
 }
 
-// schema is what is used of a values.schema.json.
-type schema struct {
+// valueSchema is what is used of a values.schema.json.
+type valueSchema struct {
 	Type                 any
 	Description          string
 	Enum                 []any
 	Pattern              string
-	Properties           map[string]*schema
+	Properties           map[string]*valueSchema
 	AdditionalProperties json.RawMessage
-	Items                *schema
+	Items                *valueSchema
 }
 
-func readSchema(t *testing.T, name string) *schema {
+func readSchema(t *testing.T, name string) *valueSchema {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "deploy/charts", name, "values.schema.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := new(schema)
+	s := new(valueSchema)
 	if err := json.Unmarshal(text, s); err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestSchemaAndValuesAgree(t *testing.T) {
 // withoutDefault are values that are absent by default.
 var withoutDefault = []string{"gateway.global", "gateway.podDisruptionBudget.minAvailable", "gateway.podDisruptionBudget.maxUnavailable", "pilothouse.resources.limits"}
 
-func checkValues(t *testing.T, path string, s *schema, values map[string]any) {
+func checkValues(t *testing.T, path string, s *valueSchema, values map[string]any) {
 	t.Helper()
 	if string(s.AdditionalProperties) != "false" {
 		t.Errorf("%s: other values are accepted: %s", path, s.AdditionalProperties)
@@ -140,7 +140,7 @@ func TestValuesAreDocumented(t *testing.T) {
 }
 
 // valueRows are the rows of a table of values, in the order of their names.
-func valueRows(prefix string, s *schema, values map[string]any) []string {
+func valueRows(prefix string, s *valueSchema, values map[string]any) []string {
 	var rows []string
 	for _, key := range slices.Sorted(maps.Keys(s.Properties)) {
 		property, value := s.Properties[key], values[key]
@@ -154,7 +154,7 @@ func valueRows(prefix string, s *schema, values map[string]any) []string {
 }
 
 // isResources reports whether a value is the resources of a container, which are one row.
-func isResources(s *schema) bool { return s.Properties["requests"] != nil }
+func isResources(s *valueSchema) bool { return s.Properties["requests"] != nil }
 
 func defaultText(value any) string {
 	text, err := json.Marshal(value)
@@ -169,7 +169,7 @@ func defaultText(value any) string {
 }
 
 // text is the description, with the values that are allowed if they are few.
-func (s *schema) text() string {
+func (s *valueSchema) text() string {
 	text := s.Description
 	if len(s.Enum) > 0 {
 		var allowed []string

@@ -1,0 +1,224 @@
+package charts_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// need is what pilot-discovery asks of the API server, and for what.
+type need struct {
+	why       string
+	namespace string // empty for all
+	group     string
+	resources []string
+	name      string // empty if it is not known in advance
+	verbs     []string
+}
+
+var reads = []string{"get", "list", "watch"}
+
+// needs are all that pilot-discovery does. A rule of the chart that no row needs fails TestEveryRuleIsNeeded, a row
+// without a rule TestNeedsAreAllowed.
+var needs = []need{
+	{why: "the source", resources: []string{"namespaces", "nodes", "pods", "services"}, verbs: reads},
+	{why: "the source", group: "discovery.k8s.io", resources: []string{"endpointslices"}, verbs: reads},
+	{why: "the source: which kinds there are", group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: reads},
+	{why: "the source", group: "networking.istio.io", verbs: reads, resources: []string{"destinationrules", "envoyfilters", "gateways", "proxyconfigs",
+		"serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"}},
+	{why: "the source", group: "security.istio.io", resources: []string{"authorizationpolicies", "peerauthentications", "requestauthentications"}, verbs: reads},
+	{why: "the source", group: "telemetry.istio.io", resources: []string{"telemetries"}, verbs: reads},
+	{why: "the source", group: "extensions.istio.io", resources: []string{"trafficextensions", "wasmplugins"}, verbs: reads},
+
+	{why: "tokens of workloads", group: "authentication.k8s.io", resources: []string{"tokenreviews"}, verbs: []string{"create"}},
+	{why: "the root for workloads", resources: []string{"configmaps"}, verbs: []string{"create", "list", "watch"}},
+	{why: "the root for workloads", resources: []string{"configmaps"}, name: "istio-ca-root-cert", verbs: []string{"get", "update", "patch"}},
+	{why: "the root", namespace: namespace, resources: []string{"secrets"}, verbs: []string{"create"}},
+	{why: "the root", namespace: namespace, resources: []string{"secrets"}, name: "istio-ca-secret", verbs: []string{"get", "list", "watch", "update"}},
+	{why: "the root", namespace: namespace, resources: []string{"secrets"}, name: "cacerts", verbs: []string{"get", "list", "watch", "update"}},
+	{why: "leader election", namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, verbs: []string{"get", "create", "update"}},
+
+	{why: "the roots in webhook configurations", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations"}, verbs: reads},
+	{why: "the roots in webhook configurations", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-sidecar-injector", verbs: []string{"patch"}},
+	{why: "the roots in webhook configurations", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-revision-tag-prod", verbs: []string{"patch"}},
+	{why: "the roots in webhook configurations", group: "admissionregistration.k8s.io", resources: []string{"validatingwebhookconfigurations"}, name: "istio-validator-" + namespace, verbs: []string{"patch"}},
+	{why: "whether the validation works", namespace: namespace, group: "networking.istio.io", resources: []string{"gateways"}, verbs: []string{"create"}},
+	{why: "Pods that were not injected", resources: []string{"events"}, verbs: []string{"create", "patch"}},
+}
+
+// request is one question that the API server asks RBAC.
+type request struct{ namespace, group, resource, name, verb string }
+
+func (n need) requests() []request {
+	var all []request
+	for _, resource := range n.resources {
+		for _, verb := range n.verbs {
+			all = append(all, request{n.namespace, n.group, resource, n.name, verb})
+		}
+	}
+	return all
+}
+
+// grant is one rule of the chart, which holds in a namespace or, if that is empty, everywhere.
+type grant struct {
+	namespace string
+	rule      rbacv1.PolicyRule
+}
+
+// allows says what RBAC says.
+func (g grant) allows(r request) bool {
+	has := func(list []string, x string) bool { return slices.Contains(list, x) || slices.Contains(list, "*") }
+	return (g.namespace == "" || g.namespace == r.namespace) && has(g.rule.APIGroups, r.group) && has(g.rule.Resources, r.resource) && has(g.rule.Verbs, r.verb) &&
+		(len(g.rule.ResourceNames) == 0 || slices.Contains(g.rule.ResourceNames, r.name))
+}
+
+// withTag are the values that the needs are those of.
+const withTag = "revisionTags: [prod]"
+
+// grants are the rules of the chart.
+func grants(t *testing.T) []grant {
+	t.Helper()
+	objects := mustRender(t, "pilothouse", withTag)
+	var all []grant
+	for _, rule := range find[rbacv1.ClusterRole](t, objects, "ClusterRole", "istiod-clusterrole-"+namespace).Rules {
+		all = append(all, grant{"", rule})
+	}
+	for _, rule := range find[rbacv1.Role](t, objects, "Role", "istiod").Rules {
+		all = append(all, grant{namespace, rule})
+	}
+	return all
+}
+
+// forbidden lists the needs that rules do not allow.
+func forbidden(grants []grant) []string {
+	var all []string
+	for _, n := range needs {
+		for _, r := range n.requests() {
+			if !slices.ContainsFunc(grants, func(g grant) bool { return g.allows(r) }) {
+				all = append(all, fmt.Sprintf("%s: %s %s.%s %q in %q", n.why, r.verb, r.resource, r.group, r.name, r.namespace))
+			}
+		}
+	}
+	return all
+}
+
+// TestEveryRuleIsNeeded fails for a part of a rule, a resource with a verb and a name, that nothing needs: without
+// it, nothing would be forbidden.
+func TestEveryRuleIsNeeded(t *testing.T) {
+	all := grants(t)
+	if missing := forbidden(all); len(missing) > 0 {
+		t.Fatalf("no rule allows\n%s", strings.Join(missing, "\n"))
+	}
+	for i, g := range all {
+		for _, part := range parts(g) {
+			rest := append(append(slices.Clone(all[:i]), all[i+1:]...), without(g, part)...)
+			if len(forbidden(rest)) == 0 {
+				t.Errorf("nothing needs %v in the rule %+v", part, g)
+			}
+		}
+		if slices.Contains(g.rule.Resources, "*") || slices.Contains(g.rule.Verbs, "*") || slices.Contains(g.rule.APIGroups, "*") {
+			t.Errorf("the rule %+v has a wildcard", g)
+		}
+	}
+}
+
+// part is what one rule allows for one resource, verb and name.
+type part struct{ group, resource, verb, name string }
+
+func parts(g grant) []part {
+	names := g.rule.ResourceNames
+	if len(names) == 0 {
+		names = []string{""}
+	}
+	var all []part
+	for _, group := range g.rule.APIGroups {
+		for _, resource := range g.rule.Resources {
+			for _, verb := range g.rule.Verbs {
+				for _, name := range names {
+					all = append(all, part{group, resource, verb, name})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// without returns rules that allow what a rule does, except one part of it.
+func without(g grant, removed part) []grant {
+	var all []grant
+	for _, p := range parts(g) {
+		if p == removed {
+			continue
+		}
+		rule := rbacv1.PolicyRule{APIGroups: []string{p.group}, Resources: []string{p.resource}, Verbs: []string{p.verb}}
+		if p.name != "" {
+			rule.ResourceNames = []string{p.name}
+		}
+		all = append(all, grant{g.namespace, rule})
+	}
+	return all
+}
+
+// as is a client with a token of a ServiceAccount in the namespace of the releases.
+func (c *cluster) as(t *testing.T, account string) kubernetes.Interface {
+	t.Helper()
+	token, err := c.client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := rest.AnonymousClientConfig(c.config)
+	config.BearerToken, config.QPS = token.Status.Token, -1
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// TestNeedsAreAllowed asks the API server, as the chart's ServiceAccount, whether each need is allowed, and
+// whether what would give the cluster away is not.
+func TestNeedsAreAllowed(t *testing.T) {
+	c := startCluster(t)
+	if err := c.install(t, "mesh", namespace, load(t, "pilothouse"), withTag); err != nil {
+		t.Fatal(err)
+	}
+	reviews := c.as(t, "istiod").AuthorizationV1().SelfSubjectAccessReviews()
+	allowed := func(r request) bool {
+		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Namespace: r.namespace, Group: r.group, Resource: r.resource, Name: r.name, Verb: r.verb,
+		}}}
+		answer, err := reviews.Create(t.Context(), review, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.Status.Allowed
+	}
+	for _, n := range needs {
+		for _, r := range n.requests() {
+			if !allowed(r) {
+				t.Errorf("%s: %+v is forbidden", n.why, r)
+			}
+		}
+	}
+	for _, r := range []request{
+		{"", "", "secrets", "", "get"}, {"", "", "secrets", "", "list"}, {namespace, "", "secrets", "", "list"}, {namespace, "", "secrets", "other", "get"},
+		{"default", "", "secrets", "istio-ca-secret", "get"}, {namespace, "", "secrets", "istio-ca-secret", "delete"},
+		{"", "", "pods", "", "create"}, {"", "", "pods", "", "delete"}, {"", "", "nodes", "", "patch"}, {"", "", "configmaps", "other", "update"},
+		{"default", "", "serviceaccounts/token", "default", "create"}, {"", "rbac.authorization.k8s.io", "clusterrolebindings", "", "create"},
+		{"", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "another", "patch"}, {"", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "create"},
+		{"", "networking.istio.io", "virtualservices", "", "update"}, {"default", "networking.istio.io", "gateways", "", "create"},
+		{"default", "coordination.k8s.io", "leases", "", "update"}, {"", "apps", "deployments", "", "list"},
+	} {
+		if allowed(r) {
+			t.Errorf("%+v is allowed", r)
+		}
+	}
+}
