@@ -134,7 +134,7 @@ func (c *cluster) helm(t *testing.T, namespace string) *action.Configuration {
 
 // install installs a chart and, at the end of the test, uninstalls it if that has not been done, and removes the
 // namespace if it did not exist.
-func (c *cluster) install(t *testing.T, release, namespace string, from *chart.Chart, values string) error {
+func (c *cluster) install(t *testing.T, release, namespace string, from *chart.Chart, values string, options ...func(*action.Install)) error {
 	t.Helper()
 	if _, err := c.client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		t.Cleanup(func() { c.removeNamespace(t, namespace) })
@@ -142,6 +142,9 @@ func (c *cluster) install(t *testing.T, release, namespace string, from *chart.C
 	i := action.NewInstall(c.helm(t, namespace))
 	i.ReleaseName, i.Namespace, i.CreateNamespace = release, namespace, true
 	i.WaitStrategy, i.Timeout = helmkube.HookOnlyStrategy, time.Minute // there is no kubelet to wait for
+	for _, option := range options {
+		option(i)
+	}
 	_, err := i.RunWithContext(t.Context(), from, parse(t, values))
 	t.Cleanup(func() {
 		u := action.NewUninstall(c.helm(t, namespace))

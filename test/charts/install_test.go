@@ -1,12 +1,14 @@
 package charts_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"helm.sh/helm/v4/pkg/action"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -201,5 +203,35 @@ func TestGateway(t *testing.T) {
 	c.removeNamespace(t, edge)
 	if left := missing(c.objects(t), before); len(left) > 0 {
 		t.Errorf("after uninstalling it, these are left: %q", left)
+	}
+}
+
+// TestDefinitionsOfOthers: where Istio's installation has the CustomResourceDefinitions in another version, installing with
+// --skip-crds works and leaves them as they are; without it, Helm names what is in the way.
+func TestDefinitionsOfOthers(t *testing.T) {
+	c := startCluster(t)
+	const name = "gateways.networking.istio.io"
+	if err := c.install(t, "mesh", namespace, load(t, "pilothouse"), ""); err != nil {
+		t.Fatal(err)
+	}
+	c.uninstall(t, "mesh", namespace)
+	patch := []byte(`[{"op":"add","path":"/spec/versions/0/schema/openAPIV3Schema/description","value":"of another version"}]`)
+	theirs, err := c.dynamic.Resource(crds).Patch(t.Context(), name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "istioctl"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // the next test installs it again
+		if err := c.dynamic.Resource(crds).Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := c.install(t, "mesh", namespace, load(t, "pilothouse"), ""); err == nil || !strings.Contains(err.Error(), name) {
+		t.Errorf("without --skip-crds: error %v, want one that names %s", err, name)
+	}
+	if err := c.install(t, "mesh", namespace, load(t, "pilothouse"), "", func(i *action.Install) { i.SkipCRDs = true }); err != nil {
+		t.Errorf("with --skip-crds: %v", err)
+	}
+	if now, err := c.dynamic.Resource(crds).Get(t.Context(), name, metav1.GetOptions{}); err != nil || now.GetGeneration() != theirs.GetGeneration() {
+		t.Errorf("%s has been changed, error %v", name, err)
 	}
 }
