@@ -24,35 +24,39 @@ type need struct {
 	verbs     []string
 }
 
-var reads = []string{"get", "list", "watch"}
+var watches = []string{"list", "watch"}
 
 // needs are all that pilot-discovery does. A rule of the chart that no row needs fails TestEveryRuleIsNeeded, a row
 // without a rule TestNeedsAreAllowed.
 var needs = []need{
-	{why: "the source", resources: []string{"namespaces", "nodes", "pods", "services"}, verbs: reads},
-	{why: "the source", group: "discovery.k8s.io", resources: []string{"endpointslices"}, verbs: reads},
-	{why: "the source: which kinds there are", group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: reads},
-	{why: "the source", group: "networking.istio.io", verbs: reads, resources: []string{"destinationrules", "envoyfilters", "gateways", "proxyconfigs",
-		"serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"}},
-	{why: "the source", group: "security.istio.io", resources: []string{"authorizationpolicies", "peerauthentications", "requestauthentications"}, verbs: reads},
-	{why: "the source", group: "telemetry.istio.io", resources: []string{"telemetries"}, verbs: reads},
-	{why: "the source", group: "extensions.istio.io", resources: []string{"trafficextensions", "wasmplugins"}, verbs: reads},
+	{why: source, resources: []string{"namespaces", "nodes", "pods", "services"}, verbs: watches},
+	{why: source, group: "discovery.k8s.io", resources: []string{"endpointslices"}, verbs: watches},
+	{why: source, group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: watches},
+	{why: source, group: "networking.istio.io", resources: []string{"destinationrules", "gateways", "serviceentries", "sidecars", "virtualservices", "workloadentries"}, verbs: watches},
+	{why: source, group: "security.istio.io", resources: []string{"peerauthentications"}, verbs: watches},
+	{why: source, namespace: namespace, resources: []string{"configmaps"}, name: "istio", verbs: watches},
 
 	{why: "tokens of workloads", group: "authentication.k8s.io", resources: []string{"tokenreviews"}, verbs: []string{"create"}},
-	{why: "the root for workloads", resources: []string{"configmaps"}, verbs: []string{"create", "list", "watch"}},
-	{why: "the root for workloads", resources: []string{"configmaps"}, name: "istio-ca-root-cert", verbs: []string{"get", "update", "patch"}},
+	{why: "the roots for workloads", resources: []string{"configmaps"}, verbs: []string{"create"}},
+	{why: "the roots for workloads", resources: []string{"configmaps"}, name: "istio-ca-root-cert", verbs: []string{"list", "watch", "update"}},
 	{why: "the root", namespace: namespace, resources: []string{"secrets"}, verbs: []string{"create"}},
-	{why: "the root", namespace: namespace, resources: []string{"secrets"}, name: "istio-ca-secret", verbs: []string{"get", "list", "watch", "update"}},
-	{why: "the root", namespace: namespace, resources: []string{"secrets"}, name: "cacerts", verbs: []string{"get", "list", "watch", "update"}},
-	{why: "leader election", namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, verbs: []string{"get", "create", "update"}},
+	{why: "the root", namespace: namespace, resources: []string{"secrets"}, name: "istio-ca-secret", verbs: []string{"get", "update"}},
+	{why: "rotation of the root", namespace: namespace, resources: []string{"configmaps"}, verbs: []string{"create"}},
+	{why: "rotation of the root", namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-ca-instances", verbs: []string{"get", "patch"}},
+	{why: "election of a leader", namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, verbs: []string{"create"}},
+	{why: "election of a leader", namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, name: "pilothouse-leader", verbs: []string{"get", "update"}},
 
-	{why: "the roots in webhook configurations", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations"}, verbs: reads},
-	{why: "the roots in webhook configurations", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-sidecar-injector", verbs: []string{"patch"}},
-	{why: "the roots in webhook configurations", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-revision-tag-prod", verbs: []string{"patch"}},
-	{why: "the roots in webhook configurations", group: "admissionregistration.k8s.io", resources: []string{"validatingwebhookconfigurations"}, name: "istio-validator-" + namespace, verbs: []string{"patch"}},
-	{why: "whether the validation works", namespace: namespace, group: "networking.istio.io", resources: []string{"gateways"}, verbs: []string{"create"}},
-	{why: "Pods that were not injected", resources: []string{"events"}, verbs: []string{"create", "patch"}},
+	{why: "webhooks", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations"}, verbs: watches},
+	{why: "webhooks", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-sidecar-injector", verbs: []string{"patch"}},
+	{why: "webhooks", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-revision-tag-prod", verbs: []string{"patch"}},
+	{why: "webhooks", group: "admissionregistration.k8s.io", resources: []string{"validatingwebhookconfigurations"}, name: "istio-validator-" + namespace, verbs: []string{"patch"}},
+	{why: "webhooks: the probe that is refused", namespace: namespace, group: "networking.istio.io", resources: []string{"gateways"}, verbs: []string{"create"}},
+	{why: "injection", namespace: namespace, resources: []string{"configmaps"}, name: "istio-sidecar-injector", verbs: watches},
+	{why: "injection: Pods without a proxy", resources: []string{"events"}, verbs: []string{"create", "patch"}},
 }
+
+// source is why the needs are that each pilot-discovery has at its start.
+const source = "the source"
 
 // request is one question that the API server asks RBAC.
 type request struct{ namespace, group, resource, name, verb string }
@@ -210,12 +214,12 @@ func TestNeedsAreAllowed(t *testing.T) {
 	}
 	for _, r := range []request{
 		{"", "", "secrets", "", "get"}, {"", "", "secrets", "", "list"}, {namespace, "", "secrets", "", "list"}, {namespace, "", "secrets", "other", "get"},
-		{"default", "", "secrets", "istio-ca-secret", "get"}, {namespace, "", "secrets", "istio-ca-secret", "delete"},
-		{"", "", "pods", "", "create"}, {"", "", "pods", "", "delete"}, {"", "", "nodes", "", "patch"}, {"", "", "configmaps", "other", "update"},
+		{"default", "", "secrets", "istio-ca-secret", "get"}, {namespace, "", "secrets", "istio-ca-secret", "delete"}, {namespace, "", "secrets", "cacerts", "get"},
+		{"", "", "pods", "", "create"}, {"", "", "pods", "", "delete"}, {"", "", "nodes", "", "patch"}, {"", "", "configmaps", "other", "update"}, {"", "", "configmaps", "", "list"}, {namespace, "", "configmaps", "other", "list"},
 		{"default", "", "serviceaccounts/token", "default", "create"}, {"", "rbac.authorization.k8s.io", "clusterrolebindings", "", "create"},
 		{"", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "another", "patch"}, {"", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "create"},
 		{"", "networking.istio.io", "virtualservices", "", "update"}, {"default", "networking.istio.io", "gateways", "", "create"},
-		{"default", "coordination.k8s.io", "leases", "", "update"}, {"", "apps", "deployments", "", "list"},
+		{"default", "coordination.k8s.io", "leases", "pilothouse-leader", "update"}, {namespace, "coordination.k8s.io", "leases", "other", "update"}, {"", "apps", "deployments", "", "list"},
 	} {
 		if allowed(r) {
 			t.Errorf("%+v is allowed", r)
