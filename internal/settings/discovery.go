@@ -72,8 +72,6 @@ var Discovery = Table{
 		Help: "`file` with the key of --tlsCertFile"},
 	{Flag: "caCertFile", Kind: Text, Unit: "file", Used: "internal/discovery/webhook",
 		Help: "`file` with the roots that verify --tlsCertFile, for caBundle of the webhook configurations; without it, caBundle is left as it is"},
-	{Flag: "kubeconfig", Env: []string{"KUBECONFIG"}, Kind: Text, Otherwise: "the API server of this Pod, if it is one", Unit: "file", Used: "internal/discovery/webhook",
-		Help: "kubeconfig `file` of the API server whose webhook configurations are kept true"},
 	{Flag: "validation-failure-policy", Env: []string{"PILOTHOUSE_VALIDATION_FAILURE_POLICY"}, Kind: Enum, Default: "closed", Values: []string{"closed", "open"}, Unit: "mode", Used: "internal/discovery/webhook",
 		Help: "`mode` of the validation while the control plane cannot be asked: closed refuses objects once it is known to work, open admits them"},
 	{Flag: "keepaliveInterval", Kind: Duration, Default: "30s", Unit: "duration", Used: "internal/discovery",
