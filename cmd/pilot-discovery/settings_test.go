@@ -126,7 +126,7 @@ func TestVariablesWithoutEffectAreNamed(t *testing.T) {
 	want := []string{
 		`"environment PILOT_DEBOUNCE_AFTER has no effect: a change is compiled at once"`,
 		`"environment PILOT_ENABLE_GATEWAY_API has no effect: the Gateway API is not read"`,
-		`"environment CLUSTER_ID has no effect: there is one cluster"`,
+		`"environment CLUSTER_ID has no effect: configuration is read from --configDir"`,
 		`"variables are not known and have no effect" variables=PILOT_ELDER,PILOT_NEW,PILOTHOUSE_ACCEPT_EMPTY`,
 	}
 	if !slices.Equal(warnings, want) {
