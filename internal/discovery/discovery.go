@@ -70,8 +70,6 @@ type Options struct {
 	HTTP      HTTPOptions
 	Webhooks  WebhookOptions
 	Lenience  Lenience
-	// Kube is the Kubernetes cluster that keeps the self-signed root, reviews tokens and gets the roots in ConfigMaps; nil for none.
-	Kube *KubeOptions
 	// Watchdog is how long the loop may handle one event until the control plane is not ready; 0 is
 	// the default.
 	Watchdog time.Duration
@@ -79,13 +77,20 @@ type Options struct {
 	Limits  xds.Limits
 	Version string
 	Log     *slog.Logger
+
+	cluster *cluster // that is read; nil for none
 }
 
-// KubernetesOptions say which cluster is read, and what of it.
+// KubernetesOptions say which cluster is read, and what of it. It also keeps the self-signed root, reviews tokens, and
+// elects which replica writes objects.
 type KubernetesOptions struct {
 	API kube.Options
 	// Cluster is the cluster's name.
 	Cluster string
+	// RootConfigMap is the name of the ConfigMap with the trusted roots in each namespace; empty for istio-ca-root-cert.
+	RootConfigMap string
+	// NoElection has this replica lead without a Lease.
+	NoElection bool
 	// WatchNamespace is the one namespace whose objects are read; empty for all. Ignore and Include are
 	// patterns of resources: what Ignore matches and Include does not is not read.
 	WatchNamespace  string
@@ -235,6 +240,9 @@ func newOfCluster(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.cluster, err = openCluster(&o, api); err != nil {
+		return nil, err
+	}
 	return newServer(o, source, kept)
 }
 
@@ -272,7 +280,7 @@ func findTrustDomain(o Options, source Source, file meshFile, remembered []objec
 
 // newServer creates a control plane with a source that has been given the saved objects in kept.
 func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
-	s := &Server{opts: o, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now(), loopLimit: defaultLoopLimit}
+	s := &Server{opts: o, cluster: o.cluster, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now(), loopLimit: defaultLoopLimit}
 	if o.Watchdog > 0 {
 		s.loop.watchdog = newWatchdog(o.Watchdog, o.Log)
 	}
@@ -290,10 +298,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	}
 	s.loop.store.SetNamespace(o.Names.Namespace)
 	s.loop.store.FixTrustDomain(domain, o.Names.TrustDomain != "")
-	if s.cluster, err = openCluster(&o, s.rootsPEM); err != nil {
-		return nil, err
-	}
-	s.roots = s.cluster.store(o.StateDir)
+	s.roots = s.rootStore()
 	s.authority, s.plugged, err = ca.Open(ca.Options{
 		Directory: o.CA.Directory, Store: s.roots, TrustDomain: domain, RootTTL: o.CA.RootTTL, RootKey: o.CA.RootKey, Limits: o.CA.Limits, Log: o.Log,
 	})
@@ -513,7 +518,7 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		run.Task{Name: "fetch the keys of token issuers", Run: s.issuers.Run},
 		run.Task{Name: "distribute the roots", Run: s.distributeRoots},
 		run.Task{Name: "rotate the root", Run: s.rotateRoots},
-		run.Task{Name: "lead", Run: s.cluster.lead},
+		run.Task{Name: "lead", Run: s.lead},
 		run.Task{Name: "warn of the root's end", Run: s.warnOfTheEnd},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},

@@ -8,31 +8,19 @@ import (
 	"strings"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
+	"k8s.io/client-go/rest"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/authn/tokenreview"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rootsecret"
 	"github.com/pilothouse/pilothouse/internal/discovery/rootconfigmap"
-	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/kube/leader"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
 // leaderLease is the Lease of the replica that does what only one may do.
 const leaderLease = "pilothouse-leader"
-
-// KubeOptions connect the control plane to the Kubernetes cluster that it runs for.
-type KubeOptions struct {
-	// API says where the API server is.
-	API kube.Options
-	// Cluster is the cluster's name, as agents say it (CLUSTER_ID).
-	Cluster string
-	// RootConfigMap is the name of the ConfigMap with the roots in each namespace; empty for istio-ca-root-cert.
-	RootConfigMap string
-	// NoElection has this replica lead without a Lease.
-	NoElection bool
-}
 
 // cluster is what the control plane does in its Kubernetes cluster besides reading objects. Nil stands for
 // none.
@@ -43,19 +31,14 @@ type cluster struct {
 	maps     *rootconfigmap.Controller
 	elector  *leader.Elector
 	log      *slog.Logger
+	// trusted returns the trust bundle of the mesh's CA, and a channel that is closed when there is another. It is set
+	// before the tasks run.
+	trusted func() (string, <-chan struct{})
 }
 
-// openCluster connects to the cluster of the options; nil if they name none. The roots are those of the
-// authority, which is asked when the server runs.
-func openCluster(o *Options, roots func() (string, <-chan struct{})) (*cluster, error) {
-	k := o.Kube
-	if k == nil {
-		return nil, nil
-	}
-	config, err := kube.Load(k.API)
-	if err != nil {
-		return nil, err
-	}
+// openCluster connects to a cluster. It sends no request.
+func openCluster(o *Options, config *rest.Config) (_ *cluster, err error) {
+	k := o.Kubernetes
 	c := &cluster{name: k.Cluster, log: o.Log.With("scope", "kube")}
 	if c.reviewer, err = tokenreview.New(config); err != nil {
 		return nil, err
@@ -63,7 +46,7 @@ func openCluster(o *Options, roots func() (string, <-chan struct{})) (*cluster, 
 	if c.roots, err = rootsecret.New(rootsecret.Options{Config: config, Namespace: o.Names.Namespace, Instance: o.Names.Instance, Log: o.Log.With("scope", "ca")}); err != nil {
 		return nil, err
 	}
-	if c.maps, err = rootconfigmap.New(rootconfigmap.Options{Config: config, Name: k.RootConfigMap, Roots: roots, Log: c.log}); err != nil {
+	if c.maps, err = rootconfigmap.New(rootconfigmap.Options{Config: config, Name: k.RootConfigMap, Roots: func() (string, <-chan struct{}) { return c.trusted() }, Log: c.log}); err != nil {
 		return nil, err
 	}
 	c.elector, err = leader.New(leader.Options{
@@ -77,12 +60,13 @@ func openCluster(o *Options, roots func() (string, <-chan struct{})) (*cluster, 
 	return c, nil
 }
 
-// store returns where the self-signed root is: in the cluster, or else in the state folder.
-func (c *cluster) store(stateDir string) ca.Store {
-	if c == nil {
-		return ca.NewFolder(stateDir)
+// rootStore returns where the self-signed root is: in the cluster, or else in the state folder.
+func (s *Server) rootStore() ca.Store {
+	if s.cluster == nil {
+		return ca.NewFolder(s.opts.StateDir)
 	}
-	return c.roots
+	s.cluster.trusted = s.rootsPEM
+	return s.cluster.roots
 }
 
 // authentication returns how callers are authenticated by the cluster.
@@ -105,8 +89,10 @@ func (c *cluster) setMesh(m *meshv1.MeshConfig) {
 	c.maps.Select(selectors)
 }
 
-// lead runs what one replica does, while this one leads, until ctx ends.
-func (c *cluster) lead(ctx context.Context) error {
+// lead runs what only one replica may do, while this one leads, until ctx ends. Each task ends when its context does,
+// and not before.
+func (s *Server) lead(ctx context.Context) error {
+	c := s.cluster
 	if c == nil {
 		return nil
 	}

@@ -350,7 +350,7 @@ func TestTheNextLeaderKeepsTheRootConfigMaps(t *testing.T) {
 func TestAReplicaLeadsWithoutElection(t *testing.T) {
 	c := kubetest.Shared(t)
 	system, shop := c.Namespace(t, nil), c.Namespace(t, nil)
-	p := start(t, account(t, c, system), system, "istiod-1", func(o *discovery.Options) { o.Kube.NoElection = true })
+	p := start(t, account(t, c, system), system, "istiod-1", func(o *discovery.Options) { o.Kubernetes.NoElection = true })
 	wait.Until(t, "the namespace has the root", func() bool { return rootMap(t, c, shop)["root-cert.pem"] == p.roots() && p.leads() })
 	if _, err := c.Client.CoordinationV1().Leases(system).Get(t.Context(), "pilothouse-leader", metav1.GetOptions{}); err == nil {
 		t.Error("there is a Lease")

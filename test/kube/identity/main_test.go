@@ -70,12 +70,12 @@ func start(t *testing.T, config *rest.Config, namespace, name string, change ...
 	p := &plane{t: t, namespace: namespace, state: t.TempDir(), log: &wait.Output{}}
 	any := "127.0.0.1:0"
 	o := discovery.Options{
-		ConfigDir: t.TempDir(), StateDir: p.state, Version: "test",
-		Names: discovery.Names{Domain: "cluster.local", Namespace: namespace, Instance: name},
-		Ports: discovery.Ports{HTTP: any, GRPC: any, SecureGRPC: any, Monitoring: any},
-		HTTP:  discovery.HTTPOptions{Shutdown: time.Second},
-		Kube:  &discovery.KubeOptions{API: kube.Options{Kubeconfig: kubetest.Kubeconfig(t, config), QPS: -1}, Cluster: "Kubernetes"},
-		Log:   slog.New(slog.NewTextHandler(io.MultiWriter(p.log, t.Output()), nil)),
+		StateDir: p.state, Version: "test",
+		Names:      discovery.Names{Domain: "cluster.local", Namespace: namespace, Instance: name},
+		Ports:      discovery.Ports{HTTP: any, GRPC: any, SecureGRPC: any, Monitoring: any},
+		HTTP:       discovery.HTTPOptions{Shutdown: time.Second},
+		Kubernetes: discovery.KubernetesOptions{API: kube.Options{Kubeconfig: kubetest.Kubeconfig(t, config), QPS: -1}, Cluster: "Kubernetes"},
+		Log:        slog.New(slog.NewTextHandler(io.MultiWriter(p.log, t.Output()), nil)),
 	}
 	for _, f := range change {
 		f(&o)
