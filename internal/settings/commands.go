@@ -33,6 +33,7 @@ func Commands() []Command {
 		{Path: "pilotctl objects", Tables: []Table{PilotctlObjects}, Shared: ctl},
 		{Path: "pilotctl wait", Tables: []Table{PilotctlWait}, Shared: ctl},
 		{Path: "pilotctl inject", Tables: []Table{PilotctlInject}, Shared: ctl},
+		{Path: "pilotctl validate", Tables: []Table{PilotctlValidate}, Shared: ctl},
 		{Path: "pilotctl token create", Tables: []Table{PilotctlTokenCreate}, Shared: ctl},
 		{Path: "pilotctl collateral", Shared: []Table{Collateral, Pilotctl}},
 	}

@@ -80,6 +80,14 @@ var PilotctlInject = Table{
 		Help: "`when` the proxy is a native sidecar; auto asks the nodes of the cluster, and is false without one"},
 }
 
+// PilotctlValidate is the table of pilotctl validate.
+var PilotctlValidate = Table{
+	{Flag: "filename", Short: "f", Kind: List, Unit: "list of files", Used: "cmd/pilotctl/validate.go",
+		Help: "`file`, folder, or - for standard input, with the objects"},
+	{Flag: "strict", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/validate.go",
+		Help: "exit with 1 if there are warnings, too"},
+}
+
 // PilotctlTokenCreate is the table of pilotctl token create.
 var PilotctlTokenCreate = Table{
 	{Flag: "stateDir", Kind: Text, Required: true, Unit: "folder", Used: "internal/discovery/authn",
