@@ -524,7 +524,6 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
 		run.Task{Name: "serve webhooks", Run: s.serveWebhooks},
-		run.Task{Name: "patch webhook configurations", Run: s.patchWebhooks},
 		run.Task{Name: "serve gRPC", Run: func(life context.Context) error {
 			defer end()
 			serving, cancel := context.WithCancel(ctx)

@@ -25,6 +25,7 @@ const leaderLease = "pilothouse-leader"
 // cluster is what the control plane does in its Kubernetes cluster besides reading objects. Nil stands for
 // none.
 type cluster struct {
+	api      *rest.Config
 	name     string
 	reviewer *tokenreview.Reviewer
 	roots    *rootsecret.Store
@@ -39,7 +40,7 @@ type cluster struct {
 // openCluster connects to a cluster. It sends no request.
 func openCluster(o *Options, config *rest.Config) (_ *cluster, err error) {
 	k := o.Kubernetes
-	c := &cluster{name: k.Cluster, log: o.Log.With("scope", "kube")}
+	c := &cluster{api: config, name: k.Cluster, log: o.Log.With("scope", "kube")}
 	if c.reviewer, err = tokenreview.New(config); err != nil {
 		return nil, err
 	}
@@ -96,7 +97,11 @@ func (s *Server) lead(ctx context.Context) error {
 	if c == nil {
 		return nil
 	}
-	return c.elector.Run(ctx, run.Task{Name: "distribute the roots in ConfigMaps", Run: c.maps.Run})
+	tasks := []run.Task{{Name: "distribute the roots in ConfigMaps", Run: c.maps.Run}}
+	if s.webhooks.patcher != nil {
+		tasks = append(tasks, run.Task{Name: "patch webhook configurations", Run: s.webhooks.patcher.Run})
+	}
+	return c.elector.Run(ctx, tasks...)
 }
 
 // metrics returns the metrics of the cluster.

@@ -1,14 +1,12 @@
 package discovery
 
 import (
-	"context"
 	"crypto/tls"
 	"slices"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
-	"github.com/pilothouse/pilothouse/internal/kube"
 )
 
 // WebhookOptions are the options of the HTTPS port, which serves admission webhooks.
@@ -54,15 +52,12 @@ func (s *Server) openWebhooks() error {
 		}
 		s.webhooks.certificate = serving.Get
 	}
-	if s.opts.ConfigDir != "" {
+	if s.cluster == nil {
 		return nil // no API server sends anything here
 	}
-	api, err := kube.Load(s.opts.Kubernetes.API)
-	if err != nil {
-		return err
-	}
+	var err error
 	s.webhooks.patcher, err = webhook.NewPatcher(webhook.PatcherOptions{
-		Config: api, Bundle: bundle, Metrics: s.metrics, Log: log,
+		Config: s.cluster.api, Bundle: bundle, Metrics: s.metrics, Log: log,
 		Target: webhook.Target{
 			Names: slices.Concat(
 				webhook.ConfigurationNames(o.Injection, o.Revision, s.opts.Names.Namespace),
@@ -108,12 +103,4 @@ func (s *Server) serveWebhooks(ctx context.Context) error {
 		return nil
 	}
 	return s.serveHTTP(tls.NewListener(l, webhook.TLSConfig(s.webhooks.certificate, s.opts.CA.MinTLS)), s.webhooks.server.Handler())(ctx)
-}
-
-// patchWebhooks keeps the webhook configurations true until ctx ends.
-func (s *Server) patchWebhooks(ctx context.Context) error {
-	if s.webhooks.patcher == nil {
-		return nil
-	}
-	return s.webhooks.patcher.Run(ctx)
 }

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
+	"github.com/pilothouse/pilothouse/internal/kube"
 	kubetest "github.com/pilothouse/pilothouse/test/kube"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -35,32 +37,43 @@ func TestMain(m *testing.M) { kubetest.Main(m, kubetest.Options{}) }
 
 var virtualServices = schema.GroupVersionResource{Group: "networking.istio.io", Version: "v1", Resource: "virtualservices"}
 
-// permissions are what docs/webhooks.md says that the account needs.
-const permissions = `
+// readsAll lets the source read the cluster. What it needs is tested with the chart.
+const readsAll = `
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: istiod}
+---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
-metadata: {name: REVISION}
+metadata: {name: reads-all-REVISION}
 rules:
-- {apiGroups: [admissionregistration.k8s.io], resources: [mutatingwebhookconfigurations, validatingwebhookconfigurations], verbs: [get, list, watch, patch]}
+- {apiGroups: ["", apiextensions.k8s.io, discovery.k8s.io, networking.istio.io, security.istio.io, telemetry.istio.io, extensions.istio.io], resources: ["*"], verbs: [get, list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
-metadata: {name: REVISION}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: REVISION}
-subjects: [{kind: User, name: REVISION}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: REVISION}
-rules:
-- {apiGroups: [networking.istio.io], resources: [gateways], verbs: [create]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: REVISION}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: REVISION}
-subjects: [{kind: User, name: REVISION}]
+metadata: {name: reads-all-REVISION}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reads-all-REVISION}
+subjects: [{kind: ServiceAccount, name: istiod, namespace: REVISION}]
 `
+
+// account makes the ServiceAccount of a control plane, with the permissions that are documented.
+func (m *mesh) account() *rest.Config {
+	m.t.Helper()
+	m.cluster.Apply(m.t, m.namespace, m.replaced(readsAll))
+	for _, path := range []string{"../../docs/kubernetes-permissions.md", "../../docs/webhooks.md"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		_, rules, _ := strings.Cut(string(text), "```yaml\n")
+		rules, _, found := strings.Cut(rules, "```")
+		if !found {
+			m.t.Fatalf("%s: want the rules in a block of YAML", path)
+		}
+		m.cluster.Apply(m.t, m.namespace, strings.ReplaceAll(rules, "istio-system", m.namespace))
+	}
+	return m.cluster.TokenConfig(m.cluster.Token(m.t, m.namespace, "istiod"))
+}
 
 const validator = `
 apiVersion: admissionregistration.k8s.io/v1
@@ -116,17 +129,13 @@ func start(t *testing.T, change func(*discovery.Options)) *mesh {
 	c := kubetest.Shared(t)
 	c.InstallCRDs(t, kubetest.Istio)
 	m := &mesh{t: t, cluster: c, namespace: c.Namespace(t, nil), log: &wait.Output{}}
-	c.Apply(t, m.namespace, m.replaced(permissions))
-	account, err := c.UserConfig(m.namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
 	any := "127.0.0.1:0"
 	o := discovery.Options{
-		ConfigDir: t.TempDir(), StateDir: t.TempDir(), Names: discovery.Names{Domain: "cluster.local", Namespace: m.namespace}, Version: "test",
+		StateDir: t.TempDir(), Names: discovery.Names{Domain: "cluster.local", Namespace: m.namespace, Instance: "istiod-1"}, Version: "test",
 		Ports: discovery.Ports{HTTP: any, HTTPS: any}, HTTP: discovery.HTTPOptions{OpenDebug: true, Shutdown: time.Second},
-		Webhooks: discovery.WebhookOptions{Kubeconfig: kubetest.Kubeconfig(t, account), Revision: m.namespace, Injection: "istio-sidecar-injector", Validation: "istio-istio-system"},
-		Log:      slog.New(slog.NewTextHandler(m.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Kubernetes: discovery.KubernetesOptions{API: kube.Options{Kubeconfig: kubetest.Kubeconfig(t, m.account()), QPS: -1}, Cluster: "Kubernetes"},
+		Webhooks:   discovery.WebhookOptions{Revision: m.namespace, Injection: "istio-sidecar-injector", Validation: "istio-istio-system"},
+		Log:        slog.New(slog.NewTextHandler(m.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	if change != nil {
 		change(&o)
