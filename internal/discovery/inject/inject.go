@@ -9,6 +9,7 @@ package inject
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"gomodules.xyz/jsonpatch/v2"
 	corev1 "k8s.io/api/core/v1"
@@ -121,6 +122,9 @@ type injection struct {
 
 func (c *Config) newInjection(r Request) (*injection, error) {
 	in := &injection{c: c, r: r, pod: r.Pod.DeepCopy(), rendered: &corev1.Pod{}}
+	if err := uniqueNames(r.Pod); err != nil {
+		return nil, err
+	}
 	var err error
 	if in.warnings, err = checkAnnotations(r.Pod.Annotations); err != nil {
 		return nil, err
@@ -154,6 +158,9 @@ func (in *injection) render() error {
 		if in.rendered, err = merge(in.rendered, overlay); err != nil {
 			return fmt.Errorf("template %q: %w", name, err)
 		}
+		if err := uniqueNames(in.rendered); err != nil { // one as an init container, the other not
+			return fmt.Errorf("templates %s: %w", clip(strings.Join(names, ", ")), err)
+		}
 		moveContainers(in.pod, in.rendered)
 		moveContainers(original, in.rendered)
 		if in.pod, err = merge(in.pod, overlay); err != nil {
@@ -165,6 +172,9 @@ func (in *injection) render() error {
 
 // finish does what no template can: it needs the merged Pod.
 func (in *injection) finish() error {
+	if err := oneSource(in.pod); err != nil {
+		return err
+	}
 	if in.pod.Annotations == nil {
 		in.pod.Annotations = map[string]string{}
 	}

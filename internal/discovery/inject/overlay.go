@@ -2,13 +2,15 @@ package inject
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
-	"sigs.k8s.io/yaml"
+	kjson "sigs.k8s.io/json"
 )
 
 // imageAuto is the image of a container that users write only to change what the template has.
@@ -23,18 +25,17 @@ var podSchema = func() strategicpatch.LookupPatchMeta {
 	return s
 }()
 
-// merge merges an overlay, YAML or JSON, with a Pod by strategic merge.
+// merge merges an overlay, as JSON, with a Pod by strategic merge.
 func merge(pod *corev1.Pod, overlay []byte) (*corev1.Pod, error) {
-	var patch map[string]any
-	if err := yaml.Unmarshal(overlay, &patch); err != nil {
-		return nil, fmt.Errorf("the output is not YAML: %w", err)
+	var patch, base map[string]any
+	if err := json.Unmarshal(overlay, &patch); err != nil {
+		return nil, fmt.Errorf("the output is not a mapping: %w", err)
 	}
 	keepUsers(patch)
 	text, err := encode(pod)
 	if err != nil {
 		return nil, err
 	}
-	var base map[string]any
 	if err := json.Unmarshal(text, &base); err != nil {
 		return nil, fmt.Errorf("decode the Pod: %w", err)
 	}
@@ -42,12 +43,12 @@ func merge(pod *corev1.Pod, overlay []byte) (*corev1.Pod, error) {
 	if err != nil {
 		return nil, fmt.Errorf("merge with the Pod: %w", err)
 	}
-	text, err = json.Marshal(merged)
-	if err != nil {
+	if text, err = json.Marshal(merged); err != nil {
 		return nil, fmt.Errorf("merge with the Pod: %w", err)
 	}
 	out := &corev1.Pod{}
-	if err := yaml.UnmarshalStrict(text, out); err != nil {
+	unknown, err := kjson.UnmarshalStrict(text, out)
+	if err = errors.Join(append(unknown, err)...); err != nil {
 		return nil, fmt.Errorf("merge with the Pod: %w", err)
 	}
 	return out, nil
@@ -168,6 +169,36 @@ func (c containers) find(name string) (corev1.Container, bool) {
 		}
 	}
 	return corev1.Container{}, false
+}
+
+// uniqueNames returns an error if two containers have one name, by which lists of containers are merged.
+func uniqueNames(pod *corev1.Pod) error {
+	seen := map[string]bool{}
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			if seen[list[i].Name] {
+				return fmt.Errorf("two containers of the Pod have the name %q: want different names", clip(list[i].Name))
+			}
+			seen[list[i].Name] = true
+		}
+	}
+	return nil
+}
+
+// oneSource returns an error if a volume has several sources: that of the user, and that of a template.
+func oneSource(pod *corev1.Pod) error {
+	for i := range pod.Spec.Volumes {
+		source, n := reflect.ValueOf(pod.Spec.Volumes[i].VolumeSource), 0
+		for f := range source.NumField() {
+			if !source.Field(f).IsZero() {
+				n++
+			}
+		}
+		if n > 1 {
+			return fmt.Errorf("volume %q of the Pod has the name of one that is injected, and another source: give it another name", clip(pod.Spec.Volumes[i].Name))
+		}
+	}
+	return nil
 }
 
 // index is the position of the container with a name, or -1.

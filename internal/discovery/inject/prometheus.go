@@ -57,15 +57,20 @@ func (in *injection) mergePrometheus(proxy *corev1.Container, late *lateEnv) err
 			fields[f] = v
 		}
 	}
-	enabled := in.c.mesh.GetEnablePrometheusMerge() == nil || in.c.mesh.GetEnablePrometheusMerge().GetValue()
+	target := strconv.Itoa(int(in.c.mesh.GetDefaultConfig().GetStatusPort()))
+	before := in.status != nil && fields["port"] == target // what an earlier injection wrote
+	// Unset, the metrics of the application stay where they are.
+	enabled := len(fields) == 0 || before
+	if m := in.c.mesh.GetEnablePrometheusMerge(); m != nil {
+		enabled = m.GetValue()
+	}
 	if v, err := strconv.ParseBool(in.pod.Annotations[annotationMerge]); err == nil {
 		enabled = v
 	}
 	if v, err := strconv.ParseBool(fields["scrape"]); !enabled || err == nil && !v {
 		return nil
 	}
-	target := strconv.Itoa(int(in.c.mesh.GetDefaultConfig().GetStatusPort()))
-	if fields["port"] == target && in.status != nil {
+	if before {
 		if proxy != nil {
 			late.prometheus = envValue(proxy, envPrometheus)
 		}

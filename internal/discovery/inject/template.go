@@ -9,6 +9,8 @@ import (
 	"strings"
 	"text/template"
 	"text/template/parse"
+
+	"sigs.k8s.io/yaml"
 )
 
 //go:embed templates
@@ -125,7 +127,7 @@ func countSteps(n parse.Node) {
 	}
 }
 
-// execute executes a template. The error names the template and the line.
+// execute executes a template, and returns its output as JSON. The error names the template and the line.
 func (c *Config) execute(name string, data *Data) ([]byte, error) {
 	t, err := c.templates[name].Clone()
 	if err != nil {
@@ -161,7 +163,11 @@ func (c *Config) execute(name string, data *Data) ([]byte, error) {
 		}
 		return nil, templateError(name, err)
 	}
-	return out.b.Bytes(), nil
+	text, err := yaml.YAMLToJSONStrict(out.b.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("template %q: the output is not YAML: %w", name, err)
+	}
+	return text, nil
 }
 
 // cloneMap copies a mapping and the mappings in it, so that functions that change one change a copy.
