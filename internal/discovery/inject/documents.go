@@ -94,9 +94,14 @@ func pieces(text []byte, isJSON bool) []piece {
 	if !isJSON || len(text) > yamltree.MaxBytes {
 		for _, chunk := range yamltree.Split(text, false) {
 			docs := chunk.Parse()
+			// Documents that are blank are no chunks.
+			if at := bytes.Index(text, chunk.Text); at > 0 {
+				out, text = append(out, piece{text: text[:at]}), text[at:]
+			}
 			out = append(out, piece{text: chunk.Text, doc: &docs[0]})
+			text = text[min(len(chunk.Text), len(text)):]
 		}
-		return out
+		return append(out, piece{text: text})
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	for {
