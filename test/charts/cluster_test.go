@@ -2,7 +2,6 @@ package charts_test
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -31,10 +30,11 @@ import (
 // namespace is that of the releases.
 const namespace = "istio-system"
 
-// cluster is a Kubernetes control plane that all tests share; each leaves it as it was, but for
+// cluster is a Kubernetes control plane that all tests share; each leaves it as it was, but for namespaces and
 // CustomResourceDefinitions.
 type cluster struct {
 	kubeconfig string
+	audit      string // the file of the API server's audit log
 	config     *rest.Config
 	client     kubernetes.Interface
 	dynamic    dynamic.Interface
@@ -81,7 +81,11 @@ func launch() (*cluster, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build test/cluster: %w\n%s", err, out)
 	}
-	c := exec.Command(binary, kubeconfig)
+	policy, audit := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")
+	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
+		return nil, err
+	}
+	c := exec.Command(binary, kubeconfig, "--audit-policy-file="+policy, "--audit-log-path="+audit)
 	c.Dir, c.Stderr = root, os.Stderr
 	input, err := c.StdinPipe()
 	if err != nil {
@@ -109,7 +113,7 @@ func launch() (*cluster, error) {
 		return nil, err
 	}
 	config.QPS = -1
-	all := &cluster{kubeconfig: kubeconfig, config: config}
+	all := &cluster{kubeconfig: kubeconfig, audit: audit, config: config}
 	if all.client, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, err
 	}
@@ -132,13 +136,10 @@ func (c *cluster) helm(t *testing.T, namespace string) *action.Configuration {
 	return config
 }
 
-// install installs a chart and, at the end of the test, uninstalls it if that has not been done, and removes the
-// namespace if it did not exist.
+// install installs a chart and, at the end of the test, uninstalls it if that has not been done. The namespace
+// stays.
 func (c *cluster) install(t *testing.T, release, namespace string, from *chart.Chart, values string, options ...func(*action.Install)) error {
 	t.Helper()
-	if _, err := c.client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{}); apierrors.IsNotFound(err) {
-		t.Cleanup(func() { c.removeNamespace(t, namespace) })
-	}
 	i := action.NewInstall(c.helm(t, namespace))
 	i.ReleaseName, i.Namespace, i.CreateNamespace = release, namespace, true
 	i.WaitStrategy, i.Timeout = helmkube.HookOnlyStrategy, time.Minute // there is no kubelet to wait for
@@ -178,7 +179,7 @@ func (c *cluster) uninstall(t *testing.T, release, namespace string) {
 // removeNamespace deletes a namespace and waits until it is gone.
 func (c *cluster) removeNamespace(t *testing.T, namespace string) {
 	t.Helper()
-	ctx := context.WithoutCancel(t.Context()) // it is called in cleanups too
+	ctx := t.Context()
 	if err := c.client.CoreV1().Namespaces().Delete(ctx, namespace, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Error(err)
 		return
@@ -214,6 +215,9 @@ func (c *cluster) objects(t *testing.T) []string {
 				t.Fatalf("list %s: %v", r.Name, err)
 			}
 			for _, o := range found.Items {
+				if o.GetName() == "kube-root-ca.crt" || r.Kind == "ServiceAccount" && o.GetName() == "default" {
+					continue // controllers make them in every namespace
+				}
 				all = append(all, strings.TrimPrefix(fmt.Sprintf("%s %s/%s", r.Kind, o.GetNamespace(), o.GetName()), "/"))
 			}
 		}

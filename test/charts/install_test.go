@@ -10,6 +10,7 @@ import (
 
 	"helm.sh/helm/v4/pkg/action"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -163,27 +164,32 @@ func TestRevisionsSideBySide(t *testing.T) {
 // nobody answers the webhooks, which fail closed.
 func TestControlPlaneStartsInANamespaceThatIsInjected(t *testing.T) {
 	c := startCluster(t)
-	for _, label := range []string{"istio-injection=enabled", "istio.io/rev=default"} {
-		t.Run(label, func(t *testing.T) {
-			if err := c.install(t, "mesh", namespace, load(t, "pilothouse"), "sidecarInjectorWebhook: {enableNamespacesByDefault: true}\nautoscaleEnabled: false\nreplicaCount: 2"); err != nil {
-				t.Fatal(err)
+	if err := c.install(t, "mesh", namespace, load(t, "pilothouse"), "sidecarInjectorWebhook: {enableNamespacesByDefault: true}\nautoscaleEnabled: false\nreplicaCount: 2"); err != nil {
+		t.Fatal(err)
+	}
+	pods := c.client.CoreV1().Pods(namespace)
+	for _, label := range []string{`{"istio-injection":"enabled"}`, `{"istio-injection":null,"istio.io/rev":"default"}`, `{"istio.io/rev":null}`} {
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":%s}}`, label)
+		if _, err := c.client.CoreV1().Namespaces().Patch(t.Context(), namespace, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		before, err := pods.List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := int64(0)
+		if err := pods.DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "two new Pods of pilot-discovery with the labels "+label, func() error {
+			list, err := pods.List(t.Context(), metav1.ListOptions{LabelSelector: "app=istiod"})
+			old := func(p corev1.Pod) bool {
+				return slices.ContainsFunc(before.Items, func(b corev1.Pod) bool { return b.UID == p.UID })
 			}
-			key, value, _ := strings.Cut(label, "=")
-			patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, key, value)
-			if _, err := c.client.CoreV1().Namespaces().Patch(t.Context(), namespace, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-				t.Fatal(err)
+			if err != nil || len(list.Items) != 2 || slices.ContainsFunc(list.Items, old) {
+				return fmt.Errorf("%d Pods, error %w", len(list.Items), err)
 			}
-			pods := c.client.CoreV1().Pods(namespace)
-			if err := pods.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			until(t, "two Pods of pilot-discovery", func() error {
-				list, err := pods.List(t.Context(), metav1.ListOptions{LabelSelector: "app=istiod"})
-				if err != nil || len(list.Items) != 2 {
-					return fmt.Errorf("%d Pods, error %w", len(list.Items), err)
-				}
-				return nil
-			})
+			return nil
 		})
 	}
 }

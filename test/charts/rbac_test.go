@@ -16,7 +16,9 @@ import (
 
 // need is what pilot-discovery asks of the API server, and for what.
 type need struct {
-	why       string
+	why string
+	// start is set if every pilot-discovery asks for it at its start.
+	start     bool
 	namespace string // empty for all
 	group     string
 	resources []string
@@ -29,12 +31,12 @@ var watches = []string{"list", "watch"}
 // needs are all that pilot-discovery does. A rule of the chart that no row needs fails TestEveryRuleIsNeeded, a row
 // without a rule TestNeedsAreAllowed.
 var needs = []need{
-	{why: source, resources: []string{"namespaces", "nodes", "pods", "services"}, verbs: watches},
-	{why: source, group: "discovery.k8s.io", resources: []string{"endpointslices"}, verbs: watches},
-	{why: source, group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: watches},
-	{why: source, group: "networking.istio.io", resources: []string{"destinationrules", "gateways", "serviceentries", "sidecars", "virtualservices", "workloadentries"}, verbs: watches},
-	{why: source, group: "security.istio.io", resources: []string{"peerauthentications"}, verbs: watches},
-	{why: source, namespace: namespace, resources: []string{"configmaps"}, name: "istio", verbs: watches},
+	{why: "the source", start: true, resources: []string{"namespaces", "nodes", "pods", "services"}, verbs: watches},
+	{why: "the source", start: true, group: "discovery.k8s.io", resources: []string{"endpointslices"}, verbs: watches},
+	{why: "the source", start: true, group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: watches},
+	{why: "the source", start: true, group: "networking.istio.io", resources: []string{"destinationrules", "gateways", "serviceentries", "sidecars", "virtualservices", "workloadentries"}, verbs: watches},
+	{why: "the source", start: true, group: "security.istio.io", resources: []string{"peerauthentications"}, verbs: watches},
+	{why: "the source", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "istio", verbs: watches},
 
 	{why: "tokens of workloads", group: "authentication.k8s.io", resources: []string{"tokenreviews"}, verbs: []string{"create"}},
 	{why: "the roots for workloads", resources: []string{"configmaps"}, verbs: []string{"create"}},
@@ -46,17 +48,14 @@ var needs = []need{
 	{why: "election of a leader", namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, verbs: []string{"create"}},
 	{why: "election of a leader", namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, name: "pilothouse-leader", verbs: []string{"get", "update"}},
 
-	{why: "webhooks", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations"}, verbs: watches},
-	{why: "webhooks", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-sidecar-injector", verbs: []string{"patch"}},
-	{why: "webhooks", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-revision-tag-prod", verbs: []string{"patch"}},
-	{why: "webhooks", group: "admissionregistration.k8s.io", resources: []string{"validatingwebhookconfigurations"}, name: "istio-validator-" + namespace, verbs: []string{"patch"}},
-	{why: "webhooks: the probe that is refused", namespace: namespace, group: "networking.istio.io", resources: []string{"gateways"}, verbs: []string{"create"}},
+	{why: "webhooks", start: true, group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations"}, verbs: watches},
+	{why: "webhooks", start: true, group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-sidecar-injector", verbs: []string{"patch"}},
+	{why: "webhooks", start: true, group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-revision-tag-prod", verbs: []string{"patch"}},
+	{why: "webhooks", start: true, group: "admissionregistration.k8s.io", resources: []string{"validatingwebhookconfigurations"}, name: "istio-validator-" + namespace, verbs: []string{"patch"}},
+	{why: "webhooks: the probe that is refused", start: true, namespace: namespace, group: "networking.istio.io", resources: []string{"gateways"}, verbs: []string{"create"}},
 	{why: "injection", namespace: namespace, resources: []string{"configmaps"}, name: "istio-sidecar-injector", verbs: watches},
 	{why: "injection: Pods without a proxy", resources: []string{"events"}, verbs: []string{"create", "patch"}},
 }
-
-// source is why the needs are that each pilot-discovery has at its start.
-const source = "the source"
 
 // request is one question that the API server asks RBAC.
 type request struct{ namespace, group, resource, name, verb string }

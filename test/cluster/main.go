@@ -1,6 +1,7 @@
 // Cluster runs a Kubernetes control plane for tests of other modules: it writes an administrator's kubeconfig file, and runs until its standard input ends.
 //
-// The file's path is the argument. When the control plane is ready, the program prints "ready".
+// The file's path is the first argument, all others are flags of the API server. When the control plane is ready, the
+// program prints "ready".
 package main
 
 import (
@@ -27,8 +28,8 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) != 1 {
-		return errors.New("want one argument, the path of the kubeconfig file to write")
+	if len(args) == 0 {
+		return errors.New("want the path of the kubeconfig file to write, and flags of the API server")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -36,7 +37,7 @@ func run(ctx context.Context, args []string) error {
 		_, _ = io.Copy(io.Discard, os.Stdin) // however it ends
 		cancel()
 	}()
-	c, err := kubetest.Launch(ctx, kubetest.Options{})
+	c, err := kubetest.Launch(ctx, kubetest.Options{APIServerFlags: args[1:]})
 	if err != nil {
 		return err
 	}
