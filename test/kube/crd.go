@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/gateway-api/pkg/consts" // the module whose files are read
+
+	"github.com/pilothouse/pilothouse/test/require"
 )
 
 // CRDs is a set of custom resource definitions.
@@ -57,8 +59,12 @@ func (c *Cluster) InstallCRDs(t testing.TB, sets ...CRDs) {
 
 // Objects reads the definitions of the set from the module in the module cache of Go.
 func (s CRDs) Objects() ([]*unstructured.Unstructured, error) {
+	root, err := require.Repository()
+	if err != nil {
+		return nil, err
+	}
 	list := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", s.module)
-	list.Stderr = os.Stderr
+	list.Dir, list.Stderr = root, os.Stderr
 	out, err := list.Output()
 	if err != nil {
 		return nil, fmt.Errorf("find the CRDs of %s: go list -m: %w", s.module, err)

@@ -2,7 +2,7 @@
 //
 // It starts etcd, the API server, the controller manager and, by option, the scheduler as processes.
 // The binary is that of [require.KubePath], which 'make kube' builds. A cluster is ready after some seconds
-// and takes about 400 MB, so the tests of a package share one: TestMain calls [Main], tests call [Shared] and
+// and takes 500 to 800 MB, so the tests of a package share one: TestMain calls [Main], tests call [Shared] and
 // work in a namespace of their own ([Cluster.Namespace]). A test that stops programs, or changes what
 // all namespaces share, uses [Start]. RBAC is on, the clients of a Cluster are those of an administrator.
 //

@@ -5,6 +5,8 @@
 package require
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,7 +21,7 @@ import (
 func EnvoyPath() (string, error) {
 	path := os.Getenv("ENVOY")
 	if path == "" {
-		root, err := repository()
+		root, err := Repository()
 		if err != nil {
 			return "", err
 		}
@@ -40,12 +42,16 @@ func Envoy() {
 // KubePath is the path of the Kubernetes control plane to test with, .tools/kube-HASH of the repository, where
 // HASH is that of its sources as they are now. The error says what to run first.
 func KubePath() (string, error) {
-	root, err := repository()
+	root, err := Repository()
 	if err != nil {
 		return "", err
 	}
 	out, err := exec.Command(filepath.Join(root, "hack", "kube.sh"), "--path").Output()
 	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(exit.Stderr))
+		}
 		return "", fmt.Errorf("find the Kubernetes control plane of the tests: hack/kube.sh --path: %w", err)
 	}
 	path := strings.TrimSpace(string(out))
@@ -77,18 +83,20 @@ func exitOn(err error) {
 	}
 }
 
-// repository is the directory above the test's own that has go.mod.
-func repository() (string, error) {
+// Repository is the directory of this repository: the one at or above the working directory whose go.mod has the
+// main module. The modules below it, such as test/charts, belong to it.
+func Repository() (string, error) {
 	start, err := os.Getwd()
 	if err != nil {
 		return "", err
 	}
 	for dir := start; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err == nil && strings.HasPrefix(string(text), "module github.com/pilothouse/pilothouse\n") {
 			return dir, nil
 		}
 		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("find the repository: no go.mod in %s or above", start)
+			return "", fmt.Errorf("find the repository: no go.mod of it in %s or above", start)
 		}
 	}
 }
