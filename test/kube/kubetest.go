@@ -6,6 +6,9 @@
 // work in a namespace of their own ([Cluster.Namespace]). A test that stops programs, or changes what
 // all namespaces share, uses [Start]. RBAC is on, the clients of a Cluster are those of an administrator.
 //
+// The API server listens at 127.0.0.1, so the Service kubernetes has no endpoint; its certificate is also for the
+// names and addresses of that Service.
+//
 // There are no Nodes and no kubelet: [Cluster.Node] makes a Node that exists in the API alone, and
 // [Cluster.PodRunning] writes the status that a kubelet would.
 //
@@ -18,7 +21,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,10 +49,6 @@ type Options struct {
 	// Controllers are those of the controller manager; nil for [Controllers], empty for no controller manager.
 	// Without serviceaccount-controller no namespace has a ServiceAccount, so that no Pod can be made.
 	Controllers []string
-	// Advertise is an address of this machine, not a loopback one, at which Pods reach the API server. It then
-	// listens at all addresses, and the Service kubernetes has this endpoint. Default: the API server listens
-	// at 127.0.0.1 only, and that Service has no endpoint.
-	Advertise netip.Addr
 	// APIServerFlags are further flags of the API server, such as --audit-policy-file=PATH.
 	APIServerFlags []string
 }
@@ -150,11 +148,7 @@ func (c *Cluster) writeKeys() error {
 	if err := os.WriteFile(filepath.Join(c.dir, "ca.crt"), c.authority.pem, 0o600); err != nil {
 		return err
 	}
-	hosts := serverHosts()
-	if c.options.Advertise.IsValid() {
-		hosts = append(hosts, c.options.Advertise.String())
-	}
-	server, err := c.authority.server(hosts...)
+	server, err := c.authority.server(serverHosts()...)
 	if err != nil {
 		return err
 	}
@@ -345,8 +339,8 @@ func (c *Cluster) close(end func(*process)) error {
 		end(p)
 	}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.processes = nil
-	c.mu.Unlock()
 	if c.lock == nil {
 		return nil
 	}

@@ -50,6 +50,8 @@ func apiServerArgs(dir string, port int, o Options) []string {
 		cidrs = append(cidrs, c.String())
 	}
 	args := []string{
+		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none", // endpoints may not be loopback addresses
 		"--etcd-servers=unix://" + at("etcd.sock"),
 		"--secure-port=" + strconv.Itoa(port),
 		"--tls-cert-file=" + at("apiserver.crt"), "--tls-private-key-file=" + at("apiserver.key"), "--client-ca-file=" + at("ca.crt"),
@@ -63,13 +65,6 @@ func apiServerArgs(dir string, port int, o Options) []string {
 		"--allow-privileged=true", // capture needs NET_ADMIN
 		"--profiling=false",
 		"--shutdown-watch-termination-grace-period=2s", // else SIGTERM waits for the end of watches, for a minute
-	}
-	if o.Advertise.IsValid() {
-		// All addresses, since the tests' own clients use 127.0.0.1.
-		args = append(args, "--bind-address=0.0.0.0", "--advertise-address="+o.Advertise.String())
-	} else {
-		// The endpoints of the Service kubernetes may not be loopback addresses, so it has none.
-		args = append(args, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none")
 	}
 	return append(args, o.APIServerFlags...)
 }
