@@ -87,7 +87,7 @@ func (c *Cluster) Apply(t testing.TB, namespace, text string) []*unstructured.Un
 		} else if err != nil {
 			t.Fatalf("apply %s: %v", describe(o), err)
 		}
-		got, err := apply(t.Context(), client, o)
+		got, err := c.apply(t.Context(), client, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,7 +108,7 @@ func remove(t testing.TB, client dynamic.ResourceInterface, o *unstructured.Unst
 
 // ApplyYAML applies the objects of YAML documents, in their order, by server-side apply as the field manager kubetest, and
 // returns them as the API server has them. Objects of namespaced kinds that name no namespace are applied to
-// namespace. A kind may be that of a CRD earlier in the text: its being served is waited for.
+// namespace. After a CRD it waits until its kind is served, so that the objects after it may be of that kind.
 func (c *Cluster) ApplyYAML(ctx context.Context, namespace, text string) ([]*unstructured.Unstructured, error) {
 	objects, err := Decode(text)
 	if err != nil {
@@ -120,7 +120,7 @@ func (c *Cluster) ApplyYAML(ctx context.Context, namespace, text string) ([]*uns
 		if err != nil {
 			return applied, err
 		}
-		got, err := apply(ctx, client, o)
+		got, err := c.apply(ctx, client, o)
 		if err != nil {
 			return applied, err
 		}
@@ -129,12 +129,16 @@ func (c *Cluster) ApplyYAML(ctx context.Context, namespace, text string) ([]*uns
 	return applied, nil
 }
 
-func apply(ctx context.Context, client dynamic.ResourceInterface, o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+// apply applies one object; after a CRD it waits until its kind is served.
+func (c *Cluster) apply(ctx context.Context, client dynamic.ResourceInterface, o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	got, err := client.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: manager, Force: true})
 	if err != nil {
 		return nil, fmt.Errorf("apply %s: %w", describe(o), err)
 	}
-	return got, nil
+	if o.GetKind() == crdKind {
+		err = c.served(ctx, []*unstructured.Unstructured{o})
+	}
+	return got, err
 }
 
 // clientOf is the client for the kind and namespace of an object; it sets the object's namespace.

@@ -105,13 +105,20 @@ func (c *Cluster) InstallObjects(ctx context.Context, crds []*unstructured.Unstr
 	if err != nil {
 		return err
 	}
-	defer c.Mapper.Reset()
-	return each(servedResources(crds), func(r schema.GroupVersionResource) error {
-		// Discovery has a kind a little before its objects can be listed.
-		return c.until(ctx, r.String()+" is served", func(ctx context.Context) error {
-			_, err := c.Dynamic.Resource(r).List(ctx, metav1.ListOptions{Limit: 1})
-			return err
-		})
+	return c.served(ctx, crds)
+}
+
+// served waits until discovery has the kinds of CRDs: it learns of them last.
+func (c *Cluster) served(ctx context.Context, crds []*unstructured.Unstructured) error {
+	resources := servedResources(crds)
+	return c.until(ctx, "discovery has the kinds of all CRDs", func(context.Context) error {
+		c.Mapper.Reset()
+		for _, r := range resources {
+			if _, err := c.Mapper.KindFor(r); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

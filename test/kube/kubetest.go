@@ -269,10 +269,12 @@ func (c *Cluster) running() error {
 	return errors.Join(errs...)
 }
 
-// poll is the time between two looks at a condition, and lookBound the longest time of one: a server that has
-// its port but does not answer must not hide that another program has ended.
+// The time between two looks at a condition grows from minPoll to maxPoll, since looks take the processor time that the
+// condition needs. lookBound is the longest time of one: a server that has its port but does not answer must not hide that
+// another program has ended.
 const (
-	poll      = 20 * time.Millisecond
+	minPoll   = 20 * time.Millisecond
+	maxPoll   = 320 * time.Millisecond
 	lookBound = 10 * time.Second
 )
 
@@ -281,9 +283,7 @@ const (
 func (c *Cluster) until(ctx context.Context, what string, look func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	tick := time.NewTicker(poll)
-	defer tick.Stop()
-	for {
+	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
 		one, end := context.WithTimeout(ctx, lookBound)
 		err := look(one)
 		end()
@@ -294,7 +294,7 @@ func (c *Cluster) until(ctx context.Context, what string, look func(context.Cont
 			return ended
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return fmt.Errorf("%s: %w: %w\n%s", what, context.Cause(ctx), err, c.tails(nil))
 		}

@@ -106,6 +106,26 @@ func TestKindsOfCRDsAreServed(t *testing.T) {
 	}
 }
 
+const crdAndObject = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: books.kubetest.test}
+spec:
+  group: kubetest.test
+  scope: Namespaced
+  names: {kind: Book, plural: books}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+---
+apiVersion: kubetest.test/v1
+kind: Book
+metadata: {name: a}
+`
+
+func TestObjectOfACRDIsAppliedAfterIt(t *testing.T) {
+	c := kubetest.Shared(t)
+	c.Apply(t, c.Namespace(t, nil), crdAndObject)
+}
+
 // What was applied is removed at the end of the test that applied it; what was there before stays.
 func TestAppliedObjectsEndWithTheTest(t *testing.T) {
 	c := kubetest.Shared(t)
