@@ -2,13 +2,11 @@ package kubetest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -95,10 +93,10 @@ func (s CRDs) Objects() ([]*unstructured.Unstructured, error) {
 // InstallObjects creates CRDs, where they do not exist yet, and waits until all their kinds are served.
 func (c *Cluster) InstallObjects(ctx context.Context, crds []*unstructured.Unstructured) error {
 	client := c.Dynamic.Resource(crdResource)
-	err := each(crds, func(crd *unstructured.Unstructured) error {
-		_, err := client.Create(ctx, crd, metav1.CreateOptions{})
+	err := parallel(ctx, len(crds), func(ctx context.Context, n int) error {
+		_, err := client.Create(ctx, crds[n], metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("install %s: %w", describe(crd), err)
+			return fmt.Errorf("install %s: %w", describe(crds[n]), err)
 		}
 		return nil
 	})
@@ -120,17 +118,6 @@ func (c *Cluster) served(ctx context.Context, crds []*unstructured.Unstructured)
 		}
 		return nil
 	})
-}
-
-// each calls do for all elements at once and joins the errors.
-func each[T any](all []T, do func(T) error) error {
-	errs := make([]error, len(all))
-	var group sync.WaitGroup
-	for i, one := range all {
-		group.Go(func() { errs[i] = do(one) })
-	}
-	group.Wait()
-	return errors.Join(errs...)
 }
 
 // servedResources lists the resources of all versions of CRDs that are served.
