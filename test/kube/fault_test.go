@@ -85,7 +85,8 @@ func helper() int {
 	select {}
 }
 
-// The programs of a test binary that is killed end with it, and the next start removes its directory.
+// The programs of a test binary that is killed end with it, and the next start removes its directory. A start that fails says
+// why, leaves nothing behind, and keeps the logs where that is wanted.
 func TestProgramsEndWithTheTest(t *testing.T) {
 	tmp, err := os.MkdirTemp("", "kt") // short, for the sockets in it
 	if err != nil {
@@ -119,10 +120,15 @@ func TestProgramsEndWithTheTest(t *testing.T) {
 		return nil
 	})
 
+	logs := t.TempDir()
+	t.Setenv("KUBETEST_LOGS", logs)
 	t.Setenv("TMPDIR", tmp)
 	_, err = kubetest.Launch(t.Context(), kubetest.Options{Controllers: []string{}, APIServerFlags: []string{"--no-such-flag"}})
 	if err == nil || !strings.Contains(err.Error(), "kube-apiserver ended") || !strings.Contains(err.Error(), "--no-such-flag") {
 		t.Errorf("error %v, want one with the log of the API server", err)
+	}
+	if kept, _ := filepath.Glob(filepath.Join(logs, "*", "kube-apiserver.log")); len(kept) != 1 {
+		t.Errorf("logs kept: %q, want that of the API server", kept)
 	}
 	if left, _ := filepath.Glob(filepath.Join(tmp, "kubetest-*")); len(left) > 0 {
 		t.Errorf("left behind: %q", left)

@@ -29,8 +29,8 @@ type Load struct {
 // podsPerNode is how many Pods of Fill are on one of its Nodes.
 const podsPerNode = 100
 
-// fillers is how many requests Fill has in flight.
-const fillers = 32
+// concurrency is how many requests parallel has in flight.
+const concurrency = 32
 
 // PodAddress is the address of a Pod of [Cluster.Fill].
 func PodAddress(n int) netip.Addr {
@@ -38,8 +38,8 @@ func PodAddress(n int) netip.Addr {
 }
 
 // Fill makes namespaces, Nodes in three zones, Services, Pods that run and are ready, and EndpointSlices, as controllers and
-// kubelets would: 10,000 Pods and 1,000 Services take one to three minutes on 2 cores. The cluster has no controllers of its own, and lasts no
-// longer than what was filled in: nothing is deleted.
+// kubelets would: 10,000 Pods and 1,000 Services take one to three minutes on 2 cores. The cluster must have no controllers of its own. Nothing
+// is deleted: end the cluster.
 func (c *Cluster) Fill(ctx context.Context, l Load) error {
 	if c.program(controllersName) != nil {
 		return errors.New("fill the cluster: it has a controller manager, which would change the objects: want Options.Controllers empty and not nil")
@@ -75,16 +75,16 @@ func (c *Cluster) Fill(ctx context.Context, l Load) error {
 	return nil
 }
 
-// parallel calls do for 0 … count-1, fillers at a time, and returns the first error.
-func parallel(ctx context.Context, count int, do func(context.Context, int) error) error {
+// parallel calls each for 0 … count-1, as many at a time as concurrency says, and returns the first error.
+func parallel(ctx context.Context, count int, each func(context.Context, int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	numbers := make(chan int)
 	var group sync.WaitGroup
-	for range fillers {
+	for range concurrency {
 		group.Go(func() {
 			for n := range numbers {
-				if err := do(ctx, n); err != nil {
+				if err := each(ctx, n); err != nil {
 					cancel(err)
 				}
 			}

@@ -42,7 +42,7 @@ import (
 // bound is the longest time until a condition of the cluster holds, far more than it takes on a busy machine.
 const bound = 3 * time.Minute
 
-// Options say what runs. The zero value is a cluster without a scheduler.
+// Options say what runs. The zero value is a cluster with [Controllers] and without a scheduler.
 type Options struct {
 	// Scheduler runs the scheduler.
 	Scheduler bool
@@ -70,7 +70,7 @@ type Cluster struct {
 	authority *authority
 	port      int
 
-	mu        sync.Mutex // guards processes
+	mu        sync.Mutex // guards processes, and lock once the cluster is started
 	processes []*process // in the order of their start; of each name the last one counts
 }
 

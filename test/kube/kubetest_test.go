@@ -130,15 +130,15 @@ func TestObjectOfACRDIsAppliedAfterIt(t *testing.T) {
 func TestAppliedObjectsEndWithTheTest(t *testing.T) {
 	c := kubetest.Shared(t)
 	const role = "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: %s}\n"
-	mine := c.Namespace(t, nil)
-	c.Apply(t, "", fmt.Sprintf(role, mine+"-kept"))
+	prefix := c.Namespace(t, nil)
+	c.Apply(t, "", fmt.Sprintf(role, prefix+"-kept"))
 	var ns string
 	t.Run("inner", func(t *testing.T) {
 		ns = c.Namespace(t, nil)
-		c.Apply(t, ns, fmt.Sprintf(role, mine+"-ended")+"---\n"+fmt.Sprintf(role, mine+"-kept"))
+		c.Apply(t, ns, fmt.Sprintf(role, prefix+"-ended")+"---\n"+fmt.Sprintf(role, prefix+"-kept"))
 	})
 	for name, want := range map[string]bool{"-kept": true, "-ended": false} {
-		_, err := c.Client.RbacV1().ClusterRoles().Get(t.Context(), mine+name, metav1.GetOptions{})
+		_, err := c.Client.RbacV1().ClusterRoles().Get(t.Context(), prefix+name, metav1.GetOptions{})
 		if exists := err == nil; exists != want {
 			t.Errorf("ClusterRole %s exists: %v (%v), want %v", name, exists, err, want)
 		}

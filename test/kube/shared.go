@@ -53,6 +53,9 @@ func Shared(t testing.TB) *Cluster {
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
+	if err := shared.cluster.running(); err != nil {
+		t.Fatalf("the shared cluster: %v", err)
+	}
 	shared.cluster.reportTo(t)
 	return shared.cluster
 }
