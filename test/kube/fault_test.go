@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -92,7 +93,12 @@ func TestProgramsEndWithTheTest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(tmp) })
+	t.Cleanup(func() {
+		for pid := range running(t, tmp) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		_ = os.RemoveAll(tmp)
+	})
 	helper := exec.Command(os.Args[0])
 	helper.Env = append(os.Environ(), helperVariable+"=1", "TMPDIR="+tmp)
 	helper.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -109,13 +115,13 @@ func TestProgramsEndWithTheTest(t *testing.T) {
 	}
 	programs := running(t, tmp)
 	if len(programs) != 2 {
-		t.Errorf("programs %q, want etcd and the API server", programs)
+		t.Errorf("programs %v, want etcd and the API server", programs)
 	}
 	_ = helper.Process.Kill()
 	_ = helper.Wait()
 	wait.NoError(t, "the programs have ended", func() error {
 		if left := running(t, tmp); len(left) > 0 {
-			return fmt.Errorf("programs %q", left)
+			return fmt.Errorf("programs %v", left)
 		}
 		return nil
 	})
@@ -135,18 +141,18 @@ func TestProgramsEndWithTheTest(t *testing.T) {
 	}
 }
 
-// running lists the command lines of the processes that name a directory.
-func running(t *testing.T, dir string) []string {
+// running lists the processes whose command lines name a directory, by their ids.
+func running(t *testing.T, dir string) map[int]string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out []string
+	out := map[int]string{}
 	for _, f := range files {
 		line, _ := os.ReadFile(f) // an ended process has none
-		if strings.Contains(string(line), dir) {
-			out = append(out, strings.ReplaceAll(string(line), "\x00", " "))
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f))); err == nil && strings.Contains(string(line), dir) {
+			out[pid] = strings.ReplaceAll(string(line), "\x00", " ")
 		}
 	}
 	return out
