@@ -34,6 +34,9 @@ func NewReader(c *rest.Config) (*Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to the Kubernetes API server: %w", err)
 	}
+	if base.Path == "" {
+		base.Path = "/"
+	}
 	return &Reader{client, base}, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"text/template"
 	"text/template/parse"
@@ -150,6 +151,13 @@ func (c *Config) execute(name string, data *Data) ([]byte, error) {
 			out := &boundedBuffer{}
 			err := t.ExecuteTemplate(out, part, data)
 			return out.b.String(), err
+		},
+		// Older templates of Istio decide about native sidecars by this variable.
+		"env": func(variable, otherwise string) string {
+			if variable == "ENABLE_NATIVE_SIDECARS" {
+				return strconv.FormatBool(data.NativeSidecars)
+			}
+			return otherwise
 		},
 	})
 	out := &boundedBuffer{}

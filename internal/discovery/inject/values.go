@@ -52,7 +52,6 @@ type global struct {
 	Network          string    `json:"network"`
 	CertProvider     string    `json:"pilotCertProvider"`
 	TrustBundleName  string    `json:"trustBundleName"`
-	PriorityClass    string    `json:"priorityClassName"`
 	Proxy            proxy     `json:"proxy"`
 	ProxyInit        proxyInit `json:"proxy_init"`
 	Logging          struct {
