@@ -73,9 +73,9 @@ var knownAnnotations = map[string]check{
 	annotationProbes: nil, annotationVolume: nil, annotationVolumeMount: nil,
 	annotationStatusPort: checkPort,
 	annotationDelay:      checkSeconds, annotationPeriod: checkSeconds, annotationFailures: checkSeconds,
-	annotationIncludeRanges: checkRanges, annotationExcludeRanges: checkRanges,
-	annotationIncludeIn: checkPorts, annotationExcludeIn: checkPorts,
-	annotationIncludeOut: checkPorts, annotationExcludeOut: checkPorts,
+	annotationIncludeRanges: all(checkRanges), annotationExcludeRanges: checkRanges,
+	annotationIncludeIn: all(checkPorts), annotationExcludeIn: checkPorts,
+	annotationIncludeOut: all(checkPorts), annotationExcludeOut: checkPorts,
 	annotationInterfaces: checkInterfaces, annotationKubeVirt: checkInterfaces, annotationReroute: checkInterfaces,
 	annotationMerge: checkBool, annotationTargets: nil,
 
@@ -168,11 +168,18 @@ func checkSeconds(v string) error {
 	return nil
 }
 
-// checkPorts takes *, or a list of ports. Blanks around them are as if they were not there.
-func checkPorts(v string) error {
-	if strings.TrimSpace(v) == "*" {
-		return nil
+// all takes * too.
+func all(valid check) check {
+	return func(v string) error {
+		if strings.TrimSpace(v) == "*" {
+			return nil
+		}
+		return valid(v)
 	}
+}
+
+// checkPorts takes a list of ports. Blanks around them are as if they were not there.
+func checkPorts(v string) error {
 	for p := range strings.SplitSeq(v, ",") {
 		if p = strings.TrimSpace(p); p == "" {
 			continue
@@ -184,11 +191,8 @@ func checkPorts(v string) error {
 	return nil
 }
 
-// checkRanges takes *, or a list of CIDRs.
+// checkRanges takes a list of CIDRs.
 func checkRanges(v string) error {
-	if strings.TrimSpace(v) == "*" {
-		return nil
-	}
 	for p := range strings.SplitSeq(v, ",") {
 		if p = strings.TrimSpace(p); p == "" {
 			continue

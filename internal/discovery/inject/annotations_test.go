@@ -74,6 +74,8 @@ func TestInvalidAnnotations(t *testing.T) {
 		{"traffic.sidecar.istio.io/includeInboundPorts", "http", `invalid port "http": want 0–65535`},
 		{"traffic.sidecar.istio.io/excludeOutboundPorts", "1-2", `invalid port "1-2": want 0–65535`},
 		{"traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.0.0.0/40", `invalid range "10.0.0.0/40": want a CIDR such as 10.0.0.0/8`},
+		{"traffic.sidecar.istio.io/excludeInboundPorts", "*", `invalid port "*"`},
+		{"traffic.sidecar.istio.io/excludeOutboundIPRanges", "*", `invalid range "*"`},
 		{"traffic.sidecar.istio.io/excludeInterfaces", "an-interface-with-a-long-name", "want names of at most 15 bytes"},
 		{"istio.io/reroute-virtual-interfaces", "a/b", `invalid interface "a/b"`},
 		{"readiness.status.sidecar.istio.io/periodSeconds", "-1", "want a whole number that is not negative"},

@@ -149,7 +149,7 @@ func (in *injection) render() error {
 	if err != nil {
 		return err
 	}
-	original := in.pod.DeepCopy()
+	var overlays [][]byte
 	for _, name := range names {
 		overlay, err := in.c.execute(name, in.data)
 		if err != nil {
@@ -158,16 +158,35 @@ func (in *injection) render() error {
 		if in.rendered, err = merge(in.rendered, overlay); err != nil {
 			return fmt.Errorf("template %q: %w", name, err)
 		}
-		if err := uniqueNames(in.rendered); err != nil { // one as an init container, the other not
-			return fmt.Errorf("templates %s: %w", clip(strings.Join(names, ", ")), err)
-		}
-		moveContainers(in.pod, in.rendered)
-		moveContainers(original, in.rendered)
-		if in.pod, err = merge(in.pod, overlay); err != nil {
-			return fmt.Errorf("template %q: %w", name, err)
+		overlays = append(overlays, overlay)
+	}
+	if err := uniqueNames(in.rendered); err != nil { // one as an init container, the other not
+		return fmt.Errorf("templates %s: %w", clip(strings.Join(names, ", ")), err)
+	}
+	if in.pod, err = in.assemble(in.pod, names, overlays); err != nil || in.status == nil {
+		return err
+	}
+	// The order of merged lists depends on that of the Pod, so that it is taken from a first injection.
+	again, err := in.assemble(in.userPod(), names, overlays)
+	if err != nil {
+		return err
+	}
+	alignPod(in.pod, again)
+	return nil
+}
+
+// assemble merges the templates' output with a Pod and what its user wrote.
+func (in *injection) assemble(pod *corev1.Pod, names []string, overlays [][]byte) (*corev1.Pod, error) {
+	pod = pod.DeepCopy()
+	moveContainers(pod, in.rendered)
+	original := pod
+	for i, overlay := range overlays {
+		var err error
+		if pod, err = merge(pod, overlay); err != nil {
+			return nil, fmt.Errorf("template %q: %w", names[i], err)
 		}
 	}
-	return in.applyOverrides(original)
+	return in.applyOverrides(pod, original)
 }
 
 // finish does what no template can: it needs the merged Pod.

@@ -55,6 +55,42 @@ func last(list []corev1.Container, name string) []corev1.Container {
 	return append(slices.Delete(list, at, at+1), c)
 }
 
+// alignPod puts the lists of a Pod that templates add to in the order that they have in another. What only the
+// Pod has is last.
+func alignPod(pod, like *corev1.Pod) {
+	align(pod.Spec.Volumes, like.Spec.Volumes, func(v corev1.Volume) string { return v.Name })
+	align(pod.Spec.ImagePullSecrets, like.Spec.ImagePullSecrets, func(s corev1.LocalObjectReference) string { return s.Name })
+	for _, lists := range [][2][]corev1.Container{{pod.Spec.InitContainers, like.Spec.InitContainers}, {pod.Spec.Containers, like.Spec.Containers}} {
+		for i := range lists[0] {
+			at := index(lists[1], lists[0][i].Name)
+			if at < 0 {
+				continue
+			}
+			c, as := &lists[0][i], &lists[1][at]
+			align(c.Env, as.Env, func(e corev1.EnvVar) string { return e.Name })
+			align(c.Ports, as.Ports, func(p corev1.ContainerPort) string { return fmt.Sprint(p.ContainerPort, p.Protocol) })
+			align(c.VolumeMounts, as.VolumeMounts, func(m corev1.VolumeMount) string { return m.MountPath })
+		}
+	}
+}
+
+// align sorts a list by the position that its elements have in another.
+func align[T any](list, like []T, key func(T) string) {
+	at := map[string]int{}
+	for i, e := range like {
+		if _, ok := at[key(e)]; !ok {
+			at[key(e)] = i
+		}
+	}
+	position := func(e T) int {
+		if i, ok := at[key(e)]; ok {
+			return i
+		}
+		return len(like)
+	}
+	slices.SortStableFunc(list, func(a, b T) int { return position(a) - position(b) })
+}
+
 // Status is the value of the annotation sidecar.istio.io/status: what was added to a Pod. [control-plane 1.15.10]
 type Status struct {
 	InitContainers   []string `json:"initContainers"`

@@ -107,33 +107,33 @@ func moveContainers(pod, rendered *corev1.Pod) {
 }
 
 // applyOverrides puts what the user wrote of the templates' containers over them, and records it, since
-// after the merge it cannot be told any more.
-func (in *injection) applyOverrides(original *corev1.Pod) error {
+// after the merge it cannot be told any more. The Pod before the merge is original.
+func (in *injection) applyOverrides(pod, original *corev1.Pod) (*corev1.Pod, error) {
 	users := containers{
 		InitContainers: in.written(original.Spec.InitContainers, in.rendered.Spec.InitContainers, true),
 		Containers:     in.written(original.Spec.Containers, in.rendered.Spec.Containers, false),
 	}
 	if users.empty() {
-		return nil
+		return pod, nil
 	}
 	overlay, err := json.Marshal(map[string]any{"spec": users})
 	if err != nil {
-		return fmt.Errorf("encode the user's containers: %w", err)
+		return nil, fmt.Errorf("encode the user's containers: %w", err)
 	}
-	if in.pod, err = merge(in.pod, overlay); err != nil {
-		return fmt.Errorf("merge the user's containers: %w", err)
+	if pod, err = merge(pod, overlay); err != nil {
+		return nil, fmt.Errorf("merge the user's containers: %w", err)
 	}
 	if in.overrides.empty() {
 		text, err := json.Marshal(users)
 		if err != nil {
-			return fmt.Errorf("encode the user's containers: %w", err)
+			return nil, fmt.Errorf("encode the user's containers: %w", err)
 		}
-		if in.pod.Annotations == nil {
-			in.pod.Annotations = map[string]string{}
+		if pod.Annotations == nil {
+			pod.Annotations = map[string]string{}
 		}
-		in.pod.Annotations[annotationOverrides] = string(text)
+		pod.Annotations[annotationOverrides] = string(text)
 	}
-	return nil
+	return pod, nil
 }
 
 // written returns what the user wrote of each container in names: that of the annotation, if the Pod was

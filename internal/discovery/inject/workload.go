@@ -61,20 +61,28 @@ func applications(pod *corev1.Pod) []string {
 	return names
 }
 
-// podPorts is the list of all ports of the containers, one per line.
+// podPorts is the list of all ports of the containers, one per line. Those of the proxy itself are last,
+// wherever its container is, so that the list of an injected Pod is the same.
 func podPorts(pod *corev1.Pod) (string, error) {
+	var ports []corev1.ContainerPort
+	for i := range pod.Spec.Containers {
+		if c := &pod.Spec.Containers[i]; c.Name != proxyContainer {
+			ports = append(ports, c.Ports...)
+		}
+	}
+	if proxy := findProxy(pod); proxy != nil {
+		ports = append(ports, proxy.Ports...)
+	}
 	var b strings.Builder
 	b.WriteString("[")
 	comma := ""
-	for i := range pod.Spec.Containers {
-		for _, p := range pod.Spec.Containers[i].Ports {
-			text, err := json.Marshal(p)
-			if err != nil {
-				return "", fmt.Errorf("encode a port: %w", err)
-			}
-			b.WriteString("\n    " + comma + string(text))
-			comma = ","
+	for _, p := range ports {
+		text, err := json.Marshal(p)
+		if err != nil {
+			return "", fmt.Errorf("encode a port: %w", err)
 		}
+		b.WriteString("\n    " + comma + string(text))
+		comma = ","
 	}
 	b.WriteString("\n]")
 	return b.String(), nil
