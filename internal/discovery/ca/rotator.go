@@ -20,6 +20,9 @@ import (
 // defaultPoll is how often an instance looks for changes of other instances, and reports to them.
 const defaultPoll = 5 * time.Second
 
+// issueTimeout is how long a leaf waits until its end is stored.
+const issueTimeout = 3 * time.Second
+
 // RotatorOptions configure a Rotator. All are required except Distribute and Proxies.
 type RotatorOptions struct {
 	// Store has the roots, and the state of their rotation.
@@ -382,15 +385,16 @@ func sameKeys(a, b map[string]*loadedRoot) bool {
 func (r *Rotator) noteIssued(root *x509.Certificate, until time.Time) {
 	id := pki.Fingerprint(root)
 	r.mu.Lock()
-	known := !until.After(r.stored[id])
+	known, failing := !until.After(r.stored[id]), r.problem != ""
 	if ahead := until.Add(time.Until(until) / 8); !known && ahead.After(r.issued[id]) {
 		r.issued[id] = ahead
 	}
 	r.mu.Unlock()
-	if known {
+	// While nothing can be stored, nobody waits for it: Run stores it before the state changes.
+	if known || failing {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), issueTimeout)
 	defer cancel()
 	var next rotation.State
 	err := r.changeExisting(ctx, func(s rotation.State) (*StoreChange, error) {

@@ -346,3 +346,55 @@ func TestRotationErrors(t *testing.T) {
 		}
 	}
 }
+
+// brokenStore is a Store that answers no change until its context ends, while it is broken.
+type brokenStore struct {
+	Store
+	mu     sync.Mutex
+	broken bool
+	asked  int
+}
+
+func (s *brokenStore) Change(ctx context.Context, f func(rotation.State, bool) (*StoreChange, error)) error {
+	s.mu.Lock()
+	broken := s.broken
+	s.asked++
+	s.mu.Unlock()
+	if broken {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return s.Store.Change(ctx, f)
+}
+
+func (s *brokenStore) set(broken bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.broken, s.asked = broken, 0
+}
+
+// Leaves are issued while nothing can be stored: the first waits a little, all others do not. What they need is stored
+// afterwards, before the state changes.
+func TestLeavesAreIssuedWhileNothingIsStored(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		store := &brokenStore{Store: NewFolder(dir)}
+		in := startInstance(t, dir, func(o *RotatorOptions) { o.Store, o.Poll = store, time.Hour })
+		defer func() { in.stop() }()
+		store.set(true)
+		begin := time.Now()
+		var last *x509.Certificate
+		for range 100 {
+			last = in.issue(time.Hour)
+		}
+		if took := time.Since(begin); took > issueTimeout || store.asked != 1 {
+			t.Errorf("100 leaves took %s and %d attempts to store them", took, store.asked)
+		}
+		store.set(false)
+		later(time.Hour)
+		synctest.Wait()
+		if got := in.Status(); got.Problem != "" || got.Roots[0].LastLeaf.Before(last.NotAfter) {
+			t.Errorf("stored is %s, want at least %s; %s", got.Roots[0].LastLeaf, last.NotAfter, got.Problem)
+		}
+	})
+}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
 
 	"github.com/pilothouse/pilothouse/internal/run"
 )
@@ -132,7 +133,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			return err
 		}
 		tasks = append(tasks, run.Task{Name: "watch " + what, Run: func(ctx context.Context) error {
-			informer.RunWithContext(ctx)
+			informer.RunWithContext(klog.NewContext(ctx, klog.Logger{})) // the library's own messages repeat what is logged here
 			return nil
 		}})
 	}

@@ -77,12 +77,9 @@ func TestATokenOfKubernetesObtainsACertificate(t *testing.T) {
 	}
 	refused := func(what, token, cluster, why string) {
 		t.Helper()
-		wait.NoError(t, what+" is refused", func() error {
-			id, err := p.certificate(token, cluster)
-			if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), why) || strings.Contains(err.Error(), token) {
-				return errors.Join(errors.New(id), err)
-			}
-			return nil
+		within(t, wait.Bound, what+" is refused with "+why, func() bool {
+			_, err := p.certificate(token, cluster)
+			return status.Code(err) == codes.Unauthenticated && strings.Contains(err.Error(), why) && !strings.Contains(err.Error(), token)
 		})
 	}
 	refused("a token for another cluster", ofPod, "west", `unknown cluster "west"`)
@@ -375,7 +372,7 @@ func TestAnOutageOfTheAPIServerChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.StopAPIServer(t)
-	wait.Until(t, "a token is neither accepted nor rejected", func() bool {
+	within(t, wait.Bound, "a token is neither accepted nor rejected", func() bool {
 		_, err := p.certificate(token, "")
 		return status.Code(err) == codes.Unavailable
 	})
@@ -385,7 +382,7 @@ func TestAnOutageOfTheAPIServerChangesNothing(t *testing.T) {
 		t.Error("the roots have changed")
 	}
 	c.StartAPIServer(t)
-	wait.Until(t, "the token is accepted again", func() bool {
+	within(t, wait.Bound, "the token is accepted again", func() bool {
 		_, err := p.certificate(token, "")
 		return err == nil
 	})

@@ -39,8 +39,8 @@ const (
 	requestTimeout = 10 * time.Second
 )
 
-// firstWait is how long First waits for an API server that does not answer, and retryFirst the pause
-// between two requests.
+// firstWait is how long First waits for an API server that does not answer, or does not know the permissions yet,
+// and retryFirst the pause between two requests.
 const (
 	firstWait  = 30 * time.Second
 	retryFirst = time.Second
@@ -103,20 +103,19 @@ func instanceName(of string) string {
 // String names the Secret.
 func (s *Store) String() string { return "Secret " + s.namespace + "/" + s.secret }
 
-// First implements ca.Store. It waits up to 30 s for an API server that does not answer.
+// First implements ca.Store. It waits up to 30 s for an API server that does not answer, or refuses.
 func (s *Store) First(ctx context.Context, create func() (ca.StoredRoot, error)) (ca.StoredRoot, error) {
 	ctx, cancel := context.WithTimeout(ctx, firstWait)
 	defer cancel()
 	var told string
 	for {
 		root, err := s.first(ctx, create)
-		var answer apierrors.APIStatus
 		switch {
 		case err == nil:
 			return root, nil
 		case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err):
 			continue // another instance was faster
-		case errors.Is(err, errContents) || errors.As(err, &answer) && answer.Status().Code < 500 && !apierrors.IsTooManyRequests(err):
+		case errors.Is(err, errContents):
 			return ca.StoredRoot{}, err
 		}
 		if text := err.Error(); text != told && ctx.Err() == nil {
