@@ -83,6 +83,12 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 	if want := (discovery.WebhookOptions{CertFile: "c", KeyFile: "k", CAFile: "r", Injection: "i", Validation: "v", Revision: "canary", Policy: webhook.Open}); w.Webhooks != want || w.Ports.HTTPS != ":15017" {
 		t.Errorf("%+v, %+v; want %+v", w.Webhooks, w.Ports, want)
 	}
+	if k := readOptions(settings.Read(nil, map[string]string{"KUBECONFIG": "f", "PILOT_CA_CERT_CONFIGMAP": "roots", "ENABLE_LEADER_ELECTION": "false"}, settings.Discovery)).Kubernetes; k.RootConfigMap != "roots" || !k.NoElection {
+		t.Errorf("%+v", k)
+	}
+	if k := readOptions(settings.Read(nil, map[string]string{"KUBECONFIG": "f"}, settings.Discovery)).Kubernetes; k.RootConfigMap != "istio-ca-root-cert" || k.NoElection {
+		t.Errorf("by default: %+v", k)
+	}
 	if want := []string{"c.example", "a.example", "b.example"}; !slices.Equal(o.CA.ServingNames, want) {
 		t.Errorf("serving names %q, want %q", o.CA.ServingNames, want)
 	}

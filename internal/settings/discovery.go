@@ -35,7 +35,7 @@ var Discovery = Table{
 	{Flag: "registries", Kind: List, Default: "Kubernetes", Unit: "list of names", Used: "cmd/pilot-discovery",
 		Help: "`name` of where services are from: Kubernetes, or Mock for none but those in --configDir"},
 	{Flag: "clusterID", Env: []string{"CLUSTER_ID"}, Kind: Text, Default: "Kubernetes", Required: true, Unit: "name", Used: "internal/discovery/source/kube",
-		Help: "`name` of the cluster, the origin of what is read from it"},
+		Help: "`name` of the cluster: the origin of what is read from it, and what agents call it (header clusterid)"},
 	{Flag: "kubernetesApiQPS", Kind: Float, Default: "80", Unit: "requests per second", Used: "internal/kube",
 		Help: "greatest lasting `rate` of requests to the API server; 0: no limit"},
 	{Flag: "kubernetesApiBurst", Kind: Int, Default: "160", Min: 1, Unit: "requests", Used: "internal/kube",

@@ -257,6 +257,16 @@ func TestOnlySelectedNamespacesHaveTheRoot(t *testing.T) {
 	}
 }
 
+func TestTheConfigMapHasItsName(t *testing.T) {
+	c := kubetest.Shared(t)
+	system, shop := c.Namespace(t, nil), c.Namespace(t, nil)
+	p := start(t, c.Config, system, "istiod-1", func(o *discovery.Options) { o.Kubernetes.RootConfigMap = "our-roots" })
+	wait.Until(t, "the namespace has the root", func() bool {
+		m, err := c.Client.CoreV1().ConfigMaps(shop).Get(t.Context(), "our-roots", metav1.GetOptions{})
+		return err == nil && m.Data["root-cert.pem"] == p.roots()
+	})
+}
+
 // cable is a connection to the API server that can be cut, as the death of a replica looks from outside.
 type cable struct {
 	http.RoundTripper
