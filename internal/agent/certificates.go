@@ -19,8 +19,10 @@ import (
 
 // certificates are the parts that get, renew and serve the workload's certificate.
 type certificates struct {
-	plan  identity.Plan
-	value *secret.Value
+	plan identity.Plan
+	// discoveryRoot returns the file of the roots that verify discovery, which may appear after the start. [agent S9]
+	discoveryRoot func() string
+	value         *secret.Value
 	// requests are the parts that request the certificate from the CA; nil if another server has it.
 	requests *requests
 	// sources has the files that take over from the CA if they are mounted later; nil if none can.
@@ -40,13 +42,14 @@ func newCertificates(s *spec.Spec, follower *filewatch.Follower, log *slog.Logge
 	if err != nil {
 		return nil, fmt.Errorf("find the working directory: %w", err)
 	}
-	plan, err := identity.Decide(s, identity.Host{WorkingDir: wd, IsFile: isFile})
+	host := identity.Host{WorkingDir: wd, IsFile: isFile}
+	plan, err := identity.Decide(s, host)
 	if err != nil {
 		return nil, err
 	}
 	log = log.With("scope", "secret")
 	value := secret.NewValue()
-	c := &certificates{plan: plan, value: value}
+	c := &certificates{plan: plan, value: value, discoveryRoot: func() string { return identity.DiscoveryRoot(s, host) }}
 	roots := trust.New(trust.Options{
 		Source:         value,
 		AnswerVerified: plan.Mounted == nil && !slices.ContainsFunc(s.Upstream.CA, upstream.Plaintext),
@@ -124,7 +127,7 @@ func isFile(path string) bool {
 // newXDS opens the XDS socket.
 func newXDS(s *spec.Spec, c *certificates, log *slog.Logger) (*xdsproxy.Proxy, error) {
 	server, err := connectTo(s, c.value, newTokens(s), upstream.Options{
-		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, Trust: c.trust.ControlPlane, Headers: s.Upstream.DiscoveryHeaders,
+		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, ChooseRootFile: c.discoveryRoot, Trust: c.trust.ControlPlane, Headers: s.Upstream.DiscoveryHeaders,
 	})
 	if err != nil {
 		return nil, err

@@ -46,7 +46,8 @@ type Plan struct {
 	// Later are the files of such a certificate that may be mounted later, in their order, if Mounted is nil.
 	Later []spec.CertificateFiles
 	// DiscoveryRoot and CARoot are the files of the root certificates that verify the servers',
-	// upstream.SystemRoots, or empty if no setting names a root. They are needed only for connections with TLS.
+	// upstream.SystemRoots, or empty if no setting names a root. They are needed only for connections with TLS. Later,
+	// DiscoveryRoot may be another one: the package's function of this name says which.
 	DiscoveryRoot, CARoot string
 }
 
@@ -68,6 +69,11 @@ func Decide(s *spec.Spec, h Host) (Plan, error) {
 		}
 	}
 	return Plan{Mounted: mounted, Later: candidates, DiscoveryRoot: in.discoveryRoot(), CARoot: in.caRoot()}, nil
+}
+
+// DiscoveryRoot returns the file of the root certificates that verify discovery, as Plan.DiscoveryRoot, by the files that exist now.
+func DiscoveryRoot(s *spec.Spec, h Host) string {
+	return (&input{Upstream: s.Upstream, Certificates: s.Certificates, Host: h}).discoveryRoot()
 }
 
 // input holds what Decide depends on.

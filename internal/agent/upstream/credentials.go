@@ -88,16 +88,20 @@ func (t *transport) OverrideServerName(string) error { return nil }
 
 // roots returns the root certificates; nil means the operating system's.
 func (o *Options) roots() (*x509.CertPool, error) {
-	if o.RootFile == SystemRoots {
+	file := o.RootFile
+	if o.ChooseRootFile != nil {
+		file = o.ChooseRootFile()
+	}
+	if file == SystemRoots {
 		return nil, nil
 	}
-	text, err := readFile(o.RootFile, maxBundle)
+	text, err := readFile(file, maxBundle)
 	if err != nil {
 		return nil, fmt.Errorf("read the root certificate of the %s: %w", o.Name, err)
 	}
 	roots, err := pki.ParseBundle(text)
 	if err != nil {
-		return nil, fmt.Errorf("read the root certificate of the %s %s: %w", o.Name, o.RootFile, err)
+		return nil, fmt.Errorf("read the root certificate of the %s %s: %w", o.Name, file, err)
 	}
 	if o.Trust != nil {
 		roots = o.Trust(roots)

@@ -38,6 +38,8 @@ type Options struct {
 	Address string
 	// RootFile is the file of PEM root certificates for the server's certificate, or SystemRoots.
 	RootFile string
+	// ChooseRootFile, unless nil, returns the RootFile of each handshake. It must allow concurrent calls.
+	ChooseRootFile func() string
 	// Trust, unless nil, returns the roots to use for a handshake, from those in RootFile: a mesh may have
 	// rotated its root since the file was written. It must allow concurrent calls.
 	Trust func(file []*x509.Certificate) []*x509.Certificate
