@@ -25,7 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if sdsClient() {
+	if sdsClient() || takeSocket() {
 		return
 	}
 	require.Envoy()

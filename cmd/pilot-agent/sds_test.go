@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"crypto"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,7 +41,100 @@ const sdsFolder = "var/run/secrets/workload-spiffe-uds"
 const (
 	clientSocket = "AGENT_TEST_SDS_SOCKET"
 	clientName   = "AGENT_TEST_SDS_NAME"
+	// takenSocket has the program replace the socket at this path by one of its own, and serve it until its input ends.
+	takenSocket = "AGENT_TEST_TAKEN_SOCKET"
 )
+
+// takeSocket replaces a socket if this program was started by takeAs, and reports whether it was.
+func takeSocket() bool {
+	path := os.Getenv(takenSocket)
+	if path == "" {
+		return false
+	}
+	if err := os.Remove(path); err != nil {
+		fmt.Println(err)
+		return true
+	}
+	l, err := net.Listen("unix", path)
+	if err == nil {
+		err = os.Chmod(path, 0o777)
+	}
+	fmt.Println("taken", err)
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the test closes it
+	l.Close()
+	return true
+}
+
+// takeAs has a program of the name, run by another user, replace the socket, and returns when that is done. The other user serves its own until the test ends.
+func takeAs(t *testing.T, uid uint32, dir, name, socket string) {
+	t.Helper()
+	program := filepath.Join(dir, name)
+	copyFile(t, "/proc/self/exe", program)
+	cmd := exec.CommandContext(t.Context(), program)
+	cmd.Dir, cmd.Env = "/", append(os.Environ(), takenSocket+"="+socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil && t.Context().Err() == nil {
+			t.Error(err)
+		}
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "taken <nil>\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+}
+
+// The socket's folder is writable to every user, and one of them puts a socket of its own in the place of the agent's.
+func TestAReplacedSocketIsOpenedAgain(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	plane.Start()
+	a := agenttest.New(t, plane, "")
+	openVolume(t, a, sdsFolder)
+	a.Start()
+	agenttest.Until(t, "the proxy is ready", a.Ready)
+	dir := filepath.Join(a.Dir, sdsFolder)
+	socket := filepath.Join(dir, "socket")
+	for _, name := range []string{"first", "second"} {
+		before := strings.Count(a.Output(), "is open again")
+		takeAs(t, 4711, dir, name, socket)
+		agenttest.Until(t, "the agent says that its socket was replaced", func() error {
+			if strings.Count(a.Output(), "is open again") == before {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		if uid, err := claim.Server(socket); err != nil || uid != 0 {
+			t.Errorf("user %d serves the socket, %v", uid, err)
+		}
+		if got := streamAs(t, 0, dir, socket, "default"); got != "1 secrets, 0 errors" {
+			t.Errorf("secrets: %s", got)
+		}
+		if got := streamAs(t, 4711, dir, socket, "default"); got != "Unavailable" {
+			t.Errorf("secrets as the other user: %s", got)
+		}
+	}
+	if !strings.Contains(a.Output(), "in use by another process (of user 4711)") {
+		t.Error("the log does not name the user")
+	}
+	if err := os.Remove(socket); err != nil {
+		t.Fatal(err)
+	}
+	agenttest.Until(t, "a socket that was removed is there again", func() error {
+		_, err := claim.Server(socket)
+		return err
+	})
+}
 
 // sdsClient requests a secret if this program was started by streamAs, and reports whether it was.
 func sdsClient() bool {

@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"time"
 
 	"github.com/pilothouse/pilothouse/internal/agent/identity"
 	"github.com/pilothouse/pilothouse/internal/agent/sds"
@@ -81,8 +83,46 @@ func newSDS(s *spec.Spec, source sds.Source, follower *filewatch.Follower, log *
 	if err != nil {
 		return sdsPart{}, err
 	}
-	return sdsPart{files: files, pushed: pushed, tasks: append(tasks, run.Task{Name: "sds", Run: server.Run}), close: server.Close}, nil
+	tasks = append(tasks, run.Task{Name: "sds", Run: server.Run}, run.Task{Name: "sds socket", Run: func(ctx context.Context) error {
+		return keepSocket(ctx, server, c.Socket, follower, log)
+	}})
+	return sdsPart{files: files, pushed: pushed, tasks: tasks, close: server.Close}, nil
 }
+
+// keepSocket has the server open its socket again whenever another process has replaced the file, until ctx ends.
+func keepSocket(ctx context.Context, server *sds.Server, path string, follower *filewatch.Follower, log *slog.Logger) error {
+	wake := make(chan struct{}, 1)
+	set := follower.Follow(wake, path)
+	defer set.Close()
+	// A process that replaces the file again and again does not cause more work, and lines of the log, than this.
+	pause := time.NewTimer(restoreInterval)
+	defer pause.Stop()
+	failure := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wake:
+		}
+		err := set.Read(func() error { return server.Restore(ctx) })
+		switch {
+		case err == nil:
+			failure = ""
+		case !errors.Is(err, filewatch.ErrMoving) && err.Error() != failure:
+			failure = err.Error()
+			log.Error("secrets cannot be requested", "reason", err)
+		}
+		pause.Reset(restoreInterval)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-pause.C:
+		}
+	}
+}
+
+// restoreInterval is the least time between two looks at the SDS socket.
+const restoreInterval = time.Second
 
 // maxBootstrap is the maximum size of a custom bootstrap in bytes.
 const maxBootstrap = 16 << 20

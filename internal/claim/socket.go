@@ -92,6 +92,24 @@ func (s *socket) Close() error {
 	return s.UnixListener.Close()
 }
 
+// Lost returns why the path of a listener that Socket has returned does not lead to it any more; nil if it does. If
+// another process serves the path it is an *InUseError.
+func Lost(l net.Listener) error {
+	s, ok := l.(*socket)
+	if !ok {
+		return nil
+	}
+	var st unix.Stat_t
+	if unix.Lstat(s.path, &st) == nil && (identity{st.Dev, st.Ino}) == s.file {
+		return nil
+	}
+	uid, err := Server(s.path)
+	if err != nil {
+		return err
+	}
+	return &InUseError{Path: s.path, UID: uid}
+}
+
 // setAccess sets mode and owner of the socket at path. It does not follow a symbolic link, which other users
 // can put there if the folder is writable to them.
 func setAccess(path string, o SocketOptions) (identity, error) {

@@ -17,8 +17,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
-	"net"
+	"os"
 	"slices"
 	"time"
 
@@ -99,7 +100,8 @@ type Config struct {
 // Server serves one socket.
 type Server struct {
 	Config
-	listener net.Listener // nil if it could not be opened yet
+	listener *guarded // nil if it could not be opened yet
+	restores chan chan error
 }
 
 // New opens the socket at once, so that a problem with its path is reported before
@@ -110,7 +112,7 @@ func New(c Config) (*Server, error) {
 	if c.after == nil {
 		c.after = time.After
 	}
-	s := &Server{Config: c}
+	s := &Server{Config: c, restores: make(chan chan error)}
 	if err := s.listen(); err != nil {
 		if !temporary(err) {
 			return nil, fmt.Errorf("listen for Envoy's secrets: %w", err)
@@ -179,12 +181,86 @@ func (s *Server) serve(ctx context.Context) error {
 		g.Stop()
 		close(stopped)
 	})
-	err := g.Serve(s.listener)
-	if stop() { // Serve ended by itself
+	err := s.accept(g)
+	if stop() { // accept ended by itself
 		g.Stop()
 		return err
 	}
 	<-stopped
+	return nil
+}
+
+// accept accepts connections until accepting fails, or g is stopped. When the socket is opened again, connections stay.
+func (s *Server) accept(g *grpc.Server) error {
+	type end struct {
+		of  *guarded
+		err error
+	}
+	ends := make(chan end)
+	running := 0
+	begin := func(l *guarded) {
+		running++
+		go func() { ends <- end{l, g.Serve(l)} }()
+	}
+	begin(s.listener)
+	defer func() {
+		g.Stop() // for those that are left
+		for ; running > 0; running-- {
+			<-ends
+		}
+	}()
+	for {
+		select {
+		case e := <-ends:
+			running--
+			if e.of == s.listener {
+				return e.err
+			}
+		case answer := <-s.restores:
+			before := s.listener
+			err := s.restore()
+			if s.listener != before {
+				begin(s.listener)
+				err = errors.Join(err, before.Close())
+			}
+			answer <- err
+		}
+	}
+}
+
+// Restore opens the socket again if its path does not lead to this server any more: other users can replace the file in a folder that
+// they may write to, and Envoy does not check who serves it. Connections stay. Another server that one of Users runs is left
+// alone. It may be called by any goroutine while Run runs.
+func (s *Server) Restore(ctx context.Context) error {
+	answer := make(chan error, 1)
+	select {
+	case s.restores <- answer:
+		return <-answer
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+func (s *Server) restore() error {
+	lost := claim.Lost(s.listener.Listener)
+	var other *claim.InUseError
+	served := errors.As(lost, &other)
+	switch {
+	case lost == nil:
+		return nil
+	case served && s.Users.Has(other.UID):
+		s.Log.Error("another server has taken the place of the secrets' socket, and is left alone because its user may have the secrets", "socket", s.Socket, "uid", other.UID,
+			"remedy", "stop it, or restart the agent to use it")
+		return nil
+	}
+	if err := os.Remove(s.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("open the secrets' socket again: %w", err)
+	}
+	if err := s.listen(); err != nil {
+		return fmt.Errorf("open the secrets' socket again: %w", err)
+	}
+	s.Log.Error("the secrets' socket was removed or replaced by another process, and is open again", "socket", s.Socket, "reason", lost,
+		"remedy", "give the folder a mode in which only the agent's user can write")
 	return nil
 }
 
