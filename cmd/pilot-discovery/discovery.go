@@ -19,6 +19,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
+	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -108,6 +109,7 @@ func readOptions(v *settings.Values) discovery.Options {
 	o.Webhooks = discovery.WebhookOptions{
 		CertFile: v.Text("tlsCertFile"), KeyFile: v.Text("tlsKeyFile"), CAFile: v.Text("caCertFile"), Revision: v.Text("REVISION"),
 		Injection: v.Text("INJECTION_WEBHOOK_CONFIG_NAME"), Validation: v.Text("VALIDATION_WEBHOOK_CONFIG_NAME"),
+		Native: inject.Native(v.Enum("ENABLE_NATIVE_SIDECARS")),
 	}
 	if v.Enum("validation-failure-policy") == "open" {
 		o.Webhooks.Policy = webhook.Open

@@ -78,9 +78,9 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 		t.Errorf("by default: %+v", c)
 	}
 	w := readOptions(settings.Read(map[string]string{"tlsCertFile": "c", "tlsKeyFile": "k", "caCertFile": "r"}, map[string]string{
-		"KUBECONFIG": "f", "REVISION": "canary", "INJECTION_WEBHOOK_CONFIG_NAME": "i", "VALIDATION_WEBHOOK_CONFIG_NAME": "v", "PILOTHOUSE_VALIDATION_FAILURE_POLICY": "open",
+		"KUBECONFIG": "f", "REVISION": "canary", "INJECTION_WEBHOOK_CONFIG_NAME": "i", "VALIDATION_WEBHOOK_CONFIG_NAME": "v", "PILOTHOUSE_VALIDATION_FAILURE_POLICY": "open", "ENABLE_NATIVE_SIDECARS": "true",
 	}, settings.Discovery))
-	if want := (discovery.WebhookOptions{CertFile: "c", KeyFile: "k", CAFile: "r", Injection: "i", Validation: "v", Revision: "canary", Policy: webhook.Open}); w.Webhooks != want || w.Ports.HTTPS != ":15017" {
+	if want := (discovery.WebhookOptions{CertFile: "c", KeyFile: "k", CAFile: "r", Injection: "i", Validation: "v", Revision: "canary", Native: "true", Policy: webhook.Open}); w.Webhooks != want || w.Ports.HTTPS != ":15017" {
 		t.Errorf("%+v, %+v; want %+v", w.Webhooks, w.Ports, want)
 	}
 	if k := readOptions(settings.Read(nil, map[string]string{"KUBECONFIG": "f", "PILOT_CA_CERT_CONFIGMAP": "roots", "ENABLE_LEADER_ELECTION": "false"}, settings.Discovery)).Kubernetes; k.RootConfigMap != "roots" || !k.NoElection {

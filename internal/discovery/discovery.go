@@ -318,6 +318,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 		s.auth.SetTrustDomainAliases(m.GetTrustDomainAliases())
 		s.distributeMesh(config.MeshRoots(m))
 		s.cluster.setMesh(m)
+		s.setInjectorMesh(m)
 	}
 	s.limiter = authn.NewLimiter(s.auth, o.Auth.CertificatesPerSecond, o.Log)
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
@@ -524,6 +525,7 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
 		run.Task{Name: "serve webhooks", Run: s.serveWebhooks},
+		run.Task{Name: "follow the injector's configuration", Run: s.followInjector},
 		run.Task{Name: "serve gRPC", Run: func(life context.Context) error {
 			defer end()
 			serving, cancel := context.WithCancel(ctx)

@@ -3,10 +3,14 @@ package discovery
 import (
 	"context"
 	"crypto/tls"
+	"log/slog"
 	"slices"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 )
 
@@ -19,6 +23,8 @@ type WebhookOptions struct {
 	Injection, Validation string
 	// Revision is that of this control plane.
 	Revision string
+	// Native says when an injected proxy is a native sidecar.
+	Native inject.Native
 	// Policy is what the failure policy of the validation becomes.
 	Policy webhook.FailurePolicy
 }
@@ -26,7 +32,8 @@ type WebhookOptions struct {
 // webhooks is the part of a Server that serves the HTTPS port.
 type webhooks struct {
 	server      *webhook.Server
-	patcher     *webhook.Patcher // nil if nothing is patched
+	patcher     *webhook.Patcher         // nil if nothing is patched
+	injector    *webhook.ClusterInjector // nil if nothing is injected
 	certificate webhook.Certificate
 }
 
@@ -37,7 +44,14 @@ func (s *Server) openWebhooks() error {
 		return nil
 	}
 	log := s.opts.Log.With("scope", "webhooks")
-	s.webhooks.server = webhook.New(webhook.Options{Rules: admit.Rules{Namespace: s.opts.Names.Namespace}, Metrics: s.metrics, Log: log})
+	served := webhook.Options{Rules: admit.Rules{Namespace: s.opts.Names.Namespace}, Metrics: s.metrics, Log: log}
+	if err := s.openInjector(log); err != nil {
+		return err
+	}
+	if s.webhooks.injector != nil {
+		served.Injector = s.webhooks.injector
+	}
+	s.webhooks.server = webhook.New(served)
 	names := webhookNames(s.opts)
 	bundle := s.servingRoots
 	if o.CertFile != "" || o.KeyFile != "" {
@@ -68,6 +82,33 @@ func (s *Server) openWebhooks() error {
 		},
 	})
 	return err
+}
+
+// openInjector makes the injector, if there is an API server that sends Pods here.
+func (s *Server) openInjector(log *slog.Logger) (err error) {
+	if s.cluster == nil {
+		return nil
+	}
+	s.webhooks.injector, err = webhook.NewClusterInjector(webhook.InjectorOptions{
+		Config: s.cluster.api, Namespace: s.opts.Names.Namespace, Revision: s.opts.Webhooks.Revision, Native: s.opts.Webhooks.Native,
+		Ready: s.loop.gate.open.Load, Log: log,
+	})
+	return err
+}
+
+// setInjectorMesh has the injector use the mesh configuration.
+func (s *Server) setInjectorMesh(m *meshv1.MeshConfig) {
+	if s.webhooks.injector != nil {
+		s.webhooks.injector.SetMesh(m)
+	}
+}
+
+// followInjector follows the configuration of the injector until ctx ends.
+func (s *Server) followInjector(ctx context.Context) error {
+	if s.webhooks.injector == nil {
+		return nil
+	}
+	return s.webhooks.injector.Run(ctx)
 }
 
 // webhookServices are the names of the Services by which the API server reaches the HTTPS port.

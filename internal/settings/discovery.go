@@ -111,6 +111,8 @@ var Discovery = Table{
 		Help: "resources that are read although PILOT_IGNORE_RESOURCES has them"},
 	{Env: []string{"REVISION"}, Kind: Text, Default: "default", Unit: "name", Used: "internal/discovery/webhook",
 		Help: "revision of the control plane: the label istio.io/rev of its webhook configurations, and a name of its certificate; objects of all revisions are read"},
+	{Env: []string{"ENABLE_NATIVE_SIDECARS"}, Kind: Enum, Default: "auto", Values: []string{"auto", "true", "false"}, Unit: "mode", Used: "internal/discovery/inject",
+		Help: "when an injected proxy is a native sidecar; auto: if all nodes that may run the Pod have Kubernetes 1.33 or later"},
 	{Env: []string{"INJECTION_WEBHOOK_CONFIG_NAME"}, Kind: Text, Default: "istio-sidecar-injector", Unit: "name", Used: "internal/discovery/webhook",
 		Help: "MutatingWebhookConfiguration of the injector, with or without the revision and the namespace at its end; others are found by the label istio.io/rev"},
 	{Env: []string{"VALIDATION_WEBHOOK_CONFIG_NAME"}, Kind: Text, Default: "istio-istio-system", Unit: "name", Used: "internal/discovery/webhook",

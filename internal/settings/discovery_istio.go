@@ -99,8 +99,6 @@ var DiscoveryNoEffect = Table{
 		Help: "write a virtual machine's health to its WorkloadEntry"},
 	{Env: []string{"PILOT_WORKLOAD_ENTRY_GRACE_PERIOD"}, Kind: Duration, Unit: "duration", NoEffect: "no WorkloadEntry is written",
 		Help: "how long a WorkloadEntry stays when its virtual machine has gone"},
-	{Env: []string{"ENABLE_NATIVE_SIDECARS"}, Kind: Text, Default: "false", Unit: "mode", NoEffect: "there is no injector",
-		Help: "inject the proxy as an init container that restarts"},
 	{Env: []string{"PILOT_ENABLE_GATEWAY_API"}, Kind: Bool, Unit: "switch", NoEffect: "the Gateway API is not read",
 		Help: "read the Gateway API"},
 	{Env: []string{"PILOT_ENABLE_GATEWAY_API_STATUS"}, Kind: Bool, Unit: "switch", NoEffect: "the Gateway API is not read",
