@@ -68,7 +68,7 @@ var layers = map[string]layer{
 	"internal/discovery/authn/tokenreview": edge, "internal/discovery/ca/rootsecret": edge, "internal/discovery/rootconfigmap": edge,
 	"internal/discovery": wiring,
 
-	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab,
+	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab, "test/kube/node": lab, "test/kube/node/podstate": pure, "test/kube/node/podnet": pure,
 	"internal/lab/meshup": lab, "internal/demo": lab,
 	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/xdsload": command, "test/capture": command, "test/fakeenvoy": command,
 	"test/environment": command, "test/webhooks": command, "test/filesecret": command, "test/charts": command, "test/images": command, "test/kube/server": command, "test/kube/identity": command, "test/cluster": command, "test/kube/source": command,
@@ -128,7 +128,7 @@ var libraryUsers = map[string][]string{
 	},
 	"github.com/spf13/cobra":              {"cmd", "internal/settings/cli", "test/clitest"},
 	"gomodules.xyz/jsonpatch":             {"internal/discovery/inject"},
-	"github.com/google/nftables":          {"internal/agent/capture/nft"},
+	"github.com/google/nftables":          {"internal/agent/capture/nft", "test/kube/node"},
 	"github.com/vishvananda":              {"internal/agent/capture/netns", "internal/lab/netmesh"},
 	"github.com/fsnotify/fsnotify":        {"internal/filewatch"},
 	"github.com/prometheus/client_golang": {"internal/discovery", "internal/discovery/xds", "internal/discovery/webhook"},

@@ -30,7 +30,9 @@ type Pod struct {
 	hosts     map[string]netip.Addr
 	hostsFile *os.File
 	processes []*Process
-	end       ending
+	// containers are those that were not closed.
+	containers []*Container
+	end        ending
 }
 
 // ending is how far a Pod's Close has come.
@@ -44,7 +46,7 @@ type ending struct {
 func (m *Mesh) newPod(o PodOptions) (*Pod, error) {
 	p := &Pod{name: o.Name, ip: o.IP, ip6: o.IP6, mesh: m, end: ending{done: make(chan struct{})}}
 	p.client = &http.Client{Transport: &http.Transport{DialContext: p.Dial}}
-	t, err := startThread(func() error { return p.setup(o.Hosts) })
+	t, err := startThread((*thread).unshare, func() error { return p.setup(o.Hosts) })
 	if err != nil {
 		if p.hostsFile != nil {
 			p.hostsFile.Close()

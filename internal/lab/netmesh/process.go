@@ -28,6 +28,8 @@ type Command struct {
 	// UID, GID and Groups are what it runs as; all zero: as this program does.
 	UID, GID uint32
 	Groups   []uint32
+	// Stdin is its input. Default: none.
+	Stdin io.Reader
 	// Stdout and Stderr get its output. Default: it is discarded.
 	Stdout, Stderr io.Writer
 }
@@ -41,13 +43,16 @@ type Process struct {
 
 // Start runs a program in the Pod, as the leader of a process group of its own. It is killed when
 // the Pod is closed or this program dies.
-func (p *Pod) Start(c Command) (*Process, error) {
+func (p *Pod) Start(c Command) (*Process, error) { return p.start(p.thread, c) }
+
+// start starts a program with the namespaces of a thread of the Pod.
+func (p *Pod) start(on *thread, c Command) (*Process, error) {
 	cmd := exec.Command(c.Path, c.Args...)
 	cmd.Env = append([]string{}, c.Env...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Dir, c.Stdout, c.Stderr
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Dir, c.Stdin, c.Stdout, c.Stderr
 	// A grandchild may hold the output open after the program has ended.
 	cmd.WaitDelay = time.Second
-	// The kernel sends the signal when the thread ends that forked: the Pod's.
+	// The kernel sends the signal when the thread ends that forked.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if c.UID != 0 || c.GID != 0 || len(c.Groups) > 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.UID, Gid: c.GID, Groups: c.Groups}
@@ -57,7 +62,7 @@ func (p *Pod) Start(c Command) (*Process, error) {
 	if p.end.begun {
 		return nil, fmt.Errorf("start %s in Pod %s: %w", c.Path, p.name, errGone)
 	}
-	if err := p.thread.do(cmd.Start); err != nil {
+	if err := on.do(cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s in Pod %s: %w", c.Path, p.name, err)
 	}
 	proc := &Process{cmd: cmd, done: make(chan struct{})}
@@ -124,6 +129,8 @@ func (p *Pod) close() error {
 	p.mu.Lock()
 	first := !p.end.begun
 	p.end.begun = true
+	containers := p.containers
+	p.containers = nil
 	p.mu.Unlock()
 	if !first {
 		<-p.end.done
@@ -131,16 +138,12 @@ func (p *Pod) close() error {
 	}
 	defer close(p.end.done)
 	p.client.CloseIdleConnections()
-	var left []int
-	// A process may fork while the list is read, so one pass is not enough.
-	if !await(10*time.Second, func() bool {
-		left = inNamespace(p.thread.netns)
-		for _, pid := range left {
-			_ = unix.Kill(pid, unix.SIGKILL)
-		}
-		return len(left) == 0
-	}) {
+	left := killAll("net", p.thread.netns)
+	if len(left) > 0 {
 		p.end.err = fmt.Errorf("close Pod %s: processes %v did not end", p.name, left)
+	}
+	for _, c := range containers {
+		c.thread.close()
 	}
 	p.thread.close()
 	if p.end.err == nil {
@@ -153,18 +156,33 @@ func (p *Pod) close() error {
 	return p.end.err
 }
 
-// inNamespace lists the processes of a network namespace, whoever started them. A process that
+// killAll kills the processes of a namespace, whoever started them, and waits for their end. It returns those that
+// are left after ten seconds.
+func killAll(kind string, ns uint64) []int {
+	var left []int
+	// A process may fork while the list is read, so one pass is not enough.
+	await(10*time.Second, func() bool {
+		left = inNamespace(kind, ns)
+		for _, pid := range left {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		return len(left) == 0
+	})
+	return left
+}
+
+// inNamespace lists the processes of a namespace; kind is its name in /proc/PID/ns. A process that
 // is only waited for has no namespace any more.
-func inNamespace(netns uint64) []int {
+func inNamespace(kind string, ns uint64) []int {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	var pids []int
 	for _, dir := range dirs {
 		pid, err := strconv.Atoi(filepath.Base(dir))
 		var st unix.Stat_t
-		if err != nil || pid == os.Getpid() || unix.Stat(dir+"/ns/net", &st) != nil {
+		if err != nil || pid == os.Getpid() || unix.Stat(dir+"/ns/"+kind, &st) != nil {
 			continue
 		}
-		if st.Ino == netns {
+		if st.Ino == ns {
 			pids = append(pids, pid)
 		}
 	}

@@ -27,11 +27,16 @@ type call struct {
 	err chan error
 }
 
-// startThread unshares a new thread and runs setup on it before it takes calls.
-func startThread(setup func() error) (*thread, error) {
+// startThread starts a thread, which calls enter to get its namespaces, and then setup before it takes calls.
+func startThread(enter func(*thread) error, setup func() error) (*thread, error) {
 	t := &thread{calls: make(chan call), quit: make(chan struct{}), gone: make(chan struct{}), nsfd: -1}
 	started := make(chan error, 1)
-	go t.main(setup, started)
+	go t.main(func() error {
+		if err := enter(t); err != nil {
+			return err
+		}
+		return setup()
+	}, started)
 	if err := <-started; err != nil {
 		<-t.gone
 		t.close()
@@ -63,10 +68,6 @@ func (t *thread) main(setup func() error, started chan<- error) {
 func (t *thread) run(setup func() error, started chan<- error) {
 	defer close(t.gone)
 	t.tid = unix.Gettid()
-	if err := t.enter(); err != nil {
-		started <- err
-		return
-	}
 	if err := setup(); err != nil {
 		started <- err
 		return
@@ -88,8 +89,8 @@ func (t *thread) run(setup func() error, started chan<- error) {
 	}
 }
 
-// enter gives the calling thread its namespaces, with mounts that don't spread to the machine's.
-func (t *thread) enter() error {
+// unshare gives the calling thread its namespaces, with mounts that don't spread to the machine's.
+func (t *thread) unshare() error {
 	const flags = unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_FS
 	if err := unix.Unshare(flags); err != nil {
 		return fmt.Errorf("create namespaces (needs root, or the capabilities CAP_SYS_ADMIN and CAP_NET_ADMIN): %w", err)

@@ -1,0 +1,64 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/test/kube/node/podnet"
+)
+
+// Dial connects from the network's gateway to an address of a Pod, a ClusterIP, or a name of the cluster's DNS, which
+// may be short: reviews.bookshop, reviews.bookshop.svc.
+func (n *Network) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	to, err := n.resolve(addr)
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", addr, err)
+	}
+	return n.Mesh.Host().Dial(ctx, network, to.String())
+}
+
+// resolve is where a connection to addr goes.
+func (n *Network) resolve(addr string) (netip.AddrPort, error) {
+	host, portText, err := net.SplitHostPort(addr)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	port, err := strconv.ParseUint(portText, 10, 16)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("invalid port %q: want 0–65535", portText)
+	}
+	tables := n.tables()
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		var addrs []netip.Addr
+		for _, suffix := range []string{"", "." + Domain, ".svc." + Domain} {
+			if a := tables.Lookup(strings.TrimSuffix(host, ".")+suffix, Domain); len(a.Addrs) > 0 {
+				addrs = a.Addrs
+				break
+			}
+		}
+		if len(addrs) == 0 {
+			return netip.AddrPort{}, fmt.Errorf("the cluster has no name %q", host)
+		}
+		ip = addrs[rand.IntN(len(addrs))]
+	}
+	to := netip.AddrPortFrom(ip, uint16(port))
+	rules := tables.Rules()
+	i := slices.IndexFunc(rules, func(r podnet.Rule) bool { return r.From == to && r.Protocol == "TCP" })
+	switch {
+	case i < 0:
+		return to, nil
+	case len(rules[i].To) == 0:
+		return to, errNoBackends
+	}
+	return rules[i].To[rand.IntN(len(rules[i].To))], nil
+}
+
+var errNoBackends = errors.New("the Service has no backends")
