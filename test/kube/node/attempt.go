@@ -111,7 +111,7 @@ func (a *attempt) start(pod *corev1.Pod, image Image, priv privileges, line []st
 	if err != nil {
 		return err
 	}
-	r := rootfs{at: root, files: image.Files, mounts: append(mounts, mount{from: a.message, to: firstOf(strings.Replace(a.spec.TerminationMessagePath, corev1.TerminationMessagePathDefault, "", 1), "/run/termination-log")}), readOnly: priv.readOnly}
+	r := rootfs{at: root, files: image.Files, mounts: append(mounts, mount{from: a.message, to: firstOf(a.spec.TerminationMessagePath, corev1.TerminationMessagePathDefault)}), readOnly: priv.readOnly}
 	a.container, err = s.pod.NewContainer(func() error {
 		if err := r.enter(); err != nil {
 			return err

@@ -87,14 +87,39 @@ func (r rootfs) machine() error {
 	if err := unix.Mount("local", filepath.Join(r.at, "usr/local"), "tmpfs", unix.MS_NOSUID, "mode=0755"); err != nil {
 		return fmt.Errorf("mount /usr/local: %w", err)
 	}
-	for _, dir := range []string{"/proc", "/sys", "/dev"} {
+	for _, dir := range []string{"/proc", "/sys"} {
 		if err := r.bind(mount{from: dir, to: dir}); err != nil {
 			return err
 		}
 	}
+	if err := r.devices(); err != nil {
+		return err
+	}
 	for dir, mode := range map[string]fs.FileMode{"tmp": 0o777 | fs.ModeSticky, "run": 0o755, "var": 0o755, "var/tmp": 0o777 | fs.ModeSticky, "var/run": 0o755, "var/lib": 0o755, "var/log": 0o755, "root": 0o700, "home": 0o755, "etc": 0o755} {
 		path := filepath.Join(r.at, dir)
 		if err := errors.Join(os.MkdirAll(path, 0o755), os.Chmod(path, mode)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// devices makes /dev with what every container has, and the /dev/shm of the Pod.
+func (r rootfs) devices() error {
+	dev := filepath.Join(r.at, "dev")
+	if err := os.Mkdir(dev, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("dev", dev, "tmpfs", unix.MS_NOSUID, "mode=0755"); err != nil {
+		return fmt.Errorf("mount /dev: %w", err)
+	}
+	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty", "shm"} {
+		if err := r.bind(mount{from: "/dev/" + name, to: "/dev/" + name}); err != nil {
+			return err
+		}
+	}
+	for name, target := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"} {
+		if err := os.Symlink(target, filepath.Join(dev, name)); err != nil {
 			return err
 		}
 	}

@@ -74,6 +74,15 @@ func execStreams(w http.ResponseWriter, r *http.Request, want wanted, run func(c
 	for _, s := range streams {
 		_ = s.Close()
 	}
+	// The client ends the connection once it has read everything. The API server between the two ends both directions
+	// as soon as one fails, so that closing the connection first could lose output.
+	timer := time.NewTimer(streamTimeout)
+	defer timer.Stop()
+	select {
+	case <-conn.CloseChan():
+	case <-ctx.Done():
+	case <-timer.C:
+	}
 	return err
 }
 

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/json"
 
@@ -404,7 +405,7 @@ func (s *statusWriter) write(ctx context.Context) (bool, error) {
 	defer cancel()
 	api := s.node.net.client.CoreV1().Pods(s.namespace)
 	if s.written == nil || !reflect.DeepEqual(want, s.written) {
-		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": s.uid}, "status": want})
+		patch, err := s.patch(want)
 		if err != nil {
 			return false, err
 		}
@@ -455,4 +456,28 @@ func (w *worker) attemptOf(container string) *attempt {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.attempts[container]
+}
+
+// patch is the patch that makes the Pod's status the wanted one. What is empty is removed by null: the API server keeps
+// what a patch does not mention.
+func (s *statusWriter) patch(want *corev1.PodStatus) ([]byte, error) {
+	status, err := runtime.DefaultUnstructuredConverter.ToUnstructured(want)
+	if err != nil {
+		return nil, err
+	}
+	clear := func(m map[string]any, names ...string) {
+		for _, name := range names {
+			if _, ok := m[name]; !ok {
+				m[name] = nil
+			}
+		}
+	}
+	clear(status, "reason", "message")
+	conditions, _ := status["conditions"].([]any)
+	for _, c := range conditions {
+		if m, ok := c.(map[string]any); ok {
+			clear(m, "reason", "message")
+		}
+	}
+	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": s.uid}, "status": status})
 }
