@@ -43,21 +43,19 @@ var names = []string{"pilothouse", "gateway"}
 
 // packed are the archives of the charts, which the release's own program makes.
 var packed = sync.OnceValues(func() (map[string][]byte, error) {
-	dir, err := os.MkdirTemp("", "charts-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	c := exec.Command("go", "run", "./hack/release", "-charts", "-version", "v1.2.3", "-epoch", "1700000000", "-o", filepath.Join(dir, "dist"))
+	dist := filepath.Join(scratch, "dist")
+	c := exec.Command("go", "run", "./hack/release", "-charts", "-version", "v1.2.3", "-epoch", "1700000000", "-o", dist)
 	c.Dir = root
 	if out, err := c.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("pack the charts: %w\n%s", err, out)
 	}
 	archives := map[string][]byte{}
 	for _, name := range names {
-		if archives[name], err = os.ReadFile(filepath.Join(dir, "dist", name+"-1.2.3.tgz")); err != nil {
+		text, err := os.ReadFile(filepath.Join(dist, name+"-1.2.3.tgz"))
+		if err != nil {
 			return nil, err
 		}
+		archives[name] = text
 	}
 	return archives, nil
 })

@@ -48,15 +48,26 @@ var control struct {
 	stop    func() error
 }
 
-func TestMain(m *testing.M) {
-	code := m.Run()
+// scratch is a directory for all tests, removed at the end.
+var scratch string
+
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) (code int) {
+	var err error
+	if scratch, err = os.MkdirTemp("", "charts-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(scratch)
+	code = m.Run()
 	if control.stop != nil {
 		if err := control.stop(); err != nil {
 			fmt.Fprintln(os.Stderr, "stop the cluster:", err)
 			code = max(code, 1)
 		}
 	}
-	os.Exit(code)
+	return code
 }
 
 // startCluster returns the cluster, which the first caller starts.
@@ -71,17 +82,13 @@ func startCluster(t *testing.T) *cluster {
 
 // launch runs test/cluster of the repository's main module.
 func launch() (*cluster, error) {
-	dir, err := os.MkdirTemp("", "charts-")
-	if err != nil {
-		return nil, err
-	}
-	binary, kubeconfig := filepath.Join(dir, "cluster"), filepath.Join(dir, "kubeconfig")
+	binary, kubeconfig := filepath.Join(scratch, "cluster"), filepath.Join(scratch, "kubeconfig")
 	build := exec.Command("go", "build", "-o", binary, "./test/cluster")
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build test/cluster: %w\n%s", err, out)
 	}
-	policy, audit := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")
+	policy, audit := filepath.Join(scratch, "policy.yaml"), filepath.Join(scratch, "audit.log")
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
 		return nil, err
 	}
@@ -99,7 +106,6 @@ func launch() (*cluster, error) {
 		return nil, err
 	}
 	control.stop = func() error {
-		defer os.RemoveAll(dir)
 		if err := input.Close(); err != nil {
 			return err
 		}
