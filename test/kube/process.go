@@ -23,7 +23,6 @@ type process struct {
 	cmd       *exec.Cmd
 	stopping  atomic.Bool // its end is wanted
 	done      chan struct{}
-	err       error // after done
 }
 
 // startProcess runs a program of the binary in dir, with its output at the end of dir/NAME.log. It is
@@ -50,7 +49,7 @@ func startProcess(binary, dir, name string, args []string) (*process, error) {
 		err := p.cmd.Start()
 		started <- err
 		if err == nil {
-			p.err = p.cmd.Wait()
+			_ = p.cmd.Wait() // how it ended is in ProcessState
 		}
 	}()
 	if err := <-started; err != nil {
@@ -66,7 +65,7 @@ func (p *process) running() error {
 		if p.stopping.Load() {
 			return nil
 		}
-		return fmt.Errorf("%s ended: %v\n%s", p.name, p.err, p.tail(0))
+		return fmt.Errorf("%s ended: %s\n%s", p.name, p.cmd.ProcessState, p.tail(0))
 	default:
 		return nil
 	}
