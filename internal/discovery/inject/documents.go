@@ -176,7 +176,7 @@ func (w *document) object(t *yamltree.Tree) (json.RawMessage, bool, error) {
 	template := t
 	for i, field := range path {
 		if template = template.Get(field); template == nil {
-			return nil, false, fmt.Errorf("%s: no field %s", describe(t), strings.Join(path[:i+1], "."))
+			return nil, false, fmt.Errorf("%s: field %s is missing", describe(t), strings.Join(path[:i+1], "."))
 		}
 	}
 	injected, err := w.template(t, template, strings.Join(path, "."))
