@@ -165,3 +165,29 @@ func ExampleParsePath() {
 	fmt.Println(env["ISTIO_META_CLUSTER_ID"], env["ISTIO_META_NETWORK"], err)
 	// Output: east n1 <nil>
 }
+
+// TestManyAtOnce injects one Pod by one Config from many goroutines.
+func TestManyAtOnce(t *testing.T) {
+	c := newConfig(t, inject.Options{})
+	p := pod("demo", map[string]string{"app": "web"}, nil)
+	want, err := c.Inject(inject.Request{Pod: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := make(chan string)
+	for range 8 {
+		go func() {
+			got, err := c.Inject(inject.Request{Pod: p})
+			if err != nil {
+				results <- err.Error()
+				return
+			}
+			results <- cmp.Diff(want.Pod, got.Pod)
+		}()
+	}
+	for range 8 {
+		if diff := <-results; diff != "" {
+			t.Error(diff)
+		}
+	}
+}
