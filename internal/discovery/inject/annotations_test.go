@@ -172,7 +172,7 @@ func TestPrometheusUnset(t *testing.T) {
 // TestOverridesOutliveAnotherInjection: what a user wrote of the proxy wins again in a second injection.
 func TestOverridesOutliveAnotherInjection(t *testing.T) {
 	p := pod("demo", nil, nil)
-	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "istio-proxy", Image: "auto", Env: []corev1.EnvVar{{Name: "CA_ADDR", Value: "mine:1"}}})
+	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "istio-proxy", Image: "auto", Env: []corev1.EnvVar{{Name: "CA_ADDR", Value: "extra:1"}}})
 	c := newConfig(t, inject.Options{})
 	for range 3 {
 		result, err := c.Inject(inject.Request{Pod: p})
@@ -181,7 +181,7 @@ func TestOverridesOutliveAnotherInjection(t *testing.T) {
 		}
 		p = result.Pod
 		proxy := p.Spec.Containers[1]
-		if i := slices.IndexFunc(proxy.Env, func(e corev1.EnvVar) bool { return e.Name == "CA_ADDR" }); proxy.Env[i].Value != "mine:1" || proxy.Image != "pilothouse/agent" {
+		if i := slices.IndexFunc(proxy.Env, func(e corev1.EnvVar) bool { return e.Name == "CA_ADDR" }); proxy.Env[i].Value != "extra:1" || proxy.Image != "pilothouse/agent" {
 			t.Errorf("%+v", proxy)
 		}
 	}

@@ -24,8 +24,8 @@ func TestConfigErrors(t *testing.T) {
 		{"selector", "neverInjectSelector: [{matchExpressions: [{key: a, operator: Like}]}]", "", "neverInjectSelector[0]: "},
 		{"syntax of a template", "templates: {custom: \"a\\nb: {{ if }}\"}", "", `template "custom": line 2: missing value for if`},
 		{"function of a template", "templates: {custom: \"{{ exec `rm` }}\"}", "", `template "custom": line 1: function "exec" not defined`},
-		{"default template", "defaultTemplates: [mine]", "", `defaultTemplates: requested template "mine" not found; have gateway, grpc-agent, grpc-simple, sidecar`},
-		{"alias", "aliases: {all: [sidecar, mine]}", "", `aliases: all: template "mine" not found`},
+		{"default template", "defaultTemplates: [extra]", "", `defaultTemplates: requested template "extra" not found; have gateway, grpc-agent, grpc-simple, sidecar`},
+		{"alias", "aliases: {all: [sidecar, extra]}", "", `aliases: all: template "extra" not found`},
 		{"values", "", "global: {tag: {}}", `key "values": values: `},
 		{"values of a wrong type", "", "a: b\nglobal: {proxy: {privileged: sometimes}}", "line 2: global.proxy.privileged: want true or false, not a string"},
 		{"size of a template", "templates: {custom: '" + strings.Repeat("a", 1<<20+1) + "'}", "", `template "custom": 1048577 bytes: want at most 1048576`},
@@ -46,7 +46,7 @@ func TestConfigErrors(t *testing.T) {
 func injected(t *testing.T, template string, p *corev1.Pod) (*inject.Result, error) {
 	t.Helper()
 	text := "templates:\n  custom: |\n    " + strings.ReplaceAll(template, "\n", "\n    ") + "\ndefaultTemplates: [custom]\n"
-	return newConfig(t, inject.Options{Config: text, Values: `{"global": {"hub": "registry.example", "tag": "v1"}, "mine": {"list": ["a", "b"], "zero": 0}}`}).Inject(inject.Request{Pod: p, Namespace: "demo"})
+	return newConfig(t, inject.Options{Config: text, Values: `{"global": {"hub": "registry.example", "tag": "v1"}, "extra": {"list": ["a", "b"], "zero": 0}}`}).Inject(inject.Request{Pod: p, Namespace: "demo"})
 }
 
 func TestTemplateFunctions(t *testing.T) {
@@ -58,7 +58,7 @@ func TestTemplateFunctions(t *testing.T) {
 		"annotation .ObjectMeta `b` 15020":                       "15020",
 		"isset .ObjectMeta.Annotations `a`":                      "true",
 		"isset .ObjectMeta.Annotations `b`":                      "false",
-		"valueOrDefault .Values.mine.zero 7":                     "7",
+		"valueOrDefault .Values.extra.zero 7":                    "7",
 		"valueOrDefault .Values.global.tag `no`":                 "v1",
 		"excludeInboundPort 15020 `22`":                          "22,15020",
 		"excludeInboundPort 0 `22`":                              "22",
@@ -70,7 +70,7 @@ func TestTemplateFunctions(t *testing.T) {
 		"toLower `ABC`":                                          "abc",
 		"formatDuration .ProxyConfig.DrainDuration":              "45s",
 		"protoToJSON .ProxyConfig":                               "{}",
-		"toJSON .Values.mine.list":                               `["a","b"]`,
+		"toJSON .Values.extra.list":                              `["a","b"]`,
 		"toJsonMap `a` `b` `c` ``":                               `{"a":"b"}`,
 		"index (strdict `a` `b`) `a`":                            "b",
 		"(fromJSON `{\"a\": [1]}`).a | toJSON":                   "[1]",
@@ -81,7 +81,7 @@ func TestTemplateFunctions(t *testing.T) {
 		"omitNil (dict `a` nil `b` 2) | toJSON":                  `{"b":2}`,
 		"mergeMaps (dict `a` 1) (dict `b` 2) | toJSON":           `{"a":1,"b":2}`,
 		"indent 2 `a`":                                           "  a",
-		"toYaml .Values.mine.list | indent 1":                    " - a\n - b",
+		"toYaml .Values.extra.list | indent 1":                   " - a\n - b",
 		".DeploymentMeta.Name":                                   "web",
 		".TypeMeta.Kind":                                         "Pod",
 		".Revision":                                              "default",
@@ -94,9 +94,9 @@ func TestTemplateFunctions(t *testing.T) {
 		"list `a` `b` | join `,`":                                "a,b",
 		"append (list `a`) `b` | last":                           "b",
 		"prepend (list `a`) `b` | first":                         "b",
-		"hasKey .Values.mine `list`":                             "true",
-		"keys .Values.mine | join `,`":                           "list,zero",
-		"has `a` .Values.mine.list":                              "true",
+		"hasKey .Values.extra `list`":                            "true",
+		"keys .Values.extra | join `,`":                          "list,zero",
+		"has `a` .Values.extra.list":                             "true",
 		"ternary `y` `n` true":                                   "y",
 		"`a/b` | replace `/` `-` | upper":                        "A-B",
 		"`v1` | trimPrefix `v` | int | add 1":                    "2",
@@ -108,9 +108,9 @@ func TestTemplateFunctions(t *testing.T) {
 		"set (dict) `k` `v` | toJSON":                            `{"k":"v"}`,
 		"get (dict `k` `v`) `k`":                                 "v",
 		"merge (dict `a` 1) (dict `a` 2 `b` 3) | toJSON":         `{"a":1,"b":3}`,
-		"kindIs `slice` .Values.mine.list":                       "true",
+		"kindIs `slice` .Values.extra.list":                      "true",
 		"splitList `,` `a,b` | len":                              "2",
-		"empty .Values.mine.zero":                                "true",
+		"empty .Values.extra.zero":                               "true",
 		"max 1 2 | mul 3 | sub 10":                               "4",
 	} {
 		result, err := injected(t, "metadata: {labels: {got: {{ toJSON (print ("+text+")) }}}}", p)
@@ -151,8 +151,8 @@ func TestTemplatesAreBounded(t *testing.T) {
 // TestTemplatesDoNotChangeTheConfig executes a template that changes values twice.
 func TestTemplatesDoNotChangeTheConfig(t *testing.T) {
 	c := newConfig(t, inject.Options{
-		Config: "defaultTemplates: [custom]\ntemplates: {custom: \"{{ $n := add .Values.mine.n 1 }}{{ $x := set .Values.mine `n` $n }}metadata: {labels: {count: '{{ $n }}'}}\"}",
-		Values: "mine: {n: 1}",
+		Config: "defaultTemplates: [custom]\ntemplates: {custom: \"{{ $n := add .Values.extra.n 1 }}{{ $x := set .Values.extra `n` $n }}metadata: {labels: {count: '{{ $n }}'}}\"}",
+		Values: "extra: {n: 1}",
 	})
 	for range 2 {
 		result, err := c.Inject(inject.Request{Pod: pod("demo", nil, nil)})

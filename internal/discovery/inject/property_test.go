@@ -22,7 +22,7 @@ var choices = map[string][]string{
 	"sidecar.istio.io/proxyImage":                   {"other", "a/b:c"},
 	"sidecar.istio.io/proxyCPULimit":                {"3"},
 	"sidecar.istio.io/capNetBindService":            {"true"},
-	"sidecar.istio.io/bootstrapOverride":            {"mine"},
+	"sidecar.istio.io/bootstrapOverride":            {"extra"},
 	"sidecar.istio.io/userVolume":                   {`{"a":{"emptyDir":{}}}`},
 	"sidecar.istio.io/userVolumeMount":              {`{"a":{"mountPath":"/a"}}`},
 	"status.sidecar.istio.io/port":                  {"0", "15099"},
@@ -60,7 +60,7 @@ func randomPod(r *rand.Rand) *corev1.Pod {
 		p.Spec.InitContainers = append(p.Spec.InitContainers, container(`{"name":"setup","image":"s:1"}`))
 	}
 	if r.IntN(3) == 0 {
-		own := container(`{"name":"istio-proxy","image":"auto","env":[{"name":"TRUST_DOMAIN","value":"mine"},{"name":"Y","value":"y"}],"ports":[{"containerPort":8443}],"resources":{"requests":{"cpu":"1m"}},"volumeMounts":[{"name":"a","mountPath":"/a"}]}`)
+		own := container(`{"name":"istio-proxy","image":"auto","env":[{"name":"TRUST_DOMAIN","value":"extra"},{"name":"Y","value":"y"}],"ports":[{"containerPort":8443}],"resources":{"requests":{"cpu":"1m"}},"volumeMounts":[{"name":"a","mountPath":"/a"}]}`)
 		if at := r.IntN(3); at == 2 {
 			own.RestartPolicy = new(corev1.ContainerRestartPolicy)
 			*own.RestartPolicy = corev1.ContainerRestartPolicyAlways
