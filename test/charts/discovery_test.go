@@ -220,19 +220,12 @@ func TestWithoutARuleSomethingIsForbidden(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := grants(t)
-	var waiting []func()
-	for i, g := range all {
-		needed := slices.ContainsFunc(needs, func(n need) bool {
-			return n.start && slices.ContainsFunc(n.requests(), func(r request) bool { return g.allows(r) })
-		})
-		if !needed {
-			continue
-		}
-		account := fmt.Sprintf("without-%d", i)
+	// run starts pilot-discovery without a rule, and returns what waits for its end.
+	run := func(i int) (wait func()) {
+		g, account := all[i], fmt.Sprintf("without-%d", i)
 		c.bind(t, account, append(slices.Clone(all[:i]), all[i+1:]...))
-		c.forget(t)
 		d := c.runDiscovery(t, account)
-		wait := func() {
+		return func() {
 			until(t, fmt.Sprintf("something to be forbidden without the rule %+v", g.rule), func() error {
 				requests, _ := c.requestsOf(t, account, 0)
 				if !slices.ContainsFunc(requests, func(a asked) bool { return !a.allowed && g.allows(a.request) }) {
@@ -242,18 +235,27 @@ func TestWithoutARuleSomethingIsForbidden(t *testing.T) {
 			})
 			d.stop()
 		}
-		// What every replica reads, several can be asked for at a time.
-		if len(g.rule.ResourceNames) == 0 && slices.Equal(g.rule.Verbs, watches) {
-			waiting = append(waiting, wait)
-			continue
-		}
-		for _, w := range append(waiting, wait) {
-			w()
-		}
-		waiting = nil
 	}
-	for _, w := range waiting {
-		w()
+	var waiting []func()
+	var alone []int
+	for i, g := range all {
+		needed := slices.ContainsFunc(needs, func(n need) bool {
+			return n.start && slices.ContainsFunc(n.requests(), func(r request) bool { return g.allows(r) })
+		})
+		switch {
+		case !needed:
+		case len(g.rule.ResourceNames) == 0 && slices.Equal(g.rule.Verbs, watches):
+			waiting = append(waiting, run(i)) // every replica reads it, so that several can be run at a time
+		default:
+			alone = append(alone, i)
+		}
+	}
+	for _, wait := range waiting {
+		wait()
+	}
+	for _, i := range alone {
+		c.forget(t)
+		run(i)()
 	}
 }
 
