@@ -12,6 +12,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
+	"github.com/pilothouse/pilothouse/internal/run"
 )
 
 // WebhookOptions are the options of the HTTPS port, which serves admission webhooks.
@@ -34,6 +35,7 @@ type webhooks struct {
 	server      *webhook.Server
 	patcher     *webhook.Patcher         // nil if nothing is patched
 	injector    *webhook.ClusterInjector // nil if nothing is injected
+	events      *webhook.Events          // nil without an injector
 	certificate webhook.Certificate
 }
 
@@ -49,7 +51,7 @@ func (s *Server) openWebhooks() error {
 		return err
 	}
 	if s.webhooks.injector != nil {
-		served.Injector = s.webhooks.injector
+		served.Injector, served.Recorder = s.webhooks.injector, s.webhooks.events
 	}
 	s.webhooks.server = webhook.New(served)
 	names := webhookNames(s.opts)
@@ -93,6 +95,10 @@ func (s *Server) openInjector(log *slog.Logger) (err error) {
 		Config: s.cluster.api, Namespace: s.opts.Names.Namespace, Revision: s.opts.Webhooks.Revision, Native: s.opts.Webhooks.Native,
 		Ready: s.loop.gate.open.Load, Log: log,
 	})
+	if err != nil {
+		return err
+	}
+	s.webhooks.events, err = webhook.NewEvents(s.cluster.api, log)
 	return err
 }
 
@@ -103,12 +109,15 @@ func (s *Server) setInjectorMesh(m *meshv1.MeshConfig) {
 	}
 }
 
-// followInjector follows the configuration of the injector until ctx ends.
+// followInjector follows the configuration of the injector, and writes its events, until ctx ends.
 func (s *Server) followInjector(ctx context.Context) error {
 	if s.webhooks.injector == nil {
 		return nil
 	}
-	return s.webhooks.injector.Run(ctx)
+	return run.Group(ctx,
+		run.Task{Name: "configuration", Run: s.webhooks.injector.Run},
+		run.Task{Name: "events", Run: s.webhooks.events.Run},
+	)
 }
 
 // webhookServices are the names of the Services by which the API server reaches the HTTPS port.

@@ -99,6 +99,19 @@ func TestPodsAreInjectedBelowARealAPIServer(t *testing.T) {
 		t.Errorf("an invalid annotation: %v; want an error that names it", err)
 	}
 
+	wait.NoError(t, "an event says why", func() error {
+		all, err := m.cluster.Client.CoreV1().Events(m.namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, e := range all.Items {
+			if e.InvolvedObject.Name == "host-network" && strings.Contains(e.Message, "host networking") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d events, none of the Pod with host networking", len(all.Items))
+	})
+
 	// Many at once.
 	var all sync.WaitGroup
 	failures := make(chan error, 100)
