@@ -55,7 +55,7 @@ var layers = map[string]layer{
 	"internal/agent": wiring,
 
 	"internal/discovery/marshal":       tools, // knows messages, nothing of meshes
-	"internal/discovery/source/decode": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure, "internal/discovery/ca/policy": pure,
+	"internal/discovery/source/decode": pure, "internal/discovery/source/scope": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure, "internal/discovery/ca/policy": pure,
 	"internal/discovery/admit": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
@@ -79,7 +79,8 @@ var layers = map[string]layer{
 // allowedImports lists the imports within one layer that are allowed. A name ending in /... stands for all
 // packages below it.
 var allowedImports = map[string][]string{
-	"internal/agent/identity":              {"internal/agent/spec"}, // every part of the agent reads the Spec
+	"internal/discovery/source/scope":      {"internal/discovery/source/decode"}, // which kinds are Istio's
+	"internal/agent/identity":              {"internal/agent/spec"},              // every part of the agent reads the Spec
 	"internal/agent/bootstrap":             {"internal/agent/spec"},
 	"internal/agent/launch":                {"internal/agent/envoy"}, // it makes an envoy.Launch
 	"internal/agent/startup":               {"internal/agent/envoy"}, // folders are Envoy's user's

@@ -84,7 +84,7 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 func readOptions(v *settings.Values) discovery.Options {
 	o := discovery.Options{
 		ConfigDir: v.Text("configDir"), MeshFile: v.Text("meshConfig"), StateDir: v.Text("stateDir"),
-		Names: discovery.Names{Domain: v.Text("domain"), Namespace: v.Text("namespace"), TrustDomain: v.TextOr("TRUST_DOMAIN", ""), Instance: instanceName(v)},
+		Names: discovery.Names{Domain: v.Text("domain"), Namespace: v.Text("namespace"), TrustDomain: v.TextOr("TRUST_DOMAIN", ""), Instance: instanceName(v), Revision: v.Text("REVISION")},
 		Ports: discovery.Ports{
 			HTTP: v.Text("httpAddr"), GRPC: v.Text("grpcAddr"), SecureGRPC: v.Text("secureGRPCAddr"), Monitoring: v.Text("monitoringAddr"), HTTPS: v.Text("httpsAddr"),
 		},

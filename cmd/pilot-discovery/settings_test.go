@@ -64,10 +64,10 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 		"DEFAULT_WORKLOAD_CERT_TTL": "2h", "PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "false", "ENABLE_DEBUG_ENDPOINT_AUTH": "false",
 		"PILOTHOUSE_ENABLE_VHDS": "false", "ROOT_CA_DIR": "/run/cacerts", "CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE": "3072", "ENABLE_CA_SERVER": "false", "PILOTHOUSE_PLAINTEXT_CERTIFICATES": "true",
 		"JWT_RULE": `{"issuer": "https://issuer.example"}`, "TOKEN_AUDIENCES": "mesh, istio-ca", "TRUSTED_GATEWAY_CIDR": "10.0.0.0/8, fd00::/8",
-		"PILOTHOUSE_CERTIFICATES_PER_SECOND": "0.5",
+		"PILOTHOUSE_CERTIFICATES_PER_SECOND": "0.5", "REVISION": "canary",
 	}
 	o := readOptions(settings.Read(map[string]string{"servingName": "c.example"}, env, settings.Discovery))
-	if o.Names.Namespace != "mesh" || o.Names.Instance != "pilot-0" || o.Limits.StreamsPerSecond != 2.5 || !o.Lenience.EmptyConfig || !o.Lenience.BrokenPolicies || !o.HTTP.OpenDebug ||
+	if o.Names.Namespace != "mesh" || o.Names.Instance != "pilot-0" || o.Names.Revision != "canary" || o.Limits.StreamsPerSecond != 2.5 || !o.Lenience.EmptyConfig || !o.Lenience.BrokenPolicies || !o.HTTP.OpenDebug ||
 		o.CA.Limits.DefaultTTL != 2*time.Hour || o.CA.Limits.MaxTTL != 2160*time.Hour || !o.Compile.NoSniffInbound || o.Compile.NoSniffOutbound || !o.Compile.WholeRoutes {
 		t.Errorf("%+v", o)
 	}

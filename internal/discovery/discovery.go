@@ -108,6 +108,8 @@ type Names struct {
 	Namespace string
 	// Instance is that of this process among the replicas, such as its Pod; it may be empty.
 	Instance string
+	// Revision is that of the control plane: Istio's objects that are labelled for another one are not used.
+	Revision string
 }
 
 // Ports are listen addresses; an empty one is not served.
@@ -178,6 +180,7 @@ type Server struct {
 	opts      Options
 	loop      *loop
 	source    Source
+	scope     *scoped // of the source
 	meshFile  meshFile
 	xds       *xds.Server
 	cluster   *cluster // nil without Kubernetes
@@ -246,10 +249,10 @@ func newOfCluster(o Options) (*Server, error) {
 	return newServer(o, source, kept)
 }
 
-// findTrustDomain returns the trust domain of the mesh, from the option and the current mesh
-// configuration. The root has its name, so that it is needed before the root is opened and before the
-// source is watched. If mesh configuration is invalid, its saved version is used.
-func findTrustDomain(o Options, source Source, file meshFile, remembered []object.Object) (string, error) {
+// findMesh returns the trust domain of the mesh, from the option and the current mesh configuration, and that
+// configuration. The root has the domain's name, so that it is needed before the root is opened and before the source
+// is watched. If mesh configuration is invalid, its saved version is used.
+func findMesh(o Options, source Source, file meshFile, remembered []object.Object) (string, *meshv1.MeshConfig, error) {
 	var objects []object.Object
 	switch s := source.(type) {
 	case interface{ ConfigMaps() []object.Object }:
@@ -259,12 +262,12 @@ func findTrustDomain(o Options, source Source, file meshFile, remembered []objec
 	}:
 		var err error
 		if objects, err = s.MeshConfig(); err != nil {
-			return "", err
+			return "", nil, err
 		}
 	}
 	inFile, err := file.readOnce()
 	if err != nil && o.Names.TrustDomain == "" {
-		return "", err
+		return "", nil, err
 	}
 	if inFile != nil {
 		objects = append(objects, *inFile)
@@ -275,7 +278,8 @@ func findTrustDomain(o Options, source Source, file meshFile, remembered []objec
 			objects[i] = remembered[before]
 		}
 	}
-	return config.TrustDomain(o.Names.TrustDomain, o.Names.Namespace, objects)
+	domain, err := config.TrustDomain(o.Names.TrustDomain, o.Names.Namespace, objects)
+	return domain, config.MeshOf(o.Names.Namespace, objects), err
 }
 
 // newServer creates a control plane with a source that has been given the saved objects in kept.
@@ -292,10 +296,11 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 			err = errors.Join(err, s.done.Close())
 		}
 	}()
-	domain, err := findTrustDomain(o, source, s.meshFile, remembered)
+	domain, atStart, err := findMesh(o, source, s.meshFile, remembered)
 	if err != nil {
 		return nil, err
 	}
+	s.scope = newScoped(o.Names, atStart, s.loop.Emit)
 	s.loop.store.SetNamespace(o.Names.Namespace)
 	s.loop.store.FixTrustDomain(domain, o.Names.TrustDomain != "")
 	s.roots = s.rootStore()
@@ -319,6 +324,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 		s.distributeMesh(config.MeshRoots(m))
 		s.cluster.setMesh(m)
 		s.setInjectorMesh(m)
+		s.scope.meshChanged(m)
 	}
 	s.limiter = authn.NewLimiter(s.auth, o.Auth.CertificatesPerSecond, o.Log)
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
@@ -502,11 +508,12 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 			// Mesh configuration comes first, since proxies are served once the source has synced.
 			select {
 			case <-s.meshFile.read:
-				return s.source.Run(ctx, s.loop.Emit)
+				return s.source.Run(ctx, s.scope.take)
 			case <-ctx.Done():
 				return nil
 			}
 		}},
+		run.Task{Name: "follow the selectors of namespaces", Run: s.scope.follow},
 		run.Task{Name: "read mesh configuration", Run: func(ctx context.Context) error { return s.meshFile.Run(ctx, s.loop.Emit) }},
 		run.Task{Name: "save configuration", Run: func(ctx context.Context) error { return s.loop.kept.run(ctx, s.loop.goodObjects) }},
 		run.Task{Name: "follow the CA", Run: func(ctx context.Context) error {

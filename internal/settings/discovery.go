@@ -110,7 +110,7 @@ var Discovery = Table{
 	{Env: []string{"PILOT_INCLUDE_RESOURCES"}, Kind: List, Unit: "list of resources", Used: "internal/discovery/source/kube",
 		Help: "resources that are read although PILOT_IGNORE_RESOURCES has them"},
 	{Env: []string{"REVISION"}, Kind: Text, Default: "default", Unit: "name", Used: "internal/discovery/webhook",
-		Help: "revision of the control plane: the label istio.io/rev of its webhook configurations, and a name of its certificate; objects of all revisions are read"},
+		Help: "revision of the control plane: the label istio.io/rev of its webhook configurations, and a name of its certificate; Istio's objects with this label of another one are not used"},
 	{Env: []string{"ENABLE_NATIVE_SIDECARS"}, Kind: Enum, Default: "auto", Values: []string{"auto", "true", "false"}, Unit: "mode", Used: "internal/discovery/inject",
 		Help: "when an injected proxy is a native sidecar; auto: if all nodes that may run the Pod have Kubernetes 1.33 or later"},
 	{Env: []string{"INJECTION_WEBHOOK_CONFIG_NAME"}, Kind: Text, Default: "istio-sidecar-injector", Unit: "name", Used: "internal/discovery/webhook",

@@ -17,6 +17,11 @@ var fieldExceptions = map[string]string{
 	"MeshConfig.pathNormalization.normalization=BASE":   "it is the default, by another name",
 	"MeshConfig.meshMTLS.minProtocolVersion=TLSV1_2":    "it is the default, by another name",
 	"MeshConfig.tlsDefaults.minProtocolVersion=TLSV1_2": "it is the default, by another name",
+
+	"MeshConfig.discoverySelectors.matchLabels":               "package scope selects the objects of a source before they are compiled",
+	"MeshConfig.discoverySelectors.matchExpressions.key":      "the same",
+	"MeshConfig.discoverySelectors.matchExpressions.operator": "the same",
+	"MeshConfig.discoverySelectors.matchExpressions.values":   "the same",
 }
 
 // fieldNodes are the proxies of the small mesh: two of one namespace in different places,

@@ -63,7 +63,7 @@ func TestSilentFieldIsDetected(t *testing.T) {
 		{"DestinationRule.trafficPolicy.proxyProtocol.version=V2", "istio.networking.v1alpha3.TrafficPolicy.proxy_protocol", "DestinationRule.trafficPolicy.p"},
 		{"VirtualService.http.retries.perTryTimeout", "istio.networking.v1alpha3.HTTPRetry.per_try_timeout", ""},
 		{"MeshConfig.connectTimeout", "istio.mesh.v1alpha1.MeshConfig.connect_timeout", "MeshConfig.c"},
-		{"MeshConfig.discoverySelectors.matchLabels", "istio.mesh.v1alpha1.MeshConfig.discovery_selectors", "MeshConfig.d"},
+		{"MeshConfig.defaultProviders.tracing", "istio.mesh.v1alpha1.MeshConfig.default_providers", "MeshConfig.d"},
 		{"PeerAuthentication.portLevelMtls.mode=DISABLE", "istio.security.v1beta1.PeerAuthentication.port_level_mtls", ""},
 		{"Sidecar.ingress.bind", "istio.networking.v1alpha3.Sidecar.ingress", ""},
 	} {

@@ -118,7 +118,32 @@ func (c *check) parseFault(f *yamltree.Fault) {
 	c.fail(f.Path, "%s", text)
 }
 
+// discoverySelectors checks what package scope selects namespaces by.
+func (c *check) discoverySelectors(all []*meshv1.LabelSelector) {
+	for i, s := range all {
+		for j, e := range s.GetMatchExpressions() {
+			at := item(item("discoverySelectors", i)+".matchExpressions", j)
+			switch op := e.GetOperator(); op {
+			case "In", "NotIn":
+				if len(e.GetValues()) == 0 {
+					c.fail(at+".values", "empty: want the values that %s compares with", op)
+				}
+			case "Exists", "DoesNotExist":
+				if len(e.GetValues()) > 0 {
+					c.fail(at+".values", "want none with %s", op)
+				}
+			default:
+				c.fail(at+".operator", "invalid operator %q: want In, NotIn, Exists or DoesNotExist", op)
+			}
+			if e.GetKey() == "" {
+				c.fail(at+".key", "empty: want the name of a label")
+			}
+		}
+	}
+}
+
 func (c *check) meshConfig(m *meshv1.MeshConfig) {
+	c.discoverySelectors(m.DiscoverySelectors)
 	c.meshPort("proxyListenPort", m.ProxyListenPort)
 	c.meshPort("proxyInboundListenPort", m.ProxyInboundListenPort)
 	c.duration("connectTimeout", m.ConnectTimeout)

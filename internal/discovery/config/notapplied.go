@@ -61,7 +61,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.ca":                                             {text: "certificates are signed by the control plane's CA"},
 	"istio.mesh.v1alpha1.MeshConfig.extension_providers":                            {text: "no provider is used"},
 	"istio.mesh.v1alpha1.MeshConfig.default_providers":                              {text: "no provider is used"},
-	"istio.mesh.v1alpha1.MeshConfig.discovery_selectors":                            {text: "objects of all namespaces are used"},
 	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                       {text: "the visibility of ServiceEntries depends on exportTo and defaultServiceExportTo only; remove it"},
 	"istio.mesh.v1alpha1.ServiceEntryVisibility.apply_to_sidecars":                  {text: "a ServiceEntry that it hides would be visible to sidecars; restrict exportTo or defaultServiceExportTo, and remove it", rejected: true},
 	"istio.networking.v1alpha3.IstioIngressListener.tls":                            {text: "client certificates would not be required; use a PeerAuthentication, and remove it", rejected: true},

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
@@ -46,6 +48,22 @@ func TrustDomain(option, namespace string, objects []object.Object) (string, err
 			option, location(first), given.name)
 	}
 	return cmp.Or(option, given.name, mesh.DefaultTrustDomain), nil
+}
+
+// MeshOf returns the mesh configuration that a control plane in a namespace uses of those in objects, or the default.
+// It returns the default, too, if that cannot be used.
+func MeshOf(namespace string, objects []object.Object) *meshv1.MeshConfig {
+	s := NewStore()
+	s.SetNamespace(namespace)
+	for _, o := range objects {
+		s.good[o.Key] = &o
+	}
+	if first := s.firstMesh(); first != nil {
+		if m, _ := MeshConfig(meshText(first)); m != nil {
+			return m
+		}
+	}
+	return mesh.DefaultMeshConfig()
 }
 
 // location returns the file and line of an object, or its key if they are unknown.
