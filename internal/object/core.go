@@ -20,6 +20,8 @@ type ServiceSpec struct {
 	Ports        []ServicePort
 	// PublishNotReady is set if endpoints that are not ready are used, too.
 	PublishNotReady bool
+	// TrafficDistribution is which endpoints clients should prefer, such as PreferSameZone; empty for none.
+	TrafficDistribution string
 }
 
 // ServicePort is one port of a Service.

@@ -10,6 +10,11 @@ import (
 // exportToAnnotation lists the namespaces in which a Service is visible.
 const exportToAnnotation = "networking.istio.io/exportTo"
 
+// distributionAnnotation is what a Service had before the field trafficDistribution.
+const distributionAnnotation = "networking.istio.io/traffic-distribution"
+
+const notPreferred = "not applied: endpoints are not preferred by place; use localityLbSetting with outlierDetection in a DestinationRule"
+
 func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 	if !slices.Contains([]string{"", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}, s.Type) {
 		c.fail("spec.type", "invalid type %q: want ClusterIP, NodePort, LoadBalancer or ExternalName", s.Type)
@@ -45,6 +50,12 @@ func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 	once(numbers, func(i int, k portKey) {
 		c.fail(item("spec.ports", i)+".port", "duplicate port %d; remove one", k.port)
 	})
+	if s.TrafficDistribution != "" {
+		c.warn("spec.trafficDistribution", notPreferred)
+	}
+	if m.Annotations[distributionAnnotation] != "" {
+		c.warn("metadata.annotations["+distributionAnnotation+"]", notPreferred)
+	}
 	if list := m.Annotations[exportToAnnotation]; list != "" {
 		var namespaces []string
 		for ns := range strings.SplitSeq(list, ",") {

@@ -49,7 +49,7 @@ func text(s *string) string {
 func (r *reducer) service(s *corev1.Service) *object.ServiceSpec {
 	spec := &object.ServiceSpec{
 		Type: string(s.Spec.Type), ExternalName: s.Spec.ExternalName, Selector: s.Spec.Selector,
-		PublishNotReady: s.Spec.PublishNotReadyAddresses,
+		PublishNotReady: s.Spec.PublishNotReadyAddresses, TrafficDistribution: text(s.Spec.TrafficDistribution),
 	}
 	ips, field := s.Spec.ClusterIPs, "spec.clusterIPs"
 	if len(ips) == 0 && s.Spec.ClusterIP != "" {
@@ -118,6 +118,7 @@ func (r *reducer) slice(s *discoveryv1.EndpointSlice) *object.EndpointSliceSpec 
 }
 
 func (r *reducer) pod(p *corev1.Pod) *object.PodSpec {
+	r.out.Meta.Annotations = nil // no rule reads them, and there are more of them than of everything else
 	spec := &object.PodSpec{
 		ServiceAccount: p.Spec.ServiceAccountName, NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork,
 		Ready: podReady(&p.Status),

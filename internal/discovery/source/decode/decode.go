@@ -9,6 +9,7 @@ package decode
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -231,9 +232,19 @@ func badName(s string, dots bool) string {
 	return ""
 }
 
+// appliedAnnotation has the whole object once more, as kubectl has sent it.
+const appliedAnnotation = "kubectl.kubernetes.io/last-applied-configuration"
+
 func metaOf(m *metav1.ObjectMeta) object.Meta {
+	annotations := m.Annotations
+	if _, ok := annotations[appliedAnnotation]; ok {
+		annotations = maps.Clone(annotations)
+		if delete(annotations, appliedAnnotation); len(annotations) == 0 {
+			annotations = nil
+		}
+	}
 	return object.Meta{
-		Labels: m.Labels, Annotations: m.Annotations, Created: m.CreationTimestamp.Time,
+		Labels: m.Labels, Annotations: annotations, Created: m.CreationTimestamp.Time,
 		Generation: m.Generation, ResourceVersion: m.ResourceVersion,
 	}
 }

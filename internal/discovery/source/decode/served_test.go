@@ -69,3 +69,18 @@ func TestResources(t *testing.T) {
 		}
 	}
 }
+
+// What nothing reads is not kept, since there may be ten thousand Pods.
+func TestAnnotationsThatAreNotKept(t *testing.T) {
+	const applied = `annotations: {kubectl.kubernetes.io/last-applied-configuration: "{}", networking.istio.io/exportTo: "."}`
+	r := decode.Documents("a.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: a, "+applied+"}\n---\n"+
+		"apiVersion: v1\nkind: Service\nmetadata: {name: a, "+applied+"}\n---\n"+
+		"apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: a, annotations: {kubectl.kubernetes.io/last-applied-configuration: x}}\n"))
+	if len(r.Objects) != 3 || len(r.Problems) > 0 {
+		t.Fatalf("%+v", r)
+	}
+	pod, service, sidecar := r.Objects[0].Meta.Annotations, r.Objects[1].Meta.Annotations, r.Objects[2].Meta.Annotations
+	if pod != nil || !reflect.DeepEqual(service, map[string]string{"networking.istio.io/exportTo": "."}) || sidecar != nil {
+		t.Errorf("kept %v, %v, %v", pod, service, sidecar)
+	}
+}
