@@ -230,9 +230,9 @@ func TestServerAway(t *testing.T) {
 	if !behind || time.Since(since) > bound || time.Since(since) < 0 {
 		t.Errorf("behind since %v, %v", since, behind)
 	}
-	before, batches := f.count("list /api/v1/services")+f.count("watch /api/v1/services"), 0
+	before := f.count("list /api/v1/services") + f.count("watch /api/v1/services")
 	r.mu.Lock()
-	batches = r.batches
+	batches := r.batches
 	r.mu.Unlock()
 	r.until("further attempts", func() bool { return f.count("list /api/v1/services")+f.count("watch /api/v1/services") > before+10 })
 	r.mu.Lock()
@@ -290,7 +290,6 @@ func TestNoSyncWithoutEveryKind(t *testing.T) {
 	if r.synced {
 		t.Error("synced without the Nodes")
 	}
-	refused = false
 	r.mu.Unlock()
 	mu.Lock()
 	refused = false
