@@ -20,7 +20,7 @@ func TestDeploymentAnswersAtItsClusterIP(t *testing.T) {
 	c.apply(t, `
 apiVersion: apps/v1
 kind: Deployment
-metadata: {name: reviews, namespace: NAMESPACE}
+metadata: {name: reviews}
 spec:
   replicas: 2
   selector: {matchLabels: {app: reviews}}
@@ -37,21 +37,21 @@ spec:
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: reviews, namespace: NAMESPACE}
+metadata: {name: reviews}
 spec:
   selector: {app: reviews}
   ports: [{name: http, port: 80, targetPort: 9080}]
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: nobody, namespace: NAMESPACE}
+metadata: {name: nobody}
 spec:
   selector: {app: nobody}
   ports: [{name: http, port: 80}]
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: shopper, namespace: NAMESPACE}
+metadata: {name: shopper}
 spec:
   containers:
   - name: app
@@ -61,7 +61,7 @@ spec:
     readinessProbe: {tcpSocket: {port: http}, periodSeconds: 1}
   - name: lonely
     image: pilothouse/app
-    args: [-service=lonely, -http=:9081, -calls=http://nobody.NAMESPACE.svc.cluster.local/]
+    args: [-service=lonely, -http=:9081, -calls=http://nobody.the-namespace.svc.cluster.local/]
 `)
 	shopper := c.running(t, "shopper")
 	wait.NoError(t, "the shopper reaches the Service by its name", func() error {

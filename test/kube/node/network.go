@@ -40,6 +40,8 @@ type NetworkOptions struct {
 	Config *rest.Config
 	// Subnet has the addresses of all Pods, with a range of 256 for each Node. Default 10.244.0.0/16.
 	Subnet netip.Prefix
+	// EgressSocket is the path of the Unix socket of [EgressConfig]; empty: the API server cannot connect to Pods.
+	EgressSocket string
 	// Log gets what is done; nil: no log.
 	Log *slog.Logger
 }
@@ -116,6 +118,9 @@ func (n *Network) start(ctx, run context.Context) error {
 		return err
 	}
 	if err := n.serveDNS(run); err != nil {
+		return err
+	}
+	if err := n.serveEgress(run); err != nil {
 		return err
 	}
 	n.group.Go(func() { n.keepRules(run) })

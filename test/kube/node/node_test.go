@@ -23,9 +23,29 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
+// egress is the socket through which the API server reaches Pods.
+var egress string
+
 func TestMain(m *testing.M) {
 	require.Root()
-	kubetest.Main(m, kubetest.Options{Scheduler: true})
+	require.Envoy()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "node-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	egress = filepath.Join(dir, "egress.sock")
+	config := filepath.Join(dir, "egress.yaml")
+	if err := os.WriteFile(config, []byte(node.EgressConfig(egress)), 0o600); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return kubetest.Run(m, kubetest.Options{Scheduler: true, APIServerFlags: []string{"--egress-selector-config-file=" + config}})
 }
 
 // cluster is the control plane with a Node that runs Pods.
@@ -44,7 +64,7 @@ func start(t *testing.T, change func(*node.Options)) *cluster {
 	c := &cluster{Cluster: kubetest.Shared(t), log: &wait.Output{}}
 	log := slog.New(slog.NewTextHandler(c.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
-	if c.network, err = node.NewNetwork(t.Context(), node.NetworkOptions{Config: c.Config, Log: log}); err != nil {
+	if c.network, err = node.NewNetwork(t.Context(), node.NetworkOptions{Config: c.Config, EgressSocket: egress, Log: log}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -78,20 +98,30 @@ func images(t *testing.T) map[string]node.Image {
 	if err != nil {
 		t.Fatal(err)
 	}
-	app := filepath.Join(bin, "app")
-	if _, err := os.Stat(app); err != nil {
-		t.Fatalf("run 'make build' first: %v", err)
+	envoy, err := require.EnvoyPath()
+	if err != nil {
+		t.Fatal(err)
 	}
+	program := func(name string) string {
+		path := filepath.Join(bin, name)
+		if _, err := os.Stat(path); err != nil {
+			t.Fatalf("run 'make build' first: %v", err)
+		}
+		return path
+	}
+	const local = "/usr/local/bin/"
 	return map[string]node.Image{
-		"pilothouse/app": {Files: map[string]string{"/usr/local/bin/app": app}, Entrypoint: []string{"/usr/local/bin/app"}},
-		"shell":          {Entrypoint: []string{"/bin/sh", "-c"}},
+		"pilothouse/app":       {Files: map[string]string{local + "app": program("app")}, Entrypoint: []string{local + "app"}},
+		"pilothouse/agent":     {Files: map[string]string{local + "pilot-agent": program("pilot-agent"), local + "envoy": envoy}, Entrypoint: []string{local + "pilot-agent"}},
+		"pilothouse/discovery": {Files: map[string]string{local + "pilot-discovery": program("pilot-discovery")}, Entrypoint: []string{local + "pilot-discovery"}},
+		"shell":                {Entrypoint: []string{"/bin/sh", "-c"}},
 	}
 }
 
-// apply creates the objects of a YAML text in the test's namespace.
+// apply creates the objects of a YAML text in the test's namespace, whose name replaces the-namespace in it.
 func (c *cluster) apply(t *testing.T, text string) {
 	t.Helper()
-	c.Apply(t, c.namespace, strings.ReplaceAll(text, "NAMESPACE", c.namespace))
+	c.Apply(t, c.namespace, strings.ReplaceAll(text, "the-namespace", c.namespace))
 }
 
 // pod waits until a Pod is as holds says, and returns it.
