@@ -53,8 +53,16 @@ func (r rootfs) enter() error {
 		return strings.Count(filepath.Clean(a.to), "/") - strings.Count(filepath.Clean(b.to), "/")
 	})
 	for _, m := range mounts {
-		if err := r.bind(m); err != nil {
+		// Read-only later: one that is inside may need its mount point made.
+		if err := r.bind(mount{from: m.from, to: m.to}); err != nil {
 			return fmt.Errorf("mount %s: %w", m.to, err)
+		}
+	}
+	for _, m := range mounts {
+		if m.readOnly {
+			if err := readOnly(filepath.Join(r.at, m.to)); err != nil {
+				return err
+			}
 		}
 	}
 	return r.pivot()

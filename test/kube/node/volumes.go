@@ -130,7 +130,8 @@ func linkNames(dir string, files map[string]podstate.File) error {
 	for _, e := range entries {
 		if i := slices.Index(names, e.Name()); i >= 0 {
 			names = slices.Delete(names, i, i+1)
-		} else if !strings.HasPrefix(e.Name(), "..") {
+		} else if e.Type()&fs.ModeSymlink != 0 && e.Name() != data {
+			// Directories are mount points of other volumes.
 			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}
