@@ -115,6 +115,13 @@ type term struct {
 	told map[string]bool
 }
 
+// plainList has objects listed by a request and then watched. The other way, a list by a watch, has pauses of up to 30 s in
+// client-go that the end of the context does not end.
+type plainList struct{ *cache.ListWatch }
+
+// IsWatchListSemanticsUnSupported has client-go choose the way.
+func (plainList) IsWatchListSemanticsUnSupported() bool { return true }
+
 // Run writes until ctx ends, then returns nil. It may be called again then, but not while it runs.
 func (c *Controller) Run(ctx context.Context) error {
 	t := &term{
@@ -122,8 +129,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](minPause, maxRetry)),
 	}
 	rc := c.watching.RESTClient()
-	t.namespaces = cache.NewSharedIndexInformer(cache.NewListWatchFromClient(rc, "namespaces", metav1.NamespaceAll, fields.Everything()), &corev1.Namespace{}, 0, cache.Indexers{})
-	t.maps = cache.NewSharedIndexInformer(cache.NewListWatchFromClient(rc, "configmaps", metav1.NamespaceAll, fields.OneTermEqualSelector(metav1.ObjectNameField, c.options.Name)), &corev1.ConfigMap{}, 0, cache.Indexers{})
+	t.namespaces = cache.NewSharedIndexInformer(plainList{cache.NewListWatchFromClient(rc, "namespaces", metav1.NamespaceAll, fields.Everything())}, &corev1.Namespace{}, 0, cache.Indexers{})
+	t.maps = cache.NewSharedIndexInformer(plainList{cache.NewListWatchFromClient(rc, "configmaps", metav1.NamespaceAll, fields.OneTermEqualSelector(metav1.ObjectNameField, c.options.Name))}, &corev1.ConfigMap{}, 0, cache.Indexers{})
 	tasks := []run.Task{
 		{Name: "write root ConfigMaps", Run: t.work},
 		{Name: "follow the roots", Run: t.follow},
