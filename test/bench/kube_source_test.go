@@ -156,7 +156,7 @@ func pod(i int) corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name(i), Namespace: fmt.Sprintf("team-%d", i%20), UID: "f3a1b2c4-0000-0000-0000-000000000000", ResourceVersion: strconv.Itoa(i + 1), Labels: labels,
 			CreationTimestamp: metav1.NewTime(time.Unix(1_700_000_000, 0)), Annotations: map[string]string{"sidecar.istio.io/status": strings.Repeat("s", 600), "prometheus.io/scrape": "true"},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: "Update", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":{"f:conditions":{` + strings.Repeat(" ", 1200) + `}}}`)}}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: "Update", FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:conditions":{` + strings.Repeat(" ", 1200) + `}}}`)}},
 		},
 		Spec:   corev1.PodSpec{ServiceAccountName: "app", NodeName: fmt.Sprintf("node-%d", i%100), Containers: []corev1.Container{container, sidecar}},
 		Status: corev1.PodStatus{Phase: "Running", PodIP: address(i), PodIPs: []corev1.PodIP{{IP: address(i)}}, Conditions: []corev1.PodCondition{{Type: "Ready", Status: "True"}}},

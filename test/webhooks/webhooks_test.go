@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -296,7 +297,7 @@ func TestWebhookConfigurationsAreKeptTrue(t *testing.T) {
 	m.becomes(admissionregistrationv1.Fail, 1)
 	wait.NoError(t, "objects are validated after the rotation", func() error {
 		if err := m.create("broken", badHost); !apierrors.IsInvalid(err) {
-			return fmt.Errorf("%v: want it refused", err)
+			return errors.New(fmt.Sprint("want it refused, not: ", err))
 		}
 		return nil
 	})
@@ -323,7 +324,7 @@ func TestValidationFailsOpenByOption(t *testing.T) {
 	wait.NoError(t, "objects are validated", func() error {
 		if err := m.create("broken", badHost); !apierrors.IsInvalid(err) {
 			_ = m.objects().Delete(t.Context(), "broken", metav1.DeleteOptions{})
-			return fmt.Errorf("%v: want it refused", err)
+			return errors.New(fmt.Sprint("want it refused, not: ", err))
 		}
 		return nil
 	})

@@ -51,8 +51,8 @@ type Options struct {
 	// Patience is how long something that may end by itself, such as a restart of the API server, lasts until it
 	// is a problem; by default 5 s.
 	Patience time.Duration
-	// Backoff is the first and the longest delay between attempts to read; by default those of client-go, 0.8 and
-	// 30 s.
+	// Backoff is the first and the longest delay between attempts to read; by default 0.8 and 5 s, each
+	// with a jitter of up to as much again.
 	Backoff [2]time.Duration
 	// Log receives messages about kinds that are and are not served; by default they are discarded.
 	Log *slog.Logger
@@ -262,9 +262,14 @@ func (s *Source) read(ctx context.Context, kind object.Kind, version string, mis
 
 // reflect runs a reflector until ctx ends.
 func (s *Source) reflect(ctx context.Context, name string, of collection, to cache.ReflectorStore) {
-	o := cache.ReflectorOptions{Name: name, Logger: &klog.Logger{}}
-	if first, longest := s.o.Backoff[0], s.o.Backoff[1]; first > 0 {
-		o.Backoff = &wait.Backoff{Duration: first, Cap: longest, Factor: 2, Jitter: 1, Steps: 1 << 10}
+	first, longest := s.o.Backoff[0], s.o.Backoff[1]
+	if first <= 0 {
+		// client-go would wait up to 60 s between two attempts; the end of ctx does not end all of its pauses.
+		first, longest = 800*time.Millisecond, 5*time.Second
+	}
+	o := cache.ReflectorOptions{
+		Name: name, Logger: &klog.Logger{},
+		Backoff: &wait.Backoff{Duration: first, Cap: longest, Factor: 2, Jitter: 1, Steps: 1 << 10},
 	}
 	r := cache.NewReflectorWithOptions(s.client.listWatch(of), nil, to, o)
 	r.WatchListPageSize = pageSize

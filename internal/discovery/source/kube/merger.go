@@ -313,7 +313,6 @@ func (m *merger) behindSince() time.Time {
 // equal reports whether two values of an object differ at most in what a status changes.
 func equal(a, b *object.Object) bool {
 	x, y := a.Meta, b.Meta
-	x.ResourceVersion, y.ResourceVersion = "", ""
 	return a.Saved.Equal(b.Saved) && a.Origin == b.Origin && x.Created.Equal(y.Created) && x.Generation == y.Generation &&
 		sameMap(x.Labels, y.Labels) && sameMap(x.Annotations, y.Annotations) && object.SameSpec(a, b)
 }

@@ -150,9 +150,8 @@ func ServiceEnvironment(pod *corev1.Pod, services []*corev1.Service) map[string]
 	})
 	for _, s := range ordered {
 		master := s.Namespace == "default" && s.Name == "kubernetes"
-		if addr, err := netip.ParseAddr(s.Spec.ClusterIP); err != nil || len(s.Spec.Ports) == 0 || !master && (!links || s.Namespace != pod.Namespace) {
-			continue
-		} else {
+		addr, err := netip.ParseAddr(s.Spec.ClusterIP)
+		if err == nil && len(s.Spec.Ports) > 0 && (master || links && s.Namespace == pod.Namespace) {
 			addService(out, s, addr)
 		}
 	}
