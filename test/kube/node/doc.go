@@ -13,6 +13,6 @@
 // size and medium of an emptyDir, topology and affinity of Services have no effect. What would matter and is missing
 // is refused: such a Pod fails with the reason UnsupportedByNode (podstate.Unsupported).
 //
-// ConfigMaps and Secrets that change are written at once, not after a minute. The kubelet's API does not authenticate
-// its callers; it listens on loopback only.
+// ConfigMaps and Secrets that change are written at once, not after a minute. The kubelet's API requires
+// a client certificate of the cluster's CA, and listens on loopback only.
 package node
