@@ -99,6 +99,20 @@ type leaders struct {
 	now, most int
 }
 
+// counts returns how many lead, and how many have led at a time.
+func (c *leaders) counts() (now, most int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now, c.most
+}
+
+// holder is who has the Lease; empty for nobody.
+func (l *lease) holder() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.record.HolderIdentity
+}
+
 func (c *leaders) add(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,12 +162,12 @@ func TestTheLeaderHandsOver(t *testing.T) {
 		if err := a.stop(); err != nil {
 			t.Error(err)
 		}
-		if c.now != 0 || l.record.HolderIdentity != "" {
-			t.Errorf("after it has stopped %d tasks run, %q holds the Lease", c.now, l.record.HolderIdentity)
+		if now, _ := c.counts(); now != 0 || l.holder() != "" {
+			t.Errorf("after it has stopped %d tasks run, %q holds the Lease", now, l.holder())
 		}
 		later(2 * time.Second)
-		if !b.Leading() || c.most != 1 {
-			t.Errorf("b leads: %v; %d led at a time", b.Leading(), c.most)
+		if _, most := c.counts(); !b.Leading() || most != 1 {
+			t.Errorf("b leads: %v; %d led at a time", b.Leading(), most)
 		}
 		if err := b.stop(); err != nil {
 			t.Error(err)
@@ -194,14 +208,14 @@ func TestAnOutageEndsTheTerm(t *testing.T) {
 		later(time.Minute)
 		l.fail(errors.New("connection refused"))
 		later(leaseDuration)
-		if c.now != 0 || a.Leading() || b.Leading() {
-			t.Errorf("%d tasks run during the outage", c.now)
+		if now, _ := c.counts(); now != 0 || a.Leading() || b.Leading() {
+			t.Errorf("%d tasks run during the outage", now)
 		}
 		later(time.Hour)
 		l.fail(nil)
 		later(12 * time.Second)
-		if a.Leading() == b.Leading() || c.most != 1 {
-			t.Errorf("afterwards a leads: %v, b leads: %v; %d led at a time", a.Leading(), b.Leading(), c.most)
+		if _, most := c.counts(); a.Leading() == b.Leading() || most != 1 {
+			t.Errorf("afterwards a leads: %v, b leads: %v; %d led at a time", a.Leading(), b.Leading(), most)
 		}
 		for _, r := range []*replica{a, b} {
 			if err := r.stop(); err != nil {
@@ -225,8 +239,8 @@ func TestTasksThatEnd(t *testing.T) {
 		} {
 			log := slog.New(slog.DiscardHandler)
 			e := &Elector{options: Options{Log: log}, lock: &reportingLock{Interface: &view{lease: &l, name: "a"}, log: log}}
-			if err := e.Run(t.Context(), run.Task{Name: "task", Run: task}); !errors.Is(err, want) || l.record.HolderIdentity != "" || e.Leading() {
-				t.Errorf("%v, want %v; %q holds the Lease", err, want, l.record.HolderIdentity)
+			if err := e.Run(t.Context(), run.Task{Name: "task", Run: task}); !errors.Is(err, want) || l.holder() != "" || e.Leading() {
+				t.Errorf("%v, want %v; %q holds the Lease", err, want, l.holder())
 			}
 		}
 	})
