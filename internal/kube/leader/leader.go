@@ -3,8 +3,8 @@
 // A task's context ends when the replica no longer leads: when it stops, or when it could not renew its
 // Lease for 6 s. Others may lead 10 s after the last renewal, so that tasks have 4 s to return; what they
 // write should not rely on it, since no lock can stop a request that is under way. A replica that stops ends
-// its tasks first and then gives the Lease up, so that another one leads within 2 s or so; after one that
-// was killed, it takes up to 12 s. While the API server cannot be reached nobody leads, and the replicas
+// its tasks first and then gives the Lease up, so that another one leads within 4 s; after one that
+// was killed, it takes up to 14 s. While the API server cannot be reached nobody leads, and the replicas
 // go on otherwise.
 package leader
 
