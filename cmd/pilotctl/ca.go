@@ -20,6 +20,7 @@ type caStatus struct {
 	Phase       string       `json:"phase"`
 	Roots       []caRoot     `json:"roots"`
 	Due         time.Time    `json:"due"`
+	PluggedIn   bool         `json:"pluggedIn"`
 	Why         string       `json:"why"`
 	Distributed time.Time    `json:"distributed"`
 	Deadline    time.Time    `json:"deadline"`
@@ -52,9 +53,10 @@ func newCA(f *flags) *cobra.Command {
 			Long: `Show which roots of the mesh's CA are trusted, which signs, and what a rotation waits for.
 
 ROOT is the beginning of the SHA-256 of the root's certificate. ROLE is signs, next (it is trusted
-and signs later) or retired (it is trusted until the last certificate that it signed ends). SERVES
-says which root issues the control plane's own certificate: the oldest that is trusted, since
-agents may start with an old file.`,
+and signs later), retired (it is trusted until the last certificate that it signed ends) or file (it
+is trusted because the files of the CA that is plugged in have it). SERVES says which root issues
+the control plane's own certificate: the oldest that is trusted and whose key is there, since agents
+may start with an old file.`,
 			RunE: func(c *cobra.Command, _ []string) error {
 				var s caStatus
 				text, err := fetchInto(c.Context(), f.discovery, caPage, nil, &s)
@@ -113,6 +115,9 @@ func (s *caStatus) lines() []string {
 	if s.Problem != "" {
 		out = append(out, "problem: "+printable.EscapeLines(s.Problem, "    "))
 	}
+	if s.PluggedIn {
+		out = append(out, "the CA is plugged in: replace its files to rotate its root")
+	}
 	if !s.Due.IsZero() {
 		out = append(out, "next rotation: "+instant(s.Due))
 	}
@@ -148,7 +153,11 @@ func (s *caStatus) distributing() []string {
 	default:
 		who = "no proxy is connected"
 	}
-	return []string{who, fmt.Sprintf("the new root signs when every connected proxy has acknowledged it for a minute, at %s at the latest", instant(s.Deadline))}
+	held := "a minute"
+	if s.PluggedIn {
+		held = "five minutes"
+	}
+	return []string{who, fmt.Sprintf("the new root signs when every connected proxy has acknowledged it for %s, at %s at the latest", held, instant(s.Deadline))}
 }
 
 func proxies(n int) string {

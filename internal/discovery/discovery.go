@@ -187,7 +187,7 @@ type Server struct {
 	roots     ca.Store // has the self-signed root
 	authority *ca.Authority
 	plugged   *ca.Directory // nil if no directory is followed
-	rotator   *ca.Rotator   // nil if a CA is plugged in
+	rotator   *ca.Rotator
 	trusted   trustedRoots
 	// servingAuthority issues the certificate of the secure port.
 	servingAuthority *ca.Authority
@@ -310,9 +310,6 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = publishRoots(o.StateDir, s.authority.State().RootsPEM()); err != nil {
-		return nil, err
-	}
 	issuer, err := authn.OpenIssuer(o.StateDir)
 	if err != nil {
 		return nil, err
@@ -331,6 +328,9 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	s.xds = xds.New(s.loop, o.Log, s.metrics)
 	s.xds.Limit(o.Limits)
 	if err = s.openRotation(domain); err != nil {
+		return nil, err
+	}
+	if err = publishRoots(o.StateDir, s.authority.State().RootsPEM()); err != nil {
 		return nil, err
 	}
 	if s.serving, err = s.servingAuthority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)); err != nil {
@@ -520,12 +520,12 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 			if s.plugged == nil {
 				return nil
 			}
-			return s.plugged.Run(ctx, s.authority)
+			return s.plugged.Run(ctx, s.rotator.Plug)
 		}},
 		run.Task{Name: "publish the roots", Run: s.publishNewRoots},
 		run.Task{Name: "fetch the keys of token issuers", Run: s.issuers.Run},
 		run.Task{Name: "distribute the roots", Run: s.distributeRoots},
-		run.Task{Name: "rotate the root", Run: s.rotateRoots},
+		run.Task{Name: "rotate the root", Run: s.rotator.Run},
 		run.Task{Name: "lead", Run: s.lead},
 		run.Task{Name: "warn of the root's end", Run: s.warnOfTheEnd},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},

@@ -85,11 +85,7 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	gauge(descInfo, 1, s.opts.Version)
 	gauge(descBuild, 1, "pilot", s.opts.Version)
 	gauge(descUptime, time.Since(s.started).Seconds())
-	metrics := slices.Concat(s.ca.Metrics(), s.plugged.Metrics(), s.cluster.metrics())
-	if s.rotator != nil {
-		metrics = append(metrics, s.rotator.Metrics()...)
-	}
-	for _, m := range metrics {
+	for _, m := range slices.Concat(s.ca.Metrics(), s.plugged.Metrics(), s.cluster.metrics(), s.rotator.Metrics()) {
 		d := prometheus.NewDesc(m.Name, m.Help, nil, nil)
 		if m.Counter {
 			counter(d, m.Value)

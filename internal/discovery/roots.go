@@ -30,15 +30,11 @@ type Rotation struct {
 // until it signs, one until its last leaf has ended, and one more.
 const leavesInMargin = 3
 
-// openRotation continues the rotation of the self-signed root; nothing is rotated if a CA is plugged in.
+// openRotation continues the rotation of the root.
 func (s *Server) openRotation(domain string) (err error) {
-	s.servingAuthority = s.authority
-	if s.plugged.Found() {
-		return nil
-	}
 	o := s.opts.CA
 	s.rotator, err = ca.OpenRotator(s.authority, ca.RotatorOptions{
-		Store: s.roots, Organization: domain, RootTTL: o.RootTTL, RootKey: o.RootKey, MaxTTL: o.Limits.Longest(),
+		Store: s.roots, Organization: domain, RootTTL: o.RootTTL, RootKey: o.RootKey, TTL: o.Limits.Lifetime(), MaxTTL: o.Limits.Longest(), Plugged: s.plugged.Plugged(),
 		Policy:     rotation.Policy{Share: o.Rotation.Share, Margin: leavesInMargin * o.Limits.Lifetime(), Jitter: o.Rotation.Jitter},
 		Interval:   o.Rotation.Interval,
 		Distribute: s.distribute, Proxies: s.proxiesTrust, Log: s.opts.Log.With("scope", "ca"),
@@ -117,15 +113,6 @@ func (s *Server) rootsPEM() (string, <-chan struct{}) {
 	return string(state.RootsPEM()), changed
 }
 
-// rotateRoots runs the rotation, and warns before the CA's certificates end, until ctx ends.
-func (s *Server) rotateRoots(ctx context.Context) error {
-	if s.rotator != nil {
-		return s.rotator.Run(ctx)
-	}
-	<-ctx.Done()
-	return nil
-}
-
 // warnOfTheEnd logs in each interval that the CA's certificate ends, from when a rotation should have begun on.
 func (s *Server) warnOfTheEnd(ctx context.Context) error {
 	tick := time.NewTicker(max(s.opts.CA.Rotation.Interval, time.Minute))
@@ -135,8 +122,8 @@ func (s *Server) warnOfTheEnd(ctx context.Context) error {
 		due := rotation.Policy{Share: s.opts.CA.Rotation.Share, Margin: leavesInMargin * s.opts.CA.Limits.Lifetime()}.Due(rotation.Root{NotBefore: term.NotBefore, NotAfter: term.NotAfter})
 		if left := time.Until(term.NotAfter); !time.Now().Before(due.Add(s.opts.CA.Rotation.Jitter)) {
 			remedy := "pilotctl ca status says what its rotation waits for"
-			if s.rotator == nil {
-				remedy = "plug in another one, with the old root in root-cert.pem"
+			if s.rotator.Status().PluggedIn {
+				remedy = "replace the files of the CA"
 			}
 			s.opts.Log.Warn("the CA's certificate ends", "until", term.NotAfter, "left", left.Round(time.Minute), "remedy", remedy)
 		}
@@ -148,15 +135,8 @@ func (s *Server) warnOfTheEnd(ctx context.Context) error {
 	}
 }
 
-// errPlugged is the answer of the pages about a CA that is plugged in.
-var errPlugged = errors.New("the CA is plugged in from files: replace them to rotate it")
-
 // caStatus writes the state of the roots.
 func (s *Server) caStatus(w http.ResponseWriter, _ *http.Request) {
-	if s.rotator == nil {
-		http.Error(w, errPlugged.Error(), http.StatusNotImplemented)
-		return
-	}
 	writeJSON(w, s.rotator.Status())
 }
 
@@ -165,18 +145,17 @@ const jsonType = "application/json"
 
 // caRotate begins a rotation of the root.
 func (s *Server) caRotate(w http.ResponseWriter, r *http.Request) {
-	switch {
-	case s.rotator == nil:
-		http.Error(w, errPlugged.Error(), http.StatusNotImplemented)
-		return
-	case r.Header.Get("Content-Type") != jsonType:
+	if r.Header.Get("Content-Type") != jsonType {
 		http.Error(w, fmt.Sprintf("invalid Content-Type: want %s", jsonType), http.StatusUnsupportedMediaType)
 		return
 	}
 	if err := s.rotator.Rotate(r.Context()); err != nil {
 		code := http.StatusInternalServerError
-		if errors.Is(err, rotation.ErrInProgress) || errors.Is(err, rotation.ErrTooMany) {
+		switch {
+		case errors.Is(err, rotation.ErrInProgress), errors.Is(err, rotation.ErrTooMany):
 			code = http.StatusConflict
+		case errors.Is(err, rotation.ErrPlugged):
+			code = http.StatusNotImplemented
 		}
 		http.Error(w, err.Error(), code)
 		return

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
@@ -23,24 +22,6 @@ type Authority struct {
 	state   State
 	changed chan struct{}
 	issued  func(root *x509.Certificate, until time.Time) // nil for nothing
-
-	longest atomic.Int64 // lifetime of a certificate that was issued, in nanoseconds
-}
-
-// noteLifetime records the lifetime of a certificate that is issued.
-func (a *Authority) noteLifetime(life time.Duration) {
-	for {
-		old := a.longest.Load()
-		if int64(life) <= old || a.longest.CompareAndSwap(old, int64(life)) {
-			return
-		}
-	}
-}
-
-// longestLifetime is the longest lifetime of the certificates that this process has issued, but at least
-// the default one, which other instances of the control plane issue too.
-func (a *Authority) longestLifetime(lim policy.Limits) time.Duration {
-	return max(lim.Lifetime(), time.Duration(a.longest.Load()))
 }
 
 // State is what an Authority has at one time. It is immutable.

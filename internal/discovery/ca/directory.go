@@ -14,7 +14,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
-	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // maxFile limits each file of a plugged-in CA, in bytes.
@@ -32,7 +31,7 @@ type Directory struct {
 	follower *filewatch.Follower
 	set      *filewatch.Set
 	wake     chan struct{}
-	found    bool // a CA has been read
+	plugged  *policy.Plugged // the CA that was read last
 	// rejected says that the files cannot be used now.
 	rejected atomic.Bool
 }
@@ -59,8 +58,13 @@ func OpenDirectory(path string, limits policy.Limits, log *slog.Logger) (*Direct
 	}
 }
 
-// Found reports whether a CA was in the directory when it was opened or since; d may be nil. Call it before Run.
-func (d *Directory) Found() bool { return d != nil && d.found }
+// Plugged returns the CA that was read last, nil if there was none; d may be nil. Call it before Run.
+func (d *Directory) Plugged() *policy.Plugged {
+	if d == nil {
+		return nil
+	}
+	return d.plugged
+}
 
 // read reads the files, nil if there are none.
 func (d *Directory) read() (*policy.Plugged, error) {
@@ -70,7 +74,7 @@ func (d *Directory) read() (*policy.Plugged, error) {
 		return err
 	})
 	if err == nil && out != nil {
-		d.found = true
+		d.plugged = out
 	}
 	return out, err
 }
@@ -111,10 +115,9 @@ func (d *Directory) load(now time.Time) (*policy.Plugged, error) {
 	return &plugged, nil
 }
 
-// Run follows the files until ctx ends, and changes the authority accordingly. Files that cannot be used
-// are logged, and the authority keeps what it has. A new root is distributed before it signs, and the old
-// one remains trusted until the certificates that it signed have ended.
-func (d *Directory) Run(ctx context.Context, authority *Authority) error {
+// Run follows the files until ctx ends, and calls plug with each CA that they change to. Files that cannot be used, also by
+// plug, are logged.
+func (d *Directory) Run(ctx context.Context, plug func(context.Context, policy.Plugged) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan struct{})
@@ -126,26 +129,40 @@ func (d *Directory) Run(ctx context.Context, authority *Authority) error {
 		cancel()
 		<-done
 	}()
-	f := following{Directory: d, authority: authority}
-	if d.found { // and the authority has it
-		f.begin()
-	}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	failure := "" // that was logged last
 	for {
+		if d.set.Due() {
+			failure = d.reload(ctx, plug, failure)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-d.wake:
-		case <-timer.C:
-		}
-		if d.set.Due() {
-			f.reload()
-		}
-		if at := f.step(time.Now()); !at.IsZero() {
-			timer.Reset(max(time.Until(at), 0))
 		}
 	}
+}
+
+// reload reads the files after a change, and returns why they cannot be used. before is what it returned last.
+func (d *Directory) reload(ctx context.Context, plug func(context.Context, policy.Plugged) error, before string) string {
+	had := d.plugged != nil
+	plugged, err := d.read()
+	switch {
+	case errors.Is(err, filewatch.ErrMoving):
+		return before // the set will be due again
+	case err == nil && plugged != nil:
+		d.rejected.Store(false)
+		err = plug(ctx, *plugged)
+	case err == nil && had:
+		err = fmt.Errorf("CA in %s: all its files are gone", d.path)
+	}
+	d.rejected.Store(err != nil)
+	if err == nil {
+		return ""
+	}
+	if err.Error() != before {
+		d.log.Error("changed CA files cannot be used; certificates are signed as before", "error", err)
+	}
+	return err.Error()
 }
 
 // Rejected reports whether the files have been changed to ones that cannot be used. It is safe for
@@ -159,71 +176,4 @@ func (d *Directory) Metrics() []Metric {
 		value = 1
 	}
 	return []Metric{{Name: "pilothouse_ca_files_rejected", Help: "1 while the files of ROOT_CA_DIR cannot be used, so that certificates are signed as before, else 0.", Value: value}}
-}
-
-// following is the state of Directory.Run.
-type following struct {
-	*Directory
-	authority  *Authority
-	succession policy.Succession // once a CA was found; until then the authority has its own root
-	begun      bool
-	failure    string // that was logged last
-	waits      bool
-}
-
-// begin makes the authority's state the first of the succession.
-func (f *following) begin() {
-	state := f.authority.State()
-	f.succession, f.begun = policy.NewSuccession(state.Issuer, state.Roots), true
-}
-
-// reload reads the files after a change.
-func (f *following) reload() {
-	plugged, err := f.read()
-	if errors.Is(err, filewatch.ErrMoving) {
-		return // the set will be due again
-	}
-	if err == nil && plugged == nil {
-		if !f.begun {
-			return
-		}
-		err = fmt.Errorf("CA in %s: all its files are gone", f.path)
-	}
-	f.rejected.Store(err != nil)
-	if err != nil {
-		if err.Error() != f.failure {
-			f.failure = err.Error()
-			f.log.Error("changed CA files cannot be used; certificates are signed as before", "error", err)
-		}
-		return
-	}
-	f.failure = ""
-	if !f.begun {
-		f.begin()
-	}
-	f.succession = f.succession.Plug(*plugged)
-}
-
-// step makes the authority what the succession says, and returns when to call it again.
-func (f *following) step(now time.Time) time.Time {
-	if !f.begun {
-		return time.Time{}
-	}
-	before := f.authority.State()
-	var next policy.Next
-	f.succession, next = f.succession.Step(f.authority.longestLifetime(f.limits), now)
-	if err := f.authority.Replace(next.Issuer, next.Roots); err != nil {
-		f.rejected.Store(true)
-		f.log.Error("changed CA files cannot be used; certificates are signed as before", "error", fmt.Errorf("CA in %s: %w", f.path, err))
-		return time.Time{}
-	}
-	if next.Waits && !f.waits {
-		f.log.Warn("a CA with a new root was plugged in: the root is distributed, and the CA signs when all workloads have it", "root", pki.Fingerprint(f.succession.Plugged().Issuer.Root())[:16], "at", next.At)
-	}
-	f.waits = next.Waits
-	if next.Issuer != before.Issuer {
-		c := next.Issuer.Certificate()
-		f.log.Info("certificates are signed by another CA certificate", "issuer", c.Subject, "serial", c.SerialNumber, "until", next.Issuer.Validity().NotAfter, "root", pki.Fingerprint(next.Issuer.Root())[:16])
-	}
-	return next.At
 }

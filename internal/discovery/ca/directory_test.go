@@ -16,6 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/internal/run"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -111,13 +112,25 @@ func (s *secret) check(err error) {
 func plugIn(t *testing.T, dir string, limits policy.Limits) (*ca.Authority, *ca.Directory, *wait.Output) {
 	t.Helper()
 	logs := &wait.Output{}
-	a, d, err := ca.Open(ca.Options{Directory: dir, Store: ca.NewFolder(filepath.Join(t.TempDir(), "state")), TrustDomain: "cluster.local", Limits: limits, Log: slog.New(slog.NewTextHandler(logs, nil))})
+	store, log := ca.NewFolder(filepath.Join(t.TempDir(), "state")), slog.New(slog.NewTextHandler(logs, nil))
+	a, d, err := ca.Open(ca.Options{Directory: dir, Store: store, TrustDomain: "cluster.local", Limits: limits, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := ca.OpenRotator(a, ca.RotatorOptions{
+		Store: store, Organization: "cluster.local", TTL: limits.Lifetime(), MaxTTL: limits.Longest(), Plugged: d.Plugged(), Poll: 100 * time.Millisecond, Log: log,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- d.Run(ctx, a) }()
+	go func() {
+		done <- run.Group(ctx,
+			run.Task{Name: "files", Run: func(ctx context.Context) error { return d.Run(ctx, r.Plug) }},
+			run.Task{Name: "rotation", Run: r.Run},
+		)
+	}()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {

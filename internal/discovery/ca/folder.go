@@ -15,6 +15,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
+	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/statefile"
 )
 
@@ -42,6 +43,9 @@ type Folder struct {
 	instance string
 
 	mu sync.Mutex // serialises the goroutines of this process, for which the lock would be polled
+
+	reports sync.Mutex
+	left    bool // guarded by reports: this instance has ended
 }
 
 // storedState is the contents of the rotation's file.
@@ -50,8 +54,11 @@ type storedState struct {
 	rotation.State
 }
 
-// storedVersion is the version of the file's format.
-const storedVersion = 1
+// Versions of the file's format. A state without a plugged-in CA has the first one, which earlier programs read.
+const (
+	storedVersion        = 1
+	storedVersionPlugged = 2
+)
 
 // NewFolder returns the Store in a state folder. The folder is made when something is stored.
 func NewFolder(stateDir string) *Folder {
@@ -70,6 +77,9 @@ func (s *Folder) First(_ context.Context, create func() (StoredRoot, error)) (St
 	}
 	// An empty folder is as good as none, such as one that was created to mount something there.
 	if entries, err := os.ReadDir(dir); filepath.Base(dir) == rootFolder && (os.IsNotExist(err) || err == nil && len(entries) == 0) {
+		if create == nil {
+			return StoredRoot{}, nil
+		}
 		made, err := create()
 		if err != nil {
 			return StoredRoot{}, err
@@ -78,24 +88,46 @@ func (s *Folder) First(_ context.Context, create func() (StoredRoot, error)) (St
 			return StoredRoot{}, err
 		}
 	}
-	return readRoot(dir)
+	return readRoot(dir, false)
 }
 
 func createFolder(stateDir, name string, root StoredRoot) error {
-	return statefile.CreateOnce(stateDir, name, map[string][]byte{rootCert: root.Cert, rootKey: root.Key})
+	files := map[string][]byte{rootCert: root.Cert}
+	if len(root.Key) > 0 {
+		files[rootKey] = root.Key
+	}
+	return statefile.CreateOnce(stateDir, name, files)
+}
+
+// add stores a root, unless it is there.
+func (s *Folder) add(root StoredRoot) error {
+	certs, err := pki.ParseBundle(root.Cert)
+	if err != nil {
+		return err
+	}
+	id := pki.Fingerprint(certs[0])
+	if has, err := readRoot(folderOf(s.stateDir, id), len(root.Key) == 0); err == nil {
+		if certs, err := pki.ParseBundle(has.Cert); err == nil && pki.Fingerprint(certs[0]) == id {
+			return nil
+		}
+	}
+	return createFolder(s.stateDir, madeFolder(id), root)
 }
 
 // Root implements Store.
-func (s *Folder) Root(_ context.Context, id string) (StoredRoot, error) {
-	return readRoot(folderOf(s.stateDir, id))
+func (s *Folder) Root(_ context.Context, root rotation.Root) (StoredRoot, error) {
+	return readRoot(folderOf(s.stateDir, root.ID), root.Plugged)
 }
 
-// readRoot reads the root in a folder.
-func readRoot(dir string) (StoredRoot, error) {
+// readRoot reads the root in a folder, without its key if it is plugged in.
+func readRoot(dir string, plugged bool) (StoredRoot, error) {
 	out := StoredRoot{CertAt: filepath.Join(dir, rootCert), KeyAt: filepath.Join(dir, rootKey), Remedy: "remove " + dir}
 	var err error
 	if out.Cert, err = statefile.ReadPublic(out.CertAt); err != nil {
 		return StoredRoot{}, fmt.Errorf("read root certificate: %w", err)
+	}
+	if plugged {
+		return out, nil
 	}
 	if out.Key, err = statefile.ReadPrivate(out.KeyAt); err != nil {
 		return StoredRoot{}, fmt.Errorf("read root key: %w", err)
@@ -122,7 +154,11 @@ func readRotation(stateDir string) (rotation.State, bool, error) {
 
 // EncodeRotation returns the state of a rotation as a Store keeps it.
 func EncodeRotation(s rotation.State) ([]byte, error) {
-	text, err := json.MarshalIndent(storedState{Version: storedVersion, State: s}, "", "  ")
+	version := storedVersion
+	if s.HasPlugged() {
+		version = storedVersionPlugged
+	}
+	text, err := json.MarshalIndent(storedState{Version: version, State: s}, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("encode the state of the root's rotation: %w", err)
 	}
@@ -135,8 +171,8 @@ func DecodeRotation(text []byte) (rotation.State, error) {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return rotation.State{}, fmt.Errorf("parse the state: %w", err)
 	}
-	if s.Version != storedVersion || len(s.Signer.ID) != sha256Digits {
-		return rotation.State{}, fmt.Errorf("version %d, want %d, with the root that signs", s.Version, storedVersion)
+	if s.Version != storedVersion && s.Version != storedVersionPlugged || len(s.Signer.ID) != sha256Digits {
+		return rotation.State{}, fmt.Errorf("version %d, want %d or %d, with the root that signs", s.Version, storedVersion, storedVersionPlugged)
 	}
 	return s.State, nil
 }
@@ -169,8 +205,14 @@ func (s *Folder) Change(ctx context.Context, f func(old rotation.State, found bo
 	if err != nil || next == nil {
 		return err
 	}
-	if next.Added != nil {
-		if err := createFolder(s.stateDir, madeFolder(next.State.Next.ID), *next.Added); err != nil {
+	if !found && next.State.HasPlugged() {
+		// Their folders would be taken for those of roots that are not trusted any more.
+		if made, err := madeFolders(s.stateDir); err != nil || len(made) > 0 {
+			return errors.Join(err, missingState(s.stateDir))
+		}
+	}
+	for _, root := range next.Added {
+		if err := s.add(root); err != nil {
 			return err
 		}
 	}
@@ -190,6 +232,11 @@ func (s *Folder) reportPath() string {
 
 // Report implements Store.
 func (s *Folder) Report(_ context.Context, r rotation.Report) error {
+	s.reports.Lock()
+	defer s.reports.Unlock()
+	if s.left {
+		return nil
+	}
 	r.Instance = s.instance
 	text, err := json.Marshal(r)
 	if err == nil {
@@ -206,6 +253,9 @@ func (s *Folder) Report(_ context.Context, r rotation.Report) error {
 
 // Leave implements Store.
 func (s *Folder) Leave(context.Context) error {
+	s.reports.Lock()
+	defer s.reports.Unlock()
+	s.left = true
 	if err := os.Remove(s.reportPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("report to the other instances: %w", err)
 	}
@@ -267,19 +317,32 @@ func signerFolder(stateDir string, now time.Time) (string, error) {
 	}
 	first := filepath.Join(stateDir, rootFolder)
 	if found {
-		signer := s.Signer
-		if s.Next != nil && !now.Before(signer.NotAfter) {
-			signer = s.Next.Root
+		if root, ok := FirstOf(s, now); ok {
+			return folderOf(stateDir, root.ID), nil
 		}
-		return folderOf(stateDir, signer.ID), nil
+		return first, nil
 	}
 	if made, err := madeFolders(stateDir); err != nil || len(made) == 0 {
 		return first, err
 	}
 	if _, err := os.Lstat(first); errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("state folder %s has rotated roots, and %s is missing, which says which of them signs: restore it from a copy", stateDir, rotationFile)
+		return "", missingState(stateDir)
 	}
 	return first, nil
+}
+
+// FirstOf returns the self-signed root of a state that Store.First returns, false if there is none.
+func FirstOf(s rotation.State, now time.Time) (rotation.Root, bool) {
+	for _, root := range s.Signers() {
+		if !root.Plugged && now.Before(root.NotAfter) {
+			return root, true
+		}
+	}
+	return s.Signer, !s.Signer.Plugged
+}
+
+func missingState(stateDir string) error {
+	return fmt.Errorf("state folder %s has rotated roots, and %s is missing, which says which of them signs: restore it from a copy", stateDir, rotationFile)
 }
 
 // madeFolders lists the folders of roots that rotations have made.
@@ -303,7 +366,7 @@ func (s *Folder) removeFolders(state rotation.State) error {
 		keep[folderOf(s.stateDir, t.ID)] = true
 	}
 	for _, dir := range append(made, filepath.Join(s.stateDir, rootFolder)) {
-		if keep[dir] {
+		if keep[dir] || filepath.Base(dir) == rootFolder && !readable(filepath.Join(dir, rootCert)) {
 			continue
 		}
 		if err := os.RemoveAll(dir); err != nil {
@@ -311,4 +374,10 @@ func (s *Folder) removeFolders(state rotation.State) error {
 		}
 	}
 	return nil
+}
+
+// readable reports whether a root can be read. One that cannot be was never trusted, and is left alone.
+func readable(cert string) bool {
+	_, err := statefile.ReadPublic(cert)
+	return err == nil
 }

@@ -13,6 +13,8 @@ type RotationStatus struct {
 	Roots []RootStatus   `json:"roots"`
 	// Due is when the next rotation begins by itself.
 	Due time.Time `json:"due,omitzero"`
+	// PluggedIn says that a CA in files signs, or is to sign.
+	PluggedIn bool `json:"pluggedIn,omitempty"`
 	// Why is the reason of the rotation that is in progress.
 	Why string `json:"why,omitempty"`
 	// Distributed is since when all instances distribute the next root, Deadline when it signs at the latest: all
@@ -29,7 +31,7 @@ type RotationStatus struct {
 type RootStatus struct {
 	// SHA256 is the digest of the certificate in hexadecimal.
 	SHA256 string `json:"sha256"`
-	// Role is signs, next or retired.
+	// Role is signs, next, retired, or file: trusted because the files of the plugged-in CA have it.
 	Role      string    `json:"role"`
 	NotBefore time.Time `json:"notBefore"`
 	NotAfter  time.Time `json:"notAfter"`
@@ -44,16 +46,23 @@ func (r *Rotator) Status() RotationStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s, now := r.state, time.Now()
-	out := RotationStatus{Phase: s.Phase(), Due: r.options.Policy.Due(s.Signer), Problem: r.problem, Instances: []rotation.Report{}}
+	out := RotationStatus{Phase: s.Phase(), PluggedIn: r.files != nil, Problem: r.problem, Instances: []rotation.Report{}}
+	if !s.Signer.Plugged {
+		out.Due = r.options.Policy.Due(s.Signer)
+	}
 	for _, i := range r.reports {
 		if now.Sub(i.At) <= rotation.ReportTTL {
 			out.Instances = append(out.Instances, i)
 		}
 	}
 	slices.SortFunc(out.Instances, func(a, b rotation.Report) int { return a.At.Compare(b.At) })
-	serving := s.Serving(now).ID
+	listed := map[string]bool{}
 	add := func(root rotation.Root, role string, last time.Time) {
-		out.Roots = append(out.Roots, RootStatus{SHA256: root.ID, Role: role, NotBefore: root.NotBefore, NotAfter: root.NotAfter, LastLeaf: last, Serving: root.ID == serving})
+		if listed[root.ID] {
+			return
+		}
+		listed[root.ID] = true
+		out.Roots = append(out.Roots, RootStatus{SHA256: root.ID, Role: role, NotBefore: root.NotBefore, NotAfter: root.NotAfter, LastLeaf: last, Serving: root.ID == r.serves})
 	}
 	add(s.Signer, "signs", s.LastLeaf)
 	if n := s.Next; n != nil {
@@ -63,6 +72,9 @@ func (r *Rotator) Status() RotationStatus {
 	}
 	for _, t := range s.Retired {
 		add(t.Root, "retired", t.Until)
+	}
+	for _, t := range s.Further {
+		add(t.Root, "file", time.Time{})
 	}
 	return out
 }
@@ -87,7 +99,7 @@ func (r *Rotator) Metrics() []Metric {
 		{Name: "pilothouse_ca_rotation_phase", Help: "Phase of the root's rotation: 0 stable, 1 a new root is distributed, 2 the new root signs and the old one is trusted.", Value: phases[s.Phase]},
 		{Name: "pilothouse_ca_rotation_waiting_proxies", Help: "Proxies that have not acknowledged the trusted roots.", Value: float64(waiting)},
 		{Name: "pilothouse_ca_rotation_failing", Help: "1 while the state of the root's rotation cannot be read or changed, else 0.", Value: failing},
-		{Name: "pilothouse_ca_rotation_due_timestamp", Help: "When the root's next rotation begins by itself, in seconds since 1970; 0 while one is in progress.", Value: due},
+		{Name: "pilothouse_ca_rotation_due_timestamp", Help: "When the root's next rotation begins by itself, in seconds since 1970; 0 while one is in progress, and for a CA that is plugged in.", Value: due},
 		{Name: "pilothouse_ca_trusted_roots", Help: "Roots of the mesh's CA that are trusted.", Value: float64(len(s.Roots))},
 	}
 }

@@ -1,7 +1,6 @@
 package ca
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/x509"
@@ -32,8 +31,10 @@ type RotatorOptions struct {
 	RootTTL      time.Duration
 	// RootKey is the kind of its key; "" means ECDSA P-256.
 	RootKey pki.KeyKind
-	// MaxTTL is the longest lifetime of a leaf.
-	MaxTTL time.Duration
+	// TTL is the default lifetime of a leaf, MaxTTL the longest.
+	TTL, MaxTTL time.Duration
+	// Plugged is the CA in files; nil if there is none, and the self-signed root signs. Plug replaces it.
+	Plugged *policy.Plugged
 	// Policy says when a root is rotated.
 	Policy rotation.Policy
 	// Interval is how often it is checked whether a root is due.
@@ -47,7 +48,8 @@ type RotatorOptions struct {
 	Log     *slog.Logger
 }
 
-// Rotator rotates the self-signed root of an authority. It is safe for concurrent use. [control-plane 1.14.7]
+// Rotator replaces the root of an authority without a failed handshake: it rotates a self-signed root, and carries out the
+// changes of a CA that is plugged in. It is safe for concurrent use. [control-plane 1.14.3, 1.14.7]
 type Rotator struct {
 	options   RotatorOptions
 	authority *Authority
@@ -56,6 +58,7 @@ type Rotator struct {
 	wake      chan struct{}
 
 	cycling sync.Mutex // held by cycle, so that states are applied in order
+	applied applied    // guarded by cycling
 
 	mu      sync.Mutex // guards what follows
 	state   rotation.State
@@ -65,16 +68,23 @@ type Rotator struct {
 	reports []rotation.Report
 	clear   time.Time
 	problem string
-	applied State // what the authority was given last
+	broken  bool   // nothing could be stored when it was tried last
+	serves  string // the ID of the root that issues the control plane's own certificates
+	// files is the CA that was plugged in last, nil if there is none, and pending says that the state does not have it yet.
+	files   *policy.Plugged
+	pending bool
+	// issuers are those of CAs that were plugged in, by root: the newest of each.
+	issuers map[string]*policy.Issuer
 }
 
-// loadedRoot is a root of the store. The issuer is nil if it cannot sign any more.
+// loadedRoot is a root of the store. The issuer is nil if the store has no key, or if the root has expired.
 type loadedRoot struct {
 	cert   *x509.Certificate
 	issuer *policy.Issuer
 }
 
-// OpenRotator continues the rotation of the authority, which OpenStore has opened with the same store.
+// OpenRotator continues the rotation of the authority, which Open has opened with the same store. If another root
+// signed last, that root goes on if its key is there, and is only trusted otherwise.
 func OpenRotator(a *Authority, o RotatorOptions) (*Rotator, error) {
 	if o.Distribute == nil {
 		o.Distribute = func([]*x509.Certificate) {}
@@ -89,34 +99,120 @@ func OpenRotator(a *Authority, o RotatorOptions) (*Rotator, error) {
 	}
 	r := &Rotator{
 		options: o, authority: a, serving: serving, store: o.Store, wake: make(chan struct{}, 1),
-		roots: map[string]*loadedRoot{}, issued: map[string]time.Time{}, stored: map[string]time.Time{},
+		roots: map[string]*loadedRoot{}, issued: map[string]time.Time{}, stored: map[string]time.Time{}, issuers: map[string]*policy.Issuer{},
+	}
+	if o.Plugged != nil {
+		if err := r.setFiles(*o.Plugged); err != nil {
+			return nil, err
+		}
 	}
 	now := time.Now()
-	var s rotation.State
-	err = r.store.Change(context.Background(), func(old rotation.State, found bool) (*StoreChange, error) {
-		if !found {
-			old = r.initial(first.Issuer.Root(), now)
-		}
-		// The time alone may have changed it.
-		s, _ = old.Step(o.Policy, rotation.Facts{Now: now})
-		return &StoreChange{State: s}, nil
-	})
+	s, err := r.open(context.Background(), first.Issuer, now)
 	if err != nil {
 		return nil, err
 	}
-	r.applied = first
-	if err := r.apply(context.Background(), s, now); err != nil {
+	if err := r.apply(context.Background(), s, now); err != nil && !errors.Is(err, errNoKey) {
 		return nil, err
 	}
 	a.onIssue(r.noteIssued)
 	return r, nil
 }
 
-// initial returns the state for a root without one. If the root is not new, it may have signed leaves of the longest lifetime.
-func (r *Rotator) initial(root *x509.Certificate, now time.Time) rotation.State {
-	s := rotation.State{Signer: rootOf(root)}
-	if now.Sub(root.NotBefore) > Backdate+time.Minute {
-		s.LastLeaf = now.Add(r.options.MaxTTL)
+// open brings the stored state up to date: the time alone may have changed it, and the CA may be another one.
+func (r *Rotator) open(ctx context.Context, first *policy.Issuer, now time.Time) (s rotation.State, err error) {
+	var left leftOver
+	if r.files != nil {
+		left = r.leftOver(ctx, now)
+	}
+	var isNew, gone bool
+	var changes []string
+	err = r.store.Change(ctx, func(old rotation.State, found bool) (*StoreChange, error) {
+		if isNew, gone, changes = !found, false, nil; isNew {
+			old = r.initial(first, left, now)
+		}
+		s = old
+		var added []StoredRoot
+		switch {
+		case r.files != nil:
+			s, changes, added, err = r.plug(old, r.files, now)
+		case old.HasPlugged():
+			gone = true
+			if s, changes, err = old.Plug(rootOf(first.Root()), nil, now); err != nil {
+				break
+			}
+			// An instance with the files may have removed it meanwhile.
+			added, err = keyOf(first)
+		}
+		if err != nil {
+			return nil, err
+		}
+		facts := rotation.Facts{Now: now}
+		if facts.Lost, err = r.lost(ctx, s.Signer, first, now); err != nil {
+			return nil, err
+		}
+		var d rotation.Decision
+		s, d = s.Step(r.options.Policy, facts)
+		changes = append(changes, d.Changes...)
+		return &StoreChange{State: s, Added: added}, nil
+	})
+	if err != nil {
+		return s, err
+	}
+	r.pending = false
+	if gone {
+		r.options.Log.Warn("the files of the CA that was plugged in are gone: a self-signed root signs", "root", pki.Fingerprint(first.Root())[:16])
+	}
+	if isNew && left.err != nil {
+		r.options.Log.Warn("the self-signed root is not trusted any more", "reason", left.err)
+	}
+	r.logChanges(changes)
+	return s, nil
+}
+
+// keyOf returns a root that is in force as one to store.
+func keyOf(root *policy.Issuer) ([]StoredRoot, error) {
+	key, err := root.KeyPEM()
+	if err != nil {
+		return nil, fmt.Errorf("store root key: %w", err)
+	}
+	return []StoredRoot{{Cert: pki.EncodeCerts(root.Root()), Key: key}}, nil
+}
+
+// lost reports whether the key of the CA below a root is not there.
+func (r *Rotator) lost(ctx context.Context, root rotation.Root, first *policy.Issuer, now time.Time) (bool, error) {
+	if r.issuers[root.ID] != nil || root.ID == pki.Fingerprint(first.Root()) {
+		return false, nil
+	}
+	stored, err := r.store.Root(ctx, root)
+	if err != nil {
+		return false, err
+	}
+	l, err := stored.load(root, now)
+	return err == nil && l.issuer == nil, err
+}
+
+func (r *Rotator) logChanges(changes []string) {
+	for _, text := range changes {
+		r.options.Log.Info("rotation of the root", "change", text)
+	}
+}
+
+// initial returns the state for a CA without one. Unless its root is new, it may have signed leaves already.
+func (r *Rotator) initial(first *policy.Issuer, left leftOver, now time.Time) rotation.State {
+	s := rotation.State{Signer: rootOf(first.Root())}
+	ttl := r.options.MaxTTL
+	if r.files != nil {
+		// Otherwise a root that agents do not acknowledge would wait for months after the first start.
+		ttl, s.Signer.Plugged = r.options.TTL, true
+		if left.root != nil && left.root.ID != s.Signer.ID {
+			s.Retired = []rotation.Retired{{Root: *left.root, Until: now.Add(r.options.TTL)}}
+		}
+		for _, c := range r.files.Roots { // as far as is known, they are trusted already
+			s.Further = append(s.Further, rotation.Next{Root: pluggedRoot(c), Added: now, Served: now, Deadline: now})
+		}
+	}
+	if now.Sub(first.Root().NotBefore) > Backdate+time.Minute {
+		s.LastLeaf = now.Add(ttl)
 	}
 	return s
 }
@@ -173,66 +269,104 @@ func (r *Rotator) tell(err error) {
 func (r *Rotator) cycle(ctx context.Context) (changed bool, err error) {
 	r.cycling.Lock()
 	defer r.cycling.Unlock()
-	if err := r.replaced(); err != nil {
+	now := time.Now()
+	next, err := r.look(ctx, now)
+	r.setBroken(err != nil)
+	if err != nil {
 		return false, err
 	}
-	now := time.Now()
-	if err := r.store.Report(ctx, r.report(now)); err != nil {
+	r.logChanges(next.changes)
+	if next.begun {
+		r.tellBegun(next.state)
+	}
+	r.hasStored(next.state)
+	if next.plugErr == nil {
+		r.hasPlugged()
+	}
+	if err := errors.Join(next.plugErr, r.apply(ctx, next.state, now)); err != nil {
 		return false, err
+	}
+	return next.begun || len(next.changes) > 0, nil
+}
+
+// setBroken notes whether something could be stored.
+func (r *Rotator) setBroken(broken bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.broken = broken
+}
+
+// look reports what this instance distributes, and lets time and reports change the state.
+func (r *Rotator) look(ctx context.Context, now time.Time) (stepped, error) {
+	if err := r.store.Report(ctx, r.report(now)); err != nil {
+		return stepped{}, err
 	}
 	// Before the state: a report that is older than the state can only delay the rotation.
 	reports, err := r.store.Reports(ctx, now)
 	if err != nil {
-		return false, err
+		return stepped{}, err
 	}
 	r.mu.Lock()
 	r.reports = reports
 	r.mu.Unlock()
-	next, d, err := r.step(ctx, reports, now)
-	if err != nil {
-		return false, err
-	}
-	for _, text := range d.Changes {
-		r.options.Log.Info("rotation of the root", "change", text)
-	}
-	if d.Begin {
-		r.tellBegun(next)
-	}
-	r.hasStored(next)
-	if err := r.apply(ctx, next, now); err != nil {
-		return false, err
-	}
-	return d.Begin || len(d.Changes) > 0, nil
+	return r.step(ctx, reports, now)
 }
 
-// step lets time and reports change the stored state, and stores the ends of leaves.
-func (r *Rotator) step(ctx context.Context, reports []rotation.Report, now time.Time) (next rotation.State, d rotation.Decision, err error) {
+// stepped is a state that has been stored, and what has led to it.
+type stepped struct {
+	state   rotation.State
+	changes []string
+	begun   bool            // a rotation has
+	plugged *policy.Plugged // the CA that was to be plugged in, nil for none
+	plugErr error           // why it could not be
+}
+
+// step lets time and reports change the stored state, stores the ends of leaves, and plugs in the CA that is pending.
+func (r *Rotator) step(ctx context.Context, reports []rotation.Report, now time.Time) (out stepped, err error) {
 	var made madeRoot
-	err = r.changeExisting(ctx, func(s rotation.State) (_ *StoreChange, err error) {
-		var added *StoredRoot
+	err = r.changeExisting(ctx, func(s rotation.State) (*StoreChange, error) {
 		s, stored := r.storeIssued(s)
-		next, d = s.Step(r.options.Policy, rotation.Facts{Now: now, Reports: reports})
-		if d.Begin {
-			if next, added, err = r.begin(next, d.Why, &made, now); err != nil {
+		out = stepped{plugged: r.pendingFiles()}
+		var added []StoredRoot
+		if out.plugged != nil {
+			// The state goes on without it: time may make room for another root.
+			s, out.changes, added, out.plugErr = r.plug(s, out.plugged, now)
+			stored = stored || out.plugErr == nil
+		}
+		next, d := s.Step(r.options.Policy, rotation.Facts{Now: now, Reports: reports, SignerEnd: r.signerEnd(s.Signer)})
+		if out.begun = d.Begin; d.Begin {
+			var root StoredRoot
+			if next, root, err = r.begin(next, d.Why, &made, now); err != nil {
 				return nil, err
 			}
+			added = append(added, root)
 		}
-		if !d.Begin && len(d.Changes) == 0 && !stored {
+		out.state, out.changes = next, append(out.changes, d.Changes...)
+		if !out.begun && len(out.changes) == 0 && !stored {
 			return nil, nil
 		}
 		return &StoreChange{State: next, Added: added}, nil
 	})
-	return next, d, err
+	return out, err
 }
 
 // changeExisting changes a state that must exist.
 func (r *Rotator) changeExisting(ctx context.Context, f func(rotation.State) (*StoreChange, error)) error {
 	return r.store.Change(ctx, func(old rotation.State, found bool) (*StoreChange, error) {
 		if !found {
-			return nil, fmt.Errorf("%s in %s: %w", RotationKey, r.store, errNotStored)
+			return nil, fmt.Errorf("%s in %s: %w", RotationKey, r.store, ErrNotStored)
 		}
 		return f(old)
 	})
+}
+
+// signerEnd is when the chain ends by which this instance signs below a root; zero if it signs below another one.
+func (r *Rotator) signerEnd(root rotation.Root) time.Time {
+	issuer := r.authority.State().Issuer
+	if pki.Fingerprint(issuer.Root()) != root.ID {
+		return time.Time{}
+	}
+	return issuer.Validity().NotAfter
 }
 
 // report returns what this instance distributes, and who has acknowledged it.
@@ -264,18 +398,18 @@ type madeRoot struct {
 }
 
 // begin makes a root, unless it has been made, and returns the state in which it is distributed.
-func (r *Rotator) begin(s rotation.State, why string, made *madeRoot, now time.Time) (rotation.State, *StoredRoot, error) {
+func (r *Rotator) begin(s rotation.State, why string, made *madeRoot, now time.Time) (rotation.State, StoredRoot, error) {
 	if err := s.CanBegin(); err != nil {
-		return s, nil, err
+		return s, StoredRoot{}, err
 	}
 	if made.issuer == nil {
 		var err error
 		if made.issuer, made.stored, err = newStoredRoot(r.options.Organization, r.options.RootKey, r.options.RootTTL, now); err != nil {
-			return s, nil, err
+			return s, StoredRoot{}, err
 		}
 	}
 	next, err := s.Begin(rootOf(made.issuer.Root()), why, now)
-	return next, &made.stored, err
+	return next, made.stored, err
 }
 
 // tellBegun logs that a rotation has begun.
@@ -285,18 +419,14 @@ func (r *Rotator) tellBegun(s rotation.State) {
 
 // Rotate begins a rotation, which Status has when it returns. The error wraps rotation.ErrInProgress if one is in progress.
 func (r *Rotator) Rotate(ctx context.Context) error {
-	if err := r.replaced(); err != nil {
-		return fmt.Errorf("rotate the root: %w", err)
-	}
 	var made madeRoot
 	var next rotation.State
 	err := r.changeExisting(ctx, func(s rotation.State) (_ *StoreChange, err error) {
-		var added *StoredRoot
-		next, added, err = r.begin(s, "requested", &made, time.Now())
-		if err != nil {
+		var added StoredRoot
+		if next, added, err = r.begin(s, "requested", &made, time.Now()); err != nil {
 			return nil, err
 		}
-		return &StoreChange{State: next, Added: added}, nil
+		return &StoreChange{State: next, Added: []StoredRoot{added}}, nil
 	})
 	if err != nil {
 		return fmt.Errorf("rotate the root: %w", err)
@@ -305,79 +435,15 @@ func (r *Rotator) Rotate(ctx context.Context) error {
 	if _, err = r.cycle(ctx); err != nil { // for Status to have it
 		r.tell(err)
 	}
+	r.wakeUp()
+	return nil
+}
+
+func (r *Rotator) wakeUp() {
 	select {
 	case r.wake <- struct{}{}:
 	default: // Run will look anyway
 	}
-	return nil
-}
-
-// apply loads the roots of a state, has them distributed, and replaces the issuer.
-func (r *Rotator) apply(ctx context.Context, s rotation.State, now time.Time) error {
-	loaded := map[string]*loadedRoot{}
-	var certs []*x509.Certificate
-	for _, t := range s.Trusted() {
-		r.mu.Lock()
-		l := r.roots[t.ID]
-		r.mu.Unlock()
-		if l == nil {
-			stored, err := r.store.Root(ctx, t.ID)
-			if err != nil {
-				return err
-			}
-			if l, err = stored.load(t.ID, now); err != nil {
-				return err
-			}
-		}
-		loaded[t.ID] = l
-		certs = append(certs, l.cert)
-	}
-	signer, serving := loaded[s.Signer.ID].issuer, loaded[s.Serving(now).ID].issuer
-	if signer == nil {
-		return fmt.Errorf("root %.16s cannot sign: it has expired", s.Signer.ID)
-	}
-	if serving == nil {
-		serving = signer
-	}
-	if err := r.replaced(); err != nil {
-		return err
-	}
-	r.options.Distribute(pki.Normalize(certs))
-	if err := errors.Join(r.serving.Replace(serving, certs), r.authority.Replace(signer, certs)); err != nil {
-		return err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.applied = r.authority.State()
-	if !sameKeys(r.roots, loaded) {
-		r.clear = time.Time{}
-	}
-	r.state, r.roots = s, loaded
-	return nil
-}
-
-// errReplaced says that the self-signed root is not in use any more, or not alone.
-var errReplaced = errors.New("another CA is plugged in: its files decide about the roots")
-
-// replaced returns errReplaced if somebody else has changed the authority. The control plane's own certificates follow it then.
-func (r *Rotator) replaced() error {
-	now := r.authority.State()
-	r.mu.Lock()
-	applied := r.applied
-	r.mu.Unlock()
-	if now.Issuer == applied.Issuer && bytes.Equal(now.RootsPEM(), applied.RootsPEM()) {
-		return nil
-	}
-	return errors.Join(errReplaced, r.serving.Replace(now.Issuer, now.Roots))
-}
-
-func sameKeys(a, b map[string]*loadedRoot) bool {
-	for id := range a {
-		if b[id] == nil {
-			return false
-		}
-	}
-	return len(a) == len(b)
 }
 
 // noteIssued records that a root has signed a leaf, before the leaf is handed out. What is stored lies
@@ -385,13 +451,13 @@ func sameKeys(a, b map[string]*loadedRoot) bool {
 func (r *Rotator) noteIssued(root *x509.Certificate, until time.Time) {
 	id := pki.Fingerprint(root)
 	r.mu.Lock()
-	known, failing := !until.After(r.stored[id]), r.problem != ""
+	known, broken := !until.After(r.stored[id]), r.broken
 	if ahead := until.Add(time.Until(until) / 8); !known && ahead.After(r.issued[id]) {
 		r.issued[id] = ahead
 	}
 	r.mu.Unlock()
 	// While nothing can be stored, nobody waits for it: Run stores it before the state changes.
-	if known || failing {
+	if known || broken {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), issueTimeout)
@@ -405,6 +471,7 @@ func (r *Rotator) noteIssued(root *x509.Certificate, until time.Time) {
 		return &StoreChange{State: next}, nil
 	})
 	if err != nil {
+		r.setBroken(true)
 		r.tell(err) // it is stored before the state changes
 		return
 	}

@@ -39,7 +39,7 @@ func startInstance(t *testing.T, dir string, change func(*RotatorOptions)) *inst
 	t.Helper()
 	in := &instance{t: t}
 	o := RotatorOptions{
-		Store: NewFolder(dir), Organization: "cluster.local", RootTTL: 1000 * time.Hour, MaxTTL: 48 * time.Hour, Interval: time.Hour, Poll: poll,
+		Store: NewFolder(dir), Organization: "cluster.local", RootTTL: 1000 * time.Hour, TTL: 24 * time.Hour, MaxTTL: 48 * time.Hour, Interval: time.Hour, Poll: poll,
 		Policy: rotation.Policy{Share: 0.2, Margin: 72 * time.Hour}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Distribute: func(roots []*x509.Certificate) {
 			in.mu.Lock()
@@ -55,7 +55,13 @@ func startInstance(t *testing.T, dir string, change func(*RotatorOptions)) *inst
 	if change != nil {
 		change(&o)
 	}
-	a, err := OpenRoot(dir, "cluster.local", o.RootTTL, "")
+	var a *Authority
+	var err error
+	if o.Plugged != nil {
+		a, err = NewAuthority(o.Plugged.Issuer, o.Plugged.Roots...)
+	} else {
+		a, err = OpenRoot(dir, "cluster.local", o.RootTTL, "")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,6 +401,24 @@ func TestLeavesAreIssuedWhileNothingIsStored(t *testing.T) {
 		synctest.Wait()
 		if got := in.Status(); got.Problem != "" || got.Roots[0].LastLeaf.Before(last.NotAfter) {
 			t.Errorf("stored is %s, want at least %s; %s", got.Roots[0].LastLeaf, last.NotAfter, got.Problem)
+		}
+	})
+}
+
+// What is asked of an instance while it stops does not bring its report back, which others would wait for.
+func TestAnInstanceThatHasLeftDoesNotReport(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		in := startInstance(t, dir, nil)
+		in.issue(time.Hour)
+		in.stop()
+		if err := in.Rotate(t.Context()); err != nil {
+			t.Error(err)
+		}
+		in = startInstance(t, dir, nil)
+		defer in.stop()
+		if got := in.Status(); len(got.Instances) != 1 || got.Phase != rotation.Distributing {
+			t.Errorf("%d instances, %s; want one, and the rotation that was requested", len(got.Instances), got.Phase)
 		}
 	})
 }

@@ -103,7 +103,6 @@ func (s *Server) issue(r policy.Request) ([]string, error) {
 		s.metrics.signErrors.Add(1)
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	s.authority.noteLifetime(cert.NotAfter.Sub(now))
 	s.authority.noteIssued(state.Issuer.Root(), cert.NotAfter)
 	s.log.Info("certificate issued", "identity", r.Caller, "serial", cert.SerialNumber, "until", cert.NotAfter, "root", pki.Fingerprint(state.Issuer.Root())[:16])
 	chain := []string{string(pki.EncodeCerts(cert))}

@@ -14,17 +14,19 @@ import (
 // Store keeps the self-signed roots of the mesh and the state of their rotation, for all instances of the
 // control plane that use it. NewFolder returns one that is a folder. It must be safe for concurrent use.
 type Store interface {
-	// First returns the root that signs. If there is none, it stores the one that create makes. Instances
-	// that start concurrently get the same.
+	// First returns the self-signed root that signs, or that signs if no CA is plugged in. If there is
+	// none, it stores the one that create makes; if create is nil, it returns an empty StoredRoot.
+	// Instances that start concurrently get the same.
 	First(ctx context.Context, create func() (StoredRoot, error)) (StoredRoot, error)
-	// Root returns the root with an ID, the SHA-256 of its certificate, which the stored state trusts.
-	Root(ctx context.Context, id string) (StoredRoot, error)
+	// Root returns a root which the stored state trusts, without a key if it is plugged in.
+	Root(ctx context.Context, root rotation.Root) (StoredRoot, error)
 	// Change replaces the state by what f makes of it. No other instance changes it between the two; for
 	// that, f may be called more than once, so that it must have no other effect. A nil result keeps the
-	// state; found is false if there is none. Roots that the state does not trust are removed, with their
-	// keys.
+	// state; found is false if there is none, and an error of f that wraps ErrNotStored says that there must
+	// be one. Roots that the state does not trust are removed, with their keys.
 	Change(ctx context.Context, f func(old rotation.State, found bool) (*StoreChange, error)) error
-	// Report replaces the report of this instance, and gives it the instance's name. Leave removes it.
+	// Report replaces the report of this instance, and gives it the instance's name. Leave removes it;
+	// Report has no effect after it.
 	Report(ctx context.Context, r rotation.Report) error
 	Leave(ctx context.Context) error
 	// Reports returns the reports of all instances, also of some that have ended. A report that cannot be
@@ -34,13 +36,13 @@ type Store interface {
 	String() string
 }
 
-// StoreChange is a new state of the rotation, and the root that it adds; nil for none.
+// StoreChange is a new state of the rotation, and roots that it trusts and that the Store may not have.
 type StoreChange struct {
 	State rotation.State
-	Added *StoredRoot
+	Added []StoredRoot
 }
 
-// StoredRoot is a self-signed root with its key, in PEM.
+// StoredRoot is a root in PEM: a self-signed one with its key, or that of a CA that is plugged in, without one.
 type StoredRoot struct {
 	Cert, Key []byte
 	// CertAt and KeyAt say where they are, and Remedy how to have another root made, for messages. They
@@ -96,16 +98,16 @@ func (s StoredRoot) issuer(now time.Time) (*policy.Issuer, error) {
 	return issuer, nil
 }
 
-// load returns the root with an ID, with its issuer unless it has expired.
-func (s StoredRoot) load(id string, now time.Time) (*loadedRoot, error) {
+// load returns the root of a state, with its issuer unless the root has expired or is plugged in.
+func (s StoredRoot) load(root rotation.Root, now time.Time) (*loadedRoot, error) {
 	certs, err := pki.ParseBundle(s.Cert)
 	if err != nil {
 		return nil, fmt.Errorf("read root certificate %s: %w", s.CertAt, err)
 	}
-	if got := pki.Fingerprint(certs[0]); got != id {
-		return nil, fmt.Errorf("read root certificate %s: it is root %.16s, and the state of the rotation (%s) names %.16s: restore the one that belongs to the other", s.CertAt, got, RotationKey, id)
+	if got := pki.Fingerprint(certs[0]); got != root.ID {
+		return nil, fmt.Errorf("read root certificate %s: it is root %.16s, and the state of the rotation (%s) names %.16s: restore the one that belongs to the other", s.CertAt, got, RotationKey, root.ID)
 	}
-	if !now.Before(certs[0].NotAfter) {
+	if root.Plugged || !now.Before(certs[0].NotAfter) {
 		return &loadedRoot{cert: certs[0]}, nil
 	}
 	issuer, err := s.issuer(now)
@@ -138,5 +140,5 @@ func OpenStore(ctx context.Context, store Store, organization string, ttl time.D
 // RotationKey is the name of the state of the rotation in a Store.
 const RotationKey = rotationFile
 
-// errNotStored is returned if there is no state any more.
-var errNotStored = errors.New("has been removed: restart to continue with the root that signs")
+// ErrNotStored is returned if there is no state any more.
+var ErrNotStored = errors.New("has been removed: restart to continue with the root that signs")

@@ -35,6 +35,7 @@ type reporter struct {
 	instance string
 
 	reports sync.Mutex // guards what follows
+	left    bool       // this instance has ended, and does not report again
 	own     rotation.Report
 	written rotation.Report // what of own is in the ConfigMap
 	seen    map[string]seen // reports of the others, by instance
@@ -52,6 +53,9 @@ type seen struct {
 func (r *reporter) Report(ctx context.Context, report rotation.Report) error {
 	r.reports.Lock()
 	defer r.reports.Unlock()
+	if r.left {
+		return nil
+	}
 	report.Instance = r.instance
 	r.own = report
 	if w := r.written; report.At.Sub(w.At) < reportEvery && report.Waiting == w.Waiting && report.Clear.Equal(w.Clear) && slices.Equal(report.Trusted, w.Trusted) {
@@ -90,7 +94,7 @@ func (r *reporter) set(ctx context.Context, keys map[string]any) error {
 func (r *reporter) Leave(ctx context.Context) error {
 	r.reports.Lock()
 	defer r.reports.Unlock()
-	r.written = rotation.Report{}
+	r.written, r.left = rotation.Report{}, true
 	if err := r.set(ctx, map[string]any{r.instance: nil}); err != nil {
 		return fmt.Errorf("report to the other instances: %w", err)
 	}
@@ -111,7 +115,10 @@ func (r *reporter) Reports(ctx context.Context, now time.Time) ([]rotation.Repor
 	if _, ok := found.Data[r.instance]; !ok {
 		r.written = rotation.Report{} // somebody has removed it
 	}
-	out := []rotation.Report{r.own}
+	var out []rotation.Report
+	if !r.left {
+		out = append(out, r.own)
+	}
 	ended := map[string]any{}
 	for instance, text := range found.Data {
 		if instance == r.instance {

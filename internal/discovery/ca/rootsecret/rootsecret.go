@@ -1,5 +1,7 @@
 // Package rootsecret keeps the self-signed roots of the mesh and the state of their rotation in a Secret.
 //
+// Of a CA that is plugged in, it keeps the certificates of the roots.
+//
 // All instances of the control plane that use the same Secret have the same roots: each write is one of the
 // version that was read, so that of two instances one writes, and the other reads what that has written.
 // The root that signs has the names that it has in Istio's istio-ca-secret, so that either control plane
@@ -148,18 +150,18 @@ func (s *Store) first(ctx context.Context, create func() (ca.StoredRoot, error))
 	if err != nil {
 		return ca.StoredRoot{}, fmt.Errorf("%w: %w", errContents, err)
 	}
-	if !has.empty() {
-		root, err := has.signs(s.String(), time.Now())
-		if err != nil {
-			return ca.StoredRoot{}, fmt.Errorf("%w: %w", errContents, err)
-		}
+	root, err := has.first(s.String(), time.Now())
+	if err != nil {
+		return ca.StoredRoot{}, fmt.Errorf("%w: %w", errContents, err)
+	}
+	if len(root.Cert) > 0 || create == nil {
 		return root, nil
 	}
 	made, err := create()
 	if err != nil {
 		return ca.StoredRoot{}, fmt.Errorf("%w: %w", errContents, err)
 	}
-	secret.Data = first(secret.Data, made)
+	secret.Data = withFirst(secret.Data, made)
 	if missing {
 		_, err = secrets.Create(ctx, secret, metav1.CreateOptions{})
 	} else {
@@ -174,19 +176,30 @@ func (s *Store) first(ctx context.Context, create func() (ca.StoredRoot, error))
 }
 
 // Root implements ca.Store.
-func (s *Store) Root(ctx context.Context, id string) (ca.StoredRoot, error) {
+func (s *Store) Root(ctx context.Context, root rotation.Root) (ca.StoredRoot, error) {
 	_, has, err := s.get(ctx)
 	if err != nil {
 		return ca.StoredRoot{}, err
 	}
-	return has.root(id, s.String())
+	stored, err := has.root(root.ID, s.String())
+	if root.Plugged {
+		stored.Key = nil
+	}
+	return stored, err
+}
+
+// removedError says that the Secret does not exist.
+type removedError struct{ secret string }
+
+func (e removedError) Error() string {
+	return e.secret + " has been removed: restore it; if all instances restart without it, a new root is made, which no workload trusts yet"
 }
 
 // get reads the Secret, which must exist.
 func (s *Store) get(ctx context.Context) (*corev1.Secret, contents, error) {
 	secret, err := s.core.Secrets(s.namespace).Get(ctx, s.secret, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, contents{}, fmt.Errorf("%s has been removed: restore it; if all instances restart without it, a new root is made, which no workload trusts yet", s)
+		return nil, contents{}, removedError{s.String()}
 	}
 	if err != nil {
 		return nil, contents{}, fmt.Errorf("get %s: %w", s, err)
@@ -195,13 +208,13 @@ func (s *Store) get(ctx context.Context) (*corev1.Secret, contents, error) {
 	return secret, has, err
 }
 
-// Change implements ca.Store. The Secret must exist.
+// Change implements ca.Store. The Secret must exist, except at the start with a CA that is plugged in.
 func (s *Store) Change(ctx context.Context, f func(old rotation.State, found bool) (*ca.StoreChange, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var err error
 	for range maxConflicts {
-		if err = s.change(ctx, f); !apierrors.IsConflict(err) {
+		if err = s.change(ctx, f); !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
 			break
 		}
 	}
@@ -211,12 +224,19 @@ func (s *Store) Change(ctx context.Context, f func(old rotation.State, found boo
 // change is Change without repetition.
 func (s *Store) change(ctx context.Context, f func(old rotation.State, found bool) (*ca.StoreChange, error)) error {
 	secret, has, err := s.get(ctx)
-	if err != nil {
+	var removed removedError
+	missing := errors.As(err, &removed)
+	if err != nil && !missing {
 		return err
 	}
 	next, err := f(has.state, has.found)
-	if err != nil {
+	switch {
+	case missing && (errors.Is(err, ca.ErrNotStored) || err == nil && !(next != nil && next.State.HasPlugged())):
+		return removed
+	case err != nil:
 		return err
+	case missing:
+		secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: s.secret, Namespace: s.namespace}, Type: secretType}
 	}
 	if next == nil {
 		if !has.found {
@@ -229,8 +249,13 @@ func (s *Store) change(ctx context.Context, f func(old rotation.State, found boo
 		return err
 	}
 	secret.Data = data
-	if _, err := s.core.Secrets(s.namespace).Update(ctx, secret, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("update %s: %w", s, err)
+	if missing {
+		_, err = s.core.Secrets(s.namespace).Create(ctx, secret, metav1.CreateOptions{})
+	} else {
+		_, err = s.core.Secrets(s.namespace).Update(ctx, secret, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", s, err)
 	}
 	return nil
 }

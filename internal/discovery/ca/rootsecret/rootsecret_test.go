@@ -23,6 +23,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
+	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
@@ -145,15 +146,23 @@ type instance struct {
 	trusted []*x509.Certificate
 }
 
-func start(t *testing.T, s *apiServer) *instance {
+func start(t *testing.T, s *apiServer) *instance { return startWith(t, s, nil) }
+
+// startWith starts an instance with a CA that is plugged in, nil for none.
+func startWith(t *testing.T, s *apiServer, files *policy.Plugged) *instance {
 	t.Helper()
 	in := &instance{t: t, store: s.open(t)}
 	var err error
-	if in.authority, err = ca.OpenStore(t.Context(), in.store, "cluster.local", 1000*time.Hour, ""); err != nil {
+	if files != nil {
+		in.authority, err = ca.NewAuthority(files.Issuer, files.Roots...)
+	} else {
+		in.authority, err = ca.OpenStore(t.Context(), in.store, "cluster.local", 1000*time.Hour, "")
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	in.rotator, err = ca.OpenRotator(in.authority, ca.RotatorOptions{
-		Store: in.store, Organization: "cluster.local", RootTTL: 1000 * time.Hour, MaxTTL: 20 * time.Minute, Interval: time.Hour, Poll: 10 * time.Second,
+		Store: in.store, Organization: "cluster.local", RootTTL: 1000 * time.Hour, TTL: 20 * time.Minute, MaxTTL: 20 * time.Minute, Plugged: files, Interval: time.Hour, Poll: 10 * time.Second,
 		Policy: rotation.Policy{Share: 0.2, Margin: 3 * time.Hour}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Distribute: func(roots []*x509.Certificate) {
 			in.mu.Lock()

@@ -21,11 +21,14 @@ const (
 	// covers proxies that connect again, such as after a restart of the control plane, and the time in
 	// which an agent gives the root to its Envoy.
 	Hold = time.Minute
+	// HoldFiles is Hold for a root that was plugged in. Instances with state folders of their own do not know of each
+	// other, and may get the files up to two minutes later, as the kubelet updates mounted Secrets.
+	HoldFiles = 5 * time.Minute
 	// ReportTTL is the age at which an instance's report no longer counts: the instance has ended.
 	ReportTTL = 45 * time.Second
 	// forcedBefore is how long before the end of the signing root the new one signs in any case.
 	forcedBefore = time.Minute
-	// MaxTrusted is the maximum number of roots that are trusted at a time.
+	// MaxTrusted is the maximum number of roots that are trusted at a time because they sign, will sign or have signed.
 	MaxTrusted = 8
 )
 
@@ -35,6 +38,8 @@ type Root struct {
 	ID        string    `json:"id"`
 	NotBefore time.Time `json:"notBefore"`
 	NotAfter  time.Time `json:"notAfter"`
+	// Plugged says that the CA below it is plugged in from files, and that its key is not stored.
+	Plugged bool `json:"plugged,omitempty"`
 }
 
 // State is the state of the CA's roots. Values are not changed: methods return a new State.
@@ -47,12 +52,15 @@ type State struct {
 	Next *Next `json:"next,omitempty"`
 	// Retired are the roots that no longer sign and are still trusted, oldest first.
 	Retired []Retired `json:"retired,omitempty"`
+	// Further are the roots in the files of a plugged-in CA, which are trusted as long as they are there. They may be among the
+	// others.
+	Further []Next `json:"further,omitempty"`
 }
 
-// Next is a root that is being distributed.
+// Next is a root that is distributed and has not signed yet.
 type Next struct {
 	Root
-	// Added is when the rotation began, and Why its reason.
+	// Added is since when it is distributed, and Why the reason of the rotation, empty for a further root.
 	Added time.Time `json:"added"`
 	Why   string    `json:"why"`
 	// Served is since when all instances distribute it; zero before.
@@ -74,7 +82,7 @@ type Phase string
 
 // The phases, in order. Stable follows Overlap.
 const (
-	// Stable means that one root signs, and it alone is trusted.
+	// Stable means that one root signs, and none is trusted because it has signed or will sign.
 	Stable Phase = "stable"
 	// Distributing means that a new root is trusted and does not sign yet.
 	Distributing Phase = "distributing"
@@ -94,24 +102,45 @@ func (s State) Phase() Phase {
 }
 
 // Trusted returns the roots to distribute: the one that signs first, then the next, then the retired
-// ones, oldest first.
+// ones, oldest first, then the further ones.
 func (s State) Trusted() []Root {
 	out := []Root{s.Signer}
+	add := func(r Root) {
+		if !slices.ContainsFunc(out, func(o Root) bool { return o.ID == r.ID }) {
+			out = append(out, r)
+		}
+	}
 	if s.Next != nil {
-		out = append(out, s.Next.Root)
+		add(s.Next.Root)
 	}
 	for _, r := range s.Retired {
-		out = append(out, r.Root)
+		add(r.Root)
+	}
+	for _, r := range s.Further {
+		add(r.Root)
 	}
 	return out
 }
 
-// Serving returns the root that issues the certificates of the control plane's own servers: the oldest
-// that is trusted and valid at the time now. Agents verify these servers with a file, which may be
-// older than the rotation, so that such agents can connect as long as possible.
-func (s State) Serving(now time.Time) Root {
+// Signers returns the roots by which an instance may sign, best first: the one that signs, and, for an instance that does not
+// have its key, those that have signed before, newest first, and the next one.
+func (s State) Signers() []Root {
+	out := []Root{s.Signer}
+	for _, r := range slices.Backward(s.Retired) {
+		out = append(out, r.Root)
+	}
+	if s.Next != nil {
+		out = append(out, s.Next.Root)
+	}
+	return out
+}
+
+// Serving returns the root that issues the certificates of the control plane's own servers: the oldest that has signed, is trusted, and
+// can sign at least until forcedBefore later, as until says for an ID (zero if it cannot sign). Agents verify these servers with a file, which may
+// be older than the rotation, so that such agents can connect as long as possible.
+func (s State) Serving(now time.Time, until func(id string) time.Time) Root {
 	for _, r := range s.Retired {
-		if now.Before(r.NotAfter.Add(-forcedBefore)) {
+		if now.Before(until(r.ID).Add(-forcedBefore)) {
 			return r.Root
 		}
 	}
@@ -126,12 +155,23 @@ var (
 	ErrTooMany = fmt.Errorf("%d roots are trusted, the maximum", MaxTrusted)
 )
 
+// ErrPlugged is the error of Begin while the CA is plugged in.
+var ErrPlugged = errors.New("the CA is plugged in from files: replace them to rotate it")
+
 // CanBegin returns why no rotation can begin, nil if one can.
 func (s State) CanBegin() error {
 	switch {
 	case s.Next != nil:
 		return fmt.Errorf("%w since %s: pilotctl ca status says what it waits for", ErrInProgress, s.Next.Added.UTC().Format(time.RFC3339))
-	case len(s.Trusted()) >= MaxTrusted:
+	case s.Signer.Plugged:
+		return ErrPlugged
+	}
+	return s.room()
+}
+
+// room returns why no further root can be trusted that signs later, nil if one can.
+func (s State) room() error {
+	if 1+len(s.Retired) >= MaxTrusted {
 		return fmt.Errorf("%w: want the oldest to end first, at %s", ErrTooMany, s.firstEnd().UTC().Format(time.RFC3339))
 	}
 	return nil

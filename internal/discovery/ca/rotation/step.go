@@ -29,6 +29,10 @@ type Facts struct {
 	Now time.Time
 	// Reports are those of all instances, this one's included. Old ones are ignored.
 	Reports []Report
+	// SignerEnd is when the chain by which this instance signs ends; zero means that of the root.
+	SignerEnd time.Time
+	// Lost says that the key of the root that signs is gone, so that the next one cannot wait.
+	Lost bool
 }
 
 // Policy says when a root is rotated.
@@ -66,15 +70,15 @@ func (s State) Step(p Policy, f Facts) (State, Decision) {
 	var d Decision
 	reports := fresh(f)
 	s, d.Changes = s.served(reports, f.Now)
-	if why := s.ready(reports, f.Now); why != "" {
+	if why := s.ready(reports, f); why != "" {
 		d.Changes = append(d.Changes, fmt.Sprintf("root %.16s signs: %s", s.Next.ID, why))
-		s = s.promote(f.Now)
+		s = s.promote(reports, f.Now)
 	}
 	kept := s.Retired[:0:0]
 	for _, r := range s.Retired {
 		if f.Now.Before(r.Until) && f.Now.Before(r.NotAfter) {
 			kept = append(kept, r)
-		} else {
+		} else if !s.isFurther(r.ID) {
 			d.Changes = append(d.Changes, fmt.Sprintf("root %.16s is not trusted any more: the last leaf that it signed has ended", r.ID))
 		}
 	}
@@ -82,8 +86,12 @@ func (s State) Step(p Policy, f Facts) (State, Decision) {
 	if due := p.Due(s.Signer); !f.Now.Before(due) && s.CanBegin() == nil {
 		d.Begin, d.Why = true, fmt.Sprintf("root %.16s ends at %s", s.Signer.ID, s.Signer.NotAfter.UTC().Format(time.RFC3339))
 	}
-	d.Next = s.wake(p, reports, f.Now)
+	d.Next = s.wake(p, reports, f)
 	return s, d
+}
+
+func (s State) isFurther(id string) bool {
+	return slices.ContainsFunc(s.Further, func(r Next) bool { return r.ID == id })
 }
 
 // fresh returns the reports that count.
@@ -91,20 +99,35 @@ func fresh(f Facts) []Report {
 	return slices.DeleteFunc(slices.Clone(f.Reports), func(r Report) bool { return f.Now.Sub(r.At) > ReportTTL })
 }
 
-// served notes that all instances distribute the next root.
+// served notes that all instances distribute the next root, or a further one.
 func (s State) served(reports []Report, now time.Time) (State, []string) {
-	if s.Next == nil || !s.Next.Served.IsZero() || !s.distributedByAll(reports) {
-		return s, nil
-	}
-	next := *s.Next
-	next.Served, next.Deadline = now, now
-	for _, end := range append(s.ends(), s.LastLeaf) {
-		if end.After(next.Deadline) {
-			next.Deadline = end
+	var changes []string
+	note := func(n Next) Next {
+		if !n.Served.IsZero() || !distributedByAll(n.ID, reports) {
+			return n
 		}
+		n.Served, n.Deadline = now, now
+		for _, end := range append(s.ends(), s.LastLeaf) {
+			if end.After(n.Deadline) {
+				n.Deadline = end
+			}
+		}
+		changes = append(changes, fmt.Sprintf("root %.16s is distributed by all %d instances", n.ID, len(reports)))
+		return n
 	}
-	s.Next = &next
-	return s, []string{fmt.Sprintf("root %.16s is distributed by all %d instances", next.ID, len(reports))}
+	if s.Next != nil {
+		next := note(*s.Next)
+		s.Next = &next
+	}
+	s.Further = slices.Clone(s.Further)
+	for i, r := range s.Further {
+		if s.Next != nil && r.ID == s.Next.ID {
+			s.Further[i].Served, s.Further[i].Deadline = s.Next.Served, s.Next.Deadline
+			continue
+		}
+		s.Further[i] = note(r)
+	}
+	return s, changes
 }
 
 // ends are the ends of the last leaves of the retired roots.
@@ -116,18 +139,21 @@ func (s State) ends() []time.Time {
 	return out
 }
 
-func (s State) distributedByAll(reports []Report) bool {
-	return len(reports) > 0 && !slices.ContainsFunc(reports, func(r Report) bool { return !slices.Contains(r.Trusted, s.Next.ID) })
+func distributedByAll(id string, reports []Report) bool {
+	return len(reports) > 0 && !slices.ContainsFunc(reports, func(r Report) bool { return !slices.Contains(r.Trusted, id) })
 }
 
 // ready returns why the next root can sign now, "" if it cannot.
-func (s State) ready(reports []Report, now time.Time) string {
+func (s State) ready(reports []Report, f Facts) string {
+	now := f.Now
 	switch {
 	case s.Next == nil || now.Before(s.Next.NotBefore):
 		return ""
-	case !now.Before(s.Signer.NotAfter.Add(-forcedBefore)):
-		return "the root before it ends"
-	case s.Next.Served.IsZero() || !s.distributedByAll(reports):
+	case f.Lost:
+		return fmt.Sprintf("the key of the CA below root %.16s is gone", s.Signer.ID)
+	case !now.Before(s.signerEnd(f).Add(-forcedBefore)):
+		return "the CA before it ends"
+	case s.Next.Served.IsZero() || !distributedByAll(s.Next.ID, reports):
 		return ""
 	case !now.Before(s.Next.Deadline):
 		return "every leaf that was issued before it was distributed has ended"
@@ -136,6 +162,14 @@ func (s State) ready(reports []Report, now time.Time) string {
 		return "every connected proxy has acknowledged it"
 	}
 	return ""
+}
+
+// signerEnd is when the root that signs, or the chain below it, ends.
+func (s State) signerEnd(f Facts) time.Time {
+	if !f.SignerEnd.IsZero() && f.SignerEnd.Before(s.Signer.NotAfter) {
+		return f.SignerEnd
+	}
+	return s.Signer.NotAfter
 }
 
 // acknowledged returns when the acknowledgements suffice, if they remain; false if one is missing.
@@ -152,32 +186,47 @@ func (s State) acknowledged(reports []Report) (time.Time, bool) {
 			since = r.Clear
 		}
 	}
+	if s.Next.Plugged {
+		return since.Add(HoldFiles), true
+	}
 	return since.Add(Hold), true
 }
 
 // promote makes the next root the one that signs.
-func (s State) promote(now time.Time) State {
-	old := Retired{Root: s.Signer, Until: now}
-	if s.LastLeaf.After(now) {
+func (s State) promote(reports []Report, now time.Time) State {
+	seen := now.Add(ReportTTL)
+	if len(reports) == 1 { // this instance is alone
+		seen = now
+	}
+	s = s.retire(seen)
+	s.Signer, s.LastLeaf, s.Next = s.Next.Root, time.Time{}, nil
+	return s
+}
+
+// retire adds the root that signs to those that have signed. Until seen, instances may sign below it that have not seen the change.
+func (s State) retire(seen time.Time) State {
+	old := Retired{Root: s.Signer, Until: seen}
+	if s.LastLeaf.After(seen) {
 		old.Until = s.LastLeaf
 	}
 	if old.Until.After(old.NotAfter) {
 		old.Until = old.NotAfter
 	}
 	s.Retired = append(slices.Clone(s.Retired), old)
-	s.Signer, s.LastLeaf, s.Next = s.Next.Root, time.Time{}, nil
 	return s
 }
 
 // wake returns when time alone changes something next.
-func (s State) wake(p Policy, reports []Report, now time.Time) time.Time {
-	times := []time.Time{s.Signer.NotAfter.Add(-forcedBefore)}
+func (s State) wake(p Policy, reports []Report, f Facts) time.Time {
+	now := f.Now
+	times := []time.Time{s.signerEnd(f).Add(-forcedBefore)}
 	for _, r := range s.Retired {
 		times = append(times, r.Until, r.NotAfter)
 	}
-	if s.Next == nil {
+	switch {
+	case s.Next == nil && !s.Signer.Plugged:
 		times = append(times, p.Due(s.Signer))
-	} else {
+	case s.Next != nil:
 		times = append(times, s.Next.NotBefore, s.Next.Deadline)
 		if at, ok := s.acknowledged(reports); ok {
 			times = append(times, at)

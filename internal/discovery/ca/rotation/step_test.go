@@ -201,12 +201,18 @@ func TestSigned(t *testing.T) {
 
 func TestServing(t *testing.T) {
 	s := State{Signer: newRoot, Retired: []Retired{{oldRoot, t0.Add(time.Hour)}}}
-	if got := s.Serving(t0); got.ID != "old" {
+	until := t0.Add(time.Hour)
+	can := func(string) time.Time { return until }
+	if got := s.Serving(t0, can); got.ID != "old" {
 		t.Errorf("%s issues the serving certificate, want the oldest", got.ID)
 	}
-	s.Retired[0].NotAfter = t0.Add(time.Second)
-	if got := s.Serving(t0); got.ID != "new" {
+	until = t0.Add(time.Second)
+	if got := s.Serving(t0, can); got.ID != "new" {
 		t.Errorf("%s issues the serving certificate, although it ends", got.ID)
+	}
+	until = time.Time{}
+	if got := s.Serving(t0, can); got.ID != "new" {
+		t.Errorf("%s issues the serving certificate, although nobody has its key", got.ID)
 	}
 }
 
@@ -224,7 +230,7 @@ func TestEveryVerifierTrustsEveryLeaf(t *testing.T) {
 				t.Fatalf("run %d: %v\n%s", run, err, strings.Join(m.log, "\n"))
 			}
 		}
-		if m.rotations == 0 {
+		if m.rotations == 0 || m.plugs == 0 {
 			t.Fatalf("run %d: no rotation has ended\n%s", run, strings.Join(m.log, "\n"))
 		}
 	}
@@ -244,6 +250,7 @@ type model struct {
 	agents    [5]agent
 	roots     int
 	rotations int
+	plugs     int
 	log       []string
 }
 
@@ -384,6 +391,9 @@ func (m *model) event() {
 			m.step(i)
 		}
 	}
+	if m.rnd.IntN(150) == 0 || m.state.Signer.Plugged && m.state.Next == nil && m.state.Signer.NotAfter.Sub(m.now) < 25*time.Minute {
+		m.plug()
+	}
 	n := m.rnd.IntN(len(m.agents))
 	if a := &m.agents[n]; m.rnd.IntN(5) == 0 && a.instance >= 0 {
 		if in := &m.instances[a.instance]; !reflect.DeepEqual(a.acked, set(in.seen.Trusted())) {
@@ -392,6 +402,35 @@ func (m *model) event() {
 		a.instance, a.acked = -1, nil
 		a.reconnect = m.now.Add(time.Duration(m.rnd.Int64N(int64(Hold / 4))))
 	}
+}
+
+// plug replaces the files of the CA: by those of a new CA, or of one that has signed or is trusted already. The files have any
+// of the trusted roots, or none.
+func (m *model) plug() {
+	life := time.Hour
+	m.roots++
+	next := root(fmt.Sprintf("r%d", m.roots), m.now.Sub(t0), m.now.Sub(t0)+life)
+	if trusted := m.state.Trusted(); m.rnd.IntN(2) == 0 {
+		next = trusted[m.rnd.IntN(len(trusted))]
+	}
+	if next.NotAfter.Sub(m.now) < 20*time.Minute {
+		return
+	}
+	next.Plugged = m.rnd.IntN(2) == 0 // one that is not ends by itself
+	var further []Root
+	for _, r := range m.state.Trusted() {
+		if m.rnd.IntN(2) == 0 {
+			further = append(further, r)
+		}
+	}
+	state, changes, err := m.state.Plug(next, further, m.now)
+	if err != nil {
+		m.note("plug in %s: %v", next.ID, err)
+		return
+	}
+	m.state = state
+	m.plugs++
+	m.note("plug in %s, %d further: %q", next.ID, len(further), changes)
 }
 
 // due renews and reconnects what is due.
