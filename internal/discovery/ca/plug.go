@@ -74,11 +74,13 @@ func (r *Rotator) pendingFiles() *policy.Plugged {
 	return r.files
 }
 
-// hasPlugged notes that the state has the CA.
-func (r *Rotator) hasPlugged() {
+// hasPlugged notes that the state has a CA. Another one may have been plugged in meanwhile.
+func (r *Rotator) hasPlugged(p *policy.Plugged) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pending = false
+	if r.files == p {
+		r.pending = false
+	}
 }
 
 // plug returns the state with the CA in files, and its roots, which are to be stored.

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"context"
 	"crypto/x509"
 	"errors"
 	"log/slog"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -304,4 +306,48 @@ func TestPluggedInWithoutTheStateOfARotation(t *testing.T) {
 	if _, err := OpenRotator(a, o); err == nil || !strings.Contains(err.Error(), "which says which of them signs: restore it from a copy") {
 		t.Errorf("without the state: %v", err)
 	}
+}
+
+// interruptedStore is a Store that calls a function once, after a change.
+type interruptedStore struct {
+	Store
+	mu   sync.Mutex
+	then func()
+}
+
+func (s *interruptedStore) Change(ctx context.Context, f func(rotation.State, bool) (*StoreChange, error)) error {
+	err := s.Store.Change(ctx, f)
+	s.mu.Lock()
+	then := s.then
+	s.then = nil
+	s.mu.Unlock()
+	if then != nil {
+		then()
+	}
+	return err
+}
+
+// Files that are replaced again while the first change is stored are not lost.
+func TestFilesReplacedDuringALook(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	synctest.Test(t, func(t *testing.T) {
+		store := &interruptedStore{Store: NewFolder(dir)}
+		in := startInstance(t, dir, func(o *RotatorOptions) { o.Store, o.Poll = store, slowPoll })
+		in.setWaiting("x")
+		in.issue(time.Hour)
+		first, second := newFiles(t, "first"), newFiles(t, "second")
+		store.mu.Lock()
+		store.then = func() {
+			if err := in.setFiles(second); err != nil {
+				t.Error(err)
+			}
+		}
+		store.mu.Unlock()
+		in.plug(first)
+		later(2 * slowPoll)
+		if got := in.Status(); len(got.Roots) != 2 || got.Roots[1].SHA256 != idOf(second) || got.Roots[1].Role != "next" {
+			t.Errorf("%+v; want %.8s to be next", got.Roots, idOf(second))
+		}
+		in.stop()
+	})
 }

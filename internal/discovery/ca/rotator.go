@@ -281,7 +281,7 @@ func (r *Rotator) cycle(ctx context.Context) (changed bool, err error) {
 	}
 	r.hasStored(next.state)
 	if next.plugErr == nil {
-		r.hasPlugged()
+		r.hasPlugged(next.plugged)
 	}
 	if err := errors.Join(next.plugErr, r.apply(ctx, next.state, now)); err != nil {
 		return false, err
