@@ -26,8 +26,9 @@ func TestQuarantinedChangeIsNotApplied(t *testing.T) {
 	}
 	var e appliedEntry
 	wait.Until(t, "all that is sent is answered", func() bool {
+		service := p.appliedTo("Service", "shop", "reviews")
 		e = p.appliedTo("VirtualService", "shop", "reviews")
-		return len(e.Behind) == 1 && e.Behind[0].Refused
+		return len(e.Behind) == 1 && e.Behind[0].Refused && len(service.Behind) == 0
 	})
 	// All three are streams of one proxy, whose newest counts.
 	if e.Applied != 0 || e.Proxies != 1 || !slices.ContainsFunc(e.Behind[0].Types, func(b behindType) bool {

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -42,7 +44,9 @@ type Folder struct {
 	stateDir string
 	instance string
 
-	mu sync.Mutex // serialises the goroutines of this process, for which the lock would be polled
+	// changing serialises the goroutines of this process, for which the lock would be polled. No mutex: the
+	// one that has it may wait for another process.
+	changing *semaphore.Weighted
 
 	reports sync.Mutex
 	left    bool // guarded by reports: this instance has ended
@@ -62,7 +66,7 @@ const (
 
 // NewFolder returns the Store in a state folder. The folder is made when something is stored.
 func NewFolder(stateDir string) *Folder {
-	return &Folder{stateDir: stateDir, instance: strings.ToLower(rand.Text())}
+	return &Folder{stateDir: stateDir, instance: strings.ToLower(rand.Text()), changing: semaphore.NewWeighted(1)}
 }
 
 // String returns the path of the folder.
@@ -181,8 +185,10 @@ const sha256Digits = 64
 
 // Change implements Store.
 func (s *Folder) Change(ctx context.Context, f func(old rotation.State, found bool) (*StoreChange, error)) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	if err := s.changing.Acquire(ctx, 1); err != nil {
+		return fmt.Errorf("change the state of the root's rotation: %w", err)
+	}
+	defer s.changing.Release(1)
 	dir := filepath.Join(s.stateDir, instancesFolder)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("change the state of the root's rotation: %w", err)

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -57,8 +59,8 @@ type Rotator struct {
 	store     Store
 	wake      chan struct{}
 
-	cycling sync.Mutex // held by cycle, so that states are applied in order
-	applied applied    // guarded by cycling
+	cycling *semaphore.Weighted // held by cycle, which may wait for the Store, so that states are applied in order
+	applied applied             // guarded by cycling
 
 	mu      sync.Mutex // guards what follows
 	state   rotation.State
@@ -98,7 +100,7 @@ func OpenRotator(a *Authority, o RotatorOptions) (*Rotator, error) {
 		return nil, err
 	}
 	r := &Rotator{
-		options: o, authority: a, serving: serving, store: o.Store, wake: make(chan struct{}, 1),
+		options: o, authority: a, serving: serving, store: o.Store, wake: make(chan struct{}, 1), cycling: semaphore.NewWeighted(1),
 		roots: map[string]*loadedRoot{}, issued: map[string]time.Time{}, stored: map[string]time.Time{}, issuers: map[string]*policy.Issuer{},
 	}
 	if o.Plugged != nil {
@@ -233,8 +235,9 @@ func (r *Rotator) Run(ctx context.Context) error {
 		// A change of this instance's is reported at once, so that the next one need not wait for the next tick.
 		for again := true; again && ctx.Err() == nil; {
 			var err error
-			again, err = r.cycle(ctx)
-			r.tell(err)
+			if again, err = r.cycle(ctx); ctx.Err() == nil {
+				r.tell(err)
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -267,8 +270,10 @@ func (r *Rotator) tell(err error) {
 // cycle reads the state, reports what this instance distributes, lets time and reports change the state, and applies it. It
 // returns whether the state has changed.
 func (r *Rotator) cycle(ctx context.Context) (changed bool, err error) {
-	r.cycling.Lock()
-	defer r.cycling.Unlock()
+	if err := r.cycling.Acquire(ctx, 1); err != nil {
+		return false, err
+	}
+	defer r.cycling.Release(1)
 	now := time.Now()
 	next, err := r.look(ctx, now)
 	r.setBroken(err != nil)

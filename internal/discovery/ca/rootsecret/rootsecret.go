@@ -15,9 +15,9 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -67,8 +67,8 @@ type Store struct {
 	log       *slog.Logger
 
 	reporter
-	// mu serialises the goroutines of this process, which would be in each other's way.
-	mu sync.Mutex
+	// changing serialises the goroutines of this process, which would be in each other's way.
+	changing *semaphore.Weighted
 }
 
 // New returns the Store of a Secret, which need not exist. It sends no request.
@@ -86,7 +86,7 @@ func newStore(core typed.CoreV1Interface, o Options) *Store {
 	if o.Secret == "" {
 		o.Secret = DefaultSecret
 	}
-	s := &Store{core: core, namespace: o.Namespace, secret: o.Secret, log: o.Log}
+	s := &Store{core: core, namespace: o.Namespace, secret: o.Secret, log: o.Log, changing: semaphore.NewWeighted(1)}
 	s.reporter = reporter{maps: core.ConfigMaps(o.Namespace), name: Instances, instance: instanceName(o.Instance), seen: map[string]seen{}}
 	return s
 }
@@ -210,8 +210,10 @@ func (s *Store) get(ctx context.Context) (*corev1.Secret, contents, error) {
 
 // Change implements ca.Store. The Secret must exist, except at the start with a CA that is plugged in.
 func (s *Store) Change(ctx context.Context, f func(old rotation.State, found bool) (*ca.StoreChange, error)) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	if err := s.changing.Acquire(ctx, 1); err != nil {
+		return fmt.Errorf("change %s: %w", s, err)
+	}
+	defer s.changing.Release(1)
 	var err error
 	for range maxConflicts {
 		if err = s.change(ctx, f); !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
