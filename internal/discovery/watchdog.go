@@ -11,10 +11,10 @@ import (
 // watchdog watches whether the loop makes progress. If it does not, readiness fails, so that proxies
 // connect to another instance, and nobody waits for the loop's answers.
 type watchdog struct {
-	log   *slog.Logger
-	limit time.Duration
+	log *slog.Logger
 
-	mu    sync.Mutex
+	mu    sync.Mutex // guards what follows
+	limit time.Duration
 	doing string    // the present event; empty while the loop waits for one
 	since time.Time // when it began
 	state stall
@@ -86,7 +86,9 @@ func (w *watchdog) stalled() <-chan struct{} {
 
 // why says why the loop does not make progress, "" if it does.
 func (w *watchdog) why() string {
-	event, d := w.busy()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	event, d := w.busyLocked()
 	if d <= w.limit {
 		return ""
 	}
@@ -95,7 +97,10 @@ func (w *watchdog) why() string {
 
 // run looks often enough until ctx ends.
 func (w *watchdog) run(ctx context.Context) error {
-	tick := time.NewTicker(min(max(w.limit/10, 10*time.Millisecond), time.Second))
+	w.mu.Lock()
+	often := min(max(w.limit/10, 10*time.Millisecond), time.Second)
+	w.mu.Unlock()
+	tick := time.NewTicker(often)
 	defer tick.Stop()
 	for {
 		select {

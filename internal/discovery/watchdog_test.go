@@ -53,13 +53,22 @@ func (b *blocking) Handle(ctx context.Context, r slog.Record) error {
 func TestReadinessFailsWhileTheLoopMakesNoProgress(t *testing.T) {
 	var log wait.Output
 	h := &blocking{Handler: slog.NewTextHandler(&log, nil), release: make(chan struct{})}
-	p := start(t, func(o *Options) { o.Log, o.Watchdog = slog.New(h), 50*time.Millisecond })
+	p := start(t, func(o *Options) { o.Log, o.Watchdog = slog.New(h), time.Hour })
+	// The limit is short only while the commit hangs: others take as long as the machine is busy.
+	limit := func(d time.Duration) {
+		w := p.server.loop.watchdog
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.limit, w.state.limit = d, d
+	}
 	p.emit(shop, true)
 	c := p.dial("", "").open()
 	c.expect("RDS", "9080")
 	wait.Until(t, "readiness", func() bool { code, _ := p.get(p.addr.HTTP, "/ready"); return code == http.StatusOK })
 	h.armed.Store(true)
 	p.source.batches <- object.Batch{}
+	wait.Until(t, "the commit hangs", h.waiting.Load)
+	limit(50 * time.Millisecond)
 	wait.Until(t, "/ready fails", func() bool {
 		code, body := p.get(p.addr.HTTP, "/ready")
 		return code == http.StatusServiceUnavailable && strings.Contains(body, "makes no progress: commit for")
@@ -74,6 +83,7 @@ func TestReadinessFailsWhileTheLoopMakesNoProgress(t *testing.T) {
 	if err := p.dial("", "").refusal(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "no progress") {
 		t.Errorf("a new stream: %v, want Unavailable and why", err)
 	}
+	limit(time.Hour)
 	close(h.release)
 	wait.Until(t, "/ready succeeds again", func() bool { code, _ := p.get(p.addr.HTTP, "/ready"); return code == http.StatusOK })
 	wait.Until(t, "that is logged", func() bool { return strings.Contains(log.String(), "makes progress again") })
