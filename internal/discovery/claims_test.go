@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"strings"
 	"testing"
-	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 const claimed = shop + `---
@@ -94,7 +94,7 @@ func TestNothingIsKeptOfWhoIsRefused(t *testing.T) {
 func (p *plane) join(account, id, ips string) error {
 	p.t.Helper()
 	addr, creds := p.addr.GRPC, insecure.NewCredentials()
-	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(p.t.Context(), wait.Bound)
 	defer cancel()
 	if account != "" {
 		pool := x509.NewCertPool()

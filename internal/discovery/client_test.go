@@ -1,7 +1,6 @@
 package discovery
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // client is a proxy that speaks the delta protocol and accepts everything.
@@ -53,8 +53,17 @@ func (p *plane) connect(addr string, creds credentials.TransportCredentials, tok
 // connectAs is connect for a proxy with another label.
 func (p *plane) connectAs(app, addr string, creds credentials.TransportCredentials, token string) *client {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
-	p.t.Cleanup(cancel)
+	c, err := p.tryConnect(app, addr, creds, token)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return c
+}
+
+// tryConnect is connectAs where the server may refuse the connection.
+func (p *plane) tryConnect(app, addr string, creds credentials.TransportCredentials, token string) (*client, error) {
+	p.t.Helper()
+	ctx := p.t.Context()
 	if token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 	}
@@ -65,7 +74,7 @@ func (p *plane) connectAs(app, addr string, creds credentials.TransportCredentia
 	p.t.Cleanup(func() { _ = conn.Close() })
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
 	if err != nil {
-		p.t.Fatal(err)
+		return nil, err
 	}
 	c := &client{t: p.t, app: app, stream: stream, have: map[string]string{}, got: make(chan *discoveryv3.DeltaDiscoveryResponse), err: make(chan error, 1)}
 	c.ask(xds.CDS, "*")
@@ -83,7 +92,7 @@ func (p *plane) connectAs(app, addr string, creds credentials.TransportCredentia
 			}
 		}
 	}()
-	return c
+	return c, nil
 }
 
 func (c *client) ask(t xds.Type, names ...string) {
@@ -112,13 +121,13 @@ func (c *client) open() *client {
 // refusal returns the error with which the stream ends.
 func (c *client) refusal() error {
 	c.t.Helper()
-	for {
+	for limit := time.After(wait.Bound); ; {
 		select {
 		case err := <-c.err:
 			return err
 		case r := <-c.got:
 			c.take(r)
-		case <-time.After(20 * time.Second):
+		case <-limit:
 			c.t.Fatal("the stream was not refused")
 		}
 	}
@@ -154,14 +163,17 @@ func (c *client) takeAll() {
 	}
 }
 
-// wait receives responses until ok returns true.
+// wait receives responses until ok returns true, which may be without another response.
 func (c *client) wait(what string, ok func() bool) {
 	c.t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(wait.Bound)
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
 	for !ok() {
 		select {
 		case r := <-c.got:
 			c.take(r)
+		case <-again.C:
 		case err := <-c.err:
 			c.t.Fatalf("while waiting for %s the stream ended: %v", what, err)
 		case <-deadline:

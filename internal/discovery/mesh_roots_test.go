@@ -56,7 +56,7 @@ func (c *client) expectBundle(own []*x509.Certificate, others ...*x509.Certifica
 	}
 	slices.Sort(ids)
 	last := "none"
-	for limit := time.After(20 * time.Second); ; {
+	for limit := time.After(wait.Bound); ; {
 		select {
 		case r := <-c.got:
 			if r.TypeUrl != mesh.TrustBundleType {
