@@ -175,8 +175,10 @@ func TestAppliedSaysWhomAChangeConcernsAndWhoHasIt(t *testing.T) {
 	p.emit(second, false)
 	a.until("9080", "second")
 	b.wait("the response that it refuses", func() bool { return refused })
-	wait.Until(t, "the refusal", func() bool { return p.sync()["other-1.shop"].Types["RDS"].Nack != "" })
-	got = expect("one refuses it", func() appliedEntry { return p.appliedFile(second) }, stateInForce, 5, 1, 2)
+	wait.Until(t, "the refusal", func() bool {
+		got = expect("one refuses it", func() appliedEntry { return p.appliedFile(second) }, stateInForce, 5, 1, 2)
+		return len(got.Behind) == 1 && got.Behind[0].Refused
+	})
 	if len(got.Behind) != 1 || !got.Behind[0].Refused || len(got.Behind[0].Types) != 1 || got.Behind[0].Types[0].State != typeRefused ||
 		got.Behind[0].Types[0].Message != "9080: no such filter" || strings.Join(got.Behind[0].Types[0].Resources, " ") != "9080" {
 		t.Errorf("behind are %+v", got.Behind)

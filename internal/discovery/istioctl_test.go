@@ -62,9 +62,17 @@ func synced(t *testing.T, change ...func(*Options)) *plane {
 	p.emit(shop, true)
 	c := p.dial("", "").open()
 	c.expect("RDS", "9080")
-	wait.Until(t, "the proxy has applied its configuration", func() bool {
+	c.wait("the proxy has applied its configuration", func() bool {
 		all := p.server.xds.Connections()
-		return len(all) == 1 && all[0].Applied > 0
+		if len(all) != 1 || all[0].Applied == 0 {
+			return false
+		}
+		for _, s := range all[0].Types {
+			if !s.Synced {
+				return false
+			}
+		}
+		return true
 	})
 	return p
 }

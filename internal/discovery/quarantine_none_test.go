@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -37,11 +38,14 @@ func TestQuarantineOfWhatNobodyAccepted(t *testing.T) {
 	if _, body := p.get(p.addr.Monitoring, "/metrics"); !strings.Contains(body, `pilothouse_quarantined_resources{type="rds"} 1`) {
 		t.Error("no quarantine is counted")
 	}
-	for _, q := range p.server.xds.Connections() {
-		if !slices.Equal(q.Quarantined, []string{"RDS 9080"}) {
-			t.Errorf("proxy %s is listed with %q in quarantine", q.ID, q.Quarantined)
+	wait.NoError(t, "the proxies are listed with what is in quarantine", func() error {
+		for _, q := range p.server.xds.Connections() {
+			if !slices.Equal(q.Quarantined, []string{"RDS 9080"}) {
+				return fmt.Errorf("proxy %s is listed with %q in quarantine", q.ID, q.Quarantined)
+			}
 		}
-	}
+		return nil
+	})
 	p.emit(route("{name: mended, route: [{destination: {host: reviews}}]}"), false)
 	for _, one := range []*client{a, b, c} {
 		one.until("9080", "mended")

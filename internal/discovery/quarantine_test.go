@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -62,9 +63,12 @@ func TestWhatTwoProxiesRefuseIsKeptFromOthers(t *testing.T) {
 			t.Error("a third proxy was sent what two have refused")
 		}
 	}
-	if _, body := p.get(p.addr.HTTP, "/debug/syncz"); strings.Count(body, `"RDS 9080"`) != 3 {
-		t.Errorf("the proxies are not listed with what is in quarantine:\n%s", body)
-	}
+	wait.NoError(t, "the proxies are listed with what is in quarantine", func() error {
+		if _, body := p.get(p.addr.HTTP, "/debug/syncz"); strings.Count(body, `"RDS 9080"`) != 3 {
+			return fmt.Errorf("/debug/syncz has:\n%s", body)
+		}
+		return nil
+	})
 	p.emit(route("{name: third, route: [{destination: {host: reviews}}]}"), false)
 	for _, one := range []*client{a, b, c} {
 		one.until("9080", "third")
@@ -108,6 +112,10 @@ func TestQuarantineNeedsTwoRefusalsAndNoAcceptance(t *testing.T) {
 	p.emit(shop+"---\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), true)
 	good := p.dial("", "").open()
 	good.until("9080", "first")
+	good.wait("the server has its acknowledgements", func() bool {
+		s := p.sync()["reviews-1.shop"]
+		return s.Generation > 0 && s.Applied == s.Generation
+	})
 	refused := map[string]bool{}
 	for i := range 3 {
 		bad := p.dial("", "").open().refusing("9080", "first")
