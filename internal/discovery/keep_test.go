@@ -19,13 +19,13 @@ import (
 // The first change is written at once, those that follow within the pause at its end, or when the
 // control plane ends.
 func TestSavesAreBatched(t *testing.T) {
-	dir := t.TempDir()
+	dir := wait.Folder(t)
 	k := openKeeper(dir, "config", slog.New(slog.DiscardHandler))
 	k.every = time.Hour
 	var version, taken atomic.Uint64
 	take := func() goodObjects {
-		taken.Add(1)
 		v := version.Load()
+		taken.Add(1) // after the version is loaded, which the test changes then
 		return goodObjects{version: v, ok: v > 0, objects: []*object.Object{{Key: object.Key{Kind: object.Namespace, Name: "a"}, Meta: object.Meta{Generation: int64(v)}}}}
 	}
 	ctx, stop := context.WithCancel(t.Context())
@@ -64,7 +64,7 @@ func TestSavesAreBatched(t *testing.T) {
 }
 
 func TestOriginsAreRelocatedToANewDirectory(t *testing.T) {
-	dir := t.TempDir()
+	dir := wait.Folder(t)
 	written := time.Unix(1000, 0)
 	text, err := new(saved.Encoder).Encode(written, "samples/shop", []*object.Object{
 		{Key: object.Key{Kind: object.Namespace, Name: "a"}, Origin: object.Origin{File: "samples/shop/sub/f.yaml", Line: 3}},
