@@ -49,7 +49,7 @@ func start(t *testing.T, change ...func(*Options)) *plane {
 	p := &plane{t: t, source: &script{batches: make(chan object.Batch)}}
 	any := "127.0.0.1:0"
 	o := Options{
-		StateDir: t.TempDir(), Names: Names{Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system"}, Version: "test",
+		StateDir: wait.Folder(t), Names: Names{Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system"}, Version: "test",
 		Ports: Ports{HTTP: any, GRPC: any, SecureGRPC: any, Monitoring: any}, HTTP: HTTPOptions{Shutdown: time.Second}, Log: slog.New(slog.DiscardHandler),
 	}
 	for _, f := range change {

@@ -27,7 +27,7 @@ func hanging(t *testing.T, change ...func(*Server)) (p *plane, h *blocking, log 
 	t.Cleanup(func() { close(h.release) })
 	any := "127.0.0.1:0"
 	o := Options{
-		StateDir: t.TempDir(), Names: Names{Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system"}, Version: "test",
+		StateDir: wait.Folder(t), Names: Names{Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system"}, Version: "test",
 		Ports: Ports{HTTP: any, GRPC: any, SecureGRPC: any, Monitoring: any}, HTTP: HTTPOptions{Shutdown: time.Second}, Log: slog.New(h),
 	}
 	p = &plane{t: t, source: &script{batches: make(chan object.Batch)}}

@@ -220,7 +220,7 @@ func checkIdle(t *testing.T, p *published) {
 // The loop drops a class that nobody has come back to, without another event.
 func TestTheLoopDropsIdleClasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLoop("cluster.local", compile.Options{}, Lenience{}, openKeeper(t.TempDir(), "", slog.New(slog.DiscardHandler)), slog.New(slog.DiscardHandler))
+		l := newLoop("cluster.local", compile.Options{}, Lenience{}, openKeeper(wait.Folder(t), "", slog.New(slog.DiscardHandler)), slog.New(slog.DiscardHandler))
 		go func() { _ = l.Run(t.Context()) }()
 		l.Emit(object.Batch{Changes: changesOf(t, twoWorkloads), Synced: true})
 		classes := func() (n int) {

@@ -9,7 +9,7 @@ import (
 
 // An instance that stops in order is no longer among those that a rotation waits for, and one that is killed is.
 func TestAnInstanceThatStopsIsNotWaitedFor(t *testing.T) {
-	dir := t.TempDir()
+	dir := wait.Folder(t)
 	var before string
 	for i := range 3 {
 		p := start(t, func(o *Options) { o.StateDir = dir })

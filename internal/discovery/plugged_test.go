@@ -13,6 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // newFiles writes the files of a new self-signed CA to a directory, and returns the ID of its root.
@@ -38,7 +39,7 @@ func newFiles(t *testing.T, dir, name string) string {
 // The files of the CA are replaced while the control plane is not running. /debug/ca has the overlap, root-cert.pem both roots, and
 // the state folder no key of either.
 func TestPluggedInRootsOverlapAcrossARestart(t *testing.T) {
-	dir, state := t.TempDir(), t.TempDir()
+	dir, state := t.TempDir(), wait.Folder(t)
 	first := newFiles(t, dir, "first")
 	plugged := func(o *Options) { o.StateDir, o.CA.Directory = state, dir }
 	p := start(t, plugged)

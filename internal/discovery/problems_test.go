@@ -15,6 +15,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // scratchLog logs the differences between two complete lists of problems. The loop, which computes
@@ -91,7 +92,7 @@ func TestProblemsAreLoggedAsFromScratch(t *testing.T) {
 			t.Logf("seed %d", seed)
 			r := rand.New(rand.NewPCG(seed, 1))
 			lines := &loggedProblems{t: t}
-			l := newLoop("cluster.local", compile.Options{}, Lenience{BrokenPolicies: ignore}, openKeeper(t.TempDir(), "", slog.New(slog.DiscardHandler)), slog.New(slog.NewTextHandler(lines, nil)))
+			l := newLoop("cluster.local", compile.Options{}, Lenience{BrokenPolicies: ignore}, openKeeper(wait.Folder(t), "", slog.New(slog.DiscardHandler)), slog.New(slog.NewTextHandler(lines, nil)))
 			l.commit(object.Batch{Synced: true})
 			lines.Reset()
 			scratch, source := &scratchLog{logged: map[string]object.Severity{}}, []object.Problem(nil)

@@ -30,7 +30,7 @@ type life struct {
 
 func newLife(t *testing.T, files map[string]string) *life {
 	t.Helper()
-	l := &life{t: t, config: t.TempDir(), state: t.TempDir(), adjust: func(*Options) {}}
+	l := &life{t: t, config: t.TempDir(), state: wait.Folder(t), adjust: func(*Options) {}}
 	for name, text := range files {
 		l.write(name, text)
 	}

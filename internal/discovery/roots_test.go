@@ -36,7 +36,7 @@ func TestTheTrustBundleIsWrittenToAFileOfItsOwn(t *testing.T) {
 		"a link at the path":                             func(dir string) error { return os.Symlink(target, filepath.Join(dir, rootsFile)) },
 		"a pipe at the path":                             func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, rootsFile), 0o600) },
 	} {
-		dir := t.TempDir()
+		dir := wait.Folder(t)
 		if err := plant(dir); err != nil {
 			t.Fatal(err)
 		}

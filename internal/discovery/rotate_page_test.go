@@ -20,6 +20,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // rotate asks for a rotation, and returns the status and the body of the answer.
@@ -63,7 +64,7 @@ func TestARotationThatCannotBeginIsAConflict(t *testing.T) {
 		t.Errorf("during a rotation: %d %s", code, body)
 	}
 
-	dir, now := t.TempDir(), time.Now()
+	dir, now := wait.Folder(t), time.Now()
 	a, err := ca.OpenRoot(dir, "cluster.local", 0, "")
 	if err != nil {
 		t.Fatal(err)

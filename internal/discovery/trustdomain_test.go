@@ -34,7 +34,7 @@ type place struct{ dir, mesh, state string }
 
 func newPlace(t *testing.T) place {
 	t.Helper()
-	p := place{t.TempDir(), filepath.Join(t.TempDir(), "mesh"), t.TempDir()}
+	p := place{t.TempDir(), filepath.Join(t.TempDir(), "mesh"), wait.Folder(t)}
 	write(t, filepath.Join(p.dir, "shop.yaml"), shop)
 	return p
 }

@@ -149,7 +149,7 @@ func TestCertificateFilesThatCannotBeUsed(t *testing.T) {
 		"not a root": {path("tls.crt"), path("tls.key"), path("tls.key"), "no certificate in PEM"},
 	} {
 		o := Options{
-			ConfigDir: dir, StateDir: t.TempDir(), Names: Names{Domain: "cluster.local", Namespace: "istio-system"}, Log: slog.New(slog.DiscardHandler),
+			ConfigDir: dir, StateDir: wait.Folder(t), Names: Names{Domain: "cluster.local", Namespace: "istio-system"}, Log: slog.New(slog.DiscardHandler),
 			Ports: Ports{HTTPS: "127.0.0.1:0"}, Webhooks: WebhookOptions{CertFile: tt.cert, KeyFile: tt.key, CAFile: tt.ca},
 		}
 		if _, err := New(o); err == nil || !strings.Contains(err.Error(), tt.want) {
