@@ -3,6 +3,7 @@ package xds
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -133,7 +134,7 @@ func TestStreamIsRefusedWithAReason(t *testing.T) {
 
 func TestRegistryLearnsTheNodeAndItsEnd(t *testing.T) {
 	others := goleak.IgnoreCurrent()
-	t.Cleanup(func() { goleak.VerifyNone(t, others) })
+	t.Cleanup(func() { wait.NoError(t, "all goroutines have ended", func() error { return goleak.Find(others) }) })
 	reg := &oneClass{latest: NewLatestView((&View{}).At(4))}
 	s := New(reg, quiet(t), nil)
 	web := mesh.Identity{TrustDomain: "td", Namespace: "shop", ServiceAccount: "web"}
@@ -190,21 +191,24 @@ func TestRefusalsAndPushesAreCounted(t *testing.T) {
 	if n := len(s.Connections()[0].Types[CDS].Message); n != maxMessage {
 		t.Errorf("kept %d bytes of a message, want %d", n, maxMessage)
 	}
-	fs, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]float64{}
-	for _, f := range fs {
-		for _, m := range f.GetMetric() {
-			got[f.GetName()] += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+	wait.NoError(t, "everything is counted", func() error {
+		fs, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	for _, name := range []string{"pilot_xds", "pilot_xds_pushes", "pilot_xds_cds_reject", "pilot_total_xds_rejects", "pilot_xds_expired_nonce"} {
-		if got[name] != 1 {
-			t.Errorf("%s = %v, want 1", name, got[name])
+		got := map[string]float64{}
+		for _, f := range fs {
+			for _, m := range f.GetMetric() {
+				got[f.GetName()] += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
 		}
-	}
+		for _, name := range []string{"pilot_xds", "pilot_xds_pushes", "pilot_xds_cds_reject", "pilot_total_xds_rejects", "pilot_xds_expired_nonce"} {
+			if got[name] != 1 {
+				return fmt.Errorf("%s = %v, want 1", name, got[name])
+			}
+		}
+		return nil
+	})
 }
 
 // A client that never acknowledges clusters is sent listeners after 5 s all the same.

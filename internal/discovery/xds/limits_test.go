@@ -61,10 +61,16 @@ func TestAnEnvoyAtTheLimitsReconnects(t *testing.T) {
 			client := dial(t, New(everybody{NewLatestView(c.view)}, quiet(t), nil), nil)
 			for range c.envoys {
 				g := open(t, client)
+				// One goroutine sends, as gRPC requires: it may have to wait until responses are read.
+				requests := make(chan *discoveryv3.DeltaDiscoveryRequest, 10_000)
+				defer close(requests)
 				go func() {
-					_ = g.Send(&discoveryv3.DeltaDiscoveryRequest{Node: annotated(), TypeUrl: CDS.URL(), InitialResourceVersions: claims(view, CDS)})
-					_ = g.Send(&discoveryv3.DeltaDiscoveryRequest{Node: annotated(), TypeUrl: EDS.URL(), ResourceNamesSubscribe: names, InitialResourceVersions: claims(view, EDS)})
+					for r := range requests {
+						_ = g.Send(r) // Recv returns the error
+					}
 				}()
+				requests <- &discoveryv3.DeltaDiscoveryRequest{Node: annotated(), TypeUrl: CDS.URL(), InitialResourceVersions: claims(view, CDS)}
+				requests <- &discoveryv3.DeltaDiscoveryRequest{Node: annotated(), TypeUrl: EDS.URL(), ResourceNamesSubscribe: names, InitialResourceVersions: claims(view, EDS)}
 				updates, removed := 0, 0
 				for updates < c.updates || removed < c.removed {
 					m, err := g.Recv()
@@ -75,7 +81,7 @@ func TestAnEnvoyAtTheLimitsReconnects(t *testing.T) {
 						updates += len(m.GetResources())
 						removed += len(m.GetRemovedResources())
 					}
-					ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: m.GetTypeUrl(), ResponseNonce: m.GetNonce()})
+					requests <- &discoveryv3.DeltaDiscoveryRequest{TypeUrl: m.GetTypeUrl(), ResponseNonce: m.GetNonce()}
 				}
 			}
 		})

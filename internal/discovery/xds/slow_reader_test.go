@@ -73,6 +73,7 @@ func TestSlowReaderDelaysNobody(t *testing.T) {
 			}
 		}
 	}
+	began := time.Now() // before the first response
 	shared := dialIntercepted(t, s, queued.intercept)
 	slow, err := shared.DeltaAggregatedResources(metadata.AppendToOutgoingContext(t.Context(), "slow", "yes"))
 	if err != nil {
@@ -96,7 +97,6 @@ func TestSlowReaderDelaysNobody(t *testing.T) {
 		}
 		return n
 	}
-	began := time.Now()
 	wait.Until(t, "all streams are connected", func() bool { return len(s.Connections()) == readers+1 })
 	for generation := uint64(2); generation < changes; generation++ {
 		latest.Publish(big(generation))
