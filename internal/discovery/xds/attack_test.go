@@ -75,7 +75,9 @@ func serveAlone() {
 	}
 	latest, logged, reg := NewLatestView(attackedView(1)), &counter{}, prometheus.NewRegistry()
 	s := New(everybody{latest}, slog.New(slog.NewTextHandler(logged, nil)), reg)
-	g := grpc.NewServer(serverOptions(s)...)
+	// However busy the machine is, connections are closed for their number only, not for their age.
+	s.quota.idle, s.quota.waiting = time.Hour, time.Hour
+	g := grpc.NewServer(append(serverOptions(s), grpc.ConnectionTimeout(time.Hour))...)
 	s.Register(g, nil)
 	go func() { _ = g.Serve(s.Listen(l)) }()
 	fmt.Fprintln(os.Stdout, l.Addr())

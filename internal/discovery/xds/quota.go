@@ -68,6 +68,9 @@ func (h *hostUsage) admit(now time.Time) {
 
 // quota counts what each client uses of a server, and refuses what is too much. Any goroutine may use it.
 type quota struct {
+	// idle is maxIdleTime, and waiting is handshakeLimit. Tests that make thousands of connections have longer ones.
+	idle, waiting time.Duration
+
 	mu     sync.Mutex
 	limits Limits
 	rate   rateLimit
@@ -79,7 +82,7 @@ type quota struct {
 }
 
 func newQuota() *quota {
-	return &quota{limits: Limits{Streams: DefaultStreams}, nodes: map[string]*usage{}, owners: map[string]*usage{}, hosts: map[string]*hostUsage{}}
+	return &quota{idle: maxIdleTime, waiting: handshakeLimit, limits: Limits{Streams: DefaultStreams}, nodes: map[string]*usage{}, owners: map[string]*usage{}, hosts: map[string]*hostUsage{}}
 }
 
 // overQuota says whether an owner is refused more of something: anybody when nothing is
@@ -278,13 +281,13 @@ func (l *quota) expired(now time.Time) (end []func()) {
 	for _, h := range l.hosts {
 		wanted := len(h.queue)
 		for c, since := range h.idle {
-			if wanted > 0 && now.Sub(since) >= maxIdleTime {
+			if wanted > 0 && now.Sub(since) >= l.idle {
 				wanted--
 				end = append(end, c.end)
 			}
 		}
 		for _, c := range h.queue {
-			if now.Sub(c.since) < handshakeLimit {
+			if now.Sub(c.since) < l.waiting {
 				break // the others came later
 			}
 			end = append(end, c.end)
