@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/pilothouse/pilothouse/test/envoytest"
 	"github.com/pilothouse/pilothouse/test/wait"
@@ -131,11 +132,13 @@ func (e *realEnvoy) listening(name string) string {
 	return ""
 }
 
-// settled fails the test unless Envoy refused nothing and waits for nothing.
+// settled fails the test unless Envoy refused nothing and comes to wait for nothing.
 func (e *realEnvoy) settled() {
 	e.t.Helper()
-	for _, s := range []string{"cluster_manager.cds.update_rejected", "listener_manager.lds.update_rejected",
-		"cluster_manager.warming_clusters", "listener_manager.total_listeners_warming"} {
+	for _, s := range []string{"cluster_manager.warming_clusters", "listener_manager.total_listeners_warming"} {
+		wait.Until(e.t, s+" is 0", func() bool { return e.stat(s) == 0 })
+	}
+	for _, s := range []string{"cluster_manager.cds.update_rejected", "listener_manager.lds.update_rejected"} {
 		if n := e.stat(s); n != 0 {
 			e.t.Errorf("%s = %d, want 0", s, n)
 		}
@@ -166,6 +169,9 @@ func fetch(url string) string {
 	return string(b)
 }
 
+// enough is how many requests a storm has at least, however short it is and however busy the machine.
+const enough = 100
+
 // storm sends requests until stop is called, which returns how many there were and the
 // first that did not get one of the answers.
 func storm(url string, answers ...string) (stop func() (int, string)) {
@@ -175,13 +181,16 @@ func storm(url string, answers ...string) (stop func() (int, string)) {
 func stormOf(fetch func() string, answers ...string) (stop func() (int, string)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var sent atomic.Int64
-	wrong := make(chan string, 4)
+	wrong, done := make(chan string, 4), make(chan struct{}, 5)
 	for range cap(wrong) {
 		go func() {
 			for ctx.Err() == nil {
 				got := fetch()
-				sent.Add(1)
-				if !strings.Contains(" "+strings.Join(answers, " ")+" ", " "+got+" ") {
+				good := strings.Contains(" "+strings.Join(answers, " ")+" ", " "+got+" ")
+				if sent.Add(1) == enough || !good {
+					done <- struct{}{}
+				}
+				if !good {
 					wrong <- got
 					return
 				}
@@ -190,6 +199,10 @@ func stormOf(fetch func() string, answers ...string) (stop func() (int, string))
 		}()
 	}
 	return func() (int, string) {
+		select {
+		case <-done:
+		case <-time.After(wait.Bound):
+		}
 		cancel()
 		first := ""
 		for range cap(wrong) {

@@ -3,6 +3,7 @@ package xds
 import (
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -63,8 +64,14 @@ func (r *record) String() string {
 	return r.b.String()
 }
 
+// freeAddress is an address that no outgoing connection takes while a server is away.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(wait.FreePort(t)))
+}
+
 func newRig(t *testing.T, api string, v *View) *rig {
-	r := &rig{view: v, addr: "127.0.0.1:0", said: &record{}}
+	r := &rig{view: v, addr: freeAddress(t), said: &record{}}
 	r.loses.Store(-1)
 	r.serve(t)
 	r.realEnvoy = startEnvoy(t, r.addr, api)

@@ -10,6 +10,7 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	caresv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/network/dns_resolver/cares/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -36,7 +37,8 @@ func dnsCluster(t testing.TB, name string, resolver int) *Resource {
 		LoadAssignment: &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
 			LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: host}}}}}}},
 		TypedDnsResolverConfig: &corev3.TypedExtensionConfig{Name: "envoy.network.dns_resolver.cares",
-			TypedConfig: pack(t, &caresv3.CaresDnsResolverConfig{Resolvers: []*corev3.Address{server}})},
+			// It must not give up, as it does after some seconds, while a busy machine has other work.
+			TypedConfig: pack(t, &caresv3.CaresDnsResolverConfig{Resolvers: []*corev3.Address{server}, QueryTimeoutSeconds: wrapperspb.UInt64(3600)})},
 	}), "")
 }
 

@@ -97,7 +97,7 @@ func TestRealEnvoyComesBackToARouteThatMoved(t *testing.T) {
 func TestRealEnvoyListensOnceThePortIsFree(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, api string) {
 		r := newRig(t, api, firstView(t, backend(t, "a")))
-		taken, err := net.Listen("tcp", "127.0.0.1:0")
+		taken, err := net.Listen("tcp", freeAddress(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -105,12 +105,13 @@ func TestRealEnvoyListensOnceThePortIsFree(t *testing.T) {
 		r.view = r.view.put(listenerAt(t, "late", "r", taken.Addr().(*net.TCPAddr).Port), aliens(t, "bad"))
 		r.reg.latest.Publish(r.view)
 		state := func() TypeStatus { return r.server.Connections()[0].Types[LDS] }
-		wait.Until(t, "a refusal", func() bool { return state().Rejects > 0 })
-		if s := state(); !slices.Equal(s.RejectedName, []string{"bad", "late"}) || !strings.Contains(s.Message, cannotBind) {
+		var s TypeStatus
+		wait.Until(t, "a refusal", func() bool { s = state(); return s.Rejects > 0 })
+		if !slices.Equal(s.RejectedName, []string{"bad", "late"}) || !strings.Contains(s.Message, cannotBind) {
 			t.Errorf("refused %q because of %q", s.RejectedName, s.Message)
 		}
-		wait.Until(t, "another refusal", func() bool { return state().Rejects > 1 })
-		if s := state(); api == "DELTA_GRPC" && !slices.Equal(s.RejectedName, []string{"late"}) {
+		wait.Until(t, "another refusal", func() bool { s = state(); return s.Rejects > 1 })
+		if api == "DELTA_GRPC" && !slices.Equal(s.RejectedName, []string{"late"}) {
 			t.Errorf("tried %q again", s.RejectedName)
 		}
 		if err := taken.Close(); err != nil {

@@ -223,7 +223,7 @@ func TestRealEnvoySwitchesBetweenWholeRoutesAndVirtualHosts(t *testing.T) {
 			c := &classes{offer: offered}
 			var server *Server
 			var stop func()
-			addr := "127.0.0.1:0"
+			addr := freeAddress(t)
 			serve := func() {
 				var l net.Listener
 				wait.Until(t, "the server's port", func() (ok bool) {
