@@ -9,6 +9,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // A file system does not answer at the start: the remembered objects are emitted nevertheless, and replaced when it
@@ -28,7 +29,7 @@ func TestDirectoryThatDoesNotAnswer(t *testing.T) {
 		<-answers
 		return list(root)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), wait.Bound)
 	defer stop()
 	batches, ended := make(chan object.Batch, 10), make(chan error, 1)
 	go func() { ended <- s.Run(ctx, func(b object.Batch) { batches <- b }) }()

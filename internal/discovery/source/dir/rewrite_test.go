@@ -17,15 +17,17 @@ import (
 // pause took so long that the file may have been used meanwhile.
 func rewrite(t *testing.T, path string, pause time.Duration, parts ...string) (steady bool) {
 	t.Helper()
+	last := time.Now()
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
 	must(t, err)
 	steady = true
 	for _, p := range parts {
-		began := time.Now()
 		<-time.After(pause)
+		before := time.Now()
 		_, err := f.WriteString(p)
 		must(t, err)
-		steady = steady && time.Since(began) < filewatch.DefaultQuietPeriod*3/4
+		steady = steady && time.Since(last) < filewatch.DefaultQuietPeriod*3/4
+		last = before
 	}
 	must(t, f.Close())
 	return steady
@@ -147,9 +149,14 @@ func TestRewrittenAtStart(t *testing.T) {
 	path := filepath.Join(top, "a.yaml")
 	write(t, path, service("a", 1)+service("b", 1))
 	<-time.After(100 * time.Millisecond) // so that the file counts as modified after its creation
+	truncated := time.Now()
 	must(t, os.Truncate(path, 0))
 	wrote := make(chan bool, 1)
-	go func() { wrote <- rewrite(t, path, 300*time.Millisecond, service("a", 2), service("b", 2)) }()
+	go func() {
+		const pause = 300 * time.Millisecond
+		soon := time.Since(truncated) < filewatch.DefaultQuietPeriod*3/4-pause
+		wrote <- rewrite(t, path, pause, service("a", 2), service("b", 2)) && soon
+	}()
 	m := run(t, dir.Options{Dir: top})
 	steady := <-wrote
 	m.want("a=2 b=2")
