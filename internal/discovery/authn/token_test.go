@@ -16,6 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 
 	"github.com/pilothouse/pilothouse/internal/printable"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -175,7 +176,7 @@ func TestIssueErrors(t *testing.T) {
 }
 
 func TestOpenIssuerConcurrently(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	ids := make([]string, 8)
 	var wg sync.WaitGroup
 	for n := range ids {

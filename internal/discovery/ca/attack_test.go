@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // What somebody else may have written, or still can, is not used: not as the key, and not as the folder
@@ -28,7 +30,7 @@ func TestStateFolderOfOthersIsRefused(t *testing.T) {
 	link := func(name ...string) func(*testing.T, string) {
 		return func(t *testing.T, dir string) {
 			path := filepath.Join(append([]string{dir}, name...)...)
-			away := filepath.Join(t.TempDir(), "away")
+			away := filepath.Join(wait.Folder(t), "away")
 			check(t, os.Rename(path, away))
 			check(t, os.Symlink(away, path))
 		}
@@ -67,7 +69,7 @@ func TestStateFolderOfOthersIsRefused(t *testing.T) {
 		{"a certificate that is a named pipe", "not a regular file", fifo(rootCert)},
 	}...) {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := wait.Folder(t)
 			open(t, dir)
 			tt.change(t, dir)
 			done := make(chan error, 1)
@@ -80,7 +82,7 @@ func TestStateFolderOfOthersIsRefused(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), tt.why) {
 					t.Errorf("%v, want %q", err, tt.why)
 				}
-			case <-time.After(20 * time.Second):
+			case <-time.After(wait.Bound):
 				t.Fatal("it hangs")
 			}
 		})
@@ -96,8 +98,8 @@ func check(t *testing.T, err error) {
 
 // The state folder itself may be reached by a link: who starts the program has chosen the path.
 func TestStateFolderMayBeALink(t *testing.T) {
-	real := t.TempDir()
-	link := filepath.Join(t.TempDir(), "state")
+	real := wait.Folder(t)
+	link := filepath.Join(wait.Folder(t), "state")
 	check(t, os.Symlink(real, link))
 	first := open(t, link).State().Issuer.Root()
 	if !open(t, real).State().Issuer.Root().Equal(first) {
@@ -106,7 +108,7 @@ func TestStateFolderMayBeALink(t *testing.T) {
 }
 
 func TestRootIsCreatedInAnEmptyFolder(t *testing.T) {
-	dir := t.TempDir()
+	dir := wait.Folder(t)
 	check(t, os.Mkdir(filepath.Join(dir, rootFolder), 0o700))
 	first := open(t, dir).State().Issuer.Root()
 	if !open(t, dir).State().Issuer.Root().Equal(first) {
@@ -117,7 +119,7 @@ func TestRootIsCreatedInAnEmptyFolder(t *testing.T) {
 // A start that was killed before it could rename its folder leaves it behind; the next start removes it,
 // but neither that of a start that runs nor what an administrator has put there.
 func TestFoldersOfKilledStartsAreRemoved(t *testing.T) {
-	dir := t.TempDir()
+	dir := wait.Folder(t)
 	for _, name := range []string{".ca-123", ".ca-backup", ".ca-456"} {
 		check(t, os.Mkdir(filepath.Join(dir, name), 0o700))
 		check(t, os.WriteFile(filepath.Join(dir, name, rootKey), []byte("x"), 0o600))

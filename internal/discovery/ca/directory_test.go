@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
@@ -112,7 +113,7 @@ func (s *secret) check(err error) {
 func plugIn(t *testing.T, dir string, limits policy.Limits) (*ca.Authority, *ca.Directory, *wait.Output) {
 	t.Helper()
 	logs := &wait.Output{}
-	store, log := ca.NewFolder(filepath.Join(t.TempDir(), "state")), slog.New(slog.NewTextHandler(logs, nil))
+	store, log := ca.NewFolder(filepath.Join(wait.Folder(t), "state")), slog.New(slog.NewTextHandler(logs, nil))
 	a, d, err := ca.Open(ca.Options{Directory: dir, Store: store, TrustDomain: "cluster.local", Limits: limits, Log: log})
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +151,7 @@ func TestPluggedIn(t *testing.T) {
 		"names of kubernetes.io/tls":         tlsStyle(t, root, upper, lower),
 		"names of kubernetes.io/tls, 1 root": tlsStyle(t, root),
 	} {
-		s := &secret{t: t, dir: t.TempDir()}
+		s := &secret{t: t, dir: wait.Folder(t)}
 		s.swap(files)
 		a, _, _ := plugIn(t, s.dir, policy.Limits{})
 		st := startWith(t, a, policy.Limits{})
@@ -194,7 +195,7 @@ func TestPluggedInErrors(t *testing.T) {
 		}},
 		{"a huge file", "more than 1048576 bytes", func(dir string) error { return os.Truncate(filepath.Join(dir, "root-cert.pem"), 1<<40) }},
 	} {
-		dir := t.TempDir()
+		dir := wait.Folder(t)
 		for name, text := range istio(t, root) {
 			if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
 				t.Fatal(err)
@@ -203,7 +204,7 @@ func TestPluggedInErrors(t *testing.T) {
 		if err := tt.change(dir); err != nil {
 			t.Fatal(err)
 		}
-		_, _, err := ca.Open(ca.Options{Directory: dir, Store: ca.NewFolder(t.TempDir()), TrustDomain: "cluster.local", Log: slog.New(slog.DiscardHandler)})
+		_, _, err := ca.Open(ca.Options{Directory: dir, Store: ca.NewFolder(wait.Folder(t)), TrustDomain: "cluster.local", Log: slog.New(slog.DiscardHandler)})
 		if err == nil || !strings.Contains(err.Error(), tt.why) || !strings.Contains(err.Error(), dir) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.why)
 		}
@@ -222,7 +223,7 @@ func join(errs ...error) error {
 func TestPluggedInFilesAreReloaded(t *testing.T) {
 	root := newSigner(t, "root", signer{}, "")
 	first, second := newSigner(t, "first", root, ""), newSigner(t, "second", root, "")
-	s := &secret{t: t, dir: t.TempDir()}
+	s := &secret{t: t, dir: wait.Folder(t)}
 	s.swap(istio(t, root, first))
 	a, d, logs := plugIn(t, s.dir, policy.Limits{})
 	signs := func(c signer) func() bool {
@@ -260,50 +261,72 @@ func TestPluggedInFilesAreReloaded(t *testing.T) {
 // A CA with another root is plugged in while the CA serves: at the start there was none, so that the first
 // root is self-signed. A client that renews all the time never meets a certificate that it does not trust.
 func TestAnotherRootIsPluggedInWithoutAFailedHandshake(t *testing.T) {
-	limits := policy.Limits{DefaultTTL: 6 * time.Second} // the test takes twice as long
-	s := &secret{t: t, dir: t.TempDir()}
-	a, _, _ := plugIn(t, s.dir, limits)
-	st := startWith(t, a, limits)
-	selfSigned := a.State().Issuer.Root()
-	root := newSigner(t, "root", signer{}, "")
-	below := newSigner(t, "below", root, "")
+	dir := filepath.Join(wait.Folder(t), "state")
+	synctest.Test(t, func(t *testing.T) {
+		limits := policy.Limits{DefaultTTL: 10 * time.Minute}
+		a := ok(t)(ca.OpenRoot(dir, "cluster.local", 0, ""))
+		r, err := ca.OpenRotator(a, ca.RotatorOptions{
+			Store: ca.NewFolder(dir), Organization: "cluster.local", TTL: limits.Lifetime(), MaxTTL: limits.Longest(), Poll: 10 * time.Second, Log: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		t.Cleanup(func() {
+			stop()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+		st := startWith(t, a, limits)
+		selfSigned := a.State().Issuer.Root()
+		root := newSigner(t, "root", signer{}, "")
+		files := tlsStyle(t, root, newSigner(t, "below", root, ""))
+		plugged, err := policy.LoadFiles(policy.Files{Cert: files["tls.crt"], Key: files["tls.key"], Roots: files["ca.crt"]}, policy.TLSNames, limits, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
 
-	key, csr := newCSR(t, alice)
-	chain, err := st.call(nil, st.token("shop", "alice", "", time.Now()), request(csr))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var seen []string
-	for plugged := false; ; {
-		certs, roots := parse(t, strings.Join(chain[:len(chain)-1], "")), parse(t, chain[len(chain)-1])
-		state := "self-signed signs"
-		if len(certs) == 2 {
-			state = "plugged in signs"
+		key, csr := newCSR(t, alice)
+		chain, err := st.call(nil, st.token("shop", "alice", "", time.Now()), request(csr))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if slices.ContainsFunc(roots, selfSigned.Equal) {
-			state += ", self-signed trusted"
+		var seen []string
+		for range 1000 {
+			certs, roots := parse(t, strings.Join(chain[:len(chain)-1], "")), parse(t, chain[len(chain)-1])
+			state := "self-signed signs"
+			if len(certs) == 2 {
+				state = "plugged in signs"
+			}
+			if slices.ContainsFunc(roots, selfSigned.Equal) {
+				state += ", self-signed trusted"
+			}
+			if slices.ContainsFunc(roots, root.cert.Equal) {
+				state += ", plugged in trusted"
+			}
+			if len(seen) == 0 {
+				if err := r.Plug(t.Context(), plugged); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if len(seen) == 0 || seen[len(seen)-1] != state {
+				seen = append(seen, state)
+			}
+			if state == "plugged in signs, plugged in trusted" {
+				break
+			}
+			<-time.After(5 * time.Second)
+			// The client trusts the roots of its last answer, and presents its certificate.
+			if chain, err = st.callTrusting(roots, tlsCertificate(certs, key), request(csr)); err != nil {
+				t.Fatalf("after %q: %v", seen, err)
+			}
 		}
-		if slices.ContainsFunc(roots, root.cert.Equal) {
-			state += ", plugged in trusted"
+		want := []string{"self-signed signs, self-signed trusted", "self-signed signs, self-signed trusted, plugged in trusted", "plugged in signs, self-signed trusted, plugged in trusted", "plugged in signs, plugged in trusted"}
+		if !slices.Equal(seen, want) {
+			t.Errorf("states %q, want %q", seen, want)
 		}
-		if len(seen) == 0 || seen[len(seen)-1] != state {
-			seen = append(seen, state)
-		}
-		if state == "plugged in signs, plugged in trusted" {
-			break
-		}
-		if !plugged {
-			plugged = true
-			s.swap(tlsStyle(t, root, below))
-		}
-		<-time.After(20 * time.Millisecond) // leave the processor to others
-		// The client trusts the roots of its last answer, and presents its certificate.
-		if chain, err = st.callTrusting(roots, tlsCertificate(certs, key), request(csr)); err != nil {
-			t.Fatalf("after %q: %v", seen, err)
-		}
-	}
-	want := []string{"self-signed signs, self-signed trusted", "self-signed signs, self-signed trusted, plugged in trusted", "plugged in signs, self-signed trusted, plugged in trusted", "plugged in signs, plugged in trusted"}
-	if !slices.Equal(seen, want) {
-		t.Errorf("states %q, want %q", seen, want)
-	}
+	})
 }

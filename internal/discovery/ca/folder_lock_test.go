@@ -11,11 +11,12 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // While another process has the state's lock, all goroutines that want to change the state wait no longer than their contexts.
 func TestAChangeThatWaitsForAnotherProcessEndsWithItsContext(t *testing.T) {
-	dir := t.TempDir()
+	dir := wait.Folder(t)
 	instances := filepath.Join(dir, instancesFolder)
 	if err := os.Mkdir(instances, 0o700); err != nil {
 		t.Fatal(err)

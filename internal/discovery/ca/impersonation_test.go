@@ -100,7 +100,7 @@ func ecKey(t *testing.T) crypto.Signer {
 
 func newTarget(t *testing.T, perSecond float64, gateways ...netip.Prefix) *target {
 	t.Helper()
-	dir := t.TempDir()
+	dir := wait.Folder(t)
 	a := ok(t)(ca.OpenRoot(dir, "cluster.local", 0, ""))
 	x := &target{t: t, log: &wait.Output{}, root: rootOf(t, a)[0], own: okIssuer(t, dir), oidc: ecKey(t), home: ecKey(t), remote: ecKey(t)}
 	text, err := os.ReadFile(filepath.Join(dir, "ca", "ca-key.pem"))
@@ -399,7 +399,7 @@ func withMetadata(r *securityv1.IstioCertificateRequest, key, value string) *sec
 // tokens are attempts with tokens that prove nothing.
 func (x *target) tokens() []attempt {
 	t := x.t
-	other, err := authn.OpenIssuer(t.TempDir())
+	other, err := authn.OpenIssuer(wait.Folder(t))
 	if err != nil {
 		t.Fatal(err)
 	}

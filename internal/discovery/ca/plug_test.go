@@ -17,6 +17,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // newFiles makes a CA as it is read from files: a root that signs, and further roots.
@@ -47,7 +48,7 @@ func (in *instance) plug(p policy.Plugged) {
 
 // A CA is plugged in while the self-signed root signs: the same overlap as of a rotation.
 func TestAPluggedInRootWaitsForAcknowledgements(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		in := startInstance(t, dir, with(nil))
 		old := in.signer()
@@ -83,7 +84,7 @@ func TestAPluggedInRootWaitsForAcknowledgements(t *testing.T) {
 }
 
 func TestAPluggedInRootWaitsForLeaves(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		a, b := newFiles(t, "a"), newFiles(t, "b")
 		in := startInstance(t, dir, with(&a))
@@ -106,7 +107,7 @@ func TestAPluggedInRootWaitsForLeaves(t *testing.T) {
 // The files are replaced while the control plane is not running. It does not have the old key, so the new root signs at
 // once; the old one is trusted until its last leaf has ended, whatever restarts there are.
 func TestFilesReplacedWhileTheControlPlaneIsDown(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		a, b := newFiles(t, "a"), newFiles(t, "b")
 		in := startInstance(t, dir, with(&a))
@@ -131,7 +132,7 @@ func TestFilesReplacedWhileTheControlPlaneIsDown(t *testing.T) {
 
 // A self-signed root goes on after a restart, since its key is in the state folder.
 func TestFilesOfTheFirstCAWhileTheControlPlaneIsDown(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		in := startInstance(t, dir, with(nil))
 		old := in.signer()
@@ -165,7 +166,7 @@ func TestFilesOfTheFirstCAWhileTheControlPlaneIsDown(t *testing.T) {
 
 // The root that signed before the state had plugged-in CAs is trusted for a lifetime.
 func TestASelfSignedRootFromBeforeThePluggedInCA(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		open(t, dir)
 		files := newFiles(t, "plugged")
@@ -188,7 +189,7 @@ func TestASelfSignedRootFromBeforeThePluggedInCA(t *testing.T) {
 // Two instances with one folder, of which one gets the files later: it distributes the new root, and goes on signing with the old one until it has
 // the key, which extends the old one's trust.
 func TestFilesReachOneOfTwoInstancesLater(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		a, b := startInstance(t, dir, nil), startInstance(t, dir, nil)
 		old := a.signer()
@@ -226,7 +227,7 @@ func TestFilesReachOneOfTwoInstancesLater(t *testing.T) {
 
 // A root that was added to the files a lifetime before it signs is not waited for again, and one that is removed is not trusted.
 func TestRootsOfTheFiles(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		a, b := newFiles(t, "a"), newFiles(t, "b")
 		in := startInstance(t, dir, with(&a))
@@ -258,7 +259,7 @@ func TestRootsOfTheFiles(t *testing.T) {
 
 // Too many roots for the rotation are a problem that time removes; too many in the files are refused.
 func TestTooManyPluggedInRoots(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		in := startInstance(t, dir, with(nil))
 		for range rotation.MaxTrusted - 1 {
@@ -290,7 +291,7 @@ func TestTooManyPluggedInRoots(t *testing.T) {
 
 // The folders of roots are not taken for those of a CA whose state was lost.
 func TestPluggedInWithoutTheStateOfARotation(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	files := newFiles(t, "plugged")
 	a, err := NewAuthority(files.Issuer)
 	if err != nil {
@@ -329,7 +330,7 @@ func (s *interruptedStore) Change(ctx context.Context, f func(rotation.State, bo
 
 // Files that are replaced again while the first change is stored are not lost.
 func TestFilesReplacedDuringALook(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		store := &interruptedStore{Store: NewFolder(dir)}
 		in := startInstance(t, dir, func(o *RotatorOptions) { o.Store, o.Poll = store, slowPoll })

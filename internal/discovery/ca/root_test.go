@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 func open(t testing.TB, dir string) *Authority {
@@ -24,7 +25,7 @@ func open(t testing.TB, dir string) *Authority {
 }
 
 func TestRootIsCreatedOnce(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	roots := make([][]byte, 8)
 	var wg sync.WaitGroup
 	for i := range roots {
@@ -72,7 +73,7 @@ func TestOpenRootErrors(t *testing.T) {
 			return os.WriteFile(filepath.Join(dir, rootCert), pki.EncodeCerts(leaf), 0o600)
 		}},
 	} {
-		dir := t.TempDir()
+		dir := wait.Folder(t)
 		open(t, dir)
 		if err := tt.change(filepath.Join(dir, rootFolder)); err != nil {
 			t.Fatal(err)
@@ -84,7 +85,7 @@ func TestOpenRootErrors(t *testing.T) {
 }
 
 func TestRenewalAndExpiry(t *testing.T) {
-	dir := t.TempDir()
+	dir := wait.Folder(t)
 	synctest.Test(t, func(t *testing.T) {
 		a, err := OpenRoot(dir, "cluster.local", 30*time.Hour, "")
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // instance is an instance of the control plane, with the proxies that it waits for.
@@ -164,7 +165,7 @@ func later(d time.Duration) { <-time.After(d) }
 
 // A rotation on request with proxies that acknowledge, across a restart in each phase.
 func TestRotation(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		in := startInstance(t, dir, nil)
 		old := in.signer()
@@ -219,7 +220,7 @@ func TestRotation(t *testing.T) {
 
 // Proxies without PCDS never acknowledge. The new root signs when the leaves have ended that were issued before it was distributed.
 func TestRotationWithoutAcknowledgements(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		in := startInstance(t, dir, nil)
 		in.setWaiting("a")
@@ -242,7 +243,7 @@ func TestRotationWithoutAcknowledgements(t *testing.T) {
 
 // A root is rotated by itself, in time, again and again.
 func TestRotationByItself(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		in := startInstance(t, dir, func(o *RotatorOptions) {
 			o.RootTTL, o.Poll = 100*time.Hour, time.Hour
@@ -271,7 +272,7 @@ func TestRotationByItself(t *testing.T) {
 
 // Two instances with one folder decide the same, and the new root signs only when both distribute it.
 func TestRotationOfTwoInstances(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		a, b := startInstance(t, dir, nil), startInstance(t, dir, nil)
 		old := a.signer()
@@ -302,7 +303,7 @@ func TestRotationOfTwoInstances(t *testing.T) {
 }
 
 func TestRotationOfAnEarlierVersionsRoot(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		open(t, dir)
 		later(time.Hour)
@@ -335,7 +336,7 @@ func TestRotationErrors(t *testing.T) {
 			return err
 		}},
 	} {
-		dir := filepath.Join(t.TempDir(), "state")
+		dir := filepath.Join(wait.Folder(t), "state")
 		o := RotatorOptions{Store: NewFolder(dir), Policy: rotation.Policy{Share: 0.2}, Log: slog.New(slog.DiscardHandler)}
 		if _, err := OpenRotator(open(t, dir), o); err != nil {
 			t.Fatal(err)
@@ -382,7 +383,7 @@ func (s *brokenStore) set(broken bool) {
 // Leaves are issued while nothing can be stored: the first waits a little, all others do not. What they need is stored
 // afterwards, before the state changes.
 func TestLeavesAreIssuedWhileNothingIsStored(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		store := &brokenStore{Store: NewFolder(dir)}
 		in := startInstance(t, dir, func(o *RotatorOptions) { o.Store, o.Poll = store, time.Hour })
@@ -407,7 +408,7 @@ func TestLeavesAreIssuedWhileNothingIsStored(t *testing.T) {
 
 // What is asked of an instance while it stops does not bring its report back, which others would wait for.
 func TestAnInstanceThatHasLeftDoesNotReport(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
+	dir := filepath.Join(wait.Folder(t), "state")
 	synctest.Test(t, func(t *testing.T) {
 		in := startInstance(t, dir, nil)
 		in.issue(time.Hour)

@@ -32,6 +32,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 var alice = mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", ServiceAccount: "alice"}
@@ -48,12 +49,12 @@ type authority struct {
 
 func start(t *testing.T, limits policy.Limits) *authority {
 	t.Helper()
-	return startWith(t, ok(t)(ca.OpenRoot(t.TempDir(), "cluster.local", 0, "")), limits)
+	return startWith(t, ok(t)(ca.OpenRoot(wait.Folder(t), "cluster.local", 0, "")), limits)
 }
 
 func startWith(t *testing.T, root *ca.Authority, limits policy.Limits) *authority {
 	t.Helper()
-	dir := t.TempDir()
+	dir := wait.Folder(t)
 	a := &authority{t: t, ln: bufconn.Listen(1 << 16), root: root, issuer: okIssuer(t, dir), logs: &bytes.Buffer{}}
 	serving, err := root.ServerCertificate(ca.ServingNames("istio-system"))
 	if err != nil {

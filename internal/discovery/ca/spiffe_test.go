@@ -21,6 +21,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // issued is a workload's certificate as its owner has it.
@@ -52,11 +53,11 @@ func issue(t *testing.T, st *authority, id mesh.Identity) issued {
 // authorities are CAs of all kinds.
 func authorities(t *testing.T) map[string]*ca.Authority {
 	t.Helper()
-	all := map[string]*ca.Authority{"self-signed": ok(t)(ca.OpenRoot(t.TempDir(), "cluster.local", 0, "")), "self-signed, RSA": ok(t)(ca.OpenRoot(t.TempDir(), "cluster.local", 0, pki.RSA2048))}
+	all := map[string]*ca.Authority{"self-signed": ok(t)(ca.OpenRoot(wait.Folder(t), "cluster.local", 0, "")), "self-signed, RSA": ok(t)(ca.OpenRoot(wait.Folder(t), "cluster.local", 0, pki.RSA2048))}
 	root := newSigner(t, "root", signer{}, pki.RSA3072)
 	upper := newSigner(t, "upper", root, pki.ECDSAP384)
 	lower := newSigner(t, "lower", upper, pki.RSA2048)
-	s := &secret{t: t, dir: t.TempDir()}
+	s := &secret{t: t, dir: wait.Folder(t)}
 	s.swap(istio(t, root, upper, lower))
 	all["plugged in, two intermediates"], _, _ = plugIn(t, s.dir, policy.Limits{})
 	return all
@@ -128,7 +129,7 @@ func TestOpenSSLVerifiesIssuedCertificates(t *testing.T) {
 			t.Fatal(err)
 		}
 		for usage, leaf := range map[string]*x509.Certificate{"sslclient": workload.certs[0], "sslserver": own.Leaf} {
-			dir := t.TempDir()
+			dir := wait.Folder(t)
 			files := map[string][]*x509.Certificate{"roots.pem": workload.roots, "chain.pem": workload.certs[1:], "leaf.pem": {leaf}}
 			for file, certs := range files {
 				if err := os.WriteFile(filepath.Join(dir, file), pki.EncodeCerts(certs...), 0o600); err != nil {
