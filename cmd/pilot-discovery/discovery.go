@@ -71,8 +71,12 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 			warnOfSettings(log, v)
 			limitMemory(env)
 			opts.Log, opts.Version = log, version
-			srv, err := discovery.New(opts)
+			srv, err := discovery.New(c.Context(), opts)
 			if err != nil {
+				if c.Context().Err() != nil {
+					log.Info("a signal ended the start", "error", err)
+					return nil
+				}
 				return err
 			}
 			return srv.Run(c.Context())

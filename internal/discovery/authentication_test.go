@@ -74,7 +74,7 @@ func TestAliasesOfTheTrustDomainAuthenticate(t *testing.T) {
 	at := newPlace(t)
 	quiet := slog.New(slog.DiscardHandler)
 	ctx, stop := context.WithCancel(t.Context())
-	before, err := New(at.options("old.example", quiet))
+	before, err := New(t.Context(), at.options("old.example", quiet))
 	if err != nil {
 		t.Fatal(err)
 	}

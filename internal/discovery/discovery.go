@@ -210,25 +210,25 @@ type listeners struct{ http, grpc, secure, monitoring, https net.Listener }
 
 // New creates a control plane and opens its ports, which Run closes. It returns an error if the source
 // cannot be read and nothing was saved, if the trust domain is ambiguous, if the files in the state
-// folder cannot be used, or if a port cannot be opened.
-func New(o Options) (*Server, error) {
+// folder cannot be used, if a port cannot be opened, or if ctx ends while it waits for an API server.
+func New(ctx context.Context, o Options) (*Server, error) {
 	// Before anything in the folder is read, or set aside because it cannot be.
 	if err := statefile.CheckFolder(o.StateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	if o.ConfigDir == "" {
-		return newOfCluster(o)
+		return newOfCluster(ctx, o)
 	}
 	kept := openKeeper(o.StateDir, o.ConfigDir, o.Log)
 	source, err := dir.New(dir.Options{Dir: o.ConfigDir, Remembered: kept.remembered(false), Log: o.Log})
 	if err != nil {
 		return nil, err
 	}
-	return newServer(o, source, kept)
+	return newServer(ctx, o, source, kept)
 }
 
 // newOfCluster creates a control plane that reads a cluster.
-func newOfCluster(o Options) (*Server, error) {
+func newOfCluster(ctx context.Context, o Options) (*Server, error) {
 	k := o.Kubernetes
 	api, err := kube.Load(k.API)
 	if err != nil {
@@ -246,22 +246,22 @@ func newOfCluster(o Options) (*Server, error) {
 	if o.cluster, err = openCluster(&o, api); err != nil {
 		return nil, err
 	}
-	return newServer(o, source, kept)
+	return newServer(ctx, o, source, kept)
 }
 
 // findMesh returns the trust domain of the mesh, from the option and the current mesh configuration, and that
 // configuration. The root has the domain's name, so that it is needed before the root is opened and before the source
 // is watched. If mesh configuration is invalid, its saved version is used.
-func findMesh(o Options, source Source, file meshFile, remembered []object.Object) (string, *meshv1.MeshConfig, error) {
+func findMesh(ctx context.Context, o Options, source Source, file meshFile, remembered []object.Object) (string, *meshv1.MeshConfig, error) {
 	var objects []object.Object
 	switch s := source.(type) {
 	case interface{ ConfigMaps() []object.Object }:
 		objects = s.ConfigMaps()
 	case interface {
-		MeshConfig() ([]object.Object, error)
+		MeshConfig(context.Context) ([]object.Object, error)
 	}:
 		var err error
-		if objects, err = s.MeshConfig(); err != nil {
+		if objects, err = s.MeshConfig(ctx); err != nil {
 			return "", nil, err
 		}
 	}
@@ -283,7 +283,7 @@ func findMesh(o Options, source Source, file meshFile, remembered []object.Objec
 }
 
 // newServer creates a control plane with a source that has been given the saved objects in kept.
-func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
+func newServer(ctx context.Context, o Options, source Source, kept *keeper) (_ *Server, err error) {
 	s := &Server{opts: o, cluster: o.cluster, source: source, loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now(), loopLimit: defaultLoopLimit}
 	if o.Watchdog > 0 {
 		s.loop.watchdog = newWatchdog(o.Watchdog, o.Log)
@@ -296,7 +296,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 			err = errors.Join(err, s.done.Close())
 		}
 	}()
-	domain, atStart, err := findMesh(o, source, s.meshFile, remembered)
+	domain, atStart, err := findMesh(ctx, o, source, s.meshFile, remembered)
 	if err != nil {
 		return nil, err
 	}
@@ -304,7 +304,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	s.loop.store.SetNamespace(o.Names.Namespace)
 	s.loop.store.FixTrustDomain(domain, o.Names.TrustDomain != "")
 	s.roots = s.rootStore()
-	s.authority, s.plugged, err = ca.Open(ca.Options{
+	s.authority, s.plugged, err = ca.Open(ctx, ca.Options{
 		Directory: o.CA.Directory, Store: s.roots, TrustDomain: domain, RootTTL: o.CA.RootTTL, RootKey: o.CA.RootKey, Limits: o.CA.Limits, Log: o.Log,
 	})
 	if err != nil {
@@ -327,7 +327,7 @@ func newServer(o Options, source Source, kept *keeper) (_ *Server, err error) {
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
 	s.xds = xds.New(s.loop, o.Log, s.metrics)
 	s.xds.Limit(o.Limits)
-	if err = s.openRotation(domain); err != nil {
+	if err = s.openRotation(ctx, domain); err != nil {
 		return nil, err
 	}
 	if err = publishRoots(o.StateDir, s.authority.State().RootsPEM()); err != nil {

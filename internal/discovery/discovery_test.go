@@ -55,7 +55,7 @@ func start(t *testing.T, change ...func(*Options)) *plane {
 	for _, f := range change {
 		f(&o)
 	}
-	srv, err := newServer(o, p.source, openKeeper(o.StateDir, o.ConfigDir, o.Log))
+	srv, err := newServer(t.Context(), o, p.source, openKeeper(o.StateDir, o.ConfigDir, o.Log))
 	if err != nil {
 		t.Fatal(err)
 	}

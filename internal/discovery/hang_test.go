@@ -31,7 +31,7 @@ func hanging(t *testing.T, change ...func(*Server)) (p *plane, h *blocking, log 
 		Ports: Ports{HTTP: any, GRPC: any, SecureGRPC: any, Monitoring: any}, HTTP: HTTPOptions{Shutdown: time.Second}, Log: slog.New(h),
 	}
 	p = &plane{t: t, source: &script{batches: make(chan object.Batch)}}
-	srv, err := newServer(o, p.source, openKeeper(o.StateDir, o.ConfigDir, o.Log))
+	srv, err := newServer(t.Context(), o, p.source, openKeeper(o.StateDir, o.ConfigDir, o.Log))
 	if err != nil {
 		t.Fatal(err)
 	}

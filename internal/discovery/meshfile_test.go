@@ -61,7 +61,7 @@ func TestMeshFileMustBeAFile(t *testing.T) {
 	}
 	for path, want := range map[string]string{"/dev/zero": "a device: want a regular file", pipe: "a named pipe: want a regular file"} {
 		at.mesh = path
-		if _, err := New(at.options("", slog.New(slog.DiscardHandler))); err == nil || !strings.Contains(err.Error(), "read mesh configuration: read "+path+": "+want) {
+		if _, err := New(t.Context(), at.options("", slog.New(slog.DiscardHandler))); err == nil || !strings.Contains(err.Error(), "read mesh configuration: read "+path+": "+want) {
 			t.Errorf("%s: %v, want %q", path, err, want)
 		}
 	}

@@ -62,7 +62,7 @@ func (l *life) new() (*Server, error) {
 		Log: slog.New(slog.NewTextHandler(&l.log, nil)), Version: "test",
 	}
 	l.adjust(&o)
-	return New(o)
+	return New(l.t.Context(), o)
 }
 
 // start starts the next control plane and waits until it has read its configuration.

@@ -31,9 +31,9 @@ type Rotation struct {
 const leavesInMargin = 3
 
 // openRotation continues the rotation of the root.
-func (s *Server) openRotation(domain string) (err error) {
+func (s *Server) openRotation(ctx context.Context, domain string) (err error) {
 	o := s.opts.CA
-	s.rotator, err = ca.OpenRotator(s.authority, ca.RotatorOptions{
+	s.rotator, err = ca.OpenRotator(ctx, s.authority, ca.RotatorOptions{
 		Store: s.roots, Organization: domain, RootTTL: o.RootTTL, RootKey: o.RootKey, TTL: o.Limits.Lifetime(), MaxTTL: o.Limits.Longest(), Plugged: s.plugged.Plugged(),
 		Policy:     rotation.Policy{Share: o.Rotation.Share, Margin: leavesInMargin * o.Limits.Lifetime(), Jitter: o.Rotation.Jitter},
 		Interval:   o.Rotation.Interval,

@@ -78,7 +78,7 @@ func TestARefusedStateFolderIsLeftAlone(t *testing.T) {
 	if err := os.Chmod(state, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	_, err := New(Options{ConfigDir: t.TempDir(), StateDir: state, Names: Names{Domain: "cluster.local", Namespace: "istio-system"}, Log: slog.New(slog.DiscardHandler)})
+	_, err := New(t.Context(), Options{ConfigDir: t.TempDir(), StateDir: state, Names: Names{Domain: "cluster.local", Namespace: "istio-system"}, Log: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), "mode 0777 lets others write it") {
 		t.Errorf("%v", err)
 	}

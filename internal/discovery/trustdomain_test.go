@@ -50,7 +50,7 @@ func (p place) options(trustDomain string, log *slog.Logger) Options {
 // up runs a control plane as the command makes it.
 func up(t *testing.T, o Options) *plane {
 	t.Helper()
-	srv, err := New(o)
+	srv, err := New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestTrustDomainOfInvalidMeshConfigIsRemembered(t *testing.T) {
 			object := filepath.Join(at.dir, "mesh.yaml")
 			write(t, object, meshMapOf("trustDomain: a.example"))
 			ctx, stop := context.WithCancel(t.Context())
-			first, err := New(at.options("", quiet))
+			first, err := New(t.Context(), at.options("", quiet))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -156,7 +156,7 @@ func TestConflictingTrustDomainsFailAtStart(t *testing.T) {
 	} {
 		at := newPlace(t)
 		prepare(at)
-		_, err := New(at.options("a.example", slog.New(slog.DiscardHandler)))
+		_, err := New(t.Context(), at.options("a.example", slog.New(slog.DiscardHandler)))
 		if err == nil || !strings.Contains(err.Error(), `"a.example"`) || !strings.Contains(err.Error(), `"b.example"`) || !strings.Contains(err.Error(), "the same in both") {
 			t.Errorf("%s: %v, want an error with both and the remedy", name, err)
 		}

@@ -152,7 +152,7 @@ func TestCertificateFilesThatCannotBeUsed(t *testing.T) {
 			ConfigDir: dir, StateDir: wait.Folder(t), Names: Names{Domain: "cluster.local", Namespace: "istio-system"}, Log: slog.New(slog.DiscardHandler),
 			Ports: Ports{HTTPS: "127.0.0.1:0"}, Webhooks: WebhookOptions{CertFile: tt.cert, KeyFile: tt.key, CAFile: tt.ca},
 		}
-		if _, err := New(o); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := New(t.Context(), o); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v; want an error with %q", name, err, tt.want)
 		}
 	}

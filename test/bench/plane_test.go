@@ -55,7 +55,7 @@ func newPlane(b *testing.B, z size) *plane {
 	p.write(b, "destinationrule.yaml", z.destinationRule(changed, 100))
 
 	const any = "127.0.0.1:0"
-	s, err := discovery.New(discovery.Options{
+	s, err := discovery.New(b.Context(), discovery.Options{
 		ConfigDir: p.dir, StateDir: b.TempDir(), Names: discovery.Names{Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system"},
 		Ports:     discovery.Ports{HTTP: any, GRPC: any, Monitoring: any},
 		Keepalive: discovery.Keepalive{Interval: 30 * time.Second, Timeout: 10 * time.Second},

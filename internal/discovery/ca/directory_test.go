@@ -114,11 +114,11 @@ func plugIn(t *testing.T, dir string, limits policy.Limits) (*ca.Authority, *ca.
 	t.Helper()
 	logs := &wait.Output{}
 	store, log := ca.NewFolder(filepath.Join(wait.Folder(t), "state")), slog.New(slog.NewTextHandler(logs, nil))
-	a, d, err := ca.Open(ca.Options{Directory: dir, Store: store, TrustDomain: "cluster.local", Limits: limits, Log: log})
+	a, d, err := ca.Open(t.Context(), ca.Options{Directory: dir, Store: store, TrustDomain: "cluster.local", Limits: limits, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := ca.OpenRotator(a, ca.RotatorOptions{
+	r, err := ca.OpenRotator(t.Context(), a, ca.RotatorOptions{
 		Store: store, Organization: "cluster.local", TTL: limits.Lifetime(), MaxTTL: limits.Longest(), Plugged: d.Plugged(), Poll: 100 * time.Millisecond, Log: log,
 	})
 	if err != nil {
@@ -204,7 +204,7 @@ func TestPluggedInErrors(t *testing.T) {
 		if err := tt.change(dir); err != nil {
 			t.Fatal(err)
 		}
-		_, _, err := ca.Open(ca.Options{Directory: dir, Store: ca.NewFolder(wait.Folder(t)), TrustDomain: "cluster.local", Log: slog.New(slog.DiscardHandler)})
+		_, _, err := ca.Open(t.Context(), ca.Options{Directory: dir, Store: ca.NewFolder(wait.Folder(t)), TrustDomain: "cluster.local", Log: slog.New(slog.DiscardHandler)})
 		if err == nil || !strings.Contains(err.Error(), tt.why) || !strings.Contains(err.Error(), dir) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.why)
 		}

@@ -298,13 +298,13 @@ func TestPluggedInWithoutTheStateOfARotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := RotatorOptions{Store: NewFolder(dir), Plugged: &files, Log: slog.New(slog.DiscardHandler)}
-	if _, err := OpenRotator(a, o); err != nil {
+	if _, err := OpenRotator(t.Context(), a, o); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(dir, rotationFile)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenRotator(a, o); err == nil || !strings.Contains(err.Error(), "which says which of them signs: restore it from a copy") {
+	if _, err := OpenRotator(t.Context(), a, o); err == nil || !strings.Contains(err.Error(), "which says which of them signs: restore it from a copy") {
 		t.Errorf("without the state: %v", err)
 	}
 }

@@ -40,10 +40,10 @@ type Options struct {
 }
 
 // Open returns the authority with the CA that is plugged in, or else with the self-signed root. Run of
-// the Directory follows the files; it is nil without o.Directory.
-func Open(o Options) (*Authority, *Directory, error) {
+// the Directory follows the files; it is nil without o.Directory. It ends early, with an error, if ctx does.
+func Open(ctx context.Context, o Options) (*Authority, *Directory, error) {
 	if o.Directory == "" {
-		a, err := OpenStore(context.Background(), o.Store, o.TrustDomain, o.RootTTL, o.RootKey)
+		a, err := OpenStore(ctx, o.Store, o.TrustDomain, o.RootTTL, o.RootKey)
 		return a, nil, err
 	}
 	d, plugged, err := OpenDirectory(o.Directory, o.Limits, o.Log)
@@ -54,7 +54,7 @@ func Open(o Options) (*Authority, *Directory, error) {
 	if plugged != nil {
 		a, err = NewAuthority(plugged.Issuer, plugged.Roots...)
 	} else {
-		a, err = OpenStore(context.Background(), o.Store, o.TrustDomain, o.RootTTL, o.RootKey)
+		a, err = OpenStore(ctx, o.Store, o.TrustDomain, o.RootTTL, o.RootKey)
 	}
 	if err != nil {
 		return nil, nil, err

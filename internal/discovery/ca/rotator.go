@@ -87,7 +87,7 @@ type loadedRoot struct {
 
 // OpenRotator continues the rotation of the authority, which Open has opened with the same store. If another root
 // signed last, that root goes on if its key is there, and is only trusted otherwise.
-func OpenRotator(a *Authority, o RotatorOptions) (*Rotator, error) {
+func OpenRotator(ctx context.Context, a *Authority, o RotatorOptions) (*Rotator, error) {
 	if o.Distribute == nil {
 		o.Distribute = func([]*x509.Certificate) {}
 	}
@@ -109,11 +109,11 @@ func OpenRotator(a *Authority, o RotatorOptions) (*Rotator, error) {
 		}
 	}
 	now := time.Now()
-	s, err := r.open(context.Background(), first.Issuer, now)
+	s, err := r.open(ctx, first.Issuer, now)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.apply(context.Background(), s, now); err != nil && !errors.Is(err, errNoKey) {
+	if err := r.apply(ctx, s, now); err != nil && !errors.Is(err, errNoKey) {
 		return nil, err
 	}
 	a.onIssue(r.noteIssued)

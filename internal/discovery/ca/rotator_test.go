@@ -66,7 +66,7 @@ func startInstance(t *testing.T, dir string, change func(*RotatorOptions)) *inst
 	if err != nil {
 		t.Fatal(err)
 	}
-	if in.Rotator, err = OpenRotator(a, o); err != nil {
+	if in.Rotator, err = OpenRotator(t.Context(), a, o); err != nil {
 		t.Fatal(err)
 	}
 	in.server = New(a, anybody{}, policy.Limits{}, o.Log)
@@ -338,7 +338,7 @@ func TestRotationErrors(t *testing.T) {
 	} {
 		dir := filepath.Join(wait.Folder(t), "state")
 		o := RotatorOptions{Store: NewFolder(dir), Policy: rotation.Policy{Share: 0.2}, Log: slog.New(slog.DiscardHandler)}
-		if _, err := OpenRotator(open(t, dir), o); err != nil {
+		if _, err := OpenRotator(t.Context(), open(t, dir), o); err != nil {
 			t.Fatal(err)
 		}
 		if err := tt.damage(dir); err != nil {
@@ -346,7 +346,7 @@ func TestRotationErrors(t *testing.T) {
 		}
 		a, err := OpenRoot(dir, "cluster.local", 0, "")
 		if err == nil {
-			_, err = OpenRotator(a, o)
+			_, err = OpenRotator(t.Context(), a, o)
 		}
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)

@@ -114,7 +114,7 @@ func start(t *testing.T, config *rest.Config, namespace, name string, change ...
 		f(&o)
 	}
 	var err error
-	if p.server, err = discovery.New(o); err != nil {
+	if p.server, err = discovery.New(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

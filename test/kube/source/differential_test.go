@@ -223,7 +223,7 @@ func serve(t *testing.T, o discovery.Options) string {
 	o.StateDir, o.Version, o.Log = t.TempDir(), "test", slog.New(slog.DiscardHandler)
 	o.Names = discovery.Names{Domain: "cluster.local", TrustDomain: "cluster.local", Namespace: "istio-system"}
 	o.Ports, o.HTTP.Shutdown = discovery.Ports{GRPC: "127.0.0.1:0"}, time.Second
-	s, err := discovery.New(o)
+	s, err := discovery.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -126,7 +126,7 @@ func TestFilesReplaceTheSelfSignedRoot(t *testing.T) {
 			later(time.Minute)
 			s.has(t, name+": looked at by another replica", want, nil)
 			x.stop()
-			if _, err := ca.OpenRotator(first, ca.RotatorOptions{Store: store, Log: store.log}); err != nil {
+			if _, err := ca.OpenRotator(t.Context(), first, ca.RotatorOptions{Store: store, Log: store.log}); err != nil {
 				t.Errorf("%s: a root that was removed: %v", name, err)
 			}
 			y := start(t, s)
@@ -167,13 +167,13 @@ func TestPluggedInWithoutTheState(t *testing.T) {
 	}
 	store := s.open(t)
 	o := ca.RotatorOptions{Store: store, Plugged: files, Log: store.log}
-	if _, err := ca.OpenRotator(a, o); err != nil {
+	if _, err := ca.OpenRotator(t.Context(), a, o); err != nil {
 		t.Fatal(err)
 	}
 	data := s.data()
 	delete(data, ca.RotationKey)
 	s.put(data)
-	if _, err := ca.OpenRotator(a, o); err == nil || !strings.Contains(err.Error(), "restore what is missing") {
+	if _, err := ca.OpenRotator(t.Context(), a, o); err == nil || !strings.Contains(err.Error(), "restore what is missing") {
 		t.Errorf("without the state: %v", err)
 	}
 }

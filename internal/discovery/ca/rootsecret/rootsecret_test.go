@@ -161,7 +161,7 @@ func startWith(t *testing.T, s *apiServer, files *policy.Plugged) *instance {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in.rotator, err = ca.OpenRotator(in.authority, ca.RotatorOptions{
+	in.rotator, err = ca.OpenRotator(t.Context(), in.authority, ca.RotatorOptions{
 		Store: in.store, Organization: "cluster.local", RootTTL: 1000 * time.Hour, TTL: 20 * time.Minute, MaxTTL: 20 * time.Minute, Plugged: files, Interval: time.Hour, Poll: 10 * time.Second,
 		Policy: rotation.Policy{Share: 0.2, Margin: 3 * time.Hour}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Distribute: func(roots []*x509.Certificate) {

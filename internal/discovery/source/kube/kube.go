@@ -135,11 +135,11 @@ const meshTimeout = 15 * time.Second
 // MeshConfig reads the ConfigMap with the mesh configuration once; the result is empty if there is none. If the API
 // server cannot be read within 15 s, it returns the ConfigMap that is remembered, or else an error. It must be called
 // before Run.
-func (s *Source) MeshConfig() ([]object.Object, error) {
+func (s *Source) MeshConfig(ctx context.Context) ([]object.Object, error) {
 	if !slices.Contains(s.kinds, object.ConfigMap) {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(klog.NewContext(context.Background(), klog.Logger{}), meshTimeout)
+	ctx, cancel := context.WithTimeout(klog.NewContext(ctx, klog.Logger{}), meshTimeout)
 	defer cancel()
 	of := s.collectionOf(object.ConfigMap, "v1")
 	var err error
