@@ -53,6 +53,7 @@ type Plane struct {
 
 	mu       sync.Mutex
 	seen     seen
+	granted  int // requests that are granted before refusal
 	refusal  error
 	lifetime time.Duration
 }
@@ -100,10 +101,13 @@ func (p *Plane) Give(typeURL string, resources map[string]proto.Message) {
 }
 
 // Refuse lets requests for certificates fail with an error; nil ends that.
-func (p *Plane) Refuse(err error) {
+func (p *Plane) Refuse(err error) { p.RefuseAfter(0, err) }
+
+// RefuseAfter is Refuse after so many more requests have been granted.
+func (p *Plane) RefuseAfter(granted int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.refusal = err
+	p.granted, p.refusal = granted, err
 }
 
 // Lifetime sets the lifetime of the certificates to come. It is an hour if this is not called.
@@ -120,6 +124,10 @@ func (p *Plane) issue() (pki.Validity, error) {
 	v := term()
 	if p.lifetime > 0 {
 		v.NotAfter = time.Now().Add(p.lifetime)
+	}
+	if p.granted > 0 {
+		p.granted--
+		return v, nil
 	}
 	return v, p.refusal
 }

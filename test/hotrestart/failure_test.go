@@ -197,6 +197,7 @@ func TestNoSharedMemoryIsAPlainRestart(t *testing.T) {
 // TestTheEndWhileAChildStarts: the child is killed after a quarter of the drain and never asked, its parent drains as
 // well as it can.
 func TestTheEndWhileAChildStarts(t *testing.T) {
+	t.Parallel()
 	const most = 20 * time.Second
 	p := up(t, func(o *envoy.Options) { o.Policy.Drain = most })
 	parent := p.State().PID

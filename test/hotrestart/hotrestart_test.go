@@ -248,9 +248,10 @@ func TestHotRestartsLoseNothing(t *testing.T) {
 	for i := 1; i <= 3; i++ {
 		s := p.restart(p.launch(fmt.Sprint("next-", i), 2))
 		live = append(live, s.Since)
-		if info, err := p.Admin().ServerInfo(t.Context()); err != nil || info.Options.RestartEpoch != i || s.Epoch != i {
-			t.Errorf("epoch %d after restart %d; Envoy says %+v, error %v", s.Epoch, i, info, err)
+		if s.Epoch != i {
+			t.Errorf("epoch %d after restart %d", s.Epoch, i)
 		}
+		p.adminAnswersFor(i)
 	}
 	p.unharmed(l, live)
 }

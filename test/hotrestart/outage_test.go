@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -25,7 +26,7 @@ import (
 	"github.com/pilothouse/pilothouse/test/fakeenvoy"
 )
 
-// outage is an agent whose CA goes away and comes back. Its certificates are renewed after 15 s and last for five minutes.
+// outage is an agent whose CA goes away and comes back. Its certificates are renewed after 6 s and last for five minutes.
 type outage struct {
 	*agenttest.Process
 	t     *testing.T
@@ -33,6 +34,10 @@ type outage struct {
 	https string
 }
 
+// unavailable is the CA's answer in an outage.
+var unavailable = status.Error(codes.Unavailable, "maintenance")
+
+// startOutage starts the agent with a CA that signs its first certificate and no other.
 func startOutage(t *testing.T) *outage {
 	t.Helper()
 	// The copy of the certificate is kept in memory.
@@ -49,10 +54,11 @@ func startOutage(t *testing.T) *outage {
 	t.Cleanup(app.Close)
 	o := &outage{t: t, plane: agenttest.NewPlane(t), https: fakeenvoy.FreeAddress(t)}
 	o.plane.Lifetime(5 * time.Minute)
+	o.plane.RefuseAfter(1, unavailable)
 	o.plane.Give(agenttest.ClusterType, map[string]proto.Message{"app": cluster(t, "app", strings.TrimPrefix(app.URL, "http://"))})
 	o.plane.Give(agenttest.ListenerType, map[string]proto.Message{"https": httpListener(t, "https", o.https, sdsDefault)})
 	o.plane.Start()
-	o.Process = agenttest.New(t, o.plane, "", "SECRET_GRACE_PERIOD_RATIO=0.95", "SECRET_GRACE_PERIOD_RATIO_JITTER=0", "IDENTITY_COPY_DIR="+memory)
+	o.Process = agenttest.New(t, o.plane, "", "SECRET_GRACE_PERIOD_RATIO=0.98", "SECRET_GRACE_PERIOD_RATIO_JITTER=0", "IDENTITY_COPY_DIR="+memory)
 	o.Start()
 	agenttest.Until(t, "the proxy is ready", o.Ready)
 	return o
@@ -72,7 +78,7 @@ func (o *outage) serial() (string, error) {
 		return "", err
 	}
 	text := make([]byte, len("HTTP/1.1 200"))
-	if _, err := conn.Read(text); err != nil || string(text) != "HTTP/1.1 200" {
+	if _, err := io.ReadFull(conn, text); err != nil || string(text) != "HTTP/1.1 200" {
 		return "", errors.Join(err, fmt.Errorf("answer %q", text))
 	}
 	return fmt.Sprintf("%x", conn.ConnectionState().PeerCertificates[0].SerialNumber), nil
@@ -122,13 +128,12 @@ func (o *outage) awaitRenewal(old string) (serial string) {
 // TestCAOutage takes the CA away across the time of a renewal. Envoy, and then the agent, are restarted meanwhile; the
 // next agent has no token.
 func TestCAOutage(t *testing.T) {
+	t.Parallel()
 	o := startOutage(t)
 	first, err := o.serial()
 	if err != nil {
 		t.Fatal(err)
 	}
-	away := status.Error(codes.Unavailable, "maintenance")
-	o.plane.Refuse(away)
 	o.awaitFailure()
 	o.serves(first)
 	pid, err := o.Envoy()
@@ -145,10 +150,9 @@ func TestCAOutage(t *testing.T) {
 		return o.Ready()
 	})
 	o.serves(first)
-	o.plane.Refuse(nil)
+	o.plane.RefuseAfter(1, unavailable)
 	second := o.awaitRenewal(first)
 
-	o.plane.Refuse(away)
 	next := o.Again()
 	o.Stop()
 	// As on a virtual machine whose token has ended.

@@ -122,6 +122,7 @@ func TestAChildWhoseAdminNeverAnswers(t *testing.T) {
 
 // TestAdminNeverReached is known to serve, and taken over.
 func TestAdminNeverReached(t *testing.T) {
+	t.Parallel()
 	p := up(t, func(o *envoy.Options) {
 		d := newAdminProxy(t, o.Admin)
 		d.block(true)

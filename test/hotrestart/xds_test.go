@@ -178,6 +178,7 @@ func (b *bound) counts(filter string) map[string]int64 {
 
 // TestHotRestartsOfListenersOverADS: the clients' listeners are bound by Envoy and come from the control plane.
 func TestHotRestartsOfListenersOverADS(t *testing.T) {
+	t.Parallel()
 	b := upOverADS(t)
 	b.epoch(0)
 	l := b.trafficBy(b.dial)
