@@ -17,10 +17,10 @@ func TestAFileRewrittenInPlaceStartsNoEnvoy(t *testing.T) {
 	annotate(t, a, three)
 	awaitEpoch(t, a, 1)
 	file := a.Dir + "/etc/istio/pod/annotations"
+	began := time.Now()
 	if err := os.Truncate(file, 0); err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
 	<-time.After(400 * time.Millisecond) // long enough for the empty file to be read
 	if err := os.WriteFile(file, []byte(three+"\n"), 0o644); err != nil {
 		t.Fatal(err)
