@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -113,7 +114,7 @@ func (c *cluster) runDiscovery(t *testing.T, account string) *discoveryProcess {
 	}
 	d := &discoveryProcess{http: freeAddress(t), output: &bytes.Buffer{}}
 	p := exec.Command(path, "discovery", "--kubeconfig="+kubeconfig, "--stateDir="+filepath.Join(dir, "state"), "--meshConfig="+filepath.Join(dir, "mesh"),
-		"--httpAddr="+d.http, "--grpcAddr=", "--monitoringAddr=", "--secureGRPCAddr="+freeAddress(t), "--httpsAddr="+freeAddress(t))
+		"--httpAddr="+d.http, "--grpcAddr=", "--monitoringAddr=", "--secureGRPCAddr=127.0.0.1:0", "--httpsAddr=127.0.0.1:0")
 	p.Env = []string{"POD_NAME=" + account, "POD_NAMESPACE=" + namespace, "REVISION=default", "CLUSTER_ID=Kubernetes",
 		"INJECTION_WEBHOOK_CONFIG_NAME=istio-sidecar-injector", "VALIDATION_WEBHOOK_CONFIG_NAME=istio-validator-" + namespace}
 	p.Stdout, p.Stderr = d.output, d.output
@@ -132,14 +133,19 @@ func (c *cluster) runDiscovery(t *testing.T, account string) *discoveryProcess {
 	return d
 }
 
+// freeAddress is below the ports that the kernel assigns to outgoing connections (from 32768 by default), one of which could
+// get the port before the program does.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		address := fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000))
+		if l, err := net.Listen("tcp", address); err == nil {
+			_ = l.Close()
+			return address
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no TCP port is free")
+	return ""
 }
 
 // ready returns nil if /ready succeeds.

@@ -231,16 +231,19 @@ func TestTheEndDrainsInboundAndKeepsTheExit(t *testing.T) {
 	for inboundOnly, want := range map[bool]string{
 		true: "POST /drain_listeners?inboundonly&graceful&skip_exit", false: "POST /drain_listeners?graceful&skip_exit",
 	} {
-		r := run(t, fakeenvoy.Script{}, func(o *envoy.Options) {
-			// Time to write down what came first, on a busy machine too.
-			o.InboundOnly, o.Policy.Drain, o.Policy.Grace = inboundOnly, 2*time.Second, patience
+		// A connection is left until the drain has been written down.
+		const active = "listener.0.0.0.0_15006.downstream_cx_active"
+		r := run(t, fakeenvoy.Script{Stats: map[string]uint64{active: 1}}, func(o *envoy.Options) {
+			o.InboundOnly, o.Policy.ExitOnZero, o.Policy.MinDrain, o.Policy.Grace = inboundOnly, true, 10*time.Millisecond, patience
 		})
 		r.awaitLive()
 		r.cancel()
+		r.await("the drain", func(*envoy.State) bool { return len(r.record("POST /drain")) == 1 })
+		r.order("/fake/stats?" + active + "=0")
 		if err := r.end(); err != nil {
 			t.Error(err)
 		}
-		if got := slices.Concat(r.record("POST"), r.record("signal")); !slices.Equal(got, []string{want, "signal terminated"}) {
+		if got := slices.Concat(r.record("POST /drain"), r.record("signal")); !slices.Equal(got, []string{want, "signal terminated"}) {
 			t.Errorf("got %q", got)
 		}
 	}
