@@ -141,7 +141,7 @@ func start(t *testing.T, change func(*discovery.Options)) *mesh {
 	if change != nil {
 		change(&o)
 	}
-	s, err := discovery.New(o)
+	s, err := discovery.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}

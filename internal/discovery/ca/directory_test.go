@@ -265,7 +265,7 @@ func TestAnotherRootIsPluggedInWithoutAFailedHandshake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limits := policy.Limits{DefaultTTL: 10 * time.Minute}
 		a := ok(t)(ca.OpenRoot(dir, "cluster.local", 0, ""))
-		r, err := ca.OpenRotator(a, ca.RotatorOptions{
+		r, err := ca.OpenRotator(t.Context(), a, ca.RotatorOptions{
 			Store: ca.NewFolder(dir), Organization: "cluster.local", TTL: limits.Lifetime(), MaxTTL: limits.Longest(), Poll: 10 * time.Second, Log: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
