@@ -98,7 +98,7 @@ func startJob(t *testing.T, env ...string) *meshup.Pod {
 // An app that restarts within the grace period does not end the agent; its final end does.
 func TestSidecarSurvivesACrashOfItsApp(t *testing.T) {
 	t.Parallel()                   // they wait most of the time
-	const grace = 10 * time.Second // far more than the app takes to come back
+	const grace = 20 * time.Second // far more than the app takes to come back
 	p := startJob(t, "EXIT_WITH_APP=true", "EXIT_WITH_APP_GRACE="+grace.String())
 	first := app(t, p)
 	awaitLog(t, p, "the application is running", 1)
