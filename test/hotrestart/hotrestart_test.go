@@ -66,6 +66,9 @@ type proxy struct {
 	ended                     chan error
 }
 
+// slowest is the longest time in nanoseconds that an Envoy of this process took to be live.
+var slowest atomic.Int64
+
 // up starts a Runner and waits until its first Envoy is live; adjust may change the options.
 func up(t testing.TB, adjust func(*envoy.Options)) *proxy {
 	t.Helper()
@@ -96,6 +99,8 @@ func up(t testing.TB, adjust func(*envoy.Options)) *proxy {
 		}
 	})
 	p.await("the first Envoy", func(s *envoy.State) bool { return s.Live })
+	s := p.State()
+	slowest.Store(max(slowest.Load(), int64(s.Since.Sub(s.Started))))
 	return p
 }
 

@@ -93,10 +93,12 @@ func TestAChildWhoseAdminNeverAnswers(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var d *adminProxy
+			// On a slow machine, both times are longer, by as much as a child could need to take over.
+			slow := 3 * time.Duration(slowest.Load())
 			p := up(t, func(o *envoy.Options) {
 				d = newAdminProxy(t, o.Admin)
 				o.Admin = d.address
-				o.Policy.Epochs.LiveWithin, o.Hot.ParentShutdown = tt.within, tt.shutdown
+				o.Policy.Epochs.LiveWithin, o.Hot.ParentShutdown = max(tt.within, slow), max(tt.shutdown, tt.shutdown-tt.within+slow)
 			})
 			l := p.traffic()
 			parent := p.State().PID
