@@ -42,9 +42,9 @@ func TestTruncateThenWrite(t *testing.T) {
 		pause   time.Duration
 		parts   []string
 		want    string
-		history []string
+		history []string // sorted
 	}{
-		{"80 ms", 80 * time.Millisecond, []string{service("a", 2) + service("b", 1)}, "a=2 b=1", []string{"a=2", "-c"}},
+		{"80 ms", 80 * time.Millisecond, []string{service("a", 2) + service("b", 1)}, "a=2 b=1", []string{"-c", "a=2"}},
 		{"400 ms, the same", 400 * time.Millisecond, []string{three}, "", nil},
 		{"400 ms, changed", 400 * time.Millisecond, []string{service("a", 2) + service("b", 2) + service("c", 1)}, "a=2 b=2 c=1", []string{"a=2", "b=2"}},
 		{"document by document", 100 * time.Millisecond, []string{service("a", 2), service("b", 2), service("c", 2)}, "a=2 b=2 c=2", []string{"a=2", "b=2", "c=2"}},
@@ -72,8 +72,10 @@ func TestTruncateThenWrite(t *testing.T) {
 			for m.ports["z"] == 0 {
 				m.next()
 			}
+			// How many batches it takes depends on which of the parts the source has seen by itself.
+			slices.Sort(m.history)
 			if want := append(tt.history, "z=1"); !slices.Equal(m.history, want) {
-				t.Errorf("history %v, want %v", m.history, want)
+				t.Errorf("changes %v, want %v", m.history, want)
 			}
 		})
 	}
