@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -82,7 +83,7 @@ func TestHugeNames(t *testing.T) {
 	withstands(t, func(v *victim) []error {
 		s := v.stream(v.connect())
 		s.say(first(node(nil)))
-		for i := range 200 {
+		for i := 0; i < 200 && !s.over(); i++ {
 			s.say(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: EDS.URL(), ResourceNamesSubscribe: []string{strings.Repeat("x", 3_900_000) + fmt.Sprint(i)}})
 		}
 		return refusalsOf([]error{s.settled(RDS)})
@@ -103,8 +104,9 @@ func TestManyLongNames(t *testing.T) {
 
 func longNames(n, size, salt int) []string {
 	var out []string
+	tail := strings.Repeat("x", size)
 	for i := range n {
-		out = append(out, fmt.Sprintf("%d-%d-%s", salt, i, strings.Repeat("x", size)))
+		out = append(out, strconv.Itoa(salt)+"-"+strconv.Itoa(i)+"-"+tail)
 	}
 	return out
 }
@@ -123,10 +125,11 @@ func TestUnsubscribingNamesNeverSubscribed(t *testing.T) {
 	withstands(t, func(v *victim) []error {
 		s := v.stream(v.connect())
 		s.say(first(node(nil)))
-		for b := range 100 {
+		tail := strings.Repeat("0", 80)
+		for b := 0; b < 100 && !s.over(); b++ {
 			names := make([]string, 1<<15)
 			for i := range names {
-				names[i] = fmt.Sprintf("never-%d-%d-%080d", b, i, 0)
+				names[i] = "never-" + strconv.Itoa(b) + "-" + strconv.Itoa(i) + "-" + tail
 			}
 			s.say(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL(), ResourceNamesUnsubscribe: names})
 		}
@@ -139,7 +142,7 @@ func TestSubscribingAndUnsubscribingInTurns(t *testing.T) {
 	withstands(t, func(v *victim) []error {
 		s := v.stream(v.connect())
 		s.say(first(node(nil)))
-		for b := range 100 {
+		for b := 0; b < 100 && !s.over(); b++ {
 			names := longNames(8000, 80, b)
 			s.say(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL(), ResourceNamesSubscribe: names})
 			s.say(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL(), ResourceNamesUnsubscribe: names})

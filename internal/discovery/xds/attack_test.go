@@ -245,6 +245,13 @@ func (s *attackStream) receive() {
 // say sends a request; a stream that was refused is found out by settled.
 func (s *attackStream) say(r *discoveryv3.DeltaDiscoveryRequest) { _ = s.g.Send(r) }
 
+// over reports whether the stream has ended, so that what is said on it goes nowhere.
+func (s *attackStream) over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err != nil
+}
+
 // settled waits until all that was said before has been taken, or the stream has been
 // refused, and returns why. The type must not have been asked for on this stream.
 func (s *attackStream) settled(typ Type) error {
