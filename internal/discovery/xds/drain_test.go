@@ -125,7 +125,7 @@ func TestStreamsOfClientsThatDoNotReadEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				s := New(&oneClass{latest: NewLatestView(meshView(1, strings.Repeat("x", 4<<20)))}, quiet(t), nil)
+				s := New(&oneClass{latest: NewLatestView(meshView(1, strings.Repeat("x", 1<<20)))}, quiet(t), nil)
 				g := open(t, dial(t, s, func(context.Context) (mesh.Identity, time.Time, error) { return web, began.Add(time.Hour), nil }))
 				ask(t, g, first(node(nil)))
 				ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: EDS.URL(), ResourceNamesSubscribe: []string{"*"}})
@@ -135,6 +135,8 @@ func TestStreamsOfClientsThatDoNotReadEnd(t *testing.T) {
 					end = began.Add(10 * time.Second)
 					s.Drain(10 * time.Second)
 				}
+				<-time.After(time.Until(end))
+				synctest.Wait()
 				for len(s.Connections()) > 0 && time.Since(end) < time.Hour {
 					<-time.After(time.Second)
 					synctest.Wait()

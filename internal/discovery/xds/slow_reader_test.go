@@ -46,7 +46,7 @@ func (c *countedStream) SendMsg(m any) error {
 // another one each holdLimit: an Envoy acknowledges none while its clusters warm.
 // Others, on its connection too, get every change meanwhile; it gets the newest when it reads again.
 func TestSlowReaderDelaysNobody(t *testing.T) {
-	const size, changes, readers = 200 << 10, 30, 6
+	const size, changes, readers = 200 << 10, 12, 6
 	big := func(generation uint64) *View {
 		return meshView(generation, strings.Repeat("x", size+int(generation)))
 	}
