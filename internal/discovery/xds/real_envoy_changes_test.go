@@ -115,7 +115,10 @@ func (r *rig) url(name string) string {
 
 func eachFlavour(t *testing.T, f func(t *testing.T, api string)) {
 	for _, api := range []string{"DELTA_GRPC", "GRPC"} {
-		t.Run(api, func(t *testing.T) { f(t, api) })
+		t.Run(api, func(t *testing.T) {
+			t.Parallel() // Envoy is waited for most of the time
+			f(t, api)
+		})
 	}
 }
 

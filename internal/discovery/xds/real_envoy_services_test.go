@@ -55,6 +55,7 @@ func separated(t *testing.T, r *Resource, delta bool) *Resource {
 func TestRealEnvoyWithSeparateServices(t *testing.T) {
 	for name, delta := range map[string]bool{"GRPC": false, "DELTA_GRPC": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			a, b := backend(t, "a"), backend(t, "b")
 			view := (&View{}).put(separated(t, edsCluster(t, "one", 1), delta), endpoints(t, "one", a), separated(t, listener(t, "in", "r"), delta), routes(t, "r", "/", "one"))
 			latest := NewLatestView(view)
