@@ -137,10 +137,10 @@ func (c *crowd) await(name, text string) {
 	})
 }
 
-// 500 proxies of a class refuse the same resource at once, again and again. What that costs the loop, the log and
+// 200 proxies of a class refuse the same resource at once, again and again. What that costs the loop, the log and
 // everybody else does not grow with their number.
 func TestManyProxiesRefuseAtOnce(t *testing.T) {
-	const proxies, rounds, linesAMinute = 500, 4, 100
+	const proxies, rounds, linesAMinute = 200, 4, 100
 	var log wait.Output
 	var told, traced atomic.Int64
 	p := start(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })

@@ -23,10 +23,10 @@ func manyServices(n int) string {
 	return out.String()
 }
 
-// One of 500 proxies reads nothing. All others get every change; for the one no more is held than one response of
+// One of 200 proxies reads nothing. All others get every change; for the one no more is held than one response of
 // each type, whatever changes, and once it reads, it gets the newest.
 func TestSlowReaderAmongManyDelaysNobody(t *testing.T) {
-	const proxies, changes = 500, 10
+	const proxies, changes = 200, 10
 	p := start(t)
 	p.emit(shop+manyServices(150)+"---\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), true)
 	conn, err := grpc.NewClient(p.addr.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10))
