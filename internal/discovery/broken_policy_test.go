@@ -15,6 +15,7 @@ func TestInvalidPolicyPreventsReadinessAtStart(t *testing.T) {
 		"another kind": {"apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: shop}\nspec: {rules: [}\n", "it seems to be AuthorizationPolicy shop/a"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": c.text})
 			l.start()
 			l.ready(http.StatusServiceUnavailable, c.want, "--broken-policies=ignore")
@@ -51,6 +52,7 @@ func TestInvalidPolicyAfterStartDeniesWhatItMightSelect(t *testing.T) {
 		"a Pod with the label that Pods of meshes have": {"apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: shop, labels: {security.istio.io/tlsMode: istio}\n", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			l := newLife(t, map[string]string{"shop.yaml": shop})
 			l.start()
 			l.ready(http.StatusOK, "ready")

@@ -48,8 +48,7 @@ func hanging(t *testing.T, change ...func(*Server)) (p *plane, h *blocking, log 
 		case err := <-ended:
 			return err
 		case <-time.After(wait.Bound):
-			t.Fatal("the control plane does not end")
-			return nil
+			return errors.New("the control plane does not end")
 		}
 	}
 	t.Cleanup(stop)

@@ -149,6 +149,7 @@ func TestRestartKeepsLastGoodVersionOfUnreadableFiles(t *testing.T) {
 		"a document without names": "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {\n",
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop})
 			l.start()
 			l.ready(http.StatusOK, "ready")
@@ -233,6 +234,7 @@ func TestWhatIsNotADirectoryIsServedFromSavedState(t *testing.T) {
 		"a file":            func(path string) error { return os.WriteFile(path, nil, 0o600) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop})
 			l.start()
 			l.ready(http.StatusOK, "ready")
@@ -322,6 +324,7 @@ func TestUnusableSavedFileIsRenamed(t *testing.T) {
 		"cut": string(good[:20]), "newer": strings.Replace(string(good), "configuration 1", "configuration 2", 1), "nothing": "", "flipped": strings.Replace(string(good), "objects", "objectz", 1),
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			l := newLife(t, map[string]string{"shop.yaml": shop})
 			path := filepath.Join(l.state, savedFile)
 			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

@@ -101,6 +101,7 @@ func TestTrustDomainAppliesEverywhere(t *testing.T) {
 		"mesh without a domain": {"a.example", "connectTimeout: 1s\n", "connectTimeout: 2s", "a.example"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			at := newPlace(t)
 			if c.file != "" {
 				write(t, at.mesh, c.file)
@@ -124,6 +125,7 @@ func TestTrustDomainOfInvalidMeshConfigIsRemembered(t *testing.T) {
 		"a text that cannot be parsed": meshMapOf("trustDomain: ["),
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			at := newPlace(t)
 			object := filepath.Join(at.dir, "mesh.yaml")
 			write(t, object, meshMapOf("trustDomain: a.example"))
