@@ -49,11 +49,13 @@ type Options struct {
 type Server struct {
 	opts    Options
 	metrics metrics
+	// wait and body are maxWait and bodyTimeout, except in tests.
+	wait, body time.Duration
 }
 
 // New creates a server. It panics if another one has registered its metrics with o.Metrics.
 func New(o Options) *Server {
-	s := &Server{opts: o, metrics: newMetrics()}
+	s := &Server{opts: o, metrics: newMetrics(), wait: maxWait, body: bodyTimeout}
 	o.Metrics.MustRegister(s.metrics.all()...)
 	return s
 }
@@ -106,17 +108,17 @@ func (s *Server) review(w http.ResponseWriter, r *http.Request, turns chan struc
 	if err := check(r); err != nil {
 		return nil, err
 	}
-	wait := time.NewTimer(maxWait)
+	wait := time.NewTimer(s.wait)
 	defer wait.Stop()
 	select {
 	case turns <- struct{}{}:
 		defer func() { <-turns }()
 	case <-wait.C:
-		return nil, httpError{http.StatusTooManyRequests, fmt.Errorf("busy: %d requests have been answered at a time for %s", maxReviews, maxWait)}
+		return nil, httpError{http.StatusTooManyRequests, fmt.Errorf("busy: %d requests have been answered at a time for %s", maxReviews, s.wait)}
 	case <-r.Context().Done():
 		return nil, httpError{http.StatusRequestTimeout, errors.New("the client has gone")}
 	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.body))
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, admit.MaxBytes))
 	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
 		return nil, tooLarge()

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	admissionv1 "k8s.io/api/admission/v1"
@@ -67,10 +68,17 @@ type server struct {
 	metrics *prometheus.Registry
 }
 
-func start(t *testing.T, o webhook.Options) server {
+// start starts a server that waits for requests as long as they may take on a busy machine.
+func start(t *testing.T, o webhook.Options) server { return startWith(t, o, wait.Bound) }
+
+// startWith is start with how long the body of a request may take.
+func startWith(t *testing.T, o webhook.Options, body time.Duration) server {
+	t.Helper()
 	o.Metrics = prometheus.NewRegistry()
 	o.Log = slog.New(slog.DiscardHandler)
-	s := server{httptest.NewServer(webhook.New(o).Handler()), t, o.Metrics.(*prometheus.Registry)}
+	hook := webhook.New(o)
+	hook.SetLimits(wait.Bound, body)
+	s := server{httptest.NewServer(hook.Handler()), t, o.Metrics.(*prometheus.Registry)}
 	t.Cleanup(s.Close)
 	return s
 }
@@ -229,10 +237,11 @@ func TestInject(t *testing.T) {
 	}
 }
 
-// While as many Pods are injected as can be, objects are validated, and while bodies of validation do not come,
-// Pods are injected.
-func TestOnePathDoesNotHoldUpTheOther(t *testing.T) {
-	const most = 16
+// most is how many requests of a path are answered at a time.
+const most = 16
+
+// While as many Pods are injected as can be, objects are validated.
+func TestValidationDoesNotWaitForInjection(t *testing.T) {
 	inside, release := make(chan bool, 2*most), make(chan bool)
 	s := start(t, webhook.Options{Injector: injector(func(webhook.PodRequest) (webhook.Injection, error) {
 		inside <- true
@@ -254,7 +263,14 @@ func TestOnePathDoesNotHoldUpTheOther(t *testing.T) {
 	}
 	close(release)
 	all.Wait()
+}
 
+// While bodies of validation do not come, Pods are injected.
+func TestInjectionDoesNotWaitForValidation(t *testing.T) {
+	s := startWith(t, webhook.Options{Injector: injector(func(webhook.PodRequest) (webhook.Injection, error) {
+		return webhook.Injection{Skipped: "Policy"}, nil
+	})}, 2*time.Second)
+	var all sync.WaitGroup
 	slow, end := io.Pipe()
 	defer func() { _ = end.Close() }()
 	for range most {
