@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // watch runs a directory source into an adapter.
 func watch(t *testing.T, top string) proxy.Environment {

@@ -225,7 +225,8 @@ func TestTheEndDrainsFirst(t *testing.T) {
 		asked := time.Now()
 		u.cancel()
 		await(t, "draining", func() bool { return u.State().Draining })
-		if !u.serves() {
+		// A slow machine's request may come when the drain is over.
+		if serves := u.serves(); !serves && time.Since(asked) < drain {
 			t.Error("a draining Envoy does not serve")
 		}
 		if err := u.end(t); err != nil {
