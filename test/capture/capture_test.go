@@ -23,6 +23,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan/plantest"
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 const proxyID = 1337
@@ -177,7 +178,7 @@ func ask(p *netmesh.Pod, u user, from, to string) string {
 		setID(unix.SYS_SETFSUID, u.uid)
 		defer setID(unix.SYS_SETFSUID, 0)
 		defer setID(unix.SYS_SETFSGID, 0)
-		d := net.Dialer{Timeout: 5 * time.Second}
+		d := net.Dialer{Timeout: wait.Bound}
 		if from != "" {
 			d.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
 		}
@@ -192,7 +193,7 @@ func ask(p *netmesh.Pod, u user, from, to string) string {
 		return err.Error()
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(5 * time.Second))
+	c.SetDeadline(time.Now().Add(wait.Bound))
 	told, err := io.ReadAll(c)
 	if err != nil {
 		return err.Error()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // cgroupMount is where a Pod has the unified hierarchy, whatever the machine has there.
@@ -41,12 +42,12 @@ func dialer(cgroup, id, to string) error {
 	if err := syscall.Setuid(n); err != nil {
 		return err
 	}
-	c, err := net.DialTimeout("tcp", to, 5*time.Second)
+	c, err := net.DialTimeout("tcp", to, wait.Bound)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(wait.Bound)); err != nil {
 		return err
 	}
 	_, err = io.Copy(os.Stdout, c)

@@ -12,6 +12,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // answerUDP answers each datagram as a user.
@@ -56,7 +57,7 @@ func askUDP(p *netmesh.Pod, u user, to, question string) string {
 		return err.Error()
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(5 * time.Second))
+	c.SetDeadline(time.Now().Add(wait.Bound))
 	io.WriteString(c, question)
 	b := make([]byte, 512)
 	n, err := c.Read(b)

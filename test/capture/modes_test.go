@@ -21,6 +21,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // transparent lets a socket accept and use addresses that are not this host's.
@@ -123,7 +124,7 @@ func TestTPROXYAnswersFindTheProxy(t *testing.T) {
 		})
 		answerTransparent(t, w.pod, ":15006", func(c *net.TCPConn) string {
 			from := c.RemoteAddr().(*net.TCPAddr)
-			d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: from.IP}, Control: func(network, _ string, raw syscall.RawConn) error {
+			d := net.Dialer{Timeout: wait.Bound, LocalAddr: &net.TCPAddr{IP: from.IP}, Control: func(network, _ string, raw syscall.RawConn) error {
 				var err error
 				raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 1337) })
 				if err != nil {
@@ -139,7 +140,7 @@ func TestTPROXYAnswersFindTheProxy(t *testing.T) {
 				return err.Error()
 			}
 			defer up.Close()
-			up.SetDeadline(time.Now().Add(5 * time.Second))
+			up.SetDeadline(time.Now().Add(wait.Bound))
 			told, err := io.ReadAll(up)
 			if err != nil {
 				return err.Error()

@@ -5,9 +5,10 @@ import (
 	"net"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // An application may run as the proxy's user where the proxy is recognized by its mark.
@@ -23,7 +24,7 @@ func TestProxyKnownByItsMark(t *testing.T) {
 		{w.pod, proxy, "", "10.99.0.2:80", "pod"},
 	})
 	for to, want := range map[string]string{"10.99.0.3:80": "other", "10.99.0.2:80": "inbound for 10.99.0.2:80"} {
-		d := net.Dialer{Timeout: 5 * time.Second, Control: func(_, _ string, raw syscall.RawConn) error {
+		d := net.Dialer{Timeout: wait.Bound, Control: func(_, _ string, raw syscall.RawConn) error {
 			return raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 42) })
 		}}
 		var c net.Conn

@@ -16,6 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/capture/plan"
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 	"github.com/pilothouse/pilothouse/test/agenttest"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // inPod is a backend whose calls run in a Pod, as those of an agent in the Pod do.
@@ -167,15 +168,5 @@ func flushAll() error {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	end := time.NewTimer(20 * time.Second)
-	defer end.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-end.C:
-			t.Fatalf("not within 20 s: %s", what)
-		case <-tick.C:
-		}
-	}
+	wait.Until(t, what, ok)
 }
