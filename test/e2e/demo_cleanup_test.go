@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"bytes"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -47,6 +48,10 @@ func TestDemoCleansUpWhenItsOutputIsClosed(t *testing.T) {
 
 // The signals are those of a closed terminal, a supervisor, and an impatient user.
 func TestDemoCleansUpOnSignals(t *testing.T) {
+	// What is ignored is inherited, as below nohup; what is caught is not.
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP)
+	defer signal.Stop(caught)
 	for name, signals := range map[string][]os.Signal{
 		"hangup": {syscall.SIGHUP}, "terminated": {syscall.SIGTERM}, "interrupted twice": {os.Interrupt, os.Interrupt},
 	} {

@@ -74,7 +74,8 @@ spec:
     resources: {limits: {cpu: "2"}}
     securityContext: {runAsUser: 2000}
     lifecycle:
-      postStart: {exec: {command: [/bin/sh, -c, "echo hook >> /shared/order"]}}
+      # The hook runs concurrently with the command of the container.
+      postStart: {exec: {command: [/bin/sh, -c, "until grep -q app /shared/order; do sleep 0.1; done; echo hook >> /shared/order"]}}
       preStop: {exec: {command: [/bin/sh, -c, "echo before the end >> /shared/order"]}}
     readinessProbe: {exec: {command: [grep, -q, hook, /shared/order]}, periodSeconds: 1}
     volumeMounts:
