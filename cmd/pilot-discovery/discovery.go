@@ -37,20 +37,21 @@ func newDiscovery(args []string, env map[string]string) *cobra.Command {
 Configuration is read from a Kubernetes cluster (--kubeconfig, $KUBECONFIG, or the cluster
 of the Pod that this runs in), or, with --configDir, from a directory of YAML: Kubernetes'
 Namespace, Node, Service, EndpointSlice, Pod and ConfigMap (in a directory, ServiceAccount and
-Secret, too), and
-Istio's VirtualService, DestinationRule, ServiceEntry, WorkloadEntry, PeerAuthentication,
-Sidecar and Gateway. The cluster or directory is watched; a change takes effect at once. The
-mesh's own configuration is the key "mesh" of the ConfigMap istio in the control plane's own
-namespace (--namespace).
+Secret, too), and Istio's VirtualService, DestinationRule, ServiceEntry, WorkloadEntry,
+PeerAuthentication, Sidecar and Gateway. The cluster or directory is watched; a change takes
+effect at once. The mesh's own configuration is the key "mesh" of the ConfigMap istio in the
+control plane's own namespace (--namespace).
 
 The state folder (--stateDir) keeps the root certificate and its key, and the key that
 signs workload tokens ("pilotctl token create"); if a cluster is read, the root is in its
 Secret istio-ca-secret instead. Keep them secret: with these keys, anyone can get any identity
-of the mesh. The folder must be owned by the user who runs the program, or by
-root, and others must not be able to write it. If $ROOT_CA_DIR has the files of a CA, as the
-Secret cacerts does, that CA signs instead of the root in the state folder. It also keeps the last good configuration, without Secrets:
-after a restart, objects that cannot be read have their last good value. If the directory is
-empty although objects were saved, or a security policy is invalid and has no last good
+of the mesh. The folder must be owned by the user who runs the program, or by root, and others
+must not be able to write it. If $ROOT_CA_DIR has the files of a CA, as the Secret cacerts
+does, that CA signs instead of the root.
+
+The state folder also keeps the last good configuration, without Secrets: after a restart,
+objects that cannot be read have their last good value. If the directory is empty although
+objects were saved, or a security policy is invalid and has no last good
 value, proxies are not served until that is fixed or confirmed (--accept-empty-config,
 --broken-policies).`,
 		Example: "  pilot-discovery discovery --kubeconfig ~/.kube/config --stateDir /var/lib/pilothouse\n" +

@@ -88,8 +88,7 @@ func (r *Rotator) replace(next applied, roots []*x509.Certificate) error {
 		return err
 	}
 	r.applied = next
-	if next.signer != before {
-		c := next.signer.Certificate()
+	if c := next.signer.Certificate(); !c.Equal(before.Certificate()) {
 		r.options.Log.Info("certificates are signed by another CA certificate", "issuer", c.Subject, "serial", c.SerialNumber, "until", next.signer.Validity().NotAfter, "root", pki.Fingerprint(next.signer.Root())[:16])
 	}
 	return nil

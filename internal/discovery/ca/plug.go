@@ -59,7 +59,7 @@ func (r *Rotator) Plug(ctx context.Context, p policy.Plugged) error {
 		return err
 	}
 	_, err := r.cycle(ctx)
-	r.tell(err)
+	r.tellCycle(ctx, err)
 	r.wakeUp()
 	return nil
 }

@@ -235,9 +235,8 @@ func (r *Rotator) Run(ctx context.Context) error {
 		// A change of this instance's is reported at once, so that the next one need not wait for the next tick.
 		for again := true; again && ctx.Err() == nil; {
 			var err error
-			if again, err = r.cycle(ctx); ctx.Err() == nil {
-				r.tell(err)
-			}
+			again, err = r.cycle(ctx)
+			r.tellCycle(ctx, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -247,6 +246,13 @@ func (r *Rotator) Run(ctx context.Context) error {
 		case <-tick.C:
 		case <-r.wake:
 		}
+	}
+}
+
+// tellCycle is tell after a cycle. That its context has ended is no problem.
+func (r *Rotator) tellCycle(ctx context.Context, err error) {
+	if ctx.Err() == nil {
+		r.tell(err)
 	}
 }
 
@@ -438,7 +444,7 @@ func (r *Rotator) Rotate(ctx context.Context) error {
 	}
 	r.tellBegun(next)
 	if _, err = r.cycle(ctx); err != nil { // for Status to have it
-		r.tell(err)
+		r.tellCycle(ctx, err)
 	}
 	r.wakeUp()
 	return nil
