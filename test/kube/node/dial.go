@@ -34,23 +34,16 @@ func (n *Network) resolve(addr string) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("invalid port %q: want 0–65535", portText)
 	}
-	tables := n.tables()
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
-		var addrs []netip.Addr
-		for _, suffix := range []string{"", "." + Domain, ".svc." + Domain} {
-			if a := tables.Lookup(strings.TrimSuffix(host, ".")+suffix, Domain); len(a.Addrs) > 0 {
-				addrs = a.Addrs
-				break
-			}
-		}
+		addrs := n.lookup(host, "", "."+Domain, ".svc."+Domain)
 		if len(addrs) == 0 {
 			return netip.AddrPort{}, fmt.Errorf("the cluster has no name %q", host)
 		}
 		ip = addrs[rand.IntN(len(addrs))]
 	}
 	to := netip.AddrPortFrom(ip, uint16(port))
-	rules := tables.Rules()
+	rules := n.tables().Rules()
 	i := slices.IndexFunc(rules, func(r podnet.Rule) bool { return r.From == to && r.Protocol == "TCP" })
 	switch {
 	case i < 0:
@@ -59,6 +52,17 @@ func (n *Network) resolve(addr string) (netip.AddrPort, error) {
 		return to, errNoBackends
 	}
 	return rules[i].To[rand.IntN(len(rules[i].To))], nil
+}
+
+// lookup are the addresses of the first name, of those that host and a suffix make, that the cluster's DNS has.
+func (n *Network) lookup(host string, suffixes ...string) []netip.Addr {
+	tables := n.tables()
+	for _, suffix := range suffixes {
+		if a := tables.Lookup(strings.TrimSuffix(host, ".")+suffix, Domain); len(a.Addrs) > 0 {
+			return a.Addrs
+		}
+	}
+	return nil
 }
 
 var errNoBackends = errors.New("the Service has no backends")

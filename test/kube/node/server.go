@@ -74,23 +74,28 @@ func (n *Node) api() http.Handler {
 	return m
 }
 
-// podNamed is the worker of the Pod that a request names, or nil after a response that says that there is none. Of two
-// with the name, it is the one that has not ended.
+// podNamed is the worker of the Pod that a request names, or nil after a response that says that there is none.
 func (n *Node) podNamed(w http.ResponseWriter, r *http.Request) *worker {
+	found := n.workerOf(r.PathValue("namespace"), r.PathValue("pod"))
+	if found == nil {
+		http.Error(w, fmt.Sprintf("Pod %s/%s is not on Node %s", r.PathValue("namespace"), r.PathValue("pod"), n.o.Name), http.StatusNotFound)
+	}
+	return found
+}
+
+// workerOf is the worker of a Pod, or nil. Of two with the name, it is the one that has not ended.
+func (n *Node) workerOf(namespace, name string) *worker {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var found *worker
 	for _, p := range n.workers {
 		pod := p.podNow()
-		if pod.Namespace != r.PathValue("namespace") || pod.Name != r.PathValue("pod") {
+		if pod.Namespace != namespace || pod.Name != name {
 			continue
 		}
 		if found == nil || found.podNow().CreationTimestamp.Before(&pod.CreationTimestamp) {
 			found = p
 		}
-	}
-	if found == nil {
-		http.Error(w, fmt.Sprintf("Pod %s/%s is not on Node %s", r.PathValue("namespace"), r.PathValue("pod"), n.o.Name), http.StatusNotFound)
 	}
 	return found
 }
