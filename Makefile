@@ -23,7 +23,7 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools kube deps demo test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts images release clean
+.PHONY: help build tools kube deps demo demo-kube test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts images release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,10 +46,17 @@ demo: ## a whole mesh on this machine, with scenarios whose results are checked 
 	@$(MAKE) --no-print-directory build tools
 	bin/pilotctl demo $(DEMO_FLAGS)
 
-test: ## everything that CI runs: format, vet, linters, all tests, a release, the demo (needs root)
+demo-kube: ## the same scenarios in a Kubernetes cluster on this machine, with the Helm chart installed (needs root)
+	@[ "$$(id -u)" = 0 ] || { echo "make demo-kube: the demo makes network namespaces and needs root: run 'sudo make demo-kube'" >&2; exit 1; }
+	@$(MAKE) --no-print-directory build tools kube
+	$(GO) build -o bin/demo-kube ./test/kube/demo
+	bin/demo-kube $(DEMO_FLAGS)
+
+test: ## everything that CI runs: format, vet, linters, all tests, a release, the demos (needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the end-to-end tests make network namespaces and need root: run 'sudo make test'" >&2; exit 1; }
 	@$(MAKE) --no-print-directory fmt vet tools build $(UNIT) lint test-charts e2e release
 	bin/pilotctl demo
+	@$(MAKE) --no-print-directory demo-kube
 
 check: fmt vet lint ## format, vet and the linters
 

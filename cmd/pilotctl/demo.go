@@ -1,18 +1,13 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/pilothouse/pilothouse/internal/demo"
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
@@ -45,14 +40,14 @@ end. The exit code is 0 only if every check passed.`,
 				return err
 			}
 			o := demo.Options{
-				Programs: programs, ConfigDir: f.configDir, Keep: f.keep, LogDir: f.logs,
-				Out: c.OutOrStdout(), Token: demoToken,
+				Start: demo.OnThisMachine(programs, demoToken), ConfigDir: f.configDir, Keep: f.keep, LogDir: f.logs,
+				Out: c.OutOrStdout(),
 			}
-			o.Size = terminal(o.Out, f.term)
+			o.Size = demo.Terminal(o.Out, f.term)
 			if f.verbose {
 				o.Log = slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 			}
-			ctx, resized, stop := signals(c.Context())
+			ctx, resized, stop := demo.Signals(c.Context())
 			defer stop()
 			o.Resized = resized
 			err = demo.Run(ctx, o)
@@ -82,41 +77,6 @@ func readDemo(v *settings.Values, tree string) demoFlags {
 		envoy:     v.TextOr("envoy", filepath.Join(tree, ".tools", "envoy")),
 		configDir: v.TextOr("configDir", filepath.Join(tree, "samples", "bookshop")),
 		logs:      v.Text("logs"), term: v.Text("TERM"), keep: v.Bool("keep"), verbose: v.Bool("verbose"),
-	}
-}
-
-// signals ends the demo, so that it cleans up, when its terminal is closed. SIGPIPE no longer kills the
-// program: writing to a closed output is an error, which ends the demo too. resized is sent something
-// when the terminal's size has changed.
-func signals(ctx context.Context) (_ context.Context, resized <-chan os.Signal, stop func()) {
-	end := func() {}
-	if !signal.Ignored(syscall.SIGHUP) { // not under nohup
-		ctx, end = signal.NotifyContext(ctx, syscall.SIGHUP)
-	}
-	// Not Ignore, which the programs of the mesh would inherit. Not stopped either: the last error
-	// is printed after this.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	sizes := make(chan os.Signal, 1)
-	signal.Notify(sizes, syscall.SIGWINCH)
-	return ctx, sizes, func() {
-		signal.Stop(sizes)
-		end()
-	}
-}
-
-// terminal returns a function that returns the size of terminal w, nil if w is not a terminal that a
-// table can be drawn on.
-func terminal(w io.Writer, kind string) func() (columns, rows int) {
-	f, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) || kind == "dumb" {
-		return nil
-	}
-	return func() (int, int) {
-		columns, rows, err := term.GetSize(int(f.Fd()))
-		if err != nil || columns == 0 || rows == 0 {
-			return 80, 24
-		}
-		return columns, rows
 	}
 }
 

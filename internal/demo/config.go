@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,6 +27,15 @@ func copyConfig(from, to string) error {
 		}
 	}
 	return nil
+}
+
+// edit replaces text in a file of the mesh's configuration and has it take effect.
+func (d *demo) edit(ctx context.Context, file string, oldNew ...string) error {
+	path := filepath.Join(d.config, file)
+	if err := edit(path, oldNew...); err != nil {
+		return err
+	}
+	return d.mesh.Applied(ctx, path)
 }
 
 // edit replaces text in a file of the mesh's directory by renaming a new file over the old one, as editors

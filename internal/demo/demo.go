@@ -1,6 +1,6 @@
 // Package demo runs a sample mesh on this machine, and scenarios on it whose results it checks.
 //
-// [Run] starts the mesh (internal/lab/meshup), sends requests through it, edits its YAML, kills
+// [Run] starts the mesh (for "pilotctl demo" that of internal/lab/meshup), sends requests through it, edits its YAML, kills
 // its programs, and prints what happens: lines and, on a terminal, a live table below them.
 // It returns nil only if every check passed. However it ends, also when its output is closed,
 // it leaves no process, namespace or file behind; after SIGKILL its directory is left, which
@@ -25,10 +25,10 @@ import (
 
 // Options say how to run the demo.
 type Options struct {
-	Programs meshup.Programs
+	// Start starts the mesh, such as [OnThisMachine].
+	Start func(context.Context, Site) (Mesh, error)
 	// ConfigDir is the sample; the demo works on a copy.
 	ConfigDir string
-	Token     meshup.IssueToken
 	Out       io.Writer
 	// Size returns the terminal's columns and rows; nil if the output is not a terminal, in which case
 	// no live table is drawn.
@@ -52,7 +52,7 @@ var ErrCheckFailed = errors.New("not every check passed")
 type demo struct {
 	o        Options
 	screen   *screen
-	mesh     *meshup.Mesh
+	mesh     Mesh
 	load     *load
 	config   string
 	split    split // the weights in the YAML
@@ -94,11 +94,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err := copyConfig(o.ConfigDir, d.config); err != nil {
 		return err
 	}
-	d.screen.line("starting a mesh from %s: pilot-discovery, and for each Pod its namespaces, capture rules, agent, Envoy and app", o.ConfigDir)
-	d.mesh, err = meshup.Start(ctx, meshup.Options{
-		Programs: o.Programs, ConfigDir: d.config, WorkDir: work, Token: o.Token, Log: o.Log,
-		ProxyConfig: meshup.CountFailures,
-	})
+	d.screen.line("starting a mesh from %s", o.ConfigDir)
+	d.mesh, err = o.Start(ctx, Site{ConfigDir: d.config, WorkDir: work, Line: d.screen.line, Log: o.Log})
 	if err != nil {
 		return errors.Join(err, interruption(ctx))
 	}
@@ -139,11 +136,11 @@ func (d *demo) runScenarios(ctx context.Context) error {
 			return fmt.Errorf("run the scenarios: there is no scenario %q", name)
 		}
 	}
-	shopper := d.mesh.Pod("shopper-1.bookshop")
-	if shopper == nil {
-		return fmt.Errorf("run the scenarios: %s has no Pod shopper-1.bookshop", d.o.ConfigDir)
+	shopper, err := d.pod("shopper")
+	if err != nil {
+		return fmt.Errorf("run the scenarios: %w", err)
 	}
-	d.load = newLoad("shopper", "http://productpage:9080/", meshup.Client(shopper.Net, workers))
+	d.load = newLoad("shopper", "http://productpage:9080/", meshup.Client(shopper.From, workers))
 	defer d.load.client.CloseIdleConnections()
 	watching, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup

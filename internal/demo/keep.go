@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,13 +12,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
-
-// dialer makes connections from a Pod.
-type dialer interface {
-	Dial(ctx context.Context, network, addr string) (net.Conn, error)
-}
 
 // keepRunning prints how to reach the mesh and forwards connections into it until ctx ends.
 func (d *demo) keepRunning(ctx context.Context) error {
@@ -26,7 +23,7 @@ func (d *demo) keepRunning(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	var listeners []net.Listener
-	open := func(from dialer, to string) (string, error) {
+	open := func(from meshup.Dialer, to string) (string, error) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return "", fmt.Errorf("listen for connections into the mesh: %w", err)
@@ -40,7 +37,14 @@ func (d *demo) keepRunning(ctx context.Context) error {
 			_ = l.Close()
 		}
 	}()
-	discovery, err := open(d.mesh.Net.Host(), "127.0.0.1:8080")
+	replicas, err := d.mesh.Discovery(ctx)
+	if err != nil {
+		return err
+	}
+	if len(replicas) == 0 {
+		return errors.New("keep the mesh: pilot-discovery does not run")
+	}
+	discovery, err := open(replicas[0], "127.0.0.1:8080")
 	if err != nil {
 		return err
 	}
@@ -52,16 +56,20 @@ func (d *demo) keepRunning(ctx context.Context) error {
 	d.screen.line("\nThe mesh keeps running until Ctrl-C. Its configuration is in %s. Try", d.config)
 	d.screen.line("  curl -d hello http://%s/        a request from the shopper", front)
 	d.screen.line("  pilotctl --discovery http://%s proxies", discovery)
-	d.screen.line("  pilotctl --discovery http://%s config productpage-1.bookshop routes", discovery)
-	for _, p := range d.mesh.Pods() {
-		if !p.Spec.Sidecar() {
-			continue
-		}
-		admin, err := open(p.Net, fmt.Sprintf("127.0.0.1:%d", mesh.AdminPort))
+	page, err := d.pod("productpage")
+	if err != nil {
+		return err
+	}
+	d.screen.line("  pilotctl --discovery http://%s config %s routes", discovery, page.Name)
+	for _, line := range d.mesh.Hints() {
+		d.screen.line("  %s", line)
+	}
+	for _, p := range d.sidecars() {
+		admin, err := open(p.From, fmt.Sprintf("127.0.0.1:%d", mesh.AdminPort))
 		if err != nil {
 			return err
 		}
-		d.screen.line("  http://%s        admin page of the Envoy of %s", admin, p.Spec.Key())
+		d.screen.line("  http://%s        admin page of the Envoy of %s", admin, p.Name)
 	}
 	<-ctx.Done()
 	return nil
@@ -93,7 +101,7 @@ func (d *demo) front() (addr string, stop func(), err error) {
 
 // forward carries connections from a listener to an address inside a Pod until ctx ends
 // or the listener is closed.
-func forward(ctx context.Context, l net.Listener, from dialer, to string) {
+func forward(ctx context.Context, l net.Listener, from meshup.Dialer, to string) {
 	var group sync.WaitGroup
 	defer group.Wait()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
@@ -108,7 +116,7 @@ func forward(ctx context.Context, l net.Listener, from dialer, to string) {
 }
 
 // proxyConn copies in both directions until either side ends or ctx does.
-func proxyConn(ctx context.Context, c net.Conn, from dialer, to string) {
+func proxyConn(ctx context.Context, c net.Conn, from meshup.Dialer, to string) {
 	defer func() { _ = c.Close() }()
 	up, err := from.Dial(ctx, "tcp", to)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -102,13 +101,16 @@ func (s split) yaml() string {
 
 // setWeights edits the weights and waits until they are in effect in the Envoy of productpage.
 func (d *demo) setWeights(ctx context.Context, to split) (time.Duration, error) {
+	caller, err := d.pod("productpage")
+	if err != nil {
+		return 0, err
+	}
 	began := time.Now()
-	if err := edit(filepath.Join(d.config, routing), d.split.yaml(), to.yaml()); err != nil {
+	if err := d.edit(ctx, routing, d.split.yaml(), to.yaml()); err != nil {
 		return 0, err
 	}
 	d.split = to
-	caller := d.mesh.Pod("productpage-1.bookshop")
-	err := meshup.Await(ctx, 10*time.Second, "productpage's Envoy has the new weights", func(ctx context.Context) error {
+	err = meshup.Await(ctx, 10*time.Second, "productpage's Envoy has the new weights", func(ctx context.Context) error {
 		dump, err := caller.Admin(ctx, "/config_dump?resource=dynamic_route_configs")
 		if err != nil {
 			return err
@@ -161,9 +163,12 @@ func weights(dump []byte) (split, error) {
 }
 
 func (d *demo) strict(ctx context.Context) error {
-	legacy := d.mesh.Pod("legacy-1.bookshop")
+	legacy, err := d.pod("legacy")
+	if err != nil {
+		return err
+	}
 	// Every attempt is a connection of its own, straight to a Pod of reviews.
-	client := meshup.Client(legacy.Net, 0)
+	client := meshup.Client(legacy.From, 0)
 	ask := func(ctx context.Context) (meshup.Answer, error) {
 		return meshup.Post(ctx, client, "http://reviews:9080/", nil)
 	}
@@ -173,10 +178,15 @@ func (d *demo) strict(ctx context.Context) error {
 		err = fmt.Errorf("status %d, identity %q", a.Status, a.Peer)
 	}
 	d.check("in PERMISSIVE mode the legacy caller is answered, without an identity", err)
-	file := filepath.Join(d.config, security)
-	served := func() (int64, error) { return d.mesh.Pod("reviews-v1-1.bookshop").Served(ctx) }
+	served := func() (int64, error) {
+		all, err := d.served(ctx)
+		if err != nil {
+			return 0, err
+		}
+		return all[1], nil // of reviews
+	}
 	err = d.withoutErrors(ctx, func() error {
-		return d.load.during(ctx, func() error { return d.refuse(ctx, file, ask) })
+		return d.load.during(ctx, func() error { return d.refuse(ctx, ask) })
 	})
 	if err != nil {
 		return err
@@ -192,7 +202,7 @@ func (d *demo) strict(ctx context.Context) error {
 		err = fmt.Errorf("answered (%v), app served %d more", askErr == nil, after-before)
 	}
 	d.check("refused requests never reach the app", err)
-	if err := edit(file, "mode: STRICT", "mode: PERMISSIVE"); err != nil {
+	if err := d.edit(ctx, security, "mode: STRICT", "mode: PERMISSIVE"); err != nil {
 		return err
 	}
 	err = meshup.Await(ctx, 10*time.Second, "the legacy caller is answered again", func(ctx context.Context) error {
@@ -204,8 +214,8 @@ func (d *demo) strict(ctx context.Context) error {
 }
 
 // refuse sets the policy to STRICT, waits until the legacy caller is refused, and then for more requests.
-func (d *demo) refuse(ctx context.Context, file string, ask func(context.Context) (meshup.Answer, error)) error {
-	if err := edit(file, "mode: PERMISSIVE", "mode: STRICT"); err != nil {
+func (d *demo) refuse(ctx context.Context, ask func(context.Context) (meshup.Answer, error)) error {
+	if err := d.edit(ctx, security, "mode: PERMISSIVE", "mode: STRICT"); err != nil {
 		return err
 	}
 	began := time.Now()
@@ -232,7 +242,7 @@ func (d *demo) discovery(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if err := d.mesh.KillDiscovery(); err != nil {
+			if err := d.mesh.KillDiscovery(ctx); err != nil {
 				return err
 			}
 			if err := d.awaitSent(ctx, 300); err != nil {
@@ -267,7 +277,10 @@ func (d *demo) discovery(ctx context.Context) error {
 }
 
 func (d *demo) envoy(ctx context.Context) error {
-	ratings := d.mesh.Pod("ratings-1.bookshop")
+	ratings, err := d.pod("ratings")
+	if err != nil {
+		return err
+	}
 	began := time.Now()
 	old, err := ratings.KillEnvoy()
 	if err != nil {
@@ -297,8 +310,17 @@ func (d *demo) envoy(ctx context.Context) error {
 
 // askDatabase sends a line through the shopper's Envoy to the database's.
 func (d *demo) askDatabase(ctx context.Context) error {
-	line, err := meshup.Line(ctx, d.mesh.Pod("shopper-1.bookshop").Net, "db:5432", "hello")
-	if err == nil && line != "db-1 v1 hello" {
+	shopper, err := d.pod("shopper")
+	if err != nil {
+		return err
+	}
+	db, err := d.pod("db")
+	if err != nil {
+		return err
+	}
+	line, err := meshup.Line(ctx, shopper.From, "db:5432", "hello")
+	name, _, _ := strings.Cut(db.Name, ".")
+	if err == nil && line != name+" v1 hello" {
 		err = fmt.Errorf("it answers %q", line)
 	}
 	return err

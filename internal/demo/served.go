@@ -9,22 +9,27 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
-// hops are the services on the way of a request, with their Pods.
+// hops are the services on the way of a request.
 var hops = []struct {
 	service string
-	pods    []string
+	// workloads are those of its Pods.
+	workloads []string
 }{
-	{"productpage", []string{"productpage-1.bookshop"}},
-	{"reviews", []string{"reviews-v1-1.bookshop", "reviews-v2-1.bookshop"}},
-	{"ratings", []string{"ratings-1.bookshop"}},
+	{"productpage", []string{"productpage"}},
+	{"reviews", []string{"reviews-v1", "reviews-v2"}},
+	{"ratings", []string{"ratings"}},
 }
 
 // served returns how many requests the apps of each hop have answered.
 func (d *demo) served(ctx context.Context) ([]int64, error) {
 	out := make([]int64, len(hops))
 	for i, h := range hops {
-		for _, pod := range h.pods {
-			n, err := d.mesh.Pod(pod).Served(ctx)
+		for _, workload := range h.workloads {
+			p, err := d.pod(workload)
+			if err != nil {
+				return nil, err
+			}
+			n, err := p.Served(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -59,7 +64,7 @@ const updateBound = 5 * time.Second
 
 // withoutErrors runs fn and checks that no Envoy counted an error.
 func (d *demo) withoutErrors(ctx context.Context, fn func() error) error {
-	before, err := d.mesh.ErrorStats(ctx)
+	before, err := d.errorStats(ctx)
 	if err != nil {
 		return err
 	}
@@ -69,7 +74,7 @@ func (d *demo) withoutErrors(ctx context.Context, fn func() error) error {
 	// An Envoy may still be applying an edit, so that clusters are warming. Errors stay counted, and fail
 	// the check when the time is over.
 	err = meshup.Await(ctx, updateBound, "no Envoy has errors or is warming", func(ctx context.Context) error {
-		after, err := d.mesh.ErrorStats(ctx)
+		after, err := d.errorStats(ctx)
 		if err != nil {
 			return err
 		}
@@ -82,16 +87,13 @@ func (d *demo) withoutErrors(ctx context.Context, fn func() error) error {
 // updates counts the updates of clusters and listeners of all Envoys.
 func (d *demo) updates(ctx context.Context) (int64, error) {
 	var all int64
-	for _, p := range d.mesh.Pods() {
-		if !p.Spec.Sidecar() {
-			continue
-		}
+	for _, p := range d.sidecars() {
 		stats, err := p.Stats(ctx, url.QueryEscape(`^(cluster_manager\.cds|listener_manager\.lds)\.update_success$`))
 		if err != nil {
 			return 0, err
 		}
 		if len(stats) == 0 {
-			return 0, fmt.Errorf("count the updates of %s: its Envoy counts none", p.Spec.Key())
+			return 0, fmt.Errorf("count the updates of %s: its Envoy counts none", p.Name)
 		}
 		for _, n := range stats {
 			all += n

@@ -37,19 +37,25 @@ func (s synced) refused() string {
 	return ""
 }
 
-// syncz gets the connected proxies and their state from pilot-discovery, by name.
+// syncz gets the connected proxies and their state from every replica of pilot-discovery, by name.
 func (d *demo) syncz(ctx context.Context) (map[string]synced, error) {
-	text, err := d.mesh.Get(ctx, d.mesh.Net.Host(), d.mesh.DiscoveryURL()+"/debug/syncz")
+	out := map[string]synced{}
+	replicas, err := d.mesh.Discovery(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var list []synced
-	if err := json.Unmarshal(text, &list); err != nil {
-		return nil, fmt.Errorf("read /debug/syncz: %w", err)
-	}
-	out := map[string]synced{}
-	for _, s := range list {
-		out[s.Proxy] = s
+	for _, replica := range replicas {
+		text, err := meshup.Get(ctx, replica, "http://127.0.0.1:8080/debug/syncz")
+		if err != nil {
+			return nil, err
+		}
+		var list []synced
+		if err := json.Unmarshal(text, &list); err != nil {
+			return nil, fmt.Errorf("read /debug/syncz: %w", err)
+		}
+		for _, s := range list {
+			out[s.Proxy] = s
+		}
 	}
 	return out, nil
 }
@@ -89,14 +95,11 @@ func (d *demo) followSize(ctx context.Context) {
 func (d *demo) updateProxies(ctx context.Context) {
 	known, _ := d.syncz(ctx)
 	var all []proxyState
-	for _, p := range d.mesh.Pods() {
-		if !p.Spec.Sidecar() {
-			continue
-		}
-		s, connected := known[p.Spec.Key()]
+	for _, p := range d.sidecars() {
+		s, connected := known[p.Name]
 		ends, _ := p.CertificateEnds(ctx)
 		all = append(all, proxyState{
-			Name: p.Spec.Key(), Connected: connected, Ends: ends,
+			Name: p.Name, Connected: connected, Ends: ends,
 			Applied: s.Applied, Generation: s.Generation, Refused: s.refused(),
 		})
 	}
@@ -112,9 +115,9 @@ func (d *demo) awaitInSync(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, p := range d.mesh.Pods() {
-			if s, ok := known[p.Spec.Key()]; p.Spec.Sidecar() && (!ok || !s.inSync()) {
-				return fmt.Errorf("%s is not: %+v", p.Spec.Key(), s)
+		for _, p := range d.sidecars() {
+			if s, ok := known[p.Name]; !ok || !s.inSync() {
+				return fmt.Errorf("%s is not: %+v", p.Name, s)
 			}
 		}
 		return nil

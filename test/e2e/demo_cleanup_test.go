@@ -122,7 +122,7 @@ func TestChecksOfEditsCanFail(t *testing.T) {
 		t.Run(scenario, func(t *testing.T) {
 			var out bytes.Buffer
 			err := demo.Run(t.Context(), demo.Options{
-				Programs: p, ConfigDir: filepath.Join(root, "samples", "bookshop"), Token: issue, Out: &out, Scenarios: []string{scenario},
+				Start: demo.OnThisMachine(p, issue), ConfigDir: filepath.Join(root, "samples", "bookshop"), Out: &out, Scenarios: []string{scenario},
 			})
 			if err == nil || !strings.Contains(out.String(), want) || !strings.Contains(out.String(), "it has 90/10, not 50/50") {
 				t.Errorf("%v; want %q in\n%s", err, want, out.String())

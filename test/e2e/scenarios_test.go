@@ -13,7 +13,7 @@ func demonstrate(t *testing.T, scenario string) {
 	t.Helper()
 	out := &lines{t: t}
 	err := demo.Run(t.Context(), demo.Options{
-		Programs: programs, ConfigDir: filepath.Join(root, "samples", "bookshop"), Token: issue, Out: out, Scenarios: []string{scenario},
+		Start: demo.OnThisMachine(programs, issue), ConfigDir: filepath.Join(root, "samples", "bookshop"), Out: out, Scenarios: []string{scenario},
 	})
 	if err != nil {
 		t.Error(err)

@@ -10,8 +10,6 @@ import (
 	"net/http"
 	"strings"
 	"time"
-
-	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 )
 
 // Answer is a response of the sample app, with the responses of the services that it called.
@@ -68,7 +66,7 @@ func Post(ctx context.Context, c *http.Client, url string, header http.Header) (
 
 // Client returns a client in a Pod that keeps at most idle idle connections. With 0, each request has its
 // own connection.
-func Client(from *netmesh.Pod, idle int) *http.Client {
+func Client(from Dialer, idle int) *http.Client {
 	return &http.Client{
 		Timeout:   30 * time.Second,
 		Transport: &http.Transport{DialContext: from.Dial, MaxIdleConnsPerHost: max(idle, 1), DisableKeepAlives: idle == 0},
@@ -76,7 +74,7 @@ func Client(from *netmesh.Pod, idle int) *http.Client {
 }
 
 // Line sends one line over TCP from a Pod and returns the line that comes back.
-func Line(ctx context.Context, from *netmesh.Pod, addr, text string) (string, error) {
+func Line(ctx context.Context, from Dialer, addr, text string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	c, err := from.Dial(ctx, "tcp", addr)

@@ -23,11 +23,20 @@ const errorFilter = `(update_rejected|warming|upstream_cx_connect_fail|ssl\.conn
 // ErrorStats reads from every Envoy the statistics of errors that are not zero. The keys are
 // "pod: statistic".
 func (m *Mesh) ErrorStats(ctx context.Context) (map[string]int64, error) {
-	out := map[string]int64{}
+	var all []Inspector
 	for _, p := range m.Pods() {
-		if !p.Spec.Sidecar() {
-			continue
+		if p.Spec.Sidecar() {
+			all = append(all, p.Inspector)
 		}
+	}
+	return ErrorStats(ctx, all)
+}
+
+// ErrorStats reads from the Envoys of Pods the statistics of errors that are not zero. The keys are
+// "pod: statistic".
+func ErrorStats(ctx context.Context, pods []Inspector) (map[string]int64, error) {
+	out := map[string]int64{}
+	for _, p := range pods {
 		stats, err := p.Stats(ctx, url.QueryEscape(errorFilter))
 		if err != nil {
 			return nil, err
@@ -35,7 +44,7 @@ func (m *Mesh) ErrorStats(ctx context.Context) (map[string]int64, error) {
 		for name, n := range stats {
 			// The agent's own sockets come and go with the control plane.
 			if n != 0 && !strings.HasPrefix(name, "cluster."+mesh.XDSCluster+".") && !strings.HasPrefix(name, "cluster."+mesh.SDSCluster+".") {
-				out[p.Spec.Key()+": "+name] = n
+				out[p.Name+": "+name] = n
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -32,6 +33,23 @@ func (p PodSpec) ports(flag string) []string {
 	return out
 }
 
+// Dialer makes connections from a Pod or to one.
+type Dialer interface {
+	Dial(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// Inspector asks the programs of a Pod on its loopback, past its capture. Its methods may be called from several goroutines.
+type Inspector struct {
+	// Name is the Pod's, for errors.
+	Name string
+	// From makes connections from the Pod.
+	From Dialer
+	// AppPort is the app's first HTTP port, "" if it has none.
+	AppPort string
+	// AgentPID finds the process of the agent.
+	AgentPID func() (int, error)
+}
+
 // Ready probes the Pod as the kubelet does. It returns nil if agent and Envoy are ready.
 func (p *Pod) Ready(ctx context.Context) error {
 	_, err := p.mesh.Get(ctx, p.mesh.Net.Host(), fmt.Sprintf("http://%s:%d/healthz/ready", p.Spec.IP, mesh.HealthPort))
@@ -39,15 +57,15 @@ func (p *Pod) Ready(ctx context.Context) error {
 }
 
 // Admin requests a page of Envoy's admin interface; page begins with a slash.
-func (p *Pod) Admin(ctx context.Context, page string) ([]byte, error) {
-	return p.mesh.Get(ctx, p.Net, fmt.Sprintf("http://127.0.0.1:%d%s", mesh.AdminPort, page))
+func (p Inspector) Admin(ctx context.Context, page string) ([]byte, error) {
+	return Get(ctx, p.From, fmt.Sprintf("http://127.0.0.1:%d%s", mesh.AdminPort, page))
 }
 
 // Stats reads Envoy's counters and gauges whose name matches a regular expression.
-func (p *Pod) Stats(ctx context.Context, filter string) (map[string]int64, error) {
+func (p Inspector) Stats(ctx context.Context, filter string) (map[string]int64, error) {
 	text, err := p.Admin(ctx, "/stats?format=json&filter="+filter)
 	if err != nil {
-		return nil, fmt.Errorf("read the statistics of %s: %w", p.Spec.Key(), err)
+		return nil, fmt.Errorf("read the statistics of %s: %w", p.Name, err)
 	}
 	var page struct {
 		Stats []struct {
@@ -56,7 +74,7 @@ func (p *Pod) Stats(ctx context.Context, filter string) (map[string]int64, error
 		} `json:"stats"`
 	}
 	if err := json.Unmarshal(text, &page); err != nil {
-		return nil, fmt.Errorf("read the statistics of %s: %w", p.Spec.Key(), err)
+		return nil, fmt.Errorf("read the statistics of %s: %w", p.Name, err)
 	}
 	out := map[string]int64{}
 	for _, s := range page.Stats {
@@ -70,27 +88,26 @@ func (p *Pod) Stats(ctx context.Context, filter string) (map[string]int64, error
 
 // Served is the number of HTTP requests that the app has answered. Reading it bypasses the proxy
 // and is not counted.
-func (p *Pod) Served(ctx context.Context) (int64, error) {
-	ports := p.Spec.ports("-http")
-	if len(ports) == 0 {
-		return 0, fmt.Errorf("read the counters of the app of %s: it has no HTTP port", p.Spec.Key())
+func (p Inspector) Served(ctx context.Context) (int64, error) {
+	if p.AppPort == "" {
+		return 0, fmt.Errorf("read the counters of the app of %s: it has no HTTP port", p.Name)
 	}
-	text, err := p.mesh.Get(ctx, p.Net, "http://127.0.0.1:"+ports[0]+"/stats")
+	text, err := Get(ctx, p.From, "http://127.0.0.1:"+p.AppPort+"/stats")
 	if err != nil {
-		return 0, fmt.Errorf("read the counters of the app of %s: %w", p.Spec.Key(), err)
+		return 0, fmt.Errorf("read the counters of the app of %s: %w", p.Name, err)
 	}
 	var n struct{ HTTP int64 }
 	if err := json.Unmarshal(text, &n); err != nil {
-		return 0, fmt.Errorf("read the counters of the app of %s: %w", p.Spec.Key(), err)
+		return 0, fmt.Errorf("read the counters of the app of %s: %w", p.Name, err)
 	}
 	return n.HTTP, nil
 }
 
 // CertificateEnds is the time when the first of Envoy's certificates expires.
-func (p *Pod) CertificateEnds(ctx context.Context) (time.Time, error) {
+func (p Inspector) CertificateEnds(ctx context.Context) (time.Time, error) {
 	text, err := p.Admin(ctx, "/certs")
 	if err != nil {
-		return time.Time{}, fmt.Errorf("read the certificates of %s: %w", p.Spec.Key(), err)
+		return time.Time{}, fmt.Errorf("read the certificates of %s: %w", p.Name, err)
 	}
 	var page struct {
 		Certificates []struct {
@@ -100,7 +117,7 @@ func (p *Pod) CertificateEnds(ctx context.Context) (time.Time, error) {
 		} `json:"certificates"`
 	}
 	if err := json.Unmarshal(text, &page); err != nil {
-		return time.Time{}, fmt.Errorf("read the certificates of %s: %w", p.Spec.Key(), err)
+		return time.Time{}, fmt.Errorf("read the certificates of %s: %w", p.Name, err)
 	}
 	var first time.Time
 	for _, c := range page.Certificates {
@@ -109,25 +126,26 @@ func (p *Pod) CertificateEnds(ctx context.Context) (time.Time, error) {
 		}
 	}
 	if first.IsZero() {
-		return first, fmt.Errorf("read the certificates of %s: Envoy has none", p.Spec.Key())
+		return first, fmt.Errorf("read the certificates of %s: Envoy has none", p.Name)
 	}
 	return first, nil
 }
 
 // EnvoyPID finds the newest Envoy that the Pod's agent has started.
-func (p *Pod) EnvoyPID() (int, error) {
-	p.mu.Lock()
-	agent := p.agent.PID()
-	p.mu.Unlock()
+func (p Inspector) EnvoyPID() (int, error) {
+	agent, err := p.AgentPID()
+	if err != nil {
+		return 0, fmt.Errorf("find Envoy of %s: %w", p.Name, err)
+	}
 	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", agent))
 	if err != nil {
-		return 0, fmt.Errorf("find Envoy of %s: %w", p.Spec.Key(), err)
+		return 0, fmt.Errorf("find Envoy of %s: %w", p.Name, err)
 	}
 	found := 0
 	for _, list := range lists {
 		text, err := os.ReadFile(list)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, fmt.Errorf("find Envoy of %s: %w", p.Spec.Key(), err)
+			return 0, fmt.Errorf("find Envoy of %s: %w", p.Name, err)
 		}
 		for child := range strings.FieldsSeq(string(text)) {
 			pid, _ := strconv.Atoi(child)
@@ -138,19 +156,19 @@ func (p *Pod) EnvoyPID() (int, error) {
 		}
 	}
 	if found == 0 {
-		return 0, fmt.Errorf("find Envoy of %s: process %d, its agent, has no such child", p.Spec.Key(), agent)
+		return 0, fmt.Errorf("find Envoy of %s: process %d, its agent, has no such child", p.Name, agent)
 	}
 	return found, nil
 }
 
 // KillEnvoy sends SIGKILL to the Pod's Envoy and returns its process id.
-func (p *Pod) KillEnvoy() (int, error) {
+func (p Inspector) KillEnvoy() (int, error) {
 	pid, err := p.EnvoyPID()
 	if err != nil {
 		return 0, err
 	}
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		return pid, fmt.Errorf("kill Envoy %d of %s: %w", pid, p.Spec.Key(), err)
+		return pid, fmt.Errorf("kill Envoy %d of %s: %w", pid, p.Name, err)
 	}
 	return pid, nil
 }

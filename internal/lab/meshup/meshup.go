@@ -198,10 +198,15 @@ func alive(p *netmesh.Process, name string) error {
 // Get requests a page from a namespace of the mesh, over a new connection. A status other than 200 is an
 // error with the beginning of the body.
 func (m *Mesh) Get(ctx context.Context, from *netmesh.Pod, url string) ([]byte, error) {
+	return Get(ctx, from, url)
+}
+
+// Get requests a page over a new connection. A status other than 200 is an error with the beginning of the body.
+func Get(ctx context.Context, from Dialer, url string) ([]byte, error) {
 	return request(ctx, from, http.MethodGet, url)
 }
 
-func request(ctx context.Context, from *netmesh.Pod, method, url string) ([]byte, error) {
+func request(ctx context.Context, from Dialer, method, url string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
 		return nil, err

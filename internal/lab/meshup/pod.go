@@ -24,6 +24,7 @@ const appUID = 2000
 
 // Pod is one running Pod of the mesh.
 type Pod struct {
+	Inspector
 	// Spec is its specification in the directory.
 	Spec PodSpec
 	// Net are its namespaces.
@@ -46,6 +47,10 @@ func (m *Mesh) addPod(s PodSpec) (*Pod, error) {
 		return nil, err
 	}
 	p := &Pod{Spec: s, Net: n, Dir: filepath.Join(m.o.WorkDir, "pod", s.Key()), mesh: m}
+	p.Inspector = Inspector{Name: s.Key(), From: n, AgentPID: p.agentPID}
+	if ports := s.ports("-http"); len(ports) > 0 {
+		p.AppPort = ports[0]
+	}
 	if err := os.MkdirAll(p.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the Pod's directory: %w", err)
 	}
@@ -197,6 +202,15 @@ func (p *Pod) StartAgent(ctx context.Context) error {
 		return p.Ready(ctx)
 	})
 	return withLog(err, log)
+}
+
+func (p *Pod) agentPID() (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.agent == nil {
+		return 0, errors.New("it has no agent")
+	}
+	return p.agent.PID(), nil
 }
 
 // StopAgent sends a signal to the agent and waits until it has ended. The error is that of the process, nil

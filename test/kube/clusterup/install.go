@@ -51,6 +51,9 @@ func (c *Cluster) Install(ctx context.Context, release, namespace, chart, values
 	return runIn(ctx, c.o.Dir, c.o.Files.Helm, "install", release, chart, "--namespace", namespace, "--values", file, "--kubeconfig", c.Kubeconfig())
 }
 
+// Gateway is the path of the packed chart gateway.
+func (c *Cluster) Gateway() string { return c.o.Files.Gateway }
+
 // runIn runs a program; the error has what it printed.
 func runIn(ctx context.Context, dir, program string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
