@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
@@ -10,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilothouse/pilothouse/internal/printable"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // caPage is the page with the state of the roots.
@@ -47,7 +50,7 @@ func newCA(f *flags) *cobra.Command {
 		Use: "ca", Short: "Show or rotate the root of the mesh's CA", Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(
+	status, rotate :=
 		&cobra.Command{
 			Use: "status", Short: "Show which roots are trusted, which signs, and what a rotation waits for", Args: usage(cobra.NoArgs),
 			Long: `Show which roots of the mesh's CA are trusted, which signs, and what a rotation waits for.
@@ -58,12 +61,12 @@ is trusted because the files of the CA that is plugged in have it). SERVES says 
 the control plane's own certificate: the oldest that is trusted and whose key is there, since agents
 may start with an old file.`,
 			RunE: func(c *cobra.Command, _ []string) error {
-				var s caStatus
-				text, err := fetchInto(c.Context(), f.discovery, caPage, nil, &s)
+				r, err := f.connect(c)
 				if err != nil {
 					return err
 				}
-				return printCA(c.OutOrStdout(), f, text, s)
+				defer r.Close()
+				return printStatus(c, f, r)
 			},
 		},
 		&cobra.Command{
@@ -75,15 +78,63 @@ or when all certificates have ended that were issued before. The old root is tru
 the last certificate that it has signed has ended. The command returns at once; pilotctl ca
 status says how far the rotation is.`,
 			RunE: func(c *cobra.Command, _ []string) error {
-				var s caStatus
-				text, err := post(c.Context(), f.discovery, caPage+"/rotate", nil, []byte("{}"), &s)
+				r, err := f.connect(c)
 				if err != nil {
 					return err
 				}
-				return printCA(c.OutOrStdout(), f, text, s)
+				defer r.Close()
+				return beginRotation(c, f, r)
 			},
-		})
+		}
+	cli.Add(status, settings.PilotctlCluster)
+	cli.Add(rotate, settings.PilotctlCluster)
+	c.AddCommand(status, rotate)
 	return c
+}
+
+// printStatus prints the state of the roots, which the replicas share, and which of them have read another.
+func printStatus(c *cobra.Command, f *flags, r *replicas) error {
+	got, lost, err := answered(r.ask(c.Context(), caPage, nil, nil))
+	if err != nil {
+		return err
+	}
+	pages, err := decoded[json.RawMessage](got, caPage)
+	if err != nil {
+		return err
+	}
+	text, s, differing, err := joinCA(pages)
+	if err != nil {
+		return err
+	}
+	if err := printCA(c.OutOrStdout(), f, text, s); err != nil {
+		return err
+	}
+	if f.output == "table" {
+		for _, d := range differing {
+			fmt.Fprintf(c.OutOrStdout(), "\n%s differs from %s: phase %s, %s: %s\n", d.replica, pages[0].replica, printable.Escape(d.value.Phase), count(len(d.value.Roots), "root"),
+				"ask again; if it stays so, its log says why it cannot read the state")
+		}
+	}
+	return lost.report(c.ErrOrStderr())
+}
+
+// beginRotation has one replica begin a rotation: the first that answers. The request is sent to no other one, since it
+// may have been granted even if it seems to have failed.
+func beginRotation(c *cobra.Command, f *flags, r *replicas) error {
+	got, _, err := answered(r.ask(c.Context(), caPage, nil, nil))
+	if err != nil {
+		return err
+	}
+	k := got[0].replica
+	text, err := k.fetch(c.Context(), caPage+"/rotate", nil, []byte("{}"))
+	if err != nil {
+		return err
+	}
+	var s caStatus
+	if err := (answer{replica: k, text: text}).decode(caPage, &s); err != nil {
+		return err
+	}
+	return printCA(c.OutOrStdout(), f, text, s)
 }
 
 // printCA prints a status, text being its JSON.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,19 +15,31 @@ import (
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
-// fetchTimeout is the timeout of a request to pilot-discovery.
-const fetchTimeout = 10 * time.Second
+const (
+	// fetchTimeout is the timeout of a request to pilot-discovery.
+	fetchTimeout = 10 * time.Second
+	// maxPage bounds an answer, in bytes.
+	maxPage = 1 << 30
+	// maxAnswer is how much of an answer that is an error is shown, in bytes.
+	maxAnswer = 400
+)
 
-// maxAnswer is how much of an answer that is an error is shown, in bytes.
-const maxAnswer = 400
+// statusError is an answer of pilot-discovery that is an error.
+type statusError struct {
+	code int
+	text string
+}
 
-// fetch reads a page of pilot-discovery's debug port: with a POST of the body, unless that is nil.
-func fetch(ctx context.Context, base, page string, query url.Values, body []byte) ([]byte, error) {
+func (e *statusError) Error() string { return e.text }
+
+// fetch reads a page of pilot-discovery's debug port: with a POST of the body, unless that is nil. An error names the
+// replica, if it has a name.
+func (k *replica) fetch(ctx context.Context, page string, query url.Values, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	u, err := url.Parse(base)
+	u, err := url.Parse(k.base)
 	if err != nil || u.Host == "" {
-		return nil, misuse{fmt.Errorf("flag --discovery: invalid URL %q: want one such as http://127.0.0.1:8080", base)}
+		return nil, misuse{fmt.Errorf("flag --discovery: invalid URL %q: want one such as %s", k.base, localDiscovery)}
 	}
 	u = u.JoinPath(page)
 	u.RawQuery = query.Encode()
@@ -41,34 +54,64 @@ func fetch(ctx context.Context, base, page string, query url.Values, body []byte
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := k.client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("request to pilot-discovery (is it running there? --discovery sets another address): %w", err)
+		return nil, k.unreachable(err)
 	}
 	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(res.Body)
+	text, err := io.ReadAll(io.LimitReader(res.Body, maxPage+1))
+	if err == nil && len(text) > maxPage {
+		err = fmt.Errorf("more than %d bytes", maxPage)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", u, err)
+		return nil, fmt.Errorf("read %s: %w", k.at(page), err)
 	}
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s responded with %s: %s", u, printable.Escape(res.Status), printable.EscapeLines(printable.Clip(strings.TrimSpace(string(text)), maxAnswer), "  "))
+		said := printable.EscapeLines(printable.Clip(strings.TrimSpace(string(text)), maxAnswer), "  ")
+		where := u.String()
+		if k.name != "" {
+			where = k.at(page)
+		}
+		return nil, &statusError{res.StatusCode, fmt.Sprintf("%s responded with %s: %s", where, printable.Escape(res.Status), said)}
 	}
 	return text, nil
 }
 
-// fetchInto reads a page and decodes it; the text is returned too.
-func fetchInto(ctx context.Context, base, page string, query url.Values, into any) ([]byte, error) {
-	return post(ctx, base, page, query, nil, into)
+// at names a page of the replica.
+func (k *replica) at(page string) string {
+	if k.name == "" {
+		return k.base + "/" + page
+	}
+	return k.name + ": /" + page
 }
 
-// post is fetchInto with a body.
-func post(ctx context.Context, base, page string, query url.Values, body []byte, into any) ([]byte, error) {
-	text, err := fetch(ctx, base, page, query, body)
-	if err != nil {
-		return nil, err
+// unreachable is the error of a request that was not answered.
+func (k *replica) unreachable(err error) error {
+	if k.name == "" {
+		return fmt.Errorf("request to pilot-discovery (is it running there? --discovery sets another address): %w", err)
 	}
-	if err := json.Unmarshal(text, into); err != nil {
-		return nil, fmt.Errorf("decode the response of %s/%s: %w", base, page, err)
+	if u := (*url.Error)(nil); errors.As(err, &u) {
+		err = u.Err // the URL is the same for all replicas
 	}
-	return text, nil
+	return fmt.Errorf("request to Pod %s: %s", k.name, printable.EscapeLines(printable.Clip(err.Error(), maxAnswer), "  "))
+}
+
+// decode decodes an answer to a request for a page.
+func (a answer) decode(page string, into any) error {
+	if err := json.Unmarshal(a.text, into); err != nil {
+		return fmt.Errorf("decode the response of %s: %w", a.replica.at(page), err)
+	}
+	return nil
+}
+
+// decoded decodes answers.
+func decoded[T any](got []answer, name string) ([]page[T], error) {
+	out := make([]page[T], len(got))
+	for i, a := range got {
+		out[i].replica = a.replica.name
+		if err := a.decode(name, &out[i].value); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }

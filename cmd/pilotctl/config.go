@@ -2,13 +2,19 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/printable"
+	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // section is one resource type of a configuration dump and how to show it.
@@ -38,12 +44,13 @@ func sectionNames() []string {
 }
 
 func newConfig(f *flags) *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:   "config PROXY [" + strings.Join(sectionNames(), "|") + "]",
 		Short: "Show the configuration of a proxy",
 		Long: `Show the configuration of a proxy, all of it or one type.
 
-PROXY is a name that "pilotctl proxies" lists, such as reviews-v1-1.bookshop.
+PROXY is a name that "pilotctl proxies" lists, such as reviews-v1-1.bookshop, or the name of a Pod with
+--namespace. Of several replicas of pilot-discovery, the one that the proxy is connected to is asked.
 With -o json or yaml the complete resources are printed.`,
 		Args: usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: func(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
@@ -64,10 +71,13 @@ With -o json or yaml the complete resources are printed.`,
 				}
 				chosen = sections[i : i+1]
 			}
-			var dump any
-			text, err := fetchInto(c.Context(), f.discovery, "debug/config_dump", url.Values{"proxyID": {args[0]}}, &dump)
+			text, err := configDump(c, f, args[0])
 			if err != nil {
 				return err
+			}
+			var dump any
+			if err := json.Unmarshal(text, &dump); err != nil {
+				return fmt.Errorf("decode the response of %s: %w", dumpPage, err)
 			}
 			switch {
 			case f.output == "table":
@@ -86,6 +96,51 @@ With -o json or yaml the complete resources are printed.`,
 			return printJSON(c.OutOrStdout(), f.output, text)
 		},
 	}
+	cli.Add(c, settings.PilotctlNamespace, settings.PilotctlCluster)
+	return c
+}
+
+const dumpPage = "debug/config_dump"
+
+// configDump is the configuration of a proxy, from the replica that it is connected to.
+func configDump(c *cobra.Command, f *flags, name string) ([]byte, error) {
+	namespace, err := f.qualified(c)
+	if err != nil {
+		return nil, err
+	}
+	if namespace != "" && !strings.Contains(name, ".") {
+		name += "." + namespace
+	}
+	r, err := f.connect(c)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return dumpOf(c, r, name)
+}
+
+// dumpOf asks all replicas: the others do not know the proxy.
+func dumpOf(c *cobra.Command, r *replicas, name string) ([]byte, error) {
+	got, lost, err := answered(r.ask(c.Context(), dumpPage, url.Values{"proxyID": {name}}, nil))
+	if err == nil {
+		if len(got) > 1 {
+			fmt.Fprintf(c.ErrOrStderr(), "pilotctl: %s is connected to %d replicas; this is what %s has\n", printable.Escape(name), len(got), got[0].replica.name)
+		}
+		return got[0].text, nil
+	}
+	// Who has answered does not have it: those who have not may have it.
+	unknown := func(a answer) bool {
+		said := (*statusError)(nil)
+		return errors.As(a.err, &said) && said.code == http.StatusNotFound
+	}
+	unreachable := slices.DeleteFunc(slices.Clone(lost), unknown)
+	if len(lost) == 1 || len(unreachable) == len(lost) {
+		return nil, err
+	}
+	if len(unreachable) > 0 {
+		_ = unreachable.report(c.ErrOrStderr()) // the exit code is 1 in any case
+	}
+	return nil, fmt.Errorf("%s is connected to none of the replicas that have answered: pilotctl proxies lists all that are", printable.Escape(name))
 }
 
 // resources returns the resources of one type in a dump, sorted by name.

@@ -56,8 +56,10 @@ type misuse struct{ error }
 
 // flags are those that all commands share: settings.Pilotctl.
 type flags struct {
+	// discovery is an address that was given; empty without one.
 	discovery string
 	output    string
+	env       map[string]string
 }
 
 // read reads the flags that c was given.
@@ -68,7 +70,7 @@ func (f *flags) read(c *cobra.Command) error {
 }
 
 func (f *flags) set(v *settings.Values) {
-	f.discovery, f.output = v.Text("discovery"), v.Enum("output")
+	f.discovery, f.output = v.TextOr("discovery", ""), v.Enum("output")
 }
 
 // misused marks an error of settings as misuse.
@@ -80,7 +82,7 @@ func misused(err error) error {
 }
 
 func newRoot(env map[string]string) *cobra.Command {
-	f := &flags{}
+	f := &flags{env: env}
 	root := &cobra.Command{
 		Use:               "pilotctl",
 		Short:             "Inspect a mesh, or run one on this machine",

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -25,6 +28,8 @@ type problem struct {
 	// them have it; nil where that is not known.
 	Proxies *int `json:"proxies"`
 	Applied *int `json:"applied"`
+	// Replicas are those that have the problem, if others have not.
+	Replicas []string `json:"replicas"`
 }
 
 // progress is Applied of Proxies; empty where that is not known.
@@ -45,47 +50,98 @@ An error is an object that is rejected (its last good value stays in force, if t
 or whose rules are NOT enforced. A warning is an object of which a part has no effect. Objects
 of kinds that the mesh does not use, such as Deployments, are counted in a line below.
 
+With several replicas of pilot-discovery the list is that of all, and WHAT names those that have
+a problem which others do not have.
+
 APPLIED is how many of the connected proxies that the object's newest change concerns have
 acknowledged it; 0/0 if it concerns none. With --all it is shown for all objects in force, with
-the generation of the change.`,
+the generation of the change, unless several replicas count generations.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			v := cli.Read(c.Flags(), nil, settings.PilotctlObjects)
-			if listsAll(v) {
-				return printAll(c, f)
-			}
-			var all []problem
-			text, err := fetchInto(c.Context(), f.discovery, "debug/objectz", nil, &all)
+			r, err := f.connect(c)
 			if err != nil {
 				return err
 			}
-			if f.output != "table" {
-				return printJSON(c.OutOrStdout(), f.output, text)
+			defer r.Close()
+			var lost missing
+			if listsAll(cli.Read(c.Flags(), nil, settings.PilotctlObjects)) {
+				lost, err = printAll(c, f, r)
+			} else {
+				lost, err = printRejected(c, f, r)
 			}
-			return printProblems(c.OutOrStdout(), all)
+			if err != nil {
+				return err
+			}
+			return lost.report(c.ErrOrStderr())
 		},
 	}
-	cli.Add(c, settings.PilotctlObjects)
+	cli.Add(c, settings.PilotctlObjects, settings.PilotctlCluster)
 	return c
+}
+
+const objectPage = "debug/objectz"
+
+// printRejected prints the objects with problems.
+func printRejected(c *cobra.Command, f *flags, r *replicas) (missing, error) {
+	got, lost, err := answered(r.ask(c.Context(), objectPage, nil, nil))
+	if err != nil {
+		return nil, err
+	}
+	lists, err := decoded[[]json.RawMessage](got, objectPage)
+	if err != nil {
+		return nil, err
+	}
+	texts := lists[0].value
+	if len(lists) > 1 {
+		if texts, err = joinProblems(lists); err != nil {
+			return nil, err
+		}
+	}
+	if f.output != "table" {
+		return lost, printValue(c.OutOrStdout(), f.output, texts)
+	}
+	all := make([]problem, len(texts))
+	for i, text := range texts {
+		if err := json.Unmarshal(text, &all[i]); err != nil {
+			return nil, fmt.Errorf("decode the response of %s: %w", objectPage, err)
+		}
+		if len(all[i].Replicas) > 0 {
+			all[i].Text += " (only at " + strings.Join(all[i].Replicas, ", ") + ")"
+		}
+	}
+	return lost, printProblems(c.OutOrStdout(), all)
 }
 
 // listsAll reads settings.PilotctlObjects.
 func listsAll(v *settings.Values) bool { return v.Bool("all") }
 
 // printAll prints all objects in force.
-func printAll(c *cobra.Command, f *flags) error {
-	var answer appliedAnswer
-	if _, err := fetchInto(c.Context(), f.discovery, appliedPage, nil, &answer); err != nil {
-		return err
+func printAll(c *cobra.Command, f *flags, r *replicas) (missing, error) {
+	got, lost, err := answered(r.ask(c.Context(), appliedPage, nil, nil))
+	if err != nil {
+		return nil, err
 	}
+	answers, err := decoded[appliedAnswer](got, appliedPage)
+	if err != nil {
+		return nil, err
+	}
+	all := joinApplied(answers)
 	if f.output != "table" {
-		return printValue(c.OutOrStdout(), f.output, answer.Objects)
+		return lost, printValue(c.OutOrStdout(), f.output, all.Objects)
 	}
+	header := []string{"KIND", "NAMESPACE", "NAME", "GENERATION", "APPLIED", "WHERE"}
 	var rows [][]string
-	for _, o := range answer.Objects {
-		rows = append(rows, []string{o.Kind, o.Namespace, o.Name, strconv.FormatUint(o.Generation, 10), fmt.Sprintf("%d/%d", o.Applied, o.Proxies), o.Origin})
+	for _, o := range all.Objects {
+		row := []string{o.Kind, o.Namespace, o.Name, strconv.FormatUint(o.Generation, 10), fmt.Sprintf("%d/%d", o.Applied, o.Proxies), o.Origin}
+		if len(answers) > 1 {
+			row = slices.Delete(row, 3, 4)
+		}
+		rows = append(rows, row)
 	}
-	return printTable(c.OutOrStdout(), []string{"KIND", "NAMESPACE", "NAME", "GENERATION", "APPLIED", "WHERE"}, rows)
+	if len(answers) > 1 {
+		header = slices.Delete(header, 3, 4)
+	}
+	return lost, printTable(c.OutOrStdout(), header, rows)
 }
 
 // printProblems prints a table of errors and warnings, then lines with the counts of ignored objects.

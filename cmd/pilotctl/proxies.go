@@ -2,8 +2,10 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -21,6 +23,7 @@ const syncPage = "debug/syncz"
 
 // proxy is one connected proxy in /debug/syncz; only what the table shows.
 type proxy struct {
+	Replica     string              `json:"replica"` // only if there are several
 	Proxy       string              `json:"proxy"`
 	ProxyType   string              `json:"proxy_type"`
 	Identity    string              `json:"identity"`
@@ -80,79 +83,131 @@ pilot-discovery started. A proxy is at the current one if it has applied everyth
 it, else at the one before the first change that it lacks; BEHIND says since when. With --behind only the proxies that
 lack something are listed, with what they lack and since when.
 
+With several replicas of pilot-discovery the list is that of all, and REPLICA is the one that the
+proxy is connected to; each counts generations of its own.
+
 Fields of a proxy's ProxyConfig that the control plane does not apply are named below the
 table; -o json has them for each proxy.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			if readProxies(cli.Read(c.Flags(), nil, settings.PilotctlProxies)) {
-				return printBehind(c, f)
-			}
-			var all []proxy
-			text, err := fetchInto(c.Context(), f.discovery, syncPage, nil, &all)
+			r, err := f.connect(c)
 			if err != nil {
 				return err
 			}
-			if f.output != "table" {
-				return printJSON(c.OutOrStdout(), f.output, text)
-			}
-			slices.SortFunc(all, func(a, b proxy) int { return cmp.Compare(a.Proxy, b.Proxy) })
-			if err := printTable(c.OutOrStdout(), proxyHeader(), proxyRows(all)); err != nil {
+			defer r.Close()
+			texts, lost, err := connected(c.Context(), r)
+			if err != nil {
 				return err
 			}
-			for _, p := range all {
-				for _, typ := range proxyTypes {
-					if nack := p.Types[typ].Nack; nack != "" {
-						fmt.Fprintf(c.OutOrStdout(), "\n%s rejected %s: %s\n", printable.Escape(p.Proxy), typ, printable.EscapeLines(nack, "    "))
-					}
-					if since := p.Types[typ].Stuck; since != "" {
-						fmt.Fprintf(c.OutOrStdout(), "\n%s has not acknowledged %s, sent at %s\n", printable.Escape(p.Proxy), typ, printable.Escape(since))
-					}
-				}
+			if readProxies(cli.Read(c.Flags(), nil, settings.PilotctlProxies)) {
+				err = printBehind(c.OutOrStdout(), f.output, texts, r.several())
+			} else {
+				err = printProxies(c.OutOrStdout(), f.output, texts, r.several())
 			}
-			for _, line := range quarantined(all) {
-				fmt.Fprintf(c.OutOrStdout(), "\n%s\n", printable.Escape(line))
+			if err != nil {
+				return err
 			}
-			for _, line := range notApplied(all) {
-				fmt.Fprintf(c.OutOrStdout(), "\n%s\n", line)
-			}
-			return nil
+			return lost.report(c.ErrOrStderr())
 		},
 	}
-	cli.Add(c, settings.PilotctlProxies)
+	cli.Add(c, settings.PilotctlProxies, settings.PilotctlCluster)
 	return c
+}
+
+// connected are the connected proxies of all replicas.
+func connected(ctx context.Context, r *replicas) ([]json.RawMessage, missing, error) {
+	got, lost, err := answered(r.ask(ctx, syncPage, nil, nil))
+	if err != nil {
+		return nil, nil, err
+	}
+	lists, err := decoded[[]json.RawMessage](got, syncPage)
+	if err != nil {
+		return nil, nil, err
+	}
+	all, err := joinLists(lists)
+	return all, lost, err
+}
+
+// decodeProxies decodes entries of the page of proxies.
+func decodeProxies(texts []json.RawMessage) ([]proxy, error) {
+	all := make([]proxy, len(texts))
+	for i, text := range texts {
+		if err := json.Unmarshal(text, &all[i]); err != nil {
+			return nil, fmt.Errorf("decode the response of %s: %w", syncPage, err)
+		}
+	}
+	return all, nil
+}
+
+// printProxies prints proxies, with their replicas if there are several.
+func printProxies(w io.Writer, form string, texts []json.RawMessage, several bool) error {
+	if form != "table" {
+		return printValue(w, form, texts)
+	}
+	all, err := decodeProxies(texts)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b proxy) int {
+		return cmp.Or(cmp.Compare(a.Proxy, b.Proxy), cmp.Compare(a.Replica, b.Replica))
+	})
+	if err := printTable(w, proxyHeader(several), proxyRows(all, several)); err != nil {
+		return err
+	}
+	for _, p := range all {
+		for _, typ := range proxyTypes {
+			if nack := p.Types[typ].Nack; nack != "" {
+				fmt.Fprintf(w, "\n%s rejected %s: %s\n", printable.Escape(p.Proxy), typ, printable.EscapeLines(nack, "    "))
+			}
+			if since := p.Types[typ].Stuck; since != "" {
+				fmt.Fprintf(w, "\n%s has not acknowledged %s, sent at %s\n", printable.Escape(p.Proxy), typ, printable.Escape(since))
+			}
+		}
+	}
+	for _, line := range quarantined(all) {
+		fmt.Fprintf(w, "\n%s\n", printable.Escape(line))
+	}
+	for _, line := range notApplied(all) {
+		fmt.Fprintf(w, "\n%s\n", line)
+	}
+	return nil
 }
 
 // readProxies reads settings.PilotctlProxies: whether only the proxies that are behind are listed.
 func readProxies(v *settings.Values) bool { return v.Bool("behind") }
 
 // printBehind prints the proxies that have not applied everything.
-func printBehind(c *cobra.Command, f *flags) error {
-	var all []json.RawMessage
-	if _, err := fetchInto(c.Context(), f.discovery, syncPage, nil, &all); err != nil {
+func printBehind(w io.Writer, form string, texts []json.RawMessage, several bool) error {
+	all, err := decodeProxies(texts)
+	if err != nil {
 		return err
 	}
 	behind := []json.RawMessage{}
 	var rows [][]string
-	for _, text := range all {
-		var p proxy
-		if err := json.Unmarshal(text, &p); err != nil {
-			return fmt.Errorf("decode the response of %s/%s: %w", f.discovery, syncPage, err)
-		}
+	for i, p := range all {
 		if p.Behind == nil {
 			continue
 		}
-		behind = append(behind, text)
-		rows = append(rows, []string{p.Proxy, fmt.Sprintf("%d/%d", p.Applied, p.Generation), p.Behind.Since, p.Behind.reason()})
+		behind = append(behind, texts[i])
+		row := []string{p.Proxy, fmt.Sprintf("%d/%d", p.Applied, p.Generation), p.Behind.Since, p.Behind.reason()}
+		if several {
+			row = slices.Insert(row, 1, p.Replica)
+		}
+		rows = append(rows, row)
 	}
-	if f.output != "table" {
-		return printValue(c.OutOrStdout(), f.output, behind)
+	if form != "table" {
+		return printValue(w, form, behind)
 	}
 	if len(rows) == 0 {
-		_, err := fmt.Fprintf(c.OutOrStdout(), "all %d connected proxies have applied everything\n", len(all))
+		_, err := fmt.Fprintf(w, "all %d connected proxies have applied everything\n", len(all))
 		return err
 	}
 	slices.SortFunc(rows, slices.Compare[[]string])
-	return printTable(c.OutOrStdout(), []string{"PROXY", "GENERATION", "SINCE", "LACKS"}, rows)
+	header := []string{"PROXY", "GENERATION", "SINCE", "LACKS"}
+	if several {
+		header = slices.Insert(header, 1, "REPLICA")
+	}
+	return printTable(w, header, rows)
 }
 
 // quarantined says which resources proxies do not get in their newest version, a line for each set of them.
@@ -197,11 +252,15 @@ func notApplied(all []proxy) []string {
 	return out
 }
 
-func proxyHeader() []string {
-	return append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "BEHIND", "IDENTITY", "CONNECTED")
+func proxyHeader(several bool) []string {
+	header := append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "BEHIND", "IDENTITY", "CONNECTED")
+	if several {
+		header = slices.Insert(header, 1, "REPLICA")
+	}
+	return header
 }
 
-func proxyRows(all []proxy) [][]string {
+func proxyRows(all []proxy, several bool) [][]string {
 	var rows [][]string
 	for _, p := range all {
 		row := []string{p.Proxy, p.ProxyType}
@@ -220,24 +279,37 @@ func proxyRows(all []proxy) [][]string {
 		if p.Behind != nil {
 			behind = "since " + p.Behind.Since
 		}
-		rows = append(rows, append(row, fmt.Sprintf("%d/%d", p.Applied, p.Generation), behind, p.Identity, since))
+		row = append(row, fmt.Sprintf("%d/%d", p.Applied, p.Generation), behind, p.Identity, since)
+		if several {
+			row = slices.Insert(row, 1, p.Replica)
+		}
+		rows = append(rows, row)
 	}
 	return rows
 }
 
 // completeProxies offers the names of the connected proxies to the shell.
 func completeProxies(c *cobra.Command, f *flags, prefix string) ([]string, cobra.ShellCompDirective) {
-	var all []proxy
 	if err := f.read(c); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	if _, err := fetchInto(c.Context(), f.discovery, syncPage, nil, &all); err != nil {
+	r, err := f.connect(c)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	defer r.Close()
+	texts, _, err := connected(c.Context(), r)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	all, err := decodeProxies(texts)
+	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
 	var names []string
 	for _, p := range all {
 		// A shell would print escape codes while it completes.
-		if strings.HasPrefix(p.Proxy, prefix) && printable.Is(p.Proxy) {
+		if strings.HasPrefix(p.Proxy, prefix) && printable.Is(p.Proxy) && !slices.Contains(names, p.Proxy) {
 			names = append(names, p.Proxy)
 		}
 	}

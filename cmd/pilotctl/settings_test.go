@@ -15,6 +15,8 @@ func TestCommandsHaveTheFlagsOfTheirTables(t *testing.T) {
 
 func TestEverySettingIsRead(t *testing.T) {
 	clitest.AllRead(t, "pilotctl", settings.Pilotctl, func(v *settings.Values) { new(flags).set(v) })
+	clitest.AllRead(t, "of a cluster", settings.PilotctlCluster, func(v *settings.Values) { readPlace(v, "", "") })
+	clitest.AllRead(t, "of a name", settings.PilotctlNamespace, func(v *settings.Values) { readNamespace(v) })
 	clitest.AllRead(t, "demo", settings.PilotctlDemo, func(v *settings.Values) { readDemo(v, "tree") })
 	clitest.AllRead(t, "proxies", settings.PilotctlProxies, func(v *settings.Values) { readProxies(v) })
 	clitest.AllRead(t, "objects", settings.PilotctlObjects, func(v *settings.Values) { listsAll(v) })

@@ -19,8 +19,12 @@ import (
 
 const appliedPage = "debug/applied"
 
-// pollEvery is the pause between two requests of a wait.
-const pollEvery = 200 * time.Millisecond
+const (
+	// pollEvery is the pause between two requests of a wait.
+	pollEvery = 200 * time.Millisecond
+	// findEvery is how often a wait looks for new replicas.
+	findEvery = 2 * time.Second
+)
 
 func newWait(f *flags) *cobra.Command {
 	c := &cobra.Command{
@@ -35,7 +39,9 @@ file with -f: then wait waits until the very versions in it are in force and app
 Progress goes to standard error, the result to standard output. The exit code is 0 once all
 have acknowledged, also if no proxy is concerned, and 1 if the time is over, with the proxies
 that have not and why, or at once if the object is rejected or unknown, or if a proxy refuses
-a part of the change. A proxy that disconnects before it has acknowledged is waited for.`,
+a part of the change. A proxy that disconnects before it has acknowledged is waited for.
+
+The proxies are those of all replicas of pilot-discovery. A replica that does not answer is waited for.`,
 		Example: "  pilotctl wait vs bookshop/reviews\n  pilotctl wait -f reviews.yaml --timeout 30s",
 		Args:    usage(cobra.MaximumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -44,12 +50,21 @@ a part of the change. A proxy that disconnects before it has acknowledged is wai
 			if err := v.Err(); err != nil {
 				return misuse{err}
 			}
-			request, err := o.request(args, c.InOrStdin())
+			namespace, err := f.qualified(c)
 			if err != nil {
 				return err
 			}
+			request, err := o.request(args, namespace, c.InOrStdin())
+			if err != nil {
+				return err
+			}
+			r, err := f.connect(c)
+			if err != nil {
+				return err
+			}
+			defer r.Close()
 			w := &waiting{file: o.file, least: o.generation, removed: o.removed}
-			answer, err := poll(c.Context(), f.discovery, request, w, o.timeout, c.ErrOrStderr())
+			answer, err := poll(c.Context(), r, request, w, o.timeout, c.ErrOrStderr())
 			switch {
 			case err != nil:
 				return err
@@ -60,7 +75,7 @@ a part of the change. A proxy that disconnects before it has acknowledged is wai
 			return err
 		},
 	}
-	cli.Add(c, settings.PilotctlWait)
+	cli.Add(c, settings.PilotctlWait, settings.PilotctlNamespace, settings.PilotctlCluster)
 	return c
 }
 
@@ -83,8 +98,8 @@ type appliedRequest struct {
 	body  []byte // nil for a GET
 }
 
-// request makes the request of the arguments.
-func (o waitOptions) request(args []string, stdin io.Reader) (appliedRequest, error) {
+// request makes the request of the arguments; namespace is that of a name without one.
+func (o waitOptions) request(args []string, namespace string, stdin io.Reader) (appliedRequest, error) {
 	switch {
 	case o.file != "" && len(args) > 0:
 		return appliedRequest{}, misuse{errors.New("give either KIND NAMESPACE/NAME or -f FILE")}
@@ -99,28 +114,32 @@ func (o waitOptions) request(args []string, stdin io.Reader) (appliedRequest, er
 	case len(args) != 2:
 		return appliedRequest{}, misuse{errors.New("want KIND NAMESPACE/NAME or -f FILE (see pilotctl wait --help)")}
 	}
-	namespace, name, ok := strings.Cut(args[1], "/")
-	if !ok || namespace == "" || name == "" {
+	name := args[1]
+	if given, short, ok := strings.Cut(args[1], "/"); ok {
+		namespace, name = given, short
+	}
+	if namespace == "" || name == "" {
 		return appliedRequest{}, misuse{fmt.Errorf("invalid object %q: want NAMESPACE/NAME", args[1])}
 	}
 	return appliedRequest{query: url.Values{"kind": {args[0]}, "namespace": {namespace}, "name": {name}}}, nil
 }
 
-// poll asks until w says that the wait is over, or the time is. The first request must succeed; a later
-// one may fail, as pilot-discovery may be restarting.
-func poll(ctx context.Context, base string, request appliedRequest, w *waiting, timeout time.Duration, progress io.Writer) (answer appliedAnswer, err error) {
+// poll asks all replicas until w says that the wait is over, or the time is. One of the first requests must succeed;
+// later ones may fail, as pilot-discovery may be restarting. While a replica that runs does not answer, proxies may be
+// connected to it, and the wait goes on.
+func poll(ctx context.Context, r *replicas, request appliedRequest, w *waiting, timeout time.Duration, progress io.Writer) (answer appliedAnswer, err error) {
 	deadline, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	shown := ""
 	var failed error
 	for {
 		request.query["proxy"] = w.proxies()
-		answer = appliedAnswer{}
-		_, err := post(deadline, base, appliedPage, request.query, request.body, &answer)
+		answer, err = askApplied(deadline, r, request, w.least)
+		var done bool
 		switch {
 		case err == nil:
 			failed = nil
-			done, err := w.step(answer)
+			done, err = w.step(answer)
 			if done || err != nil {
 				return answer, err
 			}
@@ -129,7 +148,7 @@ func poll(ctx context.Context, base string, request appliedRequest, w *waiting, 
 				fmt.Fprintln(progress, shown)
 			}
 		case deadline.Err() != nil: // it has no part in what is missing
-		case w.started == "" || errors.As(err, new(misuse)):
+		case errors.As(err, new(misuse)), w.started == "" && !errors.As(err, new(partial)):
 			return answer, err
 		default:
 			failed = err
@@ -143,4 +162,33 @@ func poll(ctx context.Context, base string, request appliedRequest, w *waiting, 
 		case <-time.After(pollEvery):
 		}
 	}
+}
+
+// partial is the error of an answer that some replicas have given and others have not.
+type partial struct{ error }
+
+// askApplied asks all replicas, and joins their answers.
+func askApplied(ctx context.Context, r *replicas, request appliedRequest, least uint64) (appliedAnswer, error) {
+	if r.several() && least > 0 {
+		return appliedAnswer{}, misuse{fmt.Errorf("flag --generation: %d replicas of pilot-discovery count generations of their own: want the address of one with --discovery", len(r.list))}
+	}
+	if time.Since(r.found) > findEvery {
+		if err := r.find(ctx); err != nil {
+			return appliedAnswer{}, partial{err}
+		}
+	}
+	got, lost, err := answered(r.ask(ctx, appliedPage, request.query, request.body))
+	if err != nil {
+		r.found = time.Time{} // they may be others by now
+		return appliedAnswer{}, err
+	}
+	if len(lost) > 0 {
+		r.found = time.Time{}
+		return appliedAnswer{}, partial{lost[0].err}
+	}
+	pages, err := decoded[appliedAnswer](got, appliedPage)
+	if err != nil {
+		return appliedAnswer{}, err
+	}
+	return joinApplied(pages), nil
 }

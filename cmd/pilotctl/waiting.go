@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -31,6 +32,32 @@ type appliedObject struct {
 	Applied    int           `json:"applied"`
 	Behind     []behindProxy `json:"behind,omitempty"`
 	Problems   []problem     `json:"problems,omitempty"`
+	// Generations are those of several replicas, by their names, instead of Generation.
+	Generations map[string]uint64 `json:"-"`
+	// lacking are the replicas in which the object is not in force.
+	lacking []string
+}
+
+// MarshalJSON implements json.Marshaler.
+func (o appliedObject) MarshalJSON() ([]byte, error) {
+	type plain appliedObject
+	if o.Generations == nil {
+		return json.Marshal(plain(o))
+	}
+	return json.Marshal(struct {
+		plain
+		Generation  *uint64           `json:"generation,omitempty"` // hides that of plain
+		Generations map[string]uint64 `json:"generations"`
+	}{plain: plain(o), Generations: o.Generations})
+}
+
+// generation is that of the newest change, in the given words; empty with several replicas, of which each counts its
+// own.
+func (o appliedObject) generation(format string) string {
+	if o.Generations != nil {
+		return ""
+	}
+	return fmt.Sprintf(format, o.Generation)
 }
 
 // String is the object's name as messages have it.
@@ -184,12 +211,15 @@ func (w *waiting) object(o appliedObject) (line string, ready bool, err error) {
 	case o.State == stateUnknown:
 		return "", false, fmt.Errorf("%s is not known to pilot-discovery: pilotctl objects --all lists what is; for an object that it has not read yet, give the file with -f", name)
 	case o.State == stateRemoved && !w.removed && w.file == "":
-		return "", false, fmt.Errorf("%s was removed in generation %d: --removed waits until the removal is applied", name, o.Generation)
+		return "", false, fmt.Errorf("%s was removed%s: --removed waits until the removal is applied", name, o.generation(" in generation %d"))
 	case w.removed && o.State != stateRemoved:
 		return o.String() + " is still in force", false, nil
 	case o.State == stateOther || w.file != "" && o.State == stateRemoved:
 		line = o.String() + ": this version is not in force yet"
-		if o.Origin != "" {
+		switch {
+		case len(o.lacking) > 0:
+			line += " at " + strings.Join(o.lacking, ", ")
+		case o.Origin != "":
 			line += "; that of " + o.Origin + " is"
 		}
 		w.details = append(w.details, strings.TrimPrefix(problemLines(o.Problems), "\n  "))
@@ -206,9 +236,9 @@ func (w *waiting) object(o appliedObject) (line string, ready bool, err error) {
 		w.details = append(w.details, printable.Escape(b.Proxy)+": "+printable.EscapeLines(b.reason(), "      "))
 	}
 	if refused {
-		return "", false, fmt.Errorf("%s (generation %d): %s, and a proxy refuses it:%s", name, o.Generation, o.count(), w.detailLines())
+		return "", false, fmt.Errorf("%s%s: %s, and a proxy refuses it:%s", name, o.generation(" (generation %d)"), o.count(), w.detailLines())
 	}
-	line = fmt.Sprintf("%s (generation %d): %s", o, o.Generation, o.count())
+	line = fmt.Sprintf("%s%s: %s", o, o.generation(" (generation %d)"), o.count())
 	if o.Applied == o.Proxies {
 		return line, true, nil
 	}

@@ -8,6 +8,7 @@ package kube
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -15,7 +16,9 @@ import (
 
 // Options say which API server is meant, and how often it may be asked.
 type Options struct {
-	// Kubeconfig is the path of a kubeconfig file; empty for the cluster of this Pod.
+	// Kubeconfig is the path of a kubeconfig file; empty for the cluster of this Pod. Several paths, separated as in
+	// PATH, are read as kubectl reads those of KUBECONFIG: the first to set a value counts, and a missing file is
+	// empty.
 	Kubeconfig string
 	// Context is the context in Kubeconfig that is used; empty for its current one.
 	Context string
@@ -49,10 +52,26 @@ func load(o Options) (*rest.Config, error) {
 		}
 		return c, nil
 	}
-	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: o.Kubeconfig}
-	c, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.Context}).ClientConfig()
+	c, err := o.client().ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig %s: %w", o.Kubeconfig, err)
 	}
 	return c, nil
+}
+
+// Namespace returns the namespace of the context in Kubeconfig, default if it names none.
+func Namespace(o Options) (string, error) {
+	name, _, err := o.client().Namespace()
+	if err != nil {
+		return "", fmt.Errorf("read kubeconfig %s: %w", o.Kubeconfig, err)
+	}
+	return name, nil
+}
+
+func (o Options) client() clientcmd.ClientConfig {
+	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: o.Kubeconfig}
+	if files := filepath.SplitList(o.Kubeconfig); len(files) > 1 {
+		rules = &clientcmd.ClientConfigLoadingRules{Precedence: files}
+	}
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.Context})
 }

@@ -12,6 +12,7 @@ type Command struct {
 // the programs name their own instead.
 func Commands() []Command {
 	agent, ctl := []Table{AgentLog}, []Table{Pilotctl}
+	asks := []Table{PilotctlCluster, Pilotctl}
 	return []Command{
 		{Path: "pilot-agent", Tables: []Table{AgentLog}},
 		{Path: "pilot-agent proxy", Tables: []Table{AgentProxy}, Shared: agent},
@@ -29,9 +30,12 @@ func Commands() []Command {
 		{Path: "pilot-discovery collateral", Shared: []Table{Collateral}},
 		{Path: "pilotctl", Tables: []Table{Pilotctl}},
 		{Path: "pilotctl demo", Tables: []Table{PilotctlDemo}, Shared: ctl},
-		{Path: "pilotctl proxies", Tables: []Table{PilotctlProxies}, Shared: ctl},
-		{Path: "pilotctl objects", Tables: []Table{PilotctlObjects}, Shared: ctl},
-		{Path: "pilotctl wait", Tables: []Table{PilotctlWait}, Shared: ctl},
+		{Path: "pilotctl proxies", Tables: []Table{PilotctlProxies, PilotctlCluster}, Shared: ctl},
+		{Path: "pilotctl config", Tables: []Table{PilotctlNamespace}, Shared: asks},
+		{Path: "pilotctl objects", Tables: []Table{PilotctlObjects}, Shared: asks},
+		{Path: "pilotctl wait", Tables: []Table{PilotctlWait}, Shared: []Table{PilotctlNamespace, PilotctlCluster, Pilotctl}},
+		{Path: "pilotctl ca status", Shared: asks},
+		{Path: "pilotctl ca rotate", Shared: asks},
 		{Path: "pilotctl inject", Tables: []Table{PilotctlInject}, Shared: ctl},
 		{Path: "pilotctl validate", Tables: []Table{PilotctlValidate}, Shared: ctl},
 		{Path: "pilotctl token create", Tables: []Table{PilotctlTokenCreate}, Shared: ctl},

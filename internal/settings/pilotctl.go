@@ -8,10 +8,28 @@ import (
 
 // Pilotctl are the flags that every command of pilotctl takes.
 var Pilotctl = Table{
-	{Flag: "discovery", Kind: Text, Default: "http://127.0.0.1:8080", Unit: "URL", Used: "cmd/pilotctl/client.go",
+	{Flag: "discovery", Kind: Text, Otherwise: "the cluster of the kubeconfig; without one, http://127.0.0.1:8080", Unit: "URL", Used: "cmd/pilotctl/replicas.go",
 		Help: "`URL` of pilot-discovery's debug port"},
 	{Flag: "output", Short: "o", Kind: Enum, Default: "table", Values: []string{"table", "json", "yaml"}, Unit: "form", Used: "cmd/pilotctl/output.go",
 		Help: "`form` of the result"},
+}
+
+// PilotctlCluster are the flags of the commands that ask pilot-discovery: where it is in a cluster.
+var PilotctlCluster = Table{
+	{Flag: "kubeconfig", Env: []string{"KUBECONFIG"}, Kind: Text, Otherwise: "~/.kube/config, if there is one", Unit: "file", Used: "internal/kube",
+		Help: "kubeconfig `file` of the cluster that pilot-discovery runs in"},
+	{Flag: "context", Kind: Text, Unit: "name", Used: "internal/kube",
+		Help: "`context` in the kubeconfig file; empty is the current one"},
+	{Flag: "istioNamespace", Short: "i", Kind: Text, Default: mesh.DefaultRootNamespace, Required: true, Unit: "namespace", Used: "cmd/pilotctl/replicas.go",
+		Help: "`namespace` of the control plane"},
+	{Flag: "revision", Kind: Text, Unit: "revision", Used: "cmd/pilotctl/replicas.go",
+		Help: "`revision` of the control plane; empty is every one in its namespace"},
+}
+
+// PilotctlNamespace is the flag of the commands that name one object or proxy.
+var PilotctlNamespace = Table{
+	{Flag: "namespace", Short: "n", Kind: Text, Otherwise: "that of the kubeconfig's context", Unit: "namespace", Used: "cmd/pilotctl/replicas.go",
+		Help: "`namespace` of a name that has none"},
 }
 
 // PilotctlDemo is the table of pilotctl demo.
