@@ -50,7 +50,7 @@ var layers = map[string]layer{
 	"internal/agent/host": edge, "internal/agent/launch": edge, "internal/agent/reload": edge, "internal/agent/startup": edge,
 	"internal/agent/envoy": edge, "internal/agent/upstream": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
 	"internal/agent/sds": edge, "internal/agent/trust": edge, "internal/agent/xdsproxy": edge, "internal/agent/dns": edge,
-	"internal/agent/status": edge, "internal/agent/capture": edge,
+	"internal/agent/status": edge, "internal/agent/probe": edge, "internal/agent/capture": edge,
 	"internal/agent/capture/nft": edge, "internal/agent/capture/iptables": edge, "internal/agent/capture/netns": edge, "internal/agent/capture/plan/plantest": edge,
 	"internal/agent": wiring,
 
@@ -108,6 +108,8 @@ var allowedImports = map[string][]string{
 var pureFiles = []string{
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
 	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "cmd/pilotctl/join.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
+	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go", "internal/agent/status/exposition.go", "internal/agent/status/accept.go",
+	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
 	"internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go", "internal/discovery/authn/tokenreview/cache.go", "internal/discovery/ca/rootsecret/contents.go", "internal/discovery/rootconfigmap/decide.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
 	"internal/discovery/source/kube/merger*.go",

@@ -22,6 +22,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/app"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/launch"
+	"github.com/pilothouse/pilothouse/internal/agent/probe"
 	"github.com/pilothouse/pilothouse/internal/agent/reload"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/startup"
@@ -123,10 +124,13 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	})
 	atEnd.Add("stop following files", reloader.Close)
 	parts := parts{spec: s, envoy: runner, xds: xds, certificates: certificates, dns: dns, files: follower, reloader: reloader}
+	probes := probe.New(probe.Options{Probes: s.Probes, Pod: s.Node.IPs[0], StatusPort: s.Status.Port, Log: log.With("scope", "probe")})
+	atEnd.Add("close the connections of probes", probes.Close)
 	server := status.New(status.Options{
 		Listener: taken.Status, Proxy: runner.Admin(), Lifecycle: runner, Facts: parts.facts, Log: log.With("scope", "status"),
 		Version: o.Version, Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail,
-		Restart: reloader.Restart, Profiling: s.Status.Profiling, LocalMetrics: s.Status.LocalMetrics,
+		Restart: reloader.Restart, Probes: probes, Profiling: s.Status.Profiling, LocalMetrics: s.Status.LocalMetrics,
+		Targets: s.Status.Targets, Port: s.Status.Port,
 	})
 	servers := slices.Concat(
 		[]run.Task{{Name: "files", Run: follower.Run}}, dns.tasks, certificates.tasks,

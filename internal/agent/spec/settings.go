@@ -42,6 +42,7 @@ func (b *builder) settings() error {
 	s.Lifecycle = b.lifecycle()
 	s.DNS = b.dns()
 	s.Status = b.status()
+	s.Probes = b.probes(s.Status.Port)
 	s.Envoy = b.envoy()
 	var err error
 	if s.Envoy.RunAs, err = b.runAs(); err != nil {
@@ -191,8 +192,10 @@ func (b *builder) dns() DNS {
 }
 
 func (b *builder) status() Status {
+	port := cmp.Or(int(b.s.Config.GetStatusPort()), mesh.StatusPort)
 	return Status{
-		Port:         cmp.Or(int(b.s.Config.GetStatusPort()), mesh.StatusPort),
+		Port:         port,
+		Targets:      b.targets(port),
 		Profiling:    b.set.Bool("profiling"),
 		LocalMetrics: b.set.Bool("METRICS_LOCALHOST_ACCESS_ONLY"),
 	}

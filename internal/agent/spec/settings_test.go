@@ -46,6 +46,7 @@ func TestDefaults(t *testing.T) {
 		},
 		DNS:    DNS{Address: "localhost:15053"},
 		Status: Status{Port: 15020, Profiling: true},
+		Probes: Probes{HTTP2: true},
 		Files:  []string{labelsFile, annotationsFile, "./etc/istio/config/mesh"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(Spec{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {

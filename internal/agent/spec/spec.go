@@ -89,6 +89,7 @@ type Spec struct {
 	Lifecycle     Lifecycle
 	DNS           DNS
 	Status        Status
+	Probes        Probes
 	// Files are the paths that Build has read or tried to read. A change of one can change the next Spec.
 	Files []string
 	// Cold are the fields of ProxyConfig whose new values take effect with the next agent, by their JSON names, sorted.
@@ -245,6 +246,8 @@ type Status struct {
 	Profiling bool
 	// LocalMetrics refuses metrics to other machines.
 	LocalMetrics bool
+	// Targets are where the application's metrics are, which are added to the agent's and Envoy's.
+	Targets []Target
 }
 
 // Build makes a Spec. Its errors are configuration mistakes, and name the input and the expected value.

@@ -6,7 +6,8 @@
 //	GET  /healthz/ready                 200, or 503 and the reason; then a line for each problem that
 //	                                    does not affect readiness
 //	POST /drain, /quitquitquit, /restart  from this machine only (else 403); other methods 405
-//	GET  /metrics, /stats/prometheus    the agent's metrics, then Envoy's
+//	GET  /metrics, /stats/prometheus    the metrics of the agent, of Envoy, and of the application
+//	GET  /app-health/, /app-lifecycle/  the probes and hooks of the application
 //	GET  /debug/status, /debug/pprof/   from this machine only
 //
 // Requests from this machine are those from loopback addresses, IPv4 and IPv6, except the source
@@ -28,6 +29,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/httpguard"
 )
 
@@ -71,10 +73,16 @@ type Options struct {
 	// Restart restarts Envoy, by a hot restart if possible. It must not block. If it is nil, there is
 	// no /restart.
 	Restart func()
+	// Probes, unless nil, answers /app-health/ and /app-lifecycle/.
+	Probes http.Handler
 	// Profiling enables /debug/pprof/.
 	Profiling bool
 	// LocalMetrics restricts metrics to this machine (METRICS_LOCALHOST_ACCESS_ONLY).
 	LocalMetrics bool
+	// Targets are where the application's metrics are, on this host.
+	Targets []spec.Target
+	// Port is that of the Listener, of which no metrics are scraped.
+	Port int
 }
 
 // Server is the HTTP server. Make it with New and call Run once.
@@ -83,11 +91,18 @@ type Server struct {
 	startup    atomic.Int64           // nanoseconds from the start until the proxy was ready; 0 before
 	lastReason atomic.Pointer[string] // that was logged
 	scrapes    atomic.Int64
-	failures   atomic.Int64
+	scraping   chan struct{}
+	envoy, app source
+	client     *http.Client // of the application
 }
 
 // New returns a server. It serves nothing before Run.
-func New(o Options) *Server { return &Server{o: o} }
+func New(o Options) *Server {
+	return &Server{
+		o: o, scraping: make(chan struct{}, maxScrapes), client: newClient(&o),
+		envoy: source{name: "Envoy", log: o.Log}, app: source{name: "the application", log: o.Log},
+	}
+}
 
 // shutdownTimeout bounds the wait for requests in flight.
 const shutdownTimeout = time.Second
@@ -124,6 +139,10 @@ func (s *Server) handler() http.Handler {
 		mux.HandleFunc("/restart", s.post("restart", s.o.Restart))
 	}
 	mux.HandleFunc("/debug/status", local(s.debug))
+	if s.o.Probes != nil {
+		mux.Handle("/app-health/", s.o.Probes)
+		mux.Handle("/app-lifecycle/", s.o.Probes)
+	}
 	metrics := s.metrics
 	if s.o.LocalMetrics {
 		metrics = local(metrics)

@@ -1,8 +1,6 @@
 package status
 
 import (
-	"context"
-	"net/http"
 	"os"
 	"runtime"
 	"strconv"
@@ -12,40 +10,6 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// scrapeTimeout bounds a scrape whose request has no timeout header.
-const scrapeTimeout = 10 * time.Second
-
-// metrics serves the agent's metrics and then Envoy's [agent M1, M5, M8, M9]. If Envoy's cannot be
-// scraped, that is counted, and the status is still 200.
-func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
-	s.scrapes.Add(1)
-	ctx, cancel := context.WithTimeout(r.Context(), timeout(r))
-	defer cancel()
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	f := s.o.Facts()
-	var page Page
-	s.collect(&page, f)
-	for _, collect := range s.o.Collect {
-		collect(&page)
-	}
-	if _, err := w.Write(page.Bytes()); err != nil || !f.Envoy.Running {
-		return
-	}
-	if err := s.o.Proxy.Scrape(ctx, r.URL.RawQuery, w); err != nil {
-		s.failures.Add(1)
-		s.o.Log.Warn("scrape Envoy's metrics", "error", err)
-	}
-}
-
-// timeout returns the timeout that a Prometheus server sends.
-func timeout(r *http.Request) time.Duration {
-	seconds, err := strconv.ParseFloat(r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds"), 64)
-	if err != nil || seconds <= 0 || seconds > 3600 {
-		return scrapeTimeout
-	}
-	return time.Duration(seconds * float64(time.Second))
-}
-
 // collect adds the metrics of this package [agent M12].
 func (s *Server) collect(p *Page, f Facts) {
 	// As Istio's agent names its component.
@@ -54,7 +18,8 @@ func (s *Server) collect(p *Page, f Facts) {
 		p.Gauge("startup_duration_seconds", "The time from the agent's start until it was ready.", time.Duration(d).Seconds())
 	}
 	p.Counter("scrapes_total", "Requests for metrics.", float64(s.scrapes.Load()))
-	p.Counter("scrape_failures_total", "Sources that could not be scraped.", float64(s.failures.Load()), "type", "envoy")
+	p.Counter("scrape_failures_total", "Sources that could not be scraped.", float64(s.envoy.failures.Load()), "type", "envoy")
+	p.Counter("scrape_failures_total", "", float64(s.app.failures.Load()), "type", "application")
 	p.Counter("envoy_restarts_total", "Restarts of Envoy after crashes.", float64(f.Envoy.Restarts))
 	p.Gauge("envoy_live", "Whether Envoy runs and has been found live.", BoolValue(f.Envoy.Live))
 	p.Gauge("envoy_draining", "Whether Envoy is draining.", BoolValue(f.Envoy.Draining))

@@ -16,10 +16,7 @@ import (
 
 // noAgentEffect are the variables that are injected and do nothing in our agent, with the reason.
 var noAgentEffect = map[string]string{
-	"ISTIO_KUBE_APP_PROBERS":                     "the agent does not probe applications: rewriteAppHTTPProbe is off in the built-in values",
-	"REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION": "as above",
-	"ISTIO_PROMETHEUS_ANNOTATIONS":               "the agent does not scrape applications",
-	"ENVOY_SECURE_MERGED_METRICS_PORT":           "proxyMetadata of a user",
+	"ENVOY_SECURE_MERGED_METRICS_PORT": "proxyMetadata of a user",
 }
 
 // ofUsers are variables and arguments of the cases that their users wrote.
