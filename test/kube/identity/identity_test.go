@@ -145,8 +145,11 @@ func TestTenReplicasThatStartAtOnceHaveOneRoot(t *testing.T) {
 	}
 }
 
+// Tests that run at a time with others have only one control plane in the shared cluster, which writes to all namespaces.
+
 // A rotation that one replica begins reaches the other, the Secret and the ConfigMaps; then the new root signs in both.
 func TestARotationReachesAllReplicasAndNamespaces(t *testing.T) {
+	t.Parallel()
 	c := kubetest.Shared(t)
 	system, shop := c.Namespace(t, nil), c.Namespace(t, nil)
 	config := account(t, c, system)
@@ -313,6 +316,7 @@ func elect(t *testing.T, config *rest.Config, namespace, name string, leading *a
 }
 
 func TestAnotherReplicaLeadsWhenTheLeaderStopsOrDies(t *testing.T) {
+	t.Parallel()
 	c := kubetest.Shared(t)
 	system := c.Namespace(t, nil)
 	config := account(t, c, system)
@@ -366,6 +370,7 @@ func TestAReplicaLeadsWithoutElection(t *testing.T) {
 
 // While the API server is down, nothing is lost: the root signs, ConfigMaps stay, tokens are to be tried again.
 func TestAnOutageOfTheAPIServerChangesNothing(t *testing.T) {
+	t.Parallel()
 	c := kubetest.Start(t, kubetest.Options{})
 	system, shop := c.Namespace(t, nil), c.Namespace(t, nil)
 	c.Apply(t, shop, accounts)
