@@ -30,6 +30,7 @@ type rotated struct {
 // does not by default. Each request needs a handshake; none fails. At the end all trust the new root alone, and the agents
 // connect to the control plane although their file has the old one.
 func TestRootRotation(t *testing.T) {
+	t.Parallel()
 	const withoutPCDS = "echo-3.rotation"
 	m, _ := startWith(t, "rotation", func(o *meshup.Options) {
 		o.AgentEnv = []string{"SECRET_TTL=60s"}

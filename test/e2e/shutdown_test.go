@@ -14,10 +14,11 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // late is how much later than its time anything may be on a busy machine.
-const late = 15 * time.Second
+const late = wait.Bound
 
 // probes asks port 15020 until stop is called, and counts what it says about readiness.
 func probes(t *testing.T, p *meshup.Pod) (stop func() map[string]int) {
@@ -97,6 +98,7 @@ func inFlight(t *testing.T, m *meshup.Mesh, hold string) <-chan error {
 
 // TestShutdownCompletesRequests ends the agent in front of an app that is answering, and then the one of the caller.
 func TestShutdownCompletesRequests(t *testing.T) {
+	t.Parallel()
 	const drain = 5 * time.Second // far more than the app holds a request
 	m, _ := startWith(t, "restart", func(o *meshup.Options) {
 		o.ProxyConfig = meshup.CountFailures + "\nterminationDrainDuration: " + drain.String()
@@ -127,7 +129,8 @@ func TestShutdownCompletesRequests(t *testing.T) {
 
 // Without connections the shutdown does not wait, and it does not wait forever for one that stays open.
 func TestShutdownWaitsForConnections(t *testing.T) {
-	const most = 12 * time.Second // far more than an end takes that waits for nobody
+	t.Parallel()
+	const most = 20 * time.Second // far more than an end takes that waits for nobody
 	m, _ := startWith(t, "restart", func(o *meshup.Options) {
 		o.AgentEnv = []string{"EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true", "MINIMUM_DRAIN_DURATION=500ms", "MAXIMUM_DRAIN_DURATION=" + most.String()}
 	})
