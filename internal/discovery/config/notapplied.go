@@ -69,7 +69,7 @@ var consequences = map[protoreflect.FullName]consequence{
 const (
 	noIngress = "Ingress objects are not served"
 	// agentsOnly is the consequence for all fields of ProxyConfig.
-	agentsOnly = "the control plane sends no ProxyConfig to proxies; agents read it from --meshConfig and PROXY_CONFIG"
+	agentsOnly = "proxies that run get no ProxyConfig from the control plane; Pods get it when they are injected, other agents from --meshConfig and PROXY_CONFIG"
 )
 
 // notApplied reports the fields of an object that have no effect, in the order of their numbers, and

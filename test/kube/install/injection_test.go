@@ -191,14 +191,17 @@ func TestGatewayIsInjected(t *testing.T) {
 		t.Errorf("its containers are %+v", p.Spec.Containers)
 	}
 	client := &http.Client{Transport: &http.Transport{DialContext: c.Network.Dial, DisableKeepAlives: true}}
-	res, err := client.Get("http://edge." + namespace + ":15021/healthz/ready")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	if text, err := io.ReadAll(res.Body); res.StatusCode != http.StatusOK || err != nil {
-		t.Errorf("its Service answers %s: %s (%v)", res.Status, text, err)
-	}
+	wait.NoError(t, "its Service answers", func() error {
+		res, err := client.Get("http://edge." + namespace + ":15021/healthz/ready")
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		if text, err := io.ReadAll(res.Body); res.StatusCode != http.StatusOK || err != nil {
+			return fmt.Errorf("%s: %s (%v)", res.Status, text, err)
+		}
+		return nil
+	})
 }
 
 // A mistake in an object of Istio's is refused when it is applied, with the field that has it.
