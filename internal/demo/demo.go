@@ -37,6 +37,8 @@ type Options struct {
 	Resized <-chan os.Signal
 	// Scenarios are the names of those to run, in the demo's order; nil: all. None depends on another.
 	Scenarios []string
+	// EditBound is the longest time until an edit is in effect in an Envoy; 0: 10 s.
+	EditBound time.Duration
 	// Keep leaves the mesh running after the scenarios until the context ends.
 	Keep bool
 	// LogDir is an empty or new directory for the programs' logs; "": they are removed.
@@ -68,6 +70,9 @@ type demo struct {
 // Run runs the demo until its end, or the end of ctx.
 func Run(ctx context.Context, o Options) (err error) {
 	began := time.Now()
+	if o.EditBound == 0 {
+		o.EditBound = 10 * time.Second
+	}
 	if o.LogDir != "" {
 		if old, _ := os.ReadDir(o.LogDir); len(old) > 0 {
 			return fmt.Errorf("keep the logs in %s: the directory is not empty: want an empty or a new one", o.LogDir)

@@ -110,7 +110,7 @@ func (d *demo) setWeights(ctx context.Context, to split) (time.Duration, error) 
 		return 0, err
 	}
 	d.split = to
-	err = meshup.Await(ctx, 10*time.Second, "productpage's Envoy has the new weights", func(ctx context.Context) error {
+	err = meshup.Await(ctx, d.o.EditBound, "productpage's Envoy has the new weights", func(ctx context.Context) error {
 		dump, err := caller.Admin(ctx, "/config_dump?resource=dynamic_route_configs")
 		if err != nil {
 			return err
@@ -205,7 +205,7 @@ func (d *demo) strict(ctx context.Context) error {
 	if err := d.edit(ctx, security, "mode: STRICT", "mode: PERMISSIVE"); err != nil {
 		return err
 	}
-	err = meshup.Await(ctx, 10*time.Second, "the legacy caller is answered again", func(ctx context.Context) error {
+	err = meshup.Await(ctx, d.o.EditBound, "the legacy caller is answered again", func(ctx context.Context) error {
 		_, err := ask(ctx)
 		return err
 	})
@@ -219,7 +219,7 @@ func (d *demo) refuse(ctx context.Context, ask func(context.Context) (meshup.Ans
 		return err
 	}
 	began := time.Now()
-	err := meshup.Await(ctx, 10*time.Second, "the legacy caller is refused", func(ctx context.Context) error {
+	err := meshup.Await(ctx, d.o.EditBound, "the legacy caller is refused", func(ctx context.Context) error {
 		_, err := ask(ctx)
 		switch {
 		case err == nil:

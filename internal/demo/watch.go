@@ -110,7 +110,7 @@ func (d *demo) updateProxies(ctx context.Context) {
 
 // awaitInSync waits until every sidecar is connected and has acknowledged everything.
 func (d *demo) awaitInSync(ctx context.Context) error {
-	return meshup.Await(ctx, 30*time.Second, "every proxy is in sync", func(ctx context.Context) error {
+	return meshup.Await(ctx, 2*time.Minute, "every proxy is in sync", func(ctx context.Context) error {
 		known, err := d.syncz(ctx)
 		if err != nil {
 			return err

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/pilothouse/pilothouse/internal/demo"
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
@@ -59,7 +60,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	o := demo.Options{Start: s.start, ConfigDir: s.sample, Out: os.Stdout, Keep: *keep, LogDir: *logs}
+	o := demo.Options{Start: s.start, ConfigDir: s.sample, Out: os.Stdout, Keep: *keep, LogDir: *logs, EditBound: editBound}
 	o.Size = demo.Terminal(os.Stdout, os.Getenv("TERM"))
 	if *scenarios != "" {
 		o.Scenarios = strings.Split(*scenarios, ",")
@@ -72,6 +73,10 @@ func run(ctx context.Context, args []string) error {
 	o.Resized = resized
 	return demo.Run(ctx, o)
 }
+
+// editBound is longer than that of a directory: an edit passes the API server, which shares the machine's processors with all
+// the rest.
+const editBound = time.Minute
 
 // site is what the demo is made of.
 type site struct {

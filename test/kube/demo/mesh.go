@@ -112,7 +112,7 @@ func (c *cluster) Applied(ctx context.Context, file string) error {
 }
 
 // startBound is the longest time until the Pods of a namespace are ready.
-const startBound = 3 * time.Minute
+const startBound = 10 * time.Minute
 
 // awaitReady waits until a number of Pods of a namespace are ready, and says which are missing.
 func (c *cluster) awaitReady(ctx context.Context, namespace string, want int) error {
