@@ -74,7 +74,7 @@ func (c *cluster) start(ctx context.Context, s site) error {
 	if err := c.awaitReady(ctx, system, replicas); err != nil {
 		return err
 	}
-	line("kubectl label namespace %s istio-injection=enabled; kubectl apply -f samples/bookshop", shop)
+	line("applying samples/bookshop, with its Pods as Deployments, to a namespace with the label istio-injection=enabled")
 	if err := c.apply(ctx, s.deployments); err != nil {
 		return err
 	}
