@@ -44,6 +44,7 @@ var layers = map[string]layer{
 	"internal/settings": tools, "internal/settings/cli": edge,
 	"internal/kube":        tools, // how to connect, nothing of meshes
 	"internal/kube/leader": edge, "internal/kube/forward": edge,
+	"internal/check": pure, "internal/check/gather": edge,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
@@ -101,6 +102,7 @@ var allowedImports = map[string][]string{
 	"internal/demo":                        {"internal/lab/meshup"},
 	"test/kube/clusterup":                  {"internal/lab/meshup", "test/kube/..."}, // it puts them together
 	"internal/discovery/authn/tokenreview": {"internal/discovery/authn"},             // it implements its Reviewer
+	"internal/check/gather":                {"internal/discovery/rootconfigmap"},     // which namespaces get the roots
 }
 
 // pureFiles are patterns of the files that decide but are in the package of an edge. The rules for pure
@@ -125,7 +127,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery", "cmd/pilotctl"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery", "cmd/pilotctl", "internal/check/gather"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",

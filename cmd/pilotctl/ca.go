@@ -102,16 +102,16 @@ func printStatus(c *cobra.Command, f *flags, r *replicas) error {
 	if err != nil {
 		return err
 	}
-	text, s, differing, err := joinCA(pages)
+	text, newest, differing, err := joinCA(pages)
 	if err != nil {
 		return err
 	}
-	if err := printCA(c.OutOrStdout(), f, text, s); err != nil {
+	if err := printCA(c.OutOrStdout(), f, text, newest.value); err != nil {
 		return err
 	}
 	if f.output == "table" {
 		for _, d := range differing {
-			fmt.Fprintf(c.OutOrStdout(), "\n%s differs from %s: phase %s, %s: %s\n", d.replica, pages[0].replica, printable.Escape(d.value.Phase), count(len(d.value.Roots), "root"),
+			fmt.Fprintf(c.OutOrStdout(), "\n%s differs from %s: phase %s, %s: %s\n", d.replica, newest.replica, printable.Escape(d.value.Phase), count(len(d.value.Roots), "root"),
 				"ask again; if it stays so, its log says why it cannot read the state")
 		}
 	}

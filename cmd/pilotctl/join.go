@@ -1,13 +1,13 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // page is a page as one replica has it; the replica has no name if it was named by its address.
@@ -188,30 +188,54 @@ func joinStates(states []string) string {
 	return stateRemoved // a replica that has started since then does not know the object
 }
 
-// joinCA joins pages about the CA, whose state the replicas share: those who have read an older one are listed in the
-// field differing. It returns the newest too.
-func joinCA(all []page[json.RawMessage]) (text []byte, newest caStatus, differing []page[caStatus], err error) {
+// joinCA joins pages about the CA, whose state the replicas share: the newest, and those with another phase or other
+// roots, which the JSON has in the field differing. The newest is the one that knows of the last certificate.
+func joinCA(all []page[json.RawMessage]) (text []byte, newest page[caStatus], differing []page[caStatus], err error) {
 	type different struct {
 		Replica string          `json:"replica"`
 		Status  json.RawMessage `json:"status"`
 	}
-	text = all[0].value
-	if err := json.Unmarshal(text, &newest); err != nil {
-		return nil, newest, nil, fmt.Errorf("decode the response: %w", err)
-	}
-	var others []different
-	for _, p := range all[1:] {
-		var s caStatus
-		if err := json.Unmarshal(p.value, &s); err != nil {
+	states := make([]page[caStatus], len(all))
+	first := 0
+	for i, p := range all {
+		states[i].replica = p.replica
+		if err := json.Unmarshal(p.value, &states[i].value); err != nil {
 			return nil, newest, nil, fmt.Errorf("%s: decode the response: %w", p.replica, err)
 		}
-		if !bytes.Equal(p.value, all[0].value) {
-			others = append(others, different{p.replica, p.value})
-			differing = append(differing, page[caStatus]{p.replica, s})
+		if states[i].value.lastLeaf().After(states[first].value.lastLeaf()) {
+			first = i
+		}
+	}
+	text, newest = all[first].value, states[first]
+	var others []different
+	for i, s := range states {
+		if s.value.shared() != newest.value.shared() {
+			others = append(others, different{s.replica, all[i].value})
+			differing = append(differing, s)
 		}
 	}
 	if len(others) > 0 {
 		text, err = with(text, "differing", others)
 	}
 	return text, newest, differing, err
+}
+
+// lastLeaf is when the last certificate ends that any root has signed.
+func (s *caStatus) lastLeaf() (last time.Time) {
+	for _, r := range s.Roots {
+		if r.LastLeaf.After(last) {
+			last = r.LastLeaf
+		}
+	}
+	return last
+}
+
+// shared is what all replicas have alike, as text: each has read the times of the others' certificates, and their
+// reports, at another moment.
+func (s *caStatus) shared() string {
+	out := s.Phase
+	for _, r := range s.Roots {
+		out += fmt.Sprintf(" %s:%s:%v", r.SHA256, r.Role, r.Serving)
+	}
+	return out
 }

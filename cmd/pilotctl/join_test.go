@@ -233,9 +233,11 @@ func TestAppliedOfReplicasIsJoined(t *testing.T) {
 
 func TestRootsOfAllReplicas(t *testing.T) {
 	status := `{"phase":"%s","roots":[{"sha256":"0123456789abcdef","role":"signs"}]}`
-	r := several(t, map[string]string{"ca.json": fmt.Sprintf(status, "steady")}, map[string]string{"ca.json": fmt.Sprintf(status, "steady")})
+	// Each has read at another moment until when certificates are valid.
+	newer := strings.Replace(fmt.Sprintf(status, "steady"), `"signs"`, `"signs","lastLeaf":"2026-11-23T08:00:00Z"`, 1)
+	r := several(t, map[string]string{"ca.json": fmt.Sprintf(status, "steady")}, map[string]string{"ca.json": newer})
 	c, stdout, _ := command(t)
-	if err := printStatus(c, &flags{output: "table"}, r); err != nil || strings.Contains(stdout.String(), "istiod-") {
+	if err := printStatus(c, &flags{output: "table"}, r); err != nil || strings.Contains(stdout.String(), "istiod-") || !strings.Contains(stdout.String(), "2026-11-23T08:00:00Z") {
 		t.Errorf("both agree: %v\n%s", err, stdout)
 	}
 	r = several(t, map[string]string{"ca.json": fmt.Sprintf(status, "steady")}, map[string]string{"ca.json": fmt.Sprintf(status, "distributing")})

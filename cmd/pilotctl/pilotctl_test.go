@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs testdata/*.txtar. Each has a discovery of its own at $DISCOVERY that
 // serves the script's files: syncz.json, objectz.json, dump-PROXY.json, applied.json, appliedNAME.json, for
-// a file sent to it, file-CONTENT.json, and about the CA ca.json and, for a request to rotate, rotate.json.
+// a file sent to it, file-CONTENT.json, and about the CA ca.json and, for a request to rotate, rotate.json; ready and version, with the Date of the file date.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
@@ -57,6 +57,13 @@ func pages(dir string) http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(text)
 	}
+	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, r *http.Request) {
+		if date, err := os.ReadFile(filepath.Join(dir, "date")); err == nil {
+			w.Header().Set("Date", strings.TrimSpace(string(date)))
+		}
+		serve(w, r, "ready")
+	})
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "version") })
 	mux.HandleFunc("GET /debug/syncz", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "syncz.json") })
 	mux.HandleFunc("GET /debug/applied", func(w http.ResponseWriter, r *http.Request) {
 		if r.FormValue("kind") == "deployment" {

@@ -205,7 +205,10 @@ func (r *replicas) find(ctx context.Context) error {
 	return nil
 }
 
-// nowhere is the error if no Pod runs pilot-discovery: it names the namespaces that have one.
+// nowhere is the error if no Pod runs pilot-discovery.
+type nowhere struct{ error }
+
+// nowhere makes the error, which names the namespaces that have such a Pod.
 func (r *replicas) nowhere(ctx context.Context) error {
 	var others []string
 	if pods, err := r.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{LabelSelector: "app=istiod"}); err == nil { // the hint needs it, nothing else
@@ -223,8 +226,8 @@ func (r *replicas) nowhere(ctx context.Context) error {
 	if len(others) > 0 {
 		hint = "there are such Pods in " + strings.Join(others, ", ")
 	}
-	return fmt.Errorf("find pilot-discovery: no Pod with the label %s runs in namespace %s of %s: %s; for one outside of a cluster: --discovery %s",
-		r.place.selector(), r.place.namespace, r.place.kube.Kubeconfig, hint, localDiscovery)
+	return nowhere{fmt.Errorf("find pilot-discovery: no Pod with the label %s runs in namespace %s of %s: %s; for one outside of a cluster: --discovery %s",
+		r.place.selector(), r.place.namespace, r.place.kube.Kubeconfig, hint, localDiscovery)}
 }
 
 func newReplica(config *rest.Config, pod *corev1.Pod) (*replica, error) {

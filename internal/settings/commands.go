@@ -34,6 +34,7 @@ func Commands() []Command {
 		{Path: "pilotctl config", Tables: []Table{PilotctlNamespace}, Shared: asks},
 		{Path: "pilotctl objects", Tables: []Table{PilotctlObjects}, Shared: asks},
 		{Path: "pilotctl wait", Tables: []Table{PilotctlWait}, Shared: []Table{PilotctlNamespace, PilotctlCluster, Pilotctl}},
+		{Path: "pilotctl check", Tables: []Table{PilotctlCheck}, Shared: asks},
 		{Path: "pilotctl ca status", Shared: asks},
 		{Path: "pilotctl ca rotate", Shared: asks},
 		{Path: "pilotctl inject", Tables: []Table{PilotctlInject}, Shared: ctl},

@@ -26,6 +26,12 @@ var PilotctlCluster = Table{
 		Help: "`revision` of the control plane; empty is every one in its namespace"},
 }
 
+// PilotctlCheck is the table of pilotctl check.
+var PilotctlCheck = Table{
+	{Flag: "pre", Kind: Bool, Unit: "switch", Used: "internal/check",
+		Help: "check whether the control plane can be installed, or upgraded"},
+}
+
 // PilotctlNamespace is the flag of the commands that name one object or proxy.
 var PilotctlNamespace = Table{
 	{Flag: "namespace", Short: "n", Kind: Text, Otherwise: "that of the kubeconfig's context", Unit: "namespace", Used: "cmd/pilotctl/replicas.go",

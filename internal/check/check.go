@@ -1,0 +1,159 @@
+// Package check decides whether a control plane can be installed in a cluster, and whether an installed one works.
+//
+// [Facts] is what somebody has found out about the cluster, the control plane, and this machine. [Checks] is the table of
+// the checks: each decides about the facts, and says what to do if it fails. [Run] applies those of one situation.
+// A fact that could not be found out is never a success. Nothing here asks anybody or reads a clock.
+package check
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Result is what a check has found.
+type Result int
+
+// The results, from the best.
+const (
+	OK Result = iota
+	// Warning is something that works and deserves attention.
+	Warning
+	// Unknown is something that could not be found out.
+	Unknown
+	Failed
+)
+
+var results = map[Result][2]string{OK: {"ok", "✓"}, Warning: {"warning", "!"}, Unknown: {"unknown", "?"}, Failed: {"failed", "✗"}}
+
+// String is the result in a word.
+func (r Result) String() string { return results[r][0] }
+
+// Mark is the result as one character.
+func (r Result) Mark() string { return results[r][1] }
+
+// MarshalJSON implements json.Marshaler.
+func (r Result) MarshalJSON() ([]byte, error) { return json.Marshal(r.String()) }
+
+// Situation is when a check makes sense. Several can be joined.
+type Situation int
+
+// The situations.
+const (
+	// Before is a cluster in which the control plane is to be installed, or upgraded.
+	Before Situation = 1 << iota
+	// After is a cluster in which it is installed.
+	After
+	// Address is a control plane of which only the address is known.
+	Address
+)
+
+// Check is one check.
+type Check struct {
+	// Name is what is checked, Why why it matters.
+	Name, Why string
+	// When are the situations in which it is made.
+	When   Situation
+	Decide func(*Facts) Finding
+}
+
+// Finding is what a check has found. Remedy is what to do about it, and empty if that is nothing.
+type Finding struct {
+	Result Result `json:"result"`
+	Found  string `json:"found"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// Row is a check with its finding.
+type Row struct {
+	Name string `json:"name"`
+	Why  string `json:"why"`
+	Finding
+}
+
+// Run makes the checks of a situation, in the order of the table.
+func Run(f *Facts, s Situation) []Row {
+	var rows []Row
+	for _, c := range Checks {
+		if c.When&s != 0 {
+			rows = append(rows, Row{c.Name, c.Why, c.Decide(f)})
+		}
+	}
+	return rows
+}
+
+// Passed reports whether all rows are successes or warnings.
+func Passed(rows []Row) bool {
+	return !slices.ContainsFunc(rows, func(r Row) bool { return r.Result >= Unknown })
+}
+
+// Checks are all checks.
+var Checks = []Check{
+	{"API server", "the chart and the control plane use APIs that older servers do not have", Before | After, server},
+	{"clock of the API server", "tokens and certificates are valid by clock", Before | After, func(f *Facts) Finding { return f.ServerClock.decide("API server") }},
+	{"namespace", "the control plane is installed into it", Before, namespace},
+	{"permissions to install", "the chart makes objects of these kinds, and grants the control plane no more than its installer has", Before, permissions},
+	{"Istio's resources", "the control plane reads objects of these kinds in version v1", Before | After, resources},
+	{"other control planes", "two that inject the same namespaces exclude each other", Before | After, planes},
+	{"Deployment", "proxies are served by replicas that are ready", After, deployment},
+	{"Service", "proxies and the API server reach the control plane by its Service", After, service},
+	{"permissions of the control plane", "it cannot read, sign or inject without the rules of its chart", After, account},
+	{"replicas", "every replica serves proxies", After | Address, replicas},
+	{"clock of the control plane", "it decides by clock which certificates and tokens are valid", After | Address, discoveryClock},
+	{"versions", "all parts of a mesh should have the same version, except during an upgrade", After | Address, versions},
+	{"root", "no certificate of the mesh is valid after its root", After | Address, roots},
+	{"root in namespaces", "sidecars verify the control plane by the ConfigMap istio-ca-root-cert of their namespace", After, rootConfigMaps},
+	{"certificate of port 15012", "proxies connect only to a control plane with a valid certificate", After, servingCertificate},
+	{"certificate of the webhooks", "the API server calls only webhooks with a valid certificate", After, webhookCertificate},
+	{"webhook configurations", "the API server finds the webhooks, and knows their root, by them", After, bundles},
+	{"injection", "Pods get their proxy from the webhook", After, injection},
+	{"validation", "invalid objects are refused when they are written", After, validation},
+	{"proxies", "the mesh is what its proxies have applied", After | Address, proxies},
+}
+
+func ok(format string, args ...any) Finding { return Finding{OK, fmt.Sprintf(format, args...), ""} }
+
+func warning(remedy, format string, args ...any) Finding {
+	return Finding{Warning, fmt.Sprintf(format, args...), remedy}
+}
+
+func failed(remedy, format string, args ...any) Finding {
+	return Finding{Failed, fmt.Sprintf(format, args...), remedy}
+}
+
+// unknown is the finding about a fact that is not known; why says why.
+func unknown(why string) Finding {
+	remedy := "run pilotctl check where the API server and the control plane can be reached"
+	if strings.Contains(strings.ToLower(why), "forbidden") {
+		remedy = "run pilotctl check as a user who may do this"
+	}
+	return Finding{Unknown, "not known: " + why, remedy}
+}
+
+// worst is the first of the worst findings, with how many others are as bad.
+func worst(all []Finding) Finding {
+	var out Finding
+	same := 0
+	for i, f := range all {
+		switch {
+		case i == 0 || f.Result > out.Result:
+			out, same = f, 0
+		case f.Result == out.Result:
+			same++
+		}
+	}
+	if out.Result != OK && same > 0 {
+		out.Found += fmt.Sprintf(" (and %d more)", same)
+	}
+	return out
+}
+
+// shown are the first of many names.
+func shown(names []string) string {
+	const most = 5
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return strings.Join(names[:most], ", ") + fmt.Sprintf(" and %d more", len(names)-most)
+}

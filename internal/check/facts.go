@@ -1,0 +1,195 @@
+package check
+
+import (
+	"crypto/x509"
+	"fmt"
+	"time"
+)
+
+// Known is a fact, or why it is not known. Its zero value is a fact that nobody has asked for.
+type Known[T any] struct {
+	Value T
+	// Err says why the fact is not known.
+	Err   string
+	Asked bool
+}
+
+// Of is a fact, or the error of the attempt to find it out.
+func Of[T any](value T, err error) Known[T] {
+	if err != nil {
+		return Known[T]{Err: err.Error(), Asked: true}
+	}
+	return Known[T]{Value: value, Asked: true}
+}
+
+// missing is the finding if the fact is not known.
+func (k Known[T]) missing() (Finding, bool) {
+	switch {
+	case k.Err != "":
+		return unknown(k.Err), true
+	case !k.Asked:
+		return unknown("nobody has asked"), true
+	}
+	return Finding{}, false
+}
+
+// Facts is what was found out. What a situation does not need stays zero.
+type Facts struct {
+	// Now is this machine's time.
+	Now time.Time
+	// Namespace and Revision are those of the control plane; a Revision of "" stands for default. Version is that of
+	// pilotctl.
+	Namespace, Revision, Version string
+
+	Server      Known[Server]
+	ServerClock Clock
+	// Phase is that of Namespace: Active, Terminating, or "" if there is none.
+	Phase Known[string]
+	// Permissions are the user's to install, Account those of the control plane's ServiceAccount.
+	Permissions, Account Known[[]Permission]
+	// Resources are the versions that are served of Istio's resources, such as virtualservices.networking.istio.io.
+	Resources Known[map[string][]string]
+	Planes    Known[[]Plane]
+	Webhooks  Known[[]Webhook]
+	Service   Known[Service]
+	// Roots are the contents of the ConfigMap with the roots in each namespace that has to have it; "" without one.
+	Roots    Known[map[string]string]
+	Replicas []Replica
+	// Unlisted is why Replicas are not known; empty if they are.
+	Unlisted string
+	// Injection and Validation are what the API server said of objects that were to be created, as a dry run.
+	Injection  Known[Injection]
+	Validation Known[Validation]
+}
+
+// revision is that of the control plane by its name.
+func (f *Facts) revision() string {
+	if f.Revision == "" {
+		return "default"
+	}
+	return f.Revision
+}
+
+// Server is the API server.
+type Server struct {
+	Address string
+	// Major and Minor are its version as numbers, Version as it says it.
+	Major, Minor int
+	Version      string
+}
+
+// Clock is a time that somebody else has said, in whole seconds, in an answer between two times of this machine.
+type Clock struct {
+	Sent, Received, Date time.Time
+	Err                  string
+}
+
+// Difference is by how much the other clock is ahead at least, 0 if it may be right.
+func (c Clock) Difference() time.Duration {
+	switch {
+	case c.Date.After(c.Received):
+		return c.Date.Sub(c.Received)
+	case c.Date.Add(time.Second).Before(c.Sent):
+		return c.Date.Add(time.Second).Sub(c.Sent)
+	}
+	return 0
+}
+
+// Permission is whether a Rule is allowed.
+type Permission struct {
+	Rule    Rule
+	Allowed bool
+}
+
+// Plane is a Deployment of a control plane.
+type Plane struct {
+	Namespace, Name, Revision string
+	// Ours is set for one of Pilothouse.
+	Ours           bool
+	Desired, Ready int
+	// Observed is set if the status is that of the newest version.
+	Observed bool
+}
+
+func (p Plane) String() string {
+	return fmt.Sprintf("%s/%s (revision %s)", p.Namespace, p.Name, p.Revision)
+}
+
+// Webhook is one webhook of a webhook configuration.
+type Webhook struct {
+	// Configuration is the name of the object, Name that of the webhook in it.
+	Configuration, Name string
+	Validating          bool
+	// Revision is the label istio.io/rev, Tag istio.io/tag.
+	Revision, Tag string
+	// Namespace and Service are where its requests go; empty if it has a URL. Path is that of a Service.
+	Namespace, Service string
+	Path               string
+	Bundle             []byte
+	Fails              bool // failurePolicy
+}
+
+// Service is that of the control plane.
+type Service struct {
+	Name   string
+	Exists bool
+	Ports  []int
+	// Ready is how many endpoints are.
+	Ready int
+}
+
+// Replica is one pilot-discovery.
+type Replica struct {
+	// Name is that of its Pod, or its address.
+	Name string
+	// Ready is what it says of itself.
+	Ready   Known[string]
+	Version Known[string]
+	Clock   Clock
+	CA      Known[CA]
+	Proxies Known[[]Proxy]
+	// Serving and Webhooks are the certificates of the ports 15012 and 15017, with their issuers.
+	Serving, Webhooks Known[[]*x509.Certificate]
+}
+
+// CA is the state of the roots.
+type CA struct {
+	Roots   []Root `json:"roots"`
+	Problem string `json:"problem"`
+}
+
+// Root is one root of the mesh's CA.
+type Root struct {
+	SHA256   string    `json:"sha256"`
+	Role     string    `json:"role"`
+	NotAfter time.Time `json:"notAfter"`
+	// NotBefore is zero if the control plane does not say it.
+	NotBefore time.Time `json:"notBefore"`
+}
+
+// Proxy is a connected proxy.
+type Proxy struct {
+	Proxy   string `json:"proxy"`
+	Envoy   string `json:"proxy_version"`
+	Version string `json:"istio_version"`
+	Behind  *struct {
+		Since   string `json:"since"`
+		Refused bool   `json:"refused"`
+	} `json:"behind"`
+	Quarantined []string `json:"quarantined"`
+}
+
+// Injection is the answer to a Pod that was to be created.
+type Injection struct {
+	Namespace string
+	// Injected is set if it has a proxy.
+	Injected bool
+	// Refused is what the API server said if it did not create it.
+	Refused string
+}
+
+// Validation is the answer to an object that was to be created and must be refused.
+type Validation struct {
+	// Refused is what the API server said; empty if it created it.
+	Refused string
+}
