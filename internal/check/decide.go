@@ -15,9 +15,10 @@ const (
 	// OldestMinor and NewestMinor are the Kubernetes versions 1.x that are supported: Istio's CustomResourceDefinitions
 	// have rules that older API servers ignore, and newer ones are not tested.
 	OldestMinor, NewestMinor = 25, 36
-	// tolerated is the difference of clocks that has no effect, MostSkew the one that certificates allow for.
+	// MostSkew is the difference of clocks that certificates allow for.
+	MostSkew = 2 * time.Minute
+	// tolerated is the difference of clocks that needs no attention.
 	tolerated = 10 * time.Second
-	MostSkew  = 2 * time.Minute
 	// rootWarning is how long before its end a root is warned about.
 	rootWarning = 30 * 24 * time.Hour
 	// leafShare is the share of its lifetime after which a certificate should have been renewed: a tenth is left.

@@ -111,6 +111,7 @@ type Plane struct {
 	Observed bool
 }
 
+// String is the Deployment as messages have it.
 func (p Plane) String() string {
 	return fmt.Sprintf("%s/%s (revision %s)", p.Namespace, p.Name, p.Revision)
 }

@@ -34,6 +34,25 @@ func TestLoad(t *testing.T) {
 			t.Errorf("context %q: %v, %v; want %s", context, c, err, host)
 		}
 	}
+	// As in KUBECONFIG: the first to set a value counts, a missing file is empty.
+	second := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(second, []byte(strings.ReplaceAll(kubeconfig, "current-context: east", "current-context: west")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files := strings.Join([]string{path + ".missing", second, path}, string(filepath.ListSeparator))
+	if c, err := kube.Load(kube.Options{Kubeconfig: files}); err != nil || c.Host != "https://192.0.2.2:6443" {
+		t.Errorf("several files: %v, %v", c, err)
+	}
+	if name, err := kube.Namespace(kube.Options{Kubeconfig: path}); err != nil || name != "default" {
+		t.Errorf("namespace of a context without one: %q, %v", name, err)
+	}
+	named := strings.ReplaceAll(kubeconfig, "{cluster: east, user: me}", "{cluster: east, user: me, namespace: shop}")
+	if err := os.WriteFile(second, []byte(named), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if name, err := kube.Namespace(kube.Options{Kubeconfig: second}); err != nil || name != "shop" {
+		t.Errorf("namespace of a context: %q, %v", name, err)
+	}
 	for _, tt := range []struct {
 		o    kube.Options
 		want string

@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	kubetest "github.com/pilothouse/pilothouse/test/kube"
 	"github.com/pilothouse/pilothouse/test/wait"
@@ -187,6 +189,75 @@ spec: {containers: [{name: discovery, image: shell, args: [sleep 10000]}]}
 		code, out, log := p.pilotctl(t, p.kubeconfig, "proxies")
 		if code != 0 || strings.Count(out, p.namespace+"  ") < 2 {
 			return fmt.Errorf("exit code %d, output\n%s\nerrors\n%s", code, out, log)
+		}
+		return nil
+	})
+}
+
+// row is one of pilotctl check.
+type row struct{ Name, Result, Found, Remedy string }
+
+// check runs pilotctl check and returns its rows by their names.
+func (p *plane) check(t *testing.T, kubeconfig string, args ...string) (code int, rows map[string]row, text string) {
+	t.Helper()
+	code, out, log := p.pilotctl(t, kubeconfig, append([]string{"check", "--revision", p.namespace, "-o", "json"}, args...)...)
+	var list []row
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		t.Fatalf("pilotctl check: exit code %d, output\n%s\nerrors\n%s", code, out, log)
+	}
+	rows = map[string]row{}
+	for _, r := range list {
+		rows[r.Name] = r
+		text += fmt.Sprintf("%s: %s: %s\n", r.Result, r.Name, r.Found)
+	}
+	return code, rows, text
+}
+
+// Webhooks are called, certificates are those of the running control plane, and what is broken is found.
+func TestPilotctlCheck(t *testing.T) {
+	p := startPlane(t)
+	admin := kubetest.Kubeconfig(t, p.Config)
+	code, rows, text := p.check(t, admin)
+	if r := rows["injection"]; code != 1 || r.Result != "failed" || !strings.Contains(r.Found, "would be created without one") || rows["webhook configurations"].Result != "failed" {
+		t.Errorf("without webhooks: exit code %d\n%s", code, text)
+	}
+	p.apply(t, testdata(t, "webhooks.yaml"))
+	wait.NoError(t, "all checks are successes", func() error {
+		code, _, text := p.check(t, admin)
+		if code != 0 || strings.Contains(text, "failed: ") || strings.Contains(text, "warning: webhook configurations") {
+			return fmt.Errorf("exit code %d\n%s", code, text)
+		}
+		return nil
+	})
+	if code, rows, text = p.check(t, admin, "--pre"); code != 0 || rows["permissions to install"].Result != "ok" {
+		t.Errorf("before an upgrade: exit code %d\n%s", code, text)
+	}
+
+	// An operator who may ask the replicas, and nothing else.
+	if code, rows, text = p.check(t, p.kubeconfig); code != 1 || rows["replicas"].Result != "ok" || rows["Deployment"].Result != "unknown" || !strings.Contains(rows["Deployment"].Found, "forbidden") {
+		t.Errorf("without permissions: exit code %d\n%s", code, text)
+	}
+	if code, rows, text = p.check(t, p.kubeconfig, "--pre"); code != 1 || rows["permissions to install"].Result != "failed" || !strings.Contains(rows["permissions to install"].Found, "clusterroles.rbac.authorization.k8s.io") {
+		t.Errorf("before the installation, without permissions: exit code %d\n%s", code, text)
+	}
+
+	// A webhook that nobody gives the mesh's root.
+	other := strings.NewReplacer("the-namespace-injector", "the-namespace-other", ", labels: {istio.io/rev: the-namespace}", "", `sidecar.istio.io/inject: "true"`, "app: nobody",
+		"path: /inject, port: 443}", "path: /inject, port: 443}, caBundle: "+base64.StdEncoding.EncodeToString(p.CA())).Replace(testdata(t, "webhooks.yaml"))
+	p.apply(t, other[:strings.Index(other, "---")])
+	if code, rows, text = p.check(t, admin); code != 1 || !strings.Contains(rows["webhook configurations"].Found, "-other/rev.object.sidecar-injector.istio.io: caBundle does not verify the certificate of istiod-") {
+		t.Errorf("with a wrong caBundle: exit code %d\n%s", code, text)
+	}
+
+	// A Service without endpoints: the API server cannot call webhooks.
+	services := p.Client.CoreV1().Services(p.namespace)
+	if _, err := services.Patch(t.Context(), "istiod", types.MergePatchType, []byte(`{"spec":{"selector":{"app":"nobody"}}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	wait.NoError(t, "webhooks that cannot be reached are found", func() error {
+		code, rows, text := p.check(t, admin)
+		if code != 1 || !strings.Contains(rows["Service"].Found, "has no ready endpoint") || !strings.Contains(rows["injection"].Found, "cannot be called") || rows["validation"].Result != "failed" || rows["replicas"].Result != "ok" {
+			return fmt.Errorf("exit code %d\n%s", code, text)
 		}
 		return nil
 	})
