@@ -22,6 +22,7 @@ var fieldExceptions = map[string]string{
 	"MeshConfig.discoverySelectors.matchExpressions.key":      "the same",
 	"MeshConfig.discoverySelectors.matchExpressions.operator": "the same",
 	"MeshConfig.discoverySelectors.matchExpressions.values":   "the same",
+	"MeshConfig.enablePrometheusMerge":                        "package inject reads it",
 }
 
 // fieldNodes are the proxies of the small mesh: two of one namespace in different places,

@@ -56,7 +56,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.certificates":                                   {text: "no certificates are made for these names"},
 	"istio.mesh.v1alpha1.MeshConfig.service_settings":                               {text: "endpoints of all clusters are used"},
 	"istio.mesh.v1alpha1.MeshConfig.service_scope_configs":                          {text: "endpoints of all clusters are used"},
-	"istio.mesh.v1alpha1.MeshConfig.enable_prometheus_merge":                        {text: "the application's metrics are not merged with the proxy's"},
 	"istio.mesh.v1alpha1.MeshConfig.verify_certificate_at_client":                   {text: "servers' certificates are always verified; insecureSkipVerify in a DestinationRule turns that off for a host"},
 	"istio.mesh.v1alpha1.MeshConfig.ca":                                             {text: "certificates are signed by the control plane's CA"},
 	"istio.mesh.v1alpha1.MeshConfig.extension_providers":                            {text: "no provider is used"},

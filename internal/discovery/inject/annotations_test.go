@@ -151,20 +151,29 @@ func TestRefusedPods(t *testing.T) {
 	}
 }
 
-// TestPrometheusUnset: if the mesh does not say whether metrics are merged, those of an application stay.
+// TestPrometheusUnset: unless the mesh says otherwise, metrics are merged, and the agent gets those of the application.
 func TestPrometheusUnset(t *testing.T) {
 	c := newConfig(t, inject.Options{})
-	for port, want := range map[string]string{"": "15020", "9102": "9102"} {
+	for port, want := range map[string]string{"": "", "9102": `{"scrape":"","path":"","port":"9102"}`} {
 		p := pod("demo", nil, map[string]string{})
 		if port != "" {
 			p.Annotations["prometheus.io/port"] = port
 		}
 		for range 2 {
 			result, err := c.Inject(inject.Request{Pod: p})
-			if err != nil || result.Pod.Annotations["prometheus.io/port"] != want {
-				t.Fatalf("%v, error %v; want port %s", result, err, want)
+			if err != nil || result.Pod.Annotations["prometheus.io/port"] != "15020" {
+				t.Fatalf("%v, error %v; want port 15020", result, err)
 			}
 			p = result.Pod
+			got := ""
+			for _, e := range p.Spec.Containers[1].Env {
+				if e.Name == "ISTIO_PROMETHEUS_ANNOTATIONS" {
+					got = e.Value
+				}
+			}
+			if got != want {
+				t.Errorf("the agent gets %s, want %s", got, want)
+			}
 		}
 	}
 }

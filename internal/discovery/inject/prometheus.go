@@ -59,8 +59,7 @@ func (in *injection) mergePrometheus(proxy *corev1.Container, late *lateEnv) err
 	}
 	target := strconv.Itoa(int(in.c.mesh.GetDefaultConfig().GetStatusPort()))
 	before := in.status != nil && fields["port"] == target // what an earlier injection wrote
-	// Unset, the metrics of the application stay where they are.
-	enabled := len(fields) == 0 || before
+	enabled := true
 	if m := in.c.mesh.GetEnablePrometheusMerge(); m != nil {
 		enabled = m.GetValue()
 	}

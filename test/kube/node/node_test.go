@@ -27,6 +27,13 @@ import (
 var egress string
 
 func TestMain(m *testing.M) {
+	if os.Getenv(probedVariable) != "" {
+		if err := serveProbed(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	require.Root()
 	require.Envoy()
 	os.Exit(run(m))
