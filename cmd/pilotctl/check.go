@@ -24,7 +24,7 @@ called for objects that are created as a dry run; nothing is stored or changed. 
 only what pilot-discovery says of itself is checked.
 
 RESULT is ✓ for a success, ! for a warning, ✗ for a failure, and ? for what could not be found
-out, which is no success. -o json also has the reason of each check. docs/check.md has all checks.
+out, which counts as a failure. -o json also has the reason of each check. docs/check.md has all checks.
 
 The exit code is 0 with successes and warnings only, else 1, and 2 if the command line is invalid.`,
 		Example: "  pilotctl check --pre && helm install mesh pilothouse-1.2.3.tgz -n istio-system --create-namespace\n  pilotctl check --revision canary",
@@ -87,7 +87,7 @@ func (r *replicas) findRevision(c *cobra.Command) error {
 	return err
 }
 
-// printChecks prints the rows; the error says that some are not successes.
+// printChecks prints the rows; the error says that some failed.
 func printChecks(c *cobra.Command, form string, rows []check.Row) error {
 	if form != "table" {
 		if err := printValue(c.OutOrStdout(), form, rows); err != nil {

@@ -212,7 +212,7 @@ func deny(all []Permission, rule string) {
 	}
 }
 
-// A fact that nobody has found out is no success.
+// A fact that nobody has found out counts as a failure.
 func TestWithoutFactsNothingPasses(t *testing.T) {
 	for _, s := range []Situation{Before, After, Address} {
 		for _, r := range Run(&Facts{Now: now, Namespace: "istio-system"}, s) {

@@ -55,11 +55,11 @@ func (g *gatherer) cluster(ctx context.Context, s check.Situation) {
 	g.ask(ctx, g.resources)
 	g.ask(ctx, g.planes)
 	g.ask(ctx, g.webhooks)
+	g.ask(ctx, g.service)
 	if s&check.Before != 0 {
 		g.permissions(ctx)
 	}
 	if s&check.After != 0 {
-		g.ask(ctx, g.service)
 		g.ask(ctx, g.validation)
 	}
 }

@@ -150,14 +150,23 @@ func (p *Pod) open(ctx context.Context) (httpstream.Connection, error) {
 	return session, nil
 }
 
-// Close ends all connections. A later Dial opens new ones.
+// Close ends all connections. It does not wait for one that is being opened, which ends afterwards. A later Dial opens
+// new ones.
 func (p *Pod) Close() error {
-	session := <-p.session
-	defer func() { p.session <- nil }()
-	if session == nil {
+	end := func(session httpstream.Connection) error {
+		defer func() { p.session <- nil }()
+		if session == nil {
+			return nil
+		}
+		return session.Close()
+	}
+	select {
+	case session := <-p.session:
+		return end(session)
+	default:
+		go func() { _ = end(<-p.session) }() // nobody uses it
 		return nil
 	}
-	return session.Close()
 }
 
 // conn is one connection to a port: a stream of data, and one for an error of the node.

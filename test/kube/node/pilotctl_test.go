@@ -221,7 +221,26 @@ func TestPilotctlCheck(t *testing.T) {
 	if r := rows["injection"]; code != 1 || r.Result != "failed" || !strings.Contains(r.Found, "would be created without one") || rows["webhook configurations"].Result != "failed" {
 		t.Errorf("without webhooks: exit code %d\n%s", code, text)
 	}
+
+	// A Service without endpoints: the API server cannot call webhooks. It has no connection to them yet, which it would
+	// go on using.
+	selects := func(app string) {
+		t.Helper()
+		patch := `{"spec":{"selector":{"app":"` + app + `"}}}`
+		if _, err := p.Client.CoreV1().Services(p.namespace).Patch(t.Context(), "istiod", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	selects("nobody")
 	p.apply(t, testdata(t, "webhooks.yaml"))
+	wait.NoError(t, "webhooks that cannot be reached are found", func() error {
+		code, rows, text := p.check(t, admin)
+		if code != 1 || !strings.Contains(rows["Service"].Found, "has no ready endpoint") || !strings.Contains(rows["injection"].Found, "cannot be called") || rows["validation"].Result != "failed" || rows["replicas"].Result != "ok" {
+			return fmt.Errorf("exit code %d\n%s", code, text)
+		}
+		return nil
+	})
+	selects("istiod")
 	wait.NoError(t, "all checks are successes", func() error {
 		code, _, text := p.check(t, admin)
 		if code != 0 || strings.Contains(text, "failed: ") || strings.Contains(text, "warning: webhook configurations") {
@@ -248,17 +267,4 @@ func TestPilotctlCheck(t *testing.T) {
 	if code, rows, text = p.check(t, admin); code != 1 || !strings.Contains(rows["webhook configurations"].Found, "-other/rev.object.sidecar-injector.istio.io: caBundle does not verify the certificate of istiod-") {
 		t.Errorf("with a wrong caBundle: exit code %d\n%s", code, text)
 	}
-
-	// A Service without endpoints: the API server cannot call webhooks.
-	services := p.Client.CoreV1().Services(p.namespace)
-	if _, err := services.Patch(t.Context(), "istiod", types.MergePatchType, []byte(`{"spec":{"selector":{"app":"nobody"}}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	wait.NoError(t, "webhooks that cannot be reached are found", func() error {
-		code, rows, text := p.check(t, admin)
-		if code != 1 || !strings.Contains(rows["Service"].Found, "has no ready endpoint") || !strings.Contains(rows["injection"].Found, "cannot be called") || rows["validation"].Result != "failed" || rows["replicas"].Result != "ok" {
-			return fmt.Errorf("exit code %d\n%s", code, text)
-		}
-		return nil
-	})
 }
