@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
@@ -19,8 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/rest"
-
-	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/pilothouse/pilothouse/internal/check"
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
@@ -283,12 +282,12 @@ func (g *gatherer) service(ctx context.Context) {
 		}
 	}
 	if out.Exists {
-		slices, err := g.o.Client.DiscoveryV1().EndpointSlices(g.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + out.Name})
+		endpoints, err := g.o.Client.DiscoveryV1().EndpointSlices(g.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + out.Name})
 		if err != nil {
 			g.facts.Service = found(check.Service{}, err)
 			return
 		}
-		for _, s := range slices.Items {
+		for _, s := range endpoints.Items {
 			for _, e := range s.Endpoints {
 				if e.Conditions.Ready == nil || *e.Conditions.Ready {
 					out.Ready++
@@ -321,7 +320,7 @@ func (g *gatherer) roots(ctx context.Context) {
 		g.facts.Roots = found[map[string]string](nil, err)
 		return
 	}
-	maps, err := g.o.Client.CoreV1().ConfigMaps("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	copies, err := g.o.Client.CoreV1().ConfigMaps("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	if err != nil {
 		g.facts.Roots = found[map[string]string](nil, err)
 		return
@@ -337,7 +336,7 @@ func (g *gatherer) roots(ctx context.Context) {
 			out[ns.Name] = ""
 		}
 	}
-	for _, m := range maps.Items {
+	for _, m := range copies.Items {
 		if _, wanted := out[m.Namespace]; wanted {
 			out[m.Namespace] = m.Data["root-cert.pem"]
 		}
