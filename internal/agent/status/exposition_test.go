@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"io"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -86,7 +87,7 @@ func TestManyFamilies(t *testing.T) {
 	e := newExposition(bufio.NewWriter(&bytes.Buffer{}), false)
 	e.begin(true)
 	for i := range maxFamilies + 100 {
-		if _, err := e.Write([]byte("# TYPE a" + strings.Repeat("b", i%300) + string(rune('a'+i/300%26)) + string(rune('a'+i/7800)) + " gauge\n")); err != nil {
+		if _, err := e.Write([]byte("# TYPE a" + strconv.Itoa(i) + " gauge\n")); err != nil {
 			t.Fatal(err)
 		}
 	}
