@@ -16,7 +16,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/test/kube/clusterup"
-	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // injected labels a namespace whose Pods get proxies.
@@ -62,7 +61,7 @@ func deploy(t *testing.T, c *clusterup.Cluster, namespace, name, arg string) *co
 func readyPod(t *testing.T, c *clusterup.Cluster, namespace, selector string) *corev1.Pod {
 	t.Helper()
 	var found *corev1.Pod
-	wait.NoError(t, "a Pod with "+selector+" is ready", func() error {
+	until(t, "a Pod with "+selector+" is ready", func() error {
 		pods, err := c.Client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: selector})
 		if err != nil {
 			return err
@@ -110,7 +109,7 @@ func TestPodsOfALabelledNamespaceTalkByMutualTLS(t *testing.T) {
 		t.Fatal("a Pod has no proxy")
 	}
 	want := "spiffe://" + meshup.Domain + "/ns/" + namespace + "/sa/shopper"
-	wait.NoError(t, "the web answers the shopper by mutual TLS", func() error {
+	until(t, "the web answers the shopper by mutual TLS", func() error {
 		a, err := meshup.Post(t.Context(), meshup.Client(from{c, shopper}, 0), "http://web:8080/", nil)
 		if err == nil && a.Peer != want {
 			err = fmt.Errorf("status %d, identity %q, want %s", a.Status, a.Peer, want)
@@ -140,7 +139,7 @@ func scale(t *testing.T, c *clusterup.Cluster, to int) []corev1.Pod {
 		t.Fatal(err)
 	}
 	var found []corev1.Pod
-	wait.NoError(t, fmt.Sprintf("%d replicas are ready, and no others exist", to), func() error {
+	until(t, fmt.Sprintf("%d replicas are ready, and no others exist", to), func() error {
 		pods, err := c.Client.CoreV1().Pods(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app=istiod"})
 		if err != nil {
 			return err
@@ -170,7 +169,7 @@ func TestControlPlaneIsNotBlockedByItsOwnWebhook(t *testing.T) {
 			t.Errorf("Pod %s of the control plane has a proxy", p.Name)
 		}
 	}
-	wait.NoError(t, "a Pod gets its proxy again", func() error {
+	until(t, "a Pod gets its proxy again", func() error {
 		p, err := c.Client.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
 		if err == nil && !hasProxy(p) {
 			t.Error("it was made without a proxy")
@@ -191,7 +190,7 @@ func TestGatewayIsInjected(t *testing.T) {
 		t.Errorf("its containers are %+v", p.Spec.Containers)
 	}
 	client := &http.Client{Transport: &http.Transport{DialContext: c.Network.Dial, DisableKeepAlives: true}}
-	wait.NoError(t, "its Service answers", func() error {
+	until(t, "its Service answers", func() error {
 		res, err := client.Get("http://edge." + namespace + ":15021/healthz/ready")
 		if err != nil {
 			return err
@@ -208,7 +207,7 @@ func TestGatewayIsInjected(t *testing.T) {
 func TestInvalidObjectsAreRefused(t *testing.T) {
 	c := start(t)
 	namespace := c.Namespace(t, nil)
-	wait.NoError(t, "the API server asks pilot-discovery", func() error {
+	until(t, "the API server asks pilot-discovery", func() error {
 		_, err := c.ApplyYAML(t.Context(), namespace, `
 apiVersion: networking.istio.io/v1
 kind: VirtualService

@@ -7,15 +7,13 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // The chart's own objects are enough: pilot-discovery runs as the chart says, makes the root, and puts it and the webhooks'
 // bundles where they belong.
 func TestChartRunsOnANode(t *testing.T) {
 	c := start(t)
-	wait.NoError(t, "two replicas are ready", func() error {
+	until(t, "two replicas are ready", func() error {
 		d, err := c.Client.AppsV1().Deployments(system).Get(t.Context(), "istiod", metav1.GetOptions{})
 		if err == nil && d.Status.ReadyReplicas != 2 {
 			err = fmt.Errorf("%+v", d.Status)
@@ -27,14 +25,14 @@ func TestChartRunsOnANode(t *testing.T) {
 		t.Errorf("Secret istio-ca-secret: error %v", err)
 	}
 	namespace := c.Namespace(t, nil)
-	wait.NoError(t, "a new namespace has the root", func() error {
+	until(t, "a new namespace has the root", func() error {
 		m, err := c.Client.CoreV1().ConfigMaps(namespace).Get(t.Context(), "istio-ca-root-cert", metav1.GetOptions{})
 		if err == nil && m.Data["root-cert.pem"] != string(secret.Data["ca-cert.pem"]) {
 			err = errors.New("it is another one")
 		}
 		return err
 	})
-	wait.NoError(t, "the webhooks have their bundle, and the validation rejects what it cannot ask about", func() error {
+	until(t, "the webhooks have their bundle, and the validation rejects what it cannot ask about", func() error {
 		m, err := c.Client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(t.Context(), "istio-sidecar-injector", metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -96,6 +97,18 @@ func launch() error {
 
 // values are those of the chart: nothing scales Deployments here.
 const values = "autoscaleEnabled: false\n"
+
+// bound is the longest time until a condition holds. Pods start by way of the API server, which shares the machine's processors
+// with all of them.
+const bound = 5 * time.Minute
+
+// until waits until look returns nil.
+func until(t *testing.T, what string, look func() error) {
+	t.Helper()
+	if err := meshup.Await(t.Context(), bound, what, func(context.Context) error { return look() }); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // showLogs shows the end of the log of each container, and of the Node's.
 func showLogs(t *testing.T, c *clusterup.Cluster) {
