@@ -95,17 +95,16 @@ type record struct {
 type Encoder struct {
 	lines []line // in order of keys
 	at    map[object.Key]int
-	text  []byte // what was returned last
 }
 
-// line is a cached object.
+// line is a cached object. Its text is a part of what was returned last, so that there is one copy of it.
 type line struct {
 	object *object.Object
 	text   []byte
 }
 
 // Encode encodes a set. An object with the same address as in the previous call is not encoded
-// again. Secrets are omitted. The text is good until the next call. It returns an error if an object exceeds 4 MiB or
+// again. Secrets are omitted. The text must not be changed. It returns an error if an object exceeds 4 MiB or
 // the set MaxBytes.
 func (e *Encoder) Encode(written time.Time, place string, objects []*object.Object) ([]byte, error) {
 	if err := e.update(objects); err != nil {
@@ -123,13 +122,14 @@ func (e *Encoder) Encode(written time.Time, place string, objects []*object.Obje
 		return nil, fmt.Errorf("encode configuration: %w", err)
 	}
 	begin := len(header(nil))
-	text := append(slices.Grow(e.text[:0], begin+len(first)+1+size)[:begin], first...)
+	text := append(make([]byte, begin, begin+len(first)+1+size), first...)
 	text = append(text, '\n')
 	for i := range e.lines {
+		from := len(text)
 		text = append(text, e.lines[i].text...)
+		e.lines[i].text = slices.Clip(text[from:])
 	}
 	copy(text, header(text[begin:]))
-	e.text = text
 	return text, nil
 }
 
