@@ -1,6 +1,8 @@
 package discovery
 
 import (
+	"cmp"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -109,21 +111,44 @@ func duplicateSubsets(objects []*object.Object, domain string, found map[string]
 	}
 }
 
-// clustersWithoutEndpoints finds the clusters of which the assignment is missing or empty.
+// clustersWithoutEndpoints finds the clusters of which the assignment is missing or empty. What layers have that many
+// views share is looked at once: each proxy has a view of thousands of clusters.
 func clustersWithoutEndpoints(views *viewsSnapshot, found map[string]bool) {
+	type pair struct{ clusters, assignments *xds.Layer }
+	known := map[pair][]*xds.Resource{}
 	seen := map[*xds.View]bool{}
 	for _, p := range views.proxies {
 		if seen[p.view] {
 			continue
 		}
 		seen[p.view] = true
-		assignments := p.view.Of(xds.EDS)
-		for r := range p.view.Of(xds.CDS).All() {
-			if r.Needs != "" && !hasEndpoints(assignments.Get(r.Needs)) {
+		layers := p.view.Layers
+		slices.SortStableFunc(layers[:], func(a, b *xds.Layer) int { return cmp.Compare(b.Count(xds.EDS), a.Count(xds.EDS)) })
+		for _, clusters := range p.view.Layers {
+			most := pair{clusters, layers[0]}
+			lacking, ok := known[most]
+			if !ok {
+				lacking = withoutEndpoints(clusters.All(xds.CDS), layers[0])
+				known[most] = lacking
+			}
+			for _, rest := range layers[1:] {
+				lacking = withoutEndpoints(slices.Values(lacking), rest)
+			}
+			for _, r := range lacking {
 				found[r.Name] = true
 			}
 		}
 	}
+}
+
+// withoutEndpoints are those of the clusters that take endpoints from an assignment, and of which a layer has none.
+func withoutEndpoints(clusters iter.Seq[*xds.Resource], assignments *xds.Layer) (out []*xds.Resource) {
+	for r := range clusters {
+		if r.Needs != "" && !hasEndpoints(assignments.Get(xds.EDS, r.Needs)) {
+			out = append(out, r)
+		}
+	}
+	return out
 }
 
 // hasEndpoints reports whether an assignment has endpoints.

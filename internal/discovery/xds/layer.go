@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"iter"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -61,6 +62,12 @@ func (l *Layer) Equal(o *Layer) bool {
 
 // Get is the resource of that type and name, or nil.
 func (l *Layer) Get(t Type, name string) *Resource { return l.of(t).get(name) }
+
+// All ranges over the resources of a type in order of their names.
+func (l *Layer) All(t Type) iter.Seq[*Resource] { return slices.Values(l.of(t).all()) }
+
+// Count is the number of resources of a type.
+func (l *Layer) Count(t Type) int { return l.of(t).len() }
 
 // Len is the number of resources.
 func (l *Layer) Len() (n int) {
