@@ -163,6 +163,7 @@ func readSource(v *settings.Values, o *discovery.Options) {
 		Cluster: v.Text("clusterID"), WatchNamespace: v.Text("ISTIO_WATCH_NAMESPACE"),
 		Ignore: v.List("PILOT_IGNORE_RESOURCES"), Include: v.List("PILOT_INCLUDE_RESOURCES"),
 		RootConfigMap: v.Text("PILOT_CA_CERT_CONFIGMAP"), NoElection: !v.Bool("ENABLE_LEADER_ELECTION"),
+		Status: discovery.StatusOptions{Off: !v.Bool("PILOT_ENABLE_STATUS"), PerSecond: float32(v.Float("PILOT_STATUS_QPS"))},
 	}
 	if o.Kubernetes.API.QPS == 0 {
 		o.Kubernetes.API.QPS = -1 // no limit
@@ -186,7 +187,7 @@ func readSource(v *settings.Values, o *discovery.Options) {
 }
 
 // ofCluster are the settings that only a cluster has.
-var ofCluster = []string{"ISTIO_WATCH_NAMESPACE", "PILOT_IGNORE_RESOURCES", "PILOT_INCLUDE_RESOURCES", "clusterID", "kubernetesApiQPS", "kubernetesApiBurst", "PILOT_CA_CERT_CONFIGMAP", "ENABLE_LEADER_ELECTION"}
+var ofCluster = []string{"ISTIO_WATCH_NAMESPACE", "PILOT_IGNORE_RESOURCES", "PILOT_INCLUDE_RESOURCES", "clusterID", "kubernetesApiQPS", "kubernetesApiBurst", "PILOT_CA_CERT_CONFIGMAP", "ENABLE_LEADER_ELECTION", "PILOT_ENABLE_STATUS", "PILOT_STATUS_QPS"}
 
 // rootKey is the kind of key of a root that is created.
 func rootKey(v *settings.Values) pki.KeyKind {

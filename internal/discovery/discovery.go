@@ -35,6 +35,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/objectstatus"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/dir"
 	kubesource "github.com/pilothouse/pilothouse/internal/discovery/source/kube"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
@@ -91,10 +92,21 @@ type KubernetesOptions struct {
 	RootConfigMap string
 	// NoElection has this replica lead without a Lease.
 	NoElection bool
+	Status     StatusOptions
 	// WatchNamespace is the one namespace whose objects are read; empty for all. Ignore and Include are
 	// patterns of resources: what Ignore matches and Include does not is not read.
 	WatchNamespace  string
 	Ignore, Include []string
+}
+
+// StatusOptions say whether, and how often, the statuses of objects are written.
+type StatusOptions struct {
+	// Off writes none.
+	Off bool
+	// PerSecond is how many are written in a second; 0 for statuswriter.DefaultPerSecond.
+	PerSecond float32
+	// Pace is how often that of one object is; zero for objectstatus.DefaultPace.
+	Pace objectstatus.Pace
 }
 
 // Names are the names of this mesh and its control plane. All but TrustDomain are required.
@@ -183,8 +195,9 @@ type Server struct {
 	scope     *scoped // of the source
 	meshFile  meshFile
 	xds       *xds.Server
-	cluster   *cluster // nil without Kubernetes
-	roots     ca.Store // has the self-signed root
+	cluster   *cluster  // nil without Kubernetes
+	observer  *observer // nil if no statuses are written
+	roots     ca.Store  // has the self-signed root
 	authority *ca.Authority
 	plugged   *ca.Directory // nil if no directory is followed
 	rotator   *ca.Rotator
@@ -327,6 +340,9 @@ func newServer(ctx context.Context, o Options, source Source, kept *keeper) (_ *
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
 	s.xds = xds.New(s.loop, o.Log, s.metrics)
 	s.xds.Limit(o.Limits)
+	if s.cluster != nil && s.cluster.statuses != nil {
+		s.observer = newObserver(s.loop, s.xds.Connection, s.cluster.statuses.Touch)
+	}
 	if err = s.openRotation(ctx, domain); err != nil {
 		return nil, err
 	}
@@ -527,6 +543,7 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		run.Task{Name: "distribute the roots", Run: s.distributeRoots},
 		run.Task{Name: "rotate the root", Run: s.rotator.Run},
 		run.Task{Name: "lead", Run: s.lead},
+		run.Task{Name: "observe objects", Run: s.observe},
 		run.Task{Name: "warn of the root's end", Run: s.warnOfTheEnd},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},

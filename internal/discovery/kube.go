@@ -15,6 +15,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rootsecret"
 	"github.com/pilothouse/pilothouse/internal/discovery/rootconfigmap"
+	"github.com/pilothouse/pilothouse/internal/discovery/statuswriter"
 	"github.com/pilothouse/pilothouse/internal/kube/leader"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
@@ -30,6 +31,8 @@ type cluster struct {
 	reviewer *tokenreview.Reviewer
 	roots    *rootsecret.Store
 	maps     *rootconfigmap.Controller
+	statuses *statuswriter.Writer // nil if none are written, as replicas
+	replicas *statuswriter.Replicas
 	elector  *leader.Elector
 	log      *slog.Logger
 	// trusted returns the trust bundle of the mesh's CA, and a channel that is closed when there is another. It is set
@@ -50,10 +53,22 @@ func openCluster(o *Options, config *rest.Config) (_ *cluster, err error) {
 	if c.maps, err = rootconfigmap.New(rootconfigmap.Options{Config: config, Name: k.RootConfigMap, Roots: func() (string, <-chan struct{}) { return c.trusted() }, Log: c.log}); err != nil {
 		return nil, err
 	}
+	// Processes of one host have the same name if the Pod's is not known.
+	identity := strings.Trim(fmt.Sprintf("%s_%s", o.Names.Instance, rand.Text()[:10]), "_")
+	if !k.Status.Off {
+		c.statuses, err = statuswriter.New(statuswriter.Options{Config: config, Only: k.WatchNamespace, PerSecond: k.Status.PerSecond, Pace: k.Status.Pace, Log: c.log})
+		if err != nil {
+			return nil, err
+		}
+		c.replicas, err = statuswriter.NewReplicas(statuswriter.ReplicasOptions{
+			Config: config, Namespace: o.Names.Namespace, Instance: identity, Revision: o.Names.Revision, Leading: func() bool { return c.elector.Leading() }, Log: c.log,
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
 	c.elector, err = leader.New(leader.Options{
-		Config: config, Namespace: o.Names.Namespace, Lease: leaderLease, Off: k.NoElection, Log: c.log,
-		// Processes of one host have the same name if the Pod's is not known.
-		Identity: strings.Trim(fmt.Sprintf("%s_%s", o.Names.Instance, rand.Text()[:10]), "_"),
+		Config: config, Namespace: o.Names.Namespace, Lease: leaderLease, Off: k.NoElection, Log: c.log, Identity: identity,
 	})
 	if err != nil {
 		return nil, err
@@ -90,6 +105,18 @@ func (c *cluster) setMesh(m *meshv1.MeshConfig) {
 	c.maps.Select(selectors)
 }
 
+// observe follows what the statuses of objects have to say, until ctx ends.
+func (s *Server) observe(ctx context.Context) error {
+	if s.observer == nil {
+		return nil
+	}
+	return run.Group(ctx,
+		run.Task{Name: "observe", Run: s.observer.Run},
+		run.Task{Name: "exchange with other replicas", Run: func(ctx context.Context) error {
+			return s.cluster.replicas.Run(ctx, s.observer, s.cluster.statuses.Touch)
+		}})
+}
+
 // lead runs what only one replica may do, while this one leads, until ctx ends. Each task ends when its context does,
 // and not before.
 func (s *Server) lead(ctx context.Context) error {
@@ -100,6 +127,9 @@ func (s *Server) lead(ctx context.Context) error {
 	tasks := []run.Task{{Name: "distribute the roots in ConfigMaps", Run: c.maps.Run}}
 	if s.webhooks.patcher != nil {
 		tasks = append(tasks, run.Task{Name: "patch webhook configurations", Run: s.webhooks.patcher.Run})
+	}
+	if c.statuses != nil {
+		tasks = append(tasks, run.Task{Name: "write statuses", Run: func(ctx context.Context) error { return c.statuses.Run(ctx, ofAll{s.observer, c.replicas}) }})
 	}
 	return c.elector.Run(ctx, tasks...)
 }
@@ -117,7 +147,7 @@ func (c *cluster) metrics() []ca.Metric {
 	counter := func(name, help string, n int64) ca.Metric {
 		return ca.Metric{Name: name, Help: help, Counter: true, Value: float64(n)}
 	}
-	return []ca.Metric{
+	out := []ca.Metric{
 		{Name: "pilothouse_leader", Help: "1 while this replica does what only one may do, else 0.", Value: leads},
 		counter("pilothouse_token_reviews_total", "Tokens that Kubernetes was asked about.", reviews.Asked),
 		counter("pilothouse_token_review_failures_total", "Tokens that Kubernetes was asked about without an answer.", reviews.Failed),
@@ -125,4 +155,12 @@ func (c *cluster) metrics() []ca.Metric {
 		counter("pilothouse_root_configmap_writes_total", "ConfigMaps with the roots that were written.", maps.Writes),
 		counter("pilothouse_root_configmap_failures_total", "ConfigMaps with the roots that could not be written; they are tried again.", maps.Failures),
 	}
+	if c.statuses != nil {
+		statuses := c.statuses.Metrics()
+		out = append(out,
+			counter("pilothouse_status_writes_total", "Statuses of objects that were written.", statuses.Writes),
+			counter("pilothouse_status_conflicts_total", "Statuses of objects that were not written because the object had just changed; they are tried again.", statuses.Conflicts),
+			counter("pilothouse_status_failures_total", "Statuses of objects that could not be written; they are tried again.", statuses.Failures))
+	}
+	return out
 }

@@ -41,6 +41,7 @@ type loop struct {
 	problems *problems
 	counts   counts
 	triggers triggers // of the present commit
+	touched  *touched // nil if no statuses are written
 	// onMesh is called with the mesh configuration in force, in the loop's goroutine.
 	onMesh func(*meshv1.MeshConfig)
 	// traces are the objects to which the versions that proxies refuse were traced. why is compile.Compiler.Why,
@@ -136,13 +137,25 @@ func (l *loop) Run(ctx context.Context) error {
 	}
 }
 
+// ended reports whether the loop does nothing any more.
+func (l *loop) ended() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // end says that the loop does nothing any more.
 func (l *loop) end() { l.ending.Do(func() { close(l.done) }) }
 
 // takeSignals handles what streams have told of.
 func (l *loop) takeSignals() {
 	refused, left := l.signals.take()
-	l.views.refusalsChanged(refused)
+	if l.views.refusalsChanged(refused); len(refused) > 0 {
+		l.touched.refuse()
+	}
 	for _, id := range left {
 		l.views.leave(id)
 	}
@@ -156,6 +169,8 @@ func (l *loop) commit(b object.Batch) {
 	for {
 		accepted = l.apply(b, accepted)
 		if b.Problems != nil {
+			l.touched.problems(l.problems.source)
+			l.touched.problems(b.Problems)
 			changes.source = b.Problems
 		}
 		select {
@@ -167,8 +182,11 @@ func (l *loop) commit(b object.Batch) {
 	}
 	for _, a := range accepted {
 		changes.objects = append(changes.objects, a.key)
+		l.touched.object(a.key)
 	}
 	changes.added, changes.removed = l.store.VerdictChanges()
+	l.touched.problems(changes.added)
+	l.touched.problems(changes.removed)
 	update := l.problems.update(changes)
 	if update.policies {
 		l.deny()
@@ -181,6 +199,9 @@ func (l *loop) commit(b object.Batch) {
 	}
 	classes, moves := l.views.update(moved)
 	l.applied.commit(l.views.generation, accepted, moves)
+	if len(l.traces) > 0 && classes > 0 {
+		l.touched.refuse()
+	}
 	l.countTriggers(classes)
 	l.counts.commits++
 	l.kept.changed()

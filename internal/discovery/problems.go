@@ -130,6 +130,30 @@ func (p *problems) all(stored []config.Verdict) []object.Problem {
 	return out
 }
 
+// of returns the current problems of each of some objects, those of the source first; stored returns the store's.
+func (p *problems) of(keys []object.Key, stored func(object.Key) []config.Verdict) map[object.Key][]object.Problem {
+	out := make(map[object.Key][]object.Problem, len(keys))
+	for _, k := range keys {
+		out[k] = nil
+	}
+	for _, v := range p.source {
+		if _, wanted := out[v.Key]; wanted {
+			out[v.Key] = append(out[v.Key], v)
+		}
+	}
+	for k, list := range out {
+		list = append(list, stored(k)...)
+		for i, v := range list {
+			if b := p.policies[v.Policy]; isBrokenPolicy(v) && b != nil && b.unenforced {
+				list[i].Text += p.effect(v)
+				break
+			}
+		}
+		out[k] = list
+	}
+	return out
+}
+
 func isBrokenPolicy(v object.Problem) bool { return v.Severity == object.Error && v.Policy.Broken }
 
 // policyObject returns the key that a policy would have if it were valid.

@@ -30,6 +30,8 @@ type publisher struct {
 	generation uint64
 	// onRefusal is called from any goroutine when what the proxy of a connection refuses has changed.
 	onRefusal func(id string)
+	// onMove is called when proxies have come or gone, or have another class.
+	onMove func()
 	// current is the last snapshot, nil once anything in it has changed.
 	current *viewsSnapshot
 }
@@ -149,7 +151,7 @@ func (p *publisher) snapshot() *viewsSnapshot {
 func newPublisher(g *incr.Graph, m *model.Model, c *compile.Compiler) *publisher {
 	return &publisher{
 		graph: g, compiler: c, classify: m.Classify(), layers: newLayers(c), classes: map[mesh.Class]*publishedClass{},
-		idle: idleClasses{limits: defaultIdleLimits}, now: time.Now, onRefusal: func(string) {},
+		idle: idleClasses{limits: defaultIdleLimits}, now: time.Now, onRefusal: func(string) {}, onMove: func() {},
 		proxies: map[string]*publishedProxy{}, byKey: map[model.ProxyKey]map[string]*publishedProxy{},
 	}
 }
@@ -192,6 +194,7 @@ func (p *publisher) leave(id string) {
 // enter puts a proxy into its class.
 func (p *publisher) enter(id string, m *publishedProxy) *publishedClass {
 	p.current = nil
+	p.onMove()
 	c := p.classes[m.class]
 	if c == nil {
 		c = &publishedClass{class: m.class, proxies: map[string]*publishedProxy{}}
@@ -214,6 +217,7 @@ func (p *publisher) enter(id string, m *publishedProxy) *publishedClass {
 // exit takes a proxy out of a class, which is idle then if it was the last one.
 func (p *publisher) exit(id string, class mesh.Class) {
 	p.current = nil
+	p.onMove()
 	c := p.classes[class]
 	c.forget(id, c.proxies[id], nil)
 	if delete(c.proxies, id); len(c.proxies) > 0 {

@@ -279,10 +279,19 @@ type refusedVersion struct {
 	version string
 }
 
-// refusalProblems are the resources that proxies refuse, as problems of the objects that brought them
-// about: those that were read for the resource, and that have changed since a version was accepted. They are
-// found out once for each version, however many proxies refuse it, and however often somebody asks.
-func (l *loop) refusalProblems() []object.Problem {
+// refusal is a version of a resource that proxies refuse.
+type refusal struct {
+	refusedVersion
+	proxies int
+	message string // of the first
+	// objects are those that brought it about: those that were read for the resource, and that have changed since a
+	// version was accepted.
+	objects []object.Key
+}
+
+// refusals are the versions that proxies refuse, by type and name. Their objects are found out once for each version,
+// however many proxies refuse it, and however often somebody asks.
+func (l *loop) refusals() []refusal {
 	counts, first := map[refusedVersion]int{}, map[refusedVersion]*refused{}
 	classes := map[refusedVersion]*publishedClass{} // of those in first
 	for _, c := range l.views.classes {
@@ -295,19 +304,32 @@ func (l *loop) refusalProblems() []object.Problem {
 		}
 	}
 	traces := make(map[refusedVersion][]object.Key, len(first))
-	var out []object.Problem
+	var out []refusal
 	for v, f := range first {
 		objects, traced := l.traces[v]
 		if !traced {
 			objects = l.causes(classes[v], v.resourceID, f)
 		}
 		traces[v] = objects
+		out = append(out, refusal{v, counts[v], f.message, objects})
+	}
+	l.traces = traces
+	slices.SortFunc(out, func(a, b refusal) int {
+		return cmp.Or(cmp.Compare(a.typ, b.typ), strings.Compare(a.name, b.name), strings.Compare(a.version, b.version))
+	})
+	return out
+}
+
+// refusalProblems are the refusals as problems of their objects.
+func (l *loop) refusalProblems() []object.Problem {
+	var out []object.Problem
+	for _, r := range l.refusals() {
 		text := fmt.Sprintf("%s %s refused by %d proxies, which go on with the last version that they accepted: %s",
-			v.typ, printable.Escape(v.name), counts[v], printable.Escape(f.message))
-		if len(objects) == 0 {
+			r.typ, printable.Escape(r.name), r.proxies, printable.Escape(r.message))
+		if len(r.objects) == 0 {
 			out = append(out, object.Problem{Severity: object.Warning, Text: text})
 		}
-		for _, k := range objects {
+		for _, k := range r.objects {
 			p := object.Problem{Severity: object.Warning, Key: k, Text: text}
 			if o, ok := l.store.Get(k); ok {
 				p.Origin = o.Origin
@@ -315,7 +337,6 @@ func (l *loop) refusalProblems() []object.Problem {
 			out = append(out, p)
 		}
 	}
-	l.traces = traces
 	slices.SortFunc(out, config.CompareVerdicts)
 	return out
 }

@@ -145,6 +145,8 @@ type Problem struct {
 	Field    string
 	Text     string
 	Severity Severity
+	// Generation is metadata.generation of the version with the problem; 0 if it is unknown.
+	Generation int64
 	// Policy is set if the rejected object is or may be a security policy.
 	Policy Policy
 }

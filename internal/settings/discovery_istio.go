@@ -109,7 +109,7 @@ var DiscoveryNoEffect = Table{
 		Help: "serve ambient mode"},
 	{Env: []string{"PILOT_REMOTE_CLUSTER_TIMEOUT"}, Kind: Duration, Unit: "duration", NoEffect: "there is one cluster",
 		Help: "how long to wait for other clusters at the start"},
-	{Env: []string{"PILOT_ENABLE_ANALYSIS"}, Kind: Bool, Unit: "switch", NoEffect: "no status is written; pilotctl objects shows what is wrong",
+	{Env: []string{"PILOT_ENABLE_ANALYSIS"}, Kind: Bool, Unit: "switch", NoEffect: "they are written with PILOT_ENABLE_STATUS",
 		Help: "write the findings of the analysis to the status of objects"},
 	{Env: []string{"ENABLE_DEBUG_ON_HTTP"}, Kind: Bool, Default: "true", Unit: "switch", NoEffect: "debug pages are always served at --httpAddr",
 		Help: "serve debug pages at --httpAddr"},

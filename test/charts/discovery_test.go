@@ -24,6 +24,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
@@ -209,11 +211,26 @@ func (c *cluster) forget(t *testing.T) {
 	for what, err := range map[string]error{
 		"the root":                 core.Secrets(namespace).Delete(ctx, "istio-ca-secret", remove),
 		"the reports":              core.ConfigMaps(namespace).Delete(ctx, "pilothouse-ca-instances", remove),
+		"the counts":               core.ConfigMaps(namespace).Delete(ctx, "pilothouse-status-instances", remove),
 		"the leader":               c.client.CoordinationV1().Leases(namespace).Delete(ctx, "pilothouse-leader", remove),
 		"the roots of a namespace": core.ConfigMaps("default").Delete(ctx, "istio-ca-root-cert", remove),
 	} {
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Fatalf("remove %s: %v", what, err)
+		}
+	}
+	// Objects that are new have no status.
+	for _, o := range []struct{ group, resource, kind, spec string }{
+		{"networking.istio.io", "destinationrules", "DestinationRule", `{"host": "example.com"}`},
+		{"security.istio.io", "peerauthentications", "PeerAuthentication", `{"selector": {"matchLabels": {"app": "none"}}}`},
+	} {
+		of := c.dynamic.Resource(schema.GroupVersionResource{Group: o.group, Version: "v1", Resource: o.resource}).Namespace("default")
+		if err := of.Delete(ctx, "with-status", remove); err != nil && !apierrors.IsNotFound(err) {
+			t.Fatalf("remove a %s: %v", o.kind, err)
+		}
+		text := fmt.Sprintf(`{"apiVersion": "%s/v1", "kind": %q, "metadata": {"name": "with-status"}, "spec": %s}`, o.group, o.kind, o.spec)
+		if _, err := of.Patch(ctx, "with-status", types.ApplyPatchType, []byte(text), metav1.PatchOptions{FieldManager: "test"}); err != nil {
+			t.Fatalf("make a %s: %v", o.kind, err)
 		}
 	}
 }

@@ -28,6 +28,14 @@ type need struct {
 
 var watches = []string{"list", "watch"}
 
+// statuses are the subresources of resources.
+func statuses(resources ...string) (all []string) {
+	for _, r := range resources {
+		all = append(all, r+"/status")
+	}
+	return all
+}
+
 // needs are all that pilot-discovery does. A rule of the chart that no row needs fails TestEveryRuleIsNeeded, a row
 // without a rule TestNeedsAreAllowed.
 var needs = []need{
@@ -45,6 +53,10 @@ var needs = []need{
 	{why: "the root", start: true, namespace: namespace, resources: []string{"secrets"}, name: "istio-ca-secret", verbs: []string{"get", "update"}},
 	{why: "rotation of the root", start: true, namespace: namespace, resources: []string{"configmaps"}, verbs: []string{"create"}},
 	{why: "rotation of the root", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-ca-instances", verbs: []string{"get", "patch"}},
+	{why: "statuses", start: true, group: "networking.istio.io", resources: statuses("destinationrules"), verbs: []string{"patch"}},
+	{why: "statuses", group: "networking.istio.io", resources: statuses("gateways", "serviceentries", "sidecars", "virtualservices", "workloadentries"), verbs: []string{"patch"}},
+	{why: "statuses", start: true, group: "security.istio.io", resources: statuses("peerauthentications"), verbs: []string{"patch"}},
+	{why: "statuses of all replicas' proxies", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-status-instances", verbs: []string{"get", "patch"}},
 	{why: "election of a leader", start: true, namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, verbs: []string{"create"}},
 	{why: "election of a leader", start: true, namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, name: "pilothouse-leader", verbs: []string{"get", "update"}},
 

@@ -42,7 +42,7 @@ func Validate(o object.Object) []Verdict { return ValidateUpTo(o, maxVerdicts) }
 // ValidateUpTo is Validate with another limit than 50 verdicts, which must be above 0: whoever compares the
 // verdicts on two versions of an object must not miss those that a full list leaves out.
 func ValidateUpTo(o object.Object, limit int) []Verdict {
-	c := &check{key: o.Key, origin: o.Origin, limit: limit}
+	c := &check{key: o.Key, origin: o.Origin, generation: o.Meta.Generation, limit: limit}
 	rules := kinds[o.Kind]
 	if rules == nil {
 		panic("config: unknown kind of object: " + o.Key.String())
@@ -58,13 +58,15 @@ func ValidateUpTo(o object.Object, limit int) []Verdict {
 type check struct {
 	key    object.Key
 	origin object.Origin
-	policy object.Policy // the policy that is not enforced if there is an error
-	limit  int           // of out; 0 is maxVerdicts
-	out    []Verdict
+	// generation is that of the object.
+	generation int64
+	policy     object.Policy // the policy that is not enforced if there is an error
+	limit      int           // of out; 0 is maxVerdicts
+	out        []Verdict
 }
 
 func (c *check) report(s object.Severity, field, format string, args ...any) {
-	v := Verdict{Severity: s, Origin: c.origin, Key: c.key, Field: field, Text: fmt.Sprintf(format, args...)}
+	v := Verdict{Severity: s, Origin: c.origin, Key: c.key, Generation: c.generation, Field: field, Text: fmt.Sprintf(format, args...)}
 	if s == object.Error {
 		v.Policy = c.policy
 	}

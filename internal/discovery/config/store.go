@@ -135,6 +135,9 @@ func (s *Store) Verdicts() []Verdict {
 	return all
 }
 
+// VerdictsOf returns the current verdicts on one object. They are shared and must not be modified.
+func (s *Store) VerdictsOf(k object.Key) []Verdict { return s.verdicts[k] }
+
 // CompareVerdicts orders verdicts by file and line, then by kind, namespace and name.
 func CompareVerdicts(a, b Verdict) int {
 	return cmp.Or(

@@ -301,6 +301,7 @@ func newRawObject(text []byte) (*rawObject, error) {
 			Name            string            `json:"name"`
 			Namespace       string            `json:"namespace"`
 			ResourceVersion string            `json:"resourceVersion"`
+			Generation      int64             `json:"generation"`
 			Annotations     map[string]string `json:"annotations"`
 		} `json:"metadata"`
 	}
@@ -308,7 +309,7 @@ func newRawObject(text []byte) (*rawObject, error) {
 		return nil, err
 	}
 	m := head.Metadata
-	return &rawObject{ObjectMeta: metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, ResourceVersion: m.ResourceVersion, Annotations: m.Annotations}, text: text}, nil
+	return &rawObject{ObjectMeta: metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, ResourceVersion: m.ResourceVersion, Generation: m.Generation, Annotations: m.Annotations}, text: text}, nil
 }
 
 // GetObjectKind implements runtime.Object.

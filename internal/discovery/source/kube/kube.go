@@ -347,7 +347,7 @@ func (s *Source) item(kind object.Kind, o runtime.Object) *item {
 	}
 	i.entry = entry{key: decode.KeyOf(kind, i.Namespace, i.Name), problems: problems}
 	for j := range problems {
-		problems[j].Key, problems[j].Origin = i.entry.key, object.Origin{File: s.o.Cluster}
+		problems[j].Key, problems[j].Origin, problems[j].Generation = i.entry.key, object.Origin{File: s.o.Cluster}, i.Generation
 	}
 	if len(problems) == 0 {
 		decoded.Origin = object.Origin{File: s.o.Cluster}
