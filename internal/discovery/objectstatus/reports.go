@@ -14,10 +14,10 @@ import (
 
 // Bounds of what a replica tells others, in bytes.
 const (
-	// MaxReports is the size as it is stored: five replicas fit into one ConfigMap. It is enough for some 10,000 objects.
+	// MaxReports is the size as it is stored: five replicas fit into one ConfigMap. It is enough for some 50,000 objects.
 	MaxReports = 200 << 10
 	// maxDecoded is the size as JSON.
-	maxDecoded = 32 << 20
+	maxDecoded = 8 << 20
 )
 
 // Reports are what one replica tells others of all objects.
