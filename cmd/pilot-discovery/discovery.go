@@ -164,6 +164,12 @@ func readSource(v *settings.Values, o *discovery.Options) {
 		Ignore: v.List("PILOT_IGNORE_RESOURCES"), Include: v.List("PILOT_INCLUDE_RESOURCES"),
 		RootConfigMap: v.Text("PILOT_CA_CERT_CONFIGMAP"), NoElection: !v.Bool("ENABLE_LEADER_ELECTION"),
 		Status: discovery.StatusOptions{Off: !v.Bool("PILOT_ENABLE_STATUS"), PerSecond: float32(v.Float("PILOT_STATUS_QPS"))},
+		RemoteTimeout: v.Duration("PILOT_REMOTE_CLUSTER_TIMEOUT"), Insecure: v.List("PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS"),
+	}
+	for _, name := range o.Kubernetes.Insecure {
+		if !slices.Contains(kube.InsecureOptions, name) {
+			v.Fail("PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS", "invalid option %q: want one of %s", name, strings.Join(kube.InsecureOptions, ", "))
+		}
 	}
 	if o.Kubernetes.API.QPS == 0 {
 		o.Kubernetes.API.QPS = -1 // no limit

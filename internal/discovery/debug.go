@@ -83,7 +83,7 @@ var notAvailable = map[string]string{
 	"krtz":           "rules are counted in classz",
 	"mcsz":           "multi-cluster services are not served",
 	"ndsz":           "the table of names is empty: agents forward every query",
-	"networkz":       "gateways between networks are not served",
+	"networkz":       "networks are not listed; edsz shows the gateways that a proxy uses",
 	"pushcontext":    "there is no push context; see classz and push_status",
 	"sidecarz":       "what a Sidecar selects is part of the class; see classz and config_dump",
 	"telemetryz":     "Telemetry is not served",
@@ -247,10 +247,7 @@ const behindNoted = 5 * time.Second
 
 // behind returns since when changes of the source may be missing, false if they are not.
 func (s *Server) behind() (time.Time, bool) {
-	if b, ok := s.source.(interface{ Behind() (time.Time, bool) }); ok {
-		return b.Behind()
-	}
-	return time.Time{}, false
+	return s.source.Behind()
 }
 
 func (s *Server) version(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, s.opts.Version) }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/multi"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -55,7 +56,7 @@ func start(t *testing.T, change ...func(*Options)) *plane {
 	for _, f := range change {
 		f(&o)
 	}
-	srv, err := newServer(t.Context(), o, p.source, openKeeper(o.StateDir, o.ConfigDir, o.Log))
+	srv, err := newServer(t.Context(), o, multi.Options{First: p.source}, openKeeper(o.StateDir, o.ConfigDir, o.Log))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,10 +55,10 @@ func findGaps(objects []*object.Object, views *viewsSnapshot, domain string) gap
 	for metric := range gapHelp {
 		found[metric] = map[string]bool{}
 	}
-	pods := map[string]bool{}
+	pods := map[object.Key]bool{}
 	for _, o := range objects {
 		if p, ok := o.Spec.(*object.PodSpec); ok {
-			pods[o.Namespace+"/"+o.Name] = true
+			pods[o.Key] = true
 			if len(p.IPs) == 0 && !p.Done {
 				found[gapNoIP][o.Namespace+"/"+o.Name] = true
 			}
@@ -77,7 +77,7 @@ func findGaps(objects []*object.Object, views *viewsSnapshot, domain string) gap
 			if !e.Ready || e.Terminating {
 				found[gapNotReady][name] = true
 			}
-			if e.Pod != "" && !pods[o.Namespace+"/"+e.Pod] {
+			if e.Pod != "" && !pods[object.Key{Kind: object.Pod, Namespace: o.Namespace, Name: e.Pod, Cluster: o.Cluster}] {
 				found[gapNoPod][name] = true
 			}
 		}

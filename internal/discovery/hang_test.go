@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/source/multi"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/test/wait"
@@ -31,7 +32,7 @@ func hanging(t *testing.T, change ...func(*Server)) (p *plane, h *blocking, log 
 		Ports: Ports{HTTP: any, GRPC: any, SecureGRPC: any, Monitoring: any}, HTTP: HTTPOptions{Shutdown: time.Second}, Log: slog.New(h),
 	}
 	p = &plane{t: t, source: &script{batches: make(chan object.Batch)}}
-	srv, err := newServer(t.Context(), o, p.source, openKeeper(o.StateDir, o.ConfigDir, o.Log))
+	srv, err := newServer(t.Context(), o, multi.Options{First: p.source}, openKeeper(o.StateDir, o.ConfigDir, o.Log))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,7 @@ func hanging(t *testing.T, change ...func(*Server)) (p *plane, h *blocking, log 
 func (p *plane) hang(h *blocking) {
 	p.t.Helper()
 	h.armed.Store(true)
-	p.source.batches <- object.Batch{}
+	p.source.batches <- object.Batch{Problems: []object.Problem{{Text: "hang"}}}
 	wait.Until(p.t, "the loop hangs", func() bool { return h.waiting.Load() })
 }
 

@@ -34,6 +34,7 @@ type cluster struct {
 	statuses *statuswriter.Writer // nil if none are written, as replicas
 	replicas *statuswriter.Replicas
 	elector  *leader.Elector
+	remotes  remoteReviewers
 	log      *slog.Logger
 	// trusted returns the trust bundle of the mesh's CA, and a channel that is closed when there is another. It is set
 	// before the tasks run.
@@ -90,7 +91,7 @@ func (c *cluster) authentication(audiences []string, log *slog.Logger) authn.Opt
 	if c == nil {
 		return func(*authn.Authenticator) {}
 	}
-	return authn.WithReviewers(tokenreview.Own{Name: c.name, Cluster: c.reviewer}, log, audiences...)
+	return authn.WithReviewers(c, log, audiences...)
 }
 
 // setMesh has the mesh configuration in force.

@@ -228,6 +228,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 	l.graph.Cause(ofMesh)
 	if m, changed := l.store.MeshConfig(); changed {
 		l.model.SetMesh(m)
+		l.model.SetNetworks(l.store.Networks())
 		l.onMesh(m)
 	}
 	l.graph.Cause(0)

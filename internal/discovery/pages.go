@@ -125,7 +125,18 @@ func (s *Server) clusterz(w http.ResponseWriter, _ *http.Request) {
 			status = "synced"
 		}
 	})
-	writeJSON(w, []map[string]string{{"id": registryName, "secretName": "", "syncStatus": status}})
+	list := []map[string]string{{"id": registryName, "secretName": "", "syncStatus": status}}
+	for _, c := range s.source.Clusters() {
+		one := map[string]string{"id": c.ID, "secretName": c.Secret, "syncStatus": "syncing"}
+		if c.Synced {
+			one["syncStatus"] = "synced"
+		}
+		if !c.Behind.IsZero() {
+			one["behindSince"] = c.Behind.UTC().Format(time.RFC3339)
+		}
+		list = append(list, one)
+	}
+	writeJSON(w, list)
 }
 
 // registryName is Istio's name of the one cluster of a control plane without remote ones.

@@ -66,7 +66,7 @@ func TestReadinessFailsWhileTheLoopMakesNoProgress(t *testing.T) {
 	c.expect("RDS", "9080")
 	wait.Until(t, "readiness", func() bool { code, _ := p.get(p.addr.HTTP, "/ready"); return code == http.StatusOK })
 	h.armed.Store(true)
-	p.source.batches <- object.Batch{}
+	p.source.batches <- object.Batch{Problems: []object.Problem{{Text: "hang"}}}
 	wait.Until(t, "the commit hangs", h.waiting.Load)
 	limit(50 * time.Millisecond)
 	wait.Until(t, "/ready fails", func() bool {

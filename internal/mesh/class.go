@@ -92,6 +92,9 @@ func Capabilities(n Node) Capability {
 type Scope struct {
 	Role      Role
 	Namespace string
+	// Cluster is the remote cluster of the proxy, whose Services and their addresses have priority; empty for the
+	// control plane's own.
+	Cluster string
 	// Sidecar is "namespace/name" of the Sidecar resource that applies, or empty.
 	Sidecar string
 	Caps    Capability

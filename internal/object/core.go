@@ -20,6 +20,9 @@ type ServiceSpec struct {
 	Ports        []ServicePort
 	// PublishNotReady is set if endpoints that are not ready are used, too.
 	PublishNotReady bool
+	// ExternalAddresses are the IP addresses at which the service is reached from outside its cluster: those of its
+	// load balancer, and its externalIPs.
+	ExternalAddresses []netip.Addr `json:",omitempty"`
 	// TrafficDistribution is which endpoints clients should prefer, such as PreferSameZone; empty for none.
 	TrafficDistribution string
 }

@@ -48,14 +48,22 @@ func Kinds() []Kind {
 type Key struct {
 	Kind            Kind
 	Namespace, Name string
+	// Cluster is the ID of the remote cluster that has the object; empty for the control plane's own
+	// cluster, and for files.
+	Cluster string
 }
 
-// String returns "Kind namespace/name", or "Kind name" without a namespace.
+// String returns "Kind namespace/name", or "Kind name" without a namespace, and for an object of a remote
+// cluster " in cluster ID" after it.
 func (k Key) String() string {
-	if k.Namespace == "" {
-		return fmt.Sprintf("%s %s", k.Kind, k.Name)
+	s := fmt.Sprintf("%s %s", k.Kind, k.Name)
+	if k.Namespace != "" {
+		s = fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name)
 	}
-	return fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name)
+	if k.Cluster != "" {
+		s += " in cluster " + k.Cluster
+	}
+	return s
 }
 
 // Meta has the fields of an object's metadata that are used.

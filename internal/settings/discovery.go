@@ -13,6 +13,8 @@ const (
 	// DefaultWatchdog is how long one change may take to apply until the control plane is not ready. The
 	// largest meshes take seconds.
 	DefaultWatchdog = 30 * time.Second
+	// DefaultRemoteTimeout is how long the start waits for a remote cluster.
+	DefaultRemoteTimeout = 30 * time.Second
 	// DefaultWorkloadTTL is the life of a workload's certificate.
 	DefaultWorkloadTTL = 24 * time.Hour
 	// DefaultMaxTTL is the greatest life of a workload's certificate.
@@ -109,6 +111,10 @@ var Discovery = Table{
 		Help: "resources of the cluster that are not read, such as sidecars.networking.istio.io or *.istio.io; a * stands for Istio's resources only"},
 	{Env: []string{"PILOT_INCLUDE_RESOURCES"}, Kind: List, Unit: "list of resources", Used: "internal/discovery/source/kube",
 		Help: "resources that are read although PILOT_IGNORE_RESOURCES has them"},
+	{Env: []string{"PILOT_REMOTE_CLUSTER_TIMEOUT"}, Kind: Duration, Number: int64(DefaultRemoteTimeout), Positive: true, Unit: "duration", Used: "internal/discovery/source/multi",
+		Help: "how long the start waits for each remote cluster, and each directory of configSources (docs/multicluster.md)"},
+	{Env: []string{"PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS"}, Kind: List, Unit: "list of options", Used: "internal/kube",
+		Help: "what the kubeconfigs of remote clusters may have: exec, authProvider, tokenFile, clientCertificate, clientKey, certificateAuthority, insecureSkipTLSVerify"},
 	{Env: []string{"REVISION"}, Kind: Text, Default: "default", Unit: "name", Used: "internal/discovery/webhook",
 		Help: "revision of the control plane: the label istio.io/rev of its webhook configurations, and a name of its certificate; Istio's objects with this label of another one are not used"},
 	{Env: []string{"ENABLE_NATIVE_SIDECARS"}, Kind: Enum, Default: "auto", Values: []string{"auto", "true", "false"}, Unit: "mode", Used: "internal/discovery/inject",

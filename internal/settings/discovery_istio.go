@@ -107,8 +107,6 @@ var DiscoveryNoEffect = Table{
 		Help: "deploy the gateways of the Gateway API"},
 	{Env: []string{"PILOT_ENABLE_AMBIENT"}, Kind: Bool, Unit: "switch", NoEffect: "ambient mode is not served",
 		Help: "serve ambient mode"},
-	{Env: []string{"PILOT_REMOTE_CLUSTER_TIMEOUT"}, Kind: Duration, Unit: "duration", NoEffect: "there is one cluster",
-		Help: "how long to wait for other clusters at the start"},
 	{Env: []string{"PILOT_ENABLE_ANALYSIS"}, Kind: Bool, Unit: "switch", NoEffect: "they are written with PILOT_ENABLE_STATUS",
 		Help: "write the findings of the analysis to the status of objects"},
 	{Env: []string{"ENABLE_DEBUG_ON_HTTP"}, Kind: Bool, Default: "true", Unit: "switch", NoEffect: "debug pages are always served at --httpAddr",

@@ -49,6 +49,7 @@ var needs = []need{
 	{why: "tokens of workloads", group: "authentication.k8s.io", resources: []string{"tokenreviews"}, verbs: []string{"create"}},
 	{why: "the roots for workloads", start: true, resources: []string{"configmaps"}, verbs: []string{"create"}},
 	{why: "the roots for workloads", start: true, resources: []string{"configmaps"}, name: "istio-ca-root-cert", verbs: []string{"list", "watch", "update"}},
+	{why: "remote clusters", start: true, namespace: namespace, resources: []string{"secrets"}, verbs: watches},
 	{why: "the root", start: true, namespace: namespace, resources: []string{"secrets"}, verbs: []string{"create"}},
 	{why: "the root", start: true, namespace: namespace, resources: []string{"secrets"}, name: "istio-ca-secret", verbs: []string{"get", "update"}},
 	{why: "rotation of the root", start: true, namespace: namespace, resources: []string{"configmaps"}, verbs: []string{"create"}},

@@ -267,10 +267,13 @@ func (c *Compiler) ownDomains(r *incr.Reader, k scopeName) []hostDomains {
 }
 
 // claims returns the domains that a host has if no other host has them.
-func (c *Compiler) claims(r *incr.Reader, s mesh.ScopeID, host string) []string {
-	n := route.Names{Host: host, ClientNamespace: s.Value().Namespace, Domain: c.model.Domain()}
-	if s := c.model.Service(r, s, host); s != nil {
+func (c *Compiler) claims(r *incr.Reader, scope mesh.ScopeID, host string) []string {
+	n := route.Names{Host: host, ClientNamespace: scope.Value().Namespace, Domain: c.model.Domain()}
+	if s := c.model.Service(r, scope, host); s != nil {
 		n.Namespace, n.Headless, n.VIPs = s.Namespace, s.Source.Headless, s.Addresses.VIPs
+		if s.Elsewhere(scope) {
+			n.VIPs = nil
+		}
 	}
 	return route.Domains(n)
 }

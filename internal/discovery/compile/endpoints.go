@@ -25,6 +25,9 @@ type assignmentKey struct {
 	labels        string // canonical "a=b,c=d"
 	locality      string // see localityText
 	location      mesh.Location
+	// network is the client's; empty if it makes no difference. Without mutual TLS nothing is sent through gateways.
+	network string
+	mutual  bool
 }
 
 // endpoints returns the load assignment of a cluster for a scope and a location.
@@ -36,9 +39,14 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 	}
 	d := c.model.DestinationRule(r, k.Scope, n.Host)
 	key := assignmentKey{name: k.Name, service: s.Key, port: n.Port, labels: pairs(subsetLabels(d, n.Subset))}
-	key.locality = localityText(c.policyOf(r, d, n.Subset, n.Port), c.model.Mesh(r))
+	p := c.policyOf(r, d, n.Subset, n.Port)
+	key.locality = localityText(p, c.model.Mesh(r))
 	if key.locality != "" {
 		key.location = k.Location.Value()
+		key.location.Network, key.location.Cluster = "", "" // ranks depend on localities only
+	}
+	if len(c.model.NetworkGateways(r)) > 0 && !s.External {
+		key.network, key.mutual = k.Location.Value().Network, originatesMutual(p, c.model.Mesh(r))
 	}
 	return c.inner.assignment.Of(r, key)
 }
@@ -48,7 +56,7 @@ func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
 	if !ok {
 		return nil
 	}
-	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality})
+	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality, network: k.network, mutual: k.mutual})
 	return marshal.MustEncodedAny(cluster.Assignment(k.name, list))
 }
 
@@ -58,12 +66,26 @@ type endpointsInput struct {
 	labels   map[string]string
 	location mesh.Location
 	locality string
+	network  string
+	mutual   bool
+}
+
+// originatesMutual reports whether a client with a policy uses the mesh's mutual TLS with endpoints that accept it.
+func originatesMutual(p *networking.TrafficPolicy, m *meshv1.MeshConfig) bool {
+	if t := p.GetTls(); t != nil {
+		return t.Mode == networking.ClientTLSSettings_ISTIO_MUTUAL
+	}
+	return m.GetEnableAutoMtls().GetValue()
 }
 
 // endpointsOf returns the endpoints of a service's port, with priorities or weights for the client's
-// locality.
+// locality. Those of other networks are replaced by the gateways of these. [control-plane 1.12.19]
 func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endpoint {
 	var out []cluster.Endpoint
+	var split horizon
+	if in.network != "" {
+		split.gateways = c.model.NetworkGateways(r)
+	}
 	for _, i := range c.model.Instances(r, in.service.Key) {
 		port, ok := i.Ports[in.port]
 		if !ok || !i.Subset(in.labels) {
@@ -75,8 +97,15 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		}
 		name, revision := canonicalService(i)
 		e.Workload = strings.Join([]string{i.Workload, i.Namespace, name, revision, i.ClusterID}, ";")
+		if far := split.between(in.network, i); len(far) > 0 {
+			if e.TLS && in.mutual {
+				split.add(e, far)
+			}
+			continue
+		}
 		out = append(out, e)
 	}
+	out = split.join(out)
 	switch l := localityOf(in.locality); {
 	case len(l.GetDistribute()) > 0:
 		out = distribute(out, in.location.Locality, l.Distribute)
@@ -84,6 +113,9 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		for i := range out {
 			out[i].Priority = priority(in.location.Locality, out[i].Locality, l)
 		}
+	}
+	if len(split.far) > 0 && len(localityOf(in.locality).GetDistribute()) == 0 {
+		out = mergeGateways(out)
 	}
 	return renumberPriorities(out)
 }

@@ -270,7 +270,8 @@ var fieldValues = map[string][]string{
 	"ServiceEntry.hosts": {"other.example.com"}, "ServiceEntry.addresses": {"10.97.0.1"}, "ports.protocol": {"GRPC"}, "ports.name": {"tcp-x"},
 	"endpoints.address": {"10.2.0.9"}, "endpoints.ports": {"http=8099"}, "endpoints.labels": {"version=v1"}, "endpoints.locality": {"r1/z1"},
 	"ServiceEntry.workloadSelector.labels": {"app=none"},
-	"WorkloadEntry.address":                {"10.2.0.9"}, "WorkloadEntry.ports": {"http=8099"}, "WorkloadEntry.labels": {"app=none"}, "WorkloadEntry.locality": {"r1/z1"},
+	"WorkloadEntry.network":                {"net-2"}, "ServiceEntry.endpoints.network": {"net-2"}, // see fieldNetworks
+	"WorkloadEntry.address": {"10.2.0.9"}, "WorkloadEntry.ports": {"http=8099"}, "WorkloadEntry.labels": {"app=none"}, "WorkloadEntry.locality": {"r1/z1"},
 
 	"Sidecar.workloadSelector.labels": {"app=a"}, "egress.hosts": {"*/*"}, "port.protocol": {"HTTP"},
 	"PeerAuthentication.selector.matchLabels": {"app=a"},

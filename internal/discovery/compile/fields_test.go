@@ -122,10 +122,17 @@ type fieldCheck struct {
 	outputs map[string]map[string]string
 }
 
+// fieldNetworks has a gateway to another network than that of the nodes.
+var fieldNetworks = &meshv1.MeshNetworks{Networks: map[string]*meshv1.Network{
+	"net-2": {Gateways: []*meshv1.Network_IstioNetworkGateway{{Gw: &meshv1.Network_IstioNetworkGateway_Address{Address: "192.0.2.1"}}}},
+}}
+
 func newFieldCheck(t *testing.T, k fieldKind) *fieldCheck {
 	t.Helper()
 	c := &fieldCheck{t: t, kind: k, world: newWorld(), outputs: map[string]map[string]string{}}
 	c.world.apply(t, fieldMesh+k.around)
+	c.world.apply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system, labels: {topology.istio.io/network: net-1}}\n")
+	c.world.model.SetNetworks(fieldNetworks)
 	for _, n := range fieldNodes {
 		node := proxy(t, n.id, "")
 		node.Locality = mesh.ParseLocality(n.locality)

@@ -30,6 +30,10 @@ func (h *history) edit(w *world, d *dice) {
 		w.model.SetMesh(h.mesh)
 	}
 	if d.oneIn(20) {
+		h.networks = d.meshNetworks()
+		w.model.SetNetworks(h.networks)
+	}
+	if d.oneIn(20) {
 		h.denials = d.denials()
 		w.model.Deny(h.denials)
 	}

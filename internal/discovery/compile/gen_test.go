@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
 	typev1 "istio.io/api/type/v1beta1"
@@ -35,6 +36,8 @@ var (
 	spaces   = []string{"x", "y", "istio-system"}
 	names    = []string{"a", "b", "c", "d", "e"}
 	versions = []string{"v1", "v2"}
+	clusters = []string{"", "", "two"} // "" is the control plane's own
+	networks = []string{"", "net-1", "net-2"}
 	foreign  = []string{"out.example.com", "*.example.com", "a.x.svc.cluster.local", "a", "a.x"}
 )
 
@@ -67,15 +70,30 @@ func (d *dice) exportTo() []string {
 // change makes a random change to a random object: a new value three times of four.
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
-		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar)
+		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar, object.Namespace, object.Node)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
+	switch kind {
+	case object.Namespace, object.Node:
+		key.Name, key.Namespace = pick(d, spaces...), ""
+		key.Cluster = pick(d, clusters...)
+	case object.Service, object.Pod, object.EndpointSlice:
+		key.Cluster = pick(d, clusters...)
+	}
 	if d.oneIn(4) {
 		return object.Change{Key: key}
 	}
 	o := &object.Object{Key: key, Meta: object.Meta{Created: time.Unix(int64(d.roll(3)), 0)}}
 	switch kind {
+	case object.Namespace:
+		o.Meta.Labels = map[string]string{"topology.istio.io/network": pick(d, networks...)}
+	case object.Node:
+		o.Spec = &object.NodeSpec{Region: pick(d, "r1", "r2"), Zone: pick(d, "z1", "z2")}
 	case object.Service:
 		o.Spec = d.service(o)
+		if d.oneIn(3) {
+			o.Meta.Labels = map[string]string{"topology.istio.io/network": pick(d, networks...)}
+			o.Spec.(*object.ServiceSpec).ExternalAddresses = []netip.Addr{netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", 1+d.roll(2)))}
+		}
 	case object.Pod:
 		o.Meta.Labels = d.labels()
 		if d.oneIn(2) {
@@ -86,7 +104,7 @@ func (d *dice) change() object.Change {
 		}
 		o.Spec = &object.PodSpec{
 			IPs: []netip.Addr{netip.MustParseAddr(d.ip())}, Ready: !d.oneIn(4), ServiceAccount: pick(d, "", "one", "two"),
-			Ports: []object.ContainerPort{{Name: "named", Port: uint32(8000 + d.roll(3))}},
+			Ports: []object.ContainerPort{{Name: "named", Port: uint32(8000 + d.roll(3))}}, NodeName: pick(d, "", "x", "y"),
 		}
 	case object.EndpointSlice:
 		o.Spec = &object.EndpointSliceSpec{
@@ -108,6 +126,25 @@ func (d *dice) change() object.Change {
 		o.Spec = d.sidecar()
 	}
 	return object.Change{Key: key, Object: o}
+}
+
+// meshNetworks are networks by range, by cluster and by the name of a Service; nil for none.
+func (d *dice) meshNetworks() *meshv1.MeshNetworks {
+	if d.oneIn(3) {
+		return nil
+	}
+	n := &meshv1.Network{}
+	if d.oneIn(2) {
+		n.Endpoints = []*meshv1.Network_NetworkEndpoints{{Ne: &meshv1.Network_NetworkEndpoints_FromCidr{FromCidr: pick(d, "10.9.0.0/30", "10.0.0.0/8")}}}
+	} else {
+		n.Endpoints = []*meshv1.Network_NetworkEndpoints{{Ne: &meshv1.Network_NetworkEndpoints_FromRegistry{FromRegistry: "two"}}}
+	}
+	if d.oneIn(2) {
+		n.Gateways = []*meshv1.Network_IstioNetworkGateway{{Gw: &meshv1.Network_IstioNetworkGateway_Address{Address: "192.0.2.9"}}}
+	} else {
+		n.Gateways = []*meshv1.Network_IstioNetworkGateway{{Gw: &meshv1.Network_IstioNetworkGateway_RegistryServiceName{RegistryServiceName: "a.x.svc.cluster.local"}, Port: 443}}
+	}
+	return &meshv1.MeshNetworks{Networks: map[string]*meshv1.Network{pick(d, "net-1", "net-2"): n}}
 }
 
 // denials are up to two, in place of policies that are broken.

@@ -22,6 +22,7 @@ type history struct {
 	standing map[object.Key]*object.Object
 	order    []object.Key
 	mesh     *meshv1.MeshConfig
+	networks *meshv1.MeshNetworks
 	denials  []model.Denial
 	proxies  []mesh.Node
 }
@@ -31,8 +32,16 @@ func newHistory(t testing.TB) *history {
 		proxy(t, "sidecar~10.9.0.1~p1.x~x.svc.cluster.local", ""),
 		withVirtualHosts(proxy(t, "sidecar~10.9.0.2~p2.x~x.svc.cluster.local", "app=a,version=v1")),
 		proxy(t, "sidecar~10.9.0.3~p3.y~y.svc.cluster.local", "app=b"),
+		inCluster(proxy(t, "sidecar~10.9.0.2~p5.x~x.svc.cluster.local", "app=a"), "two", ""),
+		inCluster(proxy(t, "sidecar~10.9.0.1~p6.y~y.svc.cluster.local", ""), "", "net-1"),
 		proxy(t, "router~10.9.0.4~gw.istio-system~istio-system.svc.cluster.local", "app=c"),
 	}}
+}
+
+// inCluster is a proxy with the cluster and the network that it says to be in.
+func inCluster(n mesh.Node, cluster, network string) mesh.Node {
+	n.Metadata.ClusterID, n.Metadata.Network = cluster, network
+	return n
 }
 
 func (h *history) note(c object.Change) {
@@ -59,6 +68,7 @@ func (h *history) fill(w *world) {
 	for _, k := range slices.Backward(h.order) {
 		w.model.Apply([]object.Change{{Key: k, Object: h.standing[k]}})
 	}
+	w.model.SetNetworks(h.networks)
 	w.model.Deny(h.denials)
 	w.graph.Run()
 }

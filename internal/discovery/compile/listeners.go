@@ -55,6 +55,9 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 			out = append(out, base)
 			continue
 		}
+		if s.Elsewhere(k.scope) {
+			continue // connections to it cannot be told from those to other hosts
+		}
 		base.sni = p.Protocol.IsTLS()
 		if addresses := c.ownAddresses(r, s); len(addresses) > 0 || len(s.Addresses.CIDRs) > 0 {
 			out = append(out, addressed(base, addresses, s.Addresses.CIDRs, p.Protocol)...)
@@ -80,7 +83,9 @@ func (c *Compiler) ownAddresses(r *incr.Reader, s *model.Service) []string {
 	}
 	if len(out) == 0 && s.Source.Headless {
 		for _, i := range c.model.Instances(r, s.Key) {
-			out = append(out, i.Address)
+			if i.Cluster == s.Cluster {
+				out = append(out, i.Address)
+			}
 		}
 	}
 	return slices.Compact(out)

@@ -43,6 +43,7 @@ func newWholeWorld() *world {
 }
 
 func worldOf(g *incr.Graph, m *model.Model, o compile.Options) *world {
+	m.SetOwn(model.Own{Namespace: "istio-system"})
 	return &world{
 		graph: g, model: m, compiler: compile.New(g, m, o),
 		classes: map[mesh.Class]bool{}, held: map[compile.Key]bool{},

@@ -86,12 +86,21 @@ func (c *check) pod(s *object.PodSpec) {
 func (c *check) configMap(s *object.ConfigMapSpec) {
 	if text, ok := s.Data[MeshKey]; ok && c.key.Name == MeshConfigMap {
 		_, verdicts := MeshConfig(text)
-		for _, v := range verdicts {
-			field := "data." + MeshKey
-			if v.Field != "" {
-				field += "." + v.Field
-			}
-			c.report(v.Severity, field, "%s", v.Text)
+		c.reportIn("data."+MeshKey, verdicts)
+	}
+	if text, ok := s.Data[NetworksKey]; ok && c.key.Name == MeshConfigMap {
+		_, verdicts := MeshNetworks(text)
+		c.reportIn("data."+NetworksKey, verdicts)
+	}
+}
+
+// reportIn reports the verdicts about the text of a field.
+func (c *check) reportIn(at string, verdicts []Verdict) {
+	for _, v := range verdicts {
+		field := at
+		if v.Field != "" {
+			field += "." + v.Field
 		}
+		c.report(v.Severity, field, "%s", v.Text)
 	}
 }

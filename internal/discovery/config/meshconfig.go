@@ -74,18 +74,7 @@ func meshConfig(text string) (m *meshv1.MeshConfig, given givenDomain, verdicts 
 	const absent = "\x00"
 	out.TrustDomain = absent
 	c := &check{}
-	var root *yamltree.Tree
-	for _, doc := range yamltree.Parse([]byte(text), false) {
-		switch {
-		case doc.Fault != nil:
-			c.parseFault(doc.Fault)
-		case doc.Root == nil:
-		case root != nil:
-			c.parseFault(&yamltree.Fault{Line: doc.Line, Text: "a second document; want one document"})
-		default:
-			root = doc.Root
-		}
-	}
+	root := c.oneDocument(text)
 	given.known = !Rejected(c.out)
 	if root != nil && given.known {
 		for _, f := range yamltree.Merge(root, "", out) {
@@ -104,6 +93,22 @@ func meshConfig(text string) (m *meshv1.MeshConfig, given givenDomain, verdicts 
 		return nil, given, c.out
 	}
 	return out, given, c.out
+}
+
+// oneDocument parses YAML that has one document, nil if it has none or cannot be parsed.
+func (c *check) oneDocument(text string) (root *yamltree.Tree) {
+	for _, doc := range yamltree.Parse([]byte(text), false) {
+		switch {
+		case doc.Fault != nil:
+			c.parseFault(doc.Fault)
+		case doc.Root == nil:
+		case root != nil:
+			c.parseFault(&yamltree.Fault{Line: doc.Line, Text: "a second document; want one document"})
+		default:
+			root = doc.Root
+		}
+	}
+	return root
 }
 
 func (c *check) parseFault(f *yamltree.Fault) {
@@ -144,6 +149,7 @@ func (c *check) discoverySelectors(all []*meshv1.LabelSelector) {
 
 func (c *check) meshConfig(m *meshv1.MeshConfig) {
 	c.discoverySelectors(m.DiscoverySelectors)
+	c.configSources(m)
 	c.meshPort("proxyListenPort", m.ProxyListenPort)
 	c.meshPort("proxyInboundListenPort", m.ProxyInboundListenPort)
 	c.duration("connectTimeout", m.ConnectTimeout)

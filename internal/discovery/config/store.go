@@ -142,7 +142,7 @@ func (s *Store) VerdictsOf(k object.Key) []Verdict { return s.verdicts[k] }
 func CompareVerdicts(a, b Verdict) int {
 	return cmp.Or(
 		cmp.Compare(a.Origin.File, b.Origin.File), cmp.Compare(a.Origin.Line, b.Origin.Line),
-		cmp.Compare(a.Key.Kind, b.Key.Kind), cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name))
+		cmp.Compare(a.Key.Kind, b.Key.Kind), cmp.Compare(a.Key.Namespace, b.Key.Namespace), cmp.Compare(a.Key.Name, b.Key.Name), cmp.Compare(a.Key.Cluster, b.Key.Cluster))
 }
 
 // MeshConfig returns the mesh configuration in force, and whether it has changed since the last call;
@@ -169,10 +169,15 @@ func (s *Store) CurrentMesh() *meshv1.MeshConfig {
 	return out
 }
 
+// meshKeys are the keys of the objects that may have mesh configuration, by priority.
+func (s *Store) meshKeys() []object.Key {
+	return []object.Key{{Kind: object.ConfigMap, Namespace: s.namespace, Name: MeshConfigMap}, MeshFileKey}
+}
+
 // firstMesh returns the object whose mesh configuration is used, nil if there is none: the ConfigMap, else
 // the file.
 func (s *Store) firstMesh() (first *object.Object) {
-	for _, k := range []object.Key{{Kind: object.ConfigMap, Namespace: s.namespace, Name: MeshConfigMap}, MeshFileKey} {
+	for _, k := range s.meshKeys() {
 		if o := s.good[k]; o != nil && meshText(o) != "" {
 			return o
 		}

@@ -18,23 +18,24 @@ func (m *Model) claims(r *incr.Reader, k ProxyKey) string {
 	if k.Account == "" {
 		return ""
 	}
-	if p, ok := incr.Get(r, m.tables.pods, k.Namespace+"/"+k.Name); ok && !p.Spec.Done && p.account() != k.Account {
+	cluster := m.clusterOf(r, k.Location.Cluster)
+	if p, ok := incr.Get(r, m.tables.pods, inCluster(k.Namespace+"/"+k.Name, cluster)); ok && !p.Spec.Done && p.account() != k.Account {
 		return fmt.Sprintf("the name of Pod %s with service account %q", p.Key(), p.account())
 	}
 	for _, ip := range strings.Split(k.IPs, ",") {
-		if other := m.atAddress(r, k, ip); other != "" {
+		if other := m.atAddress(r, k, cluster, ip); other != "" {
 			return "address " + ip + ", which is that of " + other
 		}
 	}
 	return ""
 }
 
-// atAddress is a workload of the namespace with this address, if there is one and none of them
+// atAddress is a workload of the namespace in the proxy's cluster with this address, if there is one and none of them
 // has the proxy's account: Pods of a host's network share its address.
-func (m *Model) atAddress(r *incr.Reader, k ProxyKey, ip string) (other string) {
+func (m *Model) atAddress(r *incr.Reader, k ProxyKey, cluster, ip string) (other string) {
 	for _, p := range incr.In(r, m.tables.pods, "ip:"+ip) {
 		switch {
-		case p.Namespace != k.Namespace || p.Spec.Done: // an ended Pod's address is given to others
+		case p.Namespace != k.Namespace || p.Cluster != cluster || p.Spec.Done: // an ended Pod's address is given to others
 		case p.account() == k.Account:
 			return ""
 		default:

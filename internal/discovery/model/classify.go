@@ -47,18 +47,22 @@ func KeyOf(n mesh.Node, account string) ProxyKey {
 func (m *Model) Classify() *incr.Rule[ProxyKey, mesh.Class] { return m.rules.classify }
 
 func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
-	labels, pod := m.labelsOf(r, k)
+	cluster := m.clusterOf(r, k.Location.Cluster)
+	labels, pod := m.labelsOf(r, k, cluster)
 	services := ""
 	if m.claims(r, k) == "" {
-		services = m.servicesOf(r, k, labels, portNames(pod))
+		services = m.servicesOf(r, k, cluster, labels, portNames(pod))
 	}
 	location := k.Location
 	if location.Locality == (mesh.Locality{}) && pod != nil {
 		location.Locality = m.localityOf(r, pod)
 	}
+	if location.Network == "" {
+		location.Network = cmp.Or(labels[networkLabel], m.clusterNetwork(r, cluster))
+	}
 	return mesh.Class{
 		Scope: mesh.Scope{
-			Role: k.Role, Namespace: k.Namespace, Caps: k.Caps,
+			Role: k.Role, Namespace: k.Namespace, Cluster: cluster, Caps: k.Caps,
 			Sidecar: m.sidecarFor(r, k.Namespace, labels), Selected: m.selected(r, k.Namespace, labels),
 		},
 		Location: location,
@@ -81,12 +85,12 @@ func portNames(pod *Pod) map[string]uint32 {
 }
 
 // labelsOf returns the proxy's labels and its Pod, nil if it has none.
-func (m *Model) labelsOf(r *incr.Reader, k ProxyKey) (map[string]string, *Pod) {
+func (m *Model) labelsOf(r *incr.Reader, k ProxyKey, cluster string) (map[string]string, *Pod) {
 	var pod *Pod
 	var labels map[string]string
 	for _, ip := range strings.Split(k.IPs, ",") {
 		for _, p := range incr.In(r, m.tables.pods, "ip:"+ip) {
-			if p.Namespace == k.Namespace && (pod == nil || pod.account() != k.Account && p.account() == k.Account) {
+			if p.Namespace == k.Namespace && p.Cluster == cluster && (pod == nil || pod.account() != k.Account && p.account() == k.Account) {
 				pod, labels = p, p.Labels
 			}
 		}
@@ -159,10 +163,10 @@ func (m *Model) selected(r *incr.Reader, ns string, labels map[string]string) st
 
 // servicesOf returns the services of which the proxy is an endpoint, with the ports on which it
 // receives their connections: "row key@port>target,port>target", separated by spaces.
-func (m *Model) servicesOf(r *incr.Reader, k ProxyKey, labels map[string]string, named map[string]uint32) string {
+func (m *Model) servicesOf(r *incr.Reader, k ProxyKey, cluster string, labels map[string]string, named map[string]uint32) string {
 	var out []string
 	for key, s := range incr.In(r, m.tables.services, "ns:"+k.Namespace) {
-		if k.Role != mesh.Sidecar || !m.endpointOf(r, s, k, labels) {
+		if k.Role != mesh.Sidecar || s.Source.Kubernetes && s.Cluster != cluster || !m.endpointOf(r, s, k, labels) {
 			continue
 		}
 		var ports []string
@@ -200,6 +204,9 @@ func (m *Model) endpointOf(r *incr.Reader, s *Service, k ProxyKey, labels map[st
 		return false
 	}
 	for _, sl := range incr.In(r, m.tables.slices, s.Row.Key()) {
+		if sl.Cluster != s.Cluster {
+			continue
+		}
 		for _, e := range sl.Spec.Endpoints {
 			for _, a := range e.Addresses {
 				if contains(strings.Split(k.IPs, ","), a.String()) {

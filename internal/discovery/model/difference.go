@@ -33,7 +33,7 @@ func (m *Model) Base(s mesh.ScopeID) (mesh.ScopeID, bool) {
 	if m.whole || v.Sidecar != "" || v.Namespace == "" && v.Selected == "" {
 		return mesh.ScopeID{}, false
 	}
-	return mesh.Scope{Role: v.Role, Caps: v.Caps}.ID(), true
+	return mesh.Scope{Role: v.Role, Cluster: v.Cluster, Caps: v.Caps}.ID(), true
 }
 
 // CompileWhole makes every scope one without base. Tests compare the results. It must be called before

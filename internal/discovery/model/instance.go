@@ -44,16 +44,34 @@ type Instance struct {
 	Labels   map[string]string
 	Identity string // SPIFFE URI, empty if unknown
 	// TLS is set if the workload has a sidecar that accepts the mesh's mutual TLS.
-	TLS                bool
-	Locality           mesh.Locality
-	Weight             uint32 // at least 1
-	Workload           string
-	Namespace          string
+	TLS       bool
+	Locality  mesh.Locality
+	Weight    uint32 // at least 1
+	Workload  string
+	Namespace string
+	// Network is that of the address, ClusterID the cluster of the workload; each may be empty.
 	Network, ClusterID string
+	// Cluster is ClusterID if it is a remote one.
+	Cluster string
 }
 
-// Subset reports whether the instance has all of the labels.
-func (i *Instance) Subset(labels map[string]string) bool { return subset(labels, i.Labels) }
+// Subset reports whether the instance has all of the labels. Those of its network and its cluster are what is in force,
+// whatever labels the workload has.
+func (i *Instance) Subset(labels map[string]string) bool {
+	for k, v := range labels {
+		have, ok := i.Labels[k]
+		switch k {
+		case networkLabel:
+			have, ok = i.Network, i.Network != ""
+		case clusterLabel:
+			have, ok = i.ClusterID, i.ClusterID != ""
+		}
+		if !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
 
 // subset reports whether have contains every pair of want.
 func subset(want, have map[string]string) bool {
@@ -106,7 +124,6 @@ func (m *Model) instances(r *incr.Reader, key string) []*Instance {
 		return nil
 	}
 	td := m.Mesh(r).TrustDomain
-	selected := workloadBucket(s.Namespace, s.Source.Selector)
 	var out []*Instance
 	for _, e := range s.Source.Inline {
 		out = append(out, m.entryInstance(s, e, nil, s.Name, td))
@@ -114,26 +131,46 @@ func (m *Model) instances(r *incr.Reader, key string) []*Instance {
 	if s.Source.DNSName != "" {
 		out = append(out, m.entryInstance(s, &networking.WorkloadEntry{Address: s.Source.DNSName}, nil, s.Name, td))
 	}
-	if s.Source.Kubernetes && len(incr.Keys(r, m.tables.slices, s.Row.Key())) > 0 {
-		out = append(out, m.sliceInstances(r, s, td)...)
-	} else if len(s.Source.Selector) > 0 {
-		for _, p := range incr.In(r, m.tables.pods, selected) {
-			if subset(s.Source.Selector, p.Labels) && !p.Spec.Done && (p.Spec.Ready || s.Source.PublishNotReady) {
-				out = append(out, m.podInstances(r, s, p, td)...)
+	sliced := false // the Service in the control plane's cluster has slices
+	if s.Source.Kubernetes {
+		var from []*Instance
+		from, sliced = m.sliceInstances(r, s, td)
+		out = append(out, from...)
+	}
+	own := m.inOwnCluster(r, s)
+	if own != nil && !sliced && len(own.Source.Selector) > 0 {
+		for _, p := range incr.In(r, m.tables.pods, workloadBucket(own.Namespace, own.Source.Selector)) {
+			if p.Cluster == "" && subset(own.Source.Selector, p.Labels) && !p.Spec.Done && (p.Spec.Ready || own.Source.PublishNotReady) {
+				out = append(out, m.podInstances(r, own, p, td)...)
 			}
 		}
 	}
 	if len(s.Source.Selector) > 0 {
+		selected := workloadBucket(s.Namespace, s.Source.Selector)
 		for _, e := range incr.In(r, m.tables.entries, selected) {
 			if labels := e.labels(); subset(s.Source.Selector, labels) {
-				out = append(out, m.entryInstance(s, e.Spec, labels, e.Name, td))
+				i := m.entryInstance(s, e.Spec, labels, e.Name, td)
+				if i.Network == "" {
+					i.Network = m.network(r, "", labels, i.Address)
+				}
+				out = append(out, i)
 			}
 		}
 	}
 	slices.SortStableFunc(out, func(a, b *Instance) int {
-		return cmp.Or(cmp.Compare(a.Address, b.Address), cmp.Compare(a.Workload, b.Workload))
+		return cmp.Or(cmp.Compare(a.Address, b.Address), cmp.Compare(a.Workload, b.Workload), cmp.Compare(a.Cluster, b.Cluster))
 	})
 	return out
+}
+
+// inOwnCluster returns the row of a Service in the control plane's cluster, nil if there is none. Other rows are
+// returned as they are.
+func (m *Model) inOwnCluster(r *incr.Reader, s *Service) *Service {
+	if s.Cluster == "" {
+		return s
+	}
+	own, _ := incr.Get(r, m.tables.services, "Service/"+s.Row.Key())
+	return own
 }
 
 func (e *WorkloadEntry) labels() map[string]string {
@@ -156,7 +193,7 @@ func (m *Model) entryInstance(s *Service, e *networking.WorkloadEntry, labels ma
 	}
 	i := &Instance{
 		Address: e.Address, Labels: labels, Weight: max(e.Weight, 1), Workload: name, Namespace: s.Namespace,
-		Locality: mesh.ParseLocality(e.Locality), Network: e.Network, Ports: map[uint32]uint32{},
+		Locality: mesh.ParseLocality(e.Locality), Network: cmp.Or(e.Network, labels[networkLabel]), ClusterID: m.own.Cluster, Ports: map[uint32]uint32{},
 		TLS: !s.External && labels[mesh.TLSModeLabel] == "istio",
 	}
 	if e.ServiceAccount != "" {
@@ -179,7 +216,7 @@ func (m *Model) podInstances(r *incr.Reader, s *Service, p *Pod, td string) []*I
 			ports[port.Number] = t
 		}
 	}
-	return []*Instance{p.instance(ips[0], ports, td, m.localityOf(r, p))}
+	return []*Instance{m.podInstance(r, p, ips[0], ports, td)}
 }
 
 // target returns the Pod's port for a service's port; false if that has the name of a container port
@@ -201,31 +238,34 @@ func (m *Model) localityOf(r *incr.Reader, p *Pod) mesh.Locality {
 	if label := cmp.Or(p.Labels["topology.istio.io/locality"], p.Labels["istio-locality"]); label != "" {
 		return mesh.ParseLocality(label)
 	}
-	return m.nodeLocality(r, p.Spec.NodeName)
+	return m.nodeLocality(r, p.Spec.NodeName, p.Cluster)
 }
 
-// nodeLocality returns where a Node is; the zero value if that is not known.
-func (m *Model) nodeLocality(r *incr.Reader, name string) mesh.Locality {
+// nodeLocality returns where a Node of a cluster is; the zero value if that is not known.
+func (m *Model) nodeLocality(r *incr.Reader, name, cluster string) mesh.Locality {
 	if name == "" {
 		return mesh.Locality{}
 	}
-	l, _ := incr.Get(r, m.tables.nodes, name)
+	l, _ := incr.Get(r, m.tables.nodes, inCluster(name, cluster))
 	return l
 }
 
-func (p *Pod) instance(ip netip.Addr, ports map[uint32]uint32, td string, at mesh.Locality) *Instance {
+// podInstance returns a Pod as an endpoint with one of its addresses.
+func (m *Model) podInstance(r *incr.Reader, p *Pod, ip netip.Addr, ports map[uint32]uint32, td string) *Instance {
 	return &Instance{
 		Address: ip.String(), Ports: ports, Labels: p.Labels, Weight: 1, Workload: p.Name, Namespace: p.Namespace,
 		Identity: mesh.Identity{TrustDomain: td, Namespace: p.Namespace, ServiceAccount: p.account()}.SPIFFE(),
 		TLS:      p.Labels[mesh.TLSModeLabel] == "istio",
-		Locality: at,
-		Network:  p.Labels["topology.istio.io/network"],
+		Locality: m.localityOf(r, p),
+		Network:  m.network(r, p.Cluster, p.Labels, ip.String()), ClusterID: m.clusterID(p.Cluster), Cluster: p.Cluster,
 	}
 }
 
-func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) []*Instance {
-	var out []*Instance
+// sliceInstances returns the endpoints of a Service in the slices of all clusters, and whether the control plane's
+// cluster has slices of it.
+func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) (out []*Instance, own bool) {
 	for _, sl := range incr.In(r, m.tables.slices, s.Row.Key()) {
+		own = own || sl.Cluster == ""
 		ports := map[uint32]uint32{}
 		for _, sp := range sl.Spec.Ports {
 			for _, p := range s.Ports {
@@ -238,17 +278,19 @@ func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) []*Instanc
 			if len(e.Addresses) == 0 || e.Terminating || (!e.Ready && !s.Source.PublishNotReady) {
 				continue
 			}
-			i := &Instance{Address: e.Addresses[0].String(), Ports: ports, Weight: 1, Workload: e.Pod, Namespace: s.Namespace}
-			if p, ok := incr.Get(r, m.tables.pods, s.Namespace+"/"+e.Pod); ok && e.Pod != "" {
-				i = p.instance(e.Addresses[0], ports, td, m.localityOf(r, p))
+			i := &Instance{Address: e.Addresses[0].String(), Ports: ports, Weight: 1, Workload: e.Pod, Namespace: s.Namespace, ClusterID: m.clusterID(sl.Cluster), Cluster: sl.Cluster}
+			if p, ok := incr.Get(r, m.tables.pods, inCluster(s.Namespace+"/"+e.Pod, sl.Cluster)); ok && e.Pod != "" {
+				i = m.podInstance(r, p, e.Addresses[0], ports, td)
+			} else {
+				i.Network = m.network(r, sl.Cluster, nil, i.Address)
 			}
 			if i.Locality == (mesh.Locality{}) {
-				i.Locality = m.nodeLocality(r, e.NodeName)
+				i.Locality = m.nodeLocality(r, e.NodeName, sl.Cluster)
 			}
 			if e.Zone != "" && i.Locality == (mesh.Locality{}) {
 				i.Locality.Zone = e.Zone
 			}
-			if j := slices.IndexFunc(out, func(o *Instance) bool { return o.Address == i.Address }); j >= 0 {
+			if j := slices.IndexFunc(out, func(o *Instance) bool { return o.Address == i.Address && o.Cluster == i.Cluster }); j >= 0 {
 				maps.Copy(out[j].Ports, i.Ports) // the ports of one endpoint may be in several slices
 				continue
 			}
@@ -256,7 +298,7 @@ func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) []*Instanc
 			out = append(out, i)
 		}
 	}
-	return out
+	return out, own
 }
 
 func (m *Model) accounts(r *incr.Reader, key string) []string {

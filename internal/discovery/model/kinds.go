@@ -28,8 +28,8 @@ var kinds = map[object.Kind]kindRow{
 		m.tables.pods.Put(rowKey(o.Key), &Pod{Row: rowOf(o), Labels: o.Meta.Labels, Spec: spec}, buckets...)
 	}, func(m *Model, k object.Key) { m.tables.pods.Delete(rowKey(k)) }),
 	object.Node: stored(func(m *Model, o *object.Object, spec *object.NodeSpec) {
-		m.tables.nodes.Put(o.Name, mesh.Locality{Region: spec.Region, Zone: spec.Zone, Subzone: spec.Subzone})
-	}, func(m *Model, k object.Key) { m.tables.nodes.Delete(k.Name) }),
+		m.tables.nodes.Put(nameKey(o.Key), mesh.Locality{Region: spec.Region, Zone: spec.Zone, Subzone: spec.Subzone})
+	}, func(m *Model, k object.Key) { m.tables.nodes.Delete(nameKey(k)) }),
 	object.WorkloadEntry: stored(func(m *Model, o *object.Object, spec *networking.WorkloadEntry) {
 		e := &WorkloadEntry{Row: rowOf(o), Labels: o.Meta.Labels, Spec: spec}
 		m.tables.entries.Put(rowKey(o.Key), e, append(labelBuckets(o.Namespace, e.labels()), "ip:"+spec.Address)...)
@@ -50,8 +50,14 @@ var kinds = map[object.Kind]kindRow{
 		m.tables.sidecars.Put(rowKey(o.Key), &Sidecar{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
 	}, func(m *Model, k object.Key) { m.tables.sidecars.Delete(rowKey(k)) }),
 
-	object.ConfigMap:      notStored, // mesh configuration is set by SetMesh
-	object.Namespace:      notStored,
+	object.ConfigMap: notStored, // mesh configuration is set by SetMesh
+	object.Namespace: {
+		put: func(m *Model, o *object.Object) {
+			m.tables.namespaces.Put(nameKey(o.Key), o.Meta.Labels[networkLabel], clusterBucket(o.Cluster))
+		},
+		remove: func(m *Model, k object.Key) { m.tables.namespaces.Delete(nameKey(k)) },
+	},
+
 	object.ServiceAccount: notStored,
 	object.Secret:         notStored,
 	object.Gateway:        notStored,
@@ -79,11 +85,23 @@ func stored[S any](put func(*Model, *object.Object, S), remove func(*Model, obje
 	}}
 }
 
-// rowKey returns the key of an object's row in the table of its kind.
-func rowKey(k object.Key) string { return k.Namespace + "/" + k.Name }
+// rowKey returns the key of an object's row in the table of its kind: "namespace/name", and the remote cluster after
+// another "/".
+func rowKey(k object.Key) string { return inCluster(k.Namespace+"/"+k.Name, k.Cluster) }
+
+// nameKey returns the key of the row of an object without a namespace.
+func nameKey(k object.Key) string { return inCluster(k.Name, k.Cluster) }
+
+// inCluster returns the key of a row in a remote cluster; "" stands for the control plane's own.
+func inCluster(key, cluster string) string {
+	if cluster == "" {
+		return key
+	}
+	return key + "/" + cluster
+}
 
 func rowOf(o *object.Object) Row {
-	row := Row{Namespace: o.Namespace, Name: o.Name}
+	row := Row{Namespace: o.Namespace, Name: o.Name, Cluster: o.Cluster}
 	if !o.Meta.Created.IsZero() {
 		row.Age = o.Meta.Created.UnixNano()
 	}
@@ -91,6 +109,7 @@ func rowOf(o *object.Object) Row {
 }
 
 func putService(m *Model, o *object.Object, spec *object.ServiceSpec) {
+	m.putGatewayService(o, spec)
 	m.putServices(o.Key, []*Service{serviceOf(o, spec, m.domain)})
 }
 
@@ -122,6 +141,9 @@ func (m *Model) owned(owner object.Key) []string {
 }
 
 func removeServices(m *Model, owner object.Key) {
+	if owner.Kind == object.Service {
+		m.tables.gateways.Delete(rowKey(owner))
+	}
 	for _, key := range m.owned(owner) {
 		m.tables.services.Delete(key)
 	}

@@ -37,6 +37,7 @@ const all = "*"
 // Model has the tables and their rules. Create one with New.
 type Model struct {
 	domain  string
+	own     Own
 	tables  tables
 	rules   rules
 	denials map[Denial]bool // each is also a row of tables.peers
@@ -54,11 +55,17 @@ type tables struct {
 	peers    *incr.Table[*PeerAuthentication]
 	sidecars *incr.Table[*Sidecar]
 	mesh     *incr.Table[*meshv1.MeshConfig]
+	// namespaces has the network of each namespace, by its label; networks has the row "networks".
+	namespaces *incr.Table[string]
+	networks   *incr.Table[*meshv1.MeshNetworks]
+	gateways   *incr.Table[*gatewayService]
 }
 
 // Row has the metadata of a row's object.
 type Row struct {
 	Namespace, Name string
+	// Cluster is the remote cluster that has the object, empty for the control plane's own.
+	Cluster string
 	// Age is the creation time in nanoseconds since 1970, 0 if unknown. If only one of several
 	// objects can be used, it is the one with the lowest Age.
 	Age int64
@@ -115,6 +122,10 @@ func New(g *incr.Graph, domain string) *Model {
 		peers:    incr.NewTable[*PeerAuthentication](g, "peer authentications"),
 		sidecars: incr.NewTable[*Sidecar](g, "sidecars"),
 		mesh:     incr.NewTable[*meshv1.MeshConfig](g, "mesh"),
+
+		namespaces: incr.NewTable[string](g, "namespaces"),
+		networks:   incr.NewTable[*meshv1.MeshNetworks](g, "networks"),
+		gateways:   incr.NewTable[*gatewayService](g, "gateway services"),
 	}}
 	m.tables.mesh.Put("mesh", mesh.DefaultMeshConfig())
 	m.derive(g)
@@ -128,6 +139,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 	f.tables = tables{
 		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
 		dests: t.dests.On(g), peers: t.peers.On(g), sidecars: t.sidecars.On(g), mesh: t.mesh.On(g),
+		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g),
 	}
 	f.rules.classify, f.rules.claims = m.rules.classify.On(g), m.rules.claims.On(g)
 	return &f

@@ -14,7 +14,8 @@ var tableKinds = map[string]object.Kind{
 	"pods": object.Pod, "nodes": object.Node, "workload entries": object.WorkloadEntry, "endpoint slices": object.EndpointSlice,
 	"virtual services": object.VirtualService, "destination rules": object.DestinationRule,
 	"peer authentications": object.PeerAuthentication, "sidecars": object.Sidecar,
-	"services": "", "mesh": "",
+	"namespaces": object.Namespace, "gateway services": object.Service,
+	"services": "", "mesh": "", "networks": "",
 }
 
 // ObjectOf returns the object that a row comes from; false for a bucket, for a row that does not exist,
@@ -32,15 +33,19 @@ func ObjectOf(read incr.Read) (object.Key, bool) {
 		prefix, rest, _ := strings.Cut(key, "/")
 		kind, key = object.Kind(prefix), rest
 	}
-	if kind == object.Node {
-		return object.Key{Kind: kind, Name: key}, true
+	if kind == object.Node || kind == object.Namespace {
+		name, cluster, _ := strings.Cut(key, "/")
+		return object.Key{Kind: kind, Name: name, Cluster: cluster}, true
 	}
 	ns, name, ok := strings.Cut(key, "/")
 	if kind == "" || !ok || strings.HasPrefix(key, denialPrefix) {
 		return object.Key{}, false
 	}
-	name, _, _ = strings.Cut(name, "/") // after it, a ServiceEntry's row has its host
-	return object.Key{Kind: kind, Namespace: ns, Name: name}, true
+	name, rest, _ := strings.Cut(name, "/")
+	if kind == object.ServiceEntry {
+		rest = "" // the host
+	}
+	return object.Key{Kind: kind, Namespace: ns, Name: name, Cluster: rest}, true
 }
 
 // Dependents yields the wanted values that were made from an object's rows, not those that have read them
@@ -69,11 +74,16 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 		for _, key := range m.owned(k) {
 			out = append(out, t.services.Dependents(key))
 		}
+		if k.Kind == object.Service {
+			out = append(out, t.gateways.Dependents(rowKey(k)))
+		}
 		return out
 	case object.Pod:
 		return []iter.Seq[incr.Dependent]{t.pods.Dependents(rowKey(k))}
 	case object.Node:
-		return []iter.Seq[incr.Dependent]{t.nodes.Dependents(k.Name)}
+		return []iter.Seq[incr.Dependent]{t.nodes.Dependents(nameKey(k))}
+	case object.Namespace:
+		return []iter.Seq[incr.Dependent]{t.namespaces.Dependents(nameKey(k))}
 	case object.WorkloadEntry:
 		return []iter.Seq[incr.Dependent]{t.entries.Dependents(rowKey(k))}
 	case object.EndpointSlice:

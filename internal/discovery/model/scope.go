@@ -3,7 +3,6 @@ package model
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -30,6 +29,7 @@ type rules struct {
 	difference *incr.Rule[mesh.ScopeID, Difference]
 	differs    *incr.Rule[scopeHost, differing]
 	claims     *incr.Rule[ProxyKey, string]
+	gateways   *incr.Rule[string, []NetworkGateway] // of the key ""
 }
 
 type scopeHost struct {
@@ -51,6 +51,7 @@ func (m *Model) derive(g *incr.Graph) {
 		policies:  incr.Derive(g, levelRow, "policies", m.policies),
 		classify:  incr.Derive(g, levelClassify, "class", m.class),
 		claims:    incr.Derive(g, levelClassify, "claims", m.claims),
+		gateways:  incr.Derive(g, levelRow, "network gateways", m.networkGateways),
 
 		difference: incr.Derive(g, levelDifference, "scope difference", m.difference).AsIndex(),
 		differs:    incr.Derive(g, levelDiffers, "scope difference of a host", m.differs).AsIndex(),
@@ -64,7 +65,8 @@ type Ref struct {
 
 // Visible returns the services that a scope sees, sorted by host: those exported to its namespace and
 // among the egress hosts of its Sidecar. Of several rows for the same host, one in the scope's namespace
-// has priority, then a Kubernetes Service, then the oldest. The scope must not have a base.
+// has priority, then a Kubernetes Service, of its cluster if there is one, then the oldest. The scope must not have a
+// base.
 func (m *Model) Visible(r *incr.Reader, s mesh.ScopeID) []Ref { return m.rules.visible.Of(r, s) }
 
 // Service returns the service of a host in a scope, nil if the scope sees none.
@@ -189,10 +191,10 @@ func (m *Model) AllowAny(r *incr.Reader, s mesh.ScopeID) bool {
 
 func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {
 	byDefault := m.Mesh(r).DefaultServiceExportTo
-	e, client := m.egressOf(r, s), s.Value().Namespace
+	e, client := m.egressOf(r, s), s.Value()
 	best := map[string]*Service{}
 	for _, svc := range incr.In(r, m.tables.services, all) {
-		if !exported(svc.ExportTo, byDefault, svc.Namespace, client) || !e.sees(svc.Namespace, svc.Host) {
+		if !exported(svc.ExportTo, byDefault, svc.Namespace, client.Namespace) || !e.sees(svc.Namespace, svc.Host) {
 			continue
 		}
 		if old := best[svc.Host]; old == nil || svc.before(old, client) {
@@ -208,12 +210,15 @@ func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {
 }
 
 // before reports whether s has priority over o, a row for the same host.
-func (s *Service) before(o *Service, client string) bool {
-	if a, b := s.Namespace == client, o.Namespace == client; a != b {
+func (s *Service) before(o *Service, client mesh.Scope) bool {
+	if a, b := s.Namespace == client.Namespace, o.Namespace == client.Namespace; a != b {
 		return a
 	}
 	if s.Source.Kubernetes != o.Source.Kubernetes {
 		return s.Source.Kubernetes
+	}
+	if a, b := s.distance(client.Cluster), o.distance(client.Cluster); a != b {
+		return a < b
 	}
 	if s.Age != o.Age || s.Row.Key() != o.Row.Key() {
 		return s.Older(o.Row)
@@ -221,11 +226,22 @@ func (s *Service) before(o *Service, client string) bool {
 	return s.Key < o.Key
 }
 
+// distance orders rows for the same host by their clusters: the client's, the control plane's, and others.
+func (s *Service) distance(cluster string) int {
+	switch s.Cluster {
+	case cluster:
+		return 0
+	case "":
+		return 1
+	}
+	return 2
+}
+
 func (m *Model) service(r *incr.Reader, k scopeHost) (best *Service) {
 	byDefault := m.Mesh(r).DefaultServiceExportTo
-	e, client := m.egressOf(r, k.scope), k.scope.Value().Namespace
+	e, client := m.egressOf(r, k.scope), k.scope.Value()
 	for _, s := range incr.In(r, m.tables.services, "host:"+k.host) {
-		if exported(s.ExportTo, byDefault, s.Namespace, client) && e.sees(s.Namespace, s.Host) && (best == nil || s.before(best, client)) {
+		if exported(s.ExportTo, byDefault, s.Namespace, client.Namespace) && e.sees(s.Namespace, s.Host) && (best == nil || s.before(best, client)) {
 			best = s
 		}
 	}
@@ -249,10 +265,8 @@ func (m *Model) extraHosts(r *incr.Reader, s mesh.ScopeID) []string {
 	return slices.Compact(out)
 }
 
-// FirstVIP returns the service's first virtual address, false if it has none.
-func (s *Service) FirstVIP() (netip.Addr, bool) {
-	if len(s.Addresses.VIPs) == 0 {
-		return netip.Addr{}, false
-	}
-	return s.Addresses.VIPs[0], true
+// Elsewhere reports whether a service is one of another cluster than a scope's: its virtual addresses, and those of its
+// Pods if it is headless, are not those of the service there, and may be those of another.
+func (s *Service) Elsewhere(scope mesh.ScopeID) bool {
+	return s.Source.Kubernetes && s.Cluster != scope.Value().Cluster
 }

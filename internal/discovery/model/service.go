@@ -28,7 +28,8 @@ const (
 // Service is a row: one host and its ports, from a Kubernetes Service or a ServiceEntry.
 type Service struct {
 	Row
-	// Key is unique among rows: kind, namespace, name, and the host for a ServiceEntry.
+	// Key is unique among rows: kind, namespace, name, and the host for a ServiceEntry, the cluster for a Service of a
+	// remote cluster.
 	Key        string
 	Host       string
 	Ports      []Port
@@ -86,8 +87,8 @@ func (s *Service) PortOf(number uint32) (Port, bool) {
 
 func serviceOf(o *object.Object, spec *object.ServiceSpec, domain string) *Service {
 	s := &Service{
-		Row:  Row{Namespace: o.Namespace, Name: o.Name},
-		Key:  "Service/" + o.Namespace + "/" + o.Name,
+		Row:  Row{Namespace: o.Namespace, Name: o.Name, Cluster: o.Cluster},
+		Key:  inCluster("Service/"+o.Namespace+"/"+o.Name, o.Cluster),
 		Host: mesh.FullHost(o.Name, o.Namespace, domain),
 		Source: Source{
 			Kubernetes: true, Headless: spec.Headless, Selector: spec.Selector, PublishNotReady: spec.PublishNotReady,

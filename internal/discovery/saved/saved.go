@@ -78,6 +78,7 @@ type record struct {
 	Kind            object.Kind       `json:"kind"`
 	Namespace       string            `json:"namespace,omitempty"`
 	Name            string            `json:"name"`
+	Cluster         string            `json:"cluster,omitempty"`
 	Labels          map[string]string `json:"labels,omitempty"`
 	Annotations     map[string]string `json:"annotations,omitempty"`
 	Created         time.Time         `json:"created,omitzero"`
@@ -169,7 +170,7 @@ func (e *Encoder) update(objects []*object.Object) error {
 	}
 	slices.SortFunc(lines, func(a, b line) int {
 		x, y := a.object.Key, b.object.Key
-		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.Namespace, y.Namespace), cmp.Compare(x.Name, y.Name))
+		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.Namespace, y.Namespace), cmp.Compare(x.Name, y.Name), cmp.Compare(x.Cluster, y.Cluster))
 	})
 	e.lines, e.at = lines, make(map[object.Key]int, len(lines))
 	for i, l := range lines {
@@ -199,7 +200,7 @@ func header(body []byte) string {
 
 func encode(o *object.Object) ([]byte, error) {
 	r := record{
-		Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, Labels: o.Meta.Labels, Annotations: o.Meta.Annotations,
+		Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, Cluster: o.Cluster, Labels: o.Meta.Labels, Annotations: o.Meta.Annotations,
 		Created: o.Meta.Created, Generation: o.Meta.Generation, ResourceVersion: o.Meta.ResourceVersion,
 		Origin: o.Origin, Saved: o.Saved,
 	}
@@ -282,7 +283,7 @@ func (s *Set) object(text []byte) (o object.Object, known bool, err error) {
 		return o, false, nil
 	}
 	o = object.Object{
-		Key: object.Key{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name},
+		Key: object.Key{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name, Cluster: r.Cluster},
 		Meta: object.Meta{
 			Labels: r.Labels, Annotations: r.Annotations, Created: r.Created,
 			Generation: r.Generation, ResourceVersion: r.ResourceVersion,

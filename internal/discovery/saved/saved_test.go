@@ -67,7 +67,9 @@ func allKinds(t testing.TB) []object.Object {
 			}
 		}
 	}
-	return all
+	remote := all[slices.IndexFunc(all, func(o object.Object) bool { return o.Kind == object.Service })]
+	remote.Key.Cluster = "two"
+	return append(all, remote)
 }
 
 const istio = `
@@ -169,7 +171,7 @@ func TestRoundTrip(t *testing.T) {
 // A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
 // needs another version.
 func TestFormatOfVersion1(t *testing.T) {
-	const file = "testdata/version1-node.saved"
+	const file = "testdata/version1-cluster.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

@@ -164,7 +164,7 @@ func TestDirectoryAndClusterGiveEqualViews(t *testing.T) {
 
 	dir := t.TempDir()
 	export(t, c, filepath.Join(dir, "all.json"))
-	fromFiles := serve(t, discovery.Options{ConfigDir: dir})
+	fromFiles := serve(t, discovery.Options{ConfigDir: dir, Kubernetes: discovery.KubernetesOptions{Cluster: "Kubernetes"}})
 	fromCluster := serve(t, discovery.Options{Kubernetes: discovery.KubernetesOptions{
 		API: kube.Options{Kubeconfig: kubetest.Kubeconfig(t, c.Config), QPS: -1}, Cluster: "Kubernetes",
 	}})

@@ -31,6 +31,8 @@ type Endpoint struct {
 	Workload string
 	// TLS is set if the endpoint accepts the mesh's mutual TLS.
 	TLS bool
+	// Gateway is set if it is a gateway to endpoints of another network.
+	Gateway bool
 }
 
 const (

@@ -68,6 +68,19 @@ func (r *reducer) service(s *corev1.Service) *object.ServiceSpec {
 			spec.ClusterIPs = append(spec.ClusterIPs, a)
 		}
 	}
+	for i, ip := range s.Spec.ExternalIPs {
+		if a, ok := r.address(fmt.Sprintf("spec.externalIPs[%d]", i), ip); ok {
+			spec.ExternalAddresses = append(spec.ExternalAddresses, a)
+		}
+	}
+	for i, in := range s.Status.LoadBalancer.Ingress {
+		if in.IP == "" {
+			continue // a name, which the endpoints of other networks cannot be
+		}
+		if a, ok := r.address(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP); ok {
+			spec.ExternalAddresses = append(spec.ExternalAddresses, a)
+		}
+	}
 	for _, p := range s.Spec.Ports {
 		sp := object.ServicePort{Name: p.Name, Port: port(p.Port), Protocol: transport(p.Protocol), AppProtocol: text(p.AppProtocol)}
 		if p.TargetPort.Type == intstr.Int {

@@ -76,6 +76,7 @@ func newClient(config *rest.Config) (*client, error) {
 type collection struct {
 	path   string // of the API
 	field  string // a field selector; empty for none
+	label  string // a label selector; empty for none
 	typed  bool
 	accept string // an Accept header; empty for the client's own
 	// item converts an object: of a known type, or a *rawObject.
@@ -95,6 +96,8 @@ type contact struct {
 type item struct {
 	metav1.ObjectMeta
 	entry entry
+	// secret is the data of a Secret with kubeconfigs.
+	secret map[string][]byte
 }
 
 // GetObjectKind implements runtime.Object.
@@ -152,7 +155,7 @@ func (c *client) request(of collection, o metav1.ListOptions) *rest.Request {
 	if of.accept != "" {
 		r = r.SetHeader("Accept", of.accept)
 	}
-	o.FieldSelector = of.field
+	o.FieldSelector, o.LabelSelector = of.field, of.label
 	return r.AbsPath(of.path).VersionedParams(&o, metav1.ParameterCodec)
 }
 

@@ -36,8 +36,10 @@ import (
 type Options struct {
 	// Config is how to connect to the API server.
 	Config *rest.Config
-	// Cluster is the name of the cluster; it is the file of all origins.
+	// Cluster is the name of the cluster; it is the file of all origins. Remote is set if it is not the control plane's
+	// own: the keys of its objects have its name, and only Namespaces, Nodes, Services, EndpointSlices and Pods are read.
 	Cluster string
+	Remote  bool
 	// Namespace is that of the control plane, and MeshConfigMap the name of the ConfigMap in it that is read.
 	Namespace, MeshConfigMap string
 	// Only is the one namespace whose objects are read; empty for all. The ConfigMap is read in any case.
@@ -93,6 +95,7 @@ func New(o Options) (*Source, error) {
 	}
 	remembered := slices.DeleteFunc(slices.Clone(o.Remembered), func(x object.Object) bool { return !slices.Contains(s.kinds, x.Kind) })
 	s.merger = newMerger(o.Cluster, o.Patience, remembered, time.Now())
+	s.merger.remote = o.Remote
 	s.o.Remembered = nil
 	return s, nil
 }
@@ -103,8 +106,13 @@ func (s *Source) reads(k object.Kind) bool {
 	switch k {
 	case object.Secret, object.ServiceAccount:
 		return false
+	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod:
 	case object.ConfigMap:
-		return s.o.MeshConfigMap != ""
+		return s.o.MeshConfigMap != "" && !s.o.Remote
+	default:
+		if s.o.Remote {
+			return false
+		}
 	}
 	r := decode.ResourceOf(k)
 	return !matchesAny(s.o.Ignore, r) || matchesAny(s.o.Include, r)
@@ -346,6 +354,9 @@ func (s *Source) item(kind object.Kind, o runtime.Object) *item {
 		decoded, problems = decode.Typed(o)
 	}
 	i.entry = entry{key: decode.KeyOf(kind, i.Namespace, i.Name), problems: problems}
+	if s.o.Remote {
+		i.entry.key.Cluster, decoded.Key.Cluster = s.o.Cluster, s.o.Cluster
+	}
 	for j := range problems {
 		problems[j].Key, problems[j].Origin, problems[j].Generation = i.entry.key, object.Origin{File: s.o.Cluster}, i.Generation
 	}

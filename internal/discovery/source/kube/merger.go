@@ -22,6 +22,7 @@ type entry struct {
 // result depends on the sequence of calls and the times given only.
 type merger struct {
 	place    string // the cluster, for origins
+	remote   bool   // it is not the control plane's own
 	patience time.Duration
 	kinds    map[object.Kind]*kindState
 	// complete is set when it is known which kinds are served.
@@ -291,9 +292,12 @@ func (m *merger) current(now time.Time) (all []object.Problem, again time.Time) 
 
 // problem returns a problem of the source itself.
 func (m *merger) problem(text string, read bool) object.Problem {
-	if read {
+	switch {
+	case read:
 		text += "; the objects last read stay in force"
-	} else {
+	case m.remote:
+		text += "; its endpoints are not known until it has been read once"
+	default:
 		text += "; nothing is served until it has been read once"
 	}
 	return object.Problem{Origin: object.Origin{File: m.place}, Text: text}

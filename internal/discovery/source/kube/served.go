@@ -66,7 +66,11 @@ func (s *Source) follow(ctx context.Context) {
 	defs := &definitionNames{names: map[string]bool{}, changed: make(chan struct{}, 1)}
 	var readers sync.WaitGroup
 	defer readers.Wait()
-	readers.Go(func() { s.readDefinitions(ctx, defs) })
+	if slices.ContainsFunc(s.kinds, func(k object.Kind) bool { return decode.NewSpec(k) != nil }) {
+		readers.Go(func() { s.readDefinitions(ctx, defs) })
+	} else {
+		defs.whole = true // no kind needs one
+	}
 	running := map[object.Kind]reader{}
 	var pause time.Duration
 	for {

@@ -2,11 +2,12 @@
 //
 // A Filter leaves out the namespaces that no discovery selector of the mesh configuration matches, and Istio's
 // objects that are labelled for another revision. It knows all objects of the source, so that the selectors, and the
-// labels of namespaces, may change at any time. The namespaces of the control plane and the root namespace are always
+// labels of namespaces, may change at any time. A namespace of a remote cluster has the labels that it has there. The namespaces of the control plane and the root namespace are always
 // used: policies for the whole mesh are there. It is pure, and not safe for concurrent use.
 package scope
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -28,25 +29,31 @@ type Filter struct {
 	own       string
 	always    []string // namespaces
 	selectors []*meshv1.LabelSelector
-	// objects are those of the source, by namespace; those in none are under "".
-	objects map[string]map[object.Key]*object.Object
+	// objects are those of the source, by namespace; those in none are in the place without a name.
+	objects map[place]map[object.Key]*object.Object
 	// used has for each namespace that was asked for whether it is used.
-	used     map[string]bool
+	used     map[place]bool
 	problems []object.Problem // of the source
 }
 
+// place is a namespace of a cluster; the zero value's are those in none, and those of the control plane's own cluster.
+type place struct{ cluster, namespace string }
+
+// of returns the place of an object.
+func of(k object.Key) place { return place{k.Cluster, k.Namespace} }
+
 // New returns a filter for a revision of the control plane, which is in a namespace of its own.
 func New(revision, namespace string) *Filter {
-	return &Filter{revision: revision, own: namespace, always: []string{namespace}, objects: map[string]map[object.Key]*object.Object{}, used: map[string]bool{}}
+	return &Filter{revision: revision, own: namespace, always: []string{namespace}, objects: map[place]map[object.Key]*object.Object{}, used: map[place]bool{}}
 }
 
 // Select sets the selectors, and the root namespace, of the mesh configuration. It returns the changes that
 // follow; the batch is empty if there are none.
 func (f *Filter) Select(m *meshv1.MeshConfig) object.Batch {
 	before := f.used
-	f.selectors, f.always, f.used = m.GetDiscoverySelectors(), []string{f.own, m.GetRootNamespace()}, map[string]bool{}
+	f.selectors, f.always, f.used = m.GetDiscoverySelectors(), []string{f.own, m.GetRootNamespace()}, map[place]bool{}
 	var b object.Batch
-	for _, ns := range slices.Sorted(maps.Keys(before)) {
+	for _, ns := range slices.SortedFunc(maps.Keys(before), comparePlaces) {
 		b.Changes = append(b.Changes, f.moved(ns, before[ns])...)
 	}
 	if len(b.Changes) > 0 && len(f.problems) > 0 {
@@ -61,16 +68,17 @@ func (f *Filter) Apply(b object.Batch) object.Batch {
 	moved := false
 	for _, c := range b.Changes {
 		if c.Key.Kind == object.Namespace {
-			before, known := f.used[c.Key.Name]
+			ns := place{c.Key.Cluster, c.Key.Name}
+			before, known := f.used[ns]
 			f.store(c)
-			delete(f.used, c.Key.Name)
+			delete(f.used, ns)
 			if out = append(out, c); known {
-				changes := f.moved(c.Key.Name, before)
+				changes := f.moved(ns, before)
 				out, moved = append(out, changes...), moved || len(changes) > 0
 			}
 			continue
 		}
-		was := f.passes(f.objects[c.Key.Namespace][c.Key])
+		was := f.passes(f.objects[of(c.Key)][c.Key])
 		f.store(c)
 		switch {
 		case f.passes(c.Object) || c.Object == nil && was:
@@ -90,7 +98,7 @@ func (f *Filter) Apply(b object.Batch) object.Batch {
 }
 
 // moved returns the changes of a namespace that was used or not, and perhaps is not any more.
-func (f *Filter) moved(ns string, before bool) []object.Change {
+func (f *Filter) moved(ns place, before bool) []object.Change {
 	now := f.uses(ns)
 	if now == before {
 		return nil
@@ -110,15 +118,15 @@ func (f *Filter) moved(ns string, before bool) []object.Change {
 }
 
 func (f *Filter) store(c object.Change) {
-	in := f.objects[c.Key.Namespace]
+	in := f.objects[of(c.Key)]
 	switch {
 	case c.Object != nil && in == nil:
-		f.objects[c.Key.Namespace] = map[object.Key]*object.Object{c.Key: c.Object}
+		f.objects[of(c.Key)] = map[object.Key]*object.Object{c.Key: c.Object}
 	case c.Object != nil:
 		in[c.Key] = c.Object
 	default:
 		if delete(in, c.Key); len(in) == 0 {
-			delete(f.objects, c.Key.Namespace)
+			delete(f.objects, of(c.Key))
 		}
 	}
 }
@@ -127,7 +135,7 @@ func (f *Filter) store(c object.Change) {
 func (f *Filter) inScope(all []object.Problem) []object.Problem {
 	out := []object.Problem{}
 	for _, p := range all {
-		if f.uses(p.Key.Namespace) {
+		if f.uses(of(p.Key)) {
 			out = append(out, p)
 		}
 	}
@@ -136,7 +144,7 @@ func (f *Filter) inScope(all []object.Problem) []object.Problem {
 
 // passes reports whether an object is used; nil is not.
 func (f *Filter) passes(o *object.Object) bool {
-	return o != nil && f.ofRevision(o) && f.uses(o.Namespace)
+	return o != nil && f.ofRevision(o) && f.uses(of(o.Key))
 }
 
 // ofRevision reports whether an object is for this revision, or for all.
@@ -145,21 +153,21 @@ func (f *Filter) ofRevision(o *object.Object) bool {
 	return !labelled || rev == f.revision || decode.NewSpec(o.Kind) == nil
 }
 
-// uses reports whether the objects of a namespace are used; "" is that of objects in none.
-func (f *Filter) uses(ns string) bool {
+// uses reports whether the objects of a namespace are used; so are those in none.
+func (f *Filter) uses(ns place) bool {
 	if used, known := f.used[ns]; known {
 		return used
 	}
-	used := ns == "" || len(f.selectors) == 0 || slices.Contains(f.always, ns)
+	used := ns.namespace == "" || len(f.selectors) == 0 || slices.Contains(f.always, ns.namespace)
 	if !used {
 		labels := map[string]string{}
-		if o := f.objects[""][object.Key{Kind: object.Namespace, Name: ns}]; o != nil {
+		if o := f.objects[place{cluster: ns.cluster}][object.Key{Kind: object.Namespace, Name: ns.namespace, Cluster: ns.cluster}]; o != nil {
 			labels = maps.Clone(o.Meta.Labels)
 		}
 		if labels == nil {
 			labels = map[string]string{}
 		}
-		labels[nameLabel] = ns
+		labels[nameLabel] = ns.namespace
 		used = slices.ContainsFunc(f.selectors, func(s *meshv1.LabelSelector) bool { return Matches(s, labels) })
 	}
 	f.used[ns] = used
@@ -196,6 +204,10 @@ func Matches(s *meshv1.LabelSelector, labels map[string]string) bool {
 		}
 	}
 	return true
+}
+
+func comparePlaces(a, b place) int {
+	return cmp.Or(cmp.Compare(a.cluster, b.cluster), cmp.Compare(a.namespace, b.namespace))
 }
 
 func compare(a, b object.Key) int {
