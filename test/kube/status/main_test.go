@@ -159,7 +159,7 @@ func (e *environment) start(name string) *plane {
 	e.t.Helper()
 	p := &plane{t: e.t, log: &wait.Output{}}
 	port := "127.0.0.1:0"
-	server, err := discovery.New(discovery.Options{
+	server, err := discovery.New(e.t.Context(), discovery.Options{
 		StateDir: e.t.TempDir(), Version: "test",
 		Names: discovery.Names{Domain: "cluster.local", Namespace: e.system, Instance: name},
 		Ports: discovery.Ports{HTTP: port, GRPC: port, SecureGRPC: port, Monitoring: port},
