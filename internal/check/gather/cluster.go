@@ -239,7 +239,8 @@ func (g *gatherer) review(ctx context.Context, rules []check.Rule, into *check.K
 	*into = found(out, nil)
 	for i, r := range rules {
 		g.ask(ctx, func(ctx context.Context) {
-			yes, err := allowed(ctx, &authorizationv1.ResourceAttributes{Namespace: r.Namespace, Group: r.Group, Resource: r.Resource, Name: r.Name, Verb: r.Verb})
+			resource, subresource, _ := strings.Cut(r.Resource, "/")
+			yes, err := allowed(ctx, &authorizationv1.ResourceAttributes{Namespace: r.Namespace, Group: r.Group, Resource: resource, Subresource: subresource, Name: r.Name, Verb: r.Verb})
 			mu.Lock()
 			defer mu.Unlock()
 			out[i] = check.Permission{Rule: r, Allowed: yes}
