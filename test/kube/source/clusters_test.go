@@ -148,3 +148,63 @@ func kubeconfigText(t *testing.T, c *kubetest.Cluster) string {
 	}
 	return string(text)
 }
+
+// The objects of a directory in configSources are used beside those of the cluster, whose own have priority, as soon as
+// the mesh configuration has it and until it has not.
+func TestDirectoryBesideACluster(t *testing.T) {
+	c := withShop(t, "10.1.0.1", "r1")
+	c.InstallCRDs(t, kubetest.Istio)
+	dir := t.TempDir()
+	entry := func(name, address string) string {
+		return fmt.Sprintf("apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: %s, namespace: shop}\n"+
+			"spec: {hosts: [%s.example.com], location: MESH_EXTERNAL, resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: %s}]}\n", name, name, address)
+	}
+	if err := os.WriteFile(dir+"/entries.yaml", []byte(entry("files", "192.0.2.1")+"---\n"+entry("both", "192.0.2.2")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mesh := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: istio-system}\ndata: {mesh: \"configSources: [%s]\"}\n"
+	wait.NoError(t, "the objects are applied", func() error {
+		c.Mapper.Reset() // discovery lists a new kind a little after its objects can be listed
+		_, err := c.ApplyYAML(t.Context(), "", entry("both", "192.0.2.3")+"---\n"+fmt.Sprintf(mesh, ""))
+		return err
+	})
+	address := serve(t, discovery.Options{Kubernetes: discovery.KubernetesOptions{
+		API: kube.Options{Kubeconfig: kubetest.Kubeconfig(t, c.Config), QPS: -1}, Cluster: "one",
+	}})
+	await := func(what, files, both string) {
+		t.Helper()
+		wait.NoError(t, what, func() error {
+			resources, err := read(t.Context(), address, "client")
+			if err != nil {
+				return err
+			}
+			for host, want := range map[string]string{"files": files, "both": both} {
+				found := ""
+				for name, text := range resources {
+					if strings.HasSuffix(name, "ClusterLoadAssignment outbound|80||"+host+".example.com") {
+						for _, a := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"} {
+							if strings.Contains(text, a) {
+								found = a
+							}
+						}
+					}
+				}
+				if found != want {
+					return fmt.Errorf("the endpoint of %s.example.com is %q, want %q", host, found, want)
+				}
+			}
+			return nil
+		})
+	}
+	await("the cluster alone", "", "192.0.2.3")
+	for _, step := range []struct{ what, sources, files, both string }{
+		{"with a directory, too", `{address: k8s://}, {address: fs://` + dir + `}`, "192.0.2.1", "192.0.2.3"},
+		{"with a directory only", `{address: fs://` + dir + `}`, "192.0.2.1", "192.0.2.2"},
+		{"without it again", "", "", "192.0.2.3"},
+	} {
+		if _, err := c.ApplyYAML(t.Context(), "", fmt.Sprintf(mesh, step.sources)); err != nil {
+			t.Fatal(err)
+		}
+		await(step.what, step.files, step.both)
+	}
+}
