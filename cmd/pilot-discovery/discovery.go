@@ -163,7 +163,7 @@ func readSource(v *settings.Values, o *discovery.Options) {
 		Cluster: v.Text("clusterID"), WatchNamespace: v.Text("ISTIO_WATCH_NAMESPACE"),
 		Ignore: v.List("PILOT_IGNORE_RESOURCES"), Include: v.List("PILOT_INCLUDE_RESOURCES"),
 		RootConfigMap: v.Text("PILOT_CA_CERT_CONFIGMAP"), NoElection: !v.Bool("ENABLE_LEADER_ELECTION"),
-		Status: discovery.StatusOptions{Off: !v.Bool("PILOT_ENABLE_STATUS"), PerSecond: float32(v.Float("PILOT_STATUS_QPS"))},
+		Status:        discovery.StatusOptions{Off: !v.Bool("PILOT_ENABLE_STATUS"), PerSecond: float32(v.Float("PILOT_STATUS_QPS"))},
 		RemoteTimeout: v.Duration("PILOT_REMOTE_CLUSTER_TIMEOUT"), Insecure: v.List("PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS"),
 	}
 	for _, name := range o.Kubernetes.Insecure {
