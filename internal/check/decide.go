@@ -12,9 +12,11 @@ import (
 )
 
 const (
-	// OldestMinor and NewestMinor are the Kubernetes versions 1.x that are supported: Istio's CustomResourceDefinitions
-	// have rules that older API servers ignore, and newer ones are not tested.
-	OldestMinor, NewestMinor = 25, 36
+	// OldestMinor is the oldest Kubernetes version 1.x that is supported: Istio's CustomResourceDefinitions have rules that
+	// older API servers ignore.
+	OldestMinor = 25
+	// NewestMinor is the newest Kubernetes version 1.x that is supported: newer ones are not tested.
+	NewestMinor = 36
 	// MostSkew is the difference of clocks that certificates allow for.
 	MostSkew = 2 * time.Minute
 	// tolerated is the difference of clocks that needs no attention.

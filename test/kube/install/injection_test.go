@@ -2,6 +2,7 @@ package install_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -197,7 +198,7 @@ func TestGatewayIsInjected(t *testing.T) {
 		}
 		defer res.Body.Close()
 		if text, err := io.ReadAll(res.Body); res.StatusCode != http.StatusOK || err != nil {
-			return fmt.Errorf("%s: %s (%v)", res.Status, text, err)
+			return errors.Join(fmt.Errorf("%s: %s", res.Status, text), err)
 		}
 		return nil
 	})
@@ -216,8 +217,11 @@ spec:
   hosts: [web]
   http: [{match: [{uri: {regex: "("}}], route: [{destination: {host: web}}]}]
 `)
-		if err == nil || !strings.Contains(err.Error(), "validation.istio.io") || !strings.Contains(err.Error(), "regex") {
-			return fmt.Errorf("the API server says %v: want an error of the webhook that names the field regex", err)
+		if err == nil {
+			return errors.New("the API server stored it: want an error of the webhook that names the field regex")
+		}
+		if !strings.Contains(err.Error(), "validation.istio.io") || !strings.Contains(err.Error(), "regex") {
+			return fmt.Errorf("the API server says %w: want an error of the webhook that names the field regex", err)
 		}
 		return nil
 	})
