@@ -129,7 +129,8 @@ func TestEntries(t *testing.T) {
 		{object.ServiceEntry, "{hosts: [a.com], exportTo: ['~'], " + port + "}", nil},
 		{object.WorkloadEntry, "{address: 10.0.0.1, ports: {http: 80}, labels: {app.io/x: y}}", nil},
 		{object.WorkloadEntry, "{address: vm.example.com}", nil},
-		{object.WorkloadEntry, "{network: west}", []string{"E spec.address: is empty", "W spec.network: not applied"}},
+		{object.WorkloadEntry, "{network: west}", []string{"E spec.address: is empty"}},
+		{object.WorkloadEntry, "{address: 10.0.0.1, network: west}", nil},
 		{object.WorkloadEntry, "{}", []string{"E spec.address: is empty"}},
 		{object.WorkloadEntry, "{address: a/b, ports: {x_: 0}, labels: {'/x': y}}", []string{
 			"E spec.address: invalid address \"a/b\"", "E spec.ports[x_]: invalid port name", "E spec.ports[x_]: invalid port 0", "E spec.labels[/x]: invalid label name"}},

@@ -113,7 +113,7 @@ func (c *check) workload(at string, w *networking.WorkloadEntry, ports []string)
 	unix, isUnix := strings.CutPrefix(w.Address, "unix://")
 	switch {
 	case w.Address == "":
-		c.fail(at+".address", "is empty; set an IP address, a DNS name or unix:///path (gateways of networks are not used)")
+		c.fail(at+".address", "is empty; set an IP address, a DNS name or unix:///path (an entry that only has a network is not sent to its gateway)")
 	case isUnix && !path.IsAbs(unix):
 		c.fail(at+".address", "invalid path %q: want unix:///path", w.Address)
 	case isUnix && len(w.Ports) > 0:
