@@ -225,7 +225,7 @@ func TestNeedsAreAllowed(t *testing.T) {
 		}
 	}
 	for _, r := range []request{
-		{"", "", "secrets", "", "get"}, {"", "", "secrets", "", "list"}, {namespace, "", "secrets", "", "list"}, {namespace, "", "secrets", "other", "get"},
+		{"", "", "secrets", "", "get"}, {"", "", "secrets", "", "list"}, {namespace, "", "secrets", "other", "get"}, {"default", "", "secrets", "", "list"},
 		{"default", "", "secrets", "istio-ca-secret", "get"}, {namespace, "", "secrets", "istio-ca-secret", "delete"}, {namespace, "", "secrets", "cacerts", "get"},
 		{"", "", "pods", "", "create"}, {"", "", "pods", "", "delete"}, {"", "", "nodes", "", "patch"}, {"", "", "configmaps", "other", "update"}, {"", "", "configmaps", "", "list"}, {namespace, "", "configmaps", "other", "list"},
 		{"default", "", "serviceaccounts/token", "default", "create"}, {"", "rbac.authorization.k8s.io", "clusterrolebindings", "", "create"},
