@@ -44,13 +44,14 @@ var layers = map[string]layer{
 	"internal/settings": tools, "internal/settings/cli": edge,
 	"internal/kube":        tools, // how to connect, nothing of meshes
 	"internal/kube/leader": edge, "internal/kube/forward": edge,
-	"internal/check": pure, "internal/check/gather": edge,
+	"internal/finding": tools, "internal/check": pure, "internal/check/gather": edge,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
 	"internal/agent/host": edge, "internal/agent/launch": edge, "internal/agent/reload": edge, "internal/agent/startup": edge,
 	"internal/agent/envoy": edge, "internal/agent/upstream": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
 	"internal/agent/sds": edge, "internal/agent/trust": edge, "internal/agent/xdsproxy": edge, "internal/agent/dns": edge,
+	"internal/agent/doctor": pure, "internal/agent/doctor/gather": wiring,
 	"internal/agent/status": edge, "internal/agent/probe": edge, "internal/agent/capture": edge,
 	"internal/agent/capture/nft": edge, "internal/agent/capture/iptables": edge, "internal/agent/capture/netns": edge, "internal/agent/capture/plan/plantest": edge,
 	"internal/agent": wiring,
@@ -339,7 +340,7 @@ func TestHTTPServersAreBounded(t *testing.T) {
 var wholeReads = map[string]string{
 	"internal/filewatch/": "implements the bound", "internal/statefile/": "implements the bound",
 	"internal/cgroup/": "files of the kernel", "internal/agent/app/app.go": "files of the kernel", "internal/agent/capture/": "files of the kernel",
-	"internal/agent/envoy/": "files of the kernel", "internal/agent/status/metrics.go": "a file of the kernel", "internal/claim/folder.go": "a file of the kernel",
+	"internal/agent/envoy/": "files of the kernel", "internal/agent/status/metrics.go": "a file of the kernel", "internal/agent/doctor/gather/listen.go": "files of the kernel", "cmd/pilot-agent/doctor.go": "files of the kernel", "internal/claim/folder.go": "a file of the kernel",
 	"internal/discovery/ca/": "files of the state folder", "internal/discovery/discovery.go": "a file of the state folder",
 	"cmd/pilotctl/": "files that its user names", "internal/demo/": "files that its user names", "internal/lab/": "files of its own", "samples/": "an application", "hack/": "files of the repository",
 }

@@ -248,7 +248,7 @@ func defaultCapture(t *testing.T) *captureCommand {
 func TestWatchWarnsOfSettingsWithoutEffect(t *testing.T) {
 	var out bytes.Buffer
 	env := map[string]string{"PATH": t.TempDir()}
-	_, _, err := watchCapture("-m NONE --dry-run --network-namespace=/x stray", env, slog.New(slog.NewTextHandler(&out, nil)))
+	_, err := watchCapture("-m NONE --dry-run --network-namespace=/x stray", env, slog.New(slog.NewTextHandler(&out, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

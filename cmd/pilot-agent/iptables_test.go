@@ -136,9 +136,9 @@ func TestIptablesWarnsOfAgentSettings(t *testing.T) {
 // The rules that the agent itself watches tell it, too.
 func TestWatchedRulesSayThatDNSIsCaptured(t *testing.T) {
 	for args, want := range map[string]bool{"-b '*' --native-nftables": false, "-b '*' --native-nftables --redirect-dns": true} {
-		_, rules, err := watchCapture(args, nil, slog.New(slog.DiscardHandler))
-		if err != nil || rules.DNS.Capture != want {
-			t.Errorf("%s: %v (%v), want %v", args, rules.DNS.Capture, err, want)
+		w, err := watchCapture(args, nil, slog.New(slog.DiscardHandler))
+		if err != nil || w.options.DNS.Capture != want {
+			t.Errorf("%s: %v (%v), want %v", args, w.options.DNS.Capture, err, want)
 		}
 	}
 }

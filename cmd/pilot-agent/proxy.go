@@ -81,12 +81,12 @@ func readInput(path string) ([]byte, error) { return filewatch.ReadFile(path, ma
 // prepare makes the Spec and the agent. watch are the arguments of istio-iptables whose rules to keep in force.
 func prepare(ctx context.Context, in spec.Input, watch string, o agent.Options) (*agent.Agent, error) {
 	if watch != "" {
-		task, rules, err := watchCapture(watch, in.Env, o.Log.With("scope", "capture"))
+		w, err := watchCapture(watch, in.Env, o.Log.With("scope", "capture"))
 		if err != nil {
 			return nil, err
 		}
-		o.Tasks = append(o.Tasks, task)
-		in.Capture = spec.Capture{DNS: rules.DNS.Capture, TPROXY: strings.EqualFold(rules.Mode, "TPROXY")}
+		o.Tasks, o.Capture = append(o.Tasks, w.task), w.report
+		in.Capture = spec.Capture{DNS: w.options.DNS.Capture, TPROXY: strings.EqualFold(w.options.Mode, "TPROXY")}
 	}
 	if os.Getpid() == 1 {
 		o.Tasks = append(o.Tasks, tasks.Task{Name: "reap", Run: envoy.Reap})

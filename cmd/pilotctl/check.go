@@ -8,6 +8,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/check"
 	"github.com/pilothouse/pilothouse/internal/check/gather"
+	"github.com/pilothouse/pilothouse/internal/finding"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
@@ -105,7 +106,7 @@ func printChecks(c *cobra.Command, form string, rows []check.Row) error {
 		}
 		fmt.Fprintf(c.ErrOrStderr(), "%s: %d ok, %s, %d failed, %d unknown\n", count(len(rows), "check"), bad[check.OK], count(bad[check.Warning], "warning"), bad[check.Failed], bad[check.Unknown])
 	}
-	if !check.Passed(rows) {
+	if !finding.Passed(rows) {
 		return errSaid
 	}
 	return nil

@@ -48,6 +48,8 @@ type Options struct {
 	Ready func()
 	// Tasks run for as long as Envoy runs.
 	Tasks []run.Task
+	// Capture reports on the rules of capture that one of the Tasks keeps in force; nil if none does.
+	Capture func() CaptureReport
 }
 
 // Agent is one agent, ready to run once.
@@ -123,7 +125,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 		Start: func(next *spec.Spec, hash string) error { return start(runner, bootstraps, next, hash) },
 	})
 	atEnd.Add("stop following files", reloader.Close)
-	parts := parts{spec: s, envoy: runner, xds: xds, certificates: certificates, dns: dns, files: follower, reloader: reloader}
+	parts := parts{spec: s, envoy: runner, xds: xds, certificates: certificates, dns: dns, files: follower, reloader: reloader, options: &o}
 	probes := probe.New(probe.Options{Probes: s.Probes, Pod: s.Node.IPs[0], StatusPort: s.Status.Port, Log: log.With("scope", "probe")})
 	atEnd.Add("close the connections of probes", probes.Close)
 	server := status.New(status.Options{

@@ -1,11 +1,15 @@
 package agent
 
 import (
+	"os"
+	"time"
+
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/reload"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/status"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
+	"github.com/pilothouse/pilothouse/internal/agent/trust"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 )
@@ -19,6 +23,7 @@ type parts struct {
 	dns          dnsPart
 	files        *filewatch.Follower
 	reloader     *reload.Reloader
+	options      *Options
 }
 
 // facts collects the state of the parts.
@@ -94,24 +99,96 @@ func (p parts) metrics(page *status.Page) {
 	page.Counter("dns_upstream_failures_total", "DNS requests to name servers without a response.", float64(n.Failures))
 }
 
-// detail is what /debug/status shows in addition to the facts.
+// Detail is what /debug/status shows in addition to the facts. pilot-agent status and identity read it.
+type Detail struct {
+	PID     int       `json:"pid"`
+	Version string    `json:"version"`
+	Started time.Time `json:"started"`
+	// Admin is the host:port of Envoy's admin interface.
+	Admin string `json:"admin"`
+
+	Node     string `json:"node"`
+	Cluster  string `json:"cluster"`
+	Identity string `json:"identity"`
+
+	Discovery string `json:"discovery"`
+	Connected bool   `json:"connected"`
+	// Since is when Connected last changed.
+	Since   time.Time `json:"since"`
+	Streams int       `json:"streams"`
+	// Requests and Responses count messages, Refused and Refusals responses that Envoy refused.
+	Requests  uint64          `json:"requests"`
+	Responses uint64          `json:"responses"`
+	Refused   uint64          `json:"refused"`
+	Refusals  []xdsproxy.Nack `json:"refusals"`
+
+	Restarts    Restarts       `json:"restarts"`
+	Certificate IdentityReport `json:"certificate"`
+	// TrustedRoots are those of the mesh.
+	TrustedRoots []trust.Root `json:"trusted_roots"`
+	// DNS is nil if the agent serves no DNS, Capture if it keeps no rules in force.
+	DNS     *DNSReport     `json:"dns,omitempty"`
+	Capture *CaptureReport `json:"capture,omitempty"`
+}
+
+// Restarts are the Envoys that follow one another.
+type Restarts struct {
+	Epochs    []supervise.EpochState `json:"epochs"`
+	Processes []envoy.Process        `json:"processes"`
+	Goal      supervise.Goal         `json:"goal"`
+	// Notes say what is not as it was asked for, by subject.
+	Notes map[string]string `json:"notes"`
+	// ColdChanges are the fields whose new values take effect with the next agent.
+	ColdChanges []string          `json:"cold_changes"`
+	Waiting     supervise.Waiting `json:"waiting"`
+}
+
+// DNSReport counts captured DNS queries, those that were forwarded, and those of them without a response.
+type DNSReport struct {
+	Address  string `json:"address"`
+	Queries  uint64 `json:"queries"`
+	Upstream uint64 `json:"upstream"`
+	Failures uint64 `json:"failures"`
+}
+
+// CaptureReport says how the rules of capture are kept in force.
+type CaptureReport struct {
+	// Backend is what applies them, Arguments those of istio-iptables.
+	Backend   string `json:"backend"`
+	Arguments string `json:"arguments"`
+	// Checked is when they were last known to be in force; zero if they never were.
+	Checked time.Time `json:"checked,omitzero"`
+	// Restored counts how often they were restored, the last time at Last because of Found.
+	Restored int       `json:"restored"`
+	Last     time.Time `json:"last,omitzero"`
+	Found    string    `json:"found,omitempty"`
+	// Problem is why the last check failed.
+	Problem string `json:"problem,omitempty"`
+}
+
+// detail collects the state of the parts.
 func (p parts) detail() any {
-	x := p.xds.State()
-	nacks := x.Nacks
-	if nacks == nil {
-		nacks = []xdsproxy.Nack{}
+	x, e := p.xds.State(), p.envoy.State()
+	d := Detail{
+		PID: os.Getpid(), Version: p.options.Version, Started: p.options.Started, Admin: p.spec.AdminAddress(),
+		Node: p.spec.Node.ID.String(), Cluster: p.spec.Node.Cluster, Identity: p.spec.Node.Identity.SPIFFE(),
+		Discovery: p.spec.Upstream.Discovery, Connected: x.Connected(), Since: x.Since, Streams: x.Streams,
+		Requests: x.Requests, Responses: x.Responses, Refused: x.Refused, Refusals: x.Nacks,
+		Restarts: Restarts{
+			Epochs: e.Epochs, Processes: e.Processes, Goal: e.Goal, Notes: e.Notes, ColdChanges: p.reloader.Cold(), Waiting: e.Goal.Waiting,
+		},
+		Certificate: p.certificates.report(p.spec), TrustedRoots: p.certificates.trust.Roots(),
 	}
-	d := map[string]any{
-		"node": p.spec.Node.ID.String(), "cluster": p.spec.Node.Cluster, "identity": p.spec.Node.Identity.SPIFFE(),
-		"discovery": p.spec.Upstream.Discovery, "connected": x.Connected(), "since": x.Since,
-		"requests": x.Requests, "responses": x.Responses, "refused": x.Refused, "refusals": nacks,
+	if d.Refusals == nil {
+		d.Refusals = []xdsproxy.Nack{}
 	}
-	e := p.envoy.State()
-	d["restarts"] = map[string]any{
-		"epochs": e.Epochs, "processes": e.Processes, "goal": e.Goal, "notes": e.Notes, "cold_changes": p.reloader.Cold(),
-		"waiting": e.Goal.Waiting,
+	if p.dns.server != nil {
+		n := p.dns.server.Stats()
+		d.DNS = &DNSReport{Address: p.spec.DNS.Address, Queries: n.Queries, Upstream: n.Upstream, Failures: n.Failures}
 	}
-	d["certificate"] = p.certificates.report(p.spec)
-	d["trusted_roots"] = p.certificates.trust.Roots()
+	if p.options.Capture != nil {
+		c := p.options.Capture()
+		d.Capture = &c
+	}
 	return d
 }

@@ -21,6 +21,9 @@ func OOMKills() (n int64, ok bool) { return oomKills(cgroupRoot, ownCgroups()) }
 // CPULimit returns the number of CPUs that the control group may use, rounded up; 0 if there is no limit or it is unknown.
 func CPULimit() int { return cpuLimit(cgroupRoot, ownCgroups()) }
 
+// MemoryLimit returns the limit of memory of the control group, in bytes; 0 if there is no limit or it is unknown.
+func MemoryLimit() int64 { return memoryLimit(cgroupRoot, ownCgroups()) }
+
 // ownCgroups are this process's groups by controller; "" is the unified hierarchy's.
 func ownCgroups() map[string]string {
 	text, _ := os.ReadFile("/proc/self/cgroup") // without it nothing is known
@@ -83,4 +86,17 @@ func cpuLimit(root string, groups map[string]string) int {
 		return 0
 	}
 	return int(math.Ceil(q / p))
+}
+
+func memoryLimit(root string, groups map[string]string) int64 {
+	text, ok := readCgroup(root, "", groups[""], "memory.max")
+	if !ok {
+		text, ok = readCgroup(root, "memory", groups["memory"], "memory.limit_in_bytes")
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	// Version 1 has a number for no limit that depends on the size of a page.
+	if !ok || err != nil || n <= 0 || n >= 1<<62 {
+		return 0
+	}
+	return n
 }

@@ -6,35 +6,26 @@
 package check
 
 import (
-	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/finding"
 )
 
-// Result is what a check has found.
-type Result int
+// What a check finds.
+type (
+	Result  = finding.Result
+	Finding = finding.Finding
+	Row     = finding.Row
+)
 
 // The results, from the best.
 const (
-	OK Result = iota
-	// Warning is something that works and deserves attention.
-	Warning
-	// Unknown is something that could not be found out.
-	Unknown
-	Failed
+	OK      = finding.OK
+	Warning = finding.Warning
+	Unknown = finding.Unknown
+	Failed  = finding.Failed
 )
-
-var results = map[Result][2]string{OK: {"ok", "✓"}, Warning: {"warning", "!"}, Unknown: {"unknown", "?"}, Failed: {"failed", "✗"}}
-
-// String is the result in a word.
-func (r Result) String() string { return results[r][0] }
-
-// Mark is the result as one character.
-func (r Result) Mark() string { return results[r][1] }
-
-// MarshalJSON implements json.Marshaler.
-func (r Result) MarshalJSON() ([]byte, error) { return json.Marshal(r.String()) }
 
 // Situation is when a check makes sense. Several can be joined.
 type Situation int
@@ -58,40 +49,21 @@ type Check struct {
 	Decide func(*Facts) Finding
 }
 
-// Finding is what a check has found. Remedy is what to do about it, and empty if that is nothing.
-type Finding struct {
-	Result Result `json:"result"`
-	Found  string `json:"found"`
-	Remedy string `json:"remedy,omitempty"`
-}
-
-// Row is a check with its finding.
-type Row struct {
-	Name string `json:"name"`
-	Why  string `json:"why"`
-	Finding
-}
-
 // Run makes the checks of a situation, in the order of the table.
 func Run(f *Facts, s Situation) []Row {
 	var rows []Row
 	for _, c := range Checks {
 		if c.When&s != 0 {
-			rows = append(rows, Row{c.Name, c.Why, c.Decide(f)})
+			rows = append(rows, Row{Name: c.Name, Why: c.Why, Finding: c.Decide(f)})
 		}
 	}
 	return rows
 }
 
-// Passed reports whether all rows are successes or warnings.
-func Passed(rows []Row) bool {
-	return !slices.ContainsFunc(rows, func(r Row) bool { return r.Result >= Unknown })
-}
-
 // Checks are all checks.
 var Checks = []Check{
 	{"API server", "the chart and the control plane use APIs that older servers do not have", Before | After, server},
-	{"clock of the API server", "tokens and certificates are valid by clock", Before | After, func(f *Facts) Finding { return f.ServerClock.decide("API server") }},
+	{"clock of the API server", "tokens and certificates are valid by clock", Before | After, func(f *Facts) Finding { return clock(f.ServerClock, "API server") }},
 	{"namespace", "the control plane is installed into it", Before, namespace},
 	{"permissions to install", "the chart makes objects of these kinds, and grants the control plane no more than its installer has", Before, permissions},
 	{"Istio's resources", "the control plane reads objects of these kinds in version v1", Before | After, resources},
@@ -112,15 +84,13 @@ var Checks = []Check{
 	{"proxies", "the mesh is what its proxies have applied", After | Address, proxies},
 }
 
-func ok(format string, args ...any) Finding { return Finding{OK, fmt.Sprintf(format, args...), ""} }
+func ok(format string, args ...any) Finding { return finding.Pass(format, args...) }
 
 func warning(remedy, format string, args ...any) Finding {
-	return Finding{Warning, fmt.Sprintf(format, args...), remedy}
+	return finding.Warn(remedy, format, args...)
 }
 
-func failed(remedy, format string, args ...any) Finding {
-	return Finding{Failed, fmt.Sprintf(format, args...), remedy}
-}
+func failed(remedy, format string, args ...any) Finding { return finding.Fail(remedy, format, args...) }
 
 // unknown is the finding about a fact that is not known; why says why.
 func unknown(why string) Finding {
@@ -128,25 +98,7 @@ func unknown(why string) Finding {
 	if strings.Contains(strings.ToLower(why), "forbidden") {
 		remedy = "run pilotctl check as a user who may do this"
 	}
-	return Finding{Unknown, "not known: " + why, remedy}
-}
-
-// worst is the first of the worst findings, with how many others are as bad.
-func worst(all []Finding) Finding {
-	var out Finding
-	same := 0
-	for i, f := range all {
-		switch {
-		case i == 0 || f.Result > out.Result:
-			out, same = f, 0
-		case f.Result == out.Result:
-			same++
-		}
-	}
-	if out.Result != OK && same > 0 {
-		out.Found += fmt.Sprintf(" (and %d more)", same)
-	}
-	return out
+	return finding.NotKnown(remedy, why)
 }
 
 // shown are the first of many names.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
+	"github.com/pilothouse/pilothouse/internal/finding"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -70,26 +71,26 @@ func healthy(t *testing.T, a authority) *Facts {
 	}
 	replica := func(name string) Replica {
 		return Replica{
-			Name: name, Ready: Of("ready", nil), Version: Of("v1", nil), Clock: clockOf(0),
-			CA:      Of(CA{Roots: []Root{{SHA256: pki.Fingerprint(a.root), Role: "signs", NotAfter: a.root.NotAfter}}}, nil),
-			Proxies: Of([]Proxy{{Proxy: "web.shop", Envoy: "1.39.0", Version: "1.30.3"}}, nil),
-			Serving: Of(a.serving(t, 12*time.Hour, service15012), nil), Webhooks: Of(a.serving(t, 12*time.Hour, service15012), nil),
+			Name: name, Ready: finding.Of("ready", nil), Version: finding.Of("v1", nil), Clock: clockOf(0),
+			CA:      finding.Of(CA{Roots: []Root{{SHA256: pki.Fingerprint(a.root), Role: "signs", NotAfter: a.root.NotAfter}}}, nil),
+			Proxies: finding.Of([]Proxy{{Proxy: "web.shop", Envoy: "1.39.0", Version: "1.30.3"}}, nil),
+			Serving: finding.Of(a.serving(t, 12*time.Hour, service15012), nil), Webhooks: finding.Of(a.serving(t, 12*time.Hour, service15012), nil),
 		}
 	}
 	return &Facts{
 		Now: now, Namespace: "istio-system", Version: "v1",
-		Server: Of(Server{"https://192.0.2.1", 1, NewestMinor, "v1.36.3"}, nil), ServerClock: clockOf(0), Phase: Of("Active", nil),
-		Permissions: Of(grants(AskedRules("istio-system", "")), nil), Account: Of(grants(AccountRules("istio-system", "")), nil),
-		Resources: Of(versions, nil),
-		Planes:    Of([]Plane{{"istio-system", "istiod", "default", true, 2, 2, true}}, nil),
-		Webhooks: Of([]Webhook{
+		Server: finding.Of(Server{"https://192.0.2.1", 1, NewestMinor, "v1.36.3"}, nil), ServerClock: clockOf(0), Phase: finding.Of("Active", nil),
+		Permissions: finding.Of(grants(AskedRules("istio-system", "")), nil), Account: finding.Of(grants(AccountRules("istio-system", "")), nil),
+		Resources: finding.Of(versions, nil),
+		Planes:    finding.Of([]Plane{{"istio-system", "istiod", "default", true, 2, 2, true}}, nil),
+		Webhooks: finding.Of([]Webhook{
 			{"istio-sidecar-injector", "namespace.sidecar-injector.istio.io", false, "default", "", "istio-system", "istiod", "/inject", a.pem, true},
 			{"istio-validator-istio-system", "validation.istio.io", true, "default", "", "istio-system", "istiod", "/validate", a.pem, true},
 		}, nil),
-		Service:  Of(Service{"istiod", true, []int{15012, 443, 15014}, 2}, nil),
-		Roots:    Of(map[string]string{"istio-system": string(a.pem), "shop": string(a.pem)}, nil),
-		Replicas: []Replica{replica("istiod-1"), replica("istiod-2")}, Injection: Of(Injection{Namespace: "shop", Injected: true}, nil),
-		Validation: Of(Validation{Refused: `admission webhook "validation.istio.io" denied the request: the annotation has it refused`}, nil),
+		Service:  finding.Of(Service{"istiod", true, []int{15012, 443, 15014}, 2}, nil),
+		Roots:    finding.Of(map[string]string{"istio-system": string(a.pem), "shop": string(a.pem)}, nil),
+		Replicas: []Replica{replica("istiod-1"), replica("istiod-2")}, Injection: finding.Of(Injection{Namespace: "shop", Injected: true}, nil),
+		Validation: finding.Of(Validation{Refused: `admission webhook "validation.istio.io" denied the request: the annotation has it refused`}, nil),
 	}
 }
 
@@ -97,7 +98,7 @@ func TestEverythingWorks(t *testing.T) {
 	f := healthy(t, newAuthority(t))
 	for _, s := range []Situation{Before, After, Address} {
 		rows := Run(f, s)
-		if len(rows) < 5 || !Passed(rows) {
+		if len(rows) < 5 || !finding.Passed(rows) {
 			t.Errorf("situation %d: %d rows, not all passed", s, len(rows))
 		}
 		for _, r := range rows {
@@ -255,8 +256,8 @@ func TestDifferenceOfClocks(t *testing.T) {
 }
 
 func TestConstantsOfOthers(t *testing.T) {
-	if MostSkew != policy.Backdate {
-		t.Errorf("MostSkew is %s, certificates are valid from %s before their issue on", MostSkew, policy.Backdate)
+	if finding.MostSkew != policy.Backdate {
+		t.Errorf("finding.MostSkew is %s, certificates are valid from %s before their issue on", finding.MostSkew, policy.Backdate)
 	}
 	text, err := os.ReadFile("../../test/kube/server/go.mod")
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/finding"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -17,10 +18,6 @@ const (
 	OldestMinor = 25
 	// NewestMinor is the newest Kubernetes version 1.x that is supported: newer ones are not tested.
 	NewestMinor = 36
-	// MostSkew is the difference of clocks that certificates allow for.
-	MostSkew = 2 * time.Minute
-	// tolerated is the difference of clocks that needs no attention.
-	tolerated = 10 * time.Second
 	// rootWarning is how long before its end a root is warned about.
 	rootWarning = 30 * 24 * time.Hour
 	// leafShare is the share of its lifetime after which a certificate should have been renewed: a tenth is left.
@@ -28,9 +25,9 @@ const (
 )
 
 func server(f *Facts) Finding {
-	if missing, ok := f.Server.missing(); ok {
-		missing.Result = Failed // nothing else is known without it
-		return missing
+	if m, ok := missing(f.Server); ok {
+		m.Result = Failed // nothing else is known without it
+		return m
 	}
 	s := f.Server.Value
 	supported := fmt.Sprintf("1.%d to 1.%d", OldestMinor, NewestMinor)
@@ -43,32 +40,26 @@ func server(f *Facts) Finding {
 	return ok("%s at %s", s.Version, s.Address)
 }
 
-// decide is the finding about a clock. The difference is by how much it is ahead of this machine's.
-func (c Clock) decide(whose string) Finding {
+// clock is the finding about the clock of somebody.
+func clock(c Clock, whose string) Finding {
 	switch {
 	case c.Err != "":
 		return unknown(c.Err)
 	case c.Date.IsZero():
 		return unknown("the answers of the " + whose + " have no Date")
 	}
-	d := c.Difference()
-	text := fmt.Sprintf("%s ahead of this machine", d.Abs().Round(time.Second))
-	if d < 0 {
-		text = fmt.Sprintf("%s behind this machine", d.Abs().Round(time.Second))
-	}
-	const remedy = "have both set their clocks by NTP"
-	switch {
-	case d.Abs() >= MostSkew:
-		return failed(remedy, "%s: certificates allow for %s", text, MostSkew)
-	case d.Abs() >= tolerated:
-		return warning(remedy, "%s", text)
-	}
-	return ok("no difference from this machine's")
+	return c.Decide()
+}
+
+// missing is the finding if a fact is not known.
+func missing[T any](k Known[T]) (Finding, bool) {
+	why, ok := k.Why()
+	return unknown(why), ok
 }
 
 func namespace(f *Facts) Finding {
-	if missing, ok := f.Phase.missing(); ok {
-		return missing
+	if m, ok := missing(f.Phase); ok {
+		return m
 	}
 	switch f.Phase.Value {
 	case "":
@@ -90,8 +81,8 @@ func denied(all []Permission, counts func(Rule) bool) (out []string) {
 }
 
 func permissions(f *Facts) Finding {
-	if missing, ok := f.Permissions.missing(); ok {
-		return missing
+	if m, ok := missing(f.Permissions); ok {
+		return m
 	}
 	all := f.Permissions.Value
 	mayGrant := escalate(f.Namespace)
@@ -113,8 +104,8 @@ func permissions(f *Facts) Finding {
 }
 
 func account(f *Facts) Finding {
-	if missing, ok := f.Account.missing(); ok {
-		return missing
+	if m, ok := missing(f.Account); ok {
+		return m
 	}
 	if lacking := denied(f.Account.Value, func(Rule) bool { return true }); len(lacking) > 0 {
 		return failed("restore the chart's roles: helm upgrade", "its ServiceAccount may not %s", shown(lacking))
@@ -129,8 +120,8 @@ var Needed = []string{
 }
 
 func resources(f *Facts) Finding {
-	if missing, ok := f.Resources.missing(); ok {
-		return missing
+	if m, ok := missing(f.Resources); ok {
+		return m
 	}
 	var absent, old []string
 	for _, name := range Needed {
@@ -179,11 +170,11 @@ func (f *Facts) serves(w Webhook) bool {
 }
 
 func planes(f *Facts) Finding {
-	if missing, ok := f.Planes.missing(); ok {
-		return missing
+	if m, ok := missing(f.Planes); ok {
+		return m
 	}
-	if missing, ok := f.Webhooks.missing(); ok {
-		return missing
+	if m, ok := missing(f.Webhooks); ok {
+		return m
 	}
 	for _, p := range f.own() {
 		if !p.Ours {
@@ -211,8 +202,8 @@ func planes(f *Facts) Finding {
 }
 
 func deployment(f *Facts) Finding {
-	if missing, ok := f.Planes.missing(); ok {
-		return missing
+	if m, ok := missing(f.Planes); ok {
+		return m
 	}
 	own := f.own()
 	if len(own) == 0 {
@@ -231,8 +222,8 @@ func deployment(f *Facts) Finding {
 }
 
 func service(f *Facts) Finding {
-	if missing, ok := f.Service.missing(); ok {
-		return missing
+	if m, ok := missing(f.Service); ok {
+		return m
 	}
 	s := f.Service.Value
 	at := f.Namespace + "/" + f.serviceName()
@@ -263,12 +254,12 @@ func replicas(f *Facts) Finding {
 	}
 	var all []Finding
 	for _, r := range f.Replicas {
-		if missing, ok := r.Ready.missing(); ok {
-			all = append(all, failed("see the log of the control plane", "%s: %s", r.Name, missing.Found))
+		if m, ok := missing(r.Ready); ok {
+			all = append(all, failed("see the log of the control plane", "%s: %s", r.Name, m.Found))
 		}
 	}
 	if len(all) > 0 {
-		return worst(all)
+		return finding.Worst(all)
 	}
 	return ok("ready: %d", len(f.Replicas))
 }
@@ -294,19 +285,19 @@ func (f *Facts) ofReplicas(decide func(Replica) Finding) Finding {
 		}
 		all = append(all, finding)
 	}
-	return worst(all)
+	return finding.Worst(all)
 }
 
 func discoveryClock(f *Facts) Finding {
-	return f.ofReplicas(func(r Replica) Finding { return r.Clock.decide("control plane") })
+	return f.ofReplicas(func(r Replica) Finding { return clock(r.Clock, "control plane") })
 }
 
 func versions(f *Facts) Finding {
 	control, istio, envoy := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, r := range f.Replicas {
-		if missing, ok := r.Version.missing(); ok {
-			missing.Found = r.Name + ": " + missing.Found
-			return missing
+		if m, ok := missing(r.Version); ok {
+			m.Found = r.Name + ": " + m.Found
+			return m
 		}
 		control[r.Version.Value] = true
 		for _, p := range r.Proxies.Value {
@@ -333,8 +324,8 @@ func versions(f *Facts) Finding {
 
 func roots(f *Facts) Finding {
 	return f.ofReplicas(func(r Replica) Finding {
-		if missing, ok := r.CA.missing(); ok {
-			return missing
+		if m, ok := missing(r.CA); ok {
+			return m
 		}
 		const remedy = "pilotctl ca rotate, or replace the files of a CA that is plugged in; pilotctl ca status says more"
 		text := ""
@@ -361,8 +352,8 @@ func roots(f *Facts) Finding {
 }
 
 func rootConfigMaps(f *Facts) Finding {
-	if missing, ok := f.Roots.missing(); ok {
-		return missing
+	if m, ok := missing(f.Roots); ok {
+		return m
 	}
 	var want []string
 	for _, r := range f.Replicas {
@@ -428,8 +419,8 @@ func certificate(chain, trusted []*x509.Certificate, name string, now time.Time)
 
 func servingCertificate(f *Facts) Finding {
 	return f.ofReplicas(func(r Replica) Finding {
-		if missing, ok := r.Serving.missing(); ok {
-			return missing
+		if m, ok := missing(r.Serving); ok {
+			return m
 		}
 		trusted, _ := pki.ParseBundle([]byte(f.Roots.Value[f.Namespace])) // what is wrong with it is another check's
 		return certificate(r.Serving.Value, trusted, f.serviceName()+"."+f.Namespace+".svc", f.Now)
@@ -438,16 +429,16 @@ func servingCertificate(f *Facts) Finding {
 
 func webhookCertificate(f *Facts) Finding {
 	return f.ofReplicas(func(r Replica) Finding {
-		if missing, ok := r.Webhooks.missing(); ok {
-			return missing
+		if m, ok := missing(r.Webhooks); ok {
+			return m
 		}
 		return certificate(r.Webhooks.Value, nil, "", f.Now)
 	})
 }
 
 func bundles(f *Facts) Finding {
-	if missing, ok := f.Webhooks.missing(); ok {
-		return missing
+	if m, ok := missing(f.Webhooks); ok {
+		return m
 	}
 	var all []Finding
 	injects := false
@@ -461,7 +452,7 @@ func bundles(f *Facts) Finding {
 	if !injects {
 		return failed("install the chart again: helm upgrade", "no webhook injects Pods of revision %s", f.revision())
 	}
-	out := worst(all)
+	out := finding.Worst(all)
 	if out.Result == OK {
 		out.Found = fmt.Sprintf("%d webhooks have a root of the certificate, and the failure policy Fail", len(all))
 	}
@@ -502,8 +493,8 @@ func (f *Facts) bundle(w Webhook) Finding {
 const notCalled = "failed calling webhook"
 
 func injection(f *Facts) Finding {
-	if missing, ok := f.Injection.missing(); ok {
-		return missing
+	if m, ok := missing(f.Injection); ok {
+		return m
 	}
 	i := f.Injection.Value
 	switch {
@@ -520,8 +511,8 @@ func injection(f *Facts) Finding {
 }
 
 func validation(f *Facts) Finding {
-	if missing, ok := f.Validation.missing(); ok {
-		return missing
+	if m, ok := missing(f.Validation); ok {
+		return m
 	}
 	validates := slices.ContainsFunc(f.Webhooks.Value, func(w Webhook) bool { return w.Validating && f.serves(w) })
 	said := f.Validation.Value.Refused
@@ -542,9 +533,9 @@ func proxies(f *Facts) Finding {
 	connected := 0
 	var refused, behind []string
 	for _, r := range f.Replicas {
-		if missing, ok := r.Proxies.missing(); ok {
-			missing.Found = r.Name + ": " + missing.Found
-			return missing
+		if m, ok := missing(r.Proxies); ok {
+			m.Found = r.Name + ": " + m.Found
+			return m
 		}
 		for _, p := range r.Proxies.Value {
 			connected++

@@ -4,34 +4,15 @@ import (
 	"crypto/x509"
 	"fmt"
 	"time"
+
+	"github.com/pilothouse/pilothouse/internal/finding"
 )
 
-// Known is a fact, or why it is not known. Its zero value is a fact that nobody has asked for.
-type Known[T any] struct {
-	Value T
-	// Err says why the fact is not known.
-	Err   string
-	Asked bool
-}
-
-// Of is a fact, or the error of the attempt to find it out.
-func Of[T any](value T, err error) Known[T] {
-	if err != nil {
-		return Known[T]{Err: err.Error(), Asked: true}
-	}
-	return Known[T]{Value: value, Asked: true}
-}
-
-// missing is the finding if the fact is not known.
-func (k Known[T]) missing() (Finding, bool) {
-	switch {
-	case k.Err != "":
-		return unknown(k.Err), true
-	case !k.Asked:
-		return unknown("nobody has asked"), true
-	}
-	return Finding{}, false
-}
+// What facts are made of.
+type (
+	Known[T any] = finding.Known[T]
+	Clock        = finding.Clock
+)
 
 // Facts is what was found out. What a situation does not need stays zero.
 type Facts struct {
@@ -76,23 +57,6 @@ type Server struct {
 	// Major and Minor are its version as numbers, Version as it says it.
 	Major, Minor int
 	Version      string
-}
-
-// Clock is a time that somebody else has said, in whole seconds, in an answer between two times of this machine.
-type Clock struct {
-	Sent, Received, Date time.Time
-	Err                  string
-}
-
-// Difference is by how much the other clock is ahead at least, 0 if it may be right.
-func (c Clock) Difference() time.Duration {
-	switch {
-	case c.Date.After(c.Received):
-		return c.Date.Sub(c.Received)
-	case c.Date.Add(time.Second).Before(c.Sent):
-		return c.Date.Add(time.Second).Sub(c.Sent)
-	}
-	return 0
 }
 
 // Permission is whether a Rule is allowed.

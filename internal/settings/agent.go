@@ -297,6 +297,26 @@ var AgentIdentity = Table{
 		Help: "`form` of the output"},
 }
 
+// AgentStatus is the table of pilot-agent status.
+var AgentStatus = Table{
+	{Flag: "statusPort", Kind: Port, Number: mesh.StatusPort, Unit: "port", Used: "cmd/pilot-agent/status.go",
+		Help: "the agent's status `port`"},
+	{Flag: "output", Short: "o", Kind: Enum, Values: []string{"", "json"}, Unit: "form", Used: "cmd/pilot-agent/status.go",
+		Help: "`form` of the output"},
+}
+
+// AgentDoctor is the table of pilot-agent doctor.
+var AgentDoctor = Table{
+	{Flag: "statusPort", Kind: Port, Number: mesh.StatusPort, Unit: "port", Used: "cmd/pilot-agent/doctor.go",
+		Help: "the status `port` of the agent that runs, if one does"},
+	{Flag: "output", Short: "o", Kind: Enum, Values: []string{"", "json"}, Unit: "form", Used: "cmd/pilot-agent/doctor.go",
+		Help: "`form` of the output"},
+	{Flag: "capture", Kind: Text, Unit: "arguments", Used: "cmd/pilot-agent/doctor.go",
+		Help: "`arguments` of istio-iptables whose rules should be in force; empty: those of --watchCapture of the agent that runs"},
+	{Flag: "timeout", Kind: Duration, Default: "5s", Unit: "duration", Used: "cmd/pilot-agent/doctor.go",
+		Help: "how long each server and name may take to answer"},
+}
+
 // AgentVersion is the table of pilot-agent version. [agent C5]
 var AgentVersion = Table{
 	{Flag: "short", Short: "s", Kind: Bool, Unit: "switch", Used: "cmd/pilot-agent/version.go",

@@ -20,6 +20,8 @@ func Commands() []Command {
 		{Path: "pilot-agent wait", Tables: []Table{AgentWait}, Shared: agent},
 		{Path: "pilot-agent restart", Tables: []Table{AgentRestart}, Shared: agent},
 		{Path: "pilot-agent identity", Tables: []Table{AgentIdentity}, Shared: agent},
+		{Path: "pilot-agent status", Tables: []Table{AgentStatus}, Shared: agent},
+		{Path: "pilot-agent doctor", Tables: []Table{AgentDoctor}, Shared: agent},
 		{Path: "pilot-agent version", Tables: []Table{AgentVersion}, Shared: agent},
 		{Path: "pilot-agent istio-iptables", Tables: []Table{AgentIptables}, Shared: agent},
 		{Path: "pilot-agent istio-iptables explain", Tables: []Table{AgentExplain}, Shared: []Table{AgentIptables, AgentLog}},

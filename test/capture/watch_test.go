@@ -68,7 +68,7 @@ func TestWatchRestoresWithinTwoSeconds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	backend := &inPod{pod: w.pod}
-	watch := capture.Watch{Backend: backend, Plan: rules, Every: time.Second, Log: slog.New(slog.NewTextHandler(&log, nil))}
+	watch := &capture.Watch{Backend: backend, Plan: rules, Every: time.Second, Log: slog.New(slog.NewTextHandler(&log, nil))}
 	go func() { ended <- watch.Run(ctx) }()
 	defer func() {
 		cancel()

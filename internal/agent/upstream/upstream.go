@@ -126,3 +126,39 @@ func (s *Server) Connect(failed func(error), opts ...grpc.DialOption) (*grpc.Cli
 	}
 	return c, nil
 }
+
+// Handshake is the result of a connection that was only opened and closed.
+type Handshake struct {
+	// Plaintext says that there was no TLS; Certificates are the server's, verified, its leaf first.
+	Plaintext    bool
+	Certificates []*x509.Certificate
+}
+
+// Try opens a connection as Connect does, with the same roots, names and client certificate, and closes it. No call is
+// made and no token is sent.
+func (s *Server) Try(ctx context.Context) (Handshake, error) {
+	d := net.Dialer{Timeout: dialTimeout}
+	c, err := d.DialContext(ctx, "tcp", s.o.Address)
+	if err != nil {
+		return Handshake{}, err
+	}
+	defer c.Close()
+	if Plaintext(s.o.Address) {
+		return Handshake{Plaintext: true}, nil
+	}
+	if until, ok := ctx.Deadline(); ok {
+		if err := c.SetDeadline(until); err != nil {
+			return Handshake{}, err
+		}
+	}
+	authority := s.o.ServerName
+	if authority == "" {
+		authority = s.o.Address
+	}
+	conn, info, err := (&transport{o: &s.o}).handshake(ctx, authority, c)
+	if err != nil {
+		return Handshake{}, err
+	}
+	defer conn.Close()
+	return Handshake{Certificates: info.(authInfo).State.PeerCertificates}, nil
+}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/pilothouse/pilothouse/internal/check"
+	"github.com/pilothouse/pilothouse/internal/finding"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -104,7 +105,7 @@ func found[T any](value T, err error) check.Known[T] {
 	if err != nil {
 		err = errors.New(printable.Escape(printable.Clip(err.Error(), maxSaid)))
 	}
-	return check.Of(value, err)
+	return finding.Of(value, err)
 }
 
 // said is an answer of a server, with the times around it.
