@@ -31,8 +31,8 @@ func diagnose(t *testing.T, args ...string) (map[string]row, int) {
 }
 
 // The doctor finds the settings of the agent that runs, sees that it is well, and sees what is wrong when it is not. The
-// table of the status says the same.
-func TestDoctorAndStatusOfARunningAgent(t *testing.T) {
+// table of the status says the same. Its log levels are changed.
+func TestDoctorStatusAndLogLevelsOfARunningAgent(t *testing.T) {
 	plane := agenttest.NewPlane(t)
 	plane.Start()
 	a := agenttest.New(t, plane, "")
@@ -42,7 +42,7 @@ func TestDoctorAndStatusOfARunningAgent(t *testing.T) {
 	for _, name := range []string{"agent", "settings", "kernel", "roots", "servers", "certificate", "versions"} {
 		want := "ok"
 		switch name {
-		case "settings", "versions", "roots": // an unknown flag, another build, a root that lives for an hour
+		case "versions", "roots": // another build, a root that lives for an hour
 			want = "warning"
 		}
 		if r := rows[name]; r.Result != want || r.Why == "" {
@@ -68,6 +68,24 @@ func TestDoctorAndStatusOfARunningAgent(t *testing.T) {
 	} {
 		if code != 0 || !strings.Contains(text, want) {
 			t.Errorf("status (%d) lacks %q:\n%s", code, want, text)
+		}
+	}
+
+	for _, tt := range []struct {
+		levels, want string
+		code         int
+	}{
+		{"", "xdsproxy  info\n", 0},
+		{"xdsproxy:debug,sds:none", "xdsproxy  debug\n", 0},
+		{"other:debug", `log level of "other": want one of the scopes default, `, failed},
+		{"loud", `log level "loud": want debug, info, warn, error, fatal or none`, failed},
+	} {
+		args := []string{"log-level", "--statusPort", a.Status}
+		if tt.levels != "" {
+			args = append(args, tt.levels)
+		}
+		if text, code := command(t, args...); code != tt.code || !strings.Contains(text, tt.want) {
+			t.Errorf("log-level %s (%d):\n%s", tt.levels, code, text)
 		}
 	}
 

@@ -1,17 +1,19 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
-	"strconv"
 	"strings"
-	"sync"
-	"time"
+	"text/tabwriter"
 
+	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/agent/logging"
 	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // logFlags are the logging flags that every command takes. [agent F12]
@@ -26,12 +28,12 @@ func readLog(v *settings.Values) *logFlags {
 	return &logFlags{json: v.Bool("log_as_json"), levels: v.Text("log_output_level"), targets: v.List("log_target")}
 }
 
-// logger makes the logger that the flags ask for. Files are opened for the rest of the
+// logger makes the logger that the flags ask for, with its levels. Files are opened for the rest of the
 // process's life.
-func (l *logFlags) logger(s process) (*slog.Logger, error) {
-	levels, err := parseLevels(l.levels)
+func (l *logFlags) logger(s process) (*slog.Logger, *logging.Levels, error) {
+	levels, err := logging.ParseLevels(l.levels)
 	if err != nil {
-		return nil, err
+		return nil, nil, fmt.Errorf("log_output_level %w", err)
 	}
 	var outs []io.Writer
 	for _, t := range l.targets {
@@ -43,7 +45,7 @@ func (l *logFlags) logger(s process) (*slog.Logger, error) {
 		default:
 			f, err := os.OpenFile(t, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 			if err != nil {
-				return nil, fmt.Errorf("open log target: %w", err)
+				return nil, nil, fmt.Errorf("open log target: %w", err)
 			}
 			outs = append(outs, f)
 		}
@@ -56,161 +58,58 @@ func (l *logFlags) logger(s process) (*slog.Logger, error) {
 	default:
 		out = io.MultiWriter(outs...)
 	}
-	var h slog.Handler = &lineHandler{out: out, mu: &sync.Mutex{}}
+	h := logging.Lines(out)
 	if l.json {
-		h = slog.NewJSONHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: jsonNames})
+		h = logging.JSON(out)
 	}
-	return slog.New(&leveled{Handler: h, levels: levels, least: levels["default"]}), nil
+	return slog.New(levels.Handler(h)), levels, nil
 }
 
-// off is above every level that is logged.
-const off = slog.LevelError + 1000
+func readLogLevel(v *settings.Values) (statusPort int) { return v.Int("statusPort") }
 
-// parseLevels reads "scope:level,…"; a bare level is that of "default".
-func parseLevels(text string) (map[string]slog.Level, error) {
-	names := map[string]slog.Level{
-		"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "warning": slog.LevelWarn,
-		"error": slog.LevelError, "fatal": off, "none": off,
+// newLogLevel prints or changes what the agent that runs logs.
+func newLogLevel() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "log-level [SCOPE:LEVEL,...]",
+		Short: "Print or change what the agent that runs logs",
+		Long: `Print the least level that the agent logs of each scope, or change it until the agent ends.
+
+A level is debug, info, warn, error or none. A level without a scope, or of the scope default, is that of the scopes that
+have none of their own; all:LEVEL is that of all scopes. The start has --log_output_level. Envoy's own
+levels are changed by its admin interface: pilot-agent request POST '/logging?level=debug'.`,
+		Example: "  pilot-agent log-level\n  pilot-agent log-level xdsproxy:debug,dns:none",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			v := cli.Read(c.Flags(), nil, settings.AgentLogLevel)
+			port := readLogLevel(v)
+			if err := v.Err(); err != nil {
+				return err
+			}
+			method, body := http.MethodGet, ""
+			if len(args) > 0 {
+				method, body = http.MethodPost, args[0]
+			}
+			text, err := relay(c.Context(), localClient(requestTimeout), port, method, "/debug/log-level", body)
+			if err != nil {
+				return err
+			}
+			return printLevels(c.OutOrStdout(), text)
+		},
 	}
-	levels := map[string]slog.Level{"default": slog.LevelInfo}
-	for _, part := range strings.Split(text, ",") {
-		if part = strings.TrimSpace(part); part == "" {
-			continue
-		}
-		scope, name, ok := strings.Cut(part, ":")
+	cli.Add(c, settings.AgentLogLevel)
+	return c
+}
+
+// printLevels prints lines of scope:level.
+func printLevels(w io.Writer, text string) error {
+	out := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(out, "SCOPE\tLEVEL")
+	for line := range strings.Lines(text) {
+		scope, level, ok := strings.Cut(strings.TrimSpace(line), ":")
 		if !ok {
-			scope, name = "default", part
+			return fmt.Errorf("print the levels: the answer is not that of pilot-agent: %.100q", text)
 		}
-		level, ok := names[name]
-		if !ok {
-			return nil, fmt.Errorf("log_output_level %q: want debug, info, warn, error, fatal or none", part)
-		}
-		if scope == "all" {
-			levels = map[string]slog.Level{}
-			scope = "default"
-		}
-		levels[scope] = level
+		_, _ = fmt.Fprintf(out, "%s\t%s\n", scope, level)
 	}
-	return levels, nil
-}
-
-// jsonNames gives JSON lines the field names that log collectors for such agents expect.
-func jsonNames(groups []string, a slog.Attr) slog.Attr {
-	if len(groups) > 0 {
-		return a
-	}
-	switch a.Key {
-	case slog.LevelKey:
-		a.Value = slog.StringValue(strings.ToLower(a.Value.String()))
-	case slog.TimeKey:
-		a.Value = slog.TimeValue(a.Value.Time().UTC())
-	}
-	return a
-}
-
-// leveled drops what its scope does not log; a logger's scope is its attribute "scope".
-type leveled struct {
-	slog.Handler
-	levels map[string]slog.Level
-	least  slog.Level
-}
-
-// Enabled implements slog.Handler.
-func (h *leveled) Enabled(_ context.Context, l slog.Level) bool { return l >= h.least }
-
-// WithAttrs implements slog.Handler.
-func (h *leveled) WithAttrs(attrs []slog.Attr) slog.Handler {
-	out := &leveled{Handler: h.Handler.WithAttrs(attrs), levels: h.levels, least: h.least}
-	for _, a := range attrs {
-		if level, ok := h.levels[a.Value.String()]; ok && a.Key == "scope" {
-			out.least = level
-		}
-	}
-	return out
-}
-
-// WithGroup implements slog.Handler.
-func (h *leveled) WithGroup(name string) slog.Handler {
-	return &leveled{Handler: h.Handler.WithGroup(name), levels: h.levels, least: h.least}
-}
-
-// lineHandler writes time, level, scope, message and attributes with tabs between, a line
-// for each record, in one write. The message is not quoted: people and tools grep the
-// start log for it. [agent F13]
-type lineHandler struct {
-	out           io.Writer
-	mu            *sync.Mutex
-	scope, prefix string
-	attrs         []byte
-}
-
-// Enabled implements slog.Handler.
-func (h *lineHandler) Enabled(context.Context, slog.Level) bool { return true }
-
-// Handle implements slog.Handler.
-func (h *lineHandler) Handle(_ context.Context, r slog.Record) error {
-	line := r.Time.UTC().AppendFormat(nil, "2006-01-02T15:04:05.000000Z")
-	line = append(line, '\t')
-	line = append(line, strings.ToLower(r.Level.String())...)
-	line = append(line, '\t')
-	if h.scope != "" {
-		line = append(append(line, h.scope...), '\t')
-	}
-	line = append(line, r.Message...)
-	line = append(line, h.attrs...)
-	r.Attrs(func(a slog.Attr) bool {
-		line = appendAttr(line, h.prefix, a)
-		return true
-	})
-	line = append(line, '\n')
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	_, err := h.out.Write(line)
-	return err
-}
-
-// WithAttrs implements slog.Handler.
-func (h *lineHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	out := *h
-	out.attrs = append([]byte(nil), h.attrs...)
-	for _, a := range attrs {
-		if a.Key == "scope" && h.prefix == "" {
-			out.scope = a.Value.String()
-			continue
-		}
-		out.attrs = appendAttr(out.attrs, h.prefix, a)
-	}
-	return &out
-}
-
-// WithGroup implements slog.Handler.
-func (h *lineHandler) WithGroup(name string) slog.Handler {
-	out := *h
-	out.prefix += name + "."
-	return &out
-}
-
-func appendAttr(line []byte, prefix string, a slog.Attr) []byte {
-	v := a.Value.Resolve()
-	if v.Kind() == slog.KindGroup {
-		for _, sub := range v.Group() {
-			line = appendAttr(line, prefix+a.Key+".", sub)
-		}
-		return line
-	}
-	if a.Equal(slog.Attr{}) {
-		return line
-	}
-	text := v.String()
-	if v.Kind() == slog.KindTime {
-		text = v.Time().UTC().Format(time.RFC3339Nano)
-	}
-	if text == "" || strings.ContainsAny(text, " \t\n\"=") {
-		text = strconv.Quote(text)
-	}
-	line = append(line, '\t')
-	line = append(line, prefix...)
-	line = append(line, a.Key...)
-	line = append(line, '=')
-	return append(line, text...)
+	return out.Flush()
 }

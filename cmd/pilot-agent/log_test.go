@@ -14,7 +14,7 @@ func logged(t *testing.T, l logFlags, write func(log *slog.Logger)) string {
 	t.Helper()
 	var out bytes.Buffer
 	l.targets = []string{"stdout"}
-	log, err := l.logger(process{stdout: &out})
+	log, _, err := l.logger(process{stdout: &out})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,14 +46,14 @@ func newProxy(s process) *cobra.Command {
 			if err := v.Err(); err != nil {
 				return err
 			}
-			logger, err := log.logger(s)
+			logger, levels, err := log.logger(s)
 			if err != nil {
 				return err
 			}
 			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
 			logger.Info("Version " + thisBuild().String())
 			in := spec.Input{Role: role, Flags: given, Env: s.env, ReadFile: readInput, LookupUser: host.LookupUser}
-			o := agent.Options{Version: version, Started: started, Ready: ready, Log: logger, Stdout: s.stdout, Stderr: s.stderr}
+			o := agent.Options{Version: version, Started: started, Ready: ready, Log: logger, Levels: levels, Stdout: s.stdout, Stderr: s.stderr}
 			a, err := prepare(c.Context(), in, watch, o)
 			if errors.Is(err, context.Canceled) {
 				logger.Info("asked to end before Envoy was started")

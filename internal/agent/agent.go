@@ -22,6 +22,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/app"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/launch"
+	"github.com/pilothouse/pilothouse/internal/agent/logging"
 	"github.com/pilothouse/pilothouse/internal/agent/probe"
 	"github.com/pilothouse/pilothouse/internal/agent/reload"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
@@ -38,6 +39,8 @@ type Options struct {
 	// Reread builds the next Spec from the running one and the current contents of the inputs.
 	Reread func(running *spec.Spec) (*spec.Spec, error)
 	Log    *slog.Logger
+	// Levels are those of Log, which the status port can change; nil if it cannot.
+	Levels *logging.Levels
 	// Stdout and Stderr get Envoy's output.
 	Stdout, Stderr io.Writer
 	// Version is the version of the program.
@@ -130,7 +133,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	atEnd.Add("close the connections of probes", probes.Close)
 	server := status.New(status.Options{
 		Listener: taken.Status, Proxy: runner.Admin(), Lifecycle: runner, Facts: parts.facts, Log: log.With("scope", "status"),
-		Version: o.Version, Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail,
+		Version: o.Version, Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail, Levels: o.Levels,
 		Restart: reloader.Restart, Probes: probes, Profiling: s.Status.Profiling, LocalMetrics: s.Status.LocalMetrics,
 		Targets: s.Status.Targets, Port: s.Status.Port,
 	})

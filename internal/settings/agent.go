@@ -317,6 +317,12 @@ var AgentDoctor = Table{
 		Help: "how long each server and name may take to answer"},
 }
 
+// AgentLogLevel is the table of pilot-agent log-level.
+var AgentLogLevel = Table{
+	{Flag: "statusPort", Kind: Port, Number: mesh.StatusPort, Unit: "port", Used: "cmd/pilot-agent/log.go",
+		Help: "the agent's status `port`"},
+}
+
 // AgentVersion is the table of pilot-agent version. [agent C5]
 var AgentVersion = Table{
 	{Flag: "short", Short: "s", Kind: Bool, Unit: "switch", Used: "cmd/pilot-agent/version.go",

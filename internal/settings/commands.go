@@ -22,6 +22,7 @@ func Commands() []Command {
 		{Path: "pilot-agent identity", Tables: []Table{AgentIdentity}, Shared: agent},
 		{Path: "pilot-agent status", Tables: []Table{AgentStatus}, Shared: agent},
 		{Path: "pilot-agent doctor", Tables: []Table{AgentDoctor}, Shared: agent},
+		{Path: "pilot-agent log-level", Tables: []Table{AgentLogLevel}, Shared: agent},
 		{Path: "pilot-agent version", Tables: []Table{AgentVersion}, Shared: agent},
 		{Path: "pilot-agent istio-iptables", Tables: []Table{AgentIptables}, Shared: agent},
 		{Path: "pilot-agent istio-iptables explain", Tables: []Table{AgentExplain}, Shared: []Table{AgentIptables, AgentLog}},

@@ -9,6 +9,7 @@
 //	GET  /metrics, /stats/prometheus    the metrics of the agent, of Envoy, and of the application
 //	GET  /app-health/, /app-lifecycle/  the probes and hooks of the application
 //	GET  /debug/status, /debug/pprof/   from this machine only
+//	GET, POST /debug/log-level          from this machine only
 //
 // Requests from this machine are those from loopback addresses, IPv4 and IPv6, except the source
 // addresses that Envoy uses for forwarded connections, and except those that a web page in a browser on
@@ -29,6 +30,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/agent/logging"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/httpguard"
 )
@@ -70,6 +72,8 @@ type Options struct {
 	Collect []func(*Page)
 	// Detail, unless nil, returns more data for /debug/status, which must encode as JSON.
 	Detail func() any
+	// Levels, unless nil, are the log levels that /debug/log-level shows and changes.
+	Levels *logging.Levels
 	// Restart restarts Envoy, by a hot restart if possible. It must not block. If it is nil, there is
 	// no /restart.
 	Restart func()
@@ -103,6 +107,9 @@ func New(o Options) *Server {
 		envoy: source{name: "Envoy", log: o.Log}, app: source{name: "the application", log: o.Log},
 	}
 }
+
+// maxLevels bounds the body of a change of log levels, in bytes.
+const maxLevels = 4096
 
 // shutdownTimeout bounds the wait for requests in flight.
 const shutdownTimeout = time.Second
@@ -139,6 +146,9 @@ func (s *Server) handler() http.Handler {
 		mux.HandleFunc("/restart", s.post("restart", s.o.Restart))
 	}
 	mux.HandleFunc("/debug/status", local(s.debug))
+	if s.o.Levels != nil {
+		mux.HandleFunc("/debug/log-level", local(s.logLevel))
+	}
 	if s.o.Probes != nil {
 		mux.Handle("/app-health/", s.o.Probes)
 		mux.Handle("/app-lifecycle/", s.o.Probes)
@@ -254,6 +264,22 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	for _, problem := range f.Files {
 		_, _ = fmt.Fprintln(w, "note:", withoutPaths(problem))
 	}
+}
+
+// logLevel shows the log levels, and changes them by POST.
+func (s *Server) logLevel(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodPost {
+		text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxLevels))
+		if err == nil {
+			err = s.o.Levels.Set(string(text))
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		s.o.Log.Info("log levels changed", "levels", string(text))
+	}
+	_, _ = io.WriteString(w, s.o.Levels.String())
 }
 
 func (s *Server) debug(w http.ResponseWriter, r *http.Request) {
