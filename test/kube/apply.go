@@ -81,11 +81,25 @@ func (c *Cluster) Apply(t testing.TB, namespace, text string) []*unstructured.Un
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = client.Get(t.Context(), o.GetName(), metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			t.Cleanup(func() { remove(t, client, o) })
-		} else if err != nil {
+		exists := false
+		err = c.until(t.Context(), describe(o)+" is not one that is being deleted", func(ctx context.Context) error {
+			old, err := client.Get(ctx, o.GetName(), metav1.GetOptions{})
+			switch {
+			case apierrors.IsNotFound(err):
+				return nil
+			case err != nil:
+				return err
+			case old.GetDeletionTimestamp() != nil: // a namespace that an earlier test has made
+				return fmt.Errorf("it is being deleted since %s", old.GetDeletionTimestamp())
+			}
+			exists = true
+			return nil
+		})
+		if err != nil {
 			t.Fatalf("apply %s: %v", describe(o), err)
+		}
+		if !exists {
+			t.Cleanup(func() { remove(t, client, o) })
 		}
 		got, err := c.apply(t.Context(), client, o)
 		if err != nil {

@@ -231,7 +231,14 @@ func TestAPIServerGoesAndComes(t *testing.T) {
 		port++
 		apply(service("ns", "a", port))
 		r.until(t, name+": the change", func() bool { return r.port("ns", "a") == uint32(port) })
-		r.until(t, name+": no problem", func() bool { return len(r.problems) == 0 })
+		wait.NoError(t, name+": no problem", func() error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if len(r.problems) > 0 {
+				return fmt.Errorf("problems %v", r.problems)
+			}
+			return nil
+		})
 		wait.Until(t, name+": no delay", func() bool { _, behind := r.source.Behind(); return !behind })
 	}
 	r.mu.Lock()

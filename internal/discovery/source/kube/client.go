@@ -272,9 +272,11 @@ func (w *watcher) Stop() {
 func (w *watcher) run(of collection) {
 	defer close(w.to)
 	defer w.from.Stop()
+	told := false
 	for e := range w.from.ResultChan() {
 		switch e.Type {
 		case watch.Error:
+			told = true
 			of.seen(contact{err: apierrors.FromObject(e.Object), ended: true})
 		default:
 			i := of.item(e.Object)
@@ -289,7 +291,13 @@ func (w *watcher) run(of collection) {
 			return
 		}
 	}
-	of.seen(contact{ended: true})
+	select {
+	case <-w.stop: // the next watch may be open already
+	default:
+		if !told {
+			of.seen(contact{ended: true})
+		}
+	}
 }
 
 // rawObject is an object as JSON text.

@@ -249,6 +249,22 @@ func TestServerAway(t *testing.T) {
 	r.until("no delay", func() bool { _, behind := r.source.Behind(); return !behind })
 }
 
+// A watch of the definitions that could not be opened for a time, and is opened again without a list, ends the problem.
+func TestDefinitionsAreWatchedAgainWithoutAList(t *testing.T) {
+	f, r := filled(t, func(o *Options) { o.Patience = time.Millisecond })
+	const group = "list /apis/networking.istio.io"
+	asked := f.count(group)
+	// A watch that has had an event is opened again where it ended.
+	f.set(definitionsResource, map[string]any{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "others.example.com"}})
+	r.until("the event of the definition", func() bool { return f.count(group) > asked })
+	f.refuseWith(func(*http.Request) int { return http.StatusTooManyRequests })
+	f.Cut()
+	r.until("a problem", r.says("Kubernetes: the API server cannot be read: "))
+	f.refuseWith(nil)
+	r.until("the end of the problem", r.says(""))
+	r.until("no delay", func() bool { _, behind := r.source.Behind(); return !behind })
+}
+
 // A kind that must not be read is one visible problem; the others go on.
 func TestForbiddenKind(t *testing.T) {
 	f, r := filled(t, nil)

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -231,12 +232,18 @@ func (s *Source) readDefinitions(ctx context.Context, d *definitionNames) {
 		}
 		return i
 	}
+	var away atomic.Bool
 	of.seen = func(c contact) {
 		f, failed := faultOf(c.err)
-		if failed && (f.lasting || f.missing) {
+		switch {
+		case failed && (f.lasting || f.missing):
 			d.update(func() { d.refused = !d.whole })
-		} else if failed {
+		case failed:
+			away.Store(true)
 			s.send(ctx, func(m *merger, now time.Time) { m.fail(&m.api, f.fault, now) })
+		case c.watch && away.CompareAndSwap(true, false):
+			// The watch goes on where it ended, without a list that would say that reading works: follow finds it out.
+			d.update(func() {})
 		}
 	}
 	s.reflect(ctx, "CustomResourceDefinition", of, &store{
