@@ -225,12 +225,21 @@ func (c *client) watch(ctx context.Context, of collection, o metav1.ListOptions)
 		}
 		return nil, context.Cause(ctx)
 	}
+	// client-go hides a connection that was closed without a response: it returns a watch without events. It is no proof that
+	// anything is read.
+	if _, open := w.(*watch.StreamWatcher); err == nil && !open {
+		err = errClosed
+	}
 	if err != nil {
 		cancel(nil)
 		return nil, err
 	}
 	return &canceled{w, func() { cancel(nil) }}, nil
 }
+
+// errClosed is why there is no watch where a connection was accepted by something else than the API server, such as a load balancer
+// before one that is away.
+var errClosed = errors.New("the connection was closed without a response")
 
 // canceled is a watch that ends the context of its request when it is stopped.
 type canceled struct {

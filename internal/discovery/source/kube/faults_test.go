@@ -220,10 +220,20 @@ func TestNothingIsRemovedWithoutProof(t *testing.T) {
 	}
 }
 
-// A server that is away for long changes nothing but how far behind the source is, and is one problem.
+// A server that is away for long changes nothing but how far behind the source is, and is one problem: also one whose connections
+// are accepted by something before it, such as a load balancer, and closed without a response.
 func TestServerAway(t *testing.T) {
+	for name, answer := range map[string]func(*http.Request) int{
+		"unavailable": func(*http.Request) int { return http.StatusServiceUnavailable },
+		"closed":      func(*http.Request) int { panic(http.ErrAbortHandler) },
+	} {
+		t.Run(name, func(t *testing.T) { serverAway(t, answer) })
+	}
+}
+
+func serverAway(t *testing.T, answer func(*http.Request) int) {
 	f, r := filled(t, func(o *Options) { o.Patience = time.Millisecond })
-	f.refuseWith(func(*http.Request) int { return http.StatusServiceUnavailable })
+	f.refuseWith(answer)
 	f.Cut()
 	r.until("one problem", r.says("Kubernetes: the API server cannot be read: "))
 	since, behind := r.source.Behind()
