@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -200,7 +201,8 @@ func (s *Server) monitoringMux() http.Handler {
 }
 
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
-	if why := s.notReady(); why != "" {
+	// Pods that are made meanwhile would be refused.
+	if why := cmp.Or(s.notReady(), s.webhooks.injector.Pending()); why != "" {
 		http.Error(w, "not ready: "+why, http.StatusServiceUnavailable)
 		return
 	}

@@ -47,6 +47,8 @@ type ClusterInjector struct {
 	mesh    atomic.Pointer[meshv1.MeshConfig] // nil until it is known
 	current atomic.Pointer[inject.Config]     // nil until all that it is made from is known
 	nodes   atomic.Pointer[nodes]
+	read    atomic.Bool // all of that has been read
+	refused atomic.Bool // some of it may not be read
 }
 
 // nodes are the versions of kubelets.
@@ -68,6 +70,15 @@ func NewClusterInjector(o InjectorOptions) (*ClusterInjector, error) {
 func (c *ClusterInjector) SetMesh(m *meshv1.MeshConfig) {
 	c.mesh.Store(m)
 	c.look()
+}
+
+// Pending returns why Pods are refused that could be injected a moment later: what is needed for it has not been read yet. It
+// returns "" once that has been read, also if it is invalid, and if the API server does not allow it to be read.
+func (c *ClusterInjector) Pending() string {
+	if c == nil || c.read.Load() || c.refused.Load() {
+		return ""
+	}
+	return "the configuration of the injector has not been read yet"
 }
 
 // look has Run look at what has changed.
@@ -109,6 +120,7 @@ func (c *ClusterInjector) Run(ctx context.Context) error {
 		c.nodes.Store(nodesIn(kubelets.GetStore()))
 		if mesh := c.mesh.Load(); mesh != nil {
 			last = c.renew(last, made{mesh, dataIn(maps.GetStore())})
+			c.read.Store(true)
 		}
 		select {
 		case <-c.wake:
@@ -131,6 +143,9 @@ func (c *ClusterInjector) follow(what string, kind runtime.Object, differs func(
 	})
 	var last string
 	_ = i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { // fails only for one that runs
+		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+			c.refused.Store(true)
+		}
 		if text := err.Error(); text != last && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 			c.opts.Log.Warn(what+" cannot be watched; what was read before stays in force", "error", err)
 			last = text
