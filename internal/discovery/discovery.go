@@ -125,7 +125,7 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	if err = publishRoots(o.StateDir, s.authority.State().RootsPEM()); err != nil {
 		return nil, err
 	}
-	if s.serving, err = s.servingAuthority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)); err != nil {
+	if s.serving, err = s.servingAuthority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.Names.Revision, o.CA.ServingNames...)); err != nil {
 		return nil, err
 	}
 	s.xds.Introspect(xds.Introspection{

@@ -131,7 +131,7 @@ func webhookServices(revision string) []string {
 
 // webhookNames are the names in the certificate of the HTTPS port.
 func webhookNames(o Options) []string {
-	names := ca.ServingNames(o.Names.Namespace, o.CA.ServingNames...)
+	names := ca.ServingNames(o.Names.Namespace, o.Webhooks.Revision, o.CA.ServingNames...)
 	for _, service := range webhookServices(o.Webhooks.Revision) {
 		if name := service + "." + o.Names.Namespace + ".svc"; !slices.Contains(names, name) {
 			names = append(names, name)

@@ -110,7 +110,7 @@ func newTarget(t *testing.T, perSecond float64, gateways ...netip.Prefix) *targe
 	if x.rootKey, err = pki.ParseKey(text); err != nil {
 		t.Fatal(err)
 	}
-	serving, err := a.ServerCertificate(ca.ServingNames("istio-system"))
+	serving, err := a.ServerCertificate(ca.ServingNames("istio-system", ""))
 	if err != nil {
 		t.Fatal(err)
 	}

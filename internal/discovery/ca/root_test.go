@@ -91,7 +91,7 @@ func TestRenewalAndExpiry(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := a.ServerCertificate(ServingNames("istio-system", "pilot.example", "192.0.2.7"))
+		s, err := a.ServerCertificate(ServingNames("istio-system", "", "pilot.example", "192.0.2.7"))
 		if err != nil {
 			t.Fatal(err)
 		}

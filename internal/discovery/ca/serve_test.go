@@ -56,7 +56,7 @@ func startWith(t *testing.T, root *ca.Authority, limits policy.Limits) *authorit
 	t.Helper()
 	dir := wait.Folder(t)
 	a := &authority{t: t, ln: bufconn.Listen(1 << 16), root: root, issuer: okIssuer(t, dir), logs: &bytes.Buffer{}}
-	serving, err := root.ServerCertificate(ca.ServingNames("istio-system"))
+	serving, err := root.ServerCertificate(ca.ServingNames("istio-system", ""))
 	if err != nil {
 		t.Fatal(err)
 	}

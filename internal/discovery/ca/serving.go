@@ -15,11 +15,15 @@ import (
 // servingTTL is the lifetime of pilot-discovery's own certificate. It is renewed after half of it.
 const servingTTL = 24 * time.Hour
 
-// ServingNames returns the names of pilot-discovery's Services in a namespace, the loopback names
-// and more, which are host names or IP addresses. [control-plane 1.14.10]
-func ServingNames(namespace string, more ...string) []string {
+// ServingNames returns the names of pilot-discovery's Services in a namespace, with that of a revision unless it is
+// empty or "default", the loopback names and more, which are host names or IP addresses. [control-plane 1.14.10]
+func ServingNames(namespace, revision string, more ...string) []string {
+	services := []string{"istiod", "istiod-remote", "istio-pilot"}
+	if revision != "" && revision != "default" {
+		services = append(services, "istiod-"+revision)
+	}
 	var names []string
-	for _, service := range []string{"istiod", "istiod-remote", "istio-pilot"} {
+	for _, service := range services {
 		names = append(names, service+"."+namespace+".svc")
 	}
 	return append(append(names, "localhost", "127.0.0.1", "::1"), more...)

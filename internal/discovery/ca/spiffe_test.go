@@ -120,7 +120,7 @@ func TestOpenSSLVerifiesIssuedCertificates(t *testing.T) {
 	for name, a := range authorities(t) {
 		st := startWith(t, a, policy.Limits{})
 		workload := issue(t, st, alice)
-		serving, err := a.ServerCertificate(ca.ServingNames("istio-system"))
+		serving, err := a.ServerCertificate(ca.ServingNames("istio-system", ""))
 		if err != nil {
 			t.Fatal(err)
 		}
