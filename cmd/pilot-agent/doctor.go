@@ -232,7 +232,7 @@ func readInputOf(pid int, dir string, args, environ []string) (input, error) {
 	}
 	f := pflag.NewFlagSet("proxy", pflag.ContinueOnError)
 	f.SetOutput(io.Discard)
-	f.ParseErrorsWhitelist.UnknownFlags = true
+	f.ParseErrorsAllowlist.UnknownFlags = true
 	cli.Flags(f, slices.Concat(settings.AgentProxy, settings.AgentLog))
 	if err := f.Parse(slices.Concat(args[1:at], args[at+1:])); err != nil {
 		return input{}, fmt.Errorf("read the arguments of process %d: %w", pid, err)

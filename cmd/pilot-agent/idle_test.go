@@ -18,11 +18,16 @@ func TestIdleAgentRarelyWakes(t *testing.T) {
 	a := agenttest.New(t, plane, "")
 	a.Start()
 	agenttest.Until(t, "the proxy is ready", a.Ready)
-	// It gives memory back some seconds after its start, and a machine may be busy: one
-	// quiet stretch is enough to show that no timer runs more often.
-	agenttest.Until(t, "an idle agent", func() error {
-		return idle(a, seconds*time.Second, seconds*most)
-	})
+	// It gives memory back some seconds after its start, and while it waits for a processor of a busy machine the Go runtime
+	// wakes up to 100 times a second: one quiet stretch is enough to show that no timer runs more often.
+	const stretches = 30
+	var err error
+	for range stretches {
+		if err = idle(a, seconds*time.Second, seconds*most); err == nil {
+			return
+		}
+	}
+	t.Errorf("an idle agent, in each of %d stretches: %v", stretches, err)
 }
 
 // idle fails where an agent wakes more often than most in a time.

@@ -12,11 +12,13 @@ import (
 	"github.com/pilothouse/pilothouse/internal/finding"
 )
 
-// What a check finds.
 type (
-	Result  = finding.Result
+	// Result is that of a check.
+	Result = finding.Result
+	// Finding is what a check has found.
 	Finding = finding.Finding
-	Row     = finding.Row
+	// Row is a check with its finding.
+	Row = finding.Row
 )
 
 // The results, from the best.

@@ -8,10 +8,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/finding"
 )
 
-// What facts are made of.
 type (
+	// Known is a fact, or why it is not known.
 	Known[T any] = finding.Known[T]
-	Clock        = finding.Clock
+	// Clock is the time of another machine.
+	Clock = finding.Clock
 )
 
 // Facts is what was found out. What a situation does not need stays zero.
