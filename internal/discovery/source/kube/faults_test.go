@@ -433,7 +433,7 @@ func TestServerHangs(t *testing.T) {
 func TestStatusIsNoChange(t *testing.T) {
 	f, r := filled(t, nil)
 	f.put(t, strings.Replace(route("r0", ""), "spec:", "status: {conditions: [{type: Ready}]}\nspec:", 1))
-	f.put(t, strings.Replace(service("s0", 80), "spec:", "status: {loadBalancer: {ingress: [{ip: 192.0.2.1}]}}\nspec:", 1))
+	f.put(t, strings.Replace(service("s0", 80), "spec:", "status: {conditions: [{type: Ready, status: \"True\"}]}\nspec:", 1))
 	f.put(t, service("s1", 81))
 	f.put(t, route("r9", ""))
 	// The watch of a kind has its events in order.
