@@ -331,8 +331,9 @@ func TestRuleThatEndsItsGoroutine(t *testing.T) {
 		t.Error("WantAll has returned")
 	}()
 	value := <-ended
-	if p, ok := value.(*RulePanic); !caller.Load() && (!ok || p.Rule != "low" || p.Value != nil) {
-		t.Errorf("got %v, want a panic that names the rule", value)
+	// The end of the goroutine ends the rule that has called low, too: either may be told first.
+	if p, ok := value.(*RulePanic); !caller.Load() && (!ok || p.Rule != "low" && p.Rule != "high" || p.Value != nil) {
+		t.Errorf("got %v, want a panic that names a rule", value)
 	}
 	if high.nodes[1] != nil || len(low.nodes) > 0 {
 		t.Error("a value that was not computed is kept")
