@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -41,17 +42,12 @@ func FollowSecrets(ctx context.Context, o Options, report func([]Secret, error))
 		}
 		return i
 	}
-	of.seen = func(c contact) {
-		if f, failed := faultOf(c.err); failed {
-			if err := errors.New(f.text); f.lasting {
-				report(nil, fmt.Errorf("%w: %w", ErrRefused, err))
-			} else {
-				report(nil, err)
-			}
-		}
-	}
 	known := map[string]*item{} // of the reflector's goroutine
+	read := false               // whole, once; of the same goroutine
+	const reading, away, refused = 0, 1, 2
+	var state atomic.Int32 // what was reported last
 	all := func() {
+		state.Store(reading)
 		out := make([]Secret, 0, len(known))
 		for _, i := range known {
 			out = append(out, Secret{i.Name, i.secret})
@@ -59,10 +55,26 @@ func FollowSecrets(ctx context.Context, o Options, report func([]Secret, error))
 		slices.SortFunc(out, func(a, b Secret) int { return strings.Compare(a.Name, b.Name) })
 		report(out, nil)
 	}
+	of.seen = func(c contact) {
+		f, failed := faultOf(c.err)
+		switch {
+		case failed && f.lasting:
+			if state.Swap(refused) != refused { // else the text would change between list and watch
+				report(nil, fmt.Errorf("%w: %w", ErrRefused, errors.New(f.text)))
+			}
+		case failed:
+			if state.Swap(away) != away {
+				report(nil, errors.New(f.text))
+			}
+		case c.watch && read && state.Load() != reading:
+			all() // the watch goes on where it ended, without a list that would say that reading works
+		}
+	}
 	s.reflect(klog.NewContext(ctx, klog.Logger{}), "Secret", of, &store{
 		put:    func(i *item) { known[i.Name] = i; all() },
 		remove: func(i *item) { delete(known, i.Name); all() },
 		replace: func(list []*item) {
+			read = true
 			clear(known)
 			for _, i := range list {
 				known[i.Name] = i
