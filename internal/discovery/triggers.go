@@ -20,14 +20,14 @@ func triggerOf(c object.Change, ofMesh bool) triggerEffect {
 		return triggerEffect{"svc", "service"}
 	case object.EndpointSlice, object.Pod, object.Node, object.WorkloadEntry:
 		return triggerEffect{"eds", "endpoint"}
-	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar:
+	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar, object.Gateway:
 		return triggerEffect{"config", "config"}
 	case object.ConfigMap:
 		if ofMesh {
 			return triggerEffect{"config", "global"}
 		}
 		return triggerEffect{}
-	case object.Namespace, object.ServiceAccount, object.Secret, object.Gateway:
+	case object.Namespace, object.ServiceAccount, object.Secret:
 		return triggerEffect{}
 	}
 	panic("discovery: unknown kind of object: " + c.Key.String())

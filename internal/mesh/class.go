@@ -97,7 +97,9 @@ type Scope struct {
 	Cluster string
 	// Sidecar is "namespace/name" of the Sidecar resource that applies, or empty.
 	Sidecar string
-	Caps    Capability
+	// Gateways identifies the Gateway resources that select a router, in a canonical form that package model defines.
+	Gateways string
+	Caps     Capability
 	// Selected identifies the client-side selectors that match the proxy's labels (never the
 	// labels themselves), in a canonical form that package model defines.
 	Selected string

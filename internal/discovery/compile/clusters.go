@@ -101,7 +101,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	case mesh.PassthroughCluster:
 		return marshal.MustEncodedAny(cluster.Passthrough(m))
 	}
-	n, _ := cluster.ParseName(k.Name)
+	n, passthrough := clusterOf(k.Name)
 	s := c.model.Service(r, k.Scope, n.Host)
 	if s == nil {
 		return nil // the Run that removes the service also drops this value
@@ -113,16 +113,17 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	d := c.model.DestinationRule(r, k.Scope, n.Host)
 	p := c.policyOf(r, d, n.Subset, n.Port)
 	in := cluster.Input{
-		Service:    cluster.Service{Host: s.Host, Name: shortName(s), Namespace: s.Namespace, External: s.External},
-		Port:       n.Port,
-		Protocol:   port.Protocol,
-		Subset:     n.Subset,
-		Resolution: resolution(s, p),
-		Policy:     p,
-		AutoMTLS:   m.GetEnableAutoMtls().GetValue() && !s.External,
-		SANs:       c.model.Accounts(r, s.Key),
-		Mesh:       m,
-		Caps:       k.Scope.Value().Caps,
+		Service:     cluster.Service{Host: s.Host, Name: shortName(s), Namespace: s.Namespace, External: s.External},
+		Port:        n.Port,
+		Protocol:    port.Protocol,
+		Subset:      n.Subset,
+		Resolution:  resolution(s, p),
+		Policy:      p,
+		AutoMTLS:    m.GetEnableAutoMtls().GetValue() && !s.External,
+		SANs:        c.model.Accounts(r, s.Key),
+		Mesh:        m,
+		Caps:        k.Scope.Value().Caps,
+		Passthrough: passthrough,
 	}
 	if in.Resolution == cluster.OriginalDst && in.AutoMTLS && p.GetTls() == nil && c.inner.mutual.Of(r, servicePortKey{s.Key, n.Port}) {
 		in.Policy = mutualTLS(p)

@@ -163,8 +163,11 @@ type inner struct {
 	assignment  *incr.Rule[assignmentKey, []byte]
 	mutual      *incr.Rule[servicePortKey, bool]
 	inbound     *incr.Rule[Key, Inbound]
-	scopeNames  *incr.Rule[mesh.ScopeID, []Key]      // of scopes without base
-	derived     *incr.Rule[mesh.ScopeID, derivation] // of the others
+	// passthroughs are the clusters of a service, and passthroughPorts the listeners, of routers that forward mutual TLS.
+	passthroughs     *incr.Rule[scopeHost, []string]
+	passthroughPorts *incr.Rule[mesh.ScopeID, []passthroughPort]
+	scopeNames       *incr.Rule[mesh.ScopeID, []Key]      // of scopes without base
+	derived          *incr.Rule[mesh.ScopeID, derivation] // of the others
 }
 
 type scopeHost struct {
@@ -196,26 +199,28 @@ type Options struct {
 func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 	c := &Compiler{model: m, opts: o, byRule: map[string]Kind{}}
 	c.inner = inner{
-		plan:         incr.Derive(g, levelPlan, "listener parts", c.plan),
-		clusters:     incr.Derive(g, levelPlan, "service clusters", c.serviceClusters),
-		assignment:   incr.Derive(g, levelPlan, "assignment", c.assignment),
-		mutual:       incr.Derive(g, levelPlan, "all mutual", c.allMutual),
-		inbound:      incr.Derive(g, levelLookup, "inbound security", c.inbound),
-		index:        incr.Derive(g, levelIndex, "listener index", c.index).AsIndex(),
-		scopeNames:   incr.Derive(g, levelNames, "scope names", c.scopeNames).AsIndex(),
-		derived:      incr.Derive(g, levelDerive, "derived names", c.derive).AsIndex(),
-		parts:        incr.Derive(g, levelLookup, "parts of a listener", c.partsOf).AsIndex(),
-		derivedParts: incr.Derive(g, levelCompare, "derived parts of a listener", c.derivedParts).AsIndex(),
-		outbound:     incr.Derive(g, levelMerge, "listener plan", c.outbound),
-		routes:       incr.Derive(g, levelIndex, "route hosts", c.routeHosts).AsIndex(),
-		routeNamed:   incr.Derive(g, levelLookup, "hosts of a route", c.routeNamed).AsIndex(),
-		routeChanges: incr.Derive(g, levelCompare, "derived routes", c.routeChanges).AsIndex(),
-		ownDomains:   incr.Derive(g, levelOwnDomains, "derived domains", c.ownDomains).AsIndex(),
-		domains:      incr.Derive(g, levelDomains, "route domains", c.domains).AsIndex(),
-		routeHead:    incr.Derive(g, levelLookup, "name of a route", c.routeHead).AsIndex(),
-		domainIndex:  incr.Derive(g, levelDomainIndex, "domain index", c.domainIndex).AsIndex(),
-		hostDomains:  incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
-		host:         incr.Derive(g, levelHost, "virtual host", c.virtualHost),
+		plan:             incr.Derive(g, levelPlan, "listener parts", c.plan),
+		clusters:         incr.Derive(g, levelPlan, "service clusters", c.serviceClusters),
+		assignment:       incr.Derive(g, levelPlan, "assignment", c.assignment),
+		mutual:           incr.Derive(g, levelPlan, "all mutual", c.allMutual),
+		inbound:          incr.Derive(g, levelLookup, "inbound security", c.inbound),
+		index:            incr.Derive(g, levelIndex, "listener index", c.index).AsIndex(),
+		passthroughs:     incr.Derive(g, levelPlan, "passthrough clusters", c.servicePassthroughs),
+		passthroughPorts: incr.Derive(g, levelIndex, "passthrough ports", c.portsPassedThrough).AsIndex(),
+		scopeNames:       incr.Derive(g, levelNames, "scope names", c.scopeNames).AsIndex(),
+		derived:          incr.Derive(g, levelDerive, "derived names", c.derive).AsIndex(),
+		parts:            incr.Derive(g, levelLookup, "parts of a listener", c.partsOf).AsIndex(),
+		derivedParts:     incr.Derive(g, levelCompare, "derived parts of a listener", c.derivedParts).AsIndex(),
+		outbound:         incr.Derive(g, levelMerge, "listener plan", c.outbound),
+		routes:           incr.Derive(g, levelIndex, "route hosts", c.routeHosts).AsIndex(),
+		routeNamed:       incr.Derive(g, levelLookup, "hosts of a route", c.routeNamed).AsIndex(),
+		routeChanges:     incr.Derive(g, levelCompare, "derived routes", c.routeChanges).AsIndex(),
+		ownDomains:       incr.Derive(g, levelOwnDomains, "derived domains", c.ownDomains).AsIndex(),
+		domains:          incr.Derive(g, levelDomains, "route domains", c.domains).AsIndex(),
+		routeHead:        incr.Derive(g, levelLookup, "name of a route", c.routeHead).AsIndex(),
+		domainIndex:      incr.Derive(g, levelDomainIndex, "domain index", c.domainIndex).AsIndex(),
+		hostDomains:      incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
+		host:             incr.Derive(g, levelHost, "virtual host", c.virtualHost),
 	}
 	for k := range numKinds {
 		row := k.row()
@@ -289,6 +294,7 @@ func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 	for i, names := range c.inner.clusters.OfAll(r, hosts) {
 		out = appendClusters(out, hosts[i], names)
 	}
+	out = c.appendPassthrough(r, out, s)
 	if s.Value().Role == mesh.Sidecar {
 		for _, l := range c.inner.index.Of(r, s) {
 			out = append(out, Key{Kind: Listener, Scope: s, Name: l.name})

@@ -28,11 +28,13 @@ type assignmentKey struct {
 	// network is the client's; empty if it makes no difference. Without mutual TLS nothing is sent through gateways.
 	network string
 	mutual  bool
+	// passthrough is set for clusters of routers that forward mutual TLS; network is then the router's.
+	passthrough bool
 }
 
 // endpoints returns the load assignment of a cluster for a scope and a location.
 func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
-	n, _ := cluster.ParseName(k.Name)
+	n, passthrough := clusterOf(k.Name)
 	s := c.model.Service(r, k.Scope, n.Host)
 	if s == nil {
 		return nil
@@ -40,6 +42,10 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 	d := c.model.DestinationRule(r, k.Scope, n.Host)
 	key := assignmentKey{name: k.Name, service: s.Key, port: n.Port, labels: pairs(subsetLabels(d, n.Subset))}
 	p := c.policyOf(r, d, n.Subset, n.Port)
+	if passthrough {
+		key.passthrough, key.network = true, k.Location.Value().Network
+		return c.inner.assignment.Of(r, key)
+	}
 	key.locality = localityText(p, c.model.Mesh(r))
 	if key.locality != "" {
 		key.location = k.Location.Value()
@@ -56,7 +62,7 @@ func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
 	if !ok {
 		return nil
 	}
-	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality, network: k.network, mutual: k.mutual})
+	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality, network: k.network, mutual: k.mutual, passthrough: k.passthrough})
 	return marshal.MustEncodedAny(cluster.Assignment(k.name, list))
 }
 
@@ -68,6 +74,8 @@ type endpointsInput struct {
 	locality string
 	network  string
 	mutual   bool
+	// passthrough is that of assignmentKey.
+	passthrough bool
 }
 
 // originatesMutual reports whether a client with a policy uses the mesh's mutual TLS with endpoints that accept it.
@@ -83,7 +91,7 @@ func originatesMutual(p *networking.TrafficPolicy, m *meshv1.MeshConfig) bool {
 func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endpoint {
 	var out []cluster.Endpoint
 	var split horizon
-	if in.network != "" {
+	if in.network != "" && !in.passthrough {
 		split.gateways = c.model.NetworkGateways(r)
 	}
 	for _, i := range c.model.Instances(r, in.service.Key) {
@@ -97,6 +105,9 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		}
 		name, revision := canonicalService(i)
 		e.Workload = strings.Join([]string{i.Workload, i.Namespace, name, revision, i.ClusterID}, ";")
+		if in.passthrough && (!e.TLS || in.network != "" && i.Network != "" && i.Network != in.network) {
+			continue // what arrives is for this network, and is mutual TLS
+		}
 		if far := split.between(in.network, i); len(far) > 0 {
 			if e.TLS && in.mutual {
 				split.add(e, far)

@@ -184,6 +184,8 @@ spec: {mtls: {mode: STRICT}}
 	}},
 	{name: "Gateway", kind: object.Gateway, empty: &networking.Gateway{}, bases: []string{
 		`{servers: [{port: {number: 80, protocol: HTTP, name: http}, hosts: ["*"]}]}`,
+		`{servers: [{port: {number: 15443, protocol: TLS, name: tls}, hosts: ["*.local"], tls: {mode: AUTO_PASSTHROUGH}}]}`,
+		`{servers: [{port: {number: 15443, protocol: TLS, name: tls}, hosts: ["*.local"], tls: {mode: PASSTHROUGH}}]}`,
 	}},
 	{name: "MeshConfig", kind: object.ConfigMap, empty: &meshv1.MeshConfig{}, around: `---
 apiVersion: networking.istio.io/v1
@@ -274,6 +276,7 @@ var fieldValues = map[string][]string{
 	"WorkloadEntry.address": {"10.2.0.9"}, "WorkloadEntry.ports": {"http=8099"}, "WorkloadEntry.labels": {"app=none"}, "WorkloadEntry.locality": {"r1/z1"},
 
 	"Sidecar.workloadSelector.labels": {"app=a"}, "egress.hosts": {"*/*"}, "port.protocol": {"HTTP"},
+	"Gateway.selector": {"app=none"}, "Gateway.servers.hosts": {"c.other.svc.cluster.local"},
 	"PeerAuthentication.selector.matchLabels": {"app=a"},
 
 	"cipherSuites": {"AES128-SHA"}, "ecdhCurves": {"P-256"}, "trustDomain": {"example.org"}, "trustDomainAliases": {"example.org"},

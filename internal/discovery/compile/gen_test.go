@@ -70,7 +70,7 @@ func (d *dice) exportTo() []string {
 // change makes a random change to a random object: a new value three times of four.
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
-		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar, object.Namespace, object.Node)
+		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar, object.Namespace, object.Node, object.Gateway)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
 	switch kind {
 	case object.Namespace, object.Node:
@@ -124,6 +124,12 @@ func (d *dice) change() object.Change {
 		o.Spec = d.peerAuthentication()
 	case object.Sidecar:
 		o.Spec = d.sidecar()
+	case object.Gateway:
+		o.Spec = &networking.Gateway{Selector: map[string]string{"app": pick(d, names...)}, Servers: []*networking.Server{{
+			Port:  &networking.Port{Number: pick[uint32](d, 15443, 15444), Protocol: "TLS"},
+			Hosts: []string{pick(d, "*", "*.local", "./*", "x/*.local", "a.x.svc.cluster.local")},
+			Tls:   &networking.ServerTLSSettings{Mode: pick(d, networking.ServerTLSSettings_AUTO_PASSTHROUGH, networking.ServerTLSSettings_SIMPLE)},
+		}}}
 	}
 	return object.Change{Key: key, Object: o}
 }

@@ -106,3 +106,50 @@ func TestEndpointsOfAnotherNetwork(t *testing.T) {
 		t.Errorf("with a rule that turns mutual TLS off: %q, want %q", got, want)
 	}
 }
+
+// A router sends what it forwards to endpoints of its own network only, which it reaches, and to those of an unknown one.
+func TestPassthroughStaysInTheNetwork(t *testing.T) {
+	w := newWorld()
+	w.model.Apply(farShop("", "net-1", false, "r1", "10.1.0.1"))
+	w.model.Apply(farShop("two", "net-2", false, "r2", "10.2.0.1", "10.2.0.2"))
+	w.model.Apply(farShop("three", "", false, "r3", "10.3.0.1"))
+	w.model.Apply(farShop("four", "net-2", true, "r4", "10.4.0.1"))
+	w.model.SetNetworks(&meshv1.MeshNetworks{Networks: map[string]*meshv1.Network{
+		"net-1": {Gateways: []*meshv1.Network_IstioNetworkGateway{{Gw: &meshv1.Network_IstioNetworkGateway_Address{Address: "192.0.2.1"}}}},
+	}})
+	w.apply(t, `apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: cross-network, namespace: istio-system}
+spec: {selector: {istio: eastwest}, servers: [{port: {number: 15443, protocol: TLS}, tls: {mode: AUTO_PASSTHROUGH}, hosts: ["*.local"]}]}
+`)
+	for _, tt := range []struct {
+		cluster, network string
+		want             []string
+	}{
+		{"", "", []string{"10.1.0.1", "10.3.0.1"}}, // that of its cluster
+		{"two", "", []string{"10.2.0.1", "10.2.0.2", "10.3.0.1"}},
+		{"", "net-2", []string{"10.2.0.1", "10.2.0.2", "10.3.0.1"}},
+		{"three", "", []string{"10.1.0.1", "10.2.0.1", "10.2.0.2", "10.3.0.1"}},
+	} {
+		class := w.join(inCluster(proxy(t, "router~10.8.0.1~gw.istio-system~istio-system.svc.cluster.local", "istio=eastwest"), tt.cluster, tt.network))
+		var got []string
+		for k, body := range w.bytes(class) {
+			if k.Kind != compile.Endpoints || k.Name != "outbound_.80_._.api.shop.svc.cluster.local" {
+				continue
+			}
+			var la endpointv3.ClusterLoadAssignment
+			if err := proto.Unmarshal(body, &la); err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range la.Endpoints {
+				for _, e := range l.LbEndpoints {
+					got = append(got, e.GetEndpoint().GetAddress().GetSocketAddress().GetAddress())
+				}
+			}
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("in cluster %q and network %q: %q, want %q", tt.cluster, tt.network, got, tt.want)
+		}
+	}
+}

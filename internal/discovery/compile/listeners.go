@@ -230,6 +230,9 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 	if k.Name == mesh.VirtualOutbound {
 		return marshal.MustEncodedAny(listener.VirtualOutbound(env, allowAny))
 	}
+	if k.Scope.Value().Role == mesh.Router {
+		return c.passthroughListener(r, k, env)
+	}
 	m := c.inner.outbound.Of(r, scopeName{k.Scope, k.Name})
 	if m == nil {
 		return nil

@@ -69,7 +69,6 @@ func (c *check) namespacedHost(field, s string) {
 }
 
 func (c *check) gateway(s *networking.Gateway) {
-	c.warn("spec", "not applied: gateways are not supported")
 	c.labels("spec.selector", s.Selector)
 	if len(s.Servers) == 0 {
 		c.fail("spec.servers", "is empty; add at least one server")
@@ -78,6 +77,11 @@ func (c *check) gateway(s *networking.Gateway) {
 		at := item("spec.servers", i)
 		c.port(at+".port.number", v.GetPort().GetNumber(), false)
 		c.protocol(at+".port.protocol", v.GetPort().GetProtocol())
+		if v.GetTls().GetMode() != networking.ServerTLSSettings_AUTO_PASSTHROUGH {
+			c.warn(at, "not applied: only servers with tls.mode AUTO_PASSTHROUGH are served, the entries of networks")
+		} else {
+			c.passthroughServer(at, v)
+		}
 		if len(v.GetHosts()) == 0 {
 			c.fail(at+".hosts", "is empty; add at least one host")
 		}
@@ -87,6 +91,25 @@ func (c *check) gateway(s *networking.Gateway) {
 			} else {
 				c.host(item(at+".hosts", j), h)
 			}
+		}
+	}
+}
+
+// passthroughServer checks a server whose connections are forwarded without ending their TLS.
+func (c *check) passthroughServer(at string, v *networking.Server) {
+	if p := v.GetPort().GetProtocol(); !strings.EqualFold(p, "TLS") {
+		c.fail(at+".port.protocol", "invalid protocol %q with tls.mode AUTO_PASSTHROUGH: want TLS", p)
+	}
+	for _, f := range setFields(v.ProtoReflect(), nil) {
+		switch f.JSONName() {
+		case "port", "hosts", "tls", "name":
+		default:
+			c.warn(at+"."+f.JSONName(), "not applied: a server with tls.mode AUTO_PASSTHROUGH listens on all addresses and forwards by the server name")
+		}
+	}
+	for _, f := range setFields(v.GetTls().ProtoReflect(), nil) {
+		if f.JSONName() != "mode" {
+			c.warn(at+".tls."+f.JSONName(), "not applied: with mode AUTO_PASSTHROUGH the endpoints end the TLS")
 		}
 	}
 }

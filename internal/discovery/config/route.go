@@ -27,7 +27,7 @@ func (c *check) virtualService(s *networking.VirtualService) {
 	case len(s.Hosts) == 0:
 		c.warn("spec.hosts", "is empty: the object is a delegate, and delegates are not supported")
 	case !inMesh:
-		c.warn("spec.gateways", "not applied: gateways are not supported; add \"mesh\" to apply it to sidecars")
+		c.warn("spec.gateways", "not applied: routes at gateways are not served; add \"mesh\" to apply it to sidecars")
 	}
 	if len(s.Http)+len(s.Tls)+len(s.Tcp) == 0 {
 		c.fail("spec", "has no routes; add http, tls or tcp")

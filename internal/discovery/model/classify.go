@@ -63,7 +63,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	return mesh.Class{
 		Scope: mesh.Scope{
 			Role: k.Role, Namespace: k.Namespace, Cluster: cluster, Caps: k.Caps,
-			Sidecar: m.sidecarFor(r, k.Namespace, labels), Selected: m.selected(r, k.Namespace, labels),
+			Sidecar: m.sidecarFor(r, k, labels), Gateways: m.gatewaysFor(r, k, labels), Selected: m.selected(r, k.Namespace, labels),
 		},
 		Location: location,
 		Workload: mesh.Workload{
@@ -113,13 +113,16 @@ func (m *Model) labelsOf(r *incr.Reader, k ProxyKey, cluster string) (map[string
 }
 
 // sidecarFor returns the key of the Sidecar in force: the oldest that selects the workload, else that
-// of the namespace, else that of the root namespace; "" if there is none. [control-plane 1.9.20]
-func (m *Model) sidecarFor(r *incr.Reader, ns string, labels map[string]string) string {
+// of the namespace, else that of the root namespace; "" if there is none, and for a router. [control-plane 1.9.20]
+func (m *Model) sidecarFor(r *incr.Reader, k ProxyKey, labels map[string]string) string {
+	if k.Role != mesh.Sidecar {
+		return ""
+	}
 	root := m.Mesh(r).RootNamespace
 	for _, pass := range []struct {
 		ns       string
 		selected bool
-	}{{ns, true}, {ns, false}, {root, false}} {
+	}{{k.Namespace, true}, {k.Namespace, false}, {root, false}} {
 		var best *Sidecar
 		for _, s := range incr.In(r, m.tables.sidecars, "ns:"+pass.ns) {
 			l := s.Spec.GetWorkloadSelector().GetLabels()

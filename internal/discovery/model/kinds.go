@@ -50,6 +50,10 @@ var kinds = map[object.Kind]kindRow{
 		m.tables.sidecars.Put(rowKey(o.Key), &Sidecar{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
 	}, func(m *Model, k object.Key) { m.tables.sidecars.Delete(rowKey(k)) }),
 
+	object.Gateway: stored(func(m *Model, o *object.Object, spec *networking.Gateway) {
+		m.tables.routers.Put(rowKey(o.Key), &Gateway{Row: rowOf(o), Spec: spec}, all)
+	}, func(m *Model, k object.Key) { m.tables.routers.Delete(rowKey(k)) }),
+
 	object.ConfigMap: notStored, // mesh configuration is set by SetMesh
 	object.Namespace: {
 		put: func(m *Model, o *object.Object) {
@@ -60,7 +64,6 @@ var kinds = map[object.Kind]kindRow{
 
 	object.ServiceAccount: notStored,
 	object.Secret:         notStored,
-	object.Gateway:        notStored,
 }
 
 func init() {

@@ -59,6 +59,8 @@ type tables struct {
 	namespaces *incr.Table[string]
 	networks   *incr.Table[*meshv1.MeshNetworks]
 	gateways   *incr.Table[*gatewayService]
+	// routers has the Gateways.
+	routers *incr.Table[*Gateway]
 }
 
 // Row has the metadata of a row's object.
@@ -109,6 +111,12 @@ type Sidecar struct {
 	Spec *networking.Sidecar
 }
 
+// Gateway is the row of an object.
+type Gateway struct {
+	Row
+	Spec *networking.Gateway
+}
+
 // New adds an empty model to g. domain is the cluster's DNS suffix, such as "cluster.local".
 func New(g *incr.Graph, domain string) *Model {
 	m := &Model{domain: mesh.HostName(domain), tables: tables{
@@ -126,6 +134,7 @@ func New(g *incr.Graph, domain string) *Model {
 		namespaces: incr.NewTable[string](g, "namespaces"),
 		networks:   incr.NewTable[*meshv1.MeshNetworks](g, "networks"),
 		gateways:   incr.NewTable[*gatewayService](g, "gateway services"),
+		routers:    incr.NewTable[*Gateway](g, "gateways"),
 	}}
 	m.tables.mesh.Put("mesh", mesh.DefaultMeshConfig())
 	m.derive(g)
@@ -139,7 +148,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 	f.tables = tables{
 		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
 		dests: t.dests.On(g), peers: t.peers.On(g), sidecars: t.sidecars.On(g), mesh: t.mesh.On(g),
-		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g),
+		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g),
 	}
 	f.rules.classify, f.rules.claims = m.rules.classify.On(g), m.rules.claims.On(g)
 	return &f
@@ -163,7 +172,7 @@ func (m *Model) Counts() map[string]int {
 	return map[string]int{
 		"services": t.services.Len(), "pods": t.pods.Len(), "nodes": t.nodes.Len(), "workload_entries": t.entries.Len(),
 		"virtual_services": t.virtuals.Len(), "destination_rules": t.dests.Len(),
-		"peer_authentications": t.peers.Len() - len(m.denials), "sidecars": t.sidecars.Len(), "endpoint_slices": t.slices.Len(),
+		"peer_authentications": t.peers.Len() - len(m.denials), "sidecars": t.sidecars.Len(), "gateways": t.routers.Len(), "endpoint_slices": t.slices.Len(),
 	}
 }
 

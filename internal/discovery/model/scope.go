@@ -30,6 +30,8 @@ type rules struct {
 	differs    *incr.Rule[scopeHost, differing]
 	claims     *incr.Rule[ProxyKey, string]
 	gateways   *incr.Rule[string, []NetworkGateway] // of the key ""
+	// passthrough is of scopes with Gateways.
+	passthrough *incr.Rule[mesh.ScopeID, []PassthroughServer]
 }
 
 type scopeHost struct {
@@ -52,6 +54,8 @@ func (m *Model) derive(g *incr.Graph) {
 		classify:  incr.Derive(g, levelClassify, "class", m.class),
 		claims:    incr.Derive(g, levelClassify, "claims", m.claims),
 		gateways:  incr.Derive(g, levelRow, "network gateways", m.networkGateways),
+
+		passthrough: incr.Derive(g, levelRow, "passthrough servers", m.passthroughServers),
 
 		difference: incr.Derive(g, levelDifference, "scope difference", m.difference).AsIndex(),
 		differs:    incr.Derive(g, levelDiffers, "scope difference of a host", m.differs).AsIndex(),

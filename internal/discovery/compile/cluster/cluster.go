@@ -74,6 +74,23 @@ type Input struct {
 	Mesh *meshv1.MeshConfig
 	// Caps are the capabilities of the proxy; what it does not support is left out.
 	Caps mesh.Capability
+	// Passthrough is set for a router that forwards the mutual TLS between clients and endpoints, by the clients' server
+	// name. The cluster has that name, the endpoints of EDS, and no TLS of its own; of Policy, what concerns requests and
+	// TLS does not count.
+	Passthrough bool
+}
+
+// forPassthrough returns an input with Passthrough as what the cluster is built of.
+func (in Input) forPassthrough() Input {
+	p := &networking.TrafficPolicy{OutlierDetection: in.Policy.GetOutlierDetection()}
+	if l := in.Policy.GetLoadBalancer(); l.GetConsistentHash() == nil && l.GetSimple() != networking.LoadBalancerSettings_PASSTHROUGH {
+		p.LoadBalancer = l
+	}
+	if t := in.Policy.GetConnectionPool().GetTcp(); t != nil {
+		p.ConnectionPool = &networking.ConnectionPoolSettings{Tcp: t}
+	}
+	in.Protocol, in.Resolution, in.Policy, in.AutoMTLS = mesh.TCP, EDS, p, false
+	return in
 }
 
 const (
@@ -90,6 +107,9 @@ const (
 // Build returns the outbound cluster of in.
 func Build(in Input) *clusterv3.Cluster {
 	name := Name(Outbound, in.Port, in.Subset, in.Service.Host)
+	if in.Passthrough {
+		name, in = SNI(in.Port, in.Subset, in.Service.Host), in.forPassthrough()
+	}
 	c := &clusterv3.Cluster{
 		Name:           name,
 		AltStatName:    statName(name),

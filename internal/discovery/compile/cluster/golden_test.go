@@ -142,3 +142,17 @@ func TestDeterministic(t *testing.T) {
 	in := []byte(`[{services: [{host: a.b.svc.cluster.local, name: a, namespace: b}], port: 80, protocol: auto, autoMTLS: true, config: /x, subset: v1, sans: [spiffe://x/ns/b/sa/c]}]`)
 	golden.Deterministic(t, func() proto.Message { return parse(t, in)[0] })
 }
+
+func TestParseSNI(t *testing.T) {
+	for _, k := range []cluster.Key{{Port: 80, Host: "api.shop.svc.cluster.local"}, {Port: 65535, Subset: "v1", Host: "a"}} {
+		k.Direction = cluster.Outbound
+		if got, ok := cluster.ParseSNI(cluster.SNI(k.Port, k.Subset, k.Host)); !ok || got != k {
+			t.Errorf("ParseSNI(SNI(%v)) = %v, %v", k, got, ok)
+		}
+	}
+	for _, s := range []string{"", "outbound_.80", "outbound_.80_.v1", "outbound_.x_._.a", "outbound|80||a", "inbound_.80_._.a", "outbound_.-1_._.a"} {
+		if got, ok := cluster.ParseSNI(s); ok {
+			t.Errorf("ParseSNI(%q) = %v, want none", s, got)
+		}
+	}
+}

@@ -47,5 +47,26 @@ func SNI(port uint32, subset, host string) string {
 	return Outbound + "_." + strconv.FormatUint(uint64(port), 10) + "_." + subset + "_." + host
 }
 
+// ParseSNI parses a result of SNI; it returns false for any other name.
+func ParseSNI(name string) (Key, bool) {
+	rest, ok := strings.CutPrefix(name, Outbound+"_.")
+	if !ok {
+		return Key{}, false
+	}
+	number, rest, ok := strings.Cut(rest, "_.")
+	if !ok {
+		return Key{}, false
+	}
+	port, err := strconv.ParseUint(number, 10, 32)
+	if err != nil {
+		return Key{}, false
+	}
+	subset, host, ok := strings.Cut(rest, "_.")
+	if !ok {
+		return Key{}, false
+	}
+	return Key{Direction: Outbound, Port: uint32(port), Subset: subset, Host: host}, true
+}
+
 // statName appends ";", which no name contains, so that tag extractors find the end of the name.
 func statName(name string) string { return name + ";" }
