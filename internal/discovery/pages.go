@@ -425,7 +425,7 @@ func endpointsOf(s *model.Service, in *model.Instance) (out []endpointEntry) {
 			continue
 		}
 		e := endpointEntry{
-			Labels: in.Labels, Addresses: []string{in.Address}, ServicePortName: p.Name, ServiceAccount: in.Identity, Network: in.Network,
+			Labels: in.Labels, Addresses: append([]string{in.Address}, in.Others...), ServicePortName: p.Name, ServiceAccount: in.Identity, Network: in.Network,
 			EndpointPort: target, LbWeight: in.Weight, TLSMode: "disabled", Namespace: in.Namespace, WorkloadName: in.Workload,
 		}
 		e.Locality.Label, e.Locality.ClusterID = in.Locality.String(), registryName
@@ -459,8 +459,10 @@ func (s *Server) instancesz(w http.ResponseWriter, _ *http.Request) {
 	at := map[string][]place{}
 	for _, i := range all {
 		for _, in := range i.instances {
-			key := in.Namespace + "/" + in.Address
-			at[key] = append(at[key], place{i.service, in})
+			for _, a := range append([]string{in.Address}, in.Others...) {
+				key := in.Namespace + "/" + a
+				at[key] = append(at[key], place{i.service, in})
+			}
 		}
 	}
 	out := map[string][]target{}

@@ -1,6 +1,9 @@
 package mesh
 
-import "unique"
+import (
+	"net/netip"
+	"unique"
+)
 
 // Capability is a bit set of the proxy's abilities that configuration depends on.
 type Capability uint32
@@ -55,15 +58,22 @@ var extensionBits = map[string]Capability{
 	"envoy.retry_priorities.previous_priorities": PreviousPriorities,
 }
 
+// Families are the bits of the families of addresses.
+const Families = IPv4 | IPv6
+
+// FamilyOf returns the family of an address, IPv4 or IPv6.
+func FamilyOf(ip netip.Addr) Capability {
+	if ip.Unmap().Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
 // Capabilities returns the node's capability bits. A node without addresses counts as IPv4.
 func Capabilities(n Node) Capability {
 	var c Capability
 	for _, ip := range n.IPs() {
-		if ip.Is4() {
-			c |= IPv4
-		} else {
-			c |= IPv6
-		}
+		c |= FamilyOf(ip)
 	}
 	if c == 0 {
 		c = IPv4
@@ -117,6 +127,8 @@ func (s Scope) ID() ScopeID { return unique.Make(s) }
 type Location struct {
 	Network, Cluster string
 	Locality         Locality
+	// Node is the proxy's Node; empty if no service prefers endpoints of the client's own.
+	Node string
 }
 
 // LocationID is an interned Location, like ScopeID.

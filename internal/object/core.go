@@ -13,6 +13,8 @@ type ServiceSpec struct {
 	Type string
 	// ClusterIPs are the virtual addresses; empty if none is assigned.
 	ClusterIPs []netip.Addr
+	// IPFamilies are the families of the addresses, "IPv4" and "IPv6", the preferred one first; empty if none are named.
+	IPFamilies []string `json:",omitempty"`
 	// Headless is set for clusterIP: None.
 	Headless     bool
 	ExternalName string

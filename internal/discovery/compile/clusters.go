@@ -124,6 +124,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		Mesh:        m,
 		Caps:        k.Scope.Value().Caps,
 		Passthrough: passthrough,
+		Near:        prefersNear(s, p),
 	}
 	if in.Resolution == cluster.OriginalDst && in.AutoMTLS && p.GetTls() == nil && c.inner.mutual.Of(r, servicePortKey{s.Key, n.Port}) {
 		in.Policy = mutualTLS(p)
@@ -133,8 +134,11 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	}
 	if k.Kind == ClusterInline {
 		in.Endpoints = c.endpointsOf(r, endpointsInput{
-			service: s, port: n.Port, labels: subsetLabels(d, n.Subset), location: k.Location.Value(), locality: localityText(p, m),
+			service: s, port: n.Port, labels: subsetLabels(d, n.Subset), location: k.Location.Value(), locality: localityText(s, p, m), families: in.Caps & mesh.Families,
 		})
+		for i := range in.Endpoints {
+			in.Endpoints[i].Others = nil // Envoy has them in EDS clusters only
+		}
 	}
 	return marshal.MustEncodedAny(cluster.Build(in))
 }

@@ -3,6 +3,7 @@ package compile
 import (
 	"cmp"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -30,6 +31,8 @@ type assignmentKey struct {
 	mutual  bool
 	// passthrough is set for clusters of routers that forward mutual TLS; network is then the router's.
 	passthrough bool
+	// families are those of the client's addresses.
+	families mesh.Capability
 }
 
 // endpoints returns the load assignment of a cluster for a scope and a location.
@@ -40,17 +43,14 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 		return nil
 	}
 	d := c.model.DestinationRule(r, k.Scope, n.Host)
-	key := assignmentKey{name: k.Name, service: s.Key, port: n.Port, labels: pairs(subsetLabels(d, n.Subset))}
+	key := assignmentKey{name: k.Name, service: s.Key, port: n.Port, labels: pairs(subsetLabels(d, n.Subset)), families: k.Scope.Value().Caps & mesh.Families}
 	p := c.policyOf(r, d, n.Subset, n.Port)
 	if passthrough {
 		key.passthrough, key.network = true, k.Location.Value().Network
 		return c.inner.assignment.Of(r, key)
 	}
-	key.locality = localityText(p, c.model.Mesh(r))
-	if key.locality != "" {
-		key.location = k.Location.Value()
-		key.location.Network, key.location.Cluster = "", "" // ranks depend on localities only
-	}
+	key.locality = localityText(s, p, c.model.Mesh(r))
+	key.location = ranking(key.locality, k.Location.Value())
 	if len(c.model.NetworkGateways(r)) > 0 && !s.External {
 		key.network, key.mutual = k.Location.Value().Network, originatesMutual(p, c.model.Mesh(r))
 	}
@@ -62,7 +62,7 @@ func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
 	if !ok {
 		return nil
 	}
-	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality, network: k.network, mutual: k.mutual, passthrough: k.passthrough})
+	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality, network: k.network, mutual: k.mutual, passthrough: k.passthrough, families: k.families})
 	return marshal.MustEncodedAny(cluster.Assignment(k.name, list))
 }
 
@@ -76,6 +76,8 @@ type endpointsInput struct {
 	mutual   bool
 	// passthrough is that of assignmentKey.
 	passthrough bool
+	// families are those of the client's addresses; 0 is any.
+	families mesh.Capability
 }
 
 // originatesMutual reports whether a client with a policy uses the mesh's mutual TLS with endpoints that accept it.
@@ -94,13 +96,19 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 	if in.network != "" && !in.passthrough {
 		split.gateways = c.model.NetworkGateways(r)
 	}
-	for _, i := range c.model.Instances(r, in.service.Key) {
+	instances := c.model.Instances(r, in.service.Key)
+	families := in.families
+	if !slices.ContainsFunc(instances, func(i *model.Instance) bool { return len(addressesOf(i, families)) > 0 }) {
+		families = 0 // nothing can be reached: the error of the connection says more than none
+	}
+	for _, i := range instances {
+		addresses := addressesOf(i, families)
 		port, ok := i.Ports[in.port]
 		if !ok || !i.Subset(in.labels) {
 			continue
 		}
 		e := cluster.Endpoint{
-			Address: i.Address, Port: port, Locality: i.Locality, Weight: i.Weight,
+			Port: port, Locality: i.Locality, Weight: i.Weight, Node: i.Node, Network: i.Network,
 			TLS: i.TLS && !in.service.External && c.model.ModesFor(r, i.Namespace, i.Labels).Of(port) != mesh.Disable,
 		}
 		name, revision := canonicalService(i)
@@ -110,16 +118,24 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		}
 		if far := split.between(in.network, i); len(far) > 0 {
 			if e.TLS && in.mutual {
-				split.add(e, far)
+				split.add(e, gatewaysFor(far, in.families))
 			}
 			continue
 		}
+		if len(addresses) == 0 {
+			continue
+		}
+		e.Address, e.Others = addresses[0], addresses[1:]
 		out = append(out, e)
 	}
 	out = split.join(out)
 	switch l := localityOf(in.locality); {
 	case len(l.GetDistribute()) > 0:
 		out = distribute(out, in.location.Locality, l.Distribute)
+	case in.locality == near || in.locality == nearNode:
+		for i := range out {
+			out[i].Priority = nearness(in.location, out[i], in.locality == nearNode)
+		}
 	case l != nil:
 		for i := range out {
 			out[i].Priority = priority(in.location.Locality, out[i].Locality, l)
@@ -131,9 +147,77 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 	return renumberPriorities(out)
 }
 
-// localityText returns the locality setting of a policy as a text, so that it can be part of a key; ""
+// addressesOf returns the addresses of an instance in families, 0 for any. What is not an IP address is in all.
+func addressesOf(i *model.Instance, families mesh.Capability) []string {
+	all := append([]string{i.Address}, i.Others...)
+	if families == 0 {
+		return all
+	}
+	return slices.DeleteFunc(all, func(a string) bool { return !reaches(families, a) })
+}
+
+// reaches reports whether a client with addresses in families reaches an address, if only the family counts.
+func reaches(families mesh.Capability, address string) bool {
+	ip, err := netip.ParseAddr(address)
+	return err != nil || families.Has(mesh.FamilyOf(ip))
+}
+
+// gatewaysFor returns the gateways that a client with addresses in families reaches; all, if it reaches none.
+func gatewaysFor(list []model.NetworkGateway, families mesh.Capability) []model.NetworkGateway {
+	out := slices.DeleteFunc(slices.Clone(list), func(g model.NetworkGateway) bool { return families != 0 && !reaches(families, g.Address) })
+	if len(out) == 0 {
+		return list
+	}
+	return out
+}
+
+// The locality texts of a service that prefers endpoints near the client, and of one that prefers those on its Node.
+const (
+	near     = "near"
+	nearNode = "near, on the node first"
+)
+
+// nearness returns the priority of an endpoint of a service that prefers near ones: one more for each part of its place
+// that is not the client's, of network, region, zone, subzone and, if it counts, Node.
+func nearness(client mesh.Location, e cluster.Endpoint, node bool) uint32 {
+	same := []bool{client.Network == e.Network, client.Locality.Region == e.Locality.Region, client.Locality.Zone == e.Locality.Zone, client.Locality.Subzone == e.Locality.Subzone}
+	if node {
+		same = append(same, client.Node == e.Node && e.Node != "")
+	}
+	if i := slices.Index(same, false); i >= 0 {
+		return uint32(len(same) - i)
+	}
+	return 0
+}
+
+// ranking returns what ranks depend on with a locality text.
+func ranking(locality string, l mesh.Location) mesh.Location {
+	switch locality {
+	case "":
+		return mesh.Location{}
+	case nearNode:
+		return mesh.Location{Network: l.Network, Locality: l.Locality, Node: l.Node}
+	case near:
+		return mesh.Location{Network: l.Network, Locality: l.Locality}
+	}
+	return mesh.Location{Locality: l.Locality}
+}
+
+// prefersNear reports whether a service's own preference is in force: a DestinationRule's setting takes precedence, and
+// the mesh's does not. [control-plane 1.8.5]
+func prefersNear(s *model.Service, p *networking.TrafficPolicy) bool {
+	return s.Prefer != mesh.PreferNone && p.GetLoadBalancer().GetLocalityLbSetting() == nil
+}
+
+// localityText returns the locality setting of a service's policy as a text, so that it can be part of a key; ""
 // if localities have no effect.
-func localityText(p *networking.TrafficPolicy, m *meshv1.MeshConfig) string {
+func localityText(s *model.Service, p *networking.TrafficPolicy, m *meshv1.MeshConfig) string {
+	if prefersNear(s, p) {
+		if s.Prefer == mesh.PreferNode {
+			return nearNode
+		}
+		return near
+	}
 	l := cluster.Locality(p, m)
 	if len(l.GetDistribute()) == 0 && !cluster.Failover(p, m) {
 		return ""

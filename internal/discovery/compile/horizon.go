@@ -73,7 +73,7 @@ func (h *horizon) join(direct []cluster.Endpoint) []cluster.Endpoint {
 			if !known {
 				i = len(direct)
 				index[k] = i
-				direct = append(direct, cluster.Endpoint{Address: g.Address, Port: g.Port, Locality: f.endpoint.Locality, TLS: true, Gateway: true})
+				direct = append(direct, cluster.Endpoint{Address: g.Address, Port: g.Port, Locality: f.endpoint.Locality, Network: f.endpoint.Network, TLS: true, Gateway: true})
 			}
 			direct[i].Weight = clamp(uint64(direct[i].Weight) + share)
 		}

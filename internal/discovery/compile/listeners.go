@@ -59,7 +59,7 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 			continue // connections to it cannot be told from those to other hosts
 		}
 		base.sni = p.Protocol.IsTLS()
-		if addresses := c.ownAddresses(r, s); len(addresses) > 0 || len(s.Addresses.CIDRs) > 0 {
+		if addresses := c.ownAddresses(r, s, k.scope.Value().Caps&mesh.Families); len(addresses) > 0 || len(s.Addresses.CIDRs) > 0 {
 			out = append(out, addressed(base, addresses, s.Addresses.CIDRs, p.Protocol)...)
 		} else if !s.Source.Headless {
 			if p.Protocol == mesh.Auto {
@@ -74,9 +74,9 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 	return out
 }
 
-// ownAddresses returns the addresses at which a service has listeners of its own: its virtual
-// addresses, or those of its Pods if it is headless.
-func (c *Compiler) ownAddresses(r *incr.Reader, s *model.Service) []string {
+// ownAddresses returns the addresses at which a service has listeners of its own: its virtual addresses, or those of its
+// Pods if it is headless. A proxy with addresses of one family gets those of that family, unless there are none.
+func (c *Compiler) ownAddresses(r *incr.Reader, s *model.Service, families mesh.Capability) []string {
 	var out []string
 	for _, ip := range s.Addresses.VIPs {
 		out = append(out, ip.String())
@@ -84,11 +84,15 @@ func (c *Compiler) ownAddresses(r *incr.Reader, s *model.Service) []string {
 	if len(out) == 0 && s.Source.Headless {
 		for _, i := range c.model.Instances(r, s.Key) {
 			if i.Cluster == s.Cluster {
-				out = append(out, i.Address)
+				out = append(append(out, i.Address), i.Others...)
 			}
 		}
 	}
-	return slices.Compact(out)
+	out = slices.Compact(out)
+	if reached := slices.DeleteFunc(slices.Clone(out), func(a string) bool { return !reaches(families, a) }); len(reached) > 0 {
+		return reached
+	}
+	return out
 }
 
 func addressed(base part, addresses []string, cidrs []netip.Prefix, p mesh.Protocol) []part {

@@ -4,16 +4,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 // exportToAnnotation lists the namespaces in which a Service is visible.
 const exportToAnnotation = "networking.istio.io/exportTo"
-
-// distributionAnnotation is what a Service had before the field trafficDistribution.
-const distributionAnnotation = "networking.istio.io/traffic-distribution"
-
-const notPreferred = "not applied: endpoints are not preferred by place; use localityLbSetting with outlierDetection in a DestinationRule"
 
 func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 	if !slices.Contains([]string{"", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}, s.Type) {
@@ -50,18 +46,26 @@ func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 	once(numbers, func(i int, k portKey) {
 		c.fail(item("spec.ports", i)+".port", "duplicate port %d; remove one", k.port)
 	})
-	if s.TrafficDistribution != "" {
-		c.warn("spec.trafficDistribution", notPreferred)
-	}
-	if m.Annotations[distributionAnnotation] != "" {
-		c.warn("metadata.annotations["+distributionAnnotation+"]", notPreferred)
-	}
+	c.preference("spec.trafficDistribution", s.TrafficDistribution)
+	c.distribution(m)
 	if list := m.Annotations[exportToAnnotation]; list != "" {
 		var namespaces []string
 		for ns := range strings.SplitSeq(list, ",") {
 			namespaces = append(namespaces, strings.TrimSpace(ns))
 		}
 		c.exportTo("metadata.annotations["+exportToAnnotation+"]", namespaces, true)
+	}
+}
+
+// distribution checks the annotation that says which endpoints to prefer.
+func (c *check) distribution(m object.Meta) {
+	c.preference("metadata.annotations["+mesh.DistributionAnnotation+"]", m.Annotations[mesh.DistributionAnnotation])
+}
+
+// preference checks which endpoints are preferred. It is a warning, since Kubernetes has other values for its own proxies.
+func (c *check) preference(field, value string) {
+	if _, ok := mesh.ParsePreference(value); !ok {
+		c.warn(field, "not applied: unknown preference %q: want PreferClose, PreferSameZone or PreferSameNode", value)
 	}
 }
 

@@ -13,7 +13,10 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.EndpointSlice: func(c *check, o object.Object) { specRules(c, o, c.endpointSlice) },
 	object.Pod:           func(c *check, o object.Object) { specRules(c, o, c.pod) },
 	object.ConfigMap:     func(c *check, o object.Object) { specRules(c, o, c.configMap) },
-	object.ServiceEntry:  func(c *check, o object.Object) { specRules(c, o, c.serviceEntry) },
+	object.ServiceEntry: func(c *check, o object.Object) {
+		specRules(c, o, c.serviceEntry)
+		c.distribution(o.Meta)
+	},
 	object.WorkloadEntry: func(c *check, o object.Object) {
 		specRules(c, o, func(s *networking.WorkloadEntry) { c.workload("spec", s, nil) })
 	},

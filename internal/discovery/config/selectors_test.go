@@ -27,18 +27,29 @@ func TestDiscoverySelectorsAreValidated(t *testing.T) {
 	}
 }
 
-// What says which endpoints to prefer has no effect, and that is told.
-func TestTrafficDistributionIsNotApplied(t *testing.T) {
-	r := decode.Documents("a.yaml", []byte("apiVersion: v1\nkind: Service\nmetadata: {name: a, annotations: {networking.istio.io/traffic-distribution: PreferClose}}\n"+
-		"spec: {clusterIP: 10.96.0.1, trafficDistribution: PreferSameZone, ports: [{port: 80}]}\n"))
-	if len(r.Objects) != 1 {
-		t.Fatalf("%+v", r)
-	}
-	var got []string
-	for _, v := range config.Validate(r.Objects[0]) {
-		got = append(got, v.Severity.String()+" "+v.Field+" "+v.Text[:11])
-	}
-	if want := "warning spec.trafficDistribution not applied, warning metadata.annotations[networking.istio.io/traffic-distribution] not applied"; strings.Join(got, ", ") != want {
-		t.Errorf("%q, want %q", strings.Join(got, ", "), want)
+// An unknown value of what says which endpoints to prefer is told; the known ones are applied.
+func TestTrafficDistribution(t *testing.T) {
+	for value, want := range map[string]string{"PreferClose": "", "PreferSameZone": "", "PreferSameNode": "", "Nearby": `unknown preference "Nearby": want PreferClose, PreferSameZone or PreferSameNode`} {
+		r := decode.Documents("a.yaml", []byte("apiVersion: v1\nkind: Service\nmetadata: {name: a, annotations: {networking.istio.io/traffic-distribution: "+value+"}}\n"+
+			"spec: {clusterIP: 10.96.0.1, trafficDistribution: "+value+", ports: [{port: 80}]}\n---\n"+
+			"apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: a, annotations: {networking.istio.io/traffic-distribution: "+value+"}}\n"+
+			"spec: {hosts: [a.example], ports: [{name: http, number: 80, protocol: HTTP}], resolution: DNS}\n"))
+		if len(r.Objects) != 2 {
+			t.Fatalf("%+v", r)
+		}
+		for i, fields := range [][]string{{"spec.trafficDistribution", "metadata.annotations[networking.istio.io/traffic-distribution]"}, {"metadata.annotations[networking.istio.io/traffic-distribution]"}} {
+			var got, wanted []string
+			for _, v := range config.Validate(r.Objects[i]) {
+				got = append(got, v.Severity.String()+" "+v.Field+" "+v.Text)
+			}
+			for _, f := range fields {
+				if want != "" {
+					wanted = append(wanted, "warning "+f+" not applied: "+want)
+				}
+			}
+			if strings.Join(got, ", ") != strings.Join(wanted, ", ") {
+				t.Errorf("%s: %q, want %q", value, got, wanted)
+			}
+		}
 	}
 }

@@ -60,6 +60,9 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	if location.Network == "" {
 		location.Network = cmp.Or(labels[networkLabel], m.clusterNetwork(r, cluster))
 	}
+	if pod != nil && m.nodesMatter(r) {
+		location.Node = pod.Spec.NodeName
+	}
 	return mesh.Class{
 		Scope: mesh.Scope{
 			Role: k.Role, Namespace: k.Namespace, Cluster: cluster, Caps: k.Caps,
@@ -71,6 +74,15 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 			Namespace: k.Namespace, Services: services, Policies: m.selecting(r, k.Namespace, labels),
 		},
 	}
+}
+
+// nodesMatter reports whether a service prefers endpoints on the client's own Node. Otherwise proxies of all Nodes share
+// their classes.
+func (m *Model) nodesMatter(r *incr.Reader) bool {
+	for range incr.In(r, m.tables.services, preferNode) {
+		return true
+	}
+	return false
 }
 
 // portNames are the numbers of a Pod's named ports; nil is no Pod.

@@ -39,6 +39,8 @@ type Slice struct {
 type Instance struct {
 	// Address is an IP, a DNS name (only in services that resolve by DNS) or a socket path.
 	Address string
+	// Others are further IP addresses of the same endpoint, of other families, in the order of preference.
+	Others []string
 	// Ports maps the service's port number to the endpoint's.
 	Ports    map[uint32]uint32
 	Labels   map[string]string
@@ -49,6 +51,7 @@ type Instance struct {
 	Weight    uint32 // at least 1
 	Workload  string
 	Namespace string
+	Node      string // of the Pod; empty if unknown
 	// Network is that of the address, ClusterID the cluster of the workload; each may be empty.
 	Network, ClusterID string
 	// Cluster is ClusterID if it is a remote one.
@@ -216,7 +219,23 @@ func (m *Model) podInstances(r *incr.Reader, s *Service, p *Pod, td string) []*I
 			ports[port.Number] = t
 		}
 	}
-	return []*Instance{m.podInstance(r, p, ips[0], ports, td)}
+	addresses := ips[:1]
+	if len(s.Source.Families) > 0 {
+		addresses = nil
+		for _, f := range s.Source.Families {
+			if i := slices.IndexFunc(ips, func(ip netip.Addr) bool { return mesh.FamilyOf(ip) == f }); i >= 0 {
+				addresses = append(addresses, ips[i])
+			}
+		}
+		switch {
+		case len(addresses) > 0:
+		case s.Source.Named:
+			return nil
+		default:
+			addresses = ips[:1]
+		}
+	}
+	return []*Instance{m.podInstance(r, p, addresses, ports, td)}
 }
 
 // target returns the Pod's port for a service's port; false if that has the name of a container port
@@ -250,20 +269,49 @@ func (m *Model) nodeLocality(r *incr.Reader, name, cluster string) mesh.Locality
 	return l
 }
 
-// podInstance returns a Pod as an endpoint with one of its addresses.
-func (m *Model) podInstance(r *incr.Reader, p *Pod, ip netip.Addr, ports map[uint32]uint32, td string) *Instance {
+// podInstance returns a Pod as an endpoint with some of its addresses, at least one.
+func (m *Model) podInstance(r *incr.Reader, p *Pod, ips []netip.Addr, ports map[uint32]uint32, td string) *Instance {
 	return &Instance{
-		Address: ip.String(), Ports: ports, Labels: p.Labels, Weight: 1, Workload: p.Name, Namespace: p.Namespace,
+		Address: ips[0].String(), Others: texts(ips[1:]), Ports: ports, Labels: p.Labels, Weight: 1, Workload: p.Name, Namespace: p.Namespace, Node: p.Spec.NodeName,
 		Identity: mesh.Identity{TrustDomain: td, Namespace: p.Namespace, ServiceAccount: p.account()}.SPIFFE(),
 		TLS:      p.Labels[mesh.TLSModeLabel] == "istio",
 		Locality: m.localityOf(r, p),
-		Network:  m.network(r, p.Cluster, p.Labels, ip.String()), ClusterID: m.clusterID(p.Cluster), Cluster: p.Cluster,
+		Network:  m.network(r, p.Cluster, p.Labels, ips[0].String()), ClusterID: m.clusterID(p.Cluster), Cluster: p.Cluster,
 	}
 }
 
-// sliceInstances returns the endpoints of a Service in the slices of all clusters, and whether the control plane's
-// cluster has slices of it.
-func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) (out []*Instance, own bool) {
+// texts formats addresses; nil for none.
+func texts(ips []netip.Addr) (out []string) {
+	for _, ip := range ips {
+		out = append(out, ip.String())
+	}
+	return out
+}
+
+// sliceEndpoint is an endpoint of a Service in the slices of a cluster, with its addresses in slices of all families.
+type sliceEndpoint struct {
+	object.SliceEndpoint
+	cluster   string
+	addresses []netip.Addr
+	ports     map[uint32]uint32
+}
+
+// joins reports whether an address of an endpoint is another one of the same endpoint: of the same Pod and of another
+// family. Addresses of one family are endpoints of their own, also those in one entry of a slice.
+func (e *sliceEndpoint) joins(cluster, pod string, ip netip.Addr) bool {
+	if e.cluster != cluster {
+		return false
+	}
+	if slices.Contains(e.addresses, ip) {
+		return true
+	}
+	return pod != "" && e.Pod == pod && !slices.ContainsFunc(e.addresses, func(a netip.Addr) bool { return mesh.FamilyOf(a) == mesh.FamilyOf(ip) })
+}
+
+// endpointsInSlices returns the endpoints that clients use of a Service in the slices of all clusters, and whether the
+// control plane's cluster has slices of it.
+func (m *Model) endpointsInSlices(r *incr.Reader, s *Service) (out []*sliceEndpoint, own bool) {
+	index := map[string][]*sliceEndpoint{} // by Pod, and by address
 	for _, sl := range incr.In(r, m.tables.slices, s.Row.Key()) {
 		own = own || sl.Cluster == ""
 		ports := map[uint32]uint32{}
@@ -275,28 +323,73 @@ func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) (out []*In
 			}
 		}
 		for _, e := range sl.Spec.Endpoints {
-			if len(e.Addresses) == 0 || e.Terminating || (!e.Ready && !s.Source.PublishNotReady) {
+			if e.Terminating || (!e.Ready && !s.Source.PublishNotReady) {
 				continue
 			}
-			i := &Instance{Address: e.Addresses[0].String(), Ports: ports, Weight: 1, Workload: e.Pod, Namespace: s.Namespace, ClusterID: m.clusterID(sl.Cluster), Cluster: sl.Cluster}
-			if p, ok := incr.Get(r, m.tables.pods, inCluster(s.Namespace+"/"+e.Pod, sl.Cluster)); ok && e.Pod != "" {
-				i = m.podInstance(r, p, e.Addresses[0], ports, td)
-			} else {
-				i.Network = m.network(r, sl.Cluster, nil, i.Address)
+			for _, ip := range e.Addresses {
+				keys := []string{ip.String()}
+				if e.Pod != "" {
+					keys = append(keys, "Pod "+e.Pod)
+				}
+				var known *sliceEndpoint
+				for _, k := range keys {
+					if i := slices.IndexFunc(index[k], func(o *sliceEndpoint) bool { return o.joins(sl.Cluster, e.Pod, ip) }); i >= 0 && known == nil {
+						known = index[k][i]
+					}
+				}
+				if known == nil {
+					known = &sliceEndpoint{SliceEndpoint: e, cluster: sl.Cluster, ports: map[uint32]uint32{}}
+					out = append(out, known)
+				}
+				maps.Copy(known.ports, ports) // the ports of one endpoint may be in several slices
+				if !slices.Contains(known.addresses, ip) {
+					known.addresses = append(known.addresses, ip)
+				}
+				for _, k := range keys {
+					if !slices.Contains(index[k], known) {
+						index[k] = append(index[k], known)
+					}
+				}
 			}
-			if i.Locality == (mesh.Locality{}) {
-				i.Locality = m.nodeLocality(r, e.NodeName, sl.Cluster)
-			}
-			if e.Zone != "" && i.Locality == (mesh.Locality{}) {
-				i.Locality.Zone = e.Zone
-			}
-			if j := slices.IndexFunc(out, func(o *Instance) bool { return o.Address == i.Address && o.Cluster == i.Cluster }); j >= 0 {
-				maps.Copy(out[j].Ports, i.Ports) // the ports of one endpoint may be in several slices
-				continue
-			}
-			i.Ports = maps.Clone(i.Ports)
-			out = append(out, i)
 		}
+	}
+	for _, e := range out {
+		slices.SortFunc(e.addresses, func(a, b netip.Addr) int {
+			return cmp.Or(cmp.Compare(s.Source.rank(a), s.Source.rank(b)), a.Compare(b))
+		})
+	}
+	return out, own
+}
+
+// rank is the place of an address's family in the order of preference.
+func (s Source) rank(ip netip.Addr) int {
+	if i := slices.Index(s.Families, mesh.FamilyOf(ip)); i >= 0 {
+		return i
+	}
+	return len(s.Families)
+}
+
+// sliceInstances returns the endpoints of a Service in the slices of all clusters, and whether the control plane's
+// cluster has slices of it.
+func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) (out []*Instance, own bool) {
+	endpoints, own := m.endpointsInSlices(r, s)
+	for _, e := range endpoints {
+		i := &Instance{
+			Address: e.addresses[0].String(), Others: texts(e.addresses[1:]), Ports: e.ports, Weight: 1, Workload: e.Pod, Namespace: s.Namespace,
+			ClusterID: m.clusterID(e.cluster), Cluster: e.cluster, Node: e.NodeName,
+		}
+		if p, ok := incr.Get(r, m.tables.pods, inCluster(s.Namespace+"/"+e.Pod, e.cluster)); ok && e.Pod != "" {
+			i = m.podInstance(r, p, e.addresses, e.ports, td)
+		} else {
+			i.Network = m.network(r, e.cluster, nil, i.Address)
+		}
+		if i.Locality == (mesh.Locality{}) {
+			i.Locality = m.nodeLocality(r, e.NodeName, e.cluster)
+		}
+		if e.Zone != "" && i.Locality == (mesh.Locality{}) {
+			i.Locality.Zone = e.Zone
+		}
+		out = append(out, i)
 	}
 	return out, own
 }

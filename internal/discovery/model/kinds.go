@@ -126,6 +126,9 @@ func (m *Model) putServices(owner object.Key, services []*Service) {
 	for _, s := range services {
 		keys = append(keys, s.Key)
 		buckets := append(exportBuckets(s.ExportTo, s.Namespace), all, "host:"+s.Host, namespaceBucket(s.Namespace), ownerBucket(owner))
+		if s.Prefer == mesh.PreferNode {
+			buckets = append(buckets, preferNode)
+		}
 		m.tables.services.Put(s.Key, s, buckets...)
 	}
 	for _, old := range before {
@@ -134,6 +137,9 @@ func (m *Model) putServices(owner object.Key, services []*Service) {
 		}
 	}
 }
+
+// preferNode is the bucket of services whose clients prefer endpoints on their own Node.
+const preferNode = "prefer:node"
 
 // ownerBucket is the bucket of the service rows of an object.
 func ownerBucket(owner object.Key) string { return "of:" + owner.String() }

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -41,6 +42,8 @@ type Service struct {
 	// ExportTo is that of the object; nil means the mesh's default.
 	ExportTo []string
 	Source   Source
+	// Prefer is which endpoints clients use first.
+	Prefer mesh.Preference
 }
 
 // Addresses are the virtual addresses of a service.
@@ -63,6 +66,31 @@ type Source struct {
 	DNSName         string
 	SANs            []string
 	PublishNotReady bool
+	// Families are those of a Service's endpoints, the preferred one first; nil if they are not known. Named is set if the
+	// Service names them, so that it has no endpoints of another one.
+	Families []mesh.Capability
+	Named    bool
+}
+
+// familiesOf returns the families of a Service's endpoints: those that it names, else those of its virtual addresses.
+func familiesOf(spec *object.ServiceSpec) (out []mesh.Capability) {
+	for _, f := range spec.IPFamilies {
+		switch f {
+		case "IPv4":
+			out = append(out, mesh.IPv4)
+		case "IPv6":
+			out = append(out, mesh.IPv6)
+		}
+	}
+	if len(out) > 0 {
+		return out
+	}
+	for _, ip := range spec.ClusterIPs {
+		if f := mesh.FamilyOf(ip); !slices.Contains(out, f) {
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
 // Port is one port of a service.
@@ -92,9 +120,11 @@ func serviceOf(o *object.Object, spec *object.ServiceSpec, domain string) *Servi
 		Host: mesh.FullHost(o.Name, o.Namespace, domain),
 		Source: Source{
 			Kubernetes: true, Headless: spec.Headless, Selector: spec.Selector, PublishNotReady: spec.PublishNotReady,
+			Families: familiesOf(spec), Named: len(spec.IPFamilies) > 0,
 		},
 		Addresses: Addresses{VIPs: spec.ClusterIPs},
 	}
+	s.Prefer, _ = mesh.ParsePreference(cmp.Or(spec.TrafficDistribution, o.Meta.Annotations[mesh.DistributionAnnotation])) // package config tells of others
 	if !o.Meta.Created.IsZero() {
 		s.Age = o.Meta.Created.UnixNano()
 	}
@@ -133,6 +163,7 @@ func servicesOfEntry(o *object.Object, spec *networking.ServiceEntry) []*Service
 			ExportTo: spec.ExportTo,
 			Source:   Source{Inline: spec.Endpoints, Selector: spec.GetWorkloadSelector().GetLabels(), SANs: spec.SubjectAltNames},
 		}
+		s.Prefer, _ = mesh.ParsePreference(o.Meta.Annotations[mesh.DistributionAnnotation])
 		if !o.Meta.Created.IsZero() {
 			s.Age = o.Meta.Created.UnixNano()
 		}

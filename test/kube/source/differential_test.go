@@ -113,6 +113,29 @@ ports: [{name: grpc-x, port: 9090}]
 endpoints:
 - {addresses: ["fd00::1"], conditions: {ready: false}, hostname: reviews-1}
 ---
+apiVersion: v1
+kind: Service
+metadata: {name: dual, namespace: shop}
+spec: {ipFamilyPolicy: RequireDualStack, ipFamilies: [IPv6, IPv4], trafficDistribution: PreferSameNode, ports: [{name: http, port: 80}, {name: db, port: 5432, appProtocol: tcp}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dual-4, namespace: shop, labels: {kubernetes.io/service-name: dual}}
+addressType: IPv4
+ports: [{name: http, port: 80}, {name: db, port: 5432}]
+endpoints:
+- {addresses: [10.244.0.1], conditions: {ready: true}, nodeName: n1, targetRef: {kind: Pod, name: reviews-1, namespace: shop}}
+- {addresses: [10.244.0.2], conditions: {ready: true}, nodeName: n2, targetRef: {kind: Pod, name: reviews-2, namespace: shop}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dual-6, namespace: shop, labels: {kubernetes.io/service-name: dual}}
+addressType: IPv6
+ports: [{name: http, port: 80}, {name: db, port: 5432}]
+endpoints:
+- {addresses: ["fd00:244::1"], conditions: {ready: true}, nodeName: n1, targetRef: {kind: Pod, name: reviews-1, namespace: shop}}
+- {addresses: ["fd00:244::2"], conditions: {ready: true}, nodeName: n2, targetRef: {kind: Pod, name: reviews-2, namespace: shop}}
+---
 apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: reviews, namespace: shop}
@@ -172,6 +195,9 @@ func TestDirectoryAndClusterGiveEqualViews(t *testing.T) {
 		a, b := view(t, fromFiles, app), view(t, fromCluster, app)
 		if len(a) < 10 {
 			t.Errorf("%s has %d resources: %v", app, len(a), keys(a))
+		}
+		if e := b[xds.EDS.URL()+" outbound|80||dual.shop.svc.cluster.local"]; app == "reviews" && (!strings.Contains(e, "10.244.0.2") || !strings.Contains(e, "fd00:244::2")) {
+			t.Errorf("%s: endpoints of a Service of both families: %q", app, e)
 		}
 		for name := range a {
 			if a[name] != b[name] {
@@ -263,7 +289,7 @@ func read(ctx context.Context, address, app string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	meta, err := structpb.NewStruct(map[string]any{"NAMESPACE": "shop", "LABELS": map[string]any{"app": app}})
+	meta, err := structpb.NewStruct(map[string]any{"NAMESPACE": "shop", "LABELS": map[string]any{"app": app}, "INSTANCE_IPS": "10.244.0.1,fd00:244::1"})
 	if err != nil {
 		return nil, err
 	}

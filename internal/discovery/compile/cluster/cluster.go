@@ -72,6 +72,8 @@ type Input struct {
 	SANs []string
 	// Mesh has the defaults; never nil.
 	Mesh *meshv1.MeshConfig
+	// Near is set if the service prefers endpoints near the client, so that the mesh's locality setting does not apply.
+	Near bool
 	// Caps are the capabilities of the proxy; what it does not support is left out.
 	Caps mesh.Capability
 	// Passthrough is set for a router that forwards the mutual TLS between clients and endpoints, by the clients' server

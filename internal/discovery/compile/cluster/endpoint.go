@@ -17,6 +17,8 @@ import (
 type Endpoint struct {
 	// Address is an IP address, a name to resolve (DNS clusters only), or unix://PATH.
 	Address string
+	// Others are further addresses of the endpoint, which are tried in turn where the first does not answer; EDS clusters only.
+	Others []string
 	// Port is ignored for unix addresses.
 	Port     uint32
 	Locality mesh.Locality
@@ -31,6 +33,8 @@ type Endpoint struct {
 	Workload string
 	// TLS is set if the endpoint accepts the mesh's mutual TLS.
 	TLS bool
+	// Node and Network are where the workload is; each may be empty. Only ranks depend on them.
+	Node, Network string
 	// Gateway is set if it is a gateway to endpoints of another network.
 	Gateway bool
 }
@@ -91,8 +95,12 @@ func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
 	if e.TLS {
 		meta[matchKey] = stringStruct(tlsMode, modeIstio)
 	}
+	at := &endpointv3.Endpoint{Address: address(e.Address, e.Port)}
+	for _, other := range e.Others {
+		at.AdditionalAddresses = append(at.AdditionalAddresses, &endpointv3.Endpoint_AdditionalAddress{Address: address(other, e.Port)})
+	}
 	out := &endpointv3.LbEndpoint{
-		HostIdentifier:      &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: address(e.Address, e.Port)}},
+		HostIdentifier:      &endpointv3.LbEndpoint_Endpoint{Endpoint: at},
 		LoadBalancingWeight: wrapperspb.UInt32(max(e.Weight, 1)),
 	}
 	if len(meta) > 0 {

@@ -110,7 +110,7 @@ func setBalancing(c *clusterv3.Cluster, in Input) {
 	} else {
 		setWarmup(c, lb)
 	}
-	if len(Locality(in.Policy, in.Mesh).GetDistribute()) > 0 {
+	if !in.Near && len(Locality(in.Policy, in.Mesh).GetDistribute()) > 0 {
 		c.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
 			LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{},
 		}

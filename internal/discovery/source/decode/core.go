@@ -51,6 +51,9 @@ func (r *reducer) service(s *corev1.Service) *object.ServiceSpec {
 		Type: string(s.Spec.Type), ExternalName: s.Spec.ExternalName, Selector: s.Spec.Selector,
 		PublishNotReady: s.Spec.PublishNotReadyAddresses, TrafficDistribution: text(s.Spec.TrafficDistribution),
 	}
+	for _, f := range s.Spec.IPFamilies {
+		spec.IPFamilies = append(spec.IPFamilies, string(f))
+	}
 	ips, field := s.Spec.ClusterIPs, "spec.clusterIPs"
 	if len(ips) == 0 && s.Spec.ClusterIP != "" {
 		ips = []string{s.Spec.ClusterIP}
