@@ -7,13 +7,13 @@ func TestConnectedReportsChanges(t *testing.T) {
 	if <-p.Connected() {
 		t.Error("connected before there is a stream")
 	}
-	if _, _, err := exchange(t, p, request("a")); err != nil {
+	if _, _, err := exchange(t, p, request(envoyType+"a")); err != nil {
 		t.Fatal(err)
 	}
 	if !<-p.Connected() {
 		t.Error("not connected with a stream")
 	}
-	if _, _, err := exchange(t, p, request("b")); err != nil {
+	if _, _, err := exchange(t, p, request(envoyType+"b")); err != nil {
 		t.Fatal(err)
 	}
 	select {

@@ -84,6 +84,9 @@ func (a *authority) writeTo(path string) {
 	}
 }
 
+// envoyType begins the types that pass.
+const envoyType = "type.googleapis.com/envoy."
+
 // plane is a control plane that answers each request with its nonce and remembers how
 // it was called.
 type plane struct {
@@ -178,9 +181,46 @@ func start(t testing.TB, o upstream.Options) (p *Proxy, stop func()) {
 	return run(t, Config{Socket: filepath.Join(t.TempDir(), "XDS"), Upstream: server})
 }
 
+// proxyWith runs a proxy to a control plane with other options.
+func proxyWith(t testing.TB, o upstream.Options, change func(*Config)) *Proxy {
+	t.Helper()
+	server, err := upstream.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{Socket: filepath.Join(t.TempDir(), "XDS"), Upstream: server}
+	change(&c)
+	p, _ := run(t, c)
+	return p
+}
+
+// proxyOf runs a proxy to any control plane.
+func proxyOf(t testing.TB, s discoveryv3.AggregatedDiscoveryServiceServer, change func(*Config)) *Proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAuthority(t)
+	root := filepath.Join(t.TempDir(), "root.pem")
+	a.writeTo(root)
+	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*a.leaf("localhost", time.Time{})}})))
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, s)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = g.Serve(l) }()
+	t.Cleanup(func() { g.Stop(); <-done })
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return proxyWith(t, upstream.Options{Name: "control plane", Address: "localhost:" + port, ClusterID: "Kubernetes", RootFile: root, Token: func(context.Context) (string, error) { return "t", nil }}, change)
+}
+
 func run(t testing.TB, c Config) (p *Proxy, stop func()) {
 	t.Helper()
-	c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	if c.Log == nil {
+		c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	}
 	p, err := New(c)
 	if err != nil {
 		t.Fatal(err)

@@ -2,19 +2,19 @@
 //
 // Each stream that an Envoy opens on a Unix socket becomes one stream upstream; all share one
 // connection, which is dialled in the background, authenticated anew at each handshake and
-// kept alive. Messages pass as raw bytes in both directions, in both variants of the protocol;
-// requests are only counted, and checked for a NACK. The trust bundle is requested by the agent itself, on the same
-// stream, and does not reach Envoy.
+// kept alive. Messages of the types that concern a proxy pass as raw bytes in both directions, in both variants of the protocol;
+// requests are only counted, and checked for a NACK. Requests of other types are answered by the agent: nothing is there.
+// The trust bundle is requested by the agent itself, on the same stream, and does not reach Envoy.
 // When the upstream stream ends, Envoy's ends with the same status, and Envoy reconnects.
 package xdsproxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"net"
 	"sync"
 	"time"
@@ -29,7 +29,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-// Config configures a Proxy. All fields but Observe and Trust are required.
+// Config configures a Proxy. All fields but Observe, MaxResponse and Trust are required.
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
@@ -39,6 +39,8 @@ type Config struct {
 	// Observe, if not nil, reads each response before Envoy gets it, in the delta or the other variant. It must not
 	// keep the buffers. Any goroutine may call it.
 	Observe func(response mem.BufferSlice, delta bool)
+	// MaxResponse is the maximum size of a message of the control plane in bytes; 0 is 512 MiB.
+	MaxResponse int
 	// Trust gets the trust bundles of the control plane, from any goroutine. If it is nil, none is requested.
 	Trust Trust
 }
@@ -51,6 +53,8 @@ type Upstream interface {
 
 // Bounds and times of the two connections.
 const (
+	// maxResponse is the maximum size of a message of the control plane, in bytes: it is held once in memory.
+	maxResponse = 512 << 20
 	// maxRequest is the maximum size of a message from a client on the socket, in bytes: any user
 	// of the Pod can connect.
 	maxRequest = 16 << 20
@@ -90,7 +94,7 @@ func New(c Config) (*Proxy, error) {
 		// either side, since seconds to days lie between two messages.
 		experimental.BufferPool(mem.NopBufferPool{}))
 	p.upstream, err = c.Upstream.Connect(p.stats.failed,
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.WaitForReady(true)),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(cmp.Or(c.MaxResponse, maxResponse)), grpc.WaitForReady(true)),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectLimit,
 			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: 3 * time.Second}}),
 		grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
@@ -123,12 +127,13 @@ func (p *Proxy) Run(ctx context.Context) error {
 }
 
 // relay forwards one stream of an Envoy.
-func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
-	method, _ := grpc.MethodFromServerStream(down)
+func (p *Proxy) relay(_ any, envoy grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(envoy)
 	delta, ok := methods[method]
 	if !ok {
 		return status.Errorf(codes.Unimplemented, "unsupported method %s: want aggregated discovery", method)
 	}
+	down := &downstream{ServerStream: envoy, delta: delta}
 	ctx, cancel := context.WithCancel(down.Context())
 	defer cancel()
 	opened, err := p.open(ctx, cancel, method)
@@ -164,6 +169,11 @@ func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
 			}
 			continue
 		}
+		h, err := readHead(f.data, responseFields)
+		if err != nil || !passes(h.url) {
+			p.drop(down, h, err)
+			continue
+		}
 		p.stats.responses.Add(1)
 		if p.config.Observe != nil {
 			p.config.Observe(f.data, delta)
@@ -176,23 +186,35 @@ func (p *Proxy) relay(_ any, down grpc.ServerStream) error {
 }
 
 // requests forwards Envoy's requests upstream until either stream ends.
-func (p *Proxy) requests(down grpc.ServerStream, up *upstreamStream, delta bool) {
+func (p *Proxy) requests(down *downstream, up *upstreamStream, delta bool) {
 	for {
 		f := &frame{}
 		if err := down.RecvMsg(f); err != nil {
 			_ = up.CloseSend()
 			return
 		}
+		h, err := readHead(f.data, requestFields(delta))
+		if err != nil || !passes(h.url) {
+			p.withhold(down, f, h, err)
+			continue
+		}
 		p.stats.requests.Add(1)
-		if n, ok := refusal(f.data, delta); ok {
-			n.At = time.Now()
-			p.stats.refused(n)
-			p.config.Log.Warn("Envoy rejected configuration", "type", n.Type, "message", n.Message)
+		if h.refused {
+			p.nack(f.data, delta)
 		}
 		if up.forward(f, p.config.Trust != nil) != nil {
 			// RecvMsg in relay returns the reason.
 			return
 		}
+	}
+}
+
+// nack takes note of a response that Envoy rejected.
+func (p *Proxy) nack(request mem.BufferSlice, delta bool) {
+	if n, ok := refusal(request, delta); ok {
+		n.At = time.Now()
+		p.stats.refused(n)
+		p.config.Log.Warn("Envoy rejected configuration", "type", n.Type, "message", n.Message)
 	}
 }
 

@@ -51,8 +51,8 @@ func TestForwardsBothVariants(t *testing.T) {
 	c := secured(t, u)
 	p, _ := start(t, c)
 	for range 3 { // at once
-		_, r, err := exchange(t, p, request("a"))
-		if err != nil || r.GetTypeUrl() != "a" || r.GetNonce() != "n" || len(r.GetSystemVersionInfo()) != 9<<20 {
+		_, r, err := exchange(t, p, request(envoyType+"a"))
+		if err != nil || r.GetTypeUrl() != envoyType+"a" || r.GetNonce() != "n" || len(r.GetSystemVersionInfo()) != 9<<20 {
 			t.Fatalf("got %.100v, %v", r, err)
 		}
 	}
@@ -60,10 +60,10 @@ func TestForwardsBothVariants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Send(&discoveryv3.DiscoveryRequest{TypeUrl: "b", ResponseNonce: "m"}); err != nil {
+	if err := g.Send(&discoveryv3.DiscoveryRequest{TypeUrl: envoyType + "b", ResponseNonce: "m"}); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := g.Recv(); err != nil || r.GetTypeUrl() != "b" || r.GetNonce() != "m" {
+	if r, err := g.Recv(); err != nil || r.GetTypeUrl() != envoyType+"b" || r.GetNonce() != "m" {
 		t.Fatalf("got %v, %v", r, err)
 	}
 	if s := p.State(); s.Streams != 4 || s.Requests != 4 || s.Responses != 4 || !s.Connected() {
@@ -75,13 +75,13 @@ func TestForwardsBothVariants(t *testing.T) {
 }
 
 func TestEndUpstreamEndsTheStreamWithItsStatus(t *testing.T) {
-	u := &plane{end: map[string]error{"denied": status.Error(codes.PermissionDenied, "not you"), "over": nil}}
+	u := &plane{end: map[string]error{envoyType + "denied": status.Error(codes.PermissionDenied, "not you"), envoyType + "over": nil}}
 	c := secured(t, u)
 	p, _ := start(t, c)
-	if _, _, err := exchange(t, p, request("denied")); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "not you") {
+	if _, _, err := exchange(t, p, request(envoyType+"denied")); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "not you") {
 		t.Errorf("ended with %v, want PermissionDenied: not you", err)
 	}
-	if _, _, err := exchange(t, p, request("over")); !errors.Is(err, io.EOF) {
+	if _, _, err := exchange(t, p, request(envoyType+"over")); !errors.Is(err, io.EOF) {
 		t.Errorf("ended with %v, want an ordinary end", err)
 	}
 	wait.Until(t, "no stream", func() bool { return !p.State().Connected() })
@@ -95,7 +95,7 @@ func TestEndOfEnvoysStreamIsCounted(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	g, err := envoy(t, p).DeltaAggregatedResources(ctx)
 	if err == nil {
-		err = g.Send(request("a"))
+		err = g.Send(request(envoyType + "a"))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func TestReasonOfAFailedConnection(t *testing.T) {
 	p, _ := start(t, o)
 	wait.Until(t, "the reason", func() bool { s := p.State(); return strings.Contains(s.LastError, "none.pem") && s.Failures > 0 })
 	p.patience = 10 * time.Millisecond
-	if _, _, err := exchange(t, p, request("a")); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "none.pem") {
+	if _, _, err := exchange(t, p, request(envoyType+"a")); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "none.pem") {
 		t.Errorf("ended with %v, want Unavailable and none.pem", err)
 	}
 	// A root that arrives later is taken without a restart.
@@ -129,7 +129,7 @@ func TestReasonOfAFailedConnection(t *testing.T) {
 	if err := os.WriteFile(o.RootFile, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := exchange(t, p, request("a")); err != nil {
+	if _, _, err := exchange(t, p, request(envoyType+"a")); err != nil {
 		t.Error(err)
 	}
 }
@@ -144,7 +144,7 @@ func TestStreamWaitsForTheControlPlane(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Send(request("a")); err != nil {
+	if err := g.Send(request(envoyType + "a")); err != nil {
 		t.Fatal(err)
 	}
 	go func() { _, err := g.Recv(); answered <- err }()
@@ -161,18 +161,18 @@ func TestStreamWaitsForTheControlPlane(t *testing.T) {
 func TestRefusalsAreRemembered(t *testing.T) {
 	c := secured(t, &plane{})
 	p, _ := start(t, c)
-	g, _, err := exchange(t, p, request("a"))
+	g, _, err := exchange(t, p, request(envoyType+"a"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range 60 {
-		if err := g.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: "lds", ErrorDetail: &rpcstatus.Status{Code: 13, Message: fmt.Sprint("bad ", i)}}); err != nil {
+		if err := g.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: envoyType + "lds", ErrorDetail: &rpcstatus.Status{Code: 13, Message: fmt.Sprint("bad ", i)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	wait.Until(t, "60 refusals", func() bool { return p.State().Refused == 60 })
 	s := p.State()
-	if len(s.Nacks) != 50 || s.Nacks[0].Message != "bad 10" || s.Nacks[49].Message != "bad 59" || s.Nacks[0].Type != "lds" || s.Nacks[0].At.IsZero() {
+	if len(s.Nacks) != 50 || s.Nacks[0].Message != "bad 10" || s.Nacks[49].Message != "bad 59" || s.Nacks[0].Type != envoyType+"lds" || s.Nacks[0].At.IsZero() {
 		t.Errorf("remembered %d refusals: %+v", len(s.Nacks), s.Nacks)
 	}
 }

@@ -236,15 +236,7 @@ func (s *stream) handle(m incoming) error {
 	}
 	t, ok := ParseType(m.url)
 	if !ok || t.info().deltaOnly && !s.delta {
-		// Clients ask for what other control planes serve, too.
-		if !s.unknownTypes[m.url] && len(s.unknownTypes) < maxUnknownTypes {
-			if s.unknownTypes == nil {
-				s.unknownTypes = map[string]bool{}
-			}
-			s.unknownTypes[m.url] = true
-			s.server.log.Debug("type is not served", "proxy", s.conn.status.ID, "type", m.url)
-		}
-		return s.account.charge(-m.cost)
+		return s.answerUnserved(m)
 	}
 	m.req.Type = t
 	s.conn.asked(t)
@@ -265,9 +257,6 @@ func (s *stream) chargeHeld(m incoming) error {
 	s.charged = size
 	return s.account.charge(change)
 }
-
-// maxUnknownTypes bounds the unknown type URLs that are remembered to be logged once.
-const maxUnknownTypes = 16
 
 // feed feeds the machine, nil being only the time, and does what it says.
 func (s *stream) feed(ev Event) error {

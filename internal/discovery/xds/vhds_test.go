@@ -13,8 +13,8 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// A state-of-the-world client gets whole route configurations whatever its metadata says, and no answer to a request
-// for virtual hosts.
+// A state-of-the-world client gets whole route configurations whatever its metadata says, and no
+// virtual hosts.
 func TestVirtualHostsAreForDeltaOnly(t *testing.T) {
 	separate := (&View{}).put(separateRoutes(t, "80"), hostResource(t, answers("80/a.test:80", "a", "a.test")))
 	whole := (&View{}).put(wholeRoutes(t, "80", answers("a.test:80", "a", "a.test")))
@@ -31,6 +31,10 @@ func TestVirtualHostsAreForDeltaOnly(t *testing.T) {
 		}
 	}
 	m, err := sotw.Recv()
+	if err != nil || m.GetTypeUrl() != VHDS.URL() || len(m.GetResources()) > 0 {
+		t.Fatalf("got %v, %v, want no virtual hosts", m, err)
+	}
+	m, err = sotw.Recv()
 	if err != nil || m.GetTypeUrl() != RDS.URL() || len(m.GetResources()) != 1 {
 		t.Fatalf("got %v, %v, want a route configuration", m, err)
 	}
