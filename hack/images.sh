@@ -29,7 +29,11 @@ if [[ -z $engine ]]; then
   exit 1
 fi
 
+# Both images come from one build stage. Buildah alone builds it anew for each unless it is told to keep layers.
+options=()
+[[ $engine != buildah ]] || options+=(--layers)
+
 for image in discovery agent; do
-  "$engine" build --file deploy/Containerfile --target "$image" --build-arg VERSION="$version" --tag "$hub/$image:$tag" .
+  "$engine" build "${options[@]}" --file deploy/Containerfile --target "$image" --build-arg VERSION="$version" --tag "$hub/$image:$tag" .
   echo "images: $hub/$image:$tag"
 done
