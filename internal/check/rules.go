@@ -1,6 +1,9 @@
 package check
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Rule is what somebody must be allowed to do: one verb of one resource.
 type Rule struct {
@@ -84,12 +87,12 @@ func AccountRules(namespace, revision string) []Rule {
 		{group: webhookGroup, resources: []string{"mutatingwebhookconfigurations"}, names: []string{"istio-sidecar-injector" + suffix + outside}, verbs: []string{"patch"}},
 		{group: webhookGroup, resources: []string{"validatingwebhookconfigurations"}, names: []string{"istio-validator" + suffix + "-" + namespace}, verbs: []string{"patch"}},
 		{resources: []string{"events"}, verbs: []string{"create", "patch"}},
-		{namespaced: true, resources: []string{"configmaps"}, names: []string{"istio", "istio-sidecar-injector" + suffix}, verbs: watch},
+		{namespaced: true, resources: []string{"configmaps"}, names: []string{"istio" + suffix, "istio-sidecar-injector" + suffix}, verbs: watch},
 		{namespaced: true, resources: []string{"secrets"}, verbs: []string{"create", "list", "watch"}},
 		{namespaced: true, resources: []string{"secrets"}, names: []string{"istio-ca-secret"}, verbs: []string{"get", "update"}},
 		{namespaced: true, resources: []string{"configmaps"}, names: []string{"pilothouse-ca-instances", "pilothouse-status-instances"}, verbs: []string{"get", "patch"}},
 		{namespaced: true, group: "coordination.k8s.io", resources: []string{"leases"}, verbs: []string{"create"}},
-		{namespaced: true, group: "coordination.k8s.io", resources: []string{"leases"}, names: []string{"pilothouse-leader"}, verbs: []string{"get", "update"}},
+		{namespaced: true, group: "coordination.k8s.io", resources: []string{"leases"}, names: []string{"pilothouse-leader", "pilothouse-leader-" + cmp.Or(revision, "default")}, verbs: []string{"get", "update"}},
 		{namespaced: true, group: "networking.istio.io", resources: []string{"gateways"}, verbs: []string{"create"}},
 	}, namespace)
 }

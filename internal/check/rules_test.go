@@ -20,7 +20,7 @@ func TestAccountRulesAreThoseOfTheChart(t *testing.T) {
 	}
 	const namespace, revision = "mesh", "canary"
 	names := map[string]string{
-		"pilothouse.suffix": "-" + revision, "pilothouse.injector": "istio-sidecar-injector-" + revision + "-" + namespace,
+		"pilothouse.suffix": "-" + revision, "pilothouse.revision": revision, "pilothouse.injector": "istio-sidecar-injector-" + revision + "-" + namespace,
 		"pilothouse.validator": "istio-validator-" + revision + "-" + namespace, "pilothouse.labels": "part-of: pilothouse",
 	}
 	funcs := template.FuncMap{
@@ -30,6 +30,7 @@ func TestAccountRulesAreThoseOfTheChart(t *testing.T) {
 			}
 			return names[name]
 		},
+		"concat":  func(...any) []any { return nil }, // there are no tags
 		"nindent": func(n int, s string) string { return "\n" + strings.Repeat(" ", n) + s },
 	}
 	parsed, err := template.New("rbac").Funcs(funcs).Parse(string(text))

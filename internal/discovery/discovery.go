@@ -89,7 +89,7 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	s.source = s.join(parts, atStart)
 	s.loop.model.SetOwn(model.Own{Cluster: o.Kubernetes.Cluster, Namespace: o.Names.Namespace})
 	s.scope = newScoped(o.Names, atStart, s.loop.Emit)
-	s.loop.store.SetNamespace(o.Names.Namespace)
+	s.loop.store.SetMeshConfig(o.Names.meshConfig())
 	s.loop.store.FixTrustDomain(domain, o.Names.TrustDomain != "")
 	s.roots = s.rootStore()
 	s.authority, s.plugged, err = ca.Open(ctx, ca.Options{

@@ -14,6 +14,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/authn/tokenreview"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rootsecret"
+	"github.com/pilothouse/pilothouse/internal/discovery/objectstatus"
 	"github.com/pilothouse/pilothouse/internal/discovery/rootconfigmap"
 	"github.com/pilothouse/pilothouse/internal/discovery/statuswriter"
 	"github.com/pilothouse/pilothouse/internal/kube/leader"
@@ -22,6 +23,9 @@ import (
 
 // leaderLease is the Lease of the replica that does what only one may do.
 const leaderLease = "pilothouse-leader"
+
+// revisionLease is the Lease of the one replica of a revision that does what only one of them may do: the leader of the revision.
+func revisionLease(revision string) string { return leaderLease + "-" + revision }
 
 // cluster is what the control plane does in its Kubernetes cluster besides reading objects. Nil stands for
 // none.
@@ -33,9 +37,10 @@ type cluster struct {
 	maps     *rootconfigmap.Controller
 	statuses *statuswriter.Writer // nil if none are written, as replicas
 	replicas *statuswriter.Replicas
-	elector  *leader.Elector
-	remotes  remoteReviewers
-	log      *slog.Logger
+	// ofRevision elects the leader of this revision, and elector one of the leaders of all revisions in the namespace.
+	ofRevision, elector *leader.Elector
+	remotes             remoteReviewers
+	log                 *slog.Logger
 	// trusted returns the trust bundle of the mesh's CA, and a channel that is closed when there is another. It is set
 	// before the tasks run.
 	trusted func() (string, <-chan struct{})
@@ -57,24 +62,35 @@ func openCluster(o *Options, config *rest.Config) (_ *cluster, err error) {
 	// Processes of one host have the same name if the Pod's is not known.
 	identity := strings.Trim(fmt.Sprintf("%s_%s", o.Names.Instance, rand.Text()[:10]), "_")
 	if !k.Status.Off {
-		c.statuses, err = statuswriter.New(statuswriter.Options{Config: config, Only: k.WatchNamespace, PerSecond: k.Status.PerSecond, Pace: k.Status.Pace, Log: c.log})
+		c.statuses, err = statuswriter.New(statuswriter.Options{Config: config, Writes: c.writesStatus(o.Names.Revision), Only: k.WatchNamespace, PerSecond: k.Status.PerSecond, Pace: k.Status.Pace, Log: c.log})
 		if err != nil {
 			return nil, err
 		}
 		c.replicas, err = statuswriter.NewReplicas(statuswriter.ReplicasOptions{
-			Config: config, Namespace: o.Names.Namespace, Instance: identity, Revision: o.Names.Revision, Leading: func() bool { return c.elector.Leading() }, Log: c.log,
+			Config: config, Namespace: o.Names.Namespace, Instance: identity, Revision: o.Names.Revision, Log: c.log,
+			Reading: func() bool { return c.ofRevision.Leading() }, Leading: func() bool { return c.elector.Leading() },
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
-	c.elector, err = leader.New(leader.Options{
-		Config: config, Namespace: o.Names.Namespace, Lease: leaderLease, Off: k.NoElection, Log: c.log, Identity: identity,
-	})
-	if err != nil {
+	election := leader.Options{Config: config, Namespace: o.Names.Namespace, Lease: revisionLease(o.Names.Revision), Off: k.NoElection, Log: c.log, Identity: identity}
+	if c.ofRevision, err = leader.New(election); err != nil {
+		return nil, err
+	}
+	// All replicas watch this Lease, so that the next leader of a revision need not wait for it from then on.
+	election.Lease, election.Eligible = leaderLease, c.ofRevision.Leading
+	if c.elector, err = leader.New(election); err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// writesStatus returns which objects' statuses this replica writes while it leads its revision, by their labels.
+func (c *cluster) writesStatus(revision string) func(map[string]string) bool {
+	return func(labels map[string]string) bool {
+		return objectstatus.Writes(labels, revision, c.elector.Leading())
+	}
 }
 
 // rootStore returns where the self-signed root is: in the cluster, or else in the state folder.
@@ -125,14 +141,26 @@ func (s *Server) lead(ctx context.Context) error {
 	if c == nil {
 		return nil
 	}
-	tasks := []run.Task{{Name: "distribute the roots in ConfigMaps", Run: c.maps.Run}}
+	var tasks []run.Task // of the leader of the revision
+	shared := []run.Task{{Name: "distribute the roots in ConfigMaps", Run: c.maps.Run}}
 	if s.webhooks.patcher != nil {
 		tasks = append(tasks, run.Task{Name: "patch webhook configurations", Run: s.webhooks.patcher.Run})
 	}
 	if c.statuses != nil {
 		tasks = append(tasks, run.Task{Name: "write statuses", Run: func(ctx context.Context) error { return c.statuses.Run(ctx, ofAll{s.observer, c.replicas}) }})
+		shared = append(shared, run.Task{Name: "write statuses of objects of all revisions", Run: func(ctx context.Context) error {
+			c.statuses.Touch(s.observer.Keys())
+			<-ctx.Done()
+			return nil
+		}})
 	}
-	return c.elector.Run(ctx, tasks...)
+	tasks = append(tasks, run.Task{Name: "lead the revision", Run: func(ctx context.Context) error {
+		<-ctx.Done() // also if nothing else is to be done
+		return nil
+	}})
+	return run.Group(ctx,
+		run.Task{Name: "lead the revision", Run: func(ctx context.Context) error { return c.ofRevision.Run(ctx, tasks...) }},
+		run.Task{Name: "lead all revisions", Run: func(ctx context.Context) error { return c.elector.Run(ctx, shared...) }})
 }
 
 // metrics returns the metrics of the cluster.
@@ -140,16 +168,13 @@ func (c *cluster) metrics() []ca.Metric {
 	if c == nil {
 		return nil
 	}
-	leads := 0.0
-	if c.elector.Leading() {
-		leads = 1
-	}
 	reviews, maps := c.reviewer.Metrics(), c.maps.Metrics()
 	counter := func(name, help string, n int64) ca.Metric {
 		return ca.Metric{Name: name, Help: help, Counter: true, Value: float64(n)}
 	}
 	out := []ca.Metric{
-		{Name: "pilothouse_leader", Help: "1 while this replica does what only one may do, else 0.", Value: leads},
+		{Name: "pilothouse_leader", Help: "1 while this replica does what only one may do, for all revisions of its namespace, else 0.", Value: flag(c.elector.Leading())},
+		{Name: "pilothouse_revision_leader", Help: "1 while this replica does what only one of its revision may do, else 0.", Value: flag(c.ofRevision.Leading())},
 		counter("pilothouse_token_reviews_total", "Tokens that Kubernetes was asked about.", reviews.Asked),
 		counter("pilothouse_token_review_failures_total", "Tokens that Kubernetes was asked about without an answer.", reviews.Failed),
 		counter("pilothouse_token_reviews_remembered_total", "Tokens about which an answer of Kubernetes was remembered.", reviews.Remembered),
@@ -164,4 +189,12 @@ func (c *cluster) metrics() []ca.Metric {
 			counter("pilothouse_status_failures_total", "Statuses of objects that could not be written; they are tried again.", statuses.Failures))
 	}
 	return out
+}
+
+// flag is the value of a metric that says whether something is so.
+func flag(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
 }

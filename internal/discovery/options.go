@@ -8,9 +8,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/objectstatus"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/kube"
+	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -87,9 +89,13 @@ type Names struct {
 	Namespace string
 	// Instance is that of this process among the replicas, such as its Pod; it may be empty.
 	Instance string
-	// Revision is that of the control plane: Istio's objects that are labelled for another one are not used.
+	// Revision is that of the control plane: Istio's objects that are labelled for another one are not used, and its mesh
+	// configuration is in a ConfigMap of its own. Empty is "default".
 	Revision string
 }
+
+// meshConfig is the key of the ConfigMap with the mesh configuration.
+func (n Names) meshConfig() object.Key { return config.MeshConfigKey(n.Namespace, n.Revision) }
 
 // Ports are listen addresses; an empty one is not served.
 type Ports struct {

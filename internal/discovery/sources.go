@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -21,6 +22,7 @@ import (
 // cannot be read and nothing was saved, if the trust domain is ambiguous, if the files in the state
 // folder cannot be used, if a port cannot be opened, or if ctx ends while it waits for an API server.
 func New(ctx context.Context, o Options) (*Server, error) {
+	o.Names.Revision = cmp.Or(o.Names.Revision, "default")
 	// Before anything in the folder is read, or set aside because it cannot be.
 	if err := statefile.CheckFolder(o.StateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -49,7 +51,7 @@ func newOfCluster(ctx context.Context, o Options) (*Server, error) {
 	kept := openKeeper(o.StateDir, k.Cluster, o.Log)
 	remembered, beside := splitRemembered(kept.remembered(false), func(x object.Object) bool { return x.Origin.File == k.Cluster && x.Cluster == "" })
 	source, err := kubesource.New(kubesource.Options{
-		Config: api, Cluster: k.Cluster, Namespace: o.Names.Namespace, MeshConfigMap: config.MeshConfigMap, Only: k.WatchNamespace, Ignore: k.Ignore, Include: k.Include,
+		Config: api, Cluster: k.Cluster, Namespace: o.Names.Namespace, MeshConfigMap: o.Names.meshConfig().Name, Only: k.WatchNamespace, Ignore: k.Ignore, Include: k.Include,
 		Remembered: remembered, Log: o.Log,
 	})
 	if err != nil {
@@ -124,12 +126,12 @@ func findMesh(ctx context.Context, o Options, source multi.Runner, file meshFile
 	}
 	for i, now := range objects {
 		before := slices.IndexFunc(remembered, func(r object.Object) bool { return r.Key == now.Key })
-		if before >= 0 && config.IsMeshConfig(now.Key, o.Names.Namespace) && config.Rejected(config.Validate(now)) {
+		if before >= 0 && config.IsMeshConfig(now.Key, o.Names.meshConfig()) && config.Rejected(config.Validate(now)) {
 			objects[i] = remembered[before]
 		}
 	}
-	domain, err := config.TrustDomain(o.Names.TrustDomain, o.Names.Namespace, objects)
-	return domain, config.MeshOf(o.Names.Namespace, objects), err
+	domain, err := config.TrustDomain(o.Names.TrustDomain, o.Names.meshConfig(), objects)
+	return domain, config.MeshOf(o.Names.meshConfig(), objects), err
 }
 
 // sourcesChanged has the configSources of a mesh configuration applied. It does not block, and is called from one

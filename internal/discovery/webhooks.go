@@ -46,7 +46,7 @@ func (s *Server) openWebhooks() error {
 		return nil
 	}
 	log := s.opts.Log.With("scope", "webhooks")
-	served := webhook.Options{Rules: admit.Rules{Namespace: s.opts.Names.Namespace}, Metrics: s.metrics, Log: log}
+	served := webhook.Options{Rules: admit.Rules{MeshConfig: s.opts.Names.meshConfig()}, Metrics: s.metrics, Log: log}
 	if err := s.openInjector(log); err != nil {
 		return err
 	}

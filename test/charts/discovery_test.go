@@ -209,11 +209,12 @@ func (c *cluster) forget(t *testing.T) {
 	ctx, remove := t.Context(), metav1.DeleteOptions{}
 	core := c.client.CoreV1()
 	for what, err := range map[string]error{
-		"the root":                 core.Secrets(namespace).Delete(ctx, "istio-ca-secret", remove),
-		"the reports":              core.ConfigMaps(namespace).Delete(ctx, "pilothouse-ca-instances", remove),
-		"the counts":               core.ConfigMaps(namespace).Delete(ctx, "pilothouse-status-instances", remove),
-		"the leader":               c.client.CoordinationV1().Leases(namespace).Delete(ctx, "pilothouse-leader", remove),
-		"the roots of a namespace": core.ConfigMaps("default").Delete(ctx, "istio-ca-root-cert", remove),
+		"the root":                   core.Secrets(namespace).Delete(ctx, "istio-ca-secret", remove),
+		"the reports":                core.ConfigMaps(namespace).Delete(ctx, "pilothouse-ca-instances", remove),
+		"the counts":                 core.ConfigMaps(namespace).Delete(ctx, "pilothouse-status-instances", remove),
+		"the leader of the revision": c.client.CoordinationV1().Leases(namespace).Delete(ctx, "pilothouse-leader-default", remove),
+		"the leader":                 c.client.CoordinationV1().Leases(namespace).Delete(ctx, "pilothouse-leader", remove),
+		"the roots of a namespace":   core.ConfigMaps("default").Delete(ctx, "istio-ca-root-cert", remove),
 	} {
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Fatalf("remove %s: %v", what, err)

@@ -60,10 +60,12 @@ var needs = []need{
 	{why: "statuses of all replicas' proxies", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-status-instances", verbs: []string{"get", "patch"}},
 	{why: "election of a leader", start: true, namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, verbs: []string{"create"}},
 	{why: "election of a leader", start: true, namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, name: "pilothouse-leader", verbs: []string{"get", "update"}},
+	{why: "election of the leader of a revision", start: true, namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, name: "pilothouse-leader-default", verbs: []string{"get", "update"}},
 
 	{why: "webhooks", start: true, group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations"}, verbs: watches},
 	{why: "webhooks", start: true, group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-sidecar-injector", verbs: []string{"patch"}},
 	{why: "webhooks", start: true, group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-revision-tag-prod", verbs: []string{"patch"}},
+	{why: "webhooks of istioctl's tags", group: "admissionregistration.k8s.io", resources: []string{"mutatingwebhookconfigurations"}, name: "istio-revision-tag-old", verbs: []string{"patch"}},
 	{why: "webhooks", start: true, group: "admissionregistration.k8s.io", resources: []string{"validatingwebhookconfigurations"}, name: "istio-validator-" + namespace, verbs: []string{"patch"}},
 	{why: "webhooks: the probe that is refused", start: true, namespace: namespace, group: "networking.istio.io", resources: []string{"gateways"}, verbs: []string{"create"}},
 	{why: "injection", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "istio-sidecar-injector", verbs: watches},
@@ -97,7 +99,7 @@ func (g grant) allows(r request) bool {
 }
 
 // withTag are the values that the needs are those of.
-const withTag = "revisionTags: [prod]"
+const withTag = "revisionTags: [prod]\nexternalRevisionTags: [old]"
 
 // grants are the rules of the chart.
 func grants(t *testing.T) []grant {

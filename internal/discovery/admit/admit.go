@@ -41,8 +41,8 @@ const (
 
 // Rules decide about objects.
 type Rules struct {
-	// Namespace is that of the control plane, whose ConfigMap "istio" is the mesh's configuration.
-	Namespace string
+	// MeshConfig is the key of the ConfigMap with the mesh configuration.
+	MeshConfig object.Key
 }
 
 // Decision is the answer to one request.
@@ -178,7 +178,7 @@ func (r Rules) enforced(k object.Key) bool {
 	case object.Namespace, object.Service, object.EndpointSlice, object.Pod, object.ServiceAccount, object.Secret:
 		return false
 	case object.ConfigMap:
-		return config.IsMeshConfig(k, r.Namespace)
+		return config.IsMeshConfig(k, r.MeshConfig)
 	}
 	return true
 }

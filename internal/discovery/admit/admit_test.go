@@ -11,6 +11,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -100,7 +101,7 @@ var decisions = map[string]struct {
 func TestDecide(t *testing.T) {
 	for name, tt := range decisions {
 		t.Run(name, func(t *testing.T) {
-			d, err := admit.Rules{Namespace: "istio-system"}.Decide(request(t, tt.op, tt.now, tt.before))
+			d, err := admit.Rules{MeshConfig: config.MeshConfigKey("istio-system", "")}.Decide(request(t, tt.op, tt.now, tt.before))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -10,6 +10,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -23,7 +24,7 @@ func FuzzDecide(f *testing.F) {
 	}
 	f.Add("UPDATE", "status", []byte("{"), []byte(`{"metadata":{"name":7}}`))
 	f.Fuzz(func(t *testing.T, op, sub string, now, before []byte) {
-		rules := admit.Rules{Namespace: "istio-system"}
+		rules := admit.Rules{MeshConfig: config.MeshConfigKey("istio-system", "")}
 		q := &admissionv1.AdmissionRequest{UID: "u", Operation: admissionv1.Operation(op), SubResource: sub, Namespace: "shop"}
 		q.Object.Raw, q.OldObject.Raw = now, before
 		d, err := rules.Decide(q)

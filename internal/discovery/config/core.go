@@ -88,11 +88,11 @@ func (c *check) pod(s *object.PodSpec) {
 
 // configMap checks mesh configuration; other ConfigMaps are not used.
 func (c *check) configMap(s *object.ConfigMapSpec) {
-	if text, ok := s.Data[MeshKey]; ok && c.key.Name == MeshConfigMap {
+	if text, ok := s.Data[MeshKey]; ok && mayHaveMesh(c.key) {
 		_, verdicts := MeshConfig(text)
 		c.reportIn("data."+MeshKey, verdicts)
 	}
-	if text, ok := s.Data[NetworksKey]; ok && c.key.Name == MeshConfigMap {
+	if text, ok := s.Data[NetworksKey]; ok && mayHaveMesh(c.key) {
 		_, verdicts := MeshNetworks(text)
 		c.reportIn("data."+NetworksKey, verdicts)
 	}

@@ -14,40 +14,55 @@ import (
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
-// The mesh configuration is in ConfigMap "istio", key "mesh". [control-plane 1.3, 1.4]
+// The mesh configuration is in ConfigMap "istio", key "mesh"; that of a revision in "istio-REVISION". [control-plane 1.3, 1.4, 1.16.6]
 const (
 	MeshConfigMap = "istio"
 	MeshKey       = "mesh"
 )
 
+// MeshConfigKey is the key of the ConfigMap with the mesh configuration of a control plane, by its namespace and revision; that
+// of the default revision is "default" or empty.
+func MeshConfigKey(namespace, revision string) object.Key {
+	k := object.Key{Kind: object.ConfigMap, Namespace: namespace, Name: MeshConfigMap}
+	if revision != "" && revision != "default" {
+		k.Name += "-" + revision
+	}
+	return k
+}
+
+// mayHaveMesh reports whether a ConfigMap may have mesh configuration, of any revision.
+func mayHaveMesh(k object.Key) bool {
+	return k.Kind == object.ConfigMap && (k.Name == MeshConfigMap || strings.HasPrefix(k.Name, MeshConfigMap+"-"))
+}
+
 // MeshFileKey is the key of the object with the contents of the mesh configuration file. Its namespace
 // is not a valid name, so that no source reports it.
 var MeshFileKey = object.Key{Kind: object.ConfigMap, Namespace: "(file)", Name: MeshConfigMap}
 
-// IsMeshConfig reports whether the object with a key may be the mesh configuration of a control plane
-// that runs in a namespace: a ConfigMap of that namespace, or the file. Whoever may write ConfigMaps of
-// other namespaces must not decide about the mesh.
-func IsMeshConfig(k object.Key, namespace string) bool {
-	return k == MeshFileKey || k == object.Key{Kind: object.ConfigMap, Namespace: namespace, Name: MeshConfigMap}
-}
+// IsMeshConfig reports whether the object with a key may be the mesh configuration of a control plane: the
+// ConfigMap with the key own, or the file. Whoever may write ConfigMaps of other namespaces must not decide about the mesh.
+func IsMeshConfig(k, own object.Key) bool { return k == MeshFileKey || k == own }
 
 // meshText returns an object's mesh configuration, "" if it has none. The object may be in any namespace.
 func meshText(o *object.Object) string {
-	if s, ok := o.Spec.(*object.ConfigMapSpec); ok && o.Kind == object.ConfigMap && o.Name == MeshConfigMap {
+	if s, ok := o.Spec.(*object.ConfigMapSpec); ok && mayHaveMesh(o.Key) {
 		return s.Data[MeshKey]
 	}
 	return ""
 }
 
-// IsMeshConfig is the function of that name with the store's namespace.
-func (s *Store) IsMeshConfig(k object.Key) bool { return IsMeshConfig(k, s.namespace) }
+// IsMeshConfig is the function of that name for the store's control plane.
+func (s *Store) IsMeshConfig(k object.Key) bool { return IsMeshConfig(k, s.own) }
 
 // validate is Validate, and also considers what the store knows: in which namespace mesh configuration
 // is read, and the trust domain in force.
 func (s *Store) validate(before, o *object.Object) []Verdict {
 	if meshText(o) != "" && !s.IsMeshConfig(o.Key) {
+		if o.Namespace == s.own.Namespace {
+			return nil // another revision's
+		}
 		c := &check{key: o.Key, origin: o.Origin}
-		c.warn("data."+MeshKey, "not used: mesh configuration is read from namespace %s only, which is that of the control plane; move it there, or remove it", s.namespace)
+		c.warn("data."+MeshKey, "not used: mesh configuration is read from namespace %s only, which is that of the control plane; move it there, or remove it", s.own.Namespace)
 		return c.out
 	}
 	return slices.Concat(Validate(*o), s.trust.check(before, o), s.trust.unusedRoots(o))

@@ -82,7 +82,7 @@ func (c *check) networks(m *meshv1.MeshNetworks) {
 
 // networksText returns an object's networks, "" if it has none.
 func networksText(o *object.Object) string {
-	if s, ok := o.Spec.(*object.ConfigMapSpec); ok && o.Kind == object.ConfigMap && o.Name == MeshConfigMap {
+	if s, ok := o.Spec.(*object.ConfigMapSpec); ok && mayHaveMesh(o.Key) {
 		return s.Data[NetworksKey]
 	}
 	return ""

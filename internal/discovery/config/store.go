@@ -24,22 +24,22 @@ type Store struct {
 	mesh        *meshv1.MeshConfig
 	memory      memory
 	trust       trust
-	namespace   string // of the control plane
+	own         object.Key // of the ConfigMap with the mesh configuration
 }
 
 // NewStore returns an empty store, whose mesh configuration is the default, of a control plane in
 // namespace istio-system.
 func NewStore() *Store {
 	return &Store{
-		namespace: mesh.DefaultRootNamespace,
-		good:      map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{}, replaced: map[object.Key][]Verdict{},
+		own:  MeshConfigKey(mesh.DefaultRootNamespace, ""),
+		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{}, replaced: map[object.Key][]Verdict{},
 		mesh: mesh.DefaultMeshConfig(), meshChanged: true, memory: newMemory(),
 	}
 }
 
-// SetNamespace sets the namespace of the control plane, whose ConfigMap "istio" is the mesh configuration.
-// It must be called before Apply.
-func (s *Store) SetNamespace(namespace string) { s.namespace = namespace }
+// SetMeshConfig sets the key of the ConfigMap with the mesh configuration, which MeshConfigKey returns. It must be
+// called before Apply.
+func (s *Store) SetMeshConfig(own object.Key) { s.own = own }
 
 // Apply validates a source's changes and returns those to be applied, in their order: valid objects
 // that differ from the last valid version, and removals of objects that have a valid version. An
@@ -171,7 +171,7 @@ func (s *Store) CurrentMesh() *meshv1.MeshConfig {
 
 // meshKeys are the keys of the objects that may have mesh configuration, by priority.
 func (s *Store) meshKeys() []object.Key {
-	return []object.Key{{Kind: object.ConfigMap, Namespace: s.namespace, Name: MeshConfigMap}, MeshFileKey}
+	return []object.Key{s.own, MeshFileKey}
 }
 
 // firstMesh returns the object whose mesh configuration is used, nil if there is none: the ConfigMap, else

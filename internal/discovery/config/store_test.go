@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -98,13 +99,40 @@ func TestStoreMeshConfig(t *testing.T) {
 	ask("file", false)
 }
 
+// Each revision has mesh configuration of its own, in the ConfigMap with its name, and does not look at that of others, valid or not.
+func TestMeshConfigOfARevision(t *testing.T) {
+	own := config.MeshConfigKey("istio-system", "canary")
+	if own.Name != "istio-canary" || config.MeshConfigKey("istio-system", "default") != config.MeshConfigKey("istio-system", "") {
+		t.Errorf("keys %v, %v", own, config.MeshConfigKey("istio-system", "default"))
+	}
+	of := func(name, text string) object.Object {
+		m := meshMap("istio-system", text)
+		m.Name = name
+		return m
+	}
+	canary, other := config.NewStore(), config.NewStore()
+	canary.SetMeshConfig(own)
+	for _, s := range []*config.Store{canary, other} {
+		s.Apply([]object.Change{change(of("istio", "connectTimeout: 1s")), change(of("istio-canary", "connectTimeout: 2s")), change(of("istio-third", "connectTimeout: ["))})
+		if vs := s.Verdicts(); len(vs) != 0 {
+			t.Errorf("verdicts %v", vs)
+		}
+	}
+	if m, _ := canary.MeshConfig(); m.ConnectTimeout.AsDuration() != 2*time.Second {
+		t.Errorf("the canary's is %v", m.ConnectTimeout.AsDuration())
+	}
+	if m, _ := other.MeshConfig(); m.ConnectTimeout.AsDuration() != time.Second {
+		t.Errorf("the default one's is %v", m.ConnectTimeout.AsDuration())
+	}
+}
+
 // A ConfigMap of another namespace is not mesh configuration, and its owner is told so in one line, whatever
 // it contains.
 func TestMeshConfigOfOtherNamespacesIsNotUsed(t *testing.T) {
 	for _, own := range []string{"istio-system", "pilot"} {
 		for _, text := range []string{"trustDomain: evil.example", "trustDomain: [", "proxyListenPort: 0\nnosuch: 1\nalso: 2"} {
 			s := config.NewStore()
-			s.SetNamespace(own)
+			s.SetMeshConfig(config.MeshConfigKey(own, ""))
 			s.MeshConfig()
 			s.Apply([]object.Change{change(meshMap("a-team", text))})
 			if m, changed := s.MeshConfig(); m.TrustDomain != "cluster.local" || changed {

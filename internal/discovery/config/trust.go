@@ -18,15 +18,15 @@ type trust struct {
 }
 
 // TrustDomain returns the trust domain of a mesh: option (TRUST_DOMAIN, "" if it is not set), or that
-// of the mesh configuration that a control plane in a namespace uses of those in objects, or the default.
+// of the mesh configuration in objects that a control plane uses, whose ConfigMap has the key own, or the default.
 // It returns an error if both are set and differ, and if the mesh configuration cannot be parsed and there
 // is no option. Objects do not have to be valid.
-func TrustDomain(option, namespace string, objects []object.Object) (string, error) {
+func TrustDomain(option string, own object.Key, objects []object.Object) (string, error) {
 	if option != "" && !isDomain(option) {
 		return "", fmt.Errorf("invalid TRUST_DOMAIN %q: want a DNS name such as cluster.local", option)
 	}
 	s := NewStore()
-	s.SetNamespace(namespace)
+	s.SetMeshConfig(own)
 	for _, o := range objects {
 		s.good[o.Key] = &o
 	}
@@ -50,11 +50,11 @@ func TrustDomain(option, namespace string, objects []object.Object) (string, err
 	return cmp.Or(option, given.name, mesh.DefaultTrustDomain), nil
 }
 
-// MeshOf returns the mesh configuration that a control plane in a namespace uses of those in objects, or the default.
+// MeshOf returns the mesh configuration in objects that a control plane uses, whose ConfigMap has the key own, or the default.
 // It returns the default, too, if that cannot be used.
-func MeshOf(namespace string, objects []object.Object) *meshv1.MeshConfig {
+func MeshOf(own object.Key, objects []object.Object) *meshv1.MeshConfig {
 	s := NewStore()
-	s.SetNamespace(namespace)
+	s.SetMeshConfig(own)
 	for _, o := range objects {
 		s.good[o.Key] = &o
 	}

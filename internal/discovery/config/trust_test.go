@@ -34,7 +34,7 @@ func TestTrustDomainFromOptionOrMeshConfig(t *testing.T) {
 		{"invalid domain", "", []object.Object{meshMap("istio-system", "trustDomain: a/b")}, "", []string{"a/b"}},
 		{"invalid option", "a/b", nil, "", []string{`TRUST_DOMAIN "a/b"`}},
 	} {
-		got, err := config.TrustDomain(c.option, "istio-system", c.objects)
+		got, err := config.TrustDomain(c.option, config.MeshConfigKey("istio-system", ""), c.objects)
 		if got != c.want || (err != nil) != (c.errors != nil) {
 			t.Errorf("%s: %q, %v; want %q", c.name, got, err, c.want)
 		}

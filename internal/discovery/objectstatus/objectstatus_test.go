@@ -18,6 +18,30 @@ var (
 	refused  = objectstatus.Finding{Code: objectstatus.CodeRefused, Text: "RDS 9080 refused: no"}
 )
 
+// Each object's status has one writer among the leaders of all revisions, of which one leads them all.
+func TestOneRevisionWritesEachStatus(t *testing.T) {
+	for _, labels := range []map[string]string{nil, {"istio.io/rev": "default"}, {"istio.io/rev": "canary"}, {"app": "web"}} {
+		for _, leader := range []string{"default", "canary"} {
+			var writers []string
+			for _, revision := range []string{"default", "canary"} {
+				if objectstatus.Writes(labels, revision, revision == leader) {
+					writers = append(writers, revision)
+				}
+			}
+			want := leader
+			if of, ok := labels["istio.io/rev"]; ok {
+				want = of
+			}
+			if len(writers) != 1 || writers[0] != want {
+				t.Errorf("labels %v, %s leads all: %v write, want %s", labels, leader, writers, want)
+			}
+		}
+	}
+	if objectstatus.Writes(map[string]string{"istio.io/rev": "gone"}, "default", true) {
+		t.Error("an object that another revision uses is written")
+	}
+}
+
 // TestDecide has what is said about what is known of an object.
 func TestDecide(t *testing.T) {
 	for name, tt := range map[string]struct {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -54,19 +55,21 @@ type ReplicasOptions struct {
 	// Namespace is that of the control plane, Instance the name of this replica among the others, and Revision that of
 	// this control plane.
 	Namespace, Instance, Revision string
-	// Leading reports whether this replica writes statuses.
-	Leading func() bool
-	Log     *slog.Logger
+	// Reading reports whether this replica writes statuses, Leading whether also those of the objects of all revisions: the
+	// numbers of this replica's proxies are then for no other one. The latter implies the former.
+	Reading, Leading func() bool
+	Log              *slog.Logger
 }
 
-// Replicas joins what the replicas of the control plane know of objects, since a proxy is connected to one of them. Those
-// that do not lead report to the one that does, in a ConfigMap. With one replica nothing is written. Create one with NewReplicas.
+// Replicas joins what the replicas of the control plane know of objects, of all revisions in its namespace, since a proxy is connected
+// to one of them. All but the one that leads report, in a ConfigMap; those that write statuses read it. With one replica
+// nothing is written. Create one with NewReplicas.
 type Replicas struct {
 	options ReplicasOptions
 	maps    typed.ConfigMapInterface
 
 	mu sync.Mutex // guards what follows
-	// read is set while this replica leads and has read the reports.
+	// read is set while this replica writes statuses and has read the reports.
 	read   bool
 	others map[string]*replica
 }
@@ -125,7 +128,7 @@ type reporting struct {
 	failing  bool
 }
 
-// Run reports to the leader, or, while this replica leads, reads the reports, until ctx ends. Then it removes its own and
+// Run reports, unless this replica leads, and reads the reports while it writes statuses, until ctx ends. Then it removes its own and
 // returns nil. changed is called with the objects of which others report something else.
 func (r *Replicas) Run(ctx context.Context, local Local, changed func([]object.Key)) error {
 	// The number differs from that of an earlier process with the same name.
@@ -164,17 +167,24 @@ func (s *reporting) leave(ctx context.Context) error {
 
 func (s *reporting) step(ctx context.Context) error {
 	now := time.Now()
-	if s.options.Leading() {
+	var told, read error
+	switch {
+	case s.options.Leading():
 		s.led = now
-		return s.lead(ctx, now)
+		if s.reported {
+			told = s.remove(ctx)
+		}
+	case now.Sub(s.led) >= 2*reportPause: // before, it may lead soon
+		told = s.report(ctx, now)
 	}
-	s.mu.Lock()
-	s.read, s.others = false, map[string]*replica{}
-	s.mu.Unlock()
-	if now.Sub(s.led) < 2*reportPause {
-		return nil // it may lead soon
+	if s.options.Reading() {
+		read = s.readAll(ctx, now)
+	} else {
+		s.mu.Lock()
+		s.read, s.others = false, map[string]*replica{}
+		s.mu.Unlock()
 	}
-	return s.report(ctx, now)
+	return errors.Join(told, read)
 }
 
 // report writes what has changed, or that nothing has.
@@ -249,13 +259,8 @@ func (s *reporting) patch(ctx context.Context, keys map[string]any) error {
 	return err
 }
 
-// lead reads the reports of the others.
-func (s *reporting) lead(ctx context.Context, now time.Time) error {
-	if s.reported {
-		if err := s.remove(ctx); err != nil {
-			return err
-		}
-	}
+// readAll reads the reports of the others, and removes those of replicas that have ended.
+func (s *reporting) readAll(ctx context.Context, now time.Time) error {
 	found, err := s.maps.Get(ctx, reportsName, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err

@@ -3,8 +3,8 @@
 // It watches the statuses of the kinds of which there are objects, and patches those that say something else than they
 // shall, as a field manager of its own and only the version that it has read, so that nothing that others write at the same time is
 // lost. What a status shall say, and when it is written, is decided by package objectstatus. No more than a number of
-// statuses is written in a second, whatever happens; while the API server cannot be reached nothing is. One replica is to run it: others would
-// write the same.
+// statuses is written in a second, whatever happens; while the API server cannot be reached nothing is. One replica of each revision is to run it;
+// an option says which objects are its own.
 package statuswriter
 
 import (
@@ -59,6 +59,9 @@ type Observations interface {
 type Options struct {
 	// Config is how to connect to the API server. It is not changed.
 	Config *rest.Config
+	// Writes reports whether this writer is that of an object, by its labels: an object has one among all revisions of the
+	// control plane. It is called often, from one goroutine. When it says something else of objects, Touch is to be called.
+	Writes func(labels map[string]string) bool
 	// Only is the one namespace whose objects are written; empty for all.
 	Only string
 	// PerSecond is how many statuses are written in a second; 0 for DefaultPerSecond.
@@ -208,6 +211,9 @@ func (t *term) next(ctx context.Context, key object.Key) (*next, error) {
 	if !ok {
 		return nil, nil // it is queued when it has been read
 	}
+	if !t.options.Writes(stored.GetLabels()) {
+		return nil, nil // another one writes it
+	}
 	want, ok := objectstatus.Decide(stored.GetGeneration(), &o, unknown)
 	if !ok {
 		return nil, nil // it is queued when the other side knows this version
@@ -280,6 +286,9 @@ func trim(obj any) (any, error) {
 	out.SetUID(u.GetUID())
 	out.SetResourceVersion(u.GetResourceVersion())
 	out.SetGeneration(u.GetGeneration())
+	if revision, ok := u.GetLabels()[objectstatus.LabelRevision]; ok {
+		out.SetLabels(map[string]string{objectstatus.LabelRevision: revision})
+	}
 	if status, ok := u.Object["status"].(map[string]any); ok {
 		out.Object["status"] = maps.Clone(status)
 	}

@@ -44,6 +44,9 @@ type Options struct {
 	Namespace, Lease string
 	// Identity is unique among the replicas, such as the name of the Pod.
 	Identity string
+	// Eligible, if it is set, reports whether this replica may lead. One that may not takes no Lease, and loses that which it has
+	// as if it could not be renewed. It is called from several goroutines.
+	Eligible func() bool
 	// Off has this replica lead always: for one replica that may not use Leases.
 	Off bool
 	Log *slog.Logger
@@ -70,7 +73,7 @@ func New(o Options) (*Elector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to Kubernetes: %w", err)
 	}
-	return &Elector{options: o, lock: &reportingLock{log: o.Log, Interface: &resourcelock.LeaseLock{
+	return &Elector{options: o, lock: &reportingLock{log: o.Log, eligible: o.Eligible, Interface: &resourcelock.LeaseLock{
 		LeaseMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Lease}, Client: client,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: o.Identity},
 	}}}, nil
@@ -178,8 +181,20 @@ func (e *Elector) release(ctx context.Context) {
 // reportingLock logs why a Lease cannot be read or written, once for each reason, and when it can be again.
 type reportingLock struct {
 	resourcelock.Interface
-	log    *slog.Logger
-	reason string // used by the goroutine of the election only
+	log      *slog.Logger
+	eligible func() bool // nil if this replica always is
+	reason   string      // used by the goroutine of the election only
+}
+
+// errNotEligible is not logged: that another replica is to lead is no problem.
+var errNotEligible = errors.New("this replica may not lead")
+
+// mayWrite returns an error while this replica may not lead.
+func (l *reportingLock) mayWrite() error {
+	if l.eligible != nil && !l.eligible() {
+		return errNotEligible
+	}
+	return nil
 }
 
 // Get implements resourcelock.Interface.
@@ -193,6 +208,9 @@ func (l *reportingLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRe
 
 // Create implements resourcelock.Interface.
 func (l *reportingLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	if err := l.mayWrite(); err != nil {
+		return err
+	}
 	err := l.Interface.Create(ctx, r)
 	if !apierrors.IsAlreadyExists(err) {
 		l.tell(err)
@@ -202,6 +220,9 @@ func (l *reportingLock) Create(ctx context.Context, r resourcelock.LeaderElectio
 
 // Update implements resourcelock.Interface.
 func (l *reportingLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	if err := l.mayWrite(); err != nil {
+		return err
+	}
 	err := l.Interface.Update(ctx, r)
 	if !apierrors.IsConflict(err) {
 		l.tell(err)

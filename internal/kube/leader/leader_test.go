@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -121,9 +122,14 @@ func (c *leaders) add(n int) {
 }
 
 func start(l *lease, name string, c *leaders, ending time.Duration) *replica {
+	return startIf(l, name, c, ending, nil)
+}
+
+// startIf starts a replica that may lead only while eligible returns true.
+func startIf(l *lease, name string, c *leaders, ending time.Duration, eligible func() bool) *replica {
 	r := &replica{ending: ending}
 	log := slog.New(slog.NewTextHandler(&r.log, nil))
-	r.Elector = &Elector{options: Options{Log: log}, lock: &reportingLock{Interface: &view{lease: l, name: name}, log: log}}
+	r.Elector = &Elector{options: Options{Log: log}, lock: &reportingLock{Interface: &view{lease: l, name: name}, log: log, eligible: eligible}}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
@@ -224,6 +230,46 @@ func TestAnOutageEndsTheTerm(t *testing.T) {
 			text := r.log.String()
 			if strings.Count(text, "cannot be used") != 1 || strings.Count(text, "can be used again") != 1 || !strings.Contains(text, "connection refused") {
 				t.Errorf("want one line about the outage and one about its end:\n%s", text)
+			}
+		}
+	})
+}
+
+// A replica that may not lead takes no Lease and loses the one that it has; another one that may leads then. It has watched
+// the Lease, so that it need not wait from when it may.
+func TestOnlyWhoMayLeadLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l lease
+		var c leaders
+		var first, second atomic.Bool
+		a := startIf(&l, "a", &c, 0, first.Load)
+		b := startIf(&l, "b", &c, 0, second.Load)
+		later(time.Minute)
+		if now, _ := c.counts(); now != 0 || a.Leading() || b.Leading() {
+			t.Fatal("a replica leads that may not")
+		}
+		first.Store(true)
+		later(4 * time.Second)
+		if !a.Leading() {
+			t.Error("the replica that may lead does not")
+		}
+		first.Store(false)
+		later(7 * time.Second)
+		if now, _ := c.counts(); now != 0 || a.Leading() {
+			t.Error("a replica leads that may no longer")
+		}
+		later(time.Minute)
+		second.Store(true)
+		later(2 * time.Second)
+		if _, most := c.counts(); !b.Leading() || most != 1 {
+			t.Errorf("b leads: %v; %d led at a time", b.Leading(), most)
+		}
+		for _, r := range []*replica{a, b} {
+			if err := r.stop(); err != nil {
+				t.Error(err)
+			}
+			if text := r.log.String(); strings.Contains(text, "cannot be used") {
+				t.Errorf("that another one is to lead is logged as a problem:\n%s", text)
 			}
 		}
 	})

@@ -155,13 +155,16 @@ type plane struct {
 }
 
 // start starts a replica.
-func (e *environment) start(name string) *plane {
+func (e *environment) start(name string) *plane { return e.startOf(name, "") }
+
+// startOf starts a replica of a revision.
+func (e *environment) startOf(name, revision string) *plane {
 	e.t.Helper()
 	p := &plane{t: e.t, log: &wait.Output{}}
 	port := "127.0.0.1:0"
 	server, err := discovery.New(e.t.Context(), discovery.Options{
 		StateDir: e.t.TempDir(), Version: "test",
-		Names: discovery.Names{Domain: "cluster.local", Namespace: e.system, Instance: name},
+		Names: discovery.Names{Domain: "cluster.local", Namespace: e.system, Instance: name, Revision: revision},
 		Ports: discovery.Ports{HTTP: port, GRPC: port, SecureGRPC: port, Monitoring: port},
 		HTTP:  discovery.HTTPOptions{Shutdown: time.Second},
 		Kubernetes: discovery.KubernetesOptions{
@@ -304,6 +307,23 @@ func (e *environment) await(resource, name string, holds func(string) bool, want
 		return nil
 	})
 	return s
+}
+
+// untilReported waits until a replica has reported on some object.
+func (e *environment) untilReported(replica string) {
+	e.t.Helper()
+	wait.NoError(e.t, replica+" reports to the leader", func() error {
+		m, err := e.c.Client.CoreV1().ConfigMaps(e.system).Get(e.t.Context(), "pilothouse-status-instances", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for key := range m.BinaryData {
+			if strings.HasPrefix(key, replica+"_") {
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %d reports", len(m.BinaryData))
+	})
 }
 
 // written lists the objects whose status the control plane of the environment has written since the log had so many bytes,

@@ -2,6 +2,7 @@ package status_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +20,8 @@ func TestStatusesCountTheProxiesOfAllReplicas(t *testing.T) {
 	a := connect(t, e.shop, "a", first, second)
 	b, c := connect(t, e.shop, "b", second), connect(t, e.shop, "c", second)
 	e.c.Apply(t, e.shop, service)
+	e.c.Apply(t, e.shop, strings.ReplaceAll(route("before"), "reviews", "before"))
+	e.untilReported("istiod-2") // from now on the leader waits for what it says of a new object
 	e.c.Apply(t, e.shop, route("first"))
 	e.until("reviews", "True UpToDate 3/3 proxies up to date to latest generation 1 | True NothingFound ")
 	// A proxy of the replica that does not lead is behind, or refuses.
