@@ -62,8 +62,11 @@ func TestStatusesCountTheProxiesOfAllReplicas(t *testing.T) {
 	if n := other.metric("pilothouse_leader"); n != "1" {
 		t.Errorf("the other replica leads: %q", n)
 	}
-	reports, err := e.c.Client.CoreV1().ConfigMaps(e.system).Get(t.Context(), "pilothouse-status-instances", metav1.GetOptions{})
-	if err != nil || len(reports.BinaryData) != 0 {
-		t.Errorf("reports of replicas that do not exist, or of the leader: %d, error %v", len(reports.BinaryData), err)
-	}
+	wait.NoError(t, "there is no report of a replica that does not exist, or of the leader", func() error {
+		reports, err := e.c.Client.CoreV1().ConfigMaps(e.system).Get(t.Context(), "pilothouse-status-instances", metav1.GetOptions{})
+		if err == nil && len(reports.BinaryData) != 0 {
+			err = fmt.Errorf("there are %d", len(reports.BinaryData))
+		}
+		return err
+	})
 }
