@@ -7,11 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/encoding/protojson"
-	networkingv1beta1 "istio.io/api/networking/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
@@ -42,6 +39,9 @@ Whether a Pod gets a proxy, and how, its labels and annotations say: sidecar.ist
 proxy.istio.io/config and others (docs/injection.md). Labels of namespaces do not count:
 who names a file wants it injected. Standard error says what was left alone, and what was
 accepted and has no effect.
+
+ProxyConfig objects count as in the webhook: those of FILE, and with --kubeconfig those of the
+cluster.
 
 Without files or a cluster, the built-in templates and values apply. --injectConfigFile and
 --meshConfigFile take the output of kubectl get configmap -o yaml. With --kubeconfig the
@@ -94,8 +94,9 @@ func (o injectOptions) run(ctx context.Context, stdin io.Reader, stdout, stderr 
 	}
 	options := inject.Options{Revision: o.revision, Native: o.native}
 	r := inject.Request{Namespace: o.namespace}
+	var objects []object.Object
 	if o.kube.Kubeconfig != "" {
-		if err := o.fromCluster(ctx, &options, &r); err != nil {
+		if objects, err = o.fromCluster(ctx, &options, &r, stderr); err != nil {
 			return err
 		}
 	} else if o.kube.Context != "" {
@@ -106,6 +107,9 @@ func (o injectOptions) run(ctx context.Context, stdin io.Reader, stdout, stderr 
 	}
 	c, err := inject.New(options)
 	if err != nil {
+		return err
+	}
+	if r.ProxyConfigs, err = o.proxyConfigs(text, objects, c.Revision()); err != nil {
 		return err
 	}
 	out, notes, err := c.Documents(text, r)
@@ -222,15 +226,15 @@ func configMap(text []byte) (map[string]string, bool) {
 	return m.Data, true
 }
 
-// fromCluster reads the ConfigMaps and ProxyConfigs of a cluster, and the versions of its kubelets.
-func (o injectOptions) fromCluster(ctx context.Context, options *inject.Options, r *inject.Request) error {
+// fromCluster reads the ConfigMaps of a cluster and the versions of its kubelets, and returns its ProxyConfig objects.
+func (o injectOptions) fromCluster(ctx context.Context, options *inject.Options, r *inject.Request, stderr io.Writer) ([]object.Object, error) {
 	cluster, err := kube.Load(o.kube)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	client, err := kube.NewReader(cluster)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	suffix := ""
 	if o.revision != "" && o.revision != "default" {
@@ -246,17 +250,17 @@ func (o injectOptions) fromCluster(ctx context.Context, options *inject.Options,
 	if o.injector == "" {
 		data, err := read(inject.ConfigMapName + suffix)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		options.Config, options.Values = data[inject.ConfigKey], data[inject.ValuesKey]
 	}
 	if o.mesh == "" {
 		data, err := read(config.MeshConfigMap + suffix)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if err := setMesh(options, "ConfigMap "+config.MeshConfigMap+suffix, data[config.MeshKey], nil); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	var nodes struct {
@@ -269,43 +273,10 @@ func (o injectOptions) fromCluster(ctx context.Context, options *inject.Options,
 		} `json:"items"`
 	}
 	if err := client.Get(ctx, &nodes, "api", "v1", "nodes"); err != nil {
-		return err
+		return nil, err
 	}
 	for _, n := range nodes.Items {
 		r.Kubelets = append(r.Kubelets, n.Status.NodeInfo.Kubelet)
 	}
-	return proxyConfigs(ctx, client, r)
-}
-
-// proxyConfigs reads the ProxyConfig objects of a cluster. It has none if it does not know the kind.
-func proxyConfigs(ctx context.Context, client *kube.Reader, r *inject.Request) error {
-	var list struct {
-		Items []struct {
-			Metadata struct {
-				Namespace string    `json:"namespace"`
-				Name      string    `json:"name"`
-				Created   time.Time `json:"creationTimestamp"`
-			} `json:"metadata"`
-			Spec json.RawMessage `json:"spec"`
-		} `json:"items"`
-	}
-	err := client.Get(ctx, &list, "apis", "networking.istio.io", "v1beta1", "proxyconfigs")
-	if errors.Is(err, kube.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	for _, item := range list.Items {
-		spec := &networkingv1beta1.ProxyConfig{}
-		if len(item.Spec) > 0 {
-			if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(item.Spec, spec); err != nil {
-				return fmt.Errorf("ProxyConfig %s/%s: %w", item.Metadata.Namespace, item.Metadata.Name, err)
-			}
-		}
-		r.ProxyConfigs = append(r.ProxyConfigs, inject.ProxyConfig{
-			Namespace: item.Metadata.Namespace, Name: item.Metadata.Name, Created: item.Metadata.Created, Spec: spec,
-		})
-	}
-	return nil
+	return clusterProxyConfigs(ctx, client, stderr)
 }

@@ -135,7 +135,7 @@ func TestEachCheckFindsWhatIsWrong(t *testing.T) {
 		}, "permissions to install", Failed, "not allowed: list pods"},
 		{"nobody says what is allowed", func(f *Facts) { f.Permissions.Err = "selfsubjectaccessreviews is forbidden" }, "permissions to install", Unknown, "forbidden"},
 		{"a resource is missing", func(f *Facts) { delete(f.Resources.Value, "sidecars.networking.istio.io") }, "Istio's resources", Failed, "not there: sidecars.networking.istio.io"},
-		{"a resource is old", func(f *Facts) { f.Resources.Value["sidecars.networking.istio.io"] = []string{"v1alpha3"} }, "Istio's resources", Failed, "without version v1: sidecars.networking.istio.io (v1alpha3)"},
+		{"a resource is old", func(f *Facts) { f.Resources.Value["sidecars.networking.istio.io"] = []string{"v1alpha3"} }, "Istio's resources", Failed, "without the version that is read: sidecars.networking.istio.io (v1alpha3)"},
 		{"another injects the same", func(f *Facts) {
 			f.Webhooks.Value = append(f.Webhooks.Value, Webhook{Configuration: "theirs", Revision: "default", Namespace: "other", Service: "istiod", Path: "/inject"})
 		}, "other control planes", Failed, "webhook configuration theirs injects namespaces of revision default too, by other/istiod"},

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"crypto/x509"
 	"fmt"
 	"maps"
@@ -117,7 +118,11 @@ func account(f *Facts) Finding {
 var Needed = []string{
 	"destinationrules.networking.istio.io", "gateways.networking.istio.io", "serviceentries.networking.istio.io", "sidecars.networking.istio.io",
 	"virtualservices.networking.istio.io", "workloadentries.networking.istio.io", "peerauthentications.security.istio.io",
+	"proxyconfigs.networking.istio.io",
 }
+
+// olderVersion are the versions of those that Istio does not serve as v1.
+var olderVersion = map[string]string{"proxyconfigs.networking.istio.io": "v1beta1"}
 
 func resources(f *Facts) Finding {
 	if m, ok := missing(f.Resources); ok {
@@ -129,7 +134,7 @@ func resources(f *Facts) Finding {
 		switch {
 		case len(versions) == 0:
 			absent = append(absent, name)
-		case !slices.Contains(versions, "v1"):
+		case !slices.Contains(versions, cmp.Or(olderVersion[name], "v1")):
 			old = append(old, name+" ("+strings.Join(versions, ", ")+")")
 		}
 	}
@@ -137,13 +142,13 @@ func resources(f *Facts) Finding {
 	const apply = "apply the chart's CustomResourceDefinitions: kubectl apply --server-side --force-conflicts -f pilothouse/crds"
 	switch {
 	case len(old) > 0:
-		return failed(apply, "without version v1: %s", shown(old))
+		return failed(apply, "without the version that is read: %s", shown(old))
 	case len(absent) == len(Needed) && !installed:
 		return ok("not there yet: the chart installs them")
 	case len(absent) > 0:
 		return failed(apply, "not there: %s", shown(absent))
 	}
-	return ok("all are served in version v1")
+	return ok("all are served in the version that is read")
 }
 
 // own are the control plane's Deployments.

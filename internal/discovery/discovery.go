@@ -23,6 +23,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/multi"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
@@ -111,6 +112,11 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 		s.setInjectorMesh(m)
 		s.scope.meshChanged(m)
 		s.sourcesChanged(m)
+	}
+	s.loop.onProxyConfigs = func(all *inject.ProxyConfigs) {
+		if s.webhooks.injector != nil {
+			s.webhooks.injector.SetProxyConfigs(all)
+		}
 	}
 	s.limiter = authn.NewLimiter(s.auth, o.Auth.CertificatesPerSecond, o.Log)
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -44,6 +45,9 @@ type loop struct {
 	touched  *touched // nil if no statuses are written
 	// onMesh is called with the mesh configuration in force, in the loop's goroutine.
 	onMesh func(*meshv1.MeshConfig)
+	// onProxyConfigs is the same for the ProxyConfig objects in force, which proxyConfigs collects.
+	onProxyConfigs func(*inject.ProxyConfigs)
+	proxyConfigs   proxyConfigs
 	// traces are the objects to which the versions that proxies refuse were traced. why is compile.Compiler.Why,
 	// which tests count.
 	traces map[refusedVersion][]object.Key
@@ -98,7 +102,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		inbox: inbox{
 			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), questions: make(chan func()), signals: newSignals(),
 		},
-		done: make(chan struct{}), onMesh: func(*meshv1.MeshConfig) {},
+		done: make(chan struct{}), onMesh: func(*meshv1.MeshConfig) {}, onProxyConfigs: func(*inject.ProxyConfigs) {},
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
 	l.inventory, l.why = inventoryRule(g, m), l.views.compiler.Why
@@ -224,6 +228,10 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		}
 		l.graph.Cause(a.cause)
 		l.model.Apply([]object.Change{c})
+		l.proxyConfigs.apply(c)
+	}
+	if all, changed := l.proxyConfigs.take(); changed {
+		l.onProxyConfigs(all)
 	}
 	l.graph.Cause(ofMesh)
 	if m, changed := l.store.MeshConfig(); changed {

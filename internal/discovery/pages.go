@@ -164,6 +164,8 @@ func groupVersion(k object.Kind) (group, version string, ok bool) {
 	switch k {
 	case object.ServiceEntry, object.WorkloadEntry, object.VirtualService, object.DestinationRule, object.Sidecar, object.Gateway:
 		return "networking.istio.io", "v1", true
+	case object.ProxyConfig:
+		return "networking.istio.io", "v1beta1", true
 	case object.PeerAuthentication:
 		return "security.istio.io", "v1", true
 	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod, object.ServiceAccount, object.Secret, object.ConfigMap:

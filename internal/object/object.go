@@ -34,13 +34,14 @@ const (
 	PeerAuthentication Kind = "PeerAuthentication" // *security/v1beta1.PeerAuthentication
 	Sidecar            Kind = "Sidecar"            // *networking/v1alpha3.Sidecar
 	Gateway            Kind = "Gateway"            // *networking/v1alpha3.Gateway
+	ProxyConfig        Kind = "ProxyConfig"        // *networking/v1beta1.ProxyConfig
 )
 
 // Kinds returns all kinds, in the order in which listings show them.
 func Kinds() []Kind {
 	return []Kind{
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
-		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, Sidecar, Gateway,
+		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, Sidecar, Gateway, ProxyConfig,
 	}
 }
 

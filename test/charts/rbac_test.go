@@ -42,7 +42,7 @@ var needs = []need{
 	{why: "the source", start: true, resources: []string{"namespaces", "nodes", "pods", "services"}, verbs: watches},
 	{why: "the source", start: true, group: "discovery.k8s.io", resources: []string{"endpointslices"}, verbs: watches},
 	{why: "the source", start: true, group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: watches},
-	{why: "the source", start: true, group: "networking.istio.io", resources: []string{"destinationrules", "gateways", "serviceentries", "sidecars", "virtualservices", "workloadentries"}, verbs: watches},
+	{why: "the source", start: true, group: "networking.istio.io", resources: []string{"destinationrules", "gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries"}, verbs: watches},
 	{why: "the source", start: true, group: "security.istio.io", resources: []string{"peerauthentications"}, verbs: watches},
 	{why: "the source", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "istio", verbs: watches},
 
@@ -55,7 +55,7 @@ var needs = []need{
 	{why: "rotation of the root", start: true, namespace: namespace, resources: []string{"configmaps"}, verbs: []string{"create"}},
 	{why: "rotation of the root", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-ca-instances", verbs: []string{"get", "patch"}},
 	{why: "statuses", start: true, group: "networking.istio.io", resources: statuses("destinationrules"), verbs: []string{"patch"}},
-	{why: "statuses", group: "networking.istio.io", resources: statuses("gateways", "serviceentries", "sidecars", "virtualservices", "workloadentries"), verbs: []string{"patch"}},
+	{why: "statuses", group: "networking.istio.io", resources: statuses("gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries"), verbs: []string{"patch"}},
 	{why: "statuses", start: true, group: "security.istio.io", resources: statuses("peerauthentications"), verbs: []string{"patch"}},
 	{why: "statuses of all replicas' proxies", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-status-instances", verbs: []string{"get", "patch"}},
 	{why: "election of a leader", start: true, namespace: namespace, group: "coordination.k8s.io", resources: []string{"leases"}, verbs: []string{"create"}},

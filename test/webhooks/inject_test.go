@@ -10,7 +10,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -152,4 +154,61 @@ func TestPodsAreInjectedBelowARealAPIServer(t *testing.T) {
 	if p, err := m.pod("after"); err != nil || proxy(p) != nil {
 		t.Errorf("%v; want the Pod as it is, by the configuration before", err)
 	}
+}
+
+// ProxyConfig objects of the root namespace, of a namespace and of a workload reach Pods that are created from then on; the
+// annotation is below the object that selects the Pod.
+func TestProxyConfigObjectsReachPods(t *testing.T) {
+	m := start(t, nil)
+	m.cluster.Apply(t, "", m.replaced(injector))
+	m.patched()
+	variable := func(p *corev1.Pod, name string) string {
+		if c := proxy(p); c != nil {
+			for _, e := range c.Env {
+				if e.Name == name {
+					return e.Value
+				}
+			}
+		}
+		return ""
+	}
+	// until creates Pods until one has what is wanted.
+	n := 0
+	until := func(what, mode, concurrency string, change ...func(*corev1.Pod)) {
+		t.Helper()
+		wait.NoError(t, what, func() error {
+			n++
+			p, err := m.pod(fmt.Sprintf("config-%d", n), change...)
+			if err == nil && (variable(p, "MODE") != mode || !strings.Contains(variable(p, "PROXY_CONFIG"), concurrency)) {
+				err = fmt.Errorf("variable MODE is %q, PROXY_CONFIG %q", variable(p, "MODE"), variable(p, "PROXY_CONFIG"))
+			}
+			return err
+		})
+	}
+	object := func(name, spec string) {
+		t.Helper()
+		m.cluster.Apply(t, m.namespace, "apiVersion: networking.istio.io/v1beta1\nkind: ProxyConfig\nmetadata: {name: "+name+"}\nspec: "+spec+"\n")
+	}
+	until("a Pod without an object", "", "")
+	object("all", "{concurrency: 3, environmentVariables: {MODE: namespace}, image: {imageType: debug}}")
+	until("the namespace's object", "namespace", `"concurrency":3`)
+	if p, err := m.pod("image"); err != nil || !strings.HasSuffix(proxy(p).Image, ":debug") {
+		t.Errorf("image %v, error %v; want that of the image type", proxy(p), err)
+	}
+	annotated := func(p *corev1.Pod) {
+		p.Annotations = map[string]string{"proxy.istio.io/config": "{concurrency: 4, proxyMetadata: {MODE: annotation}}"}
+	}
+	until("the annotation over it", "annotation", `"concurrency":4`, annotated)
+	object("web", "{selector: {matchLabels: {app: web}}, concurrency: 5}")
+	until("the workload's object over the annotation", "annotation", `"concurrency":5`, annotated)
+	until("other workloads are left alone", "namespace", `"concurrency":3`, func(p *corev1.Pod) { p.Labels["app"] = "other" })
+
+	gvr := schema.GroupVersionResource{Group: "networking.istio.io", Version: "v1beta1", Resource: "proxyconfigs"}
+	objects := dynamic.NewForConfigOrDie(m.cluster.Config).Resource(gvr).Namespace(m.namespace)
+	for _, name := range []string{"web", "all"} {
+		if err := objects.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until("they are gone", "", "")
 }

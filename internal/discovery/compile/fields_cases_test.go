@@ -5,6 +5,7 @@ import (
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
+	networkingv1beta1 "istio.io/api/networking/v1beta1"
 	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -23,6 +24,10 @@ var fieldExceptions = map[string]string{
 	"MeshConfig.discoverySelectors.matchExpressions.operator": "the same",
 	"MeshConfig.discoverySelectors.matchExpressions.values":   "the same",
 	"MeshConfig.enablePrometheusMerge":                        "package inject reads it",
+	"ProxyConfig.selector.matchLabels":                        "package inject reads it, whose test is TestProxyConfigObjects",
+	"ProxyConfig.concurrency":                                 "the same",
+	"ProxyConfig.environmentVariables":                        "the same",
+	"ProxyConfig.image.imageType":                             "the same",
 }
 
 // fieldNodes are the proxies of the small mesh: two of one namespace in different places,
@@ -187,6 +192,7 @@ spec: {mtls: {mode: STRICT}}
 		`{servers: [{port: {number: 15443, protocol: TLS, name: tls}, hosts: ["*.local"], tls: {mode: AUTO_PASSTHROUGH}}]}`,
 		`{servers: [{port: {number: 15443, protocol: TLS, name: tls}, hosts: ["*.local"], tls: {mode: PASSTHROUGH}}]}`,
 	}},
+	{name: "ProxyConfig", kind: object.ProxyConfig, empty: &networkingv1beta1.ProxyConfig{}, bases: []string{`{concurrency: 1}`}},
 	{name: "MeshConfig", kind: object.ConfigMap, empty: &meshv1.MeshConfig{}, around: `---
 apiVersion: networking.istio.io/v1
 kind: DestinationRule

@@ -14,7 +14,7 @@ import (
 // groups has the API versions of kinds that are not in networking.istio.io/v1.
 var groups = map[object.Kind]string{
 	object.Service: "v1", object.Pod: "v1", object.ConfigMap: "v1", object.EndpointSlice: "discovery.k8s.io/v1",
-	object.PeerAuthentication: "security.istio.io/v1",
+	object.PeerAuthentication: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1",
 }
 
 // parse returns the object with the given YAML after its metadata.
@@ -158,6 +158,20 @@ func TestPolicies(t *testing.T) {
 		{object.Gateway, "{servers: [{name: a, port: {number: 15443, name: tls, protocol: TLS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH}}]}", nil},
 		{object.Gateway, "{servers: [{bind: 1.2.3.4, port: {number: 15443, protocol: HTTPS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH, credentialName: x}}]}", []string{
 			"E spec.servers[0].port.protocol: invalid protocol \"HTTPS\" with tls.mode AUTO_PASSTHROUGH: want TLS", "W spec.servers[0].bind: not applied", "W spec.servers[0].tls.credentialName: not applied"}},
+	})
+}
+
+func TestProxyConfigs(t *testing.T) {
+	runRules(t, []rule{
+		{object.ProxyConfig, "{selector: {matchLabels: {app: x}}, concurrency: 0, environmentVariables: {A_b.c-1: 'x=y', B: ''}, image: {imageType: distroless}}", nil},
+		{object.ProxyConfig, "{image: {imageType: centos-9_a.b}}", nil},
+		{object.ProxyConfig, "{}", []string{"W spec: is empty: it has no effect"}},
+		{object.ProxyConfig, "{selector: {}, concurrency: 1}", []string{"W spec.selector: is empty: the object is for all Pods"}},
+		{object.ProxyConfig, "{selector: {matchLabels: {app: -x}}, concurrency: -1, image: {imageType: 'a b'}}", []string{
+			"E spec.selector.matchLabels[app]: invalid label value", "E spec.concurrency: invalid number -1: want 0", "E spec.image.imageType: invalid image type \"a b\""}},
+		{object.ProxyConfig, "{environmentVariables: {'': a, 'a=b': c, \"\u00e4\": x, Z: \"a\\0b\", LONG: '" + strings.Repeat("x", 2049) + "'}}", []string{
+			"E spec.environmentVariables[]: invalid name of a variable", "E spec.environmentVariables[LONG]: 2049 bytes: want at most 2048",
+			"E spec.environmentVariables[Z]: invalid value: a variable cannot have a zero byte", "E spec.environmentVariables[a=b]: invalid name", "E spec.environmentVariables[\u00e4]: invalid name"}},
 	})
 }
 

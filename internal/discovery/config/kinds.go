@@ -28,8 +28,9 @@ var kinds = map[object.Kind]func(*check, object.Object){
 			c.peerAuthentication(s)
 		})
 	},
-	object.Sidecar: func(c *check, o object.Object) { specRules(c, o, c.sidecar) },
-	object.Gateway: func(c *check, o object.Object) { specRules(c, o, c.gateway) },
+	object.Sidecar:     func(c *check, o object.Object) { specRules(c, o, c.sidecar) },
+	object.Gateway:     func(c *check, o object.Object) { specRules(c, o, c.gateway) },
+	object.ProxyConfig: func(c *check, o object.Object) { specRules(c, o, c.proxyConfig) },
 
 	object.Namespace:      noRules,
 	object.Node:           noRules,

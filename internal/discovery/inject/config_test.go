@@ -227,13 +227,14 @@ func TestProxyConfigObjects(t *testing.T) {
 	}{
 		{nil, "", `{"concurrency":2,"proxyMetadata":{"A":"mesh","B":"demo"},"image":{"imageType":"debug"}}`, "v1-debug"},
 		{map[string]string{"app": "web"}, "", `{"concurrency":3,"proxyMetadata":{"A":"mesh","B":"demo"},"image":{"imageType":"distroless"}}`, "v1-distroless"},
-		{map[string]string{"app": "web"}, "{concurrency: 4, proxyMetadata: {A: pod}}", `{"concurrency":4,"proxyMetadata":{"A":"pod","B":"demo"},"image":{"imageType":"distroless"}}`, "v1-distroless"},
+		{nil, "{concurrency: 4, proxyMetadata: {A: pod}}", `{"concurrency":4,"proxyMetadata":{"A":"pod","B":"demo"},"image":{"imageType":"debug"}}`, "v1-debug"},
+		{map[string]string{"app": "web"}, "{concurrency: 4, proxyMetadata: {A: pod}, drainDuration: 9s}", `{"drainDuration":"9s","concurrency":3,"proxyMetadata":{"A":"pod","B":"demo"},"image":{"imageType":"distroless"}}`, "v1-distroless"},
 	} {
 		p := pod("demo", tt.labels, nil)
 		if tt.annotation != "" {
 			p.Annotations = map[string]string{"proxy.istio.io/config": tt.annotation}
 		}
-		result, err := c.Inject(inject.Request{Pod: p, ProxyConfigs: objects})
+		result, err := c.Inject(inject.Request{Pod: p, ProxyConfigs: inject.NewProxyConfigs(objects)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,5 +247,55 @@ func TestProxyConfigObjects(t *testing.T) {
 		if !strings.HasSuffix(proxy.Image, ":"+tt.tag) {
 			t.Errorf("image %s, want tag %s", proxy.Image, tt.tag)
 		}
+	}
+}
+
+// Of two objects for the same Pods the older one applies, and a warning names the other; an object of the root namespace
+// that selects Pods is for those of that namespace. An object that is added later is younger than all others, but keeps
+// its place if there is one of its name.
+func TestProxyConfigObjectsForTheSamePods(t *testing.T) {
+	object := func(namespace, name string, day int, value string, selector map[string]string) inject.ProxyConfig {
+		p := &networkingv1beta1.ProxyConfig{EnvironmentVariables: map[string]string{"V": value}}
+		if selector != nil {
+			p.Selector = &typev1beta1.WorkloadSelector{MatchLabels: selector}
+		}
+		o := inject.ProxyConfig{Namespace: namespace, Name: name, Spec: p}
+		if day > 0 {
+			o.Created = time.Date(2026, 1, day, 0, 0, 0, 0, time.UTC)
+		}
+		return o
+	}
+	web := map[string]string{"app": "web"}
+	for name, tt := range map[string]struct {
+		namespace   string
+		list, added []inject.ProxyConfig
+		want        string
+		warning     string
+	}{
+		"two of a namespace":            {"demo", []inject.ProxyConfig{object("demo", "a", 2, "a", nil), object("demo", "b", 1, "b", nil)}, nil, "b", "ProxyConfig demo/a has no effect: demo/b is older and is for the same Pods"},
+		"two that select":               {"demo", []inject.ProxyConfig{object("demo", "a", 1, "a", web), object("demo", "b", 2, "b", web)}, nil, "a", "ProxyConfig demo/b has no effect: demo/a is older and is for the same Pods"},
+		"of one age":                    {"demo", []inject.ProxyConfig{object("demo", "b", 1, "b", nil), object("demo", "a", 1, "a", nil)}, nil, "a", "ProxyConfig demo/b has no effect: demo/a is older and is for the same Pods"},
+		"root selects elsewhere":        {"demo", []inject.ProxyConfig{object("istio-system", "a", 1, "a", web), object("istio-system", "b", 2, "b", nil)}, nil, "b", ""},
+		"root selects in its namespace": {"istio-system", []inject.ProxyConfig{object("istio-system", "a", 2, "a", web), object("istio-system", "b", 1, "b", nil)}, nil, "a", ""},
+		"another namespace":             {"demo", []inject.ProxyConfig{object("other", "a", 1, "a", nil), object("other", "b", 1, "b", web)}, nil, "", ""},
+		"an empty selector":             {"demo", []inject.ProxyConfig{object("demo", "a", 1, "a", map[string]string{})}, nil, "a", ""},
+		"added":                         {"demo", []inject.ProxyConfig{object("demo", "a", 1, "a", nil)}, []inject.ProxyConfig{object("demo", "new", 0, "new", nil)}, "a", "ProxyConfig demo/new has no effect: demo/a is older and is for the same Pods"},
+		"updated":                       {"demo", []inject.ProxyConfig{object("demo", "a", 1, "a", nil), object("demo", "b", 2, "b", nil)}, []inject.ProxyConfig{object("demo", "a", 0, "new", nil)}, "new", "ProxyConfig demo/b has no effect: demo/a is older and is for the same Pods"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			result, err := newConfig(t, inject.Options{}).Inject(inject.Request{Pod: pod(tt.namespace, web, nil), ProxyConfigs: inject.NewProxyConfigs(tt.list).With(tt.added)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, e := range result.Pod.Spec.Containers[1].Env {
+				if e.Name == "V" {
+					got = e.Value
+				}
+			}
+			if warnings := strings.Join(result.Warnings, "; "); got != tt.want || warnings != tt.warning {
+				t.Errorf("got %q, warnings %q; want %q, %q", got, warnings, tt.want, tt.warning)
+			}
+		})
 	}
 }

@@ -120,10 +120,11 @@ type EnvVar struct{ Name, Value string }
 // newData computes what the templates see.
 func (in *injection) newData() (*Data, error) {
 	c, pod := in.c, in.r.Pod
-	config, err := effectiveConfig(c.mesh, in.r.ProxyConfigs, pod.Namespace, pod.Labels, pod.Annotations[annotationConfig])
+	config, ignored, err := effectiveConfig(c.mesh, in.r.ProxyConfigs, pod.Namespace, pod.Labels, pod.Annotations[annotationConfig])
 	if err != nil {
 		return nil, err
 	}
+	in.warnings = append(in.warnings, ignored...)
 	user := in.userPod()
 	owner := ownerOf(pod)
 	if in.r.Owner != nil {

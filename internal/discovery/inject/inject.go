@@ -34,8 +34,8 @@ type Request struct {
 	Kubelets []string
 	// Env are the variables of the webhook's path, as ParsePath returns them.
 	Env map[string]string
-	// ProxyConfigs are the ProxyConfig objects of the mesh, in any order; those of other namespaces are ignored.
-	ProxyConfigs []ProxyConfig
+	// ProxyConfigs are the ProxyConfig objects of the mesh; nil for none.
+	ProxyConfigs *ProxyConfigs
 }
 
 // Owner is the object that a Pod belongs to, such as a Deployment.

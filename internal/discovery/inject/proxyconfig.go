@@ -2,18 +2,13 @@ package inject
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"fmt"
-	"slices"
-	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
-	networkingv1beta1 "istio.io/api/networking/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/yamltree"
@@ -21,77 +16,6 @@ import (
 
 // maxConfigBytes bounds the annotation proxy.istio.io/config.
 const maxConfigBytes = 256 << 10
-
-// ProxyConfig is one ProxyConfig object. The Spec is not modified.
-type ProxyConfig struct {
-	Namespace, Name string
-	Created         time.Time
-	Spec            *networkingv1beta1.ProxyConfig
-}
-
-// effectiveConfig returns the proxy configuration of a Pod: that of the mesh, with the fields of ProxyConfig
-// objects of the root namespace, of the Pod's namespace, and of those that select the Pod, in this order,
-// and of the annotation over it. [control-plane 1.9.29]
-func effectiveConfig(m *meshv1.MeshConfig, objects []ProxyConfig, namespace string, podLabels map[string]string, annotation string) (*meshv1.ProxyConfig, error) {
-	config := proto.CloneOf(m.GetDefaultConfig())
-	for _, o := range applicable(m.GetRootNamespace(), objects, namespace, podLabels) {
-		if o.Concurrency != nil {
-			config.Concurrency = wrapperspb.Int32(o.GetConcurrency().GetValue())
-		}
-		if o.GetImage().GetImageType() != "" {
-			config.Image = &networkingv1beta1.ProxyImage{ImageType: o.GetImage().GetImageType()}
-		}
-		for k, v := range o.GetEnvironmentVariables() {
-			if config.ProxyMetadata == nil {
-				config.ProxyMetadata = map[string]string{}
-			}
-			config.ProxyMetadata[k] = v
-		}
-	}
-	if annotation != "" {
-		if err := mergeConfig(config, annotation); err != nil {
-			return nil, fmt.Errorf("invalid value for annotation '%s': %w", annotationConfig, err)
-		}
-	}
-	return config, nil
-}
-
-// applicable returns the objects for a Pod, at most one of each level: the oldest.
-func applicable(root string, objects []ProxyConfig, namespace string, podLabels map[string]string) []*networkingv1beta1.ProxyConfig {
-	list := slices.Clone(objects)
-	slices.SortFunc(list, func(a, b ProxyConfig) int {
-		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	var levels [3]*networkingv1beta1.ProxyConfig
-	for i := range list {
-		o := &list[i]
-		if o.Spec == nil || o.Namespace != root && o.Namespace != namespace {
-			continue
-		}
-		level := 0
-		if want := o.Spec.GetSelector().GetMatchLabels(); len(want) > 0 {
-			if o.Namespace != namespace || !subset(want, podLabels) {
-				continue
-			}
-			level = 2
-		} else if o.Namespace != root {
-			level = 1
-		}
-		if levels[level] == nil {
-			levels[level] = o.Spec
-		}
-	}
-	return slices.DeleteFunc(levels[:], func(o *networkingv1beta1.ProxyConfig) bool { return o == nil })
-}
-
-func subset(want, have map[string]string) bool {
-	for k, v := range want {
-		if got, ok := have[k]; !ok || got != v {
-			return false
-		}
-	}
-	return true
-}
 
 // mergeConfig merges YAML or JSON into a proxy configuration. Unknown fields are passed over, as those of
 // another release of the proxy.

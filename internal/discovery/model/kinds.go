@@ -64,6 +64,7 @@ var kinds = map[object.Kind]kindRow{
 
 	object.ServiceAccount: notStored,
 	object.Secret:         notStored,
+	object.ProxyConfig:    notStored, // the injector reads it
 }
 
 func init() {

@@ -86,6 +86,8 @@ const istio = `
 {apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: n}, spec: {egress: [{hosts: ["./*"]}]}}
 ---
 {apiVersion: networking.istio.io/v1, kind: Gateway, metadata: {name: n}, spec: {selector: {a: b}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}}
+---
+{apiVersion: networking.istio.io/v1beta1, kind: ProxyConfig, metadata: {name: n}, spec: {selector: {matchLabels: {a: b}}, concurrency: 0, environmentVariables: {A: b, C: d}, image: {imageType: debug}}}
 `
 
 // fill sets every field of v, recursively.
@@ -171,7 +173,7 @@ func TestRoundTrip(t *testing.T) {
 // A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
 // needs another version.
 func TestFormatOfVersion1(t *testing.T) {
-	const file = "testdata/version1-cluster.saved"
+	const file = "testdata/version1-proxyconfig.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

@@ -31,13 +31,14 @@ type InjectorOptions struct {
 	Namespace, Revision string
 	// Native says when the proxy is a native sidecar.
 	Native inject.Native
-	// Ready reports whether the mesh configuration is that of the mesh, which it may not be at the start.
+	// Ready reports whether the mesh configuration and the ProxyConfig objects are those of the mesh, which they may
+	// not be at the start.
 	Ready func() bool
 	Log   *slog.Logger
 }
 
-// ClusterInjector injects by the ConfigMap of the injector, the mesh configuration and the versions of the nodes'
-// kubelets. It answers from the last state that was read, whether or not the API server can be reached. It is safe
+// ClusterInjector injects by the ConfigMap of the injector, the mesh configuration, ProxyConfig objects and the versions
+// of the nodes' kubelets. It answers from the last state that was read, whether or not the API server can be reached. It is safe
 // for concurrent use. It needs list and watch of that ConfigMap and of Nodes.
 type ClusterInjector struct {
 	opts   InjectorOptions
@@ -47,8 +48,9 @@ type ClusterInjector struct {
 	mesh    atomic.Pointer[meshv1.MeshConfig] // nil until it is known
 	current atomic.Pointer[inject.Config]     // nil until all that it is made from is known
 	nodes   atomic.Pointer[nodes]
-	read    atomic.Bool // all of that has been read
-	refused atomic.Bool // some of it may not be read
+	objects atomic.Pointer[inject.ProxyConfigs] // nil if there are none
+	read    atomic.Bool                         // all of that has been read
+	refused atomic.Bool                         // some of it may not be read
 }
 
 // nodes are the versions of kubelets.
@@ -71,6 +73,9 @@ func (c *ClusterInjector) SetMesh(m *meshv1.MeshConfig) {
 	c.mesh.Store(m)
 	c.look()
 }
+
+// SetProxyConfigs has the ProxyConfig objects in force. It does not wait.
+func (c *ClusterInjector) SetProxyConfigs(all *inject.ProxyConfigs) { c.objects.Store(all) }
 
 // Pending returns why Pods are refused that could be injected a moment later: what is needed for it has not been read yet. It
 // returns "" once that has been read, also if it is invalid, and if the API server does not allow it to be read.
@@ -237,7 +242,7 @@ func (c *ClusterInjector) Inject(p PodRequest) (Injection, error) {
 	if err != nil {
 		return Injection{}, err
 	}
-	r := inject.Request{Pod: p.Pod, Namespace: p.Namespace, Env: env, Kubelets: known.all}
+	r := inject.Request{Pod: p.Pod, Namespace: p.Namespace, Env: env, Kubelets: known.all, ProxyConfigs: c.objects.Load()}
 	if v := known.byName[p.Pod.Spec.NodeName]; v != "" {
 		r.Kubelets = []string{v}
 	}

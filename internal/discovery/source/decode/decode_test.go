@@ -115,8 +115,11 @@ func TestIstioKinds(t *testing.T) {
 	for _, kind := range object.Kinds() {
 		if m := decode.NewSpec(kind); m != nil {
 			group := "networking.istio.io/v1"
-			if kind == object.PeerAuthentication {
+			switch kind {
+			case object.PeerAuthentication:
 				group = "security.istio.io/v1beta1"
+			case object.ProxyConfig:
+				group = "networking.istio.io/v1beta1"
 			}
 			o := spec(t, fmt.Sprintf("apiVersion: %s\nkind: %s\nmetadata: {name: a}", group, kind))
 			if d := cmp.Diff(m, o.Spec, protocmp.Transform()); d != "" {

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	networking "istio.io/api/networking/v1alpha3"
+	networkingv1beta1 "istio.io/api/networking/v1beta1"
 	security "istio.io/api/security/v1beta1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -34,6 +35,8 @@ var groupVersions = map[string][]string{
 // kindRow says how objects of one kind are decoded.
 type kindRow struct {
 	group string
+	// versions are the supported API versions; nil for those of the group.
+	versions []string
 	// resource is the name in paths of the API; cluster is set if the objects are in no namespace.
 	resource string
 	cluster  bool
@@ -73,6 +76,9 @@ var kinds = map[object.Kind]kindRow{
 	object.DestinationRule: {group: networkingGroup, resource: "destinationrules", newSpec: func() proto.Message { return &networking.DestinationRule{} }},
 	object.Sidecar:         {group: networkingGroup, resource: "sidecars", newSpec: func() proto.Message { return &networking.Sidecar{} }},
 	object.Gateway:         {group: networkingGroup, resource: "gateways", newSpec: func() proto.Message { return &networking.Gateway{} }},
+	object.ProxyConfig: {group: networkingGroup, versions: []string{networkingGroup + "/v1beta1"}, resource: "proxyconfigs", newSpec: func() proto.Message {
+		return &networkingv1beta1.ProxyConfig{}
+	}},
 
 	object.PeerAuthentication: {group: securityGroup, resource: "peerauthentications", enforces: true, newSpec: func() proto.Message { return &security.PeerAuthentication{} }},
 }
@@ -137,7 +143,15 @@ func versionsOf(kind object.Kind, version string) (versions []string, known bool
 	if !known || given != row.group {
 		return nil, false
 	}
-	return groupVersions[row.group], true
+	return row.apiVersions(), true
+}
+
+// apiVersions returns the supported API versions of a kind, the preferred one first.
+func (r kindRow) apiVersions() []string {
+	if r.versions != nil {
+		return r.versions
+	}
+	return groupVersions[r.group]
 }
 
 // NewSpec returns an empty message of the type of Spec for an Istio kind, nil for every other kind.

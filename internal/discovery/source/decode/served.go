@@ -28,7 +28,7 @@ func ResourceOf(kind object.Kind) Resource {
 		panic("decode: unknown kind " + string(kind))
 	}
 	r := Resource{Group: row.group, Name: row.resource, Namespaced: !row.cluster, Enforces: row.enforces}
-	for _, v := range groupVersions[row.group] {
+	for _, v := range row.apiVersions() {
 		if row.group != "" {
 			v = v[len(row.group)+1:]
 		}

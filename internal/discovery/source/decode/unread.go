@@ -18,7 +18,7 @@ type unreadKind struct {
 
 // unreadKinds has a row for each of these kinds, by API group.
 var unreadKinds = map[string]map[object.Kind]unreadKind{
-	networkingGroup: {"EnvoyFilter": noEffect, "WorkloadGroup": noEffect, "ProxyConfig": noEffect},
+	networkingGroup: {"EnvoyFilter": noEffect, "WorkloadGroup": noEffect},
 	securityGroup: {
 		"AuthorizationPolicy": {enforces: true, text: "AuthorizationPolicy is not supported: this policy is NOT enforced, and requests that it would deny are allowed; keep what it protects out of the mesh, or remove it"},
 
@@ -76,9 +76,9 @@ func notRead(version string, kind object.Kind) (meant object.Kind, p object.Prob
 	}
 	p.Field, p.Text, p.Severity = "kind", fmt.Sprintf("unknown kind %.100q; did you mean %s?", kind, near.kind), object.Warning
 	if kind == near.kind {
-		p.Field, p.Text = "apiVersion", fmt.Sprintf("%.100q has no kind %s; did you mean %s?", version, kind, firstVersion(near.group))
+		p.Field, p.Text = "apiVersion", fmt.Sprintf("%.100q has no kind %s; did you mean %s?", version, kind, near.firstVersion())
 	} else if group != near.group {
-		p.Text = fmt.Sprintf("%.100q has no kind %.100q; did you mean %s of %s?", version, kind, near.kind, firstVersion(near.group))
+		p.Text = fmt.Sprintf("%.100q has no kind %.100q; did you mean %s of %s?", version, kind, near.kind, near.firstVersion())
 	}
 	p.Text += " This document has no effect; the object's last valid version, if any, stays in force"
 	if near.enforces {
@@ -97,11 +97,15 @@ func groupIn(version string) string {
 	return group
 }
 
-func firstVersion(group string) string {
-	if v := groupVersions[group]; len(v) > 0 {
+// firstVersion returns the preferred API version of a kind.
+func (k groupKind) firstVersion() string {
+	if row, ok := kinds[k.kind]; ok && row.group == k.group {
+		return row.apiVersions()[0]
+	}
+	if v := groupVersions[k.group]; len(v) > 0 {
 		return v[0]
 	}
-	return group + "/v1"
+	return k.group + "/v1"
 }
 
 // versionFor returns the hint for an object of one of the mesh's kinds without an API version.
@@ -110,7 +114,7 @@ func versionFor(version string, kind object.Kind) string {
 	if version != "" || i < 0 {
 		return ""
 	}
-	return "; did you mean apiVersion: " + firstVersion(meshKinds[i].group) + "?"
+	return "; did you mean apiVersion: " + meshKinds[i].firstVersion() + "?"
 }
 
 // nearest returns the kind of the mesh that was most likely meant, if any.
