@@ -382,10 +382,21 @@ func TestDefinitionsMustNotBeRead(t *testing.T) {
 	r.until("the sync", func() bool { return r.synced && r.has(key(object.VirtualService, "r0"), sidecar.Key)() })
 }
 
+// A kind is read in its own versions, whatever else its group serves.
+func TestVersionOfAKind(t *testing.T) {
+	f := newFake(t)
+	r := start(t, options(f))
+	r.until("the sync", func() bool { return r.synced })
+	if f.count("watch /apis/networking.istio.io/v1beta1/proxyconfigs") == 0 || f.count("watch /apis/networking.istio.io/v1/virtualservices") == 0 {
+		t.Errorf("requests %v", f.requests)
+	}
+}
+
 // A group that serves only an earlier version is read in it.
 func TestServedVersion(t *testing.T) {
 	f := newFake(t)
 	f.versions["networking.istio.io"] = []string{"v1alpha3", "v2"}
+	f.undefine(object.ProxyConfig) // it has no such version
 	f.put(t, route("r0", ""))
 	r := start(t, options(f))
 	r.until("the route", r.has(key(object.VirtualService, "r0")))

@@ -167,7 +167,7 @@ func (s *Source) served(ctx context.Context, defs *definitionNames) (findings, e
 		versions, asked := byGroup[r.Group]
 		if !asked {
 			var err error
-			if versions, err = s.versions(ctx, r.Group, r.Versions); err != nil {
+			if versions, err = s.versions(ctx, r.Group); err != nil {
 				return f, err
 			}
 			byGroup[r.Group] = versions
@@ -182,9 +182,15 @@ func (s *Source) served(ctx context.Context, defs *definitionNames) (findings, e
 	return f, nil
 }
 
-// versions returns the resources of each version of a group that is both served and wanted; none if the group is not
-// served.
-func (s *Source) versions(ctx context.Context, group string, wanted []string) (map[string][]string, error) {
+// versions returns the resources of each version of a group that is both served and read of some kind; none if the
+// group is not served.
+func (s *Source) versions(ctx context.Context, group string) (map[string][]string, error) {
+	var wanted []string
+	for _, kind := range s.kinds {
+		if r := decode.ResourceOf(kind); r.Group == group {
+			wanted = append(wanted, r.Versions...)
+		}
+	}
 	var g metav1.APIGroup
 	err := s.get(ctx, "/apis/"+group, &g)
 	if apierrors.IsNotFound(err) {
