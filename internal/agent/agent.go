@@ -109,6 +109,11 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 		return nil, err
 	}
 	undo.Add("close the XDS socket", xds.Close)
+	tap, err := newTap(ctx, s, xds, log.With("scope", "xdsproxy"))
+	if err != nil {
+		return nil, err
+	}
+	undo.Add("close the port of the control plane's pages", tap.close)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -135,11 +140,17 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 		Listener: taken.Status, Proxy: runner.Admin(), Lifecycle: runner, Facts: parts.facts, Log: log.With("scope", "status"),
 		Version: o.Version, Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail, Levels: o.Levels,
 		Restart: reloader.Restart, Probes: probes, Profiling: s.Status.Profiling, LocalMetrics: s.Status.LocalMetrics,
-		Targets: s.Status.Targets, Port: s.Status.Port,
+		Targets: s.Status.Targets, Port: s.Status.Port, ControlPlane: xds.Pages(status.ControlPlanePages),
 	})
 	servers := slices.Concat(
 		[]run.Task{{Name: "files", Run: follower.Run}}, dns.tasks, certificates.tasks,
 		[]run.Task{{Name: "xds", Run: xds.Run}, {Name: "restart", Run: reloader.Run}, {Name: "status", Run: server.Run}}, o.Tasks)
+	if tap != nil {
+		servers = append(servers, run.Task{Name: "tap", Run: tap.run})
+	}
+	if s.Readiness != nil {
+		servers = append(servers, run.Task{Name: "health", Run: func(ctx context.Context) error { return parts.probe(ctx, log.With("scope", "health")) }})
+	}
 	if s.Lifecycle.ExitWithApp {
 		servers = append(servers, run.Task{Name: "app", Run: func(ctx context.Context) error { return app.Run(ctx, appOptions(s, runner, log)) }})
 	}

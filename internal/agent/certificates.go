@@ -132,7 +132,8 @@ func newXDS(s *spec.Spec, c *certificates, log *slog.Logger) (*xdsproxy.Proxy, e
 	if err != nil {
 		return nil, err
 	}
-	o := xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Observe: c.sds.pushed.Observe, Log: log.With("scope", "xdsproxy")}
+	o := xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Observe: c.sds.pushed.Observe, Log: log.With("scope", "xdsproxy"),
+		Node: xdsproxy.Node{ID: s.Node.ID.String(), Namespace: s.Node.Identity.Namespace}}
 	if s.Upstream.TrustBundle {
 		o.Trust = c.trust
 	}

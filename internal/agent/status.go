@@ -116,6 +116,8 @@ type Detail struct {
 	// Since is when Connected last changed.
 	Since   time.Time `json:"since"`
 	Streams int       `json:"streams"`
+	// XDSStreams are these streams, with the versions of each type.
+	XDSStreams []xdsproxy.StreamState `json:"xds_streams"`
 	// Requests and Responses count messages, Refused and Refusals responses that Envoy refused.
 	Requests  uint64          `json:"requests"`
 	Responses uint64          `json:"responses"`
@@ -172,7 +174,7 @@ func (p parts) detail() any {
 	d := Detail{
 		PID: os.Getpid(), Version: p.options.Version, Started: p.options.Started, Admin: p.spec.AdminAddress(),
 		Node: p.spec.Node.ID.String(), Cluster: p.spec.Node.Cluster, Identity: p.spec.Node.Identity.SPIFFE(),
-		Discovery: p.spec.Upstream.Discovery, Connected: x.Connected(), Since: x.Since, Streams: x.Streams,
+		Discovery: p.spec.Upstream.Discovery, Connected: x.Connected(), Since: x.Since, Streams: x.Streams, XDSStreams: p.xds.Streams(),
 		Requests: x.Requests, Responses: x.Responses, Refused: x.Refused, Refusals: x.Nacks,
 		Restarts: Restarts{
 			Epochs: e.Epochs, Processes: e.Processes, Goal: e.Goal, Notes: e.Notes, ColdChanges: p.reloader.Cold(), Waiting: e.Goal.Waiting,

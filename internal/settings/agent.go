@@ -165,6 +165,8 @@ var AgentProxy = Table{
 		Help: "how inbound connections are captured; under TPROXY Envoy keeps the agent's user"},
 	{Env: []string{"ENABLE_DEFERRED_CLUSTER_CREATION"}, Kind: Bool, Unit: "switch", Used: "internal/agent/bootstrap",
 		Help: "let Envoy make a cluster when it is first used"},
+	{Env: []string{"XDS_DEBUG_PORT"}, Kind: Int, Max: 65535, Unit: "port", Used: "internal/agent/tap.go",
+		Help: "serve pages of discovery's /debug at this port of localhost, as 15004 of early versions of Istio; 0: only below /debug/xds/ of the status port"},
 	{Env: []string{"METRICS_LOCALHOST_ACCESS_ONLY"}, Kind: Bool, Unit: "switch", Used: "internal/agent/status",
 		Help: "refuse metrics to other machines"},
 	{Env: []string{"ISTIO_PROMETHEUS_ANNOTATIONS"}, Kind: Text, Unit: "JSON", Used: "internal/agent/status",

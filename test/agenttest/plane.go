@@ -14,12 +14,15 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
@@ -63,6 +66,7 @@ type seen struct {
 	node     *corev3.Node
 	metadata metadata.MD
 	signed   int
+	reports  []string
 }
 
 // NewPlane makes a control plane that does not serve yet, with a free address.
@@ -212,6 +216,10 @@ func (p *Plane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryServic
 			p.seen.node = r.GetNode()
 		}
 		p.mu.Unlock()
+		if r.GetTypeUrl() == healthType {
+			p.report(r.GetErrorDetail())
+			continue
+		}
 		if answered[r.GetTypeUrl()] {
 			continue
 		}
@@ -220,6 +228,36 @@ func (p *Plane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryServic
 			return err
 		}
 	}
+}
+
+// healthType is the type of health reports.
+const healthType = "type.googleapis.com/istio.v1.HealthInformation"
+
+func (p *Plane) report(detail *rpcstatus.Status) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	text := "healthy"
+	if detail != nil {
+		text = detail.GetMessage()
+	}
+	p.seen.reports = append(p.seen.reports, text)
+}
+
+// Reports are the health reports that were received: healthy, or why not.
+func (p *Plane) Reports() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.seen.reports)
+}
+
+// StreamAggregatedResources answers a request for a page about the control plane with its name.
+func (p *Plane) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	r, err := s.Recv()
+	if err != nil {
+		return err
+	}
+	body := &anypb.Any{TypeUrl: r.GetTypeUrl(), Value: []byte(strings.Join(r.GetResourceNames(), ","))}
+	return s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "1", Resources: []*anypb.Any{body}})
 }
 
 // Node is the node of the last Envoy, nil before the first one.

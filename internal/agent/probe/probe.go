@@ -111,6 +111,20 @@ func (h *Handler) Close() error {
 	return nil
 }
 
+// Check runs a probe for the agent itself, by its path. [agent X9]
+func (h *Handler) Check(ctx context.Context, path string) error {
+	p := h.probes[path]
+	if p == nil {
+		return fmt.Errorf("unknown probe %s", printable.Quote(path, 200))
+	}
+	r := (&http.Request{Header: http.Header{"User-Agent": {"istio-probe/1.0"}}}).WithContext(ctx)
+	out, err := h.run(r, p)
+	if err == nil && out.code >= http.StatusBadRequest {
+		err = fmt.Errorf("status %d: want 200–399", out.code)
+	}
+	return err
+}
+
 // response is what the client gets.
 type response struct {
 	code        int

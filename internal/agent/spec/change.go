@@ -26,7 +26,7 @@ const (
 // deadlines, its environment, and what capture was set up with.
 var cold = []protoreflect.Name{
 	"config_path", "proxy_admin_port", "status_port", "discovery_address", "control_plane_auth_policy", "custom_config_file",
-	"interception_mode", "private_key_provider", "proxy_metadata", "termination_drain_duration", "ca_certificates_pem", "service_cluster", "tracing_service_name",
+	"interception_mode", "private_key_provider", "proxy_metadata", "termination_drain_duration", "ca_certificates_pem", "service_cluster", "tracing_service_name", "readiness_probe",
 }
 
 // nothing are the fields that only an injector reads, and deprecated fields.

@@ -21,7 +21,6 @@ func (b *builder) warnIgnored() {
 		{"envoyMetricsService", c.GetEnvoyMetricsService() != nil},
 		{"envoyMetricsServiceAddress", c.GetEnvoyMetricsServiceAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
 		{"proxyBootstrapTemplatePath", c.GetProxyBootstrapTemplatePath() != ""},
-		{"readinessProbe", c.GetReadinessProbe() != nil},
 		{"sds", c.GetSds() != nil}, //nolint:staticcheck // deprecated, and still sent
 		{"statNameLength", c.GetStatNameLength() != mesh.DefaultProxyConfig().GetStatNameLength()},
 		{"statsdUdpAddress", c.GetStatsdUdpAddress() != ""},

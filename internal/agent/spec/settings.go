@@ -45,6 +45,9 @@ func (b *builder) settings() error {
 	s.Probes = b.probes(s.Status.Port)
 	s.Envoy = b.envoy()
 	var err error
+	if s.Readiness, err = readiness(s.Config.GetReadinessProbe(), s.Node.IPs[0], s.Status.Port); err != nil {
+		return fmt.Errorf("proxy configuration: readinessProbe: %w", err)
+	}
 	if s.Envoy.RunAs, err = b.runAs(); err != nil {
 		return err
 	}
@@ -198,6 +201,7 @@ func (b *builder) status() Status {
 		Targets:      b.targets(port),
 		Profiling:    b.set.Bool("profiling"),
 		LocalMetrics: b.set.Bool("METRICS_LOCALHOST_ACCESS_ONLY"),
+		XDSPort:      b.set.Int("XDS_DEBUG_PORT"),
 	}
 }
 

@@ -90,6 +90,8 @@ type Spec struct {
 	DNS           DNS
 	Status        Status
 	Probes        Probes
+	// Readiness is the probe of the application's health; nil if there is none.
+	Readiness *Readiness
 	// Files are the paths that Build has read or tried to read. A change of one can change the next Spec.
 	Files []string
 	// Cold are the fields of ProxyConfig whose new values take effect with the next agent, by their JSON names, sorted.
@@ -246,6 +248,8 @@ type Status struct {
 	Profiling bool
 	// LocalMetrics refuses metrics to other machines.
 	LocalMetrics bool
+	// XDSPort is the port at which pages of the control plane are served to this machine; 0 for none.
+	XDSPort int
 	// Targets are where the application's metrics are, which are added to the agent's and Envoy's.
 	Targets []Target
 }

@@ -8,7 +8,8 @@
 //	POST /drain, /quitquitquit, /restart  from this machine only (else 403); other methods 405
 //	GET  /metrics, /stats/prometheus    the metrics of the agent, of Envoy, and of the application
 //	GET  /app-health/, /app-lifecycle/  the probes and hooks of the application
-//	GET  /debug/status, /debug/pprof/   from this machine only
+//	GET  /debug, /debug/status, /debug/pprof/, /debug/xds/
+//	                                    from this machine only
 //	GET, POST /debug/log-level          from this machine only
 //
 // Requests from this machine are those from loopback addresses, IPv4 and IPv6, except the source
@@ -72,6 +73,8 @@ type Options struct {
 	Collect []func(*Page)
 	// Detail, unless nil, returns more data for /debug/status, which must encode as JSON.
 	Detail func() any
+	// ControlPlane, unless nil, answers what is below ControlPlanePages, to this machine.
+	ControlPlane http.Handler
 	// Levels, unless nil, are the log levels that /debug/log-level shows and changes.
 	Levels *logging.Levels
 	// Restart restarts Envoy, by a hot restart if possible. It must not block. If it is nil, there is
@@ -107,6 +110,9 @@ func New(o Options) *Server {
 		envoy: source{name: "Envoy", log: o.Log}, app: source{name: "the application", log: o.Log},
 	}
 }
+
+// ControlPlanePages is the path below which the control plane's pages are.
+const ControlPlanePages = "/debug/xds/"
 
 // maxLevels bounds the body of a change of log levels, in bytes.
 const maxLevels = 4096
@@ -145,7 +151,11 @@ func (s *Server) handler() http.Handler {
 	if s.o.Restart != nil {
 		mux.HandleFunc("/restart", s.post("restart", s.o.Restart))
 	}
+	mux.HandleFunc("/debug", local(s.debug))
 	mux.HandleFunc("/debug/status", local(s.debug))
+	if s.o.ControlPlane != nil {
+		mux.HandleFunc(ControlPlanePages, local(s.o.ControlPlane.ServeHTTP))
+	}
 	if s.o.Levels != nil {
 		mux.HandleFunc("/debug/log-level", local(s.logLevel))
 	}
@@ -168,6 +178,9 @@ func (s *Server) handler() http.Handler {
 	}
 	return mux
 }
+
+// Local refuses requests of other machines and of web pages.
+func Local(next http.HandlerFunc) http.HandlerFunc { return local(next) }
 
 // local refuses requests of other machines and of web pages.
 func local(next http.HandlerFunc) http.HandlerFunc {

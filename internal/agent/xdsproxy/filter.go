@@ -264,5 +264,5 @@ func nothing(request mem.BufferSlice, h head, delta bool) *frame {
 	text := appendField(nil, responseVersion, nonePrefix)
 	text = appendField(text, responseType, h.url)
 	text = appendField(text, responseNonce, nonce)
-	return &frame{data: mem.BufferSlice{mem.SliceBuffer(append(text, removed...))}}
+	return frameOf(append(text, removed...))
 }

@@ -4,7 +4,8 @@
 // connection, which is dialled in the background, authenticated anew at each handshake and
 // kept alive. Messages of the types that concern a proxy pass as raw bytes in both directions, in both variants of the protocol;
 // requests are only counted, and checked for a NACK. Requests of other types are answered by the agent: nothing is there.
-// The trust bundle is requested by the agent itself, on the same stream, and does not reach Envoy.
+// The trust bundle is requested by the agent itself, on the same stream, and does not reach Envoy; the
+// health of the application is reported on it.
 // When the upstream stream ends, Envoy's ends with the same status, and Envoy reconnects.
 package xdsproxy
 
@@ -17,6 +18,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -29,13 +31,15 @@ import (
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-// Config configures a Proxy. All fields but Observe, MaxResponse and Trust are required.
+// Config configures a Proxy. All fields but Node, Observe, MaxResponse and Trust are required.
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
 	// Upstream is the control plane.
 	Upstream Upstream
 	Log      *slog.Logger
+	// Node is how the agent names its proxy when it asks for itself.
+	Node Node
 	// Observe, if not nil, reads each response before Envoy gets it, in the delta or the other variant. It must not
 	// keep the buffers. Any goroutine may call it.
 	Observe func(response mem.BufferSlice, delta bool)
@@ -74,6 +78,8 @@ type Proxy struct {
 	server   *grpc.Server
 	upstream *grpc.ClientConn
 	stats    stats
+	streams  streams
+	health   atomic.Pointer[Health] // of the application; nil while it is not known
 	relays   sync.WaitGroup
 	patience time.Duration // how long a stream waits for a connection
 }
@@ -143,11 +149,14 @@ func (p *Proxy) relay(_ any, envoy grpc.ServerStream) error {
 	up := &upstreamStream{ClientStream: opened, delta: delta}
 	p.stats.opened()
 	defer p.stats.closed()
+	state := newRecord(delta)
+	p.streams.add(up, state)
+	defer p.streams.remove(up)
 	p.relays.Add(1)
 	go func() {
 		// Ends at the latest when down does, which is when relay returns.
 		defer p.relays.Done()
-		p.requests(down, up, delta)
+		p.requests(down, up, state)
 	}()
 	for {
 		f := &frame{}
@@ -175,6 +184,7 @@ func (p *Proxy) relay(_ any, envoy grpc.ServerStream) error {
 			continue
 		}
 		p.stats.responses.Add(1)
+		state.response(h)
 		if p.config.Observe != nil {
 			p.config.Observe(f.data, delta)
 		}
@@ -186,7 +196,8 @@ func (p *Proxy) relay(_ any, envoy grpc.ServerStream) error {
 }
 
 // requests forwards Envoy's requests upstream until either stream ends.
-func (p *Proxy) requests(down *downstream, up *upstreamStream, delta bool) {
+func (p *Proxy) requests(down *downstream, up *upstreamStream, state *record) {
+	delta := up.delta
 	for {
 		f := &frame{}
 		if err := down.RecvMsg(f); err != nil {
@@ -199,10 +210,11 @@ func (p *Proxy) requests(down *downstream, up *upstreamStream, delta bool) {
 			continue
 		}
 		p.stats.requests.Add(1)
+		state.request(h)
 		if h.refused {
 			p.nack(f.data, delta)
 		}
-		if up.forward(f, p.config.Trust != nil) != nil {
+		if up.forward(f, h.url, p.config.Trust != nil, p.health.Load) != nil {
 			// RecvMsg in relay returns the reason.
 			return
 		}

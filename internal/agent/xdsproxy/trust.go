@@ -33,19 +33,26 @@ type upstreamStream struct {
 	delta bool
 
 	mu        sync.Mutex // guards SendMsg
-	requested bool       // the trust bundle is requested
+	listening bool       // Envoy has asked for listeners
 }
 
-// forward sends a request of Envoy. After the first one for listeners it requests the trust bundle.
-func (u *upstreamStream) forward(f *frame, trust bool) error {
+// forward sends a request of Envoy. After the first one for listeners it requests the trust bundle, if there is one to request, and
+// reports the health of the application, if it is known. [agent X5]
+func (u *upstreamStream) forward(f *frame, url string, trust bool, health func() *Health) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	first := trust && !u.requested && requestType(f.data, u.delta) == listenerType
-	if err := u.SendMsg(f); err != nil || !first {
+	err := u.SendMsg(f)
+	if err != nil || u.listening || url != listenerType {
 		return err
 	}
-	u.requested = true
-	return u.SendMsg(u.request(bundle{}, nil))
+	u.listening = true
+	if trust {
+		err = u.SendMsg(u.request(bundle{}, nil))
+	}
+	if h := health(); err == nil && h != nil {
+		err = u.SendMsg(frameOf(healthReport(*h, u.delta)))
+	}
+	return err
 }
 
 // answer acknowledges a response with a trust bundle, or rejects it if problem is not nil.
@@ -91,12 +98,9 @@ func (u *upstreamStream) request(b bundle, problem error) *frame {
 		text = appendField(text, version, b.version)
 	}
 	if problem != nil {
-		status := protowire.AppendVarint(protowire.AppendTag(nil, statusCode, protowire.VarintType), invalidArgument)
-		reason := problem.Error()
-		status = appendField(status, statusMessage, strings.ToValidUTF8(reason[:min(len(reason), maxProblem)], ""))
-		text = appendField(text, detail, string(status))
+		text = appendField(text, detail, string(encodeStatus(invalidArgument, problem.Error())))
 	}
-	return &frame{data: mem.BufferSlice{mem.SliceBuffer(text)}}
+	return frameOf(text)
 }
 
 func appendField(b []byte, n protowire.Number, value string) []byte {
@@ -174,14 +178,6 @@ func eachField(b []byte, f func(protowire.Number, []byte)) error {
 		b = b[size:]
 	}
 	return nil
-}
-
-// requestType returns the type of a request; empty if it is not the listeners'.
-func requestType(data mem.BufferSlice, delta bool) string {
-	if delta {
-		return topField(data, deltaType, len(listenerType))
-	}
-	return topField(data, sotwType, len(listenerType))
 }
 
 // topField returns the first length-delimited field with a number if it has the given length, without copying the

@@ -1,0 +1,247 @@
+package xdsproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilothouse/pilothouse/test/wait"
+)
+
+// ear is a control plane that answers types of Envoy and notes all requests, in order, as "TYPE CODE MESSAGE".
+type ear struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	mu    sync.Mutex
+	heard []string
+}
+
+func (e *ear) note(typ string, detail *rpcstatus.Status) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.heard = append(e.heard, strings.TrimSpace(fmt.Sprintf("%s %d %s", typ[strings.LastIndexByte(typ, '.')+1:], detail.GetCode(), detail.GetMessage())))
+	return strings.HasPrefix(typ, envoyType)
+}
+
+func (e *ear) get() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.heard)
+}
+
+func (e *ear) DeltaAggregatedResources(g discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	for {
+		m, err := g.Recv()
+		if err != nil {
+			return err
+		}
+		if e.note(m.GetTypeUrl(), m.GetErrorDetail()) {
+			if err := g.Send(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: m.GetTypeUrl(), Nonce: "n", SystemVersionInfo: "v7"}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (e *ear) StreamAggregatedResources(g discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	for {
+		m, err := g.Recv()
+		if err != nil {
+			return err
+		}
+		if e.note(m.GetTypeUrl(), m.GetErrorDetail()) {
+			if err := g.Send(&discoveryv3.DiscoveryResponse{TypeUrl: m.GetTypeUrl(), Nonce: "n", VersionInfo: "v7"}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// The health is reported on each stream after its request for listeners, whenever it changes, and on the next stream again.
+func TestHealthReports(t *testing.T) {
+	for _, delta := range []bool{true, false} {
+		e := &ear{}
+		p := proxyOf(t, e, func(*Config) {})
+		send, end := speaks(t, p, delta)
+		send(clusterType)
+		p.SetHealth(Health{Message: "no database"})
+		want := []string{"Cluster 0"}
+		hears := func(more ...string) {
+			t.Helper()
+			want = append(want, more...)
+			wait.Until(t, fmt.Sprintf("requests %q", want), func() bool { return slices.Equal(e.get(), want) })
+		}
+		hears()
+		send(listenerType)
+		hears("Listener 0", "HealthInformation 13 no database")
+		send(listenerType)
+		hears("Listener 0")
+		p.SetHealth(Health{Healthy: true})
+		hears("HealthInformation 0")
+		end()
+		wait.Until(t, "the end of the stream", func() bool { return p.State().Streams == 0 })
+		p.SetHealth(Health{Message: strings.Repeat("é", maxProblem)})
+		send, _ = speaks(t, p, delta)
+		send(listenerType)
+		hears("Listener 0", "HealthInformation 13 "+strings.Repeat("é", maxProblem/2))
+	}
+}
+
+// speaks opens a stream, and returns what sends a request of a type and waits for the answer.
+func speaks(t *testing.T, p *Proxy, delta bool) (send func(typ string), end func()) {
+	t.Helper()
+	ctx, end := context.WithCancel(t.Context())
+	t.Cleanup(end)
+	if delta {
+		g, err := envoy(t, p).DeltaAggregatedResources(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func(typ string) {
+			t.Helper()
+			if err := g.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ}); err != nil {
+				t.Fatal(err)
+			}
+			if m, err := g.Recv(); err != nil || m.GetTypeUrl() != typ {
+				t.Fatalf("%v, %v", m, err)
+			}
+		}, end
+	}
+	g, err := envoy(t, p).StreamAggregatedResources(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(typ string) {
+		t.Helper()
+		if err := g.Send(&discoveryv3.DiscoveryRequest{TypeUrl: typ}); err != nil {
+			t.Fatal(err)
+		}
+		if m, err := g.Recv(); err != nil || m.GetTypeUrl() != typ {
+			t.Fatalf("%v, %v", m, err)
+		}
+	}, end
+}
+
+func TestStreamsAreListed(t *testing.T) {
+	p := proxyOf(t, &ear{}, func(*Config) {})
+	if s := p.Streams(); s == nil || len(s) != 0 {
+		t.Errorf("streams %+v, want an empty list", s)
+	}
+	g, err := envoy(t, p).DeltaAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*discoveryv3.DeltaDiscoveryRequest{
+		{TypeUrl: listenerType}, {TypeUrl: listenerType, ResponseNonce: "n"}, {TypeUrl: clusterType, ErrorDetail: &rpcstatus.Status{Message: "no"}},
+	} {
+		if err := g.Send(r); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := g.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send, end := speaks(t, p, false)
+	for i := range maxStreamTypes + 5 {
+		send(fmt.Sprint(envoyType, i))
+	}
+	s := p.Streams()
+	if len(s) != 2 || !s[0].Delta || s[1].Delta || s[0].Since.IsZero() || len(s[1].Types) != maxStreamTypes {
+		t.Fatalf("streams %+v, want a delta stream and one with %d types", s, maxStreamTypes)
+	}
+	for i := range s[0].Types {
+		if s[0].Types[i].Received.IsZero() {
+			t.Error("no time of the last response")
+		}
+		s[0].Types[i].Received = s[0].Since
+	}
+	want := []TypeState{
+		{Type: clusterType, Requests: 1, Responses: 1, Refused: 1, Version: "v7", Nonce: "n", Received: s[0].Since},
+		{Type: listenerType, Requests: 2, Responses: 2, Version: "v7", Nonce: "n", Answered: "n", Received: s[0].Since},
+	}
+	if !slices.Equal(s[0].Types, want) {
+		t.Errorf("types %+v, want %+v", s[0].Types, want)
+	}
+	end()
+	wait.Until(t, "one stream", func() bool { return len(p.Streams()) == 1 })
+}
+
+// library is a control plane with pages.
+type library struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+}
+
+func (library) StreamAggregatedResources(g discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	m, err := g.Recv()
+	if err != nil {
+		return err
+	}
+	namespace := m.GetNode().GetMetadata().GetFields()["NAMESPACE"].GetStringValue()
+	if m.GetTypeUrl() != debugType || len(m.GetResourceNames()) != 1 || m.GetNode().GetId() != "sidecar~1.2.3.4~a.b~c" || namespace != "b" {
+		return status.Errorf(codes.Internal, "asked %v", m)
+	}
+	r := &discoveryv3.DiscoveryResponse{TypeUrl: debugType}
+	switch name := m.GetResourceNames()[0]; name {
+	case "secret":
+		return status.Error(codes.PermissionDenied, "not for you")
+	case "end":
+		return nil
+	case "none":
+	default:
+		r.Resources = []*anypb.Any{{TypeUrl: debugType, Value: []byte("page " + name)}}
+	}
+	if err := g.Send(r); err != nil {
+		return err
+	}
+	_, err = g.Recv()
+	return err
+}
+
+// Pages of the control plane are asked for on streams of their own, so that a refusal does not end Envoy's.
+func TestPagesOfTheControlPlane(t *testing.T) {
+	p := proxyOf(t, library{}, func(c *Config) { c.Node = Node{ID: "sidecar~1.2.3.4~a.b~c", Namespace: "b"} })
+	server := httptest.NewServer(p.Pages("/debug/xds/"))
+	defer server.Close()
+	for path, want := range map[string]string{
+		"/debug/xds/syncz":                        "200 page syncz",
+		"/debug/xds/config_dump?proxyID=a.b":      "200 page config_dump?proxyID=a.b",
+		"/debug/xds/secret":                       "403 ask " + p.config.Upstream.Address() + ": not for you\n",
+		"/debug/xds/end":                          "502 ask " + p.config.Upstream.Address() + ": the control plane ended the stream without an answer\n",
+		"/debug/xds/none":                         "404 ask " + p.config.Upstream.Address() + ": the control plane has no page \"none\"\n",
+		"/debug/xds/":                             "400 ",
+		"/debug/xds/" + strings.Repeat("x", 2000): "400 ",
+	} {
+		resp, err := http.Get(server.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if got := fmt.Sprint(resp.StatusCode, " ", string(body)); err != nil || got != want && (!strings.HasSuffix(want, " ") || !strings.HasPrefix(got, want)) {
+			t.Errorf("%.40s: %q, %v, want %q", path, got, err, want)
+		}
+	}
+	if resp, err := http.Post(server.URL+"/debug/xds/syncz", "", nil); err != nil || resp.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %v, %v, want 405", resp, err)
+	}
+	if s := p.State(); s.Streams != 0 || s.Requests != 0 || s.Connected() {
+		t.Errorf("state %+v: a page counts as a stream", s)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.Ask(ctx, "syncz"); !errors.Is(err, context.Canceled) && status.Code(err) != codes.Canceled {
+		t.Errorf("with a context that has ended: %v", err)
+	}
+}
