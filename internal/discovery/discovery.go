@@ -87,6 +87,9 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	if err != nil {
 		return nil, err
 	}
+	if err := s.cluster.awaitAPIServer(ctx); err != nil {
+		return nil, err
+	}
 	s.source = s.join(parts, atStart)
 	s.loop.model.SetOwn(model.Own{Cluster: o.Kubernetes.Cluster, Namespace: o.Names.Namespace})
 	s.scope = newScoped(o.Names, atStart, s.loop.Emit)

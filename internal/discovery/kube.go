@@ -5,9 +5,12 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"strings"
+	"time"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
@@ -91,6 +94,69 @@ func (c *cluster) writesStatus(revision string) func(map[string]string) bool {
 	return func(labels map[string]string) bool {
 		return objectstatus.Writes(labels, revision, c.elector.Leading())
 	}
+}
+
+// awaitAPIServer waits until the API server answers, and logs once that it does not. Without it a replica cannot have its root; if the
+// program ended, Kubernetes would start it again only after a pause that grows to five minutes.
+func (c *cluster) awaitAPIServer(ctx context.Context) error {
+	if c == nil {
+		return nil
+	}
+	config := rest.CopyConfig(c.api)
+	config.Timeout = apiServerTimeout
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return fmt.Errorf("connect to Kubernetes: %w", err)
+	}
+	defer client.CloseIdleConnections()
+	base, _, err := rest.DefaultServerURL(config.Host, "", schema.GroupVersion{}, rest.IsConfigTransportTLS(*config))
+	if err != nil {
+		return fmt.Errorf("connect to Kubernetes: %w", err)
+	}
+	for told := false; ; {
+		err := answers(ctx, client, base.JoinPath("version").String())
+		switch {
+		case err == nil && told:
+			c.log.Info("the API server answers")
+			return nil
+		case err == nil:
+			return nil
+		case ctx.Err() == nil && !told:
+			told = true
+			c.log.Warn("the API server does not answer: waiting for it, and not ready", "error", err)
+		}
+		pause := time.NewTimer(apiServerPause)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return err
+		}
+	}
+}
+
+// apiServerTimeout bounds a request that asks whether the API server answers, apiServerPause is the time between two.
+const (
+	apiServerTimeout = 5 * time.Second
+	apiServerPause   = 500 * time.Millisecond
+)
+
+// answers returns an error if an API server does not answer. A refusal is an answer; an error of the server is not, since load
+// balancers send one for a server that is away.
+func answers(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	_ = res.Body.Close()
+	if res.StatusCode >= http.StatusInternalServerError {
+		return fmt.Errorf("get %s: %s", url, res.Status)
+	}
+	return nil
 }
 
 // rootStore returns where the self-signed root is: in the cluster, or else in the state folder.

@@ -8,6 +8,7 @@ package printable
 import (
 	"fmt"
 	"log/slog"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -131,3 +132,10 @@ func logged(v slog.Value, text string) slog.Value {
 	}
 	return v
 }
+
+// localAddress is the address of this end of a connection, in the errors of package net.
+var localAddress = regexp.MustCompile(`\b((?:tcp|udp)[46]? )\S+->`)
+
+// Reason is the text of an error without the local addresses of connections, whose ports differ each time: so that what fails
+// again and again for one reason has one text.
+func Reason(err error) string { return localAddress.ReplaceAllString(err.Error(), "$1") }

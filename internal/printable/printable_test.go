@@ -85,3 +85,16 @@ func TestLogsAreBoundedAndPrintable(t *testing.T) {
 		}
 	}
 }
+
+// What fails again on another connection has the same text.
+func TestReasonsHaveNoLocalAddresses(t *testing.T) {
+	for in, want := range map[string]string{
+		"get x: read tcp 10.0.0.1:35160->10.96.0.1:443: read: connection reset by peer":          "get x: read tcp 10.96.0.1:443: read: connection reset by peer",
+		"late - error from a previous attempt: write udp6 [::1]:5->[::1]:53: connection refused": "late - error from a previous attempt: write udp6 [::1]:53: connection refused",
+		"dial tcp 10.96.0.1:443: connect: connection refused":                                    "dial tcp 10.96.0.1:443: connect: connection refused",
+	} {
+		if got := Reason(errors.New(in)); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
 	"github.com/pilothouse/pilothouse/internal/pki"
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // defaultPoll is how often an instance looks for changes of other instances, and reports to them.
@@ -70,8 +71,9 @@ type Rotator struct {
 	reports []rotation.Report
 	clear   time.Time
 	problem string
-	broken  bool   // nothing could be stored when it was tried last
-	serves  string // the ID of the root that issues the control plane's own certificates
+	told    map[string]bool // the reasons that have been logged since it began
+	broken  bool            // nothing could be stored when it was tried last
+	serves  string          // the ID of the root that issues the control plane's own certificates
 	// files is the CA that was plugged in last, nil if there is none, and pending says that the state does not have it yet.
 	files   *policy.Plugged
 	pending bool
@@ -256,17 +258,26 @@ func (r *Rotator) tellCycle(ctx context.Context, err error) {
 	}
 }
 
-// tell logs a problem once, and its end.
+// tell logs each reason of a problem once, and the problem's end: a server that is away gives several reasons in turn.
 func (r *Rotator) tell(err error) {
 	r.mu.Lock()
 	before := r.problem
 	if r.problem = ""; err != nil {
-		r.problem = err.Error()
+		r.problem = printable.Reason(err)
 	}
 	now := r.problem
+	isNew := now != "" && !r.told[now]
+	switch {
+	case now == "":
+		r.told = nil
+	case isNew && r.told == nil:
+		r.told = map[string]bool{now: true}
+	case isNew:
+		r.told[now] = true
+	}
 	r.mu.Unlock()
 	switch {
-	case now != "" && now != before:
+	case isNew:
 		r.options.Log.Error("the root cannot be rotated", "reason", now)
 	case now == "" && before != "":
 		r.options.Log.Info("the root can be rotated again")

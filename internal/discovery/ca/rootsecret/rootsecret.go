@@ -26,6 +26,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 const (
@@ -120,7 +121,7 @@ func (s *Store) First(ctx context.Context, create func() (ca.StoredRoot, error))
 		case errors.Is(err, errContents):
 			return ca.StoredRoot{}, err
 		}
-		if text := err.Error(); text != told && ctx.Err() == nil {
+		if text := printable.Reason(err); text != told && ctx.Err() == nil {
 			told = text
 			s.log.Warn("the root cannot be read from Kubernetes: trying again", "error", err)
 		}
