@@ -1,10 +1,16 @@
 package kubetest
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // PauseAPIServer stops the API server with SIGSTOP: connections stay open and nothing is answered. The function that
@@ -12,10 +18,36 @@ import (
 func (c *Cluster) PauseAPIServer(t testing.TB) (resume func()) {
 	t.Helper()
 	p := c.program(apiServerName)
-	p.signal(syscall.SIGSTOP)
-	resume = sync.OnceFunc(func() { p.signal(syscall.SIGCONT) })
+	return Pause(t, p.cmd.Process.Pid)
+}
+
+// Pause stops a process with SIGSTOP, and returns when all of its threads have stopped: until then some go on. The function
+// that it returns lets the process go on; that happens at the end of the test at the latest. That the process has ended
+// is not an error.
+func Pause(t testing.TB, pid int) (resume func()) {
+	t.Helper()
+	_ = syscall.Kill(pid, syscall.SIGSTOP)
+	resume = sync.OnceFunc(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 	t.Cleanup(resume)
+	wait.NoError(t, fmt.Sprintf("all threads of process %d have stopped", pid), func() error { return stopped(pid) })
 	return resume
+}
+
+// stopped returns an error if a thread of a process can run.
+func stopped(pid int) error {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return err
+	}
+	for _, path := range threads {
+		text, _ := os.ReadFile(path) // of a thread that has ended meanwhile
+		// The name in front of the state may have any characters.
+		_, state, _ := bytes.Cut(text[bytes.LastIndexByte(text, ')')+1:], []byte(" "))
+		if len(state) > 0 && !bytes.ContainsRune([]byte("TtZX"), rune(state[0])) {
+			return fmt.Errorf("the state of %s is %c", path, state[0])
+		}
+	}
+	return nil
 }
 
 // StopAPIServer ends the API server in order, and returns when it has ended: connections are refused. etcd keeps

@@ -1,8 +1,10 @@
-// Helm installs a chart with Helm's library, as "helm install" does, for programs of the main module.
+// Helm installs and upgrades charts with Helm's library, as "helm install" and "helm upgrade" do, for programs of the main module.
 //
 //	helm install RELEASE CHART.tgz --namespace NAMESPACE [--values FILE] [--kubeconfig FILE]
+//	helm upgrade RELEASE CHART.tgz --namespace NAMESPACE [--values FILE] [--kubeconfig FILE]
 //
-// The namespace is made where it does not exist. It returns when the objects are stored, as Helm does without --wait.
+// An installation makes the namespace where it does not exist. An upgrade uses no values of the release before. Both return
+// when the objects are stored, as Helm does without --wait.
 package main
 
 import (
@@ -34,10 +36,10 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) < 3 || args[0] != "install" {
-		return errors.New("want: install RELEASE CHART.tgz [--namespace NAMESPACE] [--values FILE] [--kubeconfig FILE]")
+	if len(args) < 3 || args[0] != "install" && args[0] != "upgrade" {
+		return errors.New("want: install|upgrade RELEASE CHART.tgz [--namespace NAMESPACE] [--values FILE] [--kubeconfig FILE]")
 	}
-	flags := flag.NewFlagSet("install", flag.ContinueOnError)
+	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	namespace := flags.String("namespace", "default", "namespace of the release")
 	valuesFile := flags.String("values", "", "file with values, YAML")
 	kubeconfig := flags.String("kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file")
@@ -67,9 +69,17 @@ func run(ctx context.Context, args []string) error {
 	if err := config.Init(getter, *namespace, "secret"); err != nil {
 		return err
 	}
+	const most = 5 * time.Minute
+	if args[0] == "upgrade" {
+		u := action.NewUpgrade(config)
+		u.Namespace, u.ResetValues = *namespace, true
+		u.WaitStrategy, u.Timeout = helmkube.HookOnlyStrategy, most
+		_, err = u.RunWithContext(ctx, args[1], chart, values)
+		return err
+	}
 	i := action.NewInstall(config)
 	i.ReleaseName, i.Namespace, i.CreateNamespace = args[1], *namespace, true
-	i.WaitStrategy, i.Timeout = helmkube.HookOnlyStrategy, 5*time.Minute
+	i.WaitStrategy, i.Timeout = helmkube.HookOnlyStrategy, most
 	_, err = i.RunWithContext(ctx, chart, values)
 	return err
 }

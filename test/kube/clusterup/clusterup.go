@@ -16,6 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	kubetest "github.com/pilothouse/pilothouse/test/kube"
 	"github.com/pilothouse/pilothouse/test/kube/node"
+	"github.com/pilothouse/pilothouse/test/kube/node/podstate"
 )
 
 // Options say what runs.
@@ -26,6 +27,8 @@ type Options struct {
 	// Dir is an existing directory for the Pods' files, the API server's configuration and a kubeconfig file. The caller removes
 	// it.
 	Dir string
+	// Backoff says when containers that ended are started again; zero for the Node's default.
+	Backoff podstate.Backoff
 	// Log gets what the Node does; nil: no log.
 	Log *slog.Logger
 }
@@ -68,7 +71,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := os.MkdirAll(pods, 0o755); err != nil {
 		return fmt.Errorf("make the directory of the Pods: %w", err)
 	}
-	c.Node, err = node.Start(ctx, c.Network, node.Options{Images: images(o.Programs), Dir: pods, Log: o.Log})
+	c.Node, err = node.Start(ctx, c.Network, node.Options{Images: images(o.Programs), Dir: pods, Backoff: o.Backoff, Log: o.Log})
 	return err
 }
 

@@ -15,8 +15,11 @@ import (
 // Files are the paths of the packed charts, and of the program that installs them.
 type Files struct{ Control, Gateway, Helm string }
 
-// chartVersion is the version of the packed charts; their images have its name with a v as tag.
+// chartVersion is the version of the packed charts.
 const chartVersion = "0.0.0-local"
+
+// Tag is that of the images of the packed charts.
+const Tag = "v" + chartVersion
 
 // Build packs the charts into dir, as a release does, and builds the program of the module test/charts that installs
 // them. It needs the Go command and the sources.
@@ -32,7 +35,7 @@ func Build(ctx context.Context, dir string) (Files, error) {
 		Helm: filepath.Join(root, "bin", "helm"),
 	}
 	for _, line := range [][]string{
-		{"run", "./hack/release", "-charts", "-version", "v" + chartVersion, "-epoch", "1700000000", "-o", dist},
+		{"run", "./hack/release", "-charts", "-version", Tag, "-epoch", "1700000000", "-o", dist},
 		{"build", "-C", "test/charts", "-o", f.Helm, "./helm"},
 	} {
 		if err := runIn(ctx, root, "go", line...); err != nil {
@@ -44,12 +47,24 @@ func Build(ctx context.Context, dir string) (Files, error) {
 
 // Install installs a packed chart with values in YAML, which may be empty, as "helm install" does.
 func (c *Cluster) Install(ctx context.Context, release, namespace, chart, values string) error {
+	return c.helm(ctx, "install", release, namespace, chart, values)
+}
+
+// Upgrade gives a release another chart or other values, as "helm upgrade" does; those that it had are not used.
+func (c *Cluster) Upgrade(ctx context.Context, release, namespace, chart, values string) error {
+	return c.helm(ctx, "upgrade", release, namespace, chart, values)
+}
+
+func (c *Cluster) helm(ctx context.Context, command, release, namespace, chart, values string) error {
 	file := filepath.Join(c.o.Dir, release+"-values.yaml")
 	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
 		return fmt.Errorf("write the values: %w", err)
 	}
-	return runIn(ctx, c.o.Dir, c.o.Files.Helm, "install", release, chart, "--namespace", namespace, "--values", file, "--kubeconfig", c.Kubeconfig())
+	return runIn(ctx, c.o.Dir, c.o.Files.Helm, command, release, chart, "--namespace", namespace, "--values", file, "--kubeconfig", c.Kubeconfig())
 }
+
+// Control is the path of the packed chart pilothouse.
+func (c *Cluster) Control() string { return c.o.Files.Control }
 
 // Gateway is the path of the packed chart gateway.
 func (c *Cluster) Gateway() string { return c.o.Files.Gateway }
