@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,11 +22,12 @@ type logFlags struct {
 	json    bool
 	levels  string
 	targets []string
+	repeat  time.Duration
 }
 
 // readLog reads settings.AgentLog.
 func readLog(v *settings.Values) *logFlags {
-	return &logFlags{json: v.Bool("log_as_json"), levels: v.Text("log_output_level"), targets: v.List("log_target")}
+	return &logFlags{json: v.Bool("log_as_json"), levels: v.Text("log_output_level"), targets: v.List("log_target"), repeat: v.Duration("log_repeat_period")}
 }
 
 // logger makes the logger that the flags ask for, with its levels. Files are opened for the rest of the
@@ -61,6 +63,9 @@ func (l *logFlags) logger(s process) (*slog.Logger, *logging.Levels, error) {
 	h := logging.Lines(out)
 	if l.json {
 		h = logging.JSON(out)
+	}
+	if l.repeat > 0 {
+		h = logging.Limit(h, l.repeat)
 	}
 	return slog.New(levels.Handler(h)), levels, nil
 }

@@ -26,6 +26,7 @@ func restartable(t *testing.T, args ...string) *agenttest.Process {
 	binary := filepath.Join(t.TempDir(), "envoy")
 	link(t, envoytest.Binary(t), binary)
 	a := agenttest.New(t, plane, "drainDuration: 1s\nbinaryPath: "+binary, "PARENT_SHUTDOWN_DURATION=1s")
+	a.Cmd.Args = append(a.Cmd.Args, "--log_repeat_period=0") // lines are counted
 	a.Cmd.Args = append(a.Cmd.Args, args...)
 	a.Write("etc/istio/pod/annotations", nil)
 	a.Start()

@@ -31,6 +31,7 @@ func TestRootsOfDiscoveryAreFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := agenttest.New(t, plane, "", "CA_ROOT_CA="+plane.RootFile)
+	a.Cmd.Args = append(a.Cmd.Args, "--log_repeat_period=0") // lines are counted
 	a.Write("var/run/secrets/istio/root-cert.pem", pki.EncodeCerts(other))
 	a.Start()
 	refused := func() error {

@@ -100,6 +100,7 @@ func TestAReplacedSocketIsOpenedAgain(t *testing.T) {
 	plane := agenttest.NewPlane(t)
 	plane.Start()
 	a := agenttest.New(t, plane, "")
+	a.Cmd.Args = append(a.Cmd.Args, "--log_repeat_period=0") // lines are counted
 	openVolume(t, a, sdsFolder)
 	a.Start()
 	agenttest.Until(t, "the proxy is ready", a.Ready)

@@ -30,6 +30,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	securityv1 "istio.io/api/security/v1alpha1"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -276,3 +277,21 @@ func (p *Plane) Signed() (int, metadata.MD) {
 
 // Roots is a pool with the root certificate.
 func (p *Plane) Roots() *x509.CertPool { return pki.Pool([]*x509.Certificate{p.root}) }
+
+// ClientCertificate is a certificate of an identity of the mesh.
+func (p *Plane) ClientCertificate(namespace, account string) tls.Certificate {
+	p.t.Helper()
+	key, err := pki.GenerateKey(pki.ECDSAP256)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	template, err := pki.WorkloadTemplate(mesh.Identity{TrustDomain: mesh.DefaultTrustDomain, Namespace: namespace, ServiceAccount: account}, term())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	leaf, err := pki.Sign(template, p.root, key.Public(), p.key)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}
+}

@@ -147,6 +147,7 @@ func startWatching(t *testing.T, p *netmesh.Pod, args string, byFlag bool) *agen
 	plane := agenttest.NewPlane(t)
 	do(t, p, func() error { plane.Start(); return nil })
 	a := agenttest.New(t, plane, "")
+	a.Cmd.Args = append(a.Cmd.Args, "--log_repeat_period=0") // lines are counted
 	if byFlag {
 		a.Cmd.Args = append(a.Cmd.Args, "--watchCapture", args)
 	} else {

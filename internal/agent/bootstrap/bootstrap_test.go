@@ -74,6 +74,9 @@ var cases = []struct {
 		}
 		s.Node.IPs = append(s.Node.IPs, netip.MustParseAddr("10.99.0.3"))
 	}},
+	{"secure-metrics", func(s *spec.Spec) {
+		s.Envoy.SecureMetricsPort, s.Envoy.SecureMergedMetricsPort, s.Envoy.HealthProxyProtocol = 15091, 15092, true
+	}},
 	{"external", func(s *spec.Spec) { s.Certificates.Own = false }},
 	{"runtime", func(s *spec.Spec) {
 		s.Config.RuntimeValues = map[string]string{

@@ -17,7 +17,9 @@ import (
 	zstdv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/compression/zstd/compressor/v3"
 	compressorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/compressor/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/proto"
@@ -91,12 +93,83 @@ func (p *packer) static(s *spec.Spec, fam family) *bootstrapv3.Bootstrap_StaticR
 			cluster(prometheusCluster, quick, socket(fam.loopback, uint32(s.Envoy.AdminPort))),
 			cluster(agentCluster, quick, socket(fam.loopback, uint32(s.Status.Port))),
 		}, secrets, []*clusterv3.Cluster{xds}),
-		Listeners: []*listenerv3.Listener{
-			p.listener(fam, uint32(s.Envoy.PrometheusPort), "stats", "/stats/prometheus", prometheusCluster, compress),
-			p.listener(fam, uint32(s.Envoy.HealthPort), "agent", "/healthz/ready", agentCluster, nil),
-		},
+		Listeners: p.listeners(s, fam, compress),
 	}
 }
+
+// metricsPath is the path of metrics in Envoy's listeners.
+const metricsPath = "/stats/prometheus"
+
+// listeners are those of metrics and of readiness, and those of metrics over mutual TLS that are asked for. [agent B14]
+func (p *packer) listeners(s *spec.Spec, fam family, compress []*hcmv3.HttpFilter) []*listenerv3.Listener {
+	health := p.listener(fam, uint32(s.Envoy.HealthPort), "agent", "/healthz/ready", agentCluster, nil)
+	if s.Envoy.HealthProxyProtocol {
+		// The kubelet's probes come without it.
+		health.ListenerFilters = []*listenerv3.ListenerFilter{{
+			Name: "envoy.filters.listener.proxy_protocol",
+			ConfigType: &listenerv3.ListenerFilter_TypedConfig{
+				TypedConfig: p.pack(&proxyprotocolv3.ProxyProtocol{AllowRequestsWithoutProxyProtocol: true}),
+			},
+		}}
+	}
+	out := []*listenerv3.Listener{p.listener(fam, uint32(s.Envoy.PrometheusPort), "stats", metricsPath, prometheusCluster, compress), health}
+	for _, secure := range []struct {
+		port       int
+		stat, from string
+	}{
+		{s.Envoy.SecureMetricsPort, "secure_stats", prometheusCluster},
+		{s.Envoy.SecureMergedMetricsPort, "secure_merged_stats", agentCluster},
+	} {
+		if secure.port == 0 {
+			continue
+		}
+		// The agent compresses its own page.
+		filters := compress
+		if secure.from == agentCluster {
+			filters = nil
+		}
+		l := p.listener(fam, uint32(secure.port), secure.stat, metricsPath, secure.from, filters)
+		l.FilterChains[0].TransportSocket = p.mutualTLS()
+		out = append(out, l)
+	}
+	return out
+}
+
+// mutualTLS serves with the workload's certificate, to clients with one that the mesh's roots have signed. Envoy waits for the
+// certificate for a bounded time, and refuses connections without it.
+func (p *packer) mutualTLS() *corev3.TransportSocket {
+	secret := func(name string) *tlsv3.SdsSecretConfig {
+		return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
+			ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
+				ApiType:             corev3.ApiConfigSource_GRPC,
+				TransportApiVersion: corev3.ApiVersion_V3,
+				GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+					EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: sdsCluster},
+				}}},
+				SetNodeOnFirstMessageOnly: true,
+			}},
+			InitialFetchTimeout: durationpb.New(secretTimeout),
+			ResourceApiVersion:  corev3.ApiVersion_V3,
+		}}
+	}
+	return &corev3.TransportSocket{
+		Name: "envoy.transport_sockets.tls",
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: p.pack(&tlsv3.DownstreamTlsContext{
+			CommonTlsContext: &tlsv3.CommonTlsContext{
+				AlpnProtocols:                  []string{"h2", "http/1.1"},
+				TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{secret(mesh.SecretDefault)},
+				ValidationContextType: &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{
+					ValidationContextSdsSecretConfig: secret(mesh.SecretRoot),
+				},
+			},
+			RequireClientCertificate: wrapperspb.Bool(true),
+		})},
+	}
+}
+
+// secretTimeout is how long the start of Envoy waits for the certificate of the listeners with mutual TLS: traffic must not
+// wait for long until somebody can ask for metrics.
+const secretTimeout = time.Second
 
 // cluster returns a static cluster with one endpoint. The ";" marks the end of the name for the tag
 // rule that extracts the cluster's name from the name of a statistic.

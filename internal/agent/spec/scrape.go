@@ -73,7 +73,7 @@ func (b *builder) parseTargets(text string, statusPort int) ([]Target, error) {
 	}
 	own := []int{
 		mesh.AdminPort, mesh.OutboundPort, 15004, mesh.InboundPort, 15008, mesh.StatusPort, mesh.HealthPort, mesh.DNSPort, mesh.PrometheusPort, statusPort,
-		b.set.Int("ENVOY_STATUS_PORT"), b.set.Int("ENVOY_PROMETHEUS_PORT"),
+		b.set.Int("ENVOY_STATUS_PORT"), b.set.Int("ENVOY_PROMETHEUS_PORT"), b.set.Int("ENVOY_SECURE_METRICS_PORT"), b.set.Int("ENVOY_SECURE_MERGED_METRICS_PORT"),
 	}
 	var out []Target
 	for _, t := range named {

@@ -187,7 +187,7 @@ func TestJWTPolicy(t *testing.T) {
 
 // Every setting of the agent is read, except those that the command itself reads.
 func TestEverySettingIsRead(t *testing.T) {
-	byCommand := []string{"watchCapture", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "log_output_level", "log_target"}
+	byCommand := []string{"watchCapture", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "log_output_level", "log_target", "log_repeat_period"}
 	_, set, err := decide(pod(func(in *testInput) {
 		// These are read only in combination with another setting.
 		in.Override, in.Env["ISTIO_BOOTSTRAP_OVERRIDE"], in.Env["ISTIO_CPU_LIMIT"] = []byte("{}"), "override.yaml", "1"

@@ -198,6 +198,10 @@ type Envoy struct {
 	Env []string
 	// AdminPort, HealthPort and PrometheusPort are 1–65535.
 	AdminPort, HealthPort, PrometheusPort int
+	// SecureMetricsPort and SecureMergedMetricsPort are those of Envoy's metrics, and of all, over mutual TLS; 0 for none.
+	SecureMetricsPort, SecureMergedMetricsPort int
+	// HealthProxyProtocol has the listener of readiness take the PROXY protocol, too.
+	HealthProxyProtocol bool
 	// StateOfTheWorld selects the state-of-the-world variant of xDS instead of the delta one.
 	StateOfTheWorld bool
 	// DualStack has the static listeners accept both IP families.

@@ -109,14 +109,21 @@ func ports(ctx context.Context, s *spec.Spec) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("take the status port (statusPort): %w", err)
 	}
-	for _, port := range []struct {
+	onAll := func(port int) string { return net.JoinHostPort(wildcard, strconv.Itoa(port)) }
+	wanted := []struct {
 		what, address string
 		generated     bool // only in the generated bootstrap
 	}{
 		{"admin port (proxyAdminPort)", s.AdminAddress(), false},
-		{"health port (ENVOY_STATUS_PORT)", net.JoinHostPort(wildcard, strconv.Itoa(s.Envoy.HealthPort)), true},
-		{"metrics port (ENVOY_PROMETHEUS_PORT)", net.JoinHostPort(wildcard, strconv.Itoa(s.Envoy.PrometheusPort)), true},
-	} {
+		{"health port (ENVOY_STATUS_PORT)", onAll(s.Envoy.HealthPort), true},
+		{"metrics port (ENVOY_PROMETHEUS_PORT)", onAll(s.Envoy.PrometheusPort), true},
+		{"port of metrics over mutual TLS (ENVOY_SECURE_METRICS_PORT)", onAll(s.Envoy.SecureMetricsPort), true},
+		{"port of merged metrics over mutual TLS (ENVOY_SECURE_MERGED_METRICS_PORT)", onAll(s.Envoy.SecureMergedMetricsPort), true},
+	}
+	for _, port := range wanted {
+		if port.address == onAll(0) {
+			continue
+		}
 		if port.generated && s.Envoy.CustomBootstrap != "" {
 			continue
 		}

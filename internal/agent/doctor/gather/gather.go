@@ -115,6 +115,11 @@ func ports(s *spec.Spec, pids []int) ([]doctor.Port, error) {
 		{Number: s.Envoy.HealthPort, Use: "readiness"},
 		{Number: s.Envoy.PrometheusPort, Use: "Envoy's metrics"},
 	}
+	for _, secure := range []doctor.Port{{Number: s.Envoy.SecureMetricsPort, Use: "Envoy's metrics over mutual TLS"}, {Number: s.Envoy.SecureMergedMetricsPort, Use: "all metrics over mutual TLS"}} {
+		if secure.Number != 0 {
+			out = append(out, secure)
+		}
+	}
 	if s.Node.ID.Role == mesh.Sidecar {
 		out = append(out, doctor.Port{Number: mesh.OutboundPort, Use: "captured outbound connections"},
 			doctor.Port{Number: mesh.InboundPort, Use: "captured inbound connections"})
