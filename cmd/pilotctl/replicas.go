@@ -56,12 +56,18 @@ func readPlace(v *settings.Values, discovery, home string) place {
 	if p.address != "" {
 		return p
 	}
-	if path := filepath.Join(home, ".kube", "config"); p.kube.Kubeconfig == "" && home != "" {
+	p.kube.Kubeconfig = kubeconfigOr(p.kube.Kubeconfig, home)
+	return p
+}
+
+// kubeconfigOr returns the path of a kubeconfig file if one is given, else that of the user's own, if there is one.
+func kubeconfigOr(given, home string) string {
+	if path := filepath.Join(home, ".kube", "config"); given == "" && home != "" {
 		if _, err := os.Stat(path); err == nil {
-			p.kube.Kubeconfig = path
+			return path
 		}
 	}
-	return p
+	return given
 }
 
 // place reads where pilot-discovery is from the flags of a command.

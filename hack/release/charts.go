@@ -14,7 +14,7 @@ import (
 )
 
 // charts are the names of the Helm charts, in chartsFolder.
-var charts = []string{"pilothouse", "gateway"}
+var charts = []string{"pilothouse", "gateway", "remote"}
 
 const (
 	chartsFolder = "deploy/charts"

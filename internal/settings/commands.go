@@ -42,6 +42,7 @@ func Commands() []Command {
 		{Path: "pilotctl ca rotate", Shared: asks},
 		{Path: "pilotctl inject", Tables: []Table{PilotctlInject}, Shared: ctl},
 		{Path: "pilotctl validate", Tables: []Table{PilotctlValidate}, Shared: ctl},
+		{Path: "pilotctl remote-secret", Tables: []Table{PilotctlRemoteSecret}, Shared: ctl},
 		{Path: "pilotctl token create", Tables: []Table{PilotctlTokenCreate}, Shared: ctl},
 		{Path: "pilotctl collateral", Shared: []Table{Collateral, Pilotctl}},
 	}

@@ -112,6 +112,28 @@ var PilotctlValidate = Table{
 		Help: "exit with 1 if there are warnings, too"},
 }
 
+// PilotctlRemoteSecret is the table of pilotctl remote-secret.
+var PilotctlRemoteSecret = Table{
+	{Flag: "kubeconfig", Env: []string{"KUBECONFIG"}, Kind: Text, Otherwise: "~/.kube/config, if there is one", Unit: "file", Used: "internal/kube",
+		Help: "kubeconfig `file` of the remote cluster"},
+	{Flag: "context", Kind: Text, Unit: "name", Used: "internal/kube",
+		Help: "`context` in the kubeconfig file; empty is the current one"},
+	{Flag: "istioNamespace", Short: "i", Kind: Text, Default: mesh.DefaultRootNamespace, Required: true, Unit: "namespace", Used: "cmd/pilotctl/remotesecret.go",
+		Help: "`namespace` of the service account in the remote cluster"},
+	{Flag: "namespace", Short: "n", Kind: Text, Otherwise: "that of --istioNamespace", Unit: "namespace", Used: "cmd/pilotctl/remotesecret.go",
+		Help: "`namespace` of the Secret that is printed: that of the control plane"},
+	{Flag: "name", Kind: Text, Otherwise: "the UID of its namespace kube-system", Unit: "name", Used: "cmd/pilotctl/remotesecret.go",
+		Help: "`name` of the remote cluster: that of its proxies, ISTIO_META_CLUSTER_ID"},
+	{Flag: "server", Kind: Text, Otherwise: "that of the kubeconfig", Unit: "URL", Used: "cmd/pilotctl/remotesecret.go",
+		Help: "`URL` at which the control plane reaches the API server of the remote cluster"},
+	{Flag: "tls-server-name", Kind: Text, Otherwise: "that of the kubeconfig, else that of the URL", Unit: "name", Used: "cmd/pilotctl/remotesecret.go",
+		Help: "`name` in the certificate of that API server"},
+	{Flag: "service-account", Kind: Text, Default: "istio-reader-service-account", Required: true, Unit: "name", Used: "cmd/pilotctl/remotesecret.go",
+		Help: "`name` of the service account in the remote cluster"},
+	{Flag: "secret-name", Kind: Text, Otherwise: "SERVICE-ACCOUNT-istio-remote-secret-token", Unit: "name", Used: "cmd/pilotctl/remotesecret.go",
+		Help: "`name` of the Secret with the token in the remote cluster, which is created if there is none"},
+}
+
 // PilotctlTokenCreate is the table of pilotctl token create.
 var PilotctlTokenCreate = Table{
 	{Flag: "stateDir", Kind: Text, Required: true, Unit: "folder", Used: "internal/discovery/authn",

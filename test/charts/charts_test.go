@@ -39,7 +39,7 @@ var update = flag.Bool("update", false, "rewrite the golden files and the tables
 const root = "../.."
 
 // names are the names of the charts.
-var names = []string{"pilothouse", "gateway"}
+var names = []string{"pilothouse", "gateway", "remote"}
 
 // packed are the archives of the charts, which the release's own program makes.
 var packed = sync.OnceValues(func() (map[string][]byte, error) {

@@ -85,7 +85,7 @@ func TestSchemaAndValuesAgree(t *testing.T) {
 }
 
 // withoutDefault are values that are absent by default.
-var withoutDefault = []string{"gateway.global", "gateway.podDisruptionBudget.minAvailable", "gateway.podDisruptionBudget.maxUnavailable", "pilothouse.resources.limits"}
+var withoutDefault = []string{"gateway.global", "remote.global", "gateway.podDisruptionBudget.minAvailable", "gateway.podDisruptionBudget.maxUnavailable", "pilothouse.resources.limits"}
 
 func checkValues(t *testing.T, path string, s *valueSchema, values map[string]any) {
 	t.Helper()
