@@ -67,14 +67,14 @@ var layers = map[string]layer{
 	"internal/discovery/inject":            pure,
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge, "internal/discovery/webhook": edge,
 	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,
-	"internal/discovery/authn/tokenreview": edge, "internal/discovery/ca/rootsecret": edge, "internal/discovery/rootconfigmap": edge,
+	"internal/discovery/authn/tokenreview": edge, "internal/discovery/ca/rootsecret": edge, "internal/discovery/rootconfigmap": edge, "internal/discovery/managed": edge,
 	"internal/discovery/objectstatus": pure, "internal/discovery/statuswriter": edge,
 	"internal/discovery": wiring,
 
 	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab, "test/kube/node": lab, "test/kube/node/podstate": pure, "test/kube/node/podnet": pure, "test/kube/clusterup": lab,
 	"internal/lab/meshup": lab, "internal/demo": lab,
 	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/xdsload": command, "test/capture": command, "test/fakeenvoy": command,
-	"test/environment": command, "test/webhooks": command, "test/filesecret": command, "test/charts": command, "test/charts/helm": command, "test/kube/install": command, "test/kube/demo": command, "test/images": command, "test/kube/server": command, "test/kube/identity": command, "test/cluster": command, "test/kube/source": command, "test/kube/status": command, "test/kube/faults": command,
+	"test/environment": command, "test/webhooks": command, "test/filesecret": command, "test/charts": command, "test/charts/helm": command, "test/kube/install": command, "test/kube/multi": command, "test/kube/demo": command, "test/images": command, "test/kube/server": command, "test/kube/identity": command, "test/cluster": command, "test/kube/source": command, "test/kube/status": command, "test/kube/faults": command,
 	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command, "hack/release": command,
 	"proxy": wiring,
 }
@@ -130,7 +130,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",

@@ -186,6 +186,7 @@ func (c *cluster) setMesh(m *meshv1.MeshConfig) {
 		c.log.Warn("discoverySelectors of the mesh configuration are invalid: all namespaces get the root ConfigMap", "error", err)
 	}
 	c.maps.Select(selectors)
+	c.remotes.selectNamespaces(selectors)
 }
 
 // observe follows what the statuses of objects have to say, until ctx ends.
@@ -208,9 +209,14 @@ func (s *Server) lead(ctx context.Context) error {
 		return nil
 	}
 	var tasks []run.Task // of the leader of the revision
-	shared := []run.Task{{Name: "distribute the roots in ConfigMaps", Run: c.maps.Run}}
+	shared := []run.Task{
+		{Name: "distribute the roots in ConfigMaps", Run: c.maps.Run},
+		{Name: "distribute the roots in remote clusters", Run: func(ctx context.Context) error { return s.leadRemotes(ctx, s.remoteRoots) }},
+	}
 	if s.webhooks.patcher != nil {
-		tasks = append(tasks, run.Task{Name: "patch webhook configurations", Run: s.webhooks.patcher.Run})
+		tasks = append(tasks,
+			run.Task{Name: "patch webhook configurations", Run: s.webhooks.patcher.Run},
+			run.Task{Name: "patch webhook configurations of remote clusters", Run: func(ctx context.Context) error { return s.leadRemotes(ctx, s.remoteWebhooks) }})
 	}
 	if c.statuses != nil {
 		tasks = append(tasks, run.Task{Name: "write statuses", Run: func(ctx context.Context) error { return c.statuses.Run(ctx, ofAll{s.observer, c.replicas}) }})

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
+	"k8s.io/client-go/rest"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
@@ -37,6 +38,8 @@ type webhooks struct {
 	injector    *webhook.ClusterInjector // nil if nothing is injected
 	events      *webhook.Events          // nil without an injector
 	certificate webhook.Certificate
+	// remote makes the patcher of a remote cluster; nil if nothing is patched.
+	remote func(*rest.Config, *slog.Logger) (*webhook.Patcher, error)
 }
 
 // openWebhooks makes what serves the HTTPS port, if there is one.
@@ -71,6 +74,12 @@ func (s *Server) openWebhooks() error {
 	}
 	if s.cluster == nil {
 		return nil // no API server sends anything here
+	}
+	s.webhooks.remote = func(api *rest.Config, log *slog.Logger) (*webhook.Patcher, error) {
+		return webhook.NewPatcher(webhook.PatcherOptions{Config: api, Bundle: bundle, Log: log, Target: webhook.Target{
+			Names:    webhook.ConfigurationNames(o.Injection, o.Revision, s.opts.Names.Namespace),
+			Revision: o.Revision, Namespace: s.opts.Names.Namespace, Services: webhookServices(o.Revision), Hosts: names,
+		}, InjectionOnly: true})
 	}
 	var err error
 	s.webhooks.patcher, err = webhook.NewPatcher(webhook.PatcherOptions{

@@ -33,9 +33,11 @@ type PatcherOptions struct {
 	Target Target
 	// Bundle returns the trusted roots in PEM, and a channel that is closed when they have changed.
 	Bundle func() (pem []byte, changed <-chan struct{})
-	// Metrics gets the collectors of the patches.
+	// Metrics gets the collectors of the patches; nil: none.
 	Metrics prometheus.Registerer
 	Log     *slog.Logger
+	// InjectionOnly leaves what validates alone, and reads none of it.
+	InjectionOnly bool
 }
 
 // Patcher keeps the webhook configurations true that send requests to this control plane: caBundle contains all
@@ -63,7 +65,9 @@ func NewPatcher(o PatcherOptions) (*Patcher, error) {
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-		o.Metrics.MustRegister(v)
+		if o.Metrics != nil {
+			o.Metrics.MustRegister(v)
+		}
 		return v
 	}
 	return &Patcher{
@@ -77,15 +81,19 @@ func NewPatcher(o PatcherOptions) (*Patcher, error) {
 // Run patches until ctx ends, and then returns nil. Problems are logged, and what failed is tried again.
 func (p *Patcher) Run(ctx context.Context) error {
 	r := p.client.RESTClient()
-	v := p.informer(cache.NewListWatchFromClient(r, "validatingwebhookconfigurations", metav1.NamespaceAll, fields.Everything()), &admissionregistrationv1.ValidatingWebhookConfiguration{})
 	m := p.informer(cache.NewListWatchFromClient(r, "mutatingwebhookconfigurations", metav1.NamespaceAll, fields.Everything()), &admissionregistrationv1.MutatingWebhookConfiguration{})
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	watching.Go(func() { v.RunWithContext(ctx) })
 	watching.Go(func() { m.RunWithContext(ctx) })
-	if !cache.WaitForCacheSync(ctx.Done(), v.HasSynced, m.HasSynced) {
+	stores, synced := []cache.Store{m.GetStore()}, []cache.InformerSynced{m.HasSynced}
+	if !p.opts.InjectionOnly {
+		v := p.informer(cache.NewListWatchFromClient(r, "validatingwebhookconfigurations", metav1.NamespaceAll, fields.Everything()), &admissionregistrationv1.ValidatingWebhookConfiguration{})
+		watching.Go(func() { v.RunWithContext(ctx) })
+		stores, synced = append(stores, v.GetStore()), append(synced, v.HasSynced)
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
 		return nil
 	}
 	timer := time.NewTimer(0)
@@ -94,7 +102,7 @@ func (p *Patcher) Run(ctx context.Context) error {
 		pem, changed := p.opts.Bundle()
 		t := p.opts.Target
 		t.Bundle = pem
-		next := p.reconcile(ctx, t, configurations(v.GetStore(), m.GetStore()))
+		next := p.reconcile(ctx, t, configurations(stores...))
 		timer.Reset(next)
 		select {
 		case <-p.wake:
@@ -128,17 +136,16 @@ func (p *Patcher) informer(lw cache.ListerWatcher, kind runtime.Object) cache.Sh
 	return i
 }
 
-// configurations returns those in two stores.
-func configurations(v, m cache.Store) []configuration {
-	var all []configuration
-	for _, o := range v.List() {
-		if c, ok := o.(*admissionregistrationv1.ValidatingWebhookConfiguration); ok {
-			all = append(all, validatingConfiguration(c))
-		}
-	}
-	for _, o := range m.List() {
-		if c, ok := o.(*admissionregistrationv1.MutatingWebhookConfiguration); ok {
-			all = append(all, mutatingConfiguration(c))
+// configurations returns those in stores.
+func configurations(stores ...cache.Store) (all []configuration) {
+	for _, s := range stores {
+		for _, o := range s.List() {
+			switch c := o.(type) {
+			case *admissionregistrationv1.ValidatingWebhookConfiguration:
+				all = append(all, validatingConfiguration(c))
+			case *admissionregistrationv1.MutatingWebhookConfiguration:
+				all = append(all, mutatingConfiguration(c))
+			}
 		}
 	}
 	return all
