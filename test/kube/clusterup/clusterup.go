@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -29,6 +30,8 @@ type Options struct {
 	Dir string
 	// Backoff says when containers that ended are started again; zero for the Node's default.
 	Backoff podstate.Backoff
+	// Subnet has the addresses of all Pods; the default is that of package node. Clusters that run side by side need one each.
+	Subnet netip.Prefix
 	// Log gets what the Node does; nil: no log.
 	Log *slog.Logger
 }
@@ -64,7 +67,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.writeKubeconfig(); err != nil {
 		return err
 	}
-	if c.Network, err = node.NewNetwork(ctx, node.NetworkOptions{Config: c.Config, EgressSocket: socket, Log: o.Log}); err != nil {
+	if c.Network, err = node.NewNetwork(ctx, node.NetworkOptions{Config: c.Config, Subnet: o.Subnet, EgressSocket: socket, Log: o.Log}); err != nil {
 		return err
 	}
 	pods := filepath.Join(o.Dir, "pods")

@@ -13,7 +13,7 @@ import (
 )
 
 // Files are the paths of the packed charts, and of the program that installs them.
-type Files struct{ Control, Gateway, Helm string }
+type Files struct{ Control, Gateway, Remote, Helm string }
 
 // chartVersion is the version of the packed charts.
 const chartVersion = "0.0.0-local"
@@ -31,6 +31,7 @@ func Build(ctx context.Context, dir string) (Files, error) {
 	dist := filepath.Join(dir, "charts")
 	f := Files{
 		Control: filepath.Join(dist, "pilothouse-"+chartVersion+".tgz"), Gateway: filepath.Join(dist, "gateway-"+chartVersion+".tgz"),
+		Remote: filepath.Join(dist, "remote-"+chartVersion+".tgz"),
 		// Here, where it is linked again only if it has changed.
 		Helm: filepath.Join(root, "bin", "helm"),
 	}
