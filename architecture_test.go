@@ -50,7 +50,7 @@ var layers = map[string]layer{
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
 	"internal/agent/host": edge, "internal/agent/launch": edge, "internal/agent/reload": edge, "internal/agent/startup": edge,
 	"internal/agent/envoy": edge, "internal/agent/upstream": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
-	"internal/agent/sds": edge, "internal/agent/trust": edge, "internal/agent/xdsproxy": edge, "internal/agent/dns": edge,
+	"internal/agent/sds": edge, "internal/agent/trust": edge, "internal/agent/xdsproxy": edge, "internal/agent/lastgood": edge, "internal/agent/dns": edge,
 	"internal/agent/logging": tools, "internal/agent/doctor": pure, "internal/agent/doctor/gather": wiring,
 	"internal/agent/status": edge, "internal/agent/probe": edge, "internal/agent/health": edge, "internal/agent/capture": edge,
 	"internal/agent/capture/nft": edge, "internal/agent/capture/iptables": edge, "internal/agent/capture/netns": edge, "internal/agent/capture/plan/plantest": edge,
@@ -85,9 +85,10 @@ var allowedImports = map[string][]string{
 	"internal/discovery/source/scope":      {"internal/discovery/source/decode"}, // which kinds are Istio's
 	"internal/agent/identity":              {"internal/agent/spec"},              // every part of the agent reads the Spec
 	"internal/agent/bootstrap":             {"internal/agent/spec"},
-	"internal/agent/launch":                {"internal/agent/envoy"}, // it makes an envoy.Launch
-	"internal/agent/startup":               {"internal/agent/envoy"}, // folders are Envoy's user's
-	"internal/agent/host":                  {"internal/agent/envoy"}, // which capabilities it may hand on
+	"internal/agent/launch":                {"internal/agent/envoy"},    // it makes an envoy.Launch
+	"internal/agent/xdsproxy":              {"internal/agent/lastgood"}, // what passes through it is kept and served
+	"internal/agent/startup":               {"internal/agent/envoy"},    // folders are Envoy's user's
+	"internal/agent/host":                  {"internal/agent/envoy"},    // which capabilities it may hand on
 	"internal/pki":                         {"internal/mesh"},
 	"internal/agent/capture":               {"internal/agent/capture/..."},                                    // it chooses between iptables and nft
 	"internal/agent/capture/xtables":       {"internal/agent/capture/plan"},                                   // it translates plans

@@ -45,7 +45,7 @@ func swap(a *agenttest.Process, old, with string) {
 func TestASecondAgentTouchesNothing(t *testing.T) {
 	plane := agenttest.NewPlane(t)
 	plane.Start()
-	a := agenttest.New(t, plane, "")
+	a := agenttest.New(t, plane, "", "XDS_COPY_DIR=none") // which the first agent would write meanwhile
 	a.Start()
 	agenttest.Until(t, "the proxy is ready", a.Ready)
 	pid := "process " + strconv.Itoa(a.Cmd.Process.Pid)

@@ -166,6 +166,7 @@ func printStatus(w io.Writer, p *agentPage, now time.Time) error {
 		}
 		line("discovery", "%s, %s", d.Discovery, text)
 	}
+	printCopy(line, d, now)
 	line("messages", "%d requests, %d responses, %d refused", d.Requests, d.Responses, d.Refused)
 	printConfiguration(line, p, now)
 	printEpochs(line, d, now)
@@ -189,6 +190,26 @@ func printStatus(w io.Writer, p *agentPage, now time.Time) error {
 		line("file", "%s", problem)
 	}
 	return out.Flush()
+}
+
+// printCopy prints the copy of the configuration.
+func printCopy(line printLine, d *agent.Detail, now time.Time) {
+	switch c := d.Copy; {
+	case c == nil:
+		line("copy", "the configuration is not kept")
+	case c.Serving:
+		line("copy", "%s, of %s, serves Envoy while discovery is away", c.Path, span(c.Confirmed, now))
+	case c.Confirmed.IsZero() && c.Problem == "":
+		line("copy", "%s, none yet", c.Path)
+	case c.Confirmed.IsZero():
+		line("copy", "none: %s", c.Problem)
+	default:
+		text := fmt.Sprintf("%s, %d resources, %d bytes, of %s", c.Path, c.Resources, c.Bytes, span(c.Confirmed, now))
+		if c.Problem != "" {
+			text += ": " + c.Problem
+		}
+		line("copy", "%s", text)
+	}
 }
 
 type printLine = func(name, format string, args ...any)

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/pilothouse/pilothouse/internal/agent/identity"
+	"github.com/pilothouse/pilothouse/internal/agent/lastgood"
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/trust"
@@ -124,15 +125,15 @@ func isFile(path string) bool {
 	return err == nil && !st.IsDir()
 }
 
-// newXDS opens the XDS socket.
-func newXDS(s *spec.Spec, c *certificates, log *slog.Logger) (*xdsproxy.Proxy, error) {
+// newXDS opens the XDS socket. kept is nil if no configuration is kept.
+func newXDS(s *spec.Spec, c *certificates, kept *lastgood.Store, log *slog.Logger) (*xdsproxy.Proxy, error) {
 	server, err := connectTo(s, c.value, newTokens(s), upstream.Options{
 		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, ChooseRootFile: c.discoveryRoot, Trust: c.trust.ControlPlane, Headers: s.Upstream.DiscoveryHeaders,
 	})
 	if err != nil {
 		return nil, err
 	}
-	o := xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Observe: c.sds.pushed.Observe, Log: log.With("scope", "xdsproxy"),
+	o := xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Observe: c.sds.pushed.Observe, Copy: kept, Log: log.With("scope", "xdsproxy"),
 		Node: xdsproxy.Node{ID: s.Node.ID.String(), Namespace: s.Node.Identity.Namespace}}
 	if s.Upstream.TrustBundle {
 		o.Trust = c.trust

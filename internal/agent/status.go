@@ -21,6 +21,7 @@ type parts struct {
 	xds          *xdsproxy.Proxy
 	certificates *certificates
 	dns          dnsPart
+	kept         keptPart
 	files        *filewatch.Follower
 	reloader     *reload.Reloader
 	options      *Options
@@ -39,6 +40,10 @@ func (p parts) facts() status.Facts {
 	}
 	if !x.Connected() {
 		f.Upstream.Problem = x.LastError
+		if p.kept.store != nil {
+			s := p.kept.store.State()
+			f.Upstream.Copy, f.Upstream.Confirmed = s.Streams > 0, s.Confirmed
+		}
 	}
 	if s, _ := p.certificates.value.Current(); s != nil {
 		f.Certificate.Present, f.Certificate.NotAfter, f.Certificate.EndsWithIssuer = true, s.NotAfter, s.EndsWithIssuer()
@@ -90,6 +95,7 @@ func (p parts) metrics(page *status.Page) {
 	if files := p.certificates.sds.files; files != nil {
 		page.Counter("num_file_secret_failures_total", "Reads of secrets in files that failed.", float64(files.Failures()))
 	}
+	p.kept.metrics(page, time.Now())
 	if p.dns.server == nil {
 		return
 	}
@@ -128,6 +134,8 @@ type Detail struct {
 	Certificate IdentityReport `json:"certificate"`
 	// TrustedRoots are those of the mesh.
 	TrustedRoots []trust.Root `json:"trusted_roots"`
+	// Copy is nil if no copy of Envoy's configuration is kept.
+	Copy *KeptReport `json:"copy,omitempty"`
 	// DNS is nil if the agent serves no DNS, Capture if it keeps no rules in force.
 	DNS     *DNSReport     `json:"dns,omitempty"`
 	Capture *CaptureReport `json:"capture,omitempty"`
@@ -184,6 +192,7 @@ func (p parts) detail() any {
 	if d.Refusals == nil {
 		d.Refusals = []xdsproxy.Nack{}
 	}
+	d.Copy = p.kept.report()
 	if p.dns.server != nil {
 		n := p.dns.server.Stats()
 		d.DNS = &DNSReport{Address: p.spec.DNS.Address, Queries: n.Queries, Upstream: n.Upstream, Failures: n.Failures}

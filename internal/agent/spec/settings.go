@@ -81,6 +81,7 @@ func (b *builder) upstream() Upstream {
 		Keepalive:        b.set.Duration("GRPC_KEEPALIVE_INTERVAL"),
 		KeepaliveTimeout: b.set.Duration("GRPC_KEEPALIVE_TIMEOUT"),
 		TrustBundle:      b.set.Bool("PROXY_CONFIG_XDS_AGENT"),
+		Copy:             b.configCopy(),
 	}
 	if len(u.CA) == 0 {
 		u.CA = []string{discovery}
@@ -101,6 +102,18 @@ func headers(given map[string]string) map[string]string {
 		out[strings.ToLower(name)] = value
 	}
 	return out
+}
+
+// configCopy says how Envoy's configuration is kept.
+func (b *builder) configCopy() *ConfigCopy {
+	c := &ConfigCopy{Dir: b.set.Text("XDS_COPY_DIR"), ConfigDir: relative(b.s.Config.GetConfigPath()), MaxAge: b.set.Duration("XDS_COPY_MAX_AGE")}
+	if c.MaxAge <= 0 {
+		b.set.Fail("XDS_COPY_MAX_AGE", "invalid duration %s: want more than 0, or XDS_COPY_DIR=none", c.MaxAge)
+	}
+	if c.Dir == "none" {
+		return nil
+	}
+	return c
 }
 
 func (b *builder) certificates() Certificates {

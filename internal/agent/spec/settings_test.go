@@ -34,6 +34,7 @@ func TestDefaults(t *testing.T) {
 			Discovery: "istiod.istio-system.svc:15012", CA: []string{"istiod.istio-system.svc:15012"}, CertProvider: "istiod", ClusterID: "Kubernetes",
 			TokenFile:        "./var/run/secrets/tokens/istio-token",
 			DiscoveryHeaders: map[string]string{}, CAHeaders: map[string]string{}, Keepalive: 30 * time.Second, KeepaliveTimeout: 10 * time.Second, TrustBundle: true,
+			Copy: &ConfigCopy{ConfigDir: "./etc/istio/proxy", MaxAge: 24 * time.Hour},
 		},
 		Certificates: Certificates{TTL: 24 * time.Hour, RenewalRatio: 0.5, Jitter: 0.01, Key: pki.ECDSAP256, OutputMode: 0o600, Own: true, CopyDir: "./etc/istio/proxy", CopyOptional: true},
 		SDS:          SDS{Policy: PreferExternal, Mode: 0o666, UID: -1, GID: -1, Users: []uint32{0}, CRL: "./var/run/secrets/istio/crl/ca-crl.pem"},
@@ -98,6 +99,25 @@ func TestWhereTheCopyOfTheCertificateIs(t *testing.T) {
 	}
 	if _, err := Build(pod(func(in *testInput) { in.Env["IDENTITY_COPY_DIR"], in.Env["IDENTITY_COPY_KEY_FILE"] = "none", "/k" })); err == nil || !strings.Contains(err.Error(), "IDENTITY_COPY_KEY_FILE") {
 		t.Errorf("a key without a copy: %v", err)
+	}
+}
+
+func TestConfigCopy(t *testing.T) {
+	for _, tt := range []struct {
+		dir, age string
+		want     *ConfigCopy
+	}{
+		{"", "", &ConfigCopy{ConfigDir: "./etc/istio/proxy", MaxAge: 24 * time.Hour}},
+		{"none", "", nil},
+		{"/x", "1h", &ConfigCopy{Dir: "/x", ConfigDir: "./etc/istio/proxy", MaxAge: time.Hour}},
+	} {
+		got := build(t, func(in *testInput) { in.Env["XDS_COPY_DIR"], in.Env["XDS_COPY_MAX_AGE"] = tt.dir, tt.age }).Upstream.Copy
+		if (got == nil) != (tt.want == nil) || got != nil && *got != *tt.want {
+			t.Errorf("folder %q, age %q: %+v, want %+v", tt.dir, tt.age, got, tt.want)
+		}
+	}
+	if _, err := Build(pod(func(in *testInput) { in.Env["XDS_COPY_MAX_AGE"] = "0s" })); err == nil || !strings.Contains(err.Error(), "want more than 0") {
+		t.Errorf("a maximum age of 0: %v", err)
 	}
 }
 

@@ -153,7 +153,20 @@ type Upstream struct {
 	Keepalive, KeepaliveTimeout time.Duration
 	// TrustBundle says that the mesh's trust bundle is requested of Discovery. [agent E19]
 	TrustBundle bool
+	// Copy is where Envoy's configuration is kept for times without discovery; nil if it is not. [agent X12]
+	Copy *ConfigCopy
 }
+
+// ConfigCopy says how Envoy's configuration is kept.
+type ConfigCopy struct {
+	// Dir is the folder. If it is empty, that is DataDir if a volume is mounted there, else ConfigDir.
+	Dir, ConfigDir string
+	// MaxAge is the age at which the copy is not served any more, above 0.
+	MaxAge time.Duration
+}
+
+// DataDir is where the injection of proxies mounts a volume for the agent's data.
+const DataDir = "/var/lib/istio/data"
 
 // Certificates say how the workload's certificate is made and renewed. [agent E8, E10, E14, E15, E17]
 type Certificates struct {

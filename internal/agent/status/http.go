@@ -274,6 +274,9 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	if v := s.verdict(f); !v.Ready {
 		http.Error(w, withoutPaths(v.Reason), http.StatusServiceUnavailable)
 	}
+	if note := f.Upstream.note(time.Now()); note != "" {
+		_, _ = fmt.Fprintln(w, "note:", withoutPaths(note))
+	}
 	for _, problem := range f.Files {
 		_, _ = fmt.Fprintln(w, "note:", withoutPaths(problem))
 	}

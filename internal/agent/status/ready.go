@@ -79,6 +79,17 @@ type Upstream struct {
 	Wanted    bool   `json:"wanted"`
 	Connected bool   `json:"connected"`
 	Problem   string `json:"problem,omitempty"`
+	// Copy says that Envoy has its configuration from a copy instead, which discovery confirmed at Confirmed the last time.
+	Copy      bool      `json:"copy,omitempty"`
+	Confirmed time.Time `json:"confirmed,omitzero"`
+}
+
+// note returns what is to be known about the configuration of a proxy that is ready, empty for nothing.
+func (u Upstream) note(now time.Time) string {
+	if !u.Copy {
+		return ""
+	}
+	return fmt.Sprintf("discovery is not connected, Envoy has the copy of its configuration of %s ago", max(0, now.Sub(u.Confirmed)).Round(time.Second)) + withProblem(u.Problem)
 }
 
 // Verdict is the result of a readiness probe. Reason is a line without a full stop; it is empty if Ready.
@@ -134,7 +145,7 @@ func initReason(f Facts) string {
 		return ""
 	case f.Envoy.Live && f.Admin.Problem != "":
 		return "Envoy does not answer: " + f.Admin.Problem
-	case f.Upstream.Wanted && !f.Upstream.Connected:
+	case f.Upstream.Wanted && !f.Upstream.Connected && !f.Upstream.Copy:
 		return "Envoy waits for its configuration: discovery is not connected" + withProblem(f.Upstream.Problem)
 	}
 	if reason := configReason(f); reason != "" && f.Admin.Problem == "" {

@@ -28,10 +28,11 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
+	"github.com/pilothouse/pilothouse/internal/agent/lastgood"
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-// Config configures a Proxy. All fields but Node, Observe, MaxResponse and Trust are required.
+// Config configures a Proxy. All fields but Node, Observe, MaxResponse, Trust and Copy are required.
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
@@ -47,6 +48,9 @@ type Config struct {
 	MaxResponse int
 	// Trust gets the trust bundles of the control plane, from any goroutine. If it is nil, none is requested.
 	Trust Trust
+	// Copy keeps what Envoy acknowledges, and answers an Envoy without configuration while the control plane does not. If it is
+	// nil, nothing is kept.
+	Copy *lastgood.Store
 }
 
 // Upstream makes connections to the control plane; upstream.Server does. [agent S6, S8]
@@ -82,6 +86,7 @@ type Proxy struct {
 	health   atomic.Pointer[Health] // of the application; nil while it is not known
 	relays   sync.WaitGroup
 	patience time.Duration // how long a stream waits for a connection
+	waits    copyWaits
 }
 
 // New opens the socket, replacing one without a listener, and prepares the connection without
@@ -91,10 +96,10 @@ func New(c Config) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for Envoy's configuration: %w", err)
 	}
-	p := &Proxy{config: c, listener: l, patience: openLimit, stats: stats{connected: make(chan bool, 1)}}
+	p := &Proxy{config: c, listener: l, patience: openLimit, waits: defaultCopyWaits, stats: stats{connected: make(chan bool, 1)}}
 	p.stats.connected <- false
 	p.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.relay), grpc.MaxRecvMsgSize(maxRequest),
-		grpc.WaitForHandlers(true), grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
+		grpc.Creds(peers{}), grpc.WaitForHandlers(true), grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
 		// The usual pools would keep a megabyte for whatever is larger than 32 KiB, such as
 		// an Envoy's first request or a route configuration: nothing is pooled here, on
 		// either side, since seconds to days lie between two messages.
@@ -140,29 +145,39 @@ func (p *Proxy) relay(_ any, envoy grpc.ServerStream) error {
 		return status.Errorf(codes.Unimplemented, "unsupported method %s: want aggregated discovery", method)
 	}
 	down := &downstream{ServerStream: envoy, delta: delta}
+	if p.config.Copy != nil && isEnvoy(down.Context()) {
+		return p.relayKept(down, method)
+	}
 	ctx, cancel := context.WithCancel(down.Context())
 	defer cancel()
-	opened, err := p.open(ctx, cancel, method)
+	opened, err := p.open(ctx, cancel, method, p.patience)
 	if err != nil {
 		return err
 	}
-	up := &upstreamStream{ClientStream: opened, delta: delta}
+	return p.exchange(ctx, down, &upstreamStream{ClientStream: opened, delta: delta}, nil)
+}
+
+// exchange forwards messages in both directions until one of the streams ends. k is not nil if they are recorded.
+func (p *Proxy) exchange(ctx context.Context, down *downstream, up *upstreamStream, k *keptStream) error {
 	p.stats.opened()
 	defer p.stats.closed()
-	state := newRecord(delta)
+	state := newRecord(up.delta)
 	p.streams.add(up, state)
 	defer p.streams.remove(up)
 	p.relays.Add(1)
 	go func() {
 		// Ends at the latest when down does, which is when relay returns.
 		defer p.relays.Done()
-		p.requests(down, up, state)
+		p.requests(down, up, state, k)
 	}()
 	for {
 		f := &frame{}
 		if err := up.RecvMsg(f); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = nil
+			}
+			if k.answered() {
+				return errAnswered
 			}
 			if ctx.Err() == nil {
 				p.config.Log.Info("control plane ended the configuration stream", "status", status.Code(err).String(), "reason", status.Convert(err).Message())
@@ -172,6 +187,7 @@ func (p *Proxy) relay(_ any, envoy grpc.ServerStream) error {
 			}
 			return err
 		}
+		k.heard()
 		if taken, err := p.takeTrust(up, f.data); taken {
 			if err != nil {
 				return err
@@ -186,8 +202,9 @@ func (p *Proxy) relay(_ any, envoy grpc.ServerStream) error {
 		p.stats.responses.Add(1)
 		state.response(h)
 		if p.config.Observe != nil {
-			p.config.Observe(f.data, delta)
+			p.config.Observe(f.data, up.delta)
 		}
+		k.response(f)
 		if err := down.SendMsg(f); err != nil {
 			p.stats.left()
 			return err
@@ -196,29 +213,40 @@ func (p *Proxy) relay(_ any, envoy grpc.ServerStream) error {
 }
 
 // requests forwards Envoy's requests upstream until either stream ends.
-func (p *Proxy) requests(down *downstream, up *upstreamStream, state *record) {
-	delta := up.delta
+func (p *Proxy) requests(down *downstream, up *upstreamStream, state *record, k *keptStream) {
 	for {
-		f := &frame{}
-		if err := down.RecvMsg(f); err != nil {
+		f, err := k.receive(down)
+		if err != nil {
 			_ = up.CloseSend()
 			return
 		}
-		h, err := readHead(f.data, requestFields(delta))
-		if err != nil || !passes(h.url) {
-			p.withhold(down, f, h, err)
+		h, ok := p.admit(down, f)
+		if !ok {
 			continue
 		}
-		p.stats.requests.Add(1)
 		state.request(h)
-		if h.refused {
-			p.nack(f.data, delta)
+		if k.request(f) {
+			continue
 		}
-		if up.forward(f, h.url, p.config.Trust != nil, p.health.Load) != nil {
-			// RecvMsg in relay returns the reason.
+		if up.forward(f, h.url, p.config.Trust != nil, p.health.Load) != nil && !k.answered() {
+			// RecvMsg in exchange returns the reason.
 			return
 		}
 	}
+}
+
+// admit reports whether a request of Envoy passes, and takes note of it.
+func (p *Proxy) admit(down *downstream, f *frame) (head, bool) {
+	h, err := readHead(f.data, requestFields(down.delta))
+	if err != nil || !passes(h.url) {
+		p.withhold(down, f, h, err)
+		return h, false
+	}
+	p.stats.requests.Add(1)
+	if h.refused {
+		p.nack(f.data, down.delta)
+	}
+	return h, true
 }
 
 // nack takes note of a response that Envoy rejected.
@@ -232,8 +260,8 @@ func (p *Proxy) nack(request mem.BufferSlice, delta bool) {
 
 // open opens the upstream stream. It waits for a connection: a control
 // plane that is up again is found sooner by the agent's retries than by Envoy's.
-func (p *Proxy) open(ctx context.Context, cancel func(), method string) (grpc.ClientStream, error) {
-	limit := time.AfterFunc(p.patience, cancel)
+func (p *Proxy) open(ctx context.Context, cancel func(), method string, patience time.Duration) (grpc.ClientStream, error) {
+	limit := time.AfterFunc(patience, cancel)
 	up, err := p.upstream.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 	if !limit.Stop() {
 		return nil, status.Errorf(codes.Unavailable, "no connection to control plane %s: %s", p.config.Upstream.Address(), p.stats.reason())
