@@ -154,7 +154,7 @@ func isLoopback(a net.Addr) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context) error {
+func (s *Server) serveHTTP(l net.Listener, h http.Handler, more ...func(*http.Server)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if l == nil {
 			return nil
@@ -163,6 +163,9 @@ func (s *Server) serveHTTP(l net.Listener, h http.Handler) func(context.Context)
 		srv.MaxHeaderBytes = 64 << 10 // tokens may be long
 		// Whoever connects could fill the log.
 		srv.ErrorLog = slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelDebug)
+		for _, set := range more {
+			set(srv)
+		}
 		stop := context.AfterFunc(ctx, func() {
 			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.HTTP.Shutdown)
 			defer cancel()

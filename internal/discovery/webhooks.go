@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"log/slog"
+	"net/http"
 	"slices"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
@@ -162,5 +163,6 @@ func (s *Server) serveWebhooks(ctx context.Context) error {
 	if l == nil {
 		return nil
 	}
-	return s.serveHTTP(tls.NewListener(l, webhook.TLSConfig(s.webhooks.certificate, s.opts.CA.MinTLS)), s.webhooks.server.Handler())(ctx)
+	bound := func(srv *http.Server) { srv.ConnState = webhook.NewConnections().Follow }
+	return s.serveHTTP(tls.NewListener(l, webhook.TLSConfig(s.webhooks.certificate, s.opts.CA.MinTLS)), s.webhooks.server.Handler(), bound)(ctx)
 }

@@ -1,15 +1,15 @@
 // Package webhook answers the API server's admission requests, and keeps the webhook configurations of this control plane true.
 //
 // Server has the handlers of /validate and /inject. They take part in nothing else that the control plane
-// does: they need no lock of its loop and wait for none of its work. Each has a bound of its own on requests
-// at a time, so that one cannot keep the other from answering. Patcher writes the CA's roots to the webhook
+// does: they need no lock of its loop and wait for none of its work. Each has bounds of its own on the bytes of
+// requests that are held and decided at a time, so that one cannot keep the other from answering. Patcher writes the CA's roots to the webhook
 // configurations whose requests arrive here. Both are safe for concurrent use.
 package webhook
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"mime"
 	"net/http"
@@ -21,16 +21,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
 	"github.com/pilothouse/pilothouse/internal/printable"
-)
-
-// Bounds of requests. The API server waits 10 s for a webhook by default.
-const (
-	// maxReviews is how many requests of one path are answered at a time; each may have admit.MaxBytes.
-	maxReviews = 16
-	// maxWait is how long a request waits for its turn.
-	maxWait = 5 * time.Second
-	// bodyTimeout is how long the body of a request may take.
-	bodyTimeout = 5 * time.Second
 )
 
 // Options are what a Server needs.
@@ -49,13 +39,13 @@ type Options struct {
 type Server struct {
 	opts    Options
 	metrics metrics
-	// wait and body are maxWait and bodyTimeout, except in tests.
+	// wait and body are maxTimeout and bodyTimeout, except in tests.
 	wait, body time.Duration
 }
 
 // New creates a server. It panics if another one has registered its metrics with o.Metrics.
 func New(o Options) *Server {
-	s := &Server{opts: o, metrics: newMetrics(), wait: maxWait, body: bodyTimeout}
+	s := &Server{opts: o, metrics: newMetrics(), wait: maxTimeout, body: bodyTimeout}
 	o.Metrics.MustRegister(s.metrics.all()...)
 	return s
 }
@@ -63,9 +53,9 @@ func New(o Options) *Server {
 // Handler serves the paths of the webhooks, and no others. [control-plane 1.1.6]
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/validate", s.path(s.validate, s.metrics.validationError))
+	mux.Handle("/validate", s.path(maxValues, s.validate, s.metrics.validationError))
 	if s.opts.Injector != nil {
-		inject := s.path(s.inject, s.metrics.injectionError)
+		inject := s.path(maxPodValues, s.inject, s.metrics.injectionError)
 		mux.Handle("/inject", inject)
 		mux.Handle("/inject/", inject)
 	}
@@ -84,10 +74,10 @@ func (e httpError) Error() string { return e.err.Error() }
 type answer func(*http.Request, *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse, error)
 
 // path is the handler of one path; failed is told the status of each request that cannot be answered.
-func (s *Server) path(decide answer, failed func(status int)) http.Handler {
-	turns := make(chan struct{}, maxReviews)
+func (s *Server) path(values int, decide answer, failed func(status int)) http.Handler {
+	b := newBounds(values)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		out, err := s.review(w, r, turns, decide)
+		out, err := s.review(w, r, b, decide)
 		if err == nil {
 			w.Header().Set("Content-Type", "application/json")
 			_, _ = w.Write(out) // the client has gone if it fails
@@ -103,28 +93,28 @@ func (s *Server) path(decide answer, failed func(status int)) http.Handler {
 	})
 }
 
-// review reads a request, waits for its turn, and returns the answer.
-func (s *Server) review(w http.ResponseWriter, r *http.Request, turns chan struct{}, decide answer) (out []byte, err error) {
+// review reads a request, waits for its turn, and returns the answer. It waits no longer than the client does.
+func (s *Server) review(w http.ResponseWriter, r *http.Request, b *bounds, decide answer) (out []byte, err error) {
 	if err := check(r); err != nil {
 		return nil, err
 	}
-	wait := time.NewTimer(s.wait)
-	defer wait.Stop()
-	select {
-	case turns <- struct{}{}:
-		defer func() { <-turns }()
-	case <-wait.C:
-		return nil, httpError{http.StatusTooManyRequests, fmt.Errorf("busy: %d requests have been answered at a time for %s", maxReviews, s.wait)}
-	case <-r.Context().Done():
-		return nil, httpError{http.StatusRequestTimeout, errors.New("the client has gone")}
+	timeout := timeoutOf(r, s.wait)
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	defer cancel()
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(min(s.body, timeout)))
+	text, release, err := b.read(r.Body, r.ContentLength, admit.MaxBytes)
+	defer release()
+	if err != nil {
+		return nil, err
 	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.body))
-	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, admit.MaxBytes))
-	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
-		return nil, tooLarge()
-	} else if err != nil {
-		return nil, fmt.Errorf("read the request: %w", err)
+	weight, err := b.weigh(text)
+	if err != nil {
+		return nil, err
 	}
+	if err := b.turn(ctx, weight); err != nil {
+		return nil, err
+	}
+	defer b.decided.Release(weight)
 	defer func() {
 		if v := recover(); v != nil {
 			s.opts.Log.Error("admission request failed", "panic", v, "stack", string(debug.Stack()))
