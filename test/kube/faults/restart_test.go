@@ -47,9 +47,7 @@ func TestRestarts(t *testing.T) {
 	}
 	t.Logf("%d restarts took %v", restarts, time.Since(began).Round(time.Millisecond))
 	s.settled(t)
-	for _, cluster := range stopEdits() {
-		s.have(t, cluster)
-	}
+	s.have(t, stopEdits()...)
 	l.stop(t)
 }
 

@@ -196,6 +196,15 @@ func (p pod) streams(ctx context.Context) (int, error) {
 	return len(all), nil
 }
 
+// servesAll returns an error unless every proxy is connected to this replica.
+func (p pod) servesAll(ctx context.Context) error {
+	n, err := p.streams(ctx)
+	if err == nil && n != proxies {
+		err = fmt.Errorf("it has %d streams", n)
+	}
+	return err
+}
+
 // connected returns an error unless every proxy is connected to one of the replicas, and to each replica at least least.
 func (s site) connected(ctx context.Context, least int) error {
 	all, err := s.replicas(ctx)
@@ -391,16 +400,21 @@ func (s site) arrives(t *testing.T) time.Duration {
 	return time.Since(began)
 }
 
-// have waits until every Envoy has a cluster.
-func (s site) have(t *testing.T, cluster string) {
+// have waits until every Envoy has all of the clusters.
+func (s site) have(t *testing.T, clusters ...string) {
 	t.Helper()
 	for _, p := range s.envoys(t) {
-		until(t, p.name+" has "+cluster, func(ctx context.Context) error {
+		until(t, p.name+" has the clusters of all changes", func(ctx context.Context) error {
 			text, err := p.inspector().Admin(ctx, "/config_dump?resource=dynamic_active_clusters")
-			if err == nil && !strings.Contains(string(text), cluster) {
-				err = errors.New("it has not")
+			if err != nil {
+				return err
 			}
-			return err
+			for _, c := range clusters {
+				if !strings.Contains(string(text), `"`+c+`"`) {
+					return errors.New("it has not " + c)
+				}
+			}
+			return nil
 		})
 	}
 }

@@ -53,8 +53,6 @@ func TestUpgrade(t *testing.T) {
 		took = until(t, "both replicas have streams", func(ctx context.Context) error { return s.connected(ctx, 1) })
 		t.Logf("proxies had spread after %v", took)
 	}
-	for _, cluster := range stopEdits() {
-		s.have(t, cluster)
-	}
+	s.have(t, stopEdits()...)
 	l.stop(t)
 }
