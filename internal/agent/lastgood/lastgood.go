@@ -81,8 +81,8 @@ type Store struct {
 	o    Options
 	path string
 	wake chan struct{}
-	// retry is retryInterval, settle is settleTime.
-	retry, settle time.Duration
+	// retry is retryInterval, settle is settleTime, tick is touchInterval.
+	retry, settle, tick time.Duration
 
 	// streams is of Run's goroutine.
 	streams map[*Recording]bool
@@ -132,7 +132,7 @@ type State struct {
 
 // New returns a Store. Call Run.
 func New(o Options) *Store {
-	return &Store{o: o, path: filepath.Join(o.Dir, fileName), wake: make(chan struct{}, 1), retry: retryInterval, settle: settleTime, streams: map[*Recording]bool{}}
+	return &Store{o: o, path: filepath.Join(o.Dir, fileName), wake: make(chan struct{}, 1), retry: retryInterval, settle: settleTime, tick: touchInterval, streams: map[*Recording]bool{}}
 }
 
 // State returns a snapshot.

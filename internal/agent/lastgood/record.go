@@ -173,10 +173,11 @@ func (s *Store) post(e event) {
 
 // Run records until ctx ends. Call it once.
 func (s *Store) Run(ctx context.Context) error {
-	touch := time.NewTicker(touchInterval)
+	touch := time.NewTicker(s.tick)
 	defer touch.Stop()
-	settle := time.NewTimer(time.Hour)
+	settle := time.NewTimer(s.settle)
 	defer settle.Stop()
+	waiting := true // the timer runs
 	defer s.close()
 	for {
 		select {
@@ -190,10 +191,12 @@ func (s *Store) Run(ctx context.Context) error {
 			s.touch(now)
 			s.resync(now)
 		case <-settle.C:
+			waiting = false
 			s.finish(time.Now())
 		}
-		if x := s.building; x != nil && time.Since(x.changed) < 2*settleLimit {
+		if x := s.building; !waiting && x != nil && time.Since(x.changed) < 2*settleLimit {
 			settle.Reset(s.settle)
+			waiting = true
 		}
 	}
 }

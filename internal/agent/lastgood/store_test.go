@@ -37,7 +37,7 @@ func open(t testing.TB, dir string, adjust ...func(*Options)) (*Store, func()) {
 		f(&o)
 	}
 	s := New(o)
-	s.settle = 20 * time.Millisecond
+	s.settle, s.retry, s.tick = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Run(ctx) }()
