@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"time"
+
+	"github.com/pilothouse/pilothouse/internal/cgroup"
 )
 
 const (
@@ -17,6 +19,15 @@ const (
 	// little of an idle CPU to save memory in every Pod.
 	runningGC = 25
 )
+
+// runningLimit is the soft limit of the agent's memory after the start, of the control group's limit, both in bytes: nine
+// tenths, as Istio's agent has it; none if the group has none. The group is shared with Envoy, so it is a last resort.
+func runningLimit(group int64) int64 {
+	if group <= 0 {
+		return math.MaxInt64
+	}
+	return group / 10 * 9
+}
 
 // limitMemory keeps the garbage collector off during the start, where every millisecond
 // delays a Pod and the heap is small, and afterwards gives back what only the start needed.
@@ -35,7 +46,7 @@ func limitMemory(s process) (ready, stop func()) {
 	t := time.AfterFunc(startTime, func() {
 		if collects {
 			debug.SetGCPercent(runningGC)
-			debug.SetMemoryLimit(math.MaxInt64)
+			debug.SetMemoryLimit(runningLimit(cgroup.MemoryLimit()))
 		}
 		debug.FreeOSMemory() // twice: what a sync.Pool holds survives one collection
 		debug.FreeOSMemory()

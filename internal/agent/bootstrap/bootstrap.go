@@ -56,6 +56,9 @@ func Build(s *spec.Spec) (*Bootstrap, error) {
 	if err := stats(s, b); err != nil {
 		return nil, err
 	}
+	if err := p.collectors(s, fam, b); err != nil {
+		return nil, fmt.Errorf("proxy configuration: %w", err)
+	}
 	return &Bootstrap{Message: b, Warnings: ignored(s, b), packed: p}, nil
 }
 

@@ -13,6 +13,8 @@ import (
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tracev3 "github.com/envoyproxy/go-control-plane/envoy/config/trace/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -84,10 +86,15 @@ type encoder struct {
 
 // enums are the names of the enumerations that bootstraps use.
 var enums = map[reflect.Type]map[int32]string{
-	reflect.TypeFor[corev3.ApiVersion]():               corev3.ApiVersion_name,
-	reflect.TypeFor[corev3.ApiConfigSource_ApiType]():  corev3.ApiConfigSource_ApiType_name,
-	reflect.TypeFor[corev3.RoutingPriority]():          corev3.RoutingPriority_name,
-	reflect.TypeFor[clusterv3.Cluster_DiscoveryType](): clusterv3.Cluster_DiscoveryType_name,
+	reflect.TypeFor[corev3.ApiVersion]():                                         corev3.ApiVersion_name,
+	reflect.TypeFor[corev3.ApiConfigSource_ApiType]():                            corev3.ApiConfigSource_ApiType_name,
+	reflect.TypeFor[corev3.RoutingPriority]():                                    corev3.RoutingPriority_name,
+	reflect.TypeFor[clusterv3.Cluster_DiscoveryType]():                           clusterv3.Cluster_DiscoveryType_name,
+	reflect.TypeFor[clusterv3.Cluster_DnsLookupFamily]():                         clusterv3.Cluster_DnsLookupFamily_name,
+	reflect.TypeFor[corev3.SocketAddress_Protocol]():                             corev3.SocketAddress_Protocol_name,
+	reflect.TypeFor[tracev3.ZipkinConfig_CollectorEndpointVersion]():             tracev3.ZipkinConfig_CollectorEndpointVersion_name,
+	reflect.TypeFor[tlsv3.SubjectAltNameMatcher_SanType]():                       tlsv3.SubjectAltNameMatcher_SanType_name,
+	reflect.TypeFor[tlsv3.CertificateValidationContext_TrustChainVerification](): tlsv3.CertificateValidationContext_TrustChainVerification_name,
 }
 
 // message writes a generated struct as an object; typeURL is not empty inside an Any.

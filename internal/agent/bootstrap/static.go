@@ -138,28 +138,14 @@ func (p *packer) listeners(s *spec.Spec, fam family, compress []*hcmv3.HttpFilte
 // mutualTLS serves with the workload's certificate, to clients with one that the mesh's roots have signed. Envoy waits for the
 // certificate for a bounded time, and refuses connections without it.
 func (p *packer) mutualTLS() *corev3.TransportSocket {
-	secret := func(name string) *tlsv3.SdsSecretConfig {
-		return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
-			ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
-				ApiType:             corev3.ApiConfigSource_GRPC,
-				TransportApiVersion: corev3.ApiVersion_V3,
-				GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
-					EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: sdsCluster},
-				}}},
-				SetNodeOnFirstMessageOnly: true,
-			}},
-			InitialFetchTimeout: durationpb.New(secretTimeout),
-			ResourceApiVersion:  corev3.ApiVersion_V3,
-		}}
-	}
 	return &corev3.TransportSocket{
 		Name: "envoy.transport_sockets.tls",
 		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: p.pack(&tlsv3.DownstreamTlsContext{
 			CommonTlsContext: &tlsv3.CommonTlsContext{
 				AlpnProtocols:                  []string{"h2", "http/1.1"},
-				TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{secret(mesh.SecretDefault)},
+				TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{agentSecret(mesh.SecretDefault)},
 				ValidationContextType: &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{
-					ValidationContextSdsSecretConfig: secret(mesh.SecretRoot),
+					ValidationContextSdsSecretConfig: agentSecret(mesh.SecretRoot),
 				},
 			},
 			RequireClientCertificate: wrapperspb.Bool(true),
@@ -167,7 +153,23 @@ func (p *packer) mutualTLS() *corev3.TransportSocket {
 	}
 }
 
-// secretTimeout is how long the start of Envoy waits for the certificate of the listeners with mutual TLS: traffic must not
+// agentSecret is a secret of the workload, which the agent or another server of its socket has.
+func agentSecret(name string) *tlsv3.SdsSecretConfig {
+	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
+		ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
+			ApiType:             corev3.ApiConfigSource_GRPC,
+			TransportApiVersion: corev3.ApiVersion_V3,
+			GrpcServices: []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: sdsCluster},
+			}}},
+			SetNodeOnFirstMessageOnly: true,
+		}},
+		InitialFetchTimeout: durationpb.New(secretTimeout),
+		ResourceApiVersion:  corev3.ApiVersion_V3,
+	}}
+}
+
+// secretTimeout is how long the start of Envoy waits for the workload's certificate for what is static: traffic must not
 // wait for long until somebody can ask for metrics.
 const secretTimeout = time.Second
 

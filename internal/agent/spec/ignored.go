@@ -17,14 +17,16 @@ func (b *builder) warnIgnored() {
 		{"availabilityZone", c.GetAvailabilityZone() != ""}, //nolint:staticcheck // deprecated, and still sent
 		{"caCertificatesPem", len(c.GetCaCertificatesPem()) > 0},
 		{"discoveryRefreshDelay", c.GetDiscoveryRefreshDelay() != nil}, //nolint:staticcheck // deprecated, and still sent
-		{"envoyAccessLogService", c.GetEnvoyAccessLogService() != nil},
-		{"envoyMetricsService", c.GetEnvoyMetricsService() != nil},
 		{"envoyMetricsServiceAddress", c.GetEnvoyMetricsServiceAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
+		{"envoyAccessLogService without an address", c.GetEnvoyAccessLogService() != nil && c.GetEnvoyAccessLogService().GetAddress() == ""},
+		{"envoyMetricsService without an address", c.GetEnvoyMetricsService() != nil && c.GetEnvoyMetricsService().GetAddress() == ""},
 		{"proxyBootstrapTemplatePath", c.GetProxyBootstrapTemplatePath() != ""},
 		{"sds", c.GetSds() != nil}, //nolint:staticcheck // deprecated, and still sent
 		{"statNameLength", c.GetStatNameLength() != mesh.DefaultProxyConfig().GetStatNameLength()},
-		{"statsdUdpAddress", c.GetStatsdUdpAddress() != ""},
-		{"tracing", c.GetTracing() != nil},
+		{"tracing.tlsSettings without zipkin or datadog", c.GetTracing().GetTlsSettings() != nil && c.GetTracing().GetZipkin() == nil && c.GetTracing().GetDatadog() == nil},
+		{"tracing.lightstep", c.GetTracing().GetLightstep() != nil},
+		{"tracing.openCensusAgent", c.GetTracing().GetOpenCensusAgent() != nil}, //nolint:staticcheck // deprecated, and still sent
+		{"tracing.stackdriver", c.GetTracing().GetStackdriver() != nil},
 		{"zipkinAddress", c.GetZipkinAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
 	} {
 		if f.set {
