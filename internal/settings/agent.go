@@ -227,7 +227,7 @@ var AgentProxy = Table{
 		Help: "how many threads of the agent run at a time"},
 	{Env: []string{"GOGC"}, Kind: Text, Otherwise: "none during the start, then 25", Unit: "percent", Used: "cmd/pilot-agent/memory.go",
 		Help: "growth of the agent's heap between two collections"},
-	{Env: []string{"GOMEMLIMIT"}, Kind: Text, Otherwise: "none", Unit: "bytes", Used: "cmd/pilot-agent/memory.go",
+	{Env: []string{"GOMEMLIMIT"}, Kind: Text, Otherwise: "nine tenths of the control group's limit", Unit: "bytes", Used: "cmd/pilot-agent/memory.go",
 		Help: "memory that the agent tries to stay below"},
 
 	// What Istio reads and this agent does not.

@@ -2,9 +2,9 @@ package bootstrap
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
@@ -126,8 +126,20 @@ func (p *packer) collector(fam family, name, address string, tls *networking.Cli
 
 // splitAddress splits host:port; the host may be an IPv6 address in brackets.
 func splitAddress(address string) (host string, port uint32, err error) {
-	host, text, err := net.SplitHostPort(address)
-	if err != nil || host == "" {
+	i := strings.LastIndexByte(address, ':')
+	if i <= 0 {
+		return "", 0, fmt.Errorf("invalid address %q: want host:port", address)
+	}
+	host, text := address[:i], address[i+1:]
+	if inner, bracketed := strings.CutPrefix(host, "["); bracketed {
+		host, bracketed = strings.CutSuffix(inner, "]")
+		if ip, err := netip.ParseAddr(host); !bracketed || err != nil || !ip.Is6() {
+			host = ""
+		}
+	} else if strings.Contains(host, ":") {
+		host = "" // an IPv6 address without brackets
+	}
+	if host == "" {
 		return "", 0, fmt.Errorf("invalid address %q: want host:port", address)
 	}
 	n, err := strconv.ParseUint(text, 10, 16)

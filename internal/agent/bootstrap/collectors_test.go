@@ -22,6 +22,8 @@ func TestInvalidCollectors(t *testing.T) {
 		{&meshv1.ProxyConfig{StatsdUdpAddress: "10.0.0.1"}, `proxy configuration: statsdUdpAddress: invalid address "10.0.0.1": want host:port`},
 		{&meshv1.ProxyConfig{EnvoyAccessLogService: &meshv1.RemoteService{Address: "a:0"}}, `proxy configuration: envoyAccessLogService: invalid address "a:0": invalid port "0": want 1–65535`},
 		{&meshv1.ProxyConfig{Tracing: &meshv1.Tracing{Tracer: &meshv1.Tracing_Zipkin_{Zipkin: &meshv1.Tracing_Zipkin{Address: ":1"}}}}, `proxy configuration: tracing: zipkin: invalid address ":1": want host:port`},
+		{&meshv1.ProxyConfig{StatsdUdpAddress: "fd00::1:8125"}, `proxy configuration: statsdUdpAddress: invalid address "fd00::1:8125": want host:port`},
+		{&meshv1.ProxyConfig{StatsdUdpAddress: "[10.0.0.1]:8125"}, `proxy configuration: statsdUdpAddress: invalid address "[10.0.0.1]:8125": want host:port`},
 		{tls(&networking.ClientTLSSettings{Mode: networking.ClientTLSSettings_SIMPLE}), `proxy configuration: envoyMetricsService: tlsSettings: caCertificates is missing: want the file with the roots that sign the collector's certificate`},
 		{tls(&networking.ClientTLSSettings{Mode: networking.ClientTLSSettings_MUTUAL, CaCertificates: "/x"}), `proxy configuration: envoyMetricsService: tlsSettings: clientCertificate and privateKey are required in mode MUTUAL`},
 		{tls(&networking.ClientTLSSettings{Mode: networking.ClientTLSSettings_SIMPLE, CredentialName: "c"}), `proxy configuration: envoyMetricsService: tlsSettings: credentialName "c": want caCertificates, clientCertificate and privateKey: the bootstrap reads files`},

@@ -16,7 +16,7 @@ func (b *builder) warnIgnored() {
 	}{
 		{"availabilityZone", c.GetAvailabilityZone() != ""}, //nolint:staticcheck // deprecated, and still sent
 		{"caCertificatesPem", len(c.GetCaCertificatesPem()) > 0},
-		{"discoveryRefreshDelay", c.GetDiscoveryRefreshDelay() != nil}, //nolint:staticcheck // deprecated, and still sent
+		{"discoveryRefreshDelay", c.GetDiscoveryRefreshDelay() != nil},          //nolint:staticcheck // deprecated, and still sent
 		{"envoyMetricsServiceAddress", c.GetEnvoyMetricsServiceAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
 		{"envoyAccessLogService without an address", c.GetEnvoyAccessLogService() != nil && c.GetEnvoyAccessLogService().GetAddress() == ""},
 		{"envoyMetricsService without an address", c.GetEnvoyMetricsService() != nil && c.GetEnvoyMetricsService().GetAddress() == ""},
