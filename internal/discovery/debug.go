@@ -202,7 +202,7 @@ func (s *Server) monitoringMux() http.Handler {
 
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	// Pods that are made meanwhile would be refused.
-	if why := cmp.Or(s.notReady(), s.webhooks.injector.Pending()); why != "" {
+	if why := cmp.Or(s.notReady(), s.webhooks.injector.Pending(), s.webhooks.handover.notReady()); why != "" {
 		http.Error(w, "not ready: "+why, http.StatusServiceUnavailable)
 		return
 	}

@@ -37,7 +37,7 @@ func (s *Server) openRotation(ctx context.Context, domain string) (err error) {
 		Store: s.roots, Organization: domain, RootTTL: o.RootTTL, RootKey: o.RootKey, TTL: o.Limits.Lifetime(), MaxTTL: o.Limits.Longest(), Plugged: s.plugged.Plugged(),
 		Policy:     rotation.Policy{Share: o.Rotation.Share, Margin: leavesInMargin * o.Limits.Lifetime(), Jitter: o.Rotation.Jitter},
 		Interval:   o.Rotation.Interval,
-		Distribute: s.distribute, Proxies: s.proxiesTrust, Log: s.opts.Log.With("scope", "ca"),
+		Distribute: s.distribute, Proxies: s.proxiesTrust, Serves: func() string { return s.webhooks.handover.root() }, Log: s.opts.Log.With("scope", "ca"),
 	})
 	if err == nil {
 		s.servingAuthority = s.rotator.ServingAuthority()

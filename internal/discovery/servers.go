@@ -134,6 +134,7 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
 		run.Task{Name: "serve webhooks", Run: s.serveWebhooks},
+		run.Task{Name: "renew the webhooks' certificate", Run: s.handOver},
 		run.Task{Name: "follow the injector's configuration", Run: s.followInjector},
 		run.Task{Name: "serve gRPC", Run: func(life context.Context) error {
 			defer end()

@@ -40,7 +40,8 @@ type webhooks struct {
 	events      *webhook.Events          // nil without an injector
 	certificate webhook.Certificate
 	// remote makes the patcher of a remote cluster; nil if nothing is patched.
-	remote func(*rest.Config, *slog.Logger) (*webhook.Patcher, error)
+	remote   func(*rest.Config, *slog.Logger) (*webhook.Patcher, error)
+	handover *handover // nil if the certificate is not the CA's
 }
 
 // openWebhooks makes what serves the HTTPS port, if there is one.
@@ -50,14 +51,15 @@ func (s *Server) openWebhooks() error {
 		return nil
 	}
 	log := s.opts.Log.With("scope", "webhooks")
-	served := webhook.Options{Rules: admit.Rules{MeshConfig: s.opts.Names.meshConfig()}, Metrics: s.metrics, Log: log}
+	options := webhook.Options{Rules: admit.Rules{MeshConfig: s.opts.Names.meshConfig()}, Metrics: s.metrics, Log: log}
 	if err := s.openInjector(log); err != nil {
 		return err
 	}
 	if s.webhooks.injector != nil {
-		served.Injector, served.Recorder = s.webhooks.injector, s.webhooks.events
+		options.Injector, options.Recorder = s.webhooks.injector, s.webhooks.events
 	}
-	s.webhooks.server = webhook.New(served)
+	s.webhooks.server = webhook.New(options)
+	var served func(id string) bool
 	names := webhookNames(s.opts)
 	bundle := s.servingRoots
 	if o.CertFile != "" || o.KeyFile != "" {
@@ -67,11 +69,16 @@ func (s *Server) openWebhooks() error {
 		}
 		s.webhooks.certificate, bundle = files.Get, files.Bundle
 	} else {
-		serving, err := s.servingAuthority.ServerCertificate(names)
+		h, err := s.openHandover()
 		if err != nil {
 			return err
 		}
-		s.webhooks.certificate = serving.Get
+		serving, err := h.authority.ServerCertificate(names)
+		if err != nil {
+			return err
+		}
+		s.webhooks.certificate, s.webhooks.handover = serving.Get, h
+		served = s.rotator.Served
 	}
 	if s.cluster == nil {
 		return nil // no API server sends anything here
@@ -79,7 +86,7 @@ func (s *Server) openWebhooks() error {
 	s.webhooks.remote = func(api *rest.Config, log *slog.Logger) (*webhook.Patcher, error) {
 		return webhook.NewPatcher(webhook.PatcherOptions{Config: api, Bundle: bundle, Log: log, Target: webhook.Target{
 			Names:    webhook.ConfigurationNames(o.Injection, o.Revision, s.opts.Names.Namespace),
-			Revision: o.Revision, Namespace: s.opts.Names.Namespace, Services: webhookServices(o.Revision), Hosts: names,
+			Revision: o.Revision, Namespace: s.opts.Names.Namespace, Services: webhookServices(o.Revision), Hosts: names, Served: served,
 		}, InjectionOnly: true})
 	}
 	var err error
@@ -90,7 +97,7 @@ func (s *Server) openWebhooks() error {
 				webhook.ConfigurationNames(o.Injection, o.Revision, s.opts.Names.Namespace),
 				webhook.ConfigurationNames(o.Validation, o.Revision, s.opts.Names.Namespace),
 				webhook.ConfigurationNames("istio-validator", o.Revision, s.opts.Names.Namespace)),
-			Revision: o.Revision, Namespace: s.opts.Names.Namespace, Services: webhookServices(o.Revision), Hosts: names, Policy: o.Policy,
+			Revision: o.Revision, Namespace: s.opts.Names.Namespace, Services: webhookServices(o.Revision), Hosts: names, Policy: o.Policy, Served: served,
 		},
 	})
 	return err

@@ -95,6 +95,7 @@ type mesh struct {
 	t         *testing.T
 	cluster   *kubetest.Cluster
 	namespace string
+	config    *rest.Config // of the control plane's account
 	addresses discovery.Ports
 	log       *wait.Output
 	stop      func()
@@ -130,11 +131,25 @@ func start(t *testing.T, change func(*discovery.Options)) *mesh {
 	c := kubetest.Shared(t)
 	c.InstallCRDs(t, kubetest.Istio)
 	m := &mesh{t: t, cluster: c, namespace: c.Namespace(t, nil), log: &wait.Output{}}
+	m.config = m.account()
+	m.addresses, m.stop = m.replica("istiod-1", change)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the log of the control plane:\n%s", m.log)
+		}
+	})
+	return m
+}
+
+// replica starts a replica of the control plane, which a function stops, the end of the test too.
+func (m *mesh) replica(instance string, change func(*discovery.Options)) (discovery.Ports, func()) {
+	t := m.t
+	t.Helper()
 	any := "127.0.0.1:0"
 	o := discovery.Options{
-		StateDir: t.TempDir(), Names: discovery.Names{Domain: "cluster.local", Namespace: m.namespace, Instance: "istiod-1"}, Version: "test",
+		StateDir: t.TempDir(), Names: discovery.Names{Domain: "cluster.local", Namespace: m.namespace, Instance: instance}, Version: "test",
 		Ports: discovery.Ports{HTTP: any, HTTPS: any}, HTTP: discovery.HTTPOptions{OpenDebug: true, Shutdown: time.Second},
-		Kubernetes: discovery.KubernetesOptions{API: kube.Options{Kubeconfig: kubetest.Kubeconfig(t, m.account()), QPS: -1}, Cluster: "Kubernetes"},
+		Kubernetes: discovery.KubernetesOptions{API: kube.Options{Kubeconfig: kubetest.Kubeconfig(t, m.config), QPS: -1}, Cluster: "Kubernetes"},
 		Webhooks:   discovery.WebhookOptions{Revision: m.namespace, Injection: "istio-sidecar-injector", Validation: "istio-istio-system"},
 		Log:        slog.New(slog.NewTextHandler(m.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
@@ -145,23 +160,17 @@ func start(t *testing.T, change func(*discovery.Options)) *mesh {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.addresses = s.Addresses()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
-	m.stop = sync.OnceFunc(func() {
+	stop := sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Errorf("run: %v", err)
 		}
 	})
-	t.Cleanup(func() {
-		m.stop()
-		if t.Failed() {
-			t.Logf("the log of the control plane:\n%s", m.log)
-		}
-	})
-	return m
+	t.Cleanup(stop)
+	return s.Addresses(), stop
 }
 
 // objects is a client for VirtualServices, whose warnings m has.

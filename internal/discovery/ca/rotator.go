@@ -25,7 +25,7 @@ const defaultPoll = 5 * time.Second
 // issueTimeout is how long a leaf waits until its end is stored.
 const issueTimeout = 3 * time.Second
 
-// RotatorOptions configure a Rotator. All are required except Distribute and Proxies.
+// RotatorOptions configure a Rotator. All are required except Distribute, Proxies and Serves.
 type RotatorOptions struct {
 	// Store has the roots, and the state of their rotation.
 	Store Store
@@ -48,7 +48,9 @@ type RotatorOptions struct {
 	Distribute func(roots []*x509.Certificate)
 	// Proxies returns how many proxies are connected, and which have not acknowledged what was distributed last.
 	Proxies func() (connected int, waiting []string)
-	Log     *slog.Logger
+	// Serves returns the ID of the root below which this instance serves webhooks; empty for none.
+	Serves func() string
+	Log    *slog.Logger
 }
 
 // Rotator replaces the root of an authority without a failed handshake: it rotates a self-signed root, and carries out the
@@ -92,6 +94,9 @@ type loadedRoot struct {
 func OpenRotator(ctx context.Context, a *Authority, o RotatorOptions) (*Rotator, error) {
 	if o.Distribute == nil {
 		o.Distribute = func([]*x509.Certificate) {}
+	}
+	if o.Serves == nil {
+		o.Serves = func() string { return "" }
 	}
 	if o.Proxies == nil {
 		o.Proxies = func() (int, []string) { return 0, nil }
@@ -402,7 +407,7 @@ func (r *Rotator) report(now time.Time) rotation.Report {
 	case r.clear.IsZero():
 		r.clear = now
 	}
-	out := rotation.Report{At: now, Connected: connected, Waiting: len(waiting), Names: waiting[:min(len(waiting), maxNames)], Clear: r.clear}
+	out := rotation.Report{At: now, Connected: connected, Waiting: len(waiting), Names: waiting[:min(len(waiting), maxNames)], Clear: r.clear, Serves: r.options.Serves()}
 	for id := range r.roots {
 		out.Trusted = append(out.Trusted, id)
 	}
@@ -460,6 +465,23 @@ func (r *Rotator) Rotate(ctx context.Context) error {
 	r.wakeUp()
 	return nil
 }
+
+// Served reports whether an instance serves webhooks below a root, as far as is known: by the latest reports, and for this
+// one at present. One that does not say is of an earlier release, and may serve below all roots that it distributes.
+func (r *Rotator) Served(id string) bool {
+	if r.options.Serves() == id {
+		return true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	return slices.ContainsFunc(r.reports, func(i rotation.Report) bool {
+		return now.Sub(i.At) <= rotation.ReportTTL && (i.Serves == id || i.Serves == "" && slices.Contains(i.Trusted, id))
+	})
+}
+
+// Wake has Run report at once.
+func (r *Rotator) Wake() { r.wakeUp() }
 
 func (r *Rotator) wakeUp() {
 	select {

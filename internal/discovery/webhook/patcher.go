@@ -41,7 +41,7 @@ type PatcherOptions struct {
 }
 
 // Patcher keeps the webhook configurations true that send requests to this control plane: caBundle contains all
-// trusted roots, and what validates has the failure policy of the options. What others change is put right.
+// trusted roots and those below which a replica still serves, and what validates has the failure policy of the options. What others change is put right.
 // It needs get, list, watch and patch of both kinds of configurations, and create of Gateways of
 // networking.istio.io in its namespace, for a probe that is never stored. [control-plane 1.15.12]
 type Patcher struct {
@@ -154,6 +154,9 @@ func configurations(stores ...cache.Store) (all []configuration) {
 // idle is after which time all configurations are looked at again although nothing has happened.
 const idle = 5 * time.Minute
 
+// keepLook is after which time it is looked again whether a replica still serves below a root that is not trusted any more.
+const keepLook = 2 * time.Second
+
 // reconcile does what is due for the configurations, and returns after which time something is due again.
 func (p *Patcher) reconcile(ctx context.Context, t Target, all []configuration) time.Duration {
 	next, unproven := idle, false
@@ -161,6 +164,9 @@ func (p *Patcher) reconcile(ctx context.Context, t Target, all []configuration) 
 	for _, c := range all {
 		todo := t.plan(c, works)
 		unproven = unproven || todo.unproven
+		if todo.keeps {
+			next = min(next, keepLook)
+		}
 		if todo.patch == nil {
 			continue
 		}

@@ -39,6 +39,9 @@ type Target struct {
 	Services, Hosts []string
 	// Bundle is the trusted roots in PEM; empty leaves caBundle as it is.
 	Bundle []byte
+	// Served reports whether a replica serves below a root, by its ID: it stays in the bundles that have it although Bundle
+	// does not. Nil is none.
+	Served func(id string) bool
 	Policy FailurePolicy
 }
 
@@ -113,6 +116,8 @@ type plan struct {
 	what []string
 	// unproven is set if a webhook in it validates and fails open only because it is not known to work.
 	unproven bool
+	// keeps is set if a bundle in it has a root only because a replica serves below that.
+	keeps bool
 }
 
 // owns reports whether a configuration is this control plane's own. One that names another revision is not,
@@ -153,9 +158,11 @@ func (t Target) plan(c configuration, works func(admissionregistrationv1.Webhook
 			continue
 		}
 		at := fmt.Sprintf("/webhooks/%d", i)
-		current := len(t.Bundle) == 0 || bytes.Equal(h.client.CABundle, t.Bundle)
+		bundle := t.bundle(h.client)
+		out.keeps = out.keeps || !bytes.Equal(bundle, t.Bundle)
+		current := len(bundle) == 0 || bytes.Equal(h.client.CABundle, bundle)
 		if !current {
-			out.set(at+"/clientConfig/caBundle", t.Bundle, h.name+": caBundle")
+			out.set(at+"/clientConfig/caBundle", bundle, h.name+": caBundle")
 		}
 		switch {
 		case c.kind != validating:

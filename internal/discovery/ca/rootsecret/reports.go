@@ -58,7 +58,7 @@ func (r *reporter) Report(ctx context.Context, report rotation.Report) error {
 	}
 	report.Instance = r.instance
 	r.own = report
-	if w := r.written; report.At.Sub(w.At) < reportEvery && report.Waiting == w.Waiting && report.Clear.Equal(w.Clear) && slices.Equal(report.Trusted, w.Trusted) {
+	if w := r.written; report.At.Sub(w.At) < reportEvery && report.Waiting == w.Waiting && report.Clear.Equal(w.Clear) && report.Serves == w.Serves && slices.Equal(report.Trusted, w.Trusted) {
 		return nil
 	}
 	text, err := json.Marshal(report)

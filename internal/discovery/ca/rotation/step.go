@@ -22,6 +22,8 @@ type Report struct {
 	Names     []string `json:"names,omitempty"`
 	// Clear is since when it distributes Trusted and Waiting is 0; zero if Waiting is not 0.
 	Clear time.Time `json:"clear,omitzero"`
+	// Serves is the ID of the root below which it serves webhooks; empty for none.
+	Serves string `json:"serves,omitempty"`
 }
 
 // Facts are what Step depends on besides the state.
