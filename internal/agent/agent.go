@@ -104,8 +104,9 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 		return nil, err
 	}
 	undo.Add("close the SDS socket", certificates.sds.close)
+	modules := newModules(s, log)
 	kept := newCopy(s, o.Version, log)
-	xds, err := newXDS(s, certificates, kept.store, log)
+	xds, err := newXDS(s, certificates, kept.store, modules, log)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +135,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 		Start: func(next *spec.Spec, hash string) error { return start(runner, bootstraps, next, hash) },
 	})
 	atEnd.Add("stop following files", reloader.Close)
-	parts := parts{spec: s, envoy: runner, xds: xds, certificates: certificates, dns: dns, kept: kept, files: follower, reloader: reloader, options: &o}
+	parts := parts{spec: s, envoy: runner, xds: xds, certificates: certificates, dns: dns, kept: kept, modules: modules, files: follower, reloader: reloader, options: &o}
 	probes := probe.New(probe.Options{Probes: s.Probes, Pod: s.Node.IPs[0], StatusPort: s.Status.Port, Log: log.With("scope", "probe")})
 	atEnd.Add("close the connections of probes", probes.Close)
 	server := status.New(status.Options{
@@ -146,6 +147,9 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	servers := slices.Concat(
 		[]run.Task{{Name: "files", Run: follower.Run}}, dns.tasks, certificates.tasks, kept.tasks,
 		[]run.Task{{Name: "xds", Run: xds.Run}, {Name: "restart", Run: reloader.Run}, {Name: "status", Run: server.Run}}, o.Tasks)
+	if modules != nil {
+		servers = append(servers, run.Task{Name: "wasm", Run: modules.Run})
+	}
 	if tap != nil {
 		servers = append(servers, run.Task{Name: "tap", Run: tap.run})
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/trust"
 	"github.com/pilothouse/pilothouse/internal/agent/upstream"
+	"github.com/pilothouse/pilothouse/internal/agent/wasm"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/run"
@@ -126,7 +127,7 @@ func isFile(path string) bool {
 }
 
 // newXDS opens the XDS socket. kept is nil if no configuration is kept.
-func newXDS(s *spec.Spec, c *certificates, kept *lastgood.Store, log *slog.Logger) (*xdsproxy.Proxy, error) {
+func newXDS(s *spec.Spec, c *certificates, kept *lastgood.Store, modules *wasm.Cache, log *slog.Logger) (*xdsproxy.Proxy, error) {
 	server, err := connectTo(s, c.value, newTokens(s), upstream.Options{
 		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, ChooseRootFile: c.discoveryRoot, Trust: c.trust.ControlPlane, Headers: s.Upstream.DiscoveryHeaders,
 	})
@@ -135,6 +136,9 @@ func newXDS(s *spec.Spec, c *certificates, kept *lastgood.Store, log *slog.Logge
 	}
 	o := xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Observe: c.sds.pushed.Observe, Copy: kept, Log: log.With("scope", "xdsproxy"),
 		Node: xdsproxy.Node{ID: s.Node.ID.String(), Namespace: s.Node.Identity.Namespace}}
+	if modules != nil {
+		o.Extensions = modules
+	}
 	if s.Upstream.TrustBundle {
 		o.Trust = c.trust
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/status"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
 	"github.com/pilothouse/pilothouse/internal/agent/trust"
+	"github.com/pilothouse/pilothouse/internal/agent/wasm"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 )
@@ -22,6 +23,7 @@ type parts struct {
 	certificates *certificates
 	dns          dnsPart
 	kept         keptPart
+	modules      *wasm.Cache // nil if none are fetched
 	files        *filewatch.Follower
 	reloader     *reload.Reloader
 	options      *Options
@@ -96,6 +98,14 @@ func (p parts) metrics(page *status.Page) {
 		page.Counter("num_file_secret_failures_total", "Reads of secrets in files that failed.", float64(files.Failures()))
 	}
 	p.kept.metrics(page, time.Now())
+	if p.modules != nil {
+		m := p.modules.Stats()
+		page.Gauge("wasm_cache_entries", "Wasm modules that are kept.", float64(m.Entries))
+		page.Counter("wasm_cache_lookup_count", "Wasm modules that were asked for.", float64(m.Hits), "hit", "true")
+		page.Counter("wasm_cache_lookup_count", "Wasm modules that were asked for.", float64(m.Misses), "hit", "false")
+		page.Counter("wasm_remote_fetch_count", "Fetches of Wasm modules.", float64(m.Fetched-m.Failed), "result", "success")
+		page.Counter("wasm_remote_fetch_count", "Fetches of Wasm modules.", float64(m.Failed), "result", "download_failure")
+	}
 	if p.dns.server == nil {
 		return
 	}

@@ -48,6 +48,7 @@ func TestDefaults(t *testing.T) {
 		DNS:    DNS{Address: "localhost:15053"},
 		Status: Status{Port: 15020, Profiling: true},
 		Probes: Probes{HTTP2: true},
+		Wasm:   Wasm{Fetch: true, Dir: "/var/lib/istio/data", Expiry: 24 * time.Hour, PurgeInterval: time.Hour, Timeout: 15 * time.Second, Retries: 5, MaxSize: 256 << 20},
 		Files:  []string{labelsFile, annotationsFile, "./etc/istio/config/mesh"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(Spec{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {

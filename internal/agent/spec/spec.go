@@ -90,6 +90,7 @@ type Spec struct {
 	DNS           DNS
 	Status        Status
 	Probes        Probes
+	Wasm          Wasm
 	// Readiness is the probe of the application's health; nil if there is none.
 	Readiness *Readiness
 	// Files are the paths that Build has read or tried to read. A change of one can change the next Spec.
@@ -256,6 +257,23 @@ type DNS struct {
 	Timeout time.Duration
 	// Parallel asks all name servers at once.
 	Parallel bool
+}
+
+// Wasm says how the agent fetches Wasm modules for Envoy. [agent E31]
+type Wasm struct {
+	// Fetch is false if Envoy is to fetch them itself.
+	Fetch bool
+	// Dir is the folder of the modules.
+	Dir string
+	// Expiry is how long an unused module is kept; unused ones are removed each PurgeInterval.
+	Expiry, PurgeInterval time.Duration
+	// Timeout bounds a fetch, Retries is how often a failed one is repeated, MaxSize bounds a module in bytes.
+	Timeout time.Duration
+	Retries int
+	MaxSize int64
+	// InsecureRegistries are hosts that need not prove who they are, Blocked addresses that are not connected to.
+	InsecureRegistries []string
+	Blocked            []netip.Prefix
 }
 
 // Status says how the status port is served. [agent L12]

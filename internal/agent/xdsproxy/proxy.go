@@ -32,7 +32,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-// Config configures a Proxy. All fields but Node, Observe, MaxResponse, Trust and Copy are required.
+// Config configures a Proxy. All fields but Node, Observe, Extensions, MaxResponse, Trust and Copy are required.
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
@@ -44,6 +44,8 @@ type Config struct {
 	// Observe, if not nil, reads each response before Envoy gets it, in the delta or the other variant. It must not
 	// keep the buffers. Any goroutine may call it.
 	Observe func(response mem.BufferSlice, delta bool)
+	// Extensions, if not nil, converts the configurations of extensions.
+	Extensions Extensions
 	// MaxResponse is the maximum size of a message of the control plane in bytes; 0 is 512 MiB.
 	MaxResponse int
 	// Trust gets the trust bundles of the control plane, from any goroutine. If it is nil, none is requested.
@@ -170,6 +172,7 @@ func (p *Proxy) exchange(ctx context.Context, down *downstream, up *upstreamStre
 		defer p.relays.Done()
 		p.requests(down, up, state, k)
 	}()
+	converter := p.convert(ctx, up, down)
 	for {
 		f := &frame{}
 		if err := up.RecvMsg(f); err != nil {
@@ -201,6 +204,9 @@ func (p *Proxy) exchange(ctx context.Context, down *downstream, up *upstreamStre
 		}
 		p.stats.responses.Add(1)
 		state.response(h)
+		if converter.take(ctx, f, h) {
+			continue
+		}
 		if p.config.Observe != nil {
 			p.config.Observe(f.data, up.delta)
 		}
