@@ -24,6 +24,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -313,7 +314,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 
 // sumOf returns the SHA-256 of a file.
 func sumOf(file string) (string, error) {
-	f, err := os.Open(file) // #nosec G304 -- of the cache's folder
+	f, err := filewatch.OpenRegular(file)
 	if err != nil {
 		return "", err
 	}
