@@ -23,7 +23,7 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools kube deps demo demo-kube test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts images release clean
+.PHONY: help build tools kube before deps demo demo-kube test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts images release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ tools: ## fetch the pinned Envoy into .tools/ (ENVOY=/path overrides it)
 
 kube: ## build the Kubernetes control plane of the tests into .tools/ (4 to 8 minutes the first time)
 	@hack/kube.sh
+
+before: ## build the agent and pilot-discovery of the version before, from git's history, into .tools/
+	@hack/before.sh
 
 deps: ## install the programs that end-to-end tests compare against (iptables, nft), where apt-get can
 	@hack/test-deps.sh
@@ -79,13 +82,13 @@ unit: tools ## the tests of single packages, and the rules of the architecture
 race: tools ## the same under the race detector (needs a C compiler)
 	@$(GO) test -race -count=1 -timeout 15m $(FAST)
 
-e2e: tools kube build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
+e2e: tools kube before build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
 	$(GO) test -count=1 -p 1 -timeout 15m $(SLOW)
 
 test-charts: kube ## the tests of the Helm charts, a module of its own with Helm's library
 	$(GO) test -C test/charts -count=1 -timeout 10m ./...
 
-soak: tools kube build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (default 60; needs root)
+soak: tools kube before build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (default 60; needs root)
 	@hack/soak.sh $(or $(SOAK_MINUTES),60)
 
 bench: tools build ## the benchmarks of test/bench, and 100 streams under load (XDSLOAD_FLAGS changes that)

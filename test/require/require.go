@@ -67,6 +67,30 @@ func Kube() {
 	exitOn(err)
 }
 
+// BeforePath is the directory with the programs of the version before, .tools/before-COMMIT of the repository. The
+// error says what to run first.
+func BeforePath() (string, error) {
+	root, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.Command(filepath.Join(root, "hack", "before.sh"), "--path").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the programs of the version before: hack/before.sh --path: %w", err)
+	}
+	path := strings.TrimSpace(string(out))
+	if _, err := os.Stat(filepath.Join(path, "pilot-agent")); err != nil {
+		return "", fmt.Errorf("run 'make before' first, in a clone with the repository's history: the tests run the version before: %w", err)
+	}
+	return path, nil
+}
+
+// Before ends the program with exit code 1 if the version before is not built.
+func Before() {
+	_, err := BeforePath()
+	exitOn(err)
+}
+
 // Root ends the program with exit code 1 if this user, or this machine, cannot make network namespaces.
 func Root() {
 	if os.Geteuid() != 0 {
