@@ -1,5 +1,6 @@
-// Package skew_test runs the programs of the version before together with those of the working tree: upgrades, downgrades, and
-// meshes whose parts are of both versions. "make before" builds the former.
+// Package skew_test runs the programs of the version before together with those of the working tree.
+//
+// It has upgrades, downgrades, and meshes whose parts are of both versions. "make before" builds the former.
 package skew_test
 
 import (
