@@ -58,7 +58,7 @@ var layers = map[string]layer{
 
 	"internal/discovery/marshal":       tools, // knows messages, nothing of meshes
 	"internal/discovery/source/decode": pure, "internal/discovery/source/scope": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure, "internal/discovery/ca/policy": pure,
-	"internal/discovery/admit": pure,
+	"internal/discovery/admit": pure, "internal/discovery/allocate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
 	"internal/discovery/compile/route": pure,
@@ -90,13 +90,14 @@ var allowedImports = map[string][]string{
 	"internal/agent/startup":               {"internal/agent/envoy"},    // folders are Envoy's user's
 	"internal/agent/host":                  {"internal/agent/envoy"},    // which capabilities it may hand on
 	"internal/pki":                         {"internal/mesh"},
-	"internal/agent/capture":               {"internal/agent/capture/..."},                                    // it chooses between iptables and nft
-	"internal/agent/capture/xtables":       {"internal/agent/capture/plan"},                                   // it translates plans
-	"internal/discovery/saved":             {"internal/discovery/source/decode"},                              // which message an Istio kind carries
-	"internal/discovery/admit":             {"internal/discovery/source/decode", "internal/discovery/config"}, // their rules are its own
-	"internal/discovery/authn/reviewtest":  {"internal/discovery/authn"},                                      // it tests implementations of its interface
-	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                         // it implements its Store
+	"internal/agent/capture":               {"internal/agent/capture/..."},                                      // it chooses between iptables and nft
+	"internal/agent/capture/xtables":       {"internal/agent/capture/plan"},                                     // it translates plans
+	"internal/discovery/saved":             {"internal/discovery/source/decode", "internal/discovery/allocate"}, // which message an Istio kind carries; addresses are saved, too
+	"internal/discovery/admit":             {"internal/discovery/source/decode", "internal/discovery/config"},   // their rules are its own
+	"internal/discovery/authn/reviewtest":  {"internal/discovery/authn"},                                        // it tests implementations of its interface
+	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                           // it implements its Store
 	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
+	"internal/discovery/model":             {"internal/discovery/allocate"},        // it stores what was allocated
 	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"}, // routes name clusters
 	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster"}, // so do filter chains
 	"internal/httpguard":                   {"internal/printable"},                 // the Host of a client in an error
@@ -111,7 +112,7 @@ var allowedImports = map[string][]string{
 // pureFiles are patterns of the files that decide but are in the package of an edge. The rules for pure
 // code hold for these files.
 var pureFiles = []string{
-	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
+	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/table.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
 	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "cmd/pilotctl/join.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go", "internal/agent/status/exposition.go", "internal/agent/status/accept.go",
 	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",

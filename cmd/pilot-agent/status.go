@@ -184,7 +184,18 @@ func printStatus(w io.Writer, p *agentPage, now time.Time) error {
 	if n := d.DNS; n == nil {
 		line("dns", "not captured")
 	} else {
-		line("dns", "%s, %d queries, %d forwarded, %d without a response", n.Address, n.Queries, n.Upstream, n.Failures)
+		line("dns", "%s, %d queries, %d answered, %d forwarded, %d without a response", n.Address, n.Queries, n.Answered, n.Upstream, n.Failures)
+		switch names := n.Names; {
+		case names.Received.IsZero():
+			line("", "no names of the mesh yet: all queries are forwarded")
+		case names.Saved:
+			line("", "%d names of the mesh, saved %s by an earlier agent; discovery has sent none yet", names.Hosts, span(names.Received, now))
+		default:
+			line("", "%d names of the mesh, received %s", names.Hosts, span(names.Received, now))
+		}
+		if p := n.Names.Problem; p != "" {
+			line("", "not saved for the next agent: %s", p)
+		}
 	}
 	for _, problem := range p.Facts.Files {
 		line("file", "%s", problem)

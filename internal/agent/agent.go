@@ -106,7 +106,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	undo.Add("close the SDS socket", certificates.sds.close)
 	modules := newModules(s, log)
 	kept := newCopy(s, o.Version, log)
-	xds, err := newXDS(s, certificates, kept.store, modules, log)
+	xds, err := newXDS(s, certificates, dns, kept.store, modules, log)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	atEnd.Add("close the connections of probes", probes.Close)
 	server := status.New(status.Options{
 		Listener: taken.Status, Proxy: runner.Admin(), Lifecycle: runner, Facts: parts.facts, Log: log.With("scope", "status"),
-		Version: o.Version, Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail, Levels: o.Levels,
+		Version: o.Version, Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail, Names: parts.names, Levels: o.Levels,
 		Restart: reloader.Restart, Probes: probes, Profiling: s.Status.Profiling, LocalMetrics: s.Status.LocalMetrics,
 		Targets: s.Status.Targets, Port: s.Status.Port, ControlPlane: xds.Pages(status.ControlPlanePages),
 	})

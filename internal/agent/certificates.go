@@ -127,7 +127,7 @@ func isFile(path string) bool {
 }
 
 // newXDS opens the XDS socket. kept is nil if no configuration is kept.
-func newXDS(s *spec.Spec, c *certificates, kept *lastgood.Store, modules *wasm.Cache, log *slog.Logger) (*xdsproxy.Proxy, error) {
+func newXDS(s *spec.Spec, c *certificates, dns dnsPart, kept *lastgood.Store, modules *wasm.Cache, log *slog.Logger) (*xdsproxy.Proxy, error) {
 	server, err := connectTo(s, c.value, newTokens(s), upstream.Options{
 		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, ChooseRootFile: c.discoveryRoot, Trust: c.trust.ControlPlane, Headers: s.Upstream.DiscoveryHeaders,
 	})
@@ -141,6 +141,9 @@ func newXDS(s *spec.Spec, c *certificates, kept *lastgood.Store, modules *wasm.C
 	}
 	if s.Upstream.TrustBundle {
 		o.Trust = c.trust
+	}
+	if dns.server != nil {
+		o.Names = dns.server
 	}
 	return xdsproxy.New(o)
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/agent/dns"
@@ -14,6 +15,8 @@ const (
 	resolvConf = "/etc/resolv.conf"
 	// originalConf is the copy of resolv.conf from before it was changed to name the agent. [agent P25]
 	originalConf = "/var/lib/istio/resolv.conf"
+	// savedNames is the name of the file with the names of the mesh for the next agent.
+	savedNames = "names.saved"
 )
 
 // dnsPart is the server of captured DNS requests.
@@ -34,7 +37,8 @@ func newDNS(s *spec.Spec, log *slog.Logger) (dnsPart, error) {
 	if strings.HasSuffix(o.Address, ":53") && os.Getuid() == 0 && isFile(originalConf) {
 		conf = originalConf
 	}
-	server, err := dns.New(dns.Options{Address: o.Address, Conf: conf, Timeout: o.Timeout, Parallel: o.Parallel, Log: log.With("scope", "dns")})
+	server, err := dns.New(dns.Options{Address: o.Address, Conf: conf, Timeout: o.Timeout, Parallel: o.Parallel, Log: log.With("scope", "dns"),
+		Saved: filepath.Join(s.Paths.ConfigDir, savedNames), Self: dns.Self{Namespace: s.Node.Identity.Namespace, Domain: strings.TrimPrefix(s.Node.ID.Domain, s.Node.Identity.Namespace+".")}})
 	if err != nil {
 		return dnsPart{}, err
 	}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/agent/dns"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/reload"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
@@ -13,6 +14,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/wasm"
 	"github.com/pilothouse/pilothouse/internal/agent/xdsproxy"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // parts are the components whose state the status port reports.
@@ -45,6 +47,12 @@ func (p parts) facts() status.Facts {
 		if p.kept.store != nil {
 			s := p.kept.store.State()
 			f.Upstream.Copy, f.Upstream.Confirmed = s.Streams > 0, s.Confirmed
+		}
+	}
+	if p.dns.server != nil && f.Upstream.Wanted {
+		f.Names = status.Names{Wanted: true, Present: !p.dns.server.Names().Received.IsZero()}
+		if x.Connected() {
+			f.Names.Asked = x.Since
 		}
 	}
 	if s, _ := p.certificates.value.Current(); s != nil {
@@ -111,8 +119,20 @@ func (p parts) metrics(page *status.Page) {
 	}
 	n := p.dns.server.Stats()
 	page.Counter("dns_requests_total", "DNS requests of the application that were captured.", float64(n.Queries))
+	page.Counter("dns_table_answers_total", "DNS requests that were answered from the names of the mesh.", float64(n.Answered))
 	page.Counter("dns_upstream_requests_total", "DNS requests to name servers.", float64(n.Upstream))
 	page.Counter("dns_upstream_failures_total", "DNS requests to name servers without a response.", float64(n.Failures))
+	page.Counter("dns_upstream_request_duration_seconds_sum", "The time that responses of name servers took together.", n.Waited.Seconds())
+	page.Counter("dns_upstream_request_duration_seconds_count", "Responses of name servers.", float64(n.Upstream-n.Failures))
+	page.Gauge("dns_table_hosts", "Hosts of the mesh that are resolved.", float64(p.dns.server.Names().Hosts))
+}
+
+// names returns the names of the mesh, nil if there are none.
+func (p parts) names() any {
+	if p.dns.server == nil || p.dns.server.Names().Received.IsZero() {
+		return nil
+	}
+	return mesh.NameTableJSON(p.dns.server.NameTable())
 }
 
 // Detail is what /debug/status shows in addition to the facts. pilot-agent status and identity read it.
@@ -165,10 +185,13 @@ type Restarts struct {
 
 // DNSReport counts captured DNS queries, those that were forwarded, and those of them without a response.
 type DNSReport struct {
-	Address  string `json:"address"`
-	Queries  uint64 `json:"queries"`
-	Upstream uint64 `json:"upstream"`
-	Failures uint64 `json:"failures"`
+	Address string `json:"address"`
+	Queries uint64 `json:"queries"`
+	// Answered are the queries that were answered from the names of the mesh.
+	Answered uint64         `json:"answered"`
+	Names    dns.NamesState `json:"names"`
+	Upstream uint64         `json:"upstream"`
+	Failures uint64         `json:"failures"`
 }
 
 // CaptureReport says how the rules of capture are kept in force.
@@ -205,7 +228,7 @@ func (p parts) detail() any {
 	d.Copy = p.kept.report()
 	if p.dns.server != nil {
 		n := p.dns.server.Stats()
-		d.DNS = &DNSReport{Address: p.spec.DNS.Address, Queries: n.Queries, Upstream: n.Upstream, Failures: n.Failures}
+		d.DNS = &DNSReport{Address: p.spec.DNS.Address, Queries: n.Queries, Answered: n.Answered, Names: p.dns.server.Names(), Upstream: n.Upstream, Failures: n.Failures}
 	}
 	if p.options.Capture != nil {
 		c := p.options.Capture()

@@ -20,6 +20,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/httpguard"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
@@ -52,6 +53,7 @@ func (s *Server) pages() []page {
 		{path: "instancesz", help: "Services of each connected proxy", serve: s.instancesz},
 		{path: "list", help: "Names of the pages as JSON", serve: s.listPages},
 		{path: "mesh", help: "Mesh configuration in force", serve: s.meshz},
+		{path: "ndsz", help: "Names that the agent of a proxy resolves (?proxyID=POD.NAMESPACE)", serve: s.ndsz},
 		{path: "objectz", help: "Problems of the configuration", serve: s.objectz},
 		{path: "push_status", help: "What the configuration in force lacks, by metric", serve: s.pushStatus},
 		{path: "registryz", help: "All services", serve: s.registryz},
@@ -83,7 +85,6 @@ var notAvailable = map[string]string{
 	"inject":         "there is no injector",
 	"krtz":           "rules are counted in classz",
 	"mcsz":           "multi-cluster services are not served",
-	"ndsz":           "the table of names is empty: agents forward every query",
 	"networkz":       "networks are not listed; edsz shows the gateways that a proxy uses",
 	"pushcontext":    "there is no push context; see classz and push_status",
 	"sidecarz":       "what a Sidecar selects is part of the class; see classz and config_dump",
@@ -401,6 +402,20 @@ func (s *Server) edsz(w http.ResponseWriter, r *http.Request) {
 	if view, ok := s.viewOf(w, r); ok {
 		writeMessage(w, xds.DumpResources(view, xds.EDS))
 	}
+}
+
+// ndsz writes the table of names of a proxy's agent.
+func (s *Server) ndsz(w http.ResponseWriter, r *http.Request) {
+	view, ok := s.viewOf(w, r)
+	if !ok {
+		return
+	}
+	list, err := mesh.ParseNameTable(view.Names.Body())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	writeJSON(w, mesh.NameTableJSON(list))
 }
 
 // viewOf returns the view of the proxy that the query names. If there is none it writes why; the first

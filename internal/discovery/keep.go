@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/allocate"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/saved"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -109,8 +110,10 @@ func (k *keeper) changed() {
 // not be saved.
 type goodObjects struct {
 	objects []*object.Object
-	version uint64
-	ok      bool
+	// allocated are the virtual addresses, which nobody modifies.
+	allocated map[string]allocate.Pair
+	version   uint64
+	ok        bool
 }
 
 // run writes the objects in force when they have changed, at most once per k.every, and once more when
@@ -153,6 +156,7 @@ func (k *keeper) run(ctx context.Context, get func() goodObjects) error {
 // save writes the objects in force and reports whether it succeeded.
 func (k *keeper) save(s goodObjects, done *uint64) bool {
 	now := time.Now()
+	k.encoder.Allocated = s.allocated
 	text, err := k.encoder.Encode(now, k.place, s.objects)
 	if err == nil {
 		err = statefile.Replace(k.path, text)

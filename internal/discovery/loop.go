@@ -34,15 +34,16 @@ type loop struct {
 	done   chan struct{}
 	ending sync.Once
 
-	graph    *incr.Graph
-	model    *model.Model
-	store    *config.Store
-	views    *publisher
-	applied  *changeLog
-	problems *problems
-	counts   counts
-	triggers triggers // of the present commit
-	touched  *touched // nil if no statuses are written
+	graph     *incr.Graph
+	model     *model.Model
+	store     *config.Store
+	views     *publisher
+	applied   *changeLog
+	problems  *problems
+	counts    counts
+	triggers  triggers // of the present commit
+	touched   *touched // nil if no statuses are written
+	allocated *allocator
 	// onMesh is called with the mesh configuration in force, in the loop's goroutine.
 	onMesh func(*meshv1.MeshConfig)
 	// onProxyConfigs is the same for the ProxyConfig objects in force, which proxyConfigs collects.
@@ -106,7 +107,11 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
 	l.inventory, l.why = inventoryRule(g, m), l.views.compiler.Why
-	l.views.onRefusal = l.signals.refuse
+	l.views.onRefusal, l.allocated = l.signals.refuse, newAllocator(kept.before.Allocated)
+	if o.AllocateAsked {
+		m.AllocateOnlyForThoseThatAsk()
+	}
+	l.allocated.asked = o.AllocateAsked
 	l.problems = newProblems(func(k object.Key) bool { _, ok := l.store.Get(k); return ok }, l.effect)
 	l.gate.shut(l.gate.against(false, nil))
 	l.gate.notes.Store(&notes{})
@@ -197,6 +202,10 @@ func (l *loop) commit(b object.Batch) {
 	}
 	l.openGate()
 	l.logProblems(update)
+	if l.gate.synced {
+		// Before that not everything that wants an address is known, and the result would depend on the order.
+		l.allocated.update(l.model, l.touched.object)
+	}
 	moved := l.graph.Run()
 	if len(accepted) > 0 || len(moved) > 0 || l.gate.synced && l.views.generation == 0 {
 		l.views.begin()
@@ -228,6 +237,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		}
 		l.graph.Cause(a.cause)
 		l.model.Apply([]object.Change{c})
+		l.allocated.apply(c)
 		l.proxyConfigs.apply(c)
 	}
 	if all, changed := l.proxyConfigs.take(); changed {
@@ -347,7 +357,7 @@ func (l *loop) goodObjects() goodObjects {
 	var g goodObjects
 	l.ask(func() {
 		if l.gate.open.Load() {
-			g = goodObjects{objects: l.store.Good(), version: l.store.Version() + 1, ok: true}
+			g = goodObjects{objects: l.store.Good(), allocated: l.allocated.pairs, version: l.store.Version() + l.allocated.version + 1, ok: true}
 		}
 	})
 	return g

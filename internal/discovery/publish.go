@@ -20,11 +20,13 @@ type publisher struct {
 	compiler *compile.Compiler
 	classify *incr.Rule[model.ProxyKey, mesh.Class]
 	layers   layers
-	classes  map[mesh.Class]*publishedClass
-	idle     idleClasses
-	now      func() time.Time
-	proxies  map[string]*publishedProxy // by connection
-	byKey    map[model.ProxyKey]map[string]*publishedProxy
+	// names are the name tables of scopes whose applications' DNS queries are answered by agents.
+	names   map[mesh.Scope]*publishedNames
+	classes map[mesh.Class]*publishedClass
+	idle    idleClasses
+	now     func() time.Time
+	proxies map[string]*publishedProxy // by connection
+	byKey   map[model.ProxyKey]map[string]*publishedProxy
 	// generation is the number of the last commit that changed the configuration. Proxies that
 	// join do not raise it.
 	generation uint64
@@ -39,6 +41,7 @@ type publisher struct {
 type publishedClass struct {
 	class   mesh.Class
 	layers  [compile.NumLayers]*publishedLayer
+	names   *publishedNames // nil for none
 	view    *xds.View
 	proxies map[string]*publishedProxy
 	// refused are the resources that proxies of the class refuse.
@@ -50,6 +53,9 @@ func (p *publisher) refresh(c *publishedClass) {
 	c.view = &xds.View{Generation: p.generation}
 	for i, l := range c.layers {
 		c.view.Layers[i] = l.layer
+	}
+	if c.names != nil {
+		c.view.Names = c.names.table
 	}
 	if len(c.refused) > 0 {
 		p.layers.quarantine(c)
@@ -150,7 +156,7 @@ func (p *publisher) snapshot() *viewsSnapshot {
 
 func newPublisher(g *incr.Graph, m *model.Model, c *compile.Compiler) *publisher {
 	return &publisher{
-		graph: g, compiler: c, classify: m.Classify(), layers: newLayers(c), classes: map[mesh.Class]*publishedClass{},
+		graph: g, compiler: c, classify: m.Classify(), layers: newLayers(c), names: map[mesh.Scope]*publishedNames{}, classes: map[mesh.Class]*publishedClass{},
 		idle: idleClasses{limits: defaultIdleLimits}, now: time.Now, onRefusal: func(string) {}, onMove: func() {},
 		proxies: map[string]*publishedProxy{}, byKey: map[model.ProxyKey]map[string]*publishedProxy{},
 	}
@@ -201,6 +207,7 @@ func (p *publisher) enter(id string, m *publishedProxy) *publishedClass {
 		for i, l := range compile.Layers(m.class) {
 			c.layers[i] = p.layers.enter(l, c, p.generation)
 		}
+		p.enterNames(c)
 		p.refresh(c)
 		p.classes[m.class] = c
 	}
@@ -238,6 +245,7 @@ func (p *publisher) dropIdle() {
 		for _, l := range c.layers {
 			p.layers.exit(l, c)
 		}
+		p.exitNames(c)
 	}
 	p.graph.Run()
 }
@@ -246,6 +254,7 @@ func (p *publisher) dropIdle() {
 // classes have another view, and what changed because of what.
 func (p *publisher) update(moved []incr.Moved) (classes int, moves []move) {
 	changed, moves := p.layers.update(moved)
+	p.updateNames(moved, changed)
 	if len(changed) > 0 {
 		p.current = nil
 		for c := range changed {

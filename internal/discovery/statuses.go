@@ -269,6 +269,7 @@ func (l *loop) useOf(k object.Key, problems []object.Problem) use {
 	u := use{change: l.concernOf(k)}
 	if o := u.change.inForce; o != nil {
 		u.InForce, u.Generation, u.exists = o.Meta.Generation, o.Meta.Generation, true
+		u.Addresses = l.allocated.addressesOf(k)
 	}
 	for _, p := range problems {
 		if f, ok := objectstatus.FindingOf(p); ok {

@@ -41,6 +41,8 @@ const (
 	// FileSecrets is set if the secrets of files are at SDSFilesCluster, since another server than the agent has the
 	// workload's secret.
 	FileSecrets
+	// DNSAutoAllocate is set with DNSCapture if the proxy asks for allocated addresses even where they are not the default.
+	DNSAutoAllocate
 )
 
 // Has reports whether all bits of x are set in c.
@@ -80,6 +82,9 @@ func Capabilities(n Node) Capability {
 	}
 	if n.Metadata.DNSCapture {
 		c |= DNSCapture
+		if n.Metadata.DNSAutoAllocate {
+			c |= DNSAutoAllocate
+		}
 	}
 	if n.Metadata.HTTP10 {
 		c |= HTTP10

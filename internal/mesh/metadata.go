@@ -22,7 +22,10 @@ type Metadata struct {
 	// ("grpc", "api", "event").
 	Generator  string
 	DNSCapture bool
-	HTTP10     bool
+	// DNSAutoAllocate is set if the agent resolves hosts to allocated addresses, whatever the control plane's default is.
+	DNSAutoAllocate bool
+
+	HTTP10 bool
 	// VirtualHosts is set if the proxy accepts virtual hosts as resources of their own (VHDS), which
 	// the delta protocol alone can carry.
 	VirtualHosts bool
@@ -55,7 +58,7 @@ const FileSecretsKey = "file-credential"
 // metadataKeys are the keys that DecodeMetadata reads.
 var metadataKeys = map[string]bool{
 	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
-	"GENERATOR": true, "DNS_CAPTURE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
+	"GENERATOR": true, "DNS_CAPTURE": true, "DNS_AUTO_ALLOCATE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
 	"ISTIO_VERSION": true, VirtualHostsKey: true, FileSecretsKey: true,
 }
 
@@ -94,6 +97,8 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		VirtualHosts:   Bool(raw[VirtualHostsKey]),
 		FileSecrets:    Bool(raw[FileSecretsKey]),
 		NotApplied:     notApplied(raw[proxyConfigKey]),
+
+		DNSAutoAllocate: Bool(raw["DNS_AUTO_ALLOCATE"]),
 	}
 	for key, v := range map[string]string{
 		"NAME": m.Name, "NAMESPACE": m.Namespace, "SERVICE_ACCOUNT": m.ServiceAccount, "CLUSTER_ID": m.ClusterID,

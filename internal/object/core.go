@@ -66,6 +66,8 @@ type SliceEndpoint struct {
 	Pod      string
 	NodeName string
 	Zone     string
+	// Hostname is the name that the endpoint has below that of its Service, or empty.
+	Hostname string `json:",omitempty"`
 }
 
 // PodSpec has the fields of a Pod that are used.
@@ -80,6 +82,8 @@ type PodSpec struct {
 	Done        bool
 	HostNetwork bool
 	Ports       []ContainerPort
+	// Hostname and Subdomain are the Pod's name in DNS below the Service Subdomain; empty if it has none.
+	Hostname, Subdomain string `json:",omitempty"`
 }
 
 // ContainerPort is a named port of one of a Pod's containers.

@@ -8,7 +8,9 @@ package object
 
 import (
 	"fmt"
+	"net/netip"
 	"reflect"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -93,17 +95,28 @@ func (o Origin) String() string {
 // Object is one complete object. See the Kind constants for the type of Spec.
 type Object struct {
 	Key
-	Meta   Meta
-	Spec   any
-	Origin Origin
+	Meta Meta
+	Spec any
+	// Addresses are status.addresses of a ServiceEntry; nil for other kinds.
+	Addresses []HostAddress
+	Origin    Origin
 	// Saved is zero if the source has read this version since the control plane started. Otherwise
 	// the version comes from the state folder, because the source cannot be read now, and Saved is
 	// when it was saved.
 	Saved time.Time
 }
 
-// SameSpec reports whether the specs of two objects are equal, messages as proto.Equal has it.
+// HostAddress is an address that was allocated for a host of a ServiceEntry.
+type HostAddress struct {
+	Host    string     `json:"host"`
+	Address netip.Addr `json:"address"`
+}
+
+// SameSpec reports whether the specs of two objects are equal, messages as proto.Equal has it, and their addresses.
 func SameSpec(a, b *Object) bool {
+	if !slices.Equal(a.Addresses, b.Addresses) {
+		return false
+	}
 	x, isMessage := a.Spec.(proto.Message)
 	y, both := b.Spec.(proto.Message)
 	if isMessage && both {

@@ -165,6 +165,8 @@ var Discovery = Table{
 		Help: "detect the protocol of outbound ports that declare none; false: TCP"},
 	{Env: []string{"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/compile",
 		Help: "detect the protocol of inbound ports that declare none; false: TCP"},
+	{Env: []string{"PILOT_ENABLE_IP_AUTOALLOCATE"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/compile",
+		Help: "allocate addresses for ServiceEntries without addresses; false: only for proxies with ISTIO_META_DNS_AUTO_ALLOCATE, and they are not written to the ServiceEntries"},
 	{Env: []string{"PILOT_MAX_REQUESTS_PER_SECOND"}, Kind: Float, Unit: "streams per second", Used: "internal/discovery/xds",
 		Help: "how many xDS streams may begin in a second; more wait for 1 s and are then refused; 0: no limit"},
 	{Env: []string{"ENABLE_DEBUG_ENDPOINT_AUTH"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery",

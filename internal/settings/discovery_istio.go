@@ -79,8 +79,6 @@ var DiscoveryNoEffect = Table{
 		Help: "add the filter of MySQL"},
 	{Env: []string{"PILOT_ENABLE_REDIS_FILTER"}, Kind: Bool, Unit: "switch", NoEffect: "ports of Redis are TCP",
 		Help: "add the filter of Redis"},
-	{Env: []string{"PILOT_ENABLE_IP_AUTOALLOCATE"}, Kind: Bool, Unit: "switch", NoEffect: "a ServiceEntry has the addresses that are written in it",
-		Help: "allocate addresses for ServiceEntries"},
 	{Env: []string{"PILOT_SEND_UNHEALTHY_ENDPOINTS"}, Kind: Bool, Unit: "switch", NoEffect: "only endpoints that are ready are sent",
 		Help: "send endpoints that are not ready"},
 	{Env: []string{"PILOT_AUTO_SEND_UNHEALTHY_ENDPOINTS"}, Kind: Bool, Unit: "switch", NoEffect: "only endpoints that are ready are sent",

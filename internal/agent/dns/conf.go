@@ -15,11 +15,12 @@ const (
 	maxTimeout      = 30 * time.Second
 	defaultAttempts = 2
 	maxAttempts     = 5
+	maxSearch       = 32
 )
 
-// conf holds the settings of a resolv.conf that matter to a forwarder. Search domains don't:
-// the application's resolver applies them.
+// conf holds the settings of a resolv.conf. Search domains are those that the application's resolver appends to names.
 type conf struct {
+	search   []string
 	servers  []netip.Addr
 	timeout  time.Duration
 	attempts int
@@ -40,6 +41,10 @@ func parseConf(text string) conf {
 			if a = a.Unmap(); err == nil && len(c.servers) < maxServers && !slices.Contains(c.servers, a) {
 				c.servers = append(c.servers, a)
 			}
+		case "search":
+			c.search = fields[1:min(len(fields), 1+maxSearch)]
+		case "domain":
+			c.search = fields[1:2]
 		case "options":
 			for _, o := range fields[1:] {
 				c.setOption(o)

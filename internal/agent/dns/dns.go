@@ -1,12 +1,14 @@
-// Package dns forwards captured DNS queries to the name servers of resolv.conf.
+// Package dns answers captured DNS queries: for the names of the mesh from a table, for others from the name servers of resolv.conf.
 //
-// It resolves no name itself: the client gets the response of a server, or SERVFAIL before its own
+// Addresses of hosts in the table are answered at once, whatever else is in progress: a name without an address of the family in
+// question has no address, and is not asked for elsewhere. Before the first table, that of an earlier agent is used, if it has
+// saved one. For all other queries the client gets the response of a server, or SERVFAIL before its own
 // timeout, never silence. Each query is sent with a random ID from a new port, and only a message
 // from that server with that ID and question counts as its response. A truncated response is
 // forwarded, so that the client retries over TCP. Servers are queried in the order and as often as
 // resolv.conf says; a change of that file applies from the next query on. Concurrent queries,
 // connections, their idle time and the size of messages are bounded. Zone transfers are answered
-// with REFUSED, operations other than QUERY, NOTIFY and UPDATE with NOTIMP. conf.go and message.go
+// with REFUSED, operations other than QUERY, NOTIFY and UPDATE with NOTIMP. conf.go, message.go and table.go
 // are pure.
 package dns
 
@@ -36,14 +38,20 @@ type Options struct {
 	Timeout time.Duration
 	// Parallel queries all servers at once and uses the first response.
 	Parallel bool
-	Log      *slog.Logger
+	// Self is what the names of the mesh depend on. Saved is the file with the table for the next agent; empty for none.
+	Self  Self
+	Saved string
+	Log   *slog.Logger
 }
 
-// Stats are counters since the start: Queries of clients, Upstream queries to servers, and Failures,
-// the upstream queries without a response.
-type Stats struct{ Queries, Upstream, Failures uint64 }
+// Stats are counters since the start: Queries of clients, those that were Answered from the table, Upstream queries to servers, and
+// Failures, the upstream queries without a response. Waited is how long servers took to respond to all others.
+type Stats struct {
+	Queries, Answered, Upstream, Failures uint64
+	Waited                                time.Duration
+}
 
-// Server forwards queries. Make it with New; call Run once, or Close.
+// Server answers queries. Make it with New; call Run once, or Close.
 type Server struct {
 	log        *slog.Logger
 	addrs      []netip.AddrPort
@@ -51,12 +59,16 @@ type Server struct {
 	listeners  []net.Listener
 	up         *upstream
 	queries    atomic.Uint64
+	answered   atomic.Uint64 // from the table
 	loopLogged atomic.Bool
+	names      names
+	table      atomic.Pointer[Table]
+	turn       atomic.Uint32
 }
 
 // New opens the sockets and reads resolv.conf. It returns an error if the address is invalid or in use.
 func New(o Options) (*Server, error) {
-	s := &Server{log: o.Log}
+	s := &Server{log: o.Log, names: names{self: o.Self, path: o.Saved, log: o.Log, changed: make(chan struct{}, 1)}}
 	addrs, optional, err := parseAddress(o.Address)
 	if err != nil {
 		return nil, err
@@ -76,8 +88,8 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("listen for DNS: %w", missing)
 	}
 	s.up = newUpstream(o, s.addrs)
-	s.log.Info("captured DNS queries are forwarded to the servers of "+o.Conf+"; the names of the mesh are not resolved here",
-		"listening", s.addrs, "servers", s.up.conf.current().servers)
+	s.load()
+	s.log.Info("captured DNS queries for other names than the mesh's are forwarded to the servers of "+o.Conf, "listening", s.addrs, "servers", s.up.conf.current().servers)
 	return s, nil
 }
 
@@ -133,6 +145,7 @@ func (s *Server) Run(ctx context.Context) error {
 	udp, tcp := newLimiter(maxUDPQueries), newLimiter(maxTCPQueries)
 	connections := make(chan struct{}, maxConnections)
 	var group sync.WaitGroup
+	group.Go(func() { s.save(ctx) })
 	for i := range s.addrs {
 		group.Go(func() { s.serveUDP(ctx, s.udpConns[i], udp) })
 		group.Go(func() { s.serveTCP(ctx, s.listeners[i], connections, tcp) })
@@ -143,7 +156,10 @@ func (s *Server) Run(ctx context.Context) error {
 
 // Stats returns the counters. Any goroutine may call it.
 func (s *Server) Stats() Stats {
-	return Stats{Queries: s.queries.Load(), Upstream: s.up.sent.Load(), Failures: s.up.failed.Load()}
+	return Stats{
+		Queries: s.queries.Load(), Answered: s.answered.Load(), Upstream: s.up.sent.Load(), Failures: s.up.failed.Load(),
+		Waited: time.Duration(s.up.waited.Load()),
+	}
 }
 
 // respond returns the response to a client's message; nil if that is not a query.

@@ -47,6 +47,8 @@ const (
 	defaultUDPSize = 512
 	// maxQuery bounds a query. It has room for the records and signatures of an update.
 	maxQuery = 16 << 10
+	// maxUDPAnswer is the size of datagrams that is offered to clients.
+	maxUDPAnswer = 1232
 	// maxMessage is the largest message over TCP.
 	maxMessage = 1<<16 - 1
 )
@@ -58,6 +60,8 @@ type query struct {
 	end int
 	// size is the largest response over UDP.
 	size int
+	// edns is set if the message has an OPT record.
+	edns bool
 }
 
 // parseQuery checks a client's message. If the code is not noError, the query is to be answered with
@@ -84,7 +88,7 @@ func parseQuery(msg []byte) (q query, code rcode, ok bool) {
 		// A zone transfer has many responses, and only one is forwarded.
 		return q, refused, true
 	}
-	if q.size, ok = udpSize(msg, end); !ok {
+	if q.size, q.edns, ok = udpSize(msg, end); !ok {
 		return q, formatError, true
 	}
 	return q, noError, true
@@ -130,25 +134,25 @@ func skipName(msg []byte, at int) (int, bool) {
 	return 0, false
 }
 
-// udpSize returns the size of the client's OPT record. ok is false if the message is shorter than its
+// udpSize returns the size of the client's OPT record, and whether there is one. ok is false if the message is shorter than its
 // records.
-func udpSize(msg []byte, at int) (size int, ok bool) {
+func udpSize(msg []byte, at int) (size int, edns, ok bool) {
 	size = defaultUDPSize
 	for range count(msg, 1) + count(msg, 2) + count(msg, 3) {
 		root := at < len(msg) && msg[at] == 0
 		end, ok := skipName(msg, at)
 		if !ok || end+10 > len(msg) {
-			return 0, false
+			return 0, false, false
 		}
 		if root && binary.BigEndian.Uint16(msg[end:]) == typeOPT {
-			size = max(size, int(binary.BigEndian.Uint16(msg[end+2:])))
+			size, edns = max(size, int(binary.BigEndian.Uint16(msg[end+2:]))), true
 		}
 		at = end + 10 + int(binary.BigEndian.Uint16(msg[end+8:]))
 		if at > len(msg) {
-			return 0, false
+			return 0, false, false
 		}
 	}
-	return size, true
+	return size, edns, true
 }
 
 func (q query) id() uint16 { return binary.BigEndian.Uint16(q.msg) }

@@ -89,8 +89,12 @@ func (s *Server) serveUDP(ctx context.Context, c *net.UDPConn, l *limiter) {
 			}
 			continue
 		}
-		msg := bytes.Clone(buf[:n])
 		// Errors of writes are ignored: the client has gone, or it retries.
+		if resp := s.answer(buf[:n], overUDP); resp != nil {
+			_, _ = c.WriteToUDPAddrPort(resp, from)
+			continue
+		}
+		msg := bytes.Clone(buf[:n])
 		if !l.acquire(ctx) {
 			_, _ = c.WriteToUDPAddrPort(s.overloaded(msg), from)
 			continue
@@ -153,6 +157,11 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, l *limiter) {
 		msg, err := readMessage(c, maxQuery)
 		if err != nil {
 			return
+		}
+		if resp := s.answer(msg, overTCP); resp != nil {
+			write(resp)
+			<-pipeline
+			continue
 		}
 		if !l.acquire(ctx) {
 			write(s.overloaded(msg))

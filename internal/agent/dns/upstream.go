@@ -51,6 +51,7 @@ type upstream struct {
 	// of somebody who guesses IDs, and a server that forwards to this one would cause endless queries.
 	inFlight     singleflight.Group
 	sent, failed atomic.Uint64
+	waited       atomic.Int64 // until responses, in nanoseconds
 	offset       atomic.Uint32
 	unavailable  atomic.Bool
 
@@ -187,7 +188,11 @@ func (u *upstream) isUnresponsive(server netip.Addr) bool {
 // queryServer makes one attempt; it returns nil if there is no response before ctx ends.
 func (u *upstream) queryServer(ctx context.Context, q query, server netip.Addr, t transport) []byte {
 	u.sent.Add(1)
+	start := time.Now()
 	msg, err := u.exchange(ctx, q, server, t)
+	if err == nil {
+		u.waited.Add(int64(time.Since(start)))
+	}
 	if err != nil {
 		u.failed.Add(1)
 		u.o.Log.Debug("query a name server", "server", server, "transport", t, "error", err)
@@ -268,10 +273,21 @@ type confFile struct {
 	// own reports whether an address is this server's.
 	own func(netip.Addr) bool
 
+	domains atomic.Pointer[[]string] // the search domains of last
+
 	mu      sync.Mutex // guards the rest
 	checked time.Time
 	sig     filewatch.Sig
 	last    conf
+}
+
+// search returns the search domains, as they were when a query was last forwarded, or at the start. It does not read the file, so that
+// answers from the table never wait for it.
+func (f *confFile) search() []string {
+	if s := f.domains.Load(); s != nil {
+		return *s
+	}
+	return nil
 }
 
 // current returns the configuration, after checking the file if checkInterval has passed.
@@ -308,6 +324,7 @@ func (f *confFile) current() conf {
 // apply uses a new configuration. Without servers it means this machine's server, as in the C
 // library; but a changed file without servers may be half written, so the last servers are kept.
 func (f *confFile) apply(c conf, first bool) {
+	f.domains.Store(&c.search)
 	if len(c.servers) == 0 {
 		if !first {
 			f.log.Warn("resolv.conf has no servers any more: the last ones are kept", "file", f.path)

@@ -62,6 +62,9 @@ func (b *builder) settings() error {
 	if !s.Certificates.Own {
 		s.Node.Metadata[mesh.FileSecretsKey] = "true"
 	}
+	if s.DNS.Serve {
+		s.Node.Metadata["DNS_CAPTURE"] = "true" // also if that is known from the rules that the agent keeps
+	}
 	s.Warnings = append(s.Warnings, b.set.WithoutEffect()...)
 	return b.override()
 }

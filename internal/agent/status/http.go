@@ -11,6 +11,7 @@
 //	GET  /debug, /debug/status, /debug/pprof/, /debug/xds/
 //	                                    from this machine only
 //	GET, POST /debug/log-level          from this machine only
+//	GET  /debug/ndsz                    the names of the mesh; from this machine only
 //
 // Requests from this machine are those from loopback addresses, IPv4 and IPv6, except the source
 // addresses that Envoy uses for forwarded connections, and except those that a web page in a browser on
@@ -75,6 +76,8 @@ type Options struct {
 	Detail func() any
 	// ControlPlane, unless nil, answers what is below ControlPlanePages, to this machine.
 	ControlPlane http.Handler
+	// Names, unless nil, returns the names of the mesh that /debug/ndsz shows, which must encode as JSON; nil for none.
+	Names func() any
 	// Levels, unless nil, are the log levels that /debug/log-level shows and changes.
 	Levels *logging.Levels
 	// Restart restarts Envoy, by a hot restart if possible. It must not block. If it is nil, there is
@@ -156,6 +159,7 @@ func (s *Server) handler() http.Handler {
 	if s.o.ControlPlane != nil {
 		mux.HandleFunc(ControlPlanePages, local(s.o.ControlPlane.ServeHTTP))
 	}
+	mux.HandleFunc("/debug/ndsz", local(s.names))
 	if s.o.Levels != nil {
 		mux.HandleFunc("/debug/log-level", local(s.logLevel))
 	}
@@ -296,6 +300,20 @@ func (s *Server) logLevel(w http.ResponseWriter, r *http.Request) {
 		s.o.Log.Info("log levels changed", "levels", string(text))
 	}
 	_, _ = io.WriteString(w, s.o.Levels.String())
+}
+
+// names writes the names of the mesh. Without any the status is 404, as that of Istio's agent. [agent N17]
+func (s *Server) names(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	var table any
+	if s.o.Names != nil {
+		table = s.o.Names()
+	}
+	if table == nil {
+		w.WriteHeader(http.StatusNotFound)
+		table = struct{}{}
+	}
+	_ = json.NewEncoder(w).Encode(table)
 }
 
 func (s *Server) debug(w http.ResponseWriter, r *http.Request) {

@@ -13,6 +13,7 @@ type Facts struct {
 	Admin       Admin       `json:"admin"`
 	Certificate Certificate `json:"certificate"`
 	Upstream    Upstream    `json:"upstream"`
+	Names       Names       `json:"names"`
 	// Files are problems with the key and certificate files of clusters, a sentence each. They are
 	// reported without affecting readiness: one wrong cluster must not stop all of the workload's traffic.
 	Files []string `json:"files,omitempty"`
@@ -92,6 +93,26 @@ func (u Upstream) note(now time.Time) string {
 	return fmt.Sprintf("discovery is not connected, Envoy has the copy of its configuration of %s ago", max(0, now.Sub(u.Confirmed)).Round(time.Second)) + withProblem(u.Problem)
 }
 
+// Names are the names of the mesh that the agent resolves.
+type Names struct {
+	// Wanted says that the application's DNS queries are answered by the agent.
+	Wanted  bool `json:"wanted"`
+	Present bool `json:"present"`
+	// Asked is since when discovery has been connected; zero if it is not.
+	Asked time.Time `json:"asked,omitzero"`
+}
+
+// namesLimit is how long discovery may take to send the names: one that never sends any must not keep the workload from serving.
+const namesLimit = 10 * time.Second
+
+// reason returns that the names are missing, without which the application would be told that hosts of the mesh do not exist. [agent N3, H2]
+func (n Names) reason(now time.Time) string {
+	if !n.Wanted || n.Present || !n.Asked.IsZero() && now.Sub(n.Asked) > namesLimit {
+		return ""
+	}
+	return "the names of the mesh have not come from discovery yet"
+}
+
 // Verdict is the result of a readiness probe. Reason is a line without a full stop; it is empty if Ready.
 type Verdict struct {
 	Ready  bool   `json:"ready"`
@@ -105,7 +126,7 @@ type Verdict struct {
 // does [agent H2, H5].
 func Ready(f Facts, now time.Time) Verdict {
 	for _, reason := range []string{
-		processReason(f.Envoy), f.Certificate.reason(now), initReason(f), configReason(f), workersReason(f.Admin),
+		processReason(f.Envoy), f.Certificate.reason(now), initReason(f), configReason(f), workersReason(f.Admin), f.Names.reason(now),
 	} {
 		if reason != "" {
 			return Verdict{Reason: reason}

@@ -88,3 +88,22 @@ func TestWithoutPaths(t *testing.T) {
 		}
 	}
 }
+
+// Readiness waits for the names of the mesh, but not for ever: a control plane may never send any.
+func TestReadyWaitsForNames(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		names Names
+		ready bool
+	}{
+		{"not wanted", Names{}, true},
+		{"present", Names{Wanted: true, Present: true}, true},
+		{"not connected", Names{Wanted: true}, false},
+		{"asked a moment ago", Names{Wanted: true, Asked: noon.Add(-namesLimit)}, false},
+		{"never sent", Names{Wanted: true, Asked: noon.Add(-namesLimit - 1)}, true},
+	} {
+		if reason := c.names.reason(noon); (reason == "") != c.ready {
+			t.Errorf("%s: %q", c.name, reason)
+		}
+	}
+}

@@ -4,7 +4,7 @@
 // connection, which is dialled in the background, authenticated anew at each handshake and
 // kept alive. Messages of the types that concern a proxy pass as raw bytes in both directions, in both variants of the protocol;
 // requests are only counted, and checked for a NACK. Requests of other types are answered by the agent: nothing is there.
-// The trust bundle is requested by the agent itself, on the same stream, and does not reach Envoy; the
+// The trust bundle and the name table are requested by the agent itself, on the same stream, and do not reach Envoy; the
 // health of the application is reported on it.
 // When the upstream stream ends, Envoy's ends with the same status, and Envoy reconnects.
 package xdsproxy
@@ -32,7 +32,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-// Config configures a Proxy. All fields but Node, Observe, Extensions, MaxResponse, Trust and Copy are required.
+// Config configures a Proxy. All fields but Node, Observe, Extensions, MaxResponse, Trust, Names and Copy are required.
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
@@ -50,6 +50,8 @@ type Config struct {
 	MaxResponse int
 	// Trust gets the trust bundles of the control plane, from any goroutine. If it is nil, none is requested.
 	Trust Trust
+	// Names gets the name tables of the control plane, from any goroutine. If it is nil, none is requested.
+	Names Names
 	// Copy keeps what Envoy acknowledges, and answers an Envoy without configuration while the control plane does not. If it is
 	// nil, nothing is kept.
 	Copy *lastgood.Store
@@ -197,6 +199,12 @@ func (p *Proxy) exchange(ctx context.Context, down *downstream, up *upstreamStre
 			}
 			continue
 		}
+		if taken, err := p.takeNames(up, f.data); taken {
+			if err != nil {
+				return err
+			}
+			continue
+		}
 		h, err := readHead(f.data, responseFields)
 		if err != nil || !passes(h.url) {
 			p.drop(down, h, err)
@@ -234,7 +242,7 @@ func (p *Proxy) requests(down *downstream, up *upstreamStream, state *record, k 
 		if k.request(f) {
 			continue
 		}
-		if up.forward(f, h.url, p.config.Trust != nil, p.health.Load) != nil && !k.answered() {
+		if up.forward(f, h.url, p.own(), p.health.Load) != nil && !k.answered() {
 			// RecvMsg in exchange returns the reason.
 			return
 		}

@@ -36,9 +36,20 @@ type upstreamStream struct {
 	listening bool       // Envoy has asked for listeners
 }
 
-// forward sends a request of Envoy. After the first one for listeners it requests the trust bundle, if there is one to request, and
+// own returns the types that the agent itself subscribes to.
+func (p *Proxy) own() (types []string) {
+	if p.config.Names != nil {
+		types = append(types, mesh.NameTableType)
+	}
+	if p.config.Trust != nil {
+		types = append(types, mesh.TrustBundleType)
+	}
+	return types
+}
+
+// forward sends a request of Envoy. After the first one for listeners it requests the agent's own types, and
 // reports the health of the application, if it is known. [agent X5]
-func (u *upstreamStream) forward(f *frame, url string, trust bool, health func() *Health) error {
+func (u *upstreamStream) forward(f *frame, url string, own []string, health func() *Health) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	err := u.SendMsg(f)
@@ -46,20 +57,22 @@ func (u *upstreamStream) forward(f *frame, url string, trust bool, health func()
 		return err
 	}
 	u.listening = true
-	if trust {
-		err = u.SendMsg(u.request(bundle{}, nil))
+	for _, typ := range own {
+		if err := u.SendMsg(u.request(typ, bundle{}, nil)); err != nil {
+			return err
+		}
 	}
-	if h := health(); err == nil && h != nil {
-		err = u.SendMsg(frameOf(healthReport(*h, u.delta)))
+	if h := health(); h != nil {
+		return u.SendMsg(frameOf(healthReport(*h, u.delta)))
 	}
-	return err
+	return nil
 }
 
-// answer acknowledges a response with a trust bundle, or rejects it if problem is not nil.
-func (u *upstreamStream) answer(b bundle, problem error) error {
+// answer acknowledges a response of one of the agent's own types, or rejects it if problem is not nil.
+func (u *upstreamStream) answer(typ string, b bundle, problem error) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.SendMsg(u.request(b, problem))
+	return u.SendMsg(u.request(typ, b, problem))
 }
 
 // bundle is a response with a trust bundle.
@@ -84,13 +97,13 @@ const (
 	maxProblem             = 1000 // bytes
 )
 
-// request encodes a request for the trust bundle, which acknowledges or rejects the response b if that has a nonce.
-func (u *upstreamStream) request(b bundle, problem error) *frame {
+// request encodes a request for one of the agent's own types, which acknowledges or rejects the response b if that has a nonce.
+func (u *upstreamStream) request(url string, b bundle, problem error) *frame {
 	version, typ, nonce, detail := protowire.Number(sotwVersion), protowire.Number(sotwType), protowire.Number(sotwNonce), protowire.Number(sotwError)
 	if u.delta {
 		version, typ, nonce, detail = 0, deltaType, deltaNonce, deltaError
 	}
-	text := appendField(nil, typ, mesh.TrustBundleType)
+	text := appendField(nil, typ, url)
 	if b.nonce != "" {
 		text = appendField(text, nonce, b.nonce)
 	}
@@ -124,23 +137,15 @@ func (p *Proxy) takeTrust(up *upstreamStream, data mem.BufferSlice) (bool, error
 	} else {
 		p.config.Log.Info("trust bundle received", "certificates", len(b.certificates), "version", b.version)
 	}
-	return true, up.answer(b, err)
+	return true, up.answer(mesh.TrustBundleType, b, err)
 }
 
 // readBundle reads a response with a trust bundle. Version and nonce are set even if there is an error. [agent X5]
 func readBundle(text []byte, delta bool) (bundle, error) {
-	var b bundle
-	version, _ := field(text, responseVersion)
-	nonce, _ := field(text, responseNonce)
-	b.version, b.nonce = string(version), string(nonce)
-	resource, ok := field(text, responseResources)
-	if ok && delta {
-		resource, ok = field(resource, resourceBody)
-	}
+	b, config, ok := readOwn(text, delta)
 	if !ok {
 		return b, errors.New("trust bundle: the response has no resource")
 	}
-	config, _ := field(resource, anyValue)
 	err := eachField(config, func(n protowire.Number, value []byte) {
 		switch n {
 		case mesh.TrustBundleField:
@@ -153,6 +158,22 @@ func readBundle(text []byte, delta bool) (bundle, error) {
 		}
 	})
 	return b, err
+}
+
+// readOwn reads a response of one of the agent's own types, which has one resource: version and nonce, and the message.
+func readOwn(text []byte, delta bool) (b bundle, message []byte, ok bool) {
+	version, _ := field(text, responseVersion)
+	nonce, _ := field(text, responseNonce)
+	b.version, b.nonce = string(version), string(nonce)
+	resource, ok := field(text, responseResources)
+	if ok && delta {
+		resource, ok = field(resource, resourceBody)
+	}
+	if !ok {
+		return b, nil, false
+	}
+	message, _ = field(resource, anyValue)
+	return b, message, true
 }
 
 // eachField calls f with each length-delimited field.

@@ -125,9 +125,14 @@ func (s *store) get() string {
 	return s.has
 }
 
-func trusting(t *testing.T, b *bundler, trust Trust) *Proxy {
+func trusting(t *testing.T, b discoveryv3.AggregatedDiscoveryServiceServer, trust Trust, adjust ...func(*Config)) *Proxy {
 	t.Helper()
-	return proxyOf(t, b, func(c *Config) { c.Trust = trust })
+	return proxyOf(t, b, func(c *Config) {
+		c.Trust = trust
+		for _, f := range adjust {
+			f(c)
+		}
+	})
 }
 
 const clusterType = "type.googleapis.com/envoy.config.cluster.v3.Cluster"

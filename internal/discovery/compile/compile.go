@@ -138,7 +138,9 @@ type Compiler struct {
 	// resources are the rules for each Kind; names lists a layer's resources.
 	resources [numKinds]*incr.Rule[Key, []byte]
 	names     *incr.Rule[Layer, Contents]
-	byRule    map[string]Kind
+	// nameTables are what agents resolve, which are no resources of Envoy.
+	nameTables *incr.Rule[NamesKey, *NameTable]
+	byRule     map[string]Kind
 }
 
 // inner has the rules for intermediate results.
@@ -168,6 +170,9 @@ type inner struct {
 	passthroughPorts *incr.Rule[mesh.ScopeID, []passthroughPort]
 	scopeNames       *incr.Rule[mesh.ScopeID, []Key]      // of scopes without base
 	derived          *incr.Rule[mesh.ScopeID, derivation] // of the others
+	hostNames        *incr.Rule[scopeHost, []byte]
+	hostList         *incr.Rule[mesh.ScopeID, []namedHost] // of scopes without base
+	baseNames        *incr.Rule[mesh.ScopeID, *NameTable]  // of scopes without base
 }
 
 type scopeHost struct {
@@ -193,6 +198,8 @@ type Options struct {
 	// WholeRoutes sends route configurations with all their virtual hosts to every proxy
 	// (--vhds).
 	WholeRoutes bool
+	// AllocateAsked uses allocated addresses only for the proxies that ask for them (PILOT_ENABLE_IP_AUTOALLOCATE is false).
+	AllocateAsked bool
 }
 
 // New adds the rules to g. They read those of m.
@@ -221,6 +228,9 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		domainIndex:      incr.Derive(g, levelDomainIndex, "domain index", c.domainIndex).AsIndex(),
 		hostDomains:      incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
 		host:             incr.Derive(g, levelHost, "virtual host", c.virtualHost),
+		hostNames:        incr.Derive(g, levelPlan, "names of a host", c.hostNames),
+		hostList:         incr.Derive(g, levelIndex, "hosts with names", c.hostList).AsIndex(),
+		baseNames:        incr.Derive(g, levelLookup, "base name table", c.baseNames),
 	}
 	for k := range numKinds {
 		row := k.row()
@@ -228,6 +238,7 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		c.byRule[row.name] = k
 	}
 	c.names = incr.Derive(g, levelLayer, "names", c.layerNames).AsIndex()
+	c.nameTables = incr.Derive(g, levelCompare, "name table", c.nameTableOf)
 	return c
 }
 
@@ -240,7 +251,7 @@ func (c *Compiler) Fork(g *incr.Graph, m *model.Model) *Compiler {
 	for k := range numKinds {
 		f.resources[k] = c.resources[k].On(g)
 	}
-	f.names = c.names.On(g)
+	f.names, f.nameTables = c.names.On(g), c.nameTables.On(g)
 	return &f
 }
 

@@ -271,10 +271,7 @@ func (c *Compiler) ownDomains(r *incr.Reader, k scopeName) []hostDomains {
 func (c *Compiler) claims(r *incr.Reader, scope mesh.ScopeID, host string) []string {
 	n := route.Names{Host: host, ClientNamespace: scope.Value().Namespace, Domain: c.model.Domain()}
 	if s := c.model.Service(r, scope, host); s != nil {
-		n.Namespace, n.Headless, n.VIPs = s.Namespace, s.Source.Headless, s.Addresses.VIPs
-		if s.Elsewhere(scope) {
-			n.VIPs = nil
-		}
+		n.Namespace, n.Headless, n.VIPs = s.Namespace, s.Source.Headless, c.model.VIPs(r, scope, s)
 	}
 	return route.Domains(n)
 }

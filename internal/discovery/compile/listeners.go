@@ -55,11 +55,12 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 			out = append(out, base)
 			continue
 		}
-		if s.Elsewhere(k.scope) {
+		addresses := c.ownAddresses(r, k.scope, s)
+		if s.Elsewhere(k.scope) && len(addresses) == 0 {
 			continue // connections to it cannot be told from those to other hosts
 		}
 		base.sni = p.Protocol.IsTLS()
-		if addresses := c.ownAddresses(r, s, k.scope.Value().Caps&mesh.Families); len(addresses) > 0 || len(s.Addresses.CIDRs) > 0 {
+		if len(addresses) > 0 || len(s.Addresses.CIDRs) > 0 {
 			out = append(out, addressed(base, addresses, s.Addresses.CIDRs, p.Protocol)...)
 		} else if !s.Source.Headless {
 			if p.Protocol == mesh.Auto {
@@ -74,14 +75,16 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 	return out
 }
 
-// ownAddresses returns the addresses at which a service has listeners of its own: its virtual addresses, or those of its
-// Pods if it is headless. A proxy with addresses of one family gets those of that family, unless there are none.
-func (c *Compiler) ownAddresses(r *incr.Reader, s *model.Service, families mesh.Capability) []string {
+// ownAddresses returns the addresses at which a service has listeners of its own: its virtual addresses, its own or allocated
+// ones, or those of its Pods if it is headless. A proxy with addresses of one family gets those of that family, unless there are
+// none.
+func (c *Compiler) ownAddresses(r *incr.Reader, scope mesh.ScopeID, s *model.Service) []string {
+	families := scope.Value().Caps & mesh.Families
 	var out []string
-	for _, ip := range s.Addresses.VIPs {
+	for _, ip := range c.model.VIPs(r, scope, s) {
 		out = append(out, ip.String())
 	}
-	if len(out) == 0 && s.Source.Headless {
+	if len(out) == 0 && s.Source.Headless && !s.Elsewhere(scope) {
 		for _, i := range c.model.Instances(r, s.Key) {
 			if i.Cluster == s.Cluster {
 				out = append(append(out, i.Address), i.Others...)

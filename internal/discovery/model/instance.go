@@ -56,6 +56,8 @@ type Instance struct {
 	Network, ClusterID string
 	// Cluster is ClusterID if it is a remote one.
 	Cluster string
+	// Hostname is its name below that of the Service, in DNS; empty if it has none.
+	Hostname string
 }
 
 // Subset reports whether the instance has all of the labels. Those of its network and its cluster are what is in force,
@@ -235,7 +237,11 @@ func (m *Model) podInstances(r *incr.Reader, s *Service, p *Pod, td string) []*I
 			addresses = ips[:1]
 		}
 	}
-	return []*Instance{m.podInstance(r, p, addresses, ports, td)}
+	i := m.podInstance(r, p, addresses, ports, td)
+	if p.Spec.Subdomain == s.Name {
+		i.Hostname = p.Spec.Hostname
+	}
+	return []*Instance{i}
 }
 
 // target returns the Pod's port for a service's port; false if that has the name of a container port
@@ -389,6 +395,7 @@ func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) (out []*In
 		if e.Zone != "" && i.Locality == (mesh.Locality{}) {
 			i.Locality.Zone = e.Zone
 		}
+		i.Hostname = e.Hostname
 		out = append(out, i)
 	}
 	return out, own

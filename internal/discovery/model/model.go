@@ -9,6 +9,7 @@
 package model
 
 import (
+	"github.com/pilothouse/pilothouse/internal/discovery/allocate"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -42,6 +43,8 @@ type Model struct {
 	rules   rules
 	denials map[Denial]bool // each is also a row of tables.peers
 	whole   bool            // no scope is derived from another
+	// allocateAsked uses allocated addresses only for proxies that ask for them.
+	allocateAsked bool
 }
 
 type tables struct {
@@ -61,6 +64,8 @@ type tables struct {
 	gateways   *incr.Table[*gatewayService]
 	// routers has the Gateways.
 	routers *incr.Table[*Gateway]
+	// allocated has the virtual addresses of services that have none of their own.
+	allocated *incr.Table[allocate.Pair]
 }
 
 // Row has the metadata of a row's object.
@@ -135,6 +140,7 @@ func New(g *incr.Graph, domain string) *Model {
 		networks:   incr.NewTable[*meshv1.MeshNetworks](g, "networks"),
 		gateways:   incr.NewTable[*gatewayService](g, "gateway services"),
 		routers:    incr.NewTable[*Gateway](g, "gateways"),
+		allocated:  incr.NewTable[allocate.Pair](g, "allocated addresses"),
 	}}
 	m.tables.mesh.Put("mesh", mesh.DefaultMeshConfig())
 	m.derive(g)
@@ -148,7 +154,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 	f.tables = tables{
 		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
 		dests: t.dests.On(g), peers: t.peers.On(g), sidecars: t.sidecars.On(g), mesh: t.mesh.On(g),
-		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g),
+		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g), allocated: t.allocated.On(g),
 	}
 	f.rules.classify, f.rules.claims = m.rules.classify.On(g), m.rules.claims.On(g)
 	return &f

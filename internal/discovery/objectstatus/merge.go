@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 // Change is how a stored status differs from what it shall say, the more important the greater.
@@ -33,6 +35,7 @@ const (
 	fieldConditions = "conditions"
 	fieldMessages   = "validationMessages"
 	fieldGeneration = "observedGeneration"
+	fieldAddresses  = "addresses"
 )
 
 // Merge returns the status that an object shall have: the stored one with the conditions and messages of the
@@ -64,6 +67,10 @@ func Merge(stored map[string]any, want Status, now time.Time) (map[string]any, C
 		if out[fieldMessages] = messages; len(messages) == 0 {
 			out[fieldMessages] = nil // which removes the field, in a merge patch
 		}
+	}
+	if addresses, differ := mergeAddresses(stored[fieldAddresses], want.Addresses); differ {
+		raise(VersionChange)
+		out[fieldAddresses] = addresses
 	}
 	if number(stored[fieldGeneration]) != want.Generation {
 		raise(VersionChange)
@@ -120,6 +127,20 @@ func mergeMessages(stored any, findings []Finding) (out []any, differ bool) {
 	for i, f := range findings {
 		differ = differ || own[i].Code != f.Code
 		out = append(out, map[string]any{"type": map[string]any{"name": names[f.Code], "code": string(f.Code)}, "level": f.level()})
+	}
+	return out, differ
+}
+
+// mergeAddresses returns the allocated addresses as they are stored, and whether others are stored. [control-plane 1.9.17]
+func mergeAddresses(stored any, want []object.HostAddress) (out []any, differ bool) {
+	if len(want) == 0 {
+		return nil, false
+	}
+	before, _ := stored.([]any)
+	differ = len(before) != len(want)
+	for i, a := range want {
+		differ = differ || text(before[i], "host") != a.Host || text(before[i], "value") != a.Address.String()
+		out = append(out, map[string]any{"host": a.Host, "value": a.Address.String()})
 	}
 	return out, differ
 }

@@ -7,6 +7,7 @@ package objectstatus
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -107,6 +108,8 @@ type Observation struct {
 	Generation, InForce int64
 	// Findings are those of the newest version, without those of proxies; Refusals are the latter.
 	Findings, Refusals []Finding
+	// Addresses are those that are allocated for the hosts of a ServiceEntry; nil for none.
+	Addresses []object.HostAddress
 	Counts
 }
 
@@ -126,7 +129,8 @@ func (o *Observation) Report() Report {
 // Same reports whether two observations are equal.
 func (o *Observation) Same(other *Observation) bool {
 	return o.Generation == other.Generation && o.InForce == other.InForce && o.Counts == other.Counts &&
-		sameFindings(o.Findings, other.Findings) && sameFindings(o.Refusals, other.Refusals)
+		sameFindings(o.Findings, other.Findings) && sameFindings(o.Refusals, other.Refusals) &&
+		slices.Equal(o.Addresses, other.Addresses)
 }
 
 // Join adds what other replicas report of the same object. A replica that has another version in force has not
@@ -160,6 +164,8 @@ type Status struct {
 	Generation int64
 	Conditions []Condition
 	Findings   []Finding
+	// Addresses are the allocated ones; nil leaves those that the status has.
+	Addresses []object.HostAddress
 	// Proxies is how many use the object.
 	Proxies int
 }
@@ -173,7 +179,7 @@ func Decide(newest int64, o *Observation, unknown int) (Status, bool) {
 	}
 	findings := append(o.Findings[:len(o.Findings):len(o.Findings)], o.Refusals...)
 	return Status{
-		Generation: newest, Findings: findings, Proxies: o.Proxies,
+		Generation: newest, Findings: findings, Proxies: o.Proxies, Addresses: o.Addresses,
 		Conditions: []Condition{reconciled(o, unknown), analysis(findings)},
 	}, true
 }

@@ -17,6 +17,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -24,6 +26,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/allocate"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -50,6 +53,8 @@ type Set struct {
 	// of the origins are below it.
 	Place   string
 	Objects []object.Object
+	// Allocated are the virtual addresses that were allocated, by key.
+	Allocated map[string]allocate.Pair
 	// Unknown describes what Decode has left out, because a later release wrote it: each kind and field
 	// once, at most maxUnknown.
 	Unknown []string
@@ -75,9 +80,9 @@ type head struct {
 // are the format: renaming one or changing its meaning requires a new Version. A record without a kind is
 // of another type, which this release does not know.
 type record struct {
-	Kind            object.Kind       `json:"kind"`
+	Kind            object.Kind       `json:"kind,omitempty"`
 	Namespace       string            `json:"namespace,omitempty"`
-	Name            string            `json:"name"`
+	Name            string            `json:"name,omitempty"`
 	Cluster         string            `json:"cluster,omitempty"`
 	Labels          map[string]string `json:"labels,omitempty"`
 	Annotations     map[string]string `json:"annotations,omitempty"`
@@ -90,10 +95,17 @@ type record struct {
 	// format, which preserves unknown fields.
 	Spec    json.RawMessage `json:"spec,omitempty"`
 	Message []byte          `json:"message,omitempty"`
+	// Addresses are those of the object's status.
+	Addresses []object.HostAddress `json:"addresses,omitempty"`
+	// Allocated is set in a record that is no object: virtual addresses by the key of their host.
+	Allocated map[string][]netip.Addr `json:"allocated,omitempty"`
 }
 
 // Encoder encodes successive sets. It is not safe for concurrent use.
 type Encoder struct {
+	// Allocated are the virtual addresses that Encode encodes, too.
+	Allocated map[string]allocate.Pair
+
 	lines []line // in order of keys
 	at    map[object.Key]int
 }
@@ -111,14 +123,18 @@ func (e *Encoder) Encode(written time.Time, place string, objects []*object.Obje
 	if err := e.update(objects); err != nil {
 		return nil, err
 	}
-	size := 0
+	last, records, err := encodeAllocated(e.Allocated)
+	if err != nil {
+		return nil, err
+	}
+	size := len(last)
 	for i := range e.lines {
 		size += len(e.lines[i].text)
 	}
 	if size > MaxBytes-4096 {
 		return nil, fmt.Errorf("encode %d objects: %d bytes, want at most %d", len(e.lines), size, MaxBytes-4096)
 	}
-	first, err := json.Marshal(head{Written: written.UTC(), Place: place, Objects: len(e.lines)})
+	first, err := json.Marshal(head{Written: written.UTC(), Place: place, Objects: len(e.lines) + records})
 	if err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
 	}
@@ -130,8 +146,52 @@ func (e *Encoder) Encode(written time.Time, place string, objects []*object.Obje
 		text = append(text, e.lines[i].text...)
 		e.lines[i].text = slices.Clip(text[from:])
 	}
+	text = append(text, last...)
 	copy(text, header(text[begin:]))
 	return text, nil
+}
+
+// allocatedAtOnce is how many addresses one record has, so that no line is too long.
+const allocatedAtOnce = 1000
+
+// encodeAllocated returns the records of allocated addresses, and how many there are.
+func encodeAllocated(all map[string]allocate.Pair) (text []byte, records int, err error) {
+	for keys := range slices.Chunk(slices.Sorted(maps.Keys(all)), allocatedAtOnce) {
+		r := record{Allocated: map[string][]netip.Addr{}}
+		for _, k := range keys {
+			for _, a := range []netip.Addr{all[k].V4, all[k].V6} {
+				if a.IsValid() {
+					r.Allocated[k] = append(r.Allocated[k], a)
+				}
+			}
+		}
+		line, err := json.Marshal(r)
+		if err != nil {
+			return nil, 0, fmt.Errorf("encode allocated addresses: %w", err)
+		}
+		text = append(append(text, line...), '\n')
+		records++
+	}
+	return text, records, nil
+}
+
+// addAllocated adds the addresses of a record.
+func (s *Set) addAllocated(list map[string][]netip.Addr) {
+	if s.Allocated == nil {
+		s.Allocated = map[string]allocate.Pair{}
+	}
+	for k, addresses := range list {
+		p := s.Allocated[k]
+		for _, a := range addresses {
+			switch {
+			case allocate.IPv4.Contains(a):
+				p.V4 = a
+			case allocate.IPv6.Contains(a):
+				p.V6 = a
+			}
+		}
+		s.Allocated[k] = p
+	}
 }
 
 // update makes the lines those of the objects. Where there are other objects than before they are sorted again.
@@ -202,7 +262,7 @@ func encode(o *object.Object) ([]byte, error) {
 	r := record{
 		Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, Cluster: o.Cluster, Labels: o.Meta.Labels, Annotations: o.Meta.Annotations,
 		Created: o.Meta.Created, Generation: o.Meta.Generation, ResourceVersion: o.Meta.ResourceVersion,
-		Origin: o.Origin, Saved: o.Saved,
+		Origin: o.Origin, Saved: o.Saved, Addresses: o.Addresses,
 	}
 	var err error
 	if m, ok := o.Spec.(proto.Message); ok {
@@ -278,6 +338,11 @@ func (s *Set) object(text []byte) (o object.Object, known bool, err error) {
 	if err != nil {
 		return o, false, err
 	}
+	if r.Kind == "" && r.Allocated != nil {
+		s.unknown(field)
+		s.addAllocated(r.Allocated)
+		return o, false, nil
+	}
 	if r.Kind == "" {
 		s.unknown("a record without a kind")
 		return o, false, nil
@@ -288,7 +353,7 @@ func (s *Set) object(text []byte) (o object.Object, known bool, err error) {
 			Labels: r.Labels, Annotations: r.Annotations, Created: r.Created,
 			Generation: r.Generation, ResourceVersion: r.ResourceVersion,
 		},
-		Origin: r.Origin, Saved: r.Saved,
+		Origin: r.Origin, Saved: r.Saved, Addresses: r.Addresses,
 	}
 	if r.Name == "" || r.Kind == object.Secret {
 		return o, false, fmt.Errorf("invalid object %.300q: want a name and a kind that is saved", o.Key.String())

@@ -130,8 +130,8 @@ func (s *stream) answerDebug(m incoming) error {
 	if err != nil {
 		return err
 	}
-	s.tables++
-	nonce := "debug-" + strconv.FormatUint(s.tables, 10)
+	s.answers++
+	nonce := "debug-" + strconv.FormatUint(s.answers, 10)
 	if s.debugged == nil {
 		s.debugged = map[string]debugAnswer{}
 	}

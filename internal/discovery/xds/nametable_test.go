@@ -6,18 +6,20 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // emptyTable checks what an agent of Istio makes of a response: its first resource is a NameTable,
 // whatever it is called, and its map has no entries.
 func emptyTable(t *testing.T, tables []*anypb.Any) {
 	t.Helper()
-	if len(tables) != 1 || tables[0].GetTypeUrl() != nameTableURL || len(tables[0].GetValue()) != 0 {
+	if len(tables) != 1 || tables[0].GetTypeUrl() != mesh.NameTableType || len(tables[0].GetValue()) != 0 {
 		t.Errorf("%v, want one empty table", tables)
 	}
 }
 
-// TestNameTable plays Istio's agent with DNS capture, which asks for the table after Envoy has
+// TestNameTable plays Istio's agent, of a class without a table, which asks for the table after Envoy has
 // asked for listeners, and waits for it: incrementally and as the state of the world. What it says
 // to the table is not answered: the next response is that for clusters.
 func TestNameTable(t *testing.T) {
@@ -29,20 +31,20 @@ func TestNameTable(t *testing.T) {
 		g := open(t, c)
 		for _, r := range []*discoveryv3.DeltaDiscoveryRequest{
 			{Node: node(nil), TypeUrl: LDS.URL()},
-			{TypeUrl: nameTableURL},
-			{TypeUrl: nameTableURL, ResponseNonce: "nds-1"},
-			{TypeUrl: nameTableURL, ResponseNonce: "nds-1", ErrorDetail: refusal},
-			{TypeUrl: nameTableURL, ResourceNamesUnsubscribe: []string{"*"}},
+			{TypeUrl: mesh.NameTableType},
+			{TypeUrl: mesh.NameTableType, ResponseNonce: "nds-1"},
+			{TypeUrl: mesh.NameTableType, ResponseNonce: "nds-1", ErrorDetail: refusal},
+			{TypeUrl: mesh.NameTableType, ResourceNamesUnsubscribe: []string{"*"}},
 			{TypeUrl: CDS.URL()},
 		} {
 			ask(t, g, r)
 		}
-		for _, url := range []string{LDS.URL(), nameTableURL, CDS.URL()} {
+		for _, url := range []string{LDS.URL(), mesh.NameTableType, CDS.URL()} {
 			m, err := g.Recv()
 			if err != nil || m.GetTypeUrl() != url || m.GetNonce() == "" {
 				t.Fatalf("%v (%v), want a response of %s", m, err, url)
 			}
-			if url == nameTableURL {
+			if url == mesh.NameTableType {
 				var tables []*anypb.Any
 				for _, r := range m.GetResources() {
 					tables = append(tables, r.GetResource())
@@ -57,21 +59,21 @@ func TestNameTable(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, r := range []*discoveryv3.DiscoveryRequest{
-			{Node: node(nil), TypeUrl: nameTableURL},
-			{TypeUrl: nameTableURL, ResponseNonce: "nds-1", VersionInfo: nameTableVersion},
-			{TypeUrl: nameTableURL, ResponseNonce: "nds-1", ErrorDetail: refusal},
+			{Node: node(nil), TypeUrl: mesh.NameTableType},
+			{TypeUrl: mesh.NameTableType, ResponseNonce: "nds-1", VersionInfo: "empty"},
+			{TypeUrl: mesh.NameTableType, ResponseNonce: "nds-1", ErrorDetail: refusal},
 			{TypeUrl: CDS.URL()},
 		} {
 			if err := g.Send(r); err != nil {
 				t.Fatal(err)
 			}
 		}
-		for _, url := range []string{nameTableURL, CDS.URL()} {
+		for _, url := range []string{mesh.NameTableType, CDS.URL()} {
 			m, err := g.Recv()
 			if err != nil || m.GetTypeUrl() != url || m.GetNonce() == "" {
 				t.Fatalf("%v (%v), want a response of %s", m, err, url)
 			}
-			if url == nameTableURL {
+			if url == mesh.NameTableType {
 				emptyTable(t, m.GetResources())
 			}
 		}
@@ -93,7 +95,7 @@ func TestNameTableOnlyWhereAskedFor(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if m.GetTypeUrl() == nameTableURL {
+			if m.GetTypeUrl() == mesh.NameTableType {
 				t.Error("the table was sent unasked")
 			}
 			ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: m.GetTypeUrl(), ResponseNonce: m.GetNonce()})

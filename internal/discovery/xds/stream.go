@@ -39,7 +39,8 @@ type stream struct {
 	// pendingSince is when the oldest view that is not applied yet was published; zero if none.
 	pendingSince time.Time
 	unknownTypes map[string]bool // type URLs asked for that are not served
-	tables       uint64          // tables of names that were sent
+	names        nameStream
+	answers      uint64 // about the control plane
 	trust        trustStream
 	// charged is what the account has been charged for what sub holds, in bytes.
 	charged  int
@@ -207,7 +208,11 @@ func (s *stream) update() error {
 		}
 	}
 	s.conn.quarantined(p.view.Quarantined)
-	return s.feed(Moved{View: p.view})
+	s.names.current = p.view.Names
+	if err := s.feed(Moved{View: p.view}); err != nil {
+		return err
+	}
+	return s.sendNames()
 }
 
 // handle handles a request.
@@ -222,7 +227,7 @@ func (s *stream) handle(m incoming) error {
 	if isDebugType(m.url) {
 		return s.answerDebug(m)
 	}
-	if m.url == nameTableURL {
+	if m.url == mesh.NameTableType {
 		if err := s.nameTable(m.req); err != nil {
 			return err
 		}

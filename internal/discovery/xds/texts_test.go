@@ -9,6 +9,7 @@ import (
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -69,7 +70,7 @@ func TestMessagesOfRefusalsAreBounded(t *testing.T) {
 	var out wait.Output
 	s := New(&oneClass{latest: NewLatestView(&View{})}, textLog(&out), nil)
 	g := open(t, dial(t, s, nil))
-	for _, url := range []string{CDS.URL(), nameTableURL} {
+	for _, url := range []string{CDS.URL(), mesh.NameTableType} {
 		ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: url})
 		m, err := g.Recv()
 		if err != nil {

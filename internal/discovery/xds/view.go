@@ -178,6 +178,8 @@ type View struct {
 	// Quarantined are the resources that proxies of the class have refused: the view has their last
 	// accepted versions, or nothing. A proxy that has a version of one of these goes on with it.
 	Quarantined []Quarantined
+	// Names are what agents resolve; nil for nothing.
+	Names *NameTable
 }
 
 // Quarantined names a resource that proxies of a class have refused. Gone says that none of them is

@@ -118,7 +118,7 @@ func (r *reducer) slice(s *discoveryv1.EndpointSlice) *object.EndpointSliceSpec 
 		ep := object.SliceEndpoint{
 			Ready:       e.Conditions.Ready == nil || *e.Conditions.Ready,
 			Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
-			NodeName:    text(e.NodeName), Zone: text(e.Zone),
+			NodeName:    text(e.NodeName), Zone: text(e.Zone), Hostname: text(e.Hostname),
 		}
 		if ref := e.TargetRef; ref != nil && ref.Kind == "Pod" {
 			ep.Pod = ref.Name
@@ -142,6 +142,9 @@ func (r *reducer) pod(p *corev1.Pod) *object.PodSpec {
 	}
 	if spec.ServiceAccount == "" {
 		spec.ServiceAccount = "default"
+	}
+	if p.Spec.Subdomain != "" {
+		spec.Hostname, spec.Subdomain = cmp.Or(p.Spec.Hostname, p.Name), p.Spec.Subdomain
 	}
 	ips := p.Status.PodIPs
 	if len(ips) == 0 && p.Status.PodIP != "" {

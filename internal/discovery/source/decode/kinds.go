@@ -2,6 +2,7 @@ package decode
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -181,7 +182,28 @@ func istioFrom(t *yamltree.Tree, kind object.Kind, meta metav1.ObjectMeta) (obje
 			return object.Object{}, faults
 		}
 	}
-	return Istio(kind, &meta, spec), nil
+	o := Istio(kind, &meta, spec)
+	if kind == object.ServiceEntry {
+		o.Addresses = allocated(t.Get("status").Get("addresses"))
+	}
+	return o, nil
+}
+
+// maxAddresses is how many addresses of a status are read.
+const maxAddresses = 1024
+
+// allocated returns the addresses in a status. What has another form is left out: others may write a status.
+func allocated(list *yamltree.Tree) (out []object.HostAddress) {
+	if list == nil {
+		return nil
+	}
+	for _, e := range list.Items[:min(len(list.Items), maxAddresses)] {
+		ip, err := netip.ParseAddr(e.Get("value").Str())
+		if host := e.Get("host").Str(); err == nil && ip.Zone() == "" && host != "" {
+			out = append(out, object.HostAddress{Host: host, Address: ip.Unmap()})
+		}
+	}
+	return out
 }
 
 // coreFrom decodes an object of one of Kubernetes' own kinds.
