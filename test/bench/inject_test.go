@@ -20,19 +20,7 @@ func BenchmarkInject(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	yes := true
-	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(8080)}}}
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			GenerateName: "shop-6d4cf56db6-", Namespace: "bookshop", Labels: map[string]string{"app": "shop", "pod-template-hash": "6d4cf56db6"},
-			Annotations:     map[string]string{"prometheus.io/port": "9102", "proxy.istio.io/config": "concurrency: 2\nproxyMetadata: {A: b}"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "shop-6d4cf56db6", Controller: &yes}},
-		},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{
-			{Name: "shop", Image: "shop:1", Ports: []corev1.ContainerPort{{ContainerPort: 8080}}, ReadinessProbe: probe, LivenessProbe: probe},
-			{Name: "cache", Image: "cache:1"},
-		}},
-	}
+	pod := benchPod()
 	r := inject.Request{Pod: pod, NamespaceLabels: map[string]string{"istio-injection": "enabled"}, Kubelets: []string{"v1.34.1"}}
 	var took []time.Duration
 	var before, after syscall.Rusage
@@ -57,4 +45,21 @@ func BenchmarkInject(b *testing.B) {
 	b.ReportMetric(float64(used.Microseconds())/1000/float64(len(took)), "cpu-ms/op")
 	slices.Sort(took)
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
+}
+
+// benchPod is a Pod of a Deployment with two containers.
+func benchPod() *corev1.Pod {
+	yes := true
+	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(8080)}}}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: "shop-6d4cf56db6-", Namespace: "bookshop", Labels: map[string]string{"app": "shop", "pod-template-hash": "6d4cf56db6"},
+			Annotations:     map[string]string{"prometheus.io/port": "9102", "proxy.istio.io/config": "concurrency: 2\nproxyMetadata: {A: b}"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "shop-6d4cf56db6", Controller: &yes}},
+		},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{
+			{Name: "shop", Image: "shop:1", Ports: []corev1.ContainerPort{{ContainerPort: 8080}}, ReadinessProbe: probe, LivenessProbe: probe},
+			{Name: "cache", Image: "cache:1"},
+		}},
+	}
 }
