@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // injecting serves /inject with TLS in this process, next to the control plane, as pilot-discovery does. It returns the
@@ -65,11 +66,7 @@ func injecting(b *testing.B) (string, *http.Client) {
 		api.CloseClientConnections()
 		api.Close()
 	})
-	for start := time.Now(); in.Pending() != ""; time.Sleep(10 * time.Millisecond) {
-		if time.Since(start) > bound {
-			b.Fatal("the injector has not read its configuration")
-		}
-	}
+	wait.Until(b, "the injector has read its configuration", func() bool { return in.Pending() == "" })
 	roots := s.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
 	return s.URL, &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true}}
 }
