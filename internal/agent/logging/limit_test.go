@@ -6,25 +6,46 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
+// output is what was logged, also by timers.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+// take returns the text, and empties it.
+func (o *output) take() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	defer o.buf.Reset()
+	return o.buf.String()
+}
+
 // lines returns what a log has, without times, and empties it.
-func lines(out *bytes.Buffer) string {
+func lines(out *output) string {
 	var all []string
-	for l := range strings.Lines(out.String()) {
+	for l := range strings.Lines(out.take()) {
 		_, after, _ := strings.Cut(strings.TrimSuffix(l, "\n"), "\t")
 		all = append(all, strings.ReplaceAll(after, "\t", " "))
 	}
-	out.Reset()
 	return strings.Join(all, "; ")
 }
 
 func TestARepeatedLineIsWrittenOnceInAPeriod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out output
 		log := slog.New(Limit(Lines(&out), time.Minute)).With("scope", "upstream")
 		failed := func(n int) {
 			log.Warn("connection failed", "error", fmt.Errorf("dial 10.0.0.1:%d: refused", 40000+n), "retry", time.Duration(n)*time.Second)
@@ -58,7 +79,7 @@ func TestARepeatedLineIsWrittenOnceInAPeriod(t *testing.T) {
 // The last state is at the end of the log, however often it changed.
 func TestTheLastStateIsWrittenLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out output
 		log := slog.New(Limit(Lines(&out), time.Minute))
 		for range 3 {
 			log.Info("ready")
@@ -76,7 +97,7 @@ func TestTheLastStateIsWrittenLast(t *testing.T) {
 
 func TestWhichLinesAreTheSame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out output
 		log := slog.New(Limit(Lines(&out), time.Minute))
 		for range 2 {
 			log.Info("m")
@@ -89,10 +110,9 @@ func TestWhichLinesAreTheSame(t *testing.T) {
 			log.Info("m", "error", errors.New("a"))
 			log.Info("m", "error", errors.New("b"))
 		}
-		if got := strings.Count(out.String(), "\n"); got != 9 {
-			t.Errorf("%d lines of 9 different ones:\n%s", got, out.String())
+		if text := out.take(); strings.Count(text, "\n") != 9 {
+			t.Errorf("not the 9 different lines:\n%s", text)
 		}
-		out.Reset()
 		log.Debug("d")
 		log.Debug("d")
 		if got := lines(&out); got != "debug d; debug d" {
@@ -104,13 +124,13 @@ func TestWhichLinesAreTheSame(t *testing.T) {
 // What is remembered is bounded: further lines are written, and none is lost.
 func TestManyLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out output
 		h := Limit(Lines(&out), time.Minute).(*limited)
 		log := slog.New(h)
 		for i := range 3 * maxLines {
 			log.Info("m", "i", i)
 		}
-		if n := strings.Count(out.String(), "\n"); n != 3*maxLines || len(h.limit.lines) != maxLines {
+		if n := strings.Count(out.take(), "\n"); n != 3*maxLines || len(h.limit.lines) != maxLines {
 			t.Errorf("%d lines written and %d remembered, want %d and %d", n, len(h.limit.lines), 3*maxLines, maxLines)
 		}
 		<-time.After(time.Hour)
