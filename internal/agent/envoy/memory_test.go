@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -79,9 +78,10 @@ func TestMemoryOfAKilledAgentIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	reserved(t, dir)
-	left, _ := filepath.Glob(filepath.Join(dir, "*4712*"))
-	if len(left) != 0 {
-		t.Errorf("left: %v", left)
+	for _, path := range []string{dead.segment(), dead.lockPath()} {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left (%v)", path, err)
+		}
 	}
 	if _, err := os.Stat(alive.segment()); err != nil {
 		t.Errorf("the segment of one that lives: %v", err)

@@ -249,18 +249,18 @@ func TestOnlyWhoMayLeadLeads(t *testing.T) {
 			t.Fatal("a replica leads that may not")
 		}
 		first.Store(true)
-		later(4 * time.Second)
+		later(5 * time.Second) // client-go asks every 2 to 4.4 s
 		if !a.Leading() {
 			t.Error("the replica that may lead does not")
 		}
 		first.Store(false)
-		later(7 * time.Second)
+		later(12 * time.Second) // a renewal may fail for 6 s, from the next one on
 		if now, _ := c.counts(); now != 0 || a.Leading() {
 			t.Error("a replica leads that may no longer")
 		}
 		later(time.Minute)
 		second.Store(true)
-		later(2 * time.Second)
+		later(5 * time.Second)
 		if _, most := c.counts(); !b.Leading() || most != 1 {
 			t.Errorf("b leads: %v; %d led at a time", b.Leading(), most)
 		}
