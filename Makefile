@@ -17,6 +17,8 @@ export ENVOY
 # Packages whose tests start real Envoys or need network namespaces: run one after
 # another, without the race detector, once everything else is known to be good.
 SLOW = ./test/... ./internal/lab/...
+# Of these, those with a Kubernetes control plane of their own. They wait more than they compute, so two run at a time.
+CLUSTER = $(shell $(GO) list ./test/kube/... ./test/webhooks/... ./test/skew/...)
 FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 
 # The race detector needs a C compiler; where there is none the tests run without it.
@@ -83,7 +85,8 @@ race: tools ## the same under the race detector (needs a C compiler)
 	@$(GO) test -race -count=1 -timeout 15m $(FAST)
 
 e2e: tools kube before build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
-	$(GO) test -count=1 -p 1 -timeout 15m $(SLOW)
+	$(GO) test -count=1 -p 1 -timeout 15m $(filter-out $(CLUSTER),$(shell $(GO) list $(SLOW)))
+	$(GO) test -count=1 -p 2 -timeout 15m $(CLUSTER)
 
 test-charts: kube ## the tests of the Helm charts, a module of its own with Helm's library
 	$(GO) test -C test/charts -count=1 -timeout 10m ./...

@@ -35,9 +35,9 @@ func (p parts) probe(ctx context.Context, log *slog.Logger) error {
 func (p parts) proxyReady() error {
 	switch e := p.envoy.State(); {
 	case !e.Live:
-		return errors.New("Envoy is not live")
+		return errors.New("the proxy is not live")
 	case e.Draining || e.Ending:
-		return errors.New("Envoy is draining")
+		return errors.New("the proxy is draining")
 	}
 	return nil
 }

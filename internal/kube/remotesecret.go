@@ -37,7 +37,7 @@ type RemoteSecretOptions struct {
 func RemoteSecret(o RemoteSecretOptions) ([]byte, error) {
 	name := "istio-remote-secret-" + o.Cluster
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-		return nil, fmt.Errorf("invalid name %q of a cluster: %s is no name of a Secret: want lower case letters, digits, - and .", o.Cluster, name)
+		return nil, fmt.Errorf("invalid name %q of a cluster: %s is no name of a Secret: want lower case letters, digits, hyphens and dots", o.Cluster, name)
 	}
 	c := clientcmdapi.NewConfig()
 	c.Clusters[o.Cluster] = &clientcmdapi.Cluster{Server: o.Server, TLSServerName: o.ServerName, CertificateAuthorityData: o.CA}

@@ -50,7 +50,7 @@ func serveWire(scriptFile, certFile string, in io.Reader, out io.Writer) error {
 	w := &wireServer{script: script, started: make(chan struct{})}
 	opts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(wireCodec{encoding.GetCodecV2("proto")}), grpc.MaxRecvMsgSize(64 << 20),
-		grpc.ReadBufferSize(8 << 10), grpc.SharedWriteBuffer(true), grpc.WriteBufferSize(64 << 10),
+		grpc.ReadBufferSize(8 << 10),
 	}
 	if certFile != "" {
 		cert, err := tls.LoadX509KeyPair(certFile, certFile)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -704,7 +703,7 @@ func FuzzFile(f *testing.F) {
 		if err := os.WriteFile(filepath.Join(dir, fileName), text, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s := New(Options{Dir: dir, Binding: own, MaxAge: time.Hour, MaxSize: 1 << 20, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		s := New(Options{Dir: dir, Binding: own, MaxAge: time.Hour, MaxSize: 1 << 20, Log: slog.New(slog.DiscardHandler)})
 		a, err := s.Answer(true)
 		if err != nil {
 			return

@@ -25,7 +25,7 @@ func (b *builder) warnIgnored() {
 		{"statNameLength", c.GetStatNameLength() != mesh.DefaultProxyConfig().GetStatNameLength()},
 		{"tracing.tlsSettings without zipkin or datadog", c.GetTracing().GetTlsSettings() != nil && c.GetTracing().GetZipkin() == nil && c.GetTracing().GetDatadog() == nil},
 		{"tracing.lightstep", c.GetTracing().GetLightstep() != nil},
-		{"tracing.openCensusAgent", c.GetTracing().GetOpenCensusAgent() != nil}, //nolint:staticcheck // deprecated, and still sent
+		{"tracing.openCensusAgent", c.GetTracing().GetOpenCensusAgent() != nil},
 		{"tracing.stackdriver", c.GetTracing().GetStackdriver() != nil},
 		{"zipkinAddress", c.GetZipkinAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
 	} {

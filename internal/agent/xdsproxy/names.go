@@ -14,7 +14,7 @@ type Names interface {
 
 // takeNames applies and answers a response with a name table; false if it is another response. [agent X6, N2]
 func (p *Proxy) takeNames(up *upstreamStream, data mem.BufferSlice) (bool, error) {
-	if p.config.Names == nil || topField(data, responseType, len(mesh.NameTableType)) != mesh.NameTableType {
+	if p.config.Names == nil || topType(data, len(mesh.NameTableType)) != mesh.NameTableType {
 		return false, nil
 	}
 	b, table, ok := readOwn(data.Materialize(), up.delta)

@@ -122,7 +122,7 @@ func appendField(b []byte, n protowire.Number, value string) []byte {
 
 // takeTrust applies and answers a response with a trust bundle; false if it is another response.
 func (p *Proxy) takeTrust(up *upstreamStream, data mem.BufferSlice) (bool, error) {
-	if p.config.Trust == nil || topField(data, responseType, len(mesh.TrustBundleType)) != mesh.TrustBundleType {
+	if p.config.Trust == nil || topType(data, len(mesh.TrustBundleType)) != mesh.TrustBundleType {
 		return false, nil
 	}
 	if size := data.Len(); size > maxBundle {
@@ -201,9 +201,9 @@ func eachField(b []byte, f func(protowire.Number, []byte)) error {
 	return nil
 }
 
-// topField returns the first length-delimited field with a number if it has the given length, without copying the
-// message: responses may have many megabytes.
-func topField(data mem.BufferSlice, number protowire.Number, length int) string {
+// topType returns the type of a response if it has the given length, without copying the message: responses may have
+// many megabytes.
+func topType(data mem.BufferSlice, length int) string {
 	r := data.Reader()
 	defer r.Close()
 	for r.Remaining() > 0 {
@@ -229,7 +229,7 @@ func topField(data mem.BufferSlice, number protowire.Number, length int) string 
 		default:
 			return ""
 		}
-		if n == number && typ == protowire.BytesType {
+		if n == responseType && typ == protowire.BytesType {
 			if skip != uint64(length) {
 				return ""
 			}

@@ -237,17 +237,17 @@ func TestTopField(t *testing.T) {
 		return out
 	}
 	for _, size := range []int{1, 2, 7, 4096} {
-		if got := topField(split(text, size), responseType, len(mesh.TrustBundleType)); got != mesh.TrustBundleType {
+		if got := topType(split(text, size), len(mesh.TrustBundleType)); got != mesh.TrustBundleType {
 			t.Errorf("in buffers of %d: %q", size, got)
 		}
-		if got := topField(split(text, size), responseType, len(listenerType)); got != "" {
+		if got := topType(split(text, size), len(listenerType)); got != "" {
 			t.Errorf("a field of another length: %q", got)
 		}
 		for n := range text {
-			_ = topField(split(text[:n], size), responseType, len(mesh.TrustBundleType))
+			_ = topType(split(text[:n], size), len(mesh.TrustBundleType))
 		}
 	}
-	if got := topField(split([]byte{0x12, 0xff, 0xff, 0xff, 0xff, 0x0f}, 3), responseType, 1); got != "" {
+	if got := topType(split([]byte{0x12, 0xff, 0xff, 0xff, 0xff, 0x0f}, 3), 1); got != "" {
 		t.Errorf("a length beyond the message: %q", got)
 	}
 }
@@ -269,6 +269,6 @@ func FuzzReadBundle(f *testing.F) {
 		if got, err := readBundle(text, delta); err == nil && len(got.certificates) > len(text) {
 			t.Errorf("%d certificates in %d bytes", len(got.certificates), len(text))
 		}
-		_ = topField(mem.BufferSlice{mem.SliceBuffer(text)}, responseType, len(mesh.TrustBundleType))
+		_ = topType(mem.BufferSlice{mem.SliceBuffer(text)}, len(mesh.TrustBundleType))
 	})
 }
