@@ -20,7 +20,6 @@ func (b *builder) warnIgnored() {
 		{"envoyMetricsServiceAddress", c.GetEnvoyMetricsServiceAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
 		{"envoyAccessLogService without an address", c.GetEnvoyAccessLogService() != nil && c.GetEnvoyAccessLogService().GetAddress() == ""},
 		{"envoyMetricsService without an address", c.GetEnvoyMetricsService() != nil && c.GetEnvoyMetricsService().GetAddress() == ""},
-		{"proxyBootstrapTemplatePath", c.GetProxyBootstrapTemplatePath() != ""},
 		{"sds", c.GetSds() != nil}, //nolint:staticcheck // deprecated, and still sent
 		{"statNameLength", c.GetStatNameLength() != mesh.DefaultProxyConfig().GetStatNameLength()},
 		{"tracing.tlsSettings without zipkin or datadog", c.GetTracing().GetTlsSettings() != nil && c.GetTracing().GetZipkin() == nil && c.GetTracing().GetDatadog() == nil},

@@ -30,7 +30,6 @@ func (b *builder) metadata() error {
 	n, config := &b.s.Node, b.s.Config
 	m := map[string]any{
 		"ISTIO_VERSION":                 ContractVersion,
-		"METADATA_DISCOVERY":            "false",
 		"ENVOY_SKIP_DEPRECATED_LOGS":    strconv.FormatBool(b.set.Bool("ENVOY_SKIP_DEPRECATED_LOGS")),
 		"WORKLOAD_IDENTITY_SOCKET_FILE": b.set.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
 	}
@@ -45,6 +44,8 @@ func (b *builder) metadata() error {
 		// Envoy takes virtual hosts as resources of their own by the delta protocol only.
 		delete(m, mesh.VirtualHostsKey)
 	}
+	// Whatever asks for it: control planes rely on an extension that stock Envoy does not have.
+	m["METADATA_DISCOVERY"] = "false"
 	m["NAME"] = strings.TrimSuffix(n.ID.ID, "."+n.Identity.Namespace)
 	m["NAMESPACE"] = n.Identity.Namespace
 	m["SERVICE_ACCOUNT"] = n.Identity.ServiceAccount

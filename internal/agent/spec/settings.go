@@ -66,7 +66,31 @@ func (b *builder) settings() error {
 		s.Node.Metadata["DNS_CAPTURE"] = "true" // also if that is known from the rules that the agent keeps
 	}
 	s.Warnings = append(s.Warnings, b.set.WithoutEffect()...)
+	if err := b.refuseTemplates(); err != nil {
+		return err
+	}
 	return b.override()
+}
+
+// istioTemplate is where Istio's images have their template of the bootstrap. What it contains is what the agent builds.
+const istioTemplate = "/var/lib/istio/envoy/envoy_bootstrap_tmpl.json"
+
+// refuseTemplates returns an error for a template of the bootstrap of the user's own: Envoy would run without what it says. [agent F9, E26]
+func (b *builder) refuseTemplates() error {
+	const want = "want none: the bootstrap is built; ISTIO_BOOTSTRAP_OVERRIDE merges a file over it, customConfigFile replaces it"
+	if file := b.set.Text("templateFile"); !ofIstio(file) {
+		b.set.Fail("templateFile", "template %q: %s", file, want)
+		return b.set.Err()
+	}
+	if file := b.s.Config.GetProxyBootstrapTemplatePath(); !ofIstio(file) {
+		return fmt.Errorf("proxy configuration: proxyBootstrapTemplatePath %q: %s", file, want)
+	}
+	return nil
+}
+
+// ofIstio reports whether a template is none, or Istio's own by an absolute path or one below the working directory.
+func ofIstio(template string) bool {
+	return template == "" || path.Clean("/"+template) == istioTemplate
 }
 
 func (b *builder) upstream() Upstream {

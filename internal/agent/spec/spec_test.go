@@ -315,6 +315,21 @@ func TestWarnings(t *testing.T) {
 	}); len(s.Warnings) != 0 {
 		t.Errorf("%q, want none", s.Warnings)
 	}
+	// Istio's own template is what the agent builds.
+	if s = build(t, func(in *testInput) {
+		in.Env["PROXY_CONFIG"] = "proxyBootstrapTemplatePath: ./var/lib/istio/envoy/envoy_bootstrap_tmpl.json"
+		in.Env["ISTIO_BOOTSTRAP"] = "/var/lib/istio/envoy/envoy_bootstrap_tmpl.json"
+	}); len(s.Warnings) != 0 {
+		t.Errorf("%q, want none", s.Warnings)
+	}
+	for name, value := range map[string]string{
+		"ENABLE_DELIMITED_STATS_TAG_REGEX": "false", "HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED": "false",
+		"ISTIO_META_METADATA_DISCOVERY": "true", "PEER_METADATA_DISCOVERY": "true",
+	} {
+		if s = build(t, func(in *testInput) { in.Env[name] = value }); len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], name+" has no effect") {
+			t.Errorf("%s: warnings %q, want one that names it", name, s.Warnings)
+		}
+	}
 }
 
 func TestMistakes(t *testing.T) {
@@ -335,6 +350,9 @@ func TestMistakes(t *testing.T) {
 		{"JSON metadata", "ISTIO_METAJSON_LABELS", func(in *testInput) { in.Env["ISTIO_METAJSON_LABELS"] = "x" }},
 		{"port", "ENVOY_STATUS_PORT", func(in *testInput) { in.Env["ENVOY_STATUS_PORT"] = "0" }},
 		{"CPU limit", "ISTIO_CPU_LIMIT", func(in *testInput) { in.Env["ISTIO_CPU_LIMIT"] = "many" }},
+		{"template by flag", `flag --templateFile: template "/my.json": want none: the bootstrap is built; ISTIO_BOOTSTRAP_OVERRIDE merges`, func(in *testInput) { in.Flags = map[string]string{"templateFile": "/my.json"} }},
+		{"template by variable", "environment ISTIO_BOOTSTRAP: template", func(in *testInput) { in.Env["ISTIO_BOOTSTRAP"] = "/my.json" }},
+		{"template by configuration", `proxyBootstrapTemplatePath "/my.json": want none`, func(in *testInput) { in.Env["PROXY_CONFIG"] = "proxyBootstrapTemplatePath: /my.json" }},
 		{"concurrency", "flag --concurrency", func(in *testInput) { in.Flags = map[string]string{"concurrency": "-1"} }},
 	}
 	for _, tt := range tests {
