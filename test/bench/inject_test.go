@@ -11,12 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
+	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 )
 
 // BenchmarkInject injects one Pod as the webhook does: the decision, the Pod and its patch. It also reports the
 // processor time, and how long the slowest hundredth takes, whose budget is 20 ms.
 func BenchmarkInject(b *testing.B) {
-	c, err := inject.New(inject.Options{Values: `{"sidecarInjectorWebhook": {"rewriteAppHTTPProbe": true}}`})
+	c, err := inject.New(inject.Options{Values: `{"sidecarInjectorWebhook": {"rewriteAppHTTPProbe": true}}`, Memo: &webhook.Memo{}})
 	if err != nil {
 		b.Fatal(err)
 	}

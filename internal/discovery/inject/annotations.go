@@ -64,7 +64,7 @@ type check func(value string) error
 // must be; nil takes any.
 var knownAnnotations = map[string]check{
 	labelInject: nil, annotationTemplates: nil, labelRevision: nil, annotationStatus: nil, annotationOverrides: nil,
-	annotationConfig:   checkProxyConfig,
+	annotationConfig:   nil, // checked when it is parsed
 	annotationAgentLog: nil, annotationComponentLog: nil, annotationLog: nil,
 	annotationBootstrap: checkName, annotationCapBind: checkBool, annotationNative: nil,
 	annotationMode: checkMode,
@@ -105,8 +105,8 @@ var noEffect = map[string]string{
 var owned = []string{"sidecar.istio.io/", "status.sidecar.istio.io/", "readiness.status.sidecar.istio.io/", "traffic.sidecar.istio.io/", "inject.istio.io/", "proxy.istio.io/"}
 
 // checkAnnotations returns an error with all annotations that are invalid, and warnings about those
-// without effect.
-func checkAnnotations(annotations map[string]string) (warnings []string, err error) {
+// without effect. The error of proxy.istio.io/config is given.
+func checkAnnotations(annotations map[string]string, ofConfig error) (warnings []string, err error) {
 	var bad []error
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
 		value := annotations[name]
@@ -117,6 +117,8 @@ func checkAnnotations(annotations map[string]string) (warnings []string, err err
 			warnings = append(warnings, fmt.Sprintf("annotation %s has no effect: %s", name, instead))
 		case !known && slices.ContainsFunc(owned, func(prefix string) bool { return strings.HasPrefix(name, prefix) }):
 			warnings = append(warnings, fmt.Sprintf("annotation %s is unknown, and has no effect", clip(name)))
+		case name == annotationConfig && ofConfig != nil:
+			bad = append(bad, fmt.Errorf("invalid value '%s' for annotation '%s': %w", clip(value), name, ofConfig))
 		case valid != nil:
 			if err := valid(value); err != nil {
 				bad = append(bad, fmt.Errorf("invalid value '%s' for annotation '%s': %w", clip(value), name, err))

@@ -61,6 +61,17 @@ type Options struct {
 	Tags []string
 	// Native is NativeAuto if empty. The annotation sidecar.istio.io/nativeSidecar has priority.
 	Native Native
+	// Memo remembers what outputs of templates mean; nil for none. Results are the same with and without it.
+	Memo Memo
+}
+
+// Memo remembers values by their keys. It may forget any of them at any time, should bound the bytes of the keys, and is
+// safe for concurrent use.
+type Memo interface {
+	// Get returns the value that was put with a key; nil if there is none any more.
+	Get(key string) any
+	// Put remembers a value, which does not change.
+	Put(key string, value any)
 }
 
 // Config is what decides about injection. It does not change, and is safe for concurrent use.
@@ -78,6 +89,7 @@ type Config struct {
 	enabled             bool
 	always, never       []labels.Selector
 	injectedAnnotations map[string]string
+	memo                Memo // nil for none
 }
 
 // file is the ConfigMap's key "config".
@@ -96,7 +108,7 @@ var fileKeys = []string{"policy", "defaultTemplates", "template", "templates", "
 
 // New makes a Config. The error names the key of the ConfigMap, and the line and field in it.
 func New(o Options) (*Config, error) {
-	c := &Config{native: o.Native, mesh: mesh.DefaultMeshConfig()}
+	c := &Config{native: o.Native, memo: o.Memo, mesh: mesh.DefaultMeshConfig()}
 	if o.Mesh != nil {
 		c.mesh = proto.CloneOf(o.Mesh)
 	}
@@ -210,6 +222,22 @@ func (c *Config) readTemplates(f file) error {
 		}
 	}
 	return nil
+}
+
+// output returns what the output of a template means. Pods of one workload have the same output.
+func (c *Config) output(written []byte) (*output, error) {
+	if c.memo == nil {
+		return parseOutput(written)
+	}
+	key := string(written)
+	if known, ok := c.memo.Get(key).(*output); ok {
+		return known, nil
+	}
+	o, err := parseOutput(written)
+	if err == nil {
+		c.memo.Put(key, o)
+	}
+	return o, err
 }
 
 func selectors(field string, list []metav1.LabelSelector) ([]labels.Selector, error) {

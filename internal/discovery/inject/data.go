@@ -120,10 +120,7 @@ type EnvVar struct{ Name, Value string }
 // newData computes what the templates see.
 func (in *injection) newData() (*Data, error) {
 	c, pod := in.c, in.r.Pod
-	config, ignored, err := effectiveConfig(c.mesh, in.r.ProxyConfigs, pod.Namespace, pod.Labels, pod.Annotations[annotationConfig])
-	if err != nil {
-		return nil, err
-	}
+	config, ignored := effectiveConfig(c.mesh, in.r.ProxyConfigs, pod.Namespace, pod.Labels, in.config)
 	in.warnings = append(in.warnings, ignored...)
 	user := in.userPod()
 	owner := ownerOf(pod)
@@ -141,6 +138,7 @@ func (in *injection) newData() (*Data, error) {
 		cluster: firstNonEmpty(in.r.Env[envCluster], c.values.Global.MultiCluster.ClusterName),
 		network: firstNonEmpty(pod.Labels[labelNetwork], in.r.Env[envNetwork], c.values.Global.Network),
 	}
+	var err error
 	if d.Workload, err = newWorkload(user, owner); err != nil {
 		return nil, err
 	}

@@ -113,20 +113,22 @@ type injection struct {
 	c         *Config
 	r         Request
 	pod       *corev1.Pod // what is returned in the end
-	rendered  *corev1.Pod // the templates' output alone
+	rendered  *corev1.Pod // the templates' output alone, which must not be modified
 	status    *Status     // of an earlier injection; nil if there was none
 	overrides containers  // what the user wrote of containers that the templates have
+	config    configAnnotation
 	data      *Data
 	warnings  []string
 }
 
 func (c *Config) newInjection(r Request) (*injection, error) {
-	in := &injection{c: c, r: r, pod: r.Pod.DeepCopy(), rendered: &corev1.Pod{}}
+	in := &injection{c: c, r: r}
 	if err := uniqueNames(r.Pod); err != nil {
 		return nil, err
 	}
+	in.config = parseConfig(r.Pod.Annotations[annotationConfig])
 	var err error
-	if in.warnings, err = checkAnnotations(r.Pod.Annotations); err != nil {
+	if in.warnings, err = checkAnnotations(r.Pod.Annotations, in.config.err); err != nil {
 		return nil, err
 	}
 	if in.status, err = parseStatus(r.Pod.Annotations); err != nil {
@@ -149,25 +151,27 @@ func (in *injection) render() error {
 	if err != nil {
 		return err
 	}
-	var overlays [][]byte
-	for _, name := range names {
-		overlay, err := in.c.execute(name, in.data)
+	outputs := make([]*output, len(names))
+	for i, name := range names {
+		written, err := in.c.execute(name, in.data)
 		if err != nil {
 			return err
 		}
-		if in.rendered, err = merge(in.rendered, overlay); err != nil {
+		if outputs[i], err = in.c.output(written); err != nil {
 			return fmt.Errorf("template %q: %w", name, err)
 		}
-		overlays = append(overlays, overlay)
+	}
+	if in.rendered, err = alone(names, outputs); err != nil {
+		return err
 	}
 	if err := uniqueNames(in.rendered); err != nil { // one as an init container, the other not
 		return fmt.Errorf("templates %s: %w", clip(strings.Join(names, ", ")), err)
 	}
-	if in.pod, err = in.assemble(in.pod, names, overlays); err != nil || in.status == nil {
+	if in.pod, err = in.assemble(in.r.Pod, names, outputs); err != nil || in.status == nil {
 		return err
 	}
 	// The order of merged lists depends on that of the Pod, so that it is taken from a first injection.
-	again, err := in.assemble(in.userPod(), names, overlays)
+	again, err := in.assemble(in.userPod(), names, outputs)
 	if err != nil {
 		return err
 	}
@@ -175,18 +179,49 @@ func (in *injection) render() error {
 	return nil
 }
 
-// assemble merges the templates' output with a Pod and what its user wrote.
-func (in *injection) assemble(pod *corev1.Pod, names []string, overlays [][]byte) (*corev1.Pod, error) {
-	pod = pod.DeepCopy()
-	moveContainers(pod, in.rendered)
-	original := pod
-	for i, overlay := range overlays {
-		var err error
-		if pod, err = merge(pod, overlay); err != nil {
+// alone is the templates' output merged with an empty Pod. It must not be modified.
+func alone(names []string, outputs []*output) (*corev1.Pod, error) {
+	if len(outputs) == 1 {
+		return outputs[0].alone, nil
+	}
+	tree, err := treeOf(&corev1.Pod{})
+	if err != nil {
+		return nil, err
+	}
+	for i, o := range outputs {
+		if tree, err = mergeTree(tree, o.patch); err != nil {
 			return nil, fmt.Errorf("template %q: %w", names[i], err)
 		}
 	}
-	return in.applyOverrides(pod, original)
+	return podOf(tree)
+}
+
+// assemble merges the templates' output with a Pod, which is not modified, and what its user wrote.
+func (in *injection) assemble(original *corev1.Pod, names []string, outputs []*output) (*corev1.Pod, error) {
+	original = original.DeepCopy()
+	moveContainers(original, in.rendered)
+	tree, err := treeOf(original)
+	if err != nil {
+		return nil, err
+	}
+	for i, o := range outputs {
+		if tree, err = mergeTree(tree, o.patch); err != nil {
+			return nil, fmt.Errorf("template %q: %w", names[i], err)
+		}
+	}
+	tree, overrides, err := in.mergeOverrides(tree, original)
+	if err != nil {
+		return nil, err
+	}
+	pod, err := podOf(tree)
+	if err != nil || overrides == "" {
+		return pod, err
+	}
+	if pod.Annotations == nil {
+		pod.Annotations = map[string]string{}
+	}
+	pod.Annotations[annotationOverrides] = overrides
+	return pod, nil
 }
 
 // finish does what no template can: it needs the merged Pod.

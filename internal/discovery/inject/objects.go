@@ -141,18 +141,14 @@ func subset(want, have map[string]string) bool {
 // effectiveConfig returns the proxy configuration of a Pod: that of the mesh, with the fields of the ProxyConfig
 // objects of the root namespace and of the Pod's namespace, of the annotation, and of the object that selects the
 // Pod, each over those before it. ignored are sentences about objects that have no effect. [control-plane 1.9.29]
-func effectiveConfig(m *meshv1.MeshConfig, objects *ProxyConfigs, namespace string, podLabels map[string]string, annotation string) (config *meshv1.ProxyConfig, ignored []string, err error) {
+func effectiveConfig(m *meshv1.MeshConfig, objects *ProxyConfigs, namespace string, podLabels map[string]string, annotation configAnnotation) (config *meshv1.ProxyConfig, ignored []string) {
 	config = proto.CloneOf(m.GetDefaultConfig())
 	used, ignored := objects.applicable(m.GetRootNamespace(), namespace, podLabels)
 	overlay(config, used[ofMesh])
 	overlay(config, used[ofNamespace])
-	if annotation != "" {
-		if err := mergeConfig(config, annotation); err != nil {
-			return nil, nil, fmt.Errorf("invalid value for annotation '%s': %w", annotationConfig, err)
-		}
-	}
+	annotation.over(config)
 	overlay(config, used[ofWorkload])
-	return config, ignored, nil
+	return config, ignored
 }
 
 // overlay puts the fields of an object over a configuration; nil has none.

@@ -157,7 +157,7 @@ func (in *injection) checkPod() {
 			in.warn("container %s runs as user %d, which is that of the proxy: its traffic is not captured", c.Name, uid)
 		}
 	}
-	for _, f := range unknownConfig(in.r.Pod.Annotations[annotationConfig]) {
+	for _, f := range in.config.unknown {
 		in.warn("annotation %s: %s", annotationConfig, clip(strings.TrimSpace(f.Error())))
 	}
 }

@@ -9,8 +9,10 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
 )
 
 // imageAuto is the image of a container that users write only to change what the template has.
@@ -25,33 +27,75 @@ var podSchema = func() strategicpatch.LookupPatchMeta {
 	return s
 }()
 
-// merge merges an overlay, as JSON, with a Pod by strategic merge.
-func merge(pod *corev1.Pod, overlay []byte) (*corev1.Pod, error) {
-	var patch, base map[string]any
-	if err := json.Unmarshal(overlay, &patch); err != nil {
+// output is what a template has written, which is merged with Pods. It does not change.
+type output struct {
+	patch map[string]any
+	// alone is the output merged with an empty Pod.
+	alone *corev1.Pod
+}
+
+// parseOutput parses what a template has written, which is YAML.
+func parseOutput(written []byte) (*output, error) {
+	text, err := yaml.YAMLToJSONStrict(written)
+	if err != nil {
+		return nil, fmt.Errorf("the output is not YAML: %w", err)
+	}
+	o := &output{alone: &corev1.Pod{}}
+	if o.patch, err = decodePatch(text); err != nil {
 		return nil, fmt.Errorf("the output is not a mapping: %w", err)
 	}
-	keepUsers(patch)
-	text, err := encode(pod)
+	empty, err := treeOf(o.alone)
 	if err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(text, &base); err != nil {
-		return nil, fmt.Errorf("decode the Pod: %w", err)
+	if empty, err = mergeTree(empty, o.patch); err != nil {
+		return nil, err
 	}
-	merged, err := strategicpatch.StrategicMergeMapPatchUsingLookupPatchMeta(base, patch, podSchema)
-	if err != nil {
+	if text, err = json.Marshal(empty); err != nil {
 		return nil, fmt.Errorf("merge with the Pod: %w", err)
 	}
-	if text, err = json.Marshal(merged); err != nil {
-		return nil, fmt.Errorf("merge with the Pod: %w", err)
-	}
-	out := &corev1.Pod{}
-	unknown, err := kjson.UnmarshalStrict(text, out)
+	unknown, err := kjson.UnmarshalStrict(text, o.alone)
 	if err = errors.Join(append(unknown, err)...); err != nil {
 		return nil, fmt.Errorf("merge with the Pod: %w", err)
 	}
-	return out, nil
+	return o, nil
+}
+
+// decodePatch decodes JSON for mergeTree, with whole numbers as int64, as treeOf has them.
+func decodePatch(text []byte) (map[string]any, error) {
+	var patch map[string]any
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(text, &patch); err != nil {
+		return nil, err
+	}
+	keepUsers(patch)
+	return patch, nil
+}
+
+// treeOf is a Pod as mappings, lists and scalars. What the Pod has is copied.
+func treeOf(pod *corev1.Pod) (map[string]any, error) {
+	tree, err := runtime.DefaultUnstructuredConverter.ToUnstructured(pod)
+	if err != nil {
+		return nil, fmt.Errorf("encode the Pod: %w", err)
+	}
+	return tree, nil
+}
+
+// podOf is the Pod that a tree is, whose fields have been checked.
+func podOf(tree map[string]any) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(tree, pod); err != nil {
+		return nil, fmt.Errorf("merge with the Pod: %w", err)
+	}
+	return pod, nil
+}
+
+// mergeTree merges a patch with a Pod by strategic merge. The tree is used up, the patch is not modified.
+func mergeTree(tree, patch map[string]any) (map[string]any, error) {
+	merged, err := strategicpatch.StrategicMergeMapPatchUsingLookupPatchMeta(tree, runtime.DeepCopyJSON(patch), podSchema)
+	if err != nil {
+		return nil, fmt.Errorf("merge with the Pod: %w", err)
+	}
+	return merged, nil
 }
 
 // keepUsers removes lists without elements from an overlay. A template writes one where all elements are
@@ -106,34 +150,32 @@ func moveContainers(pod, rendered *corev1.Pod) {
 	move(&pod.Spec.InitContainers, &pod.Spec.Containers, rendered.Spec.Containers, false)
 }
 
-// applyOverrides puts what the user wrote of the templates' containers over them, and records it, since
-// after the merge it cannot be told any more. The Pod before the merge is original.
-func (in *injection) applyOverrides(pod, original *corev1.Pod) (*corev1.Pod, error) {
+// mergeOverrides puts what the user wrote of the templates' containers over them. The Pod before the merge is
+// original. The text is what the user wrote, to be recorded, since after the merge it cannot be told any more; it is
+// empty if there is nothing to record.
+func (in *injection) mergeOverrides(tree map[string]any, original *corev1.Pod) (merged map[string]any, text string, err error) {
 	users := containers{
 		InitContainers: in.written(original.Spec.InitContainers, in.rendered.Spec.InitContainers, true),
 		Containers:     in.written(original.Spec.Containers, in.rendered.Spec.Containers, false),
 	}
 	if users.empty() {
-		return pod, nil
+		return tree, "", nil
 	}
-	overlay, err := json.Marshal(map[string]any{"spec": users})
+	written, err := json.Marshal(users)
 	if err != nil {
-		return nil, fmt.Errorf("encode the user's containers: %w", err)
+		return nil, "", fmt.Errorf("encode the user's containers: %w", err)
 	}
-	if pod, err = merge(pod, overlay); err != nil {
-		return nil, fmt.Errorf("merge the user's containers: %w", err)
+	patch, err := decodePatch(fmt.Appendf(nil, `{"spec":%s}`, written))
+	if err != nil {
+		return nil, "", fmt.Errorf("decode the user's containers: %w", err)
+	}
+	if merged, err = mergeTree(tree, patch); err != nil {
+		return nil, "", fmt.Errorf("merge the user's containers: %w", err)
 	}
 	if in.overrides.empty() {
-		text, err := json.Marshal(users)
-		if err != nil {
-			return nil, fmt.Errorf("encode the user's containers: %w", err)
-		}
-		if pod.Annotations == nil {
-			pod.Annotations = map[string]string{}
-		}
-		pod.Annotations[annotationOverrides] = string(text)
+		text = string(written)
 	}
-	return pod, nil
+	return merged, text, nil
 }
 
 // written returns what the user wrote of each container in names: that of the annotation, if the Pod was

@@ -3,7 +3,9 @@ package inject_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -41,8 +43,8 @@ var choices = map[string][]string{
 // randomPod has some of the annotations and containers.
 func randomPod(r *rand.Rand) *corev1.Pod {
 	p := pod("demo", map[string]string{"app": "web"}, map[string]string{})
-	for name, values := range choices {
-		if r.IntN(3) == 0 {
+	for _, name := range slices.Sorted(maps.Keys(choices)) { // so that a seed is always the same Pod
+		if values := choices[name]; r.IntN(3) == 0 {
 			p.Annotations[name] = values[r.IntN(len(values))]
 		}
 	}

@@ -17,19 +17,34 @@ import (
 // maxConfigBytes bounds the annotation proxy.istio.io/config.
 const maxConfigBytes = 256 << 10
 
-// mergeConfig merges YAML or JSON into a proxy configuration. Unknown fields are passed over, as those of
-// another release of the proxy.
-func mergeConfig(config *meshv1.ProxyConfig, text string) error {
+// configAnnotation is the parsed annotation proxy.istio.io/config; the zero value is that of an empty one.
+type configAnnotation struct {
+	tree *yamltree.Tree // nil without fields
+	// unknown are fields that are passed over, as those of another release of the proxy.
+	unknown []*yamltree.Fault
+	err     error
+}
+
+func parseConfig(text string) configAnnotation {
 	tree, err := configTree(text)
 	if err != nil || tree == nil {
-		return err
+		return configAnnotation{err: err}
 	}
-	for _, f := range yamltree.Merge(tree, "", config) {
+	a := configAnnotation{tree: tree}
+	for _, f := range yamltree.IntoMessage(tree, "", &meshv1.ProxyConfig{}) {
 		if !f.Unknown {
-			return f
+			return configAnnotation{err: f}
 		}
+		a.unknown = append(a.unknown, f)
 	}
-	return nil
+	return a
+}
+
+// over merges the annotation, which has no err, over a proxy configuration.
+func (a configAnnotation) over(config *meshv1.ProxyConfig) {
+	if a.tree != nil {
+		yamltree.Merge(a.tree, "", config) // its faults are a.unknown
+	}
 }
 
 func configTree(text string) (*yamltree.Tree, error) {
@@ -51,23 +66,6 @@ func configTree(text string) (*yamltree.Tree, error) {
 		}
 	}
 	return tree, nil
-}
-
-func checkProxyConfig(v string) error { return mergeConfig(mesh.DefaultProxyConfig(), v) }
-
-// unknownConfig returns the unknown fields of the annotation.
-func unknownConfig(text string) []*yamltree.Fault {
-	tree, err := configTree(text)
-	if err != nil || tree == nil {
-		return nil
-	}
-	var out []*yamltree.Fault
-	for _, f := range yamltree.Merge(tree, "", mesh.DefaultProxyConfig()) {
-		if f.Unknown {
-			out = append(out, f)
-		}
-	}
-	return out
 }
 
 // configJSON returns the fields of a proxy configuration that differ from the agent's defaults.

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"text/template"
 	"text/template/parse"
-
-	"sigs.k8s.io/yaml"
 )
 
 //go:embed templates
@@ -128,8 +126,9 @@ func countSteps(n parse.Node) {
 	}
 }
 
-// execute executes a template, and returns its output as JSON. The error names the template and the line.
+// execute executes a template, and returns its output. The error names the template and the line.
 func (c *Config) execute(name string, data *Data) ([]byte, error) {
+	own := c.templates[name] != builtin[name]
 	t, err := c.templates[name].Clone()
 	if err != nil {
 		return nil, templateError(name, err)
@@ -162,7 +161,9 @@ func (c *Config) execute(name string, data *Data) ([]byte, error) {
 	})
 	out := &boundedBuffer{}
 	d := *data
-	d.Values, d.ObjectMeta, d.Spec = cloneMap(data.Values), *data.ObjectMeta.DeepCopy(), *data.Spec.DeepCopy()
+	if own { // the built-in ones change nothing
+		d.Values, d.ObjectMeta, d.Spec = cloneMap(data.Values), *data.ObjectMeta.DeepCopy(), *data.Spec.DeepCopy()
+	}
 	if err := t.Execute(out, &d); err != nil {
 		for _, limit := range []error{errSteps, errOutput} {
 			if errors.Is(err, limit) {
@@ -171,11 +172,7 @@ func (c *Config) execute(name string, data *Data) ([]byte, error) {
 		}
 		return nil, templateError(name, err)
 	}
-	text, err := yaml.YAMLToJSONStrict(out.b.Bytes())
-	if err != nil {
-		return nil, fmt.Errorf("template %q: the output is not YAML: %w", name, err)
-	}
-	return text, nil
+	return out.b.Bytes(), nil
 }
 
 // cloneMap copies a mapping and the mappings in it, so that functions that change one change a copy.

@@ -215,7 +215,7 @@ func (c *ClusterInjector) renew(last, now made) made {
 	if last == now {
 		return now
 	}
-	config, err := inject.New(inject.Options{Config: now.data.config, Values: now.data.values, Mesh: now.mesh, Revision: c.opts.Revision, Native: c.opts.Native})
+	config, err := inject.New(inject.Options{Config: now.data.config, Values: now.data.values, Mesh: now.mesh, Revision: c.opts.Revision, Native: c.opts.Native, Memo: &Memo{}})
 	if err != nil {
 		c.opts.Log.Error("configuration of the injector is invalid; the one before stays in force, if there is one", "configmap", c.opts.Namespace+"/"+c.configMapName(), "error", err)
 		return now
