@@ -92,8 +92,13 @@ func checkInjectedProxy(t *testing.T, c injected) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w := slices.Concat(s.Warnings, b.Warnings); len(w) > 0 {
-		t.Errorf("warnings %q", w)
+	warnings := slices.Concat(s.Warnings, b.Warnings)
+	if s.STS.Port != 0 {
+		// Istio passes the port on without a service behind it; here there is one, which needs a plugin.
+		warnings = slices.DeleteFunc(warnings, func(w string) bool { return strings.HasPrefix(w, "the token service") })
+	}
+	if len(warnings) > 0 {
+		t.Errorf("warnings %q", warnings)
 	}
 }
 

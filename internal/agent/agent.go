@@ -116,6 +116,13 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 		return nil, err
 	}
 	undo.Add("close the port of the control plane's pages", tap.close)
+	tokens, err := newSTS(ctx, s, log.With("scope", "sts"))
+	if err != nil {
+		return nil, err
+	}
+	if tokens != nil {
+		undo.Add("close the port of the token service", tokens.Close)
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -152,6 +159,9 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	}
 	if tap != nil {
 		servers = append(servers, run.Task{Name: "tap", Run: tap.run})
+	}
+	if tokens != nil {
+		servers = append(servers, run.Task{Name: "sts", Run: tokens.Run})
 	}
 	if s.Readiness != nil {
 		servers = append(servers, run.Task{Name: "health", Run: func(ctx context.Context) error { return parts.probe(ctx, log.With("scope", "health")) }})

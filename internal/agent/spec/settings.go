@@ -45,6 +45,7 @@ func (b *builder) settings() error {
 	s.Probes = b.probes(s.Status.Port)
 	s.Envoy = b.envoy()
 	s.Wasm = b.wasm()
+	s.STS = b.sts()
 	var err error
 	if s.Readiness, err = readiness(s.Config.GetReadinessProbe(), s.Node.IPs[0], s.Status.Port); err != nil {
 		return fmt.Errorf("proxy configuration: readinessProbe: %w", err)

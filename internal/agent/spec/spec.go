@@ -91,6 +91,7 @@ type Spec struct {
 	Status        Status
 	Probes        Probes
 	Wasm          Wasm
+	STS           STS
 	// Readiness is the probe of the application's health; nil if there is none.
 	Readiness *Readiness
 	// Files are the paths that Build has read or tried to read. A change of one can change the next Spec.

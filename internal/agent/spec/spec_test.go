@@ -353,6 +353,12 @@ func TestMistakes(t *testing.T) {
 		{"template by flag", `flag --templateFile: template "/my.json": want none: the bootstrap is built; ISTIO_BOOTSTRAP_OVERRIDE merges`, func(in *testInput) { in.Flags = map[string]string{"templateFile": "/my.json"} }},
 		{"template by variable", "environment ISTIO_BOOTSTRAP: template", func(in *testInput) { in.Env["ISTIO_BOOTSTRAP"] = "/my.json" }},
 		{"template by configuration", `proxyBootstrapTemplatePath "/my.json": want none`, func(in *testInput) { in.Env["PROXY_CONFIG"] = "proxyBootstrapTemplatePath: /my.json" }},
+		{"token plugin", "flag --tokenManagerPlugin: invalid value", func(in *testInput) { in.Flags = map[string]string{"tokenManagerPlugin": "Other"} }},
+		{"token audience", "want GKE_CLUSTER_URL, GCP_METADATA or STS_AUDIENCE", func(in *testInput) {
+			in.Flags = map[string]string{"tokenManagerPlugin": "GoogleTokenExchange", "stsPort": "15463"}
+		}},
+		{"token endpoint", "environment STS_TOKEN_ENDPOINT: invalid URL", func(in *testInput) { in.Env["STS_TOKEN_ENDPOINT"] = "http://a/b" }},
+		{"cloud metadata", "environment GCP_METADATA: invalid metadata", func(in *testInput) { in.Env["GCP_METADATA"] = "p|1" }},
 		{"concurrency", "flag --concurrency", func(in *testInput) { in.Flags = map[string]string{"concurrency": "-1"} }},
 	}
 	for _, tt := range tests {

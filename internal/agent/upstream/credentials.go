@@ -109,6 +109,16 @@ func (o *Options) roots() (*x509.CertPool, error) {
 	return pki.Pool(roots), nil
 }
 
+// ClientTLS returns the configuration of a client of a server outside of the mesh, whose certificate one of the roots in a file
+// has signed, SystemRoots for those of the machine. name is the server's in errors.
+func ClientTLS(name, rootFile string) (*tls.Config, error) {
+	roots, err := (&Options{Name: name, RootFile: rootFile}).roots()
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}, nil
+}
+
 // certificate returns the client certificate: the workload's, else the provisioned one, else nil. With
 // an expired one the server would close the connection. [agent S8]
 func (o *Options) certificate(now time.Time) *tls.Certificate {
