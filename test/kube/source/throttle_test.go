@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,9 +20,11 @@ import (
 // link is the network between a source and the API server.
 type link struct {
 	throttled atomic.Int32 // responses "too many requests", which are not those of the server
+	expired   atomic.Int32 // responses of the server that say that a version is too old
 
 	mu       sync.Mutex
 	throttle bool
+	down     bool
 	conns    []net.Conn
 }
 
@@ -31,6 +34,9 @@ func (l *link) through(config *rest.Config) *rest.Config {
 	c.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
+		if l.down {
+			return nil, syscall.ECONNREFUSED
+		}
 		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 		if err == nil {
 			l.conns = append(l.conns, conn)
@@ -49,7 +55,15 @@ func (l *link) through(config *rest.Config) *rest.Config {
 					Header: http.Header{"Retry-After": {"1"}}, Body: io.NopCloser(bytes.NewReader([]byte("slow down"))),
 				}, nil
 			}
-			return next.RoundTrip(r)
+			a, err := next.RoundTrip(r)
+			if err != nil {
+				return nil, err
+			}
+			if a.StatusCode == http.StatusGone {
+				l.expired.Add(1)
+			}
+			a.Body = &expirations{ReadCloser: a.Body, link: l}
+			return a, nil
 		})
 	})
 	return c
@@ -59,6 +73,45 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 // RoundTrip implements http.RoundTripper.
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// expirations counts in the body of a response, which may be a watch, what says that a version is too old. That is a Status, as
+// JSON or protobuf; no object of these tests has its words.
+type expirations struct {
+	io.ReadCloser
+	link *link
+	end  []byte // of what was read before
+}
+
+// Read implements io.Reader.
+func (e *expirations) Read(p []byte) (int, error) {
+	n, err := e.ReadCloser.Read(p)
+	if err != nil && e.link.isDown() {
+		err = io.EOF
+	}
+	text := append(e.end, p[:n]...)
+	const words = "too old resource version"
+	e.link.expired.Add(int32(bytes.Count(text, []byte(words))))
+	e.end = bytes.Clone(text[max(0, len(text)-len(words)+1):])
+	return n, err
+}
+
+func (l *link) isDown() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.down
+}
+
+// cut ends all connections and lets none begin, or lets them begin again. Watches end as if the server had ended them, so that
+// client-go asks for what follows the last version that it knows; after a broken one it lists anew.
+func (l *link) cut(down bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.down = down
+	for _, c := range l.conns {
+		_ = c.Close()
+	}
+	l.conns = nil
+}
 
 // limit has requests answered with "too many requests", or not any more.
 func (l *link) limit(on bool) {
