@@ -259,6 +259,13 @@ func (f *fake) serves(group, version string) bool {
 	return !some || slices.Contains(v, version)
 }
 
+// serveVersions changes what a group serves.
+func (f *fake) serveVersions(group string, versions ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.versions[group] = versions
+}
+
 func (f *fake) known(group, resource string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

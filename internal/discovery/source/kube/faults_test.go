@@ -12,6 +12,7 @@ import (
 
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -403,6 +404,81 @@ func TestServedVersion(t *testing.T) {
 	if f.count("watch /apis/networking.istio.io/v1alpha3/virtualservices") == 0 {
 		t.Errorf("requests %v", f.requests)
 	}
+}
+
+// A kind that is served only in versions that are not read is told. It is not waited for, and what an earlier process has read of it
+// stays in force.
+func TestAKindWithoutAReadableVersion(t *testing.T) {
+	f := newFake(t)
+	for _, k := range object.Kinds() { // others of its group would be told as well
+		if r := decode.ResourceOf(k); r.Group == "networking.istio.io" && k != object.VirtualService {
+			f.undefine(k)
+		}
+	}
+	f.versions["networking.istio.io"] = []string{"v3", "v2"}
+	f.put(t, service("s0", 80))
+	f.put(t, route("r0", ""))
+	o := options(f)
+	o.Remembered = []object.Object{{Key: key(object.VirtualService, "old"), Spec: &networking.VirtualService{}, Saved: time.Unix(1, 0)}}
+	r := start(t, o)
+	r.until("the sync", func() bool {
+		return r.synced && r.port("s0") == 80 && r.has(key(object.VirtualService, "old"))() && !r.has(key(object.VirtualService, "r0"))()
+	})
+	r.until("the problem", r.says("VirtualService objects cannot be read: CustomResourceDefinition virtualservices.networking.istio.io serves v3, v2: want one of v1, v1beta1, v1alpha3; those of the cluster have no effect, and what was read before stays in force"))
+	if _, behind := r.source.Behind(); !behind {
+		t.Error("not behind")
+	}
+	f.serveVersions("networking.istio.io", "v3", "v1")
+	r.until("the route", func() bool {
+		return r.has(key(object.VirtualService, "r0"))() && !r.has(key(object.VirtualService, "old"))()
+	})
+	r.until("no problem", r.says(""))
+
+	// The version is taken away again: an object that was read stays in force.
+	f.serveVersions("networking.istio.io", "v3")
+	f.define(object.VirtualService)
+	f.Cut()
+	r.until("the problem again", r.says("serves v3: want one of v1, v1beta1, v1alpha3; the objects last read stay in force"))
+	if !r.has(key(object.VirtualService, "r0"))() {
+		t.Error("the route is gone")
+	}
+	f.undefine(object.VirtualService)
+	r.until("no route", func() bool { return !r.has(key(object.VirtualService, "r0"))() })
+	r.until("no problem without the definition", r.says(""))
+}
+
+// Before policies that deny requests can be read, nothing is served, unless the kind is ignored.
+func TestAPolicyWithoutAReadableVersion(t *testing.T) {
+	f := newFake(t)
+	f.versions["security.istio.io"] = []string{"v2"}
+	f.put(t, service("s0", 80))
+	f.put(t, "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: strict, namespace: shop}\nspec: {mtls: {mode: STRICT}}\n")
+	r := start(t, options(f))
+	const text = "PeerAuthentication objects cannot be read: CustomResourceDefinition peerauthentications.security.istio.io serves v2: want one of v1, v1beta1, or name it in PILOT_IGNORE_RESOURCES to go on without these objects; nothing is served until it has been read once"
+	r.until("the problem", r.says(text))
+	o := options(f)
+	o.Ignore = []string{"peerauthentications.security.istio.io"}
+	without := start(t, o)
+	without.until("the sync without them", func() bool { return without.synced && without.port("s0") == 80 && len(without.problems) == 0 })
+	r.mu.Lock()
+	if r.synced {
+		t.Error("synced without policies")
+	}
+	r.mu.Unlock()
+	f.serveVersions("security.istio.io", "v2", "v1")
+	r.until("the policy", func() bool {
+		return r.synced && r.has(key(object.PeerAuthentication, "strict"))() && len(r.problems) == 0
+	})
+}
+
+// A definition of which no version is served for longer than a new one needs is told, too.
+func TestADefinitionWithoutAServedVersion(t *testing.T) {
+	f := newFake(t)
+	f.versions["security.istio.io"] = []string{}
+	r := start(t, options(f))
+	r.until("the problem", r.says("PeerAuthentication objects cannot be read: CustomResourceDefinition peerauthentications.security.istio.io serves no version: want one of v1, v1beta1"))
+	f.serveVersions("security.istio.io", "v1")
+	r.until("the sync", func() bool { return r.synced && len(r.problems) == 0 })
 }
 
 // What an earlier process has saved is in force while an object cannot be decoded, and only then.

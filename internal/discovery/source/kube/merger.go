@@ -49,6 +49,8 @@ type held struct {
 type kindState struct {
 	served bool // it is to be read
 	whole  bool // a whole list of it has been read
+	// unreadable is set while no version that is read is served; without is set if it is not waited for then.
+	unreadable, without bool
 	health
 }
 
@@ -92,9 +94,25 @@ func (m *merger) state(k object.Kind) *kindState {
 
 // serve says that a kind is to be read.
 func (m *merger) serve(k object.Kind, now time.Time) {
-	if s := m.state(k); !s.served {
+	s := m.state(k)
+	if !s.served {
 		*s = kindState{served: true, health: health{behind: now}}
 	}
+	s.unreadable = false
+}
+
+// unreadable says that a kind is defined, and why it cannot be read. Objects that have been read stay in force. Without any,
+// nothing is served before a kind that enforces something can be read, while others are not waited for.
+func (m *merger) unreadable(k object.Kind, enforces bool, text string, now time.Time) {
+	s := m.state(k)
+	if !s.served {
+		*s = kindState{served: true}
+	}
+	s.unreadable, s.without = true, !enforces
+	if s.fault.text != text {
+		s.fault = fault{} // another one replaces it
+	}
+	m.fail(&s.health, fault{text: text, lasting: true}, now)
 }
 
 // withdraw says that a kind is not served any more. Its objects are removed.
@@ -193,7 +211,7 @@ func (m *merger) batch(now time.Time) (b object.Batch, again time.Time) {
 	if !m.synced && m.whole() {
 		m.synced, m.stale, b.Synced = true, true, true
 		for k, h := range m.objects {
-			if h.exists && h.good != nil || !m.state(k.Kind).served && h.good != nil {
+			if s := m.state(k.Kind); h.good != nil && (h.exists || !s.served || s.unreadable) {
 				m.changed[k] = true
 			}
 		}
@@ -218,7 +236,7 @@ func (m *merger) whole() bool {
 		return false
 	}
 	for _, s := range m.kinds {
-		if s.served && !s.whole {
+		if s.served && !s.whole && !(s.unreadable && s.without) {
 			return false
 		}
 	}
@@ -269,7 +287,15 @@ func (m *merger) current(now time.Time) (all []object.Problem, again time.Time) 
 	list("the kinds that are served", &m.api, m.complete)
 	anything := m.complete
 	for _, k := range object.Kinds() {
-		if s := m.kinds[k]; s != nil && s.served {
+		switch s := m.kinds[k]; {
+		case s == nil || !s.served:
+		case s.unreadable && s.without && !s.whole:
+			text := string(k) + " objects cannot be read: " + s.fault.text + "; those of the cluster have no effect"
+			if m.remembers(k) {
+				text += ", and what was read before stays in force"
+			}
+			all = append(all, object.Problem{Origin: object.Origin{File: m.place}, Text: text})
+		default:
 			list(string(k)+" objects", &s.health, s.whole)
 			anything = anything && s.whole
 		}
@@ -288,6 +314,16 @@ func (m *merger) current(now time.Time) (all []object.Problem, again time.Time) 
 		return cmp.Or(compareKeys(a.Key, b.Key), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Text, b.Text))
 	})
 	return all, again
+}
+
+// remembers reports whether there is an object of a kind.
+func (m *merger) remembers(k object.Kind) bool {
+	for key, h := range m.objects {
+		if key.Kind == k && h.good != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // problem returns a problem of the source itself.

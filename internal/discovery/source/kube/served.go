@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,13 +74,16 @@ func (s *Source) follow(ctx context.Context) {
 		defs.whole = true // no kind needs one
 	}
 	running := map[object.Kind]reader{}
+	since := map[object.Kind]time.Time{} // when kinds were first found to be defined and not served
 	var pause time.Duration
 	for {
 		found, err := s.served(ctx, defs)
 		if ctx.Err() != nil {
 			return
 		}
+		s.unreadable(ctx, &found, since)
 		for kind, version := range found.versions {
+			delete(since, kind)
 			if r, ok := running[kind]; ok && r.version == version {
 				continue
 			} else if ok {
@@ -91,7 +95,14 @@ func (s *Source) follow(ctx context.Context) {
 			readers.Go(func() { s.read(life, kind, version, func() { defs.update(func() {}) }) })
 			s.log.Debug("reading a kind", "cluster", s.o.Cluster, "kind", kind, "version", version)
 		}
+		for kind := range found.unreadable {
+			if r, ok := running[kind]; ok {
+				r.stop()
+				delete(running, kind)
+			}
+		}
 		for _, kind := range found.absent {
+			delete(since, kind)
 			if r, ok := running[kind]; ok {
 				s.log.Info("a kind is not defined any more: its objects are removed", "cluster", s.o.Cluster, "kind", kind)
 				r.stop()
@@ -111,7 +122,7 @@ func (s *Source) follow(ctx context.Context) {
 		})
 		_, refused := defs.state()
 		switch {
-		case err != nil || len(found.pending) > 0:
+		case err != nil || len(found.pending)+len(found.unreadable) > 0:
 			pause = min(max(2*pause, retryFirst), retryLimit)
 		case refused:
 			pause = pollServed
@@ -131,6 +142,38 @@ func (s *Source) follow(ctx context.Context) {
 	}
 }
 
+// unreadable reports the kinds that are defined in other versions than those that are read, and those of which no version is
+// served for longer than a new definition needs. It moves the latter from pending.
+func (s *Source) unreadable(ctx context.Context, found *findings, since map[object.Kind]time.Time) {
+	now := time.Now()
+	found.pending = slices.DeleteFunc(found.pending, func(kind object.Kind) bool {
+		at, ok := since[kind]
+		if !ok {
+			since[kind] = now
+			return false
+		}
+		if now.Sub(at) < s.o.Patience {
+			return false
+		}
+		found.unreadable[kind] = nil
+		return true
+	})
+	found.complete = found.complete || found.known && len(found.pending) == 0
+	for kind, versions := range found.unreadable {
+		r := decode.ResourceOf(kind)
+		name := r.Name + "." + r.Group
+		text := fmt.Sprintf("CustomResourceDefinition %s serves no version", name)
+		if len(versions) > 0 {
+			text = fmt.Sprintf("CustomResourceDefinition %s serves %s", name, strings.Join(versions, ", "))
+		}
+		text += fmt.Sprintf(": want one of %s", strings.Join(r.Versions, ", "))
+		if r.Enforces {
+			text += ", or name it in PILOT_IGNORE_RESOURCES to go on without these objects"
+		}
+		s.send(ctx, func(m *merger, now time.Time) { m.unreadable(kind, r.Enforces, text, now) })
+	}
+}
+
 // reader is the reading of one kind.
 type reader struct {
 	version string
@@ -142,14 +185,18 @@ type findings struct {
 	versions map[object.Kind]string
 	// absent are those of which it is known that they do not exist; pending are defined and not served yet.
 	absent, pending []object.Kind
-	complete        bool // nothing else is served
+	// unreadable are those that are served in other versions than those that are read, with these; none if no version is
+	// served.
+	unreadable map[object.Kind][]string
+	known      bool // which kinds are defined, or that it cannot be known
+	complete   bool // nothing else is served
 }
 
 // served finds out which kinds are served.
 func (s *Source) served(ctx context.Context, defs *definitionNames) (findings, error) {
-	f := findings{versions: map[object.Kind]string{}}
+	f := findings{versions: map[object.Kind]string{}, unreadable: map[object.Kind][]string{}}
 	whole, refused := defs.state()
-	byGroup := map[string]map[string][]string{}
+	byGroup := map[string]servedVersions{}
 	for _, kind := range s.kinds {
 		r := decode.ResourceOf(kind)
 		if decode.NewSpec(kind) == nil {
@@ -172,44 +219,87 @@ func (s *Source) served(ctx context.Context, defs *definitionNames) (findings, e
 			}
 			byGroup[r.Group] = versions
 		}
-		if i := slices.IndexFunc(r.Versions, func(v string) bool { return slices.Contains(versions[v], r.Name) }); i >= 0 {
+		if i := slices.IndexFunc(r.Versions, func(v string) bool { return slices.Contains(versions.resources[v], r.Name) }); i >= 0 {
 			f.versions[kind] = r.Versions[i]
-		} else if exists {
+			continue
+		}
+		others, err := s.others(ctx, r, &versions)
+		if err != nil {
+			return f, err
+		}
+		byGroup[r.Group] = versions
+		switch {
+		case len(others) > 0:
+			f.unreadable[kind] = others
+		case exists:
 			f.pending = append(f.pending, kind)
 		}
 	}
-	f.complete = (whole || refused) && len(f.pending) == 0
+	f.known = whole || refused
+	f.complete = f.known && len(f.pending) == 0
 	return f, nil
 }
 
-// versions returns the resources of each version of a group that is both served and read of some kind; none if the
-// group is not served.
-func (s *Source) versions(ctx context.Context, group string) (map[string][]string, error) {
+// servedVersions are the versions of a group that are served.
+type servedVersions struct {
+	all       []string
+	resources map[string][]string // of the versions that were asked for
+}
+
+// versions returns the versions of a group, with the resources of those that are read of some kind; none if the group is not
+// served.
+func (s *Source) versions(ctx context.Context, group string) (servedVersions, error) {
 	var wanted []string
 	for _, kind := range s.kinds {
 		if r := decode.ResourceOf(kind); r.Group == group {
 			wanted = append(wanted, r.Versions...)
 		}
 	}
+	out := servedVersions{resources: map[string][]string{}}
 	var g metav1.APIGroup
 	err := s.get(ctx, "/apis/"+group, &g)
 	if apierrors.IsNotFound(err) {
-		return nil, nil
+		return out, nil
 	}
 	if err != nil {
-		return nil, err
+		return out, err
 	}
-	out := map[string][]string{}
 	for _, v := range g.Versions {
+		out.all = append(out.all, v.Version)
 		if !slices.Contains(wanted, v.Version) {
 			continue
 		}
-		var l metav1.APIResourceList
-		if err := s.get(ctx, "/apis/"+group+"/"+v.Version, &l); err != nil && !apierrors.IsNotFound(err) {
-			return nil, err
+		if err := s.resources(ctx, group, v.Version, &out); err != nil {
+			return out, err
 		}
-		for _, r := range l.APIResources {
-			out[v.Version] = append(out[v.Version], r.Name)
+	}
+	return out, nil
+}
+
+// resources asks for the resources of one version.
+func (s *Source) resources(ctx context.Context, group, version string, into *servedVersions) error {
+	var l metav1.APIResourceList
+	if err := s.get(ctx, "/apis/"+group+"/"+version, &l); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	into.resources[version] = []string{}
+	for _, r := range l.APIResources {
+		into.resources[version] = append(into.resources[version], r.Name)
+	}
+	return nil
+}
+
+// others returns the versions of a resource that are served and not read.
+func (s *Source) others(ctx context.Context, r decode.Resource, served *servedVersions) ([]string, error) {
+	var out []string
+	for _, v := range served.all {
+		if served.resources[v] == nil {
+			if err := s.resources(ctx, r.Group, v, served); err != nil {
+				return nil, err
+			}
+		}
+		if slices.Contains(served.resources[v], r.Name) {
+			out = append(out, v)
 		}
 	}
 	return out, nil
