@@ -107,7 +107,8 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 		return nil, err
 	}
 	s.issuers = authn.NewIssuers(o.Auth.Issuers, nil, o.Log)
-	s.auth = authn.New(domain, issuer.ForAudiences(o.Auth.Audiences...), authn.WithIssuers(s.issuers), s.cluster.authentication(o.Auth.Audiences, o.Log), authn.WithTrustedGateways(o.Auth.Gateways...))
+	s.auth = authn.New(domain, issuer.ForAudiences(o.Auth.Audiences...), authn.WithIssuers(s.issuers), s.cluster.authentication(o.Auth.Audiences, o.Log), authn.WithTrustedGateways(o.Auth.Gateways...),
+		authn.WithJoinTokens(authn.NewUsedFile(o.StateDir), o.Log))
 	s.loop.onMesh = func(m *meshv1.MeshConfig) {
 		s.auth.SetTrustDomainAliases(m.GetTrustDomainAliases())
 		s.distributeMesh(config.MeshRoots(m))

@@ -35,6 +35,8 @@ const (
 	PassthroughSourceV6 = "::6"
 	// TokenAudience is the audience of tokens presented to the CA and to xDS.
 	TokenAudience = "istio-ca"
+	// JoinAudience is the audience of tokens that are accepted once, by the CA only: those in pilotctl vm join-token.
+	JoinAudience = "pilothouse-join"
 	// TLSModeLabel is the workload label that says whether the workload accepts mutual TLS; the value for that is "istio".
 	TLSModeLabel = "security.istio.io/tlsMode"
 	// DefaultTrustDomain is used if mesh configuration does not set trustDomain.

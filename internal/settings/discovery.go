@@ -23,6 +23,8 @@ const (
 	DefaultRootTTL = 87600 * time.Hour
 	// DefaultTokenTTL is the life of a token.
 	DefaultTokenTTL = 12 * time.Hour
+	// DefaultJoinTTL is the life of a join token.
+	DefaultJoinTTL = time.Hour
 	// DefaultCertificateRate is how many certificates one node may ask for in a second. An agent asks for
 	// one at most.
 	DefaultCertificateRate = "2"

@@ -53,6 +53,9 @@ type Authenticator struct {
 	tokens  []verifier // in the order in which they are asked
 	// trusted are the addresses of gateways.
 	trusted []netip.Prefix
+	// used remembers join tokens; nil if none are accepted.
+	used Used
+	log  *slog.Logger
 }
 
 // Option is a further way to authenticate.
@@ -123,6 +126,8 @@ type caller struct {
 	until time.Time
 	// pod is the Pod that its token is bound to; empty if that is not known.
 	pod string
+	// join is set if the caller has nothing but a join token.
+	join *Join
 }
 
 // Authenticate returns the identity of the caller of the gRPC method with context ctx. If the
@@ -139,7 +144,22 @@ func (a *Authenticator) Authenticate(ctx context.Context) (mesh.Identity, error)
 // error it is when the certificate expired, zero if there was none or it is invalid otherwise.
 func (a *Authenticator) AuthenticateUntil(ctx context.Context) (id mesh.Identity, until time.Time, err error) {
 	c, err := a.authenticate(ctx)
+	if err == nil && c.join != nil {
+		return mesh.Identity{}, time.Time{}, statusOf(rejected(WrongAudience, "a join token is for a machine's first certificate only (pilot-agent join)"))
+	}
 	return c.id, c.until, err
+}
+
+// AuthenticateForCertificate is Authenticate for requests for certificates, which join tokens are good for. If the caller has
+// nothing else, redeem is not nil and must be called with the public key of the request, before anything is signed: it counts the
+// use, and returns an error if the token is used up. Its errors are gRPC statuses, too.
+func (a *Authenticator) AuthenticateForCertificate(ctx context.Context) (id mesh.Identity, redeem Redeem, err error) {
+	c, err := a.authenticate(ctx)
+	if err != nil {
+		return mesh.Identity{}, nil, err
+	}
+	redeem, err = a.redeem(c)
+	return c.id, redeem, err
 }
 
 // authenticate is AuthenticateUntil that returns all that is known of the caller.
@@ -151,7 +171,7 @@ func (a *Authenticator) authenticate(ctx context.Context) (caller, error) {
 	}
 	s, tokenErr := a.fromToken(ctx, now)
 	if tokenErr == nil {
-		return caller{id: mesh.Identity{TrustDomain: a.trustDomain, Namespace: s.Namespace, ServiceAccount: s.ServiceAccount}, pod: s.Pod}, nil
+		return caller{id: mesh.Identity{TrustDomain: a.trustDomain, Namespace: s.Namespace, ServiceAccount: s.ServiceAccount}, pod: s.Pod, join: s.Join}, nil
 	}
 	id, gatewayErr := a.fromGateway(ctx)
 	if gatewayErr == nil {

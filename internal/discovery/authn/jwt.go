@@ -10,6 +10,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
@@ -20,6 +21,17 @@ type Subject struct {
 	// Pod is the unique id of the Pod that the token is bound to, or its name; empty if it is bound to
 	// none or the token does not say.
 	Pod string
+	// Join is set for a join token, which is good for certificates only.
+	Join *Join
+}
+
+// Join is what is known of a join token.
+type Join struct {
+	// ID is unique among tokens; Uses is how many keys it is good for.
+	ID   string
+	Uses int
+	// Until is when the token is no longer accepted.
+	Until time.Time
 }
 
 // claims is the payload of a token. The claim kubernetes.io has the form of Kubernetes' bound
@@ -27,6 +39,8 @@ type Subject struct {
 type claims struct {
 	jwt.Claims
 	Kubernetes *boundTo `json:"kubernetes.io,omitempty"`
+	// Uses is how many keys a join token is good for; 0 means one.
+	Uses int `json:"pilothouse.uses,omitempty"`
 }
 
 type boundTo struct {
@@ -104,6 +118,24 @@ func (c claims) checkAudience(want []string) error {
 		return nil
 	}
 	return rejected(WrongAudience, "%s, want %s", printable.Clip(fmt.Sprintf("%q", []string(c.Audience)), maxShown), quoteAll(want))
+}
+
+// join returns what is known of a join token, or nil if the token is for other audiences only. One that could be used without
+// a bound in time or in number is refused.
+func (c claims) join() (*Join, error) {
+	if !slices.Contains(c.Audience, mesh.JoinAudience) {
+		return nil, nil
+	}
+	uses := max(c.Uses, 1)
+	switch {
+	case c.ID == "" || len(c.ID) > maxShown:
+		return nil, rejected(Malformed, "join token without an id (jti) of at most %d bytes", maxShown)
+	case uses > MaxJoinUses:
+		return nil, rejected(Malformed, "join token for %d uses, want at most %d", uses, MaxJoinUses)
+	case c.IssuedAt == nil || c.Expiry == nil || c.Expiry.Time().Sub(c.IssuedAt.Time()) > MaxJoinTTL:
+		return nil, rejected(Malformed, "join token for more than %s", MaxJoinTTL)
+	}
+	return &Join{ID: c.ID, Uses: uses, Until: c.Expiry.Time().Add(clockSkew)}, nil
 }
 
 func (c claims) subject() (Subject, error) {

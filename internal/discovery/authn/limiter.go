@@ -51,25 +51,25 @@ func (l *Limiter) Refused() int64 {
 	return l.refused
 }
 
-// Authenticate returns the identity of the caller of the gRPC method with context ctx. The connection is
-// checked before its credentials, which cost more. Errors are gRPC statuses with the codes of
-// Authenticator.Authenticate or ResourceExhausted.
-func (l *Limiter) Authenticate(ctx context.Context) (mesh.Identity, error) {
+// AuthenticateForCertificate is that of the Authenticator. The connection is checked before its credentials, which
+// cost more. Errors may also have the code ResourceExhausted.
+func (l *Limiter) AuthenticateForCertificate(ctx context.Context) (mesh.Identity, Redeem, error) {
 	var at string
 	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
 		at = p.Addr.String()
 	}
 	if err := l.take("connection", l.connections, at, at); err != nil {
-		return mesh.Identity{}, err
+		return mesh.Identity{}, nil, err
 	}
 	c, err := l.auth.authenticate(ctx)
 	if err != nil {
-		return mesh.Identity{}, err
+		return mesh.Identity{}, nil, err
 	}
 	if err := l.take("node", l.nodes, nodeOf(ctx, c), at); err != nil {
-		return mesh.Identity{}, err
+		return mesh.Identity{}, nil, err
 	}
-	return c.id, nil
+	redeem, err := l.auth.redeem(c)
+	return c.id, redeem, err
 }
 
 // nodeOf names the node that a caller is on.

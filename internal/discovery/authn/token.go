@@ -3,6 +3,7 @@ package authn
 import (
 	"crypto"
 	"crypto/ecdsa"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,6 +25,12 @@ const (
 	TokenIssuer = "pilothouse"
 	// DefaultTokenTTL is their default lifetime. [control-plane B2]
 	DefaultTokenTTL = settings.DefaultTokenTTL
+
+	// DefaultJoinTTL and MaxJoinTTL are the default and the greatest lifetime of a join token, MaxJoinUses the greatest number
+	// of machines that may join with one.
+	DefaultJoinTTL = settings.DefaultJoinTTL
+	MaxJoinTTL     = 7 * 24 * time.Hour
+	MaxJoinUses    = 100
 
 	maxToken  = 8 << 10          // bytes
 	maxShown  = 300              // bytes of a claim in an error
@@ -132,18 +139,37 @@ func (i *Issuer) Issue(namespace, serviceAccount, audience string, ttl time.Dura
 	if audience == "" {
 		audience = mesh.TokenAudience
 	}
-	bound := &boundTo{Namespace: namespace, ServiceAccount: object{Name: serviceAccount}}
-	token, err := jwt.Signed(i.signer).Claims(claims{
-		Claims: jwt.Claims{
-			Issuer:    TokenIssuer,
-			Subject:   subject + namespace + ":" + serviceAccount,
-			Audience:  jwt.Audience{audience},
-			IssuedAt:  jwt.NewNumericDate(now),
-			NotBefore: jwt.NewNumericDate(now),
-			Expiry:    jwt.NewNumericDate(now.Add(ttl)),
-		},
-		Kubernetes: bound,
-	}).Serialize()
+	if audience == mesh.JoinAudience {
+		return "", fmt.Errorf("issue token: audience %s is that of join tokens: use pilotctl vm join-token", audience)
+	}
+	return i.sign(namespace, serviceAccount, claims{Claims: jwt.Claims{Audience: jwt.Audience{audience}}}, ttl, now)
+}
+
+// IssueJoin signs a join token for a service account: the CA accepts it from so many different keys, from 1 to MaxJoinUses, and
+// nobody else does. It is valid from now for ttl, at most MaxJoinTTL (0 means DefaultJoinTTL). It returns the token and its end.
+func (i *Issuer) IssueJoin(namespace, serviceAccount string, uses int, ttl time.Duration, now time.Time) (string, time.Time, error) {
+	if err := errors.Join(pki.CheckName("namespace", namespace), pki.CheckName("service account", serviceAccount)); err != nil {
+		return "", time.Time{}, fmt.Errorf("issue join token: %w", err)
+	}
+	if ttl == 0 {
+		ttl = DefaultJoinTTL
+	}
+	if ttl < 0 || ttl > MaxJoinTTL {
+		return "", time.Time{}, fmt.Errorf("issue join token: invalid lifetime %s: want at most %s", ttl, MaxJoinTTL)
+	}
+	if uses < 1 || uses > MaxJoinUses {
+		return "", time.Time{}, fmt.Errorf("issue join token: invalid number of uses %d: want 1–%d", uses, MaxJoinUses)
+	}
+	token, err := i.sign(namespace, serviceAccount, claims{Claims: jwt.Claims{Audience: jwt.Audience{mesh.JoinAudience}, ID: rand.Text()}, Uses: uses}, ttl, now)
+	return token, now.Add(ttl), err
+}
+
+// sign signs a token with the claims and those that every token has.
+func (i *Issuer) sign(namespace, serviceAccount string, c claims, ttl time.Duration, now time.Time) (string, error) {
+	c.Issuer, c.Subject = TokenIssuer, subject+namespace+":"+serviceAccount
+	c.IssuedAt, c.NotBefore, c.Expiry = jwt.NewNumericDate(now), jwt.NewNumericDate(now), jwt.NewNumericDate(now.Add(ttl))
+	c.Kubernetes = &boundTo{Namespace: namespace, ServiceAccount: object{Name: serviceAccount}}
+	token, err := jwt.Signed(i.signer).Claims(c).Serialize()
 	if err != nil {
 		return "", fmt.Errorf("issue token: %w", err)
 	}
@@ -159,8 +185,8 @@ func (i *Issuer) ForAudiences(audiences ...string) *Issuer {
 }
 
 // Verify verifies a token at the time now. It must have at most 8 KiB, be signed by this issuer with
-// ES256, be for an accepted audience, be valid now with a tolerance of 60 s, and be for one service
-// account. Every error is a *TokenError.
+// ES256, be for an accepted audience or a join token, be valid now with a tolerance of 60 s, and be for one
+// service account. Every error is a *TokenError.
 func (i *Issuer) Verify(token string, now time.Time) (Subject, error) {
 	if len(token) > maxToken {
 		return Subject{}, rejected(Malformed, "%d bytes, want at most %d", len(token), maxToken)
@@ -177,8 +203,18 @@ func (i *Issuer) Verify(token string, now time.Time) (Subject, error) {
 	if err != nil {
 		return Subject{}, rejected(Malformed, "claims of an invalid type")
 	}
-	if err := c.check(TokenIssuer, i.audiences, now); err != nil {
+	join, err := c.join()
+	if err != nil {
 		return Subject{}, err
 	}
-	return c.subject()
+	accepted := i.audiences
+	if join != nil {
+		accepted = []string{mesh.JoinAudience}
+	}
+	if err := c.check(TokenIssuer, accepted, now); err != nil {
+		return Subject{}, err
+	}
+	s, err := c.subject()
+	s.Join = join
+	return s, err
 }

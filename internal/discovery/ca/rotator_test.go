@@ -100,7 +100,7 @@ func (in *instance) issue(ttl time.Duration) *x509.Certificate {
 	if err != nil {
 		in.t.Fatal(err)
 	}
-	chain, err := in.server.issue(policy.Request{Caller: workload, CSR: csr, TTL: ttl})
+	chain, err := in.server.issue(in.t.Context(), nil, policy.Request{Caller: workload, CSR: csr, TTL: ttl})
 	if err != nil {
 		in.t.Fatal(err)
 	}
@@ -127,8 +127,11 @@ var workload = mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", Se
 
 type anybody struct{}
 
-func (anybody) Authenticate(context.Context) (mesh.Identity, error) { return workload, nil }
-func (anybody) TrustDomains() []string                              { return []string{workload.TrustDomain} }
+func (anybody) AuthenticateForCertificate(context.Context) (mesh.Identity, func(context.Context, []byte) error, error) {
+	return workload, nil, nil
+}
+
+func (anybody) TrustDomains() []string { return []string{workload.TrustDomain} }
 
 // expect checks the phase, the number of trusted roots everywhere, and who signs and serves.
 func (in *instance) expect(when string, phase rotation.Phase, roots int, signer, serving string) {

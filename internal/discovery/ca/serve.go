@@ -25,7 +25,9 @@ import (
 
 // Authenticator authenticates the caller of a gRPC method. Its errors are gRPC statuses.
 type Authenticator interface {
-	Authenticate(ctx context.Context) (mesh.Identity, error)
+	// AuthenticateForCertificate returns the caller. If redeem is not nil, it is called with the public key of the request, in
+	// the form of its certificate, once the request is approved; nothing is signed if it returns an error, a gRPC status.
+	AuthenticateForCertificate(ctx context.Context) (id mesh.Identity, redeem func(ctx context.Context, publicKey []byte) error, err error)
 	// TrustDomains returns the trust domain of identities and its aliases.
 	TrustDomains() []string
 }
@@ -55,7 +57,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 // leaf, the issuer's intermediates, and the trust bundle, which may be several certificates.
 func (s *Server) CreateCertificate(ctx context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
 	s.metrics.requests.Add(1)
-	caller, err := s.auth.Authenticate(ctx)
+	caller, redeem, err := s.auth.AuthenticateForCertificate(ctx)
 	if status.Code(err) == codes.ResourceExhausted {
 		return nil, err // the authenticator counts and logs it: there may be very many
 	}
@@ -72,7 +74,7 @@ func (s *Server) CreateCertificate(ctx context.Context, r *securityv1.IstioCerti
 		s.log.Warn("certificate request denied", "caller", caller, "reason", err)
 		return nil, err
 	}
-	chain, err := s.issue(policy.Request{Caller: caller, CSR: []byte(r.GetCsr()), TTL: seconds(r.GetValidityDuration()), TrustDomains: s.auth.TrustDomains()})
+	chain, err := s.issue(ctx, redeem, policy.Request{Caller: caller, CSR: []byte(r.GetCsr()), TTL: seconds(r.GetValidityDuration()), TrustDomains: s.auth.TrustDomains()})
 	if err != nil {
 		s.log.Warn("certificate request denied", "caller", caller, "reason", err)
 		return nil, err
@@ -82,7 +84,7 @@ func (s *Server) CreateCertificate(ctx context.Context, r *securityv1.IstioCerti
 }
 
 // issue returns the response's chain. Issuer and trust bundle in it are of one state.
-func (s *Server) issue(r policy.Request) ([]string, error) {
+func (s *Server) issue(ctx context.Context, redeem func(context.Context, []byte) error, r policy.Request) ([]string, error) {
 	state := s.authority.State()
 	now := time.Now()
 	approval, err := policy.Workload(r, s.limits, state.Issuer.Validity(), now)
@@ -97,6 +99,17 @@ func (s *Server) issue(r policy.Request) ([]string, error) {
 	if err != nil {
 		s.metrics.parseErrors.Add(1)
 		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if redeem != nil {
+		key, err := approval.PublicKey()
+		if err != nil {
+			s.metrics.parseErrors.Add(1)
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+		if err := redeem(ctx, key); err != nil {
+			s.metrics.unauthenticated.Add(1)
+			return nil, err
+		}
 	}
 	cert, err := state.Issuer.Sign(approval)
 	if err != nil {

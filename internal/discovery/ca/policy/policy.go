@@ -56,6 +56,9 @@ type Approval struct {
 	public   crypto.PublicKey
 }
 
+// PublicKey returns the key of the certificate in the form that certificates have it (SubjectPublicKeyInfo).
+func (a Approval) PublicKey() ([]byte, error) { return x509.MarshalPKIXPublicKey(a.public) }
+
 // The classes of errors of Workload.
 var (
 	// ErrRequest is an invalid request.
