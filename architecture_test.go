@@ -39,6 +39,7 @@ const (
 // layers lists every package with its layer. A package that is not in it fails TestImportsPointDown.
 var layers = map[string]layer{
 	"internal/mesh": vocabulary, "internal/object": vocabulary, "internal/pki": vocabulary,
+	"internal/join": tools,
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
 	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "internal/cgroup": tools, "internal/printable": tools, "internal/httpguard": tools, "test/wait": tools,
 	"internal/settings": tools, "internal/settings/cli": edge,
@@ -48,6 +49,7 @@ var layers = map[string]layer{
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
+	"internal/agent/vm": pure, "internal/agent/machine": edge,
 	"internal/agent/host": edge, "internal/agent/launch": edge, "internal/agent/reload": edge, "internal/agent/startup": edge,
 	"internal/agent/envoy": edge, "internal/agent/upstream": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
 	"internal/agent/sds": edge, "internal/agent/trust": edge, "internal/agent/xdsproxy": edge, "internal/agent/lastgood": edge, "internal/agent/dns": edge,
@@ -117,7 +119,7 @@ var pureFiles = []string{
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go", "internal/agent/status/exposition.go", "internal/agent/status/accept.go",
 	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
 	"internal/discovery/changes.go", "internal/discovery/touched.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
-	"internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go", "internal/discovery/authn/tokenreview/cache.go", "internal/discovery/ca/rootsecret/contents.go", "internal/discovery/rootconfigmap/decide.go",
+	"internal/join/*.go", "internal/discovery/authn/ledger.go", "internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go", "internal/discovery/authn/tokenreview/cache.go", "internal/discovery/ca/rootsecret/contents.go", "internal/discovery/rootconfigmap/decide.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
 	"internal/discovery/source/kube/merger*.go", "internal/discovery/source/multi/merger*.go", "internal/discovery/source/multi/plan*.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go", "internal/discovery/webhook/plan.go", "internal/discovery/webhook/pace.go",
@@ -342,7 +344,7 @@ func TestHTTPServersAreBounded(t *testing.T) {
 var wholeReads = map[string]string{
 	"internal/filewatch/": "implements the bound", "internal/statefile/": "implements the bound",
 	"internal/cgroup/": "files of the kernel", "internal/agent/app/app.go": "files of the kernel", "internal/agent/capture/": "files of the kernel",
-	"internal/agent/envoy/": "files of the kernel", "internal/agent/status/metrics.go": "a file of the kernel", "internal/agent/doctor/gather/listen.go": "files of the kernel", "cmd/pilot-agent/doctor.go": "files of the kernel", "internal/claim/folder.go": "a file of the kernel",
+	"internal/agent/envoy/": "files of the kernel", "internal/agent/machine/": "files of the kernel", "internal/agent/status/metrics.go": "a file of the kernel", "internal/agent/doctor/gather/listen.go": "files of the kernel", "cmd/pilot-agent/doctor.go": "files of the kernel", "internal/claim/folder.go": "a file of the kernel",
 	"internal/discovery/ca/": "files of the state folder", "internal/discovery/discovery.go": "a file of the state folder",
 	"cmd/pilotctl/": "files that its user names", "internal/demo/": "files that its user names", "internal/lab/": "files of its own", "samples/": "an application", "hack/": "files of the repository",
 }

@@ -125,7 +125,7 @@ func newRoot(s process) *cobra.Command {
 	}
 	cli.Setup(root, nil)
 	cli.AddToAll(root, settings.AgentLog)
-	root.AddCommand(newProxy(s), newRequest(), newRestart(), newIdentity(), newStatus(), newDoctor(s), newLogLevel(), newWait(), newVersion(), cli.Collateral(root),
+	root.AddCommand(newProxy(s), newRequest(), newRestart(), newIdentity(), newStatus(), newDoctor(s), newLogLevel(), newWait(), newVersion(), newJoin(s), newLeave(s), newStart(s), cli.Collateral(root),
 		newIptablesCommand(s.env), newCleanIptables(s.env))
 	return root
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"testing"
 
+	"github.com/pilothouse/pilothouse/internal/agent/vm"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/test/clitest"
 )
@@ -19,6 +20,10 @@ func TestEverySettingOfACommandIsRead(t *testing.T) {
 	clitest.AllRead(t, "identity", settings.AgentIdentity, func(v *settings.Values) { readIdentity(v) })
 	clitest.AllRead(t, "version", settings.AgentVersion, func(v *settings.Values) { readVersion(v) })
 	clitest.AllRead(t, "istio-iptables", settings.AgentIptables, func(v *settings.Values) { new(captureCommand).read(v) })
+	clitest.AllRead(t, "join", settings.AgentJoin, func(v *settings.Values) { readJoin(v) })
+	clitest.AllRead(t, "leave", settings.AgentLeave, func(v *settings.Values) { readLeave(v) })
+	clitest.AllRead(t, "start, its variables", settings.AgentStart, func(v *settings.Values) { vm.ReadSettings(v) })
+	clitest.AllRead(t, "start", settings.AgentRoot, func(v *settings.Values) { readRoot(v) })
 	clitest.AllRead(t, "explain", settings.AgentExplain, func(v *settings.Values) { readExplanation(v) })
 	// Those of proxy are read by internal/agent/spec and memory.go.
 }

@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -199,19 +198,26 @@ func (b *Bundle) Certificates() ([]*x509.Certificate, error) {
 }
 
 func checkAddress(address string) error {
-	host, port, err := net.SplitHostPort(address)
-	if err == nil {
-		var n uint64
-		if n, err = strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			err = fmt.Errorf("invalid port %q: want 1–65535", port)
-		} else if host == "" {
-			err = errors.New("no host")
-		} else {
-			err = checkText("host", host)
-		}
+	fail := func(why string) error {
+		return fmt.Errorf("invalid address %.300q of pilot-discovery: %s", address, why)
 	}
-	if err != nil {
-		return fmt.Errorf("invalid address %.300q of pilot-discovery: %w", address, err)
+	i := strings.LastIndexByte(address, ':')
+	if i <= 0 {
+		return fail("want host:port")
+	}
+	host, port := address[:i], address[i+1:]
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fail(fmt.Sprintf("invalid port %q: want 1–65535", port))
+	}
+	if inner, ok := strings.CutPrefix(host, "["); ok {
+		if host, ok = strings.CutSuffix(inner, "]"); !ok || host == "" {
+			return fail("want [IPv6]:port")
+		}
+	} else if strings.ContainsAny(host, ":[]") {
+		return fail("want an IPv6 address in brackets")
+	}
+	if err := checkText("host", host); err != nil {
+		return fail(err.Error())
 	}
 	return nil
 }

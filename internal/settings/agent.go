@@ -343,6 +343,65 @@ var AgentDoctor = Table{
 		Help: "how long each server and name may take to answer"},
 }
 
+// AgentRoot is the setting of the commands for virtual machines.
+var AgentRoot = Table{
+	{Flag: "root", Kind: Text, Default: "/", Required: true, Unit: "folder", Used: "internal/agent/machine",
+		Help: "`folder` that stands for / of the machine, for images and tests"},
+}
+
+// AgentStart is the table of pilot-agent start: what istio-start.sh reads beside the variables of istio-iptables and of the proxy. The
+// variables are read from sidecar.env and cluster.env, too. [agent V3, V4]
+var AgentStart = Table{
+	{Env: []string{"EXEC_USER"}, Kind: Text, Otherwise: "$ENVOY_USER, else istio-proxy", Unit: "user", Used: "internal/agent/vm",
+		Help: "user that the proxy runs as"},
+	{Env: []string{"ISTIO_CUSTOM_IP_TABLES"}, Kind: Bool, Unit: "switch", Used: "internal/agent/vm",
+		Help: "leave the rules of capture alone"},
+	{Env: []string{"ISTIO_INBOUND_INTERCEPTION_MODE"}, Kind: Enum, Values: []string{"", "REDIRECT", "TPROXY", "NONE"}, AnyCase: true, Unit: "mode", Used: "internal/agent/vm",
+		Help: "how inbound connections are captured; with TPROXY the proxy stays root"},
+	{Env: []string{"ISTIO_AGENT_FLAGS"}, Kind: Text, Unit: "flags", Used: "internal/agent/vm",
+		Help: "further flags of pilot-agent proxy, with spaces in between"},
+	{Env: []string{"ISTIO_SVC_IP"}, Kind: Text, Unit: "IP address", Used: "internal/agent/vm",
+		Help: "address of the machine, if INSTANCE_IP does not say it"},
+	{Env: []string{"ISTIO_SERVICE"}, Kind: Text, Unit: "name.namespace", Used: "internal/agent/vm",
+		Help: "name of the proxy's service: --serviceCluster"},
+	{Env: []string{"ISTIO_NAMESPACE"}, Kind: Text, Unit: "namespace", Used: "internal/agent/vm",
+		Help: "namespace of the workload, if POD_NAMESPACE does not say it"},
+	{Env: []string{"CANONICAL_SERVICE"}, Kind: Text, Unit: "name", Used: "internal/agent/vm",
+		Help: "label service.istio.io/canonical-name, if ISTIO_METAJSON_LABELS does not have it"},
+	{Env: []string{"CANONICAL_REVISION"}, Kind: Text, Unit: "name", Used: "internal/agent/vm",
+		Help: "label service.istio.io/canonical-revision, if ISTIO_METAJSON_LABELS does not have it"},
+	{Env: []string{"PILOT_ADDRESS"}, Kind: Text, Unit: "host:port", Used: "internal/agent/vm",
+		Help: "address of discovery, if PROXY_CONFIG does not say it, and of the CA, if CA_ADDR does not"},
+	{Env: []string{"ISTIO_PILOT_PORT"}, Kind: Text, Unit: "port", Used: "internal/agent/vm",
+		Help: "port of discovery, without PILOT_ADDRESS"},
+	{Env: []string{"ISTIO_SYSTEM_NAMESPACE"}, Kind: Text, Unit: "namespace", Used: "internal/agent/vm",
+		Help: "namespace of the control plane, without PILOT_ADDRESS"},
+	{Env: []string{"ISTIO_BIN_BASE"}, Kind: Text, Unit: "folder", NoEffect: "the programs are those of the unit and of the ProxyConfig",
+		Help: "folder of the programs"},
+	{Env: []string{"ISTIO_CFG"}, Kind: Text, Unit: "folder", NoEffect: "the environment files are in /var/lib/istio/envoy",
+		Help: "folder of sidecar.env"},
+	{Env: []string{"ISTIO_LOG_DIR"}, Kind: Text, Unit: "folder", NoEffect: "logs go to standard error",
+		Help: "folder of logs"},
+}
+
+// AgentJoin is the table of pilot-agent join.
+var AgentJoin = Table{
+	{Flag: "envoy", Kind: Text, Otherwise: "that of the ProxyConfig, else /usr/local/bin/envoy", Unit: "file", Used: "internal/agent/vm",
+		Help: "`path` of Envoy"},
+	{Flag: "no-start", Kind: Bool, Unit: "switch", Used: "cmd/pilot-agent/join.go",
+		Help: "get the certificate and write the files, but start nothing now"},
+	{Flag: "dry-run", Kind: Bool, Unit: "switch", Used: "cmd/pilot-agent/join.go",
+		Help: "print what would be done, and do nothing; the token is not used"},
+	{Flag: "timeout", Kind: Duration, Default: "2m", Positive: true, Unit: "duration", Used: "cmd/pilot-agent/join.go",
+		Help: "how long to wait for the CA, and then until the proxy is ready"},
+}
+
+// AgentLeave is the table of pilot-agent leave.
+var AgentLeave = Table{
+	{Flag: "dry-run", Kind: Bool, Unit: "switch", Used: "cmd/pilot-agent/leave.go",
+		Help: "print what would be done, and do nothing"},
+}
+
 // AgentLogLevel is the table of pilot-agent log-level.
 var AgentLogLevel = Table{
 	{Flag: "statusPort", Kind: Port, Number: mesh.StatusPort, Unit: "port", Used: "cmd/pilot-agent/log.go",

@@ -27,6 +27,9 @@ func Commands() []Command {
 		{Path: "pilot-agent istio-iptables", Tables: []Table{AgentIptables}, Shared: agent},
 		{Path: "pilot-agent istio-iptables explain", Tables: []Table{AgentExplain}, Shared: []Table{AgentIptables, AgentLog}},
 		{Path: "pilot-agent istio-clean-iptables", Shared: []Table{AgentIptables, AgentLog}},
+		{Path: "pilot-agent join", Tables: []Table{AgentJoin, AgentRoot}, Shared: agent},
+		{Path: "pilot-agent leave", Tables: []Table{AgentLeave}, Shared: []Table{AgentRoot, AgentLog}},
+		{Path: "pilot-agent start", Tables: []Table{AgentStart}, Shared: []Table{AgentRoot, AgentLog}},
 		{Path: "pilot-agent collateral", Tables: []Table{Collateral}, Shared: agent},
 		{Path: "pilot-discovery discovery", Tables: []Table{Discovery, DiscoveryNoEffect}},
 		{Path: "pilot-discovery request", Tables: []Table{DiscoveryRequest}},
@@ -44,6 +47,7 @@ func Commands() []Command {
 		{Path: "pilotctl validate", Tables: []Table{PilotctlValidate}, Shared: ctl},
 		{Path: "pilotctl remote-secret", Tables: []Table{PilotctlRemoteSecret}, Shared: ctl},
 		{Path: "pilotctl token create", Tables: []Table{PilotctlTokenCreate}, Shared: ctl},
+		{Path: "pilotctl vm join-token", Tables: []Table{PilotctlVMJoinToken}, Shared: ctl},
 		{Path: "pilotctl collateral", Shared: []Table{Collateral, Pilotctl}},
 	}
 }

@@ -147,3 +147,33 @@ var PilotctlTokenCreate = Table{
 	{Flag: "ttl", Kind: Duration, Number: int64(DefaultTokenTTL), Positive: true, Unit: "duration", Used: "internal/discovery/authn",
 		Help: "how long the token is valid"},
 }
+
+// PilotctlVMJoinToken is the table of pilotctl vm join-token.
+var PilotctlVMJoinToken = Table{
+	{Flag: "stateDir", Kind: Text, Unit: "folder", Used: "internal/discovery/authn",
+		Help: "pilot-discovery's state `folder`, which has its roots and signs the token"},
+	{Flag: "address", Kind: Text, Required: true, Unit: "host:port", Used: "cmd/pilotctl/vm.go",
+		Help: "`host:port` of pilot-discovery's secure port, as the machine reaches it"},
+	{Flag: "serverName", Kind: Text, Default: "istiod." + mesh.DefaultRootNamespace + ".svc", Unit: "name", Used: "cmd/pilotctl/vm.go",
+		Help: "`name` in pilot-discovery's certificate that the machine verifies; empty: the host of --address (--servingName of pilot-discovery adds names)"},
+	{Flag: "ttl", Kind: Duration, Number: int64(DefaultJoinTTL), Positive: true, Unit: "duration", Used: "internal/discovery/authn",
+		Help: "how long the string is valid, at most 168h"},
+	{Flag: "uses", Kind: Int, Number: 1, Min: 1, Max: 100, Unit: "machines", Used: "internal/discovery/authn",
+		Help: "`number` of machines that may join with it"},
+	{Flag: "group", Kind: Text, Unit: "name", Used: "internal/agent/vm",
+		Help: "`name` of the WorkloadGroup in the same namespace that registers the machine; empty: it has a WorkloadEntry, or none"},
+	{Flag: "filename", Short: "f", Kind: Text, Unit: "file", Used: "cmd/pilotctl/vm.go",
+		Help: "`file` with the WorkloadGroup, from which the names, labels, network and probe are taken"},
+	{Flag: "labels", Kind: List, Unit: "list of name=value", Used: "internal/agent/vm",
+		Help: "`labels` of the workload, added to those of the WorkloadGroup"},
+	{Flag: "trustDomain", Kind: Text, Otherwise: "that of --meshConfigFile, else cluster.local", Unit: "trust domain", Used: "internal/agent/vm",
+		Help: "`name` of the mesh's trust domain"},
+	{Flag: "clusterID", Kind: Text, Default: "Kubernetes", Unit: "name", Used: "internal/agent/vm",
+		Help: "`name` of the control plane's cluster"},
+	{Flag: "network", Kind: Text, Otherwise: "that of the WorkloadGroup", Unit: "name", Used: "internal/agent/vm",
+		Help: "`name` of the network that the machine is in"},
+	{Flag: "revision", Kind: Text, Unit: "revision", Used: "internal/agent/vm",
+		Help: "`revision` of the control plane, which the proxy says of itself"},
+	{Flag: "meshConfigFile", Kind: Text, Unit: "file", Used: "cmd/pilotctl/vm.go",
+		Help: "`file` with the mesh configuration, whose trust domain and defaultConfig the machine gets"},
+}

@@ -215,4 +215,3 @@ func FuzzDecodeLedger(f *testing.F) {
 		}
 	})
 }
-

@@ -134,6 +134,9 @@ func (m *Mesh) Pods() []*Pod {
 // StateDir is the state directory of pilot-discovery.
 func (m *Mesh) StateDir() string { return filepath.Join(m.o.WorkDir, "state") }
 
+// Programs are the programs of the mesh, where the user of the proxies can reach them.
+func (m *Mesh) Programs() Programs { return m.o.Programs }
+
 // DiscoveryURL is the URL of the debug port of pilot-discovery, which listens on the loopback of [netmesh.Mesh.Host].
 func (m *Mesh) DiscoveryURL() string { return "http://127.0.0.1:8080" }
 
