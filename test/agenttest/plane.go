@@ -105,6 +105,13 @@ func (p *Plane) Give(typeURL string, resources map[string]proto.Message) {
 	}
 }
 
+// GiveBytes sets one resource of a type that has no Go message here, encoded. Call it before Start.
+func (p *Plane) GiveBytes(typeURL, name string, value []byte) {
+	p.given[typeURL] = append(p.given[typeURL], &discoveryv3.Resource{
+		Name: name, Version: "1", Resource: &anypb.Any{TypeUrl: typeURL, Value: value},
+	})
+}
+
 // Refuse lets requests for certificates fail with an error; nil ends that.
 func (p *Plane) Refuse(err error) { p.RefuseAfter(0, err) }
 

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/agenttest"
 )
 
@@ -22,32 +24,101 @@ const (
 	idle  = 10 * time.Second
 )
 
-// BenchmarkAgent starts the built agent with a real Envoy and an idle control plane. It
-// reports the milliseconds from the agent's exec to Envoy's and to the first ready
-// answer, how often the idle agent wakes, and what it holds in memory: what its control
-// group is charged with, which a node pays, and the anonymous part of that; and, to compare
-// with other programs, its resident set, in which pages that all agents of a node share
-// count once for each.
+// BenchmarkAgent starts the built agent with a real Envoy and an idle control plane that
+// gives no configuration. It reports the milliseconds from the agent's exec to Envoy's and to
+// the first ready answer, how often the idle agent wakes, and what it holds in memory: what
+// its control group is charged with, which a node pays, and the anonymous part of that; and,
+// to compare with other programs, its resident set, in which pages that all agents of a node
+// share count once for each.
 func BenchmarkAgent(b *testing.B) {
-	defer agenttest.Cleanup()
 	plane := agenttest.NewPlane(b)
 	plane.Start()
-	agenttest.Binary(b)
+	measure(b, plane, nil)
+}
+
+const (
+	clusters = 1000
+	names    = 1000
+)
+
+// BenchmarkAgentWithEverything is BenchmarkAgent in a mesh of 1,000 services, with the parts
+// of the agent that hold something in memory: each alone, and all together. The copy is that
+// of what Envoy acknowledged, for which a restarted agent is measured, too; the agent
+// answers DNS questions from a table of 1,000 names; and a scrape of Envoy and of an
+// application comes every second, an interval shorter than those in use.
+func BenchmarkAgentWithEverything(b *testing.B) {
+	plane := agenttest.NewPlane(b)
+	plane.Give(clusterType, staticClusters())
+	plane.GiveBytes(mesh.NameTableType, "", nameTable())
+	plane.Start()
+	app := application(b)
+	noCopy := "XDS_COPY_DIR="
+	scraped := `ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","port":"` + app + `","path":"/metrics"}`
+	for _, part := range []struct {
+		name string
+		use  use
+	}{
+		{"configuration", use{env: []string{noCopy}}},
+		{"copy", use{}},
+		{"copy-used-again", use{again: true}},
+		{"dns", use{env: []string{noCopy}, dns: true}},
+		{"metrics", use{env: []string{noCopy, scraped}, scrape: true}},
+		{"everything", use{env: []string{scraped}, dns: true, scrape: true, again: true}},
+	} {
+		b.Run(part.name, func(b *testing.B) { measure(b, plane, &part.use) })
+	}
+}
+
+// use is what an agent is given to do.
+type use struct {
+	env    []string
+	dns    bool
+	scrape bool
+	again  bool // measure the second agent of a directory, which finds the copy of the first
+}
+
+// start starts an agent in the group.
+func (u *use) start(b *testing.B, plane *agenttest.Plane, group *group, before *agenttest.Process) *agenttest.Process {
+	b.Helper()
+	var env []string
+	if u != nil {
+		env = u.env
+		if u.dns {
+			env = append(slices.Clone(env), "ISTIO_META_DNS_CAPTURE=true", "DNS_PROXY_ADDR=127.0.0.1:"+agenttest.Port(b))
+		}
+	}
+	var a *agenttest.Process
+	if before != nil {
+		a = before.Again()
+	} else {
+		a = agenttest.New(b, plane, "binaryPath: "+outside(b, group), env...)
+		group.hold(a.Cmd)
+	}
+	a.Start()
+	return a
+}
+
+// measure runs agents, one for each iteration, and reports means. u is nil for one that only runs.
+func measure(b *testing.B, plane *agenttest.Plane, u *use) {
 	group := newGroup(b)
 	var exec, ready, current, anonymous, rss, wakes float64
 	for b.Loop() {
-		a := agenttest.New(b, plane, "binaryPath: "+outside(b, group))
-		group.hold(a.Cmd)
-		a.Start()
+		a := u.start(b, plane, group, nil)
+		if u != nil && u.again {
+			untilReady(b, a)
+			a.Stop()
+			a = u.start(b, plane, group, a)
+		}
 		exec += untilEnvoy(b, a).Seconds()
-		agenttest.Until(b, "the proxy is ready", func() error {
-			code, body, err := a.Get(a.Status, "/healthz/ready")
-			if err == nil && code != 200 {
-				err = errors.New(body)
-			}
-			return err
-		})
+		untilReady(b, a)
 		ready += time.Since(a.Started).Seconds()
+		if u != nil && u.scrape {
+			for range 30 {
+				if code, _, err := a.Get(a.Status, "/stats/prometheus"); err != nil || code != 200 {
+					b.Fatal("scrape: ", code, err)
+				}
+			}
+		}
 		<-time.After(quiet)
 		before, err1 := a.Wakes()
 		<-time.After(idle)
@@ -68,6 +139,17 @@ func BenchmarkAgent(b *testing.B) {
 	b.ReportMetric(rss/n, "rss-MB")
 	b.ReportMetric(wakes/n, "wakes/s")
 	b.ReportMetric(0, "ns/op")
+}
+
+func untilReady(b *testing.B, a *agenttest.Process) {
+	b.Helper()
+	agenttest.Until(b, "the proxy is ready", func() error {
+		code, body, err := a.Get(a.Status, "/healthz/ready")
+		if err == nil && code != 200 {
+			err = errors.New(body)
+		}
+		return err
+	})
 }
 
 // untilEnvoy looks for Envoy more often than agenttest.Until does: what is measured is

@@ -4,10 +4,13 @@ import (
 	"os"
 	"testing"
 
+	"github.com/pilothouse/pilothouse/test/agenttest"
 	"github.com/pilothouse/pilothouse/test/require"
 )
 
 func TestMain(m *testing.M) {
 	require.Envoy()
-	os.Exit(m.Run())
+	code := m.Run()
+	agenttest.Cleanup()
+	os.Exit(code)
 }
