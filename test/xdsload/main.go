@@ -65,7 +65,7 @@ func parse(args []string, stderr io.Writer) (v invocation, err error) {
 	flags.IntVar(&o.Repeat, "repeat", 5, "how many `times` each change is made")
 	flags.StringVar(&o.Discovery, "discovery", "bin/pilot-discovery", "`path` of the pilot-discovery that is measured")
 	flags.DurationVar(&o.Bound, "bound", 10*time.Minute, "longest `time` of one step")
-	flags.StringVar(&o.profiles.dir, "cpuprofile", "", "`directory` for CPU profiles of pilot-discovery, one of each step; profiling costs processor time")
+	flags.StringVar(&o.profiles.dir, "cpuprofile", "", "`directory` for profiles of pilot-discovery, CPU and heap, one of each step; profiling costs processor time")
 	flags.DurationVar(&o.profiles.time, "cpuprofile-time", 10*time.Second, "`time` of each CPU profile, from the start of its step")
 	flags.BoolVar(&v.json, "json", false, "print JSON instead of a table")
 	matrix := flags.String("matrix", "", "do several `runs`, each with these flags besides the others, and print Markdown: \"streams=500 streams=2000,tls\", or \"standard\"")

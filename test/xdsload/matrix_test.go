@@ -66,6 +66,7 @@ func TestProfiles(t *testing.T) {
 		asked <- r.URL.RawQuery
 		_, _ = w.Write([]byte("a profile"))
 	})
+	mux.HandleFunc("/debug/pprof/heap", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("a heap")) })
 	s := httptest.NewServer(mux)
 	defer s.Close()
 	d, p := &discovery{http: strings.TrimPrefix(s.URL, "http://")}, profiler{dir: filepath.Join(t.TempDir(), "new"), time: 2 * time.Second}
@@ -81,6 +82,9 @@ func TestProfiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text, err := os.ReadFile(filepath.Join(p.dir, "all-come-back-unchanged.pprof")); err != nil || string(text) != "a profile" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(p.dir, "all-come-back-unchanged-heap.pprof")); err != nil || string(text) != "a heap" {
 		t.Errorf("%q, %v", text, err)
 	}
 	none := httptest.NewServer(http.NotFoundHandler())

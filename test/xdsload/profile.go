@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// profiler writes CPU profiles of pilot-discovery. The zero value writes none.
+// profiler writes profiles of pilot-discovery: CPU, and the heap as it was at the last garbage collection. The zero value writes none.
 type profiler struct {
 	dir  string
 	time time.Duration // of each profile
@@ -39,13 +39,23 @@ func (p profiler) during(ctx context.Context, d *discovery, step string, f func(
 	go func() {
 		text, err := get(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", d.http, int(p.time.Seconds())))
 		if err == nil {
-			err = os.WriteFile(filepath.Join(p.dir, strings.NewReplacer(" ", "-", ",", "").Replace(step)+".pprof"), []byte(text), 0o644)
+			err = p.write(step, text)
 		}
 		taken <- err
 	}()
 	err := f()
 	if err != nil {
 		cancel()
+		return errors.Join(err, <-taken)
+	}
+	text, err := get(ctx, "http://"+d.http+"/debug/pprof/heap")
+	if err == nil {
+		err = p.write(step+" heap", text)
 	}
 	return errors.Join(err, <-taken)
+}
+
+func (p profiler) write(step, text string) error {
+	name := strings.NewReplacer(" ", "-", ",", "").Replace(step) + ".pprof"
+	return os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o644)
 }
