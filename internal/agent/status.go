@@ -122,8 +122,11 @@ func (p parts) metrics(page *status.Page) {
 	page.Counter("dns_table_answers_total", "DNS requests that were answered from the names of the mesh.", float64(n.Answered))
 	page.Counter("dns_upstream_requests_total", "DNS requests to name servers.", float64(n.Upstream))
 	page.Counter("dns_upstream_failures_total", "DNS requests to name servers without a response.", float64(n.Failures))
-	page.Counter("dns_upstream_request_duration_seconds_sum", "The time that responses of name servers took together.", n.Waited.Seconds())
-	page.Counter("dns_upstream_request_duration_seconds_count", "Responses of name servers.", float64(n.Upstream-n.Failures))
+	var bounds []float64
+	for _, d := range dns.DurationBounds {
+		bounds = append(bounds, d.Seconds())
+	}
+	page.Histogram("dns_upstream_request_duration_seconds", "The time that name servers took to respond.", bounds, n.Durations[:], n.Waited.Seconds())
 	page.Gauge("dns_table_hosts", "Hosts of the mesh that are resolved.", float64(p.dns.server.Names().Hosts))
 }
 

@@ -45,11 +45,16 @@ type Options struct {
 }
 
 // Stats are counters since the start: Queries of clients, those that were Answered from the table, Upstream queries to servers, and
-// Failures, the upstream queries without a response. Waited is how long servers took to respond to all others.
+// Failures, the upstream queries without a response. Waited is how long servers took to respond to all others, and Durations how many
+// of these took up to each of DurationBounds, and more than the one before; the last is of those that took longer than all.
 type Stats struct {
 	Queries, Answered, Upstream, Failures uint64
 	Waited                                time.Duration
+	Durations                             [len(DurationBounds) + 1]uint64
 }
+
+// DurationBounds are those of the histogram that Istio's agent has.
+var DurationBounds = [...]time.Duration{time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond, time.Second, 5 * time.Second}
 
 // Server answers queries. Make it with New; call Run once, or Close.
 type Server struct {
@@ -156,10 +161,14 @@ func (s *Server) Run(ctx context.Context) error {
 
 // Stats returns the counters. Any goroutine may call it.
 func (s *Server) Stats() Stats {
-	return Stats{
+	out := Stats{
 		Queries: s.queries.Load(), Answered: s.answered.Load(), Upstream: s.up.sent.Load(), Failures: s.up.failed.Load(),
 		Waited: time.Duration(s.up.waited.Load()),
 	}
+	for i := range out.Durations {
+		out.Durations[i] = s.up.durations[i].Load()
+	}
+	return out
 }
 
 // respond returns the response to a client's message; nil if that is not a query.

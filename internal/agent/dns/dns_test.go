@@ -41,8 +41,17 @@ func TestQueriesAreForwarded(t *testing.T) {
 		}
 		if s := w.s.Stats(); s.Queries != 20 || s.Upstream != 20 || s.Failures != 0 {
 			t.Errorf("counted %+v", s)
+		} else if n := sum(s.Durations[:]); n != 20 {
+			t.Errorf("%d durations of 20 responses: %v", n, s.Durations)
 		}
 	}
+}
+
+func sum(counts []uint64) (n uint64) {
+	for _, c := range counts {
+		n += c
+	}
+	return n
 }
 
 // Messages with another ID or another question, and what is not a response at all, are ignored.

@@ -52,6 +52,7 @@ type upstream struct {
 	inFlight     singleflight.Group
 	sent, failed atomic.Uint64
 	waited       atomic.Int64 // until responses, in nanoseconds
+	durations    [len(DurationBounds) + 1]atomic.Uint64
 	offset       atomic.Uint32
 	unavailable  atomic.Bool
 
@@ -191,7 +192,10 @@ func (u *upstream) queryServer(ctx context.Context, q query, server netip.Addr, 
 	start := time.Now()
 	msg, err := u.exchange(ctx, q, server, t)
 	if err == nil {
-		u.waited.Add(int64(time.Since(start)))
+		took := time.Since(start)
+		u.waited.Add(int64(took))
+		i, _ := slices.BinarySearch(DurationBounds[:], took)
+		u.durations[i].Add(1)
 	}
 	if err != nil {
 		u.failed.Add(1)

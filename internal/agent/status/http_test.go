@@ -260,6 +260,7 @@ func TestMetrics(t *testing.T) {
 		o.Collect = []func(*status.Page){func(p *status.Page) {
 			p.Counter("istiod_connection_failures", "Failed connections.", 2, "reason", "a \"b\"\\\n")
 			p.Counter("istiod_connection_failures", "Failed connections.", 3, "reason", "c", "code", "1")
+			p.Histogram("waits_seconds", "Waits.", []float64{0.001, 5}, []uint64{3, 2, 1}, 7.5)
 		}}
 	})
 	s.request("GET", "/healthz/ready")
@@ -271,6 +272,10 @@ func TestMetrics(t *testing.T) {
 	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, body)
+	}
+	if h := families["istio_agent_waits_seconds"].GetMetric()[0].GetHistogram(); h.GetSampleCount() != 6 || h.GetSampleSum() != 7.5 || len(h.GetBucket()) != 3 ||
+		h.GetBucket()[0].GetCumulativeCount() != 3 || h.GetBucket()[1].GetCumulativeCount() != 5 || h.GetBucket()[1].GetUpperBound() != 5 {
+		t.Errorf("the histogram is %v", h)
 	}
 	for name, want := range map[string]float64{
 		"istio_agent_envoy_restarts_total": 3, "istio_agent_envoy_live": 1, "istio_agent_scrapes_total": 1, "istio_agent_scrape_failures_total": 0,

@@ -29,6 +29,22 @@ func (p *Page) Gauge(name, help string, value float64, labels ...string) {
 	p.sample("gauge", name, help, value, labels)
 }
 
+// Histogram adds a histogram; see Counter for the name. counts has the number of values up to each bound, and not up to the bound
+// before it, and after these the number above all bounds; sum is that of all values.
+func (p *Page) Histogram(name, help string, bounds []float64, counts []uint64, sum float64) {
+	p.header("histogram", name, help)
+	var n uint64
+	for i, c := range counts {
+		n += c
+		le := "+Inf"
+		if i < len(bounds) {
+			le = formatValue(bounds[i])
+		}
+		fmt.Fprintf(&p.b, "%s%s_bucket{le=\"%s\"} %d\n", prefix, name, le, n)
+	}
+	fmt.Fprintf(&p.b, "%s%s_sum %s\n%s%s_count %d\n", prefix, name, formatValue(sum), prefix, name, n)
+}
+
 // Bytes returns the text.
 func (p *Page) Bytes() []byte { return p.b.Bytes() }
 
@@ -38,10 +54,7 @@ var (
 )
 
 func (p *Page) sample(kind, name, help string, value float64, labels []string) {
-	if name != p.last {
-		p.last = name
-		fmt.Fprintf(&p.b, "# HELP %s%s %s\n# TYPE %s%s %s\n", prefix, name, escapeHelp.Replace(help), prefix, name, kind)
-	}
+	p.header(kind, name, help)
 	p.b.WriteString(prefix + name)
 	for i := 0; i+1 < len(labels); i += 2 {
 		p.b.WriteByte("{,"[min(i, 1)])
@@ -63,4 +76,12 @@ func formatValue(v float64) string {
 		return "-Inf"
 	}
 	return strconv.FormatFloat(v, 'g', -1, 64)
+}
+
+// header describes a metric before its first sample.
+func (p *Page) header(kind, name, help string) {
+	if name != p.last {
+		p.last = name
+		fmt.Fprintf(&p.b, "# HELP %s%s %s\n# TYPE %s%s %s\n", prefix, name, escapeHelp.Replace(help), prefix, name, kind)
+	}
 }
