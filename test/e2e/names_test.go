@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,6 +44,20 @@ func getent(p *meshup.Pod, name string) (string, error) {
 		}
 	}
 	return strings.Join(all, " "), nil
+}
+
+// dig returns what dig finds as the A records of a name in a Pod, with the search domains of resolv.conf.
+func dig(p *meshup.Pod, path, name string, more ...string) (string, error) {
+	var out bytes.Buffer
+	args := append([]string{"+short", "+search", "+time=10", name, "A"}, more...)
+	c, err := p.Net.Start(netmesh.Command{Path: path, Args: args, Env: []string{"PATH=/usr/bin:/bin"}, UID: 2000, GID: 2000, Stdout: &out})
+	if err != nil {
+		return "", err
+	}
+	if err := c.Wait(); err != nil {
+		return "", fmt.Errorf("dig %s: %w: %s", name, err, out.String())
+	}
+	return strings.TrimSpace(out.String()), nil
 }
 
 // greeting returns what the server at a port of a name sends, by the addresses that Go's resolver finds.
@@ -143,6 +158,18 @@ func (n *namedMesh) resolve(t *testing.T) {
 	} {
 		if got, err := getent(n.p, name); err != nil || got != want {
 			t.Errorf("getent: %s is %q, want %q (%v)", name, got, want, err)
+		}
+	}
+	if path, err := exec.LookPath("dig"); err != nil {
+		t.Log("dig is not installed: hack/test-deps.sh installs it")
+	} else {
+		for _, name := range []string{"outside.example.com", "web", "web.names"} {
+			want := map[bool]string{true: n.allocated, false: "10.96.7.1"}[name == "outside.example.com"]
+			for _, by := range []string{"+notcp", "+tcp"} {
+				if got, err := dig(n.p, path, name, by); err != nil || got != want {
+					t.Errorf("dig %s: %s is %q, want %q (%v)", by, name, got, want, err)
+				}
+			}
 		}
 	}
 	for _, name := range []string{"outside.example.com", "x.wild.example.com"} {
