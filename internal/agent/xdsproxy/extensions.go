@@ -29,8 +29,9 @@ const (
 // a conversion fetches what may be far away.
 type converter struct{ in chan *frame }
 
-// convert starts the converter of a stream; nil if none is needed. It ends at the latest when the stream does.
-func (p *Proxy) convert(ctx context.Context, up *upstreamStream, down *downstream) *converter {
+// convert starts the converter of a stream, which has deliver called for each response; nil if none is needed. It ends when
+// deliver returns an error, and at the latest when ctx does.
+func (p *Proxy) convert(ctx context.Context, deliver func(*frame) error) *converter {
 	if p.config.Extensions == nil {
 		return nil
 	}
@@ -43,7 +44,7 @@ func (p *Proxy) convert(ctx context.Context, up *upstreamStream, down *downstrea
 			case <-ctx.Done():
 				return
 			case f := <-c.in:
-				if p.deliver(ctx, f, up, down) != nil {
+				if deliver(f) != nil {
 					return // one of the streams has ended
 				}
 			}
@@ -64,8 +65,9 @@ func (c *converter) take(ctx context.Context, f *frame, h head) bool {
 	return true
 }
 
-// deliver converts a response and sends it to Envoy, or rejects it.
-func (p *Proxy) deliver(ctx context.Context, f *frame, up *upstreamStream, down *downstream) error {
+// deliver converts a response and sends it to Envoy, or rejects it. Recorded is what the control plane sent, and not where
+// its module was put: that may be removed until the copy is used.
+func (p *Proxy) deliver(ctx context.Context, f *frame, up *upstreamStream, down *downstream, k *keptStream) error {
 	text := f.data.Materialize()
 	out, err := convertAll(ctx, p.config.Extensions, text, up.delta)
 	switch {
@@ -75,6 +77,21 @@ func (p *Proxy) deliver(ctx context.Context, f *frame, up *upstreamStream, down 
 		p.config.Log.Warn("the configuration of an extension is rejected", "reason", err)
 		nonce, _ := field(text, responseNonce)
 		return up.reject(extensionType, string(nonce), err)
+	}
+	k.response(frameOf(text))
+	return down.SendMsg(frameOf(out))
+}
+
+// deliverKept converts a response of the copy and sends it to Envoy.
+func (p *Proxy) deliverKept(ctx context.Context, f *frame, down *downstream) error {
+	out, err := convertAll(ctx, p.config.Extensions, f.data.Materialize(), down.delta)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		// It was valid when it was recorded. What needs it waits for the control plane.
+		p.config.Log.Error("the configuration of an extension in the copy is invalid", "reason", err)
+		return nil
 	}
 	return down.SendMsg(frameOf(out))
 }

@@ -44,6 +44,8 @@ type keptStream struct {
 	answers *lastgood.Answers // nil if the control plane answers
 	broken  bool
 	silent  *time.Timer
+	// converter converts what is answered from the copy; nil until then.
+	converter *converter
 }
 
 // relayKept forwards one stream of our Envoy, or answers it. When the control plane is back, an answered stream is ended: Envoy
@@ -258,10 +260,23 @@ func (k *keptStream) reply(f *frame) {
 		if k.p.config.Observe != nil {
 			k.p.config.Observe(data, k.down.delta)
 		}
-		if err := k.down.SendMsg(&frame{data: data}); err != nil {
+		f := &frame{data: data}
+		if h, err := readHead(data, responseFields); err == nil && k.conversion().take(k.down.Context(), f, h) {
+			continue
+		}
+		if err := k.down.SendMsg(f); err != nil {
 			return // the stream has ended
 		}
 	}
+}
+
+// conversion returns the converter of what is answered from the copy. Callers hold mu.
+func (k *keptStream) conversion() *converter {
+	if k.converter == nil {
+		ctx := k.down.Context()
+		k.converter = k.p.convert(ctx, func(f *frame) error { return k.p.deliverKept(ctx, f, k.down) })
+	}
+	return k.converter
 }
 
 // heard takes note of the first response of the control plane.

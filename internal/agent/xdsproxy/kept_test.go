@@ -80,6 +80,9 @@ func (g *giver) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryServic
 }
 
 func one(typ, version string) *discoveryv3.Resource {
+	if typ == extensionType {
+		return &discoveryv3.Resource{Name: "one", Version: version, Resource: extension("one")}
+	}
 	m := proto.Message(&clusterv3.Cluster{Name: "one", AltStatName: version})
 	if typ == listenerType {
 		m = &listenerv3.Listener{Name: "one", StatPrefix: version}
@@ -115,7 +118,7 @@ func plaintextAddress(n int) string {
 }
 
 // kept starts a proxy that keeps what is acknowledged in a folder.
-func kept(t *testing.T, dir, address string) (*Proxy, *lastgood.Store, func()) {
+func kept(t *testing.T, dir, address string, more ...func(*Config)) (*Proxy, *lastgood.Store, func()) {
 	t.Helper()
 	server, err := upstream.New(upstream.Options{Name: "control plane", Address: address})
 	if err != nil {
@@ -125,7 +128,11 @@ func kept(t *testing.T, dir, address string) (*Proxy, *lastgood.Store, func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = store.Run(ctx) }()
-	p, stop := run(t, Config{Socket: t.TempDir() + "/XDS", Upstream: server, Copy: store})
+	config := Config{Socket: t.TempDir() + "/XDS", Upstream: server, Copy: store}
+	for _, f := range more {
+		f(&config)
+	}
+	p, stop := run(t, config)
 	all := sync.OnceFunc(func() { stop(); cancel(); <-done })
 	t.Cleanup(all)
 	return p, store, all
@@ -287,5 +294,40 @@ func TestOtherProcessesAreNotRecorded(t *testing.T) {
 	}
 	if isEnvoy(t.Context()) {
 		t.Error("a process that is not known is Envoy")
+	}
+}
+
+// Extensions are in the copy as the control plane sent them, and converted again when they are served from it: what they were
+// converted to may be gone by then.
+func TestExtensionsOfTheCopyAreConverted(t *testing.T) {
+	dir, address := t.TempDir(), plaintextAddress(6)
+	k := kitchen{make(chan struct{})}
+	close(k.open)
+	convert := func(c *Config) { c.Extensions = k }
+	away := (&giver{version: "1"}).serve(t, address)
+	expect := func(p *Proxy) {
+		t.Helper()
+		c := newClient(t, p)
+		c.expect("1", nil)
+		if err := c.stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: extensionType, ResourceNamesSubscribe: []string{"one"}}); err != nil {
+			t.Fatal(err)
+		}
+		r, err := c.stream.Recv()
+		if err != nil || r.GetTypeUrl() != extensionType || len(r.GetResources()) != 1 || string(r.GetResources()[0].GetResource().GetValue()) != "done one" {
+			t.Fatalf("got %v, %v, want the extension, converted", r, err)
+		}
+		if err := c.stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: extensionType, ResponseNonce: r.GetNonce()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, store, stop := kept(t, dir, address, convert)
+	expect(p)
+	wait.Until(t, "the copy", func() bool { return store.State().Resources == 3 })
+	stop()
+	away()
+	p, store, _ = kept(t, dir, address, convert)
+	expect(p)
+	if s := store.State(); s.Served != 1 {
+		t.Errorf("state %+v", s)
 	}
 }

@@ -174,7 +174,7 @@ func (p *Proxy) exchange(ctx context.Context, down *downstream, up *upstreamStre
 		defer p.relays.Done()
 		p.requests(down, up, state, k)
 	}()
-	converter := p.convert(ctx, up, down)
+	converter := p.convert(ctx, func(f *frame) error { return p.deliver(ctx, f, up, down, k) })
 	for {
 		f := &frame{}
 		if err := up.RecvMsg(f); err != nil {
