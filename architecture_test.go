@@ -54,7 +54,7 @@ var layers = map[string]layer{
 	"internal/agent/envoy": edge, "internal/agent/upstream": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
 	"internal/agent/sds": edge, "internal/agent/trust": edge, "internal/agent/xdsproxy": edge, "internal/agent/lastgood": edge, "internal/agent/dns": edge,
 	"internal/agent/logging": tools, "internal/agent/doctor": pure, "internal/agent/doctor/gather": wiring,
-	"internal/agent/status": edge, "internal/agent/probe": edge, "internal/agent/health": edge, "internal/agent/wasm": edge, "internal/agent/sts": edge, "internal/agent/cloud": edge, "internal/agent/capture": edge,
+	"internal/agent/status": edge, "internal/agent/probe": edge, "internal/agent/health": edge, "internal/agent/wasm": edge, "internal/agent/sts": edge, "internal/agent/capture": edge,
 	"internal/agent/capture/nft": edge, "internal/agent/capture/iptables": edge, "internal/agent/capture/netns": edge, "internal/agent/capture/plan/plantest": edge,
 	"internal/agent": wiring,
 
@@ -63,9 +63,9 @@ var layers = map[string]layer{
 	"internal/discovery/admit": pure, "internal/discovery/allocate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
-	"internal/discovery/compile/route": pure,
-	"internal/discovery/ca/rotation":   pure,
-	"internal/discovery/source/dir":    edge, "internal/discovery/source/kube": edge, "internal/discovery/source/multi": edge,
+	"internal/discovery/compile/route": pure, "internal/discovery/compile/proxyless": pure,
+	"internal/discovery/ca/rotation": pure,
+	"internal/discovery/source/dir":  edge, "internal/discovery/source/kube": edge, "internal/discovery/source/multi": edge,
 	"internal/discovery/inject":            pure,
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge, "internal/discovery/webhook": edge,
 	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,
@@ -75,7 +75,7 @@ var layers = map[string]layer{
 
 	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab, "test/kube/node": lab, "test/kube/node/podstate": pure, "test/kube/node/podnet": pure, "test/kube/clusterup": lab,
 	"internal/lab/meshup": lab, "internal/demo": lab,
-	"test/e2e": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/xdsload": command, "test/capture": command, "test/fakeenvoy": command,
+	"test/e2e": command, "test/grpcapp": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/xdsload": command, "test/capture": command, "test/fakeenvoy": command,
 	"test/environment": command, "test/webhooks": command, "test/filesecret": command, "test/charts": command, "test/charts/helm": command, "test/kube/install": command, "test/kube/multi": command, "test/kube/demo": command, "test/kube/mixed": command, "test/skew": command, "test/images": command, "test/kube/server": command, "test/kube/identity": command, "test/cluster": command, "test/kube/source": command, "test/kube/status": command, "test/kube/faults": command,
 	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command, "hack/release": command,
 	"proxy": wiring,
@@ -101,6 +101,7 @@ var allowedImports = map[string][]string{
 	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
 	"internal/discovery/model":             {"internal/discovery/allocate"},        // it stores what was allocated
 	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"}, // routes name clusters
+	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"}, // so do gRPC's routes
 	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster"}, // so do filter chains
 	"internal/httpguard":                   {"internal/printable"},                 // the Host of a client in an error
 	"test/require":                         {"internal/lab/netmesh"},               // whether this machine can make Pods

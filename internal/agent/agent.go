@@ -24,11 +24,9 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/launch"
 	"github.com/pilothouse/pilothouse/internal/agent/logging"
 	"github.com/pilothouse/pilothouse/internal/agent/probe"
-	"github.com/pilothouse/pilothouse/internal/agent/reload"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/startup"
 	"github.com/pilothouse/pilothouse/internal/agent/status"
-	"github.com/pilothouse/pilothouse/internal/cgroup"
 	"github.com/pilothouse/pilothouse/internal/filewatch"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
@@ -57,7 +55,7 @@ type Options struct {
 
 // Agent is one agent, ready to run once.
 type Agent struct {
-	envoy   *envoy.Runner
+	envoy   runner
 	servers []run.Task
 	close   func() error
 	// before is called before Envoy starts.
@@ -126,42 +124,33 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	bootstraps, err := launch.Open(s, log)
+	workload, err := newWorkload(ctx, &o, &atEnd, follower, xds)
 	if err != nil {
 		return nil, err
 	}
-	atEnd.Add("remove Envoy's bootstraps", bootstraps.Close)
-	first, err := bootstraps.First(ctx, s)
+	proxyless, err := newProxyless(s, log)
 	if err != nil {
-		return nil, errors.Join(ctx.Err(), err)
+		return nil, err
 	}
-	runner := envoy.New(envoyOptions(o, first, xds.Connected()))
-	reloader := reload.New(reload.Options{
-		Running: s, First: launch.First, Read: o.Reread, Follower: follower, CPULimit: cgroup.CPULimit,
-		SetLogLevel: runner.Admin().SetLogLevel, Log: log.With("scope", "restart"),
-		Start: func(next *spec.Spec, hash string) error { return start(runner, bootstraps, next, hash) },
-	})
-	atEnd.Add("stop following files", reloader.Close)
-	parts := parts{spec: s, envoy: runner, xds: xds, certificates: certificates, dns: dns, kept: kept, modules: modules, files: follower, reloader: reloader, options: &o}
-	probes := probe.New(probe.Options{Probes: s.Probes, Pod: s.Node.IPs[0], StatusPort: s.Status.Port, TLS: s.TLS, Log: log.With("scope", "probe")})
+	parts := parts{
+		spec: s, workload: workload, xds: xds, certificates: certificates, dns: dns, kept: kept, modules: modules, files: follower, proxyless: proxyless, options: &o,
+	}
+	probes := probe.New(probe.Options{Probes: s.Probes, Pod: s.Node.IPs[0], StatusPort: s.Status.Port, Log: log.With("scope", "probe")})
 	atEnd.Add("close the connections of probes", probes.Close)
 	server := status.New(status.Options{
-		Listener: taken.Status, Proxy: runner.Admin(), Lifecycle: runner, Facts: parts.facts, Log: log.With("scope", "status"),
+		Listener: taken.Status, Proxy: workload.admin, Lifecycle: workload.runner, Facts: parts.facts, Log: log.With("scope", "status"),
 		Version: o.Version, Started: o.Started, FirstReady: o.Ready, Collect: []func(*status.Page){parts.metrics}, Detail: parts.detail, Names: parts.names, Levels: o.Levels,
-		Restart: reloader.Restart, Probes: probes, Profiling: s.Status.Profiling, LocalMetrics: s.Status.LocalMetrics,
+		Restart: workload.restart(), Probes: probes, Profiling: s.Status.Profiling, LocalMetrics: s.Status.LocalMetrics,
 		Targets: s.Status.Targets, Port: s.Status.Port, ControlPlane: xds.Pages(status.ControlPlanePages),
 	})
 	servers := slices.Concat(
-		[]run.Task{{Name: "files", Run: follower.Run}}, dns.tasks, certificates.tasks, kept.tasks,
-		[]run.Task{{Name: "xds", Run: xds.Run}, {Name: "restart", Run: reloader.Run}, {Name: "status", Run: server.Run}}, o.Tasks)
+		[]run.Task{{Name: "files", Run: follower.Run}}, dns.tasks, certificates.tasks, kept.tasks, workload.tasks,
+		[]run.Task{{Name: "xds", Run: xds.Run}, {Name: "status", Run: server.Run}}, o.Tasks)
 	if modules != nil {
 		servers = append(servers, run.Task{Name: "wasm", Run: modules.Run})
 	}
 	if tap != nil {
 		servers = append(servers, run.Task{Name: "tap", Run: tap.run})
-	}
-	if s.Cloud.Platform != "" {
-		servers = append(servers, cloudTask(s, xds, log.With("scope", "cloud")))
 	}
 	if tokens != nil {
 		servers = append(servers, run.Task{Name: "sts", Run: tokens.Run})
@@ -170,36 +159,13 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 		servers = append(servers, run.Task{Name: "health", Run: func(ctx context.Context) error { return parts.probe(ctx, log.With("scope", "health")) }})
 	}
 	if s.Lifecycle.ExitWithApp {
-		servers = append(servers, run.Task{Name: "app", Run: func(ctx context.Context) error { return app.Run(ctx, appOptions(s, runner, log)) }})
+		servers = append(servers, run.Task{Name: "app", Run: func(ctx context.Context) error { return app.Run(ctx, appOptions(s, workload.runner, log)) }})
 	}
-	return &Agent{envoy: runner, servers: servers, close: atEnd.Close, before: func(ctx context.Context) { certificates.awaitOutput(ctx, log) }}, nil
-}
-
-// start makes next the desired Spec of Envoy, and removes the bootstraps that are no longer needed.
-func start(runner *envoy.Runner, bootstraps *launch.Folder, next *spec.Spec, hash string) error {
-	l, err := bootstraps.Launch(next, hash)
-	if err != nil {
-		return err
+	before := func(ctx context.Context) { certificates.awaitOutput(ctx, log) }
+	if s.Envoy.Disabled {
+		before = func(context.Context) {} // nothing starts
 	}
-	v := runner.State()
-	keep := []string{hash, v.Goal.Desired, v.Goal.Good}
-	for _, e := range v.Epochs {
-		keep = append(keep, e.Hash)
-	}
-	bootstraps.Keep(keep...)
-	runner.Desire(l)
-	return nil
-}
-
-// appOptions are the options of the task that ends the agent with the application.
-func appOptions(s *spec.Spec, runner *envoy.Runner, log *slog.Logger) app.Options {
-	return app.Options{Grace: s.Lifecycle.AppGrace, Ended: runner.Quit, Log: log.With("scope", "app"), Own: func() []int {
-		var pids []int
-		for _, p := range runner.State().Processes {
-			pids = append(pids, p.PID)
-		}
-		return pids
-	}}
+	return &Agent{envoy: workload.runner, servers: servers, close: atEnd.Close, before: before}, nil
 }
 
 // Run runs until ctx has ended and Envoy has drained, or until Envoy cannot be kept

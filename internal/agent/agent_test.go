@@ -58,7 +58,6 @@ func TestNewFailsAtOnce(t *testing.T) {
 		{"no Envoy", "binaryPath", map[string]string{"PROXY_CONFIG": "{binaryPath: /no/envoy}"}},
 		{"no root", "root certificate of the CA", nil},
 		{"no address", "address of the control plane", map[string]string{"CA_ADDR": "ca:15010", "PROXY_CONFIG": "{binaryPath: /bin/sh, discoveryAddress: here, statusPort: " + strconv.Itoa(freePort(t)) + "}", "XDS_ROOT_CA": "SYSTEM"}},
-		{"Envoy disabled", "DISABLE_ENVOY", map[string]string{"DISABLE_ENVOY": "true"}},
 		{"statistics", "statsFlushInterval", map[string]string{"ISTIO_METAJSON_ANNOTATIONS": `{"sidecar.istio.io/statsFlushInterval": "x"}`, "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "SYSTEM"}},
 	}
 	for _, tt := range tests {

@@ -106,7 +106,7 @@ func newRenewal(plan identity.Plan, value *secret.Value, requests *requests, fol
 // at the start, because that is where users look for errors. [agent L14]
 func connectTo(s *spec.Spec, certificate *secret.Value, token tokens, o upstream.Options) (*upstream.Server, error) {
 	u := s.Upstream
-	o.TLS, o.ServerName, o.ClusterID, o.Keepalive, o.KeepaliveTimeout = s.TLS, u.ServerName, u.ClusterID, u.Keepalive, u.KeepaliveTimeout
+	o.ServerName, o.ClusterID, o.Keepalive, o.KeepaliveTimeout = u.ServerName, u.ClusterID, u.Keepalive, u.KeepaliveTimeout
 	o.Token, o.Certificate, o.ProvisionedDir = token.get, certificate.ClientCertificate, s.Certificates.ProvisionedDir
 	switch {
 	case upstream.Plaintext(o.Address), o.RootFile == upstream.SystemRoots:
@@ -134,8 +134,14 @@ func newXDS(s *spec.Spec, c *certificates, dns dnsPart, kept *lastgood.Store, mo
 	if err != nil {
 		return nil, err
 	}
-	o := xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Observe: c.sds.pushed.Observe, Copy: kept, Log: log.With("scope", "xdsproxy"),
+	o := xdsproxy.Config{Socket: s.Paths.XDSSocket, Upstream: server, Copy: kept, Log: log.With("scope", "xdsproxy"),
 		Node: xdsproxy.Node{ID: s.Node.ID.String(), Namespace: s.Node.Identity.Namespace}}
+	if c.sds.pushed != nil {
+		o.Observe = c.sds.pushed.Observe
+	}
+	if s.Envoy.Disabled {
+		o.Node.Metadata = ownMetadata(s)
+	}
 	if modules != nil {
 		o.Extensions = modules
 	}

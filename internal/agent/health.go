@@ -33,7 +33,7 @@ func (p parts) probe(ctx context.Context, log *slog.Logger) error {
 
 // proxyReady returns why Envoy cannot serve the application, nil if it can.
 func (p parts) proxyReady() error {
-	switch e := p.envoy.State(); {
+	switch e := p.workload.runner.State(); {
 	case !e.Live:
 		return errors.New("the proxy is not live")
 	case e.Draining || e.Ending:

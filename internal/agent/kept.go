@@ -24,7 +24,7 @@ type keptPart struct {
 // newCopy prepares the copy of Envoy's configuration. Whatever is wrong with the folder is logged later, and costs the copy only.
 func newCopy(s *spec.Spec, version string, log *slog.Logger) keptPart {
 	c := s.Upstream.Copy
-	if c == nil || s.Envoy.CustomBootstrap != "" {
+	if c == nil || s.Envoy.CustomBootstrap != "" || s.Envoy.Disabled {
 		return keptPart{}
 	}
 	dir := c.Dir

@@ -58,6 +58,9 @@ type sdsPart struct {
 // newSDS opens the SDS socket. If source is nil, another server has the workload's secret, and the secrets of files
 // are served at a socket of their own. [agent E17, S19]
 func newSDS(s *spec.Spec, source sds.Source, follower *filewatch.Follower, log *slog.Logger) (sdsPart, error) {
+	if s.Envoy.Disabled {
+		return sdsPart{close: func() error { return nil }}, nil // gRPC libraries read files [agent D11]
+	}
 	files := secret.NewNamed(secret.SystemBundles, follower, log)
 	pushed := sds.NewPushed(s.Envoy.Arguments.BootstrapYAML, customBootstrap(s))
 	o := s.SDS

@@ -6,7 +6,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/dns"
 	"github.com/pilothouse/pilothouse/internal/agent/envoy"
-	"github.com/pilothouse/pilothouse/internal/agent/reload"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/agent/status"
 	"github.com/pilothouse/pilothouse/internal/agent/supervise"
@@ -20,20 +19,20 @@ import (
 // parts are the components whose state the status port reports.
 type parts struct {
 	spec         *spec.Spec
-	envoy        *envoy.Runner
+	workload     workload
 	xds          *xdsproxy.Proxy
 	certificates *certificates
 	dns          dnsPart
 	kept         keptPart
 	modules      *wasm.Cache // nil if none are fetched
 	files        *filewatch.Follower
-	reloader     *reload.Reloader
+	proxyless    proxyless
 	options      *Options
 }
 
 // facts collects the state of the parts.
 func (p parts) facts() status.Facts {
-	e, x := p.envoy.State(), p.xds.State()
+	e, x := p.workload.runner.State(), p.xds.State()
 	f := status.Facts{
 		Envoy: status.Envoy{
 			Running: e.Running, Live: e.Live, Draining: e.Draining, Ending: e.Ending, Restarts: e.Restarts, Left: e.Left,
@@ -61,6 +60,9 @@ func (p parts) facts() status.Facts {
 	}
 	if err := p.certificates.value.Problem(); err != nil {
 		f.Certificate.Problem = err.Error()
+	}
+	if p.spec.Envoy.Disabled {
+		f.Proxyless = &status.Proxyless{Problem: p.proxyless.problem()}
 	}
 	if p.certificates.sds.files != nil {
 		f.Files = p.certificates.sds.files.Problems()
@@ -214,14 +216,14 @@ type CaptureReport struct {
 
 // detail collects the state of the parts.
 func (p parts) detail() any {
-	x, e := p.xds.State(), p.envoy.State()
+	x, e := p.xds.State(), p.workload.runner.State()
 	d := Detail{
 		PID: os.Getpid(), Version: p.options.Version, Started: p.options.Started, Admin: p.spec.AdminAddress(),
 		Node: p.spec.Node.ID.String(), Cluster: p.spec.Node.Cluster, Identity: p.spec.Node.Identity.SPIFFE(),
 		Discovery: p.spec.Upstream.Discovery, Connected: x.Connected(), Since: x.Since, Streams: x.Streams, XDSStreams: p.xds.Streams(),
 		Requests: x.Requests, Responses: x.Responses, Refused: x.Refused, Refusals: x.Nacks,
 		Restarts: Restarts{
-			Epochs: e.Epochs, Processes: e.Processes, Goal: e.Goal, Notes: e.Notes, ColdChanges: p.reloader.Cold(), Waiting: e.Goal.Waiting,
+			Epochs: e.Epochs, Processes: e.Processes, Goal: e.Goal, Notes: e.Notes, ColdChanges: p.workload.cold(), Waiting: e.Goal.Waiting,
 		},
 		Certificate: p.certificates.report(p.spec), TrustedRoots: p.certificates.trust.Roots(),
 	}

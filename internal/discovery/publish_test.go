@@ -43,6 +43,7 @@ func TestEveryKindHasItsType(t *testing.T) {
 	want := map[compile.Kind]xds.Type{
 		compile.Cluster: xds.CDS, compile.ClusterInline: xds.CDS, compile.ClusterInbound: xds.CDS, compile.Endpoints: xds.EDS,
 		compile.Listener: xds.LDS, compile.ListenerInbound: xds.LDS, compile.Route: xds.RDS,
+		compile.ListenerAPI: xds.LDS, compile.ListenerServer: xds.LDS, compile.RouteAPI: xds.RDS,
 		compile.VirtualHost: xds.VHDS,
 	}
 	for _, k := range compile.Kinds() {

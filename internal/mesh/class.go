@@ -43,6 +43,11 @@ const (
 	FileSecrets
 	// DNSAutoAllocate is set with DNSCapture if the proxy asks for allocated addresses even where they are not the default.
 	DNSAutoAllocate
+	// Proxyless is set if the client is a gRPC library, which is a proxy of its own.
+	Proxyless
+	// ProxylessCertificates is set with Proxyless if its bootstrap has a certificate provider, which ProxylessCertificatesKey
+	// says.
+	ProxylessCertificates
 )
 
 // Has reports whether all bits of x are set in c.
@@ -85,6 +90,12 @@ func Capabilities(n Node) Capability {
 		if n.Metadata.DNSAutoAllocate {
 			c |= DNSAutoAllocate
 		}
+	}
+	if n.Metadata.Generator == GeneratorGRPC {
+		if c |= Proxyless; n.Metadata.ProxylessCertificates {
+			c |= ProxylessCertificates
+		}
+		return c // the others are Envoy's
 	}
 	if n.Metadata.HTTP10 {
 		c |= HTTP10
@@ -148,6 +159,10 @@ type Workload struct {
 	Namespace string
 	Services  string
 	Policies  string
+	// Addresses are the proxy's own, separated by commas, and Mutual is set if the workload says that it accepts the mesh's
+	// mutual TLS. Only the listeners of gRPC servers depend on them; of other proxies they are zero.
+	Addresses string
+	Mutual    bool
 }
 
 // WorkloadID is an interned Workload, like ScopeID.

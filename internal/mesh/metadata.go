@@ -31,6 +31,8 @@ type Metadata struct {
 	VirtualHosts bool
 	// FileSecrets is set if the proxy gets the secrets of files from SDSFilesCluster, which FileSecretsKey says.
 	FileSecrets bool
+	// ProxylessCertificates is set if a gRPC library has a certificate provider, which ProxylessCertificatesKey says.
+	ProxylessCertificates bool
 	// NotApplied are the fields of the node's ProxyConfig that the proxy does not get.
 	NotApplied ProxyConfigFields
 }
@@ -55,11 +57,26 @@ const VirtualHostsKey = "VIRTUAL_HOST_DISCOVERY"
 // [control-plane 1.5.13]
 const FileSecretsKey = "file-credential"
 
+// GeneratorGRPC is the value of GENERATOR for gRPC libraries, which get resources of their own. [control-plane 1.6.12]
+const GeneratorGRPC = "grpc"
+
+// ProxylessCertificatesKey is the key of the metadata by which a gRPC library's bootstrap says that it has the certificate
+// provider [ProxylessProvider]. It is this project's own: without it, no
+// cluster uses mutual TLS unless a DestinationRule says so. [control-plane 1.5.14]
+const ProxylessCertificatesKey = "GRPC_CERTIFICATE_PROVIDER"
+
+// The names in the bootstraps of gRPC libraries: of the certificate provider, of the certificates that it provides, and what the
+// names of servers' listeners begin with. [agent G2, G3]
+const (
+	ProxylessProvider       = "default"
+	ProxylessListenerPrefix = "xds.istio.io/grpc/lds/inbound/"
+)
+
 // metadataKeys are the keys that DecodeMetadata reads.
 var metadataKeys = map[string]bool{
 	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
 	"GENERATOR": true, "DNS_CAPTURE": true, "DNS_AUTO_ALLOCATE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
-	"ISTIO_VERSION": true, VirtualHostsKey: true, FileSecretsKey: true,
+	"ISTIO_VERSION": true, VirtualHostsKey: true, FileSecretsKey: true, ProxylessCertificatesKey: true,
 }
 
 // proxyConfigKey is the key that DecodeMetadata reads the names of fields in. It is not among
@@ -98,7 +115,8 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		FileSecrets:    Bool(raw[FileSecretsKey]),
 		NotApplied:     notApplied(raw[proxyConfigKey]),
 
-		DNSAutoAllocate: Bool(raw["DNS_AUTO_ALLOCATE"]),
+		DNSAutoAllocate:       Bool(raw["DNS_AUTO_ALLOCATE"]),
+		ProxylessCertificates: Bool(raw[ProxylessCertificatesKey]),
 	}
 	for key, v := range map[string]string{
 		"NAME": m.Name, "NAMESPACE": m.Namespace, "SERVICE_ACCOUNT": m.ServiceAccount, "CLUSTER_ID": m.ClusterID,

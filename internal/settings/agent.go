@@ -60,9 +60,6 @@ var AgentProxy = Table{
 	{Env: []string{"ISTIO_META_OWNER"}, Kind: Text, Unit: "URL", Used: "internal/agent/spec",
 		Help: "owner of the Pod; if it is a Job, EXIT_WITH_APP is true by default"},
 
-	{Env: []string{"CLOUD_PLATFORM"}, Kind: Enum, Default: "none", Values: []string{"none", "gcp", "aws", "azure", "auto"}, AnyCase: true, Unit: "cloud", Used: "internal/agent/cloud",
-		Help: "cloud whose metadata server is asked where the machine is, beside the start; auto asks all of them, once"},
-
 	// The configuration. [agent E2, E28]
 	{Env: []string{"PROXY_CONFIG"}, Kind: Text, Unit: "YAML or JSON", Used: "internal/agent/spec",
 		Help: "ProxyConfig, merged over that of the mesh"},
@@ -87,7 +84,7 @@ var AgentProxy = Table{
 	{Env: []string{"CREDENTIAL_TOKEN_FILE"}, Kind: Text, Default: "./var/run/secrets/tokens/istio-token", Unit: "file", Used: "internal/agent/upstream",
 		Help: "file of the token, which is read for each call"},
 	{Env: []string{"GCE_METADATA_HOST"}, Kind: Text, Default: "169.254.169.254", Unit: "host or host:port", Used: "internal/agent/upstream",
-		Help: "metadata server, with CREDENTIAL_FETCHER_TYPE GoogleComputeEngine or CLOUD_PLATFORM gcp"},
+		Help: "metadata server, with CREDENTIAL_FETCHER_TYPE GoogleComputeEngine"},
 	{Env: []string{"XDS_HEADER_*"}, Kind: Text, Unit: "text", Used: "internal/agent/upstream",
 		Help: "headers of each call to discovery, named by what follows the prefix"},
 	{Env: []string{"CA_HEADER_*"}, Kind: Text, Unit: "text", Used: "internal/agent/upstream",
@@ -100,9 +97,6 @@ var AgentProxy = Table{
 		Help: "ask discovery for the mesh's trust bundle, and trust it besides the roots of the CA's answer"},
 	{Env: []string{"ISTIO_META_CERT_SIGNER"}, Kind: Text, Unit: "name", Used: "internal/agent/secret",
 		Help: "signer that requests to the CA name"},
-
-	{Env: []string{"COMPLIANCE_POLICY"}, Kind: Enum, Values: []string{"", "fips-140-2", "fips-140-3", "pqc"}, Unit: "policy", Used: "internal/pki",
-		Help: "limits TLS of the agent and of Envoy's bootstrap: TLS 1.2 with AES-GCM and P-256; 1.2 and 1.3 with AES-GCM, P-256 and P-384; 1.3 with X25519MLKEM768"},
 
 	// The token service. [agent T1–T5]
 	{Env: []string{"GCP_METADATA"}, Kind: Text, Unit: "ID|number|cluster|location", Used: "internal/agent/sts",
@@ -182,7 +176,9 @@ var AgentProxy = Table{
 	{Env: []string{"ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL"}, Kind: Bool, Unit: "switch", Used: "internal/agent/bootstrap",
 		Help: "take the PROXY protocol on ENVOY_STATUS_PORT, from clients that send it"},
 	{Env: []string{"DISABLE_ENVOY"}, Kind: Bool, Unit: "switch", Used: "internal/agent/spec",
-		Help: "run without an Envoy: refused, there is no such mode"},
+		Help: "run without an Envoy, for applications whose gRPC library is a proxy of its own"},
+	{Env: []string{"GRPC_XDS_BOOTSTRAP"}, Kind: Text, Unit: "file", Used: "internal/agent/bootstrap",
+		Help: "file for the bootstrap of gRPC libraries; empty for none; by default grpc-bootstrap.json in the folder of the configuration"},
 	{Env: []string{"ISTIO_DELTA_XDS"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/agent/bootstrap",
 		Help: "ask for changes only; false: for the state of the world"},
 	{Env: []string{"ISTIO_DUAL_STACK"}, Kind: Bool, Unit: "switch", Used: "internal/agent/bootstrap",
@@ -263,8 +259,10 @@ var AgentProxy = Table{
 		Help: "who issued the token"},
 	{Env: []string{"FILE_DEBOUNCE_DURATION"}, Kind: Text, Default: "100ms", Unit: "duration", NoEffect: "files are taken when they are whole",
 		Help: "how long a file must be quiet"},
-	{Env: []string{"GRPC_XDS_BOOTSTRAP"}, Kind: Text, Unit: "file", NoEffect: "no bootstrap for gRPC is written",
-		Help: "file for a bootstrap of gRPC"},
+	{Env: []string{"CLOUD_PLATFORM"}, Kind: Text, Unit: "name", NoEffect: "no cloud is asked",
+		Help: "cloud whose metadata is read"},
+	{Env: []string{"COMPLIANCE_POLICY"}, Kind: Text, Unit: "name", NoEffect: "TLS is not limited by a policy",
+		Help: "policy that limits TLS"},
 	{Env: []string{"PEER_METADATA_DISCOVERY"}, Kind: Bool, Unit: "switch", NoEffect: "stock Envoy has no extension for it",
 		Help: "ask discovery for the metadata of peers"},
 	{Env: []string{"ISTIO_META_METADATA_DISCOVERY"}, Kind: Bool, Unit: "switch", NoEffect: "stock Envoy has no extension for it",

@@ -29,7 +29,6 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/httpguard"
 	"github.com/pilothouse/pilothouse/internal/mesh"
-	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -61,9 +60,7 @@ type Options struct {
 	Pod netip.Addr
 	// StatusPort is the agent's own port.
 	StatusPort int
-	// TLS limits versions, ciphers and curves of probes over HTTPS.
-	TLS pki.TLSPolicy
-	Log *slog.Logger
+	Log        *slog.Logger
 }
 
 // Handler answers /app-health/ and /app-lifecycle/. It is safe for concurrent use.
@@ -93,12 +90,10 @@ func New(o Options) *Handler {
 	for path, p := range o.Probes.Probers {
 		h.probes[path] = &probe{Prober: p, running: make(chan struct{}, maxRunning)}
 	}
-	// As the kubelet: a probe asks whether the application answers, not who it is.
-	config := &tls.Config{InsecureSkipVerify: true}
-	o.TLS.Apply(config)
 	h.transport = &http.Transport{
-		DialContext:            h.dial,
-		TLSClientConfig:        config,
+		DialContext: h.dial,
+		// As the kubelet: a probe asks whether the application answers, not who it is.
+		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true},
 		ForceAttemptHTTP2:      o.Probes.HTTP2,
 		DisableKeepAlives:      !o.Probes.KeepAlive,
 		DisableCompression:     true,

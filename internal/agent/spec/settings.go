@@ -46,13 +46,6 @@ func (b *builder) settings() error {
 	s.Envoy = b.envoy()
 	s.Wasm = b.wasm()
 	s.STS = b.sts()
-	s.TLS = b.compliance()
-	if s.Cloud.Platform = b.set.Enum("CLOUD_PLATFORM"); s.Cloud.Platform == "none" {
-		s.Cloud.Platform = ""
-	}
-	if _, given := b.set.Given("GCE_METADATA_HOST"); given {
-		s.Cloud.GCPHost = b.set.Text("GCE_METADATA_HOST")
-	}
 	var err error
 	if s.Readiness, err = readiness(s.Config.GetReadinessProbe(), s.Node.IPs[0], s.Status.Port); err != nil {
 		return fmt.Errorf("proxy configuration: readinessProbe: %w", err)
@@ -78,25 +71,6 @@ func (b *builder) settings() error {
 		return err
 	}
 	return b.override()
-}
-
-// compliance is the policy for TLS. Envoy's own gRPC client of Google, which has its own TLS, is limited by a variable. [agent E34]
-func (b *builder) compliance() pki.TLSPolicy {
-	p := pki.TLSPolicy(b.set.Enum("COMPLIANCE_POLICY"))
-	l, limited := p.Limits()
-	if !limited {
-		return p
-	}
-	const variable = "GRPC_SSL_CIPHER_SUITES"
-	if _, given := b.env[variable]; !given && len(l.EnvoyCiphers) > 0 {
-		b.s.Envoy.Env = append(b.s.Envoy.Env, variable+"="+strings.Join(l.EnvoyCiphers, ":"))
-		slices.Sort(b.s.Envoy.Env)
-	}
-	b.warn("COMPLIANCE_POLICY %s does not limit TLS that the control plane configures: meshMTLS and tlsDefaults of the mesh configuration do, as far as they can", p)
-	if b.s.Envoy.CustomBootstrap != "" {
-		b.warn("COMPLIANCE_POLICY %s does not limit TLS in the bootstrap of customConfigFile", p)
-	}
-	return p
 }
 
 // istioTemplate is where Istio's images have their template of the bootstrap. What it contains is what the agent builds.
@@ -214,8 +188,13 @@ func (b *builder) paths() Paths {
 		b.set.Fail("WORKLOAD_IDENTITY_SOCKET_FILE", "invalid name %q: want a file name without a directory", socket)
 	}
 	dir := relative(b.s.Config.GetConfigPath())
+	proxyless := b.set.Text("GRPC_XDS_BOOTSTRAP")
+	if _, given := b.set.Given("GRPC_XDS_BOOTSTRAP"); !given {
+		proxyless = relative(path.Join(dir, "grpc-bootstrap.json"))
+	}
 	return Paths{
-		ConfigDir: dir, Bootstrap: relative(path.Join(dir, "envoy-rev.json")), XDSSocket: relative(path.Join(dir, "XDS")),
+		ProxylessBootstrap: proxyless,
+		ConfigDir:          dir, Bootstrap: relative(path.Join(dir, "envoy-rev.json")), XDSSocket: relative(path.Join(dir, "XDS")),
 		SDSDir: sdsDir, SDSSocket: relative(path.Join(sdsDir, socket)), FilesSocket: filesSocket,
 	}
 }

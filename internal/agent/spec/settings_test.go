@@ -28,7 +28,7 @@ func TestDefaults(t *testing.T) {
 		Paths: Paths{
 			ConfigDir: "./etc/istio/proxy", Bootstrap: "./etc/istio/proxy/envoy-rev.json", XDSSocket: "./etc/istio/proxy/XDS",
 			SDSDir: "./var/run/secrets/workload-spiffe-uds", SDSSocket: "./var/run/secrets/workload-spiffe-uds/socket",
-			FilesSocket: "./var/run/secrets/credential-uds/files-socket",
+			FilesSocket: "./var/run/secrets/credential-uds/files-socket", ProxylessBootstrap: "./etc/istio/proxy/grpc-bootstrap.json",
 		},
 		Upstream: Upstream{
 			Discovery: "istiod.istio-system.svc:15012", CA: []string{"istiod.istio-system.svc:15012"}, CertProvider: "istiod", ClusterID: "Kubernetes",

@@ -92,9 +92,6 @@ type Spec struct {
 	Probes        Probes
 	Wasm          Wasm
 	STS           STS
-	Cloud         Cloud
-	// TLS limits all TLS of the agent and of the bootstrap.
-	TLS pki.TLSPolicy
 	// Readiness is the probe of the application's health; nil if there is none.
 	Readiness *Readiness
 	// Files are the paths that Build has read or tried to read. A change of one can change the next Spec.
@@ -133,6 +130,8 @@ type Paths struct {
 	SDSDir, SDSSocket string
 	// FilesSocket is where the secrets of files are served if another server serves SDSSocket. [agent P14]
 	FilesSocket string
+	// ProxylessBootstrap is the bootstrap of gRPC libraries; empty for none. [agent G1]
+	ProxylessBootstrap string
 }
 
 // Upstream says how the agent reaches discovery and the CA. [agent E4, E11–E13, E18, E21, E32]
@@ -278,14 +277,6 @@ type Wasm struct {
 	// InsecureRegistries are hosts that need not prove who they are, Blocked addresses that are not connected to.
 	InsecureRegistries []string
 	Blocked            []netip.Prefix
-}
-
-// Cloud says which cloud is asked where the machine is. [agent B6, B8, E33]
-type Cloud struct {
-	// Platform is gcp, aws, azure or auto; empty if none is asked.
-	Platform string
-	// GCPHost replaces the address of GCP's metadata server; empty for its own.
-	GCPHost string
 }
 
 // Status says how the status port is served. [agent L12]

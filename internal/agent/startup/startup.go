@@ -109,6 +109,9 @@ func ports(ctx context.Context, s *spec.Spec) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("take the status port (statusPort): %w", err)
 	}
+	if s.Envoy.Disabled {
+		return status, nil
+	}
 	onAll := func(port int) string { return net.JoinHostPort(wildcard, strconv.Itoa(port)) }
 	wanted := []struct {
 		what, address string

@@ -14,9 +14,17 @@ type Facts struct {
 	Certificate Certificate `json:"certificate"`
 	Upstream    Upstream    `json:"upstream"`
 	Names       Names       `json:"names"`
+	// Proxyless is nil if there is an Envoy.
+	Proxyless *Proxyless `json:"proxyless,omitempty"`
 	// Files are problems with the key and certificate files of clusters, a sentence each. They are
 	// reported without affecting readiness: one wrong cluster must not stop all of the workload's traffic.
 	Files []string `json:"files,omitempty"`
+}
+
+// Proxyless is what gRPC libraries of the application need, if there is no Envoy.
+type Proxyless struct {
+	// Problem says what is missing or wrong of the bootstrap file, and the certificate files that it names; "" for nothing.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Envoy is the state of Envoy in its supervisor.
@@ -124,10 +132,17 @@ type Verdict struct {
 // discovery or a late renewal does not matter, because Envoy keeps its configuration; an expired
 // certificate does, because peers refuse it. A requested drain does not matter, the agent's shutdown
 // does [agent H2, H5].
+//
+// Without an Envoy, the files of gRPC libraries are needed in place of its configuration: what they have of that is not known
+// here, and they keep it. [agent G5]
 func Ready(f Facts, now time.Time) Verdict {
-	for _, reason := range []string{
+	reasons := []string{
 		processReason(f.Envoy), f.Certificate.reason(now), initReason(f), configReason(f), workersReason(f.Admin), f.Names.reason(now),
-	} {
+	}
+	if f.Proxyless != nil {
+		reasons = []string{endingReason(f.Envoy), f.Certificate.reason(now), f.Proxyless.Problem, f.Names.reason(now)}
+	}
+	for _, reason := range reasons {
 		if reason != "" {
 			return Verdict{Reason: reason}
 		}
@@ -135,10 +150,17 @@ func Ready(f Facts, now time.Time) Verdict {
 	return Verdict{Ready: true}
 }
 
+func endingReason(e Envoy) string {
+	if e.Ending {
+		return "the proxy is draining and about to end"
+	}
+	return ""
+}
+
 func processReason(e Envoy) string {
 	switch {
 	case e.Ending:
-		return "the proxy is draining and about to end"
+		return endingReason(e)
 	case e.Running:
 		return ""
 	case e.LastExit != "":

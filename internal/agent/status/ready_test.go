@@ -52,6 +52,16 @@ func TestReady(t *testing.T) {
 		{"no clusters", func(f *Facts) { f.Admin.CDS = Updates{} }, "Envoy has listeners from discovery, but no clusters yet"},
 		{"no workers", func(f *Facts) { f.Admin.Workers = false }, "Envoy has not started its workers yet"},
 		{"draining by itself", func(f *Facts) { f.Admin.Live = false }, "Envoy is initialising"},
+		{"without Envoy", func(f *Facts) {
+			f.Envoy, f.Admin, f.Upstream, f.Proxyless = Envoy{}, Admin{}, Upstream{Wanted: true}, &Proxyless{}
+		}, ""},
+		{"without Envoy and files", func(f *Facts) {
+			f.Envoy, f.Admin, f.Proxyless = Envoy{}, Admin{}, &Proxyless{Problem: "a file is missing"}
+		}, "a file is missing"},
+		{"without Envoy and certificate", func(f *Facts) {
+			f.Envoy, f.Certificate, f.Proxyless = Envoy{}, Certificate{Wanted: true}, &Proxyless{Problem: "a file is missing"}
+		}, "there is no workload certificate yet"},
+		{"without Envoy, ending", func(f *Facts) { f.Envoy, f.Proxyless = Envoy{Draining: true, Ending: true}, &Proxyless{} }, "the proxy is draining and about to end"},
 		{"from a file", func(f *Facts) { f.Upstream, f.Admin.CDS, f.Admin.LDS = Upstream{}, Updates{}, Updates{} }, ""},
 	} {
 		f := healthy()

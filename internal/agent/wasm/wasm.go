@@ -24,7 +24,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -43,9 +42,7 @@ type Options struct {
 	InsecureRegistries []string
 	// Blocked are addresses that are never connected to.
 	Blocked []netip.Prefix
-	// TLS limits versions, ciphers and curves.
-	TLS pki.TLSPolicy
-	Log *slog.Logger
+	Log     *slog.Logger
 }
 
 // Stats count what a Cache has done.

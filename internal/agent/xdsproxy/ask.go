@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,7 +38,26 @@ const (
 )
 
 // Node is how the agent names its proxy to the control plane when it asks for itself.
-type Node struct{ ID, Namespace string }
+type Node struct {
+	ID, Namespace string
+	// Metadata is that of OwnStream besides the namespace.
+	Metadata map[string]string
+}
+
+// encode encodes a Node with metadata.
+func (n Node) encode(more map[string]string) []byte {
+	var metadata []byte
+	all := maps.Clone(more)
+	if all == nil {
+		all = map[string]string{}
+	}
+	all["NAMESPACE"] = n.Namespace
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		value := appendField(nil, stringValue, all[key])
+		metadata = appendField(metadata, structFields, string(appendField(appendField(nil, entryKey, key), entryValue, string(value))))
+	}
+	return appendField(appendField(nil, nodeID, n.ID), nodeMetadata, string(metadata))
+}
 
 // Ask asks the control plane for a page about itself, such as "syncz" or "config_dump?proxyID=x.y". It does so on a stream of its own:
 // a refusal ends the stream that asks, and must not be Envoy's. The error has the gRPC status of the control plane. [agent X11]
@@ -67,11 +88,7 @@ func (p *Proxy) Ask(ctx context.Context, page string) ([]byte, error) {
 }
 
 func pageRequest(n Node, page string) []byte {
-	namespace := appendField(nil, stringValue, n.Namespace)
-	entry := appendField(appendField(nil, entryKey, "NAMESPACE"), entryValue, string(namespace))
-	metadata := appendField(nil, structFields, string(entry))
-	node := appendField(appendField(nil, nodeID, n.ID), nodeMetadata, string(metadata))
-	text := appendField(nil, sotwNode, string(node))
+	text := appendField(nil, sotwNode, string(n.encode(nil)))
 	text = appendField(text, sotwNames, page)
 	return appendField(text, sotwType, debugType)
 }

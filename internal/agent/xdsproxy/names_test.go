@@ -2,6 +2,7 @@ package xdsproxy
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -140,5 +141,23 @@ func TestNameTables(t *testing.T) {
 		if !slices.Equal(n.log, want) || !slices.Equal(names.has, []string{"one", "three"}) {
 			t.Errorf("delta %v: the agent sent %q and has %q", delta, n.log, names.has)
 		}
+	}
+}
+
+// Without a client, the agent's own stream gets the table, and acknowledges what else comes.
+func TestOwnStreamGetsNames(t *testing.T) {
+	n, names := &namer{tables: []string{"one", "two"}}, &tables{}
+	p := trusting(t, n, nil, func(c *Config) { c.Names = names })
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.OwnStream(ctx) }()
+	wait.Until(t, "both tables have come, and other responses are answered", func() bool {
+		names.mu.Lock()
+		defer names.mu.Unlock()
+		return len(names.has) == 2 && p.State().Responses > 2
+	})
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

@@ -42,7 +42,13 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 		}
 		for _, sub := range subsets {
 			n := clusterName{name: cluster.Name(cluster.Outbound, p.Number, sub, k.host)}
-			switch resolution(s, rulePolicy(d, sub, p.Number)) {
+			policy := rulePolicy(d, sub, p.Number)
+			if k.scope.Value().Caps.Has(mesh.Proxyless) {
+				n.eds, n.inline = proxylessDiscovery(s, policy)
+				out = append(out, n)
+				continue
+			}
+			switch resolution(s, policy) {
 			case cluster.EDS:
 				n.eds = true
 			case cluster.StrictDNS, cluster.LogicalDNS:
@@ -112,6 +118,9 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	}
 	d := c.model.DestinationRule(r, k.Scope, n.Host)
 	p := c.policyOf(r, d, n.Subset, n.Port)
+	if k.Scope.Value().Caps.Has(mesh.Proxyless) {
+		return c.proxylessCluster(r, k, n, s, p)
+	}
 	in := cluster.Input{
 		Service:     cluster.Service{Host: s.Host, Name: shortName(s), Namespace: s.Namespace, External: s.External},
 		Port:        n.Port,
@@ -192,6 +201,9 @@ func subsetLabels(d *model.DestinationRule, subset string) map[string]string {
 
 // inboundNames returns the resources of a workload's layer.
 func inboundNames(l Layer) []Key {
+	if l.Scope.Value().Caps.Has(mesh.Proxyless) {
+		return serverNames(l)
+	}
 	if l.Scope.Value().Role != mesh.Sidecar {
 		return nil
 	}

@@ -47,8 +47,14 @@ const (
 	Listener
 	// ListenerInbound is virtualInbound, determined by the workload.
 	ListenerInbound
+	// ListenerAPI is what a gRPC client asks for by the name that it dials, determined by the scope.
+	ListenerAPI
+	// ListenerServer is what a gRPC server asks for by the address that it listens at, determined by the workload.
+	ListenerServer
 	// Route is a route configuration, determined by the scope.
 	Route
+	// RouteAPI is the route configuration of a gRPC client, of one port of one service, determined by the scope.
+	RouteAPI
 	// VirtualHost is a virtual host of a Route for which Key.SeparateHosts is true, determined by the scope.
 	VirtualHost
 	numKinds
@@ -73,6 +79,9 @@ var kinds = [numKinds]kindRow{
 	Endpoints:       {"endpoints", (*endpointv3.ClusterLoadAssignment)(nil), LocationLayer, (*Compiler).endpoints},
 	Listener:        {"listener", (*listenerv3.Listener)(nil), ScopeLayer, (*Compiler).listener},
 	ListenerInbound: {"inbound listener", (*listenerv3.Listener)(nil), WorkloadLayer, (*Compiler).inboundListener},
+	ListenerAPI:     {"gRPC listener", (*listenerv3.Listener)(nil), ScopeLayer, (*Compiler).listenerAPI},
+	ListenerServer:  {"gRPC server listener", (*listenerv3.Listener)(nil), WorkloadLayer, (*Compiler).listenerServer},
+	RouteAPI:        {"gRPC route", (*routev3.RouteConfiguration)(nil), ScopeLayer, (*Compiler).routeAPI},
 	Route:           {"route", (*routev3.RouteConfiguration)(nil), ScopeLayer, (*Compiler).route},
 	VirtualHost:     {"virtual host resource", (*routev3.VirtualHost)(nil), ScopeLayer, (*Compiler).virtualHostResource},
 }
@@ -164,7 +173,10 @@ type inner struct {
 	clusters    *incr.Rule[scopeHost, []clusterName]
 	assignment  *incr.Rule[assignmentKey, []byte]
 	mutual      *incr.Rule[servicePortKey, bool]
-	inbound     *incr.Rule[Key, Inbound]
+	// proxylessMutual is mutual for gRPC clients, api the resources that they have of a host besides its clusters.
+	proxylessMutual *incr.Rule[servicePortKey, bool]
+	api             *incr.Rule[scopeHost, apiNames]
+	inbound         *incr.Rule[Key, Inbound]
 	// passthroughs are the clusters of a service, and passthroughPorts the listeners, of routers that forward mutual TLS.
 	passthroughs     *incr.Rule[scopeHost, []string]
 	passthroughPorts *incr.Rule[mesh.ScopeID, []passthroughPort]
@@ -211,6 +223,8 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		assignment:       incr.Derive(g, levelPlan, "assignment", c.assignment),
 		mutual:           incr.Derive(g, levelPlan, "all mutual", c.allMutual),
 		inbound:          incr.Derive(g, levelLookup, "inbound security", c.inbound),
+		proxylessMutual:  incr.Derive(g, levelPlan, "all mutual for gRPC", c.allMutualProxyless),
+		api:              incr.Derive(g, levelPlan, "gRPC names", c.apiNames),
 		index:            incr.Derive(g, levelIndex, "listener index", c.index).AsIndex(),
 		passthroughs:     incr.Derive(g, levelPlan, "passthrough clusters", c.servicePassthroughs),
 		passthroughPorts: incr.Derive(g, levelIndex, "passthrough ports", c.portsPassedThrough).AsIndex(),
@@ -297,6 +311,9 @@ func scopeHosts(s mesh.ScopeID, visible []model.Ref) []scopeHost {
 
 // scopeNames returns the resources of a scope without base, without locations.
 func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
+	if s.Value().Caps.Has(mesh.Proxyless) {
+		return c.proxylessNames(r, s)
+	}
 	var out []Key
 	for _, fixed := range fixedClusters {
 		out = append(out, Key{Kind: Cluster, Scope: s, Name: fixed})

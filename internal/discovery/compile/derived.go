@@ -27,6 +27,10 @@ func (c *Compiler) derive(r *incr.Reader, s mesh.ScopeID) (out derivation) {
 		out.own = appendClusters(out.own, scopeHost{s, host}, c.inner.clusters.Of(r, scopeHost{s, host}))
 		out.hidden = appendClusters(out.hidden, scopeHost{base, host}, c.inner.clusters.Of(r, scopeHost{base, host}))
 	}
+	if s.Value().Caps.Has(mesh.Proxyless) {
+		c.deriveProxyless(r, s, d, &out)
+		return out
+	}
 	out.own = c.appendPassthrough(r, out.own, s)
 	if s.Value().Role != mesh.Sidecar {
 		return out

@@ -12,6 +12,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/proxyless"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -33,6 +34,8 @@ type assignmentKey struct {
 	passthrough bool
 	// families are those of the client's addresses.
 	families mesh.Capability
+	// proxyless is set for gRPC clients.
+	proxyless bool
 }
 
 // endpoints returns the load assignment of a cluster for a scope and a location.
@@ -49,10 +52,12 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 		key.passthrough, key.network = true, k.Location.Value().Network
 		return c.inner.assignment.Of(r, key)
 	}
+	key.proxyless = k.Scope.Value().Caps.Has(mesh.Proxyless)
 	key.locality = localityText(s, p, c.model.Mesh(r))
 	key.location = ranking(key.locality, k.Location.Value())
 	if len(c.model.NetworkGateways(r)) > 0 && !s.External {
-		key.network, key.mutual = k.Location.Value().Network, originatesMutual(p, c.model.Mesh(r))
+		// A gateway to another network forwards by a server name, which gRPC does not send.
+		key.network, key.mutual = k.Location.Value().Network, !key.proxyless && originatesMutual(p, c.model.Mesh(r))
 	}
 	return c.inner.assignment.Of(r, key)
 }
@@ -63,6 +68,9 @@ func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
 		return nil
 	}
 	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality, network: k.network, mutual: k.mutual, passthrough: k.passthrough, families: k.families})
+	if k.proxyless {
+		list = proxyless.Endpoints(list)
+	}
 	return marshal.MustEncodedAny(cluster.Assignment(k.name, list))
 }
 

@@ -35,6 +35,8 @@ func newHistory(t testing.TB) *history {
 		inCluster(proxy(t, "sidecar~10.9.0.2~p5.x~x.svc.cluster.local", "app=a"), "two", ""),
 		inCluster(proxy(t, "sidecar~10.9.0.1~p6.y~y.svc.cluster.local", ""), "", "net-1"),
 		proxy(t, "router~10.9.0.4~gw.istio-system~istio-system.svc.cluster.local", "app=c"),
+		proxylessClient(proxy(t, "sidecar~10.9.0.5~p7.x~x.svc.cluster.local", "app=a")),
+		proxylessClient(proxy(t, "sidecar~10.9.0.6~p8.y~y.svc.cluster.local", "app=b,security.istio.io/tlsMode=istio")),
 	}}
 }
 

@@ -63,16 +63,20 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	if pod != nil && m.nodesMatter(r) {
 		location.Node = pod.Spec.NodeName
 	}
+	workload := mesh.Workload{
+		// Policies restrict: they hold for a proxy whatever else it is refused.
+		Namespace: k.Namespace, Services: services, Policies: m.selecting(r, k.Namespace, labels),
+	}
+	if k.Caps.Has(mesh.Proxyless) {
+		workload.Addresses, workload.Mutual = k.IPs, labels[mesh.TLSModeLabel] == "istio"
+	}
 	return mesh.Class{
 		Scope: mesh.Scope{
 			Role: k.Role, Namespace: k.Namespace, Cluster: cluster, Caps: k.Caps,
 			Sidecar: m.sidecarFor(r, k, labels), Gateways: m.gatewaysFor(r, k, labels), Selected: m.selected(r, k.Namespace, labels),
 		},
 		Location: location,
-		Workload: mesh.Workload{
-			// Policies restrict: they hold for a proxy whatever else it is refused.
-			Namespace: k.Namespace, Services: services, Policies: m.selecting(r, k.Namespace, labels),
-		},
+		Workload: workload,
 	}
 }
 

@@ -52,7 +52,11 @@ type Inspector struct {
 
 // Ready probes the Pod as the kubelet does. It returns nil if agent and Envoy are ready.
 func (p *Pod) Ready(ctx context.Context) error {
-	_, err := p.mesh.Get(ctx, p.mesh.Net.Host(), fmt.Sprintf("http://%s:%d/healthz/ready", p.Spec.IP, mesh.HealthPort))
+	port := mesh.HealthPort
+	if p.Spec.Proxyless() {
+		port = mesh.StatusPort // the other one is Envoy's
+	}
+	_, err := p.mesh.Get(ctx, p.mesh.Net.Host(), fmt.Sprintf("http://%s:%d/healthz/ready", p.Spec.IP, port))
 	return err
 }
 

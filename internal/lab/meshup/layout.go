@@ -23,6 +23,8 @@ type PodSpec struct {
 	IP              netip.Addr
 	// Args are those of the first container, for the sample app.
 	Args []string
+	// Template is the annotation of the template by which the Pod gets its proxy; empty for the default one.
+	Template string
 }
 
 // Key is "name.namespace", the name of the proxy in pilot-discovery.
@@ -30,6 +32,9 @@ func (p PodSpec) Key() string { return p.Name + "." + p.Namespace }
 
 // Sidecar reports whether the Pod has a proxy: its label tlsMode says that it accepts mutual TLS.
 func (p PodSpec) Sidecar() bool { return p.Labels[mesh.TLSModeLabel] == "istio" }
+
+// Proxyless reports whether the Pod has an agent without an Envoy: its application's gRPC library is the proxy.
+func (p PodSpec) Proxyless() bool { return p.Template == "grpc-agent" }
 
 // service is what is needed of a Service to write /etc/hosts.
 type service struct {
@@ -51,6 +56,8 @@ type document struct {
 		Name      string            `yaml:"name"`
 		Namespace string            `yaml:"namespace"`
 		Labels    map[string]string `yaml:"labels"`
+
+		Annotations map[string]string `yaml:"annotations"`
 	} `yaml:"metadata"`
 	Spec   yaml.Node `yaml:"spec"`
 	Status struct {
@@ -131,7 +138,7 @@ func (l *layout) addPod(d document) error {
 	}
 	p := PodSpec{
 		Namespace: d.Metadata.Namespace, Name: d.Metadata.Name, Labels: d.Metadata.Labels,
-		ServiceAccount: body.ServiceAccountName, IP: ip,
+		ServiceAccount: body.ServiceAccountName, IP: ip, Template: d.Metadata.Annotations["inject.istio.io/templates"],
 	}
 	if p.ServiceAccount == "" {
 		p.ServiceAccount = "default"
@@ -167,7 +174,7 @@ func (l *layout) hosts(p PodSpec, domain string) map[string]netip.Addr {
 	out := map[string]netip.Addr{}
 	for _, s := range l.services {
 		ip := s.ClusterIP
-		if !ip.IsValid() || !p.Sidecar() {
+		if !ip.IsValid() || !p.Sidecar() || p.Proxyless() {
 			ip = l.firstPod(s)
 		}
 		if !ip.IsValid() {

@@ -60,10 +60,15 @@ func (m *Mesh) addPod(s PodSpec) (*Pod, error) {
 // start starts the Pod as a node does: the init container, the sidecar, the app.
 func (p *Pod) start(ctx context.Context) error {
 	if p.Spec.Sidecar() {
-		if err := p.capture(ctx); err != nil {
-			return err
+		if !p.Spec.Proxyless() {
+			if err := p.capture(ctx); err != nil {
+				return err
+			}
 		}
 		if err := p.credentials(); err != nil {
+			return err
+		}
+		if err := p.volumes(); err != nil {
 			return err
 		}
 		if err := p.StartAgent(ctx); err != nil {
@@ -99,6 +104,23 @@ func (p *Pod) capture(ctx context.Context) error {
 		err = fmt.Errorf("capture the traffic: %w", err)
 	}
 	return withLog(err, log)
+}
+
+// volumes makes the folders that a Pod without Envoy shares between its agent and its application, as Kubernetes makes volumes.
+func (p *Pod) volumes() error {
+	if !p.Spec.Proxyless() {
+		return nil
+	}
+	for _, path := range []string{"etc/istio/proxy", "data"} {
+		full := filepath.Join(p.Dir, path)
+		if err := os.MkdirAll(full, 0o755); err != nil {
+			return fmt.Errorf("make a volume of the Pod: %w", err)
+		}
+		if err := os.Chmod(full, 0o777); err != nil { // whatever the umask
+			return fmt.Errorf("make a volume of the Pod: %w", err)
+		}
+	}
+	return nil
 }
 
 // credentials writes the token and the root certificate to the paths where an agent reads them.
@@ -165,6 +187,11 @@ func (p *Pod) agentEnv() ([]string, error) {
 		"concurrency: 2",
 		p.mesh.o.ProxyConfig,
 	}, "\n")
+	var more []string
+	if p.Spec.Proxyless() {
+		// As the template says; the folder of the certificates is one of the Pod's.
+		more = []string{"DISABLE_ENVOY=true", "ISTIO_META_GENERATOR=grpc", "OUTPUT_CERTS=./data", "KUBERNETES_SERVICE_HOST=" + p.mesh.host().String()}
+	}
 	return slices.Concat([]string{
 		"PATH=/usr/bin:/bin", "HOME=" + p.Dir,
 		"POD_NAME=" + p.Spec.Name, "POD_NAMESPACE=" + p.Spec.Namespace, "INSTANCE_IP=" + p.Spec.IP.String(),
@@ -172,7 +199,7 @@ func (p *Pod) agentEnv() ([]string, error) {
 		"ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_INTERCEPTION_MODE=REDIRECT",
 		"ISTIO_META_WORKLOAD_NAME=" + p.Spec.app(), "ISTIO_METAJSON_LABELS=" + string(labels),
 		"PROXY_CONFIG=" + config,
-	}, p.mesh.o.AgentEnv, p.mesh.o.PodEnv[p.Spec.Key()]), nil
+	}, more, p.mesh.o.AgentEnv, p.mesh.o.PodEnv[p.Spec.Key()]), nil
 }
 
 // StartAgent starts pilot-agent, which starts Envoy, and waits until both are ready.

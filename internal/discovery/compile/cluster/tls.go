@@ -25,8 +25,16 @@ const (
 	// istio-peer-exchange is never offered: a server that selects it sends a metadata preamble, which
 	// stock Envoy would forward to the application.
 	alpnMesh = "istio"
-	alpnH2   = "h2"
+	// alpnMeshH2 means that HTTP/2 follows. A server that is a gRPC library requires that alpnH2 is negotiated.
+	alpnMeshH2 = "istio-h2"
+	alpnH2     = "h2"
 )
+
+// OwnALPN reports whether a cluster's TLS is to offer its own ALPN, and not that of the HTTP filter, with which a server may take
+// the connection for HTTP/1.1: if it is ordinary TLS, or connections always are HTTP/2.
+func OwnALPN(p mesh.Protocol, policy *networking.TrafficPolicy, m *meshv1.MeshConfig) bool {
+	return OrdinaryTLS(policy) || version(p, policy.GetConnectionPool().GetHttp(), m) == http2
+}
 
 // OrdinaryTLS reports whether the policy originates TLS that is not the mesh's (mode SIMPLE or MUTUAL).
 // Such a server must not be offered the mesh's ALPN, so that routes to the cluster disable the ALPN
@@ -90,7 +98,7 @@ func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.U
 	}
 	alpn := []string{alpnMesh}
 	if o.version == http2 {
-		alpn = append(alpn, alpnH2)
+		alpn = []string{alpnMeshH2, alpnMesh, alpnH2}
 	}
 	return &tlsv3.UpstreamTlsContext{
 		Sni: sni,

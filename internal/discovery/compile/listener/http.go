@@ -27,7 +27,7 @@ import (
 )
 
 // ALPNFilter is the name of the HTTP filter that sets the mesh's ALPN for upstream connections. Routes
-// to clusters with ordinary TLS disable it.
+// to clusters with an ALPN of their own disable it.
 const ALPNFilter = "envoy.filters.http.set_filter_state"
 
 func httpFilter(name string, m proto.Message) *hcmv3.HttpFilter {

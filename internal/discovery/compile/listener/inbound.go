@@ -71,7 +71,7 @@ func (e Env) table(mode mesh.MTLSMode, p mesh.Protocol) []chain {
 			{"tls", nil, asTCP, false},
 		}
 	case mode == mesh.Permissive && kind == asHTTP:
-		return []chain{{"tls", meshAny, asHTTP, true}, {"raw_buffer", nil, asHTTP, false}}
+		return []chain{{"tls", meshOrGRPC, asHTTP, true}, {"raw_buffer", nil, asHTTP, false}}
 	case mode == mesh.Permissive:
 		return []chain{{"tls", meshAny, asTCP, true}, {"tls", nil, asTCP, false}, {"raw_buffer", nil, asTCP, false}}
 	case mode == mesh.Strict && auto:

@@ -38,6 +38,9 @@ var (
 	meshHTTP    = []string{"istio-http/1.0", "istio-http/1.1", "istio-h2"}
 	meshTCP     = []string{"istio-peer-exchange", "istio"}
 	meshAny     = []string{"istio", "istio-peer-exchange", "istio-http/1.0", "istio-http/1.1", "istio-h2"}
+	// meshOrGRPC adds what gRPC libraries offer, which have the mesh's certificates but not its ALPN. At a port that is declared as
+	// HTTP nothing else could be meant by it: other TLS is accepted there in no mode.
+	meshOrGRPC = append(slices.Clone(meshAny), "h2")
 )
 
 func (e Env) plainHTTP() []string {

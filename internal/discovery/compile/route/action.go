@@ -60,7 +60,7 @@ func (in Input) single(r *routev3.Route, a *routev3.RouteAction, d *networking.H
 	if req.authority != "" {
 		a.HostRewriteSpecifier = &routev3.RouteAction_HostRewriteLiteral{HostRewriteLiteral: req.authority}
 	}
-	if to.OrdinaryTLS && in.Caps.Has(mesh.FilterState) {
+	if to.OwnALPN && in.Caps.Has(mesh.FilterState) {
 		r.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
 	}
 }
@@ -93,7 +93,7 @@ func (in Input) clusterWeight(to Destination, d *networking.HTTPRouteDestination
 	if req.authority != "" {
 		c.HostRewriteSpecifier = &routev3.WeightedCluster_ClusterWeight_HostRewriteLiteral{HostRewriteLiteral: req.authority}
 	}
-	if to.OrdinaryTLS && in.Caps.Has(mesh.FilterState) {
+	if to.OwnALPN && in.Caps.Has(mesh.FilterState) {
 		c.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
 	}
 	return c

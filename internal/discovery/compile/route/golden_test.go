@@ -63,7 +63,7 @@ func (r request) resolver(t *testing.T) route.Resolver {
 		if port == 0 {
 			port = r.Port
 		}
-		d := route.Destination{Cluster: cluster.Name(cluster.Outbound, port, subset, host), OrdinaryTLS: slices.Contains(r.TLS, host)}
+		d := route.Destination{Cluster: cluster.Name(cluster.Outbound, port, subset, host), OwnALPN: slices.Contains(r.TLS, host)}
 		if raw, ok := r.Hash[subset]; ok {
 			d.Hash = route.HashPolicies(golden.Proto(t, raw, &networking.LoadBalancerSettings{}))
 		}

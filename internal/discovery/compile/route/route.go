@@ -26,7 +26,7 @@ import (
 
 // Names of the HTTP filters that routes configure. Listeners must use the same names.
 const (
-	// FilterStateFilter sets the mesh's ALPN; routes to clusters with ordinary TLS disable it.
+	// FilterStateFilter sets the mesh's ALPN; routes to clusters with an ALPN of their own disable it.
 	FilterStateFilter = "envoy.filters.http.set_filter_state"
 	// FaultFilter injects delays and aborts.
 	FaultFilter = "envoy.filters.http.fault"
@@ -45,8 +45,8 @@ type Destination struct {
 	// Cluster is the name of the cluster. If it is empty, there is none: the route then has the name
 	// that the cluster would have, and Envoy responds with 503.
 	Cluster string
-	// OrdinaryTLS is set if the cluster originates TLS that is not the mesh's (cluster.OrdinaryTLS).
-	OrdinaryTLS bool
+	// OwnALPN is set if the cluster's TLS offers its own ALPN, so that the filter does not set it (cluster.OwnALPN).
+	OwnALPN bool
 	// Hash are the policies of the cluster's consistent hashing (HashPolicies); empty for none.
 	Hash []*routev3.RouteAction_HashPolicy
 }
@@ -204,7 +204,7 @@ func Default(host string, port uint32, d Destination, m *meshv1.MeshConfig, caps
 		}},
 		Decorator: &routev3.Decorator{Operation: host + ":" + strconv.FormatUint(uint64(port), 10) + "/*"},
 	}
-	if d.OrdinaryTLS && caps.Has(mesh.FilterState) {
+	if d.OwnALPN && caps.Has(mesh.FilterState) {
 		r.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
 	}
 	return r

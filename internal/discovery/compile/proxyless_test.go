@@ -1,0 +1,91 @@
+package compile_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// proxylessClient is a gRPC library in place of a proxy.
+func proxylessClient(n mesh.Node) mesh.Node {
+	n.Metadata.Generator, n.Metadata.ProxylessCertificates = mesh.GeneratorGRPC, true
+	return n
+}
+
+// A gRPC client's cluster uses mutual TLS of itself only where every endpoint accepts it from a library: with the label, a port that is
+// declared as HTTP or mode STRICT, and a library that has certificates.
+func TestProxylessMutualTLS(t *testing.T) {
+	const world = `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: PORT, port: 80, targetPort: 7070}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web-1, namespace: shop, labels: {app: web, security.istio.io/tlsMode: istio}}
+status: {phase: Running, podIP: 10.99.1.1}
+`
+	const strict = `
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: default, namespace: shop}
+spec: {mtls: {mode: STRICT}}
+`
+	rule := func(tls string) string {
+		return `
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: web, namespace: shop}
+spec: {host: web, trafficPolicy: {tls: ` + tls + `}}
+`
+	}
+	const other = `
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web-2, namespace: shop, labels: {app: web}}
+status: {phase: Running, podIP: 10.99.1.2}
+`
+	for _, c := range []struct {
+		name, port, more string
+		bare             bool   // no certificates
+		want             string // "mutual", "plain", or "none" for no cluster
+	}{
+		{"declared", "grpc", "", false, "mutual"},
+		{"without certificates", "grpc", "", true, "plain"},
+		{"not declared", "unknown", "", false, "plain"},
+		{"not declared, strict", "unknown", strict, false, "mutual"},
+		{"one endpoint without", "grpc", other, false, "plain"},
+		{"one endpoint without, and a rule", "grpc", other + rule("{mode: ISTIO_MUTUAL}"), true, "mutual"},
+		{"rule: off", "grpc", rule("{mode: DISABLE}"), false, "plain"},
+		{"rule: TLS that no library has", "grpc", rule("{mode: SIMPLE}"), false, "none"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld()
+			w.apply(t, strings.ReplaceAll(world, "PORT", c.port)+c.more)
+			n := proxylessClient(proxy(t, "sidecar~10.99.0.2~client-1.shop~shop.svc.cluster.local", "app=client"))
+			n.Metadata.ProxylessCertificates = !c.bare
+			got := "missing"
+			for k, value := range w.bytes(w.join(n)) {
+				if k.Name != "outbound|80||web.shop.svc.cluster.local" || !strings.HasSuffix(k.Kind.TypeURL(), ".Cluster") {
+					continue
+				}
+				switch {
+				case value == nil:
+					got = "none"
+				case strings.Contains(string(value), "UpstreamTlsContext"):
+					got = "mutual"
+				default:
+					got = "plain"
+				}
+			}
+			if got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
+	}
+}
