@@ -70,6 +70,7 @@ var layers = map[string]layer{
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge, "internal/discovery/webhook": edge,
 	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,
 	"internal/discovery/authn/tokenreview": edge, "internal/discovery/ca/rootsecret": edge, "internal/discovery/rootconfigmap": edge, "internal/discovery/managed": edge,
+	"internal/discovery/register": pure, "internal/discovery/registrar": edge,
 	"internal/discovery/objectstatus": pure, "internal/discovery/statuswriter": edge,
 	"internal/discovery": wiring,
 
@@ -96,6 +97,7 @@ var allowedImports = map[string][]string{
 	"internal/agent/capture/xtables":       {"internal/agent/capture/plan"},                                     // it translates plans
 	"internal/discovery/saved":             {"internal/discovery/source/decode", "internal/discovery/allocate"}, // which message an Istio kind carries; addresses are saved, too
 	"internal/discovery/admit":             {"internal/discovery/source/decode", "internal/discovery/config"},   // their rules are its own
+	"internal/discovery/register":          {"internal/discovery/config"},                                       // an entry that would be refused is not made
 	"internal/discovery/authn/reviewtest":  {"internal/discovery/authn"},                                        // it tests implementations of its interface
 	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                           // it implements its Store
 	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
@@ -135,7 +137,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/registrar"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",

@@ -38,7 +38,7 @@ Configuration is read from a Kubernetes cluster (--kubeconfig, $KUBECONFIG, or t
 of the Pod that this runs in), or, with --configDir, from a directory of YAML: Kubernetes'
 Namespace, Node, Service, EndpointSlice, Pod and ConfigMap (in a directory, ServiceAccount and
 Secret, too), and Istio's VirtualService, DestinationRule, ServiceEntry, WorkloadEntry,
-PeerAuthentication, Sidecar and Gateway. The cluster or directory is watched; a change takes
+WorkloadGroup, PeerAuthentication, Sidecar and Gateway. The cluster or directory is watched; a change takes
 effect at once. The mesh's own configuration is the key "mesh" of the ConfigMap istio in the
 control plane's own namespace (--namespace).
 
@@ -166,6 +166,9 @@ func readSource(v *settings.Values, o *discovery.Options) {
 		RootConfigMap: v.Text("PILOT_CA_CERT_CONFIGMAP"), NoElection: !v.Bool("ENABLE_LEADER_ELECTION"),
 		Status:        discovery.StatusOptions{Off: !v.Bool("PILOT_ENABLE_STATUS"), PerSecond: float32(v.Float("PILOT_STATUS_QPS"))},
 		RemoteTimeout: v.Duration("PILOT_REMOTE_CLUSTER_TIMEOUT"), Insecure: v.List("PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS"),
+	}
+	o.Registration = discovery.RegistrationOptions{
+		Off: !v.Bool("PILOT_ENABLE_WORKLOAD_ENTRY_AUTOREGISTRATION"), NoHealth: !v.Bool("PILOT_ENABLE_WORKLOAD_ENTRY_HEALTHCHECKS"), Grace: v.Duration("PILOT_WORKLOAD_ENTRY_GRACE_PERIOD"),
 	}
 	for _, name := range o.Kubernetes.Insecure {
 		if !slices.Contains(kube.InsecureOptions, name) {

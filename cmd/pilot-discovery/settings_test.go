@@ -89,6 +89,13 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 	if k := readOptions(settings.Read(nil, map[string]string{"KUBECONFIG": "f"}, settings.Discovery)).Kubernetes; k.RootConfigMap != "istio-ca-root-cert" || k.NoElection || k.Status != (discovery.StatusOptions{PerSecond: 10}) {
 		t.Errorf("by default: %+v", k)
 	}
+	if r := readOptions(settings.Read(nil, map[string]string{"KUBECONFIG": "f"}, settings.Discovery)).Registration; r != (discovery.RegistrationOptions{Grace: 10 * time.Second}) {
+		t.Errorf("by default: %+v", r)
+	}
+	off := map[string]string{"KUBECONFIG": "f", "PILOT_ENABLE_WORKLOAD_ENTRY_AUTOREGISTRATION": "false", "PILOT_ENABLE_WORKLOAD_ENTRY_HEALTHCHECKS": "false", "PILOT_WORKLOAD_ENTRY_GRACE_PERIOD": "1m"}
+	if r := readOptions(settings.Read(nil, off, settings.Discovery)).Registration; r != (discovery.RegistrationOptions{Off: true, NoHealth: true, Grace: time.Minute}) {
+		t.Errorf("%+v", r)
+	}
 	if want := []string{"c.example", "a.example", "b.example"}; !slices.Equal(o.CA.ServingNames, want) {
 		t.Errorf("serving names %q, want %q", o.CA.ServingNames, want)
 	}

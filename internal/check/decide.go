@@ -118,7 +118,7 @@ func account(f *Facts) Finding {
 var Needed = []string{
 	"destinationrules.networking.istio.io", "gateways.networking.istio.io", "serviceentries.networking.istio.io", "sidecars.networking.istio.io",
 	"virtualservices.networking.istio.io", "workloadentries.networking.istio.io", "peerauthentications.security.istio.io",
-	"proxyconfigs.networking.istio.io",
+	"proxyconfigs.networking.istio.io", "workloadgroups.networking.istio.io",
 }
 
 // olderVersion are the versions of those that Istio does not serve as v1.

@@ -117,6 +117,10 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 		s.scope.meshChanged(m)
 		s.sourcesChanged(m)
 	}
+	s.loop.apart.file = parts.RegisteredFile
+	if o.registrar != nil {
+		s.loop.onObject, s.loop.onOpen = o.registrar.Apply, o.registrar.Open
+	}
 	s.loop.onProxyConfigs = func(all *inject.ProxyConfigs) {
 		if s.webhooks.injector != nil {
 			s.webhooks.injector.SetProxyConfigs(all)
@@ -124,7 +128,7 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	}
 	s.limiter = authn.NewLimiter(s.auth, o.Auth.CertificatesPerSecond, o.Log)
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
-	s.xds = xds.New(s.loop, o.Log, s.metrics)
+	s.xds = xds.New(joiner{s.loop, o.registrar}, o.Log, s.metrics)
 	s.xds.Limit(o.Limits)
 	if s.cluster != nil && s.cluster.statuses != nil {
 		s.observer = newObserver(s.loop, s.xds.Connection, s.cluster.statuses.Touch)

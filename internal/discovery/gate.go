@@ -65,6 +65,9 @@ func (l *loop) openGate() {
 	if why == "" {
 		l.gate.open.Store(true)
 		l.log.Info("ready")
+		if l.onOpen != nil {
+			l.onOpen()
+		}
 		return
 	}
 	if why != *l.gate.why.Load() {
@@ -98,9 +101,9 @@ func (g *gate) against(holds bool, broken []object.Problem) string {
 // admit returns the changes to be applied. A source that has not read an object since the start and
 // reports removals may be a volume that has not been filled yet: removals are delayed until it reads an
 // object, unless an empty configuration is accepted.
-func (g *gate) admit(changes []object.Change) []object.Change {
+func (g *gate) admit(changes []object.Change, not *apart) []object.Change {
 	for _, c := range changes {
-		g.shown = g.shown || c.Object != nil && c.Object.Saved.IsZero() && c.Key != config.MeshFileKey
+		g.shown = g.shown || c.Object != nil && c.Object.Saved.IsZero() && c.Key != config.MeshFileKey && !not.has(c.Object)
 	}
 	if g.shown || g.lenience.EmptyConfig {
 		all := append(g.ends, changes...)
@@ -121,7 +124,11 @@ func (g *gate) admit(changes []object.Change) []object.Change {
 // holdsAnything reports whether an object of the source is in force.
 func (l *loop) holdsAnything() bool {
 	_, file := l.store.Get(config.MeshFileKey)
-	return l.store.Len() > 1 || l.store.Len() == 1 && !file
+	others := len(l.apart.keys)
+	if file {
+		others++
+	}
+	return l.store.Len() > others
 }
 
 // deny denies what invalid policies without a last good version might select.

@@ -35,6 +35,7 @@ func revisionLease(revision string) string { return leaderLease + "-" + revision
 type cluster struct {
 	api      *rest.Config
 	name     string
+	identity string // of this process among the replicas
 	reviewer *tokenreview.Reviewer
 	roots    *rootsecret.Store
 	maps     *rootconfigmap.Controller
@@ -64,6 +65,7 @@ func openCluster(o *Options, config *rest.Config) (_ *cluster, err error) {
 	}
 	// Processes of one host have the same name if the Pod's is not known.
 	identity := strings.Trim(fmt.Sprintf("%s_%s", o.Names.Instance, rand.Text()[:10]), "_")
+	c.identity = identity
 	if !k.Status.Off {
 		c.statuses, err = statuswriter.New(statuswriter.Options{Config: config, Writes: c.writesStatus(o.Names.Revision), Only: k.WatchNamespace, PerSecond: k.Status.PerSecond, Pace: k.Status.Pace, Log: c.log})
 		if err != nil {

@@ -49,6 +49,11 @@ type loop struct {
 	// onProxyConfigs is the same for the ProxyConfig objects in force, which proxyConfigs collects.
 	onProxyConfigs func(*inject.ProxyConfigs)
 	proxyConfigs   proxyConfigs
+	// onObject is called with each change of an object in force, and onOpen once proxies are served, in the same goroutine. Both
+	// are nil if proxies do not register themselves.
+	onObject func(object.Change)
+	onOpen   func()
+	apart    apart
 	// traces are the objects to which the versions that proxies refuse were traced. why is compile.Compiler.Why,
 	// which tests count.
 	traces map[refusedVersion][]object.Key
@@ -226,7 +231,7 @@ func (l *loop) commit(b object.Batch) {
 // apply validates a batch and stores what is good; it appends what it stored or removed to the changes of
 // the same commit.
 func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange {
-	accepted := l.store.Apply(l.gate.admit(b.Changes))
+	accepted := l.store.Apply(l.gate.admit(b.Changes, &l.apart))
 	var ofMesh incr.Causes
 	for _, c := range accepted {
 		l.countUpdate(c)
@@ -239,6 +244,10 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.model.Apply([]object.Change{c})
 		l.allocated.apply(c)
 		l.proxyConfigs.apply(c)
+		l.apart.apply(c)
+		if l.onObject != nil {
+			l.onObject(c)
+		}
 	}
 	if all, changed := l.proxyConfigs.take(); changed {
 		l.onProxyConfigs(all)

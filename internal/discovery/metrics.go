@@ -85,7 +85,7 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	gauge(descInfo, 1, s.opts.Version)
 	gauge(descBuild, 1, "pilot", s.opts.Version)
 	gauge(descUptime, time.Since(s.started).Seconds())
-	for _, m := range slices.Concat(s.ca.Metrics(), s.plugged.Metrics(), s.cluster.metrics(), s.rotator.Metrics()) {
+	for _, m := range slices.Concat(s.ca.Metrics(), s.plugged.Metrics(), s.cluster.metrics(), s.rotator.Metrics(), registrationMetrics(s.opts.registrar)) {
 		d := prometheus.NewDesc(m.Name, m.Help, nil, nil)
 		if m.Counter {
 			counter(d, m.Value)

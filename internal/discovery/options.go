@@ -10,6 +10,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/objectstatus"
+	"github.com/pilothouse/pilothouse/internal/discovery/registrar"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -35,6 +36,8 @@ type Options struct {
 	HTTP      HTTPOptions
 	Webhooks  WebhookOptions
 	Lenience  Lenience
+	// Registration is of proxies that ask for a WorkloadEntry.
+	Registration RegistrationOptions
 	// Watchdog is how long the loop may handle one event until the control plane is not ready; 0 is
 	// the default.
 	Watchdog time.Duration
@@ -43,7 +46,16 @@ type Options struct {
 	Version string
 	Log     *slog.Logger
 
-	cluster *cluster // that is read; nil for none
+	cluster   *cluster             // that is read; nil for none
+	registrar *registrar.Registrar // nil if proxies are not registered
+}
+
+// RegistrationOptions say how proxies with AUTO_REGISTER_GROUP are registered.
+type RegistrationOptions struct {
+	// Off registers none, and NoHealth does not use the health that they report.
+	Off, NoHealth bool
+	// Grace is how long a WorkloadEntry stays when its proxy has gone.
+	Grace time.Duration
 }
 
 // KubernetesOptions say which cluster is read, and what of it. It also keeps the self-signed root, reviews tokens, and

@@ -162,7 +162,7 @@ func unanswered(w http.ResponseWriter) {
 // groupVersion returns the API of one of Istio's kinds, false for others.
 func groupVersion(k object.Kind) (group, version string, ok bool) {
 	switch k {
-	case object.ServiceEntry, object.WorkloadEntry, object.VirtualService, object.DestinationRule, object.Sidecar, object.Gateway:
+	case object.ServiceEntry, object.WorkloadEntry, object.VirtualService, object.DestinationRule, object.Sidecar, object.Gateway, object.WorkloadGroup:
 		return "networking.istio.io", "v1", true
 	case object.ProxyConfig:
 		return "networking.istio.io", "v1beta1", true

@@ -128,6 +128,7 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		run.Task{Name: "distribute the roots", Run: s.distributeRoots},
 		run.Task{Name: "rotate the root", Run: s.rotator.Run},
 		run.Task{Name: "lead", Run: s.lead},
+		run.Task{Name: "register proxies", Run: s.runRegistrar},
 		run.Task{Name: "observe objects", Run: s.observe},
 		run.Task{Name: "warn of the root's end", Run: s.warnOfTheEnd},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},

@@ -38,7 +38,15 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newServer(ctx, o, multi.Options{First: source, Place: o.ConfigDir, Remembered: beside}, kept)
+	parts := multi.Options{First: source, Place: o.ConfigDir, Remembered: beside}
+	folder, err := openFolderRegistrar(&o)
+	if err != nil {
+		return nil, err
+	}
+	if folder != nil {
+		parts.Registered, parts.RegisteredFile = folder, folder.Path()
+	}
+	return newServer(ctx, o, parts, kept)
 }
 
 // newOfCluster creates a control plane that reads a cluster, and the remote clusters that Secrets in it name.
@@ -58,6 +66,9 @@ func newOfCluster(ctx context.Context, o Options) (*Server, error) {
 		return nil, err
 	}
 	if o.cluster, err = openCluster(&o, api); err != nil {
+		return nil, err
+	}
+	if err = openClusterRegistrar(&o, api); err != nil {
 		return nil, err
 	}
 	parts := multi.Options{First: source, Place: k.Cluster, FirstIsCluster: true, Remembered: beside, Timeout: k.RemoteTimeout}

@@ -27,7 +27,7 @@ func triggerOf(c object.Change, ofMesh bool) triggerEffect {
 			return triggerEffect{"config", "global"}
 		}
 		return triggerEffect{}
-	case object.Namespace, object.ServiceAccount, object.Secret, object.ProxyConfig:
+	case object.Namespace, object.ServiceAccount, object.Secret, object.ProxyConfig, object.WorkloadGroup:
 		return triggerEffect{}
 	}
 	panic("discovery: unknown kind of object: " + c.Key.String())

@@ -25,6 +25,11 @@ type Metadata struct {
 	// DNSAutoAllocate is set if the agent resolves hosts to allocated addresses, whatever the control plane's default is.
 	DNSAutoAllocate bool
 
+	// AutoRegisterGroup is the WorkloadGroup that the proxy wants a WorkloadEntry of; empty for none. [agent V7]
+	AutoRegisterGroup string
+	// ReadinessProbe is set if the node's ProxyConfig has one, so that the agent reports its application's health.
+	ReadinessProbe bool
+
 	HTTP10 bool
 	// VirtualHosts is set if the proxy accepts virtual hosts as resources of their own (VHDS), which
 	// the delta protocol alone can carry.
@@ -72,11 +77,14 @@ const (
 	ProxylessListenerPrefix = "xds.istio.io/grpc/lds/inbound/"
 )
 
+// autoRegisterKey is the key of the metadata with the WorkloadGroup.
+const autoRegisterKey = "AUTO_REGISTER_GROUP"
+
 // metadataKeys are the keys that DecodeMetadata reads.
 var metadataKeys = map[string]bool{
 	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
 	"GENERATOR": true, "DNS_CAPTURE": true, "DNS_AUTO_ALLOCATE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
-	"ISTIO_VERSION": true, VirtualHostsKey: true, FileSecretsKey: true, ProxylessCertificatesKey: true,
+	"ISTIO_VERSION": true, autoRegisterKey: true, VirtualHostsKey: true, FileSecretsKey: true, ProxylessCertificatesKey: true,
 }
 
 // proxyConfigKey is the key that DecodeMetadata reads the names of fields in. It is not among
@@ -84,7 +92,8 @@ var metadataKeys = map[string]bool{
 const proxyConfigKey = "PROXY_CONFIG"
 
 // IsProxyConfig reports whether the value of a key is the node's ProxyConfig. Of it only the names
-// of fields count: whoever does not decode it whole sets NotApplied by [ProxyConfigField].
+// of fields count: whoever does not decode it whole sets NotApplied by [ProxyConfigField], and
+// ReadinessProbe by [IsReadinessProbe].
 func IsProxyConfig(key string) bool { return key == proxyConfigKey }
 
 // ReadsMetadata reports whether DecodeMetadata reads the value of a key. Values of other keys need not be
@@ -117,10 +126,13 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 
 		DNSAutoAllocate:       Bool(raw["DNS_AUTO_ALLOCATE"]),
 		ProxylessCertificates: Bool(raw[ProxylessCertificatesKey]),
+
+		AutoRegisterGroup: Text(raw[autoRegisterKey]),
+		ReadinessProbe:    hasReadinessProbe(raw[proxyConfigKey]),
 	}
 	for key, v := range map[string]string{
 		"NAME": m.Name, "NAMESPACE": m.Namespace, "SERVICE_ACCOUNT": m.ServiceAccount, "CLUSTER_ID": m.ClusterID,
-		"NETWORK": m.Network, "INTERCEPTION_MODE": m.Interception, "GENERATOR": m.Generator, "ISTIO_VERSION": m.IstioVersion,
+		"NETWORK": m.Network, "INTERCEPTION_MODE": m.Interception, "GENERATOR": m.Generator, "ISTIO_VERSION": m.IstioVersion, autoRegisterKey: m.AutoRegisterGroup,
 	} {
 		if len(v) > maxText {
 			return Metadata{}, fmt.Errorf("node metadata %s: %d bytes, want at most %d", key, len(v), maxText)

@@ -35,6 +35,19 @@ func (f ProxyConfigFields) Names() []string {
 	return out
 }
 
+// IsReadinessProbe reports whether the field of ProxyConfig with the JSON name is the readiness probe.
+func IsReadinessProbe(name string) bool { return name == "readinessProbe" }
+
+func hasReadinessProbe(config any) bool {
+	fields, _ := config.(map[string]any)
+	for name, v := range fields {
+		if within, _ := v.(map[string]any); IsReadinessProbe(name) && len(within) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // notApplied returns what is set and not applied of a ProxyConfig in the form of JSON. An empty
 // object sets nothing.
 func notApplied(config any) ProxyConfigFields {

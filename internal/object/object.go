@@ -11,7 +11,9 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 )
@@ -37,6 +39,7 @@ const (
 	Sidecar            Kind = "Sidecar"            // *networking/v1alpha3.Sidecar
 	Gateway            Kind = "Gateway"            // *networking/v1alpha3.Gateway
 	ProxyConfig        Kind = "ProxyConfig"        // *networking/v1beta1.ProxyConfig
+	WorkloadGroup      Kind = "WorkloadGroup"      // *networking/v1alpha3.WorkloadGroup
 )
 
 // Kinds returns all kinds, in the order in which listings show them.
@@ -44,6 +47,7 @@ func Kinds() []Kind {
 	return []Kind{
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
 		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, Sidecar, Gateway, ProxyConfig,
+		WorkloadGroup,
 	}
 }
 
@@ -73,7 +77,9 @@ func (k Key) String() string {
 type Meta struct {
 	Labels, Annotations map[string]string
 	// Created is zero if the source does not know it; such an object counts as older than all others.
-	Created         time.Time
+	Created time.Time
+	// UID is empty if the source gives none, as files do not.
+	UID             string
 	Generation      int64
 	ResourceVersion string
 }
@@ -99,7 +105,9 @@ type Object struct {
 	Spec any
 	// Addresses are status.addresses of a ServiceEntry; nil for other kinds.
 	Addresses []HostAddress
-	Origin    Origin
+	// Healthy is the condition Healthy in the status of a WorkloadEntry; nil if it has none, and for other kinds.
+	Healthy *Health
+	Origin  Origin
 	// Saved is zero if the source has read this version since the control plane started. Otherwise
 	// the version comes from the state folder, because the source cannot be read now, and Saved is
 	// when it was saved.
@@ -112,9 +120,35 @@ type HostAddress struct {
 	Address netip.Addr `json:"address"`
 }
 
-// SameSpec reports whether the specs of two objects are equal, messages as proto.Equal has it, and their addresses.
+// ConditionHealthy is the type of the condition with the health of a workload. [control-plane 1.9.18]
+const ConditionHealthy = "Healthy"
+
+// Health is what a workload has reported of itself. Message says why it is not healthy; it is empty for a healthy one.
+type Health struct {
+	Is      bool   `json:"is"`
+	Message string `json:"message,omitempty"`
+}
+
+// maxHealthMessage is how much of a message is kept, in bytes.
+const maxHealthMessage = 512
+
+// HealthOf returns the health of a workload, with a message of which only the first 512 bytes are kept: what is encoded as
+// text and read again is equal.
+func HealthOf(is bool, message string) *Health {
+	if is {
+		return &Health{Is: true}
+	}
+	message = strings.ToValidUTF8(message[:min(len(message), 2*maxHealthMessage)], "\uFFFD")
+	end := min(len(message), maxHealthMessage)
+	for end < len(message) && !utf8.RuneStart(message[end]) {
+		end--
+	}
+	return &Health{Message: message[:end]}
+}
+
+// SameSpec reports whether the specs of two objects are equal, messages as proto.Equal has it, and what is read of their statuses.
 func SameSpec(a, b *Object) bool {
-	if !slices.Equal(a.Addresses, b.Addresses) {
+	if !slices.Equal(a.Addresses, b.Addresses) || (a.Healthy == nil) != (b.Healthy == nil) || a.Healthy != nil && *a.Healthy != *b.Healthy {
 		return false
 	}
 	x, isMessage := a.Spec.(proto.Message)

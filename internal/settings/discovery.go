@@ -15,6 +15,8 @@ const (
 	DefaultWatchdog = 30 * time.Second
 	// DefaultRemoteTimeout is how long the start waits for a remote cluster.
 	DefaultRemoteTimeout = 30 * time.Second
+	// DefaultRegistrationGrace is how long a registered WorkloadEntry stays when its proxy has gone.
+	DefaultRegistrationGrace = 10 * time.Second
 	// DefaultWorkloadTTL is the life of a workload's certificate.
 	DefaultWorkloadTTL = 24 * time.Hour
 	// DefaultMaxTTL is the greatest life of a workload's certificate.
@@ -151,6 +153,12 @@ var Discovery = Table{
 		Help: "ConfigMap with the trusted roots in each namespace (docs/ca.md)"},
 	{Env: []string{"ENABLE_LEADER_ELECTION"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/kube/leader",
 		Help: "elect the replica that writes objects; false: this one does, which must be the only one"},
+	{Env: []string{"PILOT_ENABLE_WORKLOAD_ENTRY_AUTOREGISTRATION"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/registrar",
+		Help: "write a WorkloadEntry when a proxy with ISTIO_META_AUTO_REGISTER_GROUP connects (docs/vms.md)"},
+	{Env: []string{"PILOT_ENABLE_WORKLOAD_ENTRY_HEALTHCHECKS"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/registrar",
+		Help: "write the health that a registered proxy reports to its WorkloadEntry, which is an endpoint only while it is healthy"},
+	{Env: []string{"PILOT_WORKLOAD_ENTRY_GRACE_PERIOD"}, Kind: Duration, Number: int64(DefaultRegistrationGrace), Positive: true, Unit: "duration", Used: "internal/discovery/registrar",
+		Help: "how long a registered WorkloadEntry stays when its proxy has gone"},
 	{Env: []string{"PILOT_ENABLE_STATUS"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/statuswriter",
 		Help: "write to the status of Istio's objects how many proxies have applied them, and what is wrong with them (docs/status.md)"},
 	{Env: []string{"PILOT_STATUS_QPS"}, Kind: Float, Default: "10", Positive: true, Unit: "writes per second", Used: "internal/discovery/statuswriter",

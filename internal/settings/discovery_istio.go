@@ -91,12 +91,6 @@ var DiscoveryNoEffect = Table{
 		Help: "send a gateway only the clusters that it routes to"},
 
 	// What is read, and what is written. [control-plane 1.2.24–1.2.33, 1.2.36, 1.16.6]
-	{Env: []string{"PILOT_ENABLE_WORKLOAD_ENTRY_AUTOREGISTRATION"}, Kind: Bool, Unit: "switch", NoEffect: "no WorkloadEntry is written",
-		Help: "write a WorkloadEntry when a virtual machine connects"},
-	{Env: []string{"PILOT_ENABLE_WORKLOAD_ENTRY_HEALTHCHECKS"}, Kind: Bool, Unit: "switch", NoEffect: "no WorkloadEntry is written",
-		Help: "write a virtual machine's health to its WorkloadEntry"},
-	{Env: []string{"PILOT_WORKLOAD_ENTRY_GRACE_PERIOD"}, Kind: Duration, Unit: "duration", NoEffect: "no WorkloadEntry is written",
-		Help: "how long a WorkloadEntry stays when its virtual machine has gone"},
 	{Env: []string{"PILOT_ENABLE_GATEWAY_API"}, Kind: Bool, Unit: "switch", NoEffect: "the Gateway API is not read",
 		Help: "read the Gateway API"},
 	{Env: []string{"PILOT_ENABLE_GATEWAY_API_STATUS"}, Kind: Bool, Unit: "switch", NoEffect: "the Gateway API is not read",

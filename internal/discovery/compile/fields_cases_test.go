@@ -28,6 +28,30 @@ var fieldExceptions = map[string]string{
 	"ProxyConfig.concurrency":                                 "the same",
 	"ProxyConfig.environmentVariables":                        "the same",
 	"ProxyConfig.image.imageType":                             "the same",
+	"WorkloadGroup.metadata.labels":                           "package register makes entries from it, whose test is TestEntryOfAGroup",
+	"WorkloadGroup.metadata.annotations":                      "the same",
+	"WorkloadGroup.template.ports":                            "the same",
+	"WorkloadGroup.template.labels":                           "the same",
+	"WorkloadGroup.template.network":                          "the same",
+	"WorkloadGroup.template.locality":                         "the same",
+	"WorkloadGroup.template.weight":                           "the same",
+	"WorkloadGroup.template.serviceAccount":                   "the same",
+	"WorkloadGroup.probe.initialDelaySeconds":                 "the agent runs it, as its own readinessProbe; package register tells of proxies without it",
+	"WorkloadGroup.probe.timeoutSeconds":                      "the same",
+	"WorkloadGroup.probe.periodSeconds":                       "the same",
+	"WorkloadGroup.probe.successThreshold":                    "the same",
+	"WorkloadGroup.probe.failureThreshold":                    "the same",
+	"WorkloadGroup.probe.httpGet.path":                        "the same",
+	"WorkloadGroup.probe.httpGet.port":                        "the same",
+	"WorkloadGroup.probe.httpGet.host":                        "the same",
+	"WorkloadGroup.probe.httpGet.scheme":                      "the same",
+	"WorkloadGroup.probe.httpGet.httpHeaders.name":            "the same",
+	"WorkloadGroup.probe.httpGet.httpHeaders.value":           "the same",
+	"WorkloadGroup.probe.tcpSocket.host":                      "the same",
+	"WorkloadGroup.probe.tcpSocket.port":                      "the same",
+	"WorkloadGroup.probe.exec.command":                        "the same",
+	"WorkloadGroup.probe.grpc.port":                           "the same",
+	"WorkloadGroup.probe.grpc.service":                        "the same",
 }
 
 // fieldNodes are the proxies of the small mesh: two of one namespace in different places,
@@ -193,6 +217,7 @@ spec: {mtls: {mode: STRICT}}
 		`{servers: [{port: {number: 15443, protocol: TLS, name: tls}, hosts: ["*.local"], tls: {mode: PASSTHROUGH}}]}`,
 	}},
 	{name: "ProxyConfig", kind: object.ProxyConfig, empty: &networkingv1beta1.ProxyConfig{}, bases: []string{`{concurrency: 1}`}},
+	{name: "WorkloadGroup", kind: object.WorkloadGroup, empty: &networking.WorkloadGroup{}, bases: []string{`{template: {}}`}},
 	{name: "MeshConfig", kind: object.ConfigMap, empty: &meshv1.MeshConfig{}, around: `---
 apiVersion: networking.istio.io/v1
 kind: DestinationRule

@@ -139,6 +139,22 @@ func TestEntries(t *testing.T) {
 	})
 }
 
+func TestWorkloadGroups(t *testing.T) {
+	runRules(t, []rule{
+		{object.WorkloadGroup, "{metadata: {labels: {app: x}, annotations: {a: b}}, template: {ports: {http: 80}, labels: {a: b}, serviceAccount: x}, probe: {httpGet: {port: 80, scheme: https, host: '[::1]'}}}", nil},
+		{object.WorkloadGroup, "{template: {}, probe: {tcpSocket: {port: 80, host: localhost}}}", nil},
+		{object.WorkloadGroup, "{template: {}, probe: {grpc: {port: 80}}}", nil},
+		{object.WorkloadGroup, "{template: {}, probe: {exec: {command: [x]}}}", nil},
+		{object.WorkloadGroup, "{}", []string{"E spec.template: is missing"}},
+		{object.WorkloadGroup, "{metadata: {labels: {a: -}, annotations: {istio.io/connectedAt: x}}, template: {address: 10.0.0.1, ports: {x_: 0}, labels: {'/x': y}}, probe: {}}", []string{
+			"W spec.template.address: not applied", "E spec.template.ports[x_]: invalid port name", "E spec.template.ports[x_]: invalid port 0", "E spec.template.labels[/x]: invalid label name",
+			"E spec.metadata.labels[a]: invalid label value", "W spec.metadata.annotations[istio.io/connectedAt]: not applied", "E spec.probe: no probe"}},
+		{object.WorkloadGroup, "{template: {}, probe: {periodSeconds: -1, httpGet: {scheme: ftp, host: a.b}}}", []string{
+			"E spec.probe.periodSeconds: invalid", "E spec.probe.httpGet.port: invalid port 0", "E spec.probe.httpGet.scheme: invalid scheme", "E spec.probe.httpGet.host: invalid host"}},
+		{object.WorkloadGroup, "{template: {}, probe: {exec: {}}}", []string{"E spec.probe.exec.command: is empty"}},
+	})
+}
+
 func TestPolicies(t *testing.T) {
 	runRules(t, []rule{
 		{object.PeerAuthentication, "{mtls: {mode: STRICT}}", nil},

@@ -121,6 +121,12 @@ func (c *check) workload(at string, w *networking.WorkloadEntry, ports []string)
 	case !isUnix && !isIP(w.Address) && !isDomain(w.Address):
 		c.fail(at+".address", "invalid address %q: want an IP address or a DNS name", w.Address)
 	}
+	c.workloadPorts(at, w, ports)
+	c.labels(at+".labels", w.Labels)
+}
+
+// workloadPorts checks the ports of a workload.
+func (c *check) workloadPorts(at string, w *networking.WorkloadEntry, ports []string) {
 	for _, name := range sorted(w.Ports) {
 		if ports != nil && !slices.Contains(ports, name) {
 			c.fail(entry(at+".ports", name), "unknown port: want one of %s", strings.Join(ports, ", "))
@@ -129,5 +135,4 @@ func (c *check) workload(at string, w *networking.WorkloadEntry, ports []string)
 		}
 		c.port(entry(at+".ports", name), w.Ports[name], false)
 	}
-	c.labels(at+".labels", w.Labels)
 }

@@ -28,9 +28,10 @@ var kinds = map[object.Kind]func(*check, object.Object){
 			c.peerAuthentication(s)
 		})
 	},
-	object.Sidecar:     func(c *check, o object.Object) { specRules(c, o, c.sidecar) },
-	object.Gateway:     func(c *check, o object.Object) { specRules(c, o, c.gateway) },
-	object.ProxyConfig: func(c *check, o object.Object) { specRules(c, o, c.proxyConfig) },
+	object.Sidecar:       func(c *check, o object.Object) { specRules(c, o, c.sidecar) },
+	object.Gateway:       func(c *check, o object.Object) { specRules(c, o, c.gateway) },
+	object.ProxyConfig:   func(c *check, o object.Object) { specRules(c, o, c.proxyConfig) },
+	object.WorkloadGroup: func(c *check, o object.Object) { specRules(c, o, c.workloadGroup) },
 
 	object.Namespace:      noRules,
 	object.Node:           noRules,

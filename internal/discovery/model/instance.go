@@ -27,6 +27,8 @@ type WorkloadEntry struct {
 	Row
 	Labels map[string]string
 	Spec   *networking.WorkloadEntry
+	// Unhealthy is set if the workload reports its health and has not reported that it is healthy: it is no endpoint then.
+	Unhealthy bool
 }
 
 // Slice is the row of an EndpointSlice.
@@ -153,7 +155,7 @@ func (m *Model) instances(r *incr.Reader, key string) []*Instance {
 	if len(s.Source.Selector) > 0 {
 		selected := workloadBucket(s.Namespace, s.Source.Selector)
 		for _, e := range incr.In(r, m.tables.entries, selected) {
-			if labels := e.labels(); subset(s.Source.Selector, labels) {
+			if labels := e.labels(); !e.Unhealthy && subset(s.Source.Selector, labels) {
 				i := m.entryInstance(s, e.Spec, labels, e.Name, td)
 				if i.Network == "" {
 					i.Network = m.network(r, "", labels, i.Address)
@@ -192,6 +194,15 @@ func (e *WorkloadEntry) labels() map[string]string {
 	return out
 }
 
+// hasSidecar reports whether the mesh's mutual TLS is used towards a WorkloadEntry: its label says so, and without one that
+// it has an identity.
+func hasSidecar(labels map[string]string, account string) bool {
+	if mode, ok := labels[mesh.TLSModeLabel]; ok {
+		return mode == "istio"
+	}
+	return account != ""
+}
+
 func (m *Model) entryInstance(s *Service, e *networking.WorkloadEntry, labels map[string]string, name, td string) *Instance {
 	if labels == nil {
 		labels = e.Labels
@@ -199,7 +210,7 @@ func (m *Model) entryInstance(s *Service, e *networking.WorkloadEntry, labels ma
 	i := &Instance{
 		Address: e.Address, Labels: labels, Weight: max(e.Weight, 1), Workload: name, Namespace: s.Namespace,
 		Locality: mesh.ParseLocality(e.Locality), Network: cmp.Or(e.Network, labels[networkLabel]), ClusterID: m.own.Cluster, Ports: map[uint32]uint32{},
-		TLS: !s.External && labels[mesh.TLSModeLabel] == "istio",
+		TLS: !s.External && hasSidecar(labels, e.ServiceAccount),
 	}
 	if e.ServiceAccount != "" {
 		i.Identity = mesh.Identity{TrustDomain: td, Namespace: s.Namespace, ServiceAccount: e.ServiceAccount}.SPIFFE()

@@ -32,6 +32,7 @@ var kinds = map[object.Kind]kindRow{
 	}, func(m *Model, k object.Key) { m.tables.nodes.Delete(nameKey(k)) }),
 	object.WorkloadEntry: stored(func(m *Model, o *object.Object, spec *networking.WorkloadEntry) {
 		e := &WorkloadEntry{Row: rowOf(o), Labels: o.Meta.Labels, Spec: spec}
+		e.Unhealthy = mesh.Bool(o.Meta.Annotations[mesh.HealthChecksEnabled]) && (o.Healthy == nil || !o.Healthy.Is)
 		m.tables.entries.Put(rowKey(o.Key), e, append(labelBuckets(o.Namespace, e.labels()), "ip:"+spec.Address)...)
 	}, func(m *Model, k object.Key) { m.tables.entries.Delete(rowKey(k)) }),
 	object.EndpointSlice: stored(func(m *Model, o *object.Object, spec *object.EndpointSliceSpec) {
@@ -53,6 +54,8 @@ var kinds = map[object.Kind]kindRow{
 	object.Gateway: stored(func(m *Model, o *object.Object, spec *networking.Gateway) {
 		m.tables.routers.Put(rowKey(o.Key), &Gateway{Row: rowOf(o), Spec: spec}, all)
 	}, func(m *Model, k object.Key) { m.tables.routers.Delete(rowKey(k)) }),
+
+	object.WorkloadGroup: notStored, // package register reads it
 
 	object.ConfigMap: notStored, // mesh configuration is set by SetMesh
 	object.Namespace: {

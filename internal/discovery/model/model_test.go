@@ -220,13 +220,26 @@ func TestAProxyThatClaimsAnothersAddressHasNoServices(t *testing.T) {
 	}
 }
 
+// reporting is a WorkloadEntry of a workload that reports its health; an empty status is no condition.
+func reporting(name, address, status string) string {
+	text := "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: " + name + ", namespace: a, labels: {app: w}, annotations: {proxy.istio.io/health-checks-enabled: \"true\"}}\n" +
+		"spec: {address: " + address + "}\n"
+	if status != "" {
+		text += "status: {conditions: [{type: Other, status: \"True\"}, {type: Healthy, status: \"" + status + "\"}]}\n"
+	}
+	return text + "---\n"
+}
+
 func TestInstancesOfAService(t *testing.T) {
 	yaml := service("a", "s", ", selector: {app: w}") +
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: up, namespace: a, labels: {app: w, security.istio.io/tlsMode: istio}}\nspec: {serviceAccountName: sa}\nstatus: {phase: Running, podIP: 10.0.0.1}\n---\n" +
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: down, namespace: a, labels: {app: w}}\nstatus: {phase: Running, podIP: 10.0.0.2, conditions: [{type: Ready, status: \"False\"}]}\n---\n" +
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: done, namespace: a, labels: {app: w}}\nstatus: {phase: Succeeded, podIP: 10.0.0.3}\n---\n" +
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: far, namespace: b, labels: {app: w}}\nstatus: {phase: Running, podIP: 10.0.0.4}\n---\n" +
-		"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: vm, namespace: a, labels: {app: w}}\nspec: {address: 10.0.0.5, ports: {http: 8080}, serviceAccount: vm}\n---\n"
+		"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: vm, namespace: a, labels: {app: w}}\nspec: {address: 10.0.0.5, ports: {http: 8080}, serviceAccount: vm}\n---\n" +
+		"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: bare, namespace: a, labels: {app: w, security.istio.io/tlsMode: disabled}}\nspec: {address: 10.0.0.6, serviceAccount: vm}\n---\n" +
+		"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: nobody, namespace: a, labels: {app: w}}\nspec: {address: 10.0.0.7}\n---\n" +
+		reporting("silent", "10.0.0.8", "") + reporting("sick", "10.0.0.9", "False") + reporting("well", "10.0.0.10", "True")
 	type row struct {
 		Address, Identity string
 		Port              uint32
@@ -241,7 +254,10 @@ func TestInstancesOfAService(t *testing.T) {
 	})
 	want := []row{
 		{"10.0.0.1", "spiffe://cluster.local/ns/a/sa/sa", 80, true},
-		{"10.0.0.5", "spiffe://cluster.local/ns/a/sa/vm", 8080, false},
+		{"10.0.0.10", "", 80, false},
+		{"10.0.0.5", "spiffe://cluster.local/ns/a/sa/vm", 8080, true},
+		{"10.0.0.6", "spiffe://cluster.local/ns/a/sa/vm", 80, false},
+		{"10.0.0.7", "", 80, false},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("instances %+v, want %+v", got, want)

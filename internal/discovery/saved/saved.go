@@ -97,6 +97,7 @@ type record struct {
 	Message []byte          `json:"message,omitempty"`
 	// Addresses are those of the object's status.
 	Addresses []object.HostAddress `json:"addresses,omitempty"`
+	Healthy   *object.Health       `json:"healthy,omitempty"`
 	// Allocated is set in a record that is no object: virtual addresses by the key of their host.
 	Allocated map[string][]netip.Addr `json:"allocated,omitempty"`
 }
@@ -262,7 +263,7 @@ func encode(o *object.Object) ([]byte, error) {
 	r := record{
 		Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, Cluster: o.Cluster, Labels: o.Meta.Labels, Annotations: o.Meta.Annotations,
 		Created: o.Meta.Created, Generation: o.Meta.Generation, ResourceVersion: o.Meta.ResourceVersion,
-		Origin: o.Origin, Saved: o.Saved, Addresses: o.Addresses,
+		Origin: o.Origin, Saved: o.Saved, Addresses: o.Addresses, Healthy: o.Healthy,
 	}
 	var err error
 	if m, ok := o.Spec.(proto.Message); ok {
@@ -353,7 +354,7 @@ func (s *Set) object(text []byte) (o object.Object, known bool, err error) {
 			Labels: r.Labels, Annotations: r.Annotations, Created: r.Created,
 			Generation: r.Generation, ResourceVersion: r.ResourceVersion,
 		},
-		Origin: r.Origin, Saved: r.Saved, Addresses: r.Addresses,
+		Origin: r.Origin, Saved: r.Saved, Addresses: r.Addresses, Healthy: r.Healthy,
 	}
 	if r.Name == "" || r.Kind == object.Secret {
 		return o, false, fmt.Errorf("invalid object %.300q: want a name and a kind that is saved", o.Key.String())

@@ -31,7 +31,7 @@ func decodeNode(b []byte) (mesh.Node, error) {
 	if err == nil {
 		if d.out.NodeID, err = mesh.DecodeNodeID(d.id); err == nil {
 			d.out.Metadata, err = mesh.DecodeMetadata(d.metadata)
-			d.out.Metadata.NotApplied = d.notApplied
+			d.out.Metadata.NotApplied, d.out.Metadata.ReadinessProbe = d.notApplied, d.readinessProbe
 		}
 	}
 	if err == nil {
@@ -55,6 +55,7 @@ func checkTexts(n mesh.Node, id string) error {
 	for name, v := range map[string]string{
 		"id": id, "user agent": n.UserAgent, "locality": n.Locality.String(), "metadata NAME": m.Name, "metadata NAMESPACE": m.Namespace,
 		"metadata SERVICE_ACCOUNT": m.ServiceAccount, "metadata CLUSTER_ID": m.ClusterID, "metadata NETWORK": m.Network, "metadata ISTIO_VERSION": m.IstioVersion,
+		"metadata AUTO_REGISTER_GROUP": m.AutoRegisterGroup,
 	} {
 		if !printable.Is(v) {
 			return fmt.Errorf("invalid %s %s: want printable characters", name, printable.Quote(v, maxNodeText))
@@ -73,13 +74,15 @@ var errNoNode error = &refusal{codes.InvalidArgument, reasonNode, "first request
 
 // nodeDecoder reads an envoy.config.core.v3.Node.
 type nodeDecoder struct {
-	out           mesh.Node
-	id            string
-	metadata      map[string]any
-	notApplied    mesh.ProxyConfigFields
-	keys          int
-	name, version string
-	build         corev3.BuildVersion
+	out        mesh.Node
+	id         string
+	metadata   map[string]any
+	notApplied mesh.ProxyConfigFields
+	// readinessProbe is set if the ProxyConfig has one.
+	readinessProbe bool
+	keys           int
+	name, version  string
+	build          corev3.BuildVersion
 }
 
 func (d *nodeDecoder) field(n protowire.Number, v []byte) (err error) {
@@ -129,7 +132,7 @@ func (d *nodeDecoder) entry(v []byte) error {
 		return nil
 	})
 	if err == nil && mesh.IsProxyConfig(key) {
-		d.notApplied = proxyConfigFields(value)
+		d.notApplied, d.readinessProbe = proxyConfigFields(value)
 	}
 	if err != nil || !mesh.ReadsMetadata(key) {
 		return err
@@ -146,19 +149,20 @@ func (d *nodeDecoder) entry(v []byte) error {
 }
 
 // proxyConfigFields returns the fields of an encoded ProxyConfig, a structpb.Value, that are not
-// applied. Nothing is copied and nothing refused: only a warning depends on it.
-func proxyConfigFields(config []byte) mesh.ProxyConfigFields {
-	var out mesh.ProxyConfigFields
+// applied, and whether it has a readiness probe. Nothing is copied and nothing refused: only a warning, and whether health is
+// expected, depend on it.
+func proxyConfigFields(config []byte) (out mesh.ProxyConfigFields, probe bool) {
 	err := eachKey(config, func(name string, v []byte) error {
 		return eachKey(v, func(inner string, _ []byte) error {
 			out |= mesh.ProxyConfigField(name, inner)
+			probe = probe || mesh.IsReadinessProbe(name)
 			return nil
 		})
 	})
 	if err != nil {
-		return 0
+		return 0, false
 	}
-	return out
+	return out, probe
 }
 
 // eachKey calls f with every key of an encoded structpb.Value that is a struct, and its encoded
@@ -237,7 +241,7 @@ func (d *nodeDecoder) userAgent() string {
 // which the registry finds its class, and as the names under which it is counted.
 func nodeCost(n mesh.Node) int {
 	m := n.Metadata
-	size := len(n.ID) + len(n.Domain) + len(m.Name) + len(m.Namespace) + len(m.ServiceAccount) + len(m.ClusterID) + len(m.Network) + len(m.IstioVersion) +
+	size := len(n.ID) + len(n.Domain) + len(m.Name) + len(m.Namespace) + len(m.ServiceAccount) + len(m.ClusterID) + len(m.Network) + len(m.IstioVersion) + len(m.AutoRegisterGroup) +
 		len(n.UserAgent) + len(n.Locality.Region) + len(n.Locality.Zone) + len(n.Locality.Subzone) + 64*len(m.InstanceIPs)
 	for k, v := range m.Labels {
 		size += costOf(k) + costOf(v)

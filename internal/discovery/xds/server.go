@@ -52,6 +52,13 @@ type Registry interface {
 	Join(ctx context.Context, n mesh.Node, who mesh.Identity, id string) (*LatestView, func(), error)
 }
 
+// HealthReports is a Registry that takes the health which proxies report of their applications.
+type HealthReports interface {
+	// ReportHealth takes the health of the application of the connection with that id. It returns false if it has no use for it.
+	// It does not block, and may be called from many goroutines.
+	ReportHealth(id string, healthy bool, message string) bool
+}
+
 // Authenticate finds out who is calling, from what the transport and the headers say, and
 // until when that holds: streams end then. A zero time is no end. With an error it is when the
 // client certificate of the connection expired, zero if that is not why. An error that is not

@@ -239,6 +239,11 @@ func (s *stream) handle(m incoming) error {
 		}
 		return s.account.charge(-m.cost)
 	}
+	if h, ok := s.server.registry.(HealthReports); ok && m.url == healthURL && s.only == everyType {
+		if h.ReportHealth(s.conn.status.ID, !m.req.Refused, truncate([]byte(m.req.Message), maxMessage)) {
+			return s.account.charge(-m.cost)
+		}
+	}
 	t, ok := ParseType(m.url)
 	if !ok || t.info().deltaOnly && !s.delta {
 		return s.answerUnserved(m)

@@ -245,7 +245,7 @@ func metaOf(m *metav1.ObjectMeta) object.Meta {
 	}
 	return object.Meta{
 		Labels: m.Labels, Annotations: annotations, Created: m.CreationTimestamp.Time,
-		Generation: m.Generation, ResourceVersion: m.ResourceVersion,
+		Generation: m.Generation, ResourceVersion: m.ResourceVersion, UID: string(m.UID),
 	}
 }
 

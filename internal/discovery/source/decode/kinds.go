@@ -80,6 +80,7 @@ var kinds = map[object.Kind]kindRow{
 	object.ProxyConfig: {group: networkingGroup, versions: []string{networkingGroup + "/v1beta1"}, resource: "proxyconfigs", newSpec: func() proto.Message {
 		return &networkingv1beta1.ProxyConfig{}
 	}},
+	object.WorkloadGroup: {group: networkingGroup, resource: "workloadgroups", newSpec: func() proto.Message { return &networking.WorkloadGroup{} }},
 
 	object.PeerAuthentication: {group: securityGroup, resource: "peerauthentications", enforces: true, newSpec: func() proto.Message { return &security.PeerAuthentication{} }},
 }
@@ -183,8 +184,11 @@ func istioFrom(t *yamltree.Tree, kind object.Kind, meta metav1.ObjectMeta) (obje
 		}
 	}
 	o := Istio(kind, &meta, spec)
-	if kind == object.ServiceEntry {
+	switch kind {
+	case object.ServiceEntry:
 		o.Addresses = allocated(t.Get("status").Get("addresses"))
+	case object.WorkloadEntry:
+		o.Healthy = healthy(t.Get("status").Get("conditions"))
 	}
 	return o, nil
 }
@@ -204,6 +208,22 @@ func allocated(list *yamltree.Tree) (out []object.HostAddress) {
 		}
 	}
 	return out
+}
+
+// maxConditions is how many conditions of a status are read.
+const maxConditions = 64
+
+// healthy returns the condition Healthy in a status. What has another form is left out: others may write a status.
+func healthy(list *yamltree.Tree) *object.Health {
+	if list == nil {
+		return nil
+	}
+	for _, e := range list.Items[:min(len(list.Items), maxConditions)] {
+		if e.Get("type").Str() == object.ConditionHealthy {
+			return object.HealthOf(e.Get("status").Str() == "True", e.Get("message").Str())
+		}
+	}
+	return nil
 }
 
 // coreFrom decodes an object of one of Kubernetes' own kinds.

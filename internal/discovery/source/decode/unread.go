@@ -18,7 +18,7 @@ type unreadKind struct {
 
 // unreadKinds has a row for each of these kinds, by API group.
 var unreadKinds = map[string]map[object.Kind]unreadKind{
-	networkingGroup: {"EnvoyFilter": noEffect, "WorkloadGroup": noEffect},
+	networkingGroup: {"EnvoyFilter": noEffect},
 	securityGroup: {
 		"AuthorizationPolicy": {enforces: true, text: "AuthorizationPolicy is not supported: this policy is NOT enforced, and requests that it would deny are allowed; keep what it protects out of the mesh, or remove it"},
 

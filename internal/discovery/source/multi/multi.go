@@ -49,6 +49,10 @@ type Options struct {
 	ConfigSources []string
 	// Remembered are the objects that an earlier process had read of remote clusters and directories.
 	Remembered []object.Object
+	// Registered reports the WorkloadEntries that the control plane itself keeps, in RegisteredFile; nil if it keeps none.
+	// One that another source has, too, is that source's.
+	Registered     Runner
+	RegisteredFile string
 	// Timeout is how long the first batch waits for each source but the first, after that was opened; 0 means 30 s.
 	Timeout time.Duration
 	Log     *slog.Logger
@@ -165,6 +169,10 @@ func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 	defer cancel()
 	s.merger.add(firstName, part{accepts: everything})
 	s.run(ctx, firstName, s.o.First)
+	if s.o.Registered != nil {
+		s.merger.add(registeredName, part{rank: registeredRank, accepts: everything})
+		s.run(ctx, registeredName, s.o.Registered)
+	}
 	s.setSources(ctx, s.o.ConfigSources)
 	if s.o.Secrets != nil {
 		s.tasks.Go(func() {
@@ -206,6 +214,7 @@ func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 // The names of parts: of the first source, and the beginnings of those of others.
 const (
 	firstName       = "first"
+	registeredName  = "registered proxies"
 	directoryPrefix = "directory "
 	clusterPrefix   = "cluster "
 )
@@ -214,6 +223,8 @@ const (
 const (
 	firstRank   = 0
 	clusterRank = 1 << 20
+
+	registeredRank = 1 << 21
 )
 
 // run runs a source, which waits while what it has reported is emitted, until the returned function is called.
