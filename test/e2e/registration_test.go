@@ -18,8 +18,8 @@ import (
 	"github.com/pilothouse/pilothouse/test/load"
 )
 
-// machine is the Pod that stands for a virtual machine, and machineEntry the name of its WorkloadEntry.
-const machine, machineEntry = "machine-1.vms", "billing-10.99.0.11"
+// machinePod is the Pod that stands for a virtual machine, and machineEntry the name of its WorkloadEntry.
+const machinePod, machineEntry = "machine-1.vms", "billing-10.99.0.11"
 
 // billingURL is the machine's service, by the address of its ServiceEntry.
 const billingURL = "http://10.96.40.1:9080/"
@@ -30,7 +30,7 @@ func machines(t *testing.T) (m *meshup.Mesh, config, healthy string) {
 		healthy = filepath.Join(o.WorkDir, "healthy")
 		setHealthy(t, healthy, true)
 		o.ProxyConfig += fmt.Sprintf("\nreadinessProbe: {periodSeconds: 1, exec: {command: [test, -e, %q]}}", healthy)
-		o.PodEnv = map[string][]string{machine: {"ISTIO_META_AUTO_REGISTER_GROUP=billing"}}
+		o.PodEnv = map[string][]string{machinePod: {"ISTIO_META_AUTO_REGISTER_GROUP=billing"}}
 	})
 	text, err := os.ReadFile(filepath.Join(config, "mesh.yaml"))
 	if err != nil {
@@ -143,7 +143,7 @@ func TestMachineRegistersItself(t *testing.T) {
 	setHealthy(t, healthy, true)
 	awaitBilling(t, m, true)
 
-	if err := m.Pod(machine).StopAgent(unix.SIGTERM); err != nil {
+	if err := m.Pod(machinePod).StopAgent(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	awaitRegistration(t, m, "the entry stays for a while", func(e *registered) error {
@@ -158,7 +158,7 @@ func TestMachineRegistersItself(t *testing.T) {
 		}
 		return nil
 	})
-	if err := m.Pod(machine).StartAgent(t.Context()); err != nil {
+	if err := m.Pod(machinePod).StartAgent(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	awaitBilling(t, m, true)
@@ -173,12 +173,12 @@ func TestRegistrationOutlivesDiscovery(t *testing.T) {
 	l.KeepAlive("10.96.40.1:9080", 4, 20*time.Millisecond)
 	l.Churn("10.96.40.1:9080", 2, 50*time.Millisecond)
 	serve := func() {
-		before, err := m.Pod(machine).Served(t.Context())
+		before, err := m.Pod(machinePod).Served(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := meshup.Await(t.Context(), time.Minute, "200 more requests are served", func(ctx context.Context) error {
-			now, err := m.Pod(machine).Served(ctx)
+			now, err := m.Pod(machinePod).Served(ctx)
 			if err == nil && now < before+200 {
 				err = fmt.Errorf("%d are", now-before)
 			}
