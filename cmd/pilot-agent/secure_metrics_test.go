@@ -91,3 +91,48 @@ func TestReadinessByPROXYProtocol(t *testing.T) {
 		t.Errorf("readiness by PROXY protocol: %s", resp.Status)
 	}
 }
+
+// A policy limits TLS of Envoy's own listeners, and of the agent's connections, which still work with a control plane that has no limits.
+func TestCompliancePolicyLimitsTLS(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	plane.Start()
+	for _, tt := range []struct {
+		policy  string
+		version uint16
+		curve   tls.CurveID
+		// refused is a client that the policy does not permit.
+		refused tls.Config
+	}{
+		{"fips-140-2", tls.VersionTLS12, tls.CurveP256, tls.Config{MinVersion: tls.VersionTLS13}},
+		{"fips-140-3", tls.VersionTLS13, tls.CurveP256, tls.Config{CurvePreferences: []tls.CurveID{tls.X25519}}},
+		{"pqc", tls.VersionTLS13, tls.X25519MLKEM768, tls.Config{CurvePreferences: []tls.CurveID{tls.X25519, tls.CurveP256}}},
+	} {
+		t.Run(tt.policy, func(t *testing.T) {
+			port := agenttest.Port(t)
+			a := agenttest.New(t, plane, "", "ENVOY_SECURE_METRICS_PORT="+port, "COMPLIANCE_POLICY="+tt.policy)
+			a.Start()
+			agenttest.Until(t, "the proxy is ready", a.Ready)
+			own := plane.ClientCertificate("monitoring", "prometheus")
+			dial := func(c *tls.Config) (tls.ConnectionState, error) {
+				c.InsecureSkipVerify, c.Certificates = true, []tls.Certificate{own} // only the limits matter
+				conn, err := tls.Dial("tcp", "127.0.0.1:"+port, c)
+				if err != nil {
+					return tls.ConnectionState{}, err
+				}
+				defer conn.Close()
+				return conn.ConnectionState(), nil
+			}
+			var got tls.ConnectionState
+			agenttest.Until(t, "the listener has its certificate", func() (err error) {
+				got, err = dial(&tls.Config{MinVersion: tls.VersionTLS12})
+				return err
+			})
+			if got.Version != tt.version || got.CurveID != tt.curve {
+				t.Errorf("%s with %s", tls.VersionName(got.Version), got.CurveID)
+			}
+			if got, err := dial(&tt.refused); err == nil {
+				t.Errorf("a client that is not permitted got %s with %s", tls.VersionName(got.Version), got.CurveID)
+			}
+		})
+	}
+}

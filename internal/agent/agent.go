@@ -135,7 +135,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	parts := parts{
 		spec: s, workload: workload, xds: xds, certificates: certificates, dns: dns, kept: kept, modules: modules, files: follower, proxyless: proxyless, options: &o,
 	}
-	probes := probe.New(probe.Options{Probes: s.Probes, Pod: s.Node.IPs[0], StatusPort: s.Status.Port, Log: log.With("scope", "probe")})
+	probes := probe.New(probe.Options{Probes: s.Probes, Pod: s.Node.IPs[0], StatusPort: s.Status.Port, TLS: s.TLS, Log: log.With("scope", "probe")})
 	atEnd.Add("close the connections of probes", probes.Close)
 	server := status.New(status.Options{
 		Listener: taken.Status, Proxy: workload.admin, Lifecycle: workload.runner, Facts: parts.facts, Log: log.With("scope", "status"),

@@ -106,7 +106,7 @@ func newRenewal(plan identity.Plan, value *secret.Value, requests *requests, fol
 // at the start, because that is where users look for errors. [agent L14]
 func connectTo(s *spec.Spec, certificate *secret.Value, token tokens, o upstream.Options) (*upstream.Server, error) {
 	u := s.Upstream
-	o.ServerName, o.ClusterID, o.Keepalive, o.KeepaliveTimeout = u.ServerName, u.ClusterID, u.Keepalive, u.KeepaliveTimeout
+	o.TLS, o.ServerName, o.ClusterID, o.Keepalive, o.KeepaliveTimeout = s.TLS, u.ServerName, u.ClusterID, u.Keepalive, u.KeepaliveTimeout
 	o.Token, o.Certificate, o.ProvisionedDir = token.get, certificate.ClientCertificate, s.Certificates.ProvisionedDir
 	switch {
 	case upstream.Plaintext(o.Address), o.RootFile == upstream.SystemRoots:

@@ -15,6 +15,6 @@ func newModules(s *spec.Spec, log *slog.Logger) *wasm.Cache {
 	}
 	return wasm.New(wasm.Options{
 		Dir: w.Dir, Expiry: w.Expiry, PurgeInterval: w.PurgeInterval, Timeout: w.Timeout, Retries: w.Retries, MaxSize: w.MaxSize,
-		InsecureRegistries: w.InsecureRegistries, Blocked: w.Blocked, Log: log.With("scope", "wasm"),
+		InsecureRegistries: w.InsecureRegistries, Blocked: w.Blocked, TLS: s.TLS, Log: log.With("scope", "wasm"),
 	})
 }

@@ -27,7 +27,7 @@ func newSTS(ctx context.Context, s *spec.Spec, log *slog.Logger) (*sts.Server, e
 	if g := s.STS.Google; g != nil {
 		plugin := sts.NewGoogle(sts.GoogleOptions{
 			Audience: g.Audience, TokenURL: g.TokenURL, AccessURL: g.AccessURL,
-			TLS: func() (*tls.Config, error) { return upstream.ClientTLS("token service", g.RootFile) },
+			TLS: func() (*tls.Config, error) { return upstream.ClientTLS("token service", g.RootFile, s.TLS) },
 		})
 		o.Plugin, o.Exchange = sts.PluginGoogle, plugin.Exchange
 	}

@@ -98,6 +98,9 @@ var AgentProxy = Table{
 	{Env: []string{"ISTIO_META_CERT_SIGNER"}, Kind: Text, Unit: "name", Used: "internal/agent/secret",
 		Help: "signer that requests to the CA name"},
 
+	{Env: []string{"COMPLIANCE_POLICY"}, Kind: Enum, Values: []string{"", "fips-140-2", "fips-140-3", "pqc"}, Unit: "policy", Used: "internal/pki",
+		Help: "limits TLS of the agent and of Envoy's bootstrap: TLS 1.2 with AES-GCM and P-256; 1.2 and 1.3 with AES-GCM, P-256 and P-384; 1.3 with X25519MLKEM768"},
+
 	// The token service. [agent T1–T5]
 	{Env: []string{"GCP_METADATA"}, Kind: Text, Unit: "ID|number|cluster|location", Used: "internal/agent/sts",
 		Help: "project of Google Cloud and cluster, for GoogleTokenExchange"},
@@ -261,8 +264,6 @@ var AgentProxy = Table{
 		Help: "how long a file must be quiet"},
 	{Env: []string{"CLOUD_PLATFORM"}, Kind: Text, Unit: "name", NoEffect: "no cloud is asked",
 		Help: "cloud whose metadata is read"},
-	{Env: []string{"COMPLIANCE_POLICY"}, Kind: Text, Unit: "name", NoEffect: "TLS is not limited by a policy",
-		Help: "policy that limits TLS"},
 	{Env: []string{"PEER_METADATA_DISCOVERY"}, Kind: Bool, Unit: "switch", NoEffect: "stock Envoy has no extension for it",
 		Help: "ask discovery for the metadata of peers"},
 	{Env: []string{"ISTIO_META_METADATA_DISCOVERY"}, Kind: Bool, Unit: "switch", NoEffect: "stock Envoy has no extension for it",

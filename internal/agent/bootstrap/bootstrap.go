@@ -44,7 +44,7 @@ func Build(s *spec.Spec) (*Bootstrap, error) {
 		StaticResources:     p.static(s, fam),
 		ClusterManager:      manager(s),
 		OverloadManager:     p.overload(s),
-		LayeredRuntime:      runtime(s.Config.GetRuntimeValues()),
+		LayeredRuntime:      runtime(s.Config.GetRuntimeValues(), s.TLS),
 		BootstrapExtensions: p.extensions(),
 		ApplicationLogConfig: &bootstrapv3.Bootstrap_ApplicationLogConfig{
 			LogFormat: logFormat(s.Envoy.LogJSON),

@@ -21,6 +21,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/test/envoytest"
 )
 
@@ -99,6 +100,9 @@ var cases = []struct {
 	{"secure-metrics", func(s *spec.Spec) {
 		s.Envoy.SecureMetricsPort, s.Envoy.SecureMergedMetricsPort, s.Envoy.HealthProxyProtocol = 15091, 15092, true
 	}},
+	{"fips-140-2", func(s *spec.Spec) { limited(s, pki.FIPS1402) }},
+	{"fips-140-3", func(s *spec.Spec) { limited(s, pki.FIPS1403) }},
+	{"pqc", func(s *spec.Spec) { limited(s, pki.PQC) }},
 	{"external", func(s *spec.Spec) { s.Certificates.Own = false }},
 	{"runtime", func(s *spec.Spec) {
 		s.Config.RuntimeValues = map[string]string{
@@ -106,6 +110,14 @@ var cases = []struct {
 			connectionsKey: "9000",
 		}
 	}},
+}
+
+// limited has a listener and a client with TLS, with a policy.
+func limited(s *spec.Spec, p pki.TLSPolicy) {
+	s.TLS, s.Envoy.SecureMetricsPort = p, 15091
+	s.Config.EnvoyAccessLogService = &meshv1.RemoteService{Address: "10.0.0.7:1", TlsSettings: &networking.ClientTLSSettings{
+		Mode: networking.ClientTLSSettings_SIMPLE, CaCertificates: "/etc/ssl/certs/ca-certificates.crt",
+	}}
 }
 
 func built(t *testing.T, change func(*spec.Spec)) []byte {

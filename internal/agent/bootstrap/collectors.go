@@ -21,6 +21,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // Names of the static clusters of collectors; what a control plane sends refers to them. [agent B13]
@@ -53,7 +54,7 @@ func (p *packer) collectors(s *spec.Spec, fam family, b *bootstrapv3.Bootstrap) 
 		if service.remote.GetAddress() == "" {
 			continue
 		}
-		to, err := p.collector(fam, service.cluster, service.remote.GetAddress(), service.remote.GetTlsSettings())
+		to, err := p.collector(fam, service.cluster, service.remote.GetAddress(), service.remote.GetTlsSettings(), s.TLS)
 		if err != nil {
 			return fmt.Errorf("%s: %w", service.field, err)
 		}
@@ -92,7 +93,7 @@ func (p *packer) tracer(s *spec.Spec, fam family, b *bootstrapv3.Bootstrap) erro
 	default:
 		return nil
 	}
-	to, err := p.collector(fam, name, address, tracing.GetTlsSettings())
+	to, err := p.collector(fam, name, address, tracing.GetTlsSettings(), s.TLS)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -106,7 +107,7 @@ func (p *packer) sink(name string, config proto.Message) *metricsv3.StatsSink {
 }
 
 // collector returns a cluster of one host and port, which is looked up in DNS if it is a name. Envoy starts whether it can be or not.
-func (p *packer) collector(fam family, name, address string, tls *networking.ClientTLSSettings) (*clusterv3.Cluster, error) {
+func (p *packer) collector(fam family, name, address string, tls *networking.ClientTLSSettings, policy pki.TLSPolicy) (*clusterv3.Cluster, error) {
 	host, port, err := splitAddress(address)
 	if err != nil {
 		return nil, err
@@ -120,7 +121,7 @@ func (p *packer) collector(fam family, name, address string, tls *networking.Cli
 			c.DnsLookupFamily = clusterv3.Cluster_V6_ONLY
 		}
 	}
-	c.TransportSocket, err = p.clientTLS(tls)
+	c.TransportSocket, err = p.clientTLS(tls, policy)
 	return c, err
 }
 
@@ -182,8 +183,8 @@ func keepAlive(c *clusterv3.Cluster, k *networking.ConnectionPoolSettings_TCPSet
 }
 
 // clientTLS returns the transport socket for a mode of TLS, nil for plaintext. What would protect less than it says is an error.
-func (p *packer) clientTLS(t *networking.ClientTLSSettings) (*corev3.TransportSocket, error) {
-	common := &tlsv3.CommonTlsContext{}
+func (p *packer) clientTLS(t *networking.ClientTLSSettings, policy pki.TLSPolicy) (*corev3.TransportSocket, error) {
+	common := &tlsv3.CommonTlsContext{TlsParams: params(policy)}
 	switch mode := t.GetMode(); {
 	case mode == networking.ClientTLSSettings_DISABLE:
 		return nil, nil

@@ -93,6 +93,8 @@ var enums = map[reflect.Type]map[int32]string{
 	reflect.TypeFor[clusterv3.Cluster_DnsLookupFamily]():                         clusterv3.Cluster_DnsLookupFamily_name,
 	reflect.TypeFor[corev3.SocketAddress_Protocol]():                             corev3.SocketAddress_Protocol_name,
 	reflect.TypeFor[tracev3.ZipkinConfig_CollectorEndpointVersion]():             tracev3.ZipkinConfig_CollectorEndpointVersion_name,
+	reflect.TypeFor[tlsv3.TlsParameters_TlsProtocol]():                           tlsv3.TlsParameters_TlsProtocol_name,
+	reflect.TypeFor[tlsv3.TlsParameters_CompliancePolicy]():                      tlsv3.TlsParameters_CompliancePolicy_name,
 	reflect.TypeFor[tlsv3.SubjectAltNameMatcher_SanType]():                       tlsv3.SubjectAltNameMatcher_SanType_name,
 	reflect.TypeFor[tlsv3.CertificateValidationContext_TrustChainVerification](): tlsv3.CertificateValidationContext_TrustChainVerification_name,
 }

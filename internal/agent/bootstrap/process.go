@@ -14,6 +14,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // manager returns nil if all settings of the cluster manager have their default.
@@ -54,13 +55,16 @@ func (p *packer) overload(s *spec.Spec) *overloadv3.OverloadManager {
 
 // runtime makes Envoy's runtime layers: our defaults, overridden by the user's values, of which an empty
 // one removes a key; then the layer that the admin interface writes. [agent B9]
-func runtime(user map[string]string) *bootstrapv3.LayeredRuntime {
+func runtime(user map[string]string, policy pki.TLSPolicy) *bootstrapv3.LayeredRuntime {
 	fields := map[string]*structpb.Value{
 		"envoy.deprecated_features:envoy.config.listener.v3.Listener.hidden_envoy_deprecated_use_original_dst": structpb.NewBoolValue(true),
 		"envoy.reloadable_features.http_reject_path_with_fragment":                                             structpb.NewBoolValue(false),
 		"envoy.reloadable_features.fixed_heap_use_allocated":                                                   structpb.NewBoolValue(true),
 		"envoy.reloadable_features.coalesce_lb_rebuilds_on_batch_update":                                       structpb.NewBoolValue(false),
 		"re2.max_program_size.error_level":                                                                     structpb.NewStringValue("32768"),
+	}
+	if policy == pki.FIPS1402 {
+		fields["envoy.reloadable_features.google_grpc_disable_tls_13"] = structpb.NewBoolValue(true)
 	}
 	for k, v := range user {
 		switch v {

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"crypto/tls"
 	"slices"
 	"time"
 
@@ -29,6 +30,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 type accessLog = accesslogv3.AccessLog
@@ -129,7 +131,7 @@ func (p *packer) listeners(s *spec.Spec, fam family, compress []*hcmv3.HttpFilte
 			filters = nil
 		}
 		l := p.listener(fam, uint32(secure.port), secure.stat, metricsPath, secure.from, filters)
-		l.FilterChains[0].TransportSocket = p.mutualTLS()
+		l.FilterChains[0].TransportSocket = p.mutualTLS(s.TLS)
 		out = append(out, l)
 	}
 	return out
@@ -137,11 +139,12 @@ func (p *packer) listeners(s *spec.Spec, fam family, compress []*hcmv3.HttpFilte
 
 // mutualTLS serves with the workload's certificate, to clients with one that the mesh's roots have signed. Envoy waits for the
 // certificate for a bounded time, and refuses connections without it.
-func (p *packer) mutualTLS() *corev3.TransportSocket {
+func (p *packer) mutualTLS(policy pki.TLSPolicy) *corev3.TransportSocket {
 	return &corev3.TransportSocket{
 		Name: "envoy.transport_sockets.tls",
 		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: p.pack(&tlsv3.DownstreamTlsContext{
 			CommonTlsContext: &tlsv3.CommonTlsContext{
+				TlsParams:                      params(policy),
 				AlpnProtocols:                  []string{"h2", "http/1.1"},
 				TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{agentSecret(mesh.SecretDefault)},
 				ValidationContextType: &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{
@@ -151,6 +154,23 @@ func (p *packer) mutualTLS() *corev3.TransportSocket {
 			RequireClientCertificate: wrapperspb.Bool(true),
 		})},
 	}
+}
+
+// params are the limits of a policy; nil if there are none. [agent E34]
+func params(policy pki.TLSPolicy) *tlsv3.TlsParameters {
+	l, limited := policy.Limits()
+	if !limited {
+		return nil
+	}
+	version := map[uint16]tlsv3.TlsParameters_TlsProtocol{tls.VersionTLS12: tlsv3.TlsParameters_TLSv1_2, tls.VersionTLS13: tlsv3.TlsParameters_TLSv1_3}
+	out := &tlsv3.TlsParameters{
+		TlsMinimumProtocolVersion: version[l.Min], TlsMaximumProtocolVersion: version[l.Max], CipherSuites: l.EnvoyCiphers, EcdhCurves: l.EnvoyCurves,
+	}
+	if policy == pki.FIPS1403 {
+		// Only so can suites of TLS 1.3 be left out.
+		out.CompliancePolicies = []tlsv3.TlsParameters_CompliancePolicy{tlsv3.TlsParameters_FIPS_202205}
+	}
+	return out
 }
 
 // agentSecret is a secret of the workload, which the agent or another server of its socket has.

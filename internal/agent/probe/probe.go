@@ -29,6 +29,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/httpguard"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -60,7 +61,9 @@ type Options struct {
 	Pod netip.Addr
 	// StatusPort is the agent's own port.
 	StatusPort int
-	Log        *slog.Logger
+	// TLS limits versions, ciphers and curves of probes over HTTPS.
+	TLS pki.TLSPolicy
+	Log *slog.Logger
 }
 
 // Handler answers /app-health/ and /app-lifecycle/. It is safe for concurrent use.
@@ -90,10 +93,12 @@ func New(o Options) *Handler {
 	for path, p := range o.Probes.Probers {
 		h.probes[path] = &probe{Prober: p, running: make(chan struct{}, maxRunning)}
 	}
+	// As the kubelet: a probe asks whether the application answers, not who it is.
+	config := &tls.Config{InsecureSkipVerify: true}
+	o.TLS.Apply(config)
 	h.transport = &http.Transport{
-		DialContext: h.dial,
-		// As the kubelet: a probe asks whether the application answers, not who it is.
-		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true},
+		DialContext:            h.dial,
+		TLSClientConfig:        config,
 		ForceAttemptHTTP2:      o.Probes.HTTP2,
 		DisableKeepAlives:      !o.Probes.KeepAlive,
 		DisableCompression:     true,

@@ -46,6 +46,7 @@ func (b *builder) settings() error {
 	s.Envoy = b.envoy()
 	s.Wasm = b.wasm()
 	s.STS = b.sts()
+	s.TLS = b.compliance()
 	var err error
 	if s.Readiness, err = readiness(s.Config.GetReadinessProbe(), s.Node.IPs[0], s.Status.Port); err != nil {
 		return fmt.Errorf("proxy configuration: readinessProbe: %w", err)
@@ -71,6 +72,25 @@ func (b *builder) settings() error {
 		return err
 	}
 	return b.override()
+}
+
+// compliance is the policy for TLS. Envoy's own gRPC client of Google, which has its own TLS, is limited by a variable. [agent E34]
+func (b *builder) compliance() pki.TLSPolicy {
+	p := pki.TLSPolicy(b.set.Enum("COMPLIANCE_POLICY"))
+	l, limited := p.Limits()
+	if !limited {
+		return p
+	}
+	const variable = "GRPC_SSL_CIPHER_SUITES"
+	if _, given := b.env[variable]; !given && len(l.EnvoyCiphers) > 0 {
+		b.s.Envoy.Env = append(b.s.Envoy.Env, variable+"="+strings.Join(l.EnvoyCiphers, ":"))
+		slices.Sort(b.s.Envoy.Env)
+	}
+	b.warn("COMPLIANCE_POLICY %s does not limit TLS that the control plane configures: meshMTLS and tlsDefaults of the mesh configuration do, as far as they can", p)
+	if b.s.Envoy.CustomBootstrap != "" {
+		b.warn("COMPLIANCE_POLICY %s does not limit TLS in the bootstrap of customConfigFile", p)
+	}
+	return p
 }
 
 // istioTemplate is where Istio's images have their template of the bootstrap. What it contains is what the agent builds.

@@ -92,6 +92,8 @@ type Spec struct {
 	Probes        Probes
 	Wasm          Wasm
 	STS           STS
+	// TLS limits all TLS of the agent and of the bootstrap.
+	TLS pki.TLSPolicy
 	// Readiness is the probe of the application's health; nil if there is none.
 	Readiness *Readiness
 	// Files are the paths that Build has read or tried to read. A change of one can change the next Spec.

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // testInput is an Input with the contents of its files.
@@ -332,6 +334,22 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
+// Envoy's own gRPC client of Google has its limits from a variable.
+func TestCompliancePolicy(t *testing.T) {
+	const variable = "GRPC_SSL_CIPHER_SUITES="
+	s := build(t, func(in *testInput) { in.Env["COMPLIANCE_POLICY"] = "fips-140-2" })
+	if i := slices.IndexFunc(s.Envoy.Env, func(v string) bool { return strings.HasPrefix(v, variable) }); s.TLS != pki.FIPS1402 || i < 0 || strings.Contains(s.Envoy.Env[i], "CHACHA") {
+		t.Errorf("policy %q, environment %q", s.TLS, s.Envoy.Env)
+	}
+	s = build(t, func(in *testInput) {
+		in.Env["COMPLIANCE_POLICY"], in.Env["GRPC_SSL_CIPHER_SUITES"] = "fips-140-3", "mine"
+		in.Env["PROXY_CONFIG"] = "customConfigFile: /envoy.json"
+	})
+	if !slices.Contains(s.Envoy.Env, variable+"mine") || len(s.Warnings) != 2 || !strings.Contains(s.Warnings[0], "meshMTLS") || !strings.Contains(s.Warnings[1], "customConfigFile") {
+		t.Errorf("environment %q, warnings %q", s.Envoy.Env, s.Warnings)
+	}
+}
+
 func TestMistakes(t *testing.T) {
 	tests := []struct {
 		name, want string
@@ -353,6 +371,7 @@ func TestMistakes(t *testing.T) {
 		{"template by flag", `flag --templateFile: template "/my.json": want none: the bootstrap is built; ISTIO_BOOTSTRAP_OVERRIDE merges`, func(in *testInput) { in.Flags = map[string]string{"templateFile": "/my.json"} }},
 		{"template by variable", "environment ISTIO_BOOTSTRAP: template", func(in *testInput) { in.Env["ISTIO_BOOTSTRAP"] = "/my.json" }},
 		{"template by configuration", `proxyBootstrapTemplatePath "/my.json": want none`, func(in *testInput) { in.Env["PROXY_CONFIG"] = "proxyBootstrapTemplatePath: /my.json" }},
+		{"policy", "environment COMPLIANCE_POLICY: invalid value", func(in *testInput) { in.Env["COMPLIANCE_POLICY"] = "fips" }},
 		{"token plugin", "flag --tokenManagerPlugin: invalid value", func(in *testInput) { in.Flags = map[string]string{"tokenManagerPlugin": "Other"} }},
 		{"token audience", "want GKE_CLUSTER_URL, GCP_METADATA or STS_AUDIENCE", func(in *testInput) {
 			in.Flags = map[string]string{"tokenManagerPlugin": "GoogleTokenExchange", "stsPort": "15463"}

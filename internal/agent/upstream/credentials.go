@@ -49,6 +49,7 @@ func (t *transport) ClientHandshake(ctx context.Context, authority string, c net
 
 func (t *transport) handshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.o.ServerName}
+	t.o.TLS.Apply(config)
 	var err error
 	if config.RootCAs, err = t.o.roots(); err != nil {
 		return nil, nil, err
@@ -111,12 +112,14 @@ func (o *Options) roots() (*x509.CertPool, error) {
 
 // ClientTLS returns the configuration of a client of a server outside of the mesh, whose certificate one of the roots in a file
 // has signed, SystemRoots for those of the machine. name is the server's in errors.
-func ClientTLS(name, rootFile string) (*tls.Config, error) {
+func ClientTLS(name, rootFile string, policy pki.TLSPolicy) (*tls.Config, error) {
 	roots, err := (&Options{Name: name, RootFile: rootFile}).roots()
 	if err != nil {
 		return nil, err
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}, nil
+	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
+	policy.Apply(config)
+	return config, nil
 }
 
 // certificate returns the client certificate: the workload's, else the provisioned one, else nil. With

@@ -33,3 +33,16 @@ func TestTrustOfARotatedRoot(t *testing.T) {
 		t.Errorf("with the system's roots: %v", err)
 	}
 }
+
+// A policy limits the handshake with a server: one that permits nothing of it gets no connection.
+func TestAPolicyLimitsTheHandshake(t *testing.T) {
+	ca := newAuthority(t)
+	file := write(t, filepath.Join(t.TempDir(), "root"), pki.EncodeCerts(ca.root))
+	s := serve(t, "127.0.0.1:0", &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*ca.leaf("localhost", time.Hour)}})
+	if _, _, err := call(t, s, Options{RootFile: file, TLS: pki.FIPS1402}); err == nil || !strings.Contains(err.Error(), "protocol version") {
+		t.Errorf("TLS 1.2 and a server with TLS 1.3: %v", err)
+	}
+	if _, _, err := call(t, s, Options{RootFile: file, TLS: pki.PQC}); err != nil && strings.Contains(err.Error(), "handshake") {
+		t.Errorf("TLS 1.3: %v", err)
+	}
+}

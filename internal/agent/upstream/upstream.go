@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // SystemRoots as Options.RootFile selects the operating system's root certificates. [agent E11]
@@ -43,6 +45,8 @@ type Options struct {
 	// Trust, unless nil, returns the roots to use for a handshake, from those in RootFile: a mesh may have
 	// rotated its root since the file was written. It must allow concurrent calls.
 	Trust func(file []*x509.Certificate) []*x509.Certificate
+	// TLS limits versions, ciphers and curves.
+	TLS pki.TLSPolicy
 	// ServerName is the name to verify in the server's certificate; empty means the host of Address.
 	ServerName string
 	// Token returns the bearer token for one call; TokenFile and GCE make such functions. An error that wraps

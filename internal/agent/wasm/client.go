@@ -48,6 +48,7 @@ type client struct {
 func newClient(o *Options) *client {
 	d := &net.Dialer{Timeout: dialTimeout, Control: func(_, address string, _ syscall.RawConn) error { return o.allow(address) }}
 	make := func(config *tls.Config) *http.Client {
+		o.TLS.Apply(config)
 		return &http.Client{Transport: &http.Transport{
 			Proxy: http.ProxyFromEnvironment, DialContext: d.DialContext, TLSClientConfig: config, ForceAttemptHTTP2: true,
 			// Modules are fetched seldom: no connection is kept.

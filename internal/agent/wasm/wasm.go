@@ -24,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -42,7 +43,9 @@ type Options struct {
 	InsecureRegistries []string
 	// Blocked are addresses that are never connected to.
 	Blocked []netip.Prefix
-	Log     *slog.Logger
+	// TLS limits versions, ciphers and curves.
+	TLS pki.TLSPolicy
+	Log *slog.Logger
 }
 
 // Stats count what a Cache has done.

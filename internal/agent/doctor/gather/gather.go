@@ -296,6 +296,7 @@ func (o Options) server(ctx context.Context, name, address, roots string) doctor
 	}
 	s, err := upstream.New(upstream.Options{
 		Name: name, Address: address, RootFile: roots, ServerName: o.Spec.Upstream.ServerName, ProvisionedDir: o.Spec.Certificates.ProvisionedDir,
+		TLS: o.Spec.TLS,
 	})
 	var h upstream.Handshake
 	if err == nil {
