@@ -101,11 +101,11 @@ func TestCompliancePolicyLimitsTLS(t *testing.T) {
 		version uint16
 		curve   tls.CurveID
 		// refused is a client that the policy does not permit.
-		refused tls.Config
+		refused *tls.Config
 	}{
-		{"fips-140-2", tls.VersionTLS12, tls.CurveP256, tls.Config{MinVersion: tls.VersionTLS13}},
-		{"fips-140-3", tls.VersionTLS13, tls.CurveP256, tls.Config{CurvePreferences: []tls.CurveID{tls.X25519}}},
-		{"pqc", tls.VersionTLS13, tls.X25519MLKEM768, tls.Config{CurvePreferences: []tls.CurveID{tls.X25519, tls.CurveP256}}},
+		{"fips-140-2", tls.VersionTLS12, tls.CurveP256, &tls.Config{MinVersion: tls.VersionTLS13}},
+		{"fips-140-3", tls.VersionTLS13, tls.CurveP256, &tls.Config{CurvePreferences: []tls.CurveID{tls.X25519}}},
+		{"pqc", tls.VersionTLS13, tls.X25519MLKEM768, &tls.Config{CurvePreferences: []tls.CurveID{tls.X25519, tls.CurveP256}}},
 	} {
 		t.Run(tt.policy, func(t *testing.T) {
 			port := agenttest.Port(t)
@@ -130,7 +130,7 @@ func TestCompliancePolicyLimitsTLS(t *testing.T) {
 			if got.Version != tt.version || got.CurveID != tt.curve {
 				t.Errorf("%s with %s", tls.VersionName(got.Version), got.CurveID)
 			}
-			if got, err := dial(&tt.refused); err == nil {
+			if got, err := dial(tt.refused); err == nil {
 				t.Errorf("a client that is not permitted got %s with %s", tls.VersionName(got.Version), got.CurveID)
 			}
 		})

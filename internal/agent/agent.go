@@ -152,6 +152,9 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	if tap != nil {
 		servers = append(servers, run.Task{Name: "tap", Run: tap.run})
 	}
+	if s.Cloud.Platform != "" {
+		servers = append(servers, cloudTask(s, xds, log.With("scope", "cloud")))
+	}
 	if tokens != nil {
 		servers = append(servers, run.Task{Name: "sts", Run: tokens.Run})
 	}

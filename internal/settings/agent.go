@@ -60,6 +60,9 @@ var AgentProxy = Table{
 	{Env: []string{"ISTIO_META_OWNER"}, Kind: Text, Unit: "URL", Used: "internal/agent/spec",
 		Help: "owner of the Pod; if it is a Job, EXIT_WITH_APP is true by default"},
 
+	{Env: []string{"CLOUD_PLATFORM"}, Kind: Enum, Default: "none", Values: []string{"none", "gcp", "aws", "azure", "auto"}, AnyCase: true, Unit: "cloud", Used: "internal/agent/cloud",
+		Help: "cloud whose metadata server is asked where the machine is, beside the start; auto asks all of them, once"},
+
 	// The configuration. [agent E2, E28]
 	{Env: []string{"PROXY_CONFIG"}, Kind: Text, Unit: "YAML or JSON", Used: "internal/agent/spec",
 		Help: "ProxyConfig, merged over that of the mesh"},
@@ -84,7 +87,7 @@ var AgentProxy = Table{
 	{Env: []string{"CREDENTIAL_TOKEN_FILE"}, Kind: Text, Default: "./var/run/secrets/tokens/istio-token", Unit: "file", Used: "internal/agent/upstream",
 		Help: "file of the token, which is read for each call"},
 	{Env: []string{"GCE_METADATA_HOST"}, Kind: Text, Default: "169.254.169.254", Unit: "host or host:port", Used: "internal/agent/upstream",
-		Help: "metadata server, with CREDENTIAL_FETCHER_TYPE GoogleComputeEngine"},
+		Help: "metadata server, with CREDENTIAL_FETCHER_TYPE GoogleComputeEngine or CLOUD_PLATFORM gcp"},
 	{Env: []string{"XDS_HEADER_*"}, Kind: Text, Unit: "text", Used: "internal/agent/upstream",
 		Help: "headers of each call to discovery, named by what follows the prefix"},
 	{Env: []string{"CA_HEADER_*"}, Kind: Text, Unit: "text", Used: "internal/agent/upstream",
@@ -262,8 +265,6 @@ var AgentProxy = Table{
 		Help: "who issued the token"},
 	{Env: []string{"FILE_DEBOUNCE_DURATION"}, Kind: Text, Default: "100ms", Unit: "duration", NoEffect: "files are taken when they are whole",
 		Help: "how long a file must be quiet"},
-	{Env: []string{"CLOUD_PLATFORM"}, Kind: Text, Unit: "name", NoEffect: "no cloud is asked",
-		Help: "cloud whose metadata is read"},
 	{Env: []string{"PEER_METADATA_DISCOVERY"}, Kind: Bool, Unit: "switch", NoEffect: "stock Envoy has no extension for it",
 		Help: "ask discovery for the metadata of peers"},
 	{Env: []string{"ISTIO_META_METADATA_DISCOVERY"}, Kind: Bool, Unit: "switch", NoEffect: "stock Envoy has no extension for it",

@@ -47,6 +47,12 @@ func (b *builder) settings() error {
 	s.Wasm = b.wasm()
 	s.STS = b.sts()
 	s.TLS = b.compliance()
+	if s.Cloud.Platform = b.set.Enum("CLOUD_PLATFORM"); s.Cloud.Platform == "none" {
+		s.Cloud.Platform = ""
+	}
+	if _, given := b.set.Given("GCE_METADATA_HOST"); given {
+		s.Cloud.GCPHost = b.set.Text("GCE_METADATA_HOST")
+	}
 	var err error
 	if s.Readiness, err = readiness(s.Config.GetReadinessProbe(), s.Node.IPs[0], s.Status.Port); err != nil {
 		return fmt.Errorf("proxy configuration: readinessProbe: %w", err)

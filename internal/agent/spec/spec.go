@@ -92,6 +92,7 @@ type Spec struct {
 	Probes        Probes
 	Wasm          Wasm
 	STS           STS
+	Cloud         Cloud
 	// TLS limits all TLS of the agent and of the bootstrap.
 	TLS pki.TLSPolicy
 	// Readiness is the probe of the application's health; nil if there is none.
@@ -279,6 +280,14 @@ type Wasm struct {
 	// InsecureRegistries are hosts that need not prove who they are, Blocked addresses that are not connected to.
 	InsecureRegistries []string
 	Blocked            []netip.Prefix
+}
+
+// Cloud says which cloud is asked where the machine is. [agent B6, B8, E33]
+type Cloud struct {
+	// Platform is gcp, aws, azure or auto; empty if none is asked.
+	Platform string
+	// GCPHost replaces the address of GCP's metadata server; empty for its own.
+	GCPHost string
 }
 
 // Status says how the status port is served. [agent L12]

@@ -88,6 +88,7 @@ type Proxy struct {
 	stats    stats
 	streams  streams
 	health   atomic.Pointer[Health] // of the application; nil while it is not known
+	addition atomic.Pointer[Addition]
 	relays   sync.WaitGroup
 	patience time.Duration // how long a stream waits for a connection
 	waits    copyWaits
@@ -158,7 +159,7 @@ func (p *Proxy) relay(_ any, envoy grpc.ServerStream) error {
 	if err != nil {
 		return err
 	}
-	return p.exchange(ctx, down, &upstreamStream{ClientStream: opened, delta: delta}, nil)
+	return p.exchange(ctx, down, &upstreamStream{ClientStream: opened, delta: delta, end: cancel}, nil)
 }
 
 // exchange forwards messages in both directions until one of the streams ends. k is not nil if they are recorded.
@@ -242,7 +243,7 @@ func (p *Proxy) requests(down *downstream, up *upstreamStream, state *record, k 
 		if k.request(f) {
 			continue
 		}
-		if up.forward(f, h.url, p.own(), p.health.Load) != nil && !k.answered() {
+		if up.forward(f, h.url, p.own(), p.health.Load, p.addition.Load) != nil && !k.answered() {
 			// RecvMsg in exchange returns the reason.
 			return
 		}

@@ -12,11 +12,14 @@ import (
 	"sync"
 	"testing"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -243,5 +246,95 @@ func TestPagesOfTheControlPlane(t *testing.T) {
 	cancel()
 	if _, err := p.Ask(ctx, "syncz"); !errors.Is(err, context.Canceled) && status.Code(err) != codes.Canceled {
 		t.Errorf("with a context that has ended: %v", err)
+	}
+}
+
+// nodes remembers the node of each stream's first request.
+type nodes struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	mu   sync.Mutex
+	seen []*corev3.Node
+}
+
+func (n *nodes) add(node *corev3.Node) {
+	if node != nil {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.seen = append(n.seen, node)
+	}
+}
+
+func (n *nodes) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	for {
+		r, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		n.add(r.GetNode())
+		if err := s.Send(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "n"}); err != nil {
+			return err
+		}
+	}
+}
+
+func (n *nodes) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	for {
+		r, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		n.add(r.GetNode())
+		if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "n"}); err != nil {
+			return err
+		}
+	}
+}
+
+// What is found out about the node later is added to what Envoy says of it, and streams that have told it without are ended.
+func TestTheNodeIsAddedTo(t *testing.T) {
+	node := &corev3.Node{Id: "a", Locality: &corev3.Locality{}, Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAME": structpb.NewStringValue("x")}}}
+	want := proto.Clone(node).(*corev3.Node)
+	want.Locality = &corev3.Locality{Region: "r", Zone: "z", SubZone: "s"}
+	want.Metadata.Fields["P"] = structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{"k": structpb.NewStringValue("v"), "l": structpb.NewStringValue("w")}})
+	for _, delta := range []bool{true, false} {
+		n := &nodes{}
+		p := proxyOf(t, n, func(*Config) {})
+		open := func() (receive func() error) {
+			client := envoy(t, p)
+			if delta {
+				s, err := client.DeltaAggregatedResources(t.Context())
+				if err == nil {
+					err = s.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType, Node: node})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				return func() error { _, err := s.Recv(); return err }
+			}
+			s, err := client.StreamAggregatedResources(t.Context())
+			if err == nil {
+				err = s.Send(&discoveryv3.DiscoveryRequest{TypeUrl: clusterType, Node: node})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() error { _, err := s.Recv(); return err }
+		}
+		before := open()
+		if err := before(); err != nil {
+			t.Fatal(err)
+		}
+		p.SetNode(Addition{Region: "r", Zone: "z", SubZone: "s", Key: "P", Values: map[string]string{"k": "v", "l": "w"}})
+		if err := before(); err == nil {
+			t.Error("a stream that has told the node without goes on")
+		}
+		if err := open()(); err != nil {
+			t.Fatal(err)
+		}
+		n.mu.Lock()
+		if len(n.seen) != 2 || !proto.Equal(n.seen[0], node) || !proto.Equal(n.seen[1], want) {
+			t.Errorf("delta %v: nodes %v, want %v and %v", delta, n.seen, node, want)
+		}
+		n.mu.Unlock()
 	}
 }

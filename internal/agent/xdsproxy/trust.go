@@ -34,6 +34,10 @@ type upstreamStream struct {
 
 	mu        sync.Mutex // guards SendMsg
 	listening bool       // Envoy has asked for listeners
+	begun     bool       // the first request was sent, with the addition to its node; nil for none
+	addition  *Addition
+
+	end func() // ends the stream
 }
 
 // own returns the types that the agent itself subscribes to.
@@ -47,11 +51,12 @@ func (p *Proxy) own() (types []string) {
 	return types
 }
 
-// forward sends a request of Envoy. After the first one for listeners it requests the agent's own types, and
+// forward sends a request of Envoy, the first one with the addition to its node. After the first one for listeners it requests the agent's own types, and
 // reports the health of the application, if it is known. [agent X5]
-func (u *upstreamStream) forward(f *frame, url string, own []string, health func() *Health) error {
+func (u *upstreamStream) forward(f *frame, url string, own []string, health func() *Health, node func() *Addition) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.begin(f, node())
 	err := u.SendMsg(f)
 	if err != nil || u.listening || url != listenerType {
 		return err
