@@ -69,7 +69,7 @@ var layers = map[string]layer{
 	"internal/discovery/inject":            pure,
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge, "internal/discovery/webhook": edge,
 	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,
-	"internal/discovery/authn/tokenreview": edge, "internal/discovery/ca/rootsecret": edge, "internal/discovery/rootconfigmap": edge, "internal/discovery/managed": edge,
+	"internal/discovery/authn/tokenreview": edge, "internal/discovery/authn/usedtokens": edge, "internal/discovery/ca/rootsecret": edge, "internal/discovery/rootconfigmap": edge, "internal/discovery/managed": edge,
 	"internal/discovery/register": pure, "internal/discovery/registrar": edge,
 	"internal/discovery/objectstatus": pure, "internal/discovery/statuswriter": edge,
 	"internal/discovery": wiring,
@@ -111,6 +111,7 @@ var allowedImports = map[string][]string{
 	"internal/demo":                        {"internal/lab/meshup"},
 	"test/kube/clusterup":                  {"internal/lab/meshup", "test/kube/..."}, // it puts them together
 	"internal/discovery/authn/tokenreview": {"internal/discovery/authn"},             // it implements its Reviewer
+	"internal/discovery/authn/usedtokens":  {"internal/discovery/authn"},             // it implements its Used
 	"internal/check/gather":                {"internal/discovery/rootconfigmap"},     // which namespaces get the roots
 }
 
@@ -137,7 +138,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/registrar"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "internal/discovery/authn/usedtokens", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/registrar"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",

@@ -97,7 +97,7 @@ func newRoot(env map[string]string) *cobra.Command {
 	})
 	cli.AddToAll(root, settings.Pilotctl)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(settings.Pilotctl.Values("output"), cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(newDemo(env), newToken(), newVM(), newProxies(f), newConfig(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), newRemoteSecret(f), newVersion(f), cli.Collateral(root))
+	root.AddCommand(newDemo(env), newToken(), newVM(env), newProxies(f), newConfig(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), newRemoteSecret(f), newVersion(f), cli.Collateral(root))
 	return root
 }
 

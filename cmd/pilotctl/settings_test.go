@@ -24,7 +24,7 @@ func TestEverySettingIsRead(t *testing.T) {
 	clitest.AllRead(t, "check", settings.PilotctlCheck, func(v *settings.Values) { readCheck(v) })
 	clitest.AllRead(t, "inject", settings.PilotctlInject, func(v *settings.Values) { readInject(v) })
 	clitest.AllRead(t, "validate", settings.PilotctlValidate, func(v *settings.Values) { readValidate(v) })
-	clitest.AllRead(t, "vm join-token", settings.PilotctlVMJoinToken, func(v *settings.Values) { readJoinToken(v) })
+	clitest.AllRead(t, "vm join-token", settings.PilotctlVMJoinToken, func(v *settings.Values) { readJoinToken(v, nil) })
 	clitest.AllRead(t, "token create", settings.PilotctlTokenCreate, func(v *settings.Values) { readToken(v) })
 }
 

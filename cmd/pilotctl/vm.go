@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/join"
+	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -33,18 +35,18 @@ import (
 // maxRootsFile bounds the file of root certificates, in bytes.
 const maxRootsFile = 1 << 20
 
-func newVM() *cobra.Command {
+func newVM(env map[string]string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "vm",
 		Short: "Let virtual machines join the mesh",
 		Args:  usage(cobra.NoArgs),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newJoinToken())
+	c.AddCommand(newJoinToken(env))
 	return c
 }
 
-func newJoinToken() *cobra.Command {
+func newJoinToken(env map[string]string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "join-token NAMESPACE/ACCOUNT",
 		Short: "Print the string with which a machine joins the mesh",
@@ -59,8 +61,8 @@ is valid and what is in it.`,
   pilotctl vm join-token shop/legacy -f workloadgroup.yaml --stateDir state --address 192.0.2.10:15012 | ssh vm pilot-agent join -`,
 		Args: usage(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			v := cli.Read(c.Flags(), nil, settings.PilotctlVMJoinToken)
-			o := readJoinToken(v)
+			v := cli.Read(c.Flags(), env, settings.PilotctlVMJoinToken)
+			o := readJoinToken(v, env)
 			if err := v.Err(); err != nil {
 				return misuse{err}
 			}
@@ -87,6 +89,9 @@ is valid and what is in it.`,
 // joinTokenOptions are the options of a join token.
 type joinTokenOptions struct {
 	stateDir, file, meshFile string
+	// kube is how to connect to the cluster, without stateDir; istio is the control plane's namespace.
+	kube  kube.Options
+	istio string
 	// b has what is given.
 	b      join.Bundle
 	labels []string
@@ -95,14 +100,28 @@ type joinTokenOptions struct {
 }
 
 // readJoinToken reads settings.PilotctlVMJoinToken.
-func readJoinToken(v *settings.Values) joinTokenOptions {
-	return joinTokenOptions{
+func readJoinToken(v *settings.Values, env map[string]string) joinTokenOptions {
+	o := joinTokenOptions{
+		kube:     kube.Options{Kubeconfig: kubeconfigOr(v.TextOr("kubeconfig", ""), env["HOME"]), Context: v.Text("context"), QPS: -1, UserAgent: "pilotctl/" + version},
+		istio:    v.Text("istioNamespace"),
 		stateDir: v.Text("stateDir"), file: v.Text("filename"), meshFile: v.Text("meshConfigFile"), labels: v.List("labels"), ttl: v.Duration("ttl"), uses: v.Int("uses"),
 		b: join.Bundle{
-			Discovery: v.Text("address"), ServerName: v.Text("serverName"), Group: v.Text("group"), TrustDomain: v.TextOr("trustDomain", ""),
+			Discovery: v.Text("address"), ServerName: v.TextOr("serverName", ""), Group: v.Text("group"), TrustDomain: v.TextOr("trustDomain", ""),
 			Cluster: v.Text("clusterID"), Network: v.TextOr("network", ""), Revision: v.Text("revision"),
 		},
 	}
+	if _, given := v.Given("serverName"); !given {
+		o.b.ServerName = "istiod" + revisionSuffix(o.b.Revision) + "." + o.istio + ".svc"
+	}
+	return o
+}
+
+// revisionSuffix is what the names of a revision's objects end with.
+func revisionSuffix(revision string) string {
+	if revision == "" || revision == "default" {
+		return ""
+	}
+	return "-" + revision
 }
 
 // account reads NAMESPACE/ACCOUNT.
@@ -120,15 +139,25 @@ func (o *joinTokenOptions) bundle(c *cobra.Command, now time.Time) (*join.Bundle
 	b := o.b
 	b.Labels = map[string]string{}
 	proxy := map[string]any{}
-	if err := o.fromMesh(&b, proxy, c.ErrOrStderr()); err != nil {
-		return nil, err
-	}
-	if o.file != "" {
-		text, err := readInput(o.file, c.InOrStdin())
-		if err != nil {
+	var from *joinCluster
+	if o.stateDir == "" {
+		var err error
+		if from, err = o.openCluster(); err != nil {
 			return nil, err
 		}
-		if err := fromGroup(&b, proxy, o.file, text); err != nil {
+	}
+	name, text, err := o.meshConfig(c.Context(), from)
+	if err != nil {
+		return nil, err
+	}
+	if err := fromMesh(&b, proxy, name, text, c.ErrOrStderr()); err != nil {
+		return nil, err
+	}
+	if name, text, err = o.group(c, from); err != nil {
+		return nil, err
+	}
+	if text != nil {
+		if err := fromGroup(&b, proxy, name, text); err != nil {
 			return nil, err
 		}
 	}
@@ -149,24 +178,20 @@ func (o *joinTokenOptions) bundle(c *cobra.Command, now time.Time) (*join.Bundle
 		}
 		b.ProxyConfig = string(text)
 	}
+	if from != nil {
+		return &b, from.credentials(c.Context(), o, &b)
+	}
 	return &b, o.credentials(&b, now)
 }
 
 // credentials sets the roots and the token.
 func (o *joinTokenOptions) credentials(b *join.Bundle, now time.Time) error {
-	if o.stateDir == "" {
-		return misuse{errors.New("flag --stateDir: want the state folder of a pilot-discovery with --configDir")}
-	}
 	text, err := statefile.ReadOwn(filepath.Join(o.stateDir, "root-cert.pem"), maxRootsFile)
 	if err != nil {
 		return fmt.Errorf("read the root certificates, which pilot-discovery writes when it starts: %w", err)
 	}
-	roots, err := pki.ParseBundle(text)
-	if err != nil {
-		return fmt.Errorf("read the root certificates in %s: %w", o.stateDir, err)
-	}
-	for _, r := range roots {
-		b.Roots = append(b.Roots, r.Raw)
+	if err := setRoots(b, text, o.stateDir); err != nil {
+		return err
 	}
 	issuer, err := authn.OpenIssuer(o.stateDir)
 	if err != nil {
@@ -177,21 +202,43 @@ func (o *joinTokenOptions) credentials(b *join.Bundle, now time.Time) error {
 	return err
 }
 
-// fromMesh takes the trust domain and the default ProxyConfig of the file with the mesh configuration.
-func (o *joinTokenOptions) fromMesh(b *join.Bundle, proxy map[string]any, warnings io.Writer) error {
+// setRoots sets the roots, which are from somewhere.
+func setRoots(b *join.Bundle, text []byte, from string) error {
+	roots, err := pki.ParseBundle(text)
+	if err != nil {
+		return fmt.Errorf("read the root certificates in %s: %w", from, err)
+	}
+	for _, r := range roots {
+		b.Roots = append(b.Roots, r.Raw)
+	}
+	return nil
+}
+
+// meshConfig returns the mesh configuration, of the file or the cluster, and where it is from; nil if there is none.
+func (o *joinTokenOptions) meshConfig(ctx context.Context, from *joinCluster) (string, []byte, error) {
 	if o.meshFile == "" {
+		if from == nil {
+			return "", nil, nil
+		}
+		name := config.MeshConfigMap + revisionSuffix(o.b.Revision)
+		data, err := from.configMap(ctx, o.istio, name)
+		return "ConfigMap " + o.istio + "/" + name, []byte(data[config.MeshKey]), err
+	}
+	text, err := readInput(o.meshFile, nil)
+	if data, ok := configMap(text); ok && err == nil {
+		text = []byte(data[config.MeshKey])
+	}
+	return o.meshFile, text, err
+}
+
+// fromMesh takes the trust domain and the default ProxyConfig of the mesh configuration.
+func fromMesh(b *join.Bundle, proxy map[string]any, name string, text []byte, warnings io.Writer) error {
+	if text == nil {
 		b.TrustDomain = cmp.Or(b.TrustDomain, mesh.DefaultTrustDomain)
 		return nil
 	}
-	text, err := readInput(o.meshFile, nil)
-	if err != nil {
-		return err
-	}
-	if data, ok := configMap(text); ok {
-		text = []byte(data[config.MeshKey])
-	}
 	var parsed inject.Options
-	if err := setMesh(&parsed, o.meshFile, string(text), warnings); err != nil {
+	if err := setMesh(&parsed, name, string(text), warnings); err != nil {
 		return err
 	}
 	b.TrustDomain = cmp.Or(b.TrustDomain, parsed.Mesh.GetTrustDomain(), mesh.DefaultTrustDomain)
@@ -199,11 +246,24 @@ func (o *joinTokenOptions) fromMesh(b *join.Bundle, proxy map[string]any, warnin
 		DefaultConfig map[string]any `json:"defaultConfig"`
 	}
 	if err := yaml.Unmarshal(text, &m); err != nil {
-		return fmt.Errorf("%s: %w", o.meshFile, err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	maps.Copy(proxy, m.DefaultConfig)
 	delete(proxy, "discoveryAddress") // the machine's is that of --address
 	return nil
+}
+
+// group returns the text with the WorkloadGroup and where it is from; nil if there is none.
+func (o *joinTokenOptions) group(c *cobra.Command, from *joinCluster) (string, []byte, error) {
+	switch {
+	case o.file != "":
+		text, err := readInput(o.file, c.InOrStdin())
+		return o.file, text, err
+	case o.b.Group == "" || from == nil:
+		return "", nil, nil
+	}
+	text, err := from.workloadGroup(c.Context(), o.b.Namespace, o.b.Group)
+	return "the cluster", text, err
 }
 
 // fromGroup takes the fields of the WorkloadGroup in a file.

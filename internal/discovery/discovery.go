@@ -108,7 +108,7 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	}
 	s.issuers = authn.NewIssuers(o.Auth.Issuers, nil, o.Log)
 	s.auth = authn.New(domain, issuer.ForAudiences(o.Auth.Audiences...), authn.WithIssuers(s.issuers), s.cluster.authentication(o.Auth.Audiences, o.Log), authn.WithTrustedGateways(o.Auth.Gateways...),
-		authn.WithJoinTokens(authn.NewUsedFile(o.StateDir), o.Log))
+		authn.WithJoinTokens(s.usedTokens(), o.Log))
 	s.loop.onMesh = func(m *meshv1.MeshConfig) {
 		s.auth.SetTrustDomainAliases(m.GetTrustDomainAliases())
 		s.distributeMesh(config.MeshRoots(m))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/authn/tokenreview"
+	"github.com/pilothouse/pilothouse/internal/discovery/authn/usedtokens"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rootsecret"
 	"github.com/pilothouse/pilothouse/internal/discovery/objectstatus"
@@ -37,6 +38,7 @@ type cluster struct {
 	name     string
 	identity string // of this process among the replicas
 	reviewer *tokenreview.Reviewer
+	used     *usedtokens.Store
 	roots    *rootsecret.Store
 	maps     *rootconfigmap.Controller
 	statuses *statuswriter.Writer // nil if none are written, as replicas
@@ -55,6 +57,9 @@ func openCluster(o *Options, config *rest.Config) (_ *cluster, err error) {
 	k := o.Kubernetes
 	c := &cluster{api: config, name: k.Cluster, log: o.Log.With("scope", "kube")}
 	if c.reviewer, err = tokenreview.New(config); err != nil {
+		return nil, err
+	}
+	if c.used, err = usedtokens.New(config, o.Names.Namespace); err != nil {
 		return nil, err
 	}
 	if c.roots, err = rootsecret.New(rootsecret.Options{Config: config, Namespace: o.Names.Namespace, Instance: o.Names.Instance, Log: o.Log.With("scope", "ca")}); err != nil {
@@ -176,6 +181,14 @@ func (c *cluster) authentication(audiences []string, log *slog.Logger) authn.Opt
 		return func(*authn.Authenticator) {}
 	}
 	return authn.WithReviewers(c, log, audiences...)
+}
+
+// usedTokens returns where the use of join tokens is remembered: in the cluster, or else in the state folder.
+func (s *Server) usedTokens() authn.Used {
+	if s.cluster == nil {
+		return authn.NewUsedFile(s.opts.StateDir)
+	}
+	return s.cluster.used
 }
 
 // setMesh has the mesh configuration in force.

@@ -54,6 +54,7 @@ var needs = []need{
 	{why: "the root", start: true, namespace: namespace, resources: []string{"secrets"}, name: "istio-ca-secret", verbs: []string{"get", "update"}},
 	{why: "rotation of the root", start: true, namespace: namespace, resources: []string{"configmaps"}, verbs: []string{"create"}},
 	{why: "rotation of the root", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-ca-instances", verbs: []string{"get", "patch"}},
+	{why: "used join tokens", namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-join-tokens", verbs: []string{"get", "patch"}},
 	{why: "statuses", start: true, group: "networking.istio.io", resources: statuses("destinationrules"), verbs: []string{"patch"}},
 	{why: "statuses", group: "networking.istio.io", resources: statuses("gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"), verbs: []string{"patch"}},
 	{why: "statuses", start: true, group: "security.istio.io", resources: statuses("peerauthentications"), verbs: []string{"patch"}},

@@ -2,6 +2,7 @@ package authn
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -214,4 +215,35 @@ func FuzzDecodeLedger(f *testing.F) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// namedReviewer says that a token is alice's, with an id of its own.
+type namedReviewer string
+
+func (r namedReviewer) Reviewer(string) Reviewer { return r }
+
+func (r namedReviewer) Review(_ context.Context, _ string, audiences []string) (Review, error) {
+	return Review{Authenticated: true, Username: "system:serviceaccount:shop:alice", Groups: []string{accounts}, Audiences: audiences, Credential: string(r)}, nil
+}
+
+// A token of Kubernetes has the id that Kubernetes says, or what it claims itself if Kubernetes says none.
+func TestJoinTokenOfKubernetes(t *testing.T) {
+	i := testIssuer(t)
+	c := claims{}
+	c.Audience, c.ID, c.Uses = []string{mesh.JoinAudience}, "x", 5
+	text, err := i.sign("shop", "alice", c, time.Hour, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := parseToken(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for credential, want := range map[string]bool{"": true, "JTI=x": true, "JTI=y": false, "x": false} {
+		r := &reviewed{clusters: namedReviewer(credential), audiences: orDefault(nil), log: slog.New(slog.DiscardHandler), places: make(chan struct{}, 1)}
+		s, err := r.verify(t.Context(), tok, time.Now())
+		if (err == nil) != want || want && (s.Join == nil || s.Join.ID != "x" || s.Join.Uses != 1) {
+			t.Errorf("%q: %+v, %v", credential, s.Join, err)
+		}
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -40,6 +41,8 @@ type Review struct {
 	// Pod is the unique id of the Pod that the token is bound to
 	// (authentication.kubernetes.io/pod-uid in the user's extra values); empty if there is none.
 	Pod string
+	// Credential is the unique id of the token (authentication.kubernetes.io/credential-id); empty if the API server does not say it.
+	Credential string
 }
 
 // Reviewers finds the reviewer of a cluster. It must be safe for concurrent use.
@@ -66,8 +69,16 @@ func (r *reviewed) accepts(iss string) bool { return iss != TokenIssuer }
 
 // verify implements verifier.
 func (r *reviewed) verify(ctx context.Context, t *token, now time.Time) (Subject, error) {
+	join, err := t.claimed.join()
+	if err != nil {
+		return Subject{}, err
+	}
+	audiences := r.audiences
+	if join != nil {
+		audiences = []string{mesh.JoinAudience}
+	}
 	// The API server is not asked about what would be refused anyway.
-	if err := t.claimed.check(t.claimed.Issuer, r.audiences, now); err != nil {
+	if err := t.claimed.check(t.claimed.Issuer, audiences, now); err != nil {
 		return Subject{}, err
 	}
 	cluster, err := clusterOf(ctx)
@@ -86,12 +97,22 @@ func (r *reviewed) verify(ctx context.Context, t *token, now time.Time) (Subject
 	case <-ctx.Done():
 		return Subject{}, unavailable("too many tokens are being reviewed")
 	}
-	answer, err := reviewer.Review(ctx, t.text, r.audiences)
+	answer, err := reviewer.Review(ctx, t.text, audiences)
 	if err != nil {
 		r.warn(cluster, err)
 		return Subject{}, unavailable("Kubernetes does not answer whose it is")
 	}
-	return answer.subject(r.audiences)
+	s, err := answer.subject(audiences)
+	if join != nil && err == nil {
+		// What the token claims is true, since Kubernetes has accepted it. Its id must be the same at all API servers and for all
+		// names of the cluster, or it could be used once for each.
+		if answer.Credential != "" && answer.Credential != "JTI="+join.ID {
+			return Subject{}, rejected(ConflictingClaims, "Kubernetes names it %s, and its id (jti) is another", printable.Quote(answer.Credential, maxShown))
+		}
+		join.Uses = 1
+		s.Join = join
+	}
+	return s, err
 }
 
 // warn logs why there was no answer, which callers need not know, at most once in logPause.

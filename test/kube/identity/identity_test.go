@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +26,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rootsecret"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rotation"
+	"github.com/pilothouse/pilothouse/internal/join"
 	"github.com/pilothouse/pilothouse/internal/kube/leader"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/run"
@@ -411,4 +414,101 @@ func TestAnOutageOfTheAPIServerChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait.Until(t, "a ConfigMap that is deleted afterwards is restored", func() bool { return rootMap(t, c, shop)["root-cert.pem"] == roots })
+}
+
+// A join token that Kubernetes makes is good for one certificate, of whichever replica, and nothing else.
+func TestAJoinTokenOfKubernetesIsGoodOnce(t *testing.T) {
+	c := kubetest.Shared(t)
+	system, shop := c.Namespace(t, nil), c.Namespace(t, nil)
+	c.Apply(t, shop, accounts)
+	config := account(t, c, system)
+	replicas := []*plane{start(t, config, system, "istiod-1"), start(t, config, system, "istiod-2")}
+	for round := range 3 {
+		token := c.Token(t, shop, "alice", "pilothouse-join")
+		begin := make(chan struct{})
+		errs := make([]error, 6)
+		var wg sync.WaitGroup
+		for i := range errs {
+			wg.Go(func() {
+				<-begin
+				// The cluster has two names.
+				_, errs[i] = replicas[i%2].certificate(token, []string{"", "Kubernetes"}[i/2%2])
+			})
+		}
+		close(begin)
+		wg.Wait()
+		good := 0
+		for _, err := range errs {
+			if err == nil {
+				good++
+			} else if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "used up: 1 of 1, last by another machine at ") {
+				t.Errorf("round %d: %v", round, err)
+			}
+		}
+		if good != 1 {
+			t.Errorf("round %d: %d certificates by one join token, want 1", round, good)
+		}
+	}
+	// One that is for workloads, too, is a join token.
+	if _, err := replicas[0].certificate(c.Token(t, shop, "alice", "pilothouse-join", "istio-ca"), ""); err != nil {
+		t.Errorf("a token for both audiences: %v", err)
+	}
+	m, err := c.Client.CoreV1().ConfigMaps(system).Get(t.Context(), "pilothouse-join-tokens", metav1.GetOptions{})
+	if err != nil || strings.Count(m.Data["used"], `"token"`) != 4 {
+		t.Errorf("%v, %v: want 4 tokens", m.Data, err)
+	}
+	// What is not a ledger lets nobody in.
+	m.Data["used"] = "x"
+	if _, err := c.Client.CoreV1().ConfigMaps(system).Update(t.Context(), m, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := replicas[0].certificate(c.Token(t, shop, "bob", "pilothouse-join"), ""); status.Code(err) != codes.Unavailable {
+		t.Errorf("with a ledger that cannot be read: %v", err)
+	}
+}
+
+// pilotctl vm join-token has the cluster make the token, and takes the rest from it.
+func TestPilotctlMakesAJoinToken(t *testing.T) {
+	c := kubetest.Shared(t)
+	system, shop := c.Namespace(t, nil), c.Namespace(t, nil)
+	c.Apply(t, shop, accounts)
+	c.Apply(t, system, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio}\ndata:\n  mesh: |\n    trustDomain: example.org\n    defaultConfig: {concurrency: 3, discoveryAddress: elsewhere:15012}\n")
+	p := start(t, account(t, c, system), system, "istiod-1")
+	within(t, wait.Bound, "the roots are in the control plane's namespace", func() bool { return rootMap(t, c, system) != nil })
+	program := filepath.Join(t.TempDir(), "pilotctl")
+	if out, err := exec.Command("go", "build", "-o", program, "../../../cmd/pilotctl").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	run := func(args ...string) (string, string, error) {
+		var said strings.Builder
+		cmd := exec.Command(program, append([]string{"vm", "join-token", shop + "/alice", "--address", "mesh.example.com:15012", "-i", system, "--kubeconfig", kubetest.Kubeconfig(t, c.Config)}, args...)...)
+		cmd.Stderr = &said
+		out, err := cmd.Output()
+		return string(out), said.String(), err
+	}
+	out, said, err := run("--ttl", "20m", "--network", "vms")
+	if err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	b, err := join.Decode(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.Identity().SPIFFE() != "spiffe://example.org/ns/"+shop+"/sa/alice" || b.ServerName != "istiod."+system+".svc" || b.ProxyConfig != "concurrency: 3\n" || b.Network != "vms" ||
+		time.Until(b.Expires) > 21*time.Minute || time.Until(b.Expires) < 10*time.Minute {
+		t.Errorf("%+v", b)
+	}
+	if certs, err := b.Certificates(); err != nil || string(pki.EncodeCerts(certs...)) != p.roots() {
+		t.Errorf("the roots are not the control plane's: %v", err)
+	}
+	if id, err := p.certificate(b.Token, b.Cluster); err != nil || id != b.Identity().SPIFFE() {
+		t.Errorf("%s, %v", id, err)
+	}
+	for want, args := range map[string][]string{
+		"good for one machine": {"--uses", "2"}, "at least 10m0s": {"--ttl", "1m"}, "workloadgroups": {"--group", "none"}, "is -i right?": {"-i", shop + "-no"},
+	} {
+		if _, said, err := run(args...); err == nil || !strings.Contains(said, want) {
+			t.Errorf("%q: %v: %s, want %q", args, err, said, want)
+		}
+	}
 }

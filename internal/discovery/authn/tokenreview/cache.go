@@ -89,7 +89,7 @@ func (c *cache) put(q question, r authn.Review, end, now time.Time) {
 
 // size is the number of bytes of the texts of an answer.
 func size(r authn.Review) int {
-	n := len(r.Error) + len(r.Username) + len(r.Pod)
+	n := len(r.Error) + len(r.Username) + len(r.Pod) + len(r.Credential)
 	for _, list := range [][]string{r.Groups, r.Audiences} {
 		for _, text := range list {
 			n += len(text)

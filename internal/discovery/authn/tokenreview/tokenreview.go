@@ -32,6 +32,8 @@ import (
 const (
 	// podUID is the user's extra value with the unique id of the Pod that a token is bound to.
 	podUID = "authentication.kubernetes.io/pod-uid"
+	// credentialID is the one with the unique id of the token.
+	credentialID = "authentication.kubernetes.io/credential-id"
 	// maxResponse limits the response of the API server, in bytes.
 	maxResponse = 1 << 20
 	// maxShown limits what errors have of a response, in bytes.
@@ -144,6 +146,9 @@ func (r *Reviewer) review(ctx context.Context, token string, audiences []string)
 	}
 	if pod := s.User.Extra[podUID]; len(pod) == 1 {
 		out.Pod = pod[0]
+	}
+	if id := s.User.Extra[credentialID]; len(id) == 1 {
+		out.Credential = id[0]
 	}
 	return out, nil
 }
