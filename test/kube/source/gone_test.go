@@ -15,7 +15,7 @@ import (
 
 // While the source cannot reach the API server, objects are added, changed and removed, and the API server is restarted, so that it
 // has forgotten the versions that the source knows. Its answer to the watches is 410 Gone. Then everything is read anew: what was
-// added and changed is there, what was removed is removed, and nothing else is touched.
+// added and changed is there, what was removed is removed, and nothing else is emitted.
 func TestAVersionThatTheAPIServerHasForgotten(t *testing.T) {
 	c := kubetest.Start(t, kubetest.Options{Controllers: []string{}})
 	install(t, c, permissive)
@@ -75,6 +75,9 @@ func TestAVersionThatTheAPIServerHasForgotten(t *testing.T) {
 	if n := l.expired.Load(); n > 0 {
 		t.Fatalf("%d answers while the link is down", n)
 	}
+	r.mu.Lock()
+	r.emitted = nil
+	r.mu.Unlock()
 
 	l.cut(false)
 	r.until(t, "what was changed", func() bool {
@@ -90,6 +93,11 @@ func TestAVersionThatTheAPIServerHasForgotten(t *testing.T) {
 	for _, k := range before {
 		if _, ok := r.state[k]; !ok && k.Name != "removed" {
 			t.Errorf("%s is lost", k)
+		}
+	}
+	for _, k := range r.emitted { // a list of everything is no change of everything
+		if slices.Contains(before, k) && k.Name != "changed" && k.Name != "removed" {
+			t.Errorf("%s is emitted again, and has not changed", k)
 		}
 	}
 	if len(r.removed) != 2 {

@@ -139,6 +139,7 @@ type run struct {
 	mu       sync.Mutex
 	state    map[object.Key]object.Object
 	removed  []object.Key
+	emitted  []object.Key // of all changes, in their order
 	problems []object.Problem
 	synced   bool
 }
@@ -163,6 +164,7 @@ func (r *run) take(b object.Batch) {
 	defer r.mu.Unlock()
 	r.synced = r.synced || b.Synced
 	for _, c := range b.Changes {
+		r.emitted = append(r.emitted, c.Key)
 		if c.Object == nil {
 			r.removed = append(r.removed, c.Key)
 			delete(r.state, c.Key)
