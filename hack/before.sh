@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds pilot-agent and pilot-discovery of the version before, from the history of this repository, into
-# .tools/before-COMMIT. The tests of test/skew run them together with those of the working tree.
+# .tools/before-COMMIT, and packs its charts into charts there. The tests of test/skew run the programs together with those of the
+# working tree, those of test/kube/faults upgrade the chart.
 #
 #   hack/before.sh          build them unless they are there
 #   hack/before.sh --path   print the path of their directory, whether it is there or not
@@ -26,7 +27,7 @@ case ${1:-} in
 *) die "unknown argument \"$1\": want --path or nothing" ;;
 esac
 
-if [[ -x $target/pilot-agent && -x $target/pilot-discovery ]]; then
+if [[ -x $target/pilot-agent && -x $target/pilot-discovery && -f $target/charts/pilothouse-0.0.0-before.tgz ]]; then
   echo "before: .tools/before-${commit:0:12} is the version before"
   exit 0
 fi
@@ -43,6 +44,7 @@ git -c safe.directory="$root" -C "$root" archive "$commit" | tar -x -C "$work/so
 # The flags of make build, so that what they have in common with the working tree is compiled once.
 (cd "$work/source" && CGO_ENABLED=0 GOWORK=off go build -trimpath -buildvcs=false -tags grpcnotrace \
   -ldflags "-s -w -X main.version=before-${commit:0:12}" -o "$work/bin/" ./cmd/pilot-agent ./cmd/pilot-discovery)
+(cd "$work/source" && GOWORK=off go run ./hack/release -charts -version v0.0.0-before -epoch 1700000000 -o "$work/bin/charts")
 chmod 755 "$work/bin"
 rm -rf "$target"
 mv "$work/bin" "$target"

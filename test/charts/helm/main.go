@@ -1,10 +1,12 @@
-// Helm installs and upgrades charts with Helm's library, as "helm install" and "helm upgrade" do, for programs of the main module.
+// Helm installs, upgrades and rolls back charts with Helm's library, as "helm install", "helm upgrade" and "helm rollback" do, for
+// programs of the main module.
 //
 //	helm install RELEASE CHART.tgz --namespace NAMESPACE [--values FILE] [--kubeconfig FILE]
 //	helm upgrade RELEASE CHART.tgz --namespace NAMESPACE [--values FILE] [--kubeconfig FILE]
+//	helm rollback RELEASE --namespace NAMESPACE [--kubeconfig FILE]
 //
-// An installation makes the namespace where it does not exist. An upgrade uses no values of the release before. Both return
-// when the objects are stored, as Helm does without --wait.
+// An installation makes the namespace where it does not exist. An upgrade uses no values of the release before. A
+// rollback goes back to the revision before the last one. All return when the objects are stored, as Helm does without --wait.
 package main
 
 import (
@@ -36,15 +38,31 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) < 3 || args[0] != "install" && args[0] != "upgrade" {
-		return errors.New("want: install|upgrade RELEASE CHART.tgz [--namespace NAMESPACE] [--values FILE] [--kubeconfig FILE]")
+	named := map[string]int{"install": 2, "upgrade": 2, "rollback": 1}
+	if len(args) == 0 || named[args[0]] == 0 || len(args) <= named[args[0]] {
+		return errors.New("want: install|upgrade RELEASE CHART.tgz [--namespace NAMESPACE] [--values FILE] [--kubeconfig FILE], or rollback RELEASE [--namespace NAMESPACE] [--kubeconfig FILE]")
 	}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	namespace := flags.String("namespace", "default", "namespace of the release")
 	valuesFile := flags.String("values", "", "file with values, YAML")
 	kubeconfig := flags.String("kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file")
-	if err := flags.Parse(args[3:]); err != nil {
+	if err := flags.Parse(args[1+named[args[0]]:]); err != nil {
 		return err
+	}
+	getter := genericclioptions.NewConfigFlags(false).WithWrapConfigFn(func(c *rest.Config) *rest.Config {
+		c.QPS = -1
+		return c
+	})
+	getter.KubeConfig, getter.Namespace = kubeconfig, namespace
+	config := action.NewConfiguration()
+	if err := config.Init(getter, *namespace, "secret"); err != nil {
+		return err
+	}
+	const most = 5 * time.Minute
+	if args[0] == "rollback" {
+		r := action.NewRollback(config)
+		r.WaitStrategy, r.Timeout = helmkube.HookOnlyStrategy, most
+		return r.Run(args[1])
 	}
 	chart, err := loader.LoadFile(args[2])
 	if err != nil {
@@ -60,16 +78,6 @@ func run(ctx context.Context, args []string) error {
 			return fmt.Errorf("parse %s: %w", *valuesFile, err)
 		}
 	}
-	getter := genericclioptions.NewConfigFlags(false).WithWrapConfigFn(func(c *rest.Config) *rest.Config {
-		c.QPS = -1
-		return c
-	})
-	getter.KubeConfig, getter.Namespace = kubeconfig, namespace
-	config := action.NewConfiguration()
-	if err := config.Init(getter, *namespace, "secret"); err != nil {
-		return err
-	}
-	const most = 5 * time.Minute
 	if args[0] == "upgrade" {
 		u := action.NewUpgrade(config)
 		u.Namespace, u.ResetValues = *namespace, true

@@ -23,6 +23,8 @@ import (
 // Options say what runs.
 type Options struct {
 	Programs meshup.Programs
+	// Before is the directory with the programs of the version before, whose images have the tag TagBefore; empty for none.
+	Before string
 	// Files are the charts and what installs them.
 	Files Files
 	// Dir is an existing directory for the Pods' files, the API server's configuration and a kubeconfig file. The caller removes
@@ -74,7 +76,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := os.MkdirAll(pods, 0o755); err != nil {
 		return fmt.Errorf("make the directory of the Pods: %w", err)
 	}
-	c.Node, err = node.Start(ctx, c.Network, node.Options{Images: images(o.Programs), Dir: pods, Backoff: o.Backoff, Log: o.Log})
+	c.Node, err = node.Start(ctx, c.Network, node.Options{Images: images(o), Dir: pods, Backoff: o.Backoff, Log: o.Log})
 	return err
 }
 
@@ -94,11 +96,19 @@ func (c *Cluster) Close() error {
 }
 
 // images are those of the charts and of the sample's workloads, as deploy/Containerfile makes them.
-func images(p meshup.Programs) map[string]node.Image {
-	const local, user = "/usr/local/bin/", 1337
-	return map[string]node.Image{
-		"pilothouse/app":       {Files: map[string]string{local + "app": p.App}, Entrypoint: []string{local + "app"}, User: 2000},
-		"pilothouse/agent":     {Files: map[string]string{local + "pilot-agent": p.Agent, local + "envoy": p.Envoy}, Entrypoint: []string{local + "pilot-agent"}, User: user},
-		"pilothouse/discovery": {Files: map[string]string{local + "pilot-discovery": p.Discovery}, Entrypoint: []string{local + "pilot-discovery"}, Cmd: []string{"discovery"}, User: user},
+func images(o Options) map[string]node.Image {
+	const local = "/usr/local/bin/"
+	all := map[string]node.Image{
+		"pilothouse/app": {Files: map[string]string{local + "app": o.Programs.App}, Entrypoint: []string{local + "app"}, User: 2000},
 	}
+	add := func(tag, agent, discovery string) {
+		const user = 1337
+		all["pilothouse/agent"+tag] = node.Image{Files: map[string]string{local + "pilot-agent": agent, local + "envoy": o.Programs.Envoy}, Entrypoint: []string{local + "pilot-agent"}, User: user}
+		all["pilothouse/discovery"+tag] = node.Image{Files: map[string]string{local + "pilot-discovery": discovery}, Entrypoint: []string{local + "pilot-discovery"}, Cmd: []string{"discovery"}, User: user}
+	}
+	add("", o.Programs.Agent, o.Programs.Discovery)
+	if o.Before != "" {
+		add(":"+TagBefore, filepath.Join(o.Before, "pilot-agent"), filepath.Join(o.Before, "pilot-discovery"))
+	}
+	return all
 }

@@ -21,6 +21,12 @@ const chartVersion = "0.0.0-local"
 // Tag is that of the images of the packed charts.
 const Tag = "v" + chartVersion
 
+// The version of the charts that hack/before.sh packs, and the tag of their images.
+const (
+	versionBefore = "0.0.0-before"
+	TagBefore     = "v" + versionBefore
+)
+
 // Build packs the charts into dir, as a release does, and builds the program of the module test/charts that installs
 // them. It needs the Go command and the sources.
 func Build(ctx context.Context, dir string) (Files, error) {
@@ -56,6 +62,11 @@ func (c *Cluster) Upgrade(ctx context.Context, release, namespace, chart, values
 	return c.helm(ctx, "upgrade", release, namespace, chart, values)
 }
 
+// Rollback gives a release the chart and the values that it had before the last change, as "helm rollback" does.
+func (c *Cluster) Rollback(ctx context.Context, release, namespace string) error {
+	return runIn(ctx, c.o.Dir, c.o.Files.Helm, "rollback", release, "--namespace", namespace, "--kubeconfig", c.Kubeconfig())
+}
+
 func (c *Cluster) helm(ctx context.Context, command, release, namespace, chart, values string) error {
 	file := filepath.Join(c.o.Dir, release+"-values.yaml")
 	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
@@ -66,6 +77,11 @@ func (c *Cluster) helm(ctx context.Context, command, release, namespace, chart, 
 
 // Control is the path of the packed chart pilothouse.
 func (c *Cluster) Control() string { return c.o.Files.Control }
+
+// ControlBefore is the path of the packed chart pilothouse of the version before.
+func (c *Cluster) ControlBefore() string {
+	return filepath.Join(c.o.Before, "charts", "pilothouse-"+versionBefore+".tgz")
+}
 
 // Gateway is the path of the packed chart gateway.
 func (c *Cluster) Gateway() string { return c.o.Files.Gateway }

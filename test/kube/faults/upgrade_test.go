@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pilothouse/pilothouse/test/kube/clusterup"
 )
@@ -30,18 +31,7 @@ func TestUpgrade(t *testing.T) {
 		if tag == "" {
 			want = ":" + clusterup.Tag
 		}
-		took := until(t, "both replicas are new ones", func(ctx context.Context) error {
-			pods, err := s.pods(ctx, system, "istiod")
-			if err != nil {
-				return err
-			}
-			for _, p := range pods {
-				if p.Name == old[0].name || p.Name == old[1].name || !strings.HasSuffix(p.Spec.Containers[0].Image, want) {
-					return fmt.Errorf("there is %s with image %s", p.Name, p.Spec.Containers[0].Image)
-				}
-			}
-			return s.bothReady(ctx)
-		})
+		took := s.replaced(t, old, want)
 		t.Logf("the upgrade to %s took %v", want, took)
 		until(t, "a new Pod gets the new image", func(ctx context.Context) error {
 			image, err := s.injectedBy(ctx)
@@ -55,4 +45,21 @@ func TestUpgrade(t *testing.T) {
 	}
 	s.have(t, stopEdits()...)
 	l.stop(t)
+}
+
+// replaced waits until both replicas are others than before, of an image that ends in tag, and ready. It returns how long that took.
+func (s site) replaced(t *testing.T, before [2]pod, tag string) time.Duration {
+	t.Helper()
+	return until(t, "both replicas are new ones", func(ctx context.Context) error {
+		pods, err := s.pods(ctx, system, "istiod")
+		if err != nil {
+			return err
+		}
+		for _, p := range pods {
+			if p.Name == before[0].name || p.Name == before[1].name || !strings.HasSuffix(p.Spec.Containers[0].Image, tag) {
+				return fmt.Errorf("there is %s with image %s", p.Name, p.Spec.Containers[0].Image)
+			}
+		}
+		return s.bothReady(ctx)
+	})
 }

@@ -101,7 +101,7 @@ func (f from) Dial(ctx context.Context, network, addr string) (net.Conn, error) 
 // The webhook that the chart installs adds proxies to the Pods of Deployments, which get their certificates with their
 // ServiceAccounts' tokens and talk by mutual TLS; plaintext is refused.
 func TestPodsOfALabelledNamespaceTalkByMutualTLS(t *testing.T) {
-	c := start(t)
+	c := shared.Start(t)
 	namespace := c.Namespace(t, injected)
 	c.Apply(t, namespace, "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default}\nspec: {mtls: {mode: STRICT}}\n")
 	web := deploy(t, c, namespace, "web", "-tcp=127.0.0.1:8082")
@@ -156,7 +156,7 @@ func scale(t *testing.T, c *clusterup.Cluster, to int) []corev1.Pod {
 // While no replica answers, Pods of a namespace that is injected cannot be made; those of the control plane can, even if its
 // own namespace is one. So it comes back by itself.
 func TestControlPlaneIsNotBlockedByItsOwnWebhook(t *testing.T) {
-	c := start(t)
+	c := shared.Start(t)
 	namespace := c.Namespace(t, injected)
 	patchNamespace(t, c, system, `{"istio-injection":"enabled"}`)
 	t.Cleanup(func() { patchNamespace(t, c, system, `{"istio-injection":null}`) })
@@ -181,7 +181,7 @@ func TestControlPlaneIsNotBlockedByItsOwnWebhook(t *testing.T) {
 
 // The Pod of the chart gateway is an agent with Envoy and nothing else, which the webhook makes of it.
 func TestGatewayIsInjected(t *testing.T) {
-	c := start(t)
+	c := shared.Start(t)
 	namespace := c.Namespace(t, nil)
 	if err := c.Install(t.Context(), "edge", namespace, c.Gateway(), "autoscaling: {enabled: false}\nservice: {type: ClusterIP}\n"); err != nil {
 		t.Fatal(err)
@@ -206,7 +206,7 @@ func TestGatewayIsInjected(t *testing.T) {
 
 // A mistake in an object of Istio's is refused when it is applied, with the field that has it.
 func TestInvalidObjectsAreRefused(t *testing.T) {
-	c := start(t)
+	c := shared.Start(t)
 	namespace := c.Namespace(t, nil)
 	until(t, "the API server asks pilot-discovery", func() error {
 		_, err := c.ApplyYAML(t.Context(), namespace, `

@@ -12,7 +12,7 @@ import (
 // The chart's own objects are enough: pilot-discovery runs as the chart says, makes the root, and puts it and the webhooks'
 // bundles where they belong.
 func TestChartRunsOnANode(t *testing.T) {
-	c := start(t)
+	c := shared.Start(t)
 	until(t, "two replicas are ready", func() error {
 		d, err := c.Client.AppsV1().Deployments(system).Get(t.Context(), "istiod", metav1.GetOptions{})
 		if err == nil && d.Status.ReadyReplicas != 2 {

@@ -13,16 +13,12 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
-	"log/slog"
 	"math/big"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -32,84 +28,20 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/test/kube/clusterup"
-	"github.com/pilothouse/pilothouse/test/require"
-	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // system is the namespace of the control planes.
 const system = "istio-system"
 
 // shared is the cluster of all tests, with the chart installed twice: the default revision, and canary.
-var shared struct {
-	once    sync.Once
-	dir     string
-	cluster *clusterup.Cluster
-	root    *x509.Certificate // of the plugged-in CA
-	log     wait.Output
-	err     error
-}
+var shared = clusterup.Shared{Name: "mixed-test", Install: install}
 
-func TestMain(m *testing.M) {
-	require.Root()
-	require.Envoy()
-	require.Kube()
-	os.Exit(run(m))
-}
+// root is the certificate of the plugged-in CA.
+var root *x509.Certificate
 
-func run(m *testing.M) int {
-	var err error
-	if shared.dir, err = os.MkdirTemp("", "mixed-test-"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code := m.Run()
-	if shared.cluster != nil {
-		err = shared.cluster.Close()
-	}
-	if err = errors.Join(err, os.RemoveAll(shared.dir)); err != nil {
-		fmt.Fprintln(os.Stderr, "close the cluster:", err)
-		code = max(code, 1)
-	}
-	return code
-}
+func TestMain(m *testing.M) { shared.Main(m) }
 
-// start gives a test the cluster. If the test fails, the ends of the Pods' logs are in its output.
-func start(t *testing.T) *clusterup.Cluster {
-	t.Helper()
-	shared.once.Do(func() { shared.err = launch() })
-	if shared.err != nil {
-		t.Fatal(shared.err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			showLogs(t, shared.cluster)
-		}
-	})
-	return shared.cluster
-}
-
-func launch() error {
-	ctx := context.Background()
-	root, err := require.Repository()
-	if err != nil {
-		return err
-	}
-	envoy, err := require.EnvoyPath()
-	if err != nil {
-		return err
-	}
-	o := clusterup.Options{Dir: shared.dir, Log: slog.New(slog.NewTextHandler(&shared.log, nil))}
-	if o.Programs, err = meshup.In(filepath.Join(root, "bin"), envoy); err != nil {
-		return err
-	}
-	if o.Files, err = clusterup.Build(ctx, shared.dir); err != nil {
-		return err
-	}
-	c, err := clusterup.Start(ctx, o)
-	if err != nil {
-		return err
-	}
-	shared.cluster = c
+func install(ctx context.Context, c *clusterup.Cluster) error {
 	if err := plugIn(ctx, c); err != nil {
 		return err
 	}
@@ -126,14 +58,14 @@ func launch() error {
 	if err != nil {
 		return err
 	}
-	if err := c.Install(ctx, "mesh", system, o.Files.Control, string(text)); err != nil {
+	if err := c.Install(ctx, "mesh", system, c.Control(), string(text)); err != nil {
 		return err
 	}
 	values["revision"], values["revisionTags"], values["externalRevisionTags"] = "canary", []string{"prod"}, []string{"by-istioctl"}
 	if text, err = yaml.Marshal(values); err != nil {
 		return err
 	}
-	return c.Install(ctx, "mesh-canary", system, o.Files.Control, string(text))
+	return c.Install(ctx, "mesh-canary", system, c.Control(), string(text))
 }
 
 // plugIn makes the Secret cacerts with an intermediate CA.
@@ -152,15 +84,15 @@ func plugIn(ctx context.Context, c *clusterup.Cluster) error {
 	if err != nil {
 		return err
 	}
-	root := ca("root of the shop", 1)
-	rootText, err := x509.CreateCertificate(rand.Reader, root, root, &rootKey.PublicKey, rootKey)
+	top := ca("root of the shop", 1)
+	rootText, err := x509.CreateCertificate(rand.Reader, top, top, &rootKey.PublicKey, rootKey)
 	if err != nil {
 		return err
 	}
-	if shared.root, err = x509.ParseCertificate(rootText); err != nil {
+	if root, err = x509.ParseCertificate(rootText); err != nil {
 		return err
 	}
-	text, err := x509.CreateCertificate(rand.Reader, ca("CA of the mesh", 2), shared.root, &key.PublicKey, rootKey)
+	text, err := x509.CreateCertificate(rand.Reader, ca("CA of the mesh", 2), root, &key.PublicKey, rootKey)
 	if err != nil {
 		return err
 	}
@@ -169,12 +101,12 @@ func plugIn(ctx context.Context, c *clusterup.Cluster) error {
 		return err
 	}
 	block := func(kind string, b []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}) }
-	own, top := block("CERTIFICATE", text), block("CERTIFICATE", rootText)
+	own, roots := block("CERTIFICATE", text), block("CERTIFICATE", rootText)
 	if _, err := c.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	_, err = c.Client.CoreV1().Secrets(system).Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "cacerts"}, Data: map[string][]byte{
-		"ca-cert.pem": own, "ca-key.pem": block("PRIVATE KEY", keyText), "root-cert.pem": top, "cert-chain.pem": bytes.Join([][]byte{own, top}, nil),
+		"ca-cert.pem": own, "ca-key.pem": block("PRIVATE KEY", keyText), "root-cert.pem": roots, "cert-chain.pem": bytes.Join([][]byte{own, roots}, nil),
 	}}, metav1.CreateOptions{})
 	return err
 }
@@ -312,21 +244,3 @@ func mutual(t *testing.T, c *clusterup.Cluster, pod *corev1.Pod, url string) {
 
 // strict has the Pods of a namespace refuse plaintext.
 const strict = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default}\nspec: {mtls: {mode: STRICT}}\n"
-
-// showLogs shows the end of the log of each container, and of the Node's.
-func showLogs(t *testing.T, c *clusterup.Cluster) {
-	pods, err := c.Client.CoreV1().Pods("").List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		t.Log(err)
-		return
-	}
-	for _, p := range pods.Items {
-		t.Logf("--- %s/%s: %s, %+v", p.Namespace, p.Name, p.Status.Phase, p.Status.Conditions)
-		for _, container := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-			text, err := c.Client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{Container: container.Name, TailLines: new(int64(30))}).DoRaw(context.Background())
-			t.Logf("--- %s/%s %s (%v)\n%s", p.Namespace, p.Name, container.Name, err, text)
-		}
-	}
-	text := shared.log.String()
-	t.Logf("log of the Node:\n%s", text[max(0, len(text)-10_000):])
-}

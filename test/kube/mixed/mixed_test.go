@@ -72,7 +72,7 @@ func change(t *testing.T, c *clusterup.Cluster, namespace, name, annotations str
 // one plugged-in CA, and a Pod moves from one side to the other and back without a request that fails.
 func TestPodsWithIstiosManifestsBesideOurs(t *testing.T) {
 	t.Parallel()
-	c := start(t)
+	c := shared.Start(t)
 	namespace := c.Namespace(t, map[string]string{"istio-injection": "enabled"})
 	c.Apply(t, namespace, strict)
 	sides := map[string]string{"web-ours": "ours", "web-istio": "istio", "shopper-ours": "ours", "shopper-istio": "istio"}
@@ -109,13 +109,13 @@ func TestPodsWithIstiosManifestsBesideOurs(t *testing.T) {
 // in the request do not matter. What it gets is of the plugged-in CA, and our Pods accept it.
 func TestCertificateCallsOfIstiosAgent(t *testing.T) {
 	t.Parallel()
-	c := start(t)
+	c := shared.Start(t)
 	namespace := c.Namespace(t, map[string]string{"istio-injection": "enabled"})
 	c.Apply(t, namespace, strict)
 	deploy(t, c, namespace, "web", "ours")
 	c.Apply(t, namespace, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: theirs}\n")
 	roots := x509.NewCertPool()
-	roots.AddCert(shared.root)
+	roots.AddCert(root)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func relabel(t *testing.T, c *clusterup.Cluster, name, labels string) {
 // Pods then have proxies of the other revision.
 func TestANamespaceMovesToAnotherRevision(t *testing.T) {
 	t.Parallel()
-	c := start(t)
+	c := shared.Start(t)
 	shop, old, next := c.Namespace(t, map[string]string{"istio.io/rev": "default"}), c.Namespace(t, map[string]string{"istio.io/rev": "default"}), c.Namespace(t, map[string]string{"istio.io/rev": "prod"})
 	c.Apply(t, shop, strict)
 	deploy(t, c, shop, "web", "ours")
@@ -233,7 +233,7 @@ func TestANamespaceMovesToAnotherRevision(t *testing.T) {
 // A tag that istioctl has made chooses its revision, and pilot-discovery keeps the roots in it true.
 func TestTagsOfIstioctlChooseARevision(t *testing.T) {
 	t.Parallel()
-	c := start(t)
+	c := shared.Start(t)
 	webhooks := c.Client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 	var bundle []byte
 	until(t, "the canary injects", func() error {
