@@ -1,12 +1,11 @@
-// Helm installs, upgrades and rolls back charts with Helm's library, as "helm install", "helm upgrade" and "helm rollback" do, for
-// programs of the main module.
+// Helm installs, upgrades and rolls back charts with Helm's library, for programs of the main module.
 //
 //	helm install RELEASE CHART.tgz --namespace NAMESPACE [--values FILE] [--kubeconfig FILE]
 //	helm upgrade RELEASE CHART.tgz --namespace NAMESPACE [--values FILE] [--kubeconfig FILE]
 //	helm rollback RELEASE --namespace NAMESPACE [--kubeconfig FILE]
 //
 // An installation makes the namespace where it does not exist. An upgrade uses no values of the release before. A
-// rollback goes back to the revision before the last one. All return when the objects are stored, as Helm does without --wait.
+// rollback goes back to the revision before the last one. All return when the objects are stored, as "helm" does without --wait.
 package main
 
 import (
