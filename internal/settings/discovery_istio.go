@@ -87,7 +87,7 @@ var DiscoveryNoEffect = Table{
 		Help: "serve IPv4 and IPv6 together"},
 	{Env: []string{"PILOT_ENABLE_QUIC_LISTENERS"}, Kind: Bool, Unit: "switch", NoEffect: "HTTP/3 is not served",
 		Help: "serve HTTP/3"},
-	{Env: []string{"PILOT_FILTER_GATEWAY_CLUSTER_CONFIG"}, Kind: Bool, Unit: "switch", NoEffect: "a gateway gets all clusters that it may use",
+	{Env: []string{"PILOT_FILTER_GATEWAY_CLUSTER_CONFIG"}, Kind: Bool, Unit: "switch", NoEffect: "a gateway never gets other clusters",
 		Help: "send a gateway only the clusters that it routes to"},
 
 	// What is read, and what is written. [control-plane 1.2.24–1.2.33, 1.2.36, 1.16.6]

@@ -180,6 +180,12 @@ type inner struct {
 	// passthroughs are the clusters of a service, and passthroughPorts the listeners, of routers that forward mutual TLS.
 	passthroughs     *incr.Rule[scopeHost, []string]
 	passthroughPorts *incr.Rule[mesh.ScopeID, []passthroughPort]
+	// gatewayRoutes and the rules below it are of routers.
+	gatewayRoutes    *incr.Rule[mesh.ScopeID, []gatewayRoute]
+	gatewayHostNamed *incr.Rule[scopeNameHost, gatewayHostNamed]
+	gatewayHost      *incr.Rule[scopeNameHost, hostRoutes]
+	gatewayClusters  *incr.Rule[scopeNameHost, []string]
+	routerNames      *incr.Rule[mesh.ScopeID, []Key]
 	scopeNames       *incr.Rule[mesh.ScopeID, []Key]      // of scopes without base
 	derived          *incr.Rule[mesh.ScopeID, derivation] // of the others
 	hostNames        *incr.Rule[scopeHost, []byte]
@@ -228,6 +234,11 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		index:            incr.Derive(g, levelIndex, "listener index", c.index).AsIndex(),
 		passthroughs:     incr.Derive(g, levelPlan, "passthrough clusters", c.servicePassthroughs),
 		passthroughPorts: incr.Derive(g, levelIndex, "passthrough ports", c.portsPassedThrough).AsIndex(),
+		gatewayRoutes:    incr.Derive(g, levelIndex, "gateway routes", c.gatewayRoutes).AsIndex(),
+		gatewayHostNamed: incr.Derive(g, levelLookup, "host of a gateway", c.gatewayHostNamed).AsIndex(),
+		gatewayHost:      incr.Derive(g, levelHost, "gateway host", c.gatewayHost),
+		gatewayClusters:  incr.Derive(g, levelResource, "clusters of a gateway host", c.gatewayClusters),
+		routerNames:      incr.Derive(g, levelNames, "router names", c.routerNames).AsIndex(),
 		scopeNames:       incr.Derive(g, levelNames, "scope names", c.scopeNames).AsIndex(),
 		derived:          incr.Derive(g, levelDerive, "derived names", c.derive).AsIndex(),
 		parts:            incr.Derive(g, levelLookup, "parts of a listener", c.partsOf).AsIndex(),
@@ -309,7 +320,7 @@ func scopeHosts(s mesh.ScopeID, visible []model.Ref) []scopeHost {
 	return out
 }
 
-// scopeNames returns the resources of a scope without base, without locations.
+// scopeNames returns the resources of a scope of sidecars without base, without locations.
 func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 	if s.Value().Caps.Has(mesh.Proxyless) {
 		return c.proxylessNames(r, s)
@@ -322,15 +333,12 @@ func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 	for i, names := range c.inner.clusters.OfAll(r, hosts) {
 		out = appendClusters(out, hosts[i], names)
 	}
-	out = c.appendPassthrough(r, out, s)
-	if s.Value().Role == mesh.Sidecar {
-		for _, l := range c.inner.index.Of(r, s) {
-			out = append(out, Key{Kind: Listener, Scope: s, Name: l.name})
-		}
-		out = append(out, Key{Kind: Listener, Scope: s, Name: mesh.VirtualOutbound})
-		for _, t := range c.inner.routes.Of(r, s) {
-			out = c.appendRoute(out, s, t)
-		}
+	for _, l := range c.inner.index.Of(r, s) {
+		out = append(out, Key{Kind: Listener, Scope: s, Name: l.name})
+	}
+	out = append(out, Key{Kind: Listener, Scope: s, Name: mesh.VirtualOutbound})
+	for _, t := range c.inner.routes.Of(r, s) {
+		out = c.appendRoute(out, s, t)
 	}
 	return out
 }

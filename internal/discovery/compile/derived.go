@@ -31,10 +31,6 @@ func (c *Compiler) derive(r *incr.Reader, s mesh.ScopeID) (out derivation) {
 		c.deriveProxyless(r, s, d, &out)
 		return out
 	}
-	out.own = c.appendPassthrough(r, out.own, s)
-	if s.Value().Role != mesh.Sidecar {
-		return out
-	}
 	for _, name := range c.changedListeners(r, s, d) {
 		k := Key{Kind: Listener, Scope: s, Name: name}
 		if c.inner.outbound.Of(r, scopeName{s, name}) == nil {

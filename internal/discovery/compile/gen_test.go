@@ -125,13 +125,26 @@ func (d *dice) change() object.Change {
 	case object.Sidecar:
 		o.Spec = d.sidecar()
 	case object.Gateway:
-		o.Spec = &networking.Gateway{Selector: map[string]string{"app": pick(d, names...)}, Servers: []*networking.Server{{
-			Port:  &networking.Port{Number: pick[uint32](d, 15443, 15444), Protocol: "TLS"},
-			Hosts: []string{pick(d, "*", "*.local", "./*", "x/*.local", "a.x.svc.cluster.local")},
-			Tls:   &networking.ServerTLSSettings{Mode: pick(d, networking.ServerTLSSettings_AUTO_PASSTHROUGH, networking.ServerTLSSettings_SIMPLE)},
-		}}}
+		o.Spec = &networking.Gateway{Selector: map[string]string{"app": pick(d, names...)}, Servers: d.servers()}
 	}
 	return object.Change{Key: key, Object: o}
+}
+
+// servers are up to three of a Gateway.
+func (d *dice) servers() (out []*networking.Server) {
+	for range 1 + d.roll(3) {
+		s := &networking.Server{Hosts: []string{pick(d, "*", "*.local", "./*", "x/*.local", "a.x.svc.cluster.local", "*.example.com", "out.example.com")}}
+		if d.oneIn(3) {
+			s.Port = &networking.Port{Number: pick[uint32](d, 15443, 15444), Protocol: "TLS"}
+			s.Tls = &networking.ServerTLSSettings{Mode: pick(d, networking.ServerTLSSettings_AUTO_PASSTHROUGH, networking.ServerTLSSettings_SIMPLE)}
+		} else {
+			s.Port = &networking.Port{Number: pick[uint32](d, 80, 81, 15443), Protocol: pick(d, "HTTP", "HTTP2", "GRPC")}
+			s.Tls = pick(d, nil, nil, &networking.ServerTLSSettings{HttpsRedirect: true})
+			s.Bind = pick(d, "", "", "10.9.0.4")
+		}
+		out = append(out, s)
+	}
+	return out
 }
 
 // meshNetworks are networks by range, by cluster and by the name of a Service; nil for none.
@@ -215,12 +228,14 @@ func (d *dice) serviceEntry() *networking.ServiceEntry {
 }
 
 func (d *dice) virtualService() *networking.VirtualService {
-	v := &networking.VirtualService{Hosts: []string{d.host()}, ExportTo: d.exportTo(), Gateways: pick(d, nil, nil, []string{"mesh"}, []string{"gw"})}
+	v := &networking.VirtualService{Hosts: []string{d.host()}, ExportTo: d.exportTo(), Gateways: pick(d, nil, nil, []string{"mesh"}, []string{"a", "x/b"}, []string{"x/a", "mesh", "y/b", "c"})}
 	for range 1 + d.roll(2) {
 		h := &networking.HTTPRoute{Name: pick(d, "", "one")}
 		if d.oneIn(2) {
 			m := &networking.HTTPMatchRequest{}
-			switch d.roll(4) {
+			switch d.roll(5) {
+			case 4:
+				m.Gateways = pick(d, []string{"mesh"}, []string{"a"}, []string{"x/a"})
 			case 0:
 				m.SourceLabels = map[string]string{"app": pick(d, names...)}
 			case 1:

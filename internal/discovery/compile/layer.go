@@ -76,6 +76,9 @@ func (c *Compiler) layerNames(r *incr.Reader, l Layer) (out Contents) {
 	if l.Kind == WorkloadLayer {
 		return Contents{Keys: sorted(inboundNames(l))}
 	}
+	if l.Scope.Value().Role == mesh.Router {
+		return Contents{Keys: l.only(c.inner.routerNames.Of(r, l.Scope))}
+	}
 	if base, derived := c.model.Base(l.Scope); derived {
 		d := c.inner.derived.Of(r, l.Scope)
 		return Contents{

@@ -238,7 +238,7 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 		return marshal.MustEncodedAny(listener.VirtualOutbound(env, allowAny))
 	}
 	if k.Scope.Value().Role == mesh.Router {
-		return c.passthroughListener(r, k, env)
+		return c.routerListener(r, k, env)
 	}
 	m := c.inner.outbound.Of(r, scopeName{k.Scope, k.Name})
 	if m == nil {

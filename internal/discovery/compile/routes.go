@@ -208,6 +208,9 @@ func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32)
 // route returns a route configuration, joined from its encoded virtual hosts unless they are resources of
 // their own.
 func (c *Compiler) route(r *incr.Reader, k Key) []byte {
+	if k.Scope.Value().Role == mesh.Router {
+		return c.gatewayRouteConfig(r, k)
+	}
 	catchAll := func() []byte { return marshal.Must(route.CatchAll(c.model.AllowAny(r, k.Scope))) }
 	if k.SeparateHosts {
 		frame := route.Frame(k.Name)

@@ -169,7 +169,11 @@ func TestPolicies(t *testing.T) {
 			"E spec.egress[1].port.protocol: invalid protocol \"X\"", "W spec.egress[1].port: not applied", "W spec.egress[1].bind: not applied"}},
 		{object.Sidecar, "{ingress: [{port: {number: 80}}], outboundTrafficPolicy: {egressProxy: {host: x}}}", []string{"W spec.ingress: not applied", "W spec.outboundTrafficPolicy.egressProxy: not applied"}},
 		{object.Sidecar, "{ingress: [{port: {number: 80}, tls: {mode: MUTUAL}}]}", []string{"W spec.ingress: not applied", "E spec.ingress[0].tls: not applied: client certificates"}},
-		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*', n/x.com]}]}", []string{"W spec.servers[0]: not applied: only servers with tls.mode AUTO_PASSTHROUGH"}},
+		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*', n/x.com]}]}", nil},
+		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: SIMPLE}}]}", []string{"W spec.servers[0]: not applied: protocol \"HTTPS\" is not served"}},
+		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP, targetPort: 8080}, hosts: ['*'], name: a, defaultEndpoint: '127.0.0.1:80', tls: {httpsRedirect: true, credentialName: c}}]}", []string{
+			"W spec.servers[0].tls.credentialName: not applied: protocol HTTP is served without TLS", "W spec.servers[0].defaultEndpoint: not applied", "W spec.servers[0].name: not applied", "W spec.servers[0].port.targetPort: not applied"}},
+		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*'], bind: 'unix:///x'}]}", []string{"W spec.servers[0].bind: not applied: \"unix:///x\" is not an IP address"}},
 		{object.Gateway, "{}", []string{"E spec.servers: is empty"}},
 		{object.Gateway, "{servers: [{name: a, port: {number: 15443, name: tls, protocol: TLS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH}}]}", nil},
 		{object.Gateway, "{servers: [{bind: 1.2.3.4, port: {number: 15443, protocol: HTTPS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH, credentialName: x}}]}", []string{

@@ -8,6 +8,8 @@ import (
 
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 func (c *check) peerAuthentication(s *security.PeerAuthentication) {
@@ -77,11 +79,7 @@ func (c *check) gateway(s *networking.Gateway) {
 		at := item("spec.servers", i)
 		c.port(at+".port.number", v.GetPort().GetNumber(), false)
 		c.protocol(at+".port.protocol", v.GetPort().GetProtocol())
-		if v.GetTls().GetMode() != networking.ServerTLSSettings_AUTO_PASSTHROUGH {
-			c.warn(at, "not applied: only servers with tls.mode AUTO_PASSTHROUGH are served, the entries of networks")
-		} else {
-			c.passthroughServer(at, v)
-		}
+		c.server(at, v)
 		if len(v.GetHosts()) == 0 {
 			c.fail(at+".hosts", "is empty; add at least one host")
 		}
@@ -92,6 +90,36 @@ func (c *check) gateway(s *networking.Gateway) {
 				c.host(item(at+".hosts", j), h)
 			}
 		}
+	}
+}
+
+// server checks what depends on the protocol of a server.
+func (c *check) server(at string, v *networking.Server) {
+	p := mesh.ParseProtocol(v.GetPort().GetProtocol())
+	switch {
+	case v.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH:
+		c.passthroughServer(at, v)
+		return
+	case p.IsHTTP() && !isIP(v.GetBind()) && v.GetBind() != "":
+		c.warn(at+".bind", "not applied: %q is not an IP address, and the server is not served", v.GetBind())
+	case p.IsHTTP():
+		for _, f := range setFields(v.GetTls().ProtoReflect(), nil) {
+			if f.JSONName() != "httpsRedirect" {
+				c.warn(at+".tls."+f.JSONName(), "not applied: protocol %s is served without TLS", v.GetPort().GetProtocol())
+			}
+		}
+	default:
+		c.warn(at, "not applied: protocol %q is not served, only HTTP, HTTP2, GRPC and GRPC-WEB, and TLS with tls.mode AUTO_PASSTHROUGH", v.GetPort().GetProtocol())
+		return
+	}
+	if v.GetDefaultEndpoint() != "" {
+		c.warn(at+".defaultEndpoint", "not applied: requests go to the destinations of VirtualServices")
+	}
+	if v.GetName() != "" {
+		c.warn(at+".name", "not applied: listeners are named by address and port")
+	}
+	if v.GetPort().GetTargetPort() != 0 { //nolint:staticcheck // deprecated, but it must be told
+		c.warn(at+".port.targetPort", "not applied: the router's Service says at which port of the Pod a port is served")
 	}
 }
 

@@ -26,8 +26,6 @@ func (c *check) virtualService(s *networking.VirtualService) {
 		c.fail("spec.hosts", "is empty; add at least one host")
 	case len(s.Hosts) == 0:
 		c.warn("spec.hosts", "is empty: the object is a delegate, and delegates are not supported")
-	case !inMesh:
-		c.warn("spec.gateways", "not applied: routes at gateways are not served; add \"mesh\" to apply it to sidecars")
 	}
 	if len(s.Http)+len(s.Tls)+len(s.Tcp) == 0 {
 		c.fail("spec", "has no routes; add http, tls or tcp")

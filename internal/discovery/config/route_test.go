@@ -22,7 +22,7 @@ func TestVirtualService(t *testing.T) {
 	runRules(t, []rule{
 		vs("{hosts: [a, '*.b.com', 10.0.0.1], http: [{" + to + "}]}"),
 		vs("{hosts: ['*', a, a, a_b!], http: [{"+to+"}]}", "E spec.hosts[0]: invalid host \"*\": it matches all", "E spec.hosts[3]: invalid host \"a_b!\"", "E spec.hosts[2]: duplicate \"a\""),
-		vs("{hosts: ['*'], gateways: [x/y], http: [{"+to+"}]}", "W spec.gateways: not applied: routes at gateways are not served"),
+		vs("{hosts: ['*'], gateways: [x/y], http: [{" + to + "}]}"),
 		vs("{hosts: [a], gateways: [mesh, x], exportTo: ['~'], http: [{"+to+"}]}", "E spec.exportTo[0]: invalid namespace \"~\""),
 		vs("{hosts: [a], gateways: [mesh, a/b/c], http: [{"+to+"}]}", "E spec.gateways[1]: invalid gateway \"a/b/c\""),
 		vs("{http: [{"+to+"}]}", "W spec.hosts: is empty: the object is a delegate"),

@@ -16,6 +16,8 @@ import (
 type Store struct {
 	good     map[object.Key]*object.Object
 	verdicts map[object.Key][]Verdict
+	// conflicts are those verdicts that other Gateways are the reason for, the last ones on each object.
+	conflicts map[object.Key][]Verdict
 	// replaced has, for the objects whose verdicts have changed since the last call of
 	// VerdictChanges, the verdicts at that call.
 	replaced map[object.Key][]Verdict
@@ -32,7 +34,7 @@ type Store struct {
 func NewStore() *Store {
 	return &Store{
 		own:  MeshConfigKey(mesh.DefaultRootNamespace, ""),
-		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{}, replaced: map[object.Key][]Verdict{},
+		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{}, conflicts: map[object.Key][]Verdict{}, replaced: map[object.Key][]Verdict{},
 		mesh: mesh.DefaultMeshConfig(), meshChanged: true, memory: newMemory(),
 	}
 }
@@ -47,8 +49,13 @@ func (s *Store) SetMeshConfig(own object.Key) { s.own = own }
 // again or is removed.
 func (s *Store) Apply(changes []object.Change) []object.Change {
 	var accepted []object.Change
+	gateways := false
 	for _, c := range changes {
 		before := s.good[c.Key]
+		if c.Key.Kind == object.Gateway {
+			gateways = true
+			delete(s.conflicts, c.Key) // its verdicts are replaced
+		}
 		if c.Object == nil {
 			s.setVerdicts(c.Key, nil)
 			delete(s.memory.remembered, c.Key)
@@ -71,6 +78,9 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 		}
 		s.meshChanged = s.meshChanged || s.IsMeshConfig(c.Key)
 		accepted = append(accepted, c)
+	}
+	if gateways {
+		s.compareGateways()
 	}
 	return accepted
 }

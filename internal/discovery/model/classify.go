@@ -49,9 +49,12 @@ func (m *Model) Classify() *incr.Rule[ProxyKey, mesh.Class] { return m.rules.cla
 func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	cluster := m.clusterOf(r, k.Location.Cluster)
 	labels, pod := m.labelsOf(r, k, cluster)
-	services := ""
+	services, gateways := "", ""
 	if m.claims(r, k) == "" {
 		services = m.servicesOf(r, k, cluster, labels, portNames(pod))
+	}
+	if k.Role == mesh.Router {
+		gateways, services = m.gatewaysFor(r, k, labels, services), "" // nothing is captured: there are no inbound listeners
 	}
 	location := k.Location
 	if location.Locality == (mesh.Locality{}) && pod != nil {
@@ -73,7 +76,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	return mesh.Class{
 		Scope: mesh.Scope{
 			Role: k.Role, Namespace: k.Namespace, Cluster: cluster, Caps: k.Caps,
-			Sidecar: m.sidecarFor(r, k, labels), Gateways: m.gatewaysFor(r, k, labels), Selected: m.selected(r, k.Namespace, labels),
+			Sidecar: m.sidecarFor(r, k, labels), Gateways: gateways, Selected: m.selected(r, k.Namespace, labels),
 		},
 		Location: location,
 		Workload: workload,
@@ -185,7 +188,7 @@ func (m *Model) selected(r *incr.Reader, ns string, labels map[string]string) st
 func (m *Model) servicesOf(r *incr.Reader, k ProxyKey, cluster string, labels map[string]string, named map[string]uint32) string {
 	var out []string
 	for key, s := range incr.In(r, m.tables.services, "ns:"+k.Namespace) {
-		if k.Role != mesh.Sidecar || s.Source.Kubernetes && s.Cluster != cluster || !m.endpointOf(r, s, k, labels) {
+		if s.Source.Kubernetes && s.Cluster != cluster || !m.endpointOf(r, s, k, labels) {
 			continue
 		}
 		var ports []string

@@ -170,6 +170,11 @@ func putVirtual(m *Model, o *object.Object, spec *networking.VirtualService) {
 		v.Hosts = append(v.Hosts, full)
 		buckets = append(buckets, hostBucket(full))
 	}
+	for _, g := range spec.Gateways {
+		if g != "mesh" {
+			buckets = append(buckets, gatewayBucket(gatewayKey(g, o.Namespace)))
+		}
+	}
 	buckets = append(buckets, namespaceBucket(o.Namespace))
 	buckets = append(buckets, exportBuckets(spec.ExportTo, o.Namespace)...)
 	buckets = append(buckets, clientBuckets(v, m.domain)...)

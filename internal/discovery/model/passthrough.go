@@ -1,13 +1,10 @@
 package model
 
 import (
-	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
-	networking "istio.io/api/networking/v1alpha3"
 )
 
 // PassthroughServer is a port at which a router forwards the mesh's mutual TLS, without ending it, to the service that
@@ -32,54 +29,16 @@ func (m *Model) PassthroughServers(r *incr.Reader, s mesh.ScopeID) []Passthrough
 	return m.rules.passthrough.Of(r, s)
 }
 
-// gatewaysFor returns the keys of the Gateways that select a router and have such servers, separated by spaces.
-// [control-plane 1.9.1]
-func (m *Model) gatewaysFor(r *incr.Reader, k ProxyKey, labels map[string]string) string {
-	if k.Role != mesh.Router {
-		return ""
-	}
-	var out []string
-	for key, g := range incr.In(r, m.tables.routers, all) {
-		if subset(g.Spec.Selector, labels) && slices.ContainsFunc(g.Spec.Servers, autoPassthrough) {
-			out = append(out, key)
-		}
-	}
-	slices.Sort(out)
-	return strings.Join(out, " ")
-}
-
-func autoPassthrough(s *networking.Server) bool {
-	return s.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH
-}
-
 func (m *Model) passthroughServers(r *incr.Reader, s mesh.ScopeID) (out []PassthroughServer) {
-	for _, key := range strings.Fields(s.Value().Gateways) {
-		g, ok := incr.Get(r, m.tables.routers, key)
-		if !ok {
+	for _, p := range m.rules.router.Of(r, s).Ports {
+		if p.Kind != mesh.ServesPassthrough {
 			continue
 		}
-		for _, server := range g.Spec.Servers {
-			if !autoPassthrough(server) {
-				continue
-			}
-			p := PassthroughServer{Port: server.GetPort().GetNumber()}
-			for _, h := range server.Hosts {
-				ns, host, ok := strings.Cut(h, "/")
-				if !ok {
-					ns, host = "*", h
-				}
-				if ns == "." {
-					ns = g.Namespace
-				}
-				p.hosts = append(p.hosts, egressHost{ns, mesh.HostName(host)})
-			}
-			if i := slices.IndexFunc(out, func(o PassthroughServer) bool { return o.Port == p.Port }); i >= 0 {
-				out[i].hosts = append(out[i].hosts, p.hosts...)
-			} else {
-				out = append(out, p)
-			}
+		server := PassthroughServer{Port: p.Listen}
+		for _, one := range p.Servers {
+			server.hosts = append(server.hosts, one.hosts...)
 		}
+		out = append(out, server)
 	}
-	slices.SortFunc(out, func(a, b PassthroughServer) int { return cmp.Compare(a.Port, b.Port) })
 	return out
 }

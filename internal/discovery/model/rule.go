@@ -31,6 +31,7 @@ func selectorBucket(labels map[string]string) string {
 // reach has the fields of a VirtualService that determine the scopes that it applies to. Rules that
 // read only these are not rerun after an edit of its routes.
 type reach struct {
+	row             Row
 	namespace       string
 	mesh            bool // it applies to sidecars
 	hosts, exportTo []string
@@ -38,7 +39,7 @@ type reach struct {
 
 func (v *VirtualService) reach() reach {
 	return reach{
-		namespace: v.Namespace, mesh: len(v.Spec.Gateways) == 0 || contains(v.Spec.Gateways, "mesh"),
+		row: v.Row, namespace: v.Namespace, mesh: len(v.Spec.Gateways) == 0 || contains(v.Spec.Gateways, "mesh"),
 		hosts: v.Hosts, exportTo: v.Spec.ExportTo,
 	}
 }

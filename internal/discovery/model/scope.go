@@ -30,7 +30,8 @@ type rules struct {
 	differs    *incr.Rule[scopeHost, differing]
 	claims     *incr.Rule[ProxyKey, string]
 	gateways   *incr.Rule[string, []NetworkGateway] // of the key ""
-	// passthrough is of scopes with Gateways.
+	// router and passthrough are of scopes with Gateways.
+	router      *incr.Rule[mesh.ScopeID, Router]
 	passthrough *incr.Rule[mesh.ScopeID, []PassthroughServer]
 }
 
@@ -55,7 +56,8 @@ func (m *Model) derive(g *incr.Graph) {
 		claims:    incr.Derive(g, levelClassify, "claims", m.claims),
 		gateways:  incr.Derive(g, levelRow, "network gateways", m.networkGateways),
 
-		passthrough: incr.Derive(g, levelRow, "passthrough servers", m.passthroughServers),
+		router:      incr.Derive(g, levelRow, "servers of a router", m.router),
+		passthrough: incr.Derive(g, levelIndex, "passthrough servers", m.passthroughServers),
 
 		difference: incr.Derive(g, levelDifference, "scope difference", m.difference).AsIndex(),
 		differs:    incr.Derive(g, levelDiffers, "scope difference of a host", m.differs).AsIndex(),

@@ -53,6 +53,12 @@ func Post(ctx context.Context, c *http.Client, url string, header http.Header) (
 		return a, err
 	}
 	defer func() { _ = res.Body.Close() }()
+	return ReadAnswer(res)
+}
+
+// ReadAnswer reads a response. One that is not the sample app's is an error.
+func ReadAnswer(res *http.Response) (Answer, error) {
+	var a Answer
 	text, err := io.ReadAll(res.Body)
 	if err != nil {
 		return a, fmt.Errorf("read the answer: %w", err)

@@ -25,7 +25,7 @@ const errorFilter = `(update_rejected|warming|upstream_cx_connect_fail|ssl\.conn
 func (m *Mesh) ErrorStats(ctx context.Context) (map[string]int64, error) {
 	var all []Inspector
 	for _, p := range m.Pods() {
-		if p.Spec.Sidecar() {
+		if p.Spec.Proxied() {
 			all = append(all, p.Inspector)
 		}
 	}

@@ -30,8 +30,22 @@ type PodSpec struct {
 // Key is "name.namespace", the name of the proxy in pilot-discovery.
 func (p PodSpec) Key() string { return p.Name + "." + p.Namespace }
 
-// Sidecar reports whether the Pod has a proxy: its label tlsMode says that it accepts mutual TLS.
-func (p PodSpec) Sidecar() bool { return p.Labels[mesh.TLSModeLabel] == "istio" }
+// Sidecar reports whether the Pod has a sidecar: its label tlsMode says that it accepts mutual TLS.
+func (p PodSpec) Sidecar() bool { return p.Labels[mesh.TLSModeLabel] == "istio" && !p.Router() }
+
+// Proxied reports whether the Pod has a proxy, a sidecar or that of a gateway.
+func (p PodSpec) Proxied() bool { return p.Sidecar() || p.Router() }
+
+// role is the role of the Pod's proxy.
+func (p PodSpec) role() mesh.Role {
+	if p.Router() {
+		return mesh.Router
+	}
+	return mesh.Sidecar
+}
+
+// Router reports whether the Pod is a gateway: it has a proxy of its own, which captures nothing, and no app.
+func (p PodSpec) Router() bool { return p.Template == "gateway" }
 
 // Proxyless reports whether the Pod has an agent without an Envoy: its application's gRPC library is the proxy.
 func (p PodSpec) Proxyless() bool { return p.Template == "grpc-agent" }
@@ -53,10 +67,9 @@ type layout struct {
 type document struct {
 	Kind     string `yaml:"kind"`
 	Metadata struct {
-		Name      string            `yaml:"name"`
-		Namespace string            `yaml:"namespace"`
-		Labels    map[string]string `yaml:"labels"`
-
+		Name        string            `yaml:"name"`
+		Namespace   string            `yaml:"namespace"`
+		Labels      map[string]string `yaml:"labels"`
 		Annotations map[string]string `yaml:"annotations"`
 	} `yaml:"metadata"`
 	Spec   yaml.Node `yaml:"spec"`

@@ -57,7 +57,7 @@ func (m *Mesh) addPod(s PodSpec) (*Pod, error) {
 	return p, os.Chown(p.Dir, mesh.ProxyUID, mesh.ProxyUID)
 }
 
-// start starts the Pod as a node does: the init container, the sidecar, the app.
+// start starts the Pod as a node does: the init container, the proxy, the app.
 func (p *Pod) start(ctx context.Context) error {
 	if p.Spec.Sidecar() {
 		if !p.Spec.Proxyless() {
@@ -65,6 +65,8 @@ func (p *Pod) start(ctx context.Context) error {
 				return err
 			}
 		}
+	}
+	if p.Spec.Proxied() {
 		if err := p.credentials(); err != nil {
 			return err
 		}
@@ -215,7 +217,7 @@ func (p *Pod) StartAgent(ctx context.Context) error {
 		return err
 	}
 	p.agent, err = p.Net.Start(netmesh.Command{
-		Path: p.mesh.o.Programs.Agent, Args: []string{"proxy", "sidecar", "--domain", p.Spec.Namespace + ".svc." + Domain},
+		Path: p.mesh.o.Programs.Agent, Args: []string{"proxy", string(p.Spec.role()), "--domain", p.Spec.Namespace + ".svc." + Domain},
 		Dir: p.Dir, Env: env, UID: mesh.ProxyUID, GID: mesh.ProxyUID, Stdout: log, Stderr: log,
 	})
 	if err != nil {
@@ -253,7 +255,7 @@ func (p *Pod) StopAgent(s os.Signal) error {
 
 // startApp starts the sample app and waits until it listens.
 func (p *Pod) startApp(ctx context.Context) error {
-	if len(p.Spec.Args) == 0 {
+	if len(p.Spec.Args) == 0 || p.Spec.Router() {
 		return nil
 	}
 	log, err := p.mesh.logFile(p.Spec.Key() + ".app")

@@ -108,7 +108,13 @@ func (e Env) manager(statPrefix string, outbound bool) *hcmv3.HttpConnectionMana
 // outboundHTTP returns a connection manager with the given RDS resource.
 func (e Env) outboundHTTP(statPrefix, routes string) *listenerv3.Filter {
 	h := e.manager(statPrefix, true)
-	h.RouteSpecifier = &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
+	h.RouteSpecifier = rds(routes)
+	return networkFilter("envoy.filters.network.http_connection_manager", h)
+}
+
+// rds refers to a route configuration of this control plane.
+func rds(routes string) *hcmv3.HttpConnectionManager_Rds {
+	return &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
 		RouteConfigName: routes,
 		ConfigSource: &corev3.ConfigSource{
 			ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
@@ -116,7 +122,6 @@ func (e Env) outboundHTTP(statPrefix, routes string) *listenerv3.Filter {
 			ResourceApiVersion:    corev3.ApiVersion_V3,
 		},
 	}}
-	return networkFilter("envoy.filters.network.http_connection_manager", h)
 }
 
 // inboundHTTP returns a connection manager with inline routes. It adds the identity of the client to

@@ -10,6 +10,7 @@ package route
 import (
 	"slices"
 	"strconv"
+	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -74,6 +75,8 @@ type Input struct {
 	SourceMatch func(labels map[string]string) bool
 	// Destination resolves destinations; never nil.
 	Destination Resolver
+	// Gateways are the routers' Gateways ("namespace/name") that the rule is bound to; empty for sidecars.
+	Gateways []string
 	// Mesh has the default retry policy; may be nil.
 	Mesh *meshv1.MeshConfig
 	// Caps are the capabilities of the proxy; what it does not support is left out.
@@ -148,13 +151,24 @@ func (in Input) applies(m *networking.HTTPMatchRequest) bool {
 	if m.Port != 0 && m.Port != in.Port {
 		return false
 	}
-	if len(m.Gateways) > 0 && !slices.Contains(m.Gateways, meshGateway) {
+	if len(m.Gateways) > 0 && !slices.ContainsFunc(m.Gateways, in.at) {
 		return false
 	}
 	if m.SourceNamespace != "" && m.SourceNamespace != in.ClientNamespace {
 		return false
 	}
 	return len(m.SourceLabels) == 0 || (in.SourceMatch != nil && in.SourceMatch(m.SourceLabels))
+}
+
+// at reports whether the proxy is at a gateway of a match: "mesh", "name" or "namespace/name".
+func (in Input) at(gateway string) bool {
+	if len(in.Gateways) == 0 {
+		return gateway == meshGateway
+	}
+	if !strings.Contains(gateway, "/") {
+		gateway = in.Rule.Namespace + "/" + gateway
+	}
+	return slices.Contains(in.Gateways, gateway)
 }
 
 func routeName(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) string {
@@ -167,6 +181,28 @@ func routeName(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) string {
 // catchAll reports whether a match matches all requests, so that later routes are unreachable.
 func catchAll(m *routev3.RouteMatch) bool {
 	return m.GetPrefix() == "/" && len(m.GetHeaders()) == 0 && len(m.GetQueryParameters()) == 0
+}
+
+// MatchesAll reports whether a route matches all requests, so that those behind it are unreachable.
+func MatchesAll(r *routev3.Route) bool { return catchAll(r.GetMatch()) }
+
+// Clusters returns the clusters that routes name, mirrors included, sorted and without repetition.
+func Clusters(routes []*routev3.Route) []string {
+	var out []string
+	for _, r := range routes {
+		a := r.GetRoute()
+		if name := a.GetCluster(); name != "" {
+			out = append(out, name)
+		}
+		for _, c := range a.GetWeightedClusters().GetClusters() {
+			out = append(out, c.GetName())
+		}
+		for _, m := range a.GetRequestMirrorPolicies() {
+			out = append(out, m.GetCluster())
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // operation returns the name of the route's spans: the host of a single destination, or else the name of

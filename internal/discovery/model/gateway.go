@@ -1,0 +1,230 @@
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// Server is one server of a Gateway, at a port at which a router listens.
+type Server struct {
+	// Gateway is that of the server, and Index the server's in it.
+	Gateway Row
+	Index   int
+	// Port is the number in the Gateway, which clients use and routes match; Listen is the target of that port in the
+	// router's Service, or the number if no Service has the port. [control-plane 1.9.2]
+	Port, Listen uint32
+	// Bind is the address of the listener, empty for all addresses.
+	Bind string
+	Kind mesh.ServerKind
+	Spec *networking.Server
+	// hosts are those of the server.
+	hosts []egressHost
+}
+
+// Key returns "namespace/name" of the server's Gateway.
+func (s Server) Key() string { return s.Gateway.Key() }
+
+// Hosts returns the hosts of a VirtualService in a namespace that clients reach through the server, without repetition: of
+// each pair of a server's and a VirtualService's host that have names in common, the more specific one.
+// [control-plane 1.9.3]
+func (s Server) Hosts(namespace string, hosts []string) (out []string) {
+	for _, mine := range s.hosts {
+		if mine.namespace != "*" && mine.namespace != namespace {
+			continue
+		}
+		for _, h := range hosts {
+			switch {
+			case hostMatches(mine.host, h):
+			case hostMatches(h, mine.host):
+				h = mine.host
+			default:
+				continue
+			}
+			if !contains(out, h) {
+				out = append(out, h)
+			}
+		}
+	}
+	return out
+}
+
+// Names returns the server's hosts without their namespaces.
+func (s Server) Names() []string {
+	var out []string
+	for _, h := range s.hosts {
+		if !contains(out, h.host) {
+			out = append(out, h.host)
+		}
+	}
+	return out
+}
+
+// RouterPort is one listener of a router, made of the servers of all Gateways that select it.
+type RouterPort struct {
+	Listen uint32
+	Bind   string
+	Kind   mesh.ServerKind
+	// Servers are those of the Gateways by age, in the order of the servers in each.
+	Servers []Server
+}
+
+// Router is what the Gateways of a router say together.
+type Router struct {
+	// Ports are sorted by port and address.
+	Ports []RouterPort
+}
+
+// Router returns the listeners of a scope's routers. [control-plane 1.9.10]
+func (m *Model) Router(r *incr.Reader, s mesh.ScopeID) Router {
+	if s.Value().Gateways == "" {
+		return Router{}
+	}
+	return m.rules.router.Of(r, s)
+}
+
+// gatewaysFor returns the keys of the Gateways that select a router, sorted by key, and the ports of its Services that
+// have another number in the Pod, "80>8080", all separated by spaces. [control-plane 1.9.1]
+func (m *Model) gatewaysFor(r *incr.Reader, k ProxyKey, labels map[string]string, services string) string {
+	if k.Role != mesh.Router {
+		return ""
+	}
+	var out []string
+	for key, g := range incr.In(r, m.tables.routers, all) {
+		if subset(g.Spec.Selector, labels) {
+			out = append(out, key)
+		}
+	}
+	if len(out) == 0 {
+		return ""
+	}
+	slices.Sort(out)
+	var ports []string
+	for _, p := range InboundPorts(mesh.Workload{Services: services}) {
+		ports = append(ports, fmt.Sprintf("%d>%d", p.Port, p.Target))
+	}
+	slices.Sort(ports)
+	return strings.Join(append(out, slices.Compact(ports)...), " ")
+}
+
+// router merges the servers of a router's Gateways. A server that cannot share its listener with an older one is left
+// out; package config warns of it.
+func (m *Model) router(r *incr.Reader, s mesh.ScopeID) (out Router) {
+	var gateways []*Gateway
+	targets := map[uint32][]uint32{}
+	for _, field := range strings.Fields(s.Value().Gateways) {
+		if number, target, ok := strings.Cut(field, ">"); ok {
+			n, _ := strconv.ParseUint(number, 10, 16)
+			t, _ := strconv.ParseUint(target, 10, 16)
+			targets[uint32(n)] = append(targets[uint32(n)], uint32(t))
+		} else if g, ok := incr.Get(r, m.tables.routers, field); ok {
+			gateways = append(gateways, g)
+		}
+	}
+	slices.SortStableFunc(gateways, func(a, b *Gateway) int {
+		if a.Older(b.Row) {
+			return -1
+		}
+		return 1
+	})
+	for _, g := range gateways {
+		for i, spec := range g.Spec.Servers {
+			server := Server{Gateway: g.Row, Index: i, Port: spec.GetPort().GetNumber(), Bind: spec.GetBind(), Kind: mesh.ServerKindOf(spec), Spec: spec, hosts: serverHosts(g, spec)}
+			if server.Kind == mesh.NotServed {
+				continue
+			}
+			if server.Kind == mesh.ServesPassthrough {
+				server.Bind = "" // package config warns of it
+			}
+			listen := targets[server.Port]
+			if len(listen) == 0 {
+				listen = []uint32{server.Port}
+			}
+			for _, port := range listen {
+				server.Listen = port
+				out.add(server)
+			}
+		}
+	}
+	slices.SortFunc(out.Ports, func(a, b RouterPort) int {
+		return cmp.Or(cmp.Compare(a.Listen, b.Listen), cmp.Compare(a.Bind, b.Bind))
+	})
+	return out
+}
+
+func serverHosts(g *Gateway, s *networking.Server) (out []egressHost) {
+	for _, h := range s.Hosts {
+		ns, host, ok := strings.Cut(h, "/")
+		if !ok {
+			ns, host = "*", h
+		}
+		if ns == "." {
+			ns = g.Namespace
+		}
+		out = append(out, egressHost{ns, mesh.HostName(host)})
+	}
+	return out
+}
+
+// add adds a server to the listener of its port and address.
+func (o *Router) add(s Server) {
+	i := slices.IndexFunc(o.Ports, func(p RouterPort) bool { return p.Listen == s.Listen && p.Bind == s.Bind })
+	if i < 0 {
+		o.Ports = append(o.Ports, RouterPort{Listen: s.Listen, Bind: s.Bind, Kind: s.Kind, Servers: []Server{s}})
+		return
+	}
+	p := &o.Ports[i]
+	if p.Kind == s.Kind {
+		p.Servers = append(p.Servers, s)
+	}
+}
+
+// gatewayBucket is the bucket of the VirtualServices bound to a Gateway.
+func gatewayBucket(key string) string { return "gw:" + key }
+
+// gatewayKey returns "namespace/name" of a Gateway that a VirtualService names.
+func gatewayKey(name, namespace string) string {
+	if strings.Contains(name, "/") {
+		return name
+	}
+	return namespace + "/" + name
+}
+
+// Bound is a VirtualService at a Gateway.
+type Bound struct {
+	Row
+	// Hosts are fully qualified.
+	Hosts []string
+}
+
+// Bound returns the VirtualServices bound to a Gateway that are visible to a scope's routers, oldest first.
+// [control-plane 1.7.2, 1.7.29]
+func (m *Model) Bound(r *incr.Reader, s mesh.ScopeID, gateway string) (out []Bound) {
+	byDefault := m.Mesh(r).DefaultVirtualServiceExportTo
+	for _, key := range incr.Keys(r, m.tables.virtuals, gatewayBucket(gateway)) {
+		v := m.rules.reach.Of(r, key)
+		if exported(v.exportTo, byDefault, v.namespace, s.Value().Namespace) {
+			out = append(out, Bound{v.row, v.hosts})
+		}
+	}
+	slices.SortFunc(out, func(a, b Bound) int {
+		if a.Older(b.Row) {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// VirtualServiceRow returns a VirtualService by its key, nil if there is none.
+func (m *Model) VirtualServiceRow(r *incr.Reader, key string) *VirtualService {
+	v, _ := incr.Get(r, m.tables.virtuals, key)
+	return v
+}

@@ -1,0 +1,45 @@
+package mesh
+
+import (
+	"net/netip"
+
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// ServerKind is how a router treats the connections of a Gateway's server. Servers of one listener have the same kind.
+type ServerKind uint8
+
+// The kinds of servers.
+const (
+	// NotServed is a server that no router serves; package config warns of it.
+	NotServed ServerKind = iota
+	// ServesHTTP is HTTP without TLS.
+	ServesHTTP
+	// ServesPassthrough is mode AUTO_PASSTHROUGH: the mesh's mutual TLS is forwarded.
+	ServesPassthrough
+	// NumServerKinds is how many kinds there are.
+	NumServerKinds
+)
+
+var serverKindNames = [...]string{"nothing", "HTTP", "AUTO_PASSTHROUGH"}
+
+// String returns the kind as messages name it.
+func (k ServerKind) String() string { return serverKindNames[k] }
+
+// ServerKindOf returns how routers treat a server. [control-plane 1.9.2, 1.9.5]
+func ServerKindOf(s *networking.Server) ServerKind {
+	p := ParseProtocol(s.GetPort().GetProtocol())
+	switch {
+	case s.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH:
+		return ServesPassthrough
+	case p.IsHTTP() && validBind(s.GetBind()):
+		return ServesHTTP
+	}
+	return NotServed
+}
+
+// validBind reports whether a listener can have the address.
+func validBind(bind string) bool {
+	_, err := netip.ParseAddr(bind)
+	return bind == "" || err == nil
+}
