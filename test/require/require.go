@@ -67,7 +67,7 @@ func Kube() {
 	exitOn(err)
 }
 
-// BeforePath is the directory with the programs of the version before, .tools/before-COMMIT of the repository. The
+// BeforePath is the directory with the programs and the charts of the version before, .tools/before-COMMIT of the repository. The
 // error says what to run first.
 func BeforePath() (string, error) {
 	root, err := Repository()
@@ -79,8 +79,10 @@ func BeforePath() (string, error) {
 		return "", fmt.Errorf("find the programs of the version before: hack/before.sh --path: %w", err)
 	}
 	path := strings.TrimSpace(string(out))
-	if _, err := os.Stat(filepath.Join(path, "pilot-agent")); err != nil {
-		return "", fmt.Errorf("run 'make before' first, in a clone with the repository's history: the tests run the version before: %w", err)
+	for _, file := range []string{"pilot-agent", "charts"} { // an earlier one has no charts
+		if _, err := os.Stat(filepath.Join(path, file)); err != nil {
+			return "", fmt.Errorf("run 'make before' first, in a clone with the repository's history: the tests run the version before: %w", err)
+		}
 	}
 	return path, nil
 }
