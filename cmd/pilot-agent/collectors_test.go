@@ -8,8 +8,12 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
 	metricsservicev3 "github.com/envoyproxy/go-control-plane/envoy/service/metrics/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pilothouse/pilothouse/test/agenttest"
 )
@@ -78,4 +82,61 @@ func TestStatisticsReachTheirCollectors(t *testing.T) {
 			t.Errorf("Envoy has no cluster %s (%v)", name, err)
 		}
 	}
+}
+
+// loadService remembers the node of a report on load.
+type loadService struct {
+	loadstatsv3.UnimplementedLoadReportingServiceServer
+	node atomic.Pointer[string]
+}
+
+func (l *loadService) StreamLoadStats(s loadstatsv3.LoadReportingService_StreamLoadStatsServer) error {
+	r, err := s.Recv()
+	if err != nil {
+		return err
+	}
+	id := r.GetNode().GetId()
+	l.node.Store(&id)
+	<-s.Context().Done()
+	return nil
+}
+
+// A real Envoy reports its load to the service that a setting names, and gets the endpoints of its own service.
+func TestLoadIsReportedAndTheOwnServiceIsKnown(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := &loadService{}
+	server := grpc.NewServer()
+	loadstatsv3.RegisterLoadReportingServiceServer(server, service)
+	go func() { _ = server.Serve(l) }()
+	defer server.Stop()
+	plane := agenttest.NewPlane(t)
+	plane.Give("type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment", map[string]proto.Message{"local_cluster": &endpointv3.ClusterLoadAssignment{
+		ClusterName: "local_cluster", Endpoints: []*endpointv3.LocalityLbEndpoints{{
+			Locality: &corev3.Locality{Zone: "z7"},
+			LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
+				Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{Address: "10.1.2.3", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 80}}}},
+			}}}},
+		}},
+	}})
+	plane.Start()
+	a := agenttest.New(t, plane, "envoyMetricsService: {address: \""+l.Addr().String()+"\"}", "ISTIO_META_ENABLE_SELF_DISCOVERY=true",
+		`ISTIO_META_LOAD_STATS_CONFIG_JSON={"apiType": "GRPC", "transportApiVersion": "V3", "grpcServices": [{"envoyGrpc": {"clusterName": "envoy_metrics_service"}}]}`)
+	a.Start()
+	agenttest.Until(t, "the proxy is ready", a.Ready)
+	agenttest.Until(t, "the load is reported", func() error {
+		if id := service.node.Load(); id == nil || !strings.Contains(*id, "~a.b~") {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	agenttest.Until(t, "Envoy knows its own service", func() error {
+		_, clusters, err := a.Get(a.Admin, "/clusters")
+		if err == nil && !strings.Contains(clusters, "local_cluster::10.1.2.3:80::zone::z7") {
+			err = errors.New("it does not")
+		}
+		return err
+	})
 }

@@ -42,7 +42,6 @@ func Build(s *spec.Spec) (*Bootstrap, error) {
 		Admin:               p.admin(s, fam),
 		DynamicResources:    dynamic(s),
 		StaticResources:     p.static(s, fam),
-		ClusterManager:      manager(s),
 		OverloadManager:     p.overload(s),
 		LayeredRuntime:      runtime(s.Config.GetRuntimeValues(), s.TLS),
 		BootstrapExtensions: p.extensions(),
@@ -52,6 +51,9 @@ func Build(s *spec.Spec) (*Bootstrap, error) {
 		// The statistics of a cluster are created when it is first used, which halves the memory of an idle
 		// cluster.
 		DeferredStatOptions: &bootstrapv3.Bootstrap_DeferredStatOptions{EnableDeferredCreationStats: true},
+	}
+	if b.ClusterManager, err = manager(s); err != nil {
+		return nil, err
 	}
 	if err := stats(s, b); err != nil {
 		return nil, err

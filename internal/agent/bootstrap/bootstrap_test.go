@@ -100,6 +100,10 @@ var cases = []struct {
 	{"secure-metrics", func(s *spec.Spec) {
 		s.Envoy.SecureMetricsPort, s.Envoy.SecureMergedMetricsPort, s.Envoy.HealthProxyProtocol = 15091, 15092, true
 	}},
+	{"self-discovery", func(s *spec.Spec) {
+		s.Envoy.SelfDiscovery = true
+		s.Envoy.LoadStats = `{"apiType": "GRPC", "transportApiVersion": "V3", "grpcServices": [{"envoyGrpc": {"clusterName": "xds-grpc"}}]}`
+	}},
 	{"fips-140-2", func(s *spec.Spec) { limited(s, pki.FIPS1402) }},
 	{"fips-140-3", func(s *spec.Spec) { limited(s, pki.FIPS1403) }},
 	{"pqc", func(s *spec.Spec) { limited(s, pki.PQC) }},
@@ -258,6 +262,9 @@ func TestMistakesAndIgnored(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), note) {
 			t.Errorf("%s %q: error %v, want one that names the annotation", note, value, err)
 		}
+	}
+	if _, err := Build(sidecar(func(s *spec.Spec) { s.Envoy.LoadStats = `{"apiTipe": 1}` })); err == nil || !strings.Contains(err.Error(), "ISTIO_META_LOAD_STATS_CONFIG_JSON") {
+		t.Errorf("load statistics: error %v, want one that names the variable", err)
 	}
 	b, err := Build(sidecar(func(s *spec.Spec) { s.Node.Annotations = map[string]string{noteEviction: "7s"} }))
 	if err != nil || len(b.Warnings) != 1 || !strings.Contains(b.Warnings[0], noteEviction) {

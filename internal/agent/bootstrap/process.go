@@ -1,14 +1,18 @@
 package bootstrap
 
 import (
+	"fmt"
 	"math"
 	"strconv"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
 	internalv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/bootstrap/internal_listener/v3"
 	downstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -17,16 +21,42 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
-// manager returns nil if all settings of the cluster manager have their default.
-func manager(s *spec.Spec) *bootstrapv3.ClusterManager {
-	if s.Envoy.OutlierLog == "" && !s.Envoy.DeferredClusters {
-		return nil
+// manager returns nil if all settings of the cluster manager have their default. [agent B21, B25]
+func manager(s *spec.Spec) (*bootstrapv3.ClusterManager, error) {
+	load := s.Envoy.LoadStats
+	if s.Envoy.OutlierLog == "" && !s.Envoy.DeferredClusters && load == "" && !s.Envoy.SelfDiscovery {
+		return nil, nil
 	}
 	m := &bootstrapv3.ClusterManager{EnableDeferredClusterCreation: s.Envoy.DeferredClusters}
+	if s.Envoy.SelfDiscovery {
+		m.LocalClusterName = localCluster
+	}
+	if load != "" {
+		m.LoadStatsConfig = &corev3.ApiConfigSource{}
+		if err := protojson.Unmarshal([]byte(load), m.LoadStatsConfig); err != nil {
+			return nil, fmt.Errorf("environment ISTIO_META_LOAD_STATS_CONFIG_JSON: want an envoy.config.core.v3.ApiConfigSource as JSON: %w", err)
+		}
+	}
 	if p := s.Envoy.OutlierLog; p != "" {
 		m.OutlierDetection = &bootstrapv3.ClusterManager_OutlierDetection{EventLogPath: p}
 	}
-	return m
+	return m, nil
+}
+
+// self is the cluster of the node's own service, by whose endpoints Envoy knows how the service's load is spread over zones. A control
+// plane that does not know it delays the start for as long as a secret would. [agent B13, E7]
+func self() *clusterv3.Cluster {
+	return &clusterv3.Cluster{
+		Name:                 localCluster,
+		AltStatName:          localCluster + ";",
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
+		ConnectTimeout:       durationpb.New(secretTimeout),
+		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: &corev3.ConfigSource{
+			ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
+			InitialFetchTimeout:   durationpb.New(secretTimeout),
+			ResourceApiVersion:    corev3.ApiVersion_V3,
+		}},
+	}
 }
 
 const connectionsKey = "overload.global_downstream_max_connections"

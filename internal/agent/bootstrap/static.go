@@ -41,6 +41,7 @@ const (
 	sdsCluster        = mesh.SDSCluster
 	agentCluster      = "agent"
 	prometheusCluster = "prometheus_stats"
+	localCluster      = "local_cluster"
 )
 
 // xdsLimit is so high that a circuit breaker never rejects the ADS stream.
@@ -86,6 +87,10 @@ func (p *packer) static(s *spec.Spec, fam family) *bootstrapv3.Bootstrap_StaticR
 	xds.UpstreamConnectionOptions = &clusterv3.UpstreamConnectionOptions{
 		TcpKeepalive: &corev3.TcpKeepalive{KeepaliveTime: wrapperspb.UInt32(300)},
 	}
+	var own []*clusterv3.Cluster
+	if s.Envoy.SelfDiscovery {
+		own = append(own, self())
+	}
 	var compress []*hcmv3.HttpFilter
 	if c := s.Config.GetStatsCompression(); c == nil || c.GetValue() {
 		compress = p.compressors()
@@ -94,7 +99,7 @@ func (p *packer) static(s *spec.Spec, fam family) *bootstrapv3.Bootstrap_StaticR
 		Clusters: slices.Concat([]*clusterv3.Cluster{
 			cluster(prometheusCluster, quick, socket(fam.loopback, uint32(s.Envoy.AdminPort))),
 			cluster(agentCluster, quick, socket(fam.loopback, uint32(s.Status.Port))),
-		}, secrets, []*clusterv3.Cluster{xds}),
+		}, secrets, []*clusterv3.Cluster{xds}, own),
 		Listeners: p.listeners(s, fam, compress),
 	}
 }

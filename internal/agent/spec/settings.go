@@ -307,6 +307,8 @@ func (b *builder) envoy() Envoy {
 		DeferredClusters:    b.set.Bool("ENABLE_DEFERRED_CLUSTER_CREATION"),
 		LogJSON:             b.set.Bool("log_as_json"),
 		OutlierLog:          b.set.Text("outlierLogPath"),
+		SelfDiscovery:       b.set.Bool("ISTIO_META_ENABLE_SELF_DISCOVERY"),
+		LoadStats:           b.set.Text("ISTIO_META_LOAD_STATS_CONFIG_JSON"),
 	}
 	for name, value := range b.env {
 		e.Env = append(e.Env, name+"="+value)

@@ -233,6 +233,10 @@ type Envoy struct {
 	RunAs *EnvoyUser
 	// OutlierLog is the file for ejected endpoints; empty for none.
 	OutlierLog string
+	// SelfDiscovery has Envoy ask for the endpoints of its own service.
+	SelfDiscovery bool
+	// LoadStats is an ApiConfigSource as JSON, where Envoy reports its load; empty for nowhere.
+	LoadStats string
 }
 
 // Lifecycle says how Envoys follow one another, and when the agent ends.
