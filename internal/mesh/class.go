@@ -48,6 +48,10 @@ const (
 	// ProxylessCertificates is set with Proxyless if its bootstrap has a certificate provider, which ProxylessCertificatesKey
 	// says.
 	ProxylessCertificates
+	// FIPS1402, FIPS1403 and PQC are set if the proxy's TLS is limited by that policy, at most one of them; see CompliancePolicyKey.
+	FIPS1402
+	FIPS1403
+	PQC
 )
 
 // Has reports whether all bits of x are set in c.
@@ -63,6 +67,19 @@ var extensionBits = map[string]Capability{
 	"envoy.request_id.uuid":                      RequestIDUUID,
 	"envoy.network.dns_resolver.cares":           CaresDNS,
 	"envoy.retry_priorities.previous_priorities": PreviousPriorities,
+}
+
+// policyBits are the bits of policies by their names in COMPLIANCE_POLICY.
+var policyBits = map[string]Capability{"fips-140-2": FIPS1402, "fips-140-3": FIPS1403, "pqc": PQC}
+
+// CompliancePolicy is the name of the policy that limits the proxy's TLS; empty for none.
+func (c Capability) CompliancePolicy() string {
+	for name, bit := range policyBits {
+		if c.Has(bit) {
+			return name
+		}
+	}
+	return ""
 }
 
 // Families are the bits of the families of addresses.
@@ -106,6 +123,7 @@ func Capabilities(n Node) Capability {
 	if n.Metadata.FileSecrets {
 		c |= FileSecrets
 	}
+	c |= policyBits[n.Metadata.CompliancePolicy]
 	for name, bit := range extensionBits {
 		if n.Extensions == nil || n.Extensions[name] {
 			c |= bit

@@ -165,6 +165,22 @@ func TestLocalities(t *testing.T) {
 	}
 }
 
+func TestCapabilitiesHaveTheCompliancePolicy(t *testing.T) {
+	for _, name := range []string{"fips-140-2", "fips-140-3", "pqc", "", "other"} {
+		m, err := DecodeMetadata(map[string]any{CompliancePolicyKey: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := name
+		if name == "other" {
+			want = ""
+		}
+		if got := Capabilities(Node{Metadata: m}).CompliancePolicy(); got != want {
+			t.Errorf("%q gives the policy %q", name, got)
+		}
+	}
+}
+
 func TestCapabilitiesFollowTheExtensionList(t *testing.T) {
 	n := Node{NodeID: NodeID{IP: netip.MustParseAddr("fd00::1")}, Extensions: map[string]bool{"envoy.filters.http.fault": true}}
 	if c := Capabilities(n); !c.Has(IPv6|Fault) || c.Has(IPv4) || c.Has(CORS) || c.Has(FilterState) {

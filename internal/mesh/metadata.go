@@ -38,6 +38,8 @@ type Metadata struct {
 	FileSecrets bool
 	// ProxylessCertificates is set if a gRPC library has a certificate provider, which ProxylessCertificatesKey says.
 	ProxylessCertificates bool
+	// CompliancePolicy is what CompliancePolicyKey says; values that nobody knows have no meaning.
+	CompliancePolicy string
 	// NotApplied are the fields of the node's ProxyConfig that the proxy does not get.
 	NotApplied ProxyConfigFields
 }
@@ -80,11 +82,15 @@ const (
 // autoRegisterKey is the key of the metadata with the WorkloadGroup.
 const autoRegisterKey = "AUTO_REGISTER_GROUP"
 
+// CompliancePolicyKey is the key of the metadata by which a proxy says that its TLS is limited, with a value of Istio's
+// COMPLIANCE_POLICY. [agent E34]
+const CompliancePolicyKey = "COMPLIANCE_POLICY"
+
 // metadataKeys are the keys that DecodeMetadata reads.
 var metadataKeys = map[string]bool{
 	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
 	"GENERATOR": true, "DNS_CAPTURE": true, "DNS_AUTO_ALLOCATE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
-	"ISTIO_VERSION": true, autoRegisterKey: true, VirtualHostsKey: true, FileSecretsKey: true, ProxylessCertificatesKey: true,
+	"ISTIO_VERSION": true, autoRegisterKey: true, VirtualHostsKey: true, FileSecretsKey: true, ProxylessCertificatesKey: true, CompliancePolicyKey: true,
 }
 
 // proxyConfigKey is the key that DecodeMetadata reads the names of fields in. It is not among
@@ -127,12 +133,14 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		DNSAutoAllocate:       Bool(raw["DNS_AUTO_ALLOCATE"]),
 		ProxylessCertificates: Bool(raw[ProxylessCertificatesKey]),
 
+		CompliancePolicy:  Text(raw[CompliancePolicyKey]),
 		AutoRegisterGroup: Text(raw[autoRegisterKey]),
 		ReadinessProbe:    hasReadinessProbe(raw[proxyConfigKey]),
 	}
 	for key, v := range map[string]string{
 		"NAME": m.Name, "NAMESPACE": m.Namespace, "SERVICE_ACCOUNT": m.ServiceAccount, "CLUSTER_ID": m.ClusterID,
 		"NETWORK": m.Network, "INTERCEPTION_MODE": m.Interception, "GENERATOR": m.Generator, "ISTIO_VERSION": m.IstioVersion, autoRegisterKey: m.AutoRegisterGroup,
+		CompliancePolicyKey: m.CompliancePolicy,
 	} {
 		if len(v) > maxText {
 			return Metadata{}, fmt.Errorf("node metadata %s: %d bytes, want at most %d", key, len(v), maxText)

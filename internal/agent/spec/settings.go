@@ -92,7 +92,7 @@ func (b *builder) compliance() pki.TLSPolicy {
 		b.s.Envoy.Env = append(b.s.Envoy.Env, variable+"="+strings.Join(l.EnvoyCiphers, ":"))
 		slices.Sort(b.s.Envoy.Env)
 	}
-	b.warn("COMPLIANCE_POLICY %s does not limit TLS that the control plane configures: meshMTLS and tlsDefaults of the mesh configuration do, as far as they can", p)
+	b.s.Node.Metadata[mesh.CompliancePolicyKey] = string(p) // pilot-discovery limits what it configures for this proxy, too
 	if b.s.Envoy.CustomBootstrap != "" {
 		b.warn("COMPLIANCE_POLICY %s does not limit TLS in the bootstrap of customConfigFile", p)
 	}

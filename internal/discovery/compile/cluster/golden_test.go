@@ -28,7 +28,7 @@ type request struct {
 	Endpoints            []cluster.Endpoint
 	AutoMTLS             bool
 	SANs                 []string
-	// Caps are words: v4 (also where none is given), v6, cares.
+	// Caps are words: v4 (also where none is given), v6, cares, and policies of TLS.
 	Caps []string
 	settings
 }
@@ -42,7 +42,7 @@ var resolutions = map[string]cluster.Resolution{
 	"": cluster.EDS, "StrictDNS": cluster.StrictDNS, "LogicalDNS": cluster.LogicalDNS, "OriginalDst": cluster.OriginalDst,
 }
 
-var capWords = map[string]mesh.Capability{"v4": mesh.IPv4, "v6": mesh.IPv6, "cares": mesh.CaresDNS}
+var capWords = map[string]mesh.Capability{"v4": mesh.IPv4, "v6": mesh.IPv6, "cares": mesh.CaresDNS, "fips-140-2": mesh.FIPS1402, "fips-140-3": mesh.FIPS1403, "pqc": mesh.PQC}
 
 func (r request) caps() mesh.Capability {
 	var c mesh.Capability

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"crypto/tls"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 const (
@@ -103,7 +105,7 @@ func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.U
 	return &tlsv3.UpstreamTlsContext{
 		Sni: sni,
 		CommonTlsContext: &tlsv3.CommonTlsContext{
-			TlsParams:                      TLSParams(in.Mesh.GetMeshMTLS()),
+			TlsParams:                      TLSParams(in.Mesh.GetMeshMTLS(), in.Caps),
 			AlpnProtocols:                  alpn,
 			TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{Secret(mesh.SecretDefault, in.Caps)},
 			ValidationContextType:          combined(mesh.SecretRoot, names, "", in.Caps),
@@ -117,7 +119,7 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 	if t.CredentialName != "" {
 		return nil, false
 	}
-	common := &tlsv3.CommonTlsContext{TlsParams: TLSParams(in.Mesh.GetTlsDefaults())}
+	common := &tlsv3.CommonTlsContext{TlsParams: TLSParams(in.Mesh.GetTlsDefaults(), in.Caps)}
 	if o.version == http2 {
 		common.AlpnProtocols = []string{alpnH2}
 	}
@@ -141,9 +143,22 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 	return &tlsv3.UpstreamTlsContext{Sni: t.Sni, CommonTlsContext: common}, true
 }
 
+// envoyVersions are Envoy's names of versions of crypto/tls.
+var envoyVersions = map[uint16]tlsv3.TlsParameters_TlsProtocol{tls.VersionTLS12: tlsv3.TlsParameters_TLSv1_2, tls.VersionTLS13: tlsv3.TlsParameters_TLSv1_3}
+
 // TLSParams returns parameters for TLS 1.2 to 1.3, with the minimum version, ciphers and curves of mesh
-// configuration; c may be nil.
-func TLSParams(c *meshv1.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
+// configuration; c may be nil. A policy that limits the proxy's TLS counts instead. [agent E34]
+func TLSParams(c *meshv1.MeshConfig_TLSConfig, caps mesh.Capability) *tlsv3.TlsParameters {
+	policy := pki.TLSPolicy(caps.CompliancePolicy())
+	if l, limited := policy.Limits(); limited {
+		p := &tlsv3.TlsParameters{
+			TlsMinimumProtocolVersion: envoyVersions[l.Min], TlsMaximumProtocolVersion: envoyVersions[l.Max], CipherSuites: l.EnvoyCiphers, EcdhCurves: l.EnvoyCurves,
+		}
+		if policy == pki.FIPS1403 {
+			p.CompliancePolicies = []tlsv3.TlsParameters_CompliancePolicy{tlsv3.TlsParameters_FIPS_202205} // only so can suites of TLS 1.3 be left out
+		}
+		return p
+	}
 	p := &tlsv3.TlsParameters{
 		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
 		TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3,

@@ -169,8 +169,8 @@ func (e Env) terminate(trustDomains []string) *corev3.TransportSocket {
 	for _, td := range trustDomains {
 		sans = append(sans, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: "spiffe://" + td + "/"}})
 	}
-	params := cluster.TLSParams(e.Mesh.GetMeshMTLS())
-	if len(params.CipherSuites) == 0 {
+	params := cluster.TLSParams(e.Mesh.GetMeshMTLS(), e.Caps)
+	if len(params.CipherSuites) == 0 && e.Caps.CompliancePolicy() == "" {
 		params.CipherSuites = ciphers
 	}
 	return &corev3.TransportSocket{
