@@ -106,7 +106,7 @@ var AgentProxy = Table{
 		Help: "signer that requests to the CA name"},
 
 	{Env: []string{"COMPLIANCE_POLICY"}, Kind: Enum, Values: []string{"", "fips-140-2", "fips-140-3", "pqc"}, Unit: "policy", Used: "internal/pki",
-		Help: "limits TLS of the agent and of Envoy's bootstrap: TLS 1.2 with AES-GCM and P-256; 1.2 and 1.3 with AES-GCM, P-256 and P-384; 1.3 with X25519MLKEM768"},
+		Help: "limits TLS of the agent and of Envoy, also what discovery sends: TLS 1.2 with AES-GCM and P-256; 1.2 and 1.3 with AES-GCM, P-256 and P-384; 1.3 with X25519MLKEM768"},
 
 	// The token service. [agent T1–T5]
 	{Env: []string{"GCP_METADATA"}, Kind: Text, Unit: "ID|number|cluster|location", Used: "internal/agent/sts",

@@ -63,7 +63,7 @@ var DiscoveryNoEffect = Table{
 	// What is compiled. [control-plane 1.2.20–1.2.26, 1.2.34, 1.2.35]
 	{Env: []string{"PILOT_TRACE_SAMPLING"}, Kind: Float, Max: 100, Unit: "percent", NoEffect: "proxies send no traces",
 		Help: "share of requests that are traced"},
-	{Env: []string{"COMPLIANCE_POLICY"}, Kind: Text, Unit: "policy", NoEffect: "TLS is limited by meshMTLS and tlsDefaults of the mesh configuration only",
+	{Env: []string{"COMPLIANCE_POLICY"}, Kind: Text, Unit: "policy", NoEffect: "the variable of a proxy (proxyMetadata) limits its TLS; that of the control plane is not limited",
 		Help: "policy that limits TLS"},
 	{Env: []string{"PILOT_HTTP10"}, Kind: Bool, Unit: "switch", NoEffect: "HTTP/1.0 is accepted where the node's metadata has HTTP10",
 		Help: "accept HTTP/1.0"},
