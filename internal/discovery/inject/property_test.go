@@ -170,7 +170,7 @@ func ExampleParsePath() {
 
 // TestManyAtOnce injects one Pod by one Config from many goroutines.
 func TestManyAtOnce(t *testing.T) {
-	c := newConfig(t, inject.Options{})
+	c := newConfig(t, inject.Options{Memo: &memo{known: map[string]any{}}})
 	p := pod("demo", map[string]string{"app": "web"}, nil)
 	want, err := c.Inject(inject.Request{Pod: p})
 	if err != nil {
