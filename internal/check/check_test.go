@@ -5,13 +5,17 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/finding"
+	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
@@ -94,6 +98,19 @@ func healthy(t *testing.T, a authority) *Facts {
 	}
 }
 
+// What is checked are the kinds and versions that are read.
+func TestReadableVersionsAreThoseOfTheSource(t *testing.T) {
+	want := map[string][]string{}
+	for _, k := range object.Kinds() {
+		if r := decode.ResourceOf(k); strings.HasSuffix(r.Group, ".istio.io") {
+			want[r.Name+"."+r.Group] = r.Versions
+		}
+	}
+	if !maps.EqualFunc(readable, want, slices.Equal) {
+		t.Errorf("got %v, want %v", readable, want)
+	}
+}
+
 func TestEverythingWorks(t *testing.T) {
 	f := healthy(t, newAuthority(t))
 	for _, s := range []Situation{Before, After, Address} {
@@ -135,7 +152,9 @@ func TestEachCheckFindsWhatIsWrong(t *testing.T) {
 		}, "permissions to install", Failed, "not allowed: list pods"},
 		{"nobody says what is allowed", func(f *Facts) { f.Permissions.Err = "selfsubjectaccessreviews is forbidden" }, "permissions to install", Unknown, "forbidden"},
 		{"a resource is missing", func(f *Facts) { delete(f.Resources.Value, "sidecars.networking.istio.io") }, "Istio's resources", Failed, "not there: sidecars.networking.istio.io"},
-		{"a resource is old", func(f *Facts) { f.Resources.Value["sidecars.networking.istio.io"] = []string{"v1alpha3"} }, "Istio's resources", Failed, "without the version that is read: sidecars.networking.istio.io (v1alpha3)"},
+		{"a resource is old", func(f *Facts) { f.Resources.Value["sidecars.networking.istio.io"] = []string{"v1alpha1", "v2"} }, "Istio's resources", Failed,
+			"without the version that is read: sidecars.networking.istio.io (v1alpha1, v2, want one of v1, v1beta1, v1alpha3)"},
+		{"a resource is old, and is read", func(f *Facts) { f.Resources.Value["sidecars.networking.istio.io"] = []string{"v1alpha3"} }, "Istio's resources", OK, "all are served"},
 		{"another injects the same", func(f *Facts) {
 			f.Webhooks.Value = append(f.Webhooks.Value, Webhook{Configuration: "theirs", Revision: "default", Namespace: "other", Service: "istiod", Path: "/inject"})
 		}, "other control planes", Failed, "webhook configuration theirs injects namespaces of revision default too, by other/istiod"},

@@ -1,7 +1,6 @@
 package check
 
 import (
-	"cmp"
 	"crypto/x509"
 	"fmt"
 	"maps"
@@ -115,14 +114,20 @@ func account(f *Facts) Finding {
 }
 
 // Needed are the resources of Istio that the control plane reads.
-var Needed = []string{
-	"destinationrules.networking.istio.io", "gateways.networking.istio.io", "serviceentries.networking.istio.io", "sidecars.networking.istio.io",
-	"virtualservices.networking.istio.io", "workloadentries.networking.istio.io", "peerauthentications.security.istio.io",
-	"proxyconfigs.networking.istio.io", "workloadgroups.networking.istio.io",
-}
+var Needed = slices.Sorted(maps.Keys(readable))
 
-// olderVersion are the versions of those that Istio does not serve as v1.
-var olderVersion = map[string]string{"proxyconfigs.networking.istio.io": "v1beta1"}
+// readable are the versions of each of those that it reads, the preferred one first.
+var readable = map[string][]string{
+	"destinationrules.networking.istio.io":  {"v1", "v1beta1", "v1alpha3"},
+	"gateways.networking.istio.io":          {"v1", "v1beta1", "v1alpha3"},
+	"peerauthentications.security.istio.io": {"v1", "v1beta1"},
+	"proxyconfigs.networking.istio.io":      {"v1beta1"},
+	"serviceentries.networking.istio.io":    {"v1", "v1beta1", "v1alpha3"},
+	"sidecars.networking.istio.io":          {"v1", "v1beta1", "v1alpha3"},
+	"virtualservices.networking.istio.io":   {"v1", "v1beta1", "v1alpha3"},
+	"workloadentries.networking.istio.io":   {"v1", "v1beta1", "v1alpha3"},
+	"workloadgroups.networking.istio.io":    {"v1", "v1beta1", "v1alpha3"},
+}
 
 func resources(f *Facts) Finding {
 	if m, ok := missing(f.Resources); ok {
@@ -134,8 +139,8 @@ func resources(f *Facts) Finding {
 		switch {
 		case len(versions) == 0:
 			absent = append(absent, name)
-		case !slices.Contains(versions, cmp.Or(olderVersion[name], "v1")):
-			old = append(old, name+" ("+strings.Join(versions, ", ")+")")
+		case !slices.ContainsFunc(versions, func(v string) bool { return slices.Contains(readable[name], v) }):
+			old = append(old, fmt.Sprintf("%s (%s, want one of %s)", name, strings.Join(versions, ", "), strings.Join(readable[name], ", ")))
 		}
 	}
 	installed := len(f.Planes.Value) > 0
