@@ -25,7 +25,7 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools kube before deps demo demo-kube test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts images release clean
+.PHONY: help build tools kube before deps demo demo-kube test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts images deb rpm release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +118,11 @@ charts: ## pack the Helm charts, with Istio's CustomResourceDefinitions, into di
 
 images: ## build the images pilothouse/discovery and pilothouse/agent with podman, docker or buildah (HUB names another registry)
 	@HUB='$(HUB)' VERSION='$(VERSION)' ENGINE='$(ENGINE)' hack/images.sh
+
+deb: tools ## the package of virtual machines for dpkg, with pilot-agent and Envoy, in dist/packages
+rpm: tools ## the same for rpm
+deb rpm:
+	@VERSION='$(VERSION)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)' hack/packages.sh $@
 
 release: ## the files of a release for linux on amd64 and arm64, in dist/ (VERSION=v1.2.3 names it)
 	@$(GO) run ./hack/release -version '$(VERSION)' -epoch '$(SOURCE_DATE_EPOCH)' -o dist

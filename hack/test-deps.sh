@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the end-to-end tests compare against beyond Go: the programs iptables (legacy and nft),
-# nft and dig. Does nothing where they are. Without them the tests run on nftables alone, and without
+# nft, dig and rpm. Does nothing where they are. Without them the tests run on nftables alone, and without
 # one of the resolvers, so a machine that can't install them is no error.
 set -euo pipefail
 
@@ -9,10 +9,10 @@ PATH="$PATH:/usr/sbin:/sbin"
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-if have iptables-nft-restore && have iptables-legacy-restore && have ip6tables-restore && have nft && have dig; then
+if have iptables-nft-restore && have iptables-legacy-restore && have ip6tables-restore && have nft && have dig && have rpm; then
 	exit 0
 fi
-remedy="install iptables, nftables and dig to test capture by iptables and lookups by dig too; without them only capture by nftables is tested"
+remedy="install iptables, nftables, dig and rpm to test capture by iptables, lookups by dig and packages for rpm too; without them only capture by nftables and packages for dpkg are tested"
 if ! have apt-get; then
 	echo "test-deps: there is no apt-get here: $remedy" >&2
 	exit 0
@@ -24,10 +24,10 @@ fi
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-echo "test-deps: installing iptables, nftables and dig"
+echo "test-deps: installing iptables, nftables, dig and rpm"
 export DEBIAN_FRONTEND=noninteractive
 for attempt in 1 2 3; do
-	if apt-get update -q >"$log" 2>&1 && apt-get install -y -q --no-install-recommends iptables nftables bind9-dnsutils >>"$log" 2>&1; then
+	if apt-get update -q >"$log" 2>&1 && apt-get install -y -q --no-install-recommends iptables nftables bind9-dnsutils rpm >>"$log" 2>&1; then
 		exit 0
 	fi
 	sleep "$attempt"

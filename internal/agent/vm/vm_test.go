@@ -288,6 +288,9 @@ func TestParseRecord(t *testing.T) {
 // The unit names no option twice, and its lines are sections, options and comments.
 func TestUnit(t *testing.T) {
 	text := Unit("/usr/local/bin/pilot-agent")
+	if packaged, err := os.ReadFile("../../../deploy/packages/istio.service"); err != nil || string(packaged) != text {
+		t.Errorf("deploy/packages/istio.service is %s, want %s: %v", packaged, text, err)
+	}
 	seen := map[string]bool{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
