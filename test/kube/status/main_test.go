@@ -166,7 +166,7 @@ func (e *environment) startOf(name, revision string) *plane {
 		StateDir: e.t.TempDir(), Version: "test",
 		Names: discovery.Names{Domain: "cluster.local", Namespace: e.system, Instance: name, Revision: revision},
 		Ports: discovery.Ports{HTTP: port, GRPC: port, SecureGRPC: port, Monitoring: port},
-		HTTP:  discovery.HTTPOptions{Shutdown: time.Second},
+		HTTP:  discovery.HTTPOptions{Shutdown: time.Second}, Registration: discovery.RegistrationOptions{Grace: registrationGrace},
 		Kubernetes: discovery.KubernetesOptions{
 			API: kube.Options{Kubeconfig: kubetest.Kubeconfig(e.t, e.config), QPS: -1}, Cluster: "Kubernetes", Status: discovery.StatusOptions{Pace: e.pace},
 		},
