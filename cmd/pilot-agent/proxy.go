@@ -26,7 +26,7 @@ import (
 
 func newProxy(s process) *cobra.Command {
 	c := &cobra.Command{
-		Use:                "proxy [sidecar|router]",
+		Use:                "proxy [sidecar|router|waypoint]",
 		Short:              "Run Envoy, and serve its configuration, its certificate and its status",
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(c *cobra.Command, args []string) error {
@@ -37,8 +37,8 @@ func newProxy(s process) *cobra.Command {
 			if len(args) > 0 {
 				role = mesh.Role(args[0])
 			}
-			if role != mesh.Sidecar && role != mesh.Router {
-				return fmt.Errorf("invalid proxy type %q: want sidecar or router", role)
+			if role != mesh.Sidecar && role != mesh.Router && role != mesh.Waypoint {
+				return fmt.Errorf("invalid proxy type %q: want sidecar, router or waypoint", role)
 			}
 			given := cli.Given(c.Flags())
 			v := settings.Read(given, s.env, settings.AgentProxy, settings.AgentLog)

@@ -3,6 +3,7 @@ package discovery
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -357,7 +358,7 @@ func (l *loop) ask(f func()) bool {
 // allProblems is everything wrong with the configuration now, for people, with what is
 // denied because of it. Call it through ask.
 func (l *loop) allProblems() []config.Verdict {
-	return append(l.problems.all(l.store.Verdicts()), l.refusalProblems()...)
+	return slices.Concat(l.problems.all(l.store.Verdicts()), l.refusalProblems(), l.proxylessProblems())
 }
 
 // goodObjects is what is in force, for the keeper; nothing while proxies are not served: it

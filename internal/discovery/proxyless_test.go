@@ -130,6 +130,13 @@ func TestProxylessClients(t *testing.T) {
 		}
 	}
 
+	problems := func() (out string) {
+		p.server.loop.ask(func() { out = fmt.Sprint(p.server.loop.allProblems()) })
+		return out
+	}
+	if got := problems(); strings.Contains(got, "gRPC") {
+		t.Errorf("problems before anything is not applied: %s", got)
+	}
 	began := time.Now()
 	p.emit(`
 apiVersion: networking.istio.io/v1
@@ -144,6 +151,7 @@ spec:
   - match: [{headers: {x-version: {exact: v2}}}]
     route: [{destination: {host: web, subset: v2}}]
   - retries: {attempts: 3, retryOn: "unavailable,5xx"}
+    headers: {request: {set: {x-a: b}}}
     route: [{destination: {host: web, subset: v1}, weight: 100}, {destination: {host: web, subset: v2}, weight: 0}]
 `, true)
 	wait.Until(t, "requests go to v1 only", func() bool {
@@ -155,6 +163,9 @@ spec:
 		return true
 	})
 	t.Logf("new routes were in effect after %v", time.Since(began).Round(time.Millisecond))
+	if got := problems(); !strings.Contains(got, "connected as proxies of their own: http.headers") {
+		t.Errorf("problems: %s; want that http.headers is not applied", got)
+	}
 	if got := ask(t, c, "x-version", "v2"); got != "v2" {
 		t.Errorf("by header: %s, want v2", got)
 	}

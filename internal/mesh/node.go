@@ -15,6 +15,9 @@ const (
 	Router  Role = "router"
 )
 
+// Waypoint is a role that only agents have: they serve control planes that compile configuration for it. ParseRole refuses it.
+const Waypoint Role = "waypoint"
+
 // ParseRole returns the role of a node id's type. An empty type is a sidecar; "ingress" and
 // "egress" are names of 2017 for a router. [control-plane 1.5.2]
 func ParseRole(s string) (Role, error) {

@@ -94,6 +94,20 @@ func (g *grpcMesh) ask(pod, target string, n int, header string) []grpcAnswer {
 	}
 }
 
+// certificateEnds is when the certificate ends that a server shows to a Pod that connects anew.
+func (g *grpcMesh) certificateEnds(pod, target string) string {
+	g.t.Helper()
+	text, err := g.Get(g.t.Context(), g.Pod(pod+".grpc").Net, "http://127.0.0.1:9999/ask?fresh&"+url.Values{"target": {target}}.Encode())
+	var a struct{ Ends, Error string }
+	if err == nil {
+		err = json.Unmarshal(text, &a)
+	}
+	if err != nil || a.Error != "" {
+		g.t.Errorf("%s connects to %s: %v %s", pod, target, err, a.Error)
+	}
+	return a.Ends
+}
+
 // await calls a target until the answer is wanted.
 func (g *grpcMesh) await(pod, target string, want grpcAnswer) {
 	g.t.Helper()
@@ -138,6 +152,22 @@ spec: {mtls: {mode: STRICT}}
 			t.Errorf("plaintext to %s: %+v", target, got)
 		}
 	}
+}
+
+// TestProxylessCertificatesAreRenewed has gRPC libraries call each other, on connections that stay and on new ones, while their
+// certificates are renewed and replaced in the files that they read.
+func TestProxylessCertificatesAreRenewed(t *testing.T) {
+	g := startGRPC(t, func(o *meshup.Options) { o.AgentEnv = []string{"SECRET_TTL=40s"} })
+	const side, lib = "xds:///side.grpc.svc.cluster.local:80", "xds:///lib.grpc.svc.cluster.local:80"
+	g.await("lib-2", side, grpcAnswer{Server: "side-1", Client: libIdentity, Peer: sideIdentity})
+	g.await("lib-1", lib, grpcAnswer{Server: "lib-2", Client: libIdentity, Peer: libIdentity})
+	first := g.certificateEnds("lib-1", lib)
+	wait.Until(t, "a new certificate is shown", func() bool {
+		if got := g.ask("lib-2", side, 1, "")[0]; got.Error != "" {
+			t.Errorf("on a connection that stays: %s", got.Error)
+		}
+		return g.certificateEnds("lib-1", lib) > first || t.Failed()
+	})
 }
 
 // write writes a file of the mesh's directory.

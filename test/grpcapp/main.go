@@ -6,7 +6,7 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -37,6 +37,8 @@ type Answer struct {
 	Server, Client string
 	// Peer is the SPIFFE URI of the server's certificate; empty if the connection is in plaintext.
 	Peer string
+	// Ends is when the server's certificate ends.
+	Ends string
 	// Error is the status of a call that failed.
 	Error string
 }
@@ -142,17 +144,18 @@ func (h *health) Check(ctx context.Context, _ *healthpb.HealthCheckRequest) (*he
 
 // identity is the SPIFFE URI of the other side's certificate; empty if it has none.
 func identity(info credentials.AuthInfo) string {
-	var state tls.ConnectionState
-	switch i := info.(type) {
-	case credentials.TLSInfo:
-		state = i.State
-	case interface{ GetState() tls.ConnectionState }:
-		state = i.GetState()
+	if c := certificate(info); c != nil && len(c.URIs) > 0 {
+		return c.URIs[0].String()
 	}
-	if len(state.PeerCertificates) == 0 || len(state.PeerCertificates[0].URIs) == 0 {
-		return ""
+	return ""
+}
+
+// certificate is that of the other side, nil if it has none.
+func certificate(info credentials.AuthInfo) *x509.Certificate {
+	if i, ok := info.(credentials.TLSInfo); ok && len(i.State.PeerCertificates) > 0 {
+		return i.State.PeerCertificates[0]
 	}
-	return state.PeerCertificates[0].URIs[0].String()
+	return nil
 }
 
 // clients are connections, which are kept.
@@ -161,9 +164,13 @@ type clients struct {
 	open map[string]*grpc.ClientConn
 }
 
-func (c *clients) to(target string) (*grpc.ClientConn, error) {
+func (c *clients) to(target string, fresh bool) (*grpc.ClientConn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if conn := c.open[target]; conn != nil && fresh {
+		_ = conn.Close()
+		delete(c.open, target)
+	}
 	if conn := c.open[target]; conn != nil {
 		return conn, nil
 	}
@@ -181,10 +188,10 @@ func (c *clients) to(target string) (*grpc.ClientConn, error) {
 	return conn, err
 }
 
-// ask calls a target n times, with a header "name=value" if there is one.
+// ask calls a target n times, with a header "name=value" if there is one, on a new connection if "fresh" is there.
 func (c *clients) ask(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	conn, err := c.to(q.Get("target"))
+	conn, err := c.to(q.Get("target"), q.Has("fresh"))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -214,5 +221,9 @@ func call(ctx context.Context, conn *grpc.ClientConn) Answer {
 	if err != nil {
 		return Answer{Error: err.Error()}
 	}
-	return Answer{Server: strings.Join(header.Get("answered-by"), ""), Client: strings.Join(header.Get("caller"), ""), Peer: identity(server.AuthInfo)}
+	a := Answer{Server: strings.Join(header.Get("answered-by"), ""), Client: strings.Join(header.Get("caller"), ""), Peer: identity(server.AuthInfo)}
+	if c := certificate(server.AuthInfo); c != nil {
+		a.Ends = c.NotAfter.UTC().Format(time.RFC3339)
+	}
+	return a
 }
