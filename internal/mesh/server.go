@@ -17,11 +17,15 @@ const (
 	ServesHTTP
 	// ServesPassthrough is mode AUTO_PASSTHROUGH: the mesh's mutual TLS is forwarded.
 	ServesPassthrough
+	// ServesTLS is TLS that the router ends or, in mode PASSTHROUGH, forwards by the server name.
+	ServesTLS
+	// ServesTCP is TCP without TLS.
+	ServesTCP
 	// NumServerKinds is how many kinds there are.
 	NumServerKinds
 )
 
-var serverKindNames = [...]string{"nothing", "HTTP", "AUTO_PASSTHROUGH"}
+var serverKindNames = [...]string{"nothing", "HTTP", "AUTO_PASSTHROUGH", "TLS", "TCP"}
 
 // String returns the kind as messages name it.
 func (k ServerKind) String() string { return serverKindNames[k] }
@@ -32,10 +36,21 @@ func ServerKindOf(s *networking.Server) ServerKind {
 	switch {
 	case s.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH:
 		return ServesPassthrough
-	case p.IsHTTP() && validBind(s.GetBind()):
+	case !validBind(s.GetBind()) || NamesCredential(s.GetTls()):
+		return NotServed
+	case p.IsHTTP():
 		return ServesHTTP
+	case p.IsTCP() && s.GetTls() != nil:
+		return ServesTLS
+	case p.IsTCP() && !p.IsTLS():
+		return ServesTCP
 	}
 	return NotServed
+}
+
+// NamesCredential reports whether a server's certificates are to come from Secrets, which are not served.
+func NamesCredential(t *networking.ServerTLSSettings) bool {
+	return t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 || t.GetCaCertCredentialName() != ""
 }
 
 // validBind reports whether a listener can have the address.

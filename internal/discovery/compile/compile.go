@@ -23,6 +23,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -185,6 +186,7 @@ type inner struct {
 	gatewayHostNamed *incr.Rule[scopeNameHost, gatewayHostNamed]
 	gatewayHost      *incr.Rule[scopeNameHost, hostRoutes]
 	gatewayClusters  *incr.Rule[scopeNameHost, []string]
+	gatewayPlan      *incr.Rule[scopeName, listener.Gateway]
 	routerNames      *incr.Rule[mesh.ScopeID, []Key]
 	scopeNames       *incr.Rule[mesh.ScopeID, []Key]      // of scopes without base
 	derived          *incr.Rule[mesh.ScopeID, derivation] // of the others
@@ -238,6 +240,7 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		gatewayHostNamed: incr.Derive(g, levelLookup, "host of a gateway", c.gatewayHostNamed).AsIndex(),
 		gatewayHost:      incr.Derive(g, levelHost, "gateway host", c.gatewayHost),
 		gatewayClusters:  incr.Derive(g, levelResource, "clusters of a gateway host", c.gatewayClusters),
+		gatewayPlan:      incr.Derive(g, levelHost, "gateway plan", c.gatewayPlan),
 		routerNames:      incr.Derive(g, levelNames, "router names", c.routerNames).AsIndex(),
 		scopeNames:       incr.Derive(g, levelNames, "scope names", c.scopeNames).AsIndex(),
 		derived:          incr.Derive(g, levelDerive, "derived names", c.derive).AsIndex(),

@@ -214,6 +214,7 @@ spec: {mtls: {mode: STRICT}}
 	{name: "Gateway", kind: object.Gateway, empty: &networking.Gateway{}, bases: []string{
 		`{servers: [{port: {number: 80, protocol: HTTP, name: http}, hosts: ["*"]}]}`,
 		`{servers: [{port: {number: 8080, protocol: HTTP, name: http}, hosts: ["*"], bind: 10.0.0.1}]}`,
+		`{servers: [{port: {number: 8443, protocol: HTTPS, name: https}, hosts: [a.example.com], tls: {mode: ISTIO_MUTUAL}}]}`,
 		`{servers: [{port: {number: 15443, protocol: TLS, name: tls}, hosts: ["*.local"], tls: {mode: AUTO_PASSTHROUGH}}]}`,
 		`{servers: [{port: {number: 15443, protocol: TLS, name: tls}, hosts: ["*.local"], tls: {mode: PASSTHROUGH}}]}`,
 	}},

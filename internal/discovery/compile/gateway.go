@@ -2,6 +2,7 @@ package compile
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,7 +22,7 @@ import (
 // and only the clusters that its routes name:
 //
 //	Gateways ─▶ router ─▶ gateway routes ─▶ host of a gateway ─▶ gateway host ─▶ route
-//	                 └──▶ listener                                     └─▶ clusters of a host ─▶ router names
+//	                 └──▶ gateway plan ─▶ listener                     └─▶ clusters of a host ─▶ router names
 //
 // [control-plane 1.9.1–1.9.10, 1.12.6, 1.2.35]
 
@@ -54,9 +55,18 @@ type hostRoutes struct {
 	clusters []string
 }
 
-// gatewayRouteName returns the name of the route configuration of a listener.
-func gatewayRouteName(p model.RouterPort) string {
-	name := "http." + strconv.FormatUint(uint64(p.Listen), 10)
+// gatewayRouteName returns the name of the route configuration of a server; "" if it has none. Servers of HTTP without TLS share
+// the one of their listener.
+func gatewayRouteName(p model.RouterPort, s model.Server) string {
+	name := ""
+	switch {
+	case p.Kind == mesh.ServesHTTP:
+		name = "http." + strconv.FormatUint(uint64(p.Listen), 10)
+	case p.Kind == mesh.ServesTLS && s.EndsHTTPS():
+		name = fmt.Sprintf("https.%d.%s.%s.%s", s.Port, s.Spec.GetPort().GetName(), s.Gateway.Name, s.Gateway.Namespace)
+	default:
+		return ""
+	}
 	if p.Bind != "" {
 		name += "." + p.Bind
 	}
@@ -71,8 +81,14 @@ func gatewayListenerName(p model.RouterPort, caps mesh.Capability) string {
 // gatewayRoutes lists the route configurations of a router, sorted by name.
 func (c *Compiler) gatewayRoutes(r *incr.Reader, s mesh.ScopeID) (out []gatewayRoute) {
 	for _, p := range c.model.Router(r, s).Ports {
-		if p.Kind == mesh.ServesHTTP {
-			out = append(out, c.gatewayRoute(r, s, gatewayRouteName(p), p.Servers))
+		servers := map[string][]model.Server{}
+		for _, one := range p.Servers {
+			if name := gatewayRouteName(p, one); name != "" {
+				servers[name] = append(servers[name], one)
+			}
+		}
+		for _, name := range sortedKeys(servers) {
+			out = append(out, c.gatewayRoute(r, s, name, servers[name]))
 		}
 	}
 	slices.SortFunc(out, func(a, b gatewayRoute) int { return strings.Compare(a.name, b.name) })
@@ -215,8 +231,11 @@ func (c *Compiler) routerNames(r *incr.Reader, s mesh.ScopeID) []Key {
 		}
 	}
 	for _, p := range c.model.Router(r, s).Ports {
-		if p.Kind == mesh.ServesHTTP {
-			out = append(out, Key{Kind: Listener, Scope: s, Name: gatewayListenerName(p, s.Value().Caps)})
+		name := gatewayListenerName(p, s.Value().Caps)
+		plan := c.inner.gatewayPlan.Of(r, scopeName{s, name})
+		if len(plan.Chains) > 0 {
+			out = append(out, Key{Kind: Listener, Scope: s, Name: name})
+			named = append(named, plan.Clusters()...)
 		}
 	}
 	for _, name := range sortedSet(named) {
@@ -264,12 +283,8 @@ func (c *Compiler) gatewayRouteConfig(r *incr.Reader, k Key) []byte {
 
 // routerListener returns one listener of a router.
 func (c *Compiler) routerListener(r *incr.Reader, k Key, env listener.Env) []byte {
-	for _, p := range c.model.Router(r, k.Scope).Ports {
-		if p.Kind == mesh.ServesHTTP && gatewayListenerName(p, k.Scope.Value().Caps) == k.Name {
-			return marshal.MustEncodedAny(listener.BuildGateway(listener.Gateway{
-				Name: k.Name, Address: cmp.Or(p.Bind, listener.Wildcard(env.Caps)), Port: p.Listen, Routes: gatewayRouteName(p),
-			}, env))
-		}
+	if plan := c.inner.gatewayPlan.Of(r, scopeName{k.Scope, k.Name}); len(plan.Chains) > 0 {
+		return marshal.MustEncodedAny(listener.BuildGateway(plan, env))
 	}
 	return c.passthroughListener(r, k, env)
 }

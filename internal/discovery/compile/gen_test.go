@@ -137,6 +137,10 @@ func (d *dice) servers() (out []*networking.Server) {
 		if d.oneIn(3) {
 			s.Port = &networking.Port{Number: pick[uint32](d, 15443, 15444), Protocol: "TLS"}
 			s.Tls = &networking.ServerTLSSettings{Mode: pick(d, networking.ServerTLSSettings_AUTO_PASSTHROUGH, networking.ServerTLSSettings_SIMPLE)}
+		} else if d.oneIn(3) {
+			s.Port = &networking.Port{Number: pick[uint32](d, 443, 15444, 81), Name: pick(d, "one", "two"), Protocol: pick(d, "HTTPS", "TLS", "TCP")}
+			s.Tls = pick(d, nil, &networking.ServerTLSSettings{Mode: networking.ServerTLSSettings_ISTIO_MUTUAL}, &networking.ServerTLSSettings{},
+				&networking.ServerTLSSettings{Mode: networking.ServerTLSSettings_SIMPLE, ServerCertificate: "/c", PrivateKey: "/k"})
 		} else {
 			s.Port = &networking.Port{Number: pick[uint32](d, 80, 81, 15443), Protocol: pick(d, "HTTP", "HTTP2", "GRPC")}
 			s.Tls = pick(d, nil, nil, &networking.ServerTLSSettings{HttpsRedirect: true})
@@ -253,6 +257,13 @@ func (d *dice) virtualService() *networking.VirtualService {
 			{Destination: &networking.Destination{Host: d.host(), Port: &networking.PortSelector{Number: pick(d, uint32(80), 90)}}, Weight: 100 - weight},
 		}
 		v.Http = append(v.Http, h)
+	}
+	l4 := []*networking.RouteDestination{{Destination: &networking.Destination{Host: d.host(), Port: &networking.PortSelector{Number: 90}}}}
+	if d.oneIn(3) {
+		v.Tcp = []*networking.TCPRoute{{Match: []*networking.L4MatchAttributes{{Port: pick[uint32](d, 0, 81, 15444)}}, Route: l4}}
+	}
+	if d.oneIn(3) {
+		v.Tls = []*networking.TLSRoute{{Match: []*networking.TLSMatchAttributes{{SniHosts: []string{pick(d, "out.example.com", "*.example.com", "a.x.svc.cluster.local")}}}, Route: l4}}
 	}
 	return v
 }

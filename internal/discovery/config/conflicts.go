@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -51,16 +52,17 @@ func gatewayConflicts(good map[object.Key]*object.Object) map[object.Key][]Verdi
 			if used[at] == nil {
 				used[at] = map[mesh.ServerKind][]servedServer{}
 			}
-			if other, ok := conflict(used[at], kind, g.spec.Selector); ok {
+			one := servedServer{g.object.Key, i, kind, g.spec.Selector, hostNames(s)}
+			if other, why := conflict(used[at], one); why != "" {
 				k := g.object.Key
 				out[k] = append(out[k], Verdict{
 					Severity: object.Warning, Origin: g.object.Origin, Key: k, Generation: g.object.Meta.Generation, Field: item("spec.servers", i),
-					Text: fmt.Sprintf("not applied: port %d is %s in server %d of Gateway %s/%s, which comes first; this one is %s: change the port or the protocol",
-						at.number, other.kind, other.index, other.gateway.Namespace, other.gateway.Name, kind),
+					Text: fmt.Sprintf("not applied: port %d is %s in server %d of Gateway %s/%s, which comes first; %s",
+						at.number, other.kind, other.index, other.gateway.Namespace, other.gateway.Name, why),
 				})
 				continue
 			}
-			used[at][kind] = append(used[at][kind], servedServer{g.object.Key, i, kind, g.spec.Selector})
+			used[at][kind] = append(used[at][kind], one)
 		}
 	}
 	return out
@@ -71,21 +73,41 @@ type servedServer struct {
 	index    int
 	kind     mesh.ServerKind
 	selector map[string]string
+	hosts    []string
 }
 
-// conflict returns a server of another kind on the same routers.
-func conflict(used map[mesh.ServerKind][]servedServer, kind mesh.ServerKind, selector map[string]string) (servedServer, bool) {
-	for other := range mesh.NumServerKinds {
-		if other == kind {
-			continue
+// hostNames are the hosts of a server without their namespaces.
+func hostNames(s *networking.Server) (out []string) {
+	for _, h := range s.Hosts {
+		_, host, ok := strings.Cut(h, "/")
+		if !ok {
+			host = h
 		}
-		for _, s := range used[other] {
-			if within(s.selector, selector) || within(selector, s.selector) {
-				return s, true
+		out = append(out, mesh.HostName(host))
+	}
+	return out
+}
+
+// conflict returns a server on the same routers that one cannot share a listener with, and why; "" if there is none.
+func conflict(used map[mesh.ServerKind][]servedServer, one servedServer) (servedServer, string) {
+	for kind := range mesh.NumServerKinds {
+		for _, s := range used[kind] {
+			if !within(s.selector, one.selector) && !within(one.selector, s.selector) {
+				continue
+			}
+			switch {
+			case kind != one.kind:
+				return s, fmt.Sprintf("this one is %s: change the port or the protocol", one.kind)
+			case kind == mesh.ServesTCP:
+				return s, "connections without TLS cannot be told apart: change the port"
+			case kind == mesh.ServesTLS:
+				if i := slices.IndexFunc(one.hosts, func(h string) bool { return slices.Contains(s.hosts, h) }); i >= 0 {
+					return s, fmt.Sprintf("both have the host %q: remove it from one", one.hosts[i])
+				}
 			}
 		}
 	}
-	return servedServer{}, false
+	return servedServer{}, ""
 }
 
 // within reports whether all labels of a are in b.

@@ -19,8 +19,6 @@ type consequence struct {
 // consequences lists the fields, and the values of enumerations, that have no effect, by full name.
 // TestEveryFieldIsAppliedOrNamed in package compile fails for a field that is missing here.
 var consequences = map[protoreflect.FullName]consequence{
-	"istio.networking.v1alpha3.VirtualService.tls":                                  {text: "tls routes are not served; TLS connections go to the service whose host they name"},
-	"istio.networking.v1alpha3.VirtualService.tcp":                                  {text: "tcp routes are not served; connections go to the service that is called"},
 	"istio.networking.v1alpha3.HTTPRoute.delegate":                                  {text: "delegates are not served, and requests that match get no route here"},
 	"istio.networking.v1alpha3.LoadBalancerSettings.zone_aware_lb_setting":          {text: "endpoints get no zone-aware weights; use localityLbSetting"},
 	"istio.networking.v1alpha3.LocalityLoadBalancerSetting.failover_priority":       {text: "endpoints get priorities by region, zone and subzone, not by labels"},

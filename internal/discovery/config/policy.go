@@ -108,9 +108,15 @@ func (c *check) server(at string, v *networking.Server) {
 				c.warn(at+".tls."+f.JSONName(), "not applied: protocol %s is served without TLS", v.GetPort().GetProtocol())
 			}
 		}
-	default:
-		c.warn(at, "not applied: protocol %q is not served, only HTTP, HTTP2, GRPC and GRPC-WEB, and TLS with tls.mode AUTO_PASSTHROUGH", v.GetPort().GetProtocol())
+	case !p.IsTCP():
+		c.warn(at, "not applied: protocol %q is not served at gateways", v.GetPort().GetProtocol())
 		return
+	case !isIP(v.GetBind()) && v.GetBind() != "":
+		c.warn(at+".bind", "not applied: %q is not an IP address, and the server is not served", v.GetBind())
+	case v.GetTls() == nil && p.IsTLS():
+		c.fail(at+".tls", "is missing; protocol %s needs a tls.mode", v.GetPort().GetProtocol())
+	case v.GetTls() != nil:
+		c.serverTLS(at+".tls", v.GetTls())
 	}
 	if v.GetDefaultEndpoint() != "" {
 		c.warn(at+".defaultEndpoint", "not applied: requests go to the destinations of VirtualServices")
@@ -122,6 +128,54 @@ func (c *check) server(at string, v *networking.Server) {
 		c.warn(at+".port.targetPort", "not applied: the router's Service says at which port of the Pod a port is served")
 	}
 }
+
+// serverTLS checks how a server ends TLS, or forwards it by the server name.
+func (c *check) serverTLS(at string, t *networking.ServerTLSSettings) {
+	used := []string{"mode"}
+	verified := []string{"subjectAltNames", "verifyCertificateSpki", "verifyCertificateHash", "caCrl"}
+	params := []string{"minProtocolVersion", "maxProtocolVersion", "cipherSuites"}
+	switch t.GetMode() {
+	case networking.ServerTLSSettings_PASSTHROUGH:
+	case networking.ServerTLSSettings_ISTIO_MUTUAL:
+		used = slices.Concat(used, verified, params)
+	case networking.ServerTLSSettings_SIMPLE:
+		used = slices.Concat(used, params, certificateFields)
+	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
+		used = slices.Concat(used, verified, params, certificateFields, []string{"caCertificates"})
+		if t.CaCertificates == "" && !mesh.NamesCredential(t) {
+			c.fail(at+".caCertificates", "is missing; mode %s verifies certificates of clients", t.GetMode())
+		}
+	default:
+		c.fail(at+".mode", "unknown mode %d", t.GetMode())
+		return
+	}
+	if mesh.NamesCredential(t) {
+		c.warn(at, "not applied: certificates from Secrets are not served, and so this server is not; use serverCertificate, privateKey and caCertificates with files of the gateway")
+		return
+	}
+	if slices.Contains(used, "serverCertificate") && (len(t.TlsCertificates) == 0) == (t.ServerCertificate == "" || t.PrivateKey == "") {
+		c.fail(at, "wants either serverCertificate and privateKey, or tlsCertificates")
+	}
+	for i, one := range t.TlsCertificates {
+		if one.GetServerCertificate() == "" || one.GetPrivateKey() == "" {
+			c.fail(item(at+".tlsCertificates", i), "wants serverCertificate and privateKey")
+		}
+		if one.GetCaCertificates() != "" {
+			c.warn(item(at+".tlsCertificates", i)+".caCertificates", "not applied: certificates of clients are verified with tls.caCertificates")
+		}
+	}
+	if lo, hi := t.MinProtocolVersion, t.MaxProtocolVersion; hi != networking.ServerTLSSettings_TLS_AUTO && lo > hi {
+		c.fail(at+".minProtocolVersion", "is above maxProtocolVersion")
+	}
+	for _, f := range setFields(t.ProtoReflect(), nil) {
+		if !slices.Contains(used, f.JSONName()) {
+			c.warn(at+"."+f.JSONName(), "not applied: it has no effect with mode %s", t.GetMode())
+		}
+	}
+}
+
+// certificateFields are those of a server's own certificates.
+var certificateFields = []string{"serverCertificate", "privateKey", "tlsCertificates"}
 
 // passthroughServer checks a server whose connections are forwarded without ending their TLS.
 func (c *check) passthroughServer(at string, v *networking.Server) {

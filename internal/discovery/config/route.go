@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
 	networking "istio.io/api/networking/v1alpha3"
 )
 
@@ -40,6 +41,7 @@ func (c *check) virtualService(s *networking.VirtualService) {
 		c.tcpRoute(item("spec.tcp", i), r)
 	}
 	c.exportTo("spec.exportTo", s.ExportTo, false)
+	c.l4(s, inMesh)
 }
 
 // gatewayNames checks "mesh", "name" and "namespace/name".
@@ -215,14 +217,47 @@ func (c *check) tlsRoute(at string, r *networking.TLSRoute) {
 		}
 		c.port(item(at+".match", i)+".port", m.GetPort(), true)
 		c.subnets(item(at+".match", i)+".destinationSubnets", m.GetDestinationSubnets())
+		c.gatewayNames(item(at+".match", i)+".gateways", m.GetGateways())
 	}
 	c.l4Destinations(at+".route", r.GetRoute())
+}
+
+// l4 names what is not applied of tls and tcp routes: all of it at sidecars, some conditions at gateways.
+func (c *check) l4(s *networking.VirtualService, inMesh bool) {
+	if inMesh && len(s.Tls) > 0 {
+		c.warn("spec.tls", "not applied to sidecars: TLS connections go to the service whose host they name")
+	}
+	if inMesh && len(s.Tcp) > 0 {
+		c.warn("spec.tcp", "not applied to sidecars: connections go to the service that is called")
+	}
+	if !slices.ContainsFunc(s.Gateways, func(g string) bool { return g != meshGateway }) {
+		return
+	}
+	unused := func(at string, m protoreflect.Message) {
+		for _, f := range setFields(m, nil) {
+			switch f.JSONName() {
+			case "destinationSubnets", "sourceSubnet", "sourceLabels":
+				c.warn(at+"."+f.JSONName(), "not applied: gateways leave out a match with this condition")
+			}
+		}
+	}
+	for i, r := range s.Tls {
+		for j, m := range r.GetMatch() {
+			unused(item(item("spec.tls", i)+".match", j), m.ProtoReflect())
+		}
+	}
+	for i, r := range s.Tcp {
+		for j, m := range r.GetMatch() {
+			unused(item(item("spec.tcp", i)+".match", j), m.ProtoReflect())
+		}
+	}
 }
 
 func (c *check) tcpRoute(at string, r *networking.TCPRoute) {
 	for i, m := range r.GetMatch() {
 		c.port(item(at+".match", i)+".port", m.GetPort(), true)
 		c.subnets(item(at+".match", i)+".destinationSubnets", m.GetDestinationSubnets())
+		c.gatewayNames(item(at+".match", i)+".gateways", m.GetGateways())
 	}
 	c.l4Destinations(at+".route", r.GetRoute())
 }

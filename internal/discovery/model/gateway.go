@@ -56,6 +56,11 @@ func (s Server) Hosts(namespace string, hosts []string) (out []string) {
 	return out
 }
 
+// EndsHTTPS reports whether the router ends the server's TLS and routes the HTTP inside.
+func (s Server) EndsHTTPS() bool {
+	return mesh.ParseProtocol(s.Spec.GetPort().GetProtocol()) == mesh.HTTPS && s.Spec.GetTls().GetMode() != networking.ServerTLSSettings_PASSTHROUGH
+}
+
 // Names returns the server's hosts without their namespaces.
 func (s Server) Names() []string {
 	var out []string
@@ -181,9 +186,15 @@ func (o *Router) add(s Server) {
 		return
 	}
 	p := &o.Ports[i]
-	if p.Kind == s.Kind {
-		p.Servers = append(p.Servers, s)
+	if p.Kind != s.Kind || s.Kind == mesh.ServesTCP {
+		return
 	}
+	for _, old := range p.Servers {
+		if s.Kind == mesh.ServesTLS && slices.ContainsFunc(s.Names(), func(h string) bool { return contains(old.Names(), h) }) {
+			return
+		}
+	}
+	p.Servers = append(p.Servers, s)
 }
 
 // gatewayBucket is the bucket of the VirtualServices bound to a Gateway.
@@ -221,6 +232,14 @@ func (m *Model) Bound(r *incr.Reader, s mesh.ScopeID, gateway string) (out []Bou
 		return 1
 	})
 	return out
+}
+
+// GetSpec returns the rule's spec, nil for a nil rule.
+func (v *VirtualService) GetSpec() *networking.VirtualService {
+	if v == nil {
+		return nil
+	}
+	return v.Spec
 }
 
 // VirtualServiceRow returns a VirtualService by its key, nil if there is none.

@@ -1,33 +1,89 @@
 package listener
 
 import (
+	"slices"
+
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // Gateway is the plan of one listener of a router.
 type Gateway struct {
 	Name, Address string
 	Port          uint32
-	// Routes is the RDS name of the HTTP chain.
+	// TLS is set if chains are chosen by the server name of TLS.
+	TLS    bool
+	Chains []GatewayChain
+	// TrustDomains are those whose certificates servers with mode ISTIO_MUTUAL accept, the mesh's first.
+	TrustDomains []string
+}
+
+// GatewayChain is one filter chain of a router's listener.
+type GatewayChain struct {
+	// ServerNames are those of the chain, none for all others.
+	ServerNames []string
+	// TLS says how TLS is ended; nil for none.
+	TLS *networking.ServerTLSSettings
+	// Routes is the RDS name if the chain is one of HTTP; else TCP says where connections go.
 	Routes string
+	TCP    TCP
+}
+
+// Clusters are those that the chains name, without those that are in routes.
+func (g Gateway) Clusters() (out []string) {
+	for _, c := range g.Chains {
+		if c.Routes != "" {
+			continue
+		}
+		if c.TCP.Cluster != "" {
+			out = append(out, c.TCP.Cluster)
+		}
+		for _, w := range c.TCP.Weighted {
+			out = append(out, w.Cluster)
+		}
+	}
+	return out
 }
 
 // BuildGateway translates the plan of a router's listener, which binds to its address. [control-plane 1.9.2, 1.12.16]
 func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
-	return &listenerv3.Listener{
-		Name:                g.Name,
-		Address:             address(g.Address, g.Port),
-		AdditionalAddresses: e.additional(g.Address, g.Port),
-		TrafficDirection:    corev3.TrafficDirection_OUTBOUND,
-		FilterChains: []*listenerv3.FilterChain{{
-			Filters:                       []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", g.Routes)},
-			TransportSocketConnectTimeout: connectTimeout,
-		}},
+	l := &listenerv3.Listener{
+		Name:                                 g.Name,
+		Address:                              address(g.Address, g.Port),
+		AdditionalAddresses:                  e.additional(g.Address, g.Port),
+		TrafficDirection:                     corev3.TrafficDirection_OUTBOUND,
 		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
 	}
+	for _, c := range g.Chains {
+		chain := &listenerv3.FilterChain{TransportSocketConnectTimeout: connectTimeout}
+		if g.TLS {
+			chain.FilterChainMatch = &listenerv3.FilterChainMatch{ServerNames: c.ServerNames, TransportProtocol: "tls"}
+		}
+		if c.Routes != "" {
+			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes)}
+		} else {
+			chain.Filters = []*listenerv3.Filter{e.gatewayTCP(c.TCP)}
+		}
+		if c.TLS != nil {
+			chain.TransportSocket = e.endTLS(c, g.TrustDomains)
+		}
+		l.FilterChains = append(l.FilterChains, chain)
+	}
+	if g.TLS {
+		l.ListenerFilters = []*listenerv3.ListenerFilter{tlsInspector()}
+	}
+	return l
 }
 
 // gatewayHTTP returns the connection manager of a router. Its clients are outside the mesh: their address is that of the
@@ -42,4 +98,106 @@ func (e Env) gatewayHTTP(statPrefix, routes string) *listenerv3.Filter {
 		Subject: wrapperspb.Bool(true), Cert: true, Dns: true, Uri: true,
 	}
 	return networkFilter("envoy.filters.network.http_connection_manager", h)
+}
+
+func (e Env) gatewayTCP(t TCP) *listenerv3.Filter {
+	if len(t.Weighted) == 0 {
+		return e.tcpProxy(t.Cluster, t)
+	}
+	w := &tcpproxyv3.TcpProxy_WeightedCluster{}
+	for _, c := range t.Weighted {
+		w.Clusters = append(w.Clusters, &tcpproxyv3.TcpProxy_WeightedCluster_ClusterWeight{Name: c.Cluster, Weight: c.Weight})
+	}
+	return networkFilter("envoy.filters.network.tcp_proxy", &tcpproxyv3.TcpProxy{
+		StatPrefix: t.Prefix, ClusterSpecifier: &tcpproxyv3.TcpProxy_WeightedClusters{WeightedClusters: w}, AccessLog: e.accessLog(),
+	})
+}
+
+// endTLS returns the server side of a chain's TLS. [control-plane 1.9.5, 1.9.7, 1.9.8]
+func (e Env) endTLS(c GatewayChain, trustDomains []string) *corev3.TransportSocket {
+	t := c.TLS
+	common := &tlsv3.CommonTlsContext{TlsParams: e.serverParams(t)}
+	if c.Routes != "" {
+		common.AlpnProtocols = []string{"h2", "http/1.1"}
+	}
+	root := ""
+	var sans []*matcherv3.StringMatcher
+	for _, s := range t.SubjectAltNames {
+		sans = append(sans, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: s}})
+	}
+	if t.Mode == networking.ServerTLSSettings_ISTIO_MUTUAL {
+		root = mesh.SecretRoot
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{cluster.Secret(mesh.SecretDefault, e.Caps)}
+		if len(sans) == 0 {
+			for _, td := range trustDomains {
+				sans = append(sans, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: "spiffe://" + td + "/"}})
+			}
+		}
+	} else {
+		for _, pair := range certificates(t) {
+			common.TlsCertificateSdsSecretConfigs = append(common.TlsCertificateSdsSecretConfigs, cluster.Secret(mesh.SecretFileCert+pair[0]+"~"+pair[1], e.Caps))
+		}
+		if t.Mode != networking.ServerTLSSettings_SIMPLE {
+			root = mesh.SecretFileRoot + t.CaCertificates
+		}
+	}
+	if root != "" {
+		v := &tlsv3.CertificateValidationContext{
+			MatchSubjectAltNames:  sans, //nolint:staticcheck // the typed form needs a matcher for each kind of name; this one takes any kind
+			VerifyCertificateSpki: t.VerifyCertificateSpki, VerifyCertificateHash: t.VerifyCertificateHash,
+		}
+		if t.CaCrl != "" {
+			v.Crl = &corev3.DataSource{Specifier: &corev3.DataSource_Filename{Filename: t.CaCrl}}
+		}
+		common.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{
+			CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
+				DefaultValidationContext: v, ValidationContextSdsSecretConfig: cluster.Secret(root, e.Caps),
+			},
+		}
+	}
+	return &corev3.TransportSocket{
+		Name: "envoy.transport_sockets.tls",
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: marshal.MustAny(&tlsv3.DownstreamTlsContext{
+			CommonTlsContext: common, RequireClientCertificate: wrapperspb.Bool(root != "" && t.Mode != networking.ServerTLSSettings_OPTIONAL_MUTUAL),
+		})},
+	}
+}
+
+// certificates returns the files of a server's certificates, each with its key.
+func certificates(t *networking.ServerTLSSettings) [][2]string {
+	if len(t.TlsCertificates) == 0 {
+		return [][2]string{{t.ServerCertificate, t.PrivateKey}}
+	}
+	var out [][2]string
+	for _, one := range t.TlsCertificates {
+		out = append(out, [2]string{one.GetServerCertificate(), one.GetPrivateKey()})
+	}
+	return out
+}
+
+var tlsVersions = map[networking.ServerTLSSettings_TLSProtocol]tlsv3.TlsParameters_TlsProtocol{
+	networking.ServerTLSSettings_TLSV1_0: tlsv3.TlsParameters_TLSv1_0, networking.ServerTLSSettings_TLSV1_1: tlsv3.TlsParameters_TLSv1_1,
+	networking.ServerTLSSettings_TLSV1_2: tlsv3.TlsParameters_TLSv1_2, networking.ServerTLSSettings_TLSV1_3: tlsv3.TlsParameters_TLSv1_3,
+}
+
+// serverParams returns the parameters of a server's TLS: its own, else those of mesh configuration, else versions 1.2 and 1.3.
+func (e Env) serverParams(t *networking.ServerTLSSettings) *tlsv3.TlsParameters {
+	var defaults *meshv1.MeshConfig_TLSConfig
+	if t.Mode == networking.ServerTLSSettings_ISTIO_MUTUAL {
+		defaults = e.Mesh.GetMeshMTLS()
+	} else {
+		defaults = e.Mesh.GetTlsDefaults()
+	}
+	p := cluster.TLSParams(defaults)
+	if v := tlsVersions[t.MaxProtocolVersion]; v != tlsv3.TlsParameters_TLS_AUTO {
+		p.TlsMaximumProtocolVersion = v
+		p.TlsMinimumProtocolVersion = min(p.TlsMinimumProtocolVersion, v)
+	}
+	if v := tlsVersions[t.MinProtocolVersion]; v != tlsv3.TlsParameters_TLS_AUTO {
+		p.TlsMinimumProtocolVersion = v
+	}
+	if len(t.CipherSuites) > 0 {
+		p.CipherSuites = slices.Clone(t.CipherSuites)
+	}
+	return p
 }

@@ -124,10 +124,19 @@ func onPorts(ports []uint32) *listenerv3.ListenerFilterChainMatchPredicate {
 // TCP has the settings of a TCP proxy.
 type TCP struct {
 	Cluster string
+	// Weighted are used instead of Cluster if there are any, with Prefix in statistics.
+	Weighted []WeightedCluster
+	Prefix   string
 	// IdleTimeout is how long a connection may be idle; nil means Envoy's default of one hour.
 	IdleTimeout *durationpb.Duration
 	// MaxDuration is the maximum age of a connection; nil means no limit.
 	MaxDuration *durationpb.Duration
+}
+
+// WeightedCluster is one of several clusters of connections.
+type WeightedCluster struct {
+	Cluster string
+	Weight  uint32
 }
 
 func (e Env) tcpProxy(statPrefix string, t TCP) *listenerv3.Filter {
