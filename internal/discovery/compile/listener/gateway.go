@@ -180,7 +180,8 @@ var tlsVersions = map[networking.ServerTLSSettings_TLSProtocol]tlsv3.TlsParamete
 	networking.ServerTLSSettings_TLSV1_2: tlsv3.TlsParameters_TLSv1_2, networking.ServerTLSSettings_TLSV1_3: tlsv3.TlsParameters_TLSv1_3,
 }
 
-// serverParams returns the parameters of a server's TLS: its own, else those of mesh configuration, else versions 1.2 and 1.3.
+// serverParams returns the parameters of a server's TLS: those of the proxy's compliance policy, else its own, else those of mesh
+// configuration, else versions 1.2 and 1.3.
 func (e Env) serverParams(t *networking.ServerTLSSettings) *tlsv3.TlsParameters {
 	var defaults *meshv1.MeshConfig_TLSConfig
 	if t.Mode == networking.ServerTLSSettings_ISTIO_MUTUAL {
@@ -188,7 +189,10 @@ func (e Env) serverParams(t *networking.ServerTLSSettings) *tlsv3.TlsParameters 
 	} else {
 		defaults = e.Mesh.GetTlsDefaults()
 	}
-	p := cluster.TLSParams(defaults)
+	p := cluster.TLSParams(defaults, e.Caps)
+	if e.Caps.CompliancePolicy() != "" {
+		return p // the policy's limits, which no server may widen
+	}
 	if v := tlsVersions[t.MaxProtocolVersion]; v != tlsv3.TlsParameters_TLS_AUTO {
 		p.TlsMaximumProtocolVersion = v
 		p.TlsMinimumProtocolVersion = min(p.TlsMinimumProtocolVersion, v)
