@@ -17,8 +17,14 @@ type row struct{ Name, Why, Result, Found, Remedy string }
 
 func diagnose(t *testing.T, args ...string) (map[string]row, int) {
 	t.Helper()
+	return diagnoseIn(t, map[string]string{}, args...)
+}
+
+// diagnoseIn is diagnose with an environment.
+func diagnoseIn(t *testing.T, env map[string]string, args ...string) (map[string]row, int) {
+	t.Helper()
 	var out, errOut bytes.Buffer
-	code := run(t.Context(), append([]string{"doctor", "-o", "json"}, args...), process{env: map[string]string{}, stdout: &out, stderr: &errOut})
+	code := run(t.Context(), append([]string{"doctor", "-o", "json"}, args...), process{env: env, stdout: &out, stderr: &errOut})
 	var rows []row
 	if err := json.Unmarshal(out.Bytes(), &rows); err != nil {
 		t.Fatalf("%v: %s%s", err, out.String(), errOut.String())
@@ -114,6 +120,15 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 	text, code := command(t, "status", "--statusPort", agenttest.Port(t))
 	if code != failed || !strings.Contains(text, "connection refused") {
 		t.Errorf("status without an agent (%d): %s", code, text)
+	}
+}
+
+// An agent without an Envoy needs neither the program nor its ports.
+func TestDoctorWithoutEnvoy(t *testing.T) {
+	env := map[string]string{"DISABLE_ENVOY": "true", "PROXY_CONFIG": "{binaryPath: /no/envoy}"}
+	rows, _ := diagnoseIn(t, env, "--statusPort", agenttest.Port(t), "--timeout", "1s")
+	if got := rows["versions"]; got.Result != "ok" || !strings.Contains(got.Found, "DISABLE_ENVOY") || !strings.HasPrefix(rows["ports"].Found, "1 ") {
+		t.Errorf("%+v, %+v", got, rows["ports"])
 	}
 }
 

@@ -69,7 +69,10 @@ func Host(ctx context.Context, o Options, f *doctor.Facts) {
 		return
 	}
 	f.Ports = finding.Of(ports(s, o.PIDs))
-	f.Envoy = finding.Of(version(ctx, s.Envoy.Binary, o.Timeout))
+	f.Envoy = finding.Of("none (DISABLE_ENVOY)", nil)
+	if !s.Envoy.Disabled {
+		f.Envoy = finding.Of(version(ctx, s.Envoy.Binary, o.Timeout))
+	}
 	plan, err := identity.Decide(s, identity.Host{WorkingDir: o.WorkingDir, IsFile: func(path string) bool {
 		st, err := os.Stat(o.path(path))
 		return err == nil && !st.IsDir()
@@ -120,7 +123,9 @@ func ports(s *spec.Spec, pids []int) ([]doctor.Port, error) {
 			out = append(out, secure)
 		}
 	}
-	if s.Node.ID.Role == mesh.Sidecar {
+	if s.Envoy.Disabled {
+		out = []doctor.Port{{Number: s.Status.Port, Use: "status of the agent"}}
+	} else if s.Node.ID.Role == mesh.Sidecar {
 		out = append(out, doctor.Port{Number: mesh.OutboundPort, Use: "captured outbound connections"},
 			doctor.Port{Number: mesh.InboundPort, Use: "captured inbound connections"})
 	}
