@@ -63,6 +63,7 @@ var layers = map[string]layer{
 	"internal/discovery/admit": pure, "internal/discovery/allocate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
+	"internal/discovery/compile/authz": pure,
 	"internal/discovery/compile/route": pure, "internal/discovery/compile/proxyless": pure,
 	"internal/discovery/ca/rotation": pure,
 	"internal/discovery/source/dir":  edge, "internal/discovery/source/kube": edge, "internal/discovery/source/multi": edge,
@@ -104,7 +105,7 @@ var allowedImports = map[string][]string{
 	"internal/discovery/model":             {"internal/discovery/allocate"},        // it stores what was allocated
 	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"}, // routes name clusters
 	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"}, // so do gRPC's routes
-	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster"}, // so do filter chains
+	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster", "internal/discovery/compile/authz"}, // so do filter chains, which have filters of authorization
 	"internal/httpguard":                   {"internal/printable"},                 // the Host of a client in an error
 	"test/require":                         {"internal/lab/netmesh"},               // whether this machine can make Pods
 	"test/envoytest":                       {"test/require"},

@@ -109,3 +109,29 @@ func TestInvalidEditOfAPolicyKeepsTheLastGoodOne(t *testing.T) {
 		wait.Until(t, "it is fixed", func() bool { return len(l.plane.objects()) == 0 })
 	}
 }
+
+// An AuthorizationPolicy that becomes invalid stays in force as it was, and one of the root namespace that never was valid
+// closes what it selects in all namespaces.
+func TestInvalidAuthorizationPolicy(t *testing.T) {
+	const good = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: shop}\nspec: {selector: {matchLabels: {app: reviews}}, action: DENY, rules: [{}]}\n"
+	l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": good})
+	l.start()
+	l.ready(http.StatusOK, "ready")
+	const rule = "ns[shop]-policy[a]-rule[0]"
+	l.listener().until("virtualInbound", rule)
+	for _, text := range []string{strings.Replace(good, "DENY", "DENI", 1), strings.Replace(good, "[{}]", "[{]", 1), strings.Replace(good, "rules: [{}]", "rules: [{when: [{key: x}]}]", 1)} {
+		l.write("policy.yaml", text)
+		wait.Until(t, "it is reported", func() bool { return len(l.plane.objects()) > 0 })
+		p := l.listener()
+		if p.until("virtualInbound", rule); closed(p) {
+			t.Errorf("the last good value does not stay with %s", text)
+		}
+		l.write("policy.yaml", good)
+		wait.Until(t, "it is fixed", func() bool { return len(l.plane.objects()) == 0 })
+	}
+	l.remove("policy.yaml")
+	l.listener().untilGone("virtualInbound", rule)
+	l.write("root.yaml", strings.NewReplacer("DENY", "DENI", "namespace: shop", "namespace: istio-system").Replace(good))
+	p := l.listener()
+	p.wait("a listener that accepts nothing", func() bool { return closed(p) })
+}

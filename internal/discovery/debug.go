@@ -79,7 +79,7 @@ func (s *Server) pages() []page {
 // notAvailable are the pages of Istio's control plane that have no counterpart here.
 var notAvailable = map[string]string{
 	"ambientz":       "ambient mode is not served",
-	"authorizationz": "AuthorizationPolicy is not served",
+	"authorizationz": "not served: /debug/configz lists the policies, /debug/config_dump has their filters",
 	"cachez":         "there is no cache: proxies share what was compiled; see classz",
 	"ecdsz":          "ECDS is not served",
 	"inject":         "there is no injector",

@@ -166,7 +166,7 @@ func groupVersion(k object.Kind) (group, version string, ok bool) {
 		return "networking.istio.io", "v1", true
 	case object.ProxyConfig:
 		return "networking.istio.io", "v1beta1", true
-	case object.PeerAuthentication:
+	case object.PeerAuthentication, object.AuthorizationPolicy:
 		return "security.istio.io", "v1", true
 	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod, object.ServiceAccount, object.Secret, object.ConfigMap:
 		return "", "", false

@@ -10,7 +10,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
-	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -254,13 +253,14 @@ func (p *layers) inbound(k compile.Key, value []byte) *xds.Resource {
 		return r
 	}
 	r.Closed = xds.NewEncoded(xds.LDS, k.Name, in.Closed)
-	r.Policy, r.Closed.Policy = policyOf(in.Modes), &xds.Policy{Closed: true}
+	r.Policy, r.Closed.Policy = policyOf(in), &xds.Policy{Closed: true}
 	return r
 }
 
-// policyOf is the policy of a listener with these modes.
-func policyOf(m model.Modes) *xds.Policy {
-	out := &xds.Policy{Closed: m.Closed, Strict: m.Default == mesh.Strict}
+// policyOf is the policy of a listener with this security.
+func policyOf(in compile.Inbound) *xds.Policy {
+	m := in.Modes
+	out := &xds.Policy{Closed: m.Closed, Strict: m.Default == mesh.Strict, Authorization: in.Rules}
 	for port, mode := range m.Ports {
 		if out.Ports == nil {
 			out.Ports = map[uint32]bool{}

@@ -20,7 +20,7 @@ func triggerOf(c object.Change, ofMesh bool) triggerEffect {
 		return triggerEffect{"svc", "service"}
 	case object.EndpointSlice, object.Pod, object.Node, object.WorkloadEntry:
 		return triggerEffect{"eds", "endpoint"}
-	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar, object.Gateway:
+	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.Sidecar, object.Gateway:
 		return triggerEffect{"config", "config"}
 	case object.ConfigMap:
 		if ofMesh {

@@ -10,7 +10,7 @@ import (
 )
 
 const unread = `apiVersion: security.istio.io/v1
-kind: AuthorizationPolicy
+kind: RequestAuthentication
 metadata: {name: only-reviews, namespace: shop}
 spec: {}
 ---
@@ -33,7 +33,7 @@ func TestPoliciesThatAreNotEnforcedAreErrors(t *testing.T) {
 	p := start(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	p.emit(shop+"---\n"+unread, true)
 	want := []objectEntry{
-		{Object: "AuthorizationPolicy shop/only-reviews", Severity: "error", Text: "NOT enforced"},
+		{Object: "RequestAuthentication shop/only-reviews", Severity: "error", Text: "NOT enforced"},
 		{Object: "EnvoyFilter shop/lua", Severity: "warning", Text: "has no effect"},
 		{Object: "VirtualService shop/reviews", Severity: "warning", Field: "kind", Text: "did you mean VirtualService?"},
 		{Severity: "info", Text: "1 object of a kind that the mesh does not use is ignored: Deployment"},
@@ -57,7 +57,7 @@ func TestPoliciesThatAreNotEnforcedAreErrors(t *testing.T) {
 	}
 	_, metrics := p.get(p.addr.Monitoring, "/metrics")
 	for _, w := range []string{
-		`pilothouse_config_problems{kind="AuthorizationPolicy",severity="error"} 1`, `pilothouse_config_problems{kind="EnvoyFilter",severity="warning"} 1`,
+		`pilothouse_config_problems{kind="RequestAuthentication",severity="error"} 1`, `pilothouse_config_problems{kind="EnvoyFilter",severity="warning"} 1`,
 		`pilothouse_config_problems{kind="VirtualService",severity="warning"} 1`, `pilothouse_config_problems{kind="",severity="error"} 0`,
 	} {
 		if !strings.Contains(metrics, w) {
@@ -72,7 +72,7 @@ func TestPoliciesThatAreNotEnforcedAreErrors(t *testing.T) {
 		t.Errorf("objects after the repair: %+v", got)
 	}
 	_, metrics = p.get(p.addr.Monitoring, "/metrics")
-	if strings.Contains(metrics, "AuthorizationPolicy") {
+	if strings.Contains(metrics, "RequestAuthentication") {
 		t.Error("the metric outlives the problem")
 	}
 }

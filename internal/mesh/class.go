@@ -52,6 +52,9 @@ const (
 	FIPS1402
 	FIPS1403
 	PQC
+	// RBAC: envoy.filters.http.rbac, and NetworkRBAC: envoy.filters.network.rbac.
+	RBAC
+	NetworkRBAC
 )
 
 // Has reports whether all bits of x are set in c.
@@ -62,6 +65,8 @@ var extensionBits = map[string]Capability{
 	"envoy.filters.http.grpc_stats":              GRPCStats,
 	"envoy.filters.http.fault":                   Fault,
 	"envoy.filters.http.cors":                    CORS,
+	"envoy.filters.http.rbac":                    RBAC,
+	"envoy.filters.network.rbac":                 NetworkRBAC,
 	"envoy.filters.listener.http_inspector":      HTTPInspector,
 	"envoy.retry_host_predicates.previous_hosts": PreviousHosts,
 	"envoy.request_id.uuid":                      RequestIDUUID,
@@ -147,6 +152,10 @@ type Scope struct {
 	// Selected identifies the client-side selectors that match the proxy's labels (never the
 	// labels themselves), in a canonical form that package model defines.
 	Selected string
+	// Authorization are, for a router, as those of Workload, and Closed is set if it must accept no request, because of a policy
+	// that cannot be read.
+	Authorization string
+	Closed        bool
 }
 
 // ScopeID is an interned Scope: cheap to compare and to use as a map key. IDs are equal if
@@ -177,6 +186,8 @@ type Workload struct {
 	Namespace string
 	Services  string
 	Policies  string
+	// Authorization are the AuthorizationPolicies that select the proxy by its labels.
+	Authorization string
 	// Addresses are the proxy's own, separated by commas, and Mutual is set if the workload says that it accepts the mesh's
 	// mutual TLS. Only the listeners of gRPC servers depend on them; of other proxies they are zero.
 	Addresses string

@@ -8,7 +8,7 @@ import (
 // shortNames are kubectl's short names of kinds.
 var shortNames = map[string]Kind{
 	"ns": Namespace, "svc": Service, "po": Pod, "sa": ServiceAccount, "cm": ConfigMap, "se": ServiceEntry, "we": WorkloadEntry, "wg": WorkloadGroup,
-	"vs": VirtualService, "dr": DestinationRule, "pa": PeerAuthentication, "gw": Gateway,
+	"vs": VirtualService, "dr": DestinationRule, "pa": PeerAuthentication, "ap": AuthorizationPolicy, "gw": Gateway,
 }
 
 // ParseKind finds the kind that a user means: by its name, the plural of that or kubectl's short name, in
@@ -22,8 +22,8 @@ func ParseKind(text string) (Kind, error) {
 	for _, k := range Kinds() {
 		lower := strings.ToLower(string(k))
 		plural := lower + "s"
-		if stem, ok := strings.CutSuffix(lower, "ry"); ok {
-			plural = stem + "ries"
+		if strings.HasSuffix(lower, "ry") || strings.HasSuffix(lower, "cy") {
+			plural = strings.TrimSuffix(lower, "y") + "ies"
 		}
 		if name == lower || name == plural {
 			return k, nil

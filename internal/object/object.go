@@ -36,17 +36,19 @@ const (
 	VirtualService     Kind = "VirtualService"     // *networking/v1alpha3.VirtualService
 	DestinationRule    Kind = "DestinationRule"    // *networking/v1alpha3.DestinationRule
 	PeerAuthentication Kind = "PeerAuthentication" // *security/v1beta1.PeerAuthentication
-	Sidecar            Kind = "Sidecar"            // *networking/v1alpha3.Sidecar
-	Gateway            Kind = "Gateway"            // *networking/v1alpha3.Gateway
-	ProxyConfig        Kind = "ProxyConfig"        // *networking/v1beta1.ProxyConfig
-	WorkloadGroup      Kind = "WorkloadGroup"      // *networking/v1alpha3.WorkloadGroup
+	// *security/v1beta1.AuthorizationPolicy
+	AuthorizationPolicy Kind = "AuthorizationPolicy"
+	Sidecar             Kind = "Sidecar"       // *networking/v1alpha3.Sidecar
+	Gateway             Kind = "Gateway"       // *networking/v1alpha3.Gateway
+	ProxyConfig         Kind = "ProxyConfig"   // *networking/v1beta1.ProxyConfig
+	WorkloadGroup       Kind = "WorkloadGroup" // *networking/v1alpha3.WorkloadGroup
 )
 
 // Kinds returns all kinds, in the order in which listings show them.
 func Kinds() []Kind {
 	return []Kind{
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
-		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, Sidecar, Gateway, ProxyConfig,
+		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, AuthorizationPolicy, Sidecar, Gateway, ProxyConfig,
 		WorkloadGroup,
 	}
 }

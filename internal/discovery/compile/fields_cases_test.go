@@ -19,6 +19,15 @@ var fieldExceptions = map[string]string{
 	"MeshConfig.meshMTLS.minProtocolVersion=TLSV1_2":    "it is the default, by another name",
 	"MeshConfig.tlsDefaults.minProtocolVersion=TLSV1_2": "it is the default, by another name",
 
+	"AuthorizationPolicy.targetRef.group":                     "a policy with a target is rejected, with what that means",
+	"AuthorizationPolicy.targetRef.kind":                      "a policy with a target is rejected, with what that means",
+	"AuthorizationPolicy.targetRef.name":                      "a policy with a target is rejected, with what that means",
+	"AuthorizationPolicy.targetRef.namespace":                 "a policy with a target is rejected, with what that means",
+	"AuthorizationPolicy.targetRefs.group":                    "a policy with a target is rejected, with what that means",
+	"AuthorizationPolicy.targetRefs.kind":                     "a policy with a target is rejected, with what that means",
+	"AuthorizationPolicy.targetRefs.name":                     "a policy with a target is rejected, with what that means",
+	"AuthorizationPolicy.targetRefs.namespace":                "a policy with a target is rejected, with what that means",
+	"AuthorizationPolicy.action=CUSTOM":                       "it needs a provider: testdata/authorization.txtar has both",
 	"MeshConfig.discoverySelectors.matchLabels":               "package scope selects the objects of a source before they are compiled",
 	"MeshConfig.discoverySelectors.matchExpressions.key":      "the same",
 	"MeshConfig.discoverySelectors.matchExpressions.operator": "the same",
@@ -211,6 +220,12 @@ spec: {mtls: {mode: STRICT}}
 		`{selector: {matchLabels: {app: b}}, mtls: {mode: DISABLE}, portLevelMtls: {"8080": {mode: STRICT}}}`,
 		`{mtls: {mode: PERMISSIVE}}`,
 	}},
+	{name: "AuthorizationPolicy", kind: object.AuthorizationPolicy, empty: &security.AuthorizationPolicy{}, bases: []string{
+		`{selector: {matchLabels: {app: b}}, rules: [{from: [{source: {principals: [x]}}], to: [{operation: {ports: ["80"]}}], when: [{key: source.ip, values: [10.0.0.1]}]}]}`,
+		`{rules: [{from: [{source: {ipBlocks: [10.0.0.1]}}], to: [{operation: {ports: ["80"]}}], when: [{key: "request.headers[x]", values: [a]}]}]}`,
+		`{action: DENY, rules: [{to: [{operation: {ports: ["80"]}}]}]}`,
+		`{action: CUSTOM, provider: {name: a}, rules: [{to: [{operation: {ports: ["80"]}}]}]}`,
+	}},
 	{name: "Gateway", kind: object.Gateway, empty: &networking.Gateway{}, bases: []string{
 		`{servers: [{port: {number: 80, protocol: HTTP, name: http}, hosts: ["*"]}]}`,
 		`{servers: [{port: {number: 8080, protocol: HTTP, name: http}, hosts: ["*"], bind: 10.0.0.1}]}`,
@@ -310,7 +325,11 @@ var fieldValues = map[string][]string{
 
 	"Sidecar.workloadSelector.labels": {"app=a"}, "egress.hosts": {"*/*"}, "port.protocol": {"HTTP"},
 	"Gateway.selector": {"app=none"}, "Gateway.servers.hosts": {"c.other.svc.cluster.local"},
-	"PeerAuthentication.selector.matchLabels": {"app=a"},
+	"PeerAuthentication.selector.matchLabels": {"app=a"}, "AuthorizationPolicy.selector.matchLabels": {"app=a"},
+	"source.serviceAccounts": {"shop/a"}, "source.notServiceAccounts": {"shop/a"}, "source.requestPrincipals": {"a/b"}, "source.notRequestPrincipals": {"a/b"},
+	"source.ipBlocks": {"10.0.0.9"}, "source.notIpBlocks": {"10.0.0.9"}, "source.remoteIpBlocks": {"10.0.0.9"}, "source.notRemoteIpBlocks": {"10.0.0.9"},
+	"operation.ports": {"81"}, "operation.notPorts": {"81"}, "operation.paths": {"/x"}, "operation.notPaths": {"/x"},
+	"when.key": {"remote.ip"}, "when.values": {"10.0.0.7"}, "when.notValues": {"10.0.0.7"},
 
 	"cipherSuites": {"AES128-SHA"}, "ecdhCurves": {"P-256"}, "trustDomain": {"example.org"}, "trustDomainAliases": {"example.org"},
 	"rootNamespace": {"other"}, "defaultHttpRetryPolicy.retryOn": {"503"},

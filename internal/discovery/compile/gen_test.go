@@ -70,7 +70,7 @@ func (d *dice) exportTo() []string {
 // change makes a random change to a random object: a new value three times of four.
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
-		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.Sidecar, object.Namespace, object.Node, object.Gateway)
+		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.Sidecar, object.Namespace, object.Node, object.Gateway)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
 	switch kind {
 	case object.Namespace, object.Node:
@@ -122,6 +122,9 @@ func (d *dice) change() object.Change {
 		o.Spec = d.destinationRule()
 	case object.PeerAuthentication:
 		o.Spec = d.peerAuthentication()
+	case object.AuthorizationPolicy:
+		o.Spec = d.authorizationPolicy()
+		o.Meta.Annotations = pick(d, nil, nil, map[string]string{"istio.io/dry-run": "true"})
 	case object.Sidecar:
 		o.Spec = d.sidecar()
 	case object.Gateway:
@@ -308,6 +311,17 @@ func (d *dice) peerAuthentication() *security.PeerAuthentication {
 	if d.oneIn(2) {
 		p.Selector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
 		p.PortLevelMtls = map[uint32]*security.PeerAuthentication_MutualTLS{8080: {Mode: security.PeerAuthentication_MutualTLS_Mode(d.roll(4))}}
+	}
+	return p
+}
+
+func (d *dice) authorizationPolicy() *security.AuthorizationPolicy {
+	p := &security.AuthorizationPolicy{Action: security.AuthorizationPolicy_Action(d.roll(4))}
+	if d.oneIn(2) {
+		p.Selector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
+	}
+	for range d.roll(3) {
+		p.Rules = append(p.Rules, &security.Rule{To: []*security.Rule_To{{Operation: &security.Operation{Methods: []string{pick(d, "GET", "PUT")}}}}})
 	}
 	return p
 }

@@ -7,7 +7,9 @@ import (
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	meshv1 "istio.io/api/mesh/v1alpha1"
+	security "istio.io/api/security/v1beta1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
@@ -20,6 +22,9 @@ import (
 // Inbound is what a workload's inbound security decides.
 type Inbound struct {
 	Modes model.Modes
+	// Authorization are the filters of the AuthorizationPolicies in force; Rules is a hash of them, "" for none.
+	Authorization authz.Filters
+	Rules         string
 	// Closed is virtualInbound without a filter chain that accepts connections, encoded as resources are.
 	Closed []byte
 }
@@ -27,10 +32,39 @@ type Inbound struct {
 // inbound returns the inbound security of a workload; of the key, only what decides it counts.
 func (c *Compiler) inbound(r *incr.Reader, k Key) Inbound {
 	w := k.Workload.Value()
+	modes := c.model.ModesOf(r, w.Namespace, strings.Fields(w.Policies))
+	filters := c.authorization(r, w)
+	if filters.HTTP != nil && !k.Scope.Value().Caps.Has(mesh.RBAC|mesh.NetworkRBAC) {
+		modes.Closed = true // the proxy cannot tell whom to let in
+	}
 	return Inbound{
-		Modes:  c.model.ModesOf(r, w.Namespace, strings.Fields(w.Policies)),
+		Modes: modes, Authorization: filters, Rules: filters.Hash(),
 		Closed: marshal.MustEncodedAny(listener.VirtualInbound(listener.Inbound{Closed: true}, c.inboundEnv(r, k))),
 	}
+}
+
+// authorization returns the filters of the AuthorizationPolicies of a workload.
+func (c *Compiler) authorization(r *incr.Reader, w mesh.Workload) authz.Filters {
+	var policies []authz.Policy
+	for _, p := range c.model.AuthorizationOf(r, w) {
+		policies = append(policies, authz.Policy{Namespace: p.Namespace, Name: p.Name, Spec: p.Spec, DryRun: p.DryRun})
+	}
+	if len(policies) == 0 {
+		return authz.Filters{}
+	}
+	return authz.Build(policies, trustDomains(c.model.Mesh(r)))
+}
+
+// restricted reports whether a policy may deny requests to a workload.
+func (c *Compiler) restricted(r *incr.Reader, w mesh.Workload) bool {
+	return slices.ContainsFunc(c.model.AuthorizationOf(r, w), func(p *model.AuthorizationPolicy) bool {
+		return !p.DryRun && p.Spec.GetAction() != security.AuthorizationPolicy_AUDIT
+	})
+}
+
+// trustDomains are the mesh's trust domain and its aliases.
+func trustDomains(m *meshv1.MeshConfig) []string {
+	return append([]string{m.TrustDomain}, m.TrustDomainAliases...)
 }
 
 // InboundOf returns the inbound security that a ListenerInbound was made with; false if it is not wanted.
@@ -48,10 +82,12 @@ func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
 // ports that belong to no service.
 func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 	m, w := c.model.Mesh(r), k.Workload.Value()
-	modes := c.inner.inbound.Of(r, k).Modes
+	decided := c.inner.inbound.Of(r, k)
+	modes := decided.Modes
 	in := listener.Inbound{
-		Closed:       modes.Closed,
-		TrustDomains: append([]string{m.TrustDomain}, m.TrustDomainAliases...),
+		Closed:        modes.Closed,
+		TrustDomains:  trustDomains(m),
+		Authorization: decided.Authorization,
 		Unknown: listener.InboundPort{
 			Protocol: mesh.Auto, Mode: modes.Default, Cluster: mesh.InboundPassthroughCluster,
 			Routes: inboundRoutes(m, mesh.InboundPassthroughCluster, 0, "", 0),

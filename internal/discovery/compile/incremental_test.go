@@ -246,6 +246,18 @@ func TestOnlyAffectedRulesRun(t *testing.T) {
 			never: []string{"cluster", "listener", "endpoints", "assignment", "route", "virtual host"},
 			moved: []string{"inbound listener virtualInbound"},
 		},
+		{
+			what:  "a policy for workloads that do not exist",
+			yaml:  "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: b, namespace: other}\nspec: {selector: {matchLabels: {app: none}}, rules: [{}]}\n",
+			never: []string{"inbound security", "inbound listener", "cluster", "listener", "endpoints", "route"},
+		},
+		{
+			what:  "a policy of the whole namespace",
+			yaml:  "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: c, namespace: other}\nspec: {}\n",
+			must:  map[string]int{"inbound security": 1, "inbound listener": 1},
+			never: []string{"cluster", "listener", "endpoints", "route"},
+			moved: []string{"inbound listener virtualInbound"},
+		},
 	}
 	for _, s := range steps {
 		before := w.graph.Stats()
@@ -268,5 +280,39 @@ func TestOnlyAffectedRulesRun(t *testing.T) {
 				t.Errorf("%s: rule %q ran %d times, and must not", s.what, rule, ran[rule])
 			}
 		}
+	}
+}
+
+// TestPolicyRerunsTheWorkloadsThatItSelects: a changed AuthorizationPolicy with a selector is compiled for the workloads
+// that it selects, and for no other.
+func TestPolicyRerunsTheWorkloadsThatItSelects(t *testing.T) {
+	const policy = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: NS}\nspec: {selector: {matchLabels: {app: reviews}}, action: DENY, rules: [{to: [{operation: {ports: [\"PORT\"]}}]}]}\n"
+	for _, ns := range []string{"shop", "istio-system"} {
+		t.Run(ns, func(t *testing.T) {
+			with := func(port string) string { return strings.NewReplacer("NS", ns, "PORT", port).Replace(policy) }
+			w := newWorld()
+			w.apply(t, bookshop)
+			w.apply(t, with("1"))
+			w.join(proxy(t, "sidecar~10.99.0.1~reviews-1.shop~shop.svc.cluster.local", "app=reviews"))
+			w.join(proxy(t, "sidecar~10.99.0.9~client.shop~shop.svc.cluster.local", "app=client"))
+			w.join(proxy(t, "sidecar~10.99.0.8~client.other~other.svc.cluster.local", "app=client"))
+			w.run()
+			before := w.graph.Stats()
+			w.apply(t, with("2"))
+			if moved := w.run(); !slices.Equal(moved, []string{"inbound listener virtualInbound"}) {
+				t.Errorf("moved %q", moved)
+			}
+			after := w.graph.Stats()
+			for _, rule := range []string{"inbound security", "inbound listener"} {
+				if n := after[rule].Runs - before[rule].Runs; n != 1 {
+					t.Errorf("rule %q ran %d times, want once", rule, n)
+				}
+			}
+			for _, rule := range []string{"cluster", "listener", "endpoints", "route", "inbound cluster"} {
+				if n := after[rule].Runs - before[rule].Runs; n != 0 {
+					t.Errorf("rule %q ran %d times", rule, n)
+				}
+			}
+		})
 	}
 }

@@ -248,6 +248,7 @@ func (c *Compiler) listenerServer(r *incr.Reader, k Key) []byte {
 	}
 	w := k.Workload.Value()
 	modes := c.model.ModesOf(r, w.Namespace, strings.Fields(w.Policies))
+	modes.Closed = modes.Closed || c.restricted(r, w) // a library cannot evaluate all rules
 	mode := modes.Of(uint32(at.Port()))
 	return marshal.MustEncodedAny(proxyless.ServerListener(proxyless.Server{
 		Name: k.Name, Address: at.Addr().String(), Port: uint32(at.Port()), Closed: modes.Closed,

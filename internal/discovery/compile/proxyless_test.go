@@ -4,6 +4,10 @@ import (
 	"strings"
 	"testing"
 
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -87,5 +91,46 @@ status: {phase: Running, podIP: 10.99.1.2}
 				t.Errorf("%s, want %s", got, c.want)
 			}
 		})
+	}
+}
+
+// TestProxylessServersWithPoliciesAreClosed: a library evaluates no AuthorizationPolicy, so that its server has no route if there
+// is one that may deny.
+func TestProxylessServersWithPoliciesAreClosed(t *testing.T) {
+	for spec, closed := range map[string]bool{"{}": true, "{action: DENY, rules: [{}]}": true, "{action: AUDIT, rules: [{}]}": false} {
+		w := newWorld()
+		w.apply(t, `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: grpc, port: 80, targetPort: 7070}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web-1, namespace: shop, labels: {app: web}}
+status: {phase: Running, podIP: 10.99.1.1}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: a, namespace: shop}
+spec: `+spec)
+		servers := 0
+		for k, value := range w.bytes(w.join(proxylessClient(proxy(t, "sidecar~10.99.1.1~web-1.shop~shop.svc.cluster.local", "app=web")))) {
+			if k.Kind != compile.ListenerServer {
+				continue
+			}
+			servers++
+			chain := message(t, k.Kind, value).(*listenerv3.Listener).FilterChains[0]
+			hcm := &hcmv3.HttpConnectionManager{}
+			if err := chain.Filters[0].GetTypedConfig().UnmarshalTo(hcm); err != nil {
+				t.Fatal(err)
+			}
+			if got := len(hcm.GetRouteConfig().VirtualHosts[0].Routes) == 0; got != closed {
+				t.Errorf("%s: closed %v, want %v", spec, got, closed)
+			}
+		}
+		if servers == 0 {
+			t.Error("there is no server")
+		}
 	}
 }

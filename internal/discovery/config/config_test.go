@@ -14,7 +14,7 @@ import (
 // groups has the API versions of kinds that are not in networking.istio.io/v1.
 var groups = map[object.Kind]string{
 	object.Service: "v1", object.Pod: "v1", object.ConfigMap: "v1", object.EndpointSlice: "discovery.k8s.io/v1",
-	object.PeerAuthentication: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1",
+	object.PeerAuthentication: "security.istio.io/v1", object.AuthorizationPolicy: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1",
 }
 
 // parse returns the object with the given YAML after its metadata.
@@ -182,6 +182,47 @@ func TestPolicies(t *testing.T) {
 		{object.Gateway, "{servers: [{name: a, port: {number: 15443, name: tls, protocol: TLS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH}}]}", nil},
 		{object.Gateway, "{servers: [{bind: 1.2.3.4, port: {number: 15443, protocol: HTTPS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH, credentialName: x}}]}", []string{
 			"E spec.servers[0].port.protocol: invalid protocol \"HTTPS\" with tls.mode AUTO_PASSTHROUGH: want TLS", "W spec.servers[0].bind: not applied", "W spec.servers[0].tls.credentialName: not applied"}},
+	})
+}
+
+func TestAuthorizationPolicies(t *testing.T) {
+	one := func(what string) string { return "{rules: [" + what + "]}" }
+	source := func(s string) string { return one("{from: [{source: {" + s + "}}]}") }
+	operation := func(s string) string { return one("{to: [{operation: {" + s + "}}]}") }
+	when := func(key, values string) string {
+		return one("{when: [{key: '" + key + "', values: [" + values + "]}]}")
+	}
+	runRules(t, []rule{
+		{object.AuthorizationPolicy, "{}", nil},
+		{object.AuthorizationPolicy, "{action: DENY}", []string{"W spec.rules: is empty: the policy matches nothing"}},
+		{object.AuthorizationPolicy, "{action: CUSTOM, rules: [{}]}", []string{"E spec.provider.name: is empty"}},
+		{object.AuthorizationPolicy, "{action: CUSTOM, provider: {name: a}, rules: [{}]}", []string{"W spec.provider: external authorization is not supported: every request"}},
+		{object.AuthorizationPolicy, "{provider: {name: a}}", []string{"E spec.provider: is for action CUSTOM only"}},
+		{object.AuthorizationPolicy, "{targetRefs: [{kind: Service, name: a}]}", []string{"E spec.targetRefs: is not supported: this policy is NOT enforced"}},
+		{object.AuthorizationPolicy, "{action: DENY, rules: [{to: [{operation: {paths: [/a]}}]}]}", []string{"W spec.rules[0]: TCP connections have no paths: of these, the rule matches all"}},
+		{object.AuthorizationPolicy, operation("methods: [GET], hosts: [a]"), []string{"I spec.rules[0]: matches no TCP connection, since these have no hosts, methods"}},
+		{object.AuthorizationPolicy, operation(""), []string{"E spec.rules[0].to[0].operation: is empty"}},
+		{object.AuthorizationPolicy, source(""), []string{"E spec.rules[0].from[0].source: is empty"}},
+		{object.AuthorizationPolicy, source("principals: ['']"), []string{"E spec.rules[0].from[0].source.principals[0]: is empty"}},
+		{object.AuthorizationPolicy, source("principals: ['a*b', '*a*', '*', 'a*', '*a']"), []string{"W spec.rules[0].from[0].source.principals[0]: of \"a*b\" only one", "W spec.rules[0].from[0].source.principals[1]"}},
+		{object.AuthorizationPolicy, source("ipBlocks: [10.0.0.0/8, '::1', 10.0.0, 10.0.0.0/33], notIpBlocks: [x]"), []string{
+			"E spec.rules[0].from[0].source.ipBlocks[2]: invalid block \"10.0.0\"", "E spec.rules[0].from[0].source.ipBlocks[3]", "E spec.rules[0].from[0].source.notIpBlocks[0]"}},
+		{object.AuthorizationPolicy, source("serviceAccounts: [a, n/a, 'a*', n/a/b]"), []string{
+			"E spec.rules[0].from[0].source.serviceAccounts[2]: invalid service account", "E spec.rules[0].from[0].source.serviceAccounts[3]"}},
+		{object.AuthorizationPolicy, source("namespaces: [a/b]"), []string{"E spec.rules[0].from[0].source.namespaces[0]: invalid value \"a/b\""}},
+		{object.AuthorizationPolicy, operation("ports: ['80', '0', '70000', http]"), []string{
+			"E spec.rules[0].to[0].operation.ports[1]: invalid port \"0\"", "E spec.rules[0].to[0].operation.ports[2]", "E spec.rules[0].to[0].operation.ports[3]"}},
+		{object.AuthorizationPolicy, operation("paths: ['/a/{*}/b', '/{**}', 'a', '/a{*}', '/{**}/{*}', '/{*}/', '{*}']"), []string{
+			"W spec.rules[0].to[0].operation.paths[2]: \"a\" matches no path", "E spec.rules[0].to[0].operation.paths[3]: invalid template", "E spec.rules[0].to[0].operation.paths[4]: invalid template",
+			"E spec.rules[0].to[0].operation.paths[5]", "E spec.rules[0].to[0].operation.paths[6]", "I spec.rules[0]"}},
+		{object.AuthorizationPolicy, when("request.headers[x-a]", "a"), []string{"I spec.rules[0]: matches no TCP connection, since these have no request.headers[x-a]"}},
+		{object.AuthorizationPolicy, when("request.headers[x a]", "a"), []string{"E spec.rules[0].when[0].key: unknown key"}},
+		{object.AuthorizationPolicy, when("request.auth.claims[a][b]", "a"), []string{"W spec.rules[0].when[0].key: tokens are not validated", "I spec.rules[0]"}},
+		{object.AuthorizationPolicy, when("request.auth.claims[a", "a"), []string{"E spec.rules[0].when[0].key: unknown key"}},
+		{object.AuthorizationPolicy, when("source.ip", ""), []string{"E spec.rules[0].when[0]: has no values"}},
+		{object.AuthorizationPolicy, when("destination.port", "'80'"), nil},
+		{object.AuthorizationPolicy, when("experimental.envoy.filters.a[b]", "'[x]', '[x'"), []string{"E spec.rules[0].when[0].values[1]: invalid value \"[x\""}},
+		{object.AuthorizationPolicy, when("source.port", "'80'"), []string{"E spec.rules[0].when[0].key: unknown key \"source.port\""}},
 	})
 }
 

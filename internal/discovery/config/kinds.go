@@ -28,6 +28,9 @@ var kinds = map[object.Kind]func(*check, object.Object){
 			c.peerAuthentication(s)
 		})
 	},
+	object.AuthorizationPolicy: func(c *check, o object.Object) {
+		specRules(c, o, func(s *security.AuthorizationPolicy) { c.authorizationPolicy(o, s) })
+	},
 	object.Sidecar:       func(c *check, o object.Object) { specRules(c, o, c.sidecar) },
 	object.Gateway:       func(c *check, o object.Object) { specRules(c, o, c.gateway) },
 	object.ProxyConfig:   func(c *check, o object.Object) { specRules(c, o, c.proxyConfig) },

@@ -69,15 +69,20 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	workload := mesh.Workload{
 		// Policies restrict: they hold for a proxy whatever else it is refused.
 		Namespace: k.Namespace, Services: services, Policies: m.selecting(r, k.Namespace, labels),
+		Authorization: m.authorizing(r, k.Namespace, labels),
 	}
 	if k.Caps.Has(mesh.Proxyless) {
 		workload.Addresses, workload.Mutual = k.IPs, labels[mesh.TLSModeLabel] == "istio"
 	}
+	scope := mesh.Scope{
+		Role: k.Role, Namespace: k.Namespace, Cluster: cluster, Caps: k.Caps,
+		Sidecar: m.sidecarFor(r, k, labels), Gateways: gateways, Selected: m.selected(r, k.Namespace, labels),
+	}
+	if k.Role == mesh.Router { // its listeners are those of the scope
+		scope.Authorization, scope.Closed = workload.Authorization, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
+	}
 	return mesh.Class{
-		Scope: mesh.Scope{
-			Role: k.Role, Namespace: k.Namespace, Cluster: cluster, Caps: k.Caps,
-			Sidecar: m.sidecarFor(r, k, labels), Gateways: gateways, Selected: m.selected(r, k.Namespace, labels),
-		},
+		Scope:    scope,
 		Location: location,
 		Workload: workload,
 	}
@@ -240,13 +245,20 @@ func (m *Model) endpointOf(r *incr.Reader, s *Service, k ProxyKey, labels map[st
 	return false
 }
 
-// selecting returns the keys of the PeerAuthentications that select the workload by label, separated by
-// spaces.
+// selecting returns the keys of the PeerAuthentications and denials that select the workload by label, separated by
+// spaces. Of the root namespace, these are the denials of everything, for AuthorizationPolicies.
 func (m *Model) selecting(r *incr.Reader, ns string, labels map[string]string) string {
 	var out []string
 	for _, p := range m.rules.policies.Of(r, ns) {
 		if l := p.Spec.GetSelector().GetMatchLabels(); len(l) > 0 && subset(l, labels) {
 			out = append(out, p.Key())
+		}
+	}
+	if root := m.Mesh(r).RootNamespace; root != ns {
+		for _, p := range m.rules.policies.Of(r, root) {
+			if l := p.Spec.GetSelector().GetMatchLabels(); p.deny == denyEverything && len(l) > 0 && subset(l, labels) {
+				out = append(out, p.Key())
+			}
 		}
 	}
 	slices.Sort(out)

@@ -29,6 +29,8 @@ func TestDenialsOverridePolicies(t *testing.T) {
 		"the workload":                  {[]model.Denial{{Name: "x", Namespace: "a", Labels: "app=w"}}, strict},
 		"another workload":              {[]model.Denial{{Name: "x", Namespace: "a", Labels: "app=w,version=v9"}}, open},
 		"a workload of the root":        {[]model.Denial{{Name: "x", Namespace: "istio-system", Labels: "app=w"}}, open},
+		"everything there, by label":    {[]model.Denial{{Name: "x", Namespace: "istio-system", Labels: "app=w", Everything: true}}, closed},
+		"everything there, not this":    {[]model.Denial{{Name: "x", Namespace: "istio-system", Labels: "app=v", Everything: true}}, open},
 		"everything":                    {[]model.Denial{{Name: "x", Namespace: "a", Everything: true}}, closed},
 		"plaintext, then everything":    {[]model.Denial{{Name: "x", Namespace: "a"}, {Name: "y", Namespace: "a", Labels: "app=w", Everything: true}}, closed},
 		"everything there, little here": {[]model.Denial{{Name: "x", Namespace: "b", Everything: true}, {Name: "y", Namespace: "a"}}, strict},

@@ -47,6 +47,7 @@ var kinds = map[object.Kind]kindRow{
 	object.PeerAuthentication: stored(func(m *Model, o *object.Object, spec *security.PeerAuthentication) {
 		m.tables.peers.Put(rowKey(o.Key), &PeerAuthentication{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
 	}, func(m *Model, k object.Key) { m.tables.peers.Delete(rowKey(k)) }),
+	object.AuthorizationPolicy: stored(putAuthorization, func(m *Model, k object.Key) { m.tables.authz.Delete(rowKey(k)) }),
 	object.Sidecar: stored(func(m *Model, o *object.Object, spec *networking.Sidecar) {
 		m.tables.sidecars.Put(rowKey(o.Key), &Sidecar{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
 	}, func(m *Model, k object.Key) { m.tables.sidecars.Delete(rowKey(k)) }),

@@ -56,6 +56,7 @@ type tables struct {
 	virtuals *incr.Table[*VirtualService]
 	dests    *incr.Table[*DestinationRule]
 	peers    *incr.Table[*PeerAuthentication]
+	authz    *incr.Table[*AuthorizationPolicy]
 	sidecars *incr.Table[*Sidecar]
 	mesh     *incr.Table[*meshv1.MeshConfig]
 	// namespaces has the network of each namespace, by its label; networks has the row "networks".
@@ -110,6 +111,14 @@ type PeerAuthentication struct {
 	deny deny
 }
 
+// AuthorizationPolicy is the row of an object.
+type AuthorizationPolicy struct {
+	Row
+	Spec *security.AuthorizationPolicy
+	// DryRun counts what the policy would decide, and decides nothing.
+	DryRun bool
+}
+
 // Sidecar is the row of an object.
 type Sidecar struct {
 	Row
@@ -133,6 +142,7 @@ func New(g *incr.Graph, domain string) *Model {
 		virtuals: incr.NewTable[*VirtualService](g, "virtual services"),
 		dests:    incr.NewTable[*DestinationRule](g, "destination rules"),
 		peers:    incr.NewTable[*PeerAuthentication](g, "peer authentications"),
+		authz:    incr.NewTable[*AuthorizationPolicy](g, "authorization policies"),
 		sidecars: incr.NewTable[*Sidecar](g, "sidecars"),
 		mesh:     incr.NewTable[*meshv1.MeshConfig](g, "mesh"),
 
@@ -153,7 +163,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 	f, t := *m, m.tables
 	f.tables = tables{
 		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
-		dests: t.dests.On(g), peers: t.peers.On(g), sidecars: t.sidecars.On(g), mesh: t.mesh.On(g),
+		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), sidecars: t.sidecars.On(g), mesh: t.mesh.On(g),
 		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g), allocated: t.allocated.On(g),
 	}
 	f.rules.classify, f.rules.claims = m.rules.classify.On(g), m.rules.claims.On(g)
@@ -178,7 +188,7 @@ func (m *Model) Counts() map[string]int {
 	return map[string]int{
 		"services": t.services.Len(), "pods": t.pods.Len(), "nodes": t.nodes.Len(), "workload_entries": t.entries.Len(),
 		"virtual_services": t.virtuals.Len(), "destination_rules": t.dests.Len(),
-		"peer_authentications": t.peers.Len() - len(m.denials), "sidecars": t.sidecars.Len(), "gateways": t.routers.Len(), "endpoint_slices": t.slices.Len(),
+		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "sidecars": t.sidecars.Len(), "gateways": t.routers.Len(), "endpoint_slices": t.slices.Len(),
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 var tableKinds = map[string]object.Kind{
 	"pods": object.Pod, "nodes": object.Node, "workload entries": object.WorkloadEntry, "endpoint slices": object.EndpointSlice,
 	"virtual services": object.VirtualService, "destination rules": object.DestinationRule,
-	"peer authentications": object.PeerAuthentication, "sidecars": object.Sidecar, "gateways": object.Gateway,
+	"peer authentications": object.PeerAuthentication, "authorization policies": object.AuthorizationPolicy, "sidecars": object.Sidecar, "gateways": object.Gateway,
 	"namespaces": object.Namespace, "gateway services": object.Service,
 	"services": "", "mesh": "", "networks": "",
 }
@@ -94,6 +94,8 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 		return []iter.Seq[incr.Dependent]{t.dests.Dependents(rowKey(k))}
 	case object.PeerAuthentication:
 		return []iter.Seq[incr.Dependent]{t.peers.Dependents(rowKey(k))}
+	case object.AuthorizationPolicy:
+		return []iter.Seq[incr.Dependent]{t.authz.Dependents(rowKey(k))}
 	case object.Gateway:
 		return []iter.Seq[incr.Dependent]{t.routers.Dependents(rowKey(k))}
 	case object.Sidecar:

@@ -62,6 +62,13 @@ func (m *Model) modes(r *incr.Reader, ns string, selects func(*PeerAuthenticatio
 	out := Modes{}
 	root := m.Mesh(r).RootNamespace
 	denied := max(m.denied(r, everywhere), m.denied(r, root), m.denied(r, ns))
+	if ns != root { // with a selector, too, it is for the whole mesh
+		for _, p := range m.rules.policies.Of(r, root) {
+			if p.deny == denyEverything && selects(p) {
+				denied = denyEverything
+			}
+		}
+	}
 	var selected *security.PeerAuthentication
 	for _, p := range m.rules.policies.Of(r, ns) {
 		switch {

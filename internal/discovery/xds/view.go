@@ -82,6 +82,8 @@ type Policy struct {
 	// a strict port accepts mutual TLS only.
 	Closed, Strict bool
 	Ports          map[uint32]bool
+	// Authorization identifies the rules of who is let in; "" is that everybody is.
+	Authorization string
 }
 
 // strict says whether a port accepts mutual TLS only.
@@ -92,7 +94,8 @@ func (p *Policy) strict(port uint32) bool {
 	return p.Strict
 }
 
-// StricterThan says whether there are connections that o accepts and p does not.
+// StricterThan says whether there are connections that o accepts and p does not, or requests that o lets in and p may not:
+// of two different sets of rules each may forbid what the other allows.
 func (p *Policy) StricterThan(o *Policy) bool {
 	if p.Closed || o.Closed {
 		return p.Closed && !o.Closed
@@ -104,7 +107,7 @@ func (p *Policy) StricterThan(o *Policy) bool {
 			}
 		}
 	}
-	return p.Strict && !o.Strict
+	return p.Strict && !o.Strict || p.Authorization != "" && p.Authorization != o.Authorization
 }
 
 // InPlaceOf is what a client that has accepted old is to have in place of a newer version of it that it

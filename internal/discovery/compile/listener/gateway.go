@@ -13,6 +13,7 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -27,6 +28,9 @@ type Gateway struct {
 	Chains []GatewayChain
 	// TrustDomains are those whose certificates servers with mode ISTIO_MUTUAL accept, the mesh's first.
 	TrustDomains []string
+	// Authorization are the filters that decide who is let in, and Closed ends every connection.
+	Authorization authz.Filters
+	Closed        bool
 }
 
 // GatewayChain is one filter chain of a router's listener.
@@ -70,10 +74,13 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 		if g.TLS {
 			chain.FilterChainMatch = &listenerv3.FilterChainMatch{ServerNames: c.ServerNames, TransportProtocol: "tls"}
 		}
-		if c.Routes != "" {
-			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes)}
-		} else {
-			chain.Filters = []*listenerv3.Filter{e.gatewayTCP(c.TCP)}
+		switch {
+		case g.Closed:
+			chain.Filters = []*listenerv3.Filter{Env{Mesh: &meshv1.MeshConfig{}}.tcpProxy(mesh.BlackHoleCluster, TCP{Cluster: mesh.BlackHoleCluster})}
+		case c.Routes != "":
+			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes, g.Authorization.HTTP)}
+		default:
+			chain.Filters = append(slices.Clone(g.Authorization.TCP), e.gatewayTCP(c.TCP))
 		}
 		if c.TLS != nil {
 			chain.TransportSocket = e.endTLS(c, g.TrustDomains)
@@ -88,8 +95,9 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 
 // gatewayHTTP returns the connection manager of a router. Its clients are outside the mesh: their address is that of the
 // connection, and what they send in x-forwarded-client-cert is replaced.
-func (e Env) gatewayHTTP(statPrefix, routes string) *listenerv3.Filter {
+func (e Env) gatewayHTTP(statPrefix, routes string, first []*hcmv3.HttpFilter) *listenerv3.Filter {
 	h := e.manager(statPrefix, true)
+	h.HttpFilters = slices.Concat(first, h.HttpFilters)
 	h.RouteSpecifier = rds(routes)
 	h.UseRemoteAddress = wrapperspb.Bool(true)
 	h.ServerName = "istio-envoy"

@@ -2,6 +2,7 @@ package listener
 
 import (
 	"fmt"
+	"slices"
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -125,9 +126,11 @@ func rds(routes string) *hcmv3.HttpConnectionManager_Rds {
 }
 
 // inboundHTTP returns a connection manager with inline routes. It adds the identity of the client to
-// x-forwarded-client-cert, which Envoy removes from requests without mutual TLS.
-func (e Env) inboundHTTP(statPrefix string, routes *routev3.RouteConfiguration) *listenerv3.Filter {
+// x-forwarded-client-cert, which Envoy removes from requests without mutual TLS. The filters first come before all
+// others.
+func (e Env) inboundHTTP(statPrefix string, routes *routev3.RouteConfiguration, first []*hcmv3.HttpFilter) *listenerv3.Filter {
 	h := e.manager(statPrefix, false)
+	h.HttpFilters = slices.Concat(first, h.HttpFilters)
 	h.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: routes}
 	h.ServerName = "istio-envoy"
 	h.ForwardClientCertDetails = hcmv3.HttpConnectionManager_APPEND_FORWARD

@@ -2,12 +2,14 @@ package listener
 
 import (
 	"fmt"
+	"slices"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -31,6 +33,8 @@ type InboundPort struct {
 type Inbound struct {
 	Unknown InboundPort
 	Ports   []InboundPort // sorted by port, each once
+	// Authorization are the filters that decide who is let in, in all filter chains.
+	Authorization authz.Filters
 	// TrustDomains are those whose certificates are accepted, the mesh's first.
 	TrustDomains []string
 	// Closed leaves out every filter chain: no captured connection is accepted.
@@ -144,11 +148,11 @@ func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.Filter
 	}
 	out := &listenerv3.FilterChain{Name: name, FilterChainMatch: match}
 	if c.as == asHTTP {
-		out.Filters = []*listenerv3.Filter{e.inboundHTTP(prefix, p.Routes)}
+		out.Filters = []*listenerv3.Filter{e.inboundHTTP(prefix, p.Routes, in.Authorization.HTTP)}
 	} else {
 		t := p.TCP
 		t.Cluster = p.Cluster
-		out.Filters = []*listenerv3.Filter{e.tcpProxy(prefix, t)}
+		out.Filters = append(slices.Clone(in.Authorization.TCP), e.tcpProxy(prefix, t))
 	}
 	if c.terminate {
 		out.TransportSocket = e.terminate(in.TrustDomains)

@@ -20,8 +20,6 @@ type unreadKind struct {
 var unreadKinds = map[string]map[object.Kind]unreadKind{
 	networkingGroup: {"EnvoyFilter": noEffect},
 	securityGroup: {
-		"AuthorizationPolicy": {enforces: true, text: "AuthorizationPolicy is not supported: this policy is NOT enforced, and requests that it would deny are allowed; keep what it protects out of the mesh, or remove it"},
-
 		"RequestAuthentication": {enforces: true, text: "RequestAuthentication is not supported: it is NOT enforced, and requests with invalid tokens are allowed; check tokens in the application, or remove it"},
 	},
 	"telemetry.istio.io":  {"Telemetry": noEffect},

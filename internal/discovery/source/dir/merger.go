@@ -411,7 +411,7 @@ func (s *fileState) fallback() string {
 func assignPolicyKeys(state *fileState, present map[object.Key]bool) {
 	var missing []object.Key
 	for k, c := range state.definitions {
-		if !present[k] && c.good != nil && k.Kind == object.PeerAuthentication {
+		if !present[k] && c.good != nil && (k.Kind == object.PeerAuthentication || k.Kind == object.AuthorizationPolicy) {
 			missing = append(missing, k)
 		}
 	}
