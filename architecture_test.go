@@ -102,12 +102,12 @@ var allowedImports = map[string][]string{
 	"internal/discovery/authn/reviewtest":  {"internal/discovery/authn"},                                        // it tests implementations of its interface
 	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                           // it implements its Store
 	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
-	"internal/discovery/model":             {"internal/discovery/allocate"},        // it stores what was allocated
-	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"}, // routes name clusters
-	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"}, // so do gRPC's routes
+	"internal/discovery/model":             {"internal/discovery/allocate"},                                            // it stores what was allocated
+	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"},                                     // routes name clusters
+	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"},                                     // so do gRPC's routes
 	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster", "internal/discovery/compile/authz"}, // so do filter chains, which have filters of authorization
-	"internal/httpguard":                   {"internal/printable"},                 // the Host of a client in an error
-	"test/require":                         {"internal/lab/netmesh"},               // whether this machine can make Pods
+	"internal/httpguard":                   {"internal/printable"},                                                     // the Host of a client in an error
+	"test/require":                         {"internal/lab/netmesh"},                                                   // whether this machine can make Pods
 	"test/envoytest":                       {"test/require"},
 	"internal/demo":                        {"internal/lab/meshup"},
 	"test/kube/clusterup":                  {"internal/lab/meshup", "test/kube/..."}, // it puts them together
