@@ -271,7 +271,7 @@ func fromGroup(b *join.Bundle, proxy map[string]any, file string, text []byte) e
 	result := decode.Documents(file, text)
 	for _, p := range result.Problems {
 		if p.Severity == object.Error {
-			return fmt.Errorf("%s: %s", file, p)
+			return fmt.Errorf("%s: %w", file, p)
 		}
 	}
 	var group *networking.WorkloadGroup

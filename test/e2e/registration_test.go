@@ -25,7 +25,8 @@ const machinePod, machineEntry = "machine-1.vms", "billing-10.99.0.11"
 const billingURL = "http://10.96.40.1:9080/"
 
 // machines is a mesh with a machine that registers itself, whose application is healthy while a file exists.
-func machines(t *testing.T) (m *meshup.Mesh, config, healthy string) {
+func machines(t *testing.T) (m *meshup.Mesh, healthy string) {
+	var config string
 	m, config = startWith(t, "machines", func(o *meshup.Options) {
 		healthy = filepath.Join(o.WorkDir, "healthy")
 		setHealthy(t, healthy, true)
@@ -56,7 +57,7 @@ func machines(t *testing.T) (m *meshup.Mesh, config, healthy string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	return m, config, healthy
+	return m, healthy
 }
 
 func setHealthy(t *testing.T, file string, is bool) {
@@ -128,7 +129,7 @@ func awaitBilling(t *testing.T, m *meshup.Mesh, served bool) {
 // TestMachineRegistersItself has a machine without a Pod join a mesh of STRICT mutual TLS: it is reached, not while it is not
 // healthy, and its entry goes when its agent has.
 func TestMachineRegistersItself(t *testing.T) {
-	m, _, healthy := machines(t)
+	m, healthy := machines(t)
 	awaitBilling(t, m, true)
 	awaitRegistration(t, m, "the entry is made from the group", func(e *registered) error {
 		a := e.Metadata.Annotations
@@ -167,7 +168,7 @@ func TestMachineRegistersItself(t *testing.T) {
 // TestRegistrationOutlivesDiscovery kills discovery twice under load: the machine's entry is there as soon as it is back, and no
 // request fails.
 func TestRegistrationOutlivesDiscovery(t *testing.T) {
-	m, _, _ := machines(t)
+	m, _ := machines(t)
 	awaitBilling(t, m, true)
 	l := load.New(t.Context(), m.Pod("client-1.vms").Net.Dial)
 	l.KeepAlive("10.96.40.1:9080", 4, 20*time.Millisecond)

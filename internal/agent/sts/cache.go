@@ -91,7 +91,7 @@ func (c *cache) get(ctx context.Context, r Request) (Token, error) {
 	c.mu.Lock()
 	e := c.entries[k]
 	if e == nil {
-		if !c.room(now) {
+		if !c.room() {
 			c.mu.Unlock()
 			return Token{}, errors.New("too many tokens are being exchanged")
 		}
@@ -174,7 +174,7 @@ func (c *cache) once(r Request) (Token, error) {
 }
 
 // room makes room for one more entry; the caller holds mu. It fails if all entries are being exchanged.
-func (c *cache) room(now time.Time) bool {
+func (c *cache) room() bool {
 	if len(c.entries) < maxTokens {
 		return true
 	}

@@ -92,7 +92,7 @@ func (g *gatewayChains) tcp(s model.Server, names []string, t *networking.Server
 		v := g.c.model.VirtualServiceRow(g.r, b.Key())
 		for _, route := range v.GetSpec().GetTcp() {
 			applies := len(route.Match) == 0 || slices.ContainsFunc(route.Match, func(m *networking.L4MatchAttributes) bool {
-				limited := len(m.GetDestinationSubnets()) > 0 || len(m.GetSourceLabels()) > 0 || m.GetSourceSubnet() != "" //nolint:staticcheck // deprecated, but it restricts
+				limited := len(m.GetDestinationSubnets()) > 0 || len(m.GetSourceLabels()) > 0 || m.GetSourceSubnet() != ""
 				return !limited && g.applies(s, b, m.GetPort(), m.GetGateways(), m.GetSourceNamespace())
 			})
 			if applies {

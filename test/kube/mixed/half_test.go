@@ -50,7 +50,7 @@ spec:
 `
 
 // halfSettled waits until a half has its Pods, which are of its newest template and ready, and no others exist.
-func halfSettled(t *testing.T, c *clusterup.Cluster, namespace, name, side string) []corev1.Pod {
+func halfSettled(t *testing.T, c *clusterup.Cluster, namespace, name, side string) {
 	t.Helper()
 	var found []corev1.Pod
 	until(t, "the Pods of "+name+" are new and ready", func() error {
@@ -81,7 +81,6 @@ func halfSettled(t *testing.T, c *clusterup.Cluster, namespace, name, side strin
 			t.Errorf("Pod %s is %s, want %s", p.Name, of, side)
 		}
 	}
-	return found
 }
 
 // Half of the Pods of a service have Istio's manifests, the other half ours. A whole half moves to the other side at once, and back,
