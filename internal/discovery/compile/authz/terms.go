@@ -161,7 +161,7 @@ func claim(path ...string) func([]string) *rbacv3.Principal {
 }
 
 func inMetadata(m *matcherv3.MetadataMatcher) *rbacv3.Principal {
-	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Metadata{Metadata: m}}
+	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Metadata{Metadata: m}} //nolint:staticcheck // Istio sends it, and proxies of before its successor know no other
 }
 
 // requestPrincipals matches the issuer and the subject of a token, "issuer/subject".
@@ -201,6 +201,6 @@ func metadataOf(key string) func([]string) *rbacv3.Permission {
 				each = append(each, textValue(text(v, false)))
 			}
 		}
-		return &rbacv3.Permission{Rule: &rbacv3.Permission_Metadata{Metadata: metadata(filter, anyValue(each), field)}}
+		return &rbacv3.Permission{Rule: &rbacv3.Permission_Metadata{Metadata: metadata(filter, anyValue(each), field)}} //nolint:staticcheck // as above
 	}
 }
