@@ -450,6 +450,7 @@ func TestAKindWithoutAReadableVersion(t *testing.T) {
 // Before policies that deny requests can be read, nothing is served, unless the kind is ignored.
 func TestAPolicyWithoutAReadableVersion(t *testing.T) {
 	f := newFake(t)
+	f.undefine(object.AuthorizationPolicy)
 	f.versions["security.istio.io"] = []string{"v2"}
 	f.put(t, service("s0", 80))
 	f.put(t, "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: strict, namespace: shop}\nspec: {mtls: {mode: STRICT}}\n")
@@ -474,6 +475,7 @@ func TestAPolicyWithoutAReadableVersion(t *testing.T) {
 // A definition of which no version is served for longer than a new one needs is told, too.
 func TestADefinitionWithoutAServedVersion(t *testing.T) {
 	f := newFake(t)
+	f.undefine(object.AuthorizationPolicy)
 	f.versions["security.istio.io"] = []string{}
 	r := start(t, options(f))
 	r.until("the problem", r.says("PeerAuthentication objects cannot be read: CustomResourceDefinition peerauthentications.security.istio.io serves no version: want one of v1, v1beta1"))
