@@ -14,10 +14,10 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 # A path given by the user stays as it is; all programs and tests below see it.
 export ENVOY
 
-# Packages whose tests start real Envoys or need network namespaces: run one after
-# another, without the race detector, once everything else is known to be good.
+# Packages whose tests start real Envoys or need network namespaces: run without the race detector, once everything else is
+# known to be good. They wait more than they compute, so two run at a time.
 SLOW = ./test/... ./internal/lab/...
-# Of these, those with a Kubernetes control plane of their own. They wait more than they compute, so two run at a time.
+# Of these, those with a Kubernetes control plane of their own.
 CLUSTER = $(shell $(GO) list ./test/kube/... ./test/webhooks/... ./test/skew/...)
 FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 
@@ -81,11 +81,13 @@ $(GOLANGCI):
 unit: tools ## the tests of single packages, and the rules of the architecture
 	@$(GO) test -count=1 -timeout 10m $(FAST)
 
+# The rules of the architecture read source: nothing in them runs concurrently.
 race: tools ## the same under the race detector (needs a C compiler)
-	@$(GO) test -race -count=1 -timeout 15m $(FAST)
+	@$(GO) test -count=1 -timeout 10m .
+	@$(GO) test -race -count=1 -timeout 15m $(filter-out $(shell $(GO) list .),$(FAST))
 
 e2e: tools kube before build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
-	$(GO) test -count=1 -p 1 -timeout 15m $(filter-out $(CLUSTER),$(shell $(GO) list $(SLOW)))
+	$(GO) test -count=1 -p 2 -timeout 15m $(filter-out $(CLUSTER),$(shell $(GO) list $(SLOW)))
 	$(GO) test -count=1 -p 2 -timeout 15m $(CLUSTER)
 
 test-charts: kube ## the tests of the Helm charts, a module of its own with Helm's library
