@@ -12,7 +12,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 if have iptables-nft-restore && have iptables-legacy-restore && have ip6tables-restore && have nft && have dig && have rpm; then
 	exit 0
 fi
-remedy="install iptables, nftables, dig and rpm to test capture by iptables, lookups by dig and packages for rpm too; without them only capture by nftables and packages for dpkg are tested"
+remedy="install iptables, nftables, dig and rpm to test capture by iptables, lookups by dig and digests of rpm packages too; without them only capture by nftables is tested"
 if ! have apt-get; then
 	echo "test-deps: there is no apt-get here: $remedy" >&2
 	exit 0

@@ -1,7 +1,7 @@
-// Package packages_test builds the packages of a virtual machine and looks into them with the programs of their distributions.
+// Package packages_test builds the packages of a virtual machine and looks into them.
 //
-// Envoy is replaced by a small program, which saves time. Without the program rpm, which make deps installs, the rpm is built
-// and not read, as the deb is without dpkg-deb.
+// Envoy is replaced by a small program, which saves time. The deb is read by dpkg-deb, the rpm here, and its digests by the
+// program rpm where make deps could install it.
 package packages_test
 
 import (
@@ -84,7 +84,7 @@ func TestPackages(t *testing.T) {
 
 func checkDeb(t *testing.T, file string) {
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
-		t.Skip("there is no dpkg-deb: this is no Debian")
+		t.Fatal("dpkg-deb is needed: install dpkg")
 	}
 	var have []string
 	for line := range strings.Lines(output(t, "dpkg-deb", "-c", file)) {
@@ -139,26 +139,25 @@ func verifyUnit(t *testing.T, file, program string) {
 }
 
 func checkRPM(t *testing.T, file string) {
-	if _, err := exec.LookPath("rpm"); err != nil {
-		t.Skip("there is no rpm: make deps installs it")
+	h, err := readRPM(file)
+	if err != nil {
+		t.Fatal(err)
 	}
-	var have []string
-	for line := range strings.Lines(output(t, "rpm", "-qp", "--qf", `[%{FILEMODES:perms} %{FILEUSERNAME} %{FILENAMES}\n]`, file)) {
-		line = strings.TrimSpace(line)
-		if line[0] == 'd' {
-			line += "/"
-		}
-		have = append(have, line)
-	}
+	have, config := h.files()
 	check(t, "rpm", have, "/usr/lib/systemd/system/istio.service")
-	if got := strings.TrimSpace(output(t, "rpm", "-qp", "--configfiles", file)); got != "/var/lib/istio/envoy/sidecar.env" {
-		t.Errorf("configuration files: %q", got)
+	if want := []string{"/var/lib/istio/envoy/sidecar.env"}; !slices.Equal(config, want) {
+		t.Errorf("configuration files: %q, want %q", config, want)
 	}
-	scripts := output(t, "rpm", "-qp", "--scripts", file)
+	var scripts string
+	for _, tag := range []uint32{tagPreIn, tagPostIn, tagPreUn, tagPostUn} {
+		scripts += h.text(tag, 0)
+	}
 	for _, want := range []string{"useradd --system --gid istio-proxy", "systemctl try-restart istio.service", "pilot-agent leave"} {
 		if !strings.Contains(scripts, want) {
 			t.Errorf("no script has %q: %s", want, scripts)
 		}
 	}
-	output(t, "rpm", "-K", "--nosignature", file)
+	if _, err := exec.LookPath("rpm"); err == nil {
+		output(t, "rpm", "-K", "--nosignature", file)
+	}
 }
