@@ -68,7 +68,7 @@ var Checks = []Check{
 	{"clock of the API server", "tokens and certificates are valid by clock", Before | After, func(f *Facts) Finding { return clock(f.ServerClock, "API server") }},
 	{"namespace", "the control plane is installed into it", Before, namespace},
 	{"permissions to install", "the chart makes objects of these kinds, and grants the control plane no more than its installer has", Before, permissions},
-	{"Istio's resources", "the control plane reads objects of these kinds in version v1", Before | After, resources},
+	{"Istio's resources", "the control plane reads objects of these kinds", Before | After, resources},
 	{"other control planes", "two that inject the same namespaces exclude each other", Before | After, planes},
 	{"Deployment", "proxies are served by replicas that are ready", After, deployment},
 	{"Service", "proxies and the API server reach the control plane by its Service", After, service},
