@@ -154,7 +154,7 @@ func (c *check) httpMatch(at string, m *networking.HTTPMatchRequest) {
 func (c *check) headerMatch(at, name string, m *networking.StringMatch) {
 	switch {
 	case strings.HasPrefix(name, "@request.auth.claims"):
-		c.warn(at, "not applied: claims of tokens are not matched; this match never applies")
+		c.warn(at, "not applied: tokens are not validated, since RequestAuthentication is not supported; this match never applies")
 	case !isToken(strings.TrimPrefix(name, ":")):
 		c.fail(at, "invalid header name")
 	}

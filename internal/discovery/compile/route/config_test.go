@@ -3,12 +3,14 @@ package route_test
 import (
 	"encoding/json"
 	"net/netip"
+	"strings"
 	"testing"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
+	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -106,6 +108,34 @@ func TestDomains(t *testing.T) {
 	} {
 		if diff := cmp.Diff(c.want, route.Domains(c.in)); diff != "" {
 			t.Errorf("%s: want (-), got (+):\n%s", c.name, diff)
+		}
+	}
+}
+
+// A match of claims never makes a route one for all requests, and sidecars do not get it.
+func TestClaims(t *testing.T) {
+	spec := &networking.VirtualService{Http: []*networking.HTTPRoute{
+		{Name: "claim", Match: []*networking.HTTPMatchRequest{{Headers: map[string]*networking.StringMatch{
+			"@request.auth.claims.group": {MatchType: &networking.StringMatch_Exact{Exact: "admin"}},
+		}}}, Route: []*networking.HTTPRouteDestination{{Destination: &networking.Destination{Host: "a"}}}},
+		{Name: "rest", Route: []*networking.HTTPRouteDestination{{Destination: &networking.Destination{Host: "b"}}}},
+	}}
+	for _, c := range []struct {
+		gateways []string
+		want     string
+	}{{nil, "rest"}, {[]string{"ns/gw"}, "claim rest"}} {
+		var names []string
+		for _, r := range route.Build(route.Input{
+			Rule: route.Rule{Namespace: "ns", Name: "v", Spec: spec}, Port: 80, Domain: "cluster.local", Gateways: c.gateways,
+			Destination: func(string, uint32, string) route.Destination { return route.Destination{} },
+		}) {
+			names = append(names, r.Name)
+			if r.Name == "claim" && route.MatchesAll(r) {
+				t.Error("a route with a match of claims matches all requests")
+			}
+		}
+		if got := strings.Join(names, " "); got != c.want {
+			t.Errorf("gateways %q: routes %q, want %q", c.gateways, got, c.want)
 		}
 	}
 }

@@ -26,6 +26,8 @@ type request struct {
 	VIPs                          []netip.Addr
 	// Labels are the client's.
 	Labels map[string]string
+	// Gateways are those that the rule is bound to; empty for sidecars.
+	Gateways []string
 	// Bare is a proxy without the optional extensions.
 	Bare bool
 	// Rule is the VirtualService named Name; absent for the default route.
@@ -86,6 +88,7 @@ func (r request) input(t *testing.T) route.Input {
 			return true
 		},
 		Destination: r.resolver(t),
+		Gateways:    r.Gateways,
 		Mesh:        golden.Proto(t, r.Mesh, &meshv1.MeshConfig{}),
 		Caps:        r.caps(),
 	}

@@ -15,9 +15,9 @@ import (
 // claimPrefix is the prefix of header names that refer to claims of a token; only gateways support them.
 const claimPrefix = "@request.auth.claims"
 
-// translateMatch translates the conditions on a request. It returns false if one of them cannot be
-// translated, since the match would be too wide without it.
-func translateMatch(m *networking.HTTPMatchRequest) (*routev3.RouteMatch, bool) {
+// translateMatch translates the conditions on a request of a sidecar or of a gateway. It returns false if one of them
+// cannot be translated, since the match would be too wide without it.
+func translateMatch(m *networking.HTTPMatchRequest, atGateway bool) (*routev3.RouteMatch, bool) {
 	out := anyPath()
 	if m == nil {
 		return out, true
@@ -26,7 +26,7 @@ func translateMatch(m *networking.HTTPMatchRequest) (*routev3.RouteMatch, bool) 
 		return nil, false
 	}
 	out.CaseSensitive = wrapperspb.Bool(!m.IgnoreUriCase)
-	if !addHeaders(out, m.Headers, false) || !addHeaders(out, m.WithoutHeaders, true) {
+	if !addHeaders(out, m.Headers, false, atGateway) || !addHeaders(out, m.WithoutHeaders, true, atGateway) {
 		return nil, false
 	}
 	for _, p := range []struct {
@@ -74,11 +74,17 @@ func setPath(out *routev3.RouteMatch, uri *networking.StringMatch) bool {
 
 // addHeaders adds matchers, sorted by name. Names of pseudo-headers without the colon are ignored, as
 // Istio documents; they have fields of their own.
-func addHeaders(out *routev3.RouteMatch, headers map[string]*networking.StringMatch, without bool) bool {
+func addHeaders(out *routev3.RouteMatch, headers map[string]*networking.StringMatch, without, atGateway bool) bool {
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
 		switch {
 		case strings.HasPrefix(name, claimPrefix):
-			return false
+			claim, ok := claimMatcher(name, headers[name])
+			// While no proxy validates tokens, the opposite of a match would match every request.
+			if !ok || without || !atGateway {
+				return false
+			}
+			out.DynamicMetadata = append(out.DynamicMetadata, claim)
+			continue
 		case name == "uri" || name == "scheme" || name == "method" || name == "authority":
 			continue
 		}
@@ -95,6 +101,43 @@ func addHeaders(out *routev3.RouteMatch, headers map[string]*networking.StringMa
 		out.Headers = append(out.Headers, h)
 	}
 	return true
+}
+
+// claimMatcher matches a claim of the request's token, as the filter envoy.filters.http.jwt_authn leaves it in the dynamic
+// metadata: a string, or a list that has one. It returns false for a name without claims. [control-plane 1.7.8]
+func claimMatcher(name string, m *networking.StringMatch) (*matcherv3.MetadataMatcher, bool) {
+	claims, ok := claimPath(strings.TrimPrefix(name, claimPrefix))
+	if !ok {
+		return nil, false
+	}
+	out := &matcherv3.MetadataMatcher{Filter: "envoy.filters.http.jwt_authn"}
+	for _, key := range append([]string{"payload"}, claims...) {
+		out.Path = append(out.Path, &matcherv3.MetadataMatcher_PathSegment{Segment: &matcherv3.MetadataMatcher_PathSegment_Key{Key: key}})
+	}
+	if anyValue(m) {
+		out.Value = &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_PresentMatch{PresentMatch: true}}
+		return out, true
+	}
+	text, ok := stringMatcher(m)
+	one := &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_StringMatch{StringMatch: text}}
+	list := &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_ListMatch{
+		ListMatch: &matcherv3.ListMatcher{MatchPattern: &matcherv3.ListMatcher_OneOf{OneOf: one}},
+	}}
+	out.Value = &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_OrMatch{
+		OrMatch: &matcherv3.OrMatcher{ValueMatchers: []*matcherv3.ValueMatcher{list, one}},
+	}}
+	return out, ok
+}
+
+// claimPath returns the names in ".a.b" or "[a][b]"; false if there is none, or an empty one.
+func claimPath(text string) ([]string, bool) {
+	var names []string
+	if inner, ok := strings.CutPrefix(text, "."); ok {
+		names = strings.Split(inner, ".")
+	} else if inner, ok := strings.CutPrefix(text, "["); ok && strings.HasSuffix(inner, "]") {
+		names = strings.Split(strings.TrimSuffix(inner, "]"), "][")
+	}
+	return names, len(names) > 0 && !slices.Contains(names, "")
 }
 
 func headerMatcher(name string, m *networking.StringMatch) (*routev3.HeaderMatcher, bool) {

@@ -111,7 +111,7 @@ func (in Input) route(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) *
 	if !in.applies(m) || (h.GetDelegate() != nil && len(h.GetRoute()) == 0) {
 		return nil
 	}
-	match, ok := translateMatch(m)
+	match, ok := translateMatch(m, len(in.Gateways) > 0)
 	if !ok {
 		return nil
 	}
@@ -180,7 +180,7 @@ func routeName(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) string {
 
 // catchAll reports whether a match matches all requests, so that later routes are unreachable.
 func catchAll(m *routev3.RouteMatch) bool {
-	return m.GetPrefix() == "/" && len(m.GetHeaders()) == 0 && len(m.GetQueryParameters()) == 0
+	return m.GetPrefix() == "/" && len(m.GetHeaders()) == 0 && len(m.GetQueryParameters()) == 0 && len(m.GetDynamicMetadata()) == 0
 }
 
 // MatchesAll reports whether a route matches all requests, so that those behind it are unreachable.
