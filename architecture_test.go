@@ -76,7 +76,8 @@ var layers = map[string]layer{
 	"internal/discovery": wiring,
 
 	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab, "test/kube/node": lab, "test/kube/node/podstate": pure, "test/kube/node/podnet": pure, "test/kube/clusterup": lab,
-	"internal/lab/meshup": lab, "internal/demo": lab,
+	"internal/lab/podplan": pure, "internal/lab/sampleapp": edge,
+	"internal/lab/meshup": lab, "internal/lab/up": lab, "internal/demo": lab,
 	"test/e2e": command, "test/grpcapp": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/xdsload": command, "test/capture": command, "test/fakeenvoy": command,
 	"test/environment": command, "test/webhooks": command, "test/filesecret": command, "test/charts": command, "test/packages": command, "test/charts/helm": command, "test/kube/install": command, "test/kube/multi": command, "test/kube/demo": command, "test/kube/mixed": command, "test/skew": command, "test/images": command, "test/kube/server": command, "test/kube/identity": command, "test/cluster": command, "test/kube/source": command, "test/kube/status": command, "test/kube/faults": command,
 	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command, "hack/release": command,
@@ -110,6 +111,7 @@ var allowedImports = map[string][]string{
 	"test/require":                         {"internal/lab/netmesh"},                                                   // whether this machine can make Pods
 	"test/envoytest":                       {"test/require"},
 	"internal/demo":                        {"internal/lab/meshup"},
+	"internal/lab/up":                      {"internal/lab/meshup"},
 	"test/kube/clusterup":                  {"internal/lab/meshup", "test/kube/..."}, // it puts them together
 	"internal/discovery/authn/tokenreview": {"internal/discovery/authn"},             // it implements its Reviewer
 	"internal/discovery/authn/usedtokens":  {"internal/discovery/authn"},             // it implements its Used
@@ -323,7 +325,7 @@ func TestPureCodeHasNoSideEffects(t *testing.T) {
 var httpServers = map[string]string{
 	"internal/httpguard/httpguard.go": "makes them for all others",
 	"internal/demo/keep.go":           "forwards to the pages of Envoys for the one person who runs the demo",
-	"samples/app/serve.go":            "an application, whose servers speak HTTP/2, too",
+	"internal/lab/sampleapp/serve.go": "an application, whose servers speak HTTP/2, too",
 }
 
 func TestHTTPServersAreBounded(t *testing.T) {

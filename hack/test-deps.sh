@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the end-to-end tests compare against beyond Go: the programs iptables (legacy and nft),
-# nft, dig and rpm. Does nothing where they are. Without them the tests run on nftables alone, and without
+# nft, dig and rpm, and curl, which the quickstart uses. Does nothing where they are. Without them the tests run on nftables alone, and without
 # one of the resolvers, so a machine that can't install them is no error.
 set -euo pipefail
 
@@ -9,7 +9,7 @@ PATH="$PATH:/usr/sbin:/sbin"
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-if have iptables-nft-restore && have iptables-legacy-restore && have ip6tables-restore && have nft && have dig && have rpm; then
+if have iptables-nft-restore && have iptables-legacy-restore && have ip6tables-restore && have nft && have dig && have rpm && have curl; then
 	exit 0
 fi
 remedy="install iptables, nftables, dig and rpm to test capture by iptables, lookups by dig and digests of rpm packages too; without them only capture by nftables is tested"
@@ -27,7 +27,7 @@ trap 'rm -f "$log"' EXIT
 echo "test-deps: installing iptables, nftables, dig and rpm"
 export DEBIAN_FRONTEND=noninteractive
 for attempt in 1 2 3; do
-	if apt-get update -q >"$log" 2>&1 && apt-get install -y -q --no-install-recommends iptables nftables bind9-dnsutils rpm >>"$log" 2>&1; then
+	if apt-get update -q >"$log" 2>&1 && apt-get install -y -q --no-install-recommends iptables nftables bind9-dnsutils rpm curl >>"$log" 2>&1; then
 		exit 0
 	fi
 	sleep "$attempt"

@@ -1,7 +1,7 @@
 // Pilotctl is the command-line client: it runs a mesh on this machine, and shows which proxies are in sync and their configuration.
 //
 // Results go to standard output, everything else to standard error. The exit code is 0 on success, 2 if
-// the command line is invalid, and 1 for any other error.
+// the command line is invalid, and 1 for any other error. That of "pilotctl exec" is the command's.
 package main
 
 import (
@@ -38,6 +38,10 @@ func run(ctx context.Context, args []string, env map[string]string, stdout, stde
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
+	}
+	var ended exitCode
+	if errors.As(err, &ended) {
+		return ended.code
 	}
 	if !errors.Is(err, errSaid) {
 		fmt.Fprintln(stderr, "pilotctl:", err)
@@ -97,7 +101,7 @@ func newRoot(env map[string]string) *cobra.Command {
 	})
 	cli.AddToAll(root, settings.Pilotctl)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(settings.Pilotctl.Values("output"), cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(newDemo(env), newToken(), newVM(env), newProxies(f), newConfig(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), newRemoteSecret(f), newVersion(f), cli.Collateral(root))
+	root.AddCommand(newDemo(env), newUp(env), newExec(), newLogs(), newSampleApp(), newToken(), newVM(env), newProxies(f), newConfig(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), newRemoteSecret(f), newVersion(f), cli.Collateral(root))
 	return root
 }
 

@@ -18,6 +18,8 @@ func TestEverySettingIsRead(t *testing.T) {
 	clitest.AllRead(t, "of a cluster", settings.PilotctlCluster, func(v *settings.Values) { readPlace(v, "", "") })
 	clitest.AllRead(t, "of a name", settings.PilotctlNamespace, func(v *settings.Values) { readNamespace(v) })
 	clitest.AllRead(t, "demo", settings.PilotctlDemo, func(v *settings.Values) { readDemo(v, "tree") })
+	clitest.AllRead(t, "up", settings.PilotctlUp, func(v *settings.Values) { readUp(v, "tree") })
+	clitest.AllRead(t, "logs", settings.PilotctlLogs, func(v *settings.Values) { readLogs(v) })
 	clitest.AllRead(t, "proxies", settings.PilotctlProxies, func(v *settings.Values) { readProxies(v) })
 	clitest.AllRead(t, "objects", settings.PilotctlObjects, func(v *settings.Values) { listsAll(v) })
 	clitest.AllRead(t, "wait", settings.PilotctlWait, func(v *settings.Values) { readWait(v) })

@@ -81,7 +81,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	// Once the output is closed, the run ends.
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	work, left, remove, err := makeFolder()
+	work, left, remove, err := meshup.MakeFolder()
 	if err != nil {
 		return err
 	}

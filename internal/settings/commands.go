@@ -36,6 +36,8 @@ func Commands() []Command {
 		{Path: "pilot-discovery collateral", Shared: []Table{Collateral}},
 		{Path: "pilotctl", Tables: []Table{Pilotctl}},
 		{Path: "pilotctl demo", Tables: []Table{PilotctlDemo}, Shared: ctl},
+		{Path: "pilotctl up", Tables: []Table{PilotctlUp}, Shared: ctl},
+		{Path: "pilotctl logs", Tables: []Table{PilotctlLogs}, Shared: ctl},
 		{Path: "pilotctl proxies", Tables: []Table{PilotctlProxies, PilotctlCluster}, Shared: ctl},
 		{Path: "pilotctl config", Tables: []Table{PilotctlNamespace}, Shared: asks},
 		{Path: "pilotctl objects", Tables: []Table{PilotctlObjects}, Shared: asks},

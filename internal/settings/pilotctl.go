@@ -56,6 +56,36 @@ var PilotctlDemo = Table{
 		Help: "type of the terminal; with dumb, no table is drawn"},
 }
 
+// PilotctlUp is the table of pilotctl up.
+var PilotctlUp = Table{
+	{Flag: "bin", Kind: Text, Otherwise: "bin, in the tree that pilotctl was built in, else PATH", Unit: "folder", Used: "cmd/pilotctl/up.go",
+		Help: "`folder` with pilot-agent and pilot-discovery"},
+	{Flag: "envoy", Env: []string{"ENVOY"}, Kind: Text, Otherwise: "what make tools fetched, else PATH", Unit: "file", Used: "cmd/pilotctl/up.go",
+		Help: "Envoy's `path`"},
+	{Flag: "exec", Kind: List, Unit: "list of WORKLOAD[/CONTAINER]=COMMAND", Used: "internal/lab/up",
+		Help: "what a workload runs instead of its command, as `WORKLOAD=COMMAND`; words are separated by blanks, no shell is involved; may be given several times"},
+	{Flag: "publish", Short: "p", Kind: List, Unit: "list of [PORT:]POD:PORT", Used: "internal/lab/up",
+		Help: "open a port of a Pod, or of a workload's first Pod, on this machine's loopback, as `[PORT:]POD:PORT`; those of gateways are opened anyway"},
+	{Flag: "yes", Short: "y", Kind: Bool, Unit: "switch", Used: "internal/lab/up",
+		Help: "run programs of this machine without asking"},
+	{Flag: "proxyLogs", Kind: Bool, Unit: "switch", Used: "internal/lab/up",
+		Help: "print the logs of agents and Envoys, too"},
+	{Env: []string{"SUDO_UID"}, Kind: Text, Unit: "user id", Used: "cmd/pilotctl/up.go",
+		Help: "user that programs run as; without it, or with 0, they run as nobody"},
+	{Env: []string{"SUDO_GID"}, Kind: Text, Unit: "group id", Used: "cmd/pilotctl/up.go",
+		Help: "group that programs run as"},
+	{Env: []string{"PATH"}, Kind: Text, Unit: "list of folders", Used: "cmd/pilotctl/up.go",
+		Help: "where programs are searched"},
+}
+
+// PilotctlLogs is the table of pilotctl logs.
+var PilotctlLogs = Table{
+	{Flag: "container", Short: "c", Kind: Text, Otherwise: "all containers", Unit: "name", Used: "cmd/pilotctl/up.go",
+		Help: "`container` of the Pod, or proxy"},
+	{Flag: "follow", Short: "f", Kind: Bool, Unit: "switch", Used: "internal/lab/up",
+		Help: "go on until Ctrl-C"},
+}
+
 // PilotctlProxies is the table of pilotctl proxies.
 var PilotctlProxies = Table{
 	{Flag: "behind", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/proxies.go",

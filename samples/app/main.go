@@ -1,11 +1,4 @@
-// App is the program that every workload of the sample meshes runs: it says who it is and calls on.
-//
-// It serves HTTP/1.1 and HTTP/2 without TLS on each address of -http and lines of text on
-// each address of -tcp. A GET or POST of any path answers with who served it, how and for
-// whom, as JSON, after calling every URL of -calls in order and nesting those answers; the
-// answer's status is that of the first onward call that did not give 200. The query may
-// ask for ?delay=50ms and ?status=503. /stats counts what was served and is not counted
-// itself. SIGTERM and SIGINT let what is in flight end, for at most five seconds.
+// App is the program that every workload of the sample meshes runs, see internal/lab/sampleapp.
 package main
 
 import (
@@ -13,97 +6,21 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
-	"strings"
-	"sync"
 	"syscall"
-	"time"
+
+	"github.com/pilothouse/pilothouse/internal/lab/sampleapp"
 )
 
-const grace = 5 * time.Second
-
-// options is what the command line says.
-type options struct {
-	self      self
-	http, tcp []string
-	calls     []string
-}
-
 func main() {
-	o := parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	if err := run(ctx, o); err != nil {
+	err := sampleapp.Run(ctx, os.Args[1:], os.Getenv, os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
 		fmt.Fprintln(os.Stderr, "app:", err)
 		os.Exit(1)
 	}
-}
-
-// parse reads the flags; who we are may come from the environment, as in a Pod.
-func parse() options {
-	var o options
-	flag.StringVar(&o.self.Service, "service", os.Getenv("SERVICE"), "name to answer with")
-	flag.StringVar(&o.self.Version, "version", os.Getenv("VERSION"), "version to answer with")
-	flag.StringVar(&o.self.Pod, "pod", os.Getenv("POD_NAME"), "pod to answer with")
-	list := func(name, usage string, to *[]string) {
-		flag.Func(name, usage, func(v string) error {
-			*to = append(*to, strings.Split(v, ",")...)
-			return nil
-		})
-	}
-	list("http", "comma-separated addresses to serve HTTP on", &o.http)
-	list("tcp", "comma-separated addresses to serve lines of text on", &o.tcp)
-	list("calls", "comma-separated URLs to call for every request", &o.calls)
-	flag.Parse()
-	return o
-}
-
-// run serves until ctx ends. Addresses are taken before anything is served, so that a
-// port in use is told at once.
-func run(ctx context.Context, o options) error {
-	a := newApp(o.self, o.calls)
-	var group sync.WaitGroup
-	serveErr := make(chan error, len(o.http)+len(o.tcp))
-	var stops []func()
-	listen := func(addr string, serve func(net.Listener) error, stop func(net.Listener)) error {
-		l, err := net.Listen("tcp", addr)
-		if err != nil {
-			return fmt.Errorf("listen on %s: %w", addr, err)
-		}
-		stops = append(stops, func() { stop(l) })
-		group.Go(func() { serveErr <- serve(l) })
-		return nil
-	}
-	srv := a.server()
-	srv.RegisterOnShutdown(a.client.CloseIdleConnections)
-	var err error
-	for _, addr := range o.http {
-		err = errors.Join(err, listen(addr, srv.Serve, func(net.Listener) {}))
-	}
-	for _, addr := range o.tcp {
-		err = errors.Join(err, listen(addr, a.serveLines, func(l net.Listener) { _ = l.Close() }))
-	}
-	if err == nil {
-		select {
-		case <-ctx.Done():
-		case err = <-serveErr:
-		}
-	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
-	defer cancel()
-	for _, stop := range stops {
-		stop()
-	}
-	if e := srv.Shutdown(bounded); err == nil {
-		err = e
-	}
-	a.closeConns()
-	group.Wait()
-	if errors.Is(err, http.ErrServerClosed) {
-		err = nil
-	}
-	return err
 }

@@ -1,17 +1,14 @@
 package meshup
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
-
+	"github.com/pilothouse/pilothouse/internal/lab/podplan"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -21,6 +18,10 @@ type PodSpec struct {
 	ServiceAccount  string
 	Labels          map[string]string
 	IP              netip.Addr
+	// Workload is the name of what the Pod was made of.
+	Workload string
+	// Programs are what it runs; without any it runs the sample app, if it has Args.
+	Programs []Program
 	// Args are those of the first container, for the sample app.
 	Args []string
 	// Template is the annotation of the template by which the Pod gets its proxy; empty for the default one.
@@ -50,134 +51,60 @@ func (p PodSpec) Router() bool { return p.Template == "gateway" }
 // Proxyless reports whether the Pod has an agent without an Envoy: its application's gRPC library is the proxy.
 func (p PodSpec) Proxyless() bool { return p.Template == "grpc-agent" }
 
-// service is what is needed of a Service to write /etc/hosts.
-type service struct {
-	Namespace, Name string
-	ClusterIP       netip.Addr // the zero Addr if it has none
-	Selector        map[string]string
-}
-
 // layout is what is needed of a directory to start the mesh.
 type layout struct {
 	pods     []PodSpec
-	services []service
+	services []podplan.Service
 }
 
-// document is the part of a Kubernetes object that is read here.
-type document struct {
-	Kind     string `yaml:"kind"`
-	Metadata struct {
-		Name        string            `yaml:"name"`
-		Namespace   string            `yaml:"namespace"`
-		Labels      map[string]string `yaml:"labels"`
-		Annotations map[string]string `yaml:"annotations"`
-	} `yaml:"metadata"`
-	Spec   yaml.Node `yaml:"spec"`
-	Status struct {
-		PodIP string `yaml:"podIP"`
-	} `yaml:"status"`
-}
-
-type podBody struct {
-	ServiceAccountName string `yaml:"serviceAccountName"`
-	Containers         []struct {
-		Args []string `yaml:"args"`
-	} `yaml:"containers"`
-}
-
-type serviceBody struct {
-	ClusterIP string            `yaml:"clusterIP"`
-	Selector  map[string]string `yaml:"selector"`
-}
-
-// readLayout reads the Pods and Services of all *.yaml files below dir.
+// readLayout reads the Pods and Services of all *.yaml files below dir, which has them as a cluster reports them.
 func readLayout(dir string) (layout, error) {
-	var l layout
-	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	paths, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
-		return l, fmt.Errorf("list %s: %w", dir, err)
+		return layout{}, fmt.Errorf("list %s: %w", dir, err)
 	}
-	if len(files) == 0 {
-		return l, fmt.Errorf("read the mesh's directory: no *.yaml files in %s", dir)
+	if len(paths) == 0 {
+		return layout{}, fmt.Errorf("read the mesh's directory: no *.yaml files in %s", dir)
 	}
-	for _, file := range files {
-		f, err := os.Open(file)
+	var files []podplan.File
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
 		if err != nil {
-			return l, fmt.Errorf("read the mesh's directory: %w", err)
+			return layout{}, fmt.Errorf("read the mesh's directory: %w", err)
 		}
-		err = l.read(f)
-		_ = f.Close()
-		if err != nil {
-			return l, fmt.Errorf("read %s: %w", file, err)
-		}
+		files = append(files, podplan.File{Name: filepath.Base(path), Text: text})
 	}
-	if len(l.pods) == 0 {
-		return l, fmt.Errorf("read the mesh's directory: no Pods in %s", dir)
-	}
-	return l, nil
-}
-
-func (l *layout) read(r io.Reader) error {
-	dec := yaml.NewDecoder(r)
-	for {
-		var d document
-		err := dec.Decode(&d)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		switch d.Kind {
-		case "Pod":
-			err = l.addPod(d)
-		case "Service":
-			err = l.addService(d)
-		}
-		if err != nil {
-			return fmt.Errorf("%s %s/%s: %w", d.Kind, d.Metadata.Namespace, d.Metadata.Name, err)
-		}
-	}
-}
-
-func (l *layout) addPod(d document) error {
-	var body podBody
-	if err := d.Spec.Decode(&body); err != nil {
-		return fmt.Errorf("spec: %w", err)
-	}
-	ip, err := netip.ParseAddr(d.Status.PodIP)
+	plan, err := podplan.Make(files, podplan.Options{AsWritten: true})
 	if err != nil {
-		return fmt.Errorf("status.podIP: %w", err)
+		return layout{}, fmt.Errorf("read the mesh's directory: %w", err)
 	}
-	p := PodSpec{
-		Namespace: d.Metadata.Namespace, Name: d.Metadata.Name, Labels: d.Metadata.Labels,
-		ServiceAccount: body.ServiceAccountName, IP: ip, Template: d.Metadata.Annotations["inject.istio.io/templates"],
+	for _, n := range plan.Notes {
+		if n.Problem {
+			return layout{}, fmt.Errorf("read %s: %s", dir, n)
+		}
 	}
-	if p.ServiceAccount == "" {
-		p.ServiceAccount = "default"
+	if len(plan.Pods) == 0 {
+		return layout{}, fmt.Errorf("read the mesh's directory: no Pods in %s", dir)
 	}
-	if len(body.Containers) > 0 {
-		p.Args = body.Containers[0].Args
-	}
-	l.pods = append(l.pods, p)
-	return nil
+	return layoutOf(plan, nil), nil
 }
 
-func (l *layout) addService(d document) error {
-	var body serviceBody
-	if err := d.Spec.Decode(&body); err != nil {
-		return fmt.Errorf("spec: %w", err)
-	}
-	s := service{Namespace: d.Metadata.Namespace, Name: d.Metadata.Name, Selector: body.Selector}
-	if ip := body.ClusterIP; ip != "" && ip != "None" {
-		a, err := netip.ParseAddr(ip)
-		if err != nil {
-			return fmt.Errorf("spec.clusterIP: %w", err)
+// layoutOf is the layout of a plan. Programs has what its Pods run; without it they run the sample app.
+func layoutOf(plan *podplan.Plan, programs func(podplan.Pod) []Program) layout {
+	l := layout{services: plan.Services}
+	for _, p := range plan.Pods {
+		s := PodSpec{
+			Namespace: p.Namespace, Name: p.Name, Workload: p.Workload, Labels: p.Labels, ServiceAccount: p.ServiceAccount, IP: p.IP, Template: p.Template,
 		}
-		s.ClusterIP = a
+		switch {
+		case programs != nil:
+			s.Programs = programs(p)
+		case len(p.Containers) > 0:
+			s.Args = p.Containers[0].Args
+		}
+		l.pods = append(l.pods, s)
 	}
-	l.services = append(l.services, s)
-	return nil
+	return l
 }
 
 // hosts are the host names of a Pod. With a sidecar, the address of a name is the virtual address of the
@@ -204,17 +131,9 @@ func (l *layout) hosts(p PodSpec, domain string) map[string]netip.Addr {
 	return out
 }
 
-func (l *layout) firstPod(s service) netip.Addr {
+func (l *layout) firstPod(s podplan.Service) netip.Addr {
 	i := slices.IndexFunc(l.pods, func(p PodSpec) bool {
-		if p.Namespace != s.Namespace || len(s.Selector) == 0 {
-			return false
-		}
-		for k, v := range s.Selector {
-			if p.Labels[k] != v {
-				return false
-			}
-		}
-		return true
+		return s.Selects(podplan.Pod{Namespace: p.Namespace, Labels: p.Labels})
 	})
 	if i < 0 {
 		return netip.Addr{}
@@ -229,4 +148,12 @@ func (p PodSpec) app() string {
 	}
 	name, _, _ := strings.Cut(p.Name, "-")
 	return name
+}
+
+// workload is the name of the workload, as far as it is known.
+func (p PodSpec) workload() string {
+	if p.Programs != nil && p.Workload != "" {
+		return p.Workload
+	}
+	return p.app()
 }

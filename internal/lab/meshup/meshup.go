@@ -22,7 +22,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
+	"github.com/pilothouse/pilothouse/internal/lab/podplan"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
@@ -41,6 +44,15 @@ type Options struct {
 	Programs Programs
 	// ConfigDir holds the YAML; pilot-discovery watches it.
 	ConfigDir string
+	// ConfigAt is the path at which pilot-discovery sees ConfigDir, for its messages: an existing directory, over which it is mounted for
+	// pilot-discovery alone. Empty: ConfigDir itself.
+	ConfigAt string
+	// Plan has the Pods. If it is nil they are those of ConfigDir, which has them as a cluster reports them.
+	Plan *podplan.Plan
+	// RunPods decides what the Pods of Plan run.
+	RunPods func(podplan.Pod) []Program
+	// Subnet has the addresses of the Pods; the zero value stands for netmesh's.
+	Subnet netip.Prefix
 	// WorkDir is an existing directory for state, logs and the Pods' directories. The caller removes it.
 	WorkDir string
 	// Token makes the Pods' tokens.
@@ -62,10 +74,13 @@ type Options struct {
 // Mesh is a running mesh.
 type Mesh struct {
 	// Net is the network: bridge and namespaces.
-	Net  *netmesh.Mesh
-	o    Options
-	spec layout
-	pods map[string]*Pod
+	Net *netmesh.Mesh
+	o   Options
+
+	// podsMu guards spec and pods, which Change replaces.
+	podsMu sync.Mutex
+	spec   layout
+	pods   map[string]*Pod
 
 	// mu guards discovery, which StartDiscovery replaces.
 	mu        sync.Mutex
@@ -78,8 +93,11 @@ func Start(ctx context.Context, o Options) (*Mesh, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	spec, err := readLayout(o.ConfigDir)
-	if err != nil {
+	var spec layout
+	var err error
+	if o.Plan != nil {
+		spec = layoutOf(o.Plan, o.RunPods)
+	} else if spec, err = readLayout(o.ConfigDir); err != nil {
 		return nil, err
 	}
 	// The user of the proxies needs access to its directories below.
@@ -89,7 +107,7 @@ func Start(ctx context.Context, o Options) (*Mesh, error) {
 	if o.Programs, err = o.Programs.placed(filepath.Join(o.WorkDir, "bin")); err != nil {
 		return nil, err
 	}
-	net, err := netmesh.New(netmesh.Options{Log: o.Log})
+	net, err := netmesh.New(netmesh.Options{Log: o.Log, Subnet: o.Subnet})
 	if err != nil {
 		return nil, err
 	}
@@ -120,13 +138,21 @@ func (m *Mesh) start(ctx context.Context) error {
 func (m *Mesh) Close() error { return m.Net.Close() }
 
 // Pod is the Pod with the key name.namespace, or nil.
-func (m *Mesh) Pod(key string) *Pod { return m.pods[key] }
+func (m *Mesh) Pod(key string) *Pod {
+	m.podsMu.Lock()
+	defer m.podsMu.Unlock()
+	return m.pods[key]
+}
 
 // Pods are all Pods, in the order of the directory.
 func (m *Mesh) Pods() []*Pod {
+	m.podsMu.Lock()
+	defer m.podsMu.Unlock()
 	var all []*Pod
 	for _, s := range m.spec.pods {
-		all = append(all, m.pods[s.Key()])
+		if p := m.pods[s.Key()]; p != nil {
+			all = append(all, p)
+		}
 	}
 	return all
 }
@@ -151,11 +177,15 @@ func (m *Mesh) StartDiscovery(ctx context.Context, flags ...string) error {
 	if err != nil {
 		return err
 	}
+	start, configDir, err := m.discoveryHost()
+	if err != nil {
+		return errors.Join(err, log.Close())
+	}
 	args := slices.Concat([]string{
-		"discovery", "--configDir", m.o.ConfigDir, "--stateDir", m.StateDir(), "--domain", Domain,
+		"discovery", "--configDir", configDir, "--stateDir", m.StateDir(), "--domain", Domain,
 		"--httpAddr", ":8080", "--secureGRPCAddr", ":15012", "--monitoringAddr", ":15014",
 	}, m.o.DiscoveryArgs, flags)
-	p, err := m.Net.Host().Start(netmesh.Command{
+	p, err := start(netmesh.Command{
 		Path: m.o.Programs.Discovery, Args: args, Dir: m.o.WorkDir, Env: []string{"PATH=/usr/bin:/bin"},
 		Stdout: log, Stderr: log,
 	})
@@ -171,6 +201,20 @@ func (m *Mesh) StartDiscovery(ctx context.Context, flags ...string) error {
 		return err
 	})
 	return withLog(err, log)
+}
+
+// discoveryHost returns what starts pilot-discovery, and the path of its configuration there.
+func (m *Mesh) discoveryHost() (start func(netmesh.Command) (*netmesh.Process, error), configDir string, err error) {
+	if m.o.ConfigAt == "" {
+		return m.Net.Host().Start, m.o.ConfigDir, nil
+	}
+	c, err := m.Net.Host().NewContainer(func() error {
+		return os.NewSyscallError("mount", unix.Mount(m.o.ConfigDir, m.o.ConfigAt, "", unix.MS_BIND, ""))
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return c.Start, m.o.ConfigAt, nil
 }
 
 // KillDiscovery ends pilot-discovery with SIGKILL and waits for its end.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -33,16 +32,20 @@ type Pod struct {
 	Dir  string
 	mesh *Mesh
 
-	// mu guards agent, which RestartAgent replaces.
-	mu    sync.Mutex
-	agent *netmesh.Process
+	// mu guards agent, which RestartAgent replaces, and running.
+	mu      sync.Mutex
+	agent   *netmesh.Process
+	running map[string]*netmesh.Process
 }
 
 // addPod makes the namespaces and the folder.
 func (m *Mesh) addPod(s PodSpec) (*Pod, error) {
-	hosts := m.spec.hosts(s, Domain)
-	maps.Copy(hosts, map[string]netip.Addr{discoveryHost: m.host()})
-	n, err := m.Net.AddPod(netmesh.PodOptions{Name: s.Name, IP: s.IP, Hosts: hosts})
+	hosts := m.hosts(s)
+	o := netmesh.PodOptions{Name: s.Name, IP: s.IP, Hosts: hosts}
+	if slices.ContainsFunc(m.Net.Pods(), func(p *netmesh.Pod) bool { return p.Name() == s.Name }) {
+		o.Name = s.Key() // another namespace has one of this name
+	}
+	n, err := m.Net.AddPod(o)
 	if err != nil {
 		return nil, err
 	}
@@ -55,6 +58,15 @@ func (m *Mesh) addPod(s PodSpec) (*Pod, error) {
 		return nil, fmt.Errorf("make the Pod's directory: %w", err)
 	}
 	return p, os.Chown(p.Dir, mesh.ProxyUID, mesh.ProxyUID)
+}
+
+// hosts are the names in the /etc/hosts of a Pod.
+func (m *Mesh) hosts(s PodSpec) map[string]netip.Addr {
+	m.podsMu.Lock()
+	defer m.podsMu.Unlock()
+	hosts := m.spec.hosts(s, Domain)
+	hosts[discoveryHost] = m.host()
+	return hosts
 }
 
 // start starts the Pod as a node does: the init container, the proxy, the app.
@@ -76,6 +88,9 @@ func (p *Pod) start(ctx context.Context) error {
 		if err := p.StartAgent(ctx); err != nil {
 			return err
 		}
+	}
+	if p.Spec.Programs != nil {
+		return p.startPrograms(ctx)
 	}
 	return p.startApp(ctx)
 }
@@ -199,7 +214,7 @@ func (p *Pod) agentEnv() ([]string, error) {
 		"POD_NAME=" + p.Spec.Name, "POD_NAMESPACE=" + p.Spec.Namespace, "INSTANCE_IP=" + p.Spec.IP.String(),
 		"SERVICE_ACCOUNT=" + p.Spec.ServiceAccount, "HOST_IP=" + p.mesh.host().String(),
 		"ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_INTERCEPTION_MODE=REDIRECT",
-		"ISTIO_META_WORKLOAD_NAME=" + p.Spec.app(), "ISTIO_METAJSON_LABELS=" + string(labels),
+		"ISTIO_META_WORKLOAD_NAME=" + p.Spec.workload(), "ISTIO_METAJSON_LABELS=" + string(labels),
 		"PROXY_CONFIG=" + config,
 	}, more, p.mesh.o.AgentEnv, p.mesh.o.PodEnv[p.Spec.Key()]), nil
 }

@@ -3,7 +3,10 @@ package netmesh
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"runtime"
 	"slices"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,15 +50,9 @@ func (p *Pod) newContainer(setup func() error) (*Container, error) {
 			_ = unix.Close(fd)
 		}
 	}()
-	err := p.thread.do(func() error {
-		for _, n := range podNamespaces {
-			fd, err := unix.Open("/proc/thread-self/ns/"+n.name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-			if err != nil {
-				return fmt.Errorf("open the Pod's namespace %s: %w", n.name, err)
-			}
-			fds = append(fds, fd)
-		}
-		return nil
+	err := p.thread.do(func() (err error) {
+		fds, err = openNamespaces("/proc/thread-self/ns/", fds)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -69,8 +66,20 @@ func (p *Pod) newContainer(setup func() error) (*Container, error) {
 	return c, nil
 }
 
-// join runs on the container's thread.
-func (c *Container) join(fds []int) error {
+// openNamespaces opens the namespaces of a Pod below dir, and appends them to fds, also if it fails.
+func openNamespaces(dir string, fds []int) ([]int, error) {
+	for _, n := range podNamespaces {
+		fd, err := unix.Open(dir+n.name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fds, fmt.Errorf("open the Pod's namespace %s: %w", n.name, err)
+		}
+		fds = append(fds, fd)
+	}
+	return fds, nil
+}
+
+// enter moves the calling thread, which is locked, to namespaces that openNamespaces has opened.
+func enter(fds []int) error {
 	// The kernel refuses a mount namespace to a thread that shares its root directory with others.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return os.NewSyscallError("unshare", err)
@@ -79,6 +88,43 @@ func (c *Container) join(fds []int) error {
 		if err := unix.Setns(fds[i], n.flag); err != nil {
 			return fmt.Errorf("enter the Pod's namespace %s: %w", n.name, err)
 		}
+	}
+	return nil
+}
+
+// RunAs runs a command as a user in the namespaces of a Pod of another process, which [Pod.Task] names, and waits for its end. It
+// needs root, and changes the command's SysProcAttr.
+func RunAs(pid, task int, uid, gid uint32, cmd *exec.Cmd) error {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
+	fds, err := openNamespaces(fmt.Sprintf("/proc/%d/task/%d/ns/", pid, task), nil)
+	defer func() {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	started := make(chan error)
+	go func() {
+		// Never unlocked: the thread ends with this goroutine.
+		runtime.LockOSThread()
+		err := enter(fds)
+		if err == nil {
+			err = cmd.Start()
+		}
+		started <- err
+	}()
+	if err := <-started; err != nil {
+		return err
+	}
+	return cmd.Wait()
+}
+
+// join runs on the container's thread.
+func (c *Container) join(fds []int) error {
+	if err := enter(fds); err != nil {
+		return err
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("create a mount namespace: %w", err)

@@ -204,6 +204,9 @@ func sysctl(key, value string) error {
 	return nil
 }
 
+// Task is the id of the thread that holds the Pod's namespaces, one of this process: [RunAs] enters them from another one.
+func (p *Pod) Task() int { return p.thread.tid }
+
 // Name is the Pod's name.
 func (p *Pod) Name() string { return p.name }
 

@@ -1,4 +1,4 @@
-package demo
+package meshup
 
 import (
 	"os"
@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-// A folder that a demo left which was killed is removed by the next one; those of demos that run,
+// A folder that a mesh left which was killed is removed by the next one; those of meshes that run,
 // that only begin, or that are somebody else's are not.
 func TestLeftoverFoldersAreRemoved(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
-	running, left, remove, err := makeFolder()
+	running, left, remove, err := MakeFolder()
 	if err != nil || len(left) != 0 {
 		t.Fatal(left, err)
 	}
@@ -32,8 +32,8 @@ func TestLeftoverFoldersAreRemoved(t *testing.T) {
 	if err := os.Symlink(other, link); err != nil {
 		t.Fatal(err)
 	}
-	next, left, removeNext, err := makeFolder()
-	if err != nil || len(left) != 1 || left[0] != "removed "+killed+", which a killed demo had left" {
+	next, left, removeNext, err := MakeFolder()
+	if err != nil || len(left) != 1 || left[0] != "removed "+killed+", which a killed mesh had left" {
 		t.Fatalf("removed %v (%v), want %s", left, err, killed)
 	}
 	if _, err := os.Stat(killed); err == nil {

@@ -1,4 +1,4 @@
-package main
+package sampleapp
 
 import (
 	"bytes"
@@ -39,6 +39,7 @@ type app struct {
 	http   atomic.Int64
 	lines  atomic.Int64
 	conns  connSet
+	log    io.Writer // nil: no log
 }
 
 // maxBody bounds what is read of a request or an answer, in bytes.
@@ -90,6 +91,7 @@ func (a *app) answer(w http.ResponseWriter, r *http.Request) {
 		}
 		out.Calls = append(out.Calls, next)
 	}
+	a.tell(r, out.Status)
 	writeJSON(w, out.Status, out)
 }
 
@@ -145,6 +147,19 @@ func peer(h http.Header) string {
 		}
 	}
 	return ""
+}
+
+// tell prints a line about a request.
+func (a *app) tell(r *http.Request, status int) {
+	if a.log == nil {
+		return
+	}
+	from := peer(r.Header)
+	if from == "" {
+		from = "a caller without an identity"
+	}
+	// The log is for people: an error to write it has no other reader.
+	_, _ = fmt.Fprintf(a.log, "%s %q %d from %s\n", r.Method, r.URL.Path, status, from)
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {

@@ -1,4 +1,4 @@
-package demo
+package meshup
 
 import (
 	"errors"
@@ -11,20 +11,20 @@ import (
 )
 
 const (
-	folderPrefix = "pilothouse-demo-"
-	// lockName is a file in the directory that is locked while its demo runs.
+	folderPrefix = "pilothouse-mesh-"
+	// lockName is a file in the directory that is locked while its mesh runs.
 	lockName = "lock"
 )
 
-// makeFolder makes a directory for the mesh; it contains the key of the CA. The returned function
-// removes it. After SIGKILL the next demo of the same user removes it; left are lines to print about that.
-func makeFolder() (dir string, left []string, remove func() error, err error) {
+// MakeFolder makes a work directory for a mesh; it contains the key of the CA. The returned function
+// removes it. After SIGKILL the next call by the same user removes it; left are lines to print about that.
+func MakeFolder() (dir string, left []string, remove func() error, err error) {
 	gone, errs := removeLeft(os.TempDir())
 	for _, d := range gone {
-		left = append(left, "removed "+d+", which a killed demo had left")
+		left = append(left, "removed "+d+", which a killed mesh had left")
 	}
 	for _, err := range errs {
-		left = append(left, fmt.Sprintf("cannot remove what a killed demo had left: %v", err))
+		left = append(left, fmt.Sprintf("cannot remove what a killed mesh had left: %v", err))
 	}
 	dir, err = os.MkdirTemp("", folderPrefix)
 	if err != nil {
@@ -37,7 +37,7 @@ func makeFolder() (dir string, left []string, remove func() error, err error) {
 	return dir, left, func() error { return errors.Join(os.RemoveAll(dir), lock.Close()) }, nil
 }
 
-// lockFolder renames the lock file after it has locked it, so that another demo never finds an unlocked one.
+// lockFolder renames the lock file after it has locked it, so that another one never finds an unlocked one.
 func lockFolder(dir string) (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(dir, lockName+".new"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -52,7 +52,7 @@ func lockFolder(dir string) (*os.File, error) {
 	return lock, nil
 }
 
-// removeLeft removes the directories of this user's demos that no longer run. The kernel has released the
+// removeLeft removes the directories of this user's meshes that no longer run. The kernel has released the
 // locks of those that were killed.
 func removeLeft(temp string) (removed []string, errs []error) {
 	entries, err := os.ReadDir(temp)
@@ -78,7 +78,7 @@ func removeLeft(temp string) (removed []string, errs []error) {
 func removeUnlocked(dir string) (bool, error) {
 	lock, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil // its demo is starting, or removes it
+		return false, nil // its mesh is starting, or removes it
 	}
 	if err != nil {
 		return false, err
@@ -86,7 +86,7 @@ func removeUnlocked(dir string) (bool, error) {
 	defer func() { _ = lock.Close() }()
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return false, nil // its demo is running
+			return false, nil // its mesh is running
 		}
 		return false, fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}

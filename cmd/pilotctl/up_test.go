@@ -1,0 +1,58 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/lab/up"
+)
+
+func TestCommandsKeepTheirCommas(t *testing.T) {
+	got := joinedCommands([]string{"web=serve -l a", "b", "db/main=run"})
+	if want := []string{"web=serve -l a,b", "db/main=run"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestParsePublish(t *testing.T) {
+	for text, want := range map[string]up.Publish{
+		"web:80": {Pod: "web", Port: 80}, "8081:web.shop:80": {Local: 8081, Pod: "web.shop", Port: 80},
+	} {
+		if got, err := parsePublish(text); err != nil || got != want {
+			t.Errorf("%s: %+v, %v", text, got, err)
+		}
+	}
+	for _, bad := range []string{"", "web", "web:0", "x:web:80", ":80", "1:2:3:4"} {
+		if _, err := parsePublish(bad); err == nil || !strings.Contains(err.Error(), "want POD:PORT") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// Programs never run as root: without sudo they run as nobody.
+func TestProgramsDoNotRunAsRoot(t *testing.T) {
+	for _, f := range []upFlags{{}, {sudoUID: "0", sudoGID: "0"}} {
+		if u, err := f.user(); err != nil || u.UID == 0 || u.GID == 0 || u.Name != "nobody" {
+			t.Errorf("%+v: %+v, %v", f, u, err)
+		}
+	}
+	if _, err := (upFlags{sudoUID: "65534", sudoGID: "0"}).user(); err == nil || !strings.Contains(err.Error(), "want one that is not root") {
+		t.Errorf("the group root: %v", err)
+	}
+}
+
+func TestUpNeedsADirectory(t *testing.T) {
+	if _, err := (upFlags{}).options("/nowhere/at/all"); err == nil || !strings.Contains(err.Error(), "want a directory") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestNoMeshRuns(t *testing.T) {
+	if _, _, err := runningPod(t.TempDir(), "web"); err == nil || !strings.Contains(err.Error(), "pilotctl up DIR") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := logFiles(t.TempDir(), nil, ""); err == nil || !strings.Contains(err.Error(), "pilotctl up DIR") {
+		t.Errorf("got %v", err)
+	}
+}

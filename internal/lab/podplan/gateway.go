@@ -1,0 +1,127 @@
+package podplan
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// gateway is a Gateway that may need a router.
+type gateway struct {
+	source
+	selector map[string]string
+	ports    []uint16
+	// own is set for those of the Gateway API, which have a router of their own.
+	own bool
+}
+
+// installed are the routers that an installation of Istio has, by the selector that its documentation uses.
+var installed = []string{"ingressgateway", "egressgateway"}
+
+// gatewayNamespace is where they are.
+const gatewayNamespace = "istio-system"
+
+func (m *maker) readGateway(s source, group string, text []byte) error {
+	g := gateway{source: s}
+	switch group {
+	case "networking.istio.io":
+		var body struct {
+			Spec struct {
+				Selector map[string]string `json:"selector"`
+				Servers  []struct {
+					Port struct {
+						Number uint16 `json:"number"`
+					} `json:"port"`
+				} `json:"servers"`
+			} `json:"spec"`
+		}
+		if err := json.Unmarshal(text, &body); err != nil {
+			return fieldError(err)
+		}
+		g.selector = body.Spec.Selector
+		for _, server := range body.Spec.Servers {
+			g.ports = append(g.ports, server.Port.Number)
+		}
+	case "gateway.networking.k8s.io":
+		var body struct {
+			Spec struct {
+				GatewayClassName string `json:"gatewayClassName"`
+				Listeners        []struct {
+					Port uint16 `json:"port"`
+				} `json:"listeners"`
+			} `json:"spec"`
+		}
+		if err := json.Unmarshal(text, &body); err != nil {
+			return fieldError(err)
+		}
+		if body.Spec.GatewayClassName != "istio" {
+			return nil
+		}
+		g.own = true
+		for _, l := range body.Spec.Listeners {
+			g.ports = append(g.ports, l.Port)
+		}
+	default:
+		return nil
+	}
+	m.gateways = append(m.gateways, g)
+	return nil
+}
+
+// addGateways adds the routers that Gateways select and the directory does not have: those of an installation of
+// Istio, and one for each Gateway of the Gateway API, as in a cluster.
+func (m *maker) addGateways() {
+	for _, name := range installed {
+		labels := map[string]string{"app": "istio-" + name, "istio": name}
+		var ports []uint16
+		for _, g := range m.gateways {
+			if !g.own && maps.Equal(g.selector, map[string]string{"istio": name}) {
+				ports = append(ports, g.ports...)
+			}
+		}
+		if len(ports) > 0 && !m.hasRouter(labels) {
+			m.addRouter(gatewayNamespace, "istio-"+name, labels, ports)
+		}
+	}
+	for _, g := range m.gateways {
+		if name := g.meta.Name + "-istio"; g.own && len(g.ports) > 0 {
+			m.addRouter(g.meta.Namespace, name, map[string]string{
+				"gateway.networking.k8s.io/gateway-name": g.meta.Name, "istio.io/gateway-name": g.meta.Name,
+			}, g.ports)
+		}
+	}
+	for i := range m.pending {
+		m.pending[i].injected = m.injected(m.pending[i])
+	}
+}
+
+// hasRouter reports whether a workload has the labels of a router.
+func (m *maker) hasRouter(labels map[string]string) bool {
+	return slices.ContainsFunc(m.pending, func(w workload) bool {
+		return w.template.Metadata.Labels["istio"] == labels["istio"]
+	})
+}
+
+// addRouter adds a Pod with a router, and its Service with an address.
+func (m *maker) addRouter(namespace, name string, labels map[string]string, ports []uint16) {
+	w := workload{source: source{kind: "Deployment", meta: meta{Namespace: namespace, Name: name}}, replicas: 1}
+	w.template.Metadata.Labels = labels
+	w.template.Metadata.Annotations = map[string]string{"inject.istio.io/templates": gatewayTemplate}
+	w.template.Spec.ServiceAccountName = name
+	m.pending = append(m.pending, w)
+	p := pendingService{source: source{kind: "Service", meta: w.meta}, service: Service{Namespace: namespace, Name: name, Selector: labels}}
+	var list []any
+	slices.Sort(ports)
+	for _, port := range slices.Compact(ports) {
+		p.service.Ports = append(p.service.Ports, ServicePort{Number: port, Target: fmt.Sprint(port)})
+		list = append(list, map[string]any{"name": fmt.Sprintf("port-%d", port), "port": port, "targetPort": port})
+	}
+	p.d = &document{}
+	p.object = map[string]any{
+		"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name, "namespace": namespace, "labels": labels},
+		"spec": map[string]any{"selector": labels, "ports": list},
+	}
+	m.services = append(m.services, p)
+	m.plan.Notes = append(m.plan.Notes, Note{Text: fmt.Sprintf("added %s/%s, a router that Gateways of the directory ask for and no workload is", namespace, name)})
+}

@@ -1,0 +1,247 @@
+package podplan_test
+
+import (
+	"bytes"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/lab/podplan"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+func file(name, text string) podplan.File { return podplan.File{Name: name, Text: []byte(text)} }
+
+func plan(t *testing.T, before *podplan.Plan, files ...podplan.File) *podplan.Plan {
+	t.Helper()
+	p, err := podplan.Make(files, podplan.Options{Before: before})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+const workloads = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: shop}
+spec:
+  replicas: 2
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      containers:
+      - name: web
+        image: x
+        command: [serve]
+        args: [a, b]
+        env:
+        - {name: A, value: b}
+        - {name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+        - {name: MODE, valueFrom: {configMapKeyRef: {name: settings, key: mode}}}
+        ports: [{name: http-web, containerPort: 8080}]
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db, namespace: shop}
+spec:
+  template:
+    metadata: {labels: {app: db}}
+    spec:
+      volumes: [{name: v}]
+      containers: [{name: db, image: y}]
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: web
+  namespace: shop
+spec:
+  selector: {app: web}
+  ports:
+  - {name: tcp-web, port: 80, targetPort: http-web}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec:
+  clusterIP: None
+  selector: {app: db}
+  ports: [{name: tcp, port: 5432}]
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: once, namespace: shop}
+spec: {template: {metadata: {annotations: {sidecar.istio.io/inject: "false"}}, spec: {containers: [{name: c, image: z}]}}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings, namespace: shop}
+data: {mode: fast}
+`
+
+func TestPodsOfWorkloads(t *testing.T) {
+	p := plan(t, nil, file("shop.yaml", workloads))
+	var names []string
+	byName := map[string]podplan.Pod{}
+	for _, pod := range p.Pods {
+		names = append(names, pod.Key())
+		byName[pod.Name] = pod
+	}
+	if want := []string{"web-1.shop", "web-2.shop", "db-0.shop", "once-1.shop"}; !slices.Equal(names, want) {
+		t.Fatalf("Pods %v, want %v", names, want)
+	}
+	web, db, once := byName["web-2"], byName["db-0"], byName["once-1"]
+	if !web.Sidecar || web.Labels[mesh.TLSModeLabel] != "istio" || web.Workload != "web" || web.ServiceAccount != "default" {
+		t.Errorf("web-2: %+v", web)
+	}
+	if c := web.Containers[0]; !slices.Equal(c.Env, []string{"A=b", "POD=web-2", "MODE=fast"}) || len(c.Ports) != 1 || c.Ports[0].HTTP {
+		t.Errorf("the container of web-2: %+v: a Service says that its port is TCP", c)
+	}
+	if c := db.Containers[0]; len(c.Ports) != 1 || c.Ports[0].Number != 5432 || c.Ports[0].HTTP {
+		t.Errorf("ports of db-0: %+v, want that of its Service", c.Ports)
+	}
+	if once.Sidecar || !once.Once {
+		t.Errorf("once-1: %+v", once)
+	}
+	if len(p.Notes) != 1 || p.Notes[0].String() != "shop.yaml:20: StatefulSet shop/db: volumes are not mounted" {
+		t.Errorf("notes: %v", p.Notes)
+	}
+	for _, s := range p.Services {
+		if has := s.ClusterIP.IsValid(); has != (s.Name == "web") {
+			t.Errorf("Service %s has the address %v", s.Name, s.ClusterIP)
+		}
+	}
+}
+
+// What pilot-discovery reads has each object on its line, and no workload.
+func TestLinesStay(t *testing.T) {
+	p := plan(t, nil, file("shop.yaml", workloads))
+	text := string(p.Files[0].Text)
+	for _, want := range []string{`"clusterIP":"10.96.`, "kind: ConfigMap", "clusterIP: None"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "Deployment") {
+		t.Errorf("a workload is left:\n%s", text)
+	}
+	line := func(text, of string) int { return strings.Count(text[:strings.Index(text, of)], "\n") }
+	for _, of := range []string{"clusterIP: None", "kind: ConfigMap"} {
+		if line(text, of) != line(workloads, of) {
+			t.Errorf("%q is on line %d, was on line %d", of, line(text, of), line(workloads, of))
+		}
+	}
+	if name := p.Files[1].Name; name != podplan.GeneratedFile {
+		t.Errorf("the last file is %s", name)
+	}
+	ready, not := p.Generated(nil), p.Generated(map[string]bool{"web-1.shop": true})
+	if bytes.Contains(ready, []byte(`"False"`)) || bytes.Count(not, []byte(`"False"`)) != 1 {
+		t.Errorf("one Pod is not ready:\n%s", not)
+	}
+}
+
+func TestAddressesStay(t *testing.T) {
+	first := plan(t, nil, file("shop.yaml", workloads))
+	more := file("a.yaml", strings.ReplaceAll(workloads, "namespace: shop", "namespace: a"))
+	second := plan(t, first, more, file("shop.yaml", workloads))
+	alone := plan(t, nil, file("shop.yaml", workloads))
+	seen := map[netip.Addr]bool{}
+	for _, p := range second.Pods {
+		if seen[p.IP] || !podplan.DefaultPods.Contains(p.IP) {
+			t.Errorf("%s has the address %s", p.Key(), p.IP)
+		}
+		seen[p.IP] = true
+	}
+	for i, p := range first.Pods {
+		if j := slices.IndexFunc(second.Pods, func(q podplan.Pod) bool { return q.Key() == p.Key() }); second.Pods[j].IP != p.IP || alone.Pods[i].IP != p.IP {
+			t.Errorf("%s had %s, then %s, and %s alone", p.Key(), p.IP, second.Pods[j].IP, alone.Pods[i].IP)
+		}
+	}
+	small := podplan.Options{Pods: netip.MustParsePrefix("10.0.0.0/30")}
+	if _, err := podplan.Make([]podplan.File{file("shop.yaml", workloads)}, small); err == nil || !strings.Contains(err.Error(), "all of 10.0.0.0/30 are in use") {
+		t.Errorf("too small a range: %v", err)
+	}
+}
+
+func TestRoutersThatGatewaysAskFor(t *testing.T) {
+	gateway := `kind: Gateway
+apiVersion: networking.istio.io/v1
+metadata: {name: g, namespace: shop}
+spec: {selector: {istio: ingressgateway}, servers: [{port: {number: 80}}, {port: {number: 443}}]}
+`
+	p := plan(t, nil, file("g.yaml", gateway))
+	if len(p.Pods) != 1 || !p.Pods[0].Router || p.Pods[0].Key() != "istio-ingressgateway-1.istio-system" || len(p.Services) != 1 || len(p.Services[0].Ports) != 2 {
+		t.Errorf("%+v, %+v", p.Pods, p.Services)
+	}
+	own := `---
+kind: Deployment
+metadata: {name: mine, namespace: shop}
+spec: {template: {metadata: {labels: {istio: ingressgateway}, annotations: {inject.istio.io/templates: gateway}}, spec: {containers: [{name: istio-proxy}]}}}
+`
+	if p := plan(t, nil, file("g.yaml", gateway+own)); len(p.Pods) != 1 || p.Pods[0].Name != "mine-1" || !p.Pods[0].Router {
+		t.Errorf("with a router of the directory: %+v", p.Pods)
+	}
+	api := "kind: Gateway\napiVersion: gateway.networking.k8s.io/v1\nmetadata: {name: g}\nspec: {gatewayClassName: istio, listeners: [{port: 80}]}\n"
+	if p := plan(t, nil, file("g.yaml", api)); len(p.Pods) != 1 || p.Pods[0].Key() != "g-istio-1.default" || p.Pods[0].Labels["gateway.networking.k8s.io/gateway-name"] != "g" {
+		t.Errorf("of the Gateway API: %+v", p.Pods)
+	}
+}
+
+func TestMistakesAreNamed(t *testing.T) {
+	for text, want := range map[string]string{
+		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c}]}\nstatus: {podIP: x}": `f.yaml:1: Pod default/a: status.podIP: ParseAddr("x"): unable to parse IP`,
+		"kind: Pod\nmetadata: {name: a}":                                "f.yaml:1: Pod default/a: spec: no containers",
+		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: 1000}": "f.yaml:1: Deployment default/a: spec.replicas: 1000 Pods, want at most 50 on one machine",
+		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: x}":    "f.yaml:1: Deployment default/a: spec.replicas: string, want a value of type int",
+		"kind: CronJob\nmetadata: {name: a}":                            "f.yaml:1: CronJob default/a: it is not run: want a Job",
+		"kind: [":                                                       "f.yaml:1: line 1: ",
+	} {
+		p := plan(t, nil, file("f.yaml", text))
+		if len(p.Notes) != 1 || !strings.HasPrefix(p.Notes[0].String(), want) {
+			t.Errorf("%s\n got %v\nwant %s", text, p.Notes, want)
+		}
+	}
+}
+
+// While a file cannot be read its Pods go on.
+func TestPodsOfBrokenFilesStay(t *testing.T) {
+	good := plan(t, nil, file("shop.yaml", workloads), file("a.yaml", strings.ReplaceAll(workloads, "namespace: shop", "namespace: a")))
+	broken := plan(t, good, file("shop.yaml", "kind: ["), file("a.yaml", ""))
+	if len(broken.Pods) != 4 || broken.Pods[0].Namespace != "shop" {
+		t.Errorf("%+v", broken.Pods)
+	}
+}
+
+func TestTheSamplesHavePods(t *testing.T) {
+	for dir, want := range map[string]int{"hello": 4, "bookshop": 7} {
+		paths, err := filepath.Glob("../../../samples/" + dir + "/*.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var files []podplan.File
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, file(filepath.Base(path), string(text)))
+		}
+		if p := plan(t, nil, files...); len(p.Pods) != want || slices.ContainsFunc(p.Notes, func(n podplan.Note) bool { return n.Problem }) {
+			t.Errorf("%s: %d Pods, %v", dir, len(p.Pods), p.Notes)
+		}
+	}
+}
+
+func FuzzMake(f *testing.F) {
+	f.Add(workloads)
+	f.Add("kind: List\nitems: [{kind: Service, metadata: {name: a}}, {kind: Pod}]")
+	f.Fuzz(func(t *testing.T, text string) {
+		p, err := podplan.Make([]podplan.File{file("f.yaml", text), file("f.json", text)}, podplan.Options{})
+		if err == nil && len(p.Files) != 3 {
+			t.Errorf("%d files", len(p.Files))
+		}
+	})
+}

@@ -1,0 +1,161 @@
+package podplan
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strconv"
+)
+
+// serviceBody is the part of a Service that is read.
+type serviceBody struct {
+	Spec struct {
+		Type      string            `json:"type"`
+		ClusterIP string            `json:"clusterIP"`
+		Selector  map[string]string `json:"selector"`
+		Ports     []struct {
+			Name        string          `json:"name"`
+			Port        uint16          `json:"port"`
+			TargetPort  json.RawMessage `json:"targetPort"`
+			AppProtocol string          `json:"appProtocol"`
+			Protocol    string          `json:"protocol"`
+		} `json:"ports"`
+	} `json:"spec"`
+}
+
+// pendingService is a Service before it has an address.
+type pendingService struct {
+	source
+	service Service
+	// d is where its address is to be written, and object what is written; nil if it has one or wants none.
+	d      *document
+	object map[string]any
+}
+
+func (m *maker) readService(s source, text []byte, d *document) error {
+	var body serviceBody
+	if err := json.Unmarshal(text, &body); err != nil {
+		return fieldError(err)
+	}
+	p := pendingService{source: s, service: Service{Namespace: s.meta.Namespace, Name: s.meta.Name, Selector: body.Spec.Selector}}
+	for _, port := range body.Spec.Ports {
+		p.service.Ports = append(p.service.Ports, ServicePort{
+			Number: port.Port, Target: target(port.TargetPort, port.Port), Name: port.Name, Protocol: port.AppProtocol,
+		})
+	}
+	switch ip := body.Spec.ClusterIP; {
+	case ip == "None" || body.Spec.Type == "ExternalName":
+	case ip != "":
+		addr, err := netip.ParseAddr(ip)
+		if err != nil {
+			return fmt.Errorf("spec.clusterIP: %w", err)
+		}
+		p.service.ClusterIP = addr
+		m.used[addr] = p.owner()
+	case m.o.AsWritten:
+	case d == nil:
+		m.note(s, "it gets no address in a list or in JSON: write it in a YAML document of its own, or give it a spec.clusterIP")
+	default:
+		p.d = d
+		if err := json.Unmarshal(text, &p.object); err != nil {
+			return err
+		}
+	}
+	m.services = append(m.services, p)
+	return nil
+}
+
+// owner is the owner of the Service's address.
+func (p pendingService) owner() string {
+	return "Service " + p.service.Namespace + "/" + p.service.Name
+}
+
+// target is the targetPort as text; that of a Service without one is its port.
+func target(raw json.RawMessage, port uint16) string {
+	var number int
+	var name string
+	switch {
+	case len(raw) == 0 || string(raw) == "null":
+		return strconv.Itoa(int(port))
+	case json.Unmarshal(raw, &number) == nil:
+		return strconv.Itoa(number)
+	case json.Unmarshal(raw, &name) == nil:
+		return name
+	}
+	return ""
+}
+
+// addressServices gives addresses to the Services without one.
+func (m *maker) addressServices() error {
+	for _, p := range m.services {
+		key := p.owner()
+		if p.d != nil {
+			ip, err := m.address(key, m.o.Services)
+			if err != nil {
+				return err
+			}
+			p.service.ClusterIP = ip
+			spec, _ := p.object["spec"].(map[string]any)
+			if spec == nil {
+				spec = map[string]any{}
+				p.object["spec"] = spec
+			}
+			spec["clusterIP"] = ip.String()
+			p.d.changed = p.object
+		}
+		if p.service.ClusterIP.IsValid() {
+			m.plan.addresses[key] = p.service.ClusterIP
+		}
+		m.plan.Services = append(m.plan.Services, p.service)
+	}
+	return nil
+}
+
+// Selects reports whether a Service has a Pod as endpoint.
+func (s Service) Selects(p Pod) bool {
+	if s.Namespace != p.Namespace || len(s.Selector) == 0 {
+		return false
+	}
+	for k, v := range s.Selector {
+		if p.Labels[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// declarePorts adds the ports to which Services send to those of the Pods' first containers: a stand-in listens there.
+func (m *maker) declarePorts() {
+	for i := range m.plan.Pods {
+		p := &m.plan.Pods[i]
+		if p.Router || len(p.Containers) == 0 {
+			continue
+		}
+		for _, s := range m.plan.Services {
+			if s.Selects(*p) {
+				for _, port := range s.Ports {
+					p.declare(port)
+				}
+			}
+		}
+	}
+}
+
+// declare takes over what a Service says of the protocol of a port, and adds the port if it is a number that no
+// container declares.
+func (p *Pod) declare(port ServicePort) {
+	http := !declaresTCP(port.Name, port.Protocol)
+	number, err := strconv.ParseUint(port.Target, 10, 16)
+	for c := range p.Containers {
+		for i := range p.Containers[c].Ports {
+			have := &p.Containers[c].Ports[i]
+			if err == nil && have.Number == uint16(number) || err != nil && have.Name == port.Target {
+				have.HTTP = http
+				return
+			}
+		}
+	}
+	if err == nil && number > 0 {
+		p.Containers[0].Ports = append(p.Containers[0].Ports, Port{Number: uint16(number), HTTP: http})
+	}
+}

@@ -1,0 +1,233 @@
+package e2e_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/test/wait"
+)
+
+// session is a "pilotctl up" that runs.
+type session struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *session) output() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// up runs a copy of a sample until the end of the test.
+func up(t *testing.T, sample string, args ...string) (s *session, dir string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), filepath.Base(sample))
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, sample))); err != nil {
+		t.Fatal(err)
+	}
+	return upIn(t, dir, args...), dir
+}
+
+// upIn runs a directory until the end of the test.
+func upIn(t *testing.T, dir string, args ...string) *session {
+	t.Helper()
+	s := &session{done: make(chan struct{})}
+	s.cmd = exec.Command(pilotctlPath(), append([]string{"up", dir, "--bin", filepath.Dir(programs.Agent), "--envoy", programs.Envoy}, args...)...)
+	s.cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cmd.Stderr = s.cmd.Stdout
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(s.done)
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			s.mu.Lock()
+			s.text.WriteString(lines.Text() + "\n")
+			s.mu.Unlock()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = s.cmd.Process.Kill() // if the test has not ended it
+		<-s.done
+		_ = s.cmd.Wait()
+		if t.Failed() {
+			t.Logf("pilotctl up %s:\n%s", dir, s.output())
+		}
+	})
+	wait.Until(t, "every Pod of "+dir+" is ready", func() bool {
+		select {
+		case <-s.done:
+			t.Fatalf("pilotctl up has ended:\n%s", s.output())
+		default:
+		}
+		return strings.Contains(s.output(), "Ctrl-C ends everything")
+	})
+	return s
+}
+
+// discovery is the URL of the debug port of the mesh's pilot-discovery.
+func (s *session) discovery() string {
+	if m := regexp.MustCompile(`--discovery (\S+)`).FindStringSubmatch(s.output()); m != nil {
+		return m[1]
+	}
+	return "http://127.0.0.1:8080"
+}
+
+func pilotctlPath() string { return filepath.Join(filepath.Dir(programs.Agent), "pilotctl") }
+
+// in runs a shell command in a Pod and returns what it prints.
+func in(t *testing.T, pod, script string) string {
+	t.Helper()
+	var stderr bytes.Buffer
+	cmd := exec.Command(pilotctlPath(), "exec", pod, "--", "bash", "-c", script)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("in %s: %v\n%s%s", pod, err, out, stderr.String())
+	}
+	return string(out)
+}
+
+// request is a shell command that makes an HTTP request, without a program that a machine may lack.
+func request(host string, port int) string {
+	return fmt.Sprintf(`exec 3<>/dev/tcp/%s/%d && printf 'GET /x HTTP/1.1\r\nHost: %s:%d\r\nConnection: close\r\n\r\n' >&3 && cat <&3`, host, port, host, port)
+}
+
+// Deployments become Pods, Services get addresses, the Gateway a router; edits take effect; nothing is left.
+func TestUpRunsWorkloads(t *testing.T) {
+	s, dir := up(t, "samples/hello")
+	answer := in(t, "caller", request("greeter", 80))
+	if !strings.Contains(answer, `"peer":"spiffe://cluster.local/ns/hello/sa/caller"`) {
+		t.Errorf("the greeter answered %q, want the identity of the caller in it", answer)
+	}
+	if got := in(t, "caller", "id -u"); strings.TrimSpace(got) == "0" {
+		t.Error("programs run as root")
+	}
+	var code *exec.ExitError
+	if err := exec.Command(pilotctlPath(), "exec", "caller", "--", "bash", "-c", "exit 7").Run(); !errors.As(err, &code) || code.ExitCode() != 7 {
+		t.Errorf("the exit code of pilotctl exec: %v, want 7", err)
+	}
+
+	entry := regexp.MustCompile(`http://\S+`).FindString(s.output())
+	if body := fetch(t, entry); !strings.Contains(body, "sa/istio-ingressgateway") {
+		t.Errorf("through the gateway: %q", body)
+	}
+
+	editFile(t, filepath.Join(dir, "routing.yaml"), "weight: 90", "weight: 0", "weight: 10", "weight: 100")
+	wait.Until(t, "requests go to version 2", func() bool {
+		return strings.Contains(in(t, "caller", request("greeter", 80)), `"version":"v2"`)
+	})
+	editFile(t, filepath.Join(dir, "hello.yaml"), "name: greeter-v2\n  namespace: hello\nspec:", "name: greeter-v2\n  namespace: hello\nspec:\n  replicas: 2")
+	wait.Until(t, "the new Pod answers", func() bool {
+		return strings.Contains(in(t, "caller", request("greeter", 80)), `"pod":"greeter-v2-2"`)
+	})
+	wait.Until(t, "the log has the request", func() bool {
+		return strings.Contains(s.output(), `greeter-v2-2.hello.greeter | GET "/x" 200 from spiffe://cluster.local/ns/hello/sa/caller`)
+	})
+	out, err := exec.Command(pilotctlPath(), "logs", "greeter-v2-2").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), `GET "/x" 200`) {
+		t.Errorf("pilotctl logs: %v\n%s", err, out)
+	}
+	editFile(t, filepath.Join(dir, "routing.yaml"), "weight: 0", "wieght: 0")
+	wait.Until(t, "the mistake is told with its place", func() bool {
+		return strings.Contains(s.output(), filepath.Join(dir, "routing.yaml")+":") && strings.Contains(s.output(), "did you mean weight")
+	})
+
+	if err := s.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	<-s.done
+	if err := s.cmd.Wait(); err != nil {
+		t.Errorf("after SIGINT: %v", err)
+	}
+	if left, _ := os.Stat(fmt.Sprintf("/run/pilothouse/up/%d.json", s.cmd.Process.Pid)); left != nil {
+		t.Error("the record of the mesh is left")
+	}
+	for _, p := range processes(t, dir) {
+		t.Errorf("left: %s", p)
+	}
+}
+
+// processes are the command lines that contain a text.
+func processes(t *testing.T, text string) []string {
+	t.Helper()
+	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, path := range paths {
+		line, err := os.ReadFile(path)
+		if err == nil && bytes.Contains(line, []byte(text)) {
+			out = append(out, string(bytes.ReplaceAll(line, []byte{0}, []byte(" "))))
+		}
+	}
+	return out
+}
+
+// A directory that says what a cluster has reported runs as it is written; a program that was not confirmed does not run.
+func TestUpRunsPodsAsWritten(t *testing.T) {
+	s, _ := up(t, "samples/bookshop")
+	if got := in(t, "shopper-1", request("productpage", 9080)); !strings.Contains(got, `"service":"ratings"`) {
+		t.Errorf("the product page answered %q", got)
+	}
+	if !regexp.MustCompile(`bookshop/legacy-1 +none`).MatchString(s.output()) {
+		t.Error("legacy-1 has a proxy")
+	}
+	cmd := exec.Command(pilotctlPath(), "up", filepath.Join(root, "samples/hello"), "--exec", "greeter-v1=sleep 1000", "--bin", filepath.Dir(programs.Agent), "--envoy", programs.Envoy)
+	out, err := cmd.CombinedOutput()
+	var code *exec.ExitError
+	if !errors.As(err, &code) || code.ExitCode() != 2 || !strings.Contains(string(out), "give --yes to run it without a question") {
+		t.Errorf("without confirmation: %v\n%s", err, out)
+	}
+}
+
+func editFile(t *testing.T, path string, pairs ...string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.NewReplacer(pairs...).Replace(string(text))
+	if changed == string(text) {
+		t.Fatalf("%s has none of %q", path, pairs)
+	}
+	if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func fetch(t *testing.T, url string) string {
+	t.Helper()
+	res, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s, %v: %s", url, res.Status, err, text)
+	}
+	return string(text)
+}
