@@ -70,7 +70,7 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 				log.Warn("unknown flag has no effect", "flag", name)
 			}
 			warnOfSettings(log, v)
-			limitMemory(env)
+			limitMemory(v)
 			opts.Log, opts.Version = log, version
 			srv, err := discovery.New(c.Context(), opts)
 			if err != nil {

@@ -23,6 +23,7 @@ func TestCommandsHaveTheFlagsOfTheirTables(t *testing.T) {
 func TestEverySettingIsRead(t *testing.T) {
 	clitest.AllRead(t, "discovery", settings.Discovery, func(v *settings.Values) {
 		readOptions(v)
+		limitMemory(v)
 		if _, err := readLogger(v, io.Discard); err != nil {
 			t.Error(err)
 		}

@@ -196,7 +196,7 @@ func (s *Server) ServerOptions(creds credentials.TransportCredentials) []grpc.Se
 		grpc.MaxConcurrentStreams(maxConcurrent), grpc.MaxHeaderListSize(maxHeaders), grpc.ConnectionTimeout(handshakeLimit),
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(connWindow),
 		// Hundreds of connections are idle nearly always, and requests are small.
-		grpc.ReadBufferSize(8 << 10),
+		grpc.ReadBufferSize(2 << 10), grpc.WriteBufferSize(16 << 10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	}
 }
