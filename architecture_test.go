@@ -60,7 +60,7 @@ var layers = map[string]layer{
 
 	"internal/discovery/marshal":       tools, // knows messages, nothing of meshes
 	"internal/discovery/source/decode": pure, "internal/discovery/source/scope": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure, "internal/discovery/ca/policy": pure,
-	"internal/discovery/admit": pure, "internal/discovery/allocate": pure,
+	"internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
 	"internal/discovery/compile/authz": pure,

@@ -125,15 +125,15 @@ func TestProblemsOfAllReplicas(t *testing.T) {
 	one := `{"object":"VirtualService shop/b","origin":"Kubernetes","severity":"error","field":"","text":"not read","meanwhile":"","proxies":null,"applied":null}`
 	r := several(t, map[string]string{"objectz.json": "[" + fmt.Sprintf(both, 3, 2) + "]"}, map[string]string{"objectz.json": "[" + one + "," + fmt.Sprintf(both, 4, 4) + "]"})
 	c, stdout, _ := command(t)
-	if _, err := printRejected(c, &flags{output: "table"}, r); err != nil {
+	if _, _, err := printRejected(c, &flags{output: "table"}, r); err != nil {
 		t.Fatal(err)
 	}
 	want(t, "the table", stdout.String(), "shop/a", "no such host", "6/7\n", "shop/b", "not read (only at istiod-2)")
-	if n := strings.Count(stdout.String(), "\n"); n != 3 {
+	if n := strings.Count(stdout.String(), "\n"); n != 4 {
 		t.Errorf("%d lines:\n%s", n, stdout)
 	}
 	stdout.Reset()
-	if _, err := printRejected(c, &flags{output: "json"}, r); err != nil {
+	if _, _, err := printRejected(c, &flags{output: "json"}, r); err != nil {
 		t.Fatal(err)
 	}
 	var list []problem

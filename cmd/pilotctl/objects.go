@@ -42,12 +42,14 @@ func (p problem) progress() string {
 
 func newObjects(f *flags) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "objects",
-		Short: "List the objects that are rejected, not enforced, or without effect, and why",
-		Long: `List the objects that are rejected, not enforced, or without effect, and why.
+		Use:     "objects",
+		Aliases: []string{"analyze"},
+		Short:   "List the objects that are rejected, not enforced, without effect, or refer to nothing, and why",
+		Long: `List the objects that are rejected, not enforced, without effect, or refer to nothing, and why.
 
 An error is an object that is rejected (its last good value stays in force, if there is one)
-or whose rules are NOT enforced. A warning is an object of which a part has no effect. Objects
+or whose rules are NOT enforced. A warning is an object of which a part has no effect, or that
+refers to a host, subset, Gateway, service account or label that nothing has. Objects
 of kinds that the mesh does not use, such as Deployments, are counted in a line below.
 
 With several replicas of pilot-discovery the list is that of all, and WHAT names those that have
@@ -55,7 +57,10 @@ a problem which others do not have.
 
 APPLIED is how many of the connected proxies that the object's newest change concerns have
 acknowledged it; 0/0 if it concerns none. With --all it is shown for all objects in force, with
-the generation of the change, unless several replicas count generations.`,
+the generation of the change, unless several replicas count generations.
+
+The exit code is 0, unless --exit-code is given: then it is 3 if there are errors, and 4 if there
+are warnings only.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := f.connect(c)
@@ -63,16 +68,21 @@ the generation of the change, unless several replicas count generations.`,
 				return err
 			}
 			defer r.Close()
+			o := readObjects(cli.Read(c.Flags(), nil, settings.PilotctlObjects))
 			var lost missing
-			if listsAll(cli.Read(c.Flags(), nil, settings.PilotctlObjects)) {
+			var found counts
+			if o.all {
 				lost, err = printAll(c, f, r)
 			} else {
-				lost, err = printRejected(c, f, r)
+				lost, found, err = printRejected(c, f, r)
 			}
 			if err != nil {
 				return err
 			}
-			return lost.report(c.ErrOrStderr())
+			if err := lost.report(c.ErrOrStderr()); err != nil || !o.exitCode {
+				return err
+			}
+			return found.exit()
 		},
 	}
 	cli.Add(c, settings.PilotctlObjects, settings.PilotctlCluster)
@@ -81,39 +91,76 @@ the generation of the change, unless several replicas count generations.`,
 
 const objectPage = "debug/objectz"
 
+// counts are how many problems there are.
+type counts struct{ errors, warnings int }
+
+// Exit codes of "pilotctl objects --exit-code".
+const (
+	exitErrors   = 3
+	exitWarnings = 4
+)
+
+// exit is the error with the exit code that the problems have, or nil.
+func (n counts) exit() error {
+	switch {
+	case n.errors > 0:
+		return exitCode{exitErrors}
+	case n.warnings > 0:
+		return exitCode{exitWarnings}
+	}
+	return nil
+}
+
+// countProblems counts problems by severity.
+func countProblems(all []problem) (n counts) {
+	for _, p := range all {
+		switch p.Severity {
+		case "error":
+			n.errors++
+		case "warning":
+			n.warnings++
+		}
+	}
+	return n
+}
+
 // printRejected prints the objects with problems.
-func printRejected(c *cobra.Command, f *flags, r *replicas) (missing, error) {
+func printRejected(c *cobra.Command, f *flags, r *replicas) (missing, counts, error) {
 	got, lost, err := answered(r.ask(c.Context(), objectPage, nil, nil))
 	if err != nil {
-		return nil, err
+		return nil, counts{}, err
 	}
 	lists, err := decoded[[]json.RawMessage](got, objectPage)
 	if err != nil {
-		return nil, err
+		return nil, counts{}, err
 	}
 	texts := lists[0].value
 	if len(lists) > 1 {
 		if texts, err = joinProblems(lists); err != nil {
-			return nil, err
+			return nil, counts{}, err
 		}
-	}
-	if f.output != "table" {
-		return lost, printValue(c.OutOrStdout(), f.output, texts)
 	}
 	all := make([]problem, len(texts))
 	for i, text := range texts {
 		if err := json.Unmarshal(text, &all[i]); err != nil {
-			return nil, fmt.Errorf("decode the response of %s: %w", objectPage, err)
+			return nil, counts{}, fmt.Errorf("decode the response of %s: %w", objectPage, err)
 		}
 		if len(all[i].Replicas) > 0 {
 			all[i].Text += " (only at " + strings.Join(all[i].Replicas, ", ") + ")"
 		}
 	}
-	return lost, printProblems(c.OutOrStdout(), all)
+	if f.output != "table" {
+		return lost, countProblems(all), printValue(c.OutOrStdout(), f.output, texts)
+	}
+	return lost, countProblems(all), printProblems(c.OutOrStdout(), all)
 }
 
-// listsAll reads settings.PilotctlObjects.
-func listsAll(v *settings.Values) bool { return v.Bool("all") }
+// objectsOptions are the settings of settings.PilotctlObjects.
+type objectsOptions struct{ all, exitCode bool }
+
+func readObjects(v *settings.Values) objectsOptions {
+	return objectsOptions{all: v.Bool("all"), exitCode: v.Bool("exit-code")}
+}
 
 // printAll prints all objects in force.
 func printAll(c *cobra.Command, f *flags, r *replicas) (missing, error) {
@@ -159,7 +206,13 @@ func printProblems(w io.Writer, all []problem) error {
 		if err := printTable(w, []string{"SEVERITY", "OBJECT", "FIELD", "WHERE", "WHAT", "MEANWHILE", "APPLIED"}, rows); err != nil {
 			return err
 		}
-	} else if _, err := fmt.Fprintln(w, "all objects are applied"); err != nil {
+	}
+	n := countProblems(all)
+	summary := "no problems: all objects are applied"
+	if n != (counts{}) {
+		summary = fmt.Sprintf("%s, %s", count(n.errors, "error"), count(n.warnings, "warning"))
+	}
+	if _, err := fmt.Fprintln(w, summary); err != nil {
 		return err
 	}
 	for _, line := range ignored {

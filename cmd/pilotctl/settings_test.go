@@ -21,7 +21,7 @@ func TestEverySettingIsRead(t *testing.T) {
 	clitest.AllRead(t, "up", settings.PilotctlUp, func(v *settings.Values) { readUp(v, "tree") })
 	clitest.AllRead(t, "logs", settings.PilotctlLogs, func(v *settings.Values) { readLogs(v) })
 	clitest.AllRead(t, "proxies", settings.PilotctlProxies, func(v *settings.Values) { readProxies(v) })
-	clitest.AllRead(t, "objects", settings.PilotctlObjects, func(v *settings.Values) { listsAll(v) })
+	clitest.AllRead(t, "objects", settings.PilotctlObjects, func(v *settings.Values) { readObjects(v) })
 	clitest.AllRead(t, "wait", settings.PilotctlWait, func(v *settings.Values) { readWait(v) })
 	clitest.AllRead(t, "check", settings.PilotctlCheck, func(v *settings.Values) { readCheck(v) })
 	clitest.AllRead(t, "inject", settings.PilotctlInject, func(v *settings.Values) { readInject(v) })

@@ -13,6 +13,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
+	"github.com/pilothouse/pilothouse/internal/discovery/analyze"
+	"github.com/pilothouse/pilothouse/internal/lab/podplan"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
@@ -21,36 +24,50 @@ import (
 
 func newValidate(f *flags) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "validate -f (FILE | DIR | -)",
+		Use:   "validate (FILE | DIR | -)...",
 		Short: "Say which objects in files would be rejected, and why, without a control plane",
 		Long: `Say which objects in files the control plane would reject, and which have parts without effect.
 
 The rules are those of pilot-discovery itself: of its directory of YAML, and of its webhook,
 which refuses what has an error and passes on warnings. A folder is read as pilot-discovery reads
 it: files named *.yaml, *.yml and *.json, with folders below it, without names that begin with a
-dot. With - standard input is read. -f may be given several times.
+dot. With - standard input is read. Paths may also be given with -f.
 
 Each problem has the line of its field. An error is an object that is rejected, or a security
 policy that would not be enforced. A warning is a part of an object that has no effect, or not
 the expected one. Objects of kinds that the mesh does not use are counted.
 
-What needs more than the files is not checked, such as whether a host exists: "pilotctl objects"
-shows what a running control plane has found.
+If a folder is given, it is taken for all of the mesh: a host, subset, Gateway, namespace or service
+account that an object refers to and nothing has is a warning (--references). Selectors and
+accounts are checked if the files have Pods or WorkloadEntries. "pilotctl objects" does the same in
+a running control plane.
+
+For a pipeline, --annotations=github prints workflow commands and --annotations=sarif a SARIF log.
 
 The exit code is 0 without errors, 1 with at least one error or if a file cannot be read, and 2 if
 the command line is invalid. Warnings do not change it, unless --strict is given.`,
-		Example: "  pilotctl validate -f samples/bookshop\n  kubectl get vs,dr -A -o yaml | pilotctl validate -f -\n  pilotctl validate -f mesh/ -o json --strict",
-		Args:    usage(cobra.NoArgs),
-		RunE: func(c *cobra.Command, _ []string) error {
-			o := readValidate(cli.Read(c.Flags(), nil, settings.PilotctlValidate))
-			if len(o.files) == 0 {
-				return misuse{errors.New("nothing to validate: want -f with a file, a folder or - (see pilotctl validate --help)")}
+		Example: "  pilotctl validate samples/bookshop\n  kubectl get vs,dr -A -o yaml | pilotctl validate -\n  pilotctl validate mesh/ --strict --annotations=github",
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			v := cli.Read(c.Flags(), nil, settings.PilotctlValidate)
+			o := readValidate(v)
+			if err := v.Err(); err != nil {
+				return misuse{err}
 			}
-			r := &validation{seen: map[object.Key]object.Origin{}}
+			if o.files = append(o.files, args...); len(o.files) == 0 {
+				return misuse{errors.New("nothing to validate: want a file, a folder or - (see pilotctl validate --help)")}
+			}
+			if o.annotations != "" && f.output != "table" {
+				return misuse{fmt.Errorf("--annotations=%s and -o %s: want one of them", o.annotations, f.output)}
+			}
+			r := &validation{seen: map[object.Key]object.Origin{}, lines: map[string]func(int, string) int{}}
 			for _, path := range o.files {
 				r.path(path, c.InOrStdin())
 			}
-			if err := r.print(c.OutOrStdout(), c.ErrOrStderr(), f.output); err != nil {
+			if o.references == "always" || o.references == "auto" && r.folders > 0 {
+				r.addReferences()
+			}
+			if err := r.print(c.OutOrStdout(), c.ErrOrStderr(), f.output, o.annotations); err != nil {
 				return err
 			}
 			if r.failed(o.strict) {
@@ -63,13 +80,19 @@ the command line is invalid. Warnings do not change it, unless --strict is given
 	return c
 }
 
+// clusterDomain is the DNS suffix that files are checked with, the default of pilot-discovery.
+const clusterDomain = "cluster.local"
+
 type validateOptions struct {
-	files  []string
-	strict bool
+	files                   []string
+	strict                  bool
+	references, annotations string
 }
 
 func readValidate(v *settings.Values) validateOptions {
-	return validateOptions{files: v.List("filename"), strict: v.Bool("strict")}
+	return validateOptions{
+		files: v.List("filename"), strict: v.Bool("strict"), references: v.Enum("references"), annotations: v.Enum("annotations"),
+	}
 }
 
 // validation is what was found in the files.
@@ -77,7 +100,32 @@ type validation struct {
 	problems       []object.Problem
 	files, objects int
 	skipped        int
+	folders        int
 	seen           map[object.Key]object.Origin // where each object was first
+	all            []*object.Object
+	texts          []podplan.File
+	// lines finds the lines of fields, by file.
+	lines map[string]func(object int, field string) int
+}
+
+// addReferences adds the references of the objects that lead nowhere.
+func (r *validation) addReferences() {
+	m := mesh.DefaultMeshConfig()
+	// Deployments and the like stand for their Pods.
+	if plan, err := podplan.Make(r.texts, podplan.Options{}); err == nil {
+		for _, p := range plan.Pods {
+			r.all = append(r.all, &object.Object{
+				Key: object.Key{Kind: object.Pod, Namespace: p.Namespace, Name: p.Name}, Meta: object.Meta{Labels: p.Labels}, Spec: &object.PodSpec{ServiceAccount: p.ServiceAccount},
+			})
+		}
+	}
+	workloads := slices.ContainsFunc(r.all, func(o *object.Object) bool { return o.Kind == object.Pod || o.Kind == object.WorkloadEntry })
+	for _, p := range analyze.References(r.all, analyze.Options{Domain: clusterDomain, RootNamespace: m.GetRootNamespace(), Workloads: workloads}) {
+		if lines := r.lines[p.Origin.File]; lines != nil {
+			p.Origin.Line = lines(p.Origin.Line, p.Field)
+		}
+		r.problems = append(r.problems, p)
+	}
 }
 
 // path validates a file, a folder, or standard input.
@@ -100,6 +148,7 @@ func (r *validation) path(path string, stdin io.Reader) {
 		r.file(path)
 		return
 	}
+	r.folders++
 	r.folder(path, nil)
 }
 
@@ -160,7 +209,10 @@ func (r *validation) text(file string, text []byte) {
 			continue
 		}
 		r.seen[o.Key] = o.Origin
+		r.all = append(r.all, &o)
 	}
+	r.lines[file] = admit.Lines(file, text)
+	r.texts = append(r.texts, podplan.File{Name: file, Text: text})
 }
 
 // unreadable reports a file that cannot be read.
@@ -187,7 +239,7 @@ type validated struct {
 }
 
 // print writes the problems, and to told, of a table, a line that sums up.
-func (r *validation) print(w, told io.Writer, form string) error {
+func (r *validation) print(w, told io.Writer, form, annotations string) error {
 	all := []validated{}
 	var rows [][]string
 	for _, p := range r.problems {
@@ -198,7 +250,12 @@ func (r *validation) print(w, told io.Writer, form string) error {
 		all = append(all, v)
 		rows = append(rows, []string{v.Severity, p.Origin.String(), v.Object, v.Field, v.Text})
 	}
-	if form != "table" {
+	switch {
+	case annotations == "github":
+		return printGitHub(w, all)
+	case annotations == "sarif":
+		return printSARIF(w, all)
+	case form != "table":
 		return printValue(w, form, all)
 	}
 	if len(rows) > 0 {

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/analyze"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/httpguard"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -482,8 +483,26 @@ func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 		}
 		out, keys = append(out, e), append(keys, p.Key)
 	}
+	for _, p := range s.references() {
+		out = append(out, objectEntry{Object: p.Key.String(), Origin: p.Origin.String(), Severity: p.Severity.String(), Field: p.Field, Text: p.Text})
+		keys = append(keys, p.Key)
+	}
 	s.addApplied(out[len(out)-len(keys):], keys)
 	writeJSON(w, out)
+}
+
+// references are the references between the objects in force that lead nowhere. Nothing is found while the source is read for the
+// first time: what is missing may be on its way.
+func (s *Server) references() []object.Problem {
+	var objects []*object.Object
+	o := analyze.Options{Domain: s.opts.Names.Domain}
+	s.loop.ask(func() {
+		if s.loop.gate.open.Load() {
+			objects, o.RootNamespace = s.loop.store.Good(), s.loop.store.CurrentMesh().GetRootNamespace()
+		}
+	})
+	o.Workloads = slices.ContainsFunc(objects, func(o *object.Object) bool { return o.Kind == object.Pod || o.Kind == object.WorkloadEntry })
+	return analyze.References(objects, o)
 }
 
 // classz writes the classes with their proxies, and the counters of the rules.

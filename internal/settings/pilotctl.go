@@ -96,6 +96,8 @@ var PilotctlProxies = Table{
 var PilotctlObjects = Table{
 	{Flag: "all", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/objects.go",
 		Help: "all objects in force, with how many of the proxies that they concern have applied them"},
+	{Flag: "exit-code", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/objects.go",
+		Help: "exit with 3 if there are errors, and with 4 if there are warnings only"},
 }
 
 // PilotctlWait is the table of pilotctl wait.
@@ -140,6 +142,10 @@ var PilotctlValidate = Table{
 		Help: "`file`, folder, or - for standard input, with the objects"},
 	{Flag: "strict", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/validate.go",
 		Help: "exit with 1 if there are warnings, too"},
+	{Flag: "references", Kind: Enum, Values: []string{"auto", "always", "never"}, Default: "auto", Unit: "choice", Used: "internal/discovery/analyze",
+		Help: "`when` to report hosts, subsets, Gateways, selectors and accounts that nothing has: auto if a folder is validated, which has all of the mesh, always or never"},
+	{Flag: "annotations", Kind: Enum, Values: []string{"", "github", "sarif"}, Unit: "choice", Used: "cmd/pilotctl/annotations.go",
+		Help: "`form` of annotations to print instead of a table: github for workflow commands, sarif for a SARIF 2.1.0 log"},
 }
 
 // PilotctlRemoteSecret is the table of pilotctl remote-secret.

@@ -49,6 +49,16 @@ func Documents(file string, text []byte) Text {
 	return out
 }
 
+// Lines returns the lines of fields in the text of a file: that of a field of the object that begins at a line, or of the
+// closest one around it that is in the text.
+func Lines(file string, text []byte) func(object int, field string) int {
+	lines := places{}
+	for _, d := range yamltree.Parse(text, path.Ext(file) == ".json") {
+		lines.add(d.Root)
+	}
+	return lines.of
+}
+
 // places are the objects of a text by their lines; empty where several begin in one line.
 type places map[int]*yamltree.Tree
 

@@ -1,0 +1,257 @@
+// Package analyze finds references between objects that lead nowhere.
+//
+// Such are a host that no service has, a subset without endpoints, a selector that selects nothing. [References] is a pure function of all objects. Each of them is valid on its own, which package config has decided; what it
+// reports are warnings, since the object that is missing may be on its way. It costs a pass over the objects, and is called when
+// somebody asks, not at a change.
+package analyze
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/yamltree"
+)
+
+// Options say what is known of the mesh.
+type Options struct {
+	// Domain is the DNS suffix of the cluster, RootNamespace the mesh's.
+	Domain, RootNamespace string
+	// Workloads is set if the objects have all Pods: only then a selector that selects none is reported.
+	Workloads bool
+}
+
+// maxFindings bounds what is reported.
+const maxFindings = 1000
+
+// References returns a warning for each reference of an object to one that does not exist, in the order of the origins of the objects.
+func References(objects []*object.Object, o Options) []object.Problem {
+	a := newIndex(objects, o)
+	for _, obj := range objects {
+		if len(a.out) >= maxFindings {
+			break
+		}
+		a.check(obj)
+	}
+	slices.SortStableFunc(a.out, func(x, y object.Problem) int {
+		return cmp.Or(cmp.Compare(x.Origin.File, y.Origin.File), cmp.Compare(x.Origin.Line, y.Origin.Line),
+			cmp.Compare(x.Key.Kind, y.Key.Kind), cmp.Compare(x.Key.Namespace, y.Key.Namespace), cmp.Compare(x.Key.Name, y.Key.Name))
+	})
+	return a.out
+}
+
+// index has what can be referred to.
+type index struct {
+	o Options
+	// services are the hosts of Services and ServiceEntries without wildcards.
+	services map[string]*service
+	// wildcards are the hosts of ServiceEntries with wildcards.
+	wildcards []string
+	// subsets has the names of the subsets that DestinationRules define, by host.
+	subsets map[string]map[string]bool
+	// gateways are those of Istio, virtuals the VirtualServices, by namespace/name.
+	gateways map[string]*networking.Gateway
+	virtuals map[string]bool
+	// workloads are Pods and WorkloadEntries by namespace.
+	workloads  map[string][]workload
+	accounts   map[string]bool // namespace/name
+	namespaces map[string]bool
+
+	// now is the object that is checked.
+	now *object.Object
+	out []object.Problem
+}
+
+type service struct {
+	namespace string
+	ports     []uint32
+	selector  map[string]string
+	// inline are the labels of endpoints that are written in a ServiceEntry.
+	inline []map[string]string
+	// other is set if endpoints come from elsewhere, so that their labels are not known.
+	other bool
+}
+
+type workload struct {
+	labels map[string]string
+}
+
+func newIndex(objects []*object.Object, o Options) *index {
+	a := &index{
+		o: o, services: map[string]*service{}, subsets: map[string]map[string]bool{}, gateways: map[string]*networking.Gateway{}, virtuals: map[string]bool{},
+		workloads: map[string][]workload{}, accounts: map[string]bool{}, namespaces: map[string]bool{},
+	}
+	for _, obj := range objects {
+		a.add(obj)
+	}
+	return a
+}
+
+// add adds an object to what can be referred to.
+func (a *index) add(obj *object.Object) {
+	name := obj.Namespace + "/" + obj.Name
+	if obj.Namespace != "" && obj.Kind != object.AuthorizationPolicy {
+		a.namespaces[obj.Namespace] = true
+	}
+	switch spec := obj.Spec.(type) {
+	case *object.ServiceSpec:
+		host := mesh.FullHost(obj.Name, obj.Namespace, a.o.Domain)
+		s := a.service(host, obj.Namespace)
+		s.selector = spec.Selector
+		s.other = s.other || len(spec.Selector) == 0
+		for _, p := range spec.Ports {
+			s.ports = append(s.ports, p.Port)
+		}
+	case *networking.ServiceEntry:
+		a.addEntry(obj, spec)
+	case *object.PodSpec:
+		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{obj.Meta.Labels})
+		a.accounts[obj.Namespace+"/"+spec.ServiceAccount] = true
+	case *networking.WorkloadEntry:
+		labels := maps.Clone(obj.Meta.Labels)
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		maps.Copy(labels, spec.Labels)
+		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{labels})
+		a.accounts[obj.Namespace+"/"+cmp.Or(spec.ServiceAccount, "default")] = true
+	case *networking.WorkloadGroup:
+		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{spec.GetMetadata().GetLabels()})
+		a.accounts[obj.Namespace+"/"+cmp.Or(spec.GetTemplate().GetServiceAccount(), "default")] = true
+	case *networking.DestinationRule:
+		host := mesh.FullHost(spec.Host, obj.Namespace, a.o.Domain)
+		if a.subsets[host] == nil {
+			a.subsets[host] = map[string]bool{}
+		}
+		for _, s := range spec.Subsets {
+			a.subsets[host][s.Name] = true
+		}
+	case *networking.Gateway:
+		a.gateways[name] = spec
+	case *networking.VirtualService:
+		a.virtuals[name] = true
+	}
+	switch obj.Kind {
+	case object.ServiceAccount:
+		a.accounts[name] = true
+	case object.Namespace:
+		a.namespaces[obj.Name] = true
+	}
+}
+
+func (a *index) service(host, namespace string) *service {
+	s := a.services[host]
+	if s == nil {
+		s = &service{namespace: namespace}
+		a.services[host] = s
+	}
+	return s
+}
+
+func (a *index) addEntry(obj *object.Object, spec *networking.ServiceEntry) {
+	for _, host := range spec.Hosts {
+		host = mesh.HostName(host)
+		if strings.HasPrefix(host, "*") {
+			a.wildcards = append(a.wildcards, strings.TrimPrefix(host, "*"))
+			continue
+		}
+		s := a.service(host, obj.Namespace)
+		for _, p := range spec.Ports {
+			s.ports = append(s.ports, p.Number)
+		}
+		if spec.WorkloadSelector != nil {
+			s.selector = spec.WorkloadSelector.Labels
+			continue
+		}
+		s.other = s.other || len(spec.Endpoints) == 0
+		for _, e := range spec.Endpoints {
+			s.inline = append(s.inline, e.Labels)
+		}
+	}
+}
+
+// warn reports something about the object that is checked.
+func (a *index) warn(field, format string, args ...any) {
+	a.out = append(a.out, object.Problem{
+		Severity: object.Warning, Origin: a.now.Origin, Key: a.now.Key, Generation: a.now.Meta.Generation, Field: field, Text: fmt.Sprintf(format, args...),
+	})
+}
+
+// host checks that something has a host, and returns its service if one object has exactly that host.
+func (a *index) host(field, host string) *service {
+	full := mesh.FullHost(host, a.now.Namespace, a.o.Domain)
+	if s := a.services[full]; s != nil {
+		return s
+	}
+	if strings.HasPrefix(full, "*") {
+		suffix := strings.TrimPrefix(full, "*")
+		for known := range a.services {
+			if strings.HasSuffix(known, suffix) {
+				return nil
+			}
+		}
+	}
+	for _, suffix := range a.wildcards {
+		if strings.HasSuffix(full, suffix) {
+			return nil
+		}
+	}
+	text := fmt.Sprintf("no Service or ServiceEntry has the host %q", full)
+	if near := nearest(full, maps.Keys(a.services)); near != "" {
+		text += fmt.Sprintf("; did you mean %q?", near)
+	}
+	a.warn(field, "%s", text)
+	return nil
+}
+
+// nearest is the name that is most like another one, "" if none is much like it.
+func nearest(name string, among func(func(string) bool)) string {
+	best, distance := "", max(2, len(name)/8)+1
+	for other := range among {
+		if d := yamltree.Distance(name, other); d < distance || d == distance && best != "" && other < best {
+			best, distance = other, d
+		}
+	}
+	return best
+}
+
+// selected reports whether a workload has all labels; namespace "" stands for all namespaces.
+func (a *index) selected(namespace string, labels map[string]string) bool {
+	has := func(list []workload) bool {
+		return slices.ContainsFunc(list, func(w workload) bool { return subset(labels, w.labels) })
+	}
+	if namespace != "" {
+		return has(a.workloads[namespace])
+	}
+	for _, list := range a.workloads {
+		if has(list) {
+			return true
+		}
+	}
+	return false
+}
+
+// subset reports whether all labels of a are in b.
+func subset(a, b map[string]string) bool {
+	for k, v := range a {
+		if w, ok := b[k]; !ok || w != v {
+			return false
+		}
+	}
+	return true
+}
+
+// labels are labels as they are written: a=b, c=d.
+func labelText(labels map[string]string) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		out = append(out, k+"="+labels[k])
+	}
+	return strings.Join(out, ", ")
+}

@@ -1,0 +1,141 @@
+package analyze_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/analyze"
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// mesh is what there is; what it refers to exists.
+const mesh = `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {selector: {app: web}, ports: [{port: 80}, {port: 8443}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web-1, namespace: shop, labels: {app: web, version: v1}}
+spec: {serviceAccountName: web, containers: []}
+status: {podIP: 10.0.0.1}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: outside, namespace: shop}
+spec: {hosts: ["*.example.com", api.example.org], ports: [{number: 443, name: tls, protocol: TLS}], resolution: NONE}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: door, namespace: shop}
+spec: {selector: {app: web}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*.shop.example"]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: web, namespace: shop}
+spec: {host: web, subsets: [{name: v1, labels: {version: v1}}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: good, namespace: shop}
+spec:
+  hosts: [www.shop.example]
+  gateways: [door, mesh]
+  http: [{route: [{destination: {host: web, subset: v1, port: {number: 80}}}], mirror: {host: a.example.com}}]
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: good, namespace: shop}
+spec: {egress: [{hosts: ["./*", "shop/api.example.org", "~/*"]}]}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: good, namespace: shop}
+spec:
+  selector: {matchLabels: {app: web}}
+  rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/web, "*/sa/other"], namespaces: [shop]}}]}]
+`
+
+func findings(t *testing.T, text string, o analyze.Options) []string {
+	t.Helper()
+	got := decode.Documents("f.yaml", []byte(text))
+	for _, p := range got.Problems {
+		t.Fatal(p)
+	}
+	var objects []*object.Object
+	for i := range got.Objects {
+		objects = append(objects, &got.Objects[i])
+	}
+	o.Domain, o.RootNamespace = "cluster.local", "istio-system"
+	var out []string
+	for _, p := range analyze.References(objects, o) {
+		out = append(out, p.Key.Name+": "+p.Field+": "+p.Text)
+	}
+	return out
+}
+
+func TestWhatExistsIsFound(t *testing.T) {
+	if got := findings(t, mesh, analyze.Options{Workloads: true}); len(got) != 0 {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestReferencesToNothing(t *testing.T) {
+	for _, tc := range []struct{ kind, spec, want string }{
+		{"VirtualService", `{hosts: [web], http: [{route: [{destination: {host: wep}}]}]}`,
+			`x: spec.http[0].route[0].destination.host: no Service or ServiceEntry has the host "wep.shop.svc.cluster.local"; did you mean "web.shop.svc.cluster.local"?`},
+		{"VirtualService", `{hosts: [web], http: [{route: [{destination: {host: web, subset: v2}}]}]}`,
+			`x: spec.http[0].route[0].destination.subset: no DestinationRule for web has the subset "v2": want v1`},
+		{"VirtualService", `{hosts: [web], http: [{route: [{destination: {host: api.example.org, subset: v2}}]}]}`,
+			`x: spec.http[0].route[0].destination.subset: no DestinationRule for api.example.org has subsets: requests to "v2" get status 503`},
+		{"VirtualService", `{hosts: [web], tcp: [{route: [{destination: {host: web, port: {number: 81}}}]}]}`,
+			`x: spec.tcp[0].route[0].destination.port.number: web has no port 81: want 80, 8443`},
+		{"VirtualService", `{hosts: [web], gateways: [dor], http: [{route: [{destination: {host: web}}]}]}`,
+			`x: spec.gateways[0]: there is no Gateway shop/dor; did you mean shop/door?`},
+		{"VirtualService", `{hosts: [other.example], gateways: [door], http: [{route: [{destination: {host: web}}]}]}`,
+			`x: spec.hosts[0]: no server of Gateway shop/door has the host "other.example"`},
+		{"VirtualService", `{hosts: [www.shop.example], gateways: [door], http: [{delegate: {name: lost}}]}`,
+			`x: spec.http[0].delegate: there is no VirtualService shop/lost`},
+		{"DestinationRule", `{host: elsewhere.org}`, `x: spec.host: no Service or ServiceEntry has the host "elsewhere.org"`},
+		{"DestinationRule", `{host: web, subsets: [{name: v3, labels: {version: v3}}]}`, `x: spec.subsets[0].labels: no endpoint of web has the labels version=v3`},
+		{"Gateway", `{selector: {istio: none}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}`, `x: spec.selector: no workload has the labels istio=none`},
+		{"Sidecar", `{workloadSelector: {labels: {app: wep}}, egress: [{hosts: ["shop/web.shop.svc.cluster.local", "lost/*", "*/gone.org"]}]}`,
+			"x: spec.egress[0].hosts[1]: there is nothing in a namespace \"lost\"\n" +
+				"x: spec.egress[0].hosts[2]: no Service or ServiceEntry has the host \"gone.org\"\n" +
+				"x: spec.workloadSelector.labels: no workload has the labels app=wep"},
+		{"PeerAuthentication", `{selector: {matchLabels: {app: wep}}}`, `x: spec.selector.matchLabels: no workload has the labels app=wep`},
+		{"AuthorizationPolicy", `{rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/wep], serviceAccounts: [lost], namespaces: [gone]}}]}]}`,
+			"x: spec.rules[0].from[0].source.principals[0]: no workload runs as the service account shop/wep, and there is none of this name; did you mean shop/web?\n" +
+				"x: spec.rules[0].from[0].source.serviceAccounts[0]: no workload runs as the service account shop/lost, and there is none of this name\n" +
+				"x: spec.rules[0].from[0].source.namespaces[0]: there is nothing in a namespace \"gone\""},
+	} {
+		group := "networking.istio.io/v1"
+		if slices.Contains([]string{"PeerAuthentication", "AuthorizationPolicy"}, tc.kind) {
+			group = "security.istio.io/v1"
+		}
+		text := mesh + "---\napiVersion: " + group + "\nkind: " + tc.kind + "\nmetadata: {name: x, namespace: shop}\nspec: " + tc.spec + "\n"
+		if got := strings.Join(findings(t, text, analyze.Options{Workloads: true}), "\n"); got != tc.want {
+			t.Errorf("%s\n got %s\nwant %s", tc.spec, got, tc.want)
+		}
+	}
+	service := mesh + "---\napiVersion: v1\nkind: Service\nmetadata: {name: x, namespace: shop}\nspec: {selector: {app: none}, ports: [{port: 80}]}\n"
+	if got := findings(t, service, analyze.Options{Workloads: true}); len(got) != 1 || got[0] != "x: spec.selector: no Pod has the labels app=none: the Service has no endpoints" {
+		t.Errorf("%q", got)
+	}
+}
+
+// Files of a repository have no Pods: what selects them is not reported.
+func TestWithoutWorkloadsSelectorsAreNotChecked(t *testing.T) {
+	text := mesh + `---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: x, namespace: shop}
+spec: {selector: {matchLabels: {app: wep}}}
+`
+	if got := findings(t, text, analyze.Options{}); len(got) != 0 {
+		t.Errorf("%q", got)
+	}
+}

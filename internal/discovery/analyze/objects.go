@@ -1,0 +1,270 @@
+package analyze
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	networking "istio.io/api/networking/v1alpha3"
+	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// check checks the references of one object.
+func (a *index) check(obj *object.Object) {
+	a.now = obj
+	switch spec := obj.Spec.(type) {
+	case *networking.VirtualService:
+		a.virtualService(spec)
+	case *networking.DestinationRule:
+		a.destinationRule(spec)
+	case *networking.Sidecar:
+		a.sidecar(spec)
+	case *security.AuthorizationPolicy:
+		a.authorizationPolicy(spec)
+	case *object.ServiceSpec:
+		if a.o.Workloads && len(spec.Selector) > 0 && !a.selected(obj.Namespace, spec.Selector) {
+			a.warn("spec.selector", "no Pod has the labels %s: the Service has no endpoints", labelText(spec.Selector))
+		}
+	}
+	if m, ok := obj.Spec.(proto.Message); ok {
+		a.selector(m.ProtoReflect())
+	}
+}
+
+// selectorFields are the fields of the messages of Istio's kinds that select workloads.
+var selectorFields = []protoreflect.Name{"selector", "workload_selector"}
+
+// selector checks that the selector of an object selects a workload.
+func (a *index) selector(m protoreflect.Message) {
+	if !a.o.Workloads {
+		return
+	}
+	for _, name := range selectorFields {
+		f := m.Descriptor().Fields().ByName(name)
+		if f == nil || !m.Has(f) {
+			continue
+		}
+		labels, field := map[string]string{}, "spec."+f.JSONName()
+		value := m.Get(f)
+		if !f.IsMap() {
+			inner := value.Message()
+			for _, n := range []protoreflect.Name{"match_labels", "labels"} {
+				if g := inner.Descriptor().Fields().ByName(n); g != nil && g.IsMap() {
+					f, value, field = g, inner.Get(g), field+"."+g.JSONName()
+				}
+			}
+		}
+		if !f.IsMap() {
+			continue
+		}
+		value.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+			labels[k.String()] = v.String()
+			return true
+		})
+		namespace := a.now.Namespace
+		if namespace == a.o.RootNamespace || a.now.Kind == object.Gateway {
+			namespace = "" // of all namespaces
+		}
+		if len(labels) > 0 && !a.selected(namespace, labels) {
+			a.warn(field, "no workload has the labels %s", labelText(labels))
+		}
+	}
+}
+
+func (a *index) virtualService(spec *networking.VirtualService) {
+	for i, name := range spec.Gateways {
+		if name == "mesh" {
+			continue
+		}
+		full := name
+		if !strings.Contains(full, "/") {
+			full = a.now.Namespace + "/" + name
+		}
+		g := a.gateways[full]
+		if g == nil {
+			text := fmt.Sprintf("there is no Gateway %s", full)
+			if near := nearest(full, maps.Keys(a.gateways)); near != "" {
+				text += fmt.Sprintf("; did you mean %s?", near)
+			}
+			a.warn(fmt.Sprintf("spec.gateways[%d]", i), "%s", text)
+			continue
+		}
+		for j, host := range spec.Hosts {
+			if !slices.ContainsFunc(g.Servers, func(s *networking.Server) bool { return a.serves(s, host) }) {
+				a.warn(fmt.Sprintf("spec.hosts[%d]", j), "no server of Gateway %s has the host %q", full, host)
+			}
+		}
+	}
+	for i, r := range spec.Http {
+		at := fmt.Sprintf("spec.http[%d]", i)
+		for j, d := range r.Route {
+			a.destination(fmt.Sprintf("%s.route[%d].destination", at, j), d.Destination)
+		}
+		if r.Mirror != nil {
+			a.destination(at+".mirror", r.Mirror)
+		}
+		for j, m := range r.Mirrors {
+			a.destination(fmt.Sprintf("%s.mirrors[%d].destination", at, j), m.Destination)
+		}
+		if d := r.Delegate; d != nil {
+			namespace := d.Namespace
+			if namespace == "" {
+				namespace = a.now.Namespace
+			}
+			if !a.virtuals[namespace+"/"+d.Name] {
+				a.warn(at+".delegate", "there is no VirtualService %s/%s", namespace, d.Name)
+			}
+		}
+	}
+	for i, r := range spec.Tls {
+		for j, d := range r.Route {
+			a.destination(fmt.Sprintf("spec.tls[%d].route[%d].destination", i, j), d.Destination)
+		}
+	}
+	for i, r := range spec.Tcp {
+		for j, d := range r.Route {
+			a.destination(fmt.Sprintf("spec.tcp[%d].route[%d].destination", i, j), d.Destination)
+		}
+	}
+}
+
+// serves reports whether a server has a host in common with a host of a VirtualService.
+func (a *index) serves(s *networking.Server, host string) bool {
+	host = mesh.FullHost(host, a.now.Namespace, a.o.Domain)
+	for _, h := range s.Hosts {
+		namespace, name, ok := strings.Cut(h, "/")
+		if !ok {
+			namespace, name = "*", h
+		}
+		if namespace != "*" && namespace != "." && namespace != a.now.Namespace {
+			continue
+		}
+		if covers(mesh.HostName(name), host) || covers(host, mesh.HostName(name)) {
+			return true
+		}
+	}
+	return false
+}
+
+// covers reports whether a host, perhaps with a wildcard, covers another one.
+func covers(pattern, host string) bool {
+	suffix, wild := strings.CutPrefix(pattern, "*")
+	return pattern == host || wild && strings.HasSuffix(host, suffix)
+}
+
+// destination checks the host, port and subset of a destination.
+func (a *index) destination(field string, d *networking.Destination) {
+	if d.GetHost() == "" {
+		return
+	}
+	s := a.host(field+".host", d.Host)
+	if n := d.GetPort().GetNumber(); s != nil && n != 0 && len(s.ports) > 0 && !slices.Contains(s.ports, n) {
+		var ports []string
+		for _, p := range s.ports {
+			ports = append(ports, fmt.Sprint(p))
+		}
+		a.warn(field+".port.number", "%s has no port %d: want %s", d.Host, n, strings.Join(ports, ", "))
+	}
+	if d.Subset == "" {
+		return
+	}
+	have := a.subsets[mesh.FullHost(d.Host, a.now.Namespace, a.o.Domain)]
+	switch {
+	case have[d.Subset]:
+	case len(have) == 0:
+		a.warn(field+".subset", "no DestinationRule for %s has subsets: requests to %q get status 503", d.Host, d.Subset)
+	default:
+		a.warn(field+".subset", "no DestinationRule for %s has the subset %q: want %s", d.Host, d.Subset, strings.Join(slices.Sorted(maps.Keys(have)), ", "))
+	}
+}
+
+func (a *index) destinationRule(spec *networking.DestinationRule) {
+	s := a.host("spec.host", spec.Host)
+	if s == nil || s.other || len(s.selector) > 0 && !a.o.Workloads {
+		return
+	}
+	for i, sub := range spec.Subsets {
+		if len(sub.Labels) == 0 {
+			continue
+		}
+		want := maps.Clone(sub.Labels)
+		maps.Copy(want, s.selector)
+		inline := slices.ContainsFunc(s.inline, func(labels map[string]string) bool { return subset(sub.Labels, labels) })
+		if !inline && (len(s.selector) == 0 || !a.selected(s.namespace, want)) {
+			a.warn(fmt.Sprintf("spec.subsets[%d].labels", i), "no endpoint of %s has the labels %s", spec.Host, labelText(sub.Labels))
+		}
+	}
+}
+
+func (a *index) sidecar(spec *networking.Sidecar) {
+	for i, e := range spec.Egress {
+		for j, h := range e.Hosts {
+			field := fmt.Sprintf("spec.egress[%d].hosts[%d]", i, j)
+			namespace, host, ok := strings.Cut(h, "/")
+			if !ok || namespace == "~" {
+				continue
+			}
+			if namespace == "." {
+				namespace = a.now.Namespace
+			}
+			if namespace != "*" && !a.namespaces[namespace] {
+				a.warn(field, "there is nothing in a namespace %q", namespace)
+				continue
+			}
+			if host != "*" {
+				a.host(field, host)
+			}
+		}
+	}
+}
+
+// authorizationPolicy checks that the identities and namespaces that rules name exist.
+func (a *index) authorizationPolicy(spec *security.AuthorizationPolicy) {
+	if !a.o.Workloads {
+		return
+	}
+	for i, r := range spec.Rules {
+		for j, f := range r.From {
+			at := fmt.Sprintf("spec.rules[%d].from[%d].source", i, j)
+			for k, p := range f.Source.GetPrincipals() {
+				a.principal(fmt.Sprintf("%s.principals[%d]", at, k), p)
+			}
+			for k, name := range f.Source.GetServiceAccounts() {
+				if !strings.Contains(name, "/") {
+					name = a.now.Namespace + "/" + name
+				}
+				a.account(fmt.Sprintf("%s.serviceAccounts[%d]", at, k), name)
+			}
+			for k, name := range f.Source.GetNamespaces() {
+				if !strings.Contains(name, "*") && !a.namespaces[name] {
+					a.warn(fmt.Sprintf("%s.namespaces[%d]", at, k), "there is nothing in a namespace %q", name)
+				}
+			}
+		}
+	}
+}
+
+// principal checks a principal of the form TRUSTDOMAIN/ns/NAMESPACE/sa/ACCOUNT without wildcards.
+func (a *index) principal(field, p string) {
+	parts := strings.Split(p, "/")
+	if len(parts) == 5 && parts[1] == "ns" && parts[3] == "sa" && !strings.Contains(p, "*") {
+		a.account(field, parts[2]+"/"+parts[4])
+	}
+}
+
+func (a *index) account(field, name string) {
+	if strings.Contains(name, "*") || a.accounts[name] {
+		return
+	}
+	text := fmt.Sprintf("no workload runs as the service account %s, and there is none of this name", name)
+	if near := nearest(name, maps.Keys(a.accounts)); near != "" {
+		text += fmt.Sprintf("; did you mean %s?", near)
+	}
+	a.warn(field, "%s", text)
+}
