@@ -1,7 +1,9 @@
 package e2e_test
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -31,54 +34,146 @@ func blocks(t *testing.T, page string) []block {
 	return out
 }
 
-// TestTheQuickstart does what docs/quickstart.md says: it writes the files, runs the commands, and looks for what is
-// printed. A command that begins with "!" is to fail.
-func TestTheQuickstart(t *testing.T) {
-	dir, err := os.MkdirTemp("", "pilothouse-quickstart-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := &session{}
-	// The command line of the page, with this test's programs.
-	shell := "sudo() { \"$@\"; }\nset -e\n"
+// page follows a page of documentation.
+type page struct {
+	name, dir string
+	// background starts what a block of commands starts and leaves running; false if it is to be run as it is.
+	background func(block) bool
+	// run runs a script in dir.
+	run func(script string) ([]byte, error)
+}
+
+// follow does what a page says: it writes the files, runs the commands, and looks for what is printed. A command that
+// begins with "!" is to fail. It returns how many blocks of commands there were.
+func (p page) follow(t *testing.T) int {
+	t.Helper()
 	ran := 0
-	page := blocks(t, "docs/quickstart.md")
-	for i, b := range page {
+	all := blocks(t, p.name)
+	for i, b := range all {
 		switch b.kind {
 		case "yaml":
 			name := strings.Trim(b.before, "`:")
-			if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o755); err != nil {
+			if err := os.MkdirAll(filepath.Join(p.dir, filepath.Dir(name)), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(b.text), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(p.dir, name), []byte(b.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		case "sh":
 			ran++
-			if strings.HasPrefix(b.text, "sudo pilotctl up mesh") {
-				s = upIn(t, filepath.Join(dir, "mesh"))
+			if p.background(b) {
 				continue
 			}
 			want := ""
-			if i+1 < len(page) && page[i+1].kind == "text" {
-				want = strings.TrimSpace(page[i+1].text)
+			if i+1 < len(all) && all[i+1].kind == "text" {
+				want = strings.TrimSpace(all[i+1].text)
 			}
-			script := shell + strings.ReplaceAll(b.text, "pilotctl ", pilotctlPath()+" --discovery "+s.discovery()+" ")
-			var out []byte
+			last := ""
 			wait.Until(t, fmt.Sprintf("%q prints %q", b.text, want), func() bool {
-				cmd := exec.Command("bash", "-c", script)
-				cmd.Dir = dir
-				var err error
-				out, err = cmd.CombinedOutput()
-				if err != nil {
-					t.Logf("%v: %s", err, out)
+				out, err := p.run("sudo() { \"$@\"; }\nset -e\n" + b.text)
+				if now := fmt.Sprintf("%v: %s", err, out); now != last {
+					last = now
+					t.Log(now)
 				}
 				return err == nil && strings.Contains(string(out), want)
 			})
 		}
 	}
-	if ran < 8 {
-		t.Errorf("%d blocks of commands were found in the page", ran)
+	return ran
+}
+
+// work is a directory that all users can reach, until the end of the test.
+func work(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pilothouse-page-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func TestTheQuickstart(t *testing.T) {
+	s := &session{}
+	p := page{name: "docs/quickstart.md", dir: work(t)}
+	p.background = func(b block) bool {
+		up := strings.HasPrefix(b.text, "sudo pilotctl up mesh")
+		if up {
+			s = upIn(t, filepath.Join(p.dir, "mesh"))
+		}
+		return up
+	}
+	p.run = func(script string) ([]byte, error) {
+		// The debug port is another one if something else has it.
+		cmd := exec.Command("bash", "-c", strings.ReplaceAll(script, "pilotctl ", pilotctlPath()+" --discovery "+s.discovery()+" "))
+		cmd.Dir = p.dir
+		return cmd.CombinedOutput()
+	}
+	if n := p.follow(t); n < 8 {
+		t.Errorf("%d blocks of commands were found in the page", n)
+	}
+}
+
+// The commands of the page run in a network namespace, where all ports are free.
+func TestTheOperationsPage(t *testing.T) {
+	net, err := netmesh.New(netmesh.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := net.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	p := page{name: "docs/operations.md", dir: work(t)}
+	if err := os.CopyFS(filepath.Join(p.dir, "mesh"), os.DirFS(filepath.Join(root, "samples/hello"))); err != nil {
+		t.Fatal(err)
+	}
+	command := func(script string, out io.Writer) netmesh.Command {
+		return netmesh.Command{
+			Path: "/bin/bash", Args: []string{"-c", script}, Dir: p.dir, Stdout: out, Stderr: out,
+			Env: []string{"PATH=" + filepath.Dir(programs.Agent) + ":/usr/bin:/bin", "HOME=" + p.dir},
+		}
+	}
+	p.run = func(script string) ([]byte, error) {
+		var out bytes.Buffer
+		proc, err := net.Host().Start(command(script, &out))
+		if err != nil {
+			return nil, err
+		}
+		err = proc.Wait()
+		return out.Bytes(), err
+	}
+	p.background = func(b block) bool {
+		background := strings.HasPrefix(b.text, "# leave it running")
+		if background {
+			if _, err := net.Host().Start(command("exec "+strings.TrimPrefix(b.text, "# leave it running\n"), io.Discard)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return background
+	}
+	if n := p.follow(t); n < 9 {
+		t.Errorf("%d blocks of commands were found in the page", n)
+	}
+}
+
+func TestFromIstioPage(t *testing.T) {
+	p := page{name: "docs/from-istio.md", dir: work(t), background: func(block) bool { return false }}
+	text, err := os.ReadFile(filepath.Join(root, "samples/hello/routing.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "export.yaml"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.run = func(script string) ([]byte, error) {
+		cmd := exec.Command("bash", "-c", script)
+		cmd.Dir = p.dir
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(programs.Agent)+":"+os.Getenv("PATH"))
+		return cmd.CombinedOutput()
+	}
+	if n := p.follow(t); n < 2 {
+		t.Errorf("%d blocks of commands were found in the page", n)
 	}
 }
