@@ -141,20 +141,25 @@ func (g *gatewayChains) applies(s model.Server, b model.Bound, port uint32, gate
 // destinations returns the TCP proxy to destinations, by weight.
 func (g *gatewayChains) destinations(s model.Server, v *model.VirtualService, list []*networking.RouteDestination) listener.TCP {
 	resolve := g.c.resolver(g.r, g.scope, s.Port)
-	name := func(d *networking.Destination) string {
+	name := func(d *networking.Destination) (name string, exists bool) {
 		host, port := mesh.FullHost(d.GetHost(), v.Namespace, g.c.model.Domain()), d.GetPort().GetNumber()
 		if to := resolve(host, port, d.GetSubset()); to.Cluster != "" {
-			return to.Cluster
+			return to.Cluster, true
 		}
-		return cluster.Name(cluster.Outbound, cmp.Or(port, s.Port), d.GetSubset(), host)
+		return cluster.Name(cluster.Outbound, cmp.Or(port, s.Port), d.GetSubset(), host), false
 	}
 	if len(list) == 1 {
-		return g.c.tcp(g.r, g.scope, name(list[0].GetDestination()))
+		to, exists := name(list[0].GetDestination())
+		if !exists {
+			return listener.TCP{Cluster: to} // a DestinationRule is one of a service
+		}
+		return g.c.tcp(g.r, g.scope, to)
 	}
 	t := listener.TCP{Prefix: v.Name + "." + v.Namespace}
 	for _, d := range list {
 		if d.GetWeight() > 0 {
-			t.Weighted = append(t.Weighted, listener.WeightedCluster{Cluster: name(d.GetDestination()), Weight: uint32(d.GetWeight())})
+			to, _ := name(d.GetDestination())
+			t.Weighted = append(t.Weighted, listener.WeightedCluster{Cluster: to, Weight: uint32(d.GetWeight())})
 		}
 	}
 	return t

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 const ingress = `
@@ -152,4 +153,37 @@ func TestOnlyAffectedRulesOfRoutersRun(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A destination that is no service has no DestinationRule, whoever wrote one for its host.
+func TestTCPRouteOfARouterToNoService(t *testing.T) {
+	w, h := newWorld(), &history{standing: map[object.Key]*object.Object{}, proxies: []mesh.Node{proxy(t, "router~10.9.0.4~gw.edge~edge.svc.cluster.local", "app=gw")}}
+	w.join(h.proxies[0])
+	for _, c := range objects(t, `
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: tcp, namespace: edge}
+spec: {selector: {app: gw}, servers: [{hosts: ["*"], port: {number: 9000, name: tcp, protocol: TCP}}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: tcp, namespace: edge}
+spec: {hosts: ["*"], gateways: [tcp], tcp: [{route: [{destination: {host: gone.shop.svc.cluster.local, port: {number: 9000}}}]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: own, namespace: edge}
+spec: {host: gone.shop.svc.cluster.local}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: all, namespace: istio-system}
+spec: {host: "*.shop.svc.cluster.local", trafficPolicy: {connectionPool: {tcp: {idleTimeout: 180s}}}}
+`) {
+		h.note(c)
+		w.model.Apply([]object.Change{c})
+	}
+	w.graph.Run()
+	h.reclass(w)
+	h.sameAsWhole(t, w, 0)
 }

@@ -91,6 +91,11 @@ func (c *Compiler) deriveProxyless(r *incr.Reader, s mesh.ScopeID, d model.Diffe
 	for _, host := range d.Services {
 		out.own = appendAPI(out.own, s, c.inner.api.Of(r, scopeHost{s, host}))
 		out.hidden = appendAPI(out.hidden, base, c.inner.api.Of(r, scopeHost{base, host}))
+		if full := c.shortened(host); full != "" && !has(d.Services, full) {
+			// Where host is a service, it is not a short form of another.
+			out.own = appendAPI(out.own, s, apiNames{listeners: c.inner.api.Of(r, scopeHost{s, full}).listeners})
+			out.hidden = appendAPI(out.hidden, base, apiNames{listeners: c.inner.api.Of(r, scopeHost{base, full}).listeners})
+		}
 	}
 	for _, host := range d.Routes {
 		if !has(d.Services, host) {
@@ -102,6 +107,16 @@ func (c *Compiler) deriveProxyless(r *incr.Reader, s mesh.ScopeID, d model.Diffe
 			out.own = appendAPI(out.own, s, apiNames{own: c.inner.api.Of(r, scopeHost{s, host}).own})
 		}
 	}
+}
+
+// shortened returns the host of the Kubernetes service of which host, NAME.NAMESPACE or NAME.NAMESPACE.svc, is a short form;
+// empty if it cannot be one.
+func (c *Compiler) shortened(host string) string {
+	short := strings.TrimSuffix(host, ".svc")
+	if strings.Count(short, ".") != 1 {
+		return ""
+	}
+	return short + ".svc." + c.model.Domain()
 }
 
 // hostOfAPI returns the host and the port of a listener's name; false if the scope sees no such service.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 // proxylessClient is a gRPC library in place of a proxy.
@@ -132,5 +133,39 @@ spec: `+spec)
 		if servers == 0 {
 			t.Error("there is no server")
 		}
+	}
+}
+
+// A service that only one namespace sees may have the name that is short for another service. Clients in that namespace get the
+// listeners of the former alone, though all others have those of the latter under that name.
+func TestProxylessNameThatOneNamespaceSees(t *testing.T) {
+	const world = `
+apiVersion: v1
+kind: Service
+metadata: {name: a, namespace: x}
+spec: {clusterIP: 10.96.0.1, selector: {app: a}, ports: [{name: grpc, port: 80}, {name: grpc-more, port: 90}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: private, namespace: y}
+spec: {hosts: [NAME], exportTo: ["."], resolution: STATIC, ports: [{name: grpc, number: 80, protocol: GRPC}], endpoints: [{address: 10.1.1.1}]}
+`
+	for _, name := range []string{"a.x", "a.x.svc", "a", "other.x"} {
+		t.Run(name, func(t *testing.T) {
+			w, h := newWorld(), &history{standing: map[object.Key]*object.Object{}, proxies: []mesh.Node{
+				proxylessClient(proxy(t, "sidecar~10.9.0.5~p1.x~x.svc.cluster.local", "app=a")),
+				proxylessClient(proxy(t, "sidecar~10.9.0.6~p2.y~y.svc.cluster.local", "app=b")),
+			}}
+			for _, n := range h.proxies {
+				w.join(n)
+			}
+			for _, c := range objects(t, strings.ReplaceAll(world, "NAME", name)) {
+				h.note(c)
+				w.model.Apply([]object.Change{c})
+			}
+			w.graph.Run()
+			h.reclass(w)
+			h.sameAsWhole(t, w, 0)
+		})
 	}
 }
