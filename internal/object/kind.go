@@ -2,19 +2,23 @@ package object
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
 // shortNames are kubectl's short names of kinds.
 var shortNames = map[string]Kind{
 	"ns": Namespace, "svc": Service, "po": Pod, "sa": ServiceAccount, "cm": ConfigMap, "se": ServiceEntry, "we": WorkloadEntry, "wg": WorkloadGroup,
-	"vs": VirtualService, "dr": DestinationRule, "pa": PeerAuthentication, "ap": AuthorizationPolicy, "gw": Gateway,
+	"vs": VirtualService, "dr": DestinationRule, "pa": PeerAuthentication, "ap": AuthorizationPolicy, "gw": Gateway, "gc": GatewayClass, "refgrant": ReferenceGrant,
 }
 
 // ParseKind finds the kind that a user means: by its name, the plural of that or kubectl's short name, in
 // any case, and with or without the API group, as in "virtualservices.networking.istio.io".
 func ParseKind(text string) (Kind, error) {
-	name, _, _ := strings.Cut(strings.ToLower(text), ".")
+	name, group, _ := strings.Cut(strings.ToLower(text), ".")
+	if strings.HasSuffix("."+group, ".gateway.networking.k8s.io") && slices.Contains([]string{"gateway", "gateways", "gtw"}, name) {
+		return KubernetesGateway, nil
+	}
 	if k, ok := shortNames[name]; ok {
 		return k, nil
 	}
@@ -22,6 +26,9 @@ func ParseKind(text string) (Kind, error) {
 	for _, k := range Kinds() {
 		lower := strings.ToLower(string(k))
 		plural := lower + "s"
+		if strings.HasSuffix(lower, "ss") {
+			plural = lower + "es"
+		}
 		if strings.HasSuffix(lower, "ry") || strings.HasSuffix(lower, "cy") {
 			plural = strings.TrimSuffix(lower, "y") + "ies"
 		}

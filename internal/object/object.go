@@ -42,6 +42,16 @@ const (
 	Gateway             Kind = "Gateway"       // *networking/v1alpha3.Gateway
 	ProxyConfig         Kind = "ProxyConfig"   // *networking/v1beta1.ProxyConfig
 	WorkloadGroup       Kind = "WorkloadGroup" // *networking/v1alpha3.WorkloadGroup
+
+	// The kinds of Kubernetes' Gateway API; the types are those of sigs.k8s.io/gateway-api/apis/v1. KubernetesGateway is
+	// its kind Gateway, which Istio's has the name of, too.
+	GatewayClass      Kind = "GatewayClass"      // *GatewayClassSpec
+	KubernetesGateway Kind = "KubernetesGateway" // *GatewaySpec
+	HTTPRoute         Kind = "HTTPRoute"         // *HTTPRouteSpec
+	GRPCRoute         Kind = "GRPCRoute"         // *GRPCRouteSpec
+	TLSRoute          Kind = "TLSRoute"          // *TLSRouteSpec
+	TCPRoute          Kind = "TCPRoute"          // *TCPRouteSpec
+	ReferenceGrant    Kind = "ReferenceGrant"    // *ReferenceGrantSpec
 )
 
 // Kinds returns all kinds, in the order in which listings show them.
@@ -50,10 +60,11 @@ func Kinds() []Kind {
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
 		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, AuthorizationPolicy, Sidecar, Gateway, ProxyConfig,
 		WorkloadGroup,
+		GatewayClass, KubernetesGateway, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant,
 	}
 }
 
-// Key identifies one object. Namespace is empty for the kinds Namespace and Node.
+// Key identifies one object. Namespace is empty for the kinds Namespace, Node and GatewayClass.
 type Key struct {
 	Kind            Kind
 	Namespace, Name string

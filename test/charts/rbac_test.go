@@ -44,6 +44,7 @@ var needs = []need{
 	{why: "the source", start: true, group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: watches},
 	{why: "the source", start: true, group: "networking.istio.io", resources: []string{"destinationrules", "gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"}, verbs: watches},
 	{why: "the source", start: true, group: "security.istio.io", resources: []string{"authorizationpolicies", "peerauthentications"}, verbs: watches},
+	{why: "the source", group: "gateway.networking.k8s.io", resources: []string{"gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants", "tcproutes", "tlsroutes"}, verbs: watches},
 	{why: "the source", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "istio", verbs: watches},
 
 	{why: "tokens of workloads", group: "authentication.k8s.io", resources: []string{"tokenreviews"}, verbs: []string{"create"}},

@@ -45,8 +45,12 @@ func TestRequestsThroughAGateway(t *testing.T) {
 		}
 	}
 	await("the router serves", func(ctx context.Context) error {
-		_, _, err := throughGateway(ctx, m, "echo.example.com", "/")
-		return err
+		for _, host := range []string{"echo.example.com", "api.example.com"} {
+			if _, _, err := throughGateway(ctx, m, host, "/"); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	for _, one := range []struct {
 		host, path, version, location string
@@ -59,6 +63,11 @@ func TestRequestsThroughAGateway(t *testing.T) {
 		{"echo.example.com", "/moved", "", "http://echo.example.com/v2/", 301},
 		{"secure.example.com", "/x", "", "https://secure.example.com/x", 301},
 		{"other.example.com", "/", "", "", 404},
+		{"api.example.com", "/", "v2", "", 200},
+		{"api.example.com", "/one/x", "v1", "", 200},
+		{"api.example.com", "/moved/x", "", "https://api.example.com/to/x", 302},
+		{"api.example.com", "/closed", "", "", 500},
+		{"api.example.com", "/gone", "", "", 500},
 	} {
 		a, res, err := throughGateway(t.Context(), m, one.host, one.path)
 		if res == nil || one.version != "" && err != nil {

@@ -30,7 +30,9 @@ import (
 type gatewayRoute struct {
 	name string
 	// port is the one that clients use, which routes match.
-	port  uint32
+	port uint32
+	// tls is set if clients use TLS.
+	tls   bool
 	hosts []gatewayHost // sorted by host
 }
 
@@ -41,6 +43,8 @@ type gatewayHost struct {
 	toHTTPS bool
 	// bound are the VirtualServices with routes for the host, oldest first.
 	bound []boundRule
+	// attached are the keys of the routes of the Gateway API for the host, oldest first.
+	attached []string
 }
 
 // boundRule is a VirtualService and the Gateways of a route configuration that it is bound to.
@@ -88,7 +92,7 @@ func (c *Compiler) gatewayRoutes(r *incr.Reader, s mesh.ScopeID) (out []gatewayR
 			}
 		}
 		for _, name := range sortedKeys(servers) {
-			out = append(out, c.gatewayRoute(r, s, name, servers[name]))
+			out = append(out, c.gatewayRoute(r, s, name, p, servers[name]))
 		}
 	}
 	slices.SortFunc(out, func(a, b gatewayRoute) int { return strings.Compare(a.name, b.name) })
@@ -96,8 +100,8 @@ func (c *Compiler) gatewayRoutes(r *incr.Reader, s mesh.ScopeID) (out []gatewayR
 }
 
 // gatewayRoute finds the VirtualServices of each host of a router's servers.
-func (c *Compiler) gatewayRoute(r *incr.Reader, s mesh.ScopeID, name string, servers []model.Server) gatewayRoute {
-	out := gatewayRoute{name: name, port: servers[0].Port}
+func (c *Compiler) gatewayRoute(r *incr.Reader, s mesh.ScopeID, name string, p model.RouterPort, servers []model.Server) gatewayRoute {
+	out := gatewayRoute{name: name, port: servers[0].Port, tls: p.Kind == mesh.ServesTLS}
 	type found struct {
 		model.Bound
 		gateways []string
@@ -126,6 +130,12 @@ func (c *Compiler) gatewayRoute(r *incr.Reader, s mesh.ScopeID, name string, ser
 			}
 		}
 	}
+	attached := c.attachedByHost(r, p, servers)
+	for h := range attached {
+		if hosts[h] == nil {
+			hosts[h] = map[string]*found{}
+		}
+	}
 	for _, h := range sortedKeys(hosts) {
 		all := make([]*found, 0, len(hosts[h]))
 		for _, f := range hosts[h] {
@@ -137,7 +147,7 @@ func (c *Compiler) gatewayRoute(r *incr.Reader, s mesh.ScopeID, name string, ser
 			}
 			return 1
 		})
-		one := gatewayHost{host: h, toHTTPS: toHTTPS[h]}
+		one := gatewayHost{host: h, toHTTPS: toHTTPS[h], attached: attached[h]}
 		for _, f := range all {
 			one.bound = append(one.bound, boundRule{f.Key(), f.gateways})
 		}
@@ -160,6 +170,7 @@ func (c *Compiler) gatewayRouteNamed(r *incr.Reader, k scopeName) (gatewayRoute,
 type gatewayHostNamed struct {
 	gatewayHost
 	port uint32
+	tls  bool
 }
 
 func (c *Compiler) gatewayHostNamed(r *incr.Reader, k scopeNameHost) gatewayHostNamed {
@@ -168,7 +179,7 @@ func (c *Compiler) gatewayHostNamed(r *incr.Reader, k scopeNameHost) gatewayHost
 	if !ok {
 		return gatewayHostNamed{}
 	}
-	return gatewayHostNamed{t.hosts[i], t.port}
+	return gatewayHostNamed{t.hosts[i], t.port, t.tls}
 }
 
 // gatewayHost translates the VirtualServices of one host of a router. Routes that match all requests come last, so that
@@ -195,7 +206,7 @@ func (c *Compiler) gatewayHost(r *incr.Reader, k scopeNameHost) hostRoutes {
 			}
 		}
 	}
-	routes = append(routes, last...)
+	routes = slices.Concat(routes, c.attachedRoutes(r, k.scope, h), last)
 	if len(routes) == 0 && !h.toHTTPS {
 		return hostRoutes{}
 	}

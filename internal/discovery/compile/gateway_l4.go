@@ -35,15 +35,18 @@ func (c *Compiler) gatewayPlan(r *incr.Reader, k scopeName) listener.Gateway {
 		plan.Chains = []listener.GatewayChain{{Routes: gatewayRouteName(p, p.Servers[0])}}
 	case mesh.ServesTCP:
 		g.tcp(p.Servers[0], nil, nil)
+		g.attached(p, p.Servers[0], nil)
 	case mesh.ServesTLS:
 		for _, s := range p.Servers {
 			switch t := s.Spec.GetTls(); {
 			case t.GetMode() == networking.ServerTLSSettings_PASSTHROUGH:
 				g.forward(s)
+				g.attached(p, s, nil)
 			case s.EndsHTTPS():
 				g.add(listener.GatewayChain{ServerNames: s.Names(), TLS: t, Routes: gatewayRouteName(p, s)})
 			default:
 				g.tcp(s, s.Names(), t)
+				g.attached(p, s, t)
 			}
 		}
 	case mesh.NotServed, mesh.ServesPassthrough, mesh.NumServerKinds: // passthroughListener serves the second

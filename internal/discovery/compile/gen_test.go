@@ -70,12 +70,15 @@ func (d *dice) exportTo() []string {
 // change makes a random change to a random object: a new value three times of four.
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
-		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.Sidecar, object.Namespace, object.Node, object.Gateway)
+		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.Sidecar, object.Namespace, object.Node, object.Gateway,
+		object.KubernetesGateway, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.GatewayClass)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
 	switch kind {
 	case object.Namespace, object.Node:
 		key.Name, key.Namespace = pick(d, spaces...), ""
 		key.Cluster = pick(d, clusters...)
+	case object.GatewayClass:
+		key.Name, key.Namespace = "istio", ""
 	case object.Service, object.Pod, object.EndpointSlice:
 		key.Cluster = pick(d, clusters...)
 	}
@@ -129,6 +132,8 @@ func (d *dice) change() object.Change {
 		o.Spec = d.sidecar()
 	case object.Gateway:
 		o.Spec = &networking.Gateway{Selector: map[string]string{"app": pick(d, names...)}, Servers: d.servers()}
+	default:
+		o.Spec = d.gatewayAPI(kind)
 	}
 	return object.Change{Key: key, Object: o}
 }

@@ -36,6 +36,14 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.ProxyConfig:   func(c *check, o object.Object) { specRules(c, o, c.proxyConfig) },
 	object.WorkloadGroup: func(c *check, o object.Object) { specRules(c, o, c.workloadGroup) },
 
+	object.GatewayClass:      func(c *check, o object.Object) { specRules(c, o, c.gatewayClass) },
+	object.KubernetesGateway: func(c *check, o object.Object) { specRules(c, o, c.kubernetesGateway) },
+	object.HTTPRoute:         func(c *check, o object.Object) { specRules(c, o, c.kubernetesHTTPRoute) },
+	object.GRPCRoute:         func(c *check, o object.Object) { specRules(c, o, c.grpcRoute) },
+	object.TLSRoute:          func(c *check, o object.Object) { specRules(c, o, c.kubernetesTLSRoute) },
+	object.TCPRoute:          func(c *check, o object.Object) { specRules(c, o, c.kubernetesTCPRoute) },
+	object.ReferenceGrant:    func(c *check, o object.Object) { specRules(c, o, c.referenceGrant) },
+
 	object.Namespace:      noRules,
 	object.Node:           noRules,
 	object.ServiceAccount: noRules,

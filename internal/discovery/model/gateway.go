@@ -27,6 +27,8 @@ type Server struct {
 	Spec *networking.Server
 	// hosts are those of the server.
 	hosts []egressHost
+	// listener is set for one of a Gateway of the Gateway API.
+	listener *gatewayListener
 }
 
 // Key returns "namespace/name" of the server's Gateway.
@@ -107,6 +109,7 @@ func (m *Model) gatewaysFor(r *incr.Reader, k ProxyKey, labels map[string]string
 			out = append(out, key)
 		}
 	}
+	out = append(out, m.kubernetesGatewaysFor(r, k, labels, services)...)
 	if len(out) == 0 {
 		return ""
 	}
@@ -122,26 +125,29 @@ func (m *Model) gatewaysFor(r *incr.Reader, k ProxyKey, labels map[string]string
 // router merges the servers of a router's Gateways. A server that cannot share its listener with an older one is left
 // out; package config warns of it.
 func (m *Model) router(r *incr.Reader, s mesh.ScopeID) (out Router) {
-	var gateways []*Gateway
+	var gateways []routerGateway
 	targets := map[uint32][]uint32{}
 	for _, field := range strings.Fields(s.Value().Gateways) {
 		if number, target, ok := strings.Cut(field, ">"); ok {
 			n, _ := strconv.ParseUint(number, 10, 16)
 			t, _ := strconv.ParseUint(target, 10, 16)
 			targets[uint32(n)] = append(targets[uint32(n)], uint32(t))
+		} else if key, ok := strings.CutPrefix(field, kubernetesPrefix); ok {
+			if g, ok := incr.Get(r, m.tables.kubernetes, key); ok {
+				gateways = append(gateways, routerGateway{g.Row, g.servers})
+			}
 		} else if g, ok := incr.Get(r, m.tables.routers, field); ok {
-			gateways = append(gateways, g)
+			gateways = append(gateways, routerGateway{g.Row, g.servers()})
 		}
 	}
-	slices.SortStableFunc(gateways, func(a, b *Gateway) int {
+	slices.SortStableFunc(gateways, func(a, b routerGateway) int {
 		if a.Older(b.Row) {
 			return -1
 		}
 		return 1
 	})
 	for _, g := range gateways {
-		for i, spec := range g.Spec.Servers {
-			server := Server{Gateway: g.Row, Index: i, Port: spec.GetPort().GetNumber(), Bind: spec.GetBind(), Kind: mesh.ServerKindOf(spec), Spec: spec, hosts: serverHosts(g, spec)}
+		for _, server := range g.servers {
 			if server.Kind == mesh.NotServed {
 				continue
 			}
@@ -161,6 +167,21 @@ func (m *Model) router(r *incr.Reader, s mesh.ScopeID) (out Router) {
 	slices.SortFunc(out.Ports, func(a, b RouterPort) int {
 		return cmp.Or(cmp.Compare(a.Listen, b.Listen), cmp.Compare(a.Bind, b.Bind))
 	})
+	return out
+}
+
+// routerGateway is a Gateway of either API.
+type routerGateway struct {
+	Row
+	servers []Server
+}
+
+func (g *Gateway) servers() (out []Server) {
+	for i, spec := range g.Spec.Servers {
+		out = append(out, Server{
+			Gateway: g.Row, Index: i, Port: spec.GetPort().GetNumber(), Bind: spec.GetBind(), Kind: mesh.ServerKindOf(spec), Spec: spec, hosts: serverHosts(g, spec),
+		})
+	}
 	return out
 }
 

@@ -5,6 +5,7 @@ import (
 
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -62,9 +63,43 @@ var kinds = map[object.Kind]kindRow{
 	object.Namespace: {
 		put: func(m *Model, o *object.Object) {
 			m.tables.namespaces.Put(nameKey(o.Key), o.Meta.Labels[networkLabel], clusterBucket(o.Cluster))
+			m.tables.spaces.Put(nameKey(o.Key), o.Meta.Labels)
 		},
-		remove: func(m *Model, k object.Key) { m.tables.namespaces.Delete(nameKey(k)) },
+		remove: func(m *Model, k object.Key) {
+			m.tables.namespaces.Delete(nameKey(k))
+			m.tables.spaces.Delete(nameKey(k))
+		},
 	},
+
+	object.GatewayClass: stored(func(m *Model, o *object.Object, spec *gatewayv1.GatewayClassSpec) {
+		m.tables.classes.Put(nameKey(o.Key), string(spec.ControllerName))
+	}, func(m *Model, k object.Key) { m.tables.classes.Delete(nameKey(k)) }),
+	object.KubernetesGateway: stored(func(m *Model, o *object.Object, spec *gatewayv1.GatewaySpec) {
+		m.tables.kubernetes.Put(rowKey(o.Key), kubernetesGateway(o, spec), all, namespaceBucket(o.Namespace))
+	}, func(m *Model, k object.Key) { m.tables.kubernetes.Delete(rowKey(k)) }),
+	object.HTTPRoute: stored(func(m *Model, o *object.Object, spec *gatewayv1.HTTPRouteSpec) {
+		m.putRoute(o, &KubernetesRoute{HTTP: spec}, spec.CommonRouteSpec, spec.Hostnames)
+	}, removeRoute),
+	object.GRPCRoute: stored(func(m *Model, o *object.Object, spec *gatewayv1.GRPCRouteSpec) {
+		m.putRoute(o, &KubernetesRoute{GRPC: spec}, spec.CommonRouteSpec, spec.Hostnames)
+	}, removeRoute),
+	object.TLSRoute: stored(func(m *Model, o *object.Object, spec *gatewayv1.TLSRouteSpec) {
+		var to []gatewayv1.BackendRef
+		for _, r := range spec.Rules {
+			to = append(to, r.BackendRefs...)
+		}
+		m.putRoute(o, &KubernetesRoute{Backends: to}, spec.CommonRouteSpec, spec.Hostnames)
+	}, removeRoute),
+	object.TCPRoute: stored(func(m *Model, o *object.Object, spec *gatewayv1.TCPRouteSpec) {
+		var to []gatewayv1.BackendRef
+		for _, r := range spec.Rules {
+			to = append(to, r.BackendRefs...)
+		}
+		m.putRoute(o, &KubernetesRoute{Backends: to}, spec.CommonRouteSpec, nil)
+	}, removeRoute),
+	object.ReferenceGrant: stored(func(m *Model, o *object.Object, spec *gatewayv1.ReferenceGrantSpec) {
+		m.tables.grants.Put(rowKey(o.Key), spec, namespaceBucket(o.Namespace))
+	}, func(m *Model, k object.Key) { m.tables.grants.Delete(rowKey(k)) }),
 
 	object.ServiceAccount: notStored,
 	object.Secret:         notStored,

@@ -16,6 +16,7 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
 // Levels of the rules; a rule reads only rules of lower levels.
@@ -65,6 +66,13 @@ type tables struct {
 	gateways   *incr.Table[*gatewayService]
 	// routers has the Gateways.
 	routers *incr.Table[*Gateway]
+	// classes has the controllers of GatewayClasses; kubernetes has the Gateways of the Gateway API, routes its routes, by
+	// kind and key, and grants its ReferenceGrants. spaces has the labels of namespaces, of the control plane's cluster.
+	classes    *incr.Table[string]
+	kubernetes *incr.Table[*KubernetesGateway]
+	routes     *incr.Table[*KubernetesRoute]
+	grants     *incr.Table[*gatewayv1.ReferenceGrantSpec]
+	spaces     *incr.Table[map[string]string]
 	// allocated has the virtual addresses of services that have none of their own.
 	allocated *incr.Table[allocate.Pair]
 }
@@ -150,6 +158,11 @@ func New(g *incr.Graph, domain string) *Model {
 		networks:   incr.NewTable[*meshv1.MeshNetworks](g, "networks"),
 		gateways:   incr.NewTable[*gatewayService](g, "gateway services"),
 		routers:    incr.NewTable[*Gateway](g, "gateways"),
+		classes:    incr.NewTable[string](g, "gateway classes"),
+		kubernetes: incr.NewTable[*KubernetesGateway](g, "kubernetes gateways"),
+		routes:     incr.NewTable[*KubernetesRoute](g, "kubernetes routes"),
+		grants:     incr.NewTable[*gatewayv1.ReferenceGrantSpec](g, "reference grants"),
+		spaces:     incr.NewTable[map[string]string](g, "namespace labels"),
 		allocated:  incr.NewTable[allocate.Pair](g, "allocated addresses"),
 	}}
 	m.tables.mesh.Put("mesh", mesh.DefaultMeshConfig())
@@ -165,6 +178,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
 		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), sidecars: t.sidecars.On(g), mesh: t.mesh.On(g),
 		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g), allocated: t.allocated.On(g),
+		classes: t.classes.On(g), kubernetes: t.kubernetes.On(g), routes: t.routes.On(g), grants: t.grants.On(g), spaces: t.spaces.On(g),
 	}
 	f.rules.classify, f.rules.claims = m.rules.classify.On(g), m.rules.claims.On(g)
 	return &f
@@ -188,7 +202,7 @@ func (m *Model) Counts() map[string]int {
 	return map[string]int{
 		"services": t.services.Len(), "pods": t.pods.Len(), "nodes": t.nodes.Len(), "workload_entries": t.entries.Len(),
 		"virtual_services": t.virtuals.Len(), "destination_rules": t.dests.Len(),
-		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "sidecars": t.sidecars.Len(), "gateways": t.routers.Len(), "endpoint_slices": t.slices.Len(),
+		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "sidecars": t.sidecars.Len(), "gateways": t.routers.Len(), "kubernetes_gateways": t.kubernetes.Len(), "kubernetes_routes": t.routes.Len(), "endpoint_slices": t.slices.Len(),
 	}
 }
 

@@ -15,7 +15,8 @@ var tableKinds = map[string]object.Kind{
 	"virtual services": object.VirtualService, "destination rules": object.DestinationRule,
 	"peer authentications": object.PeerAuthentication, "authorization policies": object.AuthorizationPolicy, "sidecars": object.Sidecar, "gateways": object.Gateway,
 	"namespaces": object.Namespace, "gateway services": object.Service,
-	"services": "", "mesh": "", "networks": "",
+	"gateway classes": object.GatewayClass, "kubernetes gateways": object.KubernetesGateway, "reference grants": object.ReferenceGrant, "namespace labels": object.Namespace,
+	"services": "", "kubernetes routes": "", "mesh": "", "networks": "",
 }
 
 // ObjectOf returns the object that a row comes from; false for a bucket, for a row that does not exist,
@@ -29,11 +30,11 @@ func ObjectOf(read incr.Read) (object.Key, bool) {
 		panic("model: no row in tableKinds for table " + read.Table)
 	}
 	key := read.Key
-	if read.Table == "services" {
+	if read.Table == "services" || read.Table == "kubernetes routes" {
 		prefix, rest, _ := strings.Cut(key, "/")
 		kind, key = object.Kind(prefix), rest
 	}
-	if kind == object.Node || kind == object.Namespace {
+	if kind == object.Node || kind == object.Namespace || kind == object.GatewayClass {
 		name, cluster, _ := strings.Cut(key, "/")
 		return object.Key{Kind: kind, Name: name, Cluster: cluster}, true
 	}
@@ -83,7 +84,15 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 	case object.Node:
 		return []iter.Seq[incr.Dependent]{t.nodes.Dependents(nameKey(k))}
 	case object.Namespace:
-		return []iter.Seq[incr.Dependent]{t.namespaces.Dependents(nameKey(k))}
+		return []iter.Seq[incr.Dependent]{t.namespaces.Dependents(nameKey(k)), t.spaces.Dependents(nameKey(k))}
+	case object.GatewayClass:
+		return []iter.Seq[incr.Dependent]{t.classes.Dependents(nameKey(k))}
+	case object.KubernetesGateway:
+		return []iter.Seq[incr.Dependent]{t.kubernetes.Dependents(rowKey(k))}
+	case object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute:
+		return []iter.Seq[incr.Dependent]{t.routes.Dependents(routeKey(k))}
+	case object.ReferenceGrant:
+		return []iter.Seq[incr.Dependent]{t.grants.Dependents(rowKey(k))}
 	case object.WorkloadEntry:
 		return []iter.Seq[incr.Dependent]{t.entries.Dependents(rowKey(k))}
 	case object.EndpointSlice:

@@ -1,15 +1,12 @@
 package route
 
 import (
-	"math"
 	"slices"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -17,86 +14,32 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// forward sets the action that forwards to the rule's destinations. It leaves the action unset if it
-// cannot be translated.
-func (in Input) forward(r *routev3.Route, h *networking.HTTPRoute) {
-	a := &routev3.RouteAction{Timeout: h.GetTimeout()}
-	if a.Timeout == nil {
-		a.Timeout = &durationpb.Duration{} // no timeout, instead of Envoy's default of 15 s
+// forward returns how requests are forwarded to the rule's destinations, nil if that cannot be translated.
+func (in Input) forward(h *networking.HTTPRoute) *Forward {
+	f := &Forward{Timeout: h.GetTimeout(), Retry: h.GetRetries(), Mirrors: in.mirrors(h)}
+	if f.Retry == nil {
+		f.Retry = in.Mesh.GetDefaultHttpRetryPolicy()
 	}
-	a.MaxGrpcTimeout = a.Timeout //nolint:staticcheck // as Istio sends it
+	a := &routev3.RouteAction{}
 	if !rewrite(a, h.GetRewrite()) {
-		return
+		return nil
 	}
-	if len(h.GetRoute()) == 1 {
-		in.single(r, a, h.Route[0])
-	} else if !in.weighted(a, h.GetRoute()) {
-		return
-	}
-	if a.ClusterSpecifier == nil {
-		return
-	}
-	policy := h.GetRetries()
-	if policy == nil {
-		policy = in.Mesh.GetDefaultHttpRetryPolicy()
-	}
-	a.RetryPolicy = retryPolicy(policy, len(a.HashPolicy) > 0, in.Caps)
-	a.RequestMirrorPolicies = in.mirrors(h)
-	r.Action = &routev3.Route_Route{Route: a}
-}
-
-// single forwards all requests to one cluster. The destination's weight has no effect, and its header
-// operations become those of the route.
-func (in Input) single(r *routev3.Route, a *routev3.RouteAction, d *networking.HTTPRouteDestination) {
-	to, ok := in.resolve(d.GetDestination())
-	if !ok {
-		return
-	}
-	a.ClusterSpecifier = &routev3.RouteAction_Cluster{Cluster: to.Cluster}
-	a.HashPolicy = to.Hash
-	req, resp := operations(d.GetHeaders().GetRequest()), operations(d.GetHeaders().GetResponse())
-	r.RequestHeadersToAdd, r.RequestHeadersToRemove = req.add, req.remove
-	r.ResponseHeadersToAdd, r.ResponseHeadersToRemove = resp.add, resp.remove
-	if req.authority != "" {
-		a.HostRewriteSpecifier = &routev3.RouteAction_HostRewriteLiteral{HostRewriteLiteral: req.authority}
-	}
-	if to.OwnALPN && in.Caps.Has(mesh.FilterState) {
-		r.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
-	}
-}
-
-// weighted distributes requests by weight. It returns false if the sum of the weights is invalid.
-func (in Input) weighted(a *routev3.RouteAction, list []*networking.HTTPRouteDestination) bool {
-	w := &routev3.WeightedCluster{}
-	var total uint64
-	for _, d := range list {
+	f.Rewrite = a
+	for _, d := range h.GetRoute() {
 		to, ok := in.resolve(d.GetDestination())
-		if !ok || d.GetWeight() <= 0 {
+		if !ok {
+			if len(h.GetRoute()) == 1 {
+				return nil
+			}
 			continue
 		}
-		total += uint64(d.GetWeight())
-		w.Clusters = append(w.Clusters, in.clusterWeight(to, d))
-		a.HashPolicy = appendHash(a.HashPolicy, to.Hash)
+		f.To = append(f.To, Target{
+			Destination: to, Weight: d.GetWeight(),
+			Request: operations(d.GetHeaders().GetRequest()), Response: operations(d.GetHeaders().GetResponse()),
+		})
 	}
-	if total == 0 || total > math.MaxUint32 {
-		return false
-	}
-	a.ClusterSpecifier = &routev3.RouteAction_WeightedClusters{WeightedClusters: w}
-	return true
-}
-
-func (in Input) clusterWeight(to Destination, d *networking.HTTPRouteDestination) *routev3.WeightedCluster_ClusterWeight {
-	c := &routev3.WeightedCluster_ClusterWeight{Name: to.Cluster, Weight: wrapperspb.UInt32(uint32(d.GetWeight()))}
-	req, resp := operations(d.GetHeaders().GetRequest()), operations(d.GetHeaders().GetResponse())
-	c.RequestHeadersToAdd, c.RequestHeadersToRemove = req.add, req.remove
-	c.ResponseHeadersToAdd, c.ResponseHeadersToRemove = resp.add, resp.remove
-	if req.authority != "" {
-		c.HostRewriteSpecifier = &routev3.WeightedCluster_ClusterWeight_HostRewriteLiteral{HostRewriteLiteral: req.authority}
-	}
-	if to.OwnALPN && in.Caps.Has(mesh.FilterState) {
-		c.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
-	}
-	return c
+	f.Single = len(h.GetRoute()) == 1
+	return f
 }
 
 // appendHash adds the policies that are not in the list, since subsets often have the same one.

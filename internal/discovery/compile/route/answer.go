@@ -15,7 +15,7 @@ var redirectCodes = map[uint32]routev3.RedirectAction_RedirectResponseCode{
 }
 
 // redirect has the default status 301. port is that of the client's request. [control-plane 1.7.18]
-func redirect(r *networking.HTTPRedirect, port uint32) *routev3.Route_Redirect {
+func redirect(r *networking.HTTPRedirect, port uint32) *routev3.RedirectAction {
 	a := &routev3.RedirectAction{HostRedirect: r.GetAuthority(), ResponseCode: redirectCodes[r.GetRedirectCode()]}
 	switch {
 	case r.GetPrefixRewrite() != "":
@@ -36,7 +36,7 @@ func redirect(r *networking.HTTPRedirect, port uint32) *routev3.Route_Redirect {
 			a.PortRedirect = schemePort(r.GetScheme())
 		}
 	}
-	return &routev3.Route_Redirect{Redirect: a}
+	return a
 }
 
 // schemePort returns the default port of a scheme; requests to sidecars are HTTP.
@@ -48,7 +48,7 @@ func schemePort(scheme string) uint32 {
 }
 
 // directResponse is [control-plane 1.7.19].
-func directResponse(d *networking.HTTPDirectResponse) *routev3.Route_DirectResponse {
+func directResponse(d *networking.HTTPDirectResponse) *routev3.DirectResponseAction {
 	a := &routev3.DirectResponseAction{Status: d.GetStatus()}
 	switch b := d.GetBody().GetSpecifier().(type) {
 	case *networking.HTTPBody_String_:
@@ -56,5 +56,5 @@ func directResponse(d *networking.HTTPDirectResponse) *routev3.Route_DirectRespo
 	case *networking.HTTPBody_Bytes:
 		a.Body = &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: b.Bytes}}
 	}
-	return &routev3.Route_DirectResponse{DirectResponse: a}
+	return a
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	faultcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/fault/v3"
 	corsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/cors/v3"
 	faultv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/fault/v3"
@@ -20,20 +19,16 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// filters sets the route's configuration of the HTTP filters that the proxy has.
-func (in Input) filters(r *routev3.Route, h *networking.HTTPRoute) {
-	put := func(name string, a *anypb.Any) {
-		if r.TypedPerFilterConfig == nil {
-			r.TypedPerFilterConfig = map[string]*anypb.Any{}
-		}
-		r.TypedPerFilterConfig[name] = a
-	}
+// filters returns the route's configuration of the HTTP filters that the proxy has.
+func (in Input) filters(h *networking.HTTPRoute) map[string]*anypb.Any {
+	out := map[string]*anypb.Any{}
 	if f := fault(h.GetFault()); f != nil && in.Caps.Has(mesh.Fault) {
-		put(FaultFilter, marshal.MustAny(f))
+		out[FaultFilter] = marshal.MustAny(f)
 	}
 	if c := h.GetCorsPolicy(); c != nil && in.Caps.Has(mesh.CORS) {
-		put(CORSFilter, marshal.MustAny(cors(c)))
+		out[CORSFilter] = marshal.MustAny(cors(c))
 	}
+	return out
 }
 
 // fault returns nil if nothing is injected. The default percentage is 100 %. [control-plane 1.7.23]

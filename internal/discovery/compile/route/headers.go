@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	networking "istio.io/api/networking/v1alpha3"
 )
 
@@ -61,15 +60,3 @@ func authority(name string) bool {
 }
 
 func reserved(name string) bool { return name == "" || name[0] == ':' }
-
-// applyHeaders puts the route's operations before those of its single destination, if any.
-func applyHeaders(r *routev3.Route, h *networking.Headers) {
-	req, resp := operations(h.GetRequest()), operations(h.GetResponse())
-	r.RequestHeadersToAdd = append(req.add, r.RequestHeadersToAdd...)
-	r.RequestHeadersToRemove = append(req.remove, r.RequestHeadersToRemove...)
-	r.ResponseHeadersToAdd = append(resp.add, r.ResponseHeadersToAdd...)
-	r.ResponseHeadersToRemove = append(resp.remove, r.ResponseHeadersToRemove...)
-	if a := r.GetRoute(); a != nil && req.authority != "" {
-		a.HostRewriteSpecifier = &routev3.RouteAction_HostRewriteLiteral{HostRewriteLiteral: req.authority}
-	}
-}

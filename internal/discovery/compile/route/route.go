@@ -115,32 +115,24 @@ func (in Input) route(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) *
 	if !ok {
 		return nil
 	}
-	r := &routev3.Route{
-		Name:     routeName(h, m),
-		Match:    match,
-		Metadata: istioMetadata(cluster.ConfigPath("virtual-service", in.Rule.Namespace, in.Rule.Name)),
+	x := Route{
+		Name: routeName(h, m), Match: match, Config: cluster.ConfigPath("virtual-service", in.Rule.Namespace, in.Rule.Name),
+		Rule: in.Rule.Name, Port: in.Port, Invalid: statusUnavailable,
+		Request: operations(h.GetHeaders().GetRequest()), Response: operations(h.GetHeaders().GetResponse()),
+		Filters: in.filters(h),
 	}
 	if m != nil {
-		r.StatPrefix = m.StatPrefix
+		x.StatPrefix = m.StatPrefix
 	}
 	switch {
 	case h.GetRedirect() != nil:
-		r.Action = redirect(h.Redirect, in.Port)
+		x.Redirect = redirect(h.Redirect, in.Port)
 	case h.GetDirectResponse() != nil:
-		r.Action = directResponse(h.DirectResponse)
+		x.Direct = directResponse(h.DirectResponse)
 	default:
-		in.forward(r, h)
+		x.Forward = in.forward(h)
 	}
-	applyHeaders(r, h.GetHeaders())
-	in.filters(r, h)
-	if r.Action == nil || r.Validate() != nil {
-		if match.Validate() != nil {
-			return nil
-		}
-		r = &routev3.Route{Name: r.Name, Match: match, Metadata: r.Metadata, Action: unavailable()}
-	}
-	r.Decorator = &routev3.Decorator{Operation: operation(r, in.Rule.Name, in.Port)}
-	return r
+	return x.envoy(in.Caps)
 }
 
 // applies evaluates the conditions that are the same for all requests of a client. [control-plane 1.7.11, 1.7.12]
@@ -254,10 +246,6 @@ func istioMetadata(config string) *corev3.Metadata {
 	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
 		"istio": {Fields: map[string]*structpb.Value{"config": structpb.NewStringValue(config)}},
 	}}
-}
-
-func unavailable() *routev3.Route_DirectResponse {
-	return &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: statusUnavailable}}
 }
 
 // filterOff disables a filter for one route.

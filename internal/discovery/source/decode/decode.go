@@ -91,6 +91,7 @@ func (d *decoder) document(t *yamltree.Tree, at string) {
 		return
 	}
 	kind, version := t.Get("kind").Str(), t.Get("apiVersion").Str()
+	kind = string(ownKind(groupIn(version), object.Kind(kind)))
 	switch {
 	case t.Kind != yamltree.Mapping:
 		d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: "want an object with apiVersion, kind and metadata, not " + t.Kind.String()})
@@ -200,7 +201,7 @@ func header(t *yamltree.Tree, kind object.Kind) (metav1.ObjectMeta, object.Key, 
 // KeyOf returns the key of an object: the namespace is left out for kinds that are in none, and "default" if it is empty.
 func KeyOf(kind object.Kind, namespace, name string) object.Key {
 	switch {
-	case kind == object.Namespace || kind == object.Node:
+	case kind == object.Namespace || kind == object.Node || kind == object.GatewayClass:
 		namespace = ""
 	case namespace == "":
 		namespace = metav1.NamespaceDefault

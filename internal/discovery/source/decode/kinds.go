@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/yamltree"
@@ -21,6 +22,7 @@ import (
 const (
 	coreGroup       = ""
 	discoveryGroup  = "discovery.k8s.io"
+	gatewayGroup    = "gateway.networking.k8s.io"
 	networkingGroup = "networking.istio.io"
 	securityGroup   = "security.istio.io"
 )
@@ -29,6 +31,7 @@ const (
 var groupVersions = map[string][]string{
 	coreGroup:       {"v1"},
 	discoveryGroup:  {discoveryGroup + "/v1"},
+	gatewayGroup:    {gatewayGroup + "/v1", gatewayGroup + "/v1beta1"},
 	networkingGroup: {networkingGroup + "/v1", networkingGroup + "/v1beta1", networkingGroup + "/v1alpha3"},
 	securityGroup:   {securityGroup + "/v1", securityGroup + "/v1beta1"},
 }
@@ -44,6 +47,8 @@ type kindRow struct {
 	// enforces is set if objects of the kind deny requests, so that ignoring one would allow what it
 	// denies.
 	enforces bool
+	// defined is set for kinds of a CustomResourceDefinition that are Go structs, as Kubernetes' own kinds are.
+	defined bool
 	// newSpec returns an empty message of an Istio kind; nil for Kubernetes' own kinds.
 	newSpec func() proto.Message
 	// fromTree and fromTyped decode one of Kubernetes' own kinds; nil for Istio's. fromTyped returns
@@ -86,6 +91,14 @@ var kinds = map[object.Kind]kindRow{
 	object.AuthorizationPolicy: {group: securityGroup, resource: "authorizationpolicies", enforces: true, newSpec: func() proto.Message {
 		return &security.AuthorizationPolicy{}
 	}},
+
+	object.GatewayClass:      inNoNamespace(gatewayAPI(object.GatewayClass, "gatewayclasses", func(x *gatewayv1.GatewayClass) any { return &x.Spec })),
+	object.KubernetesGateway: gatewayAPI(object.KubernetesGateway, "gateways", func(x *gatewayv1.Gateway) any { return &x.Spec }),
+	object.HTTPRoute:         gatewayAPI(object.HTTPRoute, "httproutes", func(x *gatewayv1.HTTPRoute) any { return &x.Spec }),
+	object.GRPCRoute:         gatewayAPI(object.GRPCRoute, "grpcroutes", func(x *gatewayv1.GRPCRoute) any { return &x.Spec }),
+	object.TLSRoute:          gatewayAPI(object.TLSRoute, "tlsroutes", func(x *gatewayv1.TLSRoute) any { return &x.Spec }, "v1alpha3", "v1alpha2"),
+	object.TCPRoute:          gatewayAPI(object.TCPRoute, "tcproutes", func(x *gatewayv1.TCPRoute) any { return &x.Spec }, "v1alpha2"),
+	object.ReferenceGrant:    gatewayAPI(object.ReferenceGrant, "referencegrants", func(x *gatewayv1.ReferenceGrant) any { return &x.Spec }),
 }
 
 func init() {

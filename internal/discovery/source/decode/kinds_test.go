@@ -16,7 +16,7 @@ func TestEveryKindHasARow(t *testing.T) {
 		t.Errorf("%d rows, want one for each of %d kinds", len(kinds), len(object.Kinds()))
 	}
 	for _, k := range object.Kinds() {
-		text := "apiVersion: " + kinds[k].apiVersions()[0] + "\nkind: " + string(k) + "\nmetadata: {name: a}\n"
+		text := "apiVersion: " + kinds[k].apiVersions()[0] + "\nkind: " + APIKind(k) + "\nmetadata: {name: a}\n"
 		r := Documents("a.yaml", []byte(text))
 		if len(r.Objects) != 1 || r.Objects[0].Kind != k || len(r.Problems) > 0 {
 			t.Errorf("%s: read %+v, problems %v", k, r.Objects, r.Problems)

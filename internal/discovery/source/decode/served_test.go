@@ -62,10 +62,10 @@ func TestResources(t *testing.T) {
 	}
 	for _, kind := range object.Kinds() {
 		r := decode.ResourceOf(kind)
-		if got, err := object.ParseKind(r.Name); err != nil || got != kind {
+		if got, err := object.ParseKind(r.Name + "." + r.Group); err != nil || got != kind {
 			t.Errorf("%s: resource %q", kind, r.Name)
 		}
-		if in := decode.ResourceOf(kind).Namespaced; in == (kind == object.Namespace || kind == object.Node) {
+		if in := decode.ResourceOf(kind).Namespaced; in == (kind == object.Namespace || kind == object.Node || kind == object.GatewayClass) {
 			t.Errorf("%s: namespaced %v", kind, in)
 		}
 	}

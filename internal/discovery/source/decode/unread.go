@@ -25,9 +25,9 @@ var unreadKinds = map[string]map[object.Kind]unreadKind{
 	"telemetry.istio.io":  {"Telemetry": noEffect},
 	"extensions.istio.io": {"WasmPlugin": noEffect},
 	"install.istio.io":    {"IstioOperator": noEffect},
-	"gateway.networking.k8s.io": {
-		"Gateway": noEffect, "GatewayClass": noEffect, "HTTPRoute": noEffect, "GRPCRoute": noEffect, "TCPRoute": noEffect,
-		"TLSRoute": noEffect, "UDPRoute": noEffect, "ReferenceGrant": noEffect, "BackendTLSPolicy": noEffect,
+	gatewayGroup: {
+		"UDPRoute": noEffect, "ListenerSet": noEffect,
+		"BackendTLSPolicy": {text: "BackendTLSPolicy is not supported: connections to the backends are made as without it, in plain text or by the mesh's mutual TLS; use a DestinationRule"},
 	},
 }
 
@@ -43,7 +43,7 @@ type groupKind struct {
 // meshKinds are all kinds of the mesh's configuration, supported or not, sorted by group and kind.
 var meshKinds = func() (all []groupKind) {
 	for k, row := range kinds {
-		all = append(all, groupKind{row.group, k, row.enforces})
+		all = append(all, groupKind{row.group, object.Kind(APIKind(k)), row.enforces})
 	}
 	for group, rows := range unreadKinds {
 		for k, row := range rows {
@@ -83,7 +83,7 @@ func notRead(version string, kind object.Kind) (meant object.Kind, p object.Prob
 		p.Text = strings.Replace(p.Text, "has no effect", "is NOT enforced", 1)
 		p.Severity = object.Error
 	}
-	return near.kind, p, true
+	return ownKind(near.group, near.kind), p, true
 }
 
 // groupIn returns the group of an API version. Without a slash, a text with a dot is a group.

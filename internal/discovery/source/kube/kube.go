@@ -310,7 +310,7 @@ const metadataOnly = "application/vnd.kubernetes.protobuf;as=PartialObjectMetada
 // collectionOf returns where the objects of a kind are.
 func (s *Source) collectionOf(kind object.Kind, version string) collection {
 	r := decode.ResourceOf(kind)
-	of := collection{path: "/apis/" + r.Group + "/" + version, typed: decode.NewSpec(kind) == nil}
+	of := collection{path: "/apis/" + r.Group + "/" + version, typed: !decode.Defined(kind)}
 	if r.Group == "" {
 		of.path = "/api/" + version
 	}

@@ -68,7 +68,7 @@ func (s *Source) follow(ctx context.Context) {
 	defs := &definitionNames{names: map[string]bool{}, changed: make(chan struct{}, 1)}
 	var readers sync.WaitGroup
 	defer readers.Wait()
-	if slices.ContainsFunc(s.kinds, func(k object.Kind) bool { return decode.NewSpec(k) != nil }) {
+	if slices.ContainsFunc(s.kinds, decode.Defined) {
 		readers.Go(func() { s.readDefinitions(ctx, defs) })
 	} else {
 		defs.whole = true // no kind needs one
@@ -199,7 +199,7 @@ func (s *Source) served(ctx context.Context, defs *definitionNames) (findings, e
 	byGroup := map[string]servedVersions{}
 	for _, kind := range s.kinds {
 		r := decode.ResourceOf(kind)
-		if decode.NewSpec(kind) == nil {
+		if !decode.Defined(kind) {
 			f.versions[kind] = r.Versions[0]
 			continue
 		}

@@ -55,7 +55,7 @@ func newMerger(awaited ...string) *merger {
 func everything(object.Kind) bool { return true }
 
 // istioKinds is what directories are taken for.
-func istioKinds(k object.Kind) bool { return decode.NewSpec(k) != nil }
+func istioKinds(k object.Kind) bool { return decode.Defined(k) }
 
 // notIstioKinds is what a cluster is taken for if Istio's kinds are read elsewhere only.
 func notIstioKinds(k object.Kind) bool { return !istioKinds(k) }

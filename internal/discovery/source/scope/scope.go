@@ -150,7 +150,7 @@ func (f *Filter) passes(o *object.Object) bool {
 // ofRevision reports whether an object is for this revision, or for all.
 func (f *Filter) ofRevision(o *object.Object) bool {
 	rev, labelled := o.Meta.Labels[RevisionLabel]
-	return !labelled || rev == f.revision || decode.NewSpec(o.Kind) == nil
+	return !labelled || rev == f.revision || !decode.Defined(o.Kind)
 }
 
 // uses reports whether the objects of a namespace are used; so are those in none.

@@ -1,0 +1,456 @@
+package config
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
+
+// The rules of this file are those of the Gateway API's definitions and, with "not applied", what of them has no effect. In a
+// cluster the API server has checked the former. [control-plane 1.11.7]
+
+// gatewayDuration is the format of durations of the Gateway API (GEP-2257).
+var gatewayDuration = regexp.MustCompile(`^([0-9]{1,5}(h|m|s|ms)){1,4}$`)
+
+func given[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+func (c *check) gatewayClass(s *gatewayv1.GatewayClassSpec) {
+	if s.ControllerName == "" {
+		c.fail("spec.controllerName", "is missing: want istio.io/gateway-controller")
+	}
+	if s.ParametersRef != nil {
+		c.warn("spec.parametersRef", "not applied: classes have no parameters")
+	}
+}
+
+func (c *check) kubernetesGateway(s *gatewayv1.GatewaySpec) {
+	if s.GatewayClassName == "" {
+		c.fail("spec.gatewayClassName", "is missing: want istio, or the name of another GatewayClass")
+	}
+	if s.Infrastructure != nil {
+		c.warn("spec.infrastructure", "not applied: no Deployment and no Service is made for a Gateway; it is served by the Pods with the label gateway.networking.k8s.io/gateway-name, or those of the Service in spec.addresses")
+	}
+	if s.AllowedListeners != nil {
+		c.warn("spec.allowedListeners", "not applied: ListenerSets are not served")
+	}
+	if s.TLS != nil {
+		c.warn("spec.tls", "not applied: listeners are not served with client certificates, nor backends with one of the Gateway")
+		if s.TLS.Frontend != nil {
+			c.fail("spec.tls.frontend", "not applied: client certificates would not be required; use a Gateway of networking.istio.io, and remove it")
+		}
+	}
+	if s.DefaultScope != "" && s.DefaultScope != gatewayv1.GatewayDefaultScopeNone {
+		c.warn("spec.defaultScope", "not applied: routes have to name the Gateway in parentRefs")
+	}
+	for i, a := range s.Addresses {
+		if given(a.Type) != gatewayv1.HostnameAddressType {
+			c.warn(item("spec.addresses", i), "not applied: only an address of type Hostname, the name of a Service, says which Pods serve the Gateway")
+		}
+	}
+	var names []gatewayv1.SectionName
+	for i, l := range s.Listeners {
+		c.listener(item("spec.listeners", i), l)
+		names = append(names, l.Name)
+	}
+	once(names, func(i int, n gatewayv1.SectionName) {
+		c.fail(item("spec.listeners", i)+".name", "duplicate name %q; rename one", n)
+	})
+}
+
+func (c *check) listener(at string, l gatewayv1.Listener) {
+	if l.Name == "" {
+		c.fail(at+".name", "is missing")
+	}
+	c.kubernetesPort(at+".port", &l.Port)
+	if l.Hostname != nil {
+		c.hostname(at+".hostname", string(*l.Hostname))
+	}
+	tls := false
+	switch l.Protocol {
+	case gatewayv1.HTTPProtocolType, gatewayv1.TCPProtocolType:
+	case gatewayv1.HTTPSProtocolType, gatewayv1.TLSProtocolType:
+		tls = true
+	case gatewayv1.UDPProtocolType:
+		c.warn(at+".protocol", "not applied: UDP is not served")
+	default:
+		c.warn(at+".protocol", "not applied: unknown protocol %.100q: want HTTP, HTTPS, TLS or TCP", string(l.Protocol))
+	}
+	switch {
+	case tls && l.TLS == nil:
+		c.fail(at+".tls", "is missing: a listener of protocol %s needs it", l.Protocol)
+	case !tls && l.TLS != nil:
+		c.fail(at+".tls", "a listener of protocol %s has none; remove it", l.Protocol)
+	case tls:
+		c.listenerTLS(at+".tls", l)
+	}
+	if a := l.AllowedRoutes; a != nil {
+		c.allowedRoutes(at+".allowedRoutes", a)
+	}
+}
+
+func (c *check) listenerTLS(at string, l gatewayv1.Listener) {
+	mode := given(l.TLS.Mode)
+	switch {
+	case mode == "" || mode == gatewayv1.TLSModeTerminate:
+		if len(l.TLS.CertificateRefs) == 0 {
+			c.warn(at+".certificateRefs", "not applied: without a certificate the listener is not served")
+		} else {
+			c.warn(at+".certificateRefs", "not applied: certificates of Secrets are not served, and neither is the listener; use a Gateway of networking.istio.io with files")
+		}
+	case mode != gatewayv1.TLSModePassthrough:
+		c.fail(at+".mode", "invalid mode %.100q: want Terminate or Passthrough", string(mode))
+	case l.Protocol == gatewayv1.HTTPSProtocolType:
+		c.fail(at+".mode", "Passthrough is for protocol TLS: with HTTPS the listener ends TLS")
+	}
+	if len(l.TLS.Options) > 0 {
+		c.warn(at+".options", "not applied: there are none")
+	}
+}
+
+func (c *check) allowedRoutes(at string, a *gatewayv1.AllowedRoutes) {
+	for i, k := range a.Kinds {
+		if !slices.Contains([]string{"HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute"}, string(k.Kind)) || k.Group != nil && *k.Group != gatewayv1.GroupName {
+			c.warn(item(at+".kinds", i), "not applied: routes of kind %.100q are not served", string(k.Kind))
+		}
+	}
+	if n := a.Namespaces; n != nil {
+		from := given(n.From)
+		if !slices.Contains([]gatewayv1.FromNamespaces{"", "All", "Same", "Selector", "None"}, from) {
+			c.fail(at+".namespaces.from", "invalid value %.100q: want All, Same, Selector or None", string(from))
+		}
+		if from == gatewayv1.NamespacesFromSelector && n.Selector == nil {
+			c.fail(at+".namespaces.selector", "is missing: with from: Selector no namespace would be selected")
+		}
+		if n.Selector != nil {
+			for i, e := range n.Selector.MatchExpressions {
+				if !slices.Contains([]metav1.LabelSelectorOperator{"In", "NotIn", "Exists", "DoesNotExist"}, e.Operator) {
+					c.fail(item(at+".namespaces.selector.matchExpressions", i)+".operator", "invalid operator %.100q: want In, NotIn, Exists or DoesNotExist", string(e.Operator))
+				}
+			}
+		}
+	}
+}
+
+func (c *check) kubernetesPort(at string, p *gatewayv1.PortNumber) {
+	if p != nil && (*p < 1 || *p > 65535) {
+		c.fail(at, "invalid port %d: want 1–65535", *p)
+	}
+}
+
+// hostname checks a name, which may begin with "*.".
+func (c *check) hostname(at, name string) {
+	if h := strings.TrimPrefix(name, "*."); !isDomain(h) || isIP(h) || strings.Contains(h, "*") {
+		c.fail(at, "invalid host name %.300q: want one such as example.com or *.example.com", name)
+	}
+}
+
+func (c *check) commonRoute(s gatewayv1.CommonRouteSpec, hostnames []gatewayv1.Hostname) {
+	if s.UseDefaultGateways != "" && s.UseDefaultGateways != gatewayv1.GatewayDefaultScopeNone {
+		c.warn("spec.useDefaultGateways", "not applied: name the Gateways in parentRefs")
+	}
+	for i, p := range s.ParentRefs {
+		at := item("spec.parentRefs", i)
+		c.kubernetesPort(at+".port", p.Port)
+		group, kind := gatewayv1.GroupName, "Gateway"
+		if p.Group != nil {
+			group = string(*p.Group)
+		}
+		if p.Kind != nil {
+			kind = string(*p.Kind)
+		}
+		switch {
+		case p.Name == "":
+			c.fail(at+".name", "is missing")
+		case group == gatewayv1.GroupName && kind == "Gateway":
+		case group == "" && kind == "Service":
+			c.warn(at, "not applied: routes are served at Gateways only; use a VirtualService for requests between workloads")
+		default:
+			c.warn(at, "not applied: a parent of kind %.100q is none that is served: want Gateway", kind)
+		}
+	}
+	for i, h := range hostnames {
+		c.hostname(item("spec.hostnames", i), string(h))
+	}
+}
+
+func (c *check) kubernetesHTTPRoute(s *gatewayv1.HTTPRouteSpec) {
+	c.commonRoute(s.CommonRouteSpec, s.Hostnames)
+	for i, r := range s.Rules {
+		at := item("spec.rules", i)
+		for j, m := range r.Matches {
+			c.routeMatch(item(at+".matches", j), m)
+		}
+		prefix := !slices.ContainsFunc(r.Matches, func(m gatewayv1.HTTPRouteMatch) bool {
+			return m.Path != nil && m.Path.Type != nil && *m.Path.Type != gatewayv1.PathMatchPathPrefix
+		})
+		c.filters(at, r.Filters, true)
+		for j, f := range r.Filters {
+			if f.RequestRedirect != nil && len(r.BackendRefs) > 0 {
+				c.fail(item(at+".filters", j), "a rule that redirects has no backendRefs")
+			}
+			for _, p := range []*gatewayv1.HTTPPathModifier{redirectPath(f), rewritePath(f)} {
+				if p != nil && p.Type == gatewayv1.PrefixMatchHTTPPathModifier && !prefix {
+					c.fail(item(at+".filters", j), "ReplacePrefixMatch needs matches of type PathPrefix")
+				}
+			}
+		}
+		for j, b := range r.BackendRefs {
+			c.backend(item(at+".backendRefs", j), b.BackendObjectReference, b.Weight)
+			c.filters(item(at+".backendRefs", j), b.Filters, false)
+		}
+		c.routeTimes(at, r)
+		c.session(at, r.SessionPersistence)
+	}
+}
+
+func redirectPath(f gatewayv1.HTTPRouteFilter) *gatewayv1.HTTPPathModifier {
+	if f.RequestRedirect == nil {
+		return nil
+	}
+	return f.RequestRedirect.Path
+}
+
+func rewritePath(f gatewayv1.HTTPRouteFilter) *gatewayv1.HTTPPathModifier {
+	if f.URLRewrite == nil {
+		return nil
+	}
+	return f.URLRewrite.Path
+}
+
+func (c *check) session(at string, s *gatewayv1.SessionPersistence) {
+	if s != nil {
+		c.warn(at+".sessionPersistence", "not applied: the requests of a session may go to any endpoint")
+	}
+}
+
+func (c *check) routeTimes(at string, r gatewayv1.HTTPRouteRule) {
+	check := func(path string, d *gatewayv1.Duration) {
+		if d != nil && !gatewayDuration.MatchString(string(*d)) {
+			c.fail(at+path, "invalid duration %.100q: want one such as 500ms or 1m30s", string(*d))
+		}
+	}
+	if r.Timeouts != nil {
+		check(".timeouts.request", r.Timeouts.Request)
+		check(".timeouts.backendRequest", r.Timeouts.BackendRequest)
+	}
+	if r.Retry != nil {
+		check(".retry.backoff", r.Retry.Backoff)
+		for i, code := range r.Retry.Codes {
+			if code < 400 || code > 599 {
+				c.fail(item(at+".retry.codes", i), "invalid status %d: want 400–599", code)
+			}
+		}
+	}
+}
+
+func (c *check) routeMatch(at string, m gatewayv1.HTTPRouteMatch) {
+	if p := m.Path; p != nil {
+		switch kind, text := given(p.Type), given(p.Value); kind {
+		case "", gatewayv1.PathMatchExact, gatewayv1.PathMatchPathPrefix:
+			if p.Value != nil && !strings.HasPrefix(text, "/") {
+				c.fail(at+".path.value", "invalid path %.300q: want one that begins with /", text)
+			}
+		case gatewayv1.PathMatchRegularExpression:
+			c.expression(at+".path.value", text)
+		default:
+			c.fail(at+".path.type", "invalid type %.100q: want Exact, PathPrefix or RegularExpression", string(kind))
+		}
+	}
+	for i, h := range m.Headers {
+		c.textMatch(item(at+".headers", i), string(h.Name), h.Value, string(given(h.Type)))
+	}
+	for i, q := range m.QueryParams {
+		c.textMatch(item(at+".queryParams", i), string(q.Name), q.Value, string(given(q.Type)))
+	}
+}
+
+func (c *check) textMatch(at, name, text, kind string) {
+	if name == "" {
+		c.fail(at+".name", "is missing")
+	}
+	switch kind {
+	case "", "Exact":
+	case "RegularExpression":
+		c.expression(at+".value", text)
+	default:
+		c.fail(at+".type", "invalid type %.100q: want Exact or RegularExpression", kind)
+	}
+}
+
+func (c *check) expression(at, text string) {
+	if _, err := regexp.Compile(text); err != nil || text == "" {
+		c.fail(at, "invalid regular expression %.300q: want RE2 syntax", text)
+	}
+}
+
+// filters checks the filters of a rule or, without whole, those of a backend.
+func (c *check) filters(at string, list []gatewayv1.HTTPRouteFilter, whole bool) {
+	redirects, rewrites := false, false
+	for i, f := range list {
+		at := item(at+".filters", i)
+		missing := false
+		switch f.Type {
+		case gatewayv1.HTTPRouteFilterRequestHeaderModifier:
+			missing = f.RequestHeaderModifier == nil
+		case gatewayv1.HTTPRouteFilterResponseHeaderModifier:
+			missing = f.ResponseHeaderModifier == nil
+		case gatewayv1.HTTPRouteFilterRequestRedirect:
+			missing, redirects = f.RequestRedirect == nil, true
+			if r := f.RequestRedirect; r != nil {
+				c.redirectFilter(at+".requestRedirect", r)
+			}
+		case gatewayv1.HTTPRouteFilterURLRewrite:
+			missing, rewrites = f.URLRewrite == nil, true
+			if f.URLRewrite != nil {
+				c.pathModifier(at+".urlRewrite.path", f.URLRewrite.Path)
+			}
+		case gatewayv1.HTTPRouteFilterRequestMirror:
+			if missing = f.RequestMirror == nil; !missing {
+				c.backend(at+".requestMirror.backendRef", f.RequestMirror.BackendRef, nil)
+				if p := f.RequestMirror.Percent; p != nil && (*p < 0 || *p > 100) {
+					c.fail(at+".requestMirror.percent", "invalid percentage %d: want 0–100", *p)
+				}
+			}
+		case gatewayv1.HTTPRouteFilterCORS:
+			missing = f.CORS == nil
+		case gatewayv1.HTTPRouteFilterExternalAuth, gatewayv1.HTTPRouteFilterExtensionRef:
+			c.warn(at, "not applied: filters of type %s are not supported, and requests that match get 500", f.Type)
+			continue
+		default:
+			c.fail(at+".type", "unknown type %.100q", string(f.Type))
+			continue
+		}
+		if missing {
+			c.fail(at, "the filter of type %s has no settings", f.Type)
+		}
+		if !whole && f.Type != gatewayv1.HTTPRouteFilterRequestHeaderModifier && f.Type != gatewayv1.HTTPRouteFilterResponseHeaderModifier {
+			c.warn(at, "not applied: at a backend, filters of type %s are not supported, and requests for it get 500; move it to the rule", f.Type)
+		}
+	}
+	if redirects && rewrites {
+		c.fail(at+".filters", "RequestRedirect and URLRewrite exclude each other")
+	}
+}
+
+func (c *check) redirectFilter(at string, r *gatewayv1.HTTPRequestRedirectFilter) {
+	if s := given(r.Scheme); s != "" && s != "http" && s != "https" {
+		c.fail(at+".scheme", "invalid scheme %.100q: want http or https", s)
+	}
+	if r.StatusCode != nil && !slices.Contains([]int{301, 302, 303, 307, 308}, *r.StatusCode) {
+		c.fail(at+".statusCode", "invalid status %s: want 301, 302, 303, 307 or 308", strconv.Itoa(*r.StatusCode))
+	}
+	c.kubernetesPort(at+".port", r.Port)
+	c.pathModifier(at+".path", r.Path)
+}
+
+func (c *check) pathModifier(at string, p *gatewayv1.HTTPPathModifier) {
+	switch {
+	case p == nil:
+	case p.Type == gatewayv1.FullPathHTTPPathModifier && p.ReplaceFullPath == nil:
+		c.fail(at+".replaceFullPath", "is missing")
+	case p.Type == gatewayv1.PrefixMatchHTTPPathModifier && p.ReplacePrefixMatch == nil:
+		c.fail(at+".replacePrefixMatch", "is missing")
+	case p.Type != gatewayv1.FullPathHTTPPathModifier && p.Type != gatewayv1.PrefixMatchHTTPPathModifier:
+		c.fail(at+".type", "invalid type %.100q: want ReplaceFullPath or ReplacePrefixMatch", string(p.Type))
+	}
+}
+
+func (c *check) backend(at string, b gatewayv1.BackendObjectReference, weight *int32) {
+	c.kubernetesPort(at+".port", b.Port)
+	if weight != nil && (*weight < 0 || *weight > 1_000_000) {
+		c.fail(at+".weight", "invalid weight %d: want 0–1000000", *weight)
+	}
+	switch {
+	case b.Name == "":
+		c.fail(at+".name", "is missing")
+	case given(b.Group) != "" || b.Kind != nil && *b.Kind != "Service":
+		c.warn(at, "not applied: a backend of kind %.100q is none that is served, and requests for it get 500: want a Service", string(given(b.Kind)))
+	case b.Port == nil:
+		c.fail(at+".port", "is missing: a Service needs it")
+	}
+}
+
+func (c *check) grpcRoute(s *gatewayv1.GRPCRouteSpec) {
+	c.commonRoute(s.CommonRouteSpec, s.Hostnames)
+	filters := func(at string, list []gatewayv1.GRPCRouteFilter, whole bool) {
+		var out []gatewayv1.HTTPRouteFilter
+		for _, f := range list {
+			out = append(out, gatewayv1.HTTPRouteFilter{
+				Type: gatewayv1.HTTPRouteFilterType(f.Type), RequestHeaderModifier: f.RequestHeaderModifier,
+				ResponseHeaderModifier: f.ResponseHeaderModifier, RequestMirror: f.RequestMirror, ExtensionRef: f.ExtensionRef,
+			})
+		}
+		c.filters(at, out, whole)
+	}
+	for i, r := range s.Rules {
+		at := item("spec.rules", i)
+		for j, m := range r.Matches {
+			at := item(at+".matches", j)
+			if g := m.Method; g != nil && given(g.Type) == gatewayv1.GRPCMethodMatchRegularExpression {
+				if text := given(g.Service); text != "" {
+					c.expression(at+".method.service", text)
+				}
+				if text := given(g.Method); text != "" {
+					c.expression(at+".method.method", text)
+				}
+			}
+			for k, h := range m.Headers {
+				c.textMatch(item(at+".headers", k), string(h.Name), h.Value, string(given(h.Type)))
+			}
+		}
+		filters(at, r.Filters, true)
+		for j, b := range r.BackendRefs {
+			c.backend(item(at+".backendRefs", j), b.BackendObjectReference, b.Weight)
+			filters(item(at+".backendRefs", j), b.Filters, false)
+		}
+		c.session(at, r.SessionPersistence)
+	}
+}
+
+func (c *check) kubernetesTLSRoute(s *gatewayv1.TLSRouteSpec) {
+	c.commonRoute(s.CommonRouteSpec, s.Hostnames)
+	c.oneRule(len(s.Rules))
+	for i, r := range s.Rules {
+		for j, b := range r.BackendRefs {
+			c.backend(item(item("spec.rules", i)+".backendRefs", j), b.BackendObjectReference, b.Weight)
+		}
+	}
+}
+
+func (c *check) kubernetesTCPRoute(s *gatewayv1.TCPRouteSpec) {
+	c.commonRoute(s.CommonRouteSpec, nil)
+	c.oneRule(len(s.Rules))
+	for i, r := range s.Rules {
+		for j, b := range r.BackendRefs {
+			c.backend(item(item("spec.rules", i)+".backendRefs", j), b.BackendObjectReference, b.Weight)
+		}
+	}
+}
+
+func (c *check) oneRule(n int) {
+	if n > 1 {
+		c.fail("spec.rules", "%d rules: want one, since connections have nothing to choose by", n)
+	}
+}
+
+func (c *check) referenceGrant(s *gatewayv1.ReferenceGrantSpec) {
+	for i, f := range s.From {
+		if f.Kind == "" || f.Namespace == "" {
+			c.fail(item("spec.from", i), "kind or namespace is missing")
+		}
+	}
+	for i, t := range s.To {
+		if t.Kind == "" {
+			c.fail(item("spec.to", i)+".kind", "is missing")
+		}
+	}
+}
