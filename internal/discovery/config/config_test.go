@@ -11,10 +11,14 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
+const gatewayAPI = "gateway.networking.k8s.io/v1"
+
 // groups has the API versions of kinds that are not in networking.istio.io/v1.
 var groups = map[object.Kind]string{
 	object.Service: "v1", object.Pod: "v1", object.ConfigMap: "v1", object.EndpointSlice: "discovery.k8s.io/v1",
 	object.PeerAuthentication: "security.istio.io/v1", object.AuthorizationPolicy: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1",
+	object.GatewayClass: gatewayAPI, object.KubernetesGateway: gatewayAPI, object.HTTPRoute: gatewayAPI, object.GRPCRoute: gatewayAPI, object.TLSRoute: gatewayAPI,
+	object.TCPRoute: gatewayAPI, object.ReferenceGrant: gatewayAPI,
 }
 
 // parse returns the object with the given YAML after its metadata.
@@ -24,7 +28,7 @@ func parse(t *testing.T, kind object.Kind, body string) object.Object {
 	if group == "" {
 		group = "networking.istio.io/v1"
 	}
-	r := decode.Documents("f.yaml", fmt.Appendf(nil, "apiVersion: %s\nkind: %s\nmetadata: {name: a, namespace: n}\n%s", group, kind, body))
+	r := decode.Documents("f.yaml", fmt.Appendf(nil, "apiVersion: %s\nkind: %s\nmetadata: {name: a, namespace: n}\n%s", group, decode.APIKind(kind), body))
 	if len(r.Objects) != 1 {
 		t.Fatalf("%s: %v", body, r.Problems)
 	}

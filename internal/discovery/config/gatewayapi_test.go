@@ -1,0 +1,58 @@
+package config_test
+
+import (
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+func TestGatewayAPIRules(t *testing.T) {
+	runRules(t, []rule{
+		{object.GatewayClass, "{controllerName: istio.io/gateway-controller}", nil},
+		{object.GatewayClass, "{parametersRef: {group: a, kind: B, name: c}}", []string{"E spec.controllerName: is missing", "W spec.parametersRef: not applied"}},
+		{object.KubernetesGateway, "{gatewayClassName: istio, addresses: [{type: Hostname, value: a}], listeners: [{name: a, port: 80, protocol: HTTP, hostname: '*.a.com', allowedRoutes: {namespaces: {from: All}, kinds: [{kind: HTTPRoute}]}}, {name: b, port: 443, protocol: TLS, tls: {mode: Passthrough}}, {name: c, port: 9, protocol: TCP}]}", nil},
+		{object.KubernetesGateway, "{infrastructure: {labels: {a: b}}, allowedListeners: {}, tls: {backend: {}}, defaultScope: All, addresses: [{value: 1.2.3.4}], listeners: []}", []string{
+			"E spec.gatewayClassName: is missing", "W spec.infrastructure: not applied", "W spec.allowedListeners: not applied", "W spec.tls: not applied", "W spec.defaultScope: not applied", "W spec.addresses[0]: not applied",
+		}},
+		{object.KubernetesGateway, "{gatewayClassName: istio, tls: {frontend: {default: {validation: {caCertificateRefs: []}}}}, listeners: []}", []string{"W spec.tls: not applied", "E spec.tls.frontend: not applied: client certificates"}},
+		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 0, protocol: UDP, hostname: 1.2.3.4}, {name: a, port: 70000, protocol: foo}, {port: 1, protocol: HTTP, tls: {}}, {name: d, port: 1, protocol: HTTPS}]}", []string{
+			"E spec.listeners[0].port: invalid port 0", "E spec.listeners[0].hostname: invalid host name", "W spec.listeners[0].protocol: not applied: UDP",
+			"E spec.listeners[1].port: invalid port 70000", "W spec.listeners[1].protocol: not applied: unknown protocol", "E spec.listeners[2].name: is missing", "E spec.listeners[2].tls: a listener of protocol HTTP has none",
+			"E spec.listeners[3].tls: is missing", `E spec.listeners[1].name: duplicate name "a"`,
+		}},
+		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 1, protocol: HTTPS, tls: {mode: Passthrough, options: {a.b/c: d}}}, {name: b, port: 2, protocol: TLS, tls: {mode: x}}, {name: c, port: 3, protocol: HTTPS, tls: {}}, {name: d, port: 4, protocol: TLS, tls: {certificateRefs: [{name: a}]}}]}", []string{
+			"E spec.listeners[0].tls.mode: Passthrough is for protocol TLS", "W spec.listeners[0].tls.options: not applied", "E spec.listeners[1].tls.mode: invalid mode", "W spec.listeners[2].tls.certificateRefs: not applied: without a certificate",
+			"W spec.listeners[3].tls.certificateRefs: not applied: certificates of Secrets",
+		}},
+		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 1, protocol: HTTP, allowedRoutes: {kinds: [{kind: UDPRoute}], namespaces: {from: Selector}}}, {name: b, port: 1, protocol: HTTP, allowedRoutes: {namespaces: {from: x, selector: {matchExpressions: [{key: a, operator: y}]}}}}]}", []string{
+			"W spec.listeners[0].allowedRoutes.kinds[0]: not applied", "E spec.listeners[0].allowedRoutes.namespaces.selector: is missing",
+			"E spec.listeners[1].allowedRoutes.namespaces.from: invalid value", "E spec.listeners[1].allowedRoutes.namespaces.selector.matchExpressions[0].operator: invalid operator",
+		}},
+		{object.HTTPRoute, "{parentRefs: [{name: a, sectionName: b, port: 80}], hostnames: [a.com], rules: [{matches: [{path: {value: /a}, method: GET, headers: [{name: a, value: b}]}], timeouts: {request: 1m30s}, backendRefs: [{name: a, port: 80}]}]}", nil},
+		{object.HTTPRoute, "{useDefaultGateways: All, parentRefs: [{name: ''}, {name: a, port: 0}, {group: '', kind: Service, name: a}, {kind: Foo, name: a}], hostnames: ['*']}", []string{
+			"W spec.useDefaultGateways: not applied", "E spec.parentRefs[0].name: is missing", "E spec.parentRefs[1].port: invalid port", "W spec.parentRefs[2]: not applied", "W spec.parentRefs[3]: not applied", "E spec.hostnames[0]: invalid host name",
+		}},
+		{object.HTTPRoute, "{rules: [{matches: [{path: {type: Exact, value: a}, headers: [{name: '', value: b}, {name: a, type: x, value: b}], queryParams: [{name: a, type: RegularExpression, value: '('}]}, {path: {type: x}}, {path: {type: RegularExpression, value: '['}}]}]}", []string{
+			"E spec.rules[0].matches[0].path.value: invalid path", "E spec.rules[0].matches[0].headers[0].name: is missing", "E spec.rules[0].matches[0].headers[1].type: invalid type", "E spec.rules[0].matches[0].queryParams[0].value: invalid regular expression",
+			"E spec.rules[0].matches[1].path.type: invalid type", "E spec.rules[0].matches[2].path.value: invalid regular expression",
+		}},
+		{object.HTTPRoute, "{rules: [{timeouts: {request: 1d, backendRequest: '5'}, retry: {codes: [200], backoff: x}, sessionPersistence: {}, backendRefs: [{name: a}, {kind: Foo, name: a}, {name: '', port: 99999, weight: -1}]}]}", []string{
+			"E spec.rules[0].backendRefs[0].port: is missing", "W spec.rules[0].backendRefs[1]: not applied", "E spec.rules[0].backendRefs[2].port: invalid port", "E spec.rules[0].backendRefs[2].weight: invalid weight", "E spec.rules[0].backendRefs[2].name: is missing",
+			"E spec.rules[0].timeouts.request: invalid duration", "E spec.rules[0].timeouts.backendRequest: invalid duration", "E spec.rules[0].retry.backoff: invalid duration", "E spec.rules[0].retry.codes[0]: invalid status", "W spec.rules[0].sessionPersistence: not applied",
+		}},
+		{object.HTTPRoute, "{rules: [{filters: [{type: ExternalAuth}, {type: foo}, {type: CORS}, {type: RequestRedirect, requestRedirect: {scheme: ftp, statusCode: 200, port: 0, path: {type: ReplaceFullPath}}}, {type: URLRewrite, urlRewrite: {path: {type: x}}}, {type: RequestMirror, requestMirror: {backendRef: {name: a}, percent: 101}}], backendRefs: [{name: a, port: 1, filters: [{type: URLRewrite, urlRewrite: {}}]}]}]}", []string{
+			"W spec.rules[0].filters[0]: not applied", "E spec.rules[0].filters[1].type: unknown type", "E spec.rules[0].filters[2]: the filter of type CORS has no settings", "E spec.rules[0].filters[3].requestRedirect.scheme", "E spec.rules[0].filters[3].requestRedirect.statusCode",
+			"E spec.rules[0].filters[3].requestRedirect.port", "E spec.rules[0].filters[3].requestRedirect.path.replaceFullPath: is missing", "E spec.rules[0].filters[4].urlRewrite.path.type", "E spec.rules[0].filters[5].requestMirror.backendRef.port: is missing",
+			"E spec.rules[0].filters[5].requestMirror.percent", "E spec.rules[0].filters: RequestRedirect and URLRewrite", "E spec.rules[0].filters[3]: a rule that redirects", "W spec.rules[0].backendRefs[0].filters[0]: not applied",
+		}},
+		{object.HTTPRoute, "{rules: [{matches: [{path: {type: Exact, value: /a}}], filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /b}}}]}]}", []string{"E spec.rules[0].filters[0]: ReplacePrefixMatch needs"}},
+		{object.GRPCRoute, "{rules: [{matches: [{method: {service: a.B}}], filters: [{type: RequestHeaderModifier, requestHeaderModifier: {remove: [a]}}], backendRefs: [{name: a, port: 1}]}]}", nil},
+		{object.GRPCRoute, "{rules: [{matches: [{method: {type: RegularExpression, service: '(', method: '['}, headers: [{name: a, type: b}]}], filters: [{type: ExtensionRef}], sessionPersistence: {}, backendRefs: [{name: a, port: 1, filters: [{type: RequestMirror, requestMirror: {backendRef: {name: a, port: 1}}}]}]}]}", []string{
+			"E spec.rules[0].matches[0].method.service", "E spec.rules[0].matches[0].method.method", "E spec.rules[0].matches[0].headers[0].type", "W spec.rules[0].filters[0]: not applied", "W spec.rules[0].backendRefs[0].filters[0]: not applied", "W spec.rules[0].sessionPersistence: not applied",
+		}},
+		{object.TLSRoute, "{hostnames: [a.com], rules: [{backendRefs: [{name: a, port: 1}]}, {backendRefs: [{name: a}]}]}", []string{"E spec.rules: 2 rules: want one", "E spec.rules[1].backendRefs[0].port: is missing"}},
+		{object.TCPRoute, "{rules: [{backendRefs: [{name: a, port: 1}]}, {}]}", []string{"E spec.rules: 2 rules: want one"}},
+		{object.ReferenceGrant, "{from: [{group: a, kind: B, namespace: c}], to: [{group: '', kind: Service}]}", nil},
+		{object.ReferenceGrant, "{from: [{kind: B}], to: [{}]}", []string{"E spec.from[0]: kind or namespace is missing", "E spec.to[0].kind: is missing"}},
+	})
+}
