@@ -33,8 +33,12 @@ func (c *Compiler) attachedByHost(r *incr.Reader, p model.RouterPort, servers []
 
 // attachedRoutes translates the routes of the Gateway API for one host of a router.
 func (c *Compiler) attachedRoutes(r *incr.Reader, s mesh.ScopeID, h gatewayHostNamed) []*routev3.Route {
-	in := route.KubernetesInput{Port: h.port, TLS: h.tls, Mesh: c.model.Mesh(r), Caps: s.Value().Caps}
-	in.Rules = c.kubernetesRules(r, h.attached)
+	return c.kubernetesRoutes(r, s, h.attached, route.KubernetesInput{Port: h.port, TLS: h.tls})
+}
+
+// kubernetesRoutes translates routes of the Gateway API, of which in says where they are.
+func (c *Compiler) kubernetesRoutes(r *incr.Reader, s mesh.ScopeID, keys []string, in route.KubernetesInput) []*routev3.Route {
+	in.Mesh, in.Caps, in.Rules = c.model.Mesh(r), s.Value().Caps, c.kubernetesRules(r, keys)
 	in.Backend = func(rule route.KubernetesRule, ref gatewayv1.BackendObjectReference) route.Destination {
 		kind := object.HTTPRoute
 		if rule.GRPC != nil {

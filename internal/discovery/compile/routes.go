@@ -163,6 +163,10 @@ func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 			Destination: resolve, Mesh: m, Caps: k.scope.Value().Caps,
 		})
 	}
+	if keys := c.model.MeshRoutes(r, k.scope, k.host, port); len(routes) == 0 && len(keys) > 0 {
+		routes = c.kubernetesRoutes(r, k.scope, keys, route.KubernetesInput{Port: port})
+		return marshal.Must(route.VirtualHost(route.HostName(k.host, port), domains, routes))
+	}
 	if len(routes) == 0 {
 		if c.model.Service(r, k.scope, k.host) == nil {
 			return nil // the host is only in a VirtualService, without a route for this client and port

@@ -8,6 +8,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 // The rules of this file are those of the Gateway API's definitions and, with "not applied", what of them has no effect. In a
@@ -172,9 +174,11 @@ func (c *check) commonRoute(s gatewayv1.CommonRouteSpec, hostnames []gatewayv1.H
 			c.fail(at+".name", "is missing")
 		case group == gatewayv1.GroupName && kind == "Gateway":
 		case group == "" && kind == "Service":
-			c.warn(at, "not applied: routes are served at Gateways only; use a VirtualService for requests between workloads")
+			if c.key.Kind != object.HTTPRoute && c.key.Kind != object.GRPCRoute {
+				c.warn(at, "not applied: routes of this kind are served at Gateways only; use a VirtualService for connections between workloads")
+			}
 		default:
-			c.warn(at, "not applied: a parent of kind %.100q is none that is served: want Gateway", kind)
+			c.warn(at, "not applied: a parent of kind %.100q is none that is served: want Gateway or Service", kind)
 		}
 	}
 	for i, h := range hostnames {

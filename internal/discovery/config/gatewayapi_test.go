@@ -30,7 +30,7 @@ func TestGatewayAPIRules(t *testing.T) {
 		}},
 		{object.HTTPRoute, "{parentRefs: [{name: a, sectionName: b, port: 80}], hostnames: [a.com], rules: [{matches: [{path: {value: /a}, method: GET, headers: [{name: a, value: b}]}], timeouts: {request: 1m30s}, backendRefs: [{name: a, port: 80}]}]}", nil},
 		{object.HTTPRoute, "{useDefaultGateways: All, parentRefs: [{name: ''}, {name: a, port: 0}, {group: '', kind: Service, name: a}, {kind: Foo, name: a}], hostnames: ['*']}", []string{
-			"W spec.useDefaultGateways: not applied", "E spec.parentRefs[0].name: is missing", "E spec.parentRefs[1].port: invalid port", "W spec.parentRefs[2]: not applied", "W spec.parentRefs[3]: not applied", "E spec.hostnames[0]: invalid host name",
+			"W spec.useDefaultGateways: not applied", "E spec.parentRefs[0].name: is missing", "E spec.parentRefs[1].port: invalid port", "W spec.parentRefs[3]: not applied", "E spec.hostnames[0]: invalid host name",
 		}},
 		{object.HTTPRoute, "{rules: [{matches: [{path: {type: Exact, value: a}, headers: [{name: '', value: b}, {name: a, type: x, value: b}], queryParams: [{name: a, type: RegularExpression, value: '('}]}, {path: {type: x}}, {path: {type: RegularExpression, value: '['}}]}]}", []string{
 			"E spec.rules[0].matches[0].path.value: invalid path", "E spec.rules[0].matches[0].headers[0].name: is missing", "E spec.rules[0].matches[0].headers[1].type: invalid type", "E spec.rules[0].matches[0].queryParams[0].value: invalid regular expression",

@@ -288,6 +288,23 @@ func (c *comparison) compareVirtuals() {
 	for _, host := range slices.Sorted(maps.Keys(c.services)) {
 		c.dependent(destinationBucket(host))
 	}
+	c.compareMeshRoutes()
+}
+
+// compareMeshRoutes adds the hosts with routes of the Gateway API that the client's namespace has for Services of others, and
+// those whose routes lead to a service that differs.
+func (c *comparison) compareMeshRoutes() {
+	add := func(bucket string) {
+		for _, k := range incr.In(c.r, c.tables.routes, bucket) {
+			for _, host := range k.services {
+				c.routes[host] = true
+			}
+		}
+	}
+	add(namespaceBucket(c.client))
+	for _, host := range slices.Sorted(maps.Keys(c.services)) {
+		add(destinationBucket(host))
+	}
 }
 
 // dependent adds the hosts whose VirtualService is one of a bucket.

@@ -45,6 +45,8 @@ type KubernetesRoute struct {
 	HTTP      *gatewayv1.HTTPRouteSpec
 	GRPC      *gatewayv1.GRPCRouteSpec
 	Backends  []gatewayv1.BackendRef
+	// services are the hosts of the parents that are Services.
+	services []string
 }
 
 // gatewayListener says which routes may attach to a listener.
@@ -151,8 +153,20 @@ func (m *Model) putRoute(o *object.Object, row *KubernetesRoute, common gatewayv
 	}
 	var buckets []string
 	for _, p := range common.ParentRefs {
-		if isGateway(p) {
-			buckets = append(buckets, gatewayBucket(cmp.Or(string(value(p.Namespace)), o.Namespace)+"/"+string(p.Name)))
+		switch ns := cmp.Or(string(value(p.Namespace)), o.Namespace); {
+		case isGateway(p):
+			buckets = append(buckets, gatewayBucket(ns+"/"+string(p.Name)))
+		case isService(p):
+			row.services = append(row.services, m.serviceHost(ns, string(p.Name)))
+		}
+	}
+	if len(row.services) > 0 {
+		buckets = append(buckets, namespaceBucket(o.Namespace))
+		for _, h := range row.services {
+			buckets = append(buckets, parentBucket(h))
+		}
+		for _, b := range row.backends() {
+			buckets = append(buckets, destinationBucket(m.serviceHost(cmp.Or(string(value(b.Namespace)), o.Namespace), string(b.Name))))
 		}
 	}
 	m.tables.routes.Put(routeKey(o.Key), row, buckets...)
@@ -160,6 +174,91 @@ func (m *Model) putRoute(o *object.Object, row *KubernetesRoute, common gatewayv
 
 func isGateway(p gatewayv1.ParentReference) bool {
 	return (p.Group == nil || *p.Group == gatewayAPI) && (p.Kind == nil || *p.Kind == "Gateway")
+}
+
+func isService(p gatewayv1.ParentReference) bool {
+	return p.Group != nil && *p.Group == "" && p.Kind != nil && *p.Kind == "Service"
+}
+
+// parentBucket is the bucket of the routes whose parent is the Service of a host.
+func parentBucket(host string) string { return "svc:" + host }
+
+func (m *Model) serviceHost(namespace, name string) string {
+	return mesh.HostName(name + "." + namespace + ".svc." + m.domain)
+}
+
+// backends returns what the rules of an HTTPRoute or a GRPCRoute refer to.
+func (k *KubernetesRoute) backends() (out []gatewayv1.BackendObjectReference) {
+	if k.HTTP != nil {
+		for _, rule := range k.HTTP.Rules {
+			for _, b := range rule.BackendRefs {
+				out = append(out, b.BackendObjectReference)
+			}
+			for _, f := range rule.Filters {
+				if f.RequestMirror != nil {
+					out = append(out, f.RequestMirror.BackendRef)
+				}
+			}
+		}
+	}
+	if k.GRPC != nil {
+		for _, rule := range k.GRPC.Rules {
+			for _, b := range rule.BackendRefs {
+				out = append(out, b.BackendObjectReference)
+			}
+			for _, f := range rule.Filters {
+				if f.RequestMirror != nil {
+					out = append(out, f.RequestMirror.BackendRef)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// MeshRoutes returns the keys of the routes whose parent is the Service of a host, at a port, oldest first: those of the
+// client's namespace if there are any, else those of the Service's own. [control-plane 1.11.8]
+func (m *Model) MeshRoutes(r *incr.Reader, s mesh.ScopeID, host string, port uint32) []string {
+	rows := incr.In(r, m.tables.routes, parentBucket(host))
+	svc := m.Service(r, s, host)
+	if svc == nil || !svc.Source.Kubernetes {
+		return nil
+	}
+	var producer, consumer []*KubernetesRoute
+	for _, k := range rows {
+		if (k.HTTP == nil && k.GRPC == nil) || !m.parentOf(k, host, port) {
+			continue
+		}
+		switch k.Namespace {
+		case svc.Namespace:
+			producer = append(producer, k)
+		case s.Value().Namespace:
+			consumer = append(consumer, k)
+		}
+	}
+	if len(consumer) > 0 {
+		producer = consumer
+	}
+	slices.SortFunc(producer, func(a, b *KubernetesRoute) int {
+		switch {
+		case a.Row == b.Row:
+			return cmp.Compare(a.Kind, b.Kind)
+		case a.Older(b.Row):
+			return -1
+		}
+		return 1
+	})
+	var out []string
+	for _, k := range producer {
+		out = append(out, k.RowKey())
+	}
+	return out
+}
+
+func (m *Model) parentOf(k *KubernetesRoute, host string, port uint32) bool {
+	return slices.ContainsFunc(k.Parents, func(p gatewayv1.ParentReference) bool {
+		return isService(p) && m.serviceHost(cmp.Or(string(value(p.Namespace)), k.Namespace), string(p.Name)) == host && (p.Port == nil || uint32(*p.Port) == port)
+	})
 }
 
 // KubernetesRoute returns a route by the key of its row, nil if there is none.
