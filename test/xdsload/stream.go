@@ -185,6 +185,14 @@ func (s *stream) receive() {
 			s.fleet.received(s, &r)
 			err = s.take(&r)
 			r.release()
+			for errors.Is(err, io.EOF) {
+				// A request could not be sent since the stream has ended. Receiving tells why, after what was sent before.
+				if ended := s.call.RecvMsg(&r); ended != nil {
+					err = ended
+					break
+				}
+				r.release()
+			}
 		}
 		if err != nil {
 			if !s.isClosing() {
