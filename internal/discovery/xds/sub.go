@@ -127,9 +127,10 @@ type flight struct {
 	sotw       bool
 	nonce      string
 	generation uint64
-	upserts    []*Resource
-	removed    []string // names in the response
-	absent     []string // names in the response that nothing has
+	list       []*Resource // in the response; nil where whole is set
+	whole      TypeView    // that the response has all of, and nothing else; zero if list says what it has
+	removed    []string    // names in the response
+	absent     []string    // names in the response that nothing has
 	gone       []*Resource
 	forced     *nameSet // what was asked for anew
 	// fresh are those of them that a delta client was not subscribed to before.
@@ -169,10 +170,24 @@ func (f *flight) beforeAlone(name string) *Resource {
 	return f.had.Get(name)
 }
 
+// upserts are the resources in the response, in order of names.
+func (f *flight) upserts() []*Resource {
+	if f.whole != (TypeView{}) {
+		return f.whole.list()
+	}
+	return f.list
+}
+
+// share lets go of the list of a response that has all of a view: it is as long as the view, and of this stream alone.
+func (f *flight) share(view TypeView) { f.list, f.whole = nil, view }
+
 // upsert is the resource of that name in the response, or nil.
 func (f *flight) upsert(name string) *Resource {
-	if i, ok := slices.BinarySearchFunc(f.upserts, name, byName); ok {
-		return f.upserts[i]
+	if f.whole != (TypeView{}) {
+		return f.whole.Get(name)
+	}
+	if i, ok := slices.BinarySearchFunc(f.list, name, byName); ok {
+		return f.list[i]
 	}
 	return nil
 }
@@ -181,7 +196,7 @@ func (f *flight) upsert(name string) *Resource {
 func (f *flight) has(name string) bool {
 	_, removed := slices.BinarySearch(f.removed, name)
 	_, absent := slices.BinarySearch(f.absent, name)
-	return removed || absent || hasResource(f.upserts, name)
+	return removed || absent || f.upsert(name) != nil
 }
 
 // changes says whether a resource of the response is new to the client, or changed.
@@ -193,7 +208,7 @@ func (f *flight) changes(r *Resource) bool {
 // replaced says whether the response takes the place of something that names a cluster.
 func (f *flight) replaced(cluster string) bool {
 	return slices.ContainsFunc(f.gone, func(r *Resource) bool { return r.refersTo(cluster) }) ||
-		slices.ContainsFunc(f.upserts, func(r *Resource) bool {
+		slices.ContainsFunc(f.upserts(), func(r *Resource) bool {
 			old := f.before(r.Name)
 			return old != nil && !same(old, r) && old.refersTo(cluster)
 		})

@@ -48,7 +48,7 @@ func (s *Sub) landed(c *typeState, f *flight) (from uint64) {
 // acked handles the acceptance of a response.
 func (s *Sub) acked(c *typeState, t Type, f *flight) {
 	if len(c.refused) > 0 {
-		for _, u := range f.upserts {
+		for _, u := range f.upserts() {
 			if c.refused[u.Name].version == u.Version {
 				delete(c.refused, u.Name)
 			}
@@ -58,7 +58,7 @@ func (s *Sub) acked(c *typeState, t Type, f *flight) {
 		}
 	}
 	if len(c.left) > 0 {
-		for _, u := range f.upserts {
+		for _, u := range f.upserts() {
 			delete(c.left, u.Name)
 		}
 	}
@@ -127,7 +127,7 @@ func (c *typeState) setHave(have, view TypeView, f *flight, withheld map[string]
 			keep(n, nil) // it was told so, even if have holds it still
 		}
 		if f.sotw {
-			for _, n := range f.forced.besides(f.upserts) {
+			for _, n := range f.forced.besides(f.upserts()) {
 				keep(n, nil) // it asked for that and was not sent it
 			}
 		}

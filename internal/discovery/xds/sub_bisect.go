@@ -83,9 +83,9 @@ func (c *typeState) prune(upserts []*Resource) {
 func (f *flight) suspects(delta bool) []*Resource {
 	if !delta {
 		// The others are in it because it has to be complete.
-		if list := slices.DeleteFunc(slices.Clone(f.upserts), func(r *Resource) bool { return !f.changes(r) }); len(list) > 0 {
+		if list := slices.DeleteFunc(slices.Clone(f.upserts()), func(r *Resource) bool { return !f.changes(r) }); len(list) > 0 {
 			return list
 		}
 	}
-	return f.upserts
+	return f.upserts()
 }

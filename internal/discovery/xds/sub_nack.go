@@ -46,7 +46,7 @@ const cannotBind = "cannot bind"
 // resource, and is not sent it again before it changes. Where the message names none, the response
 // is sent again in parts.
 func (s *Sub) nacked(c *typeState, r Request, f *flight) {
-	named := blame(f.upserts, r.Message)
+	named := blame(f.upserts(), r.Message)
 	e := Nacked{Type: r.Type, Nonce: f.nonce, Message: r.Message}
 	if len(named) == 0 {
 		suspects := f.suspects(s.delta)
@@ -84,7 +84,7 @@ func (s *Sub) nacked(c *typeState, r Request, f *flight) {
 			c.close(b.resource)
 		}
 	}
-	for _, u := range f.upserts {
+	for _, u := range f.upserts() {
 		if c.refused[u.Name].version == u.Version && !slices.Contains(e.Names, u.Name) {
 			delete(c.refused, u.Name) // of several, Envoy names all that it refuses
 		}

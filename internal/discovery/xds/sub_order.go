@@ -13,7 +13,7 @@ import (
 // clustersSent notes the clusters in a response. Those that are new or changed are to be waited for;
 // in SotW the client passes over the others.
 func (s *Sub) clustersSent(f *flight) {
-	sent := f.upserts
+	sent := f.upserts()
 	if !s.delta {
 		sent = slices.DeleteFunc(slices.Clone(sent), func(r *Resource) bool { return !f.changes(r) })
 	}
@@ -83,7 +83,7 @@ func (s *Sub) clustersAnswered(from, to uint64) {
 
 // assignmentsSent notes which assignments a response has brought.
 func (s *Sub) assignmentsSent(f *flight) {
-	list := search{list: f.upserts}
+	list := search{list: f.upserts()}
 	s.warming.eachOwed(func(i int, needs string) bool {
 		if _, removed := slices.BinarySearch(f.removed, needs); removed || list.has(needs) {
 			s.warming.sent(i)

@@ -157,7 +157,7 @@ func (s *Sub) sendType(t Type) {
 	}
 	f := &flight{sotw: !s.delta, generation: s.cur.Generation, since: s.now, had: c.have, hadKept: maps.Clone(c.kept), gone: removed}
 	s.content(t, f, d, target, withheld)
-	if s.empty(c, f) || c.due && held && len(f.upserts) == 0 {
+	if s.empty(c, f) || c.due && held && len(f.upserts()) == 0 {
 		return // all of it waits
 	}
 	s.seq++
@@ -177,14 +177,18 @@ func (s *Sub) sendType(t Type) {
 	case t == EDS:
 		s.assignmentsSent(f)
 	case t == RDS:
-		s.routesSent(f.upserts)
+		s.routesSent(f.upserts())
 	case t == VHDS:
 		s.hostsSent(f)
 	}
 	c.setHave(target, cur, f, withheld)
-	send := Send{Type: t, Generation: f.generation, Upserts: f.upserts, Removed: f.removed, Absent: f.absent, Nonce: f.nonce, from: cur}
+	send := Send{Type: t, Generation: f.generation, Upserts: f.upserts(), Removed: f.removed, Absent: f.absent, Nonce: f.nonce, from: cur}
 	f.own = s.privateSize(send)
 	s.emit(send)
+	if c.wildcard && len(withheld) == 0 && target == cur && len(f.list) == cur.Len() {
+		f.share(cur)
+		c.memo = computed{} // which has the same list
+	}
 }
 
 // empty says whether a response would tell the client nothing: no request is answered by it, and
@@ -194,11 +198,11 @@ func (s *Sub) empty(c *typeState, f *flight) bool {
 	case c.due:
 		return false
 	case s.delta:
-		return len(f.upserts) == 0 && len(f.removed) == 0 && len(f.absent) == 0
+		return len(f.upserts()) == 0 && len(f.removed) == 0 && len(f.absent) == 0
 	case !c.wildcard:
-		return len(f.upserts) == 0
+		return len(f.upserts()) == 0
 	}
-	return len(f.gone) == 0 && c.forced.len() == 0 && !slices.ContainsFunc(f.upserts, f.changes)
+	return len(f.gone) == 0 && c.forced.len() == 0 && !slices.ContainsFunc(f.upserts(), f.changes)
 }
 
 // answeredBy takes out of the requests what a response answers. What is still withheld of a SotW
@@ -209,7 +213,7 @@ func (c *typeState) answeredBy(f *flight, delta bool) {
 	}
 	f.forced, c.forced = c.forced, nil
 	if delta && f.forced.len() > 0 {
-		left := slices.DeleteFunc(f.forced.besides(f.upserts), f.has)
+		left := slices.DeleteFunc(f.forced.besides(f.upserts()), f.has)
 		c.forced = c.forced.with(newNameSet(left, 0), nil)
 	}
 	f.fresh, c.fresh = c.fresh, nil
@@ -361,12 +365,12 @@ func (c *typeState) corrected(d *Delta, view TypeView) *Delta {
 func (s *Sub) content(t Type, f *flight, d *Delta, target TypeView, withheld map[string]*Resource) {
 	c := &s.states[t]
 	if !s.delta && (types[t].wildcard || c.due) {
-		f.upserts = s.state(t, target, withheld)
+		f.list = s.state(t, target, withheld)
 		return
 	}
-	f.upserts = c.subscribed(d.Upserts)
+	f.list = c.subscribed(d.Upserts)
 	if len(withheld) > 0 {
-		f.upserts = slices.DeleteFunc(slices.Clone(f.upserts), func(r *Resource) bool { _, ok := withheld[r.Name]; return ok })
+		f.list = slices.DeleteFunc(slices.Clone(f.upserts()), func(r *Resource) bool { _, ok := withheld[r.Name]; return ok })
 	}
 	for _, r := range f.gone {
 		f.removed = append(f.removed, r.Name)
@@ -385,7 +389,7 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 	c := &s.states[t]
 	var more []*Resource
 	answer := func(name string) {
-		if hasResource(f.upserts, name) {
+		if hasResource(f.upserts(), name) {
 			return // at a start that is all of them
 		}
 		if _, waits := withheld[name]; waits || !c.tries(name) {
@@ -400,7 +404,7 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 			more = append(more, r)
 		}
 	}
-	for _, n := range c.forced.besides(f.upserts) {
+	for _, n := range c.forced.besides(f.upserts()) {
 		answer(n)
 	}
 	if t == VHDS {
@@ -409,7 +413,7 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 		}
 	}
 	if t == EDS {
-		sent := search{list: f.upserts}
+		sent := search{list: f.upserts()}
 		s.warming.eachOwed(func(_ int, n string) bool {
 			if sent.has(n) || !c.has(n) || !c.tries(n) {
 				return true
@@ -427,9 +431,9 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 		})
 	}
 	if len(more) > 0 {
-		f.upserts = slices.Concat(f.upserts, more)
-		slices.SortFunc(f.upserts, order)
-		f.upserts = slices.CompactFunc(f.upserts, func(a, b *Resource) bool { return a.Name == b.Name })
+		f.list = slices.Concat(f.upserts(), more)
+		slices.SortFunc(f.upserts(), order)
+		f.list = slices.CompactFunc(f.upserts(), func(a, b *Resource) bool { return a.Name == b.Name })
 	}
 }
 

@@ -115,7 +115,7 @@ func (c *typeState) forgiveTakers(f *flight) {
 			}
 		}
 	}
-	for _, r := range f.upserts {
+	for _, r := range f.upserts() {
 		if old := f.before(r.Name); old != nil {
 			note(old, r.domains())
 		}

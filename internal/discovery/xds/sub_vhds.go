@@ -216,7 +216,7 @@ func (s *Sub) hostsSent(f *flight) {
 		return
 	}
 	told := map[string]bool{}
-	for _, r := range f.upserts {
+	for _, r := range f.upserts() {
 		told[routesOf(r.Name)] = true
 	}
 	for _, n := range f.removed {
