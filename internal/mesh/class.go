@@ -55,23 +55,26 @@ const (
 	// RBAC: envoy.filters.http.rbac, and NetworkRBAC: envoy.filters.network.rbac.
 	RBAC
 	NetworkRBAC
+	// ProxyProtocol: envoy.transport_sockets.upstream_proxy_protocol.
+	ProxyProtocol
 )
 
 // Has reports whether all bits of x are set in c.
 func (c Capability) Has(x Capability) bool { return c&x == x }
 
 var extensionBits = map[string]Capability{
-	"envoy.filters.http.set_filter_state":        FilterState,
-	"envoy.filters.http.grpc_stats":              GRPCStats,
-	"envoy.filters.http.fault":                   Fault,
-	"envoy.filters.http.cors":                    CORS,
-	"envoy.filters.http.rbac":                    RBAC,
-	"envoy.filters.network.rbac":                 NetworkRBAC,
-	"envoy.filters.listener.http_inspector":      HTTPInspector,
-	"envoy.retry_host_predicates.previous_hosts": PreviousHosts,
-	"envoy.request_id.uuid":                      RequestIDUUID,
-	"envoy.network.dns_resolver.cares":           CaresDNS,
-	"envoy.retry_priorities.previous_priorities": PreviousPriorities,
+	"envoy.filters.http.set_filter_state":             FilterState,
+	"envoy.filters.http.grpc_stats":                   GRPCStats,
+	"envoy.filters.http.fault":                        Fault,
+	"envoy.filters.http.cors":                         CORS,
+	"envoy.filters.http.rbac":                         RBAC,
+	"envoy.filters.network.rbac":                      NetworkRBAC,
+	"envoy.transport_sockets.upstream_proxy_protocol": ProxyProtocol,
+	"envoy.filters.listener.http_inspector":           HTTPInspector,
+	"envoy.retry_host_predicates.previous_hosts":      PreviousHosts,
+	"envoy.request_id.uuid":                           RequestIDUUID,
+	"envoy.network.dns_resolver.cares":                CaresDNS,
+	"envoy.retry_priorities.previous_priorities":      PreviousPriorities,
 }
 
 // policyBits are the bits of policies by their names in COMPLIANCE_POLICY.
@@ -172,6 +175,8 @@ type Location struct {
 	Locality         Locality
 	// Node is the proxy's Node; empty if no service prefers endpoints of the client's own.
 	Node string
+	// Labels are those of the proxy's labels by which a failoverPriority ranks endpoints, in the canonical form "a=b,c=d".
+	Labels string
 }
 
 // LocationID is an interned Location, like ScopeID.

@@ -105,6 +105,7 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		split.gateways = c.model.NetworkGateways(r)
 	}
 	instances := c.model.Instances(r, in.service.Key)
+	ranked := localityOf(in.locality).GetFailoverPriority() // not with distribute, which config refuses
 	families := in.families
 	if !slices.ContainsFunc(instances, func(i *model.Instance) bool { return len(addressesOf(i, families)) > 0 }) {
 		families = 0 // nothing can be reached: the error of the connection says more than none
@@ -121,6 +122,9 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		}
 		name, revision := canonicalService(i)
 		e.Workload = strings.Join([]string{i.Workload, i.Namespace, name, revision, i.ClusterID}, ";")
+		if len(ranked) > 0 {
+			e.Priority = labelPriority(in.location, i, ranked)
+		}
 		if in.passthrough && (!e.TLS || in.network != "" && i.Network != "" && i.Network != in.network) {
 			continue // what arrives is for this network, and is mutual TLS
 		}
@@ -144,6 +148,7 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		for i := range out {
 			out[i].Priority = nearness(in.location, out[i], in.locality == nearNode)
 		}
+	case len(ranked) > 0: // done
 	case l != nil:
 		for i := range out {
 			out[i].Priority = priority(in.location.Locality, out[i].Locality, l)
@@ -208,7 +213,48 @@ func ranking(locality string, l mesh.Location) mesh.Location {
 	case near:
 		return mesh.Location{Network: l.Network, Locality: l.Locality}
 	}
-	return mesh.Location{Locality: l.Locality}
+	names := localityOf(locality).GetFailoverPriority()
+	if len(names) == 0 {
+		return mesh.Location{Locality: l.Locality}
+	}
+	used := unpairs(l.Labels)
+	maps.DeleteFunc(used, func(name, _ string) bool { return !slices.Contains(names, name) })
+	l.Labels, l.Node = pairs(used), ""
+	return l
+}
+
+// labelPriority returns the priority of an endpoint by a failoverPriority: one more for each of the labels that is left from
+// the first on in which the endpoint and the client, or the value that the list gives, differ. [control-plane 1.8.5]
+func labelPriority(client mesh.Location, i *model.Instance, names []string) uint32 {
+	own := unpairs(client.Labels)
+	for at, name := range names {
+		name, want, given := strings.Cut(name, "=")
+		var have string
+		mine := own[name]
+		switch name {
+		case model.LabelRegion:
+			have, mine = i.Locality.Region, client.Locality.Region
+		case model.LabelZone:
+			have, mine = i.Locality.Zone, client.Locality.Zone
+		case model.LabelSubzone:
+			have, mine = i.Locality.Subzone, client.Locality.Subzone
+		case model.LabelNetwork:
+			have, mine = i.Network, client.Network
+		case model.LabelCluster:
+			have, mine = i.ClusterID, client.Cluster
+		case model.LabelHostname:
+			have = i.Node
+		default:
+			have = i.Labels[name]
+		}
+		if !given {
+			want = mine
+		}
+		if have != want {
+			return uint32(len(names) - at)
+		}
+	}
+	return 0
 }
 
 // prefersNear reports whether a service's own preference is in force: a DestinationRule's setting takes precedence, and
@@ -230,7 +276,7 @@ func localityText(s *model.Service, p *networking.TrafficPolicy, m *meshv1.MeshC
 	if len(l.GetDistribute()) == 0 && !cluster.Failover(p, m) {
 		return ""
 	}
-	return "on " + string(marshal.Must(&networking.LocalityLoadBalancerSetting{Distribute: l.GetDistribute(), Failover: l.GetFailover()}))
+	return "on " + string(marshal.Must(&networking.LocalityLoadBalancerSetting{Distribute: l.GetDistribute(), Failover: l.GetFailover(), FailoverPriority: l.GetFailoverPriority()}))
 }
 
 // localityOf parses a localityText, nil for "".

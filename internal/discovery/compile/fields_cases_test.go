@@ -168,6 +168,7 @@ spec: {hosts: [b], http: [{match: [{uri: {prefix: /v1}}], route: [{destination: 
 		`loadBalancer: {simple: ROUND_ROBIN, warmup: {duration: 10s}}`,
 		`loadBalancer: {simple: ROUND_ROBIN}`,
 		`loadBalancer: {localityLbSetting: {failover: [{from: r1, to: r2}]}}, outlierDetection: {}`,
+		`loadBalancer: {localityLbSetting: {}}, outlierDetection: {}`,
 		`loadBalancer: {localityLbSetting: {distribute: [{from: r1/*, to: {"r2/*": 100}}]}}`,
 		`loadBalancer: {consistentHash: {httpHeaderName: x-user}}`,
 		`loadBalancer: {consistentHash: {httpCookie: {name: user, attributes: [{name: SameSite}]}}}`,
@@ -314,7 +315,7 @@ var fieldValues = map[string][]string{
 	"corsPolicy.allowMethods": {"PUT"}, "request.set": {"x=y"}, "request.add": {"x=y"}, "response.set": {"x=y"}, "response.add": {"x=y"},
 
 	"DestinationRule.host": {"a"}, "workloadSelector.matchLabels": {"app=a"}, "subsets.labels": {"version=v2"},
-	"distribute.from": {"r1/z1", "r9/*"}, "distribute.to": {"r3/*=100"}, "failover.from": {"r9"}, "failover.to": {"r3"},
+	"distribute.from": {"r1/z1", "r9/*"}, "distribute.to": {"r3/*=100"}, "failoverPriority": {"topology.kubernetes.io/region=r3"}, "failover.from": {"r9"}, "failover.to": {"r3"},
 	"consistentHash.maglev.tableSize": {"17"}, "outlierDetectionHttpErrorCodes": {"404"}, "warmup.aggression": {"2"},
 
 	"ServiceEntry.hosts": {"other.example.com"}, "ServiceEntry.addresses": {"10.97.0.1"}, "ports.protocol": {"GRPC"}, "ports.name": {"tcp-x"},

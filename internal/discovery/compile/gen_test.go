@@ -282,7 +282,13 @@ func (d *dice) destinationRule() *networking.DestinationRule {
 		r.WorkloadSelector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
 	}
 	policy := func() *networking.TrafficPolicy {
-		switch d.roll(6) {
+		switch d.roll(8) {
+		case 5:
+			return &networking.TrafficPolicy{OutlierDetection: &networking.OutlierDetection{}, LoadBalancer: &networking.LoadBalancerSettings{
+				LocalityLbSetting: &networking.LocalityLoadBalancerSetting{FailoverPriority: []string{pick(d, "app", "version=v1"), pick(d, "version", "topology.kubernetes.io/region")}},
+			}}
+		case 6:
+			return &networking.TrafficPolicy{ProxyProtocol: &networking.TrafficPolicy_ProxyProtocol{Version: networking.TrafficPolicy_ProxyProtocol_VERSION(d.roll(2))}}
 		case 4:
 			return &networking.TrafficPolicy{ConnectionPool: &networking.ConnectionPoolSettings{Tcp: &networking.ConnectionPoolSettings_TCPSettings{
 				IdleTimeout: durationpb.New(time.Duration(1+d.roll(3)) * time.Minute),

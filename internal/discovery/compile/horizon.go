@@ -61,6 +61,7 @@ func (h *horizon) join(direct []cluster.Endpoint) []cluster.Endpoint {
 	}
 	type at struct {
 		locality mesh.Locality
+		priority uint32
 		address  string
 		port     uint32
 	}
@@ -68,12 +69,12 @@ func (h *horizon) join(direct []cluster.Endpoint) []cluster.Endpoint {
 	for _, f := range h.far {
 		share := max(uint64(max(f.endpoint.Weight, 1))*h.scale/uint64(len(f.through)), 1)
 		for _, g := range f.through {
-			k := at{f.endpoint.Locality, g.Address, g.Port}
+			k := at{f.endpoint.Locality, f.endpoint.Priority, g.Address, g.Port}
 			i, known := index[k]
 			if !known {
 				i = len(direct)
 				index[k] = i
-				direct = append(direct, cluster.Endpoint{Address: g.Address, Port: g.Port, Locality: f.endpoint.Locality, Network: f.endpoint.Network, TLS: true, Gateway: true})
+				direct = append(direct, cluster.Endpoint{Address: g.Address, Port: g.Port, Locality: f.endpoint.Locality, Priority: f.endpoint.Priority, Network: f.endpoint.Network, TLS: true, Gateway: true})
 			}
 			direct[i].Weight = clamp(uint64(direct[i].Weight) + share)
 		}

@@ -31,7 +31,7 @@ func TestDestinationRule(t *testing.T) {
 		policy("outlierDetection: {maxEjectionPercent: 101, minHealthPercent: -1, consecutiveErrors: 5, consecutiveLocalOriginFailures: 5}", "E .outlierDetection.maxEjectionPercent: invalid number 101",
 			"E .outlierDetection.minHealthPercent: invalid number -1", "E .outlierDetection.consecutiveLocalOriginFailures: needs splitExternal", "W .outlierDetection.consecutiveErrors: not applied"),
 		policy("retryBudget: {percent: 101, budgetInterval: 0s}, tunnel: {targetHost: a, targetPort: 1}, proxyProtocol: {}", "E .retryBudget.percent: invalid number 101", "E .retryBudget.budgetInterval: invalid duration 0s",
-			"W .tunnel: not applied", "W .proxyProtocol: not applied"),
+			"W .tunnel: not applied"),
 	})
 }
 
@@ -70,10 +70,10 @@ func TestLoadBalancer(t *testing.T) {
 		hash("useSourceIp: true, ringHash: {minimumRingSize: 9000000}", "E ..ringHash.minimumRingSize: invalid size 9000000"),
 		hash("useSourceIp: true, maglev: {tableSize: 65536}", "E ..maglev.tableSize: invalid size 65536: want a prime number"),
 		policy("loadBalancer: {localityLbSetting: {failover: [{from: a, to: b}]}}", "W .loadBalancer.localityLbSetting: failover needs outlierDetection:"),
-		locality("distribute: [{from: a/b/*, to: {a/b/c: 60, '*': 40}}]"), locality("failoverPriority: [topology.istio.io/network, a=b], failover: [{from: a, to: b}]", "W ..failoverPriority: not applied"),
+		locality("distribute: [{from: a/b/*, to: {a/b/c: 60, '*': 40}}]"), locality("failoverPriority: [topology.istio.io/network, a=b], failover: [{from: a, to: b}]"),
 		locality("distribute: [{from: a/*/b, to: {a: 50, b/c/d/e: 0}}, {from: a/*/b, to: {'': 100}}], failover: [{from: a, to: a}, {from: a/b, to: c}]", "E .: distribute and failover are mutually exclusive",
 			"E ..distribute[0].from: invalid locality \"a/*/b\"", "E ..distribute[0].to[b/c/d/e]: invalid locality \"b/c/d/e\"", "E ..distribute[0].to[b/c/d/e]: invalid weight 0", "E ..distribute[0].to: invalid sum of weights 50",
 			"E ..distribute[1].from: invalid locality \"a/*/b\"", "E ..distribute[1].to[]: invalid locality \"\"", "E ..distribute[1].from: duplicate \"a/*/b\"", "E ..failover[0].to: is the same as from", "E ..failover[1].from: invalid region \"a/b\""),
-		locality("failoverPriority: [a b]", "E ..failoverPriority[0][a b]: invalid label name", "W ..failoverPriority: not applied"),
+		locality("failoverPriority: [a b]", "E ..failoverPriority[0][a b]: invalid label name"),
 	})
 }

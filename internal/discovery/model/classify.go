@@ -66,6 +66,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	if pod != nil && m.nodesMatter(r) {
 		location.Node = pod.Spec.NodeName
 	}
+	location.Labels = m.rankingLabels(r, labels, pod)
 	workload := mesh.Workload{
 		// Policies restrict: they hold for a proxy whatever else it is refused.
 		Namespace: k.Namespace, Services: services, Policies: m.selecting(r, k.Namespace, labels),

@@ -43,6 +43,9 @@ var kinds = map[object.Kind]kindRow{
 	object.DestinationRule: stored(func(m *Model, o *object.Object, spec *networking.DestinationRule) {
 		d := &DestinationRule{Row: rowOf(o), Host: mesh.FullHost(spec.Host, o.Namespace, m.domain), Spec: spec}
 		buckets := append(exportBuckets(spec.ExportTo, o.Namespace), hostBucket(d.Host), namespaceBucket(o.Namespace))
+		if ranksByLabels(spec) {
+			buckets = append(buckets, failoverPriority)
+		}
 		m.tables.dests.Put(rowKey(o.Key), d, append(buckets, selectorBucket(spec.GetWorkloadSelector().GetMatchLabels()))...)
 	}, func(m *Model, k object.Key) { m.tables.dests.Delete(rowKey(k)) }),
 	object.PeerAuthentication: stored(func(m *Model, o *object.Object, spec *security.PeerAuthentication) {

@@ -125,7 +125,7 @@ func Build(in Input) *clusterv3.Cluster {
 	setPool(c, in)
 	setOutlier(c, in.Policy.GetOutlierDetection())
 	opts := protocolOptions(in)
-	if !setTLS(c, in, opts) {
+	if !setTLS(c, in, opts) || !setProxyProtocol(c, in) {
 		closeCluster(c)
 	}
 	opts.attach(c)

@@ -42,7 +42,7 @@ var resolutions = map[string]cluster.Resolution{
 	"": cluster.EDS, "StrictDNS": cluster.StrictDNS, "LogicalDNS": cluster.LogicalDNS, "OriginalDst": cluster.OriginalDst,
 }
 
-var capWords = map[string]mesh.Capability{"v4": mesh.IPv4, "v6": mesh.IPv6, "cares": mesh.CaresDNS, "fips-140-2": mesh.FIPS1402, "fips-140-3": mesh.FIPS1403, "pqc": mesh.PQC}
+var capWords = map[string]mesh.Capability{"v4": mesh.IPv4, "v6": mesh.IPv6, "cares": mesh.CaresDNS, "fips-140-2": mesh.FIPS1402, "fips-140-3": mesh.FIPS1403, "pqc": mesh.PQC, "proxy-protocol": mesh.ProxyProtocol}
 
 func (r request) caps() mesh.Capability {
 	var c mesh.Capability
