@@ -33,7 +33,7 @@ import (
 )
 
 // shop has what the two sources could read differently: Services of all types, several EndpointSlices, both families
-// of addresses, Nodes with places, and rules in all of Istio's kinds.
+// of addresses, Nodes with places, rules in all of Istio's kinds, and a route of the Gateway API.
 const shop = `
 apiVersion: v1
 kind: Namespace
@@ -165,12 +165,22 @@ apiVersion: security.istio.io/v1
 kind: PeerAuthentication
 metadata: {name: default, namespace: shop}
 spec: {mtls: {mode: STRICT}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: dual, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: dual, port: 80}]
+  rules:
+  - matches: [{path: {value: /slow}, headers: [{name: x-a, value: b}]}]
+    timeouts: {request: 5s}
+    backendRefs: [{name: dual, port: 80, weight: 3}, {name: balanced, port: 7}]
 `
 
 // What proxies are sent does not depend on whether the same objects are in a directory or in an API server.
 func TestDirectoryAndClusterGiveEqualViews(t *testing.T) {
 	c := kubetest.Start(t, kubetest.Options{Controllers: []string{}})
-	c.InstallCRDs(t, kubetest.Istio)
+	c.InstallCRDs(t, kubetest.Istio, kubetest.GatewayAPI)
 	ctx := t.Context()
 	for name, zone := range map[string]string{"n1": "z1", "n2": "z2"} {
 		if err := c.MakeNode(ctx, name, map[string]string{"topology.kubernetes.io/region": "r1", "topology.kubernetes.io/zone": zone}); err != nil {
@@ -198,6 +208,9 @@ func TestDirectoryAndClusterGiveEqualViews(t *testing.T) {
 		}
 		if e := b[xds.EDS.URL()+" outbound|80||dual.shop.svc.cluster.local"]; app == "reviews" && (!strings.Contains(e, "10.244.0.2") || !strings.Contains(e, "fd00:244::2")) {
 			t.Errorf("%s: endpoints of a Service of both families: %q", app, e)
+		}
+		if routes := b[xds.RDS.URL()+" 80"]; app == "reviews" && !strings.Contains(routes, "shop.dual.0") {
+			t.Errorf("%s: no route of the HTTPRoute: %q", app, routes)
 		}
 		for name := range a {
 			if a[name] != b[name] {
