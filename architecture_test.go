@@ -60,7 +60,7 @@ var layers = map[string]layer{
 
 	"internal/discovery/marshal":       tools, // knows messages, nothing of meshes
 	"internal/discovery/source/decode": pure, "internal/discovery/source/scope": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure, "internal/discovery/ca/policy": pure,
-	"internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure,
+	"internal/discovery/credentials": pure, "internal/discovery/credentials/store": edge, "internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
 	"internal/discovery/compile/authz": pure,
@@ -103,12 +103,14 @@ var allowedImports = map[string][]string{
 	"internal/discovery/authn/reviewtest":  {"internal/discovery/authn"},                                        // it tests implementations of its interface
 	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                           // it implements its Store
 	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
-	"internal/discovery/model":             {"internal/discovery/allocate"},                                            // it stores what was allocated
-	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"},                                     // routes name clusters
-	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"},                                     // so do gRPC's routes
-	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster", "internal/discovery/compile/authz"}, // so do filter chains, which have filters of authorization
-	"internal/httpguard":                   {"internal/printable"},                                                     // the Host of a client in an error
-	"test/require":                         {"internal/lab/netmesh"},                                                   // whether this machine can make Pods
+	"internal/discovery/model":             {"internal/discovery/allocate"},                                                                              // it stores what was allocated
+	"internal/discovery/config":            {"internal/discovery/credentials"},                                                                           // which Secrets can be used
+	"internal/discovery/compile/cluster":   {"internal/discovery/credentials"},                                                                           // how proxies ask for Secrets
+	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"},                                                                       // routes name clusters
+	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"},                                                                       // so do gRPC's routes
+	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster", "internal/discovery/compile/authz", "internal/discovery/credentials"}, // so do filter chains, which have filters of authorization
+	"internal/httpguard":                   {"internal/printable"},                                                                                       // the Host of a client in an error
+	"test/require":                         {"internal/lab/netmesh"},                                                                                     // whether this machine can make Pods
 	"test/envoytest":                       {"test/require"},
 	"internal/demo":                        {"internal/lab/meshup"},
 	"internal/lab/up":                      {"internal/lab/meshup"},

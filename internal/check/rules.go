@@ -78,6 +78,7 @@ func AccountRules(namespace, revision string) []Rule {
 		{group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: watch},
 		{group: "networking.istio.io", resources: []string{"destinationrules", "gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"}, verbs: watch},
 		{group: "security.istio.io", resources: []string{"authorizationpolicies", "peerauthentications"}, verbs: watch},
+		{group: "gateway.networking.k8s.io", resources: []string{"gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants", "tcproutes", "tlsroutes"}, verbs: watch},
 		{group: "networking.istio.io", resources: []string{"destinationrules/status", "gateways/status", "proxyconfigs/status", "serviceentries/status", "sidecars/status", "virtualservices/status", "workloadentries/status", "workloadgroups/status"}, verbs: []string{"patch"}},
 		{group: "security.istio.io", resources: []string{"authorizationpolicies/status", "peerauthentications/status"}, verbs: []string{"patch"}},
 		{group: "networking.istio.io", resources: []string{"workloadentries"}, verbs: []string{"create", "delete", "get", "update"}},

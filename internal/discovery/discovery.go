@@ -23,6 +23,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials/store"
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/multi"
@@ -130,6 +131,8 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
 	s.xds = xds.New(joiner{s.loop, o.registrar}, o.Log, s.metrics)
 	s.xds.Limit(o.Limits)
+	s.loop.secrets = store.New()
+	s.xds.ServeSecrets(s.loop.secrets, s.cluster == nil)
 	if s.cluster != nil && s.cluster.statuses != nil {
 		s.observer = newObserver(s.loop, s.xds.Connection, s.cluster.statuses.Touch)
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials/store"
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
@@ -41,6 +43,7 @@ type loop struct {
 	views     *publisher
 	applied   *changeLog
 	problems  *problems
+	secrets   *store.Store // nil if none are stored
 	counts    counts
 	triggers  triggers // of the present commit
 	touched   *touched // nil if no statuses are written
@@ -246,6 +249,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.allocated.apply(c)
 		l.proxyConfigs.apply(c)
 		l.apart.apply(c)
+		l.applySecret(c)
 		if l.onObject != nil {
 			l.onObject(c)
 		}
@@ -266,6 +270,20 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.store.Forget(func(k object.Key) bool { return k != config.MeshFileKey })
 	}
 	return changes
+}
+
+// applySecret stores a Secret for the proxies that ask for it by name; those that are not for TLS are left out. In a cluster the
+// source reads none: they are read on demand.
+func (l *loop) applySecret(c object.Change) {
+	if c.Key.Kind != object.Secret || l.secrets == nil {
+		return
+	}
+	var credential *credentials.Credential
+	if c.Object != nil {
+		spec, _ := c.Object.Spec.(*object.SecretSpec)
+		credential, _ = credentials.Parse(spec.Data) // package config has rejected what is wrong
+	}
+	l.secrets.Put(c.Key.Namespace, c.Key.Name, credential)
 }
 
 // logProblems logs each problem once when it comes up and once when it is gone.

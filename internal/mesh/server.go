@@ -36,7 +36,7 @@ func ServerKindOf(s *networking.Server) ServerKind {
 	switch {
 	case s.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH:
 		return ServesPassthrough
-	case !validBind(s.GetBind()) || NamesCredential(s.GetTls()):
+	case !validBind(s.GetBind()):
 		return NotServed
 	case p.IsHTTP():
 		return ServesHTTP
@@ -48,7 +48,7 @@ func ServerKindOf(s *networking.Server) ServerKind {
 	return NotServed
 }
 
-// NamesCredential reports whether a server's certificates are to come from Secrets, which are not served.
+// NamesCredential reports whether a server's certificates come from Secrets.
 func NamesCredential(t *networking.ServerTLSSettings) bool {
 	return t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 || t.GetCaCertCredentialName() != ""
 }

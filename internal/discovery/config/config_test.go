@@ -82,8 +82,8 @@ func TestSampleIsGood(t *testing.T) {
 			warnings++
 		}
 	}
-	if warnings != 2 {
-		t.Errorf("%d warnings, want those on the Gateway and on failover without outlierDetection", warnings)
+	if warnings != 1 {
+		t.Errorf("%d warnings, want that on failover without outlierDetection", warnings)
 	}
 }
 
@@ -174,7 +174,13 @@ func TestPolicies(t *testing.T) {
 		{object.Sidecar, "{ingress: [{port: {number: 80}}], outboundTrafficPolicy: {egressProxy: {host: x}}}", []string{"W spec.ingress: not applied", "W spec.outboundTrafficPolicy.egressProxy: not applied"}},
 		{object.Sidecar, "{ingress: [{port: {number: 80}, tls: {mode: MUTUAL}}]}", []string{"W spec.ingress: not applied", "E spec.ingress[0].tls: not applied: client certificates"}},
 		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*', n/x.com]}]}", nil},
-		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: SIMPLE, credentialName: c}}]}", []string{"W spec.servers[0].tls: not applied: certificates from Secrets are not served"}},
+		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: SIMPLE, credentialName: c}}]}", nil},
+		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: MUTUAL, credentialNames: [c, kubernetes://n/d], caCertCredentialName: e}}]}", nil},
+		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: SIMPLE, credentialName: 'sds://x', caCertCredentialName: 'a/b'}}]}", []string{
+			"E spec.servers[0].tls.credentialName: secrets of other SDS servers are not used", "E spec.servers[0].tls.caCertCredentialName: invalid name \"a/b\": want that of a Secret", "W spec.servers[0].tls.caCertCredentialName: not applied: it has no effect with mode SIMPLE"}},
+		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: MUTUAL, credentialName: c, credentialNames: [d]}}, {port: {number: 444, protocol: HTTPS}, hosts: ['*'], tls: {mode: MUTUAL, credentialName: c, caCertificates: /ca}}, {port: {number: 445, protocol: HTTPS}, hosts: ['*'], tls: {mode: SIMPLE, credentialName: c, serverCertificate: /c, privateKey: /k}}]}", []string{
+			"E spec.servers[0].tls.credentialNames: credentialName is set too", "E spec.servers[1].tls.caCertificates: not used with a Secret", "E spec.servers[2].tls.credentialName: files of certificates are set too"}},
+		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: ISTIO_MUTUAL, credentialName: c}}]}", []string{"W spec.servers[0].tls.credentialName: not applied: it has no effect with mode ISTIO_MUTUAL"}},
 		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*']}]}", []string{"E spec.servers[0].tls: is missing"}},
 		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: MUTUAL, serverCertificate: /c}}]}", []string{"E spec.servers[0].tls.caCertificates: is missing", "E spec.servers[0].tls: wants either serverCertificate and privateKey"}},
 		{object.Gateway, "{servers: [{port: {number: 443, protocol: TLS}, hosts: ['*'], tls: {mode: PASSTHROUGH, caCertificates: /c}}, {port: {number: 444, protocol: HTTPS}, hosts: ['*'], tls: {mode: ISTIO_MUTUAL, minProtocolVersion: TLSV1_3, maxProtocolVersion: TLSV1_2}}]}", []string{"W spec.servers[0].tls.caCertificates: not applied: it has no effect with mode PASSTHROUGH", "E spec.servers[1].tls.minProtocolVersion: is above"}},

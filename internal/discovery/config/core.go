@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
@@ -106,5 +107,13 @@ func (c *check) reportIn(at string, verdicts []Verdict) {
 			field += "." + v.Field
 		}
 		c.report(v.Severity, field, "%s", v.Text)
+	}
+}
+
+// secret checks a Secret that is for TLS. One of which a part is wrong is rejected, so that the last good certificate stays; what
+// is wrong is told without contents.
+func (c *check) secret(s *object.SecretSpec) {
+	if _, err := credentials.Parse(s.Data); err != nil && !credentials.IsOther(err) {
+		c.fail("data", "%v", err)
 	}
 }

@@ -47,7 +47,7 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.Namespace:      noRules,
 	object.Node:           noRules,
 	object.ServiceAccount: noRules,
-	object.Secret:         noRules,
+	object.Secret:         func(c *check, o object.Object) { specRules(c, o, c.secret) },
 }
 
 func init() {

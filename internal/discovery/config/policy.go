@@ -9,6 +9,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -142,18 +143,14 @@ func (c *check) serverTLS(at string, t *networking.ServerTLSSettings) {
 		used = slices.Concat(used, params, certificateFields)
 	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
 		used = slices.Concat(used, verified, params, certificateFields, []string{"caCertificates"})
-		if t.CaCertificates == "" && !mesh.NamesCredential(t) {
+		if t.CaCertificates == "" && t.CredentialName == "" && len(t.CredentialNames) == 0 && t.CaCertCredentialName == "" {
 			c.fail(at+".caCertificates", "is missing; mode %s verifies certificates of clients", t.GetMode())
 		}
 	default:
 		c.fail(at+".mode", "unknown mode %d", t.GetMode())
 		return
 	}
-	if mesh.NamesCredential(t) {
-		c.warn(at, "not applied: certificates from Secrets are not served, and so this server is not; use serverCertificate, privateKey and caCertificates with files of the gateway")
-		return
-	}
-	if slices.Contains(used, "serverCertificate") && (len(t.TlsCertificates) == 0) == (t.ServerCertificate == "" || t.PrivateKey == "") {
+	if used = append(used, c.serverCredentials(at, t)...); slices.Contains(used, "serverCertificate") && t.CredentialName == "" && len(t.CredentialNames) == 0 && (len(t.TlsCertificates) == 0) == (t.ServerCertificate == "" || t.PrivateKey == "") {
 		c.fail(at, "wants either serverCertificate and privateKey, or tlsCertificates")
 	}
 	for i, one := range t.TlsCertificates {
@@ -170,6 +167,56 @@ func (c *check) serverTLS(at string, t *networking.ServerTLSSettings) {
 	for _, f := range setFields(t.ProtoReflect(), nil) {
 		if !slices.Contains(used, f.JSONName()) {
 			c.warn(at+"."+f.JSONName(), "not applied: it has no effect with mode %s", t.GetMode())
+		}
+	}
+}
+
+// serverCredentials checks the names of Secrets, and returns the fields that are used.
+func (c *check) serverCredentials(at string, t *networking.ServerTLSSettings) (used []string) {
+	if !mesh.NamesCredential(t) {
+		return nil
+	}
+	verifies := t.Mode == networking.ServerTLSSettings_MUTUAL || t.Mode == networking.ServerTLSSettings_OPTIONAL_MUTUAL
+	if t.Mode != networking.ServerTLSSettings_SIMPLE && !verifies {
+		return nil // told as having no effect with the mode
+	}
+	used = []string{"credentialName", "credentialNames"}
+	if verifies {
+		used = append(used, "caCertCredentialName")
+	}
+	named := t.CredentialName != "" || len(t.CredentialNames) > 0
+	switch {
+	case t.CredentialName != "" && len(t.CredentialNames) > 0:
+		c.fail(at+".credentialNames", "credentialName is set too; remove one of the two")
+	case named && (t.ServerCertificate != "" || t.PrivateKey != "" || len(t.TlsCertificates) > 0):
+		c.fail(at+".credentialName", "files of certificates are set too; remove one of the two")
+	case named && t.CaCertificates != "":
+		c.fail(at+".caCertificates", "not used with a Secret: want the CA's certificates in the Secret, in NAME-cacert beside it, or caCertCredentialName")
+	case t.CaCertCredentialName != "" && t.CaCertificates != "":
+		c.fail(at+".caCertCredentialName", "caCertificates is set too; remove one of the two")
+	}
+	for i, name := range t.CredentialNames {
+		c.credentialName(item(at+".credentialNames", i), name)
+	}
+	for _, f := range []struct{ field, name string }{{"credentialName", t.CredentialName}, {"caCertCredentialName", t.CaCertCredentialName}} {
+		if f.name != "" {
+			c.credentialName(at+"."+f.field, f.name)
+		}
+	}
+	return used
+}
+
+// credentialName checks the name of a Secret: NAME, or NAMESPACE/NAME after a prefix that says that it is one.
+func (c *check) credentialName(at, name string) {
+	scheme, _, ok := strings.Cut(name, "://")
+	switch {
+	case !ok && (name == "" || strings.Contains(name, "/")):
+		c.fail(at, "invalid name %q: want that of a Secret in the gateway's namespace", name)
+	case ok && scheme == "sds":
+		c.fail(at, "secrets of other SDS servers are not used: want the name of a Secret, or files")
+	case ok:
+		if _, valid := credentials.ParseName(name, "x"); !valid {
+			c.fail(at, "invalid name %q: want kubernetes://NAME, kubernetes://NAMESPACE/NAME, or the name of a Secret", name)
 		}
 	}
 }

@@ -77,6 +77,10 @@ type Server struct {
 	logLimit sharedLogLimit // of the log's lines about refused configuration
 	debug    Introspection
 	trust    trust
+	// credentials has the secrets; nil if none are served.
+	credentials Credentials
+	// secretsRead is set if the Secrets of the mesh are read.
+	secretsRead bool
 	// firstTrust is closed by the first SetTrust.
 	firstTrust chan struct{}
 

@@ -42,6 +42,7 @@ type stream struct {
 	names        nameStream
 	answers      uint64 // about the control plane
 	trust        trustStream
+	secrets      secretStream
 	// charged is what the account has been charged for what sub holds, in bytes.
 	charged  int
 	logLimit logLimit // of the log's lines about refused configuration
@@ -165,6 +166,8 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 			err = s.update()
 		case <-s.trust.moved:
 			err = s.sendTrust()
+		case <-s.secrets.moved:
+			err = s.sendSecrets()
 		case <-s.timer.C:
 			err = s.feed(nil)
 		case ask := <-s.conn.questions:
@@ -243,6 +246,9 @@ func (s *stream) handle(m incoming) error {
 		if h.ReportHealth(s.conn.status.ID, !m.req.Refused, truncate([]byte(m.req.Message), maxMessage)) {
 			return s.account.charge(-m.cost)
 		}
+	}
+	if m.url == SecretType && s.only == everyType && s.servesSecrets() {
+		return s.secretRequest(m)
 	}
 	t, ok := ParseType(m.url)
 	if !ok || t.info().deltaOnly && !s.delta {

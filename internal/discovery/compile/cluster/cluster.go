@@ -72,6 +72,8 @@ type Input struct {
 	SANs []string
 	// Mesh has the defaults; never nil.
 	Mesh *meshv1.MeshConfig
+	// Credentials is set if the proxy may use Secrets that a rule names: routers, and sidecars that the rule selects.
+	Credentials bool
 	// Near is set if the service prefers endpoints near the client, so that the mesh's locality setting does not apply.
 	Near bool
 	// Caps are the capabilities of the proxy; what it does not support is left out.

@@ -15,6 +15,7 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -114,9 +115,9 @@ func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.U
 }
 
 // ordinaryContext returns TLS to a server outside the mesh. It returns false if the certificate or the
-// key is missing in mode MUTUAL, or if there is a credentialName, which only gateways support.
+// key is missing in mode MUTUAL, or if there is a credentialName that the proxy is not for. [control-plane 1.8.10]
 func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tlsv3.UpstreamTlsContext, bool) {
-	if t.CredentialName != "" {
+	if t.CredentialName != "" && !in.Credentials {
 		return nil, false
 	}
 	common := &tlsv3.CommonTlsContext{TlsParams: TLSParams(in.Mesh.GetTlsDefaults(), in.Caps)}
@@ -124,15 +125,22 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 		common.AlpnProtocols = []string{alpnH2}
 	}
 	if t.Mode == networking.ClientTLSSettings_MUTUAL {
-		if t.ClientCertificate == "" || t.PrivateKey == "" {
+		name := mesh.SecretFileCert + t.ClientCertificate + "~" + t.PrivateKey
+		switch {
+		case t.CredentialName != "":
+			name = CredentialSecret(t.CredentialName)
+		case t.ClientCertificate == "" || t.PrivateKey == "":
 			return nil, false
 		}
-		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{Secret(mesh.SecretFileCert+t.ClientCertificate+"~"+t.PrivateKey, in.Caps)}
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{Secret(name, in.Caps)}
 	}
 	insecure := t.GetInsecureSkipVerify().GetValue()
 	if !insecure {
 		root := mesh.SecretSystemRoot
-		if t.CaCertificates != "" {
+		switch {
+		case t.CredentialName != "":
+			root = CredentialSecret(t.CredentialName) + credentials.CASuffix
+		case t.CaCertificates != "":
 			root = mesh.SecretFileRoot + t.CaCertificates
 		}
 		common.ValidationContextType = combined(root, t.SubjectAltNames, t.CaCrl, in.Caps)
@@ -189,13 +197,33 @@ func combined(root string, sans []string, crl string, caps mesh.Capability) *tls
 }
 
 // fileWait is how long a cluster waits for a secret from files. While a cluster waits, Envoy applies no
-// other change of clusters, and a configured file may never exist. After the timeout only this
-// cluster's connections fail, until the file exists.
+// other change of clusters, and a configured file or Secret may never exist. After the timeout only this
+// cluster's connections fail, until it exists.
 const fileWait = 2 * time.Second
+
+// CredentialSecret returns the name by which a proxy asks for a Secret that a rule names. [control-plane 1.9.6]
+func CredentialSecret(name string) string {
+	if isCredential(name) {
+		return name
+	}
+	return credentials.Prefix + name
+}
+
+// isCredential reports whether a secret comes from the control plane.
+func isCredential(name string) bool {
+	return strings.HasPrefix(name, credentials.Prefix) || strings.HasPrefix(name, credentials.GatewayPrefix)
+}
 
 // Secret returns a reference to a secret that a proxy with these capabilities gets over SDS. There is no fetch timeout
 // for the mesh's own secrets, which always arrive.
 func Secret(name string, caps mesh.Capability) *tlsv3.SdsSecretConfig {
+	if isCredential(name) {
+		return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
+			ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
+			InitialFetchTimeout:   durationpb.New(fileWait),
+			ResourceApiVersion:    corev3.ApiVersion_V3,
+		}}
+	}
 	wait, server := &durationpb.Duration{}, mesh.SDSCluster
 	if strings.HasPrefix(name, mesh.SecretFileCert) || strings.HasPrefix(name, mesh.SecretFileRoot) {
 		wait = durationpb.New(fileWait)

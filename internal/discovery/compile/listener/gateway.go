@@ -15,6 +15,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
@@ -142,11 +143,11 @@ func (e Env) endTLS(c GatewayChain, trustDomains []string) *corev3.TransportSock
 			}
 		}
 	} else {
-		for _, pair := range certificates(t) {
-			common.TlsCertificateSdsSecretConfigs = append(common.TlsCertificateSdsSecretConfigs, cluster.Secret(mesh.SecretFileCert+pair[0]+"~"+pair[1], e.Caps))
+		for _, name := range certificates(t) {
+			common.TlsCertificateSdsSecretConfigs = append(common.TlsCertificateSdsSecretConfigs, cluster.Secret(name, e.Caps))
 		}
 		if t.Mode != networking.ServerTLSSettings_SIMPLE {
-			root = mesh.SecretFileRoot + t.CaCertificates
+			root = clientRoots(t)
 		}
 	}
 	if root != "" {
@@ -171,16 +172,36 @@ func (e Env) endTLS(c GatewayChain, trustDomains []string) *corev3.TransportSock
 	}
 }
 
-// certificates returns the files of a server's certificates, each with its key.
-func certificates(t *networking.ServerTLSSettings) [][2]string {
-	if len(t.TlsCertificates) == 0 {
-		return [][2]string{{t.ServerCertificate, t.PrivateKey}}
-	}
-	var out [][2]string
-	for _, one := range t.TlsCertificates {
-		out = append(out, [2]string{one.GetServerCertificate(), one.GetPrivateKey()})
+// certificates returns the names of the secrets with a server's certificates: of Secrets, or of files, each with its key.
+func certificates(t *networking.ServerTLSSettings) (out []string) {
+	switch {
+	case len(t.CredentialNames) > 0:
+		for _, name := range t.CredentialNames {
+			out = append(out, cluster.CredentialSecret(name))
+		}
+	case t.CredentialName != "":
+		out = append(out, cluster.CredentialSecret(t.CredentialName))
+	case len(t.TlsCertificates) > 0:
+		for _, one := range t.TlsCertificates {
+			out = append(out, mesh.SecretFileCert+one.GetServerCertificate()+"~"+one.GetPrivateKey())
+		}
+	default:
+		out = append(out, mesh.SecretFileCert+t.ServerCertificate+"~"+t.PrivateKey)
 	}
 	return out
+}
+
+// clientRoots returns the name of the secret that the certificates of a server's clients are verified with.
+func clientRoots(t *networking.ServerTLSSettings) string {
+	switch {
+	case t.CaCertCredentialName != "":
+		return cluster.CredentialSecret(t.CaCertCredentialName) + credentials.CASuffix
+	case t.CredentialName != "":
+		return cluster.CredentialSecret(t.CredentialName) + credentials.CASuffix
+	case len(t.CredentialNames) > 0:
+		return cluster.CredentialSecret(t.CredentialNames[0]) + credentials.CASuffix
+	}
+	return mesh.SecretFileRoot + t.CaCertificates
 }
 
 var tlsVersions = map[networking.ServerTLSSettings_TLSProtocol]tlsv3.TlsParameters_TlsProtocol{
