@@ -90,7 +90,7 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 		Authorization: decided.Authorization,
 		Unknown: listener.InboundPort{
 			Protocol: mesh.Auto, Mode: modes.Default, Cluster: mesh.InboundPassthroughCluster,
-			Routes: inboundRoutes(m, mesh.InboundPassthroughCluster, 0, "", 0),
+			Routes: inboundRoutes(m, mesh.InboundPassthroughCluster, "", model.Port{Protocol: mesh.Auto}),
 		},
 	}
 	last := uint32(0)
@@ -107,7 +107,7 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 		name := cluster.Name(cluster.Inbound, p.Target, "", "")
 		in.Ports = append(in.Ports, listener.InboundPort{
 			Port: p.Target, Protocol: first.port.Protocol, Mode: modes.Of(p.Target), Cluster: name,
-			Routes: inboundRoutes(m, name, p.Target, first.service.Host, first.port.Number),
+			Routes: inboundRoutes(m, name, first.service.Host, first.port),
 		})
 	}
 	in.Ports = append(in.Ports, undeclared(in, modes)...)
@@ -130,10 +130,12 @@ func undeclared(in listener.Inbound, modes model.Modes) []listener.InboundPort {
 }
 
 // inboundRoutes returns route.Inbound, without retries if the mesh's default policy has no attempts: a
-// mesh in which requests must not be repeated does not repeat them on the server's side either.
-func inboundRoutes(m *meshv1.MeshConfig, name string, port uint32, host string, servicePort uint32) *routev3.RouteConfiguration {
-	rc := route.Inbound(name, port, host, servicePort)
-	if p := m.GetDefaultHttpRetryPolicy(); p != nil && p.Attempts == 0 {
+// mesh in which requests must not be repeated does not repeat them on the server's side either. Calls of gRPC are not
+// repeated: clients have their own retries, and a stream must not be buffered for them.
+func inboundRoutes(m *meshv1.MeshConfig, name, host string, port model.Port) *routev3.RouteConfiguration {
+	rc := route.Inbound(name, host, port.Number)
+	grpc := port.Protocol == mesh.GRPC || port.Protocol == mesh.GRPCWeb
+	if p := m.GetDefaultHttpRetryPolicy(); grpc || p != nil && p.Attempts == 0 {
 		for _, h := range rc.VirtualHosts {
 			for _, rt := range h.Routes {
 				rt.GetRoute().RetryPolicy = nil

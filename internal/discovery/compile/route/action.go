@@ -104,6 +104,8 @@ func (in Input) mirrors(h *networking.HTTPRoute) []*routev3.RouteAction_RequestM
 			Cluster:         to.Cluster,
 			RuntimeFraction: &corev3.RuntimeFractionalPercent{DefaultValue: fraction(percent)},
 			TraceSampled:    wrapperspb.Bool(false),
+			// The Host is that of the request: a server that chooses by it must answer the copy as the original. [control-plane 1.7.24]
+			DisableShadowHostSuffixAppend: true,
 		})
 	}
 	if h.GetMirror() != nil {

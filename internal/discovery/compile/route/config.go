@@ -123,14 +123,13 @@ func catchAllHost(name string, r *routev3.Route) *routev3.VirtualHost {
 }
 
 // Inbound returns the inline route configuration of an inbound HTTP chain, which forwards all requests
-// to the cluster. port, the application's port or 0 for passthrough, is part of the virtual host's name;
-// host and servicePort are parts of the names of spans.
-func Inbound(clusterName string, port uint32, host string, servicePort uint32) *routev3.RouteConfiguration {
+// to the cluster. servicePort, 0 for passthrough, is part of the virtual host's name, and with host of the names of spans.
+func Inbound(clusterName, host string, servicePort uint32) *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{
 		Name:             clusterName,
 		ValidateClusters: wrapperspb.Bool(false),
 		VirtualHosts: []*routev3.VirtualHost{{
-			Name:    "inbound|http|" + strconv.FormatUint(uint64(port), 10),
+			Name:    "inbound|http|" + strconv.FormatUint(uint64(servicePort), 10),
 			Domains: []string{"*"},
 			Routes: []*routev3.Route{{
 				Name:      "default",

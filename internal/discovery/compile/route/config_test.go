@@ -49,7 +49,7 @@ func TestInboundPassthrough(t *testing.T) {
 	  {"match":{"prefix":"/"},"name":"default","decorator":{"operation":":0/*"},"route":{"cluster":"InboundPassthroughCluster","timeout":"0s",
 	   "retry_policy":{"retry_on":"reset-before-request","num_retries":2},"max_stream_duration":{"max_stream_duration":"0s","grpc_timeout_header_max":"0s"}}}]}]}`),
 		&routev3.RouteConfiguration{})
-	if diff := cmp.Diff(want, route.Inbound(mesh.InboundPassthroughCluster, 0, "", 0), protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(want, route.Inbound(mesh.InboundPassthroughCluster, "", 0), protocmp.Transform()); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}
 }

@@ -120,7 +120,7 @@ func parse(t *testing.T, input []byte) []*routev3.RouteConfiguration {
 	var out []*routev3.RouteConfiguration
 	for _, r := range list {
 		if r.Kind == "inbound" {
-			out = append(out, route.Inbound(cluster.Name(cluster.Inbound, r.Port, "", ""), r.Port, r.Host, r.Port))
+			out = append(out, route.Inbound(cluster.Name(cluster.Inbound, r.Port, "", ""), r.Host, r.Port))
 			continue
 		}
 		c := route.Frame("9080")
