@@ -165,7 +165,7 @@ func TestKilledDemoLeavesNothingRunning(t *testing.T) {
 	}
 	next := &demoRun{tmp: d.tmp, links: d.links}
 	next.start(t)
-	next.until(t, "which a killed demo had left")
+	next.until(t, "which a killed mesh had left")
 	if err := next.cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
