@@ -331,9 +331,8 @@ func withstands(t *testing.T, attack func(*victim) (refusals []error)) {
 	for _, err := range refusals {
 		checkRefusal(t, err)
 	}
-	if counted := v.number("refused"); counted < len(refusals) {
-		t.Errorf("%d refusals are counted, %d were seen", counted, len(refusals))
-	}
+	// On a busy machine the client may see the end of its stream before the server has counted it.
+	wait.Until(t, fmt.Sprintf("%d refusals are counted", len(refusals)), func() bool { return v.number("refused") >= len(refusals) })
 	if n := v.number("logged"); n > 256<<10 {
 		t.Errorf("%d bytes were logged", n)
 	}
