@@ -86,9 +86,16 @@ func TestMeshTLSIsInForceInbound(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		a, err := meshup.Post(t.Context(), meshup.Client(m.Pod("client-1.callers").Net, 0), "http://strict.ports:9080/", nil)
-		if err != nil || a.Status != http.StatusOK || a.Peer == "" {
-			t.Errorf("%s: between sidecars: %+v, %v", step.mesh, a, err)
+		// The client's sidecar may get the settings after the server's; until then the two need not agree.
+		err = meshup.Await(t.Context(), time.Minute, step.mesh, func(ctx context.Context) error {
+			a, err := meshup.Post(ctx, meshup.Client(m.Pod("client-1.callers").Net, 0), "http://strict.ports:9080/", nil)
+			if err == nil && (a.Status != http.StatusOK || a.Peer == "") {
+				err = fmt.Errorf("between sidecars: %+v", a)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
 		}
 	}
 }
