@@ -6,15 +6,22 @@ package credentials
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rsa"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"golang.org/x/crypto/ocsp"
 )
 
 // The forms of the names by which proxies ask for Secrets. [control-plane 1.9.6]
@@ -120,8 +127,8 @@ func Parse(data map[string][]byte) (*Credential, error) {
 	keyKey, key := get(keyKeys)
 	caKey, ca := get(caKeys)
 	crlKey, crl := get(crlKeys)
-	_, ocsp := get(ocspKeys)
-	c := &Credential{CRL: slices.Clone(crl), OCSP: slices.Clone(ocsp)}
+	ocspKey, ocspStaple := get(ocspKeys)
+	c := &Credential{CRL: slices.Clone(crl), OCSP: slices.Clone(ocspStaple)}
 	switch {
 	case chain == nil && key == nil && ca == nil:
 		return nil, errOther
@@ -129,8 +136,17 @@ func Parse(data map[string][]byte) (*Credential, error) {
 		return nil, fmt.Errorf("%s without %s: want both", present(chainKey, keyKey, chain), present(keyKey, chainKey, chain))
 	case chain != nil:
 		// The error may quote what it could not parse, so that it is not passed on.
-		if _, err := tls.X509KeyPair(chain, key); err != nil {
+		pair, err := tls.X509KeyPair(chain, key)
+		if err != nil {
 			return nil, fmt.Errorf("%s and %s: want a certificate in PEM and its private key", chainKey, keyKey)
+		}
+		if err := serves(pair, chain, ocspStaple); err != nil {
+			return nil, fmt.Errorf("%s: %w", chainKey, err)
+		}
+		if ocspStaple != nil {
+			if r, err := ocsp.ParseResponse(ocspStaple, nil); err != nil || r.SerialNumber.Cmp(pair.Leaf.SerialNumber) != 0 {
+				return nil, fmt.Errorf("%s: want a successful OCSP response in DER for the certificate of %s", ocspKey, chainKey)
+			}
 		}
 		c.Chain, c.Key = slices.Clone(chain), slices.Clone(key)
 	}
@@ -141,7 +157,7 @@ func Parse(data map[string][]byte) (*Credential, error) {
 		c.CA = slices.Clone(ca)
 	}
 	if crl != nil {
-		if b, _ := pem.Decode(crl); b == nil || b.Type != "X509 CRL" {
+		if !all(crl, "X509 CRL", func(der []byte) error { _, err := x509.ParseRevocationList(der); return err }) {
 			return nil, fmt.Errorf("%s: want a list of revoked certificates in PEM", crlKey)
 		}
 	}
@@ -162,18 +178,62 @@ func present(a, b string, chain []byte) string {
 	return b
 }
 
-// certificates reports whether a text has certificates in PEM, and nothing else.
+// certificates reports whether a text has certificates in PEM.
 func certificates(text []byte) bool {
-	found := false
-	for rest := bytes.TrimSpace(text); len(rest) > 0; rest = bytes.TrimSpace(rest) {
-		var b *pem.Block
-		if b, rest = pem.Decode(rest); b == nil || b.Type != "CERTIFICATE" {
-			return false
-		}
-		if _, err := x509.ParseCertificate(b.Bytes); err != nil {
-			return false
-		}
-		found = true
-	}
-	return found
+	return all(text, "CERTIFICATE", func(der []byte) error { _, err := x509.ParseCertificate(der); return err })
 }
+
+// all reports whether a text has blocks of one type in PEM, and no others, and each can be parsed. Text around them is for people.
+func all(text []byte, kind string, parse func(der []byte) error) bool {
+	found := 0
+	for rest := text; ; found++ {
+		var b *pem.Block
+		if b, rest = pem.Decode(rest); b == nil {
+			break // a block that cannot be decoded is skipped, so that they are counted
+		}
+		if b.Type != kind || parse(b.Bytes) != nil {
+			return false
+		}
+	}
+	return found > 0 && found == bytes.Count(text, []byte("-----BEGIN "))
+}
+
+// mustStaple is the extension of a certificate that is served only with an OCSP response. [RFC 7633]
+var mustStaple = asn1.ObjectIdentifier{1, 3, 6, 1, 5, 5, 7, 1, 24}
+
+// statusRequest is its contents if the OCSP response of the certificate is meant: a list of one TLS extension. [RFC 6066, 8]
+var statusRequest = []byte{0x30, 0x03, 0x02, 0x01, 0x05}
+
+// serves returns why Envoy does not serve a chain whose key fits. It refuses whole responses for such a chain.
+// https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/security/ssl
+func serves(pair tls.Certificate, chain, staple []byte) error {
+	// The leaf's errors have been found: a block that cannot be decoded is left out there without an error, and one that follows is not parsed.
+	if bytes.Count(chain, []byte("-----BEGIN CERTIFICATE-----")) != len(pair.Certificate) {
+		return errors.New("want certificates in PEM")
+	}
+	for _, der := range pair.Certificate[1:] {
+		if _, err := x509.ParseCertificate(der); err != nil {
+			return errors.New("want certificates in PEM")
+		}
+	}
+	switch key := pair.Leaf.PublicKey.(type) {
+	case *rsa.PublicKey:
+		if key.N.BitLen() < minRSA {
+			return fmt.Errorf("an RSA key of %d bits: want at least %d", key.N.BitLen(), minRSA)
+		}
+	case *ecdsa.PublicKey:
+		if key.Curve == elliptic.P224() {
+			return fmt.Errorf("an ECDSA key of the curve %s: want P-256, P-384 or P-521", key.Curve.Params().Name)
+		}
+	}
+	if leaf := pair.Leaf; leaf.Subject.CommonName == "" && len(leaf.DNSNames)+len(leaf.IPAddresses)+len(leaf.URIs) == 0 {
+		return errors.New("a certificate without a name: want a subject alternative name that is a DNS name, an address or a URI")
+	}
+	if staple == nil && slices.ContainsFunc(pair.Leaf.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(mustStaple) && bytes.Equal(e.Value, statusRequest) }) {
+		return fmt.Errorf("a certificate that must be stapled: want an OCSP response in %s", ocspKeys[0])
+	}
+	return nil
+}
+
+// minRSA is the size of the smallest RSA key that Envoy serves, in bits.
+const minRSA = 2048

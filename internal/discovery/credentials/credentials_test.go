@@ -76,6 +76,10 @@ func TestSecretsAreParsed(t *testing.T) {
 		"no PEM":              {data: map[string][]byte{"cert": []byte("x"), "key": key}, want: "cert and key: want a certificate in PEM and its private key"},
 		"a CA that is none":   {data: map[string][]byte{"ca.crt": key}, want: "ca.crt: want certificates in PEM"},
 		"a list that is none": {data: map[string][]byte{"ca.crt": cert, "ca.crl": cert}, want: "ca.crl: want a list of revoked certificates in PEM"},
+		"text around a CA":    {data: map[string][]byte{"ca.crt": append(append([]byte("# one\n"), cert...), "# end\n"...)}, ca: true},
+		"a cut CA":            {data: map[string][]byte{"ca.crt": append(append([]byte{}, cert...), cert[:60]...)}, want: "ca.crt: want certificates in PEM"},
+		"a cut chain":         {data: map[string][]byte{"tls.crt": append(append([]byte{}, cert...), cert[:60]...), "tls.key": key}, want: "tls.crt: want certificates in PEM"},
+		"no staple":           {data: map[string][]byte{"tls.crt": cert, "tls.key": key, "tls.ocsp-staple": []byte("x")}, want: "tls.ocsp-staple: want a successful OCSP response in DER for the certificate of tls.crt"},
 		"too much":            {data: map[string][]byte{"tls.crt": cert, "x": make([]byte, MaxBytes)}, want: "bytes: want at most 1048576"},
 	} {
 		c, err := Parse(tc.data)

@@ -25,6 +25,8 @@ type rig struct {
 	addr   string
 	stop   func()
 	said   *record
+	// secrets are served if they are not nil.
+	secrets Credentials
 	// loses is a type whose responses get lost on their way; other values lose nothing.
 	loses atomic.Int32
 }
@@ -70,8 +72,11 @@ func freeAddress(t *testing.T) string {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(wait.FreePort(t)))
 }
 
-func newRig(t *testing.T, api string, v *View) *rig {
-	r := &rig{view: v, addr: freeAddress(t), said: &record{}}
+func newRig(t *testing.T, api string, v *View) *rig { return newRigWith(t, api, v, nil) }
+
+// newRigWith is newRig for a gateway that gets secrets.
+func newRigWith(t *testing.T, api string, v *View, secrets Credentials) *rig {
+	r := &rig{view: v, addr: freeAddress(t), said: &record{}, secrets: secrets}
 	r.loses.Store(-1)
 	r.serve(t)
 	r.realEnvoy = startEnvoy(t, r.addr, api)
@@ -90,7 +95,12 @@ func (r *rig) serve(t *testing.T) {
 	r.addr = l.Addr().String()
 	r.reg = &oneClass{latest: NewLatestView(r.view)}
 	r.server = New(r.reg, slog.New(slog.NewTextHandler(r.said, nil)), nil)
-	r.stop = serveOn(t, l, r.server, nil, grpc.StreamInterceptor(r.intercept))
+	var auth Authenticate
+	if r.secrets != nil {
+		r.server.ServeSecrets(r.secrets, true)
+		auth = as(gateway)
+	}
+	r.stop = serveOn(t, l, r.server, auth, grpc.StreamInterceptor(r.intercept))
 }
 
 func (r *rig) publish(what string, v *View) {

@@ -53,8 +53,11 @@ type secretStream struct {
 	nonces uint64
 	open   bool     // the last response is not acknowledged yet
 	flight []string // the names in it
-	held   int      // bytes that are charged
-	told   bool     // the log has said that the caller is not authenticated
+	// again has names of responses that were refused, in groups, each of which is sent in a response of its own: a client refuses a whole
+	// response for one secret, and those that it has not come to are still to be sent.
+	again [][]string
+	held  int  // bytes that are charged
+	told  bool // the log has said that the caller is not authenticated
 }
 
 // absentVersion stands for a secret that the client was told there is none of.
@@ -134,12 +137,16 @@ func (s *stream) answeredSecrets(r Request) {
 		s.server.metrics.allRejects.WithLabelValues(secretLabel).Inc()
 		s.server.log.Warn("proxy refused secrets", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
 			"names", t.flight[:min(len(t.flight), maxLogged)], "message", printable.Quote(r.Message, maxMessage))
+		if n := len(t.flight); n > 1 {
+			t.again = append(t.again, t.flight[n/2:], t.flight[:n/2])
+		}
 	}
 	t.flight = nil
 }
 
 // sendSecrets sends the secrets that the client wants and does not have, unless it has not answered the last response. One that the
-// client has and that is gone stays with it: connections that are served with it go on.
+// client has and that is gone stays with it: connections that are served with it go on. Of a response that was refused the halves are
+// sent again, and halves of these; one that is refused alone is not sent again until it changes.
 func (s *stream) sendSecrets() error {
 	t := &s.secrets
 	if len(t.wanted) == 0 {
@@ -152,37 +159,16 @@ func (s *stream) sendSecrets() error {
 	}
 	var resources []*discoveryv3.Resource
 	var removed []string
-	size := 0
-	for _, name := range slices.Sorted(maps.Keys(t.wanted)) {
-		if size > secretBatch {
-			break
+	for again := true; len(resources) == 0 && (len(removed) == 0 || !s.delta); {
+		if !again {
+			return nil
 		}
-		part, known := credentials.ParseName(name, s.caller.identity.Namespace)
-		state := credentials.Missing
-		var c *credentials.Credential
-		if known {
-			c, state = s.server.credentials.Get(s.caller.identity, part)
+		var names []string
+		names, again = t.next()
+		var err error
+		if resources, removed, err = s.secretsFor(names, again); err != nil {
+			return err
 		}
-		switch {
-		case state == credentials.Found:
-			if t.wanted[name] == c.Version {
-				continue
-			}
-			body, err := encodeSecret(name, part, c)
-			if err != nil {
-				return err
-			}
-			t.wanted[name] = c.Version
-			resources = append(resources, &discoveryv3.Resource{Name: name, Version: c.Version, Resource: body})
-			size += len(body.Value)
-		case t.wanted[name] == "":
-			t.wanted[name] = absentVersion
-			removed = append(removed, name)
-			s.logAbsent(name, state)
-		}
-	}
-	if len(resources) == 0 && (len(removed) == 0 || !s.delta) {
-		return nil
 	}
 	t.nonces++
 	t.open, t.flight = true, nil
@@ -205,6 +191,58 @@ func (s *stream) sendSecrets() error {
 	}
 	s.server.metrics.pushes.WithLabelValues(secretLabel).Inc()
 	return nil
+}
+
+// next returns the names that the next response may have, sorted: a group of a response that was refused (again is true), or all that
+// are wanted. Of a group what is unwanted by now is left out.
+func (t *secretStream) next() (names []string, again bool) {
+	last := len(t.again) - 1
+	if last < 0 {
+		return slices.Sorted(maps.Keys(t.wanted)), false
+	}
+	names = slices.DeleteFunc(t.again[last], func(name string) bool { _, ok := t.wanted[name]; return !ok })
+	t.again[last] = nil
+	t.again = t.again[:last]
+	return names, true
+}
+
+// secretsFor returns what a response has of the names: the secrets that the client does not have, about secretBatch bytes of them, and
+// the names of those that it is to be told there are none of. Again includes those that it was sent.
+func (s *stream) secretsFor(names []string, again bool) (resources []*discoveryv3.Resource, removed []string, err error) {
+	t := &s.secrets
+	size := 0
+	for i, name := range names {
+		if size > secretBatch {
+			if again {
+				t.again = append(t.again, names[i:])
+			}
+			break
+		}
+		part, known := credentials.ParseName(name, s.caller.identity.Namespace)
+		state := credentials.Missing
+		var c *credentials.Credential
+		if known {
+			c, state = s.server.credentials.Get(s.caller.identity, part)
+		}
+		switch {
+		case state == credentials.Found:
+			if t.wanted[name] == c.Version && !again {
+				continue
+			}
+			body, err := encodeSecret(name, part, c)
+			if err != nil {
+				return nil, nil, err
+			}
+			t.wanted[name] = c.Version
+			resources = append(resources, &discoveryv3.Resource{Name: name, Version: c.Version, Resource: body})
+			size += len(body.Value)
+		case t.wanted[name] == "":
+			t.wanted[name] = absentVersion
+			removed = append(removed, name)
+			s.logAbsent(name, state)
+		}
+	}
+	return resources, removed, nil
 }
 
 // logAbsent says that a proxy does not get a secret that it wants.

@@ -2,6 +2,8 @@ package xds
 
 import (
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -13,7 +15,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// vault has one Secret, shop/a, whose version can be changed.
+// vault has Secrets of the namespace shop whose names begin with "a", with one version that can be changed.
 type vault struct {
 	mu      sync.Mutex
 	version string
@@ -34,7 +36,7 @@ func (v *vault) Get(who mesh.Identity, n credentials.Name) (*credentials.Credent
 	if who.Namespace != n.Namespace {
 		return nil, credentials.Forbidden
 	}
-	if n.Secret != "a" || v.version == "" {
+	if !strings.HasPrefix(n.Secret, "a") || v.version == "" {
 		return nil, credentials.Missing
 	}
 	return &credentials.Credential{Chain: []byte("chain " + v.version), Key: []byte("key"), CA: []byte("ca"), Version: v.version}, credentials.Found
@@ -106,6 +108,48 @@ func TestSecretsAreSentByName(t *testing.T) {
 	v.set("4")
 	if m, names = recvSecrets(t, g); !slices.Equal(names, []string{"kubernetes://a"}) || len(m.GetRemovedResources()) != 0 {
 		t.Errorf("after a removal and a new version: %q, removed %q", names, m.GetRemovedResources())
+	}
+}
+
+// A proxy refuses a response for one secret in it. It gets all others, in responses without that one.
+func TestASecretThatIsRefusedKeepsBackNoOther(t *testing.T) {
+	const bad = "kubernetes://a4"
+	var all []string
+	for i := range 9 {
+		all = append(all, "kubernetes://a"+strconv.Itoa(i))
+	}
+	v := newVault()
+	g := secretsOf(t, v, as(gateway))
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: SecretType, ResourceNamesSubscribe: all})
+	alone := 0
+	have := map[string]string{}
+	answer := func() {
+		t.Helper()
+		m, names := recvSecrets(t, g)
+		r := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: SecretType, ResponseNonce: m.GetNonce()}
+		if slices.Contains(names, bad) && m.GetResources()[0].GetVersion() != "2" {
+			r.ErrorDetail = &rpcstatus.Status{Message: "no"}
+			if len(names) == 1 {
+				alone++
+			}
+		} else {
+			for _, one := range m.GetResources() {
+				have[one.GetName()] = one.GetVersion()
+			}
+		}
+		ask(t, g, r)
+	}
+	for len(have) < len(all)-1 || alone == 0 {
+		answer()
+	}
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL()}) // nothing more comes before its answer
+	if m, err := g.Recv(); err != nil || m.GetTypeUrl() != CDS.URL() || alone != 1 || have[bad] != "" {
+		t.Fatalf("%v (%v), the secret alone was sent %d times, the proxy has %v", m, err, alone, have)
+	}
+	v.set("2")
+	answer()
+	if have[bad] != "2" || len(have) != len(all) {
+		t.Errorf("after a change the proxy has %v", have)
 	}
 }
 
