@@ -63,7 +63,7 @@ var layers = map[string]layer{
 	"internal/discovery/credentials": pure, "internal/discovery/credentials/store": edge, "internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
-	"internal/discovery/compile/authz": pure,
+	"internal/discovery/compile/authz": pure, "internal/discovery/compile/jwt": pure,
 	"internal/discovery/compile/route": pure, "internal/discovery/compile/proxyless": pure,
 	"internal/discovery/ca/rotation": pure,
 	"internal/discovery/source/dir":  edge, "internal/discovery/source/kube": edge, "internal/discovery/source/multi": edge,
@@ -75,7 +75,7 @@ var layers = map[string]layer{
 	"internal/discovery/objectstatus": pure, "internal/discovery/statuswriter": edge,
 	"internal/discovery": wiring,
 
-	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab, "test/kube/node": lab, "test/kube/node/podstate": pure, "test/kube/node/podnet": pure, "test/kube/clusterup": lab,
+	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/token": tools, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab, "test/kube/node": lab, "test/kube/node/podstate": pure, "test/kube/node/podnet": pure, "test/kube/clusterup": lab,
 	"internal/lab/podplan": pure, "internal/lab/sampleapp": edge,
 	"internal/lab/meshup": lab, "internal/lab/up": lab, "internal/demo": lab,
 	"test/e2e": command, "test/grpcapp": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/xdsload": command, "test/capture": command, "test/fakeenvoy": command,
@@ -108,6 +108,7 @@ var allowedImports = map[string][]string{
 	"internal/discovery/compile/cluster":   {"internal/discovery/credentials"},                                                                           // how proxies ask for Secrets
 	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"},                                                                       // routes name clusters
 	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"},                                                                       // so do gRPC's routes
+	"internal/discovery/compile/authz":     {"internal/discovery/compile/jwt"},                                                                           // its rules read what that filter leaves
 	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster", "internal/discovery/compile/authz", "internal/discovery/credentials"}, // so do filter chains, which have filters of authorization
 	"internal/httpguard":                   {"internal/printable"},                                                                                       // the Host of a client in an error
 	"test/require":                         {"internal/lab/netmesh"},                                                                                     // whether this machine can make Pods

@@ -118,16 +118,17 @@ var Needed = slices.Sorted(maps.Keys(readable))
 
 // readable are the versions of each of those that it reads, the preferred one first.
 var readable = map[string][]string{
-	"destinationrules.networking.istio.io":    {"v1", "v1beta1", "v1alpha3"},
-	"gateways.networking.istio.io":            {"v1", "v1beta1", "v1alpha3"},
-	"authorizationpolicies.security.istio.io": {"v1", "v1beta1"},
-	"peerauthentications.security.istio.io":   {"v1", "v1beta1"},
-	"proxyconfigs.networking.istio.io":        {"v1beta1"},
-	"serviceentries.networking.istio.io":      {"v1", "v1beta1", "v1alpha3"},
-	"sidecars.networking.istio.io":            {"v1", "v1beta1", "v1alpha3"},
-	"virtualservices.networking.istio.io":     {"v1", "v1beta1", "v1alpha3"},
-	"workloadentries.networking.istio.io":     {"v1", "v1beta1", "v1alpha3"},
-	"workloadgroups.networking.istio.io":      {"v1", "v1beta1", "v1alpha3"},
+	"destinationrules.networking.istio.io":     {"v1", "v1beta1", "v1alpha3"},
+	"gateways.networking.istio.io":             {"v1", "v1beta1", "v1alpha3"},
+	"authorizationpolicies.security.istio.io":  {"v1", "v1beta1"},
+	"peerauthentications.security.istio.io":    {"v1", "v1beta1"},
+	"proxyconfigs.networking.istio.io":         {"v1beta1"},
+	"requestauthentications.security.istio.io": {"v1", "v1beta1"},
+	"serviceentries.networking.istio.io":       {"v1", "v1beta1", "v1alpha3"},
+	"sidecars.networking.istio.io":             {"v1", "v1beta1", "v1alpha3"},
+	"virtualservices.networking.istio.io":      {"v1", "v1beta1", "v1alpha3"},
+	"workloadentries.networking.istio.io":      {"v1", "v1beta1", "v1alpha3"},
+	"workloadgroups.networking.istio.io":       {"v1", "v1beta1", "v1alpha3"},
 }
 
 func resources(f *Facts) Finding {

@@ -10,7 +10,7 @@ import (
 )
 
 const unread = `apiVersion: security.istio.io/v1
-kind: RequestAuthentication
+kind: RequestAuthentications
 metadata: {name: only-reviews, namespace: shop}
 spec: {}
 ---
@@ -33,7 +33,7 @@ func TestPoliciesThatAreNotEnforcedAreErrors(t *testing.T) {
 	p := start(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	p.emit(shop+"---\n"+unread, true)
 	want := []objectEntry{
-		{Object: "RequestAuthentication shop/only-reviews", Severity: "error", Text: "NOT enforced"},
+		{Object: "RequestAuthentication shop/only-reviews", Severity: "error", Field: "kind", Text: "NOT enforced"},
 		{Object: "EnvoyFilter shop/lua", Severity: "warning", Text: "has no effect"},
 		{Object: "VirtualService shop/reviews", Severity: "warning", Field: "kind", Text: "did you mean VirtualService?"},
 		{Severity: "info", Text: "1 object of a kind that the mesh does not use is ignored: Deployment"},

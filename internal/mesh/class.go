@@ -55,6 +55,8 @@ const (
 	// RBAC: envoy.filters.http.rbac, and NetworkRBAC: envoy.filters.network.rbac.
 	RBAC
 	NetworkRBAC
+	// JWT: envoy.filters.http.jwt_authn.
+	JWT
 	// ProxyProtocol: envoy.transport_sockets.upstream_proxy_protocol.
 	ProxyProtocol
 )
@@ -69,6 +71,7 @@ var extensionBits = map[string]Capability{
 	"envoy.filters.http.cors":                         CORS,
 	"envoy.filters.http.rbac":                         RBAC,
 	"envoy.filters.network.rbac":                      NetworkRBAC,
+	"envoy.filters.http.jwt_authn":                    JWT,
 	"envoy.transport_sockets.upstream_proxy_protocol": ProxyProtocol,
 	"envoy.filters.listener.http_inspector":           HTTPInspector,
 	"envoy.retry_host_predicates.previous_hosts":      PreviousHosts,
@@ -155,10 +158,10 @@ type Scope struct {
 	// Selected identifies the client-side selectors that match the proxy's labels (never the
 	// labels themselves), in a canonical form that package model defines.
 	Selected string
-	// Authorization are, for a router, as those of Workload, and Closed is set if it must accept no request, because of a policy
+	// Authorization and Tokens are, for a router, as those of Workload, and Closed is set if it must accept no request, because of a policy
 	// that cannot be read.
-	Authorization string
-	Closed        bool
+	Authorization, Tokens string
+	Closed                bool
 }
 
 // ScopeID is an interned Scope: cheap to compare and to use as a map key. IDs are equal if
@@ -193,6 +196,8 @@ type Workload struct {
 	Policies  string
 	// Authorization are the AuthorizationPolicies that select the proxy by its labels.
 	Authorization string
+	// Tokens are the RequestAuthentications that do.
+	Tokens string
 	// Addresses are the proxy's own, separated by commas, and Mutual is set if the workload says that it accepts the mesh's
 	// mutual TLS. Only the listeners of gRPC servers depend on them; of other proxies they are zero.
 	Addresses string

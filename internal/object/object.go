@@ -38,10 +38,13 @@ const (
 	PeerAuthentication Kind = "PeerAuthentication" // *security/v1beta1.PeerAuthentication
 	// *security/v1beta1.AuthorizationPolicy
 	AuthorizationPolicy Kind = "AuthorizationPolicy"
-	Sidecar             Kind = "Sidecar"       // *networking/v1alpha3.Sidecar
-	Gateway             Kind = "Gateway"       // *networking/v1alpha3.Gateway
-	ProxyConfig         Kind = "ProxyConfig"   // *networking/v1beta1.ProxyConfig
-	WorkloadGroup       Kind = "WorkloadGroup" // *networking/v1alpha3.WorkloadGroup
+	// *security/v1beta1.RequestAuthentication
+	RequestAuthentication Kind = "RequestAuthentication"
+
+	Sidecar       Kind = "Sidecar"       // *networking/v1alpha3.Sidecar
+	Gateway       Kind = "Gateway"       // *networking/v1alpha3.Gateway
+	ProxyConfig   Kind = "ProxyConfig"   // *networking/v1beta1.ProxyConfig
+	WorkloadGroup Kind = "WorkloadGroup" // *networking/v1alpha3.WorkloadGroup
 
 	// The kinds of Kubernetes' Gateway API; the types are those of sigs.k8s.io/gateway-api/apis/v1. KubernetesGateway is
 	// its kind Gateway, which Istio's has the name of, too.
@@ -58,7 +61,7 @@ const (
 func Kinds() []Kind {
 	return []Kind{
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
-		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, AuthorizationPolicy, Sidecar, Gateway, ProxyConfig,
+		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, RequestAuthentication, AuthorizationPolicy, Sidecar, Gateway, ProxyConfig,
 		WorkloadGroup,
 		GatewayClass, KubernetesGateway, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant,
 	}

@@ -224,6 +224,7 @@ func (c *cluster) forget(t *testing.T) {
 	for _, o := range []struct{ group, resource, kind, spec string }{
 		{"networking.istio.io", "destinationrules", "DestinationRule", `{"host": "example.com"}`},
 		{"security.istio.io", "peerauthentications", "PeerAuthentication", `{"selector": {"matchLabels": {"app": "none"}}}`},
+		{"security.istio.io", "requestauthentications", "RequestAuthentication", `{"selector": {"matchLabels": {"app": "none"}}}`},
 		{"security.istio.io", "authorizationpolicies", "AuthorizationPolicy", `{"selector": {"matchLabels": {"app": "none"}}, "rules": [{}]}`},
 	} {
 		of := c.dynamic.Resource(schema.GroupVersionResource{Group: o.group, Version: "v1", Resource: o.resource}).Namespace("default")

@@ -43,7 +43,7 @@ var needs = []need{
 	{why: "the source", start: true, group: "discovery.k8s.io", resources: []string{"endpointslices"}, verbs: watches},
 	{why: "the source", start: true, group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: watches},
 	{why: "the source", start: true, group: "networking.istio.io", resources: []string{"destinationrules", "gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"}, verbs: watches},
-	{why: "the source", start: true, group: "security.istio.io", resources: []string{"authorizationpolicies", "peerauthentications"}, verbs: watches},
+	{why: "the source", start: true, group: "security.istio.io", resources: []string{"authorizationpolicies", "peerauthentications", "requestauthentications"}, verbs: watches},
 	{why: "the source", group: "gateway.networking.k8s.io", resources: []string{"gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants", "tcproutes", "tlsroutes"}, verbs: watches},
 	{why: "the source", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "istio", verbs: watches},
 
@@ -58,7 +58,7 @@ var needs = []need{
 	{why: "used join tokens", namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-join-tokens", verbs: []string{"get", "patch"}},
 	{why: "statuses", start: true, group: "networking.istio.io", resources: statuses("destinationrules"), verbs: []string{"patch"}},
 	{why: "statuses", group: "networking.istio.io", resources: statuses("gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"), verbs: []string{"patch"}},
-	{why: "statuses", start: true, group: "security.istio.io", resources: statuses("authorizationpolicies", "peerauthentications"), verbs: []string{"patch"}},
+	{why: "statuses", start: true, group: "security.istio.io", resources: statuses("authorizationpolicies", "peerauthentications", "requestauthentications"), verbs: []string{"patch"}},
 	{why: "statuses of all replicas' proxies", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-status-instances", verbs: []string{"get", "patch"}},
 	{why: "proxies that register themselves", group: "networking.istio.io", resources: []string{"workloadentries"}, verbs: []string{"create", "delete", "get", "update"}},
 	{why: "which replicas hold registered proxies", namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-registration-instances", verbs: []string{"get", "patch"}},

@@ -48,7 +48,7 @@ const (
 	badHostNow = `{hosts: ["re views"], http: [{route: [{destination: {host: ratings}}]}]}`
 	noAction   = "{hosts: [reviews], http: [{}]}"
 	unknown    = "{hosts: [reviews], newField: 1, http: [{route: [{destination: {host: reviews}}]}]}"
-	policy     = "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: deny, namespace: shop}\nspec: {action: "
+	policy     = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicies\nmetadata: {name: deny, namespace: shop}\nspec: {action: "
 	meshConfig = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: %s}\ndata: {mesh: 'trustDomain: \"a b\"'}"
 )
 

@@ -9,6 +9,7 @@ import (
 	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // fieldExceptions are the fields and values that change nothing and are not spoken of,
@@ -27,6 +28,14 @@ var fieldExceptions = map[string]string{
 	"AuthorizationPolicy.targetRefs.kind":                     "a policy with a target is rejected, with what that means",
 	"AuthorizationPolicy.targetRefs.name":                     "a policy with a target is rejected, with what that means",
 	"AuthorizationPolicy.targetRefs.namespace":                "a policy with a target is rejected, with what that means",
+	"RequestAuthentication.targetRef.group":                   "a policy with a target is rejected, with what that means",
+	"RequestAuthentication.targetRef.kind":                    "a policy with a target is rejected, with what that means",
+	"RequestAuthentication.targetRef.name":                    "a policy with a target is rejected, with what that means",
+	"RequestAuthentication.targetRef.namespace":               "a policy with a target is rejected, with what that means",
+	"RequestAuthentication.targetRefs.group":                  "a policy with a target is rejected, with what that means",
+	"RequestAuthentication.targetRefs.kind":                   "a policy with a target is rejected, with what that means",
+	"RequestAuthentication.targetRefs.name":                   "a policy with a target is rejected, with what that means",
+	"RequestAuthentication.targetRefs.namespace":              "a policy with a target is rejected, with what that means",
 	"AuthorizationPolicy.action=CUSTOM":                       "it needs a provider: testdata/authorization.txtar has both",
 	"MeshConfig.discoverySelectors.matchLabels":               "package scope selects the objects of a source before they are compiled",
 	"MeshConfig.discoverySelectors.matchExpressions.key":      "the same",
@@ -227,6 +236,11 @@ spec: {mtls: {mode: STRICT}}
 		`{action: DENY, rules: [{to: [{operation: {ports: ["80"]}}]}]}`,
 		`{action: CUSTOM, provider: {name: a}, rules: [{to: [{operation: {ports: ["80"]}}]}]}`,
 	}},
+	{name: "RequestAuthentication", kind: object.RequestAuthentication, empty: &security.RequestAuthentication{}, bases: []string{
+		`{selector: {matchLabels: {app: b}}, jwtRules: [{issuer: a, jwks: '` + pki.NoKeys + `'}]}`,
+		`{selector: {matchLabels: {app: b}}, jwtRules: [{issuer: a, jwks: '` + pki.NoKeys + `', fromHeaders: [{name: x}], outputClaimToHeaders: [{header: x, claim: c}]}]}`,
+		`{jwtRules: [{issuer: a}]}`,
+	}},
 	{name: "Gateway", kind: object.Gateway, empty: &networking.Gateway{}, bases: []string{
 		`{servers: [{port: {number: 80, protocol: HTTP, name: http}, hosts: ["*"]}]}`,
 		`{servers: [{port: {number: 8080, protocol: HTTP, name: http}, hosts: ["*"], bind: 10.0.0.1}]}`,
@@ -326,7 +340,8 @@ var fieldValues = map[string][]string{
 
 	"Sidecar.workloadSelector.labels": {"app=a"}, "egress.hosts": {"*/*"}, "port.protocol": {"HTTP"},
 	"Gateway.selector": {"app=none"}, "Gateway.servers.hosts": {"c.other.svc.cluster.local"},
-	"PeerAuthentication.selector.matchLabels": {"app=a"}, "AuthorizationPolicy.selector.matchLabels": {"app=a"},
+	"PeerAuthentication.selector.matchLabels": {"app=a"}, "AuthorizationPolicy.selector.matchLabels": {"app=a"}, "RequestAuthentication.selector.matchLabels": {"app=a"},
+	"jwtRules.jwks": {`{"keys": [{"kty": "oct", "k": "AQ"}]}`}, "jwtRules.jwksUri": {"https://a.example/keys"}, "fromHeaders.name": {"x-a"}, "jwtRules.outputPayloadToHeader": {"x-b"}, "outputClaimToHeaders.header": {"x-c"},
 	"source.serviceAccounts": {"shop/a"}, "source.notServiceAccounts": {"shop/a"}, "source.requestPrincipals": {"a/b"}, "source.notRequestPrincipals": {"a/b"},
 	"source.ipBlocks": {"10.0.0.9"}, "source.notIpBlocks": {"10.0.0.9"}, "source.remoteIpBlocks": {"10.0.0.9"}, "source.notRemoteIpBlocks": {"10.0.0.9"},
 	"operation.ports": {"81"}, "operation.notPorts": {"81"}, "operation.paths": {"/x"}, "operation.notPaths": {"/x"},

@@ -296,8 +296,8 @@ func (c *Compiler) gatewayRouteConfig(r *incr.Reader, k Key) []byte {
 func (c *Compiler) routerListener(r *incr.Reader, k Key, env listener.Env) []byte {
 	if plan := c.inner.gatewayPlan.Of(r, scopeName{k.Scope, k.Name}); len(plan.Chains) > 0 {
 		s := k.Scope.Value()
-		plan.Authorization = c.authorization(r, mesh.Workload{Namespace: s.Namespace, Authorization: s.Authorization})
-		plan.Closed = s.Closed || plan.Authorization.HTTP != nil && !s.Caps.Has(mesh.RBAC|mesh.NetworkRBAC)
+		plan.Authorization = c.authorization(r, mesh.Workload{Namespace: s.Namespace, Authorization: s.Authorization, Tokens: s.Tokens}, true)
+		plan.Closed = s.Closed || !s.Caps.Has(plan.Authorization.Needs)
 		return marshal.MustEncodedAny(listener.BuildGateway(plan, env))
 	}
 	return c.passthroughListener(r, k, env)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // dice turns bytes into choices; past the end everything is 0.
@@ -70,7 +71,7 @@ func (d *dice) exportTo() []string {
 // change makes a random change to a random object: a new value three times of four.
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
-		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.Sidecar, object.Namespace, object.Node, object.Gateway,
+		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.RequestAuthentication, object.Sidecar, object.Namespace, object.Node, object.Gateway,
 		object.KubernetesGateway, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.GatewayClass)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
 	switch kind {
@@ -128,6 +129,8 @@ func (d *dice) change() object.Change {
 	case object.AuthorizationPolicy:
 		o.Spec = d.authorizationPolicy()
 		o.Meta.Annotations = pick(d, nil, nil, map[string]string{"istio.io/dry-run": "true"})
+	case object.RequestAuthentication:
+		o.Spec = d.requestAuthentication()
 	case object.Sidecar:
 		o.Spec = d.sidecar()
 	case object.Gateway:
@@ -333,6 +336,17 @@ func (d *dice) authorizationPolicy() *security.AuthorizationPolicy {
 	}
 	for range d.roll(3) {
 		p.Rules = append(p.Rules, &security.Rule{To: []*security.Rule_To{{Operation: &security.Operation{Methods: []string{pick(d, "GET", "PUT")}}}}})
+	}
+	return p
+}
+
+func (d *dice) requestAuthentication() *security.RequestAuthentication {
+	p := &security.RequestAuthentication{}
+	if d.oneIn(2) {
+		p.Selector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
+	}
+	for range d.roll(3) {
+		p.JwtRules = append(p.JwtRules, &security.JWTRule{Issuer: pick(d, "one.example", "two.example"), Jwks: pick(d, "", pki.NoKeys)})
 	}
 	return p
 }

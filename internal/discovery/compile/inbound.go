@@ -11,12 +11,14 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/jwt"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // Inbound is what a workload's inbound security decides.
@@ -33,8 +35,8 @@ type Inbound struct {
 func (c *Compiler) inbound(r *incr.Reader, k Key) Inbound {
 	w := k.Workload.Value()
 	modes := c.model.ModesOf(r, w.Namespace, strings.Fields(w.Policies))
-	filters := c.authorization(r, w)
-	if filters.HTTP != nil && !k.Scope.Value().Caps.Has(mesh.RBAC|mesh.NetworkRBAC) {
+	filters := c.authorization(r, w, false)
+	if !k.Scope.Value().Caps.Has(filters.Needs) {
 		modes.Closed = true // the proxy cannot tell whom to let in
 	}
 	return Inbound{
@@ -43,20 +45,37 @@ func (c *Compiler) inbound(r *incr.Reader, k Key) Inbound {
 	}
 }
 
-// authorization returns the filters of the AuthorizationPolicies of a workload.
-func (c *Compiler) authorization(r *incr.Reader, w mesh.Workload) authz.Filters {
+// authorization returns the filters of the AuthorizationPolicies and RequestAuthentications of a workload. routed is set if
+// its routes may match the claims of tokens.
+func (c *Compiler) authorization(r *incr.Reader, w mesh.Workload, routed bool) authz.Filters {
 	var policies []authz.Policy
 	for _, p := range c.model.AuthorizationOf(r, w) {
 		policies = append(policies, authz.Policy{Namespace: p.Namespace, Name: p.Name, Spec: p.Spec, DryRun: p.DryRun})
 	}
-	if len(policies) == 0 {
-		return authz.Filters{}
+	return authz.Build(policies, trustDomains(c.model.Mesh(r)), jwt.Build(c.tokenRules(r, w), routed))
+}
+
+// tokenRules returns the rules of the RequestAuthentications of a workload, with their keys.
+func (c *Compiler) tokenRules(r *incr.Reader, w mesh.Workload) (out []jwt.Rule) {
+	for _, p := range c.model.TokensOf(r, w) {
+		for _, rule := range p.Spec.GetJwtRules() {
+			keys, ok := jwt.KeysOf(rule)
+			if !ok {
+				keys = pki.NoKeys
+			}
+			out = append(out, jwt.Rule{Spec: rule, Keys: keys})
+		}
 	}
-	return authz.Build(policies, trustDomains(c.model.Mesh(r)))
+	return out
 }
 
 // restricted reports whether a policy may deny requests to a workload.
 func (c *Compiler) restricted(r *incr.Reader, w mesh.Workload) bool {
+	for _, p := range c.model.TokensOf(r, w) {
+		if len(p.Spec.GetJwtRules()) > 0 {
+			return true
+		}
+	}
 	return slices.ContainsFunc(c.model.AuthorizationOf(r, w), func(p *model.AuthorizationPolicy) bool {
 		return !p.DryRun && p.Spec.GetAction() != security.AuthorizationPolicy_AUDIT
 	})

@@ -200,13 +200,11 @@ func (a *authorization) conditionOf(at, key string) (one func(field, value strin
 	return nil, false, false
 }
 
-// token tells that a field of tokens has nothing to match.
+// token refuses a field of tokens where these have not been validated yet.
 func (a *authorization) token(field string) {
 	if a.custom {
 		a.fail(field, "action CUSTOM is decided before tokens are validated; remove it")
-		return
 	}
-	a.warn(field, "tokens are not validated here, since RequestAuthentication is not supported: no request has one")
 }
 
 // wildcard checks a text with at most one wildcard.

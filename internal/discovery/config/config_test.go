@@ -16,7 +16,7 @@ const gatewayAPI = "gateway.networking.k8s.io/v1"
 // groups has the API versions of kinds that are not in networking.istio.io/v1.
 var groups = map[object.Kind]string{
 	object.Service: "v1", object.Pod: "v1", object.ConfigMap: "v1", object.EndpointSlice: "discovery.k8s.io/v1",
-	object.PeerAuthentication: "security.istio.io/v1", object.AuthorizationPolicy: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1",
+	object.PeerAuthentication: "security.istio.io/v1", object.AuthorizationPolicy: "security.istio.io/v1", object.RequestAuthentication: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1",
 	object.GatewayClass: gatewayAPI, object.KubernetesGateway: gatewayAPI, object.HTTPRoute: gatewayAPI, object.GRPCRoute: gatewayAPI, object.TLSRoute: gatewayAPI,
 	object.TCPRoute: gatewayAPI, object.ReferenceGrant: gatewayAPI,
 }
@@ -227,12 +227,38 @@ func TestAuthorizationPolicies(t *testing.T) {
 			"E spec.rules[0].to[0].operation.paths[5]", "E spec.rules[0].to[0].operation.paths[6]", "I spec.rules[0]"}},
 		{object.AuthorizationPolicy, when("request.headers[x-a]", "a"), []string{"I spec.rules[0]: matches no TCP connection, since these have no request.headers[x-a]"}},
 		{object.AuthorizationPolicy, when("request.headers[x a]", "a"), []string{"E spec.rules[0].when[0].key: unknown key"}},
-		{object.AuthorizationPolicy, when("request.auth.claims[a][b]", "a"), []string{"W spec.rules[0].when[0].key: tokens are not validated", "I spec.rules[0]"}},
+		{object.AuthorizationPolicy, when("request.auth.claims[a][b]", "a"), []string{"I spec.rules[0]"}},
+		{object.AuthorizationPolicy, "{action: CUSTOM, provider: {name: a}, rules: [{when: [{key: request.auth.principal, values: [a/b]}]}]}", []string{
+			"W spec.provider", "E spec.rules[0].when[0].values[0]: action CUSTOM is decided before tokens are validated", "W spec.rules[0]"}},
 		{object.AuthorizationPolicy, when("request.auth.claims[a", "a"), []string{"E spec.rules[0].when[0].key: unknown key"}},
 		{object.AuthorizationPolicy, when("source.ip", ""), []string{"E spec.rules[0].when[0]: has no values"}},
 		{object.AuthorizationPolicy, when("destination.port", "'80'"), nil},
 		{object.AuthorizationPolicy, when("experimental.envoy.filters.a[b]", "'[x]', '[x'"), []string{"E spec.rules[0].when[0].values[1]: invalid value \"[x\""}},
 		{object.AuthorizationPolicy, when("source.port", "'80'"), []string{"E spec.rules[0].when[0].key: unknown key \"source.port\""}},
+	})
+}
+
+func TestRequestAuthentications(t *testing.T) {
+	const keys = `'{"keys": [{"kty": "RSA", "n": "AQ", "e": "AQAB"}]}'`
+	one := func(rule string) string { return "{jwtRules: [{" + rule + "}]}" }
+	with := func(more string) string { return one("issuer: a, jwks: " + keys + ", " + more) }
+	at := func(text string) string { return strings.Replace(text, " .", " spec.jwtRules[0].", 1) }
+	runRules(t, []rule{
+		{object.RequestAuthentication, with("audiences: [a], fromHeaders: [{name: x-a, prefix: 'Tok '}], fromParams: [a], fromCookies: [b], forwardOriginalToken: true, outputPayloadToHeader: x-b, outputClaimToHeaders: [{header: x-c, claim: a.b}], spaceDelimitedClaims: [c]"), nil},
+		{object.RequestAuthentication, "{}", []string{"W spec.jwtRules: is empty: no token is validated"}},
+		{object.RequestAuthentication, "{targetRefs: [{kind: Service, name: a}]}", []string{"E spec.targetRefs: is not supported: this policy is NOT enforced"}},
+		{object.RequestAuthentication, "{selector: {matchLabels: {app: -x}}, jwtRules: [{issuer: a, jwks: " + keys + "}]}", []string{"E spec.selector.matchLabels[app]: invalid label value"}},
+		{object.RequestAuthentication, one("jwks: " + keys), []string{at("E .issuer: is empty")}},
+		{object.RequestAuthentication, one("issuer: a, jwks: '{}'"), []string{at("E .jwks: invalid key set")}},
+		{object.RequestAuthentication, one(`issuer: a, jwks: '{"keys": [{"kty": "RSA", "n": "AQ", "e": "AQAB", "d": "AQ"}]}'`), []string{at("W .jwks: has private keys")}},
+		{object.RequestAuthentication, with("jwksUri: 'https://a.example/keys'"), []string{at("E .jwksUri: jwks is set too")}},
+		{object.RequestAuthentication, one("issuer: a"), []string{at("W .jwksUri: not applied: keys are not fetched")}},
+		{object.RequestAuthentication, with("audiences: [''], fromHeaders: [{name: 'a b'}, {}], fromParams: [''], fromCookies: [a, '']"), []string{
+			at("E .audiences[0]: is empty"), at("E .fromHeaders[0].name: invalid header name \"a b\""), at("E .fromHeaders[1].name: invalid"), at("E .fromParams[0]: is empty"), at("E .fromCookies[1]: is empty")}},
+		{object.RequestAuthentication, with("outputPayloadToHeader: ':path', outputClaimToHeaders: [{header: x-a}, {header: X-A, claim: b}, {claim: c}], spaceDelimitedClaims: ['']"), []string{
+			at("E .outputPayloadToHeader: invalid header name"), at("E .outputClaimToHeaders[0].claim: is empty"), at("E .outputClaimToHeaders[1].header: header \"X-A\" is written twice"),
+			at("E .outputClaimToHeaders[2].header: invalid header name"), at("E .spaceDelimitedClaims[0]: is empty")}},
+		{object.RequestAuthentication, with("spaceDelimitedClaims: [" + strings.Repeat("a, ", 64) + "a]"), []string{at("E .spaceDelimitedClaims: has 65 claims")}},
 	})
 }
 

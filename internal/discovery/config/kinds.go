@@ -28,6 +28,9 @@ var kinds = map[object.Kind]func(*check, object.Object){
 			c.peerAuthentication(s)
 		})
 	},
+	object.RequestAuthentication: func(c *check, o object.Object) {
+		specRules(c, o, func(s *security.RequestAuthentication) { c.requestAuthentication(o, s) })
+	},
 	object.AuthorizationPolicy: func(c *check, o object.Object) {
 		specRules(c, o, func(s *security.AuthorizationPolicy) { c.authorizationPolicy(o, s) })
 	},

@@ -32,7 +32,7 @@ func (c *check) virtualService(s *networking.VirtualService) {
 		c.fail("spec", "has no routes; add http, tls or tcp")
 	}
 	for i, r := range s.Http {
-		c.httpRoute(item("spec.http", i), r)
+		c.httpRoute(item("spec.http", i), r, inMesh)
 	}
 	for i, r := range s.Tls {
 		c.tlsRoute(item("spec.tls", i), r)
@@ -57,14 +57,14 @@ func (c *check) gatewayNames(field string, names []string) {
 	}
 }
 
-func (c *check) httpRoute(at string, r *networking.HTTPRoute) {
+func (c *check) httpRoute(at string, r *networking.HTTPRoute, inMesh bool) {
 	if r == nil {
 		c.fail(at, "is empty; add a route, a redirect or a directResponse")
 		return
 	}
 	c.action(at, r)
 	for i, m := range r.Match {
-		c.httpMatch(item(at+".match", i), m)
+		c.httpMatch(item(at+".match", i), m, inMesh && (len(m.GetGateways()) == 0 || slices.Contains(m.GetGateways(), meshGateway)))
 	}
 	c.httpDestinations(at+".route", r.Route)
 	c.duration(at+".timeout", r.Timeout)
@@ -118,7 +118,7 @@ func (c *check) action(at string, r *networking.HTTPRoute) {
 	}
 }
 
-func (c *check) httpMatch(at string, m *networking.HTTPMatchRequest) {
+func (c *check) httpMatch(at string, m *networking.HTTPMatchRequest, inMesh bool) {
 	if m == nil {
 		c.fail(at, "is empty; add a condition or remove it")
 		return
@@ -132,10 +132,10 @@ func (c *check) httpMatch(at string, m *networking.HTTPMatchRequest) {
 		}
 	}
 	for _, h := range sorted(m.Headers) {
-		c.headerMatch(entry(at+".headers", h), h, m.Headers[h])
+		c.headerMatch(entry(at+".headers", h), h, m.Headers[h], inMesh)
 	}
 	for _, h := range sorted(m.WithoutHeaders) {
-		c.headerMatch(entry(at+".withoutHeaders", h), h, m.WithoutHeaders[h])
+		c.headerMatch(entry(at+".withoutHeaders", h), h, m.WithoutHeaders[h], inMesh)
 	}
 	for _, q := range sorted(m.QueryParams) {
 		if q == "" {
@@ -151,10 +151,32 @@ func (c *check) httpMatch(at string, m *networking.HTTPMatchRequest) {
 	}
 }
 
-func (c *check) headerMatch(at, name string, m *networking.StringMatch) {
+// claims begins the names of "headers" that are claims of the request's token.
+const claims = "@request.auth.claims"
+
+// claimMatch checks a match of a claim, ".a.b" or "[a][b]" after the prefix. [control-plane 1.7.8]
+func (c *check) claimMatch(at, name string, inMesh bool) {
+	inner, dots := strings.CutPrefix(strings.TrimPrefix(name, claims), ".")
+	names := strings.Split(inner, ".")
+	if !dots {
+		rest, first := strings.CutPrefix(inner, "[")
+		rest, last := strings.CutSuffix(rest, "]")
+		if names = strings.Split(rest, "]["); !first || !last {
+			names = nil
+		}
+	}
+	if len(names) == 0 || slices.Contains(names, "") {
+		c.fail(at, "invalid claim: want %s.NAME, or %s[NAME][NAME] for one within another", claims, claims)
+	}
+	if inMesh {
+		c.warn(at, "claims are matched at gateways only: sidecars are not sent the route; bind it to a gateway alone")
+	}
+}
+
+func (c *check) headerMatch(at, name string, m *networking.StringMatch, inMesh bool) {
 	switch {
-	case strings.HasPrefix(name, "@request.auth.claims"):
-		c.warn(at, "not applied: tokens are not validated, since RequestAuthentication is not supported; this match never applies")
+	case strings.HasPrefix(name, claims):
+		c.claimMatch(at, name, inMesh)
 	case !isToken(strings.TrimPrefix(name, ":")):
 		c.fail(at, "invalid header name")
 	}

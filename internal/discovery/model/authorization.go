@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	security "istio.io/api/security/v1beta1"
+	typev1 "istio.io/api/type/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -14,17 +15,37 @@ import (
 // DryRunAnnotation makes an AuthorizationPolicy one that decides nothing [control-plane 1.10.12].
 const DryRunAnnotation = "istio.io/dry-run"
 
-// The buckets of a namespace's AuthorizationPolicies: those for all of its workloads, and those with a selector.
+// The buckets of a namespace's AuthorizationPolicies or RequestAuthentications: those for all of its workloads, and those
+// with a selector.
 func wholeBucket(ns string) string     { return "whole:" + ns }
 func selectingBucket(ns string) string { return "selecting:" + ns }
 
+// selecting is the specification of a policy with a selector.
+type selecting interface {
+	GetSelector() *typev1.WorkloadSelector
+}
+
+// policyBucket returns the bucket of a policy.
+func policyBucket(ns string, spec selecting) string {
+	if len(spec.GetSelector().GetMatchLabels()) > 0 {
+		return selectingBucket(ns)
+	}
+	return wholeBucket(ns)
+}
+
+// policy is a row of a table of policies.
+type policy interface {
+	comparable
+	spec() selecting
+	Key() string
+}
+
+func (p *AuthorizationPolicy) spec() selecting   { return p.Spec }
+func (p *RequestAuthentication) spec() selecting { return p.Spec }
+
 func putAuthorization(m *Model, o *object.Object, spec *security.AuthorizationPolicy) {
 	p := &AuthorizationPolicy{Row: rowOf(o), Spec: spec, DryRun: DryRun(o.Meta.Annotations[DryRunAnnotation])}
-	bucket := wholeBucket(o.Namespace)
-	if len(spec.GetSelector().GetMatchLabels()) > 0 {
-		bucket = selectingBucket(o.Namespace)
-	}
-	m.tables.authz.Put(rowKey(o.Key), p, bucket)
+	m.tables.authz.Put(rowKey(o.Key), p, policyBucket(o.Namespace, spec))
 }
 
 // DryRun reports whether a value of DryRunAnnotation is true, as strconv.ParseBool has it.
@@ -32,13 +53,13 @@ func DryRun(value string) bool {
 	return slices.Contains([]string{"1", "t", "T", "true", "TRUE", "True"}, value)
 }
 
-// authorizing returns the keys of the AuthorizationPolicies that select the workload by label, separated by spaces:
-// those of its namespace, and those of the root namespace, which are for the whole mesh. [control-plane 1.10.5]
-func (m *Model) authorizing(r *incr.Reader, ns string, labels map[string]string) string {
+// policiesFor returns the keys of the policies that select the workload by label, separated by spaces: those of its
+// namespace, and those of the root namespace, which are for the whole mesh. [control-plane 1.10.5]
+func policiesFor[P policy](m *Model, r *incr.Reader, table *incr.Table[P], ns string, labels map[string]string) string {
 	var out []string
 	for _, in := range m.scopesOf(r, ns) {
-		for key, p := range incr.In(r, m.tables.authz, selectingBucket(in)) {
-			if subset(p.Spec.GetSelector().GetMatchLabels(), labels) {
+		for key, p := range incr.In(r, table, selectingBucket(in)) {
+			if subset(p.spec().GetSelector().GetMatchLabels(), labels) {
 				out = append(out, key)
 			}
 		}
@@ -57,17 +78,26 @@ func (m *Model) scopesOf(r *incr.Reader, ns string) []string {
 
 // AuthorizationOf returns the AuthorizationPolicies that are in force for a workload, sorted by key.
 func (m *Model) AuthorizationOf(r *incr.Reader, w mesh.Workload) []*AuthorizationPolicy {
-	var out []*AuthorizationPolicy
-	for _, ns := range m.scopesOf(r, w.Namespace) {
-		for _, p := range incr.In(r, m.tables.authz, wholeBucket(ns)) {
+	return inForce(m, r, m.tables.authz, w.Namespace, w.Authorization)
+}
+
+// TokensOf returns the RequestAuthentications that are in force for a workload, sorted by key.
+func (m *Model) TokensOf(r *incr.Reader, w mesh.Workload) []*RequestAuthentication {
+	return inForce(m, r, m.tables.tokens, w.Namespace, w.Tokens)
+}
+
+// inForce returns the policies for all workloads of a namespace, and those with the given keys.
+func inForce[P policy](m *Model, r *incr.Reader, table *incr.Table[P], ns, keys string) (out []P) {
+	for _, in := range m.scopesOf(r, ns) {
+		for _, p := range incr.In(r, table, wholeBucket(in)) {
 			out = append(out, p)
 		}
 	}
-	for _, key := range strings.Fields(w.Authorization) {
-		if p, ok := incr.Get(r, m.tables.authz, key); ok {
+	for _, key := range strings.Fields(keys) {
+		if p, ok := incr.Get(r, table, key); ok {
 			out = append(out, p)
 		}
 	}
-	slices.SortFunc(out, func(a, b *AuthorizationPolicy) int { return strings.Compare(a.Key(), b.Key()) })
+	slices.SortFunc(out, func(a, b P) int { return strings.Compare(a.Key(), b.Key()) })
 	return out
 }

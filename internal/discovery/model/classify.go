@@ -70,7 +70,8 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	workload := mesh.Workload{
 		// Policies restrict: they hold for a proxy whatever else it is refused.
 		Namespace: k.Namespace, Services: services, Policies: m.selecting(r, k.Namespace, labels),
-		Authorization: m.authorizing(r, k.Namespace, labels),
+		Authorization: policiesFor(m, r, m.tables.authz, k.Namespace, labels),
+		Tokens:        policiesFor(m, r, m.tables.tokens, k.Namespace, labels),
 	}
 	if k.Caps.Has(mesh.Proxyless) {
 		workload.Addresses, workload.Mutual = k.IPs, labels[mesh.TLSModeLabel] == "istio"
@@ -80,7 +81,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 		Sidecar: m.sidecarFor(r, k, labels), Gateways: gateways, Selected: m.selected(r, k.Namespace, labels),
 	}
 	if k.Role == mesh.Router { // its listeners are those of the scope
-		scope.Authorization, scope.Closed = workload.Authorization, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
+		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
 	}
 	return mesh.Class{
 		Scope:    scope,

@@ -51,6 +51,9 @@ var kinds = map[object.Kind]kindRow{
 	object.PeerAuthentication: stored(func(m *Model, o *object.Object, spec *security.PeerAuthentication) {
 		m.tables.peers.Put(rowKey(o.Key), &PeerAuthentication{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
 	}, func(m *Model, k object.Key) { m.tables.peers.Delete(rowKey(k)) }),
+	object.RequestAuthentication: stored(func(m *Model, o *object.Object, spec *security.RequestAuthentication) {
+		m.tables.tokens.Put(rowKey(o.Key), &RequestAuthentication{Row: rowOf(o), Spec: spec}, policyBucket(o.Namespace, spec))
+	}, func(m *Model, k object.Key) { m.tables.tokens.Delete(rowKey(k)) }),
 	object.AuthorizationPolicy: stored(putAuthorization, func(m *Model, k object.Key) { m.tables.authz.Delete(rowKey(k)) }),
 	object.Sidecar: stored(func(m *Model, o *object.Object, spec *networking.Sidecar) {
 		m.tables.sidecars.Put(rowKey(o.Key), &Sidecar{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)

@@ -58,6 +58,7 @@ type tables struct {
 	dests    *incr.Table[*DestinationRule]
 	peers    *incr.Table[*PeerAuthentication]
 	authz    *incr.Table[*AuthorizationPolicy]
+	tokens   *incr.Table[*RequestAuthentication]
 	sidecars *incr.Table[*Sidecar]
 	mesh     *incr.Table[*meshv1.MeshConfig]
 	// namespaces has the network of each namespace, by its label; networks has the row "networks".
@@ -127,6 +128,12 @@ type AuthorizationPolicy struct {
 	DryRun bool
 }
 
+// RequestAuthentication is the row of an object.
+type RequestAuthentication struct {
+	Row
+	Spec *security.RequestAuthentication
+}
+
 // Sidecar is the row of an object.
 type Sidecar struct {
 	Row
@@ -151,6 +158,7 @@ func New(g *incr.Graph, domain string) *Model {
 		dests:    incr.NewTable[*DestinationRule](g, "destination rules"),
 		peers:    incr.NewTable[*PeerAuthentication](g, "peer authentications"),
 		authz:    incr.NewTable[*AuthorizationPolicy](g, "authorization policies"),
+		tokens:   incr.NewTable[*RequestAuthentication](g, "request authentications"),
 		sidecars: incr.NewTable[*Sidecar](g, "sidecars"),
 		mesh:     incr.NewTable[*meshv1.MeshConfig](g, "mesh"),
 
@@ -176,7 +184,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 	f, t := *m, m.tables
 	f.tables = tables{
 		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
-		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), sidecars: t.sidecars.On(g), mesh: t.mesh.On(g),
+		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), tokens: t.tokens.On(g), sidecars: t.sidecars.On(g), mesh: t.mesh.On(g),
 		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g), allocated: t.allocated.On(g),
 		classes: t.classes.On(g), kubernetes: t.kubernetes.On(g), routes: t.routes.On(g), grants: t.grants.On(g), spaces: t.spaces.On(g),
 	}
@@ -202,7 +210,7 @@ func (m *Model) Counts() map[string]int {
 	return map[string]int{
 		"services": t.services.Len(), "pods": t.pods.Len(), "nodes": t.nodes.Len(), "workload_entries": t.entries.Len(),
 		"virtual_services": t.virtuals.Len(), "destination_rules": t.dests.Len(),
-		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "sidecars": t.sidecars.Len(), "gateways": t.routers.Len(), "kubernetes_gateways": t.kubernetes.Len(), "kubernetes_routes": t.routes.Len(), "endpoint_slices": t.slices.Len(),
+		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "request_authentications": t.tokens.Len(), "sidecars": t.sidecars.Len(), "gateways": t.routers.Len(), "kubernetes_gateways": t.kubernetes.Len(), "kubernetes_routes": t.routes.Len(), "endpoint_slices": t.slices.Len(),
 	}
 }
 

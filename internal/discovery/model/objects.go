@@ -13,7 +13,7 @@ import (
 var tableKinds = map[string]object.Kind{
 	"pods": object.Pod, "nodes": object.Node, "workload entries": object.WorkloadEntry, "endpoint slices": object.EndpointSlice,
 	"virtual services": object.VirtualService, "destination rules": object.DestinationRule,
-	"peer authentications": object.PeerAuthentication, "authorization policies": object.AuthorizationPolicy, "sidecars": object.Sidecar, "gateways": object.Gateway,
+	"peer authentications": object.PeerAuthentication, "authorization policies": object.AuthorizationPolicy, "request authentications": object.RequestAuthentication, "sidecars": object.Sidecar, "gateways": object.Gateway,
 	"namespaces": object.Namespace, "gateway services": object.Service,
 	"gateway classes": object.GatewayClass, "kubernetes gateways": object.KubernetesGateway, "reference grants": object.ReferenceGrant, "namespace labels": object.Namespace,
 	"services": "", "kubernetes routes": "", "mesh": "", "networks": "",
@@ -105,6 +105,8 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 		return []iter.Seq[incr.Dependent]{t.peers.Dependents(rowKey(k))}
 	case object.AuthorizationPolicy:
 		return []iter.Seq[incr.Dependent]{t.authz.Dependents(rowKey(k))}
+	case object.RequestAuthentication:
+		return []iter.Seq[incr.Dependent]{t.tokens.Dependents(rowKey(k))}
 	case object.Gateway:
 		return []iter.Seq[incr.Dependent]{t.routers.Dependents(rowKey(k))}
 	case object.Sidecar:

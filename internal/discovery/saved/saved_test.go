@@ -92,6 +92,8 @@ const istio = `
 ---
 {apiVersion: security.istio.io/v1, kind: AuthorizationPolicy, metadata: {name: n}, spec: {action: DENY, rules: [{to: [{operation: {methods: [GET]}}]}]}}
 ---
+{apiVersion: security.istio.io/v1, kind: RequestAuthentication, metadata: {name: n}, spec: {selector: {matchLabels: {a: b}}, jwtRules: [{issuer: a, jwks: '{}', fromCookies: [c]}]}}
+---
 {apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: n}, spec: {egress: [{hosts: ["./*"]}]}}
 ---
 {apiVersion: networking.istio.io/v1, kind: Gateway, metadata: {name: n}, spec: {selector: {a: b}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}}
@@ -196,7 +198,7 @@ func TestRoundTrip(t *testing.T) {
 // A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
 // needs another version.
 func TestFormatOfVersion1(t *testing.T) {
-	const file = "testdata/version1-gateway-api.saved"
+	const file = "testdata/version1-tokens.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

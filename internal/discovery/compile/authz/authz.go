@@ -23,6 +23,7 @@ import (
 	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // The names of the filters.
@@ -51,23 +52,32 @@ type Policy struct {
 type Filters struct {
 	HTTP []*hcmv3.HttpFilter
 	TCP  []*listenerv3.Filter
+	// Needs are the filters that a proxy must have: one without them cannot tell whom to let in.
+	Needs mesh.Capability
 }
 
 // Build returns the filters of a workload with these policies; their order does not matter. trustDomains are the
-// mesh's and its aliases: a principal of one of them is one of each.
-func Build(policies []Policy, trustDomains []string) Filters {
-	if len(policies) == 0 {
-		return Filters{}
+// mesh's and its aliases: a principal of one of them is one of each. tokens is the filter that validates tokens, nil for
+// none: it is after external authorization, and before what reads the claims.
+func Build(policies []Policy, trustDomains []string, tokens *hcmv3.HttpFilter) Filters {
+	var out Filters
+	if tokens != nil {
+		out.Needs |= mesh.JWT
+	}
+	if len(policies) > 0 {
+		out.Needs |= mesh.RBAC | mesh.NetworkRBAC
 	}
 	policies = slices.Clone(policies)
 	slices.SortFunc(policies, func(a, b Policy) int {
 		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 	})
-	var out Filters
 	for _, tcp := range []bool{false, true} {
 		b := builder{trustDomains: trustDomains, tcp: tcp}
 		if c := b.custom(policies); c != nil {
 			out.add(tcp, c, nil, "")
+		}
+		if tokens != nil && !tcp {
+			out.HTTP = append(out.HTTP, tokens)
 		}
 		for _, action := range []rbacv3.RBAC_Action{rbacv3.RBAC_LOG, rbacv3.RBAC_DENY, rbacv3.RBAC_ALLOW} {
 			rules, shadow := b.rules(policies, action)

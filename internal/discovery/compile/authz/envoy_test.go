@@ -134,7 +134,7 @@ func TestVerdictsOfEnvoy(t *testing.T) {
 	pki := newPKI(t)
 	b := envoytest.Bootstrap()
 	for i, set := range sets {
-		f := authz.Build(policiesOf(t, set), trustDomains)
+		f := authz.Build(policiesOf(t, set), trustDomains, nil)
 		b.StaticResources.Listeners = append(b.StaticResources.Listeners,
 			pki.listener(t, fmt.Sprintf("http-%d", i), manager(t, f)), pki.listener(t, fmt.Sprintf("tcp-%d", i), append(f.TCP, filter(t, "envoy.filters.network.echo", &echov3.Echo{}))))
 	}

@@ -19,6 +19,7 @@ type request struct {
 	remote             string // of x-forwarded-for; "" without
 	tcp                bool
 	port               string
+	claims             map[string]any // of its token; nil without one
 }
 
 // allowed is what Istio's documentation says of policies and a request, written without a look at the translation.
@@ -60,7 +61,7 @@ func ruleMatches(rule *security.Rule, p authz.Policy, r request) bool {
 		s := f.GetSource()
 		sources = append(sources, []field{
 			{s.Principals, s.NotPrincipals, false, func(v string) bool { return isPrincipal(v, r.identity) }},
-			{s.RequestPrincipals, s.NotRequestPrincipals, true, func(string) bool { return false }}, // no tokens here
+			{s.RequestPrincipals, s.NotRequestPrincipals, true, func(v string) bool { return isRequestPrincipal(v, r.claims) }},
 			{s.Namespaces, s.NotNamespaces, false, func(v string) bool { return like(v, part(r.identity, 2)) }},
 			{s.ServiceAccounts, s.NotServiceAccounts, false, func(v string) bool { return isAccount(v, p.Namespace, r.identity) }},
 			{s.TrustDomains, s.NotTrustDomains, false, func(v string) bool { return like(v, part(r.identity, 0)) }},
@@ -99,6 +100,18 @@ func conditionField(w *security.Condition, p authz.Policy, r request) field {
 		f.http, f.has = true, func(v string) bool { return sent && (v == "*" || like(v, value)) }
 		return f
 	}
+	if path, ok := strings.CutPrefix(w.Key, "request.auth.claims["); ok {
+		var claim any = r.claims
+		for _, name := range strings.Split(strings.TrimSuffix(path, "]"), "][") {
+			inner, _ := claim.(map[string]any)
+			claim = inner[name]
+		}
+		if text, ok := claim.(string); ok && slices.Contains([]string{"scope", "perms"}, path[:len(path)-1]) {
+			claim = strings.Fields(text)
+		}
+		f.http, f.has = true, func(v string) bool { return hasClaim(v, claim) }
+		return f
+	}
 	f.has = map[string]func(string) bool{
 		"source.ip":              func(v string) bool { return inBlock(v, "127.0.0.1") },
 		"destination.ip":         func(v string) bool { return inBlock(v, "127.0.0.1") },
@@ -109,7 +122,9 @@ func conditionField(w *security.Condition, p authz.Policy, r request) field {
 		"source.principal":       func(v string) bool { return isPrincipal(v, r.identity) },
 		"destination.port":       func(v string) bool { return v == r.port },
 		"connection.sni":         func(v string) bool { return like(v, serverName) },
-		"request.auth.claims[a]": func(string) bool { return false },
+		"request.auth.principal": func(v string) bool { return isRequestPrincipal(v, r.claims) },
+		"request.auth.audiences": func(v string) bool { return hasClaim(v, r.claims["aud"]) },
+		"request.auth.presenter": func(v string) bool { return hasClaim(v, r.claims["azp"]) },
 		"experimental.envoy.filters.a[b]": func(string) bool {
 			return false
 		},
@@ -150,6 +165,34 @@ func isPrincipal(pattern, identity string) bool {
 		return like(pattern, identity)
 	}
 	return like(one(pattern), one(identity))
+}
+
+// isRequestPrincipal compares issuer/subject; a wildcard at the start is for the subject, one at the end for the issuer where
+// there is no slash.
+func isRequestPrincipal(pattern string, claims map[string]any) bool {
+	issuer, _ := claims["iss"].(string)
+	subject, _ := claims["sub"].(string)
+	i := strings.LastIndex(pattern, "/")
+	switch {
+	case issuer == "" || subject == "":
+		return false
+	case i >= 0:
+		return like(pattern[:i], issuer) && like(pattern[i+1:], subject)
+	case strings.HasPrefix(pattern, "*"):
+		return like(pattern, subject)
+	}
+	return like(pattern, issuer)
+}
+
+// hasClaim compares with a text, or with one of a list.
+func hasClaim(pattern string, claim any) bool {
+	switch c := claim.(type) {
+	case string:
+		return like(pattern, c)
+	case []string:
+		return slices.ContainsFunc(c, func(s string) bool { return like(pattern, s) })
+	}
+	return false
 }
 
 func isAccount(v, policyNamespace, identity string) bool {

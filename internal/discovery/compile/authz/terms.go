@@ -6,6 +6,8 @@ import (
 	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/jwt"
 )
 
 // operationTerms are the fields of an operation, in the order of Istio's permissions.
@@ -118,9 +120,6 @@ func (b builder) conditions(r *security.Rule, policyNamespace string) (to []term
 	return to, from
 }
 
-// tokenFilter writes the payload of a validated token to the metadata, below payload.
-const tokenFilter, payload = "envoy.filters.http.jwt_authn", "payload"
-
 func metadata(filter string, value *matcherv3.ValueMatcher, path ...string) *matcherv3.MetadataMatcher {
 	m := &matcherv3.MetadataMatcher{Filter: filter, Value: value}
 	for _, key := range path {
@@ -156,7 +155,7 @@ func claim(path ...string) func([]string) *rbacv3.Principal {
 			each = append(each, textValue(text(v, false)))
 		}
 		value := anyValue([]*matcherv3.ValueMatcher{inList(anyValue(each)), anyValue(each)})
-		return inMetadata(metadata(tokenFilter, value, append([]string{payload}, path...)...))
+		return inMetadata(metadata(jwt.Filter, value, append([]string{jwt.Payload}, path...)...))
 	}
 }
 
@@ -178,8 +177,8 @@ func requestPrincipals(values []string) *rbacv3.Principal {
 			issuer = v // it ends in a wildcard
 		}
 		each = append(each, principals.and([]*rbacv3.Principal{
-			inMetadata(metadata(tokenFilter, textValue(text(issuer, false)), payload, "iss")),
-			inMetadata(metadata(tokenFilter, textValue(text(subject, false)), payload, "sub")),
+			inMetadata(metadata(jwt.Filter, textValue(text(issuer, false)), jwt.Payload, "iss")),
+			inMetadata(metadata(jwt.Filter, textValue(text(subject, false)), jwt.Payload, "sub")),
 		}))
 	}
 	if len(each) == 1 {

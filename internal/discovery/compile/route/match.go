@@ -79,10 +79,10 @@ func addHeaders(out *routev3.RouteMatch, headers map[string]*networking.StringMa
 		switch {
 		case strings.HasPrefix(name, claimPrefix):
 			claim, ok := claimMatcher(name, headers[name])
-			// While no proxy validates tokens, the opposite of a match would match every request.
-			if !ok || without || !atGateway {
+			if !ok || !atGateway {
 				return false
 			}
+			claim.Invert = without
 			out.DynamicMetadata = append(out.DynamicMetadata, claim)
 			continue
 		case name == "uri" || name == "scheme" || name == "method" || name == "authority":

@@ -116,7 +116,7 @@ func TestIstioKinds(t *testing.T) {
 		if m := decode.NewSpec(kind); m != nil {
 			group := "networking.istio.io/v1"
 			switch kind {
-			case object.PeerAuthentication, object.AuthorizationPolicy:
+			case object.PeerAuthentication, object.RequestAuthentication, object.AuthorizationPolicy:
 				group = "security.istio.io/v1beta1"
 			case object.ProxyConfig:
 				group = "networking.istio.io/v1beta1"

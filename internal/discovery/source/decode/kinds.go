@@ -88,6 +88,9 @@ var kinds = map[object.Kind]kindRow{
 	object.WorkloadGroup: {group: networkingGroup, resource: "workloadgroups", newSpec: func() proto.Message { return &networking.WorkloadGroup{} }},
 
 	object.PeerAuthentication: {group: securityGroup, resource: "peerauthentications", enforces: true, newSpec: func() proto.Message { return &security.PeerAuthentication{} }},
+	object.RequestAuthentication: {group: securityGroup, resource: "requestauthentications", enforces: true, newSpec: func() proto.Message {
+		return &security.RequestAuthentication{}
+	}},
 	object.AuthorizationPolicy: {group: securityGroup, resource: "authorizationpolicies", enforces: true, newSpec: func() proto.Message {
 		return &security.AuthorizationPolicy{}
 	}},

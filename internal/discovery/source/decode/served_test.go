@@ -49,12 +49,13 @@ func TestServedEqualsDocuments(t *testing.T) {
 
 func TestResources(t *testing.T) {
 	for kind, want := range map[object.Kind]decode.Resource{
-		object.Node:                {Versions: []string{"v1"}, Name: "nodes"},
-		object.Pod:                 {Versions: []string{"v1"}, Name: "pods", Namespaced: true},
-		object.EndpointSlice:       {Group: "discovery.k8s.io", Versions: []string{"v1"}, Name: "endpointslices", Namespaced: true},
-		object.ServiceEntry:        {Group: "networking.istio.io", Versions: []string{"v1", "v1beta1", "v1alpha3"}, Name: "serviceentries", Namespaced: true},
-		object.AuthorizationPolicy: {Group: "security.istio.io", Versions: []string{"v1", "v1beta1"}, Name: "authorizationpolicies", Namespaced: true, Enforces: true},
-		object.PeerAuthentication:  {Group: "security.istio.io", Versions: []string{"v1", "v1beta1"}, Name: "peerauthentications", Namespaced: true, Enforces: true},
+		object.Node:                  {Versions: []string{"v1"}, Name: "nodes"},
+		object.Pod:                   {Versions: []string{"v1"}, Name: "pods", Namespaced: true},
+		object.EndpointSlice:         {Group: "discovery.k8s.io", Versions: []string{"v1"}, Name: "endpointslices", Namespaced: true},
+		object.ServiceEntry:          {Group: "networking.istio.io", Versions: []string{"v1", "v1beta1", "v1alpha3"}, Name: "serviceentries", Namespaced: true},
+		object.AuthorizationPolicy:   {Group: "security.istio.io", Versions: []string{"v1", "v1beta1"}, Name: "authorizationpolicies", Namespaced: true, Enforces: true},
+		object.RequestAuthentication: {Group: "security.istio.io", Versions: []string{"v1", "v1beta1"}, Name: "requestauthentications", Namespaced: true, Enforces: true},
+		object.PeerAuthentication:    {Group: "security.istio.io", Versions: []string{"v1", "v1beta1"}, Name: "peerauthentications", Namespaced: true, Enforces: true},
 	} {
 		if got := decode.ResourceOf(kind); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", kind, got, want)

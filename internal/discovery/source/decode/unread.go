@@ -9,19 +9,14 @@ import (
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
-// unreadKind is a kind of the mesh's API groups that is not supported.
-type unreadKind struct {
-	text string // of the problem
-	// enforces is set if objects of the kind deny requests.
-	enforces bool
-}
+// unreadKind is a kind of the mesh's API groups that is not supported; text is that of the problem. None of them denies
+// requests.
+type unreadKind struct{ text string }
 
 // unreadKinds has a row for each of these kinds, by API group.
 var unreadKinds = map[string]map[object.Kind]unreadKind{
-	networkingGroup: {"EnvoyFilter": noEffect},
-	securityGroup: {
-		"RequestAuthentication": {enforces: true, text: "RequestAuthentication is not supported: it is NOT enforced, and requests with invalid tokens are allowed; check tokens in the application, or remove it"},
-	},
+	networkingGroup:       {"EnvoyFilter": noEffect},
+	securityGroup:         {},
 	"telemetry.istio.io":  {"Telemetry": noEffect},
 	"extensions.istio.io": {"WasmPlugin": noEffect},
 	"install.istio.io":    {"IstioOperator": noEffect},
@@ -46,8 +41,8 @@ var meshKinds = func() (all []groupKind) {
 		all = append(all, groupKind{row.group, object.Kind(APIKind(k)), row.enforces})
 	}
 	for group, rows := range unreadKinds {
-		for k, row := range rows {
-			all = append(all, groupKind{group, k, row.enforces})
+		for k := range rows {
+			all = append(all, groupKind{group, k, false})
 		}
 	}
 	slices.SortFunc(all, func(a, b groupKind) int { return strings.Compare(a.group+string(a.kind), b.group+string(b.kind)) })
@@ -60,9 +55,6 @@ func notRead(version string, kind object.Kind) (meant object.Kind, p object.Prob
 	group := groupIn(version)
 	if row, known := unreadKinds[group][kind]; known {
 		p.Text, p.Severity = row.text, object.Warning
-		if row.enforces {
-			p.Severity = object.Error
-		}
 		return kind, p, true
 	}
 	near, found := nearest(group, kind)

@@ -260,7 +260,7 @@ func TestMisspeltKindKeepsTheLastGoodValue(t *testing.T) {
 	}
 	write(t, path, service("a", 7)+service("b", 9))
 	m.want("a=7 b=9")
-	write(t, path, "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: a, namespace: n}\n---\n"+service("b", 9))
+	write(t, path, "apiVersion: security.istio.io/v1\nkind: RequestAuthentications\nmetadata: {name: a, namespace: n}\n---\n"+service("b", 9))
 	m.want("b=9") // another kind of the same name is another object
 	if len(m.problems) != 1 || m.problems[0].Severity != object.Error || !strings.Contains(m.problems[0].Text, "NOT enforced") {
 		t.Errorf("problems %v", m.problems)

@@ -451,6 +451,7 @@ func TestAKindWithoutAReadableVersion(t *testing.T) {
 func TestAPolicyWithoutAReadableVersion(t *testing.T) {
 	f := newFake(t)
 	f.undefine(object.AuthorizationPolicy)
+	f.undefine(object.RequestAuthentication)
 	f.versions["security.istio.io"] = []string{"v2"}
 	f.put(t, service("s0", 80))
 	f.put(t, "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: strict, namespace: shop}\nspec: {mtls: {mode: STRICT}}\n")
@@ -476,6 +477,7 @@ func TestAPolicyWithoutAReadableVersion(t *testing.T) {
 func TestADefinitionWithoutAServedVersion(t *testing.T) {
 	f := newFake(t)
 	f.undefine(object.AuthorizationPolicy)
+	f.undefine(object.RequestAuthentication)
 	f.versions["security.istio.io"] = []string{}
 	r := start(t, options(f))
 	r.until("the problem", r.says("PeerAuthentication objects cannot be read: CustomResourceDefinition peerauthentications.security.istio.io serves no version: want one of v1, v1beta1"))
