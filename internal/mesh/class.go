@@ -176,7 +176,7 @@ func (s Scope) ID() ScopeID { return unique.Make(s) }
 type Location struct {
 	Network, Cluster string
 	Locality         Locality
-	// Node is the proxy's Node; empty if no service prefers endpoints of the client's own.
+	// Node is the proxy's Node; empty if no service prefers endpoints of the client's own, or has it use no others.
 	Node string
 	// Labels are those of the proxy's labels by which a failoverPriority ranks endpoints, in the canonical form "a=b,c=d".
 	Labels string

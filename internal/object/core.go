@@ -27,6 +27,8 @@ type ServiceSpec struct {
 	ExternalAddresses []netip.Addr `json:",omitempty"`
 	// TrafficDistribution is which endpoints clients should prefer, such as PreferSameZone; empty for none.
 	TrafficDistribution string
+	// NodeLocal is set if clients of the cluster may use only endpoints on their own Node: internalTrafficPolicy is Local.
+	NodeLocal bool `json:",omitempty"`
 }
 
 // ServicePort is one port of a Service.

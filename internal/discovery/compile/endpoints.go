@@ -55,6 +55,9 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 	key.proxyless = k.Scope.Value().Caps.Has(mesh.Proxyless)
 	key.locality = localityText(s, p, c.model.Mesh(r))
 	key.location = ranking(key.locality, k.Location.Value())
+	if s.NodeLocal {
+		key.location.Node = k.Location.Value().Node
+	}
 	if len(c.model.NetworkGateways(r)) > 0 && !s.External {
 		// A gateway to another network forwards by a server name, which gRPC does not send.
 		key.network, key.mutual = k.Location.Value().Network, !key.proxyless && originatesMutual(p, c.model.Mesh(r))
@@ -113,7 +116,7 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 	for _, i := range instances {
 		addresses := addressesOf(i, families)
 		port, ok := i.Ports[in.port]
-		if !ok || !i.Subset(in.labels) {
+		if !ok || !i.Subset(in.labels) || in.service.NodeLocal && !in.passthrough && i.Node != in.location.Node {
 			continue
 		}
 		e := cluster.Endpoint{

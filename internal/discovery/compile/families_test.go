@@ -161,6 +161,8 @@ func TestTrafficDistribution(t *testing.T) {
 		"the annotation":           {service(", annotations: {networking.istio.io/traffic-distribution: PreferClose}" + spec), nil, at(0, 0, 1, 2, 3, 4)},
 		"the field before it":      {service(", annotations: {networking.istio.io/traffic-distribution: PreferSameNode}" + spec + ", trafficDistribution: PreferClose"), nil, at(0, 0, 1, 2, 3, 4)},
 		"one that is not known":    {service(spec + ", trafficDistribution: Nearby"), nil, at(0, 0, 0, 0, 0, 0)},
+		"the client's Node only":   {service(spec + ", internalTrafficPolicy: Local"), nil, []string{"10.1.0.1 0", "10.1.0.6 0"}},
+		"any Node":                 {service(spec + ", internalTrafficPolicy: Cluster"), nil, at(0, 0, 0, 0, 0, 0)},
 		"a rule that turns it off": {service(spec+", trafficDistribution: PreferClose") + rule("loadBalancer: {localityLbSetting: {enabled: false}}"), nil, at(0, 0, 0, 0, 0, 0)},
 		"a rule about other things": {
 			service(spec+", trafficDistribution: PreferClose") + rule("outlierDetection: {consecutive5xxErrors: 5}"), meshDistributes, at(0, 0, 1, 2, 3, 4),

@@ -202,6 +202,8 @@ func (d *dice) service(o *object.Object) *object.ServiceSpec {
 	default:
 		s.ClusterIPs = []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", 1+d.roll(4)))}
 	}
+	s.TrafficDistribution = pick(d, "", "", "PreferSameZone", "PreferSameNode")
+	s.NodeLocal = d.oneIn(4)
 	if e := d.exportTo(); len(e) > 0 {
 		o.Meta.Annotations = map[string]string{"networking.istio.io/exportTo": e[0]}
 	}

@@ -90,10 +90,10 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	}
 }
 
-// nodesMatter reports whether a service prefers endpoints on the client's own Node. Otherwise proxies of all Nodes share
+// nodesMatter reports whether a service has clients prefer endpoints on their own Node, or use no others. Otherwise proxies of all Nodes share
 // their classes.
 func (m *Model) nodesMatter(r *incr.Reader) bool {
-	for range incr.In(r, m.tables.services, preferNode) {
+	for range incr.In(r, m.tables.services, byNode) {
 		return true
 	}
 	return false

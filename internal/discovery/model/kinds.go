@@ -172,8 +172,8 @@ func (m *Model) putServices(owner object.Key, services []*Service) {
 	for _, s := range services {
 		keys = append(keys, s.Key)
 		buckets := append(exportBuckets(s.ExportTo, s.Namespace), all, "host:"+s.Host, namespaceBucket(s.Namespace), ownerBucket(owner))
-		if s.Prefer == mesh.PreferNode {
-			buckets = append(buckets, preferNode)
+		if s.Prefer == mesh.PreferNode || s.NodeLocal {
+			buckets = append(buckets, byNode)
 		}
 		m.tables.services.Put(s.Key, s, buckets...)
 	}
@@ -184,8 +184,8 @@ func (m *Model) putServices(owner object.Key, services []*Service) {
 	}
 }
 
-// preferNode is the bucket of services whose clients prefer endpoints on their own Node.
-const preferNode = "prefer:node"
+// byNode is the bucket of services whose clients prefer endpoints on their own Node, or use no others.
+const byNode = "by:node"
 
 // ownerBucket is the bucket of the service rows of an object.
 func ownerBucket(owner object.Key) string { return "of:" + owner.String() }

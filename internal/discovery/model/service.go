@@ -44,6 +44,8 @@ type Service struct {
 	Source   Source
 	// Prefer is which endpoints clients use first.
 	Prefer mesh.Preference
+	// NodeLocal is set if clients use only endpoints on their own Node.
+	NodeLocal bool
 }
 
 // Addresses are the virtual addresses of a service.
@@ -123,6 +125,7 @@ func serviceOf(o *object.Object, spec *object.ServiceSpec, domain string) *Servi
 			Families: familiesOf(spec), Named: len(spec.IPFamilies) > 0,
 		},
 		Addresses: Addresses{VIPs: spec.ClusterIPs},
+		NodeLocal: spec.NodeLocal,
 	}
 	s.Prefer, _ = mesh.ParsePreference(cmp.Or(spec.TrafficDistribution, o.Meta.Annotations[mesh.DistributionAnnotation])) // package config tells of others
 	if !o.Meta.Created.IsZero() {

@@ -198,7 +198,7 @@ func TestRoundTrip(t *testing.T) {
 // A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
 // needs another version.
 func TestFormatOfVersion1(t *testing.T) {
-	const file = "testdata/version1-tokens.saved"
+	const file = "testdata/version1-node-local.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

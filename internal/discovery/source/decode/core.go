@@ -50,6 +50,7 @@ func (r *reducer) service(s *corev1.Service) *object.ServiceSpec {
 	spec := &object.ServiceSpec{
 		Type: string(s.Spec.Type), ExternalName: s.Spec.ExternalName, Selector: s.Spec.Selector,
 		PublishNotReady: s.Spec.PublishNotReadyAddresses, TrafficDistribution: text(s.Spec.TrafficDistribution),
+		NodeLocal: s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
 	}
 	for _, f := range s.Spec.IPFamilies {
 		spec.IPFamilies = append(spec.IPFamilies, string(f))
