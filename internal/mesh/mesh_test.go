@@ -120,6 +120,18 @@ func TestInvalidMetadata(t *testing.T) {
 	}
 }
 
+// What is declared for a port counts, whatever its number.
+func TestProtocolOfKnownPorts(t *testing.T) {
+	for number, name := range map[uint32]string{25: "", 53: "dns", 3306: "db", 27017: "x-http"} {
+		if got := ProtocolOfPort(number, name, "", "TCP"); got != TCP {
+			t.Errorf("port %d named %q: %v, want TCP", number, name, got)
+		}
+	}
+	if a, b, c := ProtocolOfPort(3306, "http-admin", "", "TCP"), ProtocolOfPort(53, "", "", "UDP"), ProtocolOfPort(3307, "", "", "TCP"); a != HTTP || b != UDP || c != Auto {
+		t.Errorf("%v, %v, %v, want HTTP, UDP and Auto", a, b, c)
+	}
+}
+
 func TestProtocolOf(t *testing.T) {
 	for _, c := range []struct {
 		name, app, transport string

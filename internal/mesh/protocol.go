@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -77,6 +78,19 @@ func ParseProtocol(s string) Protocol {
 		}
 	}
 	return Auto
+}
+
+// knownTCP are the ports of protocols in which the server sends first, or that are not HTTP for sure: SMTP, DNS, MySQL, MongoDB.
+var knownTCP = []uint32{25, 53, 3306, 27017}
+
+// ProtocolOfPort is ProtocolOf for a Service's port with that number: 25, 53, 3306 and 27017 are TCP if nothing is declared for
+// them, since the detection would wait for the client. [control-plane 1.12.9]
+func ProtocolOfPort(number uint32, portName, appProtocol, transport string) Protocol {
+	p := ProtocolOf(portName, appProtocol, transport)
+	if p == Auto && slices.Contains(knownTCP, number) {
+		return TCP
+	}
+	return p
 }
 
 // ProtocolOf returns the protocol of a service port: UDP if that is the transport, else what

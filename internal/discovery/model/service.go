@@ -143,7 +143,7 @@ func serviceOf(o *object.Object, spec *object.ServiceSpec, domain string) *Servi
 	}
 	for _, p := range spec.Ports {
 		port := Port{
-			Name: p.Name, Number: p.Port, Protocol: mesh.ProtocolOf(p.Name, p.AppProtocol, p.Protocol),
+			Name: p.Name, Number: p.Port, Protocol: mesh.ProtocolOfPort(p.Port, p.Name, p.AppProtocol, p.Protocol),
 			Target: p.TargetPort, TargetName: p.TargetName,
 		}
 		if port.Target == 0 && port.TargetName == "" {
