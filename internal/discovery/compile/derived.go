@@ -126,10 +126,8 @@ func (c *Compiler) routeChanges(r *incr.Reader, s mesh.ScopeID) []routeChange {
 	}
 	gone := slices.DeleteFunc(slices.Clone(d.Services), func(host string) bool { return !has(extra, host) })
 	if len(d.Extra)+len(gone) > 0 || slices.ContainsFunc(d.Routes, func(host string) bool { return has(extra, host) }) {
-		for _, t := range c.inner.routes.Of(r, base) {
-			if !t.Own {
-				change(t.Name)
-			}
+		if c.inner.routeHead.Of(r, scopeName{base, extraRoutes}).Name != "" {
+			change(extraRoutes)
 		}
 	}
 	for _, host := range d.Services {
@@ -175,14 +173,17 @@ type routeComparison struct {
 
 // finishChange completes a change.
 func (c *Compiler) finishChange(r *incr.Reader, base mesh.ScopeID, d model.Difference, t *routeComparison) {
-	extra := c.model.ExtraHosts(r, base)
+	var extra []string
+	if t.Name == extraRoutes {
+		extra = c.model.ExtraHosts(r, base)
+	}
 	t.Hosts = sortedSet(t.Hosts)
 	t.before = sortedSet(t.before)
 	for _, host := range d.Services {
 		if has(t.Hosts, host) {
 			continue
 		}
-		if has(t.before, host) || !t.Own && !t.New && has(extra, host) {
+		if has(t.before, host) || !t.New && has(extra, host) {
 			t.Without = append(t.Without, host)
 		}
 	}
@@ -191,9 +192,9 @@ func (c *Compiler) finishChange(r *incr.Reader, base mesh.ScopeID, d model.Diffe
 		t.Missing = !slices.ContainsFunc(theirs.Hosts, func(host string) bool { return !has(t.Without, host) && !has(extra, host) })
 	}
 	t.Hosts = slices.DeleteFunc(t.Hosts, func(host string) bool {
-		return has(t.before, host) || !t.Own && !t.New && has(extra, host)
+		return has(t.before, host) || !t.New && has(extra, host)
 	})
-	if t.Own {
+	if t.Name != extraRoutes {
 		return
 	}
 	t.Hosts = append(t.Hosts, d.Extra...)

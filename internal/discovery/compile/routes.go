@@ -25,6 +25,10 @@ type routeHosts struct {
 	Own bool
 }
 
+// extraRoutes is the route configuration with the hosts of VirtualServices that no service has: that of port 80, as in Istio.
+// A connection to such a host at another port is one to a host that the mesh does not know.
+const extraRoutes = "80"
+
 // routeHosts returns the route configurations of a scope, sorted by name.
 func (c *Compiler) routeHosts(r *incr.Reader, s mesh.ScopeID) []routeHosts {
 	byName := map[string]*routeHosts{}
@@ -44,7 +48,7 @@ func (c *Compiler) routeHosts(r *incr.Reader, s mesh.ScopeID) []routeHosts {
 	extra := c.model.ExtraHosts(r, s)
 	out := make([]routeHosts, 0, len(byName))
 	for _, t := range byName {
-		if !t.Own {
+		if t.Name == extraRoutes {
 			t.Hosts = append(t.Hosts, extra...)
 		}
 		slices.Sort(t.Hosts)
