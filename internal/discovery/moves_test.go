@@ -58,7 +58,11 @@ func TestWhatAChangeMoves(t *testing.T) {
 		{"a weight", route("one", "*", "40"), same(host), [3]string{"scope", "scope", "scope"}},
 		{"a field that nothing reads", route("two", "*", "40"), [3][]string{}, [3]string{}},
 		{"an export", route("two", ".", "40"), [3][]string{2: {host}}, [3]string{2: "scope"}},
-		{"a limit", strings.Replace(subset, "LIMIT", "8", 1), same("CDS "+v1, "CDS "+all), [3]string{"scope", "scope", "scope"}},
+		{
+			"a limit", strings.Replace(subset, "LIMIT", "8", 1),
+			[3][]string{{"CDS " + v1, "CDS " + all}, {"CDS inbound|9090||", "CDS " + v1, "CDS " + all}, {"CDS " + v1, "CDS " + all}},
+			[3]string{"scope", "scope workload", "scope"},
+		},
 		{
 			"a policy", "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: b, namespace: shop}\nspec: {selector: {matchLabels: {app: b}}}\n",
 			[3][]string{1: {"LDS virtualInbound"}}, [3]string{1: "workload"},

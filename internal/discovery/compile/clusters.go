@@ -233,6 +233,10 @@ func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
 	for i, p := range c.portsAt(r, k.Workload.Value(), n.Port) {
 		if i == 0 {
 			in.Protocol = p.port.Protocol
+			if d := c.model.ServerRule(r, k.Workload.Value().Namespace, p.service); d != nil && d.Spec.TrafficPolicy != nil {
+				in.Pool = rulePolicy(d, "", p.port.Number).GetConnectionPool()
+				in.ConfigPath = cluster.ConfigPath("destination-rule", d.Namespace, d.Name)
+			}
 		}
 		in.Services = append(in.Services, cluster.Service{
 			Host: p.service.Host, Name: shortName(p.service), Namespace: p.service.Namespace, External: p.service.External,

@@ -105,6 +105,12 @@ func (m *Model) dest(r *incr.Reader, k scopeHost) *DestinationRule {
 	return m.destFor(r, k, owner)
 }
 
+// ServerRule returns the DestinationRule for a service whose workloads are in a namespace, as they see it: without those
+// that select their clients. [control-plane 1.8]
+func (m *Model) ServerRule(r *incr.Reader, namespace string, s *Service) *DestinationRule {
+	return m.destFor(r, scopeHost{mesh.Scope{Namespace: namespace}.ID(), s.Host}, s.Namespace)
+}
+
 // destFor returns the DestinationRule for a host whose service is of the namespace owner.
 func (m *Model) destFor(r *incr.Reader, k scopeHost, owner string) *DestinationRule {
 	for _, ns := range []string{k.scope.Value().Namespace, owner, m.Mesh(r).RootNamespace} {

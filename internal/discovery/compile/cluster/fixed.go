@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
@@ -77,12 +78,16 @@ type InboundInput struct {
 	Protocol mesh.Protocol
 	// Services are those whose target is this port of the workload, in any order.
 	Services []Service
-	Mesh     *meshv1.MeshConfig
-	Caps     mesh.Capability
+	// Pool has the limits of the DestinationRule for the first of the services; nil for none. ConfigPath is the rule's path.
+	Pool       *networking.ConnectionPoolSettings
+	ConfigPath string
+	Mesh       *meshv1.MeshConfig
+	Caps       mesh.Capability
 }
 
 // BuildInbound returns the cluster for a port of the application: at the client's destination address,
-// or on loopback if inboundTrafficPolicy is LOCALHOST. [control-plane 1.4.7]
+// or on loopback if inboundTrafficPolicy is LOCALHOST. Limits of a DestinationRule hold at the server, too, which many clients
+// could overload that each stay below them; its other settings are for clients. [control-plane 1.4.7, 1.8.8]
 func BuildInbound(in InboundInput) *clusterv3.Cluster {
 	name := Name(Inbound, in.Port, "", "")
 	c := originalDst(name, in.Mesh)
@@ -101,7 +106,13 @@ func BuildInbound(in InboundInput) *clusterv3.Cluster {
 	if len(sorted) > 0 {
 		c.Metadata = istioMetadata(map[string]*structpb.Value{"services": services(sorted)})
 	}
-	(&options{version: version(in.Protocol, nil, nil), h2: &corev3.Http2ProtocolOptions{}}).attach(c)
+	if in.Pool != nil {
+		setPool(c, Input{Policy: &networking.TrafficPolicy{ConnectionPool: in.Pool}, Mesh: in.Mesh})
+	}
+	if in.ConfigPath != "" && c.Metadata != nil {
+		c.Metadata.FilterMetadata[metadataKey].Fields["config"] = structpb.NewStringValue(in.ConfigPath)
+	}
+	pooled(version(in.Protocol, nil, nil), in.Pool).attach(c)
 	return c
 }
 

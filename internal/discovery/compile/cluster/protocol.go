@@ -37,8 +37,14 @@ type options struct {
 }
 
 func protocolOptions(in Input) *options {
-	http, tcp := in.Policy.GetConnectionPool().GetHttp(), in.Policy.GetConnectionPool().GetTcp()
-	o := &options{version: version(in.Protocol, http, in.Mesh), h2: &corev3.Http2ProtocolOptions{}}
+	pool := in.Policy.GetConnectionPool()
+	return pooled(version(in.Protocol, pool.GetHttp(), in.Mesh), pool)
+}
+
+// pooled returns the options of a connection pool.
+func pooled(v upstream, pool *networking.ConnectionPoolSettings) *options {
+	http, tcp := pool.GetHttp(), pool.GetTcp()
+	o := &options{version: v, h2: &corev3.Http2ProtocolOptions{}}
 	if n := http.GetMaxConcurrentStreams(); n > 0 {
 		o.h2.MaxConcurrentStreams = wrapperspb.UInt32(uint32(min(n, math.MaxInt32)))
 	}
