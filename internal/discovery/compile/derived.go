@@ -65,7 +65,7 @@ func (c *Compiler) changedListeners(r *incr.Reader, s mesh.ScopeID, d model.Diff
 		own, theirs := c.inner.plan.Of(r, scopeHost{s, host}), c.inner.plan.Of(r, scopeHost{base, host})
 		for _, p := range slices.Concat(own, theirs) {
 			// A part that only refers to routes is the same whatever the DestinationRule says.
-			if p.cluster != "" || !hasPart(own, p) || !hasPart(theirs, p) {
+			if p.target != (target{}) || !hasPart(own, p) || !hasPart(theirs, p) {
 				changed[p.name] = true
 			}
 		}

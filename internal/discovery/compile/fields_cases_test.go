@@ -153,7 +153,12 @@ spec:
 
 // fieldKinds are the messages that configuration is decoded into.
 var fieldKinds = []fieldKind{
-	{name: "VirtualService", kind: object.VirtualService, empty: &networking.VirtualService{}, bases: []string{
+	{name: "VirtualService", kind: object.VirtualService, empty: &networking.VirtualService{}, around: `---
+apiVersion: v1
+kind: Service
+metadata: {name: t, namespace: shop}
+spec: {clusterIP: 10.96.7.1, selector: {app: b}, ports: [{name: https, port: 443}, {name: tcp-a, port: 90}, {name: tcp-b, port: 91}]}
+`, bases: []string{
 		`{hosts: [b], http: [{name: one, match: [{uri: {prefix: /p}, name: m}], route: [{destination: {host: b}, weight: 30}, {destination: {host: a}, weight: 70}],
           timeout: 3s, retries: {attempts: 3}, fault: {delay: {fixedDelay: 1s}, abort: {httpStatus: 503}}, mirror: {host: a}}]}`,
 		`{hosts: [b], http: [{name: one, route: [{destination: {host: b}}], mirrors: [{destination: {host: a}}], rewrite: {uriRegexRewrite: {match: "x", rewrite: "z"}}}]}`,
@@ -163,8 +168,8 @@ var fieldKinds = []fieldKind{
 		`{hosts: [b], http: [{delegate: {name: x, namespace: ns}}]}`,
 		`{hosts: [b], http: [{route: [{destination: {host: b}}], corsPolicy: {}, rewrite: {uri: /}}]}`,
 		`{hosts: [b], http: [{route: [{destination: {host: b}}], corsPolicy: {unmatchedPreflights: IGNORE}}]}`,
-		`{hosts: [b], tls: [{match: [{sniHosts: [b]}], route: [{destination: {host: b}}]}]}`,
-		`{hosts: [b], tcp: [{match: [{port: 90}], route: [{destination: {host: b}}]}]}`,
+		`{hosts: [t], tls: [{match: [{sniHosts: [t.example.com]}], route: [{destination: {host: b}, weight: 30}, {destination: {host: a}, weight: 70}]}]}`,
+		`{hosts: [t], tcp: [{match: [{}], route: [{destination: {host: b}, weight: 30}, {destination: {host: a}, weight: 70}]}]}`,
 	}},
 	{name: "DestinationRule", kind: object.DestinationRule, empty: &networking.DestinationRule{}, around: `---
 apiVersion: networking.istio.io/v1

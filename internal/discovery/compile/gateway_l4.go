@@ -7,7 +7,6 @@ import (
 
 	networking "istio.io/api/networking/v1alpha3"
 
-	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -99,7 +98,7 @@ func (g *gatewayChains) tcp(s model.Server, names []string, t *networking.Server
 				return !limited && g.applies(s, b, m.GetPort(), m.GetGateways(), m.GetSourceNamespace())
 			})
 			if applies {
-				g.add(listener.GatewayChain{ServerNames: names, TLS: t, TCP: g.destinations(s, v, route.Route)})
+				g.add(listener.GatewayChain{ServerNames: names, TLS: t, TCP: g.c.destinations(g.r, g.scope, s.Port, v, route.Route)})
 				return
 			}
 		}
@@ -122,7 +121,7 @@ func (g *gatewayChains) forward(s model.Server) {
 				names = s.Hosts(b.Namespace, names)
 				limited := len(m.GetDestinationSubnets()) > 0 || len(m.GetSourceLabels()) > 0
 				if len(names) > 0 && !limited && g.applies(s, b, m.GetPort(), m.GetGateways(), m.GetSourceNamespace()) {
-					g.add(listener.GatewayChain{ServerNames: names, TCP: g.destinations(s, v, route.Route)})
+					g.add(listener.GatewayChain{ServerNames: names, TCP: g.c.destinations(g.r, g.scope, s.Port, v, route.Route)})
 				}
 			}
 		}
@@ -139,31 +138,4 @@ func (g *gatewayChains) applies(s model.Server, b model.Bound, port uint32, gate
 	}
 	return (port == 0 || port == s.Port) && (len(gateways) == 0 || slices.ContainsFunc(gateways, at)) &&
 		(namespace == "" || namespace == g.scope.Value().Namespace)
-}
-
-// destinations returns the TCP proxy to destinations, by weight.
-func (g *gatewayChains) destinations(s model.Server, v *model.VirtualService, list []*networking.RouteDestination) listener.TCP {
-	resolve := g.c.resolver(g.r, g.scope, s.Port)
-	name := func(d *networking.Destination) (name string, exists bool) {
-		host, port := mesh.FullHost(d.GetHost(), v.Namespace, g.c.model.Domain()), d.GetPort().GetNumber()
-		if to := resolve(host, port, d.GetSubset()); to.Cluster != "" {
-			return to.Cluster, true
-		}
-		return cluster.Name(cluster.Outbound, cmp.Or(port, s.Port), d.GetSubset(), host), false
-	}
-	if len(list) == 1 {
-		to, exists := name(list[0].GetDestination())
-		if !exists {
-			return listener.TCP{Cluster: to} // a DestinationRule is one of a service
-		}
-		return g.c.tcp(g.r, g.scope, to)
-	}
-	t := listener.TCP{Prefix: v.Name + "." + v.Namespace}
-	for _, d := range list {
-		if d.GetWeight() > 0 {
-			to, _ := name(d.GetDestination())
-			t.Weighted = append(t.Weighted, listener.WeightedCluster{Cluster: to, Weight: uint32(d.GetWeight())})
-		}
-	}
-	return t
 }

@@ -271,14 +271,52 @@ func (d *dice) virtualService() *networking.VirtualService {
 		}
 		v.Http = append(v.Http, h)
 	}
-	l4 := []*networking.RouteDestination{{Destination: &networking.Destination{Host: d.host(), Port: &networking.PortSelector{Number: 90}}}}
-	if d.oneIn(3) {
-		v.Tcp = []*networking.TCPRoute{{Match: []*networking.L4MatchAttributes{{Port: pick[uint32](d, 0, 81, 15444)}}, Route: l4}}
-	}
-	if d.oneIn(3) {
-		v.Tls = []*networking.TLSRoute{{Match: []*networking.TLSMatchAttributes{{SniHosts: []string{pick(d, "out.example.com", "*.example.com", "a.x.svc.cluster.local")}}}, Route: l4}}
-	}
+	d.connectionRoutes(v)
 	return v
+}
+
+// connectionRoutes adds tls and tcp routes, one of each kind to every second VirtualService.
+func (d *dice) connectionRoutes(v *networking.VirtualService) {
+	to := func() []*networking.RouteDestination {
+		one := &networking.RouteDestination{Destination: &networking.Destination{Host: d.host(), Port: pick(d, nil, &networking.PortSelector{Number: 90})}}
+		if d.oneIn(2) {
+			return []*networking.RouteDestination{one}
+		}
+		one.Weight = int32(d.roll(101))
+		return []*networking.RouteDestination{one, {Destination: &networking.Destination{Host: d.host(), Subset: pick(d, "", "v1")}, Weight: 100 - one.Weight}}
+	}
+	subnets := func() []string {
+		return pick(d, nil, nil, []string{"10.97.0.0/16"}, []string{"10.96.0.1", "10.97.0.0/16"})
+	}
+	from := func() (labels map[string]string, namespace string, gateways []string) {
+		switch d.roll(5) {
+		case 0:
+			labels = map[string]string{"app": pick(d, names...)}
+		case 1:
+			namespace = pick(d, spaces...)
+		case 2:
+			gateways = pick(d, []string{"mesh"}, []string{"a"})
+		}
+		return labels, namespace, gateways
+	}
+	for range d.roll(4) / 2 {
+		route := &networking.TCPRoute{Route: to()}
+		for range d.roll(3) {
+			m := &networking.L4MatchAttributes{Port: pick[uint32](d, 0, 90, 81, 15444), DestinationSubnets: subnets()}
+			m.SourceLabels, m.SourceNamespace, m.Gateways = from()
+			route.Match = append(route.Match, m)
+		}
+		v.Tcp = append(v.Tcp, route)
+	}
+	for range d.roll(4) / 2 {
+		route := &networking.TLSRoute{Route: to()}
+		for range 1 + d.roll(2) {
+			m := &networking.TLSMatchAttributes{SniHosts: []string{pick(d, "out.example.com", "*.example.com", "a.x.svc.cluster.local", "*"), "b.example.com"}, DestinationSubnets: subnets()}
+			m.SourceLabels, m.SourceNamespace, m.Gateways = from()
+			route.Match = append(route.Match, m)
+		}
+		v.Tls = append(v.Tls, route)
+	}
 }
 
 func (d *dice) destinationRule() *networking.DestinationRule {

@@ -21,9 +21,10 @@ type part struct {
 	port          uint32
 	routes        string // RDS name, empty for none
 	host          string
-	cluster       string // of connections that are not HTTP, empty if the part has none
-	sni           bool   // only TLS connections whose server name is the host
-	cidrs         []netip.Prefix
+	target        target // of connections that are not HTTP, empty if the part has none
+	// serverNames and cidrs limit the part to TLS connections with one of these names, and to connections to these addresses.
+	serverNames []string
+	cidrs       []netip.Prefix
 	// serverFirst is set for protocols in which the server sends first. Protocol detection would wait
 	// for the client, so they cannot share a listener with HTTP.
 	serverFirst bool
@@ -32,7 +33,8 @@ type part struct {
 
 func (p part) equal(o part) bool {
 	return p.name == o.name && p.address == o.address && p.port == o.port && p.routes == o.routes && p.host == o.host &&
-		p.cluster == o.cluster && p.sni == o.sni && p.serverFirst == o.serverFirst && p.age == o.age && slices.Equal(p.cidrs, o.cidrs)
+		p.target == o.target && p.serverFirst == o.serverFirst && p.age == o.age &&
+		slices.Equal(p.serverNames, o.serverNames) && slices.Equal(p.cidrs, o.cidrs)
 }
 
 // plan returns the parts of one service in a scope. [control-plane 1.12.5, 1.12.6]
@@ -48,10 +50,10 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 		}
 		base := part{
 			host: s.Host, port: p.Number, address: listener.Wildcard(k.scope.Value().Caps), age: s.Row,
-			cluster: cluster.Name(cluster.Outbound, p.Number, "", s.Host), serverFirst: p.Protocol.ServerFirst(),
+			target: target{cluster: cluster.Name(cluster.Outbound, p.Number, "", s.Host)}, serverFirst: p.Protocol.ServerFirst(),
 		}
 		if p.Protocol.IsHTTP() {
-			base.cluster, base.routes = "", strconv.Itoa(int(p.Number))
+			base.target, base.routes = target{}, strconv.Itoa(int(p.Number))
 			out = append(out, base)
 			continue
 		}
@@ -59,14 +61,20 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 		if s.Elsewhere(k.scope) && len(addresses) == 0 {
 			continue // connections to it cannot be told from those to other hosts
 		}
-		base.sni = p.Protocol.IsTLS()
+		var own []part
 		if len(addresses) > 0 || len(s.Addresses.CIDRs) > 0 {
-			out = append(out, addressed(base, addresses, s.Addresses.CIDRs, p.Protocol)...)
+			own = addressed(base, addresses, s.Addresses.CIDRs, p.Protocol)
 		} else if !s.Source.Headless {
+			if p.Protocol.IsTLS() {
+				base.serverNames = []string{s.Host}
+			}
 			if p.Protocol == mesh.Auto {
 				base.routes = strconv.Itoa(int(p.Number))
 			}
-			out = append(out, base)
+			own = []part{base}
+		}
+		if len(own) > 0 {
+			out = append(out, c.routed(r, k, p, own)...)
 		}
 	}
 	for i := range out {
@@ -98,9 +106,9 @@ func (c *Compiler) ownAddresses(r *incr.Reader, scope mesh.ScopeID, s *model.Ser
 	return out
 }
 
+// addressed returns the parts of a service that its addresses identify: server names are not needed for that.
 func addressed(base part, addresses []string, cidrs []netip.Prefix, p mesh.Protocol) []part {
 	var out []part
-	base.sni = false // the address identifies the service
 	for _, a := range addresses {
 		one := base
 		one.address = a
@@ -122,7 +130,7 @@ type merged struct {
 	Port          uint32
 	Routes        string
 	SNI, CIDR     []part
-	TCP           string // cluster of the default filter chain
+	TCP           target // of the default filter chain
 	// Refused are the hosts whose port conflicts with that of another service.
 	Refused []string
 }
@@ -169,24 +177,24 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-func (m *merged) add(p part) {
-	used := m.TCP != "" || m.Routes != "" || len(m.SNI)+len(m.CIDR) > 0
+// add adds a part. First is set for those of the host with priority.
+func (m *merged) add(p part, first bool) {
 	switch {
-	case p.serverFirst && used && len(p.cidrs) == 0:
+	case p.serverFirst && !first && len(p.cidrs) == 0:
 		m.Refused = append(m.Refused, p.host)
+	case len(p.serverNames) > 0:
+		m.SNI = append(m.SNI, p)
 	case len(p.cidrs) > 0:
 		m.CIDR = append(m.CIDR, p)
-	case p.sni:
-		m.SNI = append(m.SNI, p)
 	default:
 		if p.routes != "" && m.Routes == "" {
 			m.Routes = p.routes
 		}
-		if p.cluster == "" {
+		if p.target == (target{}) {
 			return
 		}
-		if m.TCP == "" {
-			m.TCP = p.cluster
+		if m.TCP == (target{}) {
+			m.TCP = p.target
 		} else if p.routes == "" {
 			m.Refused = append(m.Refused, p.host)
 		}
@@ -222,7 +230,7 @@ func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
 			from.scope = base
 		}
 		c.inner.plan.Of(r, from) // records what the listener is made of, which the index does not say
-		m.add(p)
+		m.add(p, p.host == list[0].host)
 	}
 	return m
 }
@@ -244,28 +252,14 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 	if m == nil {
 		return nil
 	}
-	o := listener.Outbound{
-		Name: m.Name, Address: m.Address, Port: m.Port, Routes: m.Routes, AllowAny: allowAny,
-		TCP: c.tcp(r, k.Scope, m.TCP),
-	}
-	seen := map[string]bool{}
+	o := listener.Outbound{Name: m.Name, Address: m.Address, Port: m.Port, Routes: m.Routes, AllowAny: allowAny}
+	o.TCP, o.Config = c.connectTo(r, k.Scope, m.TCP, m.Port)
+	matches := chainMatches{}
 	for _, p := range m.SNI {
-		if !seen[p.host] {
-			o.SNI = append(o.SNI, listener.SNIChain{Hosts: []string{p.host}, TCP: c.tcp(r, k.Scope, p.cluster)})
-		}
-		seen[p.host] = true
+		o.SNI = append(o.SNI, c.chains(r, k.Scope, p, matches)...)
 	}
 	for _, p := range m.CIDR {
-		var unused []netip.Prefix
-		for _, prefix := range p.cidrs {
-			if !seen[prefix.String()] {
-				unused = append(unused, prefix)
-			}
-			seen[prefix.String()] = true
-		}
-		if len(unused) > 0 {
-			o.CIDR = append(o.CIDR, listener.CIDRChain{Prefixes: unused, TCP: c.tcp(r, k.Scope, p.cluster)})
-		}
+		o.CIDR = append(o.CIDR, c.chains(r, k.Scope, p, matches)...)
 	}
 	return marshal.MustEncodedAny(listener.BuildOutbound(o, env))
 }

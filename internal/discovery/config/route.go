@@ -41,7 +41,7 @@ func (c *check) virtualService(s *networking.VirtualService) {
 		c.tcpRoute(item("spec.tcp", i), r)
 	}
 	c.exportTo("spec.exportTo", s.ExportTo, false)
-	c.l4(s, inMesh)
+	c.l4(s)
 }
 
 // gatewayNames checks "mesh", "name" and "namespace/name".
@@ -244,22 +244,18 @@ func (c *check) tlsRoute(at string, r *networking.TLSRoute) {
 	c.l4Destinations(at+".route", r.GetRoute())
 }
 
-// l4 names what is not applied of tls and tcp routes: all of it at sidecars, some conditions at gateways.
-func (c *check) l4(s *networking.VirtualService, inMesh bool) {
-	if inMesh && len(s.Tls) > 0 {
-		c.warn("spec.tls", "not applied to sidecars: TLS connections go to the service whose host they name")
-	}
-	if inMesh && len(s.Tcp) > 0 {
-		c.warn("spec.tcp", "not applied to sidecars: connections go to the service that is called")
-	}
-	if !slices.ContainsFunc(s.Gateways, func(g string) bool { return g != meshGateway }) {
-		return
-	}
+// l4 names what is not applied of tls and tcp routes: the client's subnet, and some conditions at gateways.
+func (c *check) l4(s *networking.VirtualService) {
+	atGateways := slices.ContainsFunc(s.Gateways, func(g string) bool { return g != meshGateway })
 	unused := func(at string, m protoreflect.Message) {
 		for _, f := range setFields(m, nil) {
 			switch f.JSONName() {
-			case "destinationSubnets", "sourceSubnet", "sourceLabels":
-				c.warn(at+"."+f.JSONName(), "not applied: gateways leave out a match with this condition")
+			case "sourceSubnet":
+				c.warn(at+"."+f.JSONName(), "not applied: a match with this condition is left out")
+			case "destinationSubnets", "sourceLabels":
+				if atGateways {
+					c.warn(at+"."+f.JSONName(), "not applied at gateways: they leave out a match with this condition")
+				}
 			}
 		}
 	}

@@ -28,8 +28,10 @@ func TestVirtualService(t *testing.T) {
 		vs("{http: [{"+to+"}]}", "W spec.hosts: is empty: the object is a delegate"),
 		vs("{gateways: [x], http: [{"+to+"}]}", "E spec.hosts: is empty"),
 		vs("{hosts: [a]}", "E spec: has no routes"),
-		vs("{hosts: [a], tcp: [{match: [{port: 80, destinationSubnets: [x]}], route: [{destination: {host: a}}]}]}", "E spec.tcp[0].match[0].destinationSubnets[0]: invalid subnet \"x\"", "W spec.tcp: not applied"),
-		vs("{hosts: [a], tls: [{match: [{}], route: []}]}", "E spec.tls[0].match[0].sniHosts: is empty", "E spec.tls[0].route: is empty", "W spec.tls: not applied"),
+		vs("{hosts: [a], tcp: [{match: [{port: 80, destinationSubnets: [x]}], route: [{destination: {host: a}}]}]}", "E spec.tcp[0].match[0].destinationSubnets[0]: invalid subnet \"x\""),
+		vs("{hosts: [a], tcp: [{match: [{sourceSubnet: 10.0.0.0/8, sourceLabels: {app: b}}], route: [{destination: {host: a}}]}]}", "W spec.tcp[0].match[0].sourceSubnet: not applied: a match with this condition is left out"),
+		vs("{hosts: [a], gateways: [mesh, g], tcp: [{match: [{sourceLabels: {app: b}}], route: [{destination: {host: a}}]}]}", "W spec.tcp[0].match[0].sourceLabels: not applied at gateways"),
+		vs("{hosts: [a], tls: [{match: [{}], route: []}]}", "E spec.tls[0].match[0].sniHosts: is empty", "E spec.tls[0].route: is empty"),
 	})
 }
 

@@ -180,6 +180,16 @@ func (m *Model) selected(r *incr.Reader, ns string, labels map[string]string) st
 				add(match.SourceLabels)
 			}
 		}
+		for _, t := range v.Spec.Tls {
+			for _, match := range t.Match {
+				add(match.SourceLabels)
+			}
+		}
+		for _, t := range v.Spec.Tcp {
+			for _, match := range t.Match {
+				add(match.SourceLabels)
+			}
+		}
 	}
 	for _, d := range incr.In(r, m.tables.dests, selectors) {
 		if d.Namespace == ns {

@@ -118,14 +118,33 @@ func clientBuckets(v *VirtualService, domain string) (out []string) {
 			out = append(out, destinationBucket(mesh.FullHost(d.Host, v.Namespace, domain)))
 		}
 	}
+	from := func(namespace string, labels map[string]string) {
+		if namespace != "" {
+			out = append(out, sourceNamespaceBucket(namespace))
+		}
+		if len(labels) > 0 {
+			out = append(out, selectors, sourceLabelsBucket(canonical(labels)))
+		}
+	}
+	for _, t := range v.Spec.GetTls() {
+		for _, match := range t.Match {
+			from(match.SourceNamespace, match.SourceLabels)
+		}
+		for _, d := range t.Route {
+			to(d.Destination)
+		}
+	}
+	for _, t := range v.Spec.GetTcp() {
+		for _, match := range t.Match {
+			from(match.SourceNamespace, match.SourceLabels)
+		}
+		for _, d := range t.Route {
+			to(d.Destination)
+		}
+	}
 	for _, h := range v.Spec.GetHttp() {
 		for _, match := range h.Match {
-			if match.SourceNamespace != "" {
-				out = append(out, sourceNamespaceBucket(match.SourceNamespace))
-			}
-			if len(match.SourceLabels) > 0 {
-				out = append(out, selectors, sourceLabelsBucket(canonical(match.SourceLabels)))
-			}
+			from(match.SourceNamespace, match.SourceLabels)
 		}
 		for _, d := range h.Route {
 			to(d.Destination)
@@ -184,6 +203,7 @@ func (m *Model) difference(r *incr.Reader, s mesh.ScopeID) (d Difference) {
 	}
 	d.Named = c.compareServices()
 	c.compareDests()
+	c.compareConnections()
 	d.Services = slices.Sorted(maps.Keys(c.services))
 	maps.Copy(c.routes, c.services)
 	c.compareVirtuals()
@@ -262,11 +282,53 @@ func sameDest(a, b *DestinationRule) bool {
 	return a.Row == b.Row && a.Host == b.Host && proto.Equal(a.Spec, b.Spec)
 }
 
-// compareVirtuals finds extra hosts, and hosts with other routes.
-func (c *comparison) compareVirtuals() {
+// privateVirtuals returns the VirtualServices that the scope sees and its base may not see.
+func (c *comparison) privateVirtuals() []*VirtualService {
 	byDefault := c.Mesh(c.r).DefaultVirtualServiceExportTo
 	rows := private(c.r, c.tables.virtuals, byDefault, c.client, func(v *VirtualService) []string { return v.Spec.ExportTo })
-	rows = slices.DeleteFunc(rows, func(v *VirtualService) bool { return !c.servesMesh(c.r, c.scope, v.reach()) })
+	return slices.DeleteFunc(rows, func(v *VirtualService) bool { return !c.servesMesh(c.r, c.scope, v.reach()) })
+}
+
+// compareConnections finds services whose tls or tcp routes differ: those of VirtualServices that the base does not see, or whose
+// routes depend on the client or lead to one of the services that differ. Such a service counts as one that differs itself.
+func (c *comparison) compareConnections() {
+	add := func(v *VirtualService) {
+		if !v.routesConnections() {
+			return
+		}
+		for _, pattern := range v.Hosts {
+			for _, host := range c.matching(pattern, false) {
+				if c.rules.service.Of(c.r, scopeHost{c.base, host}) != nil {
+					c.services[host] = true
+				}
+			}
+			for _, ref := range c.rules.visible.Of(c.r, c.base) {
+				if strings.HasPrefix(ref.Host, "*") && hostMatches(ref.Host, pattern) {
+					c.services[ref.Host] = true
+				}
+			}
+		}
+	}
+	for _, v := range c.privateVirtuals() {
+		add(v)
+	}
+	buckets := []string{sourceNamespaceBucket(c.client)}
+	for _, labels := range strings.Split(c.scope.Value().Selected, ";") {
+		buckets = append(buckets, sourceLabelsBucket(labels))
+	}
+	for _, host := range slices.Sorted(maps.Keys(c.services)) {
+		buckets = append(buckets, destinationBucket(host))
+	}
+	for _, bucket := range buckets {
+		for _, v := range incr.In(c.r, c.tables.virtuals, bucket) {
+			add(v)
+		}
+	}
+}
+
+// compareVirtuals finds extra hosts, and hosts with other routes.
+func (c *comparison) compareVirtuals() {
+	rows := c.privateVirtuals()
 	known := c.rules.extra.Of(c.r, c.base)
 	for _, v := range rows {
 		for _, h := range v.Hosts {

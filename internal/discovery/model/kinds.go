@@ -212,6 +212,12 @@ func putVirtual(m *Model, o *object.Object, spec *networking.VirtualService) {
 		v.Hosts = append(v.Hosts, full)
 		buckets = append(buckets, hostBucket(full))
 	}
+	if v.routesConnections() {
+		buckets = append(buckets, connections)
+		for _, h := range v.Hosts {
+			buckets = append(buckets, connectionBucket(h))
+		}
+	}
 	for _, g := range spec.Gateways {
 		if g != "mesh" {
 			buckets = append(buckets, gatewayBucket(gatewayKey(g, o.Namespace)))

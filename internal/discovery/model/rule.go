@@ -94,6 +94,45 @@ func (m *Model) virtual(r *incr.Reader, k scopeHost) *VirtualService {
 	return best
 }
 
+// Buckets of VirtualServices of sidecars with tls or tcp routes: all of them, and those for a host or for wildcards.
+const connections = "connections"
+
+func connectionBucket(host string) string { return connections + ":" + hostBucket(host) }
+
+// routesConnections reports whether a VirtualService has tls or tcp routes for sidecars.
+func (v *VirtualService) routesConnections() bool {
+	return len(v.Spec.GetTls())+len(v.Spec.GetTcp()) > 0 && v.reach().mesh
+}
+
+// ConnectionRoutes returns the VirtualServices with tls or tcp routes for connections to a service, the oldest first: those
+// with its host, a wildcard that matches it, or, if its host is a wildcard, a host that it matches. [control-plane 1.7.27, 1.7.28]
+func (m *Model) ConnectionRoutes(r *incr.Reader, s mesh.ScopeID, host string) (out []*VirtualService) {
+	add := func(bucket string) {
+		for _, v := range incr.In(r, m.tables.virtuals, bucket) {
+			matches := func(h string) bool { return hostMatches(h, host) || hostMatches(host, h) }
+			if slices.ContainsFunc(v.Hosts, matches) && m.servesMesh(r, s, v.reach()) {
+				out = append(out, v)
+			}
+		}
+	}
+	if strings.HasPrefix(host, "*") {
+		add(connections)
+	} else {
+		add(connectionBucket(host))
+		add(connectionBucket("*"))
+	}
+	slices.SortFunc(out, func(a, b *VirtualService) int {
+		switch {
+		case a.Row == b.Row:
+			return 0
+		case a.Older(b.Row):
+			return -1
+		}
+		return 1
+	})
+	return slices.CompactFunc(out, func(a, b *VirtualService) bool { return a.Row == b.Row })
+}
+
 // dest returns the DestinationRule for a host: that of the client's namespace, else that of the
 // service's, else that of the root namespace. Within a namespace the most specific host has priority,
 // and the subsets of rules for the same host are merged into the oldest. [control-plane 1.8]

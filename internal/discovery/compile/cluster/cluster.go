@@ -134,6 +134,11 @@ func Build(in Input) *clusterv3.Cluster {
 	return c
 }
 
+// ConfigMetadata returns the metadata of what is made from the object at a path (ConfigPath function).
+func ConfigMetadata(path string) *corev3.Metadata {
+	return istioMetadata(map[string]*structpb.Value{"config": structpb.NewStringValue(path)})
+}
+
 // ConfigPath returns the path of an object in metadata,
 // /apis/networking.istio.io/v1/namespaces/NS/KIND/NAME, with the kind in kebab case
 // ("destination-rule").

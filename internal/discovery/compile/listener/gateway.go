@@ -6,7 +6,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
-	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -81,7 +80,7 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 		case c.Routes != "":
 			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes, g.Authorization.HTTP)}
 		default:
-			chain.Filters = append(slices.Clone(g.Authorization.TCP), e.gatewayTCP(c.TCP))
+			chain.Filters = append(slices.Clone(g.Authorization.TCP), e.tcpProxy(c.TCP.Cluster, c.TCP))
 		}
 		if c.TLS != nil {
 			chain.TransportSocket = e.endTLS(c, g.TrustDomains)
@@ -107,19 +106,6 @@ func (e Env) gatewayHTTP(statPrefix, routes string, first []*hcmv3.HttpFilter) *
 		Subject: wrapperspb.Bool(true), Cert: true, Dns: true, Uri: true,
 	}
 	return networkFilter("envoy.filters.network.http_connection_manager", h)
-}
-
-func (e Env) gatewayTCP(t TCP) *listenerv3.Filter {
-	if len(t.Weighted) == 0 {
-		return e.tcpProxy(t.Cluster, t)
-	}
-	w := &tcpproxyv3.TcpProxy_WeightedCluster{}
-	for _, c := range t.Weighted {
-		w.Clusters = append(w.Clusters, &tcpproxyv3.TcpProxy_WeightedCluster_ClusterWeight{Name: c.Cluster, Weight: c.Weight})
-	}
-	return networkFilter("envoy.filters.network.tcp_proxy", &tcpproxyv3.TcpProxy{
-		StatPrefix: t.Prefix, ClusterSpecifier: &tcpproxyv3.TcpProxy_WeightedClusters{WeightedClusters: w}, AccessLog: e.accessLog(),
-	})
 }
 
 // endTLS returns the server side of a chain's TLS. [control-plane 1.9.5, 1.9.7, 1.9.8]

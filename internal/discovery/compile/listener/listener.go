@@ -139,14 +139,26 @@ type WeightedCluster struct {
 	Weight  uint32
 }
 
+// none reports whether there is no cluster.
+func (t TCP) none() bool { return t.Cluster == "" && len(t.Weighted) == 0 }
+
+// tcpProxy returns the filter that forwards connections. statPrefix is for those to one cluster; several have the prefix of t.
 func (e Env) tcpProxy(statPrefix string, t TCP) *listenerv3.Filter {
-	return networkFilter("envoy.filters.network.tcp_proxy", &tcpproxyv3.TcpProxy{
+	p := &tcpproxyv3.TcpProxy{
 		StatPrefix:                      statPrefix,
 		ClusterSpecifier:                &tcpproxyv3.TcpProxy_Cluster{Cluster: t.Cluster},
 		AccessLog:                       e.accessLog(),
 		IdleTimeout:                     t.IdleTimeout,
 		MaxDownstreamConnectionDuration: t.MaxDuration,
-	})
+	}
+	if len(t.Weighted) > 0 {
+		w := &tcpproxyv3.TcpProxy_WeightedCluster{}
+		for _, c := range t.Weighted {
+			w.Clusters = append(w.Clusters, &tcpproxyv3.TcpProxy_WeightedCluster_ClusterWeight{Name: c.Cluster, Weight: c.Weight})
+		}
+		p.StatPrefix, p.ClusterSpecifier = t.Prefix, &tcpproxyv3.TcpProxy_WeightedClusters{WeightedClusters: w}
+	}
+	return networkFilter("envoy.filters.network.tcp_proxy", p)
 }
 
 func (e Env) blackhole(name string, port uint32) *listenerv3.FilterChain {

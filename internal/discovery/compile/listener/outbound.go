@@ -6,6 +6,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -19,25 +20,23 @@ type Outbound struct {
 	Port    uint32
 	// Routes is the RDS name of the HTTP chain; empty if the listener accepts no HTTP.
 	Routes string
-	// SNI chains match the TLS server name, CIDR chains the original destination.
-	SNI  []SNIChain
-	CIDR []CIDRChain
-	// TCP is for connections that no chain matches; an empty Cluster treats them as unknown traffic.
-	TCP TCP
+	// SNI chains match the TLS server name, and may match the original destination, too; CIDR chains match only that.
+	SNI, CIDR []Chain
+	// TCP is for connections that no chain matches; without clusters they are treated as unknown traffic. Config is as in Chain.
+	TCP    TCP
+	Config string
 	// AllowAny sends unknown traffic to its original destination; otherwise it is dropped.
 	AllowAny bool
 }
 
-// SNIChain sends TLS connections with some server names to a cluster.
-type SNIChain struct {
-	Hosts []string
-	TCP   TCP
-}
-
-// CIDRChain sends connections to some destinations to a cluster.
-type CIDRChain struct {
-	Prefixes []netip.Prefix
-	TCP      TCP
+// Chain sends connections that match to clusters.
+type Chain struct {
+	// ServerNames and Prefixes are those that it matches, any if there are none.
+	ServerNames []string
+	Prefixes    []netip.Prefix
+	TCP         TCP
+	// Config is the path of the VirtualService that the chain is made from, empty for none.
+	Config string
 }
 
 // connectTimeout is the timeout of the transport socket's handshake on outbound chains.
@@ -55,11 +54,7 @@ func BuildOutbound(o Outbound, e Env) *listenerv3.Listener {
 		TrafficDirection:                 corev3.TrafficDirection_OUTBOUND,
 	}
 	for _, c := range o.SNI {
-		l.FilterChains = append(l.FilterChains, &listenerv3.FilterChain{
-			FilterChainMatch:              &listenerv3.FilterChainMatch{ServerNames: c.Hosts},
-			Filters:                       []*listenerv3.Filter{e.tcpProxy(c.TCP.Cluster, c.TCP)},
-			TransportSocketConnectTimeout: connectTimeout,
-		})
+		l.FilterChains = append(l.FilterChains, e.tcpChain(c))
 	}
 	if len(o.SNI) > 0 {
 		l.ListenerFilters = append(l.ListenerFilters, tlsInspector())
@@ -71,11 +66,7 @@ func BuildOutbound(o Outbound, e Env) *listenerv3.Listener {
 		}))
 	}
 	for _, c := range o.CIDR {
-		l.FilterChains = append(l.FilterChains, &listenerv3.FilterChain{
-			FilterChainMatch:              &listenerv3.FilterChainMatch{PrefixRanges: ranges(c.Prefixes)},
-			Filters:                       []*listenerv3.Filter{e.tcpProxy(c.TCP.Cluster, c.TCP)},
-			TransportSocketConnectTimeout: connectTimeout,
-		})
+		l.FilterChains = append(l.FilterChains, e.tcpChain(c))
 	}
 	last := e.defaultChain(o)
 	if len(l.FilterChains) == 0 {
@@ -84,6 +75,21 @@ func BuildOutbound(o Outbound, e Env) *listenerv3.Listener {
 		l.DefaultFilterChain = last
 	}
 	return l
+}
+
+// tcpChain returns a filter chain without HTTP.
+func (e Env) tcpChain(c Chain) *listenerv3.FilterChain {
+	f := &listenerv3.FilterChain{
+		Filters:                       []*listenerv3.Filter{e.tcpProxy(c.TCP.Cluster, c.TCP)},
+		TransportSocketConnectTimeout: connectTimeout,
+	}
+	if len(c.ServerNames) > 0 || len(c.Prefixes) > 0 {
+		f.FilterChainMatch = &listenerv3.FilterChainMatch{ServerNames: c.ServerNames, PrefixRanges: ranges(c.Prefixes)}
+	}
+	if c.Config != "" {
+		f.Metadata = cluster.ConfigMetadata(c.Config)
+	}
+	return f
 }
 
 func (e Env) httpChain(o Outbound, match *listenerv3.FilterChainMatch) *listenerv3.FilterChain {
@@ -98,23 +104,20 @@ func (e Env) httpChain(o Outbound, match *listenerv3.FilterChainMatch) *listener
 // detection treats all connections as HTTP if only HTTP is declared, otherwise as TCP.
 func (e Env) defaultChain(o Outbound) *listenerv3.FilterChain {
 	switch {
-	case o.Routes != "" && o.TCP.Cluster == "" && !e.Caps.Has(mesh.HTTPInspector):
+	case o.Routes != "" && o.TCP.none() && !e.Caps.Has(mesh.HTTPInspector):
 		return e.httpChain(o, nil)
-	case o.TCP.Cluster != "":
-		return &listenerv3.FilterChain{
-			Filters:                       []*listenerv3.Filter{e.tcpProxy(o.TCP.Cluster, o.TCP)},
-			TransportSocketConnectTimeout: connectTimeout,
-		}
+	case !o.TCP.none():
+		return e.tcpChain(Chain{TCP: o.TCP, Config: o.Config})
 	}
 	return &listenerv3.FilterChain{Name: "PassthroughFilterChain", Filters: []*listenerv3.Filter{e.unknown(o.AllowAny)}}
 }
 
 func (e Env) unknown(allowAny bool) *listenerv3.Filter {
-	cluster := mesh.BlackHoleCluster
+	to := mesh.BlackHoleCluster
 	if allowAny {
-		cluster = mesh.PassthroughCluster
+		to = mesh.PassthroughCluster
 	}
-	return e.tcpProxy(cluster, TCP{Cluster: cluster})
+	return e.tcpProxy(to, TCP{Cluster: to})
 }
 
 func (e Env) detectionTimeout() *durationpb.Duration {

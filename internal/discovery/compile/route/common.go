@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -55,7 +56,7 @@ type Target struct {
 
 // envoy translates a route; nil if its match is invalid.
 func (x Route) envoy(caps mesh.Capability) *routev3.Route {
-	r := &routev3.Route{Name: x.Name, Match: x.Match, StatPrefix: x.StatPrefix, Metadata: istioMetadata(x.Config)}
+	r := &routev3.Route{Name: x.Name, Match: x.Match, StatPrefix: x.StatPrefix, Metadata: cluster.ConfigMetadata(x.Config)}
 	switch {
 	case x.Redirect != nil:
 		r.Action = &routev3.Route_Redirect{Redirect: x.Redirect}
