@@ -60,7 +60,7 @@ var layers = map[string]layer{
 
 	"internal/discovery/marshal":       tools, // knows messages, nothing of meshes
 	"internal/discovery/source/decode": pure, "internal/discovery/source/scope": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure, "internal/discovery/ca/policy": pure,
-	"internal/discovery/credentials": pure, "internal/discovery/credentials/store": edge, "internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure,
+	"internal/discovery/credentials": pure, "internal/discovery/credentials/store": edge, "internal/discovery/credentials/cluster": edge, "internal/discovery/credentials/accessreview": edge, "internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
 	"internal/discovery/compile/authz": pure, "internal/discovery/compile/jwt": pure,
@@ -144,7 +144,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "internal/discovery/authn/usedtokens", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/registrar", "internal/discovery/model", "internal/discovery/config"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "internal/discovery/authn/usedtokens", "internal/discovery/credentials/accessreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/registrar", "internal/discovery/model", "internal/discovery/config"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",

@@ -132,7 +132,8 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	s.xds = xds.New(joiner{s.loop, o.registrar}, o.Log, s.metrics)
 	s.xds.Limit(o.Limits)
 	s.loop.secrets = store.New()
-	s.xds.ServeSecrets(s.loop.secrets, s.cluster == nil)
+	s.cluster.restrict(s.loop.secrets)
+	s.xds.ServeSecrets(s.loop.secrets)
 	if s.cluster != nil && s.cluster.statuses != nil {
 		s.observer = newObserver(s.loop, s.xds.Connection, s.cluster.statuses.Touch)
 	}

@@ -18,8 +18,12 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/authn/usedtokens"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/rootsecret"
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials/accessreview"
+	secretreader "github.com/pilothouse/pilothouse/internal/discovery/credentials/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials/store"
 	"github.com/pilothouse/pilothouse/internal/discovery/objectstatus"
 	"github.com/pilothouse/pilothouse/internal/discovery/rootconfigmap"
+	kubesource "github.com/pilothouse/pilothouse/internal/discovery/source/kube"
 	"github.com/pilothouse/pilothouse/internal/discovery/statuswriter"
 	"github.com/pilothouse/pilothouse/internal/kube/leader"
 	"github.com/pilothouse/pilothouse/internal/run"
@@ -41,6 +45,8 @@ type cluster struct {
 	used     *usedtokens.Store
 	roots    *rootsecret.Store
 	maps     *rootconfigmap.Controller
+	access   *accessreview.Reviewer
+	secrets  *secretreader.Reader // of the Secrets of gateways
 	statuses *statuswriter.Writer // nil if none are written, as replicas
 	replicas *statuswriter.Replicas
 	// ofRevision elects the leader of this revision, and elector one of the leaders of all revisions in the namespace.
@@ -57,6 +63,9 @@ func openCluster(o *Options, config *rest.Config) (_ *cluster, err error) {
 	k := o.Kubernetes
 	c := &cluster{api: config, name: k.Cluster, log: o.Log.With("scope", "kube")}
 	if c.reviewer, err = tokenreview.New(config); err != nil {
+		return nil, err
+	}
+	if c.access, err = accessreview.New(config); err != nil {
 		return nil, err
 	}
 	if c.used, err = usedtokens.New(config, o.Names.Namespace); err != nil {
@@ -94,6 +103,28 @@ func openCluster(o *Options, config *rest.Config) (_ *cluster, err error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// restrict has the Secrets of gateways read from the cluster, for those that may read them.
+func (c *cluster) restrict(to *store.Store) {
+	if c == nil {
+		return
+	}
+	c.secrets = secretreader.New(secretreader.Options{
+		Cluster: c.name, Allowed: c.access.MayListSecrets, Store: to, Log: c.log.With("scope", "secrets"),
+		Follow: func(ctx context.Context, namespace string, events secretreader.Events) error {
+			return kubesource.FollowNamespace(ctx, kubesource.Options{Config: c.api}, namespace, events)
+		},
+	})
+	to.Restrict(c.secrets)
+}
+
+// readSecrets reads the Secrets of gateways until ctx ends.
+func (s *Server) readSecrets(ctx context.Context) error {
+	if s.cluster == nil {
+		return nil
+	}
+	return s.cluster.secrets.Run(ctx)
 }
 
 // writesStatus returns which objects' statuses this replica writes while it leads its revision, by their labels.
@@ -255,7 +286,7 @@ func (c *cluster) metrics() []ca.Metric {
 	if c == nil {
 		return nil
 	}
-	reviews, maps := c.reviewer.Metrics(), c.maps.Metrics()
+	reviews, maps, access := c.reviewer.Metrics(), c.maps.Metrics(), c.access.Metrics()
 	counter := func(name, help string, n int64) ca.Metric {
 		return ca.Metric{Name: name, Help: help, Counter: true, Value: float64(n)}
 	}
@@ -265,6 +296,8 @@ func (c *cluster) metrics() []ca.Metric {
 		counter("pilothouse_token_reviews_total", "Tokens that Kubernetes was asked about.", reviews.Asked),
 		counter("pilothouse_token_review_failures_total", "Tokens that Kubernetes was asked about without an answer.", reviews.Failed),
 		counter("pilothouse_token_reviews_remembered_total", "Tokens about which an answer of Kubernetes was remembered.", reviews.Remembered),
+		counter("pilothouse_secret_access_reviews_total", "ServiceAccounts of gateways of which Kubernetes was asked whether they may list Secrets.", access.Asked),
+		counter("pilothouse_secret_access_review_failures_total", "ServiceAccounts of which Kubernetes was asked whether they may list Secrets, without an answer.", access.Failed),
 		counter("pilothouse_root_configmap_writes_total", "ConfigMaps with the roots that were written.", maps.Writes),
 		counter("pilothouse_root_configmap_failures_total", "ConfigMaps with the roots that could not be written; they are tried again.", maps.Failures),
 	}

@@ -273,7 +273,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 }
 
 // applySecret stores a Secret for the proxies that ask for it by name; those that are not for TLS are left out. In a cluster the
-// source reads none: they are read on demand.
+// source reads none: package credentials/cluster does.
 func (l *loop) applySecret(c object.Change) {
 	if c.Key.Kind != object.Secret || l.secrets == nil {
 		return

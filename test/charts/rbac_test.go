@@ -51,6 +51,8 @@ var needs = []need{
 	{why: "the roots for workloads", start: true, resources: []string{"configmaps"}, verbs: []string{"create"}},
 	{why: "the roots for workloads", start: true, resources: []string{"configmaps"}, name: "istio-ca-root-cert", verbs: []string{"list", "watch", "update"}},
 	{why: "remote clusters", start: true, namespace: namespace, resources: []string{"secrets"}, verbs: watches},
+	{why: "certificates of gateways", resources: []string{"secrets"}, verbs: watches},
+	{why: "which gateways may have them", group: "authorization.k8s.io", resources: []string{"subjectaccessreviews"}, verbs: []string{"create"}},
 	{why: "the root", start: true, namespace: namespace, resources: []string{"secrets"}, verbs: []string{"create"}},
 	{why: "the root", start: true, namespace: namespace, resources: []string{"secrets"}, name: "istio-ca-secret", verbs: []string{"get", "update"}},
 	{why: "rotation of the root", start: true, namespace: namespace, resources: []string{"configmaps"}, verbs: []string{"create"}},
@@ -231,7 +233,7 @@ func TestNeedsAreAllowed(t *testing.T) {
 		}
 	}
 	for _, r := range []request{
-		{"", "", "secrets", "", "get"}, {"", "", "secrets", "", "list"}, {namespace, "", "secrets", "other", "get"}, {"default", "", "secrets", "", "list"},
+		{"", "", "secrets", "", "get"}, {"", "", "secrets", "", "update"}, {namespace, "", "secrets", "other", "get"}, {"default", "", "secrets", "", "create"},
 		{"default", "", "secrets", "istio-ca-secret", "get"}, {namespace, "", "secrets", "istio-ca-secret", "delete"}, {namespace, "", "secrets", "cacerts", "get"},
 		{"", "", "pods", "", "create"}, {"", "", "pods", "", "delete"}, {"", "", "nodes", "", "patch"}, {"", "", "configmaps", "other", "update"}, {"", "", "configmaps", "", "list"}, {namespace, "", "configmaps", "other", "list"},
 		{"default", "", "serviceaccounts/token", "default", "create"}, {"", "rbac.authorization.k8s.io", "clusterrolebindings", "", "create"},

@@ -22,6 +22,8 @@ import (
 	"strings"
 
 	"golang.org/x/crypto/ocsp"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // The forms of the names by which proxies ask for Secrets. [control-plane 1.9.6]
@@ -71,7 +73,26 @@ const (
 	Forbidden
 	// Found is a Secret that the proxy may have.
 	Found
+	// Pending is a Secret of which it is not known yet whether it exists, or whether the proxy may read it.
+	Pending
 )
+
+// Caller is a proxy that asks for Secrets.
+type Caller struct {
+	// Identity is what it has proved.
+	Identity mesh.Identity
+	// Cluster is the one that it says it runs in; empty if it says none.
+	Cluster string
+}
+
+// Answer is what a caller gets of a Secret.
+type Answer struct {
+	State State
+	// Credential is set if the State is Found.
+	Credential *Credential
+	// Why says why nothing was found, without contents; empty if there is no more to say than the State.
+	Why string
+}
 
 // Credential is what a Secret has for TLS. It is immutable. Its fields must not be printed.
 type Credential struct {

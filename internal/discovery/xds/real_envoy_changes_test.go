@@ -97,7 +97,7 @@ func (r *rig) serve(t *testing.T) {
 	r.server = New(r.reg, slog.New(slog.NewTextHandler(r.said, nil)), nil)
 	var auth Authenticate
 	if r.secrets != nil {
-		r.server.ServeSecrets(r.secrets, true)
+		r.server.ServeSecrets(r.secrets)
 		auth = as(gateway)
 	}
 	r.stop = serveOn(t, l, r.server, auth, grpc.StreamInterceptor(r.intercept))

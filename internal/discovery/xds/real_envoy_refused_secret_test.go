@@ -27,7 +27,6 @@ import (
 	"golang.org/x/crypto/ocsp"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
-	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -36,12 +35,14 @@ type chest map[string]*credentials.Credential
 
 func (c chest) Changed() <-chan struct{} { return make(chan struct{}) }
 
-func (c chest) Get(_ mesh.Identity, n credentials.Name) (*credentials.Credential, credentials.State) {
+func (c chest) Want(credentials.Caller, string) func() { return func() {} }
+
+func (c chest) Get(_ credentials.Caller, n credentials.Name) credentials.Answer {
 	one := c[n.Secret]
 	if one == nil || n.CA && one.CA == nil {
-		return nil, credentials.Missing
+		return credentials.Answer{State: credentials.Missing}
 	}
-	return one, credentials.Found
+	return credentials.Answer{State: credentials.Found, Credential: one}
 }
 
 // tlsListener ends TLS with a secret's certificate, and verifies clients with its CA if withCA is set.

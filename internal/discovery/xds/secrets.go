@@ -13,7 +13,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
-	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -37,13 +36,15 @@ const (
 
 // Credentials decides which secrets a proxy may have; credentials.Store is one.
 type Credentials interface {
-	Get(who mesh.Identity, n credentials.Name) (*credentials.Credential, credentials.State)
+	// Want says that a caller wants Secrets of a namespace, until release is called.
+	Want(who credentials.Caller, namespace string) (release func())
+	// Get returns what a caller has of a Secret that it wants.
+	Get(who credentials.Caller, n credentials.Name) credentials.Answer
 	Changed() <-chan struct{}
 }
 
-// ServeSecrets has the server serve secrets. Read says whether the Secrets of the mesh are read; without it the log says that they are
-// not, for each one that a proxy asks for. Call it before serving.
-func (s *Server) ServeSecrets(c Credentials, read bool) { s.credentials, s.secretsRead = c, read }
+// ServeSecrets has the server serve secrets. Call it before serving.
+func (s *Server) ServeSecrets(c Credentials) { s.credentials = c }
 
 // secretStream is what one stream has of the secrets. It is not a Type: a proxy that lacks a secret has everything else applied.
 type secretStream struct {
@@ -56,8 +57,10 @@ type secretStream struct {
 	// again has names of responses that were refused, in groups, each of which is sent in a response of its own: a client refuses a whole
 	// response for one secret, and those that it has not come to are still to be sent.
 	again [][]string
-	held  int  // bytes that are charged
-	told  bool // the log has said that the caller is not authenticated
+	held  int // bytes that are charged
+	// sources are the namespaces whose Secrets are wanted, each with what ends that.
+	sources map[string]func()
+	told    bool // the log has said that the caller is not authenticated
 }
 
 // absentVersion stands for a secret that the client was told there is none of.
@@ -123,7 +126,42 @@ func (s *stream) secretRequest(m incoming) error {
 	if err := s.account.charge(change - m.cost); err != nil {
 		return err
 	}
+	s.wantSecrets()
 	return s.sendSecrets()
+}
+
+// secretCaller is who the Secrets are for.
+func (s *stream) secretCaller() credentials.Caller {
+	return credentials.Caller{Identity: s.caller.identity, Cluster: s.conn.status.Node.Metadata.ClusterID}
+}
+
+// wantSecrets says of which namespaces the client wants Secrets.
+func (s *stream) wantSecrets() {
+	t := &s.secrets
+	now := make(map[string]func(), len(t.sources))
+	for name := range t.wanted {
+		part, known := credentials.ParseName(name, s.caller.identity.Namespace)
+		if !known || now[part.Namespace] != nil {
+			continue
+		}
+		if now[part.Namespace] = t.sources[part.Namespace]; now[part.Namespace] == nil {
+			now[part.Namespace] = s.server.credentials.Want(s.secretCaller(), part.Namespace)
+		}
+	}
+	for namespace, release := range t.sources {
+		if now[namespace] == nil {
+			release()
+		}
+	}
+	t.sources = now
+}
+
+// release ends that Secrets are wanted.
+func (t *secretStream) release() {
+	for _, release := range t.sources {
+		release()
+	}
+	t.sources = nil
 }
 
 // answeredSecrets handles the acknowledging part of a request.
@@ -219,13 +257,14 @@ func (s *stream) secretsFor(names []string, again bool) (resources []*discoveryv
 			break
 		}
 		part, known := credentials.ParseName(name, s.caller.identity.Namespace)
-		state := credentials.Missing
-		var c *credentials.Credential
+		answer := credentials.Answer{State: credentials.Missing}
 		if known {
-			c, state = s.server.credentials.Get(s.caller.identity, part)
+			answer = s.server.credentials.Get(s.secretCaller(), part)
 		}
+		c := answer.Credential
 		switch {
-		case state == credentials.Found:
+		case answer.State == credentials.Pending:
+		case answer.State == credentials.Found:
 			if t.wanted[name] == c.Version && !again {
 				continue
 			}
@@ -239,20 +278,21 @@ func (s *stream) secretsFor(names []string, again bool) (resources []*discoveryv
 		case t.wanted[name] == "":
 			t.wanted[name] = absentVersion
 			removed = append(removed, name)
-			s.logAbsent(name, state)
+			s.logAbsent(name, answer)
 		}
 	}
 	return resources, removed, nil
 }
 
 // logAbsent says that a proxy does not get a secret that it wants.
-func (s *stream) logAbsent(name string, state credentials.State) {
-	why := "there is none with what is asked for"
+func (s *stream) logAbsent(name string, a credentials.Answer) {
+	why := a.Why
 	switch {
-	case !s.server.secretsRead:
-		why = "Secrets of a cluster are not served yet, and connections to the server fail: want files of the gateway (serverCertificate, privateKey)"
-	case state == credentials.Forbidden:
-		why = "the proxy's identity may not read it: want one of the Secret's namespace that may read Secrets there"
+	case why != "":
+	case a.State == credentials.Forbidden:
+		why = "the proxy's identity may not read it"
+	default:
+		why = "there is none with what is asked for"
 	}
 	s.server.log.Warn("proxy does not get a secret", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID, "name", printable.Quote(name, 256), "reason", why)
 }

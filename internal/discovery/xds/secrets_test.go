@@ -13,12 +13,14 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // vault has Secrets of the namespace shop whose names begin with "a", with one version that can be changed.
 type vault struct {
 	mu      sync.Mutex
 	version string
+	wishes  int
 	changed chan struct{}
 }
 
@@ -30,16 +32,38 @@ func (v *vault) Changed() <-chan struct{} {
 	return v.changed
 }
 
-func (v *vault) Get(who mesh.Identity, n credentials.Name) (*credentials.Credential, credentials.State) {
+func (v *vault) Want(credentials.Caller, string) func() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if who.Namespace != n.Namespace {
-		return nil, credentials.Forbidden
+	v.wishes++
+	return func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.wishes--
+	}
+}
+
+// wanted is how many namespaces are wanted by streams.
+func (v *vault) wanted() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.wishes
+}
+
+func (v *vault) Get(who credentials.Caller, n credentials.Name) credentials.Answer {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.version == "pending" {
+		return credentials.Answer{State: credentials.Pending}
+	}
+	if who.Identity.Namespace != n.Namespace {
+		return credentials.Answer{State: credentials.Forbidden}
 	}
 	if !strings.HasPrefix(n.Secret, "a") || v.version == "" {
-		return nil, credentials.Missing
+		return credentials.Answer{State: credentials.Missing}
 	}
-	return &credentials.Credential{Chain: []byte("chain " + v.version), Key: []byte("key"), CA: []byte("ca"), Version: v.version}, credentials.Found
+	c := &credentials.Credential{Chain: []byte("chain " + v.version), Key: []byte("key"), CA: []byte("ca"), Version: v.version}
+	return credentials.Answer{State: credentials.Found, Credential: c}
 }
 
 func (v *vault) set(version string) {
@@ -53,7 +77,7 @@ func (v *vault) set(version string) {
 func secretsOf(t *testing.T, v *vault, auth Authenticate) deltaStream {
 	t.Helper()
 	s := New(&oneClass{latest: NewLatestView((&View{}).At(1))}, quiet(t), nil)
-	s.ServeSecrets(v, true)
+	s.ServeSecrets(v)
 	return open(t, dial(t, s, auth))
 }
 
@@ -177,7 +201,7 @@ func TestCallersWithoutIdentityGetNoSecrets(t *testing.T) {
 func TestSecretsOfTheStateOfTheWorld(t *testing.T) {
 	s := New(&oneClass{latest: NewLatestView((&View{}).At(1))}, quiet(t), nil)
 	v := newVault()
-	s.ServeSecrets(v, true)
+	s.ServeSecrets(v)
 	g, err := dial(t, s, as(gateway)).StreamAggregatedResources(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -203,4 +227,30 @@ func TestSecretsOfTheStateOfTheWorld(t *testing.T) {
 	send(&discoveryv3.DiscoveryRequest{ResourceNames: []string{"kubernetes://a", "kubernetes://b"}, ResponseNonce: m.GetNonce(), VersionInfo: m.GetVersionInfo()})
 	v.set("2")
 	recv("chain 2")
+}
+
+// Nothing is said of a secret before it is known whether the proxy may have it. While it is wanted, its namespace is, and no longer.
+func TestNothingIsSaidOfASecretThatIsNotKnownYet(t *testing.T) {
+	v := newVault()
+	v.set("pending")
+	g := secretsOf(t, v, as(gateway))
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: SecretType, ResourceNamesSubscribe: []string{"kubernetes://a", "kubernetes://b", "kubernetes://other/a"}})
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL()})
+	if m, err := g.Recv(); err != nil || m.GetTypeUrl() != CDS.URL() {
+		t.Fatalf("%v (%v)", m, err)
+	}
+	if v.wanted() != 2 {
+		t.Errorf("%d namespaces are wanted, want 2", v.wanted())
+	}
+	v.set("1")
+	m, names := recvSecrets(t, g)
+	if !slices.Equal(names, []string{"kubernetes://a"}) || !slices.Equal(m.GetRemovedResources(), []string{"kubernetes://b", "kubernetes://other/a"}) {
+		t.Errorf("sent %q, removed %q", names, m.GetRemovedResources())
+	}
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: SecretType, ResourceNamesUnsubscribe: []string{"kubernetes://other/a"}})
+	wait.Until(t, "one namespace is wanted no more", func() bool { return v.wanted() == 1 })
+	if err := g.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "none is wanted after the stream", func() bool { return v.wanted() == 0 })
 }

@@ -79,8 +79,6 @@ type Server struct {
 	trust    trust
 	// credentials has the secrets; nil if none are served.
 	credentials Credentials
-	// secretsRead is set if the Secrets of the mesh are read.
-	secretsRead bool
 	// firstTrust is closed by the first SetTrust.
 	firstTrust chan struct{}
 
@@ -357,6 +355,7 @@ func (v *service) join(ctx context.Context, st *stream, node mesh.Node, first in
 	st.begin(newConnection(ctx, id, node, who.identity, st.delta))
 	s.add(st.conn)
 	defer s.remove(st.conn)
+	defer st.secrets.release()
 	text := "unauthenticated"
 	if who.proven {
 		text = who.text

@@ -1,32 +1,45 @@
 // Package store has the Secrets that gateways may have, and decides who gets them.
 //
-// A caller whose identity is verified gets a Secret of its own namespace. A [Store] may be used by several goroutines; none of its
-// methods blocks.
+// A caller whose identity is verified gets a Secret of its own namespace, if it may read Secrets there where there are such permissions.
+// A [Store] may be used by several goroutines; none of its methods blocks.
 package store
 
 import (
 	"sync"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
-	"github.com/pilothouse/pilothouse/internal/mesh"
 )
+
+// Access decides which callers may read the Secrets of their namespaces, and reads these. Its methods do not block.
+type Access interface {
+	// Want says that a caller wants Secrets of its namespace, until release is called.
+	Want(who credentials.Caller) (release func())
+	// May returns credentials.Found if the caller may have Secrets of its namespace and these have been read, and otherwise why not.
+	May(who credentials.Caller) (credentials.State, string)
+}
 
 // Store has the credentials. Create one with New.
 type Store struct {
+	access  Access // nil if all callers may read the Secrets of their namespaces, which are put without being wanted
 	mu      sync.Mutex
 	all     map[string]map[string]*credentials.Credential // by namespace and name
+	faults  map[string]map[string]string                  // why a Secret is not used, by namespace and name
 	changed chan struct{}                                 // closed at the next change
 }
 
 // New returns an empty Store.
 func New() *Store {
-	return &Store{all: map[string]map[string]*credentials.Credential{}, changed: make(chan struct{})}
+	return &Store{all: map[string]map[string]*credentials.Credential{}, faults: map[string]map[string]string{}, changed: make(chan struct{})}
 }
+
+// Restrict has access decide who may have which Secrets. Call it before the Store is used.
+func (s *Store) Restrict(access Access) { s.access = access }
 
 // Put stores a Secret, which replaces that of its name. A nil c removes it.
 func (s *Store) Put(namespace, name string, c *credentials.Credential) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	delete(s.faults[namespace], name)
 	have := s.all[namespace][name]
 	if have == nil && c == nil || have != nil && c != nil && have.Version == c.Version {
 		return
@@ -39,6 +52,47 @@ func (s *Store) Put(namespace, name string, c *credentials.Credential) {
 		}
 		s.all[namespace][name] = c
 	}
+	s.notify()
+}
+
+// Reject notes why the Secret of a name, which replaces the stored one, is not used. The stored one stays; it returns whether there is one.
+func (s *Store) Reject(namespace, name, why string) (kept bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.faults[namespace] == nil {
+		s.faults[namespace] = map[string]string{}
+	}
+	s.faults[namespace][name] = why
+	return s.all[namespace][name] != nil
+}
+
+// Names returns the names of the stored Secrets of a namespace, in no order.
+func (s *Store) Names(namespace string) (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.all[namespace] {
+		names = append(names, name)
+	}
+	for name := range s.faults[namespace] {
+		if s.all[namespace][name] == nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Forget removes all that is stored of a namespace.
+func (s *Store) Forget(namespace string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, namespace)
+	delete(s.faults, namespace)
+}
+
+// Notify has everybody who waits ask again: what callers may have has changed.
+func (s *Store) Notify() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.notify()
 }
 
@@ -55,26 +109,60 @@ func (s *Store) Changed() <-chan struct{} {
 	return s.changed
 }
 
-// Get returns what an identity that was verified may have of a name. Of a state other than Found there is no credential. [control-plane 1.9.6]
-func (s *Store) Get(who mesh.Identity, n credentials.Name) (*credentials.Credential, credentials.State) {
+// Want says that a caller wants Secrets of a namespace, until release is called.
+func (s *Store) Want(who credentials.Caller, namespace string) (release func()) {
+	if s.access == nil || !own(who, namespace) {
+		return func() {}
+	}
+	return s.access.Want(who)
+}
+
+// own reports whether a namespace is the caller's.
+func own(who credentials.Caller, namespace string) bool {
+	return namespace != "" && who.Identity.Namespace == namespace
+}
+
+// Get returns what a caller whose identity was verified may have of a name, and wants. [control-plane 1.9.6]
+func (s *Store) Get(who credentials.Caller, n credentials.Name) credentials.Answer {
+	if !own(who, n.Namespace) {
+		return credentials.Answer{State: credentials.Forbidden, Why: "Secrets of the proxy's own namespace only are served"}
+	}
+	if s.access != nil {
+		if state, why := s.access.May(who); state != credentials.Found {
+			return credentials.Answer{State: state, Why: why}
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if who.Namespace == "" || who.Namespace != n.Namespace {
-		return nil, credentials.Forbidden
-	}
 	c := s.all[n.Namespace][n.Secret]
 	if n.CA {
 		// A Secret of its own comes before the one that has the certificate, too. [control-plane 1.9.6]
-		if own := s.all[n.Namespace][n.Secret+credentials.CASuffix]; own != nil && len(own.CA) > 0 {
-			return own, credentials.Found
+		own := s.all[n.Namespace][n.Secret+credentials.CASuffix]
+		if own == nil || len(own.CA) == 0 {
+			own = c
 		}
-		if c != nil && len(c.CA) > 0 {
-			return c, credentials.Found
+		switch {
+		case own != nil && len(own.CA) > 0:
+			return credentials.Answer{State: credentials.Found, Credential: own}
+		case s.faults[n.Namespace][n.Secret+credentials.CASuffix] != "":
+			return s.absent(n.Namespace, n.Secret+credentials.CASuffix, "")
 		}
-		return nil, credentials.Missing
+		return s.absent(n.Namespace, n.Secret, "neither the Secret nor the one with "+credentials.CASuffix+" after its name has ca.crt or cacert")
 	}
 	if c == nil || len(c.Chain) == 0 {
-		return nil, credentials.Missing
+		return s.absent(n.Namespace, n.Secret, "the Secret has neither tls.crt nor cert")
 	}
-	return c, credentials.Found
+	return credentials.Answer{State: credentials.Found, Credential: c}
+}
+
+// absent is the answer for a Secret that cannot be used: lacks is what is wrong with one that exists. Callers hold s.mu.
+func (s *Store) absent(namespace, name, lacks string) credentials.Answer {
+	why := "there is no such Secret"
+	switch {
+	case s.faults[namespace][name] != "":
+		why = s.faults[namespace][name]
+	case s.all[namespace][name] != nil:
+		why = lacks
+	}
+	return credentials.Answer{State: credentials.Missing, Why: why}
 }

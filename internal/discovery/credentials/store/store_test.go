@@ -61,12 +61,12 @@ func TestOnlyTheNamespacesOwnProxiesGetSecrets(t *testing.T) {
 		{mesh.Identity{Namespace: "other"}, credentials.Name{Namespace: "shop", Secret: "a"}, credentials.Forbidden},
 		{mesh.Identity{}, credentials.Name{Secret: "a"}, credentials.Forbidden},
 	} {
-		if got, state := s.Get(tc.who, tc.name); state != tc.want || (got != nil) != (state == credentials.Found) {
-			t.Errorf("%v asks for %+v: %v, want %v", tc.who, tc.name, state, tc.want)
+		if got := s.Get(credentials.Caller{Identity: tc.who}, tc.name); got.State != tc.want || (got.Credential != nil) != (got.State == credentials.Found) {
+			t.Errorf("%v asks for %+v: %+v, want %v", tc.who, tc.name, got, tc.want)
 		}
 	}
 	s.Put("shop", "a", nil)
-	if _, state := s.Get(own, credentials.Name{Namespace: "shop", Secret: "a"}); state != credentials.Missing {
-		t.Errorf("a Secret that was removed: %v", state)
+	if got := s.Get(credentials.Caller{Identity: own}, credentials.Name{Namespace: "shop", Secret: "a"}); got.State != credentials.Missing {
+		t.Errorf("a Secret that was removed: %+v", got)
 	}
 }

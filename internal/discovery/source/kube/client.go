@@ -96,7 +96,7 @@ type contact struct {
 type item struct {
 	metav1.ObjectMeta
 	entry entry
-	// secret is the data of a Secret with kubeconfigs.
+	// secret is the data of a Secret, which is not to be logged.
 	secret map[string][]byte
 }
 

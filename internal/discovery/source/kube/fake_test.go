@@ -238,7 +238,10 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	resource := group + "/" + parts[0]
-	name, _ := strings.CutPrefix(q.Get("fieldSelector"), "metadata.name=")
+	name, named := strings.CutPrefix(q.Get("fieldSelector"), "metadata.name=")
+	if !named {
+		name = "" // of types, which the fake does not tell apart
+	}
 	match := func(in string, body map[string]any) bool {
 		return (ns == "" || in == ns) && (name == "" || body["metadata"].(map[string]any)["name"] == name)
 	}

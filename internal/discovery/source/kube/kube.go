@@ -100,8 +100,8 @@ func New(o Options) (*Source, error) {
 	return s, nil
 }
 
-// reads reports whether a kind is read if it is served. No rule uses Secrets and ServiceAccounts, so the control
-// plane needs no permission for them.
+// reads reports whether a kind is read if it is served. No rule uses Secrets and ServiceAccounts; those Secrets that are needed are read
+// by FollowSecrets and FollowNamespace.
 func (s *Source) reads(k object.Kind) bool {
 	switch k {
 	case object.Secret, object.ServiceAccount:

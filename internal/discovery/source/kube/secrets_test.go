@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"encoding/base64"
 	"net/http"
 	"sync"
 	"testing"
@@ -73,4 +74,80 @@ func TestSecretsAreWatchedAgainWithoutAList(t *testing.T) {
 	if errs != 1 {
 		t.Errorf("%d reports of what is refused, want 1", errs)
 	}
+}
+
+// secretsSeen are what FollowNamespace has told.
+type secretsSeen struct {
+	mu     sync.Mutex
+	all    map[string]map[string][]byte
+	failed []string
+}
+
+func (s *secretsSeen) Put(name string, data map[string][]byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all[name] = data
+}
+
+func (s *secretsSeen) Remove(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, name)
+}
+
+func (s *secretsSeen) Replace(all map[string]map[string][]byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = all
+}
+
+func (s *secretsSeen) Failed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	s.failed = append(s.failed, text)
+}
+
+// The Secrets of a namespace are followed through failures, of which one that lasts is told once, and its end.
+func TestTheSecretsOfANamespaceAreFollowed(t *testing.T) {
+	f := newFake(t)
+	secret := func(name, value string) map[string]any {
+		return map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"name": name, "namespace": "edge"}, "data": map[string]any{"tls.crt": base64.StdEncoding.EncodeToString([]byte(value))}}
+	}
+	f.set("/secrets", secret("a", "1"))
+	o := options(f)
+	o.Backoff = [2]time.Duration{time.Millisecond, 10 * time.Millisecond}
+	seen := &secretsSeen{}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- FollowNamespace(ctx, o, "edge", seen) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	has := func(name, value string, failures int) func() bool {
+		return func() bool {
+			seen.mu.Lock()
+			defer seen.mu.Unlock()
+			return string(seen.all[name]["tls.crt"]) == value && len(seen.failed) == failures
+		}
+	}
+	wait.Until(t, "a Secret", has("a", "1", 0))
+	f.set("/secrets", secret("a", "2"))
+	wait.Until(t, "its new version", has("a", "2", 0))
+	f.refuseWith(func(*http.Request) int { return http.StatusForbidden })
+	f.Cut()
+	wait.Until(t, "the refusal", has("a", "2", 1))
+	const path = "list /api/v1/namespaces/edge/secrets"
+	before := f.count(path)
+	wait.Until(t, "further attempts", func() bool { return f.count(path) > before+5 })
+	f.refuseWith(nil)
+	wait.Until(t, "the end of the refusal", has("a", "2", 2))
+	f.set("/secrets", secret("b", "1"))
+	wait.Until(t, "another Secret", has("b", "1", 2))
 }
