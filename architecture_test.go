@@ -103,7 +103,7 @@ var allowedImports = map[string][]string{
 	"internal/discovery/authn/reviewtest":  {"internal/discovery/authn"},                                        // it tests implementations of its interface
 	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                           // it implements its Store
 	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
-	"internal/discovery/model":             {"internal/discovery/allocate"},                                                                              // it stores what was allocated
+	"internal/discovery/model":             {"internal/discovery/allocate", "internal/discovery/credentials"},                                            // it stores what was allocated; which Secrets Gateways name
 	"internal/discovery/config":            {"internal/discovery/credentials"},                                                                           // which Secrets can be used
 	"internal/discovery/compile/cluster":   {"internal/discovery/credentials"},                                                                           // how proxies ask for Secrets
 	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"},                                                                       // routes name clusters

@@ -37,17 +37,20 @@ type loop struct {
 	done   chan struct{}
 	ending sync.Once
 
-	graph     *incr.Graph
-	model     *model.Model
-	store     *config.Store
-	views     *publisher
-	applied   *changeLog
-	problems  *problems
-	secrets   *store.Store // nil if none are stored
-	counts    counts
-	triggers  triggers // of the present commit
-	touched   *touched // nil if no statuses are written
-	allocated *allocator
+	graph    *incr.Graph
+	model    *model.Model
+	store    *config.Store
+	views    *publisher
+	applied  *changeLog
+	problems *problems
+	secrets  *store.Store // nil if none are stored
+	// references are the Secrets that Gateways of the Gateway API may use; referring is set if they may have changed.
+	references *incr.Rule[struct{}, map[credentials.Reference]bool]
+	referring  bool
+	counts     counts
+	triggers   triggers // of the present commit
+	touched    *touched // nil if no statuses are written
+	allocated  *allocator
 	// onMesh is called with the mesh configuration in force, in the loop's goroutine.
 	onMesh func(*meshv1.MeshConfig)
 	// onProxyConfigs is the same for the ProxyConfig objects in force, which proxyConfigs collects.
@@ -116,6 +119,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
 	l.inventory, l.why = inventoryRule(g, m), l.views.compiler.Why
+	l.references = incr.Derive(g, model.LevelCompile, "certificate references", func(r *incr.Reader, _ struct{}) map[credentials.Reference]bool { return m.CertificateReferences(r) })
 	l.views.onRefusal, l.allocated = l.signals.refuse, newAllocator(kept.before.Allocated)
 	if o.AllocateAsked {
 		m.AllocateOnlyForThoseThatAsk()
@@ -216,6 +220,7 @@ func (l *loop) commit(b object.Batch) {
 		l.allocated.update(l.model, l.touched.object)
 	}
 	moved := l.graph.Run()
+	l.refer()
 	if len(accepted) > 0 || len(moved) > 0 || l.gate.synced && l.views.generation == 0 {
 		l.views.begin()
 	}
@@ -250,6 +255,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.proxyConfigs.apply(c)
 		l.apart.apply(c)
 		l.applySecret(c)
+		l.referring = l.referring || c.Key.Kind == object.KubernetesGateway || c.Key.Kind == object.ReferenceGrant || c.Key.Kind == object.GatewayClass
 		if l.onObject != nil {
 			l.onObject(c)
 		}
@@ -270,6 +276,15 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.store.Forget(func(k object.Key) bool { return k != config.MeshFileKey })
 	}
 	return changes
+}
+
+// refer has the store of Secrets know which ones Gateways of the Gateway API may use.
+func (l *loop) refer() {
+	if l.referring && l.secrets != nil {
+		l.secrets.Refer(l.references.Want(struct{}{}))
+		l.references.Unwant(struct{}{})
+	}
+	l.referring = false
 }
 
 // applySecret stores a Secret for the proxies that ask for it by name; those that are not for TLS are left out. In a cluster the

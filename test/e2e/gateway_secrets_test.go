@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
@@ -90,25 +91,8 @@ func TestSecretsOfAGateway(t *testing.T) {
 		}
 		return []tls.Certificate{pair}
 	}
-	from := m.Pod("outside-1.gateway").Net
 	get := func(ctx context.Context, host string, with []tls.Certificate) (*tls.ConnectionState, error) {
-		c := meshup.Client(from, 0)
-		c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: ca.pool, ServerName: host, Certificates: with, MinVersion: tls.VersionTLS12}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://10.99.0.9:8443/", http.NoBody)
-		if err != nil {
-			return nil, err
-		}
-		req.Host = host
-		res, err := c.Do(req)
-		if err != nil {
-			return nil, err
-		}
-		defer res.Body.Close()
-		answer, err := meshup.ReadAnswer(res)
-		if err == nil && (answer.Status != http.StatusOK || answer.Peer != ingressIdentity) {
-			err = fmt.Errorf("status %d, caller %q", answer.Status, answer.Peer)
-		}
-		return res.TLS, err
+		return getTLS(ctx, m, ca.pool, host, with)
 	}
 	await := func(what string, cond func(ctx context.Context) error) {
 		t.Helper()
@@ -163,6 +147,109 @@ func TestSecretsOfAGateway(t *testing.T) {
 	await("the server is served once its Secret is there", func(ctx context.Context) error { _, err := get(ctx, "c.example.com", nil); return err })
 
 	assertNoKeys(t, m, keys)
+}
+
+// TestListenersOfTheGatewayAPIEndTLS makes requests by TLS to listeners of the Gateway API: with a Secret of the Gateway's namespace, and
+// with one of another namespace, which a ReferenceGrant there permits.
+func TestListenersOfTheGatewayAPIEndTLS(t *testing.T) {
+	m, config := start(t, "gateway")
+	ca := newAuthority(t)
+	var keys [][]byte
+	issue := func(name string) map[string][]byte {
+		_, files, _ := ca.issue(t, name)
+		keys = append(keys, files[1])
+		return map[string][]byte{"tls.crt": files[0], "tls.key": files[1]}
+	}
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(config, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await := func(what string, cond func(ctx context.Context) error) {
+		t.Helper()
+		if err := meshup.Await(t.Context(), time.Minute, what, cond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	get := func(ctx context.Context, host string) error {
+		_, err := getTLS(ctx, m, ca.pool, host, nil)
+		return err
+	}
+	write("secrets.yaml", secretText("istio-system", "k", issue("k.example.com"))+secretText("gateway", "foreign", issue("d.k.example.com"))+kubernetesTLS)
+	await("a listener serves", func(ctx context.Context) error { return get(ctx, "k.example.com") })
+	await("the log says that a reference is not permitted", func(context.Context) error {
+		logs, err := filepath.Glob(filepath.Join(filepath.Dir(m.StateDir()), "log", "*.log"))
+		for _, path := range logs {
+			if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte("no ReferenceGrant in its namespace permits it")) {
+				return nil
+			}
+		}
+		return fmt.Errorf("it does not (%w)", err)
+	})
+	if err := get(t.Context(), "d.k.example.com"); err == nil {
+		t.Error("a Secret of another namespace is used without a ReferenceGrant")
+	}
+	write("grant.yaml", secretGrant)
+	await("the other listener serves with a ReferenceGrant", func(ctx context.Context) error { return get(ctx, "d.k.example.com") })
+	assertNoKeys(t, m, keys)
+}
+
+const secretGrant = `
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: edge, namespace: gateway}
+spec:
+  from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: istio-system}]
+  to: [{group: "", kind: Secret, name: foreign}]
+`
+
+const kubernetesTLS = `
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: tls, namespace: istio-system}
+spec:
+  gatewayClassName: istio
+  addresses: [{type: Hostname, value: ingress.istio-system.svc.cluster.local}]
+  listeners:
+  - {name: k, port: 8443, protocol: HTTPS, hostname: k.example.com, tls: {certificateRefs: [{name: k}]}}
+  - {name: d, port: 8443, protocol: HTTPS, hostname: d.k.example.com, tls: {certificateRefs: [{name: foreign, namespace: gateway}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: tls, namespace: istio-system}
+spec:
+  parentRefs: [{name: tls}]
+  rules: [{backendRefs: [{name: echo, namespace: gateway, port: 9080}]}]
+---
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: routes, namespace: gateway}
+spec:
+  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: istio-system}]
+  to: [{group: "", kind: Service}]
+`
+
+// getTLS makes a request by TLS to the router from outside the mesh, and returns the state of the connection.
+func getTLS(ctx context.Context, m *meshup.Mesh, roots *x509.CertPool, host string, with []tls.Certificate) (*tls.ConnectionState, error) {
+	c := meshup.Client(m.Pod("outside-1.gateway").Net, 0)
+	c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: roots, ServerName: host, Certificates: with, MinVersion: tls.VersionTLS12}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://10.99.0.9:8443/", http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	req.Host = host
+	res, err := c.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	answer, err := meshup.ReadAnswer(res)
+	if err == nil && (answer.Status != http.StatusOK || answer.Peer != ingressIdentity) {
+		err = fmt.Errorf("status %d, caller %q", answer.Status, answer.Peer)
+	}
+	return res.TLS, err
 }
 
 // assertNoKeys looks for private keys in the pages of the control plane, in what it saves and logs, and in the gateway's directory.

@@ -56,6 +56,10 @@ func (d *dice) listener(i int) gatewayv1.Listener {
 	if l.Protocol == gatewayv1.TLSProtocolType {
 		l.TLS = &gatewayv1.ListenerTLSConfig{Mode: to(gatewayv1.TLSModePassthrough)}
 	}
+	if l.Port == 443 && d.oneIn(2) {
+		l.Protocol = pick(d, gatewayv1.HTTPSProtocolType, gatewayv1.TLSProtocolType)
+		l.TLS = &gatewayv1.ListenerTLSConfig{CertificateRefs: []gatewayv1.SecretObjectReference{{Name: gatewayv1.ObjectName(pick(d, names...)), Namespace: pick(d, nil, to(gatewayv1.Namespace(pick(d, spaces...))))}}}
+	}
 	if d.oneIn(2) {
 		l.Hostname = to(pick(d, gatewayv1.Hostname("*.example.com"), "out.example.com"))
 	}

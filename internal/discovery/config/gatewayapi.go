@@ -105,8 +105,15 @@ func (c *check) listenerTLS(at string, l gatewayv1.Listener) {
 	case mode == "" || mode == gatewayv1.TLSModeTerminate:
 		if len(l.TLS.CertificateRefs) == 0 {
 			c.warn(at+".certificateRefs", "not applied: without a certificate the listener is not served")
-		} else {
-			c.warn(at+".certificateRefs", "not applied: certificates of Secrets are not served, and neither is the listener; use a Gateway of networking.istio.io with files")
+		}
+		for i, ref := range l.TLS.CertificateRefs {
+			at := item(at+".certificateRefs", i)
+			switch {
+			case given(ref.Group) != "" || ref.Kind != nil && *ref.Kind != "Secret":
+				c.warn(at, "not applied: a certificate of kind %.100q is none that is served: want a Secret", string(given(ref.Kind)))
+			case ref.Name == "" || strings.Contains(string(ref.Name), "/") || strings.Contains(string(given(ref.Namespace)), "/"):
+				c.fail(at, "invalid reference to a Secret: want its name, and its namespace if it is another one")
+			}
 		}
 	case mode != gatewayv1.TLSModePassthrough:
 		c.fail(at+".mode", "invalid mode %.100q: want Terminate or Passthrough", string(mode))

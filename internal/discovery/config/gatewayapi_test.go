@@ -20,9 +20,9 @@ func TestGatewayAPIRules(t *testing.T) {
 			"E spec.listeners[1].port: invalid port 70000", "W spec.listeners[1].protocol: not applied: unknown protocol", "E spec.listeners[2].name: is missing", "E spec.listeners[2].tls: a listener of protocol HTTP has none",
 			"E spec.listeners[3].tls: is missing", `E spec.listeners[1].name: duplicate name "a"`,
 		}},
-		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 1, protocol: HTTPS, tls: {mode: Passthrough, options: {a.b/c: d}}}, {name: b, port: 2, protocol: TLS, tls: {mode: x}}, {name: c, port: 3, protocol: HTTPS, tls: {}}, {name: d, port: 4, protocol: TLS, tls: {certificateRefs: [{name: a}]}}]}", []string{
+		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 1, protocol: HTTPS, tls: {mode: Passthrough, options: {a.b/c: d}}}, {name: b, port: 2, protocol: TLS, tls: {mode: x}}, {name: c, port: 3, protocol: HTTPS, tls: {}}, {name: d, port: 4, protocol: TLS, tls: {certificateRefs: [{name: a}, {name: b, group: x.y, kind: Z}, {name: b/c}]}}]}", []string{
 			"E spec.listeners[0].tls.mode: Passthrough is for protocol TLS", "W spec.listeners[0].tls.options: not applied", "E spec.listeners[1].tls.mode: invalid mode", "W spec.listeners[2].tls.certificateRefs: not applied: without a certificate",
-			"W spec.listeners[3].tls.certificateRefs: not applied: certificates of Secrets",
+			"W spec.listeners[3].tls.certificateRefs[1]: not applied: a certificate of kind", "E spec.listeners[3].tls.certificateRefs[2]: invalid reference to a Secret",
 		}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 1, protocol: HTTP, allowedRoutes: {kinds: [{kind: UDPRoute}], namespaces: {from: Selector}}}, {name: b, port: 1, protocol: HTTP, allowedRoutes: {namespaces: {from: x, selector: {matchExpressions: [{key: a, operator: y}]}}}}]}", []string{
 			"W spec.listeners[0].allowedRoutes.kinds[0]: not applied", "E spec.listeners[0].allowedRoutes.namespaces.selector: is missing",

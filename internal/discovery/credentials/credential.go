@@ -42,6 +42,8 @@ const MaxBytes = 1 << 20
 // Name is a part of a Secret that a proxy asks for.
 type Name struct {
 	Namespace, Secret string
+	// Reference is set if a Gateway of the Gateway API names it, which may be in another namespace.
+	Reference bool
 	// CA is set for the certificates of its CA.
 	CA bool
 }
@@ -54,13 +56,17 @@ func ParseName(resource, namespace string) (Name, bool) {
 			return Name{}, false
 		}
 	}
-	n := Name{Namespace: namespace, Secret: rest}
+	n := Name{Namespace: namespace, Secret: rest, Reference: strings.HasPrefix(resource, GatewayPrefix)}
 	if ns, name, both := strings.Cut(rest, "/"); both {
 		n.Namespace, n.Secret = ns, name
 	}
 	n.Secret, n.CA = strings.CutSuffix(n.Secret, CASuffix)
 	return n, n.Namespace != "" && n.Secret != "" && !strings.Contains(n.Secret, "/")
 }
+
+// Reference is a Secret that Gateways of the Gateway API in a namespace name and may use: it is in the same namespace, or a
+// ReferenceGrant in the Secret's own permits it.
+type Reference struct{ From, Namespace, Secret string }
 
 // State is what is known of a Secret that a proxy asks for.
 type State int

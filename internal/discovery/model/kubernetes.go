@@ -8,6 +8,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -82,7 +83,8 @@ func kubernetesGateway(o *object.Object, spec *gatewayv1.GatewaySpec) *Kubernete
 	return g
 }
 
-// listenerTLS returns how a listener's TLS is ended or forwarded. A certificate of another namespace is not used.
+// listenerTLS returns how a listener's TLS is ended or forwarded. Whether a certificate of another namespace may be used is decided
+// when it is served, by CertificateReferences.
 func listenerTLS(namespace string, t *gatewayv1.ListenerTLSConfig) *networking.ServerTLSSettings {
 	if t != nil && value(t.Mode) == gatewayv1.TLSModePassthrough {
 		return &networking.ServerTLSSettings{Mode: networking.ServerTLSSettings_PASSTHROUGH}
@@ -90,11 +92,40 @@ func listenerTLS(namespace string, t *gatewayv1.ListenerTLSConfig) *networking.S
 	out := &networking.ServerTLSSettings{Mode: networking.ServerTLSSettings_SIMPLE}
 	if t != nil {
 		for _, ref := range t.CertificateRefs {
-			out.CredentialNames = append(out.CredentialNames, "kubernetes-gateway://"+cmp.Or(string(value(ref.Namespace)), namespace)+"/"+string(ref.Name))
+			if isSecret(ref) {
+				out.CredentialNames = append(out.CredentialNames, credentials.GatewayPrefix+cmp.Or(string(value(ref.Namespace)), namespace)+"/"+string(ref.Name))
+			}
 		}
 	}
 	if len(out.CredentialNames) == 0 {
-		out.CredentialNames = []string{"kubernetes-gateway://" + namespace + "/"} // none: the listener is not served
+		out.CredentialNames = []string{credentials.GatewayPrefix + namespace + "/"} // none: the listener is not served
+	}
+	return out
+}
+
+func isSecret(ref gatewayv1.SecretObjectReference) bool {
+	return value(ref.Group) == "" && (ref.Kind == nil || *ref.Kind == "Secret")
+}
+
+// CertificateReferences returns the Secrets that the listeners of Gateways of the Gateway API name and may use: those of the Gateway's
+// namespace, and those that a ReferenceGrant in the Secret's permits. [control-plane 1.11.7]
+func (m *Model) CertificateReferences(r *incr.Reader) map[credentials.Reference]bool {
+	out := map[credentials.Reference]bool{}
+	for _, g := range incr.In(r, m.tables.kubernetes, all) {
+		if !m.OurClass(r, string(g.Spec.GatewayClassName)) {
+			continue
+		}
+		for _, l := range g.Spec.Listeners {
+			if l.TLS == nil {
+				continue
+			}
+			for _, ref := range l.TLS.CertificateRefs {
+				ns := cmp.Or(string(value(ref.Namespace)), g.Namespace)
+				if isSecret(ref) && m.Permitted(r, "Gateway", g.Namespace, ns, "", "Secret", string(ref.Name)) {
+					out[credentials.Reference{From: g.Namespace, Namespace: ns, Secret: string(ref.Name)}] = true
+				}
+			}
+		}
 	}
 	return out
 }

@@ -35,7 +35,7 @@ type chest map[string]*credentials.Credential
 
 func (c chest) Changed() <-chan struct{} { return make(chan struct{}) }
 
-func (c chest) Want(credentials.Caller, string) func() { return func() {} }
+func (c chest) Want(credentials.Caller) func() { return func() {} }
 
 func (c chest) Get(_ credentials.Caller, n credentials.Name) credentials.Answer {
 	one := c[n.Secret]

@@ -36,8 +36,8 @@ const (
 
 // Credentials decides which secrets a proxy may have; credentials.Store is one.
 type Credentials interface {
-	// Want says that a caller wants Secrets of a namespace, until release is called.
-	Want(who credentials.Caller, namespace string) (release func())
+	// Want says that a caller wants Secrets, until release is called.
+	Want(who credentials.Caller) (release func())
 	// Get returns what a caller has of a Secret that it wants.
 	Get(who credentials.Caller, n credentials.Name) credentials.Answer
 	Changed() <-chan struct{}
@@ -58,9 +58,9 @@ type secretStream struct {
 	// response for one secret, and those that it has not come to are still to be sent.
 	again [][]string
 	held  int // bytes that are charged
-	// sources are the namespaces whose Secrets are wanted, each with what ends that.
-	sources map[string]func()
-	told    bool // the log has said that the caller is not authenticated
+	// unwant ends that Secrets are wanted; nil if none are.
+	unwant func()
+	told   bool // the log has said that the caller is not authenticated
 }
 
 // absentVersion stands for a secret that the client was told there is none of.
@@ -135,33 +135,28 @@ func (s *stream) secretCaller() credentials.Caller {
 	return credentials.Caller{Identity: s.caller.identity, Cluster: s.conn.status.Node.Metadata.ClusterID}
 }
 
-// wantSecrets says of which namespaces the client wants Secrets.
+// wantSecrets says whether the client wants Secrets.
 func (s *stream) wantSecrets() {
 	t := &s.secrets
-	now := make(map[string]func(), len(t.sources))
+	wants := false
 	for name := range t.wanted {
-		part, known := credentials.ParseName(name, s.caller.identity.Namespace)
-		if !known || now[part.Namespace] != nil {
-			continue
-		}
-		if now[part.Namespace] = t.sources[part.Namespace]; now[part.Namespace] == nil {
-			now[part.Namespace] = s.server.credentials.Want(s.secretCaller(), part.Namespace)
-		}
+		_, known := credentials.ParseName(name, s.caller.identity.Namespace)
+		wants = wants || known
 	}
-	for namespace, release := range t.sources {
-		if now[namespace] == nil {
-			release()
-		}
+	switch {
+	case !wants:
+		t.release()
+	case t.unwant == nil:
+		t.unwant = s.server.credentials.Want(s.secretCaller())
 	}
-	t.sources = now
 }
 
 // release ends that Secrets are wanted.
 func (t *secretStream) release() {
-	for _, release := range t.sources {
-		release()
+	if t.unwant != nil {
+		t.unwant()
 	}
-	t.sources = nil
+	t.unwant = nil
 }
 
 // answeredSecrets handles the acknowledging part of a request.

@@ -32,7 +32,7 @@ func (v *vault) Changed() <-chan struct{} {
 	return v.changed
 }
 
-func (v *vault) Want(credentials.Caller, string) func() {
+func (v *vault) Want(credentials.Caller) func() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.wishes++
@@ -43,7 +43,7 @@ func (v *vault) Want(credentials.Caller, string) func() {
 	}
 }
 
-// wanted is how many namespaces are wanted by streams.
+// wanted is how many streams want Secrets.
 func (v *vault) wanted() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -229,7 +229,7 @@ func TestSecretsOfTheStateOfTheWorld(t *testing.T) {
 	recv("chain 2")
 }
 
-// Nothing is said of a secret before it is known whether the proxy may have it. While it is wanted, its namespace is, and no longer.
+// Nothing is said of a secret before it is known whether the proxy may have it. The stream wants Secrets while it does, and no longer.
 func TestNothingIsSaidOfASecretThatIsNotKnownYet(t *testing.T) {
 	v := newVault()
 	v.set("pending")
@@ -239,16 +239,18 @@ func TestNothingIsSaidOfASecretThatIsNotKnownYet(t *testing.T) {
 	if m, err := g.Recv(); err != nil || m.GetTypeUrl() != CDS.URL() {
 		t.Fatalf("%v (%v)", m, err)
 	}
-	if v.wanted() != 2 {
-		t.Errorf("%d namespaces are wanted, want 2", v.wanted())
+	if v.wanted() != 1 {
+		t.Errorf("%d streams want Secrets, want 1", v.wanted())
 	}
 	v.set("1")
 	m, names := recvSecrets(t, g)
 	if !slices.Equal(names, []string{"kubernetes://a"}) || !slices.Equal(m.GetRemovedResources(), []string{"kubernetes://b", "kubernetes://other/a"}) {
 		t.Errorf("sent %q, removed %q", names, m.GetRemovedResources())
 	}
-	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: SecretType, ResourceNamesUnsubscribe: []string{"kubernetes://other/a"}})
-	wait.Until(t, "one namespace is wanted no more", func() bool { return v.wanted() == 1 })
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: SecretType, ResourceNamesUnsubscribe: []string{"kubernetes://a", "kubernetes://b", "kubernetes://other/a"}})
+	wait.Until(t, "none is wanted any more", func() bool { return v.wanted() == 0 })
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: SecretType, ResourceNamesSubscribe: []string{"kubernetes://a"}})
+	wait.Until(t, "one is wanted", func() bool { return v.wanted() == 1 })
 	if err := g.CloseSend(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // Package cluster decides which callers may have the Secrets of their namespaces in a Kubernetes cluster, and reads these.
 //
-// A caller may have them if its ServiceAccount may list the Secrets of its namespace, as the API server says. An answer holds for a
+// Gateways of the Gateway API refer to Secrets of other namespaces, too, which are read for callers in the Gateway's namespace. A caller may have them if its ServiceAccount may list the Secrets of its namespace, as the API server says. An answer holds for a
 // minute at most and is asked for again before, while the caller is connected; without an answer the caller gets nothing. The Secrets
 // of a namespace are read while a caller that may have them is connected, and a minute longer, and are kept in memory only. A [Reader]
 // may be used by several goroutines.
@@ -90,6 +90,7 @@ type Reader struct {
 	mu         sync.Mutex // guards what follows
 	wishes     map[account]*wish
 	namespaces map[string]*followed
+	references map[string]map[string]bool // of Gateways' namespaces to those of Secrets
 	reviews    int
 	wake       chan struct{}
 }
@@ -142,6 +143,14 @@ func (r *Reader) Want(who credentials.Caller) (release func()) {
 	})
 }
 
+// Refer implements store.Access. The maps must not be modified afterwards.
+func (r *Reader) Refer(all map[string]map[string]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.references = all
+	r.notify()
+}
+
 // notify wakes Run. Callers hold r.mu.
 func (r *Reader) notify() {
 	select {
@@ -151,14 +160,14 @@ func (r *Reader) notify() {
 }
 
 // May implements store.Access.
-func (r *Reader) May(who credentials.Caller) (credentials.State, string) {
+func (r *Reader) May(who credentials.Caller, namespace string) (credentials.State, string) {
 	a, why := r.accountOf(who)
 	if why != "" {
 		return credentials.Forbidden, why
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w, f := r.wishes[a], r.namespaces[a.namespace]
+	w, f := r.wishes[a], r.namespaces[namespace]
 	switch {
 	case w == nil || !w.known:
 		return credentials.Pending, ""
@@ -204,6 +213,9 @@ func (r *Reader) step(ctx context.Context, tasks *sync.WaitGroup) time.Duration 
 	for a, w := range r.wishes {
 		if w.known && w.allowed && now.Before(w.until) {
 			needed[a.namespace] = true
+			for other := range r.references[a.namespace] {
+				needed[other] = true
+			}
 			at(w.until)
 		}
 		switch {

@@ -147,14 +147,14 @@ func TestSecretsAreReadForThoseThatMayHaveThem(t *testing.T) {
 	if got := s.store.Get(gateway, credentials.Name{Namespace: "edge", Secret: "ca", CA: true}); got.State != credentials.Pending {
 		t.Errorf("before anything is known: %+v", got)
 	}
-	releaseOther := s.store.Want(other, "edge")
+	releaseOther := s.store.Want(other)
 	if got := s.await(t, other, credentials.Forbidden); !strings.Contains(got.Why, "the ServiceAccount other of the proxy may not list the Secrets of the namespace edge") {
 		t.Errorf("without permission: %+v", got)
 	}
 	if s.reads("edge") {
 		t.Error("Secrets are read that nobody may have")
 	}
-	release := s.store.Want(gateway, "edge")
+	release := s.store.Want(gateway)
 	e := s.of(t, "edge")
 	if got := s.store.Get(gateway, credentials.Name{Namespace: "edge", Secret: "ca", CA: true}); got.State != credentials.Pending {
 		t.Errorf("before they are read: %+v", got)
@@ -193,12 +193,41 @@ func TestSecretsAreReadForThoseThatMayHaveThem(t *testing.T) {
 	}
 }
 
+// Secrets of other namespaces that Gateways refer to are read for those that may read their own.
+func TestSecretsOfReferencesAreRead(t *testing.T) {
+	s := newSite(t)
+	gateway, other := caller("edge", "gateway", "east"), caller("edge", "other", "east")
+	s.set("edge/gateway", true, nil)
+	defer s.store.Want(gateway)()
+	defer s.store.Want(other)()
+	s.of(t, "edge")
+	if s.reads("shop") {
+		t.Error("a namespace is read to which nothing refers")
+	}
+	s.store.Refer(map[credentials.Reference]bool{{From: "edge", Namespace: "shop", Secret: "ca"}: true, {From: "else", Namespace: "far", Secret: "ca"}: true})
+	s.of(t, "shop").Replace(map[string]map[string][]byte{"ca": {"ca.crt": ca(t)}})
+	name := credentials.Name{Namespace: "shop", Secret: "ca", CA: true, Reference: true}
+	wait.Until(t, "the Secret", func() bool { return s.store.Get(gateway, name).State == credentials.Found })
+	wait.Until(t, "the refusal of another account", func() bool { return s.store.Get(other, name).State == credentials.Forbidden })
+	if s.reads("far") {
+		t.Error("a namespace is read to which nobody's Gateways refer")
+	}
+	s.store.Refer(nil)
+	if got := s.store.Get(gateway, name); got.State != credentials.Forbidden {
+		t.Errorf("without the reference: %+v", got)
+	}
+	wait.Until(t, "its Secrets are forgotten", func() bool {
+		s.pass(idle)
+		return !s.reads("shop")
+	})
+}
+
 // A permission is asked for again before it ends. Without an answer it ends; what is refused is asked for again, too.
 func TestPermissionsEnd(t *testing.T) {
 	s := newSite(t)
 	gateway := caller("edge", "gateway", "east")
 	s.set("edge/gateway", true, nil)
-	defer s.store.Want(gateway, "edge")()
+	defer s.store.Want(gateway)()
 	s.of(t, "edge").Replace(map[string]map[string][]byte{"ca": {"ca.crt": ca(t)}})
 	s.await(t, gateway, credentials.Found)
 
@@ -235,10 +264,10 @@ func TestCallersThatCannotHaveSecretsAskForNothing(t *testing.T) {
 		who       credentials.Caller
 		namespace string
 	}{
-		{caller("edge", "gateway", "west"), "edge"}, {caller("edge", "gateway", "east"), "other"}, {caller("", "gateway", ""), ""},
+		{caller("edge", "gateway", "west"), "edge"}, {caller("", "gateway", ""), ""},
 		{caller("edge", "a:b", ""), "edge"}, {caller("a/../b", "gateway", ""), "a/../b"}, {caller("edge:x", "y", ""), "edge:x"}, {caller("edge", "", ""), "edge"},
 	} {
-		release := s.store.Want(tc.who, tc.namespace)
+		release := s.store.Want(tc.who)
 		if got := s.store.Get(tc.who, credentials.Name{Namespace: tc.namespace, Secret: "a"}); got.State != credentials.Forbidden || got.Why == "" {
 			t.Errorf("%+v asks in %q: %+v", tc.who, tc.namespace, got)
 		}

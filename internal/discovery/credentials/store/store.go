@@ -1,10 +1,13 @@
 // Package store has the Secrets that gateways may have, and decides who gets them.
 //
 // A caller whose identity is verified gets a Secret of its own namespace, if it may read Secrets there where there are such permissions.
+// By the names of the Gateway API it gets the Secrets that Gateways in its namespace name and may use, of other namespaces, too, under the same
+// condition: whoever may not read the Secrets of its own namespace is no gateway.
 // A [Store] may be used by several goroutines; none of its methods blocks.
 package store
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
@@ -12,10 +15,13 @@ import (
 
 // Access decides which callers may read the Secrets of their namespaces, and reads these. Its methods do not block.
 type Access interface {
-	// Want says that a caller wants Secrets of its namespace, until release is called.
+	// Want says that a caller wants Secrets of its namespace, and of those that Gateways there refer to, until release is called.
 	Want(who credentials.Caller) (release func())
-	// May returns credentials.Found if the caller may have Secrets of its namespace and these have been read, and otherwise why not.
-	May(who credentials.Caller) (credentials.State, string)
+	// May returns credentials.Found if the caller may have Secrets of its namespace and those of a namespace have been read, and
+	// otherwise why not.
+	May(who credentials.Caller, namespace string) (credentials.State, string)
+	// Refer has the namespaces that the Gateways of each namespace refer to.
+	Refer(all map[string]map[string]bool)
 }
 
 // Store has the credentials. Create one with New.
@@ -24,7 +30,8 @@ type Store struct {
 	mu      sync.Mutex
 	all     map[string]map[string]*credentials.Credential // by namespace and name
 	faults  map[string]map[string]string                  // why a Secret is not used, by namespace and name
-	changed chan struct{}                                 // closed at the next change
+	refs    map[credentials.Reference]bool
+	changed chan struct{} // closed at the next change
 }
 
 // New returns an empty Store.
@@ -109,26 +116,60 @@ func (s *Store) Changed() <-chan struct{} {
 	return s.changed
 }
 
-// Want says that a caller wants Secrets of a namespace, until release is called.
-func (s *Store) Want(who credentials.Caller, namespace string) (release func()) {
-	if s.access == nil || !own(who, namespace) {
+// Refer has the Secrets that Gateways of the Gateway API may use. The map must not be modified afterwards.
+func (s *Store) Refer(refs map[credentials.Reference]bool) {
+	if s.access != nil {
+		all := map[string]map[string]bool{}
+		for r := range refs {
+			if all[r.From] == nil {
+				all[r.From] = map[string]bool{}
+			}
+			all[r.From][r.Namespace] = true
+		}
+		s.access.Refer(all)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !maps.Equal(s.refs, refs) {
+		s.refs = refs
+		s.notify()
+	}
+}
+
+// Want says that a caller wants Secrets, until release is called.
+func (s *Store) Want(who credentials.Caller) (release func()) {
+	if s.access == nil {
 		return func() {}
 	}
 	return s.access.Want(who)
 }
 
-// own reports whether a namespace is the caller's.
-func own(who credentials.Caller, namespace string) bool {
-	return namespace != "" && who.Identity.Namespace == namespace
+// outside returns why a Secret is none of those that a caller may have, whatever its permissions are; empty if it is.
+func (s *Store) outside(who credentials.Caller, n credentials.Name) string {
+	from := who.Identity.Namespace
+	switch {
+	case from == "" || n.Namespace == "":
+		return "the proxy has no namespace"
+	case !n.Reference && n.Namespace != from:
+		return "Secrets of the proxy's own namespace only are served"
+	case !n.Reference:
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.refs[credentials.Reference{From: from, Namespace: n.Namespace, Secret: n.Secret}] {
+		return "no Gateway of the proxy's namespace names the Secret in certificateRefs, or no ReferenceGrant in its namespace permits it"
+	}
+	return ""
 }
 
 // Get returns what a caller whose identity was verified may have of a name, and wants. [control-plane 1.9.6]
 func (s *Store) Get(who credentials.Caller, n credentials.Name) credentials.Answer {
-	if !own(who, n.Namespace) {
-		return credentials.Answer{State: credentials.Forbidden, Why: "Secrets of the proxy's own namespace only are served"}
+	if why := s.outside(who, n); why != "" {
+		return credentials.Answer{State: credentials.Forbidden, Why: why}
 	}
 	if s.access != nil {
-		if state, why := s.access.May(who); state != credentials.Found {
+		if state, why := s.access.May(who, n.Namespace); state != credentials.Found {
 			return credentials.Answer{State: state, Why: why}
 		}
 	}

@@ -65,6 +65,34 @@ func TestOnlyTheNamespacesOwnProxiesGetSecrets(t *testing.T) {
 			t.Errorf("%v asks for %+v: %+v, want %v", tc.who, tc.name, got, tc.want)
 		}
 	}
+	// A Gateway of the Gateway API may refer to other namespaces, and those in its own may use what it refers to.
+	ref := credentials.Name{Namespace: "shop", Secret: "a", Reference: true}
+	edge := credentials.Caller{Identity: mesh.Identity{TrustDomain: "td", Namespace: "edge", ServiceAccount: "gw"}}
+	for _, who := range []credentials.Caller{edge, {Identity: own}} {
+		if got := s.Get(who, ref); got.State != credentials.Forbidden || got.Why == "" {
+			t.Errorf("%v, without a reference: %+v", who, got)
+		}
+	}
+	changed = s.Changed()
+	s.Refer(map[credentials.Reference]bool{{From: "edge", Namespace: "shop", Secret: "a"}: true})
+	select {
+	case <-changed:
+	default:
+		t.Error("nobody is told of a new reference")
+	}
+	for _, tc := range []struct {
+		who  credentials.Caller
+		name credentials.Name
+		want credentials.State
+	}{
+		{edge, ref, credentials.Found}, {credentials.Caller{Identity: own}, ref, credentials.Forbidden},
+		{edge, credentials.Name{Namespace: "shop", Secret: "a"}, credentials.Forbidden},
+		{edge, credentials.Name{Namespace: "shop", Secret: "b", Reference: true}, credentials.Forbidden},
+	} {
+		if got := s.Get(tc.who, tc.name); got.State != tc.want {
+			t.Errorf("%v asks for %+v: %+v, want %v", tc.who, tc.name, got, tc.want)
+		}
+	}
 	s.Put("shop", "a", nil)
 	if got := s.Get(credentials.Caller{Identity: own}, credentials.Name{Namespace: "shop", Secret: "a"}); got.State != credentials.Missing {
 		t.Errorf("a Secret that was removed: %+v", got)
