@@ -35,6 +35,12 @@ func TestVersion(t *testing.T) {
 	if code, out, _ := agentRun(t, nil, "version", "-s"); code != 0 || out != "v9\n" {
 		t.Errorf("short: %d %q", code, out)
 	}
+	if code, out, _ := agentRun(t, nil, "--version"); code != 0 || strings.Count(out, "-") != 2 || !strings.HasPrefix(out, "v9-") {
+		t.Errorf("--version: code %d, printed %q", code, out)
+	}
+	if code, out, _ := agentRun(t, nil, "--help"); code != 0 || !strings.Contains(out, "Exit codes: 0 if") {
+		t.Errorf("--help: code %d, printed %q", code, out)
+	}
 	if code, out, _ := agentRun(t, nil, "version"); code != 0 || strings.Count(out, "-") != 2 || !strings.HasPrefix(out, "v9-") {
 		t.Errorf("long: %d %q, want version-revision-status", code, out)
 	}

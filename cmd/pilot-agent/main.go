@@ -115,8 +115,13 @@ func exitCode(err error) int {
 
 func newRoot(s process) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "pilot-agent",
-		Short:         "Run a workload's Envoy: its configuration, its certificate and its life cycle",
+		Use:   "pilot-agent",
+		Short: "Run a workload's Envoy: its configuration, its certificate and its life cycle",
+		Long: `Run a workload's Envoy: its configuration, its certificate and its life cycle.
+
+Exit codes: 0 if a command did what was asked, and of proxy after a requested end; 255 for errors and for an
+invalid command line. proxy ends with the code of Envoy if that could not be kept running, and
+istio-iptables with 1 if rules could not be applied and 126 if connections do not pass them as planned.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		// Injection templates pass flags of many releases. [agent C2, F14]
@@ -124,6 +129,7 @@ func newRoot(s process) *cobra.Command {
 		RunE:               func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	cli.Setup(root, nil)
+	cli.Version(root, thisBuild().String())
 	cli.AddToAll(root, settings.AgentLog)
 	root.AddCommand(newProxy(s), newRequest(), newRestart(), newIdentity(), newStatus(), newDoctor(s), newLogLevel(), newWait(), newVersion(), newJoin(s), newLeave(s), newStart(s), cli.Collateral(root),
 		newIptablesCommand(s.env), newCleanIptables(s.env))

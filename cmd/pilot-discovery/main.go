@@ -48,14 +48,20 @@ func run(ctx context.Context, args []string, env map[string]string, stdout, stde
 // newRoot returns the commands. discovery looks for unknown flags in args.
 func newRoot(args []string, env map[string]string) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "pilot-discovery",
-		Short:         "The control plane of a mesh",
+		Use:   "pilot-discovery",
+		Short: "The control plane of a mesh",
+		Long: `The control plane of a mesh: it reads services and rules, compiles them for every proxy, serves them over
+xDS and signs certificates.
+
+Exit codes: 0 after a signal to end, or if a command did what was asked; 2 if the command line or the
+environment is invalid; 1 for any other error.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          usage(cobra.NoArgs),
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	cli.Setup(root, misused)
+	cli.Version(root, version)
 	root.AddCommand(newDiscovery(args, env), newVersion(), newRequest(), cli.Collateral(root))
 	return root
 }
@@ -72,7 +78,7 @@ func misused(c *cobra.Command, err error) error {
 func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {
-			return misused(c, err)
+			return misused(c, cli.Suggest(c, args, err))
 		}
 		return nil
 	}

@@ -21,7 +21,7 @@ func TestUsageErrorsExitWith2(t *testing.T) {
 		env  map[string]string
 		want string
 	}{
-		{[]string{"discover"}, nil, `unknown command "discover" for "pilot-discovery" (see pilot-discovery --help)`},
+		{[]string{"discover"}, nil, `unknown command "discover" for "pilot-discovery"; did you mean discovery? (see pilot-discovery --help)`},
 		{[]string{"request", "GET"}, nil, "received 1 (see pilot-discovery request --help)"},
 		{[]string{"version", "x"}, nil, "(see pilot-discovery version --help)"},
 		{[]string{"discovery"}, nil, "--configDir"},
@@ -40,6 +40,15 @@ func TestUsageErrorsExitWith2(t *testing.T) {
 		var out, errs wait.Output
 		if code := run(t.Context(), c.args, c.env, &out, &errs); code != 2 || !strings.Contains(errs.String(), c.want) {
 			t.Errorf("%v: code %d, said %q, want 2 and %q", c.args, code, errs.String(), c.want)
+		}
+	}
+}
+
+func TestVersionAndExitCodesAreTold(t *testing.T) {
+	for flag, want := range map[string]string{"--version": version + "\n", "--help": "Exit codes: 0 after a signal to end"} {
+		var out, errs wait.Output
+		if code := run(t.Context(), []string{flag}, nil, &out, &errs); code != 0 || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: code %d, said %q and %q, want %q", flag, code, out.String(), errs.String(), want)
 		}
 	}
 }

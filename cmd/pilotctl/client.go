@@ -39,7 +39,7 @@ func (k *replica) fetch(ctx context.Context, page string, query url.Values, body
 	defer cancel()
 	u, err := url.Parse(k.base)
 	if err != nil || u.Host == "" {
-		return nil, misuse{fmt.Errorf("flag --discovery: invalid URL %q: want one such as %s", k.base, localDiscovery)}
+		return nil, misuse{fmt.Errorf("flag --discovery or PILOTCTL_DISCOVERY: invalid URL %q: want one such as %s", k.base, localDiscovery)}
 	}
 	u = u.JoinPath(page)
 	u.RawQuery = query.Encode()
@@ -88,7 +88,7 @@ func (k *replica) at(page string) string {
 // unreachable is the error of a request that was not answered.
 func (k *replica) unreachable(err error) error {
 	if k.name == "" {
-		return fmt.Errorf("request to pilot-discovery (is it running there? --discovery sets another address): %w", err)
+		return fmt.Errorf("request to pilot-discovery (is it running there? --discovery or PILOTCTL_DISCOVERY sets another address): %w", err)
 	}
 	if u := (*url.Error)(nil); errors.As(err, &u) {
 		err = u.Err // the URL is the same for all replicas

@@ -134,13 +134,29 @@ func dumpOf(c *cobra.Command, r *replicas, name string) ([]byte, error) {
 		return errors.As(a.err, &said) && said.code == http.StatusNotFound
 	}
 	unreachable := slices.DeleteFunc(slices.Clone(lost), unknown)
-	if len(lost) == 1 || len(unreachable) == len(lost) {
+	if len(unreachable) == len(lost) {
 		return nil, err
+	}
+	texts, _, listed := connected(c.Context(), r)
+	all, decoded := decodeProxies(texts)
+	if len(lost) == 1 && (listed != nil || decoded != nil) {
+		return nil, err // this may not be pilot-discovery
+	}
+	names := make([]string, len(all))
+	for i, p := range all {
+		names[i] = p.Proxy
+	}
+	hint := didYouMean(near(name, names)) + " pilotctl proxies lists all that are"
+	if !strings.HasPrefix(hint, ";") {
+		hint = ":" + hint
+	}
+	if len(lost) == 1 {
+		return nil, fmt.Errorf("no proxy %s is connected%s", printable.Quote(name, maxAnswer), hint)
 	}
 	if len(unreachable) > 0 {
 		_ = unreachable.report(c.ErrOrStderr()) // the exit code is 1 in any case
 	}
-	return nil, fmt.Errorf("%s is connected to none of the replicas that have answered: pilotctl proxies lists all that are", printable.Escape(name))
+	return nil, fmt.Errorf("%s is connected to none of the replicas that have answered%s", printable.Escape(name), hint)
 }
 
 // resources returns the resources of one type in a dump, sorted by name.

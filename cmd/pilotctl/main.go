@@ -60,17 +60,37 @@ type misuse struct{ error }
 
 // flags are those that all commands share: settings.Pilotctl.
 type flags struct {
-	// discovery is an address that was given; empty without one.
+	// discovery is an address that was given; empty without one. Asked is set if the command line gave it.
 	discovery string
+	asked     bool
 	output    string
 	env       map[string]string
 }
 
 // read reads the flags that c was given.
 func (f *flags) read(c *cobra.Command) error {
-	v := cli.Read(c.Flags(), nil, settings.Pilotctl)
+	v := cli.Read(c.Flags(), f.env, settings.Pilotctl)
 	f.set(v)
-	return misused(v.Err())
+	f.asked = c.Flags().Changed("discovery")
+	if err := misused(v.Err()); err != nil {
+		return err
+	}
+	if f.output != "table" && c.Annotations[onlyText] != "" {
+		return misuse{fmt.Errorf("flag --output: %s prints %s: want it without -o %s", c.CommandPath(), c.Annotations[onlyText], f.output)}
+	}
+	return nil
+}
+
+// onlyText is the annotation of commands whose result has one form; its value is what they print.
+const onlyText = "only text"
+
+// inOneForm marks a command whose result has one form, so that -o json or yaml is refused.
+func inOneForm(what string, c *cobra.Command) *cobra.Command {
+	if c.Annotations == nil {
+		c.Annotations = map[string]string{}
+	}
+	c.Annotations[onlyText] = what
+	return c
 }
 
 func (f *flags) set(v *settings.Values) {
@@ -88,8 +108,15 @@ func misused(err error) error {
 func newRoot(env map[string]string) *cobra.Command {
 	f := &flags{env: env}
 	root := &cobra.Command{
-		Use:               "pilotctl",
-		Short:             "Inspect a mesh, or run one on this machine",
+		Use:   "pilotctl",
+		Short: "Inspect a mesh, or run one on this machine",
+		Long: `Inspect a mesh, or run one on this machine.
+
+Results go to standard output, everything else to standard error.
+
+Exit codes: 0 on success; 2 if the command line is invalid; 1 for any other error, for failed checks, and if a
+replica did not answer. objects --exit-code ends with 3 if there are errors and 4 if there are warnings
+only; exec ends with the code of its command.`,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		Args:              usage(cobra.NoArgs),
@@ -99,9 +126,10 @@ func newRoot(env map[string]string) *cobra.Command {
 	cli.Setup(root, func(c *cobra.Command, err error) error {
 		return misuse{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
 	})
+	cli.Version(root, version)
 	cli.AddToAll(root, settings.Pilotctl)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(settings.Pilotctl.Values("output"), cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(newDemo(env), newUp(env), newExec(), newLogs(), newSampleApp(), newToken(), newVM(env), newProxies(f), newConfig(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), newRemoteSecret(f), newVersion(f), cli.Collateral(root))
+	root.AddCommand(inOneForm("a report", newDemo(env)), inOneForm("logs", newUp(env)), inOneForm("what the program prints", newExec()), inOneForm("logs", newLogs()), newSampleApp(), newToken(), newVM(env), newProxies(f), newConfig(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), inOneForm("a Secret as YAML for kubectl", newRemoteSecret(f)), newVersion(f), cli.Collateral(root))
 	return root
 }
 
@@ -109,7 +137,7 @@ func newRoot(env map[string]string) *cobra.Command {
 func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {
-			return misuse{fmt.Errorf("%w (see %s --help)", err, c.CommandPath())}
+			return misuse{fmt.Errorf("%w (see %s --help)", cli.Suggest(c, args, err), c.CommandPath())}
 		}
 		return nil
 	}

@@ -73,16 +73,20 @@ func kubeconfigOr(given, home string) string {
 // place reads where pilot-discovery is from the flags of a command.
 func (f *flags) place(c *cobra.Command) (place, error) {
 	v := cli.Read(c.Flags(), f.env, settings.PilotctlCluster)
-	p := readPlace(v, f.discovery, f.env["HOME"])
+	given := cli.Given(c.Flags())
+	address := f.discovery
+	if !f.asked && slices.ContainsFunc(settings.PilotctlCluster, func(s settings.Setting) bool { _, ok := given[s.Flag]; return ok }) {
+		address = "" // a flag counts more than the environment
+	}
+	p := readPlace(v, address, f.env["HOME"])
 	if err := v.Err(); err != nil {
 		return p, misuse{err}
 	}
-	given := cli.Given(c.Flags())
 	for _, s := range settings.PilotctlCluster {
 		if _, ok := given[s.Flag]; !ok {
 			continue
 		}
-		if f.discovery != "" {
+		if f.asked {
 			return p, misuse{fmt.Errorf("flag --%s: want it without --discovery, which says where pilot-discovery is", s.Flag)}
 		}
 		if p.kube.Kubeconfig == "" {

@@ -19,7 +19,7 @@ func newToken() *cobra.Command {
 		Args:  usage(cobra.NoArgs),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newTokenCreate())
+	c.AddCommand(inOneForm("a token", newTokenCreate()))
 	return c
 }
 

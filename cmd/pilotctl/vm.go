@@ -42,7 +42,7 @@ func newVM(env map[string]string) *cobra.Command {
 		Args:  usage(cobra.NoArgs),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newJoinToken(env))
+	c.AddCommand(inOneForm("a string for pilot-agent join", newJoinToken(env)))
 	return c
 }
 

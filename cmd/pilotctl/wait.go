@@ -65,7 +65,10 @@ The proxies are those of all replicas of pilot-discovery. A replica that does no
 			defer r.Close()
 			w := &waiting{file: o.file, least: o.generation, removed: o.removed}
 			answer, err := poll(c.Context(), r, request, w, o.timeout, c.ErrOrStderr())
+			unknown := unknownObject{}
 			switch {
+			case errors.As(err, &unknown):
+				return fmt.Errorf("%w%s", err, didYouMean(nearest(c.Context(), r, unknown.object)))
 			case err != nil:
 				return err
 			case f.output != "table":
@@ -77,6 +80,19 @@ The proxies are those of all replicas of pilot-discovery. A replica that does no
 	}
 	cli.Add(c, settings.PilotctlWait, settings.PilotctlNamespace, settings.PilotctlCluster)
 	return c
+}
+
+// nearest are the objects in force with names like that of o. It serves a hint: without an answer there is none.
+func nearest(ctx context.Context, r *replicas, o appliedObject) []string {
+	got, _, err := answered(r.ask(ctx, appliedPage, nil, nil))
+	if err != nil {
+		return nil
+	}
+	answers, err := decoded[appliedAnswer](got, appliedPage)
+	if err != nil {
+		return nil
+	}
+	return nearObjects(o, joinApplied(answers).Objects)
 }
 
 // waitOptions are the options of a wait.

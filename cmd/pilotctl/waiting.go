@@ -202,6 +202,30 @@ func (w *waiting) step(a appliedAnswer) (done bool, err error) {
 	return done && len(a.Disconnected) == 0, nil
 }
 
+// unknownObject is the error of an object that pilot-discovery has not read.
+type unknownObject struct {
+	object appliedObject
+	error
+}
+
+// nearObjects are the objects of the kind of o that one who named o most likely meant, among those in force.
+func nearObjects(o appliedObject, among []appliedObject) []string {
+	var names []string
+	for _, other := range among {
+		if other.Kind == o.Kind {
+			names = append(names, strings.TrimPrefix(other.Namespace+"/"+other.Name, "/"))
+		}
+	}
+	given := strings.TrimPrefix(o.Namespace+"/"+o.Name, "/")
+	found := near(given, names)
+	for _, name := range names { // in another namespace
+		if strings.HasSuffix(name, "/"+o.Name) && !slices.Contains(found, name) && len(found) < maxNear {
+			found = append(found, name)
+		}
+	}
+	return found
+}
+
 // object handles the part about one object.
 func (w *waiting) object(o appliedObject) (line string, ready bool, err error) {
 	name := printable.Escape(o.String())
@@ -209,7 +233,7 @@ func (w *waiting) object(o appliedObject) (line string, ready bool, err error) {
 	case o.State == stateRejected && !w.removed:
 		return "", false, fmt.Errorf("%s is rejected:%s", name, problemLines(o.Problems))
 	case o.State == stateUnknown:
-		return "", false, fmt.Errorf("%s is not known to pilot-discovery: pilotctl objects --all lists what is; for an object that it has not read yet, give the file with -f", name)
+		return "", false, unknownObject{o, fmt.Errorf("%s is not known to pilot-discovery: pilotctl objects --all lists what is; for an object that it has not read yet, give the file with -f", name)}
 	case o.State == stateRemoved && !w.removed && w.file == "":
 		return "", false, fmt.Errorf("%s was removed%s: --removed waits until the removal is applied", name, o.generation(" in generation %d"))
 	case w.removed && o.State != stateRemoved:

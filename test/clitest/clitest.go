@@ -46,7 +46,7 @@ func command(t *testing.T, c *cobra.Command, entry settings.Command) {
 	if err := c.Help(); err != nil {
 		t.Error(err)
 	}
-	flags := map[string]bool{"help": true}
+	flags := map[string]bool{"help": true, "version": true}
 	for _, table := range append(append([]settings.Table(nil), entry.Tables...), entry.Shared...) {
 		for i := range table {
 			s := &table[i]

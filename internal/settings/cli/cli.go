@@ -44,6 +44,28 @@ func Setup(root *cobra.Command, wrap func(c *cobra.Command, err error) error) {
 	})
 }
 
+// Version gives a program the flag --version, which prints text, as its command "version" does.
+func Version(root *cobra.Command, text string) {
+	root.Version = text
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.Flags().Bool("version", false, "print the version") // the command library's own has a short form, too
+}
+
+// Suggest is an error of an argument check of a command that has others below it: it says which of them a
+// person may have meant.
+func Suggest(c *cobra.Command, args []string, err error) error {
+	if err == nil || !c.HasSubCommands() || len(args) == 0 {
+		return err
+	}
+	if c.SuggestionsMinimumDistance == 0 {
+		c.SuggestionsMinimumDistance = 2
+	}
+	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+		return fmt.Errorf("%w; did you mean %s?", err, strings.Join(near, " or "))
+	}
+	return err
+}
+
 // flagError gives an invalid value of a flag the form of other errors of settings.
 func flagError(err error) error {
 	if invalid := (*pflag.InvalidValueError)(nil); errors.As(err, &invalid) {
