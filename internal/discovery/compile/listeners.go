@@ -40,7 +40,7 @@ func (p part) equal(o part) bool {
 // plan returns the parts of one service in a scope. [control-plane 1.12.5, 1.12.6]
 func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 	s := c.model.Service(r, k.scope, k.host)
-	if s == nil {
+	if s == nil || c.model.Imports(r, k.scope, s) {
 		return nil
 	}
 	var out []part

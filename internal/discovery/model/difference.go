@@ -112,12 +112,7 @@ func exportBuckets(exportTo []string, owner string) (out []string) {
 
 // clientBuckets returns the buckets of a VirtualService whose routes depend on the client, and of the
 // hosts that its routes lead to.
-func clientBuckets(v *VirtualService, domain string) (out []string) {
-	to := func(d *networking.Destination) {
-		if d != nil {
-			out = append(out, destinationBucket(mesh.FullHost(d.Host, v.Namespace, domain)))
-		}
-	}
+func clientBuckets(v *VirtualService) (out []string) {
 	from := func(namespace string, labels map[string]string) {
 		if namespace != "" {
 			out = append(out, sourceNamespaceBucket(namespace))
@@ -126,26 +121,35 @@ func clientBuckets(v *VirtualService, domain string) (out []string) {
 			out = append(out, selectors, sourceLabelsBucket(canonical(labels)))
 		}
 	}
+	for _, h := range v.Spec.GetHttp() {
+		for _, match := range h.Match {
+			from(match.SourceNamespace, match.SourceLabels)
+		}
+	}
 	for _, t := range v.Spec.GetTls() {
 		for _, match := range t.Match {
 			from(match.SourceNamespace, match.SourceLabels)
-		}
-		for _, d := range t.Route {
-			to(d.Destination)
 		}
 	}
 	for _, t := range v.Spec.GetTcp() {
 		for _, match := range t.Match {
 			from(match.SourceNamespace, match.SourceLabels)
 		}
-		for _, d := range t.Route {
-			to(d.Destination)
+	}
+	for _, host := range v.Destinations {
+		out = append(out, destinationBucket(host))
+	}
+	return out
+}
+
+// destinations returns the hosts that the routes of a VirtualService lead to, mirrors included, sorted.
+func destinations(v *networking.VirtualService, namespace, domain string) (out []string) {
+	to := func(d *networking.Destination) {
+		if d != nil {
+			out = append(out, mesh.FullHost(d.Host, namespace, domain))
 		}
 	}
-	for _, h := range v.Spec.GetHttp() {
-		for _, match := range h.Match {
-			from(match.SourceNamespace, match.SourceLabels)
-		}
+	for _, h := range v.GetHttp() {
 		for _, d := range h.Route {
 			to(d.Destination)
 		}
@@ -154,7 +158,18 @@ func clientBuckets(v *VirtualService, domain string) (out []string) {
 			to(d.Destination)
 		}
 	}
-	return out
+	for _, t := range v.GetTls() {
+		for _, d := range t.Route {
+			to(d.Destination)
+		}
+	}
+	for _, t := range v.GetTcp() {
+		for _, d := range t.Route {
+			to(d.Destination)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // private returns the rows that are exported to a namespace and may not be exported to all.

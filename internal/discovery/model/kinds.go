@@ -205,7 +205,7 @@ func removeServices(m *Model, owner object.Key) {
 }
 
 func putVirtual(m *Model, o *object.Object, spec *networking.VirtualService) {
-	v := &VirtualService{Row: rowOf(o), Spec: spec}
+	v := &VirtualService{Row: rowOf(o), Spec: spec, Destinations: destinations(spec, o.Namespace, m.domain)}
 	buckets := []string{all}
 	for _, h := range spec.Hosts {
 		full := mesh.FullHost(h, o.Namespace, m.domain)
@@ -225,6 +225,6 @@ func putVirtual(m *Model, o *object.Object, spec *networking.VirtualService) {
 	}
 	buckets = append(buckets, namespaceBucket(o.Namespace))
 	buckets = append(buckets, exportBuckets(spec.ExportTo, o.Namespace)...)
-	buckets = append(buckets, clientBuckets(v, m.domain)...)
+	buckets = append(buckets, clientBuckets(v)...)
 	m.tables.virtuals.Put(rowKey(o.Key), v, buckets...)
 }

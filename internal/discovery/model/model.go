@@ -103,7 +103,9 @@ func (r Row) Older(other Row) bool {
 type VirtualService struct {
 	Row
 	Hosts []string
-	Spec  *networking.VirtualService
+	// Destinations are the hosts that its routes lead to, sorted.
+	Destinations []string
+	Spec         *networking.VirtualService
 }
 
 // DestinationRule is a row. Host is spec.host as a fully qualified name.

@@ -35,12 +35,13 @@ type reach struct {
 	namespace       string
 	mesh            bool // it applies to sidecars
 	hosts, exportTo []string
+	destinations    []string // hosts, sorted
 }
 
 func (v *VirtualService) reach() reach {
 	return reach{
 		row: v.Row, namespace: v.Namespace, mesh: len(v.Spec.Gateways) == 0 || contains(v.Spec.Gateways, "mesh"),
-		hosts: v.Hosts, exportTo: v.Spec.ExportTo,
+		hosts: v.Hosts, exportTo: v.Spec.ExportTo, destinations: v.Destinations,
 	}
 }
 

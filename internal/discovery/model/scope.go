@@ -23,6 +23,7 @@ type rules struct {
 	reach     *incr.Rule[string, reach]
 	extra     *incr.Rule[mesh.ScopeID, []string]
 	egress    *incr.Rule[mesh.ScopeID, *egress]
+	imported  *incr.Rule[mesh.ScopeID, []string] // of scopes with a Sidecar
 	policies  *incr.Rule[string, []*PeerAuthentication]
 	classify  *incr.Rule[ProxyKey, mesh.Class]
 	// difference and differs are of scopes that have a base.
@@ -45,7 +46,8 @@ func (m *Model) derive(g *incr.Graph) {
 		instances: incr.Derive(g, levelRow, "instances", m.instances),
 		accounts:  incr.Derive(g, levelIndex, "accounts", m.accounts),
 		egress:    incr.Derive(g, levelRow, "egress", m.egress),
-		visible:   incr.Derive(g, levelIndex, "visible services", m.visible).AsIndex(),
+		imported:  incr.Derive(g, levelIndex, "imported hosts", m.imported).AsIndex(),
+		visible:   incr.Derive(g, levelScope, "visible services", m.visible).AsIndex(),
 		service:   incr.Derive(g, levelScope, "service", m.service),
 		dest:      incr.Derive(g, levelHost, "destination rule", m.dest),
 		virtual:   incr.Derive(g, levelHost, "virtual service", m.virtual),
@@ -70,10 +72,16 @@ type Ref struct {
 }
 
 // Visible returns the services that a scope sees, sorted by host: those exported to its namespace and
-// among the egress hosts of its Sidecar. Of several rows for the same host, one in the scope's namespace
+// among the egress hosts of its Sidecar, and those that it imports. Of several rows for the same host, one in the scope's namespace
 // has priority, then a Kubernetes Service, of its cluster if there is one, then the oldest. The scope must not have a
 // base.
 func (m *Model) Visible(r *incr.Reader, s mesh.ScopeID) []Ref { return m.rules.visible.Of(r, s) }
+
+// Imports reports whether a scope sees a service only because routes of a VirtualService among the egress hosts of its Sidecar
+// lead to it: there are clusters for it, and no listeners or routes. [control-plane 1.9.21]
+func (m *Model) Imports(r *incr.Reader, s mesh.ScopeID, svc *Service) bool {
+	return !m.egressOf(r, s).sees(svc.Namespace, svc.Host)
+}
 
 // Service returns the service of a host in a scope, nil if the scope sees none.
 func (m *Model) Service(r *incr.Reader, s mesh.ScopeID, host string) *Service {
@@ -199,11 +207,15 @@ func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {
 	byDefault := m.Mesh(r).DefaultServiceExportTo
 	e, client := m.egressOf(r, s), s.Value()
 	best := map[string]*Service{}
+	var imported []string
+	if !e.everything {
+		imported = m.rules.imported.Of(r, s)
+	}
 	for _, svc := range incr.In(r, m.tables.services, all) {
-		if !exported(svc.ExportTo, byDefault, svc.Namespace, client.Namespace) || !e.sees(svc.Namespace, svc.Host) {
+		if !exported(svc.ExportTo, byDefault, svc.Namespace, client.Namespace) || !e.sees(svc.Namespace, svc.Host) && !listed(imported, svc.Host) {
 			continue
 		}
-		if old := best[svc.Host]; old == nil || svc.before(old, client) {
+		if old := best[svc.Host]; old == nil || e.prefers(svc, old, client) {
 			best[svc.Host] = svc
 		}
 	}
@@ -213,6 +225,14 @@ func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {
 	}
 	slices.SortFunc(out, func(a, b Ref) int { return cmp.Compare(a.Host, b.Host) })
 	return out
+}
+
+// prefers reports whether s has priority over o, a row for the same host: one among the egress hosts has it over one that is imported.
+func (e *egress) prefers(s, o *Service, client mesh.Scope) bool {
+	if a, b := e.sees(s.Namespace, s.Host), e.sees(o.Namespace, o.Host); a != b {
+		return a
+	}
+	return s.before(o, client)
 }
 
 // before reports whether s has priority over o, a row for the same host.
@@ -247,11 +267,25 @@ func (m *Model) service(r *incr.Reader, k scopeHost) (best *Service) {
 	byDefault := m.Mesh(r).DefaultServiceExportTo
 	e, client := m.egressOf(r, k.scope), k.scope.Value()
 	for _, s := range incr.In(r, m.tables.services, "host:"+k.host) {
-		if exported(s.ExportTo, byDefault, s.Namespace, client.Namespace) && e.sees(s.Namespace, s.Host) && (best == nil || s.before(best, client)) {
+		if !exported(s.ExportTo, byDefault, s.Namespace, client.Namespace) || !e.sees(s.Namespace, s.Host) && !listed(m.rules.imported.Of(r, k.scope), s.Host) {
+			continue
+		}
+		if best == nil || e.prefers(s, best, client) {
 			best = s
 		}
 	}
 	return best
+}
+
+// imported returns the hosts that the routes of a scope's VirtualServices lead to, sorted.
+func (m *Model) imported(r *incr.Reader, s mesh.ScopeID) (out []string) {
+	for _, key := range incr.Keys(r, m.tables.virtuals, all) {
+		if v := m.rules.reach.Of(r, key); m.servesMesh(r, s, v) {
+			out = append(out, v.destinations...)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 func (m *Model) extraHosts(r *incr.Reader, s mesh.ScopeID) []string {
@@ -262,7 +296,7 @@ func (m *Model) extraHosts(r *incr.Reader, s mesh.ScopeID) []string {
 			continue
 		}
 		for _, h := range v.hosts {
-			if m.rules.service.Of(r, scopeHost{s, h}) == nil && h != "*" {
+			if svc := m.rules.service.Of(r, scopeHost{s, h}); h != "*" && (svc == nil || m.Imports(r, s, svc)) {
 				out = append(out, h)
 			}
 		}
