@@ -87,7 +87,8 @@ func TestConnectionsAreRouted(t *testing.T) {
 	ca := newAuthority(t)
 	for _, s := range []struct{ pod, addr, name string }{
 		{"data-1.pipes", "10.99.0.12:5000", "data"}, {"copy-1.pipes", "10.99.0.13:5000", "copy"},
-		{"copy-1.pipes", "10.99.0.13:8443", "copy"}, {"outside-1.pipes", "10.99.0.14:8443", "outside"},
+		{"copy-1.pipes", "10.99.0.13:8443", "copy"}, {"outside-1.pipes", "10.99.0.14:9000", "outside"},
+		{"outside-1.pipes", "10.99.0.14:8443", "outside"},
 	} {
 		l, err := m.Pod(s.pod).Net.Listen("tcp", s.addr)
 		if err != nil {
@@ -127,6 +128,8 @@ func TestConnectionsAreRouted(t *testing.T) {
 	before := []connection{
 		{blue, data, "", "data"}, {green, data, "", "data"},
 		{blue, anyTLS, "one.example.com", "outside"}, {blue, anyTLS, "two.example.com", "outside"},
+		// An ExternalName Service with this port does not take connections to other hosts.
+		{blue, "10.99.0.14:9000", "", "outside"},
 	}
 	await("without routes", before...)
 	put(t, config, "routes.yaml", connectionRoutes)

@@ -25,7 +25,7 @@ import (
 var hostsOfVhosts = []string{
 	"echo", "echo:9080", "echo.vhosts", "echo.vhosts.svc", "echo.vhosts.svc.cluster.local", "echo.vhosts.svc.cluster.local.",
 	"echo.vhosts.svc.cluster.local:9080", "ECHO", "10.96.50.1", "10.96.50.1:9080",
-	"far", "far.other", "far.other.svc.cluster.local:9080", "10.96.50.2:9080",
+	"far", "far.other", "far.other.svc.cluster.local:9080", "10.96.50.2:9080", "nickname", "nickname.vhosts.svc:9080",
 	"heads", "echo-v1-1.heads.vhosts.svc.cluster.local", "alias.example", "www.alias.example:9080", "a.wild.example", "wild.example",
 	"echo:81", "unknown.example", "10.99.0.14:9080", "late", "late.vhosts:9080",
 }
@@ -213,6 +213,9 @@ func TestRoutingIsTheSameWithVirtualHosts(t *testing.T) {
 	registryOnly := strings.Replace(string(text), "ALLOW_ANY", "REGISTRY_ONLY", 1)
 
 	allowAny := look()
+	if far := allowAny.routing["far.other "]; !strings.HasPrefix(far, "200 far") || allowAny.routing["nickname "] != far {
+		t.Errorf("far is answered by %q, its other name by %q", far, allowAny.routing["nickname "])
+	}
 	m.write("mesh.yaml", registryOnly)
 	m.await(true, "block_all", "allow_any")
 	blocked := look()

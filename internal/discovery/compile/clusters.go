@@ -27,7 +27,7 @@ type clusterName struct {
 // DestinationRule.
 func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 	s := c.model.Service(r, k.scope, k.host)
-	if s == nil {
+	if s == nil || s.IsAlias() && !k.scope.Value().Caps.Has(mesh.Proxyless) && c.model.Aliased(r, k.scope, s) != nil {
 		return nil
 	}
 	subsets := []string{""}

@@ -274,5 +274,10 @@ func (c *Compiler) claims(r *incr.Reader, scope mesh.ScopeID, host string) []str
 	if s := c.model.Service(r, scope, host); s != nil {
 		n.Namespace, n.Headless, n.VIPs = s.Namespace, s.Source.Headless, c.model.VIPs(r, scope, s)
 	}
-	return route.Domains(n)
+	out := route.Domains(n)
+	for _, alias := range c.model.Aliases(r, scope, host) {
+		n.Host, n.Namespace, n.Headless, n.VIPs = alias.Host, alias.Namespace, false, nil
+		out = append(out, route.Domains(n)...)
+	}
+	return out
 }

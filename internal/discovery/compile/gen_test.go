@@ -198,7 +198,7 @@ func (d *dice) service(o *object.Object) *object.ServiceSpec {
 	case 0:
 		s.Headless = true
 	case 1:
-		s.Type, s.ExternalName, s.Selector = "ExternalName", "out.example.com", nil
+		s.Type, s.ExternalName, s.Selector = "ExternalName", pick(d, "out.example.com", d.host(), d.host()), nil
 	default:
 		s.ClusterIPs = []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", 1+d.roll(4)))}
 	}

@@ -40,7 +40,7 @@ func (p part) equal(o part) bool {
 // plan returns the parts of one service in a scope. [control-plane 1.12.5, 1.12.6]
 func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 	s := c.model.Service(r, k.scope, k.host)
-	if s == nil || c.model.Imports(r, k.scope, s) {
+	if s == nil || s.IsAlias() || c.model.Imports(r, k.scope, s) {
 		return nil
 	}
 	var out []part
@@ -67,6 +67,9 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 		} else if !s.Source.Headless {
 			if p.Protocol.IsTLS() {
 				base.serverNames = []string{s.Host}
+				for _, alias := range c.model.Aliases(r, k.scope, s.Host) {
+					base.serverNames = append(base.serverNames, alias.Host)
+				}
 			}
 			if p.Protocol == mesh.Auto {
 				base.routes = strconv.Itoa(int(p.Number))

@@ -172,7 +172,7 @@ func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 		return marshal.Must(route.VirtualHost(route.HostName(k.host, port), domains, routes))
 	}
 	if len(routes) == 0 {
-		if c.model.Service(r, k.scope, k.host) == nil {
+		if !c.model.Listens(r, k.scope, k.host) {
 			return nil // the host is only in a VirtualService, without a route for this client and port
 		}
 		routes = []*routev3.Route{route.Default(k.host, port, resolve(k.host, port, ""), m, k.scope.Value().Caps)}
@@ -196,6 +196,11 @@ func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32)
 		svc := c.model.Service(r, s, host)
 		if svc == nil {
 			return route.Destination{}
+		}
+		if svc.IsAlias() {
+			if to := c.model.Aliased(r, s, svc); to != nil {
+				svc, host = to, to.Host
+			}
 		}
 		if port == 0 {
 			port = listenerPort

@@ -218,6 +218,7 @@ func (m *Model) difference(r *incr.Reader, s mesh.ScopeID) (d Difference) {
 	}
 	d.Named = c.compareServices()
 	c.compareDests()
+	d.Named = c.compareAliases(d.Named)
 	c.compareConnections()
 	d.Services = slices.Sorted(maps.Keys(c.services))
 	maps.Copy(c.routes, c.services)
@@ -345,9 +346,18 @@ func (c *comparison) compareConnections() {
 func (c *comparison) compareVirtuals() {
 	rows := c.privateVirtuals()
 	known := c.rules.extra.Of(c.r, c.base)
+	for host := range c.services {
+		if listed(known, host) && !c.listensIn(c.r, c.scope, host) {
+			c.extra[host] = true // a service that differs does not take the host's routes
+		}
+	}
 	for _, v := range rows {
 		for _, h := range v.Hosts {
-			if h != "*" && !c.services[h] && !listed(known, h) && c.rules.service.Of(c.r, scopeHost{c.base, h}) == nil {
+			scope := c.base
+			if c.services[h] {
+				scope = c.scope
+			}
+			if h != "*" && (c.services[h] || !listed(known, h)) && !c.listensIn(c.r, scope, h) {
 				c.extra[h] = true
 			}
 		}

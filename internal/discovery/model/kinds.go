@@ -175,6 +175,9 @@ func (m *Model) putServices(owner object.Key, services []*Service) {
 		if s.Prefer == mesh.PreferNode || s.NodeLocal {
 			buckets = append(buckets, byNode)
 		}
+		if s.IsAlias() {
+			buckets = append(buckets, aliasBucket(mesh.HostName(s.Source.DNSName)))
+		}
 		m.tables.services.Put(s.Key, s, buckets...)
 	}
 	for _, old := range before {

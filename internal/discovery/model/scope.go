@@ -99,7 +99,7 @@ func (m *Model) VirtualService(r *incr.Reader, s mesh.ScopeID, host string) *Vir
 	return m.rules.virtual.Of(r, scopeHost{m.routeScope(r, s, host), host})
 }
 
-// ExtraHosts returns the hosts of a scope's VirtualServices that are not hosts of services, sorted. The
+// ExtraHosts returns the hosts of a scope's VirtualServices that have no listeners because of a service, sorted. The
 // scope must not have a base.
 func (m *Model) ExtraHosts(r *incr.Reader, s mesh.ScopeID) []string { return m.rules.extra.Of(r, s) }
 
@@ -296,7 +296,7 @@ func (m *Model) extraHosts(r *incr.Reader, s mesh.ScopeID) []string {
 			continue
 		}
 		for _, h := range v.hosts {
-			if svc := m.rules.service.Of(r, scopeHost{s, h}); h != "*" && (svc == nil || m.Imports(r, s, svc)) {
+			if h != "*" && !m.listensIn(r, s, h) {
 				out = append(out, h)
 			}
 		}
