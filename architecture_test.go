@@ -63,7 +63,7 @@ var layers = map[string]layer{
 	"internal/discovery/credentials": pure, "internal/discovery/credentials/store": edge, "internal/discovery/credentials/cluster": edge, "internal/discovery/credentials/accessreview": edge, "internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
-	"internal/discovery/compile/authz": pure, "internal/discovery/compile/jwt": pure,
+	"internal/discovery/compile/authz": pure, "internal/discovery/compile/jwt": pure, "internal/discovery/compile/patch": pure,
 	"internal/discovery/compile/route": pure, "internal/discovery/compile/proxyless": pure,
 	"internal/discovery/ca/rotation": pure,
 	"internal/discovery/source/dir":  edge, "internal/discovery/source/kube": edge, "internal/discovery/source/multi": edge,
@@ -104,9 +104,10 @@ var allowedImports = map[string][]string{
 	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                           // it implements its Store
 	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
 	"internal/discovery/model":             {"internal/discovery/allocate", "internal/discovery/credentials"},                                            // it stores what was allocated; which Secrets Gateways name
-	"internal/discovery/config":            {"internal/discovery/credentials"},                                                                           // which Secrets can be used
+	"internal/discovery/config":            {"internal/discovery/credentials", "internal/discovery/compile/patch"},                                       // which Secrets can be used; what is wrong with a patch
 	"internal/discovery/compile/cluster":   {"internal/discovery/credentials"},                                                                           // how proxies ask for Secrets
 	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"},                                                                       // routes name clusters
+	"internal/discovery/compile/patch":     {"internal/discovery/compile/cluster"},                                                                       // it selects clusters by what their names say
 	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"},                                                                       // so do gRPC's routes
 	"internal/discovery/compile/authz":     {"internal/discovery/compile/jwt"},                                                                           // its rules read what that filter leaves
 	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster", "internal/discovery/compile/authz", "internal/discovery/credentials"}, // so do filter chains, which have filters of authorization

@@ -119,6 +119,7 @@ var Needed = slices.Sorted(maps.Keys(readable))
 // readable are the versions of each of those that it reads, the preferred one first.
 var readable = map[string][]string{
 	"destinationrules.networking.istio.io":     {"v1", "v1beta1", "v1alpha3"},
+	"envoyfilters.networking.istio.io":         {"v1alpha3"},
 	"gateways.networking.istio.io":             {"v1", "v1beta1", "v1alpha3"},
 	"authorizationpolicies.security.istio.io":  {"v1", "v1beta1"},
 	"peerauthentications.security.istio.io":    {"v1", "v1beta1"},

@@ -223,9 +223,8 @@ func (l *publishedLayer) since(generation uint64, name resourceName, add func(*p
 		add(l)
 	}
 	for d := range l.derived {
-		if d.made >= generation && d.derivation.shares(name) {
+		if d.derivation.shares(name) && d.since(generation, name, add) {
 			any = true
-			add(d)
 		}
 	}
 	return any

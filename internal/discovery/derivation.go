@@ -61,6 +61,21 @@ func (d *derivation) shares(n resourceName) bool {
 	return !own && !hidden
 }
 
+// touched are the names that the next commit compares, also those that only get or lose their place in hidden. They are
+// given as ones that are removed, which is the same to a layer that is derived from this one.
+func (d *derivation) touched() []difference {
+	if d == nil {
+		return nil
+	}
+	out := make([]difference, len(d.types))
+	for t := range d.types {
+		for name := range d.types[t].touched {
+			out[t].removes = append(out[t].removes, name)
+		}
+	}
+	return out
+}
+
 // commit returns the layer that follows on l: with own changes of the layer, and with those that its
 // base has committed.
 func (d *derivation) commit(l *xds.Layer, own, base []difference) *xds.Layer {

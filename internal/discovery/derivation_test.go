@@ -58,6 +58,25 @@ func TestDerivedLayersShareTheirBase(t *testing.T) {
 	check("the DestinationRule of n1 is gone", both, both)
 	p.apply(t, "apiVersion: v1\nkind: Service\nmetadata: {name: d, namespace: n1, annotations: {networking.istio.io/exportTo: .}}\nspec: {clusterIP: 10.96.0.4, ports: [{name: http, port: 8080}]}\n")
 	check("a service of n1 for itself", first, first)
+	const filter = "apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: f, namespace: n1}\nspec: {configPatches: [{applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND, cluster: {service: a.shop.svc.cluster.local}}, patch: {operation: MERGE, value: {connect_timeout: 3s}}}]}\n"
+	p.apply(t, filter)
+	check("an EnvoyFilter of n1", first, first)
+	patched := layersOf(1)[compile.ScopeLayer].Get(xds.CDS, "outbound|8080||a.shop.svc.cluster.local")
+	p.apply(t, "apiVersion: v1\nkind: Service\nmetadata: {name: e, namespace: n1, annotations: {networking.istio.io/exportTo: .}}\nspec: {clusterIP: 10.96.0.5, ports: [{name: http, port: 8080}]}\n")
+	now := layersOf(1)[compile.ScopeLayer]
+	if now.Get(xds.CDS, "outbound|8080||e.n1.svc.cluster.local") == nil || now.Get(xds.CDS, "outbound|8080||a.shop.svc.cluster.local") != patched {
+		t.Error("a service of n1 for itself: n1, which is patched, lacks it, or has lost its patched cluster")
+	}
+	p.apply(t, "apiVersion: v1\nkind: Service\nmetadata: {name: f, namespace: shop}\nspec: {clusterIP: 10.96.0.6, ports: [{name: http, port: 8080}]}\n")
+	if layersOf(1)[compile.ScopeLayer].Get(xds.CDS, "outbound|8080||f.shop.svc.cluster.local") == nil {
+		t.Error("a service for all: n1, whose layer is derived twice, lacks it")
+	}
+	gone := changesOf(t, filter)
+	gone[0].Object = nil
+	p.commit(gone)
+	if c := layersOf(1)[compile.ScopeLayer].Get(xds.CDS, "outbound|8080||a.shop.svc.cluster.local"); c == nil || c == patched {
+		t.Error("n1 has its patched cluster without the EnvoyFilter")
+	}
 	for i := range views {
 		p.leave(fmt.Sprint(i))
 	}

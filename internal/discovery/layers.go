@@ -7,6 +7,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // layers keeps the layers that classes have, each once. It belongs to the loop's goroutine.
@@ -202,20 +203,21 @@ func (p *layers) update(moved []incr.Moved) (map[*publishedClass]struct{}, []mov
 			changed[c] = struct{}{}
 		}
 	}
-	for l := range touched {
-		if l.derivation != nil {
-			continue
-		}
-		pending := l.pending
-		commit(l, nil)
+	// A layer is committed after the one that it is derived from, with what that has committed.
+	var commitAll func(l *publishedLayer, base []difference)
+	commitAll = func(l *publishedLayer, base []difference) {
+		pending := together(together(base, l.pending), l.derivation.touched())
+		commit(l, base)
+		delete(touched, l)
 		for d := range l.derived {
-			commit(d, pending)
-			delete(touched, d)
+			commitAll(d, pending)
 		}
 	}
-	for l := range touched {
-		if l.derivation != nil {
-			commit(l, nil)
+	for depth := 0; len(touched) > 0; depth++ {
+		for l := range touched {
+			if l.depth() == depth {
+				commitAll(l, nil)
+			}
 		}
 	}
 	moves := p.movesOf(before)
@@ -232,11 +234,36 @@ func (p *layers) movesOf(before map[*publishedLayer]*xds.Layer) (out []move) {
 			out = append(out, m)
 		}
 	}
-	for _, m := range p.moves {
-		l := p.byKey[m.layer]
+	var addAll func(l *publishedLayer, m move)
+	addAll = func(l *publishedLayer, m move) {
 		add(l, m)
 		for d := range l.derived {
-			add(d, m)
+			addAll(d, m)
+		}
+	}
+	for _, m := range p.moves {
+		addAll(p.byKey[m.layer], m)
+	}
+	return out
+}
+
+// depth is how many layers there are below a layer: 0 for one that is not derived.
+func (l *publishedLayer) depth() int {
+	if l.derivation == nil {
+		return 0
+	}
+	return 1 + l.derivation.base.depth()
+}
+
+// together returns the differences of two lists, by type.
+func together(a, b []difference) []difference {
+	out := make([]difference, max(len(a), len(b)))
+	for _, list := range [][]difference{a, b} {
+		for t, d := range list {
+			o := &out[t]
+			o.upserts = append(o.upserts, d.upserts...)
+			o.removes = append(o.removes, d.removes...)
+			o.absent = append(o.absent, d.absent...)
 		}
 	}
 	return out
@@ -337,8 +364,8 @@ func (p *layers) resource(k compile.Key, value []byte) *xds.Resource {
 		return nil
 	}
 	t := p.typeOf(k.Kind)
-	if k.Kind == compile.ListenerInbound {
-		return p.pool.Intern(p.inbound(k, value))
+	if bare := k.Bare(); bare.Kind == compile.ListenerInbound && k.Name == mesh.VirtualInbound {
+		return p.pool.Intern(p.inbound(bare, value))
 	}
 	if k.SeparateHosts {
 		return p.pool.Intern(xds.NewSeparateRoutes(k.Name, value))

@@ -164,6 +164,8 @@ func groupVersion(k object.Kind) (group, version string, ok bool) {
 	switch k {
 	case object.ServiceEntry, object.WorkloadEntry, object.VirtualService, object.DestinationRule, object.Sidecar, object.Gateway, object.WorkloadGroup:
 		return "networking.istio.io", "v1", true
+	case object.EnvoyFilter:
+		return "networking.istio.io", "v1alpha3", true
 	case object.ProxyConfig:
 		return "networking.istio.io", "v1beta1", true
 	case object.PeerAuthentication, object.RequestAuthentication, object.AuthorizationPolicy:

@@ -44,7 +44,9 @@ func TestEveryKindHasItsType(t *testing.T) {
 		compile.Cluster: xds.CDS, compile.ClusterInline: xds.CDS, compile.ClusterInbound: xds.CDS, compile.Endpoints: xds.EDS,
 		compile.Listener: xds.LDS, compile.ListenerInbound: xds.LDS, compile.Route: xds.RDS,
 		compile.ListenerAPI: xds.LDS, compile.ListenerServer: xds.LDS, compile.RouteAPI: xds.RDS,
-		compile.VirtualHost: xds.VHDS,
+		compile.VirtualHost:    xds.VHDS,
+		compile.ClusterPatched: xds.CDS, compile.ClusterInlinePatched: xds.CDS, compile.ClusterInboundPatched: xds.CDS,
+		compile.ListenerPatched: xds.LDS, compile.ListenerInboundPatched: xds.LDS, compile.RoutePatched: xds.RDS, compile.VirtualHostPatched: xds.VHDS,
 	}
 	for _, k := range compile.Kinds() {
 		if got := p.layers.typeOf(k); got != want[k] {

@@ -162,6 +162,9 @@ type Scope struct {
 	// that cannot be read.
 	Authorization, Tokens string
 	Closed                bool
+	// Patches are the EnvoyFilters that patch what the scope determines, in a canonical form that package model defines; empty
+	// for none.
+	Patches string
 }
 
 // ScopeID is an interned Scope: cheap to compare and to use as a map key. IDs are equal if
@@ -198,6 +201,8 @@ type Workload struct {
 	Authorization string
 	// Tokens are the RequestAuthentications that do.
 	Tokens string
+	// Patches are the EnvoyFilters that patch what the workload determines, as those of Scope.
+	Patches string
 	// Addresses are the proxy's own, separated by commas, and Mutual is set if the workload says that it accepts the mesh's
 	// mutual TLS. Only the listeners of gRPC servers depend on them; of other proxies they are zero.
 	Addresses string

@@ -42,6 +42,7 @@ const (
 	RequestAuthentication Kind = "RequestAuthentication"
 
 	Sidecar       Kind = "Sidecar"       // *networking/v1alpha3.Sidecar
+	EnvoyFilter   Kind = "EnvoyFilter"   // *networking/v1alpha3.EnvoyFilter
 	Gateway       Kind = "Gateway"       // *networking/v1alpha3.Gateway
 	ProxyConfig   Kind = "ProxyConfig"   // *networking/v1beta1.ProxyConfig
 	WorkloadGroup Kind = "WorkloadGroup" // *networking/v1alpha3.WorkloadGroup
@@ -61,7 +62,7 @@ const (
 func Kinds() []Kind {
 	return []Kind{
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
-		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, RequestAuthentication, AuthorizationPolicy, Sidecar, Gateway, ProxyConfig,
+		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, RequestAuthentication, AuthorizationPolicy, Sidecar, EnvoyFilter, Gateway, ProxyConfig,
 		WorkloadGroup,
 		GatewayClass, KubernetesGateway, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant,
 	}

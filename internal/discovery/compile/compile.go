@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -58,6 +59,14 @@ const (
 	RouteAPI
 	// VirtualHost is a virtual host of a Route for which Key.SeparateHosts is true, determined by the scope.
 	VirtualHost
+	// The others are resources of the kinds above with patches of EnvoyFilters, or such as these add, determined by the same.
+	ClusterPatched
+	ClusterInlinePatched
+	ClusterInboundPatched
+	ListenerPatched
+	ListenerInboundPatched
+	RoutePatched
+	VirtualHostPatched
 	numKinds
 )
 
@@ -69,22 +78,36 @@ type kindRow struct {
 	message proto.Message
 	// layer is the one that the resources are in.
 	layer LayerKind
+	// level is that of the rule, levelResource if it is 0.
+	level int
 	rule  func(*Compiler, *incr.Reader, Key) []byte
+}
+
+// patched returns the row of the kind of a row's resources with patches.
+func (r kindRow) patched() kindRow {
+	r.name, r.level, r.rule = "patched "+r.name, levelPatched, (*Compiler).patchedBody
+	return r
 }
 
 // kinds has a row for each Kind.
 var kinds = [numKinds]kindRow{
-	Cluster:         {"cluster", (*clusterv3.Cluster)(nil), ScopeLayer, (*Compiler).cluster},
-	ClusterInline:   {"inline cluster", (*clusterv3.Cluster)(nil), LocationLayer, (*Compiler).cluster},
-	ClusterInbound:  {"inbound cluster", (*clusterv3.Cluster)(nil), WorkloadLayer, (*Compiler).inboundCluster},
-	Endpoints:       {"endpoints", (*endpointv3.ClusterLoadAssignment)(nil), LocationLayer, (*Compiler).endpoints},
-	Listener:        {"listener", (*listenerv3.Listener)(nil), ScopeLayer, (*Compiler).listener},
-	ListenerInbound: {"inbound listener", (*listenerv3.Listener)(nil), WorkloadLayer, (*Compiler).inboundListener},
-	ListenerAPI:     {"gRPC listener", (*listenerv3.Listener)(nil), ScopeLayer, (*Compiler).listenerAPI},
-	ListenerServer:  {"gRPC server listener", (*listenerv3.Listener)(nil), WorkloadLayer, (*Compiler).listenerServer},
-	RouteAPI:        {"gRPC route", (*routev3.RouteConfiguration)(nil), ScopeLayer, (*Compiler).routeAPI},
-	Route:           {"route", (*routev3.RouteConfiguration)(nil), ScopeLayer, (*Compiler).route},
-	VirtualHost:     {"virtual host resource", (*routev3.VirtualHost)(nil), ScopeLayer, (*Compiler).virtualHostResource},
+	Cluster:         {"cluster", (*clusterv3.Cluster)(nil), ScopeLayer, 0, (*Compiler).cluster},
+	ClusterInline:   {"inline cluster", (*clusterv3.Cluster)(nil), LocationLayer, 0, (*Compiler).cluster},
+	ClusterInbound:  {"inbound cluster", (*clusterv3.Cluster)(nil), WorkloadLayer, 0, (*Compiler).inboundCluster},
+	Endpoints:       {"endpoints", (*endpointv3.ClusterLoadAssignment)(nil), LocationLayer, 0, (*Compiler).endpoints},
+	Listener:        {"listener", (*listenerv3.Listener)(nil), ScopeLayer, 0, (*Compiler).listener},
+	ListenerInbound: {"inbound listener", (*listenerv3.Listener)(nil), WorkloadLayer, 0, (*Compiler).inboundListener},
+	ListenerAPI:     {"gRPC listener", (*listenerv3.Listener)(nil), ScopeLayer, 0, (*Compiler).listenerAPI},
+	ListenerServer:  {"gRPC server listener", (*listenerv3.Listener)(nil), WorkloadLayer, 0, (*Compiler).listenerServer},
+	RouteAPI:        {"gRPC route", (*routev3.RouteConfiguration)(nil), ScopeLayer, 0, (*Compiler).routeAPI},
+	Route:           {"route", (*routev3.RouteConfiguration)(nil), ScopeLayer, 0, (*Compiler).route},
+	VirtualHost:     {"virtual host resource", (*routev3.VirtualHost)(nil), ScopeLayer, 0, (*Compiler).virtualHostResource},
+}
+
+func init() {
+	for bare, k := range patchedKinds {
+		kinds[k] = kinds[bare].patched()
+	}
 }
 
 // Kinds returns all kinds, in the order of their constants.
@@ -136,6 +159,11 @@ const (
 	levelResource
 	levelNames
 	levelDerive
+	levelBare
+	levelPatches
+	levelPatchesFor
+	levelPatch
+	levelPatched
 	levelLayer
 )
 
@@ -190,9 +218,16 @@ type inner struct {
 	routerNames      *incr.Rule[mesh.ScopeID, []Key]
 	scopeNames       *incr.Rule[mesh.ScopeID, []Key]      // of scopes without base
 	derived          *incr.Rule[mesh.ScopeID, derivation] // of the others
-	hostNames        *incr.Rule[scopeHost, []byte]
-	hostList         *incr.Rule[mesh.ScopeID, []namedHost] // of scopes without base
-	baseNames        *incr.Rule[mesh.ScopeID, *NameTable]  // of scopes without base
+	// parsedPatches and the rules below it are of scopes and workloads with EnvoyFilters.
+	parsedPatches *incr.Rule[string, []*patch.Patch]
+	bareKeys      *incr.Rule[Layer, []Key]
+	layerPatches  *incr.Rule[Layer, []sourced]
+	bareKey       *incr.Rule[Key, Key]
+	patchesFor    *incr.Rule[Key, []sourced]
+	patched       *incr.Rule[Key, patchedResource]
+	hostNames     *incr.Rule[scopeHost, []byte]
+	hostList      *incr.Rule[mesh.ScopeID, []namedHost] // of scopes without base
+	baseNames     *incr.Rule[mesh.ScopeID, *NameTable]  // of scopes without base
 }
 
 type scopeHost struct {
@@ -256,13 +291,22 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		domainIndex:      incr.Derive(g, levelDomainIndex, "domain index", c.domainIndex).AsIndex(),
 		hostDomains:      incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
 		host:             incr.Derive(g, levelHost, "virtual host", c.virtualHost),
+		parsedPatches:    incr.Derive(g, levelPlan, "patches of an EnvoyFilter", c.parsePatches),
+		bareKeys:         incr.Derive(g, levelBare, "names without patches", c.bareKeys).AsIndex(),
+		layerPatches:     incr.Derive(g, levelPatches, "patches of a layer", c.layerPatches).AsIndex(),
+		bareKey:          incr.Derive(g, levelPatches, "name without patches", c.bareKey).AsIndex(),
+		patchesFor:       incr.Derive(g, levelPatchesFor, "patches of a resource", c.patchesFor).AsIndex(),
+		patched:          incr.Derive(g, levelPatch, "patched", c.patchResource),
 		hostNames:        incr.Derive(g, levelPlan, "names of a host", c.hostNames),
 		hostList:         incr.Derive(g, levelIndex, "hosts with names", c.hostList).AsIndex(),
 		baseNames:        incr.Derive(g, levelLookup, "base name table", c.baseNames),
 	}
 	for k := range numKinds {
-		row := k.row()
-		c.resources[k] = incr.Derive(g, levelResource, row.name, func(r *incr.Reader, key Key) []byte { return row.rule(c, r, key) })
+		row, level := k.row(), levelResource
+		if row.level != 0 {
+			level = row.level
+		}
+		c.resources[k] = incr.Derive(g, level, row.name, func(r *incr.Reader, key Key) []byte { return row.rule(c, r, key) })
 		c.byRule[row.name] = k
 	}
 	c.names = incr.Derive(g, levelLayer, "names", c.layerNames).AsIndex()

@@ -5,11 +5,13 @@ import (
 	"net/netip"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
 	typev1 "istio.io/api/type/v1beta1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -71,7 +73,7 @@ func (d *dice) exportTo() []string {
 // change makes a random change to a random object: a new value three times of four.
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
-		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.RequestAuthentication, object.Sidecar, object.Namespace, object.Node, object.Gateway,
+		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.RequestAuthentication, object.Sidecar, object.EnvoyFilter, object.EnvoyFilter, object.Namespace, object.Node, object.Gateway,
 		object.KubernetesGateway, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.GatewayClass)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
 	switch kind {
@@ -133,6 +135,8 @@ func (d *dice) change() object.Change {
 		o.Spec = d.requestAuthentication()
 	case object.Sidecar:
 		o.Spec = d.sidecar()
+	case object.EnvoyFilter:
+		o.Spec = d.envoyFilter()
 	case object.Gateway:
 		o.Spec = &networking.Gateway{Selector: map[string]string{"app": pick(d, names...)}, Servers: d.servers()}
 	default:
@@ -389,6 +393,45 @@ func (d *dice) requestAuthentication() *security.RequestAuthentication {
 		p.JwtRules = append(p.JwtRules, &security.JWTRule{Issuer: pick(d, "one.example", "two.example"), Jwks: pick(d, "", pki.NoKeys)})
 	}
 	return p
+}
+
+// patches are what envoyFilter chooses from; some of them make what they match invalid, or match nothing.
+var patches = []string{
+	`{applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND, cluster: {service: a.x.svc.cluster.local}}, patch: {operation: MERGE, value: {connect_timeout: 3s}}}`,
+	`{applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND, cluster: {portNumber: 80}}, patch: {operation: REMOVE}}`,
+	`{applyTo: CLUSTER, match: {cluster: {portNumber: 8080}}, patch: {operation: MERGE, value: {per_connection_buffer_limit_bytes: 77}}}`,
+	`{applyTo: CLUSTER, patch: {operation: ADD, value: {name: added, type: STATIC}}}`,
+	`{applyTo: CLUSTER, patch: {operation: MERGE, value: {connect_timeout: -3s}}}`,
+	`{applyTo: LISTENER, match: {context: SIDECAR_OUTBOUND, listener: {portNumber: 80}}, patch: {operation: MERGE, value: {per_connection_buffer_limit_bytes: 78}}}`,
+	`{applyTo: LISTENER, match: {listener: {portNumber: 90}}, patch: {operation: REMOVE}}`,
+	`{applyTo: LISTENER, match: {context: SIDECAR_INBOUND}, patch: {operation: ADD, value: {name: added, address: {pipe: {path: "@added"}}, filter_chains: [{filters: [{name: echo, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.network.echo.v3.Echo}}]}]}}}`,
+	`{applyTo: HTTP_FILTER, patch: {operation: ADD, value: {name: buffer, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max_request_bytes: 9}}}}`,
+	`{applyTo: HTTP_FILTER, match: {context: SIDECAR_INBOUND, proxy: {proxyVersion: '^1'}}, patch: {operation: INSERT_FIRST, value: {name: buffer, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max_request_bytes: 8}}}}`,
+	`{applyTo: FILTER_CHAIN, match: {listener: {portNumber: 8080}}, patch: {operation: MERGE, value: {transport_socket_connect_timeout: 9s}}}`,
+	`{applyTo: ROUTE_CONFIGURATION, match: {routeConfiguration: {portNumber: 80}}, patch: {operation: MERGE, value: {request_headers_to_remove: [x]}}}`,
+	`{applyTo: VIRTUAL_HOST, match: {routeConfiguration: {vhost: {name: "a.x.svc.cluster.local:80"}}}, patch: {operation: MERGE, value: {require_tls: ALL}}}`,
+	`{applyTo: VIRTUAL_HOST, match: {context: GATEWAY}, patch: {operation: ADD, value: {name: extra, domains: [extra.example]}}}`,
+	`{applyTo: HTTP_ROUTE, match: {routeConfiguration: {vhost: {route: {action: ROUTE}}}}, patch: {operation: INSERT_BEFORE, value: {match: {path: /x}, direct_response: {status: 204}}}}`,
+	`{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {}}}`,
+}
+
+func (d *dice) envoyFilter() *networking.EnvoyFilter {
+	f := &networking.EnvoyFilter{Priority: int32(d.roll(3)) - 1}
+	if d.oneIn(2) {
+		f.WorkloadSelector = &networking.WorkloadSelector{Labels: map[string]string{"app": pick(d, names...)}}
+	}
+	for range 1 + d.roll(3) {
+		p := &networking.EnvoyFilter_EnvoyConfigObjectPatch{}
+		text, err := yaml.YAMLToJSON([]byte(pick(d, patches...)))
+		if err == nil {
+			err = protojson.Unmarshal(text, p)
+		}
+		if err != nil {
+			panic(err)
+		}
+		f.ConfigPatches = append(f.ConfigPatches, p)
+	}
+	return f
 }
 
 func (d *dice) sidecar() *networking.Sidecar {

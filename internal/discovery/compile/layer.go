@@ -73,6 +73,9 @@ type Contents struct {
 
 // layerNames lists what is in a layer.
 func (c *Compiler) layerNames(r *incr.Reader, l Layer) (out Contents) {
+	if l.patches() != "" {
+		return c.patchedNames(r, l)
+	}
 	if l.Kind == WorkloadLayer {
 		return Contents{Keys: sorted(inboundNames(l))}
 	}

@@ -97,6 +97,7 @@ func (c *Compiler) baseNames(r *incr.Reader, s mesh.ScopeID) *NameTable {
 
 // nameTableOf returns the name table of a scope. That of a derived scope is its base's unless one of its services has other entries.
 func (c *Compiler) nameTableOf(r *incr.Reader, k NamesKey) *NameTable {
+	k.Scope = bareScope(k.Scope)
 	base, derived := c.model.Base(k.Scope)
 	if !derived {
 		return c.inner.baseNames.Of(r, k.Scope)

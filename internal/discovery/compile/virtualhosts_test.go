@@ -2,7 +2,6 @@ package compile_test
 
 import (
 	"bytes"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -43,7 +42,7 @@ func TestVirtualHostsAreThoseOfWholeRoutes(t *testing.T) {
 			separate := w.named(t, withVirtualHosts(n))
 			for name, b := range whole {
 				got := separate[name]
-				if routes, shared := strings.CutPrefix(name, fmt.Sprint(compile.Route, " ")); shared && !strings.Contains(routes, ":") && n.Role == mesh.Sidecar {
+				if routes, shared := strings.CutPrefix(name, "RDS "); shared && !strings.Contains(routes, ":") && n.Role == mesh.Sidecar {
 					got, b = joined(t, separate, got), encodeAgain(t, message(t, compile.Route, b))
 				}
 				if !bytes.Equal(got, b) {
@@ -58,13 +57,17 @@ func TestVirtualHostsAreThoseOfWholeRoutes(t *testing.T) {
 	}
 }
 
-// named is every resource of a proxy by kind and name, except those that have no value.
+// named is every resource of a proxy by type and name, with patches or without, except those that have no value.
 func (w *world) named(t *testing.T, n mesh.Node) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
 	for k, b := range w.bytes(w.join(n)) {
 		if b != nil {
-			out[fmt.Sprint(k.Kind, " ", k.Name)] = b
+			typ := typeName(k.Kind)
+			if k.Kind == compile.RouteAPI {
+				typ = "API"
+			}
+			out[typ+" "+k.Name] = b
 		}
 	}
 	return out
@@ -80,7 +83,7 @@ func joined(t *testing.T, all map[string][]byte, encoded []byte) []byte {
 	config.Vhds = nil
 	var hosts []*routev3.VirtualHost
 	for name, b := range all {
-		resource, ok := strings.CutPrefix(name, fmt.Sprintf("%d %s/", compile.VirtualHost, config.Name))
+		resource, ok := strings.CutPrefix(name, "VHDS "+config.Name+"/")
 		if !ok {
 			continue
 		}

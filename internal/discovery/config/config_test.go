@@ -16,7 +16,7 @@ const gatewayAPI = "gateway.networking.k8s.io/v1"
 // groups has the API versions of kinds that are not in networking.istio.io/v1.
 var groups = map[object.Kind]string{
 	object.Service: "v1", object.Pod: "v1", object.ConfigMap: "v1", object.EndpointSlice: "discovery.k8s.io/v1",
-	object.PeerAuthentication: "security.istio.io/v1", object.AuthorizationPolicy: "security.istio.io/v1", object.RequestAuthentication: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1",
+	object.PeerAuthentication: "security.istio.io/v1", object.AuthorizationPolicy: "security.istio.io/v1", object.RequestAuthentication: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1", object.EnvoyFilter: "networking.istio.io/v1alpha3",
 	object.GatewayClass: gatewayAPI, object.KubernetesGateway: gatewayAPI, object.HTTPRoute: gatewayAPI, object.GRPCRoute: gatewayAPI, object.TLSRoute: gatewayAPI,
 	object.TCPRoute: gatewayAPI, object.ReferenceGrant: gatewayAPI,
 }
@@ -156,6 +156,18 @@ func TestWorkloadGroups(t *testing.T) {
 		{object.WorkloadGroup, "{template: {}, probe: {periodSeconds: -1, httpGet: {scheme: ftp, host: a.b}}}", []string{
 			"E spec.probe.periodSeconds: invalid", "E spec.probe.httpGet.port: invalid port 0", "E spec.probe.httpGet.scheme: invalid scheme", "E spec.probe.httpGet.host: invalid host"}},
 		{object.WorkloadGroup, "{template: {}, probe: {exec: {}}}", []string{"E spec.probe.exec.command: is empty"}},
+	})
+}
+
+func TestEnvoyFilters(t *testing.T) {
+	runRules(t, []rule{
+		{object.EnvoyFilter, "{workloadSelector: {labels: {app: x}}, configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {connect_timeout: 1s}}}]}", nil},
+		{object.EnvoyFilter, "{}", []string{"W spec.configPatches: is empty: nothing is patched"}},
+		{object.EnvoyFilter, "{targetRefs: [{kind: Gateway, name: a}], configPatches: [{applyTo: BOOTSTRAP, patch: {operation: MERGE}}]}", []string{
+			"E spec.targetRefs: is not supported; use workloadSelector", "W spec.configPatches[0].applyTo: not applied"}},
+		{object.EnvoyFilter, "{workloadSelector: {labels: {a b: x}}, configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}, {applyTo: CLUSTER, patch: {operation: MERGE, value: {none: 1}}}]}", []string{
+			"E spec.workloadSelector.labels[a b]", `E spec.configPatches[1].patch.value: unknown field "none"`}},
+		{object.EnvoyFilter, "{configPatches: [" + strings.Repeat("{applyTo: CLUSTER, patch: {operation: REMOVE}},", 513) + "]}", []string{"E spec.configPatches: has 513 patches: want at most 512"}},
 	})
 }
 

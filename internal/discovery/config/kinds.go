@@ -36,6 +36,7 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	},
 	object.Sidecar:       func(c *check, o object.Object) { specRules(c, o, c.sidecar) },
 	object.Gateway:       func(c *check, o object.Object) { specRules(c, o, c.gateway) },
+	object.EnvoyFilter:   func(c *check, o object.Object) { specRules(c, o, c.envoyFilter) },
 	object.ProxyConfig:   func(c *check, o object.Object) { specRules(c, o, c.proxyConfig) },
 	object.WorkloadGroup: func(c *check, o object.Object) { specRules(c, o, c.workloadGroup) },
 

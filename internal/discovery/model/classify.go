@@ -25,6 +25,8 @@ type ProxyKey struct {
 	IPs      string // comma-separated
 	Caps     mesh.Capability
 	Location mesh.Location
+	// Version is the version of Istio that the proxy says it has.
+	Version string
 }
 
 // KeyOf returns the key of a node. The account is the service account that its caller has proved, empty if it
@@ -38,6 +40,7 @@ func KeyOf(n mesh.Node, account string) ProxyKey {
 		Role: n.Role, Namespace: n.Namespace(), Name: strings.TrimSuffix(n.ID, "."+n.Namespace()), Account: account,
 		Labels: canonical(n.Metadata.Labels), IPs: strings.Join(ips, ","),
 		Caps:     mesh.Capabilities(n),
+		Version:  n.Metadata.IstioVersion,
 		Location: mesh.Location{Network: n.Metadata.Network, Cluster: n.Metadata.ClusterID, Locality: n.Locality},
 	}
 }
@@ -83,6 +86,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	if k.Role == mesh.Router { // its listeners are those of the scope
 		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
 	}
+	scope.Patches, workload.Patches = m.patching(r, k, labels)
 	return mesh.Class{
 		Scope:    scope,
 		Location: location,

@@ -58,6 +58,7 @@ var kinds = map[object.Kind]kindRow{
 	object.Sidecar: stored(func(m *Model, o *object.Object, spec *networking.Sidecar) {
 		m.tables.sidecars.Put(rowKey(o.Key), &Sidecar{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
 	}, func(m *Model, k object.Key) { m.tables.sidecars.Delete(rowKey(k)) }),
+	object.EnvoyFilter: stored(putEnvoyFilter, func(m *Model, k object.Key) { m.tables.filters.Delete(rowKey(k)) }),
 
 	object.Gateway: stored(func(m *Model, o *object.Object, spec *networking.Gateway) {
 		m.tables.routers.Put(rowKey(o.Key), &Gateway{Row: rowOf(o), Spec: spec}, all)

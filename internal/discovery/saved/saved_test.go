@@ -96,6 +96,8 @@ const istio = `
 ---
 {apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: n}, spec: {egress: [{hosts: ["./*"]}]}}
 ---
+{apiVersion: networking.istio.io/v1alpha3, kind: EnvoyFilter, metadata: {name: n}, spec: {priority: -1, configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {connect_timeout: 1s, name: a}}}]}}
+---
 {apiVersion: networking.istio.io/v1, kind: Gateway, metadata: {name: n}, spec: {selector: {a: b}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}}
 ---
 {apiVersion: networking.istio.io/v1beta1, kind: ProxyConfig, metadata: {name: n}, spec: {selector: {matchLabels: {a: b}}, concurrency: 0, environmentVariables: {A: b, C: d}, image: {imageType: debug}}}
@@ -198,7 +200,7 @@ func TestRoundTrip(t *testing.T) {
 // A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
 // needs another version.
 func TestFormatOfVersion1(t *testing.T) {
-	const file = "testdata/version1-node-local.saved"
+	const file = "testdata/version1-filters.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

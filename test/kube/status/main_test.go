@@ -75,7 +75,7 @@ rules:
 - {apiGroups: [""], resources: [nodes, pods, services], verbs: [list, watch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
 - {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [list, watch]}
-- {apiGroups: [networking.istio.io], resources: [destinationrules, gateways, proxyconfigs, serviceentries, sidecars, virtualservices, workloadentries, workloadgroups], verbs: [list, watch]}
+- {apiGroups: [networking.istio.io], resources: [destinationrules, envoyfilters, gateways, proxyconfigs, serviceentries, sidecars, virtualservices, workloadentries, workloadgroups], verbs: [list, watch]}
 - {apiGroups: [security.istio.io], resources: [authorizationpolicies, peerauthentications, requestauthentications], verbs: [list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1

@@ -120,6 +120,8 @@ func TestIstioKinds(t *testing.T) {
 				group = "security.istio.io/v1beta1"
 			case object.ProxyConfig:
 				group = "networking.istio.io/v1beta1"
+			case object.EnvoyFilter:
+				group = "networking.istio.io/v1alpha3"
 			}
 			o := spec(t, fmt.Sprintf("apiVersion: %s\nkind: %s\nmetadata: {name: a}", group, kind))
 			if d := cmp.Diff(m, o.Spec, protocmp.Transform()); d != "" {

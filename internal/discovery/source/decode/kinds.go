@@ -85,6 +85,7 @@ var kinds = map[object.Kind]kindRow{
 	object.ProxyConfig: {group: networkingGroup, versions: []string{networkingGroup + "/v1beta1"}, resource: "proxyconfigs", newSpec: func() proto.Message {
 		return &networkingv1beta1.ProxyConfig{}
 	}},
+	object.EnvoyFilter:   {group: networkingGroup, resource: "envoyfilters", versions: []string{networkingGroup + "/v1alpha3"}, newSpec: func() proto.Message { return &networking.EnvoyFilter{} }},
 	object.WorkloadGroup: {group: networkingGroup, resource: "workloadgroups", newSpec: func() proto.Message { return &networking.WorkloadGroup{} }},
 
 	object.PeerAuthentication: {group: securityGroup, resource: "peerauthentications", enforces: true, newSpec: func() proto.Message { return &security.PeerAuthentication{} }},

@@ -15,7 +15,7 @@ type unreadKind struct{ text string }
 
 // unreadKinds has a row for each of these kinds, by API group.
 var unreadKinds = map[string]map[object.Kind]unreadKind{
-	networkingGroup:       {"EnvoyFilter": noEffect},
+	networkingGroup:       {},
 	securityGroup:         {},
 	"telemetry.istio.io":  {"Telemetry": noEffect},
 	"extensions.istio.io": {"WasmPlugin": noEffect},

@@ -12,7 +12,6 @@ import (
 func TestKindsThatAreNotRead(t *testing.T) {
 	for _, tt := range []struct{ version, kind, want string }{
 		{"security.istio.io/v1beta1", "RequestAuthentications", `error RequestAuthentication n/a: kind: unknown kind "RequestAuthentications"; did you mean RequestAuthentication? This document is NOT enforced`},
-		{"networking.istio.io/v1alpha3", "EnvoyFilter", "warning EnvoyFilter n/a: objects of this kind are not supported"},
 		{"telemetry.istio.io/v1", "Telemetry", "warning Telemetry n/a: objects of this kind"},
 		{"extensions.istio.io/v1alpha1", "WasmPlugin", "warning WasmPlugin n/a: objects of this kind"},
 		{"install.istio.io/v1alpha1", "IstioOperator", "warning IstioOperator n/a: objects of this kind"},

@@ -1,0 +1,338 @@
+package compile
+
+import (
+	"slices"
+	"strings"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// A scope or workload with EnvoyFilters is patched: its layers are those of the same scope or workload without them, its
+// bare one, with the resources that a patch may change in place of the bare one's. So a patch is computed for what it may
+// match only, and what no patch matches is shared with all proxies that have none (decision 80).
+
+// patchedKinds are the kinds of patched resources, by that of the bare ones.
+var patchedKinds = map[Kind]Kind{
+	Cluster: ClusterPatched, ClusterInline: ClusterInlinePatched, ClusterInbound: ClusterInboundPatched,
+	Listener: ListenerPatched, ListenerInbound: ListenerInboundPatched, Route: RoutePatched, VirtualHost: VirtualHostPatched,
+}
+
+// bareScope returns a scope without its EnvoyFilters.
+func bareScope(s mesh.ScopeID) mesh.ScopeID {
+	v := s.Value()
+	if v.Patches == "" {
+		return s
+	}
+	v.Patches = ""
+	return v.ID()
+}
+
+// bareWorkload returns a workload without its EnvoyFilters.
+func bareWorkload(w mesh.WorkloadID) mesh.WorkloadID {
+	v := w.Value()
+	if v.Patches == "" {
+		return w
+	}
+	v.Patches = ""
+	return v.ID()
+}
+
+// patches says which EnvoyFilters a layer has; empty for none.
+func (l Layer) patches() string {
+	if l.Kind == WorkloadLayer {
+		return l.Workload.Value().Patches
+	}
+	return l.Scope.Value().Patches
+}
+
+// bare returns the layer of the bare scope or workload.
+func (l Layer) bare() Layer {
+	if l.Kind == WorkloadLayer {
+		l.Workload = bareWorkload(l.Workload)
+	} else {
+		l.Scope = bareScope(l.Scope)
+	}
+	return l
+}
+
+// context is the one of a layer's resources.
+func (l Layer) context() patch.Context {
+	switch {
+	case l.Kind == WorkloadLayer:
+		return patch.Inbound
+	case l.Scope.Value().Role == mesh.Router:
+		return patch.Gateway
+	}
+	return patch.Outbound
+}
+
+// Bare returns the key of the ListenerInbound that a ListenerInboundPatched is made of, and any other key as it is.
+func (k Key) Bare() Key {
+	if k.Kind == ListenerInboundPatched {
+		k.Kind, k.Workload = ListenerInbound, bareWorkload(k.Workload)
+	}
+	return k
+}
+
+// parsePatches returns the patches of an EnvoyFilter that can be applied.
+func (c *Compiler) parsePatches(r *incr.Reader, key string) (out []*patch.Patch) {
+	f, ok := c.model.EnvoyFilter(r, key)
+	if !ok {
+		return nil
+	}
+	for i, spec := range f.Spec.GetConfigPatches() {
+		if p, _ := patch.Parse(i, spec); p != nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// sourced is a patch and the EnvoyFilter that has it.
+type sourced struct {
+	Filter string
+	Patch  *patch.Patch
+}
+
+// layerPatches returns the patches of a layer in their order.
+func (c *Compiler) layerPatches(r *incr.Reader, l Layer) (out []sourced) {
+	var filters []*model.EnvoyFilter
+	of := map[*model.EnvoyFilter]model.Patching{}
+	for _, p := range model.Patchings(l.patches()) {
+		if f, ok := c.model.EnvoyFilter(r, p.Key); ok {
+			filters, of[f] = append(filters, f), p
+		}
+	}
+	slices.SortFunc(filters, func(a, b *model.EnvoyFilter) int { return c.model.ComparePatches(r, a, b) })
+	for _, f := range filters {
+		for _, p := range c.inner.parsedPatches.Of(r, of[f].Key) {
+			if of[f].Has(p.Index) && p.In(l.context()) {
+				out = append(out, sourced{of[f].Key, p})
+			}
+		}
+	}
+	return out
+}
+
+// touches reports whether a patch may change a resource with a key, or adds it.
+func touches(p *patch.Patch, k Key, in patch.Context) bool {
+	switch k.Kind {
+	case Cluster, ClusterInline, ClusterInbound, ClusterPatched, ClusterInlinePatched, ClusterInboundPatched:
+		return p.TouchesCluster(k.Name, in)
+	case Listener, ListenerInbound, ListenerPatched, ListenerInboundPatched:
+		return p.TouchesListener(k.Name, in)
+	case Route, RoutePatched:
+		return p.TouchesRoutes(k.Name, in)
+	case VirtualHost, VirtualHostPatched:
+		routes, host, _ := strings.Cut(k.Name, "/")
+		return p.TouchesVirtualHost(routes, host, in)
+	}
+	return false
+}
+
+// bareKeys lists the resources of a bare layer, also those that it has from its base, in order.
+func (c *Compiler) bareKeys(r *incr.Reader, l Layer) []Key {
+	switch base, derived := c.model.Base(l.Scope); {
+	case l.Kind == WorkloadLayer:
+		return sorted(inboundNames(l))
+	case l.Scope.Value().Role == mesh.Router:
+		return l.only(c.inner.routerNames.Of(r, l.Scope))
+	case derived:
+		d := c.inner.derived.Of(r, l.Scope)
+		type id struct{ typ, name string }
+		not := map[id]bool{}
+		for _, k := range slices.Concat(d.own, d.hidden) {
+			not[id{k.Kind.TypeURL(), k.Name}] = true
+		}
+		keys := slices.Clone(d.own)
+		for _, k := range c.inner.scopeNames.Of(r, base) {
+			if !not[id{k.Kind.TypeURL(), k.Name}] {
+				keys = append(keys, k)
+			}
+		}
+		return l.only(keys)
+	}
+	return l.only(c.inner.scopeNames.Of(r, l.Scope))
+}
+
+// patchedNames lists the resources of a patched layer that may differ from those of its bare layer.
+func (c *Compiler) patchedNames(r *incr.Reader, l Layer) Contents {
+	bare := l.bare()
+	patches := c.inner.layerPatches.Of(r, l)
+	var out []Key
+	for _, k := range c.inner.bareKeys.Of(r, bare) {
+		if slices.ContainsFunc(patches, func(p sourced) bool { return touches(p.Patch, k, l.context()) }) {
+			out = append(out, l.patched(k))
+		}
+	}
+	for _, p := range patches {
+		if k, ok := l.added(p.Patch); ok && !slices.ContainsFunc(out, func(o Key) bool { return o.Kind.TypeURL() == k.Kind.TypeURL() && o.Name == k.Name }) {
+			out = append(out, k)
+		}
+	}
+	return Contents{Keys: sorted(out), Derived: true, Base: bare}
+}
+
+// patched returns the key of a patched resource in a layer, given that of the bare one.
+func (l Layer) patched(k Key) Key {
+	k.Kind, k.Scope, k.Location, k.Workload = patchedKinds[k.Kind], l.Scope, l.Location, l.Workload
+	return k
+}
+
+// added returns the key of the resource that a patch adds to a layer; false if it adds none. What is for all contexts is
+// added once, to the scope's layer.
+func (l Layer) added(p *patch.Patch) (Key, bool) {
+	cluster, listener := ClusterPatched, ListenerPatched
+	switch {
+	case p.Operation != networking.EnvoyFilter_Patch_ADD, l.Kind == LocationLayer:
+		return Key{}, false
+	case l.Kind == WorkloadLayer && p.Match.GetContext() != patch.Inbound:
+		return Key{}, false
+	case l.Kind == WorkloadLayer:
+		cluster, listener = ClusterInboundPatched, ListenerInboundPatched
+	}
+	k := Key{Scope: l.Scope, Workload: l.Workload}
+	switch v := p.Value.(type) {
+	case *clusterv3.Cluster:
+		k.Kind, k.Name = cluster, v.Name
+	case *listenerv3.Listener:
+		k.Kind, k.Name = listener, v.Name
+	default:
+		return Key{}, false
+	}
+	return k, true
+}
+
+// bareKey returns the key of the bare resource that a patched one is made of; one without a name if there is none, because a
+// patch adds it.
+func (c *Compiler) bareKey(r *incr.Reader, k Key) Key {
+	for _, bare := range c.inner.bareKeys.Of(r, k.Layer().bare()) {
+		if bare.Name == k.Name && patchedKinds[bare.Kind] == k.Kind {
+			return bare
+		}
+	}
+	return Key{}
+}
+
+// patchesFor returns the patches that may change a resource, in their order.
+func (c *Compiler) patchesFor(r *incr.Reader, k Key) (out []sourced) {
+	l := k.Layer()
+	for _, p := range c.inner.layerPatches.Of(r, l) {
+		if touches(p.Patch, k, l.context()) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// PatchResult says what became of a patch of an EnvoyFilter at one resource.
+type PatchResult struct {
+	// Filter is "namespace/name" of the EnvoyFilter, and Index the patch's in configPatches.
+	Filter string
+	Index  int
+	patch.Result
+}
+
+// patchedResource is a patched resource, encoded, nil for none, and what became of the patches.
+type patchedResource struct {
+	Body    []byte
+	Results []PatchResult
+}
+
+// patchResource applies patches to one resource. Of a proxy that must accept no connection, because of a policy that cannot be
+// read, listeners are not patched.
+func (c *Compiler) patchResource(r *incr.Reader, k Key) patchedResource {
+	l := k.Layer()
+	found := c.inner.patchesFor.Of(r, k)
+	patches := make([]*patch.Patch, len(found))
+	for i, p := range found {
+		c.model.EnvoyFilter(r, p.Filter) // records what the resource is made of, which the index does not say
+		patches[i] = p.Patch
+	}
+	var body []byte
+	if bare := c.inner.bareKey.Of(r, k); bare.Name != "" {
+		body = c.resources[bare.Kind].Of(r, bare)
+		if body == nil {
+			return patchedResource{}
+		}
+		if bare.Kind == ListenerInbound && c.inner.inbound.Of(r, bare).Modes.Closed {
+			return patchedResource{Body: body}
+		}
+	}
+	if body == nil && (k.Kind == RoutePatched || k.Kind == VirtualHostPatched) {
+		return patchedResource{} // the Run that removes the bare one also drops this value
+	}
+	if l.context() == patch.Gateway && l.Scope.Value().Closed && k.Kind == ListenerPatched {
+		return patchedResource{Body: body}
+	}
+	out, results := patchMessage(k, body, l.context(), patches)
+	p := patchedResource{Body: out}
+	for i, res := range results {
+		p.Results = append(p.Results, PatchResult{Filter: found[i].Filter, Index: found[i].Patch.Index, Result: res})
+	}
+	return p
+}
+
+// patchMessage applies patches to an encoded resource, nil for none, of the kind of a key.
+func patchMessage(k Key, body []byte, in patch.Context, patches []*patch.Patch) ([]byte, []patch.Result) {
+	switch k.Kind {
+	case ClusterPatched, ClusterInlinePatched, ClusterInboundPatched:
+		m, results := patch.Cluster(unpack[*clusterv3.Cluster](body), k.Name, in, patches)
+		return encoded(m, m == nil), results
+	case ListenerPatched, ListenerInboundPatched:
+		m, results := patch.Listener(unpack[*listenerv3.Listener](body), k.Name, in, patches)
+		return encoded(m, m == nil), results
+	case RoutePatched:
+		m, results := patch.RouteConfiguration(unpack[*routev3.RouteConfiguration](body), in, patches)
+		return encoded(m, m == nil), results
+	case VirtualHostPatched:
+		routes, _, _ := strings.Cut(k.Name, "/")
+		m, results := patch.VirtualHost(unpack[*routev3.VirtualHost](body), routes, in, patches)
+		return encoded(m, m == nil), results
+	}
+	panic("compile: no patches for " + k.Name) // patchedKinds has the kinds
+}
+
+func encoded(m proto.Message, none bool) []byte {
+	if none {
+		return nil
+	}
+	return marshal.MustEncodedAny(m)
+}
+
+// unpack decodes a resource, which this package has encoded; nil is none.
+func unpack[M proto.Message](body []byte) (m M) {
+	if body == nil {
+		return m
+	}
+	var a anypb.Any
+	if err := proto.Unmarshal(body, &a); err != nil {
+		panic("compile: a resource of its own cannot be decoded: " + err.Error())
+	}
+	out, err := a.UnmarshalNew()
+	if err != nil {
+		panic("compile: a resource of its own cannot be decoded: " + err.Error())
+	}
+	return out.(M)
+}
+
+// patchedBody returns a patched resource.
+func (c *Compiler) patchedBody(r *incr.Reader, k Key) []byte { return c.inner.patched.Of(r, k).Body }
+
+// PatchResults returns what has become of the patches at a resource of a patched kind, nil if it is of another kind or not
+// wanted. It must not be changed.
+func (c *Compiler) PatchResults(k Key) []PatchResult {
+	p, _ := c.inner.patched.Value(k)
+	return p.Results
+}

@@ -1,0 +1,36 @@
+package config
+
+import (
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
+)
+
+// maxPatches is how many patches an EnvoyFilter may have: each is decoded, and applied to everything that it matches.
+const maxPatches = 512
+
+// envoyFilter checks an EnvoyFilter. [control-plane 1.9.25–1.9.28]
+func (c *check) envoyFilter(s *networking.EnvoyFilter) {
+	if len(s.GetTargetRefs()) > 0 {
+		c.fail("spec.targetRefs", "is not supported; use workloadSelector")
+	}
+	c.labels("spec.workloadSelector.labels", s.GetWorkloadSelector().GetLabels())
+	switch n := len(s.GetConfigPatches()); {
+	case n == 0:
+		c.warn("spec.configPatches", "is empty: nothing is patched; add a patch")
+	case n > maxPatches:
+		c.fail("spec.configPatches", "has %d patches: want at most %d", n, maxPatches)
+		return
+	}
+	for i, p := range s.GetConfigPatches() {
+		at := item("spec.configPatches", i)
+		_, faults := patch.Parse(i, p)
+		for _, f := range faults {
+			if f.Severity == patch.Invalid {
+				c.fail(at+"."+f.Field, "%s", f.Text)
+			} else {
+				c.warn(at+"."+f.Field, "%s", f.Text)
+			}
+		}
+	}
+}

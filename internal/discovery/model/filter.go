@@ -1,0 +1,130 @@
+package model
+
+import (
+	"cmp"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// EnvoyFilter is the row of an object.
+type EnvoyFilter struct {
+	Row
+	Spec *networking.EnvoyFilter
+}
+
+func putEnvoyFilter(m *Model, o *object.Object, spec *networking.EnvoyFilter) {
+	m.tables.filters.Put(rowKey(o.Key), &EnvoyFilter{Row: rowOf(o), Spec: spec}, namespaceBucket(o.Namespace))
+}
+
+// Patching is one EnvoyFilter in Patches of a scope or workload.
+type Patching struct {
+	// Key is that of the row.
+	Key string
+	// some has the indexes of the patches for the proxy, nil for all of them.
+	some []string
+}
+
+// Has reports whether the patch with an index is for the proxy.
+func (p Patching) Has(index int) bool {
+	return p.some == nil || slices.Contains(p.some, strconv.Itoa(index))
+}
+
+// Patchings parses Patches of a scope or workload.
+func Patchings(text string) (out []Patching) {
+	for _, one := range strings.Fields(text) {
+		key, some, partly := strings.Cut(one, "#")
+		p := Patching{Key: key}
+		if partly {
+			p.some = strings.Split(some, ",")
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// patching returns the EnvoyFilters with patches for what a proxy's scope and workload determine, in the form that
+// Patchings parses: those of its namespace and of the root namespace that select it. gRPC libraries have none.
+// [control-plane 1.9.26, 1.9.28]
+func (m *Model) patching(r *incr.Reader, k ProxyKey, labels map[string]string) (scope, workload string) {
+	if k.Caps.Has(mesh.Proxyless) {
+		return "", ""
+	}
+	var ofScope, ofWorkload []string
+	for _, ns := range m.scopesOf(r, k.Namespace) {
+		for key, f := range incr.In(r, m.tables.filters, namespaceBucket(ns)) {
+			if !subset(f.Spec.GetWorkloadSelector().GetLabels(), labels) {
+				continue
+			}
+			outside := networking.EnvoyFilter_SIDECAR_OUTBOUND
+			if k.Role == mesh.Router {
+				outside = networking.EnvoyFilter_GATEWAY
+			} else if text, ok := f.patchesFor(networking.EnvoyFilter_SIDECAR_INBOUND, k.Version); ok {
+				ofWorkload = append(ofWorkload, key+text)
+			}
+			if text, ok := f.patchesFor(outside, k.Version); ok {
+				ofScope = append(ofScope, key+text)
+			}
+		}
+	}
+	slices.Sort(ofScope)
+	slices.Sort(ofWorkload)
+	return strings.Join(ofScope, " "), strings.Join(ofWorkload, " ")
+}
+
+// patchesFor says which patches are for a context of a proxy of a version, in the form "#0,2", "" for all that are for the
+// context; false if none is.
+func (f *EnvoyFilter) patchesFor(in networking.EnvoyFilter_PatchContext, version string) (text string, any bool) {
+	var some []string
+	all := true
+	for i, p := range f.Spec.GetConfigPatches() {
+		if c := p.GetMatch().GetContext(); c != networking.EnvoyFilter_ANY && c != in {
+			continue
+		}
+		if want := p.GetMatch().GetProxy().GetProxyVersion(); want != "" {
+			all = false
+			if re, err := regexp.Compile(want); err != nil || !re.MatchString(version) {
+				continue
+			}
+		}
+		some = append(some, strconv.Itoa(i))
+	}
+	if all {
+		return "", len(some) > 0
+	}
+	return "#" + strings.Join(some, ","), len(some) > 0
+}
+
+// EnvoyFilter returns an EnvoyFilter by the key of its row, if it exists.
+func (m *Model) EnvoyFilter(r *incr.Reader, key string) (*EnvoyFilter, bool) {
+	return incr.Get(r, m.tables.filters, key)
+}
+
+// ComparePatches orders EnvoyFilters as they are applied: by priority, those of the root namespace first, then by age and
+// name. [control-plane 1.9.28]
+func (m *Model) ComparePatches(r *incr.Reader, a, b *EnvoyFilter) int {
+	root := m.Mesh(r).RootNamespace
+	if c := cmp.Compare(a.Spec.GetPriority(), b.Spec.GetPriority()); c != 0 {
+		return c
+	}
+	if (a.Namespace == root) != (b.Namespace == root) {
+		if a.Namespace == root {
+			return -1
+		}
+		return 1
+	}
+	if a.Row == b.Row {
+		return 0
+	}
+	if a.Older(b.Row) {
+		return -1
+	}
+	return 1
+}
