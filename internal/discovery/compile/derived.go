@@ -183,6 +183,9 @@ func (c *Compiler) finishChange(r *incr.Reader, base mesh.ScopeID, d model.Diffe
 		if has(t.Hosts, host) {
 			continue
 		}
+		if t.Name == extraRoutes && has(d.Extra, host) {
+			continue // both have it without a service
+		}
 		if has(t.before, host) || !t.New && has(extra, host) {
 			t.Without = append(t.Without, host)
 		}
@@ -197,7 +200,11 @@ func (c *Compiler) finishChange(r *incr.Reader, base mesh.ScopeID, d model.Diffe
 	if t.Name != extraRoutes {
 		return
 	}
-	t.Hosts = append(t.Hosts, d.Extra...)
+	for _, host := range d.Extra {
+		if t.New || !has(extra, host) {
+			t.Hosts = append(t.Hosts, host)
+		}
+	}
 	if t.New {
 		for _, host := range extra {
 			if !has(d.Services, host) {
@@ -239,8 +246,7 @@ func (c *Compiler) derivedHosts(r *incr.Reader, k scopeName) (routeHosts, bool) 
 			t.Hosts = append(t.Hosts, host)
 		}
 	}
-	t.Hosts = append(t.Hosts, change.Hosts...)
-	slices.Sort(t.Hosts)
+	t.Hosts = sortedSet(append(t.Hosts, change.Hosts...))
 	return t, true
 }
 
