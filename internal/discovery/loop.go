@@ -391,7 +391,7 @@ func (l *loop) ask(f func()) bool {
 // allProblems is everything wrong with the configuration now, for people, with what is
 // denied because of it. Call it through ask.
 func (l *loop) allProblems() []config.Verdict {
-	return slices.Concat(l.problems.all(l.store.Verdicts()), l.refusalProblems(), l.proxylessProblems())
+	return slices.Concat(l.problems.all(l.store.Verdicts()), l.refusalProblems(), l.proxylessProblems(), l.patchProblems())
 }
 
 // goodObjects is what is in force, for the keeper; nothing while proxies are not served: it

@@ -165,6 +165,9 @@ type Scope struct {
 	// Patches are the EnvoyFilters that patch what the scope determines, in a canonical form that package model defines; empty
 	// for none.
 	Patches string
+	// PatchClusters are, for a router, the clusters that these EnvoyFilters name, sorted and separated by spaces: it has them although
+	// no route leads to them.
+	PatchClusters string
 }
 
 // ScopeID is an interned Scope: cheap to compare and to use as a map key. IDs are equal if

@@ -249,6 +249,7 @@ func (c *Compiler) routerNames(r *incr.Reader, s mesh.ScopeID) []Key {
 			named = append(named, plan.Clusters()...)
 		}
 	}
+	named = append(named, strings.Fields(s.Value().PatchClusters)...)
 	for _, name := range sortedSet(named) {
 		n, ok := cluster.ParseName(name)
 		if !ok {

@@ -336,3 +336,12 @@ func (c *Compiler) PatchResults(k Key) []PatchResult {
 	p, _ := c.inner.patched.Value(k)
 	return p.Results
 }
+
+// LayerPatches returns which patches a layer has, in their order and without a Result, nil if it is not wanted or has none.
+func (c *Compiler) LayerPatches(l Layer) (out []PatchResult) {
+	list, _ := c.inner.layerPatches.Value(l)
+	for _, p := range list {
+		out = append(out, PatchResult{Filter: p.Filter, Index: p.Patch.Index})
+	}
+	return out
+}

@@ -87,6 +87,9 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
 	}
 	scope.Patches, workload.Patches = m.patching(r, k, labels)
+	if k.Role == mesh.Router {
+		scope.PatchClusters = m.clustersOf(r, scope.Patches)
+	}
 	return mesh.Class{
 		Scope:    scope,
 		Location: location,

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/protobuf/types/known/structpb"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -100,6 +101,47 @@ func (f *EnvoyFilter) patchesFor(in networking.EnvoyFilter_PatchContext, version
 		return "", len(some) > 0
 	}
 	return "#" + strings.Join(some, ","), len(some) > 0
+}
+
+// maxPatchClusters is how many clusters the EnvoyFilters of a router may add to it by naming them.
+const maxPatchClusters = 1000
+
+// clustersOf returns the names of outbound clusters in the values of patches, sorted and separated by spaces.
+func (m *Model) clustersOf(r *incr.Reader, patches string) string {
+	var out []string
+	for _, p := range Patchings(patches) {
+		f, ok := m.EnvoyFilter(r, p.Key)
+		if !ok {
+			continue
+		}
+		for i, spec := range f.Spec.GetConfigPatches() {
+			if c := spec.GetMatch().GetContext(); p.Has(i) && (c == networking.EnvoyFilter_ANY || c == networking.EnvoyFilter_GATEWAY) {
+				out = appendClusterNames(out, structpb.NewStructValue(spec.GetPatch().GetValue()))
+			}
+		}
+	}
+	slices.Sort(out)
+	out = slices.Compact(out)
+	return strings.Join(out[:min(len(out), maxPatchClusters)], " ")
+}
+
+// appendClusterNames adds the texts in a value that are names of outbound clusters.
+func appendClusterNames(to []string, v *structpb.Value) []string {
+	switch v := v.GetKind().(type) {
+	case *structpb.Value_StringValue:
+		if strings.HasPrefix(v.StringValue, "outbound|") && !strings.ContainsAny(v.StringValue, " \t\n") {
+			to = append(to, v.StringValue)
+		}
+	case *structpb.Value_ListValue:
+		for _, e := range v.ListValue.GetValues() {
+			to = appendClusterNames(to, e)
+		}
+	case *structpb.Value_StructValue:
+		for _, e := range v.StructValue.GetFields() {
+			to = appendClusterNames(to, e)
+		}
+	}
+	return to
 }
 
 // EnvoyFilter returns an EnvoyFilter by the key of its row, if it exists.
