@@ -79,6 +79,7 @@ func AccountRules(namespace, revision string) []Rule {
 		{group: "networking.istio.io", resources: []string{"destinationrules", "envoyfilters", "gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"}, verbs: watch},
 		{group: "security.istio.io", resources: []string{"authorizationpolicies", "peerauthentications", "requestauthentications"}, verbs: watch},
 		{group: "gateway.networking.k8s.io", resources: []string{"gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants", "tcproutes", "tlsroutes"}, verbs: watch},
+		{group: "gateway.networking.k8s.io", resources: []string{"gatewayclasses/status", "gateways/status", "grpcroutes/status", "httproutes/status", "tcproutes/status", "tlsroutes/status"}, verbs: []string{"patch"}},
 		{group: "networking.istio.io", resources: []string{"destinationrules/status", "envoyfilters/status", "gateways/status", "proxyconfigs/status", "serviceentries/status", "sidecars/status", "virtualservices/status", "workloadentries/status", "workloadgroups/status"}, verbs: []string{"patch"}},
 		{group: "security.istio.io", resources: []string{"authorizationpolicies/status", "peerauthentications/status", "requestauthentications/status"}, verbs: []string{"patch"}},
 		{group: "networking.istio.io", resources: []string{"workloadentries"}, verbs: []string{"create", "delete", "get", "update"}},

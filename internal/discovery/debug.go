@@ -487,6 +487,10 @@ func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 		out = append(out, objectEntry{Object: p.Key.String(), Origin: p.Origin.String(), Severity: p.Severity.String(), Field: p.Field, Text: p.Text})
 		keys = append(keys, p.Key)
 	}
+	for _, p := range s.gatewayProblems() {
+		out = append(out, objectEntry{Object: p.Key.String(), Origin: p.Origin.String(), Severity: p.Severity.String(), Field: p.Field, Text: p.Text})
+		keys = append(keys, p.Key)
+	}
 	s.addApplied(out[len(out)-len(keys):], keys)
 	writeJSON(w, out)
 }

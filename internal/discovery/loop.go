@@ -47,10 +47,12 @@ type loop struct {
 	// references are the Secrets that Gateways of the Gateway API may use; referring is set if they may have changed.
 	references *incr.Rule[struct{}, map[credentials.Reference]bool]
 	referring  bool
-	counts     counts
-	triggers   triggers // of the present commit
-	touched    *touched // nil if no statuses are written
-	allocated  *allocator
+	// gatewayStatuses are those of the objects of the Gateway API.
+	gatewayStatuses *gatewayStatuses
+	counts          counts
+	triggers        triggers // of the present commit
+	touched         *touched // nil if no statuses are written
+	allocated       *allocator
 	// onMesh is called with the mesh configuration in force, in the loop's goroutine.
 	onMesh func(*meshv1.MeshConfig)
 	// onProxyConfigs is the same for the ProxyConfig objects in force, which proxyConfigs collects.
@@ -119,6 +121,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
 	l.inventory, l.why = inventoryRule(g, m), l.views.compiler.Why
+	l.gatewayStatuses = newGatewayStatuses(g, m)
 	l.references = incr.Derive(g, model.LevelCompile, "certificate references", func(r *incr.Reader, _ struct{}) map[credentials.Reference]bool { return m.CertificateReferences(r) })
 	l.views.onRefusal, l.allocated = l.signals.refuse, newAllocator(kept.before.Allocated)
 	if o.AllocateAsked {
@@ -219,7 +222,10 @@ func (l *loop) commit(b object.Batch) {
 		// Before that not everything that wants an address is known, and the result would depend on the order.
 		l.allocated.update(l.model, l.touched.object)
 	}
-	moved := l.graph.Run()
+	statuses, moved := l.gatewayStatuses.ran(l.graph.Run(), l.touched != nil, func(k object.Key) bool { _, ok := l.store.Get(k); return ok })
+	for _, k := range statuses {
+		l.touched.object(k)
+	}
 	l.refer()
 	if len(accepted) > 0 || len(moved) > 0 || l.gate.synced && l.views.generation == 0 {
 		l.views.begin()
@@ -255,6 +261,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.proxyConfigs.apply(c)
 		l.apart.apply(c)
 		l.applySecret(c)
+		l.gatewayStatuses.apply(c.Key)
 		l.referring = l.referring || c.Key.Kind == object.KubernetesGateway || c.Key.Kind == object.ReferenceGrant || c.Key.Kind == object.GatewayClass
 		if l.onObject != nil {
 			l.onObject(c)

@@ -247,6 +247,8 @@ func (o *observer) set(k object.Key, u *use) bool {
 type use struct {
 	objectstatus.Observation
 	exists bool // something is known
+	// serves is set for a Gateway of the Gateway API: its proxies are those of the classes that it is true of.
+	serves func(mesh.Class) bool
 	// change is whom the newest change concerns. Others use the object, too: those with these classes, and these connections.
 	change  concern
 	classes map[mesh.Class]bool
@@ -270,6 +272,12 @@ func (l *loop) useOf(k object.Key, problems []object.Problem) use {
 	if o := u.change.inForce; o != nil {
 		u.InForce, u.Generation, u.exists = o.Meta.Generation, o.Meta.Generation, true
 		u.Addresses = l.allocated.addressesOf(k)
+	}
+	if u.GatewayAPI = hasGatewayStatus(k.Kind); u.GatewayAPI {
+		u.Gateway = l.gatewayStatuses.of(k)
+	}
+	if k.Kind == object.KubernetesGateway {
+		u.serves = func(c mesh.Class) bool { return model.ServesGateway(c.Scope, k) }
 	}
 	for _, p := range problems {
 		if f, ok := objectstatus.FindingOf(p); ok {
@@ -303,15 +311,17 @@ func (s standing) counts(u *use, connection func(id string) (xds.Connection, boo
 	maps.Copy(classes, u.change.classes)
 	maps.Copy(proxies, u.change.proxies)
 	for class := range classes {
-		c.Proxies += len(s.byClass[class])
+		if u.serves == nil || u.serves(class) {
+			c.Proxies += len(s.byClass[class])
+		}
 	}
 	for id, counts := range proxies {
-		if p := s.byID[id]; counts && p != nil && !classes[p.class] {
+		if p := s.byID[id]; counts && p != nil && !classes[p.class] && (u.serves == nil || u.serves(p.class)) {
 			c.Proxies++
 		}
 	}
 	late, _ := s.behind(u.change)
-	c.Applied = c.Proxies - len(late)
+	c.Applied = max(0, c.Proxies-len(late))
 	generation := u.change.change.generation
 	for _, p := range late {
 		if quarantines(p.view, u.change) {

@@ -5,8 +5,17 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// hasStatus reports whether statuses of objects of a kind are written: of Istio's kinds.
-func hasStatus(k object.Kind) bool { return decode.NewSpec(k) != nil }
+// hasStatus reports whether statuses of objects of a kind are written: of Istio's kinds, and of the Gateway API's.
+func hasStatus(k object.Kind) bool { return decode.NewSpec(k) != nil || hasGatewayStatus(k) }
+
+// hasGatewayStatus reports whether a kind is one of the Gateway API that has a status.
+func hasGatewayStatus(k object.Kind) bool {
+	switch k {
+	case object.GatewayClass, object.KubernetesGateway, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute:
+		return true
+	}
+	return false
+}
 
 // touched are the objects whose statuses may have to say something else, so that nobody has to look at all objects. It
 // belongs to the loop's goroutine. Nil notes nothing.

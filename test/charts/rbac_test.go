@@ -61,6 +61,7 @@ var needs = []need{
 	{why: "statuses", start: true, group: "networking.istio.io", resources: statuses("destinationrules"), verbs: []string{"patch"}},
 	{why: "statuses", group: "networking.istio.io", resources: statuses("envoyfilters", "gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"), verbs: []string{"patch"}},
 	{why: "statuses", start: true, group: "security.istio.io", resources: statuses("authorizationpolicies", "peerauthentications", "requestauthentications"), verbs: []string{"patch"}},
+	{why: "statuses", group: "gateway.networking.k8s.io", resources: statuses("gatewayclasses", "gateways", "grpcroutes", "httproutes", "tcproutes", "tlsroutes"), verbs: []string{"patch"}},
 	{why: "statuses of all replicas' proxies", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-status-instances", verbs: []string{"get", "patch"}},
 	{why: "proxies that register themselves", group: "networking.istio.io", resources: []string{"workloadentries"}, verbs: []string{"create", "delete", "get", "update"}},
 	{why: "which replicas hold registered proxies", namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-registration-instances", verbs: []string{"get", "patch"}},

@@ -141,6 +141,11 @@ func (m *Model) kubernetesGatewaysFor(r *incr.Reader, k ProxyKey, labels map[str
 	return out
 }
 
+// ServesGateway reports whether routers of a scope serve the Gateway of the Gateway API with a key.
+func ServesGateway(s mesh.Scope, k object.Key) bool {
+	return slices.Contains(strings.Fields(s.Gateways), kubernetesPrefix+rowKey(k))
+}
+
 // deployed reports whether a router with these labels and services is one of a Gateway of its namespace.
 func (m *Model) deployed(g *KubernetesGateway, labels map[string]string, services string) bool {
 	if len(g.Spec.Addresses) == 0 {

@@ -46,6 +46,9 @@ func Merge(stored map[string]any, want Status, now time.Time) (map[string]any, C
 	if out == nil {
 		out = map[string]any{}
 	}
+	if want.Gateway != nil {
+		return mergeGateway(out, want, now)
+	}
 	change := Unchanged
 	raise := func(c Change) { change = max(change, c) }
 	before, _ := stored[fieldConditions].([]any)

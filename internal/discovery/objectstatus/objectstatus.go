@@ -1,12 +1,13 @@
-// Package objectstatus decides what the status of one of Istio's objects says, and when it is written.
+// Package objectstatus decides what the status of one of Istio's objects, or of the Gateway API's, says, and when it is written.
 //
 // A status has two conditions: Reconciled says whether all proxies that use the object have applied its newest
-// version, PassedAnalysis what is wrong with it. What others have written to the same status stays as it is. The package
+// version, PassedAnalysis what is wrong with it. Those of the Gateway API have its conditions. What others have written to the same status stays as it is. The package
 // is pure: stored statuses, observations and the time are arguments. A Pacer is not safe for concurrent use.
 package objectstatus
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -110,6 +111,9 @@ type Observation struct {
 	Findings, Refusals []Finding
 	// Addresses are those that are allocated for the hosts of a ServiceEntry; nil for none.
 	Addresses []object.HostAddress
+	// GatewayAPI is set for an object of the Gateway API, and Gateway is what its status says; nil if it has none of this control plane.
+	GatewayAPI bool
+	Gateway    *object.GatewayStatus
 	Counts
 }
 
@@ -130,7 +134,7 @@ func (o *Observation) Report() Report {
 func (o *Observation) Same(other *Observation) bool {
 	return o.Generation == other.Generation && o.InForce == other.InForce && o.Counts == other.Counts &&
 		sameFindings(o.Findings, other.Findings) && sameFindings(o.Refusals, other.Refusals) &&
-		slices.Equal(o.Addresses, other.Addresses)
+		slices.Equal(o.Addresses, other.Addresses) && o.GatewayAPI == other.GatewayAPI && reflect.DeepEqual(o.Gateway, other.Gateway)
 }
 
 // Join adds what other replicas report of the same object. A replica that has another version in force has not
@@ -166,6 +170,8 @@ type Status struct {
 	Findings   []Finding
 	// Addresses are the allocated ones; nil leaves those that the status has.
 	Addresses []object.HostAddress
+	// Gateway is set for an object of the Gateway API, and stands for all of the above but Generation.
+	Gateway *object.GatewayStatus
 	// Proxies is how many use the object.
 	Proxies int
 }
@@ -174,8 +180,11 @@ type Status struct {
 // replicas have not reported on the object. It returns false while the observation is of another generation: then
 // there is nothing to be said yet.
 func Decide(newest int64, o *Observation, unknown int) (Status, bool) {
-	if o.Generation != newest {
+	if o.Generation != newest || o.GatewayAPI && o.Gateway == nil {
 		return Status{}, false
+	}
+	if o.GatewayAPI {
+		return Status{Generation: newest, Gateway: decideGateway(o)}, true
 	}
 	findings := append(o.Findings[:len(o.Findings):len(o.Findings)], o.Refusals...)
 	return Status{

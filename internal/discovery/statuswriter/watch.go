@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
@@ -24,7 +25,11 @@ type watched struct {
 
 // stored returns an object; false while it has not been read, or does not exist.
 func (w *watched) stored(key object.Key) (*unstructured.Unstructured, bool) {
-	obj, ok, err := w.informer.GetStore().GetByKey(key.Namespace + "/" + key.Name)
+	name := key.Name
+	if key.Namespace != "" {
+		name = key.Namespace + "/" + name
+	}
+	obj, ok, err := w.informer.GetStore().GetByKey(name)
 	if err != nil || !ok {
 		return nil, false
 	}
@@ -48,7 +53,7 @@ func (t *term) watch(ctx context.Context, kind object.Kind) (*watched, error) {
 		return nil, nil
 	}
 	w := &watched{resource: resource}
-	w.informer = cache.NewSharedIndexInformer(t.list(resource), &unstructured.Unstructured{}, 0, cache.Indexers{})
+	w.informer = cache.NewSharedIndexInformer(t.list(resource, decode.ResourceOf(kind).Namespaced), &unstructured.Unstructured{}, 0, cache.Indexers{})
 	if err := w.informer.SetTransform(trim); err != nil {
 		return nil, err
 	}
@@ -110,8 +115,11 @@ type plainList struct{ *cache.ListWatch }
 func (plainList) IsWatchListSemanticsUnSupported() bool { return true }
 
 // list returns how the objects of a resource are listed and watched.
-func (t *term) list(r schema.GroupVersionResource) cache.ListerWatcher {
-	of := t.watching.Resource(r).Namespace(t.options.Only)
+func (t *term) list(r schema.GroupVersionResource, namespaced bool) cache.ListerWatcher {
+	var of dynamic.ResourceInterface = t.watching.Resource(r)
+	if namespaced {
+		of = t.watching.Resource(r).Namespace(t.options.Only)
+	}
 	return plainList{&cache.ListWatch{
 		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return of.List(ctx, o) },
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return of.Watch(ctx, o) },

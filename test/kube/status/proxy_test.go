@@ -30,13 +30,22 @@ type proxy struct {
 	// bodies are the newest resources, by type and name.
 	bodies map[string]string
 	stop   func()
+	// gateway is the name of the Gateway that a router serves; empty for a sidecar.
+	gateway string
 }
 
 // connect connects a proxy of a Pod in a namespace to one of a list of addresses, in turn when the connection ends,
 // until the test ends.
 func connect(t *testing.T, namespace, pod string, addresses ...string) *proxy {
 	t.Helper()
-	p := &proxy{bodies: map[string]string{}}
+	p := (&proxy{}).connect(t, namespace, pod, addresses...)
+	wait.Until(t, "the proxy has its configuration", func() bool { return p.has("virtualOutbound") })
+	return p
+}
+
+func (p *proxy) connect(t *testing.T, namespace, pod string, addresses ...string) *proxy {
+	t.Helper()
+	p.bodies = map[string]string{}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	p.stop = sync.OnceFunc(func() {
@@ -54,7 +63,6 @@ func connect(t *testing.T, namespace, pod string, addresses ...string) *proxy {
 			}
 		}
 	}()
-	wait.Until(t, "the proxy has its configuration", func() bool { return p.has("virtualOutbound") })
 	return p
 }
 
@@ -69,11 +77,15 @@ func (p *proxy) stream(ctx context.Context, namespace, pod, address string) {
 	if err != nil {
 		return
 	}
-	meta, err := structpb.NewStruct(map[string]any{"NAMESPACE": namespace, "LABELS": map[string]any{"app": pod}, "SERVICE_ACCOUNT": "default"})
+	role, labels := "sidecar", map[string]any{"app": pod}
+	if p.gateway != "" {
+		role, labels["gateway.networking.k8s.io/gateway-name"] = "router", p.gateway
+	}
+	meta, err := structpb.NewStruct(map[string]any{"NAMESPACE": namespace, "LABELS": labels, "SERVICE_ACCOUNT": "default"})
 	if err != nil {
 		return
 	}
-	node := &corev3.Node{Id: "sidecar~10.99.0.1~" + pod + "." + namespace + "~" + namespace + ".svc.cluster.local", Metadata: meta}
+	node := &corev3.Node{Id: role + "~10.99.0.1~" + pod + "." + namespace + "~" + namespace + ".svc.cluster.local", Metadata: meta}
 	send := func(r *discoveryv3.DeltaDiscoveryRequest) {
 		r.Node = node
 		_ = stream.Send(r) // Recv returns the error

@@ -1,0 +1,79 @@
+package discovery
+
+import (
+	"strings"
+	"testing"
+)
+
+const gatewayAPIObjects = `
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec:
+  gatewayClassName: istio
+  listeners:
+  - {name: http, port: 80, protocol: HTTP, hostname: "*.example.com"}
+  - {name: again, port: 80, protocol: HTTP, hostname: "*.example.com"}
+  - {name: https, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: a, namespace: other}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: web, namespace: shop}
+spec:
+  parentRefs: [{name: edge}, {name: edge, sectionName: nosuch}]
+  hostnames: [web.example.org]
+  rules: [{backendRefs: [{name: nosuch, port: 80}, {name: reviews, port: 9080}]}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TCPRoute
+metadata: {name: tcp, namespace: bank}
+spec:
+  parentRefs: [{name: edge, namespace: shop, sectionName: http}]
+  rules: [{backendRefs: [{name: reviews, namespace: shop, port: 9080}]}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: foreign, namespace: shop}
+spec: {gatewayClassName: example, listeners: [{name: https, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: a, namespace: other}]}}]}
+`
+
+// Without a cluster, the problems of the configuration have what is wrong by the conditions of the Gateway API, and follow what they
+// depend on.
+func TestConditionsOfTheGatewayAPIAreProblems(t *testing.T) {
+	p := start(t)
+	p.emit(shop+"---"+gatewayAPIObjects, true)
+	text := func() string {
+		var out []string
+		for _, e := range p.objects() {
+			if strings.HasPrefix(e.Text, "not ") && !strings.HasPrefix(e.Text, "not applied") {
+				out = append(out, e.Severity+" "+e.Object+" "+e.Field+": "+e.Text)
+			}
+		}
+		return strings.Join(out, "\n") + "\n"
+	}
+	got := text()
+	for _, want := range []string{
+		"KubernetesGateway shop/edge spec.listeners[again]: not Accepted: HostnameConflict: listener http has the same hostname on port 80\n",
+		"KubernetesGateway shop/edge spec.listeners[https]: not ResolvedRefs: RefNotPermitted: no ReferenceGrant in namespace other permits Secret a\n",
+		"HTTPRoute shop/web spec.parentRefs[edge]: not Accepted: NoMatchingParent: ",
+		"HTTPRoute shop/web spec.parentRefs[edge]: not ResolvedRefs: BackendNotFound: there is no Service nosuch in namespace shop\n",
+		"TCPRoute bank/tcp spec.parentRefs[edge]: not Accepted: NotAllowedByListeners: ", "TCPRoute bank/tcp spec.parentRefs[edge]: not ResolvedRefs: RefNotPermitted: ",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("want %q among\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "foreign") {
+		t.Errorf("another controller's Gateway is judged:\n%s", got)
+	}
+	p.emit(strings.NewReplacer("- {name: again, port: 80,", "- {name: again, port: 81,", "hostnames: [web.example.org]", "hostnames: [web.example.com]", ", {name: edge, sectionName: nosuch}", "", "{name: nosuch, port: 80}, ", "").Replace(gatewayAPIObjects)+`
+---
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: a, namespace: other}
+spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: shop}], to: [{group: "", kind: Secret}]}
+`, true)
+	if got := text(); strings.Contains(got, "shop/") {
+		t.Errorf("after an edit:\n%s", got)
+	}
+}

@@ -1,0 +1,259 @@
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// Features are the names of the Gateway API's features that are supported, sorted. [control-plane 1.11.9]
+var Features = []string{
+	"GRPCRoute", "Gateway", "HTTPRoute", "HTTPRoute303RedirectStatusCode", "HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendRequestHeaderModification", "HTTPRouteBackendTimeout",
+	"HTTPRouteCORS", "HTTPRouteDestinationPortMatching", "HTTPRouteHostRewrite", "HTTPRouteMethodMatching", "HTTPRouteParentRefPort", "HTTPRoutePathRedirect", "HTTPRoutePathRewrite", "HTTPRoutePortRedirect",
+	"HTTPRouteQueryParamMatching", "HTTPRouteRequestMirror", "HTTPRouteRequestPercentageMirror", "HTTPRouteRequestTimeout", "HTTPRouteResponseHeaderModification", "HTTPRouteSchemeRedirect",
+	"Mesh", "ReferenceGrant", "TCPRoute", "TLSRoute",
+}
+
+// GatewayStatus returns what the status of an object of the Gateway API says; nil for one that is not in force or another controller's,
+// and for other kinds. It does not depend on proxies. [control-plane 1.11.9]
+func (m *Model) GatewayStatus(r *incr.Reader, k object.Key) *object.GatewayStatus {
+	switch k.Kind {
+	case object.GatewayClass:
+		if controller, exists := incr.Get(r, m.tables.classes, nameKey(k)); !exists || controller != GatewayController {
+			return nil
+		}
+		return &object.GatewayStatus{Kind: k.Kind, Features: Features, Conditions: []object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted", Message: "the class is served"}}}
+	case object.KubernetesGateway:
+		g, exists := incr.Get(r, m.tables.kubernetes, rowKey(k))
+		if !exists || !m.OurClass(r, string(g.Spec.GatewayClassName)) {
+			return nil
+		}
+		return m.gatewayStatus(r, g)
+	case object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute:
+		route, exists := incr.Get(r, m.tables.routes, routeKey(k))
+		if !exists {
+			return nil
+		}
+		return m.routeStatus(r, route)
+	}
+	return nil
+}
+
+func (m *Model) gatewayStatus(r *incr.Reader, g *KubernetesGateway) *object.GatewayStatus {
+	out := &object.GatewayStatus{Kind: object.KubernetesGateway}
+	invalid := 0
+	for i, l := range g.Spec.Listeners {
+		one := m.listenerStatus(r, g, i, l)
+		for _, c := range one.Conditions {
+			if c.Type == "Accepted" && !c.True {
+				invalid++
+			}
+		}
+		out.Listeners = append(out.Listeners, one)
+	}
+	accepted := object.GatewayCondition{Type: "Accepted", True: true, Reason: "Accepted", Message: "the Gateway is served by its Pods"}
+	if invalid > 0 {
+		accepted.Reason, accepted.Message, accepted.True = "ListenersNotValid", fmt.Sprintf("%d of %d listeners are not accepted", invalid, len(g.Spec.Listeners)), invalid < len(g.Spec.Listeners)
+	}
+	out.Conditions = []object.GatewayCondition{accepted}
+	for _, a := range g.Spec.Addresses {
+		if value(a.Type) == gatewayv1.HostnameAddressType {
+			out.Hostnames = append(out.Hostnames, a.Value)
+		}
+	}
+	return out
+}
+
+func (m *Model) listenerStatus(r *incr.Reader, g *KubernetesGateway, i int, l gatewayv1.Listener) object.ListenerStatus {
+	s := g.servers[i]
+	out := object.ListenerStatus{Name: string(l.Name)}
+	var unknown []string
+	for _, kind := range []object.Kind{object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute} {
+		if s.takes(kind) {
+			out.Kinds = append(out.Kinds, string(kind))
+		}
+	}
+	if l.AllowedRoutes != nil {
+		for _, k := range l.AllowedRoutes.Kinds {
+			if value(k.Group) != "" && value(k.Group) != gatewayAPI || !slices.Contains(out.Kinds, string(k.Kind)) {
+				unknown = append(unknown, string(k.Kind))
+			}
+		}
+	}
+	for _, route := range incr.In(r, m.tables.routes, gatewayBucket(g.Key())) {
+		if m.attaches(r, s, g.Name, route) && len(s.shared(route)) > 0 {
+			out.Attached++
+		}
+	}
+	accepted := object.GatewayCondition{Type: "Accepted", True: true, Reason: "Accepted"}
+	if !slices.Contains([]gatewayv1.ProtocolType{gatewayv1.HTTPProtocolType, gatewayv1.HTTPSProtocolType, gatewayv1.TLSProtocolType, gatewayv1.TCPProtocolType}, l.Protocol) {
+		accepted = object.GatewayCondition{Type: "Accepted", Reason: "UnsupportedProtocol", Message: fmt.Sprintf("protocol %.100s is not served", l.Protocol)}
+	}
+	conflicted := object.GatewayCondition{Type: "Conflicted", Reason: "NoConflicts"}
+	for _, before := range g.servers[:i] {
+		switch {
+		case before.Port != s.Port:
+		case before.Kind != s.Kind:
+			conflicted = object.GatewayCondition{Type: "Conflicted", True: true, Reason: "ProtocolConflict", Message: fmt.Sprintf("listener %s has another protocol on port %d", before.listener.section, s.Port)}
+		case before.hosts[0].host == s.hosts[0].host:
+			conflicted = object.GatewayCondition{Type: "Conflicted", True: true, Reason: "HostnameConflict", Message: fmt.Sprintf("listener %s has the same hostname on port %d", before.listener.section, s.Port)}
+		}
+	}
+	if conflicted.True && accepted.True {
+		accepted = object.GatewayCondition{Type: "Accepted", Reason: conflicted.Reason, Message: conflicted.Message}
+	}
+	out.Conditions = []object.GatewayCondition{accepted, conflicted, m.certificatesResolved(r, g, l, unknown)}
+	return out
+}
+
+// certificatesResolved returns the condition ResolvedRefs of a listener; unknown are kinds of routes that it cannot have.
+func (m *Model) certificatesResolved(r *incr.Reader, g *KubernetesGateway, l gatewayv1.Listener, unknown []string) object.GatewayCondition {
+	no := func(reason, text string, args ...any) object.GatewayCondition {
+		return object.GatewayCondition{Type: "ResolvedRefs", Reason: reason, Message: fmt.Sprintf(text, args...)}
+	}
+	if len(unknown) > 0 {
+		return no("InvalidRouteKinds", "the listener takes no routes of kind %.200s", strings.Join(unknown, ", "))
+	}
+	if l.TLS != nil && value(l.TLS.Mode) != gatewayv1.TLSModePassthrough {
+		if len(l.TLS.CertificateRefs) == 0 {
+			return no("InvalidCertificateRef", "there is no certificate")
+		}
+		for _, ref := range l.TLS.CertificateRefs {
+			ns := cmp.Or(string(value(ref.Namespace)), g.Namespace)
+			switch {
+			case !isSecret(ref):
+				return no("InvalidCertificateRef", "%.100s %s: want a Secret", string(value(ref.Kind)), ref.Name)
+			case !m.Permitted(r, "Gateway", g.Namespace, ns, "", "Secret", string(ref.Name)):
+				return no("RefNotPermitted", "no ReferenceGrant in namespace %s permits Secret %s", ns, ref.Name)
+			}
+		}
+	}
+	return object.GatewayCondition{Type: "ResolvedRefs", True: true, Reason: "ResolvedRefs"}
+}
+
+// shared are the hosts that clients reach through a listener for a route.
+func (s Server) shared(route *KubernetesRoute) []string {
+	if len(route.Hostnames) == 0 {
+		return s.Names()
+	}
+	return s.Hosts("", route.Hostnames)
+}
+
+func (m *Model) routeStatus(r *incr.Reader, route *KubernetesRoute) *object.GatewayStatus {
+	out := &object.GatewayStatus{Kind: route.Kind}
+	resolved := m.backendsResolved(r, route)
+	for _, p := range route.Parents {
+		accepted, ours := m.acceptedBy(r, route, p)
+		if !ours {
+			continue
+		}
+		one := object.ParentStatus{
+			Group: gatewayAPI, Kind: "Gateway", Namespace: string(value(p.Namespace)), Name: string(p.Name), Section: string(value(p.SectionName)), Port: value(p.Port),
+			Conditions: []object.GatewayCondition{accepted, resolved},
+		}
+		if isService(p) {
+			one.Group, one.Kind = "", "Service"
+		}
+		out.Parents = append(out.Parents, one)
+	}
+	if out.Parents == nil {
+		return nil
+	}
+	return out
+}
+
+// acceptedBy returns the condition Accepted of a route at a parent; false if the parent is another controller's, or it is not
+// known whose it is.
+func (m *Model) acceptedBy(r *incr.Reader, route *KubernetesRoute, p gatewayv1.ParentReference) (c object.GatewayCondition, ours bool) {
+	ns := cmp.Or(string(value(p.Namespace)), route.Namespace)
+	no := func(reason, text string, args ...any) (object.GatewayCondition, bool) {
+		return object.GatewayCondition{Type: "Accepted", Reason: reason, Message: fmt.Sprintf(text, args...)}, true
+	}
+	yes := object.GatewayCondition{Type: "Accepted", True: true, Reason: "Accepted"}
+	switch {
+	case isService(p):
+		switch service := m.kubernetesService(r, ns, string(p.Name)); {
+		case route.HTTP == nil && route.GRPC == nil:
+			return no("UnsupportedValue", "routes of kind %s are served at Gateways only", route.Kind)
+		case service == nil:
+			return no("NoMatchingParent", "there is no Service %s in namespace %s", p.Name, ns)
+		case p.Port != nil && !service.hasPort(uint32(*p.Port)):
+			return no("NoMatchingParent", "Service %s has no port %d", p.Name, *p.Port)
+		}
+		return yes, true
+	case !isGateway(p):
+		return c, false
+	}
+	g, exists := incr.Get(r, m.tables.kubernetes, ns+"/"+string(p.Name))
+	if !exists || !m.OurClass(r, string(g.Spec.GatewayClassName)) {
+		return c, false
+	}
+	named, taken, hosts := false, false, false
+	for _, s := range g.servers {
+		if p.SectionName != nil && string(*p.SectionName) != s.listener.section || p.Port != nil && uint32(*p.Port) != s.Port {
+			continue
+		}
+		named = true
+		if s.takes(route.Kind) && m.namespaceAllowed(r, s, route.Namespace) {
+			taken = true
+			hosts = hosts || len(s.shared(route)) > 0
+		}
+	}
+	switch {
+	case !named:
+		return no("NoMatchingParent", "the Gateway has no listener with this name and port")
+	case !taken:
+		return no("NotAllowedByListeners", "no listener takes routes of kind %s of namespace %s", route.Kind, route.Namespace)
+	case !hosts:
+		return no("NoMatchingListenerHostname", "no listener has a hostname in common with the route")
+	}
+	return yes, true
+}
+
+// backendsResolved returns the condition ResolvedRefs of a route.
+func (m *Model) backendsResolved(r *incr.Reader, route *KubernetesRoute) object.GatewayCondition {
+	refs := route.backends()
+	for _, b := range route.Backends {
+		refs = append(refs, b.BackendObjectReference)
+	}
+	no := func(reason, text string, args ...any) object.GatewayCondition {
+		return object.GatewayCondition{Type: "ResolvedRefs", Reason: reason, Message: fmt.Sprintf(text, args...)}
+	}
+	for _, b := range refs {
+		ns := cmp.Or(string(value(b.Namespace)), route.Namespace)
+		if value(b.Group) != "" || b.Kind != nil && *b.Kind != "Service" {
+			return no("InvalidKind", "%.100s %s is no Service", string(value(b.Kind)), b.Name)
+		}
+		if !m.Permitted(r, route.Kind, route.Namespace, ns, "", "Service", string(b.Name)) {
+			return no("RefNotPermitted", "no ReferenceGrant in namespace %s permits Service %s", ns, b.Name)
+		}
+		switch service := m.kubernetesService(r, ns, string(b.Name)); {
+		case service == nil:
+			return no("BackendNotFound", "there is no Service %s in namespace %s", b.Name, ns)
+		case b.Port != nil && !service.hasPort(uint32(*b.Port)):
+			return no("BackendNotFound", "Service %s of namespace %s has no port %d", b.Name, ns, *b.Port)
+		}
+	}
+	return object.GatewayCondition{Type: "ResolvedRefs", True: true, Reason: "ResolvedRefs"}
+}
+
+// kubernetesService returns the row of a Service, of whichever cluster; nil if there is none.
+func (m *Model) kubernetesService(r *incr.Reader, namespace, name string) (best *Service) {
+	for _, s := range incr.In(r, m.tables.services, "host:"+mesh.HostName(m.serviceHost(namespace, name))) {
+		if s.Source.Kubernetes && (best == nil || s.Key < best.Key) {
+			best = s
+		}
+	}
+	return best
+}
+
+func (s *Service) hasPort(n uint32) bool {
+	return slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Number == n })
+}

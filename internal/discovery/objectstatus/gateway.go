@@ -1,0 +1,212 @@
+package objectstatus
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// Controller is the name of this control plane in statuses of the Gateway API. [control-plane 1.11.7]
+const Controller = "istio.io/gateway-controller"
+
+// gatewayGroup is the API group of the Gateway API.
+const gatewayGroup = "gateway.networking.k8s.io"
+
+// decideGateway returns what the status of an object of the Gateway API says: of a version that is rejected that it is not accepted,
+// and of a Gateway whether proxies serve it. [control-plane 1.11.9]
+func decideGateway(o *Observation) *object.GatewayStatus {
+	out := *o.Gateway
+	rejected := ""
+	if hasCode(o.Findings, CodeRejected) {
+		rejected = analysis(o.Findings).Message
+	}
+	// rejecting returns conditions with Accepted as False if the version is rejected.
+	rejecting := func(list []object.GatewayCondition, reason string) []object.GatewayCondition {
+		list = slices.Clone(list)
+		for i := range list {
+			if rejected != "" && list[i].Type == "Accepted" {
+				list[i] = object.GatewayCondition{Type: "Accepted", Reason: reason, Message: rejected}
+			}
+		}
+		return list
+	}
+	out.Conditions = rejecting(out.Conditions, map[object.Kind]string{object.GatewayClass: "InvalidParameters"}[out.Kind])
+	out.Parents = slices.Clone(out.Parents)
+	for i := range out.Parents {
+		out.Parents[i].Conditions = rejecting(out.Parents[i].Conditions, "UnsupportedValue")
+	}
+	if out.Kind != object.KubernetesGateway {
+		return &out
+	}
+	out.Conditions = rejecting(o.Gateway.Conditions, "Invalid")
+	served := object.GatewayCondition{Type: "Programmed", True: true, Reason: "Programmed"}
+	switch {
+	case rejected != "":
+		served = object.GatewayCondition{Type: "Programmed", Reason: "Invalid", Message: rejected}
+	case !isTrue(out.Conditions, "Accepted"):
+		served = object.GatewayCondition{Type: "Programmed", Reason: "Invalid", Message: "the Gateway is not accepted"}
+	case o.Refused > 0:
+		served = object.GatewayCondition{Type: "Programmed", Reason: "Invalid", Message: analysis(o.Refusals).Message}
+	case o.Proxies == 0:
+		served = object.GatewayCondition{Type: "Programmed", Reason: "Pending", Message: "no gateway is connected: want a Pod with the label " + gatewayGroup + "/gateway-name, or one that the Service in spec.addresses selects"}
+	}
+	out.Conditions = append(out.Conditions, served)
+	out.Listeners = slices.Clone(out.Listeners)
+	for i, l := range out.Listeners {
+		programmed := served
+		for _, need := range []string{"Accepted", "ResolvedRefs"} {
+			if served.True && !isTrue(l.Conditions, need) {
+				programmed = object.GatewayCondition{Type: "Programmed", Reason: "Invalid", Message: fmt.Sprintf("the condition %s is not True", need)}
+			}
+		}
+		out.Listeners[i].Conditions = append(rejecting(l.Conditions, "Invalid"), programmed)
+	}
+	return &out
+}
+
+func isTrue(list []object.GatewayCondition, kind string) bool {
+	return slices.ContainsFunc(list, func(c object.GatewayCondition) bool { return c.Type == kind && c.True })
+}
+
+// mergeGateway is Merge for an object of the Gateway API. Conditions of other types, and entries of routes that other controllers have
+// written, stay.
+func mergeGateway(out map[string]any, want Status, now time.Time) (map[string]any, Change) {
+	change := Unchanged
+	raise := func(c Change) { change = max(change, c) }
+	g := want.Gateway
+	conditions := func(stored any, list []object.GatewayCondition) []any {
+		before, _ := stored.([]any)
+		merged := slices.Clone(before)
+		for _, c := range list {
+			one := Condition{Type: c.Type, Status: "False", Reason: c.Reason, Message: c.Message}
+			if c.True {
+				one.Status = "True"
+			}
+			i := slices.IndexFunc(merged, func(x any) bool { return text(x, "type") == c.Type })
+			if i < 0 {
+				merged = append(merged, one.encode(nil, want.Generation, now))
+				raise(VersionChange)
+				continue
+			}
+			old, _ := merged[i].(map[string]any)
+			switch {
+			case number(old[fieldGeneration]) != want.Generation:
+				raise(VersionChange)
+			case text(old, "status") != one.Status || text(old, "reason") != one.Reason || text(old, "message") != one.Message:
+				raise(FindingChange)
+			}
+			merged[i] = one.encode(old, want.Generation, now)
+		}
+		return merged
+	}
+	if len(g.Conditions) > 0 {
+		out[fieldConditions] = conditions(out[fieldConditions], g.Conditions)
+	}
+	if len(g.Features) > 0 {
+		// An older definition does not have the field, which the API server then removes.
+		if stored, has := out["supportedFeatures"].([]any); has && !slices.EqualFunc(stored, g.Features, func(x any, name string) bool { return text(x, "name") == name }) {
+			raise(FindingChange)
+		}
+		var all []any
+		for _, name := range g.Features {
+			all = append(all, map[string]any{"name": name})
+		}
+		out["supportedFeatures"] = all
+	}
+	switch g.Kind {
+	case object.KubernetesGateway:
+		stored, _ := out[fieldAddresses].([]any)
+		if !slices.EqualFunc(stored, g.Hostnames, func(x any, host string) bool { return text(x, "value") == host }) {
+			raise(FindingChange)
+		}
+		all := []any{}
+		for _, host := range g.Hostnames {
+			all = append(all, map[string]any{"type": "Hostname", "value": host})
+		}
+		out[fieldAddresses] = all
+		listeners, differ := mergeListeners(out["listeners"], g.Listeners, conditions)
+		if differ {
+			raise(FindingChange)
+		}
+		out["listeners"] = listeners
+	case object.GatewayClass:
+	default:
+		parents, differ := mergeParents(out["parents"], g.Parents, conditions)
+		if differ {
+			raise(FindingChange)
+		}
+		out["parents"] = parents
+	}
+	return out, change
+}
+
+// mergeListeners returns the stored listeners with what they shall be, and whether they differ in more than conditions.
+func mergeListeners(stored any, want []object.ListenerStatus, conditions func(any, []object.GatewayCondition) []any) (out []any, differ bool) {
+	before, _ := stored.([]any)
+	differ = len(before) != len(want)
+	out = []any{}
+	for _, l := range want {
+		var old map[string]any
+		if i := slices.IndexFunc(before, func(x any) bool { return text(x, "name") == l.Name }); i >= 0 {
+			old, _ = before[i].(map[string]any)
+		}
+		kinds := []any{}
+		for _, k := range l.Kinds {
+			kinds = append(kinds, map[string]any{"group": gatewayGroup, "kind": k})
+		}
+		had, _ := old["supportedKinds"].([]any)
+		if number(old["attachedRoutes"]) != int64(l.Attached) || !slices.EqualFunc(had, l.Kinds, func(x any, kind string) bool { return text(x, "kind") == kind }) {
+			differ = true
+		}
+		out = append(out, map[string]any{
+			"name": l.Name, "attachedRoutes": int64(l.Attached), "supportedKinds": kinds, fieldConditions: conditions(old[fieldConditions], l.Conditions),
+		})
+	}
+	return out, differ
+}
+
+// mergeParents returns the stored parents with those of this control plane replaced, and whether they differ in more than conditions.
+func mergeParents(stored any, want []object.ParentStatus, conditions func(any, []object.GatewayCondition) []any) (out []any, differ bool) {
+	before, _ := stored.([]any)
+	own := map[string]map[string]any{}
+	out = []any{}
+	for _, x := range before {
+		if text(x, "controllerName") != Controller {
+			out = append(out, x)
+			continue
+		}
+		one, _ := x.(map[string]any)
+		own[parentKey(one["parentRef"])] = one
+	}
+	seen := map[string]bool{}
+	for _, p := range want {
+		ref := map[string]any{"group": p.Group, "kind": p.Kind, "name": p.Name}
+		if p.Namespace != "" {
+			ref["namespace"] = p.Namespace
+		}
+		if p.Section != "" {
+			ref["sectionName"] = p.Section
+		}
+		if p.Port != 0 {
+			ref["port"] = int64(p.Port)
+		}
+		key := parentKey(ref)
+		if seen[key] {
+			continue // named twice
+		}
+		seen[key] = true
+		old := own[key]
+		differ = differ || old == nil
+		out = append(out, map[string]any{"parentRef": ref, "controllerName": Controller, fieldConditions: conditions(old[fieldConditions], p.Conditions)})
+	}
+	return out, differ || len(seen) != len(own)
+}
+
+// parentKey identifies the parent that a reference in a status names.
+func parentKey(ref any) string {
+	m, _ := ref.(map[string]any)
+	return fmt.Sprintf("%s/%s/%s/%s/%s/%d", text(m, "group"), cmp.Or(text(m, "kind"), "Gateway"), text(m, "namespace"), text(m, "name"), text(m, "sectionName"), number(m["port"]))
+}

@@ -1,0 +1,123 @@
+package objectstatus_test
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/objectstatus"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+var acceptedGateway = &object.GatewayStatus{
+	Kind: object.KubernetesGateway, Hostnames: []string{"gw.edge.svc"},
+	Conditions: []object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted"}},
+	Listeners: []object.ListenerStatus{
+		{Name: "a", Kinds: []string{"HTTPRoute", "GRPCRoute"}, Attached: 2, Conditions: []object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted"}, {Type: "ResolvedRefs", True: true, Reason: "ResolvedRefs"}}},
+		{Name: "b", Conditions: []object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted"}, {Type: "ResolvedRefs", Reason: "InvalidCertificateRef"}}},
+	},
+}
+
+// conditionsOf has the conditions of a merged status, "where Type=Status/Reason" each.
+func conditionsOf(t *testing.T, status map[string]any) string {
+	t.Helper()
+	text, err := json.Marshal(status)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type condition struct{ Type, Status, Reason string }
+	var s struct {
+		Conditions []condition
+		Listeners  []struct {
+			Name       string
+			Conditions []condition
+		}
+		Parents []struct {
+			ControllerName string
+			Conditions     []condition
+		}
+	}
+	if err := json.Unmarshal(text, &s); err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	add := func(where string, list []condition) {
+		for _, c := range list {
+			out = append(out, where+c.Type+"="+c.Status+"/"+c.Reason)
+		}
+	}
+	add("", s.Conditions)
+	for _, l := range s.Listeners {
+		add(l.Name+":", l.Conditions)
+	}
+	for _, p := range s.Parents {
+		add(p.ControllerName+":", p.Conditions)
+	}
+	return strings.Join(out, " ")
+}
+
+func TestStatusOfAKubernetesGateway(t *testing.T) {
+	for name, tt := range map[string]struct {
+		o    objectstatus.Observation
+		want string
+	}{
+		"served": {objectstatus.Observation{Counts: objectstatus.Counts{Proxies: 1}},
+			"Accepted=True/Accepted Programmed=True/Programmed a:Accepted=True/Accepted a:ResolvedRefs=True/ResolvedRefs a:Programmed=True/Programmed b:Accepted=True/Accepted b:ResolvedRefs=False/InvalidCertificateRef b:Programmed=False/Invalid"},
+		"by no proxy": {objectstatus.Observation{},
+			"Accepted=True/Accepted Programmed=False/Pending a:Accepted=True/Accepted a:ResolvedRefs=True/ResolvedRefs a:Programmed=False/Pending b:Accepted=True/Accepted b:ResolvedRefs=False/InvalidCertificateRef b:Programmed=False/Pending"},
+		"refused by a proxy": {objectstatus.Observation{Refusals: []objectstatus.Finding{refused}, Counts: objectstatus.Counts{Proxies: 1, Refused: 1}},
+			"Accepted=True/Accepted Programmed=False/Invalid a:Accepted=True/Accepted a:ResolvedRefs=True/ResolvedRefs a:Programmed=False/Invalid b:Accepted=True/Accepted b:ResolvedRefs=False/InvalidCertificateRef b:Programmed=False/Invalid"},
+		"rejected": {objectstatus.Observation{Findings: []objectstatus.Finding{broken}, Counts: objectstatus.Counts{Proxies: 1}},
+			"Accepted=False/Invalid Programmed=False/Invalid a:Accepted=False/Invalid a:ResolvedRefs=True/ResolvedRefs a:Programmed=False/Invalid b:Accepted=False/Invalid b:ResolvedRefs=False/InvalidCertificateRef b:Programmed=False/Invalid"},
+	} {
+		o := tt.o
+		o.Generation, o.GatewayAPI, o.Gateway = 3, true, acceptedGateway
+		want, ok := objectstatus.Decide(3, &o, 0)
+		if !ok {
+			t.Fatalf("%s: nothing is said", name)
+		}
+		merged, change := objectstatus.Merge(nil, want, now)
+		if got := conditionsOf(t, merged); got != tt.want || change != objectstatus.VersionChange {
+			t.Errorf("%s: %s\nwant %s (%v)", name, got, tt.want, change)
+		}
+		again, change := objectstatus.Merge(merged, want, now.Add(time.Hour))
+		if change != objectstatus.Unchanged || !reflect.DeepEqual(again, merged) {
+			t.Errorf("%s: written again (%v): %v", name, change, again)
+		}
+	}
+	o := objectstatus.Observation{Generation: 3, GatewayAPI: true}
+	if _, ok := objectstatus.Decide(3, &o, 0); ok {
+		t.Error("the status of another controller's Gateway is written")
+	}
+	o.Gateway = acceptedGateway
+	if _, ok := objectstatus.Decide(4, &o, 0); ok {
+		t.Error("the status of a version is written that is not known")
+	}
+}
+
+func TestStatusOfARouteKeepsThatOfOthers(t *testing.T) {
+	parent := func(section, reason string, yes bool) object.ParentStatus {
+		return object.ParentStatus{Group: "gateway.networking.k8s.io", Kind: "Gateway", Name: "edge", Section: section, Conditions: []object.GatewayCondition{{Type: "Accepted", True: yes, Reason: reason}}}
+	}
+	decide := func(parents ...object.ParentStatus) objectstatus.Status {
+		o := objectstatus.Observation{Generation: 1, GatewayAPI: true, Gateway: &object.GatewayStatus{Kind: object.HTTPRoute, Parents: parents}}
+		s, _ := objectstatus.Decide(1, &o, 0)
+		return s
+	}
+	other := map[string]any{"controllerName": "example.com/other", "parentRef": map[string]any{"name": "edge"}, "conditions": []any{map[string]any{"type": "Accepted", "status": "True", "reason": "Accepted"}}}
+	stored := map[string]any{"parents": []any{other}}
+	first, change := objectstatus.Merge(stored, decide(parent("a", "Accepted", true), parent("b", "NoMatchingParent", false), parent("b", "NoMatchingParent", false)), now)
+	if got := conditionsOf(t, first); change != objectstatus.VersionChange ||
+		got != "example.com/other:Accepted=True/Accepted istio.io/gateway-controller:Accepted=True/Accepted istio.io/gateway-controller:Accepted=False/NoMatchingParent" {
+		t.Errorf("%v: %s", change, got)
+	}
+	if len(stored["parents"].([]any)) != 1 {
+		t.Error("what was stored was modified")
+	}
+	second, change := objectstatus.Merge(first, decide(parent("b", "Accepted", true)), now.Add(time.Hour))
+	if got := conditionsOf(t, second); change != objectstatus.FindingChange || got != "example.com/other:Accepted=True/Accepted istio.io/gateway-controller:Accepted=True/Accepted" {
+		t.Errorf("%v: %s", change, got)
+	}
+}

@@ -1,0 +1,39 @@
+package object
+
+// GatewayStatus is what the status of an object of the Gateway API says, but for what proxies have applied. It is immutable.
+type GatewayStatus struct {
+	Kind Kind
+	// Conditions are those of a GatewayClass or a Gateway.
+	Conditions []GatewayCondition
+	// Features are the names of the features of a GatewayClass.
+	Features []string
+	// Hostnames are the addresses of a Gateway.
+	Hostnames []string
+	Listeners []ListenerStatus
+	// Parents are those of a route that are this control plane's, in the order of the route.
+	Parents []ParentStatus
+}
+
+// GatewayCondition is a condition of the Gateway API: its status is True or False.
+type GatewayCondition struct {
+	Type            string
+	True            bool
+	Reason, Message string
+}
+
+// ListenerStatus is the status of one listener of a Gateway.
+type ListenerStatus struct {
+	Name string
+	// Kinds are the kinds of routes that may attach.
+	Kinds      []string
+	Attached   int
+	Conditions []GatewayCondition
+}
+
+// ParentStatus is the status of a route at one of its parents. Namespace and Section are empty, and Port is 0, where the route's
+// reference does not have them.
+type ParentStatus struct {
+	Group, Kind, Namespace, Name, Section string
+	Port                                  int32
+	Conditions                            []GatewayCondition
+}
