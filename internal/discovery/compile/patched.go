@@ -118,11 +118,25 @@ func (c *Compiler) layerPatches(r *incr.Reader, l Layer) (out []sourced) {
 	for _, f := range filters {
 		for _, p := range c.inner.parsedPatches.Of(r, of[f].Key) {
 			if of[f].Has(p.Index) && p.In(l.context()) {
-				out = append(out, sourced{of[f].Key, p})
+				out = append(out, sourced{of[f].Key, c.listening(r, l, p)})
 			}
 		}
 	}
 	return out
+}
+
+// listening returns a patch with the ports at which a router listens for the one in its match. [control-plane 1.9.26]
+func (c *Compiler) listening(r *incr.Reader, l Layer, p *patch.Patch) *patch.Patch {
+	if l.context() != patch.Gateway || p.ServerPort() == 0 {
+		return p
+	}
+	with := *p
+	for _, port := range c.model.Router(r, bareScope(l.Scope)).Ports {
+		if port.Kind == mesh.ServesHTTP && slices.ContainsFunc(port.Servers, func(s model.Server) bool { return s.Port == p.ServerPort() }) {
+			with.Listening = append(with.Listening, port.Listen)
+		}
+	}
+	return &with
 }
 
 // touches reports whether a patch may change a resource with a key, or adds it.

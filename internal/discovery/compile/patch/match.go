@@ -175,7 +175,7 @@ func (p *Patch) TouchesRoutes(name string, c Context) bool {
 		n, _ := strconv.ParseUint(name[strings.LastIndexByte(name, ':')+1:], 10, 16)
 		port = uint32(n)
 	}
-	return (m.GetPortNumber() == 0 || m.GetPortNumber() == port) && (c != Gateway ||
+	return (m.GetPortNumber() == 0 || m.GetPortNumber() == port || c == Gateway && slices.Contains(p.Listening, port)) && (c != Gateway ||
 		(m.GetPortName() == "" || m.GetPortName() == portName) && (m.GetGateway() == "" || m.GetGateway() == gateway))
 }
 

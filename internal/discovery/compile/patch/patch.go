@@ -51,7 +51,12 @@ type Patch struct {
 	Match     *networking.EnvoyFilter_EnvoyConfigObjectMatch
 	// Value is a message of the type that ApplyTo names, nil for REMOVE.
 	Value proto.Message
+	// Listening are the ports at which a router listens for the port in a match for routes, which is that of a server.
+	Listening []uint32
 }
+
+// ServerPort returns the port in a match for routes of a router; 0 if there is none.
+func (p *Patch) ServerPort() uint32 { return p.Match.GetRouteConfiguration().GetPortNumber() }
 
 // Fault is what is wrong with a patch; Field is below the patch.
 type Fault struct {

@@ -361,6 +361,18 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
+// The port of a router's routes is that of its listener, or that of a server, which listens at another.
+func TestPortsOfServers(t *testing.T) {
+	p := *parse(t, `{applyTo: VIRTUAL_HOST, match: {context: GATEWAY, routeConfiguration: {portNumber: 80}}, patch: {operation: REMOVE}}`)[0]
+	if p.TouchesRoutes("http.8080", patch.Gateway) || !p.TouchesRoutes("http.80", patch.Gateway) || p.ServerPort() != 80 {
+		t.Error("without a listener for the port")
+	}
+	p.Listening = []uint32{8080}
+	if !p.TouchesRoutes("http.8080", patch.Gateway) || p.TouchesRoutes("http.8081", patch.Gateway) {
+		t.Error("with a listener at 8080 for the port")
+	}
+}
+
 func TestVirtualHosts(t *testing.T) {
 	const base = `{name: "80/a:80", domains: [a], routes: [{name: default, match: {prefix: /}, route: {cluster: c}}]}`
 	for _, tt := range []struct{ spec, want, became string }{
@@ -381,4 +393,44 @@ func TestVirtualHosts(t *testing.T) {
 			t.Errorf("%s\n got %s, %q\nwant %s, %q", tt.spec, hosts(rc), became(results)[0], tt.want, tt.became)
 		}
 	}
+}
+
+// FuzzPatches decodes any patch and applies it to a listener, a route configuration and a cluster: nothing panics, and what comes
+// out is valid.
+func FuzzPatches(f *testing.F) {
+	for _, text := range []string{
+		`{"applyTo": "CLUSTER", "patch": {"operation": "MERGE", "value": {"connect_timeout": "1s", "transport_socket": {"name": "raw"}}}}`,
+		`{"applyTo": "HTTP_FILTER", "match": {"listener": {"portNumber": 8080}}, "patch": {"operation": "ADD", "value": {"name": "x", "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua"}}}}`,
+		`{"applyTo": "NETWORK_FILTER", "patch": {"operation": "MERGE", "value": {"name": "envoy.filters.network.tcp_proxy", "typed_config": {"@type": "type.googleapis.com/udpa.type.v1.TypedStruct", "type_url": "x", "value": {}}}}}`,
+		`{"applyTo": "HTTP_ROUTE", "match": {"routeConfiguration": {"vhost": {"name": "h"}}}, "patch": {"operation": "INSERT_FIRST", "value": {"match": {"path": "/x"}, "direct_response": {"status": 204}}}}`,
+		`{"applyTo": "LISTENER_FILTER", "patch": {"operation": "REPLACE", "value": {"name": "tls"}}}`,
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		spec := &networking.EnvoyFilter_EnvoyConfigObjectPatch{}
+		if protojson.Unmarshal([]byte(text), spec) != nil {
+			return
+		}
+		p, faults := patch.Parse(0, spec)
+		if p == nil {
+			if len(faults) == 0 {
+				t.Fatal("neither a patch nor what is wrong with it")
+			}
+			return
+		}
+		list := []*patch.Patch{p}
+		l := listener(t)
+		if l, _ = patch.Listener(l, l.Name, patch.Inbound, list); l != nil && l.Validate() != nil {
+			t.Errorf("invalid listener: %v", l.Validate())
+		}
+		rc := read(t, `{name: "80", virtual_hosts: [{name: h, domains: [a], routes: [{match: {prefix: /}, route: {cluster: c}}]}]}`, &routev3.RouteConfiguration{})
+		if rc, _ = patch.RouteConfiguration(rc, patch.Outbound, list); rc.Validate() != nil {
+			t.Errorf("invalid routes: %v", rc.Validate())
+		}
+		c := read(t, `{name: "outbound|80||a.b", type: STATIC}`, &clusterv3.Cluster{})
+		if c, _ = patch.Cluster(c, c.Name, patch.Outbound, list); c != nil && c.Validate() != nil {
+			t.Errorf("invalid cluster: %v", c.Validate())
+		}
+	})
 }
