@@ -88,3 +88,57 @@ func TestLuaAtOneWorkload(t *testing.T) {
 	}
 	want("the filter and the route are gone", "/teapot", http.StatusOK, "")
 }
+
+// The patches of a router: a route that leads to a cluster that no other route names, and an answer of its own.
+const routesAtTheGateway = `
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: ingress, namespace: istio-system}
+spec:
+  workloadSelector: {labels: {istio: ingressgateway}}
+  configPatches:
+  - applyTo: HTTP_ROUTE
+    match: {context: GATEWAY, routeConfiguration: {portNumber: 80, vhost: {domainName: shop.example.com}}}
+    patch: {operation: INSERT_FIRST, value: {name: canary, match: {prefix: /canary}, route: {cluster: "outbound|9080||echo.tokens.svc.cluster.local"}}}
+  - applyTo: HTTP_ROUTE
+    match: {context: GATEWAY, routeConfiguration: {portNumber: 80, vhost: {domainName: shop.example.com}}}
+    patch: {operation: INSERT_FIRST, value: {name: teapot, match: {path: /teapot}, direct_response: {status: 418}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: echo, namespace: tokens}
+spec: {clusterIP: 10.96.40.4, selector: {app: canary}, ports: [{name: http, port: 9080}]}
+`
+
+// TestRoutesAtAGateway inserts routes into those of a router, which gets the cluster that one of them names.
+func TestRoutesAtAGateway(t *testing.T) {
+	m, config := start(t, "tokens")
+	serveHeaders(t, m, "server-1.tokens", ":9090")
+	want := func(what, path string, status int) {
+		t.Helper()
+		await(t, what, func(ctx context.Context) error {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://10.99.0.9:8080"+path, http.NoBody)
+			if err != nil {
+				return err
+			}
+			req.Host = "shop.example.com"
+			res, err := meshup.Client(m.Pod("outside-1.tokens").Net, 0).Do(req)
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(io.Discard, res.Body)
+			if err = errors.Join(err, res.Body.Close()); err == nil && res.StatusCode != status {
+				err = fmt.Errorf("status %d, want %d", res.StatusCode, status)
+			}
+			return err
+		})
+	}
+	want("the server answers", "/teapot", http.StatusOK)
+	put(t, config, "ingress.yaml", routesAtTheGateway)
+	want("the route answers", "/teapot", http.StatusTeapot)
+	want("the cluster that a patch names is there", "/canary", http.StatusOK)
+	if err := os.Remove(filepath.Join(config, "ingress.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	want("the routes are gone", "/teapot", http.StatusOK)
+}
