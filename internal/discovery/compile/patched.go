@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -27,6 +28,15 @@ var patchedKinds = map[Kind]Kind{
 	Cluster: ClusterPatched, ClusterInline: ClusterInlinePatched, ClusterInbound: ClusterInboundPatched,
 	Listener: ListenerPatched, ListenerInbound: ListenerInboundPatched, Route: RoutePatched, VirtualHost: VirtualHostPatched,
 }
+
+// bareKinds are the reverse.
+var bareKinds = func() map[Kind]Kind {
+	out := map[Kind]Kind{}
+	for bare, k := range patchedKinds {
+		out[k] = bare
+	}
+	return out
+}()
 
 // bareScope returns a scope without its EnvoyFilters.
 func bareScope(s mesh.ScopeID) mesh.ScopeID {
@@ -231,12 +241,15 @@ func (l Layer) added(p *patch.Patch) (Key, bool) {
 // bareKey returns the key of the bare resource that a patched one is made of; one without a name if there is none, because a
 // patch adds it.
 func (c *Compiler) bareKey(r *incr.Reader, k Key) Key {
-	for _, bare := range c.inner.bareKeys.Of(r, k.Layer().bare()) {
-		if bare.Name == k.Name && patchedKinds[bare.Kind] == k.Kind {
-			return bare
-		}
+	keys := c.inner.bareKeys.Of(r, k.Layer().bare()) // in order, of which there may be very many
+	kind := bareKinds[k.Kind]
+	i, ok := slices.BinarySearchFunc(keys, k.Name, func(e Key, name string) int {
+		return cmp.Or(cmp.Compare(e.Kind, kind), strings.Compare(e.Name, name))
+	})
+	if !ok {
+		return Key{}
 	}
-	return Key{}
+	return keys[i]
 }
 
 // patchesFor returns the patches that may change a resource, in their order.
