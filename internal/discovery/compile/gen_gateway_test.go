@@ -43,8 +43,8 @@ func (d *dice) gatewayAPI(kind object.Kind) any {
 		return &gatewayv1.TCPRouteSpec{CommonRouteSpec: d.parents(), Rules: []gatewayv1.TCPRouteRule{{BackendRefs: []gatewayv1.BackendRef{d.backendRef()}}}}
 	case object.ReferenceGrant:
 		return &gatewayv1.ReferenceGrantSpec{
-			From: []gatewayv1.ReferenceGrantFrom{{Group: gatewayv1.GroupName, Kind: pick(d, gatewayv1.Kind("HTTPRoute"), "TCPRoute"), Namespace: gatewayv1.Namespace(pick(d, spaces...))}},
-			To:   []gatewayv1.ReferenceGrantTo{{Kind: "Service", Name: pick(d, nil, to(gatewayv1.ObjectName(pick(d, names...))))}},
+			From: []gatewayv1.ReferenceGrantFrom{{Group: gatewayv1.GroupName, Kind: pick(d, gatewayv1.Kind("HTTPRoute"), "TCPRoute", "Gateway"), Namespace: gatewayv1.Namespace(pick(d, spaces...))}},
+			To:   []gatewayv1.ReferenceGrantTo{{Kind: pick(d, gatewayv1.Kind("Service"), "Secret"), Name: pick(d, nil, to(gatewayv1.ObjectName(pick(d, names...))))}},
 		}
 	}
 	panic("no spec of kind " + string(kind))
