@@ -59,8 +59,11 @@ type index struct {
 	gateways map[string]*networking.Gateway
 	virtuals map[string]bool
 	// workloads are Pods and WorkloadEntries by namespace.
-	workloads  map[string][]workload
-	accounts   map[string]bool // namespace/name
+	workloads map[string][]workload
+	accounts  map[string]bool // namespace/name
+	// users are what needs IP addresses of WorkloadEntries, by namespace; takers are ports without addresses, by number.
+	users      map[string][]user
+	takers     map[uint32][]taker
 	namespaces map[string]bool
 
 	// now is the object that is checked.
@@ -86,6 +89,7 @@ func newIndex(objects []*object.Object, o Options) *index {
 	a := &index{
 		o: o, services: map[string]*service{}, subsets: map[string]map[string]bool{}, gateways: map[string]*networking.Gateway{}, virtuals: map[string]bool{},
 		workloads: map[string][]workload{}, accounts: map[string]bool{}, namespaces: map[string]bool{},
+		users: map[string][]user{}, takers: map[uint32][]taker{},
 	}
 	for _, obj := range objects {
 		a.add(obj)
@@ -105,21 +109,20 @@ func (a *index) add(obj *object.Object) {
 		s := a.service(host, obj.Namespace)
 		s.selector = spec.Selector
 		s.other = s.other || len(spec.Selector) == 0
+		if len(spec.Selector) > 0 {
+			a.users[obj.Namespace] = append(a.users[obj.Namespace], user{obj.Key, spec.Selector})
+		}
 		for _, p := range spec.Ports {
 			s.ports = append(s.ports, p.Port)
 		}
 	case *networking.ServiceEntry:
 		a.addEntry(obj, spec)
+		a.takes(obj, spec)
 	case *object.PodSpec:
 		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{obj.Meta.Labels})
 		a.accounts[obj.Namespace+"/"+spec.ServiceAccount] = true
 	case *networking.WorkloadEntry:
-		labels := maps.Clone(obj.Meta.Labels)
-		if labels == nil {
-			labels = map[string]string{}
-		}
-		maps.Copy(labels, spec.Labels)
-		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{labels})
+		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{mergedLabels(obj, spec)})
 		a.accounts[obj.Namespace+"/"+cmp.Or(spec.ServiceAccount, "default")] = true
 	case *networking.WorkloadGroup:
 		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{spec.GetMetadata().GetLabels()})
@@ -145,6 +148,14 @@ func (a *index) add(obj *object.Object) {
 	}
 }
 
+// mergedLabels are those of a WorkloadEntry, in its metadata and its spec.
+func mergedLabels(obj *object.Object, spec *networking.WorkloadEntry) map[string]string {
+	labels := map[string]string{}
+	maps.Copy(labels, obj.Meta.Labels)
+	maps.Copy(labels, spec.Labels)
+	return labels
+}
+
 func (a *index) service(host, namespace string) *service {
 	s := a.services[host]
 	if s == nil {
@@ -155,6 +166,9 @@ func (a *index) service(host, namespace string) *service {
 }
 
 func (a *index) addEntry(obj *object.Object, spec *networking.ServiceEntry) {
+	if l := spec.GetWorkloadSelector().GetLabels(); len(l) > 0 && spec.Resolution != networking.ServiceEntry_DNS && spec.Resolution != networking.ServiceEntry_DNS_ROUND_ROBIN {
+		a.users[obj.Namespace] = append(a.users[obj.Namespace], user{obj.Key, l})
+	}
 	for _, host := range spec.Hosts {
 		host = mesh.HostName(host)
 		if strings.HasPrefix(host, "*") {

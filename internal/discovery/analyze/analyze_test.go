@@ -139,3 +139,27 @@ spec: {selector: {matchLabels: {app: wep}}}
 		t.Errorf("%q", got)
 	}
 }
+
+// What is valid on its own and cannot be used together: a WorkloadEntry with a DNS name for a Service, and two ServiceEntries whose
+// connections cannot be told apart.
+func TestEntriesThatCannotBeUsed(t *testing.T) {
+	entry := func(kind, name, spec string) string {
+		return "---\napiVersion: networking.istio.io/v1\nkind: " + kind + "\nmetadata: {name: " + name + ", namespace: shop}\nspec: " + spec + "\n"
+	}
+	const port = `resolution: NONE, ports: [{number: 5432, name: tcp, protocol: TCP}]`
+	for _, tc := range []struct{ text, want string }{
+		{entry("WorkloadEntry", "vm", "{address: vm.example.com, labels: {app: web}}"),
+			`vm: spec.address: Service shop/web selects this entry and cannot use the DNS name "vm.example.com": want an IP address, or a ServiceEntry with resolution DNS`},
+		{entry("WorkloadEntry", "vm", "{address: 10.0.0.9, labels: {app: web}}"), ""},
+		{entry("WorkloadEntry", "vm", "{address: vm.example.com, labels: {app: other}}") +
+			entry("ServiceEntry", "dns", "{hosts: [dns.example.net], resolution: DNS, ports: [{number: 80, name: http}], workloadSelector: {labels: {app: other}}}"), ""},
+		{entry("ServiceEntry", "one", "{hosts: [one.example.net], "+port+"}") + entry("ServiceEntry", "two", "{hosts: [two.example.net], "+port+"}"),
+			`two: spec.ports[0]: TCP connections to port 5432 go to one.example.net of ServiceEntry shop/one: without addresses hosts are told apart only by proxies with DNS proxying and allocated addresses; set spec.addresses, or use another port`},
+		{entry("ServiceEntry", "one", "{hosts: [one.example.net], "+port+"}") + entry("ServiceEntry", "two", "{hosts: [two.example.net], addresses: [10.1.1.1], "+port+"}"), ""},
+		{entry("ServiceEntry", "one", "{hosts: [one.example.net], exportTo: [x], "+port+"}") + entry("ServiceEntry", "two", "{hosts: [two.example.net], exportTo: [.], "+port+"}"), ""},
+	} {
+		if got := strings.Join(findings(t, mesh+tc.text, analyze.Options{}), "\n"); got != tc.want {
+			t.Errorf("%s\n got %s\nwant %s", tc.text, got, tc.want)
+		}
+	}
+}

@@ -27,6 +27,10 @@ func (a *index) check(obj *object.Object) {
 		a.sidecar(spec)
 	case *security.AuthorizationPolicy:
 		a.authorizationPolicy(spec)
+	case *networking.ServiceEntry:
+		a.serviceEntry(obj, spec)
+	case *networking.WorkloadEntry:
+		a.workloadEntry(obj, spec)
 	case *object.ServiceSpec:
 		if a.o.Workloads && len(spec.Selector) > 0 && !a.selected(obj.Namespace, spec.Selector) {
 			a.warn("spec.selector", "no Pod has the labels %s: the Service has no endpoints", labelText(spec.Selector))

@@ -189,8 +189,11 @@ spec: {clusterIP: 10.96.7.1, selector: {app: b}, ports: [{name: https, port: 443
 apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: b, namespace: shop}
-spec: {hosts: [b], http: [{match: [{uri: {prefix: /v1}}], route: [{destination: {host: b, subset: v1}}]}, {route: [{destination: {host: b}}]}]}
-`, bases: policyBases(
+spec:
+  hosts: [b]
+  http: [{match: [{uri: {prefix: /v1}}], route: [{destination: {host: b, subset: v1}}]}, {route: [{destination: {host: b}}]}]
+  tcp: [{match: [{destinationSubnets: [10.77.0.0/16]}], route: [{destination: {host: b, subset: v1}}]}, {route: [{destination: {host: b}}]}]
+`, bases: append(policyBases(
 		`connectionPool: {tcp: {}, http: {}}, outlierDetection: {splitExternalLocalOriginErrors: true}`,
 		`connectionPool: {http: {h2UpgradePolicy: UPGRADE, http2KeepAlive: {interval: 10s, timeout: 10s}}}`,
 		`loadBalancer: {simple: ROUND_ROBIN, warmup: {duration: 10s}}`,
@@ -204,7 +207,7 @@ spec: {hosts: [b], http: [{match: [{uri: {prefix: /v1}}], route: [{destination: 
 		`tls: {mode: SIMPLE, clientCertificate: /c, privateKey: /k}`,
 		`tls: {mode: MUTUAL, clientCertificate: /c, privateKey: /k}`,
 		`tls: {mode: ISTIO_MUTUAL}`,
-	)},
+	), `{host: b, trafficPolicy: {tunnel: {targetHost: t.example.com, targetPort: 443}}, subsets: [{name: v1, trafficPolicy: {tunnel: {targetHost: u.example.com, targetPort: 443}}}]}`)},
 	{name: "ServiceEntry", kind: object.ServiceEntry, empty: &networking.ServiceEntry{}, around: `---
 apiVersion: networking.istio.io/v1
 kind: DestinationRule
@@ -369,6 +372,7 @@ var fieldValues = map[string][]string{
 	"endpoints.address": {"10.2.0.9"}, "endpoints.ports": {"http=8099"}, "endpoints.labels": {"version=v1"}, "endpoints.locality": {"r1/z1"},
 	"ServiceEntry.workloadSelector.labels": {"app=none"},
 	"WorkloadEntry.network":                {"net-2"}, "ServiceEntry.endpoints.network": {"net-2"}, // see fieldNetworks
+	"tunnel.protocol": {"POST"}, "tunnel.targetHost": {"x.example.com"}, "tunnel.targetPort": {"8443"},
 	"WorkloadEntry.address": {"10.2.0.9"}, "WorkloadEntry.ports": {"http=8099"}, "WorkloadEntry.labels": {"app=none"}, "WorkloadEntry.locality": {"r1/z1"},
 
 	"EnvoyFilter.workloadSelector.labels": {"app=a"},

@@ -3,6 +3,7 @@ package compile
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -271,8 +272,12 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 func (c *Compiler) tcp(r *incr.Reader, s mesh.ScopeID, name string) listener.TCP {
 	t := listener.TCP{Cluster: name}
 	if n, ok := cluster.ParseName(name); ok {
-		p := c.policyOf(r, c.model.DestinationRule(r, s, n.Host), n.Subset, n.Port).GetConnectionPool().GetTcp()
-		t.IdleTimeout, t.MaxDuration = p.GetIdleTimeout(), p.GetMaxConnectionDuration()
+		p := c.policyOf(r, c.model.DestinationRule(r, s, n.Host), n.Subset, n.Port)
+		tcp := p.GetConnectionPool().GetTcp()
+		t.IdleTimeout, t.MaxDuration = tcp.GetIdleTimeout(), tcp.GetMaxConnectionDuration()
+		if tunnel := p.GetTunnel(); tunnel != nil {
+			t.TunnelTo, t.TunnelByPost = net.JoinHostPort(tunnel.TargetHost, strconv.Itoa(int(tunnel.TargetPort))), tunnel.Protocol == "POST"
+		}
 	}
 	return t
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -69,6 +70,15 @@ func (c *check) trafficPolicy(at string, p *networking.TrafficPolicy) {
 			c.number(at+".retryBudget.percent", b.Percent.Value, 0, 100)
 		}
 		c.duration(at+".retryBudget.budgetInterval", b.BudgetInterval)
+	}
+	if t := p.Tunnel; t != nil {
+		if !slices.Contains([]string{"", "CONNECT", "POST"}, t.Protocol) {
+			c.fail(at+".tunnel.protocol", "invalid protocol %q: want CONNECT or POST", t.Protocol)
+		}
+		if !isDomain(t.TargetHost) && !isIP(t.TargetHost) {
+			c.fail(at+".tunnel.targetHost", "invalid host %q: want a DNS name or an IP address", t.TargetHost)
+		}
+		c.port(at+".tunnel.targetPort", t.TargetPort, false)
 	}
 }
 

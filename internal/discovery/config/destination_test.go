@@ -30,8 +30,8 @@ func TestDestinationRule(t *testing.T) {
 			"E .connectionPool.http.maxRetries: invalid number -1", "E .connectionPool.http.idleTimeout: invalid duration 100µs", "E .connectionPool.http.useClientProtocol: conflicts with"),
 		policy("outlierDetection: {maxEjectionPercent: 101, minHealthPercent: -1, consecutiveErrors: 5, consecutiveLocalOriginFailures: 5}", "E .outlierDetection.maxEjectionPercent: invalid number 101",
 			"E .outlierDetection.minHealthPercent: invalid number -1", "E .outlierDetection.consecutiveLocalOriginFailures: needs splitExternal", "W .outlierDetection.consecutiveErrors: not applied"),
-		policy("retryBudget: {percent: 101, budgetInterval: 0s}, tunnel: {targetHost: a, targetPort: 1}, proxyProtocol: {}", "E .retryBudget.percent: invalid number 101", "E .retryBudget.budgetInterval: invalid duration 0s",
-			"W .tunnel: not applied"),
+		policy("retryBudget: {percent: 101, budgetInterval: 0s}, tunnel: {protocol: GET, targetHost: a, targetPort: 70000}, proxyProtocol: {}", "E .retryBudget.percent: invalid number 101", "E .retryBudget.budgetInterval: invalid duration 0s",
+			"E .tunnel.protocol: invalid protocol \"GET\"", "E .tunnel.targetPort: invalid port 70000"),
 	})
 }
 

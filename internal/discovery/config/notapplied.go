@@ -23,7 +23,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.networking.v1alpha3.LoadBalancerSettings.zone_aware_lb_setting":          {text: "endpoints get no zone-aware weights; use localityLbSetting"},
 	"istio.networking.v1alpha3.OutlierDetection.consecutive_errors":                 {text: "nothing is counted; use consecutive5xxErrors or consecutiveGatewayErrors"},
 	"istio.networking.v1alpha3.OutlierDetection.outlier_detection_http_error_codes": {text: "only responses with status 5xx count as errors"},
-	"istio.networking.v1alpha3.TrafficPolicy.tunnel":                                {text: "connections are not tunnelled"},
 	"istio.networking.v1alpha3.ServiceEntry.DYNAMIC_DNS":                            {text: "the entry is treated as one with resolution NONE: connections go to the address that the client resolved"},
 	"istio.networking.v1alpha3.IstioEgressListener.port":                            {text: "the hosts are visible on all of their ports"},
 	"istio.networking.v1alpha3.IstioEgressListener.bind":                            {text: "only captured traffic is served, at the addresses to which clients connect"},

@@ -155,7 +155,7 @@ func (m *Model) instances(r *incr.Reader, key string) []*Instance {
 	if len(s.Source.Selector) > 0 {
 		selected := workloadBucket(s.Namespace, s.Source.Selector)
 		for _, e := range incr.In(r, m.tables.entries, selected) {
-			if labels := e.labels(); !e.Unhealthy && subset(s.Source.Selector, labels) {
+			if labels := e.labels(); !e.Unhealthy && subset(s.Source.Selector, labels) && s.takes(e.Spec.Address) {
 				i := m.entryInstance(s, e.Spec, labels, e.Name, td)
 				if i.Network == "" {
 					i.Network = m.network(r, "", labels, i.Address)
@@ -178,6 +178,16 @@ func (m *Model) inOwnCluster(r *incr.Reader, s *Service) *Service {
 	}
 	own, _ := incr.Get(r, m.tables.services, "Service/"+s.Row.Key())
 	return own
+}
+
+// takes reports whether a selected WorkloadEntry's address can be one of the service's endpoints: proxies resolve a DNS name only if
+// the service's resolution is by DNS, and refuse it elsewhere.
+func (s *Service) takes(address string) bool {
+	if s.Resolution == DNS || s.Resolution == DNSRoundRobin || strings.HasPrefix(address, "unix://") {
+		return true
+	}
+	_, err := netip.ParseAddr(address)
+	return err == nil
 }
 
 func (e *WorkloadEntry) labels() map[string]string {

@@ -64,7 +64,7 @@ type Source struct {
 	// Inline are the endpoints in a ServiceEntry.
 	Inline []*networking.WorkloadEntry
 	// DNSName is the name that proxies resolve for an ExternalName service, or for a ServiceEntry with
-	// DNS resolution and without endpoints.
+	// DNS resolution and without endpoints or selector.
 	DNSName         string
 	SANs            []string
 	PublishNotReady bool
@@ -184,7 +184,7 @@ func servicesOfEntry(o *object.Object, spec *networking.ServiceEntry) []*Service
 			panic(fmt.Sprintf("model: unknown resolution %d", spec.Resolution)) // package config rejects it
 		}
 		if s.Resolution == DNS || s.Resolution == DNSRoundRobin {
-			if len(spec.Endpoints) == 0 {
+			if len(spec.Endpoints) == 0 && spec.WorkloadSelector == nil {
 				s.Source.DNSName = host
 			}
 		}

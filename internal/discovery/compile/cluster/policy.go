@@ -14,7 +14,7 @@ import (
 )
 
 // MergePolicy returns the policy in force for one port of a service. Each group of settings (load
-// balancer, connection pool, outlier detection, TLS, retry budget, PROXY protocol) of subset replaces that of top.
+// balancer, connection pool, outlier detection, TLS, retry budget, PROXY protocol, tunnel) of subset replaces that of top.
 // Settings for the port replace the first four groups of their level without inheriting: a missing
 // group has its defaults. Both arguments may be nil. The result shares its groups with them, has no
 // port settings, and is nil if both are nil.
@@ -36,7 +36,7 @@ func WithDefaults(p *networking.TrafficPolicy, m *meshv1.MeshConfig) *networking
 		return p
 	}
 	return &networking.TrafficPolicy{
-		LoadBalancer: p.GetLoadBalancer(), Tls: p.GetTls(), RetryBudget: p.GetRetryBudget(), ProxyProtocol: p.GetProxyProtocol(),
+		LoadBalancer: p.GetLoadBalancer(), Tls: p.GetTls(), RetryBudget: p.GetRetryBudget(), ProxyProtocol: p.GetProxyProtocol(), Tunnel: p.GetTunnel(),
 		ConnectionPool:   first(p.GetConnectionPool(), d.GetConnectionPool()),
 		OutlierDetection: first(p.GetOutlierDetection(), d.GetOutlierDetection()),
 	}
@@ -50,6 +50,7 @@ func overlay(base, p *networking.TrafficPolicy, port uint32) *networking.Traffic
 		Tls:              first(p.Tls, base.GetTls()),
 		RetryBudget:      first(p.RetryBudget, base.GetRetryBudget()),
 		ProxyProtocol:    first(p.ProxyProtocol, base.GetProxyProtocol()),
+		Tunnel:           first(p.Tunnel, base.GetTunnel()),
 	}
 	i := slices.IndexFunc(p.PortLevelSettings, func(s *networking.TrafficPolicy_PortTrafficPolicy) bool {
 		return s.GetPort().GetNumber() == port

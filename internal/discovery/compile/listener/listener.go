@@ -131,6 +131,9 @@ type TCP struct {
 	IdleTimeout *durationpb.Duration
 	// MaxDuration is the maximum age of a connection; nil means no limit.
 	MaxDuration *durationpb.Duration
+	// TunnelTo is the host and port that the cluster, an HTTP proxy, is asked to connect to, empty for none; by CONNECT, or by POST.
+	TunnelTo     string
+	TunnelByPost bool
 }
 
 // WeightedCluster is one of several clusters of connections.
@@ -150,6 +153,9 @@ func (e Env) tcpProxy(statPrefix string, t TCP) *listenerv3.Filter {
 		AccessLog:                       e.accessLog(),
 		IdleTimeout:                     t.IdleTimeout,
 		MaxDownstreamConnectionDuration: t.MaxDuration,
+	}
+	if t.TunnelTo != "" {
+		p.TunnelingConfig = &tcpproxyv3.TcpProxy_TunnelingConfig{Hostname: t.TunnelTo, UsePost: t.TunnelByPost}
 	}
 	if len(t.Weighted) > 0 {
 		w := &tcpproxyv3.TcpProxy_WeightedCluster{}

@@ -72,6 +72,7 @@ func unknownCondition(retryOn string) bool {
 
 func (f *fields) policy(at string, p *networking.TrafficPolicy) {
 	f.add(at+".proxyProtocol", p.GetProxyProtocol() != nil)
+	f.add(at+".tunnel", p.GetTunnel() != nil)
 	f.groups(at, p.GetLoadBalancer(), p.GetConnectionPool(), p.GetOutlierDetection(), p.GetTls())
 	for _, s := range p.GetPortLevelSettings() {
 		f.groups(at+".portLevelSettings", s.LoadBalancer, s.ConnectionPool, s.OutlierDetection, s.Tls)
