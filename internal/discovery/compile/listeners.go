@@ -3,10 +3,10 @@ package compile
 import (
 	"cmp"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
@@ -276,7 +276,11 @@ func (c *Compiler) tcp(r *incr.Reader, s mesh.ScopeID, name string) listener.TCP
 		tcp := p.GetConnectionPool().GetTcp()
 		t.IdleTimeout, t.MaxDuration = tcp.GetIdleTimeout(), tcp.GetMaxConnectionDuration()
 		if tunnel := p.GetTunnel(); tunnel != nil {
-			t.TunnelTo, t.TunnelByPost = net.JoinHostPort(tunnel.TargetHost, strconv.Itoa(int(tunnel.TargetPort))), tunnel.Protocol == "POST"
+			host := tunnel.TargetHost
+			if strings.Contains(host, ":") {
+				host = "[" + host + "]"
+			}
+			t.TunnelTo, t.TunnelByPost = fmt.Sprintf("%s:%d", host, tunnel.TargetPort), tunnel.Protocol == "POST"
 		}
 	}
 	return t
