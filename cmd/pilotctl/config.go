@@ -25,14 +25,19 @@ type section struct {
 	dump, list string
 	in         []string
 	header     []string
-	rows       func(resource any) [][]string
+	rows       func(x *names, resource any) [][]string
 }
 
 var sections = []section{
-	{"clusters", "ClustersConfigDump", "dynamicActiveClusters", []string{"cluster"}, []string{"SERVICE", "PORT", "SUBSET", "DIRECTION", "TYPE"}, clusterRows},
-	{"listeners", "ListenersConfigDump", "dynamicListeners", []string{"activeState", "listener"}, []string{"LISTENER", "ADDRESS", "CHAINS", "DIRECTION"}, listenerRows},
-	{"routes", "RoutesConfigDump", "dynamicRouteConfigs", []string{"routeConfig"}, []string{"ROUTES", "HOST", "MATCH", "TO"}, routeRows},
-	{"endpoints", "EndpointsConfigDump", "dynamicEndpointConfigs", []string{"endpointConfig"}, []string{"CLUSTER", "ENDPOINT", "HEALTH", "WEIGHT"}, endpointRows},
+	{"clusters", "ClustersConfigDump", "dynamicActiveClusters", []string{"cluster"}, []string{"SERVICE", "PORT", "SUBSET", "DIRECTION", "TYPE"}, plain(clusterRows)},
+	{"listeners", "ListenersConfigDump", "dynamicListeners", []string{"activeState", "listener"}, []string{"LISTENER", "ADDRESS", "CHAINS", "DIRECTION"}, plain(listenerRows)},
+	{"routes", "RoutesConfigDump", "dynamicRouteConfigs", []string{"routeConfig"}, []string{"ROUTES", "HOST", "MATCH", "TO", "TIMEOUT", "RETRIES", "OBJECT"}, routeRows},
+	{"endpoints", "EndpointsConfigDump", "dynamicEndpointConfigs", []string{"endpointConfig"}, []string{"CLUSTER", "ENDPOINT", "HEALTH", "WEIGHT"}, plain(endpointRows)},
+}
+
+// plain is for rows that need no context.
+func plain(rows func(any) [][]string) func(*names, any) [][]string {
+	return func(_ *names, r any) [][]string { return rows(r) }
 }
 
 func sectionNames() []string {
@@ -51,7 +56,12 @@ func newConfig(f *flags) *cobra.Command {
 
 PROXY is a name that "pilotctl proxies" lists, such as reviews-v1-1.bookshop, or the name of a Pod with
 --namespace. Of several replicas of pilot-discovery, the one that the proxy is connected to is asked.
-With -o json or yaml the complete resources are printed.`,
+With -o json or yaml the complete resources are printed.
+
+Of a route, TO is marked NO CLUSTER where the proxy has no such cluster, so that requests fail. TIMEOUT
+is that of the whole request, or none; RETRIES is their number, with the timeout of each attempt, if
+there is one. OBJECT is what the route was written from, with its file and line or its place in the cluster; a
+route without one follows from the service alone.`,
 		Args: usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: func(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			switch len(args) {
@@ -71,7 +81,7 @@ With -o json or yaml the complete resources are printed.`,
 				}
 				chosen = sections[i : i+1]
 			}
-			text, err := configDump(c, f, args[0])
+			text, objects, err := configDump(c, f, args[0], chosen)
 			if err != nil {
 				return err
 			}
@@ -81,7 +91,7 @@ With -o json or yaml the complete resources are printed.`,
 			}
 			switch {
 			case f.output == "table":
-				return printSections(c.OutOrStdout(), dump, chosen)
+				return printSections(c.OutOrStdout(), dump, objects, chosen)
 			case len(args) == 1:
 				return printJSON(c.OutOrStdout(), f.output, text)
 			}
@@ -102,21 +112,30 @@ With -o json or yaml the complete resources are printed.`,
 
 const dumpPage = "debug/config_dump"
 
-// configDump is the configuration of a proxy, from the replica that it is connected to.
-func configDump(c *cobra.Command, f *flags, name string) ([]byte, error) {
+// configDump is the configuration of a proxy, from the replica that it is connected to, and where the objects
+// are from that the table of the chosen sections names.
+func configDump(c *cobra.Command, f *flags, name string, chosen []section) ([]byte, []appliedObject, error) {
 	namespace, err := f.qualified(c)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if namespace != "" && !strings.Contains(name, ".") {
 		name += "." + namespace
 	}
 	r, err := f.connect(c)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer r.Close()
-	return dumpOf(c, r, name)
+	text, err := dumpOf(c, r, name)
+	if err != nil || f.output != "table" || !slices.ContainsFunc(chosen, func(s section) bool { return s.name == "routes" }) {
+		return text, nil, err
+	}
+	objects, err := objectsInForce(c.Context(), r)
+	if err != nil {
+		fmt.Fprintln(c.ErrOrStderr(), "pilotctl: the files of objects are not known:", err)
+	}
+	return text, objects, nil
 }
 
 // dumpOf asks all replicas: the others do not know the proxy.
@@ -176,7 +195,8 @@ func (s section) resources(dump any) []any {
 
 func resourceName(r any) string { return scalar(r, "name") + scalar(r, "clusterName") }
 
-func printSections(w io.Writer, dump any, chosen []section) error {
+func printSections(w io.Writer, dump any, objects []appliedObject, chosen []section) error {
+	x := newNames(dump, objects)
 	for i, s := range chosen {
 		if len(chosen) > 1 {
 			if i > 0 {
@@ -186,7 +206,7 @@ func printSections(w io.Writer, dump any, chosen []section) error {
 		}
 		var rows [][]string
 		for _, r := range s.resources(dump) {
-			rows = append(rows, s.rows(r)...)
+			rows = append(rows, s.rows(x, r)...)
 		}
 		if err := printTable(w, s.header, rows); err != nil {
 			return err

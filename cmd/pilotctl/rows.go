@@ -80,18 +80,108 @@ func socket(v any) string {
 	return host + ":" + port
 }
 
-func routeRows(r any) [][]string {
+// names is what rows say of other resources and of objects.
+type names struct {
+	// clusters are those of the proxy.
+	clusters map[string]bool
+	// origins are where objects are from, by their kind in lower case and their names: virtualservice/shop/web.
+	origins map[string]appliedObject
+}
+
+func newNames(dump any, objects []appliedObject) *names {
+	x := &names{map[string]bool{}, map[string]appliedObject{}}
+	for _, s := range sections {
+		if s.name == "clusters" {
+			for _, c := range s.resources(dump) {
+				x.clusters[scalar(c, "name")] = true
+			}
+		}
+	}
+	for _, o := range objects {
+		x.origins[strings.ToLower(o.Kind)+"/"+o.Namespace+"/"+o.Name] = o
+	}
+	return x
+}
+
+// cluster names a cluster, and marks it if the proxy has none of this name.
+func (x *names) cluster(name string) string {
+	if x.clusters[name] {
+		return name
+	}
+	return name + " (NO CLUSTER)"
+}
+
+// object names the object of a path such as /apis/networking.istio.io/v1/namespaces/shop/virtual-service/web, by
+// which resources name what they were made from.
+func (x *names) object(path string) string {
+	p := strings.Split(path, "/")
+	if len(p) != 8 || p[4] != "namespaces" {
+		return path
+	}
+	kind := strings.ReplaceAll(p[6], "-", "")
+	for _, k := range []string{kind, strings.TrimSuffix(kind, "s")} {
+		o, ok := x.origins[k+"/"+p[5]+"/"+p[7]]
+		switch {
+		case !ok:
+		case o.Origin == "":
+			return o.String()
+		default:
+			return o.String() + " (" + o.Origin + ")"
+		}
+	}
+	return p[6] + " " + p[5] + "/" + p[7]
+}
+
+func routeRows(x *names, r any) [][]string {
 	var rows [][]string
 	for _, h := range items(r, "virtualHosts") {
 		routes := items(h, "routes")
 		if len(routes) == 0 {
-			rows = append(rows, []string{scalar(r, "name"), scalar(h, "name"), "", ""})
+			rows = append(rows, []string{scalar(r, "name"), scalar(h, "name"), "", "", "", "", ""})
 		}
 		for _, route := range routes {
-			rows = append(rows, []string{scalar(r, "name"), scalar(h, "name"), match(at(route, "match")), target(route)})
+			rows = append(rows, []string{
+				scalar(r, "name"), scalar(h, "name"), match(at(route, "match")), target(x, route), timeout(route), retries(h, route),
+				x.object(scalar(route, "metadata", "filterMetadata", "istio", "config")),
+			})
 		}
 	}
 	return rows
+}
+
+// timeout is that of a whole request; empty where the proxy itself answers.
+func timeout(r any) string {
+	if at(r, "route") == nil {
+		return ""
+	}
+	switch t := scalar(r, "route", "timeout"); t {
+	case "":
+		return "15s" // Envoy's default
+	case "0s":
+		return "none"
+	default:
+		return t
+	}
+}
+
+// retries is how often a request is repeated, by the route or else by its virtual host, and how long each
+// attempt may take.
+func retries(host, r any) string {
+	p := at(r, "route", "retryPolicy")
+	if p == nil {
+		p = at(host, "retryPolicy")
+	}
+	if p == nil || at(r, "route") == nil {
+		return ""
+	}
+	n := scalar(p, "numRetries")
+	if n == "" {
+		n = "1" // Envoy's default
+	}
+	if each := scalar(p, "perTryTimeout"); each != "" {
+		n += ", " + each + " each"
+	}
+	return n
 }
 
 // match describes what a route matches: the path, then the other conditions by name.
@@ -105,9 +195,19 @@ func match(m any) string {
 	if re := scalar(m, "safeRegex", "regex"); re != "" {
 		parts = append(parts, "~"+re)
 	}
+	if at(m, "connectMatcher") != nil {
+		parts = append(parts, "CONNECT")
+	}
+	if t := scalar(m, "pathMatchPolicy", "typedConfig", "pathTemplate"); t != "" {
+		parts = append(parts, t)
+	}
 	for _, k := range []string{"headers", "queryParameters"} {
 		for _, h := range items(m, k) {
-			parts = append(parts, scalar(h, "name")+value(h))
+			text := scalar(h, "name") + value(h)
+			if scalar(h, "invertMatch") == "true" {
+				text = "!" + text
+			}
+			parts = append(parts, text)
 		}
 	}
 	return strings.Join(parts, " ")
@@ -129,6 +229,8 @@ func value(h any) string {
 			return "=" + text + "*"
 		case "suffix":
 			return "=*" + text
+		case "contains":
+			return "=*" + text + "*"
 		case "safeRegex":
 			return "~" + text
 		}
@@ -137,9 +239,12 @@ func value(h any) string {
 }
 
 // target is where a route sends requests: a cluster, weighted clusters, a redirect or a response.
-func target(r any) string {
+func target(x *names, r any) string {
 	if c := scalar(r, "route", "cluster"); c != "" {
-		return c
+		return x.cluster(c)
+	}
+	if h := scalar(r, "route", "clusterHeader"); h != "" {
+		return "cluster that the header " + h + " names"
 	}
 	var parts []string
 	for _, c := range items(r, "route", "weightedClusters", "clusters") {
@@ -147,7 +252,7 @@ func target(r any) string {
 		if weight == "" {
 			weight = "0"
 		}
-		parts = append(parts, weight+" "+scalar(c, "name"))
+		parts = append(parts, weight+" "+x.cluster(scalar(c, "name")))
 	}
 	if len(parts) > 0 {
 		return strings.Join(parts, ", ")

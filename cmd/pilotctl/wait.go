@@ -84,15 +84,24 @@ The proxies are those of all replicas of pilot-discovery. A replica that does no
 
 // nearest are the objects in force with names like that of o. It serves a hint: without an answer there is none.
 func nearest(ctx context.Context, r *replicas, o appliedObject) []string {
-	got, _, err := answered(r.ask(ctx, appliedPage, nil, nil))
+	all, err := objectsInForce(ctx, r)
 	if err != nil {
 		return nil
+	}
+	return nearObjects(o, all)
+}
+
+// objectsInForce are all objects in force.
+func objectsInForce(ctx context.Context, r *replicas) ([]appliedObject, error) {
+	got, _, err := answered(r.ask(ctx, appliedPage, nil, nil))
+	if err != nil {
+		return nil, err
 	}
 	answers, err := decoded[appliedAnswer](got, appliedPage)
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	return nearObjects(o, joinApplied(answers).Objects)
+	return joinApplied(answers).Objects, nil
 }
 
 // waitOptions are the options of a wait.
