@@ -358,7 +358,8 @@ func VirtualHost(h *routev3.VirtualHost, routes string, in Context, patches []*P
 			if p.Operation == remove {
 				return true, errGone
 			}
-			return true, changeHost(h, p)
+			changeHost(h, p)
+			return true, nil
 		})
 	if gone {
 		return nil, results
@@ -368,16 +369,15 @@ func VirtualHost(h *routev3.VirtualHost, routes string, in Context, patches []*P
 }
 
 // changeHost merges a patch into a virtual host, or puts its value in its place.
-func changeHost(h *routev3.VirtualHost, p *Patch) error {
+func changeHost(h *routev3.VirtualHost, p *Patch) {
 	src := proto.CloneOf(p.Value.(*routev3.VirtualHost))
 	if p.Operation == replace {
 		proto.Reset(h)
 		proto.Merge(h, src)
-		return nil
+		return
 	}
 	clearName(src)
 	p.mergeInto(h, src)
-	return nil
 }
 
 // routes applies a patch that matches a route configuration.
@@ -408,9 +408,7 @@ func routes(rc *routev3.RouteConfiguration, p *Patch) (matched bool, err error) 
 	default:
 		for _, h := range rc.VirtualHosts {
 			if p.matchesHost(h) {
-				if err := changeHost(h, p); err != nil {
-					return true, err
-				}
+				changeHost(h, p)
 				matched = true
 			}
 		}

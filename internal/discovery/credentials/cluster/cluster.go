@@ -299,7 +299,7 @@ func (r *Reader) answered(a account, w *wish, began time.Time, allowed bool, why
 	w.pause = min(max(2*w.pause, firstPause), lastPause)
 	w.next = now.Add(w.pause)
 	if had {
-		r.o.Log.Warn("gateways get no further Secrets, and keep what they have", "namespace", a.namespace, "serviceAccount", a.name, "reason", w.why)
+		r.o.Log.Warn("gateways get no further Secrets, and keep what they have", "namespace", a.namespace, "service_account", a.name, "reason", w.why)
 	}
 	return had || !known || before != w.why
 }
