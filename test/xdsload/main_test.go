@@ -42,7 +42,9 @@ func TestEveryStreamReceivesEverything(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o.Mesh = meshSize{Services: 20, Endpoints: 2, Namespaces: 4}
+			// The service whose objects change is none of those that the streams are endpoints of: these get more, the limits of the
+			// DestinationRule for their inbound clusters.
+			o.Mesh = meshSize{Services: 32, Endpoints: 2, Namespaces: 4}
 			o.Streams, o.Repeat, o.Discovery, o.Bound = 10, 1, discoveryPath(t), wait.Bound
 			l, err := run(t.Context(), o)
 			if err != nil {
