@@ -3,6 +3,7 @@ package listener
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -16,6 +17,7 @@ import (
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	httpfilterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	withoutqueryv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/formatter/req_without_query/v3"
 	uuidv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/request_id/uuid/v3"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -162,22 +164,33 @@ func (e Env) accessLog() []*accesslogv3.AccessLog {
 	}}
 }
 
-// logFormat returns the mesh's format, or Istio's default text or JSON format.
+// logFormat returns the mesh's format, or Istio's default text or JSON format. A text that does not end its line gets a newline, as
+// with Istio.
 func (e Env) logFormat() *corev3.SubstitutionFormatString {
 	format := e.Mesh.GetAccessLogFormat()
+	out := &corev3.SubstitutionFormatString{}
+	if strings.Contains(format, "%REQ_WITHOUT_QUERY(") {
+		// Envoy has this command in an extension, and refuses it without. https://www.envoyproxy.io/docs/envoy/latest/api-v3/extensions/formatter/req_without_query/v3/req_without_query.proto
+		out.Formatters = []*corev3.TypedExtensionConfig{{Name: "envoy.formatter.req_without_query", TypedConfig: marshal.MustAny(&withoutqueryv3.ReqWithoutQuery{})}}
+	}
 	if e.Mesh.GetAccessLogEncoding() == meshv1.MeshConfig_JSON {
 		fields := &structpb.Struct{}
 		if format == "" || protojson.Unmarshal([]byte(format), fields) != nil { // package config rejects an invalid format
 			fields = jsonFormat()
 		}
-		return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: fields}}
+		out.Format = &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: fields}
+		return out
 	}
 	if format == "" {
 		format = accessFormat
 	}
-	return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
+	if !strings.HasSuffix(format, "\n") {
+		format += "\n"
+	}
+	out.Format = &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: &corev3.DataSource{
 		Specifier: &corev3.DataSource_InlineString{InlineString: format},
-	}}}
+	}}
+	return out
 }
 
 // jsonFormat returns Istio's default JSON format.
