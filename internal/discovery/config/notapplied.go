@@ -38,7 +38,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.ingress_selector":                               {text: noIngress},
 	"istio.mesh.v1alpha1.MeshConfig.enable_tracing":                                 {text: "proxies send no traces"},
 	"istio.mesh.v1alpha1.MeshConfig.enable_envoy_access_log_service":                {text: "access logs go to accessLogFile only"},
-	"istio.mesh.v1alpha1.MeshConfig.disable_envoy_listener_log":                     {text: "listeners never write a log of their own"},
 	"istio.mesh.v1alpha1.MeshConfig.OutboundTrafficPolicy.ALLOW_ANY_DYNAMIC_DNS":    {text: "unknown hosts are reached as with ALLOW_ANY: at the address that the client resolved"},
 	"istio.mesh.v1alpha1.MeshConfig.OutboundTrafficPolicy.tls":                      {text: "connections to unknown hosts would be made without this TLS; remove it, or add a ServiceEntry and a DestinationRule for the hosts", rejected: true},
 	"istio.mesh.v1alpha1.ConfigSource.tls_settings":                                 {text: "it is for sources of xDS, which are not read"},

@@ -164,6 +164,21 @@ func (e Env) accessLog() []*accesslogv3.AccessLog {
 	}}
 }
 
+// listenerLog returns the log of a listener's connections that no filter chain takes, such as those without TLS where it is required:
+// the mesh's access log, unless mesh configuration disables it. [control-plane 1.4.8]
+func (e Env) listenerLog() []*accesslogv3.AccessLog {
+	if e.Mesh.GetDisableEnvoyListenerLog() {
+		return nil
+	}
+	logs := e.accessLog()
+	for _, l := range logs {
+		l.Filter = &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
+			ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: []string{"NR"}},
+		}}
+	}
+	return logs
+}
+
 // logFormat returns the mesh's format, or Istio's default text or JSON format. A text that does not end its line gets a newline, as
 // with Istio.
 func (e Env) logFormat() *corev3.SubstitutionFormatString {

@@ -105,6 +105,8 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 	ports := append([]InboundPort{in.Unknown}, in.Ports...)
 	if in.Closed {
 		ports = nil // Envoy closes a connection for which it has no filter chain
+	} else {
+		l.AccessLog = e.listenerLog() // not of a closed one, which replaces a listener that Envoy has refused, maybe for its log
 	}
 	for _, p := range ports {
 		if p.Port == port {

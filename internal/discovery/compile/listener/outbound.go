@@ -150,6 +150,7 @@ func VirtualOutbound(e Env, allowAny bool) *listenerv3.Listener {
 			{Name: mesh.VirtualOutbound + "-catchall-tcp", Filters: []*listenerv3.Filter{e.unknown(allowAny)}},
 		},
 		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
+		AccessLog:                            e.listenerLog(),
 	}
 }
 
