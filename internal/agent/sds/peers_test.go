@@ -54,7 +54,12 @@ func fetchAs(t *testing.T, uid uint32, socket string) string {
 		t.Fatal(err)
 	}
 	program := filepath.Join(filepath.Dir(socket), "program")
-	if err := os.WriteFile(program, self, 0o755); err != nil {
+	// A process that another test starts meanwhile would have the open file until it is executed, and the program could not be run:
+	// "text file busy".
+	syscall.ForkLock.RLock()
+	err = os.WriteFile(program, self, 0o755)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*bound)
