@@ -15,7 +15,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
-// sayName writes a name on each connection that a listener accepts, and ends it.
+// sayName answers the first line of each connection that a listener accepts with a name, and ends the connection.
 func sayName(t *testing.T, l net.Listener, name string) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -26,8 +26,10 @@ func sayName(t *testing.T, l net.Listener, name string) {
 				return
 			}
 			all.Go(func() {
-				_ = c.SetDeadline(time.Now().Add(10 * time.Second)) // an error is one of the next write
-				_, _ = io.WriteString(c, name+"\n")                 // an error means that the caller has gone
+				_ = c.SetDeadline(time.Now().Add(10 * time.Second)) // an error is one of the next read, too
+				if _, err := bufio.NewReader(c).ReadString('\n'); err == nil {
+					_, _ = io.WriteString(c, name+"\n") // an error means that the caller has gone
+				}
 				_ = c.Close()
 			})
 		}
@@ -40,24 +42,18 @@ func sayName(t *testing.T, l net.Listener, name string) {
 	})
 }
 
-// whoAnswers returns what a server says on a connection, within TLS with a server name if there is one.
-func whoAnswers(ctx context.Context, from meshup.Dialer, addr, serverName string, ca *authority) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	c, err := from.Dial(ctx, "tcp", addr)
+// overTLS dials with TLS within the connections.
+type overTLS struct {
+	meshup.Dialer
+	config *tls.Config
+}
+
+func (d overTLS) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := d.Dialer.Dial(ctx, network, addr)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	defer func() { _ = c.Close() }()
-	end, _ := ctx.Deadline()
-	if err := c.SetDeadline(end); err != nil {
-		return "", err
-	}
-	if serverName != "" {
-		c = tls.Client(c, &tls.Config{RootCAs: ca.pool, ServerName: serverName, MinVersion: tls.VersionTLS12})
-	}
-	line, err := bufio.NewReader(c).ReadString('\n')
-	return line, err
+	return tls.Client(c, d.config), nil
 }
 
 const connectionRoutes = `
@@ -114,8 +110,12 @@ func TestConnectionsAreRouted(t *testing.T) {
 		if err := meshup.Await(t.Context(), time.Minute, "connections go where they should "+when, func(ctx context.Context) error {
 			var wrong []error
 			for _, c := range all {
-				got, err := whoAnswers(ctx, m.Pod(c.from).Net, c.addr, c.serverName, ca)
-				if err != nil || got != c.want+"\n" {
+				var from meshup.Dialer = m.Pod(c.from).Net
+				if c.serverName != "" {
+					from = overTLS{from, &tls.Config{RootCAs: ca.pool, ServerName: c.serverName, MinVersion: tls.VersionTLS12}}
+				}
+				got, err := meshup.Line(ctx, from, c.addr, "who")
+				if err != nil || got != c.want {
 					wrong = append(wrong, fmt.Errorf("%+v: answered by %q, error %w", c, got, err))
 				}
 			}

@@ -20,7 +20,7 @@ func (c *check) authorizationPolicy(o object.Object, s *security.AuthorizationPo
 		if s.GetTargetRef() != nil {
 			field = "spec.targetRef"
 		}
-		c.fail(field, "is not supported: this policy is NOT enforced; waypoints and Gateways of the Gateway API are not served, and sidecars use policies with a selector")
+		c.fail(field, "is not supported: this policy is NOT enforced, at Gateways either; use a selector, which sidecars and gateways apply")
 		return
 	}
 	c.policy = object.Policy{Broken: true, Key: o.Key, Labels: object.LabelText(s.GetSelector().GetMatchLabels())}
