@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -27,53 +28,62 @@ only what pilot-discovery says of itself is checked.
 RESULT is ✓ for a success, ! for a warning, ✗ for a failure, and ? for what could not be found
 out, which counts as a failure. -o json also has the reason of each check. docs/check.md has all checks.
 
-The exit code is 0 with successes and warnings only, else 1, and 2 if the command line is invalid.`,
+The exit code is 0 with successes and warnings only, else 1, and 2 if the command line is invalid. With --watch it is 0 after Ctrl-C.`,
 		Example: "  pilotctl check --pre && helm install mesh pilothouse-1.2.3.tgz -n istio-system --create-namespace\n  pilotctl check --revision canary",
 		Args:    usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			p, err := f.place(c)
-			if err != nil {
-				return err
+			pre, watched := readCheck(cli.Read(c.Flags(), nil, settings.PilotctlCheck))
+			if watched {
+				return f.watch(c, func(out io.Writer) error { return f.check(c, pre, out, out) })
 			}
-			o, situation := gather.Options{Namespace: p.namespace, Revision: p.revision, Version: version}, check.After
-			r := &replicas{place: p}
-			defer func() { r.Close() }()
-			pre := readCheck(cli.Read(c.Flags(), nil, settings.PilotctlCheck))
-			switch {
-			case p.address != "" && pre:
-				return misuse{errors.New("flag --pre: want a cluster: --kubeconfig, KUBECONFIG or ~/.kube/config, and no --discovery")}
-			case p.address != "":
-				situation = check.Address
-				if r, err = f.connect(c); err != nil {
-					return err
-				}
-			default:
-				if err := r.load(); err != nil {
-					return err
-				}
-				o.Config, o.Client = r.config, r.client
-				if pre {
-					situation = check.Before
-				} else {
-					o.Unlisted = r.findRevision(c)
-				}
-			}
-			for _, k := range r.list {
-				name := k.name
-				if name == "" {
-					name = k.base
-				}
-				o.Replicas = append(o.Replicas, gather.Replica{Name: name, Base: k.base, Client: k.client, Dial: k.dial})
-			}
-			return printChecks(c, f.output, check.Run(gather.Facts(c.Context(), o, situation), situation))
+			return f.check(c, pre, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
 	cli.Add(c, settings.PilotctlCheck, settings.PilotctlCluster)
 	return c
 }
 
-// readCheck reads settings.PilotctlCheck: whether the control plane is yet to be installed.
-func readCheck(v *settings.Values) bool { return v.Bool("pre") }
+// check checks everything once.
+func (f *flags) check(c *cobra.Command, pre bool, out, errs io.Writer) error {
+	p, err := f.place(c)
+	if err != nil {
+		return err
+	}
+	o, situation := gather.Options{Namespace: p.namespace, Revision: p.revision, Version: version}, check.After
+	r := &replicas{place: p}
+	defer func() { r.Close() }()
+	switch {
+	case p.address != "" && pre:
+		return misuse{errors.New("flag --pre: want a cluster: --kubeconfig, KUBECONFIG or ~/.kube/config, and no --discovery")}
+	case p.address != "":
+		situation = check.Address
+		if r, err = f.connect(c); err != nil {
+			return err
+		}
+	default:
+		if err := r.load(); err != nil {
+			return err
+		}
+		o.Config, o.Client = r.config, r.client
+		if pre {
+			situation = check.Before
+		} else {
+			o.Unlisted = r.findRevision(c)
+		}
+	}
+	for _, k := range r.list {
+		name := k.name
+		if name == "" {
+			name = k.base
+		}
+		o.Replicas = append(o.Replicas, gather.Replica{Name: name, Base: k.base, Client: k.client, Dial: k.dial})
+	}
+	return printChecks(out, errs, f.output, check.Run(gather.Facts(c.Context(), o, situation), situation))
+}
+
+// readCheck reads settings.PilotctlCheck: whether the control plane is yet to be installed, and whether it is checked again
+// and again.
+func readCheck(v *settings.Values) (pre, watched bool) { return v.Bool("pre"), v.Bool("watch") }
 
 // findRevision finds the replicas of the revision that is checked, the default one unless another is named. It returns
 // why they are not known; that there are none is known.
@@ -89,9 +99,9 @@ func (r *replicas) findRevision(c *cobra.Command) error {
 }
 
 // printChecks prints the rows; the error says that some failed.
-func printChecks(c *cobra.Command, form string, rows []check.Row) error {
+func printChecks(out, errs io.Writer, form string, rows []check.Row) error {
 	if form != "table" {
-		if err := printValue(c.OutOrStdout(), form, rows); err != nil {
+		if err := printValue(out, form, rows); err != nil {
 			return err
 		}
 	} else {
@@ -101,10 +111,10 @@ func printChecks(c *cobra.Command, form string, rows []check.Row) error {
 			lines = append(lines, []string{r.Result.Mark(), r.Name, r.Found, r.Remedy})
 			bad[r.Result]++
 		}
-		if err := printTable(c.OutOrStdout(), []string{"RESULT", "CHECK", "FOUND", "REMEDY"}, lines); err != nil {
+		if err := printTable(out, []string{"RESULT", "CHECK", "FOUND", "REMEDY"}, lines); err != nil {
 			return err
 		}
-		fmt.Fprintf(c.ErrOrStderr(), "%s: %d ok, %s, %d failed, %d unknown\n", count(len(rows), "check"), bad[check.OK], count(bad[check.Warning], "warning"), bad[check.Failed], bad[check.Unknown])
+		fmt.Fprintf(errs, "%s: %d ok, %s, %d failed, %d unknown\n", count(len(rows), "check"), bad[check.OK], count(bad[check.Warning], "warning"), bad[check.Failed], bad[check.Unknown])
 	}
 	if !finding.Passed(rows) {
 		return errSaid

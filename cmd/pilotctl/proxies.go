@@ -27,13 +27,23 @@ type proxy struct {
 	Proxy       string              `json:"proxy"`
 	ProxyType   string              `json:"proxy_type"`
 	Identity    string              `json:"identity"`
+	Version     string              `json:"proxy_version"`
 	ConnectedAt time.Time           `json:"connected_at"`
+	Older       bool                `json:"older"`
+	LastRefusal *lastRefusal        `json:"last_refusal"`
 	Generation  int64               `json:"generation"`
 	Applied     int64               `json:"applied"`
 	Types       map[string]progress `json:"types"`
 	Behind      *behindProxy        `json:"behind"`
 	NotApplied  []string            `json:"proxy_config_not_applied"`
 	Quarantined []string            `json:"quarantined"`
+}
+
+// lastRefusal is the newest response that a proxy has refused.
+type lastRefusal struct {
+	Type    string `json:"type"`
+	At      string `json:"at"`
+	Message string `json:"message"`
 }
 
 // progress is the state of one resource type on one proxy.
@@ -83,6 +93,12 @@ pilot-discovery started. A proxy is at the current one if it has applied everyth
 it, else at the one before the first change that it lacks; BEHIND says since when. With --behind only the proxies that
 lack something are listed, with what they lack and since when.
 
+LAST REFUSAL is when the proxy last rejected something on this connection, even if it has accepted
+a later version since; -o json has the error. A connection marked "(older)" is that of an Envoy that is
+drained after a hot restart, or one that is gone: the same proxy has connected again since. ENVOY is its version.
+
+With --watch the list is printed again whenever it has changed, until Ctrl-C.
+
 With several replicas of pilot-discovery the list is that of all, and REPLICA is the one that the
 proxy is connected to; each counts generations of its own.
 
@@ -90,24 +106,36 @@ Fields of a proxy's ProxyConfig that the control plane does not apply are named 
 table; -o json has them for each proxy.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
+			behind, watched := readProxies(cli.Read(c.Flags(), nil, settings.PilotctlProxies))
 			r, err := f.connect(c)
 			if err != nil {
 				return err
 			}
 			defer r.Close()
-			texts, lost, err := connected(c.Context(), r)
-			if err != nil {
-				return err
+			show := func(out, errs io.Writer) error {
+				texts, lost, err := connected(c.Context(), r)
+				if err != nil {
+					return err
+				}
+				if behind {
+					err = printBehind(out, f.output, texts, r.several())
+				} else {
+					err = printProxies(out, f.output, texts, r.several())
+				}
+				if err != nil {
+					return err
+				}
+				return lost.report(errs)
 			}
-			if readProxies(cli.Read(c.Flags(), nil, settings.PilotctlProxies)) {
-				err = printBehind(c.OutOrStdout(), f.output, texts, r.several())
-			} else {
-				err = printProxies(c.OutOrStdout(), f.output, texts, r.several())
+			if !watched {
+				return show(c.OutOrStdout(), c.ErrOrStderr())
 			}
-			if err != nil {
-				return err
-			}
-			return lost.report(c.ErrOrStderr())
+			return f.watch(c, func(out io.Writer) error {
+				if err := r.find(c.Context()); err != nil {
+					return err
+				}
+				return show(out, out)
+			})
 		},
 	}
 	cli.Add(c, settings.PilotctlProxies, settings.PilotctlCluster)
@@ -173,8 +201,9 @@ func printProxies(w io.Writer, form string, texts []json.RawMessage, several boo
 	return nil
 }
 
-// readProxies reads settings.PilotctlProxies: whether only the proxies that are behind are listed.
-func readProxies(v *settings.Values) bool { return v.Bool("behind") }
+// readProxies reads settings.PilotctlProxies: whether only the proxies that are behind are listed, and whether again and
+// again.
+func readProxies(v *settings.Values) (behind, watched bool) { return v.Bool("behind"), v.Bool("watch") }
 
 // printBehind prints the proxies that have not applied everything.
 func printBehind(w io.Writer, form string, texts []json.RawMessage, several bool) error {
@@ -253,7 +282,7 @@ func notApplied(all []proxy) []string {
 }
 
 func proxyHeader(several bool) []string {
-	header := append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "BEHIND", "IDENTITY", "CONNECTED")
+	header := append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "BEHIND", "LAST REFUSAL", "ENVOY", "IDENTITY", "CONNECTED")
 	if several {
 		header = slices.Insert(header, 1, "REPLICA")
 	}
@@ -279,7 +308,14 @@ func proxyRows(all []proxy, several bool) [][]string {
 		if p.Behind != nil {
 			behind = "since " + p.Behind.Since
 		}
-		row = append(row, fmt.Sprintf("%d/%d", p.Applied, p.Generation), behind, p.Identity, since)
+		if p.Older {
+			row[0] += " (older)"
+		}
+		refused := ""
+		if p.LastRefusal != nil {
+			refused = p.LastRefusal.Type + " " + p.LastRefusal.At
+		}
+		row = append(row, fmt.Sprintf("%d/%d", p.Applied, p.Generation), behind, refused, p.Version, p.Identity, since)
 		if several {
 			row = slices.Insert(row, 1, p.Replica)
 		}

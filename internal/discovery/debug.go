@@ -280,6 +280,12 @@ type syncEntry struct {
 	// Quarantined are the resources that proxies of its class have refused, as in "RDS 80": it gets the
 	// last accepted versions, or nothing.
 	Quarantined []string `json:"quarantined,omitempty"`
+	// LastRefusal is the newest response that the proxy has refused on this connection, even if it has accepted a
+	// later one; nil if there is none.
+	LastRefusal *refusalEntry `json:"last_refusal,omitempty"`
+	// Older is set if the same proxy has connected again since: it is the stream of an Envoy that is being drained
+	// after a hot restart, or of one that is gone without having ended its connection.
+	Older bool `json:"older,omitempty"`
 	// nonces are Istio's fields, by name: "cluster_sent", "cluster_acked" and so on for each
 	// type. Those that are empty are left out.
 	nonces map[string]string
@@ -307,6 +313,32 @@ func (e syncEntry) MarshalJSON() ([]byte, error) {
 	return json.Marshal(all)
 }
 
+// refusalEntry is a response that a proxy has refused.
+type refusalEntry struct {
+	Type    string `json:"type"`
+	At      string `json:"at"`
+	Message string `json:"message"`
+	at      time.Time
+}
+
+// older are the connections of proxies that have a newer one of the same kind.
+func older(all []xds.Connection) map[string]bool {
+	newest, out := map[[2]string]xds.Connection{}, map[string]bool{}
+	for _, c := range all {
+		key := [2]string{c.Node.ID, c.Only}
+		last, again := newest[key]
+		switch {
+		case !again:
+			newest[key] = c
+		case c.Since.After(last.Since):
+			out[last.ID], newest[key] = true, c
+		default:
+			out[c.ID] = true
+		}
+	}
+	return out
+}
+
 // syncType is one resource type of one proxy. There is one for each type that the proxy has subscribed
 // to or of which its view has resources.
 type syncType struct {
@@ -329,8 +361,11 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 		views = &viewsSnapshot{}
 	}
 	out := []syncEntry{}
-	for _, c := range s.xds.Connections() {
+	connections := s.xds.Connections()
+	isOlder := older(connections)
+	for _, c := range connections {
 		e := syncEntry{
+			Older: isOlder[c.ID],
 			Proxy: c.Node.ID, ProxyType: string(c.Node.Role), ProxyVersion: strings.TrimPrefix(c.Node.UserAgent, "envoy/"),
 			ClusterID: c.Node.Metadata.ClusterID, ConnectedAt: c.Since.UTC().Format(time.RFC3339),
 			Only: c.Only, IstioVersion: c.Node.Metadata.IstioVersion, Types: map[string]syncType{}, NotApplied: c.Node.Metadata.NotApplied.Names(), Quarantined: c.Quarantined, nonces: map[string]string{},
@@ -358,6 +393,9 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 				row.Stuck = st.Stuck.UTC().Format(time.RFC3339)
 			}
 			e.Types[t.String()] = row
+			if at := st.LastRejected; !at.IsZero() && (e.LastRefusal == nil || at.After(e.LastRefusal.at)) {
+				e.LastRefusal = &refusalEntry{t.String(), at.UTC().Format(time.RFC3339), st.LastMessage, at}
+			}
 			e.nonces[t.StatusName()+"_sent"], e.nonces[t.StatusName()+"_acked"] = st.SentNonce, st.AckedNonce
 		}
 		out = append(out, e)

@@ -28,6 +28,8 @@ var PilotctlCluster = Table{
 
 // PilotctlCheck is the table of pilotctl check.
 var PilotctlCheck = Table{
+	{Flag: "watch", Short: "w", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/watch.go",
+		Help: "check again and again, and print the results whenever they have changed, until Ctrl-C"},
 	{Flag: "pre", Kind: Bool, Unit: "switch", Used: "internal/check",
 		Help: "check whether the control plane can be installed, or upgraded"},
 }
@@ -90,6 +92,8 @@ var PilotctlLogs = Table{
 var PilotctlProxies = Table{
 	{Flag: "behind", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/proxies.go",
 		Help: "only the proxies that have not applied everything that is for them, since when, and what they lack"},
+	{Flag: "watch", Short: "w", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/watch.go",
+		Help: "print the list again whenever it has changed, until Ctrl-C"},
 }
 
 // PilotctlObjects is the table of pilotctl objects.

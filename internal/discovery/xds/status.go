@@ -66,6 +66,9 @@ type TypeStatus struct {
 	Rejected     time.Time
 	RejectedName []string
 	Message      string
+	// LastRejected and LastMessage are those of the last NACK, also once nothing that was refused is left.
+	LastRejected time.Time
+	LastMessage  string
 	// Refused are all resources that the proxy refuses now, in order of their names. The slice is
 	// shared and must not be changed.
 	Refused []string
@@ -167,6 +170,7 @@ func (c *connection) nacked(e Nacked, at time.Time) (news bool) {
 	return c.answered(e.Type, func(s *TypeStatus) {
 		s.Rejects++
 		s.Rejected, s.RejectedName, s.Message = at, e.Names, e.Message
+		s.LastRejected, s.LastMessage = at, e.Message
 	})
 }
 

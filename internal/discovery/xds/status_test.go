@@ -10,6 +10,8 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // gauge is the value of a metric without labels.
@@ -117,4 +119,15 @@ func TestARefusalIsShownWhileItStands(t *testing.T) {
 			t.Errorf("with everything accepted: %+v", c)
 		}
 	})
+}
+
+// The last refusal stays known when the proxy has accepted a later version.
+func TestTheLastRefusalIsKept(t *testing.T) {
+	c := newConnection(t.Context(), "a-1", mesh.Node{}, mesh.Identity{}, true)
+	at := time.Unix(1, 0)
+	c.nacked(Nacked{Type: LDS, Nonce: "1", Names: []string{"bad"}, Message: "no such filter"}, at)
+	c.acked(Acked{Type: LDS, Nonce: "2"})
+	if s := c.status.Types[LDS]; s.Message != "" || s.LastMessage != "no such filter" || !s.LastRejected.Equal(at) {
+		t.Errorf("%+v", s)
+	}
 }
