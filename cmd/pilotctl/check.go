@@ -78,7 +78,7 @@ func (f *flags) check(c *cobra.Command, pre bool, out, errs io.Writer) error {
 		}
 		o.Replicas = append(o.Replicas, gather.Replica{Name: name, Base: k.base, Client: k.client, Dial: k.dial})
 	}
-	return printChecks(out, errs, f.output, check.Run(gather.Facts(c.Context(), o, situation), situation))
+	return printChecks(out, errs, f.output, f.columns(c), check.Run(gather.Facts(c.Context(), o, situation), situation))
 }
 
 // readCheck reads settings.PilotctlCheck: whether the control plane is yet to be installed, and whether it is checked again
@@ -98,8 +98,8 @@ func (r *replicas) findRevision(c *cobra.Command) error {
 	return err
 }
 
-// printChecks prints the rows; the error says that some failed.
-func printChecks(out, errs io.Writer, form string, rows []check.Row) error {
+// printChecks prints the rows, below each other if their table has more than columns; the error says that some failed.
+func printChecks(out, errs io.Writer, form string, columns int, rows []check.Row) error {
 	if form != "table" {
 		if err := printValue(out, form, rows); err != nil {
 			return err
@@ -111,7 +111,11 @@ func printChecks(out, errs io.Writer, form string, rows []check.Row) error {
 			lines = append(lines, []string{r.Result.Mark(), r.Name, r.Found, r.Remedy})
 			bad[r.Result]++
 		}
-		if err := printTable(out, []string{"RESULT", "CHECK", "FOUND", "REMEDY"}, lines); err != nil {
+		if err := printFitting(out, columns,
+			func(w io.Writer) error {
+				return printTable(w, []string{"RESULT", "CHECK", "FOUND", "REMEDY"}, lines)
+			},
+			func(w io.Writer) error { return checkLines(w, rows, columns) }); err != nil {
 			return err
 		}
 		fmt.Fprintf(errs, "%s: %d ok, %s, %d failed, %d unknown\n", count(len(rows), "check"), bad[check.OK], count(bad[check.Warning], "warning"), bad[check.Failed], bad[check.Unknown])

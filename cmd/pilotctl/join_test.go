@@ -70,12 +70,12 @@ func TestProxiesOfAllReplicas(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := printProxies(&out, "table", texts, r.several()); err != nil {
+	if err := printProxies(&out, "table", texts, r.several(), 0); err != nil {
 		t.Fatal(err)
 	}
 	want(t, "the table", out.String(), "PROXY   REPLICA   TYPE", "\na.shop  istiod-2", "2/2", "\nb.shop  istiod-1", "7/7", "\nc.shop  istiod-1")
 	out.Reset()
-	if err := printProxies(&out, "json", texts, r.several()); err != nil {
+	if err := printProxies(&out, "json", texts, r.several(), 0); err != nil {
 		t.Fatal(err)
 	}
 	want(t, "JSON", out.String(), `"replica": "istiod-1"`, `"newer_field": 1`, `"replica": "istiod-2"`)

@@ -97,7 +97,8 @@ LAST REFUSAL is when the proxy last rejected something on this connection, even 
 a later version since; -o json has the error. A connection marked "(older)" is that of an Envoy that is
 drained after a hot restart, or one that is gone: the same proxy has connected again since. ENVOY is its version.
 
-With --watch the list is printed again whenever it has changed, until Ctrl-C.
+On a terminal that is too narrow, all types are in one column, identities are NAMESPACE/ACCOUNT and times those of the
+day. With --watch the list is printed again whenever it has changed, until Ctrl-C.
 
 With several replicas of pilot-discovery the list is that of all, and REPLICA is the one that the
 proxy is connected to; each counts generations of its own.
@@ -120,7 +121,7 @@ table; -o json has them for each proxy.`,
 				if behind {
 					err = printBehind(out, f.output, texts, r.several())
 				} else {
-					err = printProxies(out, f.output, texts, r.several())
+					err = printProxies(out, f.output, texts, r.several(), f.columns(c))
 				}
 				if err != nil {
 					return err
@@ -167,8 +168,8 @@ func decodeProxies(texts []json.RawMessage) ([]proxy, error) {
 	return all, nil
 }
 
-// printProxies prints proxies, with their replicas if there are several.
-func printProxies(w io.Writer, form string, texts []json.RawMessage, several bool) error {
+// printProxies prints proxies, with their replicas if there are several, in a narrow table if the usual one has more than columns.
+func printProxies(w io.Writer, form string, texts []json.RawMessage, several bool, columns int) error {
 	if form != "table" {
 		return printValue(w, form, texts)
 	}
@@ -179,7 +180,10 @@ func printProxies(w io.Writer, form string, texts []json.RawMessage, several boo
 	slices.SortFunc(all, func(a, b proxy) int {
 		return cmp.Or(cmp.Compare(a.Proxy, b.Proxy), cmp.Compare(a.Replica, b.Replica))
 	})
-	if err := printTable(w, proxyHeader(several), proxyRows(all, several)); err != nil {
+	now := time.Now()
+	if err := printFitting(w, columns,
+		func(w io.Writer) error { return proxyTable(w, all, several, now, false) },
+		func(w io.Writer) error { return proxyTable(w, all, several, now, true) }); err != nil {
 		return err
 	}
 	for _, p := range all {
@@ -281,6 +285,17 @@ func notApplied(all []proxy) []string {
 	return out
 }
 
+// name is that of the proxy, marked if it has connected again since.
+func (p proxy) name() string {
+	if p.Older {
+		return p.Proxy + " (older)"
+	}
+	return p.Proxy
+}
+
+// progress is the generation that it has applied, and the current one.
+func (p proxy) progress() string { return fmt.Sprintf("%d/%d", p.Applied, p.Generation) }
+
 func proxyHeader(several bool) []string {
 	header := append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "BEHIND", "LAST REFUSAL", "ENVOY", "IDENTITY", "CONNECTED")
 	if several {
@@ -292,7 +307,7 @@ func proxyHeader(several bool) []string {
 func proxyRows(all []proxy, several bool) [][]string {
 	var rows [][]string
 	for _, p := range all {
-		row := []string{p.Proxy, p.ProxyType}
+		row := []string{p.name(), p.ProxyType}
 		for _, typ := range proxyTypes {
 			shown := ""
 			if state, ok := p.Types[typ]; ok {
@@ -308,14 +323,11 @@ func proxyRows(all []proxy, several bool) [][]string {
 		if p.Behind != nil {
 			behind = "since " + p.Behind.Since
 		}
-		if p.Older {
-			row[0] += " (older)"
-		}
 		refused := ""
 		if p.LastRefusal != nil {
 			refused = p.LastRefusal.Type + " " + p.LastRefusal.At
 		}
-		row = append(row, fmt.Sprintf("%d/%d", p.Applied, p.Generation), behind, refused, p.Version, p.Identity, since)
+		row = append(row, p.progress(), behind, refused, p.Version, p.Identity, since)
 		if several {
 			row = slices.Insert(row, 1, p.Replica)
 		}

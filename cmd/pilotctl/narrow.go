@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilothouse/pilothouse/internal/check"
+	"github.com/pilothouse/pilothouse/internal/demo"
+	"github.com/pilothouse/pilothouse/internal/printable"
+)
+
+// columns is the width of the terminal that the result goes to, 0 if it goes elsewhere.
+func (f *flags) columns(c *cobra.Command) int {
+	size := demo.Terminal(c.OutOrStdout(), f.env["TERM"])
+	if size == nil {
+		return 0
+	}
+	columns, _ := size()
+	return columns
+}
+
+// printFitting writes the first of several forms of a result that is not wider than columns, or else the last one; the first one
+// if columns is 0.
+func printFitting(w io.Writer, columns int, forms ...func(io.Writer) error) error {
+	for i, form := range forms {
+		var b bytes.Buffer
+		if err := form(&b); err != nil {
+			return err
+		}
+		if columns == 0 || i == len(forms)-1 || widest(b.String()) <= columns {
+			_, err := w.Write(b.Bytes())
+			return err
+		}
+	}
+	return nil
+}
+
+// widest is the length of the longest line, in characters.
+func widest(text string) int {
+	most := 0
+	for line := range strings.Lines(text) {
+		most = max(most, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")))
+	}
+	return most
+}
+
+// proxyTable writes the table of proxies; a narrow one has short times and accounts, and one column for all resource types.
+func proxyTable(w io.Writer, all []proxy, several bool, now time.Time, narrow bool) error {
+	if !narrow {
+		return printTable(w, proxyHeader(several), proxyRows(all, several))
+	}
+	header := []string{"PROXY", "SYNC", "GENERATION", "BEHIND", "REFUSED", "ENVOY", "ACCOUNT"}
+	if several {
+		header = slices.Insert(header, 1, "REPLICA")
+	}
+	var rows [][]string
+	for _, p := range all {
+		behind, refused := "", ""
+		if p.Behind != nil {
+			behind = shortTime(p.Behind.Since, now)
+		}
+		if p.LastRefusal != nil {
+			refused = p.LastRefusal.Type + " " + shortTime(p.LastRefusal.At, now)
+		}
+		row := []string{p.name(), p.summary(), p.progress(), behind, refused, p.Version, shortIdentity(p.Identity)}
+		if several {
+			row = slices.Insert(row, 1, p.Replica)
+		}
+		rows = append(rows, row)
+	}
+	return printTable(w, header, rows)
+}
+
+// summary is "synced", or the types that are not.
+func (p proxy) summary() string {
+	var out []string
+	for _, typ := range proxyTypes {
+		if state, ok := p.Types[typ]; ok && (state.Nack != "" || state.Stuck != "" || !state.Synced) {
+			_, word, more := strings.Cut(state.String(), " ")
+			if !more {
+				word = state.String()
+			}
+			if !state.Asked {
+				word = "not asked"
+			}
+			out = append(out, typ+" "+word)
+		}
+	}
+	if len(out) == 0 {
+		return "synced"
+	}
+	return strings.Join(out, ", ")
+}
+
+// shortTime is a time of the last day as its time of day in UTC, any other as its date.
+func shortTime(text string, now time.Time) string {
+	at, err := time.Parse(time.RFC3339, text)
+	switch {
+	case err != nil:
+		return text
+	case now.Sub(at) < 24*time.Hour:
+		return at.UTC().Format(time.TimeOnly)
+	}
+	return at.UTC().Format(time.DateOnly)
+}
+
+// shortIdentity is an identity as namespace/account.
+func shortIdentity(id string) string {
+	_, rest, ok := strings.Cut(id, "/ns/")
+	ns, account, ok2 := strings.Cut(rest, "/sa/")
+	if !ok || !ok2 {
+		return id
+	}
+	return ns + "/" + account
+}
+
+// checkLines writes checks below each other, broken between words.
+func checkLines(w io.Writer, rows []check.Row, columns int) error {
+	var b strings.Builder
+	for _, r := range rows {
+		b.WriteString(r.Result.Mark() + " " + wrap(printable.Escape(r.Name+": "+r.Found), columns-2, "  ") + "\n")
+		if r.Remedy != "" {
+			b.WriteString("  → " + wrap(printable.Escape(r.Remedy), columns-4, "    ") + "\n")
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// wrap breaks a text between words so that no line has more characters than columns unless a word has; what follows the first
+// line is indented.
+func wrap(text string, columns int, indent string) string {
+	var b strings.Builder
+	used := 0
+	for i, word := range strings.Fields(text) {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i == 0:
+		case used+1+n > columns:
+			b.WriteString("\n" + indent)
+			used = 0
+		default:
+			b.WriteByte(' ')
+			used++
+		}
+		b.WriteString(word)
+		used += n
+	}
+	return b.String()
+}
