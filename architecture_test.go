@@ -75,7 +75,7 @@ var layers = map[string]layer{
 	"internal/discovery/objectstatus": pure, "internal/discovery/statuswriter": edge,
 	"internal/discovery": wiring,
 
-	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/token": tools, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab, "test/kube/node": lab, "test/kube/node/podstate": pure, "test/kube/node/podnet": pure, "test/kube/clusterup": lab,
+	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/policytest": edge, "test/token": tools, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab, "test/kube/node": lab, "test/kube/node/podstate": pure, "test/kube/node/podnet": pure, "test/kube/clusterup": lab,
 	"internal/lab/podplan": pure, "internal/lab/sampleapp": edge,
 	"internal/lab/meshup": lab, "internal/lab/up": lab, "internal/demo": lab,
 	"test/e2e": command, "test/grpcapp": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/xdsload": command, "test/capture": command, "test/fakeenvoy": command,

@@ -1,46 +1,25 @@
 package authz_test
 
 import (
-	"bufio"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"io"
-	"math/big"
 	"net"
 	"net/http"
-	"net/url"
 	"strings"
 	"testing"
-	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
-	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
 	echov3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/echo/v3"
-	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
-	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/test/envoytest"
+	"github.com/pilothouse/pilothouse/test/policytest"
 )
 
 var trustDomains = []string{"cluster.local", "old-td"}
 
-const serverName = "www.example.com"
+const serverName = policytest.ServerName
 
 // sets are policies of namespace shop, each as YAML of specs; a spec that begins with "dry" is a dry run.
 var sets = []string{
@@ -131,19 +110,19 @@ func policiesOf(t *testing.T, set string) (out []authz.Policy) {
 // TestVerdictsOfEnvoy compares what a real Envoy lets in with an evaluation of the policies that knows nothing of their
 // translation: each set of policies with each request, and with TCP connections of each identity.
 func TestVerdictsOfEnvoy(t *testing.T) {
-	pki := newPKI(t)
+	pki := policytest.NewPKI(t)
 	b := envoytest.Bootstrap()
 	for i, set := range sets {
 		f := authz.Build(policiesOf(t, set), trustDomains, nil)
 		b.StaticResources.Listeners = append(b.StaticResources.Listeners,
-			pki.listener(t, fmt.Sprintf("http-%d", i), manager(t, f)), pki.listener(t, fmt.Sprintf("tcp-%d", i), append(f.TCP, filter(t, "envoy.filters.network.echo", &echov3.Echo{}))))
+			pki.Listener(t, fmt.Sprintf("http-%d", i), policytest.Manager(t, f.HTTP, nil)), pki.Listener(t, fmt.Sprintf("tcp-%d", i), append(f.TCP, policytest.Filter(t, "envoy.filters.network.echo", &echov3.Echo{}))))
 	}
 	at := envoytest.Start(t, b)
 	verdicts := 0
 	for i, set := range sets {
 		policies := policiesOf(t, set)
 		address := at[fmt.Sprintf("http-%d", i)]
-		conns := map[string]*conn{}
+		conns := map[string]*policytest.Conn{}
 		for _, r := range requests {
 			if r.seen == "" {
 				r.seen = r.path
@@ -151,10 +130,10 @@ func TestVerdictsOfEnvoy(t *testing.T) {
 			_, r.port, _ = net.SplitHostPort(address)
 			c := conns[r.identity]
 			if c == nil {
-				c = pki.dial(t, address, r.identity)
+				c = pki.Dial(t, address, r.identity)
 				conns[r.identity] = c
 			}
-			status, seen := c.ask(t, r)
+			status, seen := c.Ask(t, r.sent())
 			if want := allowed(policies, r); status != http.StatusOK && status != http.StatusForbidden || want != (status == http.StatusOK) {
 				t.Errorf("%s\n%+v: status %d, want allowed %v", set, r, status, want)
 			}
@@ -167,7 +146,7 @@ func TestVerdictsOfEnvoy(t *testing.T) {
 		for _, identity := range []string{"", client, former, other} {
 			r := request{identity: identity, tcp: true}
 			_, r.port, _ = net.SplitHostPort(address)
-			if got, want := pki.dial(t, address, identity).echoes(t), allowed(policies, r); got != want {
+			if got, want := pki.Dial(t, address, identity).Echoes(t), allowed(policies, r); got != want {
 				t.Errorf("%s\nTCP from %q: %v, want %v", set, identity, got, want)
 			}
 			verdicts++
@@ -177,182 +156,4 @@ func TestVerdictsOfEnvoy(t *testing.T) {
 	if verdicts < 1000 {
 		t.Error("the table has become small")
 	}
-}
-
-func filter(t *testing.T, name string, m proto.Message) *listenerv3.Filter {
-	t.Helper()
-	return &listenerv3.Filter{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: pack(t, m)}}
-}
-
-func pack(t *testing.T, m proto.Message) *anypb.Any {
-	t.Helper()
-	a, err := anypb.New(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a
-}
-
-// manager answers what is let in with the path that would be forwarded.
-func manager(t *testing.T, f authz.Filters) []*listenerv3.Filter {
-	t.Helper()
-	return []*listenerv3.Filter{filter(t, "envoy.filters.network.http_connection_manager", &hcmv3.HttpConnectionManager{
-		StatPrefix: "x", NormalizePath: wrapperspb.Bool(true), UseRemoteAddress: wrapperspb.Bool(false),
-		PathWithEscapedSlashesAction: hcmv3.HttpConnectionManager_KEEP_UNCHANGED,
-		HttpFilters: append(f.HTTP, &hcmv3.HttpFilter{
-			Name: "envoy.filters.http.router", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(t, &routerv3.Router{})},
-		}),
-		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: &routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{{
-			Name: "x", Domains: []string{"*"},
-			Routes: []*routev3.Route{{
-				Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
-				Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: 200}},
-				ResponseHeadersToAdd: []*corev3.HeaderValueOption{{
-					Header: &corev3.HeaderValue{Key: "x-path", Value: "%REQ(:PATH)%"},
-				}},
-			}},
-		}}}},
-	})}
-}
-
-// pki is a certificate authority, in PEM and parsed.
-type pki struct {
-	key  *ecdsa.PrivateKey
-	cert *x509.Certificate
-	pem  string
-	// leaves are the certificates of identities.
-	leaves map[string]tls.Certificate
-}
-
-func newPKI(t *testing.T) *pki {
-	t.Helper()
-	p := &pki{leaves: map[string]tls.Certificate{}}
-	p.key, p.cert, p.pem = p.sign(t, &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, Subject: pkix.Name{CommonName: "root"}})
-	return p
-}
-
-func (p *pki) sign(t *testing.T, c *x509.Certificate) (*ecdsa.PrivateKey, *x509.Certificate, string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.SerialNumber, c.NotBefore, c.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	parent, signer := p.cert, p.key
-	if parent == nil {
-		parent, signer = c, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	parsed, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key, parsed, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-}
-
-func (p *pki) leaf(t *testing.T, identity string) (tls.Certificate, string, string) {
-	t.Helper()
-	u, err := url.Parse("spiffe://" + identity)
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, cert, text := p.sign(t, &x509.Certificate{URIs: []*url.URL{u}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}})
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}, text, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
-}
-
-func (p *pki) listener(t *testing.T, name string, filters []*listenerv3.Filter) *listenerv3.Listener {
-	t.Helper()
-	inline := func(s string) *corev3.DataSource {
-		return &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: s}}
-	}
-	_, cert, key := p.leaf(t, "cluster.local/ns/shop/sa/server")
-	return &listenerv3.Listener{
-		Name: name,
-		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
-			Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 0},
-		}}},
-		ListenerFilters: []*listenerv3.ListenerFilter{{Name: "envoy.filters.listener.tls_inspector", ConfigType: &listenerv3.ListenerFilter_TypedConfig{
-			TypedConfig: pack(t, &tlsinspectorv3.TlsInspector{}),
-		}}},
-		FilterChains: []*listenerv3.FilterChain{{Filters: filters, TransportSocket: &corev3.TransportSocket{
-			Name: "envoy.transport_sockets.tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: pack(t, &tlsv3.DownstreamTlsContext{
-				CommonTlsContext: &tlsv3.CommonTlsContext{
-					TlsCertificates:       []*tlsv3.TlsCertificate{{CertificateChain: inline(cert), PrivateKey: inline(key)}},
-					ValidationContextType: &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inline(p.pem)}},
-				},
-			})},
-		}}},
-	}
-}
-
-// conn is a connection of one identity.
-type conn struct {
-	net.Conn
-	r *bufio.Reader
-}
-
-func (p *pki) dial(t *testing.T, address, identity string) *conn {
-	t.Helper()
-	c := &tls.Config{InsecureSkipVerify: true, ServerName: serverName} //nolint:gosec // the server is the test's own
-	if identity != "" {
-		leaf, ok := p.leaves[identity]
-		if !ok {
-			leaf, _, _ = p.leaf(t, identity)
-			p.leaves[identity] = leaf
-		}
-		c.Certificates = []tls.Certificate{leaf}
-	}
-	d := &net.Dialer{Timeout: 30 * time.Second}
-	raw, err := tls.DialWithDialer(d, "tcp", address, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = raw.Close() })
-	_ = raw.SetDeadline(time.Now().Add(2 * time.Minute))
-	return &conn{raw, bufio.NewReader(raw)}
-}
-
-// ask sends a request as it is, and returns the status and the path that would be forwarded.
-func (c *conn) ask(t *testing.T, r request) (int, string) {
-	t.Helper()
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nhost: %s\r\ncontent-length: 0\r\n", r.method, r.path, r.host)
-	for k, v := range r.headers {
-		fmt.Fprintf(&b, "%s: %s\r\n", k, v)
-	}
-	if r.remote != "" {
-		fmt.Fprintf(&b, "x-forwarded-for: %s\r\n", r.remote)
-	}
-	if _, err := io.WriteString(c, b.String()+"\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.ReadResponse(c.r, nil)
-	if err != nil {
-		t.Fatalf("%+v: %v", r, err)
-	}
-	defer resp.Body.Close()
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, resp.Header.Get("x-path")
-}
-
-// echoes says whether what is sent comes back. Otherwise the connection must end.
-func (c *conn) echoes(t *testing.T) bool {
-	t.Helper()
-	if _, err := io.WriteString(c, "x"); err != nil {
-		t.Fatal(err)
-	}
-	got, err := c.r.ReadByte()
-	if err == nil && got != 'x' {
-		t.Fatalf("read %q", got)
-	}
-	return err == nil
 }

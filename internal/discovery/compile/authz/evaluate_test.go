@@ -1,6 +1,7 @@
 package authz_test
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
+	"github.com/pilothouse/pilothouse/test/policytest"
 )
 
 // request is what a client sends, and from where.
@@ -20,6 +22,18 @@ type request struct {
 	tcp                bool
 	port               string
 	claims             map[string]any // of its token; nil without one
+}
+
+// sent is what goes over the wire.
+func (r request) sent() policytest.Request {
+	headers := maps.Clone(r.headers)
+	if r.remote != "" {
+		if headers == nil {
+			headers = map[string]string{}
+		}
+		headers["x-forwarded-for"] = r.remote
+	}
+	return policytest.Request{Method: r.method, Host: r.host, Path: r.path, Headers: headers}
 }
 
 // allowed is what Istio's documentation says of policies and a request, written without a look at the translation.

@@ -16,6 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/jwt"
 	keys "github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/test/envoytest"
+	"github.com/pilothouse/pilothouse/test/policytest"
 	"github.com/pilothouse/pilothouse/test/token"
 )
 
@@ -115,18 +116,18 @@ func TestTokensInEnvoy(t *testing.T) {
 			requests = append(requests, r)
 		}
 	}
-	ca, boot := newPKI(t), envoytest.Bootstrap()
+	ca, boot := policytest.NewPKI(t), envoytest.Bootstrap()
 	for i, set := range tokenSets {
 		boot.StaticResources.Listeners = append(boot.StaticResources.Listeners,
-			ca.listener(t, fmt.Sprintf("http-%d", i), manager(t, authz.Build(policiesOf(t, set), trustDomains, filter))))
+			ca.Listener(t, fmt.Sprintf("http-%d", i), policytest.Manager(t, authz.Build(policiesOf(t, set), trustDomains, filter).HTTP, nil)))
 	}
 	at := envoytest.Start(t, boot)
 	for i, set := range tokenSets {
 		policies, address := policiesOf(t, set), at[fmt.Sprintf("http-%d", i)]
-		c := ca.dial(t, address, client)
+		c := ca.Dial(t, address, client)
 		for n, r := range requests {
 			_, r.port, _ = net.SplitHostPort(address)
-			status, _ := c.ask(t, r)
+			status, _ := c.Ask(t, r.sent())
 			want := bad[n]
 			if want == 0 {
 				if want = http.StatusForbidden; allowed(policies, r) {
