@@ -144,8 +144,8 @@ func (l *loop) deny() {
 
 func denialOf(p object.Policy) model.Denial {
 	h := fnv.New64a()
-	fmt.Fprintf(h, "%q", []string{string(p.Key.Kind), p.Key.Namespace, p.Key.Name, p.Labels})
-	return model.Denial{Name: fmt.Sprintf("broken-%x", h.Sum64()), Namespace: p.Key.Namespace, Labels: p.Labels, Everything: !p.OnlyPlaintext()}
+	fmt.Fprintf(h, "%q", []string{string(p.Key.Kind), p.Key.Namespace, p.Key.Name, p.Labels, p.Gateways})
+	return model.Denial{Name: fmt.Sprintf("broken-%x", h.Sum64()), Namespace: p.Key.Namespace, Labels: p.Labels, Gateways: p.Gateways, Everything: !p.OnlyPlaintext()}
 }
 
 // seems describes a policy whose key is unknown.

@@ -18,6 +18,61 @@ type Policy struct {
 	// Labels are those of the workloads that the policy selects, "a=b,c=d" sorted by name; empty if
 	// it is for the whole namespace, or if they are unknown.
 	Labels string
+	// Gateways are the names of Gateways of the Gateway API in the namespace whose proxies the policy selects, "a,b" sorted, or "*"
+	// for all of them. If it is not empty, only these are selected, and the workloads with the labels, if there are any.
+	Gateways string
+}
+
+// Target is one of the objects in the targetRefs of a policy.
+type Target struct{ Group, Kind, Name, Namespace string }
+
+// IsGateway reports whether the target is a Gateway of the Gateway API.
+func (t Target) IsGateway() bool { return t.Group == gatewayGroup && t.Kind == "Gateway" }
+
+// IsWaypoints reports whether only waypoints can be meant by the target.
+func (t Target) IsWaypoints() bool {
+	switch t.Kind {
+	case "Service":
+		return t.Group == "" || t.Group == "core"
+	case "ServiceEntry":
+		return t.Group == "networking.istio.io"
+	case "GatewayClass":
+		return t.Group == gatewayGroup
+	}
+	return false
+}
+
+const gatewayGroup = "gateway.networking.k8s.io"
+
+// BrokenPolicy returns the Policy of a rejected document with a selector's labels, if it has a selector, and these targets.
+// It is zero if nothing but waypoints can be meant, of which there are none.
+func BrokenPolicy(k Key, selector bool, labels string, targets []Target) Policy {
+	p := Policy{Broken: true, Key: k, Labels: labels}
+	if k.Namespace == "" { // it may be for the whole mesh
+		p.Labels = ""
+		return p
+	}
+	if len(targets) == 0 || k.Kind == PeerAuthentication || selector && labels == "" {
+		return p
+	}
+	var names []string
+	for _, t := range targets {
+		switch {
+		case t.IsWaypoints():
+		case t.IsGateway() && isLabel(t.Name, "-.", 63):
+			names = append(names, t.Name)
+		default: // what was meant is unknown
+			names = append(names, "*")
+		}
+	}
+	slices.Sort(names)
+	if names = slices.Compact(names); slices.Contains(names, "*") {
+		names = []string{"*"}
+	}
+	if p.Gateways = strings.Join(names, ","); p.Gateways == "" && p.Labels == "" {
+		return Policy{}
+	}
+	return p
 }
 
 // OnlyPlaintext reports whether only plaintext is denied, not every connection. That is so for a
@@ -35,10 +90,17 @@ func (p Policy) Denies() string {
 		what = "plaintext"
 	}
 	switch ns := p.Key.Namespace; {
+	case ns != "" && p.Gateways == "*":
+		to = "every proxy of a Gateway of namespace " + ns
+	case ns != "" && p.Gateways != "":
+		to = fmt.Sprintf("the proxies of Gateway %s of namespace %s", strings.ReplaceAll(p.Gateways, ",", ", "), ns)
 	case ns != "" && p.Labels != "":
 		to = fmt.Sprintf("workloads %s of namespace %s", p.Labels, ns)
 	case ns != "":
 		to = fmt.Sprintf("every workload of namespace %s (of the mesh, if it is the root namespace)", ns)
+	}
+	if p.Gateways != "" && p.Labels != "" {
+		to += " and to workloads " + p.Labels
 	}
 	return what + " to " + to
 }

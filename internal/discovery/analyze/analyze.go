@@ -58,6 +58,8 @@ type index struct {
 	// gateways are those of Istio, virtuals the VirtualServices, by namespace/name.
 	gateways map[string]*networking.Gateway
 	virtuals map[string]bool
+	// kubernetes are the Gateways of the Gateway API, by namespace/name.
+	kubernetes map[string]bool
 	// workloads are Pods and WorkloadEntries by namespace.
 	workloads map[string][]workload
 	accounts  map[string]bool // namespace/name
@@ -87,7 +89,7 @@ type workload struct {
 
 func newIndex(objects []*object.Object, o Options) *index {
 	a := &index{
-		o: o, services: map[string]*service{}, subsets: map[string]map[string]bool{}, gateways: map[string]*networking.Gateway{}, virtuals: map[string]bool{},
+		o: o, services: map[string]*service{}, subsets: map[string]map[string]bool{}, gateways: map[string]*networking.Gateway{}, virtuals: map[string]bool{}, kubernetes: map[string]bool{},
 		workloads: map[string][]workload{}, accounts: map[string]bool{}, namespaces: map[string]bool{},
 		users: map[string][]user{}, takers: map[uint32][]taker{},
 	}
@@ -141,6 +143,8 @@ func (a *index) add(obj *object.Object) {
 		a.virtuals[name] = true
 	}
 	switch obj.Kind {
+	case object.KubernetesGateway:
+		a.kubernetes[name] = true
 	case object.ServiceAccount:
 		a.accounts[name] = true
 	case object.Namespace:

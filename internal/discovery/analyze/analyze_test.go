@@ -111,6 +111,8 @@ func TestReferencesToNothing(t *testing.T) {
 			"x: spec.rules[0].from[0].source.principals[0]: no workload runs as the service account shop/wep, and there is none of this name; did you mean shop/web?\n" +
 				"x: spec.rules[0].from[0].source.serviceAccounts[0]: no workload runs as the service account shop/lost, and there is none of this name\n" +
 				"x: spec.rules[0].from[0].source.namespaces[0]: there is nothing in a namespace \"gone\""},
+		{"AuthorizationPolicy", `{targetRefs: [{kind: Service, name: web}, {group: gateway.networking.k8s.io, kind: Gateway, name: door}]}`,
+			`x: spec.targetRefs: there is no Gateway shop/door of the Gateway API: what is for it only applies to Pods with the label gateway.networking.k8s.io/gateway-name: door`},
 	} {
 		group := "networking.istio.io/v1"
 		if slices.Contains([]string{"PeerAuthentication", "AuthorizationPolicy"}, tc.kind) {

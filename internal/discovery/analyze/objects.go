@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+	typev1 "istio.io/api/type/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -27,6 +28,13 @@ func (a *index) check(obj *object.Object) {
 		a.sidecar(spec)
 	case *security.AuthorizationPolicy:
 		a.authorizationPolicy(spec)
+		a.targets("spec.targetRef", spec.GetTargetRef())
+		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
+	case *security.RequestAuthentication:
+		a.targets("spec.targetRef", spec.GetTargetRef())
+		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
+	case *networking.EnvoyFilter:
+		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
 	case *networking.ServiceEntry:
 		a.serviceEntry(obj, spec)
 	case *networking.WorkloadEntry:
@@ -38,6 +46,16 @@ func (a *index) check(obj *object.Object) {
 	}
 	if m, ok := obj.Spec.(proto.Message); ok {
 		a.selector(m.ProtoReflect())
+	}
+}
+
+// targets checks that the Gateways to which an object is attached exist.
+func (a *index) targets(field string, refs ...*typev1.PolicyTargetReference) {
+	for _, t := range refs {
+		gateway := object.Target{Group: t.GetGroup(), Kind: t.GetKind(), Name: t.GetName()}.IsGateway()
+		if name := a.now.Namespace + "/" + t.GetName(); gateway && t.GetName() != "" && !a.kubernetes[name] {
+			a.warn(field, "there is no Gateway %s of the Gateway API: what is for it only applies to Pods with the label gateway.networking.k8s.io/gateway-name: %s", name, t.GetName())
+		}
 	}
 }
 

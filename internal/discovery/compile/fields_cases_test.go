@@ -20,30 +20,18 @@ var fieldExceptions = map[string]string{
 	"MeshConfig.meshMTLS.minProtocolVersion=TLSV1_2":    "it is the default, by another name",
 	"MeshConfig.tlsDefaults.minProtocolVersion=TLSV1_2": "it is the default, by another name",
 
-	"AuthorizationPolicy.targetRef.group":                            "a policy with a target is rejected, with what that means",
-	"AuthorizationPolicy.targetRef.kind":                             "a policy with a target is rejected, with what that means",
-	"AuthorizationPolicy.targetRef.name":                             "a policy with a target is rejected, with what that means",
-	"AuthorizationPolicy.targetRef.namespace":                        "a policy with a target is rejected, with what that means",
-	"AuthorizationPolicy.targetRefs.group":                           "a policy with a target is rejected, with what that means",
-	"AuthorizationPolicy.targetRefs.kind":                            "a policy with a target is rejected, with what that means",
-	"AuthorizationPolicy.targetRefs.name":                            "a policy with a target is rejected, with what that means",
-	"AuthorizationPolicy.targetRefs.namespace":                       "a policy with a target is rejected, with what that means",
-	"RequestAuthentication.targetRef.group":                          "a policy with a target is rejected, with what that means",
-	"RequestAuthentication.targetRef.kind":                           "a policy with a target is rejected, with what that means",
-	"RequestAuthentication.targetRef.name":                           "a policy with a target is rejected, with what that means",
-	"RequestAuthentication.targetRef.namespace":                      "a policy with a target is rejected, with what that means",
-	"RequestAuthentication.targetRefs.group":                         "a policy with a target is rejected, with what that means",
-	"RequestAuthentication.targetRefs.kind":                          "a policy with a target is rejected, with what that means",
-	"RequestAuthentication.targetRefs.name":                          "a policy with a target is rejected, with what that means",
-	"RequestAuthentication.targetRefs.namespace":                     "a policy with a target is rejected, with what that means",
-	"EnvoyFilter.targetRefs.group":                                   "an object with a target is rejected",
-	"EnvoyFilter.targetRefs.kind":                                    "the same",
-	"EnvoyFilter.targetRefs.name":                                    "the same",
-	"EnvoyFilter.targetRefs.namespace":                               "the same",
+	"AuthorizationPolicy.targetRef.group":                            "another group is rejected: config.TestTargets",
+	"AuthorizationPolicy.targetRef.namespace":                        "another namespace is rejected: config.TestTargets",
+	"AuthorizationPolicy.targetRefs.group":                           "another group is rejected: config.TestTargets",
+	"AuthorizationPolicy.targetRefs.namespace":                       "another namespace is rejected: config.TestTargets",
+	"RequestAuthentication.targetRef.group":                          "another group is rejected: config.TestTargets",
+	"RequestAuthentication.targetRef.namespace":                      "another namespace is rejected: config.TestTargets",
+	"RequestAuthentication.targetRefs.group":                         "another group is rejected: config.TestTargets",
+	"RequestAuthentication.targetRefs.namespace":                     "another namespace is rejected: config.TestTargets",
+	"EnvoyFilter.targetRefs.group":                                   "another group is rejected: config.TestTargets",
+	"EnvoyFilter.targetRefs.namespace":                               "another namespace is rejected: config.TestTargets",
 	"EnvoyFilter.configPatches.applyTo=INVALID":                      "it is rejected",
 	"EnvoyFilter.configPatches.patch.operation=INVALID":              "it is rejected",
-	"EnvoyFilter.configPatches.match.routeConfiguration.portName":    "it is that of a router's HTTPS server: patch.TestRoutes",
-	"EnvoyFilter.configPatches.match.routeConfiguration.gateway":     "the same",
 	"EnvoyFilter.configPatches.patch.value":                          "its fields are Envoy's: patch.TestParse",
 	"EnvoyFilter.configPatches.match.waypoint.portNumber":            "it is rejected: there are no waypoints",
 	"EnvoyFilter.configPatches.match.waypoint.route.name":            "the same",
@@ -94,6 +82,19 @@ var fieldNodes = []struct{ id, locality string }{
 	{"sidecar~10.1.0.6~c-1.other~other.svc.cluster.local", "r2/z1"},
 	{"router~10.1.0.7~gw-1.shop~shop.svc.cluster.local", "r1/z1"},
 }
+
+// fieldGateway makes the router one of a Gateway of the Gateway API.
+const fieldGateway = `---
+apiVersion: v1
+kind: Pod
+metadata: {name: gw-1, namespace: shop, labels: {gateway.networking.k8s.io/gateway-name: gw}}
+status: {phase: Running, podIP: 10.1.0.7}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: gw, namespace: shop}
+spec: {servers: [{port: {number: 80, protocol: HTTP, name: http}, hosts: ["*"]}]}
+`
 
 // fieldMesh is the mesh around every object that is tried.
 const fieldMesh = `
@@ -252,13 +253,17 @@ spec: {mtls: {mode: STRICT}}
 		`{selector: {matchLabels: {app: b}}, mtls: {mode: DISABLE}, portLevelMtls: {"8080": {mode: STRICT}}}`,
 		`{mtls: {mode: PERMISSIVE}}`,
 	}},
-	{name: "AuthorizationPolicy", kind: object.AuthorizationPolicy, empty: &security.AuthorizationPolicy{}, bases: []string{
+	{name: "AuthorizationPolicy", kind: object.AuthorizationPolicy, empty: &security.AuthorizationPolicy{}, around: fieldGateway, bases: []string{
+		`{targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}], action: DENY, rules: [{}]}`,
+		`{targetRef: {group: gateway.networking.k8s.io, kind: Gateway, name: gw}, action: DENY, rules: [{}]}`,
 		`{selector: {matchLabels: {app: b}}, rules: [{from: [{source: {principals: [x]}}], to: [{operation: {ports: ["80"]}}], when: [{key: source.ip, values: [10.0.0.1]}]}]}`,
 		`{rules: [{from: [{source: {ipBlocks: [10.0.0.1]}}], to: [{operation: {ports: ["80"]}}], when: [{key: "request.headers[x]", values: [a]}]}]}`,
 		`{action: DENY, rules: [{to: [{operation: {ports: ["80"]}}]}]}`,
 		`{action: CUSTOM, provider: {name: a}, rules: [{to: [{operation: {ports: ["80"]}}]}]}`,
 	}},
-	{name: "RequestAuthentication", kind: object.RequestAuthentication, empty: &security.RequestAuthentication{}, bases: []string{
+	{name: "RequestAuthentication", kind: object.RequestAuthentication, empty: &security.RequestAuthentication{}, around: fieldGateway, bases: []string{
+		`{targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}], jwtRules: [{issuer: a, jwks: '` + pki.NoKeys + `'}]}`,
+		`{targetRef: {group: gateway.networking.k8s.io, kind: Gateway, name: gw}, jwtRules: [{issuer: a, jwks: '` + pki.NoKeys + `'}]}`,
 		`{selector: {matchLabels: {app: b}}, jwtRules: [{issuer: a, jwks: '` + pki.NoKeys + `'}]}`,
 		`{selector: {matchLabels: {app: b}}, jwtRules: [{issuer: a, jwks: '` + pki.NoKeys + `', fromHeaders: [{name: x}], outputClaimToHeaders: [{header: x, claim: c}]}]}`,
 		`{jwtRules: [{issuer: a}]}`,
@@ -270,7 +275,8 @@ spec: {mtls: {mode: STRICT}}
 		`{servers: [{port: {number: 15443, protocol: TLS, name: tls}, hosts: ["*.local"], tls: {mode: AUTO_PASSTHROUGH}}]}`,
 		`{servers: [{port: {number: 15443, protocol: TLS, name: tls}, hosts: ["*.local"], tls: {mode: PASSTHROUGH}}]}`,
 	}},
-	{name: "EnvoyFilter", kind: object.EnvoyFilter, empty: &networking.EnvoyFilter{}, bases: []string{
+	{name: "EnvoyFilter", kind: object.EnvoyFilter, empty: &networking.EnvoyFilter{}, around: fieldGateway, bases: []string{
+		`{targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}], configPatches: [{applyTo: LISTENER, match: {context: GATEWAY}, patch: {operation: REMOVE}}]}`,
 		`{workloadSelector: {labels: {app: b}}, configPatches: [{applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND, cluster: {portNumber: 80}}, patch: {operation: MERGE, value: {connect_timeout: 3s}}}]}`,
 		`{configPatches: [{applyTo: HTTP_FILTER, match: {context: ANY, listener: {filterChain: {filter: {subFilter: {name: envoy.filters.http.fault}}}}}, patch: {operation: INSERT_BEFORE, value: {name: buffer, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max_request_bytes: 9}}}}]}`,
 		`{configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}]}`,
@@ -375,6 +381,7 @@ var fieldValues = map[string][]string{
 	"tunnel.protocol": {"POST"}, "tunnel.targetHost": {"x.example.com"}, "tunnel.targetPort": {"8443"},
 	"WorkloadEntry.address": {"10.2.0.9"}, "WorkloadEntry.ports": {"http=8099"}, "WorkloadEntry.labels": {"app=none"}, "WorkloadEntry.locality": {"r1/z1"},
 
+	"targetRef.kind": {"GatewayClass"}, "targetRefs.kind": {"GatewayClass"},
 	"EnvoyFilter.workloadSelector.labels": {"app=a"},
 	"Sidecar.workloadSelector.labels":     {"app=a"}, "egress.hosts": {"*/*"}, "port.protocol": {"HTTP"},
 	"Gateway.selector": {"app=none"}, "Gateway.servers.hosts": {"c.other.svc.cluster.local"},

@@ -63,6 +63,9 @@ func (d *dice) labels() map[string]string {
 	if d.oneIn(2) {
 		l["version"] = pick(d, versions...)
 	}
+	if d.oneIn(4) {
+		l["gateway.networking.k8s.io/gateway-name"] = pick(d, names...)
+	}
 	return l
 }
 
@@ -378,16 +381,30 @@ func (d *dice) authorizationPolicy() *security.AuthorizationPolicy {
 	if d.oneIn(2) {
 		p.Selector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
 	}
+	if d.oneIn(4) {
+		p.Selector, p.TargetRefs = nil, d.targets()
+	}
 	for range d.roll(3) {
 		p.Rules = append(p.Rules, &security.Rule{To: []*security.Rule_To{{Operation: &security.Operation{Methods: []string{pick(d, "GET", "PUT")}}}}})
 	}
 	return p
 }
 
+// targets are Gateways of the Gateway API, and what is none.
+func (d *dice) targets() (out []*typev1.PolicyTargetReference) {
+	for range 1 + d.roll(2) {
+		out = append(out, &typev1.PolicyTargetReference{Group: "gateway.networking.k8s.io", Kind: pick(d, "Gateway", "Gateway", "Gateway", "GatewayClass"), Name: pick(d, names...)})
+	}
+	return out
+}
+
 func (d *dice) requestAuthentication() *security.RequestAuthentication {
 	p := &security.RequestAuthentication{}
 	if d.oneIn(2) {
 		p.Selector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
+	}
+	if d.oneIn(4) {
+		p.Selector, p.TargetRef = nil, d.targets()[0]
 	}
 	for range d.roll(3) {
 		p.JwtRules = append(p.JwtRules, &security.JWTRule{Issuer: pick(d, "one.example", "two.example"), Jwks: pick(d, "", pki.NoKeys)})
@@ -419,6 +436,9 @@ func (d *dice) envoyFilter() *networking.EnvoyFilter {
 	f := &networking.EnvoyFilter{Priority: int32(d.roll(3)) - 1}
 	if d.oneIn(2) {
 		f.WorkloadSelector = &networking.WorkloadSelector{Labels: map[string]string{"app": pick(d, names...)}}
+	}
+	if d.oneIn(4) {
+		f.WorkloadSelector, f.TargetRefs = nil, d.targets()
 	}
 	for range 1 + d.roll(3) {
 		p := &networking.EnvoyFilter_EnvoyConfigObjectPatch{}

@@ -17,16 +17,7 @@ const (
 
 // requestAuthentication checks a policy of tokens. [control-plane 1.10.3, 1.10.4]
 func (c *check) requestAuthentication(o object.Object, s *security.RequestAuthentication) {
-	if s.GetTargetRef() != nil || len(s.GetTargetRefs()) > 0 {
-		field := "spec.targetRefs"
-		if s.GetTargetRef() != nil {
-			field = "spec.targetRef"
-		}
-		c.fail(field, "is not supported: this policy is NOT enforced; use a selector")
-		return
-	}
-	c.policy = object.Policy{Broken: true, Key: o.Key, Labels: object.LabelText(s.GetSelector().GetMatchLabels())}
-	c.labels("spec.selector.matchLabels", s.GetSelector().GetMatchLabels())
+	c.attachment(o, s)
 	if len(s.GetJwtRules()) == 0 {
 		c.warn("spec.jwtRules", "is empty: no token is validated; add a rule for each issuer")
 	}

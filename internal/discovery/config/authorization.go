@@ -12,19 +12,9 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// authorizationPolicy checks a policy. One that refers to targets is rejected without denying anything: it would not
-// be in force for sidecars with Istio, either.
+// authorizationPolicy checks a policy.
 func (c *check) authorizationPolicy(o object.Object, s *security.AuthorizationPolicy) {
-	if s.GetTargetRef() != nil || len(s.GetTargetRefs()) > 0 {
-		field := "spec.targetRefs"
-		if s.GetTargetRef() != nil {
-			field = "spec.targetRef"
-		}
-		c.fail(field, "is not supported: this policy is NOT enforced, at Gateways either; use a selector, which sidecars and gateways apply")
-		return
-	}
-	c.policy = object.Policy{Broken: true, Key: o.Key, Labels: object.LabelText(s.GetSelector().GetMatchLabels())}
-	c.labels("spec.selector.matchLabels", s.GetSelector().GetMatchLabels())
+	c.attachment(o, s)
 	custom := s.GetAction() == security.AuthorizationPolicy_CUSTOM
 	switch name := s.GetProvider().GetName(); {
 	case custom && name == "":

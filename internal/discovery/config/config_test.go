@@ -163,8 +163,8 @@ func TestEnvoyFilters(t *testing.T) {
 	runRules(t, []rule{
 		{object.EnvoyFilter, "{workloadSelector: {labels: {app: x}}, configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {connect_timeout: 1s}}}]}", nil},
 		{object.EnvoyFilter, "{}", []string{"W spec.configPatches: is empty: nothing is patched"}},
-		{object.EnvoyFilter, "{targetRefs: [{kind: Gateway, name: a}], configPatches: [{applyTo: BOOTSTRAP, patch: {operation: MERGE}}]}", []string{
-			"E spec.targetRefs: is not supported; use workloadSelector", "W spec.configPatches[0].applyTo: not applied"}},
+		{object.EnvoyFilter, "{targetRefs: [{kind: Gateway, name: a}], workloadSelector: {labels: {a: b}}, configPatches: [{applyTo: BOOTSTRAP, patch: {operation: MERGE}}]}", []string{
+			"E spec.targetRefs[0].kind: unknown kind", "E spec.workloadSelector: cannot be set together with targetRefs", "W spec.configPatches[0].applyTo: not applied"}},
 		{object.EnvoyFilter, "{workloadSelector: {labels: {a b: x}}, configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}, {applyTo: CLUSTER, patch: {operation: MERGE, value: {none: 1}}}]}", []string{
 			"E spec.workloadSelector.labels[a b]", `E spec.configPatches[1].patch.value: unknown field "none"`}},
 		{object.EnvoyFilter, "{configPatches: [" + strings.Repeat("{applyTo: CLUSTER, patch: {operation: REMOVE}},", 513) + "]}", []string{"E spec.configPatches: has 513 patches: want at most 512"}},
@@ -220,7 +220,6 @@ func TestAuthorizationPolicies(t *testing.T) {
 		{object.AuthorizationPolicy, "{action: CUSTOM, rules: [{}]}", []string{"E spec.provider.name: is empty"}},
 		{object.AuthorizationPolicy, "{action: CUSTOM, provider: {name: a}, rules: [{}]}", []string{"W spec.provider: external authorization is not supported: every request"}},
 		{object.AuthorizationPolicy, "{provider: {name: a}}", []string{"E spec.provider: is for action CUSTOM only"}},
-		{object.AuthorizationPolicy, "{targetRefs: [{kind: Service, name: a}]}", []string{"E spec.targetRefs: is not supported: this policy is NOT enforced"}},
 		{object.AuthorizationPolicy, "{action: DENY, rules: [{to: [{operation: {paths: [/a]}}]}]}", []string{"W spec.rules[0]: TCP connections have no paths: of these, the rule matches all"}},
 		{object.AuthorizationPolicy, operation("methods: [GET], hosts: [a]"), []string{"I spec.rules[0]: matches no TCP connection, since these have no hosts, methods"}},
 		{object.AuthorizationPolicy, operation(""), []string{"E spec.rules[0].to[0].operation: is empty"}},
@@ -250,6 +249,34 @@ func TestAuthorizationPolicies(t *testing.T) {
 	})
 }
 
+func TestTargets(t *testing.T) {
+	const group = "group: gateway.networking.k8s.io, "
+	for kind, rest := range map[object.Kind]string{
+		object.AuthorizationPolicy: "", object.RequestAuthentication: `, jwtRules: [{issuer: a, jwks: '{"keys": [{"kty": "RSA", "n": "AQ", "e": "AQAB"}]}'}]`,
+		object.EnvoyFilter: ", configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}]",
+	} {
+		refs := func(list string) string { return "{targetRefs: [" + list + "]" + rest + "}" }
+		rules := []rule{
+			{kind, refs("{" + group + "kind: Gateway, name: a}"), nil},
+			{kind, refs("{" + group + "kind: Gateway, name: a, namespace: n}"), nil},
+			{kind, refs("{" + group + "kind: Gateway, name: a, namespace: other}, {" + group + "kind: Gateway}"), []string{
+				"E spec.targetRefs[0].namespace: invalid namespace \"other\"", "E spec.targetRefs[1].name: is empty"}},
+			{kind, refs("{kind: Service, name: a}, {group: networking.istio.io, kind: ServiceEntry, name: b}, {" + group + "kind: GatewayClass, name: c}"), []string{
+				"W spec.targetRefs[0].kind: a Service is a target for waypoints, which are not served", "W spec.targetRefs[1].kind: a ServiceEntry is", "W spec.targetRefs[2].kind: a GatewayClass is"}},
+			{kind, refs("{group: networking.istio.io, kind: Gateway, name: a}, {kind: ServiceEntry, name: b}"), []string{
+				"E spec.targetRefs[0].kind: unknown kind \"Gateway\" of group \"networking.istio.io\"", "E spec.targetRefs[1].kind: unknown kind"}},
+			{kind, refs(strings.Repeat("{"+group+"kind: Gateway, name: a}, ", 17)), []string{"E spec.targetRefs: has 17 targets: want at most 16"}},
+		}
+		if kind != object.EnvoyFilter {
+			rules = append(rules,
+				rule{kind, "{targetRef: {" + group + "kind: Gateway, name: a}" + rest + "}", nil},
+				rule{kind, "{targetRef: {kind: Service, name: a}, targetRefs: [{kind: Service, name: b}]" + rest + "}", []string{"E spec.targetRef: cannot be set together with targetRefs", "W spec.targetRefs[0].kind"}},
+				rule{kind, "{selector: {matchLabels: {a: b}}, targetRef: {kind: Service, name: a}" + rest + "}", []string{"E spec.selector: cannot be set together with targetRefs", "W spec.targetRef.kind"}})
+		}
+		runRules(t, rules)
+	}
+}
+
 func TestRequestAuthentications(t *testing.T) {
 	const keys = `'{"keys": [{"kty": "RSA", "n": "AQ", "e": "AQAB"}]}'`
 	one := func(rule string) string { return "{jwtRules: [{" + rule + "}]}" }
@@ -258,7 +285,6 @@ func TestRequestAuthentications(t *testing.T) {
 	runRules(t, []rule{
 		{object.RequestAuthentication, with("audiences: [a], fromHeaders: [{name: x-a, prefix: 'Tok '}], fromParams: [a], fromCookies: [b], forwardOriginalToken: true, outputPayloadToHeader: x-b, outputClaimToHeaders: [{header: x-c, claim: a.b}], spaceDelimitedClaims: [c]"), nil},
 		{object.RequestAuthentication, "{}", []string{"W spec.jwtRules: is empty: no token is validated"}},
-		{object.RequestAuthentication, "{targetRefs: [{kind: Service, name: a}]}", []string{"E spec.targetRefs: is not supported: this policy is NOT enforced"}},
 		{object.RequestAuthentication, "{selector: {matchLabels: {app: -x}}, jwtRules: [{issuer: a, jwks: " + keys + "}]}", []string{"E spec.selector.matchLabels[app]: invalid label value"}},
 		{object.RequestAuthentication, one("jwks: " + keys), []string{at("E .issuer: is empty")}},
 		{object.RequestAuthentication, one("issuer: a, jwks: '{}'"), []string{at("E .jwks: invalid key set")}},

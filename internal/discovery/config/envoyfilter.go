@@ -10,9 +10,9 @@ import (
 const maxPatches = 512
 
 // envoyFilter checks an EnvoyFilter. [control-plane 1.9.25–1.9.28]
-func (c *check) envoyFilter(s *networking.EnvoyFilter) {
-	if len(s.GetTargetRefs()) > 0 {
-		c.fail("spec.targetRefs", "is not supported; use workloadSelector")
+func (c *check) envoyFilter(namespace string, s *networking.EnvoyFilter) {
+	if c.targets(namespace, s.GetTargetRefs()); len(s.GetTargetRefs()) > 0 && s.GetWorkloadSelector() != nil {
+		c.fail("spec.workloadSelector", "cannot be set together with targetRefs; use one of them")
 	}
 	c.labels("spec.workloadSelector.labels", s.GetWorkloadSelector().GetLabels())
 	switch n := len(s.GetConfigPatches()); {

@@ -24,7 +24,7 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.DestinationRule: func(c *check, o object.Object) { specRules(c, o, c.destinationRule) },
 	object.PeerAuthentication: func(c *check, o object.Object) {
 		specRules(c, o, func(s *security.PeerAuthentication) {
-			c.policy = object.Policy{Broken: true, Key: o.Key, Labels: object.LabelText(s.GetSelector().GetMatchLabels())}
+			c.policy = object.BrokenPolicy(o.Key, s.GetSelector() != nil, object.LabelText(s.GetSelector().GetMatchLabels()), nil)
 			c.peerAuthentication(s)
 		})
 	},
@@ -34,9 +34,11 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.AuthorizationPolicy: func(c *check, o object.Object) {
 		specRules(c, o, func(s *security.AuthorizationPolicy) { c.authorizationPolicy(o, s) })
 	},
-	object.Sidecar:       func(c *check, o object.Object) { specRules(c, o, c.sidecar) },
-	object.Gateway:       func(c *check, o object.Object) { specRules(c, o, c.gateway) },
-	object.EnvoyFilter:   func(c *check, o object.Object) { specRules(c, o, c.envoyFilter) },
+	object.Sidecar: func(c *check, o object.Object) { specRules(c, o, c.sidecar) },
+	object.Gateway: func(c *check, o object.Object) { specRules(c, o, c.gateway) },
+	object.EnvoyFilter: func(c *check, o object.Object) {
+		specRules(c, o, func(s *networking.EnvoyFilter) { c.envoyFilter(o.Namespace, s) })
+	},
 	object.ProxyConfig:   func(c *check, o object.Object) { specRules(c, o, c.proxyConfig) },
 	object.WorkloadGroup: func(c *check, o object.Object) { specRules(c, o, c.workloadGroup) },
 

@@ -15,18 +15,23 @@ import (
 // DryRunAnnotation makes an AuthorizationPolicy one that decides nothing [control-plane 1.10.12].
 const DryRunAnnotation = "istio.io/dry-run"
 
-// The buckets of a namespace's AuthorizationPolicies or RequestAuthentications: those for all of its workloads, and those
-// with a selector.
+// The buckets of a namespace's AuthorizationPolicies or RequestAuthentications: those for all of its workloads, those
+// with a selector, and those with targets.
 func wholeBucket(ns string) string     { return "whole:" + ns }
 func selectingBucket(ns string) string { return "selecting:" + ns }
+func targetingBucket(ns string) string { return "targeting:" + ns }
 
 // selecting is the specification of a policy with a selector.
 type selecting interface {
 	GetSelector() *typev1.WorkloadSelector
+	targeting
 }
 
 // policyBucket returns the bucket of a policy.
 func policyBucket(ns string, spec selecting) string {
+	if targeted(spec) {
+		return targetingBucket(ns)
+	}
 	if len(spec.GetSelector().GetMatchLabels()) > 0 {
 		return selectingBucket(ns)
 	}
@@ -54,12 +59,20 @@ func DryRun(value string) bool {
 }
 
 // policiesFor returns the keys of the policies that select the workload by label, separated by spaces: those of its
-// namespace, and those of the root namespace, which are for the whole mesh. [control-plane 1.10.5]
-func policiesFor[P policy](m *Model, r *incr.Reader, table *incr.Table[P], ns string, labels map[string]string) string {
+// namespace, and those of the root namespace, which are for the whole mesh; and the keys of those of its namespace whose
+// targets are Gateways of which it is a proxy. [control-plane 1.10.5]
+func policiesFor[P policy](m *Model, r *incr.Reader, table *incr.Table[P], ns string, labels map[string]string, gateways []string) string {
 	var out []string
 	for _, in := range m.scopesOf(r, ns) {
 		for key, p := range incr.In(r, table, selectingBucket(in)) {
 			if subset(p.spec().GetSelector().GetMatchLabels(), labels) {
+				out = append(out, key)
+			}
+		}
+	}
+	if len(gateways) > 0 {
+		for key, p := range incr.In(r, table, targetingBucket(ns)) {
+			if targets(p.spec(), ns, gateways) {
 				out = append(out, key)
 			}
 		}

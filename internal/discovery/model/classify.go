@@ -56,6 +56,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	if m.claims(r, k) == "" {
 		services = m.servicesOf(r, k, cluster, labels, portNames(pod))
 	}
+	named := m.gatewayNames(r, k, labels, services)
 	if k.Role == mesh.Router {
 		gateways, services = m.gatewaysFor(r, k, labels, services), "" // nothing is captured: there are no inbound listeners
 	}
@@ -72,9 +73,9 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	location.Labels = m.rankingLabels(r, labels, pod)
 	workload := mesh.Workload{
 		// Policies restrict: they hold for a proxy whatever else it is refused.
-		Namespace: k.Namespace, Services: services, Policies: m.selecting(r, k.Namespace, labels),
-		Authorization: policiesFor(m, r, m.tables.authz, k.Namespace, labels),
-		Tokens:        policiesFor(m, r, m.tables.tokens, k.Namespace, labels),
+		Namespace: k.Namespace, Services: services, Policies: m.selecting(r, k.Namespace, labels, named),
+		Authorization: policiesFor(m, r, m.tables.authz, k.Namespace, labels, named),
+		Tokens:        policiesFor(m, r, m.tables.tokens, k.Namespace, labels, named),
 	}
 	if k.Caps.Has(mesh.Proxyless) {
 		workload.Addresses, workload.Mutual = k.IPs, labels[mesh.TLSModeLabel] == "istio"
@@ -86,7 +87,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	if k.Role == mesh.Router { // its listeners are those of the scope
 		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
 	}
-	scope.Patches, workload.Patches = m.patching(r, k, labels)
+	scope.Patches, workload.Patches = m.patching(r, k, labels, named)
 	if k.Role == mesh.Router {
 		scope.PatchClusters = m.clustersOf(r, scope.Patches)
 	}
@@ -264,12 +265,12 @@ func (m *Model) endpointOf(r *incr.Reader, s *Service, k ProxyKey, labels map[st
 	return false
 }
 
-// selecting returns the keys of the PeerAuthentications and denials that select the workload by label, separated by
-// spaces. Of the root namespace, these are the denials of everything, for AuthorizationPolicies.
-func (m *Model) selecting(r *incr.Reader, ns string, labels map[string]string) string {
+// selecting returns the keys of the PeerAuthentications and denials that select the workload by label or Gateway, separated
+// by spaces. Of the root namespace, these are the denials of everything, for AuthorizationPolicies.
+func (m *Model) selecting(r *incr.Reader, ns string, labels map[string]string, gateways []string) string {
 	var out []string
 	for _, p := range m.rules.policies.Of(r, ns) {
-		if l := p.Spec.GetSelector().GetMatchLabels(); len(l) > 0 && subset(l, labels) {
+		if l := p.Spec.GetSelector().GetMatchLabels(); len(l) > 0 && subset(l, labels) || p.denies(gateways) {
 			out = append(out, p.Key())
 		}
 	}

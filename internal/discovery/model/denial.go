@@ -19,6 +19,9 @@ type Denial struct {
 	Namespace string
 	// Labels select workloads of the namespace, "a=b,c=d"; empty for all of them.
 	Labels string
+	// Gateways are names of Gateways of the Gateway API, "a,b", or "*" for all of the namespace. If it is not empty, the proxies
+	// of these are selected, and otherwise only workloads with the labels.
+	Gateways string
 	// Everything denies every connection; otherwise only plaintext is denied.
 	Everything bool
 }
@@ -44,6 +47,9 @@ func (m *Model) Deny(denials []Denial) {
 			row := &PeerAuthentication{Row: d.row(), Spec: &security.PeerAuthentication{}, deny: denyPlaintext}
 			if d.Everything {
 				row.deny = denyEverything
+			}
+			if d.Gateways != "" {
+				row.gateways = strings.Split(d.Gateways, ",")
 			}
 			if d.Labels != "" {
 				row.Spec.Selector = &typev1.WorkloadSelector{MatchLabels: map[string]string{}}
@@ -76,6 +82,9 @@ const denialPrefix = "denial "
 // key returns the key of the denial's row, which is unique and not that of an object.
 func (d Denial) key() string {
 	key := denialPrefix + d.row().Key() + " " + d.Labels
+	if d.Gateways != "" {
+		key += " gateways " + d.Gateways
+	}
 	if d.Everything {
 		key += " everything"
 	}
@@ -86,7 +95,7 @@ func (d Denial) key() string {
 func (m *Model) denied(r *incr.Reader, ns string) deny {
 	most := denyNothing
 	for _, p := range m.rules.policies.Of(r, ns) {
-		if len(p.Spec.GetSelector().GetMatchLabels()) == 0 {
+		if len(p.Spec.GetSelector().GetMatchLabels())+len(p.gateways) == 0 {
 			most = max(most, p.deny)
 		}
 	}

@@ -54,14 +54,14 @@ func Patchings(text string) (out []Patching) {
 // patching returns the EnvoyFilters with patches for what a proxy's scope and workload determine, in the form that
 // Patchings parses: those of its namespace and of the root namespace that select it. gRPC libraries have none.
 // [control-plane 1.9.26, 1.9.28]
-func (m *Model) patching(r *incr.Reader, k ProxyKey, labels map[string]string) (scope, workload string) {
+func (m *Model) patching(r *incr.Reader, k ProxyKey, labels map[string]string, gateways []string) (scope, workload string) {
 	if k.Caps.Has(mesh.Proxyless) {
 		return "", ""
 	}
 	var ofScope, ofWorkload []string
 	for _, ns := range m.scopesOf(r, k.Namespace) {
 		for key, f := range incr.In(r, m.tables.filters, namespaceBucket(ns)) {
-			if !subset(f.Spec.GetWorkloadSelector().GetLabels(), labels) {
+			if targeted(f.Spec) && (ns != k.Namespace || !targets(f.Spec, ns, gateways)) || !subset(f.Spec.GetWorkloadSelector().GetLabels(), labels) {
 				continue
 			}
 			outside := networking.EnvoyFilter_SIDECAR_OUTBOUND

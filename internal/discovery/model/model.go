@@ -121,6 +121,8 @@ type PeerAuthentication struct {
 	Row
 	Spec *security.PeerAuthentication
 	deny deny
+	// gateways are those of a denial.
+	gateways []string
 }
 
 // AuthorizationPolicy is the row of an object.

@@ -42,8 +42,28 @@ func policyOf(t *yamltree.Tree) object.Policy {
 	if name := m.Get("name").Str(); badName(name, true) == "" {
 		p.Key.Name = name
 	}
-	p.Labels = selected(t.Get("spec").Get("selector"))
-	return p
+	spec := t.Get("spec")
+	return object.BrokenPolicy(p.Key, !spec.Get("selector").IsNull(), selected(spec.Get("selector")), targets(spec))
+}
+
+// targets returns the targets of a policy. What cannot be parsed is a target of unknown kind.
+func targets(spec *yamltree.Tree) (out []object.Target) {
+	one := func(t *yamltree.Tree) {
+		out = append(out, object.Target{Group: t.Get("group").Str(), Kind: t.Get("kind").Str(), Name: t.Get("name").Str(), Namespace: t.Get("namespace").Str()})
+	}
+	if t := spec.Get("targetRef"); !t.IsNull() {
+		one(t)
+	}
+	switch t := spec.Get("targetRefs"); {
+	case t.IsNull():
+	case t.Kind != yamltree.Sequence:
+		out = append(out, object.Target{})
+	default:
+		for _, item := range t.Items {
+			one(item)
+		}
+	}
+	return out
 }
 
 // selected returns a selector's labels, "" if a part of it cannot be parsed, so that the policy counts

@@ -9,9 +9,10 @@ import (
 )
 
 // TestInvalidDocumentsThatMayBePolicies: each text is broken; want is what is
-// known of the policy that it is, as "kind namespace/name labels", empty where it is none.
+// known of the policy that it is, as "kind namespace/name labels >Gateways", empty where it is none.
 func TestInvalidDocumentsThatMayBePolicies(t *testing.T) {
 	const pa = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\n"
+	const ap = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: shop}\nspec: {action: DENI, "
 	for name, c := range map[string]struct{ text, want string }{
 		"a spec that makes no sense":       {pa + "metadata: {name: a, namespace: shop}\nspec: {mtls: {mode: STRIKT}}\n", "PeerAuthentication shop/a "},
 		"with a selector":                  {pa + "metadata: {name: a, namespace: shop}\nspec: {selector: {matchLabels: {b: c, a: b}}, mtls: 1}\n", "PeerAuthentication shop/a a=b,b=c"},
@@ -39,6 +40,17 @@ func TestInvalidDocumentsThatMayBePolicies(t *testing.T) {
 		"a Pod with the label of a policy": {"apiVersion: v1\nkind: Pod\nmetadata: {name: p, labels: {security.istio.io/tlsMode: istio}\n", ""},
 		"a Pod whose spec is broken":       {"apiVersion: v1\nkind: Pod\nmetadata: {name: p, labels: {security.istio.io/tlsMode: istio}}\nspec: 7\n", ""},
 		"a ConfigMap that holds a policy":  {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  a: |\n    apiVersion: v1\n    kind: PeerAuthentication\n  b: [\n", ""},
+		"with targets":                     {ap + "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: b}, {group: gateway.networking.k8s.io, kind: Gateway, name: a}, {kind: Service, name: c}]}\n", "AuthorizationPolicy shop/a  >a,b"},
+		"with a target":                    {ap + "targetRef: {group: gateway.networking.k8s.io, kind: Gateway, name: a}}\n", "AuthorizationPolicy shop/a  >a"},
+		"with targets for waypoints only":  {ap + "targetRefs: [{kind: Service, name: a}, {group: networking.istio.io, kind: ServiceEntry, name: a}, {group: gateway.networking.k8s.io, kind: GatewayClass, name: a}]}\n", ""},
+		"with a target of no kind":         {ap + "targetRefs: [{name: a}, {group: gateway.networking.k8s.io, kind: Gateway, name: a}]}\n", "AuthorizationPolicy shop/a  >*"},
+		"with a target without a name":     {ap + "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: [a]}]}\n", "AuthorizationPolicy shop/a  >*"},
+		"with targets that are none":       {ap + "targetRefs: 7}\n", "AuthorizationPolicy shop/a  >*"},
+		"with no targets":                  {ap + "targetRefs: []}\n", "AuthorizationPolicy shop/a "},
+		"with targets and a selector":      {ap + "selector: {matchLabels: {a: b}}, targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: a}]}\n", "AuthorizationPolicy shop/a a=b >a"},
+		"with targets and a broken one":    {ap + "selector: {matchLabel: {a: b}}, targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: a}]}\n", "AuthorizationPolicy shop/a "},
+		"with targets, in no namespace":    {strings.Replace(ap, "shop", "Shop", 1) + "selector: {matchLabels: {a: b}}, targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: a}]}\n", "AuthorizationPolicy /a "},
+		"a kind without targets":           {pa + "metadata: {name: a, namespace: shop}\nspec: {targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: a}]}\n", "PeerAuthentication shop/a "},
 		"something else":                   {"hello: [", ""},
 	} {
 		res := decode.Documents("f.yaml", []byte(c.text))
@@ -49,6 +61,9 @@ func TestInvalidDocumentsThatMayBePolicies(t *testing.T) {
 		p, got := res.Problems[0].Policy, ""
 		if p.Broken {
 			got = string(p.Key.Kind) + " " + p.Key.Namespace + "/" + p.Key.Name + " " + p.Labels
+			if p.Gateways != "" {
+				got += " >" + p.Gateways
+			}
 		}
 		if got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
