@@ -55,7 +55,7 @@ func proxyTable(w io.Writer, all []proxy, several bool, now time.Time, narrow bo
 	if !narrow {
 		return printTable(w, proxyHeader(several), proxyRows(all, several))
 	}
-	header := []string{"PROXY", "SYNC", "GENERATION", "BEHIND", "REFUSED", "ENVOY", "ACCOUNT"}
+	header := []string{"PROXY", "SYNC", "GENERATION", "BEHIND", "REFUSED", "EPOCH", "ENVOY", "ACCOUNT"}
 	if several {
 		header = slices.Insert(header, 1, "REPLICA")
 	}
@@ -68,7 +68,7 @@ func proxyTable(w io.Writer, all []proxy, several bool, now time.Time, narrow bo
 		if p.LastRefusal != nil {
 			refused = p.LastRefusal.Type + " " + shortTime(p.LastRefusal.At, now)
 		}
-		row := []string{p.name(), p.summary(), p.progress(), behind, refused, p.Version, shortIdentity(p.Identity)}
+		row := []string{p.name(), p.summary(), p.progress(), behind, refused, p.Epoch.String(), p.Version, shortIdentity(p.Identity)}
 		if several {
 			row = slices.Insert(row, 1, p.Replica)
 		}

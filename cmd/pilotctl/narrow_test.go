@@ -14,15 +14,15 @@ import (
 func TestProxiesFitOnANarrowTerminal(t *testing.T) {
 	at := time.Now().UTC().Add(-time.Minute)
 	texts := []json.RawMessage{
-		json.RawMessage(`{"proxy":"reviews-v1-1.bookshop","proxy_type":"sidecar","identity":"spiffe://cluster.local/ns/bookshop/sa/reviews","proxy_version":"1.40.0","generation":12,"applied":12,
+		json.RawMessage(`{"proxy":"reviews-v1-1.bookshop","proxy_type":"sidecar","identity":"spiffe://cluster.local/ns/bookshop/sa/reviews","proxy_version":"1.40.0","epoch":0,"generation":12,"applied":12,
 			"connected_at":"2026-11-21T08:00:00Z","types":{"CDS":{"resources":12,"asked":true,"synced":true},"LDS":{"resources":3,"asked":true,"synced":true}}}`),
-		json.RawMessage(`{"proxy":"web-1.bookshop","proxy_type":"sidecar","older":true,"identity":"spiffe://cluster.local/ns/bookshop/sa/web","proxy_version":"1.40.0","generation":12,"applied":11,
+		json.RawMessage(`{"proxy":"web-1.bookshop","proxy_type":"sidecar","older":true,"identity":"spiffe://cluster.local/ns/bookshop/sa/web","proxy_version":"1.40.0","epoch":1,"generation":12,"applied":11,
 			"behind":{"since":"2026-11-21T08:00:00Z"},"last_refusal":{"type":"LDS","at":"` + at.Format(time.RFC3339) + `"},
 			"types":{"CDS":{"asked":true,"resources":2,"sent":"a"},"LDS":{"asked":true,"resources":3,"nack":"x"},"RDS":{"asked":false}}}`),
 	}
-	narrow := `PROXY                   SYNC                                  GENERATION  BEHIND      REFUSED       ENVOY   ACCOUNT
-reviews-v1-1.bookshop   synced                                12/12       -           -             1.40.0  bookshop/reviews
-web-1.bookshop (older)  CDS sent, LDS REFUSED, RDS not asked  11/12       2026-11-21  LDS ` + at.Format(time.TimeOnly) + `  1.40.0  bookshop/web
+	narrow := `PROXY                   SYNC                                  GENERATION  BEHIND      REFUSED       EPOCH  ENVOY   ACCOUNT
+reviews-v1-1.bookshop   synced                                12/12       -           -             0      1.40.0  bookshop/reviews
+web-1.bookshop (older)  CDS sent, LDS REFUSED, RDS not asked  11/12       2026-11-21  LDS ` + at.Format(time.TimeOnly) + `  1      1.40.0  bookshop/web
 
 `
 	var anywhere bytes.Buffer

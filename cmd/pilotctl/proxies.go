@@ -30,6 +30,7 @@ type proxy struct {
 	Version     string              `json:"proxy_version"`
 	ConnectedAt time.Time           `json:"connected_at"`
 	Older       bool                `json:"older"`
+	Epoch       json.Number         `json:"epoch"`
 	LastRefusal *lastRefusal        `json:"last_refusal"`
 	Generation  int64               `json:"generation"`
 	Applied     int64               `json:"applied"`
@@ -95,7 +96,8 @@ lack something are listed, with what they lack and since when.
 
 LAST REFUSAL is when the proxy last rejected something on this connection, even if it has accepted
 a later version since; -o json has the error. A connection marked "(older)" is that of an Envoy that is
-drained after a hot restart, or one that is gone: the same proxy has connected again since. ENVOY is its version.
+drained after a hot restart, or one that is gone: the same proxy has connected again since. EPOCH counts the hot restarts of the agent's Envoy, 0 for its first one; agents of
+Istio do not say it. ENVOY is the version.
 
 On a terminal that is too narrow, all types are in one column, identities are NAMESPACE/ACCOUNT and times those of the
 day. With --watch the list is printed again whenever it has changed, until Ctrl-C.
@@ -297,7 +299,7 @@ func (p proxy) name() string {
 func (p proxy) progress() string { return fmt.Sprintf("%d/%d", p.Applied, p.Generation) }
 
 func proxyHeader(several bool) []string {
-	header := append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "BEHIND", "LAST REFUSAL", "ENVOY", "IDENTITY", "CONNECTED")
+	header := append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "BEHIND", "LAST REFUSAL", "EPOCH", "ENVOY", "IDENTITY", "CONNECTED")
 	if several {
 		header = slices.Insert(header, 1, "REPLICA")
 	}
@@ -327,7 +329,7 @@ func proxyRows(all []proxy, several bool) [][]string {
 		if p.LastRefusal != nil {
 			refused = p.LastRefusal.Type + " " + p.LastRefusal.At
 		}
-		row = append(row, p.progress(), behind, refused, p.Version, p.Identity, since)
+		row = append(row, p.progress(), behind, refused, p.Epoch.String(), p.Version, p.Identity, since)
 		if several {
 			row = slices.Insert(row, 1, p.Replica)
 		}

@@ -56,6 +56,7 @@ func newWorkload(ctx context.Context, o *Options, atEnd *run.Cleanups, follower 
 		return workload{}, errors.Join(ctx.Err(), err)
 	}
 	envoys := envoy.New(envoyOptions(*o, first, xds.Connected()))
+	xds.SetEpochs(func(pid int) (int, bool) { return epochOf(envoys.State().Processes, pid) })
 	reloader := reload.New(reload.Options{
 		Running: s, First: launch.First, Read: o.Reread, Follower: follower, CPULimit: cgroup.CPULimit,
 		SetLogLevel: envoys.Admin().SetLogLevel, Log: log.With("scope", "restart"),
@@ -63,6 +64,16 @@ func newWorkload(ctx context.Context, o *Options, atEnd *run.Cleanups, follower 
 	})
 	atEnd.Add("stop following files", reloader.Close)
 	return workload{runner: envoys, admin: envoys.Admin(), reloader: reloader, tasks: []run.Task{{Name: "restart", Run: reloader.Run}}}, nil
+}
+
+// epochOf is the epoch of the Envoy with a process id.
+func epochOf(all []envoy.Process, pid int) (epoch int, ok bool) {
+	for _, p := range all {
+		if p.PID == pid {
+			return p.Epoch, true
+		}
+	}
+	return 0, false
 }
 
 // restart returns what restarts Envoy, nil without one.

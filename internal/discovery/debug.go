@@ -10,6 +10,7 @@ import (
 	"net/http/pprof"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"time"
 
@@ -283,6 +284,8 @@ type syncEntry struct {
 	// LastRefusal is the newest response that the proxy has refused on this connection, even if it has accepted a
 	// later one; nil if there is none.
 	LastRefusal *refusalEntry `json:"last_refusal,omitempty"`
+	// Epoch is the restart epoch of the Envoy, which our agents say; empty if it is not known.
+	Epoch json.Number `json:"epoch,omitempty"`
 	// Older is set if the same proxy has connected again since: it is the stream of an Envoy that is being drained
 	// after a hot restart, or of one that is gone without having ended its connection.
 	Older bool `json:"older,omitempty"`
@@ -321,7 +324,8 @@ type refusalEntry struct {
 	at      time.Time
 }
 
-// older are the connections of proxies that have a newer one of the same kind.
+// older are the connections of proxies that have a newer one of the same kind. Envoys of one agent, which share its connection, are
+// told apart by their epochs: each connects again when the control plane was away.
 func older(all []xds.Connection) map[string]bool {
 	newest, out := map[[2]string]xds.Connection{}, map[string]bool{}
 	for _, c := range all {
@@ -330,13 +334,23 @@ func older(all []xds.Connection) map[string]bool {
 		switch {
 		case !again:
 			newest[key] = c
-		case c.Since.After(last.Since):
+		case newer(c, last):
 			out[last.ID], newest[key] = true, c
 		default:
 			out[c.ID] = true
 		}
 	}
 	return out
+}
+
+// newer reports whether a is of a newer Envoy than b, which is of the same proxy.
+func newer(a, b xds.Connection) bool {
+	x, errX := strconv.Atoi(a.Node.Metadata.Epoch)
+	y, errY := strconv.Atoi(b.Node.Metadata.Epoch)
+	if errX == nil && errY == nil && x != y && a.Peer == b.Peer {
+		return x > y
+	}
+	return a.Since.After(b.Since)
 }
 
 // syncType is one resource type of one proxy. There is one for each type that the proxy has subscribed
@@ -365,7 +379,7 @@ func (s *Server) syncz(w http.ResponseWriter, _ *http.Request) {
 	isOlder := older(connections)
 	for _, c := range connections {
 		e := syncEntry{
-			Older: isOlder[c.ID],
+			Older: isOlder[c.ID], Epoch: json.Number(c.Node.Metadata.Epoch),
 			Proxy: c.Node.ID, ProxyType: string(c.Node.Role), ProxyVersion: strings.TrimPrefix(c.Node.UserAgent, "envoy/"),
 			ClusterID: c.Node.Metadata.ClusterID, ConnectedAt: c.Since.UTC().Format(time.RFC3339),
 			Only: c.Only, IstioVersion: c.Node.Metadata.IstioVersion, Types: map[string]syncType{}, NotApplied: c.Node.Metadata.NotApplied.Names(), Quarantined: c.Quarantined, nonces: map[string]string{},

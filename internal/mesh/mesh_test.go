@@ -103,6 +103,14 @@ func TestDecodeMetadata(t *testing.T) {
 	}
 }
 
+func TestEpochsAreNumbers(t *testing.T) {
+	for v, want := range map[any]string{"3": "3", 4.0: "4", "007": "7", "": "", "x": "", "-1": "", 1.5: "", "99999999999": ""} {
+		if m, err := DecodeMetadata(map[string]any{EpochKey: v}); err != nil || m.Epoch != want {
+			t.Errorf("%v: %q, %v, want %q", v, m.Epoch, err, want)
+		}
+	}
+}
+
 func TestInvalidMetadata(t *testing.T) {
 	many := map[string]any{}
 	for i := range 600 {

@@ -40,6 +40,8 @@ type Metadata struct {
 	ProxylessCertificates bool
 	// CompliancePolicy is what CompliancePolicyKey says; values that nobody knows have no meaning.
 	CompliancePolicy string
+	// Epoch is what EpochKey says, as decimal digits; empty if it is not known.
+	Epoch string
 	// NotApplied are the fields of the node's ProxyConfig that the proxy does not get.
 	NotApplied ProxyConfigFields
 }
@@ -86,11 +88,24 @@ const autoRegisterKey = "AUTO_REGISTER_GROUP"
 // COMPLIANCE_POLICY. [agent E34]
 const CompliancePolicyKey = "COMPLIANCE_POLICY"
 
+// EpochKey is the key of the metadata in which our agent says which of its Envoys a stream is of: the number of its restart epoch.
+// [control-plane 1.5.15]
+const EpochKey = "ENVOY_EPOCH"
+
+// epoch returns the value of EpochKey, empty if it is no number: it is only shown.
+func epoch(v any) string {
+	n, err := strconv.ParseUint(Text(v), 10, 31)
+	if err != nil {
+		return ""
+	}
+	return strconv.FormatUint(n, 10)
+}
+
 // metadataKeys are the keys that DecodeMetadata reads.
 var metadataKeys = map[string]bool{
 	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
 	"GENERATOR": true, "DNS_CAPTURE": true, "DNS_AUTO_ALLOCATE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
-	"ISTIO_VERSION": true, autoRegisterKey: true, VirtualHostsKey: true, FileSecretsKey: true, ProxylessCertificatesKey: true, CompliancePolicyKey: true,
+	"ISTIO_VERSION": true, autoRegisterKey: true, VirtualHostsKey: true, FileSecretsKey: true, ProxylessCertificatesKey: true, CompliancePolicyKey: true, EpochKey: true,
 }
 
 // proxyConfigKey is the key that DecodeMetadata reads the names of fields in. It is not among
@@ -136,6 +151,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		CompliancePolicy:  Text(raw[CompliancePolicyKey]),
 		AutoRegisterGroup: Text(raw[autoRegisterKey]),
 		ReadinessProbe:    hasReadinessProbe(raw[proxyConfigKey]),
+		Epoch:             epoch(raw[EpochKey]),
 	}
 	for key, v := range map[string]string{
 		"NAME": m.Name, "NAMESPACE": m.Namespace, "SERVICE_ACCOUNT": m.ServiceAccount, "CLUSTER_ID": m.ClusterID,

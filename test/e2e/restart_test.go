@@ -137,6 +137,10 @@ func restarts(t testing.TB, m *meshup.Mesh, times int) load.Result {
 func TestHotRestartsUnderLoad(t *testing.T) {
 	m := startForRestarts(t)
 	restarts(t, m, 3)
+	_, shown, _ := pilotctl(t, m, "proxies", "-o", "json")
+	if n := strings.Count(shown, `"epoch": 3`); n != len(m.Pods()) {
+		t.Errorf("%d proxies are shown with epoch 3, want all: %s", n, shown)
+	}
 	for _, p := range m.Pods() {
 		e, err := p.Epoch(t.Context())
 		if err != nil || e.Number != 3 || e.Failures != 0 || strings.Contains(e.Notes, "workers") {

@@ -98,7 +98,7 @@ func (p *Proxy) relayKept(down *downstream, method string) error {
 		case <-stop:
 		}
 	}()
-	err = p.exchange(ctx, down, &upstreamStream{ClientStream: opened, delta: delta, end: cancel}, k)
+	err = p.exchange(ctx, down, &upstreamStream{ClientStream: opened, delta: delta, end: cancel, epoch: p.epoch(down.Context())}, k)
 	select {
 	case <-anew:
 		return status.Error(codes.Unavailable, "the configuration is requested again, to be written to the copy")

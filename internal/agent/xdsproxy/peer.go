@@ -61,6 +61,11 @@ const maxStat = 4096
 // isEnvoy reports whether a stream is of a process that this one started, or of this one. Any other process in the Pod can
 // connect, too, and must not decide what is kept.
 func isEnvoy(ctx context.Context) bool {
+	return amongParents(ctx, func(pid int) bool { return pid == os.Getpid() })
+}
+
+// amongParents reports whether a stream's process, or one of the nearest parents that it has, is one that is sought.
+func amongParents(ctx context.Context, sought func(pid int) bool) bool {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
 		return false
@@ -72,7 +77,7 @@ func isEnvoy(ctx context.Context) bool {
 	pid := info.pid
 	for range maxParents {
 		switch {
-		case pid == os.Getpid():
+		case pid > 0 && sought(pid):
 			return true
 		case pid <= 1:
 			return false

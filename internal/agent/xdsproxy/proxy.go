@@ -89,6 +89,7 @@ type Proxy struct {
 	streams  streams
 	health   atomic.Pointer[Health] // of the application; nil while it is not known
 	addition atomic.Pointer[Addition]
+	epochs   atomic.Pointer[func(pid int) (epoch int, ok bool)]
 	relays   sync.WaitGroup
 	patience time.Duration // how long a stream waits for a connection
 	waits    copyWaits
@@ -159,7 +160,7 @@ func (p *Proxy) relay(_ any, envoy grpc.ServerStream) error {
 	if err != nil {
 		return err
 	}
-	return p.exchange(ctx, down, &upstreamStream{ClientStream: opened, delta: delta, end: cancel}, nil)
+	return p.exchange(ctx, down, &upstreamStream{ClientStream: opened, delta: delta, end: cancel, epoch: p.epoch(down.Context())}, nil)
 }
 
 // exchange forwards messages in both directions until one of the streams ends. k is not nil if they are recorded.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,10 +18,12 @@ import (
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -287,6 +290,58 @@ func (n *nodes) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryServi
 		if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "n"}); err != nil {
 			return err
 		}
+	}
+}
+
+// The node of a stream has the epoch of its Envoy, if its process is known.
+func TestTheNodeHasTheEpoch(t *testing.T) {
+	node := &corev3.Node{Id: "a", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAME": structpb.NewStringValue("x"), mesh.EpochKey: structpb.NewStringValue("99")}}}
+	for _, known := range []bool{true, false} {
+		n := &nodes{}
+		p := proxyOf(t, n, func(*Config) {})
+		p.SetEpochs(func(pid int) (int, bool) { return 3, known && pid == os.Getpid() })
+		if _, _, err := exchange(t, p, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType, Node: node}); err != nil {
+			t.Fatal(err)
+		}
+		want := "99"
+		if known {
+			want = "3"
+		}
+		n.mu.Lock()
+		if got := n.seen[0].GetMetadata().GetFields(); got[mesh.EpochKey].GetStringValue() != want || got["NAME"].GetStringValue() != "x" {
+			t.Errorf("known %v: %v", known, got)
+		}
+		n.mu.Unlock()
+	}
+}
+
+// What is added to the node is not a second node in the request, and other fields stay.
+func TestARequestHasOneNode(t *testing.T) {
+	request := &discoveryv3.DiscoveryRequest{TypeUrl: clusterType, VersionInfo: "v", ResourceNames: []string{"a", "b"}, Node: &corev3.Node{Id: "x"}}
+	text, err := proto.Marshal(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := proto.Marshal(&corev3.Node{Cluster: "c"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, ok := addToNode(text, sotwNode, more)
+	nodes := 0
+	for rest := got; len(rest) > 0; {
+		n, _, length := protowire.ConsumeField(rest)
+		if n == sotwNode {
+			nodes++
+		}
+		rest = rest[length:]
+	}
+	var read discoveryv3.DiscoveryRequest
+	request.Node.Cluster = "c"
+	if err := proto.Unmarshal(got, &read); err != nil || !ok || nodes != 1 || !proto.Equal(&read, request) {
+		t.Errorf("%d nodes in %v, %v", nodes, &read, err)
+	}
+	if _, ok := addToNode([]byte{0xff}, sotwNode, more); ok {
+		t.Error("a request that cannot be read is changed")
 	}
 }
 

@@ -37,7 +37,8 @@ type upstreamStream struct {
 	begun     bool       // the first request was sent, with the addition to its node; nil for none
 	addition  *Addition
 
-	end func() // ends the stream
+	end   func() // ends the stream
+	epoch string // of its Envoy; empty if it is not known
 }
 
 // own returns the types that the agent itself subscribes to.

@@ -3,6 +3,7 @@ package xds
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
 	"unicode/utf8"
 
@@ -177,12 +178,13 @@ func (q *inbound) decode(b []byte) error {
 	return nil
 }
 
+// readNode reads a node, or more of it: protobuf merges what is there twice, as if it were one after the other.
 func (q *inbound) readNode(v []byte) error {
-	if len(v) > maxNode {
-		return &refusal{codes.InvalidArgument, reasonNode, fmt.Sprintf("node of %d bytes: want at most %d", len(v), maxNode)}
+	if n := len(q.node) + len(v); n > maxNode {
+		return &refusal{codes.InvalidArgument, reasonNode, fmt.Sprintf("node of %d bytes: want at most %d", n, maxNode)}
 	}
 	if q.wantNode {
-		q.node = append(make([]byte, 0, len(v)), v...)
+		q.node = append(slices.Grow(q.node, len(v)), v...)
 	}
 	return nil
 }

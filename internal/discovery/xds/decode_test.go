@@ -66,11 +66,29 @@ func read(r Request) readRequest {
 	return readRequest{r.Names.strings(), r.Unsubscribe.strings(), r.Initial.table(), r.Nonce, r.Refused, r.Message}
 }
 
+// A node that is there twice is merged, as protobuf says: whoever passes on a request may add to it.
+func TestNodesAreMerged(t *testing.T) {
+	first := encoded(t, &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "sidecar~10.0.0.1~web-1.shop~shop.svc.cluster.local"}})
+	second := encoded(t, &discoveryv3.DeltaDiscoveryRequest{Node: node(map[string]any{"NAME": "web-1"})})
+	q := inbound{delta: true, wantNode: true}
+	if err := q.decode(append(first, second...)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := decodeNode(q.node); err != nil || n.ID == "" || n.Metadata.Name != "web-1" {
+		t.Errorf("%+v, %v", n, err)
+	}
+	large := inbound{delta: true, wantNode: true}
+	part := encoded(t, &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: strings.Repeat("x", maxNode*2/3)}})
+	if err := large.decode(append(part, part...)); err == nil || !strings.Contains(err.Error(), "want at most") {
+		t.Errorf("two parts of a node that is too large: %v", err)
+	}
+}
+
 // Every field of a node that is used is read; a new one in mesh.Node fails this test.
 func TestNodesAreReadWhole(t *testing.T) {
 	n := node(map[string]any{
 		"NAME": "web-1", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "web", "CLUSTER_ID": "east", "NETWORK": "net", "INTERCEPTION_MODE": "tproxy",
-		"GENERATOR": "grpc", "DNS_CAPTURE": "true", "DNS_AUTO_ALLOCATE": "true", "HTTP10": 1, "VIRTUAL_HOST_DISCOVERY": true, "file-credential": "true", "COMPLIANCE_POLICY": "pqc", "LABELS": map[string]any{"app": "web"}, "INSTANCE_IPS": "10.0.0.1,10.0.0.2",
+		"GENERATOR": "grpc", "DNS_CAPTURE": "true", "DNS_AUTO_ALLOCATE": "true", "HTTP10": 1, "VIRTUAL_HOST_DISCOVERY": true, "file-credential": "true", "COMPLIANCE_POLICY": "pqc", "ENVOY_EPOCH": 1, "LABELS": map[string]any{"app": "web"}, "INSTANCE_IPS": "10.0.0.1,10.0.0.2",
 		"ISTIO_VERSION": "1.31.0", "PROXY_CONFIG": map[string]any{"tracing": map[string]any{"sampling": 1}, "readinessProbe": map[string]any{"tcpSocket": map[string]any{"port": 1}}}, "AUTO_REGISTER_GROUP": "vms", "GRPC_CERTIFICATE_PROVIDER": "true",
 		"ANNOTATIONS": map[string]any{"a": strings.Repeat("x", 256<<10)},
 	})
