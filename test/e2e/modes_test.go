@@ -1,8 +1,11 @@
 package e2e_test
 
 import (
+	"crypto/tls"
 	"fmt"
+	"net"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
@@ -82,6 +85,11 @@ func legacyCaller(t *testing.T, m *meshup.Mesh, mode string) {
 			if answered := err == nil && line == mode+"-1 v1 hello"; answered != (mode != "strict") {
 				t.Errorf("lines to a %s port: answered %v: %q, %v", d.kind, answered, line, err)
 			}
+			// An application's own TLS goes to the application.
+			line, err = meshup.Line(t.Context(), legacy, addr, clientHello(t))
+			if answered := err == nil && strings.HasPrefix(line, mode+"-1 v1 "); answered != (mode != "strict") {
+				t.Errorf("TLS to a %s port: answered %v: %q, %v", d.kind, answered, line, err)
+			}
 			continue
 		}
 		a, err := meshup.Post(t.Context(), meshup.Client(legacy, 0), "http://"+addr+"/", nil)
@@ -110,4 +118,20 @@ func countHandshakes(t *testing.T, m *meshup.Mesh, mode string) int64 {
 		all += n
 	}
 	return all
+}
+
+// clientHello returns the first record of a TLS handshake.
+func clientHello(t *testing.T) string {
+	t.Helper()
+	near, far := net.Pipe()
+	defer far.Close()
+	go func() {
+		_ = tls.Client(near, &tls.Config{ServerName: "app.example", MinVersion: tls.VersionTLS12}).HandshakeContext(t.Context())
+	}()
+	b := make([]byte, 4096)
+	n, err := far.Read(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b[:n])
 }

@@ -83,7 +83,9 @@ func (e Env) table(mode mesh.MTLSMode, p mesh.Protocol) []chain {
 	case mode == mesh.Strict:
 		return []chain{{"tls", nil, kind, true}}
 	case auto:
-		return []chain{{"raw_buffer", e.plainHTTP(), asHTTP, false}, {"raw_buffer", nil, asTCP, false}}
+		// Istio has no chain for TLS here. TLS is looked for because of the first chain, and without a chain for what is found
+		// Envoy closes the connection: an application's own TLS would not get through.
+		return []chain{{"raw_buffer", e.plainHTTP(), asHTTP, false}, {"raw_buffer", nil, asTCP, false}, {"tls", nil, asTCP, false}}
 	}
 	return []chain{{"raw_buffer", nil, kind, false}}
 }
