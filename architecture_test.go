@@ -63,7 +63,7 @@ var layers = map[string]layer{
 	"internal/discovery/credentials": pure, "internal/discovery/credentials/store": edge, "internal/discovery/credentials/cluster": edge, "internal/discovery/credentials/accessreview": edge, "internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
-	"internal/discovery/compile/authz": pure, "internal/discovery/compile/jwt": pure, "internal/discovery/compile/patch": pure,
+	"internal/discovery/simulate": pure, "internal/discovery/compile/authz": pure, "internal/discovery/compile/jwt": pure, "internal/discovery/compile/patch": pure,
 	"internal/discovery/compile/route": pure, "internal/discovery/compile/proxyless": pure,
 	"internal/discovery/ca/rotation": pure,
 	"internal/discovery/source/dir":  edge, "internal/discovery/source/kube": edge, "internal/discovery/source/multi": edge,
@@ -147,7 +147,7 @@ var impureImports = []string{
 var libraryUsers = map[string][]string{
 	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "internal/discovery/authn/usedtokens", "internal/discovery/credentials/accessreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/registrar", "internal/discovery/model", "internal/discovery/config"},
 	"github.com/envoyproxy/go-control-plane": {
-		"internal/discovery/compile", "internal/discovery/xds",
+		"internal/discovery/compile", "internal/discovery/simulate", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",
 	},
 	"github.com/spf13/cobra":              {"cmd", "internal/settings/cli", "test/clitest"},

@@ -41,7 +41,7 @@ const ServerName = "www.example.com"
 // Request is sent as it is.
 type Request struct {
 	Method, Host, Path string
-	Headers            map[string]string
+	Headers            map[string][]string
 }
 
 // Filter returns a network filter.
@@ -199,8 +199,10 @@ func (c *Conn) Ask(t testing.TB, r Request) (int, string) {
 	t.Helper()
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nhost: %s\r\ncontent-length: 0\r\n", r.Method, r.Path, r.Host)
-	for k, v := range r.Headers {
-		fmt.Fprintf(&b, "%s: %s\r\n", k, v)
+	for k, values := range r.Headers {
+		for _, v := range values {
+			fmt.Fprintf(&b, "%s: %s\r\n", k, v)
+		}
 	}
 	if _, err := io.WriteString(c, b.String()+"\r\n"); err != nil {
 		t.Fatal(err)

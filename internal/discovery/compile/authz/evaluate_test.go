@@ -1,7 +1,6 @@
 package authz_test
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,12 +25,12 @@ type request struct {
 
 // sent is what goes over the wire.
 func (r request) sent() policytest.Request {
-	headers := maps.Clone(r.headers)
+	headers := map[string][]string{}
+	for k, v := range r.headers {
+		headers[k] = []string{v}
+	}
 	if r.remote != "" {
-		if headers == nil {
-			headers = map[string]string{}
-		}
-		headers["x-forwarded-for"] = r.remote
+		headers["x-forwarded-for"] = []string{r.remote}
 	}
 	return policytest.Request{Method: r.method, Host: r.host, Path: r.path, Headers: headers}
 }
