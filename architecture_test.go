@@ -59,6 +59,8 @@ var layers = map[string]layer{
 	"internal/agent": wiring,
 
 	"internal/discovery/marshal":       tools, // knows messages, nothing of meshes
+	"internal/discovery/jwks":          tools, // knows URLs and key sets, nothing of meshes
+	"internal/discovery/jwks/fetch":    edge,
 	"internal/discovery/source/decode": pure, "internal/discovery/source/scope": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure, "internal/discovery/ca/policy": pure,
 	"internal/discovery/credentials": pure, "internal/discovery/credentials/store": edge, "internal/discovery/credentials/cluster": edge, "internal/discovery/credentials/accessreview": edge, "internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
@@ -130,7 +132,7 @@ var pureFiles = []string{
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go", "internal/agent/status/exposition.go", "internal/agent/status/accept.go",
 	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
 	"internal/discovery/changes.go", "internal/discovery/touched.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
-	"internal/join/*.go", "internal/discovery/authn/ledger.go", "internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go", "internal/discovery/authn/tokenreview/cache.go", "internal/discovery/ca/rootsecret/contents.go", "internal/discovery/rootconfigmap/decide.go",
+	"internal/discovery/jwks/*.go", "internal/join/*.go", "internal/discovery/authn/ledger.go", "internal/discovery/authn/rule.go", "internal/discovery/authn/jwks.go", "internal/discovery/authn/jwt.go", "internal/discovery/authn/xfcc.go", "internal/discovery/authn/rate.go", "internal/discovery/authn/tokenreview/cache.go", "internal/discovery/ca/rootsecret/contents.go", "internal/discovery/rootconfigmap/decide.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
 	"internal/discovery/source/kube/merger*.go", "internal/discovery/source/multi/merger*.go", "internal/discovery/source/multi/plan*.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go", "internal/discovery/webhook/plan.go", "internal/discovery/webhook/pace.go",

@@ -20,6 +20,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -87,6 +88,9 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 	return c
 }
 
+// extraRoots is where Istio's charts mount roots of servers that keys are fetched from.
+const extraRoots = "/cacerts/extra.pem"
+
 // readOptions reads the options of the control plane from settings.Discovery.
 func readOptions(v *settings.Values) discovery.Options {
 	o := discovery.Options{
@@ -113,6 +117,11 @@ func readOptions(v *settings.Values) discovery.Options {
 	}
 	readSource(v, &o)
 	o.Auth = readAuth(v)
+	o.Keys = discovery.KeyOptions{Interval: v.Duration("PILOT_JWT_PUB_KEY_REFRESH_INTERVAL"), Insecure: v.Bool("JWKS_RESOLVER_INSECURE_SKIP_VERIFY"), Roots: extraRoots}
+	var err error
+	if o.Keys.Blocked, err = jwks.ParseBlocked(v.List("BLOCKED_CIDRS_IN_JWKS_URIS")); err != nil {
+		v.Fail("BLOCKED_CIDRS_IN_JWKS_URIS", "%w", err)
+	}
 	o.Webhooks = discovery.WebhookOptions{
 		CertFile: v.Text("tlsCertFile"), KeyFile: v.Text("tlsKeyFile"), CAFile: v.Text("caCertFile"), Revision: v.Text("REVISION"),
 		Injection: v.Text("INJECTION_WEBHOOK_CONFIG_NAME"), Validation: v.Text("VALIDATION_WEBHOOK_CONFIG_NAME"),

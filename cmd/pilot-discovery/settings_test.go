@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
@@ -105,6 +106,13 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 	}
 	if a := readOptions(settings.Read(nil, nil, settings.Discovery)).Auth; a.Issuers != nil || !slices.Equal(a.Audiences, []string{"istio-ca"}) || a.Gateways != nil || a.CertificatesPerSecond != 2 {
 		t.Errorf("defaults: %+v", a)
+	}
+	keys := map[string]string{"PILOT_JWT_PUB_KEY_REFRESH_INTERVAL": "5m", "BLOCKED_CIDRS_IN_JWKS_URIS": "10.0.0.0/8, fd00::/8", "JWKS_RESOLVER_INSECURE_SKIP_VERIFY": "true"}
+	if k := readOptions(settings.Read(nil, keys, settings.Discovery)).Keys; k.Interval != 5*time.Minute || len(k.Blocked) != 2 || !k.Insecure || k.Roots != "/cacerts/extra.pem" {
+		t.Errorf("%+v", k)
+	}
+	if k := readOptions(settings.Read(nil, nil, settings.Discovery)).Keys; k.Interval != jwks.DefaultInterval || k.Blocked != nil || k.Insecure {
+		t.Errorf("defaults: %+v", k)
 	}
 	// Flags override variables, even with the value false.
 	o = readOptions(settings.Read(map[string]string{"accept-empty-config": "false", "broken-policies": "deny", "namespace": "own"}, env, settings.Discovery))

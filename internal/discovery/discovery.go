@@ -25,6 +25,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials/store"
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks/fetch"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/multi"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
@@ -56,6 +57,7 @@ type Server struct {
 	ca               *ca.Server
 	auth             *authn.Authenticator
 	issuers          *authn.Issuers
+	keys             *fetch.Fetcher
 	limiter          *authn.Limiter
 	serving          *ca.Serving
 	listeners        listeners
@@ -107,6 +109,8 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	if err != nil {
 		return nil, err
 	}
+	s.keys = newFetcher(o.Keys, s.loop.keys.known(), o.Log)
+	s.loop.keys.onWant = s.keys.Want
 	s.issuers = authn.NewIssuers(o.Auth.Issuers, nil, o.Log)
 	s.auth = authn.New(domain, issuer.ForAudiences(o.Auth.Audiences...), authn.WithIssuers(s.issuers), s.cluster.authentication(o.Auth.Audiences, o.Log), authn.WithTrustedGateways(o.Auth.Gateways...),
 		authn.WithJoinTokens(s.usedTokens(), o.Log))

@@ -112,6 +112,7 @@ type goodObjects struct {
 	objects []*object.Object
 	// allocated are the virtual addresses, which nobody modifies.
 	allocated map[string]allocate.Pair
+	keys      []saved.KeySet
 	version   uint64
 	ok        bool
 }
@@ -156,7 +157,7 @@ func (k *keeper) run(ctx context.Context, get func() goodObjects) error {
 // save writes the objects in force and reports whether it succeeded.
 func (k *keeper) save(s goodObjects, done *uint64) bool {
 	now := time.Now()
-	k.encoder.Allocated = s.allocated
+	k.encoder.Allocated, k.encoder.Keys = s.allocated, s.keys
 	text, err := k.encoder.Encode(now, k.place, s.objects)
 	if err == nil {
 		err = statefile.Replace(k.path, text)

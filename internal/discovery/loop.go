@@ -16,6 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials/store"
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks/fetch"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -53,6 +54,7 @@ type loop struct {
 	triggers        triggers // of the present commit
 	touched         *touched // nil if no statuses are written
 	allocated       *allocator
+	keys            *keyring
 	// onMesh is called with the mesh configuration in force, in the loop's goroutine.
 	onMesh func(*meshv1.MeshConfig)
 	// onProxyConfigs is the same for the ProxyConfig objects in force, which proxyConfigs collects.
@@ -80,6 +82,7 @@ type loop struct {
 type inbox struct {
 	batches   chan object.Batch
 	joins     chan joinRequest
+	fetched   chan fetch.Update
 	questions chan func()
 	signals   *signals
 }
@@ -115,7 +118,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		gate:     gate{lenience: lenience, remembered: len(kept.remembered(false)), since: kept.before.Written},
 		views:    newPublisher(g, m, compile.New(g, m, o)), applied: newChangeLog(),
 		inbox: inbox{
-			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), questions: make(chan func()), signals: newSignals(),
+			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), fetched: make(chan fetch.Update), questions: make(chan func()), signals: newSignals(),
 		},
 		done: make(chan struct{}), onMesh: func(*meshv1.MeshConfig) {}, onProxyConfigs: func(*inject.ProxyConfigs) {},
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
@@ -124,6 +127,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 	l.gatewayStatuses = newGatewayStatuses(g, m)
 	l.references = incr.Derive(g, model.LevelCompile, "certificate references", func(r *incr.Reader, _ struct{}) map[credentials.Reference]bool { return m.CertificateReferences(r) })
 	l.views.onRefusal, l.allocated = l.signals.refuse, newAllocator(kept.before.Allocated)
+	l.keys = newKeyring(recent(kept.before.Keys, time.Now()), m.SetKeys, log)
 	if o.AllocateAsked {
 		m.AllocateOnlyForThoseThatAsk()
 	}
@@ -146,6 +150,8 @@ func (l *loop) Run(ctx context.Context) error {
 		select {
 		case b := <-l.batches:
 			l.watchdog.do("commit", func() { l.commit(b) })
+		case u := <-l.fetched:
+			l.watchdog.do("keys of tokens", func() { l.takeKeys(u) })
 		case j := <-l.joins:
 			// A connection that joins again has left before.
 			l.watchdog.do("join", func() { l.takeSignals(); j.reply <- l.join(j) })
@@ -221,6 +227,7 @@ func (l *loop) commit(b object.Batch) {
 	if l.gate.synced {
 		// Before that not everything that wants an address is known, and the result would depend on the order.
 		l.allocated.update(l.model, l.touched.object)
+		l.keys.want()
 	}
 	statuses, moved := l.gatewayStatuses.ran(l.graph.Run(), l.touched != nil, func(k object.Key) bool { _, ok := l.store.Get(k); return ok })
 	for _, k := range statuses {
@@ -258,6 +265,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.graph.Cause(a.cause)
 		l.model.Apply([]object.Change{c})
 		l.allocated.apply(c)
+		l.keys.apply(c)
 		l.proxyConfigs.apply(c)
 		l.apart.apply(c)
 		l.applySecret(c)
@@ -398,7 +406,7 @@ func (l *loop) ask(f func()) bool {
 // allProblems is everything wrong with the configuration now, for people, with what is
 // denied because of it. Call it through ask.
 func (l *loop) allProblems() []config.Verdict {
-	return slices.Concat(l.problems.all(l.store.Verdicts()), l.refusalProblems(), l.proxylessProblems(), l.patchProblems())
+	return slices.Concat(l.problems.all(l.store.Verdicts()), l.keyProblems(), l.refusalProblems(), l.proxylessProblems(), l.patchProblems())
 }
 
 // goodObjects is what is in force, for the keeper; nothing while proxies are not served: it
@@ -407,7 +415,7 @@ func (l *loop) goodObjects() goodObjects {
 	var g goodObjects
 	l.ask(func() {
 		if l.gate.open.Load() {
-			g = goodObjects{objects: l.store.Good(), allocated: l.allocated.pairs, version: l.store.Version() + l.allocated.version + 1, ok: true}
+			g = goodObjects{objects: l.store.Good(), allocated: l.allocated.pairs, keys: l.keys.saved(), version: l.store.Version() + l.allocated.version + l.keys.version + 1, ok: true}
 		}
 	})
 	return g

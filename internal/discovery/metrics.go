@@ -57,6 +57,8 @@ var (
 	descRuns     = prometheus.NewDesc("pilothouse_rule_runs_total", "Executions of a compile rule.", []string{"rule"}, nil)
 	descMoves    = prometheus.NewDesc("pilothouse_rule_moves_total", "Executions of a compile rule that changed its value.", []string{"rule"}, nil)
 
+	descKeys = prometheus.NewDesc("pilothouse_jwks_sources", "Where keys of tokens are fetched from: fetched, last_good (the last fetch has failed, older keys are in force), none (every token is refused).", []string{"state"}, nil)
+
 	descStalled      = prometheus.NewDesc("pilothouse_loop_stalled", "1 while the loop that applies changes makes no progress, else 0.", nil, nil)
 	descBusy         = prometheus.NewDesc("pilothouse_loop_busy_seconds", "Seconds for which the loop has handled its present event; 0 if it waits for one.", nil, nil)
 	descReady        = prometheus.NewDesc("pilothouse_ready", "1 while proxies are served, 0 while streams are rejected.", nil, nil)
@@ -86,7 +88,7 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	gauge(descInfo, 1, s.opts.Version)
 	gauge(descBuild, 1, "pilot", s.opts.Version)
 	gauge(descUptime, time.Since(s.started).Seconds())
-	for _, m := range slices.Concat(s.ca.Metrics(), s.plugged.Metrics(), s.cluster.metrics(), s.rotator.Metrics(), registrationMetrics(s.opts.registrar)) {
+	for _, m := range slices.Concat(s.ca.Metrics(), s.plugged.Metrics(), s.cluster.metrics(), s.rotator.Metrics(), registrationMetrics(s.opts.registrar), s.fetchMetrics()) {
 		d := prometheus.NewDesc(m.Name, m.Help, nil, nil)
 		if m.Counter {
 			counter(d, m.Value)
@@ -123,6 +125,9 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	gauge(descClasses, float64(len(scopes)), "scope")
 	gauge(descClasses, float64(len(locations)), "location")
 	gauge(descClasses, float64(len(workloads)), "workload")
+	for state, n := range snap.sources {
+		gauge(descKeys, float64(n), state)
+	}
 	for _, t := range xds.Types() {
 		gauge(descQuarantined, float64(snap.views.quarantined[t]), strings.ToLower(t.String()))
 	}

@@ -35,7 +35,9 @@ type Options struct {
 	Compile   compile.Options
 	HTTP      HTTPOptions
 	Webhooks  WebhookOptions
-	Lenience  Lenience
+	// Keys says how the keys of RequestAuthentications are fetched.
+	Keys     KeyOptions
+	Lenience Lenience
 	// Registration is of proxies that ask for a WorkloadEntry.
 	Registration RegistrationOptions
 	// Watchdog is how long the loop may handle one event until the control plane is not ready; 0 is
@@ -112,6 +114,21 @@ func (n Names) meshConfig() object.Key { return config.MeshConfigKey(n.Namespace
 // Ports are listen addresses; an empty one is not served.
 type Ports struct {
 	HTTP, GRPC, SecureGRPC, Monitoring, HTTPS string
+}
+
+// KeyOptions say how the keys that RequestAuthentications name are fetched.
+type KeyOptions struct {
+	// Interval is how often; 0 means jwks.DefaultInterval.
+	Interval time.Duration
+	// Blocked are addresses that are not asked, besides those that never are.
+	Blocked []netip.Prefix
+	// Roots is a file with roots that servers' certificates may have besides the system's, read at the start; it need not exist.
+	Roots string
+	// Insecure does not verify the certificates of servers.
+	Insecure bool
+
+	// check replaces jwks.CheckAddress in tests.
+	check func(netip.Addr) error
 }
 
 // HTTPOptions are the options of the HTTP ports.

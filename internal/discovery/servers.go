@@ -125,6 +125,7 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		}},
 		run.Task{Name: "publish the roots", Run: s.publishNewRoots},
 		run.Task{Name: "fetch the keys of token issuers", Run: s.issuers.Run},
+		run.Task{Name: "fetch the keys of RequestAuthentications", Run: func(ctx context.Context) error { return s.keys.Run(ctx, s.loop.EmitKeys) }},
 		run.Task{Name: "distribute the roots", Run: s.distributeRoots},
 		run.Task{Name: "rotate the root", Run: s.rotator.Run},
 		run.Task{Name: "lead", Run: s.lead},

@@ -67,6 +67,8 @@ type numbers struct {
 	commits  uint64
 	spent    time.Duration
 	views    *viewsSnapshot
+	// sources counts where keys are fetched from, by state.
+	sources map[string]int
 }
 
 // problemKind has the labels by which problems are counted.
@@ -82,7 +84,7 @@ func (l *loop) numbers() (n numbers, ok bool) {
 		n.rows, n.rules, n.events = l.model.Counts(), l.graph.Stats(), maps.Clone(l.counts.events)
 		n.updates, n.triggers = maps.Clone(l.counts.updates), maps.Clone(l.counts.triggers)
 		n.commits, n.spent = l.counts.commits, l.counts.spent
-		n.views = l.views.snapshot()
+		n.views, n.sources = l.views.snapshot(), l.keys.counts()
 		for _, v := range l.allProblems() {
 			if v.Severity != object.Info {
 				n.problems[problemKind{v.Severity, v.Key.Kind}]++

@@ -258,7 +258,7 @@ type use struct {
 // usesOf finds who uses objects; false if the loop does not answer.
 func (l *loop) usesOf(keys []object.Key) (out []use, ok bool) {
 	ok = l.ask(func() {
-		problems := l.problems.of(keys, l.store.VerdictsOf)
+		problems := l.problems.of(keys, func(k object.Key) []object.Problem { return append(l.store.VerdictsOf(k), l.keyProblemsOf(k)...) })
 		for _, k := range keys {
 			out = append(out, l.useOf(k, problems[k]))
 		}

@@ -1,10 +1,14 @@
 package pki
 
 import (
+	"crypto/ecdh"
+	"crypto/ed25519"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/big"
+	"slices"
 	"strings"
 )
 
@@ -84,6 +88,114 @@ func usableKey(k map[string]json.RawMessage) bool {
 		return member("crv") != "" && number("x")
 	case "oct":
 		return number("k")
+	}
+	return false
+}
+
+// publicMembers are the members of a JWK with which a public key is chosen and used; x5c and the like only make sets longer.
+var publicMembers = []string{"kty", "kid", "alg", "use", "key_ops", "n", "e", "crv", "x", "y"}
+
+// PublicKeySet returns the public keys of a JWK set that was fetched, as a text that is equal for sets with equal keys in any order, and
+// how many there are. Keys that a proxy could not use are left out: those of unknown types, numbers that are no key, and symmetric keys,
+// which nobody may publish. It is an error if none is left. The limits are those of KeySet.
+func PublicKeySet(text string) (public string, number int, err error) {
+	if len(text) > MaxKeySet {
+		return "", 0, fmt.Errorf("key set of %d bytes: want at most %d", len(text), MaxKeySet)
+	}
+	var set struct {
+		Keys []map[string]json.RawMessage `json:"keys"`
+	}
+	if err := json.Unmarshal([]byte(text), &set); err != nil || set.Keys == nil {
+		return "", 0, errors.New(`invalid key set: want a JWK set in JSON, {"keys": […]}`)
+	}
+	if len(set.Keys) > maxKeys {
+		return "", 0, fmt.Errorf("key set of %d keys: want at most %d", len(set.Keys), maxKeys)
+	}
+	var keys []string
+	symmetric := 0
+	for _, k := range set.Keys {
+		if jsonText(k["kty"]) == "oct" {
+			symmetric++
+		}
+		if !isPublicKey(k) {
+			continue
+		}
+		kept := map[string]json.RawMessage{}
+		for _, name := range publicMembers {
+			if v, ok := k[name]; ok {
+				kept[name] = v
+			}
+		}
+		one, err := json.Marshal(kept)
+		if err != nil {
+			return "", 0, err
+		}
+		keys = append(keys, string(one))
+	}
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+	switch {
+	case len(keys) == 0 && symmetric > 0:
+		return "", 0, errors.New("the key set has symmetric keys only, with which whoever can fetch it could sign tokens: want public keys")
+	case len(keys) == 0:
+		return "", 0, fmt.Errorf("none of %d keys can be used: want public keys for signatures, RSA of at least 1024 bits, EC of P-256, P-384 or P-521, or Ed25519", len(set.Keys))
+	}
+	return `{"keys":[` + strings.Join(keys, ",") + `]}`, len(keys), nil
+}
+
+// jsonText returns a text in JSON; empty if it is none.
+func jsonText(v json.RawMessage) (s string) {
+	if json.Unmarshal(v, &s) != nil {
+		return ""
+	}
+	return s
+}
+
+// isPublicKey reports whether a key is a public one for signatures, whose numbers are a key of its type.
+func isPublicKey(k map[string]json.RawMessage) bool {
+	if use := jsonText(k["use"]); use != "" && use != "sig" {
+		return false
+	}
+	for _, name := range publicMembers {
+		// A member of another type makes proxies refuse the key, or the set.
+		if v, ok := k[name]; ok && name != "key_ops" && jsonText(v) == "" && string(v) != `""` {
+			return false
+		}
+	}
+	number := func(name string) []byte {
+		b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(jsonText(k[name]), "="))
+		if err != nil {
+			return nil
+		}
+		return b
+	}
+	switch jsonText(k["kty"]) {
+	case "RSA":
+		n, e := new(big.Int).SetBytes(number("n")), new(big.Int).SetBytes(number("e"))
+		return n.BitLen() >= 1024 && n.BitLen() <= 16384 && n.Bit(0) == 1 && e.BitLen() >= 2 && e.BitLen() <= 32 && e.Bit(0) == 1
+	case "EC":
+		curve, size := ecdh.P256(), 32
+		switch jsonText(k["crv"]) {
+		case "P-256":
+		case "P-384":
+			curve, size = ecdh.P384(), 48
+		case "P-521":
+			curve, size = ecdh.P521(), 66
+		default:
+			return false
+		}
+		x, y := number("x"), number("y")
+		if len(x) > size || len(y) > size {
+			return false
+		}
+		point := make([]byte, 1+2*size)
+		point[0] = 4 // uncompressed
+		copy(point[1+size-len(x):], x)
+		copy(point[1+2*size-len(y):], y)
+		_, err := curve.NewPublicKey(point)
+		return err == nil
+	case "OKP":
+		return jsonText(k["crv"]) == "Ed25519" && len(number("x")) == ed25519.PublicKeySize
 	}
 	return false
 }

@@ -1,6 +1,7 @@
 package pki_test
 
 import (
+	"bytes"
 	"crypto/elliptic"
 	"crypto/sha256"
 	"encoding/base64"
@@ -87,6 +88,65 @@ func FuzzKeySet(f *testing.F) {
 		}
 		if again, p, err := pki.KeySet(got); err != nil || p || again != got || !private && got != text {
 			t.Errorf("%q becomes %q, then %q, %v, %v", text, got, again, p, err)
+		}
+	})
+}
+
+// A set that was fetched is equal to one with the same keys in another order and form, and has nothing but public keys.
+func TestPublicKeySet(t *testing.T) {
+	const (
+		ec   = `{"kty":"EC","crv":"P-256","kid":"e","x":"ubWb3rKJ3GDSHgOLgRz9We03X9tkJKqyy-C2MQWiV0s","y":"hmovJEM71xnro8wvi5--_idQvH23j5CWivMJyjFlFJ4"}`
+		okp  = `{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}`
+		want = `{"keys":[{"crv":"Ed25519","kty":"OKP","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"},{"crv":"P-256","kid":"e","kty":"EC","x":"ubWb3rKJ3GDSHgOLgRz9We03X9tkJKqyy-C2MQWiV0s","y":"hmovJEM71xnro8wvi5--_idQvH23j5CWivMJyjFlFJ4"}]}`
+	)
+	n := base64.RawURLEncoding.EncodeToString(bytes.Repeat([]byte{0xff}, 256))
+	for _, text := range []string{
+		`{"keys":[` + ec + `,` + okp + `]}`,
+		`{"keys":[` + okp + `, ` + strings.Replace(ec, `"crv"`, `"d":"AQ","x5c":["abc"],"crv"`, 1) + `], "more": 1}`,
+		`{"keys":[` + okp + `,` + ec + `,` + okp + `,{"kty":"oct","k":"AQ"},{"kty":"new"},{"kty":"RSA","n":"AQ","e":"AQAB"},` + strings.Replace(ec, "hmov", "hmow", 1) + `,` +
+			strings.Replace(okp, `"kty"`, `"use":"enc","kty"`, 1) + `,` + strings.Replace(okp, `"kty"`, `"kid":7,"kty"`, 1) + `]}`,
+	} {
+		got, number, err := pki.PublicKeySet(text)
+		if err != nil || got != want || number != 2 {
+			t.Errorf("%s:\n%s, %d, %v", text, got, number, err)
+		}
+		if again, _, err := pki.PublicKeySet(got); err != nil || again != got {
+			t.Errorf("not the same again: %s, %v", again, err)
+		}
+	}
+	if got, number, err := pki.PublicKeySet(`{"keys":[{"kty":"RSA","alg":"RS256","use":"sig","key_ops":["verify"],"n":"` + n + `","e":"AQAB"}]}`); err != nil || number != 1 || !strings.Contains(got, `"key_ops":["verify"]`) {
+		t.Errorf("%s, %d, %v", got, number, err)
+	}
+	for text, want := range map[string]string{
+		``: "invalid key set", `[]`: "invalid key set", `{}`: "invalid key set", `{"keys":{}}`: "invalid key set", `{"keys":[1]}`: "invalid key set", `<html>`: "invalid key set",
+		`{"keys":[]}`: "none of 0 keys", `{"keys":[{"kty":"oct","k":"AQ"}]}`: "symmetric", `{"keys":[null]}`: "none of 1",
+		`{"keys":[` + strings.Repeat(`{},`, 256) + `{}]}`: "257 keys",
+		strings.Repeat(" ", pki.MaxKeySet) + `{}`:         "bytes",
+	} {
+		if got, _, err := pki.PublicKeySet(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.50s: %.50s, %v, want %q", text, got, err, want)
+		}
+	}
+}
+
+func FuzzPublicKeySet(f *testing.F) {
+	f.Add(pki.NoKeys)
+	f.Add(`{"keys":[{"kty":"RSA","n":"AQ","e":"AQAB","d":"AQ"},{"kty":"oct","k":"AQ"}]}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		got, number, err := pki.PublicKeySet(text)
+		if err != nil {
+			if got != "" || number != 0 {
+				t.Errorf("%q beside an error", got)
+			}
+			return
+		}
+		again, n, err := pki.PublicKeySet(got)
+		if err != nil || again != got || n != number || number < 1 {
+			t.Errorf("%q: again %q, %d and %d, %v", got, again, number, n, err)
+		}
+		public, private, err := pki.KeySet(got)
+		if err != nil || private || public != got {
+			t.Errorf("%q: %v, private %v", got, err, private)
 		}
 	})
 }

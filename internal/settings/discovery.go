@@ -15,6 +15,8 @@ const (
 	DefaultWatchdog = 30 * time.Second
 	// DefaultRemoteTimeout is how long the start waits for a remote cluster.
 	DefaultRemoteTimeout = 30 * time.Second
+	// DefaultKeyInterval is how often the keys of RequestAuthentications are fetched.
+	DefaultKeyInterval = 20 * time.Minute
 	// DefaultRegistrationGrace is how long a registered WorkloadEntry stays when its proxy has gone.
 	DefaultRegistrationGrace = 10 * time.Second
 	// DefaultWorkloadTTL is the life of a workload's certificate.
@@ -139,6 +141,12 @@ var Discovery = Table{
 		Help: "OIDC issuer whose tokens authenticate workloads, as Istio's JWTRule: issuer, audiences, jwks_uri or jwks, timeout; or a list of these (docs/authentication.md)"},
 	{Env: []string{"TOKEN_AUDIENCES"}, Kind: List, Default: mesh.TokenAudience, Unit: "list of audiences", Used: "internal/discovery/authn",
 		Help: "audiences of which a workload's token must have one, where JWT_RULE names none"},
+	{Env: []string{"PILOT_JWT_PUB_KEY_REFRESH_INTERVAL"}, Kind: Duration, Number: int64(DefaultKeyInterval), Positive: true, Unit: "duration", Used: "internal/discovery/jwks",
+		Help: "how often the keys that RequestAuthentications name with jwksUri are fetched (docs/tokens.md)"},
+	{Env: []string{"BLOCKED_CIDRS_IN_JWKS_URIS"}, Kind: List, Unit: "list of CIDRs", Used: "internal/discovery/jwks",
+		Help: "addresses that are not asked for keys, besides those of this host, link-local ones and metadata services, which never are"},
+	{Env: []string{"JWKS_RESOLVER_INSECURE_SKIP_VERIFY"}, Kind: Bool, Unit: "switch", Used: "internal/discovery/jwks",
+		Help: "do not verify the certificates of servers that keys are fetched from"},
 	{Env: []string{"TRUSTED_GATEWAY_CIDR"}, Kind: List, Unit: "list of CIDRs", Used: "internal/discovery/authn",
 		Help: "addresses of gateways that authenticate clients and pass their identity in the header x-forwarded-client-cert (docs/authentication.md)"},
 	{Env: []string{"PILOTHOUSE_CERTIFICATES_PER_SECOND"}, Kind: Float, Default: DefaultCertificateRate, Unit: "requests per second", Used: "internal/discovery/authn",

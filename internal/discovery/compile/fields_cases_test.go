@@ -20,6 +20,8 @@ var fieldExceptions = map[string]string{
 	"MeshConfig.meshMTLS.minProtocolVersion=TLSV1_2":    "it is the default, by another name",
 	"MeshConfig.tlsDefaults.minProtocolVersion=TLSV1_2": "it is the default, by another name",
 
+	"RequestAuthentication.jwtRules.timeout": "it bounds how long pilot-discovery fetches keys (package jwks)",
+
 	"AuthorizationPolicy.targetRef.group":                            "another group is rejected: config.TestTargets",
 	"AuthorizationPolicy.targetRef.namespace":                        "another namespace is rejected: config.TestTargets",
 	"AuthorizationPolicy.targetRefs.group":                           "another group is rejected: config.TestTargets",

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -122,6 +123,12 @@ type fieldCheck struct {
 	outputs map[string]map[string]string
 }
 
+// fetchedKeys are key sets as they are fetched.
+var fetchedKeys = []string{
+	`{"keys":[{"crv":"Ed25519","kid":"1","kty":"OKP","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}`,
+	`{"keys":[{"crv":"Ed25519","kid":"2","kty":"OKP","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}`,
+}
+
 // fieldNetworks has a gateway to another network than that of the nodes.
 var fieldNetworks = &meshv1.MeshNetworks{Networks: map[string]*meshv1.Network{
 	"net-2": {Gateways: []*meshv1.Network_IstioNetworkGateway{{Gw: &meshv1.Network_IstioNetworkGateway_Address{Address: "192.0.2.1"}}}},
@@ -133,6 +140,7 @@ func newFieldCheck(t *testing.T, k fieldKind) *fieldCheck {
 	c.world.apply(t, fieldMesh+k.around)
 	c.world.apply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system, labels: {topology.istio.io/network: net-1}}\n")
 	c.world.model.SetNetworks(fieldNetworks)
+	c.world.model.SetKeys(jwks.Source{URL: "https://a.example/keys"}, fetchedKeys[0])
 	for _, n := range fieldNodes {
 		node := proxy(t, n.id, "")
 		node.Locality = mesh.ParseLocality(n.locality)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -19,7 +20,7 @@ func (w *world) fork() *world {
 
 func (h *history) clone() *history {
 	c := *h
-	c.standing, c.order = maps.Clone(h.standing), slices.Clone(h.order)
+	c.standing, c.keys, c.order = maps.Clone(h.standing), maps.Clone(h.keys), slices.Clone(h.order)
 	return &c
 }
 
@@ -36,6 +37,11 @@ func (h *history) edit(w *world, d *dice) {
 	if d.oneIn(20) {
 		h.denials = d.denials()
 		w.model.Deny(h.denials)
+	}
+	if d.oneIn(5) {
+		s := pick(d, jwks.Source{URL: "https://a.example/keys"}, jwks.Source{Issuer: "https://three.example"})
+		h.keys[s] = pick(d, "", fetchedKeys[0], fetchedKeys[1])
+		w.model.SetKeys(s, h.keys[s])
 	}
 	for range 1 + d.roll(2) {
 		c := d.change()

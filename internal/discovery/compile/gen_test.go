@@ -407,7 +407,9 @@ func (d *dice) requestAuthentication() *security.RequestAuthentication {
 		p.Selector, p.TargetRef = nil, d.targets()[0]
 	}
 	for range d.roll(3) {
-		p.JwtRules = append(p.JwtRules, &security.JWTRule{Issuer: pick(d, "one.example", "two.example"), Jwks: pick(d, "", pki.NoKeys)})
+		p.JwtRules = append(p.JwtRules, &security.JWTRule{
+			Issuer: pick(d, "one.example", "https://three.example"), Jwks: pick(d, "", "", pki.NoKeys), JwksUri: pick(d, "", "https://a.example/keys"),
+		})
 	}
 	return p
 }

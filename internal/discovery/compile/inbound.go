@@ -61,7 +61,10 @@ func (c *Compiler) tokenRules(r *incr.Reader, w mesh.Workload) (out []jwt.Rule) 
 		for _, rule := range p.Spec.GetJwtRules() {
 			keys, ok := jwt.KeysOf(rule)
 			if !ok {
-				keys = pki.NoKeys
+				keys, ok = c.model.KeysOf(r, rule)
+			}
+			if !ok {
+				keys = pki.NoKeys // none are known: every token is refused
 			}
 			out = append(out, jwt.Rule{Spec: rule, Keys: keys})
 		}

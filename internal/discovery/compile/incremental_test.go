@@ -11,6 +11,7 @@ import (
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -25,11 +26,12 @@ type history struct {
 	mesh     *meshv1.MeshConfig
 	networks *meshv1.MeshNetworks
 	denials  []model.Denial
+	keys     map[jwks.Source]string
 	proxies  []mesh.Node
 }
 
 func newHistory(t testing.TB) *history {
-	return &history{standing: map[object.Key]*object.Object{}, proxies: []mesh.Node{
+	return &history{standing: map[object.Key]*object.Object{}, keys: map[jwks.Source]string{}, proxies: []mesh.Node{
 		proxy(t, "sidecar~10.9.0.1~p1.x~x.svc.cluster.local", ""),
 		withVirtualHosts(proxy(t, "sidecar~10.9.0.2~p2.x~x.svc.cluster.local", "app=a,version=v1")),
 		proxy(t, "sidecar~10.9.0.3~p3.y~y.svc.cluster.local", "app=b"),
@@ -73,6 +75,9 @@ func (h *history) fill(w *world) {
 	}
 	w.model.SetNetworks(h.networks)
 	w.model.Deny(h.denials)
+	for s, keys := range h.keys {
+		w.model.SetKeys(s, keys)
+	}
 	w.graph.Run()
 }
 

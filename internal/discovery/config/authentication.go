@@ -5,6 +5,7 @@ import (
 
 	security "istio.io/api/security/v1beta1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
@@ -72,11 +73,21 @@ func (c *check) keysOf(at string, r *security.JWTRule) {
 		case private:
 			c.warn(at+".jwks", "has private keys, which anyone who reads this object can sign tokens with; they are not sent to proxies: publish public keys only, and replace these")
 		}
-	default:
-		c.warn(at+".jwksUri", "not applied: keys are not fetched; every token of the issuer is refused: set jwks")
+	case r.GetJwksUri() != "":
+		if err := (jwks.Source{URL: r.GetJwksUri()}).Check(); err != nil {
+			c.fail(at+".jwksUri", "%v", err)
+		}
+	case r.GetIssuer() != "":
+		if err := (jwks.Source{Issuer: r.GetIssuer()}).Check(); err != nil {
+			c.warn(at+".jwksUri", "is empty, and the issuer is no URL that has a discovery document, so that there are no keys, and every token of the issuer is refused: set jwksUri or jwks")
+		}
 	}
-	if c.duration(at+".timeout", r.GetTimeout()); r.GetTimeout() != nil {
-		c.warn(at+".timeout", "not applied: keys are not fetched")
+	c.duration(at+".timeout", r.GetTimeout())
+	switch timeout := r.GetTimeout(); {
+	case timeout != nil && r.GetJwks() != "":
+		c.warn(at+".timeout", "has no effect: the rule has its keys itself")
+	case timeout.AsDuration() > jwks.MaxTimeout:
+		c.warn(at+".timeout", "is more than %s, within which keys are fetched", jwks.MaxTimeout)
 	}
 }
 

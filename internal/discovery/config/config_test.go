@@ -290,7 +290,13 @@ func TestRequestAuthentications(t *testing.T) {
 		{object.RequestAuthentication, one("issuer: a, jwks: '{}'"), []string{at("E .jwks: invalid key set")}},
 		{object.RequestAuthentication, one(`issuer: a, jwks: '{"keys": [{"kty": "RSA", "n": "AQ", "e": "AQAB", "d": "AQ"}]}'`), []string{at("W .jwks: has private keys")}},
 		{object.RequestAuthentication, with("jwksUri: 'https://a.example/keys'"), []string{at("E .jwksUri: jwks is set too")}},
-		{object.RequestAuthentication, one("issuer: a"), []string{at("W .jwksUri: not applied: keys are not fetched")}},
+		{object.RequestAuthentication, one("issuer: a"), []string{at("W .jwksUri: is empty, and the issuer is no URL")}},
+		{object.RequestAuthentication, one("issuer: 'https://a.example'"), nil},
+		{object.RequestAuthentication, one("issuer: a, jwksUri: 'http://keys.shop.svc/jwks', timeout: 60s"), nil},
+		{object.RequestAuthentication, one("issuer: a, jwksUri: 'file:///etc/passwd'"), []string{at("E .jwksUri: invalid URL: want http:// or https://")}},
+		{object.RequestAuthentication, one("issuer: a, jwksUri: 'https://u:p@a.example'"), []string{at("E .jwksUri: invalid URL: want one without a user")}},
+		{object.RequestAuthentication, one("issuer: a, jwksUri: 'https://a.example:0'"), []string{at(`E .jwksUri: invalid port "0"`)}},
+		{object.RequestAuthentication, one("issuer: a, jwksUri: 'https://a.example', timeout: 61s"), []string{at("W .timeout: is more than 1m0s")}},
 		{object.RequestAuthentication, with("audiences: [''], fromHeaders: [{name: 'a b'}, {}], fromParams: [''], fromCookies: [a, '']"), []string{
 			at("E .audiences[0]: is empty"), at("E .fromHeaders[0].name: invalid header name \"a b\""), at("E .fromHeaders[1].name: invalid"), at("E .fromParams[0]: is empty"), at("E .fromCookies[1]: is empty")}},
 		{object.RequestAuthentication, with("outputPayloadToHeader: ':path', outputClaimToHeaders: [{header: x-a}, {header: X-A, claim: b}, {claim: c}], spaceDelimitedClaims: ['']"), []string{

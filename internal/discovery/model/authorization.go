@@ -7,6 +7,7 @@ import (
 	security "istio.io/api/security/v1beta1"
 	typev1 "istio.io/api/type/v1beta1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -97,6 +98,24 @@ func (m *Model) AuthorizationOf(r *incr.Reader, w mesh.Workload) []*Authorizatio
 // TokensOf returns the RequestAuthentications that are in force for a workload, sorted by key.
 func (m *Model) TokensOf(r *incr.Reader, w mesh.Workload) []*RequestAuthentication {
 	return inForce(m, r, m.tables.tokens, w.Namespace, w.Tokens)
+}
+
+// SetKeys stores the key set that was fetched from a source, in the form of pki.PublicKeySet; an empty one removes it.
+func (m *Model) SetKeys(s jwks.Source, keys string) {
+	if keys == "" {
+		m.tables.keys.Delete(s.Key())
+		return
+	}
+	m.tables.keys.Put(s.Key(), keys)
+}
+
+// KeysOf returns the key set that was fetched for a rule of a RequestAuthentication; false if there is none.
+func (m *Model) KeysOf(r *incr.Reader, rule *security.JWTRule) (string, bool) {
+	s, _, ok := jwks.SourceOf(rule)
+	if !ok {
+		return "", false
+	}
+	return incr.Get(r, m.tables.keys, s.Key())
 }
 
 // inForce returns the policies for all workloads of a namespace, and those with the given keys.

@@ -59,6 +59,8 @@ type tables struct {
 	peers    *incr.Table[*PeerAuthentication]
 	authz    *incr.Table[*AuthorizationPolicy]
 	tokens   *incr.Table[*RequestAuthentication]
+	// keys has the key sets that were fetched for RequestAuthentications, by jwks.Source.Key.
+	keys     *incr.Table[string]
 	sidecars *incr.Table[*Sidecar]
 	filters  *incr.Table[*EnvoyFilter]
 	mesh     *incr.Table[*meshv1.MeshConfig]
@@ -164,6 +166,7 @@ func New(g *incr.Graph, domain string) *Model {
 		peers:    incr.NewTable[*PeerAuthentication](g, "peer authentications"),
 		authz:    incr.NewTable[*AuthorizationPolicy](g, "authorization policies"),
 		tokens:   incr.NewTable[*RequestAuthentication](g, "request authentications"),
+		keys:     incr.NewTable[string](g, "fetched keys"),
 		sidecars: incr.NewTable[*Sidecar](g, "sidecars"),
 		filters:  incr.NewTable[*EnvoyFilter](g, "envoy filters"),
 		mesh:     incr.NewTable[*meshv1.MeshConfig](g, "mesh"),
@@ -190,7 +193,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 	f, t := *m, m.tables
 	f.tables = tables{
 		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
-		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), tokens: t.tokens.On(g), sidecars: t.sidecars.On(g), filters: t.filters.On(g), mesh: t.mesh.On(g),
+		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), tokens: t.tokens.On(g), keys: t.keys.On(g), sidecars: t.sidecars.On(g), filters: t.filters.On(g), mesh: t.mesh.On(g),
 		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g), allocated: t.allocated.On(g),
 		classes: t.classes.On(g), kubernetes: t.kubernetes.On(g), routes: t.routes.On(g), grants: t.grants.On(g), spaces: t.spaces.On(g),
 	}

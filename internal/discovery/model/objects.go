@@ -16,7 +16,7 @@ var tableKinds = map[string]object.Kind{
 	"peer authentications": object.PeerAuthentication, "authorization policies": object.AuthorizationPolicy, "request authentications": object.RequestAuthentication, "sidecars": object.Sidecar, "envoy filters": object.EnvoyFilter, "gateways": object.Gateway,
 	"namespaces": object.Namespace, "gateway services": object.Service,
 	"gateway classes": object.GatewayClass, "kubernetes gateways": object.KubernetesGateway, "reference grants": object.ReferenceGrant, "namespace labels": object.Namespace,
-	"services": "", "kubernetes routes": "", "mesh": "", "networks": "",
+	"services": "", "kubernetes routes": "", "mesh": "", "networks": "", "fetched keys": "",
 }
 
 // ObjectOf returns the object that a row comes from; false for a bucket, for a row that does not exist,

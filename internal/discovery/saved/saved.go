@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/allocate"
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -40,6 +41,8 @@ const Version = 1
 const (
 	MaxBytes  = 32 << 20
 	maxObject = 4 << 20
+	// MaxKeys bounds all key sets together: those that do not fit are fetched again after a restart.
+	MaxKeys = 4 << 20
 )
 
 // magic is the start of the first line in all versions.
@@ -55,9 +58,18 @@ type Set struct {
 	Objects []object.Object
 	// Allocated are the virtual addresses that were allocated, by key.
 	Allocated map[string]allocate.Pair
+	// Keys are the key sets that were fetched for RequestAuthentications.
+	Keys []KeySet
 	// Unknown describes what Decode has left out, because a later release wrote it: each kind and field
 	// once, at most maxUnknown.
 	Unknown []string
+}
+
+// KeySet is a set of public keys that was fetched from a source; Fetched is when.
+type KeySet struct {
+	jwks.Source
+	Keys    string    `json:"keys"`
+	Fetched time.Time `json:"fetched"`
 }
 
 // maxUnknown limits Set.Unknown.
@@ -100,12 +112,16 @@ type record struct {
 	Healthy   *object.Health       `json:"healthy,omitempty"`
 	// Allocated is set in a record that is no object: virtual addresses by the key of their host.
 	Allocated map[string][]netip.Addr `json:"allocated,omitempty"`
+	// KeySet is set in a record that is no object: keys that were fetched.
+	KeySet *KeySet `json:"keySet,omitempty"`
 }
 
 // Encoder encodes successive sets. It is not safe for concurrent use.
 type Encoder struct {
-	// Allocated are the virtual addresses that Encode encodes, too.
+	// Allocated are the virtual addresses that Encode encodes, too, and Keys the key sets; of these, those that make more than
+	// MaxKeys bytes are left out.
 	Allocated map[string]allocate.Pair
+	Keys      []KeySet
 
 	lines []line // in order of keys
 	at    map[object.Key]int
@@ -128,6 +144,11 @@ func (e *Encoder) Encode(written time.Time, place string, objects []*object.Obje
 	if err != nil {
 		return nil, err
 	}
+	keys, sets, err := encodeKeys(e.Keys)
+	if err != nil {
+		return nil, err
+	}
+	last, records = append(last, keys...), records+sets
 	size := len(last)
 	for i := range e.lines {
 		size += len(e.lines[i].text)
@@ -172,6 +193,21 @@ func encodeAllocated(all map[string]allocate.Pair) (text []byte, records int, er
 		}
 		text = append(append(text, line...), '\n')
 		records++
+	}
+	return text, records, nil
+}
+
+// encodeKeys returns the records of key sets, and how many there are.
+func encodeKeys(all []KeySet) (text []byte, records int, err error) {
+	for i := range all {
+		line, err := json.Marshal(record{KeySet: &all[i]})
+		if err != nil {
+			return nil, 0, fmt.Errorf("encode keys: %w", err)
+		}
+		if len(line) < maxObject && len(text)+len(line) < MaxKeys {
+			text = append(append(text, line...), '\n')
+			records++
+		}
 	}
 	return text, records, nil
 }
@@ -342,6 +378,11 @@ func (s *Set) object(text []byte) (o object.Object, known bool, err error) {
 	if r.Kind == "" && r.Allocated != nil {
 		s.unknown(field)
 		s.addAllocated(r.Allocated)
+		return o, false, nil
+	}
+	if r.Kind == "" && r.KeySet != nil {
+		s.unknown(field)
+		s.Keys = append(s.Keys, *r.KeySet)
 		return o, false, nil
 	}
 	if r.Kind == "" {

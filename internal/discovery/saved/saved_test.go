@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/saved"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -194,6 +195,26 @@ func TestRoundTrip(t *testing.T) {
 		if !equal(got[o.Key], o) {
 			t.Errorf("%s is decoded as\n%+v, want\n%+v", o.Key, got[o.Key], o)
 		}
+	}
+}
+
+func TestKeySetsAreSaved(t *testing.T) {
+	want := []saved.KeySet{
+		{Source: jwks.Source{URL: "https://a.example/keys"}, Keys: `{"keys":[]}`, Fetched: written},
+		{Source: jwks.Source{Issuer: "https://b.example"}, Keys: "x", Fetched: written.Add(-time.Hour)},
+	}
+	huge := saved.KeySet{Source: jwks.Source{URL: "https://huge.example"}, Keys: strings.Repeat("x", saved.MaxKeys)}
+	e := saved.Encoder{Keys: []saved.KeySet{want[0], huge, want[1]}}
+	text, err := e.Encode(written, "dir", pointers(allKinds(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := saved.Decode(text)
+	if err != nil || !slices.Equal(set.Keys, want) || len(set.Unknown) != 0 || len(set.Objects) != len(allKinds(t)) {
+		t.Errorf("%+v, unknown %v, %d objects, error %v", set.Keys, set.Unknown, len(set.Objects), err)
+	}
+	if !bytes.Contains(text, []byte(`{"keySet":{"url":"https://a.example/keys","keys":"{\"keys\":[]}","fetched":"2026-11-21T12:00:00Z"}}`)) {
+		t.Errorf("the format of version 1 is another one:\n%s", text)
 	}
 }
 

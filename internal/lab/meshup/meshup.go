@@ -67,6 +67,8 @@ type Options struct {
 	CaptureArgs []string
 	// DiscoveryArgs are appended to pilot-discovery's flags.
 	DiscoveryArgs []string
+	// DiscoveryEnv is appended to pilot-discovery's environment, KEY=value.
+	DiscoveryEnv []string
 	// Log gets what is started; nil: no log.
 	Log *slog.Logger
 }
@@ -186,7 +188,7 @@ func (m *Mesh) StartDiscovery(ctx context.Context, flags ...string) error {
 		"--httpAddr", ":8080", "--secureGRPCAddr", ":15012", "--monitoringAddr", ":15014",
 	}, m.o.DiscoveryArgs, flags)
 	p, err := start(netmesh.Command{
-		Path: m.o.Programs.Discovery, Args: args, Dir: m.o.WorkDir, Env: []string{"PATH=/usr/bin:/bin"},
+		Path: m.o.Programs.Discovery, Args: args, Dir: m.o.WorkDir, Env: append([]string{"PATH=/usr/bin:/bin"}, m.o.DiscoveryEnv...),
 		Stdout: log, Stderr: log,
 	})
 	if err != nil {
