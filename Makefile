@@ -25,7 +25,7 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools kube before deps demo demo-kube test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts images deb rpm release clean
+.PHONY: help build tools kube before deps demo demo-kube cast test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts images deb rpm release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,11 @@ demo-kube: ## the same scenarios in a Kubernetes cluster on this machine, with t
 	@$(MAKE) --no-print-directory build tools kube
 	$(GO) build -o bin/demo-kube ./test/kube/demo
 	bin/demo-kube $(DEMO_FLAGS)
+
+cast: ## record the demo as docs/demo.cast, which asciinema plays (needs root)
+	@[ "$$(id -u)" = 0 ] || { echo "make cast: the demo makes network namespaces and needs root: run 'sudo make cast'" >&2; exit 1; }
+	@$(MAKE) --no-print-directory build tools
+	$(GO) run ./hack/cast -o docs/demo.cast -title 'pilotctl demo' -columns 96 -rows 36 bin/pilotctl demo --configDir samples/bookshop --pace 700ms
 
 test: ## everything that CI runs: format, vet, linters, all tests, a release, the demos (needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the end-to-end tests make network namespaces and need root: run 'sudo make test'" >&2; exit 1; }

@@ -1,6 +1,9 @@
 package pilothouse_test
 
 import (
+	"encoding/xml"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -72,5 +75,42 @@ func TestPathsAreFoundInDocuments(t *testing.T) {
 	want := []string{"internal/a.go", "internal/b", "gate.go", "sub*.go", "internal/c*"}
 	if got := pathsIn(text, []string{"internal"}); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// The drawing of the architecture is readable on a dark and on a light page, for a screen reader, too, and fetches nothing.
+func TestDrawingIsReadable(t *testing.T) {
+	const file = "docs/architecture.svg"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[string]int{}
+	for d := xml.NewDecoder(strings.NewReader(string(text))); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		if e, ok := token.(xml.StartElement); ok {
+			count[e.Name.Local]++
+			for _, a := range e.Attr {
+				if strings.HasPrefix(a.Name.Local, "on") || a.Name.Local == "href" {
+					t.Errorf("%s: %s has %s: want a drawing that runs and fetches nothing", file, e.Name.Local, a.Name.Local)
+				}
+			}
+		}
+	}
+	if count["title"] != 1 || count["desc"] != 1 || count["text"] < 20 || count["script"]+count["image"] > 0 {
+		t.Errorf("%s has %v: want a title, a description and text as text, no script and no image", file, count)
+	}
+	if !strings.Contains(string(text), "prefers-color-scheme: dark") || strings.Contains(strings.ReplaceAll(string(text), "http://www.w3.org/2000/svg", ""), "http") {
+		t.Errorf("%s: want colors for a dark page, and no addresses", file)
+	}
+	readme, err := os.ReadFile("README.md")
+	if err != nil || !strings.Contains(string(readme), "("+file+")") {
+		t.Errorf("README.md does not show %s: %v", file, err)
 	}
 }

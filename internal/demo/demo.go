@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,6 +36,12 @@ type Options struct {
 	Size func() (columns, rows int)
 	// Resized receives a value when the size has changed; it may be nil.
 	Resized <-chan os.Signal
+	// Color is whether the terminal gets colors.
+	Color bool
+	// Pace is how long the demo pauses before each scenario and after each check, for a person who watches; 0: not at all.
+	Pace time.Duration
+	// Enter calls ask and waits until the person who watches wants to see the next scenario; nil: they follow each other.
+	Enter func(ctx context.Context, ask func()) error
 	// Scenarios are the names of those to run, in the demo's order; nil: all. None depends on another.
 	Scenarios []string
 	// EditBound is the longest time until an edit is in effect in an Envoy; 0: 10 s.
@@ -61,10 +68,6 @@ type demo struct {
 	scenario string
 	results  []result
 	done     <-chan struct{} // closed when the run is interrupted
-
-	// mu guards proxies, which the watcher replaces.
-	mu      sync.Mutex
-	proxies []proxyState
 }
 
 // Run runs the demo until its end, or the end of ctx.
@@ -92,7 +95,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		err = errors.Join(err, remove())
 	}()
 	d := &demo{o: o, config: filepath.Join(work, "config"), split: split{90, 10}, done: ctx.Done()}
-	d.screen = &screen{size: o.Size, out: o.Out, broken: func(err error) { stop(fmt.Errorf("print: %w", err)) }}
+	d.screen = &screen{size: o.Size, painter: painter{color: o.Color}, out: o.Out, broken: func(err error) { stop(fmt.Errorf("print: %w", err)) }}
 	for _, l := range left {
 		d.screen.line("%s", l)
 	}
@@ -111,7 +114,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	text, ok := summary(d.results)
-	d.screen.keep("\n" + text)
+	d.screen.keep(append(lines{nil}, text...))
 	if o.Keep {
 		if err := d.keepRunning(ctx); err != nil {
 			return err
@@ -157,20 +160,65 @@ func (d *demo) runScenarios(ctx context.Context) error {
 		if len(d.o.Scenarios) > 0 && !slices.Contains(d.o.Scenarios, s.name) {
 			continue
 		}
-		d.scenario = s.name
-		d.screen.line("\n%s", s.title)
-		err := s.run(d, ctx)
-		if ctx.Err() != nil {
-			return fmt.Errorf("run the scenarios: %w", context.Cause(ctx))
+		if err := d.runScenario(ctx, s); err != nil {
+			return err
 		}
-		if err != nil {
-			d.check("the scenario ran to its end", err)
-		}
-		d.updateProxies(ctx)
-		d.screen.keep(d.tables())
-		d.load.reset()
 	}
 	return nil
+}
+
+// runScenario runs one scenario, and keeps its last frame: all answers are there, and every proxy is in sync.
+func (d *demo) runScenario(ctx context.Context, s scenario) error {
+	d.scenario = s.name
+	err := d.awaitEnter(ctx, s.title)
+	if err == nil {
+		d.screen.print(append(lines{nil}, paragraph(strong, s.title)...))
+		d.screen.begin()
+		d.pause()
+		err = s.run(d, ctx)
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("run the scenarios: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		d.check("the scenario ran to its end", err)
+	}
+	known, err := d.awaitInSync(ctx)
+	if ctx.Err() != nil {
+		return fmt.Errorf("run the scenarios: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		d.check("every proxy is in sync afterwards", err)
+	}
+	d.screen.keep(d.frame(d.proxyStates(ctx, known)))
+	d.load.reset()
+	return nil
+}
+
+// awaitEnter waits until the next scenario is wanted.
+func (d *demo) awaitEnter(ctx context.Context, title string) error {
+	if d.o.Enter == nil {
+		return nil
+	}
+	next, _, _ := strings.Cut(title, ".")
+	err := d.o.Enter(ctx, func() {
+		d.screen.ask(line{{"Press Enter for " + strings.ToLower(next[:1]) + next[1:] + ".", strong}})
+	})
+	d.screen.ask(nil)
+	return err
+}
+
+// pause gives a person the time to read.
+func (d *demo) pause() {
+	if d.o.Pace <= 0 {
+		return
+	}
+	timer := time.NewTimer(d.o.Pace)
+	defer timer.Stop()
+	select {
+	case <-d.done:
+	case <-timer.C:
+	}
 }
 
 // check records and prints the result of a check. Results of an interrupted run mean nothing.
@@ -180,16 +228,13 @@ func (d *demo) check(what string, err error) {
 		return
 	default:
 	}
-	d.results = append(d.results, result{Scenario: d.scenario, What: what, Err: err})
-	if err != nil {
-		d.screen.line("  FAILED: %s: %v", what, err)
-		return
-	}
-	d.screen.line("  ok: %s", what)
+	r := result{Scenario: d.scenario, What: what, Err: err}
+	d.results = append(d.results, r)
+	d.screen.print(r.lines())
+	d.pause()
 }
 
-func (d *demo) tables() string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return tables(d.load.snapshot(), d.proxies, time.Now())
+// frame is what the table shows now.
+func (d *demo) frame(proxies []proxyState) frame {
+	return frame{calls: d.load.snapshot(), proxies: proxies, now: time.Now()}
 }

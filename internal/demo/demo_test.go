@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
@@ -30,7 +28,7 @@ func shop(version string) meshup.Answer {
 	}
 }
 
-func TestCountersAndTables(t *testing.T) {
+func TestTopErrors(t *testing.T) {
 	c := newCounters()
 	for i := range 10 {
 		c.add("shopper", shop(map[bool]string{true: "v2", false: "v1"}[i == 0]), nil)
@@ -39,27 +37,6 @@ func TestCountersAndTables(t *testing.T) {
 	broken.Status, broken.Calls[0].Status, broken.Calls[0].Calls[0].Status = 503, 503, 503
 	c.add("shopper", broken, nil)
 	c.add("shopper", meshup.Answer{}, errors.New("connection reset"))
-	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
-	got := tables(c, []proxyState{
-		{Name: "db-1.bookshop", Applied: 3, Generation: 3, Connected: true, Ends: now.Add(24 * time.Hour)},
-		{Name: "ratings-1.bookshop", Applied: 2, Generation: 3, Connected: true},
-		{Name: "reviews-v1-1.bookshop"},
-	}, now)
-	want := `  CALLER       CALLEE       VERSION  REQUESTS  SHARE  IDENTITY
-  shopper      productpage  v1       10               spiffe://cluster.local/ns/bookshop/sa/shopper
-  productpage  reviews      v1       9         90 %   spiffe://cluster.local/ns/bookshop/sa/productpage
-  productpage  reviews      v2       1         10 %   spiffe://cluster.local/ns/bookshop/sa/productpage
-  reviews      ratings      v1       10               spiffe://cluster.local/ns/bookshop/sa/reviews
-  12 requests, 2 failed
-
-  PROXY                  GENERATION  STATE                   CERTIFICATE EXPIRES
-  db-1.bookshop          3 of 3      in sync                 2026-11-22 08:00:00 (in 24h0m0s)
-  ratings-1.bookshop     2 of 3      applying                -
-  reviews-v1-1.bookshop  -           serving, not connected  -
-`
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("tables (-want +got):\n%s", diff)
-	}
 	if got := c.topErrors(); got != "1 × connection reset; 1 × ratings: status 503" {
 		t.Errorf("top errors: %s", got)
 	}
@@ -95,17 +72,6 @@ func TestChecksFail(t *testing.T) {
 		if tc.want == "" && tc.err != nil || tc.want != "" && (tc.err == nil || !strings.Contains(tc.err.Error(), tc.want)) {
 			t.Errorf("%s: %v, want %q", name, tc.err, tc.want)
 		}
-	}
-}
-
-func TestSummary(t *testing.T) {
-	text, ok := summary([]result{{"calls", "no request failed", nil}, {"strict", "refused", errors.New("answered")}})
-	want := "  ok      calls: no request failed\n  FAILED  strict: refused\n          answered\n1 of 2 checks passed\n"
-	if ok || text != want {
-		t.Errorf("ok %v, summary:\n%s", ok, text)
-	}
-	if _, ok := summary(nil); ok {
-		t.Error("no checks at all count as success")
 	}
 }
 

@@ -7,119 +7,36 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/pilothouse/pilothouse/test/tty"
 )
 
-// tty plays a terminal: rows that scroll into a history, which a person can look at afterwards.
-type tty struct {
-	size
-	history []string
-	screen  []string
-	row     int
-	column  int // == columns: the next character begins another row
+// live is a screen on a terminal, and one step of the demo for each call.
+func live(t *testing.T, columns, rows int) (*tty.Terminal, *screen) {
+	term := tty.New(columns, rows)
+	s := &screen{out: term, size: func() (int, int) { return term.Columns, term.Rows }, painter: painter{color: true}}
+	s.broken = func(err error) { t.Errorf("the terminal does not understand: %v", err) }
+	s.begin()
+	return term, s
 }
 
-func newTTY(columns, rows int) *tty {
-	return &tty{size: size{columns, rows}, screen: make([]string, rows)}
-}
+// cut is a block whose lines are cut, as those of tables are.
+type cut lines
 
-func (t *tty) newRow() {
-	if t.row++; t.row == t.rows {
-		t.history, t.screen = append(t.history, t.screen[0]), append(t.screen[1:], "")
-		t.row--
-	}
-}
-
-// Write interprets what a painter writes; anything else ends the test.
-func (t *tty) Write(p []byte) (int, error) {
-	r := []rune(string(p))
-	for i := 0; i < len(r); i++ {
-		switch {
-		case r[i] == '\n':
-			t.newRow()
-			t.column = 0
-		case r[i] == '\r':
-			t.column = 0
-		case r[i] == 0x1b:
-			end := i + 2
-			for r[end] >= '0' && r[end] <= '9' {
-				end++
-			}
-			n := 1
-			if end > i+2 {
-				if _, err := fmt.Sscan(string(r[i+2:end]), &n); err != nil {
-					return 0, err
-				}
-			}
-			switch r[end] {
-			case 'A':
-				if t.row -= n; t.row < 0 {
-					return 0, errors.New("up beyond the first row")
-				}
-			case 'H':
-				t.row, t.column = 0, 0
-			case 'K':
-				line := []rune(t.screen[t.row])
-				t.screen[t.row] = string(line[:min(len(line), min(t.column, t.columns-1))])
-			default:
-				return 0, fmt.Errorf("sequence %q", string(r[i:end+1]))
-			}
-			i = end
-		default:
-			if t.column == t.columns {
-				t.newRow()
-				t.column = 0
-			}
-			line := []rune(t.screen[t.row] + strings.Repeat(" ", max(0, t.column-len([]rune(t.screen[t.row])))))
-			line = append(line[:t.column:t.column], append([]rune{r[i]}, line[min(len(line), t.column+1):]...)...)
-			t.screen[t.row] = string(line)
-			t.column++
-		}
-	}
-	return len(p), nil
-}
-
-// resize is what a terminal does that wraps its lines anew: what is too long for a row takes several.
-// One that cuts them instead leaves fewer rows.
-func (t *tty) resize(columns, rows int, wraps bool) {
-	var all []string
-	for _, l := range append(t.history, t.screen[:t.row+1]...) {
-		r := []rune(strings.TrimRight(l, " "))
-		for wraps && len(r) > columns {
-			all, r = append(all, string(r[:columns])), r[columns:]
-		}
-		all = append(all, string(r[:min(len(r), columns)]))
-	}
-	first := max(0, len(all)-rows)
-	*t = tty{size: size{columns, rows}, history: all[:first], screen: append(all[first:], make([]string, rows-len(all[first:]))...), row: len(all) - first - 1}
-}
-
-// seen is all that a person finds in the terminal.
-func (t *tty) seen() []string {
-	var out []string
-	for _, l := range append(append([]string{}, t.history...), t.screen...) {
-		if l = strings.TrimRight(l, " "); l != "" {
-			out = append(out, l)
-		}
+func (b cut) rows(columns int) []line {
+	var out []line
+	for _, l := range b {
+		out = append(out, l.clip(columns))
 	}
 	return out
 }
 
-// live is a screen on a terminal, and one step of the demo for each call.
-func live(t *testing.T, columns, rows int) (*tty, *screen) {
-	term := newTTY(columns, rows)
-	s := &screen{out: term, size: func() (int, int) { return term.columns, term.rows }}
-	s.broken = func(err error) { t.Errorf("the terminal does not understand: %v", err) }
-	return term, s
-}
-
-// frame is a table of so many rows, of some width, that says which it is.
-func frame(n, rows int) string {
-	var b strings.Builder
+// someTable is a table of so many rows, wider than most screens, that says which it is.
+func someTable(n, rows int) block {
+	var out cut
 	for i := range rows {
-		fmt.Fprintf(&b, "t%d.%d %s\n", n, i, strings.Repeat("=", 70))
+		out = append(out, line{{fmt.Sprintf("t%d.%d ", n, i), plain}, {strings.Repeat("=", 30), good}, {strings.Repeat("語=", 20), faint}})
 	}
-	return b.String()
+	return out
 }
 
 // However many tables are drawn, between lines that stay and lines that wrap, on terminals that are
@@ -130,22 +47,22 @@ func TestTableIsRedrawnInPlace(t *testing.T) {
 			term, screen := live(t, s.columns, s.rows)
 			var want string
 			for n := range 40 {
-				screen.draw(frame(n, []int{21, 3, 30}[n%3]))
+				screen.draw(someTable(n, []int{21, 3, 30}[n%3]))
 				if n%4 == 0 {
-					line := fmt.Sprintf("line%d%s", n, strings.Repeat("-", n*5%70))
-					screen.line("%s", line)
-					want += line
+					text := fmt.Sprintf("line%d%s", n, strings.Repeat("語-", n*5%70/2))
+					screen.line("%s", text)
+					want += text
 				}
 			}
-			all := strings.Join(term.seen(), "")
+			all := strings.ReplaceAll(strings.Join(term.Seen(), ""), " ", "")
 			var tables []string
-			for _, l := range term.seen() {
+			for _, l := range term.Seen() {
 				if strings.HasPrefix(l, "t") {
 					tables = append(tables, l)
 				}
 			}
 			if !strings.HasPrefix(all, want) || strings.Contains(all[len(want):], "line") {
-				t.Errorf("lines are missing, doubled, or out of order:\n%s", strings.Join(term.seen(), "\n"))
+				t.Errorf("lines are missing, doubled, or out of order:\n%s\nwant %s", strings.Join(term.Seen(), "\n"), want)
 			}
 			for _, l := range tables {
 				if !strings.HasPrefix(l, "t39.") {
@@ -154,6 +71,9 @@ func TestTableIsRedrawnInPlace(t *testing.T) {
 			}
 			if most := max(0, min(21, s.rows-1)); len(tables) > most {
 				t.Errorf("%d rows of tables, want %d at most", len(tables), most)
+			}
+			if term.Wrapped > 0 {
+				t.Errorf("%d rows are longer than the terminal is wide", term.Wrapped)
 			}
 		})
 	}
@@ -166,7 +86,7 @@ func TestTableIsResized(t *testing.T) {
 		check := func(n int, what string) {
 			t.Helper()
 			var rows, lines []string
-			for _, l := range term.screen {
+			for _, l := range term.Screen() {
 				if strings.HasPrefix(l, "t") || strings.HasPrefix(l, "=") {
 					rows = append(rows, l)
 				}
@@ -175,7 +95,7 @@ func TestTableIsResized(t *testing.T) {
 				}
 			}
 			if len(rows) != 5 || !strings.HasPrefix(rows[0], fmt.Sprintf("t%d.0", n)) || !strings.HasPrefix(rows[4], fmt.Sprintf("t%d.4", n)) {
-				t.Errorf("wraps %v, %s: the screen shows\n%s", wraps, what, strings.Join(term.screen, "\n"))
+				t.Errorf("wraps %v, %s: the screen shows\n%s", wraps, what, strings.Join(term.Screen(), "\n"))
 			}
 			for i := 1; i < len(lines); i++ {
 				if lines[i] == lines[i-1] {
@@ -185,43 +105,68 @@ func TestTableIsResized(t *testing.T) {
 		}
 		for n := range 9 {
 			screen.line("line %d", n)
-			screen.draw(frame(n, 5))
+			screen.draw(someTable(n, 5))
 		}
 		check(8, "before")
 		for i, s := range []size{{60, 14}, {30, 10}, {200, 50}, {80, 24}, {80, 12}, {79, 24}} {
-			term.resize(s.columns, s.rows, wraps)
+			term.Resize(s.columns, s.rows, wraps)
 			switch i % 3 {
 			case 0:
 				screen.redraw()
 			case 1:
-				screen.draw(frame(8, 5))
+				screen.draw(someTable(8, 5))
 			case 2:
 				screen.line("line after %d", i)
 			}
 			check(8, fmt.Sprintf("at %dx%d", s.columns, s.rows))
 		}
-		screen.keep("the end\n")
-		if all := strings.Join(term.screen, "\n"); strings.Contains(all, "t8.") || !strings.Contains(all, "the end") {
+		screen.keep(lines{{{"the end", plain}}})
+		screen.draw(someTable(9, 5))
+		if all := strings.Join(term.Screen(), "\n"); strings.Contains(all, "t8.") || strings.Contains(all, "t9.") || !strings.Contains(all, "the end") {
 			t.Errorf("the live table stays behind the last one:\n%s", all)
 		}
 	}
 }
 
-func TestFit(t *testing.T) {
-	for _, tt := range []struct {
-		size
-		want []string
-	}{
-		{size{60, 14}, []string{"12345", "äöüß", "3", "4"}},
-		{size{4, 14}, []string{"123", "äöü", "3", "4"}},
-		{size{60, 4}, []string{"12345", "äöüß", "  … 2 more rows: the window is too small"}},
-		{size{12, 2}, []string{"  … 4 more "}},
-		{size{12, 1}, nil},
-		{size{0, 0}, nil},
-	} {
-		if diff := cmp.Diff(tt.want, fit("12345\näöüß\n3\n4\n", tt.size), cmp.Transformer("", func(s []string) string { return strings.Join(s, "|") })); diff != "" {
-			t.Errorf("%v: -want +got:\n%s", tt.size, diff)
+// A table that was kept is laid out anew for another size, too, since the screen is written again.
+func TestKeptTablesAreResized(t *testing.T) {
+	term, screen := live(t, 160, 30)
+	screen.keep(someFrame())
+	screen.begin()
+	screen.draw(lines{{{"below", plain}}})
+	if all := strings.Join(term.Screen(), "\n"); !strings.Contains(all, sa+"shopper") {
+		t.Errorf("at 160 columns:\n%s", all)
+	}
+	term.Resize(80, 30, true)
+	screen.redraw()
+	if all := strings.Join(term.Screen(), "\n"); strings.Contains(all, sa) || !strings.Contains(all, " bookshop/shopper\n") || strings.Contains(all, "…") {
+		t.Errorf("at 80 columns:\n%s", all)
+	}
+}
+
+// The question stays below the table, however small the terminal is, until it is answered.
+func TestQuestionIsBelowTheTable(t *testing.T) {
+	for _, s := range []size{{80, 24}, {80, 5}, {12, 2}} {
+		term, screen := live(t, s.columns, s.rows)
+		screen.draw(someTable(1, 10))
+		screen.ask(line{{"Press Enter.", strong}})
+		screen.draw(someTable(2, 10))
+		screen.line("a line")
+		seen := term.Seen()
+		if last := seen[len(seen)-1]; !strings.HasPrefix(last, "Press Ente") || strings.Count(strings.Join(seen, "\n"), "Press") != 1 {
+			t.Errorf("%v: it is not the last row, once:\n%s", s, strings.Join(seen, "\n"))
 		}
+		screen.ask(nil)
+		if all := strings.Join(term.Seen(), "\n"); strings.Contains(all, "Press") {
+			t.Errorf("%v: it stays:\n%s", s, all)
+		}
+	}
+	var out bytes.Buffer
+	s := &screen{out: &out}
+	s.ask(line{{"Press Enter.", strong}})
+	s.ask(nil)
+	if out.String() != "Press Enter.\n" {
+		t.Errorf("without a terminal: %q", out.String())
 	}
 }
 
@@ -229,31 +174,44 @@ func TestFit(t *testing.T) {
 func TestTerminalOutput(t *testing.T) {
 	var out bytes.Buffer
 	columns := 9
-	s := &screen{out: &out, size: func() (int, int) { return columns, 4 }}
-	for _, step := range []struct {
+	s := &screen{out: &out, live: true, size: func() (int, int) { return columns, 4 }}
+	draw := func(rows ...string) {
+		var b cut
+		for _, r := range rows {
+			b = append(b, line{{r, good}})
+		}
+		s.draw(b)
+	}
+	for i, step := range []struct {
 		do   func()
 		want string
 	}{
 		{func() { s.line("line %d", 1) }, "line 1\x1b[K\n"},
-		{func() { s.draw("a\nb\n") }, "a\x1b[K\nb\x1b[K\n"},
-		{func() { s.draw("c\n") }, "\x1b[2Ac\x1b[K\n\x1b[K\n\x1b[1A"},
-		{func() { s.line("123456789") }, "\x1b[1A123456789\nc\x1b[K\n"},
-		{func() { s.line("\x1b[31m\a") }, "\x1b[1A?[31m?\x1b[K\nc\x1b[K\n"},
-		{func() { columns = 8; s.redraw() }, "\x1b[H?[31m?\x1b[K\nc\x1b[K\n\x1b[K\n\x1b[K\x1b[1A\r"},
+		{func() { draw("a", "b") }, "a\x1b[K\nb\x1b[K\n"},
+		{func() { draw("a", "b") }, ""},
+		{func() { draw("a", "x") }, "\x1b[2A\nx\x1b[K\n"},
+		{func() { draw("c") }, "\x1b[2Ac\x1b[K\n\x1b[K\n\x1b[1A"},
+		{func() { s.line("12345678") }, "\x1b[1A12345678\x1b[K\nc\x1b[K\n"},
+		{func() { s.line("123456789") }, "\x1b[1A12345678\x1b[K\n  9\x1b[K\nc\x1b[K\n"},
+		{func() { s.line("\x1b[1m\a") }, "\x1b[1A\\x1b[1m\\\x1b[K\n  a\x1b[K\nc\x1b[K\n"},
+		{func() { columns = 8; s.redraw() }, "\x1b[H\\x1b[1m\x1b[K\n  \\a\x1b[K\nc\x1b[K\n\x1b[K\r"},
 		{s.redraw, ""},
-		{func() { s.keep("d\n") }, "\x1b[1Ad\x1b[K\n"},
+		{func() { s.keep(lines{{{"d", plain}}}) }, "\x1b[1Ad\x1b[K\n"},
+		{func() { draw("e") }, ""},
+		{func() { s.painter.color = true; s.begin(); draw("e") }, "\x1b[32me\x1b[0m\x1b[K\n"},
 	} {
 		out.Reset()
 		if step.do(); out.String() != step.want {
-			t.Errorf("%q, want %q", out.String(), step.want)
+			t.Errorf("step %d: %q, want %q", i, out.String(), step.want)
 		}
 	}
 	out.Reset()
-	s = &screen{out: &out}
-	s.draw("a\n")
+	s = &screen{out: &out, live: true, painter: painter{color: true}}
+	s.draw(lines{{{"a", good}}})
 	s.redraw()
-	s.line("line\x1b")
-	if out.String() != "line\x1b\n" {
+	s.line("line\x1b ")
+	s.keep(lines{nil, {{"b", bad}}})
+	if out.String() != "line\\x1b\n\nb\n" {
 		t.Errorf("plain: %q", out.String())
 	}
 }

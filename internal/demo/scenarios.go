@@ -252,7 +252,7 @@ func (d *demo) discovery(ctx context.Context) error {
 			if err := d.mesh.StartDiscovery(ctx); err != nil {
 				return err
 			}
-			if err := d.awaitInSync(ctx); err != nil {
+			if _, err := d.awaitInSync(ctx); err != nil {
 				return err
 			}
 			have, err := d.updates(ctx)

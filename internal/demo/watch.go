@@ -72,8 +72,7 @@ func (d *demo) watch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			d.updateProxies(ctx)
-			d.screen.draw(d.tables())
+			d.screen.draw(d.frame(d.readProxies(ctx)))
 		}
 	}
 }
@@ -90,10 +89,15 @@ func (d *demo) followSize(ctx context.Context) {
 	}
 }
 
-// updateProxies reads the state of the proxies. What cannot be read, since some scenarios stop
+// readProxies reads the state of the proxies. What cannot be read, since some scenarios stop
 // pilot-discovery or an Envoy, is shown as unknown.
-func (d *demo) updateProxies(ctx context.Context) {
+func (d *demo) readProxies(ctx context.Context) []proxyState {
 	known, _ := d.syncz(ctx)
+	return d.proxyStates(ctx, known)
+}
+
+// proxyStates are the rows of the table for what pilot-discovery says.
+func (d *demo) proxyStates(ctx context.Context, known map[string]synced) []proxyState {
 	var all []proxyState
 	for _, p := range d.sidecars() {
 		s, connected := known[p.Name]
@@ -103,15 +107,14 @@ func (d *demo) updateProxies(ctx context.Context) {
 			Applied: s.Applied, Generation: s.Generation, Refused: s.refused(),
 		})
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.proxies = all
+	return all
 }
 
-// awaitInSync waits until every sidecar is connected and has acknowledged everything.
-func (d *demo) awaitInSync(ctx context.Context) error {
-	return meshup.Await(ctx, 2*time.Minute, "every proxy is in sync", func(ctx context.Context) error {
-		known, err := d.syncz(ctx)
+// awaitInSync waits until every sidecar is connected and has acknowledged everything, and returns what pilot-discovery said then.
+func (d *demo) awaitInSync(ctx context.Context) (known map[string]synced, err error) {
+	err = meshup.Await(ctx, 2*time.Minute, "every proxy is in sync", func(ctx context.Context) error {
+		var err error
+		known, err = d.syncz(ctx)
 		if err != nil {
 			return err
 		}
@@ -122,4 +125,5 @@ func (d *demo) awaitInSync(ctx context.Context) error {
 		}
 		return nil
 	})
+	return known, err
 }

@@ -54,8 +54,14 @@ var PilotctlDemo = Table{
 		Help: "`folder` to keep the programs' logs in; it must not hold any yet"},
 	{Flag: "verbose", Short: "v", Kind: Bool, Unit: "switch", Used: "cmd/pilotctl/demo.go",
 		Help: "log to standard error what is started and ended"},
+	{Flag: "pace", Kind: Duration, Otherwise: "no pause", Unit: "duration", Used: "internal/demo",
+		Help: "pause for a `duration` before each scenario and after each check, to watch"},
+	{Flag: "step", Kind: Bool, Unit: "switch", Used: "internal/demo",
+		Help: "wait for Enter before each scenario; needs a terminal as standard input"},
 	{Env: []string{"TERM"}, Kind: Text, Unit: "name", Used: "cmd/pilotctl/demo.go",
 		Help: "type of the terminal; with dumb, no table is drawn"},
+	{Env: []string{"NO_COLOR"}, Kind: Text, Unit: "any text", Used: "cmd/pilotctl/demo.go",
+		Help: "no colors if it is not empty"},
 }
 
 // PilotctlUp is the table of pilotctl up.

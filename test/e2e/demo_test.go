@@ -79,6 +79,9 @@ func links(t *testing.T) []string {
 func (d *demoRun) until(t *testing.T, text string) {
 	t.Helper()
 	for d.lines.Scan() {
+		if strings.ContainsRune(d.lines.Text(), 0x1b) {
+			t.Errorf("a control sequence in a pipe: %q", d.lines.Text())
+		}
 		if strings.Contains(d.lines.Text(), text) {
 			return
 		}

@@ -47,6 +47,8 @@ func run(ctx context.Context, args []string) error {
 	logs := flags.String("logs", "", "empty or new `directory` for the containers' logs")
 	scenarios := flags.String("scenarios", "", "`names` of the scenarios to run, with commas in between; all by default")
 	verbose := flags.Bool("verbose", false, "log what the Node does to standard error")
+	pace := flags.Duration("pace", 0, "pause for a `duration` before each scenario and after each check, to watch")
+	step := flags.Bool("step", false, "wait for Enter before each scenario; needs a terminal as standard input")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -61,7 +63,16 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	o := demo.Options{Start: s.start, ConfigDir: s.sample, Out: os.Stdout, Keep: *keep, LogDir: *logs, EditBound: editBound}
-	o.Size = demo.Terminal(os.Stdout, os.Getenv("TERM"))
+	o.Size, o.Pace = demo.Terminal(os.Stdout, os.Getenv("TERM")), *pace
+	o.Color = o.Size != nil && os.Getenv("NO_COLOR") == ""
+	if *step {
+		wait, restore, err := demo.Enter(os.Stdin)
+		if err != nil {
+			return fmt.Errorf("-step: %w", err)
+		}
+		defer restore()
+		o.Enter = wait
+	}
 	if *scenarios != "" {
 		o.Scenarios = strings.Split(*scenarios, ",")
 	}
