@@ -83,7 +83,12 @@ var Checks = []Check{
 	{"webhook configurations", "the API server finds the webhooks, and knows their root, by them", After, bundles},
 	{"injection", "Pods get their proxy from the webhook", After, injection},
 	{"validation", "invalid objects are refused when they are written", After, validation},
+	{"issuer", "no certificate of a workload is valid after its issuer", After | Address, issuer},
+	{"ports", "proxies, the API server and collectors of metrics connect to them", After | Address, ports},
 	{"proxies", "the mesh is what its proxies have applied", After | Address, proxies},
+	{"Pods with a proxy", "a Pod that others expect to have a proxy gets traffic that it cannot decrypt without one", After | Address, missingProxies},
+	{"addresses of proxies", "a proxy whose address no workload has gets no traffic of the mesh", After | Address, unknownAddresses},
+	{"certificates of workloads", "a workload whose certificate has ended is refused by others", After | Address, workloadCertificates},
 }
 
 func ok(format string, args ...any) Finding { return finding.Pass(format, args...) }

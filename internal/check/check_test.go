@@ -60,6 +60,20 @@ const service15012 = "istiod.istio-system.svc"
 
 func clockOf(d time.Duration) Clock { return Clock{Sent: now, Received: now, Date: now.Add(d)} }
 
+// webIdentity is that of the proxy of healthyMesh.
+const webIdentity = "spiffe://cluster.local/ns/shop/sa/web"
+
+// healthyMesh is a mesh of one proxy, whose Pod is known and whose certificate is half way.
+func healthyMesh() Mesh {
+	day := func(left time.Duration) Term { return Term{now.Add(left - 24*time.Hour), now.Add(left)} }
+	return Mesh{
+		Expected: 1, Ports: map[string]string{"xDS": "[::]:15012", "pages": "127.0.0.1:8080", "xDS in plaintext": ""},
+		Proxies: []Place{{Proxy: "web.shop", Identity: webIdentity, Address: "10.0.0.1", Addresses: []string{"10.0.0.1"}, Certificate: &Term{now.Add(-23 * time.Hour), now.Add(time.Hour)}}},
+		Issued:  []Issued{{webIdentity, "10.0.0.1", day(12 * time.Hour)}, {webIdentity, "10.0.0.2", day(time.Hour)}},
+		Issuer:  &Certificate{Subject: "O=cluster.local", SHA256: strings.Repeat("ab", 32), Term: Term{now.AddDate(-1, 0, 0), now.AddDate(9, 0, 0)}},
+	}
+}
+
 // healthy are the facts about a cluster in which everything works.
 func healthy(t *testing.T, a authority) *Facts {
 	t.Helper()
@@ -78,6 +92,7 @@ func healthy(t *testing.T, a authority) *Facts {
 			Name: name, Ready: finding.Of("ready", nil), Version: finding.Of("v1", nil), Clock: clockOf(0),
 			CA:      finding.Of(CA{Roots: []Root{{SHA256: pki.Fingerprint(a.root), Role: "signs", NotAfter: a.root.NotAfter}}}, nil),
 			Proxies: finding.Of([]Proxy{{Proxy: "web.shop", Envoy: "1.39.0", Version: "1.30.3"}}, nil),
+			Mesh:    finding.Of(healthyMesh(), nil),
 			Serving: finding.Of(a.serving(t, 12*time.Hour, service15012), nil), Webhooks: finding.Of(a.serving(t, 12*time.Hour, service15012), nil),
 		}
 	}
@@ -208,7 +223,22 @@ func TestEachCheckFindsWhatIsWrong(t *testing.T) {
 		}, "injection", Unknown, "cannot create resource"},
 		{"validation is not called", func(f *Facts) { f.Validation.Value.Refused = "" }, "validation", Failed, "would be admitted"},
 		{"validation cannot be called", func(f *Facts) { f.Validation.Value.Refused = "failed calling webhook: refused" }, "validation", Failed, "cannot be called"},
-		{"a proxy has refused", func(f *Facts) { f.Replicas[0].Proxies.Value[0].Quarantined = []string{"RDS 80"} }, "proxies", Failed, "1 of 2 have refused configuration: web.shop"},
+		{"a proxy has refused", func(f *Facts) { f.Replicas[0].Proxies.Value[0].Quarantined = []string{"RDS 80"} }, "proxies", Failed, "1 of 2 have refused configuration: web.shop (RDS 80)"},
+		{"the issuer ends", func(f *Facts) { f.Replicas[1].Mesh.Value.Issuer.NotAfter = now.Add(-time.Hour) }, "issuer", Failed, "istiod-2: O=cluster.local has ended at"},
+		{"the issuer ends soon", func(f *Facts) { f.Replicas[1].Mesh.Value.Issuer.NotAfter = now.Add(time.Hour) }, "issuer", Warning, "sha256 abababababababab"},
+		{"no port for others", func(f *Facts) { f.Replicas[0].Mesh.Value.Ports = map[string]string{"pages": "[::]:8080"} }, "ports", Warning, "no port for proxies of other machines: pages at 8080"},
+		{"a port is closed", func(f *Facts) { f.Replicas[0].Reached = map[string]string{"xDS": "connection refused"} }, "ports", Failed, "istiod-1: xDS at 15012 cannot be reached from here: connection refused"},
+		{"a proxy has left", func(f *Facts) { everywhere(f, "api.shop", true, now.Add(-time.Hour), now.Add(-2*time.Hour)) }, "Pods with a proxy", Failed, "1 of 1 Pods with tlsMode istio: api.shop (not connected since 2026-11-22T11:00:00Z)"},
+		{"a proxy never came", func(f *Facts) { everywhere(f, "api.shop", false, now.Add(-time.Hour), now.Add(-2*time.Hour)) }, "Pods with a proxy", Failed, "api.shop (never connected, known since 2026-11-22T11:00:00Z)"},
+		{"a proxy starts", func(f *Facts) { everywhere(f, "api.shop", false, now.Add(-time.Second), now.Add(-time.Second)) }, "Pods with a proxy", Warning, "api.shop"},
+		{"an address is nobody's", func(f *Facts) { f.Replicas[0].Mesh.Value.Proxies[0].Unknown = true }, "addresses of proxies", Warning, "no workload has the addresses of 1 of 2 connections: web.shop (10.0.0.1)"},
+		{"a certificate is not renewed", func(f *Facts) { f.Replicas[0].Mesh.Value.Issued, f.Replicas[1].Mesh.Value.Issued = nil, nil }, "certificates of workloads", Warning, "that of web.shop ends at 2026-11-22T13:00:00Z, and is not renewed yet"},
+		{"a certificate has ended", func(f *Facts) {
+			for i := range f.Replicas {
+				m := &f.Replicas[i].Mesh.Value
+				m.Issued, m.Proxies[0].Certificate = nil, &Term{now.Add(-25 * time.Hour), now.Add(-time.Hour)}
+			}
+		}, "certificates of workloads", Failed, "that of web.shop has ended at 2026-11-22T11:00:00Z"},
 		{"nobody knows the proxies", func(f *Facts) { f.Replicas[0].Proxies = Known[[]Proxy]{Err: unreachable} }, "proxies", Unknown, unreachable},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -229,6 +259,33 @@ func TestEachCheckFindsWhatIsWrong(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// everywhere has a Pod be missing at each replica, since some times.
+func everywhere(f *Facts, pod string, was bool, since ...time.Time) {
+	for i := range f.Replicas {
+		f.Replicas[i].Mesh.Value.Missing = []MissingPod{{pod, was, since[i]}}
+	}
+}
+
+// A control plane of an older version is no failure: it does not say what is asked.
+func TestAnOlderControlPlaneIsAWarning(t *testing.T) {
+	f := healthy(t, newAuthority(t))
+	f.Replicas[0].Mesh = Known[Mesh]{Err: "404 Not Found: 404 page not found", Asked: true}
+	for _, decide := range []func(*Facts) Finding{issuer, ports, missingProxies, unknownAddresses, workloadCertificates} {
+		if got := decide(f); got.Result != Warning || !strings.Contains(got.Found, "this version of the control plane does not say it") || got.Remedy == "" {
+			t.Errorf("%+v", got)
+		}
+	}
+}
+
+// A Pod is there if its proxy is connected to any replica.
+func TestAProxyIsConnectedToOneReplica(t *testing.T) {
+	f := healthy(t, newAuthority(t))
+	f.Replicas[0].Mesh.Value.Missing = []MissingPod{{"web.shop", false, now.Add(-time.Hour)}}
+	if got := missingProxies(f); got.Result != OK {
+		t.Errorf("%+v", got)
 	}
 }
 

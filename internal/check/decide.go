@@ -346,7 +346,7 @@ func roots(f *Facts) Finding {
 			if root.Role != "signs" {
 				continue
 			}
-			text = "ends at " + root.NotAfter.UTC().Format(time.RFC3339)
+			text = "ends at " + root.NotAfter.UTC().Format(time.RFC3339) + fingerprint(root.SHA256)
 			switch left := root.NotAfter.Sub(f.Now); {
 			case left <= 0:
 				return failed(remedy, "has ended at %s", root.NotAfter.UTC().Format(time.RFC3339))
@@ -554,7 +554,11 @@ func proxies(f *Facts) Finding {
 			connected++
 			switch {
 			case len(p.Quarantined) > 0 || p.Behind != nil && p.Behind.Refused:
-				refused = append(refused, p.Proxy)
+				name := p.Proxy
+				if len(p.Quarantined) > 0 {
+					name += " (" + shown(p.Quarantined) + ")"
+				}
+				refused = append(refused, name)
 			case p.Behind != nil:
 				behind = append(behind, p.Proxy)
 			}

@@ -114,6 +114,9 @@ type Replica struct {
 	Clock   Clock
 	CA      Known[CA]
 	Proxies Known[[]Proxy]
+	// Mesh is what it knows of workloads; Reached are those of its ports that were tried, with why one was not reached.
+	Mesh    Known[Mesh]
+	Reached map[string]string
 	// Serving and Webhooks are the certificates of the ports 15012 and 15017, with their issuers.
 	Serving, Webhooks Known[[]*x509.Certificate]
 }
@@ -143,6 +146,57 @@ type Proxy struct {
 		Refused bool   `json:"refused"`
 	} `json:"behind"`
 	Quarantined []string `json:"quarantined"`
+}
+
+// Mesh is what a replica knows of workloads, certificates and itself.
+type Mesh struct {
+	// Expected is how many Pods are to have a connected proxy, Missing are those whose proxy is not connected to this replica.
+	Expected int          `json:"expected"`
+	Missing  []MissingPod `json:"missing"`
+	Proxies  []Place      `json:"proxies"`
+	Issued   []Issued     `json:"issued"`
+	Issuer   *Certificate `json:"issuer"`
+	// Ports are addresses by what is served there; empty for what is not served.
+	Ports map[string]string `json:"ports"`
+}
+
+// MissingPod is a Pod whose proxy is not connected, since when. Was says that it was connected before.
+type MissingPod struct {
+	Pod   string    `json:"pod"`
+	Was   bool      `json:"was"`
+	Since time.Time `json:"since"`
+}
+
+// Place is a connected proxy, with the address that its connection comes from and its own ones.
+type Place struct {
+	Proxy     string   `json:"proxy"`
+	Identity  string   `json:"identity"`
+	Address   string   `json:"address"`
+	Addresses []string `json:"addresses"`
+	// Unknown says that no workload has one of its addresses.
+	Unknown bool `json:"unknown"`
+	// Certificate is the one that it has connected with; nil if it had none.
+	Certificate *Term `json:"certificate"`
+}
+
+// Issued is the newest certificate of an identity and address.
+type Issued struct {
+	Identity string `json:"identity"`
+	Address  string `json:"address"`
+	Term
+}
+
+// Certificate is a certificate by its name and digest.
+type Certificate struct {
+	Subject string `json:"subject"`
+	SHA256  string `json:"sha256"`
+	Term
+}
+
+// Term is when a certificate is valid.
+type Term struct {
+	NotBefore time.Time `json:"notBefore"`
+	NotAfter  time.Time `json:"notAfter"`
 }
 
 // Injection is the answer to a Pod that was to be created.

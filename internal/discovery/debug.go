@@ -52,6 +52,7 @@ func (s *Server) pages() []page {
 		{path: "edsz", help: "Endpoints of a proxy (?proxyID=POD.NAMESPACE)", serve: s.edsz},
 		{path: "endpointShardz", help: "Endpoints of all services", serve: s.endpointShardz},
 		{path: "endpointz", help: "The same as endpointShardz", serve: s.endpointShardz},
+		{path: "factsz", help: "What pilotctl check asks: Pods without their proxy, addresses that no workload has, ends of certificates, ports", serve: s.facts},
 		{path: "instancesz", help: "Services of each connected proxy", serve: s.instancesz},
 		{path: "list", help: "Names of the pages as JSON", serve: s.listPages},
 		{path: "mesh", help: "Mesh configuration in force", serve: s.meshz},

@@ -123,6 +123,7 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 		s.sourcesChanged(m)
 	}
 	s.loop.apart.file = parts.RegisteredFile
+	s.loop.workloads.revision = o.Names.Revision
 	if o.registrar != nil {
 		s.loop.onObject, s.loop.onOpen = o.registrar.Apply, o.registrar.Open
 	}

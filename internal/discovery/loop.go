@@ -65,6 +65,8 @@ type loop struct {
 	onObject func(object.Change)
 	onOpen   func()
 	apart    apart
+	// workloads are for pilotctl check.
+	workloads workloads
 	// traces are the objects to which the versions that proxies refuse were traced. why is compile.Compiler.Why,
 	// which tests count.
 	traces map[refusedVersion][]object.Key
@@ -268,6 +270,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.keys.apply(c)
 		l.proxyConfigs.apply(c)
 		l.apart.apply(c)
+		l.workloads.apply(c, time.Now())
 		l.applySecret(c)
 		l.gatewayStatuses.apply(c.Key)
 		l.referring = l.referring || c.Key.Kind == object.KubernetesGateway || c.Key.Kind == object.ReferenceGrant || c.Key.Kind == object.GatewayClass

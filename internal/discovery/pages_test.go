@@ -65,6 +65,7 @@ func TestEveryDebugPage(t *testing.T) {
 		"/endpointShardz":              {`"reviews.shop.svc.cluster.local"`, `"Kubernetes/Kubernetes"`, `"10.99.0.1"`, `"EndpointPort": 9080`, `"spiffe://cluster.local/ns/shop/sa/default"`},
 		"/endpointz":                   {`"10.99.0.1"`},
 		"/instancesz":                  {`"reviews-1.shop": [`, `"hostname": "reviews.shop.svc.cluster.local"`, `"TargetPort": 9080`},
+		"/factsz":                      {`"expected": 0`, `"proxy": "reviews-1.shop"`, `"sha256"`, `"pages": "127.0.0.1:`},
 		"/list":                        {`"syncz"`, `"edsz"`},
 		"/mesh":                        {`"rootNamespace"`, `"istio-system"`},
 		"/objectz":                     {"["},

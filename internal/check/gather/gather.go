@@ -161,11 +161,45 @@ func (g *gatherer) replica(ctx context.Context, r Replica, into *check.Replica) 
 	})
 	g.ask(ctx, func(ctx context.Context) { into.CA = decoded[check.CA](page(ctx, "debug/ca")) })
 	g.ask(ctx, func(ctx context.Context) { into.Proxies = decoded[[]check.Proxy](page(ctx, "debug/syncz")) })
+	g.ask(ctx, func(ctx context.Context) {
+		into.Mesh = decoded[check.Mesh](page(ctx, "debug/factsz"))
+		into.Reached = reached(ctx, r.Base, into.Mesh.Value.Ports)
+	})
 	if r.Dial == nil {
 		return
 	}
 	g.ask(ctx, func(ctx context.Context) { into.Serving = g.certificates(ctx, r, 15012) })
 	g.ask(ctx, func(ctx context.Context) { into.Webhooks = g.certificates(ctx, r, 15017) })
+}
+
+// remotePorts are what other hosts connect to.
+var remotePorts = []string{"xDS", "webhooks", "metrics"}
+
+// reached tries the ports of a control plane on another host, and returns why one cannot be reached, or "". On this host its pages
+// may be a tunnel to it, so that nothing is tried.
+func reached(ctx context.Context, base string, ports map[string]string) map[string]string {
+	u, err := url.Parse(base)
+	if err != nil || u.Hostname() == "localhost" {
+		return nil
+	}
+	if ip := net.ParseIP(u.Hostname()); ip == nil || ip.IsLoopback() {
+		return nil // a name may be that of a balancer, which passes on some ports only
+	}
+	out := map[string]string{}
+	for _, name := range remotePorts {
+		host, port, err := net.SplitHostPort(ports[name])
+		if ip := net.ParseIP(host); err != nil || ip != nil && ip.IsLoopback() {
+			continue
+		}
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
+		if err != nil {
+			out[name] = printable.Escape(printable.Clip(err.Error(), maxSaid))
+			continue
+		}
+		_ = conn.Close() // nothing was written
+		out[name] = ""
+	}
+	return out
 }
 
 // decoded is the fact in a page.

@@ -41,6 +41,7 @@ type Server struct {
 	limits    policy.Limits
 	log       *slog.Logger
 	metrics   metrics
+	issued    issued
 }
 
 // New creates a server. Register adds it to a gRPC server.
@@ -116,6 +117,7 @@ func (s *Server) issue(ctx context.Context, redeem func(context.Context, []byte)
 		s.metrics.signErrors.Add(1)
 		return nil, status.Error(codes.Internal, err.Error())
 	}
+	s.issued.note(ctx, r.Caller, cert)
 	s.authority.noteIssued(state.Issuer.Root(), cert.NotAfter)
 	s.log.Info("certificate issued", "identity", r.Caller, "serial", cert.SerialNumber, "until", cert.NotAfter, "root", pki.Fingerprint(state.Issuer.Root())[:16])
 	chain := []string{string(pki.EncodeCerts(cert))}

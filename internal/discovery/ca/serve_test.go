@@ -220,6 +220,12 @@ func TestCertificateHasTheCallersIdentity(t *testing.T) {
 	if strings.Contains(line, token) || strings.Contains(line, "PRIVATE") || strings.Contains(line, string(csr)) {
 		t.Error("the log has a token, a key or the request")
 	}
+	if got := a.server.Issued(time.Now()); len(got) != 1 || got[0].Identity != alice.SPIFFE() || got[0].Address == "" || !got[0].NotAfter.Equal(leaf.NotAfter) {
+		t.Errorf("issued: %+v", got)
+	}
+	if got := a.server.Issued(leaf.NotAfter.Add(time.Second)); len(got) != 0 {
+		t.Errorf("certificates that have ended are listed: %+v", got)
+	}
 	if life := time.Until(leaf.NotAfter); life < 23*time.Hour || life > 24*time.Hour {
 		t.Errorf("lifetime %s", life)
 	}

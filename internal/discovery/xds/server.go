@@ -89,6 +89,8 @@ type Server struct {
 
 	mu    sync.Mutex
 	conns map[string]*connection
+	// left is when a connection of a proxy has ended since the last one began, by its node's id.
+	left map[string]time.Time
 	// guards are the connections, nil until their credentials have been exchanged.
 	guards map[net.Conn]*guard
 	// warned are the sets of fields that a warning has named.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -22,7 +23,9 @@ type Connection struct {
 	Identity mesh.Identity
 	Peer     string // address
 	Since    time.Time
-	Delta    bool
+	// NotBefore and NotAfter are those of the certificate that the caller connected with, zero without one.
+	NotBefore, NotAfter time.Time
+	Delta               bool
 	// Only is the short name of the type that the stream is limited to, empty on an aggregated one.
 	Only string
 	// Sent is the newest generation of which something was sent, Applied the newest that
@@ -92,6 +95,10 @@ func newConnection(ctx context.Context, id string, n mesh.Node, who mesh.Identit
 	c := &connection{questions: make(chan func(*Sub)), ended: make(chan struct{}), status: Connection{ID: id, Node: n, Identity: who, Delta: delta, Since: time.Now(), Types: map[Type]TypeStatus{}}}
 	if p, ok := peer.FromContext(ctx); ok {
 		c.status.Peer = p.Addr.String()
+		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 {
+			leaf := t.State.PeerCertificates[0]
+			c.status.NotBefore, c.status.NotAfter = leaf.NotBefore, leaf.NotAfter
+		}
 	}
 	return c
 }
@@ -234,6 +241,7 @@ func (s *Server) add(c *connection) {
 	fields := c.status.Node.Metadata.NotApplied
 	s.mu.Lock()
 	s.conns[c.status.ID] = c
+	delete(s.left, c.status.Node.ID)
 	warn := fields != 0 && !s.warned[fields]
 	if warn {
 		s.warned[fields] = true
@@ -249,8 +257,34 @@ func (s *Server) remove(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c.status.ID)
+	s.noteLeft(c.status.Node.ID)
 	s.trustLeft(c)
 	close(c.ended)
+}
+
+// maxGone bounds how many proxies are remembered that have left; of more, any is forgotten.
+const maxGone = 20_000
+
+// noteLeft takes note of the end of a proxy's connection. The caller holds mu.
+func (s *Server) noteLeft(id string) {
+	if len(s.left) >= maxGone {
+		for other := range s.left {
+			delete(s.left, other)
+			break
+		}
+	}
+	if s.left == nil {
+		s.left = map[string]time.Time{}
+	}
+	s.left[id] = time.Now()
+}
+
+// Left is when the last connection of a proxy, by the id of its node, ended; zero if nothing is known.
+// Any goroutine may call it.
+func (s *Server) Left(id string) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.left[id]
 }
 
 func (s *Server) count() int {
