@@ -73,7 +73,7 @@ var layers = map[string]layer{
 	"internal/discovery/source/sourcetest": edge, "internal/discovery/xds": edge, "internal/discovery/ca": edge, "internal/discovery/webhook": edge,
 	"internal/discovery/authn": edge, "internal/discovery/authn/reviewtest": edge,
 	"internal/discovery/authn/tokenreview": edge, "internal/discovery/authn/usedtokens": edge, "internal/discovery/ca/rootsecret": edge, "internal/discovery/rootconfigmap": edge, "internal/discovery/managed": edge,
-	"internal/discovery/register": pure, "internal/discovery/registrar": edge,
+	"internal/discovery/ui": edge, "internal/discovery/register": pure, "internal/discovery/registrar": edge,
 	"internal/discovery/objectstatus": pure, "internal/discovery/statuswriter": edge,
 	"internal/discovery": wiring,
 
@@ -138,6 +138,7 @@ var pureFiles = []string{
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go",
 	"internal/discovery/source/kube/merger*.go", "internal/discovery/source/multi/merger*.go", "internal/discovery/source/multi/plan*.go",
 	"internal/discovery/source/dir/merger*.go", "internal/filewatch/debounce*.go", "internal/filewatch/shrunk*.go", "internal/filewatch/follow_set*.go", "internal/settings/*.go", "internal/discovery/webhook/plan.go", "internal/discovery/webhook/pace.go",
+	"internal/discovery/ui/rows.go",
 }
 
 // impureImports are what pure code must not import, each with all packages below it.

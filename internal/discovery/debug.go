@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/analyze"
+	"github.com/pilothouse/pilothouse/internal/discovery/ui"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/httpguard"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -99,8 +100,9 @@ func (s *Server) debugMux() http.Handler {
 	m.HandleFunc("GET /ready", s.ready)
 	m.HandleFunc("GET /version", s.version)
 	s.handleDebug(m)
+	ui.Handle(m, s.hub, s.guarded)
 	m.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, "pilot-discovery\n\n/ready\n/version\n/debug\n")
+		fmt.Fprint(w, "pilot-discovery\n\n/ready\n/version\n/debug\n/ui\n")
 	})
 	return m
 }
@@ -520,9 +522,15 @@ type objectEntry struct {
 
 // objectz writes all problems of the configuration, and how many objects of each file are ignored.
 func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
-	out := []objectEntry{}
+	out, keys := s.problemEntries()
+	s.addApplied(out[len(out)-len(keys):], keys)
+	writeJSON(w, out)
+}
+
+// problemEntries are all problems of the configuration, and the objects of the last of them.
+func (s *Server) problemEntries() (out []objectEntry, keys []object.Key) {
+	out = []objectEntry{}
 	snap, _ := s.loop.problemsSnapshot()
-	var keys []object.Key
 	if snap.notServed != "" {
 		out = append(out, objectEntry{Severity: object.Error.String(), Text: "no proxy is served: " + snap.notServed})
 	}
@@ -544,8 +552,7 @@ func (s *Server) objectz(w http.ResponseWriter, _ *http.Request) {
 		out = append(out, objectEntry{Object: p.Key.String(), Origin: p.Origin.String(), Severity: p.Severity.String(), Field: p.Field, Text: p.Text})
 		keys = append(keys, p.Key)
 	}
-	s.addApplied(out[len(out)-len(keys):], keys)
-	writeJSON(w, out)
+	return out, keys
 }
 
 // references are the references between the objects in force that lead nowhere. Nothing is found while the source is read for the

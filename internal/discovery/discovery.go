@@ -28,6 +28,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks/fetch"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/multi"
+	"github.com/pilothouse/pilothouse/internal/discovery/ui"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/run"
 	"github.com/pilothouse/pilothouse/internal/statefile"
@@ -62,6 +63,7 @@ type Server struct {
 	serving          *ca.Serving
 	listeners        listeners
 	webhooks         webhooks
+	hub              *ui.Hub
 	metrics          *prometheus.Registry
 	started          time.Time
 	done             run.Cleanups
@@ -155,6 +157,7 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 		Namespace: o.Names.Namespace, Open: o.HTTP.OpenDebug, Instance: o.instance(), View: s.connectionView, Page: s.debugPage,
 	})
 	s.register()
+	s.hub = s.newHub()
 	if err = s.openWebhooks(); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,88 @@
+package discovery
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/ui"
+	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/internal/object"
+)
+
+// newHub returns the hub of the page at /ui.
+func (s *Server) newHub() *ui.Hub { return ui.NewHub(s.pageState, ui.Limits{}) }
+
+// pageState is what the page shows now.
+func (s *Server) pageState() ui.State {
+	out := ui.State{Status: ui.Status{Version: s.opts.Version, Instance: s.opts.Names.Instance, Started: s.started.UTC(), NotServed: s.notReady(), Notes: s.readyNotes()}}
+	views, ok := s.loop.viewsSnapshot()
+	if !ok {
+		out.Status.Notes = append(out.Status.Notes, "the control plane does not answer: what is shown may be old")
+		views = &viewsSnapshot{}
+	}
+	out.Status.Generation = views.generation
+	for _, c := range s.xds.Connections() {
+		p, known := views.proxies[c.ID]
+		if !known {
+			p.view = &xds.View{}
+		}
+		out.Proxies = append(out.Proxies, pageProxy(c, p))
+	}
+	problems, _ := s.problemEntries()
+	for _, e := range problems {
+		if e.Severity == object.Info.String() {
+			continue // nothing is wrong
+		}
+		out.Problems = append(out.Problems, ui.Problem{Severity: e.Severity, Object: e.Object, Origin: e.Origin, Field: e.Field, Text: e.Text, Meanwhile: e.Meanwhile})
+	}
+	return out
+}
+
+// pageProxy is a connection as the page shows it; of has its view.
+func pageProxy(c xds.Connection, of proxySnapshot) ui.Proxy {
+	out := ui.Proxy{
+		Connection: c.ID, Name: c.Node.ID, Role: string(c.Node.Role), Envoy: strings.TrimPrefix(c.Node.UserAgent, "envoy/"), Connected: c.Since.UTC(),
+		Quarantined: c.Quarantined, NotApplied: c.Node.Metadata.NotApplied.Names(),
+	}
+	if c.Identity.Namespace != "" {
+		out.Identity = c.Identity.SPIFFE()
+	}
+	if !c.NotAfter.IsZero() {
+		ends := c.NotAfter.UTC()
+		out.CertificateEnds = &ends
+	}
+	if of.latest != nil {
+		if p := of.progress(); p.Missing != 0 {
+			out.Behind = &ui.Behind{Generation: p.Missing, Since: p.Since.UTC()}
+		}
+	}
+	for _, t := range xds.Types() {
+		st, asked := c.Types[t]
+		if !asked && (of.view.Of(t).Len() == 0 || c.Only != "" && c.Only != t.String()) {
+			continue
+		}
+		out.Types = append(out.Types, ui.Type{Name: t.String(), Resources: st.Resources, State: typeState(st, asked)})
+		out.Refusals += st.Rejects
+		if st.Message != "" && (out.Refusal == nil || st.Rejected.After(out.Refusal.At)) {
+			out.Refusal = &ui.Refusal{At: st.Rejected.UTC(), Type: t.String(), Resources: slices.Clone(st.Refused), Message: st.Message}
+		}
+	}
+	return out
+}
+
+// typeState is the state of one type in the terms of pilotctl.
+func typeState(st xds.TypeStatus, asked bool) string {
+	switch {
+	case st.Message != "":
+		return "refused"
+	case !st.Stuck.IsZero():
+		return "stuck"
+	case !asked:
+		return "not asked"
+	case st.Synced:
+		return "synced"
+	case st.SentNonce == st.AckedNonce:
+		return "waiting"
+	}
+	return "sent"
+}

@@ -1,0 +1,341 @@
+// The page of pilot-discovery. Everything that it shows comes from other people: it is set as text, never as markup.
+"use strict";
+
+const rowsPerPage = 50;
+
+// rows of each section by key, as the control plane sends them.
+const rows = { status: new Map(), proxies: new Map(), problems: new Map() };
+
+// el makes an element. Children are elements or texts; attributes that are null are left out.
+function el(tag, attributes, ...children) {
+  const e = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    e.setAttribute(name, value === true ? "" : String(value));
+  }
+  e.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== ""));
+  return e;
+}
+
+const text = (cls, ...children) => el("span", { class: cls }, ...children);
+const line = (...children) => el("div", {}, ...children);
+const plural = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many || one + "s"}`;
+const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+
+// duration is a time in the two largest units that it has.
+function duration(ms) {
+  let s = Math.max(0, Math.floor(ms / 1000));
+  const parts = [];
+  for (const [unit, size] of [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]]) {
+    if (s >= size && parts.length < 2) parts.push(`${Math.floor(s / size)} ${unit}`);
+    else if (parts.length) break;
+    s %= size;
+  }
+  return parts.join(" ") || "0 s";
+}
+
+// when shows a time as the distance from now; tick keeps it current.
+function when(iso, form) {
+  const e = el("time", { datetime: iso, "data-form": form, title: iso });
+  e.textContent = relative(iso, form);
+  return e;
+}
+
+function relative(iso, form) {
+  const ms = Date.parse(iso) - Date.now();
+  if (form === "until") return ms > 0 ? `in ${duration(ms)}` : `${duration(-ms)} ago`;
+  if (form === "for") return duration(-ms);
+  return `${duration(-ms)} ago`;
+}
+
+function tick() {
+  for (const e of document.querySelectorAll("time[data-form]")) {
+    const now = relative(e.getAttribute("datetime"), e.dataset.form);
+    if (e.textContent !== now) e.textContent = now;
+    if (e.dataset.form === "until") {
+      const left = Date.parse(e.getAttribute("datetime")) - Date.now();
+      e.className = left <= 0 ? "error" : left < 3600e3 ? "warn" : "";
+    }
+  }
+}
+
+// The sections. Each has columns, which make a cell's content of a row, and says in which order rows are shown.
+const bad = { refused: "error", stuck: "error", "not asked": "warn", waiting: "warn", sent: "warn", synced: "ok" };
+
+const inSync = (p) => !p.behind && !p.refusal && !(p.quarantined || []).length && (p.types || []).every((t) => t.state === "synced");
+
+const views = {
+  proxies: {
+    title: "Proxies",
+    what: "The connected proxies, and what they have of each type of resources.",
+    none: "No proxy is connected.",
+    only: "Only those that are not in sync",
+    isOnly: (p) => !inSync(p),
+    order: (a, b) => compare(inSync(a) ? 1 : 0, inSync(b) ? 1 : 0) || compare(a.name, b.name) || compare(a.key, b.key),
+    columns: [
+      ["Proxy", (p) => [line(text("name", p.name)), line(text("muted", [p.role, p.envoy ? "Envoy " + p.envoy : "", p.epoch === undefined ? "" : "epoch " + p.epoch].filter(Boolean).join(", "))), p.identity ? line(text("muted mono", p.identity)) : null]],
+      ["State", (p) => [
+        line(inSync(p) ? text("ok", "in sync") : p.behind ? [text("warn", "behind"), " for ", when(p.behind.since, "for"), text("muted", ` (lacks generation ${p.behind.generation})`)] : text("warn", "not in sync")),
+        el("ul", { class: "types", "aria-label": "Types" }, (p.types || []).map((t) => el("li", {}, t.name + " ", text("muted", String(t.resources)), " ", text(bad[t.state] || "", t.state)))),
+      ], "wide"],
+      ["Certificate ends", (p) => p.certificateEnds ? when(p.certificateEnds, "until") : text("muted", p.identity ? "none: by token" : "none: plaintext")],
+      ["Last refusal", (p) => refusal(p), "wide"],
+      ["Connected", (p) => when(p.connected)],
+    ],
+  },
+  problems: {
+    title: "Problems",
+    what: "What is wrong with the configuration, and what is in force meanwhile.",
+    none: "Nothing is wrong.",
+    only: "Only errors",
+    isOnly: (p) => p.severity === "error",
+    order: (a, b) => compare(a.severity, b.severity) || compare(a.object || "", b.object || "") || compare(a.key, b.key),
+    columns: [
+      ["Severity", (p) => text(p.severity === "error" ? "error" : "warn", p.severity)],
+      ["Object", (p) => [p.object ? line(text("name", p.object)) : null, p.origin ? line(text("muted mono", p.origin)) : null]],
+      ["Problem", (p) => [line(p.field ? [el("code", {}, p.field), ": "] : null, text("message", p.text)), p.meanwhile ? line(text("muted", "Meanwhile: " + p.meanwhile)) : null], "wide"],
+    ],
+  },
+};
+
+function refusal(p) {
+  const out = [];
+  if (p.refusal) {
+    out.push(line(text("error", p.refusal.type + " " + (p.refusal.resources || []).join(", ")), " ", when(p.refusal.at)), line(text("message", p.refusal.message)));
+  }
+  if ((p.quarantined || []).length) out.push(line(text("warn", "in quarantine: "), p.quarantined.join(", ")));
+  if (!p.refusal && p.refusals) out.push(line(text("muted", `${plural(p.refusals, "refusal")} earlier, none now`)));
+  if ((p.notApplied || []).length) out.push(line(text("warn", "not applied of its ProxyConfig: "), p.notApplied.join(", ")));
+  return out.length ? out : text("muted", "none");
+}
+
+// A View is the section of the page that shows rows as a table with a filter and pages.
+class View {
+  constructor(name, spec) {
+    Object.assign(this, { name, spec, page: 0, made: new Map(), filter: "", only: false });
+    this.heading = el("h2", { id: name + "-title", tabindex: -1 }, spec.title);
+    this.count = el("p", { class: "count", role: "status" });
+    const search = el("input", { type: "search", id: name + "-filter", autocomplete: "off", spellcheck: "false" });
+    search.addEventListener("input", () => { this.filter = search.value.toLowerCase(); this.page = 0; this.render(); });
+    const only = el("input", { type: "checkbox" });
+    only.addEventListener("change", () => { this.only = only.checked; this.page = 0; this.render(); });
+    this.back = el("button", { type: "button" }, "Previous page");
+    this.next = el("button", { type: "button" }, "Next page");
+    this.back.addEventListener("click", () => { this.page--; this.render(); });
+    this.next.addEventListener("click", () => { this.page++; this.render(); });
+    this.pager = el("div", { class: "tools", hidden: true }, this.back, this.next);
+    this.body = el("tbody", { role: "rowgroup" });
+    this.table = el("table", { role: "table", "aria-labelledby": name + "-title" },
+      el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, spec.columns.map(([label]) => el("th", { role: "columnheader", scope: "col" }, label)))), this.body);
+    this.none = el("p", { class: "empty" });
+    this.section = el("section", { id: name, "aria-labelledby": name + "-title", hidden: true },
+      this.heading, el("p", { class: "muted" }, spec.what), spec.above ? spec.above() : null,
+      el("div", { class: "tools" }, el("label", { class: "grow" }, "Filter", search), spec.only ? el("label", {}, only, spec.only) : null), this.count, this.table, this.none, this.pager);
+    document.getElementById("main").append(this.section);
+  }
+
+  // shown are the rows that the filter lets through, in order.
+  shown() {
+    const words = this.filter.split(/\s+/).filter(Boolean);
+    const out = [];
+    for (const row of rows[this.name].values()) {
+      if (this.only && !this.spec.isOnly(row)) continue;
+      if (words.length && !words.every((w) => searchable(row).includes(w))) continue;
+      out.push(row);
+    }
+    return out.sort(this.spec.order);
+  }
+
+  render() {
+    if (this.section.hidden) return;
+    const all = this.shown(), total = rows[this.name].size, left = ((status().left || {})[this.name]) || 0;
+    const pages = Math.max(1, Math.ceil(all.length / rowsPerPage));
+    this.page = Math.min(Math.max(this.page, 0), pages - 1);
+    const list = all.slice(this.page * rowsPerPage, (this.page + 1) * rowsPerPage);
+    this.place(list);
+    this.table.hidden = list.length === 0;
+    this.none.hidden = list.length > 0;
+    set(this.none, total === 0 ? (connected || rows.status.size ? this.spec.none : "") : "Nothing matches the filter.");
+    let count = all.length === total ? `${total.toLocaleString("en")} in all` : `${all.length.toLocaleString("en")} of ${total.toLocaleString("en")}`;
+    if (pages > 1) count += `, page ${this.page + 1} of ${pages}`;
+    if (left) count += `; ${left.toLocaleString("en")} more are not sent, because there are too many`;
+    set(this.count, count);
+    this.pager.hidden = pages === 1;
+    this.back.disabled = this.page === 0;
+    this.next.disabled = this.page === pages - 1;
+    if (this.spec.after) this.spec.after(this, list);
+  }
+
+  // place makes the table's body have exactly these rows. Those that have not changed stay, so that focus and selection do.
+  place(list) {
+    const kept = new Map();
+    let at = this.body.firstChild;
+    for (const row of list) {
+      let made = this.made.get(row.key);
+      if (!made || made.json !== row.json) {
+        const tr = this.row(row), old = made && made.tr;
+        const focused = old && old.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+        if (old) {
+          if (at === old) at = old.nextSibling;
+          old.remove();
+        }
+        made = { tr, json: row.json, focused };
+      }
+      if (made.tr === at) at = at.nextSibling;
+      else this.body.insertBefore(made.tr, at);
+      if (made.focused !== undefined) {
+        const again = [...made.tr.querySelectorAll("[data-focus]")].find((e) => e.dataset.focus === made.focused);
+        if (again) again.focus();
+        made.focused = undefined;
+      }
+      kept.set(row.key, made);
+    }
+    while (at) {
+      const gone = at;
+      at = at.nextSibling;
+      gone.remove();
+    }
+    this.made = kept;
+  }
+
+  row(row) {
+    return el("tr", { role: "row" }, this.spec.columns.map(([label, content, cls], i) => i === 0
+      ? el("th", { role: "rowheader", scope: "row", class: cls }, content(row))
+      : el("td", { role: "cell", "data-label": label, class: cls }, content(row))));
+  }
+}
+
+const set = (e, s) => { if (e.textContent !== s) e.textContent = s; };
+const searchable = (row) => row.search || (row.search = row.json.toLowerCase());
+const status = () => rows.status.get("status") || {};
+
+// What is above the sections.
+function renderHeader() {
+  const s = status();
+  const facts = [["State", s.notServed ? text("error", "no proxy is served: " + s.notServed) : s.started ? text("ok", "serving") : "—"], ["Generation", String(s.generation ?? "—")]];
+  if (s.started) facts.push(["Running for", when(s.started, "for")]);
+  if (s.version) facts.push(["Version", s.version]);
+  if (s.instance) facts.push(["Instance", s.instance]);
+  document.getElementById("facts").replaceChildren(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  const notes = document.getElementById("notes");
+  notes.replaceChildren(...(s.notes || []).map((n) => el("li", {}, n)));
+  notes.hidden = !(s.notes || []).length;
+}
+
+function renderNav() {
+  for (const [name, e] of Object.entries(links)) {
+    const n = rows[name].size;
+    let label = `${views[name].title} ${n.toLocaleString("en")}`;
+    if (name === "proxies") {
+      const behind = [...rows.proxies.values()].filter((p) => !inSync(p)).length;
+      if (behind) label += ` (${behind.toLocaleString("en")} not in sync)`;
+    }
+    set(e, label);
+  }
+}
+
+let pending = false, paused = false, connected = false, lastEvent = 0;
+
+function render() {
+  pending = false;
+  renderHeader();
+  renderNav();
+  current.render();
+  tick();
+}
+
+function schedule() {
+  if (pending || paused) return;
+  pending = true;
+  requestAnimationFrame(render);
+}
+
+// Updates from the control plane.
+let fresh = false; // the next update is the first of its connection, and has everything
+let source;
+
+function connect() {
+  source = new EventSource("events");
+  source.addEventListener("open", () => { fresh = true; heard(); });
+  source.addEventListener("alive", heard);
+  source.addEventListener("update", (e) => {
+    heard();
+    const update = JSON.parse(e.data);
+    if (fresh) for (const section of Object.values(rows)) section.clear();
+    fresh = false;
+    for (const [section, change] of Object.entries(update)) {
+      const of = rows[section];
+      if (!of) continue;
+      for (const [key, row] of Object.entries(change.set || {})) of.set(key, Object.assign(row, { json: JSON.stringify(row), key }));
+      for (const key of change.gone || []) of.delete(key);
+    }
+    schedule();
+  });
+  source.addEventListener("error", () => {
+    lost();
+    // The browser connects again by itself, unless it got a response that is none of events.
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 5000);
+  });
+}
+
+function heard() {
+  lastEvent = Date.now();
+  if (!connected) {
+    connected = true;
+    tellConnection();
+  }
+}
+
+function lost() {
+  if (connected || !lastEvent) {
+    connected = false;
+    tellConnection();
+  }
+}
+
+function tellConnection() {
+  const e = document.getElementById("connection");
+  e.className = connected ? "" : "lost";
+  if (paused) set(e, "Paused: what is shown may be old");
+  else if (connected) set(e, "Live");
+  else set(e, lastEvent ? `Connection lost: what is shown is as of ${new Date(lastEvent).toLocaleTimeString("en-GB")}. Connecting again…` : "No connection to the control plane. Connecting again…");
+}
+
+// Sections are chosen by the fragment of the address.
+let current;
+const made = {}, links = {};
+
+function choose(focus) {
+  const name = location.hash.slice(1).split("/")[0];
+  const chosen = made[name] ? name : Object.keys(views)[0];
+  for (const [n, view] of Object.entries(made)) {
+    view.section.hidden = n !== chosen;
+    if (n === chosen) links[n].setAttribute("aria-current", "page");
+    else links[n].removeAttribute("aria-current");
+  }
+  current = made[chosen];
+  document.title = `${current.spec.title} – Pilothouse`;
+  current.render();
+  if (focus) current.heading.focus();
+}
+
+for (const [name, spec] of Object.entries(views)) {
+  made[name] = new View(name, spec);
+  links[name] = el("a", { href: "#" + name }, spec.title);
+  document.getElementById("nav").append(el("li", {}, links[name]));
+}
+document.querySelector(".skip").addEventListener("click", (e) => { e.preventDefault(); document.getElementById("main").focus(); });
+document.getElementById("pause").addEventListener("click", (e) => {
+  paused = !paused;
+  e.currentTarget.setAttribute("aria-pressed", String(paused));
+  tellConnection();
+  schedule();
+});
+addEventListener("hashchange", () => choose(true));
+choose(false);
+renderHeader();
+connect();
+setInterval(() => {
+  if (!paused) tick();
+  if (connected && Date.now() - lastEvent > 30000) lost();
+}, 1000);
