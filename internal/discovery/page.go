@@ -21,12 +21,16 @@ func (s *Server) pageState() ui.State {
 		views = &viewsSnapshot{}
 	}
 	out.Status.Generation = views.generation
-	for _, c := range s.xds.Connections() {
+	connections := s.xds.Connections()
+	isOlder := older(connections)
+	for _, c := range connections {
 		p, known := views.proxies[c.ID]
 		if !known {
 			p.view = &xds.View{}
 		}
-		out.Proxies = append(out.Proxies, pageProxy(c, p))
+		shown := pageProxy(c, p)
+		shown.Older = isOlder[c.ID]
+		out.Proxies = append(out.Proxies, shown)
 	}
 	problems, _ := s.problemEntries()
 	for _, e := range problems {
@@ -63,8 +67,10 @@ func pageProxy(c xds.Connection, of proxySnapshot) ui.Proxy {
 		}
 		out.Types = append(out.Types, ui.Type{Name: t.String(), Resources: st.Resources, State: typeState(st, asked)})
 		out.Refusals += st.Rejects
-		if st.Message != "" && (out.Refusal == nil || st.Rejected.After(out.Refusal.At)) {
-			out.Refusal = &ui.Refusal{At: st.Rejected.UTC(), Type: t.String(), Resources: slices.Clone(st.Refused), Message: st.Message}
+		// One that holds is shown rather than a later one that does not.
+		holds := st.Message != ""
+		if r := out.Refusal; !st.LastRejected.IsZero() && (r == nil || holds && !r.Holds || holds == r.Holds && st.LastRejected.After(r.At)) {
+			out.Refusal = &ui.Refusal{At: st.LastRejected.UTC(), Type: t.String(), Holds: holds, Resources: slices.Clone(st.Refused), Message: st.LastMessage}
 		}
 	}
 	return out

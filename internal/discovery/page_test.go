@@ -37,7 +37,7 @@ func TestPageShowsProxiesAndProblems(t *testing.T) {
 		}
 		return plain.Refusal != nil && plain.Behind != nil && proven.Behind == nil
 	})
-	if r := plain.Refusal; r.Type != "RDS" || !strings.Contains(r.Message, "second is bad") || len(r.Resources) != 1 || r.Resources[0] != "9080" || r.At.IsZero() || plain.Refusals != 1 {
+	if r := plain.Refusal; r.Type != "RDS" || !r.Holds || !strings.Contains(r.Message, "second is bad") || len(r.Resources) != 1 || r.Resources[0] != "9080" || r.At.IsZero() || plain.Refusals != 1 {
 		t.Errorf("refusal %+v of %+v", r, plain)
 	}
 	if plain.Name != "reviews-1.shop" || plain.Role != "sidecar" || plain.CertificateEnds != nil || plain.Behind.Since.IsZero() {
@@ -54,6 +54,16 @@ func TestPageShowsProxiesAndProblems(t *testing.T) {
 		t.Errorf("states %v", states)
 	}
 	problems := p.server.pageState().Problems
+	p.emit(route("{name: third, route: [{destination: {host: reviews}}]}"), false)
+	c.until("9080", "third")
+	wait.Until(t, "the refusal is one of the past", func() bool {
+		for _, x := range p.server.pageState().Proxies {
+			if x.Refusal != nil {
+				return !x.Refusal.Holds && strings.Contains(x.Refusal.Message, "second is bad") && x.Behind == nil
+			}
+		}
+		return false
+	})
 	if len(problems) != 1 || problems[0].Object != "VirtualService shop/reviews" || !strings.Contains(problems[0].Text, "refused by 1 proxies") || !strings.Contains(problems[0].Origin, "input.yaml") {
 		t.Errorf("problems %+v", problems)
 	}

@@ -43,9 +43,11 @@ type Proxy struct {
 	Types           []Type     `json:"types,omitempty"`
 	// Behind is what the proxy has not applied; nil if it has applied everything.
 	Behind *Behind `json:"behind,omitempty"`
-	// Refusal is the last refusal that still holds; nil if there is none. Refusals counts all of the connection.
+	// Refusal is the last refusal, one that still holds if there is one; nil if there is none. Refusals counts all of the connection.
 	Refusal  *Refusal `json:"refusal,omitempty"`
 	Refusals int      `json:"refusals,omitempty"`
+	// Older is set if the proxy has connected again since: the stream is that of an Envoy that is being drained.
+	Older bool `json:"older,omitempty"`
 	// Quarantined are resources of which it gets the last accepted version, as in "RDS 80".
 	Quarantined []string `json:"quarantined,omitempty"`
 	// NotApplied are the fields of its ProxyConfig that it does not get.
@@ -66,10 +68,11 @@ type Behind struct {
 	Since      time.Time `json:"since"`
 }
 
-// Refusal is what a proxy has refused.
+// Refusal is what a proxy has refused. Holds is unset if it has accepted a later version.
 type Refusal struct {
 	At        time.Time `json:"at"`
 	Type      string    `json:"type"`
+	Holds     bool      `json:"holds,omitempty"`
 	Resources []string  `json:"resources,omitempty"`
 	Message   string    `json:"message"`
 }

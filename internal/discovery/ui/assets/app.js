@@ -62,7 +62,7 @@ function tick() {
 // The sections. Each has columns, which make a cell's content of a row, and says in which order rows are shown.
 const bad = { refused: "error", stuck: "error", "not asked": "warn", waiting: "warn", sent: "warn", synced: "ok" };
 
-const inSync = (p) => !p.behind && !p.refusal && !(p.quarantined || []).length && (p.types || []).every((t) => t.state === "synced");
+const inSync = (p) => !p.behind && !(p.refusal && p.refusal.holds) && !(p.quarantined || []).length && (p.types || []).every((t) => t.state === "synced");
 
 const views = {
   proxies: {
@@ -73,7 +73,7 @@ const views = {
     isOnly: (p) => !inSync(p),
     order: (a, b) => compare(inSync(a) ? 1 : 0, inSync(b) ? 1 : 0) || compare(a.name, b.name) || compare(a.key, b.key),
     columns: [
-      ["Proxy", (p) => [line(text("name", p.name)), line(text("muted", [p.role, p.envoy ? "Envoy " + p.envoy : "", p.epoch === undefined ? "" : "epoch " + p.epoch].filter(Boolean).join(", "))), p.identity ? line(text("muted mono", p.identity)) : null]],
+      ["Proxy", (p) => [line(text("name", p.name)), line(text("muted", [p.role, p.envoy ? "Envoy " + p.envoy : "", p.epoch === undefined ? "" : "epoch " + p.epoch, p.older ? "older connection: being drained" : ""].filter(Boolean).join(", "))), p.identity ? line(text("muted mono", p.identity)) : null]],
       ["State", (p) => [
         line(inSync(p) ? text("ok", "in sync") : p.behind ? [text("warn", "behind"), " for ", when(p.behind.since, "for"), text("muted", ` (lacks generation ${p.behind.generation})`)] : text("warn", "not in sync")),
         el("ul", { class: "types", "aria-label": "Types" }, (p.types || []).map((t) => el("li", {}, t.name + " ", text("muted", String(t.resources)), " ", text(bad[t.state] || "", t.state)))),
@@ -101,10 +101,9 @@ const views = {
 function refusal(p) {
   const out = [];
   if (p.refusal) {
-    out.push(line(text("error", p.refusal.type + " " + (p.refusal.resources || []).join(", ")), " ", when(p.refusal.at)), line(text("message", p.refusal.message)));
+    out.push(line(text(p.refusal.holds ? "error" : "muted", [p.refusal.type, (p.refusal.resources || []).join(", ")].filter(Boolean).join(" ")), " ", when(p.refusal.at), p.refusal.holds ? "" : text("muted", ", a later version is accepted")), line(text("message", p.refusal.message)));
   }
   if ((p.quarantined || []).length) out.push(line(text("warn", "in quarantine: "), p.quarantined.join(", ")));
-  if (!p.refusal && p.refusals) out.push(line(text("muted", `${plural(p.refusals, "refusal")} earlier, none now`)));
   if ((p.notApplied || []).length) out.push(line(text("warn", "not applied of its ProxyConfig: "), p.notApplied.join(", ")));
   return out.length ? out : text("muted", "none");
 }
