@@ -45,7 +45,7 @@ func (s *Server) pageState() ui.State {
 // pageProxy is a connection as the page shows it; of has its view.
 func pageProxy(c xds.Connection, of proxySnapshot) ui.Proxy {
 	out := ui.Proxy{
-		Connection: c.ID, Name: c.Node.ID, Role: string(c.Node.Role), Envoy: strings.TrimPrefix(c.Node.UserAgent, "envoy/"), Connected: c.Since.UTC(),
+		Connection: c.ID, Name: c.Node.ID, Role: string(c.Node.Role), Envoy: strings.TrimPrefix(c.Node.UserAgent, "envoy/"), Epoch: c.Node.Metadata.Epoch, Connected: c.Since.UTC(),
 		Quarantined: c.Quarantined, NotApplied: c.Node.Metadata.NotApplied.Names(),
 	}
 	if c.Identity.Namespace != "" {

@@ -73,7 +73,7 @@ const views = {
     isOnly: (p) => !inSync(p),
     order: (a, b) => compare(inSync(a) ? 1 : 0, inSync(b) ? 1 : 0) || compare(a.name, b.name) || compare(a.key, b.key),
     columns: [
-      ["Proxy", (p) => [line(text("name", p.name)), line(text("muted", [p.role, p.envoy ? "Envoy " + p.envoy : "", p.epoch === undefined ? "" : "epoch " + p.epoch, p.older ? "older connection: being drained" : ""].filter(Boolean).join(", "))), p.identity ? line(text("muted mono", p.identity)) : null]],
+      ["Proxy", (p) => [line(text("name", p.name)), line(text("muted", [p.role, p.envoy ? "Envoy " + p.envoy : "", p.epoch ? "epoch " + p.epoch : "", p.older ? "older connection: being drained" : ""].filter(Boolean).join(", "))), p.identity ? line(text("muted mono", p.identity)) : null]],
       ["State", (p) => [
         line(inSync(p) ? text("ok", "in sync") : p.behind ? [text("warn", "behind"), " for ", when(p.behind.since, "for"), text("muted", ` (lacks generation ${p.behind.generation})`)] : text("warn", "not in sync")),
         el("ul", { class: "types", "aria-label": "Types" }, (p.types || []).map((t) => el("li", {}, t.name + " ", text("muted", String(t.resources)), " ", text(bad[t.state] || "", t.state)))),
