@@ -123,7 +123,7 @@ func TestARefusalIsShownWhileItStands(t *testing.T) {
 
 // The last refusal stays known when the proxy has accepted a later version.
 func TestTheLastRefusalIsKept(t *testing.T) {
-	c := newConnection(t.Context(), "a-1", mesh.Node{}, mesh.Identity{}, time.Time{}, true)
+	c := newConnection(t.Context(), "a-1", mesh.Node{}, mesh.Identity{}, true)
 	at := time.Unix(1, 0)
 	c.nacked(Nacked{Type: LDS, Nonce: "1", Names: []string{"bad"}, Message: "no such filter"}, at)
 	c.acked(Acked{Type: LDS, Nonce: "2"})
