@@ -36,8 +36,9 @@ type Proxy struct {
 	Role       string `json:"role"`
 	Envoy      string `json:"envoy,omitempty"`
 	Identity   string `json:"identity,omitempty"`
-	// Connected is since when; CertificateEnds is the end of the certificate that the connection was authenticated by, nil if
-	// it was by none.
+	// Epoch is the restart epoch of its Envoy; empty if it is not known.
+	Epoch string `json:"epoch,omitempty"`
+	// Connected is since when; CertificateEnds is the end of the certificate that it connected with, nil for none.
 	Connected       time.Time  `json:"connected"`
 	CertificateEnds *time.Time `json:"certificateEnds,omitempty"`
 	Types           []Type     `json:"types,omitempty"`
