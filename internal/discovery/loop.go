@@ -38,13 +38,15 @@ type loop struct {
 	done   chan struct{}
 	ending sync.Once
 
-	graph    *incr.Graph
-	model    *model.Model
-	store    *config.Store
-	views    *publisher
-	applied  *changeLog
-	problems *problems
-	secrets  *store.Store // nil if none are stored
+	graph   *incr.Graph
+	model   *model.Model
+	store   *config.Store
+	views   *publisher
+	applied *changeLog
+	// bootstraps are those of the agents that ask for them.
+	bootstraps *bootstraps
+	problems   *problems
+	secrets    *store.Store // nil if none are stored
 	// references are the Secrets that Gateways of the Gateway API may use; referring is set if they may have changed.
 	references *incr.Rule[struct{}, map[credentials.Reference]bool]
 	referring  bool
@@ -125,6 +127,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		done: make(chan struct{}), onMesh: func(*meshv1.MeshConfig) {}, onProxyConfigs: func(*inject.ProxyConfigs) {},
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
+	l.bootstraps = newBootstraps(l.views.compiler)
 	l.inventory, l.why = inventoryRule(g, m), l.views.compiler.Why
 	l.gatewayStatuses = newGatewayStatuses(g, m)
 	l.references = incr.Derive(g, model.LevelCompile, "certificate references", func(r *incr.Reader, _ struct{}) map[credentials.Reference]bool { return m.CertificateReferences(r) })
@@ -191,6 +194,7 @@ func (l *loop) takeSignals() {
 	}
 	for _, id := range left {
 		l.views.leave(id)
+		l.bootstraps.leave(id)
 	}
 }
 
@@ -240,6 +244,7 @@ func (l *loop) commit(b object.Batch) {
 		l.views.begin()
 	}
 	classes, moves := l.views.update(moved)
+	l.bootstraps.update(moved)
 	l.applied.commit(l.views.generation, accepted, moves)
 	if len(l.traces) > 0 && classes > 0 {
 		l.touched.refuse()
@@ -330,7 +335,7 @@ func (l *loop) logProblems(u problemUpdate) {
 		case object.Warning:
 			l.log.Warn("configuration has no effect, or not all of it", "problem", text)
 		default:
-			l.log.Debug("configuration is left out", "reason", text)
+			l.log.Debug("about the configuration", "problem", text)
 		}
 	}
 	for _, text := range u.cleared {
@@ -349,13 +354,20 @@ func (l *loop) Emit(b object.Batch) {
 
 // join adds a proxy, unless it claims to be a workload of another service account.
 func (l *loop) join(j joinRequest) joined {
-	claimed := l.model.Claims().Want(j.key)
-	l.model.Claims().Unwant(j.key)
-	if claimed != "" {
-		l.graph.Run() // who is refused may come again with other claims: keep nothing of them
+	if claimed := l.claimed(j.key); claimed != "" {
 		return joined{claimed: claimed}
 	}
 	return joined{latest: l.views.join(j.id, j.key)}
+}
+
+// claimed returns which workload of another service account a proxy claims to be, empty if none.
+func (l *loop) claimed(key model.ProxyKey) string {
+	claimed := l.model.Claims().Want(key)
+	l.model.Claims().Unwant(key)
+	if claimed != "" {
+		l.graph.Run() // who is refused may come again with other claims: keep nothing of them
+	}
+	return claimed
 }
 
 // Join makes the loop an xds.Registry.

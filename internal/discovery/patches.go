@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
@@ -23,6 +24,19 @@ type patchEffect struct {
 	// example is the type and name of the first resource, by type and name, that it would have made invalid, and why says what
 	// would be wrong.
 	example, why string
+}
+
+// add counts what became of a patch at a resource, of which name is the type and name.
+func (e *patchEffect) add(name string, r compile.PatchResult) {
+	if r.Applied {
+		e.applied++
+	}
+	if r.Refused == "" {
+		return
+	}
+	if e.refused++; e.example == "" || name < e.example {
+		e.example, e.why = name, r.Refused
+	}
 }
 
 // patchEffects returns what the patches of EnvoyFilters do at the connected proxies. Only resources that a patch may match are
@@ -44,14 +58,7 @@ func (p *layers) patchEffects() map[patchID]*patchEffect {
 				if e == nil {
 					continue
 				}
-				if r.Applied {
-					e.applied++
-				}
-				if name := p.typeOf(k.Kind).String() + " " + k.Name; r.Refused != "" {
-					if e.refused++; e.example == "" || name < e.example {
-						e.example, e.why = name, r.Refused
-					}
-				}
+				e.add(p.typeOf(k.Kind).String()+" "+k.Name, r)
 			}
 		}
 	}
@@ -62,7 +69,9 @@ func (p *layers) patchEffects() map[patchID]*patchEffect {
 // the proxies that they are for. Patches for proxies that are not connected are not spoken of.
 func (l *loop) patchProblems() []object.Problem {
 	var out []object.Problem
-	for id, e := range l.views.layers.patchEffects() {
+	effects := l.views.layers.patchEffects()
+	l.bootstraps.effects(effects)
+	for id, e := range effects {
 		namespace, name, _ := strings.Cut(id.filter, "/")
 		p := object.Problem{
 			Severity: object.Warning, Field: fmt.Sprintf("spec.configPatches[%d]", id.index),

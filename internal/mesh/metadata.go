@@ -38,6 +38,8 @@ type Metadata struct {
 	FileSecrets bool
 	// ProxylessCertificates is set if a gRPC library has a certificate provider, which ProxylessCertificatesKey says.
 	ProxylessCertificates bool
+	// BootstrapDifferences is set if the agent merges a bootstrap with differences into its own, which BootstrapKey says.
+	BootstrapDifferences bool
 	// CompliancePolicy is what CompliancePolicyKey says; values that nobody knows have no meaning.
 	CompliancePolicy string
 	// Epoch is what EpochKey says, as decimal digits; empty if it is not known.
@@ -106,6 +108,7 @@ var metadataKeys = map[string]bool{
 	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
 	"GENERATOR": true, "DNS_CAPTURE": true, "DNS_AUTO_ALLOCATE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
 	"ISTIO_VERSION": true, autoRegisterKey: true, VirtualHostsKey: true, FileSecretsKey: true, ProxylessCertificatesKey: true, CompliancePolicyKey: true, EpochKey: true,
+	BootstrapKey: true,
 }
 
 // proxyConfigKey is the key that DecodeMetadata reads the names of fields in. It is not among
@@ -147,6 +150,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 
 		DNSAutoAllocate:       Bool(raw["DNS_AUTO_ALLOCATE"]),
 		ProxylessCertificates: Bool(raw[ProxylessCertificatesKey]),
+		BootstrapDifferences:  Bool(raw[BootstrapKey]),
 
 		CompliancePolicy:  Text(raw[CompliancePolicyKey]),
 		AutoRegisterGroup: Text(raw[autoRegisterKey]),

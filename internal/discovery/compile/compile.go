@@ -178,6 +178,8 @@ type Compiler struct {
 	names     *incr.Rule[Layer, Contents]
 	// nameTables are what agents resolve, which are no resources of Envoy.
 	nameTables *incr.Rule[NamesKey, *NameTable]
+	// bootstraps are what EnvoyFilters change in the bootstraps that agents build.
+	bootstraps *incr.Rule[BootstrapKey, *Bootstrap]
 	byRule     map[string]Kind
 }
 
@@ -225,9 +227,11 @@ type inner struct {
 	bareKey       *incr.Rule[Key, Key]
 	patchesFor    *incr.Rule[Key, []sourced]
 	patched       *incr.Rule[Key, patchedResource]
-	hostNames     *incr.Rule[scopeHost, []byte]
-	hostList      *incr.Rule[mesh.ScopeID, []namedHost] // of scopes without base
-	baseNames     *incr.Rule[mesh.ScopeID, *NameTable]  // of scopes without base
+	// bootstrapOf merges patches of bootstraps, which model.Patchings parses.
+	bootstrapOf *incr.Rule[string, *Bootstrap]
+	hostNames   *incr.Rule[scopeHost, []byte]
+	hostList    *incr.Rule[mesh.ScopeID, []namedHost] // of scopes without base
+	baseNames   *incr.Rule[mesh.ScopeID, *NameTable]  // of scopes without base
 }
 
 type scopeHost struct {
@@ -297,6 +301,7 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		bareKey:          incr.Derive(g, levelPatches, "name without patches", c.bareKey).AsIndex(),
 		patchesFor:       incr.Derive(g, levelPatchesFor, "patches of a resource", c.patchesFor).AsIndex(),
 		patched:          incr.Derive(g, levelPatch, "patched", c.patchResource),
+		bootstrapOf:      incr.Derive(g, levelIndex, "bootstrap of patches", c.mergeBootstrap),
 		hostNames:        incr.Derive(g, levelPlan, "names of a host", c.hostNames),
 		hostList:         incr.Derive(g, levelIndex, "hosts with names", c.hostList).AsIndex(),
 		baseNames:        incr.Derive(g, levelLookup, "base name table", c.baseNames),
@@ -311,6 +316,7 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 	}
 	c.names = incr.Derive(g, levelLayer, "names", c.layerNames).AsIndex()
 	c.nameTables = incr.Derive(g, levelCompare, "name table", c.nameTableOf)
+	c.bootstraps = incr.Derive(g, levelLookup, "bootstrap", c.bootstrapFor)
 	return c
 }
 
@@ -323,7 +329,7 @@ func (c *Compiler) Fork(g *incr.Graph, m *model.Model) *Compiler {
 	for k := range numKinds {
 		f.resources[k] = c.resources[k].On(g)
 	}
-	f.names, f.nameTables = c.names.On(g), c.nameTables.On(g)
+	f.names, f.nameTables, f.bootstraps = c.names.On(g), c.nameTables.On(g), c.bootstraps.On(g)
 	return &f
 }
 

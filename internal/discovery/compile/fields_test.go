@@ -18,6 +18,7 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
@@ -146,6 +147,7 @@ func newFieldCheck(t *testing.T, k fieldKind) *fieldCheck {
 		node.Locality = mesh.ParseLocality(n.locality)
 		c.nodes = append(c.nodes, model.KeyOf(node, ""))
 		c.world.model.Classify().Want(c.nodes[len(c.nodes)-1])
+		c.world.compiler.Bootstraps().Want(compile.BootstrapKeyOf(c.nodes[len(c.nodes)-1]))
 	}
 	for i, text := range k.bases {
 		m := proto.Clone(k.empty)
@@ -279,6 +281,10 @@ func (c *fieldCheck) output(m proto.Message) map[string]string {
 		for k, b := range c.world.bytes(class) {
 			out[fmt.Sprint(i, " ", k.Kind, " ", k.Name)] = string(b)
 		}
+	}
+	for i, n := range c.nodes {
+		bootstrap, _ := c.world.compiler.Bootstraps().Value(compile.BootstrapKeyOf(n))
+		out[fmt.Sprint(i, " bootstrap")] = string(bootstrap.Body)
 	}
 	c.outputs[string(spec)] = out
 	return out

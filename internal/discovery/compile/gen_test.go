@@ -431,7 +431,9 @@ var patches = []string{
 	`{applyTo: VIRTUAL_HOST, match: {routeConfiguration: {vhost: {name: "a.x.svc.cluster.local:80"}}}, patch: {operation: MERGE, value: {require_tls: ALL}}}`,
 	`{applyTo: VIRTUAL_HOST, match: {context: GATEWAY}, patch: {operation: ADD, value: {name: extra, domains: [extra.example]}}}`,
 	`{applyTo: HTTP_ROUTE, match: {routeConfiguration: {vhost: {route: {action: ROUTE}}}}, patch: {operation: INSERT_BEFORE, value: {match: {path: /x}, direct_response: {status: 204}}}}`,
-	`{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {}}}`,
+	`{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {stats_config: {stats_tags: [{tag_name: a, fixed_value: x}]}}}}`,
+	`{applyTo: BOOTSTRAP, match: {context: SIDECAR_INBOUND, proxy: {proxyVersion: '^1'}}, patch: {operation: MERGE, value: {stats_flush_interval: 9s, static_resources: {clusters: [{name: c, type: STATIC}]}}}}`,
+	`{applyTo: BOOTSTRAP, match: {context: GATEWAY}, patch: {operation: MERGE, value: {stats_flush_interval: 0.00001s}}}`,
 }
 
 func (d *dice) envoyFilter() *networking.EnvoyFilter {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -99,6 +100,9 @@ func (h *history) same(t *testing.T, w *world, step int) {
 		}
 		if len(a) != len(b) {
 			t.Fatalf("step %d: %s has %d resources, from scratch %d", step, n.ID, len(a), len(b))
+		}
+		if a, b := w.bootstrap(n), fresh.bootstrap(n); !reflect.DeepEqual(a, b) {
+			t.Fatalf("step %d: %s has the bootstrap\n%+v\nfrom scratch\n%+v", step, n.ID, a, b)
 		}
 	}
 }

@@ -117,18 +117,10 @@ type sourced struct {
 
 // layerPatches returns the patches of a layer in their order.
 func (c *Compiler) layerPatches(r *incr.Reader, l Layer) (out []sourced) {
-	var filters []*model.EnvoyFilter
-	of := map[*model.EnvoyFilter]model.Patching{}
-	for _, p := range model.Patchings(l.patches()) {
-		if f, ok := c.model.EnvoyFilter(r, p.Key); ok {
-			filters, of[f] = append(filters, f), p
-		}
-	}
-	slices.SortFunc(filters, func(a, b *model.EnvoyFilter) int { return c.model.ComparePatches(r, a, b) })
-	for _, f := range filters {
-		for _, p := range c.inner.parsedPatches.Of(r, of[f].Key) {
-			if of[f].Has(p.Index) && p.In(l.context()) {
-				out = append(out, sourced{of[f].Key, c.listening(r, l, p)})
+	for _, f := range c.filtersOf(r, l.patches()) {
+		for _, p := range c.inner.parsedPatches.Of(r, f.Key) {
+			if f.Has(p.Index) && p.In(l.context()) {
+				out = append(out, sourced{f.Key, c.listening(r, l, p)})
 			}
 		}
 	}

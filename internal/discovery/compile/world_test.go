@@ -89,9 +89,19 @@ func proxy(t testing.TB, id, labels string) mesh.Node {
 
 func (w *world) join(n mesh.Node) mesh.Class {
 	class := w.model.Classify().Want(model.KeyOf(n, ""))
+	w.compiler.Bootstraps().Want(compile.BootstrapKeyOf(model.KeyOf(n, "")))
 	w.classes[class] = true
 	w.sync()
 	return class
+}
+
+// bootstrap is what EnvoyFilters change in the bootstrap of a proxy that has joined.
+func (w *world) bootstrap(n mesh.Node) *compile.Bootstrap {
+	b, ok := w.compiler.Bootstraps().Value(compile.BootstrapKeyOf(model.KeyOf(n, "")))
+	if !ok {
+		panic("the bootstrap of " + n.ID + " is not wanted")
+	}
+	return b
 }
 
 // contents are the keys of a layer and, where it is derived, those of its base that it has.

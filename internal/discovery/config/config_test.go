@@ -163,8 +163,10 @@ func TestEnvoyFilters(t *testing.T) {
 	runRules(t, []rule{
 		{object.EnvoyFilter, "{workloadSelector: {labels: {app: x}}, configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {connect_timeout: 1s}}}]}", nil},
 		{object.EnvoyFilter, "{}", []string{"W spec.configPatches: is empty: nothing is patched"}},
-		{object.EnvoyFilter, "{targetRefs: [{kind: Gateway, name: a}], workloadSelector: {labels: {a: b}}, configPatches: [{applyTo: BOOTSTRAP, patch: {operation: MERGE}}]}", []string{
+		{object.EnvoyFilter, "{targetRefs: [{kind: Gateway, name: a}], workloadSelector: {labels: {a: b}}, configPatches: [{applyTo: EXTENSION_CONFIG, patch: {operation: MERGE}}]}", []string{
 			"E spec.targetRefs[0].kind: unknown kind", "E spec.workloadSelector: cannot be set together with targetRefs", "W spec.configPatches[0].applyTo: not applied"}},
+		{object.EnvoyFilter, "{configPatches: [{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {stats_flush_interval: 9s}}}, {applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {node: {id: x}}}}]}", []string{
+			"I spec.configPatches[0].applyTo: takes effect at proxies whose agents have BOOTSTRAP_XDS_AGENT=true", "E spec.configPatches[1].patch.value.node: must not be changed: the agent says who the proxy is"}},
 		{object.EnvoyFilter, "{workloadSelector: {labels: {a b: x}}, configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}, {applyTo: CLUSTER, patch: {operation: MERGE, value: {none: 1}}}]}", []string{
 			"E spec.workloadSelector.labels[a b]", `E spec.configPatches[1].patch.value: unknown field "none"`}},
 		{object.EnvoyFilter, "{configPatches: [" + strings.Repeat("{applyTo: CLUSTER, patch: {operation: REMOVE}},", 513) + "]}", []string{"E spec.configPatches: has 513 patches: want at most 512"}},

@@ -4,12 +4,13 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
+	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 // maxPatches is how many patches an EnvoyFilter may have: each is decoded, and applied to everything that it matches.
 const maxPatches = 512
 
-// envoyFilter checks an EnvoyFilter. [control-plane 1.9.25–1.9.28]
+// envoyFilter checks an EnvoyFilter. [control-plane 1.9.25–1.9.28, 1.6.19]
 func (c *check) envoyFilter(namespace string, s *networking.EnvoyFilter) {
 	if c.targets(namespace, s.GetTargetRefs()); len(s.GetTargetRefs()) > 0 && s.GetWorkloadSelector() != nil {
 		c.fail("spec.workloadSelector", "cannot be set together with targetRefs; use one of them")
@@ -26,11 +27,14 @@ func (c *check) envoyFilter(namespace string, s *networking.EnvoyFilter) {
 		at := item("spec.configPatches", i)
 		_, faults := patch.Parse(i, p)
 		for _, f := range faults {
-			if f.Severity == patch.Invalid {
-				c.fail(at+"."+f.Field, "%s", f.Text)
-			} else {
-				c.warn(at+"."+f.Field, "%s", f.Text)
+			severity := object.Warning
+			switch f.Severity {
+			case patch.Invalid:
+				severity = object.Error
+			case patch.Note:
+				severity = object.Info
 			}
+			c.report(severity, at+"."+f.Field, "%s", f.Text)
 		}
 	}
 }

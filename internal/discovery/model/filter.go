@@ -61,7 +61,7 @@ func (m *Model) patching(r *incr.Reader, k ProxyKey, labels map[string]string, g
 	var ofScope, ofWorkload []string
 	for _, ns := range m.scopesOf(r, k.Namespace) {
 		for key, f := range incr.In(r, m.tables.filters, namespaceBucket(ns)) {
-			if targeted(f.Spec) && (ns != k.Namespace || !targets(f.Spec, ns, gateways)) || !subset(f.Spec.GetWorkloadSelector().GetLabels(), labels) {
+			if !f.selects(ns, k, labels, gateways) {
 				continue
 			}
 			outside := networking.EnvoyFilter_SIDECAR_OUTBOUND
@@ -80,18 +80,85 @@ func (m *Model) patching(r *incr.Reader, k ProxyKey, labels map[string]string, g
 	return strings.Join(ofScope, " "), strings.Join(ofWorkload, " ")
 }
 
+// selects reports whether an EnvoyFilter of a namespace is for a proxy with these labels, which serves these Gateways.
+func (f *EnvoyFilter) selects(ns string, k ProxyKey, labels map[string]string, gateways []string) bool {
+	return (!targeted(f.Spec) || ns == k.Namespace && targets(f.Spec, ns, gateways)) && subset(f.Spec.GetWorkloadSelector().GetLabels(), labels)
+}
+
+// BootstrapPatching returns the EnvoyFilters with patches for a proxy's bootstrap, in the form that Patchings parses. The capabilities of
+// its Envoy do not count. [control-plane 1.6.19]
+func (m *Model) BootstrapPatching(r *incr.Reader, k ProxyKey) string {
+	cluster := m.clusterOf(r, k.Location.Cluster)
+	labels, pod := m.labelsOf(r, k, cluster)
+	var out, gateways []string
+	known := false
+	for _, ns := range m.scopesOf(r, k.Namespace) {
+		for key, f := range incr.In(r, m.tables.filters, namespaceBucket(ns)) {
+			some := f.bootstrapPatches(k)
+			if some == "" {
+				continue
+			}
+			if targeted(f.Spec) && !known { // most have no targets
+				services := ""
+				if m.claims(r, k) == "" {
+					services = m.servicesOf(r, k, cluster, labels, portNames(pod))
+				}
+				gateways, known = m.gatewayNames(r, k, labels, services), true
+			}
+			if f.selects(ns, k, labels, gateways) {
+				out = append(out, key+"#"+some)
+			}
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// bootstrapPatches returns the indexes of the patches for a proxy's bootstrap, separated by commas. The context says of which role the
+// proxies are.
+func (f *EnvoyFilter) bootstrapPatches(k ProxyKey) string {
+	var some []string
+	for i, p := range f.Spec.GetConfigPatches() {
+		if p.GetApplyTo() != networking.EnvoyFilter_BOOTSTRAP || !matchesVersion(p, k.Version) {
+			continue
+		}
+		switch p.GetMatch().GetContext() {
+		case networking.EnvoyFilter_GATEWAY:
+			if k.Role != mesh.Router {
+				continue
+			}
+		case networking.EnvoyFilter_SIDECAR_INBOUND, networking.EnvoyFilter_SIDECAR_OUTBOUND:
+			if k.Role != mesh.Sidecar {
+				continue
+			}
+		}
+		some = append(some, strconv.Itoa(i))
+	}
+	return strings.Join(some, ",")
+}
+
+// matchesVersion reports whether a patch is for proxies of a version.
+func matchesVersion(p *networking.EnvoyFilter_EnvoyConfigObjectPatch, version string) bool {
+	want := p.GetMatch().GetProxy().GetProxyVersion()
+	if want == "" {
+		return true
+	}
+	re, err := regexp.Compile(want)
+	return err == nil && re.MatchString(version)
+}
+
 // patchesFor says which patches are for a context of a proxy of a version, in the form "#0,2", "" for all that are for the
 // context; false if none is.
 func (f *EnvoyFilter) patchesFor(in networking.EnvoyFilter_PatchContext, version string) (text string, any bool) {
 	var some []string
 	all := true
 	for i, p := range f.Spec.GetConfigPatches() {
-		if c := p.GetMatch().GetContext(); c != networking.EnvoyFilter_ANY && c != in {
+		if c := p.GetMatch().GetContext(); c != networking.EnvoyFilter_ANY && c != in || p.GetApplyTo() == networking.EnvoyFilter_BOOTSTRAP {
 			continue
 		}
-		if want := p.GetMatch().GetProxy().GetProxyVersion(); want != "" {
+		if p.GetMatch().GetProxy().GetProxyVersion() != "" {
 			all = false
-			if re, err := regexp.Compile(want); err != nil || !re.MatchString(version) {
+			if !matchesVersion(p, version) {
 				continue
 			}
 		}

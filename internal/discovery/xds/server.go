@@ -295,6 +295,9 @@ func (v *service) admit(g grpc.ServerStream, delta bool, only Type) (who caller,
 	if err := account.charge(nodeCost(node)); err != nil {
 		return who, err
 	}
+	if st.asksForBootstrap(node, first.url) {
+		return who, v.serveBootstrap(ctx, st, node, first)
+	}
 	return who, v.join(ctx, st, node, first)
 }
 
@@ -358,6 +361,7 @@ func (v *service) join(ctx context.Context, st *stream, node mesh.Node, first in
 	s.add(st.conn)
 	defer s.remove(st.conn)
 	defer st.secrets.release()
+	defer st.bootstrap.release()
 	text := "unauthenticated"
 	if who.proven {
 		text = who.text

@@ -43,6 +43,7 @@ type stream struct {
 	answers      uint64 // about the control plane
 	trust        trustStream
 	secrets      secretStream
+	bootstrap    bootstrapStream
 	// charged is what the account has been charged for what sub holds, in bytes.
 	charged  int
 	logLimit logLimit // of the log's lines about refused configuration
@@ -168,6 +169,8 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 			err = s.sendTrust()
 		case <-s.secrets.moved:
 			err = s.sendSecrets()
+		case <-s.bootstrap.moved:
+			err = s.sendBootstrap()
 		case <-s.timer.C:
 			err = s.feed(nil)
 		case ask := <-s.conn.questions:
@@ -241,6 +244,9 @@ func (s *stream) handle(m incoming) error {
 			return err
 		}
 		return s.account.charge(-m.cost)
+	}
+	if s.asksForBootstrap(s.conn.status.Node, m.url) {
+		return s.bootstrapRequest(s.wire.Context(), s.conn.status.Node, m)
 	}
 	if h, ok := s.server.registry.(HealthReports); ok && m.url == healthURL && s.only == everyType {
 		if h.ReportHealth(s.conn.status.ID, !m.req.Refused, truncate([]byte(m.req.Message), maxMessage)) {

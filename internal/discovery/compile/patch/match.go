@@ -13,8 +13,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// In reports whether a patch is for a context.
+// In reports whether a patch is for resources of a context.
 func (p *Patch) In(c Context) bool {
+	if p.ApplyTo == networking.EnvoyFilter_BOOTSTRAP {
+		return false
+	}
 	return p.Match.GetContext() == networking.EnvoyFilter_ANY || p.Match.GetContext() == c
 }
 

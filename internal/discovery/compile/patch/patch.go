@@ -1,7 +1,7 @@
 // Package patch applies the patches of EnvoyFilters to Envoy's messages.
 //
 // Parse makes a Patch of one of an EnvoyFilter's configPatches: its value is a message of the type that it is for, so that
-// unknown fields and types are refused when the object is read. Cluster, Listener, RouteConfiguration and VirtualHost
+// unknown fields and types are refused when the object is read. Cluster, Listener, RouteConfiguration, VirtualHost and Bootstrap
 // apply patches, in their order, to a copy of a message. A patch that would make the message invalid is left out, and the
 // Result says why. All functions are pure, and do not change what they are given. [control-plane 1.9.25–1.9.28]
 package patch
@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
@@ -75,6 +76,8 @@ const (
 	NotApplied
 	// Partly: the patch is applied without what the fault says.
 	Partly
+	// Note: nothing is wrong.
+	Note
 )
 
 // Result says what became of a patch.
@@ -119,13 +122,14 @@ var rows = map[networking.EnvoyFilter_ApplyTo]row{
 	networking.EnvoyFilter_VIRTUAL_HOST:        {func() proto.Message { return &routev3.VirtualHost{} }, operations{merge, mergeReplace, add, remove, replace}, "routeConfiguration"},
 	networking.EnvoyFilter_HTTP_ROUTE: {func() proto.Message { return &routev3.Route{} },
 		operations{merge, mergeReplace, add, remove, insertBefore, insertAfter, insertFirst}, "routeConfiguration"},
+	networking.EnvoyFilter_BOOTSTRAP: {func() proto.Message { return &bootstrapv3.Bootstrap{} }, operations{merge}, ""},
 }
 
 // Parse returns the patch with an index in configPatches, nil if it cannot be applied, and what is wrong with it.
 func Parse(index int, spec *networking.EnvoyFilter_EnvoyConfigObjectPatch) (*Patch, []Fault) {
 	p := parser{patch: &Patch{Index: index, ApplyTo: spec.GetApplyTo(), Operation: spec.GetPatch().GetOperation(), Match: spec.GetMatch()}}
 	p.parse(spec)
-	if slices.ContainsFunc(p.faults, func(f Fault) bool { return f.Severity != Partly }) {
+	if slices.ContainsFunc(p.faults, func(f Fault) bool { return f.Severity < Partly }) {
 		return nil, p.faults
 	}
 	return p.patch, p.faults
@@ -152,11 +156,9 @@ func (p *parser) parse(spec *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 		switch p.patch.ApplyTo {
 		case networking.EnvoyFilter_EXTENSION_CONFIG:
 			p.leaveOut("applyTo", "EXTENSION_CONFIG is not supported; put typed_config into the HTTP_FILTER patch")
-		case networking.EnvoyFilter_BOOTSTRAP:
-			p.leaveOut("applyTo", "BOOTSTRAP is not supported; use ISTIO_BOOTSTRAP_OVERRIDE, a file of the proxy's")
 		default:
 			p.fail("applyTo", "invalid value %s: want one of LISTENER, LISTENER_FILTER, FILTER_CHAIN, NETWORK_FILTER, HTTP_FILTER, ROUTE_CONFIGURATION, "+
-				"VIRTUAL_HOST, HTTP_ROUTE, CLUSTER", p.patch.ApplyTo)
+				"VIRTUAL_HOST, HTTP_ROUTE, CLUSTER, BOOTSTRAP", p.patch.ApplyTo)
 		}
 		return
 	}
@@ -196,6 +198,9 @@ func (p *parser) value(m proto.Message, value *structpb.Struct) {
 	if err := typed(m); err != nil {
 		p.fail("patch.value", "%v", err)
 		return
+	}
+	if b, ok := m.(*bootstrapv3.Bootstrap); ok {
+		p.bootstrap(b)
 	}
 	if f, ok := m.(*hcmv3.HttpFilter); ok && f.GetConfigDiscovery() != nil {
 		p.leaveOut("patch.value", "config_discovery is not supported; set typed_config")
@@ -259,7 +264,11 @@ func (p *parser) match(want string) {
 	case *networking.EnvoyFilter_EnvoyConfigObjectMatch_Waypoint:
 		given = "waypoint"
 	}
-	if given != "" && given != want {
+	switch {
+	case given == "" || given == want:
+	case want == "":
+		p.fail("match."+given, "is not what %s is matched by; remove it", p.patch.ApplyTo)
+	default:
 		p.fail("match."+given, "is not what %s is matched by; use %s", p.patch.ApplyTo, want)
 	}
 	switch m.GetContext() {
