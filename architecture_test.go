@@ -52,7 +52,7 @@ var layers = map[string]layer{
 	"internal/agent/vm": pure, "internal/agent/machine": edge,
 	"internal/agent/host": edge, "internal/agent/launch": edge, "internal/agent/reload": edge, "internal/agent/startup": edge,
 	"internal/agent/envoy": edge, "internal/agent/upstream": edge, "internal/agent/app": edge, "internal/agent/secret": edge,
-	"internal/agent/sds": edge, "internal/agent/trust": edge, "internal/agent/xdsproxy": edge, "internal/agent/lastgood": edge, "internal/agent/dns": edge,
+	"internal/agent/sds": edge, "internal/agent/trust": edge, "internal/agent/xdsproxy": edge, "internal/agent/lastgood": edge, "internal/agent/dynamic": edge, "internal/agent/dns": edge,
 	"internal/agent/logging": tools, "internal/agent/doctor": pure, "internal/agent/doctor/gather": wiring,
 	"internal/agent/status": edge, "internal/agent/probe": edge, "internal/agent/health": edge, "internal/agent/wasm": edge, "internal/agent/sts": edge, "internal/agent/cloud": edge, "internal/agent/capture": edge,
 	"internal/agent/capture/nft": edge, "internal/agent/capture/iptables": edge, "internal/agent/capture/netns": edge, "internal/agent/capture/plan/plantest": edge,

@@ -6,7 +6,7 @@
 // uses them is not disturbed. Run runs two groups, one inside the other:
 // Envoy within the servers, which answer until Envoy has ended. Nothing before
 // Envoy's start waits for a network: neither for a certificate, nor for discovery, nor for
-// a name to resolve. Envoy itself waits for its configuration, and the readiness probe reports what is missing.
+// a name to resolve; only BOOTSTRAP_XDS_AGENT has it wait for a moment. Envoy itself waits for its configuration, and the readiness probe reports what is missing.
 //
 // Each part gets what it needs from its constructor. The Spec says everything about this agent.
 package agent
@@ -60,6 +60,8 @@ type Agent struct {
 	close   func() error
 	// before is called before Envoy starts.
 	before func(ctx context.Context)
+	// failed is called when Envoy could not be kept running.
+	failed func(error)
 }
 
 // New prepares an agent. An error is a configuration mistake, or the error of ctx if ctx ended during New; everything that New
@@ -104,7 +106,11 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	undo.Add("close the SDS socket", certificates.sds.close)
 	modules := newModules(s, log)
 	kept := newCopy(s, o.Version, log)
-	xds, err := newXDS(s, certificates, dns, kept.store, modules, log)
+	changes, err := newDynamic(s, certificates.sds.pushed, log)
+	if err != nil {
+		return nil, err
+	}
+	xds, err := newXDS(s, certificates, dns, kept.store, modules, changes, log)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +130,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	workload, err := newWorkload(ctx, &o, &atEnd, follower, xds)
+	workload, err := newWorkload(ctx, &o, &atEnd, follower, xds, changes)
 	if err != nil {
 		return nil, err
 	}
@@ -134,6 +140,7 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	}
 	parts := parts{
 		spec: s, workload: workload, xds: xds, certificates: certificates, dns: dns, kept: kept, modules: modules, files: follower, proxyless: proxyless, options: &o,
+		changes: changes,
 	}
 	probes := probe.New(probe.Options{Probes: s.Probes, Pod: s.Node.IPs[0], StatusPort: s.Status.Port, TLS: s.TLS, Log: log.With("scope", "probe")})
 	atEnd.Add("close the connections of probes", probes.Close)
@@ -164,11 +171,14 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	if s.Lifecycle.ExitWithApp {
 		servers = append(servers, run.Task{Name: "app", Run: func(ctx context.Context) error { return app.Run(ctx, appOptions(s, workload.runner, log)) }})
 	}
-	before := func(ctx context.Context) { certificates.awaitOutput(ctx, log) }
+	before := func(ctx context.Context) {
+		certificates.awaitOutput(ctx, log)
+		changes.begin(ctx)
+	}
 	if s.Envoy.Disabled {
 		before = func(context.Context) {} // nothing starts
 	}
-	return &Agent{envoy: workload.runner, servers: servers, close: atEnd.Close, before: before}, nil
+	return &Agent{envoy: workload.runner, servers: servers, close: atEnd.Close, before: before, failed: changes.failed}, nil
 }
 
 // Run runs until ctx has ended and Envoy has drained, or until Envoy cannot be kept
@@ -185,6 +195,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			return run.Done
 		}
 		if err := a.envoy.Run(ctx); err != nil {
+			a.failed(err)
 			return err
 		}
 		return run.Done

@@ -127,7 +127,7 @@ func isFile(path string) bool {
 }
 
 // newXDS opens the XDS socket. kept is nil if no configuration is kept.
-func newXDS(s *spec.Spec, c *certificates, dns dnsPart, kept *lastgood.Store, modules *wasm.Cache, log *slog.Logger) (*xdsproxy.Proxy, error) {
+func newXDS(s *spec.Spec, c *certificates, dns dnsPart, kept *lastgood.Store, modules *wasm.Cache, changes *dynamicBootstrap, log *slog.Logger) (*xdsproxy.Proxy, error) {
 	server, err := connectTo(s, c.value, newTokens(s), upstream.Options{
 		Name: "control plane", Address: s.Upstream.Discovery, RootFile: c.plan.DiscoveryRoot, ChooseRootFile: c.discoveryRoot, Trust: c.trust.ControlPlane, Headers: s.Upstream.DiscoveryHeaders,
 	})
@@ -150,6 +150,9 @@ func newXDS(s *spec.Spec, c *certificates, dns dnsPart, kept *lastgood.Store, mo
 	}
 	if dns.server != nil {
 		o.Names = dns.server
+	}
+	if changes != nil {
+		o.Bootstraps = changes.store
 	}
 	return xdsproxy.New(o)
 }

@@ -27,19 +27,26 @@ func newCopy(s *spec.Spec, version string, log *slog.Logger) keptPart {
 	if c == nil || s.Envoy.CustomBootstrap != "" || s.Envoy.Disabled {
 		return keptPart{}
 	}
-	dir := c.Dir
-	if dir == "" {
-		if dir = c.ConfigDir; mounted(spec.DataDir) {
-			dir = spec.DataDir
-		}
-	}
 	store := lastgood.New(lastgood.Options{
-		Dir: dir, MaxAge: c.MaxAge, MaxSize: maxKept, Log: log.With("scope", "xdsproxy"),
+		Dir: copyDir(c), MaxAge: c.MaxAge, MaxSize: maxKept, Log: log.With("scope", "xdsproxy"),
 		Binding: lastgood.Binding{
 			Node: s.Node.ID.String(), Cluster: s.Node.Cluster, Identity: s.Node.Identity.SPIFFE(), Discovery: s.Upstream.Discovery, Version: version,
 		},
 	})
 	return keptPart{store: store, tasks: []run.Task{{Name: "copy of the configuration", Run: store.Run}}}
+}
+
+// copyDir is the folder in which configuration is kept; empty for none.
+func copyDir(c *spec.ConfigCopy) string {
+	switch {
+	case c == nil:
+		return ""
+	case c.Dir != "":
+		return c.Dir
+	case mounted(spec.DataDir):
+		return spec.DataDir
+	}
+	return c.ConfigDir
 }
 
 // mounted reports whether a folder is the root of a volume.

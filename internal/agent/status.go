@@ -27,6 +27,7 @@ type parts struct {
 	modules      *wasm.Cache // nil if none are fetched
 	files        *filewatch.Follower
 	proxyless    proxyless
+	changes      *dynamicBootstrap // nil if discovery changes no bootstrap
 	options      *Options
 }
 
@@ -171,6 +172,8 @@ type Detail struct {
 	TrustedRoots []trust.Root `json:"trusted_roots"`
 	// Copy is nil if no copy of Envoy's configuration is kept.
 	Copy *KeptReport `json:"copy,omitempty"`
+	// Bootstrap is nil if discovery is not asked what it changes in Envoy's bootstrap.
+	Bootstrap *BootstrapReport `json:"bootstrap,omitempty"`
 	// DNS is nil if the agent serves no DNS, Capture if it keeps no rules in force.
 	DNS     *DNSReport     `json:"dns,omitempty"`
 	Capture *CaptureReport `json:"capture,omitempty"`
@@ -230,7 +233,7 @@ func (p parts) detail() any {
 	if d.Refusals == nil {
 		d.Refusals = []xdsproxy.Nack{}
 	}
-	d.Copy = p.kept.report()
+	d.Copy, d.Bootstrap = p.kept.report(), p.changes.report()
 	if p.dns.server != nil {
 		n := p.dns.server.Stats()
 		d.DNS = &DNSReport{Address: p.spec.DNS.Address, Queries: n.Queries, Answered: n.Answered, Names: p.dns.server.Names(), Upstream: n.Upstream, Failures: n.Failures}

@@ -41,7 +41,7 @@ type workload struct {
 }
 
 // newWorkload prepares Envoy, unless it is disabled.
-func newWorkload(ctx context.Context, o *Options, atEnd *run.Cleanups, follower *filewatch.Follower, xds *xdsproxy.Proxy) (workload, error) {
+func newWorkload(ctx context.Context, o *Options, atEnd *run.Cleanups, follower *filewatch.Follower, xds *xdsproxy.Proxy, changes *dynamicBootstrap) (workload, error) {
 	s, log := o.Spec, o.Log
 	if s.Envoy.Disabled {
 		return workload{runner: newNoEnvoy(s.Lifecycle.Drain, log.With("scope", "envoy")), tasks: []run.Task{{Name: "own stream", Run: xds.OwnStream}}}, nil
@@ -58,12 +58,26 @@ func newWorkload(ctx context.Context, o *Options, atEnd *run.Cleanups, follower 
 	envoys := envoy.New(envoyOptions(*o, first, xds.Connected()))
 	xds.SetEpochs(func(pid int) (int, bool) { return epochOf(envoys.State().Processes, pid) })
 	reloader := reload.New(reload.Options{
-		Running: s, First: launch.First, Read: o.Reread, Follower: follower, CPULimit: cgroup.CPULimit,
+		Running: s, First: launch.First, Read: func(running *spec.Spec) (*spec.Spec, error) { return changes.read(o.Reread(running)) }, Follower: follower, CPULimit: cgroup.CPULimit,
 		SetLogLevel: envoys.Admin().SetLogLevel, Log: log.With("scope", "restart"),
-		Start: func(next *spec.Spec, hash string) error { return start(envoys, bootstraps, next, hash) },
+		Start: func(next *spec.Spec, hash string) error {
+			if err := changes.admit(ctx, next, hash); err != nil {
+				return err
+			}
+			return start(envoys, bootstraps, next, hash)
+		},
 	})
+	if changes != nil {
+		changes.xds, changes.envoys, changes.bootstraps, changes.reloader = xds, envoys, bootstraps, reloader
+	}
 	atEnd.Add("stop following files", reloader.Close)
-	return workload{runner: envoys, admin: envoys.Admin(), reloader: reloader, tasks: []run.Task{{Name: "restart", Run: reloader.Run}}}, nil
+	restart := func(ctx context.Context) error {
+		if !changes.await(ctx) {
+			return nil
+		}
+		return reloader.Run(ctx)
+	}
+	return workload{runner: envoys, admin: envoys.Admin(), reloader: reloader, tasks: append(changes.tasks(), run.Task{Name: "restart", Run: restart})}, nil
 }
 
 // epochOf is the epoch of the Envoy with a process id.

@@ -112,6 +112,13 @@ func (p *Plane) GiveBytes(typeURL, name string, value []byte) {
 	})
 }
 
+// GiveBootstrap replaces what discovery changes in the bootstrap. Call it before Start, or between Stop and Start.
+func (p *Plane) GiveBootstrap(m proto.Message) {
+	p.t.Helper()
+	delete(p.given, mesh.BootstrapType)
+	p.Give(mesh.BootstrapType, map[string]proto.Message{"": m})
+}
+
 // Refuse lets requests for certificates fail with an error; nil ends that.
 func (p *Plane) Refuse(err error) { p.RefuseAfter(0, err) }
 
@@ -258,11 +265,18 @@ func (p *Plane) Reports() []string {
 	return slices.Clone(p.seen.reports)
 }
 
-// StreamAggregatedResources answers a request for a page about the control plane with its name.
+// StreamAggregatedResources answers a request for a page about the control plane with its name, and one for a bootstrap with that.
 func (p *Plane) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 	r, err := s.Recv()
 	if err != nil {
 		return err
+	}
+	if r.GetTypeUrl() == mesh.BootstrapType {
+		answer := &discoveryv3.DiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "1", VersionInfo: "1"}
+		for _, given := range p.given[mesh.BootstrapType] {
+			answer.Resources = append(answer.Resources, given.GetResource())
+		}
+		return s.Send(answer)
 	}
 	body := &anypb.Any{TypeUrl: r.GetTypeUrl(), Value: []byte(strings.Join(r.GetResourceNames(), ","))}
 	return s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: "1", Resources: []*anypb.Any{body}})

@@ -162,6 +162,9 @@ func New(o Options) *Runner {
 	return r
 }
 
+// Begin makes l what is desired at first, in place of Options.Launch. Call it before Run.
+func (r *Runner) Begin(l Launch) { r.o.Launch = l.hashed() }
+
 // Admin is the client of Envoy's admin interface.
 func (r *Runner) Admin() *Admin { return r.admin }
 

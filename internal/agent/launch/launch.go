@@ -26,7 +26,10 @@ import (
 // First is the hash of the Launch that an agent starts with.
 const First = "first"
 
-// validation bounds the validation of a bootstrap that the user wrote.
+// Differs is the hash of the Launch that an agent starts with if discovery changes something in the bootstrap.
+const Differs = "differs"
+
+// validation bounds the validation of a bootstrap that is not the agent's alone.
 const validation = 30 * time.Second
 
 // Folder writes the bootstraps of an agent.
@@ -70,10 +73,16 @@ func Open(s *spec.Spec, log *slog.Logger) (*Folder, error) {
 	return f, nil
 }
 
-// isRestart reports whether a file name has the form that path gives to the bootstrap of a restart: envoy-rev-HASH-N.json.
+// isRestart reports whether a file name has the form that path gives to the bootstrap of a restart, envoy-rev-HASH-N.json, or to one that
+// has differences, with .pb.
 func isRestart(name string) bool {
 	name, hasPrefix := strings.CutPrefix(name, "envoy-rev-")
+	name, binary := strings.CutSuffix(name, ".pb")
+	if binary && hasPrefix && name == Differs {
+		return true
+	}
 	name, hasSuffix := strings.CutSuffix(name, ".json")
+	hasSuffix = hasSuffix || binary
 	hash, n, _ := strings.Cut(name, "-")
 	return hasPrefix && hasSuffix && len(hash) == 16 && strings.Trim(hash, "0123456789abcdef") == "" &&
 		n != "" && strings.Trim(n, "0123456789") == ""
@@ -83,7 +92,11 @@ func path(s *spec.Spec, hash string) string {
 	if hash == First {
 		return s.Paths.Bootstrap
 	}
-	return strings.TrimSuffix(s.Paths.Bootstrap, ".json") + "-" + hash + ".json"
+	ending := ".json"
+	if len(s.Envoy.Differences) > 0 {
+		ending = ".pb" // Envoy reads it as protobuf
+	}
+	return strings.TrimSuffix(s.Paths.Bootstrap, ".json") + "-" + hash + ending
 }
 
 // First writes the first bootstrap. A bootstrap or an override that the user wrote is validated by Envoy,
@@ -93,9 +106,22 @@ func (f *Folder) First(ctx context.Context, s *spec.Spec) (envoy.Launch, error) 
 	if err != nil || s.Envoy.CustomBootstrap == "" && s.Envoy.Arguments.BootstrapYAML == "" {
 		return l, err
 	}
+	return l, validate(ctx, l)
+}
+
+func validate(ctx context.Context, l envoy.Launch) error {
 	ctx, cancel := context.WithTimeout(ctx, validation)
 	defer cancel()
-	return l, envoy.Validate(ctx, l)
+	return envoy.Validate(ctx, l)
+}
+
+// Validated is Launch for a bootstrap that Envoy may refuse. The error has what Envoy says.
+func (f *Folder) Validated(ctx context.Context, s *spec.Spec, hash string) (envoy.Launch, error) {
+	l, err := f.Launch(s, hash)
+	if err != nil {
+		return l, err
+	}
+	return l, validate(ctx, l)
 }
 
 // Launch writes the bootstrap of s, unless the user has written one, and returns how Envoy is started with it.
@@ -141,7 +167,12 @@ func (f *Folder) write(s *spec.Spec, path string) error {
 	for _, w := range b.Warnings {
 		f.log.Warn(w)
 	}
-	text, err := b.Encode()
+	var text []byte
+	if len(s.Envoy.Differences) > 0 {
+		text, err = b.Merged(s.Envoy.Differences)
+	} else {
+		text, err = b.Encode()
+	}
 	if err != nil {
 		return err
 	}

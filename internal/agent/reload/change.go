@@ -65,7 +65,7 @@ func fingerprint(s *spec.Spec) (string, error) {
 	}
 	args := s.Envoy.Arguments
 	args.LogLevel, args.ComponentLogLevel = "", ""
-	return digest(append([]string{string(text), string(config), s.Envoy.Binary, s.Envoy.CustomBootstrap}, args.List()...)...), nil
+	return digest(append([]string{string(text), string(config), s.Envoy.Binary, s.Envoy.CustomBootstrap, string(s.Envoy.Differences)}, args.List()...)...), nil
 }
 
 // digest hashes the list with the length of each part, so that different lists have different digests.

@@ -91,6 +91,12 @@ func (r *Reloader) Restart() {
 	r.set.Ask()
 }
 
+// Look compares the inputs with those of the running Spec. It returns at once; any goroutine may call it.
+func (r *Reloader) Look() { r.set.Ask() }
+
+// Begin says that Envoy is started first with another Spec than that of Options, under another hash. Call it before Run.
+func (r *Reloader) Begin(running *spec.Spec, hash string) { r.running, r.hash = running, hash }
+
 // Close releases the resources of New. Call it after Run has returned, or instead of Run.
 func (r *Reloader) Close() error {
 	r.set.Close()

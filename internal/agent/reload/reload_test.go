@@ -34,6 +34,21 @@ func build(running *spec.Spec, cpus int, annotations string) (*spec.Spec, error)
 	})
 }
 
+// What discovery changes in the bootstrap needs a new Envoy.
+func TestCompareDifferences(t *testing.T) {
+	t.Chdir(t.TempDir())
+	write(t, "config.yaml", "binaryPath: /bin/sh")
+	running, err := build(nil, 1, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for next, want := range map[string]bool{"": false, "x": true} {
+		if got, err := Compare(running, running.WithDifferences([]byte(next))); err != nil || got.Envoy != want {
+			t.Errorf("%q: %+v, %v", next, got, err)
+		}
+	}
+}
+
 func TestCompare(t *testing.T) {
 	t.Chdir(t.TempDir())
 	write(t, "config.yaml", "binaryPath: /bin/sh")

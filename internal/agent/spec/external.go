@@ -18,3 +18,10 @@ func (s *Spec) WithExternal(external bool) *Spec {
 	}
 	return &out
 }
+
+// WithDifferences returns s with what discovery changes in the bootstrap, which must not be modified any more. [agent B26]
+func (s *Spec) WithDifferences(text []byte) *Spec {
+	out := *s
+	out.Envoy.Differences = text
+	return &out
+}

@@ -70,6 +70,9 @@ func (b *builder) settings() error {
 	if !s.Certificates.Own {
 		s.Node.Metadata[mesh.FileSecretsKey] = "true"
 	}
+	if s.Upstream.Bootstrap, s.Upstream.BootstrapWait = b.bootstrap(); s.Upstream.Bootstrap {
+		s.Node.Metadata[mesh.BootstrapKey] = "true"
+	}
 	if s.DNS.Serve {
 		s.Node.Metadata["DNS_CAPTURE"] = "true" // also if that is known from the rules that the agent keeps
 	}
@@ -149,6 +152,29 @@ func (b *builder) upstream() Upstream {
 	}
 	return u
 }
+
+// bootstrap says whether discovery is asked what it changes in the bootstrap, and how long Envoy's first start waits for the answer.
+func (b *builder) bootstrap() (ask bool, wait time.Duration) {
+	wait = b.set.Duration("BOOTSTRAP_XDS_WAIT")
+	if !b.set.Bool("BOOTSTRAP_XDS_AGENT") {
+		return false, 0
+	}
+	switch {
+	case b.s.Envoy.Disabled:
+		b.warn("BOOTSTRAP_XDS_AGENT has no effect with DISABLE_ENVOY")
+		return false, 0
+	case b.s.Envoy.CustomBootstrap != "":
+		b.warn("BOOTSTRAP_XDS_AGENT has no effect with customConfigFile, which is the whole bootstrap")
+		return false, 0
+	}
+	if wait <= 0 || wait > maxBootstrapWait {
+		b.set.Fail("BOOTSTRAP_XDS_WAIT", "invalid duration %s: want more than 0 and at most %s", wait, maxBootstrapWait)
+	}
+	return true, wait
+}
+
+// maxBootstrapWait is the maximum of BOOTSTRAP_XDS_WAIT.
+const maxBootstrapWait = time.Minute
 
 // headers converts the names to lower case, as HTTP/2 requires.
 func headers(given map[string]string) map[string]string {

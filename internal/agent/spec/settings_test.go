@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -119,6 +120,35 @@ func TestConfigCopy(t *testing.T) {
 	}
 	if _, err := Build(pod(func(in *testInput) { in.Env["XDS_COPY_MAX_AGE"] = "0s" })); err == nil || !strings.Contains(err.Error(), "want more than 0") {
 		t.Errorf("a maximum age of 0: %v", err)
+	}
+}
+
+func TestBootstrapFromDiscovery(t *testing.T) {
+	for _, tt := range []struct {
+		env   map[string]string
+		ask   bool
+		wait  time.Duration
+		warns string
+	}{
+		{nil, false, 0, ""},
+		{map[string]string{"BOOTSTRAP_XDS_AGENT": "true"}, true, time.Second, ""},
+		{map[string]string{"BOOTSTRAP_XDS_AGENT": "true", "BOOTSTRAP_XDS_WAIT": "2s"}, true, 2 * time.Second, ""},
+		{map[string]string{"PROXY_CONFIG": "proxyMetadata: {BOOTSTRAP_XDS_AGENT: 'true'}"}, true, time.Second, ""},
+		{map[string]string{"BOOTSTRAP_XDS_AGENT": "true", "DISABLE_ENVOY": "true"}, false, 0, "BOOTSTRAP_XDS_AGENT has no effect with DISABLE_ENVOY"},
+		{map[string]string{"BOOTSTRAP_XDS_AGENT": "true", "PROXY_CONFIG": "customConfigFile: x"}, false, 0, "BOOTSTRAP_XDS_AGENT has no effect with customConfigFile"},
+	} {
+		s := build(t, func(in *testInput) { maps.Copy(in.Env, tt.env) })
+		if s.Upstream.Bootstrap != tt.ask || s.Upstream.BootstrapWait != tt.wait || (s.Node.Metadata[mesh.BootstrapKey] == "true") != tt.ask {
+			t.Errorf("%v: asks %v, waits %s, metadata %v", tt.env, s.Upstream.Bootstrap, s.Upstream.BootstrapWait, s.Node.Metadata[mesh.BootstrapKey])
+		}
+		if warned := slices.ContainsFunc(s.Warnings, func(w string) bool { return strings.Contains(w, "BOOTSTRAP_XDS") }); warned != (tt.warns != "") || warned && !strings.Contains(strings.Join(s.Warnings, "\n"), tt.warns) {
+			t.Errorf("%v: warnings %q", tt.env, s.Warnings)
+		}
+	}
+	for _, wrong := range []string{"0s", "61s"} {
+		if _, err := Build(pod(func(in *testInput) { in.Env["BOOTSTRAP_XDS_AGENT"], in.Env["BOOTSTRAP_XDS_WAIT"] = "true", wrong })); err == nil || !strings.Contains(err.Error(), "BOOTSTRAP_XDS_WAIT") {
+			t.Errorf("%s: %v", wrong, err)
+		}
 	}
 }
 

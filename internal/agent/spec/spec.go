@@ -160,6 +160,10 @@ type Upstream struct {
 	Keepalive, KeepaliveTimeout time.Duration
 	// TrustBundle says that the mesh's trust bundle is requested of Discovery. [agent E19]
 	TrustBundle bool
+	// Bootstrap says that Discovery is asked what it changes in Envoy's bootstrap, and BootstrapWait for how long before Envoy's first start.
+	// [agent B26]
+	Bootstrap     bool
+	BootstrapWait time.Duration
 	// Copy is where Envoy's configuration is kept for times without discovery; nil if it is not. [agent X12]
 	Copy *ConfigCopy
 }
@@ -237,6 +241,9 @@ type Envoy struct {
 	SelfDiscovery bool
 	// LoadStats is an ApiConfigSource as JSON, where Envoy reports its load; empty for nowhere.
 	LoadStats string
+	// Differences is an encoded bootstrap that is merged into the one that the agent builds: what discovery changes in it; empty for
+	// nothing. Build leaves it empty. [agent B26]
+	Differences []byte
 }
 
 // Lifecycle says how Envoys follow one another, and when the agent ends.

@@ -326,7 +326,7 @@ func TestWarnings(t *testing.T) {
 	}
 	for name, value := range map[string]string{
 		"ENABLE_DELIMITED_STATS_TAG_REGEX": "false", "HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED": "false",
-		"ISTIO_META_METADATA_DISCOVERY": "true", "PEER_METADATA_DISCOVERY": "true", "BOOTSTRAP_XDS_AGENT": "true",
+		"ISTIO_META_METADATA_DISCOVERY": "true", "PEER_METADATA_DISCOVERY": "true",
 	} {
 		if s = build(t, func(in *testInput) { in.Env[name] = value }); len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], name+" has no effect") {
 			t.Errorf("%s: warnings %q, want one that names it", name, s.Warnings)

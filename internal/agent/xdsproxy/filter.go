@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -32,8 +33,11 @@ const (
 
 // passes reports whether messages of a type pass, in both directions.
 func passes(url string) bool {
-	if url == debugType || url == connectionsType {
+	switch url {
+	case debugType, connectionsType:
 		return true
+	case mesh.BootstrapType:
+		return false // the agent's own
 	}
 	for _, p := range passingPrefixes {
 		if strings.HasPrefix(url, p) {

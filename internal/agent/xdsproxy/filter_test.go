@@ -37,6 +37,7 @@ func TestWhichTypesPass(t *testing.T) {
 		nameTableType:                     false,
 		healthType:                        false,
 		mesh.TrustBundleType:              false,
+		mesh.BootstrapType:                false,
 		"type.googleapis.com/envoyx":      false,
 		"envoy.config.cluster.v3.Cluster": false,
 		"":                                false,

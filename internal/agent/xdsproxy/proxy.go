@@ -32,7 +32,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-// Config configures a Proxy. All fields but Node, Observe, Extensions, MaxResponse, Trust, Names and Copy are required.
+// Config configures a Proxy. All fields but Node, Observe, Extensions, MaxResponse, Trust, Names, Bootstraps and Copy are required.
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
@@ -52,6 +52,8 @@ type Config struct {
 	Trust Trust
 	// Names gets the name tables of the control plane, from any goroutine. If it is nil, none is requested.
 	Names Names
+	// Bootstraps gets what the control plane changes in Envoy's bootstrap, from any goroutine. If it is nil, nothing is requested.
+	Bootstraps Bootstraps
 	// Copy keeps what Envoy acknowledges, and answers an Envoy without configuration while the control plane does not. If it is
 	// nil, nothing is kept.
 	Copy *lastgood.Store
@@ -202,6 +204,12 @@ func (p *Proxy) exchange(ctx context.Context, down *downstream, up *upstreamStre
 			continue
 		}
 		if taken, err := p.takeNames(up, f.data); taken {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if taken, err := p.takeBootstrap(up, f.data); taken {
 			if err != nil {
 				return err
 			}

@@ -49,6 +49,9 @@ func (p *Proxy) own() (types []string) {
 	if p.config.Trust != nil {
 		types = append(types, mesh.TrustBundleType)
 	}
+	if p.config.Bootstraps != nil {
+		types = append(types, mesh.BootstrapType)
+	}
 	return types
 }
 

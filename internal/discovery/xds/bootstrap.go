@@ -77,7 +77,9 @@ type bootstrapStream struct {
 	open   bool   // it is not acknowledged yet
 }
 
-func (b *bootstrapStream) nonce() string { return bootstrapLabel + "-" + strconv.FormatUint(b.nonces, 10) }
+func (b *bootstrapStream) nonce() string {
+	return bootstrapLabel + "-" + strconv.FormatUint(b.nonces, 10)
+}
 
 // release is called at the stream's end.
 func (b *bootstrapStream) release() {
