@@ -61,9 +61,14 @@ func (l *loop) openGate() {
 	if l.gate.open.Load() {
 		return
 	}
-	why := l.gate.against(l.holdsAnything(), broken)
+	why, fetching := l.gate.against(l.holdsAnything(), broken), false
+	if why == "" {
+		why = l.keys.against(time.Now())
+		fetching = why != ""
+	}
 	if why == "" {
 		l.gate.open.Store(true)
+		l.keys.first.served = true
 		l.log.Info("ready")
 		if l.onOpen != nil {
 			l.onOpen()
@@ -72,7 +77,10 @@ func (l *loop) openGate() {
 	}
 	if why != *l.gate.why.Load() {
 		l.gate.shut(why)
-		if l.gate.synced {
+		switch {
+		case fetching:
+			l.log.Info("not ready yet", "reason", why)
+		case l.gate.synced:
 			l.log.Error("not ready: streams are rejected, so that proxies keep their configuration", "reason", why)
 		}
 	}

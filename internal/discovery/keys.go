@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	security "istio.io/api/security/v1beta1"
-
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
@@ -42,10 +40,13 @@ type keyring struct {
 	put func(jwks.Source, string)
 	// onWant is called with the sources that are named, when they have changed.
 	onWant func(map[jwks.Source]time.Duration)
+	// wanted are the sources that onWant was called with last, each with the time that a fetch may take.
+	wanted map[jwks.Source]time.Duration
 	// rules are the rules of each object whose keys are fetched, objects those that name a source.
 	rules   map[object.Key][]keyRule
 	objects map[jwks.Source]map[object.Key]bool
 	states  map[jwks.Source]jwks.State
+	first   firstFetch
 	// changed is set if other sources are named than want has told.
 	changed bool
 	// version counts the changes of what is saved, which savedAs has for each source.
@@ -56,7 +57,6 @@ type keyring struct {
 // keyRule is a rule whose keys are fetched.
 type keyRule struct {
 	index   int
-	issuer  string
 	source  jwks.Source
 	timeout time.Duration
 }
@@ -66,6 +66,7 @@ func newKeyring(before []saved.KeySet, put func(jwks.Source, string), log *slog.
 	k := &keyring{
 		log: log, put: put, onWant: func(map[jwks.Source]time.Duration) {},
 		rules: map[object.Key][]keyRule{}, objects: map[jwks.Source]map[object.Key]bool{}, states: map[jwks.Source]jwks.State{}, savedAs: map[jwks.Source]saved.KeySet{},
+		first: firstFetch{held: map[object.Key]heldObject{}, late: map[jwks.Source]bool{}},
 	}
 	for _, s := range before {
 		keys, number, err := pki.PublicKeySet(s.Keys)
@@ -108,17 +109,12 @@ func (k *keyring) apply(c object.Change) {
 	if c.Object == nil {
 		return
 	}
-	spec, _ := c.Object.Spec.(*security.RequestAuthentication)
-	for i, rule := range spec.GetJwtRules() {
-		source, timeout, ok := jwks.SourceOf(rule)
-		if !ok {
-			continue
+	for _, r := range fetchedRules(c.Object) {
+		k.rules[c.Key] = append(k.rules[c.Key], r)
+		if k.objects[r.source] == nil {
+			k.objects[r.source] = map[object.Key]bool{}
 		}
-		k.rules[c.Key] = append(k.rules[c.Key], keyRule{i, rule.GetIssuer(), source, timeout})
-		if k.objects[source] == nil {
-			k.objects[source] = map[object.Key]bool{}
-		}
-		k.objects[source][c.Key] = true
+		k.objects[r.source][c.Key] = true
 		k.changed = true
 	}
 }
@@ -135,6 +131,16 @@ func (k *keyring) want() {
 			wanted[r.source] = max(wanted[r.source], r.timeout)
 		}
 	}
+	for _, h := range k.first.held {
+		for _, r := range fetchedRules(h.change.Object) {
+			wanted[r.source] = max(wanted[r.source], r.timeout)
+		}
+	}
+	for s := range k.first.late {
+		if wanted[s] == 0 {
+			delete(k.first.late, s)
+		}
+	}
 	for s := range k.states {
 		if wanted[s] == 0 {
 			delete(k.states, s)
@@ -143,12 +149,13 @@ func (k *keyring) want() {
 			k.put(s, "")
 		}
 	}
+	k.wanted = wanted
 	k.onWant(wanted)
 }
 
 // take notes the result of a fetch. It returns the objects of which something else is to be said; moved is set if there are other keys.
 func (k *keyring) take(u fetch.Update) (objects []object.Key, moved bool) {
-	if k.objects[u.Source] == nil {
+	if k.wanted[u.Source] == 0 {
 		return nil, false
 	}
 	before, now := k.states[u.Source], u.State
@@ -293,7 +300,9 @@ func (l *loop) takeKeys(u fetch.Update) {
 	}
 	if moved {
 		l.triggers["config"] = true
-		l.commit(object.Batch{})
+	}
+	if released := l.keys.release(time.Now()); moved || len(released) > 0 || !l.gate.open.Load() {
+		l.commit(object.Batch{Changes: released})
 		return
 	}
 	l.kept.changed()

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials/insecure"
+	security "istio.io/api/security/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/saved"
@@ -71,9 +73,7 @@ func TestKeysAreFetchedForTheSelectedProxiesOnly(t *testing.T) {
 	i := newIssuer(t, "")
 	p := start(t, often)
 	p.emit(shop+"---\n"+tokens("reviews", i.URL), true)
-	if code, _ := p.get(p.addr.HTTP, "/ready"); code != http.StatusOK {
-		t.Errorf("/ready: %d while keys cannot be fetched", code)
-	}
+	wait.Until(t, "the first fetch has failed", func() bool { code, _ := p.get(p.addr.HTTP, "/ready"); return code == http.StatusOK })
 	reviews := p.dial("", "").open()
 	other := p.connectAs("other", p.addr.GRPC, insecure.NewCredentials(), "").open()
 	reviews.until("virtualInbound", unknownKeys)
@@ -140,6 +140,7 @@ func TestKeysAreSaved(t *testing.T) {
 	l := newLife(t, map[string]string{"shop.yaml": shop, "tokens.yaml": tokens("reviews", i.URL)})
 	l.adjust = often
 	l.start()
+	l.ready(http.StatusOK, "ready")
 	l.listener().until("virtualInbound", `"kid":"one"`)
 	i.body.Store("")
 	for range 2 {
@@ -172,25 +173,108 @@ func TestKeysAreSaved(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.start()
+	l.ready(http.StatusOK, "ready")
 	l.listener().until("virtualInbound", unknownKeys)
 	i.body.Store(`{"keys":[` + key("two") + `]}`)
 	l.listener().until("virtualInbound", `"kid":"two"`)
 }
 
-// A server that never answers holds up neither readiness nor changes.
+// A server that never answers holds up readiness for two seconds at the start, and afterwards only the object that names it.
 func TestDeadIssuersHoldUpNothing(t *testing.T) {
 	dead := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer dead.Close()
 	good := newIssuer(t, `{"keys":[`+key("one")+`]}`)
-	p := start(t, often)
+	var log wait.Output
+	p := start(t, often, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	began := time.Now()
 	p.emit(shop+"---\n"+tokens("other", dead.URL)+"---\n"+tokens("reviews", good.URL), true)
-	if code, _ := p.get(p.addr.HTTP, "/ready"); code != http.StatusOK {
-		t.Errorf("/ready: %d", code)
+	wait.Until(t, "proxies are served", func() bool { code, _ := p.get(p.addr.HTTP, "/ready"); return code == http.StatusOK })
+	if took := time.Since(began); took < firstKeys {
+		t.Errorf("ready after %s, although the keys of one object were not fetched", took)
+	}
+	if text := log.String(); !strings.Contains(text, "not ready yet") || strings.Contains(text, "level=ERROR") {
+		t.Errorf("the log:\n%s", text)
 	}
 	c := p.dial("", "").open()
-	c.until("virtualInbound", `"kid":"one"`)
-	p.emit(route("{name: first, route: [{destination: {host: reviews}}]}"), false)
+	c.expect("LDS", "virtualInbound")
+	if text := c.text("virtualInbound"); !strings.Contains(text, `"kid":"one"`) {
+		t.Errorf("the first listener has not the keys that were fetched: %q", text)
+	}
+	// A rule is added whose keys cannot be fetched: the object stays as it was, everything else goes on.
+	more := strings.Replace(tokens("reviews", good.URL), "]}", ", {issuer: b, jwksUri: '"+dead.URL+"/b'}]}", 1)
+	p.emit(more+"---\n"+route("{name: first, route: [{destination: {host: reviews}}]}"), false)
 	c.until("9080", "first")
+	p.emit(route("{name: second, route: [{destination: {host: reviews}}]}"), false)
+	c.until("9080", "second")
+	c.until("virtualInbound", unknownKeys)
+	if text := c.text("virtualInbound"); !strings.Contains(text, `"kid":"one"`) {
+		t.Errorf("the keys of the other rule are gone: %q", text)
+	}
+	// What has been waited for is not waited for again.
+	p.server.loop.ask(func() {
+		if k := p.server.loop.keys; len(k.first.held) != 0 || !k.until().IsZero() {
+			t.Errorf("something waits: %+v", k.first)
+		}
+	})
+	p.emit(strings.Replace(more, "issuer: b", "issuer: another.example", 1), false)
+	c.until("virtualInbound", "another.example")
+}
+
+// Whoever calls with valid tokens notices nothing when a workload gets its first RequestAuthentication, or one with another URL: proxies are
+// never sent keys that nobody has.
+func TestObjectsWaitForTheirKeys(t *testing.T) {
+	one, two := newIssuer(t, `{"keys":[`+key("one")+`]}`), newIssuer(t, `{"keys":[`+key("two")+`]}`)
+	p := start(t, often)
+	p.emit(shop, true)
+	c := p.dial("", "").open()
+	c.expect("LDS", "virtualInbound")
+	p.emit(tokens("reviews", one.URL), false)
+	c.until("virtualInbound", `"kid":"one"`)
+	p.emit(tokens("reviews", two.URL), false)
+	c.until("virtualInbound", `"kid":"two"`)
+	p.emit(tokens("reviews", one.URL+"/x"), false)
+	p.batch(object.Batch{Changes: []object.Change{{Key: object.Key{Kind: object.RequestAuthentication, Namespace: "shop", Name: "reviews"}}}})
+	c.untilGone("virtualInbound", "jwt_authn")
+	p.server.loop.ask(func() {
+		if k := p.server.loop.keys; len(k.first.held)+len(k.wanted) != 0 {
+			t.Errorf("a removed object waits: %+v", k.first)
+		}
+	})
+	if strings.Contains(strings.Join(c.seen, ""), unknownKeys) {
+		t.Error("a proxy was sent keys that nobody has")
+	}
+}
+
+// An object that is written again while it waits waits no longer for it, and what was written last is applied.
+func TestHeldObjects(t *testing.T) {
+	k := newKeyring(nil, func(jwks.Source, string) {}, slog.New(slog.DiscardHandler))
+	k.first.served = true
+	at := func(url string) object.Change {
+		return object.Change{
+			Key:    object.Key{Kind: object.RequestAuthentication, Namespace: "shop", Name: "x"},
+			Object: &object.Object{Spec: &security.RequestAuthentication{JwtRules: []*security.JWTRule{{Issuer: "a", JwksUri: url}}}},
+		}
+	}
+	now := time.Unix(1000, 0)
+	if got := k.hold([]object.Change{at("https://a.example"), {Key: object.Key{Kind: object.Service}}}, now); len(got) != 1 || got[0].Key.Kind != object.Service {
+		t.Errorf("applied at once: %v", got)
+	}
+	k.hold([]object.Change{at("https://b.example")}, now.Add(time.Second))
+	if k.want(); len(k.wanted) != 1 || k.wanted[jwks.Source{URL: "https://b.example"}] == 0 {
+		t.Errorf("wanted: %v", k.wanted)
+	}
+	if got := k.until(); !got.Equal(now.Add(firstKeys)) {
+		t.Errorf("released at %s", got)
+	}
+	if got := k.release(now.Add(firstKeys - 1)); len(got) != 0 {
+		t.Errorf("released: %v", got)
+	}
+	if got := k.release(now.Add(firstKeys)); len(got) != 1 || got[0].Object.Spec.(*security.RequestAuthentication).JwtRules[0].JwksUri != "https://b.example" {
+		t.Errorf("released: %v", got)
+	}
+	if got := k.hold([]object.Change{at("https://b.example")}, now); len(got) != 1 || !k.until().IsZero() {
+		t.Error("held again")
+	}
 }
 
 // Objects share a source; the last one takes it away, and the longest timeout counts.

@@ -148,7 +148,11 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 func (l *loop) Run(ctx context.Context) error {
 	defer l.end()
 	var idle <-chan time.Time // when a class has been idle for too long; nil while none is
+	var keys <-chan time.Time // when what waits for keys has waited for long enough; nil while nothing does
 	for {
+		if at := l.keys.until(); keys == nil && !at.IsZero() {
+			keys = time.After(time.Until(at))
+		}
 		if at := l.views.idle.until(); idle == nil && !at.IsZero() {
 			idle = time.After(time.Until(at))
 		}
@@ -164,6 +168,9 @@ func (l *loop) Run(ctx context.Context) error {
 			l.watchdog.do("refusals and leaves", l.takeSignals)
 		case ask := <-l.questions:
 			l.watchdog.do("question", ask)
+		case <-keys:
+			keys = nil
+			l.watchdog.do("keys of tokens", l.releaseKeys)
 		case <-idle:
 			idle = nil
 			l.watchdog.do("idle classes", l.views.dropIdle)
@@ -228,12 +235,14 @@ func (l *loop) commit(b object.Batch) {
 	if update.policies {
 		l.deny()
 	}
+	if l.gate.synced {
+		l.keys.want()
+	}
 	l.openGate()
 	l.logProblems(update)
 	if l.gate.synced {
 		// Before that not everything that wants an address is known, and the result would depend on the order.
 		l.allocated.update(l.model, l.touched.object)
-		l.keys.want()
 	}
 	statuses, moved := l.gatewayStatuses.ran(l.graph.Run(), l.touched != nil, func(k object.Key) bool { _, ok := l.store.Get(k); return ok })
 	for _, k := range statuses {
@@ -260,7 +269,7 @@ func (l *loop) commit(b object.Batch) {
 // apply validates a batch and stores what is good; it appends what it stored or removed to the changes of
 // the same commit.
 func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange {
-	accepted := l.store.Apply(l.gate.admit(b.Changes, &l.apart))
+	accepted := l.store.Apply(l.keys.hold(l.gate.admit(b.Changes, &l.apart), time.Now()))
 	var ofMesh incr.Causes
 	for _, c := range accepted {
 		l.countUpdate(c)
