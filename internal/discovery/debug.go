@@ -562,7 +562,8 @@ func (s *Server) references() []object.Problem {
 	o := analyze.Options{Domain: s.opts.Names.Domain}
 	s.loop.ask(func() {
 		if s.loop.gate.open.Load() {
-			objects, o.RootNamespace = s.loop.store.Good(), s.loop.store.CurrentMesh().GetRootNamespace()
+			objects, o.Mesh = s.loop.store.Good(), s.loop.store.CurrentMesh()
+			o.RootNamespace = o.Mesh.GetRootNamespace()
 		}
 	})
 	o.Workloads = slices.ContainsFunc(objects, func(o *object.Object) bool { return o.Kind == object.Pod || o.Kind == object.WorkloadEntry })

@@ -19,6 +19,7 @@ func className(c mesh.Class) string {
 	for _, p := range []struct{ name, value string }{
 		{"sidecar", c.Scope.Sidecar}, {"selected", c.Scope.Selected}, {"network", c.Location.Network}, {"cluster", c.Location.Cluster},
 		{"locality", c.Location.Locality.String()}, {"services", c.Workload.Services}, {"policies", c.Workload.Policies},
+		{"telemetry", c.Scope.Telemetry}, {"inbound telemetry", c.Workload.Telemetry},
 		{"patches", c.Scope.Patches}, {"inbound patches", c.Workload.Patches},
 	} {
 		if p.value != "" {

@@ -170,6 +170,8 @@ func groupVersion(k object.Kind) (group, version string, ok bool) {
 		return "networking.istio.io", "v1beta1", true
 	case object.PeerAuthentication, object.RequestAuthentication, object.AuthorizationPolicy:
 		return "security.istio.io", "v1", true
+	case object.Telemetry:
+		return "telemetry.istio.io", "v1", true
 	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod, object.ServiceAccount, object.Secret, object.ConfigMap,
 		object.GatewayClass, object.KubernetesGateway, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant:
 		return "", "", false

@@ -20,7 +20,7 @@ func triggerOf(c object.Change, ofMesh bool) triggerEffect {
 		return triggerEffect{"svc", "service"}
 	case object.EndpointSlice, object.Pod, object.Node, object.WorkloadEntry:
 		return triggerEffect{"eds", "endpoint"}
-	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.RequestAuthentication, object.AuthorizationPolicy, object.Sidecar, object.EnvoyFilter, object.Gateway,
+	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.RequestAuthentication, object.AuthorizationPolicy, object.Sidecar, object.EnvoyFilter, object.Gateway, object.Telemetry,
 		object.GatewayClass, object.KubernetesGateway, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant:
 		return triggerEffect{"config", "config"}
 	case object.ConfigMap:

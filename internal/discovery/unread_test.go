@@ -14,9 +14,9 @@ kind: RequestAuthentications
 metadata: {name: only-reviews, namespace: shop}
 spec: {}
 ---
-apiVersion: telemetry.istio.io/v1
-kind: Telemetry
-metadata: {name: lua, namespace: shop}
+apiVersion: install.istio.io/v1alpha1
+kind: IstioOperator
+metadata: {name: mesh, namespace: shop}
 ---
 apiVersion: networking.istio.io/v1
 kind: VirtualServices
@@ -34,7 +34,7 @@ func TestPoliciesThatAreNotEnforcedAreErrors(t *testing.T) {
 	p.emit(shop+"---\n"+unread, true)
 	want := []objectEntry{
 		{Object: "RequestAuthentication shop/only-reviews", Severity: "error", Field: "kind", Text: "NOT enforced"},
-		{Object: "Telemetry shop/lua", Severity: "warning", Text: "has no effect"},
+		{Object: "IstioOperator shop/mesh", Severity: "warning", Text: "has no effect"},
 		{Object: "VirtualService shop/reviews", Severity: "warning", Field: "kind", Text: "did you mean VirtualService?"},
 		{Severity: "info", Text: "1 object of a kind that the mesh does not use is ignored: Deployment"},
 	}
@@ -47,7 +47,7 @@ func TestPoliciesThatAreNotEnforcedAreErrors(t *testing.T) {
 			t.Errorf("entry %+v, want %+v", g, w)
 		}
 	}
-	for _, w := range []string{"level=ERROR msg=\"configuration is not applied", "NOT enforced", "level=WARN msg=\"configuration has no effect", "Telemetry shop/lua"} {
+	for _, w := range []string{"level=ERROR msg=\"configuration is not applied", "NOT enforced", "level=WARN msg=\"configuration has no effect", "IstioOperator shop/mesh"} {
 		if !strings.Contains(log.String(), w) {
 			t.Errorf("the log lacks %s:\n%s", w, log.String())
 		}
@@ -57,7 +57,7 @@ func TestPoliciesThatAreNotEnforcedAreErrors(t *testing.T) {
 	}
 	_, metrics := p.get(p.addr.Monitoring, "/metrics")
 	for _, w := range []string{
-		`pilothouse_config_problems{kind="RequestAuthentication",severity="error"} 1`, `pilothouse_config_problems{kind="Telemetry",severity="warning"} 1`,
+		`pilothouse_config_problems{kind="RequestAuthentication",severity="error"} 1`, `pilothouse_config_problems{kind="IstioOperator",severity="warning"} 1`,
 		`pilothouse_config_problems{kind="VirtualService",severity="warning"} 1`, `pilothouse_config_problems{kind="",severity="error"} 0`,
 	} {
 		if !strings.Contains(metrics, w) {

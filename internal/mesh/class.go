@@ -162,6 +162,9 @@ type Scope struct {
 	// that cannot be read.
 	Authorization, Tokens string
 	Closed                bool
+	// Telemetry are the keys of the Telemetry objects that decide about access logs of the listeners that the scope determines, in
+	// order of precedence: root, namespace, workload; separated by spaces.
+	Telemetry string
 	// Patches are the EnvoyFilters that patch what the scope determines, in a canonical form that package model defines; empty
 	// for none.
 	Patches string
@@ -204,6 +207,8 @@ type Workload struct {
 	Authorization string
 	// Tokens are the RequestAuthentications that do.
 	Tokens string
+	// Telemetry are the Telemetry objects for inbound listeners, as those of Scope.
+	Telemetry string
 	// Patches are the EnvoyFilters that patch what the workload determines, as those of Scope.
 	Patches string
 	// Addresses are the proxy's own, separated by commas, and Mutual is set if the workload says that it accepts the mesh's

@@ -10,6 +10,7 @@ import (
 var shortNames = map[string]Kind{
 	"ns": Namespace, "svc": Service, "po": Pod, "sa": ServiceAccount, "cm": ConfigMap, "se": ServiceEntry, "we": WorkloadEntry, "wg": WorkloadGroup,
 	"vs": VirtualService, "dr": DestinationRule, "pa": PeerAuthentication, "ra": RequestAuthentication, "ap": AuthorizationPolicy, "gw": Gateway, "gc": GatewayClass, "refgrant": ReferenceGrant,
+	"telemetry": Telemetry,
 }
 
 // ParseKind finds the kind that a user means: by its name, the plural of that or kubectl's short name, in

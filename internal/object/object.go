@@ -46,6 +46,7 @@ const (
 	Gateway       Kind = "Gateway"       // *networking/v1alpha3.Gateway
 	ProxyConfig   Kind = "ProxyConfig"   // *networking/v1beta1.ProxyConfig
 	WorkloadGroup Kind = "WorkloadGroup" // *networking/v1alpha3.WorkloadGroup
+	Telemetry     Kind = "Telemetry"     // *telemetry/v1alpha1.Telemetry
 
 	// The kinds of Kubernetes' Gateway API; the types are those of sigs.k8s.io/gateway-api/apis/v1. KubernetesGateway is
 	// its kind Gateway, which Istio's has the name of, too.
@@ -63,7 +64,7 @@ func Kinds() []Kind {
 	return []Kind{
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
 		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, RequestAuthentication, AuthorizationPolicy, Sidecar, EnvoyFilter, Gateway, ProxyConfig,
-		WorkloadGroup,
+		WorkloadGroup, Telemetry,
 		GatewayClass, KubernetesGateway, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant,
 	}
 }

@@ -49,8 +49,8 @@ func (m *orderMesh) awaitModes(what string, plaintext, mutual bool) {
 	}
 }
 
-// TestRefusedStricterPolicyClosesInbound has every Envoy refuse its listeners, by a format of the access log that only
-// Envoy can check. Inbound connections are accepted as before, until the policy becomes stricter: the listener with it
+// TestRefusedStricterPolicyClosesInbound has every Envoy refuse its listeners, by an access log that only Envoy knows it cannot
+// write. Inbound connections are accepted as before, until the policy becomes stricter: the listener with it
 // is refused, too, so that one takes its place that accepts none.
 func TestRefusedStricterPolicyClosesInbound(t *testing.T) {
 	m := startOrder(t)
@@ -59,7 +59,7 @@ func TestRefusedStricterPolicyClosesInbound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.write("mesh.yaml", strings.Replace(string(text), "  mesh: |\n", "  mesh: |\n    accessLogFile: /dev/stdout\n    accessLogFormat: \"%NO_SUCH_OPERATOR%\"\n", 1))
+	m.write("mesh.yaml", strings.Replace(string(text), "  mesh: |\n", "  mesh: |\n    accessLogFile: /no-such-folder/log\n", 1))
 	refused := func() {
 		t.Helper()
 		if err := meshup.Await(t.Context(), time.Minute, "the listener is refused", func(context.Context) error {

@@ -85,7 +85,7 @@ var decisions = map[string]struct {
 	"without the object before":    {op: "UPDATE", now: virtualService(badHost), message: "spec.hosts[0]"},
 	"delete":                       {op: "DELETE", before: virtualService(badHost), reason: "only CREATE and UPDATE"},
 	"connect":                      {op: "CONNECT", now: "{}", reason: "only CREATE and UPDATE"},
-	"a kind without effect":        {op: "CREATE", now: "apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: a}\nspec: {}", warning: "not supported"},
+	"a kind without effect":        {op: "CREATE", now: "apiVersion: install.istio.io/v1alpha1\nkind: IstioOperator\nmetadata: {name: a}\nspec: {}", warning: "not supported"},
 	"a policy that nobody applies": {op: "CREATE", now: policy + "DENY}", message: "NOT enforced"},
 	"such a policy as it was":      {op: "UPDATE", now: policy + "ALLOW}", before: policy + "DENY}", warning: "NOT enforced"},
 	"a kind of others":             {op: "CREATE", now: "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec: {replicas: x}", reason: `does not use kind "Deployment"`},

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -25,6 +26,8 @@ type Options struct {
 	Domain, RootNamespace string
 	// Workloads is set if the objects have all Pods: only then a selector that selects none is reported.
 	Workloads bool
+	// Mesh is mesh configuration; references to it are not checked if it is nil.
+	Mesh *meshv1.MeshConfig
 }
 
 // maxFindings bounds what is reported.

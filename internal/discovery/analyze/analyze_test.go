@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
 	"github.com/pilothouse/pilothouse/internal/discovery/analyze"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -80,6 +82,33 @@ func findings(t *testing.T, text string, o analyze.Options) []string {
 func TestWhatExistsIsFound(t *testing.T) {
 	if got := findings(t, mesh, analyze.Options{Workloads: true}); len(got) != 0 {
 		t.Errorf("%q", got)
+	}
+}
+
+// A Telemetry names providers of mesh configuration, and these services.
+func TestProvidersOfAccessLogs(t *testing.T) {
+	m := &meshv1.MeshConfig{}
+	for name, service := range map[string]string{"good": "shop/web.shop.svc.cluster.local", "lost": "lost.example", "else": "other/web.shop.svc.cluster.local"} {
+		m.ExtensionProviders = append(m.ExtensionProviders, &meshv1.MeshConfig_ExtensionProvider{Name: name, Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpAls{
+			EnvoyTcpAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpGrpcV3LogProvider{Service: service, Port: 80},
+		}})
+	}
+	m.ExtensionProviders = append(m.ExtensionProviders, &meshv1.MeshConfig_ExtensionProvider{Name: "port", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpAls{
+		EnvoyTcpAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpGrpcV3LogProvider{Service: "web.shop.svc.cluster.local", Port: 81},
+	}})
+	text := mesh + "---\napiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: x, namespace: shop}\nspec: {accessLogging: [{providers: [{name: envoy}, {name: good}, {name: lost}, {name: else}, {name: port}, {name: none}, {name: prometheus}]}]}\n"
+	want := []string{
+		`x: spec.accessLogging[0].providers[2].name: no Service or ServiceEntry has the host "lost.example" of provider "lost": it logs nothing`,
+		`x: spec.accessLogging[0].providers[3].name: no Service or ServiceEntry has the host "other/web.shop.svc.cluster.local" of provider "else": it logs nothing`,
+		`x: spec.accessLogging[0].providers[4].name: "web.shop.svc.cluster.local", the service of provider "port", has no port 81: it logs nothing`,
+		`x: spec.accessLogging[0].providers[5].name: mesh configuration has no provider "none" in extensionProviders: it logs nothing`,
+		`x: spec.accessLogging[0].providers[6].name: provider "prometheus" is not one of access logs: it logs nothing`,
+	}
+	if got := findings(t, text, analyze.Options{Mesh: m}); !slices.Equal(got, want) {
+		t.Errorf("%q\nwant %q", got, want)
+	}
+	if got := findings(t, text, analyze.Options{}); len(got) > 0 {
+		t.Errorf("without mesh configuration: %q", got)
 	}
 }
 

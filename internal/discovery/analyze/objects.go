@@ -8,8 +8,10 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
 	typev1 "istio.io/api/type/v1beta1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -33,6 +35,10 @@ func (a *index) check(obj *object.Object) {
 	case *security.RequestAuthentication:
 		a.targets("spec.targetRef", spec.GetTargetRef())
 		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
+	case *telemetry.Telemetry:
+		a.targets("spec.targetRef", spec.GetTargetRef())
+		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
+		a.logProviders(spec)
 	case *networking.EnvoyFilter:
 		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
 	case *networking.ServiceEntry:
@@ -289,4 +295,38 @@ func (a *index) account(field, name string) {
 		text += fmt.Sprintf("; did you mean %s?", near)
 	}
 	a.warn(field, "%s", text)
+}
+
+// logProviders checks that the providers that a Telemetry names exist, and the services of these.
+func (a *index) logProviders(spec *telemetry.Telemetry) {
+	if a.o.Mesh == nil {
+		return
+	}
+	for i, l := range spec.GetAccessLogging() {
+		for j, ref := range l.GetProviders() {
+			field := fmt.Sprintf("spec.accessLogging[%d].providers[%d].name", i, j)
+			p := mesh.Provider(a.o.Mesh, ref.GetName())
+			service, port, ok := mesh.LogProvider(p)
+			switch {
+			case p == nil:
+				a.warn(field, "mesh configuration has no provider %q in extensionProviders: it logs nothing", ref.GetName())
+			case !ok:
+				a.warn(field, "provider %q is not one of access logs: it logs nothing", ref.GetName())
+			case service != "":
+				a.providerService(field, p, service, port)
+			}
+		}
+	}
+}
+
+// providerService checks that a provider's service exists.
+func (a *index) providerService(field string, p *meshv1.MeshConfig_ExtensionProvider, service string, port uint32) {
+	ns, host := mesh.ProviderService(service)
+	s := a.services[host]
+	switch {
+	case s == nil || ns != "" && ns != s.namespace:
+		a.warn(field, "no Service or ServiceEntry has the host %q of provider %q: it logs nothing", service, p.GetName())
+	case !slices.Contains(s.ports, port):
+		a.warn(field, "%q, the service of provider %q, has no port %d: it logs nothing", service, p.GetName(), port)
+	}
 }

@@ -55,6 +55,11 @@ func (d *dice) meshConfig() *meshv1.MeshConfig {
 	m.DefaultServiceExportTo = d.exportTo()
 	m.DefaultVirtualServiceExportTo = d.exportTo()
 	m.DefaultDestinationRuleExportTo = d.exportTo()
+	m.AccessLogFile = pick(d, "", "/dev/stdout")
+	m.ExtensionProviders = d.extensionProviders()
+	if d.oneIn(3) {
+		m.DefaultProviders = &meshv1.MeshConfig_DefaultProviders{AccessLogging: []string{pick(d, providers...)}}
+	}
 	return m
 }
 

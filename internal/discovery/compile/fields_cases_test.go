@@ -7,6 +7,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 	networkingv1beta1 "istio.io/api/networking/v1beta1"
 	security "istio.io/api/security/v1beta1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -30,6 +31,10 @@ var fieldExceptions = map[string]string{
 	"RequestAuthentication.targetRef.namespace":                      "another namespace is rejected: config.TestTargets",
 	"RequestAuthentication.targetRefs.group":                         "another group is rejected: config.TestTargets",
 	"RequestAuthentication.targetRefs.namespace":                     "another namespace is rejected: config.TestTargets",
+	"Telemetry.targetRef.group":                                      "another group is rejected: config.TestTargets",
+	"Telemetry.targetRef.namespace":                                  "another namespace is rejected: config.TestTargets",
+	"Telemetry.targetRefs.group":                                     "another group is rejected: config.TestTargets",
+	"Telemetry.targetRefs.namespace":                                 "another namespace is rejected: config.TestTargets",
 	"EnvoyFilter.targetRefs.group":                                   "another group is rejected: config.TestTargets",
 	"EnvoyFilter.targetRefs.namespace":                               "another namespace is rejected: config.TestTargets",
 	"EnvoyFilter.configPatches.applyTo=INVALID":                      "it is rejected",
@@ -293,6 +298,12 @@ spec: {mtls: {mode: STRICT}}
 		`{configPatches: [{applyTo: VIRTUAL_HOST, match: {context: ANY, routeConfiguration: {vhost: {}}}, patch: {operation: MERGE, value: {request_headers_to_remove: [x]}}}]}`,
 		`{configPatches: [{applyTo: HTTP_ROUTE, match: {context: ANY, routeConfiguration: {vhost: {route: {}}}}, patch: {operation: INSERT_FIRST, value: {name: new, match: {path: /new}, direct_response: {status: 204}}}}]}`,
 	}},
+	{name: "Telemetry", kind: object.Telemetry, empty: &telemetry.Telemetry{}, around: fieldGateway, bases: []string{
+		`{selector: {matchLabels: {app: b}}, accessLogging: [{providers: [{name: envoy}]}]}`,
+		`{accessLogging: [{providers: [{name: envoy}], match: {mode: CLIENT_AND_SERVER}}]}`,
+		`{targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}], accessLogging: [{providers: [{name: envoy}]}]}`,
+		`{targetRef: {group: gateway.networking.k8s.io, kind: Gateway, name: gw}, accessLogging: [{providers: [{name: envoy}]}]}`,
+	}},
 	{name: "ProxyConfig", kind: object.ProxyConfig, empty: &networkingv1beta1.ProxyConfig{}, bases: []string{`{concurrency: 1}`}},
 	{name: "WorkloadGroup", kind: object.WorkloadGroup, empty: &networking.WorkloadGroup{}, bases: []string{`{template: {}}`}},
 	{name: "MeshConfig", kind: object.ConfigMap, empty: &meshv1.MeshConfig{}, around: `---
@@ -323,6 +334,10 @@ spec: {host: c.other.svc.cluster.local, trafficPolicy: {connectionPool: {tcp: {m
 `, bases: []string{
 		`{}`,
 		`{accessLogFile: /dev/stdout}`,
+		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyFileAccessLog: {path: /one, logFormat: {text: "%PROTOCOL%"}}}]}`,
+		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyHttpAls: {service: b.shop.svc.cluster.local, port: 81}}]}`,
+		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyTcpAls: {service: b.shop.svc.cluster.local, port: 81}}]}`,
+		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyOtelAls: {service: b.shop.svc.cluster.local, port: 81}}]}`,
 		`{caCertificates: [{pem: "` + strings.ReplaceAll(otherRoot, "\n", `\n`) + `"}]}`,
 		`{defaultHttpRetryPolicy: {attempts: 3}}`,
 		`{localityLbSetting: {failover: [{from: r1, to: r2}]}}`,

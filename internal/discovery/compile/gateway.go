@@ -250,6 +250,9 @@ func (c *Compiler) routerNames(r *incr.Reader, s mesh.ScopeID) []Key {
 		}
 	}
 	named = append(named, strings.Fields(s.Value().PatchClusters)...)
+	for _, l := range c.clientLogs(r, s).List {
+		named = append(named, l.Cluster)
+	}
 	for _, name := range sortedSet(named) {
 		n, ok := cluster.ParseName(name)
 		if !ok {

@@ -7,9 +7,11 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
 	typev1 "istio.io/api/type/v1beta1"
 	"sigs.k8s.io/yaml"
 
@@ -76,7 +78,7 @@ func (d *dice) exportTo() []string {
 // change makes a random change to a random object: a new value three times of four.
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
-		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.RequestAuthentication, object.Sidecar, object.EnvoyFilter, object.EnvoyFilter, object.Namespace, object.Node, object.Gateway,
+		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.RequestAuthentication, object.Sidecar, object.EnvoyFilter, object.EnvoyFilter, object.Telemetry, object.Telemetry, object.Namespace, object.Node, object.Gateway,
 		object.KubernetesGateway, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.GatewayClass)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
 	switch kind {
@@ -136,6 +138,8 @@ func (d *dice) change() object.Change {
 		o.Meta.Annotations = pick(d, nil, nil, map[string]string{"istio.io/dry-run": "true"})
 	case object.RequestAuthentication:
 		o.Spec = d.requestAuthentication()
+	case object.Telemetry:
+		o.Spec = d.telemetry()
 	case object.Sidecar:
 		o.Spec = d.sidecar()
 	case object.EnvoyFilter:
@@ -412,6 +416,48 @@ func (d *dice) requestAuthentication() *security.RequestAuthentication {
 		})
 	}
 	return p
+}
+
+// providers are those of gen's meshes and one that none has.
+var providers = []string{"envoy", "json", "als", "otel", "none"}
+
+// extensionProviders are those of access logs, to a service that there may be.
+func (d *dice) extensionProviders() (out []*meshv1.MeshConfig_ExtensionProvider) {
+	service, port := pick(d, "a.x.svc.cluster.local", "x/a.x.svc.cluster.local", "out.example.com"), uint32(80+d.roll(2))
+	for _, p := range []*meshv1.MeshConfig_ExtensionProvider{
+		{Name: "json", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyFileAccessLog{EnvoyFileAccessLog: &meshv1.MeshConfig_ExtensionProvider_EnvoyFileAccessLogProvider{Path: pick(d, "", "/log")}}},
+		{Name: "als", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyHttpAls{EnvoyHttpAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyHttpGrpcV3LogProvider{Service: service, Port: port}}},
+		{Name: "otel", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyOtelAls{EnvoyOtelAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyOpenTelemetryLogProvider{Service: service, Port: port}}},
+	} {
+		if !d.oneIn(4) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (d *dice) telemetry() *telemetry.Telemetry {
+	t := &telemetry.Telemetry{}
+	if d.oneIn(2) {
+		t.Selector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
+	}
+	if d.oneIn(5) {
+		t.Selector, t.TargetRefs = nil, d.targets()
+	}
+	for range d.roll(3) {
+		l := &telemetry.AccessLogging{Match: &telemetry.AccessLogging_LogSelector{Mode: telemetry.WorkloadMode(d.roll(3))}}
+		for range d.roll(3) {
+			l.Providers = append(l.Providers, &telemetry.ProviderRef{Name: pick(d, providers...)})
+		}
+		if d.oneIn(3) {
+			l.Disabled = wrapperspb.Bool(d.oneIn(2))
+		}
+		if d.oneIn(3) {
+			l.Filter = &telemetry.AccessLogging_Filter{Expression: pick(d, "true", "response.code >= 400")}
+		}
+		t.AccessLogging = append(t.AccessLogging, l)
+	}
+	return t
 }
 
 // patches are what envoyFilter chooses from; some of them make what they match invalid, or match nothing.

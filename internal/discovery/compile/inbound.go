@@ -8,6 +8,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	security "istio.io/api/security/v1beta1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
@@ -93,7 +94,7 @@ func trustDomains(m *meshv1.MeshConfig) []string {
 func (c *Compiler) InboundOf(k Key) (Inbound, bool) { return c.inner.inbound.Value(k) }
 
 func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
-	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r)}
+	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r), Logs: c.accessLogs(r, k.Workload.Value().Telemetry, telemetry.WorkloadMode_SERVER)}
 	if c.opts.NoSniffInbound {
 		env.Caps &^= mesh.HTTPInspector
 	}

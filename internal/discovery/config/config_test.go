@@ -16,7 +16,7 @@ const gatewayAPI = "gateway.networking.k8s.io/v1"
 // groups has the API versions of kinds that are not in networking.istio.io/v1.
 var groups = map[object.Kind]string{
 	object.Service: "v1", object.Pod: "v1", object.ConfigMap: "v1", object.EndpointSlice: "discovery.k8s.io/v1",
-	object.PeerAuthentication: "security.istio.io/v1", object.AuthorizationPolicy: "security.istio.io/v1", object.RequestAuthentication: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1", object.EnvoyFilter: "networking.istio.io/v1alpha3",
+	object.PeerAuthentication: "security.istio.io/v1", object.AuthorizationPolicy: "security.istio.io/v1", object.RequestAuthentication: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1", object.Telemetry: "telemetry.istio.io/v1", object.EnvoyFilter: "networking.istio.io/v1alpha3",
 	object.GatewayClass: gatewayAPI, object.KubernetesGateway: gatewayAPI, object.HTTPRoute: gatewayAPI, object.GRPCRoute: gatewayAPI, object.TLSRoute: gatewayAPI,
 	object.TCPRoute: gatewayAPI, object.ReferenceGrant: gatewayAPI,
 }
@@ -206,6 +206,16 @@ func TestPolicies(t *testing.T) {
 		{object.Gateway, "{servers: [{name: a, port: {number: 15443, name: tls, protocol: TLS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH}}]}", nil},
 		{object.Gateway, "{servers: [{bind: 1.2.3.4, port: {number: 15443, protocol: HTTPS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH, credentialName: x}}]}", []string{
 			"E spec.servers[0].port.protocol: invalid protocol \"HTTPS\" with tls.mode AUTO_PASSTHROUGH: want TLS", "W spec.servers[0].bind: not applied", "W spec.servers[0].tls.credentialName: not applied"}},
+	})
+}
+
+func TestTelemetry(t *testing.T) {
+	runRules(t, []rule{
+		{object.Telemetry, "{accessLogging: [{providers: [{name: envoy}], match: {mode: CLIENT}, filter: {expression: 'response.code >= 400'}, disabled: true}]}", nil},
+		{object.Telemetry, "{accessLogging: [{providers: [{}], filter: {expression: 'nosuch(1)'}}, {filter: {}}]}", []string{
+			"E spec.accessLogging[0].providers[0].name: is empty", "E spec.accessLogging[0].filter.expression: calls \"nosuch\", which Envoy does not have", "E spec.accessLogging[1].filter.expression: is empty"}},
+		{object.Telemetry, "{selector: {matchLabels: {'a b': c}}, tracing: [{}], metrics: [{}]}", []string{"E spec.selector.matchLabels[a b]: invalid label name", "W spec.tracing: not applied", "W spec.metrics: not applied"}},
+		{object.Telemetry, "{selector: {matchLabels: {a: b}}, targetRefs: [{kind: Pod, name: a}]}", []string{"E spec.selector: cannot be set together with targetRefs", "E spec.targetRefs[0].kind: unknown kind"}},
 	})
 }
 

@@ -3,6 +3,7 @@ package config
 import (
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/object"
 )
@@ -39,7 +40,10 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.EnvoyFilter: func(c *check, o object.Object) {
 		specRules(c, o, func(s *networking.EnvoyFilter) { c.envoyFilter(o.Namespace, s) })
 	},
-	object.ProxyConfig:   func(c *check, o object.Object) { specRules(c, o, c.proxyConfig) },
+	object.ProxyConfig: func(c *check, o object.Object) { specRules(c, o, c.proxyConfig) },
+	object.Telemetry: func(c *check, o object.Object) {
+		specRules(c, o, func(s *telemetry.Telemetry) { c.telemetry(o.Namespace, s) })
+	},
 	object.WorkloadGroup: func(c *check, o object.Object) { specRules(c, o, c.workloadGroup) },
 
 	object.GatewayClass:      func(c *check, o object.Object) { specRules(c, o, c.gatewayClass) },

@@ -196,10 +196,15 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 		c.portPolicy("defaultTrafficPolicy", nil, d.ConnectionPool, d.OutlierDetection, nil)
 	}
 	if f := m.AccessLogFormat; f != "" && m.AccessLogEncoding == meshv1.MeshConfig_JSON {
-		if err := protojson.Unmarshal([]byte(f), &structpb.Struct{}); err != nil {
+		labels := &structpb.Struct{}
+		if err := protojson.Unmarshal([]byte(f), labels); err != nil {
 			c.fail("accessLogFormat", "want a JSON object, which accessLogEncoding JSON needs: %s", strings.ReplaceAll(err.Error(), "\u00a0", " "))
 		}
+		c.labelCommands("accessLogFormat", structpb.NewStructValue(labels))
+	} else {
+		c.commands("accessLogFormat", f)
 	}
+	c.extensionProviders(m)
 	c.tlsConfig("meshMTLS", m.MeshMTLS)
 	c.tlsConfig("tlsDefaults", m.TlsDefaults)
 	c.caCertificates(m.CaCertificates)

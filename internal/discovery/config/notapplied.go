@@ -52,15 +52,31 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.service_scope_configs":                          {text: "endpoints of all clusters are used"},
 	"istio.mesh.v1alpha1.MeshConfig.verify_certificate_at_client":                   {text: "servers' certificates are always verified; insecureSkipVerify in a DestinationRule turns that off for a host"},
 	"istio.mesh.v1alpha1.MeshConfig.ca":                                             {text: "certificates are signed by the control plane's CA"},
-	"istio.mesh.v1alpha1.MeshConfig.extension_providers":                            {text: "no provider is used"},
-	"istio.mesh.v1alpha1.MeshConfig.default_providers":                              {text: "no provider is used"},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.envoy_ext_authz_http":         {text: noAuthorizer},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.envoy_ext_authz_grpc":         {text: noAuthorizer},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.zipkin":                       {text: noTracer},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.lightstep":                    {text: noTracer},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.datadog":                      {text: noTracer},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.opencensus":                   {text: noTracer},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.skywalking":                   {text: noTracer},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.opentelemetry":                {text: noTracer},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.stackdriver":                  {text: "proxies send nothing to Stackdriver"},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.prometheus":                   {text: noMetrics},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.sds":                          {text: "no secrets are fetched from it"},
+	"istio.mesh.v1alpha1.MeshConfig.DefaultProviders.tracing":                       {text: "proxies send no traces"},
+	"istio.mesh.v1alpha1.MeshConfig.DefaultProviders.metrics":                       {text: noMetrics},
+	"istio.telemetry.v1alpha1.Telemetry.tracing":                                    {text: "proxies send no traces"},
+	"istio.telemetry.v1alpha1.Telemetry.metrics":                                    {text: noMetrics},
 	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                       {text: "the visibility of ServiceEntries depends on exportTo and defaultServiceExportTo only; remove it"},
 	"istio.mesh.v1alpha1.ServiceEntryVisibility.apply_to_sidecars":                  {text: "a ServiceEntry that it hides would be visible to sidecars; restrict exportTo or defaultServiceExportTo, and remove it", rejected: true},
 	"istio.networking.v1alpha3.IstioIngressListener.tls":                            {text: "client certificates would not be required; use a PeerAuthentication, and remove it", rejected: true},
 }
 
 const (
-	noIngress = "Ingress objects are not served"
+	noIngress    = "Ingress objects are not served"
+	noAuthorizer = "the provider is not used: external authorization is not supported"
+	noTracer     = "the provider is not used: proxies send no traces"
+	noMetrics    = "proxies have Envoy's statistics, and no metrics of requests by Istio's names"
 	// agentsOnly is the consequence for all fields of ProxyConfig.
 	agentsOnly = "proxies that run get no ProxyConfig from the control plane; Pods get it when they are injected, other agents from --meshConfig and PROXY_CONFIG"
 )

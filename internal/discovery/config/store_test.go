@@ -176,6 +176,17 @@ func TestMeshConfig(t *testing.T) {
 		{"a list", "- a", nil, []string{"error : line 1: want a mapping, not a list"}},
 		{"two documents", "trustDomain: x\n---\ntrustDomain: y", nil, []string{"error : line 3: a second document"}},
 		{"wrong type", "trustDomain: x\nproxyListenPort: many", nil, []string{"error proxyListenPort: line 2: want a whole number"}},
+		{"formats of logs", "accessLogFormat: '100% done'", nil, []string{"error accessLogFormat: invalid command at \"% done\": want one such as %PROTOCOL%"}},
+		{"formats of logs in JSON", "accessLogEncoding: JSON\naccessLogFormat: '{\"a\": [{\"b\": \"%NOPE%\"}]}'", nil, []string{"error accessLogFormat[a][0][b]: unknown command %NOPE%"}},
+		{"default providers", "defaultProviders: {accessLogging: [Envoy, none, prometheus]}", func(m *meshv1.MeshConfig) {
+			m.DefaultProviders = &meshv1.MeshConfig_DefaultProviders{AccessLogging: []string{"Envoy", "none", "prometheus"}}
+		}, []string{"warning defaultProviders.accessLogging[1]: no provider \"none\"", "warning defaultProviders.accessLogging[2]: provider \"prometheus\" is not one of access logs"}},
+		{"providers", "extensionProviders: [{name: a}, {name: A, envoyFileAccessLog: {path: \"/a\\nb\", logFormat: {labels: {x: '%X%'}}}}, {envoyHttpAls: {service: a//b, additionalRequestHeadersToLog: [':path', 'a b']}}," +
+			"{name: c, envoyTcpAls: {service: ns/c.d, port: 70000}}, {name: e, envoyOtelAls: {service: e.f, port: 80, logFormat: {text: '%REQ%'}}}, {name: z, zipkin: {service: z.z, port: 80}}]", nil, []string{
+			"error extensionProviders[0]: has no provider", "error extensionProviders[1].envoyFileAccessLog.path: invalid path", "error extensionProviders[1].envoyFileAccessLog.logFormat.labels[x]: unknown command %X%",
+			"error extensionProviders[2].name: is empty", "error extensionProviders[2].envoyHttpAls.service: invalid service \"a//b\"", "error extensionProviders[2].envoyHttpAls.port: invalid port 0",
+			"error extensionProviders[2].envoyHttpAls.additionalRequestHeadersToLog[1]: invalid header name \"a b\"", "error extensionProviders[3].envoyTcpAls.port: invalid port 70000",
+			"error extensionProviders[4].envoyOtelAls.logFormat.text: the command %REQ% needs a parameter", "error extensionProviders[1].name: duplicate \"A\"", "warning extensionProviders[5].zipkin: not applied"}},
 		{"bad values", "proxyListenPort: 70000\nconnectTimeout: 0s\ntrustDomain: ''\nrootNamespace: a/b\nprotocolDetectionTimeout: -1s\ndefaultHttpRetryPolicy: {attempts: -1}\ndefaultServiceExportTo: ['*', x]", nil, []string{
 			"error proxyListenPort: invalid port 70000", "error connectTimeout: invalid duration 0s", "error protocolDetectionTimeout: invalid duration -1s", "error trustDomain: invalid trust domain \"\"",
 			"error rootNamespace: invalid namespace \"a/b\"", "error defaultServiceExportTo[0]: \"*\" must be the only entry", "error defaultHttpRetryPolicy.attempts: invalid number -1"}},

@@ -27,16 +27,21 @@ func (c *check) attachment(o object.Object, s attached) {
 		targets = append(targets, targetOf(t))
 	}
 	c.policy = object.BrokenPolicy(o.Key, s.GetSelector() != nil, object.LabelText(s.GetSelector().GetMatchLabels()), targets)
+	c.attachedTo(o.Namespace, s)
+}
+
+// attachedTo checks what an object in a namespace is for.
+func (c *check) attachedTo(namespace string, s attached) {
 	c.labels("spec.selector.matchLabels", s.GetSelector().GetMatchLabels())
-	if s.GetSelector() != nil && len(refs) > 0 {
+	if s.GetSelector() != nil && (s.GetTargetRef() != nil || len(s.GetTargetRefs()) > 0) {
 		c.fail("spec.selector", "cannot be set together with targetRefs; use one of them")
 	}
 	if s.GetTargetRef() != nil && len(s.GetTargetRefs()) > 0 {
 		c.fail("spec.targetRef", "cannot be set together with targetRefs; use targetRefs")
 	} else if s.GetTargetRef() != nil {
-		c.target("spec.targetRef", o.Namespace, s.GetTargetRef())
+		c.target("spec.targetRef", namespace, s.GetTargetRef())
 	}
-	c.targets(o.Namespace, s.GetTargetRefs())
+	c.targets(namespace, s.GetTargetRefs())
 }
 
 func targetOf(t *typev1.PolicyTargetReference) object.Target {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	telemetry "istio.io/api/telemetry/v1alpha1"
+
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
@@ -86,6 +88,10 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	}
 	if k.Role == mesh.Router { // its listeners are those of the scope
 		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
+	}
+	scope.Telemetry = m.telemetryOf(r, k, labels, named, telemetry.WorkloadMode_CLIENT)
+	if k.Role != mesh.Router {
+		workload.Telemetry = m.telemetryOf(r, k, labels, named, telemetry.WorkloadMode_SERVER)
 	}
 	scope.Patches, workload.Patches = m.patching(r, k, labels, named)
 	if k.Role == mesh.Router {

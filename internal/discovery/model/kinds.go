@@ -5,6 +5,7 @@ import (
 
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -59,6 +60,10 @@ var kinds = map[object.Kind]kindRow{
 		m.tables.sidecars.Put(rowKey(o.Key), &Sidecar{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
 	}, func(m *Model, k object.Key) { m.tables.sidecars.Delete(rowKey(k)) }),
 	object.EnvoyFilter: stored(putEnvoyFilter, func(m *Model, k object.Key) { m.tables.filters.Delete(rowKey(k)) }),
+
+	object.Telemetry: stored(func(m *Model, o *object.Object, spec *telemetry.Telemetry) {
+		m.tables.telemetry.Put(rowKey(o.Key), &Telemetry{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
+	}, func(m *Model, k object.Key) { m.tables.telemetry.Delete(rowKey(k)) }),
 
 	object.Gateway: stored(func(m *Model, o *object.Object, spec *networking.Gateway) {
 		m.tables.routers.Put(rowKey(o.Key), &Gateway{Row: rowOf(o), Spec: spec}, all)

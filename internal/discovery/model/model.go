@@ -63,7 +63,9 @@ type tables struct {
 	keys     *incr.Table[string]
 	sidecars *incr.Table[*Sidecar]
 	filters  *incr.Table[*EnvoyFilter]
-	mesh     *incr.Table[*meshv1.MeshConfig]
+	// telemetry has the Telemetries.
+	telemetry *incr.Table[*Telemetry]
+	mesh      *incr.Table[*meshv1.MeshConfig]
 	// namespaces has the network of each namespace, by its label; networks has the row "networks".
 	namespaces *incr.Table[string]
 	networks   *incr.Table[*meshv1.MeshNetworks]
@@ -156,20 +158,21 @@ type Gateway struct {
 // New adds an empty model to g. domain is the cluster's DNS suffix, such as "cluster.local".
 func New(g *incr.Graph, domain string) *Model {
 	m := &Model{domain: mesh.HostName(domain), tables: tables{
-		services: incr.NewTable[*Service](g, "services"),
-		pods:     incr.NewTable[*Pod](g, "pods"),
-		nodes:    incr.NewTable[mesh.Locality](g, "nodes"),
-		entries:  incr.NewTable[*WorkloadEntry](g, "workload entries"),
-		slices:   incr.NewTable[*Slice](g, "endpoint slices"),
-		virtuals: incr.NewTable[*VirtualService](g, "virtual services"),
-		dests:    incr.NewTable[*DestinationRule](g, "destination rules"),
-		peers:    incr.NewTable[*PeerAuthentication](g, "peer authentications"),
-		authz:    incr.NewTable[*AuthorizationPolicy](g, "authorization policies"),
-		tokens:   incr.NewTable[*RequestAuthentication](g, "request authentications"),
-		keys:     incr.NewTable[string](g, "fetched keys"),
-		sidecars: incr.NewTable[*Sidecar](g, "sidecars"),
-		filters:  incr.NewTable[*EnvoyFilter](g, "envoy filters"),
-		mesh:     incr.NewTable[*meshv1.MeshConfig](g, "mesh"),
+		services:  incr.NewTable[*Service](g, "services"),
+		pods:      incr.NewTable[*Pod](g, "pods"),
+		nodes:     incr.NewTable[mesh.Locality](g, "nodes"),
+		entries:   incr.NewTable[*WorkloadEntry](g, "workload entries"),
+		slices:    incr.NewTable[*Slice](g, "endpoint slices"),
+		virtuals:  incr.NewTable[*VirtualService](g, "virtual services"),
+		dests:     incr.NewTable[*DestinationRule](g, "destination rules"),
+		peers:     incr.NewTable[*PeerAuthentication](g, "peer authentications"),
+		authz:     incr.NewTable[*AuthorizationPolicy](g, "authorization policies"),
+		tokens:    incr.NewTable[*RequestAuthentication](g, "request authentications"),
+		keys:      incr.NewTable[string](g, "fetched keys"),
+		sidecars:  incr.NewTable[*Sidecar](g, "sidecars"),
+		telemetry: incr.NewTable[*Telemetry](g, "telemetries"),
+		filters:   incr.NewTable[*EnvoyFilter](g, "envoy filters"),
+		mesh:      incr.NewTable[*meshv1.MeshConfig](g, "mesh"),
 
 		namespaces: incr.NewTable[string](g, "namespaces"),
 		networks:   incr.NewTable[*meshv1.MeshNetworks](g, "networks"),
@@ -193,7 +196,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 	f, t := *m, m.tables
 	f.tables = tables{
 		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
-		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), tokens: t.tokens.On(g), keys: t.keys.On(g), sidecars: t.sidecars.On(g), filters: t.filters.On(g), mesh: t.mesh.On(g),
+		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), tokens: t.tokens.On(g), keys: t.keys.On(g), sidecars: t.sidecars.On(g), filters: t.filters.On(g), telemetry: t.telemetry.On(g), mesh: t.mesh.On(g),
 		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g), allocated: t.allocated.On(g),
 		classes: t.classes.On(g), kubernetes: t.kubernetes.On(g), routes: t.routes.On(g), grants: t.grants.On(g), spaces: t.spaces.On(g),
 	}
@@ -219,7 +222,7 @@ func (m *Model) Counts() map[string]int {
 	return map[string]int{
 		"services": t.services.Len(), "pods": t.pods.Len(), "nodes": t.nodes.Len(), "workload_entries": t.entries.Len(),
 		"virtual_services": t.virtuals.Len(), "destination_rules": t.dests.Len(),
-		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "request_authentications": t.tokens.Len(), "sidecars": t.sidecars.Len(), "envoy_filters": t.filters.Len(), "gateways": t.routers.Len(), "kubernetes_gateways": t.kubernetes.Len(), "kubernetes_routes": t.routes.Len(), "endpoint_slices": t.slices.Len(),
+		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "request_authentications": t.tokens.Len(), "sidecars": t.sidecars.Len(), "envoy_filters": t.filters.Len(), "telemetries": t.telemetry.Len(), "gateways": t.routers.Len(), "kubernetes_gateways": t.kubernetes.Len(), "kubernetes_routes": t.routes.Len(), "endpoint_slices": t.slices.Len(),
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 var tableKinds = map[string]object.Kind{
 	"pods": object.Pod, "nodes": object.Node, "workload entries": object.WorkloadEntry, "endpoint slices": object.EndpointSlice,
 	"virtual services": object.VirtualService, "destination rules": object.DestinationRule,
-	"peer authentications": object.PeerAuthentication, "authorization policies": object.AuthorizationPolicy, "request authentications": object.RequestAuthentication, "sidecars": object.Sidecar, "envoy filters": object.EnvoyFilter, "gateways": object.Gateway,
+	"peer authentications": object.PeerAuthentication, "authorization policies": object.AuthorizationPolicy, "request authentications": object.RequestAuthentication, "sidecars": object.Sidecar, "envoy filters": object.EnvoyFilter, "telemetries": object.Telemetry, "gateways": object.Gateway,
 	"namespaces": object.Namespace, "gateway services": object.Service,
 	"gateway classes": object.GatewayClass, "kubernetes gateways": object.KubernetesGateway, "reference grants": object.ReferenceGrant, "namespace labels": object.Namespace,
 	"services": "", "kubernetes routes": "", "mesh": "", "networks": "", "fetched keys": "",
@@ -111,6 +111,8 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 		return []iter.Seq[incr.Dependent]{t.routers.Dependents(rowKey(k))}
 	case object.EnvoyFilter:
 		return []iter.Seq[incr.Dependent]{t.filters.Dependents(rowKey(k))}
+	case object.Telemetry:
+		return []iter.Seq[incr.Dependent]{t.telemetry.Dependents(rowKey(k))}
 	case object.Sidecar:
 		return []iter.Seq[incr.Dependent]{t.sidecars.Dependents(rowKey(k))}
 	}

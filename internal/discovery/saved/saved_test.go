@@ -95,6 +95,8 @@ const istio = `
 ---
 {apiVersion: security.istio.io/v1, kind: RequestAuthentication, metadata: {name: n}, spec: {selector: {matchLabels: {a: b}}, jwtRules: [{issuer: a, jwks: '{}', fromCookies: [c]}]}}
 ---
+{apiVersion: telemetry.istio.io/v1, kind: Telemetry, metadata: {name: n}, spec: {accessLogging: [{match: {mode: CLIENT}, providers: [{name: envoy}], disabled: false, filter: {expression: "true"}}]}}
+---
 {apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: n}, spec: {egress: [{hosts: ["./*"]}]}}
 ---
 {apiVersion: networking.istio.io/v1alpha3, kind: EnvoyFilter, metadata: {name: n}, spec: {priority: -1, configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {connect_timeout: 1s, name: a}}}]}}
@@ -221,7 +223,7 @@ func TestKeySetsAreSaved(t *testing.T) {
 // A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
 // needs another version.
 func TestFormatOfVersion1(t *testing.T) {
-	const file = "testdata/version1-filters.saved"
+	const file = "testdata/version1-telemetry.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

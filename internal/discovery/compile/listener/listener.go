@@ -28,6 +28,7 @@ import (
 type Env struct {
 	Caps mesh.Capability
 	Mesh *meshv1.MeshConfig
+	Logs Logs
 }
 
 // The application protocols that filter chains match [control-plane C5]: those that the client offers,

@@ -118,6 +118,8 @@ func TestIstioKinds(t *testing.T) {
 			switch kind {
 			case object.PeerAuthentication, object.RequestAuthentication, object.AuthorizationPolicy:
 				group = "security.istio.io/v1beta1"
+			case object.Telemetry:
+				group = "telemetry.istio.io/v1alpha1"
 			case object.ProxyConfig:
 				group = "networking.istio.io/v1beta1"
 			case object.EnvoyFilter:

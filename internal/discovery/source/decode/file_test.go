@@ -24,7 +24,7 @@ var pieces = []string{
 	"kind: List\napiVersion: v1\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: x}}\n- {apiVersion: v1, kind: Namespace}\n- {apiVersion: apps/v1, kind: Deployment, metadata: {name: d}}\n",
 	"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  k: |\n    ---\n     ...\n  l: >-\n\n    # no comment\n",
 	"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\n",
-	"apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: f}\n",
+	"apiVersion: install.istio.io/v1alpha1\nkind: IstioOperator\nmetadata: {name: f}\n",
 	"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: r}\nspec: &s\n  host: a\n  # a comment\n  trafficPolicy: {}\n",
 	"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: r}\nspec: *s\n",
 	"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: r}\nspec:\n  hots: a\n",

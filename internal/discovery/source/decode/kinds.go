@@ -9,6 +9,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 	networkingv1beta1 "istio.io/api/networking/v1beta1"
 	security "istio.io/api/security/v1beta1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,6 +26,7 @@ const (
 	gatewayGroup    = "gateway.networking.k8s.io"
 	networkingGroup = "networking.istio.io"
 	securityGroup   = "security.istio.io"
+	telemetryGroup  = "telemetry.istio.io"
 )
 
 // The versions of one of Istio's kinds have the same schema, so all are decoded into the same message.
@@ -34,6 +36,7 @@ var groupVersions = map[string][]string{
 	gatewayGroup:    {gatewayGroup + "/v1", gatewayGroup + "/v1beta1"},
 	networkingGroup: {networkingGroup + "/v1", networkingGroup + "/v1beta1", networkingGroup + "/v1alpha3"},
 	securityGroup:   {securityGroup + "/v1", securityGroup + "/v1beta1"},
+	telemetryGroup:  {telemetryGroup + "/v1", telemetryGroup + "/v1alpha1"},
 }
 
 // kindRow says how objects of one kind are decoded.
@@ -95,6 +98,8 @@ var kinds = map[object.Kind]kindRow{
 	object.AuthorizationPolicy: {group: securityGroup, resource: "authorizationpolicies", enforces: true, newSpec: func() proto.Message {
 		return &security.AuthorizationPolicy{}
 	}},
+
+	object.Telemetry: {group: telemetryGroup, resource: "telemetries", newSpec: func() proto.Message { return &telemetry.Telemetry{} }},
 
 	object.GatewayClass:      inNoNamespace(gatewayAPI(object.GatewayClass, "gatewayclasses", func(x *gatewayv1.GatewayClass) any { return &x.Spec })),
 	object.KubernetesGateway: gatewayAPI(object.KubernetesGateway, "gateways", func(x *gatewayv1.Gateway) any { return &x.Spec }),

@@ -17,7 +17,7 @@ type unreadKind struct{ text string }
 var unreadKinds = map[string]map[object.Kind]unreadKind{
 	networkingGroup:       {},
 	securityGroup:         {},
-	"telemetry.istio.io":  {"Telemetry": noEffect},
+	telemetryGroup:        {},
 	"extensions.istio.io": {"WasmPlugin": noEffect},
 	"install.istio.io":    {"IstioOperator": noEffect},
 	gatewayGroup: {

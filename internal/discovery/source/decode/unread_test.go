@@ -12,7 +12,7 @@ import (
 func TestKindsThatAreNotRead(t *testing.T) {
 	for _, tt := range []struct{ version, kind, want string }{
 		{"security.istio.io/v1beta1", "RequestAuthentications", `error RequestAuthentication n/a: kind: unknown kind "RequestAuthentications"; did you mean RequestAuthentication? This document is NOT enforced`},
-		{"telemetry.istio.io/v1", "Telemetry", "warning Telemetry n/a: objects of this kind"},
+		{"telemetry.istio.io/v1", "Telemetries", `warning Telemetry n/a: kind: unknown kind "Telemetries"; did you mean Telemetry?`},
 		{"extensions.istio.io/v1alpha1", "WasmPlugin", "warning WasmPlugin n/a: objects of this kind"},
 		{"install.istio.io/v1alpha1", "IstioOperator", "warning IstioOperator n/a: objects of this kind"},
 		{"gateway.networking.k8s.io/v1", "ListenerSet", "warning ListenerSet n/a: objects of this kind"},

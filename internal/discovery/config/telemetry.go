@@ -1,0 +1,120 @@
+package config
+
+import (
+	"strings"
+
+	"google.golang.org/protobuf/types/known/structpb"
+	meshv1 "istio.io/api/mesh/v1alpha1"
+	telemetry "istio.io/api/telemetry/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// telemetry checks what is not a reference to other objects.
+func (c *check) telemetry(namespace string, s *telemetry.Telemetry) {
+	c.attachedTo(namespace, s)
+	for i, l := range s.GetAccessLogging() {
+		at := item("spec.accessLogging", i)
+		for j, p := range l.GetProviders() {
+			if p.GetName() == "" {
+				c.fail(item(at+".providers", j)+".name", "is empty: want the name of one of extensionProviders in mesh configuration, or envoy")
+			}
+		}
+		if f := l.GetFilter(); f != nil {
+			if err := checkExpression(f.GetExpression()); err != nil {
+				c.fail(at+".filter.expression", "%s", err)
+			}
+		}
+	}
+}
+
+// extensionProviders checks the providers of access logs, and what all have. [control-plane 1.4.9]
+func (c *check) extensionProviders(m *meshv1.MeshConfig) {
+	names := make([]string, len(m.GetExtensionProviders()))
+	for i, p := range m.GetExtensionProviders() {
+		at := item("extensionProviders", i)
+		names[i] = strings.ToLower(p.GetName())
+		if p.GetName() == "" {
+			c.fail(at+".name", "is empty; give the provider a name")
+		}
+		c.extensionProvider(at, p)
+	}
+	once(names, func(i int, name string) {
+		if name != "" {
+			c.fail(item("extensionProviders", i)+".name", "duplicate %q; remove one", m.GetExtensionProviders()[i].GetName())
+		}
+	})
+	for i, name := range m.GetDefaultProviders().GetAccessLogging() {
+		at := item("defaultProviders.accessLogging", i)
+		p := mesh.Provider(m, name)
+		if p == nil {
+			c.warn(at, "no provider %q in extensionProviders: it logs nothing", name)
+		} else if _, _, ok := mesh.LogProvider(p); !ok {
+			c.warn(at, "provider %q is not one of access logs: it logs nothing; want one with envoyFileAccessLog, envoyHttpAls, envoyTcpAls or envoyOtelAls", name)
+		}
+	}
+}
+
+func (c *check) extensionProvider(at string, p *meshv1.MeshConfig_ExtensionProvider) {
+	switch x := p.GetProvider().(type) {
+	case nil:
+		c.fail(at, "has no provider: want one of envoyFileAccessLog, envoyHttpAls, envoyTcpAls, envoyOtelAls and the others of the API")
+	case *meshv1.MeshConfig_ExtensionProvider_EnvoyFileAccessLog:
+		at += ".envoyFileAccessLog"
+		if strings.ContainsAny(x.EnvoyFileAccessLog.GetPath(), "\x00\n") {
+			c.fail(at+".path", "invalid path: it has a line break or a NUL byte; remove it")
+		}
+		c.logFormat(at+".logFormat", x.EnvoyFileAccessLog.GetLogFormat().GetText(), x.EnvoyFileAccessLog.GetLogFormat().GetLabels())
+	case *meshv1.MeshConfig_ExtensionProvider_EnvoyHttpAls:
+		at += ".envoyHttpAls"
+		a := x.EnvoyHttpAls
+		c.providerService(at, a.GetService(), a.GetPort())
+		c.loggedHeaders(at+".additionalRequestHeadersToLog", a.GetAdditionalRequestHeadersToLog())
+		c.loggedHeaders(at+".additionalResponseHeadersToLog", a.GetAdditionalResponseHeadersToLog())
+		c.loggedHeaders(at+".additionalResponseTrailersToLog", a.GetAdditionalResponseTrailersToLog())
+	case *meshv1.MeshConfig_ExtensionProvider_EnvoyTcpAls:
+		c.providerService(at+".envoyTcpAls", x.EnvoyTcpAls.GetService(), x.EnvoyTcpAls.GetPort())
+	case *meshv1.MeshConfig_ExtensionProvider_EnvoyOtelAls:
+		at += ".envoyOtelAls"
+		c.providerService(at, x.EnvoyOtelAls.GetService(), x.EnvoyOtelAls.GetPort())
+		c.logFormat(at+".logFormat", x.EnvoyOtelAls.GetLogFormat().GetText(), x.EnvoyOtelAls.GetLogFormat().GetLabels())
+	}
+}
+
+func (c *check) loggedHeaders(at string, names []string) {
+	for i, name := range names {
+		if !isToken(strings.TrimPrefix(name, ":")) {
+			c.fail(item(at, i), "invalid header name %q", name)
+		}
+	}
+}
+
+// providerService checks the service and the port of a provider.
+func (c *check) providerService(at, service string, port uint32) {
+	ns, host := mesh.ProviderService(service)
+	if strings.Contains(service, "/") && !isLabel(ns) || !isDomain(host) {
+		c.fail(at+".service", "invalid service %q: want its host, such as collector.telemetry.svc.cluster.local, or its namespace and host with a slash between them", service)
+	}
+	c.port(at+".port", port, false)
+}
+
+// logFormat checks a format in text or as labels.
+func (c *check) logFormat(at, text string, labels *structpb.Struct) {
+	c.commands(at+".text", text)
+	c.labelCommands(at+".labels", structpb.NewStructValue(labels))
+}
+
+func (c *check) labelCommands(at string, v *structpb.Value) {
+	switch v.GetKind().(type) {
+	case *structpb.Value_StringValue:
+		c.commands(at, v.GetStringValue())
+	case *structpb.Value_StructValue:
+		for _, name := range sorted(v.GetStructValue().GetFields()) {
+			c.labelCommands(entry(at, name), v.GetStructValue().GetFields()[name])
+		}
+	case *structpb.Value_ListValue:
+		for i, one := range v.GetListValue().GetValues() {
+			c.labelCommands(item(at, i), one)
+		}
+	}
+}

@@ -1,0 +1,55 @@
+package mesh
+
+import (
+	"strings"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
+)
+
+// EnvoyLogProvider is the name of the built-in provider of access logs: /dev/stdout in the mesh's format.
+const EnvoyLogProvider = "envoy"
+
+// builtinProviders are those that every mesh has, unless its configuration has others of these names. [control-plane 1.4.9]
+var builtinProviders = []*meshv1.MeshConfig_ExtensionProvider{
+	{Name: "prometheus", Provider: &meshv1.MeshConfig_ExtensionProvider_Prometheus{Prometheus: &meshv1.MeshConfig_ExtensionProvider_PrometheusMetricsProvider{}}},
+	{Name: "stackdriver", Provider: &meshv1.MeshConfig_ExtensionProvider_Stackdriver{Stackdriver: &meshv1.MeshConfig_ExtensionProvider_StackdriverProvider{}}},
+	{Name: EnvoyLogProvider, Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyFileAccessLog{
+		EnvoyFileAccessLog: &meshv1.MeshConfig_ExtensionProvider_EnvoyFileAccessLogProvider{Path: "/dev/stdout"},
+	}},
+}
+
+// Provider returns the provider of extensionProviders with a name, in any case, or the built-in one; nil if there is none. The result
+// must not be modified.
+func Provider(m *meshv1.MeshConfig, name string) *meshv1.MeshConfig_ExtensionProvider {
+	for _, list := range [][]*meshv1.MeshConfig_ExtensionProvider{m.GetExtensionProviders(), builtinProviders} {
+		for _, p := range list {
+			if strings.EqualFold(p.GetName(), name) {
+				return p
+			}
+		}
+	}
+	return nil
+}
+
+// ProviderService splits the service of a provider, "host" or "namespace/host". The namespace is empty if none is given.
+func ProviderService(service string) (namespace, host string) {
+	if ns, rest, ok := strings.Cut(service, "/"); ok {
+		return ns, HostName(rest)
+	}
+	return "", HostName(service)
+}
+
+// LogProvider reports whether a provider is one of access logs, and returns its service and port; the service is empty for a file.
+func LogProvider(p *meshv1.MeshConfig_ExtensionProvider) (service string, port uint32, ok bool) {
+	switch p := p.GetProvider().(type) {
+	case *meshv1.MeshConfig_ExtensionProvider_EnvoyFileAccessLog:
+		return "", 0, true
+	case *meshv1.MeshConfig_ExtensionProvider_EnvoyHttpAls:
+		return p.EnvoyHttpAls.GetService(), p.EnvoyHttpAls.GetPort(), true
+	case *meshv1.MeshConfig_ExtensionProvider_EnvoyTcpAls:
+		return p.EnvoyTcpAls.GetService(), p.EnvoyTcpAls.GetPort(), true
+	case *meshv1.MeshConfig_ExtensionProvider_EnvoyOtelAls:
+		return p.EnvoyOtelAls.GetService(), p.EnvoyOtelAls.GetPort(), true
+	}
+	return "", 0, false
+}
