@@ -118,6 +118,23 @@ func TestWait(t *testing.T) {
 	}
 }
 
+// While Envoy does not listen, the agent's own port says why.
+func TestTheAgentSaysWhyItIsNotReady(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, "no certificate yet: "+r.URL.Path, http.StatusServiceUnavailable)
+	}))
+	defer s.Close()
+	_, text, _ := net.SplitHostPort(s.Listener.Addr().String())
+	port, _ := strconv.Atoi(text)
+	err := agentReason("http://127.0.0.1:1/healthz/ready", port)
+	if want := fmt.Sprintf("the agent at port %d: status 503 no certificate yet: /healthz/ready", port); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	if err := agentReason(s.URL, port); err != nil {
+		t.Errorf("it was asked already: %v", err)
+	}
+}
+
 func TestProxyMistakes(t *testing.T) {
 	t.Chdir(t.TempDir())
 	if err := syscall.Mkfifo("pipe", 0o600); err != nil {

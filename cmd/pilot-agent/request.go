@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -137,6 +138,9 @@ func newWait() *cobra.Command {
 			ctx, cancel := context.WithTimeout(c.Context(), time.Duration(o.timeoutSeconds)*time.Second)
 			defer cancel()
 			if err := awaitReady(ctx, localClient(o.requestTimeout), o.url, o.interval); err != nil {
+				if why := agentReason(o.url, mesh.StatusPort); why != nil {
+					err = fmt.Errorf("%w; %w", err, why)
+				}
 				if c.Context().Err() != nil {
 					return fmt.Errorf("wait for %s: asked to end before it was ready: %w", o.url, err)
 				}
@@ -168,6 +172,25 @@ func awaitReady(ctx context.Context, client *http.Client, url string, every time
 		case <-tick.C:
 		}
 	}
+}
+
+// agentReason is why the agent itself, at its status port on the host of an address, says that it is not ready; nil if it does not say
+// it. Until Envoy listens, nothing else does.
+func agentReason(address string, statusPort int) error {
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil //nolint:nilerr // the request has said so
+	}
+	at := net.JoinHostPort(u.Hostname(), strconv.Itoa(statusPort))
+	if u.Host == at {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := askReady(ctx, localClient(time.Second), "http://"+at+"/healthz/ready"); err != nil {
+		return fmt.Errorf("the agent at port %d: %w", statusPort, err)
+	}
+	return nil
 }
 
 func askReady(ctx context.Context, client *http.Client, url string) error {

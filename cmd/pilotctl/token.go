@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -29,8 +30,8 @@ func newTokenCreate() *cobra.Command {
 		Short: "Print a token that lets an agent act as a service account",
 		Long: `Print a token that lets an agent act as a service account.
 
-It is signed with the key in pilot-discovery's state folder, which is created if there is
-none. The agent reads it from ./var/run/secrets/tokens/istio-token. Keep it secret: with the
+It is signed with the key in pilot-discovery's state folder, which pilot-discovery makes when it starts; --init
+makes one before that. The agent reads it from ./var/run/secrets/tokens/istio-token. Keep it secret: with the
 token, anyone can get certificates for that service account until it expires.`,
 		Example: "  pilotctl token create --stateDir /var/lib/pilothouse -n bookshop --serviceAccount reviews > istio-token",
 		Args:    usage(cobra.NoArgs),
@@ -56,19 +57,28 @@ token, anyone can get certificates for that service account until it expires.`,
 type tokenOptions struct {
 	stateDir, namespace, account, audience string
 	ttl                                    time.Duration
+	// init has a key be made if there is none.
+	init bool
 }
 
 // readToken reads settings.PilotctlTokenCreate.
 func readToken(v *settings.Values) tokenOptions {
 	return tokenOptions{
 		stateDir: v.Text("stateDir"), namespace: v.Text("namespace"), account: v.Text("serviceAccount"),
-		audience: v.Text("audience"), ttl: v.Duration("ttl"),
+		audience: v.Text("audience"), ttl: v.Duration("ttl"), init: v.Bool("init"),
 	}
 }
 
 func (o tokenOptions) issue() (string, error) {
-	issuer, err := authn.OpenIssuer(o.stateDir)
-	if err != nil {
+	open := authn.FindIssuer
+	if o.init {
+		open = authn.OpenIssuer
+	}
+	issuer, err := open(o.stateDir)
+	switch {
+	case errors.Is(err, authn.ErrNoKey):
+		return "", fmt.Errorf("%w: pilot-discovery makes one when it starts with this --stateDir; --init makes one now, which it will use", err)
+	case err != nil:
 		return "", err
 	}
 	return issuer.Issue(o.namespace, o.account, o.audience, o.ttl, time.Now())
@@ -76,6 +86,6 @@ func (o tokenOptions) issue() (string, error) {
 
 // demoToken is what the demo's Pods get.
 func demoToken(stateDir, namespace, account string) (string, error) {
-	o := tokenOptions{stateDir: stateDir, namespace: namespace, account: account, audience: mesh.TokenAudience, ttl: authn.DefaultTokenTTL}
+	o := tokenOptions{stateDir: stateDir, namespace: namespace, account: account, audience: mesh.TokenAudience, ttl: authn.DefaultTokenTTL, init: true}
 	return o.issue()
 }

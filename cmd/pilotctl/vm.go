@@ -193,7 +193,7 @@ func (o *joinTokenOptions) credentials(b *join.Bundle, now time.Time) error {
 	if err := setRoots(b, text, o.stateDir); err != nil {
 		return err
 	}
-	issuer, err := authn.OpenIssuer(o.stateDir)
+	issuer, err := authn.FindIssuer(o.stateDir)
 	if err != nil {
 		return err
 	}

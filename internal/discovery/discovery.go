@@ -30,6 +30,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/source/multi"
 	"github.com/pilothouse/pilothouse/internal/discovery/ui"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
+	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/run"
 	"github.com/pilothouse/pilothouse/internal/statefile"
 )
@@ -107,9 +108,16 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	if err != nil {
 		return nil, err
 	}
+	if s.authority.Created() {
+		root := s.authority.State().Issuer.Root()
+		o.Log.Info("a new root was made: proxies need its certificate", "sha256", pki.Fingerprint(root), "until", root.NotAfter, "file", filepath.Join(o.StateDir, rootsFile))
+	}
 	issuer, err := authn.OpenIssuer(o.StateDir)
 	if err != nil {
 		return nil, err
+	}
+	if issuer.Created() {
+		o.Log.Info("a new key was made that signs tokens", "fingerprint", issuer.KeyID())
 	}
 	s.keys = newFetcher(o.Keys, s.loop.keys.known(), o.Log)
 	s.loop.keys.onWant = s.keys.Want
@@ -150,7 +158,7 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	if err = publishRoots(o.StateDir, s.authority.State().RootsPEM()); err != nil {
 		return nil, err
 	}
-	if s.serving, err = s.servingAuthority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.Names.Revision, o.CA.ServingNames...)); err != nil {
+	if s.serving, err = s.servingAuthority.ServerCertificate(ca.ServingNames(o.Names.Namespace, o.Names.Revision, append(ownAddresses(), o.CA.ServingNames...)...)); err != nil {
 		return nil, err
 	}
 	s.xds.Introspect(xds.Introspection{

@@ -2,8 +2,10 @@ package discovery
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -207,7 +209,7 @@ func (l *loop) takeSignals() {
 
 // commit applies a batch, and those that wait behind it, as one change.
 func (l *loop) commit(b object.Batch) {
-	start := time.Now()
+	start, wasSynced := time.Now(), l.gate.synced
 	var changes problemChanges
 	var accepted []acceptedChange
 	for {
@@ -264,6 +266,32 @@ func (l *loop) commit(b object.Batch) {
 	spent := time.Since(start)
 	l.counts.spent += spent
 	l.log.Debug("committed", "moved", len(moved), "classes", classes, "generation", l.views.generation, "took", spent)
+	if names := edited(accepted); len(names) > 0 && wasSynced {
+		l.log.Info("configuration changed", "generation", l.views.generation, "objects", strings.Join(names, ", "), "proxies", l.views.published, "ms", spent.Milliseconds())
+	}
+}
+
+// maxNamed is how many objects a line of the log names.
+const maxNamed = 5
+
+// edited are the objects of a commit that people write, in the order of the changes; workloads come and go by themselves.
+func edited(accepted []acceptedChange) (names []string) {
+	more := 0
+	for _, a := range accepted {
+		switch {
+		case a.key.Kind == object.Pod || a.key.Kind == object.EndpointSlice || a.key.Kind == object.WorkloadEntry || a.key.Kind == object.Node:
+		case len(names) == maxNamed:
+			more++
+		case a.removed:
+			names = append(names, a.key.String()+" (removed)")
+		default:
+			names = append(names, a.key.String())
+		}
+	}
+	if more > 0 {
+		names[maxNamed-1] += fmt.Sprintf(" and %d more", more)
+	}
+	return names
 }
 
 // apply validates a batch and stores what is good; it appends what it stored or removed to the changes of

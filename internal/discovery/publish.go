@@ -30,6 +30,8 @@ type publisher struct {
 	// generation is the number of the last commit that changed the configuration. Proxies that
 	// join do not raise it.
 	generation uint64
+	// published is how many proxies got another view in the last update.
+	published int
 	// onRefusal is called from any goroutine when what the proxy of a connection refuses has changed.
 	onRefusal func(id string)
 	// onMove is called when proxies have come or gone, or have another class.
@@ -270,7 +272,9 @@ func (p *publisher) update(moved []incr.Moved) (classes int, moves []move) {
 			}
 		}
 	}
+	p.published = 0
 	for c := range changed {
+		p.published += len(c.proxies)
 		for _, m := range c.proxies {
 			m.latest.PublishAt(c.view, p.generation)
 		}

@@ -32,6 +32,23 @@ func closeOnce(l net.Listener) func() error {
 	}
 }
 
+// maxOwnAddresses bounds how many addresses of this machine are in its certificate.
+const maxOwnAddresses = 64
+
+// ownAddresses are the addresses of this machine by which others may reach it: names of its certificate.
+func ownAddresses() (out []string) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil // the names of Services, and --servingName, do without
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && len(out) < maxOwnAddresses {
+			out = append(out, n.IP.String())
+		}
+	}
+	return out
+}
+
 // Addresses returns the addresses of the listeners, with the actual ports.
 func (s *Server) Addresses() Ports {
 	at := func(l net.Listener) string {

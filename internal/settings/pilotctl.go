@@ -192,6 +192,8 @@ var PilotctlTokenCreate = Table{
 		Help: "`audience` of the token"},
 	{Flag: "ttl", Kind: Duration, Number: int64(DefaultTokenTTL), Positive: true, Unit: "duration", Used: "internal/discovery/authn",
 		Help: "how long the token is valid"},
+	{Flag: "init", Kind: Bool, Unit: "switch", Used: "internal/discovery/authn",
+		Help: "make the key that signs tokens if the folder has none"},
 }
 
 // PilotctlVMJoinToken is the table of pilotctl vm join-token.

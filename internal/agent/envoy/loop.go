@@ -27,6 +27,7 @@ type loop struct {
 	timer    *time.Timer
 	launches map[string]Launch // those that may be started, by hash
 	attempts map[int]*attempt  // those that run or are about to, by epoch
+	upstream bool              // the control plane was there at the last event about it; false before the first
 	state    State
 	code     int
 	helpers  sync.WaitGroup
@@ -204,7 +205,8 @@ func (l *loop) remove() {
 func (l *loop) log(ev supervise.Event) {
 	switch e := ev.(type) {
 	case supervise.Upstream:
-		if !e.OK && !l.machine.View().Ending {
+		was := l.upstream
+		if l.upstream = e.OK; was && !e.OK && !l.machine.View().Ending {
 			l.o.Log.Info("restarts of Envoy wait: the control plane is away")
 		}
 	case supervise.Terminate:

@@ -66,9 +66,22 @@ func (t *transport) handshake(ctx context.Context, authority string, c net.Conn)
 	}
 	conn, info, err := credentials.NewTLS(config).ClientHandshake(ctx, authority, c)
 	if err != nil {
-		return nil, nil, fmt.Errorf("TLS handshake with the %s: %w", t.o.Name, err)
+		return nil, nil, fmt.Errorf("TLS handshake with the %s: %w%s", t.o.Name, err, t.o.hint(err))
 	}
 	return conn, authInfo{TLSInfo: info.(credentials.TLSInfo), presentedUntil: presentedUntil, available: own != nil}, nil
+}
+
+// hint is what to do about an error of verification, and with which file the certificate was verified; "" for other errors.
+func (o *Options) hint(err error) string {
+	if errors.As(err, new(x509.HostnameError)) {
+		return ": add the name with --servingName of pilot-discovery, or dial one that its certificate has"
+	}
+	if errors.As(err, new(*tls.CertificateVerificationError)) {
+		if file := o.rootFile(); file != SystemRoots {
+			return ": the roots are in " + file
+		}
+	}
+	return ""
 }
 
 // ServerHandshake implements credentials.TransportCredentials. It always fails.
@@ -87,12 +100,17 @@ func (t *transport) Clone() credentials.TransportCredentials { c := *t; return &
 // OverrideServerName implements credentials.TransportCredentials. It does nothing: the name is Options.ServerName.
 func (t *transport) OverrideServerName(string) error { return nil }
 
+// rootFile is the file with the roots, or SystemRoots.
+func (o *Options) rootFile() string {
+	if o.ChooseRootFile != nil {
+		return o.ChooseRootFile()
+	}
+	return o.RootFile
+}
+
 // roots returns the root certificates; nil means the operating system's.
 func (o *Options) roots() (*x509.CertPool, error) {
-	file := o.RootFile
-	if o.ChooseRootFile != nil {
-		file = o.ChooseRootFile()
-	}
+	file := o.rootFile()
 	if file == SystemRoots {
 		return nil, nil
 	}

@@ -92,6 +92,14 @@ func Plaintext(address string) bool {
 	return err == nil && port == plaintextPort
 }
 
+// RootFile returns the file by which the server is verified; empty if that is none.
+func (s *Server) RootFile() string {
+	if file := s.o.rootFile(); file != SystemRoots && !Plaintext(s.o.Address) {
+		return file
+	}
+	return ""
+}
+
 // Address returns the server's address, host:port.
 func (s *Server) Address() string { return s.o.Address }
 

@@ -269,6 +269,8 @@ func TestServerIsVerified(t *testing.T) {
 		why string
 		o   Options
 	}{
+		{"--servingName of pilot-discovery", Options{RootFile: root, ServerName: "istiod.istio-system.svc"}},
+		{"the roots are in " + other, Options{RootFile: other}},
 		{"not istiod.istio-system.svc", Options{RootFile: root, ServerName: "istiod.istio-system.svc"}},
 		{"unknown authority", Options{RootFile: other}},
 		{"unknown authority", Options{RootFile: SystemRoots}},

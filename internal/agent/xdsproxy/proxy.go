@@ -63,6 +63,8 @@ type Config struct {
 type Upstream interface {
 	Address() string
 	Connect(failed func(error), opts ...grpc.DialOption) (*grpc.ClientConn, error)
+	// RootFile is the file by which the control plane is verified; empty if that is none.
+	RootFile() string
 }
 
 // Bounds and times of the two connections.
@@ -106,6 +108,7 @@ func New(c Config) (*Proxy, error) {
 	}
 	p := &Proxy{config: c, listener: l, patience: openLimit, waits: defaultCopyWaits, stats: stats{connected: make(chan bool, 1)}}
 	p.stats.connected <- false
+	p.stats.lost.log, p.stats.lost.upstream = c.Log, c.Upstream
 	p.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.relay), grpc.MaxRecvMsgSize(maxRequest),
 		grpc.Creds(peers{}), grpc.WaitForHandlers(true), grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
 		// The usual pools would keep a megabyte for whatever is larger than 32 KiB, such as

@@ -1,10 +1,15 @@
 package xdsproxy
 
 import (
+	"context"
+	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // maxNacks is the maximum number of NACKs that are kept.
@@ -50,6 +55,42 @@ type stats struct {
 
 	mu    sync.Mutex
 	state State
+	lost  lost
+}
+
+// maxReasons bounds how many reasons are remembered.
+const maxReasons = 64
+
+// lost warns of a control plane that cannot be reached: once for each reason, until it can.
+type lost struct {
+	log      *slog.Logger // nil for none
+	upstream Upstream
+	warned   map[string]bool
+}
+
+// because warns of a reason, unless it has.
+func (l *lost) because(err error) {
+	reason := printable.Reason(err)
+	if l.log == nil || errors.Is(err, context.Canceled) || l.warned[reason] || len(l.warned) >= maxReasons {
+		return
+	}
+	if l.warned == nil {
+		l.warned = map[string]bool{}
+	}
+	l.warned[reason] = true
+	args := []any{"address", l.upstream.Address(), "reason", reason}
+	if file := l.upstream.RootFile(); file != "" {
+		args = append(args, "root", file)
+	}
+	l.log.Warn("the control plane cannot be reached", args...)
+}
+
+// over says that it can be reached again.
+func (l *lost) over() {
+	if len(l.warned) > 0 {
+		l.log.Info("the control plane is reached again", "address", l.upstream.Address())
+	}
+	l.warned = nil
 }
 
 // State returns a snapshot. Any goroutine may call it.
@@ -73,6 +114,9 @@ func (s *stats) streams(d int) {
 	if s.state.Connected() != was {
 		s.state.Since = time.Now()
 		s.announce(s.state.Connected())
+		if !was {
+			s.lost.over()
+		}
 	}
 }
 
@@ -91,6 +135,7 @@ func (s *stats) failed(err error) {
 	defer s.mu.Unlock()
 	s.state.Failures++
 	s.fail(err)
+	s.lost.because(err)
 }
 
 // ended notes that the control plane ended a stream; nil is no error.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -71,6 +72,18 @@ type Issuer struct {
 	keyID     string
 	signer    jose.Signer
 	audiences []string
+	created   bool
+}
+
+// ErrNoKey is returned by FindIssuer if there is no key.
+var ErrNoKey = errors.New("there is no key that signs tokens")
+
+// FindIssuer is OpenIssuer for a key that exists: without one it returns ErrNoKey.
+func FindIssuer(stateDir string) (*Issuer, error) {
+	if _, err := os.Lstat(filepath.Join(stateDir, issuerFolder, issuerKey)); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w in %s", ErrNoKey, stateDir)
+	}
+	return OpenIssuer(stateDir)
 }
 
 // OpenIssuer loads the issuer's key from the state folder, or creates it if there is none. Processes
@@ -79,7 +92,8 @@ type Issuer struct {
 func OpenIssuer(stateDir string) (*Issuer, error) {
 	path := filepath.Join(stateDir, issuerFolder, issuerKey)
 	text, err := statefile.ReadPrivate(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	created := errors.Is(err, fs.ErrNotExist)
+	if created {
 		if err := createKey(stateDir); err != nil {
 			return nil, err
 		}
@@ -92,8 +106,19 @@ func OpenIssuer(stateDir string) (*Issuer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read token issuer key %s: %w", path, err)
 	}
-	return newIssuer(key)
+	i, err := newIssuer(key)
+	if err == nil {
+		i.created = created
+	}
+	return i, err
 }
+
+// Created reports whether OpenIssuer has made the key. KeyID is its fingerprint: the beginning of its RFC 7638 thumbprint, which
+// tokens have as kid.
+func (i *Issuer) Created() bool { return i.created }
+
+// KeyID is the fingerprint of the key.
+func (i *Issuer) KeyID() string { return i.keyID }
 
 func createKey(stateDir string) error {
 	key, err := pki.GenerateKey(pki.ECDSAP256)

@@ -22,7 +22,11 @@ type Authority struct {
 	state   State
 	changed chan struct{}
 	issued  func(root *x509.Certificate, until time.Time) // nil for nothing
+	created bool
 }
+
+// Created reports whether OpenStore has made the root, since there was none.
+func (a *Authority) Created() bool { return a.created }
 
 // State is what an Authority has at one time. It is immutable.
 type State struct {

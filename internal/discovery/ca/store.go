@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -123,8 +124,9 @@ func (s StoredRoot) load(root rotation.Root, now time.Time) (*loadedRoot, error)
 // self-signed CA or has expired.
 func OpenStore(ctx context.Context, store Store, organization string, ttl time.Duration, kind pki.KeyKind) (*Authority, error) {
 	now := time.Now()
-	root, err := store.First(ctx, func() (StoredRoot, error) {
-		_, made, err := newStoredRoot(organization, kind, ttl, now)
+	var made StoredRoot
+	root, err := store.First(ctx, func() (_ StoredRoot, err error) {
+		_, made, err = newStoredRoot(organization, kind, ttl, now)
 		return made, err
 	})
 	if err != nil {
@@ -134,7 +136,11 @@ func OpenStore(ctx context.Context, store Store, organization string, ttl time.D
 	if err != nil {
 		return nil, err
 	}
-	return NewAuthority(issuer)
+	a, err := NewAuthority(issuer)
+	if err == nil {
+		a.created = bytes.Equal(root.Cert, made.Cert)
+	}
+	return a, err
 }
 
 // RotationKey is the name of the state of the rotation in a Store.
