@@ -60,7 +60,9 @@ demo-kube: ## the same scenarios in a Kubernetes cluster on this machine, with t
 cast: ## record the demo as docs/demo.cast, which asciinema plays (needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make cast: the demo makes network namespaces and needs root: run 'sudo make cast'" >&2; exit 1; }
 	@$(MAKE) --no-print-directory build tools
-	$(GO) run ./hack/cast -o docs/demo.cast -title 'pilotctl demo' -columns 96 -rows 36 bin/pilotctl demo --configDir samples/bookshop --pace 700ms
+	$(GO) build -o bin/cast ./hack/cast
+	@tmp=$$(mktemp -d) && chmod 755 $$tmp && TMPDIR=$$tmp bin/cast -o docs/demo.cast -title 'pilotctl demo' -columns 96 -rows 36 bin/pilotctl demo --configDir samples/bookshop --pace 700ms; \
+		code=$$?; rm -rf "$$tmp"; exit $$code
 
 test: ## everything that CI runs: format, vet, linters, all tests, a release, the demos (needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the end-to-end tests make network namespaces and need root: run 'sudo make test'" >&2; exit 1; }

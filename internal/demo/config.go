@@ -50,8 +50,13 @@ func edit(file string, oldNew ...string) error {
 			return fmt.Errorf("edit the mesh: %s does not contain %q", file, oldNew[i])
 		}
 	}
+	return write(file, []byte(strings.NewReplacer(oldNew...).Replace(string(text))), 0o644)
+}
+
+// write writes a file of the mesh's directory by renaming a new file over it.
+func write(file string, text []byte, mode os.FileMode) error {
 	next := filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".new")
-	if err := os.WriteFile(next, []byte(strings.NewReplacer(oldNew...).Replace(string(text))), 0o644); err != nil {
+	if err := os.WriteFile(next, text, mode); err != nil {
 		return fmt.Errorf("edit the mesh: %w", err)
 	}
 	if err := os.Rename(next, file); err != nil {

@@ -59,15 +59,30 @@ var ErrCheckFailed = errors.New("not every check passed")
 
 // demo is a run of the demo.
 type demo struct {
-	o        Options
-	screen   *screen
-	mesh     Mesh
-	load     *load
-	config   string
-	split    split // the weights in the YAML
-	scenario string
-	results  []result
-	done     <-chan struct{} // closed when the run is interrupted
+	o      Options
+	screen *screen
+	mesh   Mesh
+	config string
+	split  split // the weights in the YAML
+	// authority issues the certificate of the ingress gateway.
+	authority *authority
+	scenario  string
+	results   []result
+	done      <-chan struct{} // closed when the run is interrupted
+
+	// mu guards load against the watcher; only the scenarios' goroutine writes it.
+	mu   sync.Mutex
+	load *load
+}
+
+// use puts another load into the table.
+func (d *demo) use(l *load) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.load != nil && d.load != l {
+		d.load.client.CloseIdleConnections()
+	}
+	d.load = l
 }
 
 // Run runs the demo until its end, or the end of ctx.
@@ -100,6 +115,12 @@ func Run(ctx context.Context, o Options) (err error) {
 		d.screen.line("%s", l)
 	}
 	if err := copyConfig(o.ConfigDir, d.config); err != nil {
+		return err
+	}
+	if d.authority, err = newAuthority(time.Now()); err != nil {
+		return err
+	}
+	if _, _, err := d.writeCertificate(); err != nil {
 		return err
 	}
 	d.screen.line("starting a mesh from %s", o.ConfigDir)
@@ -148,8 +169,9 @@ func (d *demo) runScenarios(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("run the scenarios: %w", err)
 	}
-	d.load = newLoad("shopper", "http://productpage:9080/", meshup.Client(shopper.From, workers))
-	defer d.load.client.CloseIdleConnections()
+	shopping := newLoad("shopper", "http://productpage:9080/", meshup.Client(shopper.From, workers))
+	d.use(shopping)
+	defer shopping.client.CloseIdleConnections()
 	watching, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	group.Go(func() { d.watch(watching) })
@@ -160,9 +182,15 @@ func (d *demo) runScenarios(ctx context.Context) error {
 		if len(d.o.Scenarios) > 0 && !slices.Contains(d.o.Scenarios, s.name) {
 			continue
 		}
+		if _, err := d.pod(s.pod); err != nil && s.pod != "" {
+			d.screen.line("\n%s\n  left out: this mesh has no Pod of %s", s.title, s.pod)
+			continue
+		}
 		if err := d.runScenario(ctx, s); err != nil {
 			return err
 		}
+		d.load.reset()
+		d.use(shopping)
 	}
 	return nil
 }
@@ -191,7 +219,6 @@ func (d *demo) runScenario(ctx context.Context, s scenario) error {
 		d.check("every proxy is in sync afterwards", err)
 	}
 	d.screen.keep(d.frame(d.proxyStates(ctx, known)))
-	d.load.reset()
 	return nil
 }
 
@@ -236,5 +263,7 @@ func (d *demo) check(what string, err error) {
 
 // frame is what the table shows now.
 func (d *demo) frame(proxies []proxyState) frame {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return frame{calls: d.load.snapshot(), proxies: proxies, now: time.Now()}
 }

@@ -65,9 +65,9 @@ func TestChecksFail(t *testing.T) {
 		"identities":         {identities(good), ""},
 		"plaintext":          {identities(plain), `reviews was called with identity "", want ` + sa + "productpage"},
 		"nobody called":      {identities(newCounters()), "there were no calls"},
-		"each hop":           {everyHop(5, []int64{1, 2, 3}, []int64{6, 7, 8}), ""},
-		"one served twice":   {everyHop(5, []int64{0, 0, 0}, []int64{5, 6, 5}), "reviews served 6 of 5"},
-		"one never got here": {everyHop(5, []int64{0, 0, 0}, []int64{5, 5, 4}), "ratings served 4 of 5"},
+		"each hop":           {everyHop(shopHops, 5, []int64{1, 2, 3}, []int64{6, 7, 8}), ""},
+		"one served twice":   {everyHop(shopHops, 5, []int64{0, 0, 0}, []int64{5, 6, 5}), "reviews served 6 of 5"},
+		"one never got here": {everyHop(shopHops, 5, []int64{0, 0, 0}, []int64{5, 5, 4}), "ratings served 4 of 5"},
 	} {
 		if tc.want == "" && tc.err != nil || tc.want != "" && (tc.err == nil || !strings.Contains(tc.err.Error(), tc.want)) {
 			t.Errorf("%s: %v, want %q", name, tc.err, tc.want)

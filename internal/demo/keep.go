@@ -63,7 +63,7 @@ func (d *demo) keepRunning(ctx context.Context) error {
 	for _, line := range d.mesh.Hints() {
 		d.screen.line("  %s", line)
 	}
-	for _, p := range d.sidecars() {
+	for _, p := range d.proxied() {
 		admin, err := open(p.From, fmt.Sprintf("127.0.0.1:%d", mesh.AdminPort))
 		if err != nil {
 			return err

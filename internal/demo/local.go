@@ -31,7 +31,9 @@ func (l local) Pods() []Pod {
 	var all []Pod
 	for _, p := range l.Mesh.Pods() {
 		name := p.Spec.Name
-		all = append(all, Pod{Inspector: p.Inspector, Workload: name[:max(0, strings.LastIndexByte(name, '-'))], Sidecar: p.Spec.Sidecar()})
+		all = append(all, Pod{
+			Inspector: p.Inspector, Workload: name[:max(0, strings.LastIndexByte(name, '-'))], Proxied: p.Spec.Proxied(), IP: p.Spec.IP,
+		})
 	}
 	return all
 }

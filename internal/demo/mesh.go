@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
@@ -31,7 +32,10 @@ type Pod struct {
 	meshup.Inspector
 	// Workload is the name of the Pod in the sample, without a number: reviews-v1.
 	Workload string
-	Sidecar  bool
+	// Proxied is whether it has a proxy: a sidecar, or that of a gateway.
+	Proxied bool
+	// IP is its address.
+	IP netip.Addr
 }
 
 // Site is where and how a mesh is to be started.
@@ -56,11 +60,11 @@ func (d *demo) pod(workload string) (Pod, error) {
 	return Pod{}, fmt.Errorf("%s has no Pod of %s", d.o.ConfigDir, workload)
 }
 
-// sidecars are the Pods with a proxy.
-func (d *demo) sidecars() []Pod {
+// proxied are the Pods with a proxy.
+func (d *demo) proxied() []Pod {
 	var all []Pod
 	for _, p := range d.mesh.Pods() {
-		if p.Sidecar {
+		if p.Proxied {
 			all = append(all, p)
 		}
 	}
@@ -70,7 +74,7 @@ func (d *demo) sidecars() []Pod {
 // errorStats reads the statistics of errors of all Envoys.
 func (d *demo) errorStats(ctx context.Context) (map[string]int64, error) {
 	var all []meshup.Inspector
-	for _, p := range d.sidecars() {
+	for _, p := range d.proxied() {
 		all = append(all, p.Inspector)
 	}
 	return meshup.ErrorStats(ctx, all)

@@ -17,15 +17,19 @@ import (
 type scenario struct {
 	name, title string
 	run         func(*demo, context.Context) error
+	// pod is a workload without whose Pod the scenario is left out; empty: none.
+	pod string
 }
 
 var scenarios = []scenario{
-	{"calls", "Scenario 1. The shopper calls productpage, which calls reviews, which call ratings.", (*demo).calls},
-	{"canary", "Scenario 2. Requests with the header x-canary: true are routed to reviews v2.", (*demo).canary},
-	{"weights", "Scenario 3. Under load, the weights in the YAML are changed from 90/10 to 50/50.", (*demo).weights},
-	{"strict", "Scenario 4. PeerAuthentication is set to STRICT, so that plaintext is refused.", (*demo).strict},
-	{"discovery", "Scenario 5. pilot-discovery is killed, and started again.", (*demo).discovery},
-	{"envoy", "Scenario 6. The Envoy of ratings is killed with SIGKILL.", (*demo).envoy},
+	{"calls", "Scenario 1. The shopper calls productpage, which calls reviews, which call ratings.", (*demo).calls, ""},
+	{"canary", "Scenario 2. Requests with the header x-canary: true are routed to reviews v2.", (*demo).canary, ""},
+	{"weights", "Scenario 3. Under load, the weights in the YAML are changed from 90/10 to 50/50.", (*demo).weights, ""},
+	{"strict", "Scenario 4. PeerAuthentication is set to STRICT, so that plaintext is refused.", (*demo).strict, ""},
+	{"discovery", "Scenario 5. pilot-discovery is killed, and started again.", (*demo).discovery, ""},
+	{"envoy", "Scenario 6. The Envoy of ratings is killed with SIGKILL.", (*demo).envoy, ""},
+	{"ingress", "Scenario 7. A caller outside reaches productpage through a gateway, over TLS; its certificate is replaced under load.", (*demo).ingress, "ingress"},
+	{"egress", "Scenario 8. Requests to a service outside leave by a gateway, which knows who asks.", (*demo).egress, "egress"},
 }
 
 const (
@@ -179,7 +183,7 @@ func (d *demo) strict(ctx context.Context) error {
 	}
 	d.check("in PERMISSIVE mode the legacy caller is answered, without an identity", err)
 	served := func() (int64, error) {
-		all, err := d.served(ctx)
+		all, err := d.served(ctx, shopHops)
 		if err != nil {
 			return 0, err
 		}

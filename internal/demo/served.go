@@ -9,19 +9,22 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
-// hops are the services on the way of a request.
-var hops = []struct {
+// hop is a service on the way of a request.
+type hop struct {
 	service string
 	// workloads are those of its Pods.
 	workloads []string
-}{
+}
+
+// shopHops are those of a request to productpage.
+var shopHops = []hop{
 	{"productpage", []string{"productpage"}},
 	{"reviews", []string{"reviews-v1", "reviews-v2"}},
 	{"ratings", []string{"ratings"}},
 }
 
 // served returns how many requests the apps of each hop have answered.
-func (d *demo) served(ctx context.Context) ([]int64, error) {
+func (d *demo) served(ctx context.Context, hops []hop) ([]int64, error) {
 	out := make([]int64, len(hops))
 	for i, h := range hops {
 		for _, workload := range h.workloads {
@@ -39,10 +42,15 @@ func (d *demo) served(ctx context.Context) ([]int64, error) {
 	return out, nil
 }
 
-// counted runs fn, in which only the load may make requests. It checks that each request that was
+// counted runs fn, in which only the load may make requests, to productpage. It checks that each request that was
 // sent was served exactly once at every hop, and what withoutErrors checks.
 func (d *demo) counted(ctx context.Context, fn func() error) error {
-	before, err := d.served(ctx)
+	return d.countedAt(ctx, shopHops, fn)
+}
+
+// countedAt is counted for requests on another way.
+func (d *demo) countedAt(ctx context.Context, hops []hop, fn func() error) error {
+	before, err := d.served(ctx, hops)
 	if err != nil {
 		return err
 	}
@@ -50,12 +58,12 @@ func (d *demo) counted(ctx context.Context, fn func() error) error {
 	if err := d.withoutErrors(ctx, fn); err != nil {
 		return err
 	}
-	after, err := d.served(ctx)
+	after, err := d.served(ctx, hops)
 	if err != nil {
 		return err
 	}
 	sent = d.load.sent() - sent
-	d.check(fmt.Sprintf("each of the %d requests was served once at every hop", sent), everyHop(int64(sent), before, after))
+	d.check(fmt.Sprintf("each of the %d requests was served once at every hop", sent), everyHop(hops, int64(sent), before, after))
 	return nil
 }
 
@@ -87,7 +95,7 @@ func (d *demo) withoutErrors(ctx context.Context, fn func() error) error {
 // updates counts the updates of clusters and listeners of all Envoys.
 func (d *demo) updates(ctx context.Context) (int64, error) {
 	var all int64
-	for _, p := range d.sidecars() {
+	for _, p := range d.proxied() {
 		stats, err := p.Stats(ctx, url.QueryEscape(`^(cluster_manager\.cds|listener_manager\.lds)\.update_success$`))
 		if err != nil {
 			return 0, err
@@ -102,7 +110,7 @@ func (d *demo) updates(ctx context.Context) (int64, error) {
 	return all, nil
 }
 
-func everyHop(sent int64, before, after []int64) error {
+func everyHop(hops []hop, sent int64, before, after []int64) error {
 	for i, h := range hops {
 		if n := after[i] - before[i]; n != sent {
 			return fmt.Errorf("%s served %d of %d", h.service, n, sent)

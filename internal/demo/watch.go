@@ -99,7 +99,7 @@ func (d *demo) readProxies(ctx context.Context) []proxyState {
 // proxyStates are the rows of the table for what pilot-discovery says.
 func (d *demo) proxyStates(ctx context.Context, known map[string]synced) []proxyState {
 	var all []proxyState
-	for _, p := range d.sidecars() {
+	for _, p := range d.proxied() {
 		s, connected := known[p.Name]
 		ends, _ := p.CertificateEnds(ctx)
 		all = append(all, proxyState{
@@ -110,7 +110,7 @@ func (d *demo) proxyStates(ctx context.Context, known map[string]synced) []proxy
 	return all
 }
 
-// awaitInSync waits until every sidecar is connected and has acknowledged everything, and returns what pilot-discovery said then.
+// awaitInSync waits until every proxy is connected and has acknowledged everything, and returns what pilot-discovery said then.
 func (d *demo) awaitInSync(ctx context.Context) (known map[string]synced, err error) {
 	err = meshup.Await(ctx, 2*time.Minute, "every proxy is in sync", func(ctx context.Context) error {
 		var err error
@@ -118,7 +118,7 @@ func (d *demo) awaitInSync(ctx context.Context) (known map[string]synced, err er
 		if err != nil {
 			return err
 		}
-		for _, p := range d.sidecars() {
+		for _, p := range d.proxied() {
 			if s, ok := known[p.Name]; !ok || !s.inSync() {
 				return fmt.Errorf("%s is not: %+v", p.Name, s)
 			}

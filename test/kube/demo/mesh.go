@@ -175,7 +175,7 @@ const proxy = "istio-proxy"
 func (c *cluster) pod(workload string, p *corev1.Pod) demo.Pod {
 	out := demo.Pod{Workload: workload}
 	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
-		out.Sidecar = out.Sidecar || slices.ContainsFunc(list, func(c corev1.Container) bool { return c.Name == proxy })
+		out.Proxied = out.Proxied || slices.ContainsFunc(list, func(c corev1.Container) bool { return c.Name == proxy })
 	}
 	out.Inspector = meshup.Inspector{
 		Name: p.Name + "." + p.Namespace, From: dialer{c, p.Namespace, p.Name}, AppPort: "9080",

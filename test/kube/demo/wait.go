@@ -20,7 +20,7 @@ import (
 func (c *cluster) awaitEndpoints(ctx context.Context) error {
 	c.site.Line("  waiting until every Envoy has the endpoints of every service")
 	for _, p := range c.pods {
-		if !p.Sidecar {
+		if !p.Proxied {
 			continue
 		}
 		err := meshup.Await(ctx, startBound, "the Envoy of "+p.Name+" has all endpoints", func(ctx context.Context) error {
