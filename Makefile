@@ -43,7 +43,7 @@ kube: ## build the Kubernetes control plane of the tests into .tools/ (4 to 8 mi
 before: ## build the agent and pilot-discovery of the version before, from git's history, into .tools/
 	@hack/before.sh
 
-deps: ## install the programs that end-to-end tests compare against (iptables, nft), where apt-get can
+deps: ## install the programs that end-to-end tests compare against (iptables, nft), and Chromium, where apt-get can
 	@hack/test-deps.sh
 
 demo: ## a whole mesh on this machine, with scenarios whose results are checked (needs root)

@@ -40,11 +40,12 @@ type loop struct {
 	done   chan struct{}
 	ending sync.Once
 
-	graph   *incr.Graph
-	model   *model.Model
-	store   *config.Store
-	views   *publisher
-	applied *changeLog
+	graph    *incr.Graph
+	model    *model.Model
+	store    *config.Store
+	views    *publisher
+	applied  *changeLog
+	timeline *timeline
 	// bootstraps are those of the agents that ask for them.
 	bootstraps *bootstraps
 	problems   *problems
@@ -122,7 +123,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		log: log, graph: g, model: m, store: config.NewStore(), kept: kept,
 		watchdog: newWatchdog(settings.DefaultWatchdog, log),
 		gate:     gate{lenience: lenience, remembered: len(kept.remembered(false)), since: kept.before.Written},
-		views:    newPublisher(g, m, compile.New(g, m, o)), applied: newChangeLog(),
+		views:    newPublisher(g, m, compile.New(g, m, o)), applied: newChangeLog(), timeline: &timeline{},
 		inbox: inbox{
 			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), fetched: make(chan fetch.Update), questions: make(chan func()), signals: newSignals(),
 		},
@@ -133,6 +134,8 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 	l.inventory, l.why = inventoryRule(g, m), l.views.compiler.Why
 	l.gatewayStatuses = newGatewayStatuses(g, m)
 	l.references = incr.Derive(g, model.LevelCompile, "certificate references", func(r *incr.Reader, _ struct{}) map[credentials.Reference]bool { return m.CertificateReferences(r) })
+	l.views.onApplied = func(generations []uint64) { l.timeline.applied(generations, time.Now()) }
+	l.views.onGone = l.timeline.gone
 	l.views.onRefusal, l.allocated = l.signals.refuse, newAllocator(kept.before.Allocated)
 	l.keys = newKeyring(recent(kept.before.Keys, time.Now()), m.SetKeys, log)
 	if o.AllocateAsked {
@@ -209,7 +212,7 @@ func (l *loop) takeSignals() {
 
 // commit applies a batch, and those that wait behind it, as one change.
 func (l *loop) commit(b object.Batch) {
-	start, wasSynced := time.Now(), l.gate.synced
+	start, runs, before, wasSynced := time.Now(), l.graph.Runs(), l.views.generation, l.gate.synced
 	var changes problemChanges
 	var accepted []acceptedChange
 	for {
@@ -253,6 +256,7 @@ func (l *loop) commit(b object.Batch) {
 	l.refer()
 	if len(accepted) > 0 || len(moved) > 0 || l.gate.synced && l.views.generation == 0 {
 		l.views.begin()
+		l.timeline.begin(l.views.generation, start)
 	}
 	classes, moves := l.views.update(moved)
 	l.bootstraps.update(moved)
@@ -265,6 +269,9 @@ func (l *loop) commit(b object.Batch) {
 	l.kept.changed()
 	spent := time.Since(start)
 	l.counts.spent += spent
+	if l.views.generation != before {
+		l.timeline.end(l.editOf(accepted, moves, classes, l.graph.Runs()-runs, spent))
+	}
 	l.log.Debug("committed", "moved", len(moved), "classes", classes, "generation", l.views.generation, "took", spent)
 	if names := edited(accepted); len(names) > 0 && wasSynced {
 		l.log.Info("configuration changed", "generation", l.views.generation, "objects", strings.Join(names, ", "), "proxies", l.views.published, "ms", spent.Milliseconds())

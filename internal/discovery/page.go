@@ -32,6 +32,7 @@ func (s *Server) pageState() ui.State {
 		shown.Older = isOlder[c.ID]
 		out.Proxies = append(out.Proxies, shown)
 	}
+	out.Edits = s.loop.timeline.list()
 	problems, _ := s.problemEntries()
 	for _, e := range problems {
 		if e.Severity == object.Info.String() {

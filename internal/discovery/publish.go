@@ -34,6 +34,9 @@ type publisher struct {
 	published int
 	// onRefusal is called from any goroutine when what the proxy of a connection refuses has changed.
 	onRefusal func(id string)
+	// onApplied is called from any goroutine with the generations of changes that a proxy has applied, and onGone with those
+	// that one has left without.
+	onApplied, onGone func(generations []uint64)
 	// onMove is called when proxies have come or gone, or have another class.
 	onMove func()
 	// current is the last snapshot, nil once anything in it has changed.
@@ -160,6 +163,7 @@ func newPublisher(g *incr.Graph, m *model.Model, c *compile.Compiler) *publisher
 	return &publisher{
 		graph: g, compiler: c, classify: m.Classify(), layers: newLayers(c), names: map[mesh.Scope]*publishedNames{}, classes: map[mesh.Class]*publishedClass{},
 		idle: idleClasses{limits: defaultIdleLimits}, now: time.Now, onRefusal: func(string) {}, onMove: func() {},
+		onApplied: func([]uint64) {}, onGone: func([]uint64) {},
 		proxies: map[string]*publishedProxy{}, byKey: map[model.ProxyKey]map[string]*publishedProxy{},
 	}
 }
@@ -181,6 +185,7 @@ func (p *publisher) join(id string, key model.ProxyKey) *xds.LatestView {
 	p.byKey[key][id] = m
 	m.latest = xds.NewLatestView(p.enter(id, m).view)
 	m.latest.OnRefusal(func() { p.onRefusal(id) })
+	m.latest.OnApplied(func(generations []uint64) { p.onApplied(generations) })
 	return m.latest
 }
 
@@ -197,6 +202,7 @@ func (p *publisher) leave(id string) {
 	p.exit(id, m.class)
 	p.classify.Unwant(m.key)
 	p.dropIdle()
+	p.onGone(m.latest.Awaited())
 }
 
 // enter puts a proxy into its class.
@@ -274,13 +280,20 @@ func (p *publisher) update(moved []incr.Moved) (classes int, moves []move) {
 	}
 	p.published = 0
 	for c := range changed {
-		p.published += len(c.proxies)
 		for _, m := range c.proxies {
-			m.latest.PublishAt(c.view, p.generation)
+			p.publish(m, c.view)
 		}
 	}
 	p.dropIdle()
 	return len(changed), moves
+}
+
+// publish publishes a view to a proxy because of a change.
+func (p *publisher) publish(m *publishedProxy, v *xds.View) {
+	if m.latest.Await(p.generation) {
+		p.published++
+	}
+	m.latest.PublishAt(v, p.generation)
 }
 
 // reclassify moves the proxies of a key to a class, and publishes its view to them unless that is
@@ -294,7 +307,7 @@ func (p *publisher) reclassify(key model.ProxyKey, class mesh.Class, changed map
 			p.exit(id, before)
 		}
 		if _, published := changed[c]; !published {
-			m.latest.PublishAt(c.view, p.generation)
+			p.publish(m, c.view)
 		}
 	}
 }

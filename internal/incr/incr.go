@@ -76,7 +76,8 @@ type Graph struct {
 	unused   []*node     // nodes that may have lost their last reader
 	moved    []Moved
 	stats    map[string]*RuleStats
-	tables   []any // by the tables' numbers; of a fork, those that it uses, as rules
+	runs     uint64 // of all rules
+	tables   []any  // by the tables' numbers; of a fork, those that it uses, as rules
 	rules    []ruleOfAnyType
 	parallel parallel
 	forks    []*Graph // that are open
@@ -121,6 +122,9 @@ type RuleStats struct {
 func New() *Graph {
 	return &Graph{stats: map[string]*RuleStats{}, run: 1}
 }
+
+// Runs returns how often rules were executed, all together, since the graph was created.
+func (g *Graph) Runs() uint64 { return g.runs }
 
 // Stats returns a copy of the counters of every rule, by name.
 func (g *Graph) Stats() map[string]RuleStats {
@@ -220,6 +224,7 @@ func (g *Graph) executed(n *node, reads []*input, moved bool) {
 	g.replaceDeps(n, reads)
 	n.made = true
 	n.rule.Runs++
+	g.runs++
 	causes := g.causes(n)
 	if moved {
 		n.rule.Moves++

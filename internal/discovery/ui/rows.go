@@ -3,6 +3,8 @@ package ui
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/printable"
@@ -13,6 +15,7 @@ type State struct {
 	Status   Status
 	Proxies  []Proxy
 	Problems []Problem
+	Edits    []Edit
 }
 
 // Status is about the control plane itself.
@@ -90,15 +93,46 @@ type Problem struct {
 	Meanwhile string `json:"meanwhile,omitempty"`
 }
 
+// Edit is one change of the configuration: a generation.
+type Edit struct {
+	Generation uint64    `json:"generation"`
+	At         time.Time `json:"at"`
+	// Objects are the first objects that have changed, Count is how many there are. None may have: a proxy's refusal, or the end
+	// of the first read, changes what is served, too.
+	Objects []EditObject `json:"objects,omitempty"`
+	Count   int          `json:"count"`
+	// Milliseconds is how long the control plane took, Runs how many rules it ran.
+	Milliseconds float64 `json:"milliseconds"`
+	Runs         uint64  `json:"runs"`
+	// Resources is how many resources have changed, each counted once, whoever has it; Bytes is the size of their new versions.
+	Resources int `json:"resources"`
+	Bytes     int `json:"bytes"`
+	// Classes is how many classes of proxies, and Proxies how many proxies the change is for. Applied is how many of these have
+	// it, or a later version in its place, and AppliedMilliseconds when the last of them had, from At. Gone have left before.
+	Classes             int     `json:"classes"`
+	Proxies             int     `json:"proxies"`
+	Applied             int     `json:"applied"`
+	AppliedMilliseconds float64 `json:"appliedMilliseconds"`
+	Gone                int     `json:"gone,omitempty"`
+}
+
+// EditObject is an object of an Edit. Origin is file:line; empty if the object was removed.
+type EditObject struct {
+	Object  string `json:"object"`
+	Origin  string `json:"origin,omitempty"`
+	Removed bool   `json:"removed,omitempty"`
+}
+
 // The sections of the page: the names of the parts of an update.
 const (
 	sectionStatus   = "status"
 	sectionProxies  = "proxies"
 	sectionProblems = "problems"
+	sectionChanges  = "changes"
 )
 
 // maxRows bounds what a section has.
-var maxRows = map[string]int{sectionStatus: 1, sectionProxies: 10000, sectionProblems: 2000}
+var maxRows = map[string]int{sectionStatus: 1, sectionProxies: 10000, sectionProblems: 2000, sectionChanges: 1000}
 
 // Bounds of a text and of a list in a row.
 const (
@@ -142,6 +176,13 @@ func RowsOf(s State) Rows {
 	for _, p := range s.Problems {
 		p.Object, p.Origin, p.Field, p.Text, p.Meanwhile = clip(p.Object), clip(p.Origin), clip(p.Field), clip(p.Text), clip(p.Meanwhile)
 		add(sectionProblems, p.Severity+" "+p.Object+" "+p.Origin+" "+p.Field+" "+printable.Clip(p.Text, 100), p)
+	}
+	for _, e := range s.Edits {
+		e.Objects = slices.Clone(e.Objects)
+		for i, o := range e.Objects {
+			e.Objects[i].Object, e.Objects[i].Origin = clip(o.Object), clip(o.Origin)
+		}
+		add(sectionChanges, strconv.FormatUint(e.Generation, 10), e)
 	}
 	s.Status.Notes = clipList(s.Status.Notes)
 	add(sectionStatus, sectionStatus, s.Status)

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,7 +19,14 @@ type LatestView struct {
 	// has not answered everything.
 	unapplied, unanswered backlog
 	taken                 publication // of the view that the stream took last
+	// awaited are the generations of changes that the proxy has not applied, oldest first, and onApplied is called with
+	// those that it has applied. Nil counts none.
+	awaited   []uint64
+	onApplied func(generations []uint64)
 }
+
+// maxAwaited bounds what is counted for a proxy that applies nothing: of older changes it counts as not applied for good.
+const maxAwaited = 100
 
 type published struct {
 	view *View
@@ -95,6 +103,45 @@ func (c *LatestView) PublishAt(v *View, generation uint64) {
 	close(old.next)
 }
 
+// OnApplied has f be called, from any goroutine, with the generations of changes that the proxy has applied. Call it before the
+// LatestView is given to a stream.
+func (c *LatestView) OnApplied(f func(generations []uint64)) { c.onApplied = f }
+
+// Await notes that the next view is published because of a change, of this generation; it is not older than that of the call
+// before. It reports whether the proxy was not awaited to apply it already. Only the goroutine that publishes may call it.
+func (c *LatestView) Await(generation uint64) bool {
+	if c.onApplied == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := len(c.awaited); n > 0 && c.awaited[n-1] == generation {
+		return false
+	}
+	if len(c.awaited) == maxAwaited {
+		c.awaited = append(c.awaited[:0], c.awaited[1:]...)
+	}
+	c.awaited = append(c.awaited, generation)
+	return true
+}
+
+// Awaited are the generations of changes that the proxy has not applied.
+func (c *LatestView) Awaited() []uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.awaited)
+}
+
+// arrived takes the changes that are part of the view that was taken last.
+func (c *LatestView) arrived() (generations []uint64) {
+	n, _ := slices.BinarySearch(c.awaited, c.taken.generation+1)
+	if n == 0 {
+		return nil
+	}
+	generations, c.awaited = c.awaited[:n:n], slices.Clone(c.awaited[n:])
+	return generations
+}
+
 // Load is the newest view, nil before there is one, and a channel that is closed when
 // there is a newer one.
 func (c *LatestView) Load() (*View, <-chan struct{}) {
@@ -124,9 +171,16 @@ func (c *LatestView) take() *published {
 // and whether it has accepted all of it.
 func (c *LatestView) Report(answered, applied bool) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.unanswered.report(answered, c.taken)
 	c.unapplied.report(applied, c.taken)
+	var generations []uint64
+	if applied {
+		generations = c.arrived()
+	}
+	c.mu.Unlock()
+	if len(generations) > 0 {
+		c.onApplied(generations)
+	}
 }
 
 // Progress is which generations a proxy has applied.

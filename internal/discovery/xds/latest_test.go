@@ -3,6 +3,7 @@ package xds
 import (
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -175,4 +176,41 @@ func TestRefusedResourcesAreAnsweredAndNotApplied(t *testing.T) {
 			t.Errorf("with all accepted it is at %+v", p)
 		}
 	})
+}
+
+// Changes count as applied once each, when a view that has them is accepted.
+func TestAppliedChangesAreCounted(t *testing.T) {
+	var got []uint64
+	l := NewLatestView(&View{Generation: 1})
+	if l.Await(1) {
+		t.Error("without anybody who counts, changes are awaited")
+	}
+	l.OnApplied(func(generations []uint64) { got = append(got, generations...) })
+	publish := func(generation uint64) {
+		if !l.Await(generation) || l.Await(generation) {
+			t.Errorf("generation %d is not awaited once", generation)
+		}
+		l.PublishAt(&View{Generation: generation}, generation)
+	}
+	l.Take()
+	publish(3)
+	publish(5)
+	l.Report(true, true) // of the view before
+	if len(got) > 0 {
+		t.Errorf("applied %d before they were taken", got)
+	}
+	l.Take()
+	publish(7)
+	l.Report(true, false) // refused
+	l.Report(true, true)
+	l.Report(true, true)
+	if !slices.Equal(got, []uint64{3, 5}) || !slices.Equal(l.Awaited(), []uint64{7}) {
+		t.Errorf("applied %d, awaited %d: want 3 and 5, and 7", got, l.Awaited())
+	}
+	for g := range uint64(2 * maxAwaited) {
+		publish(8 + g)
+	}
+	if a := l.Awaited(); len(a) != maxAwaited || a[0] != 8+maxAwaited {
+		t.Errorf("%d awaited from %d, want the newest %d", len(a), a[0], maxAwaited)
+	}
 }

@@ -4,7 +4,7 @@
 const rowsPerPage = 50;
 
 // rows of each section by key, as the control plane sends them.
-const rows = { status: new Map(), proxies: new Map(), problems: new Map() };
+const rows = { status: new Map(), proxies: new Map(), problems: new Map(), changes: new Map() };
 
 // el makes an element. Children are elements or texts; attributes that are null are left out.
 function el(tag, attributes, ...children) {
@@ -13,7 +13,7 @@ function el(tag, attributes, ...children) {
     if (value === null || value === undefined || value === false) continue;
     e.setAttribute(name, value === true ? "" : String(value));
   }
-  e.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== ""));
+  e.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== ""));
   return e;
 }
 
@@ -36,7 +36,7 @@ function duration(ms) {
 
 // when shows a time as the distance from now; tick keeps it current.
 function when(iso, form) {
-  const e = el("time", { datetime: iso, "data-form": form, title: iso });
+  const e = el("time", { datetime: iso, "data-form": form || "ago", title: iso });
   e.textContent = relative(iso, form);
   return e;
 }
@@ -83,6 +83,26 @@ const views = {
       ["Connected", (p) => when(p.connected)],
     ],
   },
+  changes: {
+    title: "Changes",
+    what: "The newest changes of the configuration, and how they have come to the proxies.",
+    none: "Nothing has changed yet.",
+    only: "Only those that some proxy has not applied",
+    isOnly: (e) => missing(e) > 0,
+    order: (a, b) => b.generation - a.generation,
+    columns: [
+      ["Generation", (e) => [line(text("name", String(e.generation))), line(when(e.at))]],
+      ["Objects", (e) => [
+        objects(e),
+        e.count === 0 ? text("muted", "no object: what proxies have, or refuse, has changed") : null,
+      ], "wide"],
+      ["Work", (e) => [line(`${plural(e.runs, "rule")} run in ${ms(e.milliseconds)}`), line(text("muted", e.resources ? `${plural(e.resources, "resource")} moved, ${bytes(e.bytes)}` : "no resource moved"))]],
+      ["Proxies", (e) => e.proxies === 0 ? text("muted", "for no proxy") : [
+        line(text(missing(e) > 0 ? "warn" : "ok", `${e.applied.toLocaleString("en")} of ${e.proxies.toLocaleString("en")} applied`), e.applied ? ` in ${ms(e.appliedMilliseconds)}` : ""),
+        e.gone ? line(text("muted", `${e.gone.toLocaleString("en")} left before`)) : null,
+      ]],
+    ],
+  },
   problems: {
     title: "Problems",
     what: "What is wrong with the configuration, and what is in force meanwhile.",
@@ -97,6 +117,17 @@ const views = {
     ],
   },
 };
+
+// objects are those of a change: a few, and the others on request.
+function objects(e) {
+  const all = (e.objects || []).map((o) => line(o.object, o.removed ? text("warn", " removed") : "", o.origin ? [" ", text("muted mono", o.origin)] : null));
+  if (e.count <= 3) return all;
+  return [all.slice(0, 2), el("details", {}, el("summary", {}, `and ${(e.count - 2).toLocaleString("en")} more`), all.slice(2), e.count > all.length ? line(text("muted", `${plural(e.count - all.length, "object")} more are not listed`)) : null)];
+}
+
+const missing = (e) => Math.max(0, e.proxies - e.applied - (e.gone || 0));
+const ms = (n) => (n >= 10000 ? `${(n / 1000).toFixed(1)} s` : n >= 10 ? `${Math.round(n)}\u00a0ms` : `${n.toFixed(1)}\u00a0ms`);
+const bytes = (n) => (n < 1000 ? `${n} bytes` : n < 1e6 ? `${(n / 1000).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
 
 function refusal(p) {
   const out = [];
