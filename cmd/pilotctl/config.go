@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -50,13 +51,17 @@ func sectionNames() []string {
 
 func newConfig(f *flags) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "config PROXY [" + strings.Join(sectionNames(), "|") + "]",
+		Use:   "config PROXY [" + strings.Join(configTypes(), "|") + "]",
 		Short: "Show the configuration of a proxy",
 		Long: `Show the configuration of a proxy, all of it or one type.
 
 PROXY is a name that "pilotctl proxies" lists, such as reviews-v1-1.bookshop, or the name of a Pod with
 --namespace. Of several replicas of pilot-discovery, the one that the proxy is connected to is asked.
 With -o json or yaml the complete resources are printed.
+
+secrets are the certificates that the proxy has as far as the control plane knows them: its own and its
+roots, which its agent serves, and those of Secrets that it asks for, by name, issuer and end, never keys.
+They are shown only when they are asked for.
 
 Of a route, TO is marked NO CLUSTER where the proxy has no such cluster, so that requests fail. TIMEOUT
 is that of the whole request, or none; RETRIES is their number, with the timeout of each attempt, if
@@ -68,16 +73,19 @@ route without one follows from the service alone.`,
 			case 0:
 				return completeProxies(c, f, prefix)
 			case 1:
-				return sectionNames(), cobra.ShellCompDirectiveNoFileComp
+				return configTypes(), cobra.ShellCompDirectiveNoFileComp
 			}
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(c *cobra.Command, args []string) error {
 			chosen := sections
+			if len(args) == 2 && args[1] == secretsType {
+				return f.secrets(c, args[0])
+			}
 			if len(args) == 2 {
 				i := slices.Index(sectionNames(), args[1])
 				if i < 0 {
-					return misuse{fmt.Errorf("invalid config type %q: want one of %s", args[1], strings.Join(sectionNames(), ", "))}
+					return misuse{fmt.Errorf("invalid config type %q: want one of %s", args[1], strings.Join(configTypes(), ", "))}
 				}
 				chosen = sections[i : i+1]
 			}
@@ -112,22 +120,85 @@ route without one follows from the service alone.`,
 
 const dumpPage = "debug/config_dump"
 
+// secretsPage lists the secrets of a proxy, secretsType is their name among the types.
+const secretsPage, secretsType = "debug/secretz", "secrets"
+
+// configTypes are the types that can be asked for.
+func configTypes() []string { return append(sectionNames(), secretsType) }
+
+// secretEntry is a secret in secretsPage.
+type secretEntry struct {
+	Name         string `json:"name"`
+	State        string `json:"state"`
+	Certificates []struct {
+		Subject  string    `json:"subject"`
+		Issuer   string    `json:"issuer"`
+		SHA256   string    `json:"sha256"`
+		NotAfter time.Time `json:"notAfter"`
+		Names    []string  `json:"names"`
+	} `json:"certificates"`
+}
+
+// secrets prints the secrets of a proxy.
+func (f *flags) secrets(c *cobra.Command, name string) error {
+	name, err := f.fullName(c, name)
+	if err != nil {
+		return err
+	}
+	r, err := f.connect(c)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	text, err := pageOf(c, r, secretsPage, name)
+	if err != nil {
+		return err
+	}
+	if f.output != "table" {
+		return printJSON(c.OutOrStdout(), f.output, text)
+	}
+	var all []secretEntry
+	if err := json.Unmarshal(text, &all); err != nil {
+		return fmt.Errorf("decode the response of %s: %w", secretsPage, err)
+	}
+	var rows [][]string
+	for _, s := range all {
+		if len(s.Certificates) == 0 {
+			rows = append(rows, []string{s.Name, s.State, "", "", "", ""})
+		}
+		for _, cert := range s.Certificates {
+			is := cert.Subject
+			if len(cert.Names) > 0 {
+				is = strings.Join(cert.Names, ", ")
+			}
+			rows = append(rows, []string{s.Name, s.State, is, cert.Issuer, cert.NotAfter.UTC().Format(time.RFC3339), cert.SHA256[:min(16, len(cert.SHA256))]})
+		}
+	}
+	return printTable(c.OutOrStdout(), []string{"SECRET", "STATE", "CERTIFICATE", "ISSUER", "ENDS", "SHA256"}, rows)
+}
+
+// fullName is the name of a proxy with the namespace that it lacks.
+func (f *flags) fullName(c *cobra.Command, name string) (string, error) {
+	namespace, err := f.qualified(c)
+	if err == nil && namespace != "" && !strings.Contains(name, ".") {
+		name += "." + namespace
+	}
+	return name, err
+}
+
 // configDump is the configuration of a proxy, from the replica that it is connected to, and where the objects
 // are from that the table of the chosen sections names.
 func configDump(c *cobra.Command, f *flags, name string, chosen []section) ([]byte, []appliedObject, error) {
-	namespace, err := f.qualified(c)
+	name, err := f.fullName(c, name)
 	if err != nil {
 		return nil, nil, err
-	}
-	if namespace != "" && !strings.Contains(name, ".") {
-		name += "." + namespace
 	}
 	r, err := f.connect(c)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer r.Close()
-	text, err := dumpOf(c, r, name)
+	text, err := pageOf(c, r, dumpPage, name)
 	if err != nil || f.output != "table" || !slices.ContainsFunc(chosen, func(s section) bool { return s.name == "routes" }) {
 		return text, nil, err
 	}
@@ -138,9 +209,9 @@ func configDump(c *cobra.Command, f *flags, name string, chosen []section) ([]by
 	return text, objects, nil
 }
 
-// dumpOf asks all replicas: the others do not know the proxy.
-func dumpOf(c *cobra.Command, r *replicas, name string) ([]byte, error) {
-	got, lost, err := answered(r.ask(c.Context(), dumpPage, url.Values{"proxyID": {name}}, nil))
+// pageOf asks all replicas for a page about a proxy: the others do not know the proxy.
+func pageOf(c *cobra.Command, r *replicas, page, name string) ([]byte, error) {
+	got, lost, err := answered(r.ask(c.Context(), page, url.Values{"proxyID": {name}}, nil))
 	if err == nil {
 		if len(got) > 1 {
 			fmt.Fprintf(c.ErrOrStderr(), "pilotctl: %s is connected to %d replicas; this is what %s has\n", printable.Escape(name), len(got), got[0].replica.name)

@@ -105,17 +105,17 @@ func TestNoReplicaAnswers(t *testing.T) {
 func TestConfigIsThatOfTheReplicaWithTheProxy(t *testing.T) {
 	r := several(t, nil, map[string]string{}, map[string]string{"dump-web.shop.json": `{"configs":[]}`})
 	c, _, stderr := command(t)
-	text, err := dumpOf(c, r, "web.shop")
+	text, err := pageOf(c, r, dumpPage, "web.shop")
 	if err != nil || string(text) != `{"configs":[]}` || stderr.Len() > 0 {
 		t.Errorf("%s, %v, %s", text, err, stderr)
 	}
-	if _, err = dumpOf(c, r, "other.shop"); err == nil {
+	if _, err = pageOf(c, r, dumpPage, "other.shop"); err == nil {
 		t.Fatal("no error for a proxy that is not connected")
 	}
 	want(t, "the error", err.Error(), "other.shop is connected to none of the replicas that have answered")
 	want(t, "what is missing", stderr.String(), "partial, without that of istiod-1")
 	r.list = r.list[:1]
-	if _, err = dumpOf(c, r, "web.shop"); err == nil || !strings.Contains(err.Error(), "connection refused") {
+	if _, err = pageOf(c, r, dumpPage, "web.shop"); err == nil || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("without any answer: %v", err)
 	}
 }

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestScripts runs testdata/*.txtar. Each has a discovery of its own at $DISCOVERY that
-// serves the script's files: syncz.json, factsz.json, objectz.json, dump-PROXY.json, applied.json, appliedNAME.json, for
+// serves the script's files: syncz.json, factsz.json, objectz.json, dump-PROXY.json, secrets-PROXY.json, applied.json, appliedNAME.json, for
 // a file sent to it, file-CONTENT.json, and about the CA ca.json and, for a request to rotate, rotate.json; ready and version, with the Date of the file date.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -64,6 +64,9 @@ func pages(dir string) http.Handler {
 		serve(w, r, "ready")
 	})
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "version") })
+	mux.HandleFunc("GET /debug/secretz", func(w http.ResponseWriter, r *http.Request) {
+		serve(w, r, "secrets-"+filepath.Base(r.FormValue("proxyID"))+".json")
+	})
 	mux.HandleFunc("GET /debug/factsz", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "factsz.json") })
 	mux.HandleFunc("GET /debug/syncz", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "syncz.json") })
 	mux.HandleFunc("GET /debug/applied", func(w http.ResponseWriter, r *http.Request) {

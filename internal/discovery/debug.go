@@ -62,6 +62,7 @@ func (s *Server) pages() []page {
 		{path: "push_status", help: "What the configuration in force lacks, by metric", serve: s.pushStatus},
 		{path: "registryz", help: "All services", serve: s.registryz},
 		{path: "resourcesz", help: "Kinds of Istio's objects that are read", serve: s.resourcesz},
+		{path: "secretz", help: "Secrets of a proxy by name, issuer and end, without keys (?proxyID=POD.NAMESPACE)", serve: s.secretz},
 		{path: "syncz", help: "What each connected proxy was sent and has acknowledged", serve: s.syncz},
 		{path: "why", help: "Objects that a resource of a proxy was made from (?proxyID=POD.NAMESPACE&type=cds&name=NAME)", serve: s.why},
 

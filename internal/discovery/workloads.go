@@ -14,7 +14,6 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
-	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 // workloads are the Pods and WorkloadEntries in force, as far as pilotctl check asks for them. It belongs to the loop's goroutine.
@@ -126,9 +125,9 @@ type term struct {
 
 // certificateEntry describes a certificate.
 type certificateEntry struct {
-	Subject string `json:"subject"`
+	Subject string `json:"subject,omitempty"`
 	Issuer  string `json:"issuer"`
-	SHA256  string `json:"sha256"`
+	SHA256  string `json:"sha256,omitempty"`
 	term
 }
 
@@ -236,6 +235,6 @@ func hostOf(address string) string {
 
 // issuerEntry describes what signs certificates.
 func issuerEntry(s ca.State) *certificateEntry {
-	c := s.Issuer.Certificate()
-	return &certificateEntry{Subject: c.Subject.String(), Issuer: c.Issuer.String(), SHA256: pki.Fingerprint(c), term: term{c.NotBefore, c.NotAfter}}
+	c := describe(s.Issuer.Certificate())
+	return &c
 }

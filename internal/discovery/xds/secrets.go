@@ -16,7 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
-// Secrets are not resources of views: they are in no dump, no page and no saved state, and who gets which depends on who
+// Secrets are not resources of views: they are in no dump and no saved state, a page has only their names, and who gets which depends on who
 // asks. A stream remembers the names that it wants and the versions that it was sent. [control-plane 1.6.4, 1.9.6]
 
 // SecretType is the type URL of Envoy's secrets.
@@ -126,6 +126,7 @@ func (s *stream) secretRequest(m incoming) error {
 	if err := s.account.charge(change - m.cost); err != nil {
 		return err
 	}
+	s.conn.wantsSecrets(slices.Sorted(maps.Keys(t.wanted)))
 	s.wantSecrets()
 	return s.sendSecrets()
 }
@@ -166,6 +167,7 @@ func (s *stream) answeredSecrets(r Request) {
 		return
 	}
 	t.open = false
+	s.conn.secretsAnswered(t.flight, r.Refused)
 	if r.Refused {
 		s.server.metrics.allRejects.WithLabelValues(secretLabel).Inc()
 		s.server.log.Warn("proxy refused secrets", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,

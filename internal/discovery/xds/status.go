@@ -2,6 +2,7 @@ package xds
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -34,6 +35,10 @@ type Connection struct {
 	// Quarantined are the resources of its view that proxies of its class have refused, as in "RDS 80":
 	// the view has the last accepted versions, or nothing.
 	Quarantined []string
+	// Secrets are the names of the secrets that the proxy wants, sorted; the slice must not be changed. SecretsRefused are those
+	// that it has refused and has not been sent anew since.
+	Secrets        []string
+	SecretsRefused map[string]bool
 	// Types has an entry for each type that was asked for.
 	Types map[Type]TypeStatus
 }
@@ -190,6 +195,29 @@ func (c *connection) quarantined(list []Quarantined) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.status.Quarantined = names
+}
+
+// wantsSecrets notes which secrets the proxy wants.
+func (c *connection) wantsSecrets(names []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status.Secrets = names
+}
+
+// secretsAnswered notes that the proxy has refused, or accepted, a response with some secrets.
+func (c *connection) secretsAnswered(names []string, refused bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := maps.Clone(c.status.SecretsRefused) // snapshots have the one before
+	if all == nil {
+		all = map[string]bool{}
+	}
+	for _, name := range names {
+		if delete(all, name); refused {
+			all[name] = true
+		}
+	}
+	c.status.SecretsRefused = all
 }
 
 func (c *connection) applied(generation uint64) {
