@@ -168,6 +168,11 @@ func New(ctx context.Context, o Options) (_ *Agent, err error) {
 	if s.Readiness != nil {
 		servers = append(servers, run.Task{Name: "health", Run: func(ctx context.Context) error { return parts.probe(ctx, log.With("scope", "health")) }})
 	}
+	if o.Capture != nil {
+		servers = append(servers, run.Task{Name: "report on capture", Run: func(ctx context.Context) error {
+			return reportCapture(ctx, captureInterval, o.Capture, xds.SetCapture)
+		}})
+	}
 	if s.Lifecycle.ExitWithApp {
 		servers = append(servers, run.Task{Name: "app", Run: func(ctx context.Context) error { return app.Run(ctx, appOptions(s, workload.runner, log)) }})
 	}

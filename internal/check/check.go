@@ -89,6 +89,7 @@ var Checks = []Check{
 	{"Pods with a proxy", "a Pod that others expect to have a proxy gets traffic that it cannot decrypt without one", After | Address, missingProxies},
 	{"addresses of proxies", "a proxy whose address no workload has gets no traffic of the mesh", After | Address, unknownAddresses},
 	{"certificates of workloads", "a workload whose certificate has ended is refused by others", After | Address, workloadCertificates},
+	{"capture", "traffic that is not captured passes the proxy by, and so mutual TLS and policies", After | Address, captureDrift},
 }
 
 func ok(format string, args ...any) Finding { return finding.Pass(format, args...) }

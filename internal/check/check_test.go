@@ -203,6 +203,7 @@ func TestEachCheckFindsWhatIsWrong(t *testing.T) {
 		{"a namespace without root", func(f *Facts) { f.Roots.Value["shop"] = "" }, "root in namespaces", Failed, "differs from the mesh's roots in shop (none)"},
 		{"a namespace with another", func(f *Facts) { f.Roots.Value["shop"] = string(other.pem) }, "root in namespaces", Failed, "shop (other roots)"},
 		{"a certificate has ended", func(f *Facts) { f.Replicas[1].Serving.Value = a.serving(t, -time.Hour, service15012) }, "certificate of port 15012", Failed, "istiod-2: has ended at 2026-11-22T11:00:00Z"},
+		{"rules of capture were changed", func(f *Facts) { f.Replicas[0].Mesh.Value.Proxies[0].Capture = "restored 2 times" }, "capture", Warning, "changed in web.shop: restored 2 times"},
 		{"a certificate is not renewed", func(f *Facts) { f.Replicas[1].Serving.Value = a.serving(t, time.Hour, service15012) }, "certificate of port 15012", Warning, "is not renewed yet"},
 		{"of another root", func(f *Facts) { f.Replicas[1].Serving.Value = other.serving(t, 12*time.Hour, service15012) }, "certificate of port 15012", Failed, "is not that of istiod.istio-system.svc by the roots"},
 		{"of another name", func(f *Facts) { f.Replicas[1].Serving.Value = a.serving(t, 12*time.Hour, "example.com") }, "certificate of port 15012", Failed, "is not that of istiod.istio-system.svc by the roots"},
@@ -273,7 +274,7 @@ func everywhere(f *Facts, pod string, was bool, since ...time.Time) {
 func TestAnOlderControlPlaneIsAWarning(t *testing.T) {
 	f := healthy(t, newAuthority(t))
 	f.Replicas[0].Mesh = Known[Mesh]{Err: "404 Not Found: 404 page not found", Asked: true}
-	for _, decide := range []func(*Facts) Finding{issuer, ports, missingProxies, unknownAddresses, workloadCertificates} {
+	for _, decide := range []func(*Facts) Finding{issuer, ports, missingProxies, unknownAddresses, workloadCertificates, captureDrift} {
 		if got := decide(f); got.Result != Warning || !strings.Contains(got.Found, "this version of the control plane does not say it") || got.Remedy == "" {
 			t.Errorf("%+v", got)
 		}

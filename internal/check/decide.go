@@ -127,6 +127,7 @@ var readable = map[string][]string{
 	"requestauthentications.security.istio.io": {"v1", "v1beta1"},
 	"serviceentries.networking.istio.io":       {"v1", "v1beta1", "v1alpha3"},
 	"sidecars.networking.istio.io":             {"v1", "v1beta1", "v1alpha3"},
+	"telemetries.telemetry.istio.io":           {"v1", "v1alpha1"},
 	"virtualservices.networking.istio.io":      {"v1", "v1beta1", "v1alpha3"},
 	"workloadentries.networking.istio.io":      {"v1", "v1beta1", "v1alpha3"},
 	"workloadgroups.networking.istio.io":       {"v1", "v1beta1", "v1alpha3"},

@@ -175,6 +175,8 @@ type Place struct {
 	Addresses []string `json:"addresses"`
 	// Unknown says that no workload has one of its addresses.
 	Unknown bool `json:"unknown"`
+	// Capture is what was wrong with the rules of capture, as its agent says.
+	Capture string `json:"capture"`
 	// Certificate is the one that it has connected with; nil if it had none.
 	Certificate *Term `json:"certificate"`
 }

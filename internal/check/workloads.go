@@ -204,3 +204,25 @@ func workloadCertificates(f *Facts) Finding {
 	}
 	return ok("the first of %d ends at %s", known, first.UTC().Format(time.RFC3339))
 }
+
+func captureDrift(f *Facts) Finding {
+	var drifted []string
+	first := ""
+	all := f.ofMesh(func(_ Replica, m Mesh) Finding {
+		for _, p := range m.Proxies {
+			if p.Capture != "" {
+				drifted, first = append(drifted, p.Proxy), p.Capture
+			}
+		}
+		return ok("")
+	})
+	switch {
+	case all.Result != OK:
+		return all
+	case len(drifted) > 0:
+		slices.Sort(drifted)
+		drifted = slices.Compact(drifted)
+		return warning("find out which program changes them: pilot-agent status in the Pod has when and what", "changed in %s: %s", shown(drifted), first)
+	}
+	return ok("no agent reports changed rules")
+}

@@ -106,6 +106,8 @@ type placeEntry struct {
 	Addresses []string `json:"addresses"`
 	// Unknown is set if no Pod, WorkloadEntry or endpoint has one of its addresses.
 	Unknown bool `json:"unknown,omitempty"`
+	// Capture is what was wrong with its rules of capture.
+	Capture string `json:"capture,omitempty"`
 	// Certificate is the one that it connected with; nil for another credential.
 	Certificate *term `json:"certificate,omitempty"`
 }
@@ -207,7 +209,7 @@ func missingPods(rows map[object.Key]workloadRow, connections []xds.Connection, 
 
 // placeOf is a connected proxy, of which the known addresses are those of workloads.
 func placeOf(c xds.Connection, known map[string]bool) placeEntry {
-	e := placeEntry{Proxy: c.Node.ID, Address: hostOf(c.Peer), Unknown: true, Addresses: []string{}}
+	e := placeEntry{Proxy: c.Node.ID, Address: hostOf(c.Peer), Unknown: true, Addresses: []string{}, Capture: c.Capture}
 	if c.Identity != (mesh.Identity{}) {
 		e.Identity = c.Identity.SPIFFE()
 	}

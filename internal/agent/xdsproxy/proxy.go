@@ -92,6 +92,7 @@ type Proxy struct {
 	stats    stats
 	streams  streams
 	health   atomic.Pointer[Health] // of the application; nil while it is not known
+	capture  atomic.Pointer[string] // the last report on capture; nil if there is none
 	addition atomic.Pointer[Addition]
 	epochs   atomic.Pointer[func(pid int) (epoch int, ok bool)]
 	relays   sync.WaitGroup
@@ -255,7 +256,7 @@ func (p *Proxy) requests(down *downstream, up *upstreamStream, state *record, k 
 		if k.request(f) {
 			continue
 		}
-		if up.forward(f, h.url, p.own(), p.health.Load, p.addition.Load) != nil && !k.answered() {
+		if up.forward(f, h.url, p.own(), p.health.Load, p.capture.Load, p.addition.Load) != nil && !k.answered() {
 			// RecvMsg in exchange returns the reason.
 			return
 		}

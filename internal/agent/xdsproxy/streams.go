@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 const (
@@ -165,6 +167,32 @@ func (p *Proxy) SetHealth(h Health) {
 	for _, up := range p.streams.upstreams() {
 		up.report(p.health.Load())
 	}
+}
+
+// SetCapture reports what was wrong with the rules of capture, as SetHealth reports health. Nothing is reported before the first call.
+func (p *Proxy) SetCapture(text string) {
+	p.capture.Store(&text)
+	for _, up := range p.streams.upstreams() {
+		up.reportCapture(&text)
+	}
+}
+
+// reportCapture sends a report about capture, if Envoy has asked for listeners on the stream.
+func (u *upstreamStream) reportCapture(text *string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.listening && text != nil {
+		_ = u.SendMsg(frameOf(captureReport(*text, u.delta)))
+	}
+}
+
+// captureReport encodes a request that reports on capture.
+func captureReport(text string, delta bool) []byte {
+	typ, detail := protowire.Number(sotwType), protowire.Number(sotwError)
+	if delta {
+		typ, detail = deltaType, deltaError
+	}
+	return appendField(appendField(nil, typ, mesh.CaptureReportType), detail, string(encodeStatus(internalCode, text)))
 }
 
 // report sends a health report, if Envoy has asked for listeners on the stream. An error ends the stream, which its reader reports.

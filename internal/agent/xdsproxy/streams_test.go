@@ -105,6 +105,25 @@ func TestHealthReports(t *testing.T) {
 	}
 }
 
+// Reports on capture are sent when Envoy has asked for listeners, and on later streams again.
+func TestCaptureReports(t *testing.T) {
+	for _, delta := range []bool{true, false} {
+		e := &ear{}
+		p := proxyOf(t, e, func(*Config) {})
+		send, end := speaks(t, p, delta)
+		send(listenerType)
+		want := []string{"Listener 0", "CaptureReport 13 restored"}
+		p.SetCapture("restored")
+		wait.Until(t, fmt.Sprintf("requests %q", want), func() bool { return slices.Equal(e.get(), want) })
+		end()
+		wait.Until(t, "the end of the stream", func() bool { return p.State().Streams == 0 })
+		send, _ = speaks(t, p, delta)
+		send(listenerType)
+		want = append(want, want...)
+		wait.Until(t, fmt.Sprintf("requests %q", want), func() bool { return slices.Equal(e.get(), want) })
+	}
+}
+
 // speaks opens a stream, and returns what sends a request of a type and waits for the answer.
 func speaks(t *testing.T, p *Proxy, delta bool) (send func(typ string), end func()) {
 	t.Helper()

@@ -57,7 +57,7 @@ func (p *Proxy) own() (types []string) {
 
 // forward sends a request of Envoy, the first one with the addition to its node. After the first one for listeners it requests the agent's own types, and
 // reports the health of the application, if it is known. [agent X5]
-func (u *upstreamStream) forward(f *frame, url string, own []string, health func() *Health, node func() *Addition) error {
+func (u *upstreamStream) forward(f *frame, url string, own []string, health func() *Health, capture func() *string, node func() *Addition) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.begin(f, node())
@@ -72,7 +72,12 @@ func (u *upstreamStream) forward(f *frame, url string, own []string, health func
 		}
 	}
 	if h := health(); h != nil {
-		return u.SendMsg(frameOf(healthReport(*h, u.delta)))
+		if err := u.SendMsg(frameOf(healthReport(*h, u.delta))); err != nil {
+			return err
+		}
+	}
+	if text := capture(); text != nil {
+		return u.SendMsg(frameOf(captureReport(*text, u.delta)))
 	}
 	return nil
 }

@@ -39,6 +39,8 @@ type Connection struct {
 	// that it has refused and has not been sent anew since.
 	Secrets        []string
 	SecretsRefused map[string]bool
+	// Capture is what the agent last reported of its rules of capture; empty if nothing was wrong with them, or nothing is reported.
+	Capture string
 	// Types has an entry for each type that was asked for.
 	Types map[Type]TypeStatus
 }
@@ -195,6 +197,13 @@ func (c *connection) quarantined(list []Quarantined) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.status.Quarantined = names
+}
+
+// captureReported notes what the agent says of capture.
+func (c *connection) captureReported(text string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status.Capture = text
 }
 
 // wantsSecrets notes which secrets the proxy wants.

@@ -253,6 +253,10 @@ func (s *stream) handle(m incoming) error {
 			return s.account.charge(-m.cost)
 		}
 	}
+	if m.url == mesh.CaptureReportType && s.only == everyType {
+		s.conn.captureReported(truncate([]byte(m.req.Message), maxMessage))
+		return s.account.charge(-m.cost)
+	}
 	if m.url == SecretType && s.only == everyType && s.servesSecrets() {
 		return s.secretRequest(m)
 	}

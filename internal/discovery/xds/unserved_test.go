@@ -16,6 +16,7 @@ import (
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -165,4 +166,18 @@ func TestRealEnvoyStartsWithoutARuntimeThatIsNotServed(t *testing.T) {
  "dynamic_resources": {`
 	e := startEnvoyWith(t, strings.Replace(fmt.Sprintf(bootstrapText, "DELTA_GRPC", port), `"dynamic_resources": {`, layer, 1))
 	wait.Until(t, "an answer", func() bool { return e.listening("in") != "" && fetch("http://"+e.listening("in")+"/") == "a" })
+}
+
+// A report on capture is kept with the connection, and not answered.
+func TestReportsOnCaptureAreKept(t *testing.T) {
+	s := New(&oneClass{latest: NewLatestView(&View{})}, textLog(&wait.Output{}), nil)
+	g := open(t, dial(t, s, nil))
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: grpcNode(), TypeUrl: mesh.CaptureReportType, ErrorDetail: &rpcstatus.Status{Code: 13, Message: "restored"}})
+	wait.Until(t, "the report is kept", func() bool { c := s.Connections(); return len(c) == 1 && c[0].Capture == "restored" })
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: mesh.CaptureReportType, ErrorDetail: &rpcstatus.Status{Code: 13}})
+	wait.Until(t, "the report is taken back", func() bool { return s.Connections()[0].Capture == "" })
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: LDS.URL()})
+	if m, err := g.Recv(); err != nil || m.GetTypeUrl() != LDS.URL() {
+		t.Errorf("got %v, %v, want listeners", m, err)
+	}
 }
