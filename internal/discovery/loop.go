@@ -20,6 +20,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks/fetch"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/discovery/ui"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -79,6 +80,10 @@ type loop struct {
 
 	// inventory lists all services, for debug pages.
 	inventory *incr.Rule[struct{}, []inventory]
+	// shown lists what pages show of services, as of the commit shownAt; nil if no page has been shown.
+	shown    *incr.Rule[struct{}, []ui.Service]
+	lastPage []ui.Service
+	shownAt  uint64
 	// lacks are the gaps in the configuration as of the commit lacksAt and the views lacksOf.
 	lacks   gaps
 	lacksAt uint64
@@ -131,7 +136,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
 	l.bootstraps = newBootstraps(l.views.compiler)
-	l.inventory, l.why = inventoryRule(g, m), l.views.compiler.Why
+	l.inventory, l.why, l.shown = inventoryRule(g, m), l.views.compiler.Why, shownServices(g, m)
 	l.gatewayStatuses = newGatewayStatuses(g, m)
 	l.references = incr.Derive(g, model.LevelCompile, "certificate references", func(r *incr.Reader, _ struct{}) map[credentials.Reference]bool { return m.CertificateReferences(r) })
 	l.views.onApplied = func(generations []uint64) { l.timeline.applied(generations, time.Now()) }

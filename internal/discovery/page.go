@@ -33,6 +33,7 @@ func (s *Server) pageState() ui.State {
 		out.Proxies = append(out.Proxies, shown)
 	}
 	out.Edits = s.loop.timeline.list()
+	out.Services = s.loop.pageServices()
 	problems, _ := s.problemEntries()
 	for _, e := range problems {
 		if e.Severity == object.Info.String() {

@@ -261,6 +261,7 @@ func (p *publisher) dropIdle() {
 // update applies what moved in the graph to the views, publishes those that changed, and returns how many
 // classes have another view, and what changed because of what.
 func (p *publisher) update(moved []incr.Moved) (classes int, moves []move) {
+	p.published = 0
 	changed, moves := p.layers.update(moved)
 	p.updateNames(moved, changed)
 	if len(changed) > 0 {
@@ -278,7 +279,6 @@ func (p *publisher) update(moved []incr.Moved) (classes int, moves []move) {
 			}
 		}
 	}
-	p.published = 0
 	for c := range changed {
 		for _, m := range c.proxies {
 			p.publish(m, c.view)

@@ -152,8 +152,26 @@ func TestThePageFollowsTheMesh(t *testing.T) {
 	page.await("/2 of 2 applied in/.test(document.querySelector('#changes tbody tr').innerText)")
 	page.goTo("proxies")
 	page.await("/a later version is accepted/.test(document.querySelector('#proxies').innerText)")
+	page.goTo("services")
+	text = shown(page, "#services tbody")
+	for _, want := range []string{"payments.shop.svc.cluster.local", "cluster.local/ns/shop/sa/cart, for POST", "STRICT", "PERMISSIVE", "reviews v1 90\u00a0%", "v2 1 (50\u00a0%)", "nobody", "but not: namespace ops"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("services lack %q: %s", want, text)
+		}
+	}
+	eval[bool](page, "([...document.querySelectorAll('#services tbody a.name')].find((a) => /^cart/.test(a.textContent)).click(), true)")
+	page.await("document.activeElement.id === 'map-title' && document.activeElement.textContent === 'cart.shop.svc.cluster.local'")
+	text = shown(page, "#map .sides")
+	for _, want := range []string{"May talk to it", "allowed 4 services", "denied 1 service", "It may talk to", "depends 1 service", "payments.shop.svc.cluster.local"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the map lacks %q: %s", want, text)
+		}
+	}
 	for _, s := range screens {
 		page.see(s)
+		eval[bool](page, "(location.hash = 'services/' + encodeURIComponent([...rows.services.keys()].find((k) => /cart/.test(k))), true)")
+		page.await("document.querySelector('#map .sides')")
+		page.shoot("map-" + s.String())
 		for _, section := range eval[[]string](page, "Object.keys(views)") {
 			page.goTo(section)
 			page.shoot(section + "-" + s.String())

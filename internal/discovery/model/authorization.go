@@ -95,6 +95,11 @@ func (m *Model) AuthorizationOf(r *incr.Reader, w mesh.Workload) []*Authorizatio
 	return inForce(m, r, m.tables.authz, w.Namespace, w.Authorization)
 }
 
+// AuthorizationFor returns the AuthorizationPolicies that are in force for a workload of a namespace with these labels, sorted by key.
+func (m *Model) AuthorizationFor(r *incr.Reader, ns string, labels map[string]string) []*AuthorizationPolicy {
+	return inForce(m, r, m.tables.authz, ns, policiesFor(m, r, m.tables.authz, ns, labels, nil))
+}
+
 // TokensOf returns the RequestAuthentications that are in force for a workload, sorted by key.
 func (m *Model) TokensOf(r *incr.Reader, w mesh.Workload) []*RequestAuthentication {
 	return inForce(m, r, m.tables.tokens, w.Namespace, w.Tokens)

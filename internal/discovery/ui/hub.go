@@ -33,6 +33,8 @@ type Hub struct {
 	mu      sync.Mutex
 	clients map[*client]struct{}
 	latest  Rows // nil if it is not current
+	// services are those of the last state; immutable.
+	services []Service
 }
 
 // client is one open page.
@@ -72,7 +74,8 @@ func (h *Hub) Run(ctx context.Context) error {
 			}
 		}
 		start := time.Now()
-		h.publish(RowsOf(h.read()))
+		state := h.read()
+		h.publish(RowsOf(state), state.Services)
 		timer.Reset(max(h.limits.Every, share*time.Since(start)))
 		select {
 		case <-timer.C:
@@ -86,15 +89,15 @@ func (h *Hub) hasClients() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.clients) == 0 {
-		h.latest = nil // the next client gets what is current then
+		h.latest, h.services = nil, nil // the next client gets what is current then
 	}
 	return len(h.clients) > 0
 }
 
-func (h *Hub) publish(rows Rows) {
+func (h *Hub) publish(rows Rows, services []Service) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.latest = rows
+	h.latest, h.services = rows, services
 	for c := range h.clients {
 		c.tell()
 	}
@@ -136,6 +139,20 @@ func (h *Hub) current() Rows {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.latest
+}
+
+// neighbours answers who may talk to a service, and to whom that may.
+func (h *Hub) neighbours(w http.ResponseWriter, r *http.Request) {
+	h.mu.Lock()
+	services := h.services
+	h.mu.Unlock()
+	out, ok := NeighboursOf(services, r.URL.Query().Get("service"))
+	if !ok {
+		http.Error(w, "no such service: it may have gone", http.StatusNotFound)
+		return
+	}
+	setHeaders(w.Header(), "application/json")
+	_, _ = w.Write([]byte(encode(out))) // the client may have closed the connection
 }
 
 // events sends updates until the client or the hub ends, or the client does not read.

@@ -203,7 +203,7 @@ func TestFilesOfThePage(t *testing.T) {
 		if err != nil || resp.StatusCode != http.StatusOK || !strings.HasPrefix(resp.Header.Get("Content-Type"), want) || len(text) == 0 {
 			t.Errorf("%s: %s, %s, %d bytes, %v", path, resp.Status, resp.Header.Get("Content-Type"), len(text), err)
 		}
-		for _, foreign := range []string{"https://", "//cdn", "innerHTML", "document.write", "eval(", "localStorage", "sessionStorage", "cookie", "indexedDB", " style=", "onclick="} {
+		for _, foreign := range []string{"https://", "//cdn", "outerHTML", "insertAdjacent", "innerHTML", "document.write", "eval(", "localStorage", "sessionStorage", "cookie", "indexedDB", " style=", "onclick="} {
 			if strings.Contains(string(text), foreign) {
 				t.Errorf("%s contains %q", path, foreign)
 			}

@@ -16,6 +16,7 @@ type State struct {
 	Proxies  []Proxy
 	Problems []Problem
 	Edits    []Edit
+	Services []Service
 }
 
 // Status is about the control plane itself.
@@ -129,10 +130,11 @@ const (
 	sectionProxies  = "proxies"
 	sectionProblems = "problems"
 	sectionChanges  = "changes"
+	sectionServices = "services"
 )
 
 // maxRows bounds what a section has.
-var maxRows = map[string]int{sectionStatus: 1, sectionProxies: 10000, sectionProblems: 2000, sectionChanges: 1000}
+var maxRows = map[string]int{sectionStatus: 1, sectionProxies: 10000, sectionProblems: 2000, sectionChanges: 1000, sectionServices: 10000}
 
 // Bounds of a text and of a list in a row.
 const (
@@ -183,6 +185,12 @@ func RowsOf(s State) Rows {
 			e.Objects[i].Object, e.Objects[i].Origin = clip(o.Object), clip(o.Origin)
 		}
 		add(sectionChanges, strconv.FormatUint(e.Generation, 10), e)
+	}
+	for _, x := range s.Services {
+		x.Access, x.Policies = access(x.Groups)
+		x.Access, x.Policies, x.Ports, x.Host = clipList(x.Access), clipList(x.Policies), clipList(x.Ports), clip(x.Host)
+		x.Versions, x.Routes = x.Versions[:min(len(x.Versions), maxList)], x.Routes[:min(len(x.Routes), maxList)]
+		add(sectionServices, x.Key, x)
 	}
 	s.Status.Notes = clipList(s.Status.Notes)
 	add(sectionStatus, sectionStatus, s.Status)

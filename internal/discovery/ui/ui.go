@@ -42,6 +42,7 @@ func Handle(m *http.ServeMux, h *Hub, guard func(http.HandlerFunc) http.HandlerF
 		}))
 	}
 	m.HandleFunc("GET /ui/events", guard(h.events))
+	m.HandleFunc("GET /ui/neighbours", guard(h.neighbours))
 }
 
 func setHeaders(h http.Header, contentType string) {

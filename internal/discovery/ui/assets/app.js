@@ -4,7 +4,7 @@
 const rowsPerPage = 50;
 
 // rows of each section by key, as the control plane sends them.
-const rows = { status: new Map(), proxies: new Map(), problems: new Map(), changes: new Map() };
+const rows = { status: new Map(), services: new Map(), proxies: new Map(), problems: new Map(), changes: new Map() };
 
 // el makes an element. Children are elements or texts; attributes that are null are left out.
 function el(tag, attributes, ...children) {
@@ -65,6 +65,25 @@ const bad = { refused: "error", stuck: "error", "not asked": "warn", waiting: "w
 const inSync = (p) => !p.behind && !(p.refusal && p.refusal.holds) && !(p.quarantined || []).length && (p.types || []).every((t) => t.state === "synced");
 
 const views = {
+  services: {
+    title: "Services",
+    what: "The services, who may talk to them, mutual TLS, and versions. Choose one for its map. Rates and errors are not shown: pilot-discovery has no metrics of requests.",
+    none: "There is no service.",
+    only: "Only those of the mesh",
+    isOnly: (s) => !s.external,
+    order: (a, b) => compare(a.namespace, b.namespace) || compare(a.host, b.host) || compare(a.key, b.key),
+    columns: [
+      ["Service", (s) => [
+        line(el("a", { class: "name", href: "#services/" + encodeURIComponent(s.key), "data-focus": "open", "aria-current": s.key === chosenService() ? "true" : null }, s.host)),
+        line(text("muted", [s.namespace, s.external ? "outside the mesh" : plural(s.endpoints, "endpoint"), (s.ports || []).join(", ")].filter(Boolean).join(" · "))),
+      ]],
+      ["Who may talk to it", (s) => s.external ? text("muted", "not decided by the mesh") : short(s.access || [], 3), "wide"],
+      ["Mutual TLS", (s) => s.external ? text("muted", "—") : (s.mutualTLS || []).length ? s.mutualTLS.map((m) => line(text(m === "STRICT" ? "ok" : m === "CLOSED" ? "error" : "warn", m))) : text("muted", "no endpoints")],
+      ["Versions", (s) => versions(s)],
+      ["Routes", (s) => (s.routes || []).length ? short(s.routes.map(route), 2) : text("muted", "to all endpoints"), "wide"],
+    ],
+    above: () => el("div", { id: "map", hidden: true }),
+  },
   proxies: {
     title: "Proxies",
     what: "The connected proxies, and what they have of each type of resources.",
@@ -117,6 +136,128 @@ const views = {
     ],
   },
 };
+
+// short shows the first of some lines, and the others on request.
+function short(lines, n) {
+  const all = lines.map((l) => line(l));
+  if (all.length <= n) return all;
+  return [all.slice(0, n), el("details", {}, el("summary", {}, `and ${(all.length - n).toLocaleString("en")} more`), all.slice(n))];
+}
+
+function versions(s) {
+  const list = s.versions || [];
+  if (!list.length) return text("muted", s.endpoints ? "not labelled" : "none");
+  return list.map((v) => line(v.name + " ", text("muted", `${v.endpoints.toLocaleString("en")} (${percent(100 * v.endpoints / s.endpoints)})`)));
+}
+
+const percent = (n) => `${Math.round(n)}\u00a0%`;
+
+// route is a route in words, with a bar for the parts of several destinations.
+function route(r) {
+  const to = r.to || [];
+  const out = [r.name ? text("muted", r.name + ": ") : null, r.conditional ? text("muted", "some requests: ") : null,
+    to.map((d, i) => [i ? ", " : "", d.name, to.length > 1 ? [" ", text("number", percent(d.percent))] : ""])];
+  if (to.length > 1) {
+    const bar = el("span", { class: "bar", "aria-hidden": "true" }, to.map((d) => el("span", {})));
+    [...bar.children].forEach((part, i) => { part.style.flexGrow = String(to[i].percent); });
+    out.push(bar);
+  }
+  return out;
+}
+
+// The map of one service: those that may talk to it, and those that it may talk to, as a picture and as lists.
+const chosenService = () => {
+  const [section, key] = location.hash.slice(1).split("/");
+  try {
+    return section === "services" && key ? decodeURIComponent(key) : "";
+  } catch {
+    return ""; // no address that this page makes
+  }
+};
+const answers = [["allowed", "ok"], ["depends", "warn"], ["denied", "error"], ["no endpoints", "muted"]];
+const perAnswer = 50, perSide = 8;
+let mapShown = "", mapOf = "", mapAsked = 0;
+
+async function renderMap() {
+  const key = chosenService(), at = document.getElementById("map"), s = rows.services.get(key);
+  at.hidden = !s;
+  if (!s) {
+    mapOf = mapShown = "";
+    at.replaceChildren();
+    return;
+  }
+  const asked = ++mapAsked;
+  let got;
+  try {
+    const response = await fetch("neighbours?service=" + encodeURIComponent(key), { cache: "no-store" });
+    if (!response.ok) throw new Error(await response.text());
+    got = await response.json();
+  } catch (e) {
+    got = { failed: String(e.message || e) };
+  }
+  if (asked !== mapAsked) return; // another one is asked for
+  const now = JSON.stringify([key, s.json, got]);
+  if (now === mapShown) return;
+  const another = mapOf !== key;
+  const inside = at.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+  const open = new Set([...at.querySelectorAll("details[open]")].map((d) => d.dataset.key));
+  mapShown = now;
+  mapOf = key;
+  const heading = el("h3", { id: "map-title", tabindex: -1, "data-focus": "title" }, s.host);
+  at.setAttribute("role", "region");
+  at.setAttribute("aria-labelledby", "map-title");
+  at.replaceChildren(heading, el("p", {}, el("a", { href: "#services", "data-focus": "close" }, "Close the map")));
+  if (got.failed) at.append(el("p", { class: "error" }, "The map cannot be read: " + got.failed));
+  else at.append(picture(s, got), el("div", { class: "sides" }, side("May talk to it", "from", got.callers, open), side("It may talk to", "to", got.callees, open)));
+  if ((s.policies || []).length) at.append(el("p", { class: "muted" }, "Policies: " + s.policies.join(", ")));
+  if (another) heading.focus();
+  else if (inside) [...at.querySelectorAll("[data-focus]")].find((e) => e.dataset.focus === inside)?.focus();
+}
+
+// named are services with an answer, in order.
+function named(map, answer) {
+  return Object.keys(map).filter((k) => map[k] === answer && rows.services.has(k)).map((k) => rows.services.get(k)).sort(views.services.order);
+}
+
+function side(title, name, map, open) {
+  return el("div", {}, el("h4", {}, title), answers.map(([answer, cls]) => {
+    const list = named(map, answer);
+    if (!list.length) return null;
+    const key = name + " " + answer;
+    return el("details", { "data-key": key, open: open.size ? open.has(key) : list.length <= 12 && answer !== "denied" },
+      el("summary", {}, text(cls, answer), ` ${plural(list.length, "service")}`),
+      el("ul", {}, list.slice(0, perAnswer).map((s) => el("li", {}, el("a", { href: "#services/" + encodeURIComponent(s.key), "data-focus": name + s.key }, s.host)))),
+      list.length > perAnswer ? el("p", { class: "muted" }, `and ${(list.length - perAnswer).toLocaleString("en")} more`) : null);
+  }), Object.keys(map).length ? null : el("p", { class: "muted" }, "nobody"));
+}
+
+// picture is the map as a drawing. The lists have the same, so that it is hidden from screen readers, and on narrow screens.
+function picture(s, got) {
+  const pick = (map) => ["allowed", "depends"].flatMap((a) => named(map, a).map((x) => [x, a]));
+  const left = pick(got.callers), right = pick(got.callees), rowHeight = 34;
+  const height = Math.max(2, Math.min(perSide, left.length) + (left.length > perSide ? 1 : 0), Math.min(perSide, right.length) + (right.length > perSide ? 1 : 0)) * rowHeight + 20;
+  const svg = (tag, attributes, content) => {
+    const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, String(v));
+    if (content !== undefined) e.textContent = content;
+    return e;
+  };
+  const out = svg("svg", { viewBox: `0 0 1000 ${height}`, class: "picture", "aria-hidden": "true", focusable: "false" });
+  const cut = (t) => (t.length > 34 ? t.slice(0, 33) + "…" : t), label = (x) => cut(x.host.replace(/\.svc\.[^ ]*$/, ""));
+  const node = (x, y, t, cls) => {
+    out.append(svg("rect", { x: x - 145, y: y - 13, width: 290, height: 26, rx: 5, class: "node " + cls }), svg("text", { x, y: y + 5, "text-anchor": "middle" }, t));
+  };
+  for (const [list, x, from] of [[left, 150, true], [right, 850, false]]) {
+    list.slice(0, perSide).forEach(([other, answer], i) => {
+      const y = 20 + i * rowHeight;
+      out.append(svg("path", { d: from ? `M${x + 145} ${y} C${x + 200} ${y} 320 ${height / 2} 350 ${height / 2}` : `M650 ${height / 2} C680 ${height / 2} ${x - 200} ${y} ${x - 145} ${y}`, class: "edge " + (answer === "allowed" ? "always" : "sometimes") }));
+      node(x, y, label(other), "");
+    });
+    if (list.length > perSide) out.append(svg("text", { x, y: 20 + perSide * rowHeight, "text-anchor": "middle", class: "more" }, `and ${(list.length - perSide).toLocaleString("en")} more`));
+  }
+  node(500, height / 2, label(s), "center");
+  return out;
+}
 
 // objects are those of a change: a few, and the others on request.
 function objects(e) {
@@ -271,6 +412,7 @@ function render() {
   renderHeader();
   renderNav();
   current.render();
+  if (current === made.services) renderMap();
   tick();
 }
 
@@ -346,7 +488,14 @@ function choose(focus) {
   current = made[chosen];
   document.title = `${current.spec.title} – Pilothouse`;
   current.render();
-  if (focus) current.heading.focus();
+  if (current === made.services) {
+    for (const a of document.querySelectorAll("#services tbody a.name")) {
+      if (a.hash === location.hash) a.setAttribute("aria-current", "true");
+      else a.removeAttribute("aria-current");
+    }
+    renderMap();
+  }
+  if (focus && !chosenService()) current.heading.focus();
 }
 
 for (const [name, spec] of Object.entries(views)) {
