@@ -42,6 +42,7 @@ func (p parts) facts() status.Facts {
 		Upstream:    status.Upstream{Wanted: p.spec.Envoy.CustomBootstrap == "", Connected: x.Connected()},
 		Certificate: status.Certificate{Wanted: p.spec.Certificates.Own},
 	}
+	f.Upstream.RefusedClusters, f.Upstream.RefusedListeners = x.Refusal(xdsproxy.Clusters), x.Refusal(xdsproxy.Listeners)
 	if !x.Connected() {
 		f.Upstream.Problem = x.LastError
 		if p.kept.store != nil {

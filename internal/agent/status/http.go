@@ -35,6 +35,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/agent/logging"
 	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/internal/httpguard"
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // Proxy is the part of Envoy's admin interface that the server needs. Its methods must allow concurrent calls.
@@ -276,7 +277,11 @@ func (s *Server) verdict(f Facts) Verdict {
 func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	f := s.facts(r.Context())
 	if v := s.verdict(f); !v.Ready {
-		http.Error(w, withoutPaths(v.Reason), http.StatusServiceUnavailable)
+		reason := withoutPaths(v.Reason)
+		if text := refusal(f); text != "" && asksHere(r) {
+			reason += ": " + printable.Escape(printable.Clip(text, maxRefusal))
+		}
+		http.Error(w, reason, http.StatusServiceUnavailable)
 	}
 	if note := f.Upstream.note(time.Now()); note != "" {
 		_, _ = fmt.Fprintln(w, "note:", withoutPaths(note))
@@ -284,6 +289,15 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	for _, problem := range f.Files {
 		_, _ = fmt.Fprintln(w, "note:", withoutPaths(problem))
 	}
+}
+
+// maxRefusal bounds what is shown of Envoy's text, in bytes.
+const maxRefusal = 4 << 10
+
+// asksHere reports whether a probe was made on this machine: not by another one, also not through Envoy's port, whose requests come
+// from loopback and have headers that Envoy always adds.
+func asksHere(r *http.Request) bool {
+	return httpguard.FromLoopback(r) && r.Header.Get("X-Forwarded-Proto") == "" && r.Header.Get("X-Request-Id") == ""
 }
 
 // logLevel shows the log levels, and changes them by POST.

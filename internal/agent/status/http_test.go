@@ -141,6 +141,35 @@ func TestReadinessHasAReason(t *testing.T) {
 	s.want("GET", "/healthz/ready", 503, "Envoy exited with code 1 and is about to be restarted (0 restarts so far, 0 left)\n")
 }
 
+// Who asks on this machine is told what Envoy said of what it refused; others are told that it did, also through Envoy's port.
+func TestReadinessTellsEnvoysTextHere(t *testing.T) {
+	s := serve(t, "127.0.0.1:0", nil)
+	refused := *s.facts.Load()
+	refused.Upstream.RefusedListeners = "error adding listener 'x': no such\nfilter"
+	s.facts.Store(&refused)
+	s.proxy.stats["listener_manager.lds.update_success"], s.proxy.stats["listener_manager.lds.update_rejected"], s.proxy.stats["server.state"] = 0, 2, 0
+	const short = "Envoy rejected the listeners that discovery sent (2 times)"
+	s.want("GET", "/healthz/ready", 503, short+": error adding listener 'x': no such\\nfilter\n")
+	for _, header := range []string{"X-Forwarded-Proto", "X-Request-Id"} {
+		req, err := http.NewRequest(http.MethodGet, "http://"+s.addr+"/healthz/ready", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set(header, "http")
+		resp, err := s.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if string(body) != short+"\n" {
+			t.Errorf("through Envoy: %q", body)
+		}
+	}
+	s.proxy.stats["listener_manager.lds.update_success"] = 1
+	s.want("GET", "/healthz/ready", 200, "")
+}
+
 func TestChangesAreLoggedOnce(t *testing.T) {
 	s := serve(t, "127.0.0.1:0", nil)
 	for range 3 {

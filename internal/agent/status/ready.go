@@ -88,6 +88,9 @@ type Upstream struct {
 	Wanted    bool   `json:"wanted"`
 	Connected bool   `json:"connected"`
 	Problem   string `json:"problem,omitempty"`
+	// RefusedClusters and RefusedListeners are what Envoy said the last time that it refused some.
+	RefusedClusters  string `json:"refused_clusters,omitempty"`
+	RefusedListeners string `json:"refused_listeners,omitempty"`
 	// Copy says that Envoy has its configuration from a copy instead, which discovery confirmed at Confirmed the last time.
 	Copy      bool      `json:"copy,omitempty"`
 	Confirmed time.Time `json:"confirmed,omitzero"`
@@ -218,6 +221,20 @@ func configReason(f Facts) string {
 		return "no configuration has come from discovery, which is not connected" + withProblem(f.Upstream.Problem)
 	}
 	return "no configuration has come from discovery yet"
+}
+
+// refusal is Envoy's own text if configReason is that it rejected something, empty if it is not.
+func refusal(f Facts) string {
+	cds, lds := f.Admin.CDS, f.Admin.LDS
+	switch {
+	case !f.Upstream.Wanted || f.Admin.Known || cds.Success > 0 && lds.Success > 0:
+		return ""
+	case cds.Rejected > 0 && cds.Success == 0:
+		return f.Upstream.RefusedClusters
+	case lds.Rejected > 0 && lds.Success == 0:
+		return f.Upstream.RefusedListeners
+	}
+	return ""
 }
 
 func workersReason(a Admin) string {

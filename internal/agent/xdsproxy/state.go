@@ -41,6 +41,22 @@ type State struct {
 	Refused uint64
 }
 
+// Types of Envoy's configuration, by their URLs.
+const (
+	Clusters  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	Listeners = listenerType
+)
+
+// Refusal is what Envoy said the last time that it refused a response of a type; empty if it has refused none.
+func (s State) Refusal(typ string) string {
+	for _, n := range slices.Backward(s.Nacks) {
+		if n.Type == typ {
+			return n.Message
+		}
+	}
+	return ""
+}
+
 // Connected reports whether there is a stream to the control plane.
 func (s State) Connected() bool { return s.Streams > 0 }
 

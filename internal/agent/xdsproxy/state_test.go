@@ -42,3 +42,10 @@ func TestALostControlPlaneIsOneWarning(t *testing.T) {
 		t.Errorf("%d warnings after it was reached: %s", n, out.String())
 	}
 }
+
+func TestTheLastRefusalOfAType(t *testing.T) {
+	s := State{Nacks: []Nack{{Type: Listeners, Message: "first"}, {Type: Listeners, Message: "second"}, {Type: Clusters, Message: "other"}}}
+	if a, b, c := s.Refusal(Listeners), s.Refusal(Clusters), (State{}).Refusal(Clusters); a != "second" || b != "other" || c != "" {
+		t.Errorf("%q, %q, %q", a, b, c)
+	}
+}
