@@ -226,6 +226,7 @@ func (c *cluster) forget(t *testing.T) {
 		{"security.istio.io", "peerauthentications", "PeerAuthentication", `{"selector": {"matchLabels": {"app": "none"}}}`},
 		{"security.istio.io", "requestauthentications", "RequestAuthentication", `{"selector": {"matchLabels": {"app": "none"}}}`},
 		{"security.istio.io", "authorizationpolicies", "AuthorizationPolicy", `{"selector": {"matchLabels": {"app": "none"}}, "rules": [{}]}`},
+		{"telemetry.istio.io", "telemetries", "Telemetry", `{"selector": {"matchLabels": {"app": "none"}}}`},
 	} {
 		of := c.dynamic.Resource(schema.GroupVersionResource{Group: o.group, Version: "v1", Resource: o.resource}).Namespace("default")
 		if err := of.Delete(ctx, "with-status", remove); err != nil && !apierrors.IsNotFound(err) {

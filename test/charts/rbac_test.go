@@ -44,6 +44,7 @@ var needs = []need{
 	{why: "the source", start: true, group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: watches},
 	{why: "the source", start: true, group: "networking.istio.io", resources: []string{"destinationrules", "envoyfilters", "gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"}, verbs: watches},
 	{why: "the source", start: true, group: "security.istio.io", resources: []string{"authorizationpolicies", "peerauthentications", "requestauthentications"}, verbs: watches},
+	{why: "the source", start: true, group: "telemetry.istio.io", resources: []string{"telemetries"}, verbs: watches},
 	{why: "the source", group: "gateway.networking.k8s.io", resources: []string{"gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants", "tcproutes", "tlsroutes"}, verbs: watches},
 	{why: "the source", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "istio", verbs: watches},
 
@@ -61,6 +62,7 @@ var needs = []need{
 	{why: "statuses", start: true, group: "networking.istio.io", resources: statuses("destinationrules"), verbs: []string{"patch"}},
 	{why: "statuses", group: "networking.istio.io", resources: statuses("envoyfilters", "gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"), verbs: []string{"patch"}},
 	{why: "statuses", start: true, group: "security.istio.io", resources: statuses("authorizationpolicies", "peerauthentications", "requestauthentications"), verbs: []string{"patch"}},
+	{why: "statuses", start: true, group: "telemetry.istio.io", resources: statuses("telemetries"), verbs: []string{"patch"}},
 	{why: "statuses", group: "gateway.networking.k8s.io", resources: statuses("gatewayclasses", "gateways", "grpcroutes", "httproutes", "tcproutes", "tlsroutes"), verbs: []string{"patch"}},
 	{why: "statuses of all replicas' proxies", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-status-instances", verbs: []string{"get", "patch"}},
 	{why: "proxies that register themselves", group: "networking.istio.io", resources: []string{"workloadentries"}, verbs: []string{"create", "delete", "get", "update"}},
