@@ -257,7 +257,7 @@ func eval[T any](p *page, expression string) (out T) {
 		Result           struct{ Value T }
 		ExceptionDetails json.RawMessage
 	}
-	p.do("Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}, &got)
+	p.do("Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true, "allowUnsafeEvalBlockedByCSP": false}, &got)
 	if len(got.ExceptionDetails) > 0 {
 		p.t.Fatalf("%s: %s", expression, got.ExceptionDetails)
 	}

@@ -31,12 +31,14 @@ type plane struct {
 	dir  string
 	addr discovery.Ports
 	stop func()
+	// complaint is why proxies refuse something.
+	complaint string
 }
 
 // start starts a control plane of some YAML, and waits until it is ready.
 func start(t *testing.T, yaml string) *plane {
 	t.Helper()
-	p := &plane{t: t, dir: t.TempDir()}
+	p := &plane{t: t, dir: t.TempDir(), complaint: "is not a retry policy that this Envoy has"}
 	p.write("mesh.yaml", yaml)
 	const any = "127.0.0.1:0"
 	s, err := discovery.New(t.Context(), discovery.Options{
@@ -136,7 +138,7 @@ func (p *plane) connect(name, namespace, app, refuses string) {
 			var routes, endpoints []string
 			for _, res := range r.Resources {
 				if refuses != "" && bytes.Contains(res.Resource.Value, []byte(refuses)) {
-					answer.ErrorDetail = &rpcstatus.Status{Code: 13, Message: res.Name + ": " + refuses + " is not a retry policy that this Envoy has"}
+					answer.ErrorDetail = &rpcstatus.Status{Code: 13, Message: res.Name + ": " + refuses + " " + p.complaint}
 				}
 				if strings.HasSuffix(r.TypeUrl, "Listener") && !asked[res.Name] && !strings.HasPrefix(res.Name, "virtual") && strings.Contains(res.Name, "_") {
 					asked[res.Name] = true

@@ -183,7 +183,10 @@ async function renderMap() {
   at.hidden = !s;
   if (!s) {
     mapOf = mapShown = "";
+    mapAsked++;
     at.replaceChildren();
+    at.removeAttribute("role");
+    at.removeAttribute("aria-labelledby");
     return;
   }
   const asked = ++mapAsked;
@@ -436,8 +439,8 @@ function connect() {
     if (fresh) for (const section of Object.values(rows)) section.clear();
     fresh = false;
     for (const [section, change] of Object.entries(update)) {
+      if (!Object.hasOwn(rows, section)) continue;
       const of = rows[section];
-      if (!of) continue;
       for (const [key, row] of Object.entries(change.set || {})) of.set(key, Object.assign(row, { json: JSON.stringify(row), key }));
       for (const key of change.gone || []) of.delete(key);
     }
@@ -479,7 +482,7 @@ const made = {}, links = {};
 
 function choose(focus) {
   const name = location.hash.slice(1).split("/")[0];
-  const chosen = made[name] ? name : Object.keys(views)[0];
+  const chosen = Object.hasOwn(made, name) ? name : Object.keys(views)[0];
   for (const [n, view] of Object.entries(made)) {
     view.section.hidden = n !== chosen;
     if (n === chosen) links[n].setAttribute("aria-current", "page");
