@@ -45,7 +45,7 @@ var layers = map[string]layer{
 	"internal/settings": tools, "internal/settings/cli": edge,
 	"internal/kube":        tools, // how to connect, nothing of meshes
 	"internal/kube/leader": edge, "internal/kube/forward": edge,
-	"internal/finding": tools, "internal/check": pure, "internal/check/gather": edge,
+	"internal/logline": tools, "internal/finding": tools, "internal/check": pure, "internal/check/gather": edge,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilothouse/pilothouse/internal/agent/logging"
+	"github.com/pilothouse/pilothouse/internal/logline"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
@@ -60,9 +61,9 @@ func (l *logFlags) logger(s process) (*slog.Logger, *logging.Levels, error) {
 	default:
 		out = io.MultiWriter(outs...)
 	}
-	h := logging.Lines(out)
+	h := logline.Text(out, logline.Options{})
 	if l.json {
-		h = logging.JSON(out)
+		h = logline.JSON(out, logline.Options{})
 	}
 	if l.repeat > 0 {
 		h = logging.Limit(h, l.repeat)

@@ -23,6 +23,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 	"github.com/pilothouse/pilothouse/internal/kube"
+	"github.com/pilothouse/pilothouse/internal/logline"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
@@ -259,11 +260,11 @@ func readLogger(v *settings.Values, w io.Writer) (*slog.Logger, error) {
 		}
 		level = min(level, l)
 	}
-	o := &slog.HandlerOptions{Level: level, ReplaceAttr: printable.Attr}
+	o := logline.Options{Level: level, Replace: printable.Attr}
 	if asJSON {
-		return slog.New(slog.NewJSONHandler(w, o)), nil
+		return slog.New(logline.JSON(w, o)), nil
 	}
-	return slog.New(slog.NewTextHandler(w, o)), nil
+	return slog.New(logline.Text(w, o)), nil
 }
 
 // warnOfSettings logs which variables are set and have no effect.

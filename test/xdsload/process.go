@@ -151,7 +151,7 @@ func (d *discovery) logTail() string {
 	}
 	var bad []string
 	for line := range strings.Lines(string(b)) {
-		if strings.Contains(line, " level=WARN ") || strings.Contains(line, " level=ERROR ") {
+		if strings.Contains(line, "\twarn\t") || strings.Contains(line, "\terror\t") {
 			bad = append(bad, line)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/logline"
 )
 
 // Loggers that exist already follow a change; a change that is wrong changes nothing.
@@ -14,7 +16,7 @@ func TestLevelsAreChangedAtRunTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	log := slog.New(levels.Handler(Lines(&out)))
+	log := slog.New(levels.Handler(logline.Text(&out, logline.Options{})))
 	xds, sds := log.With("scope", "xds"), log.With("scope", "sds").WithGroup("g")
 	say := func() string {
 		out.Reset()

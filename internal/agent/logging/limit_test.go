@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pilothouse/pilothouse/internal/logline"
 )
 
 // output is what was logged, also by timers.
@@ -46,7 +48,7 @@ func lines(out *output) string {
 func TestARepeatedLineIsWrittenOnceInAPeriod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out output
-		log := slog.New(Limit(Lines(&out), time.Minute)).With("scope", "upstream")
+		log := slog.New(Limit(logline.Text(&out, logline.Options{}), time.Minute)).With("scope", "upstream")
 		failed := func(n int) {
 			log.Warn("connection failed", "error", fmt.Errorf("dial 10.0.0.1:%d: refused", 40000+n), "retry", time.Duration(n)*time.Second)
 		}
@@ -80,7 +82,7 @@ func TestARepeatedLineIsWrittenOnceInAPeriod(t *testing.T) {
 func TestTheLastStateIsWrittenLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out output
-		log := slog.New(Limit(Lines(&out), time.Minute))
+		log := slog.New(Limit(logline.Text(&out, logline.Options{}), time.Minute))
 		for range 3 {
 			log.Info("ready")
 			<-time.After(time.Second)
@@ -98,7 +100,7 @@ func TestTheLastStateIsWrittenLast(t *testing.T) {
 func TestWhichLinesAreTheSame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out output
-		log := slog.New(Limit(Lines(&out), time.Minute))
+		log := slog.New(Limit(logline.Text(&out, logline.Options{}), time.Minute))
 		for range 2 {
 			log.Info("m")
 			log.Warn("m")
@@ -125,7 +127,7 @@ func TestWhichLinesAreTheSame(t *testing.T) {
 func TestManyLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out output
-		h := Limit(Lines(&out), time.Minute).(*limited)
+		h := Limit(logline.Text(&out, logline.Options{}), time.Minute).(*limited)
 		log := slog.New(h)
 		for i := range 3 * maxLines {
 			log.Info("m", "i", i)

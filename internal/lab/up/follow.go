@@ -234,7 +234,7 @@ func (t *tails) read(dir, name string) {
 	title := strings.TrimSuffix(name, ".log")
 	for _, line := range lines[:len(lines)-1] {
 		if t.shown(title, line) {
-			t.s.out.line("%s | %s", title, printable.Escape(line))
+			t.s.out.line("%s | %s", title, printable.EscapeOutput(line))
 		}
 	}
 }
@@ -243,7 +243,7 @@ func (t *tails) read(dir, name string) {
 func (t *tails) shown(title, line string) bool {
 	switch {
 	case title == "pilot-discovery":
-		return strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR")
+		return strings.Contains(line, "\twarn\t") || strings.Contains(line, "\terror\t")
 	case strings.HasSuffix(title, ".agent"), strings.HasSuffix(title, ".capture"):
 		return t.s.o.ProxyLogs
 	}
