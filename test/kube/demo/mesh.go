@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -81,8 +83,37 @@ func (c *cluster) start(ctx context.Context, s site) error {
 	if err := c.findPods(ctx); err != nil {
 		return err
 	}
+	if err := c.applyGateways(ctx); err != nil {
+		return err
+	}
 	return c.awaitEndpoints(ctx)
 }
+
+// applyGateways applies what the gateways serve. The ServiceEntry of the service outside gets the address of its Pod.
+func (c *cluster) applyGateways(ctx context.Context) error {
+	const egress = "61-egress.yaml"
+	i := slices.IndexFunc(c.pods, func(p demo.Pod) bool { return p.Workload == "news" })
+	if i < 0 {
+		return errors.New("apply the bookshop: there is no Pod of news")
+	}
+	file := filepath.Join(c.site.ConfigDir, egress)
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(file, newsAddress.ReplaceAll(text, []byte("address: "+c.pods[i].IP.String())), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("apply the bookshop: %w", err)
+	}
+	for _, name := range []string{"65-certificate.yaml", "60-ingress.yaml", egress} {
+		if err := c.Applied(ctx, filepath.Join(c.site.ConfigDir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newsAddress is the address in the sample's ServiceEntry.
+var newsAddress = regexp.MustCompile(`address: [0-9.]+`)
 
 // apply applies the sample: its namespace, which is injected, and all of it but the Pods, which Deployments make.
 func (c *cluster) apply(ctx context.Context, deployments string) error {
@@ -177,6 +208,7 @@ func (c *cluster) pod(workload string, p *corev1.Pod) demo.Pod {
 	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		out.Proxied = out.Proxied || slices.ContainsFunc(list, func(c corev1.Container) bool { return c.Name == proxy })
 	}
+	out.IP, _ = netip.ParseAddr(p.Status.PodIP) // of a Pod that is ready
 	out.Inspector = meshup.Inspector{
 		Name: p.Name + "." + p.Namespace, From: dialer{c, p.Namespace, p.Name}, AppPort: "9080",
 		AgentPID: func() (int, error) { return c.Node.PID(p.Namespace, p.Name, proxy) },

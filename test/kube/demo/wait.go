@@ -15,12 +15,12 @@ import (
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
 
-// awaitEndpoints waits until every Envoy has an endpoint for every service of the shop: a Pod may be ready some
-// milliseconds before others have been told.
+// awaitEndpoints waits until every sidecar has an endpoint for every service of the shop: a Pod may be ready some
+// milliseconds before others have been told. Gateways have the endpoints of their routes only.
 func (c *cluster) awaitEndpoints(ctx context.Context) error {
 	c.site.Line("  waiting until every Envoy has the endpoints of every service")
 	for _, p := range c.pods {
-		if !p.Proxied {
+		if !p.Proxied || p.Workload == "ingress" || p.Workload == "egress" {
 			continue
 		}
 		err := meshup.Await(ctx, startBound, "the Envoy of "+p.Name+" has all endpoints", func(ctx context.Context) error {
