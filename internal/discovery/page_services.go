@@ -86,7 +86,8 @@ func shownService(r *incr.Reader, m *model.Model, s *model.Service) ui.Service {
 // groupOf returns the policies for a workload of a service, and what identifies them; it adds the modes of its ports.
 func groupOf(r *incr.Reader, m *model.Model, s *model.Service, in *model.Instance, modes map[string]bool) (ui.Group, string) {
 	of := m.ModesFor(r, in.Namespace, in.Labels)
-	g := ui.Group{Closed: of.Closed, Strict: true}
+	c := m.Mesh(r)
+	g := ui.Group{Closed: of.Closed, Strict: true, TrustDomains: append([]string{c.GetTrustDomain()}, c.GetTrustDomainAliases()...)}
 	key := fmt.Sprint(of.Closed)
 	for _, p := range s.Ports {
 		mode := of.Of(in.Ports[p.Number])

@@ -57,6 +57,8 @@ type Destination struct {
 type Group struct {
 	Policies       []Policy
 	Strict, Closed bool
+	// TrustDomains are the mesh's and its aliases: a principal of one of them is one of each.
+	TrustDomains []string
 }
 
 // Policy is an AuthorizationPolicy that is in force; one that is a dry run is not.
@@ -93,8 +95,6 @@ const (
 	yes
 )
 
-func (t three) not() three { return yes - t }
-
 // Decide returns whether a caller may talk to the workloads of a group. [control-plane 1.10.5]
 func Decide(g Group, c Caller) Answer {
 	if g.Closed || g.Strict && !c.Proxy {
@@ -105,7 +105,7 @@ func Decide(g Group, c Caller) Answer {
 	for _, p := range g.Policies {
 		matches := no
 		for _, r := range p.Spec.GetRules() {
-			matches = max(matches, p.matches(r, c))
+			matches = max(matches, p.matches(r, c, g.TrustDomains))
 		}
 		switch p.Spec.GetAction() {
 		case security.AuthorizationPolicy_ALLOW:
@@ -127,12 +127,12 @@ func Decide(g Group, c Caller) Answer {
 }
 
 // matches reports whether a rule is for a caller: maybe, if that depends on the request.
-func (p Policy) matches(r *security.Rule, c Caller) three {
+func (p Policy) matches(r *security.Rule, c Caller, trustDomains []string) three {
 	from := yes
 	if len(r.GetFrom()) > 0 {
 		from = no
 		for _, f := range r.GetFrom() {
-			from = max(from, p.source(f.GetSource(), c))
+			from = max(from, p.source(f.GetSource(), c, trustDomains))
 		}
 	}
 	if len(r.GetTo())+len(r.GetWhen()) > 0 {
@@ -142,31 +142,40 @@ func (p Policy) matches(r *security.Rule, c Caller) three {
 }
 
 // source reports whether a source is a caller.
-func (p Policy) source(s *security.Source, c Caller) three {
+func (p Policy) source(s *security.Source, c Caller, trustDomains []string) three {
 	id := c.Identity
 	if !c.Proxy {
 		id = mesh.Identity{} // nothing is proved
 	}
-	principal := ""
+	var principals []string
 	if id != (mesh.Identity{}) {
-		principal = strings.TrimPrefix(id.SPIFFE(), "spiffe://")
+		names := []string{id.TrustDomain}
+		if slices.Contains(trustDomains, id.TrustDomain) {
+			names = trustDomains
+		}
+		for _, id.TrustDomain = range names {
+			principals = append(principals, strings.TrimPrefix(id.SPIFFE(), "spiffe://"))
+		}
+		id.TrustDomain = c.Identity.TrustDomain
 	}
 	account := func(value string) bool {
 		namespace, name, ok := strings.Cut(value, "/")
 		if !ok {
 			namespace, name = p.Namespace, value
 		}
-		return principal != "" && id.Namespace == namespace && id.ServiceAccount == name
+		return len(principals) > 0 && id.Namespace == namespace && id.ServiceAccount == name
 	}
-	is := func(text string) func(string) bool {
-		return func(value string) bool { return text != "" && fits(value, text) }
+	is := func(texts ...string) func(string) bool {
+		return func(value string) bool {
+			return slices.ContainsFunc(texts, func(text string) bool { return text != "" && fits(value, text) })
+		}
 	}
 	out := yes
 	for _, field := range []struct {
 		values, not []string
 		is          func(string) bool
 	}{
-		{s.GetPrincipals(), s.GetNotPrincipals(), is(principal)},
+		{s.GetPrincipals(), s.GetNotPrincipals(), is(principals...)},
 		{s.GetServiceAccounts(), s.GetNotServiceAccounts(), account},
 		{s.GetTrustDomains(), s.GetNotTrustDomains(), is(id.TrustDomain)},
 		{s.GetNamespaces(), s.GetNotNamespaces(), is(id.Namespace)},

@@ -60,9 +60,13 @@ func TestWhoMayTalkToAWorkload(t *testing.T) {
 		"another program":     {[]string{`{action: CUSTOM, provider: {name: x}, rules: [{from: [{source: {namespaces: [shop]}}]}]}`}, false, false, Depends, Allowed, Allowed},
 		"a denial is first":   {[]string{`{rules: [{}]}`, `{action: DENY, rules: [{from: [{source: {namespaces: [ops]}}]}]}`}, false, false, Allowed, Denied, Allowed},
 		"two that allow":      {[]string{`{rules: [{from: [{source: {namespaces: [ops]}}]}]}`, `{rules: [{from: [{source: {namespaces: [shop]}}]}]}`}, false, false, Allowed, Allowed, Denied},
+		"an alias":            {[]string{`{rules: [{from: [{source: {principals: [old.example/ns/shop/sa/cart]}}]}]}`}, false, false, Allowed, Denied, Denied},
+		"another mesh":        {[]string{`{rules: [{from: [{source: {principals: [else.example/ns/shop/sa/cart]}}]}]}`}, false, false, Denied, Denied, Denied},
+		"not an alias":        {[]string{`{rules: [{from: [{source: {notPrincipals: [old.example/ns/shop/sa/cart]}}]}]}`}, false, false, Denied, Allowed, Allowed},
+		"a trust domain":      {[]string{`{rules: [{from: [{source: {trustDomains: [cluster.local]}}]}]}`}, false, false, Allowed, Allowed, Denied},
 		"an audit":            {[]string{`{action: AUDIT, rules: [{}]}`}, false, false, Allowed, Allowed, Allowed},
 	} {
-		g := Group{Strict: c.strict, Closed: c.closed}
+		g := Group{Strict: c.strict, Closed: c.closed, TrustDomains: []string{"cluster.local", "old.example"}}
 		for _, spec := range c.policies {
 			g.Policies = append(g.Policies, policyOf(t, spec))
 		}
