@@ -219,7 +219,7 @@ func TestMeshConfigOfAnotherNamespaceIsNotUsed(t *testing.T) {
 		if got.Severity != "warning" || got.Object != "ConfigMap a-team/istio" || got.Field != "data.mesh" || !strings.Contains(got.Text, "istio-system") {
 			t.Errorf("verdict %+v", got)
 		}
-		if n := strings.Count(log.String(), "a-team/istio"); n != 1 {
+		if n := strings.Count(log.String(), "ConfigMap a-team/istio: data.mesh"); n != 1 {
 			t.Errorf("%d lines of the log name it, want one:\n%s", n, log.String())
 		}
 		if root, identity, accepted := p.domains(); root != "cluster.local" || identity != "cluster.local" || accepted != "cluster.local" {
