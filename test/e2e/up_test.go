@@ -195,6 +195,22 @@ func TestUpRunsPodsAsWritten(t *testing.T) {
 	if !regexp.MustCompile(`bookshop/legacy-1 +none`).MatchString(s.output()) {
 		t.Error("legacy-1 has a proxy")
 	}
+	entry := regexp.MustCompile(`(http://\S+) +port 8080 of ingress-1`).FindStringSubmatch(s.output())
+	if entry == nil {
+		t.Fatal("the ingress gateway is not opened")
+	}
+	wait.Until(t, "the product page answers through the gateway", func() bool {
+		res, err := http.Get(entry[1])
+		if err != nil {
+			return false
+		}
+		defer func() { _ = res.Body.Close() }()
+		text, err := io.ReadAll(res.Body)
+		return err == nil && strings.Contains(string(text), `"peer":"spiffe://cluster.local/ns/bookshop/sa/ingress"`)
+	})
+	wait.Until(t, "the Secret that the gateway lacks is named", func() bool {
+		return strings.Contains(s.output(), `kubernetes://bookshop-certificate`) && strings.Contains(s.output(), "there is no such Secret")
+	})
 	cmd := exec.Command(pilotctlPath(), "up", filepath.Join(root, "samples/hello"), "--exec", "greeter-v1=sleep 1000", "--bin", filepath.Dir(programs.Agent), "--envoy", programs.Envoy)
 	out, err := cmd.CombinedOutput()
 	var code *exec.ExitError

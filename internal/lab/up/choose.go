@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
@@ -137,10 +138,27 @@ func (c choice) program(p podplan.Pod, u User, standIn, dir string) meshup.Progr
 	switch {
 	case c.args != nil:
 		out.Args = append(out.Args, c.args...)
-		out.Ports = nil
+		out.Ports = listenPorts(c.args)
 	case len(http)+len(tcp) > 0:
 		out.Args = append(out.Args, "-http="+strings.Join(http, ","), "-tcp="+strings.Join(tcp, ","))
 	}
 	out.Args = slices.DeleteFunc(out.Args, func(a string) bool { return a == "-http=" || a == "-tcp=" })
+	return out
+}
+
+// listenPorts are the ports in the arguments of the sample application, such as -http=:9080,:9081.
+func listenPorts(args []string) []uint16 {
+	var out []uint16
+	for _, a := range args {
+		flag, list, _ := strings.Cut(strings.TrimLeft(a, "-"), "=")
+		if flag != "http" && flag != "tcp" {
+			continue
+		}
+		for addr := range strings.SplitSeq(list, ",") {
+			if n, err := strconv.ParseUint(addr[strings.LastIndexByte(addr, ':')+1:], 10, 16); err == nil && n > 0 {
+				out = append(out, uint16(n))
+			}
+		}
+	}
 	return out
 }

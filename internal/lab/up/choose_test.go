@@ -54,6 +54,11 @@ func TestStandInsListenOnDeclaredPorts(t *testing.T) {
 	if got.UID != 7 || got.GID != 8 || !slices.Equal(got.Ports, []uint16{8080, 5432}) || !slices.Contains(got.Env, "A=b") {
 		t.Errorf("%+v", got)
 	}
+	// Those of the sample application are in its arguments.
+	sample := choice{container: podplan.Container{Name: "c", Ports: []podplan.Port{{Number: 1}}}, args: []string{"-http=:9080,127.0.0.1:9081", "--tcp=:5432", "-calls=http://x:7/", "-http=x"}}
+	if got := sample.program(p, User{}, "/standin", ""); !slices.Equal(got.Ports, []uint16{9080, 9081, 5432}) {
+		t.Errorf("ports of the sample application: %v", got.Ports)
+	}
 	c.WorkingDir = "sub"
 	if got := (choice{container: c, path: "/usr/bin/serve"}).program(p, User{}, "", "/dir"); got.Dir != "/dir/sub" {
 		t.Errorf("working directory %s", got.Dir)
