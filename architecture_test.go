@@ -45,7 +45,7 @@ var layers = map[string]layer{
 	"internal/settings": tools, "internal/settings/cli": edge,
 	"internal/kube":        tools, // how to connect, nothing of meshes
 	"internal/kube/leader": edge, "internal/kube/forward": edge,
-	"internal/logline": tools, "internal/finding": tools, "internal/check": pure, "internal/check/gather": edge,
+	"internal/logline": tools, "internal/spelling": tools, "internal/finding": tools, "internal/check": pure, "internal/check/gather": edge,
 
 	"internal/agent/supervise": pure, "internal/agent/bootstrap": pure, "internal/agent/spec": pure, "internal/agent/identity": pure,
 	"internal/agent/capture/plan": pure, "internal/agent/capture/xtables": pure,
@@ -114,6 +114,7 @@ var allowedImports = map[string][]string{
 	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"},                                                                       // so do gRPC's routes
 	"internal/discovery/compile/authz":     {"internal/discovery/compile/jwt"},                                                                           // its rules read what that filter leaves
 	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster", "internal/discovery/compile/authz", "internal/discovery/credentials"}, // so do filter chains, which have filters of authorization
+	"internal/yamltree":                    {"internal/spelling"},                                                                                        // what a field may have been meant to be
 	"internal/httpguard":                   {"internal/printable"},                                                                                       // the Host of a client in an error
 	"test/require":                         {"internal/lab/netmesh"},                                                                                     // whether this machine can make Pods
 	"test/envoytest":                       {"test/require"},

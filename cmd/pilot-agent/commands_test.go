@@ -155,6 +155,7 @@ func TestProxyMistakes(t *testing.T) {
 		}, "customConfigFile /dev/zero: want a regular file"},
 		{"type", []string{"proxy", "ingress"}, nil, `proxy type "ingress"`},
 		{"a type that has no other mistake", []string{"proxy", "waypoint"}, map[string]string{"INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "{binaryPath: /no/envoy}"}, "binaryPath"},
+		{"unknown flag", []string{"proxy", "--concurency=1", "--log_target", "stderr"}, map[string]string{"PROXY_CONFIG": "{a"}, "unknown flag --concurency has no effect; did you mean --concurrency?"},
 		{"broken configuration", []string{"proxy", "--whatever=1"}, map[string]string{"PROXY_CONFIG": "{a"}, "environment PROXY_CONFIG"},
 		{"log level", []string{"proxy", "--log_output_level", "loud"}, nil, "log_output_level"},
 		{"no root certificate", []string{"proxy"}, map[string]string{"INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "{binaryPath: /bin/sh, statusPort: " + freePort(t) + "}"}, "root certificate of the CA"},

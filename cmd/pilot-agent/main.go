@@ -69,6 +69,7 @@ func (r *requests) take(signals chan os.Signal, first func()) {
 
 // process is what a command uses of the process that it runs in.
 type process struct {
+	args           []string
 	env            map[string]string
 	stdout, stderr io.Writer
 	asked          *requests // nil if the command handles no signals
@@ -78,6 +79,7 @@ func (s process) getenv(name string) string { return s.env[name] }
 
 // run is main without the process: it returns the exit code.
 func run(ctx context.Context, args []string, s process) int {
+	s.args = args
 	root := newRoot(s)
 	root.SetArgs(args)
 	root.SetOut(s.stdout)

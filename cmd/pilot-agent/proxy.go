@@ -52,6 +52,9 @@ func newProxy(s process) *cobra.Command {
 			}
 			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
 			logger.Info("Version " + thisBuild().String())
+			for _, text := range cli.UnknownFlags(s.args, c.Flags()) {
+				logger.Warn(text)
+			}
 			in := spec.Input{Role: role, Flags: given, Env: s.env, ReadFile: readInput, LookupUser: host.LookupUser}
 			o := agent.Options{Version: version, Started: started, Ready: ready, Log: logger, Levels: levels, Stdout: s.stdout, Stderr: s.stderr}
 			a, err := prepare(c.Context(), in, watch, o)

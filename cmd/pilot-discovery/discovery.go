@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
@@ -68,8 +67,8 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 			if err := cmp.Or(v.Err(), err); err != nil {
 				return misuse{err}
 			}
-			for _, name := range unknownFlags(args, c.Flags()) {
-				log.Warn("unknown flag has no effect", "flag", name)
+			for _, text := range cli.UnknownFlags(args, c.Flags()) {
+				log.Warn(text)
 			}
 			warnOfSettings(log, v)
 			limitMemory(v)
@@ -280,23 +279,4 @@ func warnOfSettings(log *slog.Logger, v *settings.Values) {
 	if names := slices.Concat(v.Unknown("PILOT_"), v.Unknown("PILOTHOUSE_")); len(names) > 0 {
 		log.Warn("variables are not known and have no effect", "variables", strings.Join(names, ","))
 	}
-}
-
-// unknownFlags lists the flags among args that are not in f.
-func unknownFlags(args []string, f *pflag.FlagSet) []string {
-	var out []string
-	for _, a := range args {
-		if a == "--" {
-			break
-		}
-		name, ok := strings.CutPrefix(a, "--")
-		if !ok {
-			continue
-		}
-		name, _, _ = strings.Cut(name, "=")
-		if f.Lookup(name) == nil && name != "help" {
-			out = append(out, "--"+name)
-		}
-	}
-	return out
 }

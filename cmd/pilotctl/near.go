@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/printable"
-	"github.com/pilothouse/pilothouse/internal/yamltree"
+	"github.com/pilothouse/pilothouse/internal/spelling"
 )
 
 // maxNear is how many names a message offers.
@@ -21,7 +21,7 @@ func near(name string, among []string) []string {
 	most := max(2, len(name)/8)
 	var found []candidate
 	for _, other := range among {
-		switch d := yamltree.Distance(strings.ToLower(name), strings.ToLower(other)); {
+		switch d := spelling.Distance(strings.ToLower(name), strings.ToLower(other)); {
 		case other == name:
 		case strings.HasPrefix(other, name+".") || strings.HasPrefix(other, name+"-"):
 			found = append(found, candidate{other, 0})

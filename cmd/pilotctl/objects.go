@@ -208,10 +208,7 @@ func printProblems(w io.Writer, all []problem) error {
 		}
 	}
 	n := countProblems(all)
-	summary := "no problems: all objects are applied"
-	if n != (counts{}) {
-		summary = fmt.Sprintf("%s, %s", count(n.errors, "error"), count(n.warnings, "warning"))
-	}
+	summary := fmt.Sprintf("%s, %s", count(n.errors, "error"), count(n.warnings, "warning"))
 	if _, err := fmt.Fprintln(w, summary); err != nil {
 		return err
 	}

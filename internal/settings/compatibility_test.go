@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// notTaken are Istio's names that a row names and says not to be taken. An unknown flag is accepted with a warning by discovery and without one by proxy.
+// notTaken are Istio's names that a row names and says not to be taken. An unknown flag is accepted with a warning.
 var notTaken = map[string][]string{
 	"1.1.7":  {"--networksConfig", "--kubeconfig", "--registries", "--clusterRegistriesNamespace", "--clusterID", "--clusterAliases", "--cniNamespace"},
 	"1.1.9":  {"--caCertFile", "--tlsCertFile", "--tlsKeyFile", "--tls-cipher-suites"},

@@ -9,6 +9,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/pilothouse/pilothouse/internal/spelling"
 )
 
 // IntoMessage decodes a tree into m by protobuf's JSON mapping, replacing the contents of m. Path is
@@ -183,7 +185,7 @@ func suggest(md protoreflect.MessageDescriptor, key string) string {
 	for i := 0; i < md.Fields().Len(); i++ {
 		n := md.Fields().Get(i).JSONName()
 		names = append(names, n)
-		if d := Distance(strings.ToLower(key), strings.ToLower(n)); d < least && d < len(key) {
+		if d := spelling.Distance(strings.ToLower(key), strings.ToLower(n)); d < least && d < len(key) {
 			best, least = n, d
 		}
 	}
@@ -192,28 +194,4 @@ func suggest(md protoreflect.MessageDescriptor, key string) string {
 	}
 	sort.Strings(names)
 	return "remove it; the fields here are " + strings.Join(names, ", ")
-}
-
-// Distance returns the Levenshtein distance of a and b in bytes, or 99 if their lengths differ by
-// more than three.
-func Distance(a, b string) int {
-	if len(a) > len(b)+3 || len(b) > len(a)+3 {
-		return 99
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		diagonal := row[0]
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			diagonal, row[j] = row[j], min(row[j]+1, row[j-1]+1, diagonal+cost)
-		}
-	}
-	return row[len(b)]
 }

@@ -17,7 +17,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
-	"github.com/pilothouse/pilothouse/internal/yamltree"
+	"github.com/pilothouse/pilothouse/internal/spelling"
 )
 
 // Options say what is known of the mesh.
@@ -235,7 +235,7 @@ func (a *index) host(field, host string) *service {
 func nearest(name string, among func(func(string) bool)) string {
 	best, distance := "", max(2, len(name)/8)+1
 	for other := range among {
-		if d := yamltree.Distance(name, other); d < distance || d == distance && best != "" && other < best {
+		if d := spelling.Distance(name, other); d < distance || d == distance && best != "" && other < best {
 			best, distance = other, d
 		}
 	}

@@ -11,7 +11,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/spelling"
 )
 
 // groups are the headings under which a command's variables without a flag are documented. Each
@@ -65,6 +67,40 @@ func Suggest(c *cobra.Command, args []string, err error) error {
 	}
 	return err
 }
+
+// UnknownFlags says which flags among the arguments of a command that takes any have no effect, and which may have been meant.
+func UnknownFlags(args []string, f *pflag.FlagSet) (out []string) {
+	for _, a := range args {
+		if a == "--" {
+			break
+		}
+		name, ok := strings.CutPrefix(a, "--")
+		if !ok {
+			continue
+		}
+		name, _, _ = strings.Cut(name, "=")
+		if f.Lookup(name) != nil || name == "help" {
+			continue
+		}
+		text, least := "unknown flag --"+printable.Clip(name, maxFlag)+" has no effect", max(2, len(name)/8)+1
+		near := ""
+		if len(name) <= maxFlag {
+			f.VisitAll(func(other *pflag.Flag) {
+				if d := spelling.Distance(strings.ToLower(name), strings.ToLower(other.Name)); d < least {
+					near, least = other.Name, d
+				}
+			})
+		}
+		if near != "" {
+			text += "; did you mean --" + near + "?"
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+// maxFlag bounds what is shown and compared of an unknown flag, in bytes.
+const maxFlag = 100
 
 // flagError gives an invalid value of a flag the form of other errors of settings.
 func flagError(err error) error {

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/object"
-	"github.com/pilothouse/pilothouse/internal/yamltree"
+	"github.com/pilothouse/pilothouse/internal/spelling"
 )
 
 // unreadKind is a kind of the mesh's API groups that is not supported; text is that of the problem. None of them denies
@@ -145,7 +145,7 @@ func kindDistance(given, want string) int {
 			return 2
 		}
 	}
-	if d := yamltree.Distance(a, b); d <= 2 && len(want) >= 4*d {
+	if d := spelling.Distance(a, b); d <= 2 && len(want) >= 4*d {
 		return 1 + d
 	}
 	return far
@@ -166,7 +166,7 @@ func groupDistance(given, want string) int {
 	case given == "" || mesh || strings.HasSuffix(given, "istio.io") && strings.HasSuffix(want, "istio.io"):
 		return 2
 	}
-	if d := yamltree.Distance(strings.ToLower(given), want); d <= 3 {
+	if d := spelling.Distance(strings.ToLower(given), want); d <= 3 {
 		return d
 	}
 	first, _, _ := strings.Cut(want, ".")
