@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/spelling"
 )
 
 // Annotations that decide configuration. [agent 1.3]
@@ -59,6 +61,9 @@ func (b *builder) configure() error {
 		}
 		if err := apply(s.Config, src.text); err != nil {
 			return fmt.Errorf("read proxy configuration from %s: %w", src.name, err)
+		}
+		for _, text := range unknownFields(src.text) {
+			b.warn("%s: %s", src.name, text)
 		}
 		s.ConfigSources = append(s.ConfigSources, src.name)
 	}
@@ -162,7 +167,7 @@ func defaultConfig(file []byte) ([]byte, error) {
 
 // apply merges a YAML or JSON proxy configuration into dst: every field that the text names
 // is replaced, the zero value included, but proxyMetadata is merged key by key. Unknown fields
-// are ignored, because charts can be newer than agents.
+// are ignored, because charts can be newer than agents; unknownFields names them.
 func apply(dst *meshv1.ProxyConfig, text []byte) error {
 	asJSON, err := yaml.YAMLToJSON(text)
 	if err != nil {
@@ -190,6 +195,43 @@ func apply(dst *meshv1.ProxyConfig, text []byte) error {
 		dst.ProxyMetadata = metadata
 	}
 	return nil
+}
+
+// unknownFields says which fields of a YAML or JSON proxy configuration have no effect, since nobody knows them, and what may have been
+// meant; nothing of one that cannot be parsed, of which apply says it.
+func unknownFields(text []byte) (out []string) {
+	var named map[string]json.RawMessage
+	if asJSON, err := yaml.YAMLToJSON(text); err != nil || json.Unmarshal(asJSON, &named) != nil {
+		return nil
+	}
+	fields := (&meshv1.ProxyConfig{}).ProtoReflect().Descriptor().Fields()
+	for _, key := range slices.Sorted(maps.Keys(named)) {
+		if fieldNamed(fields, key) != nil {
+			alone, err := json.Marshal(map[string]json.RawMessage{key: named[key]})
+			if err != nil {
+				continue
+			}
+			if err := protojson.Unmarshal(alone, &meshv1.ProxyConfig{}); err != nil {
+				if _, name, ok := strings.Cut(err.Error(), "unknown field "); ok {
+					out = append(out, fmt.Sprintf("unknown field %s in %s has no effect", name, key))
+				}
+			}
+			continue
+		}
+		text, least := fmt.Sprintf("unknown field %.100q has no effect", key), 4
+		near := ""
+		for i := range fields.Len() {
+			name := fields.Get(i).JSONName()
+			if d := spelling.Distance(strings.ToLower(key), strings.ToLower(name)); d < least && d < len(key) {
+				near, least = name, d
+			}
+		}
+		if near != "" {
+			text += "; did you mean " + near + "?"
+		}
+		out = append(out, text)
+	}
+	return out
 }
 
 // fieldError names the field that cannot be parsed, because the parser's error does not.
