@@ -77,8 +77,58 @@ func shownService(r *incr.Reader, m *model.Model, s *model.Service) ui.Service {
 		out.Groups = append(out.Groups, groups[key])
 	}
 	out.Callers = slices.SortedFunc(maps.Keys(callers), func(a, b ui.Caller) int { return cmp.Compare(a.Identity.SPIFFE(), b.Identity.SPIFFE()) })
-	if v := m.VirtualService(r, mesh.Scope{Role: mesh.Sidecar, Namespace: s.Namespace}.ID(), s.Host); v != nil {
+	scope := mesh.Scope{Role: mesh.Sidecar, Namespace: s.Namespace}.ID()
+	if v := m.VirtualService(r, scope, s.Host); v != nil {
 		out.Routes = routesOf(v.Spec)
+	}
+	if len(out.Routes) == 0 { // as for proxies, these count only without others
+		out.Routes = kubernetesRoutesOf(r, m, scope, s)
+	}
+	return out
+}
+
+// kubernetesRoutesOf are the rules of the Gateway API's routes whose parent is a service.
+func kubernetesRoutesOf(r *incr.Reader, m *model.Model, scope mesh.ScopeID, s *model.Service) (out []ui.Route) {
+	seen := map[string]bool{}
+	for _, port := range s.Ports {
+		for _, key := range m.MeshRoutes(r, scope, s.Host, port.Number) {
+			k := m.KubernetesRoute(r, key)
+			if seen[key] || k == nil {
+				continue
+			}
+			seen[key] = true
+			name := fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name)
+			add := func(conditional bool, weights []weight) {
+				out = append(out, ui.Route{Name: name, Conditional: conditional, To: destinationsOf(weights)})
+			}
+			if k.HTTP != nil {
+				for _, rule := range k.HTTP.Rules {
+					var weights []weight
+					for _, b := range rule.BackendRefs {
+						weights = append(weights, backend(string(b.Name), b.Weight))
+					}
+					add(len(rule.Matches) > 0, weights)
+				}
+			}
+			if k.GRPC != nil {
+				for _, rule := range k.GRPC.Rules {
+					var weights []weight
+					for _, b := range rule.BackendRefs {
+						weights = append(weights, backend(string(b.Name), b.Weight))
+					}
+					add(len(rule.Matches) > 0, weights)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// backend is a backend of the Gateway API; its weight is 1 if it has none.
+func backend(name string, w *int32) weight {
+	out := weight{&networking.Destination{Host: name}, 1}
+	if w != nil {
+		out.weight = *w
 	}
 	return out
 }

@@ -72,3 +72,22 @@ spec: {hosts: [api.example.com], location: MESH_EXTERNAL, resolution: DNS, ports
 		t.Errorf("%d %s", code, body)
 	}
 }
+
+// Routes of the Gateway API count where no VirtualService has any, as for proxies.
+func TestPageShowsRoutesOfTheGatewayAPI(t *testing.T) {
+	p := start(t)
+	p.emit(shop+`---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: split, namespace: shop}
+spec: {parentRefs: [{group: "", kind: Service, name: reviews}], rules: [{backendRefs: [{name: reviews, port: 9080, weight: 3}, {name: other, port: 9080}]}]}
+`, true)
+	all := p.server.pageState().Services
+	if len(all) != 1 || len(all[0].Routes) != 1 || all[0].Routes[0].Name != "HTTPRoute shop/split" || len(all[0].Routes[0].To) != 2 || all[0].Routes[0].To[0].Percent != 75 {
+		t.Fatalf("services %+v", all)
+	}
+	p.emit(route("{name: ours, route: [{destination: {host: reviews}}]}"), false)
+	if r := p.server.pageState().Services[0].Routes; len(r) != 1 || r[0].Name != "ours" {
+		t.Errorf("routes %+v, want those of the VirtualService", r)
+	}
+}

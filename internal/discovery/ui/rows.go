@@ -189,7 +189,17 @@ func RowsOf(s State) Rows {
 	for _, x := range s.Services {
 		x.Access, x.Policies = access(x.Groups)
 		x.Access, x.Policies, x.Ports, x.Host = clipList(x.Access), clipList(x.Policies), clipList(x.Ports), clip(x.Host)
-		x.Versions, x.Routes = x.Versions[:min(len(x.Versions), maxList)], x.Routes[:min(len(x.Routes), maxList)]
+		x.Versions, x.Routes = slices.Clone(x.Versions[:min(len(x.Versions), maxList)]), slices.Clone(x.Routes[:min(len(x.Routes), maxList)])
+		for i := range x.Versions {
+			x.Versions[i].Name = clip(x.Versions[i].Name)
+		}
+		for i, r := range x.Routes {
+			r.Name, r.To = clip(r.Name), slices.Clone(r.To[:min(len(r.To), maxList)])
+			for j := range r.To {
+				r.To[j].Name = clip(r.To[j].Name)
+			}
+			x.Routes[i] = r
+		}
 		add(sectionServices, x.Key, x)
 	}
 	s.Status.Notes = clipList(s.Status.Notes)

@@ -56,6 +56,19 @@ func TestUnprintableCharactersAreShown(t *testing.T) {
 	if got.Name != `pod\u202e\x1b[31m\x00` || got.Refusal.Message != "one\ntwo\\u2028" || got.Refusal.Resources[0] != `a\u202eb` {
 		t.Errorf("row %s, want escapes, and the line break", row)
 	}
+	s.Services = []Service{{Key: "s", Host: "h\u202e", Versions: []Version{{Name: "v\u202e"}}, Routes: []Route{{Name: "r\u202e", To: []Destination{{Name: "d\u202e"}}}}}}
+	s.Edits = []Edit{{Generation: 1, Objects: []EditObject{{Object: "o\u202e", Origin: "f\u202e"}}}}
+	s.Problems = []Problem{{Object: "o\u202e", Field: "f\u202e", Text: "t\u202e", Meanwhile: "m\u202e"}}
+	for section, rows := range RowsOf(s) {
+		for _, row := range rows {
+			if strings.Contains(row, "\u202e") {
+				t.Errorf("%s: %s", section, row)
+			}
+		}
+	}
+	if s.Services[0].Routes[0].To[0].Name != "d\u202e" || s.Edits[0].Objects[0].Object != "o\u202e" {
+		t.Error("the state has changed")
+	}
 	if s.Proxies[0].Refusal.Message != before {
 		t.Error("the state has changed")
 	}
