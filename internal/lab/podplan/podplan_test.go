@@ -216,7 +216,7 @@ func TestPodsOfBrokenFilesStay(t *testing.T) {
 }
 
 func TestTheSamplesHavePods(t *testing.T) {
-	for dir, want := range map[string]int{"hello": 4, "bookshop": 7} {
+	for dir, want := range map[string]int{"hello": 4, "bookshop": 10} {
 		paths, err := filepath.Glob("../../../samples/" + dir + "/*.yaml")
 		if err != nil {
 			t.Fatal(err)
