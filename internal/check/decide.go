@@ -116,6 +116,9 @@ func account(f *Facts) Finding {
 // Needed are the resources of Istio that the control plane reads.
 var Needed = slices.Sorted(maps.Keys(readable))
 
+// telemetries may be absent: meshes without access logs of their own do without.
+const telemetries = "telemetries.telemetry.istio.io"
+
 // readable are the versions of each of those that it reads, the preferred one first.
 var readable = map[string][]string{
 	"destinationrules.networking.istio.io":     {"v1", "v1beta1", "v1alpha3"},
@@ -127,7 +130,7 @@ var readable = map[string][]string{
 	"requestauthentications.security.istio.io": {"v1", "v1beta1"},
 	"serviceentries.networking.istio.io":       {"v1", "v1beta1", "v1alpha3"},
 	"sidecars.networking.istio.io":             {"v1", "v1beta1", "v1alpha3"},
-	"telemetries.telemetry.istio.io":           {"v1", "v1alpha1"},
+	telemetries:                                {"v1", "v1alpha1"},
 	"virtualservices.networking.istio.io":      {"v1", "v1beta1", "v1alpha3"},
 	"workloadentries.networking.istio.io":      {"v1", "v1beta1", "v1alpha3"},
 	"workloadgroups.networking.istio.io":       {"v1", "v1beta1", "v1alpha3"},
@@ -138,9 +141,12 @@ func resources(f *Facts) Finding {
 		return m
 	}
 	var absent, old []string
+	optional := 0
 	for _, name := range Needed {
 		versions := f.Resources.Value[name]
 		switch {
+		case len(versions) == 0 && name == telemetries:
+			optional = 1
 		case len(versions) == 0:
 			absent = append(absent, name)
 		case !slices.ContainsFunc(versions, func(v string) bool { return slices.Contains(readable[name], v) }):
@@ -152,7 +158,7 @@ func resources(f *Facts) Finding {
 	switch {
 	case len(old) > 0:
 		return failed(apply, "without the version that is read: %s", shown(old))
-	case len(absent) == len(Needed) && !installed:
+	case len(absent) == len(Needed)-optional && !installed:
 		return ok("not there yet: the chart installs them")
 	case len(absent) > 0:
 		return failed(apply, "not there: %s", shown(absent))
