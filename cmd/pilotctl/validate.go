@@ -14,6 +14,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
 	"github.com/pilothouse/pilothouse/internal/discovery/analyze"
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/lab/podplan"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -120,7 +121,15 @@ func (r *validation) addReferences() {
 		}
 	}
 	workloads := slices.ContainsFunc(r.all, func(o *object.Object) bool { return o.Kind == object.Pod || o.Kind == object.WorkloadEntry })
-	for _, p := range analyze.References(r.all, analyze.Options{Domain: clusterDomain, RootNamespace: m.GetRootNamespace(), Workloads: workloads}) {
+	o := analyze.Options{Domain: clusterDomain, RootNamespace: m.GetRootNamespace(), Workloads: workloads}
+	for _, one := range r.all {
+		if spec, ok := one.Spec.(*object.ConfigMapSpec); ok && one.Name == config.MeshConfigMap {
+			if given, _ := config.MeshConfig(spec.Data[config.MeshKey]); given != nil {
+				o.Mesh = given
+			}
+		}
+	}
+	for _, p := range analyze.References(r.all, o) {
 		if lines := r.lines[p.Origin.File]; lines != nil {
 			p.Origin.Line = lines(p.Origin.Line, p.Field)
 		}

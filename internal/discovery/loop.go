@@ -470,7 +470,7 @@ func (l *loop) ask(f func()) bool {
 // allProblems is everything wrong with the configuration now, for people, with what is
 // denied because of it. Call it through ask.
 func (l *loop) allProblems() []config.Verdict {
-	return slices.Concat(l.problems.all(l.store.Verdicts()), l.keyProblems(), l.refusalProblems(), l.proxylessProblems(), l.patchProblems())
+	return slices.Concat(l.problems.all(l.store.Verdicts()), l.keyProblems(), l.refusalProblems(), l.proxylessProblems(), l.patchProblems(), l.externalProblems())
 }
 
 // goodObjects is what is in force, for the keeper; nothing while proxies are not served: it

@@ -59,6 +59,9 @@ const (
 	JWT
 	// ProxyProtocol: envoy.transport_sockets.upstream_proxy_protocol.
 	ProxyProtocol
+	// ExtAuthz: envoy.filters.http.ext_authz, and NetworkExtAuthz: envoy.filters.network.ext_authz.
+	ExtAuthz
+	NetworkExtAuthz
 )
 
 // Has reports whether all bits of x are set in c.
@@ -72,6 +75,8 @@ var extensionBits = map[string]Capability{
 	"envoy.filters.http.rbac":                         RBAC,
 	"envoy.filters.network.rbac":                      NetworkRBAC,
 	"envoy.filters.http.jwt_authn":                    JWT,
+	"envoy.filters.http.ext_authz":                    ExtAuthz,
+	"envoy.filters.network.ext_authz":                 NetworkExtAuthz,
 	"envoy.transport_sockets.upstream_proxy_protocol": ProxyProtocol,
 	"envoy.filters.listener.http_inspector":           HTTPInspector,
 	"envoy.retry_host_predicates.previous_hosts":      PreviousHosts,

@@ -53,3 +53,15 @@ func LogProvider(p *meshv1.MeshConfig_ExtensionProvider) (service string, port u
 	}
 	return "", 0, false
 }
+
+// ExternalAuthorizer reports whether a provider of extensionProviders is one of external authorization, and returns its service and
+// port.
+func ExternalAuthorizer(p *meshv1.MeshConfig_ExtensionProvider) (service string, port uint32, ok bool) {
+	switch p := p.GetProvider().(type) {
+	case *meshv1.MeshConfig_ExtensionProvider_EnvoyExtAuthzHttp:
+		return p.EnvoyExtAuthzHttp.GetService(), p.EnvoyExtAuthzHttp.GetPort(), true
+	case *meshv1.MeshConfig_ExtensionProvider_EnvoyExtAuthzGrpc:
+		return p.EnvoyExtAuthzGrpc.GetService(), p.EnvoyExtAuthzGrpc.GetPort(), true
+	}
+	return "", 0, false
+}

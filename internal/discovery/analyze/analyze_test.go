@@ -112,6 +112,10 @@ func TestProvidersOfAccessLogs(t *testing.T) {
 	}
 }
 
+func grpc(service string, port uint32) *meshv1.MeshConfig_ExtensionProvider_EnvoyExtAuthzGrpc {
+	return &meshv1.MeshConfig_ExtensionProvider_EnvoyExtAuthzGrpc{EnvoyExtAuthzGrpc: &meshv1.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationGrpcProvider{Service: service, Port: port}}
+}
+
 func TestReferencesToNothing(t *testing.T) {
 	for _, tc := range []struct{ kind, spec, want string }{
 		{"VirtualService", `{hosts: [web], http: [{route: [{destination: {host: wep}}]}]}`,
@@ -150,6 +154,20 @@ func TestReferencesToNothing(t *testing.T) {
 		text := mesh + "---\napiVersion: " + group + "\nkind: " + tc.kind + "\nmetadata: {name: x, namespace: shop}\nspec: " + tc.spec + "\n"
 		if got := strings.Join(findings(t, text, analyze.Options{Workloads: true}), "\n"); got != tc.want {
 			t.Errorf("%s\n got %s\nwant %s", tc.spec, got, tc.want)
+		}
+	}
+	m := &meshv1.MeshConfig{ExtensionProviders: []*meshv1.MeshConfig_ExtensionProvider{
+		{Name: "tracer"}, {Name: "good", Provider: grpc("shop/web.shop.svc.cluster.local", 80)}, {Name: "lost", Provider: grpc("lost.shop.svc.cluster.local", 80)}, {Name: "port", Provider: grpc("web.shop.svc.cluster.local", 81)},
+	}}
+	for provider, want := range map[string]string{
+		"good": "", "god": `x: spec.provider.name: there is no provider "god" in extensionProviders of mesh configuration: what the rules match is denied; did you mean good?`,
+		"tracer": `x: spec.provider.name: provider "tracer" is not one of external authorization: what the rules match is denied; want envoyExtAuthzHttp or envoyExtAuthzGrpc`,
+		"lost":   `x: spec.provider.name: provider "lost": no Service or ServiceEntry has the host "lost.shop.svc.cluster.local": what the rules match is denied`,
+		"port":   `x: spec.provider.name: provider "port": web.shop.svc.cluster.local has no port 81: what the rules match is denied`,
+	} {
+		text := mesh + "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: x, namespace: shop}\nspec: {action: CUSTOM, provider: {name: " + provider + "}, rules: [{}]}\n"
+		if got := strings.Join(findings(t, text, analyze.Options{Workloads: true, Mesh: m}), "\n"); got != want {
+			t.Errorf("%s\n got %s\nwant %s", provider, got, want)
 		}
 	}
 	service := mesh + "---\napiVersion: v1\nkind: Service\nmetadata: {name: x, namespace: shop}\nspec: {selector: {app: none}, ports: [{port: 80}]}\n"

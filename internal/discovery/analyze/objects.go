@@ -254,6 +254,7 @@ func (a *index) sidecar(spec *networking.Sidecar) {
 
 // authorizationPolicy checks that the identities and namespaces that rules name exist.
 func (a *index) authorizationPolicy(spec *security.AuthorizationPolicy) {
+	a.provider(spec)
 	if !a.o.Workloads {
 		return
 	}
@@ -275,6 +276,38 @@ func (a *index) authorizationPolicy(spec *security.AuthorizationPolicy) {
 				}
 			}
 		}
+	}
+}
+
+// provider checks that the provider of a CUSTOM policy exists, and its service.
+func (a *index) provider(spec *security.AuthorizationPolicy) {
+	name := spec.GetProvider().GetName()
+	if a.o.Mesh == nil || spec.GetAction() != security.AuthorizationPolicy_CUSTOM || name == "" {
+		return
+	}
+	const field, denied = "spec.provider.name", ": what the rules match is denied"
+	known := map[string]*meshv1.MeshConfig_ExtensionProvider{}
+	for _, p := range a.o.Mesh.GetExtensionProviders() {
+		if _, _, ok := mesh.ExternalAuthorizer(p); ok || p.GetName() == name {
+			known[p.GetName()] = p
+		}
+	}
+	p := known[name]
+	service, port, ok := mesh.ExternalAuthorizer(p)
+	_, host := mesh.ProviderService(service)
+	switch s := a.services[host]; {
+	case p == nil:
+		text := fmt.Sprintf("there is no provider %q in extensionProviders of mesh configuration%s", name, denied)
+		if near := nearest(name, maps.Keys(known)); near != "" {
+			text += fmt.Sprintf("; did you mean %s?", near)
+		}
+		a.warn(field, "%s", text)
+	case !ok:
+		a.warn(field, "provider %q is not one of external authorization%s; want envoyExtAuthzHttp or envoyExtAuthzGrpc", name, denied)
+	case s == nil:
+		a.warn(field, "provider %q: no Service or ServiceEntry has the host %q%s", name, host, denied)
+	case !slices.Contains(s.ports, port):
+		a.warn(field, "provider %q: %s has no port %d%s", name, host, port, denied)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
@@ -208,6 +209,7 @@ type inner struct {
 	proxylessMutual *incr.Rule[servicePortKey, bool]
 	api             *incr.Rule[scopeHost, apiNames]
 	inbound         *incr.Rule[Key, Inbound]
+	routerSecurity  *incr.Rule[mesh.ScopeID, authz.Filters]
 	// passthroughs are the clusters of a service, and passthroughPorts the listeners, of routers that forward mutual TLS.
 	passthroughs     *incr.Rule[scopeHost, []string]
 	passthroughPorts *incr.Rule[mesh.ScopeID, []passthroughPort]
@@ -270,6 +272,7 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		assignment:       incr.Derive(g, levelPlan, "assignment", c.assignment),
 		mutual:           incr.Derive(g, levelPlan, "all mutual", c.allMutual),
 		inbound:          incr.Derive(g, levelLookup, "inbound security", c.inbound),
+		routerSecurity:   incr.Derive(g, levelLookup, "security of a router", c.routerAuthorization),
 		proxylessMutual:  incr.Derive(g, levelPlan, "all mutual for gRPC", c.allMutualProxyless),
 		api:              incr.Derive(g, levelPlan, "gRPC names", c.apiNames),
 		index:            incr.Derive(g, levelIndex, "listener index", c.index).AsIndex(),

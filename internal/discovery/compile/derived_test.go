@@ -60,6 +60,16 @@ func (d *dice) meshConfig() *meshv1.MeshConfig {
 	if d.oneIn(3) {
 		m.DefaultProviders = &meshv1.MeshConfig_DefaultProviders{AccessLogging: []string{pick(d, providers...)}}
 	}
+	if d.oneIn(2) {
+		m.ExtensionProviders = append(m.ExtensionProviders, []*meshv1.MeshConfig_ExtensionProvider{
+			{Name: "grpc", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyExtAuthzGrpc{EnvoyExtAuthzGrpc: &meshv1.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationGrpcProvider{
+				Service: pick(d, "a.x.svc.cluster.local", "x/a.x.svc.cluster.local", "y/out.example.com"), Port: 80, FailOpen: d.oneIn(2),
+			}}},
+			{Name: "http", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyExtAuthzHttp{EnvoyExtAuthzHttp: &meshv1.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationHttpProvider{
+				Service: pick(d, "out.example.com", "b.y.svc.cluster.local"), Port: 80, HeadersToUpstreamOnAllow: []string{pick(d, "a", "b*", "*c")},
+			}}},
+		}...)
+	}
 	return m
 }
 

@@ -45,7 +45,7 @@ var fieldExceptions = map[string]string{
 	"EnvoyFilter.configPatches.match.waypoint.filter.name":           "the same",
 	"EnvoyFilter.configPatches.match.waypoint.filter.subFilter.name": "the same",
 	"EnvoyFilter.priority":                                           "it needs two objects: testdata/envoy-filter-http.txtar has both",
-	"AuthorizationPolicy.action=CUSTOM":                              "it needs a provider: testdata/authorization.txtar has both",
+	"AuthorizationPolicy.action=CUSTOM":                              "it needs a provider: testdata/external-http.txtar has both",
 	"MeshConfig.discoverySelectors.matchLabels":                      "package scope selects the objects of a source before they are compiled",
 	"MeshConfig.discoverySelectors.matchExpressions.key":             "the same",
 	"MeshConfig.discoverySelectors.matchExpressions.operator":        "the same",
@@ -331,7 +331,14 @@ apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: c, namespace: other}
 spec: {host: c.other.svc.cluster.local, trafficPolicy: {connectionPool: {tcp: {maxConnections: 4}}}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: ask, namespace: shop}
+spec: {selector: {matchLabels: {app: a}}, action: CUSTOM, provider: {name: asked}, rules: [{}]}
 `, bases: []string{
+		`{extensionProviders: [{name: asked, envoyExtAuthzHttp: {service: shop/b.shop.svc.cluster.local, port: 80, includeRequestBodyInCheck: {maxRequestBytes: 1}}}]}`,
+		`{extensionProviders: [{name: asked, envoyExtAuthzGrpc: {service: shop/b.shop.svc.cluster.local, port: 80, includeRequestBodyInCheck: {maxRequestBytes: 1}}}]}`,
 		`{}`,
 		`{accessLogFile: /dev/stdout}`,
 		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyFileAccessLog: {path: /one, logFormat: {text: "%PROTOCOL%"}}}]}`,
@@ -399,6 +406,7 @@ var fieldValues = map[string][]string{
 	"tunnel.protocol": {"POST"}, "tunnel.targetHost": {"x.example.com"}, "tunnel.targetPort": {"8443"},
 	"WorkloadEntry.address": {"10.2.0.9"}, "WorkloadEntry.ports": {"http=8099"}, "WorkloadEntry.labels": {"app=none"}, "WorkloadEntry.locality": {"r1/z1"},
 
+	"envoyExtAuthzHttp.pathPrefix": {"/x"}, "statusOnError": {"503"},
 	"targetRef.kind": {"GatewayClass"}, "targetRefs.kind": {"GatewayClass"},
 	"EnvoyFilter.workloadSelector.labels": {"app=a"},
 	"Sidecar.workloadSelector.labels":     {"app=a"}, "egress.hosts": {"*/*"}, "port.protocol": {"HTTP"},

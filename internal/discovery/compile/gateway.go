@@ -253,6 +253,7 @@ func (c *Compiler) routerNames(r *incr.Reader, s mesh.ScopeID) []Key {
 	for _, l := range c.clientLogs(r, s).List {
 		named = append(named, l.Cluster)
 	}
+	named = append(named, c.inner.routerSecurity.Of(r, s).Cluster)
 	for _, name := range sortedSet(named) {
 		n, ok := cluster.ParseName(name)
 		if !ok {
@@ -300,7 +301,7 @@ func (c *Compiler) gatewayRouteConfig(r *incr.Reader, k Key) []byte {
 func (c *Compiler) routerListener(r *incr.Reader, k Key, env listener.Env) []byte {
 	if plan := c.inner.gatewayPlan.Of(r, scopeName{k.Scope, k.Name}); len(plan.Chains) > 0 {
 		s := k.Scope.Value()
-		plan.Authorization = c.authorization(r, mesh.Workload{Namespace: s.Namespace, Authorization: s.Authorization, Tokens: s.Tokens}, true)
+		plan.Authorization = c.inner.routerSecurity.Of(r, k.Scope)
 		plan.Closed = s.Closed || !s.Caps.Has(plan.Authorization.Needs)
 		return marshal.MustEncodedAny(listener.BuildGateway(plan, env))
 	}

@@ -388,6 +388,9 @@ func (d *dice) authorizationPolicy() *security.AuthorizationPolicy {
 	if d.oneIn(4) {
 		p.Selector, p.TargetRefs = nil, d.targets()
 	}
+	if p.Action == security.AuthorizationPolicy_CUSTOM {
+		p.ActionDetail = &security.AuthorizationPolicy_Provider{Provider: &security.AuthorizationPolicy_ExtensionProvider{Name: pick(d, "http", "grpc", "grpc", "none")}}
+	}
 	for range d.roll(3) {
 		p.Rules = append(p.Rules, &security.Rule{To: []*security.Rule_To{{Operation: &security.Operation{Methods: []string{pick(d, "GET", "PUT")}}}}})
 	}

@@ -53,7 +53,7 @@ func (c *Compiler) authorization(r *incr.Reader, w mesh.Workload, routed bool) a
 	for _, p := range c.model.AuthorizationOf(r, w) {
 		policies = append(policies, authz.Policy{Namespace: p.Namespace, Name: p.Name, Spec: p.Spec, DryRun: p.DryRun})
 	}
-	return authz.Build(policies, trustDomains(c.model.Mesh(r)), jwt.Build(c.tokenRules(r, w), routed))
+	return authz.Build(policies, trustDomains(c.model.Mesh(r)), c.authorizers(r, w.Namespace, policies), jwt.Build(c.tokenRules(r, w), routed))
 }
 
 // tokenRules returns the rules of the RequestAuthentications of a workload, with their keys.

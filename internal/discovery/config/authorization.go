@@ -20,7 +20,7 @@ func (c *check) authorizationPolicy(o object.Object, s *security.AuthorizationPo
 	case custom && name == "":
 		c.fail("spec.provider.name", "is empty; name one of extensionProviders in mesh configuration")
 	case custom:
-		c.warn("spec.provider", "external authorization is not supported: every request that the rules match is denied")
+		c.report(object.Info, "spec.provider", "TCP connections are judged only if the provider has envoyExtAuthzGrpc: one with envoyExtAuthzHttp is not asked about them, and they pass")
 	case s.GetProvider() != nil:
 		c.fail("spec.provider", "is for action CUSTOM only; remove it, or set the action")
 	}

@@ -230,7 +230,7 @@ func TestAuthorizationPolicies(t *testing.T) {
 		{object.AuthorizationPolicy, "{}", nil},
 		{object.AuthorizationPolicy, "{action: DENY}", []string{"W spec.rules: is empty: the policy matches nothing"}},
 		{object.AuthorizationPolicy, "{action: CUSTOM, rules: [{}]}", []string{"E spec.provider.name: is empty"}},
-		{object.AuthorizationPolicy, "{action: CUSTOM, provider: {name: a}, rules: [{}]}", []string{"W spec.provider: external authorization is not supported: every request"}},
+		{object.AuthorizationPolicy, "{action: CUSTOM, provider: {name: a}, rules: [{}]}", []string{"I spec.provider: TCP connections are judged only if"}},
 		{object.AuthorizationPolicy, "{provider: {name: a}}", []string{"E spec.provider: is for action CUSTOM only"}},
 		{object.AuthorizationPolicy, "{action: DENY, rules: [{to: [{operation: {paths: [/a]}}]}]}", []string{"W spec.rules[0]: TCP connections have no paths: of these, the rule matches all"}},
 		{object.AuthorizationPolicy, operation("methods: [GET], hosts: [a]"), []string{"I spec.rules[0]: matches no TCP connection, since these have no hosts, methods"}},
@@ -252,7 +252,7 @@ func TestAuthorizationPolicies(t *testing.T) {
 		{object.AuthorizationPolicy, when("request.headers[x a]", "a"), []string{"E spec.rules[0].when[0].key: unknown key"}},
 		{object.AuthorizationPolicy, when("request.auth.claims[a][b]", "a"), []string{"I spec.rules[0]"}},
 		{object.AuthorizationPolicy, "{action: CUSTOM, provider: {name: a}, rules: [{when: [{key: request.auth.principal, values: [a/b]}]}]}", []string{
-			"W spec.provider", "E spec.rules[0].when[0].values[0]: action CUSTOM is decided before tokens are validated", "W spec.rules[0]"}},
+			"I spec.provider", "E spec.rules[0].when[0].values[0]: action CUSTOM is decided before tokens are validated", "W spec.rules[0]"}},
 		{object.AuthorizationPolicy, when("request.auth.claims[a", "a"), []string{"E spec.rules[0].when[0].key: unknown key"}},
 		{object.AuthorizationPolicy, when("source.ip", ""), []string{"E spec.rules[0].when[0]: has no values"}},
 		{object.AuthorizationPolicy, when("destination.port", "'80'"), nil},

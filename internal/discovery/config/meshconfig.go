@@ -205,6 +205,7 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 		c.commands("accessLogFormat", f)
 	}
 	c.extensionProviders(m)
+	c.externalAuthorizers(m)
 	c.tlsConfig("meshMTLS", m.MeshMTLS)
 	c.tlsConfig("tlsDefaults", m.TlsDefaults)
 	c.caCertificates(m.CaCertificates)

@@ -52,8 +52,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.service_scope_configs":                          {text: "endpoints of all clusters are used"},
 	"istio.mesh.v1alpha1.MeshConfig.verify_certificate_at_client":                   {text: "servers' certificates are always verified; insecureSkipVerify in a DestinationRule turns that off for a host"},
 	"istio.mesh.v1alpha1.MeshConfig.ca":                                             {text: "certificates are signed by the control plane's CA"},
-	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.envoy_ext_authz_http":         {text: noAuthorizer},
-	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.envoy_ext_authz_grpc":         {text: noAuthorizer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.zipkin":                       {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.lightstep":                    {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.datadog":                      {text: noTracer},
@@ -73,10 +71,9 @@ var consequences = map[protoreflect.FullName]consequence{
 }
 
 const (
-	noIngress    = "Ingress objects are not served"
-	noAuthorizer = "the provider is not used: external authorization is not supported"
-	noTracer     = "the provider is not used: proxies send no traces"
-	noMetrics    = "proxies have Envoy's statistics, and no metrics of requests by Istio's names"
+	noIngress = "Ingress objects are not served"
+	noTracer  = "the provider is not used: proxies send no traces"
+	noMetrics = "proxies have Envoy's statistics, and no metrics of requests by Istio's names"
 	// agentsOnly is the consequence for all fields of ProxyConfig.
 	agentsOnly = "proxies that run get no ProxyConfig from the control plane; Pods get it when they are injected, other agents from --meshConfig and PROXY_CONFIG"
 )

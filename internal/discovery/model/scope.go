@@ -277,8 +277,26 @@ func (m *Model) service(r *incr.Reader, k scopeHost) (best *Service) {
 	return best
 }
 
-// imported returns the hosts that the routes of a scope's VirtualServices lead to, sorted.
+// ServiceFrom returns the service of a host that proxies of a namespace use, whatever their Sidecar says; nil if there is none.
+func (m *Model) ServiceFrom(r *incr.Reader, namespace, host string) (best *Service) {
+	byDefault := m.Mesh(r).DefaultServiceExportTo
+	for _, s := range incr.In(r, m.tables.services, "host:"+host) {
+		if exported(s.ExportTo, byDefault, s.Namespace, namespace) && (best == nil || s.before(best, mesh.Scope{Namespace: namespace})) {
+			best = s
+		}
+	}
+	return best
+}
+
+// imported returns the hosts that the routes of a scope's VirtualServices lead to, and those of external authorizers, which inbound
+// listeners use whatever the Sidecar says, sorted. [control-plane 1.9.21, 1.10.13]
 func (m *Model) imported(r *incr.Reader, s mesh.ScopeID) (out []string) {
+	for _, p := range m.Mesh(r).GetExtensionProviders() {
+		if service, _, ok := mesh.ExternalAuthorizer(p); ok {
+			_, host := mesh.ProviderService(service)
+			out = append(out, host)
+		}
+	}
 	for _, key := range incr.Keys(r, m.tables.virtuals, all) {
 		if v := m.rules.reach.Of(r, key); m.servesMesh(r, s, v) {
 			out = append(out, v.destinations...)

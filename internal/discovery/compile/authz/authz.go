@@ -1,4 +1,4 @@
-// Package authz translates AuthorizationPolicies to Envoy's RBAC filters.
+// Package authz translates AuthorizationPolicies to Envoy's RBAC and ext_authz filters.
 //
 // It consists of pure functions of values: equal policies give equal filters. The filters of a workload are in Istio's
 // order, CUSTOM, AUDIT, DENY, ALLOW, once for HTTP and once for TCP connections, with Istio's names of policies and
@@ -54,12 +54,18 @@ type Filters struct {
 	TCP  []*listenerv3.Filter
 	// Needs are the filters that a proxy must have: one without them cannot tell whom to let in.
 	Needs mesh.Capability
+	// Cluster is that of the external authorizer, empty for none. Custom are "namespace/name" of the CUSTOM policies, and Fault says
+	// why what they match is denied, empty if the authorizer is asked.
+	Cluster string
+	Custom  []string
+	Fault   string
 }
 
 // Build returns the filters of a workload with these policies; their order does not matter. trustDomains are the
-// mesh's and its aliases: a principal of one of them is one of each. tokens is the filter that validates tokens, nil for
-// none: it is after external authorization, and before what reads the claims.
-func Build(policies []Policy, trustDomains []string, tokens *hcmv3.HttpFilter) Filters {
+// mesh's and its aliases: a principal of one of them is one of each. authorizers are the providers of external authorization by
+// name. tokens is the filter that validates tokens, nil for none: it is after external authorization, and before what reads the
+// claims.
+func Build(policies []Policy, trustDomains []string, authorizers map[string]Authorizer, tokens *hcmv3.HttpFilter) Filters {
 	var out Filters
 	if tokens != nil {
 		out.Needs |= mesh.JWT
@@ -71,11 +77,14 @@ func Build(policies []Policy, trustDomains []string, tokens *hcmv3.HttpFilter) F
 	slices.SortFunc(policies, func(a, b Policy) int {
 		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 	})
+	asked, authorizer := custom(policies, authorizers)
+	out.Cluster, out.Fault = authorizer.Cluster, authorizer.Fault
+	for _, p := range asked {
+		out.Custom = append(out.Custom, p.Namespace+"/"+p.Name)
+	}
 	for _, tcp := range []bool{false, true} {
 		b := builder{trustDomains: trustDomains, tcp: tcp}
-		if c := b.custom(policies); c != nil {
-			out.add(tcp, c, nil, "")
-		}
+		out.external(b, asked, authorizer)
 		if tokens != nil && !tcp {
 			out.HTTP = append(out.HTTP, tokens)
 		}
@@ -112,18 +121,18 @@ func (f Filters) Hash() string {
 // add appends a filter with these rules.
 func (f *Filters) add(tcp bool, rules, shadow *rbacv3.RBAC, prefix string) {
 	if tcp {
-		f.TCP = append(f.TCP, networkFilter(&networkrbacv3.RBAC{Rules: rules, ShadowRules: shadow, ShadowRulesStatPrefix: prefix, StatPrefix: tcpPrefix}))
+		f.TCP = append(f.TCP, networkFilter(NetworkFilter, &networkrbacv3.RBAC{Rules: rules, ShadowRules: shadow, ShadowRulesStatPrefix: prefix, StatPrefix: tcpPrefix}))
 		return
 	}
-	f.HTTP = append(f.HTTP, httpFilter(&httprbacv3.RBAC{Rules: rules, ShadowRules: shadow, ShadowRulesStatPrefix: prefix}))
+	f.HTTP = append(f.HTTP, httpFilter(HTTPFilter, &httprbacv3.RBAC{Rules: rules, ShadowRules: shadow, ShadowRulesStatPrefix: prefix}))
 }
 
-func httpFilter(m proto.Message) *hcmv3.HttpFilter {
-	return &hcmv3.HttpFilter{Name: HTTPFilter, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: marshal.MustAny(m)}}
+func httpFilter(name string, m proto.Message) *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: marshal.MustAny(m)}}
 }
 
-func networkFilter(m proto.Message) *listenerv3.Filter {
-	return &listenerv3.Filter{Name: NetworkFilter, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: marshal.MustAny(m)}}
+func networkFilter(name string, m proto.Message) *listenerv3.Filter {
+	return &listenerv3.Filter{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: marshal.MustAny(m)}}
 }
 
 // builder makes the rules for one kind of connections.
@@ -164,21 +173,6 @@ func (b builder) rules(policies []Policy, action rbacv3.RBAC_Action) (enforced, 
 		b.add((*to).Policies, p, "", "")
 	}
 	return enforced, shadow
-}
-
-// custom returns the rules of CUSTOM policies, nil if there are none. No provider is used, so that what they select is
-// denied.
-func (b builder) custom(policies []Policy) (deny *rbacv3.RBAC) {
-	for _, p := range policies {
-		if _, custom := actionOf(p); !custom {
-			continue
-		}
-		if deny == nil {
-			deny = &rbacv3.RBAC{Action: rbacv3.RBAC_DENY, Policies: map[string]*rbacv3.Policy{}}
-		}
-		b.add(deny.Policies, p, "istio-ext-authz-"+p.Spec.GetProvider().GetName()+"-", "-deny-due-to-bad-CUSTOM-action")
-	}
-	return deny
 }
 
 // add adds a policy's rules, whose names have a prefix and a suffix.

@@ -113,7 +113,7 @@ func TestVerdictsOfEnvoy(t *testing.T) {
 	pki := policytest.NewPKI(t)
 	b := envoytest.Bootstrap()
 	for i, set := range sets {
-		f := authz.Build(policiesOf(t, set), trustDomains, nil)
+		f := authz.Build(policiesOf(t, set), trustDomains, nil, nil)
 		b.StaticResources.Listeners = append(b.StaticResources.Listeners,
 			pki.Listener(t, fmt.Sprintf("http-%d", i), policytest.Manager(t, f.HTTP, nil)), pki.Listener(t, fmt.Sprintf("tcp-%d", i), append(f.TCP, policytest.Filter(t, "envoy.filters.network.echo", &echov3.Echo{}))))
 	}

@@ -119,7 +119,7 @@ func TestTokensInEnvoy(t *testing.T) {
 	ca, boot := policytest.NewPKI(t), envoytest.Bootstrap()
 	for i, set := range tokenSets {
 		boot.StaticResources.Listeners = append(boot.StaticResources.Listeners,
-			ca.Listener(t, fmt.Sprintf("http-%d", i), policytest.Manager(t, authz.Build(policiesOf(t, set), trustDomains, filter).HTTP, nil)))
+			ca.Listener(t, fmt.Sprintf("http-%d", i), policytest.Manager(t, authz.Build(policiesOf(t, set), trustDomains, nil, filter).HTTP, nil)))
 	}
 	at := envoytest.Start(t, boot)
 	for i, set := range tokenSets {
