@@ -280,7 +280,7 @@ spec:
   rules: [{to: [{operation: {paths: ["/checked*"]}}]}]
 `)
 	outside := func(ctx context.Context, path, mode string, want int) error {
-		got, err := knock(ctx, m.Pod("outside-1.external").Net, "http://10.99.41.9:8080"+path, mode)
+		got, err := knock(ctx, m.Pod("outside-1.external").Net, "http://10.99.0.9:8080"+path, mode)
 		if err == nil && got.status != want {
 			err = fmt.Errorf("%s with %q has status %d at the router, want %d", path, mode, got.status, want)
 		}

@@ -73,7 +73,7 @@ func newMesh(t *testing.T, n int) *mesh {
 	m.issuers["impostor"] = token.New(t, "a.example")
 	for i := range n {
 		m.sets = append(m.sets, m.policies())
-		f := authz.Build(m.sets[i], []string{"cluster.local", "old-td"}, jwt.Build(m.tokens(), false))
+		f := authz.Build(m.sets[i], []string{"cluster.local", "old-td"}, nil, jwt.Build(m.tokens(), false))
 		m.listeners = append(m.listeners,
 			m.pki.Listener(t, fmt.Sprintf("http-%d", i), policytest.Manager(t, f.HTTP, m.edit())),
 			m.pki.Listener(t, fmt.Sprintf("tcp-%d", i), append(f.TCP, policytest.Filter(t, "envoy.filters.network.echo", &echov3.Echo{}))))
@@ -286,7 +286,7 @@ func TestHeadersOfSeveralValues(t *testing.T) {
 	pki, b := policytest.NewPKI(t), envoytest.Bootstrap()
 	for _, name := range names {
 		spec := &security.AuthorizationPolicy{Rules: []*security.Rule{{When: []*security.Condition{{Key: "request.headers[" + name + "]", Values: []string{"one,two"}}}}}}
-		f := authz.Build([]authz.Policy{{Namespace: "shop", Name: "p", Spec: spec}}, nil, nil)
+		f := authz.Build([]authz.Policy{{Namespace: "shop", Name: "p", Spec: spec}}, nil, nil, nil)
 		b.StaticResources.Listeners = append(b.StaticResources.Listeners, pki.Listener(t, name, policytest.Manager(t, f.HTTP, nil)))
 	}
 	at := envoytest.Start(t, b)

@@ -86,7 +86,7 @@ func TestChoiceOfChains(t *testing.T) {
 func TestNothingIsGuessed(t *testing.T) {
 	deny := authz.Build([]authz.Policy{{Namespace: "shop", Name: "p", Spec: &security.AuthorizationPolicy{
 		Rules: []*security.Rule{{When: []*security.Condition{{Key: "request.headers[x-request-id]", Values: []string{"x"}}}}},
-	}}}, nil, nil)
+	}}}, nil, nil, nil)
 	c := simulate.Connection{Source: netip.MustParseAddrPort("10.0.0.1:40000"), Destination: netip.MustParseAddrPort("10.0.0.2:1002"), Protocol: "http/1.1"}
 	for want, l := range map[string]*listenerv3.Listener{
 		`filter chain "0.0.0.0_1002": filter "envoy.filters.http.rbac": rule "ns[shop]-policy[p]-rule[0]": header x-request-id, which the proxy writes`: inbound(deny),
