@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -194,79 +196,85 @@ func TestExternalAuthorization(t *testing.T) {
 		}
 		return nil
 	}
-	use := func(provider string, probe func(context.Context) error) {
+	// Each thread of an Envoy takes a new listener at its own time, so that every check is repeated until it holds.
+	use := func(provider string, checks map[string]func(context.Context) error) {
 		t.Helper()
 		put(t, config, "policy.yaml", asking(provider))
-		await(t, "the provider "+provider+" is asked", probe)
-	}
-
-	put(t, config, "policy.yaml", asking("missing"))
-	await(t, "a provider that does not exist denies", status("/checked", "allow", http.StatusForbidden))
-	if err := errors.Join(status("/free", "deny", http.StatusOK)(t.Context()), connect(t.Context(), false)); err != nil {
-		t.Error(err)
-	}
-
-	use("http", status("/checked/x?q=1", "allow", http.StatusOK))
-	got, err := request(t.Context(), "/checked/x?q=1", "allow")
-	if r := a.last.Load(); err != nil || got.status != http.StatusOK || got.arrived != "from the authorizer" || got.header.Get("x-allowed") != "yes" || got.header.Get("x-inner") != "" ||
-		r.URL.String() != "/check/checked/x?q=1" || r.Header.Get("x-user-id") != "ann" || r.Header.Get("x-from") != "mesh" || r.Header.Get("x-secret") != "" || r.Host != "server.external:9090" {
-		t.Errorf("allowed: %+v, error %v; the authorizer saw %v", got, err, a.last.Load())
-	}
-	if got, err = request(t.Context(), "/checked", "deny"); err != nil || got.status != http.StatusUnauthorized || got.header.Get("x-denied") != "yes" || got.header.Get("x-allowed") != "" {
-		t.Errorf("refused: %+v, error %v", got, err)
-	}
-	before := a.asked.Load()
-	if err := errors.Join(status("/free", "deny", http.StatusOK)(t.Context()), connect(t.Context(), true)); err != nil || a.asked.Load() != before {
-		t.Errorf("what no rule matches, and a connection: %v; asked %d times", err, a.asked.Load()-before)
-	}
-	if err := errors.Join(status("/checked", "fail", 503)(t.Context()), status("/checked", "slow", 503)(t.Context())); err != nil {
-		t.Error(err)
-	}
-	a.stop()
-	if err := status("/checked", "allow", 503)(t.Context()); err != nil {
-		t.Errorf("away: %v", err)
-	}
-	use("http-open", status("/checked", "allow", http.StatusOK))
-	a.start()
-	await(t, "the authorizer is back", status("/checked", "deny", http.StatusUnauthorized))
-	if err := errors.Join(status("/checked", "fail", 200)(t.Context()), status("/checked", "slow", 200)(t.Context())); err != nil {
-		t.Error(err)
-	}
-
-	use("grpc", func(ctx context.Context) error {
-		return errors.Join(status("/checked", "fail", 503)(ctx), connect(ctx, true))
-	})
-	if got, err = request(t.Context(), "/checked", "allow"); err != nil || got.status != http.StatusOK || got.arrived != "from the authorizer" {
-		t.Errorf("gRPC, allowed: %+v, error %v", got, err)
-	}
-	if got, err = request(t.Context(), "/checked", "deny"); err != nil || got.status != http.StatusUnauthorized || got.header.Get("x-denied") != "yes" {
-		t.Errorf("gRPC, refused: %+v, error %v", got, err)
-	}
-	if err := errors.Join(status("/free", "deny", 200)(t.Context()), status("/checked", "slow", 503)(t.Context())); err != nil {
-		t.Error(err)
-	}
-	if who := a.caller.Load(); who == nil || *who != "spiffe://cluster.local/ns/external/sa/client" {
-		t.Errorf("the authorizer is told the principal %v", who)
-	}
-	for _, mode := range []string{"deny", "fail", "slow"} {
-		a.tcp(mode)
-		if err := connect(t.Context(), false); err != nil {
-			t.Errorf("%s: %v", mode, err)
+		for _, name := range slices.Sorted(maps.Keys(checks)) {
+			await(t, provider+": "+name, checks[name])
 		}
 	}
-	a.tcp("allow")
-	a.stop()
-	if err := errors.Join(status("/checked", "allow", 503)(t.Context()), connect(t.Context(), false)); err != nil {
-		t.Errorf("away: %v", err)
+	connects := func(mode string, want bool) func(context.Context) error {
+		return func(ctx context.Context) error {
+			a.tcp(mode)
+			return connect(ctx, want)
+		}
 	}
-	use("grpc-open", func(ctx context.Context) error {
-		return errors.Join(status("/checked", "allow", 200)(ctx), connect(ctx, true))
+	refused := func(ctx context.Context) error {
+		got, err := request(ctx, "/checked", "deny")
+		if err == nil && (got.status != http.StatusUnauthorized || got.header.Get("x-denied") != "yes" || got.header.Get("x-allowed") != "") {
+			err = fmt.Errorf("refused: %+v", got)
+		}
+		return err
+	}
+
+	use("missing", map[string]func(context.Context) error{
+		"denies": status("/checked", "allow", http.StatusForbidden), "lets other requests pass": status("/free", "deny", http.StatusOK), "denies connections": connects("allow", false),
 	})
+	use("http", map[string]func(context.Context) error{
+		"allows, with headers": func(ctx context.Context) error {
+			got, err := request(ctx, "/checked/x?q=1", "allow")
+			r := a.last.Load()
+			if err == nil && (got.status != http.StatusOK || got.arrived != "from the authorizer" || got.header.Get("x-allowed") != "yes" || got.header.Get("x-inner") != "" || r == nil ||
+				r.URL.String() != "/check/checked/x?q=1" || r.Header.Get("x-user-id") != "ann" || r.Header.Get("x-from") != "mesh" || r.Header.Get("x-secret") != "" || r.Host != "server.external:9090") {
+				err = fmt.Errorf("allowed: %+v; the authorizer saw %v", got, r)
+			}
+			return err
+		},
+		"refuses, with headers": refused,
+		"is not asked about the rest": func(ctx context.Context) error {
+			before := a.asked.Load()
+			err := errors.Join(status("/free", "deny", http.StatusOK)(ctx), connect(ctx, true))
+			if n := a.asked.Load() - before; err == nil && n != 0 {
+				err = fmt.Errorf("it is asked %d times", n)
+			}
+			return err
+		},
+		"fails": status("/checked", "fail", http.StatusServiceUnavailable), "is slow": status("/checked", "slow", http.StatusServiceUnavailable),
+	})
+	a.stop()
+	await(t, "http: is away", status("/checked", "allow", http.StatusServiceUnavailable))
+	use("http-open", map[string]func(context.Context) error{"is away": status("/checked", "allow", http.StatusOK)})
 	a.start()
-	a.tcp("deny")
-	await(t, "the authorizer is back", func(ctx context.Context) error {
-		return errors.Join(status("/checked", "deny", http.StatusUnauthorized)(ctx), connect(ctx, false))
+	use("http-open", map[string]func(context.Context) error{
+		"refuses": status("/checked", "deny", http.StatusUnauthorized), "fails": status("/checked", "fail", http.StatusOK), "is slow": status("/checked", "slow", http.StatusOK),
 	})
+	use("grpc", map[string]func(context.Context) error{
+		"allows, with a header": func(ctx context.Context) error {
+			got, err := request(ctx, "/checked", "allow")
+			if err == nil && (got.status != http.StatusOK || got.arrived != "from the authorizer") {
+				err = fmt.Errorf("allowed: %+v", got)
+			}
+			return err
+		},
+		"refuses, with a header": refused, "lets other requests pass": status("/free", "deny", http.StatusOK),
+		"fails": status("/checked", "fail", http.StatusServiceUnavailable), "is slow": status("/checked", "slow", http.StatusServiceUnavailable),
+		"allows connections": func(ctx context.Context) error {
+			err := connects("allow", true)(ctx)
+			if who := a.caller.Load(); err == nil && (who == nil || *who != "spiffe://cluster.local/ns/external/sa/client") {
+				err = fmt.Errorf("the authorizer is told the principal %v", who)
+			}
+			return err
+		},
+		"refuses connections": connects("deny", false), "fails with connections": connects("fail", false), "is slow with connections": connects("slow", false),
+	})
+	a.stop()
+	await(t, "grpc: is away", func(ctx context.Context) error {
+		return errors.Join(status("/checked", "allow", http.StatusServiceUnavailable)(ctx), connects("allow", false)(ctx))
+	})
+	use("grpc-open", map[string]func(context.Context) error{"is away": status("/checked", "allow", http.StatusOK), "is away for connections": connects("allow", true)})
+	a.start()
+	use("grpc-open", map[string]func(context.Context) error{"refuses": status("/checked", "deny", http.StatusUnauthorized), "refuses connections": connects("deny", false)})
 
 	// The router asks, too, and has the authorizer's cluster only for that.
 	put(t, config, "policy.yaml", `
@@ -289,7 +297,5 @@ spec:
 	await(t, "the router asks", func(ctx context.Context) error {
 		return errors.Join(outside(ctx, "/checked", "deny", http.StatusUnauthorized), outside(ctx, "/checked", "allow", 200), outside(ctx, "/free", "deny", 200))
 	})
-	if err := status("/checked", "deny", http.StatusOK)(t.Context()); err != nil {
-		t.Errorf("at the sidecar nobody is asked any more: %v", err)
-	}
+	await(t, "at the sidecar nobody is asked any more", status("/checked", "deny", http.StatusOK))
 }
