@@ -4,29 +4,19 @@ import (
 	"strconv"
 	"strings"
 
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// externalAuthorizers checks the providers of external authorization. [control-plane 1.10.13]
+// externalAuthorizers checks the providers of external authorization, but for what all providers have. [control-plane 1.10.13]
 func (c *check) externalAuthorizers(m *meshv1.MeshConfig) {
-	seen := map[string]bool{}
 	for i, p := range m.GetExtensionProviders() {
 		at := item("extensionProviders", i)
 		service, port, ok := mesh.ExternalAuthorizer(p)
 		if !ok {
 			continue
-		}
-		switch name := p.GetName(); {
-		case name == "":
-			c.fail(at+".name", "is empty; give the provider a name")
-		case seen[name]:
-			c.fail(at+".name", "duplicate %q; remove one", name)
-		default:
-			seen[name] = true
 		}
 		if h := p.GetEnvoyExtAuthzHttp(); h != nil {
 			at += ".envoyExtAuthzHttp"
@@ -75,13 +65,24 @@ func (c *check) authorizer(at, service string, port uint32, p asked) {
 	c.port(at+".port", port, false)
 	c.duration(at+".timeout", p.GetTimeout())
 	if text := p.GetStatusOnError(); text != "" {
-		if n, err := strconv.ParseUint(text, 10, 10); err != nil || n == 0 || typev3.StatusCode_name[int32(n)] == "" {
+		if n, err := strconv.ParseUint(text, 10, 10); err != nil || !answers(n) {
 			c.fail(at+".statusOnError", "invalid status %q: want one of HTTP such as \"403\"", text)
 		}
 	}
 	if b := p.GetIncludeRequestBodyInCheck(); b != nil && b.GetMaxRequestBytes() == 0 {
 		c.fail(at+".includeRequestBodyInCheck.maxRequestBytes", "invalid size 0: want how many bytes of the body are sent")
 	}
+}
+
+// answers reports whether Envoy can answer with a status: those that it has a name for.
+func answers(code uint64) bool {
+	switch {
+	case code >= 200 && code <= 208, code == 226, code >= 300 && code <= 305, code == 307, code == 308,
+		code >= 400 && code <= 417, code >= 421 && code <= 424, code == 426, code == 428, code == 429, code == 431,
+		code >= 500 && code <= 508, code == 510, code == 511:
+		return true
+	}
+	return false
 }
 
 // headerPatterns checks names of headers with at most one "*", at the start or the end.

@@ -1,8 +1,11 @@
 package authz_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -10,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_authz/v3" // the types of the filters
@@ -185,6 +189,16 @@ func TestUnusableAuthorizersDeny(t *testing.T) {
 			if text := protojson.Format(m); !strings.Contains(text, "-deny-due-to-bad-CUSTOM-action") || strings.Contains(text, "shadowRules\"") {
 				t.Errorf("%s: %s", name, text)
 			}
+		}
+	}
+}
+
+// A status that Envoy cannot answer with is refused before it makes a listener invalid.
+func TestStatusesAreEnvoys(t *testing.T) {
+	for code := range 1000 {
+		_, verdicts := config.MeshConfig(fmt.Sprintf(`{extensionProviders: [{name: a, envoyExtAuthzGrpc: {service: a.example, port: 80, statusOnError: "%d"}}]}`, code))
+		if _, known := typev3.StatusCode_name[int32(code)]; (known && code >= 200) == config.Rejected(verdicts) {
+			t.Errorf("status %d: %v", code, verdicts)
 		}
 	}
 }
