@@ -25,7 +25,7 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools kube before deps demo demo-kube cast test check lint fmt vet unit race e2e test-charts soak bench bench-matrix fuzz docs golden golden-charts charts images deb rpm release clean
+.PHONY: help build tools kube before deps demo demo-kube cast test check lint fmt vet unit race e2e test-charts test-prometheus soak bench bench-matrix fuzz docs golden golden-charts charts images deb rpm release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,7 +66,7 @@ cast: ## record the demo as docs/demo.cast, which asciinema plays (needs root)
 
 test: ## everything that CI runs: format, vet, linters, all tests, a release, the demos (needs root)
 	@[ "$$(id -u)" = 0 ] || { echo "make test: the end-to-end tests make network namespaces and need root: run 'sudo make test'" >&2; exit 1; }
-	@$(MAKE) --no-print-directory fmt vet tools build $(UNIT) lint test-charts e2e release
+	@$(MAKE) --no-print-directory fmt vet tools build $(UNIT) lint test-charts test-prometheus e2e release
 	bin/pilotctl demo
 	@$(MAKE) --no-print-directory demo-kube
 
@@ -99,6 +99,9 @@ e2e: tools kube before build deps ## end-to-end tests: real Envoys in network na
 
 test-charts: kube ## the tests of the Helm charts, a module of its own with Helm's library
 	$(GO) test -C test/charts -count=1 -timeout 10m ./...
+
+test-prometheus: ## the alerts and the board in Prometheus's own engine, a module of its own with its library
+	$(GO) test -C test/prometheus -count=1 -timeout 10m ./...
 
 soak: tools kube before build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (default 60; needs root)
 	@hack/soak.sh $(or $(SOAK_MINUTES),60)

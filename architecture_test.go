@@ -82,7 +82,7 @@ var layers = map[string]layer{
 	"internal/lab/pty": edge, "test/tty": tools,
 	"internal/lab/meshup": lab, "internal/lab/up": lab, "internal/demo": lab,
 	"test/e2e": command, "test/grpcapp": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/xdsload": command, "test/capture": command, "test/fakeenvoy": command,
-	"test/environment": command, "test/ui": command, "test/webhooks": command, "test/filesecret": command, "test/charts": command, "test/packages": command, "test/charts/helm": command, "test/kube/install": command, "test/kube/multi": command, "test/kube/demo": command, "test/kube/mixed": command, "test/skew": command, "test/images": command, "test/kube/server": command, "test/kube/identity": command, "test/cluster": command, "test/kube/source": command, "test/kube/status": command, "test/kube/faults": command,
+	"test/environment": command, "test/ui": command, "test/webhooks": command, "test/filesecret": command, "test/charts": command, "test/prometheus": command, "test/packages": command, "test/charts/helm": command, "test/kube/install": command, "test/kube/multi": command, "test/kube/demo": command, "test/kube/mixed": command, "test/skew": command, "test/images": command, "test/kube/server": command, "test/kube/identity": command, "test/cluster": command, "test/kube/source": command, "test/kube/status": command, "test/kube/faults": command,
 	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command, "hack/release": command, "hack/cast": command,
 	"proxy": wiring,
 }
