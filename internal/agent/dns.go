@@ -33,14 +33,19 @@ func newDNS(s *spec.Spec, log *slog.Logger) (dnsPart, error) {
 	if !o.Serve {
 		return dnsPart{close: func() error { return nil }}, nil
 	}
-	conf := resolvConf
-	if strings.HasSuffix(o.Address, ":53") && os.Getuid() == 0 && isFile(originalConf) {
-		conf = originalConf
-	}
-	server, err := dns.New(dns.Options{Address: o.Address, Conf: conf, Timeout: o.Timeout, Parallel: o.Parallel, Log: log.With("scope", "dns"),
+	server, err := dns.New(dns.Options{Address: o.Address, Conf: confOf(o.Address, os.Getuid() == 0, isFile(originalConf)), Timeout: o.Timeout, Parallel: o.Parallel, Log: log.With("scope", "dns"),
 		Saved: filepath.Join(s.Paths.ConfigDir, savedNames), Self: dns.Self{Namespace: s.Node.Identity.Namespace, Domain: strings.TrimPrefix(s.Node.ID.Domain, s.Node.Identity.Namespace+".")}})
 	if err != nil {
 		return dnsPart{}, err
 	}
 	return dnsPart{server: server, tasks: []run.Task{{Name: "dns", Run: server.Run}}, close: server.Close}, nil
+}
+
+// confOf returns the file with the servers that are asked for other names. An agent at port 53, which is in resolv.conf itself,
+// would ask itself. [agent P25]
+func confOf(address string, root, original bool) string {
+	if strings.HasSuffix(address, ":53") && root && original {
+		return originalConf
+	}
+	return resolvConf
 }

@@ -62,6 +62,21 @@ func TestTheBoardHasData(t *testing.T) {
 	}
 }
 
+// TestAgentsCountMessages reads the metrics of an agent that is connected.
+func TestAgentsCountMessages(t *testing.T) {
+	d := startDiscovery(t, programs(t))
+	agent := startAgent(t, d)
+	page := until(t, agent, "istio_agent_xds_proxy_responses [1-9]")
+	for _, want := range []string{
+		"istio_agent_istiod_connected 1", "istio_agent_xds_proxy_requests [1-9]", "istio_agent_xds_proxy_refused 0",
+		"istio_agent_istiod_connection_failures 0", "istio_agent_istiod_connection_terminations 0", "istio_agent_envoy_connection_terminations 0",
+	} {
+		if !regexp.MustCompile(`(?m)^` + want).MatchString(page) {
+			t.Errorf("no line %q:\n%s", want, page)
+		}
+	}
+}
+
 // TestMetricsOfAlertsExist looks for each name in the alerts in the source: one that was renamed would never fire.
 func TestMetricsOfAlertsExist(t *testing.T) {
 	groups, _ := readRules(t)

@@ -9,7 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+	"regexp"
 	"syscall"
 	"testing"
 	"time"
@@ -93,7 +93,7 @@ func (d *discovery) write(t *testing.T, name, text string) {
 
 func (d *discovery) url() string { return "http://" + d.monitoring + "/metrics" }
 
-// until waits until a scrape has a line that begins with text, and returns the scrape.
+// until waits until a scrape has a line that begins with a regular expression, and returns the scrape.
 func (d *discovery) until(t *testing.T, text string) string {
 	t.Helper()
 	return until(t, d.url(), text)
@@ -102,11 +102,12 @@ func (d *discovery) until(t *testing.T, text string) string {
 func until(t *testing.T, url, text string) string {
 	t.Helper()
 	var last string
+	line := regexp.MustCompile("(?m)^(?:" + text + ")")
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); <-again.C {
 		page, err := scrape(t, url)
-		if err == nil && strings.Contains("\n"+page, "\n"+text) {
+		if err == nil && line.MatchString(page) {
 			return page
 		}
 		last = fmt.Sprint(err, "\n", page)

@@ -86,6 +86,16 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// In a Pod other containers, which run as other users, read the files.
+func TestModeOfCertificateFiles(t *testing.T) {
+	got := build(t, func(in *testInput) {
+		in.Env["OUTPUT_CERTS"], in.Env["KUBERNETES_SERVICE_HOST"] = "/out", "10.0.0.1"
+	})
+	if m := got.Certificates.OutputMode; m != 0o644 {
+		t.Errorf("mode %o", m)
+	}
+}
+
 func TestWhereTheCopyOfTheCertificateIs(t *testing.T) {
 	for _, tt := range []struct {
 		dir, key, wantDir string
