@@ -27,15 +27,18 @@ func TestPageShowsProxiesAndProblems(t *testing.T) {
 	c.wait("a refusal", func() bool { return c.refused > 0 })
 	secure.until("9080", "second")
 	var plain, proven ui.Proxy
-	wait.Until(t, "the page shows the refusal", func() bool {
-		for _, x := range p.server.pageState().Proxies {
+	var problems []ui.Problem
+	wait.Until(t, "the page shows the refusal, and the object that it is traced to", func() bool {
+		state := p.server.pageState()
+		problems = state.Problems
+		for _, x := range state.Proxies {
 			if x.Identity == "" {
 				plain = x
 			} else {
 				proven = x
 			}
 		}
-		return plain.Refusal != nil && plain.Behind != nil && proven.Behind == nil
+		return plain.Refusal != nil && len(plain.Refusal.Resources) > 0 && plain.Behind != nil && proven.Behind == nil && len(problems) > 0
 	})
 	if r := plain.Refusal; r.Type != "RDS" || !r.Holds || !strings.Contains(r.Message, "second is bad") || len(r.Resources) != 1 || r.Resources[0] != "9080" || r.At.IsZero() || plain.Refusals != 1 {
 		t.Errorf("refusal %+v of %+v", r, plain)
@@ -53,7 +56,6 @@ func TestPageShowsProxiesAndProblems(t *testing.T) {
 	if states["RDS"] != "refused" || states["CDS"] != "synced" {
 		t.Errorf("states %v", states)
 	}
-	problems := p.server.pageState().Problems
 	p.emit(route("{name: third, route: [{destination: {host: reviews}}]}"), false)
 	c.until("9080", "third")
 	wait.Until(t, "the refusal is one of the past", func() bool {
