@@ -192,7 +192,7 @@ func (d *dynamicBootstrap) admit(ctx context.Context, next *spec.Spec, hash stri
 				d.store.Refuse(now, err.Error(), false)
 				d.reloader.Look() // for what else has changed
 			}
-			return fmt.Errorf("Envoy refuses what discovery changes in the bootstrap, version %s: %w", now.Version, err)
+			return fmt.Errorf("version %s of what discovery changes in the bootstrap: Envoy refuses it: %w", now.Version, err)
 		}
 		d.use(now)
 	}

@@ -192,7 +192,7 @@ func TestExternalAuthorization(t *testing.T) {
 	connect := func(ctx context.Context, want bool) error {
 		line, err := meshup.Line(ctx, client, "server.external:9100", "hello")
 		if passed := err == nil && line != ""; passed != want {
-			return fmt.Errorf("a connection answers %q, error %v; want one that passes: %v", line, err, want)
+			return fmt.Errorf("a connection answers %q, error %s; want one that passes: %v", line, fmt.Sprint(err), want)
 		}
 		return nil
 	}

@@ -166,7 +166,7 @@ func TestPathsAreMatchedAsTheyAreForwarded(t *testing.T) {
 						seen = denied
 					}
 					if err != nil || seen != want {
-						wrong = append(wrong, fmt.Errorf("%s %s: status %d, the server sees %q, want %q, error %v", target, name, status, seen, want, err))
+						wrong = append(wrong, fmt.Errorf("%s %s: status %d, the server sees %q, want %q, error %s", target, name, status, seen, want, fmt.Sprint(err)))
 					}
 				}
 			}

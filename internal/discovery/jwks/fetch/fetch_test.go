@@ -123,7 +123,7 @@ func TestHostileServers(t *testing.T) {
 		"no content":               {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, "status 204", time.Minute},
 		"status 500, with keys":    {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500); fmt.Fprint(w, keySet("a")) }, "status 500", time.Minute},
 		"private symmetric keys":   {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":[{"kty":"oct","k":"AQ"}]}`) }, "symmetric", time.Minute},
-		"redirects without end":    {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", 302) }, "more than 5 redirects", time.Minute},
+		"redirects without end":    {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) }, "more than 5 redirects", time.Minute},
 		"a redirect to a file": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Location", "file:///etc/passwd")
 			w.WriteHeader(302)
