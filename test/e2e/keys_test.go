@@ -124,7 +124,9 @@ func TestKeysOfTokensAreFetched(t *testing.T) {
 
 	k.sets[0].Store("")
 	says("stay in force")
-	want("the last good keys stay", "/x", "authorization", bearer(next), http.StatusOK)
+	steady(t, "the last good keys stay", func(ctx context.Context) error {
+		return wantStatus(http.StatusOK)(call(ctx, "/x", "authorization", bearer(next)))
+	})
 	if err := m.KillDiscovery(); err != nil {
 		t.Fatal(err)
 	}

@@ -107,7 +107,7 @@ func TestPathsAreMatchedAsTheyAreForwarded(t *testing.T) {
 		t.Fatal("the directory has no VirtualService at its end")
 	}
 	put(t, config, "policies.yaml", pathPolicies)
-	await(t, "the policies are in force", func(ctx context.Context) error {
+	steady(t, "the policies are in force", func(ctx context.Context) error {
 		for _, addr := range []string{"10.99.0.12:9090", "10.99.0.9:8080"} {
 			if status, _, _, err := askRaw(ctx, m, "outside-1.tokens", addr, "/admin", "shop.example.com"); err != nil || status != http.StatusForbidden {
 				return fmt.Errorf("%s: status %d, want 403, error %w", addr, status, err)

@@ -76,6 +76,20 @@ func await(t *testing.T, what string, cond func(context.Context) error) {
 	t.Logf("after %v %s", time.Since(began).Round(time.Second), what)
 }
 
+// steady waits until a condition holds 20 times in a row. Each thread of an Envoy takes a new listener at its own time, and keeps
+// its connections to one that is replaced for a while: one request says little about the next.
+func steady(t *testing.T, what string, cond func(context.Context) error) {
+	t.Helper()
+	await(t, what, func(ctx context.Context) error {
+		for range 20 {
+			if err := cond(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // trusts returns an error unless the roots of a Pod's agent are the one with that digest, and its Envoy is connected.
 func trusts(ctx context.Context, m *meshup.Mesh, p *meshup.Pod, want string) error {
 	text, err := m.Get(ctx, p.Net, "http://127.0.0.1:15020/debug/status")

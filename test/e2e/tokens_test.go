@@ -129,7 +129,7 @@ func TestTokensAtASidecar(t *testing.T) {
 		return header("authorization", "Bearer "+i.Sign(t, claims))
 	}
 	put(t, config, "policies.yaml", strings.NewReplacer("KEYS-A", a.Keys(t), "KEYS-B", b.Keys(t)).Replace(tokenPolicies))
-	await(t, "the policies are in force", func(ctx context.Context) error {
+	steady(t, "the policies are in force", func(ctx context.Context) error {
 		return wantStatus(http.StatusForbidden)(call(ctx, "/x", nil))
 	})
 	ann := map[string]any{"sub": "ann", "aud": "shop", "realm": map[string]any{"group": "testers"}}
@@ -199,7 +199,7 @@ spec:
 		return ask(ctx, m, "outside-1.tokens", "shop.example.com", "http://10.99.0.9:8080"+path, header)
 	}
 	put(t, config, "policies.yaml", strings.Replace(denied, "KEYS", a.Keys(t), 1))
-	await(t, "the policies are in force", func(ctx context.Context) error {
+	steady(t, "the policies are in force", func(ctx context.Context) error {
 		if err := wantStatus(http.StatusOK)(call(ctx, "/open", nil)); err != nil {
 			return err
 		}
