@@ -42,6 +42,33 @@ func openFolder(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
+// ReadMine reads a regular file of at most limit bytes that belongs to this user and that nobody else can
+// read or write. It follows no link. Unlike ReadOwn it takes any folder, such as one that is mounted for a Pod.
+func ReadMine(path string, limit int64) ([]byte, error) {
+	// Not blocking: the path may be that of a pipe without a writer.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	owner, known := st.Sys().(*syscall.Stat_t)
+	switch {
+	case !st.Mode().IsRegular():
+		return nil, fmt.Errorf("%s: not a regular file", path)
+	case !known || int(owner.Uid) != os.Geteuid():
+		return nil, fmt.Errorf("%s: owned by another user than %d", path, os.Geteuid())
+	case st.Mode().Perm()&0o077 != 0:
+		return nil, fmt.Errorf("%s: mode %04o, want 0600", path, st.Mode().Perm())
+	case st.Size() > limit:
+		return nil, fmt.Errorf("%s: %d bytes, want at most %d", path, st.Size(), limit)
+	}
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
 // ReadOwn reads a file of at most limit bytes. It returns an error if the contents of the file cannot be
 // trusted: if the file or its folder is of another user than this one and root, or can be written by
 // others, or if the file is a symbolic link. The error wraps fs.ErrNotExist if there is no file.

@@ -11,15 +11,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/statefile"
 )
 
 // fileName is the name of the file.
@@ -163,7 +162,7 @@ func (s *Store) write() {
 	}
 }
 
-func (s *Store) replace(f file) (err error) {
+func (s *Store) replace(f file) error {
 	text, err := json.Marshal(f)
 	if err != nil {
 		return err
@@ -171,52 +170,12 @@ func (s *Store) replace(f file) (err error) {
 	if err := os.MkdirAll(s.o.Dir, 0o700); err != nil {
 		return err
 	}
-	temporary := s.path() + ".new"
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	out, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(temporary))
-		}
-	}()
-	_, err = out.Write(text)
-	if err == nil {
-		err = out.Sync()
-	}
-	if err = errors.Join(err, out.Close()); err != nil {
-		return err
-	}
-	return os.Rename(temporary, s.path())
+	return statefile.Replace(s.path(), text)
 }
 
 // read reads the file, of which the content must be this user's own.
 func (s *Store) read() (f file, err error) {
-	in, err := os.OpenFile(s.path(), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return f, err
-	}
-	defer in.Close()
-	st, err := in.Stat()
-	if err != nil {
-		return f, err
-	}
-	owner, known := st.Sys().(*syscall.Stat_t)
-	switch {
-	case !st.Mode().IsRegular():
-		return f, errors.New("not a regular file")
-	case !known || int(owner.Uid) != os.Geteuid():
-		return f, fmt.Errorf("owned by another user than %d", os.Geteuid())
-	case st.Mode().Perm()&0o077 != 0:
-		return f, fmt.Errorf("mode %04o, want 0600", st.Mode().Perm())
-	case st.Size() > maxFile:
-		return f, fmt.Errorf("%d bytes, want at most %d", st.Size(), maxFile)
-	}
-	text, err := io.ReadAll(io.LimitReader(in, maxFile))
+	text, err := statefile.ReadMine(s.path(), maxFile)
 	if err != nil {
 		return f, err
 	}

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -182,7 +181,7 @@ func (c *Copy) save(s saved) {
 
 // load returns the content of the copy, nil if there is none.
 func (c *Copy) load() (*saved, error) {
-	text, err := readPrivate(c.path, maxCopy)
+	text, err := statefile.ReadMine(c.path, maxCopy)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -207,7 +206,7 @@ func (c *Copy) load() (*saved, error) {
 
 // sealKey reads the key that encrypts copies, or creates it.
 func sealKey(path string) ([]byte, error) {
-	key, err := readPrivate(path, sealKeySize)
+	key, err := statefile.ReadMine(path, sealKeySize)
 	if errors.Is(err, fs.ErrNotExist) {
 		key = make([]byte, sealKeySize)
 		if _, err := rand.Read(key); err != nil {
@@ -222,33 +221,6 @@ func sealKey(path string) ([]byte, error) {
 		err = fmt.Errorf("%s: %d bytes, want %d random ones", path, len(key), sealKeySize)
 	}
 	return key, err
-}
-
-// readPrivate reads a regular file of at most limit bytes that belongs to this user and that nobody else can
-// read or write. It follows no link.
-func readPrivate(path string, limit int64) ([]byte, error) {
-	// Not blocking: the path may be that of a pipe without a writer.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	owner, known := st.Sys().(*syscall.Stat_t)
-	switch {
-	case !st.Mode().IsRegular():
-		return nil, fmt.Errorf("%s: not a regular file", path)
-	case !known || int(owner.Uid) != os.Geteuid():
-		return nil, fmt.Errorf("%s: owned by another user than %d", path, os.Geteuid())
-	case st.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("%s: mode %04o, want 0600", path, st.Mode().Perm())
-	case st.Size() > limit:
-		return nil, fmt.Errorf("%s: %d bytes, want at most %d", path, st.Size(), limit)
-	}
-	return io.ReadAll(io.LimitReader(f, limit))
 }
 
 // inMemory reports whether a folder is on a file system in memory.
