@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -394,23 +395,30 @@ func TestIPv6AndLocalhost(t *testing.T) {
 	for _, c := range []struct {
 		listen, pod string
 		localhost   bool
-	}{{"[::1]:0", "::1", false}, {"[::1]:0", "10.255.0.1", true}, {"127.0.0.1:0", "10.255.0.1", true}} {
+	}{{"::1", "::1", false}, {"::1", "10.255.0.1", true}, {"127.0.0.1", "10.255.0.1", true}} {
 		hosts := make(chan string, 1)
 		app := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { hosts <- r.Host }))
 		_ = app.Listener.Close()
 		var err error
-		if app.Listener, err = net.Listen("tcp", c.listen); err != nil {
+		// The port must have no listener at the other family's address: 127.0.0.1 is tried first, and a port that the
+		// kernel chose for ::1 may belong to another program there.
+		p := wait.FreePort(t)
+		if app.Listener, err = net.Listen("tcp", net.JoinHostPort(c.listen, strconv.Itoa(p))); err != nil {
 			t.Fatal(err)
 		}
 		app.Start()
-		p := port(t, app.Listener.Addr().String())
 		a := start(t, map[string]spec.Prober{livez: {TCPPort: p}, readyz: {HTTP: &spec.HTTPProbe{Port: p, Target: "/"}}}, func(o *probe.Options) {
 			o.Pod, o.Probes.Localhost = netip.MustParseAddr(c.pod), c.localhost
 		})
 		a.want(livez, http.StatusOK, "")
 		a.want(readyz, http.StatusOK, "")
-		if got, want := <-hosts, netip.AddrPortFrom(netip.MustParseAddr(c.pod), uint16(p)).String(); got != want {
-			t.Errorf("%+v: the Host is %q, want %q", c, got, want)
+		select {
+		case got := <-hosts:
+			if want := netip.AddrPortFrom(netip.MustParseAddr(c.pod), uint16(p)).String(); got != want {
+				t.Errorf("%+v: the Host is %q, want %q", c, got, want)
+			}
+		default:
+			t.Errorf("%+v: the application was not asked", c)
 		}
 		app.Close()
 	}
