@@ -41,7 +41,7 @@ func TestAKindWithoutATypePanics(t *testing.T) {
 func TestEveryKindHasItsType(t *testing.T) {
 	p := newTestPublisher()
 	want := map[compile.Kind]xds.Type{
-		compile.Cluster: xds.CDS, compile.ClusterInline: xds.CDS, compile.ClusterInbound: xds.CDS, compile.Endpoints: xds.EDS,
+		compile.Cluster: xds.CDS, compile.ClusterInline: xds.CDS, compile.ClusterInbound: xds.CDS, compile.Endpoints: xds.EDS, compile.EndpointsOwn: xds.EDS,
 		compile.Listener: xds.LDS, compile.ListenerInbound: xds.LDS, compile.Route: xds.RDS,
 		compile.ListenerAPI: xds.LDS, compile.ListenerServer: xds.LDS, compile.RouteAPI: xds.RDS,
 		compile.VirtualHost:    xds.VHDS,

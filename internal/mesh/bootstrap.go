@@ -47,7 +47,7 @@ func OwnBootstrapField(name string) string {
 
 // ownBootstrapNames are the clusters and runtime layers that agents' bootstraps have or may have.
 var ownBootstrapNames = map[string]bool{
-	XDSCluster: true, SDSCluster: true, SDSFilesCluster: true, "agent": true, "prometheus_stats": true, "local_cluster": true,
+	XDSCluster: true, SDSCluster: true, SDSFilesCluster: true, "agent": true, "prometheus_stats": true, LocalCluster: true,
 	"zipkin": true, "datadog_agent": true, "envoy_metrics_service": true, "envoy_accesslog_service": true,
 	"global config": true, "admin": true,
 }

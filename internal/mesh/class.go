@@ -62,6 +62,9 @@ const (
 	// ExtAuthz: envoy.filters.http.ext_authz, and NetworkExtAuthz: envoy.filters.network.ext_authz.
 	ExtAuthz
 	NetworkExtAuthz
+	// SelfDiscovery is set if the proxy asks for the endpoints of its own workload, LocalCluster: Envoy then prefers its own
+	// zone where no cluster says otherwise.
+	SelfDiscovery
 )
 
 // Has reports whether all bits of x are set in c.
@@ -138,6 +141,9 @@ func Capabilities(n Node) Capability {
 	}
 	if n.Metadata.FileSecrets {
 		c |= FileSecrets
+	}
+	if n.Metadata.SelfDiscovery && n.Role == Sidecar {
+		c |= SelfDiscovery
 	}
 	c |= policyBits[n.Metadata.CompliancePolicy]
 	for name, bit := range extensionBits {
@@ -220,6 +226,9 @@ type Workload struct {
 	// mutual TLS. Only the listeners of gRPC servers depend on them; of other proxies they are zero.
 	Addresses string
 	Mutual    bool
+	// Peers is the label, "name=value", of those of the services' endpoints that count as the proxy's own workload. Empty for
+	// proxies that do not ask for them.
+	Peers string
 }
 
 // WorkloadID is an interned Workload, like ScopeID.

@@ -39,6 +39,10 @@ const (
 	JoinAudience = "pilothouse-join"
 	// TLSModeLabel is the workload label that says whether the workload accepts mutual TLS; the value for that is "istio".
 	TLSModeLabel = "security.istio.io/tlsMode"
+	// LabelRegion, LabelZone and LabelSubzone are the labels of places.
+	LabelRegion  = "topology.kubernetes.io/region"
+	LabelZone    = "topology.kubernetes.io/zone"
+	LabelSubzone = "topology.istio.io/subzone"
 	// DefaultTrustDomain is used if mesh configuration does not set trustDomain.
 	DefaultTrustDomain = "cluster.local"
 	// DefaultRootNamespace is the namespace of mesh-wide configuration if mesh configuration does not set rootNamespace.

@@ -36,6 +36,8 @@ type Metadata struct {
 	VirtualHosts bool
 	// FileSecrets is set if the proxy gets the secrets of files from SDSFilesCluster, which FileSecretsKey says.
 	FileSecrets bool
+	// SelfDiscovery is set if the proxy asks for the endpoints of its own workload, which SelfDiscoveryKey says.
+	SelfDiscovery bool
 	// ProxylessCertificates is set if a gRPC library has a certificate provider, which ProxylessCertificatesKey says.
 	ProxylessCertificates bool
 	// BootstrapDifferences is set if the agent merges a bootstrap with differences into its own, which BootstrapKey says.
@@ -67,6 +69,10 @@ const VirtualHostsKey = "VIRTUAL_HOST_DISCOVERY"
 // FileSecretsKey is the key of the metadata by which a proxy says that the secrets of files are at SDSFilesCluster.
 // [control-plane 1.5.13]
 const FileSecretsKey = "file-credential"
+
+// SelfDiscoveryKey is the key of the metadata by which a proxy says that its bootstrap has the cluster [LocalCluster].
+// [agent E7]
+const SelfDiscoveryKey = "ENABLE_SELF_DISCOVERY"
 
 // GeneratorGRPC is the value of GENERATOR for gRPC libraries, which get resources of their own. [control-plane 1.6.12]
 const GeneratorGRPC = "grpc"
@@ -107,7 +113,7 @@ func epoch(v any) string {
 var metadataKeys = map[string]bool{
 	"NAME": true, "NAMESPACE": true, "SERVICE_ACCOUNT": true, "CLUSTER_ID": true, "NETWORK": true, "INTERCEPTION_MODE": true,
 	"GENERATOR": true, "DNS_CAPTURE": true, "DNS_AUTO_ALLOCATE": true, "HTTP10": true, "LABELS": true, "INSTANCE_IPS": true,
-	"ISTIO_VERSION": true, autoRegisterKey: true, VirtualHostsKey: true, FileSecretsKey: true, ProxylessCertificatesKey: true, CompliancePolicyKey: true, EpochKey: true,
+	"ISTIO_VERSION": true, autoRegisterKey: true, VirtualHostsKey: true, FileSecretsKey: true, SelfDiscoveryKey: true, ProxylessCertificatesKey: true, CompliancePolicyKey: true, EpochKey: true,
 	BootstrapKey: true,
 }
 
@@ -146,6 +152,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		HTTP10:         Bool(raw["HTTP10"]),
 		VirtualHosts:   Bool(raw[VirtualHostsKey]),
 		FileSecrets:    Bool(raw[FileSecretsKey]),
+		SelfDiscovery:  Bool(raw[SelfDiscoveryKey]),
 		NotApplied:     notApplied(raw[proxyConfigKey]),
 
 		DNSAutoAllocate:       Bool(raw["DNS_AUTO_ALLOCATE"]),

@@ -8,6 +8,9 @@ const (
 	SDSCluster = "sds-grpc"
 	// SDSFilesCluster leads to the agent's secrets of files, if another server has the workload's secret.
 	SDSFilesCluster = "sds-files-grpc"
+	// LocalCluster is the static cluster of the bootstrap with the endpoints of the proxy's own workload, by which Envoy
+	// computes how much of its requests stays in its zone.
+	LocalCluster = "local_cluster"
 	// XDSCluster is the static cluster of the bootstrap through which Envoy gets its
 	// configuration from the agent. [agent B13]
 	XDSCluster = "xds-grpc"

@@ -41,7 +41,7 @@ const (
 	sdsCluster        = mesh.SDSCluster
 	agentCluster      = "agent"
 	prometheusCluster = "prometheus_stats"
-	localCluster      = "local_cluster"
+	localCluster      = mesh.LocalCluster
 )
 
 // xdsLimit is so high that a circuit breaker never rejects the ADS stream.

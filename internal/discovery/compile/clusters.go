@@ -219,7 +219,12 @@ func inboundNames(l Layer) []Key {
 		last = p.Target
 	}
 	key.Kind, key.Name = ListenerInbound, mesh.VirtualInbound
-	return append(out, key)
+	out = append(out, key)
+	if l.Workload.Value().Peers != "" {
+		key.Kind, key.Name = EndpointsOwn, mesh.LocalCluster
+		out = append(out, key)
+	}
+	return out
 }
 
 // inboundCluster returns the cluster for one of the application's ports.

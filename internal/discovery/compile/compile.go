@@ -46,6 +46,8 @@ const (
 	ClusterInbound
 	// Endpoints is the load assignment of a Cluster, determined by the scope and the location.
 	Endpoints
+	// EndpointsOwn is the load assignment of the endpoints of a proxy's own workload, determined by the workload.
+	EndpointsOwn
 	// Listener is an outbound listener, determined by the scope.
 	Listener
 	// ListenerInbound is virtualInbound, determined by the workload.
@@ -96,6 +98,7 @@ var kinds = [numKinds]kindRow{
 	ClusterInline:   {"inline cluster", (*clusterv3.Cluster)(nil), LocationLayer, 0, (*Compiler).cluster},
 	ClusterInbound:  {"inbound cluster", (*clusterv3.Cluster)(nil), WorkloadLayer, 0, (*Compiler).inboundCluster},
 	Endpoints:       {"endpoints", (*endpointv3.ClusterLoadAssignment)(nil), LocationLayer, 0, (*Compiler).endpoints},
+	EndpointsOwn:    {"own endpoints", (*endpointv3.ClusterLoadAssignment)(nil), WorkloadLayer, 0, (*Compiler).ownEndpoints},
 	Listener:        {"listener", (*listenerv3.Listener)(nil), ScopeLayer, 0, (*Compiler).listener},
 	ListenerInbound: {"inbound listener", (*listenerv3.Listener)(nil), WorkloadLayer, 0, (*Compiler).inboundListener},
 	ListenerAPI:     {"gRPC listener", (*listenerv3.Listener)(nil), ScopeLayer, 0, (*Compiler).listenerAPI},

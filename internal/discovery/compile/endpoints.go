@@ -108,7 +108,8 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		split.gateways = c.model.NetworkGateways(r)
 	}
 	instances := c.model.Instances(r, in.service.Key)
-	ranked := localityOf(in.locality).GetFailoverPriority() // not with distribute, which config refuses
+	balance := balanceOf(in.locality)
+	ranked := rankingLabels(balance) // not with distribute, which config refuses
 	families := in.families
 	if !slices.ContainsFunc(instances, func(i *model.Instance) bool { return len(addressesOf(i, families)) > 0 }) {
 		families = 0 // nothing can be reached: the error of the connection says more than none
@@ -144,12 +145,16 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		out = append(out, e)
 	}
 	out = split.join(out)
-	switch l := localityOf(in.locality); {
+	switch l := balance.Locality; {
 	case len(l.GetDistribute()) > 0:
 		out = distribute(out, in.location.Locality, l.Distribute)
 	case in.locality == near || in.locality == nearNode:
 		for i := range out {
 			out[i].Priority = nearness(in.location, out[i], in.locality == nearNode)
+		}
+	case balance.Zones != nil:
+		for i := range out { // after the labels, if there are any
+			out[i].Priority = out[i].Priority*regions + regionPriority(in.location.Locality, out[i].Locality, balance.Zones)
 		}
 	case len(ranked) > 0: // done
 	case l != nil:
@@ -157,7 +162,7 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 			out[i].Priority = priority(in.location.Locality, out[i].Locality, l)
 		}
 	}
-	if len(split.far) > 0 && len(localityOf(in.locality).GetDistribute()) == 0 {
+	if len(split.far) > 0 && len(balance.Locality.GetDistribute()) == 0 {
 		out = mergeGateways(out)
 	}
 	return renumberPriorities(out)
@@ -216,8 +221,13 @@ func ranking(locality string, l mesh.Location) mesh.Location {
 	case near:
 		return mesh.Location{Network: l.Network, Locality: l.Locality}
 	}
-	names := localityOf(locality).GetFailoverPriority()
-	if len(names) == 0 {
+	b := balanceOf(locality)
+	names := rankingLabels(b)
+	switch {
+	case len(names) > 0:
+	case b.Zones != nil:
+		return mesh.Location{Locality: mesh.Locality{Region: l.Locality.Region}}
+	default:
 		return mesh.Location{Locality: l.Locality}
 	}
 	used := unpairs(l.Labels)
@@ -263,11 +273,18 @@ func labelPriority(client mesh.Location, i *model.Instance, names []string) uint
 // prefersNear reports whether a service's own preference is in force: a DestinationRule's setting takes precedence, and
 // the mesh's does not. [control-plane 1.8.5]
 func prefersNear(s *model.Service, p *networking.TrafficPolicy) bool {
-	return s.Prefer != mesh.PreferNone && p.GetLoadBalancer().GetLocalityLbSetting() == nil
+	lb := p.GetLoadBalancer()
+	return s.Prefer != mesh.PreferNone && lb.GetLocalityLbSetting() == nil && lb.GetZoneAwareLbSetting() == nil
 }
 
+// The beginnings of the locality texts of the two settings.
+const (
+	byLocality = "locality "
+	byZone     = "zone "
+)
+
 // localityText returns the locality setting of a service's policy as a text, so that it can be part of a key; ""
-// if localities have no effect.
+// if localities have no effect on endpoints.
 func localityText(s *model.Service, p *networking.TrafficPolicy, m *meshv1.MeshConfig) string {
 	if prefersNear(s, p) {
 		if s.Prefer == mesh.PreferNode {
@@ -275,24 +292,58 @@ func localityText(s *model.Service, p *networking.TrafficPolicy, m *meshv1.MeshC
 		}
 		return near
 	}
-	l := cluster.Locality(p, m)
-	if len(l.GetDistribute()) == 0 && !cluster.Failover(p, m) {
+	b, _ := cluster.BalanceOf(p, m)
+	l, z := b.Locality, b.Zones
+	switch {
+	case len(l.GetDistribute()) == 0 && !cluster.Failover(p, m):
 		return ""
+	case z != nil:
+		return byZone + string(marshal.Must(&networking.ZoneAwareLoadBalancerSetting{Failover: z.GetFailover(), FailoverPriority: z.GetFailoverPriority()}))
 	}
-	return "on " + string(marshal.Must(&networking.LocalityLoadBalancerSetting{Distribute: l.GetDistribute(), Failover: l.GetFailover(), FailoverPriority: l.GetFailoverPriority()}))
+	return byLocality + string(marshal.Must(&networking.LocalityLoadBalancerSetting{Distribute: l.GetDistribute(), Failover: l.GetFailover(), FailoverPriority: l.GetFailoverPriority()}))
 }
 
-// localityOf parses a localityText, nil for "".
-func localityOf(text string) *networking.LocalityLoadBalancerSetting {
-	setting, on := strings.CutPrefix(text, "on ")
-	if !on {
-		return nil
+// balanceOf parses a localityText; the result is empty for "" and for services that prefer near endpoints.
+func balanceOf(text string) (b cluster.Balance) {
+	var out proto.Message
+	encoded, locality := strings.CutPrefix(text, byLocality)
+	if locality {
+		b.Locality = &networking.LocalityLoadBalancerSetting{}
+		out = b.Locality
+	} else {
+		var zones bool
+		if encoded, zones = strings.CutPrefix(text, byZone); !zones {
+			return b
+		}
+		b.Zones = &networking.ZoneAwareLoadBalancerSetting{}
+		out = b.Zones
 	}
-	l := &networking.LocalityLoadBalancerSetting{}
-	if err := proto.Unmarshal([]byte(setting), l); err != nil {
+	if err := proto.Unmarshal([]byte(encoded), out); err != nil {
 		panic("compile: decode locality setting: " + err.Error()) // localityText has encoded it
 	}
-	return l
+	return b
+}
+
+// rankingLabels are the labels by which a setting ranks endpoints first; nil for none.
+func rankingLabels(b cluster.Balance) []string {
+	return slices.Concat(b.Locality.GetFailoverPriority(), b.Zones.GetFailoverPriority())
+}
+
+// regions is how many priorities there are by region.
+const regions = 3
+
+// regionPriority returns the priority of an endpoint by its region: 0 for the client's, so that Envoy spreads requests over the
+// zones in it, 1 for another one, and 2 for one other than that of the failover rule for the client's. [control-plane 1.8.6]
+func regionPriority(client, endpoint mesh.Locality, z *networking.ZoneAwareLoadBalancerSetting) uint32 {
+	if client.Region == endpoint.Region {
+		return 0
+	}
+	for _, f := range z.GetFailover() {
+		if f.GetFrom() == client.Region && f.GetTo() != endpoint.Region {
+			return 2
+		}
+	}
+	return 1
 }
 
 // priority returns the priority of an endpoint: 0 for the same subzone, 1 for the same zone, 2 for the

@@ -147,7 +147,7 @@ status: {phase: Running, podIP: 10.1.0.3}
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: b-3, namespace: shop, labels: {app: b, version: v1, security.istio.io/tlsMode: istio, topology.istio.io/locality: r3.z1}}
+metadata: {name: b-3, namespace: shop, labels: {app: b, version: v1, rack: r3, security.istio.io/tlsMode: istio, topology.istio.io/locality: r3.z1}}
 spec: {serviceAccountName: b}
 status: {phase: Running, podIP: 10.1.0.4}
 ---
@@ -208,6 +208,7 @@ spec:
 		`loadBalancer: {simple: ROUND_ROBIN}`,
 		`loadBalancer: {localityLbSetting: {failover: [{from: r1, to: r2}]}}, outlierDetection: {}`,
 		`loadBalancer: {localityLbSetting: {}}, outlierDetection: {}`,
+		`loadBalancer: {zoneAwareLbSetting: {failover: [{from: r1, to: r2}]}}, outlierDetection: {}`,
 		`loadBalancer: {localityLbSetting: {distribute: [{from: r1/*, to: {"r2/*": 100}}]}}`,
 		`loadBalancer: {consistentHash: {httpHeaderName: x-user}}`,
 		`loadBalancer: {consistentHash: {httpCookie: {name: user, attributes: [{name: SameSite}]}}}`,
@@ -348,6 +349,7 @@ spec: {selector: {matchLabels: {app: a}}, action: CUSTOM, provider: {name: asked
 		`{caCertificates: [{pem: "` + strings.ReplaceAll(otherRoot, "\n", `\n`) + `"}]}`,
 		`{defaultHttpRetryPolicy: {attempts: 3}}`,
 		`{localityLbSetting: {failover: [{from: r1, to: r2}]}}`,
+		`{zoneAwareLbSetting: {failover: [{from: r1, to: r2}]}}`,
 		`{localityLbSetting: {distribute: [{from: r1/*, to: {"r2/*": 100}}]}}`,
 		`{outboundTrafficPolicy: {mode: REGISTRY_ONLY}}`,
 		`{defaultTrafficPolicy: {connectionPool: {tcp: {}, http: {}}, outlierDetection: {splitExternalLocalOriginErrors: true}}}`,
@@ -396,7 +398,7 @@ var fieldValues = map[string][]string{
 	"corsPolicy.allowMethods": {"PUT"}, "request.set": {"x=y"}, "request.add": {"x=y"}, "response.set": {"x=y"}, "response.add": {"x=y"},
 
 	"DestinationRule.host": {"a"}, "workloadSelector.matchLabels": {"app=a"}, "subsets.labels": {"version=v2"},
-	"distribute.from": {"r1/z1", "r9/*"}, "distribute.to": {"r3/*=100"}, "failoverPriority": {"topology.kubernetes.io/region=r3"}, "failover.from": {"r9"}, "failover.to": {"r3"},
+	"distribute.from": {"r1/z1", "r9/*"}, "distribute.to": {"r3/*=100"}, "failoverPriority": {"topology.kubernetes.io/region=r3"}, "zoneAwareLbSetting.failoverPriority": {"rack=r3"}, "failover.from": {"r9"}, "failover.to": {"r3"},
 	"consistentHash.maglev.tableSize": {"17"}, "outlierDetectionHttpErrorCodes": {"404"}, "warmup.aggression": {"2"},
 
 	"ServiceEntry.hosts": {"other.example.com"}, "ServiceEntry.addresses": {"10.97.0.1"}, "ports.protocol": {"GRPC"}, "ports.name": {"tcp-x"},

@@ -341,6 +341,10 @@ func (d *dice) destinationRule() *networking.DestinationRule {
 			return &networking.TrafficPolicy{OutlierDetection: &networking.OutlierDetection{}, LoadBalancer: &networking.LoadBalancerSettings{
 				LocalityLbSetting: &networking.LocalityLoadBalancerSetting{FailoverPriority: []string{pick(d, "app", "version=v1"), pick(d, "version", "topology.kubernetes.io/region")}},
 			}}
+		case 7:
+			return &networking.TrafficPolicy{OutlierDetection: &networking.OutlierDetection{}, LoadBalancer: &networking.LoadBalancerSettings{
+				ZoneAwareLbSetting: &networking.ZoneAwareLoadBalancerSetting{FailoverPriority: []string{pick(d, "app", "version=v1")}},
+			}}
 		case 6:
 			return &networking.TrafficPolicy{ProxyProtocol: &networking.TrafficPolicy_ProxyProtocol{Version: networking.TrafficPolicy_ProxyProtocol_VERSION(d.roll(2))}}
 		case 4:

@@ -38,10 +38,17 @@ func newHistory(t testing.TB) *history {
 		proxy(t, "sidecar~10.9.0.3~p3.y~y.svc.cluster.local", "app=b"),
 		inCluster(proxy(t, "sidecar~10.9.0.2~p5.x~x.svc.cluster.local", "app=a"), "two", ""),
 		inCluster(proxy(t, "sidecar~10.9.0.1~p6.y~y.svc.cluster.local", ""), "", "net-1"),
+		withSelfDiscovery(proxy(t, "sidecar~10.9.0.2~p9.x~x.svc.cluster.local", "")),
 		proxy(t, "router~10.9.0.4~gw.istio-system~istio-system.svc.cluster.local", "app=c"),
 		proxylessClient(proxy(t, "sidecar~10.9.0.5~p7.x~x.svc.cluster.local", "app=a")),
 		proxylessClient(proxy(t, "sidecar~10.9.0.6~p8.y~y.svc.cluster.local", "app=b,security.istio.io/tlsMode=istio")),
 	}}
+}
+
+// withSelfDiscovery is a proxy that asks for the endpoints of its own workload.
+func withSelfDiscovery(n mesh.Node) mesh.Node {
+	n.Metadata.SelfDiscovery = true
+	return n
 }
 
 // inCluster is a proxy with the cluster and the network that it says to be in.

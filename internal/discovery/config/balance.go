@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // Envoy's maximum sizes of the tables for consistent hashing.
@@ -19,6 +21,15 @@ func (c *check) loadBalancer(at string, lb *networking.LoadBalancerSettings) {
 	}
 	if l := lb.LocalityLbSetting; l != nil {
 		c.locality(at+".localityLbSetting", l)
+	}
+	if z := lb.ZoneAwareLbSetting; z != nil {
+		c.zones(at+".zoneAwareLbSetting", z)
+		if lb.LocalityLbSetting != nil {
+			c.fail(at+".zoneAwareLbSetting", "localityLbSetting is set too; remove one of the two")
+		}
+		if lb.GetConsistentHash() != nil || lb.GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH {
+			c.warn(at+".zoneAwareLbSetting", "zones are not applied: only ROUND_ROBIN, LEAST_REQUEST and RANDOM prefer the client's zone; use one of them or remove it")
+		}
 	}
 	for _, f := range []struct {
 		name string
@@ -113,19 +124,45 @@ func (c *check) locality(at string, l *networking.LocalityLoadBalancerSetting) {
 	}
 	once(froms, func(i int, s string) { c.fail(item(at+".distribute", i)+".from", "duplicate %q; merge the two", s) })
 	for i, f := range l.Failover {
-		path := item(at+".failover", i)
-		if f.GetFrom() == f.GetTo() {
-			c.fail(path+".to", "is the same as from; use another region")
-		}
-		for _, r := range []struct{ name, region string }{{"from", f.GetFrom()}, {"to", f.GetTo()}} {
-			if r.region == "" || strings.ContainsAny(r.region, "/*") {
-				c.fail(path+"."+r.name, "invalid region %q: want a region without a zone", r.region)
-			}
-		}
+		c.failover(item(at+".failover", i), f)
 	}
 	for i, p := range l.FailoverPriority {
 		key, value, _ := strings.Cut(p, "=")
 		c.labels(item(at+".failoverPriority", i), map[string]string{key: value})
+	}
+}
+
+// zones checks a zoneAwareLbSetting.
+func (c *check) zones(at string, z *networking.ZoneAwareLoadBalancerSetting) {
+	for i, f := range z.Failover {
+		c.failover(item(at+".failover", i), f)
+	}
+	for i, p := range z.FailoverPriority {
+		key, value, _ := strings.Cut(p, "=")
+		path := item(at+".failoverPriority", i)
+		c.labels(path, map[string]string{key: value})
+		switch key {
+		case mesh.LabelRegion, mesh.LabelZone, mesh.LabelSubzone:
+			c.fail(path, "invalid label %q: regions and zones are always ranked; remove it", key)
+		}
+	}
+	if n := z.MinClusterSize; n != nil && n.Value == 0 {
+		c.fail(at+".minClusterSize", "invalid size 0: want 1 or more")
+	}
+}
+
+// failover checks the regions of a failover rule.
+func (c *check) failover(at string, f interface {
+	GetFrom() string
+	GetTo() string
+}) {
+	if f.GetFrom() == f.GetTo() {
+		c.fail(at+".to", "is the same as from; use another region")
+	}
+	for _, r := range []struct{ name, region string }{{"from", f.GetFrom()}, {"to", f.GetTo()}} {
+		if r.region == "" || strings.ContainsAny(r.region, "/*") {
+			c.fail(at+"."+r.name, "invalid region %q: want a region without a zone", r.region)
+		}
 	}
 }
 

@@ -96,8 +96,14 @@ func (c *check) portPolicy(at string, lb *networking.LoadBalancerSettings, pool 
 	if tls != nil {
 		c.clientTLS(at+".tls", tls)
 	}
-	if l := lb.GetLocalityLbSetting(); o == nil && (len(l.GetFailover()) > 0 || len(l.GetFailoverPriority()) > 0) {
-		c.warn(at+".loadBalancer.localityLbSetting", "failover needs outlierDetection: without it, Envoy does not detect failed endpoints")
+	l, z := lb.GetLocalityLbSetting(), lb.GetZoneAwareLbSetting()
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{{"localityLbSetting", len(l.GetFailover())+len(l.GetFailoverPriority()) > 0}, {"zoneAwareLbSetting", len(z.GetFailover())+len(z.GetFailoverPriority()) > 0}} {
+		if f.set && o == nil {
+			c.warn(at+".loadBalancer."+f.name, "failover needs outlierDetection: without it, Envoy does not detect failed endpoints")
+		}
 	}
 }
 

@@ -61,9 +61,14 @@ func TestLoadBalancer(t *testing.T) {
 	}
 	runRules(t, []rule{
 		policy("loadBalancer: {simple: ROUND_ROBIN, warmup: {duration: 1s, minimumPercent: 5, aggression: 1}}"),
-		policy("loadBalancer: {warmupDurationSecs: 1s, warmup: {minimumPercent: 101, aggression: 0.5}, zoneAwareLbSetting: {}}", "E .loadBalancer.warmup: warmupDurationSecs is set",
-			"E .loadBalancer.warmup.duration: is missing", "E .loadBalancer.warmup.minimumPercent: invalid number 101", "E .loadBalancer.warmup.aggression: invalid aggression 0.5",
-			"W .loadBalancer.zoneAwareLbSetting: not applied"),
+		policy("loadBalancer: {warmupDurationSecs: 1s, warmup: {minimumPercent: 101, aggression: 0.5}}", "E .loadBalancer.warmup: warmupDurationSecs is set",
+			"E .loadBalancer.warmup.duration: is missing", "E .loadBalancer.warmup.minimumPercent: invalid number 101", "E .loadBalancer.warmup.aggression: invalid aggression 0.5"),
+		policy("loadBalancer: {simple: RANDOM, zoneAwareLbSetting: {enabled: true, minClusterSize: 1}}"),
+		policy("loadBalancer: {zoneAwareLbSetting: {failover: [{from: a, to: b}]}}", "W .loadBalancer.zoneAwareLbSetting: failover needs outlierDetection:"),
+		policy("outlierDetection: {}, loadBalancer: {zoneAwareLbSetting: {failover: [{from: a, to: a}], failoverPriority: [topology.kubernetes.io/zone, version=v1], minClusterSize: 0}, localityLbSetting: {}}",
+			"E .loadBalancer.zoneAwareLbSetting.failover[0].to: is the same as from", "E .loadBalancer.zoneAwareLbSetting.failoverPriority[0]: invalid label \"topology.kubernetes.io/zone\": regions and zones are always ranked",
+			"E .loadBalancer.zoneAwareLbSetting.minClusterSize: invalid size 0", "E .loadBalancer.zoneAwareLbSetting: localityLbSetting is set too"),
+		policy("loadBalancer: {consistentHash: {useSourceIp: true}, zoneAwareLbSetting: {}}", "W .loadBalancer.zoneAwareLbSetting: zones are not applied: only ROUND_ROBIN"),
 		hash("httpHeaderName: ':path'"), hash("useSourceIp: true, minimumRingSize: 1024"), hash("httpCookie: {name: c, ttl: 0s}, maglev: {tableSize: 65537}"),
 		hash("", "E .: has no hash key"), hash("httpHeaderName: 'a b'", "E ..httpHeaderName: invalid header name \"a b\""), hash("httpQueryParameterName: ''", "E ..httpQueryParameterName: is empty"),
 		hash("httpCookie: {name: '', ttl: -1s}", "E ..httpCookie.name: invalid cookie name \"\"", "E ..httpCookie.ttl: invalid duration -1s"),

@@ -192,6 +192,9 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 	if l := m.LocalityLbSetting; l != nil {
 		c.locality("localityLbSetting", l)
 	}
+	if z := m.ZoneAwareLbSetting; z != nil {
+		c.zones("zoneAwareLbSetting", z)
+	}
 	if d := m.DefaultTrafficPolicy; d != nil {
 		c.portPolicy("defaultTrafficPolicy", nil, d.ConnectionPool, d.OutlierDetection, nil)
 	}

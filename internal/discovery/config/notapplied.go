@@ -20,7 +20,6 @@ type consequence struct {
 // TestEveryFieldIsAppliedOrNamed in package compile fails for a field that is missing here.
 var consequences = map[protoreflect.FullName]consequence{
 	"istio.networking.v1alpha3.HTTPRoute.delegate":                                  {text: "delegates are not served, and requests that match get no route here"},
-	"istio.networking.v1alpha3.LoadBalancerSettings.zone_aware_lb_setting":          {text: "endpoints get no zone-aware weights; use localityLbSetting"},
 	"istio.networking.v1alpha3.OutlierDetection.consecutive_errors":                 {text: "nothing is counted; use consecutive5xxErrors or consecutiveGatewayErrors"},
 	"istio.networking.v1alpha3.OutlierDetection.outlier_detection_http_error_codes": {text: "only responses with status 5xx count as errors"},
 	"istio.networking.v1alpha3.ServiceEntry.DYNAMIC_DNS":                            {text: "the entry is treated as one with resolution NONE: connections go to the address that the client resolved"},
@@ -44,7 +43,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.ConfigSource.subscribed_resources":                         {text: "all of Istio's kinds are read from a directory"},
 	"istio.mesh.v1alpha1.MeshConfig.CertificateData.spiffe_bundle_url":              {text: "no bundle is fetched, and proxies trust no root of this entry; put its certificates in pem"},
 	"istio.mesh.v1alpha1.MeshConfig.CertificateData.cert_signers":                   {text: "no certificates are requested from signers, and proxies trust no root of this entry; leave certSigners out to have them trusted"},
-	"istio.mesh.v1alpha1.MeshConfig.zone_aware_lb_setting":                          {text: "endpoints get no zone-aware weights; use localityLbSetting"},
 	"istio.mesh.v1alpha1.MeshConfig.inbound_cluster_stat_name":                      {text: "clusters have Istio's default names in statistics"},
 	"istio.mesh.v1alpha1.MeshConfig.outbound_cluster_stat_name":                     {text: "clusters have Istio's default names in statistics"},
 	"istio.mesh.v1alpha1.MeshConfig.certificates":                                   {text: "no certificates are made for these names"},

@@ -82,6 +82,9 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	if k.Caps.Has(mesh.Proxyless) {
 		workload.Addresses, workload.Mutual = k.IPs, labels[mesh.TLSModeLabel] == "istio"
 	}
+	if k.Caps.Has(mesh.SelfDiscovery) {
+		workload.Peers = peerLabel + "=" + labels[peerLabel]
+	}
 	scope := mesh.Scope{
 		Role: k.Role, Namespace: k.Namespace, Cluster: cluster, Caps: k.Caps,
 		Sidecar: m.sidecarFor(r, k, labels), Gateways: gateways, Selected: m.selected(r, k.Namespace, labels),
@@ -103,6 +106,10 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 		Workload: workload,
 	}
 }
+
+// peerLabel is the label in which the Pods of one version of a Deployment agree: Istio's default for which endpoints are a
+// proxy's own workload. Pods without it, as those of a StatefulSet, are that of the others without it.
+const peerLabel = "pod-template-hash"
 
 // nodesMatter reports whether a service has clients prefer endpoints on their own Node, or use no others. Otherwise proxies of all Nodes share
 // their classes.

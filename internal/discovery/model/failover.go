@@ -4,15 +4,17 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pilothouse/pilothouse/internal/incr"
 	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // Labels that stand for places and are not compared as labels. [control-plane 1.8.5]
 const (
-	LabelRegion   = "topology.kubernetes.io/region"
-	LabelZone     = "topology.kubernetes.io/zone"
-	LabelSubzone  = "topology.istio.io/subzone"
+	LabelRegion   = mesh.LabelRegion
+	LabelZone     = mesh.LabelZone
+	LabelSubzone  = mesh.LabelSubzone
 	LabelNetwork  = networkLabel
 	LabelCluster  = "topology.istio.io/cluster"
 	LabelHostname = "kubernetes.io/hostname"
@@ -33,12 +35,17 @@ func policiesOf(spec *networking.DestinationRule) []*networking.TrafficPolicy {
 // priorityLabels returns the failoverPriority lists of a rule, joined.
 func priorityLabels(spec *networking.DestinationRule) (out []string) {
 	for _, p := range policiesOf(spec) {
-		out = append(out, p.GetLoadBalancer().GetLocalityLbSetting().GetFailoverPriority()...)
+		out = append(out, rankingOf(p.GetLoadBalancer())...)
 		for _, s := range p.GetPortLevelSettings() {
-			out = append(out, s.GetLoadBalancer().GetLocalityLbSetting().GetFailoverPriority()...)
+			out = append(out, rankingOf(s.GetLoadBalancer())...)
 		}
 	}
 	return out
+}
+
+// rankingOf returns the failoverPriority lists of a load balancer, of which only one is in force.
+func rankingOf(lb *networking.LoadBalancerSettings) []string {
+	return slices.Concat(lb.GetLocalityLbSetting().GetFailoverPriority(), lb.GetZoneAwareLbSetting().GetFailoverPriority())
 }
 
 func ranksByLabels(spec *networking.DestinationRule) bool { return len(priorityLabels(spec)) > 0 }
@@ -46,7 +53,7 @@ func ranksByLabels(spec *networking.DestinationRule) bool { return len(priorityL
 // rankingLabels returns the labels of a proxy that some failoverPriority compares with those of endpoints, in canonical form.
 // Proxies that differ in others share their classes.
 func (m *Model) rankingLabels(r *incr.Reader, labels map[string]string, pod *Pod) string {
-	names := slices.Clone(m.Mesh(r).GetLocalityLbSetting().GetFailoverPriority())
+	names := slices.Concat(m.Mesh(r).GetLocalityLbSetting().GetFailoverPriority(), m.Mesh(r).GetZoneAwareLbSetting().GetFailoverPriority())
 	for _, d := range incr.In(r, m.tables.dests, failoverPriority) {
 		names = append(names, priorityLabels(d.Spec)...)
 	}

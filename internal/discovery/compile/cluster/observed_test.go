@@ -56,6 +56,34 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// The DestinationRule's setting before the mesh's, and of the mesh's the zone-aware one, if it is not disabled.
+func TestBalance(t *testing.T) {
+	const locality, zones = `"localityLbSetting":{"enabled":true}`, `"zoneAwareLbSetting":{"enabled":true}`
+	const noLocality, noZones = `"localityLbSetting":{"enabled":false}`, `"zoneAwareLbSetting":{"enabled":false}`
+	for _, c := range []struct{ rule, mesh, want string }{
+		{"", "", "nothing"}, {"", locality, "locality"}, {locality, "", "locality"}, {"", noLocality, "off"}, {noLocality, locality, "off"}, {locality, noLocality, "locality"},
+		{"", zones, "zones"}, {zones, "", "zones"}, {zones, locality, "zones"}, {locality, zones, "locality"}, {"", locality + "," + zones, "zones"},
+		{"", noZones, "off"}, {noZones, locality, "off"}, {zones, noZones, "zones"}, {noZones, zones, "off"}, {"", locality + "," + noZones, "locality"},
+		{"", `"localityLbSetting":{},"zoneAwareLbSetting":{}`, "zones"},
+	} {
+		r := request{settings: settings{Top: json.RawMessage(`{"loadBalancer":{` + c.rule + `}}`), Mesh: json.RawMessage(`{` + c.mesh + `}`)}}
+		got := "nothing"
+		switch b, enabled := cluster.BalanceOf(r.policies(t)); {
+		case b.Locality != nil && b.Zones != nil:
+			got = "both"
+		case b.Locality != nil:
+			got = "locality"
+		case b.Zones != nil:
+			got = "zones"
+		case !enabled:
+			got = "off"
+		}
+		if got != c.want {
+			t.Errorf("rule {%s}, mesh {%s}: %s, want %s", c.rule, c.mesh, got, c.want)
+		}
+	}
+}
+
 func TestLocality(t *testing.T) {
 	for _, c := range []struct {
 		name, policy, mesh string
@@ -70,8 +98,8 @@ func TestLocality(t *testing.T) {
 	} {
 		r := request{settings: settings{Top: json.RawMessage(c.policy), Mesh: json.RawMessage(c.mesh)}}
 		p, m := r.policies(t)
-		if got := cluster.Locality(p, m) != nil; got != c.set {
-			t.Errorf("%s: set %v, want %v", c.name, got, c.set)
+		if b, _ := cluster.BalanceOf(p, m); (b.Locality != nil) != c.set {
+			t.Errorf("%s: set %v, want %v", c.name, b.Locality, c.set)
 		}
 		if got := cluster.Failover(p, m); got != c.failover {
 			t.Errorf("%s: failover %v, want %v", c.name, got, c.failover)

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // MergePolicy returns the policy in force for one port of a service. Each group of settings (load
@@ -70,22 +72,42 @@ func first[T any](a, b *T) *T {
 	return b
 }
 
-// Locality returns the locality setting in force, the policy's or else the mesh's; nil if there is none
-// or it is disabled.
-func Locality(p *networking.TrafficPolicy, m *meshv1.MeshConfig) *networking.LocalityLoadBalancerSetting {
-	s := first(p.GetLoadBalancer().GetLocalityLbSetting(), m.GetLocalityLbSetting())
-	if s.GetEnabled() != nil && !s.GetEnabled().GetValue() {
-		return nil
-	}
-	return s
+// Balance is what decides, of the settings for localities, how requests are spread over them. At most one is set.
+type Balance struct {
+	Locality *networking.LocalityLoadBalancerSetting
+	Zones    *networking.ZoneAwareLoadBalancerSetting
 }
+
+// BalanceOf returns the setting in force: the policy's or else the mesh's, in which zoneAwareLbSetting takes precedence. It is
+// empty if there is none; enabled is false if there is one that is disabled. [control-plane 1.8.5, 1.8.6]
+func BalanceOf(p *networking.TrafficPolicy, m *meshv1.MeshConfig) (b Balance, enabled bool) {
+	b = Balance{Locality: p.GetLoadBalancer().GetLocalityLbSetting(), Zones: p.GetLoadBalancer().GetZoneAwareLbSetting()}
+	if b == (Balance{}) {
+		b = Balance{Locality: m.GetLocalityLbSetting(), Zones: m.GetZoneAwareLbSetting()}
+		if b.Locality != nil && !on(b.Zones.GetEnabled()) {
+			b.Zones = nil
+		}
+	}
+	switch {
+	case b.Zones != nil:
+		b.Locality, enabled = nil, on(b.Zones.GetEnabled())
+	default:
+		enabled = on(b.Locality.GetEnabled())
+	}
+	if !enabled {
+		return Balance{}, false
+	}
+	return b, true
+}
+
+// on is the default of a switch: set, unless it is set to false.
+func on(b *wrapperspb.BoolValue) bool { return b == nil || b.GetValue() }
 
 // Failover reports whether endpoints get priorities by locality. That needs outlier detection, since
 // Envoy leaves a priority only if its endpoints are unhealthy. [control-plane 1.8.5]
 func Failover(p *networking.TrafficPolicy, m *meshv1.MeshConfig) bool {
-	s := p.GetLoadBalancer().GetLocalityLbSetting()
-	off := first(s, m.GetLocalityLbSetting()).GetEnabled()
-	return p.GetOutlierDetection() != nil && (off == nil || off.GetValue())
+	_, enabled := BalanceOf(p, m)
+	return p.GetOutlierDetection() != nil && enabled
 }
 
 const (
@@ -112,10 +134,32 @@ func setBalancing(c *clusterv3.Cluster, in Input) {
 	} else {
 		setWarmup(c, lb)
 	}
-	if !in.Near && len(Locality(in.Policy, in.Mesh).GetDistribute()) > 0 {
+	setLocalities(c, in)
+}
+
+// setLocalities sets how requests are spread over localities. Envoy prefers its own zone by default once it knows the
+// endpoints of its own workload, so that for such a proxy a cluster says when it must not. [control-plane 1.8.6]
+func setLocalities(c *clusterv3.Cluster, in Input) {
+	b, _ := BalanceOf(in.Policy, in.Mesh)
+	if in.Near {
+		b = Balance{}
+	}
+	zones := func(z *clusterv3.Cluster_CommonLbConfig_ZoneAwareLbConfig) {
+		c.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_ZoneAwareLbConfig_{ZoneAwareLbConfig: z}
+	}
+	switch {
+	case len(b.Locality.GetDistribute()) > 0:
 		c.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
 			LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{},
 		}
+	case b.Zones != nil:
+		z := &clusterv3.Cluster_CommonLbConfig_ZoneAwareLbConfig{}
+		if n := b.Zones.GetMinClusterSize(); n != nil {
+			z.MinClusterSize = wrapperspb.UInt64(uint64(n.GetValue()))
+		}
+		zones(z)
+	case in.Caps.Has(mesh.SelfDiscovery):
+		zones(&clusterv3.Cluster_CommonLbConfig_ZoneAwareLbConfig{RoutingEnabled: &typev3.Percent{Value: 0}})
 	}
 }
 
