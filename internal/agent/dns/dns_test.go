@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -193,6 +194,26 @@ func TestResolvConfChanges(t *testing.T) {
 	wait.Until(t, "the missing file is logged", func() bool {
 		return answers() == 3 && strings.Contains(w.log.String(), "read resolv.conf")
 	})
+}
+
+// DNS_FORWARD_TIMEOUT holds for a query in all, whatever resolv.conf says, also after that changes.
+func TestTimeoutOverridesResolvConf(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	for _, c := range []struct {
+		text      string
+		set, want time.Duration
+	}{{"nameserver 127.0.0.2\noptions timeout:20\n", 0, 20 * time.Second}, {"nameserver 127.0.0.2\noptions timeout:20\n", 2 * time.Second, 2 * time.Second}, {"nameserver 127.0.0.2\n", 7 * time.Second, 7 * time.Second}} {
+		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := New(Options{Address: fmt.Sprintf("localhost:%d", wait.FreePort(t)), Conf: file, Timeout: c.set, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.up.conf.current(); got.timeout != c.want || got.budget() >= c.want {
+			t.Errorf("%q with %v: timeout %v, budget %v, want %v", c.text, c.set, got.timeout, got.budget(), c.want)
+		}
+	}
 }
 
 // The agent does not query itself, neither if resolv.conf names it nor if its queries are captured.

@@ -385,6 +385,30 @@ func TestDebugStatus(t *testing.T) {
 	}
 }
 
+// The names of the mesh are for this machine only.
+func TestNamesAreForThisMachine(t *testing.T) {
+	var table any
+	server := status.New(status.Options{Lifecycle: &lifecycle{}, Facts: func() status.Facts { return status.Facts{} }, Log: slog.New(slog.DiscardHandler), Names: func() any { return table }})
+	for _, c := range []struct {
+		from  string
+		table any
+		code  int
+		body  string
+	}{
+		{"127.0.0.1:1", nil, http.StatusNotFound, "{}\n"}, {"127.0.0.1:1", map[string]int{"a.shop": 1}, http.StatusOK, `{"a.shop":1}` + "\n"},
+		{"192.0.2.1:1", map[string]int{"a.shop": 1}, http.StatusForbidden, ""},
+	} {
+		table = c.table
+		req := httptest.NewRequest("GET", "/debug/ndsz", nil)
+		req.RemoteAddr, req.Host = c.from, "127.0.0.1:15020"
+		w := httptest.NewRecorder()
+		status.Handler(server).ServeHTTP(w, req)
+		if w.Code != c.code || c.body != "" && w.Body.String() != c.body || strings.Contains(w.Body.String(), "shop") != (c.code == http.StatusOK) {
+			t.Errorf("from %s: got %d %q, want %d %q", c.from, w.Code, w.Body, c.code, c.body)
+		}
+	}
+}
+
 func TestProfilingIsOptional(t *testing.T) {
 	for on, want := range map[bool]int{true: 200, false: 404} {
 		s := serve(t, "127.0.0.1:0", func(o *status.Options) { o.Profiling = on })
