@@ -130,7 +130,7 @@ var allowedImports = map[string][]string{
 // code hold for these files.
 var pureFiles = []string{
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/table.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go",
-	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "cmd/pilotctl/join.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
+	"internal/discovery/barrier.go", "internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "cmd/pilotctl/join.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
 	"internal/agent/reload/change.go", "internal/agent/secret/due*.go", "internal/agent/app/ended*.go", "internal/agent/dns/conf.go", "internal/agent/dns/message.go", "internal/agent/status/ready*.go", "internal/agent/status/exposition.go", "internal/agent/status/accept.go",
 	"internal/discovery/changes.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",
 	"internal/discovery/changes.go", "internal/discovery/touched.go", "internal/discovery/stall.go", "cmd/pilotctl/waiting.go", "internal/discovery/xds/sub*.go", "internal/discovery/xds/view.go", "internal/discovery/xds/references.go", "internal/discovery/idle.go", "internal/discovery/xds/rate.go",

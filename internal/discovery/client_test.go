@@ -30,6 +30,9 @@ type client struct {
 	// refuses says why a response is refused, naming the resources; empty for not.
 	refuses func(*discoveryv3.DeltaDiscoveryResponse) string
 	refused int // how many it has refused
+	// delays says that a response is not answered before answer is called; delayed are those.
+	delays  func(*discoveryv3.DeltaDiscoveryResponse) bool
+	delayed []*discoveryv3.DeltaDiscoveryResponse
 	got     chan *discoveryv3.DeltaDiscoveryResponse
 	err     chan error
 }
@@ -148,7 +151,19 @@ func (c *client) take(r *discoveryv3.DeltaDiscoveryResponse) {
 	for _, name := range r.RemovedResources {
 		delete(c.have, name)
 	}
+	if c.delays != nil && c.delays(r) {
+		c.delayed = append(c.delayed, r)
+		return
+	}
 	_ = c.stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce})
+}
+
+// answer accepts what was delayed.
+func (c *client) answer() {
+	for _, r := range c.delayed {
+		_ = c.stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce})
+	}
+	c.delayed, c.delays = nil, nil
 }
 
 // takeAll receives responses until the test ends.

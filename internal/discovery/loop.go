@@ -105,7 +105,9 @@ type counts struct {
 	// updates and triggers are by their types in Istio's metrics.
 	updates, triggers map[string]uint64
 	commits           uint64
-	spent             time.Duration
+	// acknowledged and late are the changes whose routes have waited for policies, by how that ended.
+	acknowledged, late uint64
+	spent              time.Duration
 }
 
 type joinRequest struct {
@@ -141,6 +143,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 	l.references = incr.Derive(g, model.LevelCompile, "certificate references", func(r *incr.Reader, _ struct{}) map[credentials.Reference]bool { return m.CertificateReferences(r) })
 	l.views.onApplied = func(generations []uint64) { l.timeline.applied(generations, time.Now()) }
 	l.views.onGone = l.timeline.gone
+	l.views.onListeners = l.signals.listeners
 	l.views.onRefusal, l.allocated = l.signals.refuse, newAllocator(kept.before.Allocated)
 	l.keys = newKeyring(recent(kept.before.Keys, time.Now()), m.SetKeys, log)
 	if o.AllocateAsked {
@@ -157,14 +160,18 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 // Run is the loop. It returns nil when ctx ends; joins are refused from then on.
 func (l *loop) Run(ctx context.Context) error {
 	defer l.end()
-	var idle <-chan time.Time // when a class has been idle for too long; nil while none is
-	var keys <-chan time.Time // when what waits for keys has waited for long enough; nil while nothing does
+	var idle <-chan time.Time   // when a class has been idle for too long; nil while none is
+	var barred <-chan time.Time // when routes have waited for policies for long enough; nil while none do
+	var keys <-chan time.Time   // when what waits for keys has waited for long enough; nil while nothing does
 	for {
 		if at := l.keys.until(); keys == nil && !at.IsZero() {
 			keys = time.After(time.Until(at))
 		}
 		if at := l.views.idle.until(); idle == nil && !at.IsZero() {
 			idle = time.After(time.Until(at))
+		}
+		if at := l.views.barredUntil(); barred == nil && !at.IsZero() {
+			barred = time.After(time.Until(at))
 		}
 		select {
 		case b := <-l.batches:
@@ -178,6 +185,9 @@ func (l *loop) Run(ctx context.Context) error {
 			l.watchdog.do("refusals and leaves", l.takeSignals)
 		case ask := <-l.questions:
 			l.watchdog.do("question", ask)
+		case <-barred:
+			barred = nil
+			l.watchdog.do("policies that are not acknowledged", func() { l.settleBarriers(nil) })
 		case <-keys:
 			keys = nil
 			l.watchdog.do("keys of tokens", l.releaseKeys)
@@ -205,7 +215,7 @@ func (l *loop) end() { l.ending.Do(func() { close(l.done) }) }
 
 // takeSignals handles what streams have told of.
 func (l *loop) takeSignals() {
-	refused, left := l.signals.take()
+	refused, answered, left := l.signals.take()
 	if l.views.refusalsChanged(refused); len(refused) > 0 {
 		l.touched.refuse()
 	}
@@ -213,6 +223,7 @@ func (l *loop) takeSignals() {
 		l.views.leave(id)
 		l.bootstraps.leave(id)
 	}
+	l.settleBarriers(append(answered, left...))
 }
 
 // commit applies a batch, and those that wait behind it, as one change.
@@ -263,7 +274,8 @@ func (l *loop) commit(b object.Batch) {
 		l.views.begin()
 		l.timeline.begin(l.views.generation, start)
 	}
-	classes, moves := l.views.update(moved)
+	classes, moves := l.views.update(moved, policiesOf(accepted)...)
+	l.settleBarriers(nil)
 	l.bootstraps.update(moved)
 	l.applied.commit(l.views.generation, accepted, moves)
 	if len(l.traces) > 0 && classes > 0 {
@@ -281,6 +293,16 @@ func (l *loop) commit(b object.Batch) {
 	if names := edited(accepted); len(names) > 0 && wasSynced {
 		l.log.Info("configuration changed", "generation", l.views.generation, "objects", strings.Join(names, ", "), "proxies", l.views.published, "ms", spent.Milliseconds())
 	}
+}
+
+// policiesOf are the policies among the objects of a commit.
+func policiesOf(accepted []acceptedChange) (out []object.Key) {
+	for _, a := range accepted {
+		if isPolicy(a.key.Kind) {
+			out = append(out, a.key)
+		}
+	}
+	return out
 }
 
 // maxNamed is how many objects a line of the log names.
@@ -470,7 +492,7 @@ func (l *loop) ask(f func()) bool {
 // allProblems is everything wrong with the configuration now, for people, with what is
 // denied because of it. Call it through ask.
 func (l *loop) allProblems() []config.Verdict {
-	return slices.Concat(l.problems.all(l.store.Verdicts()), l.keyProblems(), l.refusalProblems(), l.proxylessProblems(), l.patchProblems(), l.externalProblems())
+	return slices.Concat(l.problems.all(l.store.Verdicts()), l.keyProblems(), l.refusalProblems(), l.lateProblems(), l.proxylessProblems(), l.patchProblems(), l.externalProblems())
 }
 
 // goodObjects is what is in force, for the keeper; nothing while proxies are not served: it

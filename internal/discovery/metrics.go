@@ -71,6 +71,8 @@ var (
 	descSaveFailing  = prometheus.NewDesc("pilothouse_save_failing", "1 while the configuration cannot be saved, else 0.", nil, nil)
 	descSavedBytes   = prometheus.NewDesc("pilothouse_saved_bytes", "Size of the configuration as it was saved last; 0 if it has not been since start.", nil, nil)
 	descQuarantined  = prometheus.NewDesc("pilothouse_quarantined_resources", "Resources that two proxies of a class have refused and none has accepted, so that the others get the last accepted version; counted for each class.", []string{"type"}, nil)
+	descPolicyWaits  = prometheus.NewDesc("pilothouse_policy_waits_total", "Changes whose routes have waited until proxies had acknowledged the policies of the same change, by result: acknowledged, or late (the routes were sent after 5 s).", []string{"result"}, nil)
+	descPolicyLate   = prometheus.NewDesc("pilothouse_policy_late_proxies", "Proxies that have not acknowledged a policy although routes of the same change have been sent.", nil, nil)
 	descSavedAt      = prometheus.NewDesc("pilothouse_saved_timestamp_seconds", "When the configuration was saved last, in seconds since 1970; 0 if it has not been since start.", nil, nil)
 )
 
@@ -132,6 +134,9 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	for _, t := range xds.Types() {
 		gauge(descQuarantined, float64(snap.views.quarantined[t]), strings.ToLower(t.String()))
 	}
+	counter(descPolicyWaits, float64(snap.acknowledged), "acknowledged")
+	counter(descPolicyWaits, float64(snap.late), "late")
+	gauge(descPolicyLate, float64(snap.unacknowledged))
 	gauge(descIdle, float64(snap.views.idleClasses))
 	gauge(descIdleSize, float64(snap.views.idleBytes))
 	counter(descCommits, float64(snap.commits))

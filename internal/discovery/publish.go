@@ -10,6 +10,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 // publisher keeps the views of the classes that have proxies, and for a while of those that had,
@@ -19,7 +20,9 @@ type publisher struct {
 	graph    *incr.Graph
 	compiler *compile.Compiler
 	classify *incr.Rule[model.ProxyKey, mesh.Class]
+	hosts    *incr.Rule[model.ProxyKey, string]
 	layers   layers
+	barriers barriers
 	// names are the name tables of scopes whose applications' DNS queries are answered by agents.
 	names   map[mesh.Scope]*publishedNames
 	classes map[mesh.Class]*publishedClass
@@ -37,6 +40,8 @@ type publisher struct {
 	// onApplied is called from any goroutine with the generations of changes that a proxy has applied, and onGone with those
 	// that one has left without.
 	onApplied, onGone func(generations []uint64)
+	// onListeners is called from any goroutine when the proxy of a connection has answered listeners that are awaited.
+	onListeners func(id string)
 	// onMove is called when proxies have come or gone, or have another class.
 	onMove func()
 	// current is the last snapshot, nil once anything in it has changed.
@@ -62,6 +67,7 @@ func (p *publisher) refresh(c *publishedClass) {
 	if c.names != nil {
 		c.view.Names = c.names.table
 	}
+	c.view.Barrier = barrierFor(c.class, p.barriers.open)
 	if len(c.refused) > 0 {
 		p.layers.quarantine(c)
 	}
@@ -161,8 +167,8 @@ func (p *publisher) snapshot() *viewsSnapshot {
 
 func newPublisher(g *incr.Graph, m *model.Model, c *compile.Compiler) *publisher {
 	return &publisher{
-		graph: g, compiler: c, classify: m.Classify(), layers: newLayers(c), names: map[mesh.Scope]*publishedNames{}, classes: map[mesh.Class]*publishedClass{},
-		idle: idleClasses{limits: defaultIdleLimits}, now: time.Now, onRefusal: func(string) {}, onMove: func() {},
+		graph: g, compiler: c, classify: m.Classify(), hosts: m.Hosts(), layers: newLayers(c), names: map[mesh.Scope]*publishedNames{}, classes: map[mesh.Class]*publishedClass{},
+		idle: idleClasses{limits: defaultIdleLimits}, now: time.Now, onRefusal: func(string) {}, onListeners: func(string) {}, onMove: func() {},
 		onApplied: func([]uint64) {}, onGone: func([]uint64) {},
 		proxies: map[string]*publishedProxy{}, byKey: map[model.ProxyKey]map[string]*publishedProxy{},
 	}
@@ -185,6 +191,7 @@ func (p *publisher) join(id string, key model.ProxyKey) *xds.LatestView {
 	p.byKey[key][id] = m
 	m.latest = xds.NewLatestView(p.enter(id, m).view)
 	m.latest.OnRefusal(func() { p.onRefusal(id) })
+	m.latest.OnListeners(func() { p.onListeners(id) })
 	m.latest.OnApplied(func(generations []uint64) { p.onApplied(generations) })
 	return m.latest
 }
@@ -259,23 +266,40 @@ func (p *publisher) dropIdle() {
 }
 
 // update applies what moved in the graph to the views, publishes those that changed, and returns how many
-// classes have another view, and what changed because of what.
-func (p *publisher) update(moved []incr.Moved) (classes int, moves []move) {
+// classes have another view, and what changed because of what. policies are those among the objects that the commit
+// has changed.
+func (p *publisher) update(moved []incr.Moved, policies ...object.Key) (classes int, moves []move) {
 	p.published = 0
 	changed, moves := p.layers.update(moved)
 	p.updateNames(moved, changed)
+	before := make(map[*publishedClass]*xds.View, len(changed))
 	if len(changed) > 0 {
 		p.current = nil
 		for c := range changed {
+			before[c] = c.view
 			p.refresh(c)
 		}
 	}
+	var steps []publishedStep
+	another := map[string]bool{} // connections with another class
 	for _, m := range moved {
 		if key, ok := m.Key.(model.ProxyKey); ok {
 			class, _ := p.classify.Value(key)
-			p.reclassify(key, class, changed)
+			steps = append(steps, p.reclassify(key, class, before)...)
 			for id := range p.byKey[key] {
+				another[id] = true
 				moves = append(moves, move{proxy: id, causes: m.Causes})
+			}
+		}
+	}
+	for c := range changed {
+		steps = append(steps, publishedStep{viewStep{c.class, before[c], c.view}, c.proxies, another})
+	}
+	p.bar(steps, policies)
+	for id := range another {
+		if m := p.proxies[id]; m != nil {
+			if c := p.classes[m.class]; before[c] == nil {
+				p.publish(m, c.view)
 			}
 		}
 	}
@@ -296,18 +320,22 @@ func (p *publisher) publish(m *publishedProxy, v *xds.View) {
 	m.latest.PublishAt(v, p.generation)
 }
 
-// reclassify moves the proxies of a key to a class, and publishes its view to them unless that is
-// one of those that are published anyway.
-func (p *publisher) reclassify(key model.ProxyKey, class mesh.Class, changed map[*publishedClass]struct{}) {
+// reclassify moves the proxies of a key to a class, and returns the steps between their views; before has those that
+// classes had before the commit, where that changes them.
+func (p *publisher) reclassify(key model.ProxyKey, class mesh.Class, before map[*publishedClass]*xds.View) (steps []publishedStep) {
 	for id, m := range p.byKey[key] {
-		before := m.class
+		from := p.classes[m.class]
+		old := before[from]
+		if old == nil {
+			old = from.view
+		}
+		was := m.class
 		m.class = class
 		c := p.enter(id, m) // before the exit, so that what both classes have stays
-		if before != class {
-			p.exit(id, before)
+		if was != class {
+			p.exit(id, was)
 		}
-		if _, published := changed[c]; !published {
-			p.publish(m, c.view)
-		}
+		steps = append(steps, publishedStep{viewStep{class, old, c.view}, map[string]*publishedProxy{id: m}, nil})
 	}
+	return steps
 }

@@ -67,6 +67,9 @@ type numbers struct {
 	commits  uint64
 	spent    time.Duration
 	views    *viewsSnapshot
+	// acknowledged and late are as in counts; unacknowledged is how many proxies lack policies whose routes were sent.
+	acknowledged, late uint64
+	unacknowledged     int
 	// sources counts where keys are fetched from, by state.
 	sources map[string]int
 }
@@ -84,6 +87,7 @@ func (l *loop) numbers() (n numbers, ok bool) {
 		n.rows, n.rules, n.events = l.model.Counts(), l.graph.Stats(), maps.Clone(l.counts.events)
 		n.updates, n.triggers = maps.Clone(l.counts.updates), maps.Clone(l.counts.triggers)
 		n.commits, n.spent = l.counts.commits, l.counts.spent
+		n.acknowledged, n.late, n.unacknowledged = l.counts.acknowledged, l.counts.late, l.views.barriers.unacknowledged()
 		n.views, n.sources = l.views.snapshot(), l.keys.counts()
 		for _, v := range l.allProblems() {
 			if v.Severity != object.Info {

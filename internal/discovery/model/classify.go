@@ -111,6 +111,25 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 // proxy's own workload. Pods without it, as those of a StatefulSet, are that of the others without it.
 const peerLabel = "pod-template-hash"
 
+// Hosts returns the rule that computes the hosts of the services that a proxy is an endpoint of, separated by spaces.
+func (m *Model) Hosts() *incr.Rule[ProxyKey, string] { return m.rules.hosts }
+
+func (m *Model) hosts(r *incr.Reader, k ProxyKey) string {
+	if m.claims(r, k) != "" {
+		return ""
+	}
+	cluster := m.clusterOf(r, k.Location.Cluster)
+	labels, pod := m.labelsOf(r, k, cluster)
+	var hosts []string
+	for _, in := range InboundPorts(mesh.Workload{Services: m.servicesOf(r, k, cluster, labels, portNames(pod))}) {
+		if s, ok := m.ServiceRow(r, in.Service); ok && !slices.Contains(hosts, s.Host) {
+			hosts = append(hosts, s.Host)
+		}
+	}
+	slices.Sort(hosts)
+	return strings.Join(hosts, " ")
+}
+
 // nodesMatter reports whether a service has clients prefer endpoints on their own Node, or use no others. Otherwise proxies of all Nodes share
 // their classes.
 func (m *Model) nodesMatter(r *incr.Reader) bool {

@@ -30,6 +30,7 @@ type rules struct {
 	difference *incr.Rule[mesh.ScopeID, Difference]
 	differs    *incr.Rule[scopeHost, differing]
 	claims     *incr.Rule[ProxyKey, string]
+	hosts      *incr.Rule[ProxyKey, string]
 	gateways   *incr.Rule[string, []NetworkGateway] // of the key ""
 	// router and passthrough are of scopes with Gateways.
 	router      *incr.Rule[mesh.ScopeID, Router]
@@ -56,6 +57,7 @@ func (m *Model) derive(g *incr.Graph) {
 		policies:  incr.Derive(g, levelRow, "policies", m.policies),
 		classify:  incr.Derive(g, levelClassify, "class", m.class),
 		claims:    incr.Derive(g, levelClassify, "claims", m.claims),
+		hosts:     incr.Derive(g, levelClassify, "hosts of a proxy", m.hosts),
 		gateways:  incr.Derive(g, levelRow, "network gateways", m.networkGateways),
 
 		router:      incr.Derive(g, levelRow, "servers of a router", m.router),

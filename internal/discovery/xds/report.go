@@ -26,6 +26,9 @@ type reports struct {
 	refusals []Refusal
 	accepted [numTypes]holdings
 	notify   func()
+	// onListeners is called when the proxy has answered a response of listeners while watched is set.
+	onListeners func()
+	watched     bool
 }
 
 // holdings are the resources of a type that a client has: set, but for some names.
@@ -50,12 +53,18 @@ func (c *LatestView) Refusals() []Refusal {
 func (c *LatestView) Accepts(r *Resource) bool {
 	c.reports.mu.Lock()
 	defer c.reports.mu.Unlock()
-	h := c.reports.accepted[r.Type]
-	have, ok := h.kept[r.Name]
-	if !ok {
-		have = h.set.Get(r.Name)
-	}
-	return have != nil && same(have, r)
+	return c.reports.accepted[r.Type].has(r)
+}
+
+// OnListeners has f called, from any goroutine, whenever the proxy has answered a response of listeners while they are
+// watched. Call it before the LatestView is given to a stream.
+func (c *LatestView) OnListeners(f func()) { c.reports.onListeners = f }
+
+// WatchListeners begins or ends that. Any goroutine may call it.
+func (c *LatestView) WatchListeners(watch bool) {
+	c.reports.mu.Lock()
+	defer c.reports.mu.Unlock()
+	c.reports.watched = watch
 }
 
 // refuses replaces the refusals, and keeps and sorts the list.
@@ -76,7 +85,11 @@ func (c *LatestView) refuses(list []Refusal) {
 func (c *LatestView) accepts(t Type, h holdings) {
 	c.reports.mu.Lock()
 	c.reports.accepted[t] = h
+	told := c.reports.watched && t == LDS
 	c.reports.mu.Unlock()
+	if told && c.reports.onListeners != nil {
+		c.reports.onListeners()
+	}
 }
 
 // Refusals are what the client refuses, but for listeners that could not be bound: nothing is wrong

@@ -6,7 +6,7 @@ import (
 )
 
 // This file decides what waits for what. A listener, a route configuration or a virtual host waits
-// for the clusters that it names, and for nothing else; a cluster is removed after everything that
+// for the clusters that it names, and, behind a Barrier, for policies; a cluster is removed after everything that
 // names it. No wait is longer than holdLimit, except for what is still to be sent.
 // [control-plane 5.2.1, 5.2.3, 5.2.4]
 
@@ -200,11 +200,12 @@ func (s *Sub) endWaits() {
 	}
 }
 
-// held says whether a new or changed resource waits for clusters that it names. old is what the
+// held says whether a new or changed resource waits for clusters that it names, or for policies. old is what the
 // client has under its name, nil for nothing.
 func (s *Sub) held(r, old *Resource) bool {
+	barred := s.barred(r)
 	if s.single || types[r.Type].references == nil || r.refers.none() {
-		return false
+		return barred
 	}
 	for _, t := range types[r.Type].after {
 		if !s.states[t].asked && s.wanted(t).Len() > 0 && s.until(s.expected) {
@@ -213,9 +214,9 @@ func (s *Sub) held(r, old *Resource) bool {
 	}
 	c := &s.states[CDS]
 	if !c.asked {
-		return false
+		return barred
 	}
-	blocked := s.heldByWarming(r)
+	blocked := s.heldByWarming(r) || barred
 	if up := s.difference(CDS).Upserts; len(up) > 0 {
 		blocked = s.heldByUnsent(r, up) || blocked
 	}
@@ -234,6 +235,9 @@ func (s *Sub) held(r, old *Resource) bool {
 
 // free says whether held is false for every resource of a type that takes the place of nothing.
 func (s *Sub) free(t Type) bool {
+	if s.cur.Barrier != nil {
+		return false
+	}
 	if s.single {
 		return true
 	}

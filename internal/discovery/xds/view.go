@@ -183,6 +183,8 @@ type View struct {
 	Quarantined []Quarantined
 	// Names are what agents resolve; nil for nothing.
 	Names *NameTable
+	// Barrier is what has to wait for policies; nil for nothing.
+	Barrier *Barrier
 }
 
 // Quarantined names a resource that proxies of a class have refused. Gone says that none of them is
