@@ -62,7 +62,7 @@ var layers = map[string]layer{
 	"internal/discovery/jwks":          tools, // knows URLs and key sets, nothing of meshes
 	"internal/discovery/jwks/fetch":    edge,
 	"internal/discovery/source/decode": pure, "internal/discovery/source/scope": pure, "internal/discovery/saved": pure, "internal/discovery/config": pure, "internal/discovery/ca/policy": pure,
-	"internal/discovery/credentials": pure, "internal/discovery/credentials/store": edge, "internal/discovery/credentials/cluster": edge, "internal/discovery/credentials/accessreview": edge, "internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure,
+	"internal/discovery/credentials": pure, "internal/discovery/credentials/store": edge, "internal/discovery/credentials/cluster": edge, "internal/discovery/credentials/accessreview": edge, "internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure, "internal/discovery/delegate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
 	"internal/discovery/simulate": pure, "internal/discovery/compile/authz": pure, "internal/discovery/compile/jwt": pure, "internal/discovery/compile/patch": pure,
@@ -106,7 +106,8 @@ var allowedImports = map[string][]string{
 	"internal/discovery/authn/reviewtest":  {"internal/discovery/authn"},                                        // it tests implementations of its interface
 	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                           // it implements its Store
 	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
-	"internal/discovery/model":             {"internal/discovery/allocate", "internal/discovery/credentials"},                                            // it stores what was allocated; which Secrets Gateways name
+	"internal/discovery/analyze":           {"internal/discovery/delegate"},                                                                              // what it leaves out of delegates
+	"internal/discovery/model":             {"internal/discovery/allocate", "internal/discovery/delegate", "internal/discovery/credentials"},             // merges routes of delegates; it stores what was allocated; which Secrets Gateways name
 	"internal/discovery/config":            {"internal/discovery/credentials", "internal/discovery/compile/patch"},                                       // which Secrets can be used; what is wrong with a patch
 	"internal/discovery/compile/cluster":   {"internal/discovery/credentials"},                                                                           // how proxies ask for Secrets
 	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"},                                                                       // routes name clusters

@@ -79,7 +79,7 @@ func shownService(r *incr.Reader, m *model.Model, s *model.Service) ui.Service {
 	out.Callers = slices.SortedFunc(maps.Keys(callers), func(a, b ui.Caller) int { return cmp.Compare(a.Identity.SPIFFE(), b.Identity.SPIFFE()) })
 	scope := mesh.Scope{Role: mesh.Sidecar, Namespace: s.Namespace}.ID()
 	if v := m.VirtualService(r, scope, s.Host); v != nil {
-		out.Routes = routesOf(v.Spec)
+		out.Routes = routesOf(m.Routes(r, v))
 	}
 	if len(out.Routes) == 0 { // as for proxies, these count only without others
 		out.Routes = kubernetesRoutesOf(r, m, scope, s)
@@ -175,8 +175,6 @@ func routesOf(v *networking.VirtualService) (out []ui.Route) {
 			route.To = []ui.Destination{{Name: "a redirect", Percent: 100}}
 		case h.GetDirectResponse() != nil:
 			route.To = []ui.Destination{{Name: "a direct response", Percent: 100}}
-		case h.GetDelegate() != nil:
-			route.To = []ui.Destination{{Name: "another VirtualService", Percent: 100}}
 		}
 		var weights []weight
 		for _, d := range h.GetRoute() {

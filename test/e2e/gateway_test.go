@@ -61,6 +61,8 @@ func TestRequestsThroughAGateway(t *testing.T) {
 		{"canary.example.com", "/", "v2", "", 200},
 		{"echo.example.com", "/teapot", "", "", 418},
 		{"echo.example.com", "/moved", "", "http://echo.example.com/v2/", 301},
+		{"echo.example.com", "/team/x", "v2", "", 200},
+		{"echo.example.com", "/team/teapot", "", "", 418},
 		{"secure.example.com", "/x", "", "https://secure.example.com/x", 301},
 		{"other.example.com", "/", "", "", 404},
 		{"api.example.com", "/", "v2", "", 200},
@@ -86,14 +88,17 @@ func TestRequestsThroughAGateway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte(strings.Replace(string(text), "prefix: /teapot", "prefix: /kettle", 1)), 0o600); err != nil {
+	edited := strings.NewReplacer("prefix: /teapot", "prefix: /kettle", "prefix: /team/teapot", "prefix: /team/kettle").Replace(string(text))
+	if err := os.WriteFile(path, []byte(edited), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	await("the edited route is in force", func(ctx context.Context) error {
-		a, res, err := throughGateway(ctx, m, "echo.example.com", "/kettle")
-		if res == nil || res.StatusCode != http.StatusTeapot {
-			return fmt.Errorf("version %q: %w", a.Version, err)
-		}
-		return nil
-	})
+	for _, path := range []string{"/kettle", "/team/kettle"} { // of the root and of its delegate
+		await("the edited route is in force: "+path, func(ctx context.Context) error {
+			a, res, err := throughGateway(ctx, m, "echo.example.com", path)
+			if res == nil || res.StatusCode != http.StatusTeapot {
+				return fmt.Errorf("version %q: %w", a.Version, err)
+			}
+			return nil
+		})
+	}
 }

@@ -60,7 +60,7 @@ type index struct {
 	subsets map[string]map[string]bool
 	// gateways are those of Istio, virtuals the VirtualServices, by namespace/name.
 	gateways map[string]*networking.Gateway
-	virtuals map[string]bool
+	virtuals map[string]*networking.VirtualService
 	// kubernetes are the Gateways of the Gateway API, by namespace/name.
 	kubernetes map[string]bool
 	// workloads are Pods and WorkloadEntries by namespace.
@@ -92,7 +92,7 @@ type workload struct {
 
 func newIndex(objects []*object.Object, o Options) *index {
 	a := &index{
-		o: o, services: map[string]*service{}, subsets: map[string]map[string]bool{}, gateways: map[string]*networking.Gateway{}, virtuals: map[string]bool{}, kubernetes: map[string]bool{},
+		o: o, services: map[string]*service{}, subsets: map[string]map[string]bool{}, gateways: map[string]*networking.Gateway{}, virtuals: map[string]*networking.VirtualService{}, kubernetes: map[string]bool{},
 		workloads: map[string][]workload{}, accounts: map[string]bool{}, namespaces: map[string]bool{},
 		users: map[string][]user{}, takers: map[uint32][]taker{},
 	}
@@ -143,7 +143,7 @@ func (a *index) add(obj *object.Object) {
 	case *networking.Gateway:
 		a.gateways[name] = spec
 	case *networking.VirtualService:
-		a.virtuals[name] = true
+		a.virtuals[name] = spec
 	}
 	switch obj.Kind {
 	case object.KubernetesGateway:

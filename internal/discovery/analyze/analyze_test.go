@@ -116,6 +116,14 @@ func grpc(service string, port uint32) *meshv1.MeshConfig_ExtensionProvider_Envo
 	return &meshv1.MeshConfig_ExtensionProvider_EnvoyExtAuthzGrpc{EnvoyExtAuthzGrpc: &meshv1.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationGrpcProvider{Service: service, Port: port}}
 }
 
+// part is a delegate.
+const part = `---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: part, namespace: team}
+spec: {http: [{match: [{uri: {prefix: /a/b}}], redirect: {uri: /}}, {match: [{uri: {prefix: /b}}], redirect: {uri: /}}]}
+`
+
 func TestReferencesToNothing(t *testing.T) {
 	for _, tc := range []struct{ kind, spec, want string }{
 		{"VirtualService", `{hosts: [web], http: [{route: [{destination: {host: wep}}]}]}`,
@@ -132,6 +140,8 @@ func TestReferencesToNothing(t *testing.T) {
 			`x: spec.hosts[0]: no server of Gateway shop/door has the host "other.example"`},
 		{"VirtualService", `{hosts: [www.shop.example], gateways: [door], http: [{delegate: {name: lost}}]}`,
 			`x: spec.http[0].delegate: there is no VirtualService shop/lost`},
+		{"VirtualService", `{hosts: [www.shop.example], gateways: [door], http: [{match: [{uri: {prefix: /a}}], delegate: {name: part, namespace: team}}]}`,
+			`x: spec.http[0].delegate: VirtualService team/part: http[1].match[0] is not within a match of the root`},
 		{"DestinationRule", `{host: elsewhere.org}`, `x: spec.host: no Service or ServiceEntry has the host "elsewhere.org"`},
 		{"DestinationRule", `{host: web, subsets: [{name: v3, labels: {version: v3}}]}`, `x: spec.subsets[0].labels: no endpoint of web has the labels version=v3`},
 		{"Gateway", `{selector: {istio: none}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}`, `x: spec.selector: no workload has the labels istio=none`},
@@ -151,7 +161,7 @@ func TestReferencesToNothing(t *testing.T) {
 		if slices.Contains([]string{"PeerAuthentication", "AuthorizationPolicy"}, tc.kind) {
 			group = "security.istio.io/v1"
 		}
-		text := mesh + "---\napiVersion: " + group + "\nkind: " + tc.kind + "\nmetadata: {name: x, namespace: shop}\nspec: " + tc.spec + "\n"
+		text := mesh + part + "---\napiVersion: " + group + "\nkind: " + tc.kind + "\nmetadata: {name: x, namespace: shop}\nspec: " + tc.spec + "\n"
 		if got := strings.Join(findings(t, text, analyze.Options{Workloads: true}), "\n"); got != tc.want {
 			t.Errorf("%s\n got %s\nwant %s", tc.spec, got, tc.want)
 		}

@@ -14,6 +14,7 @@ import (
 	telemetry "istio.io/api/telemetry/v1alpha1"
 	typev1 "istio.io/api/type/v1beta1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/delegate"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
@@ -140,15 +141,13 @@ func (a *index) virtualService(spec *networking.VirtualService) {
 		for j, m := range r.Mirrors {
 			a.destination(fmt.Sprintf("%s.mirrors[%d].destination", at, j), m.Destination)
 		}
-		if d := r.Delegate; d != nil {
-			namespace := d.Namespace
-			if namespace == "" {
-				namespace = a.now.Namespace
-			}
-			if !a.virtuals[namespace+"/"+d.Name] {
-				a.warn(at+".delegate", "there is no VirtualService %s/%s", namespace, d.Name)
-			}
-		}
+	}
+	_, problems := delegate.Merge(a.now.Namespace, spec, delegate.Mesh{
+		Domain: a.o.Domain, ExportTo: a.o.Mesh.GetDefaultVirtualServiceExportTo(),
+		Find: func(namespace, name string) *networking.VirtualService { return a.virtuals[namespace+"/"+name] },
+	})
+	for _, p := range problems {
+		a.warn(fmt.Sprintf("spec.http[%d].delegate", p.Route), "%s", p.Text)
 	}
 	for i, r := range spec.Tls {
 		for j, d := range r.Route {

@@ -180,6 +180,25 @@ apiVersion: v1
 kind: Service
 metadata: {name: t, namespace: shop}
 spec: {clusterIP: 10.96.7.1, selector: {app: b}, ports: [{name: https, port: 443}, {name: tcp-a, port: 90}, {name: tcp-b, port: 91}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: root, namespace: shop}
+spec:
+  hosts: [d.example.com]
+  http:
+  - match: [{uri: {prefix: /}, name: r}]
+    delegate: {name: subject}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: leaf, namespace: ns}
+spec: {http: [{route: [{destination: {host: out.example.com}}]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: a, namespace: shop}
+spec: {http: [{route: [{destination: {host: b}}]}]}
 `, bases: []string{
 		`{hosts: [b], http: [{name: one, match: [{uri: {prefix: /p}, name: m}], route: [{destination: {host: b}, weight: 30}, {destination: {host: a}, weight: 70}],
           timeout: 3s, retries: {attempts: 3}, fault: {delay: {fixedDelay: 1s}, abort: {httpStatus: 503}}, mirror: {host: a}}]}`,
@@ -187,7 +206,9 @@ spec: {clusterIP: 10.96.7.1, selector: {app: b}, ports: [{name: https, port: 443
 		`{hosts: [b], http: [{redirect: {uri: /x}}]}`,
 		`{hosts: [b], http: [{redirect: {authority: x}}]}`,
 		`{hosts: [b], http: [{directResponse: {status: 200}}]}`,
-		`{hosts: [b], http: [{delegate: {name: x, namespace: ns}}]}`,
+		`{hosts: [b], http: [{delegate: {name: leaf, namespace: ns}}]}`,
+		`{hosts: [b], http: [{delegate: {name: a, namespace: shop}, match: [{uri: {prefix: /p}}], timeout: 1s}]}`,
+		`{http: [{match: [{uri: {prefix: /p}}], route: [{destination: {host: b}}]}]}`,
 		`{hosts: [b], http: [{route: [{destination: {host: b}}], corsPolicy: {}, rewrite: {uri: /}}]}`,
 		`{hosts: [b], http: [{route: [{destination: {host: b}}], corsPolicy: {unmatchedPreflights: IGNORE}}]}`,
 		`{hosts: [t], tls: [{match: [{sniHosts: [t.example.com]}], route: [{destination: {host: b}, weight: 30}, {destination: {host: a}, weight: 70}]}]}`,

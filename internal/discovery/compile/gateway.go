@@ -194,7 +194,7 @@ func (c *Compiler) gatewayHost(r *incr.Reader, k scopeNameHost) hostRoutes {
 			continue
 		}
 		for _, one := range route.Build(route.Input{
-			Rule: route.Rule{Namespace: v.Namespace, Name: v.Name, Spec: v.Spec},
+			Rule: route.Rule{Namespace: v.Namespace, Name: v.Name, Spec: c.model.Routes(r, v)},
 			Port: h.port, Domain: c.model.Domain(), ClientNamespace: k.scope.Value().Namespace, Gateways: b.gateways,
 			SourceMatch: func(labels map[string]string) bool { return model.Selects(k.scope.Value(), labels) },
 			Destination: resolve, Mesh: m, Caps: k.scope.Value().Caps,

@@ -282,6 +282,20 @@ func (d *dice) virtualService() *networking.VirtualService {
 		}
 		v.Http = append(v.Http, h)
 	}
+	if d.oneIn(5) { // a delegate
+		v.Hosts, v.Gateways = nil, nil
+		return v
+	}
+	for d.oneIn(3) {
+		h := &networking.HTTPRoute{Delegate: &networking.Delegate{Name: pick(d, names...), Namespace: pick(d, append(spaces, "")...)}}
+		if d.oneIn(2) {
+			h.Match = []*networking.HTTPMatchRequest{{
+				SourceLabels: pick(d, nil, nil, map[string]string{"version": pick(d, versions...)}), SourceNamespace: pick(d, "", pick(d, spaces...)),
+				Uri: &networking.StringMatch{MatchType: &networking.StringMatch_Prefix{Prefix: "/d"}},
+			}}
+		}
+		v.Http = append([]*networking.HTTPRoute{h}, v.Http...)
+	}
 	d.connectionRoutes(v)
 	return v
 }

@@ -162,7 +162,7 @@ func (c *Compiler) routeAPI(r *incr.Reader, k Key) []byte {
 	var routes []*routev3.Route
 	if v := c.model.VirtualService(r, k.Scope, n.Host); v != nil && len(v.Spec.Http) > 0 {
 		routes = route.Build(route.Input{
-			Rule: route.Rule{Namespace: v.Namespace, Name: v.Name, Spec: v.Spec},
+			Rule: route.Rule{Namespace: v.Namespace, Name: v.Name, Spec: c.model.Routes(r, v)},
 			Port: n.Port, Domain: c.model.Domain(), ClientNamespace: k.Scope.Value().Namespace,
 			SourceMatch: func(labels map[string]string) bool { return model.Selects(k.Scope.Value(), labels) },
 			Destination: resolve, Mesh: m, Caps: mesh.Fault,

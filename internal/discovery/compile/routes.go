@@ -161,7 +161,7 @@ func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 	var routes []*routev3.Route
 	if v := c.model.VirtualService(r, k.scope, k.host); v != nil && len(v.Spec.Http) > 0 {
 		routes = route.Build(route.Input{
-			Rule: route.Rule{Namespace: v.Namespace, Name: v.Name, Spec: v.Spec},
+			Rule: route.Rule{Namespace: v.Namespace, Name: v.Name, Spec: c.model.Routes(r, v)},
 			Port: port, Domain: c.model.Domain(), ClientNamespace: k.scope.Value().Namespace,
 			SourceMatch: func(labels map[string]string) bool { return model.Selects(k.scope.Value(), labels) },
 			Destination: resolve, Mesh: m, Caps: k.scope.Value().Caps,

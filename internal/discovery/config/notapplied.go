@@ -19,7 +19,6 @@ type consequence struct {
 // consequences lists the fields, and the values of enumerations, that have no effect, by full name.
 // TestEveryFieldIsAppliedOrNamed in package compile fails for a field that is missing here.
 var consequences = map[protoreflect.FullName]consequence{
-	"istio.networking.v1alpha3.HTTPRoute.delegate":                                  {text: "delegates are not served, and requests that match get no route here"},
 	"istio.networking.v1alpha3.OutlierDetection.consecutive_errors":                 {text: "nothing is counted; use consecutive5xxErrors or consecutiveGatewayErrors"},
 	"istio.networking.v1alpha3.OutlierDetection.outlier_detection_http_error_codes": {text: "only responses with status 5xx count as errors"},
 	"istio.networking.v1alpha3.ServiceEntry.DYNAMIC_DNS":                            {text: "the entry is treated as one with resolution NONE: connections go to the address that the client resolved"},

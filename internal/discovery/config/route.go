@@ -13,7 +13,8 @@ import (
 const meshGateway = "mesh"
 
 func (c *check) virtualService(s *networking.VirtualService) {
-	inMesh := len(s.Gateways) == 0 || slices.Contains(s.Gateways, meshGateway)
+	isDelegate := len(s.Hosts) == 0
+	inMesh := !isDelegate && len(s.Gateways) == 0 || slices.Contains(s.Gateways, meshGateway)
 	for i, h := range s.Hosts {
 		c.host(item("spec.hosts", i), h)
 		if h == "*" && inMesh {
@@ -22,11 +23,8 @@ func (c *check) virtualService(s *networking.VirtualService) {
 	}
 	c.hostsOnce(s.Hosts)
 	c.gatewayNames("spec.gateways", s.Gateways)
-	switch {
-	case len(s.Hosts) == 0 && len(s.Gateways) > 0:
-		c.fail("spec.hosts", "is empty; add at least one host")
-	case len(s.Hosts) == 0:
-		c.warn("spec.hosts", "is empty: the object is a delegate, and delegates are not supported")
+	if isDelegate {
+		c.delegate(s)
 	}
 	if len(s.Http)+len(s.Tls)+len(s.Tcp) == 0 {
 		c.fail("spec", "has no routes; add http, tls or tcp")
@@ -42,6 +40,26 @@ func (c *check) virtualService(s *networking.VirtualService) {
 	}
 	c.exportTo("spec.exportTo", s.ExportTo, false)
 	c.l4(s)
+}
+
+// delegate checks a VirtualService without hosts, whose http routes others use. [control-plane 1.7.26]
+func (c *check) delegate(s *networking.VirtualService) {
+	if len(s.Gateways) > 0 {
+		c.fail("spec.hosts", "is empty; add at least one host, or remove gateways: without hosts the object is a delegate, whose roots say where its routes apply")
+	}
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{{"tls", len(s.Tls) > 0}, {"tcp", len(s.Tcp) > 0}} {
+		if f.set {
+			c.fail("spec."+f.name, "is set in a delegate; add hosts, or remove it: without hosts the object is a delegate, and delegates have http routes only")
+		}
+	}
+	for i, r := range s.Http {
+		if r.GetDelegate() != nil {
+			c.fail(item("spec.http", i)+".delegate", "is set in a delegate; add hosts, or remove it: without hosts the object is a delegate, which cannot delegate itself")
+		}
+	}
 }
 
 // gatewayNames checks "mesh", "name" and "namespace/name".
@@ -107,6 +125,7 @@ func (c *check) action(at string, r *networking.HTTPRoute) {
 	case len(actions) > 1:
 		c.fail(at+"."+actions[1], "%s is set too; remove one of the two", actions[0])
 	case r.Delegate != nil:
+		c.delegateName(at+".delegate", r.Delegate)
 	case len(r.Route) > 0:
 	default:
 		if r.Fault != nil {
@@ -115,6 +134,15 @@ func (c *check) action(at string, r *networking.HTTPRoute) {
 		if r.Rewrite != nil {
 			c.fail(at+".rewrite", "conflicts with %s; remove one of the two", actions[0])
 		}
+	}
+}
+
+func (c *check) delegateName(at string, d *networking.Delegate) {
+	if !isDomain(d.Name) {
+		c.fail(at+".name", "invalid name %q: want that of a VirtualService", d.Name)
+	}
+	if d.Namespace != "" && !isLabel(d.Namespace) {
+		c.fail(at+".namespace", "invalid namespace %q: want a name", d.Namespace)
 	}
 }
 

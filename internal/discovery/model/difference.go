@@ -397,8 +397,10 @@ func (c *comparison) compareMeshRoutes() {
 
 // dependent adds the hosts whose VirtualService is one of a bucket.
 func (c *comparison) dependent(bucket string) {
-	for _, v := range incr.In(c.r, c.tables.virtuals, bucket) {
-		c.eachHost(v, func(_ string, own *VirtualService) bool { return own != nil && own.Row == v.Row })
+	for _, one := range incr.In(c.r, c.tables.virtuals, bucket) {
+		for _, v := range c.roots(c.r, one) {
+			c.eachHost(v, func(_ string, own *VirtualService) bool { return own != nil && own.Row == v.Row })
+		}
 	}
 }
 

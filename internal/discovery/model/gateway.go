@@ -242,7 +242,7 @@ func (m *Model) Bound(r *incr.Reader, s mesh.ScopeID, gateway string) (out []Bou
 	byDefault := m.Mesh(r).DefaultVirtualServiceExportTo
 	for _, key := range incr.Keys(r, m.tables.virtuals, gatewayBucket(gateway)) {
 		v := m.rules.reach.Of(r, key)
-		if exported(v.exportTo, byDefault, v.namespace, s.Value().Namespace) {
+		if mesh.Exported(v.exportTo, byDefault, v.namespace, s.Value().Namespace) {
 			out = append(out, Bound{v.row, v.hosts})
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	telemetry "istio.io/api/telemetry/v1alpha1"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/delegate"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
@@ -230,6 +231,12 @@ func putVirtual(m *Model, o *object.Object, spec *networking.VirtualService) {
 	for _, g := range spec.Gateways {
 		if g != "mesh" {
 			buckets = append(buckets, gatewayBucket(gatewayKey(g, o.Namespace)))
+		}
+	}
+	for _, h := range spec.Http {
+		if h.GetDelegate() != nil {
+			namespace, name := delegate.Named(h.Delegate, o.Namespace)
+			buckets = append(buckets, rootBucket(namespace+"/"+name))
 		}
 	}
 	buckets = append(buckets, namespaceBucket(o.Namespace))

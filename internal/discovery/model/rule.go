@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/delegate"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"google.golang.org/protobuf/proto"
@@ -51,12 +52,16 @@ func (m *Model) reachOf(r *incr.Reader, key string) reach {
 	if !ok {
 		return reach{}
 	}
-	return v.reach()
+	out := v.reach()
+	if delegate.Any(v.Spec) {
+		out.destinations = destinations(m.mergedSpec(r, v), v.Namespace, m.domain)
+	}
+	return out
 }
 
 // servesMesh reports whether a VirtualService applies to sidecars of the scope.
 func (m *Model) servesMesh(r *incr.Reader, s mesh.ScopeID, v reach) bool {
-	if !v.mesh || !exported(v.exportTo, m.Mesh(r).DefaultVirtualServiceExportTo, v.namespace, s.Value().Namespace) {
+	if !v.mesh || !mesh.Exported(v.exportTo, m.Mesh(r).DefaultVirtualServiceExportTo, v.namespace, s.Value().Namespace) {
 		return false
 	}
 	e := m.egressOf(r, s)
@@ -173,7 +178,7 @@ func (m *Model) destIn(r *incr.Reader, k scopeHost, ns string) *DestinationRule 
 			if d.Namespace != ns || !hostMatches(d.Host, k.host) {
 				continue
 			}
-			if ns != client.Namespace && !exported(d.Spec.ExportTo, byDefault, ns, client.Namespace) {
+			if ns != client.Namespace && !mesh.Exported(d.Spec.ExportTo, byDefault, ns, client.Namespace) {
 				continue
 			}
 			if l := d.Spec.GetWorkloadSelector().GetMatchLabels(); len(l) > 0 && (ns != client.Namespace || !Selects(client, l)) {
@@ -239,9 +244,19 @@ func mergeSubsets(found []*DestinationRule) *DestinationRule {
 	return &DestinationRule{Row: first.Row, Host: first.Host, Spec: spec}
 }
 
-// Selects reports whether labels, a client-side selector, match the proxies of the scope.
+// Selects reports whether labels, a client-side selector or several in one, match the proxies of the scope: each pair is in a selector
+// that does.
 func Selects(s mesh.Scope, labels map[string]string) bool {
-	return len(labels) == 0 || contains(strings.Split(s.Selected, ";"), canonical(labels))
+	if len(labels) == 0 {
+		return true
+	}
+	pairs := strings.FieldsFunc(s.Selected, func(r rune) bool { return r == ';' || r == ',' })
+	for name, value := range labels {
+		if !contains(pairs, name+"="+value) {
+			return false
+		}
+	}
+	return true
 }
 
 // GetSpec returns the rule's spec, nil for a nil rule.

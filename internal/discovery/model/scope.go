@@ -21,6 +21,7 @@ type rules struct {
 	dest      *incr.Rule[scopeHost, *DestinationRule]
 	virtual   *incr.Rule[scopeHost, *VirtualService]
 	reach     *incr.Rule[string, reach]
+	merged    *incr.Rule[string, *networking.VirtualService] // of VirtualServices that delegate
 	extra     *incr.Rule[mesh.ScopeID, []string]
 	egress    *incr.Rule[mesh.ScopeID, *egress]
 	imported  *incr.Rule[mesh.ScopeID, []string] // of scopes with a Sidecar
@@ -53,6 +54,7 @@ func (m *Model) derive(g *incr.Graph) {
 		dest:      incr.Derive(g, levelHost, "destination rule", m.dest),
 		virtual:   incr.Derive(g, levelHost, "virtual service", m.virtual),
 		reach:     incr.Derive(g, levelRow, "virtual service reach", m.reachOf),
+		merged:    incr.Derive(g, levelRow, "routes with delegates", m.merged),
 		extra:     incr.Derive(g, levelHost, "extra hosts", m.extraHosts).AsIndex(),
 		policies:  incr.Derive(g, levelRow, "policies", m.policies),
 		classify:  incr.Derive(g, levelClassify, "class", m.class),
@@ -108,20 +110,6 @@ func (m *Model) ExtraHosts(r *incr.Reader, s mesh.ScopeID) []string { return m.r
 // ServiceRow returns a service by the key of its row, if it exists.
 func (m *Model) ServiceRow(r *incr.Reader, key string) (*Service, bool) {
 	return incr.Get(r, m.tables.services, key)
-}
-
-// exported reports whether an object of namespace owner is visible in namespace client; a client in no
-// namespace, "", sees what is exported to all.
-func exported(to, byDefault []string, owner, client string) bool {
-	if len(to) == 0 {
-		to = byDefault
-	}
-	for _, e := range to {
-		if e == "*" || client != "" && (e == client || e == "." && owner == client) {
-			return true
-		}
-	}
-	return len(to) == 0
 }
 
 // egress says what workloads with a Sidecar see.
@@ -214,7 +202,7 @@ func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {
 		imported = m.rules.imported.Of(r, s)
 	}
 	for _, svc := range incr.In(r, m.tables.services, all) {
-		if !exported(svc.ExportTo, byDefault, svc.Namespace, client.Namespace) || !e.sees(svc.Namespace, svc.Host) && !listed(imported, svc.Host) {
+		if !mesh.Exported(svc.ExportTo, byDefault, svc.Namespace, client.Namespace) || !e.sees(svc.Namespace, svc.Host) && !listed(imported, svc.Host) {
 			continue
 		}
 		if old := best[svc.Host]; old == nil || e.prefers(svc, old, client) {
@@ -269,7 +257,7 @@ func (m *Model) service(r *incr.Reader, k scopeHost) (best *Service) {
 	byDefault := m.Mesh(r).DefaultServiceExportTo
 	e, client := m.egressOf(r, k.scope), k.scope.Value()
 	for _, s := range incr.In(r, m.tables.services, "host:"+k.host) {
-		if !exported(s.ExportTo, byDefault, s.Namespace, client.Namespace) || !e.sees(s.Namespace, s.Host) && !listed(m.rules.imported.Of(r, k.scope), s.Host) {
+		if !mesh.Exported(s.ExportTo, byDefault, s.Namespace, client.Namespace) || !e.sees(s.Namespace, s.Host) && !listed(m.rules.imported.Of(r, k.scope), s.Host) {
 			continue
 		}
 		if best == nil || e.prefers(s, best, client) {
@@ -283,7 +271,7 @@ func (m *Model) service(r *incr.Reader, k scopeHost) (best *Service) {
 func (m *Model) ServiceFrom(r *incr.Reader, namespace, host string) (best *Service) {
 	byDefault := m.Mesh(r).DefaultServiceExportTo
 	for _, s := range incr.In(r, m.tables.services, "host:"+host) {
-		if exported(s.ExportTo, byDefault, s.Namespace, namespace) && (best == nil || s.before(best, mesh.Scope{Namespace: namespace})) {
+		if mesh.Exported(s.ExportTo, byDefault, s.Namespace, namespace) && (best == nil || s.before(best, mesh.Scope{Namespace: namespace})) {
 			best = s
 		}
 	}
