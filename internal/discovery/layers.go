@@ -7,7 +7,6 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/incr"
-	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // layers keeps the layers that classes have, each once. It belongs to the loop's goroutine.
@@ -364,7 +363,7 @@ func (p *layers) resource(k compile.Key, value []byte) *xds.Resource {
 		return nil
 	}
 	t := p.typeOf(k.Kind)
-	if bare := k.Bare(); bare.Kind == compile.ListenerInbound && k.Name == mesh.VirtualInbound {
+	if bare := k.Bare(); bare.Kind == compile.ListenerInbound {
 		return p.pool.Intern(p.inbound(bare, value))
 	}
 	if k.SeparateHosts {

@@ -222,8 +222,11 @@ type Workload struct {
 	Telemetry string
 	// Patches are the EnvoyFilters that patch what the workload determines, as those of Scope.
 	Patches string
+	// Sidecar is "namespace/name" of the Sidecar resource that applies if it determines inbound listeners or clusters, or empty.
+	Sidecar string
 	// Addresses are the proxy's own, separated by commas, and Mutual is set if the workload says that it accepts the mesh's
-	// mutual TLS. Only the listeners of gRPC servers depend on them; of other proxies they are zero.
+	// mutual TLS. Only the listeners of gRPC servers depend on them, on the first also those of a Sidecar that bind to it; of other
+	// proxies they are zero.
 	Addresses string
 	Mutual    bool
 	// Peers is the label, "name=value", of those of the services' endpoints that count as the proxy's own workload. Empty for

@@ -201,7 +201,7 @@ func subsetLabels(d *model.DestinationRule, subset string) map[string]string {
 }
 
 // inboundNames returns the resources of a workload's layer.
-func inboundNames(l Layer) []Key {
+func (c *Compiler) inboundNames(r *incr.Reader, l Layer) []Key {
 	if l.Scope.Value().Caps.Has(mesh.Proxyless) {
 		return serverNames(l)
 	}
@@ -210,9 +210,19 @@ func inboundNames(l Layer) []Key {
 	}
 	key := Key{Kind: ClusterInbound, Name: mesh.InboundPassthroughCluster, Scope: l.Scope, Workload: l.Workload}
 	out := []Key{key}
+	list, listed := c.model.Ingress(r, l.Workload.Value())
+	for _, i := range list {
+		key.Kind, key.Name = ClusterInbound, cluster.Name(cluster.Inbound, i.Port, "", "")
+		out = append(out, key)
+		if i.Bind != "" {
+			key.Kind, key.Name = ListenerInbound, i.Name()
+			out = append(out, key)
+		}
+	}
+	key.Kind = ClusterInbound
 	last := uint32(0)
 	for _, p := range model.InboundPorts(l.Workload.Value()) {
-		if p.Target != last {
+		if p.Target != last && !listed {
 			key.Name = cluster.Name(cluster.Inbound, p.Target, "", "")
 			out = append(out, key)
 		}
@@ -246,6 +256,15 @@ func (c *Compiler) inboundCluster(r *incr.Reader, k Key) []byte {
 		in.Services = append(in.Services, cluster.Service{
 			Host: p.service.Host, Name: shortName(p.service), Namespace: p.service.Namespace, External: p.service.External,
 		})
+	}
+	if pool := c.model.InboundPool(r, k.Workload.Value(), n.Port); pool != nil {
+		in.Pool, in.ConfigPath = pool, ""
+	}
+	list, _ := c.model.Ingress(r, k.Workload.Value())
+	for _, l := range list {
+		if l.Port == n.Port {
+			in.Protocol, in.Address, in.Own, in.To = l.Protocol, l.To.Address, l.To.Own, l.To.Port
+		}
 	}
 	return marshal.MustEncodedAny(cluster.BuildInbound(in))
 }

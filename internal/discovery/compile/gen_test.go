@@ -536,5 +536,24 @@ func (d *dice) sidecar() *networking.Sidecar {
 	if d.oneIn(3) {
 		s.OutboundTrafficPolicy = &networking.OutboundTrafficPolicy{Mode: networking.OutboundTrafficPolicy_Mode(d.roll(2))}
 	}
+	if d.oneIn(3) {
+		s.InboundConnectionPool = &networking.ConnectionPoolSettings{Tcp: &networking.ConnectionPoolSettings_TCPSettings{MaxConnections: int32(1 + d.roll(2))}}
+	}
+	for d.oneIn(2) && len(s.Ingress) < 3 {
+		in := &networking.IstioIngressListener{
+			Port:            &networking.SidecarPort{Number: pick[uint32](d, 8080, 8081, 9090, 15006), Protocol: pick(d, "HTTP", "TCP", "HTTPS", "GRPC", "", "UDP")},
+			DefaultEndpoint: pick(d, "", "127.0.0.1:18080", "0.0.0.0:8080", "[::]:8081", "unix:///var/run/a.sock"),
+		}
+		if d.oneIn(3) {
+			in.CaptureMode, in.Bind = networking.CaptureMode_NONE, pick(d, "", "127.0.0.1", "::1")
+		}
+		if d.oneIn(3) {
+			in.Tls = &networking.ServerTLSSettings{Mode: networking.ServerTLSSettings_SIMPLE, ServerCertificate: "/c", PrivateKey: "/k"}
+		}
+		if d.oneIn(3) {
+			in.ConnectionPool = &networking.ConnectionPoolSettings{Http: &networking.ConnectionPoolSettings_HTTPSettings{Http1MaxPendingRequests: 3}}
+		}
+		s.Ingress = append(s.Ingress, in)
+	}
 	return s
 }

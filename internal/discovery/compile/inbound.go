@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	security "istio.io/api/security/v1beta1"
@@ -28,7 +29,7 @@ type Inbound struct {
 	// Authorization are the filters of the AuthorizationPolicies in force; Rules is a hash of them, "" for none.
 	Authorization authz.Filters
 	Rules         string
-	// Closed is virtualInbound without a filter chain that accepts connections, encoded as resources are.
+	// Closed is the listener without a filter chain that accepts connections, encoded as resources are.
 	Closed []byte
 }
 
@@ -40,10 +41,11 @@ func (c *Compiler) inbound(r *incr.Reader, k Key) Inbound {
 	if !k.Scope.Value().Caps.Has(filters.Needs) {
 		modes.Closed = true // the proxy cannot tell whom to let in
 	}
-	return Inbound{
-		Modes: modes, Authorization: filters, Rules: filters.Hash(),
-		Closed: marshal.MustEncodedAny(listener.VirtualInbound(listener.Inbound{Closed: true}, c.inboundEnv(r, k))),
+	out := Inbound{Modes: modes, Authorization: filters, Rules: filters.Hash()}
+	if closed := c.inboundPlan(r, k, listener.Inbound{Closed: true}, modes); closed != nil {
+		out.Closed = marshal.MustEncodedAny(closed)
 	}
+	return out
 }
 
 // authorization returns the filters of the AuthorizationPolicies and RequestAuthentications of a workload. routed is set if
@@ -101,8 +103,40 @@ func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
 	return env
 }
 
+// inboundPlan translates a plan to the listener of a key: virtualInbound, or one of a Sidecar that binds; nil if the Sidecar no
+// longer has it.
+func (c *Compiler) inboundPlan(r *incr.Reader, k Key, in listener.Inbound, modes model.Modes) *listenerv3.Listener {
+	if k.Name == mesh.VirtualInbound {
+		return listener.VirtualInbound(in, c.inboundEnv(r, k))
+	}
+	list, _ := c.model.Ingress(r, k.Workload.Value())
+	for _, i := range list {
+		if i.Bind != "" && i.Name() == k.Name {
+			return listener.BoundInbound(in, c.ingressPort(r, k.Workload.Value(), i, modes), c.inboundEnv(r, k))
+		}
+	}
+	return nil
+}
+
+// ingressPort is the port of a Sidecar's listener.
+func (c *Compiler) ingressPort(r *incr.Reader, w mesh.Workload, i model.Ingress, modes model.Modes) listener.InboundPort {
+	m := c.model.Mesh(r)
+	name := cluster.Name(cluster.Inbound, i.Port, "", "")
+	return listener.InboundPort{
+		Port: i.Port, Protocol: i.Protocol, Mode: modes.Of(i.Port), Cluster: name, Bind: i.Bind, TLS: i.TLS,
+		TCP:    c.inboundTCP(r, w, i.Port),
+		Routes: inboundRoutes(m, name, i.Host, model.Port{Number: i.Port, Protocol: i.Protocol}),
+	}
+}
+
+// inboundTCP returns the limits on connections that a Sidecar sets for a port of a workload.
+func (c *Compiler) inboundTCP(r *incr.Reader, w mesh.Workload, port uint32) listener.TCP {
+	t := c.model.InboundPool(r, w, port).GetTcp()
+	return listener.TCP{IdleTimeout: t.GetIdleTimeout(), MaxDuration: t.GetMaxConnectionDuration()}
+}
+
 // inboundListener returns virtualInbound for a workload: filter chains for each of its ports, and for
-// ports that belong to no service.
+// ports that belong to no service. Which ports these are, a Sidecar may say; one that binds has a listener of its own.
 func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 	m, w := c.model.Mesh(r), k.Workload.Value()
 	decided := c.inner.inbound.Of(r, k)
@@ -116,9 +150,15 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 			Routes: inboundRoutes(m, mesh.InboundPassthroughCluster, "", model.Port{Protocol: mesh.Auto}),
 		},
 	}
+	list, listed := c.model.Ingress(r, w)
+	for _, i := range list {
+		if i.Bind == "" {
+			in.Ports = append(in.Ports, c.ingressPort(r, w, i, modes))
+		}
+	}
 	last := uint32(0)
 	for _, p := range model.InboundPorts(w) {
-		if p.Target == last {
+		if p.Target == last || listed {
 			continue
 		}
 		last = p.Target
@@ -130,11 +170,15 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 		name := cluster.Name(cluster.Inbound, p.Target, "", "")
 		in.Ports = append(in.Ports, listener.InboundPort{
 			Port: p.Target, Protocol: first.port.Protocol, Mode: modes.Of(p.Target), Cluster: name,
-			Routes: inboundRoutes(m, name, first.service.Host, first.port),
+			Routes: inboundRoutes(m, name, first.service.Host, first.port), TCP: c.inboundTCP(r, w, p.Target),
 		})
 	}
 	in.Ports = append(in.Ports, undeclared(in, modes)...)
-	return marshal.MustEncodedAny(listener.VirtualInbound(in, c.inboundEnv(r, k)))
+	l := c.inboundPlan(r, k, in, modes)
+	if l == nil {
+		return nil // the Run that removes it also drops this value
+	}
+	return marshal.MustEncodedAny(l)
 }
 
 // undeclared returns the ports with a mode of their own that belong to no service, sorted.

@@ -77,7 +77,7 @@ func (c *Compiler) layerNames(r *incr.Reader, l Layer) (out Contents) {
 		return c.patchedNames(r, l)
 	}
 	if l.Kind == WorkloadLayer {
-		return Contents{Keys: sorted(inboundNames(l))}
+		return Contents{Keys: sorted(c.inboundNames(r, l))}
 	}
 	if l.Scope.Value().Role == mesh.Router {
 		return Contents{Keys: l.only(c.inner.routerNames.Of(r, l.Scope))}

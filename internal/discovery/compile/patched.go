@@ -161,7 +161,7 @@ func touches(p *patch.Patch, k Key, in patch.Context) bool {
 func (c *Compiler) bareKeys(r *incr.Reader, l Layer) []Key {
 	switch base, derived := c.model.Base(l.Scope); {
 	case l.Kind == WorkloadLayer:
-		return sorted(inboundNames(l))
+		return sorted(c.inboundNames(r, l))
 	case l.Scope.Value().Role == mesh.Router:
 		return l.only(c.inner.routerNames.Of(r, l.Scope))
 	case derived:

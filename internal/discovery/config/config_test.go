@@ -185,8 +185,19 @@ func TestPolicies(t *testing.T) {
 		{object.Sidecar, "{egress: [{}, {port: {number: 0, protocol: X}, bind: 127.0.0.1, hosts: ['./*']}]}", []string{
 			"E spec.egress[0].port: is missing, but only the last entry", "E spec.egress[0].hosts: is empty", "E spec.egress[1].port.number: invalid port 0",
 			"E spec.egress[1].port.protocol: invalid protocol \"X\"", "W spec.egress[1].port: not applied", "W spec.egress[1].bind: not applied"}},
-		{object.Sidecar, "{ingress: [{port: {number: 80}}], outboundTrafficPolicy: {egressProxy: {host: x}}}", []string{"W spec.ingress: not applied", "W spec.outboundTrafficPolicy.egressProxy: not applied"}},
-		{object.Sidecar, "{ingress: [{port: {number: 80}, tls: {mode: MUTUAL}}]}", []string{"W spec.ingress: not applied", "E spec.ingress[0].tls: not applied: client certificates"}},
+		{object.Sidecar, "{ingress: [{port: {number: 80}}], outboundTrafficPolicy: {egressProxy: {host: x}}}", []string{"W spec.outboundTrafficPolicy.egressProxy: not applied"}},
+		{object.Sidecar, "{ingress: [{port: {number: 80}, defaultEndpoint: '127.0.0.1:8080'}, {port: {number: 81}, defaultEndpoint: 'unix:///a/b'}, {port: {number: 82}, defaultEndpoint: '[::]:82'}, {port: {number: 83}, captureMode: NONE}]}", nil},
+		{object.Sidecar, "{ingress: [{port: {number: 0, protocol: UDP}}, {port: {number: 80, targetPort: 1}}, {port: {number: 80}}]}", []string{
+			"E spec.ingress[0].port.number: invalid port 0", "E spec.ingress[0].port.protocol: invalid protocol UDP", "E spec.ingress[2].port.number: port 80 is that of spec.ingress[1], too", "W spec.ingress[1].port.targetPort: not applied"}},
+		{object.Sidecar, "{ingress: [{port: {number: 80}, defaultEndpoint: '10.0.0.1:80'}, {port: {number: 81}, defaultEndpoint: '127.0.0.1'}, {port: {number: 82}, defaultEndpoint: '127.0.0.1:0'}, {port: {number: 83}, defaultEndpoint: 'unix://a'}, {port: {number: 84}, defaultEndpoint: 'unix:///" + strings.Repeat("a", 107) + "'}]}", []string{
+			"E spec.ingress[0].defaultEndpoint: invalid address \"10.0.0.1\": want 127.0.0.1 or [::1]", "E spec.ingress[1].defaultEndpoint: invalid endpoint", "E spec.ingress[2].defaultEndpoint: invalid endpoint \"127.0.0.1:0\"",
+			"E spec.ingress[3].defaultEndpoint: invalid Unix socket \"unix://a\"", "E spec.ingress[4].defaultEndpoint: invalid Unix socket"}},
+		{object.Sidecar, "{ingress: [{port: {number: 80}, bind: x}, {port: {number: 81}, bind: 127.0.0.1}, {port: {number: 82}, bind: 127.0.0.1, captureMode: NONE}, {port: {number: 83}, bind: 127.0.0.1, captureMode: NONE, defaultEndpoint: '127.0.0.1:83'}]}", []string{
+			"E spec.ingress[0].bind: invalid address \"x\": want an IP address", "W spec.ingress[1].bind: not applied: captured connections", "E spec.ingress[2].defaultEndpoint: is missing; the listener would forward connections to itself",
+			"E spec.ingress[3].defaultEndpoint: is the address of the listener itself"}},
+		{object.Sidecar, "{ingress: [{port: {number: 80, protocol: HTTP}, tls: {mode: MUTUAL}}, {port: {number: 81, protocol: TLS}, tls: {mode: ISTIO_MUTUAL}}, {port: {number: 82, protocol: TLS}, tls: {mode: SIMPLE, credentialName: c}}, {port: {number: 83, protocol: HTTPS}, tls: {mode: MUTUAL, serverCertificate: /c, privateKey: /k}}, {port: {number: 84, protocol: HTTPS}, tls: {httpsRedirect: true, mode: SIMPLE}}]}", []string{
+			"E spec.ingress[0].tls: needs port.protocol HTTPS or TLS", "E spec.ingress[1].tls.mode: invalid mode ISTIO_MUTUAL: want SIMPLE or MUTUAL", "E spec.ingress[2].tls.credentialName: Secrets are for gateways",
+			"E spec.ingress[3].tls.caCertificates: is missing", "E spec.ingress[4].tls.httpsRedirect: is for gateways"}},
 		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*', n/x.com]}]}", nil},
 		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: SIMPLE, credentialName: c}}]}", nil},
 		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: MUTUAL, credentialNames: [c, kubernetes://n/d], caCertCredentialName: e}}]}", nil},

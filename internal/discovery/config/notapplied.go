@@ -24,9 +24,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.networking.v1alpha3.ServiceEntry.DYNAMIC_DNS":                            {text: "the entry is treated as one with resolution NONE: connections go to the address that the client resolved"},
 	"istio.networking.v1alpha3.IstioEgressListener.port":                            {text: "the hosts are visible on all of their ports"},
 	"istio.networking.v1alpha3.IstioEgressListener.bind":                            {text: "only captured traffic is served, at the addresses to which clients connect"},
-	"istio.networking.v1alpha3.NONE":                                                {text: "only captured traffic is served"},
-	"istio.networking.v1alpha3.Sidecar.ingress":                                     {text: "inbound listeners follow the workload's services"},
-	"istio.networking.v1alpha3.Sidecar.inbound_connection_pool":                     {text: "inbound connections are not limited"},
 	"istio.networking.v1alpha3.OutboundTrafficPolicy.egress_proxy":                  {text: "connections to unknown hosts go there directly"},
 	"istio.mesh.v1alpha1.MeshConfig.proxy_http_port":                                {text: "no HTTP proxy port is opened"},
 	"istio.mesh.v1alpha1.MeshConfig.hbone_idle_timeout":                             {text: "HBONE is not supported"},
@@ -64,7 +61,7 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.telemetry.v1alpha1.Telemetry.metrics":                                    {text: noMetrics},
 	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                       {text: "the visibility of ServiceEntries depends on exportTo and defaultServiceExportTo only; remove it"},
 	"istio.mesh.v1alpha1.ServiceEntryVisibility.apply_to_sidecars":                  {text: "a ServiceEntry that it hides would be visible to sidecars; restrict exportTo or defaultServiceExportTo, and remove it", rejected: true},
-	"istio.networking.v1alpha3.IstioIngressListener.tls":                            {text: "client certificates would not be required; use a PeerAuthentication, and remove it", rejected: true},
+	"istio.networking.v1alpha3.SidecarPort.target_port":                             {text: "a listener's port is port.number, and its destination defaultEndpoint"},
 }
 
 const (

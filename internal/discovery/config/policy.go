@@ -23,40 +23,6 @@ func (c *check) peerAuthentication(s *security.PeerAuthentication) {
 	}
 }
 
-func (c *check) sidecar(s *networking.Sidecar) {
-	c.labels("spec.workloadSelector.labels", s.WorkloadSelector.GetLabels())
-	if len(s.Egress) == 0 && len(s.Ingress) == 0 && s.OutboundTrafficPolicy == nil && s.InboundConnectionPool == nil {
-		c.warn("spec", "is empty: all services are visible, as without a Sidecar; add egress")
-	}
-	for i, e := range s.Egress {
-		at := item("spec.egress", i)
-		if e.GetPort() == nil && i < len(s.Egress)-1 {
-			c.fail(at+".port", "is missing, but only the last entry may be for all ports; move it to the end")
-		}
-		if len(e.GetHosts()) == 0 {
-			c.fail(at+".hosts", "is empty; add hosts such as \"./*\" or \"~/*\"")
-		}
-		for j, h := range e.GetHosts() {
-			c.namespacedHost(item(at+".hosts", j), h)
-		}
-		if p := e.GetPort(); p != nil {
-			c.port(at+".port.number", p.Number, false)
-			c.protocol(at+".port.protocol", p.Protocol)
-		}
-	}
-	for i, in := range s.Ingress {
-		at := item("spec.ingress", i)
-		c.port(at+".port.number", in.GetPort().GetNumber(), false)
-		c.protocol(at+".port.protocol", in.GetPort().GetProtocol())
-	}
-	if s.InboundConnectionPool != nil {
-		c.pool("spec.inboundConnectionPool", s.InboundConnectionPool)
-	}
-	if p := s.OutboundTrafficPolicy.GetEgressProxy(); p != nil {
-		c.destination("spec.outboundTrafficPolicy.egressProxy", p)
-	}
-}
-
 // namespacedHost checks "namespace/host"; the namespace may be "*" (all), "." (the object's own) or
 // "~" (none).
 func (c *check) namespacedHost(field, s string) {

@@ -89,6 +89,12 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 		Role: k.Role, Namespace: k.Namespace, Cluster: cluster, Caps: k.Caps,
 		Sidecar: m.sidecarFor(r, k, labels), Gateways: gateways, Selected: m.selected(r, k.Namespace, labels),
 	}
+	if !k.Caps.Has(mesh.Proxyless) {
+		addresses := false
+		if workload.Sidecar, addresses = m.inboundSidecar(r, scope.Sidecar); addresses {
+			workload.Addresses = k.IPs
+		}
+	}
 	if k.Role == mesh.Router { // its listeners are those of the scope
 		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
 	}

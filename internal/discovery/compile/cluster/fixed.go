@@ -10,6 +10,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -79,23 +80,35 @@ type InboundInput struct {
 	// Services are those whose target is this port of the workload, in any order.
 	Services []Service
 	// Pool has the limits of the DestinationRule for the first of the services; nil for none. ConfigPath is the rule's path.
-	Pool       *networking.ConnectionPoolSettings
+	Pool *networking.ConnectionPoolSettings
+	// Address is the address or Unix socket ("unix://PATH") of the application, and To its port, where a Sidecar says so; empty and 0 for
+	// the client's destination. Own is set if it is the workload's own address: if Address is empty, the one that the client used.
+	Address    string
+	Own        bool
+	To         uint32
 	ConfigPath string
 	Mesh       *meshv1.MeshConfig
 	Caps       mesh.Capability
 }
 
 // BuildInbound returns the cluster for a port of the application: at the client's destination address,
-// or on loopback if inboundTrafficPolicy is LOCALHOST. Limits of a DestinationRule hold at the server, too, which many clients
+// or on loopback if inboundTrafficPolicy is LOCALHOST, or where a Sidecar says. Limits of a DestinationRule hold at the server, too, which many clients
 // could overload that each stay below them; its other settings are for clients. [control-plane 1.4.7, 1.8.8]
 func BuildInbound(in InboundInput) *clusterv3.Cluster {
 	name := Name(Inbound, in.Port, "", "")
 	c := originalDst(name, in.Mesh)
-	if in.Mesh.GetInboundTrafficPolicy().GetMode() == meshv1.MeshConfig_InboundTrafficPolicy_LOCALHOST {
-		c.LbPolicy = clusterv3.Cluster_ROUND_ROBIN
-		setType(c, clusterv3.Cluster_STATIC)
-		c.LoadAssignment = Assignment(name, []Endpoint{{Address: loopback(in.Caps), Port: in.Port}})
-	} else {
+	switch local := in.Mesh.GetInboundTrafficPolicy().GetMode() == meshv1.MeshConfig_InboundTrafficPolicy_LOCALHOST; {
+	case in.Address != "":
+		static(c, Endpoint{Address: in.Address, Port: in.To})
+		if in.Own {
+			c.UpstreamBindConfig = bind(in.Caps) // else the connection would be captured
+		}
+	case local && !in.Own:
+		static(c, Endpoint{Address: loopback(in.Caps), Port: in.Port})
+	default:
+		if in.To != 0 && in.To != in.Port {
+			c.LbConfig = &clusterv3.Cluster_OriginalDstLbConfig_{OriginalDstLbConfig: &clusterv3.Cluster_OriginalDstLbConfig{UpstreamPortOverride: wrapperspb.UInt32(in.To)}}
+		}
 		c.UpstreamBindConfig = bind(in.Caps)
 		// Never clean up the only destination: the longest interval that Envoy can represent in nanoseconds.
 		c.CleanupInterval = &durationpb.Duration{Seconds: math.MaxInt64/int64(time.Second) - 1}
@@ -114,6 +127,13 @@ func BuildInbound(in InboundInput) *clusterv3.Cluster {
 	}
 	pooled(version(in.Protocol, nil, nil), in.Pool).attach(c)
 	return c
+}
+
+// static makes a cluster one of an endpoint.
+func static(c *clusterv3.Cluster, to Endpoint) {
+	c.LbPolicy = clusterv3.Cluster_ROUND_ROBIN
+	setType(c, clusterv3.Cluster_STATIC)
+	c.LoadAssignment = Assignment(c.Name, []Endpoint{to})
 }
 
 func loopback(caps mesh.Capability) string {

@@ -9,6 +9,8 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	networking "istio.io/api/networking/v1alpha3"
+
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
@@ -27,6 +29,19 @@ type InboundPort struct {
 	// Routes are the port's HTTP routes; not used if the protocol is TCP.
 	Routes *routev3.RouteConfiguration
 	TCP    TCP
+	// Bind is the address of the port's own listener; empty for ports of virtualInbound.
+	Bind string
+	// TLS ends TLS of clients outside the mesh, where the mesh's own mutual TLS is not required; nil for none.
+	TLS *networking.ServerTLSSettings
+}
+
+// name is that of the port's filter chains.
+func (p InboundPort) name(caps mesh.Capability) string {
+	address := p.Bind
+	if address == "" {
+		address = Wildcard(caps)
+	}
+	return fmt.Sprintf("%s_%d", address, p.Port)
 }
 
 // Inbound is the plan of virtualInbound.
@@ -53,7 +68,34 @@ type chain struct {
 	transport string
 	alpn      []string
 	as        handling
-	terminate bool
+	ends      tlsEnd
+}
+
+// tlsEnd says which TLS a chain ends.
+type tlsEnd uint8
+
+const (
+	endsNone tlsEnd = iota // connections are plaintext, or TLS of the application
+	endsMesh
+	endsOwn // InboundPort.TLS
+)
+
+// chains returns the chains of a port. A port with TLS of its own has it in place of plaintext: for clients outside the mesh, while
+// those in the mesh come with the mesh's mutual TLS, if the port's mode accepts it. What is in the TLS of an HTTPS port is HTTP.
+// [control-plane 1.9.23]
+func (e Env) chains(p InboundPort) []chain {
+	if p.TLS == nil || p.Mode == mesh.Strict {
+		return e.table(p.Mode, p.Protocol)
+	}
+	kind := asTCP
+	if p.Protocol == mesh.HTTPS {
+		kind = asHTTP
+	}
+	own := chain{transport: "tls", as: kind, ends: endsOwn}
+	if p.Mode == mesh.Disable {
+		return []chain{own}
+	}
+	return []chain{{transport: "tls", alpn: meshAny, as: asTCP, ends: endsMesh}, own}
 }
 
 // table returns the chains of a port, in the order of [control-plane C1].
@@ -68,26 +110,26 @@ func (e Env) table(mode mesh.MTLSMode, p mesh.Protocol) []chain {
 	switch {
 	case mode == mesh.Permissive && auto:
 		return []chain{
-			{"tls", meshHTTP, asHTTP, true},
-			{"raw_buffer", e.plainHTTP(), asHTTP, false},
-			{"tls", meshTCP, asTCP, true},
-			{"raw_buffer", nil, asTCP, false},
-			{"tls", nil, asTCP, false},
+			{"tls", meshHTTP, asHTTP, endsMesh},
+			{"raw_buffer", e.plainHTTP(), asHTTP, endsNone},
+			{"tls", meshTCP, asTCP, endsMesh},
+			{"raw_buffer", nil, asTCP, endsNone},
+			{"tls", nil, asTCP, endsNone},
 		}
 	case mode == mesh.Permissive && kind == asHTTP:
-		return []chain{{"tls", meshOrGRPC, asHTTP, true}, {"raw_buffer", nil, asHTTP, false}}
+		return []chain{{"tls", meshOrGRPC, asHTTP, endsMesh}, {"raw_buffer", nil, asHTTP, endsNone}}
 	case mode == mesh.Permissive:
-		return []chain{{"tls", meshAny, asTCP, true}, {"tls", nil, asTCP, false}, {"raw_buffer", nil, asTCP, false}}
+		return []chain{{"tls", meshAny, asTCP, endsMesh}, {"tls", nil, asTCP, endsNone}, {"raw_buffer", nil, asTCP, endsNone}}
 	case mode == mesh.Strict && auto:
-		return []chain{{"tls", meshHTTP, asHTTP, true}, {"tls", nil, asTCP, true}}
+		return []chain{{"tls", meshHTTP, asHTTP, endsMesh}, {"tls", nil, asTCP, endsMesh}}
 	case mode == mesh.Strict:
-		return []chain{{"tls", nil, kind, true}}
+		return []chain{{"tls", nil, kind, endsMesh}}
 	case auto:
 		// Istio has no chain for TLS here. TLS is looked for because of the first chain, and without a chain for what is found
 		// Envoy closes the connection: an application's own TLS would not get through.
-		return []chain{{"raw_buffer", e.plainHTTP(), asHTTP, false}, {"raw_buffer", nil, asTCP, false}, {"tls", nil, asTCP, false}}
+		return []chain{{"raw_buffer", e.plainHTTP(), asHTTP, endsNone}, {"raw_buffer", nil, asTCP, endsNone}, {"tls", nil, asTCP, endsNone}}
 	}
-	return []chain{{"raw_buffer", nil, kind, false}}
+	return []chain{{"raw_buffer", nil, kind, endsNone}}
 }
 
 // VirtualInbound returns the listener for all captured inbound connections.
@@ -114,7 +156,7 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 		if p.Port == port {
 			continue // the blackhole: connections to it would be forwarded to the listener itself
 		}
-		for _, c := range e.table(p.Mode, p.Protocol) {
+		for _, c := range e.chains(p) {
 			l.FilterChains = append(l.FilterChains, e.inboundChain(in, p, c))
 		}
 		if p.Port == 0 {
@@ -123,13 +165,43 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 		if p.Protocol != mesh.Auto || p.Mode == mesh.Strict {
 			noHTTP = append(noHTTP, p.Port) // no filter chain depends on the detected HTTP version
 		}
-		if p.Mode == mesh.Disable && p.Protocol != mesh.Auto {
+		if p.Mode == mesh.Disable && p.Protocol != mesh.Auto && p.TLS == nil {
 			noTLS = append(noTLS, p.Port)
 		}
 	}
 	l.ListenerFilters = []*listenerv3.ListenerFilter{originalDst(), tlsInspector(noTLS...)}
 	if e.Caps.Has(mesh.HTTPInspector) {
 		l.ListenerFilters = append(l.ListenerFilters, httpInspector(noHTTP...))
+	}
+	return l
+}
+
+// BoundInbound returns the listener of one port that binds to an address, to which clients connect. Who is let in is decided as in
+// virtualInbound. [control-plane 1.9.23]
+func BoundInbound(in Inbound, p InboundPort, e Env) *listenerv3.Listener {
+	l := &listenerv3.Listener{
+		Name:                                 p.name(e.Caps),
+		Address:                              address(p.Bind, p.Port),
+		ListenerFiltersTimeout:               e.detectionTimeout(),
+		ContinueOnListenerFiltersTimeout:     true,
+		TrafficDirection:                     corev3.TrafficDirection_INBOUND,
+		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
+	}
+	if in.Closed {
+		chain := e.blackhole(l.Name+"-blackhole", p.Port)
+		chain.FilterChainMatch = nil
+		l.FilterChains = []*listenerv3.FilterChain{chain}
+		return l
+	}
+	l.AccessLog = e.listenerLog()
+	for _, c := range e.chains(p) {
+		l.FilterChains = append(l.FilterChains, e.inboundChain(in, p, c))
+	}
+	if p.Protocol == mesh.Auto || p.Mode != mesh.Disable || p.TLS != nil {
+		l.ListenerFilters = append(l.ListenerFilters, tlsInspector())
+	}
+	if p.Protocol == mesh.Auto && p.Mode != mesh.Strict && e.Caps.Has(mesh.HTTPInspector) {
+		l.ListenerFilters = append(l.ListenerFilters, httpInspector())
 	}
 	return l
 }
@@ -144,7 +216,7 @@ func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.Filter
 		match.DestinationPort = wrapperspb.UInt32(p.Port)
 	}
 	if p.Cluster != mesh.InboundPassthroughCluster {
-		name = fmt.Sprintf("%s_%d", Wildcard(e.Caps), p.Port)
+		name = p.name(e.Caps)
 		prefix = p.Cluster
 		if c.as == asHTTP {
 			prefix = "inbound_" + name + ";"
@@ -158,8 +230,16 @@ func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.Filter
 		t.Cluster = p.Cluster
 		out.Filters = append(slices.Clone(in.Authorization.TCP), e.tcpProxy(prefix, t))
 	}
-	if c.terminate {
+	switch c.ends {
+	case endsOwn:
+		of := GatewayChain{TLS: p.TLS}
+		if c.as == asHTTP {
+			of.Routes = p.Cluster // what of HTTP is offered
+		}
+		out.TransportSocket = e.endTLS(of, nil)
+	case endsMesh:
 		out.TransportSocket = e.terminate(in.TrustDomains)
+	case endsNone:
 	}
 	return out
 }

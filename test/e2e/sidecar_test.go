@@ -1,0 +1,128 @@
+package e2e_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
+)
+
+// serveAs answers with a name, and whether the request came by the mesh's mutual TLS.
+func serveAs(t *testing.T, l net.Listener, name string) {
+	t.Helper()
+	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("x-app", name)
+		w.Header().Set("x-mutual", fmt.Sprint(r.Header.Get("x-forwarded-client-cert") != ""))
+	})}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	t.Cleanup(func() {
+		err := s.Close()
+		select {
+		case served := <-done:
+			err = errors.Join(err, served)
+		case <-time.After(time.Minute):
+			err = errors.New("the server does not end")
+		}
+		if !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+}
+
+const ingressListeners = `
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: server, namespace: tokens}
+spec:
+  workloadSelector: {labels: {app: server}}
+  ingress:
+  - {port: {number: 9090, protocol: HTTP, name: http}, defaultEndpoint: "127.0.0.1:19090"}
+  - {port: {number: 9080, protocol: HTTP, name: socket}, defaultEndpoint: "unix://DIR/app.sock"}
+  - {port: {number: 7777, protocol: HTTP, name: own}, bind: 127.0.0.1, captureMode: NONE, defaultEndpoint: "127.0.0.1:19090"}
+  - {port: {number: 9443, protocol: HTTPS, name: https}, defaultEndpoint: "127.0.0.1:19090", tls: {mode: SIMPLE, serverCertificate: DIR/certs/s.pem, privateKey: DIR/certs/s.key}}
+  - {port: {number: 9444, protocol: HTTPS, name: https-strict}, defaultEndpoint: "127.0.0.1:19090", tls: {mode: SIMPLE, serverCertificate: DIR/certs/s.pem, privateKey: DIR/certs/s.key}}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: server, namespace: tokens}
+spec:
+  selector: {matchLabels: {app: server}}
+  mtls: {mode: STRICT}
+  portLevelMtls: {7777: {mode: DISABLE}, 9443: {mode: PERMISSIVE}}
+`
+
+// TestIngressListenersOfASidecar has a Sidecar say where the connections to its workload go: to another port, to a Unix socket, from a
+// listener that binds, and from one that ends TLS of clients outside the mesh. The mode of mutual TLS holds at each.
+func TestIngressListenersOfASidecar(t *testing.T) {
+	m, config := start(t, "tokens")
+	server := m.Pod("server-1.tokens")
+	ca := newAuthority(t)
+	_, files, _ := ca.issue(t, "s.example.com")
+	if err := errors.Join(server.Write("certs/s.key", files[1]), server.Write("certs/s.pem", files[0])); err != nil {
+		t.Fatal(err)
+	}
+	l, err := server.Net.Listen("tcp", "127.0.0.1:19090")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveAs(t, l, "port")
+	path := filepath.Join(server.Dir, "app.sock")
+	if l, err = net.Listen("unix", path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o777); err != nil { // the proxy has another user
+		t.Fatal(err)
+	}
+	serveAs(t, l, "socket")
+	put(t, config, "sidecar.yaml", strings.ReplaceAll(ingressListeners, "DIR", server.Dir))
+
+	get := func(ctx context.Context, from, url, wantApp string, wantMutual bool) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+		if err != nil {
+			return err
+		}
+		c := meshup.Client(m.Pod(from).Net, 0)
+		c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: ca.pool, ServerName: "s.example.com", MinVersion: tls.VersionTLS12}
+		res, err := c.Do(req)
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		if app := res.Header.Get("x-app"); app != wantApp || res.Header.Get("x-mutual") != fmt.Sprint(wantMutual) {
+			return fmt.Errorf("status %d from %q, mutual TLS %s", res.StatusCode, app, res.Header.Get("x-mutual"))
+		}
+		return nil
+	}
+	for _, c := range []struct {
+		what, from, url, app string
+		mutual               bool
+	}{
+		{"another port answers", "client-1.tokens", "http://server.tokens:9090/", "port", true},
+		{"the Unix socket answers", "client-1.tokens", "http://server.tokens:9080/", "socket", true},
+		{"the listener that binds answers in its Pod", "server-1.tokens", "http://127.0.0.1:7777/", "port", false},
+		{"TLS from outside the mesh is ended", "outside-1.tokens", "https://10.99.0.12:9443/", "port", false},
+	} {
+		steady(t, c.what, func(ctx context.Context) error { return get(ctx, c.from, c.url, c.app, c.mutual) })
+	}
+	for what, url := range map[string]string{
+		"plaintext to a port of STRICT":                "http://10.99.0.12:9090/",
+		"plaintext to a socket's port of STRICT":       "http://10.99.0.12:9080/",
+		"plaintext to a port with TLS":                 "http://10.99.0.12:9443/",
+		"TLS that is not the mesh's to a STRICT port":  "https://10.99.0.12:9444/",
+		"plaintext to the port of a listener in a Pod": "http://10.99.0.12:7777/",
+	} {
+		if err := get(t.Context(), "outside-1.tokens", url, "port", false); err == nil {
+			t.Errorf("%s is answered", what)
+		}
+	}
+}
