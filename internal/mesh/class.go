@@ -173,6 +173,8 @@ type Scope struct {
 	// that cannot be read.
 	Authorization, Tokens string
 	Closed                bool
+	// Topology is what a router's node says of the proxies in front of it.
+	Topology Topology
 	// Telemetry are the keys of the Telemetry objects that decide about access logs of the listeners that the scope determines, in
 	// order of precedence: root, namespace, workload; separated by spaces.
 	Telemetry string

@@ -46,6 +46,8 @@ type Metadata struct {
 	CompliancePolicy string
 	// Epoch is what EpochKey says, as decimal digits; empty if it is not known.
 	Epoch string
+	// Topology is that of the node's ProxyConfig.
+	Topology Topology
 	// NotApplied are the fields of the node's ProxyConfig that the proxy does not get.
 	NotApplied ProxyConfigFields
 }
@@ -122,8 +124,8 @@ var metadataKeys = map[string]bool{
 const proxyConfigKey = "PROXY_CONFIG"
 
 // IsProxyConfig reports whether the value of a key is the node's ProxyConfig. Of it only the names
-// of fields count: whoever does not decode it whole sets NotApplied by [ProxyConfigField], and
-// ReadinessProbe by [IsReadinessProbe].
+// of fields count, but for one: whoever does not decode it whole sets NotApplied by [ProxyConfigField],
+// ReadinessProbe by [IsReadinessProbe], and Topology by [IsTopology] and [DecodeTopology].
 func IsProxyConfig(key string) bool { return key == proxyConfigKey }
 
 // ReadsMetadata reports whether DecodeMetadata reads the value of a key. Values of other keys need not be
@@ -153,6 +155,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		VirtualHosts:   Bool(raw[VirtualHostsKey]),
 		FileSecrets:    Bool(raw[FileSecretsKey]),
 		SelfDiscovery:  Bool(raw[SelfDiscoveryKey]),
+		Topology:       topology(raw[proxyConfigKey]),
 		NotApplied:     notApplied(raw[proxyConfigKey]),
 
 		DNSAutoAllocate:       Bool(raw["DNS_AUTO_ALLOCATE"]),

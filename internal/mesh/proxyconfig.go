@@ -8,7 +8,6 @@ type ProxyConfigFields uint8
 // is named.
 var proxyConfigFields = [...]struct{ name, agents string }{
 	{"connectionSettings", "globalDownstreamConnectionLimit"},
-	{"gatewayTopology", ""},
 	{"proxyHeaders", ""},
 	{"tracing", ""},
 }

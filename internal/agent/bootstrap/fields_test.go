@@ -21,7 +21,7 @@ import (
 
 // forOthers are the fields that the agent neither uses nor warns about, and why.
 var forOthers = map[string]string{
-	"gatewayTopology":                 namedByControlPlane,
+	"gatewayTopology":                 "the control plane applies it, from the node's metadata",
 	"proxyHeaders":                    namedByControlPlane,
 	"interceptionMode":                "the injector converts it to ISTIO_META_INTERCEPTION_MODE and the flags of istio-iptables",
 	"holdApplicationUntilProxyStarts": "the injector converts it to the start order of the Pod's containers",

@@ -16,18 +16,20 @@ import (
 // fieldExceptions are the fields and values that change nothing and are not spoken of,
 // each with the reason why that is right.
 var fieldExceptions = map[string]string{
-	"Sidecar.egress.captureMode=IPTABLES":               "captured traffic is what is served, as without it",
-	"Sidecar.ingress.tls.httpsRedirect":                 "it is refused: config.TestPolicies",
-	"Sidecar.ingress.tls.mode=PASSTHROUGH":              "the same",
-	"Sidecar.ingress.tls.mode=AUTO_PASSTHROUGH":         "the same",
-	"Sidecar.ingress.tls.mode=ISTIO_MUTUAL":             "the same",
-	"Sidecar.ingress.tls.mode=OPTIONAL_MUTUAL":          "the same",
-	"Sidecar.ingress.tls.credentialName":                "the same",
-	"Sidecar.ingress.tls.credentialNames":               "the same",
-	"Sidecar.ingress.tls.caCertCredentialName":          "the same",
-	"Sidecar.ingress.tls.minProtocolVersion=TLSV1_2":    "it is the default, by another name",
-	"Sidecar.ingress.tls.maxProtocolVersion=TLSV1_3":    "the same",
-	"Sidecar.ingress.port.name":                         "it is only a name: port.protocol says what the port carries",
+	"Sidecar.egress.captureMode=IPTABLES":                                            "captured traffic is what is served, as without it",
+	"Sidecar.ingress.tls.httpsRedirect":                                              "it is refused: config.TestPolicies",
+	"Sidecar.ingress.tls.mode=PASSTHROUGH":                                           "the same",
+	"Sidecar.ingress.tls.mode=AUTO_PASSTHROUGH":                                      "the same",
+	"Sidecar.ingress.tls.mode=ISTIO_MUTUAL":                                          "the same",
+	"Sidecar.ingress.tls.mode=OPTIONAL_MUTUAL":                                       "the same",
+	"Sidecar.ingress.tls.credentialName":                                             "the same",
+	"Sidecar.ingress.tls.credentialNames":                                            "the same",
+	"Sidecar.ingress.tls.caCertCredentialName":                                       "the same",
+	"Sidecar.ingress.tls.minProtocolVersion=TLSV1_2":                                 "it is the default, by another name",
+	"Sidecar.ingress.tls.maxProtocolVersion=TLSV1_3":                                 "the same",
+	"Sidecar.ingress.port.name":                                                      "it is only a name: port.protocol says what the port carries",
+	"MeshConfig.defaultConfig.gatewayTopology.forwardClientCertDetails=SANITIZE_SET": "it is the default, by another name",
+
 	"MeshConfig.pathNormalization.normalization=BASE":   "it is the default, by another name",
 	"MeshConfig.meshMTLS.minProtocolVersion=TLSV1_2":    "it is the default, by another name",
 	"MeshConfig.tlsDefaults.minProtocolVersion=TLSV1_2": "it is the default, by another name",
@@ -345,7 +347,12 @@ spec: {mtls: {mode: STRICT}}
 	}},
 	{name: "ProxyConfig", kind: object.ProxyConfig, empty: &networkingv1beta1.ProxyConfig{}, bases: []string{`{concurrency: 1}`}},
 	{name: "WorkloadGroup", kind: object.WorkloadGroup, empty: &networking.WorkloadGroup{}, bases: []string{`{template: {}}`}},
-	{name: "MeshConfig", kind: object.ConfigMap, empty: &meshv1.MeshConfig{}, around: `---
+	{name: "MeshConfig", kind: object.ConfigMap, empty: &meshv1.MeshConfig{}, around: fieldGateway + `---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: router, namespace: shop}
+spec: {selector: {gateway.networking.k8s.io/gateway-name: gw}, servers: [{port: {number: 8080, protocol: HTTP, name: http}, hosts: ["*"]}]}
+---
 apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: b, namespace: shop}
@@ -380,6 +387,7 @@ spec: {selector: {matchLabels: {app: a}}, action: CUSTOM, provider: {name: asked
 		`{extensionProviders: [{name: asked, envoyExtAuthzGrpc: {service: shop/b.shop.svc.cluster.local, port: 80, includeRequestBodyInCheck: {maxRequestBytes: 1}}}]}`,
 		`{}`,
 		`{accessLogFile: /dev/stdout}`,
+		`{defaultConfig: {controlPlaneAuthPolicy: MUTUAL_TLS, gatewayTopology: {}}}`,
 		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyFileAccessLog: {path: /one, logFormat: {text: "%PROTOCOL%"}}}]}`,
 		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyHttpAls: {service: b.shop.svc.cluster.local, port: 81}}]}`,
 		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyTcpAls: {service: b.shop.svc.cluster.local, port: 81}}]}`,

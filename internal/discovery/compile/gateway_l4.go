@@ -26,7 +26,7 @@ func (c *Compiler) gatewayPlan(r *incr.Reader, k scopeName) listener.Gateway {
 	m := c.model.Mesh(r)
 	plan := listener.Gateway{
 		Name: k.name, Address: cmp.Or(p.Bind, listener.Wildcard(caps)), Port: p.Listen, TLS: p.Kind == mesh.ServesTLS,
-		TrustDomains: append([]string{m.TrustDomain}, m.TrustDomainAliases...),
+		TrustDomains: append([]string{m.TrustDomain}, m.TrustDomainAliases...), Topology: c.topology(r, k.scope),
 	}
 	g := gatewayChains{c: c, r: r, scope: k.scope, plan: &plan, seen: map[string]bool{}}
 	switch p.Kind {
@@ -51,6 +51,14 @@ func (c *Compiler) gatewayPlan(r *incr.Reader, k scopeName) listener.Gateway {
 	case mesh.NotServed, mesh.ServesPassthrough, mesh.NumServerKinds: // passthroughListener serves the second
 	}
 	return plan
+}
+
+// topology returns what is known of the proxies in front of a router: what its node says, else what the mesh configuration does.
+func (c *Compiler) topology(r *incr.Reader, s mesh.ScopeID) mesh.Topology {
+	if t := s.Value().Topology; t.Set {
+		return t
+	}
+	return mesh.TopologyOf(c.model.Mesh(r).GetDefaultConfig().GetGatewayTopology())
 }
 
 // gatewayChains makes the filter chains of one listener.

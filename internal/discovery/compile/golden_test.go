@@ -3,6 +3,7 @@ package compile_test
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"net/netip"
 	"slices"
 	"strings"
@@ -29,7 +30,7 @@ import (
 
 // TestGolden compiles whole meshes for one proxy each. The first lines of an input say
 // for whom ("# proxy: NODE-ID [labels]"; "# ips: …", "# locality: …", "# extensions: …",
-// "# metadata: KEY=VALUE …")
+// "# metadata: KEY=VALUE …"; "# proxy-config: JSON")
 // and what of it is shown ("# show: LDS …"); "# mesh: …" is mesh configuration, and
 // "# options: …" are the control plane's.
 func TestGolden(t *testing.T) {
@@ -88,6 +89,13 @@ func subject(t *testing.T, input []byte) mesh.Node {
 	for _, pair := range strings.Fields(header(input, "metadata")) {
 		k, v, _ := strings.Cut(pair, "=")
 		metadata[k] = v
+	}
+	if text := header(input, "proxy-config"); text != "" {
+		var config any
+		if err := json.Unmarshal([]byte(text), &config); err != nil {
+			t.Fatal(err)
+		}
+		metadata["PROXY_CONFIG"] = config
 	}
 	if m, err := mesh.DecodeMetadata(metadata); err != nil {
 		t.Fatal(err)

@@ -124,7 +124,7 @@ func (c *Compiler) passthroughListener(r *incr.Reader, k Key, env listener.Env) 
 		for _, h := range p.hosts {
 			names = append(names, c.inner.passthroughs.Of(r, h)...)
 		}
-		return marshal.MustEncodedAny(listener.BuildPassthrough(k.Name, p.port, names, env))
+		return marshal.MustEncodedAny(listener.BuildPassthrough(k.Name, p.port, names, c.topology(r, k.Scope), env))
 	}
 	return nil
 }

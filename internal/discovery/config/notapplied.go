@@ -83,6 +83,9 @@ func (c *check) meshNotApplied(m *meshv1.MeshConfig) {
 	c.fieldsNotApplied("", m.ProtoReflect(), mesh.DefaultMeshConfig().ProtoReflect(), false)
 	proxy, defaults := m.GetDefaultConfig().ProtoReflect(), mesh.DefaultProxyConfig().ProtoReflect()
 	for _, f := range setFields(proxy, defaults) {
+		if mesh.IsTopology(f.JSONName()) {
+			continue // routers have it from here
+		}
 		c.warn("defaultConfig."+f.JSONName(), "not applied: %s", agentsOnly)
 	}
 }

@@ -29,6 +29,8 @@ type ProxyKey struct {
 	Location mesh.Location
 	// Version is the version of Istio that the proxy says it has.
 	Version string
+	// Topology is what the node says of the proxies in front of it.
+	Topology mesh.Topology
 }
 
 // KeyOf returns the key of a node. The account is the service account that its caller has proved, empty if it
@@ -43,6 +45,7 @@ func KeyOf(n mesh.Node, account string) ProxyKey {
 		Labels: canonical(n.Metadata.Labels), IPs: strings.Join(ips, ","),
 		Caps:     mesh.Capabilities(n),
 		Version:  n.Metadata.IstioVersion,
+		Topology: n.Metadata.Topology,
 		Location: mesh.Location{Network: n.Metadata.Network, Cluster: n.Metadata.ClusterID, Locality: n.Locality},
 	}
 }
@@ -96,6 +99,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 		}
 	}
 	if k.Role == mesh.Router { // its listeners are those of the scope
+		scope.Topology = k.Topology
 		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
 	}
 	scope.Telemetry = m.telemetryOf(r, k, labels, named, telemetry.WorkloadMode_CLIENT)

@@ -31,7 +31,7 @@ func decodeNode(b []byte) (mesh.Node, error) {
 	if err == nil {
 		if d.out.NodeID, err = mesh.DecodeNodeID(d.id); err == nil {
 			d.out.Metadata, err = mesh.DecodeMetadata(d.metadata)
-			d.out.Metadata.NotApplied, d.out.Metadata.ReadinessProbe = d.notApplied, d.readinessProbe
+			d.out.Metadata.NotApplied, d.out.Metadata.ReadinessProbe, d.out.Metadata.Topology = d.notApplied, d.readinessProbe, d.topology
 		}
 	}
 	if err == nil {
@@ -80,6 +80,7 @@ type nodeDecoder struct {
 	notApplied mesh.ProxyConfigFields
 	// readinessProbe is set if the ProxyConfig has one.
 	readinessProbe bool
+	topology       mesh.Topology
 	keys           int
 	name, version  string
 	build          corev3.BuildVersion
@@ -132,7 +133,7 @@ func (d *nodeDecoder) entry(v []byte) error {
 		return nil
 	})
 	if err == nil && mesh.IsProxyConfig(key) {
-		d.notApplied, d.readinessProbe = proxyConfigFields(value)
+		d.notApplied, d.readinessProbe, d.topology = proxyConfigFields(value)
 	}
 	if err != nil || !mesh.ReadsMetadata(key) {
 		return err
@@ -149,10 +150,17 @@ func (d *nodeDecoder) entry(v []byte) error {
 }
 
 // proxyConfigFields returns the fields of an encoded ProxyConfig, a structpb.Value, that are not
-// applied, and whether it has a readiness probe. Nothing is copied and nothing refused: only a warning, and whether health is
-// expected, depend on it.
-func proxyConfigFields(config []byte) (out mesh.ProxyConfigFields, probe bool) {
+// applied, whether it has a readiness probe, and its topology. Nothing else is copied, and nothing refused: what cannot be read is as if it
+// were not there.
+func proxyConfigFields(config []byte) (out mesh.ProxyConfigFields, probe bool, topology mesh.Topology) {
 	err := eachKey(config, func(name string, v []byte) error {
+		if mesh.IsTopology(name) && len(v) <= maxMetadataValue {
+			var decoded structpb.Value
+			if err := proto.Unmarshal(v, &decoded); err != nil {
+				return err
+			}
+			topology = mesh.DecodeTopology(decoded.AsInterface())
+		}
 		return eachKey(v, func(inner string, _ []byte) error {
 			out |= mesh.ProxyConfigField(name, inner)
 			probe = probe || mesh.IsReadinessProbe(name)
@@ -160,9 +168,9 @@ func proxyConfigFields(config []byte) (out mesh.ProxyConfigFields, probe bool) {
 		})
 	})
 	if err != nil {
-		return 0, false
+		return 0, false, mesh.Topology{}
 	}
-	return out, probe
+	return out, probe, topology
 }
 
 // eachKey calls f with every key of an encoded structpb.Value that is a struct, and its encoded

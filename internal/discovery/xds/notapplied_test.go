@@ -74,7 +74,7 @@ func TestAnyProxyConfigIsServed(t *testing.T) {
 // FuzzProxyConfig compares what is read of the encoded configuration with what is read of its JSON.
 func FuzzProxyConfig(f *testing.F) {
 	for _, seed := range []string{
-		`{}`, `null`, `1`, `{"tracing": {"sampling": 1}, "proxyHeaders": {}}`, `{"readinessProbe": {"httpGet": {"port": 1}}}`, `{"readinessProbe": {}}`, `{"connectionSettings": {"globalDownstreamConnectionLimit": 1, "x": null}}`, `[{"tracing": {"a": 1}}]`,
+		`{}`, `null`, `1`, `{"tracing": {"sampling": 1}, "proxyHeaders": {}}`, `{"readinessProbe": {"httpGet": {"port": 1}}}`, `{"readinessProbe": {}}`, `{"gatewayTopology": {"numTrustedProxies": 2, "forwardClientCertDetails": "SANITIZE", "proxyProtocol": {}}}`, `{"gatewayTopology": {}}`, `{"gatewayTopology": {"numTrustedProxies": -1}}`, `{"connectionSettings": {"globalDownstreamConnectionLimit": 1, "x": null}}`, `[{"tracing": {"a": 1}}]`,
 	} {
 		f.Add(seed)
 	}
@@ -84,8 +84,8 @@ func FuzzProxyConfig(f *testing.F) {
 			return
 		}
 		want, err := mesh.DecodeMetadata(map[string]any{"PROXY_CONFIG": v.AsInterface()})
-		if got, probe := proxyConfigFields(encoded(t, &v)); err != nil || got != want.NotApplied || probe != want.ReadinessProbe {
-			t.Errorf("%s: fields %q and probe %v, want %q and %v (%v)", text, got.Names(), probe, want.NotApplied.Names(), want.ReadinessProbe, err)
+		if got, probe, topology := proxyConfigFields(encoded(t, &v)); err != nil || got != want.NotApplied || probe != want.ReadinessProbe || topology != want.Topology {
+			t.Errorf("%s: fields %q, probe %v and topology %+v, want %q, %v and %+v (%v)", text, got.Names(), probe, topology, want.NotApplied.Names(), want.ReadinessProbe, want.Topology, err)
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
@@ -28,6 +29,8 @@ type Gateway struct {
 	Chains []GatewayChain
 	// TrustDomains are those whose certificates servers with mode ISTIO_MUTUAL accept, the mesh's first.
 	TrustDomains []string
+	// Topology says which proxies are in front of the router.
+	Topology mesh.Topology
 	// Authorization are the filters that decide who is let in, and Closed ends every connection.
 	Authorization authz.Filters
 	Closed        bool
@@ -68,6 +71,7 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 		AdditionalAddresses:                  e.additional(g.Address, g.Port),
 		TrafficDirection:                     corev3.TrafficDirection_OUTBOUND,
 		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
+		ListenerFilters:                      topologyFilters(g.Topology),
 	}
 	for _, c := range g.Chains {
 		chain := &listenerv3.FilterChain{TransportSocketConnectTimeout: connectTimeout}
@@ -78,7 +82,7 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 		case g.Closed:
 			chain.Filters = []*listenerv3.Filter{Env{Mesh: &meshv1.MeshConfig{}}.tcpProxy(mesh.BlackHoleCluster, TCP{Cluster: mesh.BlackHoleCluster})}
 		case c.Routes != "":
-			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes, g.Authorization.HTTP)}
+			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes, g.Topology, g.Authorization.HTTP)}
 		default:
 			chain.Filters = append(slices.Clone(g.Authorization.TCP), e.tcpProxy(c.TCP.Cluster, c.TCP))
 		}
@@ -88,22 +92,46 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 		l.FilterChains = append(l.FilterChains, chain)
 	}
 	if g.TLS {
-		l.ListenerFilters = []*listenerv3.ListenerFilter{tlsInspector()}
+		l.ListenerFilters = append(l.ListenerFilters, tlsInspector())
 	}
 	return l
 }
 
+// topologyFilters returns the listener filters that come before all others: they read what a proxy in front says of a connection. A
+// connection without that is closed, since anybody could have made it.
+func topologyFilters(t mesh.Topology) []*listenerv3.ListenerFilter {
+	if !t.ProxyProtocol {
+		return nil
+	}
+	return []*listenerv3.ListenerFilter{listenerFilter("envoy.filters.listener.proxy_protocol", &proxyprotocolv3.ProxyProtocol{})}
+}
+
+// clientCertDetails says what becomes of x-forwarded-client-cert at a router, by the value of forwardClientCertDetails.
+var clientCertDetails = map[meshv1.ForwardClientCertDetails]hcmv3.HttpConnectionManager_ForwardClientCertDetails{
+	meshv1.ForwardClientCertDetails_UNDEFINED:           hcmv3.HttpConnectionManager_SANITIZE_SET,
+	meshv1.ForwardClientCertDetails_SANITIZE:            hcmv3.HttpConnectionManager_SANITIZE,
+	meshv1.ForwardClientCertDetails_FORWARD_ONLY:        hcmv3.HttpConnectionManager_FORWARD_ONLY,
+	meshv1.ForwardClientCertDetails_APPEND_FORWARD:      hcmv3.HttpConnectionManager_APPEND_FORWARD,
+	meshv1.ForwardClientCertDetails_SANITIZE_SET:        hcmv3.HttpConnectionManager_SANITIZE_SET,
+	meshv1.ForwardClientCertDetails_ALWAYS_FORWARD_ONLY: hcmv3.HttpConnectionManager_ALWAYS_FORWARD_ONLY,
+}
+
 // gatewayHTTP returns the connection manager of a router. Its clients are outside the mesh: their address is that of the
-// connection, and what they send in x-forwarded-client-cert is replaced.
-func (e Env) gatewayHTTP(statPrefix, routes string, first []*hcmv3.HttpFilter) *listenerv3.Filter {
+// connection, unless a trusted proxy in front has added another one to x-forwarded-for, and what they send in x-forwarded-client-cert is
+// replaced, unless the topology says otherwise.
+func (e Env) gatewayHTTP(statPrefix, routes string, t mesh.Topology, first []*hcmv3.HttpFilter) *listenerv3.Filter {
 	h := e.manager(statPrefix, true)
 	h.HttpFilters = slices.Concat(first, h.HttpFilters)
 	h.RouteSpecifier = rds(routes)
 	h.UseRemoteAddress = wrapperspb.Bool(true)
 	h.ServerName = "istio-envoy"
-	h.ForwardClientCertDetails = hcmv3.HttpConnectionManager_SANITIZE_SET
-	h.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{
-		Subject: wrapperspb.Bool(true), Cert: true, Dns: true, Uri: true,
+	h.XffNumTrustedHops = t.TrustedProxies
+	switch h.ForwardClientCertDetails = clientCertDetails[t.ClientCert]; h.ForwardClientCertDetails {
+	case hcmv3.HttpConnectionManager_SANITIZE_SET, hcmv3.HttpConnectionManager_APPEND_FORWARD:
+		h.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{
+			Subject: wrapperspb.Bool(true), Cert: true, Dns: true, Uri: true,
+		}
+	case hcmv3.HttpConnectionManager_SANITIZE, hcmv3.HttpConnectionManager_FORWARD_ONLY, hcmv3.HttpConnectionManager_ALWAYS_FORWARD_ONLY:
 	}
 	return networkFilter("envoy.filters.network.http_connection_manager", h)
 }

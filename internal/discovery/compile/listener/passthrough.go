@@ -5,17 +5,19 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // BuildPassthrough returns a router's listener that forwards the mesh's mutual TLS without ending it: a connection with
 // one of the server names goes to the cluster of that name. Others are closed, those too that do not offer the mesh's
 // protocols: the TLS of other clients is not authenticated by the servers. [control-plane 1.9.5, 1.12.11]
-func BuildPassthrough(name string, port uint32, serverNames []string, e Env) *listenerv3.Listener {
+func BuildPassthrough(name string, port uint32, serverNames []string, topology mesh.Topology, e Env) *listenerv3.Listener {
 	l := &listenerv3.Listener{
 		Name:                name,
 		Address:             address(Wildcard(e.Caps), port),
 		AdditionalAddresses: e.additional(Wildcard(e.Caps), port),
-		ListenerFilters:     []*listenerv3.ListenerFilter{tlsInspector()},
+		ListenerFilters:     append(topologyFilters(topology), tlsInspector()),
 		TrafficDirection:    corev3.TrafficDirection_OUTBOUND,
 	}
 	seen := map[string]bool{}
