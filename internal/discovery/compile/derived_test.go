@@ -52,6 +52,7 @@ func (d *dice) meshConfig() *meshv1.MeshConfig {
 	m := mesh.DefaultMeshConfig()
 	m.OutboundTrafficPolicy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_Mode(d.roll(2))
 	m.RootNamespace = pick(d, "istio-system", "x")
+	m.DefaultConfig.GatewayTopology = pick(d, nil, &meshv1.Topology{NumTrustedProxies: 1, ProxyProtocol: &meshv1.Topology_ProxyProtocolConfiguration{}})
 	m.DefaultServiceExportTo = d.exportTo()
 	m.DefaultVirtualServiceExportTo = d.exportTo()
 	m.DefaultDestinationRuleExportTo = d.exportTo()
