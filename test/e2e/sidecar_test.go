@@ -126,3 +126,65 @@ func TestIngressListenersOfASidecar(t *testing.T) {
 		}
 	}
 }
+
+const egressListeners = `
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: client, namespace: tokens}
+spec:
+  workloadSelector: {labels: {app: client}}
+  egress:
+  - {port: {number: 9080, protocol: HTTP, name: http}, bind: 127.0.0.1, captureMode: NONE, hosts: ["./server.tokens.svc.cluster.local"]}
+  - {port: {number: 0, protocol: HTTP, name: socket}, bind: "unix://DIR/egress.sock", hosts: ["./canary.tokens.svc.cluster.local"]}
+  - {hosts: ["./server.tokens.svc.cluster.local"]}
+`
+
+// TestEgressListenersOfASidecar has a Sidecar open listeners for its workload, at loopback and at a Unix socket: requests to them go to
+// the hosts of the listener by the mesh's mutual TLS, and to no others.
+func TestEgressListenersOfASidecar(t *testing.T) {
+	m, config := start(t, "tokens")
+	client := m.Pod("client-1.tokens")
+	put(t, config, "sidecar.yaml", strings.ReplaceAll(egressListeners, "DIR", client.Dir))
+	socket := filepath.Join(client.Dir, "egress.sock")
+	get := func(ctx context.Context, c *http.Client, host string) (meshup.Answer, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9080/", http.NoBody)
+		if err != nil {
+			return meshup.Answer{}, err
+		}
+		req.Host = host
+		res, err := c.Do(req)
+		if err != nil {
+			return meshup.Answer{}, err
+		}
+		defer res.Body.Close()
+		return meshup.ReadAnswer(res)
+	}
+	port := meshup.Client(client.Net, 0)
+	unix := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}}
+	const caller = "spiffe://cluster.local/ns/tokens/sa/client"
+	for _, c := range []struct {
+		what, host, service string
+		client              *http.Client
+	}{
+		{"the listener on loopback leads to its host", "server.tokens", "server", port},
+		{"the Unix socket leads to its host", "canary.tokens", "canary", unix},
+	} {
+		steady(t, c.what, func(ctx context.Context) error {
+			a, err := get(ctx, c.client, c.host)
+			if err == nil && (a.Status != http.StatusOK || a.Service != c.service || a.Peer != caller) {
+				err = fmt.Errorf("answer %+v", a)
+			}
+			return err
+		})
+	}
+	for what, c := range map[string]struct {
+		host   string
+		client *http.Client
+	}{"loopback": {"canary.tokens", port}, "the socket": {"server.tokens", unix}} {
+		if a, err := get(t.Context(), c.client, c.host); err == nil {
+			t.Errorf("%s leads to a host that is not one of its own: %+v", what, a)
+		}
+	}
+}

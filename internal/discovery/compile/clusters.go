@@ -37,7 +37,7 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 	}
 	var out []clusterName
 	for _, p := range s.Ports {
-		if p.Protocol == mesh.UDP {
+		if p.Protocol == mesh.UDP || !c.model.HasPort(r, k.scope, s, p.Number) {
 			continue
 		}
 		for _, sub := range subsets {

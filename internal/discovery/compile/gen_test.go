@@ -3,6 +3,7 @@ package compile_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -533,8 +534,27 @@ func (d *dice) sidecar() *networking.Sidecar {
 	if !d.oneIn(3) {
 		s.Egress = []*networking.IstioEgressListener{{Hosts: []string{pick(d, "./*", "*/*", "x/*", "*/a.x.svc.cluster.local", "~/*")}}}
 	}
+	for len(s.Egress) > 0 && d.oneIn(2) && len(s.Egress) < 4 {
+		l := &networking.IstioEgressListener{
+			Port:  &networking.SidecarPort{Number: pick[uint32](d, 80, 81, 90, 443), Protocol: pick(d, "HTTP", "TCP", "TLS", "MYSQL", "")},
+			Hosts: []string{pick(d, "./*", "*/*", "x/*", "*/a.x.svc.cluster.local")}, Bind: pick(d, "", "", "127.0.0.3", "::1", "10.96.0.1"),
+		}
+		if l.Bind == "" && d.oneIn(3) {
+			l.Port.Number, l.Bind = 0, pick(d, "unix:///var/run/e.sock", "unix:///var/run/f.sock")
+		}
+		if d.oneIn(3) {
+			l.CaptureMode = networking.CaptureMode_NONE
+		}
+		s.Egress = slices.Insert(s.Egress, 0, l)
+	}
+	if n := len(s.Egress); n > 0 && d.oneIn(4) {
+		s.Egress[n-1].Bind, s.Egress[n-1].CaptureMode = pick(d, "127.0.0.4", "::1"), networking.CaptureMode(d.roll(3))
+	}
 	if d.oneIn(3) {
 		s.OutboundTrafficPolicy = &networking.OutboundTrafficPolicy{Mode: networking.OutboundTrafficPolicy_Mode(d.roll(2))}
+		if d.oneIn(2) {
+			s.OutboundTrafficPolicy.EgressProxy = &networking.Destination{Host: pick(d, "a.x.svc.cluster.local", "b", "none.example.com"), Port: &networking.PortSelector{Number: 80}}
+		}
 	}
 	if d.oneIn(3) {
 		s.InboundConnectionPool = &networking.ConnectionPoolSettings{Tcp: &networking.ConnectionPoolSettings_TCPSettings{MaxConnections: int32(1 + d.roll(2))}}

@@ -29,12 +29,15 @@ type part struct {
 	// serverFirst is set for protocols in which the server sends first. Protocol detection would wait
 	// for the client, so they cannot share a listener with HTTP.
 	serverFirst bool
-	age         model.Row
+	// own is set if the routes are of this service only, binds if clients connect to the listener itself, and declared if a Sidecar has a
+	// listener for this port, whose hosts are its only ones.
+	own, binds, declared bool
+	age                  model.Row
 }
 
 func (p part) equal(o part) bool {
 	return p.name == o.name && p.address == o.address && p.port == o.port && p.routes == o.routes && p.host == o.host &&
-		p.target == o.target && p.serverFirst == o.serverFirst && p.age == o.age &&
+		p.target == o.target && p.serverFirst == o.serverFirst && p.own == o.own && p.binds == o.binds && p.declared == o.declared && p.age == o.age &&
 		slices.Equal(p.serverNames, o.serverNames) && slices.Equal(p.cidrs, o.cidrs)
 }
 
@@ -45,44 +48,60 @@ func (c *Compiler) plan(r *incr.Reader, k scopeHost) []part {
 		return nil
 	}
 	var out []part
-	for _, p := range s.Ports {
-		if p.Protocol == mesh.UDP {
-			continue
-		}
-		base := part{
-			host: s.Host, port: p.Number, address: listener.Wildcard(k.scope.Value().Caps), age: s.Row,
-			target: target{cluster: cluster.Name(cluster.Outbound, p.Number, "", s.Host)}, serverFirst: p.Protocol.ServerFirst(),
-		}
-		if p.Protocol.IsHTTP() {
-			base.target, base.routes = target{}, strconv.Itoa(int(p.Number))
-			out = append(out, base)
-			continue
-		}
-		addresses := c.ownAddresses(r, k.scope, s)
-		if s.Elsewhere(k.scope) && len(addresses) == 0 {
-			continue // connections to it cannot be told from those to other hosts
-		}
-		var own []part
-		if len(addresses) > 0 || len(s.Addresses.CIDRs) > 0 {
-			own = addressed(base, addresses, s.Addresses.CIDRs, p.Protocol)
-		} else if !s.Source.Headless {
-			if p.Protocol.IsTLS() {
-				base.serverNames = []string{s.Host}
-				for _, alias := range c.model.Aliases(r, k.scope, s.Host) {
-					base.serverNames = append(base.serverNames, alias.Host)
-				}
-			}
-			if p.Protocol == mesh.Auto {
-				base.routes = strconv.Itoa(int(p.Number))
-			}
-			own = []part{base}
-		}
-		if len(own) > 0 {
-			out = append(out, c.routed(r, k, p, own)...)
+	if list := c.model.Egress(r, k.scope); len(list) > 0 {
+		out = c.planEgress(r, k, s, list)
+	} else {
+		for _, p := range s.Ports {
+			out = append(out, c.planPort(r, k, s, p)...)
 		}
 	}
 	for i := range out {
 		out[i].name = fmt.Sprintf("%s_%d", out[i].address, out[i].port)
+	}
+	return out
+}
+
+// planPort returns the parts of a port of a service at the addresses to which clients connect. The protocol may be that of a Sidecar's
+// listener.
+func (c *Compiler) planPort(r *incr.Reader, k scopeHost, s *model.Service, p model.Port) []part {
+	base := part{
+		host: s.Host, port: p.Number, address: listener.Wildcard(k.scope.Value().Caps), age: s.Row,
+		target: target{cluster: cluster.Name(cluster.Outbound, p.Number, "", s.Host)}, serverFirst: p.Protocol.ServerFirst(),
+	}
+	switch {
+	case p.Protocol == mesh.UDP:
+		return nil
+	case p.Protocol.IsHTTP():
+		base.target, base.routes = target{}, strconv.Itoa(int(p.Number))
+		return []part{base}
+	}
+	addresses := c.ownAddresses(r, k.scope, s)
+	if s.Elsewhere(k.scope) && len(addresses) == 0 {
+		return nil // connections to it cannot be told from those to other hosts
+	}
+	var own []part
+	if len(addresses) > 0 || len(s.Addresses.CIDRs) > 0 {
+		own = addressed(base, addresses, s.Addresses.CIDRs, p.Protocol)
+	} else if !s.Source.Headless {
+		if p.Protocol.IsTLS() {
+			base.serverNames = c.namesOf(r, k.scope, s)
+		}
+		if p.Protocol == mesh.Auto {
+			base.routes = strconv.Itoa(int(p.Number))
+		}
+		own = []part{base}
+	}
+	if len(own) == 0 {
+		return nil
+	}
+	return c.routed(r, k, p, own)
+}
+
+// namesOf returns the names of a service in a scope, by which TLS connections to it are known.
+func (c *Compiler) namesOf(r *incr.Reader, scope mesh.ScopeID, s *model.Service) []string {
+	out := []string{s.Host}
+	for _, alias := range c.model.Aliases(r, scope, s.Host) {
+		out = append(out, alias.Host)
 	}
 	return out
 }
@@ -117,7 +136,7 @@ func addressed(base part, addresses []string, cidrs []netip.Prefix, p mesh.Proto
 		one := base
 		one.address = a
 		if p == mesh.Auto {
-			one.routes = fmt.Sprintf("%s:%d", base.host, base.port)
+			one.routes, one.own = fmt.Sprintf("%s:%d", base.host, base.port), true
 		}
 		out = append(out, one)
 	}
@@ -132,6 +151,7 @@ func addressed(base part, addresses []string, cidrs []netip.Prefix, p mesh.Proto
 type merged struct {
 	Name, Address string
 	Port          uint32
+	Binds         bool
 	Routes        string
 	SNI, CIDR     []part
 	TCP           target // of the default filter chain
@@ -150,8 +170,14 @@ type listenerParts struct {
 // share a listener.
 func (c *Compiler) index(r *incr.Reader, s mesh.ScopeID) []listenerParts {
 	var parts []part
-	for _, p := range c.inner.plan.OfAll(r, scopeHosts(s, c.model.Visible(r, s))) {
-		parts = append(parts, p...)
+	visible := c.model.Visible(r, s)
+	declared := c.declared(r, s, visible)
+	for _, list := range c.inner.plan.OfAll(r, scopeHosts(s, visible)) {
+		for _, p := range list {
+			if p.declared || !declared[p.name] {
+				parts = append(parts, p)
+			}
+		}
 	}
 	slices.SortStableFunc(parts, compareParts)
 	var out []listenerParts
@@ -227,7 +253,7 @@ func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
 	if len(list) == 0 {
 		return nil
 	}
-	m := &merged{Name: k.name, Address: list[0].address, Port: list[0].port}
+	m := &merged{Name: k.name, Address: list[0].address, Port: list[0].port, Binds: list[0].binds}
 	for _, p := range list {
 		from := scopeHost{k.scope, p.host}
 		if derived && !has(d.Services, p.host) {
@@ -245,9 +271,8 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 	if c.opts.NoSniffOutbound {
 		env.Caps &^= mesh.HTTPInspector
 	}
-	allowAny := c.model.AllowAny(r, k.Scope)
 	if k.Name == mesh.VirtualOutbound {
-		return marshal.MustEncodedAny(listener.VirtualOutbound(env, allowAny))
+		return marshal.MustEncodedAny(listener.VirtualOutbound(env, c.unknown(r, k.Scope)))
 	}
 	if k.Scope.Value().Role == mesh.Router {
 		return c.routerListener(r, k, env)
@@ -256,7 +281,7 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 	if m == nil {
 		return nil
 	}
-	o := listener.Outbound{Name: m.Name, Address: m.Address, Port: m.Port, Routes: m.Routes, AllowAny: allowAny}
+	o := listener.Outbound{Name: m.Name, Address: m.Address, Port: m.Port, Binds: m.Binds, Routes: m.Routes, Unknown: c.unknown(r, k.Scope)}
 	o.TCP, o.Config = c.connectTo(r, k.Scope, m.TCP, m.Port)
 	matches := chainMatches{}
 	for _, p := range m.SNI {

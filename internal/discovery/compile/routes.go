@@ -23,6 +23,8 @@ type routeHosts struct {
 	Hosts []string
 	// Own is set if the listener belongs to one service, so that its only host matches any name.
 	Own bool
+	// Binds is set if clients connect to the listener itself: what is for no host has no destination.
+	Binds bool
 }
 
 // extraRoutes is the route configuration with the hosts of VirtualServices that no service has: that of port 80, as in Istio.
@@ -32,14 +34,16 @@ const extraRoutes = "80"
 // routeHosts returns the route configurations of a scope, sorted by name.
 func (c *Compiler) routeHosts(r *incr.Reader, s mesh.ScopeID) []routeHosts {
 	byName := map[string]*routeHosts{}
-	for _, ref := range c.model.Visible(r, s) {
+	visible := c.model.Visible(r, s)
+	declared := c.declared(r, s, visible)
+	for _, ref := range visible {
 		for _, p := range c.inner.plan.Of(r, scopeHost{s, ref.Host}) {
-			if p.routes == "" {
+			if p.routes == "" || declared[p.name] && !p.declared {
 				continue
 			}
 			t := byName[p.routes]
 			if t == nil {
-				t = &routeHosts{Name: p.routes, Port: p.port, Own: strings.Contains(p.routes, ":")}
+				t = &routeHosts{Name: p.routes, Port: p.port, Own: p.own, Binds: p.binds}
 				byName[p.routes] = t
 			}
 			t.Hosts = append(t.Hosts, p.host)
@@ -156,6 +160,9 @@ func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 		return nil
 	}
 	port := portOf(k.name)
+	if strings.HasPrefix(k.name, unixSocket) {
+		port = c.socketPort(r, k)
+	}
 	m := c.model.Mesh(r)
 	resolve := c.resolver(r, k.scope, port)
 	var routes []*routev3.Route
@@ -180,9 +187,9 @@ func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 	return marshal.Must(route.VirtualHost(route.HostName(k.host, port), domains, routes))
 }
 
-// portOf returns the port in the name of a route configuration, "PORT" or "host:PORT".
+// portOf returns the port in the name of a route configuration, "PORT", "host:PORT" or "ADDRESS_PORT".
 func portOf(name string) uint32 {
-	if i := strings.LastIndexByte(name, ':'); i >= 0 {
+	if i := strings.LastIndexAny(name, ":_"); i >= 0 {
 		name = name[i+1:]
 	}
 	n, _ := strconv.ParseUint(name, 10, 16)
@@ -224,11 +231,17 @@ func (c *Compiler) route(r *incr.Reader, k Key) []byte {
 	if k.Scope.Value().Role == mesh.Router {
 		return c.gatewayRouteConfig(r, k)
 	}
-	catchAll := func() []byte { return marshal.Must(route.CatchAll(c.model.AllowAny(r, k.Scope))) }
+	catchAll := func(binds bool) []byte {
+		to := c.unknown(r, k.Scope)
+		if to == mesh.BlackHoleCluster || binds && to == mesh.PassthroughCluster {
+			to = "" // an answer says more than a connection that ends
+		}
+		return marshal.Must(route.CatchAll(to))
+	}
 	if k.SeparateHosts {
 		frame := route.Frame(k.Name)
 		frame.Vhds = route.SeparateHosts()
-		return marshal.EncodedAny((*routev3.RouteConfiguration)(nil), route.Join(frame, [][]byte{catchAll()}))
+		return marshal.EncodedAny((*routev3.RouteConfiguration)(nil), route.Join(frame, [][]byte{catchAll(false)}))
 	}
 	name := scopeName{k.Scope, k.Name}
 	base, derived := c.model.Base(k.Scope)
@@ -257,7 +270,7 @@ func (c *Compiler) route(r *incr.Reader, k Key) []byte {
 	}
 	encoded := slices.DeleteFunc(c.inner.host.OfAll(r, hosts), func(b []byte) bool { return b == nil })
 	if !t.Own {
-		encoded = append(encoded, catchAll())
+		encoded = append(encoded, catchAll(t.Binds))
 	}
 	return marshal.EncodedAny((*routev3.RouteConfiguration)(nil), route.Join(route.Frame(k.Name), encoded))
 }

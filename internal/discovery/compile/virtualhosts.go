@@ -12,9 +12,11 @@ import (
 )
 
 // separate reports whether the virtual hosts of a route configuration are resources of their own. That of a
-// listener of one service has one virtual host and is always whole: nothing would be saved.
+// listener of one service has one virtual host and is always whole: nothing would be saved. So is that of a
+// Sidecar's listener with an address, "ADDRESS_PORT" or "unix://PATH": a Sidecar has few of them, and names of virtual hosts begin with
+// that of the configuration, up to a slash.
 func (c *Compiler) separate(s mesh.ScopeID, t routeHosts) bool {
-	return !t.Own && !c.opts.WholeRoutes && s.Value().Caps.Has(mesh.VirtualHosts)
+	return !t.Own && !strings.ContainsAny(t.Name, "_/") && !c.opts.WholeRoutes && s.Value().Caps.Has(mesh.VirtualHosts)
 }
 
 func virtualHostKey(s mesh.ScopeID, t routeHosts, host string) Key {

@@ -184,8 +184,13 @@ func TestPolicies(t *testing.T) {
 			"E spec.egress[0].hosts[0]: invalid host \"a.com\": want namespace/host, such as \"./a.com\"", "E spec.egress[0].hosts[1]: invalid namespace \"A b\"", "E spec.egress[0].hosts[2]: invalid host \"a b\""}},
 		{object.Sidecar, "{egress: [{}, {port: {number: 0, protocol: X}, bind: 127.0.0.1, hosts: ['./*']}]}", []string{
 			"E spec.egress[0].port: is missing, but only the last entry", "E spec.egress[0].hosts: is empty", "E spec.egress[1].port.number: invalid port 0",
-			"E spec.egress[1].port.protocol: invalid protocol \"X\"", "W spec.egress[1].port: not applied", "W spec.egress[1].bind: not applied"}},
+			"E spec.egress[1].port.protocol: invalid protocol \"X\""}},
+		{object.Sidecar, "{egress: [{port: {number: 80, protocol: HTTP}, hosts: ['./*']}, {port: {number: 90, protocol: TCP}, bind: 127.0.0.1, captureMode: NONE, hosts: ['./*']}, {port: {number: 0, protocol: HTTP}, bind: 'unix:///a', hosts: ['./*']}, {port: {number: 0, protocol: HTTP}, bind: 'unix:///b', hosts: ['./*']}, {bind: 127.0.0.2, hosts: ['./*']}]}", nil},
+		{object.Sidecar, "{egress: [{port: {number: 80, protocol: UDP}, hosts: ['./*']}, {port: {number: 80}, bind: x, hosts: ['./*']}, {port: {number: 1}, bind: 'unix:///b', hosts: ['./*']}, {port: {number: 0}, bind: 'unix://b', hosts: ['./*']}, {port: {number: 0}, bind: 'unix:///c', captureMode: IPTABLES, hosts: ['./*']}, {port: {number: 0}, bind: 'unix:///c', hosts: ['./*']}, {bind: 'unix:///d', hosts: ['./*']}]}", []string{
+			"E spec.egress[0].port.protocol: invalid protocol UDP", "E spec.egress[1].bind: invalid address \"x\"", "E spec.egress[1].port.number: port 80 is that of spec.egress[0], too", "E spec.egress[2].port.number: invalid port 1: want 0 with a Unix socket",
+			"E spec.egress[3].bind: invalid Unix socket \"unix://b\"", "E spec.egress[4].captureMode: IPTABLES is not for Unix sockets", "E spec.egress[5].bind: socket \"unix:///c\" is that of spec.egress[4], too", "E spec.egress[6].port: is missing; a Unix socket needs"}},
 		{object.Sidecar, "{ingress: [{port: {number: 80}}], outboundTrafficPolicy: {egressProxy: {host: x}}}", []string{"W spec.outboundTrafficPolicy.egressProxy: not applied"}},
+		{object.Sidecar, "{outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: x, port: {number: 80}}}}", nil},
 		{object.Sidecar, "{ingress: [{port: {number: 80}, defaultEndpoint: '127.0.0.1:8080'}, {port: {number: 81}, defaultEndpoint: 'unix:///a/b'}, {port: {number: 82}, defaultEndpoint: '[::]:82'}, {port: {number: 83}, captureMode: NONE}]}", nil},
 		{object.Sidecar, "{ingress: [{port: {number: 0, protocol: UDP}}, {port: {number: 80, targetPort: 1}}, {port: {number: 80}}]}", []string{
 			"E spec.ingress[0].port.number: invalid port 0", "E spec.ingress[0].port.protocol: invalid protocol UDP", "E spec.ingress[2].port.number: port 80 is that of spec.ingress[1], too", "W spec.ingress[1].port.targetPort: not applied"}},

@@ -26,12 +26,15 @@ func (c *check) sidecar(s *networking.Sidecar) {
 		for j, h := range e.GetHosts() {
 			c.namespacedHost(item(at+".hosts", j), h)
 		}
-		if p := e.GetPort(); p != nil {
-			c.port(at+".port.number", p.Number, false)
-			c.protocol(at+".port.protocol", p.Protocol)
-		}
-		if e.GetCaptureMode() == networking.CaptureMode_NONE {
-			c.warn(at+".captureMode", "not applied: only captured traffic is served")
+		c.egressAddress(at, e)
+		for j, other := range s.Egress[:i] {
+			switch p, o := e.GetPort(), other.GetPort(); {
+			case p == nil || o == nil || p.Number != o.Number:
+			case p.Number != 0:
+				c.fail(at+".port.number", "port %d is that of %s, too; list the hosts of both in one", p.Number, item("spec.egress", j))
+			case e.GetBind() == other.GetBind():
+				c.fail(at+".bind", "socket %q is that of %s, too; list the hosts of both in one", e.GetBind(), item("spec.egress", j))
+			}
 		}
 	}
 	first := map[uint32]int{}
@@ -49,6 +52,35 @@ func (c *check) sidecar(s *networking.Sidecar) {
 	}
 	if p := s.OutboundTrafficPolicy.GetEgressProxy(); p != nil {
 		c.destination("spec.outboundTrafficPolicy.egressProxy", p)
+		if s.OutboundTrafficPolicy.Mode != networking.OutboundTrafficPolicy_ALLOW_ANY {
+			c.warn("spec.outboundTrafficPolicy.egressProxy", "not applied: with mode REGISTRY_ONLY nothing is sent to unknown hosts")
+		}
+	}
+}
+
+// egressAddress checks the port and the address of a listener for outbound connections. [control-plane 1.9.22]
+func (c *check) egressAddress(at string, e *networking.IstioEgressListener) {
+	p, bind := e.GetPort(), e.GetBind()
+	path, socket := strings.CutPrefix(bind, "unix://")
+	if p != nil {
+		c.port(at+".port.number", p.Number, socket)
+		c.protocol(at+".port.protocol", p.Protocol)
+		if mesh.ParseProtocol(p.Protocol) == mesh.UDP {
+			c.fail(at+".port.protocol", "invalid protocol UDP: connections are TCP")
+		}
+	}
+	switch {
+	case bind == "":
+	case socket && !isSocketPath(path):
+		c.fail(at+".bind", "invalid Unix socket %q: want \"unix://\" and an absolute path of at most %d bytes", bind, maxSocketPath)
+	case socket && p == nil:
+		c.fail(at+".port", "is missing; a Unix socket needs port.number 0 and a protocol")
+	case socket && p.Number != 0:
+		c.fail(at+".port.number", "invalid port %d: want 0 with a Unix socket", p.Number)
+	case socket && e.GetCaptureMode() == networking.CaptureMode_IPTABLES:
+		c.fail(at+".captureMode", "IPTABLES is not for Unix sockets; remove it, or use NONE")
+	case !socket && !isIP(bind):
+		c.fail(at+".bind", "invalid address %q: want an IP address, or unix://PATH", bind)
 	}
 }
 

@@ -117,6 +117,10 @@ type egress struct {
 	everything               bool
 	hosts                    []egressHost
 	registryOnly, anyAllowed bool
+	// proxy is where connections to unknown hosts go, the zero value for their destination.
+	proxy EgressProxy
+	// listeners are those of the Sidecar, with their hosts, if one of them has a port or address; else nil.
+	listeners []Egress
 }
 
 type egressHost struct{ namespace, host string }
@@ -138,7 +142,9 @@ func (m *Model) egress(r *incr.Reader, s mesh.ScopeID) *egress {
 		return unrestricted
 	}
 	e := &egress{everything: len(row.Spec.Egress) == 0}
+	own := false
 	for _, l := range row.Spec.Egress {
+		first := len(e.hosts)
 		for _, h := range l.Hosts {
 			ns, host, ok := strings.Cut(h, "/")
 			if !ok {
@@ -149,6 +155,12 @@ func (m *Model) egress(r *incr.Reader, s mesh.ScopeID) *egress {
 			}
 			e.hosts = append(e.hosts, egressHost{ns, mesh.HostName(host)})
 		}
+		listener := egressListener(l, e.hosts[first:])
+		own = own || listener.Port != 0 || listener.Bind != "" || listener.Binds
+		e.listeners = append(e.listeners, listener)
+	}
+	if !own {
+		e.listeners = nil
 	}
 	if p := row.Spec.OutboundTrafficPolicy; p != nil {
 		switch p.Mode {
@@ -156,6 +168,9 @@ func (m *Model) egress(r *incr.Reader, s mesh.ScopeID) *egress {
 			e.registryOnly = true
 		case networking.OutboundTrafficPolicy_ALLOW_ANY:
 			e.anyAllowed = true
+			if to := p.EgressProxy; to != nil {
+				e.proxy = EgressProxy{Host: mesh.FullHost(to.Host, row.Namespace, m.domain), Port: to.GetPort().GetNumber(), Subset: to.Subset}
+			}
 		default:
 			panic(fmt.Sprintf("model: unknown outbound traffic policy %d", p.Mode)) // package config rejects it
 		}
@@ -164,10 +179,11 @@ func (m *Model) egress(r *incr.Reader, s mesh.ScopeID) *egress {
 }
 
 func (e *egress) sees(namespace, host string) bool {
-	if e.everything {
-		return true
-	}
-	for _, h := range e.hosts {
+	return e.everything || seen(e.hosts, namespace, host)
+}
+
+func seen(hosts []egressHost, namespace, host string) bool {
+	for _, h := range hosts {
 		if (h.namespace == "*" || h.namespace == namespace) && hostMatches(h.host, host) {
 			return true
 		}
@@ -278,9 +294,12 @@ func (m *Model) ServiceFrom(r *incr.Reader, namespace, host string) (best *Servi
 	return best
 }
 
-// imported returns the hosts that the routes of a scope's VirtualServices lead to, and those of external authorizers, which inbound
+// imported returns the hosts that the routes of a scope's VirtualServices lead to, that of its egress proxy, and those of external authorizers, which inbound
 // listeners use whatever the Sidecar says, sorted. [control-plane 1.9.21, 1.10.13]
 func (m *Model) imported(r *incr.Reader, s mesh.ScopeID) (out []string) {
+	if to := m.egressOf(r, s).proxy; to.Host != "" {
+		out = append(out, to.Host)
+	}
 	for _, p := range m.Mesh(r).GetExtensionProviders() {
 		if service, _, ok := mesh.ExternalAuthorizer(p); ok {
 			_, host := mesh.ProviderService(service)

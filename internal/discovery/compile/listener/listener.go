@@ -8,6 +8,7 @@ package listener
 
 import (
 	"slices"
+	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
@@ -67,7 +68,12 @@ func (e Env) additional(ip string, port uint32) []*listenerv3.AdditionalAddress 
 	return []*listenerv3.AdditionalAddress{{Address: address("::", port)}}
 }
 
+// address is that of a listener: an IP address and a port, or a Unix socket ("unix://PATH"), to which every user of the Pod may connect,
+// as every user's connections are captured.
 func address(ip string, port uint32) *corev3.Address {
+	if path, ok := strings.CutPrefix(ip, "unix://"); ok {
+		return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path, Mode: 0o666}}}
+	}
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address: ip, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
 	}}}

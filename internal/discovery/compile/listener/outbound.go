@@ -12,12 +12,14 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Outbound is the plan of one outbound listener. It does not bind; virtualOutbound hands over
+// Outbound is the plan of one outbound listener. It does not bind, unless Binds is set; virtualOutbound hands over
 // connections by their original destination.
 type Outbound struct {
 	Name    string // 0.0.0.0_PORT or VIP_PORT
 	Address string
-	Port    uint32
+	// Binds is set if clients connect to the listener's own address: their destination is no other.
+	Binds bool
+	Port  uint32
 	// Routes is the RDS name of the HTTP chain; empty if the listener accepts no HTTP.
 	Routes string
 	// SNI chains match the TLS server name, and may match the original destination, too; CIDR chains match only that.
@@ -25,8 +27,8 @@ type Outbound struct {
 	// TCP is for connections that no chain matches; without clusters they are treated as unknown traffic. Config is as in Chain.
 	TCP    TCP
 	Config string
-	// AllowAny sends unknown traffic to its original destination; otherwise it is dropped.
-	AllowAny bool
+	// Unknown is the cluster for unknown traffic.
+	Unknown string
 }
 
 // Chain sends connections that match to clusters.
@@ -53,13 +55,17 @@ func BuildOutbound(o Outbound, e Env) *listenerv3.Listener {
 		ContinueOnListenerFiltersTimeout: true,
 		TrafficDirection:                 corev3.TrafficDirection_OUTBOUND,
 	}
+	if o.Binds {
+		l.BindToPort = nil
+		l.MaxConnectionsToAcceptPerSocketEvent = wrapperspb.UInt32(1)
+	}
 	for _, c := range o.SNI {
 		l.FilterChains = append(l.FilterChains, e.tcpChain(c))
 	}
 	if len(o.SNI) > 0 {
 		l.ListenerFilters = append(l.ListenerFilters, tlsInspector())
 	}
-	if o.Routes != "" && e.Caps.Has(mesh.HTTPInspector) {
+	if o.Routes != "" && e.Caps.Has(mesh.HTTPInspector) && !o.onlyHTTP() {
 		l.ListenerFilters = append(l.ListenerFilters, httpInspector())
 		l.FilterChains = append(l.FilterChains, e.httpChain(o, &listenerv3.FilterChainMatch{
 			TransportProtocol: "raw_buffer", ApplicationProtocols: e.plainHTTP(),
@@ -76,6 +82,9 @@ func BuildOutbound(o Outbound, e Env) *listenerv3.Listener {
 	}
 	return l
 }
+
+// onlyHTTP reports whether whatever connects is HTTP: there is nothing else that a connection to the listener itself could be for.
+func (o Outbound) onlyHTTP() bool { return o.Binds && o.Routes != "" && o.TCP.none() }
 
 // tcpChain returns a filter chain without HTTP.
 func (e Env) tcpChain(c Chain) *listenerv3.FilterChain {
@@ -104,20 +113,12 @@ func (e Env) httpChain(o Outbound, match *listenerv3.FilterChainMatch) *listener
 // detection treats all connections as HTTP if only HTTP is declared, otherwise as TCP.
 func (e Env) defaultChain(o Outbound) *listenerv3.FilterChain {
 	switch {
-	case o.Routes != "" && o.TCP.none() && !e.Caps.Has(mesh.HTTPInspector):
+	case o.Routes != "" && o.TCP.none() && (o.Binds || !e.Caps.Has(mesh.HTTPInspector)):
 		return e.httpChain(o, nil)
 	case !o.TCP.none():
 		return e.tcpChain(Chain{TCP: o.TCP, Config: o.Config})
 	}
-	return &listenerv3.FilterChain{Name: "PassthroughFilterChain", Filters: []*listenerv3.Filter{e.unknown(o.AllowAny)}}
-}
-
-func (e Env) unknown(allowAny bool) *listenerv3.Filter {
-	to := mesh.BlackHoleCluster
-	if allowAny {
-		to = mesh.PassthroughCluster
-	}
-	return e.tcpProxy(to, TCP{Cluster: to})
+	return &listenerv3.FilterChain{Name: "PassthroughFilterChain", Filters: []*listenerv3.Filter{e.tcpProxy(o.Unknown, TCP{Cluster: o.Unknown})}}
 }
 
 func (e Env) detectionTimeout() *durationpb.Duration {
@@ -136,8 +137,8 @@ func ranges(prefixes []netip.Prefix) []*corev3.CidrRange {
 }
 
 // VirtualOutbound returns the listener for all captured outbound connections. It hands them over to the
-// listener of their destination, or treats them as unknown traffic.
-func VirtualOutbound(e Env, allowAny bool) *listenerv3.Listener {
+// listener of their destination, or to the cluster for unknown traffic.
+func VirtualOutbound(e Env, unknown string) *listenerv3.Listener {
 	port := e.outboundPort()
 	return &listenerv3.Listener{
 		Name:                mesh.VirtualOutbound,
@@ -147,7 +148,7 @@ func VirtualOutbound(e Env, allowAny bool) *listenerv3.Listener {
 		TrafficDirection:    corev3.TrafficDirection_OUTBOUND,
 		FilterChains: []*listenerv3.FilterChain{
 			e.blackhole(mesh.VirtualOutbound+"-blackhole", port),
-			{Name: mesh.VirtualOutbound + "-catchall-tcp", Filters: []*listenerv3.Filter{e.unknown(allowAny)}},
+			{Name: mesh.VirtualOutbound + "-catchall-tcp", Filters: []*listenerv3.Filter{e.tcpProxy(unknown, TCP{Cluster: unknown})}},
 		},
 		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
 		AccessLog:                            e.listenerLog(),

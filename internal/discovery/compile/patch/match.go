@@ -175,7 +175,7 @@ func (p *Patch) TouchesRoutes(name string, c Context) bool {
 			port = k.Port
 		}
 	default:
-		n, _ := strconv.ParseUint(name[strings.LastIndexByte(name, ':')+1:], 10, 16)
+		n, _ := strconv.ParseUint(name[strings.LastIndexAny(name, ":_")+1:], 10, 16) // "PORT", "HOST:PORT" or "ADDRESS_PORT"
 		port = uint32(n)
 	}
 	return (m.GetPortNumber() == 0 || m.GetPortNumber() == port || c == Gateway && slices.Contains(p.Listening, port)) && (c != Gateway ||

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
-	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 const (
@@ -102,16 +101,16 @@ func Domains(n Names) []string {
 	return out
 }
 
-// CatchAll returns the virtual host for unknown names. With allowAny, requests are forwarded to their
-// original destination; otherwise (outboundTrafficPolicy REGISTRY_ONLY) they get 502.
-func CatchAll(allowAny bool) *routev3.VirtualHost {
-	if !allowAny {
+// CatchAll returns the virtual host for unknown names, whose requests go to a cluster: that of their original destination, or of an
+// egress proxy. Without one (outboundTrafficPolicy REGISTRY_ONLY) they get 502.
+func CatchAll(to string) *routev3.VirtualHost {
+	if to == "" {
 		return catchAllHost("block_all", &routev3.Route{Action: &routev3.Route_DirectResponse{
 			DirectResponse: &routev3.DirectResponseAction{Status: statusBadGateway},
 		}})
 	}
 	return catchAllHost("allow_any", &routev3.Route{Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: mesh.PassthroughCluster},
+		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: to},
 		Timeout:          &durationpb.Duration{},
 		MaxGrpcTimeout:   &durationpb.Duration{}, //nolint:staticcheck // as Istio sends it
 	}}})

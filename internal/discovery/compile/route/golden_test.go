@@ -97,7 +97,11 @@ func (r request) input(t *testing.T) route.Input {
 func (r request) host(t *testing.T) *routev3.VirtualHost {
 	m := golden.Proto(t, r.Mesh, &meshv1.MeshConfig{})
 	if r.Kind == "catchall" {
-		return route.CatchAll(r.AllowAny)
+		to := ""
+		if r.AllowAny {
+			to = mesh.PassthroughCluster
+		}
+		return route.CatchAll(to)
 	}
 	var routes []*routev3.Route
 	if r.Rule != nil {
