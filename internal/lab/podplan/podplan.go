@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
@@ -287,6 +288,12 @@ func (m *maker) readOne(file string, line int, t *yamltree.Tree, d *document) {
 	}
 	if err == nil {
 		err = m.object(s, head.APIVersion, text, d)
+	}
+	if d != nil && d.dropped {
+		// pilot-discovery does not read it.
+		for _, f := range decode.UnknownFields(t) {
+			m.plan.Notes = append(m.plan.Notes, Note{File: s.file, Line: f.Line, Object: s.object(), Text: f.Path + ": " + f.Text})
+		}
 	}
 	if err != nil {
 		m.unread[file] = true

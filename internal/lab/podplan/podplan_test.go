@@ -245,3 +245,25 @@ func FuzzMake(f *testing.F) {
 		}
 	})
 }
+
+// What pilot-discovery reads as it is written is its own to report.
+func TestUnknownFieldsOfDroppedObjectsAreNoted(t *testing.T) {
+	p := plan(t, nil, file("a.yaml", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec:\n  replics: 2\n  template: {spec: {containers: [{name: c, image: x}]}}\n---\n"+
+		"apiVersion: v1\nkind: Pod\nmetadata: {name: b}\nspec:\n  containres: []\n  containers: [{name: c, image: x}]\n---\n"+
+		"apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: a, lables: {}}\n"))
+	var got []string
+	for _, n := range p.Notes {
+		got = append(got, n.String())
+	}
+	for _, want := range []string{
+		"a.yaml:5: Deployment default/a: spec.replics: unknown field: it has no effect; did you mean replicas?",
+		"a.yaml:12: Pod default/b: spec.containres: unknown field: it has no effect; did you mean containers?",
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("notes %q, want %q", got, want)
+		}
+	}
+	if strings.Contains(strings.Join(got, "\n"), "lables") {
+		t.Errorf("notes %q: want only those of objects that pilot-discovery does not read", got)
+	}
+}

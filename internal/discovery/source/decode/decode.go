@@ -2,8 +2,8 @@
 //
 // Documents parses a text; Typed and Istio convert objects of a client of the Kubernetes API. The
 // results are the same, whatever the source. Decoding is strict for Istio's kinds (an unknown field is
-// a problem) and lenient for Kubernetes' own kinds (unknown fields are ignored, wrong types are
-// problems). It reports what cannot be parsed; package config validates the result. All functions are
+// an error) and lenient for Kubernetes' own kinds and for metadata (unknown fields are warnings, wrong types are
+// errors). It reports what cannot be parsed; package config validates the result. All functions are
 // pure, and safe for texts from untrusted sources.
 package decode
 
@@ -23,7 +23,7 @@ type Result struct {
 	// Objects are those that were parsed, in the order of the text. Several of them may have the
 	// same key; the caller decides which one is used.
 	Objects []object.Object
-	// Problems are those of the other documents. Key is zero if that of a document is unknown; if
+	// Problems are those of the other documents, and warnings about the objects. Key is zero if that of a document is unknown; if
 	// the kind is misspelt, it is that of the object that was probably meant. A problem of severity
 	// Info counts the skipped objects.
 	Problems []object.Problem
@@ -152,9 +152,19 @@ func (d *decoder) object(t *yamltree.Tree, version string, kind object.Kind) {
 		}
 		d.problem(key, f)
 	}
+	d.unknownFields(key, t)
 	if len(faults) == 0 {
 		o.Origin = object.Origin{File: d.file, Line: t.Line}
 		d.Objects = append(d.Objects, o)
+	}
+}
+
+// unknownFields adds a warning for each field of an object that has no effect because its kind does not have it.
+func (d *decoder) unknownFields(k object.Key, t *yamltree.Tree) {
+	for _, f := range UnknownFields(t) {
+		d.Problems = append(d.Problems, object.Problem{
+			Origin: object.Origin{File: d.file, Line: f.Line}, Key: k, Field: f.Path, Text: f.Text, Severity: object.Warning,
+		})
 	}
 }
 
@@ -165,6 +175,9 @@ func (d *decoder) notRead(t *yamltree.Tree, version string, kind object.Kind) {
 	meant, p, known := notRead(version, kind)
 	if !known {
 		d.Skipped = append(d.Skipped, Skipped{Origin: at, APIVersion: version, Kind: string(kind), Name: name})
+		if workloadKinds[groupKind{group: groupIn(version), kind: kind}] != nil {
+			d.unknownFields(KeyOf(kind, namespace, name), t)
+		}
 		return
 	}
 	p.Origin, p.Key = at, KeyOf(meant, namespace, name)

@@ -50,7 +50,6 @@ metadata: {name: a, namespace: n}
 spec:
   clusterIPs: [10.0.0.1, "fd00::1"]
   selector: {app: a}
-  futureField: [1, {x: y}]
   ports: [{port: 80, targetPort: 8080}, {name: grpc, port: 90, targetPort: admin, appProtocol: h2c}, {port: 53, protocol: UDP, targetPort: "5353"}]`,
 			"Service n/a", &object.ServiceSpec{ClusterIPs: ips("10.0.0.1", "fd00::1"), Selector: map[string]string{"app": "a"}, Ports: []object.ServicePort{
 				{Port: 80, TargetPort: 8080, Protocol: "TCP"}, {Name: "grpc", Port: 90, TargetName: "admin", AppProtocol: "h2c", Protocol: "TCP"}, {Port: 53, Protocol: "UDP", TargetPort: 5353}}}},

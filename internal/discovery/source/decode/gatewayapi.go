@@ -61,7 +61,7 @@ func gatewayAPI[T any, P interface {
 	metav1.ObjectMetaAccessor
 }](kind object.Kind, resource string, spec func(*T) any, more ...string) kindRow {
 	row := core[T, P](kind, gatewayGroup, resource, wholeTree, func(_ *reducer, x *T) any { return spec(x) })
-	row.defined = true
+	row.defined, row.typ = true, nil
 	row.versions = []string{gatewayGroup + "/v1", gatewayGroup + "/v1beta1"}
 	for _, v := range more {
 		row.versions = append(row.versions, gatewayGroup+"/"+v)
@@ -107,7 +107,7 @@ func unknownField(t *yamltree.Tree, path string, typ reflect.Type) *yamltree.Fau
 		for _, e := range t.Entries {
 			at, known := fields[e.Key]
 			if !known {
-				return &yamltree.Fault{Line: e.Line, Path: yamltree.JoinPath(path, e.Key), Text: "unknown field"}
+				return &yamltree.Fault{Line: e.Line, Path: yamltree.JoinPath(path, e.Key), Text: "unknown field" + meantField(e.Key, fields)}
 			}
 			if f := unknownField(e.Value, yamltree.JoinPath(path, e.Key), at); f != nil {
 				return f
@@ -124,7 +124,7 @@ func jsonFields(typ reflect.Type) map[string]reflect.Type {
 		f := typ.Field(i)
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
-		case strings.Contains(options, "inline"):
+		case strings.Contains(options, "inline") || f.Anonymous && name == "":
 			for n, t := range jsonFields(f.Type) {
 				out[n] = t
 			}

@@ -3,6 +3,7 @@ package decode
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -58,6 +59,8 @@ type kindRow struct {
 	// false for a value of another type.
 	fromTree  func(t *yamltree.Tree, meta metav1.ObjectMeta) (any, *yamltree.Fault)
 	fromTyped func(r *reducer, k8s any) bool
+	// typ is the client type of one of Kubernetes' own kinds, of which unknown fields are warnings; nil for all others.
+	typ reflect.Type
 }
 
 // kinds has a row for each supported kind. To support another one, add its constant to package object,
@@ -132,7 +135,7 @@ func core[T any, P interface {
 }](kind object.Kind, group, resource string, whole bool, spec func(*reducer, *T) any) kindRow {
 	metaIn := func(x *T) *metav1.ObjectMeta { return P(x).GetObjectMeta().(*metav1.ObjectMeta) }
 	return kindRow{
-		group: group, resource: resource,
+		group: group, resource: resource, typ: reflect.TypeFor[T](),
 		fromTree: func(t *yamltree.Tree, meta metav1.ObjectMeta) (any, *yamltree.Fault) {
 			x := new(T)
 			if whole {

@@ -342,8 +342,13 @@ func (m *merger) lastDocumentChanged(state *fileState, r reading) bool {
 	for _, s := range r.result.Skipped {
 		last = max(last, s.Origin.Line)
 	}
+	decoded := map[object.Key]bool{}
+	for i := range r.result.Objects {
+		decoded[r.result.Objects[i].Key] = true
+	}
 	for _, p := range r.result.Problems {
-		if p.Origin.Line >= last && p.Severity != object.Info {
+		// A warning about an object that was decoded says nothing about the end of the file.
+		if p.Origin.Line >= last && p.Severity != object.Info && !decoded[p.Key] {
 			return true
 		}
 	}
