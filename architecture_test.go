@@ -91,6 +91,7 @@ var layers = map[string]layer{
 // packages below it.
 var allowedImports = map[string][]string{
 	"internal/discovery/source/scope":      {"internal/discovery/source/decode"}, // which kinds are Istio's
+	"internal/lab/podplan":                 {"internal/discovery/source/decode"}, // which fields Kubernetes' kinds have
 	"internal/agent/identity":              {"internal/agent/spec"},              // every part of the agent reads the Spec
 	"internal/agent/bootstrap":             {"internal/agent/spec"},
 	"internal/agent/launch":                {"internal/agent/envoy"},    // it makes an envoy.Launch

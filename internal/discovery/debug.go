@@ -204,6 +204,7 @@ func (s *Server) monitoringMux() http.Handler {
 	m.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
 	m.HandleFunc("GET /version", s.version)
 	s.handleDebug(m)
+	ui.Handle(m, s.hub, s.guarded)
 	return m
 }
 

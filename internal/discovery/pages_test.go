@@ -131,7 +131,7 @@ func TestEveryDebugPageIsGuardedOnBothPorts(t *testing.T) {
 	}
 	workload, system := p.token("shop", "default"), p.token("istio-system", "istiod")
 	for name, h := range map[string]http.Handler{"HTTP": p.server.debugMux(), "monitoring": p.server.monitoringMux()} {
-		paths := []string{"/debug", "/debug/"}
+		paths := []string{"/debug", "/debug/", "/ui"}
 		for _, page := range p.server.pages() {
 			paths = append(paths, "/debug/"+page.path)
 		}
@@ -143,7 +143,7 @@ func TestEveryDebugPageIsGuardedOnBothPorts(t *testing.T) {
 				t.Errorf("%s %s as a workload: %d, want 403", name, path, got)
 			}
 		}
-		for _, path := range []string{"/debug", "/debug/registryz", "/debug/pprof/heap"} {
+		for _, path := range []string{"/debug", "/debug/registryz", "/debug/pprof/heap", "/ui/"} {
 			if got := ask(h, path, system); got != http.StatusOK {
 				t.Errorf("%s %s as the control plane's namespace: %d, want 200", name, path, got)
 			}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // gateway is a Gateway that may need a router.
@@ -12,6 +13,8 @@ type gateway struct {
 	source
 	selector map[string]string
 	ports    []uint16
+	// schemes has "https" for the ports that speak TLS, and "" for those that speak neither TLS nor HTTP.
+	schemes map[uint16]string
 	// own is set for those of the Gateway API, which have a router of their own.
 	own bool
 }
@@ -23,7 +26,7 @@ var installed = []string{"ingressgateway", "egressgateway"}
 const gatewayNamespace = "istio-system"
 
 func (m *maker) readGateway(s source, group string, text []byte) error {
-	g := gateway{source: s}
+	g := gateway{source: s, schemes: map[uint16]string{}}
 	switch group {
 	case "networking.istio.io":
 		var body struct {
@@ -31,7 +34,8 @@ func (m *maker) readGateway(s source, group string, text []byte) error {
 				Selector map[string]string `json:"selector"`
 				Servers  []struct {
 					Port struct {
-						Number uint16 `json:"number"`
+						Number   uint16 `json:"number"`
+						Protocol string `json:"protocol"`
 					} `json:"port"`
 				} `json:"servers"`
 			} `json:"spec"`
@@ -41,14 +45,15 @@ func (m *maker) readGateway(s source, group string, text []byte) error {
 		}
 		g.selector = body.Spec.Selector
 		for _, server := range body.Spec.Servers {
-			g.ports = append(g.ports, server.Port.Number)
+			g.add(server.Port.Number, server.Port.Protocol)
 		}
 	case "gateway.networking.k8s.io":
 		var body struct {
 			Spec struct {
 				GatewayClassName string `json:"gatewayClassName"`
 				Listeners        []struct {
-					Port uint16 `json:"port"`
+					Port     uint16 `json:"port"`
+					Protocol string `json:"protocol"`
 				} `json:"listeners"`
 			} `json:"spec"`
 		}
@@ -60,13 +65,45 @@ func (m *maker) readGateway(s source, group string, text []byte) error {
 		}
 		g.own = true
 		for _, l := range body.Spec.Listeners {
-			g.ports = append(g.ports, l.Port)
+			g.add(l.Port, l.Protocol)
 		}
 	default:
 		return nil
 	}
 	m.gateways = append(m.gateways, g)
 	return nil
+}
+
+// ownLabels are those of the router of a Gateway of the Gateway API.
+func (g gateway) ownLabels() map[string]string {
+	return map[string]string{"gateway.networking.k8s.io/gateway-name": g.meta.Name, "istio.io/gateway-name": g.meta.Name}
+}
+
+// add adds a port, which speaks a protocol.
+func (g *gateway) add(port uint16, protocol string) {
+	g.ports = append(g.ports, port)
+	switch strings.ToUpper(protocol) {
+	case "HTTPS", "TLS":
+		g.schemes[port] = "https"
+	case "TCP", "MONGO", "MYSQL", "REDIS", "UDP":
+		g.schemes[port] = ""
+	}
+}
+
+// Scheme is that of URLs of a port of a router, by the Gateways that select it: "http", "https", or "" for a port that
+// speaks neither.
+func (p *Plan) Scheme(router Pod, port uint16) string {
+	for _, g := range p.gateways {
+		selected := g.selector
+		if g.own {
+			selected = g.ownLabels()
+		}
+		scheme, given := g.schemes[port]
+		if given && (!g.own || g.meta.Namespace == router.Namespace) && !slices.ContainsFunc(slices.Collect(maps.Keys(selected)), func(name string) bool { return router.Labels[name] != selected[name] }) {
+			return scheme
+		}
+	}
+	return "http"
 }
 
 // addGateways adds the routers that Gateways select and the directory does not have: those of an installation of
@@ -86,9 +123,7 @@ func (m *maker) addGateways() {
 	}
 	for _, g := range m.gateways {
 		if name := g.meta.Name + "-istio"; g.own && len(g.ports) > 0 {
-			m.addRouter(g.meta.Namespace, name, map[string]string{
-				"gateway.networking.k8s.io/gateway-name": g.meta.Name, "istio.io/gateway-name": g.meta.Name,
-			}, g.ports)
+			m.addRouter(g.meta.Namespace, name, g.ownLabels(), g.ports)
 		}
 	}
 	for i := range m.pending {

@@ -62,6 +62,8 @@ type Plan struct {
 	addresses map[string]netip.Addr
 	// added are the Services that were added.
 	added []map[string]any
+	// gateways say which protocols the ports of routers speak.
+	gateways []gateway
 }
 
 // Note is one line about an object.
@@ -193,6 +195,7 @@ func Make(files []File, o Options) (*Plan, error) {
 		return nil, err
 	}
 	m.declarePorts()
+	m.plan.gateways = m.gateways
 	for i, f := range files {
 		m.plan.Files = append(m.plan.Files, File{Name: f.Name, Text: rewritten(f, docs[i])})
 	}

@@ -267,3 +267,30 @@ func TestUnknownFieldsOfDroppedObjectsAreNoted(t *testing.T) {
 		t.Errorf("notes %q: want only those of objects that pilot-discovery does not read", got)
 	}
 }
+
+func TestSchemesOfRoutersPorts(t *testing.T) {
+	p := plan(t, nil, file("g.yaml", `kind: Gateway
+apiVersion: networking.istio.io/v1
+metadata: {name: g, namespace: shop}
+spec: {selector: {istio: ingressgateway}, servers: [{port: {number: 80, protocol: HTTP}}, {port: {number: 443, protocol: HTTPS}}, {port: {number: 8443, protocol: TLS}}, {port: {number: 5432, protocol: TCP}}]}
+---
+kind: Gateway
+apiVersion: gateway.networking.k8s.io/v1
+metadata: {name: api, namespace: shop}
+spec: {gatewayClassName: istio, listeners: [{port: 443, protocol: HTTP}, {port: 80, protocol: HTTPS}]}
+`))
+	byName := map[string]podplan.Pod{}
+	for _, pod := range p.Pods {
+		byName[pod.Workload] = pod
+	}
+	for name, want := range map[string]map[uint16]string{
+		"istio-ingressgateway": {80: "http", 443: "https", 8443: "https", 5432: "", 9090: "http"},
+		"api-istio":            {80: "https", 443: "http"},
+	} {
+		for port, scheme := range want {
+			if got := p.Scheme(byName[name], port); got != scheme {
+				t.Errorf("port %d of %s: scheme %q, want %q", port, name, got, scheme)
+			}
+		}
+	}
+}

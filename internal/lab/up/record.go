@@ -54,6 +54,16 @@ func (p Pod) Key() string { return p.Name + "." + p.Namespace }
 type Published struct {
 	Address, Pod string
 	Port         uint16
+	// Scheme is that of its URLs: "http", "https", or "" for a port that speaks neither.
+	Scheme string
+}
+
+// URL is what a person opens: the address alone if the port speaks no HTTP.
+func (p Published) URL() string {
+	if p.Scheme == "" {
+		return p.Address
+	}
+	return p.Scheme + "://" + p.Address
 }
 
 // record is the file of this run, which is locked while it runs.

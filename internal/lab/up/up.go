@@ -358,7 +358,7 @@ func (s *session) open(ctx context.Context) error {
 		s.forwards.Go(func() { meshup.Forward(ctx, l, s.mesh.Net.Host(), "127.0.0.1:8080") })
 	}
 	for _, p := range s.o.Publish {
-		if err := s.publish(ctx, p); err != nil {
+		if err := s.publish(ctx, p, "http"); err != nil {
 			return err
 		}
 	}
@@ -371,7 +371,8 @@ func (s *session) open(ctx context.Context) error {
 				continue
 			}
 			for _, port := range svc.Ports {
-				if err := s.publish(ctx, Publish{Pod: p.Spec.Key(), Port: target(port)}); err != nil {
+				scheme := s.plan.Scheme(podplan.Pod{Namespace: p.Spec.Namespace, Labels: p.Spec.Labels}, target(port))
+				if err := s.publish(ctx, Publish{Pod: p.Spec.Key(), Port: target(port)}, scheme); err != nil {
 					return err
 				}
 			}
@@ -389,8 +390,8 @@ func target(p podplan.ServicePort) uint16 {
 	return n
 }
 
-// publish opens one port, once.
-func (s *session) publish(ctx context.Context, p Publish) error {
+// publish opens one port, once; scheme is that of its URLs.
+func (s *session) publish(ctx context.Context, p Publish, scheme string) error {
 	key := fmt.Sprintf("%s:%d", p.Pod, p.Port)
 	if s.opened[key] {
 		return nil
@@ -400,7 +401,7 @@ func (s *session) publish(ctx context.Context, p Publish) error {
 		return fmt.Errorf("publish port %d of %s: %w", p.Port, p.Pod, err)
 	}
 	s.opened[key] = true
-	s.record.Published = append(s.record.Published, Published{Address: l.Addr().String(), Pod: p.Pod, Port: p.Port})
+	s.record.Published = append(s.record.Published, Published{Address: l.Addr().String(), Pod: p.Pod, Port: p.Port, Scheme: scheme})
 	s.forwards.Go(func() { meshup.Forward(ctx, l, podDialer{s, p.Pod}, fmt.Sprintf(":%d", p.Port)) })
 	return nil
 }
@@ -434,7 +435,7 @@ func (s *session) hints() {
 		s.out.line("  pilotctl logs %s -c proxy", name)
 	}
 	for _, p := range s.record.Published {
-		s.out.line("  http://%s        port %d of %s", p.Address, p.Port, p.Pod)
+		s.out.line("  %s        port %d of %s", p.URL(), p.Port, p.Pod)
 	}
 	s.out.line("Edits of %s take effect. Ctrl-C ends everything.\n", s.o.Dir)
 }
