@@ -15,6 +15,10 @@ import (
 // policyLimit bounds that wait.
 const policyLimit = 5 * time.Second
 
+// threadTime is how long routes wait after the last acknowledgement: it is that of Envoy's main thread, and each worker takes a
+// new listener at its own time.
+const threadTime = 200 * time.Millisecond
+
 // viewStep is another view that proxies are to have after a commit.
 type viewStep struct {
 	class         mesh.Class
@@ -74,6 +78,16 @@ type barrier struct {
 	// awaited are the guarded listeners of the connections that have not acknowledged them; all is how many there were.
 	awaited map[string][]string
 	all     int
+	// acknowledged is when none was awaited any more; zero while one is.
+	acknowledged time.Time
+}
+
+// ends is when the wait is over, as far as is known.
+func (b *barrier) ends() time.Time {
+	if b.acknowledged.IsZero() || b.until.Before(b.acknowledged.Add(threadTime)) {
+		return b.until
+	}
+	return b.acknowledged.Add(threadTime)
 }
 
 // barrierFor is what a class waits for because of the barriers; nil for nothing.

@@ -90,14 +90,16 @@ func (p *publisher) rebar(c *publishedClass) {
 func (p *publisher) settleBarriers(connections []string) (acknowledged, late, recovered []*barrier) {
 	var open, still []*barrier
 	for _, b := range p.barriers.open {
-		p.settle(b, connections)
+		if p.settle(b, connections); len(b.awaited) == 0 && b.acknowledged.IsZero() {
+			b.acknowledged = p.now()
+		}
 		switch {
+		case p.now().Before(b.ends()):
+			open = append(open, b)
 		case len(b.awaited) == 0:
 			acknowledged = append(acknowledged, b)
-		case !p.now().Before(b.until):
-			late = append(late, b)
 		default:
-			open = append(open, b)
+			late = append(late, b)
 		}
 	}
 	for _, b := range p.barriers.late {
@@ -181,12 +183,14 @@ func (p *publisher) hasListeners(m *publishedProxy, names []string) bool {
 	return true
 }
 
-// barredUntil is when the next wait ends by itself; zero if there is none.
-func (p *publisher) barredUntil() time.Time {
-	if len(p.barriers.open) == 0 {
-		return time.Time{}
+// barredUntil is when the next wait is over, as far as is known; zero if there is none.
+func (p *publisher) barredUntil() (first time.Time) {
+	for _, b := range p.barriers.open {
+		if at := b.ends(); first.IsZero() || at.Before(first) {
+			first = at
+		}
 	}
-	return p.barriers.open[0].until
+	return first
 }
 
 // settleBarriers ends the waits for policies that are over, and tells of those that were in vain.

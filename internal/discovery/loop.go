@@ -162,6 +162,7 @@ func (l *loop) Run(ctx context.Context) error {
 	defer l.end()
 	var idle <-chan time.Time   // when a class has been idle for too long; nil while none is
 	var barred <-chan time.Time // when routes have waited for policies for long enough; nil while none do
+	var barredUntil time.Time   // that time
 	var keys <-chan time.Time   // when what waits for keys has waited for long enough; nil while nothing does
 	for {
 		if at := l.keys.until(); keys == nil && !at.IsZero() {
@@ -170,8 +171,8 @@ func (l *loop) Run(ctx context.Context) error {
 		if at := l.views.idle.until(); idle == nil && !at.IsZero() {
 			idle = time.After(time.Until(at))
 		}
-		if at := l.views.barredUntil(); barred == nil && !at.IsZero() {
-			barred = time.After(time.Until(at))
+		if at := l.views.barredUntil(); !at.IsZero() && (barred == nil || at.Before(barredUntil)) {
+			barred, barredUntil = time.After(time.Until(at)), at
 		}
 		select {
 		case b := <-l.batches:
