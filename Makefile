@@ -17,15 +17,17 @@ export ENVOY
 # Packages whose tests start real Envoys or need network namespaces: run without the race detector, once everything else is
 # known to be good. They wait more than they compute, so two run at a time.
 SLOW = ./test/... ./internal/lab/...
+# The conformance suite is a target of its own.
+CONFORMANCE = $(shell $(GO) list ./test/kube/conformance)
 # Of these, those with a Kubernetes control plane of their own.
-CLUSTER = $(shell $(GO) list ./test/kube/... ./test/webhooks/... ./test/skew/...)
+CLUSTER = $(shell $(GO) list ./test/kube/... ./test/webhooks/... ./test/skew/... | grep -v /conformance)
 FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 
 # The race detector needs a C compiler; where there is none the tests run without it.
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools kube before deps demo demo-kube cast test check lint fmt vet unit race e2e test-charts test-prometheus soak bench bench-matrix fuzz docs golden golden-charts charts images deb rpm release clean
+.PHONY: help build tools kube before deps demo demo-kube cast test check lint fmt vet unit race e2e test-charts test-prometheus test-conformance soak bench bench-matrix fuzz docs golden golden-charts charts images deb rpm release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,7 +96,7 @@ race: tools ## the same under the race detector (needs a C compiler)
 	@$(GO) test -race -count=1 -timeout 15m $(filter-out $(shell $(GO) list .),$(FAST))
 
 e2e: tools kube before build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
-	$(GO) test -count=1 -p 2 -timeout 25m $(filter-out $(CLUSTER),$(shell $(GO) list $(SLOW)))
+	$(GO) test -count=1 -p 2 -timeout 25m $(filter-out $(CLUSTER) $(CONFORMANCE),$(shell $(GO) list $(SLOW)))
 	$(GO) test -count=1 -p 2 -timeout 15m $(CLUSTER)
 
 test-charts: kube ## the tests of the Helm charts, a module of its own with Helm's library
@@ -102,6 +104,9 @@ test-charts: kube ## the tests of the Helm charts, a module of its own with Helm
 
 test-prometheus: ## the alerts and the board in Prometheus's own engine, a module of its own with its library
 	$(GO) test -C test/prometheus -count=1 -timeout 10m ./...
+
+test-conformance: tools kube build ## the conformance suite of the Gateway API against the charts, in a cluster (needs root; REPORT names a file for the report)
+	$(GO) test ./test/kube/conformance -count=1 -timeout 30m -v -args $(if $(REPORT),-report '$(abspath $(REPORT))')
 
 soak: tools kube before build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (default 60; needs root)
 	@hack/soak.sh $(or $(SOAK_MINUTES),60)

@@ -75,6 +75,7 @@ var layers = map[string]layer{
 	"internal/discovery/authn/tokenreview": edge, "internal/discovery/authn/usedtokens": edge, "internal/discovery/ca/rootsecret": edge, "internal/discovery/rootconfigmap": edge, "internal/discovery/managed": edge,
 	"internal/discovery/ui": edge, "internal/discovery/register": pure, "internal/discovery/registrar": edge,
 	"internal/discovery/objectstatus": pure, "internal/discovery/statuswriter": edge,
+	"internal/discovery/deploy": pure, "internal/discovery/deployer": edge,
 	"internal/discovery": wiring,
 
 	"internal/lab/netmesh": edge, "test/load": edge, "test/golden": edge, "test/require": edge, "test/envoytest": edge, "test/policytest": edge, "test/token": tools, "test/clitest": edge, "test/agenttest": lab, "test/kube": lab, "test/kube/node": lab, "test/kube/node/podstate": pure, "test/kube/node/podnet": pure, "test/kube/clusterup": lab,
@@ -82,7 +83,7 @@ var layers = map[string]layer{
 	"internal/lab/pty": edge, "test/tty": tools,
 	"internal/lab/meshup": lab, "internal/lab/up": lab, "internal/demo": lab,
 	"test/e2e": command, "test/grpcapp": command, "test/hotrestart": command, "test/bench": command, "test/bench/agent": command, "test/xdsload": command, "test/capture": command, "test/fakeenvoy": command,
-	"test/environment": command, "test/ui": command, "test/webhooks": command, "test/filesecret": command, "test/charts": command, "test/prometheus": command, "test/packages": command, "test/charts/helm": command, "test/kube/install": command, "test/kube/multi": command, "test/kube/demo": command, "test/kube/mixed": command, "test/skew": command, "test/images": command, "test/kube/server": command, "test/kube/identity": command, "test/cluster": command, "test/kube/source": command, "test/kube/status": command, "test/kube/faults": command,
+	"test/environment": command, "test/ui": command, "test/webhooks": command, "test/filesecret": command, "test/charts": command, "test/prometheus": command, "test/packages": command, "test/charts/helm": command, "test/kube/install": command, "test/kube/multi": command, "test/kube/demo": command, "test/kube/mixed": command, "test/skew": command, "test/images": command, "test/kube/server": command, "test/kube/identity": command, "test/cluster": command, "test/kube/source": command, "test/kube/status": command, "test/kube/conformance": command, "test/kube/conformance/suite": command, "test/kube/faults": command,
 	"cmd/pilot-agent": command, "cmd/pilot-discovery": command, "cmd/pilotctl": command, "samples/app": command, "hack/release": command, "hack/cast": command,
 	"proxy": wiring,
 }
@@ -107,18 +108,18 @@ var allowedImports = map[string][]string{
 	"internal/discovery/authn/reviewtest":  {"internal/discovery/authn"},                                        // it tests implementations of its interface
 	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                           // it implements its Store
 	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
-	"internal/discovery/analyze":           {"internal/discovery/delegate"},                                                                              // what it leaves out of delegates
-	"internal/discovery/model":             {"internal/discovery/allocate", "internal/discovery/delegate", "internal/discovery/credentials"},             // merges routes of delegates; it stores what was allocated; which Secrets Gateways name
-	"internal/discovery/config":            {"internal/discovery/credentials", "internal/discovery/compile/patch"},                                       // which Secrets can be used; what is wrong with a patch
-	"internal/discovery/compile/cluster":   {"internal/discovery/credentials"},                                                                           // how proxies ask for Secrets
-	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"},                                                                       // routes name clusters
-	"internal/discovery/compile/patch":     {"internal/discovery/compile/cluster"},                                                                       // it selects clusters by what their names say
-	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"},                                                                       // so do gRPC's routes
-	"internal/discovery/compile/authz":     {"internal/discovery/compile/jwt"},                                                                           // its rules read what that filter leaves
-	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster", "internal/discovery/compile/authz", "internal/discovery/credentials"}, // so do filter chains, which have filters of authorization
-	"internal/yamltree":                    {"internal/spelling"},                                                                                        // what a field may have been meant to be
-	"internal/httpguard":                   {"internal/printable"},                                                                                       // the Host of a client in an error
-	"test/require":                         {"internal/lab/netmesh"},                                                                                     // whether this machine can make Pods
+	"internal/discovery/analyze":           {"internal/discovery/delegate"},                                                                                               // what it leaves out of delegates
+	"internal/discovery/model":             {"internal/discovery/allocate", "internal/discovery/delegate", "internal/discovery/credentials", "internal/discovery/deploy"}, // merges routes of delegates; it stores what was allocated; which Secrets Gateways name, and which Service is made for them
+	"internal/discovery/config":            {"internal/discovery/credentials", "internal/discovery/deploy", "internal/discovery/compile/patch"},                           // which Secrets can be used; what is made for a Gateway; what is wrong with a patch
+	"internal/discovery/compile/cluster":   {"internal/discovery/credentials"},                                                                                            // how proxies ask for Secrets
+	"internal/discovery/compile/route":     {"internal/discovery/compile/cluster"},                                                                                        // routes name clusters
+	"internal/discovery/compile/patch":     {"internal/discovery/compile/cluster"},                                                                                        // it selects clusters by what their names say
+	"internal/discovery/compile/proxyless": {"internal/discovery/compile/cluster"},                                                                                        // so do gRPC's routes
+	"internal/discovery/compile/authz":     {"internal/discovery/compile/jwt"},                                                                                            // its rules read what that filter leaves
+	"internal/discovery/compile/listener":  {"internal/discovery/compile/cluster", "internal/discovery/compile/authz", "internal/discovery/credentials"},                  // so do filter chains, which have filters of authorization
+	"internal/yamltree":                    {"internal/spelling"},                                                                                                         // what a field may have been meant to be
+	"internal/httpguard":                   {"internal/printable"},                                                                                                        // the Host of a client in an error
+	"test/require":                         {"internal/lab/netmesh"},                                                                                                      // whether this machine can make Pods
 	"test/envoytest":                       {"test/require"},
 	"internal/demo":                        {"internal/lab/meshup"},
 	"internal/lab/up":                      {"internal/lab/meshup"},
@@ -153,7 +154,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "internal/discovery/authn/usedtokens", "internal/discovery/credentials/accessreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/registrar", "internal/discovery/model", "internal/discovery/config"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "internal/discovery/authn/usedtokens", "internal/discovery/credentials/accessreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/deploy", "internal/discovery/deployer", "internal/discovery/registrar", "internal/discovery/model", "internal/discovery/config"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/simulate", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",

@@ -174,6 +174,7 @@ func readSource(v *settings.Values, o *discovery.Options) {
 		Ignore: v.List("PILOT_IGNORE_RESOURCES"), Include: v.List("PILOT_INCLUDE_RESOURCES"),
 		RootConfigMap: v.Text("PILOT_CA_CERT_CONFIGMAP"), NoElection: !v.Bool("ENABLE_LEADER_ELECTION"),
 		Status:        discovery.StatusOptions{Off: !v.Bool("PILOT_ENABLE_STATUS"), PerSecond: float32(v.Float("PILOT_STATUS_QPS"))},
+		NoDeployments: !v.Bool("PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER"),
 		RemoteTimeout: v.Duration("PILOT_REMOTE_CLUSTER_TIMEOUT"), Insecure: v.List("PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS"),
 	}
 	o.Registration = discovery.RegistrationOptions{
@@ -206,7 +207,7 @@ func readSource(v *settings.Values, o *discovery.Options) {
 }
 
 // ofCluster are the settings that only a cluster has.
-var ofCluster = []string{"ISTIO_WATCH_NAMESPACE", "PILOT_IGNORE_RESOURCES", "PILOT_INCLUDE_RESOURCES", "clusterID", "kubernetesApiQPS", "kubernetesApiBurst", "PILOT_CA_CERT_CONFIGMAP", "ENABLE_LEADER_ELECTION", "PILOT_ENABLE_STATUS", "PILOT_STATUS_QPS"}
+var ofCluster = []string{"ISTIO_WATCH_NAMESPACE", "PILOT_IGNORE_RESOURCES", "PILOT_INCLUDE_RESOURCES", "clusterID", "kubernetesApiQPS", "kubernetesApiBurst", "PILOT_CA_CERT_CONFIGMAP", "ENABLE_LEADER_ELECTION", "PILOT_ENABLE_STATUS", "PILOT_STATUS_QPS", "PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER"}
 
 // rootKey is the kind of key of a root that is created.
 func rootKey(v *settings.Values) pki.KeyKind {

@@ -86,10 +86,10 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 	if want := (discovery.WebhookOptions{CertFile: "c", KeyFile: "k", CAFile: "r", Injection: "i", Validation: "v", Revision: "canary", Native: "true", Policy: webhook.Open}); w.Webhooks != want || w.Ports.HTTPS != ":15017" {
 		t.Errorf("%+v, %+v; want %+v", w.Webhooks, w.Ports, want)
 	}
-	if k := readOptions(settings.Read(nil, map[string]string{"KUBECONFIG": "f", "PILOT_CA_CERT_CONFIGMAP": "roots", "ENABLE_LEADER_ELECTION": "false", "PILOT_ENABLE_STATUS": "false", "PILOT_STATUS_QPS": "2.5"}, settings.Discovery)).Kubernetes; k.RootConfigMap != "roots" || !k.NoElection || k.Status != (discovery.StatusOptions{Off: true, PerSecond: 2.5}) {
+	if k := readOptions(settings.Read(nil, map[string]string{"KUBECONFIG": "f", "PILOT_CA_CERT_CONFIGMAP": "roots", "ENABLE_LEADER_ELECTION": "false", "PILOT_ENABLE_STATUS": "false", "PILOT_STATUS_QPS": "2.5", "PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER": "false"}, settings.Discovery)).Kubernetes; k.RootConfigMap != "roots" || !k.NoElection || !k.NoDeployments || k.Status != (discovery.StatusOptions{Off: true, PerSecond: 2.5}) {
 		t.Errorf("%+v", k)
 	}
-	if k := readOptions(settings.Read(nil, map[string]string{"KUBECONFIG": "f"}, settings.Discovery)).Kubernetes; k.RootConfigMap != "istio-ca-root-cert" || k.NoElection || k.Status != (discovery.StatusOptions{PerSecond: 10}) {
+	if k := readOptions(settings.Read(nil, map[string]string{"KUBECONFIG": "f"}, settings.Discovery)).Kubernetes; k.RootConfigMap != "istio-ca-root-cert" || k.NoElection || k.NoDeployments || k.Status != (discovery.StatusOptions{PerSecond: 10}) {
 		t.Errorf("by default: %+v", k)
 	}
 	if r := readOptions(settings.Read(nil, map[string]string{"KUBECONFIG": "f"}, settings.Discovery)).Registration; r != (discovery.RegistrationOptions{Grace: 10 * time.Second}) {

@@ -135,7 +135,10 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	s.loop.apart.file = parts.RegisteredFile
 	s.loop.workloads.revision = o.Names.Revision
 	if o.registrar != nil {
-		s.loop.onObject, s.loop.onOpen = o.registrar.Apply, o.registrar.Open
+		s.loop.follow(o.registrar.Apply, o.registrar.Open)
+	}
+	if s.cluster != nil && s.cluster.deployer != nil {
+		s.loop.follow(s.cluster.deployer.Apply, s.cluster.deployer.Open)
 	}
 	s.loop.onProxyConfigs = func(all *inject.ProxyConfigs) {
 		if s.webhooks.injector != nil {

@@ -70,8 +70,8 @@ func (l *loop) openGate() {
 		l.gate.open.Store(true)
 		l.keys.first.served = true
 		l.log.Info("ready")
-		if l.onOpen != nil {
-			l.onOpen()
+		for _, f := range l.onOpen {
+			f()
 		}
 		return
 	}

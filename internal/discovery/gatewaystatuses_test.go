@@ -3,6 +3,8 @@ package discovery
 import (
 	"strings"
 	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 )
 
 const gatewayAPIObjects = `
@@ -45,7 +47,8 @@ func TestConditionsOfTheGatewayAPIAreProblems(t *testing.T) {
 	text := func() string {
 		var out []string
 		for _, e := range p.objects() {
-			if strings.HasPrefix(e.Text, "not ") && !strings.HasPrefix(e.Text, "not applied") {
+			// Secrets are judged a little later: see the next test.
+			if strings.HasPrefix(e.Text, "not ") && !strings.HasPrefix(e.Text, "not applied") && !strings.HasSuffix(e.Text, "no such Secret") {
 				out = append(out, e.Severity+" "+e.Object+" "+e.Field+": "+e.Text)
 			}
 		}
@@ -75,5 +78,38 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: shop}
 `, true)
 	if got := text(); strings.Contains(got, "shop/") {
 		t.Errorf("after an edit:\n%s", got)
+	}
+}
+
+// A Secret that a listener names and that cannot be its certificate is a problem of the Gateway until it can.
+func TestSecretsThatCannotBeUsedAreProblemsOfTheirGateways(t *testing.T) {
+	p := start(t)
+	judge := func() string {
+		p.server.loop.ask(p.server.loop.judgeSecrets)
+		var out []string
+		for _, e := range p.objects() {
+			out = append(out, e.Field+": "+e.Text)
+		}
+		return strings.Join(out, "\n")
+	}
+	p.emit(shop+`---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec: {gatewayClassName: istio, listeners: [{name: https, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: a}]}}]}
+`, true)
+	const problem = "spec.listeners[https]: not ResolvedRefs: InvalidCertificateRef: Secret a in namespace shop: "
+	if got := judge(); !strings.Contains(got, problem+"there is no such Secret") {
+		t.Errorf("want %q in\n%s", problem, got)
+	}
+	p.server.loop.ask(func() { p.server.loop.secrets.Reject("shop", "a", "tls.crt: no certificate") })
+	if got := judge(); !strings.Contains(got, problem+"tls.crt: no certificate") {
+		t.Errorf("want %q in\n%s", problem, got)
+	}
+	p.server.loop.ask(func() {
+		p.server.loop.secrets.Put("shop", "a", &credentials.Credential{Chain: []byte("chain"), Version: "1"})
+	})
+	if got := judge(); strings.Contains(got, problem) {
+		t.Errorf("a Secret that can be used is a problem:\n%s", got)
 	}
 }

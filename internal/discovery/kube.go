@@ -21,6 +21,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials/accessreview"
 	secretreader "github.com/pilothouse/pilothouse/internal/discovery/credentials/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials/store"
+	"github.com/pilothouse/pilothouse/internal/discovery/deployer"
 	"github.com/pilothouse/pilothouse/internal/discovery/objectstatus"
 	"github.com/pilothouse/pilothouse/internal/discovery/rootconfigmap"
 	kubesource "github.com/pilothouse/pilothouse/internal/discovery/source/kube"
@@ -49,6 +50,7 @@ type cluster struct {
 	secrets  *secretreader.Reader // of the Secrets of gateways
 	statuses *statuswriter.Writer // nil if none are written, as replicas
 	replicas *statuswriter.Replicas
+	deployer *deployer.Controller // nil if nothing is made for the Gateways of the Gateway API
 	// ofRevision elects the leader of this revision, and elector one of the leaders of all revisions in the namespace.
 	ofRevision, elector *leader.Elector
 	remotes             remoteReviewers
@@ -93,6 +95,14 @@ func openCluster(o *Options, config *rest.Config) (_ *cluster, err error) {
 			return nil, err
 		}
 	}
+	if !k.NoDeployments {
+		c.deployer, err = deployer.New(deployer.Options{
+			Config: config, Revision: o.Names.Revision, Writes: c.writesStatus(o.Names.Revision), Only: k.WatchNamespace, Log: o.Log.With("scope", "gateways"),
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
 	election := leader.Options{Config: config, Namespace: o.Names.Namespace, Lease: revisionLease(o.Names.Revision), Off: k.NoElection, Log: c.log, Identity: identity}
 	if c.ofRevision, err = leader.New(election); err != nil {
 		return nil, err
@@ -111,12 +121,21 @@ func (c *cluster) restrict(to *store.Store) {
 		return
 	}
 	c.secrets = secretreader.New(secretreader.Options{
-		Cluster: c.name, Allowed: c.access.MayListSecrets, Store: to, Log: c.log.With("scope", "secrets"),
+		Cluster: c.name, Allowed: c.mayReadSecrets, Store: to, Log: c.log.With("scope", "secrets"),
 		Follow: func(ctx context.Context, namespace string, events secretreader.Events) error {
 			return kubesource.FollowNamespace(ctx, kubesource.Options{Config: c.api}, namespace, events)
 		},
 	})
 	to.Restrict(c.secrets)
+}
+
+// mayReadSecrets reports whether a ServiceAccount may have the Secrets of its namespace: one that was made for a Gateway of the Gateway API
+// needs no permission, which nobody else could give it in time.
+func (c *cluster) mayReadSecrets(ctx context.Context, namespace, account string) (bool, string, error) {
+	if c.deployer != nil && c.deployer.Made(namespace, account) {
+		return true, "", nil
+	}
+	return c.access.MayListSecrets(ctx, namespace, account)
 }
 
 // readSecrets reads the Secrets of gateways until ctx ends.
@@ -272,6 +291,14 @@ func (s *Server) lead(ctx context.Context) error {
 			return nil
 		}})
 	}
+	if c.deployer != nil {
+		tasks = append(tasks, run.Task{Name: "deploy gateways", Run: c.deployer.Run})
+		shared = append(shared, run.Task{Name: "deploy gateways of all revisions", Run: func(ctx context.Context) error {
+			c.deployer.Look()
+			<-ctx.Done()
+			return nil
+		}})
+	}
 	tasks = append(tasks, run.Task{Name: "lead the revision", Run: func(ctx context.Context) error {
 		<-ctx.Done() // also if nothing else is to be done
 		return nil
@@ -300,6 +327,12 @@ func (c *cluster) metrics() []ca.Metric {
 		counter("pilothouse_secret_access_review_failures_total", "ServiceAccounts of which Kubernetes was asked whether they may list Secrets, without an answer.", access.Failed),
 		counter("pilothouse_root_configmap_writes_total", "ConfigMaps with the roots that were written.", maps.Writes),
 		counter("pilothouse_root_configmap_failures_total", "ConfigMaps with the roots that could not be written; they are tried again.", maps.Failures),
+	}
+	if c.deployer != nil {
+		deployed := c.deployer.Metrics()
+		out = append(out,
+			counter("pilothouse_gateway_deployment_writes_total", "Objects that run Gateways of the Gateway API that were written.", deployed.Writes),
+			counter("pilothouse_gateway_deployment_failures_total", "Gateways of the Gateway API for which an object could not be written; they are tried again.", deployed.Failures))
 	}
 	if c.statuses != nil {
 		statuses := c.statuses.Metrics()

@@ -54,6 +54,8 @@ type loop struct {
 	// references are the Secrets that Gateways of the Gateway API may use; referring is set if they may have changed.
 	references *incr.Rule[struct{}, map[credentials.Reference]bool]
 	referring  bool
+	// faults are what is wrong with Secrets of references, without who names them.
+	faults map[credentials.Reference]string
 	// gatewayStatuses are those of the objects of the Gateway API.
 	gatewayStatuses *gatewayStatuses
 	counts          counts
@@ -66,11 +68,12 @@ type loop struct {
 	// onProxyConfigs is the same for the ProxyConfig objects in force, which proxyConfigs collects.
 	onProxyConfigs func(*inject.ProxyConfigs)
 	proxyConfigs   proxyConfigs
-	// onObject is called with each change of an object in force, and onOpen once proxies are served, in the same goroutine. Both
-	// are nil if proxies do not register themselves.
-	onObject func(object.Change)
-	onOpen   func()
-	apart    apart
+	// onObject are called with each change of an object in force, and onOpen once proxies are served, in the same goroutine.
+	onObject []func(object.Change)
+	onOpen   []func()
+	// opened is closed once proxies are served.
+	opened chan struct{}
+	apart  apart
 	// workloads are for pilotctl check.
 	workloads workloads
 	// traces are the objects to which the versions that proxies refuse were traced. why is compile.Compiler.Why,
@@ -137,6 +140,8 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 		done: make(chan struct{}), onMesh: func(*meshv1.MeshConfig) {}, onProxyConfigs: func(*inject.ProxyConfigs) {},
 		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
+	l.opened = make(chan struct{})
+	l.onOpen = append(l.onOpen, func() { close(l.opened) })
 	l.bootstraps = newBootstraps(l.views.compiler)
 	l.inventory, l.why, l.shown = inventoryRule(g, m), l.views.compiler.Why, shownServices(g, m)
 	l.gatewayStatuses = newGatewayStatuses(g, m)
@@ -155,6 +160,11 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 	l.gate.notes.Store(&notes{})
 	l.store.Remember(kept.before.Objects)
 	return l
+}
+
+// follow has f called with each change of an object in force, and open once proxies are served. Call it before the loop runs.
+func (l *loop) follow(f func(object.Change), open func()) {
+	l.onObject, l.onOpen = append(l.onObject, f), append(l.onOpen, open)
 }
 
 // Run is the loop. It returns nil when ctx ends; joins are refused from then on.
@@ -351,8 +361,8 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.applySecret(c)
 		l.gatewayStatuses.apply(c.Key)
 		l.referring = l.referring || c.Key.Kind == object.KubernetesGateway || c.Key.Kind == object.ReferenceGrant || c.Key.Kind == object.GatewayClass
-		if l.onObject != nil {
-			l.onObject(c)
+		for _, f := range l.onObject {
+			f(c)
 		}
 	}
 	if all, changed := l.proxyConfigs.take(); changed {

@@ -71,6 +71,8 @@ type KubernetesOptions struct {
 	// NoElection has this replica lead without a Lease.
 	NoElection bool
 	Status     StatusOptions
+	// NoDeployments makes nothing that runs the Gateways of the Gateway API.
+	NoDeployments bool
 	// WatchNamespace is the one namespace whose objects are read; empty for all. Ignore and Include are
 	// patterns of resources: what Ignore matches and Include does not is not read.
 	WatchNamespace  string

@@ -149,6 +149,7 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		run.Task{Name: "register proxies", Run: s.runRegistrar},
 		run.Task{Name: "observe objects", Run: s.observe},
 		run.Task{Name: "read the Secrets of gateways", Run: s.readSecrets},
+		run.Task{Name: "follow the Secrets of Gateways", Run: s.followSecrets},
 		run.Task{Name: "warn of the root's end", Run: s.warnOfTheEnd},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "update pages", Run: s.hub.Run},

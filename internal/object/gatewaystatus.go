@@ -7,12 +7,15 @@ type GatewayStatus struct {
 	Conditions []GatewayCondition
 	// Features are the names of the features of a GatewayClass.
 	Features []string
-	// Hostnames are the addresses of a Gateway.
-	Hostnames []string
+	// Addresses are those of a Gateway.
+	Addresses []GatewayAddress
 	Listeners []ListenerStatus
 	// Parents are those of a route that are this control plane's, in the order of the route.
 	Parents []ParentStatus
 }
+
+// GatewayAddress is an address of a Gateway; its type is IPAddress or Hostname.
+type GatewayAddress struct{ Type, Value string }
 
 // GatewayCondition is a condition of the Gateway API: its status is True or False.
 type GatewayCondition struct {

@@ -175,6 +175,8 @@ var Discovery = Table{
 		Help: "write to the status of Istio's objects how many proxies have applied them, and what is wrong with them (docs/status.md)"},
 	{Env: []string{"PILOT_STATUS_QPS"}, Kind: Float, Default: "10", Positive: true, Unit: "writes per second", Used: "internal/discovery/statuswriter",
 		Help: "how many statuses are written in a second"},
+	{Env: []string{"PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/deployer",
+		Help: "make a Deployment, a Service and a ServiceAccount for each Gateway of the Gateway API (docs/gateway-api.md)"},
 	{Env: []string{"ENABLE_CA_SERVER"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery",
 		Help: "serve certificates to workloads"},
 	{Env: []string{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL"}, Kind: Duration, Default: "1h", Positive: true, Unit: "duration", Used: "internal/discovery/ca",

@@ -91,12 +91,10 @@ var DiscoveryNoEffect = Table{
 		Help: "send a gateway only the clusters that it routes to"},
 
 	// What is read, and what is written. [control-plane 1.2.24–1.2.33, 1.2.36, 1.16.6]
-	{Env: []string{"PILOT_ENABLE_GATEWAY_API"}, Kind: Bool, Unit: "switch", NoEffect: "the Gateway API is not read",
+	{Env: []string{"PILOT_ENABLE_GATEWAY_API"}, Kind: Bool, Default: "true", Unit: "switch", NoEffect: "it is always read where it is installed",
 		Help: "read the Gateway API"},
-	{Env: []string{"PILOT_ENABLE_GATEWAY_API_STATUS"}, Kind: Bool, Unit: "switch", NoEffect: "the Gateway API is not read",
+	{Env: []string{"PILOT_ENABLE_GATEWAY_API_STATUS"}, Kind: Bool, Default: "true", Unit: "switch", NoEffect: "it is written with PILOT_ENABLE_STATUS",
 		Help: "write the status of the Gateway API's objects"},
-	{Env: []string{"PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER"}, Kind: Bool, Unit: "switch", NoEffect: "the Gateway API is not read",
-		Help: "deploy the gateways of the Gateway API"},
 	{Env: []string{"PILOT_ENABLE_AMBIENT"}, Kind: Bool, Unit: "switch", NoEffect: "ambient mode is not served",
 		Help: "serve ambient mode"},
 	{Env: []string{"PILOT_ENABLE_ANALYSIS"}, Kind: Bool, Unit: "switch", NoEffect: "they are written with PILOT_ENABLE_STATUS",

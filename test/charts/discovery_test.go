@@ -246,7 +246,7 @@ func TestWithoutARuleSomethingIsForbidden(t *testing.T) {
 	if err := c.install(t, "mesh", namespace, load(t, "pilothouse"), withTag); err != nil {
 		t.Fatal(err)
 	}
-	all := grants(t)
+	all := grants(t, withTag)
 	// run starts pilot-discovery without a rule, and returns what waits for its end.
 	run := func(i int) (wait func()) {
 		g, account := all[i], fmt.Sprintf("without-%d", i)
@@ -267,7 +267,10 @@ func TestWithoutARuleSomethingIsForbidden(t *testing.T) {
 	var alone []int
 	for i, g := range all {
 		needed := slices.ContainsFunc(needs, func(n need) bool {
-			return n.start && slices.ContainsFunc(n.requests(), func(r request) bool { return g.allows(r) })
+			return n.start && slices.ContainsFunc(n.requests(), func(r request) bool {
+				rest := append(slices.Clone(all[:i]), all[i+1:]...)
+				return g.allows(r) && !slices.ContainsFunc(rest, func(other grant) bool { return other.allows(r) })
+			})
 		})
 		switch {
 		case !needed:

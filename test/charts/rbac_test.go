@@ -2,6 +2,7 @@ package charts_test
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -64,6 +65,14 @@ var needs = []need{
 	{why: "statuses", start: true, group: "security.istio.io", resources: statuses("authorizationpolicies", "peerauthentications", "requestauthentications"), verbs: []string{"patch"}},
 	{why: "statuses", start: true, group: "telemetry.istio.io", resources: statuses("telemetries"), verbs: []string{"patch"}},
 	{why: "statuses", group: "gateway.networking.k8s.io", resources: statuses("gatewayclasses", "gateways", "grpcroutes", "httproutes", "tcproutes", "tlsroutes"), verbs: []string{"patch"}},
+	{why: "Gateways: what runs them", start: true, group: "apps", resources: []string{"deployments"}, verbs: watches},
+	{why: "Gateways: what runs them", group: "apps", resources: []string{"deployments"}, verbs: []string{"create", "get", "patch"}},
+	{why: "Gateways: what runs them", start: true, resources: []string{"serviceaccounts"}, verbs: watches},
+	{why: "Gateways: what runs them", resources: []string{"serviceaccounts", "services"}, verbs: []string{"create", "get", "patch"}},
+	{why: "Gateways: what runs them", group: "autoscaling", resources: []string{"horizontalpodautoscalers"}, verbs: []string{"create", "get", "patch"}},
+	{why: "Gateways: what runs them", group: "policy", resources: []string{"poddisruptionbudgets"}, verbs: []string{"create", "get", "patch"}},
+	{why: "Gateways: patches of what runs them", resources: []string{"configmaps"}, verbs: []string{"get"}},
+	{why: "Gateways: their class", group: "gateway.networking.k8s.io", resources: []string{"gatewayclasses"}, verbs: []string{"create"}},
 	{why: "statuses of all replicas' proxies", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-status-instances", verbs: []string{"get", "patch"}},
 	{why: "proxies that register themselves", group: "networking.istio.io", resources: []string{"workloadentries"}, verbs: []string{"create", "delete", "get", "update"}},
 	{why: "which replicas hold registered proxies", namespace: namespace, resources: []string{"configmaps"}, name: "pilothouse-registration-instances", verbs: []string{"get", "patch"}},
@@ -107,13 +116,17 @@ func (g grant) allows(r request) bool {
 		(len(g.rule.ResourceNames) == 0 || slices.Contains(g.rule.ResourceNames, r.name))
 }
 
-// withTag are the values that the needs are those of.
-const withTag = "revisionTags: [prod]\nexternalRevisionTags: [old]"
+// withTag are the values that the needs are those of. With withoutGateways, those whose reason begins with ofGateways are none.
+const (
+	withTag         = "revisionTags: [prod]\nexternalRevisionTags: [old]"
+	withoutGateways = withTag + "\nenv: {PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER: \"false\"}"
+	ofGateways      = "Gateways: "
+)
 
 // grants are the rules of the chart.
-func grants(t *testing.T) []grant {
+func grants(t *testing.T, values string) []grant {
 	t.Helper()
-	objects := mustRender(t, "pilothouse", withTag)
+	objects := mustRender(t, "pilothouse", values)
 	var all []grant
 	for _, rule := range find[rbacv1.ClusterRole](t, objects, "ClusterRole", "istiod-clusterrole-"+namespace).Rules {
 		all = append(all, grant{"", rule})
@@ -124,10 +137,13 @@ func grants(t *testing.T) []grant {
 	return all
 }
 
-// forbidden lists the needs that rules do not allow.
-func forbidden(grants []grant) []string {
+// forbidden lists the needs that rules do not allow; without leaves those of Gateways out.
+func forbidden(grants []grant, without bool) []string {
 	var all []string
 	for _, n := range needs {
+		if without && strings.HasPrefix(n.why, ofGateways) {
+			continue
+		}
 		for _, r := range n.requests() {
 			if !slices.ContainsFunc(grants, func(g grant) bool { return g.allows(r) }) {
 				all = append(all, fmt.Sprintf("%s: %s %s.%s %q in %q", n.why, r.verb, r.resource, r.group, r.name, r.namespace))
@@ -138,16 +154,24 @@ func forbidden(grants []grant) []string {
 }
 
 // TestEveryRuleIsNeeded fails for a part of a rule, a resource with a verb and a name, that nothing needs: without
-// it, nothing would be forbidden.
+// it, nothing would be forbidden, whether Gateways are deployed or not.
 func TestEveryRuleIsNeeded(t *testing.T) {
-	all := grants(t)
-	if missing := forbidden(all); len(missing) > 0 {
+	all, fewer := grants(t, withTag), grants(t, withoutGateways)
+	if missing := append(forbidden(all, false), forbidden(fewer, true)...); len(missing) > 0 {
 		t.Fatalf("no rule allows\n%s", strings.Join(missing, "\n"))
 	}
-	for i, g := range all {
+	needed := func(all []grant, g grant, p part, off bool) bool {
+		i := slices.IndexFunc(all, func(x grant) bool { return reflect.DeepEqual(x, g) })
+		return i >= 0 && len(forbidden(append(append(slices.Clone(all[:i]), all[i+1:]...), without(g, p)...), off)) > 0
+	}
+	for _, g := range fewer {
+		if !slices.ContainsFunc(all, func(x grant) bool { return reflect.DeepEqual(x, g) }) {
+			t.Errorf("without Gateways there is one more rule: %+v", g)
+		}
+	}
+	for _, g := range all {
 		for _, part := range parts(g) {
-			rest := append(append(slices.Clone(all[:i]), all[i+1:]...), without(g, part)...)
-			if len(forbidden(rest)) == 0 {
+			if !needed(all, g, part, false) && !needed(fewer, g, part, true) {
 				t.Errorf("nothing needs %v in the rule %+v", part, g)
 			}
 		}
@@ -242,7 +266,8 @@ func TestNeedsAreAllowed(t *testing.T) {
 		{"default", "", "serviceaccounts/token", "default", "create"}, {"", "rbac.authorization.k8s.io", "clusterrolebindings", "", "create"},
 		{"", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "another", "patch"}, {"", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "create"},
 		{"", "networking.istio.io", "virtualservices", "", "update"}, {"default", "networking.istio.io", "gateways", "", "create"},
-		{"default", "coordination.k8s.io", "leases", "pilothouse-leader", "update"}, {namespace, "coordination.k8s.io", "leases", "other", "update"}, {"", "apps", "deployments", "", "list"},
+		{"default", "coordination.k8s.io", "leases", "pilothouse-leader", "update"}, {namespace, "coordination.k8s.io", "leases", "other", "update"}, {"", "apps", "deployments", "", "delete"}, {"", "apps", "daemonsets", "", "create"},
+		{"", "", "services", "", "delete"}, {"", "", "serviceaccounts", "", "delete"}, {"", "rbac.authorization.k8s.io", "roles", "", "create"},
 	} {
 		if allowed(r) {
 			t.Errorf("%+v is allowed", r)

@@ -25,7 +25,7 @@ type CRDs struct{ module, pattern string }
 var (
 	Istio                  = CRDs{"istio.io/api", "kubernetes/customresourcedefinitions.gen.yaml"}
 	GatewayAPI             = CRDs{gatewayModule, "config/crd/standard/*.yaml"}
-	GatewayAPIExperimental = CRDs{gatewayModule, "config/crd/experimental/*.yaml"} // instead of GatewayAPI
+	GatewayAPIExperimental = CRDs{gatewayModule, "config/crd/experimental/gateway*.yaml"} // instead of GatewayAPI
 )
 
 const gatewayModule = "sigs.k8s.io/gateway-api"

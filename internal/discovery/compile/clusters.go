@@ -48,7 +48,7 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 				out = append(out, n)
 				continue
 			}
-			switch resolution(s, policy) {
+			switch resolution(k.scope.Value().Role, s, policy) {
 			case cluster.EDS:
 				n.eds = true
 			case cluster.StrictDNS, cluster.LogicalDNS:
@@ -61,8 +61,9 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 	return out
 }
 
-// resolution returns how a service's cluster discovers endpoints with a policy.
-func resolution(s *model.Service, p *networking.TrafficPolicy) cluster.Resolution {
+// resolution returns how a service's cluster discovers endpoints with a policy, in proxies of a role. The connections of a router have
+// no destination of their own.
+func resolution(role mesh.Role, s *model.Service, p *networking.TrafficPolicy) cluster.Resolution {
 	var own cluster.Resolution
 	switch s.Resolution {
 	case model.Static:
@@ -73,6 +74,9 @@ func resolution(s *model.Service, p *networking.TrafficPolicy) cluster.Resolutio
 		own = cluster.LogicalDNS
 	case model.Passthrough:
 		own = cluster.OriginalDst
+		if role == mesh.Router {
+			own = cluster.EDS
+		}
 	default:
 		panic(fmt.Sprintf("compile: unknown resolution %d", s.Resolution))
 	}
@@ -126,7 +130,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		Port:        n.Port,
 		Protocol:    port.Protocol,
 		Subset:      n.Subset,
-		Resolution:  resolution(s, p),
+		Resolution:  resolution(k.Scope.Value().Role, s, p),
 		Policy:      p,
 		AutoMTLS:    m.GetEnableAutoMtls().GetValue() && !s.External,
 		SANs:        c.model.Accounts(r, s.Key),

@@ -177,7 +177,7 @@ func (c *Compiler) routeAPI(r *incr.Reader, k Key) []byte {
 // proxylessDiscovery returns where a gRPC client's cluster has its endpoints: from EDS, or from DNS, by a name in the cluster. It
 // has no connection whose destination it could use, so that such services have their endpoints from EDS, too.
 func proxylessDiscovery(s *model.Service, p *networking.TrafficPolicy) (eds, inline bool) {
-	switch resolution(s, p) {
+	switch resolution(mesh.Sidecar, s, p) {
 	case cluster.StrictDNS, cluster.LogicalDNS:
 		return false, true
 	case cluster.EDS, cluster.OriginalDst:

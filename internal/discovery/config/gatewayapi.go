@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/deploy"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -39,7 +40,14 @@ func (c *check) kubernetesGateway(s *gatewayv1.GatewaySpec) {
 		c.fail("spec.gatewayClassName", "is missing: want istio, or the name of another GatewayClass")
 	}
 	if s.Infrastructure != nil {
-		c.warn("spec.infrastructure", "not applied: no Deployment and no Service is made for a Gateway; it is served by the Pods with the label gateway.networking.k8s.io/gateway-name, or those of the Service in spec.addresses")
+		switch _, err := deploy.Parameters(s); {
+		case err != nil:
+			c.warn("spec.infrastructure.parametersRef", "not applied: want a ConfigMap (group \"\") of the Gateway's namespace; nothing is made for the Gateway")
+		case !deploy.Managed(s):
+			c.warn("spec.infrastructure", "not applied: the Gateway is served by the Pods of the Service in spec.addresses, so that nothing is made for it")
+		default:
+			c.report(object.Info, "spec.infrastructure", "applied to what is made for the Gateway in Kubernetes; with a directory nothing is made")
+		}
 	}
 	if s.AllowedListeners != nil {
 		c.warn("spec.allowedListeners", "not applied: ListenerSets are not served")
@@ -54,7 +62,10 @@ func (c *check) kubernetesGateway(s *gatewayv1.GatewaySpec) {
 		c.warn("spec.defaultScope", "not applied: routes have to name the Gateway in parentRefs")
 	}
 	for i, a := range s.Addresses {
-		if given(a.Type) != gatewayv1.HostnameAddressType {
+		switch {
+		case deploy.Managed(s):
+			c.report(object.Info, item("spec.addresses", i), "asked of the load balancer of the Gateway's Service in Kubernetes")
+		case given(a.Type) != gatewayv1.HostnameAddressType:
 			c.warn(item("spec.addresses", i), "not applied: only an address of type Hostname, the name of a Service, says which Pods serve the Gateway")
 		}
 	}

@@ -12,8 +12,10 @@ func TestGatewayAPIRules(t *testing.T) {
 		{object.GatewayClass, "{parametersRef: {group: a, kind: B, name: c}}", []string{"E spec.controllerName: is missing", "W spec.parametersRef: not applied"}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, addresses: [{type: Hostname, value: a}], listeners: [{name: a, port: 80, protocol: HTTP, hostname: '*.a.com', allowedRoutes: {namespaces: {from: All}, kinds: [{kind: HTTPRoute}]}}, {name: b, port: 443, protocol: TLS, tls: {mode: Passthrough}}, {name: c, port: 9, protocol: TCP}]}", nil},
 		{object.KubernetesGateway, "{infrastructure: {labels: {a: b}}, allowedListeners: {}, tls: {backend: {}}, defaultScope: All, addresses: [{value: 1.2.3.4}], listeners: []}", []string{
-			"E spec.gatewayClassName: is missing", "W spec.infrastructure: not applied", "W spec.allowedListeners: not applied", "W spec.tls: not applied", "W spec.defaultScope: not applied", "W spec.addresses[0]: not applied",
+			"E spec.gatewayClassName: is missing", "I spec.infrastructure: applied to what is made", "W spec.allowedListeners: not applied", "W spec.tls: not applied", "W spec.defaultScope: not applied", "I spec.addresses[0]: asked of the load balancer",
 		}},
+		{object.KubernetesGateway, "{gatewayClassName: istio, infrastructure: {parametersRef: {group: a, kind: B, name: c}}, listeners: []}", []string{"W spec.infrastructure.parametersRef: not applied: want a ConfigMap"}},
+		{object.KubernetesGateway, "{gatewayClassName: istio, infrastructure: {labels: {a: b}}, addresses: [{type: Hostname, value: a}, {value: 1.2.3.4}], listeners: []}", []string{"W spec.infrastructure: not applied: the Gateway is served", "W spec.addresses[1]: not applied"}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, tls: {frontend: {default: {validation: {caCertificateRefs: []}}}}, listeners: []}", []string{"W spec.tls: not applied", "E spec.tls.frontend: not applied: client certificates"}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 0, protocol: UDP, hostname: 1.2.3.4}, {name: a, port: 70000, protocol: foo}, {port: 1, protocol: HTTP, tls: {}}, {name: d, port: 1, protocol: HTTPS}]}", []string{
 			"E spec.listeners[0].port: invalid port 0", "E spec.listeners[0].hostname: invalid host name", "W spec.listeners[0].protocol: not applied: UDP",

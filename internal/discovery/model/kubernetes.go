@@ -9,6 +9,7 @@ import (
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
+	"github.com/pilothouse/pilothouse/internal/discovery/deploy"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -22,7 +23,7 @@ const (
 	// gatewayClass is the class that exists without an object.
 	gatewayClass = "istio"
 	// gatewayNameLabel is the label of the Pods of a Gateway.
-	gatewayNameLabel = gatewayAPI + "/gateway-name"
+	gatewayNameLabel = deploy.NameLabel
 	// kubernetesPrefix is that of the Gateways of the Gateway API in a scope.
 	kubernetesPrefix = "k8s:"
 	// namespaceNameLabel is a label that the API server gives every namespace.
@@ -34,6 +35,8 @@ type KubernetesGateway struct {
 	Row
 	Spec    *gatewayv1.GatewaySpec
 	servers []Server
+	// deployed is the name of the Service that is made for it; empty if its addresses name that of its user's Pods.
+	deployed string
 }
 
 // KubernetesRoute is the row of a route of the Gateway API.
@@ -66,6 +69,9 @@ func value[T any](p *T) (v T) {
 // kubernetesGateway returns the row of a Gateway. Its listeners are servers of a router, as those of Istio's Gateways are.
 func kubernetesGateway(o *object.Object, spec *gatewayv1.GatewaySpec) *KubernetesGateway {
 	g := &KubernetesGateway{Row: rowOf(o), Spec: spec}
+	if deploy.Managed(spec) {
+		g.deployed = deploy.Name(o.Name, o.Meta.Annotations, spec)
+	}
 	for i, l := range spec.Listeners {
 		host := cmp.Or(strings.ToLower(string(value(l.Hostname))), "*")
 		s := &networking.Server{Port: &networking.Port{Number: uint32(l.Port), Name: "default", Protocol: string(l.Protocol)}, Hosts: []string{host}}
@@ -148,7 +154,7 @@ func ServesGateway(s mesh.Scope, k object.Key) bool {
 
 // deployed reports whether a router with these labels and services is one of a Gateway of its namespace.
 func (m *Model) deployed(g *KubernetesGateway, labels map[string]string, services string) bool {
-	if len(g.Spec.Addresses) == 0 {
+	if g.deployed != "" {
 		return labels[gatewayNameLabel] == g.Name
 	}
 	for _, a := range g.Spec.Addresses {

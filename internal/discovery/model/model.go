@@ -79,6 +79,8 @@ type tables struct {
 	routes     *incr.Table[*KubernetesRoute]
 	grants     *incr.Table[*gatewayv1.ReferenceGrantSpec]
 	spaces     *incr.Table[map[string]string]
+	// faults has why Secrets cannot be the certificates of listeners, by "namespace/name".
+	faults *incr.Table[string]
 	// allocated has the virtual addresses of services that have none of their own.
 	allocated *incr.Table[allocate.Pair]
 }
@@ -177,6 +179,7 @@ func New(g *incr.Graph, domain string) *Model {
 		namespaces: incr.NewTable[string](g, "namespaces"),
 		networks:   incr.NewTable[*meshv1.MeshNetworks](g, "networks"),
 		gateways:   incr.NewTable[*gatewayService](g, "gateway services"),
+		faults:     incr.NewTable[string](g, "faults of Secrets"),
 		routers:    incr.NewTable[*Gateway](g, "gateways"),
 		classes:    incr.NewTable[string](g, "gateway classes"),
 		kubernetes: incr.NewTable[*KubernetesGateway](g, "kubernetes gateways"),

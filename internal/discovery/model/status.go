@@ -8,6 +8,7 @@ import (
 
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/deploy"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -15,10 +16,12 @@ import (
 
 // Features are the names of the Gateway API's features that are supported, sorted. [control-plane 1.11.9]
 var Features = []string{
-	"GRPCRoute", "Gateway", "HTTPRoute", "HTTPRoute303RedirectStatusCode", "HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendRequestHeaderModification", "HTTPRouteBackendTimeout",
-	"HTTPRouteCORS", "HTTPRouteDestinationPortMatching", "HTTPRouteHostRewrite", "HTTPRouteMethodMatching", "HTTPRouteParentRefPort", "HTTPRoutePathRedirect", "HTTPRoutePathRewrite", "HTTPRoutePortRedirect",
-	"HTTPRouteQueryParamMatching", "HTTPRouteRequestMirror", "HTTPRouteRequestPercentageMirror", "HTTPRouteRequestTimeout", "HTTPRouteResponseHeaderModification", "HTTPRouteSchemeRedirect",
-	"Mesh", "ReferenceGrant", "TCPRoute", "TLSRoute",
+	"GRPCRoute", "GRPCRouteNamedRouteRule", "Gateway", "GatewayHTTPListenerIsolation", "GatewayInfrastructure", "GatewayPort8080", "HTTPRoute", "HTTPRoute303RedirectStatusCode",
+	"HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendProtocolH2C", "HTTPRouteBackendProtocolWebSocket", "HTTPRouteBackendRequestHeaderModification",
+	"HTTPRouteBackendTimeout", "HTTPRouteCORS", "HTTPRouteDestinationPortMatching", "HTTPRouteHostRewrite", "HTTPRouteMethodMatching", "HTTPRouteNamedRouteRule", "HTTPRouteParentRefPort",
+	"HTTPRoutePathRedirect", "HTTPRoutePathRewrite", "HTTPRoutePortRedirect", "HTTPRouteQueryParamMatching", "HTTPRouteRequestMirror", "HTTPRouteRequestMultipleMirrors",
+	"HTTPRouteRequestPercentageMirror", "HTTPRouteRequestTimeout", "HTTPRouteResponseHeaderModification", "HTTPRouteRetry", "HTTPRouteSchemeRedirect", "Mesh", "ReferenceGrant", "TCPRoute", "TLSRoute",
+	"TLSRouteModeMixed", "TLSRouteModeTerminate",
 }
 
 // GatewayStatus returns what the status of an object of the Gateway API says; nil for one that is not in force or another controller's,
@@ -62,13 +65,36 @@ func (m *Model) gatewayStatus(r *incr.Reader, g *KubernetesGateway) *object.Gate
 	if invalid > 0 {
 		accepted.Reason, accepted.Message, accepted.True = "ListenersNotValid", fmt.Sprintf("%d of %d listeners are not accepted", invalid, len(g.Spec.Listeners)), invalid < len(g.Spec.Listeners)
 	}
-	out.Conditions = []object.GatewayCondition{accepted}
-	for _, a := range g.Spec.Addresses {
-		if value(a.Type) == gatewayv1.HostnameAddressType {
-			out.Hostnames = append(out.Hostnames, a.Value)
-		}
+	if _, err := deploy.Parameters(g.Spec); err != nil && g.deployed != "" {
+		accepted = object.GatewayCondition{Type: "Accepted", Reason: "InvalidParameters", Message: err.Error()}
 	}
+	out.Conditions = []object.GatewayCondition{accepted}
+	out.Addresses = m.gatewayAddresses(r, g)
 	return out
+}
+
+// gatewayAddresses returns where clients reach a Gateway: the Hostnames of its addresses or, of the Service that is made for it, the
+// addresses of the load balancer, or else its name.
+func (m *Model) gatewayAddresses(r *incr.Reader, g *KubernetesGateway) (out []object.GatewayAddress) {
+	if g.deployed == "" {
+		for _, a := range g.Spec.Addresses {
+			if value(a.Type) == gatewayv1.HostnameAddressType {
+				out = append(out, object.GatewayAddress{Type: "Hostname", Value: a.Value})
+			}
+		}
+		return out
+	}
+	service := m.kubernetesService(r, g.Namespace, g.deployed)
+	if service == nil {
+		return nil
+	}
+	if balancer, exists := incr.Get(r, m.tables.gateways, g.Namespace+"/"+g.deployed); exists {
+		for _, a := range balancer.addresses {
+			out = append(out, object.GatewayAddress{Type: "IPAddress", Value: a})
+		}
+		return out
+	}
+	return []object.GatewayAddress{{Type: "Hostname", Value: service.Host}}
 }
 
 func (m *Model) listenerStatus(r *incr.Reader, g *KubernetesGateway, i int, l gatewayv1.Listener) object.ListenerStatus {
@@ -133,9 +159,22 @@ func (m *Model) certificatesResolved(r *incr.Reader, g *KubernetesGateway, l gat
 			case !m.Permitted(r, "Gateway", g.Namespace, ns, "", "Secret", string(ref.Name)):
 				return no("RefNotPermitted", "no ReferenceGrant in namespace %s permits Secret %s", ns, ref.Name)
 			}
+			if why, bad := incr.Get(r, m.tables.faults, ns+"/"+string(ref.Name)); bad {
+				return no("InvalidCertificateRef", "Secret %s in namespace %s: %s", ref.Name, ns, why)
+			}
 		}
 	}
 	return object.GatewayCondition{Type: "ResolvedRefs", True: true, Reason: "ResolvedRefs"}
+}
+
+// SetSecretFault has the statuses of Gateways say why a Secret cannot be the certificate of a listener; empty for one that can, or of which
+// nothing is known.
+func (m *Model) SetSecretFault(namespace, name, why string) {
+	if why == "" {
+		m.tables.faults.Delete(namespace + "/" + name)
+		return
+	}
+	m.tables.faults.Put(namespace+"/"+name, why)
 }
 
 // shared are the hosts that clients reach through a listener for a route.

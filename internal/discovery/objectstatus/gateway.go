@@ -119,12 +119,14 @@ func mergeGateway(out map[string]any, want Status, now time.Time) (map[string]an
 	switch g.Kind {
 	case object.KubernetesGateway:
 		stored, _ := out[fieldAddresses].([]any)
-		if !slices.EqualFunc(stored, g.Hostnames, func(x any, host string) bool { return text(x, "value") == host }) {
+		if !slices.EqualFunc(stored, g.Addresses, func(x any, a object.GatewayAddress) bool {
+			return text(x, "type") == a.Type && text(x, "value") == a.Value
+		}) {
 			raise(FindingChange)
 		}
 		all := []any{}
-		for _, host := range g.Hostnames {
-			all = append(all, map[string]any{"type": "Hostname", "value": host})
+		for _, a := range g.Addresses {
+			all = append(all, map[string]any{"type": a.Type, "value": a.Value})
 		}
 		out[fieldAddresses] = all
 		listeners, differ := mergeListeners(out["listeners"], g.Listeners, conditions)

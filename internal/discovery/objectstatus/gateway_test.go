@@ -12,7 +12,7 @@ import (
 )
 
 var acceptedGateway = &object.GatewayStatus{
-	Kind: object.KubernetesGateway, Hostnames: []string{"gw.edge.svc"},
+	Kind: object.KubernetesGateway, Addresses: []object.GatewayAddress{{Type: "Hostname", Value: "gw.edge.svc"}},
 	Conditions: []object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted"}},
 	Listeners: []object.ListenerStatus{
 		{Name: "a", Kinds: []string{"HTTPRoute", "GRPCRoute"}, Attached: 2, Conditions: []object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted"}, {Type: "ResolvedRefs", True: true, Reason: "ResolvedRefs"}}},

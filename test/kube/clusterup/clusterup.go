@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -25,6 +26,8 @@ type Options struct {
 	Programs meshup.Programs
 	// Before is the directory with the programs of the version before, whose images have the tag TagBefore; empty for none.
 	Before string
+	// Images are further images than those of the charts and the sample.
+	Images map[string]node.Image
 	// Files are the charts and what installs them.
 	Files Files
 	// Dir is an existing directory for the Pods' files, the API server's configuration and a kubeconfig file. The caller removes
@@ -106,6 +109,7 @@ func images(o Options) map[string]node.Image {
 		all["pilothouse/agent"+tag] = node.Image{Files: map[string]string{local + "pilot-agent": agent, local + "envoy": o.Programs.Envoy}, Entrypoint: []string{local + "pilot-agent"}, User: user}
 		all["pilothouse/discovery"+tag] = node.Image{Files: map[string]string{local + "pilot-discovery": discovery}, Entrypoint: []string{local + "pilot-discovery"}, Cmd: []string{"discovery"}, User: user}
 	}
+	maps.Copy(all, o.Images)
 	add("", o.Programs.Agent, o.Programs.Discovery)
 	if o.Before != "" {
 		add(":"+TagBefore, filepath.Join(o.Before, "pilot-agent"), filepath.Join(o.Before, "pilot-discovery"))

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
+	"github.com/pilothouse/pilothouse/test/kube/node"
 	"github.com/pilothouse/pilothouse/test/kube/node/podstate"
 	"github.com/pilothouse/pilothouse/test/require"
 	"github.com/pilothouse/pilothouse/test/wait"
@@ -30,6 +31,8 @@ type Shared struct {
 	Backoff podstate.Backoff
 	// Before has the images of the version before, too, which make before builds.
 	Before bool
+	// Build makes further images, whose files it may write to a directory; nil for none.
+	Build func(ctx context.Context, dir string) (map[string]node.Image, error)
 	// Install is called once, when the Node is ready.
 	Install func(context.Context, *Cluster) error
 
@@ -105,6 +108,11 @@ func (s *Shared) launch() error {
 	}
 	if o.Files, err = Build(ctx, s.dir); err != nil {
 		return err
+	}
+	if s.Build != nil {
+		if o.Images, err = s.Build(ctx, s.dir); err != nil {
+			return err
+		}
 	}
 	if s.cluster, err = Start(ctx, o); err != nil {
 		return err

@@ -143,6 +143,14 @@ func (r *Reader) Want(who credentials.Caller) (release func()) {
 	})
 }
 
+// Read implements store.Access.
+func (r *Reader) Read(namespace string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f := r.namespaces[namespace]
+	return f != nil && f.read
+}
+
 // Refer implements store.Access. The maps must not be modified afterwards.
 func (r *Reader) Refer(all map[string]map[string]bool) {
 	r.mu.Lock()

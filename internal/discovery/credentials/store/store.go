@@ -20,6 +20,8 @@ type Access interface {
 	// May returns credentials.Found if the caller may have Secrets of its namespace and those of a namespace have been read, and
 	// otherwise why not.
 	May(who credentials.Caller, namespace string) (credentials.State, string)
+	// Read reports whether the Secrets of a namespace have been read, so that one that is not stored does not exist.
+	Read(namespace string) bool
 	// Refer has the namespaces that the Gateways of each namespace refer to.
 	Refer(all map[string]map[string]bool)
 }
@@ -194,6 +196,19 @@ func (s *Store) Get(who credentials.Caller, n credentials.Name) credentials.Answ
 		return s.absent(n.Namespace, n.Secret, "the Secret has neither tls.crt nor cert")
 	}
 	return credentials.Answer{State: credentials.Found, Credential: c}
+}
+
+// Fault returns why a Secret cannot be the certificate of a listener; empty if it can, or that is not known.
+func (s *Store) Fault(namespace, name string) string {
+	if s.access != nil && !s.access.Read(namespace) {
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.all[namespace][name]; c != nil && len(c.Chain) > 0 {
+		return ""
+	}
+	return s.absent(namespace, name, "the Secret has neither tls.crt nor cert").Why
 }
 
 // absent is the answer for a Secret that cannot be used: lacks is what is wrong with one that exists. Callers hold s.mu.
