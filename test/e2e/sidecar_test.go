@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +20,16 @@ import (
 // serveAs answers with a name, and whether the request came by the mesh's mutual TLS.
 func serveAs(t *testing.T, l net.Listener, name string) {
 	t.Helper()
-	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	serve(t, l, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("x-app", name)
 		w.Header().Set("x-mutual", fmt.Sprint(r.Header.Get("x-forwarded-client-cert") != ""))
-	})}
+	})
+}
+
+// serve answers requests until the test ends.
+func serve(t *testing.T, l net.Listener, answer http.HandlerFunc) {
+	t.Helper()
+	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: answer}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {
@@ -187,4 +194,62 @@ func TestEgressListenersOfASidecar(t *testing.T) {
 			t.Errorf("%s leads to a host that is not one of its own: %+v", what, a)
 		}
 	}
+}
+
+// TestStatusesThatEjectEndpoints has a DestinationRule count responses with status 404, and no others, as errors of an endpoint: the only
+// one is ejected for these, and not for as many with status 500.
+func TestStatusesThatEjectEndpoints(t *testing.T) {
+	m, config := start(t, "tokens")
+	l, err := m.Pod("server-1.tokens").Net.Listen("tcp", ":9090")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveStatuses(t, l)
+	put(t, config, "outliers.yaml", `
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: server, namespace: tokens}
+spec:
+  host: server
+  trafficPolicy:
+    connectionPool: {tcp: {maxConnections: 77}}
+    outlierDetection: {consecutive5xxErrors: 3, baseEjectionTime: 600s, maxEjectionPercent: 100, outlierDetectionHttpErrorCodes: [404]}
+`)
+	client := m.Pod("client-1.tokens")
+	await(t, "the client has the rule", func(ctx context.Context) error {
+		text, err := client.Admin(ctx, "/clusters")
+		if err == nil && !strings.Contains(string(text), "outbound|9090||server.tokens.svc.cluster.local::default_priority::max_connections::77") {
+			err = errors.New("the cluster has no such limit")
+		}
+		return err
+	})
+	status := func(ctx context.Context, path string) (int, error) {
+		got, err := ask(ctx, m, "client-1.tokens", "", "http://server.tokens:9090/"+path, nil)
+		return got.Status, err
+	}
+	for range 20 {
+		if got, err := status(t.Context(), "500"); err != nil || got != http.StatusInternalServerError {
+			t.Fatalf("status %d, error %v: an endpoint is ejected for responses that do not count", got, err)
+		}
+	}
+	await(t, "the endpoint is ejected for what counts", func(ctx context.Context) error {
+		got, err := status(ctx, "404")
+		if err == nil && got != http.StatusServiceUnavailable {
+			err = fmt.Errorf("status %d", got)
+		}
+		return err
+	})
+}
+
+// serveStatuses answers with the status in the path.
+func serveStatuses(t *testing.T, l net.Listener) {
+	t.Helper()
+	serve(t, l, func(w http.ResponseWriter, r *http.Request) {
+		code, err := strconv.Atoi(strings.Trim(r.URL.Path, "/"))
+		if err != nil {
+			code = http.StatusBadRequest
+		}
+		w.WriteHeader(code)
+		_, _ = w.Write([]byte("{}")) // an error means that the caller has gone
+	})
 }

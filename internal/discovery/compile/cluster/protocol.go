@@ -2,10 +2,16 @@ package cluster
 
 import (
 	"math"
+	"slices"
+	"strconv"
+	"strings"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/matcher/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	upstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	typematcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -34,11 +40,31 @@ type options struct {
 	h2      *corev3.Http2ProtocolOptions
 	common  *corev3.HttpProtocolOptions
 	auto    *corev3.UpstreamHttpProtocolOptions
+	// outliers says which responses count as errors of an endpoint, nil for those with status 5xx.
+	outliers *upstreamv3.HttpProtocolOptions_OutlierDetection
 }
 
 func protocolOptions(in Input) *options {
 	pool := in.Policy.GetConnectionPool()
-	return pooled(version(in.Protocol, pool.GetHttp(), in.Mesh), pool)
+	o := pooled(version(in.Protocol, pool.GetHttp(), in.Mesh), pool)
+	if codes := in.Policy.GetOutlierDetection().GetOutlierDetectionHttpErrorCodes(); len(codes) > 0 && (in.Protocol.IsHTTP() || in.Protocol == mesh.Auto) {
+		o.outliers = &upstreamv3.HttpProtocolOptions_OutlierDetection{ErrorMatcher: statusIn(codes)}
+	}
+	return o
+}
+
+// statusIn matches responses with one of the status codes.
+func statusIn(codes []uint32) *matcherv3.MatchPredicate {
+	var list []string
+	for _, code := range codes {
+		list = append(list, strconv.FormatUint(uint64(code), 10))
+	}
+	slices.Sort(list)
+	return &matcherv3.MatchPredicate{Rule: &matcherv3.MatchPredicate_HttpResponseHeadersMatch{HttpResponseHeadersMatch: &matcherv3.HttpHeadersMatch{
+		Headers: []*routev3.HeaderMatcher{{Name: ":status", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: &typematcherv3.StringMatcher{
+			MatchPattern: &typematcherv3.StringMatcher_SafeRegex{SafeRegex: &typematcherv3.RegexMatcher{Regex: strings.Join(slices.Compact(list), "|")}},
+		}}}},
+	}}}
 }
 
 // pooled returns the options of a connection pool.
@@ -93,10 +119,10 @@ func upgraded(p networking.ConnectionPoolSettings_HTTPSettings_H2UpgradePolicy, 
 
 // attach sets the options of c, unless they are Envoy's defaults.
 func (o *options) attach(c *clusterv3.Cluster) {
-	if o.version == http1 && o.common == nil && o.auto == nil {
+	if o.version == http1 && o.common == nil && o.auto == nil && o.outliers == nil {
 		return
 	}
-	m := &upstreamv3.HttpProtocolOptions{CommonHttpProtocolOptions: o.common, UpstreamHttpProtocolOptions: o.auto}
+	m := &upstreamv3.HttpProtocolOptions{CommonHttpProtocolOptions: o.common, UpstreamHttpProtocolOptions: o.auto, OutlierDetection: o.outliers}
 	switch o.version {
 	case http2:
 		m.UpstreamProtocolOptions = &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig_{
