@@ -129,7 +129,7 @@ only; exec ends with the code of its command.`,
 	cli.Version(root, version)
 	cli.AddToAll(root, settings.Pilotctl)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(settings.Pilotctl.Values("output"), cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(inOneForm("a report", newDemo(env)), inOneForm("logs", newUp(env)), inOneForm("what the program prints", newExec()), inOneForm("logs", newLogs()), newSampleApp(), newToken(), newVM(env), newProxies(f), newConfig(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), inOneForm("a Secret as YAML for kubectl", newRemoteSecret(f)), newVersion(f), cli.Collateral(root))
+	root.AddCommand(inOneForm("a report", newDemo(env)), inOneForm("logs", newUp(env)), inOneForm("what the program prints", newExec()), inOneForm("logs", newLogs()), newSampleApp(), newToken(env), newVM(env), newProxies(f), newConfig(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), inOneForm("a Secret as YAML for kubectl", newRemoteSecret(f)), newVersion(f), cli.Collateral(root))
 	return root
 }
 

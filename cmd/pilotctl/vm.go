@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -42,13 +41,15 @@ func newVM(env map[string]string) *cobra.Command {
 		Args:  usage(cobra.NoArgs),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(inOneForm("a string for pilot-agent join", newJoinToken(env)))
+	c.AddCommand(inOneForm("a string for pilot-agent join", newJoinToken(env, "join-token", "vm join-token")))
 	return c
 }
 
-func newJoinToken(env map[string]string) *cobra.Command {
+// newJoinToken returns the command that makes join tokens, which is in two places: beside the other tokens, and with what
+// is about virtual machines. full is its name with that of its parent.
+func newJoinToken(env map[string]string, name, full string) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "join-token NAMESPACE/ACCOUNT",
+		Use:   name + " NAMESPACE/ACCOUNT",
 		Short: "Print the string with which a machine joins the mesh",
 		Long: `Print the string with which a machine joins the mesh as a service account: pilot-agent join, on the
 machine, takes it. It has pilot-discovery's address, the root certificates of the mesh, a token, and what
@@ -56,9 +57,9 @@ the proxy says of itself.
 
 The CA accepts the token from one machine (--uses), within an hour (--ttl), for its first certificate.
 Keep the string secret until then: who uses it first gets the identity. Standard error says until when it
-is valid and what is in it.`,
-		Example: `  pilotctl vm join-token shop/legacy --stateDir /var/lib/pilothouse --address mesh.example.com:15012
-  pilotctl vm join-token shop/legacy -f workloadgroup.yaml --stateDir state --address 192.0.2.10:15012 | ssh vm pilot-agent join -`,
+is valid and what is in it. pilotctl token join and pilotctl vm join-token are the same command.`,
+		Example: `  pilotctl ` + full + ` shop/legacy --stateDir /var/lib/pilothouse --address mesh.example.com:15012
+  pilotctl ` + full + ` shop/legacy -f workloadgroup.yaml --stateDir state --address 192.0.2.10:15012 | ssh vm pilot-agent join -`,
 		Args: usage(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			v := cli.Read(c.Flags(), env, settings.PilotctlVMJoinToken)
@@ -125,13 +126,9 @@ func revisionSuffix(revision string) string {
 }
 
 // account reads NAMESPACE/ACCOUNT.
-func (o *joinTokenOptions) account(text string) error {
-	namespace, account, ok := strings.Cut(text, "/")
-	if !ok {
-		return fmt.Errorf("invalid account %q: want NAMESPACE/ACCOUNT", text)
-	}
-	o.b.Namespace, o.b.ServiceAccount = namespace, account
-	return errors.Join(pki.CheckName("namespace", namespace), pki.CheckName("account", account))
+func (o *joinTokenOptions) account(text string) (err error) {
+	o.b.Namespace, o.b.ServiceAccount, err = parseAccount(text)
+	return err
 }
 
 // bundle makes the bundle, with a token that is valid from now.

@@ -49,6 +49,7 @@ func Commands() []Command {
 		{Path: "pilotctl validate", Tables: []Table{PilotctlValidate}, Shared: ctl},
 		{Path: "pilotctl remote-secret", Tables: []Table{PilotctlRemoteSecret}, Shared: ctl},
 		{Path: "pilotctl token create", Tables: []Table{PilotctlTokenCreate}, Shared: ctl},
+		{Path: "pilotctl token join", Tables: []Table{PilotctlVMJoinToken}, Shared: ctl},
 		{Path: "pilotctl vm join-token", Tables: []Table{PilotctlVMJoinToken}, Shared: ctl},
 		{Path: "pilotctl collateral", Shared: []Table{Collateral, Pilotctl}},
 	}

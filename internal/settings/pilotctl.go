@@ -184,10 +184,10 @@ var PilotctlRemoteSecret = Table{
 var PilotctlTokenCreate = Table{
 	{Flag: "stateDir", Kind: Text, Required: true, Unit: "folder", Used: "internal/discovery/authn",
 		Help: "pilot-discovery's state `folder`"},
-	{Flag: "namespace", Short: "n", Kind: Text, Required: true, Unit: "namespace", Used: "internal/discovery/authn",
-		Help: "`namespace` of the service account"},
+	{Flag: "namespace", Short: "n", Kind: Text, Unit: "namespace", Used: "internal/discovery/authn",
+		Help: "`namespace` of the service account, instead of NAMESPACE/ACCOUNT"},
 	{Flag: "serviceAccount", Kind: Text, Default: "default", Required: true, Unit: "name", Used: "internal/discovery/authn",
-		Help: "`name` of the service account"},
+		Help: "`name` of the service account, with --namespace"},
 	{Flag: "audience", Kind: Text, Default: mesh.TokenAudience, Required: true, Unit: "text", Used: "internal/discovery/authn",
 		Help: "`audience` of the token"},
 	{Flag: "ttl", Kind: Duration, Number: int64(DefaultTokenTTL), Positive: true, Unit: "duration", Used: "internal/discovery/authn",
