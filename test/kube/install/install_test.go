@@ -9,6 +9,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -96,7 +97,7 @@ spec:
 	if pod.Labels["team"] != "shop" || pod.Labels["patched"] != "by-user" || pod.Spec.ServiceAccountName != "edge-istio" {
 		t.Errorf("the Pod has labels %v and the ServiceAccount %s", pod.Labels, pod.Spec.ServiceAccountName)
 	}
-	gateways := c.Dynamic.Resource(gatewayv1.SchemeGroupVersion.WithResource("gateways")).Namespace(namespace)
+	gateways := c.Dynamic.Resource(schema.GroupVersionResource{Group: gatewayv1.GroupName, Version: "v1", Resource: "gateways"}).Namespace(namespace)
 	until(t, "the status has the Service's name, and says that the Gateway is programmed", func() error {
 		g, err := gateways.Get(t.Context(), "edge", metav1.GetOptions{})
 		if err != nil {
