@@ -73,6 +73,7 @@ func newProxy(s process) *cobra.Command {
 		},
 	}
 	cli.Add(c, settings.AgentProxy)
+	cli.Files(c, settings.AgentFiles)
 	return c
 }
 

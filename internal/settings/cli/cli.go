@@ -16,11 +16,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/spelling"
 )
 
-// groups are the headings under which a command's variables without a flag are documented. Each
+// groups are the headings under which a command's variables without a flag, and its files, are documented. Each
 // is also the annotation of the command that lists them, one a line: the name, a tab, what it does.
-var groups = []string{effective, withoutEffect}
+var groups = []string{effective, withoutEffect, files}
 
-const effective, withoutEffect = "Environment", "Environment without effect"
+const effective, withoutEffect, files = "Environment", "Environment without effect", "Files"
 
 // Setup has a program's commands print their variables with their help, and name the flag in errors
 // of the command line as [settings.Values] does; wrap, which may be nil, makes the final error.
@@ -138,6 +138,15 @@ func add(c *cobra.Command, f *pflag.FlagSet, tables []settings.Table) {
 			}
 		}
 	}
+}
+
+// Files adds the files that a command reads to its help and its manual page. Call it after Add.
+func Files(c *cobra.Command, list []settings.File) {
+	var b strings.Builder
+	for _, f := range list {
+		fmt.Fprintf(&b, "%s\t%s\n", f.Path, f.Help)
+	}
+	c.Annotations[files] = b.String()
 }
 
 // annotate adds the variables of a setting without a flag to those of its group.
