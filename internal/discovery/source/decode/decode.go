@@ -173,12 +173,20 @@ func (d *decoder) notRead(t *yamltree.Tree, version string, kind object.Kind) {
 	at, m := object.Origin{File: d.file, Line: t.Line}, t.Get("metadata")
 	name, namespace := m.Get("name").Str(), m.Get("namespace").Str()
 	meant, p, known := notRead(version, kind)
+	if field, text := meantForMesh(t, groupIn(version), kind); field != "" {
+		d.Problems = append(d.Problems, object.Problem{Origin: at, Key: KeyOf(kind, namespace, name), Field: field, Text: text, Severity: object.Warning})
+		return
+	}
 	if !known {
 		d.Skipped = append(d.Skipped, Skipped{Origin: at, APIVersion: version, Kind: string(kind), Name: name})
 		if workloadKinds[groupKind{group: groupIn(version), kind: kind}] != nil {
 			d.unknownFields(KeyOf(kind, namespace, name), t)
 		}
 		return
+	}
+	if field := restricts(t, groupIn(version), kind); field != "" {
+		p.Severity, p.Field = object.Error, field
+		p.Text = "objects of this kind are not supported: it is NOT enforced, and what it forbids is allowed; use an AuthorizationPolicy or a RequestAuthentication, or remove it"
 	}
 	p.Origin, p.Key = at, KeyOf(meant, namespace, name)
 	d.Problems = append(d.Problems, p)

@@ -24,6 +24,7 @@ import (
 const (
 	coreGroup       = ""
 	discoveryGroup  = "discovery.k8s.io"
+	extensionsGroup = "extensions.istio.io"
 	gatewayGroup    = "gateway.networking.k8s.io"
 	networkingGroup = "networking.istio.io"
 	securityGroup   = "security.istio.io"

@@ -75,6 +75,58 @@ func TestKindsThatAreNotRead(t *testing.T) {
 	}
 }
 
+func TestIngressesOfTheMeshAreNamed(t *testing.T) {
+	const class = "\n  annotations: {kubernetes.io/ingress.class: "
+	for name, tt := range map[string]struct{ kind, meta, spec, want string }{
+		"by field":                     {"Ingress", "", "{ingressClassName: istio}", "warning Ingress n/a: spec.ingressClassName: objects of this kind are not served"},
+		"by annotation":                {"Ingress", class + "istio}", "{}", "warning Ingress n/a: metadata.annotations[kubernetes.io/ingress.class]: objects of this kind are not served"},
+		"the annotation counts":        {"Ingress", class + "nginx}", "{ingressClassName: istio}", "info"},
+		"of another class":             {"Ingress", "", "{ingressClassName: nginx}", "info"},
+		"without a class":              {"Ingress", "", "{}", "info"},
+		"class is no text":             {"Ingress", "", "{ingressClassName: [istio]}", "info"},
+		"spec is no mapping":           {"Ingress", "", "7", "info"},
+		"class of the mesh":            {"IngressClass", "", "{controller: istio.io/ingress-controller}", "warning IngressClass n/a: spec.controller: Ingresses of this class are not served"},
+		"class of another controller":  {"IngressClass", "", "{controller: k8s.io/ingress-nginx}", "info"},
+		"a policy of the same group":   {"NetworkPolicy", "", "{ingressClassName: istio}", "info"},
+		"annotation of an empty class": {"Ingress", class + "\"\"}", "{ingressClassName: istio}", "warning Ingress n/a: spec.ingressClassName"},
+	} {
+		r := decode.Documents("f.yaml", fmt.Appendf(nil, "apiVersion: networking.k8s.io/v1\nkind: %s\nmetadata:\n  name: a\n  namespace: n%s\nspec: %s\n", tt.kind, tt.meta, tt.spec))
+		if len(r.Problems) != 1 || len(r.Objects) != 0 {
+			t.Fatalf("%s: %+v", name, r)
+		}
+		got := strings.Replace(r.Problems[0].Severity.String()+" "+r.Problems[0].Error(), "f.yaml:1: ", "", 1)
+		if !strings.HasPrefix(got, tt.want) {
+			t.Errorf("%s:\ngot  %s\nwant %s", name, got, tt.want)
+		}
+		if skipped := len(r.Skipped) == 1; skipped != (tt.want == "info") {
+			t.Errorf("%s: skipped %v", name, r.Skipped)
+		}
+	}
+}
+
+func TestExtensionsThatWouldDenyAreErrors(t *testing.T) {
+	for spec, want := range map[string]string{
+		"{phase: AUTHN}":                "error WasmPlugin n/a: spec.phase: objects of this kind are not supported: it is NOT enforced",
+		"{phase: AUTHZ}":                "error WasmPlugin n/a: spec.phase: objects of this kind are not supported: it is NOT enforced",
+		"{phase: STATS}":                "warning WasmPlugin n/a: objects of this kind",
+		"{phase: UNSPECIFIED_PHASE}":    "warning WasmPlugin n/a: objects of this kind",
+		"{failStrategy: FAIL_CLOSE}":    "warning WasmPlugin n/a: objects of this kind",
+		"{phase: [AUTHZ], url: file:/}": "warning WasmPlugin n/a: objects of this kind",
+		"7":                             "warning WasmPlugin n/a: objects of this kind",
+	} {
+		for _, kind := range []string{"WasmPlugin", "TrafficExtension"} {
+			r := decode.Documents("f.yaml", fmt.Appendf(nil, "apiVersion: extensions.istio.io/v1alpha1\nkind: %s\nmetadata: {name: a, namespace: n}\nspec: %s\n", kind, spec))
+			if len(r.Problems) != 1 {
+				t.Fatalf("%s: %+v", spec, r)
+			}
+			got := strings.Replace(r.Problems[0].Severity.String()+" "+r.Problems[0].Error(), "f.yaml:1: ", "", 1)
+			if !strings.HasPrefix(got, strings.Replace(want, "WasmPlugin", kind, 1)) {
+				t.Errorf("%s:\ngot  %s\nwant %s", spec, got, want)
+			}
+		}
+	}
+}
+
 func TestSkippedObjectsAreCounted(t *testing.T) {
 	var text strings.Builder
 	for i := range 40 {
