@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"net/netip"
+	"slices"
 	"unique"
 )
 
@@ -65,6 +66,8 @@ const (
 	// SelfDiscovery is set if the proxy asks for the endpoints of its own workload, LocalCluster: Envoy then prefers its own
 	// zone where no cluster says otherwise.
 	SelfDiscovery
+	// Metrics is set if the proxy has all that Istio's metrics and the header of peers need: metricsExtensions.
+	Metrics
 )
 
 // Has reports whether all bits of x are set in c.
@@ -86,6 +89,12 @@ var extensionBits = map[string]Capability{
 	"envoy.request_id.uuid":                           RequestIDUUID,
 	"envoy.network.dns_resolver.cares":                CaresDNS,
 	"envoy.retry_priorities.previous_priorities":      PreviousPriorities,
+}
+
+// metricsExtensions are what Metrics needs.
+var metricsExtensions = []string{
+	"envoy.access_loggers.stats", "envoy.filters.http.header_mutation",
+	"envoy.filters.http.header_to_metadata", "envoy.filters.http.upstream_codec",
 }
 
 // policyBits are the bits of policies by their names in COMPLIANCE_POLICY.
@@ -150,6 +159,9 @@ func Capabilities(n Node) Capability {
 		if n.Extensions == nil || n.Extensions[name] {
 			c |= bit
 		}
+	}
+	if !slices.ContainsFunc(metricsExtensions, func(name string) bool { return n.Extensions != nil && !n.Extensions[name] }) {
+		c |= Metrics
 	}
 	return c
 }

@@ -57,6 +57,7 @@ func (b *builder) metadata() error {
 	if len(n.Labels) > 0 {
 		m["LABELS"] = texts(n.Labels)
 	}
+	m[mesh.WorkloadFactsKey] = mesh.WorkloadFacts(first(mesh.Text(m["WORKLOAD_NAME"]), m["NAME"].(string)), n.Identity.Namespace, mesh.Text(m["CLUSTER_ID"]), n.Labels)
 	if len(n.Annotations) > 0 {
 		m["ANNOTATIONS"] = texts(n.Annotations)
 	}

@@ -159,7 +159,8 @@ func TestMetadata(t *testing.T) {
 	}
 	delete(s.Node.Metadata, "PROXY_CONFIG")
 	want := map[string]any{
-		"NAME": "reviews-1", "NAMESPACE": "bookshop", "SERVICE_ACCOUNT": "reviews", "CLUSTER_ID": "Kubernetes",
+		"WORKLOAD_FACTS": "reviews-1;bookshop;reviews;v2;Kubernetes;reviews;v2",
+		"NAME":           "reviews-1", "NAMESPACE": "bookshop", "SERVICE_ACCOUNT": "reviews", "CLUSTER_ID": "Kubernetes",
 		"INSTANCE_IPS": "10.99.0.2,fd00::2,192.168.7.7", "PILOT_SAN": []any{"istiod.istio-system.svc"},
 		"LABELS":        map[string]any{"app": "reviews", "version": "v2", "n": "3"},
 		"STATIC_LABELS": map[string]any{"version": "v2", "n": 3.0},

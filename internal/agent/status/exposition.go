@@ -37,6 +37,8 @@ type exposition struct {
 	part    []byte
 	// help is a HELP that waits for the type of its family, which decides the family's name in OpenMetrics.
 	help, helpOf string
+	// istio is set if the page is Envoy's, which has Istio's metrics in a form of its own.
+	istio *istioMetrics
 }
 
 // declared says which page declared a family, and whether with HELP, TYPE and UNIT.
@@ -58,7 +60,13 @@ func newExposition(out *bufio.Writer, openMetrics bool) *exposition {
 // begin begins a page, in the text format or in OpenMetrics. A page in OpenMetrics requires that the whole is.
 func (e *exposition) begin(text bool) {
 	e.page++
-	e.convert, e.ended, e.part, e.help, e.helpOf = text && e.openMetrics, false, e.part[:0], "", ""
+	e.convert, e.ended, e.part, e.help, e.helpOf, e.istio = text && e.openMetrics, false, e.part[:0], "", "", nil
+}
+
+// beginEnvoy begins Envoy's page, in the text format.
+func (e *exposition) beginEnvoy() {
+	e.begin(true)
+	e.istio = &istioMetrics{seed: e.seed, seen: map[uint64]struct{}{}}
 }
 
 // Write adds a part of the page. An error is that of an invalid page, or a *writeError.
@@ -131,6 +139,11 @@ func (e *exposition) line(line []byte) error {
 	if err := e.flushHelp(); err != nil {
 		return err
 	}
+	if e.istio != nil {
+		if line = e.istio.line(line); line == nil {
+			return nil
+		}
+	}
 	if _, err := e.out.Write(line); err != nil {
 		return &writeError{err}
 	}
@@ -158,6 +171,9 @@ func (e *exposition) comment(line string) error {
 	name, text := cutName(strings.TrimLeft(rest, " "))
 	if name == "" || keyword != "HELP" && text == "" {
 		return errors.New("invalid line: " + printable.Quote(line, 100) + ": want the name of a metric, and its type or unit")
+	}
+	if e.istio != nil {
+		name = e.istio.name(name)
 	}
 	if !e.convert {
 		return e.declare(keyword, name, text)

@@ -120,7 +120,8 @@ func encoded(w http.ResponseWriter, r *http.Request) (io.Writer, func() error) {
 
 // join writes all pages. Its errors are those of the client's connection.
 func (s *Server) join(ctx context.Context, e *exposition, own []byte, envoy bool, query string, pages []*targetPage) error {
-	err := copyPage(e, true, func(w io.Writer) error {
+	e.begin(true)
+	err := copyPage(e, func(w io.Writer) error {
 		_, err := w.Write(own)
 		return err
 	})
@@ -130,7 +131,8 @@ func (s *Server) join(ctx context.Context, e *exposition, own []byte, envoy bool
 	left := 1 + len(pages)
 	if envoy {
 		part, cancel := share(ctx, left)
-		err := copyPage(e, true, func(w io.Writer) error { return s.o.Proxy.Scrape(part, query, w) })
+		e.beginEnvoy()
+		err := copyPage(e, func(w io.Writer) error { return s.o.Proxy.Scrape(part, query, w) })
 		cancel()
 		if gone(ctx, err) {
 			return err
@@ -146,7 +148,8 @@ func (s *Server) join(ctx context.Context, e *exposition, own []byte, envoy bool
 		if p.err == nil {
 			part, cancel := share(ctx, left)
 			stop := context.AfterFunc(part, p.cancel)
-			p.err = copyPage(e, !p.openMetrics, p.copy)
+			e.begin(!p.openMetrics)
+			p.err = copyPage(e, p.copy)
 			stop()
 			cancel()
 		}
@@ -173,9 +176,8 @@ func share(ctx context.Context, sources int) (context.Context, context.CancelFun
 	return context.WithTimeout(ctx, time.Until(end)/time.Duration(max(1, sources)))
 }
 
-// copyPage adds a page, as far as it is valid.
-func copyPage(e *exposition, text bool, from func(io.Writer) error) error {
-	e.begin(text)
+// copyPage adds the page that has begun, as far as it is valid.
+func copyPage(e *exposition, from func(io.Writer) error) error {
 	err := from(e)
 	return errors.Join(err, e.end(err == nil))
 }

@@ -299,7 +299,7 @@ func (c *Compiler) portsAt(r *incr.Reader, w mesh.Workload, target uint32) []ser
 
 // canonicalService returns the workload's name and revision for telemetry.
 func canonicalService(i *model.Instance) (name, revision string) {
-	for _, l := range []string{"service.istio.io/canonical-name", "app.kubernetes.io/name", "app"} {
+	for _, l := range []string{mesh.CanonicalNameLabel, mesh.AppNameLabel, "app"} {
 		if name == "" {
 			name = i.Labels[l]
 		}
@@ -307,7 +307,7 @@ func canonicalService(i *model.Instance) (name, revision string) {
 	if name == "" {
 		name = strings.TrimSuffix(i.Workload, "-0")
 	}
-	for _, l := range []string{"service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"} {
+	for _, l := range []string{mesh.CanonicalRevisionLabel, mesh.AppVersionLabel, "version"} {
 		if revision == "" {
 			revision = i.Labels[l]
 		}

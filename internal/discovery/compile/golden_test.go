@@ -42,13 +42,11 @@ func TestGolden(t *testing.T) {
 			NoSniffOutbound: slices.Contains(options, "no-sniff-outbound"), NoSniffInbound: slices.Contains(options, "no-sniff-inbound"),
 			WholeRoutes: slices.Contains(options, "whole-routes"),
 		})
-		if text := header(input, "mesh"); text != "" {
-			m, verdicts := config.MeshConfig(text)
-			if len(verdicts) > 0 {
-				t.Fatal(verdicts)
-			}
-			w.model.SetMesh(m)
+		m, verdicts := config.MeshConfig(header(input, "mesh"))
+		if len(verdicts) > 0 {
+			t.Fatal(verdicts)
 		}
+		w.model.SetMesh(m)
 		w.apply(t, string(input))
 		if ns := header(input, "deny"); ns != "" {
 			w.model.Deny([]model.Denial{{Name: "broken", Namespace: ns, Everything: true}})
@@ -192,7 +190,8 @@ func withRoutes(rc *routev3.RouteConfiguration, port uint32) *listenerv3.Listene
 		panic(err)
 	}
 	hcm := &hcmv3.HttpConnectionManager{}
-	if err := l.FilterChains[0].Filters[0].GetTypedConfig().UnmarshalTo(hcm); err != nil {
+	filters := l.FilterChains[0].Filters
+	if err := filters[len(filters)-1].GetTypedConfig().UnmarshalTo(hcm); err != nil {
 		panic(err)
 	}
 	hcm.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: rc}

@@ -96,7 +96,8 @@ func trustDomains(m *meshv1.MeshConfig) []string {
 func (c *Compiler) InboundOf(k Key) (Inbound, bool) { return c.inner.inbound.Value(k) }
 
 func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
-	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r), Logs: c.accessLogs(r, k.Workload.Value().Telemetry, telemetry.WorkloadMode_SERVER)}
+	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r), Logs: c.accessLogs(r, k.Workload.Value().Telemetry, telemetry.WorkloadMode_SERVER),
+		Metrics: c.metrics(r, k.Workload.Value().Telemetry, telemetry.WorkloadMode_SERVER)}
 	if c.opts.NoSniffInbound {
 		env.Caps &^= mesh.HTTPInspector
 	}
@@ -123,7 +124,7 @@ func (c *Compiler) ingressPort(r *incr.Reader, w mesh.Workload, i model.Ingress,
 	m := c.model.Mesh(r)
 	name := cluster.Name(cluster.Inbound, i.Port, "", "")
 	return listener.InboundPort{
-		Port: i.Port, Protocol: i.Protocol, Mode: modes.Of(i.Port), Cluster: name, Bind: i.Bind, TLS: i.TLS,
+		Port: i.Port, Protocol: i.Protocol, Mode: modes.Of(i.Port), Cluster: name, Bind: i.Bind, TLS: i.TLS, Host: i.Host, Namespace: w.Namespace,
 		TCP:    c.inboundTCP(r, w, i.Port),
 		Routes: inboundRoutes(m, name, i.Host, model.Port{Number: i.Port, Protocol: i.Protocol}),
 	}
@@ -169,7 +170,7 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 		first := behind[0]
 		name := cluster.Name(cluster.Inbound, p.Target, "", "")
 		in.Ports = append(in.Ports, listener.InboundPort{
-			Port: p.Target, Protocol: first.port.Protocol, Mode: modes.Of(p.Target), Cluster: name,
+			Port: p.Target, Protocol: first.port.Protocol, Mode: modes.Of(p.Target), Cluster: name, Host: first.service.Host, Namespace: first.service.Namespace,
 			Routes: inboundRoutes(m, name, first.service.Host, first.port), TCP: c.inboundTCP(r, w, p.Target),
 		})
 	}

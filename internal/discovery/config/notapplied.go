@@ -49,10 +49,8 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.skywalking":                {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.opentelemetry":             {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.stackdriver":               {text: "proxies send nothing to Stackdriver"},
-	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.prometheus":                {text: noMetrics},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.sds":                       {text: "no secrets are fetched from it"},
 	"istio.mesh.v1alpha1.MeshConfig.DefaultProviders.tracing":                    {text: "proxies send no traces"},
-	"istio.mesh.v1alpha1.MeshConfig.DefaultProviders.metrics":                    {text: noMetrics},
 	"istio.telemetry.v1alpha1.Telemetry.tracing":                                 {text: "proxies send no traces"},
 	"istio.telemetry.v1alpha1.Telemetry.metrics":                                 {text: noMetrics},
 	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                    {text: "the visibility of ServiceEntries depends on exportTo and defaultServiceExportTo only; remove it"},
@@ -63,7 +61,7 @@ var consequences = map[protoreflect.FullName]consequence{
 const (
 	noIngress = "Ingress objects are not served"
 	noTracer  = "the provider is not used: proxies send no traces"
-	noMetrics = "proxies have Envoy's statistics, and no metrics of requests by Istio's names"
+	noMetrics = "proxies have the metrics of the mesh's default providers, as they are"
 	// agentsOnly is the consequence for all fields of ProxyConfig.
 	agentsOnly = "proxies that run get no ProxyConfig from the control plane; Pods get it when they are injected, other agents from --meshConfig and PROXY_CONFIG"
 )

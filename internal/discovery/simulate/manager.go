@@ -7,11 +7,15 @@ import (
 	"strings"
 	"time"
 
+	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	headertometadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_to_metadata/v3"
 	jwtv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/jwt_authn/v3"
 	httprbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/rbac/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // passiveHTTP are the HTTP filters that refuse no request by themselves. What they do by route is not about access.
@@ -27,6 +31,26 @@ var passiveHTTP = map[protoreflect.FullName]bool{
 }
 
 const router protoreflect.FullName = "envoy.extensions.filters.http.router.v3.Router"
+
+// removes removes the header of peers if the filter does that and nothing else; else false.
+func removes(headers map[string][]string, c *headermutationv3.HeaderMutation) bool {
+	list := c.GetMutations().GetRequestMutations()
+	if len(list) != 1 || list[0].GetRemove() != mesh.PeerHeader {
+		return false
+	}
+	delete(headers, mesh.PeerHeader)
+	return true
+}
+
+// takes removes the header of peers if the filter takes it and nothing else, for metadata that no policy reads; else false.
+func takes(headers map[string][]string, c *headertometadatav3.Config) bool {
+	list := c.GetRequestRules()
+	if len(list) != 1 || len(c.GetResponseRules()) > 0 || list[0].GetHeader() != mesh.PeerHeader || !list[0].GetRemove() {
+		return false
+	}
+	delete(headers, mesh.PeerHeader)
+	return true
+}
 
 // request passes a request through the filters of a connection manager.
 func (v *Verdict) request(m *hcmv3.HttpConnectionManager, s subject, r Request, now time.Time) error {
@@ -58,6 +82,14 @@ func (v *Verdict) request(m *hcmv3.HttpConnectionManager, s subject, r Request, 
 			return fmt.Errorf("filter %q: %w", f.GetName(), err)
 		}
 		switch c := message.(type) {
+		case *headermutationv3.HeaderMutation:
+			if !removes(headers, c) {
+				return unknown("mutations of filter " + f.GetName())
+			}
+		case *headertometadatav3.Config:
+			if !takes(headers, c) {
+				return unknown("rules of filter " + f.GetName())
+			}
 		case *httprbacv3.RBAC:
 			if c.GetMatcher() != nil || c.GetShadowMatcher() != nil {
 				return unknown("matchers of filter " + f.GetName())

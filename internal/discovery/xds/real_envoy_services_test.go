@@ -42,7 +42,8 @@ func separated(t *testing.T, r *Resource, delta bool) *Resource {
 		t.Fatal(err)
 	}
 	var h hcmv3.HttpConnectionManager
-	filter := l.FilterChains[0].Filters[0]
+	filters := l.FilterChains[0].Filters
+	filter := filters[len(filters)-1]
 	if err := filter.GetTypedConfig().UnmarshalTo(&h); err != nil {
 		t.Fatal(err)
 	}

@@ -80,11 +80,11 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 		}
 		switch {
 		case g.Closed:
-			chain.Filters = []*listenerv3.Filter{Env{Mesh: &meshv1.MeshConfig{}}.tcpProxy(mesh.BlackHoleCluster, TCP{Cluster: mesh.BlackHoleCluster})}
+			chain.Filters = []*listenerv3.Filter{Env{Mesh: &meshv1.MeshConfig{}}.tcpProxy(mesh.BlackHoleCluster, TCP{Cluster: mesh.BlackHoleCluster}, side{})}
 		case c.Routes != "":
 			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes, g.Topology, g.Authorization.HTTP)}
 		default:
-			chain.Filters = append(slices.Clone(g.Authorization.TCP), e.tcpProxy(c.TCP.Cluster, c.TCP))
+			chain.Filters = append(slices.Clone(g.Authorization.TCP), e.tcpProxy(c.TCP.Cluster, c.TCP, clientSide()))
 		}
 		if c.TLS != nil {
 			chain.TransportSocket = e.endTLS(c, g.TrustDomains)
@@ -120,7 +120,7 @@ var clientCertDetails = map[meshv1.ForwardClientCertDetails]hcmv3.HttpConnection
 // connection, unless a trusted proxy in front has added another one to x-forwarded-for, and what they send in x-forwarded-client-cert is
 // replaced, unless the topology says otherwise.
 func (e Env) gatewayHTTP(statPrefix, routes string, t mesh.Topology, first []*hcmv3.HttpFilter) *listenerv3.Filter {
-	h := e.manager(statPrefix, true)
+	h := e.manager(statPrefix, true, clientSide())
 	h.HttpFilters = slices.Concat(first, h.HttpFilters)
 	h.RouteSpecifier = rds(routes)
 	h.UseRemoteAddress = wrapperspb.Bool(true)

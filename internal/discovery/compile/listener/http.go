@@ -6,7 +6,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	filterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/set_filter_state/v3"
 	corsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/cors/v3"
 	faultv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/fault/v3"
@@ -64,14 +63,18 @@ func (e Env) httpFilters(outbound bool) []*hcmv3.HttpFilter {
 	if e.Caps.Has(mesh.CORS) {
 		out = append(out, httpFilter("envoy.filters.http.cors", &corsv3.Cors{}))
 	}
-	return append(out, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
+	r := &routerv3.Router{}
+	if outbound && e.tells() {
+		r.UpstreamHttpFilters = tellPeer()
+	}
+	return append(out, httpFilter("envoy.filters.http.router", r))
 }
 
-func (e Env) manager(statPrefix string, outbound bool) *hcmv3.HttpConnectionManager {
+func (e Env) manager(statPrefix string, outbound bool, s side) *hcmv3.HttpConnectionManager {
 	h := &hcmv3.HttpConnectionManager{
 		StatPrefix:                   statPrefix,
 		HttpFilters:                  e.httpFilters(outbound),
-		AccessLog:                    e.accessLog(),
+		AccessLog:                    append(e.accessLog(), e.httpStats(s)...),
 		UseRemoteAddress:             wrapperspb.Bool(false),
 		Proxy_100Continue:            true,
 		UpgradeConfigs:               []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
@@ -104,7 +107,7 @@ func (e Env) manager(statPrefix string, outbound bool) *hcmv3.HttpConnectionMana
 
 // outboundHTTP returns a connection manager with the given RDS resource.
 func (e Env) outboundHTTP(statPrefix, routes string) *listenerv3.Filter {
-	h := e.manager(statPrefix, true)
+	h := e.manager(statPrefix, true, clientSide())
 	h.RouteSpecifier = rds(routes)
 	return networkFilter("envoy.filters.network.http_connection_manager", h)
 }
@@ -123,11 +126,11 @@ func rds(routes string) *hcmv3.HttpConnectionManager_Rds {
 
 // inboundHTTP returns a connection manager with inline routes. It adds the identity of the client to
 // x-forwarded-client-cert, which Envoy removes from requests without mutual TLS. The filters first come before all
-// others.
-func (e Env) inboundHTTP(statPrefix string, routes *routev3.RouteConfiguration, first []*hcmv3.HttpFilter) *listenerv3.Filter {
-	h := e.manager(statPrefix, false)
-	h.HttpFilters = slices.Concat(first, h.HttpFilters)
-	h.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: routes}
+// others but the one that takes the header of peers.
+func (e Env) inboundHTTP(statPrefix string, p InboundPort, first []*hcmv3.HttpFilter, mutual bool) *listenerv3.Filter {
+	h := e.manager(statPrefix, false, p.side(mutual, true))
+	h.HttpFilters = slices.Concat(e.hearPeer(mutual), first, h.HttpFilters)
+	h.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: p.Routes}
 	h.ServerName = "istio-envoy"
 	h.ForwardClientCertDetails = hcmv3.HttpConnectionManager_APPEND_FORWARD
 	h.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{

@@ -26,6 +26,8 @@ type InboundPort struct {
 	Mode     mesh.MTLSMode
 	// Cluster is mesh.InboundPassthroughCluster for ports that belong to no service.
 	Cluster string
+	// Host and Namespace are those of the service in metrics; empty for ports that belong to none.
+	Host, Namespace string
 	// Routes are the port's HTTP routes; not used if the protocol is TCP.
 	Routes *routev3.RouteConfiguration
 	TCP    TCP
@@ -224,11 +226,11 @@ func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.Filter
 	}
 	out := &listenerv3.FilterChain{Name: name, FilterChainMatch: match}
 	if c.as == asHTTP {
-		out.Filters = []*listenerv3.Filter{e.inboundHTTP(prefix, p.Routes, in.Authorization.HTTP)}
+		out.Filters = []*listenerv3.Filter{e.inboundHTTP(prefix, p, in.Authorization.HTTP, c.ends == endsMesh)}
 	} else {
 		t := p.TCP
 		t.Cluster = p.Cluster
-		out.Filters = append(slices.Clone(in.Authorization.TCP), e.tcpProxy(prefix, t))
+		out.Filters = append(slices.Clone(in.Authorization.TCP), e.tcpProxy(prefix, t, p.side(c.ends == endsMesh, false)))
 	}
 	switch c.ends {
 	case endsOwn:
@@ -242,6 +244,18 @@ func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.Filter
 	case endsNone:
 	}
 	return out
+}
+
+// side is what the metrics of the port's requests or connections say, with mutual TLS or without.
+func (p InboundPort) side(mutual, http bool) side {
+	service := p.Host + ";" + p.Namespace
+	switch {
+	case p.Cluster == mesh.InboundPassthroughCluster:
+		service = p.Cluster + ";"
+	case p.Host == "":
+		service = ""
+	}
+	return serverSide(service, mutual, http)
 }
 
 // ciphers are the cipher suites of inbound TLS 1.2 if mesh configuration has none.

@@ -30,6 +30,8 @@ type Env struct {
 	Caps mesh.Capability
 	Mesh *meshv1.MeshConfig
 	Logs Logs
+	// Metrics are those of requests and connections.
+	Metrics Metrics
 }
 
 // The application protocols that filter chains match [control-plane C5]: those that the client offers,
@@ -152,14 +154,22 @@ type WeightedCluster struct {
 // none reports whether there is no cluster.
 func (t TCP) none() bool { return t.Cluster == "" && len(t.Weighted) == 0 }
 
-// tcpProxy returns the filter that forwards connections. statPrefix is for those to one cluster; several have the prefix of t.
-func (e Env) tcpProxy(statPrefix string, t TCP) *listenerv3.Filter {
+// tcpProxy returns the filter that forwards connections, which are counted as those of a side. statPrefix is for those to one cluster;
+// several have the prefix of t.
+func (e Env) tcpProxy(statPrefix string, t TCP, s side) *listenerv3.Filter {
 	p := &tcpproxyv3.TcpProxy{
 		StatPrefix:                      statPrefix,
 		ClusterSpecifier:                &tcpproxyv3.TcpProxy_Cluster{Cluster: t.Cluster},
 		AccessLog:                       e.accessLog(),
 		IdleTimeout:                     t.IdleTimeout,
 		MaxDownstreamConnectionDuration: t.MaxDuration,
+	}
+	if stats := e.tcpStats(s); len(stats) > 0 {
+		for _, l := range p.AccessLog {
+			l.Filter = both(logTypes(true, connected), l.Filter)
+		}
+		p.AccessLog = append(p.AccessLog, stats...)
+		p.AccessLogOptions = &tcpproxyv3.TcpProxy_TcpAccessLogOptions{FlushAccessLogOnConnected: true}
 	}
 	if t.TunnelTo != "" {
 		p.TunnelingConfig = &tcpproxyv3.TcpProxy_TunnelingConfig{Hostname: t.TunnelTo, UsePost: t.TunnelByPost}
@@ -179,6 +189,6 @@ func (e Env) blackhole(name string, port uint32) *listenerv3.FilterChain {
 	return &listenerv3.FilterChain{
 		Name:             name,
 		FilterChainMatch: &listenerv3.FilterChainMatch{DestinationPort: wrapperspb.UInt32(port)},
-		Filters:          []*listenerv3.Filter{quiet.tcpProxy(mesh.BlackHoleCluster, TCP{Cluster: mesh.BlackHoleCluster})},
+		Filters:          []*listenerv3.Filter{quiet.tcpProxy(mesh.BlackHoleCluster, TCP{Cluster: mesh.BlackHoleCluster}, side{})},
 	}
 }

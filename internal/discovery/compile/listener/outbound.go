@@ -89,7 +89,7 @@ func (o Outbound) onlyHTTP() bool { return o.Binds && o.Routes != "" && o.TCP.no
 // tcpChain returns a filter chain without HTTP.
 func (e Env) tcpChain(c Chain) *listenerv3.FilterChain {
 	f := &listenerv3.FilterChain{
-		Filters:                       []*listenerv3.Filter{e.tcpProxy(c.TCP.Cluster, c.TCP)},
+		Filters:                       []*listenerv3.Filter{e.tcpProxy(c.TCP.Cluster, c.TCP, clientSide())},
 		TransportSocketConnectTimeout: connectTimeout,
 	}
 	if len(c.ServerNames) > 0 || len(c.Prefixes) > 0 {
@@ -118,7 +118,7 @@ func (e Env) defaultChain(o Outbound) *listenerv3.FilterChain {
 	case !o.TCP.none():
 		return e.tcpChain(Chain{TCP: o.TCP, Config: o.Config})
 	}
-	return &listenerv3.FilterChain{Name: "PassthroughFilterChain", Filters: []*listenerv3.Filter{e.tcpProxy(o.Unknown, TCP{Cluster: o.Unknown})}}
+	return &listenerv3.FilterChain{Name: "PassthroughFilterChain", Filters: []*listenerv3.Filter{e.tcpProxy(o.Unknown, TCP{Cluster: o.Unknown}, clientSide())}}
 }
 
 func (e Env) detectionTimeout() *durationpb.Duration {
@@ -148,7 +148,7 @@ func VirtualOutbound(e Env, unknown string) *listenerv3.Listener {
 		TrafficDirection:    corev3.TrafficDirection_OUTBOUND,
 		FilterChains: []*listenerv3.FilterChain{
 			e.blackhole(mesh.VirtualOutbound+"-blackhole", port),
-			{Name: mesh.VirtualOutbound + "-catchall-tcp", Filters: []*listenerv3.Filter{e.tcpProxy(unknown, TCP{Cluster: unknown})}},
+			{Name: mesh.VirtualOutbound + "-catchall-tcp", Filters: []*listenerv3.Filter{e.tcpProxy(unknown, TCP{Cluster: unknown}, clientSide())}},
 		},
 		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
 		AccessLog:                            e.listenerLog(),

@@ -29,7 +29,7 @@ func BuildPassthrough(name string, port uint32, serverNames []string, topology m
 		seen[sent] = true
 		l.FilterChains = append(l.FilterChains, &listenerv3.FilterChain{
 			FilterChainMatch: &listenerv3.FilterChainMatch{ServerNames: []string{sent}, TransportProtocol: "tls", ApplicationProtocols: meshAny},
-			Filters:          []*listenerv3.Filter{e.tcpProxy(n, TCP{Cluster: n})},
+			Filters:          []*listenerv3.Filter{e.tcpProxy(n, TCP{Cluster: n}, clientSide())},
 		})
 	}
 	return l

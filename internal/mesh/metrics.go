@@ -1,0 +1,76 @@
+package mesh
+
+import (
+	"cmp"
+	"strings"
+)
+
+// PeerHeader is the header of requests in which the proxy of a client tells that of a server, by mutual TLS only, which workload it
+// has: WorkloadFields, separated by semicolons. It is for metrics, never for authorization, and no application sees it.
+const PeerHeader = "x-pilothouse-peer"
+
+// The labels of workloads with the names of their service and its revision in metrics, and those that these are by default.
+const (
+	CanonicalNameLabel     = "service.istio.io/canonical-name"
+	CanonicalRevisionLabel = "service.istio.io/canonical-revision"
+	AppNameLabel           = "app.kubernetes.io/name"
+	AppVersionLabel        = "app.kubernetes.io/version"
+)
+
+// MetricsProvider is the name of the built-in provider of metrics, which proxies and their agents serve to Prometheus.
+const MetricsProvider = "prometheus"
+
+// Istio's standard metrics, without the prefix istio_. [control-plane 1.11.2]
+const (
+	RequestsTotal    = "requests_total"
+	RequestDuration  = "request_duration_milliseconds"
+	RequestBytes     = "request_bytes"
+	ResponseBytes    = "response_bytes"
+	RequestMessages  = "request_messages_total"
+	ResponseMessages = "response_messages_total"
+	TCPOpened        = "tcp_connections_opened_total"
+	TCPClosed        = "tcp_connections_closed_total"
+	TCPSent          = "tcp_sent_bytes_total"
+	TCPReceived      = "tcp_received_bytes_total"
+)
+
+// The tags of the metrics in Envoy that are not labels of Istio's: each has several of them, so that Envoy formats few for each
+// request. The agent splits them on its page of metrics.
+const (
+	ReporterTag             = "reporter"
+	SourceTag               = "source"      // WorkloadFields of the client, separated by semicolons
+	DestinationTag          = "destination" // WorkloadFields of the server, maybe only the first five
+	ServiceTag              = "service"     // host;namespace, or the name of a cluster and a semicolon
+	SourcePrincipalTag      = "source_principal"
+	DestinationPrincipalTag = "destination_principal"
+)
+
+// WorkloadFactsKey is the key of the metadata in which our agent has the facts about its workload for metrics and PeerHeader, which
+// WorkloadFacts makes.
+const WorkloadFactsKey = "WORKLOAD_FACTS"
+
+// WorkloadFacts returns WorkloadFields of a workload, separated by semicolons. What is not known is unknown, and the revision is
+// latest; characters that names and labels do not have become underscores.
+func WorkloadFacts(workload, namespace, cluster string, labels map[string]string) string {
+	app, version := labels["app"], labels["version"]
+	fields := []string{
+		workload, namespace, cmp.Or(labels[CanonicalNameLabel], labels[AppNameLabel], app, workload),
+		cmp.Or(labels[CanonicalRevisionLabel], labels[AppVersionLabel], version, "latest"), cluster, app, version,
+	}
+	for i, f := range fields {
+		fields[i] = cmp.Or(strings.Map(factRune, f), "unknown")
+	}
+	return strings.Join(fields, ";")
+}
+
+func factRune(r rune) rune {
+	switch {
+	case r >= '0' && r <= '9', r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', strings.ContainsRune("-_./:", r):
+		return r
+	}
+	return '_'
+}
+
+// WorkloadFields are the labels of a workload in metrics, without source_ or destination_, in the order of their values in
+// PeerHeader. The first five are those of the metadata of endpoints.
+var WorkloadFields = [...]string{"workload", "workload_namespace", "canonical_service", "canonical_revision", "cluster", "app", "version"}
