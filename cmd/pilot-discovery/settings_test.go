@@ -132,7 +132,7 @@ func TestInvalidFlagsExitWith2(t *testing.T) {
 // Every variable of Istio that has no effect is named, and what it asks for is not mistaken for a default.
 func TestVariablesWithoutEffectAreNamed(t *testing.T) {
 	env := map[string]string{
-		"PILOT_DEBOUNCE_AFTER": "1s", "PILOT_ENABLE_GATEWAY_API": "true", "PILOT_HTTP10": "false", "ISTIO_DELTA_XDS": "1", "REVISION": "canary", "CLUSTER_ID": "east",
+		"PILOT_DEBOUNCE_AFTER": "1s", "PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER": "false", "PILOT_HTTP10": "false", "ISTIO_DELTA_XDS": "1", "REVISION": "canary", "CLUSTER_ID": "east",
 		"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND": "false", "PILOT_NEW": "x", "PILOT_ELDER": "x", "PILOTHOUSE_ACCEPT_EMPTY": "true", "PILOT_WEB_SERVICE_HOST": "10.0.0.1",
 	}
 	var out, errs wait.Output
@@ -148,8 +148,8 @@ func TestVariablesWithoutEffectAreNamed(t *testing.T) {
 	}
 	want := []string{
 		`environment PILOT_DEBOUNCE_AFTER has no effect: a change is compiled at once`,
-		`environment PILOT_ENABLE_GATEWAY_API has no effect: the Gateway API is not read`,
 		`environment CLUSTER_ID has no effect: configuration is read from --configDir`,
+		`environment PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER has no effect: configuration is read from --configDir`,
 		"variables are not known and have no effect\tvariables=" + `PILOT_ELDER,PILOT_NEW,PILOTHOUSE_ACCEPT_EMPTY`,
 	}
 	if !slices.Equal(warnings, want) {

@@ -76,8 +76,8 @@ func TestStatusHasVerdicts(t *testing.T) {
 	e.c.Apply(t, e.shop, service)
 	e.c.Apply(t, e.shop, route("first"))
 	e.until("reviews", "True UpToDate 1/1 proxies up to date to latest generation 1 | True NothingFound ")
-	e.c.Apply(t, e.shop, strings.Replace(route("first"), "route: [{destination: {host: reviews}}]", "delegate: {name: other}", 1))
-	s := e.untilHas("reviews", "generation 2 | False WarningsFound spec.http[0].delegate: not applied", "delegates are not served")
+	e.c.Apply(t, e.shop, strings.Replace(route("first"), "}]}\n", "}], tcp: [{match: [{sourceSubnet: 10.0.0.0/8}], route: [{destination: {host: reviews}}]}]}\n", 1))
+	s := e.untilHas("reviews", "generation 2 | False WarningsFound spec.tcp[0].match[0].sourceSubnet: not applied", "a match with this condition is left out")
 	if len(s.ValidationMessages) != 1 || s.ValidationMessages[0].Level != "WARNING" || s.ValidationMessages[0].Type.Code != "PHS0002" {
 		t.Errorf("messages %+v", s.ValidationMessages)
 	}
