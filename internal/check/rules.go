@@ -72,7 +72,7 @@ func AccountRules(namespace, revision string) []Rule {
 		outside = "-" + namespace
 	}
 	watch := []string{"list", "watch"}
-	return flatten([]grant{
+	return slices.Concat(DeployerRules(namespace), flatten([]grant{
 		{resources: []string{"namespaces", "nodes", "pods", "services"}, verbs: watch},
 		{group: "discovery.k8s.io", resources: []string{"endpointslices"}, verbs: watch},
 		{group: "apiextensions.k8s.io", resources: []string{"customresourcedefinitions"}, verbs: watch},
@@ -101,6 +101,21 @@ func AccountRules(namespace, revision string) []Rule {
 		{namespaced: true, group: "coordination.k8s.io", resources: []string{"leases"}, verbs: []string{"create"}},
 		{namespaced: true, group: "coordination.k8s.io", resources: []string{"leases"}, names: []string{"pilothouse-leader", "pilothouse-leader-" + cmp.Or(revision, "default")}, verbs: []string{"get", "update"}},
 		{namespaced: true, group: "networking.istio.io", resources: []string{"gateways"}, verbs: []string{"create"}},
+	}, namespace))
+}
+
+// DeployerRules are those of AccountRules that run the Gateways of the Gateway API: the chart gives them unless
+// PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER is false.
+func DeployerRules(namespace string) []Rule {
+	write := []string{"create", "get", "patch"}
+	return flatten([]grant{
+		{group: "apps", resources: []string{"deployments"}, verbs: []string{"create", "get", "list", "patch", "watch"}},
+		{resources: []string{"serviceaccounts"}, verbs: []string{"create", "get", "list", "patch", "watch"}},
+		{resources: []string{"services"}, verbs: write},
+		{group: "autoscaling", resources: []string{"horizontalpodautoscalers"}, verbs: write},
+		{group: "policy", resources: []string{"poddisruptionbudgets"}, verbs: write},
+		{resources: []string{"configmaps"}, verbs: []string{"get"}},
+		{group: "gateway.networking.k8s.io", resources: []string{"gatewayclasses"}, verbs: []string{"create"}},
 	}, namespace)
 }
 

@@ -2,6 +2,7 @@ package check
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -30,15 +31,16 @@ func TestAccountRulesAreThoseOfTheChart(t *testing.T) {
 			}
 			return names[name]
 		},
-		"concat":  func(...any) []any { return nil }, // there are no tags
-		"nindent": func(n int, s string) string { return "\n" + strings.Repeat(" ", n) + s },
+		"toString": func(v any) string { return fmt.Sprint(v) },
+		"concat":   func(...any) []any { return nil }, // there are no tags
+		"nindent":  func(n int, s string) string { return "\n" + strings.Repeat(" ", n) + s },
 	}
 	parsed, err := template.New("rbac").Funcs(funcs).Parse(string(text))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	values := map[string]any{"Values": map[string]any{"global": map[string]any{"configValidation": true}}, "Release": map[string]any{"Namespace": namespace}}
+	values := map[string]any{"Values": map[string]any{"global": map[string]any{"configValidation": true}, "env": map[string]any{}}, "Release": map[string]any{"Namespace": namespace}}
 	if err := parsed.Execute(&out, values); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package gather
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -211,9 +212,10 @@ func (g *gatherer) permissions(ctx context.Context) {
 
 // account asks what the control plane's ServiceAccount may do.
 func (g *gatherer) account(ctx context.Context) {
-	name := "default"
-	if d := g.deployment(ctx); d != nil && d.Spec.Template.Spec.ServiceAccountName != "" {
-		name = d.Spec.Template.Spec.ServiceAccountName
+	name, deploys := "default", true
+	if d := g.deployment(ctx); d != nil {
+		name = cmp.Or(d.Spec.Template.Spec.ServiceAccountName, name)
+		deploys = deploysGateways(d)
 	}
 	spec := authorizationv1.SubjectAccessReviewSpec{
 		User:   "system:serviceaccount:" + g.o.Namespace + ":" + name,
@@ -224,12 +226,27 @@ func (g *gatherer) account(ctx context.Context) {
 	rules = slices.DeleteFunc(rules, func(r check.Rule) bool { // the chart grants it only with a configuration that validates
 		return !validates && r.Resource == "validatingwebhookconfigurations" && r.Verb == "patch"
 	})
+	if deployer := check.DeployerRules(g.o.Namespace); !deploys {
+		rules = slices.DeleteFunc(rules, func(r check.Rule) bool { return slices.Contains(deployer, r) })
+	}
 	g.review(ctx, rules, &g.facts.Account, func(ctx context.Context, a *authorizationv1.ResourceAttributes) (bool, error) {
 		s := spec
 		s.ResourceAttributes = a
 		r, err := g.o.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: s}, metav1.CreateOptions{})
 		return err == nil && r.Status.Allowed, err
 	})
+}
+
+// deploysGateways reports whether a control plane runs the Gateways of the Gateway API; the chart grants what that needs only then.
+func deploysGateways(d *appsv1.Deployment) bool {
+	for _, c := range d.Spec.Template.Spec.Containers {
+		for _, e := range c.Env {
+			if e.Name == "PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER" && e.Value == "false" {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // review asks for each rule whether it is allowed.
