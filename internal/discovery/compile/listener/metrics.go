@@ -21,20 +21,7 @@ import (
 type Metrics struct {
 	// On is set if a provider asks for them.
 	On bool
-	// Changes are those of metrics by their names, such as mesh.RequestsTotal.
-	Changes map[string]MetricChange
 }
-
-// MetricChange is what Telemetries change in one metric.
-type MetricChange struct {
-	Disabled bool
-	// Tags are tags that are added or replaced, sorted by name, and Removed those that are left out.
-	Tags    []MetricTag
-	Removed []string
-}
-
-// MetricTag is a tag whose value is that of an expression.
-type MetricTag struct{ Name, Expression string }
 
 const (
 	// peerNamespace and peerKey are where the listener of a server has what a client's proxy says of its workload.

@@ -13,8 +13,8 @@ func TestUnknownFieldsOfKubernetesKindsAreWarnings(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"service", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  selctor: {app: a}",
 			"f.yaml:5: Service default/a: spec.selctor: unknown field: it has no effect; did you mean selector?"},
-		{"in a list", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  ports:\n  - port: 80\n    targetport: 81\n    nmae: http",
-			"f.yaml:7: Service default/a: spec.ports[0].targetport: unknown field; did you mean targetPort? Kubernetes distinguishes capital letters\nf.yaml:8: Service default/a: spec.ports[0].nmae: unknown field: it has no effect; did you mean name?"},
+		{"in a list", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  ports:\n  - port: 80\n    targetport: 81\n    nane: http",
+			"f.yaml:7: Service default/a: spec.ports[0].targetport: unknown field; did you mean targetPort? Kubernetes distinguishes capital letters\nf.yaml:8: Service default/a: spec.ports[0].nane: unknown field: it has no effect; did you mean name?"},
 		{"pod", "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers: [{name: c, imgae: x}]\nstatus: {newer: 1}",
 			"f.yaml:5: Pod default/a: spec.containers[0].imgae: unknown field: it has no effect; did you mean image?"},
 		{"slice", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a}\naddressType: IPv4\nendpoint: []",
