@@ -13,8 +13,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
-	"github.com/pilothouse/pilothouse/internal/discovery/source/scope"
 	"github.com/pilothouse/pilothouse/internal/kube"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/yamltree"
@@ -32,7 +32,7 @@ func (o injectOptions) proxyConfigs(text []byte, ofCluster []object.Object, revi
 	}
 	used := func(all []object.Object) (out []inject.ProxyConfig) {
 		for i := range all {
-			if rev, labelled := all[i].Meta.Labels[scope.RevisionLabel]; !labelled || rev == revision {
+			if rev, labelled := all[i].Meta.Labels[mesh.RevisionLabel]; !labelled || rev == revision {
 				out = append(out, inject.ProxyConfigOf(&all[i]))
 			}
 		}

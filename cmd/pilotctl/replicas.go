@@ -24,6 +24,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/kube/forward"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
@@ -224,7 +225,7 @@ func (r *replicas) nowhere(ctx context.Context) error {
 	if pods, err := r.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{LabelSelector: "app=istiod"}); err == nil { // the hint needs it, nothing else
 		for _, pod := range pods.Items {
 			name := pod.Namespace
-			if revision := pod.Labels["istio.io/rev"]; revision != "" {
+			if revision := pod.Labels[mesh.RevisionLabel]; revision != "" {
 				name += " (revision " + revision + ")"
 			}
 			if !slices.Contains(others, name) {

@@ -31,9 +31,6 @@ type workloadRow struct {
 	since    time.Time
 }
 
-// revisionLabel is the label with the revision whose injector has made a Pod.
-const revisionLabel = "istio.io/rev"
-
 // apply takes note of a change of an object in force.
 func (w *workloads) apply(c object.Change, now time.Time) {
 	if c.Key.Kind != object.Pod && c.Key.Kind != object.WorkloadEntry {
@@ -50,7 +47,7 @@ func (w *workloads) apply(c object.Change, now time.Time) {
 			for _, ip := range spec.IPs {
 				row.addresses = append(row.addresses, ip.Unmap().String())
 			}
-			row.expected = c.Key.Cluster == "" && len(spec.IPs) > 0 && c.Object.Meta.Labels[mesh.TLSModeLabel] == "istio" && w.owns(c.Object.Meta.Labels[revisionLabel])
+			row.expected = c.Key.Cluster == "" && len(spec.IPs) > 0 && c.Object.Meta.Labels[mesh.TLSModeLabel] == "istio" && w.owns(c.Object.Meta.Labels[mesh.RevisionLabel])
 		}
 	case *networking.WorkloadEntry:
 		row.addresses = []string{spec.Address}

@@ -25,8 +25,8 @@ func TestPodsWhoseProxyIsMissing(t *testing.T) {
 	w, at := workloads{revision: "canary"}, time.Unix(1000, 0)
 	for _, c := range []object.Change{
 		podChange("there", marked, object.PodSpec{IPs: ip}), podChange("left", marked, object.PodSpec{IPs: ip}),
-		podChange("never", map[string]string{mesh.TLSModeLabel: "istio", revisionLabel: "canary"}, object.PodSpec{IPs: ip}),
-		podChange("theirs", map[string]string{mesh.TLSModeLabel: "istio", revisionLabel: "stable"}, object.PodSpec{IPs: ip}),
+		podChange("never", map[string]string{mesh.TLSModeLabel: "istio", mesh.RevisionLabel: "canary"}, object.PodSpec{IPs: ip}),
+		podChange("theirs", map[string]string{mesh.TLSModeLabel: "istio", mesh.RevisionLabel: "stable"}, object.PodSpec{IPs: ip}),
 		podChange("unmarked", nil, object.PodSpec{IPs: ip}), podChange("done", marked, object.PodSpec{IPs: ip, Done: true}),
 		podChange("pending", marked, object.PodSpec{}),
 	} {

@@ -39,6 +39,11 @@ const (
 	JoinAudience = "pilothouse-join"
 	// TLSModeLabel is the workload label that says whether the workload accepts mutual TLS; the value for that is "istio".
 	TLSModeLabel = "security.istio.io/tlsMode"
+	// RevisionLabel is the label of an object that is for one revision of the control plane only.
+	RevisionLabel = "istio.io/rev"
+	// GatewayController is the controller of the GatewayClasses of the Gateway API that are served, and the name of this control plane
+	// in their statuses. [control-plane 1.11.7]
+	GatewayController = "istio.io/gateway-controller"
 	// LabelRegion, LabelZone and LabelSubzone are the labels of places.
 	LabelRegion  = "topology.kubernetes.io/region"
 	LabelZone    = "topology.kubernetes.io/zone"

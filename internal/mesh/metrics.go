@@ -17,21 +17,16 @@ const (
 	AppVersionLabel        = "app.kubernetes.io/version"
 )
 
-// MetricsProvider is the name of the built-in provider of metrics, which proxies and their agents serve to Prometheus.
-const MetricsProvider = "prometheus"
-
 // Istio's standard metrics, without the prefix istio_. [control-plane 1.11.2]
 const (
-	RequestsTotal    = "requests_total"
-	RequestDuration  = "request_duration_milliseconds"
-	RequestBytes     = "request_bytes"
-	ResponseBytes    = "response_bytes"
-	RequestMessages  = "request_messages_total"
-	ResponseMessages = "response_messages_total"
-	TCPOpened        = "tcp_connections_opened_total"
-	TCPClosed        = "tcp_connections_closed_total"
-	TCPSent          = "tcp_sent_bytes_total"
-	TCPReceived      = "tcp_received_bytes_total"
+	RequestsTotal   = "requests_total"
+	RequestDuration = "request_duration_milliseconds"
+	RequestBytes    = "request_bytes"
+	ResponseBytes   = "response_bytes"
+	TCPOpened       = "tcp_connections_opened_total"
+	TCPClosed       = "tcp_connections_closed_total"
+	TCPSent         = "tcp_sent_bytes_total"
+	TCPReceived     = "tcp_received_bytes_total"
 )
 
 // The tags of the metrics in Envoy that are not labels of Istio's: each has several of them, so that Envoy formats few for each

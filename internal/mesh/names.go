@@ -11,6 +11,8 @@ const (
 	// LocalCluster is the static cluster of the bootstrap with the endpoints of the proxy's own workload, by which Envoy
 	// computes how much of its requests stays in its zone.
 	LocalCluster = "local_cluster"
+	// UnixSocket begins addresses of Unix sockets, before the path.
+	UnixSocket = "unix://"
 	// XDSCluster is the static cluster of the bootstrap through which Envoy gets its
 	// configuration from the agent. [agent B13]
 	XDSCluster = "xds-grpc"

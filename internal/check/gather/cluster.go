@@ -25,12 +25,12 @@ import (
 	"github.com/pilothouse/pilothouse/internal/check"
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
 	"github.com/pilothouse/pilothouse/internal/discovery/rootconfigmap"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // Labels of namespaces, Pods and configurations.
 const (
-	labelRevision  = "istio.io/rev"
 	labelTag       = "istio.io/tag"
 	labelInjection = "istio-injection"
 	planeSelector  = "app=istiod"
@@ -149,7 +149,7 @@ func (g *gatherer) planes(ctx context.Context) {
 }
 
 func revisionOf(labels map[string]string) string {
-	if r := labels[labelRevision]; r != "" {
+	if r := labels[mesh.RevisionLabel]; r != "" {
 		return r
 	}
 	return "default"
@@ -190,7 +190,7 @@ func (g *gatherer) webhooks(ctx context.Context) {
 
 func webhook(m metav1.ObjectMeta, validating bool, name string, c admissionregistrationv1.WebhookClientConfig, p *admissionregistrationv1.FailurePolicyType) check.Webhook {
 	w := check.Webhook{
-		Configuration: m.Name, Name: name, Validating: validating, Revision: m.Labels[labelRevision], Tag: m.Labels[labelTag],
+		Configuration: m.Name, Name: name, Validating: validating, Revision: m.Labels[mesh.RevisionLabel], Tag: m.Labels[labelTag],
 		Bundle: c.CABundle, Fails: p == nil || *p == admissionregistrationv1.Fail,
 	}
 	if s := c.Service; s != nil {
@@ -393,7 +393,7 @@ func (g *gatherer) injection(ctx context.Context) {
 		}}}},
 	}
 	if r := g.revision(); r != "default" {
-		pod.Labels[labelRevision] = r
+		pod.Labels[mesh.RevisionLabel] = r
 	}
 	made, err := g.o.Client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	out := check.Injection{Namespace: namespace}
@@ -412,14 +412,14 @@ func (g *gatherer) selects(labels map[string]string) bool {
 	if injection := labels[labelInjection]; injection != "" {
 		return injection == "enabled" && g.revision() == "default"
 	}
-	return labels[labelRevision] == g.revision()
+	return labels[mesh.RevisionLabel] == g.revision()
 }
 
 // validation has the API server create an object that must be refused, as a dry run.
 func (g *gatherer) validation(ctx context.Context) {
 	m := metav1.ObjectMeta{Name: "pilotctl-check", Namespace: g.o.Namespace, Annotations: map[string]string{admit.RejectAnnotation: "true"}}
 	if r := g.revision(); r != "default" {
-		m.Labels = map[string]string{labelRevision: r}
+		m.Labels = map[string]string{mesh.RevisionLabel: r}
 	}
 	body, err := json.Marshal(map[string]any{"apiVersion": "networking.istio.io/v1", "kind": "Gateway", "metadata": m, "spec": map[string]any{}})
 	if err != nil {

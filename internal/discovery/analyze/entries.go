@@ -21,7 +21,7 @@ type user struct {
 
 // workloadEntry checks that what selects a WorkloadEntry can use its address.
 func (a *index) workloadEntry(obj *object.Object, spec *networking.WorkloadEntry) {
-	if _, err := netip.ParseAddr(spec.Address); err == nil || strings.HasPrefix(spec.Address, "unix://") {
+	if _, err := netip.ParseAddr(spec.Address); err == nil || strings.HasPrefix(spec.Address, mesh.UnixSocket) {
 		return
 	}
 	labels := mergedLabels(obj, spec)

@@ -12,9 +12,6 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// unixSocket begins the addresses of listeners at Unix sockets, and the names of their route configurations.
-const unixSocket = "unix://"
-
 // planEgress returns the parts of a service at the listeners of a Sidecar that says at which ports or addresses they are.
 // [control-plane 1.9.22]
 func (c *Compiler) planEgress(r *incr.Reader, k scopeHost, s *model.Service, list []model.Egress) (out []part) {

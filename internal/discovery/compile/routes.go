@@ -160,7 +160,7 @@ func (c *Compiler) virtualHost(r *incr.Reader, k scopeNameHost) []byte {
 		return nil
 	}
 	port := portOf(k.name)
-	if strings.HasPrefix(k.name, unixSocket) {
+	if strings.HasPrefix(k.name, mesh.UnixSocket) {
 		port = c.socketPort(r, k)
 	}
 	m := c.model.Mesh(r)

@@ -39,7 +39,7 @@ func (c *check) serviceEntry(s *networking.ServiceEntry) {
 		}
 		at := item("spec.endpoints", i)
 		c.workload(at, e, names)
-		if s.Resolution == networking.ServiceEntry_STATIC && e.Address != "" && !isIP(e.Address) && !strings.HasPrefix(e.Address, "unix://") {
+		if s.Resolution == networking.ServiceEntry_STATIC && e.Address != "" && !isIP(e.Address) && !strings.HasPrefix(e.Address, mesh.UnixSocket) {
 			c.fail(at+".address", "invalid address %q: want an IP address for resolution STATIC; for a DNS name use resolution DNS", e.Address)
 		}
 	}
@@ -110,7 +110,7 @@ func (c *check) resolution(s *networking.ServiceEntry) {
 // workload checks a WorkloadEntry, or an endpoint of a ServiceEntry. ports are the names of the
 // ServiceEntry's ports, nil for a WorkloadEntry.
 func (c *check) workload(at string, w *networking.WorkloadEntry, ports []string) {
-	unix, isUnix := strings.CutPrefix(w.Address, "unix://")
+	unix, isUnix := strings.CutPrefix(w.Address, mesh.UnixSocket)
 	switch {
 	case w.Address == "":
 		c.fail(at+".address", "is empty; set an IP address, a DNS name or unix:///path (an entry that only has a network is not sent to its gateway)")

@@ -61,7 +61,7 @@ func (c *check) sidecar(s *networking.Sidecar) {
 // egressAddress checks the port and the address of a listener for outbound connections. [control-plane 1.9.22]
 func (c *check) egressAddress(at string, e *networking.IstioEgressListener) {
 	p, bind := e.GetPort(), e.GetBind()
-	path, socket := strings.CutPrefix(bind, "unix://")
+	path, socket := strings.CutPrefix(bind, mesh.UnixSocket)
 	if p != nil {
 		c.port(at+".port.number", p.Number, socket)
 		c.protocol(at+".port.protocol", p.Protocol)
@@ -118,7 +118,7 @@ func (c *check) defaultEndpoint(at string, in *networking.IstioIngressListener, 
 	if text == "" {
 		return
 	}
-	if path, ok := strings.CutPrefix(text, "unix://"); ok {
+	if path, ok := strings.CutPrefix(text, mesh.UnixSocket); ok {
 		if !isSocketPath(path) {
 			c.fail(at, "invalid Unix socket %q: want \"unix://\" and an absolute path of at most %d bytes", text, maxSocketPath)
 		}

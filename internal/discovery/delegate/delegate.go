@@ -6,6 +6,7 @@
 package delegate
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -116,33 +117,16 @@ func merged(root, sub *networking.HTTPRoute, matches []*networking.HTTPMatchRequ
 	if out.Rewrite == nil && out.Redirect == nil && out.DirectResponse == nil {
 		out.Rewrite = root.Rewrite
 	}
-	if out.Timeout == nil {
-		out.Timeout = root.Timeout
-	}
-	if out.Retries == nil {
-		out.Retries = root.Retries
-	}
+	out.Timeout, out.Retries = cmp.Or(out.Timeout, root.Timeout), cmp.Or(out.Retries, root.Retries)
 	if out.Fault == nil && out.Redirect == nil && out.DirectResponse == nil {
 		out.Fault = root.Fault
 	}
-	if out.Mirror == nil {
-		out.Mirror = root.Mirror
-	}
-	if out.MirrorPercent == nil { //nolint:staticcheck // both fields are read
-		out.MirrorPercent = root.MirrorPercent //nolint:staticcheck // as above
-	}
-	if out.MirrorPercentage == nil {
-		out.MirrorPercentage = root.MirrorPercentage
-	}
+	out.Mirror, out.MirrorPercentage = cmp.Or(out.Mirror, root.Mirror), cmp.Or(out.MirrorPercentage, root.MirrorPercentage)
+	out.MirrorPercent = cmp.Or(out.MirrorPercent, root.MirrorPercent) //nolint:staticcheck // both fields are read
 	if out.Mirrors == nil {
 		out.Mirrors = root.Mirrors
 	}
-	if out.CorsPolicy == nil {
-		out.CorsPolicy = root.CorsPolicy
-	}
-	if out.Headers == nil {
-		out.Headers = root.Headers
-	}
+	out.CorsPolicy, out.Headers = cmp.Or(out.CorsPolicy, root.CorsPolicy), cmp.Or(out.Headers, root.Headers)
 	return out
 }
 
@@ -238,28 +222,12 @@ func (n merger) match(root, sub *networking.HTTPMatchRequest) *networking.HTTPMa
 	if out.Uri == nil {
 		out.Uri, out.IgnoreUriCase = root.Uri, root.IgnoreUriCase
 	}
-	if out.Scheme == nil {
-		out.Scheme = root.Scheme
-	}
-	if out.Method == nil {
-		out.Method = root.Method
-	}
-	if out.Authority == nil {
-		out.Authority = root.Authority
-	}
+	out.Scheme, out.Method, out.Authority = cmp.Or(out.Scheme, root.Scheme), cmp.Or(out.Method, root.Method), cmp.Or(out.Authority, root.Authority)
 	out.Headers, out.WithoutHeaders = both(root.Headers, sub.Headers), both(root.WithoutHeaders, sub.WithoutHeaders)
 	out.QueryParams, out.SourceLabels = both(root.QueryParams, sub.QueryParams), both(root.SourceLabels, sub.SourceLabels)
-	if out.Port == 0 {
-		out.Port = root.Port
-	}
-	if out.SourceNamespace == "" {
-		out.SourceNamespace = root.SourceNamespace
-	}
+	out.Port, out.SourceNamespace, out.StatPrefix = cmp.Or(out.Port, root.Port), cmp.Or(out.SourceNamespace, root.SourceNamespace), cmp.Or(out.StatPrefix, root.StatPrefix)
 	if out.Gateways = gateways(sub.Gateways, n.sub); len(out.Gateways) == 0 {
 		out.Gateways = root.Gateways
-	}
-	if out.StatPrefix == "" {
-		out.StatPrefix = root.StatPrefix
 	}
 	return out
 }

@@ -22,6 +22,7 @@ import (
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -34,7 +35,6 @@ const (
 	ManagedValue = "istio.io-gateway-controller"
 
 	classLabel        = "gateway.networking.k8s.io/gateway-class-name"
-	revisionLabel     = "istio.io/rev"
 	injectLabel       = "sidecar.istio.io/inject"
 	serviceTypeNote   = "networking.istio.io/service-type"
 	nameNote          = "gateway.istio.io/name-override"
@@ -195,21 +195,23 @@ type plan struct {
 	name, account, revision string
 }
 
-// infrastructure returns the labels or annotations that all objects have: those of the Gateway's infrastructure, or else the Gateway's own.
-func infrastructure[K ~string, V ~string](given map[K]V, own map[string]string) map[string]any {
+// infrastructure returns the labels or annotations that all objects have: those of the Gateway's infrastructure, or else the Gateway's own,
+// and more.
+func infrastructure[K ~string, V ~string](given map[K]V, own, more map[string]string) map[string]any {
 	out := map[string]any{}
-	if given != nil {
-		for k, v := range given {
-			out[string(k)] = string(v)
-		}
-		return out
+	for k, v := range given {
+		out[string(k)] = string(v)
 	}
-	for k, v := range own {
-		switch k {
-		case nameNote, accountNote, versionNote, lastAppliedNote:
-		default:
+	if given == nil {
+		for k, v := range own {
 			out[k] = v
 		}
+		for _, k := range []string{nameNote, accountNote, versionNote, lastAppliedNote} {
+			delete(out, k)
+		}
+	}
+	for k, v := range more {
+		out[k] = v
 	}
 	return out
 }
@@ -219,11 +221,8 @@ func (p plan) labels(more map[string]string) map[string]any {
 	if i := p.Spec.Infrastructure; i != nil {
 		given = i.Labels
 	}
-	out := infrastructure(given, p.Labels)
+	out := infrastructure(given, p.Labels, more)
 	out[NameLabel], out[classLabel] = p.Gateway.Name, string(p.Spec.GatewayClassName)
-	for k, v := range more {
-		out[k] = v
-	}
 	return out
 }
 
@@ -232,11 +231,7 @@ func (p plan) annotations(more map[string]string) map[string]any {
 	if i := p.Spec.Infrastructure; i != nil {
 		given = i.Annotations
 	}
-	out := infrastructure(given, p.Annotations)
-	for k, v := range more {
-		out[k] = v
-	}
-	return out
+	return infrastructure(given, p.Annotations, more)
 }
 
 // object returns an object with its metadata.
@@ -263,12 +258,12 @@ func (p plan) selector() map[string]any { return map[string]any{NameLabel: p.Gat
 
 func (p plan) deployment() map[string]any {
 	labels := p.labels(map[string]string{
-		injectLabel: "true", "service.istio.io/canonical-name": p.name, "service.istio.io/canonical-revision": "latest",
+		injectLabel: "true", mesh.CanonicalNameLabel: p.name, mesh.CanonicalRevisionLabel: "latest",
 	})
 	if p.revision != "" && p.revision != "default" {
-		labels[revisionLabel] = p.revision
+		labels[mesh.RevisionLabel] = p.revision
 	} else {
-		delete(labels, revisionLabel)
+		delete(labels, mesh.RevisionLabel)
 	}
 	pod := map[string]any{
 		"metadata": map[string]any{

@@ -32,13 +32,14 @@ import (
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/deploy"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/run"
 )
 
 const (
-	// class is the GatewayClass that is made, controller that of the classes that are served.
-	class, controller = "istio", "istio.io/gateway-controller"
+	// class is the GatewayClass that is made.
+	class = "istio"
 	// requestsPerSecond bounds the requests that write, requestTimeout each of them.
 	requestsPerSecond = 20
 	requestTimeout    = 10 * time.Second
@@ -125,6 +126,9 @@ func (c *Controller) Look() {
 // Made reports whether a ServiceAccount is one that is made for a Gateway of its namespace, and not one that a Gateway names. It is safe for
 // concurrent use.
 func (c *Controller) Made(namespace, account string) bool {
+	if account == "" {
+		return false // deploy.OwnAccount says that of accounts that users have named
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, g := range c.gateways {
@@ -141,7 +145,7 @@ func (c *Controller) serves(g deploy.Gateway) bool {
 		return false
 	}
 	of, exists := c.classes[string(g.Spec.GatewayClassName)]
-	return of == controller || !exists && string(g.Spec.GatewayClassName) == class
+	return of == mesh.GatewayController || !exists && string(g.Spec.GatewayClassName) == class
 }
 
 // Open says that the objects are complete. Nothing is written before.
@@ -277,6 +281,9 @@ func sameObject(before, after any) bool {
 func notes(o *unstructured.Unstructured) map[string]string {
 	out := maps.Clone(o.GetAnnotations())
 	delete(out, "deployment.kubernetes.io/revision")
+	if len(out) == 0 {
+		return nil
+	}
 	return out
 }
 
@@ -347,7 +354,7 @@ func (t *term) makeClass(ctx context.Context) error {
 	client := t.writing.Resource(schema.GroupVersionResource{Group: gatewayv1.GroupName, Version: "v1", Resource: "gatewayclasses"})
 	_, err := client.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": gatewayv1.GroupVersion.String(), "kind": "GatewayClass", "metadata": map[string]any{"name": class},
-		"spec": map[string]any{"controllerName": controller, "description": "Gateways that run as Deployments of Envoy"},
+		"spec": map[string]any{"controllerName": mesh.GatewayController, "description": "Gateways that run as Deployments of Envoy"},
 	}}, metav1.CreateOptions{FieldManager: deploy.ManagedValue})
 	if apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) { // or there is no such kind
 		return nil
@@ -445,7 +452,7 @@ func (t *term) write(ctx context.Context, g deploy.Gateway, o deploy.Object) err
 	case !ownedBy(old, g.UID):
 		return fmt.Errorf("%s %s exists and does not belong to the Gateway: delete it, or name the Service of your own Pods in spec.addresses, or give the Gateway another name", o.Resource, o.Name())
 	}
-	_, err = client.Apply(ctx, o.Name(), &unstructured.Unstructured{Object: o.Value}, metav1.ApplyOptions{FieldManager: controller, Force: true})
+	_, err = client.Apply(ctx, o.Name(), &unstructured.Unstructured{Object: o.Value}, metav1.ApplyOptions{FieldManager: mesh.GatewayController, Force: true})
 	if apierrors.HasStatusCause(err, "NamespaceTerminating") {
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -63,7 +64,7 @@ type check func(value string) error
 // knownAnnotations are the annotations of Pods that work, those of the agent too, with what their values
 // must be; nil takes any.
 var knownAnnotations = map[string]check{
-	labelInject: nil, annotationTemplates: nil, labelRevision: nil, annotationStatus: nil, annotationOverrides: nil,
+	labelInject: nil, annotationTemplates: nil, mesh.RevisionLabel: nil, annotationStatus: nil, annotationOverrides: nil,
 	annotationConfig:   nil, // checked when it is parsed
 	annotationAgentLog: nil, annotationComponentLog: nil, annotationLog: nil,
 	annotationBootstrap: checkName, annotationCapBind: checkBool, annotationNative: nil,

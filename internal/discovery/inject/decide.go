@@ -7,6 +7,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // Reason says why a Pod gets a proxy or not. It is a word for events and the label of a metric.
@@ -46,7 +48,6 @@ type Decision struct {
 
 const (
 	labelInject         = "sidecar.istio.io/inject" // a label, and an annotation
-	labelRevision       = "istio.io/rev"
 	labelNamespace      = "istio-injection"
 	labelNetwork        = "topology.istio.io/network"
 	annotationTemplates = "inject.istio.io/templates"
@@ -136,13 +137,13 @@ func (c *Config) notChosen(ns, pod map[string]string, asked bool) string {
 		}
 		return ""
 	}
-	if rev, ok := ns[labelRevision]; ok {
+	if rev, ok := ns[mesh.RevisionLabel]; ok {
 		if !slices.Contains(c.revisions, rev) {
 			return fmt.Sprintf("the namespace chooses revision %s, and this is %s", rev, c.revision)
 		}
 		return ""
 	}
-	if rev, ok := pod[labelRevision]; ok {
+	if rev, ok := pod[mesh.RevisionLabel]; ok {
 		if !slices.Contains(c.revisions, rev) {
 			return fmt.Sprintf("the Pod chooses revision %s, and this is %s", rev, c.revision)
 		}
@@ -151,7 +152,7 @@ func (c *Config) notChosen(ns, pod map[string]string, asked bool) string {
 	if (asked || c.values.Webhook.ByDefault) && c.isDefault() {
 		return ""
 	}
-	return fmt.Sprintf("neither the namespace nor the Pod asks for injection by the label %s, %s or %s", labelNamespace, labelRevision, labelInject)
+	return fmt.Sprintf("neither the namespace nor the Pod asks for injection by the label %s, %s or %s", labelNamespace, mesh.RevisionLabel, labelInject)
 }
 
 // isDefault reports whether Pods that name no revision are for this one.

@@ -26,7 +26,7 @@ type Egress struct {
 func (e Egress) Sees(s *Service) bool { return seen(e.hosts, s.Namespace, s.Host) }
 
 // Socket reports whether the listener is a Unix socket.
-func (e Egress) Socket() bool { return strings.HasPrefix(e.Bind, unixPrefix) }
+func (e Egress) Socket() bool { return strings.HasPrefix(e.Bind, mesh.UnixSocket) }
 
 // Egress returns the listeners of a scope's Sidecar in their order, nil if none of them says at which port or address it is.
 func (m *Model) Egress(r *incr.Reader, s mesh.ScopeID) []Egress { return m.egressOf(r, s).listeners }

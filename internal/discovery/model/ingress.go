@@ -36,9 +36,6 @@ type IngressEndpoint struct {
 	Port uint32
 }
 
-// unixPrefix begins the paths of Unix sockets.
-const unixPrefix = "unix://"
-
 // Name is that of the listener, if it binds.
 func (i Ingress) Name() string { return i.Bind + "_" + strconv.Itoa(int(i.Port)) }
 
@@ -116,7 +113,7 @@ func (m *Model) inboundSidecar(r *incr.Reader, key string) (of string, addresses
 // ingressEndpoint parses a defaultEndpoint. Of the workload's own addresses, which are separated by commas, it is the first of the
 // family.
 func ingressEndpoint(text, own string) IngressEndpoint {
-	if strings.HasPrefix(text, unixPrefix) {
+	if strings.HasPrefix(text, mesh.UnixSocket) {
 		return IngressEndpoint{Address: text}
 	}
 	i := strings.LastIndexByte(text, ':')

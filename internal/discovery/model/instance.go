@@ -183,7 +183,7 @@ func (m *Model) inOwnCluster(r *incr.Reader, s *Service) *Service {
 // takes reports whether a selected WorkloadEntry's address can be one of the service's endpoints: proxies resolve a DNS name only if
 // the service's resolution is by DNS, and refuse it elsewhere.
 func (s *Service) takes(address string) bool {
-	if s.Resolution == DNS || s.Resolution == DNSRoundRobin || strings.HasPrefix(address, "unix://") {
+	if s.Resolution == DNS || s.Resolution == DNSRoundRobin || strings.HasPrefix(address, mesh.UnixSocket) {
 		return true
 	}
 	_, err := netip.ParseAddr(address)

@@ -18,8 +18,6 @@ import (
 // Names of the Gateway API. [control-plane 1.11.7]
 const (
 	gatewayAPI = "gateway.networking.k8s.io"
-	// GatewayController is the controller of the GatewayClasses that are served.
-	GatewayController = "istio.io/gateway-controller"
 	// gatewayClass is the class that exists without an object.
 	gatewayClass = "istio"
 	// gatewayNameLabel is the label of the Pods of a Gateway.
@@ -180,7 +178,7 @@ func (m *Model) OurClass(r *incr.Reader, name string) bool {
 	if !exists {
 		return name == gatewayClass
 	}
-	return controller == GatewayController
+	return controller == mesh.GatewayController
 }
 
 // routeKey returns the key of a route's row: "kind/namespace/name".

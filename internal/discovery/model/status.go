@@ -29,7 +29,7 @@ var Features = []string{
 func (m *Model) GatewayStatus(r *incr.Reader, k object.Key) *object.GatewayStatus {
 	switch k.Kind {
 	case object.GatewayClass:
-		if controller, exists := incr.Get(r, m.tables.classes, nameKey(k)); !exists || controller != GatewayController {
+		if controller, exists := incr.Get(r, m.tables.classes, nameKey(k)); !exists || controller != mesh.GatewayController {
 			return nil
 		}
 		return &object.GatewayStatus{Kind: k.Kind, Features: Features, Conditions: []object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted", Message: "the class is served"}}}

@@ -6,11 +6,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
-
-// Controller is the name of this control plane in statuses of the Gateway API. [control-plane 1.11.7]
-const Controller = "istio.io/gateway-controller"
 
 // gatewayGroup is the API group of the Gateway API.
 const gatewayGroup = "gateway.networking.k8s.io"
@@ -176,7 +174,7 @@ func mergeParents(stored any, want []object.ParentStatus, conditions func(any, [
 	own := map[string]map[string]any{}
 	out = []any{}
 	for _, x := range before {
-		if text(x, "controllerName") != Controller {
+		if text(x, "controllerName") != mesh.GatewayController {
 			out = append(out, x)
 			continue
 		}
@@ -202,7 +200,7 @@ func mergeParents(stored any, want []object.ParentStatus, conditions func(any, [
 		seen[key] = true
 		old := own[key]
 		differ = differ || old == nil
-		out = append(out, map[string]any{"parentRef": ref, "controllerName": Controller, fieldConditions: conditions(old[fieldConditions], p.Conditions)})
+		out = append(out, map[string]any{"parentRef": ref, "controllerName": mesh.GatewayController, fieldConditions: conditions(old[fieldConditions], p.Conditions)})
 	}
 	return out, differ || len(seen) != len(own)
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -44,14 +45,11 @@ const (
 	maxText = 500
 )
 
-// LabelRevision is the label of an object that only one revision of the control plane uses.
-const LabelRevision = "istio.io/rev"
-
 // Writes reports whether the leader of a revision writes the status of an object, by its labels. That of an object of one
 // revision is written by the leader of this one, that of an object of all revisions by the one that leads them all: other
 // revisions say nothing, so that none undoes what another one says.
 func Writes(labels map[string]string, revision string, leadsAll bool) bool {
-	if of, labelled := labels[LabelRevision]; labelled {
+	if of, labelled := labels[mesh.RevisionLabel]; labelled {
 		return of == revision
 	}
 	return leadsAll

@@ -29,6 +29,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/objectstatus"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -286,8 +287,8 @@ func trim(obj any) (any, error) {
 	out.SetUID(u.GetUID())
 	out.SetResourceVersion(u.GetResourceVersion())
 	out.SetGeneration(u.GetGeneration())
-	if revision, ok := u.GetLabels()[objectstatus.LabelRevision]; ok {
-		out.SetLabels(map[string]string{objectstatus.LabelRevision: revision})
+	if revision, ok := u.GetLabels()[mesh.RevisionLabel]; ok {
+		out.SetLabels(map[string]string{mesh.RevisionLabel: revision})
 	}
 	if status, ok := u.Object["status"].(map[string]any); ok {
 		out.Object["status"] = maps.Clone(status)

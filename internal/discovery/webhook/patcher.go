@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -234,7 +235,7 @@ const probeTimeout = 15 * time.Second
 // probe has the API server ask whether objects may be created that must be refused, one that names the revision and
 // one that does not. It reports whether a client configuration has been proven to work.
 func (p *Patcher) probe(ctx context.Context, t Target, all []configuration) (found bool) {
-	for _, labels := range []map[string]string{{labelRevision: t.Revision}, nil} {
+	for _, labels := range []map[string]string{{mesh.RevisionLabel: t.Revision}, nil} {
 		err := p.createProbe(ctx, t.Namespace, labels)
 		if err == nil {
 			p.opts.Log.Debug("webhooks that validate are not known to work yet: the API server has admitted the probe")

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/admit"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // FailurePolicy says what becomes of the failure policy of the webhooks that validate.
@@ -23,9 +24,6 @@ const (
 	// Open makes it Ignore: objects are admitted unchecked while the control plane cannot be reached.
 	Open
 )
-
-// labelRevision names the revision of a control plane.
-const labelRevision = "istio.io/rev"
 
 // Target says which webhook configurations are those of this control plane, and what they must contain.
 type Target struct {
@@ -90,7 +88,7 @@ func mutatingConfiguration(c *admissionregistrationv1.MutatingWebhookConfigurati
 }
 
 func header(kind string, m *metav1.ObjectMeta) configuration {
-	return configuration{kind: kind, name: m.Name, version: m.ResourceVersion, revision: m.Labels[labelRevision]}
+	return configuration{kind: kind, name: m.Name, version: m.ResourceVersion, revision: m.Labels[mesh.RevisionLabel]}
 }
 
 func newHook(name string, c admissionregistrationv1.WebhookClientConfig, p *admissionregistrationv1.FailurePolicyType) hook {

@@ -43,7 +43,7 @@ const (
 	matchKey  = "envoy.transport_socket_match"
 	tlsMode   = "tlsMode"
 	modeIstio = "istio"
-	unix      = "unix://"
+	unix      = mesh.UnixSocket
 )
 
 // Assignment returns the load assignment of an inline or EDS cluster. Endpoints are ordered by priority

@@ -154,8 +154,8 @@ var (
 	}
 )
 
-// statsLog returns the logger of metrics, nil if none of them is left.
-func (e Env) statsLog(metrics []metric, tags []*statsv3.Config_Tag, filter *accesslogv3.AccessLogFilter) []*accesslogv3.AccessLog {
+// statsLog returns the logger of metrics; filter may be nil.
+func statsLog(metrics []metric, tags []*statsv3.Config_Tag, filter *accesslogv3.AccessLogFilter) *accesslogv3.AccessLog {
 	c := &statsv3.Config{StatsScope: &typev3.Scope{
 		Prefix: "istio", EnableEviction: true, // a scope with a sharing_name crashes envoy --mode validate, 1.40
 		MaxCounters: wrapperspb.UInt32(maxSeries), MaxHistograms: wrapperspb.UInt32(maxSeries),
@@ -171,12 +171,9 @@ func (e Env) statsLog(metrics []metric, tags []*statsv3.Config_Tag, filter *acce
 			c.Counters = append(c.Counters, &statsv3.Config_Counter{Stat: stat, ValueFixed: wrapperspb.UInt64(1)})
 		}
 	}
-	if len(c.Counters)+len(c.Histograms) == 0 {
-		return nil
-	}
 	out := logger("envoy.access_loggers.stats", c)
 	out.Filter = filter
-	return []*accesslogv3.AccessLog{out}
+	return out
 }
 
 // httpStats returns the loggers of the metrics of requests.
@@ -185,8 +182,8 @@ func (e Env) httpStats(s side) []*accesslogv3.AccessLog {
 		return nil
 	}
 	const protocol = "%CEL('content-type' in request.headers && request.headers['content-type'].startsWith('application/grpc') ? 'grpc' : 'http')%"
-	return e.statsLog(httpMetrics, s.tags([2]string{"request_protocol", protocol}, [2]string{"response_code", "%RESPONSE_CODE%"},
-		[2]string{"grpc_response_status", "%GRPC_STATUS_NUMBER%"}), nil)
+	tags := s.tags([2]string{"request_protocol", protocol}, [2]string{"response_code", "%RESPONSE_CODE%"}, [2]string{"grpc_response_status", "%GRPC_STATUS_NUMBER%"})
+	return []*accesslogv3.AccessLog{statsLog(httpMetrics, tags, nil)}
 }
 
 // connected is the type of a log that a TCP proxy writes when it has a connection to a server.
@@ -201,11 +198,14 @@ func (e Env) tcpStats(s side) []*accesslogv3.AccessLog {
 		return nil
 	}
 	tags := s.tags()
-	out := e.statsLog(openedMetrics, tags, both(logTypes(false, connected), nil))
-	out = append(out, e.statsLog(openedMetrics, tags, both(logTypes(true, connected), &accesslogv3.AccessLogFilter{
+	failed := &accesslogv3.AccessLogFilter{
 		FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: neverConnected}},
-	}))...)
-	return append(out, e.statsLog(closedMetrics, tags, logTypes(true, connected))...)
+	}
+	return []*accesslogv3.AccessLog{
+		statsLog(openedMetrics, tags, logTypes(false, connected)),
+		statsLog(openedMetrics, tags, both(logTypes(true, connected), failed)),
+		statsLog(closedMetrics, tags, logTypes(true, connected)),
+	}
 }
 
 func logTypes(exclude bool, types ...accessdatav3.AccessLogType) *accesslogv3.AccessLogFilter {

@@ -195,7 +195,7 @@ func ringSize(h *networking.LoadBalancerSettings_ConsistentHashLB) uint64 {
 }
 
 // dialable reports whether a library can connect to an endpoint: it has no sockets of files.
-func dialable(e cluster.Endpoint) bool { return !strings.HasPrefix(e.Address, "unix://") }
+func dialable(e cluster.Endpoint) bool { return !strings.HasPrefix(e.Address, mesh.UnixSocket) }
 
 // Endpoints returns the endpoints that a library takes: each address once, since it refuses an assignment in which one is twice.
 func Endpoints(list []cluster.Endpoint) []cluster.Endpoint {

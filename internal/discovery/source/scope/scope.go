@@ -14,11 +14,9 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
-
-// RevisionLabel is the label of an object that only one revision of the control plane uses.
-const RevisionLabel = "istio.io/rev"
 
 // nameLabel is the label with its name that an API server gives each namespace.
 const nameLabel = "kubernetes.io/metadata.name"
@@ -149,7 +147,7 @@ func (f *Filter) passes(o *object.Object) bool {
 
 // ofRevision reports whether an object is for this revision, or for all.
 func (f *Filter) ofRevision(o *object.Object) bool {
-	rev, labelled := o.Meta.Labels[RevisionLabel]
+	rev, labelled := o.Meta.Labels[mesh.RevisionLabel]
 	return !labelled || rev == f.revision || !decode.Defined(o.Kind)
 }
 
