@@ -104,7 +104,12 @@ func conditionsUnmet(s *object.GatewayStatus) (out []object.Problem) {
 		if i > 0 { // what is wrong with backends is the same for all parents
 			list = slices.DeleteFunc(slices.Clone(list), func(c object.GatewayCondition) bool { return c.Type == "ResolvedRefs" })
 		}
-		add("spec.parentRefs["+p.Name+"]", list)
+		switch {
+		case s.Kind != object.BackendTLSPolicy:
+			add("spec.parentRefs["+p.Name+"]", list)
+		case i == 0: // the same for all ancestors
+			add("spec", list)
+		}
 	}
 	return out
 }

@@ -1,10 +1,17 @@
 package discovery
 
 import (
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
+	"github.com/pilothouse/pilothouse/internal/pki"
 )
 
 const gatewayAPIObjects = `
@@ -112,4 +119,98 @@ spec: {gatewayClassName: istio, listeners: [{name: https, port: 443, protocol: H
 	if got := judge(); strings.Contains(got, problem) {
 		t.Errorf("a Secret that can be used is a problem:\n%s", got)
 	}
+}
+
+// What is wrong with a BackendTLSPolicy is a condition of it at each Gateway with a route to its Service, and only there; of two for one Service
+// the older one counts.
+func TestConditionsOfBackendTLSPolicies(t *testing.T) {
+	p := start(t)
+	text := func() string {
+		var out []string
+		for _, e := range p.objects() {
+			if name, is := strings.CutPrefix(e.Object, "BackendTLSPolicy shop/"); is {
+				out = append(out, name+" "+e.Field+": "+e.Text)
+			}
+		}
+		return strings.Join(out, "\n")
+	}
+	const objects = shop + `---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTTP}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: tls, namespace: shop}
+spec: {ports: [{name: https, port: 443}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: tls, namespace: shop}
+spec: {parentRefs: [{name: edge}], rules: [{backendRefs: [{name: tls, port: 443}, {name: nosuch, port: 443}]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: BackendTLSPolicy
+metadata: {name: a, namespace: shop}
+spec: {targetRefs: [{group: "", kind: Service, name: tls}], validation: {hostname: a.com, caCertificateRefs: [{group: "", kind: ConfigMap, name: roots}, {group: x, kind: Y, name: z}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: BackendTLSPolicy
+metadata: {name: b, namespace: shop}
+spec: {targetRefs: [{group: "", kind: Service, name: tls}], validation: {hostname: a.com, wellKnownCACertificates: System}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: BackendTLSPolicy
+metadata: {name: c, namespace: shop}
+spec: {targetRefs: [{group: "", kind: Service, name: tls, sectionName: nosuch}], validation: {hostname: a.com, wellKnownCACertificates: x.y/z}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: BackendTLSPolicy
+metadata: {name: d, namespace: shop}
+spec: {targetRefs: [{group: "", kind: Service, name: nosuch}], validation: {hostname: a.com, wellKnownCACertificates: System}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: BackendTLSPolicy
+metadata: {name: e, namespace: shop}
+spec: {targetRefs: [{group: "", kind: Service, name: tls, sectionName: nosuch}], validation: {hostname: a.com, wellKnownCACertificates: System}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: BackendTLSPolicy
+metadata: {name: unused, namespace: shop}
+spec: {targetRefs: [{group: "", kind: Service, name: other}], validation: {hostname: a.com, caCertificateRefs: [{group: "", kind: ConfigMap, name: nosuch}]}}
+`
+	p.emit(objects, true)
+	got := text()
+	for _, want := range []string{
+		"a spec: not Accepted: NoValidCACertificate: there is no ConfigMap roots", "a spec: not ResolvedRefs: InvalidCACertificateRef: there is no ConfigMap roots with the key ca.crt in namespace shop",
+		"b spec: not Accepted: Conflicted: the older BackendTLSPolicy a counts for Service tls", "c spec: not Accepted: Invalid: unknown wellKnownCACertificates",
+		"d spec: not Accepted: TargetNotFound: there is no Service nosuch", "e spec: not Accepted: TargetNotFound: Service tls has no port named nosuch",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("want %q among\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "unused") {
+		t.Errorf("a policy is judged to whose Service no Gateway has a route:\n%s", got)
+	}
+	p.emit(objects+"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: roots, namespace: shop}\ndata:\n  ca.crt: |\n    "+strings.ReplaceAll(rootPEM(t), "\n", "\n    ")+"\n", true)
+	if got := text(); strings.Contains(got, "a spec: not Accepted") || !strings.Contains(got, "a spec: not ResolvedRefs: InvalidKind: Y z: want a ConfigMap") {
+		t.Errorf("with one of two valid certificates:\n%s", got)
+	}
+}
+
+// rootPEM is a self-signed certificate of a CA.
+func rootPEM(t *testing.T) string {
+	t.Helper()
+	key, err := pki.GenerateKey("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, of, of, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }

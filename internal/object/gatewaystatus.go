@@ -10,7 +10,7 @@ type GatewayStatus struct {
 	// Addresses are those of a Gateway.
 	Addresses []GatewayAddress
 	Listeners []ListenerStatus
-	// Parents are those of a route that are this control plane's, in the order of the route.
+	// Parents are those of a route that are this control plane's, in the order of the route; of a BackendTLSPolicy, its ancestors.
 	Parents []ParentStatus
 }
 

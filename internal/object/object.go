@@ -57,6 +57,7 @@ const (
 	TLSRoute          Kind = "TLSRoute"          // *TLSRouteSpec
 	TCPRoute          Kind = "TCPRoute"          // *TCPRouteSpec
 	ReferenceGrant    Kind = "ReferenceGrant"    // *ReferenceGrantSpec
+	BackendTLSPolicy  Kind = "BackendTLSPolicy"  // *BackendTLSPolicySpec
 )
 
 // Kinds returns all kinds, in the order in which listings show them.
@@ -65,7 +66,7 @@ func Kinds() []Kind {
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
 		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, RequestAuthentication, AuthorizationPolicy, Sidecar, EnvoyFilter, Gateway, ProxyConfig,
 		WorkloadGroup, Telemetry,
-		GatewayClass, KubernetesGateway, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant,
+		GatewayClass, KubernetesGateway, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant, BackendTLSPolicy,
 	}
 }
 

@@ -139,6 +139,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		Passthrough: passthrough,
 		Near:        prefersNear(s, p),
 	}
+	in.TLS = c.backendTLS(r, k.Scope, s, port)
 	if in.Resolution == cluster.OriginalDst && in.AutoMTLS && p.GetTls() == nil && c.inner.mutual.Of(r, servicePortKey{s.Key, n.Port}) {
 		in.Policy = mutualTLS(p)
 	}
@@ -155,6 +156,19 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		}
 	}
 	return marshal.MustEncodedAny(cluster.Build(in))
+}
+
+// backendTLS returns how gateways connect to a port of a service by a BackendTLSPolicy; nil for none. Sidecars do not apply these policies:
+// the application of a client may use TLS itself. [control-plane 1.11.7]
+func (c *Compiler) backendTLS(r *incr.Reader, s mesh.ScopeID, service *model.Service, port model.Port) *cluster.BackendTLS {
+	if s.Value().Role != mesh.Router {
+		return nil
+	}
+	t := c.model.BackendTLS(r, service, port)
+	if t == nil {
+		return nil
+	}
+	return &cluster.BackendTLS{Closed: t.Why != "", ServerName: t.ServerName, DNS: t.DNS, URIs: t.URIs, CA: t.CA}
 }
 
 // servicePortKey identifies a port of a service by the key of its row.

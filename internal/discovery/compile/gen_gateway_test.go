@@ -47,6 +47,9 @@ func (d *dice) gatewayAPI(kind object.Kind) any {
 			To:   []gatewayv1.ReferenceGrantTo{{Kind: pick(d, gatewayv1.Kind("Service"), "Secret"), Name: pick(d, nil, to(gatewayv1.ObjectName(pick(d, names...))))}},
 		}
 	}
+	if kind == object.BackendTLSPolicy {
+		return d.backendTLSPolicy()
+	}
 	panic("no spec of kind " + string(kind))
 }
 
@@ -135,4 +138,30 @@ func (d *dice) httpRule() gatewayv1.HTTPRouteRule {
 		r.BackendRefs = append(r.BackendRefs, gatewayv1.HTTPBackendRef{BackendRef: d.backendRef()})
 	}
 	return r
+}
+
+// backendTLSPolicy is valid three times of four. Its ConfigMaps may not exist.
+func (d *dice) backendTLSPolicy() *gatewayv1.BackendTLSPolicySpec {
+	s := &gatewayv1.BackendTLSPolicySpec{Validation: gatewayv1.BackendTLSPolicyValidation{Hostname: pick(d, gatewayv1.PreciseHostname("out.example.com"), "a.example.com")}}
+	for range 1 + d.roll(2) {
+		s.TargetRefs = append(s.TargetRefs, gatewayv1.LocalPolicyTargetReferenceWithSectionName{
+			LocalPolicyTargetReference: gatewayv1.LocalPolicyTargetReference{Kind: "Service", Name: gatewayv1.ObjectName(pick(d, names...))},
+			SectionName:                pick(d, nil, nil, to(gatewayv1.SectionName("http"))),
+		})
+	}
+	if d.oneIn(4) {
+		s.Validation.WellKnownCACertificates = to(pick(d, gatewayv1.WellKnownCACertificatesSystem, "other.example.com/roots"))
+		return s
+	}
+	for range 1 + d.roll(2) {
+		s.Validation.CACertificateRefs = append(s.Validation.CACertificateRefs, gatewayv1.LocalObjectReference{
+			Kind: pick(d, gatewayv1.Kind("ConfigMap"), "ConfigMap", "ConfigMap", "Secret"), Name: gatewayv1.ObjectName(pick(d, names...)),
+		})
+	}
+	if d.oneIn(3) {
+		s.Validation.SubjectAltNames = []gatewayv1.SubjectAltName{
+			{Type: gatewayv1.HostnameSubjectAltNameType, Hostname: "b.example.com"}, {Type: gatewayv1.URISubjectAltNameType, URI: "spiffe://a/b"},
+		}
+	}
+	return s
 }

@@ -11,7 +11,6 @@ import (
 var noRuleReads = map[object.Kind]string{
 	object.ServiceAccount: "nothing",
 	object.Secret:         "package ca",
-	object.ConfigMap:      "MeshConfig, which edit changes, and MeshNetworks",
 	object.ProxyConfig:    "the injector",
 	object.WorkloadGroup:  "package register",
 }

@@ -80,7 +80,7 @@ func (d *dice) exportTo() []string {
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
 		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.RequestAuthentication, object.Sidecar, object.EnvoyFilter, object.EnvoyFilter, object.Telemetry, object.Telemetry, object.Namespace, object.Node, object.Gateway,
-		object.KubernetesGateway, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.GatewayClass)
+		object.KubernetesGateway, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.GatewayClass, object.BackendTLSPolicy, object.ConfigMap)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
 	switch kind {
 	case object.Namespace, object.Node:
@@ -145,6 +145,8 @@ func (d *dice) change() object.Change {
 		o.Spec = d.sidecar()
 	case object.EnvoyFilter:
 		o.Spec = d.envoyFilter()
+	case object.ConfigMap:
+		o.Spec = &object.ConfigMapSpec{Data: map[string]string{pick(d, "ca.crt", "ca.crt", "other"): pick(d, otherRoot, otherRoot, "")}}
 	case object.Gateway:
 		o.Spec = &networking.Gateway{Selector: map[string]string{"app": pick(d, names...)}, Servers: d.servers()}
 	default:

@@ -217,9 +217,10 @@ func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32)
 		}
 		p := c.policyOf(r, c.model.DestinationRule(r, s, host), subset, port)
 		to, _ := svc.PortOf(port)
+		tls := c.backendTLS(r, s, svc, to)
 		return route.Destination{
 			Cluster: cluster.Name(cluster.Outbound, port, subset, host),
-			OwnALPN: cluster.OwnALPN(to.Protocol, p, c.model.Mesh(r)),
+			OwnALPN: tls != nil || cluster.OwnALPN(to.Protocol, p, c.model.Mesh(r)),
 			Hash:    route.HashPolicies(p.GetLoadBalancer()),
 		}
 	}

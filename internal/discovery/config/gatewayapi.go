@@ -476,3 +476,66 @@ func (c *check) referenceGrant(s *gatewayv1.ReferenceGrantSpec) {
 		}
 	}
 }
+
+// backendTLSPolicy warns of what makes a policy invalid: it is accepted, so that connections fail that it is to protect. Rejected, its Services
+// would be reached in plaintext.
+func (c *check) backendTLSPolicy(s *gatewayv1.BackendTLSPolicySpec) {
+	const closed = "; until then requests of gateways to its Services get 503"
+	if len(s.TargetRefs) == 0 {
+		c.fail("spec.targetRefs", "is missing: want a Service")
+	}
+	targets := make([]gatewayv1.LocalPolicyTargetReferenceWithSectionName, len(s.TargetRefs))
+	for i, t := range s.TargetRefs {
+		at := item("spec.targetRefs", i)
+		switch {
+		case t.Name == "":
+			c.warn(at+".name", "not applied: it is missing")
+		case t.Group != "" || t.Kind != "Service":
+			c.warn(at, "not applied: a target of kind %.100q is none that is served: want a Service (group \"\")", string(t.Kind))
+		}
+		section := gatewayv1.SectionName(given(t.SectionName))
+		targets[i] = t
+		targets[i].SectionName = &section
+		if slices.ContainsFunc(targets[:i], func(o gatewayv1.LocalPolicyTargetReferenceWithSectionName) bool {
+			return o.LocalPolicyTargetReference == t.LocalPolicyTargetReference && *o.SectionName == section
+		}) {
+			c.warn(at, "not applied: it is there already")
+		}
+	}
+	v := s.Validation
+	if h := string(v.Hostname); !isDomain(h) || isIP(h) || strings.Contains(h, "*") {
+		c.warn("spec.validation.hostname", "invalid host name %.300q: want one such as example.com%s", h, closed)
+	}
+	known := given(v.WellKnownCACertificates)
+	switch {
+	case len(v.CACertificateRefs) > 0 && known != "":
+		c.warn("spec.validation", "want either caCertificateRefs or wellKnownCACertificates%s", closed)
+	case len(v.CACertificateRefs) == 0 && known == "":
+		c.warn("spec.validation", "want caCertificateRefs, or wellKnownCACertificates: System%s", closed)
+	case known != "" && known != gatewayv1.WellKnownCACertificatesSystem:
+		c.warn("spec.validation.wellKnownCACertificates", "unknown value %.100q: want System%s", string(known), closed)
+	}
+	for i, ref := range v.CACertificateRefs {
+		if ref.Group != "" || ref.Kind != "ConfigMap" || ref.Name == "" {
+			c.warn(item("spec.validation.caCertificateRefs", i), "not applied: a reference to %.100q %.100q of group %.100q: want a ConfigMap (group \"\") with the key ca.crt", string(ref.Kind), string(ref.Name), string(ref.Group))
+		}
+	}
+	for i, n := range v.SubjectAltNames {
+		at := item("spec.validation.subjectAltNames", i)
+		switch {
+		case n.Type == gatewayv1.HostnameSubjectAltNameType && n.Hostname != "":
+			if n.URI != "" {
+				c.warn(at+".uri", "not applied: the type is Hostname")
+			}
+		case n.Type == gatewayv1.URISubjectAltNameType && n.URI != "":
+			if n.Hostname != "" {
+				c.warn(at+".hostname", "not applied: the type is URI")
+			}
+		default:
+			c.warn(at, "type %.100q without a value: want Hostname with hostname, or URI with uri%s", string(n.Type), closed)
+		}
+	}
+	if len(s.Options) > 0 {
+		c.warn("spec.options", "not applied: there are none")
+	}
+}

@@ -56,5 +56,11 @@ func TestGatewayAPIRules(t *testing.T) {
 		{object.TCPRoute, "{rules: [{backendRefs: [{name: a, port: 1}]}, {}]}", []string{"E spec.rules: 2 rules: want one"}},
 		{object.ReferenceGrant, "{from: [{group: a, kind: B, namespace: c}], to: [{group: '', kind: Service}]}", nil},
 		{object.ReferenceGrant, "{from: [{kind: B}], to: [{}]}", []string{"E spec.from[0]: kind or namespace is missing", "E spec.to[0].kind: is missing"}},
+		{object.BackendTLSPolicy, "{targetRefs: [{group: '', kind: Service, name: a}, {group: '', kind: Service, name: a, sectionName: b}], validation: {hostname: a.com, caCertificateRefs: [{group: '', kind: ConfigMap, name: a}], subjectAltNames: [{type: Hostname, hostname: a.com}, {type: URI, uri: 'a://b'}]}}", nil},
+		{object.BackendTLSPolicy, "{validation: {hostname: '*.a.com'}}", []string{"E spec.targetRefs: is missing", "W spec.validation.hostname: invalid host name", "W spec.validation: want caCertificateRefs, or"}},
+		{object.BackendTLSPolicy, "{targetRefs: [{group: a, kind: Service, name: b}, {group: '', kind: Service, name: c}, {group: '', kind: Service, name: c}], validation: {hostname: a.com, wellKnownCACertificates: a.b/c, subjectAltNames: [{type: Hostname, uri: 'a://b'}, {type: URI, uri: 'a://b', hostname: a.com}]}, options: {a.b/c: d}}", []string{
+			"W spec.targetRefs[0]: not applied: a target of kind", "W spec.targetRefs[2]: not applied: it is there already", "W spec.validation.wellKnownCACertificates: unknown value", "W spec.validation.subjectAltNames[0]: type", "W spec.validation.subjectAltNames[1].hostname: not applied", "W spec.options: not applied",
+		}},
+		{object.BackendTLSPolicy, "{targetRefs: [{group: '', kind: Service, name: a}], validation: {hostname: a.com, wellKnownCACertificates: System, caCertificateRefs: [{group: '', kind: Secret, name: a}]}}", []string{"W spec.validation: want either", "W spec.validation.caCertificateRefs[0]: not applied"}},
 	})
 }

@@ -53,6 +53,7 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.TLSRoute:          func(c *check, o object.Object) { specRules(c, o, c.kubernetesTLSRoute) },
 	object.TCPRoute:          func(c *check, o object.Object) { specRules(c, o, c.kubernetesTCPRoute) },
 	object.ReferenceGrant:    func(c *check, o object.Object) { specRules(c, o, c.referenceGrant) },
+	object.BackendTLSPolicy:  func(c *check, o object.Object) { specRules(c, o, c.backendTLSPolicy) },
 
 	object.Namespace:      noRules,
 	object.Node:           noRules,

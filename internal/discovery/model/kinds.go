@@ -72,7 +72,8 @@ var kinds = map[object.Kind]kindRow{
 
 	object.WorkloadGroup: notStored, // package register reads it
 
-	object.ConfigMap: notStored, // mesh configuration is set by SetMesh
+	// Mesh configuration is set by SetMesh.
+	object.ConfigMap: stored(putBundle, func(m *Model, k object.Key) { m.tables.bundles.Delete(rowKey(k)) }),
 	object.Namespace: {
 		put: func(m *Model, o *object.Object) {
 			m.tables.namespaces.Put(nameKey(o.Key), o.Meta.Labels[networkLabel], clusterBucket(o.Cluster))
@@ -113,6 +114,7 @@ var kinds = map[object.Kind]kindRow{
 	object.ReferenceGrant: stored(func(m *Model, o *object.Object, spec *gatewayv1.ReferenceGrantSpec) {
 		m.tables.grants.Put(rowKey(o.Key), spec, namespaceBucket(o.Namespace))
 	}, func(m *Model, k object.Key) { m.tables.grants.Delete(rowKey(k)) }),
+	object.BackendTLSPolicy: stored(putBackendTLS, func(m *Model, k object.Key) { m.tables.policies.Delete(rowKey(k)) }),
 
 	object.ServiceAccount: notStored,
 	object.Secret:         notStored,

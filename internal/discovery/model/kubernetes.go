@@ -200,6 +200,9 @@ func (m *Model) putRoute(o *object.Object, row *KubernetesRoute, common gatewayv
 			row.services = append(row.services, m.serviceHost(ns, string(p.Name)))
 		}
 	}
+	for _, b := range append(row.backends(), row.plainBackends()...) {
+		buckets = append(buckets, backendBucket(m.serviceHost(cmp.Or(string(value(b.Namespace)), o.Namespace), string(b.Name))))
+	}
 	if len(row.services) > 0 {
 		buckets = append(buckets, namespaceBucket(o.Namespace))
 		for _, h := range row.services {
@@ -252,6 +255,14 @@ func (k *KubernetesRoute) backends() (out []gatewayv1.BackendObjectReference) {
 				}
 			}
 		}
+	}
+	return out
+}
+
+// plainBackends returns what a TLSRoute or a TCPRoute refers to.
+func (k *KubernetesRoute) plainBackends() (out []gatewayv1.BackendObjectReference) {
+	for _, b := range k.Backends {
+		out = append(out, b.BackendObjectReference)
 	}
 	return out
 }

@@ -79,6 +79,9 @@ type tables struct {
 	routes     *incr.Table[*KubernetesRoute]
 	grants     *incr.Table[*gatewayv1.ReferenceGrantSpec]
 	spaces     *incr.Table[map[string]string]
+	// policies has the BackendTLSPolicies, bundles the certificates of ConfigMaps with the key ca.crt.
+	policies *incr.Table[*BackendTLSPolicy]
+	bundles  *incr.Table[bundle]
 	// faults has why Secrets cannot be the certificates of listeners, by "namespace/name".
 	faults *incr.Table[string]
 	// allocated has the virtual addresses of services that have none of their own.
@@ -186,6 +189,8 @@ func New(g *incr.Graph, domain string) *Model {
 		routes:     incr.NewTable[*KubernetesRoute](g, "kubernetes routes"),
 		grants:     incr.NewTable[*gatewayv1.ReferenceGrantSpec](g, "reference grants"),
 		spaces:     incr.NewTable[map[string]string](g, "namespace labels"),
+		policies:   incr.NewTable[*BackendTLSPolicy](g, "backend TLS policies"),
+		bundles:    incr.NewTable[bundle](g, "CA bundles"),
 		allocated:  incr.NewTable[allocate.Pair](g, "allocated addresses"),
 	}}
 	m.tables.mesh.Put("mesh", mesh.DefaultMeshConfig())
@@ -202,6 +207,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), tokens: t.tokens.On(g), keys: t.keys.On(g), sidecars: t.sidecars.On(g), filters: t.filters.On(g), telemetry: t.telemetry.On(g), mesh: t.mesh.On(g),
 		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g), allocated: t.allocated.On(g),
 		classes: t.classes.On(g), kubernetes: t.kubernetes.On(g), routes: t.routes.On(g), grants: t.grants.On(g), spaces: t.spaces.On(g),
+		policies: t.policies.On(g), bundles: t.bundles.On(g), faults: t.faults.On(g),
 	}
 	f.rules.classify, f.rules.claims = m.rules.classify.On(g), m.rules.claims.On(g)
 	return &f

@@ -16,6 +16,7 @@ var tableKinds = map[string]object.Kind{
 	"peer authentications": object.PeerAuthentication, "authorization policies": object.AuthorizationPolicy, "request authentications": object.RequestAuthentication, "sidecars": object.Sidecar, "envoy filters": object.EnvoyFilter, "telemetries": object.Telemetry, "gateways": object.Gateway,
 	"namespaces": object.Namespace, "gateway services": object.Service,
 	"gateway classes": object.GatewayClass, "kubernetes gateways": object.KubernetesGateway, "reference grants": object.ReferenceGrant, "namespace labels": object.Namespace,
+	"backend TLS policies": object.BackendTLSPolicy, "CA bundles": object.ConfigMap, "faults of Secrets": "",
 	"services": "", "kubernetes routes": "", "mesh": "", "networks": "", "fetched keys": "",
 }
 
@@ -93,6 +94,10 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 		return []iter.Seq[incr.Dependent]{t.routes.Dependents(routeKey(k))}
 	case object.ReferenceGrant:
 		return []iter.Seq[incr.Dependent]{t.grants.Dependents(rowKey(k))}
+	case object.BackendTLSPolicy:
+		return []iter.Seq[incr.Dependent]{t.policies.Dependents(rowKey(k))}
+	case object.ConfigMap:
+		return []iter.Seq[incr.Dependent]{t.bundles.Dependents(rowKey(k))}
 	case object.WorkloadEntry:
 		return []iter.Seq[incr.Dependent]{t.entries.Dependents(rowKey(k))}
 	case object.EndpointSlice:

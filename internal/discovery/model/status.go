@@ -16,7 +16,7 @@ import (
 
 // Features are the names of the Gateway API's features that are supported, sorted. [control-plane 1.11.9]
 var Features = []string{
-	"GRPCRoute", "GRPCRouteNamedRouteRule", "Gateway", "GatewayHTTPListenerIsolation", "GatewayInfrastructure", "GatewayPort8080", "HTTPRoute", "HTTPRoute303RedirectStatusCode",
+	"BackendTLSPolicy", "BackendTLSPolicySANValidation", "GRPCRoute", "GRPCRouteNamedRouteRule", "Gateway", "GatewayHTTPListenerIsolation", "GatewayInfrastructure", "GatewayPort8080", "HTTPRoute", "HTTPRoute303RedirectStatusCode",
 	"HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendProtocolH2C", "HTTPRouteBackendProtocolWebSocket", "HTTPRouteBackendRequestHeaderModification",
 	"HTTPRouteBackendTimeout", "HTTPRouteCORS", "HTTPRouteDestinationPortMatching", "HTTPRouteHostRewrite", "HTTPRouteMethodMatching", "HTTPRouteNamedRouteRule", "HTTPRouteParentRefPort",
 	"HTTPRoutePathRedirect", "HTTPRoutePathRewrite", "HTTPRoutePortRedirect", "HTTPRouteQueryParamMatching", "HTTPRouteRequestMirror", "HTTPRouteRequestMultipleMirrors",
@@ -45,6 +45,12 @@ func (m *Model) GatewayStatus(r *incr.Reader, k object.Key) *object.GatewayStatu
 			return nil
 		}
 		return m.routeStatus(r, route)
+	case object.BackendTLSPolicy:
+		p, exists := incr.Get(r, m.tables.policies, rowKey(k))
+		if !exists {
+			return nil
+		}
+		return m.backendTLSStatus(r, p)
 	}
 	return nil
 }
@@ -258,10 +264,7 @@ func (m *Model) acceptedBy(r *incr.Reader, route *KubernetesRoute, p gatewayv1.P
 
 // backendsResolved returns the condition ResolvedRefs of a route.
 func (m *Model) backendsResolved(r *incr.Reader, route *KubernetesRoute) object.GatewayCondition {
-	refs := route.backends()
-	for _, b := range route.Backends {
-		refs = append(refs, b.BackendObjectReference)
-	}
+	refs := append(route.backends(), route.plainBackends()...)
 	no := func(reason, text string, args ...any) object.GatewayCondition {
 		return object.GatewayCondition{Type: "ResolvedRefs", Reason: reason, Message: fmt.Sprintf(text, args...)}
 	}

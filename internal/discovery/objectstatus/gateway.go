@@ -33,8 +33,12 @@ func decideGateway(o *Observation) *object.GatewayStatus {
 	}
 	out.Conditions = rejecting(out.Conditions, map[object.Kind]string{object.GatewayClass: "InvalidParameters"}[out.Kind])
 	out.Parents = slices.Clone(out.Parents)
+	reason := "UnsupportedValue"
+	if out.Kind == object.BackendTLSPolicy {
+		reason = "Invalid"
+	}
 	for i := range out.Parents {
-		out.Parents[i].Conditions = rejecting(out.Parents[i].Conditions, "UnsupportedValue")
+		out.Parents[i].Conditions = rejecting(out.Parents[i].Conditions, reason)
 	}
 	if out.Kind != object.KubernetesGateway {
 		return &out
@@ -134,11 +138,28 @@ func mergeGateway(out map[string]any, want Status, now time.Time) (map[string]an
 		out["listeners"] = listeners
 	case object.GatewayClass:
 	default:
-		parents, differ := mergeParents(out["parents"], g.Parents, conditions)
+		field, ref := "parents", "parentRef"
+		if g.Kind == object.BackendTLSPolicy {
+			field, ref = "ancestors", "ancestorRef"
+		}
+		stored, _ := out[field].([]any)
+		own := g.Parents
+		if g.Kind == object.BackendTLSPolicy {
+			others := 0
+			for _, x := range stored {
+				if text(x, "controllerName") != mesh.GatewayController {
+					others++
+				}
+			}
+			own = own[:min(len(own), max(maxAncestors-others, 0))]
+		}
+		parents, differ := mergeParents(stored, ref, own, conditions)
 		if differ {
 			raise(FindingChange)
 		}
-		out["parents"] = parents
+		if len(parents) > 0 || len(stored) > 0 || g.Kind != object.BackendTLSPolicy {
+			out[field] = parents
+		}
 	}
 	return out, change
 }
@@ -168,9 +189,11 @@ func mergeListeners(stored any, want []object.ListenerStatus, conditions func(an
 	return out, differ
 }
 
-// mergeParents returns the stored parents with those of this control plane replaced, and whether they differ in more than conditions.
-func mergeParents(stored any, want []object.ParentStatus, conditions func(any, []object.GatewayCondition) []any) (out []any, differ bool) {
-	before, _ := stored.([]any)
+// maxAncestors is how many ancestors the API server takes, of all controllers.
+const maxAncestors = 16
+
+// mergeParents returns the stored parents, whose references are in a field, with those of this control plane replaced, and whether they differ in more than conditions.
+func mergeParents(before []any, field string, want []object.ParentStatus, conditions func(any, []object.GatewayCondition) []any) (out []any, differ bool) {
 	own := map[string]map[string]any{}
 	out = []any{}
 	for _, x := range before {
@@ -179,7 +202,7 @@ func mergeParents(stored any, want []object.ParentStatus, conditions func(any, [
 			continue
 		}
 		one, _ := x.(map[string]any)
-		own[parentKey(one["parentRef"])] = one
+		own[parentKey(one[field])] = one
 	}
 	seen := map[string]bool{}
 	for _, p := range want {
@@ -200,7 +223,7 @@ func mergeParents(stored any, want []object.ParentStatus, conditions func(any, [
 		seen[key] = true
 		old := own[key]
 		differ = differ || old == nil
-		out = append(out, map[string]any{"parentRef": ref, "controllerName": mesh.GatewayController, fieldConditions: conditions(old[fieldConditions], p.Conditions)})
+		out = append(out, map[string]any{field: ref, "controllerName": mesh.GatewayController, fieldConditions: conditions(old[fieldConditions], p.Conditions)})
 	}
 	return out, differ || len(seen) != len(own)
 }

@@ -121,3 +121,43 @@ func TestStatusOfARouteKeepsThatOfOthers(t *testing.T) {
 		t.Errorf("%v: %s", change, got)
 	}
 }
+
+// The status of a policy has its ancestors, at most 16 with those of other controllers, which stay; what has gone is removed.
+func TestStatusOfABackendTLSPolicy(t *testing.T) {
+	decide := func(names ...string) objectstatus.Status {
+		g := &object.GatewayStatus{Kind: object.BackendTLSPolicy}
+		for _, name := range names {
+			g.Parents = append(g.Parents, object.ParentStatus{Group: "gateway.networking.k8s.io", Kind: "Gateway", Namespace: "edge", Name: name, Conditions: []object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted"}}})
+		}
+		o := objectstatus.Observation{Generation: 1, GatewayAPI: true, Gateway: g}
+		s, _ := objectstatus.Decide(1, &o, 0)
+		return s
+	}
+	ancestors := func(status map[string]any) (out []string) {
+		list, _ := status["ancestors"].([]any)
+		for _, x := range list {
+			one := x.(map[string]any)
+			ref := one["ancestorRef"].(map[string]any)
+			out = append(out, one["controllerName"].(string)+" "+ref["name"].(string))
+		}
+		return out
+	}
+	other := map[string]any{"controllerName": "example.com/other", "ancestorRef": map[string]any{"name": "edge"}}
+	var many []string
+	for i := range 20 {
+		many = append(many, string(rune('a'+i)))
+	}
+	if merged, change := objectstatus.Merge(nil, decide(), now); change != objectstatus.Unchanged || merged["ancestors"] != nil {
+		t.Errorf("without ancestors %v is written (%v)", merged, change)
+	}
+	first, change := objectstatus.Merge(map[string]any{"ancestors": []any{other}}, decide(many...), now)
+	if got := ancestors(first); change == objectstatus.Unchanged || len(got) != 16 || got[0] != "example.com/other edge" || got[1] != "istio.io/gateway-controller a" {
+		t.Errorf("%v: %v", change, got)
+	}
+	if _, change := objectstatus.Merge(first, decide(many...), now.Add(time.Hour)); change != objectstatus.Unchanged {
+		t.Errorf("it is written again: %v", change)
+	}
+	if last, change := objectstatus.Merge(first, decide(), now); change != objectstatus.FindingChange || len(ancestors(last)) != 1 {
+		t.Errorf("%v: %v", change, ancestors(last))
+	}
+}

@@ -32,7 +32,7 @@ import (
 )
 
 var (
-	only   = flag.String("suite", "", "the one test of the suite to run, by its short name")
+	only   = flag.String("suite", "", "the one test of the suite to run, by its short name, or several by a pattern such as Mesh*")
 	report = flag.String("report", "", "the file to write the report to")
 )
 

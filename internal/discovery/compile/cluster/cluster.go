@@ -70,6 +70,8 @@ type Input struct {
 	// SANs are the identities (SPIFFE URIs) of the service's workloads, sorted. If there are none, any
 	// identity of the mesh is accepted.
 	SANs []string
+	// TLS is how gateways connect by a BackendTLSPolicy, instead of the TLS settings in Policy and AutoMTLS; nil for none.
+	TLS *BackendTLS
 	// Mesh has the defaults; never nil.
 	Mesh *meshv1.MeshConfig
 	// Credentials is set if the proxy may use Secrets that a rule names: routers, and sidecars that the rule selects.
@@ -93,8 +95,19 @@ func (in Input) forPassthrough() Input {
 	if t := in.Policy.GetConnectionPool().GetTcp(); t != nil {
 		p.ConnectionPool = &networking.ConnectionPoolSettings{Tcp: t}
 	}
-	in.Protocol, in.Resolution, in.Policy, in.AutoMTLS = mesh.TCP, EDS, p, false
+	in.Protocol, in.Resolution, in.Policy, in.AutoMTLS, in.TLS = mesh.TCP, EDS, p, false, nil
 	return in
+}
+
+// BackendTLS is TLS to a server whose certificate must have one of some names.
+type BackendTLS struct {
+	// Closed is set if no connection may be made.
+	Closed bool
+	// ServerName is that of the handshake; DNS and URIs are the names, at least one.
+	ServerName string
+	DNS, URIs  []string
+	// CA are the certificates that it is verified with, in PEM; empty for those of the system.
+	CA string
 }
 
 const (

@@ -52,6 +52,12 @@ func OrdinaryTLS(p *networking.TrafficPolicy) bool {
 func setTLS(c *clusterv3.Cluster, in Input, o *options) bool {
 	t := in.Policy.GetTls()
 	switch {
+	case in.TLS != nil:
+		if in.TLS.Closed {
+			return false
+		}
+		c.TransportSocket = socket(backendContext(in, o))
+		c.Metadata.FilterMetadata[metadataKey].Fields["alpn_override"] = structpb.NewStringValue("false")
 	case t == nil:
 		// An ORIGINAL_DST cluster has no endpoint metadata to match the transport socket by.
 		if in.AutoMTLS && c.GetType() != clusterv3.Cluster_ORIGINAL_DST {
@@ -149,6 +155,33 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 		o.auto = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: !insecure && len(t.SubjectAltNames) == 0}
 	}
 	return &tlsv3.UpstreamTlsContext{Sni: t.Sni, CommonTlsContext: common}, true
+}
+
+// backendContext returns TLS as a BackendTLSPolicy says.
+func backendContext(in Input, o *options) *tlsv3.UpstreamTlsContext {
+	common := &tlsv3.CommonTlsContext{TlsParams: TLSParams(in.Mesh.GetTlsDefaults(), in.Caps)}
+	if o.version == http2 {
+		common.AlpnProtocols = []string{alpnH2}
+	}
+	v := &tlsv3.CertificateValidationContext{}
+	add := func(kind tlsv3.SubjectAltNameMatcher_SanType, names []string) {
+		for _, n := range names {
+			v.MatchTypedSubjectAltNames = append(v.MatchTypedSubjectAltNames, &tlsv3.SubjectAltNameMatcher{
+				SanType: kind, Matcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: n}},
+			})
+		}
+	}
+	add(tlsv3.SubjectAltNameMatcher_DNS, in.TLS.DNS)
+	add(tlsv3.SubjectAltNameMatcher_URI, in.TLS.URIs)
+	if in.TLS.CA != "" {
+		v.TrustedCa = &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: in.TLS.CA}}
+		common.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: v}
+	} else {
+		common.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
+			DefaultValidationContext: v, ValidationContextSdsSecretConfig: Secret(mesh.SecretSystemRoot, in.Caps),
+		}}
+	}
+	return &tlsv3.UpstreamTlsContext{Sni: in.TLS.ServerName, CommonTlsContext: common}
 }
 
 // envoyVersions are Envoy's names of versions of crypto/tls.

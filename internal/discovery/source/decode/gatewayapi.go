@@ -51,6 +51,8 @@ func GatewaySpec(kind object.Kind) any {
 		return &gatewayv1.TCPRouteSpec{}
 	case object.ReferenceGrant:
 		return &gatewayv1.ReferenceGrantSpec{}
+	case object.BackendTLSPolicy:
+		return &gatewayv1.BackendTLSPolicySpec{}
 	}
 	return nil
 }

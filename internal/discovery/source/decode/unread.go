@@ -22,7 +22,6 @@ var unreadKinds = map[string]map[object.Kind]unreadKind{
 	"install.istio.io": {"IstioOperator": noEffect},
 	gatewayGroup: {
 		"UDPRoute": noEffect, "ListenerSet": noEffect,
-		"BackendTLSPolicy": {text: "BackendTLSPolicy is not supported: connections to the backends are made as without it, in plain text or by the mesh's mutual TLS; use a DestinationRule"},
 	},
 }
 

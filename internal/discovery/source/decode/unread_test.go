@@ -16,7 +16,7 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		{"extensions.istio.io/v1alpha1", "WasmPlugin", "warning WasmPlugin n/a: objects of this kind"},
 		{"install.istio.io/v1alpha1", "IstioOperator", "warning IstioOperator n/a: objects of this kind"},
 		{"gateway.networking.k8s.io/v1", "ListenerSet", "warning ListenerSet n/a: objects of this kind"},
-		{"gateway.networking.k8s.io/v1", "BackendTLSPolicy", "warning BackendTLSPolicy n/a: BackendTLSPolicy is not supported"},
+		{"gateway.networking.k8s.io/v1", "UDPRoute", "warning UDPRoute n/a: objects of this kind"},
 		{"gateway.networking.k8s.io/v1", "HTTPRoutes", "warning HTTPRoute n/a: kind: unknown kind \"HTTPRoutes\"; did you mean HTTPRoute?"},
 		{"gateway.networking.k8s.io/v1", "KubernetesGateway", "warning Kubernetes Gateway n/a: kind: unknown kind"},
 		{"networking.istio.io/v1", "Teapot", `warning Teapot n/a: kind: unknown kind "Teapot" of networking.istio.io`},

@@ -229,6 +229,17 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		parts = parts[3:]
 	}
+	if len(parts) == 4 && parts[0] == "namespaces" && !watching {
+		f.mu.Lock()
+		one, ok := f.objects[group+"/"+parts[2]][parts[1]+"/"+parts[3]]
+		f.mu.Unlock()
+		if ok {
+			send(w, as(r, one.body))
+		} else {
+			status(w, http.StatusNotFound, "no such object")
+		}
+		return
+	}
 	ns := ""
 	if len(parts) == 3 && parts[0] == "namespaces" {
 		ns, parts = parts[1], parts[2:]

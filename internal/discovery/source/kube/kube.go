@@ -95,7 +95,7 @@ func New(o Options) (*Source, error) {
 	}
 	remembered := slices.DeleteFunc(slices.Clone(o.Remembered), func(x object.Object) bool { return !slices.Contains(s.kinds, x.Kind) })
 	s.merger = newMerger(o.Cluster, o.Patience, remembered, time.Now())
-	s.merger.remote = o.Remote
+	s.merger.remote, s.merger.own = o.Remote, object.Key{Kind: object.ConfigMap, Namespace: o.Namespace, Name: o.MeshConfigMap}
 	s.o.Remembered = nil
 	return s, nil
 }
@@ -191,6 +191,7 @@ func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 	defer stop()
 	readers.Go(func() { s.follow(ctx) })
 	var again *time.Timer
+	running := map[object.Key]context.CancelFunc{} // readers of ConfigMaps that policies name
 	for {
 		var due <-chan time.Time
 		if again != nil {
@@ -212,6 +213,16 @@ func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 			}
 		}
 		now := time.Now()
+		begun, ended := s.merger.follow(now)
+		for _, key := range ended {
+			running[key]()
+			delete(running, key)
+		}
+		for _, key := range begun {
+			life, stop := context.WithCancel(ctx)
+			running[key] = stop
+			readers.Go(func() { s.readNamed(life, key) })
+		}
 		batch, next := s.merger.batch(now)
 		s.setBehind(s.merger.behindSince(), now)
 		if again != nil {

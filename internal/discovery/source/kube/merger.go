@@ -28,8 +28,11 @@ type merger struct {
 	// complete is set when it is known which kinds are served.
 	complete bool
 	// api is how finding out which kinds are served goes.
-	api      health
-	objects  map[object.Key]*held
+	api     health
+	objects map[object.Key]*held
+	// own is the ConfigMap with the mesh configuration; named are those that policies name.
+	own      object.Key
+	named    named
 	broken   map[object.Key]bool // objects with problems
 	changed  map[object.Key]bool // since the last batch
 	synced   bool
@@ -72,7 +75,7 @@ type fault struct {
 func newMerger(place string, patience time.Duration, remembered []object.Object, now time.Time) *merger {
 	m := &merger{
 		place: place, patience: patience, kinds: map[object.Kind]*kindState{}, objects: map[object.Key]*held{},
-		broken: map[object.Key]bool{}, changed: map[object.Key]bool{}, api: health{behind: now},
+		broken: map[object.Key]bool{}, changed: map[object.Key]bool{}, api: health{behind: now}, named: named{of: map[object.Key]*namedMap{}},
 	}
 	for i := range remembered {
 		o := remembered[i]
@@ -135,7 +138,7 @@ func (m *merger) replace(k object.Kind, all []entry) {
 		m.put(e)
 	}
 	for key := range m.objects {
-		if key.Kind == k && !listed[key] {
+		if key.Kind == k && !listed[key] && (k != object.ConfigMap || key == m.own) {
 			m.remove(key)
 		}
 	}
@@ -161,6 +164,7 @@ func (m *merger) put(e entry) {
 	}
 	h.good = e.object
 	m.changed[e.key] = true
+	m.named.moved(e.key)
 }
 
 // remove says that an object does not exist.
@@ -169,6 +173,7 @@ func (m *merger) remove(key object.Key) {
 	if h == nil {
 		return
 	}
+	m.named.moved(key)
 	if m.broken[key] {
 		delete(m.broken, key)
 		m.stale = true
@@ -211,7 +216,7 @@ func (m *merger) batch(now time.Time) (b object.Batch, again time.Time) {
 	if !m.synced && m.whole() {
 		m.synced, m.stale, b.Synced = true, true, true
 		for k, h := range m.objects {
-			if s := m.state(k.Kind); h.good != nil && (h.exists || !s.served || s.unreadable) {
+			if s := m.state(k.Kind); h.good != nil && (h.exists || !s.served || s.unreadable || m.named.unreadable(k)) {
 				m.changed[k] = true
 			}
 		}
@@ -240,22 +245,31 @@ func (m *merger) whole() bool {
 			return false
 		}
 	}
-	return true
+	return m.named.whole()
 }
 
 func (m *merger) changes() []object.Change {
 	var out []object.Change
+	var waiting []object.Key
 	for k := range m.changed {
 		h := m.objects[k]
 		if h.emitted == h.good {
 			continue
 		}
+		if m.named.waits(h.good) {
+			waiting = append(waiting, k)
+			continue
+		}
+		m.named.moved(k)
 		out = append(out, object.Change{Key: k, Object: h.good})
 		if h.emitted = h.good; h.good == nil {
 			delete(m.objects, k)
 		}
 	}
 	clear(m.changed)
+	for _, k := range waiting {
+		m.changed[k] = true
+	}
 	sortChanges(out)
 	return out
 }
@@ -299,6 +313,9 @@ func (m *merger) current(now time.Time) (all []object.Problem, again time.Time) 
 			list(string(k)+" objects", &s.health, s.whole)
 			anything = anything && s.whole
 		}
+	}
+	for _, k := range m.named.sorted() {
+		list("ConfigMap "+k.Namespace+"/"+k.Name, &m.named.of[k].health, true)
 	}
 	if unreachable != nil {
 		all = append([]object.Problem{m.problem("the API server cannot be read: "+unreachable.fault.text, anything)}, all...)
@@ -345,6 +362,11 @@ func (m *merger) behindSince() time.Time {
 	for _, s := range m.kinds {
 		if s.served && !s.behind.IsZero() && (since.IsZero() || s.behind.Before(since)) {
 			since = s.behind
+		}
+	}
+	for _, n := range m.named.of {
+		if !n.behind.IsZero() && (since.IsZero() || n.behind.Before(since)) {
+			since = n.behind
 		}
 	}
 	return since

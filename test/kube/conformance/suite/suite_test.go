@@ -7,6 +7,7 @@ package suite_test
 import (
 	"context"
 	"os"
+	"path"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/gateway-api/conformance"
 	confv1 "sigs.k8s.io/gateway-api/conformance/apis/v1"
+	"sigs.k8s.io/gateway-api/conformance/tests"
 	"sigs.k8s.io/gateway-api/conformance/utils/suite"
 	"sigs.k8s.io/gateway-api/pkg/features"
 )
@@ -33,7 +35,17 @@ func TestConformance(t *testing.T) {
 		o.SupportedFeatures = append(o.SupportedFeatures, features.FeatureName(f))
 	}
 	o.SkipTests = list("SKIP")
-	o.RunTest = os.Getenv("RUN")
+	if run := os.Getenv("RUN"); strings.Contains(run, "*") {
+		for _, one := range tests.ConformanceTests {
+			if fits, err := path.Match(run, one.ShortName); err != nil {
+				t.Fatal(err)
+			} else if !fits {
+				o.SkipTests = append(o.SkipTests, one.ShortName)
+			}
+		}
+	} else {
+		o.RunTest = run
+	}
 	o.ReportOutputPath = "/tmp/report.yaml"
 	o.TimeoutConfig.NamespacesMustBeReady = 5 * time.Minute
 	o.TimeoutConfig.MaxTimeToConsistency = 30 * time.Second
