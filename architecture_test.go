@@ -57,6 +57,7 @@ var layers = map[string]layer{
 	"internal/agent/capture/nft": edge, "internal/agent/capture/iptables": edge, "internal/agent/capture/netns": edge, "internal/agent/capture/plan/plantest": edge,
 	"internal/agent": wiring,
 
+	"internal/discovery/cel":           tools, // knows expressions, nothing of meshes
 	"internal/discovery/marshal":       tools, // knows messages, nothing of meshes
 	"internal/discovery/jwks":          tools, // knows URLs and key sets, nothing of meshes
 	"internal/discovery/jwks/fetch":    edge,

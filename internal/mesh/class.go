@@ -187,7 +187,7 @@ type Scope struct {
 	Closed                bool
 	// Topology is what a router's node says of the proxies in front of it.
 	Topology Topology
-	// Telemetry are the keys of the Telemetry objects that decide about access logs of the listeners that the scope determines, in
+	// Telemetry are the keys of the Telemetry objects that decide about access logs and metrics of the listeners that the scope determines, in
 	// order of precedence: root, namespace, workload; separated by spaces.
 	Telemetry string
 	// Patches are the EnvoyFilters that patch what the scope determines, in a canonical form that package model defines; empty

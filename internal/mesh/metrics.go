@@ -38,7 +38,33 @@ const (
 	ServiceTag              = "service"     // host;namespace, or the name of a cluster and a semicolon
 	SourcePrincipalTag      = "source_principal"
 	DestinationPrincipalTag = "destination_principal"
+	// RemovedTag has the labels that the agent leaves out, separated by commas; it adds the series that are one without them.
+	RemovedTag = "removed"
+	// AddedTagPrefix begins the tags that a Telemetry adds, so that none has the name of another; the agent removes it.
+	AddedTagPrefix = "label_"
 )
+
+// RequestProtocol is a label that requests have in Envoy, and connections from the agent.
+const RequestProtocol = "request_protocol"
+
+// JoinedLabels are the labels of Istio's metrics that the agent makes of the tags above.
+var JoinedLabels = func() []string {
+	out := []string{
+		ReporterTag, SourcePrincipalTag, DestinationPrincipalTag, "destination_service", "destination_service_name", "destination_service_namespace",
+		"connection_security_policy",
+	}
+	for _, f := range WorkloadFields {
+		out = append(out, SourceTag+"_"+f, DestinationTag+"_"+f)
+	}
+	return out
+}()
+
+// MetricNames are the names of Istio's standard metrics in the Telemetry API, with those that they have without istio_. Envoy's own
+// filters do not count the messages of gRPC by these labels, so that two are missing. [control-plane 1.11.2]
+var MetricNames = map[string]string{
+	"REQUEST_COUNT": RequestsTotal, "REQUEST_DURATION": RequestDuration, "REQUEST_SIZE": RequestBytes, "RESPONSE_SIZE": ResponseBytes,
+	"TCP_OPENED_CONNECTIONS": TCPOpened, "TCP_CLOSED_CONNECTIONS": TCPClosed, "TCP_SENT_BYTES": TCPSent, "TCP_RECEIVED_BYTES": TCPReceived,
+}
 
 // WorkloadFactsKey is the key of the metadata in which our agent has the facts about its workload for metrics and PeerHeader, which
 // WorkloadFacts makes.

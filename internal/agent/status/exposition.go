@@ -66,7 +66,7 @@ func (e *exposition) begin(text bool) {
 // beginEnvoy begins Envoy's page, in the text format.
 func (e *exposition) beginEnvoy() {
 	e.begin(true)
-	e.istio = &istioMetrics{seed: e.seed, seen: map[uint64]struct{}{}}
+	e.istio = &istioMetrics{seed: e.seed, seen: map[uint64]struct{}{}, place: map[string]int{}}
 }
 
 // Write adds a part of the page. An error is that of an invalid page, or a *writeError.
@@ -101,7 +101,18 @@ func (e *exposition) end(complete bool) error {
 			return err
 		}
 	}
+	if err := e.endFamily(); err != nil {
+		return err
+	}
 	return e.flushHelp()
+}
+
+// endFamily writes the samples that were added while their family was read.
+func (e *exposition) endFamily() error {
+	if e.istio == nil || len(e.istio.sums) == 0 {
+		return nil
+	}
+	return e.put(string(e.istio.sum()))
 }
 
 // finish ends the whole.
@@ -173,6 +184,9 @@ func (e *exposition) comment(line string) error {
 		return errors.New("invalid line: " + printable.Quote(line, 100) + ": want the name of a metric, and its type or unit")
 	}
 	if e.istio != nil {
+		if err := e.endFamily(); err != nil {
+			return err
+		}
 		name = e.istio.name(name)
 	}
 	if !e.convert {

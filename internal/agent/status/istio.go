@@ -2,7 +2,10 @@ package status
 
 import (
 	"bytes"
+	"fmt"
 	"hash/maphash"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -19,13 +22,24 @@ const (
 // label is a label of a metric, with its value as it is on a page: escaped.
 type label struct{ name, value string }
 
-// istioMetrics gives Istio's metrics on Envoy's page their names and labels: the prefix of Envoy is removed, and the labels in which
-// Envoy has several facts at once are split (mesh.SourceTag and the others).
+// istioMetrics gives Istio's metrics on Envoy's page their names and labels: the prefix of Envoy is removed, the labels in which
+// Envoy has several facts at once are split (mesh.SourceTag and the others), and those that a Telemetry removes are left out.
 type istioMetrics struct {
 	seed   maphash.Seed
 	seen   map[uint64]struct{}
 	labels []label
 	out    bytes.Buffer
+	// sums are the series of the current family that have labels left out, in the order of the page, by their place in it.
+	sums  []series
+	place map[string]int
+	// summed is the number of series that were added, on the whole page.
+	summed int
+}
+
+// series is a sample with its name and labels.
+type series struct {
+	text  string
+	value float64
 }
 
 // name returns the name of a family, without Envoy's prefix if it is one of Istio's.
@@ -36,8 +50,8 @@ func (*istioMetrics) name(n string) string {
 	return n
 }
 
-// line returns a line with a sample as it is on the page; nil for one that the page has already: what peers say of themselves may
-// have made two of Envoy's series one. The result is valid until the next call.
+// line returns a line with a sample as it is on the page; nil for one that the page has already, since what peers say of themselves may
+// have made two of Envoy's series one, and for one that is added to others, which sum returns. The result is valid until the next call.
 func (m *istioMetrics) line(line []byte) []byte {
 	if !bytes.HasPrefix(line, []byte(istioPrefix)) {
 		return line
@@ -55,7 +69,8 @@ func (m *istioMetrics) line(line []byte) []byte {
 	m.out.Reset()
 	m.out.WriteString(name)
 	m.out.WriteByte('{')
-	for i, l := range istioLabels(strings.TrimPrefix(name, "istio_"), labels) {
+	list, summed := istioLabels(strings.TrimPrefix(name, "istio_"), labels)
+	for i, l := range list {
 		if i > 0 {
 			m.out.WriteByte(',')
 		}
@@ -65,14 +80,54 @@ func (m *istioMetrics) line(line []byte) []byte {
 		m.out.WriteByte('"')
 	}
 	m.out.WriteByte('}')
-	key := maphash.Bytes(m.seed, m.out.Bytes())
-	if _, twice := m.seen[key]; twice {
+	if v, err := strconv.ParseFloat(strings.TrimSpace(value), 64); summed && err == nil {
+		m.add(v)
 		return nil
+	}
+	if !m.isNew(m.out.Bytes()) {
+		return nil
+	}
+	m.out.WriteString(value)
+	return m.out.Bytes()
+}
+
+// isNew reports whether the page has not yet had a series.
+func (m *istioMetrics) isNew(text []byte) bool {
+	key := maphash.Bytes(m.seed, text)
+	if _, twice := m.seen[key]; twice {
+		return false
 	}
 	if len(m.seen) < maxSeries {
 		m.seen[key] = struct{}{}
 	}
-	m.out.WriteString(value)
+	return true
+}
+
+// add adds a value to the series in m.out. Those beyond maxSeries are left out.
+func (m *istioMetrics) add(value float64) {
+	if i, ok := m.place[string(m.out.Bytes())]; ok {
+		m.sums[i].value += value
+		return
+	}
+	if m.summed >= maxSeries {
+		return
+	}
+	m.summed++
+	text := m.out.String()
+	m.place[text] = len(m.sums)
+	m.sums = append(m.sums, series{text, value})
+}
+
+// sum returns the lines of the series that were added, when their family has ended.
+func (m *istioMetrics) sum() []byte {
+	m.out.Reset()
+	for _, s := range m.sums {
+		if m.isNew([]byte(s.text)) {
+			fmt.Fprintf(&m.out, "%s %s\n", s.text, strconv.FormatFloat(s.value, 'f', -1, 64))
+		}
+	}
+	m.sums = m.sums[:0]
+	clear(m.place)
 	return m.out.Bytes()
 }
 
@@ -105,12 +160,20 @@ func cutLabels(s string, labels []label) (out []label, rest string, ok bool) {
 }
 
 // istioLabels returns the labels of one of Istio's metrics: those that Envoy has joined first, then the others in their order. A
-// fact that is not known is "unknown", and a revision "latest".
-func istioLabels(metric string, labels []label) []label {
+// fact that is not known is "unknown", and a revision "latest". summed is set if labels are left out, so that several series may be one.
+func istioLabels(metric string, labels []label) (out []label, summed bool) {
 	joined := map[string]string{}
 	var others []label
+	var removed []string
 	for _, l := range labels {
+		if name, ok := strings.CutPrefix(l.name, mesh.AddedTagPrefix); ok {
+			// It may be what a client has sent, in any encoding.
+			others = append(others, label{name, orUnknown("", strings.ToValidUTF8(l.value, "\uFFFD"))})
+			continue
+		}
 		switch l.name {
+		case mesh.RemovedTag:
+			removed = strings.Split(l.value, ",")
 		case mesh.ReporterTag, mesh.SourceTag, mesh.DestinationTag, mesh.ServiceTag, mesh.SourcePrincipalTag, mesh.DestinationPrincipalTag:
 			joined[l.name] = l.value
 		default:
@@ -119,9 +182,9 @@ func istioLabels(metric string, labels []label) []label {
 	}
 	reporter := joined[mesh.ReporterTag]
 	if reporter == "" {
-		return labels // not of the metrics of requests and connections
+		return labels, false // not of the metrics of requests and connections
 	}
-	out := []label{{mesh.ReporterTag, reporter}}
+	out = []label{{mesh.ReporterTag, reporter}}
 	for _, side := range []string{mesh.SourceTag, mesh.DestinationTag} {
 		principal := joined[side+"_principal"]
 		fields := strings.Split(joined[side], ";")
@@ -149,9 +212,11 @@ func istioLabels(metric string, labels []label) []label {
 	out = append(out, label{"destination_service", orUnknown("", host)}, label{"destination_service_name", orUnknown("", short)},
 		label{"destination_service_namespace", orUnknown("", namespace)})
 	if strings.HasPrefix(metric, "tcp_") {
-		out = append(out, label{"request_protocol", "tcp"})
+		out = append(out, label{mesh.RequestProtocol, "tcp"})
 	}
-	return append(append(out, label{"connection_security_policy", securityPolicy(reporter, joined)}), others...)
+	out = append(out, label{"connection_security_policy", securityPolicy(reporter, joined)})
+	out = slices.DeleteFunc(out, func(l label) bool { return slices.Contains(removed, l.name) })
+	return append(out, others...), len(removed) > 0
 }
 
 func orUnknown(field, value string) string {

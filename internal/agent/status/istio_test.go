@@ -83,15 +83,58 @@ func TestPeersThatLie(t *testing.T) {
 	}
 }
 
+// Labels that a Telemetry removes are not on the page: the series that differ in nothing else are added, those of other families not. Labels
+// that it adds have their own names and valid values, whatever a client has sent.
+func TestOverriddenLabels(t *testing.T) {
+	const all = "source_workload,source_workload_namespace,source_canonical_service,source_canonical_revision,source_cluster,source_app,source_version,source_principal," +
+		"destination_workload_namespace,destination_canonical_service,destination_canonical_revision,destination_cluster,destination_app,destination_version,destination_principal," +
+		"destination_service,destination_service_name,destination_service_namespace,connection_security_policy"
+	one := func(metric, source, removed, more, value string) string {
+		return "envoy_istio_" + metric + `{reporter="destination",source="` + source + `",destination="w;n",removed="` + removed + `"` + more + "} " + value + "\n"
+	}
+	for name, tt := range map[string]struct{ page, want string }{
+		"added": {
+			"# TYPE envoy_istio_requests_total counter\n" + one("requests_total", "a;n", all, `,response_code="200"`, "1") + one("requests_total", "b;n", all, `,response_code="200"`, "41") + one("requests_total", "b;n", all, `,response_code="404"`, "5") +
+				"# TYPE envoy_istio_request_bytes histogram\n" + one("request_bytes_bucket", "a;n", all, `,le="1"`, "1") + one("request_bytes_sum", "a;n", all, "", "1.5") + one("request_bytes_bucket", "b;n", all, `,le="1"`, "2") + one("request_bytes_sum", "b;n", all, "", "2"),
+			"# TYPE istio_requests_total counter\n" + `istio_requests_total{reporter="destination",destination_workload="w",response_code="200"} 42` + "\n" + `istio_requests_total{reporter="destination",destination_workload="w",response_code="404"} 5` + "\n" +
+				"# TYPE istio_request_bytes histogram\n" + `istio_request_bytes_bucket{reporter="destination",destination_workload="w",le="1"} 3` + "\n" + `istio_request_bytes_sum{reporter="destination",destination_workload="w"} 3.5` + "\n",
+		},
+		"all of them": {
+			one("tcp_sent_bytes_total", "a;n", all+",reporter,destination_workload,request_protocol", "", "1") + one("tcp_sent_bytes_total", "b;n", all+",reporter,destination_workload,request_protocol", "", "9007199254740991"),
+			"istio_tcp_sent_bytes_total{} 9007199254740992\n",
+		},
+		"labels with the names of tags": {
+			one("tcp_sent_bytes_total", "a;n", all+",request_protocol", `,label_removed="x",label_source="y",label_label_a="z",label_source_app="other"`, "1"),
+			`istio_tcp_sent_bytes_total{reporter="destination",destination_workload="w",removed="x",source="y",label_a="z",source_app="other"} 1` + "\n",
+		},
+		"what clients send": {
+			one("tcp_sent_bytes_total", "a;n", all+",request_protocol", `,label_a="`+"\xff\xfe"+`",label_b="",label_c="\"\n"`, "1"),
+			`istio_tcp_sent_bytes_total{reporter="destination",destination_workload="w",a="�",b="unknown",c="\"\n"} 1` + "\n",
+		},
+	} {
+		if got := envoyPage(t, false, tt.page); got != tt.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", name, got, tt.want)
+		}
+	}
+}
+
 func FuzzIstioMetrics(f *testing.F) {
+	f.Add(`envoy_istio_requests_total{reporter="source",removed="source_app",label_source_app="x",label_x="` + "\xff" + `"} 1`)
 	f.Add(`envoy_istio_requests_total{reporter="source",source="a;b",x="\"\\"} 1`)
 	f.Add(`envoy_istio_requests_total{,} 1`)
 	f.Fuzz(func(t *testing.T, line string) {
-		m := &istioMetrics{seen: map[uint64]struct{}{}}
+		m := &istioMetrics{seen: map[uint64]struct{}{}, place: map[string]int{}}
 		m.seed = newExposition(nil, false).seed
 		out := m.line([]byte(line))
 		if !strings.HasPrefix(line, istioPrefix) {
 			if string(out) != line {
+				t.Fatalf("%q became %q", line, out)
+			}
+			return
+		}
+		if len(m.sums) > 0 && out == nil {
+			out = bytes.TrimSuffix(m.sum(), []byte("\n"))
+			if !bytes.HasPrefix(out, []byte("istio_")) {
 				t.Fatalf("%q became %q", line, out)
 			}
 			return

@@ -86,7 +86,7 @@ func TestWhatExistsIsFound(t *testing.T) {
 }
 
 // A Telemetry names providers of mesh configuration, and these services.
-func TestProvidersOfAccessLogs(t *testing.T) {
+func TestProvidersOfTelemetry(t *testing.T) {
 	m := &meshv1.MeshConfig{}
 	for name, service := range map[string]string{"good": "shop/web.shop.svc.cluster.local", "lost": "lost.example", "else": "other/web.shop.svc.cluster.local"} {
 		m.ExtensionProviders = append(m.ExtensionProviders, &meshv1.MeshConfig_ExtensionProvider{Name: name, Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpAls{
@@ -96,13 +96,15 @@ func TestProvidersOfAccessLogs(t *testing.T) {
 	m.ExtensionProviders = append(m.ExtensionProviders, &meshv1.MeshConfig_ExtensionProvider{Name: "port", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpAls{
 		EnvoyTcpAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpGrpcV3LogProvider{Service: "web.shop.svc.cluster.local", Port: 81},
 	}})
-	text := mesh + "---\napiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: x, namespace: shop}\nspec: {accessLogging: [{providers: [{name: envoy}, {name: good}, {name: lost}, {name: else}, {name: port}, {name: none}, {name: prometheus}]}]}\n"
+	text := mesh + "---\napiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: x, namespace: shop}\nspec: {accessLogging: [{providers: [{name: envoy}, {name: good}, {name: lost}, {name: else}, {name: port}, {name: none}, {name: prometheus}]}], metrics: [{providers: [{name: prometheus}, {name: none}, {name: good}]}]}\n"
 	want := []string{
 		`x: spec.accessLogging[0].providers[2].name: no Service or ServiceEntry has the host "lost.example" of provider "lost": it logs nothing`,
 		`x: spec.accessLogging[0].providers[3].name: no Service or ServiceEntry has the host "other/web.shop.svc.cluster.local" of provider "else": it logs nothing`,
 		`x: spec.accessLogging[0].providers[4].name: "web.shop.svc.cluster.local", the service of provider "port", has no port 81: it logs nothing`,
 		`x: spec.accessLogging[0].providers[5].name: mesh configuration has no provider "none" in extensionProviders: it logs nothing`,
 		`x: spec.accessLogging[0].providers[6].name: provider "prometheus" is not one of access logs: it logs nothing`,
+		`x: spec.metrics[0].providers[1].name: mesh configuration has no provider "none" in extensionProviders: it counts nothing; want prometheus`,
+		`x: spec.metrics[0].providers[2].name: provider "good" is not one of metrics that proxies have: it counts nothing; want prometheus`,
 	}
 	if got := findings(t, text, analyze.Options{Mesh: m}); !slices.Equal(got, want) {
 		t.Errorf("%q\nwant %q", got, want)

@@ -40,6 +40,7 @@ func (a *index) check(obj *object.Object) {
 		a.targets("spec.targetRef", spec.GetTargetRef())
 		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
 		a.logProviders(spec)
+		a.metricsProviders(spec)
 	case *networking.EnvoyFilter:
 		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
 	case *networking.ServiceEntry:
@@ -346,6 +347,23 @@ func (a *index) logProviders(spec *telemetry.Telemetry) {
 				a.warn(field, "provider %q is not one of access logs: it logs nothing", ref.GetName())
 			case service != "":
 				a.providerService(field, p, service, port)
+			}
+		}
+	}
+}
+
+// metricsProviders checks that the providers that a Telemetry names exist.
+func (a *index) metricsProviders(spec *telemetry.Telemetry) {
+	if a.o.Mesh == nil {
+		return
+	}
+	for i, m := range spec.GetMetrics() {
+		for j, ref := range m.GetProviders() {
+			field := fmt.Sprintf("spec.metrics[%d].providers[%d].name", i, j)
+			if p := mesh.Provider(a.o.Mesh, ref.GetName()); p == nil {
+				a.warn(field, "mesh configuration has no provider %q in extensionProviders: it counts nothing; want prometheus", ref.GetName())
+			} else if p.GetPrometheus() == nil {
+				a.warn(field, "provider %q is not one of metrics that proxies have: it counts nothing; want prometheus", ref.GetName())
 			}
 		}
 	}

@@ -481,7 +481,41 @@ func (d *dice) telemetry() *telemetry.Telemetry {
 		}
 		t.AccessLogging = append(t.AccessLogging, l)
 	}
+	for range d.roll(3) {
+		t.Metrics = append(t.Metrics, d.metrics())
+	}
 	return t
+}
+
+func (d *dice) metrics() *telemetry.Metrics {
+	m := &telemetry.Metrics{}
+	for range d.roll(2) {
+		m.Providers = append(m.Providers, &telemetry.ProviderRef{Name: pick(d, "prometheus", "prometheus", "none")})
+	}
+	for range d.roll(3) {
+		o := &telemetry.MetricsOverrides{Match: &telemetry.MetricSelector{Mode: telemetry.WorkloadMode(d.roll(3))}}
+		switch d.roll(3) {
+		case 0:
+			o.Match.MetricMatch = &telemetry.MetricSelector_Metric{Metric: telemetry.MetricSelector_IstioMetric(d.roll(11))}
+		case 1:
+			o.Match.MetricMatch = &telemetry.MetricSelector_CustomMetric{CustomMetric: pick(d, "requests_total", "tcp_connections_opened_total", "mine")}
+		}
+		if d.oneIn(2) {
+			o.Disabled = wrapperspb.Bool(d.oneIn(2))
+		}
+		for range d.roll(3) {
+			tag := &telemetry.MetricsOverrides_TagOverride{Operation: telemetry.MetricsOverrides_TagOverride_REMOVE}
+			if d.oneIn(2) {
+				tag = &telemetry.MetricsOverrides_TagOverride{Value: pick(d, "request.host", "string(destination.port)", "'x'", "nosuch(1)")}
+			}
+			if o.TagOverrides == nil {
+				o.TagOverrides = map[string]*telemetry.MetricsOverrides_TagOverride{}
+			}
+			o.TagOverrides[pick(d, "source_app", "response_flags", "request_protocol", "mine")] = tag
+		}
+		m.Overrides = append(m.Overrides, o)
+	}
+	return m
 }
 
 // patches are what envoyFilter chooses from; some of them make what they match invalid, or match nothing.

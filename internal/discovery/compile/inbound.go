@@ -97,7 +97,7 @@ func (c *Compiler) InboundOf(k Key) (Inbound, bool) { return c.inner.inbound.Val
 
 func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
 	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r), Logs: c.accessLogs(r, k.Workload.Value().Telemetry, telemetry.WorkloadMode_SERVER),
-		Metrics: c.metrics(r)}
+		Metrics: c.metrics(r, k.Workload.Value().Telemetry, telemetry.WorkloadMode_SERVER)}
 	if c.opts.NoSniffInbound {
 		env.Caps &^= mesh.HTTPInspector
 	}

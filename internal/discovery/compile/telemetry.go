@@ -23,7 +23,9 @@ func (c *Compiler) accessLogs(r *incr.Reader, keys string, mode telemetry.Worklo
 	m := c.model.Mesh(r)
 	var levels [][]*telemetry.AccessLogging
 	for _, t := range c.model.TelemetryIn(r, keys) {
-		levels = append(levels, t.Spec.GetAccessLogging())
+		if t.Logs(mode) {
+			levels = append(levels, t.Spec.GetAccessLogging())
+		}
 	}
 	merged := mergeLogs(levels, m.GetDefaultProviders().GetAccessLogging(), mode)
 	var out listener.Logs
@@ -110,14 +112,4 @@ func providerNames(e *telemetry.AccessLogging) (out []string) {
 		out = append(out, p.GetName())
 	}
 	return out
-}
-
-// metrics returns the metrics that the mesh's default providers decide.
-func (c *Compiler) metrics(r *incr.Reader) listener.Metrics {
-	for _, name := range c.model.Mesh(r).GetDefaultProviders().GetMetrics() {
-		if mesh.Provider(c.model.Mesh(r), name).GetPrometheus() != nil {
-			return listener.Metrics{On: true}
-		}
-	}
-	return listener.Metrics{}
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/cel"
 )
 
 // plainCommands are the commands of a format of access logs that take nothing, as Envoy 1.40 has them.
@@ -60,7 +62,7 @@ var otherCommands = map[string]commandRule{
 	"REQUESTED_SERVER_NAME": {false, false, options([]string{"SNI_ONLY", "SNI_FIRST", "HOST_FIRST"}, "ORIG", "HOST", "ORIG_OR_HOST")},
 	"GRPC_STATUS":           {false, false, options([]string{"CAMEL_STRING", "SNAKE_STRING", "NUMBER"})},
 	"COMMON_DURATION":       {true, false, commonDuration},
-	"CEL":                   {true, true, checkExpression}, "TYPED_CEL": {true, true, checkExpression}, "COALESCE": {required: true, length: true},
+	"CEL":                   {true, true, cel.Check}, "TYPED_CEL": {true, true, cel.Check}, "COALESCE": {required: true, length: true},
 	"START_TIME": {}, "START_TIME_LOCAL": {}, "EMIT_TIME": {}, "EMIT_TIME_LOCAL": {}, "RESPONSE_CODE_DETAILS": {},
 	"DOWNSTREAM_PEER_CERT_V_START": {}, "DOWNSTREAM_PEER_CERT_V_END": {}, "UPSTREAM_PEER_CERT_V_START": {}, "UPSTREAM_PEER_CERT_V_END": {},
 	"DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT": {}, "DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT": {}, "DOWNSTREAM_DIRECT_LOCAL_ADDRESS_WITHOUT_PORT": {},

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/cel"
 	"github.com/pilothouse/pilothouse/test/envoytest"
 )
 
@@ -121,7 +122,7 @@ func TestExpressionsAsEnvoyHasThem(t *testing.T) {
 		{strings.Repeat("(", 30) + "true" + strings.Repeat(")", 30), ""},
 		{strings.Repeat("!", 20) + "true", ""},
 	} {
-		err := checkExpression(tt.text)
+		err := cel.Check(tt.text)
 		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%q: error %v, want %q", tt.text, err, tt.want)
 		}
@@ -130,9 +131,9 @@ func TestExpressionsAsEnvoyHasThem(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		" ": "is empty", strings.Repeat("a", maxExpression+1): "want at most 8192", strings.Repeat("(", 500) + "1" + strings.Repeat(")", 500): "invalid expression",
+		" ": "is empty", strings.Repeat("a", cel.MaxLength+1): "want at most 8192", strings.Repeat("(", 500) + "1" + strings.Repeat(")", 500): "invalid expression",
 	} {
-		if err := checkExpression(text); err == nil || !strings.Contains(err.Error(), want) {
+		if err := cel.Check(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.20q: error %v, want %q", text, err, want)
 		}
 	}
@@ -143,7 +144,7 @@ func FuzzFormatsAndExpressions(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if checkExpression(s) == nil && checkFormat("%CEL(a)%"+strings.ReplaceAll(s, "%", "%%")) != nil {
+		if cel.Check(s) == nil && checkFormat("%CEL(a)%"+strings.ReplaceAll(s, "%", "%%")) != nil {
 			t.Errorf("%q: text is taken for a command", s)
 		}
 		_ = checkFormat(s)

@@ -230,7 +230,16 @@ func TestTelemetry(t *testing.T) {
 		{object.Telemetry, "{accessLogging: [{providers: [{name: envoy}], match: {mode: CLIENT}, filter: {expression: 'response.code >= 400'}, disabled: true}]}", nil},
 		{object.Telemetry, "{accessLogging: [{providers: [{}], filter: {expression: 'nosuch(1)'}}, {filter: {}}]}", []string{
 			"E spec.accessLogging[0].providers[0].name: is empty", "E spec.accessLogging[0].filter.expression: calls \"nosuch\", which Envoy does not have", "E spec.accessLogging[1].filter.expression: is empty"}},
-		{object.Telemetry, "{selector: {matchLabels: {'a b': c}}, tracing: [{}], metrics: [{}]}", []string{"E spec.selector.matchLabels[a b]: invalid label name", "W spec.tracing: not applied", "W spec.metrics: not applied"}},
+		{object.Telemetry, "{selector: {matchLabels: {'a b': c}}, tracing: [{}], metrics: [{}]}", []string{"E spec.selector.matchLabels[a b]: invalid label name", "W spec.tracing: not applied"}},
+		{object.Telemetry, "{metrics: [{providers: [{name: prometheus}], overrides: [{match: {metric: REQUEST_COUNT, mode: CLIENT}, disabled: false, tagOverrides: {request_host: {value: request.host}, destination_port: {value: string(destination.port)}, response_flags: {operation: REMOVE}}}, {match: {customMetric: requests_total}}]}]}", nil},
+		{object.Telemetry, "{metrics: [{providers: [{}], reportingInterval: 9s, overrides: [{match: {customMetric: mine}}, {match: {metric: GRPC_REQUEST_MESSAGES}}]}, {overrides: [{match: {customMetric: ''}, tagOverrides: {le: {value: a}, a-b: {value: a}, __x: {value: a}, a: {}, b: {value: 'a +'}, c: {operation: REMOVE, value: request.host}, d: {value: node.id}, e: {value: request.path.lowerAscii()}}}]}]}", []string{
+			"E spec.metrics[0].providers[0].name: is empty",
+			"W spec.metrics[0].overrides[0].match.customMetric: not applied: proxies have no metric \"mine\"", "E spec.metrics[1].overrides[0].match.customMetric: is empty",
+			"E spec.metrics[1].overrides[0].tagOverrides[__x]: invalid label", "E spec.metrics[1].overrides[0].tagOverrides[a].value: is empty", "E spec.metrics[1].overrides[0].tagOverrides[a-b]: invalid label",
+			"E spec.metrics[1].overrides[0].tagOverrides[b].value: invalid expression", "E spec.metrics[1].overrides[0].tagOverrides[c].value: cannot be set", "W spec.metrics[1].overrides[0].tagOverrides[d].value: not applied: names \"node\"",
+			"W spec.metrics[1].overrides[0].tagOverrides[e].value: not applied: calls", "E spec.metrics[1].overrides[0].tagOverrides[le]: invalid label",
+			"W spec.metrics[0].overrides[1].match.metric: not applied", "W spec.metrics[0].reportingInterval: not applied",
+		}},
 		{object.Telemetry, "{selector: {matchLabels: {a: b}}, targetRefs: [{kind: Pod, name: a}]}", []string{"E spec.selector: cannot be set together with targetRefs", "E spec.targetRefs[0].kind: unknown kind"}},
 	})
 }

@@ -52,16 +52,18 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.sds":                       {text: "no secrets are fetched from it"},
 	"istio.mesh.v1alpha1.MeshConfig.DefaultProviders.tracing":                    {text: "proxies send no traces"},
 	"istio.telemetry.v1alpha1.Telemetry.tracing":                                 {text: "proxies send no traces"},
-	"istio.telemetry.v1alpha1.Telemetry.metrics":                                 {text: noMetrics},
+	"istio.telemetry.v1alpha1.Metrics.reporting_interval":                        {text: "bytes of connections that are not HTTP are counted when they end; remove it"},
+	"istio.telemetry.v1alpha1.MetricSelector.GRPC_REQUEST_MESSAGES":              {text: noMessages},
+	"istio.telemetry.v1alpha1.MetricSelector.GRPC_RESPONSE_MESSAGES":             {text: noMessages},
 	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                    {text: "the visibility of ServiceEntries depends on exportTo and defaultServiceExportTo only; remove it"},
 	"istio.mesh.v1alpha1.ServiceEntryVisibility.apply_to_sidecars":               {text: "a ServiceEntry that it hides would be visible to sidecars; restrict exportTo or defaultServiceExportTo, and remove it", rejected: true},
 	"istio.networking.v1alpha3.SidecarPort.target_port":                          {text: "a listener's port is port.number, and its destination defaultEndpoint"},
 }
 
 const (
-	noIngress = "Ingress objects are not served"
-	noTracer  = "the provider is not used: proxies send no traces"
-	noMetrics = "proxies have the metrics of the mesh's default providers, as they are"
+	noIngress  = "Ingress objects are not served"
+	noTracer   = "the provider is not used: proxies send no traces"
+	noMessages = "proxies do not count the messages of gRPC"
 	// agentsOnly is the consequence for all fields of ProxyConfig.
 	agentsOnly = "proxies that run get no ProxyConfig from the control plane; Pods get it when they are injected, other agents from --meshConfig and PROXY_CONFIG"
 )

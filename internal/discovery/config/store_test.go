@@ -178,9 +178,10 @@ func TestMeshConfig(t *testing.T) {
 		{"wrong type", "trustDomain: x\nproxyListenPort: many", nil, []string{"error proxyListenPort: line 2: want a whole number"}},
 		{"formats of logs", "accessLogFormat: '100% done'", nil, []string{"error accessLogFormat: invalid command at \"% done\": want one such as %PROTOCOL%"}},
 		{"formats of logs in JSON", "accessLogEncoding: JSON\naccessLogFormat: '{\"a\": [{\"b\": \"%NOPE%\"}]}'", nil, []string{"error accessLogFormat[a][0][b]: unknown command %NOPE%"}},
-		{"default providers", "defaultProviders: {accessLogging: [Envoy, none, prometheus]}", func(m *meshv1.MeshConfig) {
-			m.DefaultProviders = &meshv1.MeshConfig_DefaultProviders{AccessLogging: []string{"Envoy", "none", "prometheus"}}
-		}, []string{"warning defaultProviders.accessLogging[1]: no provider \"none\"", "warning defaultProviders.accessLogging[2]: provider \"prometheus\" is not one of access logs"}},
+		{"default providers", "defaultProviders: {accessLogging: [Envoy, none, prometheus], metrics: [Prometheus, none, envoy]}", func(m *meshv1.MeshConfig) {
+			m.DefaultProviders = &meshv1.MeshConfig_DefaultProviders{AccessLogging: []string{"Envoy", "none", "prometheus"}, Metrics: []string{"Prometheus", "none", "envoy"}}
+		}, []string{"warning defaultProviders.accessLogging[1]: no provider \"none\"", "warning defaultProviders.accessLogging[2]: provider \"prometheus\" is not one of access logs",
+			"warning defaultProviders.metrics[1]: no provider \"none\"", "warning defaultProviders.metrics[2]: provider \"envoy\" is not one of metrics"}},
 		{"providers", "extensionProviders: [{name: a}, {name: A, envoyFileAccessLog: {path: \"/a\\nb\", logFormat: {labels: {x: '%X%'}}}}, {envoyHttpAls: {service: a//b, additionalRequestHeadersToLog: [':path', 'a b']}}," +
 			"{name: c, envoyTcpAls: {service: ns/c.d, port: 70000}}, {name: e, envoyOtelAls: {service: e.f, port: 80, logFormat: {text: '%REQ%'}}}, {name: z, zipkin: {service: z.z, port: 80}}]", nil, []string{
 			"error extensionProviders[0]: has no provider", "error extensionProviders[1].envoyFileAccessLog.path: invalid path", "error extensionProviders[1].envoyFileAccessLog.logFormat.labels[x]: unknown command %X%",

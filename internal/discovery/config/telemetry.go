@@ -1,12 +1,17 @@
 package config
 
 import (
+	"errors"
+	"maps"
+	"regexp"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/types/known/structpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	telemetry "istio.io/api/telemetry/v1alpha1"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/cel"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
@@ -21,8 +26,55 @@ func (c *check) telemetry(namespace string, s *telemetry.Telemetry) {
 			}
 		}
 		if f := l.GetFilter(); f != nil {
-			if err := checkExpression(f.GetExpression()); err != nil {
+			if err := cel.Check(f.GetExpression()); err != nil {
 				c.fail(at+".filter.expression", "%s", err)
+			}
+		}
+	}
+	for i, m := range s.GetMetrics() {
+		at := item("spec.metrics", i)
+		for j, p := range m.GetProviders() {
+			if p.GetName() == "" {
+				c.fail(item(at+".providers", j)+".name", "is empty: want prometheus, or the name of one of extensionProviders in mesh configuration")
+			}
+		}
+		for j, o := range m.GetOverrides() {
+			c.metricsOverride(item(at+".overrides", j), o)
+		}
+	}
+}
+
+// metricLabel is the name of a label in Prometheus.
+var metricLabel = regexp.MustCompile("^[A-Za-z_][0-9A-Za-z_]*$")
+
+func (c *check) metricsOverride(at string, o *telemetry.MetricsOverrides) {
+	if custom, ok := o.GetMatch().GetMetricMatch().(*telemetry.MetricSelector_CustomMetric); ok {
+		names := slices.Sorted(maps.Values(mesh.MetricNames))
+		switch {
+		case custom.CustomMetric == "":
+			c.fail(at+".match.customMetric", "is empty: want the name of a metric without istio_, one of %s", strings.Join(names, ", "))
+		case !slices.Contains(names, custom.CustomMetric):
+			c.warn(at+".match.customMetric", "not applied: proxies have no metric %q: want one of %s", custom.CustomMetric, strings.Join(names, ", "))
+		}
+	}
+	for _, name := range sorted(o.GetTagOverrides()) {
+		tag, at := o.GetTagOverrides()[name], entry(at+".tagOverrides", name)
+		switch {
+		case !metricLabel.MatchString(name):
+			c.fail(at, "invalid label %q: want letters, digits and underscores, and no digit first", name)
+		case name == "le" || strings.HasPrefix(name, "__"):
+			c.fail(at, "invalid label %q: it has a meaning in Prometheus; choose another name", name)
+		case tag.GetOperation() == telemetry.MetricsOverrides_TagOverride_REMOVE:
+			if tag.GetValue() != "" {
+				c.fail(at+".value", "cannot be set with operation REMOVE")
+			}
+		case tag.GetOperation() == telemetry.MetricsOverrides_TagOverride_UPSERT:
+			_, err := cel.Format(tag.GetValue(), 1)
+			var invalid *cel.Invalid
+			if errors.As(err, &invalid) {
+				c.fail(at+".value", "%s", err)
+			} else if err != nil {
+				c.warn(at+".value", "not applied: %s; the label is as without this override", err)
 			}
 		}
 	}
@@ -51,6 +103,14 @@ func (c *check) extensionProviders(m *meshv1.MeshConfig) {
 			c.warn(at, "no provider %q in extensionProviders: it logs nothing", name)
 		} else if _, _, ok := mesh.LogProvider(p); !ok {
 			c.warn(at, "provider %q is not one of access logs: it logs nothing; want one with envoyFileAccessLog, envoyHttpAls, envoyTcpAls or envoyOtelAls", name)
+		}
+	}
+	for i, name := range m.GetDefaultProviders().GetMetrics() {
+		at := item("defaultProviders.metrics", i)
+		if p := mesh.Provider(m, name); p == nil {
+			c.warn(at, "no provider %q in extensionProviders: it counts nothing; want prometheus", name)
+		} else if p.GetPrometheus() == nil {
+			c.warn(at, "provider %q is not one of metrics that proxies have: it counts nothing; want prometheus", name)
 		}
 	}
 }

@@ -63,7 +63,7 @@ var kinds = map[object.Kind]kindRow{
 	object.EnvoyFilter: stored(putEnvoyFilter, func(m *Model, k object.Key) { m.tables.filters.Delete(rowKey(k)) }),
 
 	object.Telemetry: stored(func(m *Model, o *object.Object, spec *telemetry.Telemetry) {
-		m.tables.telemetry.Put(rowKey(o.Key), &Telemetry{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)
+		m.tables.telemetry.Put(rowKey(o.Key), &Telemetry{Row: rowOf(o), Spec: spec}, telemetryIndexes(o.Namespace, spec)...)
 	}, func(m *Model, k object.Key) { m.tables.telemetry.Delete(rowKey(k)) }),
 
 	object.Gateway: stored(func(m *Model, o *object.Object, spec *networking.Gateway) {

@@ -33,6 +33,7 @@ type rules struct {
 	claims     *incr.Rule[ProxyKey, string]
 	hosts      *incr.Rule[ProxyKey, string]
 	gateways   *incr.Rule[string, []NetworkGateway] // of the key ""
+	counts     *incr.Rule[string, bool]             // of the key ""
 	// router and passthrough are of scopes with Gateways.
 	router      *incr.Rule[mesh.ScopeID, Router]
 	passthrough *incr.Rule[mesh.ScopeID, []PassthroughServer]
@@ -61,6 +62,7 @@ func (m *Model) derive(g *incr.Graph) {
 		claims:    incr.Derive(g, levelClassify, "claims", m.claims),
 		hosts:     incr.Derive(g, levelClassify, "hosts of a proxy", m.hosts),
 		gateways:  incr.Derive(g, levelRow, "network gateways", m.networkGateways),
+		counts:    incr.Derive(g, levelRow, "whether the mesh has metrics", m.countsAnything),
 
 		router:      incr.Derive(g, levelRow, "servers of a router", m.router),
 		passthrough: incr.Derive(g, levelIndex, "passthrough servers", m.passthroughServers),

@@ -21,7 +21,7 @@ type Telemetry struct {
 // [control-plane 1.11.4]
 func (m *Model) telemetryOf(r *incr.Reader, k ProxyKey, labels map[string]string, gateways []string, mode telemetry.WorkloadMode) string {
 	if k.Caps.Has(mesh.Proxyless) {
-		return "" // gRPC libraries write no logs of requests
+		return "" // gRPC libraries write no logs of requests and have no such metrics
 	}
 	root := m.Mesh(r).RootNamespace
 	var out []string
@@ -50,8 +50,47 @@ func (m *Model) telemetryOf(r *incr.Reader, k ProxyKey, labels map[string]string
 	return strings.Join(out, " ")
 }
 
-// matters reports whether the object may change what listeners of a mode log.
-func (t *Telemetry) matters(mode telemetry.WorkloadMode) bool {
+// matters reports whether the object may change what listeners of a mode log or count.
+func (t *Telemetry) matters(mode telemetry.WorkloadMode) bool { return t.Logs(mode) || t.counts(mode) }
+
+// counts reports whether the object may change what listeners of a mode count.
+func (t *Telemetry) counts(mode telemetry.WorkloadMode) bool {
+	for _, m := range t.Spec.GetMetrics() {
+		if len(m.GetProviders()) > 0 {
+			return true
+		}
+		for _, o := range m.GetOverrides() {
+			if HasMode(o.GetMatch().GetMode(), mode) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// namesMetrics is the index of the objects that name providers of metrics.
+const namesMetrics = "metrics"
+
+// telemetryIndexes are those of an object.
+func telemetryIndexes(namespace string, spec *telemetry.Telemetry) []string {
+	out := []string{"ns:" + namespace}
+	for _, m := range spec.GetMetrics() {
+		if len(m.GetProviders()) > 0 {
+			return append(out, namesMetrics)
+		}
+	}
+	return out
+}
+
+// CountsAnything reports whether any proxy of the mesh may have metrics: the mesh's default providers or a Telemetry name one.
+func (m *Model) CountsAnything(r *incr.Reader) bool { return m.rules.counts.Of(r, "") }
+
+func (m *Model) countsAnything(r *incr.Reader, _ string) bool {
+	return len(incr.Keys(r, m.tables.telemetry, namesMetrics)) > 0 || len(m.Mesh(r).GetDefaultProviders().GetMetrics()) > 0
+}
+
+// Logs reports whether the object may change what listeners of a mode log.
+func (t *Telemetry) Logs(mode telemetry.WorkloadMode) bool {
 	for _, l := range t.Spec.GetAccessLogging() {
 		if len(l.GetProviders()) > 0 || HasMode(l.GetMatch().GetMode(), mode) {
 			// The providers of an entry are those of later ones without providers, whatever its mode.

@@ -21,6 +21,7 @@ func TestTelemetryLevels(t *testing.T) {
 		telemetry("a", "server", "2", "{accessLogging: [{match: {mode: SERVER}, disabled: true}]}") +
 		telemetry("a", "app", "2", "{selector: {matchLabels: {app: a}}, "+logs+"}") + telemetry("a", "first", "1", "{selector: {matchLabels: {app: a, v: '1'}}, "+logs+"}") +
 		telemetry("b", "metrics", "1", "{metrics: [{providers: [{name: prometheus}]}]}") + telemetry("b", "later", "2", "{"+logs+"}") +
+		telemetry("c", "client", "1", "{metrics: [{overrides: [{match: {mode: CLIENT}, disabled: true}]}]}") + telemetry("d", "empty", "1", "{metrics: [{}], accessLogging: []}") +
 		telemetry("a", "gateway", "3", "{targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: g}], "+logs+"}")
 	for name, tt := range map[string]struct {
 		key           model.ProxyKey
@@ -29,7 +30,9 @@ func TestTelemetryLevels(t *testing.T) {
 		"the oldest selector":  {model.ProxyKey{Namespace: "a", Labels: "app=a,v=1"}, "istio-system/root a/first", "istio-system/root a/server a/first"},
 		"another selector":     {model.ProxyKey{Namespace: "a", Labels: "app=a"}, "istio-system/root a/app", "istio-system/root a/server a/app"},
 		"no selector":          {model.ProxyKey{Namespace: "a", Labels: "app=b"}, "istio-system/root", "istio-system/root a/server"},
-		"without logs":         {model.ProxyKey{Namespace: "b", Labels: "app=a"}, "istio-system/root", "istio-system/root"},
+		"metrics":              {model.ProxyKey{Namespace: "b", Labels: "app=a"}, "istio-system/root b/metrics", "istio-system/root b/metrics"},
+		"metrics of clients":   {model.ProxyKey{Namespace: "c", Labels: "app=a"}, "istio-system/root c/client", "istio-system/root"},
+		"no effect":            {model.ProxyKey{Namespace: "d", Labels: "app=a"}, "istio-system/root", "istio-system/root"},
 		"root":                 {model.ProxyKey{Namespace: "istio-system", Labels: "app=a"}, "istio-system/root istio-system/selects", "istio-system/root istio-system/selects"},
 		"a gateway":            {model.ProxyKey{Role: mesh.Router, Namespace: "a", Labels: "gateway.networking.k8s.io/gateway-name=g"}, "istio-system/root a/gateway", ""},
 		"gRPC, which logs not": {model.ProxyKey{Namespace: "a", Labels: "app=a", Caps: mesh.Proxyless}, "", ""},

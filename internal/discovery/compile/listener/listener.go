@@ -170,6 +170,10 @@ func (e Env) tcpProxy(statPrefix string, t TCP, s side) *listenerv3.Filter {
 		}
 		p.AccessLog = append(p.AccessLog, stats...)
 		p.AccessLogOptions = &tcpproxyv3.TcpProxy_TcpAccessLogOptions{FlushAccessLogOnConnected: true}
+		if s.mutual {
+			// Else the connection to the application is there, and counted, before the client has shown who it is.
+			p.UpstreamConnectMode, p.MaxEarlyDataBytes = tcpproxyv3.UpstreamConnectMode_ON_DOWNSTREAM_TLS_HANDSHAKE, wrapperspb.UInt32(0)
+		}
 	}
 	if t.TunnelTo != "" {
 		p.TunnelingConfig = &tcpproxyv3.TcpProxy_TunnelingConfig{Hostname: t.TunnelTo, UsePost: t.TunnelByPost}

@@ -1,6 +1,10 @@
 package listener
 
 import (
+	"maps"
+	"slices"
+	"strings"
+
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -21,7 +25,22 @@ import (
 type Metrics struct {
 	// On is set if a provider asks for them.
 	On bool
+	// Told is set if any listener of the mesh may have metrics: proxies then tell each other about their workloads. It does not depend on
+	// the listener's own metrics: a server that counts must not be told lies by the application of a client that does not.
+	Told bool
+	// Overrides are what differs from Istio's standard, by the metrics' names without istio_.
+	Overrides map[string]MetricOverride
 }
+
+// MetricOverride is what differs of one metric.
+type MetricOverride struct {
+	Disabled bool
+	// Tags are the labels that differ: a format of access logs for the value, or empty for a label that is removed.
+	Tags map[string]string
+}
+
+// MaxTag bounds each part of the value of a label that is added, in bytes: it may be what a client sends.
+const MaxTag = 256
 
 const (
 	// peerNamespace and peerKey are where the listener of a server has what a client's proxy says of its workload.
@@ -46,11 +65,8 @@ const own = "xds.node.metadata." + mesh.WorkloadFactsKey
 // measured reports whether the proxy has what the metrics need.
 func (e Env) measured() bool { return e.Metrics.On && e.Caps.Has(mesh.Metrics) }
 
-// tells reports whether proxies tell each other about their workloads. It depends on the mesh, not on the listener's own metrics: a
-// server that counts must not be told lies by the application of a client that does not.
-func (e Env) tells() bool {
-	return len(e.Mesh.GetDefaultProviders().GetMetrics()) > 0 && e.Caps.Has(mesh.Metrics)
-}
+// tells reports whether the proxy tells others about its workload, and hears what they tell.
+func (e Env) tells() bool { return e.Metrics.Told && e.Caps.Has(mesh.Metrics) }
 
 // tellPeer returns the filters of requests to servers: they remove what an application has sent as mesh.PeerHeader, and tell a
 // server that accepts the mesh's mutual TLS about this workload.
@@ -96,6 +112,8 @@ func (e Env) hearPeer(mutual bool) []*hcmv3.HttpFilter {
 // empty if nothing is known.
 type side struct {
 	reporter, source, destination, sourcePrincipal, destinationPrincipal, service string
+	// mutual is set at servers for connections with mutual TLS.
+	mutual bool
 }
 
 // clientSide is the side of a proxy that connects to servers.
@@ -113,6 +131,7 @@ func clientSide() side {
 func serverSide(service string, mutual, http bool) side {
 	s := side{reporter: "destination", destination: "%CEL(" + own + ")%", service: service}
 	if mutual {
+		s.mutual = true
 		s.sourcePrincipal, s.destinationPrincipal = "%DOWNSTREAM_PEER_URI_SAN%", "%DOWNSTREAM_LOCAL_URI_SAN%"
 		if http {
 			s.source = "%DYNAMIC_METADATA(" + peerNamespace + ":" + peerKey + "):" + maxPeer + "%"
@@ -154,26 +173,63 @@ var (
 	}
 )
 
-// statsLog returns the logger of metrics; filter may be nil.
-func statsLog(metrics []metric, tags []*statsv3.Config_Tag, filter *accesslogv3.AccessLogFilter) *accesslogv3.AccessLog {
+// tagsOf returns the tags of a metric, of which these are the standard. Labels that are joined in a tag are removed by the agent: whole is
+// false then. [control-plane 1.11.2]
+func (m Metrics) tagsOf(name string, standard []*statsv3.Config_Tag) (tags []*statsv3.Config_Tag, whole bool) {
+	o := m.Overrides[name]
+	var removed []string
+	tags = slices.Clone(standard)
+	for _, label := range slices.Sorted(maps.Keys(o.Tags)) {
+		own := func(t *statsv3.Config_Tag) bool { return t.GetName() == label }
+		switch {
+		case slices.Contains(mesh.JoinedLabels, label):
+			removed = append(removed, label)
+		case label == mesh.RequestProtocol && !slices.ContainsFunc(tags, own):
+			removed = append(removed, label)
+		default:
+			tags = slices.DeleteFunc(tags, own)
+		}
+		if format := o.Tags[label]; format != "" {
+			tags = append(tags, &statsv3.Config_Tag{Name: mesh.AddedTagPrefix + label, ValueFormat: format})
+		}
+	}
+	if len(removed) > 0 {
+		tags = append(tags, &statsv3.Config_Tag{Name: mesh.RemovedTag, ValueFormat: strings.Join(removed, ",")})
+	}
+	return tags, len(removed) == 0
+}
+
+// statsLog returns the logger of those metrics that are not disabled, none if all are; filter may be nil.
+func (m Metrics) statsLog(metrics []metric, standard []*statsv3.Config_Tag, filter *accesslogv3.AccessLogFilter) []*accesslogv3.AccessLog {
 	c := &statsv3.Config{StatsScope: &typev3.Scope{
 		Prefix: "istio", EnableEviction: true, // a scope with a sharing_name crashes envoy --mode validate, 1.40
 		MaxCounters: wrapperspb.UInt32(maxSeries), MaxHistograms: wrapperspb.UInt32(maxSeries),
 	}}
-	for _, m := range metrics {
-		stat := &statsv3.Config_Stat{Name: m.name, Tags: tags}
+	for _, one := range metrics {
+		if m.Overrides[one.name].Disabled {
+			continue
+		}
+		tags, whole := m.tagsOf(one.name, standard)
+		if !whole {
+			// The agent adds the series that differ in a removed label only: if Envoy forgot one, the sum would fall, as no counter does.
+			c.StatsScope.EnableEviction = false
+		}
+		stat := &statsv3.Config_Stat{Name: one.name, Tags: tags}
 		switch {
-		case m.unit != statsv3.Config_Histogram_Unspecified:
-			c.Histograms = append(c.Histograms, &statsv3.Config_Histogram{Stat: stat, Unit: m.unit, ValueFormat: m.value})
-		case m.value != "":
-			c.Counters = append(c.Counters, &statsv3.Config_Counter{Stat: stat, ValueFormat: m.value})
+		case one.unit != statsv3.Config_Histogram_Unspecified:
+			c.Histograms = append(c.Histograms, &statsv3.Config_Histogram{Stat: stat, Unit: one.unit, ValueFormat: one.value})
+		case one.value != "":
+			c.Counters = append(c.Counters, &statsv3.Config_Counter{Stat: stat, ValueFormat: one.value})
 		default:
 			c.Counters = append(c.Counters, &statsv3.Config_Counter{Stat: stat, ValueFixed: wrapperspb.UInt64(1)})
 		}
 	}
+	if len(c.GetCounters())+len(c.GetHistograms()) == 0 {
+		return nil
+	}
 	out := logger("envoy.access_loggers.stats", c)
 	out.Filter = filter
-	return out
+	return []*accesslogv3.AccessLog{out}
 }
 
 // httpStats returns the loggers of the metrics of requests.
@@ -182,8 +238,8 @@ func (e Env) httpStats(s side) []*accesslogv3.AccessLog {
 		return nil
 	}
 	const protocol = "%CEL('content-type' in request.headers && request.headers['content-type'].startsWith('application/grpc') ? 'grpc' : 'http')%"
-	tags := s.tags([2]string{"request_protocol", protocol}, [2]string{"response_code", "%RESPONSE_CODE%"}, [2]string{"grpc_response_status", "%GRPC_STATUS_NUMBER%"})
-	return []*accesslogv3.AccessLog{statsLog(httpMetrics, tags, nil)}
+	tags := s.tags([2]string{mesh.RequestProtocol, protocol}, [2]string{"response_code", "%RESPONSE_CODE%"}, [2]string{"grpc_response_status", "%GRPC_STATUS_NUMBER%"})
+	return e.Metrics.statsLog(httpMetrics, tags, nil)
 }
 
 // connected is the type of a log that a TCP proxy writes when it has a connection to a server.
@@ -201,11 +257,11 @@ func (e Env) tcpStats(s side) []*accesslogv3.AccessLog {
 	failed := &accesslogv3.AccessLogFilter{
 		FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: neverConnected}},
 	}
-	return []*accesslogv3.AccessLog{
-		statsLog(openedMetrics, tags, logTypes(false, connected)),
-		statsLog(openedMetrics, tags, both(logTypes(true, connected), failed)),
-		statsLog(closedMetrics, tags, logTypes(true, connected)),
-	}
+	return slices.Concat(
+		e.Metrics.statsLog(openedMetrics, tags, logTypes(false, connected)),
+		e.Metrics.statsLog(openedMetrics, tags, both(logTypes(true, connected), failed)),
+		e.Metrics.statsLog(closedMetrics, tags, logTypes(true, connected)),
+	)
 }
 
 func logTypes(exclude bool, types ...accessdatav3.AccessLogType) *accesslogv3.AccessLogFilter {

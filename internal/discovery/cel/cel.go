@@ -1,8 +1,12 @@
-package config
+// Package cel checks expressions of the Common Expression Language, and translates them for stock Envoy.
+//
+// It knows what Envoy 1.40 evaluates, and translates what Istio's own Envoy does to formats of access logs. [control-plane 1.11.2, 1.11.3]
+package cel
 
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,11 +18,11 @@ import (
 	"github.com/google/cel-go/parser"
 )
 
-// The bounds of an expression of the Common Expression Language.
-const (
-	maxExpression = 8192 // bytes
-	maxNesting    = 64
-)
+// MaxLength is the longest expression that is accepted, in bytes.
+const MaxLength = 8192
+
+// maxNesting bounds how deep an expression is nested.
+const maxNesting = 64
 
 // celOperators are the operators that Envoy evaluates.
 var celOperators = []string{
@@ -52,24 +56,33 @@ var celFunctions = func() map[string]celFunction {
 var celParser = func() *parser.Parser {
 	p, err := parser.NewParser(parser.Macros(parser.HasMacro), parser.MaxRecursionDepth(maxNesting), parser.ErrorRecoveryLimit(1), parser.ErrorReportingLimit(1))
 	if err != nil {
-		panic("config: make a parser of expressions: " + err.Error())
+		panic("cel: make a parser of expressions: " + err.Error())
 	}
 	return p
 }()
 
-// checkExpression reports what Envoy would refuse a filter of access logs for.
-func checkExpression(text string) error {
+// Check reports what Envoy would refuse a filter of access logs for.
+func Check(text string) error {
+	parsed, err := parse(text)
+	if err != nil {
+		return err
+	}
+	return checkTerm(parsed.Expr())
+}
+
+// parse returns an expression; an error says what is wrong with its syntax.
+func parse(text string) (*ast.AST, error) {
 	switch {
 	case strings.TrimSpace(text) == "":
-		return errors.New("is empty: want an expression such as response.code >= 400")
-	case len(text) > maxExpression:
-		return fmt.Errorf("has %d bytes: want at most %d", len(text), maxExpression)
+		return nil, errors.New("is empty: want an expression such as response.code >= 400")
+	case len(text) > MaxLength:
+		return nil, fmt.Errorf("has %d bytes: want at most %d", len(text), MaxLength)
 	}
 	parsed, errs := celParser.Parse(common.NewTextSource(text))
 	if list := errs.GetErrors(); len(list) > 0 {
-		return fmt.Errorf("invalid expression: character %d: %s", list[0].Location.Column()+1, strings.Join(strings.Fields(list[0].Message), " "))
+		return nil, fmt.Errorf("invalid expression: character %d: %s", list[0].Location.Column()+1, strings.Join(strings.Fields(list[0].Message), " "))
 	}
-	return checkTerm(parsed.Expr())
+	return parsed, nil
 }
 
 // checkTerm checks a part of an expression.
@@ -115,7 +128,7 @@ func checkCall(call ast.CallExpr, args []ast.Expr) error {
 	}
 	f, known := celFunctions[name]
 	if !known || call.IsMemberFunction() && !f.method || !call.IsMemberFunction() && !f.plain {
-		return fmt.Errorf("calls %q, which Envoy does not have: want one of %s", name, strings.Join(sorted(celFunctions), ", "))
+		return fmt.Errorf("calls %q, which Envoy does not have: want one of %s", name, strings.Join(slices.Sorted(maps.Keys(celFunctions)), ", "))
 	}
 	if len(args) != f.args {
 		return fmt.Errorf("calls %q with %d arguments: want %d, the receiver included", name, len(args), f.args)
