@@ -7,7 +7,7 @@ import (
 )
 
 // Capability is a bit set of the proxy's abilities that configuration depends on.
-type Capability uint32
+type Capability uint64
 
 // The capability bits. A bit documented by an extension's name is set if the proxy lists that
 // extension, or if it sent no list of extensions.
@@ -68,6 +68,13 @@ const (
 	SelfDiscovery
 	// Metrics is set if the proxy has all that Istio's metrics and the header of peers need: metricsExtensions.
 	Metrics
+	// Zipkin, Datadog, SkyWalking and OpenTelemetry: the tracers of these names, envoy.tracers.….
+	Zipkin
+	Datadog
+	SkyWalking
+	OpenTelemetry
+	// FormattedTags is set if tags of spans may have formats. No extension says so; envoy.formatter.file_content came later.
+	FormattedTags
 )
 
 // Has reports whether all bits of x are set in c.
@@ -89,6 +96,11 @@ var extensionBits = map[string]Capability{
 	"envoy.request_id.uuid":                           RequestIDUUID,
 	"envoy.network.dns_resolver.cares":                CaresDNS,
 	"envoy.retry_priorities.previous_priorities":      PreviousPriorities,
+	"envoy.tracers.zipkin":                            Zipkin,
+	"envoy.tracers.datadog":                           Datadog,
+	"envoy.tracers.skywalking":                        SkyWalking,
+	"envoy.tracers.opentelemetry":                     OpenTelemetry,
+	"envoy.formatter.file_content":                    FormattedTags,
 }
 
 // metricsExtensions are what Metrics needs.
@@ -187,7 +199,7 @@ type Scope struct {
 	Closed                bool
 	// Topology is what a router's node says of the proxies in front of it.
 	Topology Topology
-	// Telemetry are the keys of the Telemetry objects that decide about access logs and metrics of the listeners that the scope determines, in
+	// Telemetry are the keys of the Telemetry objects that decide about access logs, metrics and tracing of the listeners that the scope determines, in
 	// order of precedence: root, namespace, workload; separated by spaces.
 	Telemetry string
 	// Patches are the EnvoyFilters that patch what the scope determines, in a canonical form that package model defines; empty

@@ -54,6 +54,20 @@ func LogProvider(p *meshv1.MeshConfig_ExtensionProvider) (service string, port u
 	return "", 0, false
 }
 
+// TraceProviders names the providers of tracing, for messages.
+const TraceProviders = "zipkin or skywalking"
+
+// TraceProvider reports whether a provider is one of tracing that Envoy has, and returns its service and port.
+func TraceProvider(p *meshv1.MeshConfig_ExtensionProvider) (service string, port uint32, ok bool) {
+	switch p := p.GetProvider().(type) {
+	case *meshv1.MeshConfig_ExtensionProvider_Zipkin:
+		return p.Zipkin.GetService(), p.Zipkin.GetPort(), true
+	case *meshv1.MeshConfig_ExtensionProvider_Skywalking:
+		return p.Skywalking.GetService(), p.Skywalking.GetPort(), true
+	}
+	return "", 0, false
+}
+
 // ExternalAuthorizer reports whether a provider of extensionProviders is one of external authorization, and returns its service and
 // port.
 func ExternalAuthorizer(p *meshv1.MeshConfig_ExtensionProvider) (service string, port uint32, ok bool) {

@@ -96,7 +96,10 @@ func TestProvidersOfTelemetry(t *testing.T) {
 	m.ExtensionProviders = append(m.ExtensionProviders, &meshv1.MeshConfig_ExtensionProvider{Name: "port", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpAls{
 		EnvoyTcpAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpGrpcV3LogProvider{Service: "web.shop.svc.cluster.local", Port: 81},
 	}})
-	text := mesh + "---\napiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: x, namespace: shop}\nspec: {accessLogging: [{providers: [{name: envoy}, {name: good}, {name: lost}, {name: else}, {name: port}, {name: none}, {name: prometheus}]}], metrics: [{providers: [{name: prometheus}, {name: none}, {name: good}]}]}\n"
+	m.ExtensionProviders = append(m.ExtensionProviders, &meshv1.MeshConfig_ExtensionProvider{Name: "zip", Provider: &meshv1.MeshConfig_ExtensionProvider_Zipkin{
+		Zipkin: &meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider{Service: "zip.example", Port: 9411},
+	}})
+	text := mesh + "---\napiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: x, namespace: shop}\nspec: {accessLogging: [{providers: [{name: envoy}, {name: good}, {name: lost}, {name: else}, {name: port}, {name: none}, {name: prometheus}]}], metrics: [{providers: [{name: prometheus}, {name: none}, {name: good}]}], tracing: [{providers: [{name: zip}]}, {providers: [{name: good}]}, {providers: [{name: none}]}]}\n"
 	want := []string{
 		`x: spec.accessLogging[0].providers[2].name: no Service or ServiceEntry has the host "lost.example" of provider "lost": it logs nothing`,
 		`x: spec.accessLogging[0].providers[3].name: no Service or ServiceEntry has the host "other/web.shop.svc.cluster.local" of provider "else": it logs nothing`,
@@ -105,6 +108,9 @@ func TestProvidersOfTelemetry(t *testing.T) {
 		`x: spec.accessLogging[0].providers[6].name: provider "prometheus" is not one of access logs: it logs nothing`,
 		`x: spec.metrics[0].providers[1].name: mesh configuration has no provider "none" in extensionProviders: it counts nothing; want prometheus`,
 		`x: spec.metrics[0].providers[2].name: provider "good" is not one of metrics that proxies have: it counts nothing; want prometheus`,
+		`x: spec.tracing[0].providers[0].name: no Service or ServiceEntry has the host "zip.example" of provider "zip": nothing is traced`,
+		`x: spec.tracing[1].providers[0].name: provider "good" is not one of tracing that proxies have (zipkin or skywalking): nothing is traced`,
+		`x: spec.tracing[2].providers[0].name: mesh configuration has no provider "none" in extensionProviders: nothing is traced`,
 	}
 	if got := findings(t, text, analyze.Options{Mesh: m}); !slices.Equal(got, want) {
 		t.Errorf("%q\nwant %q", got, want)

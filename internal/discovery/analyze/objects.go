@@ -39,8 +39,7 @@ func (a *index) check(obj *object.Object) {
 	case *telemetry.Telemetry:
 		a.targets("spec.targetRef", spec.GetTargetRef())
 		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
-		a.logProviders(spec)
-		a.metricsProviders(spec)
+		a.telemetryProviders(spec)
 	case *networking.EnvoyFilter:
 		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
 	case *networking.ServiceEntry:
@@ -330,32 +329,16 @@ func (a *index) account(field, name string) {
 	a.warn(field, "%s", text)
 }
 
-// logProviders checks that the providers that a Telemetry names exist, and the services of these.
-func (a *index) logProviders(spec *telemetry.Telemetry) {
+// telemetryProviders checks that the providers that a Telemetry names exist, and the services of these.
+func (a *index) telemetryProviders(spec *telemetry.Telemetry) {
 	if a.o.Mesh == nil {
 		return
 	}
 	for i, l := range spec.GetAccessLogging() {
-		for j, ref := range l.GetProviders() {
-			field := fmt.Sprintf("spec.accessLogging[%d].providers[%d].name", i, j)
-			p := mesh.Provider(a.o.Mesh, ref.GetName())
-			service, port, ok := mesh.LogProvider(p)
-			switch {
-			case p == nil:
-				a.warn(field, "mesh configuration has no provider %q in extensionProviders: it logs nothing", ref.GetName())
-			case !ok:
-				a.warn(field, "provider %q is not one of access logs: it logs nothing", ref.GetName())
-			case service != "":
-				a.providerService(field, p, service, port)
-			}
-		}
+		a.providers(fmt.Sprintf("spec.accessLogging[%d]", i), l.GetProviders(), mesh.LogProvider, "access logs", "it logs nothing")
 	}
-}
-
-// metricsProviders checks that the providers that a Telemetry names exist.
-func (a *index) metricsProviders(spec *telemetry.Telemetry) {
-	if a.o.Mesh == nil {
-		return
+	for i, t := range spec.GetTracing() {
+		a.providers(fmt.Sprintf("spec.tracing[%d]", i), t.GetProviders(), mesh.TraceProvider, "tracing that proxies have ("+mesh.TraceProviders+")", "nothing is traced")
 	}
 	for i, m := range spec.GetMetrics() {
 		for j, ref := range m.GetProviders() {
@@ -369,14 +352,32 @@ func (a *index) metricsProviders(spec *telemetry.Telemetry) {
 	}
 }
 
+// providers checks the providers of one entry, of which service says whether they are of the entry's kind. Their absence has the
+// consequence.
+func (a *index) providers(at string, refs []*telemetry.ProviderRef, service func(*meshv1.MeshConfig_ExtensionProvider) (string, uint32, bool), kind, consequence string) {
+	for j, ref := range refs {
+		field := fmt.Sprintf("%s.providers[%d].name", at, j)
+		p := mesh.Provider(a.o.Mesh, ref.GetName())
+		name, port, ok := service(p)
+		switch {
+		case p == nil:
+			a.warn(field, "mesh configuration has no provider %q in extensionProviders: %s", ref.GetName(), consequence)
+		case !ok:
+			a.warn(field, "provider %q is not one of %s: %s", ref.GetName(), kind, consequence)
+		case name != "":
+			a.providerService(field, p, name, port, consequence)
+		}
+	}
+}
+
 // providerService checks that a provider's service exists.
-func (a *index) providerService(field string, p *meshv1.MeshConfig_ExtensionProvider, service string, port uint32) {
+func (a *index) providerService(field string, p *meshv1.MeshConfig_ExtensionProvider, service string, port uint32, consequence string) {
 	ns, host := mesh.ProviderService(service)
 	s := a.services[host]
 	switch {
 	case s == nil || ns != "" && ns != s.namespace:
-		a.warn(field, "no Service or ServiceEntry has the host %q of provider %q: it logs nothing", service, p.GetName())
+		a.warn(field, "no Service or ServiceEntry has the host %q of provider %q: %s", service, p.GetName(), consequence)
 	case !slices.Contains(s.ports, port):
-		a.warn(field, "%q, the service of provider %q, has no port %d: it logs nothing", service, p.GetName(), port)
+		a.warn(field, "%q, the service of provider %q, has no port %d: %s", service, p.GetName(), port, consequence)
 	}
 }

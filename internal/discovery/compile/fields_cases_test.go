@@ -343,7 +343,11 @@ spec: {mtls: {mode: STRICT}}
 		`{configPatches: [{applyTo: VIRTUAL_HOST, match: {context: ANY, routeConfiguration: {vhost: {}}}, patch: {operation: MERGE, value: {request_headers_to_remove: [x]}}}]}`,
 		`{configPatches: [{applyTo: HTTP_ROUTE, match: {context: ANY, routeConfiguration: {vhost: {route: {}}}}, patch: {operation: INSERT_FIRST, value: {name: new, match: {path: /new}, direct_response: {status: 204}}}}]}`,
 	}},
-	{name: "Telemetry", kind: object.Telemetry, empty: &telemetry.Telemetry{}, around: fieldGateway, bases: []string{
+	{name: "Telemetry", kind: object.Telemetry, empty: &telemetry.Telemetry{}, around: fieldGateway, mesh: `{extensionProviders: [{name: one, zipkin: {service: b.shop.svc.cluster.local, port: 80}}, {name: two, skywalking: {service: b.shop.svc.cluster.local, port: 81}}]}`, bases: []string{
+		`{tracing: [{providers: [{name: one}]}]}`,
+		`{tracing: [{providers: [{name: one}], match: {mode: CLIENT_AND_SERVER}, customTags: {a: {literal: {value: x}}, d: {formatter: {value: x}}}}]}`,
+		`{tracing: [{providers: [{name: one}], customTags: {x-hint: {environment: {name: x}}}}]}`,
+		`{tracing: [{providers: [{name: one}], customTags: {x-hint: {header: {name: x}}}}]}`,
 		`{selector: {matchLabels: {app: b}}, accessLogging: [{providers: [{name: envoy}]}]}`,
 		`{accessLogging: [{providers: [{name: envoy}], match: {mode: CLIENT_AND_SERVER}}]}`,
 		`{targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}], accessLogging: [{providers: [{name: envoy}]}]}`,
@@ -399,6 +403,8 @@ spec: {selector: {matchLabels: {app: a}}, action: CUSTOM, provider: {name: asked
 		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyHttpAls: {service: b.shop.svc.cluster.local, port: 81}}]}`,
 		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyTcpAls: {service: b.shop.svc.cluster.local, port: 81}}]}`,
 		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyOtelAls: {service: b.shop.svc.cluster.local, port: 81}}]}`,
+		`{defaultProviders: {tracing: [one]}, extensionProviders: [{name: one, zipkin: {service: b.shop.svc.cluster.local, port: 80, headers: [{name: a, value: b}]}}]}`,
+		`{defaultProviders: {tracing: [one]}, extensionProviders: [{name: one, skywalking: {service: b.shop.svc.cluster.local, port: 81}}]}`,
 		`{caCertificates: [{pem: "` + strings.ReplaceAll(otherRoot, "\n", `\n`) + `"}]}`,
 		`{defaultHttpRetryPolicy: {attempts: 3}}`,
 		`{localityLbSetting: {failover: [{from: r1, to: r2}]}}`,
@@ -461,6 +467,7 @@ var fieldValues = map[string][]string{
 	"tunnel.protocol": {"POST"}, "tunnel.targetHost": {"x.example.com"}, "tunnel.targetPort": {"8443"},
 	"WorkloadEntry.address": {"10.2.0.9"}, "WorkloadEntry.ports": {"http=8099"}, "WorkloadEntry.labels": {"app=none"}, "WorkloadEntry.locality": {"r1/z1"},
 
+	"tracing.providers.name": {"two"}, "zipkin.path": {"/x"}, "zipkin.timeout": {"7s"},
 	"envoyExtAuthzHttp.pathPrefix": {"/x"}, "statusOnError": {"503"},
 	"targetRef.kind": {"GatewayClass"}, "targetRefs.kind": {"GatewayClass"},
 	"EnvoyFilter.workloadSelector.labels": {"app=a"},

@@ -102,6 +102,8 @@ type fieldKind struct {
 	empty proto.Message
 	// around are further objects of the mesh, as YAML.
 	around string
+	// mesh is mesh configuration as YAML, empty for the default.
+	mesh string
 	// bases are specs as YAML. A field is set in each, until one shows an effect.
 	bases []string
 }
@@ -140,6 +142,13 @@ func newFieldCheck(t *testing.T, k fieldKind) *fieldCheck {
 	c := &fieldCheck{t: t, kind: k, world: newWorld(), outputs: map[string]map[string]string{}}
 	c.world.apply(t, fieldMesh+k.around)
 	c.world.apply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system, labels: {topology.istio.io/network: net-1}}\n")
+	if k.mesh != "" {
+		m, verdicts := config.MeshConfig(k.mesh)
+		if len(verdicts) > 0 {
+			t.Fatal(verdicts)
+		}
+		c.world.model.SetMesh(m)
+	}
 	c.world.model.SetNetworks(fieldNetworks)
 	c.world.model.SetKeys(jwks.Source{URL: "https://a.example/keys"}, fetchedKeys[0])
 	for _, n := range fieldNodes {

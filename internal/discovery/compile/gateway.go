@@ -253,6 +253,7 @@ func (c *Compiler) routerNames(r *incr.Reader, s mesh.ScopeID) []Key {
 	for _, l := range c.clientLogs(r, s).List {
 		named = append(named, l.Cluster)
 	}
+	named = append(named, c.clientTracing(r, s).Clusters()...)
 	named = append(named, c.inner.routerSecurity.Of(r, s).Cluster)
 	for _, name := range sortedSet(named) {
 		n, ok := cluster.ParseName(name)

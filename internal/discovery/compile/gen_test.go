@@ -443,14 +443,16 @@ func (d *dice) requestAuthentication() *security.RequestAuthentication {
 }
 
 // providers are those of gen's meshes and one that none has.
-var providers = []string{"envoy", "json", "als", "otel", "none"}
+var providers = []string{"envoy", "json", "als", "otel", "zipkin", "sky", "none"}
 
-// extensionProviders are those of access logs, to a service that there may be.
+// extensionProviders are those of access logs and tracing, to a service that there may be.
 func (d *dice) extensionProviders() (out []*meshv1.MeshConfig_ExtensionProvider) {
 	service, port := pick(d, "a.x.svc.cluster.local", "x/a.x.svc.cluster.local", "out.example.com"), uint32(80+d.roll(2))
 	for _, p := range []*meshv1.MeshConfig_ExtensionProvider{
 		{Name: "json", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyFileAccessLog{EnvoyFileAccessLog: &meshv1.MeshConfig_ExtensionProvider_EnvoyFileAccessLogProvider{Path: pick(d, "", "/log")}}},
 		{Name: "als", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyHttpAls{EnvoyHttpAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyHttpGrpcV3LogProvider{Service: service, Port: port}}},
+		{Name: "zipkin", Provider: &meshv1.MeshConfig_ExtensionProvider_Zipkin{Zipkin: &meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider{Service: service, Port: port, MaxTagLength: pick[uint32](d, 0, 9)}}},
+		{Name: "sky", Provider: &meshv1.MeshConfig_ExtensionProvider_Skywalking{Skywalking: &meshv1.MeshConfig_ExtensionProvider_SkyWalkingTracingProvider{Service: service, Port: port}}},
 		{Name: "otel", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyOtelAls{EnvoyOtelAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyOpenTelemetryLogProvider{Service: service, Port: port}}},
 	} {
 		if !d.oneIn(4) {
@@ -483,6 +485,28 @@ func (d *dice) telemetry() *telemetry.Telemetry {
 	}
 	for range d.roll(3) {
 		t.Metrics = append(t.Metrics, d.metrics())
+	}
+	for range d.roll(3) {
+		t.Tracing = append(t.Tracing, d.tracing())
+	}
+	return t
+}
+
+func (d *dice) tracing() *telemetry.Tracing {
+	t := &telemetry.Tracing{Match: pick(d, nil, &telemetry.Tracing_TracingSelector{Mode: telemetry.WorkloadMode(d.roll(3))})}
+	if !d.oneIn(3) {
+		t.Providers = []*telemetry.ProviderRef{{Name: pick(d, providers...)}}
+	}
+	if d.oneIn(3) {
+		t.RandomSamplingPercentage = wrapperspb.Double(float64(d.roll(3)))
+	}
+	for _, flag := range []**wrapperspb.BoolValue{&t.DisableSpanReporting, &t.UseRequestIdForTraceSampling, &t.EnableIstioTags, &t.DisableContextPropagation} {
+		if d.oneIn(5) {
+			*flag = wrapperspb.Bool(d.oneIn(2))
+		}
+	}
+	if d.oneIn(3) {
+		t.CustomTags = map[string]*telemetry.Tracing_CustomTag{"t": {Type: &telemetry.Tracing_CustomTag_Literal{Literal: &telemetry.Tracing_Literal{Value: pick(d, "a", "b")}}}}
 	}
 	return t
 }

@@ -96,8 +96,12 @@ func trustDomains(m *meshv1.MeshConfig) []string {
 func (c *Compiler) InboundOf(k Key) (Inbound, bool) { return c.inner.inbound.Value(k) }
 
 func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
-	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r), Logs: c.accessLogs(r, k.Workload.Value().Telemetry, telemetry.WorkloadMode_SERVER),
-		Metrics: c.metrics(r, k.Workload.Value().Telemetry, telemetry.WorkloadMode_SERVER)}
+	caps, keys := k.Scope.Value().Caps, k.Workload.Value().Telemetry
+	env := listener.Env{
+		Caps: caps, Mesh: c.model.Mesh(r),
+		Logs: c.accessLogs(r, keys, telemetry.WorkloadMode_SERVER), Metrics: c.metrics(r, keys, telemetry.WorkloadMode_SERVER),
+		Tracing: c.tracing(r, keys, caps, telemetry.WorkloadMode_SERVER),
+	}
 	if c.opts.NoSniffInbound {
 		env.Caps &^= mesh.HTTPInspector
 	}

@@ -230,7 +230,7 @@ func TestTelemetry(t *testing.T) {
 		{object.Telemetry, "{accessLogging: [{providers: [{name: envoy}], match: {mode: CLIENT}, filter: {expression: 'response.code >= 400'}, disabled: true}]}", nil},
 		{object.Telemetry, "{accessLogging: [{providers: [{}], filter: {expression: 'nosuch(1)'}}, {filter: {}}]}", []string{
 			"E spec.accessLogging[0].providers[0].name: is empty", "E spec.accessLogging[0].filter.expression: calls \"nosuch\", which Envoy does not have", "E spec.accessLogging[1].filter.expression: is empty"}},
-		{object.Telemetry, "{selector: {matchLabels: {'a b': c}}, tracing: [{}], metrics: [{}]}", []string{"E spec.selector.matchLabels[a b]: invalid label name", "W spec.tracing: not applied"}},
+		{object.Telemetry, "{selector: {matchLabels: {'a b': c}}}", []string{"E spec.selector.matchLabels[a b]: invalid label name"}},
 		{object.Telemetry, "{metrics: [{providers: [{name: prometheus}], overrides: [{match: {metric: REQUEST_COUNT, mode: CLIENT}, disabled: false, tagOverrides: {request_host: {value: request.host}, destination_port: {value: string(destination.port)}, response_flags: {operation: REMOVE}}}, {match: {customMetric: requests_total}}]}]}", nil},
 		{object.Telemetry, "{metrics: [{providers: [{}], reportingInterval: 9s, overrides: [{match: {customMetric: mine}}, {match: {metric: GRPC_REQUEST_MESSAGES}}]}, {overrides: [{match: {customMetric: ''}, tagOverrides: {le: {value: a}, a-b: {value: a}, __x: {value: a}, a: {}, b: {value: 'a +'}, c: {operation: REMOVE, value: request.host}, d: {value: node.id}, e: {value: request.path.lowerAscii()}}}]}]}", []string{
 			"E spec.metrics[0].providers[0].name: is empty",
@@ -240,6 +240,12 @@ func TestTelemetry(t *testing.T) {
 			"W spec.metrics[1].overrides[0].tagOverrides[e].value: not applied: calls", "E spec.metrics[1].overrides[0].tagOverrides[le]: invalid label",
 			"W spec.metrics[0].overrides[1].match.metric: not applied", "W spec.metrics[0].reportingInterval: not applied",
 		}},
+		{object.Telemetry, "{tracing: [{match: {mode: CLIENT}, providers: [{name: zip}], randomSamplingPercentage: 12.5, disableSpanReporting: true, customTags: {a: {literal: {value: x}}, b: {environment: {name: A}}, c: {header: {name: x-a}}, d: {formatter: {value: 'a%PROTOCOL%'}}}}]}", nil},
+		{object.Telemetry, "{tracing: [{providers: [{}, {name: a}], randomSamplingPercentage: 101, customTags: {'': {}, a: {literal: {}}, b: {environment: {}}, c: {header: {name: 'a b'}}, d: {formatter: {}}, e: {formatter: {value: '%NOSUCH%'}}}}, {randomSamplingPercentage: NaN}]}", []string{
+			"E spec.tracing[0].providers[0].name: is empty", "W spec.tracing[0].providers[1]: not applied", "E spec.tracing[0].randomSamplingPercentage: invalid percentage 101: want 0–100",
+			"E spec.tracing[0].customTags[]: a tag has no name", "E spec.tracing[0].customTags[]: has no value: want one of literal, environment, header and formatter", "E spec.tracing[0].customTags[a].literal.value: is empty",
+			"E spec.tracing[0].customTags[b].environment.name: is empty", "E spec.tracing[0].customTags[c].header.name: invalid header name", "E spec.tracing[0].customTags[d].formatter.value: is empty",
+			"E spec.tracing[0].customTags[e].formatter.value: unknown command %NOSUCH%", "E spec.tracing[1].randomSamplingPercentage: invalid percentage NaN"}},
 		{object.Telemetry, "{selector: {matchLabels: {a: b}}, targetRefs: [{kind: Pod, name: a}]}", []string{"E spec.selector: cannot be set together with targetRefs", "E spec.targetRefs[0].kind: unknown kind"}},
 	})
 }

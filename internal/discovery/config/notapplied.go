@@ -27,7 +27,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.ingress_service":                             {text: noIngress},
 	"istio.mesh.v1alpha1.MeshConfig.ingress_controller_mode":                     {text: noIngress},
 	"istio.mesh.v1alpha1.MeshConfig.ingress_selector":                            {text: noIngress},
-	"istio.mesh.v1alpha1.MeshConfig.enable_tracing":                              {text: "proxies send no traces"},
 	"istio.mesh.v1alpha1.MeshConfig.enable_envoy_access_log_service":             {text: "access logs go to accessLogFile only"},
 	"istio.mesh.v1alpha1.MeshConfig.OutboundTrafficPolicy.ALLOW_ANY_DYNAMIC_DNS": {text: "unknown hosts are reached as with ALLOW_ANY: at the address that the client resolved"},
 	"istio.mesh.v1alpha1.MeshConfig.OutboundTrafficPolicy.tls":                   {text: "connections to unknown hosts would be made without this TLS; remove it, or add a ServiceEntry and a DestinationRule for the hosts", rejected: true},
@@ -42,27 +41,25 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.service_scope_configs":                       {text: "endpoints of all clusters are used"},
 	"istio.mesh.v1alpha1.MeshConfig.verify_certificate_at_client":                {text: "servers' certificates are always verified; insecureSkipVerify in a DestinationRule turns that off for a host"},
 	"istio.mesh.v1alpha1.MeshConfig.ca":                                          {text: "certificates are signed by the control plane's CA"},
-	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.zipkin":                    {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.lightstep":                 {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.datadog":                   {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.opencensus":                {text: noTracer},
-	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.skywalking":                {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.opentelemetry":             {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.stackdriver":               {text: "proxies send nothing to Stackdriver"},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.sds":                       {text: "no secrets are fetched from it"},
-	"istio.mesh.v1alpha1.MeshConfig.DefaultProviders.tracing":                    {text: "proxies send no traces"},
-	"istio.telemetry.v1alpha1.Telemetry.tracing":                                 {text: "proxies send no traces"},
 	"istio.telemetry.v1alpha1.Metrics.reporting_interval":                        {text: "bytes of connections that are not HTTP are counted when they end; remove it"},
 	"istio.telemetry.v1alpha1.MetricSelector.GRPC_REQUEST_MESSAGES":              {text: noMessages},
 	"istio.telemetry.v1alpha1.MetricSelector.GRPC_RESPONSE_MESSAGES":             {text: noMessages},
 	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                    {text: "the visibility of ServiceEntries depends on exportTo and defaultServiceExportTo only; remove it"},
 	"istio.mesh.v1alpha1.ServiceEntryVisibility.apply_to_sidecars":               {text: "a ServiceEntry that it hides would be visible to sidecars; restrict exportTo or defaultServiceExportTo, and remove it", rejected: true},
 	"istio.networking.v1alpha3.SidecarPort.target_port":                          {text: "a listener's port is port.number, and its destination defaultEndpoint"},
+	"istio.mesh.v1alpha1.MeshConfig.enable_tracing":                              {text: "what is traced is decided by Telemetry objects and defaultProviders.tracing only"},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.HttpHeader.env_name":       {text: "the control plane gives no variables of its environment away, and the header is left out; use value"},
 }
 
 const (
 	noIngress  = "Ingress objects are not served"
-	noTracer   = "the provider is not used: proxies send no traces"
+	noTracer   = "the provider is not used: no spans are sent to it"
 	noMessages = "proxies do not count the messages of gRPC"
 	// agentsOnly is the consequence for all fields of ProxyConfig.
 	agentsOnly = "proxies that run get no ProxyConfig from the control plane; Pods get it when they are injected, other agents from --meshConfig and PROXY_CONFIG"

@@ -182,12 +182,19 @@ func TestMeshConfig(t *testing.T) {
 			m.DefaultProviders = &meshv1.MeshConfig_DefaultProviders{AccessLogging: []string{"Envoy", "none", "prometheus"}, Metrics: []string{"Prometheus", "none", "envoy"}}
 		}, []string{"warning defaultProviders.accessLogging[1]: no provider \"none\"", "warning defaultProviders.accessLogging[2]: provider \"prometheus\" is not one of access logs",
 			"warning defaultProviders.metrics[1]: no provider \"none\"", "warning defaultProviders.metrics[2]: provider \"envoy\" is not one of metrics"}},
+		{"default tracers", "defaultProviders: {tracing: [envoy, z]}", func(m *meshv1.MeshConfig) {
+			m.DefaultProviders = &meshv1.MeshConfig_DefaultProviders{Tracing: []string{"envoy", "z"}}
+		}, []string{"warning defaultProviders.tracing[0]: provider \"envoy\" is not one to which proxies send spans", "warning defaultProviders.tracing[1]: not applied: only the first"}},
 		{"providers", "extensionProviders: [{name: a}, {name: A, envoyFileAccessLog: {path: \"/a\\nb\", logFormat: {labels: {x: '%X%'}}}}, {envoyHttpAls: {service: a//b, additionalRequestHeadersToLog: [':path', 'a b']}}," +
-			"{name: c, envoyTcpAls: {service: ns/c.d, port: 70000}}, {name: e, envoyOtelAls: {service: e.f, port: 80, logFormat: {text: '%REQ%'}}}, {name: z, zipkin: {service: z.z, port: 80}}]", nil, []string{
+			"{name: c, envoyTcpAls: {service: ns/c.d, port: 70000}}, {name: e, envoyOtelAls: {service: e.f, port: 80, logFormat: {text: '%REQ%'}}}, {name: z, zipkin: {service: z.z, port: 80, path: x, timeout: 0s, headers: [{name: 'a b', value: '%X%'}, {name: a, envName: B}, {name: a, value: \"x\\ny\"}]}}," +
+			"{name: s, skywalking: {port: 1}}, {name: o, opencensus: {}}]", nil, []string{
 			"error extensionProviders[0]: has no provider", "error extensionProviders[1].envoyFileAccessLog.path: invalid path", "error extensionProviders[1].envoyFileAccessLog.logFormat.labels[x]: unknown command %X%",
 			"error extensionProviders[2].name: is empty", "error extensionProviders[2].envoyHttpAls.service: invalid service \"a//b\"", "error extensionProviders[2].envoyHttpAls.port: invalid port 0",
 			"error extensionProviders[2].envoyHttpAls.additionalRequestHeadersToLog[1]: invalid header name \"a b\"", "error extensionProviders[3].envoyTcpAls.port: invalid port 70000",
-			"error extensionProviders[4].envoyOtelAls.logFormat.text: the command %REQ% needs a parameter", "error extensionProviders[1].name: duplicate \"A\"", "warning extensionProviders[5].zipkin: not applied"}},
+			"error extensionProviders[4].envoyOtelAls.logFormat.text: the command %REQ% needs a parameter",
+			"error extensionProviders[5].zipkin.path: invalid path \"x\"", "error extensionProviders[5].zipkin.timeout: invalid timeout 0s", "error extensionProviders[5].zipkin.headers[0].name: invalid header name",
+			"error extensionProviders[5].zipkin.headers[0].value: unknown command %X%", "error extensionProviders[5].zipkin.headers[2].value: invalid value", "error extensionProviders[6].skywalking.service: invalid service", "error extensionProviders[1].name: duplicate \"A\"",
+			"warning extensionProviders[5].zipkin.headers[1].envName: not applied", "warning extensionProviders[7].opencensus: not applied"}},
 		{"bad values", "proxyListenPort: 70000\nconnectTimeout: 0s\ntrustDomain: ''\nrootNamespace: a/b\nprotocolDetectionTimeout: -1s\ndefaultHttpRetryPolicy: {attempts: -1}\ndefaultServiceExportTo: ['*', x]", nil, []string{
 			"error proxyListenPort: invalid port 70000", "error connectTimeout: invalid duration 0s", "error protocolDetectionTimeout: invalid duration -1s", "error trustDomain: invalid trust domain \"\"",
 			"error rootNamespace: invalid namespace \"a/b\"", "error defaultServiceExportTo[0]: \"*\" must be the only entry", "error defaultHttpRetryPolicy.attempts: invalid number -1"}},

@@ -6,7 +6,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	telemetry "istio.io/api/telemetry/v1alpha1"
@@ -30,6 +32,9 @@ func (c *check) telemetry(namespace string, s *telemetry.Telemetry) {
 				c.fail(at+".filter.expression", "%s", err)
 			}
 		}
+	}
+	for i, t := range s.GetTracing() {
+		c.tracing(item("spec.tracing", i), t)
 	}
 	for i, m := range s.GetMetrics() {
 		at := item("spec.metrics", i)
@@ -80,7 +85,46 @@ func (c *check) metricsOverride(at string, o *telemetry.MetricsOverrides) {
 	}
 }
 
-// extensionProviders checks the providers of access logs, and what all have. [control-plane 1.4.9]
+func (c *check) tracing(at string, t *telemetry.Tracing) {
+	for j, p := range t.GetProviders() {
+		if p.GetName() == "" {
+			c.fail(item(at+".providers", j)+".name", "is empty: want the name of one of extensionProviders in mesh configuration")
+		}
+	}
+	if len(t.GetProviders()) > 1 {
+		c.warn(item(at+".providers", 1), "not applied: only the first provider gets spans")
+	}
+	if p := t.GetRandomSamplingPercentage(); p != nil && !(p.GetValue() >= 0 && p.GetValue() <= 100) {
+		c.fail(at+".randomSamplingPercentage", "invalid percentage %v: want 0–100", p.GetValue())
+	}
+	for _, name := range sorted(t.GetCustomTags()) {
+		at := entry(at+".customTags", name)
+		if name == "" {
+			c.fail(at, "a tag has no name")
+		}
+		switch v := t.GetCustomTags()[name].GetType().(type) {
+		case nil:
+			c.fail(at, "has no value: want one of literal, environment, header and formatter")
+		case *telemetry.Tracing_CustomTag_Literal:
+			c.notEmpty(at+".literal.value", v.Literal.GetValue(), "want the tag's value")
+		case *telemetry.Tracing_CustomTag_Environment:
+			c.notEmpty(at+".environment.name", v.Environment.GetName(), "want the name of a variable of the proxy's environment")
+		case *telemetry.Tracing_CustomTag_Header:
+			c.loggedHeader(at+".header.name", v.Header.GetName())
+		case *telemetry.Tracing_CustomTag_Formatter:
+			c.notEmpty(at+".formatter.value", v.Formatter.GetValue(), "want a format such as %REQUESTED_SERVER_NAME%")
+			c.commands(at+".formatter.value", v.Formatter.GetValue())
+		}
+	}
+}
+
+func (c *check) notEmpty(at, value, want string) {
+	if value == "" {
+		c.fail(at, "is empty: %s", want)
+	}
+}
+
+// extensionProviders checks the providers of access logs and tracing, and what all have. [control-plane 1.4.9]
 func (c *check) extensionProviders(m *meshv1.MeshConfig) {
 	names := make([]string, len(m.GetExtensionProviders()))
 	for i, p := range m.GetExtensionProviders() {
@@ -96,6 +140,17 @@ func (c *check) extensionProviders(m *meshv1.MeshConfig) {
 			c.fail(item("extensionProviders", i)+".name", "duplicate %q; remove one", m.GetExtensionProviders()[i].GetName())
 		}
 	})
+	for i, name := range m.GetDefaultProviders().GetTracing() {
+		at := item("defaultProviders.tracing", i)
+		p := mesh.Provider(m, name)
+		if _, _, ok := mesh.TraceProvider(p); i > 0 {
+			c.warn(at, "not applied: only the first provider gets spans")
+		} else if p == nil {
+			c.warn(at, "no provider %q in extensionProviders: nothing is traced", name)
+		} else if !ok {
+			c.warn(at, "provider %q is not one to which proxies send spans: nothing is traced; want one with %s", name, mesh.TraceProviders)
+		}
+	}
 	for i, name := range m.GetDefaultProviders().GetAccessLogging() {
 		at := item("defaultProviders.accessLogging", i)
 		p := mesh.Provider(m, name)
@@ -138,14 +193,51 @@ func (c *check) extensionProvider(at string, p *meshv1.MeshConfig_ExtensionProvi
 		at += ".envoyOtelAls"
 		c.providerService(at, x.EnvoyOtelAls.GetService(), x.EnvoyOtelAls.GetPort())
 		c.logFormat(at+".logFormat", x.EnvoyOtelAls.GetLogFormat().GetText(), x.EnvoyOtelAls.GetLogFormat().GetLabels())
+	case *meshv1.MeshConfig_ExtensionProvider_Zipkin:
+		c.providerService(at+".zipkin", x.Zipkin.GetService(), x.Zipkin.GetPort())
+		c.traceHTTP(at+".zipkin", x.Zipkin.GetPath(), x.Zipkin.GetTimeout(), x.Zipkin.GetHeaders())
+	case *meshv1.MeshConfig_ExtensionProvider_Skywalking:
+		c.providerService(at+".skywalking", x.Skywalking.GetService(), x.Skywalking.GetPort())
 	}
 }
 
 func (c *check) loggedHeaders(at string, names []string) {
 	for i, name := range names {
-		if !isToken(strings.TrimPrefix(name, ":")) {
-			c.fail(item(at, i), "invalid header name %q", name)
+		c.loggedHeader(item(at, i), name)
+	}
+}
+
+func (c *check) loggedHeader(at, name string) {
+	if !isToken(strings.TrimPrefix(name, ":")) {
+		c.fail(at, "invalid header name %q", name)
+	}
+}
+
+// traceHTTP checks a collector's service of HTTP.
+func (c *check) traceHTTP(at, path string, timeout *durationpb.Duration, headers []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) {
+	if path != "" && (!strings.HasPrefix(path, "/") || strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r == 0x7f })) {
+		c.fail(at+".path", "invalid path %q: want one that begins with a slash and has no spaces", path)
+	}
+	c.traceTimeout(at+".timeout", timeout)
+	c.traceHeaders(at+".headers", headers)
+}
+
+func (c *check) traceTimeout(at string, d *durationpb.Duration) {
+	if d != nil && (d.CheckValid() != nil || d.AsDuration() <= 0 || d.AsDuration() > time.Hour) {
+		c.fail(at, "invalid timeout %v: want more than 0s and at most 1h", d.AsDuration())
+	}
+}
+
+// traceHeaders checks headers for a collector, whose values are formats.
+func (c *check) traceHeaders(at string, headers []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) {
+	for i, h := range headers {
+		if !isToken(h.GetName()) {
+			c.fail(item(at, i)+".name", "invalid header name %q", h.GetName())
 		}
+		if strings.ContainsAny(h.GetValue(), "\r\n\x00") {
+			c.fail(item(at, i)+".value", "invalid value: it has a line break or a NUL byte; remove it")
+		}
+		c.commands(item(at, i)+".value", h.GetValue())
 	}
 }
 

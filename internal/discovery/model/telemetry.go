@@ -50,8 +50,11 @@ func (m *Model) telemetryOf(r *incr.Reader, k ProxyKey, labels map[string]string
 	return strings.Join(out, " ")
 }
 
-// matters reports whether the object may change what listeners of a mode log or count.
-func (t *Telemetry) matters(mode telemetry.WorkloadMode) bool { return t.Logs(mode) || t.counts(mode) }
+// matters reports whether the object may change what listeners of a mode log, count or trace.
+func (t *Telemetry) matters(mode telemetry.WorkloadMode) bool {
+	// An entry of tracing for another mode ends tracing by default providers for this one.
+	return t.Logs(mode) || t.counts(mode) || len(t.Spec.GetTracing()) > 0
+}
 
 // counts reports whether the object may change what listeners of a mode count.
 func (t *Telemetry) counts(mode telemetry.WorkloadMode) bool {

@@ -96,9 +96,10 @@ func (e Env) manager(statPrefix string, outbound bool, s side) *hcmv3.HttpConnec
 	}
 	if e.Caps.Has(mesh.RequestIDUUID) {
 		h.RequestIdExtension = &hcmv3.RequestIDExtension{TypedConfig: marshal.MustAny(&uuidv3.UuidRequestIdConfig{
-			UseRequestIdForTraceSampling: wrapperspb.Bool(true),
+			UseRequestIdForTraceSampling: wrapperspb.Bool(e.Tracing == nil || !e.Tracing.IgnoreRequestID),
 		})}
 	}
+	h.Tracing = e.tracing()
 	if e.Caps.Has(mesh.HTTP10) {
 		h.HttpProtocolOptions = &corev3.Http1ProtocolOptions{AcceptHttp_10: true}
 	}

@@ -32,6 +32,8 @@ type Env struct {
 	Logs Logs
 	// Metrics are those of requests and connections.
 	Metrics Metrics
+	// Tracing is that of HTTP; nil for none.
+	Tracing *Tracing
 }
 
 // The application protocols that filter chains match [control-plane C5]: those that the client offers,

@@ -1,0 +1,82 @@
+package compile
+
+import (
+	telemetry "istio.io/api/telemetry/v1alpha1"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
+	"github.com/pilothouse/pilothouse/internal/incr"
+	"github.com/pilothouse/pilothouse/internal/mesh"
+)
+
+// clientTracing returns the tracing of the listeners that a scope determines.
+func (c *Compiler) clientTracing(r *incr.Reader, s mesh.ScopeID) *listener.Tracing {
+	return c.tracing(r, s.Value().Telemetry, s.Value().Caps, telemetry.WorkloadMode_CLIENT)
+}
+
+// tracing returns the tracing that Telemetries with the given keys and the mesh's default provider decide; nil for none, also if the
+// provider does not exist or is one that the proxy does not have. [control-plane 1.11.1, 1.11.4]
+func (c *Compiler) tracing(r *incr.Reader, keys string, caps mesh.Capability, mode telemetry.WorkloadMode) *listener.Tracing {
+	m := c.model.Mesh(r)
+	var entries []*telemetry.Tracing
+	for _, t := range c.model.TelemetryIn(r, keys) {
+		entries = append(entries, t.Spec.GetTracing()...)
+	}
+	defaults := m.GetDefaultProviders().GetTracing()
+	if len(entries) == 0 && len(defaults) == 0 {
+		return nil
+	}
+	name := ""
+	if len(defaults) > 0 {
+		name = defaults[0]
+	}
+	out := &listener.Tracing{Sampling: defaultSampling}
+	if mergeTracing(entries, mode, out, &name) {
+		return nil
+	}
+	p := mesh.Provider(m, name)
+	service, port, ok := mesh.TraceProvider(p)
+	if !ok {
+		return nil // package analyze tells it
+	}
+	if out.Host, ok = c.model.ProviderHost(r, service, port); !ok {
+		return nil
+	}
+	out.Provider, out.Cluster = p, cluster.Name(cluster.Outbound, port, "", out.Host)
+	return out
+}
+
+// defaultSampling is the share of requests that are traced where nothing says otherwise, in percent. [control-plane 1.2.20]
+const defaultSampling = 1
+
+// mergeTracing merges the entries of Telemetries for listeners of a mode, in the order of their precedence, into what they leave
+// unset: each field is that of the last entry that has it. It reports whether tracing is disabled.
+func mergeTracing(entries []*telemetry.Tracing, mode telemetry.WorkloadMode, out *listener.Tracing, provider *string) (disabled bool) {
+	for _, e := range entries {
+		if of := e.GetMatch().GetMode(); of != telemetry.WorkloadMode_CLIENT_AND_SERVER && of != mode {
+			continue
+		}
+		if len(e.GetProviders()) > 0 {
+			*provider = e.GetProviders()[0].GetName()
+		}
+		if e.DisableSpanReporting != nil {
+			disabled = e.DisableSpanReporting.GetValue()
+		}
+		if e.RandomSamplingPercentage != nil {
+			out.Sampling = e.RandomSamplingPercentage.GetValue()
+		}
+		if e.CustomTags != nil {
+			out.Tags = e.CustomTags
+		}
+		if e.UseRequestIdForTraceSampling != nil {
+			out.IgnoreRequestID = !e.UseRequestIdForTraceSampling.GetValue()
+		}
+		if e.EnableIstioTags != nil {
+			out.WithoutIstioTags = !e.EnableIstioTags.GetValue()
+		}
+		if e.DisableContextPropagation != nil {
+			out.NoPropagation = e.DisableContextPropagation.GetValue()
+		}
+	}
+	return disabled
+}
