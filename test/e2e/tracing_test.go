@@ -1,0 +1,329 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pilothouse/pilothouse/internal/lab/meshup"
+)
+
+// span is what a collector of any kind was told of one request at one proxy.
+type span struct {
+	Trace, ID, Parent, Service string
+	Client                     bool
+	Tags                       map[string]string
+}
+
+// spans are those that a collector has received.
+type spans struct {
+	mutex sync.Mutex
+	list  []span
+	held  chan struct{} // until it is closed, the collector does not answer; nil for none
+}
+
+func (s *spans) add(list ...span) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.list = append(s.list, list...)
+}
+
+// hold has the collector not answer until the test ends.
+func (s *spans) hold(t *testing.T) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	held := make(chan struct{})
+	s.held = held
+	t.Cleanup(func() { close(held) })
+}
+
+// wait waits until the collector is to answer.
+func (s *spans) wait(ctx context.Context) {
+	s.mutex.Lock()
+	held := s.held
+	s.mutex.Unlock()
+	if held == nil {
+		return
+	}
+	select {
+	case <-held:
+	case <-ctx.Done():
+	}
+}
+
+// of returns the spans of a trace.
+func (s *spans) of(trace string) (out []span) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for _, one := range s.list {
+		if one.Trace == trace {
+			out = append(out, one)
+		}
+	}
+	return out
+}
+
+// chain returns the spans of a trace from the first to the last, an error if they are no chain of n.
+func (s *spans) chain(trace string, n int) ([]span, error) {
+	list := s.of(trace)
+	out := make([]span, 0, n)
+	for parent := ""; ; parent = out[len(out)-1].ID {
+		i := slices.IndexFunc(list, func(one span) bool { return one.Parent == parent })
+		if i < 0 {
+			break
+		}
+		out = append(out, list[i])
+		list = slices.Delete(list, i, i+1)
+	}
+	if len(out) != n || len(list) > 0 {
+		return nil, fmt.Errorf("trace %s: a chain of %d: %+v, and beside it %+v; want a chain of %d", trace, len(out), out, list, n)
+	}
+	return out, nil
+}
+
+// zipkin takes spans in Zipkin's JSON.
+func (s *spans) zipkin(w http.ResponseWriter, r *http.Request) {
+	var list []struct {
+		TraceID, ID, ParentID, Kind string
+		LocalEndpoint               struct{ ServiceName string }
+		Tags                        map[string]string
+	}
+	text, err := io.ReadAll(r.Body)
+	if err == nil {
+		err = json.Unmarshal(text, &list)
+	}
+	if err != nil || r.Method != http.MethodPost {
+		http.Error(w, fmt.Sprint(r.Method, err), http.StatusBadRequest)
+		return
+	}
+	s.wait(r.Context())
+	for _, one := range list {
+		s.add(span{one.TraceID, one.ID, one.ParentID, one.LocalEndpoint.ServiceName, one.Kind == "CLIENT", one.Tags})
+	}
+	w.WriteHeader(http.StatusAccepted)
+}
+
+// serveOn runs a server of HTTP in a Pod. It ends with the test, or when the function is called.
+func serveOn(t *testing.T, m *meshup.Mesh, pod, addr string, h http.Handler) (stop func()) {
+	t.Helper()
+	l, err := m.Pod(pod).Net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: h}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	stop = sync.OnceFunc(func() {
+		if err := errors.Join(s.Close(), <-done); !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// traceHeaders are those that an application passes on.
+var traceHeaders = []string{"X-Request-Id", "X-B3-Traceid", "X-B3-Spanid", "X-B3-Parentspanid", "X-B3-Sampled", "X-B3-Flags", "Traceparent", "Tracestate", "Sw8"}
+
+// serveCalling answers in a Pod with the headers of each request, after one to another service with its headers about traces.
+func serveCalling(t *testing.T, m *meshup.Mesh, pod, addr, next string) {
+	t.Helper()
+	serveOn(t, m, pod, addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		headers := http.Header{}
+		for _, name := range traceHeaders {
+			if v := r.Header.Get(name); v != "" {
+				headers.Set(name, v)
+			}
+		}
+		got, err := ask(r.Context(), m, pod, "", next+r.URL.Path, headers)
+		if err != nil || got.Status != http.StatusOK {
+			http.Error(w, fmt.Sprintf("status %d, error %v", got.Status, err), http.StatusBadGateway)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(r.Header) // an error means that the caller has gone
+	}))
+}
+
+// tracing is a mesh of which the gateway, a server that calls another, and this one may send spans.
+type tracing struct {
+	*meshup.Mesh
+	config string
+	spans  spans
+	stop   func() // ends the collector
+}
+
+// startTracing starts the mesh with these providers, whose services are collector.tokens.svc.cluster.local:9411.
+func startTracing(t *testing.T, providers string) *tracing {
+	t.Helper()
+	m, config := start(t, "tokens")
+	x := &tracing{Mesh: m, config: config}
+	serveCalling(t, m, "server-1.tokens", ":9090", "http://canary:9090")
+	serveHeaders(t, m, "canary-1.tokens", ":9090")
+	mux := http.NewServeMux()
+	mux.HandleFunc("/api/v2/spans", x.spans.zipkin)
+	x.stop = serveOn(t, m, "outside-1.tokens", ":9411", mux)
+	text, err := os.ReadFile(filepath.Join(config, "mesh.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, config, "mesh.yaml", strings.NewReplacer(
+		"  mesh: |\n", "  mesh: |\n    extensionProviders:\n"+providers,
+		"ports: [{name: http, port: 9080}]}", "ports: [{name: http, port: 9080}, {name: http-own, port: 9090}]}",
+	).Replace(string(text)))
+	put(t, config, "collector.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: collector, namespace: tokens}\nspec: {clusterIP: 10.96.40.9, selector: {app: outside}, ports: [{name: http, port: 9411}, {name: grpc, port: 4317}]}\n")
+	return x
+}
+
+// put sets the tracing of all proxies.
+func (x *tracing) put(t *testing.T, spec string) {
+	t.Helper()
+	put(t, x.config, "telemetry.yaml", "apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: all, namespace: istio-system}\nspec:\n  tracing: "+spec+"\n")
+}
+
+// through makes a request through the gateway, and returns the headers that the first server saw.
+func (x *tracing) through(ctx context.Context, path string, header http.Header) (http.Header, error) {
+	got, err := ask(ctx, x.Mesh, "outside-1.tokens", "shop.example.com", "http://10.99.0.9:8080"+path, header)
+	if err == nil && got.Status != http.StatusOK {
+		err = fmt.Errorf("status %d", got.Status)
+	}
+	return got.Header, err
+}
+
+// awaitChain makes requests until the spans of one are the chain of a request's way: the gateway, the server's sidecar twice, and the
+// other server's.
+func (x *tracing) awaitChain(t *testing.T, what string, header http.Header, id func(http.Header) string, check func([]span) error) {
+	t.Helper()
+	n := 0
+	await(t, what, func(ctx context.Context) error {
+		n++
+		got, err := x.through(ctx, fmt.Sprintf("/%s-%d", strings.ReplaceAll(what, " ", "-"), n), header)
+		if err != nil {
+			return err
+		}
+		trace := id(got)
+		if trace == "" {
+			return fmt.Errorf("no trace: %v", got)
+		}
+		return meshup.Await(ctx, 12*time.Second, what, func(context.Context) error {
+			list, err := x.spans.chain(trace, 4)
+			if err != nil {
+				return err
+			}
+			return check(list)
+		})
+	})
+}
+
+func b3(h http.Header) string { return h.Get("X-B3-Traceid") }
+
+// way checks who has sent the spans of a request's way.
+func way(list []span) error {
+	for i, want := range []span{{Service: "ingress.istio-system", Client: true}, {Service: "server.tokens"}, {Service: "server.tokens", Client: true}, {Service: "canary.tokens"}} {
+		if list[i].Service != want.Service || list[i].Client != want.Client {
+			return meshup.Final(fmt.Errorf("span %d is of %q, client %v; want %q, %v", i, list[i].Service, list[i].Client, want.Service, want.Client))
+		}
+	}
+	return nil
+}
+
+// hasTags checks tags of a span.
+func hasTags(s span, want map[string]string) error {
+	got := map[string]string{}
+	for name := range want {
+		got[name] = s.Tags[name]
+	}
+	if !maps.Equal(got, want) {
+		return meshup.Final(fmt.Errorf("tags %v, want %v of %v", got, want, s.Tags))
+	}
+	return nil
+}
+
+// TestTracesOfZipkin has the spans of a request's way be one trace, with the tags and the share that the Telemetry says. A collector that
+// is slow or away harms no request.
+func TestTracesOfZipkin(t *testing.T) {
+	x := startTracing(t, "    - {name: zipkin, zipkin: {service: collector.tokens.svc.cluster.local, port: 9411}}\n")
+	const tags = "customTags: {lit: {literal: {value: a}}, hdr: {header: {name: x-user}}, fmt: {formatter: {value: '%REQ(:METHOD)%'}}}"
+	x.put(t, "[{providers: [{name: zipkin}], randomSamplingPercentage: 100, "+tags+"}]")
+	x.awaitChain(t, "all proxies send spans", http.Header{"X-User": {"ann"}}, b3, func(list []span) error {
+		if err := way(list); err != nil {
+			return err
+		}
+		return errors.Join(
+			hasTags(list[0], map[string]string{"lit": "a", "hdr": "ann", "fmt": "GET", "istio.namespace": "istio-system", "http.status_code": "200"}),
+			hasTags(list[1], map[string]string{"lit": "a", "hdr": "ann", "fmt": "GET", "istio.namespace": "tokens", "istio.mesh_id": "unknown", "istio.cluster_id": "Kubernetes", "istio.canonical_revision": "v1", "istio.canonical_service": "server-of-all"}),
+			hasTags(list[3], map[string]string{"hdr": "", "istio.canonical_revision": "latest", "istio.canonical_service": "unknown"}),
+		)
+	})
+
+	// A decision that was made before is kept.
+	seen := map[string]bool{}
+	for _, sampled := range []string{"0", "1"} {
+		trace := fmt.Sprintf("%032x", 0xabc0+len(seen))
+		got, err := x.through(t.Context(), "/decided", http.Header{"X-B3-Traceid": {trace}, "X-B3-Spanid": {"00000000000000aa"}, "X-B3-Sampled": {sampled}})
+		if err != nil || b3(got) != trace || got.Get("X-B3-Sampled") != sampled {
+			t.Errorf("sampled %s: %v, error %v", sampled, got, err)
+		}
+		seen[trace] = sampled == "1"
+	}
+	x.put(t, "[{providers: [{name: zipkin}], randomSamplingPercentage: 50}]")
+	await(t, "about half of the requests are traced", func(ctx context.Context) error {
+		const all = 100
+		n := 0
+		for range all {
+			got, err := x.through(ctx, "/share", nil)
+			if err != nil {
+				return err
+			}
+			if seen[b3(got)] = got.Get("X-B3-Sampled") == "1"; seen[b3(got)] {
+				n++
+			}
+		}
+		if n < all/4 || n > all*3/4 {
+			return fmt.Errorf("%d of %d", n, all)
+		}
+		return nil
+	})
+	await(t, "all sampled traces have arrived", func(context.Context) error {
+		for trace, sampled := range seen {
+			if n := len(x.spans.of(trace)); !sampled && n > 0 {
+				return meshup.Final(fmt.Errorf("%s is not sampled and has %d spans", trace, n))
+			} else if sampled && n < 4 {
+				return fmt.Errorf("%s has %d spans", trace, n)
+			}
+		}
+		return nil
+	})
+
+	x.put(t, "[{providers: [{name: zipkin}], randomSamplingPercentage: 100}]")
+	x.spans.hold(t)
+	works := func(ctx context.Context) error {
+		got, err := x.through(ctx, "/unharmed", nil)
+		if err == nil && got.Get("X-B3-Sampled") != "1" {
+			err = fmt.Errorf("not traced: %v", got)
+		}
+		return err
+	}
+	steady(t, "requests are answered while the collector is not", works)
+	x.stop()
+	steady(t, "requests are answered without a collector", works)
+
+	x.put(t, "[{disableSpanReporting: true}]")
+	steady(t, "nothing is traced", func(ctx context.Context) error {
+		got, err := x.through(ctx, "/off", nil)
+		if err == nil && b3(got) != "" {
+			err = fmt.Errorf("traced: %v", got)
+		}
+		return err
+	})
+}
