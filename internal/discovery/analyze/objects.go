@@ -337,9 +337,6 @@ func (a *index) telemetryProviders(spec *telemetry.Telemetry) {
 	for i, l := range spec.GetAccessLogging() {
 		a.providers(fmt.Sprintf("spec.accessLogging[%d]", i), l.GetProviders(), mesh.LogProvider, "access logs", "it logs nothing")
 	}
-	for i, t := range spec.GetTracing() {
-		a.providers(fmt.Sprintf("spec.tracing[%d]", i), t.GetProviders(), mesh.TraceProvider, "tracing that proxies have ("+mesh.TraceProviders+")", "nothing is traced")
-	}
 	for i, m := range spec.GetMetrics() {
 		for j, ref := range m.GetProviders() {
 			field := fmt.Sprintf("spec.metrics[%d].providers[%d].name", i, j)
@@ -349,6 +346,9 @@ func (a *index) telemetryProviders(spec *telemetry.Telemetry) {
 				a.warn(field, "provider %q is not one of metrics that proxies have: it counts nothing; want prometheus", ref.GetName())
 			}
 		}
+	}
+	for i, t := range spec.GetTracing() {
+		a.providers(fmt.Sprintf("spec.tracing[%d]", i), t.GetProviders(), mesh.TraceProvider, "tracing that proxies have ("+mesh.TraceProviders+")", "nothing is traced")
 	}
 }
 
