@@ -43,6 +43,9 @@ func newSeries(t *testing.T) *series {
 	return &series{storage: teststorage.New(t), engine: engine, now: time.Now().Truncate(interval)}
 }
 
+// targetLabels are those that Istio's example of a scrape configuration gives the samples of some instances.
+var targetLabels = map[string]map[string]string{"discovery": {"app": "istiod", "pod": "istiod-1"}}
+
 // add appends a scrape of each target, by its instance, at the present time of the series.
 func (s *series) add(t *testing.T, targets map[string]string) {
 	t.Helper()
@@ -61,6 +64,9 @@ func (s *series) add(t *testing.T, targets map[string]string) {
 			for _, sample := range samples {
 				b := labels.NewScratchBuilder(8)
 				b.Add("instance", instance)
+				for k, v := range targetLabels[instance] {
+					b.Add(k, v)
+				}
 				for k, v := range sample.Metric {
 					b.Add(string(k), string(v))
 				}
