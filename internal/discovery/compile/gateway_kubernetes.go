@@ -58,7 +58,8 @@ func (c *Compiler) kubernetesRules(r *incr.Reader, keys []string) (out []route.K
 	return out
 }
 
-// backend returns the cluster of a backend; none if the reference is invalid or not permitted. A Service that does not exist
+// backend returns the cluster of a backend; none if the reference is invalid, or not permitted at a gateway: between workloads, a client of a
+// route could call the Service itself, with the same identity, so that there is nothing to permit. A Service that does not exist
 // has the name that its cluster would have, which Envoy answers with the route's status for clusters that it does not find.
 func (c *Compiler) backend(r *incr.Reader, s mesh.ScopeID, kind object.Kind, from string, ref gatewayv1.BackendObjectReference) route.Destination {
 	ns, name := from, string(ref.Name)
@@ -68,7 +69,7 @@ func (c *Compiler) backend(r *incr.Reader, s mesh.ScopeID, kind object.Kind, fro
 	if ref.Group != nil && *ref.Group != "" || ref.Kind != nil && *ref.Kind != "Service" || ref.Port == nil || name == "" {
 		return route.Destination{}
 	}
-	if !c.model.Permitted(r, kind, from, ns, "", "Service", name) {
+	if s.Value().Role == mesh.Router && !c.model.Permitted(r, kind, from, ns, "", "Service", name) {
 		return route.Destination{}
 	}
 	host, port := name+"."+ns+".svc."+c.model.Domain(), uint32(*ref.Port)

@@ -20,7 +20,9 @@ var Features = []string{
 	"HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendProtocolH2C", "HTTPRouteBackendProtocolWebSocket", "HTTPRouteBackendRequestHeaderModification",
 	"HTTPRouteBackendTimeout", "HTTPRouteCORS", "HTTPRouteDestinationPortMatching", "HTTPRouteHostRewrite", "HTTPRouteMethodMatching", "HTTPRouteNamedRouteRule", "HTTPRouteParentRefPort",
 	"HTTPRoutePathRedirect", "HTTPRoutePathRewrite", "HTTPRoutePortRedirect", "HTTPRouteQueryParamMatching", "HTTPRouteRequestMirror", "HTTPRouteRequestMultipleMirrors",
-	"HTTPRouteRequestPercentageMirror", "HTTPRouteRequestTimeout", "HTTPRouteResponseHeaderModification", "HTTPRouteRetry", "HTTPRouteSchemeRedirect", "Mesh", "ReferenceGrant", "TCPRoute", "TLSRoute",
+	"HTTPRouteRequestPercentageMirror", "HTTPRouteRequestTimeout", "HTTPRouteResponseHeaderModification", "HTTPRouteRetry", "HTTPRouteSchemeRedirect", "Mesh", "MeshConsumerRoute",
+	"MeshHTTPRouteBackendRequestHeaderModification", "MeshHTTPRouteNamedRouteRule", "MeshHTTPRouteQueryParamMatching", "MeshHTTPRouteRedirectPath", "MeshHTTPRouteRedirectPort", "MeshHTTPRouteRewritePath",
+	"MeshHTTPRouteSchemeRedirect", "ReferenceGrant", "TCPRoute", "TLSRoute",
 	"TLSRouteModeMixed", "TLSRouteModeTerminate",
 }
 
@@ -193,7 +195,6 @@ func (s Server) shared(route *KubernetesRoute) []string {
 
 func (m *Model) routeStatus(r *incr.Reader, route *KubernetesRoute) *object.GatewayStatus {
 	out := &object.GatewayStatus{Kind: route.Kind}
-	resolved := m.backendsResolved(r, route)
 	for _, p := range route.Parents {
 		accepted, ours := m.acceptedBy(r, route, p)
 		if !ours {
@@ -201,7 +202,7 @@ func (m *Model) routeStatus(r *incr.Reader, route *KubernetesRoute) *object.Gate
 		}
 		one := object.ParentStatus{
 			Group: gatewayAPI, Kind: "Gateway", Namespace: string(value(p.Namespace)), Name: string(p.Name), Section: string(value(p.SectionName)), Port: value(p.Port),
-			Conditions: []object.GatewayCondition{accepted, resolved},
+			Conditions: []object.GatewayCondition{accepted, m.backendsResolved(r, route, isService(p))},
 		}
 		if isService(p) {
 			one.Group, one.Kind = "", "Service"
@@ -262,8 +263,8 @@ func (m *Model) acceptedBy(r *incr.Reader, route *KubernetesRoute, p gatewayv1.P
 	return yes, true
 }
 
-// backendsResolved returns the condition ResolvedRefs of a route.
-func (m *Model) backendsResolved(r *incr.Reader, route *KubernetesRoute) object.GatewayCondition {
+// backendsResolved returns the condition ResolvedRefs of a route at a gateway, or between workloads, where nothing has to permit references.
+func (m *Model) backendsResolved(r *incr.Reader, route *KubernetesRoute, between bool) object.GatewayCondition {
 	refs := append(route.backends(), route.plainBackends()...)
 	no := func(reason, text string, args ...any) object.GatewayCondition {
 		return object.GatewayCondition{Type: "ResolvedRefs", Reason: reason, Message: fmt.Sprintf(text, args...)}
@@ -273,7 +274,7 @@ func (m *Model) backendsResolved(r *incr.Reader, route *KubernetesRoute) object.
 		if value(b.Group) != "" || b.Kind != nil && *b.Kind != "Service" {
 			return no("InvalidKind", "%.100s %s is no Service", string(value(b.Kind)), b.Name)
 		}
-		if !m.Permitted(r, route.Kind, route.Namespace, ns, "", "Service", string(b.Name)) {
+		if !between && !m.Permitted(r, route.Kind, route.Namespace, ns, "", "Service", string(b.Name)) {
 			return no("RefNotPermitted", "no ReferenceGrant in namespace %s permits Service %s", ns, b.Name)
 		}
 		switch service := m.kubernetesService(r, ns, string(b.Name)); {

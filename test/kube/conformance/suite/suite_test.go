@@ -6,10 +6,12 @@ package suite_test
 
 import (
 	"context"
+	"io/fs"
 	"os"
 	"path"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,6 +36,7 @@ func TestConformance(t *testing.T) {
 	for _, f := range list("FEATURES") {
 		o.SupportedFeatures = append(o.SupportedFeatures, features.FeatureName(f))
 	}
+	o.ManifestFS = append([]fs.FS{injected(t)}, o.ManifestFS...)
 	o.SkipTests = list("SKIP")
 	if run := os.Getenv("RUN"); strings.Contains(run, "*") {
 		for _, one := range tests.ConformanceTests {
@@ -63,6 +66,19 @@ func TestConformance(t *testing.T) {
 		}
 	})
 	conformance.RunConformanceWithOptions(t, o)
+}
+
+// injected are the manifests of the mesh tests with namespaces whose Pods get a sidecar.
+func injected(t *testing.T) fs.FS {
+	const name, label = "mesh/manifests.yaml", "gateway-conformance: mesh"
+	text, err := fs.ReadFile(conformance.Manifests, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), label); n != 2 {
+		t.Fatalf("%s has %d namespaces, want 2", name, n)
+	}
+	return fstest.MapFS{name: {Data: []byte(strings.ReplaceAll(string(text), label, "istio-injection: enabled\n    "+label))}}
 }
 
 // list is a variable with words.
