@@ -1,7 +1,7 @@
-// Command echo-advanced stands for the image of that name in the mesh tests of the conformance suite: servers that say what arrived, and, by
-// the name client, what calls them and prints the answers in the form that the suite reads.
+// Command echo-advanced stands for the image of that name in the mesh tests of the conformance suite.
 //
-// Of the image it has what the suite uses: HTTP, and gRPC without TLS, of which the messages have text in place of an encoding.
+// It serves what says what arrived and, by the name client, makes requests and prints the answers in the form that the suite reads. Of the image
+// it has what the suite uses: HTTP, and gRPC without TLS, of which the messages have text in place of an encoding.
 package main
 
 import (
