@@ -134,6 +134,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		Policy:      p,
 		AutoMTLS:    m.GetEnableAutoMtls().GetValue() && !s.External,
 		SANs:        c.model.Accounts(r, s.Key),
+		Declared:    s.Source.SANs,
 		Mesh:        m,
 		Caps:        k.Scope.Value().Caps,
 		Passthrough: passthrough,

@@ -212,6 +212,22 @@ func TestPolicies(t *testing.T) {
 			"E spec.servers[0].tls.credentialNames: credentialName is set too", "E spec.servers[1].tls.caCertificates: not used with a Secret", "E spec.servers[2].tls.credentialName: files of certificates are set too"}},
 		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: ISTIO_MUTUAL, credentialName: c}}]}", []string{"W spec.servers[0].tls.credentialName: not applied: it has no effect with mode ISTIO_MUTUAL"}},
 		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*']}]}", []string{"E spec.servers[0].tls: is missing"}},
+		{object.Gateway, server("mode: ISTIO_MUTUAL, cipherSuites: [TLS_AES_128_GCM_SHA256, '[AES128-SHA|AES256-SHA]'], minProtocolVersion: TLSV1_1, subjectAltNames: [a, ' ']"), []string{
+			"W spec.servers[0].tls.cipherSuites[0]: not applied: Envoy knows no suite \"TLS_AES_128_GCM_SHA256\"", "E spec.servers[0].tls.subjectAltNames[1]: is empty",
+		}},
+		{object.Gateway, server("mode: ISTIO_MUTUAL, cipherSuites: [AES128-GCM-SHA256, '[AES128-SHA|x]'], maxProtocolVersion: TLSV1_1"), []string{
+			"W spec.servers[0].tls.cipherSuites[1]: not applied: Envoy knows no suite", "W spec.servers[0].tls.maxProtocolVersion: versions below TLS 1.2 need one of their cipher suites",
+		}},
+		{object.Gateway, server("mode: ISTIO_MUTUAL, cipherSuites: [x, '[AES128-SHA']"), []string{"E spec.servers[0].tls.cipherSuites: has no suite that Envoy knows"}},
+		{object.Gateway, server("mode: ISTIO_MUTUAL, cipherSuites: [AES128-SHA], minProtocolVersion: TLSV1_3"), []string{"W spec.servers[0].tls.cipherSuites: has no effect with minProtocolVersion TLSV1_3"}},
+		{object.Gateway, server("mode: ISTIO_MUTUAL, verifyCertificateSpki: [NvqYIYSbgK2vCJpQhObf77vv+bQWtc5ek5RIOwPiC9A=, abc], insecureSkipVerify: true"), []string{
+			"E spec.servers[0].tls.verifyCertificateSpki[1]: invalid hash \"abc\": want the SHA-256 hash of a public key", "W spec.servers[0].tls.insecureSkipVerify: not applied: certificates of clients are always verified",
+		}},
+		{object.Gateway, server("mode: ISTIO_MUTUAL, verifyCertificateHash: [" + strings.Repeat("aB", 32) + ", '" + strings.Repeat("aB:", 31) + "aB', '" + strings.Repeat("a:B", 32) + "', " + strings.Repeat("az", 32) + "]"), []string{
+			"E spec.servers[0].tls.verifyCertificateHash[2]: invalid hash", "E spec.servers[0].tls.verifyCertificateHash[3]: invalid hash",
+		}},
+		{object.Gateway, server("mode: OPTIONAL_MUTUAL, credentialName: c, subjectAltNames: [a]"), []string{"W spec.servers[0].tls.subjectAltNames: with it Envoy requires a certificate of every client"}},
+		{object.Gateway, server("mode: SIMPLE, credentialName: c, insecureSkipVerify: true"), []string{"W spec.servers[0].tls.insecureSkipVerify: not applied: it has no effect with mode SIMPLE"}},
 		{object.Gateway, "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {mode: MUTUAL, serverCertificate: /c}}]}", []string{"E spec.servers[0].tls.caCertificates: is missing", "E spec.servers[0].tls: wants either serverCertificate and privateKey"}},
 		{object.Gateway, "{servers: [{port: {number: 443, protocol: TLS}, hosts: ['*'], tls: {mode: PASSTHROUGH, caCertificates: /c}}, {port: {number: 444, protocol: HTTPS}, hosts: ['*'], tls: {mode: ISTIO_MUTUAL, minProtocolVersion: TLSV1_3, maxProtocolVersion: TLSV1_2}}]}", []string{"W spec.servers[0].tls.caCertificates: not applied: it has no effect with mode PASSTHROUGH", "E spec.servers[1].tls.minProtocolVersion: is above"}},
 		{object.Gateway, "{servers: [{port: {number: 9000, protocol: TCP}, hosts: ['*']}, {port: {number: 53, protocol: UDP}, hosts: ['*']}]}", []string{"W spec.servers[1]: not applied: protocol \"UDP\" is not served"}},
@@ -373,4 +389,9 @@ func TestManyVerdicts(t *testing.T) {
 	if len(got) != 50 || !config.Rejected(got) {
 		t.Errorf("%d verdicts, rejected %v", len(got), config.Rejected(got))
 	}
+}
+
+// server is a Gateway with one server of TLS.
+func server(tls string) string {
+	return "{servers: [{port: {number: 443, protocol: HTTPS}, hosts: ['*'], tls: {" + tls + "}}]}"
 }

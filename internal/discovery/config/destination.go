@@ -2,7 +2,6 @@ package config
 
 import (
 	"slices"
-	"strings"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	networking "istio.io/api/networking/v1alpha3"
@@ -155,36 +154,5 @@ func (c *check) outliers(at string, o *networking.OutlierDetection) {
 	}
 	for i, code := range o.OutlierDetectionHttpErrorCodes {
 		c.number(item(at+".outlierDetectionHttpErrorCodes", i), float64(code), 100, 599)
-	}
-}
-
-func (c *check) clientTLS(at string, t *networking.ClientTLSSettings) {
-	files := t.ClientCertificate != "" || t.PrivateKey != ""
-	switch t.Mode {
-	case networking.ClientTLSSettings_MUTUAL:
-		if t.CredentialName == "" && (t.ClientCertificate == "" || t.PrivateKey == "") {
-			c.fail(at, "mode MUTUAL needs clientCertificate and privateKey, or credentialName")
-		}
-	case networking.ClientTLSSettings_ISTIO_MUTUAL:
-		if files || t.CaCertificates != "" || t.CredentialName != "" {
-			c.fail(at, "mode ISTIO_MUTUAL uses the mesh's certificates; remove the others, or use MUTUAL")
-		}
-	case networking.ClientTLSSettings_SIMPLE:
-		for _, f := range []struct{ name, file string }{{"clientCertificate", t.ClientCertificate}, {"privateKey", t.PrivateKey}} {
-			if f.file != "" {
-				c.warn(at+"."+f.name, "not applied: mode SIMPLE sends no client certificate; use MUTUAL for that")
-			}
-		}
-	}
-	if t.CredentialName != "" && (files || t.CaCertificates != "") {
-		c.fail(at+".credentialName", "files are set too; remove one of the two")
-	}
-	if t.InsecureSkipVerify.GetValue() && (t.CaCertificates != "" || len(t.SubjectAltNames) > 0) {
-		c.fail(at+".insecureSkipVerify", "conflicts with caCertificates and subjectAltNames, which would be ignored; remove one of the two")
-	}
-	for i, san := range t.SubjectAltNames {
-		if strings.TrimSpace(san) == "" {
-			c.fail(item(at+".subjectAltNames", i), "is empty; remove it")
-		}
 	}
 }

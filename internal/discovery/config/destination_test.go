@@ -43,6 +43,12 @@ func TestClientTLS(t *testing.T) {
 		policy("tls: {mode: ISTIO_MUTUAL, caCertificates: /r}", "E .tls: mode ISTIO_MUTUAL uses the mesh's cert"),
 		policy("tls: {mode: SIMPLE, privateKey: /k, credentialName: x, subjectAltNames: ['']}", "W .tls.privateKey: not applied: mode SIMPLE", "E .tls.credentialName: files are set too", "E .tls.subjectAltNames[0]: is empty"),
 		policy("tls: {mode: SIMPLE, insecureSkipVerify: true, caCertificates: /r}", "E .tls.insecureSkipVerify: conflicts with"),
+		policy("tls: {mode: SIMPLE, insecureSkipVerify: true, caCrl: /r}", "E .tls.insecureSkipVerify: conflicts with caCertificates, caCrl"),
+		policy("tls: {mode: ISTIO_MUTUAL, insecureSkipVerify: true}", "W .tls.insecureSkipVerify: not applied: with mode ISTIO_MUTUAL"),
+		policy("tls: {mode: ISTIO_MUTUAL, caCrl: /r}", "E .tls.caCrl: mode ISTIO_MUTUAL uses the mesh's roots"),
+		policy("tls: {mode: DISABLE, sni: x, caCertificates: /r}", "W .tls.caCertificates: not applied: mode DISABLE sends plaintext", "W .tls.sni: not applied: mode DISABLE"),
+		policy("tls: {mode: SIMPLE, sni: 'a b'}", "E .tls.sni: invalid server name \"a b\""), policy("tls: {mode: SIMPLE, sni: "+strings.Repeat("a", 256)+"}", "E .tls.sni: invalid server name"),
+		policy("tls: {mode: SIMPLE, sni: outbound_.80_.v1_.web.shop.svc.cluster.local}"),
 	})
 }
 

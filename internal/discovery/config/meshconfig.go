@@ -215,32 +215,6 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 	c.meshNotApplied(m)
 }
 
-// The names that Envoy knows. With another name it would reject every resource with the setting.
-var (
-	cipherSuites = []string{
-		"ECDHE-ECDSA-AES256-GCM-SHA384", "ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-RSA-AES128-GCM-SHA256",
-		"ECDHE-ECDSA-CHACHA20-POLY1305", "ECDHE-RSA-CHACHA20-POLY1305", "ECDHE-ECDSA-AES256-SHA", "ECDHE-RSA-AES256-SHA",
-		"ECDHE-ECDSA-AES128-SHA", "ECDHE-RSA-AES128-SHA", "ECDHE-RSA-AES128-SHA256", "AES256-GCM-SHA384", "AES128-GCM-SHA256", "AES256-SHA", "AES128-SHA",
-	}
-	curves = []string{"P-256", "P-384", "P-521", "X25519", "X25519MLKEM768"}
-)
-
-func (c *check) tlsConfig(at string, t *meshv1.MeshConfig_TLSConfig) {
-	for i, group := range t.GetCipherSuites() {
-		// "[A|B]" are suites of equal preference.
-		for s := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(group, "["), "]"), "|") {
-			if !slices.Contains(cipherSuites, s) {
-				c.fail(item(at+".cipherSuites", i), "invalid cipher suite %q: want one of %s", s, strings.Join(cipherSuites, ", "))
-			}
-		}
-	}
-	for i, s := range t.GetEcdhCurves() {
-		if !slices.Contains(curves, s) {
-			c.fail(item(at+".ecdhCurves", i), "invalid curve %q: want one of %s", s, strings.Join(curves, ", "))
-		}
-	}
-}
-
 func (c *check) meshPort(field string, n int32) {
 	if n < 1 || n > 65535 {
 		c.fail(field, "invalid port %d: want 1–65535", n)

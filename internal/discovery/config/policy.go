@@ -127,14 +127,22 @@ func (c *check) serverTLS(at string, t *networking.ServerTLSSettings) {
 			c.warn(item(at+".tlsCertificates", i)+".caCertificates", "not applied: certificates of clients are verified with tls.caCertificates")
 		}
 	}
-	if lo, hi := t.MinProtocolVersion, t.MaxProtocolVersion; hi != networking.ServerTLSSettings_TLS_AUTO && lo > hi {
-		c.fail(at+".minProtocolVersion", "is above maxProtocolVersion")
-	}
+	c.serverParams(at, t)
+	c.serverPins(at, t)
 	for _, f := range setFields(t.ProtoReflect(), nil) {
-		if !slices.Contains(used, f.JSONName()) {
+		switch {
+		case slices.Contains(used, f.JSONName()):
+		case f.JSONName() == "insecureSkipVerify" && verifiesClients(t.GetMode()):
+			c.warn(at+"."+f.JSONName(), "not applied: certificates of clients are always verified, since policies believe the identities in them; use OPTIONAL_MUTUAL to serve clients without one")
+		default:
 			c.warn(at+"."+f.JSONName(), "not applied: it has no effect with mode %s", t.GetMode())
 		}
 	}
+}
+
+// verifiesClients reports whether certificates of clients are verified.
+func verifiesClients(m networking.ServerTLSSettings_TLSmode) bool {
+	return m == networking.ServerTLSSettings_MUTUAL || m == networking.ServerTLSSettings_OPTIONAL_MUTUAL || m == networking.ServerTLSSettings_ISTIO_MUTUAL
 }
 
 // serverCredentials checks the names of Secrets, and returns the fields that are used.
@@ -142,7 +150,7 @@ func (c *check) serverCredentials(at string, t *networking.ServerTLSSettings) (u
 	if !mesh.NamesCredential(t) {
 		return nil
 	}
-	verifies := t.Mode == networking.ServerTLSSettings_MUTUAL || t.Mode == networking.ServerTLSSettings_OPTIONAL_MUTUAL
+	verifies := verifiesClients(t.Mode) && t.Mode != networking.ServerTLSSettings_ISTIO_MUTUAL
 	if t.Mode != networking.ServerTLSSettings_SIMPLE && !verifies {
 		return nil // told as having no effect with the mode
 	}

@@ -195,6 +195,9 @@ func TestMeshConfig(t *testing.T) {
 			"error extensionProviders[5].zipkin.path: invalid path \"x\"", "error extensionProviders[5].zipkin.timeout: invalid timeout 0s", "error extensionProviders[5].zipkin.headers[0].name: invalid header name",
 			"error extensionProviders[5].zipkin.headers[0].value: unknown command %X%", "error extensionProviders[5].zipkin.headers[2].value: invalid value", "error extensionProviders[6].skywalking.service: invalid service", "error extensionProviders[1].name: duplicate \"A\"",
 			"warning extensionProviders[5].zipkin.headers[1].envName: not applied", "warning extensionProviders[7].opencensus: not applied"}},
+		{"parameters of TLS", "tlsDefaults: {ecdhCurves: [P-256, P-512, P-256], cipherSuites: ['[AES128-SHA|x]', 'AES128-SHA|AES256-SHA']}\nmeshMTLS: {ecdhCurves: [X25519], cipherSuites: ['[AES128-SHA|AES256-SHA]']}", nil, []string{
+			"error tlsDefaults.cipherSuites[0]: invalid cipher suite", "error tlsDefaults.cipherSuites[1]: invalid cipher suite", "error tlsDefaults.ecdhCurves[1]: invalid curve \"P-512\"", "error tlsDefaults.ecdhCurves[2]: duplicate \"P-256\"",
+		}},
 		{"bad values", "proxyListenPort: 70000\nconnectTimeout: 0s\ntrustDomain: ''\nrootNamespace: a/b\nprotocolDetectionTimeout: -1s\ndefaultHttpRetryPolicy: {attempts: -1}\ndefaultServiceExportTo: ['*', x]", nil, []string{
 			"error proxyListenPort: invalid port 70000", "error connectTimeout: invalid duration 0s", "error protocolDetectionTimeout: invalid duration -1s", "error trustDomain: invalid trust domain \"\"",
 			"error rootNamespace: invalid namespace \"a/b\"", "error defaultServiceExportTo[0]: \"*\" must be the only entry", "error defaultHttpRetryPolicy.attempts: invalid number -1"}},

@@ -72,6 +72,9 @@ type Input struct {
 	SANs []string
 	// TLS is how gateways connect by a BackendTLSPolicy, instead of the TLS settings in Policy and AutoMTLS; nil for none.
 	TLS *BackendTLS
+	// Declared are the subjectAltNames of a ServiceEntry: names that a server outside the mesh must have one of, if Policy names none.
+	// [control-plane 1.9.15]
+	Declared []string
 	// Mesh has the defaults; never nil.
 	Mesh *meshv1.MeshConfig
 	// Credentials is set if the proxy may use Secrets that a rule names: routers, and sidecars that the rule selects.

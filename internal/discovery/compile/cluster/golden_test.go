@@ -27,7 +27,7 @@ type request struct {
 	Protocol, Resolution string
 	Endpoints            []cluster.Endpoint
 	AutoMTLS             bool
-	SANs                 []string
+	SANs, Declared       []string
 	// Caps are words: v4 (also where none is given), v6, cares, and policies of TLS.
 	Caps []string
 	settings
@@ -89,7 +89,7 @@ func (r request) build(t *testing.T) *clusterv3.Cluster {
 		Service: r.Services[0], Port: r.Port, Protocol: mesh.ParseProtocol(r.Protocol), Subset: r.Subset,
 		Resolution: cluster.Resolve(resolutions[r.Resolution], p), Endpoints: r.Endpoints,
 		Policy: p, ConfigPath: r.Config,
-		AutoMTLS: r.AutoMTLS, SANs: r.SANs, Mesh: m, Caps: r.caps(),
+		AutoMTLS: r.AutoMTLS, SANs: r.SANs, Declared: r.Declared, Mesh: m, Caps: r.caps(),
 	})
 }
 

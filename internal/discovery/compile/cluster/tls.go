@@ -140,7 +140,10 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 		}
 		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{Secret(name, in.Caps)}
 	}
-	insecure := t.GetInsecureSkipVerify().GetValue()
+	insecure, names := t.GetInsecureSkipVerify().GetValue(), t.SubjectAltNames
+	if len(names) == 0 {
+		names = in.Declared
+	}
 	if !insecure {
 		root := mesh.SecretSystemRoot
 		switch {
@@ -149,10 +152,10 @@ func ordinaryContext(in Input, t *networking.ClientTLSSettings, o *options) (*tl
 		case t.CaCertificates != "":
 			root = mesh.SecretFileRoot + t.CaCertificates
 		}
-		common.ValidationContextType = combined(root, t.SubjectAltNames, t.CaCrl, in.Caps)
+		common.ValidationContextType = combined(root, names, t.CaCrl, in.Caps)
 	}
 	if t.Sni == "" && (in.Protocol.IsHTTP() || in.Protocol == mesh.Auto) {
-		o.auto = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: !insecure && len(t.SubjectAltNames) == 0}
+		o.auto = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: !insecure && len(names) == 0}
 	}
 	return &tlsv3.UpstreamTlsContext{Sni: t.Sni, CommonTlsContext: common}, true
 }

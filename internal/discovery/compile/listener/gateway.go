@@ -243,8 +243,8 @@ func (e Env) serverParams(t *networking.ServerTLSSettings) *tlsv3.TlsParameters 
 	if v := tlsVersions[t.MinProtocolVersion]; v != tlsv3.TlsParameters_TLS_AUTO {
 		p.TlsMinimumProtocolVersion = v
 	}
-	if len(t.CipherSuites) > 0 {
-		p.CipherSuites = slices.Clone(t.CipherSuites)
+	if known := mesh.KnownCipherSuites(t.CipherSuites); len(known) > 0 {
+		p.CipherSuites = known
 	}
 	return p
 }
