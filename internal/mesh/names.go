@@ -32,6 +32,8 @@ const (
 
 	// BlackHoleCluster is the cluster without endpoints, for what must not leave. [control-plane 1.12.1]
 	BlackHoleCluster = "BlackHoleCluster"
+	// InvalidBackend is the name of a cluster that never exists: requests to it get the status of routes without a cluster. Nothing waits for it.
+	InvalidBackend = "InvalidBackend"
 	// PassthroughCluster leads to the address that the application called. [control-plane 1.12.1]
 	PassthroughCluster = "PassthroughCluster"
 	// InboundPassthroughCluster leads to a port of the application that no service declares.

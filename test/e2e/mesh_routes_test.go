@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,11 +79,41 @@ func TestMeshRoutes(t *testing.T) {
 		gets("client-1.shop", host, "")
 		gets("client-1.use", host, "")
 	}
+	// A route to what does not exist must not leave the one before in force.
+	fails := func(what string) {
+		t.Helper()
+		client := meshup.Client(m.Pod("client-1.use").Net, 0)
+		err := meshup.Await(t.Context(), time.Minute, "requests by a route to "+what+" get 500", func(ctx context.Context) error {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://10.96.50.1/", http.NoBody)
+			if err != nil {
+				return err
+			}
+			req.Host = near
+			res, err := client.Do(req)
+			if err != nil {
+				return err
+			}
+			res.Body.Close()
+			if res.StatusCode != http.StatusInternalServerError {
+				return fmt.Errorf("status %d", res.StatusCode)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("consumer.yaml", strings.ReplaceAll(consumerRoute, "[{name: web, namespace: shop, port: 80}]", "[{group: x.y, kind: Z, name: nosuch, port: 80}]"))
+	fails("something that is no Service")
 	write("consumer.yaml", consumerRoute)
 	for _, host := range []string{near, far} {
 		gets("client-1.use", host, "consumer")
 		gets("client-1.shop", host, "")
 	}
+	write("consumer.yaml", strings.ReplaceAll(consumerRoute, "[{name: web, namespace: shop, port: 80}]", "[{name: nosuch, port: 80}]"))
+	fails("a Service that does not exist")
+	write("consumer.yaml", consumerRoute)
+	gets("client-1.use", near, "consumer")
 	write("producer.yaml", producerRoute)
 	gets("client-1.shop", near, "producer")
 	gets("client-1.use", near, "consumer")

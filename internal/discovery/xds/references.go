@@ -114,7 +114,9 @@ func (f *wireField) referencesIn(value []byte) references {
 // find appends the names in an encoded message; false if it is malformed.
 func (f *wireField) find(b []byte, list *[]string) bool {
 	if f.name {
-		*list = append(*list, string(b))
+		if string(b) != mesh.InvalidBackend {
+			*list = append(*list, string(b))
+		}
 		return true
 	}
 	if f.packed != nil {

@@ -65,6 +65,7 @@ func TestReferencesAreReadFromTheBytes(t *testing.T) {
 		{RDS, encode(t, someRoutes("")), routeNames("")},
 		{LDS, encode(t, l), slices.Sorted(slices.Values(slices.Concat(routeNames("inline-"), routeNames("api-"), []string{"tcp", "tcp-weighted"})))},
 		{LDS, encode(t, &listenerv3.Listener{Name: "none"}), nil},
+		{LDS, encode(t, &listenerv3.Listener{Name: "l", DefaultFilterChain: chain(&tcpv3.TcpProxy{ClusterSpecifier: &tcpv3.TcpProxy_Cluster{Cluster: mesh.InvalidBackend}})}), nil},
 		{CDS, encode(t, &clusterv3.Cluster{Name: "c"}), nil},
 	} {
 		got := NewResource(c.typ, "n", c.value).refers

@@ -22,9 +22,6 @@ import (
 // statusInvalid is the response of a route of the Gateway API that has no valid backend, or a filter that is not supported.
 const statusInvalid = 500
 
-// InvalidBackend is the name of a cluster that never exists: requests to it get 500.
-const InvalidBackend = "InvalidBackend"
-
 // KubernetesRule is an HTTPRoute or a GRPCRoute.
 type KubernetesRule struct {
 	Namespace, Name string
@@ -211,7 +208,7 @@ func (in KubernetesInput) target(rule KubernetesRule, b gatewayv1.HTTPBackendRef
 		return f.Type != gatewayv1.HTTPRouteFilterRequestHeaderModifier && f.Type != gatewayv1.HTTPRouteFilterResponseHeaderModifier
 	})
 	if rest || !in.filters(&x, nil, rule, b.Filters) || t.Cluster == "" {
-		t.Destination = Destination{Cluster: InvalidBackend}
+		t.Destination = Destination{Cluster: mesh.InvalidBackend}
 	}
 	t.Request, t.Response = x.Request, x.Response
 	return t
