@@ -202,6 +202,8 @@ type Scope struct {
 	// Telemetry are the keys of the Telemetry objects that decide about access logs, metrics and tracing of the listeners that the scope determines, in
 	// order of precedence: root, namespace, workload; separated by spaces.
 	Telemetry string
+	// Service is the proxy's service in spans, if a provider of the mesh's has that name in a listener; empty otherwise.
+	Service string
 	// Patches are the EnvoyFilters that patch what the scope determines, in a canonical form that package model defines; empty
 	// for none.
 	Patches string
@@ -244,8 +246,8 @@ type Workload struct {
 	Authorization string
 	// Tokens are the RequestAuthentications that do.
 	Tokens string
-	// Telemetry are the Telemetry objects for inbound listeners, as those of Scope.
-	Telemetry string
+	// Telemetry are the Telemetry objects for inbound listeners, as those of Scope, and Service is that of Scope.
+	Telemetry, Service string
 	// Patches are the EnvoyFilters that patch what the workload determines, as those of Scope.
 	Patches string
 	// Sidecar is "namespace/name" of the Sidecar resource that applies if it determines inbound listeners or clusters, or empty.

@@ -113,6 +113,9 @@ type Node struct {
 	Extensions map[string]bool
 	// UserAgent is "name/version", for logs; it may be empty.
 	UserAgent string
+	// Service is the cluster of Envoy's node, which is the service's name in spans. Empty if there is none, or one that is not
+	// printable or longer than 256 bytes.
+	Service string
 }
 
 // Namespace returns NAMESPACE of the metadata, or if that is empty the namespace of the id.

@@ -55,7 +55,7 @@ func LogProvider(p *meshv1.MeshConfig_ExtensionProvider) (service string, port u
 }
 
 // TraceProviders names the providers of tracing, for messages.
-const TraceProviders = "zipkin or skywalking"
+const TraceProviders = "zipkin, skywalking, opentelemetry or datadog"
 
 // TraceProvider reports whether a provider is one of tracing that Envoy has, and returns its service and port.
 func TraceProvider(p *meshv1.MeshConfig_ExtensionProvider) (service string, port uint32, ok bool) {
@@ -64,8 +64,23 @@ func TraceProvider(p *meshv1.MeshConfig_ExtensionProvider) (service string, port
 		return p.Zipkin.GetService(), p.Zipkin.GetPort(), true
 	case *meshv1.MeshConfig_ExtensionProvider_Skywalking:
 		return p.Skywalking.GetService(), p.Skywalking.GetPort(), true
+	case *meshv1.MeshConfig_ExtensionProvider_Opentelemetry:
+		return p.Opentelemetry.GetService(), p.Opentelemetry.GetPort(), true
+	case *meshv1.MeshConfig_ExtensionProvider_Datadog:
+		return p.Datadog.GetService(), p.Datadog.GetPort(), true
 	}
 	return "", 0, false
+}
+
+// NamesTracedServices reports whether a provider of extensionProviders has the name of the proxy's service in its configuration;
+// the others of tracing take it from Envoy's node.
+func NamesTracedServices(m *meshv1.MeshConfig) bool {
+	for _, p := range m.GetExtensionProviders() {
+		if p.GetOpentelemetry() != nil || p.GetDatadog() != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // ExternalAuthorizer reports whether a provider of extensionProviders is one of external authorization, and returns its service and

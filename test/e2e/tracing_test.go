@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,12 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	commonv1 "go.opentelemetry.io/proto/otlp/common/v1"
+	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 )
@@ -114,6 +121,53 @@ func (s *spans) zipkin(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
+// openTelemetry takes spans in OpenTelemetry's protobuf over HTTP.
+func (s *spans) openTelemetry(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	list := &tracev1.TracesData{} // a request has the same fields
+	if err == nil {
+		err = proto.Unmarshal(body, list)
+	}
+	if err != nil || r.Method != http.MethodPost || r.Header.Get("X-Key") != "k" {
+		http.Error(w, fmt.Sprint(r.Method, r.Header, err), http.StatusBadRequest)
+		return
+	}
+	s.export(list)
+}
+
+// traceService takes spans in OpenTelemetry's gRPC.
+var traceService = grpc.ServiceDesc{
+	ServiceName: "opentelemetry.proto.collector.trace.v1.TraceService", HandlerType: (*any)(nil),
+	Methods: []grpc.MethodDesc{{MethodName: "Export", Handler: func(s any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		list := &tracev1.TracesData{}
+		if err := decode(list); err != nil {
+			return nil, err
+		}
+		s.(*spans).export(list)
+		return &emptypb.Empty{}, nil
+	}}},
+}
+
+func (s *spans) export(list *tracev1.TracesData) {
+	text := func(of []*commonv1.KeyValue) map[string]string {
+		out := map[string]string{}
+		for _, one := range of {
+			out[one.GetKey()] = one.GetValue().GetStringValue()
+		}
+		return out
+	}
+	for _, of := range list.GetResourceSpans() {
+		for _, scope := range of.GetScopeSpans() {
+			for _, one := range scope.GetSpans() {
+				s.add(span{
+					hex.EncodeToString(one.GetTraceId()), hex.EncodeToString(one.GetSpanId()), hex.EncodeToString(one.GetParentSpanId()),
+					text(of.GetResource().GetAttributes())["service.name"], one.GetKind() == tracev1.Span_SPAN_KIND_CLIENT, text(one.GetAttributes()),
+				})
+			}
+		}
+	}
+}
+
 // serveOn runs a server of HTTP in a Pod. It ends with the test, or when the function is called.
 func serveOn(t *testing.T, m *meshup.Mesh, pod, addr string, h http.Handler) (stop func()) {
 	t.Helper()
@@ -172,6 +226,7 @@ func startTracing(t *testing.T, providers string) *tracing {
 	serveHeaders(t, m, "canary-1.tokens", ":9090")
 	mux := http.NewServeMux()
 	mux.HandleFunc("/api/v2/spans", x.spans.zipkin)
+	mux.HandleFunc("/v1/traces", x.spans.openTelemetry)
 	x.stop = serveOn(t, m, "outside-1.tokens", ":9411", mux)
 	text, err := os.ReadFile(filepath.Join(config, "mesh.yaml"))
 	if err != nil {
@@ -336,4 +391,43 @@ func TestTracesOfZipkin(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// TestTracesOfOpenTelemetry has the spans of a request's way be one trace at a collector of OpenTelemetry, by HTTP and by gRPC, each with
+// the name of its proxy's service.
+func TestTracesOfOpenTelemetry(t *testing.T) {
+	const at = "opentelemetry: {service: collector.tokens.svc.cluster.local, port: "
+	x := startTracing(t, "    - {name: http, "+at+"9411, http: {path: /v1/traces, headers: [{name: x-key, value: k}]}}}\n    - {name: grpc, "+at+"4317}}\n")
+	l, err := x.Pod("outside-1.tokens").Net.Listen("tcp", ":4317")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	server.RegisterService(&traceService, &x.spans)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	for _, provider := range []string{"http", "grpc"} {
+		x.put(t, "[{providers: [{name: "+provider+"}], randomSamplingPercentage: 100, customTags: {by: {literal: {value: "+provider+"}}}}]")
+		x.awaitChain(t, "all proxies send spans by "+provider, nil, func(h http.Header) string {
+			_, rest, _ := strings.Cut(h.Get("Traceparent"), "-")
+			id, _, _ := strings.Cut(rest, "-")
+			return id
+		}, func(list []span) error {
+			if err := way(list); err != nil {
+				return err
+			}
+			for _, one := range list {
+				if by := one.Tags["by"]; by != provider {
+					return fmt.Errorf("a span came by %s, want %s", by, provider) // its proxy does not have the new provider yet
+				}
+			}
+			return hasTags(list[1], map[string]string{"istio.namespace": "tokens", "istio.canonical_service": "server-of-all"})
+		})
+	}
 }

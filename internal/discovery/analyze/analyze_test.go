@@ -109,7 +109,7 @@ func TestProvidersOfTelemetry(t *testing.T) {
 		`x: spec.metrics[0].providers[1].name: mesh configuration has no provider "none" in extensionProviders: it counts nothing; want prometheus`,
 		`x: spec.metrics[0].providers[2].name: provider "good" is not one of metrics that proxies have: it counts nothing; want prometheus`,
 		`x: spec.tracing[0].providers[0].name: no Service or ServiceEntry has the host "zip.example" of provider "zip": nothing is traced`,
-		`x: spec.tracing[1].providers[0].name: provider "good" is not one of tracing that proxies have (zipkin or skywalking): nothing is traced`,
+		`x: spec.tracing[1].providers[0].name: provider "good" is not one of tracing that proxies have (zipkin, skywalking, opentelemetry or datadog): nothing is traced`,
 		`x: spec.tracing[2].providers[0].name: mesh configuration has no provider "none" in extensionProviders: nothing is traced`,
 	}
 	if got := findings(t, text, analyze.Options{Mesh: m}); !slices.Equal(got, want) {

@@ -443,7 +443,7 @@ func (d *dice) requestAuthentication() *security.RequestAuthentication {
 }
 
 // providers are those of gen's meshes and one that none has.
-var providers = []string{"envoy", "json", "als", "otel", "zipkin", "sky", "none"}
+var providers = []string{"envoy", "json", "als", "otel", "zipkin", "sky", "spans", "dog", "none"}
 
 // extensionProviders are those of access logs and tracing, to a service that there may be.
 func (d *dice) extensionProviders() (out []*meshv1.MeshConfig_ExtensionProvider) {
@@ -453,6 +453,10 @@ func (d *dice) extensionProviders() (out []*meshv1.MeshConfig_ExtensionProvider)
 		{Name: "als", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyHttpAls{EnvoyHttpAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyHttpGrpcV3LogProvider{Service: service, Port: port}}},
 		{Name: "zipkin", Provider: &meshv1.MeshConfig_ExtensionProvider_Zipkin{Zipkin: &meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider{Service: service, Port: port, MaxTagLength: pick[uint32](d, 0, 9)}}},
 		{Name: "sky", Provider: &meshv1.MeshConfig_ExtensionProvider_Skywalking{Skywalking: &meshv1.MeshConfig_ExtensionProvider_SkyWalkingTracingProvider{Service: service, Port: port}}},
+		{Name: "spans", Provider: &meshv1.MeshConfig_ExtensionProvider_Opentelemetry{Opentelemetry: &meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider{
+			Service: service, Port: port, Http: pick(d, nil, &meshv1.MeshConfig_ExtensionProvider_HttpService{Path: "/spans"}),
+		}}},
+		{Name: "dog", Provider: &meshv1.MeshConfig_ExtensionProvider_Datadog{Datadog: &meshv1.MeshConfig_ExtensionProvider_DatadogTracingProvider{Service: service, Port: port}}},
 		{Name: "otel", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyOtelAls{EnvoyOtelAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyOpenTelemetryLogProvider{Service: service, Port: port}}},
 	} {
 		if !d.oneIn(4) {

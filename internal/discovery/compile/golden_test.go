@@ -29,7 +29,7 @@ import (
 )
 
 // TestGolden compiles whole meshes for one proxy each. The first lines of an input say
-// for whom ("# proxy: NODE-ID [labels]"; "# ips: …", "# locality: …", "# extensions: …",
+// for whom ("# proxy: NODE-ID [labels]"; "# ips: …", "# locality: …", "# service: …", "# extensions: …",
 // "# metadata: KEY=VALUE …"; "# proxy-config: JSON")
 // and what of it is shown ("# show: LDS …"); "# mesh: …" is mesh configuration, and
 // "# options: …" are the control plane's.
@@ -80,6 +80,7 @@ func subject(t *testing.T, input []byte) mesh.Node {
 	who := strings.Fields(header(input, "proxy"))
 	node := proxy(t, who[0], strings.Join(who[1:], ""))
 	node.Locality = mesh.ParseLocality(header(input, "locality"))
+	node.Service = header(input, "service")
 	for _, ip := range strings.Fields(header(input, "ips")) {
 		node.Metadata.InstanceIPs = append(node.Metadata.InstanceIPs, netip.MustParseAddr(ip))
 	}

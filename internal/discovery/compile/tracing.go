@@ -11,12 +11,12 @@ import (
 
 // clientTracing returns the tracing of the listeners that a scope determines.
 func (c *Compiler) clientTracing(r *incr.Reader, s mesh.ScopeID) *listener.Tracing {
-	return c.tracing(r, s.Value().Telemetry, s.Value().Caps, telemetry.WorkloadMode_CLIENT)
+	return c.tracing(r, s.Value().Telemetry, s.Value().Service, telemetry.WorkloadMode_CLIENT)
 }
 
-// tracing returns the tracing that Telemetries with the given keys and the mesh's default provider decide; nil for none, also if the
-// provider does not exist or is one that the proxy does not have. [control-plane 1.11.1, 1.11.4]
-func (c *Compiler) tracing(r *incr.Reader, keys string, caps mesh.Capability, mode telemetry.WorkloadMode) *listener.Tracing {
+// tracing returns the tracing that Telemetries with the given keys and the mesh's default provider decide for a proxy of this
+// service; nil for none, also if the provider or a service of its does not exist. [control-plane 1.11.1, 1.11.4]
+func (c *Compiler) tracing(r *incr.Reader, keys, service string, mode telemetry.WorkloadMode) *listener.Tracing {
 	m := c.model.Mesh(r)
 	var entries []*telemetry.Tracing
 	for _, t := range c.model.TelemetryIn(r, keys) {
@@ -30,20 +30,32 @@ func (c *Compiler) tracing(r *incr.Reader, keys string, caps mesh.Capability, mo
 	if len(defaults) > 0 {
 		name = defaults[0]
 	}
-	out := &listener.Tracing{Sampling: defaultSampling}
+	out := &listener.Tracing{Sampling: defaultSampling, Service: service}
 	if mergeTracing(entries, mode, out, &name) {
 		return nil
 	}
 	p := mesh.Provider(m, name)
-	service, port, ok := mesh.TraceProvider(p)
+	host, port, ok := mesh.TraceProvider(p)
 	if !ok {
 		return nil // package analyze tells it
 	}
-	if out.Host, ok = c.model.ProviderHost(r, service, port); !ok {
+	if out.Collector, ok = c.collector(r, host, port); !ok {
 		return nil
 	}
-	out.Provider, out.Cluster = p, cluster.Name(cluster.Outbound, port, "", out.Host)
+	if api := p.GetOpentelemetry().GetDynatraceSampler().GetHttpService(); api != nil {
+		if out.Sampler, ok = c.collector(r, api.GetService(), api.GetPort()); !ok {
+			return nil
+		}
+	}
+	out.Provider = p
 	return out
+}
+
+// collector returns a service to which Envoy itself makes requests, false if it does not exist.
+func (c *Compiler) collector(r *incr.Reader, service string, port uint32) (out listener.Collector, ok bool) {
+	out.Host, ok = c.model.ProviderHost(r, service, port)
+	out.Cluster = cluster.Name(cluster.Outbound, port, "", out.Host)
+	return out, ok
 }
 
 // defaultSampling is the share of requests that are traced where nothing says otherwise, in percent. [control-plane 1.2.20]

@@ -198,6 +198,10 @@ func (c *check) extensionProvider(at string, p *meshv1.MeshConfig_ExtensionProvi
 		c.traceHTTP(at+".zipkin", x.Zipkin.GetPath(), x.Zipkin.GetTimeout(), x.Zipkin.GetHeaders())
 	case *meshv1.MeshConfig_ExtensionProvider_Skywalking:
 		c.providerService(at+".skywalking", x.Skywalking.GetService(), x.Skywalking.GetPort())
+	case *meshv1.MeshConfig_ExtensionProvider_Datadog:
+		c.providerService(at+".datadog", x.Datadog.GetService(), x.Datadog.GetPort())
+	case *meshv1.MeshConfig_ExtensionProvider_Opentelemetry:
+		c.openTelemetry(at+".opentelemetry", x.Opentelemetry)
 	}
 }
 
@@ -211,6 +215,36 @@ func (c *check) loggedHeader(at, name string) {
 	if !isToken(strings.TrimPrefix(name, ":")) {
 		c.fail(at, "invalid header name %q", name)
 	}
+}
+
+func (c *check) openTelemetry(at string, o *meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider) {
+	c.providerService(at, o.GetService(), o.GetPort())
+	if h := o.GetHttp(); h != nil {
+		c.httpService(at+".http", h)
+		if o.GetGrpc() != nil {
+			c.fail(at+".grpc", "cannot be set together with http")
+		}
+	}
+	if g := o.GetGrpc(); g != nil {
+		c.traceTimeout(at+".grpc.timeout", g.GetTimeout())
+		c.traceHeaders(at+".grpc.initialMetadata", g.GetInitialMetadata())
+	}
+	d := o.GetDynatraceSampler()
+	if d == nil {
+		return
+	}
+	at += ".dynatraceSampler"
+	c.notEmpty(at+".tenant", d.GetTenant(), "want the tenant's identifier")
+	if api := d.GetHttpService(); api != nil {
+		c.providerService(at+".httpService", api.GetService(), api.GetPort())
+		c.httpService(at+".httpService.http", api.GetHttp())
+	} else if o.GetHttp() == nil {
+		c.fail(at+".httpService", "is missing: want the service that has the sampler's configuration; only with http it is that of the provider")
+	}
+}
+
+func (c *check) httpService(at string, h *meshv1.MeshConfig_ExtensionProvider_HttpService) {
+	c.traceHTTP(at, h.GetPath(), h.GetTimeout(), h.GetHeaders())
 }
 
 // traceHTTP checks a collector's service of HTTP.

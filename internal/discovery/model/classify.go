@@ -31,6 +31,8 @@ type ProxyKey struct {
 	Version string
 	// Topology is what the node says of the proxies in front of it.
 	Topology mesh.Topology
+	// Service is the name that the proxy's service has in spans.
+	Service string
 }
 
 // KeyOf returns the key of a node. The account is the service account that its caller has proved, empty if it
@@ -45,6 +47,7 @@ func KeyOf(n mesh.Node, account string) ProxyKey {
 		Labels: canonical(n.Metadata.Labels), IPs: strings.Join(ips, ","),
 		Caps:     mesh.Capabilities(n),
 		Version:  n.Metadata.IstioVersion,
+		Service:  n.Service,
 		Topology: n.Metadata.Topology,
 		Location: mesh.Location{Network: n.Metadata.Network, Cluster: n.Metadata.ClusterID, Locality: n.Locality},
 	}
@@ -101,6 +104,9 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	if k.Role == mesh.Router { // its listeners are those of the scope
 		scope.Topology = k.Topology
 		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
+	}
+	if !k.Caps.Has(mesh.Proxyless) && mesh.NamesTracedServices(m.Mesh(r)) {
+		scope.Service, workload.Service = k.Service, k.Service
 	}
 	scope.Telemetry = m.telemetryOf(r, k, labels, named, telemetry.WorkloadMode_CLIENT)
 	if k.Role != mesh.Router {

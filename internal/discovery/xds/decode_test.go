@@ -92,7 +92,7 @@ func TestNodesAreReadWhole(t *testing.T) {
 		"ISTIO_VERSION": "1.31.0", "PROXY_CONFIG": map[string]any{"tracing": map[string]any{"sampling": 1}, "readinessProbe": map[string]any{"tcpSocket": map[string]any{"port": 1}}, "gatewayTopology": map[string]any{"numTrustedProxies": 1, "forwardClientCertDetails": "SANITIZE", "proxyProtocol": map[string]any{}}}, "AUTO_REGISTER_GROUP": "vms", "GRPC_CERTIFICATE_PROVIDER": "true", mesh.BootstrapKey: "true",
 		"ANNOTATIONS": map[string]any{"a": strings.Repeat("x", 256<<10)},
 	})
-	n.Locality.SubZone = "s"
+	n.Locality.SubZone, n.Cluster = "s", "web.shop"
 	got, err := decodeNode(encoded(t, n))
 	if err != nil {
 		t.Fatal(err)
@@ -114,6 +114,12 @@ func TestNodesAreReadWhole(t *testing.T) {
 	md, err := mesh.DecodeMetadata(n.Metadata.AsMap())
 	if err != nil || !reflect.DeepEqual(got.Metadata, md) {
 		t.Errorf("metadata %+v, want %+v (%v)", got.Metadata, md, err)
+	}
+	for _, cluster := range []string{strings.Repeat("x", 300), "a\x1b[1m"} {
+		n.Cluster = cluster
+		if got, err := decodeNode(encoded(t, n)); err != nil || got.Service != "" {
+			t.Errorf("cluster %q: service %q (%v)", cluster, got.Service, err)
+		}
 	}
 	n.UserAgentVersionType = &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: &corev3.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40, Patch: 2}}}
 	if got, err := decodeNode(encoded(t, n)); err != nil || got.UserAgent != "envoy/1.40.2" {

@@ -90,6 +90,10 @@ func (d *nodeDecoder) field(n protowire.Number, v []byte) (err error) {
 	switch n {
 	case 1:
 		d.id, err = text("node id", v, 1024)
+	case 2:
+		if len(v) <= maxNodeText && printable.Is(string(v)) {
+			d.out.Service = string(v)
+		}
 	case 3:
 		err = eachField(v, func(n protowire.Number, v []byte) error {
 			if n != 1 {
@@ -250,7 +254,7 @@ func (d *nodeDecoder) userAgent() string {
 func nodeCost(n mesh.Node) int {
 	m := n.Metadata
 	size := len(n.ID) + len(n.Domain) + len(m.Name) + len(m.Namespace) + len(m.ServiceAccount) + len(m.ClusterID) + len(m.Network) + len(m.IstioVersion) + len(m.AutoRegisterGroup) +
-		len(n.UserAgent) + len(n.Locality.Region) + len(n.Locality.Zone) + len(n.Locality.Subzone) + 64*len(m.InstanceIPs)
+		len(n.UserAgent) + len(n.Service) + len(n.Locality.Region) + len(n.Locality.Zone) + len(n.Locality.Subzone) + 64*len(m.InstanceIPs)
 	for k, v := range m.Labels {
 		size += costOf(k) + costOf(v)
 	}

@@ -9,6 +9,8 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tracev3 "github.com/envoyproxy/go-control-plane/envoy/config/trace/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	detectorsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/tracers/opentelemetry/resource_detectors/v3"
+	samplersv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/tracers/opentelemetry/samplers/v3"
 	metadatav3 "github.com/envoyproxy/go-control-plane/envoy/type/metadata/v3"
 	tracingv3 "github.com/envoyproxy/go-control-plane/envoy/type/tracing/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -26,8 +28,10 @@ import (
 type Tracing struct {
 	// Provider is one of mesh.TraceProvider.
 	Provider *meshv1.MeshConfig_ExtensionProvider
-	// Cluster and Host are those of the provider's service.
-	Cluster, Host string
+	// Collector is the provider's service, and Sampler that of its sampler, without a name if that has none.
+	Collector, Sampler Collector
+	// Service is the name of the proxy's service in spans; empty if it has none, or its tracer takes it from Envoy's node.
+	Service string
 	// Sampling is the share of traced requests among those of which nobody has decided before, 0–100 percent.
 	Sampling float64
 	// Tags are added to spans, by name.
@@ -40,12 +44,19 @@ type Tracing struct {
 	NoPropagation bool
 }
 
-// Clusters are the names of the clusters to which spans are sent.
+// Collector is a service to which Envoy itself makes requests.
+type Collector struct{ Cluster, Host string }
+
+// Clusters are the names of the clusters that the tracer makes requests to.
 func (t *Tracing) Clusters() []string {
 	if t == nil {
 		return nil
 	}
-	return []string{t.Cluster}
+	out := []string{t.Collector.Cluster}
+	if t.Sampler != (Collector{}) {
+		out = append(out, t.Sampler.Cluster)
+	}
+	return out
 }
 
 // tracing returns the tracing of a connection manager, nil if nothing is traced or the proxy does not have the tracer.
@@ -90,6 +101,23 @@ func (e Env) tracing() *hcmv3.HttpConnectionManager_Tracing {
 		out.Provider = tracer("envoy.tracers.skywalking", s)
 		// SkyWalking's model has a span for each end of a call; without it the parts of a trace are not connected.
 		out.SpawnUpstreamSpan = wrapperspb.Bool(true)
+	case *meshv1.MeshConfig_ExtensionProvider_Opentelemetry:
+		if !e.Caps.Has(mesh.OpenTelemetry) {
+			return nil
+		}
+		out.MaxPathTagLength = maxLength(p.Opentelemetry.GetMaxTagLength())
+		out.Provider = tracer("envoy.tracers.opentelemetry", t.openTelemetry(p.Opentelemetry))
+		if p.Opentelemetry.GetDynatraceSampler() != nil {
+			out.RandomSampling = &typev3.Percent{Value: 100} // the sampler decides
+		}
+	case *meshv1.MeshConfig_ExtensionProvider_Datadog:
+		if !e.Caps.Has(mesh.Datadog) {
+			return nil
+		}
+		out.MaxPathTagLength = maxLength(p.Datadog.GetMaxTagLength())
+		out.Provider = tracer("envoy.tracers.datadog", &tracev3.DatadogConfig{
+			CollectorCluster: t.Collector.Cluster, CollectorHostname: t.Collector.Host, ServiceName: orDefault(t.Service, "envoy"),
+		})
 	default:
 		panic("listener: provider " + t.Provider.GetName() + " is not one of tracing")
 	}
@@ -110,7 +138,7 @@ func tracer(name string, config proto.Message) *tracev3.Tracing_Http {
 // grpc is the provider's service of gRPC.
 func (t *Tracing) grpc() *corev3.GrpcService {
 	return &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
-		EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: t.Cluster, Authority: t.Host},
+		EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: t.Collector.Cluster, Authority: t.Collector.Host},
 	}}
 }
 
@@ -119,7 +147,7 @@ func (t *Tracing) zipkin(z *meshv1.MeshConfig_ExtensionProvider_ZipkinTracingPro
 		CollectorEndpointVersion: tracev3.ZipkinConfig_HTTP_JSON,
 		TraceId_128Bit:           !z.GetEnable_64BitTraceId(),
 		SharedSpanContext:        wrapperspb.Bool(false),
-		CollectorService:         httpService("http://"+t.Host+orDefault(z.GetPath(), "/api/v2/spans"), t.Cluster, z.GetTimeout(), z.GetHeaders()),
+		CollectorService:         httpService(t.Collector, orDefault(z.GetPath(), "/api/v2/spans"), z.GetTimeout(), z.GetHeaders()),
 	}
 	if z.GetTraceContextOption() == meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider_USE_B3_WITH_W3C_PROPAGATION {
 		out.TraceContextOption = tracev3.ZipkinConfig_USE_B3_WITH_W3C_PROPAGATION
@@ -127,13 +155,52 @@ func (t *Tracing) zipkin(z *meshv1.MeshConfig_ExtensionProvider_ZipkinTracingPro
 	return out
 }
 
+// dynatracePath is where Dynatrace's servers have the sampler's configuration. Istio appends it to the exporter's service, too.
+const dynatracePath = "/api/v2/samplingConfiguration"
+
+func (t *Tracing) openTelemetry(o *meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider) *tracev3.OpenTelemetryConfig {
+	out := &tracev3.OpenTelemetryConfig{ServiceName: t.Service}
+	if h := o.GetHttp(); h != nil {
+		out.HttpService = httpService(t.Collector, h.GetPath(), h.GetTimeout(), h.GetHeaders())
+	} else {
+		out.GrpcService = t.grpc()
+		out.GrpcService.Timeout = o.GetGrpc().GetTimeout()
+		for _, h := range o.GetGrpc().GetInitialMetadata() {
+			if h.GetEnvName() == "" { // package config tells it
+				out.GrpcService.InitialMetadata = append(out.GrpcService.InitialMetadata, &corev3.HeaderValue{Key: h.GetName(), Value: h.GetValue()})
+			}
+		}
+	}
+	const extensions = "envoy.tracers.opentelemetry."
+	if o.GetResourceDetectors().GetEnvironment() != nil {
+		out.ResourceDetectors = append(out.ResourceDetectors, extension(extensions+"resource_detectors.environment", &detectorsv3.EnvironmentResourceDetectorConfig{}))
+	}
+	if o.GetResourceDetectors().GetDynatrace() != nil {
+		out.ResourceDetectors = append(out.ResourceDetectors, extension(extensions+"resource_detectors.dynatrace", &detectorsv3.DynatraceResourceDetectorConfig{}))
+	}
+	if d := o.GetDynatraceSampler(); d != nil {
+		config := &samplersv3.DynatraceSamplerConfig{Tenant: d.GetTenant(), ClusterId: d.GetClusterId(), RootSpansPerMinute: d.GetRootSpansPerMinute()}
+		if api := d.GetHttpService(); api != nil {
+			config.HttpService = httpService(t.Sampler, api.GetHttp().GetPath(), api.GetHttp().GetTimeout(), api.GetHttp().GetHeaders())
+		} else if h := o.GetHttp(); h != nil {
+			config.HttpService = httpService(t.Collector, dynatracePath, h.GetTimeout(), h.GetHeaders())
+		}
+		out.Sampler = extension(extensions+"samplers.dynatrace", config)
+	}
+	return out
+}
+
+func extension(name string, config proto.Message) *corev3.TypedExtensionConfig {
+	return &corev3.TypedExtensionConfig{Name: name, TypedConfig: marshal.MustAny(config)}
+}
+
 // httpService is a service of HTTP; without a timeout, requests to it have 5 s, Envoy's default.
-func httpService(uri, cluster string, timeout *durationpb.Duration, headers []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) *corev3.HttpService {
+func httpService(to Collector, path string, timeout *durationpb.Duration, headers []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) *corev3.HttpService {
 	if timeout == nil {
 		timeout = durationpb.New(5 * time.Second)
 	}
 	out := &corev3.HttpService{HttpUri: &corev3.HttpUri{
-		Uri: uri, HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: cluster}, Timeout: timeout,
+		Uri: "http://" + to.Host + path, HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: to.Cluster}, Timeout: timeout,
 	}}
 	for _, h := range headers {
 		if h.GetEnvName() != "" {
