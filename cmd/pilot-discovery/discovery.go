@@ -138,6 +138,7 @@ func readOptions(v *settings.Values) discovery.Options {
 	}
 	o.Watchdog = v.Duration("watchdogTimeout")
 	o.Limits.Streams, o.Limits.StreamsPerSecond = v.Int("maxStreams"), v.Float("PILOT_MAX_REQUESTS_PER_SECOND")
+	o.Compile.TraceSampling = v.Float("PILOT_TRACE_SAMPLING")
 	o.Compile.NoSniffOutbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND")
 	o.Compile.NoSniffInbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND")
 	o.Compile.WholeRoutes = !v.Bool("vhds")

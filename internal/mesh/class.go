@@ -204,6 +204,8 @@ type Scope struct {
 	Telemetry string
 	// Service is the proxy's service in spans, if a provider of the mesh's has that name in a listener; empty otherwise.
 	Service string
+	// Tracing is what the node says of traces.
+	Tracing Tracing
 	// Patches are the EnvoyFilters that patch what the scope determines, in a canonical form that package model defines; empty
 	// for none.
 	Patches string
@@ -246,8 +248,9 @@ type Workload struct {
 	Authorization string
 	// Tokens are the RequestAuthentications that do.
 	Tokens string
-	// Telemetry are the Telemetry objects for inbound listeners, as those of Scope, and Service is that of Scope.
+	// Telemetry are the Telemetry objects for inbound listeners, as those of Scope; Service and Tracing are those of Scope.
 	Telemetry, Service string
+	Tracing            Tracing
 	// Patches are the EnvoyFilters that patch what the workload determines, as those of Scope.
 	Patches string
 	// Sidecar is "namespace/name" of the Sidecar resource that applies if it determines inbound listeners or clusters, or empty.

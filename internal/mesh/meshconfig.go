@@ -24,7 +24,7 @@ func DefaultMeshConfig() *meshv1.MeshConfig {
 		DefaultServiceExportTo:         []string{"*"},
 		DefaultVirtualServiceExportTo:  []string{"*"},
 		DefaultDestinationRuleExportTo: []string{"*"},
-		EnableTracing:                  false,
+		EnableTracing:                  true,
 		DefaultConfig:                  DefaultProxyConfig(),
 	}
 }

@@ -48,6 +48,8 @@ type Metadata struct {
 	Epoch string
 	// Topology is that of the node's ProxyConfig.
 	Topology Topology
+	// Tracing is that of the node's ProxyConfig.
+	Tracing Tracing
 	// NotApplied are the fields of the node's ProxyConfig that the proxy does not get.
 	NotApplied ProxyConfigFields
 }
@@ -125,7 +127,8 @@ const proxyConfigKey = "PROXY_CONFIG"
 
 // IsProxyConfig reports whether the value of a key is the node's ProxyConfig. Of it only the names
 // of fields count, but for one: whoever does not decode it whole sets NotApplied by [ProxyConfigField],
-// ReadinessProbe by [IsReadinessProbe], and Topology by [IsTopology] and [DecodeTopology].
+// ReadinessProbe by [IsReadinessProbe], Topology by [IsTopology] and [DecodeTopology], and
+// Tracing by [IsTracing] and [DecodeTracing].
 func IsProxyConfig(key string) bool { return key == proxyConfigKey }
 
 // ReadsMetadata reports whether DecodeMetadata reads the value of a key. Values of other keys need not be
@@ -166,6 +169,10 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		AutoRegisterGroup: Text(raw[autoRegisterKey]),
 		ReadinessProbe:    hasReadinessProbe(raw[proxyConfigKey]),
 		Epoch:             epoch(raw[EpochKey]),
+	}
+	whole := false
+	if m.Tracing, whole = tracing(raw[proxyConfigKey]); !whole {
+		m.NotApplied |= TracingNotApplied
 	}
 	for key, v := range map[string]string{
 		"NAME": m.Name, "NAMESPACE": m.Namespace, "SERVICE_ACCOUNT": m.ServiceAccount, "CLUSTER_ID": m.ClusterID,

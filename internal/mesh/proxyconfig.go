@@ -9,14 +9,17 @@ type ProxyConfigFields uint8
 var proxyConfigFields = [...]struct{ name, agents string }{
 	{"connectionSettings", "globalDownstreamConnectionLimit"},
 	{"proxyHeaders", ""},
-	{"tracing", ""},
+	{tracingKey, ""},
 }
+
+// TracingNotApplied is the set of the field for traces, of which nothing is applied if DecodeTracing says so.
+const TracingNotApplied ProxyConfigFields = 1 << 2
 
 // ProxyConfigField returns the set with the field that has the JSON name, if inner is a field within
 // it that is not applied; else the empty set.
 func ProxyConfigField(name, inner string) ProxyConfigFields {
 	for i, f := range proxyConfigFields {
-		if f.name == name && inner != f.agents {
+		if f.name == name && inner != f.agents && !IsTracing(name) {
 			return 1 << i
 		}
 	}

@@ -185,6 +185,8 @@ var Discovery = Table{
 		Help: "share of the self-signed root's life that is left when its rotation begins by itself (docs/ca.md)"},
 	{Env: []string{"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/ca",
 		Help: "vary the time of the root's rotation, so that meshes that began together do not rotate together"},
+	{Env: []string{"PILOT_TRACE_SAMPLING"}, Kind: Float, Default: "1", Max: 100, Unit: "percent", Used: "internal/discovery/compile",
+		Help: "share of requests that are traced where neither a Telemetry nor the proxy says it"},
 	{Env: []string{"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/compile",
 		Help: "detect the protocol of outbound ports that declare none; false: TCP"},
 	{Env: []string{"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/compile",

@@ -59,8 +59,6 @@ var DiscoveryNoEffect = Table{
 		Help: "address of the control plane, whose host is a name of the secure port"},
 
 	// What is compiled. [control-plane 1.2.20–1.2.26, 1.2.34, 1.2.35]
-	{Env: []string{"PILOT_TRACE_SAMPLING"}, Kind: Float, Max: 100, Unit: "percent", NoEffect: "proxies send no traces",
-		Help: "share of requests that are traced"},
 	{Env: []string{"COMPLIANCE_POLICY"}, Kind: Text, Unit: "policy", NoEffect: "the variable of a proxy (proxyMetadata) limits its TLS; that of the control plane is not limited",
 		Help: "policy that limits TLS"},
 	{Env: []string{"PILOT_HTTP10"}, Kind: Bool, Unit: "switch", NoEffect: "HTTP/1.0 is accepted where the node's metadata has HTTP10",

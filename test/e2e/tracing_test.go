@@ -218,9 +218,9 @@ type tracing struct {
 }
 
 // startTracing starts the mesh with these providers, whose services are collector.tokens.svc.cluster.local:9411.
-func startTracing(t *testing.T, providers string) *tracing {
+func startTracing(t *testing.T, providers string, adjust func(*meshup.Options)) *tracing {
 	t.Helper()
-	m, config := start(t, "tokens")
+	m, config := startWith(t, "tokens", adjust)
 	x := &tracing{Mesh: m, config: config}
 	serveCalling(t, m, "server-1.tokens", ":9090", "http://canary:9090")
 	serveHeaders(t, m, "canary-1.tokens", ":9090")
@@ -307,7 +307,7 @@ func hasTags(s span, want map[string]string) error {
 // TestTracesOfZipkin has the spans of a request's way be one trace, with the tags and the share that the Telemetry says. A collector that
 // is slow or away harms no request.
 func TestTracesOfZipkin(t *testing.T) {
-	x := startTracing(t, "    - {name: zipkin, zipkin: {service: collector.tokens.svc.cluster.local, port: 9411}}\n")
+	x := startTracing(t, "    - {name: zipkin, zipkin: {service: collector.tokens.svc.cluster.local, port: 9411}}\n", func(*meshup.Options) {})
 	const tags = "customTags: {lit: {literal: {value: a}}, hdr: {header: {name: x-user}}, fmt: {formatter: {value: '%REQ(:METHOD)%'}}}"
 	x.put(t, "[{providers: [{name: zipkin}], randomSamplingPercentage: 100, "+tags+"}]")
 	x.awaitChain(t, "all proxies send spans", http.Header{"X-User": {"ann"}}, b3, func(list []span) error {
@@ -397,7 +397,7 @@ func TestTracesOfZipkin(t *testing.T) {
 // the name of its proxy's service.
 func TestTracesOfOpenTelemetry(t *testing.T) {
 	const at = "opentelemetry: {service: collector.tokens.svc.cluster.local, port: "
-	x := startTracing(t, "    - {name: http, "+at+"9411, http: {path: /v1/traces, headers: [{name: x-key, value: k}]}}}\n    - {name: grpc, "+at+"4317}}\n")
+	x := startTracing(t, "    - {name: http, "+at+"9411, http: {path: /v1/traces, headers: [{name: x-key, value: k}]}}}\n    - {name: grpc, "+at+"4317}}\n", func(*meshup.Options) {})
 	l, err := x.Pod("outside-1.tokens").Net.Listen("tcp", ":4317")
 	if err != nil {
 		t.Fatal(err)
@@ -430,4 +430,26 @@ func TestTracesOfOpenTelemetry(t *testing.T) {
 			return hasTags(list[1], map[string]string{"istio.namespace": "tokens", "istio.canonical_service": "server-of-all"})
 		})
 	}
+}
+
+// TestTracesOfTheBootstrap has proxies use the tracers of their bootstraps, as ProxyConfig says, until enableTracing is false.
+func TestTracesOfTheBootstrap(t *testing.T) {
+	x := startTracing(t, "      []\n", func(o *meshup.Options) {
+		o.ProxyConfig += "\ntracing: {sampling: 100, zipkin: {address: '10.99.0.10:9411'}, customTags: {own: {literal: {value: mine}}}}"
+	})
+	x.awaitChain(t, "all proxies send spans", nil, b3, func(list []span) error {
+		return errors.Join(way(list), hasTags(list[1], map[string]string{"own": "mine", "istio.namespace": "tokens"}))
+	})
+	text, err := os.ReadFile(filepath.Join(x.config, "mesh.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, x.config, "mesh.yaml", strings.Replace(string(text), "  mesh: |\n", "  mesh: |\n    enableTracing: false\n", 1))
+	steady(t, "nothing is traced", func(ctx context.Context) error {
+		got, err := x.through(ctx, "/off", nil)
+		if err == nil && b3(got) != "" {
+			err = fmt.Errorf("traced: %v", got)
+		}
+		return err
+	})
 }

@@ -154,6 +154,7 @@ func newFieldCheck(t *testing.T, k fieldKind) *fieldCheck {
 	for _, n := range fieldNodes {
 		node := proxy(t, n.id, "")
 		node.Locality = mesh.ParseLocality(n.locality)
+		node.Metadata.Tracing.Tracer = true
 		c.nodes = append(c.nodes, model.KeyOf(node, ""))
 		c.world.model.Classify().Want(c.nodes[len(c.nodes)-1])
 		c.world.compiler.Bootstraps().Want(compile.BootstrapKeyOf(c.nodes[len(c.nodes)-1]))

@@ -100,7 +100,7 @@ func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
 	env := listener.Env{
 		Caps: caps, Mesh: c.model.Mesh(r),
 		Logs: c.accessLogs(r, keys, telemetry.WorkloadMode_SERVER), Metrics: c.metrics(r, keys, telemetry.WorkloadMode_SERVER),
-		Tracing: c.tracing(r, keys, k.Workload.Value().Service, telemetry.WorkloadMode_SERVER),
+		Tracing: c.tracing(r, keys, k.Workload.Value().Service, k.Workload.Value().Tracing, telemetry.WorkloadMode_SERVER),
 	}
 	if c.opts.NoSniffInbound {
 		env.Caps &^= mesh.HTTPInspector

@@ -51,7 +51,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                                                    {text: "the visibility of ServiceEntries depends on exportTo and defaultServiceExportTo only; remove it"},
 	"istio.mesh.v1alpha1.ServiceEntryVisibility.apply_to_sidecars":                                               {text: "a ServiceEntry that it hides would be visible to sidecars; restrict exportTo or defaultServiceExportTo, and remove it", rejected: true},
 	"istio.networking.v1alpha3.SidecarPort.target_port":                                                          {text: "a listener's port is port.number, and its destination defaultEndpoint"},
-	"istio.mesh.v1alpha1.MeshConfig.enable_tracing":                                                              {text: "what is traced is decided by Telemetry objects and defaultProviders.tracing only"},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.OpenTelemetryTracingProvider.service_attribute_enrichment": {text: "spans have the name of the service as with ISTIO_CANONICAL, and no other attributes of it"},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.HttpHeader.env_name":                                       {text: "the control plane gives no variables of its environment away, and the header is left out; use value"},
 }

@@ -170,7 +170,7 @@ func TestMeshConfig(t *testing.T) {
 		}, []string{"warning defaultConfig.discoveryAddress: not applied", "warning defaultConfig.proxyMetadata: not applied"}},
 		{"not applied and unsafe", "outboundTrafficPolicy: {mode: ALLOW_ANY_DYNAMIC_DNS, tls: {mode: SIMPLE}}\nserviceEntryVisibility: {applyToSidecars: true}", nil, []string{
 			"warning outboundTrafficPolicy.mode: not applied", "error outboundTrafficPolicy.tls: not applied", "warning serviceEntryVisibility: not applied", "error serviceEntryVisibility.applyToSidecars: not applied"}},
-		{"zero is a value, null is not", "connectTimeout: null\ndefaultServiceExportTo: []\nenableTracing: false\naccessLogFile: ''", func(m *meshv1.MeshConfig) { m.DefaultServiceExportTo = nil }, nil},
+		{"zero is a value, null is not", "connectTimeout: null\ndefaultServiceExportTo: []\nenableTracing: false\naccessLogFile: ''", func(m *meshv1.MeshConfig) { m.DefaultServiceExportTo, m.EnableTracing = nil, false }, nil},
 		{"unknown field", "trustDomian: x\ntrustDomain: y", func(m *meshv1.MeshConfig) { m.TrustDomain = "y" }, []string{"warning trustDomian: line 1: unknown field; did you mean trustDomain?"}},
 		{"invalid YAML", "a: [", nil, []string{"error : line 1: the YAML does not parse"}},
 		{"a list", "- a", nil, []string{"error : line 1: want a mapping, not a list"}},

@@ -33,6 +33,8 @@ type ProxyKey struct {
 	Topology mesh.Topology
 	// Service is the name that the proxy's service has in spans.
 	Service string
+	// Tracing is what the node says of traces.
+	Tracing mesh.Tracing
 }
 
 // KeyOf returns the key of a node. The account is the service account that its caller has proved, empty if it
@@ -48,6 +50,7 @@ func KeyOf(n mesh.Node, account string) ProxyKey {
 		Caps:     mesh.Capabilities(n),
 		Version:  n.Metadata.IstioVersion,
 		Service:  n.Service,
+		Tracing:  n.Metadata.Tracing,
 		Topology: n.Metadata.Topology,
 		Location: mesh.Location{Network: n.Metadata.Network, Cluster: n.Metadata.ClusterID, Locality: n.Locality},
 	}
@@ -105,8 +108,11 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 		scope.Topology = k.Topology
 		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
 	}
-	if !k.Caps.Has(mesh.Proxyless) && mesh.NamesTracedServices(m.Mesh(r)) {
-		scope.Service, workload.Service = k.Service, k.Service
+	if !k.Caps.Has(mesh.Proxyless) {
+		scope.Tracing, workload.Tracing = k.Tracing, k.Tracing
+		if mesh.NamesTracedServices(m.Mesh(r)) {
+			scope.Service, workload.Service = k.Service, k.Service
+		}
 	}
 	scope.Telemetry = m.telemetryOf(r, k, labels, named, telemetry.WorkloadMode_CLIENT)
 	if k.Role != mesh.Router {

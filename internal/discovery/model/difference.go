@@ -33,8 +33,8 @@ func (m *Model) Base(s mesh.ScopeID) (mesh.ScopeID, bool) {
 	if m.whole || v.Sidecar != "" || v.Namespace == "" && v.Selected == "" {
 		return mesh.ScopeID{}, false
 	}
-	// Every listener depends on the telemetry and on the name in spans.
-	return mesh.Scope{Role: v.Role, Cluster: v.Cluster, Caps: v.Caps, Telemetry: v.Telemetry, Service: v.Service}.ID(), true
+	// Every listener depends on the telemetry.
+	return mesh.Scope{Role: v.Role, Cluster: v.Cluster, Caps: v.Caps, Telemetry: v.Telemetry, Service: v.Service, Tracing: v.Tracing}.ID(), true
 }
 
 // CompileWhole makes every scope one without base. Tests compare the results. It must be called before

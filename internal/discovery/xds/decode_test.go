@@ -89,7 +89,7 @@ func TestNodesAreReadWhole(t *testing.T) {
 	n := node(map[string]any{
 		"NAME": "web-1", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "web", "CLUSTER_ID": "east", "NETWORK": "net", "INTERCEPTION_MODE": "tproxy",
 		"GENERATOR": "grpc", "DNS_CAPTURE": "true", "DNS_AUTO_ALLOCATE": "true", "HTTP10": 1, "VIRTUAL_HOST_DISCOVERY": true, "file-credential": "true", mesh.SelfDiscoveryKey: "true", "COMPLIANCE_POLICY": "pqc", "ENVOY_EPOCH": 1, "LABELS": map[string]any{"app": "web"}, "INSTANCE_IPS": "10.0.0.1,10.0.0.2",
-		"ISTIO_VERSION": "1.31.0", "PROXY_CONFIG": map[string]any{"tracing": map[string]any{"sampling": 1}, "readinessProbe": map[string]any{"tcpSocket": map[string]any{"port": 1}}, "gatewayTopology": map[string]any{"numTrustedProxies": 1, "forwardClientCertDetails": "SANITIZE", "proxyProtocol": map[string]any{}}}, "AUTO_REGISTER_GROUP": "vms", "GRPC_CERTIFICATE_PROVIDER": "true", mesh.BootstrapKey: "true",
+		"ISTIO_VERSION": "1.31.0", "PROXY_CONFIG": map[string]any{"proxyHeaders": map[string]any{"a": 1}, "tracing": map[string]any{"sampling": 1, "datadog": map[string]any{}, "maxPathTagLength": 9, "customTags": map[string]any{"a": map[string]any{"literal": map[string]any{"value": "b"}}}}, "readinessProbe": map[string]any{"tcpSocket": map[string]any{"port": 1}}, "gatewayTopology": map[string]any{"numTrustedProxies": 1, "forwardClientCertDetails": "SANITIZE", "proxyProtocol": map[string]any{}}}, "AUTO_REGISTER_GROUP": "vms", "GRPC_CERTIFICATE_PROVIDER": "true", mesh.BootstrapKey: "true",
 		"ANNOTATIONS": map[string]any{"a": strings.Repeat("x", 256<<10)},
 	})
 	n.Locality.SubZone, n.Cluster = "s", "web.shop"

@@ -31,7 +31,7 @@ func decodeNode(b []byte) (mesh.Node, error) {
 	if err == nil {
 		if d.out.NodeID, err = mesh.DecodeNodeID(d.id); err == nil {
 			d.out.Metadata, err = mesh.DecodeMetadata(d.metadata)
-			d.out.Metadata.NotApplied, d.out.Metadata.ReadinessProbe, d.out.Metadata.Topology = d.notApplied, d.readinessProbe, d.topology
+			d.config.into(&d.out.Metadata)
 		}
 	}
 	if err == nil {
@@ -74,16 +74,13 @@ var errNoNode error = &refusal{codes.InvalidArgument, reasonNode, "first request
 
 // nodeDecoder reads an envoy.config.core.v3.Node.
 type nodeDecoder struct {
-	out        mesh.Node
-	id         string
-	metadata   map[string]any
-	notApplied mesh.ProxyConfigFields
-	// readinessProbe is set if the ProxyConfig has one.
-	readinessProbe bool
-	topology       mesh.Topology
-	keys           int
-	name, version  string
-	build          corev3.BuildVersion
+	out           mesh.Node
+	id            string
+	metadata      map[string]any
+	config        proxyConfig
+	keys          int
+	name, version string
+	build         corev3.BuildVersion
 }
 
 func (d *nodeDecoder) field(n protowire.Number, v []byte) (err error) {
@@ -137,7 +134,7 @@ func (d *nodeDecoder) entry(v []byte) error {
 		return nil
 	})
 	if err == nil && mesh.IsProxyConfig(key) {
-		d.notApplied, d.readinessProbe, d.topology = proxyConfigFields(value)
+		d.config = decodeProxyConfig(value)
 	}
 	if err != nil || !mesh.ReadsMetadata(key) {
 		return err
@@ -153,28 +150,46 @@ func (d *nodeDecoder) entry(v []byte) error {
 	return nil
 }
 
-// proxyConfigFields returns the fields of an encoded ProxyConfig, a structpb.Value, that are not
-// applied, whether it has a readiness probe, and its topology. Nothing else is copied, and nothing refused: what cannot be read is as if it
-// were not there.
-func proxyConfigFields(config []byte) (out mesh.ProxyConfigFields, probe bool, topology mesh.Topology) {
+// proxyConfig is what is used of a node's ProxyConfig.
+type proxyConfig struct {
+	notApplied     mesh.ProxyConfigFields
+	readinessProbe bool
+	topology       mesh.Topology
+	tracing        mesh.Tracing
+}
+
+func (c proxyConfig) into(m *mesh.Metadata) {
+	m.NotApplied, m.ReadinessProbe, m.Topology, m.Tracing = c.notApplied, c.readinessProbe, c.topology, c.tracing
+}
+
+// decodeProxyConfig reads an encoded ProxyConfig, a structpb.Value. Nothing else is copied, and nothing refused: what cannot be read is as if
+// it were not there.
+func decodeProxyConfig(config []byte) (out proxyConfig) {
 	err := eachKey(config, func(name string, v []byte) error {
-		if mesh.IsTopology(name) && len(v) <= maxMetadataValue {
-			var decoded structpb.Value
+		var decoded structpb.Value
+		if used := mesh.IsTopology(name) || mesh.IsTracing(name); used && len(v) <= maxMetadataValue {
 			if err := proto.Unmarshal(v, &decoded); err != nil {
 				return err
 			}
-			topology = mesh.DecodeTopology(decoded.AsInterface())
+		}
+		if mesh.IsTopology(name) {
+			out.topology = mesh.DecodeTopology(decoded.AsInterface())
+		} else if mesh.IsTracing(name) {
+			whole := false
+			if out.tracing, whole = mesh.DecodeTracing(decoded.AsInterface()); !whole || len(v) > maxMetadataValue {
+				out.notApplied |= mesh.TracingNotApplied
+			}
 		}
 		return eachKey(v, func(inner string, _ []byte) error {
-			out |= mesh.ProxyConfigField(name, inner)
-			probe = probe || mesh.IsReadinessProbe(name)
+			out.notApplied |= mesh.ProxyConfigField(name, inner)
+			out.readinessProbe = out.readinessProbe || mesh.IsReadinessProbe(name)
 			return nil
 		})
 	})
 	if err != nil {
-		return 0, false, mesh.Topology{}
+		return proxyConfig{}
 	}
-	return out, probe, topology
+	return out
 }
 
 // eachKey calls f with every key of an encoded structpb.Value that is a struct, and its encoded
@@ -254,7 +269,7 @@ func (d *nodeDecoder) userAgent() string {
 func nodeCost(n mesh.Node) int {
 	m := n.Metadata
 	size := len(n.ID) + len(n.Domain) + len(m.Name) + len(m.Namespace) + len(m.ServiceAccount) + len(m.ClusterID) + len(m.Network) + len(m.IstioVersion) + len(m.AutoRegisterGroup) +
-		len(n.UserAgent) + len(n.Service) + len(n.Locality.Region) + len(n.Locality.Zone) + len(n.Locality.Subzone) + 64*len(m.InstanceIPs)
+		len(n.UserAgent) + len(n.Service) + len(m.Tracing.Tags) + len(n.Locality.Region) + len(n.Locality.Zone) + len(n.Locality.Subzone) + 64*len(m.InstanceIPs)
 	for k, v := range m.Labels {
 		size += costOf(k) + costOf(v)
 	}

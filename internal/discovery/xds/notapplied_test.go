@@ -18,9 +18,9 @@ func TestFieldsThatAreNotAppliedAreLoggedOnceForEachSet(t *testing.T) {
 	said := &record{}
 	s := New(&oneClass{latest: NewLatestView((&View{}).put(NewResource(CDS, "a", nil)))}, textLog(said), nil)
 	d := dial(t, s, nil)
-	tracing, headers := map[string]any{"sampling": 1}, map[string]any{"server": map[string]any{}}
+	settings, headers := map[string]any{"x": 1}, map[string]any{"server": map[string]any{}}
 	for _, config := range []map[string]any{
-		{"tracing": tracing}, {"tracing": tracing, "drainDuration": "5s"}, {"tracing": tracing, "proxyHeaders": headers}, {"drainDuration": "5s"}, {"tracing": tracing},
+		{"connectionSettings": settings}, {"connectionSettings": settings, "drainDuration": "5s"}, {"connectionSettings": settings, "proxyHeaders": headers}, {"drainDuration": "5s"}, {"connectionSettings": settings},
 	} {
 		g := open(t, d)
 		ask(t, g, first(node(map[string]any{"PROXY_CONFIG": config})))
@@ -36,7 +36,7 @@ func TestFieldsThatAreNotAppliedAreLoggedOnceForEachSet(t *testing.T) {
 			logged = append(logged, fields)
 		}
 	}
-	if want := []string{"tracing", "proxyHeaders,tracing"}; !slices.Equal(logged, want) {
+	if want := []string{"connectionSettings", "connectionSettings,proxyHeaders"}; !slices.Equal(logged, want) {
 		t.Errorf("logged %q, want %q:\n%s", logged, want, said)
 	}
 	var listed []string
@@ -44,19 +44,19 @@ func TestFieldsThatAreNotAppliedAreLoggedOnceForEachSet(t *testing.T) {
 		listed = append(listed, strings.Join(c.Node.Metadata.NotApplied.Names(), ","))
 	}
 	slices.Sort(listed)
-	if want := []string{"", "proxyHeaders,tracing", "tracing", "tracing", "tracing"}; !slices.Equal(listed, want) {
+	if want := []string{"", "connectionSettings", "connectionSettings", "connectionSettings", "connectionSettings,proxyHeaders"}; !slices.Equal(listed, want) {
 		t.Errorf("listed %q, want %q", listed, want)
 	}
 }
 
 // A proxy with a configuration that is large or cannot be read is served: only a warning depends on it.
 func TestAnyProxyConfigIsServed(t *testing.T) {
-	large := map[string]any{"tracing": map[string]any{"sampling": 1}, "proxyMetadata": map[string]any{"A": strings.Repeat("x", maxMetadataValue)}}
-	if n, err := decodeNode(encoded(t, node(map[string]any{"PROXY_CONFIG": large}))); err != nil || !slices.Equal(n.Metadata.NotApplied.Names(), []string{"tracing"}) {
+	large := map[string]any{"connectionSettings": map[string]any{"sampling": 1}, "proxyMetadata": map[string]any{"A": strings.Repeat("x", maxMetadataValue)}}
+	if n, err := decodeNode(encoded(t, node(map[string]any{"PROXY_CONFIG": large}))); err != nil || !slices.Equal(n.Metadata.NotApplied.Names(), []string{"connectionSettings"}) {
 		t.Errorf("large: fields %q, error %v", n.Metadata.NotApplied.Names(), err)
 	}
-	long := map[string]any{"tracing": map[string]any{strings.Repeat("x", 1000): 1}, strings.Repeat("tracing", 100): map[string]any{"a": 1}}
-	if n, err := decodeNode(encoded(t, node(map[string]any{"PROXY_CONFIG": long}))); err != nil || !slices.Equal(n.Metadata.NotApplied.Names(), []string{"tracing"}) {
+	long := map[string]any{"connectionSettings": map[string]any{strings.Repeat("x", 1000): 1}, strings.Repeat("connectionSettings", 100): map[string]any{"a": 1}}
+	if n, err := decodeNode(encoded(t, node(map[string]any{"PROXY_CONFIG": long}))); err != nil || !slices.Equal(n.Metadata.NotApplied.Names(), []string{"connectionSettings"}) {
 		t.Errorf("long keys: fields %q, error %v", n.Metadata.NotApplied.Names(), err)
 	}
 	bytesField := func(n protowire.Number, v []byte) []byte {
@@ -74,7 +74,7 @@ func TestAnyProxyConfigIsServed(t *testing.T) {
 // FuzzProxyConfig compares what is read of the encoded configuration with what is read of its JSON.
 func FuzzProxyConfig(f *testing.F) {
 	for _, seed := range []string{
-		`{}`, `null`, `1`, `{"tracing": {"sampling": 1}, "proxyHeaders": {}}`, `{"readinessProbe": {"httpGet": {"port": 1}}}`, `{"readinessProbe": {}}`, `{"gatewayTopology": {"numTrustedProxies": 2, "forwardClientCertDetails": "SANITIZE", "proxyProtocol": {}}}`, `{"gatewayTopology": {}}`, `{"gatewayTopology": {"numTrustedProxies": -1}}`, `{"connectionSettings": {"globalDownstreamConnectionLimit": 1, "x": null}}`, `[{"tracing": {"a": 1}}]`,
+		`{}`, `null`, `1`, `{"tracing": {"sampling": 1}, "proxyHeaders": {}}`, `{"tracing": {"zipkin": {}, "sampling": 12.5, "maxPathTagLength": 9, "customTags": {"a": {"literal": {"value": "x"}}, "b": {"header": {"name": "h", "defaultValue": "d"}}, "c": {}, "": {"literal": {"value": "y"}}}}}`, `{"tracing": {"sampling": 101, "maxPathTagLength": -1, "customTags": []}}`, `{"readinessProbe": {"httpGet": {"port": 1}}}`, `{"readinessProbe": {}}`, `{"gatewayTopology": {"numTrustedProxies": 2, "forwardClientCertDetails": "SANITIZE", "proxyProtocol": {}}}`, `{"gatewayTopology": {}}`, `{"gatewayTopology": {"numTrustedProxies": -1}}`, `{"connectionSettings": {"globalDownstreamConnectionLimit": 1, "x": null}}`, `[{"tracing": {"a": 1}}]`,
 	} {
 		f.Add(seed)
 	}
@@ -84,8 +84,9 @@ func FuzzProxyConfig(f *testing.F) {
 			return
 		}
 		want, err := mesh.DecodeMetadata(map[string]any{"PROXY_CONFIG": v.AsInterface()})
-		if got, probe, topology := proxyConfigFields(encoded(t, &v)); err != nil || got != want.NotApplied || probe != want.ReadinessProbe || topology != want.Topology {
-			t.Errorf("%s: fields %q, probe %v and topology %+v, want %q, %v and %+v (%v)", text, got.Names(), probe, topology, want.NotApplied.Names(), want.ReadinessProbe, want.Topology, err)
+		got := decodeProxyConfig(encoded(t, &v))
+		if expected := (proxyConfig{want.NotApplied, want.ReadinessProbe, want.Topology, want.Tracing}); err != nil || got != expected {
+			t.Errorf("%s: %+v, want %+v (%v)", text, got, expected, err)
 		}
 	})
 }

@@ -26,7 +26,7 @@ import (
 
 // Tracing says which requests connection managers trace, and to whom they report them.
 type Tracing struct {
-	// Provider is one of mesh.TraceProvider.
+	// Provider is one of mesh.TraceProvider; nil for the tracer of the proxy's bootstrap.
 	Provider *meshv1.MeshConfig_ExtensionProvider
 	// Collector is the provider's service, and Sampler that of its sampler, without a name if that has none.
 	Collector, Sampler Collector
@@ -34,6 +34,8 @@ type Tracing struct {
 	Service string
 	// Sampling is the share of traced requests among those of which nobody has decided before, 0–100 percent.
 	Sampling float64
+	// MaxPathTagLength is the longest path in a span, in bytes, if the provider has none; 0 for Envoy's default.
+	MaxPathTagLength uint32
 	// Tags are added to spans, by name.
 	Tags map[string]*telemetry.Tracing_CustomTag
 	// WithoutIstioTags is set if spans have no tags about the proxy and about policies in dry run.
@@ -49,7 +51,7 @@ type Collector struct{ Cluster, Host string }
 
 // Clusters are the names of the clusters that the tracer makes requests to.
 func (t *Tracing) Clusters() []string {
-	if t == nil {
+	if t == nil || t.Provider == nil {
 		return nil
 	}
 	out := []string{t.Collector.Cluster}
@@ -84,16 +86,19 @@ func (e Env) tracing() *hcmv3.HttpConnectionManager_Tracing {
 	}
 	slices.SortStableFunc(out.CustomTags, func(a, b *tracingv3.CustomTag) int { return cmp.Compare(a.Tag, b.Tag) })
 	switch p := t.Provider.GetProvider().(type) {
+	case nil:
+		out.MaxPathTagLength = maxLength(t.MaxPathTagLength)
 	case *meshv1.MeshConfig_ExtensionProvider_Zipkin:
 		if !e.Caps.Has(mesh.Zipkin) {
 			return nil
 		}
-		out.MaxPathTagLength = maxLength(p.Zipkin.GetMaxTagLength())
+		out.MaxPathTagLength = maxLength(cmp.Or(p.Zipkin.GetMaxTagLength(), t.MaxPathTagLength))
 		out.Provider = tracer("envoy.tracers.zipkin", t.zipkin(p.Zipkin))
 	case *meshv1.MeshConfig_ExtensionProvider_Skywalking:
 		if !e.Caps.Has(mesh.SkyWalking) {
 			return nil
 		}
+		out.MaxPathTagLength = maxLength(t.MaxPathTagLength)
 		s := &tracev3.SkyWalkingConfig{GrpcService: t.grpc()}
 		if token := p.Skywalking.GetAccessToken(); token != "" {
 			s.ClientConfig = &tracev3.ClientConfig{BackendTokenSpecifier: &tracev3.ClientConfig_BackendToken{BackendToken: token}}
@@ -105,7 +110,7 @@ func (e Env) tracing() *hcmv3.HttpConnectionManager_Tracing {
 		if !e.Caps.Has(mesh.OpenTelemetry) {
 			return nil
 		}
-		out.MaxPathTagLength = maxLength(p.Opentelemetry.GetMaxTagLength())
+		out.MaxPathTagLength = maxLength(cmp.Or(p.Opentelemetry.GetMaxTagLength(), t.MaxPathTagLength))
 		out.Provider = tracer("envoy.tracers.opentelemetry", t.openTelemetry(p.Opentelemetry))
 		if p.Opentelemetry.GetDynatraceSampler() != nil {
 			out.RandomSampling = &typev3.Percent{Value: 100} // the sampler decides
@@ -114,7 +119,7 @@ func (e Env) tracing() *hcmv3.HttpConnectionManager_Tracing {
 		if !e.Caps.Has(mesh.Datadog) {
 			return nil
 		}
-		out.MaxPathTagLength = maxLength(p.Datadog.GetMaxTagLength())
+		out.MaxPathTagLength = maxLength(cmp.Or(p.Datadog.GetMaxTagLength(), t.MaxPathTagLength))
 		out.Provider = tracer("envoy.tracers.datadog", &tracev3.DatadogConfig{
 			CollectorCluster: t.Collector.Cluster, CollectorHostname: t.Collector.Host, ServiceName: orDefault(t.Service, "envoy"),
 		})
