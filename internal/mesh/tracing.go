@@ -8,7 +8,7 @@ import (
 )
 
 // Tracing is what a node's ProxyConfig says of traces: that Envoy has a tracer from its bootstrap, and what is the case where no Telemetry
-// says otherwise. The zero value says nothing. [agent B19, control-plane 1.4.29]
+// says otherwise. The zero value says nothing. [control-plane 1.5.11]
 type Tracing struct {
 	// Tracer is set if the bootstrap has a tracer.
 	Tracer bool
