@@ -83,6 +83,11 @@ func TestRequestsThroughAGateway(t *testing.T) {
 			t.Errorf("%s%s: the service sees the caller %q, want the router", one.host, one.path, a.Peer)
 		}
 	}
+	for path, want := range map[string]string{"/strip": "/", "/strip/": "/", "/strip/x": "/x", "/strip//x/?a=/strip/": "/x/", "/stripx": "/x", "/v2/x": "/x"} {
+		if a, _, err := throughGateway(t.Context(), m, "echo.example.com", path); err != nil || a.Path != want {
+			t.Errorf("%s: the service sees the path %q, want %q (%v)", path, a.Path, want, err)
+		}
+	}
 	path := filepath.Join(config, "gateway.yaml")
 	text, err := os.ReadFile(path)
 	if err != nil {

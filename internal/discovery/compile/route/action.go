@@ -1,7 +1,9 @@
 package route
 
 import (
+	"regexp"
 	"slices"
+	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -15,13 +17,13 @@ import (
 )
 
 // forward returns how requests are forwarded to the rule's destinations, nil if that cannot be translated.
-func (in Input) forward(h *networking.HTTPRoute) *Forward {
+func (in Input) forward(h *networking.HTTPRoute, match *routev3.RouteMatch) *Forward {
 	f := &Forward{Timeout: h.GetTimeout(), Retry: h.GetRetries(), Mirrors: in.mirrors(h)}
 	if f.Retry == nil {
 		f.Retry = in.Mesh.GetDefaultHttpRetryPolicy()
 	}
 	a := &routev3.RouteAction{}
-	if !rewrite(a, h.GetRewrite()) {
+	if !rewrite(a, h.GetRewrite(), match) {
 		return nil
 	}
 	f.Rewrite = a
@@ -71,9 +73,10 @@ func (in Input) resolve(d *networking.Destination) (Destination, bool) {
 	return to, true
 }
 
-// rewrite sets the rewrite; it returns false for an invalid regular expression. With a prefix match only
-// the prefix is replaced, as Istio documents. [control-plane 1.7.20]
-func rewrite(a *routev3.RouteAction, w *networking.HTTPRewrite) bool {
+// rewrite sets the rewrite; it returns false for an invalid regular expression. With a prefix match only the prefix is replaced, as
+// Istio documents. Where that would leave two slashes, as of /team/x with the prefix /team and the rewrite /, one is left: a path
+// with two is another one, or the name of a host where it is taken for a reference. [control-plane 1.7.20]
+func rewrite(a *routev3.RouteAction, w *networking.HTTPRewrite, match *routev3.RouteMatch) bool {
 	if w == nil {
 		return true
 	}
@@ -83,6 +86,12 @@ func rewrite(a *routev3.RouteAction, w *networking.HTTPRewrite) bool {
 			return false
 		}
 		a.RegexRewrite = &matcherv3.RegexMatchAndSubstitute{Pattern: re, Substitution: x.GetRewrite()}
+	} else if prefix := match.GetPrefix(); prefix != "" && !strings.HasSuffix(prefix, "/") && strings.HasSuffix(w.GetUri(), "/") {
+		pattern := "^" + regexp.QuoteMeta(prefix) + "/*"
+		if match.GetCaseSensitive() != nil && !match.GetCaseSensitive().GetValue() {
+			pattern = "(?i)" + pattern
+		}
+		a.RegexRewrite = substitute(pattern, w.GetUri())
 	} else {
 		a.PrefixRewrite = w.GetUri()
 	}

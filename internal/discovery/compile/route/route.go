@@ -128,7 +128,7 @@ func (in Input) route(h *networking.HTTPRoute, m *networking.HTTPMatchRequest) *
 	case h.GetDirectResponse() != nil:
 		x.Direct = directResponse(h.DirectResponse)
 	default:
-		x.Forward = in.forward(h)
+		x.Forward = in.forward(h, match)
 	}
 	return x.envoy(in.Caps)
 }
