@@ -289,7 +289,7 @@ func (d *dice) virtualService() *networking.VirtualService {
 		v.Hosts, v.Gateways = nil, nil
 		return v
 	}
-	for d.oneIn(3) {
+	for len(d.data) > 0 && d.oneIn(3) { // past the end all dice are 0
 		h := &networking.HTTPRoute{Delegate: &networking.Delegate{Name: pick(d, names...), Namespace: pick(d, append(spaces, "")...)}}
 		if d.oneIn(2) {
 			h.Match = []*networking.HTTPMatchRequest{{
