@@ -9,8 +9,11 @@ type ProxyConfigFields uint8
 var proxyConfigFields = [...]struct{ name, agents string }{
 	{"connectionSettings", "globalDownstreamConnectionLimit"},
 	{"proxyHeaders", ""},
-	{tracingKey, ""},
+	{tracingKey, anyField}, // see TracingNotApplied
 }
+
+// anyField stands for all fields within a field.
+const anyField = "*"
 
 // TracingNotApplied is the set of the field for traces, of which nothing is applied if DecodeTracing says so.
 const TracingNotApplied ProxyConfigFields = 1 << 2
@@ -19,7 +22,7 @@ const TracingNotApplied ProxyConfigFields = 1 << 2
 // it that is not applied; else the empty set.
 func ProxyConfigField(name, inner string) ProxyConfigFields {
 	for i, f := range proxyConfigFields {
-		if f.name == name && inner != f.agents && !IsTracing(name) {
+		if f.name == name && inner != f.agents && f.agents != anyField {
 			return 1 << i
 		}
 	}

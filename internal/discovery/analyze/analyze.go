@@ -84,6 +84,15 @@ type service struct {
 	inline []map[string]string
 	// other is set if endpoints come from elsewhere, so that their labels are not known.
 	other bool
+	// usable is set if Envoy itself can make requests to it, whatever the namespace; unusable says why not.
+	usable   bool
+	unusable string
+}
+
+// uses notes whether Envoy itself can make requests to one of the objects that the service is made of; why not is empty if it can.
+func (s *service) uses(why string) {
+	s.usable = s.usable || why == ""
+	s.unusable = why
 }
 
 type workload struct {
@@ -114,6 +123,7 @@ func (a *index) add(obj *object.Object) {
 		s := a.service(host, obj.Namespace)
 		s.selector = spec.Selector
 		s.other = s.other || len(spec.Selector) == 0
+		s.uses(a.unusableService(obj, spec))
 		if len(spec.Selector) > 0 {
 			a.users[obj.Namespace] = append(a.users[obj.Namespace], user{obj.Key, spec.Selector})
 		}
@@ -163,6 +173,35 @@ func mergedLabels(obj *object.Object, spec *networking.WorkloadEntry) map[string
 	return labels
 }
 
+// notExported is why only some namespaces can use a service.
+const notExported = "is not exported to all namespaces"
+
+func (a *index) unusableService(obj *object.Object, spec *object.ServiceSpec) string {
+	var to []string
+	if list := obj.Meta.Annotations[mesh.ExportToAnnotation]; list != "" {
+		to = mesh.List(list)
+	}
+	switch {
+	case !mesh.Exported(to, a.o.Mesh.GetDefaultServiceExportTo(), obj.Namespace, ""):
+		return notExported
+	case spec.Type == "ExternalName":
+		return "is of type ExternalName: name the host that it stands for"
+	case spec.Headless:
+		return "is headless, so that it has no addresses of its own"
+	}
+	return ""
+}
+
+func (a *index) unusableEntry(obj *object.Object, spec *networking.ServiceEntry) string {
+	switch {
+	case !mesh.Exported(spec.ExportTo, a.o.Mesh.GetDefaultServiceExportTo(), obj.Namespace, ""):
+		return notExported
+	case spec.Resolution == networking.ServiceEntry_NONE || spec.Resolution == networking.ServiceEntry_DYNAMIC_DNS:
+		return "has resolution " + spec.Resolution.String() + ", so that it has no addresses of its own"
+	}
+	return ""
+}
+
 func (a *index) service(host, namespace string) *service {
 	s := a.services[host]
 	if s == nil {
@@ -183,6 +222,7 @@ func (a *index) addEntry(obj *object.Object, spec *networking.ServiceEntry) {
 			continue
 		}
 		s := a.service(host, obj.Namespace)
+		s.uses(a.unusableEntry(obj, spec))
 		for _, p := range spec.Ports {
 			s.ports = append(s.ports, p.Number)
 		}

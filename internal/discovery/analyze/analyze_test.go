@@ -1,6 +1,7 @@
 package analyze_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -99,7 +100,16 @@ func TestProvidersOfTelemetry(t *testing.T) {
 	m.ExtensionProviders = append(m.ExtensionProviders, &meshv1.MeshConfig_ExtensionProvider{Name: "zip", Provider: &meshv1.MeshConfig_ExtensionProvider_Zipkin{
 		Zipkin: &meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider{Service: "zip.example", Port: 9411},
 	}})
-	text := mesh + "---\napiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: x, namespace: shop}\nspec: {accessLogging: [{providers: [{name: envoy}, {name: good}, {name: lost}, {name: else}, {name: port}, {name: none}, {name: prometheus}]}], metrics: [{providers: [{name: prometheus}, {name: none}, {name: good}]}], tracing: [{providers: [{name: zip}]}, {providers: [{name: good}]}, {providers: [{name: none}]}]}\n"
+	hosts := ""
+	for _, s := range []struct{ name, meta, spec string }{
+		{"private", "annotations: {networking.istio.io/exportTo: shop}", "clusterIP: 10.96.0.7"}, {"heads", "", "clusterIP: None"}, {"alias", "", "type: ExternalName, externalName: web.shop.svc.cluster.local"},
+	} {
+		hosts += fmt.Sprintf("---\napiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: shop, %s}\nspec: {%s, ports: [{name: http, port: 80}]}\n", s.name, s.meta, s.spec)
+		m.ExtensionProviders = append(m.ExtensionProviders, &meshv1.MeshConfig_ExtensionProvider{Name: s.name, Provider: &meshv1.MeshConfig_ExtensionProvider_Zipkin{
+			Zipkin: &meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider{Service: s.name + ".shop.svc.cluster.local", Port: 80},
+		}})
+	}
+	text := mesh + hosts + "---\napiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: x, namespace: shop}\nspec: {accessLogging: [{providers: [{name: envoy}, {name: good}, {name: lost}, {name: else}, {name: port}, {name: none}, {name: prometheus}]}], metrics: [{providers: [{name: prometheus}, {name: none}, {name: good}]}], tracing: [{providers: [{name: zip}]}, {providers: [{name: good}]}, {providers: [{name: none}]}, {providers: [{name: private}]}, {providers: [{name: heads}]}, {providers: [{name: alias}]}]}\n"
 	want := []string{
 		`x: spec.accessLogging[0].providers[2].name: no Service or ServiceEntry has the host "lost.example" of provider "lost": it logs nothing`,
 		`x: spec.accessLogging[0].providers[3].name: no Service or ServiceEntry has the host "other/web.shop.svc.cluster.local" of provider "else": it logs nothing`,
@@ -111,6 +121,9 @@ func TestProvidersOfTelemetry(t *testing.T) {
 		`x: spec.tracing[0].providers[0].name: no Service or ServiceEntry has the host "zip.example" of provider "zip": nothing is traced`,
 		`x: spec.tracing[1].providers[0].name: provider "good" is not one of tracing that proxies have (zipkin, skywalking, opentelemetry or datadog): nothing is traced`,
 		`x: spec.tracing[2].providers[0].name: mesh configuration has no provider "none" in extensionProviders: nothing is traced`,
+		`x: spec.tracing[3].providers[0].name: "private.shop.svc.cluster.local", the service of provider "private", is not exported to all namespaces: nothing is traced`,
+		`x: spec.tracing[4].providers[0].name: "heads.shop.svc.cluster.local", the service of provider "heads", is headless, so that it has no addresses of its own: nothing is traced`,
+		`x: spec.tracing[5].providers[0].name: "alias.shop.svc.cluster.local", the service of provider "alias", is of type ExternalName: name the host that it stands for: nothing is traced`,
 	}
 	if got := findings(t, text, analyze.Options{Mesh: m}); !slices.Equal(got, want) {
 		t.Errorf("%q\nwant %q", got, want)

@@ -329,6 +329,9 @@ func (a *index) account(field, name string) {
 	a.warn(field, "%s", text)
 }
 
+// nothingTraced is the consequence of a provider of tracing that proxies cannot use.
+const nothingTraced = "nothing is traced"
+
 // telemetryProviders checks that the providers that a Telemetry names exist, and the services of these.
 func (a *index) telemetryProviders(spec *telemetry.Telemetry) {
 	if a.o.Mesh == nil {
@@ -348,7 +351,14 @@ func (a *index) telemetryProviders(spec *telemetry.Telemetry) {
 		}
 	}
 	for i, t := range spec.GetTracing() {
-		a.providers(fmt.Sprintf("spec.tracing[%d]", i), t.GetProviders(), mesh.TraceProvider, "tracing that proxies have ("+mesh.TraceProviders+")", "nothing is traced")
+		a.providers(fmt.Sprintf("spec.tracing[%d]", i), t.GetProviders(), mesh.TraceProvider, "tracing that proxies have ("+mesh.TraceProviders+")", nothingTraced)
+		for j, ref := range t.GetProviders() {
+			service, _, _ := mesh.TraceProvider(mesh.Provider(a.o.Mesh, ref.GetName()))
+			_, host := mesh.ProviderService(service)
+			if s := a.services[host]; s != nil && !s.usable {
+				a.warn(fmt.Sprintf("spec.tracing[%d].providers[%d].name", i, j), "%q, the service of provider %q, %s: %s", service, ref.GetName(), s.unusable, nothingTraced)
+			}
+		}
 	}
 }
 

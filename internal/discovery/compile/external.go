@@ -28,7 +28,7 @@ func (c *Compiler) authorizers(r *incr.Reader, namespace string, policies []auth
 			a := authz.Authorizer{}
 			if service, port, ok := mesh.ExternalAuthorizer(provider); !ok {
 				a.Fault = fmt.Sprintf("provider %q is not one of external authorization: want envoyExtAuthzHttp or envoyExtAuthzGrpc", name)
-			} else if a.Host, a.Fault = c.authorizerHost(r, namespace, service, port); a.Fault == "" {
+			} else if a.Host, a.Fault = c.providerHost(r, namespace, service, port); a.Fault == "" {
 				a.Provider, a.Cluster = provider, cluster.Name(cluster.Outbound, port, "", a.Host)
 			} else {
 				a.Fault = fmt.Sprintf("provider %q: %s", name, a.Fault)
@@ -40,8 +40,9 @@ func (c *Compiler) authorizers(r *incr.Reader, namespace string, policies []auth
 	return out
 }
 
-// authorizerHost returns the host of a provider's service, and why proxies of a namespace cannot use it, empty if they can.
-func (c *Compiler) authorizerHost(r *incr.Reader, namespace, service string, port uint32) (host, fault string) {
+// providerHost returns the host of a provider's service, and why proxies of a namespace cannot use it, empty if they can. Those of no
+// namespace can use what is exported to all.
+func (c *Compiler) providerHost(r *incr.Reader, namespace, service string, port uint32) (host, fault string) {
 	want, host := mesh.ProviderService(service)
 	s := c.model.ServiceFrom(r, namespace, host)
 	switch {

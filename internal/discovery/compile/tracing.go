@@ -7,6 +7,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
@@ -78,18 +79,18 @@ func ownTags(own mesh.Tracing) map[string]*telemetry.Tracing_CustomTag {
 	return out
 }
 
-// collector returns a service to which Envoy itself makes requests, false if it does not exist.
+// collector returns a service to which Envoy itself makes requests, false if it does not exist or is not exported to all namespaces: these
+// share listeners, and Envoy rejects one whose collector is no cluster.
 func (c *Compiler) collector(r *incr.Reader, service string, port uint32) (out listener.Collector, ok bool) {
-	out.Host, ok = c.model.ProviderHost(r, service, port)
-	out.Cluster = cluster.Name(cluster.Outbound, port, "", out.Host)
-	return out, ok
+	host, fault := c.providerHost(r, "", service, port)
+	return listener.Collector{Host: host, Cluster: cluster.Name(cluster.Outbound, port, "", host)}, fault == ""
 }
 
 // mergeTracing merges the entries of Telemetries for listeners of a mode, in the order of their precedence, into what they leave
 // unset: each field is that of the last entry that has it. It reports whether tracing is disabled.
 func mergeTracing(entries []*telemetry.Tracing, mode telemetry.WorkloadMode, out *listener.Tracing, provider *string) (disabled bool) {
 	for _, e := range entries {
-		if of := e.GetMatch().GetMode(); of != telemetry.WorkloadMode_CLIENT_AND_SERVER && of != mode {
+		if !model.HasMode(e.GetMatch().GetMode(), mode) {
 			continue
 		}
 		if len(e.GetProviders()) > 0 {

@@ -9,9 +9,6 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// exportToAnnotation lists the namespaces in which a Service is visible.
-const exportToAnnotation = "networking.istio.io/exportTo"
-
 func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 	if !slices.Contains([]string{"", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}, s.Type) {
 		c.fail("spec.type", "invalid type %q: want ClusterIP, NodePort, LoadBalancer or ExternalName", s.Type)
@@ -49,12 +46,12 @@ func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 	})
 	c.preference("spec.trafficDistribution", s.TrafficDistribution)
 	c.distribution(m)
-	if list := m.Annotations[exportToAnnotation]; list != "" {
+	if list := m.Annotations[mesh.ExportToAnnotation]; list != "" {
 		var namespaces []string
 		for ns := range strings.SplitSeq(list, ",") {
 			namespaces = append(namespaces, strings.TrimSpace(ns))
 		}
-		c.exportTo("metadata.annotations["+exportToAnnotation+"]", namespaces, true)
+		c.exportTo("metadata.annotations["+mesh.ExportToAnnotation+"]", namespaces, true)
 	}
 }
 

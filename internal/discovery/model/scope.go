@@ -296,14 +296,19 @@ func (m *Model) ServiceFrom(r *incr.Reader, namespace, host string) (best *Servi
 	return best
 }
 
-// imported returns the hosts that the routes of a scope's VirtualServices lead to, that of its egress proxy, and those of external authorizers, which inbound
-// listeners use whatever the Sidecar says, sorted. [control-plane 1.9.21, 1.10.13]
+// imported returns the hosts that the routes of a scope's VirtualServices lead to, that of its egress proxy, and those of external authorizers
+// and of collectors of traces, which listeners use whatever the Sidecar says, sorted. Envoy rejects a listener whose collector is no cluster.
+// [control-plane 1.9.21, 1.10.13, 1.11.1]
 func (m *Model) imported(r *incr.Reader, s mesh.ScopeID) (out []string) {
 	if to := m.egressOf(r, s).proxy; to.Host != "" {
 		out = append(out, to.Host)
 	}
 	for _, p := range m.Mesh(r).GetExtensionProviders() {
-		if service, _, ok := mesh.ExternalAuthorizer(p); ok {
+		service, _, ok := mesh.ExternalAuthorizer(p)
+		if !ok {
+			service, _, ok = mesh.TraceProvider(p)
+		}
+		if ok {
 			_, host := mesh.ProviderService(service)
 			out = append(out, host)
 		}

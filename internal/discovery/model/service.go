@@ -138,7 +138,7 @@ func serviceOf(o *object.Object, spec *object.ServiceSpec, domain string) *Servi
 		s.Resolution, s.External = DNS, true
 		s.Source = Source{Kubernetes: true, DNSName: spec.ExternalName}
 	}
-	if e := o.Meta.Annotations["networking.istio.io/exportTo"]; e != "" {
+	if e := o.Meta.Annotations[mesh.ExportToAnnotation]; e != "" {
 		s.ExportTo = mesh.List(e)
 	}
 	for _, p := range spec.Ports {
