@@ -98,7 +98,7 @@ func AccountRules(namespace, revision string) []Rule {
 		{namespaced: true, resources: []string{"configmaps"}, names: []string{"istio" + suffix, "istio-sidecar-injector" + suffix}, verbs: watch},
 		{namespaced: true, resources: []string{"secrets"}, verbs: []string{"create"}},
 		{namespaced: true, resources: []string{"secrets"}, names: []string{"istio-ca-secret"}, verbs: []string{"get", "update"}},
-		{namespaced: true, resources: []string{"configmaps"}, names: []string{"pilothouse-ca-instances", "pilothouse-join-tokens", "pilothouse-registration-instances", "pilothouse-status-instances"}, verbs: []string{"get", "patch"}},
+		{namespaced: true, resources: []string{"configmaps"}, names: []string{"pilothouse-ca-instances", "pilothouse-join-tokens", "pilothouse-registration-instances", "pilothouse-status-instances"}, verbs: []string{"patch"}},
 		{namespaced: true, group: "coordination.k8s.io", resources: []string{"leases"}, verbs: []string{"create"}},
 		{namespaced: true, group: "coordination.k8s.io", resources: []string{"leases"}, names: []string{"pilothouse-leader", "pilothouse-leader-" + cmp.Or(revision, "default")}, verbs: []string{"get", "update"}},
 		{namespaced: true, group: "networking.istio.io", resources: []string{"gateways"}, verbs: []string{"create"}},

@@ -55,6 +55,8 @@ func TestTracingOfANode(t *testing.T) {
 	for config, want := range map[string]Tracing{
 		`{}`: {}, `null`: {}, `{"tracing": null}`: {}, `{"tracing": 1}`: {}, `{"tracing": {"zipkin": null, "sampling": 101, "maxPathTagLength": 1.5, "customTags": []}}`: {},
 		`{"tracing": {"zipkin": {"address": "a:1"}, "sampling": 12.5, "maxPathTagLength": 9}}`: {Tracer: true, Sampling: 12.5, MaxPathTagLength: 9},
+		`{"tracing": {"enableIstioTags": false}}`:                                              {WithoutIstioTags: true},
+		`{"tracing": {"enableIstioTags": true}}`:                                               {},
 		`{"tracing": {"openCensusAgent": {}, "customTags": {"b": {"environment": {"name": "B", "defaultValue": "d"}}, "a": {"literal": {"value": "x"}}, "": {"literal": {"value": "x"}}, "c": {"header": {}}}}}`: {
 			Tracer: true, Tags: `[{"Name":"a","Literal":"x"},{"Name":"b","Environment":"B","Default":"d"}]`,
 		},

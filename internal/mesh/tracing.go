@@ -16,6 +16,8 @@ type Tracing struct {
 	Sampling float64
 	// MaxPathTagLength is the longest path in a span, in bytes; 0 for Envoy's default.
 	MaxPathTagLength uint32
+	// WithoutIstioTags is set if spans do not get Istio's tags.
+	WithoutIstioTags bool `json:",omitempty"`
 	// Tags are the tags of spans, which TracingTags decodes.
 	Tags string
 }
@@ -52,6 +54,9 @@ func DecodeTracing(v any) (t Tracing, ok bool) {
 	}
 	if n, ok := fields["maxPathTagLength"].(float64); ok && n >= 0 && n <= math.MaxUint32 && n == math.Trunc(n) {
 		t.MaxPathTagLength = uint32(n)
+	}
+	if istio, ok := fields["enableIstioTags"].(bool); ok {
+		t.WithoutIstioTags = !istio
 	}
 	all, _ := fields["customTags"].(map[string]any)
 	var tags []TracingTag

@@ -435,10 +435,13 @@ func TestTracesOfOpenTelemetry(t *testing.T) {
 // TestTracesOfTheBootstrap has proxies use the tracers of their bootstraps, as ProxyConfig says, until enableTracing is false.
 func TestTracesOfTheBootstrap(t *testing.T) {
 	x := startTracing(t, "      []\n", func(o *meshup.Options) {
-		o.ProxyConfig += "\ntracing: {sampling: 100, zipkin: {address: '10.99.0.10:9411'}, customTags: {own: {literal: {value: mine}}}}"
+		o.ProxyConfig += "\ntracing: {sampling: 100, zipkin: {address: '10.99.0.10:9411'}, customTags: {own: {literal: {value: mine}}}, enableIstioTags: false}"
 	})
 	x.awaitChain(t, "all proxies send spans", nil, b3, func(list []span) error {
-		return errors.Join(way(list), hasTags(list[1], map[string]string{"own": "mine", "istio.namespace": "tokens"}))
+		if got, ok := list[1].Tags["istio.namespace"]; ok {
+			return fmt.Errorf("the tag istio.namespace is %q, want none", got)
+		}
+		return errors.Join(way(list), hasTags(list[1], map[string]string{"own": "mine"}))
 	})
 	text, err := os.ReadFile(filepath.Join(x.config, "mesh.yaml"))
 	if err != nil {

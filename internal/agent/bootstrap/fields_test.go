@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"net/netip"
@@ -21,7 +22,7 @@ import (
 
 // forOthers are the fields that the agent neither uses nor warns about, and why.
 var forOthers = map[string]string{
-	"gatewayTopology":                 "the control plane applies it, from the node's metadata",
+	"gatewayTopology":                 appliedByControlPlane,
 	"proxyHeaders":                    namedByControlPlane,
 	"interceptionMode":                "the injector converts it to ISTIO_META_INTERCEPTION_MODE and the flags of istio-iptables",
 	"holdApplicationUntilProxyStarts": "the injector converts it to the start order of the Pod's containers",
@@ -29,22 +30,27 @@ var forOthers = map[string]string{
 	"connectionSettings":              namedByControlPlane, // all but globalDownstreamConnectionLimit
 }
 
-const namedByControlPlane = "the control plane finds it in the node's metadata and names it as not applied"
+const (
+	namedByControlPlane   = "the control plane finds it in the node's metadata and names it as not applied"
+	appliedByControlPlane = "the control plane applies it, from the node's metadata"
+)
 
 // examples are valid values for the fields for which the generic value is invalid or has no effect.
 var examples = map[string]string{
-	"controlPlaneAuthPolicy": `{"controlPlaneAuthPolicy": "NONE"}`,
-	"runtimeValues":          `{"runtimeValues": {"a.b": "c"}}`,
-	"privateKeyProvider":     `{"privateKeyProvider": {"cryptomb": {"pollDelay": "0.002s", "fallback": true}}}`,
-	"statsCompression":       `{"statsCompression": false}`,
-	"statsdUdpAddress":       `{"statsdUdpAddress": "10.0.0.9:8125"}`,
-	"envoyMetricsService":    `{"envoyMetricsService": ` + collector + `}`,
-	"envoyAccessLogService":  `{"envoyAccessLogService": ` + collector + `}`,
-	"tracing":                `{"tracing": {"zipkin": {"address": "10.0.0.9:9411"}, "tlsSettings": ` + collectorTLS + `}}`,
-	"fileFlushInterval":      `{"fileFlushInterval": "3s"}`,
-	"tracingServiceName":     `{"tracingServiceName": "CANONICAL_NAME_ONLY"}`,
-	"proxyStatsMatcher":      `{"proxyStatsMatcher": {"inclusionPrefixes": ["x"]}}`,
-	"connectionSettings":     `{"connectionSettings": {"globalDownstreamConnectionLimit": 7}}`,
+	"controlPlaneAuthPolicy":  `{"controlPlaneAuthPolicy": "NONE"}`,
+	"runtimeValues":           `{"runtimeValues": {"a.b": "c"}}`,
+	"tracing.customTags":      `{"tracing": {"customTags": {"k": {"literal": {"value": "v"}}}}}`,
+	"tracing.enableIstioTags": `{"tracing": {"enableIstioTags": false}}`,
+	"privateKeyProvider":      `{"privateKeyProvider": {"cryptomb": {"pollDelay": "0.002s", "fallback": true}}}`,
+	"statsCompression":        `{"statsCompression": false}`,
+	"statsdUdpAddress":        `{"statsdUdpAddress": "10.0.0.9:8125"}`,
+	"envoyMetricsService":     `{"envoyMetricsService": ` + collector + `}`,
+	"envoyAccessLogService":   `{"envoyAccessLogService": ` + collector + `}`,
+	"tracing":                 `{"tracing": {"zipkin": {"address": "10.0.0.9:9411"}, "tlsSettings": ` + collectorTLS + `}}`,
+	"fileFlushInterval":       `{"fileFlushInterval": "3s"}`,
+	"tracingServiceName":      `{"tracingServiceName": "CANONICAL_NAME_ONLY"}`,
+	"proxyStatsMatcher":       `{"proxyStatsMatcher": {"inclusionPrefixes": ["x"]}}`,
+	"connectionSettings":      `{"connectionSettings": {"globalDownstreamConnectionLimit": 7}}`,
 }
 
 const (
@@ -63,7 +69,7 @@ func TestEveryProxyConfigFieldHasAnEffectOrAWarning(t *testing.T) {
 	}
 	for _, fd := range leaves((&meshv1.ProxyConfig{}).ProtoReflect().Descriptor()) {
 		name := fd[0].JSONName()
-		text := examples[name]
+		text := cmp.Or(examples[path(fd)], examples[name])
 		if text == "" || len(fd) > 1 && !strings.Contains(text, fd[len(fd)-1].JSONName()) {
 			c := &meshv1.ProxyConfig{}
 			set(c.ProtoReflect(), fd)
@@ -80,17 +86,30 @@ func TestEveryProxyConfigFieldHasAnEffectOrAWarning(t *testing.T) {
 			reason = ""
 		}
 		if name == "tracing" && !slices.Contains(tracers, fd[1].JSONName()) {
-			reason = namedByControlPlane
+			reason = appliedByControlPlane
 		}
 		switch {
 		case reason == "" && !moved && !named:
 			t.Errorf("%s (%s) changes nothing and no warning names it", path(fd), text)
 		case reason == namedByControlPlane && mesh.ProxyConfigField(name, fd[min(1, len(fd)-1)].JSONName()) == 0:
 			t.Errorf("%s (%s) is not among the fields that the control plane names", path(fd), text)
+		case name == "tracing" && reason == appliedByControlPlane && !decodes(t, text):
+			t.Errorf("%s (%s) does not count for the control plane", path(fd), text)
 		case reason != "" && (moved || named):
 			t.Errorf("%s (%s) has an effect or a warning: remove it from the exceptions", path(fd), text)
 		}
 	}
+}
+
+// decodes reports whether the control plane finds something in the tracing of a ProxyConfig that differs from the defaults.
+func decodes(t *testing.T, config string) bool {
+	t.Helper()
+	var fields map[string]any
+	if err := json.Unmarshal([]byte(config), &fields); err != nil {
+		t.Fatal(err)
+	}
+	got, whole := mesh.DecodeTracing(fields["tracing"])
+	return whole && got != mesh.Tracing{}
 }
 
 // outcome returns everything that a proxy configuration determines, except the copy of itself that is sent to the

@@ -28,7 +28,7 @@ func (c *Compiler) tracing(r *incr.Reader, keys, service string, own mesh.Tracin
 		entries = append(entries, t.Spec.GetTracing()...)
 	}
 	defaults := m.GetDefaultProviders().GetTracing()
-	out := &listener.Tracing{Sampling: cmp.Or(own.Sampling, c.opts.TraceSampling), MaxPathTagLength: own.MaxPathTagLength, Tags: ownTags(own), Service: service}
+	out := &listener.Tracing{Sampling: cmp.Or(own.Sampling, c.opts.TraceSampling), MaxPathTagLength: own.MaxPathTagLength, Tags: ownTags(own), WithoutIstioTags: own.WithoutIstioTags, Service: service}
 	if len(entries) == 0 && len(defaults) == 0 {
 		if !own.Tracer || !m.GetEnableTracing() {
 			return nil
