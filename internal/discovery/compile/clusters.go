@@ -182,7 +182,7 @@ type servicePortKey struct {
 // TLS at a port. Its clusters are of type ORIGINAL_DST, which have no endpoint metadata to match a
 // transport socket by.
 func (c *Compiler) allMutual(r *incr.Reader, k servicePortKey) bool {
-	s, ok := c.model.ServiceRow(r, k.service)
+	s, ok := c.model.JoinedRow(r, k.service)
 	if !ok || !s.Source.Headless {
 		return false
 	}

@@ -66,7 +66,7 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 }
 
 func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
-	s, ok := c.model.ServiceRow(r, k.service)
+	s, ok := c.model.JoinedRow(r, k.service)
 	if !ok {
 		return nil
 	}

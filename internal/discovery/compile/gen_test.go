@@ -246,6 +246,9 @@ func (d *dice) serviceEntry() *networking.ServiceEntry {
 			&networking.ServicePort{Number: 80, Name: "http", Protocol: "HTTP"}, &networking.ServicePort{Number: 443, Name: "tls", Protocol: "TLS"},
 			&networking.ServicePort{Number: 90, Name: "tcp", Protocol: "TCP"}, &networking.ServicePort{Number: 80, Name: "any"})},
 	}
+	if d.oneIn(2) { // so that some are one service
+		s.Hosts, s.Location, s.Resolution, s.ExportTo = []string{"out.example.com"}, 0, pick(d, networking.ServiceEntry_STATIC, networking.ServiceEntry_DNS), pick(d, nil, nil, []string{"."})
+	}
 	if d.oneIn(2) {
 		s.Addresses = []string{pick(d, "10.97.0.1", "10.97.0.0/16", "10.96.0.1")}
 	}

@@ -19,11 +19,12 @@ func (c *Compiler) ownEndpoints(r *incr.Reader, k Key) []byte {
 	have := map[string]bool{}
 	for _, p := range model.InboundPorts(w) {
 		for _, i := range c.model.Instances(r, p.Service) {
-			if _, err := netip.ParseAddr(i.Address); err != nil || have[i.Address] || i.Labels[label] != value {
+			port, ok := i.Ports[p.Port]
+			if _, err := netip.ParseAddr(i.Address); err != nil || !ok || have[i.Address] || i.Labels[label] != value {
 				continue
 			}
 			have[i.Address] = true
-			out = append(out, cluster.Endpoint{Address: i.Address, Port: i.Ports[p.Port], Locality: i.Locality})
+			out = append(out, cluster.Endpoint{Address: i.Address, Port: port, Locality: i.Locality})
 		}
 	}
 	return marshal.MustEncodedAny(cluster.Assignment(k.Name, renumberPriorities(out)))

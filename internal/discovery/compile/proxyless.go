@@ -212,7 +212,7 @@ func (c *Compiler) proxylessCluster(r *incr.Reader, k Key, n cluster.Key, s *mod
 // no ALPN of the mesh. A sidecar in mode PERMISSIVE takes that for the mesh's only where the port is declared as HTTP; at other
 // ports it may be the application's. A client has one TLS setting for all endpoints of a cluster.
 func (c *Compiler) allMutualProxyless(r *incr.Reader, k servicePortKey) bool {
-	s, ok := c.model.ServiceRow(r, k.service)
+	s, ok := c.model.JoinedRow(r, k.service)
 	if !ok {
 		return false
 	}

@@ -119,3 +119,28 @@ func TestWhyAndDependentsAgree(t *testing.T) {
 		})
 	}
 }
+
+// A service of several ServiceEntries is made from each of them.
+func TestWhyOfJoinedEntries(t *testing.T) {
+	w := newWorld()
+	entry := func(name, ip string, port int) string {
+		return fmt.Sprintf("---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: %s, namespace: shop}\n"+
+			"spec: {hosts: [a.example.com], resolution: STATIC, endpoints: [{address: %s}], ports: [{number: %d, name: http, protocol: HTTP}]}\n", name, ip, port)
+	}
+	w.apply(t, entry("one", "10.98.0.1", 80)+entry("two", "10.98.0.2", 81))
+	w.join(proxy(t, "sidecar~10.99.0.9~client.shop~shop.svc.cluster.local", "app=client"))
+	for k := range w.held {
+		if k.Kind != compile.Endpoints || k.Name != "outbound|81||a.example.com" {
+			continue
+		}
+		var got []string
+		for _, o := range w.compiler.Why(k, 100) {
+			got = append(got, o.String())
+		}
+		if want := []string{"ServiceEntry shop/one", "ServiceEntry shop/two"}; !slices.Equal(got, want) {
+			t.Errorf("the endpoints are made from %v, want %v", got, want)
+		}
+		return
+	}
+	t.Error("there are no endpoints of the second entry's port")
+}

@@ -125,18 +125,25 @@ func (s *Store) compareGateways() {
 	now := gatewayConflicts(s.good)
 	for _, keys := range []map[object.Key][]Verdict{s.conflicts, now} {
 		for k := range keys {
-			before := s.conflicts[k]
-			if slices.Equal(before, now[k]) {
-				continue
-			}
-			own := s.verdicts[k]
-			own = own[: len(own)-len(before) : len(own)-len(before)]
-			s.setVerdicts(k, append(own, now[k]...))
-			if len(now[k]) == 0 {
-				delete(s.conflicts, k)
-			} else {
-				s.conflicts[k] = now[k]
+			if k.Kind == object.Gateway {
+				s.setConflicts(k, now[k])
 			}
 		}
+	}
+}
+
+// setConflicts replaces the verdicts on an object that others are the reason for.
+func (s *Store) setConflicts(k object.Key, now []Verdict) {
+	before := s.conflicts[k]
+	if slices.Equal(before, now) {
+		return
+	}
+	own := s.verdicts[k]
+	own = own[: len(own)-len(before) : len(own)-len(before)]
+	s.setVerdicts(k, append(own, now...))
+	if len(now) == 0 {
+		delete(s.conflicts, k)
+	} else {
+		s.conflicts[k] = now
 	}
 }

@@ -66,6 +66,9 @@ func (s *Store) put(k object.Key, o *object.Object) {
 	if s.good[k] != o {
 		s.memory.version++
 	}
+	if k.Kind == object.ServiceEntry {
+		s.hosts.replace(s.good[k], o)
+	}
 	delete(s.memory.remembered, k)
 	if _, ok := s.memory.restored[k]; ok {
 		delete(s.memory.restored, k)

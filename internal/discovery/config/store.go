@@ -16,8 +16,9 @@ import (
 type Store struct {
 	good     map[object.Key]*object.Object
 	verdicts map[object.Key][]Verdict
-	// conflicts are those verdicts that other Gateways are the reason for, the last ones on each object.
+	// conflicts are those verdicts that other Gateways or ServiceEntries are the reason for, the last ones on each object.
 	conflicts map[object.Key][]Verdict
+	hosts     entryHosts
 	// replaced has, for the objects whose verdicts have changed since the last call of
 	// VerdictChanges, the verdicts at that call.
 	replaced map[object.Key][]Verdict
@@ -35,7 +36,7 @@ func NewStore() *Store {
 	return &Store{
 		own:  MeshConfigKey(mesh.DefaultRootNamespace, ""),
 		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{}, conflicts: map[object.Key][]Verdict{}, replaced: map[object.Key][]Verdict{},
-		mesh: mesh.DefaultMeshConfig(), meshChanged: true, memory: newMemory(),
+		hosts: newEntryHosts(), mesh: mesh.DefaultMeshConfig(), meshChanged: true, memory: newMemory(),
 	}
 }
 
@@ -52,10 +53,8 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 	gateways := false
 	for _, c := range changes {
 		before := s.good[c.Key]
-		if c.Key.Kind == object.Gateway {
-			gateways = true
-			delete(s.conflicts, c.Key) // its verdicts are replaced
-		}
+		gateways = gateways || c.Key.Kind == object.Gateway
+		delete(s.conflicts, c.Key) // its verdicts are replaced
 		if c.Object == nil {
 			s.setVerdicts(c.Key, nil)
 			delete(s.memory.remembered, c.Key)
@@ -82,6 +81,7 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 	if gateways {
 		s.compareGateways()
 	}
+	s.compareEntries()
 	return accepted
 }
 

@@ -113,7 +113,8 @@ func workloadBucket(ns string, selector map[string]string) string {
 	return labelBucket(ns, first, selector[first])
 }
 
-// Instances returns the ready endpoints of the service row with that key, sorted by address.
+// Instances returns the ready endpoints of the service row with that key, and of the rows that are one service with it if it is the one
+// with priority, sorted by address.
 func (m *Model) Instances(r *incr.Reader, key string) []*Instance {
 	return m.rules.instances.Of(r, key)
 }
@@ -130,8 +131,16 @@ func (m *Model) instances(r *incr.Reader, key string) []*Instance {
 	if !ok {
 		return nil
 	}
+	out := m.joinInstances(r, m.parts(r, s))
+	slices.SortStableFunc(out, func(a, b *Instance) int {
+		return cmp.Or(cmp.Compare(a.Address, b.Address), cmp.Compare(a.Workload, b.Workload), cmp.Compare(a.Cluster, b.Cluster))
+	})
+	return out
+}
+
+// rowInstances returns the ready endpoints of one row.
+func (m *Model) rowInstances(r *incr.Reader, s *Service) (out []*Instance) {
 	td := m.Mesh(r).TrustDomain
-	var out []*Instance
 	for _, e := range s.Source.Inline {
 		out = append(out, m.entryInstance(s, e, nil, s.Name, td))
 	}
@@ -164,9 +173,6 @@ func (m *Model) instances(r *incr.Reader, key string) []*Instance {
 			}
 		}
 	}
-	slices.SortStableFunc(out, func(a, b *Instance) int {
-		return cmp.Or(cmp.Compare(a.Address, b.Address), cmp.Compare(a.Workload, b.Workload), cmp.Compare(a.Cluster, b.Cluster))
-	})
 	return out
 }
 

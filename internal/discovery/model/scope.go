@@ -89,7 +89,8 @@ func (m *Model) Imports(r *incr.Reader, s mesh.ScopeID, svc *Service) bool {
 	return !m.egressOf(r, s).sees(svc.Namespace, svc.Host)
 }
 
-// Service returns the service of a host in a scope, nil if the scope sees none.
+// Service returns the service of a host in a scope, nil if the scope sees none. Its key is that of the row with priority; it has what the
+// others have that are one service with it.
 func (m *Model) Service(r *incr.Reader, s mesh.ScopeID, host string) *Service {
 	return m.rules.service.Of(r, scopeHost{m.serviceScope(r, s, host), host})
 }
@@ -109,7 +110,7 @@ func (m *Model) VirtualService(r *incr.Reader, s mesh.ScopeID, host string) *Vir
 // scope must not have a base.
 func (m *Model) ExtraHosts(r *incr.Reader, s mesh.ScopeID) []string { return m.rules.extra.Of(r, s) }
 
-// ServiceRow returns a service by the key of its row, if it exists.
+// ServiceRow returns one row of a service by its key, if it exists.
 func (m *Model) ServiceRow(r *incr.Reader, key string) (*Service, bool) {
 	return incr.Get(r, m.tables.services, key)
 }
@@ -282,7 +283,10 @@ func (m *Model) service(r *incr.Reader, k scopeHost) (best *Service) {
 			best = s
 		}
 	}
-	return best
+	if best == nil {
+		return nil
+	}
+	return m.joined(r, best)
 }
 
 // ServiceFrom returns the service of a host that proxies of a namespace use, whatever their Sidecar says; nil if there is none.
@@ -293,7 +297,10 @@ func (m *Model) ServiceFrom(r *incr.Reader, namespace, host string) (best *Servi
 			best = s
 		}
 	}
-	return best
+	if best == nil {
+		return nil
+	}
+	return m.joined(r, best)
 }
 
 // imported returns the hosts that the routes of a scope's VirtualServices lead to, that of its egress proxy, and those of external authorizers

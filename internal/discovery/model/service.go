@@ -46,6 +46,8 @@ type Service struct {
 	Prefer mesh.Preference
 	// NodeLocal is set if clients use only endpoints on their own Node.
 	NodeLocal bool
+	// Joins says with which others a row of a ServiceEntry is one service.
+	Joins mesh.EntryJoin
 }
 
 // Addresses are the virtual addresses of a service.
@@ -164,6 +166,7 @@ func servicesOfEntry(o *object.Object, spec *networking.ServiceEntry) []*Service
 			Host:     host,
 			External: spec.Location == networking.ServiceEntry_MESH_EXTERNAL,
 			ExportTo: spec.ExportTo,
+			Joins:    mesh.EntryJoinOf(spec, o.Namespace),
 			Source:   Source{Inline: spec.Endpoints, Selector: spec.GetWorkloadSelector().GetLabels(), SANs: spec.SubjectAltNames},
 		}
 		s.Prefer, _ = mesh.ParsePreference(o.Meta.Annotations[mesh.DistributionAnnotation])
