@@ -92,8 +92,8 @@ const bound = 20 * time.Minute
 // profiles are what is claimed, skipped the tests that are known to fail, with the reason. The features are those that the class claims in
 // its status, but for those in unproved.
 var (
-	profiles = []string{"GATEWAY-HTTP", "GATEWAY-TLS", "GATEWAY-GRPC", "MESH-HTTP", "MESH-GRPC"}
-	unproved = []string{"TCPRoute"}
+	profiles = []string{"GATEWAY-HTTP", "GATEWAY-TLS", "GATEWAY-GRPC", "MESH-HTTP", "MESH-GRPC", "GATEWAY-TCP"}
+	unproved = []string{}
 	skipped  = map[string]string{}
 )
 
