@@ -154,7 +154,7 @@ var impureImports = []string{
 // libraryUsers lists the packages, each with all packages below it, that may import a library. Tests may
 // import any. A package of the layer wiring stands for itself only.
 var libraryUsers = map[string][]string{
-	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "internal/discovery/authn/usedtokens", "internal/discovery/credentials/accessreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/deploy", "internal/discovery/deployer", "internal/discovery/registrar", "internal/discovery/model", "internal/discovery/config"},
+	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "internal/discovery/authn/usedtokens", "internal/discovery/credentials/accessreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/deploy", "internal/discovery/deployer", "internal/discovery/registrar", "internal/discovery/config"},
 	"github.com/envoyproxy/go-control-plane": {
 		"internal/discovery/compile", "internal/discovery/simulate", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",

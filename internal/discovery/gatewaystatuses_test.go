@@ -88,6 +88,93 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: shop}
 	}
 }
 
+// ListenerSets are judged with their Gateway: whether it lets them in, which listeners conflict with earlier ones, and which Secrets are permitted to
+// them. A grant to the Gateway is none to its ListenerSets, and labels of namespaces decide at once.
+func TestConditionsOfListenerSets(t *testing.T) {
+	p := start(t)
+	text := func() string {
+		var out []string
+		for _, e := range p.objects() {
+			if strings.HasPrefix(e.Text, "not ") && !strings.HasPrefix(e.Text, "not applied") && !strings.HasSuffix(e.Text, "no such Secret") {
+				out = append(out, e.Object+" "+e.Field+": "+e.Text)
+			}
+		}
+		return strings.Join(out, "\n") + "\n"
+	}
+	const objects = shop + `---
+apiVersion: v1
+kind: Namespace
+metadata: {name: bank, labels: {listeners: LABEL}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec:
+  gatewayClassName: istio
+  allowedListeners: {namespaces: {from: Selector, selector: {matchLabels: {listeners: allowed}}}}
+  listeners:
+  - {name: http, port: 80, protocol: HTTP, hostname: a.example.com}
+  - {name: https, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: a, namespace: vault}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: bank, namespace: bank}
+spec:
+  parentRef: {name: edge, namespace: shop}
+  listeners:
+  - {name: own, port: 80, protocol: HTTP, hostname: b.example.com}
+  - {name: taken, port: 80, protocol: HTTP, hostname: a.example.com}
+  - {name: tcp, port: 80, protocol: TCP}
+  - {name: https, port: 443, protocol: HTTPS, hostname: b.example.com, tls: {certificateRefs: [{name: a, namespace: vault}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: foreign, namespace: bank}
+spec: {parentRef: {name: nosuch}, listeners: [{name: a, port: 80, protocol: HTTP}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: web, namespace: bank}
+spec:
+  parentRefs: [{kind: ListenerSet, name: bank, sectionName: own}, {kind: ListenerSet, name: bank, sectionName: taken}]
+  hostnames: [b.example.com, a.example.com]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: ReferenceGrant
+metadata: {name: a, namespace: vault}
+spec: {from: [{group: gateway.networking.k8s.io, kind: KIND, namespace: shop}, {group: gateway.networking.k8s.io, kind: KIND, namespace: bank}], to: [{group: "", kind: Secret}]}
+`
+	for name, tt := range map[string]struct {
+		label, kind string
+		want, no    []string
+	}{
+		"let in": {"allowed", "Gateway", []string{
+			"ListenerSet bank/bank spec.listeners[taken]: not Accepted: HostnameConflict: listener http has the same hostname on port 80\n",
+			"ListenerSet bank/bank spec.listeners[tcp]: not Accepted: ProtocolConflict: listener http has another protocol on port 80\n",
+			"ListenerSet bank/bank spec.listeners[https]: not ResolvedRefs: RefNotPermitted: no ReferenceGrant in namespace vault permits Secret a\n",
+			"HTTPRoute bank/web spec.parentRefs[bank]: not Accepted: NoMatchingParent: the listener is not served: it conflicts with another one\n",
+		}, []string{"listeners[own]", "bank/foreign", "NotAllowed", "Gateway shop/edge"}},
+		"granted": {"allowed", "ListenerSet", []string{"Gateway shop/edge spec.listeners[https]: not ResolvedRefs: RefNotPermitted"}, []string{"ListenerSet bank/bank spec.listeners[https]"}},
+		"not let in": {"no", "Gateway", []string{
+			"ListenerSet bank/bank spec: not Accepted: NotAllowed: spec.allowedListeners of Gateway shop/edge does not allow ListenerSets of namespace bank\n",
+			"HTTPRoute bank/web spec.parentRefs[bank]: not Accepted: NoMatchingParent: Gateway shop/edge does not allow the ListenerSet\n",
+		}, []string{"Conflict"}},
+	} {
+		p.emit(strings.NewReplacer("LABEL", tt.label, "KIND", tt.kind).Replace(objects), true)
+		got := text()
+		for _, want := range tt.want {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: want %q among\n%s", name, want, got)
+			}
+		}
+		for _, no := range tt.no {
+			if strings.Contains(got, no) {
+				t.Errorf("%s: %q is among\n%s", name, no, got)
+			}
+		}
+	}
+}
+
 // A Secret that a listener names and that cannot be its certificate is a problem of the Gateway until it can.
 func TestSecretsThatCannotBeUsedAreProblemsOfTheirGateways(t *testing.T) {
 	p := start(t)

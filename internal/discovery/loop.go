@@ -360,7 +360,7 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.workloads.apply(c, time.Now())
 		l.applySecret(c)
 		l.gatewayStatuses.apply(c.Key)
-		l.referring = l.referring || c.Key.Kind == object.KubernetesGateway || c.Key.Kind == object.ReferenceGrant || c.Key.Kind == object.GatewayClass
+		l.referring = l.referring || refers(c.Key.Kind)
 		for _, f := range l.onObject {
 			f(c)
 		}
@@ -381,6 +381,15 @@ func (l *loop) apply(b object.Batch, changes []acceptedChange) []acceptedChange 
 		l.store.Forget(func(k object.Key) bool { return k != config.MeshFileKey })
 	}
 	return changes
+}
+
+// refers reports whether objects of a kind decide which Secrets are referred to: Gateways and ListenerSets name them, and the others permit that.
+func refers(k object.Kind) bool {
+	switch k {
+	case object.KubernetesGateway, object.ListenerSet, object.ReferenceGrant, object.GatewayClass, object.Namespace:
+		return true
+	}
+	return false
 }
 
 // refer has the store of Secrets know which ones Gateways of the Gateway API may use.

@@ -173,7 +173,7 @@ func groupVersion(k object.Kind) (group, version string, ok bool) {
 	case object.Telemetry:
 		return "telemetry.istio.io", "v1", true
 	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod, object.ServiceAccount, object.Secret, object.ConfigMap,
-		object.GatewayClass, object.KubernetesGateway, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.BackendTLSPolicy:
+		object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.BackendTLSPolicy:
 		return "", "", false
 	}
 	panic("discovery: unknown kind of object: " + string(k))

@@ -276,8 +276,12 @@ func (l *loop) useOf(k object.Key, problems []object.Problem) use {
 	if u.GatewayAPI = hasGatewayStatus(k.Kind); u.GatewayAPI {
 		u.Gateway = l.gatewayStatuses.of(k)
 	}
-	if k.Kind == object.KubernetesGateway {
-		u.serves = func(c mesh.Class) bool { return model.ServesGateway(c.Scope, k) }
+	gateway, served := k, k.Kind == object.KubernetesGateway
+	if o := u.change.inForce; k.Kind == object.ListenerSet && o != nil {
+		gateway, served = model.SetGateway(o)
+	}
+	if served {
+		u.serves = func(c mesh.Class) bool { return model.ServesGateway(c.Scope, gateway) }
 	}
 	for _, p := range problems {
 		if f, ok := objectstatus.FindingOf(p); ok {

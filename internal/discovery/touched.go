@@ -11,7 +11,7 @@ func hasStatus(k object.Kind) bool { return decode.NewSpec(k) != nil || hasGatew
 // hasGatewayStatus reports whether a kind is one of the Gateway API that has a status.
 func hasGatewayStatus(k object.Kind) bool {
 	switch k {
-	case object.GatewayClass, object.KubernetesGateway, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.BackendTLSPolicy:
+	case object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.BackendTLSPolicy:
 		return true
 	}
 	return false

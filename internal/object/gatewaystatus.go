@@ -3,12 +3,14 @@ package object
 // GatewayStatus is what the status of an object of the Gateway API says, but for what proxies have applied. It is immutable.
 type GatewayStatus struct {
 	Kind Kind
-	// Conditions are those of a GatewayClass or a Gateway.
+	// Conditions are those of a GatewayClass, a Gateway or a ListenerSet.
 	Conditions []GatewayCondition
 	// Features are the names of the features of a GatewayClass.
 	Features []string
 	// Addresses are those of a Gateway.
 	Addresses []GatewayAddress
+	// Sets is how many ListenerSets of a Gateway are accepted.
+	Sets      int
 	Listeners []ListenerStatus
 	// Parents are those of a route that are this control plane's, in the order of the route; of a BackendTLSPolicy, its ancestors.
 	Parents []ParentStatus
@@ -24,7 +26,7 @@ type GatewayCondition struct {
 	Reason, Message string
 }
 
-// ListenerStatus is the status of one listener of a Gateway.
+// ListenerStatus is the status of one listener of a Gateway or a ListenerSet.
 type ListenerStatus struct {
 	Name string
 	// Kinds are the kinds of routes that may attach.

@@ -52,6 +52,7 @@ const (
 	// its kind Gateway, which Istio's has the name of, too.
 	GatewayClass      Kind = "GatewayClass"      // *GatewayClassSpec
 	KubernetesGateway Kind = "KubernetesGateway" // *GatewaySpec
+	ListenerSet       Kind = "ListenerSet"       // *ListenerSetSpec
 	HTTPRoute         Kind = "HTTPRoute"         // *HTTPRouteSpec
 	GRPCRoute         Kind = "GRPCRoute"         // *GRPCRouteSpec
 	TLSRoute          Kind = "TLSRoute"          // *TLSRouteSpec
@@ -66,7 +67,7 @@ func Kinds() []Kind {
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
 		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, RequestAuthentication, AuthorizationPolicy, Sidecar, EnvoyFilter, Gateway, ProxyConfig,
 		WorkloadGroup, Telemetry,
-		GatewayClass, KubernetesGateway, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant, BackendTLSPolicy,
+		GatewayClass, KubernetesGateway, ListenerSet, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant, BackendTLSPolicy,
 	}
 }
 

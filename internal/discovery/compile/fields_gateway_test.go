@@ -270,10 +270,31 @@ metadata: {name: api, namespace: shop}
 spec:
   gatewayClassName: istio
   addresses: [{type: Hostname, value: gw.shop.svc.cluster.local}]
+  allowedListeners: {namespaces: {from: Same}}
   listeners:
   - {name: http, port: 80, protocol: HTTP}
   - {name: tls, port: 8443, protocol: TLS, tls: {mode: Passthrough}}
   - {name: tcp, port: 9000, protocol: TCP}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: near, namespace: shop}
+spec: {parentRef: {name: subject}, listeners: [{name: near, port: 80, protocol: HTTP, hostname: near.example.org}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: far, namespace: other}
+spec: {parentRef: {name: subject, namespace: shop}, listeners: [{name: far, port: 80, protocol: HTTP, hostname: far.example.org}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: sets, namespace: shop}
+spec: {parentRefs: [{kind: ListenerSet, name: subject}], hostnames: [set.example.com], rules: [{backendRefs: [{name: b, port: 80}]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: sets, namespace: other}
+spec: {parentRefs: [{kind: ListenerSet, name: subject, namespace: shop}], hostnames: [far.example.com], rules: [{filters: [{type: RequestRedirect, requestRedirect: {scheme: https}}]}]}
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -374,11 +395,25 @@ options: {a.b/c: d}
 `,
 		"targetRefs: [{group: '', kind: Service, name: b}]\nvalidation: {hostname: a.com, wellKnownCACertificates: System}",
 	},
+	object.ListenerSet: {
+		`
+parentRef: {group: gateway.networking.k8s.io, kind: Gateway, namespace: shop, name: api}
+listeners:
+- {name: http, port: 80, protocol: HTTP, hostname: "*.example.com", allowedRoutes: {namespaces: {from: Selector, selector: {matchLabels: {tier: one}}}, kinds: [{group: gateway.networking.k8s.io, kind: HTTPRoute}]}}
+- {name: https, port: 443, protocol: HTTPS, tls: {mode: Terminate, certificateRefs: [{group: "", kind: Secret, name: a, namespace: shop}], options: {a.b/c: d}}}
+- {name: tls, port: 8444, protocol: TLS, tls: {mode: Terminate, certificateRefs: [{name: a}]}}
+`,
+		`
+parentRef: {name: api}
+listeners:
+- {name: http, port: 80, protocol: HTTP, hostname: "*.example.com", allowedRoutes: {namespaces: {from: Selector, selector: {matchExpressions: [{key: tier, operator: In, values: [two]}]}}}}
+`,
+	},
 	object.KubernetesGateway: {
 		`
 gatewayClassName: istio
 addresses: [{type: Hostname, value: gw.shop.svc.cluster.local}]
-allowedListeners: {namespaces: {from: Selector, selector: {matchLabels: {a: b}, matchExpressions: [{key: a, operator: In, values: [b]}]}}}
+allowedListeners: {namespaces: {from: Selector, selector: {matchLabels: {tier: one}}}}
 defaultScope: All
 tls: {backend: {clientCertificateRef: {group: "", kind: Secret, name: a, namespace: shop}}}
 infrastructure: {labels: {a: b}, annotations: {a: b}, parametersRef: {group: "", kind: ConfigMap, name: a}}
@@ -390,6 +425,7 @@ listeners:
 		`
 gatewayClassName: istio
 addresses: [{type: Hostname, value: gw.shop.svc.cluster.local}]
+allowedListeners: {namespaces: {from: Selector, selector: {matchExpressions: [{key: tier, operator: In, values: [two]}]}}}
 tls: {frontend: {default: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: a, namespace: shop}], mode: AllowValidOnly}}, perPort: [{port: 443, tls: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: a, namespace: shop}], mode: AllowValidOnly}}}]}}
 listeners:
 - {name: http, port: 80, protocol: HTTP, allowedRoutes: {namespaces: {from: Selector, selector: {matchExpressions: [{key: tier, operator: In, values: [two]}]}}}}

@@ -24,6 +24,18 @@ func (d *dice) gatewayAPI(kind object.Kind) any {
 		for i := range 1 + d.roll(3) {
 			s.Listeners = append(s.Listeners, d.listener(i))
 		}
+		if !d.oneIn(3) {
+			from := pick(d, gatewayv1.NamespacesFromAll, gatewayv1.NamespacesFromAll, gatewayv1.NamespacesFromSame, gatewayv1.NamespacesFromNone, gatewayv1.NamespacesFromSelector)
+			s.AllowedListeners = &gatewayv1.AllowedListeners{Namespaces: &gatewayv1.ListenerNamespaces{From: &from, Selector: &metav1.LabelSelector{
+				MatchLabels: map[string]string{"topology.istio.io/network": "net-1"},
+			}}}
+		}
+		return s
+	case object.ListenerSet:
+		s := &gatewayv1.ListenerSetSpec{ParentRef: gatewayv1.ParentGatewayReference{Name: gatewayv1.ObjectName(pick(d, names...)), Namespace: pick(d, nil, to(gatewayv1.Namespace(pick(d, spaces...))))}}
+		for i := range 1 + d.roll(3) {
+			s.Listeners = append(s.Listeners, gatewayv1.ListenerEntry(d.listener(i)))
+		}
 		return s
 	case object.HTTPRoute:
 		s := &gatewayv1.HTTPRouteSpec{CommonRouteSpec: d.parents(), Hostnames: d.hostnames()}
@@ -43,7 +55,7 @@ func (d *dice) gatewayAPI(kind object.Kind) any {
 		return &gatewayv1.TCPRouteSpec{CommonRouteSpec: d.parents(), Rules: []gatewayv1.TCPRouteRule{{BackendRefs: []gatewayv1.BackendRef{d.backendRef()}}}}
 	case object.ReferenceGrant:
 		return &gatewayv1.ReferenceGrantSpec{
-			From: []gatewayv1.ReferenceGrantFrom{{Group: gatewayv1.GroupName, Kind: pick(d, gatewayv1.Kind("HTTPRoute"), "TCPRoute", "Gateway"), Namespace: gatewayv1.Namespace(pick(d, spaces...))}},
+			From: []gatewayv1.ReferenceGrantFrom{{Group: gatewayv1.GroupName, Kind: pick(d, gatewayv1.Kind("HTTPRoute"), "TCPRoute", "Gateway", "ListenerSet"), Namespace: gatewayv1.Namespace(pick(d, spaces...))}},
 			To:   []gatewayv1.ReferenceGrantTo{{Kind: pick(d, gatewayv1.Kind("Service"), "Secret"), Name: pick(d, nil, to(gatewayv1.ObjectName(pick(d, names...))))}},
 		}
 	}
@@ -92,6 +104,9 @@ func (d *dice) parents() (out gatewayv1.CommonRouteSpec) {
 	if d.oneIn(4) {
 		p.Group, p.Kind = to(gatewayv1.Group("")), to(gatewayv1.Kind("Service"))
 		p.SectionName = nil
+	}
+	if p.Kind == nil && d.oneIn(3) {
+		p.Kind = to(gatewayv1.Kind("ListenerSet"))
 	}
 	out.ParentRefs = []gatewayv1.ParentReference{p}
 	return out

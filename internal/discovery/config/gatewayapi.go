@@ -49,8 +49,9 @@ func (c *check) kubernetesGateway(s *gatewayv1.GatewaySpec) {
 			c.report(object.Info, "spec.infrastructure", "applied to what is made for the Gateway in Kubernetes; with a directory nothing is made")
 		}
 	}
-	if s.AllowedListeners != nil {
-		c.warn("spec.allowedListeners", "not applied: ListenerSets are not served")
+	if s.AllowedListeners != nil && s.AllowedListeners.Namespaces != nil {
+		n := s.AllowedListeners.Namespaces
+		c.namespacesFrom("spec.allowedListeners.namespaces", n.From, n.Selector)
 	}
 	if s.TLS != nil {
 		c.warn("spec.tls", "not applied: listeners are not served with client certificates, nor backends with one of the Gateway")
@@ -69,14 +70,7 @@ func (c *check) kubernetesGateway(s *gatewayv1.GatewaySpec) {
 			c.warn(item("spec.addresses", i), "not applied: only an address of type Hostname, the name of a Service, says which Pods serve the Gateway")
 		}
 	}
-	var names []gatewayv1.SectionName
-	for i, l := range s.Listeners {
-		c.listener(item("spec.listeners", i), l)
-		names = append(names, l.Name)
-	}
-	once(names, func(i int, n gatewayv1.SectionName) {
-		c.fail(item("spec.listeners", i)+".name", "duplicate name %q; rename one", n)
-	})
+	c.listeners(len(s.Listeners), func(i int) gatewayv1.Listener { return s.Listeners[i] })
 }
 
 func (c *check) listener(at string, l gatewayv1.Listener) {
@@ -143,21 +137,55 @@ func (c *check) allowedRoutes(at string, a *gatewayv1.AllowedRoutes) {
 		}
 	}
 	if n := a.Namespaces; n != nil {
-		from := given(n.From)
-		if !slices.Contains([]gatewayv1.FromNamespaces{"", "All", "Same", "Selector", "None"}, from) {
-			c.fail(at+".namespaces.from", "invalid value %.100q: want All, Same, Selector or None", string(from))
-		}
-		if from == gatewayv1.NamespacesFromSelector && n.Selector == nil {
-			c.fail(at+".namespaces.selector", "is missing: with from: Selector no namespace would be selected")
-		}
-		if n.Selector != nil {
-			for i, e := range n.Selector.MatchExpressions {
-				if !slices.Contains([]metav1.LabelSelectorOperator{"In", "NotIn", "Exists", "DoesNotExist"}, e.Operator) {
-					c.fail(item(at+".namespaces.selector.matchExpressions", i)+".operator", "invalid operator %.100q: want In, NotIn, Exists or DoesNotExist", string(e.Operator))
-				}
+		c.namespacesFrom(at+".namespaces", n.From, n.Selector)
+	}
+}
+
+// namespacesFrom checks which namespaces a listener takes routes from, or a Gateway listeners.
+func (c *check) namespacesFrom(at string, of *gatewayv1.FromNamespaces, selector *metav1.LabelSelector) {
+	from := given(of)
+	if !slices.Contains([]gatewayv1.FromNamespaces{"", "All", "Same", "Selector", "None"}, from) {
+		c.fail(at+".from", "invalid value %.100q: want All, Same, Selector or None", string(from))
+	}
+	if from == gatewayv1.NamespacesFromSelector && selector == nil {
+		c.fail(at+".selector", "is missing: with from: Selector no namespace would be selected")
+	}
+	if selector != nil {
+		for i, e := range selector.MatchExpressions {
+			if !slices.Contains([]metav1.LabelSelectorOperator{"In", "NotIn", "Exists", "DoesNotExist"}, e.Operator) {
+				c.fail(item(at+".selector.matchExpressions", i)+".operator", "invalid operator %.100q: want In, NotIn, Exists or DoesNotExist", string(e.Operator))
 			}
 		}
 	}
+}
+
+func (c *check) listenerSet(s *gatewayv1.ListenerSetSpec) {
+	p := s.ParentRef
+	switch {
+	case p.Name == "":
+		c.fail("spec.parentRef.name", "is missing: want that of a Gateway")
+	case strings.Contains(string(p.Name), "/") || strings.Contains(string(given(p.Namespace)), "/"):
+		c.fail("spec.parentRef", "invalid reference to a Gateway: want its name, and its namespace if it is another one")
+	case !deploy.OfGateway(s):
+		c.warn("spec.parentRef", "not applied: a parent of kind %.100q is none that takes listeners: want Gateway", string(given(p.Kind)))
+	}
+	if len(s.Listeners) == 0 {
+		c.fail("spec.listeners", "is empty: want at least one listener")
+	}
+	c.listeners(len(s.Listeners), func(i int) gatewayv1.Listener { return gatewayv1.Listener(s.Listeners[i]) })
+}
+
+// listeners checks the n listeners of a Gateway or a ListenerSet.
+func (c *check) listeners(n int, of func(int) gatewayv1.Listener) {
+	var names []gatewayv1.SectionName
+	for i := range n {
+		l := of(i)
+		c.listener(item("spec.listeners", i), l)
+		names = append(names, l.Name)
+	}
+	once(names, func(i int, n gatewayv1.SectionName) {
+		c.fail(item("spec.listeners", i)+".name", "duplicate name %q; rename one", n)
+	})
 }
 
 func (c *check) kubernetesPort(at string, p *gatewayv1.PortNumber) {
@@ -190,13 +218,13 @@ func (c *check) commonRoute(s gatewayv1.CommonRouteSpec, hostnames []gatewayv1.H
 		switch {
 		case p.Name == "":
 			c.fail(at+".name", "is missing")
-		case group == gatewayv1.GroupName && kind == "Gateway":
+		case group == gatewayv1.GroupName && (kind == "Gateway" || kind == "ListenerSet"):
 		case group == "" && kind == "Service":
 			if c.key.Kind != object.HTTPRoute && c.key.Kind != object.GRPCRoute {
 				c.warn(at, "not applied: routes of this kind are served at Gateways only; use a VirtualService for connections between workloads")
 			}
 		default:
-			c.warn(at, "not applied: a parent of kind %.100q is none that is served: want Gateway or Service", kind)
+			c.warn(at, "not applied: a parent of kind %.100q is none that is served: want Gateway, ListenerSet or Service", kind)
 		}
 	}
 	for i, h := range hostnames {

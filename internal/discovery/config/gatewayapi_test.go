@@ -11,8 +11,8 @@ func TestGatewayAPIRules(t *testing.T) {
 		{object.GatewayClass, "{controllerName: istio.io/gateway-controller}", nil},
 		{object.GatewayClass, "{parametersRef: {group: a, kind: B, name: c}}", []string{"E spec.controllerName: is missing", "W spec.parametersRef: not applied"}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, addresses: [{type: Hostname, value: a}], listeners: [{name: a, port: 80, protocol: HTTP, hostname: '*.a.com', allowedRoutes: {namespaces: {from: All}, kinds: [{kind: HTTPRoute}]}}, {name: b, port: 443, protocol: TLS, tls: {mode: Passthrough}}, {name: c, port: 9, protocol: TCP}]}", nil},
-		{object.KubernetesGateway, "{infrastructure: {labels: {a: b}}, allowedListeners: {}, tls: {backend: {}}, defaultScope: All, addresses: [{value: 1.2.3.4}], listeners: []}", []string{
-			"E spec.gatewayClassName: is missing", "I spec.infrastructure: applied to what is made", "W spec.allowedListeners: not applied", "W spec.tls: not applied", "W spec.defaultScope: not applied", "I spec.addresses[0]: asked of the load balancer",
+		{object.KubernetesGateway, "{infrastructure: {labels: {a: b}}, allowedListeners: {namespaces: {from: Some, selector: {matchExpressions: [{operator: X}]}}}, tls: {backend: {}}, defaultScope: All, addresses: [{value: 1.2.3.4}], listeners: []}", []string{
+			"E spec.gatewayClassName: is missing", "I spec.infrastructure: applied to what is made", "E spec.allowedListeners.namespaces.from: invalid value", "E spec.allowedListeners.namespaces.selector.matchExpressions[0].operator: invalid operator", "W spec.tls: not applied", "W spec.defaultScope: not applied", "I spec.addresses[0]: asked of the load balancer",
 		}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, infrastructure: {parametersRef: {group: a, kind: B, name: c}}, listeners: []}", []string{"W spec.infrastructure.parametersRef: not applied: want a ConfigMap"}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, infrastructure: {labels: {a: b}}, addresses: [{type: Hostname, value: a}, {value: 1.2.3.4}], listeners: []}", []string{"W spec.infrastructure: not applied: the Gateway is served", "W spec.addresses[1]: not applied"}},
@@ -53,6 +53,12 @@ func TestGatewayAPIRules(t *testing.T) {
 			"E spec.rules[0].matches[0].method.service", "E spec.rules[0].matches[0].method.method", "E spec.rules[0].matches[0].headers[0].type", "W spec.rules[0].filters[0]: not applied", "W spec.rules[0].backendRefs[0].filters[0]: not applied", "W spec.rules[0].sessionPersistence: not applied",
 		}},
 		{object.TLSRoute, "{hostnames: [a.com], rules: [{backendRefs: [{name: a, port: 1}]}, {backendRefs: [{name: a}]}]}", []string{"E spec.rules: 2 rules: want one", "E spec.rules[1].backendRefs[0].port: is missing"}},
+		{object.ListenerSet, "{parentRef: {name: a, namespace: b}, listeners: [{name: a, port: 1, protocol: HTTP}]}", nil},
+		{object.ListenerSet, "{parentRef: {kind: Service, name: a}}", []string{"W spec.parentRef: not applied: a parent of kind", "E spec.listeners: is empty"}},
+		{object.ListenerSet, "{parentRef: {name: a/b}, listeners: [{name: a, port: 0, protocol: HTTP}, {name: a, port: 1, protocol: UDP, allowedRoutes: {namespaces: {from: Selector}}}]}", []string{
+			"E spec.parentRef: invalid reference", "E spec.listeners[0].port: invalid port 0", "W spec.listeners[1].protocol: not applied", "E spec.listeners[1].allowedRoutes.namespaces.selector: is missing", `E spec.listeners[1].name: duplicate name "a"`,
+		}},
+		{object.ListenerSet, "{listeners: [{name: a, port: 1, protocol: HTTP}]}", []string{"E spec.parentRef.name: is missing"}},
 		{object.TCPRoute, "{rules: [{backendRefs: [{name: a, port: 1}]}, {}]}", []string{"E spec.rules: 2 rules: want one"}},
 		{object.ReferenceGrant, "{from: [{group: a, kind: B, namespace: c}], to: [{group: '', kind: Service}]}", nil},
 		{object.ReferenceGrant, "{from: [{kind: B}], to: [{}]}", []string{"E spec.from[0]: kind or namespace is missing", "E spec.to[0].kind: is missing"}},

@@ -51,6 +51,7 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.HTTPRoute:         func(c *check, o object.Object) { specRules(c, o, c.kubernetesHTTPRoute) },
 	object.GRPCRoute:         func(c *check, o object.Object) { specRules(c, o, c.grpcRoute) },
 	object.TLSRoute:          func(c *check, o object.Object) { specRules(c, o, c.kubernetesTLSRoute) },
+	object.ListenerSet:       func(c *check, o object.Object) { specRules(c, o, c.listenerSet) },
 	object.TCPRoute:          func(c *check, o object.Object) { specRules(c, o, c.kubernetesTCPRoute) },
 	object.ReferenceGrant:    func(c *check, o object.Object) { specRules(c, o, c.referenceGrant) },
 	object.BackendTLSPolicy:  func(c *check, o object.Object) { specRules(c, o, c.backendTLSPolicy) },

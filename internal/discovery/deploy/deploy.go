@@ -51,6 +51,8 @@ type Gateway struct {
 	UID                 string
 	Labels, Annotations map[string]string
 	Spec                *gatewayv1.GatewaySpec
+	// Sets are the listeners of the ListenerSets that the Gateway lets in.
+	Sets []gatewayv1.Listener
 }
 
 // Managed reports whether objects are made for a Gateway: not if its addresses name the Service of Pods that its user runs.
@@ -299,15 +301,20 @@ func (p plan) deployment() map[string]any {
 
 func (p plan) service() map[string]any {
 	ports := []any{map[string]any{"name": "status-port", "port": int64(statusPort), "targetPort": int64(statusPort), "protocol": "TCP", "appProtocol": "tcp"}}
-	taken := map[string]bool{key(statusPort, "TCP"): true}
-	for i, l := range p.Spec.Listeners {
+	taken, names := map[string]bool{key(statusPort, "TCP"): true}, map[string]bool{}
+	for i, l := range slices.Concat(p.Spec.Listeners, p.Sets) {
 		transport := "TCP"
 		if l.Protocol == gatewayv1.UDPProtocolType {
 			transport = "UDP"
 		}
 		if k := key(l.Port, transport); !taken[k] {
 			taken[k] = true
-			port := map[string]any{"name": portName(string(l.Name), i), "port": int64(l.Port), "targetPort": int64(l.Port), "protocol": transport}
+			name := portName(string(l.Name), i)
+			if names[name] { // that of a listener of another object
+				name = portName("", i)
+			}
+			names[name] = true
+			port := map[string]any{"name": name, "port": int64(l.Port), "targetPort": int64(l.Port), "protocol": transport}
 			if transport == "TCP" {
 				port["appProtocol"] = appProtocol(l.Protocol)
 			}

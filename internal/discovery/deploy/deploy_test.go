@@ -2,10 +2,12 @@ package deploy_test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -179,6 +181,56 @@ func TestPlansThatAreRefused(t *testing.T) {
 }
 
 // Which Gateways get Pods, and whose ServiceAccount only they have.
+// The Service of a Gateway has the ports of the ListenerSets that it lets in, with names of their own: older ones first.
+func TestPortsOfListenerSets(t *testing.T) {
+	set := func(namespace, name, created, spec string) *object.Object {
+		s := &gatewayv1.ListenerSetSpec{}
+		if err := yaml.UnmarshalStrict([]byte(spec), s); err != nil {
+			t.Fatal(err)
+		}
+		at, err := time.Parse(time.RFC3339, created)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &object.Object{Key: object.Key{Kind: object.ListenerSet, Namespace: namespace, Name: name}, Meta: object.Meta{Created: at}, Spec: s}
+	}
+	const parent = "parentRef: {name: public, namespace: shop}\nlisteners: "
+	sets := []*object.Object{
+		set("team", "late", "2026-01-02T00:00:00Z", parent+"[{name: http, port: 8081, protocol: HTTP}, {name: tcp, port: 9000, protocol: TCP}]"),
+		set("team", "early", "2026-01-01T00:00:00Z", parent+"[{name: http, port: 8080, protocol: HTTP}, {name: more, port: 80, protocol: HTTP, hostname: b.example.com}, {name: tls, port: 9000, protocol: TLS}]"),
+		set("team", "other", "2026-01-01T00:00:00Z", "parentRef: {name: private, namespace: shop}\nlisteners: [{name: a, port: 1, protocol: HTTP}]"),
+		set("team", "kind", "2026-01-01T00:00:00Z", "parentRef: {kind: Service, name: public, namespace: shop}\nlisteners: [{name: a, port: 2, protocol: HTTP}]"),
+		set("others", "outside", "2026-01-01T00:00:00Z", parent+"[{name: a, port: 3, protocol: HTTP}]"),
+		set("shop", "same", "2026-01-03T00:00:00Z", "parentRef: {name: public}\nlisteners: [{name: same, port: 4, protocol: HTTP}]"),
+	}
+	for from, want := range map[string]string{
+		"": "80=http 443=more-https", "allowedListeners: {}": "80=http 443=more-https", "allowedListeners: {namespaces: {from: None}}": "80=http 443=more-https",
+		"allowedListeners: {namespaces: {from: Same}}":                                          "80=http 443=more-https 4=same",
+		"allowedListeners: {namespaces: {from: All}}":                                           "80=http 443=more-https 3=a 8080=listener-4 9000=tls 8081=listener-7 4=same",
+		"allowedListeners: {namespaces: {from: Selector, selector: {matchLabels: {of: team}}}}": "80=http 443=more-https 8080=listener-3 9000=tls 8081=listener-6",
+	} {
+		g := gateway(t, simple+"  "+from+"\n")
+		g.Sets = deploy.ListenersOf(g, sets, func(namespace string) map[string]string { return map[string]string{"of": namespace} })
+		all, err := deploy.Plan(g, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, o := range all {
+			spec, _ := o.Value["spec"].(map[string]any)
+			ports, _ := spec["ports"].([]any)
+			for _, p := range ports {
+				if p := p.(map[string]any); p["name"] != "status-port" {
+					got = append(got, fmt.Sprintf("%v=%v", p["port"], p["name"]))
+				}
+			}
+		}
+		if text := strings.Join(got, " "); text != want {
+			t.Errorf("%s: ports %s, want %s", from, text, want)
+		}
+	}
+}
+
 func TestManaged(t *testing.T) {
 	for spec, want := range map[string]bool{
 		"{}": true, "{addresses: [{value: 192.0.2.1}]}": true, "{addresses: [{type: IPAddress}]}": true,

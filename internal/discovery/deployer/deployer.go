@@ -67,9 +67,11 @@ type Controller struct {
 	options           Options
 	watching, writing dynamic.Interface
 
-	mu       sync.Mutex // guards gateways and classes
+	mu       sync.Mutex // guards the objects
 	gateways map[object.Key]deploy.Gateway
 	classes  map[string]string // the controllers' names
+	sets     map[object.Key]*object.Object
+	spaces   map[string]map[string]string // the labels of namespaces
 	// changed has an element when they have changed; open is closed when they are complete.
 	changed, open chan struct{}
 	opening       sync.Once
@@ -81,6 +83,7 @@ type Controller struct {
 func New(o Options) (*Controller, error) {
 	c := &Controller{
 		options: o, gateways: map[object.Key]deploy.Gateway{}, classes: map[string]string{},
+		sets: map[object.Key]*object.Object{}, spaces: map[string]map[string]string{},
 		changed: make(chan struct{}, 1), open: make(chan struct{}),
 	}
 	watching, writing := rest.CopyConfig(o.Config), rest.CopyConfig(o.Config)
@@ -97,22 +100,35 @@ func New(o Options) (*Controller, error) {
 
 // Apply notes a change of an object in force. It is safe for concurrent use and does not block.
 func (c *Controller) Apply(change object.Change) {
-	if change.Key.Cluster != "" || change.Key.Kind != object.KubernetesGateway && change.Key.Kind != object.GatewayClass {
+	if change.Key.Cluster != "" {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch o := change.Object; {
-	case change.Key.Kind == object.GatewayClass && o == nil:
-		delete(c.classes, change.Key.Name)
-	case change.Key.Kind == object.GatewayClass:
-		c.classes[change.Key.Name] = string(o.Spec.(*gatewayv1.GatewayClassSpec).ControllerName)
-	case o == nil:
-		delete(c.gateways, change.Key)
+	switch k, o := change.Key, change.Object; k.Kind {
+	case object.GatewayClass:
+		put(c.classes, k.Name, o, func() string { return string(o.Spec.(*gatewayv1.GatewayClassSpec).ControllerName) })
+	case object.KubernetesGateway:
+		put(c.gateways, k, o, func() deploy.Gateway {
+			return deploy.Gateway{Key: o.Key, UID: o.Meta.UID, Labels: o.Meta.Labels, Annotations: o.Meta.Annotations, Spec: o.Spec.(*gatewayv1.GatewaySpec)}
+		})
+	case object.ListenerSet:
+		put(c.sets, k, o, func() *object.Object { return o })
+	case object.Namespace:
+		put(c.spaces, k.Name, o, func() map[string]string { return o.Meta.Labels })
 	default:
-		c.gateways[change.Key] = deploy.Gateway{Key: o.Key, UID: o.Meta.UID, Labels: o.Meta.Labels, Annotations: o.Meta.Annotations, Spec: o.Spec.(*gatewayv1.GatewaySpec)}
+		return
 	}
 	c.Look()
+}
+
+// put stores what an object says, or removes it if there is no object any more.
+func put[K comparable, V any](in map[K]V, k K, o *object.Object, of func() V) {
+	if o == nil {
+		delete(in, k)
+		return
+	}
+	in[k] = of()
 }
 
 // Look has all Gateways looked at again, as after a change of what Options.Writes says. It is safe for concurrent use and does not block.
@@ -164,6 +180,9 @@ func (c *Controller) wanted(k object.Key) (deploy.Gateway, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	g, exists := c.gateways[k]
+	if exists {
+		g.Sets = deploy.ListenersOf(g, slices.Collect(maps.Values(c.sets)), func(namespace string) map[string]string { return c.spaces[namespace] })
+	}
 	return g, exists && c.serves(g) && c.options.Writes(g.Labels)
 }
 

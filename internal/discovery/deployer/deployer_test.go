@@ -93,6 +93,32 @@ func TestAccountsThatAreMade(t *testing.T) {
 	}
 }
 
+// The ports of ListenerSets follow the Gateway, the sets and the labels of their namespaces.
+func TestListenerSetsOfAGateway(t *testing.T) {
+	c, _ := begin(t, &wait.Output{})
+	spec := gatewayv1.GatewaySpec{GatewayClassName: class, AllowedListeners: &gatewayv1.AllowedListeners{Namespaces: &gatewayv1.ListenerNamespaces{
+		From: new(gatewayv1.NamespacesFromSelector), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
+	}}}
+	set := object.Key{Kind: object.ListenerSet, Namespace: "team", Name: "more"}
+	team := object.Key{Kind: object.Namespace, Name: "team"}
+	there := object.Change{Key: set, Object: &object.Object{Key: set, Spec: &gatewayv1.ListenerSetSpec{
+		ParentRef: gatewayv1.ParentGatewayReference{Name: gatewayv1.ObjectName(key.Name), Namespace: new(gatewayv1.Namespace(key.Namespace))},
+		Listeners: []gatewayv1.ListenerEntry{{Name: "more", Port: 8080, Protocol: gatewayv1.HTTPProtocolType}},
+	}}}
+	labelled := object.Change{Key: team, Object: &object.Object{Key: team, Meta: object.Meta{Labels: map[string]string{"a": "b"}}}}
+	for i, s := range []struct {
+		change object.Change
+		want   int
+	}{
+		{gateway(nil, spec), 0}, {there, 0}, {labelled, 1}, {object.Change{Key: team}, 0}, {labelled, 1}, {object.Change{Key: set}, 0}, {there, 1}, {gateway(nil, gatewayv1.GatewaySpec{GatewayClassName: class}), 0},
+	} {
+		c.Apply(s.change)
+		if g, wanted := c.wanted(key); !wanted || len(g.Sets) != s.want {
+			t.Errorf("step %d: %d listeners of ListenerSets, want %d", i, len(g.Sets), s.want)
+		}
+	}
+}
+
 // What has the name of something that would be made, and belongs to somebody else, stays as it is.
 func TestObjectsOfOthersAreNotTouched(t *testing.T) {
 	var log wait.Output

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -230,13 +229,12 @@ func (m *Model) backendTLSStatus(r *incr.Reader, p *BackendTLSPolicy) *object.Ga
 func (m *Model) gatewaysTo(r *incr.Reader, host string, into map[string]*KubernetesGateway) {
 	for _, route := range incr.In(r, m.tables.routes, backendBucket(host)) {
 		for _, p := range route.Parents {
-			if !isGateway(p) {
+			if !isGateway(p) && !isListenerSet(p) {
 				continue
 			}
-			key := cmp.Or(string(value(p.Namespace)), route.Namespace) + "/" + string(p.Name)
-			if g, exists := incr.Get(r, m.tables.kubernetes, key); exists && m.OurClass(r, string(g.Spec.GatewayClassName)) {
+			if g, _, _, ours := m.parentListeners(r, route, p); ours {
 				if c, _ := m.acceptedBy(r, route, p); c.True {
-					into[key] = g
+					into[g.Key()] = g
 				}
 			}
 		}

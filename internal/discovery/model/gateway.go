@@ -134,7 +134,7 @@ func (m *Model) router(r *incr.Reader, s mesh.ScopeID) (out Router) {
 			targets[uint32(n)] = append(targets[uint32(n)], uint32(t))
 		} else if key, ok := strings.CutPrefix(field, kubernetesPrefix); ok {
 			if g, ok := incr.Get(r, m.tables.kubernetes, key); ok {
-				gateways = append(gateways, routerGateway{g.Row, g.servers})
+				gateways = append(gateways, routerGateway{g.Row, m.serversOf(r, g)})
 			}
 		} else if g, ok := incr.Get(r, m.tables.routers, field); ok {
 			gateways = append(gateways, routerGateway{g.Row, g.servers()})

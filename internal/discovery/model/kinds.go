@@ -91,6 +91,7 @@ var kinds = map[object.Kind]kindRow{
 	object.KubernetesGateway: stored(func(m *Model, o *object.Object, spec *gatewayv1.GatewaySpec) {
 		m.tables.kubernetes.Put(rowKey(o.Key), kubernetesGateway(o, spec), all, namespaceBucket(o.Namespace))
 	}, func(m *Model, k object.Key) { m.tables.kubernetes.Delete(rowKey(k)) }),
+	object.ListenerSet: stored(putListenerSet, func(m *Model, k object.Key) { m.tables.sets.Delete(rowKey(k)) }),
 	object.HTTPRoute: stored(func(m *Model, o *object.Object, spec *gatewayv1.HTTPRouteSpec) {
 		m.putRoute(o, &KubernetesRoute{HTTP: spec}, spec.CommonRouteSpec, spec.Hostnames)
 	}, removeRoute),

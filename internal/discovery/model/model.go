@@ -76,9 +76,11 @@ type tables struct {
 	// kind and key, and grants its ReferenceGrants. spaces has the labels of namespaces, of the control plane's cluster.
 	classes    *incr.Table[string]
 	kubernetes *incr.Table[*KubernetesGateway]
-	routes     *incr.Table[*KubernetesRoute]
-	grants     *incr.Table[*gatewayv1.ReferenceGrantSpec]
-	spaces     *incr.Table[map[string]string]
+	// sets has the ListenerSets.
+	sets   *incr.Table[*ListenerSet]
+	routes *incr.Table[*KubernetesRoute]
+	grants *incr.Table[*gatewayv1.ReferenceGrantSpec]
+	spaces *incr.Table[map[string]string]
 	// policies has the BackendTLSPolicies, bundles the certificates of ConfigMaps with the key ca.crt.
 	policies *incr.Table[*BackendTLSPolicy]
 	bundles  *incr.Table[bundle]
@@ -186,6 +188,7 @@ func New(g *incr.Graph, domain string) *Model {
 		routers:    incr.NewTable[*Gateway](g, "gateways"),
 		classes:    incr.NewTable[string](g, "gateway classes"),
 		kubernetes: incr.NewTable[*KubernetesGateway](g, "kubernetes gateways"),
+		sets:       incr.NewTable[*ListenerSet](g, "listener sets"),
 		routes:     incr.NewTable[*KubernetesRoute](g, "kubernetes routes"),
 		grants:     incr.NewTable[*gatewayv1.ReferenceGrantSpec](g, "reference grants"),
 		spaces:     incr.NewTable[map[string]string](g, "namespace labels"),
@@ -206,7 +209,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
 		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), tokens: t.tokens.On(g), keys: t.keys.On(g), sidecars: t.sidecars.On(g), filters: t.filters.On(g), telemetry: t.telemetry.On(g), mesh: t.mesh.On(g),
 		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g), allocated: t.allocated.On(g),
-		classes: t.classes.On(g), kubernetes: t.kubernetes.On(g), routes: t.routes.On(g), grants: t.grants.On(g), spaces: t.spaces.On(g),
+		classes: t.classes.On(g), kubernetes: t.kubernetes.On(g), sets: t.sets.On(g), routes: t.routes.On(g), grants: t.grants.On(g), spaces: t.spaces.On(g),
 		policies: t.policies.On(g), bundles: t.bundles.On(g), faults: t.faults.On(g),
 	}
 	f.rules.classify, f.rules.claims = m.rules.classify.On(g), m.rules.claims.On(g)

@@ -15,7 +15,7 @@ var tableKinds = map[string]object.Kind{
 	"virtual services": object.VirtualService, "destination rules": object.DestinationRule,
 	"peer authentications": object.PeerAuthentication, "authorization policies": object.AuthorizationPolicy, "request authentications": object.RequestAuthentication, "sidecars": object.Sidecar, "envoy filters": object.EnvoyFilter, "telemetries": object.Telemetry, "gateways": object.Gateway,
 	"namespaces": object.Namespace, "gateway services": object.Service,
-	"gateway classes": object.GatewayClass, "kubernetes gateways": object.KubernetesGateway, "reference grants": object.ReferenceGrant, "namespace labels": object.Namespace,
+	"gateway classes": object.GatewayClass, "kubernetes gateways": object.KubernetesGateway, "listener sets": object.ListenerSet, "reference grants": object.ReferenceGrant, "namespace labels": object.Namespace,
 	"backend TLS policies": object.BackendTLSPolicy, "CA bundles": object.ConfigMap, "faults of Secrets": "",
 	"services": "", "kubernetes routes": "", "mesh": "", "networks": "", "fetched keys": "",
 }
@@ -90,6 +90,8 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 		return []iter.Seq[incr.Dependent]{t.classes.Dependents(nameKey(k))}
 	case object.KubernetesGateway:
 		return []iter.Seq[incr.Dependent]{t.kubernetes.Dependents(rowKey(k))}
+	case object.ListenerSet:
+		return []iter.Seq[incr.Dependent]{t.sets.Dependents(rowKey(k))}
 	case object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute:
 		return []iter.Seq[incr.Dependent]{t.routes.Dependents(routeKey(k))}
 	case object.ReferenceGrant:

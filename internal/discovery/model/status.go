@@ -20,7 +20,7 @@ var Features = []string{
 	"HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendProtocolH2C", "HTTPRouteBackendProtocolWebSocket", "HTTPRouteBackendRequestHeaderModification",
 	"HTTPRouteBackendTimeout", "HTTPRouteCORS", "HTTPRouteDestinationPortMatching", "HTTPRouteHostRewrite", "HTTPRouteMethodMatching", "HTTPRouteNamedRouteRule", "HTTPRouteParentRefPort",
 	"HTTPRoutePathRedirect", "HTTPRoutePathRewrite", "HTTPRoutePortRedirect", "HTTPRouteQueryParamMatching", "HTTPRouteRequestMirror", "HTTPRouteRequestMultipleMirrors",
-	"HTTPRouteRequestPercentageMirror", "HTTPRouteRequestTimeout", "HTTPRouteResponseHeaderModification", "HTTPRouteRetry", "HTTPRouteSchemeRedirect", "Mesh", "MeshConsumerRoute",
+	"HTTPRouteRequestPercentageMirror", "HTTPRouteRequestTimeout", "HTTPRouteResponseHeaderModification", "HTTPRouteRetry", "HTTPRouteSchemeRedirect", "ListenerSet", "Mesh", "MeshConsumerRoute",
 	"MeshHTTPRouteBackendRequestHeaderModification", "MeshHTTPRouteNamedRouteRule", "MeshHTTPRouteQueryParamMatching", "MeshHTTPRouteRedirectPath", "MeshHTTPRouteRedirectPort", "MeshHTTPRouteRewritePath",
 	"MeshHTTPRouteSchemeRedirect", "ReferenceGrant", "TCPRoute", "TLSRoute",
 	"TLSRouteModeMixed", "TLSRouteModeTerminate",
@@ -41,6 +41,12 @@ func (m *Model) GatewayStatus(r *incr.Reader, k object.Key) *object.GatewayStatu
 			return nil
 		}
 		return m.gatewayStatus(r, g)
+	case object.ListenerSet:
+		set, exists := incr.Get(r, m.tables.sets, rowKey(k))
+		if !exists {
+			return nil
+		}
+		return m.setStatus(r, set)
 	case object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute:
 		route, exists := incr.Get(r, m.tables.routes, routeKey(k))
 		if !exists {
@@ -59,15 +65,14 @@ func (m *Model) GatewayStatus(r *incr.Reader, k object.Key) *object.GatewayStatu
 
 func (m *Model) gatewayStatus(r *incr.Reader, g *KubernetesGateway) *object.GatewayStatus {
 	out := &object.GatewayStatus{Kind: object.KubernetesGateway}
+	out.Listeners = m.listenerStatuses(r, g, g.Row, false)
 	invalid := 0
-	for i, l := range g.Spec.Listeners {
-		one := m.listenerStatus(r, g, i, l)
-		for _, c := range one.Conditions {
+	for _, l := range out.Listeners {
+		for _, c := range l.Conditions {
 			if c.Type == "Accepted" && !c.True {
 				invalid++
 			}
 		}
-		out.Listeners = append(out.Listeners, one)
 	}
 	accepted := object.GatewayCondition{Type: "Accepted", True: true, Reason: "Accepted", Message: "the Gateway is served by its Pods"}
 	if invalid > 0 {
@@ -78,6 +83,7 @@ func (m *Model) gatewayStatus(r *incr.Reader, g *KubernetesGateway) *object.Gate
 	}
 	out.Conditions = []object.GatewayCondition{accepted}
 	out.Addresses = m.gatewayAddresses(r, g)
+	out.Sets = m.attachedSets(r, g)
 	return out
 }
 
@@ -105,66 +111,69 @@ func (m *Model) gatewayAddresses(r *incr.Reader, g *KubernetesGateway) (out []ob
 	return []object.GatewayAddress{{Type: "Hostname", Value: service.Host}}
 }
 
-func (m *Model) listenerStatus(r *incr.Reader, g *KubernetesGateway, i int, l gatewayv1.Listener) object.ListenerStatus {
-	s := g.servers[i]
-	out := object.ListenerStatus{Name: string(l.Name)}
+// listenerStatuses are the statuses of the listeners of a Gateway or, if set, of one of its ListenerSets.
+func (m *Model) listenerStatuses(r *incr.Reader, g *KubernetesGateway, of Row, set bool) (out []object.ListenerStatus) {
+	for _, l := range m.listenersOf(r, g) {
+		if l.listener.set == set && l.of(of) {
+			out = append(out, m.listenerStatus(r, l))
+		}
+	}
+	return out
+}
+
+func (m *Model) listenerStatus(r *incr.Reader, l listenerOf) object.ListenerStatus {
+	out := object.ListenerStatus{Name: l.listener.section}
 	var unknown []string
 	for _, kind := range []object.Kind{object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute} {
-		if s.takes(kind) {
+		if l.takes(kind) {
 			out.Kinds = append(out.Kinds, string(kind))
 		}
 	}
-	if l.AllowedRoutes != nil {
-		for _, k := range l.AllowedRoutes.Kinds {
+	if a := l.listener.allowed; a != nil {
+		for _, k := range a.Kinds {
 			if value(k.Group) != "" && value(k.Group) != gatewayAPI || !slices.Contains(out.Kinds, string(k.Kind)) {
 				unknown = append(unknown, string(k.Kind))
 			}
 		}
 	}
-	for _, route := range incr.In(r, m.tables.routes, gatewayBucket(g.Key())) {
-		if m.attaches(r, s, g.Name, route) && len(s.shared(route)) > 0 {
-			out.Attached++
+	if l.conflict == "" {
+		for _, route := range incr.In(r, m.tables.routes, l.routesBucket()) {
+			if m.attaches(r, l.Server, route) && len(l.shared(route)) > 0 {
+				out.Attached++
+			}
 		}
 	}
 	accepted := object.GatewayCondition{Type: "Accepted", True: true, Reason: "Accepted"}
-	if !slices.Contains([]gatewayv1.ProtocolType{gatewayv1.HTTPProtocolType, gatewayv1.HTTPSProtocolType, gatewayv1.TLSProtocolType, gatewayv1.TCPProtocolType}, l.Protocol) {
-		accepted = object.GatewayCondition{Type: "Accepted", Reason: "UnsupportedProtocol", Message: fmt.Sprintf("protocol %.100s is not served", l.Protocol)}
-	}
 	conflicted := object.GatewayCondition{Type: "Conflicted", Reason: "NoConflicts"}
-	for _, before := range g.servers[:i] {
-		switch {
-		case before.Port != s.Port:
-		case before.Kind != s.Kind:
-			conflicted = object.GatewayCondition{Type: "Conflicted", True: true, Reason: "ProtocolConflict", Message: fmt.Sprintf("listener %s has another protocol on port %d", before.listener.section, s.Port)}
-		case before.hosts[0].host == s.hosts[0].host:
-			conflicted = object.GatewayCondition{Type: "Conflicted", True: true, Reason: "HostnameConflict", Message: fmt.Sprintf("listener %s has the same hostname on port %d", before.listener.section, s.Port)}
-		}
+	if !slices.Contains([]gatewayv1.ProtocolType{gatewayv1.HTTPProtocolType, gatewayv1.HTTPSProtocolType, gatewayv1.TLSProtocolType, gatewayv1.TCPProtocolType}, l.spec.Protocol) {
+		accepted = object.GatewayCondition{Type: "Accepted", Reason: "UnsupportedProtocol", Message: fmt.Sprintf("protocol %.100s is not served", l.spec.Protocol)}
 	}
-	if conflicted.True && accepted.True {
-		accepted = object.GatewayCondition{Type: "Accepted", Reason: conflicted.Reason, Message: conflicted.Message}
+	if l.conflict != "" {
+		conflicted = object.GatewayCondition{Type: "Conflicted", True: true, Reason: l.conflict, Message: l.with}
+		accepted = object.GatewayCondition{Type: "Accepted", Reason: l.conflict, Message: l.with}
 	}
-	out.Conditions = []object.GatewayCondition{accepted, conflicted, m.certificatesResolved(r, g, l, unknown)}
+	out.Conditions = []object.GatewayCondition{accepted, conflicted, m.certificatesResolved(r, l, unknown)}
 	return out
 }
 
 // certificatesResolved returns the condition ResolvedRefs of a listener; unknown are kinds of routes that it cannot have.
-func (m *Model) certificatesResolved(r *incr.Reader, g *KubernetesGateway, l gatewayv1.Listener, unknown []string) object.GatewayCondition {
+func (m *Model) certificatesResolved(r *incr.Reader, l listenerOf, unknown []string) object.GatewayCondition {
 	no := func(reason, text string, args ...any) object.GatewayCondition {
 		return object.GatewayCondition{Type: "ResolvedRefs", Reason: reason, Message: fmt.Sprintf(text, args...)}
 	}
 	if len(unknown) > 0 {
 		return no("InvalidRouteKinds", "the listener takes no routes of kind %.200s", strings.Join(unknown, ", "))
 	}
-	if l.TLS != nil && value(l.TLS.Mode) != gatewayv1.TLSModePassthrough {
-		if len(l.TLS.CertificateRefs) == 0 {
+	if l.spec.TLS != nil && value(l.spec.TLS.Mode) != gatewayv1.TLSModePassthrough {
+		if len(l.spec.TLS.CertificateRefs) == 0 {
 			return no("InvalidCertificateRef", "there is no certificate")
 		}
-		for _, ref := range l.TLS.CertificateRefs {
-			ns := cmp.Or(string(value(ref.Namespace)), g.Namespace)
+		for _, ref := range l.spec.TLS.CertificateRefs {
+			ns := cmp.Or(string(value(ref.Namespace)), l.Gateway.Namespace)
 			switch {
 			case !isSecret(ref):
 				return no("InvalidCertificateRef", "%.100s %s: want a Secret", string(value(ref.Kind)), ref.Name)
-			case !m.Permitted(r, "Gateway", g.Namespace, ns, "", "Secret", string(ref.Name)):
+			case !m.permittedTo(r, l.Server, ref):
 				return no("RefNotPermitted", "no ReferenceGrant in namespace %s permits Secret %s", ns, ref.Name)
 			}
 			if why, bad := incr.Get(r, m.tables.faults, ns+"/"+string(ref.Name)); bad {
@@ -204,8 +213,11 @@ func (m *Model) routeStatus(r *incr.Reader, route *KubernetesRoute) *object.Gate
 			Group: gatewayAPI, Kind: "Gateway", Namespace: string(value(p.Namespace)), Name: string(p.Name), Section: string(value(p.SectionName)), Port: value(p.Port),
 			Conditions: []object.GatewayCondition{accepted, m.backendsResolved(r, route, isService(p))},
 		}
-		if isService(p) {
+		switch {
+		case isService(p):
 			one.Group, one.Kind = "", "Service"
+		case isListenerSet(p):
+			one.Kind = "ListenerSet"
 		}
 		out.Parents = append(out.Parents, one)
 	}
@@ -234,27 +246,35 @@ func (m *Model) acceptedBy(r *incr.Reader, route *KubernetesRoute, p gatewayv1.P
 			return no("NoMatchingParent", "Service %s has no port %d", p.Name, *p.Port)
 		}
 		return yes, true
-	case !isGateway(p):
+	case !isGateway(p) && !isListenerSet(p):
 		return c, false
 	}
-	g, exists := incr.Get(r, m.tables.kubernetes, ns+"/"+string(p.Name))
-	if !exists || !m.OurClass(r, string(g.Spec.GatewayClassName)) {
+	_, listeners, why, ours := m.parentListeners(r, route, p)
+	if !ours {
 		return c, false
 	}
-	named, taken, hosts := false, false, false
-	for _, s := range g.servers {
-		if p.SectionName != nil && string(*p.SectionName) != s.listener.section || p.Port != nil && uint32(*p.Port) != s.Port {
+	named, free, taken, hosts := false, false, false, false
+	for _, l := range listeners {
+		if !l.namedBy(p) {
 			continue
 		}
 		named = true
-		if s.takes(route.Kind) && m.namespaceAllowed(r, s, route.Namespace) {
+		if l.conflict != "" {
+			continue
+		}
+		free = true
+		if l.takes(route.Kind) && m.namespaceAllowed(r, l.Server, route.Namespace) {
 			taken = true
-			hosts = hosts || len(s.shared(route)) > 0
+			hosts = hosts || len(l.shared(route)) > 0
 		}
 	}
 	switch {
+	case why != "":
+		return no("NoMatchingParent", "%s", why)
 	case !named:
-		return no("NoMatchingParent", "the Gateway has no listener with this name and port")
+		return no("NoMatchingParent", "the %s has no listener with this name and port", cmp.Or(string(value(p.Kind)), "Gateway"))
+	case !free:
+		return no("NoMatchingParent", "the listener is not served: it conflicts with another one")
 	case !taken:
 		return no("NotAllowedByListeners", "no listener takes routes of kind %s of namespace %s", route.Kind, route.Namespace)
 	case !hosts:

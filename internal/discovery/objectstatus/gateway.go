@@ -40,7 +40,7 @@ func decideGateway(o *Observation) *object.GatewayStatus {
 	for i := range out.Parents {
 		out.Parents[i].Conditions = rejecting(out.Parents[i].Conditions, reason)
 	}
-	if out.Kind != object.KubernetesGateway {
+	if out.Kind != object.KubernetesGateway && out.Kind != object.ListenerSet {
 		return &out
 	}
 	out.Conditions = rejecting(o.Gateway.Conditions, "Invalid")
@@ -48,6 +48,9 @@ func decideGateway(o *Observation) *object.GatewayStatus {
 	switch {
 	case rejected != "":
 		served = object.GatewayCondition{Type: "Programmed", Reason: "Invalid", Message: rejected}
+	case out.Kind == object.ListenerSet && !isTrue(out.Conditions, "Accepted"):
+		accepted := out.Conditions[slices.IndexFunc(out.Conditions, func(c object.GatewayCondition) bool { return c.Type == "Accepted" })]
+		served = object.GatewayCondition{Type: "Programmed", Reason: accepted.Reason, Message: accepted.Message}
 	case !isTrue(out.Conditions, "Accepted"):
 		served = object.GatewayCondition{Type: "Programmed", Reason: "Invalid", Message: "the Gateway is not accepted"}
 	case o.Refused > 0:
@@ -59,8 +62,12 @@ func decideGateway(o *Observation) *object.GatewayStatus {
 	out.Listeners = slices.Clone(out.Listeners)
 	for i, l := range out.Listeners {
 		programmed := served
+		// What conflicts is told by the reason of its conflict.
+		if i := slices.IndexFunc(l.Conditions, func(c object.GatewayCondition) bool { return c.Type == "Conflicted" && c.True }); i >= 0 && rejected == "" {
+			programmed = object.GatewayCondition{Type: "Programmed", Reason: l.Conditions[i].Reason, Message: l.Conditions[i].Message}
+		}
 		for _, need := range []string{"Accepted", "ResolvedRefs"} {
-			if served.True && !isTrue(l.Conditions, need) {
+			if programmed.True && !isTrue(l.Conditions, need) {
 				programmed = object.GatewayCondition{Type: "Programmed", Reason: "Invalid", Message: fmt.Sprintf("the condition %s is not True", need)}
 			}
 		}
@@ -131,6 +138,19 @@ func mergeGateway(out map[string]any, want Status, now time.Time) (map[string]an
 			all = append(all, map[string]any{"type": a.Type, "value": a.Value})
 		}
 		out[fieldAddresses] = all
+		const sets = "attachedListenerSets"
+		if _, has := out[sets]; has || g.Sets > 0 {
+			if number(out[sets]) != int64(g.Sets) {
+				raise(FindingChange)
+			}
+			out[sets] = int64(g.Sets)
+		}
+		listeners, differ := mergeListeners(out["listeners"], g.Listeners, conditions)
+		if differ {
+			raise(FindingChange)
+		}
+		out["listeners"] = listeners
+	case object.ListenerSet:
 		listeners, differ := mergeListeners(out["listeners"], g.Listeners, conditions)
 		if differ {
 			raise(FindingChange)

@@ -97,6 +97,67 @@ func TestStatusOfAKubernetesGateway(t *testing.T) {
 	}
 }
 
+// A ListenerSet is programmed as its Gateway is, with the reason for which it is not accepted; a Gateway has the number of those that are.
+func TestStatusOfAListenerSet(t *testing.T) {
+	yes := func(kind string) object.GatewayCondition {
+		return object.GatewayCondition{Type: kind, True: true, Reason: kind}
+	}
+	set := func(accepted object.GatewayCondition) *object.GatewayStatus {
+		return &object.GatewayStatus{Kind: object.ListenerSet, Conditions: []object.GatewayCondition{accepted}, Listeners: []object.ListenerStatus{
+			{Name: "a", Attached: 1, Conditions: []object.GatewayCondition{yes("Accepted"), yes("ResolvedRefs")}},
+			{Name: "b", Conditions: []object.GatewayCondition{{Type: "Accepted", Reason: "HostnameConflict"}, {Type: "Conflicted", True: true, Reason: "HostnameConflict"}}},
+		}}
+	}
+	const ofB = " b:Accepted=False/HostnameConflict b:Conflicted=True/HostnameConflict b:Programmed=False/HostnameConflict"
+	for name, tt := range map[string]struct {
+		o    objectstatus.Observation
+		want string
+	}{
+		"served": {objectstatus.Observation{Gateway: set(yes("Accepted")), Counts: objectstatus.Counts{Proxies: 1}},
+			"Accepted=True/Accepted Programmed=True/Programmed a:Accepted=True/Accepted a:ResolvedRefs=True/ResolvedRefs a:Programmed=True/Programmed" + ofB},
+		"by no proxy": {objectstatus.Observation{Gateway: set(yes("Accepted"))},
+			"Accepted=True/Accepted Programmed=False/Pending a:Accepted=True/Accepted a:ResolvedRefs=True/ResolvedRefs a:Programmed=False/Pending" + ofB},
+		"not allowed": {objectstatus.Observation{Gateway: &object.GatewayStatus{Kind: object.ListenerSet, Conditions: []object.GatewayCondition{{Type: "Accepted", Reason: "NotAllowed"}}}, Counts: objectstatus.Counts{Proxies: 1}},
+			"Accepted=False/NotAllowed Programmed=False/NotAllowed"},
+		"rejected": {objectstatus.Observation{Gateway: set(yes("Accepted")), Findings: []objectstatus.Finding{broken}, Counts: objectstatus.Counts{Proxies: 1}},
+			"Accepted=False/Invalid Programmed=False/Invalid a:Accepted=False/Invalid a:ResolvedRefs=True/ResolvedRefs a:Programmed=False/Invalid b:Accepted=False/Invalid b:Conflicted=True/HostnameConflict b:Programmed=False/Invalid"},
+	} {
+		o := tt.o
+		o.Generation, o.GatewayAPI = 3, true
+		want, ok := objectstatus.Decide(3, &o, 0)
+		if !ok {
+			t.Fatalf("%s: nothing is said", name)
+		}
+		merged, change := objectstatus.Merge(nil, want, now)
+		if got := conditionsOf(t, merged); got != tt.want || change != objectstatus.VersionChange {
+			t.Errorf("%s: %s\nwant %s (%v)", name, got, tt.want, change)
+		}
+		if _, change := objectstatus.Merge(merged, want, now.Add(time.Hour)); change != objectstatus.Unchanged {
+			t.Errorf("%s: written again (%v)", name, change)
+		}
+	}
+	decide := func(sets int) objectstatus.Status {
+		g := *acceptedGateway
+		g.Sets = sets
+		s, _ := objectstatus.Decide(1, &objectstatus.Observation{Generation: 1, GatewayAPI: true, Gateway: &g, Counts: objectstatus.Counts{Proxies: 1}}, 0)
+		return s
+	}
+	status, _ := objectstatus.Merge(nil, decide(0), now)
+	if _, has := status["attachedListenerSets"]; has {
+		t.Error("a definition of before ListenerSets does not have the field")
+	}
+	for _, n := range []int{2, 1, 0} {
+		next, change := objectstatus.Merge(status, decide(n), now)
+		if got := next["attachedListenerSets"]; got != int64(n) || change != objectstatus.FindingChange {
+			t.Errorf("%d sets: %v (%v)", n, got, change)
+		}
+		status = next
+	}
+	if _, change := objectstatus.Merge(status, decide(0), now); change != objectstatus.Unchanged {
+		t.Errorf("written again (%v)", change)
+	}
+}
+
 func TestStatusOfARouteKeepsThatOfOthers(t *testing.T) {
 	parent := func(section, reason string, yes bool) object.ParentStatus {
 		return object.ParentStatus{Group: "gateway.networking.k8s.io", Kind: "Gateway", Name: "edge", Section: section, Conditions: []object.GatewayCondition{{Type: "Accepted", True: yes, Reason: reason}}}

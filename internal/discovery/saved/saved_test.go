@@ -109,6 +109,8 @@ const istio = `
 ---
 {apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {name: n}, spec: {gatewayClassName: istio, listeners: [{name: a, port: 80, protocol: HTTP, hostname: a.example.com}]}}
 ---
+{apiVersion: gateway.networking.k8s.io/v1, kind: ListenerSet, metadata: {name: n}, spec: {parentRef: {name: n}, listeners: [{name: a, port: 80, protocol: HTTP, hostname: b.example.com}]}}
+---
 {apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {name: n}, spec: {parentRefs: [{name: n}], rules: [{timeouts: {request: 5s}, backendRefs: [{name: a, port: 80}]}]}}
 ---
 {apiVersion: gateway.networking.k8s.io/v1, kind: GRPCRoute, metadata: {name: n}, spec: {rules: [{matches: [{method: {service: a.B}}]}]}}
@@ -225,7 +227,7 @@ func TestKeySetsAreSaved(t *testing.T) {
 // A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
 // needs another version.
 func TestFormatOfVersion1(t *testing.T) {
-	const file = "testdata/version1-backend-tls.saved"
+	const file = "testdata/version1-listener-set.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package podplan
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -12,11 +13,16 @@ import (
 type gateway struct {
 	source
 	selector map[string]string
-	ports    []uint16
-	// schemes has "https" for the ports that speak TLS, and "" for those that speak neither TLS nor HTTP.
-	schemes map[uint16]string
+	*gatewayPorts
 	// own is set for those of the Gateway API, which have a router of their own.
 	own bool
+}
+
+// gatewayPorts are the ports of listeners.
+type gatewayPorts struct {
+	ports []uint16
+	// schemes has "https" for the ports that speak TLS, and "" for those that speak neither TLS nor HTTP.
+	schemes map[uint16]string
 }
 
 // installed are the routers that an installation of Istio has, by the selector that its documentation uses.
@@ -26,7 +32,7 @@ var installed = []string{"ingressgateway", "egressgateway"}
 const gatewayNamespace = "istio-system"
 
 func (m *maker) readGateway(s source, group string, text []byte) error {
-	g := gateway{source: s, schemes: map[uint16]string{}}
+	g := gateway{source: s, gatewayPorts: &gatewayPorts{schemes: map[uint16]string{}}}
 	switch group {
 	case "networking.istio.io":
 		var body struct {
@@ -74,19 +80,78 @@ func (m *maker) readGateway(s source, group string, text []byte) error {
 	return nil
 }
 
+// listenerSet has the ports that a ListenerSet adds to a Gateway of the Gateway API, which is named as "namespace/name".
+type listenerSet struct {
+	gateway string
+	gatewayPorts
+}
+
+func (m *maker) readListenerSet(s source, group string, text []byte) error {
+	if group != "gateway.networking.k8s.io" {
+		return nil
+	}
+	var body struct {
+		Spec struct {
+			ParentRef struct {
+				Namespace string `json:"namespace"`
+				Name      string `json:"name"`
+			} `json:"parentRef"`
+			Listeners []struct {
+				Port     uint16 `json:"port"`
+				Protocol string `json:"protocol"`
+			} `json:"listeners"`
+		} `json:"spec"`
+	}
+	if err := json.Unmarshal(text, &body); err != nil {
+		return fieldError(err)
+	}
+	parent := body.Spec.ParentRef
+	set := listenerSet{cmp.Or(parent.Namespace, s.meta.Namespace) + "/" + parent.Name, gatewayPorts{schemes: map[uint16]string{}}}
+	for _, l := range body.Spec.Listeners {
+		set.add(l.Port, l.Protocol)
+	}
+	m.sets = append(m.sets, set)
+	return nil
+}
+
+// joinSets adds the ports of ListenerSets to their Gateways. Whether the Gateways let them in, the control plane decides: a router does not listen at a
+// port that it has no listener for.
+func (m *maker) joinSets() {
+	for _, g := range m.gateways {
+		for _, set := range m.sets {
+			if g.own && set.gateway == g.meta.Namespace+"/"+g.meta.Name {
+				g.join(set.gatewayPorts)
+			}
+		}
+	}
+}
+
 // ownLabels are those of the router of a Gateway of the Gateway API.
 func (g gateway) ownLabels() map[string]string {
 	return map[string]string{"gateway.networking.k8s.io/gateway-name": g.meta.Name, "istio.io/gateway-name": g.meta.Name}
 }
 
 // add adds a port, which speaks a protocol.
-func (g *gateway) add(port uint16, protocol string) {
+func (g *gatewayPorts) add(port uint16, protocol string) {
 	g.ports = append(g.ports, port)
 	switch strings.ToUpper(protocol) {
 	case "HTTPS", "TLS":
 		g.schemes[port] = "https"
 	case "TCP", "MONGO", "MYSQL", "REDIS", "UDP":
 		g.schemes[port] = ""
+	}
+}
+
+// join adds the ports of others, which speak what they did before if they are there already.
+func (g *gatewayPorts) join(others gatewayPorts) {
+	for _, port := range others.ports {
+		if slices.Contains(g.ports, port) {
+			continue
+		}
+		g.ports = append(g.ports, port)
+		if scheme, given := others.schemes[port]; given {
+			g.schemes[port] = scheme
+		}
 	}
 }
 
@@ -109,6 +174,7 @@ func (p *Plan) Scheme(router Pod, port uint16) string {
 // addGateways adds the routers that Gateways select and the directory does not have: those of an installation of
 // Istio, and one for each Gateway of the Gateway API, as in a cluster.
 func (m *maker) addGateways() {
+	m.joinSets()
 	for _, name := range installed {
 		labels := map[string]string{"app": "istio-" + name, "istio": name}
 		var ports []uint16

@@ -158,6 +158,7 @@ type maker struct {
 	namespaces map[string]map[string]string
 	configMaps map[string]map[string]string
 	gateways   []gateway
+	sets       []listenerSet
 	// pending are the workloads, of which Pods are made when everything has been read.
 	pending []workload
 	// services are the objects, which get addresses when all fixed ones are known.
@@ -323,6 +324,8 @@ func (m *maker) object(s source, apiVersion string, text []byte, d *document) er
 		m.note(s, "it is not run: want a Job")
 	case "Gateway":
 		return m.readGateway(s, group, text)
+	case "ListenerSet":
+		return m.readListenerSet(s, group, text)
 	}
 	return nil
 }

@@ -278,6 +278,11 @@ kind: Gateway
 apiVersion: gateway.networking.k8s.io/v1
 metadata: {name: api, namespace: shop}
 spec: {gatewayClassName: istio, listeners: [{port: 443, protocol: HTTP}, {port: 80, protocol: HTTPS}]}
+---
+kind: ListenerSet
+apiVersion: gateway.networking.k8s.io/v1
+metadata: {name: more, namespace: team}
+spec: {parentRef: {name: api, namespace: shop}, listeners: [{port: 443, protocol: TCP}, {port: 9443, protocol: HTTPS}]}
 `))
 	byName := map[string]podplan.Pod{}
 	for _, pod := range p.Pods {
@@ -285,9 +290,14 @@ spec: {gatewayClassName: istio, listeners: [{port: 443, protocol: HTTP}, {port: 
 	}
 	for name, want := range map[string]map[uint16]string{
 		"istio-ingressgateway": {80: "http", 443: "https", 8443: "https", 5432: "", 9090: "http"},
-		"api-istio":            {80: "https", 443: "http"},
+		"api-istio":            {80: "https", 443: "http", 9443: "https"},
 	} {
 		for port, scheme := range want {
+			if name == "api-istio" && !slices.ContainsFunc(p.Services, func(s podplan.Service) bool {
+				return s.Name == name && slices.ContainsFunc(s.Ports, func(one podplan.ServicePort) bool { return one.Number == port })
+			}) {
+				t.Errorf("the Service of %s has no port %d", name, port)
+			}
 			if got := p.Scheme(byName[name], port); got != scheme {
 				t.Errorf("port %d of %s: scheme %q, want %q", port, name, got, scheme)
 			}

@@ -78,7 +78,7 @@ rules:
 - {apiGroups: [networking.istio.io], resources: [destinationrules, envoyfilters, gateways, proxyconfigs, serviceentries, sidecars, virtualservices, workloadentries, workloadgroups], verbs: [list, watch]}
 - {apiGroups: [security.istio.io], resources: [authorizationpolicies, peerauthentications, requestauthentications], verbs: [list, watch]}
 - {apiGroups: [telemetry.istio.io], resources: [telemetries], verbs: [list, watch]}
-- {apiGroups: [gateway.networking.k8s.io], resources: [backendtlspolicies, gatewayclasses, gateways, grpcroutes, httproutes, referencegrants, tcproutes, tlsroutes], verbs: [list, watch]}
+- {apiGroups: [gateway.networking.k8s.io], resources: [backendtlspolicies, gatewayclasses, gateways, grpcroutes, httproutes, listenersets, referencegrants, tcproutes, tlsroutes], verbs: [list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role

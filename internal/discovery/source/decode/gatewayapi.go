@@ -41,6 +41,8 @@ func GatewaySpec(kind object.Kind) any {
 		return &gatewayv1.GatewayClassSpec{}
 	case object.KubernetesGateway:
 		return &gatewayv1.GatewaySpec{}
+	case object.ListenerSet:
+		return &gatewayv1.ListenerSetSpec{}
 	case object.HTTPRoute:
 		return &gatewayv1.HTTPRouteSpec{}
 	case object.GRPCRoute:

@@ -107,6 +107,7 @@ var kinds = map[object.Kind]kindRow{
 
 	object.GatewayClass:      inNoNamespace(gatewayAPI(object.GatewayClass, "gatewayclasses", func(x *gatewayv1.GatewayClass) any { return &x.Spec })),
 	object.KubernetesGateway: gatewayAPI(object.KubernetesGateway, "gateways", func(x *gatewayv1.Gateway) any { return &x.Spec }),
+	object.ListenerSet:       gatewayAPI(object.ListenerSet, "listenersets", func(x *gatewayv1.ListenerSet) any { return &x.Spec }),
 	object.HTTPRoute:         gatewayAPI(object.HTTPRoute, "httproutes", func(x *gatewayv1.HTTPRoute) any { return &x.Spec }),
 	object.GRPCRoute:         gatewayAPI(object.GRPCRoute, "grpcroutes", func(x *gatewayv1.GRPCRoute) any { return &x.Spec }),
 	object.TLSRoute:          gatewayAPI(object.TLSRoute, "tlsroutes", func(x *gatewayv1.TLSRoute) any { return &x.Spec }, "v1alpha3", "v1alpha2"),

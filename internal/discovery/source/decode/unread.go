@@ -21,7 +21,7 @@ var unreadKinds = map[string]map[object.Kind]unreadKind{
 	extensionsGroup:    {"WasmPlugin": noEffect, "TrafficExtension": noEffect},
 	"install.istio.io": {"IstioOperator": noEffect},
 	gatewayGroup: {
-		"UDPRoute": noEffect, "ListenerSet": noEffect,
+		"UDPRoute": noEffect,
 	},
 }
 

@@ -15,7 +15,6 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		{"telemetry.istio.io/v1", "Telemetries", `warning Telemetry n/a: kind: unknown kind "Telemetries"; did you mean Telemetry?`},
 		{"extensions.istio.io/v1alpha1", "WasmPlugin", "warning WasmPlugin n/a: objects of this kind"},
 		{"install.istio.io/v1alpha1", "IstioOperator", "warning IstioOperator n/a: objects of this kind"},
-		{"gateway.networking.k8s.io/v1", "ListenerSet", "warning ListenerSet n/a: objects of this kind"},
 		{"gateway.networking.k8s.io/v1", "UDPRoute", "warning UDPRoute n/a: objects of this kind"},
 		{"gateway.networking.k8s.io/v1", "HTTPRoutes", "warning HTTPRoute n/a: kind: unknown kind \"HTTPRoutes\"; did you mean HTTPRoute?"},
 		{"gateway.networking.k8s.io/v1", "KubernetesGateway", "warning Kubernetes Gateway n/a: kind: unknown kind"},
