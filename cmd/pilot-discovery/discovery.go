@@ -73,6 +73,11 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 			warnOfSettings(log, v)
 			limitMemory(v)
 			opts.Log, opts.Version = log, version
+			opts.OnReady = func() {
+				if err := unmapProgram(); err != nil {
+					log.Debug("pages of the program stay mapped", "error", err)
+				}
+			}
 			srv, err := discovery.New(c.Context(), opts)
 			if err != nil {
 				if c.Context().Err() != nil {

@@ -78,6 +78,9 @@ type listeners struct{ http, grpc, secure, monitoring, https net.Listener }
 // newServer creates a control plane with sources that have been given the saved objects in kept.
 func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper) (_ *Server, err error) {
 	s := &Server{opts: o, cluster: o.cluster, sourcesOf: make(chan []string, 1), loop: newLoop(o.Names.Domain, o.Compile, o.Lenience, kept, o.Log), metrics: prometheus.NewRegistry(), started: time.Now(), loopLimit: defaultLoopLimit}
+	if o.OnReady != nil {
+		s.loop.onOpen = append(s.loop.onOpen, func() { go o.OnReady() })
+	}
 	if o.Watchdog > 0 {
 		s.loop.watchdog = newWatchdog(o.Watchdog, o.Log)
 	}

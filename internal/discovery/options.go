@@ -47,6 +47,8 @@ type Options struct {
 	Limits  xds.Limits
 	Version string
 	Log     *slog.Logger
+	// OnReady, unless nil, is called once, in a goroutine of its own, when proxies begin to be served.
+	OnReady func()
 
 	cluster   *cluster             // that is read; nil for none
 	registrar *registrar.Registrar // nil if proxies are not registered
