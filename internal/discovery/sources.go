@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
@@ -30,11 +32,14 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	if o.ConfigDir == "" {
 		return newOfCluster(ctx, o)
 	}
+	if same(o.StateDir, o.ConfigDir) {
+		return nil, fmt.Errorf("state folder %s: it is the configuration directory: choose another with --stateDir", o.StateDir)
+	}
 	kept := openKeeper(o.StateDir, o.ConfigDir, o.Log)
 	remembered, beside := splitRemembered(kept.remembered(false), func(x object.Object) bool {
 		return x.Cluster == "" && multi.Below(kept.place, x.Origin.File)
 	})
-	source, err := dir.New(dir.Options{Dir: o.ConfigDir, Remembered: remembered, Log: o.Log})
+	source, err := dir.New(dir.Options{Dir: o.ConfigDir, Exclude: o.StateDir, Remembered: remembered, Log: o.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -47,6 +52,16 @@ func New(ctx context.Context, o Options) (*Server, error) {
 		parts.Registered, parts.RegisteredFile = folder, folder.Path()
 	}
 	return newServer(ctx, o, parts, kept)
+}
+
+// same reports whether two paths are of one directory that exists.
+func same(a, b string) bool {
+	fa, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	fb, err := os.Stat(b)
+	return err == nil && os.SameFile(fa, fb)
 }
 
 // newOfCluster creates a control plane that reads a cluster, and the remote clusters that Secrets in it name.

@@ -38,6 +38,8 @@ import (
 type Options struct {
 	// Dir is the root of the tree. The paths in objects' origins begin with it.
 	Dir string
+	// Exclude is a folder whose files are not read if it is within Dir; it need not exist.
+	Exclude string
 	// Poll is the interval of scans without a notification; by default 2 s.
 	Poll time.Duration
 	// Debounce is how long a file must be unmodified before it is read; by default 30 ms.
@@ -71,7 +73,7 @@ type Source struct {
 	// unseen are the files of remembered objects that have not been found yet.
 	unseen map[string]bool
 	fill   fill
-	walk   func(root string) *listing
+	walk   func(root, exclude string) *listing
 	// listed receives the listing that is being made; nil if there is none.
 	listed   chan *listing
 	patience time.Duration // how long a listing may take while objects are in force
@@ -168,7 +170,9 @@ func (s *Source) list(ctx context.Context) *listing {
 		patience = min(patience, s.o.Poll) // it is late already
 	} else {
 		s.listed = make(chan *listing, 1)
-		go func(to chan<- *listing, walk func(string) *listing, root string) { to <- walk(root) }(s.listed, s.walk, s.o.Dir)
+		go func(to chan<- *listing, walk func(root, exclude string) *listing, root, exclude string) {
+			to <- walk(root, exclude)
+		}(s.listed, s.walk, s.o.Dir, s.o.Exclude)
 	}
 	var late <-chan time.Time
 	if len(s.merger.files) > 0 {

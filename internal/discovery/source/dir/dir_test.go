@@ -174,6 +174,28 @@ func TestTree(t *testing.T) {
 	}
 }
 
+// A control plane that is started in the directory of its configuration keeps its state there.
+func TestExcludedFolder(t *testing.T) {
+	top := t.TempDir()
+	state := filepath.Join(top, "var/lib/state")
+	write(t, filepath.Join(top, "a.yaml"), service("a", 1))
+	write(t, filepath.Join(state, "registered/x.yaml"), service("x", 1))
+	write(t, filepath.Join(state, "rotation.json"), "{}")
+	write(t, filepath.Join(top, "var/lib/b.yaml"), service("b", 1))
+	m := run(t, dir.Options{Dir: top, Exclude: state})
+	m.want("a=1 b=1")
+	if len(m.problems) > 0 {
+		t.Errorf("problems %v", m.problems)
+	}
+	write(t, filepath.Join(state, "y.yaml"), service("y", 1))
+	write(t, filepath.Join(top, "a.yaml"), service("a", 2))
+	m.want("a=2 b=1")
+	m = run(t, dir.Options{Dir: top, Exclude: filepath.Join(top, "none")}) // it is made later
+	m.want("a=2 b=1 x=1 y=1")
+	m = run(t, dir.Options{Dir: state, Exclude: state}) // what is read is read
+	m.want("x=1 y=1")
+}
+
 // All files of a mounted ConfigMap change at once, and must be in one batch.
 func TestMountedConfigMap(t *testing.T) {
 	top := t.TempDir()

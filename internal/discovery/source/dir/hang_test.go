@@ -25,9 +25,9 @@ func TestDirectoryThatDoesNotAnswer(t *testing.T) {
 	}
 	answers := make(chan struct{})
 	s.patience = time.Millisecond
-	s.walk = func(root string) *listing {
+	s.walk = func(root, exclude string) *listing {
 		<-answers
-		return list(root)
+		return list(root, exclude)
 	}
 	ctx, stop := context.WithTimeout(t.Context(), wait.Bound)
 	defer stop()

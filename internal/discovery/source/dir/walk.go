@@ -23,13 +23,17 @@ type listing struct {
 	unreadable []string
 	problems   []object.Problem
 	seen       map[[2]uint64]bool // files and directories, by device and inode
+	exclude    [2]uint64          // a directory that is ignored; zero for none
 }
 
 // list lists the tree below root. It ignores names that begin with a dot, among them the versions
 // of a mounted ConfigMap, to which visible links refer. A file or directory that has several paths
-// is listed once, by its first path.
-func list(root string) *listing {
+// is listed once, by its first path. A directory exclude within the tree is ignored.
+func list(root, exclude string) *listing {
 	l := newListing()
+	if sig, err := filewatch.Stat(exclude); err == nil {
+		l.exclude = sig.Identity()
+	}
 	l.dir(root, true)
 	return l
 }
@@ -39,9 +43,12 @@ func newListing() *listing {
 }
 
 func (l *listing) dir(path string, top bool) {
+	sig, err := filewatch.Stat(path)
+	if id := sig.Identity(); !top && err == nil && id[1] != 0 && id == l.exclude {
+		return
+	}
 	real, links := filewatch.Resolve(path)
 	l.watch = append(append(l.watch, links...), real)
-	sig, err := filewatch.Stat(path)
 	var entries []fs.DirEntry
 	if err == nil && l.visit(sig) {
 		entries, err = os.ReadDir(path)
