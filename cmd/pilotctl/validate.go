@@ -125,7 +125,7 @@ func (r *validation) addReferences() {
 	for _, one := range r.all {
 		if spec, ok := one.Spec.(*object.ConfigMapSpec); ok && one.Name == config.MeshConfigMap {
 			if given, _ := config.MeshConfig(spec.Data[config.MeshKey]); given != nil {
-				o.Mesh = given
+				o.Mesh, o.MeshObject = given, one.Key
 			}
 		}
 	}

@@ -565,7 +565,7 @@ func (s *Server) references() []object.Problem {
 	s.loop.ask(func() {
 		if s.loop.gate.open.Load() {
 			objects, o.Mesh = s.loop.store.Good(), s.loop.store.CurrentMesh()
-			o.RootNamespace = o.Mesh.GetRootNamespace()
+			o.RootNamespace, o.MeshObject = o.Mesh.GetRootNamespace(), s.loop.store.MeshObject()
 		}
 	})
 	o.Workloads = slices.ContainsFunc(objects, func(o *object.Object) bool { return o.Kind == object.Pod || o.Kind == object.WorkloadEntry })

@@ -28,6 +28,8 @@ type Options struct {
 	Workloads bool
 	// Mesh is mesh configuration; references to it are not checked if it is nil.
 	Mesh *meshv1.MeshConfig
+	// MeshObject is the object that has the mesh configuration; the zero key if none has.
+	MeshObject object.Key
 }
 
 // maxFindings bounds what is reported.

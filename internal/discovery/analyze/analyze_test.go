@@ -133,6 +133,43 @@ func TestProvidersOfTelemetry(t *testing.T) {
 	}
 }
 
+// Default providers are references, too, told at the object that has the mesh configuration.
+func TestDefaultProviders(t *testing.T) {
+	tracer := func(name, service, sampler string) *meshv1.MeshConfig_ExtensionProvider {
+		o := &meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider{Service: service, Port: 80}
+		if sampler != "" {
+			o.Sampling = &meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider_DynatraceSampler_{DynatraceSampler: &meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider_DynatraceSampler{
+				HttpService: &meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider_DynatraceSampler_DynatraceApi{Service: sampler, Port: 80},
+			}}
+		}
+		return &meshv1.MeshConfig_ExtensionProvider{Name: name, Provider: &meshv1.MeshConfig_ExtensionProvider_Opentelemetry{Opentelemetry: o}}
+	}
+	text := mesh + "---\napiVersion: v1\nkind: Service\nmetadata: {name: heads, namespace: shop}\nspec: {clusterIP: None, ports: [{name: http, port: 80}]}\n" +
+		"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: istio-system}\ndata: {mesh: 'enableTracing: true'}\n"
+	const web, heads = "web.shop.svc.cluster.local", "heads.shop.svc.cluster.local"
+	for name, tt := range map[string]struct {
+		tracer *meshv1.MeshConfig_ExtensionProvider
+		want   []string
+	}{
+		"good":      {tracer("p", web, web), nil},
+		"no host":   {tracer("p", "lost.example", ""), []string{`istio: defaultProviders.tracing[0]: no Service or ServiceEntry has the host "lost.example" of provider "p": nothing is traced where no Telemetry names another provider`}},
+		"headless":  {tracer("p", heads, ""), []string{`istio: defaultProviders.tracing[0]: "heads.shop.svc.cluster.local", the service of provider "p", is headless, so that it has no addresses of its own: nothing is traced`}},
+		"a sampler": {tracer("p", web, "lost.example"), []string{`istio: defaultProviders.tracing[0]: no Service or ServiceEntry has the host "lost.example" of provider "p": nothing is traced`}},
+		"another":   {tracer("q", web, ""), nil}, // package config tells it
+	} {
+		m := &meshv1.MeshConfig{DefaultProviders: &meshv1.MeshConfig_DefaultProviders{Tracing: []string{"p"}}, ExtensionProviders: []*meshv1.MeshConfig_ExtensionProvider{tt.tracer}}
+		o := analyze.Options{Mesh: m, MeshObject: object.Key{Kind: object.ConfigMap, Namespace: "istio-system", Name: "istio"}}
+		if got := findings(t, text, o); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %q\nwant %q", name, got, tt.want)
+		}
+		m.DefaultProviders = &meshv1.MeshConfig_DefaultProviders{AccessLogging: []string{"envoy", "als"}}
+		m.ExtensionProviders = []*meshv1.MeshConfig_ExtensionProvider{{Name: "als", Provider: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpAls{EnvoyTcpAls: &meshv1.MeshConfig_ExtensionProvider_EnvoyTcpGrpcV3LogProvider{Service: web, Port: 81}}}}
+		if got := findings(t, text, o); len(got) != 1 || got[0] != `istio: defaultProviders.accessLogging[1]: "web.shop.svc.cluster.local", the service of provider "als", has no port 81: it logs nothing` {
+			t.Errorf("logs: %q", got)
+		}
+	}
+}
+
 func grpc(service string, port uint32) *meshv1.MeshConfig_ExtensionProvider_EnvoyExtAuthzGrpc {
 	return &meshv1.MeshConfig_ExtensionProvider_EnvoyExtAuthzGrpc{EnvoyExtAuthzGrpc: &meshv1.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationGrpcProvider{Service: service, Port: port}}
 }

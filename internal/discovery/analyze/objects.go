@@ -46,6 +46,10 @@ func (a *index) check(obj *object.Object) {
 		a.serviceEntry(obj, spec)
 	case *networking.WorkloadEntry:
 		a.workloadEntry(obj, spec)
+	case *object.ConfigMapSpec:
+		if a.o.Mesh != nil && obj.Key == a.o.MeshObject {
+			a.defaultProviders()
+		}
 	case *object.ServiceSpec:
 		if a.o.Workloads && len(spec.Selector) > 0 && !a.selected(obj.Namespace, spec.Selector) {
 			a.warn("spec.selector", "no Pod has the labels %s: the Service has no endpoints", labelText(spec.Selector))
@@ -353,11 +357,44 @@ func (a *index) telemetryProviders(spec *telemetry.Telemetry) {
 	for i, t := range spec.GetTracing() {
 		a.providers(fmt.Sprintf("spec.tracing[%d]", i), t.GetProviders(), mesh.TraceProvider, "tracing that proxies have ("+mesh.TraceProviders+")", nothingTraced)
 		for j, ref := range t.GetProviders() {
-			service, _, _ := mesh.TraceProvider(mesh.Provider(a.o.Mesh, ref.GetName()))
-			_, host := mesh.ProviderService(service)
-			if s := a.services[host]; s != nil && !s.usable {
-				a.warn(fmt.Sprintf("spec.tracing[%d].providers[%d].name", i, j), "%q, the service of provider %q, %s: %s", service, ref.GetName(), s.unusable, nothingTraced)
-			}
+			a.collector(fmt.Sprintf("spec.tracing[%d].providers[%d].name", i, j), mesh.Provider(a.o.Mesh, ref.GetName()))
+		}
+	}
+}
+
+// collector checks that Envoy itself can make requests to the service of a provider of tracing, if it exists, and to that of its sampler.
+func (a *index) collector(field string, p *meshv1.MeshConfig_ExtensionProvider) {
+	service, _, _ := mesh.TraceProvider(p)
+	a.usedByEnvoy(field, p, service)
+	if api := p.GetOpentelemetry().GetDynatraceSampler().GetHttpService(); api != nil {
+		a.providerService(field, p, api.GetService(), api.GetPort(), nothingTraced)
+		a.usedByEnvoy(field, p, api.GetService())
+	}
+}
+
+// usedByEnvoy checks that Envoy itself can make requests to a service of a provider of tracing, if it exists.
+func (a *index) usedByEnvoy(field string, p *meshv1.MeshConfig_ExtensionProvider, service string) {
+	_, host := mesh.ProviderService(service)
+	if s := a.services[host]; s != nil && !s.usable {
+		a.warn(field, "%q, the service of provider %q, %s: %s", service, p.GetName(), s.unusable, nothingTraced)
+	}
+}
+
+// defaultProviders checks that the services of the default providers of access logs and tracing exist. That there are such providers
+// package config checks.
+func (a *index) defaultProviders() {
+	for i, name := range a.o.Mesh.GetDefaultProviders().GetAccessLogging() {
+		p := mesh.Provider(a.o.Mesh, name)
+		if service, port, _ := mesh.LogProvider(p); service != "" {
+			a.providerService(fmt.Sprintf("defaultProviders.accessLogging[%d]", i), p, service, port, "it logs nothing")
+		}
+	}
+	for i, name := range a.o.Mesh.GetDefaultProviders().GetTracing() {
+		p := mesh.Provider(a.o.Mesh, name)
+		if service, port, _ := mesh.TraceProvider(p); i == 0 && service != "" {
+			field := fmt.Sprintf("defaultProviders.tracing[%d]", i)
+			a.providerService(field, p, service, port, nothingTraced+" where no Telemetry names another provider")
+			a.collector(field, p)
 		}
 	}
 }

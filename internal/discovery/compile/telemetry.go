@@ -23,7 +23,7 @@ func (c *Compiler) accessLogs(r *incr.Reader, keys string, mode telemetry.Worklo
 	m := c.model.Mesh(r)
 	var levels [][]*telemetry.AccessLogging
 	for _, t := range c.model.TelemetryIn(r, keys) {
-		if t.Logs(mode) {
+		if len(t.Spec.GetAccessLogging()) > 0 {
 			levels = append(levels, t.Spec.GetAccessLogging())
 		}
 	}

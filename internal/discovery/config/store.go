@@ -184,6 +184,14 @@ func (s *Store) meshKeys() []object.Key {
 	return []object.Key{s.own, MeshFileKey}
 }
 
+// MeshObject is the key of the object whose mesh configuration is used, the zero key if there is none.
+func (s *Store) MeshObject() object.Key {
+	if first := s.firstMesh(); first != nil {
+		return first.Key
+	}
+	return object.Key{}
+}
+
 // firstMesh returns the object whose mesh configuration is used, nil if there is none: the ConfigMap, else
 // the file.
 func (s *Store) firstMesh() (first *object.Object) {

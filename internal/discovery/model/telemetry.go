@@ -24,6 +24,8 @@ func (m *Model) telemetryOf(r *incr.Reader, k ProxyKey, labels map[string]string
 		return "" // gRPC libraries write no logs of requests and have no such metrics
 	}
 	root := m.Mesh(r).RootNamespace
+	// Of what logs by default nothing is left once an object has entries, whatever their mode.
+	byDefault := len(m.Mesh(r).GetDefaultProviders().GetAccessLogging()) > 0
 	var out []string
 	for _, pass := range []struct {
 		ns       string
@@ -43,8 +45,13 @@ func (m *Model) telemetryOf(r *incr.Reader, k ProxyKey, labels map[string]string
 				first = t
 			}
 		}
-		if first != nil && first.matters(mode) {
+		if first == nil {
+			continue
+		}
+		logs := len(first.Spec.GetAccessLogging()) > 0
+		if first.matters(mode) || logs && byDefault {
 			out = append(out, first.Key())
+			byDefault = byDefault && !logs
 		}
 	}
 	return strings.Join(out, " ")
@@ -53,7 +60,7 @@ func (m *Model) telemetryOf(r *incr.Reader, k ProxyKey, labels map[string]string
 // matters reports whether the object may change what listeners of a mode log, count or trace.
 func (t *Telemetry) matters(mode telemetry.WorkloadMode) bool {
 	// An entry of tracing for another mode ends tracing by default providers for this one.
-	return t.Logs(mode) || t.counts(mode) || len(t.Spec.GetTracing()) > 0
+	return t.logs(mode) || t.counts(mode) || len(t.Spec.GetTracing()) > 0
 }
 
 // counts reports whether the object may change what listeners of a mode count.
@@ -92,8 +99,8 @@ func (m *Model) countsAnything(r *incr.Reader, _ string) bool {
 	return len(incr.Keys(r, m.tables.telemetry, namesMetrics)) > 0 || len(m.Mesh(r).GetDefaultProviders().GetMetrics()) > 0
 }
 
-// Logs reports whether the object may change what listeners of a mode log.
-func (t *Telemetry) Logs(mode telemetry.WorkloadMode) bool {
+// logs reports whether the object may change what listeners of a mode log.
+func (t *Telemetry) logs(mode telemetry.WorkloadMode) bool {
 	for _, l := range t.Spec.GetAccessLogging() {
 		if len(l.GetProviders()) > 0 || HasMode(l.GetMatch().GetMode(), mode) {
 			// The providers of an entry are those of later ones without providers, whatever its mode.

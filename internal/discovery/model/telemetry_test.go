@@ -3,6 +3,8 @@ package model_test
 import (
 	"testing"
 
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -50,6 +52,34 @@ func TestTelemetryLevels(t *testing.T) {
 		g.Run()
 		if class, _ := m.Classify().Value(tt.key); class.Scope.Telemetry != tt.scope || class.Workload.Telemetry != tt.inside {
 			t.Errorf("%s: %q and %q, want %q and %q", name, class.Scope.Telemetry, class.Workload.Telemetry, tt.scope, tt.inside)
+		}
+	}
+}
+
+// An entry for servers ends what clients log by default; where something else has ended it, the object makes no class.
+func TestTelemetryEndsDefaultLogs(t *testing.T) {
+	const servers = "---\napiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: servers, namespace: a}\nspec: {accessLogging: [{match: {mode: SERVER}}]}\n"
+	const root = "---\napiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: root, namespace: istio-system}\nspec: {accessLogging: [{disabled: true}]}\n"
+	for _, tt := range []struct {
+		text     string
+		defaults []string
+		scope    string
+	}{
+		{servers, nil, ""}, {servers, []string{"envoy"}, "a/servers"}, {servers + root, []string{"envoy"}, "istio-system/root"},
+	} {
+		g := incr.New()
+		m := model.New(g, "cluster.local")
+		c := mesh.DefaultMeshConfig()
+		c.DefaultProviders = &meshv1.MeshConfig_DefaultProviders{AccessLogging: tt.defaults}
+		m.SetMesh(c)
+		for _, o := range decode.Documents("input.yaml", []byte(tt.text)).Objects {
+			m.Apply([]object.Change{{Key: o.Key, Object: &o}})
+		}
+		k := model.ProxyKey{Namespace: "a"}
+		m.Classify().Want(k)
+		g.Run()
+		if class, _ := m.Classify().Value(k); class.Scope.Telemetry != tt.scope {
+			t.Errorf("%v: %q, want %q", tt.defaults, class.Scope.Telemetry, tt.scope)
 		}
 	}
 }
