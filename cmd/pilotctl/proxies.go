@@ -75,7 +75,7 @@ func (p progress) String() string {
 	return strconv.Itoa(p.Resources) + " sent"
 }
 
-var proxyTypes = []string{"CDS", "EDS", "LDS", "RDS", "VHDS"}
+var proxyTypes = []string{"CDS", "EDS", "ECDS", "LDS", "RDS", "VHDS"}
 
 func newProxies(f *flags) *cobra.Command {
 	c := &cobra.Command{

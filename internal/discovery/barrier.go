@@ -54,7 +54,7 @@ func (s viewStep) guarded(policies bool) (names []string) {
 // leads says whether the step brings something that leads to one of the hosts, or, where the class has guarded listeners
 // of its own, a route.
 func (s viewStep) leads(hosts map[string]bool, own []string) bool {
-	for _, t := range []xds.Type{xds.LDS, xds.RDS, xds.VHDS} {
+	for _, t := range []xds.Type{xds.ECDS, xds.LDS, xds.RDS, xds.VHDS} {
 		for _, r := range s.after.Moved(s.before, t) {
 			switch {
 			case t == xds.LDS && slices.Contains(own, r.Name):

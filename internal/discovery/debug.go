@@ -438,7 +438,7 @@ func (s *Server) configDump(w http.ResponseWriter, r *http.Request) {
 	for _, name := range strings.Split(names, ",") {
 		t, ok := typeNamed(name)
 		if !ok {
-			http.Error(w, fmt.Sprintf("invalid type %s: want cds, eds, lds or rds", printable.Quote(name, 100)), http.StatusBadRequest)
+			http.Error(w, fmt.Sprintf("invalid type %s: want cds, eds, ecds, lds or rds", printable.Quote(name, 100)), http.StatusBadRequest)
 			return
 		}
 		types = append(types, t)

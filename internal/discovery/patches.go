@@ -6,7 +6,9 @@ import (
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
@@ -24,6 +26,19 @@ type patchEffect struct {
 	// example is the type and name of the first resource, by type and name, that it would have made invalid, and why says what
 	// would be wrong.
 	example, why string
+	// missing is an extension configuration that it names, the first by name, and that one of the proxies lacks; bare says that its filter
+	// has no default one.
+	missing string
+	bare    bool
+	// unnamed is set of one that adds an extension configuration that no patch at its proxies names.
+	unnamed bool
+}
+
+// lacks notes that a proxy lacks an extension configuration that the patch names.
+func (e *patchEffect) lacks(d patch.Discovery) {
+	if e.missing == "" || d.Name < e.missing {
+		e.missing, e.bare = d.Name, !d.Default
+	}
 }
 
 // add counts what became of a patch at a resource, of which name is the type and name.
@@ -65,11 +80,59 @@ func (p *layers) patchEffects() map[patchID]*patchEffect {
 	return out
 }
 
+// extensionEffects adds to effects, per patch, which extension configurations it names that connected proxies of a class have not, and
+// whether none of those has a filter for the one that it adds. What is in quarantine counts as there: it is told by itself.
+func (p *publisher) extensionEffects(effects map[patchID]*patchEffect) {
+	named := map[patchID]bool{}
+	for _, c := range p.classes {
+		if len(c.proxies) == 0 {
+			continue
+		}
+		names, added := map[string]bool{}, map[patchID]string{}
+		for _, l := range c.layers {
+			for _, of := range p.compiler.LayerPatches(l.key) {
+				id := patchID{of.Filter, of.Index}
+				if effects[id] == nil {
+					continue
+				}
+				if of.Extension != "" {
+					added[id] = of.Extension
+				}
+				for _, d := range of.Discovers {
+					names[d.Name] = true
+					if !slices.ContainsFunc(c.layers[:], func(l *publishedLayer) bool { return l.layer.Get(xds.ECDS, d.Name) != nil }) {
+						effects[id].lacks(d)
+					}
+				}
+			}
+		}
+		for id, name := range added {
+			named[id] = named[id] || names[name]
+			effects[id].unnamed = !named[id]
+		}
+	}
+}
+
+// extensionProblem says what is missing between filters and extension configurations; empty for nothing.
+func (e *patchEffect) extensionProblem() string {
+	switch {
+	case e.missing != "" && e.bare:
+		return fmt.Sprintf("no patch adds the extension configuration %s for its proxies: without one Envoy answers requests with 500, or closes connections, when "+
+			"initial_fetch_timeout is over; add it with applyTo EXTENSION_CONFIG, or set default_config", printable.Quote(e.missing, 200))
+	case e.missing != "":
+		return fmt.Sprintf("no patch adds the extension configuration %s for its proxies: default_config is used; add it with applyTo EXTENSION_CONFIG", printable.Quote(e.missing, 200))
+	case e.unnamed:
+		return "has no effect: no filter at the connected proxies names the extension configuration; add a filter with this name and config_discovery"
+	}
+	return ""
+}
+
 // patchProblems names the patches that are left out because what they match would be invalid, and those that match nothing of
 // the proxies that they are for. Patches for proxies that are not connected are not spoken of.
 func (l *loop) patchProblems() []object.Problem {
 	var out []object.Problem
 	effects := l.views.layers.patchEffects()
+	l.views.extensionEffects(effects)
 	l.bootstraps.effects(effects)
 	for id, e := range effects {
 		namespace, name, _ := strings.Cut(id.filter, "/")
@@ -83,7 +146,9 @@ func (l *loop) patchProblems() []object.Problem {
 		case e.applied == 0:
 			p.Text = "matches nothing that the connected proxies are sent: check match; pilotctl config shows names"
 		default:
-			continue
+			if p.Text = e.extensionProblem(); p.Text == "" {
+				continue
+			}
 		}
 		if o, ok := l.store.Get(p.Key); ok {
 			p.Origin, p.Generation = o.Origin, o.Meta.Generation

@@ -1,11 +1,13 @@
 package discovery
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -87,4 +89,115 @@ func TestProblemsOfPatches(t *testing.T) {
 			t.Errorf("a patch that is applied has a problem: %+v", e)
 		}
 	}
+}
+
+const extended = `
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: filters, namespace: shop}
+spec:
+  configPatches:
+  - {applyTo: HTTP_FILTER, match: {context: SIDECAR_INBOUND}, patch: {operation: INSERT_FIRST, value: {name: there, config_discovery: {config_source: {ads: {}}, type_urls: [T]}}}}
+  - {applyTo: HTTP_FILTER, match: {context: SIDECAR_INBOUND}, patch: {operation: INSERT_FIRST, value: {name: nowhere, config_discovery: {config_source: {ads: {}}, type_urls: [T]}}}}
+  - {applyTo: HTTP_FILTER, match: {context: SIDECAR_INBOUND}, patch: {operation: INSERT_FIRST, value: {name: default, config_discovery: {config_source: {ads: {}}, type_urls: [T], default_config: {"@type": T, max_request_bytes: 1}}}}}
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: configs, namespace: NAMESPACE}
+spec:
+  workloadSelector: {labels: {app: a}}
+  configPatches:
+  - {applyTo: EXTENSION_CONFIG, patch: {operation: ADD, value: {name: there, typed_config: {"@type": T, max_request_bytes: BYTES}}}}
+  - {applyTo: EXTENSION_CONFIG, patch: {operation: ADD, value: {name: unnamed, typed_config: {"@type": T, max_request_bytes: 2}}}}
+  - {applyTo: EXTENSION_CONFIG, patch: {operation: ADD, value: {name: there, typed_config: {"@type": T, max_request_bytes: 3}}}}
+`
+
+func extendedBy(namespace, bytes string) string {
+	return strings.NewReplacer("T]", "type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer]", `"@type": T`,
+		`"@type": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer`, "NAMESPACE", namespace, "BYTES", bytes).Replace(extended)
+}
+
+// A filter and the configuration that it names may be in different EnvoyFilters, of the proxy's namespace or the root's. What is missing of
+// the two is known for the proxies that both select.
+func TestExtensionConfigurationsThatAreMissing(t *testing.T) {
+	for _, ns := range []string{"shop", "istio-system"} {
+		p := newPublished()
+		p.apply(t, twoWorkloads)
+		p.apply(t, extendedBy(ns, "1"))
+		problems := func() string {
+			effects := p.layers.patchEffects()
+			p.extensionEffects(effects)
+			var out []string
+			for id, e := range effects {
+				if text := cmp.Or(e.why, e.extensionProblem()); text != "" {
+					out = append(out, fmt.Sprint(id.filter, " ", id.index, ": ", text))
+				}
+			}
+			slices.Sort(out)
+			return strings.Join(out, "\n")
+		}
+		const missing = ` for its proxies: without one Envoy answers requests with 500, or closes connections, when initial_fetch_timeout is over; add it with applyTo EXTENSION_CONFIG, or set default_config`
+		const always = `
+shop/filters 1: no patch adds the extension configuration "nowhere"` + missing + `
+shop/filters 2: no patch adds the extension configuration "default" for its proxies: default_config is used; add it with applyTo EXTENSION_CONFIG`
+		latest := p.connect("a", "shop", "10.1.0.1")
+		ofConfigs := ns + `/configs 1: has no effect: no filter at the connected proxies names the extension configuration; add a filter with this name and config_discovery
+` + ns + `/configs 2: another patch adds an extension configuration "there"; use another name`
+		if got, want := problems(), ofConfigs+always; got != want {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+		before, _ := latest.Load()
+		if got := namesOfType(before, xds.ECDS); got != "there unnamed" {
+			t.Errorf("extension configurations %q", got)
+		}
+		p.connect("b", "shop", "10.1.0.2")
+		if got, want := problems(), ofConfigs+"\nshop/filters 0: no patch adds the extension configuration \"there\""+missing+always; got != want {
+			t.Errorf("with a proxy that the configurations are not for: got\n%s\nwant\n%s", got, want)
+		}
+		// A change of the configuration moves it alone.
+		p.apply(t, extendedBy(ns, "7"))
+		after, _ := latest.Load()
+		for _, typ := range xds.Types() {
+			want := 0
+			if typ == xds.ECDS {
+				want = 1
+			}
+			if moved := after.Moved(before, typ); len(moved) != want {
+				t.Errorf("%s: %d moved, want %d", typ, len(moved), want)
+			}
+		}
+	}
+}
+
+// namesOfType are the names of a view's resources of a type.
+func namesOfType(v *xds.View, of xds.Type) string {
+	var out []string
+	for r := range v.Of(of).All() {
+		out = append(out, r.Name)
+	}
+	return strings.Join(out, " ")
+}
+
+// A client is sent the extension configurations that it asks for by name, and a change; the pages name the type.
+func TestExtensionConfigurationsOverAConnection(t *testing.T) {
+	p := start(t)
+	p.emit(shop+"---\n"+strings.Replace(extendedBy("shop", "1"), "app: a", "app: reviews", 1), true)
+	c := p.dial("", "").open()
+	c.ask(xds.ECDS, "there")
+	c.until("there", "\x08\x01")
+	p.emit(strings.Replace(extendedBy("shop", "7"), "app: a", "app: reviews", 1), false)
+	c.until("there", "\x08\x07")
+	for _, path := range []string{"/debug/syncz", "/debug/config_dump?proxyID=reviews-1.shop&types=ecds", "/debug/config_dump?proxyID=reviews-1.shop"} {
+		if _, body := p.get(p.addr.HTTP, path); !strings.Contains(body, map[bool]string{true: "extensionconfig_sent", false: "TypedExtensionConfig"}[path == "/debug/syncz"]) {
+			t.Errorf("%s does not have it: %s", path, body)
+		}
+	}
+	if _, body := p.get(p.addr.Monitoring, "/metrics"); !strings.Contains(body, `type="ecds"`) {
+		t.Error("no metric has the type")
+	}
+	wait.Until(t, "a filter without its configuration is named", func() bool {
+		return slices.ContainsFunc(p.objects(), func(e objectEntry) bool {
+			return e.Object == "EnvoyFilter shop/filters" && e.Field == "spec.configPatches[1]" && e.Severity == "warning" && strings.Contains(e.Text, `"nowhere"`)
+		})
+	})
 }

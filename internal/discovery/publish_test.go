@@ -47,6 +47,7 @@ func TestEveryKindHasItsType(t *testing.T) {
 		compile.VirtualHost:    xds.VHDS,
 		compile.ClusterPatched: xds.CDS, compile.ClusterInlinePatched: xds.CDS, compile.ClusterInboundPatched: xds.CDS,
 		compile.ListenerPatched: xds.LDS, compile.ListenerInboundPatched: xds.LDS, compile.RoutePatched: xds.RDS, compile.VirtualHostPatched: xds.VHDS,
+		compile.ExtensionPatched: xds.ECDS, compile.ExtensionInboundPatched: xds.ECDS,
 	}
 	for _, k := range compile.Kinds() {
 		if got := p.layers.typeOf(k); got != want[k] {

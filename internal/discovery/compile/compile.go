@@ -18,6 +18,7 @@ import (
 	"slices"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -70,6 +71,10 @@ const (
 	ListenerInboundPatched
 	RoutePatched
 	VirtualHostPatched
+	// ExtensionPatched is an extension configuration (ECDS) that an EnvoyFilter adds to a router, determined by the scope, and
+	// ExtensionInboundPatched one of a sidecar, for all of its listeners, determined by the workload.
+	ExtensionPatched
+	ExtensionInboundPatched
 	numKinds
 )
 
@@ -112,6 +117,9 @@ func init() {
 	for bare, k := range patchedKinds {
 		kinds[k] = kinds[bare].patched()
 	}
+	// There are none without patches.
+	kinds[ExtensionPatched] = kindRow{name: "extension", message: (*corev3.TypedExtensionConfig)(nil), layer: ScopeLayer}.patched()
+	kinds[ExtensionInboundPatched] = kindRow{name: "inbound extension", message: (*corev3.TypedExtensionConfig)(nil), layer: WorkloadLayer}.patched()
 }
 
 // Kinds returns all kinds, in the order of their constants.

@@ -332,6 +332,7 @@ spec: {mtls: {mode: STRICT}}
 		`{workloadSelector: {labels: {app: b}}, configPatches: [{applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND, cluster: {portNumber: 80}}, patch: {operation: MERGE, value: {connect_timeout: 3s}}}]}`,
 		`{configPatches: [{applyTo: HTTP_FILTER, match: {context: ANY, listener: {filterChain: {filter: {subFilter: {name: envoy.filters.http.fault}}}}}, patch: {operation: INSERT_BEFORE, value: {name: buffer, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max_request_bytes: 9}}}}]}`,
 		`{configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}]}`,
+		`{configPatches: [{applyTo: HTTP_FILTER, patch: {operation: ADD, value: {name: buffer, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max_request_bytes: 9}}}}]}`,
 		`{configPatches: [{applyTo: HTTP_ROUTE, patch: {operation: MERGE, value: {tracing: {}}}}]}`, // a field of a bootstrap, too
 		`{configPatches: [{applyTo: HTTP_ROUTE, match: {routeConfiguration: {vhost: {route: {action: REDIRECT}}}}, patch: {operation: REMOVE}}]}`,
 		`{configPatches: [{applyTo: HTTP_FILTER, match: {listener: {filterChain: {filter: {subFilter: {name: envoy.filters.http.fault}}}}}, patch: {operation: INSERT_AFTER, value: {name: buffer, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max_request_bytes: 9}}}}]}`,

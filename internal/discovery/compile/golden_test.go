@@ -130,6 +130,8 @@ func typeName(k compile.Kind) string {
 		return "RDS"
 	case compile.VirtualHost, compile.VirtualHostPatched:
 		return "VHDS"
+	case compile.ExtensionPatched, compile.ExtensionInboundPatched:
+		return "ECDS"
 	}
 	return "CDS"
 }
@@ -144,6 +146,8 @@ func message(t *testing.T, k compile.Kind, b []byte) proto.Message {
 		m = &listenerv3.Listener{}
 	case "RDS":
 		m = &routev3.RouteConfiguration{}
+	case "ECDS":
+		m = &corev3.TypedExtensionConfig{}
 	case "VHDS":
 		m = &routev3.VirtualHost{}
 	}
@@ -166,6 +170,8 @@ func add(b *bootstrapv3.Bootstrap, m proto.Message) {
 			ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 			LoadAssignment:       rename(m),
 		})
+	case *corev3.TypedExtensionConfig:
+		b.StaticResources.Listeners = append(b.StaticResources.Listeners, withExtension(m, uint32(20000+len(b.StaticResources.Listeners))))
 	case *routev3.VirtualHost:
 		add(b, &routev3.RouteConfiguration{Name: m.Name, VirtualHosts: []*routev3.VirtualHost{m}, ValidateClusters: wrapperspb.Bool(false)})
 	case *routev3.RouteConfiguration:
@@ -181,6 +187,27 @@ func rename(m *endpointv3.ClusterLoadAssignment) *endpointv3.ClusterLoadAssignme
 	c := proto.Clone(m).(*endpointv3.ClusterLoadAssignment)
 	c.ClusterName = "static-" + m.ClusterName
 	return c
+}
+
+// withExtension is a listener whose only purpose is to hold an extension configuration, as an HTTP or network filter.
+func withExtension(m *corev3.TypedExtensionConfig, port uint32) *listenerv3.Listener {
+	l := withRoutes(&routev3.RouteConfiguration{Name: "extension " + m.Name}, port)
+	chain := l.FilterChains[0]
+	if !strings.Contains(m.TypedConfig.TypeUrl, ".filters.http.") {
+		chain.Filters = slices.Insert(chain.Filters, 0, &listenerv3.Filter{Name: m.Name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: m.TypedConfig}})
+		return l
+	}
+	hcm := &hcmv3.HttpConnectionManager{}
+	if err := chain.Filters[0].GetTypedConfig().UnmarshalTo(hcm); err != nil {
+		panic(err)
+	}
+	hcm.HttpFilters = slices.Insert(hcm.HttpFilters, 0, &hcmv3.HttpFilter{Name: m.Name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: m.TypedConfig}})
+	a, err := anypb.New(hcm)
+	if err != nil {
+		panic(err)
+	}
+	chain.Filters[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: a}
+	return l
 }
 
 // withRoutes is a listener whose only purpose is to hold a route configuration. Its

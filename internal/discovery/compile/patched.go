@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
@@ -153,6 +154,8 @@ func touches(p *patch.Patch, k Key, in patch.Context) bool {
 	case VirtualHost, VirtualHostPatched:
 		routes, host, _ := strings.Cut(k.Name, "/")
 		return p.TouchesVirtualHost(routes, host, in)
+	case ExtensionPatched, ExtensionInboundPatched:
+		return p.TouchesExtension(k.Name, in)
 	}
 	return false
 }
@@ -207,10 +210,17 @@ func (l Layer) patched(k Key) Key {
 }
 
 // added returns the key of the resource that a patch adds to a layer; false if it adds none. What is for all contexts is
-// added once, to the scope's layer.
+// added once, to the scope's layer; an extension configuration of a sidecar to the workload's, which is the cheaper one to patch.
 func (l Layer) added(p *patch.Patch) (Key, bool) {
-	cluster, listener := ClusterPatched, ListenerPatched
-	switch {
+	cluster, listener, extension := ClusterPatched, ListenerPatched, ExtensionPatched
+	switch config, ok := p.Value.(*corev3.TypedExtensionConfig); {
+	case ok && l.Kind == LocationLayer:
+		return Key{}, false
+	case ok:
+		if l.Kind == WorkloadLayer {
+			extension = ExtensionInboundPatched
+		}
+		return Key{Kind: extension, Name: config.Name, Scope: l.Scope, Workload: l.Workload}, true
 	case p.Operation != networking.EnvoyFilter_Patch_ADD, l.Kind == LocationLayer:
 		return Key{}, false
 	case l.Kind == WorkloadLayer && p.Match.GetContext() != patch.Inbound:
@@ -233,12 +243,15 @@ func (l Layer) added(p *patch.Patch) (Key, bool) {
 // bareKey returns the key of the bare resource that a patched one is made of; one without a name if there is none, because a
 // patch adds it.
 func (c *Compiler) bareKey(r *incr.Reader, k Key) Key {
+	kind, ok := bareKinds[k.Kind]
+	if !ok {
+		return Key{} // an extension configuration
+	}
 	keys := c.inner.bareKeys.Of(r, k.Layer().bare()) // in order, of which there may be very many
-	kind := bareKinds[k.Kind]
-	i, ok := slices.BinarySearchFunc(keys, k.Name, func(e Key, name string) int {
+	i, found := slices.BinarySearchFunc(keys, k.Name, func(e Key, name string) int {
 		return cmp.Or(cmp.Compare(e.Kind, kind), strings.Compare(e.Name, name))
 	})
-	if !ok {
+	if !found {
 		return Key{}
 	}
 	return keys[i]
@@ -319,6 +332,9 @@ func patchMessage(k Key, body []byte, in patch.Context, patches []*patch.Patch) 
 		routes, _, _ := strings.Cut(k.Name, "/")
 		m, results := patch.VirtualHost(unpack[*routev3.VirtualHost](body), routes, in, patches)
 		return encoded(m, m == nil), results
+	case ExtensionPatched, ExtensionInboundPatched:
+		m, results := patch.Extension(k.Name, in, patches)
+		return encoded(m, m == nil), results
 	}
 	panic("compile: no patches for " + k.Name) // patchedKinds has the kinds
 }
@@ -356,11 +372,23 @@ func (c *Compiler) PatchResults(k Key) []PatchResult {
 	return p.Results
 }
 
-// LayerPatches returns which patches a layer has, in their order and without a Result, nil if it is not wanted or has none.
-func (c *Compiler) LayerPatches(l Layer) (out []PatchResult) {
+// LayerPatch is a patch of an EnvoyFilter that a layer has.
+type LayerPatch struct {
+	// Filter and Index are those of a PatchResult.
+	Filter string
+	Index  int
+	// Extension is the name of the extension configuration that the patch adds; empty if it adds none.
+	Extension string
+	// Discovers are those that its filters name.
+	Discovers []patch.Discovery
+}
+
+// LayerPatches returns which patches a layer has, in their order, nil if it is not wanted or has none.
+func (c *Compiler) LayerPatches(l Layer) (out []LayerPatch) {
 	list, _ := c.inner.layerPatches.Value(l)
 	for _, p := range list {
-		out = append(out, PatchResult{Filter: p.Filter, Index: p.Patch.Index})
+		e, _ := p.Patch.Value.(*corev3.TypedExtensionConfig)
+		out = append(out, LayerPatch{Filter: p.Filter, Index: p.Patch.Index, Extension: e.GetName(), Discovers: p.Patch.Discovers})
 	}
 	return out
 }

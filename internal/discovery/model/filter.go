@@ -153,7 +153,7 @@ func (f *EnvoyFilter) patchesFor(in networking.EnvoyFilter_PatchContext, version
 	var some []string
 	all := true
 	for i, p := range f.Spec.GetConfigPatches() {
-		if c := p.GetMatch().GetContext(); c != networking.EnvoyFilter_ANY && c != in || p.GetApplyTo() == networking.EnvoyFilter_BOOTSTRAP {
+		if !inContext(p, in) {
 			continue
 		}
 		if p.GetMatch().GetProxy().GetProxyVersion() != "" {
@@ -168,6 +168,19 @@ func (f *EnvoyFilter) patchesFor(in networking.EnvoyFilter_PatchContext, version
 		return "", len(some) > 0
 	}
 	return "#" + strings.Join(some, ","), len(some) > 0
+}
+
+// inContext reports whether a patch is for a context. Extension configurations are named by listeners of any context, and a sidecar has
+// them with its workload.
+func inContext(p *networking.EnvoyFilter_EnvoyConfigObjectPatch, in networking.EnvoyFilter_PatchContext) bool {
+	switch p.GetApplyTo() {
+	case networking.EnvoyFilter_BOOTSTRAP:
+		return false
+	case networking.EnvoyFilter_EXTENSION_CONFIG:
+		return in != networking.EnvoyFilter_SIDECAR_OUTBOUND
+	}
+	c := p.GetMatch().GetContext()
+	return c == networking.EnvoyFilter_ANY || c == in
 }
 
 // maxPatchClusters is how many clusters the EnvoyFilters of a router may add to it by naming them.

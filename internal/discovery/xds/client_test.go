@@ -173,7 +173,7 @@ func (c *modelClient) upsert(r *Resource) {
 	if old != nil && same(old, r) && t != EDS && c.delta {
 		c.fail("%s %s sent again unchanged", t, r.Name)
 	}
-	if t == EDS || t == RDS {
+	if t == EDS || t == RDS || t == ECDS {
 		if !c.subs[t][r.Name] {
 			return // crossed an unsubscription
 		}
@@ -203,6 +203,7 @@ func (c *modelClient) upsert(r *Resource) {
 			c.active[r.Name] = true
 		}
 	case LDS:
+		c.subscribe(ECDS, "e"+r.Name)
 		c.subscribe(RDS, content(r))
 	case RDS:
 		if r.SeparateHosts && old == nil {
@@ -235,6 +236,8 @@ func (c *modelClient) remove(t Type, name string) {
 	switch {
 	case t == VHDS:
 		delete(c.bare, routesOf(name))
+	case t == ECDS:
+		c.fail("extension configuration %s removed, which a listener waits for or goes on with", name)
 	case old == nil:
 		c.fail("%s %s removed, but never there", t, name)
 	case t == CDS:
@@ -245,6 +248,7 @@ func (c *modelClient) remove(t Type, name string) {
 		}
 		c.check("after removal of cluster " + name)
 	case t == LDS:
+		c.unsubscribe(ECDS, "e"+name)
 		c.unsubscribe(RDS, content(old))
 	}
 }
@@ -319,7 +323,7 @@ func slowCluster(name, content string) *Resource {
 }
 
 // randomView is a consistent view: a listener has its routes, a route its cluster, a
-// cluster its endpoints.
+// cluster its endpoints. Listeners name extension configurations, of which some are not there.
 //
 // If separate is set, routes have virtual hosts in place of a cluster, which name clusters.
 func randomView(r *rand.Rand, generation uint64, separate bool) *View {
@@ -328,6 +332,11 @@ func randomView(r *rand.Rand, generation uint64, separate bool) *View {
 	for i := range 3 {
 		if n := "l" + strconv.Itoa(i); r.IntN(3) > 0 {
 			add(naming(NewResource(LDS, n, []byte("r"+n))))
+			if r.IntN(3) > 0 {
+				cluster := "c" + strconv.Itoa(r.IntN(4))
+				add(naming(NewResource(ECDS, "e"+n, fmt.Appendf(nil, "%s#%d", cluster, r.IntN(2))), cluster))
+				add(NewCluster(cluster, nil, cluster))
+			}
 			if separate {
 				add(naming(separateResource("r"+n, fmt.Sprint("#", r.IntN(2)))))
 				for h := range r.IntN(3) {

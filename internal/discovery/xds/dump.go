@@ -59,6 +59,14 @@ func dumpEndpoints(v *View) proto.Message {
 	return d
 }
 
+func dumpExtensions(v *View) proto.Message {
+	d := &adminv3.EcdsConfigDump{}
+	for r := range v.Of(ECDS).All() {
+		d.EcdsFilters = append(d.EcdsFilters, &adminv3.EcdsConfigDump_EcdsFilterConfig{VersionInfo: r.Version, EcdsFilter: r.any()})
+	}
+	return d
+}
+
 func dumpListeners(v *View) proto.Message {
 	d := &adminv3.ListenersConfigDump{}
 	for r := range v.Of(LDS).All() {

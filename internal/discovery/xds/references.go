@@ -10,7 +10,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// references are the clusters that a listener, a route configuration or a virtual host names. The
+// references are the clusters that an extension configuration, a listener, a route configuration or a virtual host names. The
 // zero value is of a resource that names none. They are immutable.
 type references struct {
 	// joined is all names, each followed by a line feed. Equal sets have equal handles, and names
@@ -75,7 +75,7 @@ type wireFields = map[protowire.Number]*wireField
 
 func inMessage(fields wireFields) *wireField { return &wireField{fields: fields} }
 
-// What names clusters in listeners, route configurations and virtual hosts.
+// What names clusters in extension configurations, listeners, route configurations and virtual hosts.
 var (
 	nameField = &wireField{name: true}
 	// Both of the route's and of the TCP proxy's weighted clusters: clusters[].name.
@@ -90,6 +90,17 @@ var (
 	}}
 	filterChain    = inMessage(wireFields{3: inMessage(wireFields{4: networkFilter})})
 	listenerFields = inMessage(wireFields{3: filterChain, 25: filterChain, 19: inMessage(wireFields{1: networkFilter})})
+	// Of a gRPC service: envoy_grpc.cluster_name; of a service at a URI: server_uri.cluster.
+	grpcService     = inMessage(wireFields{1: inMessage(wireFields{1: nameField})})
+	uriService      = inMessage(wireFields{1: inMessage(wireFields{2: nameField})})
+	extensionFields = inMessage(wireFields{2: {packed: map[string]*wireField{
+		"type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy":      networkFilter.packed["type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"],
+		"type.googleapis.com/envoy.extensions.filters.network.ext_authz.v3.ExtAuthz":      inMessage(wireFields{2: grpcService}),
+		"type.googleapis.com/envoy.extensions.filters.network.ratelimit.v3.RateLimit":     inMessage(wireFields{6: inMessage(wireFields{2: grpcService})}),
+		"type.googleapis.com/envoy.extensions.filters.http.ext_authz.v3.ExtAuthz":         inMessage(wireFields{1: grpcService, 3: uriService}),
+		"type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor": inMessage(wireFields{1: grpcService}),
+		"type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit":        inMessage(wireFields{7: inMessage(wireFields{2: grpcService})}),
+	}}})
 )
 
 // What names secrets in clusters: common_tls_context of their transport sockets.

@@ -7,8 +7,14 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	limitconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/ratelimit/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	authzv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_authz/v3"
+	procv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	limitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
+	tcpauthzv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/ext_authz/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	tcplimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/ratelimit/v3"
 	tcpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
@@ -57,6 +63,10 @@ func TestReferencesAreReadFromTheBytes(t *testing.T) {
 			WeightedClusters: &tcpv3.TcpProxy_WeightedCluster{Clusters: []*tcpv3.TcpProxy_WeightedCluster_ClusterWeight{{Name: "tcp-weighted", Weight: 1}}}}})},
 		ApiListener: &listenerv3.ApiListener{ApiListener: pack(t, http("api-"))},
 	}
+	extension := func(m proto.Message) []byte {
+		return encode(t, &corev3.TypedExtensionConfig{Name: "e", TypedConfig: pack(t, m)})
+	}
+	grpc := &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: "grpc"}}}
 	for _, c := range []struct {
 		typ   Type
 		value []byte
@@ -67,6 +77,15 @@ func TestReferencesAreReadFromTheBytes(t *testing.T) {
 		{LDS, encode(t, &listenerv3.Listener{Name: "none"}), nil},
 		{LDS, encode(t, &listenerv3.Listener{Name: "l", DefaultFilterChain: chain(&tcpv3.TcpProxy{ClusterSpecifier: &tcpv3.TcpProxy_Cluster{Cluster: mesh.InvalidBackend}})}), nil},
 		{CDS, encode(t, &clusterv3.Cluster{Name: "c"}), nil},
+		{ECDS, extension(&tcpv3.TcpProxy{ClusterSpecifier: &tcpv3.TcpProxy_Cluster{Cluster: "tcp"}}), []string{"tcp"}},
+		{ECDS, extension(&tcpauthzv3.ExtAuthz{GrpcService: grpc}), []string{"grpc"}},
+		{ECDS, extension(&authzv3.ExtAuthz{Services: &authzv3.ExtAuthz_GrpcService{GrpcService: grpc}}), []string{"grpc"}},
+		{ECDS, extension(&authzv3.ExtAuthz{Services: &authzv3.ExtAuthz_HttpService{HttpService: &authzv3.HttpService{ServerUri: &corev3.HttpUri{
+			Uri: "http://x", HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: "http"}}}}}), []string{"http"}},
+		{ECDS, extension(&procv3.ExternalProcessor{GrpcService: grpc}), []string{"grpc"}},
+		{ECDS, extension(&limitv3.RateLimit{RateLimitService: &limitconfigv3.RateLimitServiceConfig{GrpcService: grpc}}), []string{"grpc"}},
+		{ECDS, extension(&tcplimitv3.RateLimit{RateLimitService: &limitconfigv3.RateLimitServiceConfig{GrpcService: grpc}}), []string{"grpc"}},
+		{ECDS, extension(&corev3.Pipe{Path: "of a type that names none"}), nil},
 	} {
 		got := NewResource(c.typ, "n", c.value).refers
 		if !slices.Equal(got.names, c.want) || got.unknown {

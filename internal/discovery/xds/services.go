@@ -6,6 +6,7 @@ import (
 	clusterservice "github.com/envoyproxy/go-control-plane/envoy/service/cluster/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	endpointservice "github.com/envoyproxy/go-control-plane/envoy/service/endpoint/v3"
+	extensionservice "github.com/envoyproxy/go-control-plane/envoy/service/extension/v3"
 	listenerservice "github.com/envoyproxy/go-control-plane/envoy/service/listener/v3"
 	routeservice "github.com/envoyproxy/go-control-plane/envoy/service/route/v3"
 	"google.golang.org/grpc"
@@ -20,6 +21,7 @@ import (
 func (v *service) registerSingle(g grpc.ServiceRegistrar) {
 	clusterservice.RegisterClusterDiscoveryServiceServer(g, v)
 	endpointservice.RegisterEndpointDiscoveryServiceServer(g, v)
+	extensionservice.RegisterExtensionConfigDiscoveryServiceServer(g, v)
 	listenerservice.RegisterListenerDiscoveryServiceServer(g, v)
 	routeservice.RegisterRouteDiscoveryServiceServer(g, v)
 }
@@ -42,6 +44,16 @@ func (v *service) StreamEndpoints(g endpointservice.EndpointDiscoveryService_Str
 // DeltaEndpoints implements the endpoint discovery service, incremental.
 func (v *service) DeltaEndpoints(g endpointservice.EndpointDiscoveryService_DeltaEndpointsServer) error {
 	return v.serve(g, true, EDS)
+}
+
+// StreamExtensionConfigs implements the extension configuration discovery service, state-of-the-world.
+func (v *service) StreamExtensionConfigs(g extensionservice.ExtensionConfigDiscoveryService_StreamExtensionConfigsServer) error {
+	return v.serve(g, false, ECDS)
+}
+
+// DeltaExtensionConfigs implements the extension configuration discovery service, incremental.
+func (v *service) DeltaExtensionConfigs(g extensionservice.ExtensionConfigDiscoveryService_DeltaExtensionConfigsServer) error {
+	return v.serve(g, true, ECDS)
 }
 
 // StreamListeners implements the listener discovery service, state-of-the-world.
@@ -72,6 +84,11 @@ func (v *service) FetchClusters(context.Context, *discoveryv3.DiscoveryRequest) 
 // FetchEndpoints returns an error: see refuseFetch.
 func (v *service) FetchEndpoints(context.Context, *discoveryv3.DiscoveryRequest) (*discoveryv3.DiscoveryResponse, error) {
 	return refuseFetch("Endpoints")
+}
+
+// FetchExtensionConfigs returns an error: see refuseFetch.
+func (v *service) FetchExtensionConfigs(context.Context, *discoveryv3.DiscoveryRequest) (*discoveryv3.DiscoveryResponse, error) {
+	return refuseFetch("ExtensionConfigs")
 }
 
 // FetchListeners returns an error: see refuseFetch.

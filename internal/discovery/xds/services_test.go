@@ -21,10 +21,11 @@ import (
 
 // singleServices are the services of single types, and what their methods are called after.
 var singleServices = map[Type]struct{ name, things string }{
-	CDS: {"envoy.service.cluster.v3.ClusterDiscoveryService", "Clusters"},
-	EDS: {"envoy.service.endpoint.v3.EndpointDiscoveryService", "Endpoints"},
-	LDS: {"envoy.service.listener.v3.ListenerDiscoveryService", "Listeners"},
-	RDS: {"envoy.service.route.v3.RouteDiscoveryService", "Routes"},
+	CDS:  {"envoy.service.cluster.v3.ClusterDiscoveryService", "Clusters"},
+	EDS:  {"envoy.service.endpoint.v3.EndpointDiscoveryService", "Endpoints"},
+	ECDS: {"envoy.service.extension.v3.ExtensionConfigDiscoveryService", "ExtensionConfigs"},
+	LDS:  {"envoy.service.listener.v3.ListenerDiscoveryService", "Listeners"},
+	RDS:  {"envoy.service.route.v3.RouteDiscoveryService", "Routes"},
 }
 
 // dialConn is dial for clients of any service.
@@ -74,13 +75,13 @@ func sendTo(t testing.TB, g grpc.ClientStream, m any) {
 // meshView has a resource of each type, and refers to it from the one before.
 func meshView(generation uint64, content string) *View {
 	v := &View{}
-	for _, r := range []*Resource{NewCluster("c", []byte(content), "c"), NewResource(EDS, "c", []byte(content)), NewResource(LDS, "l", []byte(content)), NewResource(RDS, "r", []byte(content))} {
+	for _, r := range []*Resource{NewCluster("c", []byte(content), "c"), NewResource(EDS, "c", []byte(content)), NewResource(ECDS, "e", []byte(content)), NewResource(LDS, "l", []byte(content)), NewResource(RDS, "r", []byte(content))} {
 		v = v.With(r.Type, []*Resource{r}, nil)
 	}
 	return v.At(generation)
 }
 
-var singleNames = map[Type]string{CDS: "c", EDS: "c", LDS: "l", RDS: "r"}
+var singleNames = map[Type]string{CDS: "c", EDS: "c", ECDS: "e", LDS: "l", RDS: "r"}
 
 // A stream of one type is served at once whatever other types there are, from the start, after a
 // reconnection and after changes. The clock stands still.

@@ -162,7 +162,7 @@ func (r *checker) request(q Request) (effect *string) {
 		for n, v := range q.Initial.table() {
 			b.has[n] = v
 		}
-		early := q.Type == EDS && !r.records[CDS].asked || q.Type == RDS && !r.records[LDS].asked || q.Type == VHDS && !r.records[RDS].asked
+		early := q.Type == EDS && !r.records[CDS].asked || (q.Type == RDS || q.Type == ECDS) && !r.records[LDS].asked || q.Type == VHDS && !r.records[RDS].asked
 		if r.delta && (early || q.Initial.n > 0) && r.returned.IsZero() {
 			r.returned = r.now
 		}
@@ -413,6 +413,9 @@ func (r *checker) sent(e Send, complain func(string, ...any)) {
 	clear(b.anew)
 	fresh := r.upserts(e, complain)
 	gone := r.removals(e)
+	if types[e.Type].lasting && len(e.Removed) > 0 {
+		complain("%s %s removes %v", e.Type, e.Nonce, e.Removed)
+	}
 	if len(gone) > 0 {
 		r.mayRemove(e.Type, gone, complain)
 	}
@@ -529,9 +532,9 @@ func (r *checker) mayRemove(t Type, gone []string, complain func(string, ...any)
 			return
 		}
 	}
-	for _, ref := range map[Type][]Type{CDS: {LDS, RDS, VHDS}, EDS: {CDS}, RDS: {LDS}, VHDS: {LDS, RDS}}[t] {
+	for _, ref := range map[Type][]Type{CDS: {ECDS, LDS, RDS, VHDS}, EDS: {CDS}, RDS: {LDS}, VHDS: {LDS, RDS}}[t] {
 		b := &r.records[ref]
-		if ref == VHDS && r.view.Of(VHDS).Len() == 0 && !b.asked {
+		if (ref == VHDS || ref == ECDS) && r.view.Of(ref).Len() == 0 && !b.asked {
 			continue
 		}
 		switch {
@@ -556,7 +559,7 @@ func (r *checker) mayRemoveClusters(ref Type, gone []string, complain func(strin
 	for _, cluster := range gone {
 		for n, version := range b.has {
 			u := r.view.Of(ref).Get(n)
-			if had := r.known[version]; b.subscribed(n) && had != nil && had.refers.has(cluster) && (u == nil && (r.delta || types[ref].wildcard) || u != nil && u.Version != version) {
+			if had := r.known[version]; b.subscribed(n) && had != nil && had.refers.has(cluster) && (u == nil && (r.delta || types[ref].wildcard) && !types[ref].lasting || u != nil && u.Version != version) {
 				complain("CDS %s removed, which %s %s names that the client has", cluster, ref, n)
 			}
 		}
@@ -648,7 +651,7 @@ func (r *checker) differences(t Type) (out []string) {
 		}
 	}
 	for n := range b.has {
-		if b.subscribed(n) && view.Get(n) == nil && (r.delta || types[t].wildcard) {
+		if b.subscribed(n) && view.Get(n) == nil && !types[t].lasting && (r.delta || types[t].wildcard) {
 			out = append(out, n)
 		}
 	}
@@ -664,7 +667,7 @@ func (r *checker) applied(e Applied, complain func(string, ...any)) {
 	for t := range numTypes {
 		b := &r.records[t]
 		switch {
-		case !b.asked && (t == LDS || r.records[LDS].wildcard && r.target(t).Len() > 0):
+		case !b.asked && (t == LDS || r.records[LDS].wildcard && t != ECDS && r.target(t).Len() > 0):
 			complain("applied before %s was asked for", t)
 		case b.flight != nil:
 			complain("applied while %s %s is in flight", t, b.flight.Nonce)
@@ -690,6 +693,7 @@ func (r *checker) rest(complain func(string, ...any)) {
 			complain("the assignment of cluster %s is owed and not sent", cluster)
 		}
 	}
+	r.unrelated(ECDS, complain)
 	r.unrelated(LDS, complain)
 	r.unrelated(RDS, complain)
 	flying := false
@@ -711,7 +715,7 @@ func (r *checker) rest(complain func(string, ...any)) {
 	// What is kept back needs somebody to let it go: an answer, or a wake.
 	for t := range numTypes {
 		d := r.differences(t)
-		if len(r.records[LDS].refused)+len(r.records[RDS].refused)+len(r.records[VHDS].refused) > 0 {
+		if len(r.records[ECDS].refused)+len(r.records[LDS].refused)+len(r.records[RDS].refused)+len(r.records[VHDS].refused) > 0 {
 			// What the client goes on with in their place may need what is gone.
 			d = slices.DeleteFunc(d, func(n string) bool { return t != LDS && r.view.Of(t).Get(n) == nil })
 		}

@@ -356,6 +356,11 @@ func (s *Sub) named(t Type, cluster string) bool {
 			if s.waiting(waitKey{cluster: cluster, removal: true}) {
 				return true
 			}
+		case w == nil && types[t].lasting:
+			// Nothing tells the client that it is gone.
+			if s.waiting(waitKey{cluster: cluster, removal: true}) {
+				return true
+			}
 		case w != nil || s.delta || types[t].wildcard:
 			return true
 		default:

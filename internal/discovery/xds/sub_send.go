@@ -113,12 +113,15 @@ func (s *Sub) sendType(t Type) {
 		s.withoutHosts()
 	}
 	cur := s.wanted(t)
+	if types[t].lasting && s.delta {
+		c.leaveUnanswered(cur)
+	}
 	d := s.difference(t)
 	up, gone := s.pendingUpserts(t), s.pendingRemovals(t)
 	if !up && !gone {
 		if c.flight == nil {
 			refused, _ := s.withheld(t, d, cur)
-			c.setHave(cur.and(slices.DeleteFunc(slices.Clone(d.Removed), func(r *Resource) bool { return !s.cur.keeps(r, t) })), cur, nil, refused)
+			c.setHave(cur.and(slices.DeleteFunc(slices.Clone(d.Removed), func(r *Resource) bool { return !s.stays(r, t) })), cur, nil, refused)
 		}
 		return
 	}
@@ -191,6 +194,25 @@ func (s *Sub) sendType(t Type) {
 	}
 }
 
+// leaveUnanswered forgets which names a client has asked for anew that nothing has, neither the view nor the client: if the
+// view gets one later, it is new to the client.
+func (c *typeState) leaveUnanswered(view TypeView) {
+	var missing []string
+	for _, n := range c.forced.all() {
+		if r := c.get(n); view.Get(n) == nil && (r == nil || r.Body == nil) {
+			missing = append(missing, n)
+		}
+	}
+	if len(missing) > 0 {
+		c.unforce(newNameSet(missing, 0))
+	}
+}
+
+// stays says whether a client goes on with a resource that the view has not, and is not told that it is gone.
+func (s *Sub) stays(r *Resource, t Type) bool {
+	return s.cur.keeps(r, t) || types[t].lasting && s.states[t].has(r.Name)
+}
+
 // empty says whether a response would tell the client nothing: no request is answered by it, and
 // nothing is in it that the client has otherwise.
 func (s *Sub) empty(c *typeState, f *flight) bool {
@@ -224,6 +246,9 @@ func (c *typeState) answeredBy(f *flight, delta bool) {
 
 // removals divides what is to be removed into what may be removed now and what waits.
 func (s *Sub) removals(t Type, gone []*Resource) (now, waits []*Resource) {
+	if types[t].lasting {
+		return nil, gone
+	}
 	if t != CDS && len(s.cur.Quarantined) == 0 {
 		if s.mayRemove(t) {
 			return gone, nil
@@ -398,6 +423,10 @@ func (s *Sub) answers(t Type, f *flight, target TypeView, withheld map[string]*R
 		r := s.lookup(t, target, name)
 		if r == nil && types[t].aliased && c.names.has(name) {
 			f.absent = append(f.absent, name)
+		} else if types[t].lasting {
+			if r != nil {
+				more = append(more, r)
+			}
 		} else if r == nil || s.wanted(t).Get(name) == nil && s.namesMissing(r) {
 			f.removed = append(f.removed, name)
 		} else {
@@ -463,7 +492,7 @@ func (s *Sub) state(t Type, target TypeView, withheld map[string]*Resource) (out
 		return out
 	}
 	for _, n := range c.names.all() {
-		if r := s.lookup(t, target, n); r != nil && (s.wanted(t).Get(n) != nil || !s.namesMissing(r)) {
+		if r := s.lookup(t, target, n); r != nil && (s.wanted(t).Get(n) != nil || types[t].lasting || !s.namesMissing(r)) {
 			add(n, r)
 		}
 	}
@@ -555,7 +584,7 @@ func (s *Sub) pendingUpserts(t Type) bool {
 // pendingRemovals says whether the client has something that the view has not.
 func (s *Sub) pendingRemovals(t Type) bool {
 	c := &s.states[t]
-	if !c.asked {
+	if !c.asked || types[t].lasting {
 		return false
 	}
 	gone := s.difference(t).Removed
@@ -637,13 +666,13 @@ func (s *Sub) reportApplied() {
 }
 
 // starting says whether the client is still to ask for listeners or, taking all of them,
-// for another type that the view has resources of.
+// for another type that the view has resources of and that its listeners lead to.
 func (s *Sub) starting() bool {
 	if s.single {
 		return false // it has asked for its type, or has sent nothing
 	}
 	for t := range numTypes {
-		if !s.states[t].asked && (t == LDS || s.states[LDS].wildcard && s.wanted(t).Len() > 0) {
+		if !s.states[t].asked && (t == LDS || s.states[LDS].wildcard && t != ECDS && s.wanted(t).Len() > 0) {
 			return true
 		}
 	}

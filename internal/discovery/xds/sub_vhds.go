@@ -130,9 +130,13 @@ func (s *Sub) routesClaimed() {
 }
 
 // mayAsk says whether a client that comes from an earlier stream may still ask for a type. Of VHDS it may have
-// something only if the view has, or if it has a route configuration that takes its virtual hosts from there.
+// something only if the view has, or if it has a route configuration that takes its virtual hosts from there; few have listeners
+// that name extension configurations.
 func (s *Sub) mayAsk(t Type) bool {
-	if t != VHDS || s.cur.Of(VHDS).Len() > 0 {
+	switch {
+	case t == ECDS:
+		return s.cur.Of(ECDS).Len() > 0
+	case t != VHDS || s.cur.Of(VHDS).Len() > 0:
 		return true
 	}
 	for r := range s.states[RDS].actual() {

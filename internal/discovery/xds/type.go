@@ -16,6 +16,7 @@ type Type uint8
 const (
 	CDS Type = iota
 	EDS
+	ECDS
 	LDS
 	RDS
 	VHDS
@@ -46,6 +47,8 @@ type typeInfo struct {
 	// aliased: a name that was asked for and is not there is answered by a resource with that alias and
 	// without a body.
 	aliased bool
+	// lasting: a client that subscribes to a name is never told that nothing has it, and goes on with what it has.
+	lasting bool
 	// retried: a resource that was refused since its address could not be bound is sent again.
 	retried bool
 	// absent encodes a resource that says that nothing has a name, for SotW clients, which
@@ -63,12 +66,19 @@ var nothing = []Type{}
 var types = checked([numTypes]typeInfo{
 	CDS: {
 		short: "CDS", url: "type.googleapis.com/envoy.config.cluster.v3.Cluster", status: "cluster", wildcard: true,
-		after: nothing, removedAfter: []Type{LDS, RDS, VHDS}, dump: dumpClusters,
+		after: nothing, removedAfter: []Type{ECDS, LDS, RDS, VHDS}, dump: dumpClusters,
 	},
 	EDS: {
 		short: "EDS", url: "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment", status: "endpoint",
-		referredBy: []Type{CDS}, after: nothing, removedAfter: []Type{CDS, LDS, RDS, VHDS},
+		referredBy: []Type{CDS}, after: nothing, removedAfter: []Type{CDS, ECDS, LDS, RDS, VHDS},
 		absent: emptyAssignment, dump: dumpEndpoints,
+	},
+	// A filter whose configuration is gone answers 500, and an incremental Envoy takes a removal for the update that its listener
+	// waits for. So a configuration is in force until the client unsubscribes from it, which Envoy does with the last listener
+	// that names it. [envoy X3, control-plane 1.6.5]
+	ECDS: {
+		short: "ECDS", url: "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig", status: "extensionconfig",
+		referredBy: []Type{LDS}, after: []Type{CDS, EDS}, removedAfter: []Type{LDS}, references: extensionFields, lasting: true, dump: dumpExtensions,
 	},
 	LDS: {
 		short: "LDS", url: "type.googleapis.com/envoy.config.listener.v3.Listener", status: "listener", wildcard: true,
@@ -141,7 +151,7 @@ func (t Type) info() *typeInfo {
 // URL is the type URL that requests, responses and Any bodies carry.
 func (t Type) URL() string { return t.info().url }
 
-// String is the short name: CDS, EDS, LDS, RDS, VHDS.
+// String is the short name: CDS, EDS, ECDS, LDS, RDS, VHDS.
 func (t Type) String() string { return t.info().short }
 
 // everyType stands for all types, where a stream is not limited to one.
@@ -155,5 +165,5 @@ func (t Type) service() string {
 	return t.String()
 }
 
-// StatusName is the type's name in the fields of /debug/syncz: cluster, endpoint, listener, route, virtual_host.
+// StatusName is the type's name in the fields of /debug/syncz: cluster, endpoint, extensionconfig, listener, route, virtual_host.
 func (t Type) StatusName() string { return t.info().status }

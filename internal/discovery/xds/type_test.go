@@ -10,7 +10,7 @@ func TestARowThatLeavesSomethingOutPanics(t *testing.T) {
 		spoil func(*typeInfo)
 		want  string
 	}{
-		"no row":                        {func(r *typeInfo) { *r = typeInfo{} }, "type 3 has no name"},
+		"no row":                        {func(r *typeInfo) { *r = typeInfo{} }, "type 4 has no name"},
 		"no type URL":                   {func(r *typeInfo) { r.url = "" }, "has no name, type URL"},
 		"updates forgotten":             {func(r *typeInfo) { r.after = nil }, "does not say what its updates and removals wait for"},
 		"removals forgotten":            {func(r *typeInfo) { r.removedAfter = nil }, "does not say what its updates and removals wait for"},
@@ -32,7 +32,7 @@ func TestAnUnknownTypePanics(t *testing.T) {
 		"URL": func() { _ = numTypes.URL() }, "String": func() { _ = numTypes.String() }, "StatusName": func() { _ = numTypes.StatusName() },
 		"NewResource": func() { NewResource(numTypes, "a", nil) },
 	} {
-		if got := panicOf(f); got != "xds: unknown type 5" {
+		if got := panicOf(f); got != "xds: unknown type 6" {
 			t.Errorf("%s: panic %q", name, got)
 		}
 	}

@@ -2,7 +2,6 @@ package xds
 
 import (
 	"strconv"
-	"strings"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
@@ -19,25 +18,17 @@ const unservedPrefix = "none-"
 // maxUnknownTypes bounds the unknown type URLs that are remembered to be logged once.
 const maxUnknownTypes = 16
 
-// extensionConfigURL is a type that Envoy's listeners wait for by name.
-const extensionConfigURL = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
-
 // healthURL is the type of health reports, to which agents expect no answer. [agent X9]
 const healthURL = "type.googleapis.com/istio.v1.HealthInformation"
 
-// isAnswered reports whether a request for a type that is not served is answered. An incremental Envoy takes the removal of an
-// extension's configuration for an update: it goes on waiting for it and forgets initial_fetch_timeout, so that the
-// listener that names it would never be used. Without an answer it is used when that time has passed. [envoy X3]
-func (s *stream) isAnswered(url string) bool {
-	envoy := strings.HasPrefix(s.conn.status.Node.UserAgent, "envoy")
-	return url != healthURL && !(url == extensionConfigURL && envoy && s.delta)
-}
+// isAnswered reports whether a request for a type that is not served is answered.
+func isAnswered(url string) bool { return url != healthURL }
 
 // answerUnserved answers a request for a type that is not served: the state of the world is empty, and the names of
 // an incremental request are removed. [control-plane 1.6.21]
 func (s *stream) answerUnserved(m incoming) error {
 	s.logUnserved(m.url)
-	if !s.isAnswered(m.url) || !asksForUnserved(m.req, s.delta) {
+	if !isAnswered(m.url) || !asksForUnserved(m.req, s.delta) {
 		return s.account.charge(-m.cost)
 	}
 	nonce := unservedNonce(m.req.Names)
@@ -80,5 +71,5 @@ func (s *stream) logUnserved(url string) {
 	}
 	s.unknownTypes[url] = true
 	s.server.log.Info("proxy asks for a type that is not served", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
-		"type", printable.Quote(url, maxTypeURL), "answered", s.isAnswered(url))
+		"type", printable.Quote(url, maxTypeURL), "answered", isAnswered(url))
 }

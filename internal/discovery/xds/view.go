@@ -27,7 +27,7 @@ type Resource struct {
 	// same listener without a filter chain that accepts any; nil for other resources.
 	Policy *Policy
 	Closed *Resource
-	// refers are the clusters that a listener, a route configuration or a virtual host names.
+	// refers are the clusters that an extension configuration, a listener, a route configuration or a virtual host names.
 	refers references
 	// slow: a cluster that warms for reasons that a server cannot see.
 	slow bool

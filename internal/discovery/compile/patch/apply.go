@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
@@ -122,6 +123,27 @@ func Listener(l *listenerv3.Listener, name string, in Context, patches []*Patch)
 		l, _ = run(l, patches, results, func(p *Patch) bool { return p.ofRoutes() && p.In(in) }, inlineRoutes)
 	}
 	return l, results
+}
+
+// Extension returns the extension configuration that patches add with the given name, nil if none does: that of the first patch
+// whose context is one of the proxy's, else of the first one, as listeners of any context may name it. There is a Result for each patch.
+func Extension(name string, in Context, patches []*Patch) (e *corev3.TypedExtensionConfig, results []Result) {
+	results = make([]Result, len(patches))
+	fits := func(p *Patch) bool {
+		return (p.Match.GetContext() == Gateway) == (in == Gateway) || p.Match.GetContext() == networking.EnvoyFilter_ANY
+	}
+	for _, fitting := range []bool{true, false} {
+		for i, p := range patches {
+			switch {
+			case !p.TouchesExtension(name, in) || fits(p) != fitting:
+			case e == nil:
+				e, results[i].Applied = proto.CloneOf(p.Value.(*corev3.TypedExtensionConfig)), true
+			case fitting:
+				results[i].Refused = fmt.Sprintf("another patch adds an extension configuration %q; use another name", name)
+			}
+		}
+	}
+	return e, results
 }
 
 // edit applies an operation to a list: to its elements for which selected is true. Without a selector, a patch inserts at the

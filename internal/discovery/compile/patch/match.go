@@ -15,8 +15,11 @@ import (
 
 // In reports whether a patch is for resources of a context.
 func (p *Patch) In(c Context) bool {
-	if p.ApplyTo == networking.EnvoyFilter_BOOTSTRAP {
+	switch p.ApplyTo {
+	case networking.EnvoyFilter_BOOTSTRAP:
 		return false
+	case networking.EnvoyFilter_EXTENSION_CONFIG:
+		return c != Outbound // a sidecar has them once, for all of its listeners
 	}
 	return p.Match.GetContext() == networking.EnvoyFilter_ANY || p.Match.GetContext() == c
 }
@@ -67,6 +70,12 @@ func (p *Patch) TouchesCluster(name string, c Context) bool {
 	}
 	return (m.GetPortNumber() == 0 || m.GetPortNumber() == k.Port) && (c == Inbound || m.GetService() == "" || m.GetService() == k.Host) &&
 		(m.GetSubset() == "" || m.GetSubset() == k.Subset)
+}
+
+// TouchesExtension reports whether a patch adds an extension configuration with this name. Its context does not say for which listeners it
+// is: these name it.
+func (p *Patch) TouchesExtension(name string, c Context) bool {
+	return p.ApplyTo == networking.EnvoyFilter_EXTENSION_CONFIG && p.In(c) && p.name() == name
 }
 
 // virtual reports whether a listener has the filter chains of many ports.

@@ -1,7 +1,7 @@
 // Package patch applies the patches of EnvoyFilters to Envoy's messages.
 //
 // Parse makes a Patch of one of an EnvoyFilter's configPatches: its value is a message of the type that it is for, so that
-// unknown fields and types are refused when the object is read. Cluster, Listener, RouteConfiguration, VirtualHost and Bootstrap
+// unknown fields and types are refused when the object is read. Cluster, Listener, RouteConfiguration, VirtualHost, Extension and Bootstrap
 // apply patches, in their order, to a copy of a message. A patch that would make the message invalid is left out, and the
 // Result says why. All functions are pure, and do not change what they are given. [control-plane 1.9.25–1.9.28]
 package patch
@@ -52,6 +52,8 @@ type Patch struct {
 	Match     *networking.EnvoyFilter_EnvoyConfigObjectMatch
 	// Value is a message of the type that ApplyTo names, nil for REMOVE.
 	Value proto.Message
+	// Discovers are the extension configurations that filters in Value take from this control plane.
+	Discovers []Discovery
 	// Listening are the ports at which a router listens for the port in a match for routes, which is that of a server.
 	Listening []uint32
 }
@@ -122,7 +124,8 @@ var rows = map[networking.EnvoyFilter_ApplyTo]row{
 	networking.EnvoyFilter_VIRTUAL_HOST:        {func() proto.Message { return &routev3.VirtualHost{} }, operations{merge, mergeReplace, add, remove, replace}, "routeConfiguration"},
 	networking.EnvoyFilter_HTTP_ROUTE: {func() proto.Message { return &routev3.Route{} },
 		operations{merge, mergeReplace, add, remove, insertBefore, insertAfter, insertFirst}, "routeConfiguration"},
-	networking.EnvoyFilter_BOOTSTRAP: {func() proto.Message { return &bootstrapv3.Bootstrap{} }, operations{merge}, ""},
+	networking.EnvoyFilter_EXTENSION_CONFIG: {func() proto.Message { return &corev3.TypedExtensionConfig{} }, operations{add}, ""},
+	networking.EnvoyFilter_BOOTSTRAP:        {func() proto.Message { return &bootstrapv3.Bootstrap{} }, operations{merge}, ""},
 }
 
 // Parse returns the patch with an index in configPatches, nil if it cannot be applied, and what is wrong with it.
@@ -153,13 +156,8 @@ func (p *parser) leaveOut(field, text string) {
 func (p *parser) parse(spec *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	row, ok := rows[p.patch.ApplyTo]
 	if !ok {
-		switch p.patch.ApplyTo {
-		case networking.EnvoyFilter_EXTENSION_CONFIG:
-			p.leaveOut("applyTo", "EXTENSION_CONFIG is not supported; put typed_config into the HTTP_FILTER patch")
-		default:
-			p.fail("applyTo", "invalid value %s: want one of LISTENER, LISTENER_FILTER, FILTER_CHAIN, NETWORK_FILTER, HTTP_FILTER, ROUTE_CONFIGURATION, "+
-				"VIRTUAL_HOST, HTTP_ROUTE, CLUSTER, BOOTSTRAP", p.patch.ApplyTo)
-		}
+		p.fail("applyTo", "invalid value %s: want one of LISTENER, LISTENER_FILTER, FILTER_CHAIN, NETWORK_FILTER, HTTP_FILTER, ROUTE_CONFIGURATION, "+
+			"VIRTUAL_HOST, HTTP_ROUTE, CLUSTER, EXTENSION_CONFIG, BOOTSTRAP", p.patch.ApplyTo)
 		return
 	}
 	if !slices.Contains(row.operations, p.patch.Operation) {
@@ -202,10 +200,7 @@ func (p *parser) value(m proto.Message, value *structpb.Struct) {
 	if b, ok := m.(*bootstrapv3.Bootstrap); ok {
 		p.bootstrap(b)
 	}
-	if f, ok := m.(*hcmv3.HttpFilter); ok && f.GetConfigDiscovery() != nil {
-		p.leaveOut("patch.value", "config_discovery is not supported; set typed_config")
-	}
-	p.patch.Value = m
+	p.patch.Value, p.patch.Discovers = m, discoveries(m)
 	if p.patch.Operation != merge && p.patch.Operation != mergeReplace { // a part of a message need not be valid
 		if err := validate(m); err != nil {
 			p.fail("patch.value", "%v", err)
@@ -266,6 +261,8 @@ func (p *parser) match(want string) {
 	}
 	switch {
 	case given == "" || given == want:
+	case p.patch.ApplyTo == networking.EnvoyFilter_EXTENSION_CONFIG:
+		p.faults = append(p.faults, Fault{Field: "match." + given, Severity: Partly, Text: "not applied: filters find an extension configuration by its name; remove it"})
 	case want == "":
 		p.fail("match."+given, "is not what %s is matched by; remove it", p.patch.ApplyTo)
 	default:
@@ -389,6 +386,8 @@ func setConfig(in configured, a *anypb.Any) {
 		m.ConfigType = &listenerv3.ListenerFilter_TypedConfig{TypedConfig: a}
 	case *hcmv3.HttpFilter:
 		m.ConfigType = &hcmv3.HttpFilter_TypedConfig{TypedConfig: a}
+	case *corev3.TypedExtensionConfig:
+		m.TypedConfig = a
 	default:
 		panic(fmt.Sprintf("patch: %T has no typed configuration", in))
 	}
