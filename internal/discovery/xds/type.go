@@ -75,7 +75,7 @@ var types = checked([numTypes]typeInfo{
 	},
 	// A filter whose configuration is gone answers 500, and an incremental Envoy takes a removal for the update that its listener
 	// waits for. So a configuration is in force until the client unsubscribes from it, which Envoy does with the last listener
-	// that names it. [envoy X3, control-plane 1.6.5]
+	// that names it. [envoy X3] [control-plane 1.6.5]
 	ECDS: {
 		short: "ECDS", url: "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig", status: "extensionconfig",
 		referredBy: []Type{LDS}, after: []Type{CDS, EDS}, removedAfter: []Type{LDS}, references: extensionFields, lasting: true, dump: dumpExtensions,
