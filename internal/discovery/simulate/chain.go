@@ -110,6 +110,9 @@ func filterChain(l *listenerv3.Listener, c Connection) (*listenerv3.FilterChain,
 		if m := ch.GetFilterChainMatch(); m.GetAddressSuffix() != "" || len(m.GetDirectSourcePrefixRanges()) > 0 || m.GetSourceType() != 0 {
 			return nil, unknown("a match of sources in filter chain " + ch.GetName())
 		}
+		if m := ch.GetFilterChainMatch(); len(m.GetSourcePrefixRanges()) > 0 && !c.Source.Addr().IsValid() || len(m.GetSourcePorts()) > 0 && c.Source.Port() == 0 {
+			return nil, errNoAddress
+		}
 	}
 	// Each field ranks a chain: 0 is no match, 1 is a chain without the field, and more is more specific.
 	for _, rank := range []func(m *listenerv3.FilterChainMatch) int{

@@ -7,13 +7,13 @@ import (
 	"strings"
 	"time"
 
+	httpextv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_authz/v3"
 	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
 	headertometadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_to_metadata/v3"
 	jwtv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/jwt_authn/v3"
 	httprbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/rbac/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
@@ -72,7 +72,10 @@ func (v *Verdict) request(m *hcmv3.HttpConnectionManager, s subject, r Request, 
 		}
 	}
 	r.Headers = headers
-	s.metadata, s.written = map[string]*structpb.Struct{}, map[string]bool{}
+	s.written = map[string]bool{}
+	if err := s.present(m); err != nil {
+		return err
+	}
 	for _, f := range m.GetHttpFilters() {
 		if f.GetDisabled() {
 			continue
@@ -94,13 +97,20 @@ func (v *Verdict) request(m *hcmv3.HttpConnectionManager, s subject, r Request, 
 			if c.GetMatcher() != nil || c.GetShadowMatcher() != nil {
 				return unknown("matchers of filter " + f.GetName())
 			}
-			ok, err := v.authorize(s, c.GetRules(), c.GetShadowRules())
+			ok, err := v.authorize(s, httpRBAC, c.GetRules(), c.GetShadowRules(), c.GetShadowRulesStatPrefix())
 			if err != nil {
 				return fmt.Errorf("filter %q: %w", f.GetName(), err)
 			}
 			if !ok {
 				v.Status = 403
 				return nil
+			}
+		case *httpextv3.ExtAuthz:
+			if c.GetFilterEnabled() != nil || c.GetDenyAtDisable() != nil {
+				return unknown("conditions of filter " + f.GetName())
+			}
+			if err := v.ask(s, f.GetName(), c.GetFilterEnabledMetadata()); err != nil {
+				return fmt.Errorf("filter %q: %w", f.GetName(), err)
 			}
 		case *jwtv3.JwtAuthentication:
 			status, err := authenticate(c, s, f.GetName(), now)

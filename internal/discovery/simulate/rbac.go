@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -8,8 +9,10 @@ import (
 	"slices"
 	"strings"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	uritemplatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/path/match/uri_template/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
@@ -29,11 +32,24 @@ type subject struct {
 	written map[string]bool
 }
 
-// authorize evaluates the rules of one filter, either of which may be nil; false if they refuse. Rules of dry runs are
-// recorded and decide nothing.
-func (v *Verdict) authorize(s subject, rules, shadow *rbacv3.RBAC) (bool, error) {
-	if _, err := v.match(s, shadow, true); err != nil {
+// Envoy's RBAC filters write to the metadata of these names, whatever the filters are called.
+const (
+	httpRBAC    = "envoy.filters.http.rbac"
+	networkRBAC = "envoy.filters.network.rbac"
+)
+
+// authorize evaluates the rules of one filter, either of which may be nil; false if they refuse. Rules in the shadow are
+// recorded, and written to the metadata of a name with a prefix; they decide nothing by themselves.
+func (v *Verdict) authorize(s subject, metadata string, rules, shadow *rbacv3.RBAC, prefix string) (bool, error) {
+	matched, err := v.match(s, shadow, true)
+	if err != nil {
 		return false, err
+	}
+	if matched != "" {
+		if s.metadata[metadata] == nil {
+			s.metadata[metadata] = &structpb.Struct{Fields: map[string]*structpb.Value{}}
+		}
+		s.metadata[metadata].Fields[prefix+"shadow_effective_policy_id"] = structpb.NewStringValue(matched)
 	}
 	by, err := v.match(s, rules, false)
 	if err != nil || rules == nil {
@@ -57,6 +73,27 @@ func (v *Verdict) authorize(s subject, rules, shadow *rbacv3.RBAC) (bool, error)
 	return false, unknown("action " + rules.GetAction().String())
 }
 
+// ask records that a filter asks an external authorizer, if its condition is met. Without one it always asks.
+func (v *Verdict) ask(s subject, filter string, condition *matcherv3.MetadataMatcher) error {
+	if condition == nil {
+		v.Asks = append(v.Asks, filter)
+		return nil
+	}
+	ok, err := s.inMetadata(condition)
+	if err != nil || !ok {
+		return err
+	}
+	rule := s.metadata[condition.GetFilter()]
+	for _, p := range condition.GetPath() {
+		value := rule.GetFields()[p.GetKey()]
+		if filter = cmp.Or(value.GetStringValue(), filter); value.GetStructValue() != nil {
+			rule = value.GetStructValue()
+		}
+	}
+	v.Asks = append(v.Asks, filter)
+	return nil
+}
+
 // match returns the first rule that matches, in the order of their names, which is Envoy's; "" if none does.
 func (v *Verdict) match(s subject, rules *rbacv3.RBAC, dryRun bool) (string, error) {
 	first := ""
@@ -73,13 +110,15 @@ func (v *Verdict) match(s subject, rules *rbacv3.RBAC, dryRun bool) (string, err
 		if err != nil {
 			return "", fmt.Errorf("rule %q: %w", name, err)
 		}
+		rule := Match{Rule: name, Action: rules.GetAction().String(), DryRun: dryRun}
 		if !to || !from {
+			v.Others = append(v.Others, rule)
 			continue
 		}
 		if first == "" {
 			first = name
 		}
-		v.Rules = append(v.Rules, Match{Rule: name, Action: rules.GetAction().String(), DryRun: dryRun})
+		v.Rules = append(v.Rules, rule)
 	}
 	return first, nil
 }
@@ -167,12 +206,12 @@ func (s subject) is(p *rbacv3.Principal) (bool, error) {
 		}
 		return anyOf(s.identities, func(id string) (bool, error) { return text(m, id) })
 	case *rbacv3.Principal_DirectRemoteIp:
-		return inRange(r.DirectRemoteIp, s.connection.Source.Addr()), nil
+		return s.from(r.DirectRemoteIp, s.connection.Source.Addr())
 	case *rbacv3.Principal_RemoteIp:
 		if s.request == nil {
-			return inRange(r.RemoteIp, s.connection.Source.Addr()), nil
+			return s.from(r.RemoteIp, s.connection.Source.Addr())
 		}
-		return inRange(r.RemoteIp, s.remote), nil
+		return s.from(r.RemoteIp, s.remote)
 	case *rbacv3.Principal_Header:
 		return s.header(r.Header)
 	case *rbacv3.Principal_Metadata:
@@ -180,6 +219,17 @@ func (s subject) is(p *rbacv3.Principal) (bool, error) {
 	}
 	return false, unknown(fmt.Sprintf("principal %T", p.GetIdentifier()))
 }
+
+// from reports whether a client's address is in a range.
+func (s subject) from(r *corev3.CidrRange, a netip.Addr) (bool, error) {
+	if !a.IsValid() {
+		return false, errNoAddress
+	}
+	return inRange(r, a), nil
+}
+
+// errNoAddress is the error of a rule about the address of a client whose address is not known.
+var errNoAddress = unknown("the client's address")
 
 // path is the path of the request without its query.
 func (s subject) path() string {

@@ -4,7 +4,8 @@
 // evaluates what decides who is let in: the choice of a filter chain, the identity of the client, the normalization of
 // paths, tokens, and role-based access control. It knows nothing of the objects that a listener was compiled from, so that
 // it finds what was compiled wrongly, and it never guesses: a part of a listener that may decide and that it does not know
-// is an error, which names that part. Certificates are taken for valid: what a client presents is of an accepted root.
+// is an error, which names that part. Certificates are taken for valid: what a client presents is of an accepted root. What an
+// external authorizer answers is in no listener: that it is asked is part of the verdict.
 // Functions are safe for concurrent use.
 package simulate
 
@@ -14,15 +15,18 @@ import (
 	"time"
 
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	networkextv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/ext_authz/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	networkrbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/rbac/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // Connection is a connection that arrives at a listener.
 type Connection struct {
-	// Source is the peer, and Destination is where it connected to, before any redirection.
+	// Source is the peer; its zero value is an address that is not known, so that a rule about it is an error. Destination is where
+	// it connected to, before any redirection.
 	Source, Destination netip.AddrPort
 	// TLS is nil for a connection in plaintext.
 	TLS *TLS
@@ -47,6 +51,9 @@ type Request struct {
 	Path string
 	// Headers are by names in lower case, without pseudo headers and Host.
 	Headers map[string][]string
+	// Claims are those of a token that the request has besides; nil is none. It is taken for signed with a key of its issuer, which
+	// is the claim "iss", and is where the issuer's provider looks for tokens first.
+	Claims map[string]any
 }
 
 // Verdict says what becomes of a connection or of a request.
@@ -62,8 +69,11 @@ type Verdict struct {
 	// By is what refused, or what permitted where rules permit: the name of a rule, such as
 	// "ns[shop]-policy[viewers]-rule[0]", or of a filter; "" if nothing refused and no rule had to permit.
 	By string
-	// Rules are the rules that have matched, of all filters that were asked, in their order.
-	Rules []Match
+	// Rules are the rules that have matched, of all filters that were asked, in their order, and Others those that have not.
+	Rules, Others []Match
+	// Asks are the rules of CUSTOM policies that have matched, so that an external authorizer is asked. All else is the verdict
+	// for the case that it allows the request and changes nothing of it.
+	Asks []string
 }
 
 // Match is a rule that has matched a connection or a request.
@@ -74,13 +84,23 @@ type Match struct {
 	DryRun bool
 }
 
+// Chain returns the filter chain of a connection at a listener; nil if there is none. The error names a part of the listener that is
+// not known here.
+func Chain(l *listenerv3.Listener, c Connection) (*listenerv3.FilterChain, error) {
+	chain, err := filterChain(l, c)
+	if err != nil {
+		return nil, fmt.Errorf("simulate listener %q: %w", l.GetName(), err)
+	}
+	return chain, nil
+}
+
 // Evaluate returns what becomes of a connection at a listener, and of the first request on it if the filter chain is for
 // HTTP and there is one. A chain for TCP ignores the request. The error names a part of the listener that is not known
 // here.
 func Evaluate(l *listenerv3.Listener, c Connection, r *Request, now time.Time) (Verdict, error) {
-	chain, err := filterChain(l, c)
+	chain, err := Chain(l, c)
 	if err != nil {
-		return Verdict{}, fmt.Errorf("simulate listener %q: %w", l.GetName(), err)
+		return Verdict{}, err
 	}
 	if chain == nil {
 		return Verdict{By: "no filter chain"}, nil
@@ -94,7 +114,7 @@ func Evaluate(l *listenerv3.Listener, c Connection, r *Request, now time.Time) (
 
 // evaluate passes a connection through the filters of its chain.
 func (v *Verdict) evaluate(chain *listenerv3.FilterChain, c Connection, r *Request, now time.Time) error {
-	peer := subject{connection: c}
+	peer := subject{connection: c, metadata: map[string]*structpb.Struct{}}
 	if s := chain.GetTransportSocket(); s != nil {
 		identities, refused, err := handshake(s, c)
 		if err != nil {
@@ -116,7 +136,11 @@ func (v *Verdict) evaluate(chain *listenerv3.FilterChain, c Connection, r *Reque
 			if m.GetMatcher() != nil || m.GetShadowMatcher() != nil {
 				return unknown("matchers of filter " + f.GetName())
 			}
-			if ok, err := v.authorize(peer, m.GetRules(), m.GetShadowRules()); err != nil || !ok {
+			if ok, err := v.authorize(peer, networkRBAC, m.GetRules(), m.GetShadowRules(), m.GetShadowRulesStatPrefix()); err != nil || !ok {
+				return err
+			}
+		case *networkextv3.ExtAuthz:
+			if err := v.ask(peer, f.GetName(), m.GetFilterEnabledMetadata()); err != nil {
 				return err
 			}
 		case *hcmv3.HttpConnectionManager:
