@@ -65,7 +65,7 @@ var layers = map[string]layer{
 	"internal/discovery/credentials": pure, "internal/discovery/credentials/store": edge, "internal/discovery/credentials/cluster": edge, "internal/discovery/credentials/accessreview": edge, "internal/discovery/admit": pure, "internal/discovery/analyze": pure, "internal/discovery/allocate": pure, "internal/discovery/delegate": pure,
 	"internal/discovery/model": pure, "internal/discovery/compile": pure,
 	"internal/discovery/compile/cluster": pure, "internal/discovery/compile/listener": pure,
-	"internal/discovery/simulate": pure, "internal/discovery/compile/authz": pure, "internal/discovery/compile/jwt": pure, "internal/discovery/compile/patch": pure,
+	"internal/discovery/simulate": pure, "internal/discovery/explain": pure, "internal/discovery/compile/authz": pure, "internal/discovery/compile/jwt": pure, "internal/discovery/compile/patch": pure,
 	"internal/discovery/compile/route": pure, "internal/discovery/compile/proxyless": pure,
 	"internal/discovery/ca/rotation": pure,
 	"internal/discovery/source/dir":  edge, "internal/discovery/source/kube": edge, "internal/discovery/source/multi": edge,
@@ -108,6 +108,7 @@ var allowedImports = map[string][]string{
 	"internal/discovery/authn/reviewtest":  {"internal/discovery/authn"},                                        // it tests implementations of its interface
 	"internal/discovery/ca/rootsecret":     {"internal/discovery/ca"},                                           // it implements its Store
 	"internal/discovery/compile":           {"internal/discovery/model", "internal/discovery/compile/..."},
+	"internal/discovery/explain":           {"internal/discovery/simulate", "internal/discovery/model"},                                                                   // it puts verdicts into words; which policies are dry runs
 	"internal/discovery/analyze":           {"internal/discovery/delegate"},                                                                                               // what it leaves out of delegates
 	"internal/discovery/model":             {"internal/discovery/allocate", "internal/discovery/delegate", "internal/discovery/credentials", "internal/discovery/deploy"}, // merges routes of delegates; it stores what was allocated; which Secrets Gateways name, and which Service is made for them
 	"internal/discovery/config":            {"internal/discovery/credentials", "internal/discovery/deploy", "internal/discovery/compile/patch"},                           // which Secrets can be used; what is made for a Gateway; what is wrong with a patch
@@ -156,7 +157,7 @@ var impureImports = []string{
 var libraryUsers = map[string][]string{
 	"k8s.io": {"internal/kube", "internal/discovery/source", "internal/discovery/admit", "internal/discovery/ca/rootsecret", "internal/discovery/authn/tokenreview", "internal/discovery/authn/usedtokens", "internal/discovery/credentials/accessreview", "test/kube", "test/charts", "internal/discovery/inject", "internal/discovery/webhook", "internal/discovery/rootconfigmap", "internal/discovery/managed", "internal/discovery", "cmd/pilotctl", "internal/check/gather", "internal/discovery/statuswriter", "internal/discovery/deploy", "internal/discovery/deployer", "internal/discovery/registrar", "internal/discovery/config"},
 	"github.com/envoyproxy/go-control-plane": {
-		"internal/discovery/compile", "internal/discovery/simulate", "internal/discovery/xds",
+		"internal/discovery/compile", "internal/discovery/simulate", "internal/discovery/explain", "internal/discovery/xds",
 		"internal/agent/bootstrap", "test",
 	},
 	"github.com/spf13/cobra":              {"cmd", "internal/settings/cli", "test/clitest"},

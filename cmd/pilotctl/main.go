@@ -1,7 +1,8 @@
 // Pilotctl is the command-line client: it runs a mesh on this machine, and shows which proxies are in sync and their configuration.
 //
 // Results go to standard output, everything else to standard error. The exit code is 0 on success, 2 if
-// the command line is invalid, and 1 for any other error. That of "pilotctl exec" is the command's.
+// the command line is invalid, and 1 for any other error. That of "pilotctl exec" is the command's, and that of "pilotctl explain"
+// says what was decided.
 package main
 
 import (
@@ -116,7 +117,8 @@ Results go to standard output, everything else to standard error.
 
 Exit codes: 0 on success; 2 if the command line is invalid; 1 for any other error, for failed checks, and if a
 replica did not answer. objects --exit-code ends with 3 if there are errors and 4 if there are warnings
-only; exec ends with the code of its command.`,
+only; explain ends with 0 if a request is allowed, 1 if it is denied, 3 if that depends and 4 if it is not
+known; exec ends with the code of its command.`,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		Args:              usage(cobra.NoArgs),
@@ -129,7 +131,7 @@ only; exec ends with the code of its command.`,
 	cli.Version(root, version)
 	cli.AddToAll(root, settings.Pilotctl)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(settings.Pilotctl.Values("output"), cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(inOneForm("a report", newDemo(env)), inOneForm("logs", newUp(env)), inOneForm("what the program prints", newExec()), inOneForm("logs", newLogs()), newSampleApp(), newToken(env), newVM(env), newProxies(f), newConfig(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), inOneForm("a Secret as YAML for kubectl", newRemoteSecret(f)), newVersion(f), cli.Collateral(root))
+	root.AddCommand(inOneForm("a report", newDemo(env)), inOneForm("logs", newUp(env)), inOneForm("what the program prints", newExec()), inOneForm("logs", newLogs()), newSampleApp(), newToken(env), newVM(env), newProxies(f), newConfig(f), newExplain(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), inOneForm("a Secret as YAML for kubectl", newRemoteSecret(f)), newVersion(f), cli.Collateral(root))
 	return root
 }
 

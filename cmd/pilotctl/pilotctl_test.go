@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -25,7 +26,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestScripts runs testdata/*.txtar. Each has a discovery of its own at $DISCOVERY that
-// serves the script's files: syncz.json, factsz.json, objectz.json, dump-PROXY.json, secrets-PROXY.json, applied.json, appliedNAME.json, for
+// serves the script's files: syncz.json, factsz.json, objectz.json, dump-PROXY.json, secrets-PROXY.json, explain-FROM-TO.json with the question's path behind TO, applied.json, appliedNAME.json, for
 // a file sent to it, file-CONTENT.json, and about the CA ca.json and, for a request to rotate, rotate.json; ready and version, with the Date of the file date.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -83,6 +84,19 @@ func pages(dir string) http.Handler {
 			return
 		}
 		serve(w, r, "file-"+strings.TrimSpace(string(text))+".json")
+	})
+	mux.HandleFunc("POST /debug/explain", func(w http.ResponseWriter, r *http.Request) {
+		var q struct{ From, To, Path string }
+		if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		name := "explain-" + strings.ReplaceAll(q.From+"-"+q.To+q.Path, "/", "_") + ".json"
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			http.Error(w, fmt.Sprintf("no Pod and no connected proxy %q: want POD.NAMESPACE", q.From), http.StatusNotFound)
+			return
+		}
+		serve(w, r, name)
 	})
 	mux.HandleFunc("GET /debug/ca", func(w http.ResponseWriter, r *http.Request) { serve(w, r, "ca.json") })
 	mux.HandleFunc("POST /debug/ca/rotate", func(w http.ResponseWriter, r *http.Request) {

@@ -53,6 +53,7 @@ func (s *Server) pages() []page {
 		{path: "edsz", help: "Endpoints of a proxy (?proxyID=POD.NAMESPACE)", serve: s.edsz},
 		{path: "endpointShardz", help: "Endpoints of all services", serve: s.endpointShardz},
 		{path: "endpointz", help: "The same as endpointShardz", serve: s.endpointShardz},
+		{path: "explain", help: "Who may do what, and which policy says so (?from=POD.NAMESPACE&to=SERVICE.NAMESPACE&port=80&method=GET&path=/, or POST the question as JSON)", serve: s.explain},
 		{path: "factsz", help: "What pilotctl check asks: Pods without their proxy, addresses that no workload has, ends of certificates, ports", serve: s.facts},
 		{path: "instancesz", help: "Services of each connected proxy", serve: s.instancesz},
 		{path: "list", help: "Names of the pages as JSON", serve: s.listPages},
@@ -84,7 +85,7 @@ func (s *Server) pages() []page {
 // notAvailable are the pages of Istio's control plane that have no counterpart here.
 var notAvailable = map[string]string{
 	"ambientz":       "ambient mode is not served",
-	"authorizationz": "not served: /debug/configz lists the policies, /debug/config_dump has their filters",
+	"authorizationz": "not served: explain says who may do what, configz lists the policies, config_dump has their filters",
 	"cachez":         "there is no cache: proxies share what was compiled; see classz",
 	"ecdsz":          "ECDS is not served",
 	"inject":         "there is no injector",
@@ -93,7 +94,7 @@ var notAvailable = map[string]string{
 	"networkz":       "networks are not listed; edsz shows the gateways that a proxy uses",
 	"pushcontext":    "there is no push context; see classz and push_status",
 	"sidecarz":       "what a Sidecar selects is part of the class; see classz and config_dump",
-	"telemetryz":     "Telemetry is not served",
+	"telemetryz":     "not served: configz lists the Telemetry objects, config_dump has what they do",
 }
 
 func (s *Server) debugMux() http.Handler {
@@ -115,6 +116,7 @@ func (s *Server) handleDebug(m *http.ServeMux) {
 		m.HandleFunc("GET /debug/"+p.path, s.guarded(p.serve))
 	}
 	m.HandleFunc("POST /debug/applied", s.guarded(s.applied))
+	m.HandleFunc("POST /debug/explain", s.guarded(s.explain))
 	m.HandleFunc("POST /debug/ca/rotate", s.guarded(s.caRotate))
 	index := s.guarded(func(w http.ResponseWriter, _ *http.Request) {
 		for _, p := range list {

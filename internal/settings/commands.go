@@ -40,6 +40,7 @@ func Commands() []Command {
 		{Path: "pilotctl logs", Tables: []Table{PilotctlLogs}, Shared: ctl},
 		{Path: "pilotctl proxies", Tables: []Table{PilotctlProxies, PilotctlCluster}, Shared: ctl},
 		{Path: "pilotctl config", Tables: []Table{PilotctlNamespace}, Shared: asks},
+		{Path: "pilotctl explain", Tables: []Table{PilotctlExplain}, Shared: []Table{PilotctlNamespace, PilotctlCluster, Pilotctl}},
 		{Path: "pilotctl objects", Tables: []Table{PilotctlObjects}, Shared: asks},
 		{Path: "pilotctl wait", Tables: []Table{PilotctlWait}, Shared: []Table{PilotctlNamespace, PilotctlCluster, Pilotctl}},
 		{Path: "pilotctl check", Tables: []Table{PilotctlCheck}, Shared: asks},

@@ -40,6 +40,26 @@ var PilotctlNamespace = Table{
 		Help: "`namespace` of a name that has none"},
 }
 
+// PilotctlExplain is the table of pilotctl explain.
+var PilotctlExplain = Table{
+	{Flag: "port", Kind: Port, Otherwise: "the only one", Unit: "port", Used: "cmd/pilotctl/explain.go",
+		Help: "`port` of the service, or of the Pod if TO is one"},
+	{Flag: "method", Short: "X", Kind: Text, Otherwise: "GET", Unit: "method", Used: "internal/discovery/explain",
+		Help: "`method` of the request"},
+	{Flag: "path", Kind: Text, Otherwise: "/", Unit: "path", Used: "internal/discovery/explain",
+		Help: "`path` of the request, with its query"},
+	{Flag: "host", Kind: Text, Otherwise: "the host of the service", Unit: "host", Used: "internal/discovery/explain",
+		Help: "`host` that the request is for"},
+	{Flag: "header", Short: "H", Kind: Lines, Unit: "list of NAME=VALUE", Used: "cmd/pilotctl/explain.go",
+		Help: "a header of the request, as `NAME=VALUE` or NAME: VALUE; may be given several times"},
+	{Flag: "jwt-claims", Kind: Text, Unit: "JSON object", Used: "internal/discovery/explain",
+		Help: "claims of a token of the request as a `JSON` object with iss; the token is taken for signed by its issuer"},
+	{Flag: "tcp", Kind: Bool, Unit: "switch", Used: "internal/discovery/explain",
+		Help: "ask about a connection that is not HTTP"},
+	{Flag: "address", Kind: Text, Otherwise: "that of the Pod", Unit: "IP address", Used: "internal/discovery/explain",
+		Help: "IP `address` of the client, for rules about it"},
+}
+
 // PilotctlDemo is the table of pilotctl demo.
 var PilotctlDemo = Table{
 	{Flag: "bin", Kind: Text, Otherwise: "bin, in the tree that pilotctl was built in", Unit: "folder", Used: "internal/lab/meshup",

@@ -39,6 +39,8 @@ const (
 	List
 	// Enum is one of Values.
 	Enum
+	// Lines is a list of texts that may have commas: each time that its flag is given it gets one more.
+	Lines
 )
 
 // Setting is one row: a flag, with or without environment variables, or environment variables alone.
@@ -168,7 +170,7 @@ func (s *Setting) parse(text string) (value, error) {
 	v := value{text: text}
 	var err error
 	switch s.Kind {
-	case Text, List:
+	case Text, List, Lines:
 	case Bool:
 		if v.bool, err = strconv.ParseBool(text); err != nil {
 			return v, fmt.Errorf("invalid value %q: want true or false", text)

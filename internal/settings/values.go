@@ -261,6 +261,17 @@ func (v *Values) List(name string) []string {
 	return out
 }
 
+// Lines returns the elements of Lines, without empty ones.
+func (v *Values) Lines(name string) []string {
+	var out []string
+	for line := range strings.SplitSeq(v.get(name, Lines).text, "\n") {
+		if line != "" {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
 // Printed returns the value of a setting of any kind in the notation of the flag. That does not count
 // as reading it: printing has no effect.
 func (v *Values) Printed(name string) string { return v.current(v.find(name)).text }

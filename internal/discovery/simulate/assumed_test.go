@@ -137,7 +137,9 @@ func TestAsksAnAuthorizer(t *testing.T) {
 
 // TestAnUnknownAddress has a client whose address is not known: a rule about it is an error, and no other.
 func TestAnUnknownAddress(t *testing.T) {
-	source := func(s *security.Source) *security.Rule { return &security.Rule{From: []*security.Rule_From{{Source: s}}} }
+	source := func(s *security.Source) *security.Rule {
+		return &security.Rule{From: []*security.Rule_From{{Source: s}}}
+	}
 	for name, c := range map[string]struct {
 		source *security.Source
 		fails  bool

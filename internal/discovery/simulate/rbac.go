@@ -66,7 +66,7 @@ func (v *Verdict) authorize(s subject, metadata string, rules, shadow *rbacv3.RB
 	case rbacv3.RBAC_ALLOW:
 		v.By = by
 		if by == "" {
-			v.By = "no rule of ALLOW policies"
+			v.By = NoAllow
 		}
 		return by != "", nil
 	}

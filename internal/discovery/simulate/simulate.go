@@ -76,6 +76,14 @@ type Verdict struct {
 	Asks []string
 }
 
+// Values of By that are no names.
+const (
+	// NoChain: the listener has no filter chain for the connection.
+	NoChain = "no filter chain"
+	// NoAllow: there are rules of ALLOW, and none has matched.
+	NoAllow = "no rule of ALLOW policies"
+)
+
 // Match is a rule that has matched a connection or a request.
 type Match struct {
 	// Rule is its name, and Action is "ALLOW", "DENY" or "LOG".
@@ -103,7 +111,7 @@ func Evaluate(l *listenerv3.Listener, c Connection, r *Request, now time.Time) (
 		return Verdict{}, err
 	}
 	if chain == nil {
-		return Verdict{By: "no filter chain"}, nil
+		return Verdict{By: NoChain}, nil
 	}
 	v := Verdict{Chain: chain.GetName()}
 	if err := v.evaluate(chain, c, r, now); err != nil {

@@ -234,8 +234,11 @@ func (v *flagValue) Set(text string) error {
 	if err != nil {
 		return err
 	}
-	if v.setting.Kind == settings.List && v.given {
+	switch {
+	case v.setting.Kind == settings.List && v.given:
 		text = v.text + "," + text
+	case v.setting.Kind == settings.Lines && v.given:
+		text = v.text + "\n" + text
 	}
 	v.text, v.given = text, true
 	return nil
@@ -252,7 +255,7 @@ func (v *flagValue) Type() string {
 		return "duration"
 	case settings.Ratio, settings.Float:
 		return "float"
-	case settings.List:
+	case settings.List, settings.Lines:
 		return "strings"
 	}
 	return "string"
@@ -260,7 +263,7 @@ func (v *flagValue) Type() string {
 
 // String implements pflag.Value; the start log prints it.
 func (v *flagValue) String() string {
-	if v.setting != nil && v.setting.Kind == settings.List {
+	if v.setting != nil && (v.setting.Kind == settings.List || v.setting.Kind == settings.Lines) {
 		return "[" + v.text + "]"
 	}
 	return v.text
