@@ -75,6 +75,10 @@ const (
 	OpenTelemetry
 	// FormattedTags is set if tags of spans may have formats. No extension says so; envoy.formatter.file_content came later.
 	FormattedTags
+	// Transparent is set for a sidecar whose connections are captured by TPROXY, so that listeners for them must be transparent.
+	Transparent
+	// OriginalSource: envoy.filters.listener.original_src.
+	OriginalSource
 )
 
 // Has reports whether all bits of x are set in c.
@@ -92,6 +96,7 @@ var extensionBits = map[string]Capability{
 	"envoy.filters.network.ext_authz":                 NetworkExtAuthz,
 	"envoy.transport_sockets.upstream_proxy_protocol": ProxyProtocol,
 	"envoy.filters.listener.http_inspector":           HTTPInspector,
+	"envoy.filters.listener.original_src":             OriginalSource,
 	"envoy.retry_host_predicates.previous_hosts":      PreviousHosts,
 	"envoy.request_id.uuid":                           RequestIDUUID,
 	"envoy.network.dns_resolver.cares":                CaresDNS,
@@ -165,6 +170,9 @@ func Capabilities(n Node) Capability {
 	}
 	if n.Metadata.SelfDiscovery && n.Role == Sidecar {
 		c |= SelfDiscovery
+	}
+	if n.Metadata.Interception == InterceptionTPROXY && n.Role == Sidecar {
+		c |= Transparent
 	}
 	c |= policyBits[n.Metadata.CompliancePolicy]
 	for name, bit := range extensionBits {

@@ -29,6 +29,9 @@ const (
 	PrometheusPort = 15090
 	// ProxyUID is the user and group id whose traffic is not captured.
 	ProxyUID = 1337
+	// TPROXYMark is the mark of Envoy's connections to the application in the mode TPROXY, by which the capture rules leave them
+	// alone. [agent I15]
+	TPROXYMark = 1337
 	// PassthroughSource is the source address of inbound passthrough connections (IPv4).
 	PassthroughSource = "127.0.0.6"
 	// PassthroughSourceV6 is the same for IPv6.

@@ -212,6 +212,22 @@ func TestCapabilitiesFollowTheExtensionList(t *testing.T) {
 	}
 }
 
+func TestTransparentSidecars(t *testing.T) {
+	for _, tt := range []struct {
+		role Role
+		mode string
+		want bool
+	}{{Sidecar, "TPROXY", true}, {Sidecar, "tproxy", true}, {Sidecar, "REDIRECT", false}, {Sidecar, "", false}, {Router, "TPROXY", false}} {
+		m, err := DecodeMetadata(map[string]any{"INTERCEPTION_MODE": tt.mode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := Capabilities(Node{NodeID: NodeID{Role: tt.role}, Metadata: m}).Has(Transparent); got != tt.want {
+			t.Errorf("%s with INTERCEPTION_MODE %q: transparent %v, want %v", tt.role, tt.mode, got, tt.want)
+		}
+	}
+}
+
 func FuzzDecodeNodeID(f *testing.F) {
 	f.Add("sidecar~10.0.0.1~a.b~c")
 	f.Add("~~~")

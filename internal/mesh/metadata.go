@@ -7,6 +7,9 @@ import (
 	"strings"
 )
 
+// InterceptionTPROXY is the value of INTERCEPTION_MODE with which inbound connections keep the addresses of their clients.
+const InterceptionTPROXY = "TPROXY"
+
 // Metadata has the keys of a node's metadata that the control plane uses. [control-plane 1.5.6–1.5.8]
 type Metadata struct {
 	Name, Namespace, ServiceAccount string
@@ -15,7 +18,7 @@ type Metadata struct {
 	IstioVersion string
 	Labels       map[string]string
 	InstanceIPs  []netip.Addr
-	// Interception is REDIRECT, TPROXY or NONE, in upper case; empty means REDIRECT. Other
+	// Interception is REDIRECT, InterceptionTPROXY or NONE, in upper case; empty means REDIRECT. Other
 	// values are not rejected here.
 	Interception string
 	// Generator is empty for Envoy, else the name of the generator that the client asks for

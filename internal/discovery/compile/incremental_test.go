@@ -35,7 +35,7 @@ func newHistory(t testing.TB) *history {
 	return &history{standing: map[object.Key]*object.Object{}, keys: map[jwks.Source]string{}, proxies: []mesh.Node{
 		proxy(t, "sidecar~10.9.0.1~p1.x~x.svc.cluster.local", ""),
 		withVirtualHosts(proxy(t, "sidecar~10.9.0.2~p2.x~x.svc.cluster.local", "app=a,version=v1")),
-		proxy(t, "sidecar~10.9.0.3~p3.y~y.svc.cluster.local", "app=b"),
+		transparent(proxy(t, "sidecar~10.9.0.3~p3.y~y.svc.cluster.local", "app=b")),
 		inCluster(proxy(t, "sidecar~10.9.0.2~p5.x~x.svc.cluster.local", "app=a"), "two", ""),
 		inCluster(proxy(t, "sidecar~10.9.0.1~p6.y~y.svc.cluster.local", ""), "", "net-1"),
 		withSelfDiscovery(proxy(t, "sidecar~10.9.0.2~p9.x~x.svc.cluster.local", "")),
@@ -43,6 +43,12 @@ func newHistory(t testing.TB) *history {
 		proxylessClient(proxy(t, "sidecar~10.9.0.5~p7.x~x.svc.cluster.local", "app=a")),
 		proxylessClient(proxy(t, "sidecar~10.9.0.6~p8.y~y.svc.cluster.local", "app=b,security.istio.io/tlsMode=istio")),
 	}}
+}
+
+// transparent is a proxy whose connections are captured by TPROXY.
+func transparent(n mesh.Node) mesh.Node {
+	n.Metadata.Interception = mesh.InterceptionTPROXY
+	return n
 }
 
 // withSelfDiscovery is a proxy that asks for the endpoints of its own workload.

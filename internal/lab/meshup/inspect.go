@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -46,6 +47,8 @@ type Inspector struct {
 	From Dialer
 	// AppPort is the app's first HTTP port, "" if it has none.
 	AppPort string
+	// OnlyIPv6 is set if the Pod has no IPv4 address but that of loopback.
+	OnlyIPv6 bool
 	// AgentPID finds the process of the agent.
 	AgentPID func() (int, error)
 }
@@ -56,13 +59,17 @@ func (p *Pod) Ready(ctx context.Context) error {
 	if p.Spec.Proxyless() {
 		port = mesh.StatusPort // the other one is Envoy's
 	}
-	_, err := p.mesh.Get(ctx, p.mesh.Net.Host(), fmt.Sprintf("http://%s:%d/healthz/ready", p.Spec.IP, port))
+	_, err := p.mesh.Get(ctx, p.mesh.Net.Host(), fmt.Sprintf("http://%s/healthz/ready", netip.AddrPortFrom(p.Spec.IP, uint16(port))))
 	return err
 }
 
 // Admin requests a page of Envoy's admin interface; page begins with a slash.
 func (p Inspector) Admin(ctx context.Context, page string) ([]byte, error) {
-	return Get(ctx, p.From, fmt.Sprintf("http://127.0.0.1:%d%s", mesh.AdminPort, page))
+	loopback := "127.0.0.1"
+	if p.OnlyIPv6 {
+		loopback = "[::1]"
+	}
+	return Get(ctx, p.From, fmt.Sprintf("http://%s:%d%s", loopback, mesh.AdminPort, page))
 }
 
 // Stats reads Envoy's counters and gauges whose name matches a regular expression.

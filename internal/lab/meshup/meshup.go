@@ -63,6 +63,8 @@ type Options struct {
 	AgentEnv []string
 	// PodEnv is appended to the environment of the agents of single Pods, by the key name.namespace.
 	PodEnv map[string][]string
+	// TPROXY are the Pods, by the same key, whose inbound connections are captured by TPROXY.
+	TPROXY map[string]bool
 	// CaptureArgs are appended to the flags of every Pod's istio-iptables.
 	CaptureArgs []string
 	// DiscoveryArgs are appended to pilot-discovery's flags.
@@ -168,7 +170,13 @@ func (m *Mesh) Programs() Programs { return m.o.Programs }
 // DiscoveryURL is the URL of the debug port of pilot-discovery, which listens on the loopback of [netmesh.Mesh.Host].
 func (m *Mesh) DiscoveryURL() string { return "http://127.0.0.1:8080" }
 
-func (m *Mesh) host() netip.Addr { return m.Net.Host().IP() }
+// host is the address of the mesh's host for a Pod, of the Pod's family.
+func (m *Mesh) host(s PodSpec) netip.Addr {
+	if s.IP.Is6() {
+		return m.Net.Host().IP6()
+	}
+	return m.Net.Host().IP()
+}
 
 // StartDiscovery starts pilot-discovery in the mesh's host, with more flags than those of the options if there are
 // some, and waits until it is ready.

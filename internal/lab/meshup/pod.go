@@ -42,6 +42,9 @@ type Pod struct {
 func (m *Mesh) addPod(s PodSpec) (*Pod, error) {
 	hosts := m.hosts(s)
 	o := netmesh.PodOptions{Name: s.Name, IP: s.IP, Hosts: hosts}
+	if s.IP.Is6() {
+		o.IP, o.IP6, o.OnlyIP6 = netip.Addr{}, s.IP, true
+	}
 	if slices.ContainsFunc(m.Net.Pods(), func(p *netmesh.Pod) bool { return p.Name() == s.Name }) {
 		o.Name = s.Key() // another namespace has one of this name
 	}
@@ -50,7 +53,7 @@ func (m *Mesh) addPod(s PodSpec) (*Pod, error) {
 		return nil, err
 	}
 	p := &Pod{Spec: s, Net: n, Dir: filepath.Join(m.o.WorkDir, "pod", s.Key()), mesh: m}
-	p.Inspector = Inspector{Name: s.Key(), From: n, AgentPID: p.agentPID}
+	p.Inspector = Inspector{Name: s.Key(), From: n, OnlyIPv6: s.IP.Is6(), AgentPID: p.agentPID}
 	if ports := s.ports("-http"); len(ports) > 0 {
 		p.AppPort = ports[0]
 	}
@@ -65,7 +68,7 @@ func (m *Mesh) hosts(s PodSpec) map[string]netip.Addr {
 	m.podsMu.Lock()
 	defer m.podsMu.Unlock()
 	hosts := m.spec.hosts(s, Domain)
-	hosts[discoveryHost] = m.host()
+	hosts[discoveryHost] = m.host(s)
 	return hosts
 }
 
@@ -105,7 +108,7 @@ func (p *Pod) capture(ctx context.Context) error {
 		Path: p.mesh.o.Programs.Agent, Dir: p.Dir, Stdout: log, Stderr: log,
 		Args: append([]string{
 			"istio-iptables", "-p", strconv.Itoa(mesh.OutboundPort), "-z", strconv.Itoa(mesh.InboundPort),
-			"-u", strconv.Itoa(mesh.ProxyUID), "-m", "REDIRECT", "-i", "*", "-x", "", "-b", "*", "-d", "15090,15021,15020",
+			"-u", strconv.Itoa(mesh.ProxyUID), "-m", p.interception(), "-i", "*", "-x", "", "-b", "*", "-d", "15090,15021,15020",
 		}, p.mesh.o.CaptureArgs...),
 	})
 	if err != nil {
@@ -121,6 +124,14 @@ func (p *Pod) capture(ctx context.Context) error {
 		err = fmt.Errorf("capture the traffic: %w", err)
 	}
 	return withLog(err, log)
+}
+
+// interception is how the Pod's inbound connections are captured.
+func (p *Pod) interception() string {
+	if p.mesh.o.TPROXY[p.Spec.Key()] {
+		return mesh.InterceptionTPROXY
+	}
+	return "REDIRECT"
 }
 
 // volumes makes the folders that a Pod without Envoy shares between its agent and its application, as Kubernetes makes volumes.
@@ -207,13 +218,13 @@ func (p *Pod) agentEnv() ([]string, error) {
 	var more []string
 	if p.Spec.Proxyless() {
 		// As the template says; the folder of the certificates is one of the Pod's.
-		more = []string{"DISABLE_ENVOY=true", "ISTIO_META_GENERATOR=grpc", "OUTPUT_CERTS=./data", "KUBERNETES_SERVICE_HOST=" + p.mesh.host().String()}
+		more = []string{"DISABLE_ENVOY=true", "ISTIO_META_GENERATOR=grpc", "OUTPUT_CERTS=./data", "KUBERNETES_SERVICE_HOST=" + p.mesh.host(p.Spec).String()}
 	}
 	return slices.Concat([]string{
 		"PATH=/usr/bin:/bin", "HOME=" + p.Dir,
 		"POD_NAME=" + p.Spec.Name, "POD_NAMESPACE=" + p.Spec.Namespace, "INSTANCE_IP=" + p.Spec.IP.String(),
-		"SERVICE_ACCOUNT=" + p.Spec.ServiceAccount, "HOST_IP=" + p.mesh.host().String(),
-		"ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_INTERCEPTION_MODE=REDIRECT",
+		"SERVICE_ACCOUNT=" + p.Spec.ServiceAccount, "HOST_IP=" + p.mesh.host(p.Spec).String(),
+		"ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_INTERCEPTION_MODE=" + p.interception(),
 		"ISTIO_META_WORKLOAD_NAME=" + p.Spec.workload(), "ISTIO_METAJSON_LABELS=" + string(labels),
 		"PROXY_CONFIG=" + config,
 	}, more, p.mesh.o.AgentEnv, p.mesh.o.PodEnv[p.Spec.Key()]), nil
@@ -231,9 +242,13 @@ func (p *Pod) StartAgent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	uid := uint32(mesh.ProxyUID)
+	if p.mesh.o.TPROXY[p.Spec.Key()] {
+		uid = 0 // as the injector says: Envoy needs CAP_NET_ADMIN
+	}
 	p.agent, err = p.Net.Start(netmesh.Command{
 		Path: p.mesh.o.Programs.Agent, Args: []string{"proxy", string(p.Spec.role()), "--domain", p.Spec.Namespace + ".svc." + Domain},
-		Dir: p.Dir, Env: env, UID: mesh.ProxyUID, GID: mesh.ProxyUID, Stdout: log, Stderr: log,
+		Dir: p.Dir, Env: env, UID: uid, GID: mesh.ProxyUID, Stdout: log, Stderr: log,
 	})
 	if err != nil {
 		return errors.Join(err, log.Close())

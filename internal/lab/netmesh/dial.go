@@ -109,7 +109,9 @@ func (p *Pod) resolve(addr string) (netip.AddrPort, error) {
 	case host == "localhost":
 		ip = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	case host == p.name:
-		ip = p.ip
+		if ip = p.ip; !ip.IsValid() {
+			ip = p.ip6
+		}
 	default:
 		if ip, err = netip.ParseAddr(host); err != nil {
 			return netip.AddrPort{}, fmt.Errorf("the Pod's /etc/hosts has no %q", host)

@@ -46,6 +46,8 @@ type PodOptions struct {
 	// IP6 is its IPv6 address, inside Options.Subnet6. Without one, the Pod has IPv6 on
 	// loopback only.
 	IP6 netip.Addr
+	// OnlyIP6 is set for a Pod that has IP6 and no IP: IPv4 on loopback only.
+	OnlyIP6 bool
 	// Hosts are the names in its /etc/hosts besides localhost and its own.
 	Hosts map[string]netip.Addr
 }
@@ -144,18 +146,21 @@ func (m *Mesh) complete(o *PodOptions) error {
 		}
 		taken[p.ip], taken[p.ip6] = p.name, p.name
 	}
-	if !o.IP.IsValid() {
+	if o.OnlyIP6 && (o.IP.IsValid() || !o.IP6.IsValid()) {
+		return fmt.Errorf("with OnlyIP6 the IP %s and the IP6 %s must be none and one", o.IP, o.IP6)
+	}
+	if !o.IP.IsValid() && !o.OnlyIP6 {
 		for o.IP = m.host.ip.Next(); taken[o.IP] != ""; {
 			o.IP = o.IP.Next()
 		}
 	}
-	if !m.opts.Subnet.Contains(o.IP) || o.IP == m.opts.Subnet.Addr() || !m.opts.Subnet.Contains(o.IP.Next()) {
+	if !o.OnlyIP6 && (!m.opts.Subnet.Contains(o.IP) || o.IP == m.opts.Subnet.Addr() || !m.opts.Subnet.Contains(o.IP.Next())) {
 		return fmt.Errorf("invalid IP %s: want a host address of the Subnet %s", o.IP, m.opts.Subnet)
 	}
 	if o.IP6.IsValid() && !m.opts.Subnet6.Contains(o.IP6) {
 		return fmt.Errorf("invalid IP6 %s: want an address of the Subnet6 %s", o.IP6, m.opts.Subnet6)
 	}
-	if by := taken[o.IP]; by != "" {
+	if by := taken[o.IP]; by != "" && o.IP.IsValid() {
 		return fmt.Errorf("IP %s is in use by %s", o.IP, by)
 	}
 	if by := taken[o.IP6]; by != "" && o.IP6.IsValid() {

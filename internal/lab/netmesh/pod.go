@@ -78,7 +78,11 @@ func (p *Pod) setup(hosts map[string]netip.Addr) error {
 	resolv, err := overlay("/etc/resolv.conf")
 	if err == nil {
 		defer resolv.Close()
-		_, err = fmt.Fprintf(resolv, "nameserver %s\noptions timeout:1 attempts:1\n", p.gateway().ip)
+		server := p.gateway().ip
+		if !p.ip.IsValid() {
+			server = p.gateway().ip6
+		}
+		_, err = fmt.Fprintf(resolv, "nameserver %s\noptions timeout:1 attempts:1\n", server)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -138,8 +142,10 @@ func (p *Pod) configureLink(host *Pod) error {
 	if err := awaitUp("eth0"); err != nil {
 		return err
 	}
-	if err := p.address(eth0, netip.PrefixFrom(p.ip, p.mesh.opts.Subnet.Bits()), host.ip); err != nil {
-		return err
+	if p.ip.IsValid() {
+		if err := p.address(eth0, netip.PrefixFrom(p.ip, p.mesh.opts.Subnet.Bits()), host.ip); err != nil {
+			return err
+		}
 	}
 	if p.ip6.IsValid() {
 		return p.address(eth0, netip.PrefixFrom(p.ip6, p.mesh.opts.Subnet6.Bits()), host.ip6)
@@ -210,7 +216,7 @@ func (p *Pod) Task() int { return p.thread.tid }
 // Name is the Pod's name.
 func (p *Pod) Name() string { return p.name }
 
-// IP is the Pod's IPv4 address.
+// IP is the Pod's IPv4 address, or the zero Addr.
 func (p *Pod) IP() netip.Addr { return p.ip }
 
 // IP6 is the Pod's IPv6 address, or the zero Addr.
@@ -230,9 +236,11 @@ func (p *Pod) SetHosts(hosts map[string]netip.Addr) error {
 	defer p.mu.Unlock()
 	p.hosts = maps.Clone(hosts)
 	var b strings.Builder
-	fmt.Fprintf(&b, "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n%s %s\n", p.ip, p.name)
-	if p.ip6.IsValid() {
-		fmt.Fprintf(&b, "%s %s\n", p.ip6, p.name)
+	b.WriteString("127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n")
+	for _, ip := range []netip.Addr{p.ip, p.ip6} {
+		if ip.IsValid() {
+			fmt.Fprintf(&b, "%s %s\n", ip, p.name)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(hosts)) {
 		fmt.Fprintf(&b, "%s %s\n", hosts[name], name)

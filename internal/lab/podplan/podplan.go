@@ -342,7 +342,7 @@ func fieldError(err error) error {
 func (m *maker) makePods() error {
 	for _, w := range m.pending {
 		if w.fixed.IsValid() {
-			if !m.o.Pods.Contains(w.fixed) {
+			if !m.o.AsWritten && !m.o.Pods.Contains(w.fixed) {
 				m.note(w.source, "status.podIP: %s is not in %s: remove it, so that the Pod gets an address", w.fixed, m.o.Pods)
 				w.fixed = netip.Addr{}
 			} else {
@@ -364,7 +364,7 @@ func (m *maker) makePods() error {
 				m.plan.Notes = append(m.plan.Notes, Note{File: w.file, Line: w.line, Object: w.object(), Text: "status.podIP: missing: want the Pod's address", Problem: true})
 				continue
 			}
-			if !p.IP.IsValid() || !m.o.Pods.Contains(p.IP) {
+			if !p.IP.IsValid() || !m.o.AsWritten && !m.o.Pods.Contains(p.IP) {
 				ip, err := m.address(key, m.o.Pods)
 				if err != nil {
 					return err

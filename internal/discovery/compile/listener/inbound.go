@@ -171,7 +171,8 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 			noTLS = append(noTLS, p.Port)
 		}
 	}
-	l.ListenerFilters = []*listenerv3.ListenerFilter{originalDst(), tlsInspector(noTLS...)}
+	l.Transparent = e.transparent()
+	l.ListenerFilters = append(e.originalAddresses(), tlsInspector(noTLS...))
 	if e.Caps.Has(mesh.HTTPInspector) {
 		l.ListenerFilters = append(l.ListenerFilters, httpInspector(noHTTP...))
 	}

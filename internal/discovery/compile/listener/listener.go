@@ -14,6 +14,7 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	httpinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/http_inspector/v3"
 	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
+	originalsrcv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_src/v3"
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -93,6 +94,25 @@ func listenerFilter(name string, m proto.Message) *listenerv3.ListenerFilter {
 
 func originalDst() *listenerv3.ListenerFilter {
 	return listenerFilter("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{})
+}
+
+// transparent is whether a listener takes connections to addresses that are not the machine's, as TPROXY delivers them; nil for no.
+// Envoy needs CAP_NET_ADMIN for it. [control-plane 1.9.18, agent I6]
+func (e Env) transparent() *wrapperspb.BoolValue {
+	if !e.Caps.Has(mesh.Transparent) {
+		return nil
+	}
+	return wrapperspb.Bool(true)
+}
+
+// originalAddresses restore where a captured connection was to go and, under TPROXY, make the application see the address of its
+// client. The capture rules know Envoy's connections to the application by their mark.
+func (e Env) originalAddresses() []*listenerv3.ListenerFilter {
+	out := []*listenerv3.ListenerFilter{originalDst()}
+	if e.Caps.Has(mesh.Transparent | mesh.OriginalSource) {
+		out = append(out, listenerFilter("envoy.filters.listener.original_src", &originalsrcv3.OriginalSrc{Mark: mesh.TPROXYMark}))
+	}
+	return out
 }
 
 func tlsInspector(except ...uint32) *listenerv3.ListenerFilter {

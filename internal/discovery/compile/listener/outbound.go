@@ -145,6 +145,7 @@ func VirtualOutbound(e Env, unknown string) *listenerv3.Listener {
 		Address:             address(Wildcard(e.Caps), port),
 		AdditionalAddresses: e.additional(Wildcard(e.Caps), port),
 		UseOriginalDst:      wrapperspb.Bool(true),
+		Transparent:         e.transparent(),
 		TrafficDirection:    corev3.TrafficDirection_OUTBOUND,
 		FilterChains: []*listenerv3.FilterChain{
 			e.blackhole(mesh.VirtualOutbound+"-blackhole", port),
