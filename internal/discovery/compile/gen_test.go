@@ -317,7 +317,7 @@ func (d *dice) connectionRoutes(v *networking.VirtualService) {
 		return []*networking.RouteDestination{one, {Destination: &networking.Destination{Host: d.host(), Subset: pick(d, "", "v1")}, Weight: 100 - one.Weight}}
 	}
 	subnets := func() []string {
-		return pick(d, nil, nil, []string{"10.97.0.0/16"}, []string{"10.96.0.1", "10.97.0.0/16"})
+		return pick(d, nil, nil, []string{"10.97.0.0/16"}, []string{"10.96.0.1", "10.97.0.0/16"}, []string{"0.0.0.0/0"})
 	}
 	from := func() (labels map[string]string, namespace string, gateways []string) {
 		switch d.roll(5) {
@@ -335,6 +335,7 @@ func (d *dice) connectionRoutes(v *networking.VirtualService) {
 		for range d.roll(3) {
 			m := &networking.L4MatchAttributes{Port: pick[uint32](d, 0, 90, 81, 15444), DestinationSubnets: subnets()}
 			m.SourceLabels, m.SourceNamespace, m.Gateways = from()
+			m.SourceSubnet = pick(d, "", "", "", "10.9.0.0/16", "0.0.0.0/0")
 			route.Match = append(route.Match, m)
 		}
 		v.Tcp = append(v.Tcp, route)

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
 	networking "istio.io/api/networking/v1alpha3"
 )
 
@@ -272,30 +271,37 @@ func (c *check) tlsRoute(at string, r *networking.TLSRoute) {
 	c.l4Destinations(at+".route", r.GetRoute())
 }
 
-// l4 names what is not applied of tls and tcp routes: the client's subnet, and some conditions at gateways.
+// maxGatewaySubnets is how many combinations of subnets of destinations and of clients the routes of a VirtualService may have at gateways,
+// which have filter chains for each.
+const maxGatewaySubnets = 1000
+
+// l4 names what is not applied of tls and tcp routes: the client's subnet at sidecars, whose only client is their own workload.
 func (c *check) l4(s *networking.VirtualService) {
 	atGateways := slices.ContainsFunc(s.Gateways, func(g string) bool { return g != meshGateway })
-	unused := func(at string, m protoreflect.Message) {
-		for _, f := range setFields(m, nil) {
-			switch f.JSONName() {
-			case "sourceSubnet":
-				c.warn(at+"."+f.JSONName(), "not applied: a match with this condition is left out")
-			case "destinationSubnets", "sourceLabels":
-				if atGateways {
-					c.warn(at+"."+f.JSONName(), "not applied at gateways: they leave out a match with this condition")
+	atSidecars := len(s.Gateways) == 0 || slices.Contains(s.Gateways, meshGateway)
+	to, from := map[string]bool{}, map[string]bool{}
+	for i, r := range s.Tcp {
+		for j, m := range r.GetMatch() {
+			if m.GetSourceSubnet() != "" {
+				from[m.SourceSubnet] = true
+				if atSidecars {
+					c.warn(item(item("spec.tcp", i)+".match", j)+".sourceSubnet", "not applied at sidecars: a match with this condition is left out")
 				}
+			}
+			for _, subnet := range m.GetDestinationSubnets() {
+				to[subnet] = true
 			}
 		}
 	}
-	for i, r := range s.Tls {
-		for j, m := range r.GetMatch() {
-			unused(item(item("spec.tls", i)+".match", j), m.ProtoReflect())
+	for _, r := range s.Tls {
+		for _, m := range r.GetMatch() {
+			for _, subnet := range m.GetDestinationSubnets() {
+				to[subnet] = true
+			}
 		}
 	}
-	for i, r := range s.Tcp {
-		for j, m := range r.GetMatch() {
-			unused(item(item("spec.tcp", i)+".match", j), m.ProtoReflect())
-		}
+	if n := (len(to) + 1) * (len(from) + 1); atGateways && n > maxGatewaySubnets {
+		c.fail("spec", "has %d combinations of destinationSubnets and sourceSubnets: want at most %d at gateways", n, maxGatewaySubnets)
 	}
 }
 
@@ -303,6 +309,9 @@ func (c *check) tcpRoute(at string, r *networking.TCPRoute) {
 	for i, m := range r.GetMatch() {
 		c.port(item(at+".match", i)+".port", m.GetPort(), true)
 		c.subnets(item(at+".match", i)+".destinationSubnets", m.GetDestinationSubnets())
+		if s := m.GetSourceSubnet(); s != "" && !isIP(s) && !isCIDR(s) {
+			c.fail(item(at+".match", i)+".sourceSubnet", "invalid subnet %q: want an IP address or a CIDR", s)
+		}
 		c.gatewayNames(item(at+".match", i)+".gateways", m.GetGateways())
 	}
 	c.l4Destinations(at+".route", r.GetRoute())

@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -32,10 +33,25 @@ func TestVirtualService(t *testing.T) {
 		vs("{tls: [{match: [{sniHosts: [a]}], route: [{destination: {host: a}}]}], tcp: [{route: [{destination: {host: a}}]}]}", "E spec.tls: is set in a delegate", "E spec.tcp: is set in a delegate"),
 		vs("{hosts: [a]}", "E spec: has no routes"),
 		vs("{hosts: [a], tcp: [{match: [{port: 80, destinationSubnets: [x]}], route: [{destination: {host: a}}]}]}", "E spec.tcp[0].match[0].destinationSubnets[0]: invalid subnet \"x\""),
-		vs("{hosts: [a], tcp: [{match: [{sourceSubnet: 10.0.0.0/8, sourceLabels: {app: b}}], route: [{destination: {host: a}}]}]}", "W spec.tcp[0].match[0].sourceSubnet: not applied: a match with this condition is left out"),
-		vs("{hosts: [a], gateways: [mesh, g], tcp: [{match: [{sourceLabels: {app: b}}], route: [{destination: {host: a}}]}]}", "W spec.tcp[0].match[0].sourceLabels: not applied at gateways"),
+		vs("{hosts: [a], tcp: [{match: [{sourceSubnet: 10.0.0.0/8, sourceLabels: {app: b}}], route: [{destination: {host: a}}]}]}", "W spec.tcp[0].match[0].sourceSubnet: not applied at sidecars: a match with this condition is left out"),
+		vs("{hosts: [a], gateways: [g], tcp: [{match: [{sourceLabels: {app: b}, sourceSubnet: 10.0.0.0/8, destinationSubnets: [10.1.0.0/16]}], route: [{destination: {host: a}}]}]}"),
+		vs("{hosts: [a], gateways: [g], tcp: [{match: [{sourceSubnet: x}], route: [{destination: {host: a}}]}]}", "E spec.tcp[0].match[0].sourceSubnet: invalid subnet \"x\""),
+		vs("{hosts: [a], gateways: [g], tcp: ["+manySubnets(40, 30)+"]}", "E spec: has 1271 combinations of destinationSubnets and sourceSubnets: want at most 1000 at gateways"),
+		vs("{hosts: [a], gateways: [mesh], tcp: [" + manySubnets(1200, 0) + "]}"),
 		vs("{hosts: [a], tls: [{match: [{}], route: []}]}", "E spec.tls[0].match[0].sniHosts: is empty", "E spec.tls[0].route: is empty"),
 	})
+}
+
+// manySubnets is a tcp route with matches of many subnets.
+func manySubnets(to, from int) string {
+	var matches []string
+	for i := range to {
+		matches = append(matches, fmt.Sprintf("{destinationSubnets: [10.%d.%d.0/24]}", i/256, i%256))
+	}
+	for i := range from {
+		matches = append(matches, fmt.Sprintf("{sourceSubnet: 10.0.%d.0/24}", i))
+	}
+	return "{match: [" + strings.Join(matches, ", ") + "], route: [{destination: {host: a}}]}"
 }
 
 func TestHTTPRoutes(t *testing.T) {

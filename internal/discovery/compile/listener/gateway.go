@@ -1,6 +1,7 @@
 package listener
 
 import (
+	"net/netip"
 	"slices"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -40,6 +41,8 @@ type Gateway struct {
 type GatewayChain struct {
 	// ServerNames are those of the chain, none for all others.
 	ServerNames []string
+	// Prefixes and Sources have the destinations and the clients of the chain's connections, none for all others.
+	Prefixes, Sources []netip.Prefix
 	// TLS says how TLS is ended; nil for none.
 	TLS *networking.ServerTLSSettings
 	// Routes is the RDS name if the chain is one of HTTP; else TCP says where connections go.
@@ -75,8 +78,11 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 	}
 	for _, c := range g.Chains {
 		chain := &listenerv3.FilterChain{TransportSocketConnectTimeout: connectTimeout}
+		if g.TLS || len(c.Prefixes)+len(c.Sources) > 0 {
+			chain.FilterChainMatch = &listenerv3.FilterChainMatch{ServerNames: c.ServerNames, PrefixRanges: ranges(c.Prefixes), SourcePrefixRanges: ranges(c.Sources)}
+		}
 		if g.TLS {
-			chain.FilterChainMatch = &listenerv3.FilterChainMatch{ServerNames: c.ServerNames, TransportProtocol: "tls"}
+			chain.FilterChainMatch.TransportProtocol = "tls"
 		}
 		switch {
 		case g.Closed:
